@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0
+// Made from src/shim.h by `make bindings`.
+
+pub const NVPM_VERSION: &[u8; 6] = b"0.1.0\0";
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct scatterlist {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Default, Copy, Clone)]
+pub struct nvpm_process {
+    pub start_ns: u64,
+    pub tgid: u32,
+}
+#[repr(C)]
+#[derive(Default, Copy, Clone)]
+pub struct nvpm_bar {
+    pub start: u64,
+    pub last: u64,
+    pub bus_offset: u64,
+    pub device: u32,
+}
+unsafe extern "C" {
+    pub fn nvpm_param_peerdirect_support() -> ::kernel::ffi::c_int;
+    pub fn nvpm_param_persistent_api_support() -> ::kernel::ffi::c_int;
+    pub fn nvpm_module_get() -> ::kernel::ffi::c_int;
+    pub fn nvpm_module_put();
+    pub fn nvpm_core_present() -> ::kernel::ffi::c_int;
+    pub fn nvpm_core_register(
+        client: *const peer_memory_client,
+        invalidate: *mut invalidate_peer_memory,
+    ) -> *mut ::kernel::ffi::c_void;
+    pub fn nvpm_core_unregister(handle: *mut ::kernel::ffi::c_void);
+    pub fn nvpm_provider_present() -> ::kernel::ffi::c_int;
+    pub fn nvpm_provider_has_persistent() -> ::kernel::ffi::c_int;
+    pub fn nvpm_p2p_get(
+        va: u64,
+        length: u64,
+        table: *mut *mut nvidia_p2p_page_table,
+        free_callback: ::core::option::Option<
+            unsafe extern "C" fn(data: *mut ::kernel::ffi::c_void),
+        >,
+        data: *mut ::kernel::ffi::c_void,
+    ) -> ::kernel::ffi::c_int;
+    pub fn nvpm_p2p_put(va: u64, table: *mut nvidia_p2p_page_table) -> ::kernel::ffi::c_int;
+    pub fn nvpm_p2p_get_persistent(
+        va: u64,
+        length: u64,
+        table: *mut *mut nvidia_p2p_page_table,
+    ) -> ::kernel::ffi::c_int;
+    pub fn nvpm_p2p_put_persistent(
+        va: u64,
+        table: *mut nvidia_p2p_page_table,
+    ) -> ::kernel::ffi::c_int;
+    pub fn nvpm_p2p_dma_map(
+        dev: *mut device,
+        table: *mut nvidia_p2p_page_table,
+        mapping: *mut *mut nvidia_p2p_dma_mapping,
+    ) -> ::kernel::ffi::c_int;
+    pub fn nvpm_p2p_dma_unmap(
+        dev: *mut device,
+        table: *mut nvidia_p2p_page_table,
+        mapping: *mut nvidia_p2p_dma_mapping,
+    ) -> ::kernel::ffi::c_int;
+    pub fn nvpm_g_lock_shared();
+    pub fn nvpm_g_unlock_shared();
+    pub fn nvpm_g_lock_exclusive();
+    pub fn nvpm_g_unlock_exclusive();
+    pub fn nvpm_current_process(process: *mut nvpm_process);
+    pub fn nvpm_sleep_ms(ms: u32);
+    pub fn nvpm_cond_resched();
+    pub fn nvpm_drain_callback_tails();
+    pub fn nvpm_can_drain_callback_tails() -> ::kernel::ffi::c_int;
+    pub fn nvpm_log_allowed() -> ::kernel::ffi::c_int;
+    pub fn nvpm_page_size() -> u64;
+    pub fn nvpm_device_is_pci(dev: *mut device) -> ::kernel::ffi::c_int;
+    pub fn nvpm_device_number(dev: *mut device) -> u32;
+    pub fn nvpm_device_segment_limit(dev: *mut device) -> u64;
+    pub fn nvpm_provider_bar(address: u64, bar: *mut nvpm_bar) -> ::kernel::ffi::c_int;
+    pub fn nvpm_dma_map(
+        dev: *mut device,
+        address: u64,
+        length: u64,
+        dma: *mut u64,
+    ) -> ::kernel::ffi::c_int;
+    pub fn nvpm_dma_unmap(dev: *mut device, dma: u64, length: u64);
+    pub fn nvpm_sg_alloc(entries: u32) -> *mut sg_table;
+    pub fn nvpm_sg_free(table: *mut sg_table);
+    pub fn nvpm_sg_first(table: *mut sg_table) -> *mut scatterlist;
+    pub fn nvpm_sg_set(entry: *mut scatterlist, dma: u64, length: u32) -> *mut scatterlist;
+    pub fn nvpm_sg_publish(to: *mut sg_table, from: *const sg_table);
+}

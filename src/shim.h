@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * What Rust needs from C: weak symbols of the two neighbours, parameters, and
+ * what the kernel offers only as inline functions, macros or types whose
+ * layout depends on its configuration. Every function may be called from any
+ * task; what else it needs is said at its definition in shim.c.
+ */
+#ifndef NVPM_SHIM_H
+#define NVPM_SHIM_H
+
+#include "../bindings/nv_p2p.h"
+#include "../bindings/peer_mem.h"
+
+/* At most 14 characters: it must fit peer_memory_client.version. */
+#define NVPM_VERSION "0.1.0"
+
+struct scatterlist;
+
+/* A process, as the provider tells them apart, safe against number reuse. */
+struct nvpm_process {
+	uint64_t start_ns;
+	uint32_t tgid;
+};
+
+/* One BAR of a PCI device bound to the provider's driver. */
+struct nvpm_bar {
+	uint64_t start;		/* CPU physical address of the first byte */
+	uint64_t last;		/* ... of the last byte */
+	uint64_t bus_offset;	/* bus address minus CPU address, wrapping */
+	uint32_t device;	/* domain << 16 | bus << 8 | devfn */
+};
+
+/* Module parameters and the module's own reference. */
+int nvpm_param_peerdirect_support(void);
+int nvpm_param_persistent_api_support(void);
+int nvpm_module_get(void);
+void nvpm_module_put(void);
+
+/* The peer-memory core, weak: absent on kernels without the API. */
+int nvpm_core_present(void);
+void *nvpm_core_register(const struct peer_memory_client *client,
+			 invalidate_peer_memory *invalidate);
+void nvpm_core_unregister(void *handle);
+
+/* The provider (nvidia.ko), weak: absent until it is loaded. */
+int nvpm_provider_present(void);
+int nvpm_provider_has_persistent(void);
+int nvpm_p2p_get(uint64_t va, uint64_t length,
+		 struct nvidia_p2p_page_table **table,
+		 void (*free_callback)(void *data), void *data);
+int nvpm_p2p_put(uint64_t va, struct nvidia_p2p_page_table *table);
+int nvpm_p2p_get_persistent(uint64_t va, uint64_t length,
+			    struct nvidia_p2p_page_table **table);
+int nvpm_p2p_put_persistent(uint64_t va, struct nvidia_p2p_page_table *table);
+int nvpm_p2p_dma_map(struct device *dev, struct nvidia_p2p_page_table *table,
+		     struct nvidia_p2p_dma_mapping **mapping);
+int nvpm_p2p_dma_unmap(struct device *dev, struct nvidia_p2p_page_table *table,
+		       struct nvidia_p2p_dma_mapping *mapping);
+
+/* G: shared around every provider get, exclusive around a revocable put. */
+void nvpm_g_lock_shared(void);
+void nvpm_g_unlock_shared(void);
+void nvpm_g_lock_exclusive(void);
+void nvpm_g_unlock_exclusive(void);
+
+/* Tasks and time. */
+void nvpm_current_process(struct nvpm_process *process);
+void nvpm_sleep_ms(uint32_t ms);
+void nvpm_cond_resched(void);
+void nvpm_drain_callback_tails(void);
+int nvpm_can_drain_callback_tails(void);
+int nvpm_log_allowed(void);
+
+/* DMA. */
+uint64_t nvpm_page_size(void);
+int nvpm_device_is_pci(struct device *dev);
+uint32_t nvpm_device_number(struct device *dev);
+uint64_t nvpm_device_segment_limit(struct device *dev);
+int nvpm_provider_bar(uint64_t address, struct nvpm_bar *bar);
+int nvpm_dma_map(struct device *dev, uint64_t address, uint64_t length,
+		 uint64_t *dma);
+void nvpm_dma_unmap(struct device *dev, uint64_t dma, uint64_t length);
+
+/* sg_table, whose layout depends on the configuration. */
+struct sg_table *nvpm_sg_alloc(uint32_t entries);
+void nvpm_sg_free(struct sg_table *table);
+struct scatterlist *nvpm_sg_first(struct sg_table *table);
+struct scatterlist *nvpm_sg_set(struct scatterlist *entry, uint64_t dma,
+				uint32_t length);
+void nvpm_sg_publish(struct sg_table *to, const struct sg_table *from);
+
+#endif
