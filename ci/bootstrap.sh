@@ -1,0 +1,64 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# Installs the Debian packages that the build and the lab need, on Debian 12 or 13. Says nothing when all are there.
+set -eu
+
+. /etc/os-release
+case "${ID:-}-${VERSION_ID:-}" in
+debian-12) rust="rustc-web cargo-web rust-web-src rustfmt-web rust-web-clippy" ;;
+debian-13) rust="rustc cargo rust-src rustfmt rust-clippy" ;;
+*)
+	echo "bootstrap: this is ${PRETTY_NAME:-unknown}; the lab needs Debian 12 or 13" >&2
+	exit 1
+	;;
+esac
+
+# kernel and modules; the machine; what runs in it; perftest's build; fetching
+packages="$rust clang-19 lld-19 llvm-19 libclang-19-dev
+	build-essential flex bison bc cpio kmod libelf-dev libssl-dev patch perl xz-utils rsync
+	qemu-system-x86 util-linux
+	busybox-static rdma-core ibverbs-utils ibverbs-providers iproute2
+	autoconf automake libtool pkg-config libibverbs-dev librdmacm-dev libibumad-dev libpci-dev
+	ca-certificates debian-archive-keyring python3 python3-pip"
+
+missing=
+for package in $packages; do
+	state=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null) || state=
+	[ "$state" = installed ] || missing="$missing $package"
+done
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" != 0 ]; then
+	echo "bootstrap: packages are missing; as root: apt-get install$missing" >&2
+	exit 1
+fi
+
+log=${TMPDIR:-/tmp}/nvidia-peermem-bootstrap.$$.log
+count=$(echo "$missing" | wc -w)
+export DEBIAN_FRONTEND=noninteractive
+
+# Runs a command with its output in the log and a line every 15 seconds.
+quietly() {
+	what=$1
+	shift
+	"$@" </dev/null >>"$log" 2>&1 &
+	pid=$!
+	seconds=0
+	while kill -0 "$pid" 2>/dev/null; do
+		sleep 1
+		seconds=$((seconds + 1))
+		[ $((seconds % 15)) != 0 ] || echo "bootstrap: $what, $seconds s: $(tail -n 1 "$log" | cut -c 1-80)" >&2
+	done
+	wait "$pid" || {
+		tail -n 15 "$log" >&2
+		echo "bootstrap: $what failed; whole log: $log" >&2
+		exit 1
+	}
+}
+
+echo "bootstrap: installing $count packages:$missing" >&2
+quietly "package lists" apt-get -q update
+# shellcheck disable=SC2086
+quietly "installing" apt-get -q -y --no-install-recommends install $missing
+rm -f "$log"
+echo "bootstrap: done" >&2

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * lab_alarms: makes the kernel raise one alarm, so that the lab can show that
+ * it would notice a real one. Models nothing; each fault is the plainest of its
+ * kind. For throw-away boots only: lockdep is off after any of them, and the
+ * machine is not to be trusted any more.
+ *
+ *   modprobe lab_alarms raise=lockdep|kasan|kmemleak
+ */
+#include <linux/module.h>
+#include <linux/mutex.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+
+static char *raise = "";
+module_param(raise, charp, 0);
+MODULE_PARM_DESC(raise, "alarm to raise: lockdep, kasan or kmemleak");
+
+static DEFINE_MUTEX(lock_a);
+static DEFINE_MUTEX(lock_b);
+
+/* Two locks in either order: a deadlock that one thread alone never meets. */
+static void raise_lockdep(void)
+{
+	mutex_lock(&lock_a);
+	mutex_lock(&lock_b);
+	mutex_unlock(&lock_b);
+	mutex_unlock(&lock_a);
+
+	mutex_lock(&lock_b);
+	mutex_lock(&lock_a);
+	mutex_unlock(&lock_a);
+	mutex_unlock(&lock_b);
+}
+
+/* One byte read from memory that was freed. */
+static int raise_kasan(void)
+{
+	u8 *byte = kmalloc(64, GFP_KERNEL);
+
+	if (!byte)
+		return -ENOMEM;
+	kfree(byte);
+	OPTIMIZER_HIDE_VAR(byte);
+	pr_info("lab_alarms: read %u\n", READ_ONCE(byte[8]));
+	return 0;
+}
+
+/* One object that nothing points to. */
+static int raise_kmemleak(void)
+{
+	u8 *lost = kmalloc(3000, GFP_KERNEL);
+
+	if (!lost)
+		return -ENOMEM;
+	memset(lost, 0x5a, 3000);
+	pr_info("lab_alarms: lost 3000 bytes\n");
+	return 0;
+}
+
+static int __init lab_alarms_init(void)
+{
+	if (!strcmp(raise, "lockdep")) {
+		raise_lockdep();
+		return 0;
+	}
+	if (!strcmp(raise, "kasan"))
+		return raise_kasan();
+	if (!strcmp(raise, "kmemleak"))
+		return raise_kmemleak();
+	pr_err("lab_alarms: raise=%s is unknown: lockdep, kasan or kmemleak\n",
+	       raise);
+	return -EINVAL;
+}
+
+static void __exit lab_alarms_exit(void)
+{
+}
+
+module_init(lab_alarms_init);
+module_exit(lab_alarms_exit);
+MODULE_DESCRIPTION("Raises one alarm of the kernel on purpose");
+MODULE_LICENSE("GPL");

@@ -1,0 +1,127 @@
+//! What the kernel complains about on its console.
+
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Kasan,
+    Ubsan,
+    Lockdep,
+    Kmemleak,
+    DmaApi,
+    Hung,
+    /// A stand-in found that the lab itself was left in a state no test may leave it in.
+    StandIn,
+    Warning,
+    Bug,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alarm {
+    pub kind: Kind,
+    /// The line as it stands on the console, and its number from 1.
+    pub line: String,
+    pub number: usize,
+}
+
+/// Headlines of lockdep's reports, and what it says when it gives up.
+const LOCKDEP: [&str; 17] = [
+    "possible circular locking dependency",
+    "possible recursive locking",
+    "inconsistent lock state",
+    "possible irq lock inversion",
+    "lock order detected",
+    "lock held when returning to user space",
+    "still has locks held",
+    "bad unlock balance",
+    "bad contention detected",
+    "held lock freed",
+    "Nested lock was not taken",
+    "Invalid wait context",
+    "suspicious RCU usage",
+    "trying to register non-static key",
+    "turning off the locking correctness validator",
+    "BUG: MAX_LOCK",
+    "exit with locks held",
+];
+
+/// What the DMA debugging code says while it starts.
+const DMA_API_QUIET: [&str; 4] =
+    ["preallocated", "debugging enabled by kernel config", "debugging disabled on kernel command line", "sg debug"];
+
+pub fn scan(log: &str) -> Vec<Alarm> {
+    log.lines()
+        .enumerate()
+        .filter_map(|(i, line)| {
+            kind(message(line)).map(|kind| Alarm { kind, line: line.trim_end().to_string(), number: i + 1 })
+        })
+        .collect()
+}
+
+pub fn count(alarms: &[Alarm]) -> BTreeMap<Kind, usize> {
+    let mut map = BTreeMap::new();
+    for alarm in alarms {
+        *map.entry(alarm.kind).or_insert(0) += 1;
+    }
+    map
+}
+
+/// A console line without its time and caller: `[   12.345678][  T123] text`.
+fn message(line: &str) -> &str {
+    let mut rest = line;
+    while let Some(inner) = rest.strip_prefix('[') {
+        match inner.split_once(']') {
+            Some((stamp, after)) if stamp.chars().all(|c| c.is_ascii_digit() || " .TC".contains(c)) => {
+                rest = after.trim_start()
+            }
+            _ => break,
+        }
+    }
+    rest
+}
+
+fn kind(text: &str) -> Option<Kind> {
+    let has = |s: &str| text.contains(s);
+    let starts = |s: &str| text.starts_with(s);
+    if has("BUG: KASAN:") {
+        Some(Kind::Kasan)
+    } else if starts("UBSAN:") {
+        Some(Kind::Ubsan)
+    } else if LOCKDEP.iter().any(|s| has(s)) {
+        Some(Kind::Lockdep)
+    } else if starts("kmemleak:")
+        && (has("new suspected memory leaks") || has("disabled") || has("out of memory") || has("Cannot"))
+    {
+        Some(Kind::Kmemleak)
+    } else if has("DMA-API:") && !DMA_API_QUIET.iter().any(|s| has(s)) {
+        Some(Kind::DmaApi)
+    } else if (has("INFO: task") && has("blocked for more than"))
+        || (has("rcu") && has("stall"))
+        || has("soft lockup")
+        || has("hard LOCKUP")
+        || has("workqueue lockup")
+    {
+        Some(Kind::Hung)
+    } else if starts("nvidia_lab:") && has("timed out") {
+        Some(Kind::StandIn)
+    } else if starts("WARNING:") {
+        Some(Kind::Warning)
+    } else if starts("BUG:")
+        || has("kernel BUG at")
+        || starts("Oops")
+        || starts("general protection fault")
+        || starts("Kernel panic")
+        || has("unable to handle")
+        || starts("list_add corruption")
+        || starts("list_del corruption")
+        || has("invoked oom-killer")
+        || has("page allocation failure")
+        || starts("slab error")
+        || has("stack-protector:")
+        || has("Bad page state")
+    {
+        Some(Kind::Bug)
+    } else {
+        None
+    }
+}

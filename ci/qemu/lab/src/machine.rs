@@ -1,0 +1,266 @@
+//! One boot of the machine: QEMU, its two serial lines, its time limit.
+
+use crate::alarms::{self, Alarm};
+use crate::ctx::Lab;
+use crate::kernel::Kernel;
+use crate::ktap::{Outcome, Parser, Test};
+use crate::sh::{self, human, say};
+use anyhow::{anyhow, Context, Result};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How the machine's IOMMU treats the NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Iommu {
+    /// No IOMMU in the machine.
+    Off,
+    /// An IOMMU that passes addresses through.
+    Identity,
+    /// An IOMMU that translates.
+    Translating,
+}
+
+#[derive(Clone, Debug)]
+pub struct Boot {
+    /// Names the logs.
+    pub name: String,
+    /// `guest.run=`: suites, with commas between.
+    pub run: String,
+    /// More of the kernel's command line.
+    pub append: Vec<String>,
+    pub gpus: u32,
+    pub iommu: Iommu,
+    pub memory_mib: u32,
+    pub limit: Duration,
+}
+
+impl Boot {
+    pub fn new(name: &str, run: &str) -> Self {
+        Boot {
+            name: name.to_string(),
+            run: run.to_string(),
+            append: Vec::new(),
+            gpus: 1,
+            iommu: Iommu::Off,
+            memory_mib: 2048,
+            limit: Duration::from_secs(240),
+        }
+    }
+}
+
+pub struct Report {
+    pub tests: Vec<Test>,
+    pub json: BTreeMap<String, Vec<Value>>,
+    pub alarms: Vec<Alarm>,
+    pub console: PathBuf,
+    pub elapsed: Duration,
+}
+
+impl Boot {
+    fn command_line(&self) -> String {
+        let mut line = String::from("console=ttyS0 earlyprintk=serial,ttyS0 panic=-1 rdinit=/init");
+        match self.iommu {
+            Iommu::Off => (),
+            Iommu::Identity => line += " intel_iommu=on iommu=pt",
+            Iommu::Translating => line += " intel_iommu=on iommu.passthrough=0 iommu.strict=1",
+        }
+        line += &format!(" guest.run={}", self.run);
+        for word in &self.append {
+            line += &format!(" {word}");
+        }
+        line
+    }
+
+    fn qemu(&self, lab: &Lab, kernel: &Kernel, image: &Path) -> Command {
+        // However this program ends, the machine ends with it.
+        let mut cmd = sh::command(lab, "setpriv");
+        cmd.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
+        let machine = match self.iommu {
+            Iommu::Off => "q35",
+            _ => "q35,kernel-irqchip=split",
+        };
+        // KVM is not looked for: /dev/kvm may be there and hang.
+        cmd.args(["-machine", machine, "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"]);
+        cmd.args(["-nodefaults", "-display", "none", "-no-reboot", "-m", &self.memory_mib.to_string()]);
+        if self.iommu != Iommu::Off {
+            cmd.args(["-device", "intel-iommu,intremap=off"]);
+        }
+        // A slot of its own for each, so that each has its own IOMMU group.
+        let platform = if self.iommu == Iommu::Off { "" } else { ",disable-legacy=on,iommu_platform=on" };
+        cmd.args(["-netdev", "user,id=net0,restrict=on"]);
+        cmd.args(["-device", &format!("virtio-net-pci,netdev=net0,addr=0x4,romfile={platform}")]);
+        for gpu in 0..self.gpus {
+            cmd.args(["-object", &format!("memory-backend-ram,id=gpu{gpu},size=256M,share=on")]);
+            cmd.args(["-device", &format!("ivshmem-plain,memdev=gpu{gpu},addr={:#x}", 8 + gpu)]);
+        }
+        cmd.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(image).arg("-append").arg(self.command_line());
+        cmd
+    }
+
+    /// Boots, follows the results as they come, and judges the console.
+    pub fn run(&self, lab: &Lab, kernel: &Kernel, image: &Path) -> Result<Report> {
+        let dir = lab.build.join("run").join(&self.name);
+        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let console = dir.join("console.log");
+        let results = dir.join("results.ktap");
+        for file in [&console, &results] {
+            File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        let mut cmd = self.qemu(lab, kernel, image);
+        cmd.arg("-serial").arg(format!("file:{}", console.display()));
+        cmd.arg("-serial").arg(format!("file:{}", results.display()));
+        let said = File::create(dir.join("qemu.log"))?;
+        let start = Instant::now();
+        say(&format!("boot {}: guest.run={} (console: {})", self.name, self.run, lab.short(&console)));
+        let mut child = cmd.stdout(said.try_clone()?).stderr(said).spawn().context("cannot run setpriv and QEMU")?;
+        let mut follow = Follow::new(&results)?;
+        let end = loop {
+            let status = child.try_wait()?;
+            follow.read()?;
+            match status {
+                Some(status) => break Ok(status),
+                None if start.elapsed() > self.limit => {
+                    stop(&mut child);
+                    follow.read()?;
+                    break Err(anyhow!("the time limit of {} is over", human(self.limit)));
+                }
+                None => std::thread::sleep(Duration::from_millis(100)),
+            }
+        };
+        follow.parser.finish();
+        let text = fs::read(&console).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let mut parser = follow.parser;
+        let mut failed = |name: &str, notes: Vec<String>| {
+            let test = Test { name: name.to_string(), outcome: Outcome::Failed, notes };
+            print_test(&test);
+            parser.tests.push(test);
+        };
+        match end {
+            Err(e) => failed("machine", [e.to_string()].into_iter().chain(sh::tail(&console, 12)).collect()),
+            Ok(status) if !status.success() => failed(
+                "machine",
+                [format!("QEMU ended with {status}")].into_iter().chain(sh::tail(&dir.join("qemu.log"), 6)).collect(),
+            ),
+            Ok(_) if !text.contains("reboot: Power down") => failed(
+                "machine",
+                ["it stopped without powering off".to_string()].into_iter().chain(sh::tail(&console, 12)).collect(),
+            ),
+            Ok(_) => (),
+        }
+        Ok(Report {
+            tests: parser.tests,
+            json: parser.json,
+            alarms: alarms::scan(&text),
+            console,
+            elapsed: start.elapsed(),
+        })
+    }
+
+    /// A prompt in the machine; ttyS0 is this terminal.
+    pub fn shell(&self, lab: &Lab, kernel: &Kernel, image: &Path) -> Result<()> {
+        let dir = lab.build.join("run").join(&self.name);
+        fs::create_dir_all(&dir)?;
+        let mut cmd = self.qemu(lab, kernel, image);
+        cmd.args([
+            "-chardev",
+            "stdio,id=tty,mux=on,signal=off",
+            "-serial",
+            "chardev:tty",
+            "-mon",
+            "chardev=tty,mode=readline",
+        ]);
+        cmd.arg("-serial").arg(format!("file:{}", dir.join("results.ktap").display()));
+        cmd.stdin(Stdio::inherit());
+        say("shell: Ctrl-A X ends the machine, as does `exit`");
+        let status = cmd.status().context("cannot run setpriv and QEMU")?;
+        if !status.success() {
+            return Err(anyhow!("QEMU ended with {status}"));
+        }
+        Ok(())
+    }
+}
+
+fn stop(child: &mut Child) {
+    // Both may fail only because the machine is gone already.
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// Reads a growing file line by line into the parser, and prints each result once.
+struct Follow {
+    file: File,
+    at: u64,
+    rest: Vec<u8>,
+    parser: Parser,
+}
+
+impl Follow {
+    fn new(path: &Path) -> Result<Self> {
+        Ok(Follow { file: File::open(path)?, at: 0, rest: Vec::new(), parser: Parser::default() })
+    }
+
+    fn read(&mut self) -> Result<()> {
+        self.file.seek(SeekFrom::Start(self.at))?;
+        let before = self.rest.len();
+        self.file.read_to_end(&mut self.rest)?;
+        self.at += (self.rest.len() - before) as u64;
+        while let Some(end) = self.rest.iter().position(|&b| b == b'\n') {
+            let line: Vec<u8> = self.rest.drain(..=end).collect();
+            let new = self.parser.line(&String::from_utf8_lossy(&line));
+            for test in &self.parser.tests[self.parser.tests.len() - new..] {
+                print_test(test);
+            }
+        }
+        Ok(())
+    }
+}
+
+pub fn print_test(test: &Test) {
+    match &test.outcome {
+        Outcome::Passed => println!("ok      {}", test.name),
+        Outcome::Skipped(why) => println!("skipped {}: {why}", test.name),
+        Outcome::Failed => {
+            println!("FAILED  {}", test.name);
+            for note in &test.notes {
+                println!("        {note}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_line_that_comes_in_pieces_is_one_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("results");
+        let mut out = File::create(&path).unwrap();
+        let mut follow = Follow::new(&path).unwrap();
+        out.write_all(b"1..2\nok 1 fir").unwrap();
+        follow.read().unwrap();
+        assert!(follow.parser.tests.is_empty());
+        out.write_all(b"st\nnot ok 2 second\n").unwrap();
+        follow.read().unwrap();
+        follow.parser.finish();
+        let names: Vec<&str> = follow.parser.tests.iter().map(|t| t.name.as_str()).collect();
+        assert_eq!(names, ["first", "second"]);
+    }
+
+    #[test]
+    fn what_the_guest_is_told() {
+        let mut boot = Boot::new("x", "smoke,callbacks");
+        boot.append.push("guest.rival=1".into());
+        assert!(boot.command_line().ends_with(" guest.run=smoke,callbacks guest.rival=1"));
+        boot.iommu = Iommu::Translating;
+        assert!(boot.command_line().contains("intel_iommu=on iommu.passthrough=0"));
+    }
+}

@@ -1,0 +1,131 @@
+//! The lab: builds a virtual machine in which nvidia-peermem meets real rdma-core and perftest, runs it, and judges what
+//! came out. `make demo`, `make test` and `make shell` call it.
+
+mod alarms;
+mod apt;
+mod ctx;
+mod demo;
+mod fetch;
+mod image;
+mod kernel;
+mod key;
+mod ktap;
+mod lock;
+mod machine;
+mod parts;
+mod sh;
+mod suite;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use ctx::Lab;
+use image::Module;
+use kernel::{Flavour, Kernel};
+use machine::{Boot, Iommu};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Builds and runs the virtual machine in which nvidia-peermem is shown and tested.
+#[derive(Parser)]
+struct Args {
+    #[command(subcommand)]
+    command: Cmd,
+}
+
+#[derive(Subcommand)]
+enum Cmd {
+    /// Fetch and build everything, and make the machine's image.
+    Build {
+        #[arg(long, value_enum, default_value = "debug")]
+        flavour: Flavour,
+    },
+    /// RDMA between two processes with GPU memory, proven byte for byte; a table and `demo: PASS`.
+    Demo {
+        /// NVIDIA's C module in place of ours.
+        #[arg(long)]
+        rival: bool,
+    },
+    /// Host tests, lint gates and every guest suite; ends with `N passed, N failed`.
+    Test {
+        /// NVIDIA's C module in place of ours; guest suites only, what differs is recorded, not judged.
+        #[arg(long)]
+        rival: bool,
+        /// Only this suite: host, lint, or one of the guest's; commas between several.
+        #[arg(long)]
+        only: Option<String>,
+    },
+    /// A prompt in the machine with everything loaded.
+    Shell {
+        #[arg(long)]
+        rival: bool,
+        #[arg(long, default_value_t = 1)]
+        gpus: u32,
+        #[arg(long, value_enum, default_value = "off")]
+        iommu: Iommu,
+        /// More of the kernel's command line.
+        #[arg(last = true)]
+        append: Vec<String>,
+    },
+    /// Remove what the lab built in this checkout; the cache stays.
+    Clean,
+}
+
+fn main() -> ExitCode {
+    match run(Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("lab: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Says whether all was well; an error is what kept it from finding out.
+fn run(args: Args) -> Result<bool> {
+    let lab = Lab::locate()?;
+    match args.command {
+        Cmd::Build { flavour } => {
+            let (_, image) = prepare(&lab, flavour, Module::Ours)?;
+            println!("{}", lab.short(&image));
+            Ok(true)
+        }
+        Cmd::Demo { rival } => demo::run(&lab, module(rival)),
+        Cmd::Test { rival, only } => suite::run(&lab, module(rival), only.as_deref()),
+        Cmd::Shell { rival, gpus, iommu, append } => {
+            let (kernel, image) = prepare(&lab, Flavour::Debug, module(rival))?;
+            let mut boot = Boot { gpus, iommu, append, ..Boot::new("shell", "shell") };
+            boot.append.extend(rival_word(module(rival)));
+            boot.shell(&lab, &kernel, &image)?;
+            Ok(true)
+        }
+        Cmd::Clean => {
+            if lab.build.exists() {
+                std::fs::remove_dir_all(&lab.build)?;
+            }
+            Ok(true)
+        }
+    }
+}
+
+fn module(rival: bool) -> Module {
+    if rival {
+        Module::Rival
+    } else {
+        Module::Ours
+    }
+}
+
+/// How the guest is told which module it has.
+fn rival_word(module: Module) -> Option<String> {
+    (module == Module::Rival).then(|| "guest.rival=1".to_string())
+}
+
+/// Everything up to the image that can be booted.
+fn prepare(lab: &Lab, flavour: Flavour, module: Module) -> Result<(Kernel, PathBuf)> {
+    let sources = fetch::all(lab)?;
+    let kernel = kernel::build(lab, &sources.linux, flavour)?;
+    let parts = parts::build(lab, &sources, &kernel)?;
+    let image = image::build(lab, &kernel, &parts, module)?;
+    Ok((kernel, image))
+}

@@ -1,0 +1,313 @@
+//! The parts of the machine in the order in which they need each other, each built only when its inputs changed. A part is
+//! built in the checkout (so that a changed file costs what it costs make), and what came of it is kept in the cache under
+//! the key of its inputs (so that a fresh clone builds nothing that any other has built).
+
+use crate::ctx::Lab;
+use crate::fetch::Sources;
+use crate::kernel::{Kernel, LLVM};
+use crate::key::Key;
+use crate::lock;
+use crate::sh::{self, say, Step};
+use anyhow::{anyhow, bail, Context, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+use walkdir::WalkDir;
+
+/// A finished part: a folder that nobody writes to any more.
+#[derive(Clone)]
+pub struct Part {
+    pub dir: PathBuf,
+    pub key: String,
+}
+
+pub struct Parts {
+    pub pcie: Part,
+    pub ofed: Part,
+    pub gpu: Part,
+    pub alarms: Part,
+    pub ours: Part,
+    pub rival: Part,
+    pub libcuda: PathBuf,
+    pub guest: PathBuf,
+    pub perftest: Part,
+}
+
+pub fn build(lab: &Lab, sources: &Sources, kernel: &Kernel) -> Result<Parts> {
+    let flavour = kernel.flavour.name();
+    let _lock = lock::take(&lab.build.join(format!("lock-{flavour}")), "build")?;
+    let b = Builder { lab, sources, kernel };
+    let pcie = b.component("pcie", &[])?;
+    let ofed = b.component("ofed", &[&pcie])?;
+    let gpu = b.component("gpu", &[&pcie])?;
+    let alarms = b.component("alarms", &[])?;
+    let ours = b.ours(&ofed, &gpu)?;
+    let rival = b.rival(&ofed, &gpu)?;
+    let libcuda = b.cargo("cuda", "ci/qemu/cuda", "libcuda.so")?;
+    let guest = b.cargo("guest", "tests/guest", "guest")?;
+    let perftest = b.perftest(&libcuda)?;
+    Ok(Parts { pcie, ofed, gpu, alarms, ours, rival, libcuda, guest, perftest })
+}
+
+struct Builder<'a> {
+    lab: &'a Lab,
+    sources: &'a Sources,
+    kernel: &'a Kernel,
+}
+
+impl Builder<'_> {
+    /// Takes the part from the cache or lets `make` build it into the folder it is given.
+    fn part(&self, name: &str, key: Key, fresh: bool, make: impl FnOnce(&Path, &Step) -> Result<()>) -> Result<Part> {
+        let flavour = self.kernel.flavour.name();
+        let key = key.hex();
+        let dir = self.lab.cache.join(format!("part/{flavour}-{name}-{key}"));
+        if dir.is_dir() {
+            // Its time is that of its last use: what is old is thrown away first.
+            let _ = fs::File::open(&dir).and_then(|d| d.set_modified(std::time::SystemTime::now()));
+            return Ok(Part { dir, key });
+        }
+        let start = Instant::now();
+        let out = self.lab.build.join(flavour).join(name);
+        if fresh && out.exists() {
+            fs::remove_dir_all(&out)?;
+        }
+        fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
+        let log = self.lab.build.join(format!("log/{name}-{flavour}.log"));
+        let mut step = Step::new(format!("build {name}"), log)?;
+        step.counts = &["CC ", "RUSTC ", "Compiling "];
+        make(&out, &step)?;
+        // Two checkouts may finish at once: each copies into a folder of its own, one of them wins the name.
+        let tmp = self.lab.cache.join(format!("part/.{flavour}-{name}-{key}.{}", std::process::id()));
+        publish(&out, &tmp)?;
+        if fs::rename(&tmp, &dir).is_err() {
+            fs::remove_dir_all(&tmp)?;
+        }
+        if !dir.is_dir() {
+            bail!("cannot keep {name} in {}", dir.display());
+        }
+        prune(&self.lab.cache.join("part"), &format!("{flavour}-{name}-"), KEEP)?;
+        say(&format!("build {name}: {}", sh::human(start.elapsed())));
+        Ok(Part { dir, key })
+    }
+
+    fn make(&self, dir: &Path, out: &Path) -> Command {
+        let mut cmd = sh::command(self.lab, "make");
+        cmd.arg("-C").arg(dir);
+        cmd.arg(format!("KDIR={}", self.kernel.dir.display())).arg(format!("OUT={}", out.display()));
+        cmd.arg(format!("LLVM={LLVM}")).arg(jobs());
+        cmd
+    }
+
+    /// A part of the lab that is kernel modules: ci/qemu/<name>.
+    fn component(&self, name: &str, needs: &[&Part]) -> Result<Part> {
+        let dir = self.lab.qemu(name);
+        if !dir.join("Makefile").is_file() {
+            bail!("{} has no Makefile: this checkout is not whole", self.lab.short(&dir));
+        }
+        let mut key = Key::new("component");
+        key.text(name).text(&self.kernel.key).path(&dir)?;
+        // Parts include one another's headers.
+        key.path(&self.lab.qemu("pcie/lab_pcie.h"))?.path(&self.lab.repo.join("bindings"))?;
+        for need in needs {
+            key.text(&need.key);
+        }
+        self.part(name, key, false, |out, step| {
+            let symvers: Vec<String> =
+                needs.iter().map(|n| n.dir.join("Module.symvers").display().to_string()).collect();
+            let mut cmd = self.make(&dir, out);
+            cmd.arg(format!("LINUX_SRC={}", self.sources.linux.dir.display()))
+                .arg(format!("SYMVERS={}", symvers.join(" ")));
+            step.run(&mut cmd)
+        })
+    }
+
+    /// The module that all of this is about.
+    fn ours(&self, ofed: &Part, gpu: &Part) -> Result<Part> {
+        let repo = &self.lab.repo;
+        let mut key = Key::new("ours");
+        key.text(&self.kernel.key).text(&ofed.key).text(&gpu.key);
+        for input in ["src", "bindings", "Kbuild", "Makefile"] {
+            key.path(&repo.join(input))?;
+        }
+        self.part("ours", key, false, |out, step| {
+            let mut cmd = self.make(repo, out);
+            cmd.arg(format!("OFED={}", ofed.dir.display())).arg(format!("NVIDIA={}", gpu.dir.display()));
+            step.run(&mut cmd)
+        })
+    }
+
+    /// NVIDIA's C module from Debian's package, compiled in the build folder as it is. Its conftest.h, made by NVIDIA's
+    /// own build from probes of the kernel, may be empty here; the two names it needs are given on the command line.
+    fn rival(&self, ofed: &Part, gpu: &Part) -> Result<Part> {
+        let src = &self.sources.rival;
+        let mut key = Key::new("rival");
+        key.text(&self.kernel.key).text(&ofed.key).text(&gpu.key).path(src)?;
+        self.part("rival", key, true, |out, step| {
+            for name in ["nvidia-peermem.c", "nv-p2p.h", "peer_mem.h"] {
+                fs::copy(src.join(name), out.join(name)).with_context(|| format!("{} has no {name}", src.display()))?;
+            }
+            let version = src.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let version = version.trim_start_matches("nvidia-peermem-").split('-').next().unwrap_or_default();
+            fs::write(out.join("conftest.h"), "")?;
+            fs::write(
+                out.join("Kbuild"),
+                format!(
+                    "obj-m := nvidia-peermem.o\nccflags-y := -I$(src) -DNV_MLNX_IB_PEER_MEM_SYMBOLS_PRESENT \
+                     -DNV_VERSION_STRING='\"{version}\"'\n"
+                ),
+            )?;
+            let symvers = format!(
+                "KBUILD_EXTRA_SYMBOLS={} {}",
+                ofed.dir.join("Module.symvers").display(),
+                gpu.dir.join("Module.symvers").display()
+            );
+            let mut cmd = sh::command(self.lab, "make");
+            cmd.arg("-C").arg(&self.kernel.dir).arg(format!("M={}", out.display())).arg(format!("LLVM={LLVM}"));
+            step.run(cmd.arg(symvers).arg("modules"))
+        })
+    }
+
+    /// A Rust program or library of the lab; cargo knows by itself what changed.
+    fn cargo(&self, name: &str, dir: &str, product: &str) -> Result<PathBuf> {
+        let manifest = self.lab.repo.join(dir).join("Cargo.toml");
+        if !manifest.is_file() {
+            bail!("{dir} has no Cargo.toml: this checkout is not whole");
+        }
+        let mut step = Step::new(format!("build {name}"), self.lab.build.join(format!("log/{name}.log")))?;
+        step.counts = &["Compiling "];
+        let mut cmd = sh::command(self.lab, "cargo");
+        cmd.args(["build", "--release", "--locked", "--manifest-path"])
+            .arg(&manifest)
+            .env("CARGO_TARGET_DIR", self.lab.target());
+        step.run(&mut cmd)?;
+        let file = self.lab.target().join("release").join(product);
+        if !file.is_file() {
+            bail!("cargo built {dir}, but {} is not there", file.display());
+        }
+        Ok(file)
+    }
+
+    /// perftest with CUDA, linked against the stand-in.
+    fn perftest(&self, libcuda: &Path) -> Result<Part> {
+        let src = &self.sources.perftest;
+        let mut key = Key::new("perftest");
+        key.text(&src.to_string_lossy()).text(&self.sources.cuda_h.to_string_lossy());
+        for package in ["libibverbs-dev", "librdmacm-dev", "libc6-dev"] {
+            let version = sh::output(sh::command(self.lab, "dpkg-query").args(["-W", "-f=${Version}", package]))?;
+            key.text(&version);
+        }
+        self.part("perftest", key, true, |out, step| {
+            let tree = out.join("tree");
+            step.run(sh::command(self.lab, "cp").arg("-a").arg(src).arg(&tree))?;
+            let lib = out.join("lib");
+            fs::create_dir(&lib)?;
+            fs::copy(libcuda, lib.join("libcuda.so"))?;
+            step.run(sh::command(self.lab, "./autogen.sh").current_dir(&tree))?;
+            step.run(
+                sh::command(self.lab, "./configure")
+                    .current_dir(&tree)
+                    .arg(format!("CUDA_H_PATH={}", self.sources.cuda_h.display()))
+                    .arg(format!("LDFLAGS=-L{}", lib.display())),
+            )?;
+            step.run(sh::command(self.lab, "make").arg(jobs()).current_dir(&tree))?;
+            let bin = out.join("bin");
+            fs::create_dir(&bin)?;
+            for name in PERFTEST {
+                fs::copy(tree.join(name), bin.join(name)).with_context(|| format!("perftest built no {name}"))?;
+            }
+            fs::remove_dir_all(&tree)?;
+            fs::remove_dir_all(&lib).map_err(|e| anyhow!(e))
+        })
+    }
+}
+
+pub const PERFTEST: [&str; 6] =
+    ["ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_write_lat", "ib_read_lat", "ib_send_lat"];
+
+/// So many finished builds of one part are kept.
+const KEEP: usize = 6;
+
+fn jobs() -> String {
+    format!("-j{}", std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// What others use of a part: modules, their symbol versions, headers, programs.
+fn publish(out: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    let mut any = false;
+    // The sources that a part was built from are copied into OUT/src; its products are not there.
+    for entry in WalkDir::new(out).into_iter().filter_entry(|e| e.file_name() != "src") {
+        let entry = entry?;
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy();
+        let program = path.parent().is_some_and(|p| p.ends_with("bin"));
+        if entry.file_type().is_file()
+            && (name.ends_with(".ko") || name.ends_with(".h") || name == "Module.symvers" || program)
+        {
+            let target = to.join(path.strip_prefix(out)?);
+            fs::create_dir_all(target.parent().unwrap_or(to))?;
+            fs::copy(path, &target).with_context(|| format!("cannot copy {}", path.display()))?;
+            any |= name.ends_with(".ko") || program;
+        }
+    }
+    if !any {
+        bail!("the build left neither a module nor a program in {}", out.display());
+    }
+    Ok(())
+}
+
+fn prune(dir: &Path, prefix: &str, keep: usize) -> Result<()> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(prefix) {
+            found.push((entry.metadata()?.modified()?, entry.path()));
+        }
+    }
+    found.sort();
+    for (_, path) in found.iter().rev().skip(keep) {
+        fs::remove_dir_all(path).with_context(|| format!("cannot remove {}", path.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_products_are_published() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("out");
+        fs::create_dir_all(out.join("core")).unwrap();
+        fs::create_dir_all(out.join("src")).unwrap();
+        for name in ["core/ib_core.ko", "core/ib_core.o", "Module.symvers", "peer_mem.h", "src/ib_core.ko"] {
+            fs::write(out.join(name), name).unwrap();
+        }
+        let to = dir.path().join("to");
+        publish(&out, &to).unwrap();
+        assert!(
+            to.join("core/ib_core.ko").is_file()
+                && to.join("Module.symvers").is_file()
+                && to.join("peer_mem.h").is_file()
+        );
+        assert!(!to.join("core/ib_core.o").exists() && !to.join("src").exists());
+        fs::remove_file(out.join("core/ib_core.ko")).unwrap();
+        assert!(publish(&out, &dir.path().join("empty")).is_err(), "a part without a module was published");
+    }
+
+    #[test]
+    fn the_oldest_go_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = std::time::SystemTime::now() - std::time::Duration::from_secs(1000);
+        for (i, name) in ["debug-ofed-1", "debug-ofed-2", "debug-ofed-3", "debug-gpu-1"].iter().enumerate() {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            let time = old + std::time::Duration::from_secs(i as u64);
+            fs::File::open(dir.path().join(name)).unwrap().set_modified(time).unwrap();
+        }
+        prune(dir.path(), "debug-ofed-", 2).unwrap();
+        let left = |n: &str| dir.path().join(n).exists();
+        assert!(!left("debug-ofed-1") && left("debug-ofed-2") && left("debug-ofed-3") && left("debug-gpu-1"));
+    }
+}

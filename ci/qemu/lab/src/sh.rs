@@ -1,0 +1,139 @@
+//! Running other programs: output into a log, a line every 15 seconds, the log's end when one fails.
+
+use crate::ctx::Lab;
+use anyhow::{anyhow, bail, Context, Result};
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PROGRESS: Duration = Duration::from_secs(15);
+const TAIL_LINES: usize = 25;
+
+/// A program with the lab's PATH and no standard input.
+pub fn command(lab: &Lab, program: impl AsRef<OsStr>) -> Command {
+    let mut cmd = Command::new(program);
+    // A make that runs the lab must not hand its jobserver or its variables to the makes below.
+    for var in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "RIVAL", "ONLY", "KDIR"] {
+        cmd.env_remove(var);
+    }
+    cmd.env("PATH", &lab.path).env("LC_ALL", "C.UTF-8").stdin(Stdio::null());
+    cmd
+}
+
+/// What a program printed, or an error with what it said on standard error.
+pub fn output(cmd: &mut Command) -> Result<String> {
+    let name = cmd.get_program().to_string_lossy().into_owned();
+    let out =
+        cmd.output().with_context(|| format!("cannot run {name}: is its package installed? (ci/bootstrap.sh)"))?;
+    if !out.status.success() {
+        bail!("{name} failed ({}): {}", out.status, String::from_utf8_lossy(&out.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// One step that takes a while and has a log.
+pub struct Step {
+    pub what: String,
+    pub log: PathBuf,
+    /// Only lines that start like this count as work done, in the progress line.
+    pub counts: &'static [&'static str],
+}
+
+impl Step {
+    /// Starts the log anew.
+    pub fn new(what: impl Into<String>, log: PathBuf) -> Result<Self> {
+        if let Some(dir) = log.parent() {
+            fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        }
+        File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        Ok(Step { what: what.into(), log, counts: &[] })
+    }
+
+    /// Runs one program of the step to its end.
+    pub fn run(&self, cmd: &mut Command) -> Result<()> {
+        let name = cmd.get_program().to_string_lossy().into_owned();
+        let log = OpenOptions::new().append(true).open(&self.log)?;
+        let err = log.try_clone()?;
+        let start = Instant::now();
+        let mut child = cmd
+            .stdout(log)
+            .stderr(err)
+            .spawn()
+            .with_context(|| format!("cannot run {name}: is its package installed? (ci/bootstrap.sh)"))?;
+        let mut said = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            std::thread::sleep(Duration::from_millis(if start.elapsed().as_secs() < 2 { 20 } else { 200 }));
+            if said.elapsed() >= PROGRESS {
+                said = Instant::now();
+                say(&format!("  {}: {}{}", self.what, self.done(), human(start.elapsed())));
+            }
+        };
+        if status.success() {
+            return Ok(());
+        }
+        eprintln!("--- end of {}", self.log.display());
+        for line in tail(&self.log, TAIL_LINES) {
+            eprintln!("    {line}");
+        }
+        Err(anyhow!("{}: {name} failed ({status}); whole log: {}", self.what, self.log.display()))
+    }
+
+    fn done(&self) -> String {
+        if self.counts.is_empty() {
+            return String::new();
+        }
+        let text = fs::read(&self.log).unwrap_or_default();
+        let n = String::from_utf8_lossy(&text)
+            .lines()
+            .filter(|l| self.counts.iter().any(|c| l.trim_start().starts_with(c)))
+            .count();
+        format!("{n} files, ")
+    }
+}
+
+/// A progress line; these go to standard error, results to standard output.
+pub fn say(line: &str) {
+    eprintln!("{line}");
+}
+
+pub fn human(d: Duration) -> String {
+    let s = d.as_secs();
+    if s >= 60 {
+        format!("{} min {:02} s", s / 60, s % 60)
+    } else {
+        format!("{s} s")
+    }
+}
+
+pub fn tail(path: &Path, n: usize) -> Vec<String> {
+    let text = fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(n)..].iter().map(|l| l.to_string()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_well() {
+        assert_eq!(human(Duration::from_secs(59)), "59 s");
+        assert_eq!(human(Duration::from_secs(125)), "2 min 05 s");
+    }
+
+    #[test]
+    fn tail_of_short_and_long_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("log");
+        fs::write(&file, "a\nb\nc\n").unwrap();
+        assert_eq!(tail(&file, 2), ["b", "c"]);
+        assert_eq!(tail(&file, 9), ["a", "b", "c"]);
+        assert!(tail(&dir.path().join("none"), 3).is_empty());
+    }
+}

@@ -1,0 +1,270 @@
+//! `make test`: every test there is, one line each, and the count.
+
+use crate::alarms::{self, Kind};
+use crate::ctx::Lab;
+use crate::image::Module;
+use crate::kernel::Flavour;
+use crate::ktap::{Outcome, Test};
+use crate::machine::{print_test, Boot, Report};
+use crate::sh::{self, human, say, Step};
+use crate::{prepare, rival_word};
+use anyhow::{bail, Context, Result};
+use serde_json::{json, Value};
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Guest suites that share one boot.
+const TOGETHER: [&str; 4] = ["smoke", "callbacks", "revoke", "refusals"];
+/// The suite that provokes alarms, in a boot of its own.
+const ALARMS: &str = "alarms";
+/// Rust programs whose own tests run on this machine, and the name under which they are counted.
+const HOST: [(&str, &str); 5] = [
+    ("host", "tests/host"),
+    ("lab", "ci/qemu/lab"),
+    ("nvlab", "ci/qemu/gpu/client"),
+    ("libcuda", "ci/qemu/cuda"),
+    ("guest", "tests/guest"),
+];
+/// Gates of the top Makefile.
+const GATES: [&str; 2] = ["lint", "bindings-check"];
+
+pub fn run(lab: &Lab, module: Module, only: Option<&str>) -> Result<bool> {
+    let start = Instant::now();
+    let chosen: Option<Vec<&str>> = only.map(|o| o.split(',').collect());
+    let wants = |name: &str| chosen.as_ref().is_none_or(|c| c.contains(&name));
+    let known = || ["host", "lint", ALARMS].into_iter().chain(TOGETHER);
+    for name in chosen.iter().flatten() {
+        if !known().any(|k| k == *name) {
+            bail!("there is no suite {name}; there are: {}", known().collect::<Vec<_>>().join(" "));
+        }
+    }
+    let mut all = Vec::new();
+    if module == Module::Ours && wants("host") {
+        for (name, dir) in HOST {
+            all.extend(cargo_test(lab, name, dir)?);
+        }
+    }
+    if module == Module::Ours && wants("lint") {
+        for gate in GATES {
+            all.push(gate_test(lab, gate)?);
+        }
+    }
+    let mut json: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    let together: Vec<&str> = TOGETHER.into_iter().filter(|s| wants(s)).collect();
+    if !together.is_empty() || wants(ALARMS) {
+        guests(lab, module, &together, wants(ALARMS), only.is_none(), &mut all, &mut json)?;
+    }
+    let counted = |outcome: fn(&Outcome) -> bool| all.iter().filter(|t: &&Test| outcome(&t.outcome)).count();
+    let passed = counted(|o| *o == Outcome::Passed);
+    let failed = counted(|o| *o == Outcome::Failed);
+    let skipped = counted(|o| matches!(o, Outcome::Skipped(_)));
+    let name = if module == Module::Rival { "test-rival" } else { "test" };
+    let file = lab.repo.join("build").join(format!("{name}.json"));
+    let report = json!({
+        "passed": passed, "failed": failed, "skipped": skipped,
+        "failures": all.iter().filter(|t| t.outcome == Outcome::Failed).map(|t| json!({"name": t.name, "notes": t.notes})).collect::<Vec<_>>(),
+        "guest": json,
+    });
+    fs::write(&file, serde_json::to_string_pretty(&report)? + "\n")
+        .with_context(|| format!("cannot write {}", file.display()))?;
+    if failed > 0 {
+        println!("\nfailed:");
+        for test in all.iter().filter(|t| t.outcome == Outcome::Failed) {
+            println!("  {}", test.name);
+        }
+    }
+    if skipped > 0 {
+        println!("{skipped} skipped");
+    }
+    say(&format!("took {}; report: {}", human(start.elapsed()), lab.short(&file)));
+    println!("{passed} passed, {failed} failed");
+    Ok(failed == 0 && passed > 0)
+}
+
+fn guests(
+    lab: &Lab,
+    module: Module,
+    together: &[&str],
+    alarms: bool,
+    everything: bool,
+    all: &mut Vec<Test>,
+    json: &mut BTreeMap<String, Vec<Value>>,
+) -> Result<()> {
+    let (kernel, image) = prepare(lab, Flavour::Debug, module)?;
+    let prefix = if module == Module::Rival { "rival-" } else { "" };
+    let mut boot =
+        |name: &str, run: &str, expected: &BTreeMap<Kind, usize>, kernel_module: Module, image| -> Result<()> {
+            let mut boot = Boot { limit: Duration::from_secs(420), ..Boot::new(name, run) };
+            boot.append.extend(rival_word(kernel_module));
+            let report = boot.run(lab, &kernel, image)?;
+            let mut tests = report.tests.clone();
+            for test in judge(&report, expected) {
+                print_test(&test);
+                tests.push(test);
+            }
+            if tests.iter().any(|t| t.outcome == Outcome::Failed) {
+                println!("        console of {name}: {}", report.console.display());
+            }
+            say(&format!("boot {name}: {}", human(report.elapsed)));
+            for test in &mut tests {
+                test.name = format!("{name}: {}", test.name);
+            }
+            all.extend(tests);
+            for (key, values) in report.json {
+                json.entry(key).or_default().extend(values);
+            }
+            Ok(())
+        };
+    if !together.is_empty() {
+        boot(&format!("{prefix}suites"), &together.join(","), &BTreeMap::new(), module, &image)?;
+    }
+    if alarms && module == Module::Ours {
+        let expected = BTreeMap::from([(Kind::Kasan, 1), (Kind::Lockdep, 1), (Kind::Kmemleak, 1)]);
+        boot("alarms", ALARMS, &expected, module, &image)?;
+    }
+    // NVIDIA's module must move data in the same lab: it was not made to fit ours.
+    if everything && module == Module::Ours {
+        let (_, image) = prepare(lab, Flavour::Debug, Module::Rival)?;
+        boot("rival", "smoke", &BTreeMap::new(), Module::Rival, &image)?;
+    }
+    Ok(())
+}
+
+/// Tests made of the console: every alarm that nobody expected fails, and so does every expected one that did not come.
+pub fn judge(report: &Report, expected: &BTreeMap<Kind, usize>) -> Vec<Test> {
+    let got = alarms::count(&report.alarms);
+    let mut tests = Vec::new();
+    for (kind, want) in expected {
+        let have = got.get(kind).copied().unwrap_or(0);
+        let outcome = if have == *want { Outcome::Passed } else { Outcome::Failed };
+        let notes = vec![format!("{want} wanted, {have} on the console")];
+        tests.push(Test { name: format!("console/{kind:?} alarm is caught"), outcome, notes });
+    }
+    let unexpected: Vec<String> = report
+        .alarms
+        .iter()
+        .filter(|a| !expected.contains_key(&a.kind))
+        .map(|a| format!("line {}: {}", a.number, a.line))
+        .collect();
+    let outcome = if unexpected.is_empty() { Outcome::Passed } else { Outcome::Failed };
+    tests.push(Test { name: "console/no alarm".to_string(), outcome, notes: unexpected });
+    tests
+}
+
+/// `cargo test` of one of the Rust programs, one test per test of it.
+fn cargo_test(lab: &Lab, name: &str, dir: &str) -> Result<Vec<Test>> {
+    let manifest = lab.repo.join(dir).join("Cargo.toml");
+    if !manifest.is_file() {
+        bail!("{dir} has no Cargo.toml: this checkout is not whole");
+    }
+    let log = lab.build.join(format!("log/test-{name}.log"));
+    let mut step = Step::new(format!("cargo test {name}"), log.clone())?;
+    step.counts = &["Compiling "];
+    say(&format!("cargo test: {dir}"));
+    let mut cmd = sh::command(lab, "cargo");
+    cmd.args(["test", "--locked", "--no-fail-fast", "--manifest-path"])
+        .arg(&manifest)
+        .env("CARGO_TARGET_DIR", lab.target());
+    let ran = step.run(&mut cmd);
+    let text = fs::read(&log)?;
+    let mut tests = parse_libtest(name, &String::from_utf8_lossy(&text));
+    if let (Err(e), false) = (&ran, tests.iter().any(|t| t.outcome == Outcome::Failed)) {
+        tests.push(Test {
+            name: format!("{name}/cargo test"),
+            outcome: Outcome::Failed,
+            notes: vec![format!("{e:#}")],
+        });
+    }
+    if tests.is_empty() {
+        tests.push(Test {
+            name: format!("{name}/cargo test"),
+            outcome: Outcome::Failed,
+            notes: vec!["it ran no test".to_string()],
+        });
+    }
+    for test in &tests {
+        print_test(test);
+    }
+    Ok(tests)
+}
+
+/// Reads `test a::b ... ok` lines.
+fn parse_libtest(name: &str, text: &str) -> Vec<Test> {
+    let mut tests = Vec::new();
+    for line in text.lines() {
+        let Some((test, result)) = line.strip_prefix("test ").and_then(|l| l.rsplit_once(" ... ")) else { continue };
+        let outcome = match result.split(',').next().unwrap_or_default().trim() {
+            "ok" => Outcome::Passed,
+            "ignored" => Outcome::Skipped("ignored".to_string()),
+            _ => Outcome::Failed,
+        };
+        let test = test.trim_end_matches(" - should panic").trim();
+        tests.push(Test { name: format!("{name}/{test}"), outcome, notes: Vec::new() });
+    }
+    tests
+}
+
+/// A target of the top Makefile that passes or fails as a whole.
+fn gate_test(lab: &Lab, gate: &str) -> Result<Test> {
+    let log = lab.build.join(format!("log/{gate}.log"));
+    let step = Step::new(format!("make {gate}"), log.clone())?;
+    let mut cmd: Command = sh::command(lab, "make");
+    cmd.arg("-C").arg(&lab.repo).arg(gate);
+    let outcome = match step.run(&mut cmd) {
+        Ok(()) => Outcome::Passed,
+        Err(_) => Outcome::Failed,
+    };
+    let notes = if outcome == Outcome::Failed { sh::tail(&log, 10) } else { Vec::new() };
+    let test = Test { name: format!("gate/make {gate}"), outcome, notes };
+    print_test(&test);
+    Ok(test)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alarms::Alarm;
+
+    fn report(kinds: &[Kind]) -> Report {
+        let alarms = kinds.iter().map(|k| Alarm { kind: *k, line: format!("{k:?}"), number: 1 }).collect();
+        Report { tests: Vec::new(), json: BTreeMap::new(), alarms, console: "x".into(), elapsed: Duration::ZERO }
+    }
+
+    fn failures(tests: &[Test]) -> usize {
+        tests.iter().filter(|t| t.outcome == Outcome::Failed).count()
+    }
+
+    #[test]
+    fn an_alarm_nobody_expects_fails() {
+        assert_eq!(failures(&judge(&report(&[]), &BTreeMap::new())), 0);
+        assert_eq!(failures(&judge(&report(&[Kind::Warning]), &BTreeMap::new())), 1);
+    }
+
+    #[test]
+    fn expected_alarms_must_come_exactly_so_often() {
+        let expected = BTreeMap::from([(Kind::Kasan, 1), (Kind::Lockdep, 1)]);
+        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Lockdep]), &expected)), 0);
+        assert_eq!(failures(&judge(&report(&[Kind::Kasan]), &expected)), 1);
+        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Kasan, Kind::Lockdep]), &expected)), 1);
+        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Lockdep, Kind::Bug]), &expected)), 1);
+    }
+
+    #[test]
+    fn lines_of_libtest() {
+        let text = "running 4 tests\ntest a::b ... ok\ntest c - should panic ... ok\ntest d ... FAILED\ntest e ... ignored, slow\n\
+            test result: FAILED. 2 passed; 1 failed;\n";
+        let tests = parse_libtest("host", text);
+        let got: Vec<(&str, &Outcome)> = tests.iter().map(|t| (t.name.as_str(), &t.outcome)).collect();
+        assert_eq!(
+            got,
+            [
+                ("host/a::b", &Outcome::Passed),
+                ("host/c", &Outcome::Passed),
+                ("host/d", &Outcome::Failed),
+                ("host/e", &Outcome::Skipped("ignored".into())),
+            ]
+        );
+    }
+}

@@ -1,0 +1,30 @@
+# The lab: a virtual machine with rdma-core, perftest, a GPU stand-in and this module. Included by the top Makefile.
+#   make demo [RIVAL=1]              RDMA into GPU memory, proven; ends with demo: PASS
+#   make test [RIVAL=1] [ONLY=a,b]   every test; ends with N passed, N failed
+#   make shell [RIVAL=1]             a prompt in the machine
+
+.PHONY: demo test shell lab-build lab-clean lab-bootstrap
+
+# The distribution's cargo, rustc and clang, also where rustup's stand first: rustup has no rust-src for the kernel.
+lab_env := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin
+lab = $(lab_env) CARGO_TARGET_DIR=$(CURDIR)/build/target \
+	cargo run --quiet --locked --manifest-path ci/qemu/lab/Cargo.toml --
+
+demo: lab-bootstrap
+	@$(lab) demo $(if $(RIVAL),--rival)
+
+test: lab-bootstrap
+	@$(lab) test $(if $(RIVAL),--rival) $(if $(ONLY),--only $(ONLY))
+
+shell: lab-bootstrap
+	@$(lab) shell $(if $(RIVAL),--rival)
+
+lab-build: lab-bootstrap
+	@$(lab) build
+
+# The cache of kernels and sources stays: $${NVPM_CACHE:-~/.cache/nvidia-peermem}.
+lab-clean:
+	rm -rf build
+
+lab-bootstrap:
+	@$(lab_env) ci/bootstrap.sh
