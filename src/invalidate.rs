@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The provider takes memory back: the free callback, what it leaves to others, and the end of the module.
+//!
+//! The callback runs in any task, with R and the GPU locks held. Whoever it waits for must not wait for R; so it calls
+//! the core only when a mapping is live, which the core answers after it fenced the HCA (rules 6 and 9).
+
+use crate::life::Revocation;
+use crate::registration::Registration;
+use crate::registry;
+use crate::report;
+use crate::shim::{self, ModuleRef, Process};
+use kernel::sync::atomic::{Acquire, Atomic, Full, Relaxed, Release};
+
+/// Callbacks between their first and their last instruction of ours.
+static IN_FLIGHT: Atomic<u64> = Atomic::new(0);
+
+/// Whether the provider was ever given the callback.
+static ARMED: Atomic<bool> = Atomic::new(false);
+
+/// One callback in flight.
+struct InFlight(());
+
+impl InFlight {
+    fn enter() -> Self {
+        // Full: what the callback reads afterwards must not be read before it is counted.
+        let _ = IN_FLIGHT.fetch_add(1, Full);
+        Self(())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let _ = IN_FLIGHT.fetch_sub(1, Release);
+    }
+}
+
+/// To be called before the provider is first given the callback.
+pub(crate) fn arm() {
+    if !ARMED.load(Relaxed) && !ARMED.xchg(true, Relaxed) && !shim::can_drain_callback_tails() {
+        // Nothing could tell when a callback has left our text: the module stays loaded from now on.
+        core::mem::forget(ModuleRef::get());
+    }
+}
+
+/// The free callback. `ticket` is what was given to the provider: a late, repeated or stale one finds nothing.
+///
+/// R and GPU locks are held: no allocation, no print, no call of the provider. Waits for the core without limit.
+pub(crate) fn on_free(ticket: u64) {
+    // Dropped last, behind the registration's count.
+    let _in_flight = InFlight::enter();
+    match registry::get(ticket) {
+        Some(registration) => revoke(&registration),
+        None => report::late_callback(),
+    }
+}
+
+fn revoke(registration: &Registration) {
+    let revocation = registration.body().lock().life.revoke();
+    match revocation {
+        Revocation::Repeated => return report::late_callback(),
+        // Whoever is registering finds the mark, publishes nothing and fails; whoever is ending it finds it, too.
+        Revocation::Quiet { orphan } => {
+            if orphan {
+                registry::remove(registration.ticket());
+            }
+        }
+        Revocation::Invalidate(core_ticket) => {
+            crate::invalidate_umem(registration.client(), core_ticket);
+            // The HCA is quiet. Cores that unmap by themselves have done so inside the call.
+            registration.dma_unmap();
+        }
+    }
+    report::revoked();
+}
+
+/// Ends what was left behind for `process`, and persistent pins that the provider had no memory to put.
+///
+/// Takes G, R, L and the registry lock: allowed under P only.
+pub(crate) fn reap_orphans(process: &Process) {
+    while let Some(registration) = registry::take_orphan(process) {
+        if !registration.end() {
+            // The provider has no memory still; it is an orphan again, and one try is enough for now.
+            return;
+        }
+    }
+}
+
+/// Waits until no callback is in flight. To be called before and after the clients are unregistered: before, because a
+/// callback may be about to use a client's handle; after, for one that came in between.
+pub(crate) fn wait_for_callbacks() {
+    shim::wait_until(|| IN_FLIGHT.load(Acquire) == 0);
+}
+
+/// Last step of unloading: a callback that is not counted any more may still be about to return.
+pub(crate) fn drain() {
+    if ARMED.load(Relaxed) {
+        shim::drain_callback_tails();
+    }
+}

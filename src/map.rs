@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! One DMA mapping of pinned memory for one device, undone when it is dropped.
+//!
+//! Memory in a BAR is mapped by us, run by run: the provider's own mapping is untranslated behind an IOMMU on kernels
+//! from 6.12 on, takes R, and races with the free callback (rule 4). Only memory outside every BAR (coherent
+//! platforms) is left to the provider, and only for persistent pins (rule 5). Knows nothing of ib_core.
+
+use crate::raw;
+use crate::report::Reason;
+use crate::sg::{Coalescer, Run};
+use crate::shim;
+use core::ptr::NonNull;
+use kernel::alloc::KVVec;
+use kernel::error::to_result;
+use kernel::prelude::*;
+use kernel::sync::global_lock;
+
+/// The device that will do the DMA.
+///
+/// # Invariants
+///
+/// Not NULL; valid until the registration's `release` returned (the core's promise).
+#[derive(Clone, Copy)]
+pub(crate) struct Device(NonNull<raw::device>);
+
+// SAFETY: `struct device` may be used from any thread.
+unsafe impl Send for Device {}
+
+impl Device {
+    /// `None` for NULL.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is NULL or stays valid until the registration's `release` returned.
+    pub(crate) unsafe fn new(raw: *mut raw::device) -> Option<Self> {
+        // INVARIANT: By this function's contract.
+        NonNull::new(raw).map(Self)
+    }
+
+    fn is_pci(self) -> bool {
+        // SAFETY: Valid by the invariant.
+        unsafe { raw::nvpm_device_is_pci(self.0.as_ptr()) != 0 }
+    }
+
+    /// PCI domain, bus and function in one number; 0 for what is not PCI.
+    fn number(self) -> u32 {
+        // SAFETY: Valid by the invariant.
+        unsafe { raw::nvpm_device_number(self.0.as_ptr()) }
+    }
+
+    /// Longest segment in bytes that the device takes.
+    pub(crate) fn segment_limit(self) -> u64 {
+        // SAFETY: Valid by the invariant.
+        unsafe { raw::nvpm_device_segment_limit(self.0.as_ptr()) }
+    }
+}
+
+/// The provider's record of a mapping that it made.
+struct ProviderMapping {
+    table: NonNull<raw::nvidia_p2p_page_table>,
+    mapping: NonNull<raw::nvidia_p2p_dma_mapping>,
+}
+
+/// Who mapped, and so who unmaps.
+enum How {
+    /// We did; the first `mapped` runs carry addresses as the DMA API returned them.
+    Ours { mapped: usize, bus_offset: u64 },
+    /// The provider did.
+    Provider(ProviderMapping),
+}
+
+/// See the module's text.
+///
+/// # Invariants
+///
+/// With [`How::Ours`] exactly the first `mapped` runs are mapped for `device`; with [`How::Provider`] the provider's
+/// mapping is live.
+pub(crate) struct Mapping {
+    device: Device,
+    runs: KVVec<Run>,
+    how: How,
+}
+
+// SAFETY: Runs are plain data, and the provider's records are bound to no thread.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Maps `runs` (CPU physical addresses) of a pin for `device`. `table`: the provider's, for a persistent pin.
+    ///
+    /// May sleep and allocate, and calls the provider in the two cases of rule 5: never under L or the registry lock.
+    pub(crate) fn new(
+        device: Device,
+        runs: KVVec<Run>,
+        shape: ProviderShape,
+        table: Option<NonNull<raw::nvidia_p2p_page_table>>,
+    ) -> Result<Self, Reason> {
+        match common_bar(&runs) {
+            Some(bar) => {
+                if let Some(table) = table {
+                    ask_topology(bar.device, device, table)?;
+                }
+                Self::map_bar(device, runs, &bar)
+            }
+            None => match table {
+                Some(table) => Self::map_by_provider(device, runs, shape, table),
+                None => Err(Reason::OutsideBar),
+            },
+        }
+    }
+
+    fn map_bar(device: Device, runs: KVVec<Run>, bar: &raw::nvpm_bar) -> Result<Self, Reason> {
+        let page_mask = shim::page_size().wrapping_sub(1);
+        // INVARIANT: Nothing is mapped yet. From here on, dropping `this` undoes what was done.
+        let mut this = Self { device, runs, how: How::Ours { mapped: 0, bus_offset: 0 } };
+        let How::Ours { mapped, bus_offset } = &mut this.how else {
+            return Err(Reason::DmaMapping);
+        };
+        let mut untranslated = None;
+        for run in this.runs.iter_mut() {
+            let mut dma = 0;
+            // SAFETY: `device` is valid; the address lies in a BAR, as `common_bar()` found; `dma` is a local.
+            to_result(unsafe { raw::nvpm_dma_map(device.0.as_ptr(), run.addr, run.len, &mut dma) })
+                .map_err(|_| Reason::DmaMapping)?;
+            let unchanged = dma == run.addr;
+            run.addr = dma;
+            // INVARIANT: One run more is mapped.
+            *mapped = mapped.saturating_add(1);
+            if dma & page_mask != 0 || dma.checked_add(run.len).is_none() {
+                return Err(Reason::DmaMapping);
+            }
+            // The DMA API answers for the device as a whole; half and half would make the bus offset wrong for one.
+            if *untranslated.get_or_insert(unchanged) != unchanged {
+                return Err(Reason::DmaMapping);
+            }
+        }
+        // Without translation the device must be told the bus address, which the DMA API does not know for MMIO.
+        if untranslated == Some(true) {
+            *bus_offset = bar.bus_offset;
+        }
+        Ok(this)
+    }
+
+    fn map_by_provider(
+        device: Device,
+        mut runs: KVVec<Run>,
+        shape: ProviderShape,
+        table: NonNull<raw::nvidia_p2p_page_table>,
+    ) -> Result<Self, Reason> {
+        if !device.is_pci() {
+            return Err(Reason::NotPci);
+        }
+        let mut mapping = core::ptr::null_mut();
+        // SAFETY: A PCI device, as just tested; the persistent table is valid until `release`; `mapping` is a local.
+        to_result(unsafe { raw::nvpm_p2p_dma_map(device.0.as_ptr(), table.as_ptr(), &mut mapping) })
+            .map_err(|error| if error == ENOTSUPP { Reason::Topology } else { Reason::DmaMapping })?;
+        let mapping = NonNull::new(mapping).ok_or(Reason::DmaMapping)?;
+        let provider = ProviderMapping { table, mapping };
+        runs.clear();
+        // INVARIANT: The provider's mapping is live; dropping `this` undoes it.
+        let mut this = Self { device, runs, how: How::Provider(provider) };
+        this.read_provider(mapping, shape)?;
+        Ok(this)
+    }
+
+    /// Checks the provider's addresses and makes runs of them.
+    fn read_provider(
+        &mut self,
+        mapping: NonNull<raw::nvidia_p2p_dma_mapping>,
+        shape: ProviderShape,
+    ) -> Result<(), Reason> {
+        // SAFETY: The provider returned the mapping just now; it stays until we unmap it.
+        let (version, addresses, entries) = unsafe {
+            let mapping = mapping.as_ptr();
+            ((*mapping).version, (*mapping).dma_addresses, (*mapping).entries)
+        };
+        if version >> 16 != raw::NVIDIA_P2P_DMA_MAPPING_MAJOR || addresses.is_null() || entries != shape.entries {
+            return Err(Reason::DmaMapping);
+        }
+        let mut coalescer = Coalescer::new(shape.page_size, shape.skip, shape.wanted);
+        for index in 0..entries {
+            let at = usize::try_from(index).map_err(|_| Reason::DmaMapping)?;
+            // SAFETY: Not NULL, and `at` is below the number of addresses.
+            let dma = unsafe { *addresses.add(at) };
+            // All ones is what a failed mapping leaves behind.
+            if dma == u64::MAX {
+                return Err(Reason::DmaMapping);
+            }
+            if let Some(run) = coalescer.push(dma).map_err(|_| Reason::DmaMapping)? {
+                self.runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+            }
+        }
+        let last = coalescer.finish().map_err(|_| Reason::DmaMapping)?;
+        if let Some(run) = last {
+            self.runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+        }
+        Ok(())
+    }
+
+    /// The DMA addresses, as the device must be given them.
+    pub(crate) fn dma_runs(&self) -> impl Iterator<Item = Run> + Clone + '_ {
+        let offset = match &self.how {
+            How::Ours { bus_offset, .. } => *bus_offset,
+            How::Provider(_) => 0,
+        };
+        self.runs.iter().map(move |run| Run { addr: run.addr.wrapping_add(offset), len: run.len })
+    }
+
+    /// Whether dropping this calls the provider, which must not happen under L. Never so for a revocable pin.
+    pub(crate) fn is_providers(&self) -> bool {
+        matches!(self.how, How::Provider(_))
+    }
+}
+
+impl Drop for Mapping {
+    /// Unmaps. Does not sleep unless [`Mapping::is_providers`].
+    fn drop(&mut self) {
+        match &self.how {
+            How::Ours { mapped, .. } => {
+                for run in self.runs.iter().take(*mapped) {
+                    // SAFETY: By the invariant this run is mapped for this device, which is still valid.
+                    unsafe { raw::nvpm_dma_unmap(self.device.0.as_ptr(), run.addr, run.len) };
+                }
+            }
+            How::Provider(provider) => {
+                // SAFETY: By the invariant the mapping is live, and its persistent table is put only in `release`. The
+                // call's only error is an unknown mapping.
+                unsafe {
+                    raw::nvpm_p2p_dma_unmap(self.device.0.as_ptr(), provider.table.as_ptr(), provider.mapping.as_ptr())
+                };
+            }
+        }
+    }
+}
+
+/// What is needed to read addresses that the provider mapped: its pages, and which bytes of them are wanted.
+#[derive(Clone, Copy)]
+pub(crate) struct ProviderShape {
+    pub(crate) page_size: u64,
+    pub(crate) entries: u32,
+    pub(crate) skip: u64,
+    pub(crate) wanted: u64,
+}
+
+/// The BAR of a GPU in which every run lies; `None` if there is no such BAR.
+fn common_bar(runs: &[Run]) -> Option<raw::nvpm_bar> {
+    let mut bar = raw::nvpm_bar::default();
+    // SAFETY: `bar` is a local.
+    to_result(unsafe { raw::nvpm_provider_bar(runs.first()?.addr, &mut bar) }).ok()?;
+    runs.iter().all(|run| lies_in(run, &bar)).then_some(bar)
+}
+
+fn lies_in(run: &Run, bar: &raw::nvpm_bar) -> bool {
+    let last = run.len.checked_sub(1).and_then(|len| run.addr.checked_add(len));
+    run.addr >= bar.start && last.is_some_and(|last| last <= bar.last)
+}
+
+/// A GPU and a NIC, by PCI number, and whether the provider supports the two together.
+#[derive(Clone, Copy)]
+struct Pair {
+    gpu: u32,
+    nic: u32,
+    supported: bool,
+}
+
+global_lock! {
+    // SAFETY: Initialised in `init()`, before any client is registered.
+    unsafe(uninit) static PAIRS: Mutex<KVec<Pair>> = KVec::new();
+}
+
+/// Initialises what this file keeps for the whole module.
+///
+/// # Safety
+///
+/// To be called once, before anything else of this file.
+pub(crate) unsafe fn init() {
+    // SAFETY: By this function's contract.
+    unsafe { PAIRS.init() };
+}
+
+/// Drivers from 580 on know GPU-NIC pairs whose peer-to-peer traffic does not work, and say so when they map. We map
+/// BARs ourselves, so they are asked: once per pair, with a persistent pin (a revocable one could be freed meanwhile).
+///
+/// Called under M; takes R in the provider. Legal for persistent pins: no callback waits for their M.
+fn ask_topology(gpu: u32, device: Device, table: NonNull<raw::nvidia_p2p_page_table>) -> Result<(), Reason> {
+    // Where the provider itself would refuse a device that is not PCI there is nothing to ask.
+    if !device.is_pci() {
+        return Ok(());
+    }
+    let nic = device.number();
+    let known = PAIRS.lock().iter().find(|pair| pair.gpu == gpu && pair.nic == nic).map(|pair| pair.supported);
+    let supported = match known {
+        Some(supported) => supported,
+        None => {
+            let mut mapping = core::ptr::null_mut();
+            // SAFETY: A PCI device, as just tested; the persistent table is valid until `release`; a local.
+            let asked = to_result(unsafe { raw::nvpm_p2p_dma_map(device.0.as_ptr(), table.as_ptr(), &mut mapping) });
+            if asked.is_ok() && !mapping.is_null() {
+                // SAFETY: The mapping was just made for this device and table.
+                unsafe { raw::nvpm_p2p_dma_unmap(device.0.as_ptr(), table.as_ptr(), mapping) };
+            }
+            let supported = match asked {
+                Ok(()) => true,
+                Err(error) if error == ENOTSUPP => false,
+                // Any other failure says nothing about the pair: ask again next time.
+                Err(_) => return Ok(()),
+            };
+            // Without memory the pair is asked again next time.
+            let _ = PAIRS.lock().push(Pair { gpu, nic, supported }, GFP_KERNEL);
+            supported
+        }
+    };
+    if supported {
+        Ok(())
+    } else {
+        Err(Reason::Topology)
+    }
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The address range of one registration, checked once and then trusted.
+//!
+//! Pure: nothing of the kernel is used here, so the host tests run this very file.
+
+/// Granularity in bytes at which the provider pins: both ends of what it is asked for are multiples of it.
+///
+/// Source: facts page 3.8; drivers from 555 on refuse anything else with `-EINVAL`.
+pub(crate) const PIN_GRANULE: u64 = 64 << 10;
+
+/// A half-open span of addresses in bytes.
+///
+/// # Invariants
+///
+/// `len` is not zero and `start + len` does not wrap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Span {
+    start: u64,
+    len: u64,
+}
+
+impl Span {
+    /// `None` for an empty or wrapping span.
+    pub(crate) fn new(start: u64, len: u64) -> Option<Self> {
+        if len == 0 {
+            return None;
+        }
+        start.checked_add(len)?;
+        // INVARIANT: Both conditions were just checked.
+        Some(Self { start, len })
+    }
+
+    /// First byte.
+    pub(crate) fn start(self) -> u64 {
+        self.start
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(self) -> u64 {
+        self.len
+    }
+
+    /// The smallest span around this one whose ends are multiples of `granule`, a power of two; `None` if it wraps.
+    fn align_out(self, granule: u64) -> Option<Self> {
+        let mask = granule.checked_sub(1)?;
+        let end = self.start.checked_add(self.len)?;
+        let start = self.start & !mask;
+        let end = end.checked_add(mask)? & !mask;
+        Self::new(start, end.checked_sub(start)?)
+    }
+}
+
+/// What the user asked for, and the two wider spans derived from it.
+///
+/// # Invariants
+///
+/// `user` lies in `pages`, `pages` lies in `pinned`; the ends of `pages` are multiples of the CPU's page size, those of
+/// `pinned` also of [`PIN_GRANULE`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct GpuRange {
+    user: Span,
+    pages: Span,
+    pinned: Span,
+}
+
+impl GpuRange {
+    /// `page_size` is the CPU's, in bytes and a power of two. `None` where the range is empty or, aligned, wraps: no
+    /// memory of a GPU can lie there.
+    pub(crate) fn new(addr: u64, size: u64, page_size: u64) -> Option<Self> {
+        let user = Span::new(addr, size)?;
+        let pages = user.align_out(page_size)?;
+        let pinned = pages.align_out(PIN_GRANULE)?;
+        // INVARIANT: Each span was made from the one before by aligning outwards.
+        Some(Self { user, pages, pinned })
+    }
+
+    /// Exactly the addresses of `ibv_reg_mr()`.
+    pub(crate) fn user(&self) -> Span {
+        self.user
+    }
+
+    /// What the sg_table covers.
+    pub(crate) fn pages(&self) -> Span {
+        self.pages
+    }
+
+    /// What the provider pins.
+    pub(crate) fn pinned(&self) -> Span {
+        self.pinned
+    }
+
+    /// The first [`PIN_GRANULE`] of the range: whoever owns it owns the start of the range.
+    pub(crate) fn first_granule(&self) -> Option<Self> {
+        let pinned = Span::new(self.pinned.start, PIN_GRANULE)?;
+        // INVARIANT: One span three times, aligned as `pinned` is.
+        Some(Self { user: pinned, pages: pinned, pinned })
+    }
+}

@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! One registration of GPU memory: what the seven callbacks of the core do.
+//!
+//! Rules and locks: design.md section 3. L is [`Registration::body`]; what is decided under it is [`Life`]'s.
+
+use crate::invalidate;
+use crate::life::{Ending, Life};
+use crate::map::{Device, Mapping, ProviderShape};
+use crate::pin::{Kind, PagePin, Shape};
+use crate::range::{GpuRange, PIN_GRANULE};
+use crate::raw;
+use crate::registry;
+use crate::report::{self, Reason, TableFault};
+use crate::sg::{self, BadPage, Coalescer, Run, Table};
+use crate::shim::{self, GExclusive, ModuleRef, Process};
+use kernel::alloc::KVVec;
+use kernel::prelude::*;
+use kernel::sync::{global_lock, new_mutex, Arc, Mutex};
+
+/// Pages of the provider's table read under one hold of L, so that a callback waits for microseconds, not for the
+/// whole of a fragmented 80 GiB table.
+const PAGES_PER_HOLD: u32 = 4096;
+
+/// Runs that are kept in the first pass already; most registrations have no more, and need no second pass.
+const RUNS_EXPECTED: usize = 8;
+
+/// One of the clients that we register with the core.
+#[derive(Clone, Copy)]
+pub(crate) struct Client {
+    /// How it pins.
+    pub(crate) kind: Kind,
+    /// Its place in the order in which the core asks.
+    pub(crate) place: Place,
+}
+
+/// Place of a client in the core's walk.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Asked first.
+    First,
+    /// Asked when the first one said no.
+    Second,
+}
+
+/// What L protects.
+pub(crate) struct Body {
+    /// Pin, mapping, revocation.
+    pub(crate) life: Life<PagePin, Mapping>,
+    /// Physical runs, from the pin until `dma_map` consumes them.
+    runs: KVVec<Run>,
+    /// Freed in `release` and nowhere else: the core may walk it until then.
+    table: Option<Table>,
+    /// Why `get_pages` will fail, for memory that is ours but cannot be registered.
+    refused: Option<Reason>,
+}
+
+/// See the module's text.
+///
+/// # Invariants
+///
+/// - `ticket` stands for this registration in the registry from before the provider is called until the pin is gone.
+/// - After `release` no mapping and no device pointer is left in `body`.
+#[pin_data]
+pub(crate) struct Registration {
+    client: Client,
+    range: GpuRange,
+    owner: Process,
+    ticket: u64,
+    /// Filled by `acquire` before the core knows of this registration.
+    #[pin]
+    body: Mutex<Body>,
+    /// Last, so that it is given back last.
+    _module: ModuleRef,
+}
+
+/// The verdict "not mine" of the first client, for the second one: the core holds P over its walk, so between the two
+/// nobody else asks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct NotMine {
+    process: Process,
+    addr: u64,
+    size: u64,
+}
+
+global_lock! {
+    // SAFETY: Initialised in `init()`, before any client is registered.
+    unsafe(uninit) static NOT_MINE: Mutex<Option<NotMine>> = None;
+}
+
+/// Initialises what this file keeps for the whole module.
+///
+/// # Safety
+///
+/// To be called once, before anything else of this file.
+pub(crate) unsafe fn init() {
+    // SAFETY: By this function's contract.
+    unsafe { NOT_MINE.init() };
+}
+
+/// What an attempt to pin says about the memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    /// Another client may know it.
+    NotMine,
+    /// Ours, but only the other client's way of pinning can work.
+    StepAside,
+    /// Ours, and impossible.
+    Refused(Reason),
+    /// The provider ran out of memory before it looked whose memory it is.
+    Unproven,
+}
+
+/// Rule 3: what the provider's `error` means. `probe` tells what a one-granule pin at the start of the range answers;
+/// `None` where the range is no longer than that.
+fn judge(error: Error, steps_aside: bool, probe: impl FnOnce() -> Option<Result>) -> Verdict {
+    if error == ENOTSUPP {
+        return if steps_aside { Verdict::StepAside } else { Verdict::Refused(Reason::NotSupported) };
+    }
+    if error == EBUSY {
+        return Verdict::Refused(Reason::Busy);
+    }
+    if error == ENODEV {
+        return Verdict::Refused(Reason::NoGpu);
+    }
+    let starts_here = probe();
+    if error == ENOMEM || error == EIO {
+        let reason = if error == ENOMEM { Reason::OutOfBar } else { Reason::ProviderFault };
+        return match starts_here {
+            Some(Err(other)) if other == EINVAL => Verdict::NotMine,
+            Some(Err(other)) if other == error => Verdict::Unproven,
+            Some(_) => Verdict::Refused(reason),
+            None => Verdict::Unproven,
+        };
+    }
+    match starts_here {
+        Some(Ok(())) => Verdict::Refused(Reason::LeavesAllocation),
+        _ => Verdict::NotMine,
+    }
+}
+
+/// The core's `acquire`: pins `size` bytes at `addr`, once and for good. `None`: not ours.
+///
+/// Called with P held, for every registration of the machine that get_user_pages() refused: silent and cheap for
+/// memory that is not ours. Takes G, R, L and the registry lock, one after the other. Sleeps.
+pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Registration>> {
+    let question = NotMine { process: Process::current(), addr, size };
+    if client.place == Place::Second && NOT_MINE.lock().take() == Some(question) {
+        return None;
+    }
+    // The owner's call is the moment to end what others had to leave behind.
+    invalidate::reap_orphans(&question.process);
+    let range = GpuRange::new(addr, size, shim::page_size())?;
+    match pin(client, range) {
+        Ok(registration) => return Some(registration),
+        Err(Verdict::StepAside) => return None,
+        Err(Verdict::Unproven) => report::refused(Reason::Unproven, range.user()),
+        Err(_) => {}
+    }
+    if client.place == Place::First {
+        *NOT_MINE.lock() = Some(question);
+    }
+    None
+}
+
+/// Pins `range`; the provider is asked once for memory that is pinned, and for memory that is not ours once more at
+/// the most. A refusal that is ours comes back as a registration, whose `get_pages` will tell.
+fn pin(client: Client, range: GpuRange) -> Result<Arc<Registration>, Verdict> {
+    /// The provider allocates in proportion to the length before it looks whose memory it is.
+    const PROBE_FIRST: u64 = 1 << 30;
+
+    let steps_aside = client.kind == Kind::Persistent && client.place == Place::First;
+    let probe_first = range.pinned().len() > PROBE_FIRST;
+    let mut verdict = None;
+    if probe_first {
+        if let Err(error) = probe(client, &range) {
+            verdict = Some(judge(error, steps_aside, || None));
+        }
+    }
+    if let Some(verdict @ (Verdict::NotMine | Verdict::StepAside | Verdict::Unproven)) = verdict {
+        return Err(verdict);
+    }
+    // Without a module reference (rmmod is under way) or memory nothing is claimed.
+    let registration = Registration::new(client, range).map_err(|error| match error {
+        error if error == ENOMEM => Verdict::Unproven,
+        _ => Verdict::NotMine,
+    })?;
+    let verdict = match verdict {
+        Some(verdict) => {
+            registration.body.lock().life.not_pinned();
+            verdict
+        }
+        None => match registration.get() {
+            Ok(()) => {
+                if let Err(reason) = registration.copy_runs() {
+                    registration.refuse(reason);
+                }
+                return Ok(registration);
+            }
+            Err(error) => judge(error, steps_aside, || match probe_first {
+                true => Some(Ok(())),
+                false => (range.pinned().len() > PIN_GRANULE).then(|| probe(client, &range)),
+            }),
+        },
+    };
+    match verdict {
+        Verdict::Refused(reason) => {
+            registration.refuse(reason);
+            Ok(registration)
+        }
+        other => {
+            registration.end();
+            Err(other)
+        }
+    }
+}
+
+/// Pins the first granule of `range` and puts it back.
+fn probe(client: Client, range: &GpuRange) -> Result {
+    let first = range.first_granule().ok_or(EINVAL)?;
+    let registration = Registration::new(client, first)?;
+    let got = registration.get();
+    registration.end();
+    got
+}
+
+impl Registration {
+    /// Enters a registration that is about to be pinned. Fails with `EBUSY` while the module is being unloaded.
+    fn new(client: Client, range: GpuRange) -> Result<Arc<Self>> {
+        let module = ModuleRef::get().ok_or(EBUSY)?;
+        let owner = Process::current();
+        registry::insert(move |ticket| {
+            let body = Body { life: Life::new(), runs: KVVec::new(), table: None, refused: None };
+            // INVARIANT: `registry::insert()` enters the registration under this ticket; there is no mapping yet.
+            Arc::pin_init(
+                pin_init!(Self {
+                    client,
+                    range,
+                    owner,
+                    ticket,
+                    body <- new_mutex!(body, "nvidia_peermem::Registration::body"),
+                    _module: module,
+                }),
+                GFP_KERNEL,
+            )
+        })
+    }
+
+    /// This registration's ticket.
+    pub(crate) fn ticket(&self) -> u64 {
+        self.ticket
+    }
+
+    /// The client that the core asked.
+    pub(crate) fn client(&self) -> Client {
+        self.client
+    }
+
+    /// L, and what it protects.
+    pub(crate) fn body(&self) -> &Mutex<Body> {
+        &self.body
+    }
+
+    /// Whether `process` may put the pin: the provider knows revocable pins by process and table address only, and
+    /// answers any other process as if the put had worked (rule 8).
+    pub(crate) fn may_be_put_by(&self, process: &Process) -> bool {
+        self.client.kind == Kind::Persistent || self.owner == *process
+    }
+
+    /// Calls the provider's get. Takes G and R.
+    fn get(&self) -> Result {
+        if self.client.kind == Kind::Revocable {
+            invalidate::arm();
+        }
+        let pin = PagePin::get(self.client.kind, self.range.pinned(), self.ticket);
+        let mut body = self.body.lock();
+        match pin {
+            Ok(pin) => {
+                // If the callback was faster, `copy_runs()` will find out.
+                let _ = body.life.pinned(pin);
+                Ok(())
+            }
+            Err(error) => {
+                body.life.not_pinned();
+                Err(error)
+            }
+        }
+    }
+
+    /// Copies what is needed of the provider's table, which is never looked at again (rule 4).
+    ///
+    /// Takes L, for [`PAGES_PER_HOLD`] pages at a time.
+    fn copy_runs(&self) -> Result<(), Reason> {
+        let shape = self.shape()?;
+        let mut runs = KVVec::with_capacity(RUNS_EXPECTED, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+        let mut count = 0usize;
+        self.walk(shape, |run| {
+            // Runs beyond the expected are counted only.
+            let _ = runs.push_within_capacity(run);
+            count = count.saturating_add(1);
+            Ok(())
+        })?;
+        if runs.len() != count {
+            runs = KVVec::with_capacity(count, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+            self.walk(shape, |run| {
+                runs.push_within_capacity(run).map_err(|_| Reason::Table(TableFault::Entries(shape.entries)))
+            })?;
+        }
+        self.body.lock().runs = runs;
+        Ok(())
+    }
+
+    /// Reads and checks the head of the provider's table.
+    fn shape(&self) -> Result<Shape, Reason> {
+        let body = self.body.lock();
+        let held = body.life.held().ok_or(Reason::Freed)?;
+        held.shape(self.range.pinned()).map_err(Reason::Table)
+    }
+
+    /// Bytes of the pinned span in front of what the sg_table covers.
+    fn skip(&self) -> u64 {
+        self.range.pages().start().wrapping_sub(self.range.pinned().start())
+    }
+
+    /// Hands each run of the provider's table to `emit`, under L: `emit` must not allocate.
+    fn walk(&self, shape: Shape, mut emit: impl FnMut(Run) -> Result<(), Reason>) -> Result<(), Reason> {
+        let mut coalescer = Coalescer::new(shape.page_size, self.skip(), self.range.pages().len());
+        let mut next = 0u32;
+        while next < shape.entries {
+            let until = next.saturating_add(PAGES_PER_HOLD).min(shape.entries);
+            {
+                let body = self.body.lock();
+                let held = body.life.held().ok_or(Reason::Freed)?;
+                for index in next..until {
+                    let page = held.page(shape, index).map_err(Reason::Table)?;
+                    let run = coalescer.push(page).map_err(|fault| match fault {
+                        BadPage::Misaligned | BadPage::Wraps => Reason::Table(TableFault::Address),
+                    })?;
+                    if let Some(run) = run {
+                        emit(run)?;
+                    }
+                }
+            }
+            next = until;
+            shim::cond_resched();
+        }
+        match coalescer.finish() {
+            Ok(Some(run)) => emit(run),
+            _ => Err(Reason::Table(TableFault::Entries(shape.entries))),
+        }
+    }
+
+    /// Remembers why `get_pages` will fail.
+    fn refuse(&self, reason: Reason) {
+        self.body.lock().refused = Some(reason);
+    }
+
+    /// Says why this registration fails, and returns the errno that the user sees.
+    fn fail(&self, reason: Reason) -> Error {
+        report::refused(reason, self.range.user());
+        reason.errno()
+    }
+
+    /// The core's `get_pages`: takes over what `acquire` pinned. M is held. `core_ticket` is for the invalidate hook.
+    pub(crate) fn get_pages(&self, addr: u64, size: u64, core_ticket: u64) -> Result {
+        let refused = {
+            let mut body = self.body.lock();
+            if addr != self.range.user().start() || size != self.range.user().len() {
+                Some(Reason::CoreOrder)
+            } else if body.refused.is_some() {
+                body.refused
+            } else if body.life.held().is_none() {
+                Some(Reason::Freed)
+            } else {
+                body.life.set_core_ticket(core_ticket);
+                None
+            }
+        };
+        match refused {
+            Some(reason) => Err(self.fail(reason)),
+            None => Ok(()),
+        }
+    }
+
+    /// The core's `dma_map`: maps for `device`, and gives the core a table of exactly the page-aligned user range.
+    ///
+    /// M is held. Takes L; calls the provider (R) only for persistent pins (rule 5). Sleeps.
+    ///
+    /// # Safety
+    ///
+    /// `sg` and `nmap` are valid for writing; the core stops reading `*sg` before it calls `release`.
+    pub(crate) unsafe fn dma_map(&self, sg: *mut raw::sg_table, device: Option<Device>, nmap: *mut c_int) -> Result {
+        // SAFETY: By this function's contract.
+        unsafe { self.try_dma_map(sg, device, nmap) }.map_err(|reason| self.fail(reason))
+    }
+
+    /// See [`Self::dma_map`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    unsafe fn try_dma_map(
+        &self,
+        sg: *mut raw::sg_table,
+        device: Option<Device>,
+        nmap: *mut c_int,
+    ) -> Result<(), Reason> {
+        let device = device.ok_or(Reason::NoDevice)?;
+        let (runs, shape, provider_table) = {
+            let mut body = self.body.lock();
+            let held = body.life.held().ok_or(Reason::Freed)?;
+            let shape = held.shape(self.range.pinned()).map_err(Reason::Table)?;
+            let provider_table = held.persistent_table();
+            (core::mem::take(&mut body.runs), shape, provider_table)
+        };
+        if runs.is_empty() {
+            return Err(Reason::CoreOrder);
+        }
+        let shape = ProviderShape {
+            page_size: shape.page_size,
+            entries: shape.entries,
+            skip: self.skip(),
+            wanted: self.range.pages().len(),
+        };
+        let mapping = Mapping::new(device, runs, shape, provider_table)?;
+        let cap = sg::cap(device.segment_limit(), shim::page_size());
+        let table = Table::new(mapping.dma_runs(), cap).map_err(|error| match error {
+            error if error == EOVERFLOW => Reason::TooManyEntries,
+            _ => Reason::NoMemory,
+        })?;
+        let unpublished = {
+            let mut body = self.body.lock();
+            match body.life.publish(mapping) {
+                Ok(()) => {
+                    // SAFETY: `sg` and `nmap` are valid by this function's contract, and so is the order of the core's
+                    // last look and `release`, where alone the table is dropped.
+                    unsafe { table.publish(sg, nmap) };
+                    body.table = Some(table);
+                    None
+                }
+                Err(mapping) => Some(mapping),
+            }
+        };
+        match unpublished {
+            None => Ok(()),
+            // Dropping the mapping undoes it.
+            Some(_mapping) => Err(Reason::Freed),
+        }
+    }
+
+    /// The core's `dma_unmap`: unmaps, unless the callback did. M is held on old cores. Takes L.
+    pub(crate) fn dma_unmap(&self) {
+        let mut body = self.body.lock();
+        let mapping = body.life.take_mapping();
+        if mapping.as_ref().is_some_and(Mapping::is_providers) {
+            // The provider is not called under L. Its mappings are of persistent pins, which no callback races for.
+            drop(body);
+        }
+        // Ours is unmapped before L goes (rule 6): `mapping` was declared behind `body`, so it is dropped first.
+        drop(mapping);
+    }
+
+    /// The core's `release`: ends the registration, in whatever state it is. The core holds no lock, except old ones
+    /// inside the free callback: then the pin is revoked, and neither G nor the provider is touched.
+    pub(crate) fn release(&self) {
+        self.dma_unmap();
+        let table = self.body.lock().table.take();
+        drop(table);
+        self.end();
+    }
+
+    /// Ends the pin, or leaves it to whoever can (rules 7 and 8). `false` if the provider had no memory to do it.
+    ///
+    /// Takes L, G and R, one after the other; if the pin is revoked, L only.
+    pub(crate) fn end(&self) -> bool {
+        if self.body.lock().life.ending() == Ending::Done {
+            registry::remove(self.ticket);
+            return true;
+        }
+        if !self.may_be_put_by(&Process::current()) {
+            let mut body = self.body.lock();
+            if body.life.orphan() {
+                registry::add_orphan(self.ticket);
+                return true;
+            }
+            drop(body);
+            registry::remove(self.ticket);
+            return true;
+        }
+        let g = (self.client.kind == Kind::Revocable).then(GExclusive::lock);
+        let pin = self.body.lock().life.take_for_put();
+        if let Some(pin) = pin {
+            let put = pin.put();
+            let mut body = self.body.lock();
+            match put {
+                Ok(()) => body.life.put_done(),
+                Err((Some(pin), _)) => {
+                    if body.life.put_failed(pin) {
+                        registry::add_orphan(self.ticket);
+                        return false;
+                    }
+                }
+                Err((None, _)) => {
+                    body.life.put_done();
+                    report::put_error();
+                }
+            }
+        }
+        drop(g);
+        registry::remove(self.ticket);
+        true
+    }
+}

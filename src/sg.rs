@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Runs of contiguous memory, and the scatterlist made of them.
+//!
+//! The first half is pure: pages are merged into [`Run`]s, trimmed to the user's range and cut at the cap. The second
+//! half, [`Table`], is the one writer of scatterlists. `sg` knows nothing of who asked for them.
+
+use crate::raw;
+use core::ptr::NonNull;
+use kernel::prelude::*;
+
+/// Contiguous bytes at an address of one address space: CPU physical before mapping, DMA after it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Run {
+    /// Address of the first byte.
+    pub(crate) addr: u64,
+    /// Length in bytes, never zero.
+    pub(crate) len: u64,
+}
+
+/// Why a list of page addresses cannot be made into runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum BadPage {
+    /// The address is no multiple of the page size.
+    Misaligned,
+    /// The page reaches beyond the end of the address space.
+    Wraps,
+}
+
+/// Merges pages of one size, pushed in the order of their virtual addresses, into runs.
+///
+/// Bytes in front of the user's range and behind it are left out, so the runs cover exactly the range asked for.
+#[derive(Debug)]
+pub(crate) struct Coalescer {
+    page_size: u64,
+    /// Bytes still to be left out at the front.
+    skip: u64,
+    /// Bytes still to be covered.
+    wanted: u64,
+    open: Option<Run>,
+}
+
+impl Coalescer {
+    /// `page_size` is a power of two; `skip` bytes of the first pages are left out, then `wanted` bytes are covered.
+    pub(crate) fn new(page_size: u64, skip: u64, wanted: u64) -> Self {
+        Self { page_size, skip, wanted, open: None }
+    }
+
+    /// Takes the next page and hands out a run when the page does not continue it.
+    pub(crate) fn push(&mut self, page: u64) -> Result<Option<Run>, BadPage> {
+        if page & self.page_size.wrapping_sub(1) != 0 {
+            return Err(BadPage::Misaligned);
+        }
+        // A page may end exactly at the end of the address space.
+        page.checked_add(self.page_size.wrapping_sub(1)).ok_or(BadPage::Wraps)?;
+        let front = self.skip.min(self.page_size);
+        self.skip = self.skip.saturating_sub(front);
+        let len = self.page_size.saturating_sub(front).min(self.wanted);
+        if len == 0 {
+            return Ok(None);
+        }
+        self.wanted = self.wanted.saturating_sub(len);
+        let piece = Run { addr: page.wrapping_add(front), len };
+        match &mut self.open {
+            Some(run) if run.addr.checked_add(run.len) == Some(piece.addr) => {
+                run.len = run.len.saturating_add(len);
+                Ok(None)
+            }
+            open => Ok(open.replace(piece)),
+        }
+    }
+
+    /// The last run. `Err` with the number of missing bytes if the pages did not cover what was wanted.
+    pub(crate) fn finish(self) -> Result<Option<Run>, u64> {
+        if self.wanted != 0 {
+            return Err(self.wanted);
+        }
+        Ok(self.open)
+    }
+}
+
+/// The longest entry that any core computes with correctly: some of them shift an `int` by the page shift, others keep
+/// page sizes in an `unsigned int`. Hugepage registrations have tested 1 GiB. Source: lock-proof F9.
+const CAP_LIMIT: u64 = 1 << 30;
+
+/// Rule 13: the device's segment limit in bytes, at most 1 GiB, rounded down to a power of two, so that cuts fall on
+/// multiples that an HCA can use as page size. Never below `page_size`.
+pub(crate) fn cap(device_limit: u64, page_size: u64) -> u64 {
+    let limit = device_limit.min(CAP_LIMIT).max(page_size);
+    match limit.checked_ilog2() {
+        Some(shift) => 1 << shift,
+        None => page_size,
+    }
+}
+
+/// Cuts a run at multiples of `cap`, a power of two, in its (DMA) address; a run no longer than `cap` stays whole.
+pub(crate) fn cut(run: Run, cap: u64) -> Cut {
+    Cut { rest: Some(run), cap, whole: run.len <= cap }
+}
+
+/// The pieces of one run, in order. See [`cut`].
+#[derive(Debug)]
+pub(crate) struct Cut {
+    rest: Option<Run>,
+    cap: u64,
+    whole: bool,
+}
+
+impl Iterator for Cut {
+    type Item = Run;
+
+    fn next(&mut self) -> Option<Run> {
+        let run = self.rest.take()?;
+        if self.whole {
+            return Some(run);
+        }
+        let into = run.addr & self.cap.wrapping_sub(1);
+        let len = self.cap.saturating_sub(into).min(run.len);
+        let left = run.len.saturating_sub(len);
+        if left != 0 {
+            self.rest = Some(Run { addr: run.addr.wrapping_add(len), len: left });
+        }
+        Some(Run { addr: run.addr, len })
+    }
+}
+
+/// Number of entries that `runs` need under `cap`.
+pub(crate) fn entries(runs: impl Iterator<Item = Run>, cap: u64) -> usize {
+    let mut entries = 0usize;
+    for run in runs {
+        for _ in cut(run, cap) {
+            entries = entries.saturating_add(1);
+        }
+    }
+    entries
+}
+
+/// A scatterlist of DMA addresses without struct pages, owned by one registration.
+///
+/// # Invariants
+///
+/// `raw` came from `nvpm_sg_alloc()` and has exactly `entries` entries, all of them filled.
+pub(crate) struct Table {
+    raw: NonNull<raw::sg_table>,
+    entries: c_int,
+}
+
+// SAFETY: The table is plain memory that nothing ties to the thread that allocated it.
+unsafe impl Send for Table {}
+
+impl Table {
+    /// Fills a table with `runs`, cut at `cap`. Allocates and may sleep: not under L.
+    ///
+    /// # Errors
+    ///
+    /// `EOVERFLOW` where the core's `int` could not hold the number of entries, `EINVAL` for no runs at all, `ENOMEM`.
+    pub(crate) fn new(runs: impl Iterator<Item = Run> + Clone, cap: u64) -> Result<Self> {
+        let count = c_int::try_from(entries(runs.clone(), cap)).map_err(|_| EOVERFLOW)?;
+        let wanted = u32::try_from(count).map_err(|_| EOVERFLOW)?;
+        if wanted == 0 {
+            return Err(EINVAL);
+        }
+        // SAFETY: No precondition; called where sleeping is allowed.
+        let raw = NonNull::new(unsafe { raw::nvpm_sg_alloc(wanted) }).ok_or(ENOMEM)?;
+        // Owned from here on, so that an early return frees it.
+        let table = Self { raw, entries: count };
+        // SAFETY: `raw` was just allocated and is not shared yet.
+        let mut entry = unsafe { raw::nvpm_sg_first(table.raw.as_ptr()) };
+        for piece in runs.flat_map(|run| cut(run, cap)) {
+            let len = u32::try_from(piece.len).map_err(|_| EOVERFLOW)?;
+            if entry.is_null() {
+                return Err(EOVERFLOW);
+            }
+            // SAFETY: `entry` is not NULL, so it is an entry of this table, which is not shared yet.
+            entry = unsafe { raw::nvpm_sg_set(entry, piece.addr, len) };
+        }
+        // INVARIANT: `entries()` counted what `cut()` just yielded, so each entry was filled.
+        Ok(table)
+    }
+
+    /// Hands the table to the core by one copy of its head. `nmap` may be a field of `*to` (the core aliases them), so
+    /// it is written afterwards, through a raw pointer.
+    ///
+    /// # Safety
+    ///
+    /// `to` and `nmap` must be valid for writing, and whoever reads `*to` must stop before this table is dropped.
+    pub(crate) unsafe fn publish(&self, to: *mut raw::sg_table, nmap: *mut c_int) {
+        // SAFETY: `to` is valid by this function's contract; `raw` by the invariant.
+        unsafe { raw::nvpm_sg_publish(to, self.raw.as_ptr()) };
+        // SAFETY: Valid by this function's contract.
+        unsafe { nmap.write(self.entries) };
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // SAFETY: By the invariant this is the only owner of what `nvpm_sg_alloc()` returned.
+        unsafe { raw::nvpm_sg_free(self.raw.as_ptr()) };
+    }
+}
