@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * nvidia.ko of the closed flavour: NVIDIA's licence and plain exports
+ * (peer-memory-facts.md 0.2), so that what may not link to it can be shown.
+ * The work is nvlab_core.ko's, which may use what GPL modules may use.
+ */
+#include <linux/export.h>
+#include <linux/module.h>
+
+#define NVLAB_FORWARD
+#include "p2p.h"
+
+int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
+			 u64 length, struct nvidia_p2p_page_table **page_table,
+			 void (*free_callback)(void *data), void *data)
+{
+	return nvlab_p2p_get_pages(p2p_token, va_space, virtual_address, length,
+				   page_table, free_callback, data);
+}
+EXPORT_SYMBOL(nvidia_p2p_get_pages);
+
+int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
+			 struct nvidia_p2p_page_table *page_table)
+{
+	return nvlab_p2p_put_pages(p2p_token, va_space, virtual_address,
+				   page_table);
+}
+EXPORT_SYMBOL(nvidia_p2p_put_pages);
+
+int nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
+				    struct nvidia_p2p_page_table **page_table,
+				    u32 flags)
+{
+	return nvlab_p2p_get_pages_persistent(virtual_address, length,
+					      page_table, flags);
+}
+EXPORT_SYMBOL(nvidia_p2p_get_pages_persistent);
+
+int nvidia_p2p_put_pages_persistent(u64 virtual_address,
+				    struct nvidia_p2p_page_table *page_table,
+				    u32 flags)
+{
+	return nvlab_p2p_put_pages_persistent(virtual_address, page_table,
+					      flags);
+}
+EXPORT_SYMBOL(nvidia_p2p_put_pages_persistent);
+
+int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
+			     struct nvidia_p2p_page_table *page_table,
+			     struct nvidia_p2p_dma_mapping **dma_mapping)
+{
+	return nvlab_p2p_dma_map_pages(peer, page_table, dma_mapping);
+}
+EXPORT_SYMBOL(nvidia_p2p_dma_map_pages);
+
+int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
+			       struct nvidia_p2p_page_table *page_table,
+			       struct nvidia_p2p_dma_mapping *dma_mapping)
+{
+	return nvlab_p2p_dma_unmap_pages(peer, page_table, dma_mapping);
+}
+EXPORT_SYMBOL(nvidia_p2p_dma_unmap_pages);
+
+#include "noops.h"
+
+MODULE_DESCRIPTION("Lab stand-in for NVIDIA's kernel driver, closed flavour");
+MODULE_LICENSE("NVIDIA");
+MODULE_VERSION("595.45.04");

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * /dev/nvlab_gdr: a second in-kernel user of nvidia_p2p_*, so that tests can
+ * have pins that are not ours in the same process (lock-proof.md F3: a stale put
+ * releases whatever has the same key address; section 4, scenario 12).
+ *
+ * Models gdrdrv as far as pins go: revocable and persistent ones, put by the
+ * process that asks, at the latest when the file is closed. After the callback
+ * the table is not touched any more, and put is not called.
+ *
+ * Left out: mapping the BAR into the process. One lock per file guards what the
+ * callback changes; it is never held over a call of the provider.
+ */
+#include <linux/fs.h>
+#include <linux/list.h>
+#include <linux/miscdevice.h>
+#include <linux/module.h>
+#include <linux/pci.h>
+#include <linux/slab.h>
+#include <linux/spinlock.h>
+#include <linux/uaccess.h>
+
+#include "nvlab_uapi.h"
+#include "p2p.h"
+
+struct gdr_file {
+	struct mutex lock;	/* over every ioctl of this file */
+	struct list_head pins;
+	u64 last;
+};
+
+struct gdr_pin {
+	struct list_head node;
+	u64 handle;
+	u64 va;
+	bool persistent;
+	struct nvidia_p2p_page_table *table;
+	struct nvidia_p2p_dma_mapping *mapping;
+	struct pci_dev *peer;
+	atomic_t callbacks;
+};
+
+static void gdr_revoked(void *data)
+{
+	struct gdr_pin *pin = data;
+
+	atomic_inc(&pin->callbacks);
+}
+
+static struct gdr_pin *pin_find(struct gdr_file *f, u64 handle)
+{
+	struct gdr_pin *pin;
+
+	list_for_each_entry(pin, &f->pins, node)
+		if (pin->handle == handle)
+			return pin;
+	return NULL;
+}
+
+static int pin_new(struct gdr_file *f, struct nvlab_gdr_pin *req)
+{
+	struct gdr_pin *pin;
+	int err;
+
+	if (req->flags & ~NVLAB_GDR_PERSISTENT)
+		return -EINVAL;
+	pin = kzalloc_obj(*pin);
+	if (!pin)
+		return -ENOMEM;
+	pin->va = req->va;
+	pin->persistent = req->flags & NVLAB_GDR_PERSISTENT;
+	err = pin->persistent ?
+	      nvidia_p2p_get_pages_persistent(req->va, req->len, &pin->table,
+					      0) :
+	      nvidia_p2p_get_pages(0, 0, req->va, req->len, &pin->table,
+				   gdr_revoked, pin);
+	if (err) {
+		kfree(pin);
+		return err;
+	}
+	req->table = (unsigned long)pin->table;
+	/* A callback that ran meanwhile took the table with it. */
+	if (!atomic_read(&pin->callbacks) && pin->table->entries) {
+		req->entries = pin->table->entries;
+		req->first = pin->table->pages[0]->physical_address;
+	}
+	pin->handle = ++f->last;
+	req->handle = pin->handle;
+	list_add(&pin->node, &f->pins);
+	return 0;
+}
+
+static void pin_unmap(struct gdr_pin *pin)
+{
+	if (pin->mapping && !atomic_read(&pin->callbacks))
+		nvidia_p2p_dma_unmap_pages(pin->peer, pin->table,
+					   pin->mapping);
+	pin->mapping = NULL;
+	pci_dev_put(pin->peer);
+	pin->peer = NULL;
+}
+
+static int pin_end(struct gdr_pin *pin)
+{
+	int err = 0;
+
+	pin_unmap(pin);
+	if (pin->persistent)
+		err = nvidia_p2p_put_pages_persistent(pin->va, pin->table, 0);
+	else if (!atomic_read(&pin->callbacks))
+		err = nvidia_p2p_put_pages(0, 0, pin->va, pin->table);
+	list_del(&pin->node);
+	kfree(pin);
+	return err;
+}
+
+static int pin_map(struct gdr_file *f, struct nvlab_gdr_map *req)
+{
+	struct gdr_pin *pin = pin_find(f, req->handle);
+	int err;
+
+	if (!pin)
+		return -ENOENT;
+	if (pin->peer || atomic_read(&pin->callbacks))
+		return -EBUSY;
+	pin->peer = pci_get_domain_bus_and_slot(req->domain, req->bus,
+						PCI_DEVFN(req->device,
+							  req->function));
+	if (!pin->peer)
+		return -ENODEV;
+	err = nvidia_p2p_dma_map_pages(pin->peer, pin->table, &pin->mapping);
+	if (err) {
+		pin->mapping = NULL;
+		pin_unmap(pin);
+		return err;
+	}
+	req->entries = pin->mapping->entries;
+	req->first = req->entries ? pin->mapping->dma_addresses[0] : 0;
+	return 0;
+}
+
+union args {
+	struct nvlab_gdr_pin pin;
+	struct nvlab_handle handle;
+	struct nvlab_gdr_state state;
+	struct nvlab_gdr_map map;
+};
+
+static int dispatch(struct gdr_file *f, unsigned int cmd, union args *a)
+{
+	struct gdr_pin *pin;
+
+	switch (cmd) {
+	case NVLAB_GDR_IOC_PIN:
+		return pin_new(f, &a->pin);
+	case NVLAB_GDR_IOC_MAP:
+		return pin_map(f, &a->map);
+	case NVLAB_GDR_IOC_UNPIN:
+	case NVLAB_GDR_IOC_UNMAP:
+	case NVLAB_GDR_IOC_STATE:
+		break;
+	default:
+		return -ENOTTY;
+	}
+	/* All three begin with the handle. */
+	pin = pin_find(f, a->handle.handle);
+	if (!pin)
+		return -ENOENT;
+	if (cmd == NVLAB_GDR_IOC_UNPIN)
+		return pin_end(pin);
+	if (cmd == NVLAB_GDR_IOC_UNMAP)
+		pin_unmap(pin);
+	else
+		a->state.callbacks = atomic_read(&pin->callbacks);
+	return 0;
+}
+
+static long gdr_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
+{
+	struct gdr_file *f = file->private_data;
+	void __user *user = (void __user *)arg;
+	union args a = {};
+	int err;
+
+	if (_IOC_TYPE(cmd) != 'G' || _IOC_SIZE(cmd) > sizeof(a))
+		return -ENOTTY;
+	if (copy_from_user(&a, user, _IOC_SIZE(cmd)))
+		return -EFAULT;
+	mutex_lock(&f->lock);
+	err = dispatch(f, cmd, &a);
+	mutex_unlock(&f->lock);
+	if (!err && (_IOC_DIR(cmd) & _IOC_READ) &&
+	    copy_to_user(user, &a, _IOC_SIZE(cmd)))
+		err = -EFAULT;
+	return err == -ENOTSUPP ? -EOPNOTSUPP : err;
+}
+
+static int gdr_open(struct inode *inode, struct file *file)
+{
+	struct gdr_file *f = kzalloc_obj(*f);
+
+	if (!f)
+		return -ENOMEM;
+	mutex_init(&f->lock);
+	INIT_LIST_HEAD(&f->pins);
+	file->private_data = f;
+	return 0;
+}
+
+static int gdr_release(struct inode *inode, struct file *file)
+{
+	struct gdr_file *f = file->private_data;
+	struct gdr_pin *pin, *next;
+
+	list_for_each_entry_safe(pin, next, &f->pins, node)
+		pin_end(pin);
+	mutex_destroy(&f->lock);
+	kfree(f);
+	return 0;
+}
+
+static const struct file_operations gdr_fops = {
+	.owner = THIS_MODULE,
+	.open = gdr_open,
+	.release = gdr_release,
+	.unlocked_ioctl = gdr_ioctl,
+};
+
+static struct miscdevice gdr_node = {
+	.minor = MISC_DYNAMIC_MINOR,
+	.name = "nvlab_gdr",
+	.mode = 0666,
+	.fops = &gdr_fops,
+};
+module_misc_device(gdr_node);
+
+MODULE_DESCRIPTION("Lab: a second in-kernel user of nvidia_p2p_*");
+MODULE_AUTHOR("nvidia-peermem lab");
+MODULE_LICENSE("GPL");

@@ -1,0 +1,771 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * What a test sees and steers, all of it the lab's own and not NVIDIA's: the
+ * books, the configuration, costs, faults, hold points and the allocation log,
+ * in debugfs (README.md lists the files and names).
+ */
+#define pr_fmt(fmt) "nvidia_lab: " fmt
+
+#include <linux/crc32.h>
+#include <linux/debugfs.h>
+#include <linux/delay.h>
+#include <linux/ktime.h>
+#include <linux/math64.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/seq_file.h>
+#include <linux/sizes.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+#include <linux/uaccess.h>
+#include <linux/wait.h>
+
+#include "nvlab.h"
+
+#define LOG_MAX		256
+#define HOLD_MAX	(50 * HZ)
+#define MAX_WORDS	4
+#define MAX_WRITE	4096
+
+/* --- books --- */
+
+atomic64_t nvlab_books[NVLAB_B_COUNT];
+
+static const char * const book_names[NVLAB_B_COUNT] = {
+	[NVLAB_B_LIVE_PINS] = "live_pins",
+	[NVLAB_B_LIVE_PERSISTENT] = "live_persistent",
+	[NVLAB_B_LIVE_MAPPINGS] = "live_mappings",
+	[NVLAB_B_LIVE_ALLOCATIONS] = "live_allocations",
+	[NVLAB_B_LIVE_CLIENTS] = "live_clients",
+	[NVLAB_B_BAR1_USED] = "bar1_used",
+	[NVLAB_B_MEMORY_USED] = "memory_used",
+	[NVLAB_B_LEAKED_TABLES] = "leaked_tables",
+	[NVLAB_B_CALLBACKS_RUNNING] = "callbacks_running",
+	[NVLAB_B_GETS] = "gets",
+	[NVLAB_B_GET_FAILURES] = "get_failures",
+	[NVLAB_B_PUTS] = "puts",
+	[NVLAB_B_PUTS_NOT_FOUND] = "puts_not_found",
+	[NVLAB_B_PUT_FAILURES] = "put_failures",
+	[NVLAB_B_PERSISTENT_GETS] = "persistent_gets",
+	[NVLAB_B_PERSISTENT_GET_FAILURES] = "persistent_get_failures",
+	[NVLAB_B_PERSISTENT_PUTS] = "persistent_puts",
+	[NVLAB_B_PERSISTENT_PUT_FAILURES] = "persistent_put_failures",
+	[NVLAB_B_DMA_MAPS] = "dma_maps",
+	[NVLAB_B_DMA_MAP_FAILURES] = "dma_map_failures",
+	[NVLAB_B_DMA_UNMAPS] = "dma_unmaps",
+	[NVLAB_B_DMA_UNMAPS_NOT_FOUND] = "dma_unmaps_not_found",
+	[NVLAB_B_CALLBACKS] = "callbacks",
+	[NVLAB_B_REENTRIES] = "reentries",
+	[NVLAB_B_VIOLATIONS] = "violations",
+	[NVLAB_B_ALLOCS] = "allocs",
+	[NVLAB_B_FREES] = "frees",
+};
+
+/* --- configuration and cost: numbers with names --- */
+
+struct setting {
+	const char *name;
+	u64 normal;
+	u64 min;
+	u64 max;
+};
+
+static const struct setting config_table[NVLAB_C_COUNT] = {
+	[NVLAB_C_TABLE_VERSION] = { "table_version", 0x20000, 0, U32_MAX },
+	[NVLAB_C_DMA_MODE] = { "dma_mode", 595, 550, 595 },
+	[NVLAB_C_ALIGN] = { "align", 1, 0, 1 },
+	[NVLAB_C_PERSISTENT_FLAGS] = { "persistent_flags", 1, 0, 1 },
+	[NVLAB_C_LAYOUT] = { "layout", NVLAB_LAYOUT_CONTIGUOUS,
+			     NVLAB_LAYOUT_CONTIGUOUS, NVLAB_LAYOUT_SHUFFLED },
+	[NVLAB_C_COHERENT] = { "coherent", 0, 0, 1 },
+	[NVLAB_C_BAR1_SIZE] = { "bar1_size", 0, 0, U64_MAX },
+	[NVLAB_C_BAR1_RESERVE] = { "bar1_reserve", 36 * SZ_1M, 0, S64_MAX },
+	[NVLAB_C_CLOSE_DEFERRED] = { "close_deferred", 0, 0, 1 },
+	[NVLAB_C_KEY_REUSE] = { "key_reuse", 0, 0, 1 },
+	[NVLAB_C_POISON] = { "poison", 1, 0, 1 },
+	[NVLAB_C_CRC_MAX] = { "crc_max", SZ_64M, 0, U32_MAX },
+};
+
+static u64 config[NVLAB_C_COUNT];
+
+static const struct setting cost_table[NVLAB_T_COUNT] = {
+	[NVLAB_T_PIN_BASE] = { "pin_base", 0, 0, NSEC_PER_SEC },
+	[NVLAB_T_PIN_GIB] = { "pin_gib", 0, 0, NSEC_PER_SEC },
+	[NVLAB_T_UNPIN_BASE] = { "unpin_base", 0, 0, NSEC_PER_SEC },
+	[NVLAB_T_UNPIN_GIB] = { "unpin_gib", 0, 0, NSEC_PER_SEC },
+	[NVLAB_T_MAP_BASE] = { "map_base", 0, 0, NSEC_PER_SEC },
+	[NVLAB_T_MAP_GIB] = { "map_gib", 0, 0, NSEC_PER_SEC },
+	[NVLAB_T_HOLD_R] = { "hold_r", 0, 0, 60ULL * NSEC_PER_SEC },
+	[NVLAB_T_SLEEP] = { "sleep", 0, 0, 1 },
+};
+
+static u64 cost[NVLAB_T_COUNT];
+
+u64 nvlab_config(enum nvlab_config_name name)
+{
+	return READ_ONCE(config[name]);
+}
+
+void nvlab_spend(enum nvlab_cost_name base, enum nvlab_cost_name gib, u64 len)
+{
+	u64 ns = READ_ONCE(cost[base]);
+	ktime_t until;
+
+	if (gib != NVLAB_T_COUNT)
+		ns += mul_u64_u64_shr(READ_ONCE(cost[gib]), len, 30);
+	if (!ns)
+		return;
+	if (READ_ONCE(cost[NVLAB_T_SLEEP])) {
+		fsleep(max(div_u64(ns, NSEC_PER_USEC), 1));
+		return;
+	}
+	until = ktime_add_ns(ktime_get(), ns);
+	while (ktime_before(ktime_get(), until)) {
+		cpu_relax();
+		cond_resched();
+	}
+}
+
+static int setting_find(const struct setting *table, unsigned int count,
+			const char *name)
+{
+	unsigned int i;
+
+	for (i = 0; i < count; i++)
+		if (!strcmp(table[i].name, name))
+			return i;
+	return -EINVAL;
+}
+
+static int setting_write(const struct setting *table, u64 *values,
+			 unsigned int count, int words, char **word)
+{
+	unsigned int i;
+	int at;
+	u64 v;
+
+	if (words == 1 && !strcmp(word[0], "reset")) {
+		for (i = 0; i < count; i++)
+			WRITE_ONCE(values[i], table[i].normal);
+		return 0;
+	}
+	at = setting_find(table, count, word[0]);
+	if (at < 0 || words != 2 || kstrtou64(word[1], 0, &v) ||
+	    v < table[at].min || v > table[at].max)
+		return -EINVAL;
+	if (values == config && at == NVLAB_C_DMA_MODE && v != 550 && v != 595)
+		return -EINVAL;
+	WRITE_ONCE(values[at], v);
+	return 0;
+}
+
+/* Every name of the configuration is also a module parameter. */
+static int param_set(const char *text, const struct kernel_param *kp)
+{
+	char value[32], *words[2] = { (char *)kp->name, value };
+
+	if (strscpy(value, text, sizeof(value)) < 0)
+		return -EINVAL;
+	strim(value);
+	return setting_write(config_table, config, NVLAB_C_COUNT, 2, words);
+}
+
+static int param_get(char *buffer, const struct kernel_param *kp)
+{
+	return sysfs_emit(buffer, "%llu\n", READ_ONCE(*(u64 *)kp->arg));
+}
+
+static const struct kernel_param_ops param_ops = {
+	.set = param_set,
+	.get = param_get,
+};
+
+module_param_cb(table_version, &param_ops, &config[NVLAB_C_TABLE_VERSION], 0444);
+module_param_cb(dma_mode, &param_ops, &config[NVLAB_C_DMA_MODE], 0444);
+module_param_cb(align, &param_ops, &config[NVLAB_C_ALIGN], 0444);
+module_param_cb(persistent_flags, &param_ops, &config[NVLAB_C_PERSISTENT_FLAGS],
+		0444);
+module_param_cb(layout, &param_ops, &config[NVLAB_C_LAYOUT], 0444);
+module_param_cb(coherent, &param_ops, &config[NVLAB_C_COHERENT], 0444);
+module_param_cb(bar1_size, &param_ops, &config[NVLAB_C_BAR1_SIZE], 0444);
+module_param_cb(bar1_reserve, &param_ops, &config[NVLAB_C_BAR1_RESERVE], 0444);
+module_param_cb(close_deferred, &param_ops, &config[NVLAB_C_CLOSE_DEFERRED],
+		0444);
+module_param_cb(key_reuse, &param_ops, &config[NVLAB_C_KEY_REUSE], 0444);
+module_param_cb(poison, &param_ops, &config[NVLAB_C_POISON], 0444);
+module_param_cb(crc_max, &param_ops, &config[NVLAB_C_CRC_MAX], 0444);
+
+/* --- faults --- */
+
+struct fault {
+	u64 value;
+	u64 count;	/* strikes left; U64_MAX: until switched off */
+	u32 pid;
+};
+
+static const char * const fault_names[NVLAB_F_COUNT] = {
+	[NVLAB_F_GET_NOMEM] = "get_nomem",
+	[NVLAB_F_GET_ERRNO] = "get_errno",
+	[NVLAB_F_PERSISTENT_ERRNO] = "persistent_errno",
+	[NVLAB_F_PUT_ERRNO] = "put_errno",
+	[NVLAB_F_PERSISTENT_PUT_ERRNO] = "persistent_put_errno",
+	[NVLAB_F_PUT_FORGET] = "put_forget",
+	[NVLAB_F_CALLBACK_DOUBLE] = "callback_double",
+	[NVLAB_F_CALLBACK_NONE] = "callback_none",
+	[NVLAB_F_MAP_ERRNO] = "map_errno",
+	[NVLAB_F_MAP_PARTIAL] = "map_partial",
+	[NVLAB_F_MAP_TOPOLOGY] = "map_topology",
+	[NVLAB_F_TABLE_VERSION] = "table_version",
+	[NVLAB_F_TABLE_PAGE_SIZE] = "table_page_size",
+	[NVLAB_F_TABLE_SHORT] = "table_short",
+	[NVLAB_F_TABLE_LONG] = "table_long",
+	[NVLAB_F_TABLE_MISALIGN] = "table_misalign",
+	[NVLAB_F_TABLE_NULL_PAGES] = "table_null_pages",
+	[NVLAB_F_TABLE_NULL_ENTRY] = "table_null_entry",
+	[NVLAB_F_TABLE_WRAP] = "table_wrap",
+	[NVLAB_F_TABLE_OUTSIDE] = "table_outside",
+};
+
+static struct fault faults[NVLAB_F_COUNT];
+static DEFINE_SPINLOCK(faults_lock);
+
+/* Strike if @wanted is 0 or the fault's value. */
+static u64 fault_strike(enum nvlab_fault_name name, u64 wanted)
+{
+	struct fault *f = &faults[name];
+	u64 value;
+
+	if (!READ_ONCE(f->value))
+		return 0;
+	spin_lock(&faults_lock);
+	value = f->value;
+	if (!value || (wanted && value != wanted) || !f->count ||
+	    (f->pid && f->pid != nvlab_tgid()))
+		value = 0;
+	else if (f->count != U64_MAX && --f->count == 0)
+		f->value = 0;
+	spin_unlock(&faults_lock);
+	return value;
+}
+
+u64 nvlab_fault(enum nvlab_fault_name name)
+{
+	return fault_strike(name, 0);
+}
+
+bool nvlab_fault_is(enum nvlab_fault_name name, u64 value)
+{
+	return fault_strike(name, value);
+}
+
+static int name_find(const char * const *names, unsigned int count,
+		     const char *name)
+{
+	unsigned int i;
+
+	for (i = 0; i < count; i++)
+		if (!strcmp(names[i], name))
+			return i;
+	return -EINVAL;
+}
+
+static int faults_write(int words, char **word)
+{
+	struct fault f = { .count = U64_MAX };
+	int at;
+
+	if (words == 1 && !strcmp(word[0], "reset")) {
+		spin_lock(&faults_lock);
+		memset(faults, 0, sizeof(faults));
+		spin_unlock(&faults_lock);
+		return 0;
+	}
+	at = name_find(fault_names, NVLAB_F_COUNT, word[0]);
+	if (at < 0 || words < 2 || kstrtou64(word[1], 0, &f.value) ||
+	    f.value > U32_MAX ||
+	    (words > 2 && (kstrtou64(word[2], 0, &f.count) || !f.count)) ||
+	    (words > 3 && kstrtou32(word[3], 0, &f.pid)))
+		return -EINVAL;
+	spin_lock(&faults_lock);
+	faults[at] = f;
+	spin_unlock(&faults_lock);
+	return 0;
+}
+
+static int faults_show(struct seq_file *s, void *unused)
+{
+	unsigned int i;
+
+	for (i = 0; i < NVLAB_F_COUNT; i++) {
+		struct fault f;
+
+		spin_lock(&faults_lock);
+		f = faults[i];
+		spin_unlock(&faults_lock);
+		seq_printf(s, "%s %llu %llu\n", fault_names[i], f.value,
+			   f.value && f.count != U64_MAX ? f.count : 0);
+	}
+	return 0;
+}
+
+/* --- hold points --- */
+
+struct hold {
+	u64 left;	/* arrivals that will stop */
+	u64 arrived;
+	u32 pid;
+	u32 waiting;
+	u32 releases;
+};
+
+static const char * const hold_names[NVLAB_H_COUNT] = {
+	[NVLAB_H_GET_ALLOC] = "get_alloc",
+	[NVLAB_H_GET_FOUND] = "get_found",
+	[NVLAB_H_GET_FILLED] = "get_filled",
+	[NVLAB_H_GET_DONE] = "get_done",
+	[NVLAB_H_PGET_ALLOC] = "pget_alloc",
+	[NVLAB_H_PGET_INFO] = "pget_info",
+	[NVLAB_H_PGET_FOUND] = "pget_found",
+	[NVLAB_H_PGET_DONE] = "pget_done",
+	[NVLAB_H_PUT_BEFORE] = "put_before",
+	[NVLAB_H_PUT_LOCKED] = "put_locked",
+	[NVLAB_H_PUT_AFTER] = "put_after",
+	[NVLAB_H_PPUT_BEFORE] = "pput_before",
+	[NVLAB_H_PPUT_AFTER] = "pput_after",
+	[NVLAB_H_MAP_BEFORE] = "map_before",
+	[NVLAB_H_MAP_AFTER] = "map_after",
+	[NVLAB_H_UNMAP_BEFORE] = "unmap_before",
+	[NVLAB_H_FREE_BEFORE] = "free_before",
+	[NVLAB_H_CALLBACK_BEFORE] = "callback_before",
+	[NVLAB_H_CALLBACK_AFTER] = "callback_after",
+	[NVLAB_H_FREE_AFTER] = "free_after",
+	[NVLAB_H_CLOSE_BEFORE] = "close_before",
+	[NVLAB_H_DEFERRED] = "deferred",
+};
+
+static struct hold holds[NVLAB_H_COUNT];
+static DEFINE_SPINLOCK(holds_lock);
+static DECLARE_WAIT_QUEUE_HEAD(holds_wait);
+
+void nvlab_hold(enum nvlab_hold_name name)
+{
+	struct hold *h = &holds[name];
+	bool stop = false;
+	u32 releases;
+
+	spin_lock(&holds_lock);
+	if (!h->pid || h->pid == nvlab_tgid()) {
+		h->arrived++;
+		if (h->left) {
+			h->left--;
+			h->waiting++;
+			stop = true;
+		}
+	}
+	releases = h->releases;
+	spin_unlock(&holds_lock);
+	if (!stop)
+		return;
+	if (!wait_event_idle_timeout(holds_wait,
+				     READ_ONCE(h->releases) != releases,
+				     HOLD_MAX))
+		pr_err("hold %s timed out\n", hold_names[name]);
+	spin_lock(&holds_lock);
+	h->waiting--;
+	spin_unlock(&holds_lock);
+}
+
+static void holds_release(struct hold *h)
+{
+	spin_lock(&holds_lock);
+	h->left = 0;
+	h->pid = 0;
+	WRITE_ONCE(h->releases, h->releases + 1);
+	spin_unlock(&holds_lock);
+	wake_up_all(&holds_wait);
+}
+
+static int holds_write(int words, char **word)
+{
+	unsigned int i;
+	u64 count = 1;
+	u32 pid = 0;
+	int at;
+
+	if (words == 2 && !strcmp(word[0], "release") &&
+	    !strcmp(word[1], "all")) {
+		for (i = 0; i < NVLAB_H_COUNT; i++)
+			holds_release(&holds[i]);
+		return 0;
+	}
+	if (words < 2)
+		return -EINVAL;
+	at = name_find(hold_names, NVLAB_H_COUNT, word[1]);
+	if (at < 0)
+		return -EINVAL;
+	if (words == 2 && !strcmp(word[0], "release")) {
+		holds_release(&holds[at]);
+		return 0;
+	}
+	if (strcmp(word[0], "arm") ||
+	    (words > 2 && (kstrtou64(word[2], 0, &count) || !count)) ||
+	    (words > 3 && kstrtou32(word[3], 0, &pid)))
+		return -EINVAL;
+	spin_lock(&holds_lock);
+	holds[at].left = count;
+	holds[at].pid = pid;
+	holds[at].arrived = 0;
+	spin_unlock(&holds_lock);
+	return 0;
+}
+
+static int holds_show(struct seq_file *s, void *unused)
+{
+	unsigned int i;
+
+	for (i = 0; i < NVLAB_H_COUNT; i++) {
+		struct hold h;
+
+		spin_lock(&holds_lock);
+		h = holds[i];
+		spin_unlock(&holds_lock);
+		seq_printf(s, "%s %llu %u %llu\n", hold_names[i], h.left,
+			   h.waiting, h.arrived);
+	}
+	return 0;
+}
+
+/* --- allocation log --- */
+
+struct nvlab_log {
+	struct list_head node;
+	u64 id;
+	u64 va;
+	u64 size;
+	u64 backing;
+	u32 gpu;
+	u32 layout;
+	u32 tgid;
+	char comm[TASK_COMM_LEN];
+	enum nvlab_log_state state;
+	u32 crc[2];		/* at allocation, at free */
+	bool has[2];
+	u32 chunks;
+	u32 *chunk[2];
+};
+
+static const char * const state_names[] = { "live", "kept", "freed" };
+
+static LIST_HEAD(log_list);
+static unsigned int log_count;
+static DEFINE_MUTEX(log_lock);
+
+static void log_drop(struct nvlab_log *log)
+{
+	list_del(&log->node);
+	log_count--;
+	kvfree(log->chunk[0]);
+	kvfree(log->chunk[1]);
+	kfree(log);
+}
+
+static void log_crc(struct nvlab_log *log, struct nvlab_mem *mem, int when)
+{
+	u64 left = log->size;
+	u32 all = ~0, i;
+
+	if (!log->chunks)
+		return;
+	for (i = 0; left; i++) {
+		u64 len = min(left, NVLAB_GPU_PAGE);
+		const u8 *p = nvlab_mem_kva(mem, i);
+
+		all = crc32_le(all, p, len);
+		log->chunk[when][i] = ~crc32_le(~0, p, len);
+		left -= len;
+		cond_resched();
+	}
+	log->crc[when] = ~all;
+	log->has[when] = true;
+}
+
+struct nvlab_log *nvlab_log_alloc(struct nvlab_mem *mem, u64 va)
+{
+	struct nvlab_log *log, *old, *next;
+
+	log = kzalloc_obj(*log);
+	if (!log)
+		return ERR_PTR(-ENOMEM);
+	log->id = mem->id;
+	log->va = va;
+	log->size = mem->size;
+	log->backing = mem->backing;
+	log->gpu = mem->gpu->index;
+	log->layout = mem->layout;
+	log->tgid = nvlab_tgid();
+	get_task_comm(log->comm, current);
+	if (mem->size <= nvlab_config(NVLAB_C_CRC_MAX)) {
+		log->chunks = DIV_ROUND_UP(mem->size, NVLAB_GPU_PAGE);
+		log->chunk[0] = kvcalloc(log->chunks, sizeof(u32), GFP_KERNEL);
+		log->chunk[1] = kvcalloc(log->chunks, sizeof(u32), GFP_KERNEL);
+		if (!log->chunk[0] || !log->chunk[1]) {
+			kvfree(log->chunk[0]);
+			kvfree(log->chunk[1]);
+			kfree(log);
+			return ERR_PTR(-ENOMEM);
+		}
+		log_crc(log, mem, 0);
+	}
+	mutex_lock(&log_lock);
+	list_add_tail(&log->node, &log_list);
+	log_count++;
+	list_for_each_entry_safe(old, next, &log_list, node) {
+		if (log_count <= LOG_MAX)
+			break;
+		if (old->state == NVLAB_FREED)
+			log_drop(old);
+	}
+	mutex_unlock(&log_lock);
+	return log;
+}
+
+void nvlab_log_state(struct nvlab_log *log, enum nvlab_log_state state)
+{
+	mutex_lock(&log_lock);
+	log->state = state;
+	mutex_unlock(&log_lock);
+}
+
+void nvlab_log_free(struct nvlab_mem *mem)
+{
+	mutex_lock(&log_lock);
+	log_crc(mem->log, mem, 1);
+	mem->log->state = NVLAB_FREED;
+	mutex_unlock(&log_lock);
+	mem->log = NULL;
+}
+
+static int allocations_write(int words, char **word)
+{
+	struct nvlab_log *log, *next;
+
+	if (words != 1 || strcmp(word[0], "clear"))
+		return -EINVAL;
+	mutex_lock(&log_lock);
+	list_for_each_entry_safe(log, next, &log_list, node)
+		if (log->state == NVLAB_FREED)
+			log_drop(log);
+	mutex_unlock(&log_lock);
+	return 0;
+}
+
+static void crc_show(struct seq_file *s, const char *name, bool has, u32 crc)
+{
+	if (has)
+		seq_printf(s, " %s=%08x", name, crc);
+	else
+		seq_printf(s, " %s=-", name);
+}
+
+static int allocations_show(struct seq_file *s, void *unused)
+{
+	struct nvlab_log *log;
+
+	mutex_lock(&log_lock);
+	list_for_each_entry(log, &log_list, node) {
+		char comm[TASK_COMM_LEN];
+
+		strscpy(comm, log->comm);
+		strreplace(comm, ' ', '_');
+		seq_printf(s, "id=%llu pid=%u comm=%s gpu=%u va=%#llx size=%llu backing=%llu layout=%u state=%s",
+			   log->id, log->tgid, comm, log->gpu, log->va,
+			   log->size, log->backing, log->layout,
+			   state_names[log->state]);
+		crc_show(s, "crc_alloc", log->has[0], log->crc[0]);
+		crc_show(s, "crc_free", log->has[1], log->crc[1]);
+		seq_putc(s, '\n');
+	}
+	mutex_unlock(&log_lock);
+	return 0;
+}
+
+static int chunks_show(struct seq_file *s, void *unused)
+{
+	struct nvlab_log *log;
+	u32 i;
+
+	mutex_lock(&log_lock);
+	list_for_each_entry(log, &log_list, node) {
+		for (i = 0; i < log->chunks; i++) {
+			seq_printf(s, "id=%llu chunk=%u", log->id, i);
+			crc_show(s, "crc_alloc", log->has[0], log->chunk[0][i]);
+			crc_show(s, "crc_free", log->has[1], log->chunk[1][i]);
+			seq_putc(s, '\n');
+		}
+	}
+	mutex_unlock(&log_lock);
+	return 0;
+}
+
+/* --- the remaining files --- */
+
+static int books_show(struct seq_file *s, void *unused)
+{
+	unsigned int i;
+
+	for (i = 0; i < NVLAB_B_COUNT; i++)
+		seq_printf(s, "%s %lld\n", book_names[i],
+			   atomic64_read(&nvlab_books[i]));
+	return 0;
+}
+
+static int books_write(int words, char **word)
+{
+	unsigned int i;
+
+	if (words != 1 || strcmp(word[0], "reset"))
+		return -EINVAL;
+	for (i = NVLAB_B_FIRST_COUNTER; i < NVLAB_B_COUNT; i++)
+		atomic64_set(&nvlab_books[i], 0);
+	return 0;
+}
+
+static void settings_show(struct seq_file *s, const struct setting *table,
+			  const u64 *values, unsigned int count)
+{
+	unsigned int i;
+
+	for (i = 0; i < count; i++)
+		seq_printf(s, "%s %llu\n", table[i].name,
+			   READ_ONCE(values[i]));
+}
+
+static int config_show(struct seq_file *s, void *unused)
+{
+	settings_show(s, config_table, config, NVLAB_C_COUNT);
+	return 0;
+}
+
+static int config_write(int words, char **word)
+{
+	return setting_write(config_table, config, NVLAB_C_COUNT, words, word);
+}
+
+static int cost_show(struct seq_file *s, void *unused)
+{
+	settings_show(s, cost_table, cost, NVLAB_T_COUNT);
+	return 0;
+}
+
+static int cost_write(int words, char **word)
+{
+	if (words == 1 && !strcmp(word[0], "v100")) {
+		/* Measured on a V100: design.md section 4. */
+		WRITE_ONCE(cost[NVLAB_T_PIN_BASE], 68000);
+		WRITE_ONCE(cost[NVLAB_T_PIN_GIB], 3100000);
+		WRITE_ONCE(cost[NVLAB_T_UNPIN_BASE], 38000);
+		WRITE_ONCE(cost[NVLAB_T_UNPIN_GIB], 1600000);
+		return 0;
+	}
+	return setting_write(cost_table, cost, NVLAB_T_COUNT, words, word);
+}
+
+static int pins_show(struct seq_file *s, void *unused)
+{
+	nvlab_r_pins(s);
+	return 0;
+}
+
+struct lab_file {
+	const char *name;
+	int (*show)(struct seq_file *s, void *unused);
+	int (*write)(int words, char **word);
+};
+
+static const struct lab_file lab_files[] = {
+	{ "books", books_show, books_write },
+	{ "config", config_show, config_write },
+	{ "cost", cost_show, cost_write },
+	{ "faults", faults_show, faults_write },
+	{ "holds", holds_show, holds_write },
+	{ "allocations", allocations_show, allocations_write },
+	{ "chunks", chunks_show, NULL },
+	{ "pins", pins_show, NULL },
+};
+
+static int lab_open(struct inode *inode, struct file *file)
+{
+	const struct lab_file *f = inode->i_private;
+
+	return single_open(file, f->show, NULL);
+}
+
+/* Each line is a command. */
+static int lab_line(const struct lab_file *f, char *line)
+{
+	char *word[MAX_WORDS];
+	int words = 0;
+	char *w;
+
+	while ((w = strsep(&line, " \t"))) {
+		if (!*w)
+			continue;
+		if (words == MAX_WORDS)
+			return -EINVAL;
+		word[words++] = w;
+	}
+	return words ? f->write(words, word) : 0;
+}
+
+static ssize_t lab_write(struct file *file, const char __user *user, size_t len,
+			 loff_t *pos)
+{
+	const struct lab_file *f = file_inode(file)->i_private;
+	char *text, *rest, *line;
+	int err = 0;
+
+	if (!f->write)
+		return -EPERM;
+	if (len > MAX_WRITE)
+		return -E2BIG;
+	text = memdup_user_nul(user, len);
+	if (IS_ERR(text))
+		return PTR_ERR(text);
+	rest = text;
+	while (!err && (line = strsep(&rest, "\n")))
+		err = lab_line(f, line);
+	kfree(text);
+	return err ? err : len;
+}
+
+static const struct file_operations lab_fops = {
+	.owner = THIS_MODULE,
+	.open = lab_open,
+	.read = seq_read,
+	.write = lab_write,
+	.llseek = seq_lseek,
+	.release = single_release,
+};
+
+static struct dentry *lab_dir;
+
+int nvlab_debugfs_init(void)
+{
+	unsigned int i;
+
+	lab_dir = debugfs_create_dir("nvidia_lab", NULL);
+	for (i = 0; i < ARRAY_SIZE(lab_files); i++)
+		debugfs_create_file(lab_files[i].name,
+				    lab_files[i].write ? 0600 : 0400, lab_dir,
+				    (void *)&lab_files[i], &lab_fops);
+	return PTR_ERR_OR_ZERO(lab_dir);
+}
+
+void nvlab_debugfs_exit(void)
+{
+	struct nvlab_log *log, *next;
+
+	debugfs_remove(lab_dir);
+	list_for_each_entry_safe(log, next, &log_list, node)
+		log_drop(log);
+}

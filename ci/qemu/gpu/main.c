@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The lab's nvidia.ko: the GPUs.
+ *
+ * Models: a PCI driver called "nvidia" bound to a device whose BAR holds video
+ * memory; endpoint of the lab's PCIe fabric, where every access of a NIC to a
+ * 64 KiB page without a live pin is a violation: it is counted, the first one
+ * is logged, and the bytes move all the same, as they would (lock-proof.md
+ * section 5 "GPU:"). A live persistent pin holds the module, as it holds the
+ * real driver (peer-memory-facts.md 3.9).
+ *
+ * Left out: everything else a GPU does. The BAR is QEMU's ivshmem-plain
+ * (1af4:1110, BAR 2).
+ */
+#define pr_fmt(fmt) "nvidia_lab: " fmt
+
+#include <linux/io.h>
+#include <linux/module.h>
+#include <linux/pci.h>
+#include <linux/proc_fs.h>
+#include <linux/seq_file.h>
+#include <linux/slab.h>
+#include <linux/utsname.h>
+
+#include "lab_pcie.h"
+#include "nvlab.h"
+
+#define GPU_BAR		2
+
+static int gpu_access(void *priv, u64 offset, size_t len, bool write)
+{
+	struct nvlab_gpu *gpu = priv;
+	u64 page;
+
+	if (!len)
+		return 0;
+	for (page = offset >> NVLAB_PAGE_SHIFT;
+	     page <= (offset + len - 1) >> NVLAB_PAGE_SHIFT; page++) {
+		if (atomic_read(&gpu->pins[page]))
+			continue;
+		if (atomic64_inc_return(&nvlab_books[NVLAB_B_VIOLATIONS]) == 1)
+			pr_err("VIOLATION: NIC %s of GPU %u at BAR offset %#llx, %zu bytes, without a live pin\n",
+			       write ? "write" : "read", gpu->index, offset,
+			       len);
+	}
+	return 0;
+}
+
+static const struct lab_pcie_bar_ops gpu_bar_ops = {
+	.access = gpu_access,
+};
+
+static int gpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
+{
+	struct nvlab_gpu *gpu;
+	int err;
+
+	if (nvlab_gpu_count == NVLAB_MAX_GPUS)
+		return -ENOSPC;
+	gpu = kzalloc_obj(*gpu);
+	if (!gpu)
+		return -ENOMEM;
+	gpu->index = nvlab_gpu_count;
+	gpu->pdev = pdev;
+	gpu->start = pci_resource_start(pdev, GPU_BAR);
+	gpu->size = pci_resource_len(pdev, GPU_BAR);
+	memcpy(gpu->uuid, "lab-gpu-uuid-000", NVLAB_UUID_LEN);
+	gpu->uuid[NVLAB_UUID_LEN - 1] += gpu->index;
+
+	err = pci_enable_device(pdev);
+	if (err)
+		goto free;
+	err = pci_request_region(pdev, GPU_BAR, "nvidia");
+	if (err)
+		goto disable;
+	pci_set_master(pdev);
+	err = -ENODEV;
+	if (gpu->size < NVLAB_BACKING_SIZE)
+		goto release;
+	gpu->kva = memremap(gpu->start, gpu->size, MEMREMAP_WB);
+	if (!gpu->kva)
+		goto release;
+	err = nvlab_gpu_init(gpu);
+	if (err)
+		goto unmap;
+	err = lab_pcie_add_bar(pdev, GPU_BAR, gpu->kva, &gpu_bar_ops, gpu);
+	if (err)
+		goto exit;
+	err = nvlab_ctl_add_gpu(gpu);
+	if (err)
+		goto remove;
+	pci_set_drvdata(pdev, gpu);
+	nvlab_gpus[nvlab_gpu_count++] = gpu;
+	pr_info("GPU %u: %s, %llu MiB of video memory at %pa\n", gpu->index,
+		pci_name(pdev), gpu->size >> 20, &gpu->start);
+	return 0;
+
+remove:
+	lab_pcie_remove_bar(pdev, GPU_BAR);
+exit:
+	nvlab_gpu_exit(gpu);
+unmap:
+	memunmap(gpu->kva);
+release:
+	pci_release_region(pdev, GPU_BAR);
+disable:
+	pci_disable_device(pdev);
+free:
+	kfree(gpu);
+	return err;
+}
+
+/* Only when the module goes: nothing holds memory or pins any more. */
+static void gpu_remove(struct pci_dev *pdev)
+{
+	struct nvlab_gpu *gpu = pci_get_drvdata(pdev);
+
+	nvlab_ctl_remove_gpu(gpu);
+	lab_pcie_remove_bar(pdev, GPU_BAR);
+	nvlab_gpu_exit(gpu);
+	memunmap(gpu->kva);
+	pci_release_region(pdev, GPU_BAR);
+	pci_disable_device(pdev);
+	kfree(gpu);
+}
+
+static const struct pci_device_id gpu_ids[] = {
+	{ PCI_DEVICE(0x1af4, 0x1110) },
+	{}
+};
+MODULE_DEVICE_TABLE(pci, gpu_ids);
+
+static struct pci_driver gpu_driver = {
+	.name = "nvidia",
+	.id_table = gpu_ids,
+	.probe = gpu_probe,
+	.remove = gpu_remove,
+	.driver.suppress_bind_attrs = true,
+};
+
+static int version_show(struct seq_file *s, void *unused)
+{
+#ifdef NVLAB_CLOSED_CORE
+	seq_printf(s, "NVRM version: NVIDIA UNIX %s Kernel Module  %s  (lab stand-in)\n",
+		   utsname()->machine, NVLAB_VERSION);
+#else
+	seq_printf(s, "NVRM version: NVIDIA UNIX Open Kernel Module for %s  %s  Release Build  (lab stand-in)\n",
+		   utsname()->machine, NVLAB_VERSION);
+#endif
+	return 0;
+}
+
+static int __init nvlab_init(void)
+{
+	struct proc_dir_entry *dir;
+	int err;
+
+	err = nvlab_p2p_init();
+	if (err)
+		return err;
+	err = nvlab_debugfs_init();
+	if (err)
+		goto p2p;
+	err = nvlab_ctl_init();
+	if (err)
+		goto debugfs;
+	dir = proc_mkdir("driver/nvidia", NULL);
+	if (!dir || !proc_create_single("version", 0444, dir, version_show)) {
+		err = -ENOMEM;
+		goto proc;
+	}
+	err = pci_register_driver(&gpu_driver);
+	if (err)
+		goto proc;
+	if (!nvlab_gpu_count)
+		pr_info("no GPU found: give the machine an ivshmem-plain device\n");
+	return 0;
+
+proc:
+	proc_remove(dir);
+	nvlab_ctl_exit();
+debugfs:
+	nvlab_debugfs_exit();
+p2p:
+	nvlab_p2p_exit();
+	return err;
+}
+module_init(nvlab_init);
+
+static void __exit nvlab_exit(void)
+{
+	remove_proc_subtree("driver/nvidia", NULL);
+	nvlab_ctl_exit();
+	/* Tables that were leaked on purpose still name their GPU. */
+	nvlab_p2p_exit();
+	pci_unregister_driver(&gpu_driver);
+	nvlab_debugfs_exit();
+}
+module_exit(nvlab_exit);
+
+MODULE_DESCRIPTION("Lab stand-in for NVIDIA's kernel driver");
+MODULE_AUTHOR("nvidia-peermem lab");
+#ifdef NVLAB_CLOSED_CORE
+MODULE_LICENSE("GPL");
+#else
+MODULE_LICENSE("Dual MIT/GPL");
+#endif
+MODULE_VERSION(NVLAB_VERSION);

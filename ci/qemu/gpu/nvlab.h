@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The lab's nvidia.ko, inside. Three layers, as in the real driver: the
+ * exported functions (p2p.c) stand on a resource manager (rm.c) that knows
+ * them only by an opaque key and a callback; ctl.c and lab.c are the two doors
+ * from user space, the device nodes and debugfs.
+ */
+#ifndef NVLAB_H
+#define NVLAB_H
+
+#include <linux/atomic.h>
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/mutex.h>
+#include <linux/pci.h>
+#include <linux/sched.h>
+#include <linux/types.h>
+
+#include "nvlab_uapi.h"
+
+#define NVLAB_VERSION	"595.45.04"
+#define NVLAB_PAGE_SHIFT	16
+#define NVLAB_UUID_LEN	16
+#define NVLAB_MAX_GPUS	8
+#define NVLAB_MAX_PIDS	256
+
+/* One GPU: the memory BAR of one ivshmem device. */
+struct nvlab_gpu {
+	unsigned int index;
+	struct pci_dev *pdev;
+	struct miscdevice *node;
+	u8 *kva;
+	phys_addr_t start;
+	u64 size;
+	u8 uuid[NVLAB_UUID_LEN];
+	unsigned long *blocks;	/* 2 MiB blocks in use; under mem_lock */
+	struct mutex mem_lock;
+	atomic_t *pins;		/* live pins of each 64 KiB page; written under R */
+	u64 bar1_used;		/* under R */
+	atomic_t users;		/* persistent pins */
+};
+
+/* One piece of memory; outlives its handle while a persistent pin holds it. */
+struct nvlab_mem {
+	struct kref ref;
+	struct nvlab_gpu *gpu;
+	u64 id;
+	u64 size;
+	u64 backing;
+	u32 npages;
+	u32 layout;
+	u32 *page;		/* page numbers in the BAR, or */
+	struct page **host;	/* coherent memory */
+	struct nvlab_log *log;
+};
+
+/* An RM client with its one ThirdPartyP2P object: who may pin what it holds. */
+struct nvlab_client {
+	struct list_head node;
+	struct list_head vidmems;	/* written under R and lock */
+	struct mutex lock;
+	u32 pids[NVLAB_MAX_PIDS];	/* under R */
+	unsigned int npids;
+	u32 tgid;
+};
+
+/* Where in the life of an allocation its log entry is. */
+enum nvlab_log_state { NVLAB_LIVE, NVLAB_KEPT, NVLAB_FREED };
+
+/* --- books, config, cost, faults, holds (lab.c) --- */
+
+enum nvlab_book {
+	NVLAB_B_LIVE_PINS,
+	NVLAB_B_LIVE_PERSISTENT,
+	NVLAB_B_LIVE_MAPPINGS,
+	NVLAB_B_LIVE_ALLOCATIONS,
+	NVLAB_B_LIVE_CLIENTS,
+	NVLAB_B_BAR1_USED,
+	NVLAB_B_MEMORY_USED,
+	NVLAB_B_LEAKED_TABLES,
+	NVLAB_B_CALLBACKS_RUNNING,
+	NVLAB_B_FIRST_COUNTER,
+	NVLAB_B_GETS = NVLAB_B_FIRST_COUNTER,
+	NVLAB_B_GET_FAILURES,
+	NVLAB_B_PUTS,
+	NVLAB_B_PUTS_NOT_FOUND,
+	NVLAB_B_PUT_FAILURES,
+	NVLAB_B_PERSISTENT_GETS,
+	NVLAB_B_PERSISTENT_GET_FAILURES,
+	NVLAB_B_PERSISTENT_PUTS,
+	NVLAB_B_PERSISTENT_PUT_FAILURES,
+	NVLAB_B_DMA_MAPS,
+	NVLAB_B_DMA_MAP_FAILURES,
+	NVLAB_B_DMA_UNMAPS,
+	NVLAB_B_DMA_UNMAPS_NOT_FOUND,
+	NVLAB_B_CALLBACKS,
+	NVLAB_B_REENTRIES,
+	NVLAB_B_VIOLATIONS,
+	NVLAB_B_ALLOCS,
+	NVLAB_B_FREES,
+	NVLAB_B_COUNT
+};
+
+extern atomic64_t nvlab_books[NVLAB_B_COUNT];
+
+static inline void nvlab_count(enum nvlab_book book)
+{
+	atomic64_inc(&nvlab_books[book]);
+}
+
+static inline void nvlab_add(enum nvlab_book book, s64 by)
+{
+	atomic64_add(by, &nvlab_books[book]);
+}
+
+enum nvlab_config_name {
+	NVLAB_C_TABLE_VERSION,
+	NVLAB_C_DMA_MODE,
+	NVLAB_C_ALIGN,
+	NVLAB_C_PERSISTENT_FLAGS,
+	NVLAB_C_LAYOUT,
+	NVLAB_C_COHERENT,
+	NVLAB_C_BAR1_SIZE,
+	NVLAB_C_BAR1_RESERVE,
+	NVLAB_C_CLOSE_DEFERRED,
+	NVLAB_C_KEY_REUSE,
+	NVLAB_C_POISON,
+	NVLAB_C_CRC_MAX,
+	NVLAB_C_COUNT
+};
+
+u64 nvlab_config(enum nvlab_config_name name);
+
+enum nvlab_cost_name {
+	NVLAB_T_PIN_BASE,
+	NVLAB_T_PIN_GIB,
+	NVLAB_T_UNPIN_BASE,
+	NVLAB_T_UNPIN_GIB,
+	NVLAB_T_MAP_BASE,
+	NVLAB_T_MAP_GIB,
+	NVLAB_T_HOLD_R,
+	NVLAB_T_SLEEP,
+	NVLAB_T_COUNT
+};
+
+/* Spend the time of @base plus @gib (or just @base, where @gib is the count) for @len bytes. */
+void nvlab_spend(enum nvlab_cost_name base, enum nvlab_cost_name gib, u64 len);
+
+enum nvlab_fault_name {
+	NVLAB_F_GET_NOMEM,
+	NVLAB_F_GET_ERRNO,
+	NVLAB_F_PERSISTENT_ERRNO,
+	NVLAB_F_PUT_ERRNO,
+	NVLAB_F_PERSISTENT_PUT_ERRNO,
+	NVLAB_F_PUT_FORGET,
+	NVLAB_F_CALLBACK_DOUBLE,
+	NVLAB_F_CALLBACK_NONE,
+	NVLAB_F_MAP_ERRNO,
+	NVLAB_F_MAP_PARTIAL,
+	NVLAB_F_MAP_TOPOLOGY,
+	NVLAB_F_TABLE_VERSION,
+	NVLAB_F_TABLE_PAGE_SIZE,
+	NVLAB_F_TABLE_SHORT,
+	NVLAB_F_TABLE_LONG,
+	NVLAB_F_TABLE_MISALIGN,
+	NVLAB_F_TABLE_NULL_PAGES,
+	NVLAB_F_TABLE_NULL_ENTRY,
+	NVLAB_F_TABLE_WRAP,
+	NVLAB_F_TABLE_OUTSIDE,
+	NVLAB_F_COUNT
+};
+
+/* The value of a fault that strikes now (and counts as struck), or 0. */
+u64 nvlab_fault(enum nvlab_fault_name name);
+
+/* Strikes only if it is set to exactly @value. */
+bool nvlab_fault_is(enum nvlab_fault_name name, u64 value);
+
+enum nvlab_hold_name {
+	NVLAB_H_GET_ALLOC,
+	NVLAB_H_GET_FOUND,
+	NVLAB_H_GET_FILLED,
+	NVLAB_H_GET_DONE,
+	NVLAB_H_PGET_ALLOC,
+	NVLAB_H_PGET_INFO,
+	NVLAB_H_PGET_FOUND,
+	NVLAB_H_PGET_DONE,
+	NVLAB_H_PUT_BEFORE,
+	NVLAB_H_PUT_LOCKED,
+	NVLAB_H_PUT_AFTER,
+	NVLAB_H_PPUT_BEFORE,
+	NVLAB_H_PPUT_AFTER,
+	NVLAB_H_MAP_BEFORE,
+	NVLAB_H_MAP_AFTER,
+	NVLAB_H_UNMAP_BEFORE,
+	NVLAB_H_FREE_BEFORE,
+	NVLAB_H_CALLBACK_BEFORE,
+	NVLAB_H_CALLBACK_AFTER,
+	NVLAB_H_FREE_AFTER,
+	NVLAB_H_CLOSE_BEFORE,
+	NVLAB_H_DEFERRED,
+	NVLAB_H_COUNT
+};
+
+/* Stop here while the point is armed. Sleeps. */
+void nvlab_hold(enum nvlab_hold_name name);
+
+struct nvlab_log *nvlab_log_alloc(struct nvlab_mem *mem, u64 va);
+void nvlab_log_state(struct nvlab_log *log, enum nvlab_log_state state);
+/* Record the CRCs of memory that is being given back. */
+void nvlab_log_free(struct nvlab_mem *mem);
+
+int nvlab_debugfs_init(void);
+void nvlab_debugfs_exit(void);
+
+/* --- resource manager (rm.c) --- */
+
+extern struct nvlab_gpu *nvlab_gpus[NVLAB_MAX_GPUS];
+extern unsigned int nvlab_gpu_count;
+
+/* Thread group id of the caller, as RM knows processes: by number. */
+static inline u32 nvlab_tgid(void)
+{
+	return task_tgid_nr(current);
+}
+
+/*
+ * RM's status, as a negative errno; "object not found" is -ENOENT inside. The
+ * exported functions turn it into -EINVAL (get) or success (put).
+ */
+int nvlab_r_lock(const char *who);
+void nvlab_r_unlock(void);
+struct seq_file;
+void nvlab_r_pins(struct seq_file *s);
+
+u8 *nvlab_mem_kva(struct nvlab_mem *mem, u32 page);
+void nvlab_mem_put(struct nvlab_mem *mem);
+
+struct nvlab_client *nvlab_client_open(void);
+void nvlab_client_close(struct nvlab_client *client);
+int nvlab_client_pid(struct nvlab_client *client, u32 pid, bool add);
+int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req);
+int nvlab_free(struct nvlab_client *client, u64 handle, bool keep);
+int nvlab_register(struct nvlab_client *client, u64 handle, u64 va);
+/* With a reference, for nvlab_mem_put(). NULL: no such handle. */
+struct nvlab_mem *nvlab_mem_get(struct nvlab_client *client, u64 handle);
+u64 nvlab_memory_free(struct nvlab_gpu *gpu);
+u64 nvlab_bar1_size(struct nvlab_gpu *gpu);
+
+int nvlab_gpu_init(struct nvlab_gpu *gpu);
+void nvlab_gpu_exit(struct nvlab_gpu *gpu);
+
+/* What rm_get tells the exported functions about a pin. */
+struct nvlab_pinned {
+	struct nvlab_gpu *gpu;
+	bool coherent;
+};
+
+struct nvlab_dup;
+
+int nvlab_rm_get(u64 va, u64 len, void *key, u64 *phys, u32 count,
+		 struct nvlab_pinned *pinned);
+int nvlab_rm_register(u64 va, u64 len, void *key, void (*callback)(void *data),
+		      void *data);
+int nvlab_rm_put(void *key);
+int nvlab_rm_gpu_info(u64 va, u64 len, struct nvlab_gpu **gpu);
+int nvlab_rm_get_persistent(u64 va, u64 len, void *key, u64 *phys, u32 count,
+			    struct nvlab_pinned *pinned,
+			    struct nvlab_dup **dup);
+int nvlab_rm_put_persistent(struct nvlab_dup *dup);
+
+/* --- exported functions (p2p.c) --- */
+
+/* How many DMA mappings hang on this key; for debugfs, under R. */
+unsigned int nvlab_p2p_mappings(void *key);
+/* A table that the real driver would lose: kept in sight until the module goes. */
+void nvlab_p2p_leak(void *key);
+int nvlab_p2p_init(void);
+void nvlab_p2p_exit(void);
+
+/* --- device nodes (ctl.c) --- */
+
+int nvlab_ctl_init(void);
+void nvlab_ctl_exit(void);
+int nvlab_ctl_add_gpu(struct nvlab_gpu *gpu);
+void nvlab_ctl_remove_gpu(struct nvlab_gpu *gpu);
+
+#endif

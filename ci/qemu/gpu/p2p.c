@@ -1,0 +1,735 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The exported nvidia_p2p_* functions.
+ *
+ * Models (peer-memory-facts.md 3.1-3.10; lock-proof.md F1-F5, F10): get in its
+ * three gaps (allocate key and arrays; R: find and map; build the table; R:
+ * register the callback), with the provider's own leak when memory is freed
+ * between the two; a table pointer that the caller sees before the call is done
+ * and that may dangle after a failure; the table freed, with the mappings that
+ * hang on it, right after the client's callback returned; put by the table's
+ * address alone, success when it is not found; dma_map_pages reading the
+ * table without a lock before it takes R, in the manner of 550 and of 595;
+ * the last 64 KiB of a BAR never mapped; dma_unmap_pages without R;
+ * free_page_table and free_dma_mapping doing nothing, init_mapping and
+ * destroy_mapping refusing.
+ *
+ * Left out: the request registers of Fermi, rsync (an nvidia.ko of 575 and
+ * later answers -ENODEV; nothing in the lab asks), NVLink address compression,
+ * the warnings of the real put for errors that a fault switch made.
+ */
+#define pr_fmt(fmt) "NVRM: " fmt
+
+#include <linux/dma-mapping.h>
+#include <linux/error-injection.h>
+#include <linux/export.h>
+#include <linux/list.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+
+#include "nvlab.h"
+#include "p2p.h"
+
+#define MAPPING_VERSION		((NVIDIA_P2P_DMA_MAPPING_MAJOR << 16) | 3)
+#define FLAG_FORCE_BAR1		1
+#define POISON			0xa7
+
+/* What hangs on one page table. The table's address is the key that RM knows. */
+struct mem_info {
+	struct nvidia_p2p_page_table table;	/* first: its address is the key */
+	struct list_head mappings;
+	struct mutex mappings_lock;
+	void (*free_callback)(void *data);
+	void *data;
+	struct nvlab_gpu *gpu;
+	struct nvlab_dup *dup;
+	u32 pages_made;
+	bool coherent;
+	bool cpu_only;
+	struct list_head node;		/* among the spare or the leaked ones */
+};
+
+enum mapping_how { MAPPED_RAW, MAPPED_RESOURCE, MAPPED_PAGES };
+
+struct mapping {
+	struct nvidia_p2p_dma_mapping pub;
+	struct list_head node;
+	enum mapping_how how;
+};
+
+static struct kmem_cache *page_cache;
+static DEFINE_MUTEX(lists_lock);
+static LIST_HEAD(spares);	/* under lists_lock, last in first out */
+static LIST_HEAD(leaked);	/* under lists_lock */
+
+static struct mem_info *info_of(struct nvidia_p2p_page_table *table)
+{
+	return container_of(table, struct mem_info, table);
+}
+
+/* RM's "object not found" is no errno of these functions. */
+static int status(int err)
+{
+	return err == -ENOENT ? -EINVAL : err;
+}
+
+static struct mem_info *info_alloc(void)
+{
+	struct mem_info *info = NULL;
+
+	if (nvlab_config(NVLAB_C_KEY_REUSE)) {
+		mutex_lock(&lists_lock);
+		info = list_first_entry_or_null(&spares, struct mem_info, node);
+		if (info)
+			list_del(&info->node);
+		mutex_unlock(&lists_lock);
+	}
+	if (!info)
+		info = kmalloc_obj(*info);
+	if (!info)
+		return NULL;
+	memset(info, 0, sizeof(*info));
+	INIT_LIST_HEAD(&info->mappings);
+	mutex_init(&info->mappings_lock);
+	return info;
+}
+
+static void info_free(struct mem_info *info)
+{
+	mutex_destroy(&info->mappings_lock);
+	if (nvlab_config(NVLAB_C_POISON))
+		memset(info, POISON, sizeof(*info));
+	if (nvlab_config(NVLAB_C_KEY_REUSE)) {
+		mutex_lock(&lists_lock);
+		list_add(&info->node, &spares);
+		mutex_unlock(&lists_lock);
+		return;
+	}
+	kfree(info);
+}
+
+/* --- DMA mappings --- */
+
+static void mapping_undo(struct mapping *map, u32 from, u32 to)
+{
+	struct device *dev = &map->pub.pci_dev->dev;
+	u32 i;
+
+	for (i = from; i < to; i++) {
+		if (map->how == MAPPED_RESOURCE)
+			dma_unmap_resource(dev, map->pub.dma_addresses[i],
+					   NVLAB_GPU_PAGE, DMA_BIDIRECTIONAL,
+					   0);
+		else if (map->how == MAPPED_PAGES)
+			dma_unmap_page(dev, map->pub.dma_addresses[i],
+				       NVLAB_GPU_PAGE, DMA_BIDIRECTIONAL);
+	}
+}
+
+static void mapping_free(struct mapping *map)
+{
+	mapping_undo(map, 0, map->pub.entries);
+	nvlab_add(NVLAB_B_LIVE_MAPPINGS, -1);
+	if (nvlab_config(NVLAB_C_POISON))
+		memset(map->pub.dma_addresses, POISON,
+		       map->pub.entries * sizeof(u64));
+	kvfree(map->pub.dma_addresses);
+	kfree(map);
+}
+
+/* Take this mapping, or any when @wanted is NULL, off the table. */
+static struct mapping *mapping_take(struct mem_info *info,
+				    struct nvidia_p2p_dma_mapping *wanted)
+{
+	struct mapping *map, *found = NULL;
+
+	mutex_lock(&info->mappings_lock);
+	list_for_each_entry(map, &info->mappings, node) {
+		if (!wanted || wanted == &map->pub) {
+			list_del(&map->node);
+			found = map;
+			break;
+		}
+	}
+	mutex_unlock(&info->mappings_lock);
+	return found;
+}
+
+unsigned int nvlab_p2p_mappings(void *key)
+{
+	struct mem_info *info = info_of(key);
+	unsigned int n;
+
+	mutex_lock(&info->mappings_lock);
+	n = list_count_nodes(&info->mappings);
+	mutex_unlock(&info->mappings_lock);
+	return n;
+}
+
+static void table_free(struct mem_info *info)
+{
+	struct nvidia_p2p_page_table *table = &info->table;
+	struct mapping *map;
+	u32 i;
+
+	while ((map = mapping_take(info, NULL)))
+		mapping_free(map);
+	for (i = 0; table->pages && i < info->pages_made; i++) {
+		if (!table->pages[i])
+			continue;
+		if (nvlab_config(NVLAB_C_POISON))
+			memset(table->pages[i], POISON,
+			       sizeof(*table->pages[i]));
+		kmem_cache_free(page_cache, table->pages[i]);
+	}
+	kvfree(table->pages);
+	kfree(table->gpu_uuid);
+	info_free(info);
+}
+
+void nvlab_p2p_leak(void *key)
+{
+	struct mem_info *info = info_of(key);
+
+	nvlab_count(NVLAB_B_LEAKED_TABLES);
+	mutex_lock(&lists_lock);
+	list_add(&info->node, &leaked);
+	mutex_unlock(&lists_lock);
+}
+
+/* --- get --- */
+
+static int page_add(struct mem_info *info, u32 at, u64 phys)
+{
+	struct nvidia_p2p_page *page;
+
+	page = nvlab_fault_is(NVLAB_F_GET_NOMEM, 3) ? NULL :
+	       kmem_cache_zalloc(page_cache, GFP_KERNEL);
+	if (!page)
+		return -ENOMEM;
+	page->physical_address = phys;
+	info->table.pages[at] = page;
+	info->pages_made = at + 1;
+	return 0;
+}
+
+/* What the fault switches make of a good table. */
+static void table_spoil(struct mem_info *info)
+{
+	struct nvidia_p2p_page_table *table = &info->table;
+	u64 v;
+	u32 i;
+
+	v = nvlab_fault(NVLAB_F_TABLE_VERSION);
+	if (v)
+		table->version = v;
+	v = nvlab_fault(NVLAB_F_TABLE_PAGE_SIZE);
+	if (v)
+		table->page_size = v & 0xff;
+	v = nvlab_fault(NVLAB_F_TABLE_MISALIGN);
+	for (i = 0; v && i < info->pages_made; i++)
+		table->pages[i]->physical_address += v;
+	v = nvlab_fault(NVLAB_F_TABLE_WRAP);
+	if (v && v <= info->pages_made)
+		table->pages[v - 1]->physical_address = -(NVLAB_GPU_PAGE / 2);
+	v = nvlab_fault(NVLAB_F_TABLE_OUTSIDE);
+	if (v && v <= info->pages_made)
+		table->pages[v - 1]->physical_address = NVLAB_BACKING_SIZE;
+	v = nvlab_fault(NVLAB_F_TABLE_NULL_ENTRY);
+	if (v && v <= info->pages_made) {
+		kmem_cache_free(page_cache, table->pages[v - 1]);
+		table->pages[v - 1] = NULL;
+	}
+	if (nvlab_fault(NVLAB_F_TABLE_NULL_PAGES)) {
+		for (i = 0; i < info->pages_made; i++)
+			if (table->pages[i])
+				kmem_cache_free(page_cache, table->pages[i]);
+		kvfree(table->pages);
+		table->pages = NULL;
+		info->pages_made = 0;
+	}
+}
+
+static int table_build(struct mem_info *info, const u64 *phys, u32 count)
+{
+	struct nvidia_p2p_page_table *table = &info->table;
+	u32 entries = count, i;
+	u64 change;
+	int err;
+
+	change = nvlab_fault(NVLAB_F_TABLE_SHORT);
+	if (change)
+		entries -= min_t(u64, change, entries);
+	entries += nvlab_fault(NVLAB_F_TABLE_LONG);
+
+	table->pages = nvlab_fault_is(NVLAB_F_GET_NOMEM, 2) ? NULL :
+		       kvcalloc(max(entries, 1), sizeof(*table->pages),
+				GFP_KERNEL);
+	if (!table->pages)
+		return -ENOMEM;
+	table->version = nvlab_config(NVLAB_C_TABLE_VERSION);
+	for (i = 0; i < entries; i++) {
+		err = page_add(info, i, i < count ? phys[i] :
+			       phys[count - 1] +
+			       (u64)(i - count + 1) * NVLAB_GPU_PAGE);
+		if (err)
+			return err;
+		table->entries++;
+	}
+	table->page_size = NVIDIA_P2P_PAGE_SIZE_64KB;
+	if (info->coherent &&
+	    table->version >> 16 >= NVIDIA_P2P_PAGE_TABLE_MAJOR_V2)
+		table->flags = NVIDIA_P2P_PAGE_TABLE_FLAGS_CPU_CACHEABLE;
+	table_spoil(info);
+	return 0;
+}
+
+/* What RM calls when memory is freed: the client first, then the table goes. */
+static void mem_info_free_callback(void *data)
+{
+	struct mem_info *info = data;
+
+	nvlab_count(NVLAB_B_CALLBACKS);
+	info->free_callback(info->data);
+	if (nvlab_fault(NVLAB_F_CALLBACK_DOUBLE)) {
+		nvlab_count(NVLAB_B_CALLBACKS);
+		info->free_callback(info->data);
+	}
+	nvlab_hold(NVLAB_H_CALLBACK_AFTER);
+	table_free(info);
+}
+
+static int range_check(u64 *va, u64 *len)
+{
+	u64 end = *va + *len;
+
+	if (!*len || end < *va)
+		return -EINVAL;
+	if (IS_ALIGNED(*va | *len, NVLAB_GPU_PAGE))
+		return 0;
+	if (nvlab_config(NVLAB_C_ALIGN))
+		return -EINVAL;
+	*va = ALIGN_DOWN(*va, NVLAB_GPU_PAGE);
+	*len = ALIGN(end, NVLAB_GPU_PAGE) - *va;
+	return *va + *len < *va ? -EINVAL : 0;
+}
+
+/* The persistent half of get: find the GPU, hold it, duplicate the memory. */
+static int get_persistent(struct mem_info *info, u64 va, u64 len, u64 *phys,
+			  u32 count, struct nvlab_pinned *pinned)
+{
+	int err;
+
+	err = nvlab_rm_gpu_info(va, len, &info->gpu);
+	if (err)
+		return err;
+	nvlab_hold(NVLAB_H_PGET_INFO);
+	err = nvlab_rm_get_persistent(va, len, info, phys, count, pinned,
+				      &info->dup);
+	if (err)
+		return err;
+	/* A pinned GPU keeps its driver. */
+	__module_get(THIS_MODULE);
+	atomic_inc(&info->gpu->users);
+	return 0;
+}
+
+static int put_persistent(struct mem_info *info)
+{
+	int err = nvlab_rm_put_persistent(info->dup);
+
+	if (err)
+		return err;
+	atomic_dec(&info->gpu->users);
+	table_free(info);
+	module_put(THIS_MODULE);
+	return 0;
+}
+
+static int get(bool persistent, bool cpu_only, u64 va, u64 len,
+	       struct nvidia_p2p_page_table **table,
+	       void (*free_callback)(void *data), void *data)
+{
+	u32 *wreq = NULL, *rreq = NULL;
+	struct nvlab_pinned pinned;
+	struct mem_info *info;
+	bool got = false;
+	u64 *phys = NULL;
+	u32 count;
+	int err;
+
+	err = range_check(&va, &len);
+	if (err)
+		return err;
+	*table = NULL;
+	info = info_alloc();
+	if (!info)
+		return -ENOMEM;
+	info->cpu_only = cpu_only;
+	*table = &info->table;
+	count = len >> NVLAB_PAGE_SHIFT;
+
+	/* Before anybody knows whose range this is. */
+	err = -ENOMEM;
+	if (nvlab_fault_is(NVLAB_F_GET_NOMEM, 1))
+		goto failed;
+	phys = kvmalloc_array(count, sizeof(*phys), GFP_KERNEL | __GFP_NOWARN);
+	wreq = kvmalloc_array(count, sizeof(*wreq), GFP_KERNEL | __GFP_NOWARN);
+	rreq = kvmalloc_array(count, sizeof(*rreq), GFP_KERNEL | __GFP_NOWARN);
+	if (!phys || !wreq || !rreq)
+		goto failed;
+
+	nvlab_hold(persistent ? NVLAB_H_PGET_ALLOC : NVLAB_H_GET_ALLOC);
+	err = persistent ? get_persistent(info, va, len, phys, count, &pinned) :
+			   nvlab_rm_get(va, len, info, phys, count, &pinned);
+	if (err)
+		goto failed;
+	got = true;
+	info->gpu = pinned.gpu;
+	info->coherent = pinned.coherent;
+	nvlab_hold(persistent ? NVLAB_H_PGET_FOUND : NVLAB_H_GET_FOUND);
+
+	err = -ENOMEM;
+	info->table.gpu_uuid = kmemdup(pinned.gpu->uuid, NVLAB_UUID_LEN,
+				       GFP_KERNEL);
+	if (!info->table.gpu_uuid)
+		goto failed;
+	err = table_build(info, phys, count);
+	if (err)
+		goto failed;
+	if (persistent) {
+		nvlab_hold(NVLAB_H_PGET_DONE);
+	} else {
+		info->free_callback = free_callback;
+		info->data = data;
+		nvlab_hold(NVLAB_H_GET_FILLED);
+		err = nvlab_rm_register(va, len, info, mem_info_free_callback,
+					info);
+		if (err)
+			goto failed;
+		/* From here on the callback may run, and info be gone. */
+		nvlab_hold(NVLAB_H_GET_DONE);
+	}
+	kvfree(rreq);
+	kvfree(wreq);
+	kvfree(phys);
+	return 0;
+
+failed:
+	kvfree(rreq);
+	kvfree(wreq);
+	kvfree(phys);
+	if (!got) {
+		table_free(info);	/* and *table keeps pointing there */
+	} else if (persistent) {
+		put_persistent(info);
+		*table = NULL;
+	} else {
+		if (nvlab_rm_put(info) == 0)
+			table_free(info);
+		else
+			nvlab_p2p_leak(info);	/* freed meanwhile */
+		*table = NULL;
+	}
+	return status(err);
+}
+
+noinline int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space,
+				  u64 virtual_address, u64 length,
+				  struct nvidia_p2p_page_table **page_table,
+				  void (*free_callback)(void *data), void *data)
+{
+	int err;
+
+	nvlab_count(NVLAB_B_GETS);
+	if (!free_callback)
+		err = -EINVAL;
+	else
+		err = get(false, false, virtual_address, length, page_table,
+			  free_callback, data);
+	if (err)
+		nvlab_count(NVLAB_B_GET_FAILURES);
+	return err;
+}
+NVLAB_EXPORT(nvidia_p2p_get_pages);
+ALLOW_ERROR_INJECTION(nvidia_p2p_get_pages, ERRNO);
+
+noinline int
+nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
+				struct nvidia_p2p_page_table **page_table,
+				u32 flags)
+{
+	u32 known = nvlab_config(NVLAB_C_PERSISTENT_FLAGS) ? FLAG_FORCE_BAR1 : 0;
+	int err;
+
+	nvlab_count(NVLAB_B_PERSISTENT_GETS);
+	if (flags & ~known)
+		err = -EINVAL;
+	else
+		err = get(true, flags & FLAG_FORCE_BAR1, virtual_address, length,
+			  page_table, NULL, NULL);
+	if (err)
+		nvlab_count(NVLAB_B_PERSISTENT_GET_FAILURES);
+	return err;
+}
+NVLAB_EXPORT(nvidia_p2p_get_pages_persistent);
+ALLOW_ERROR_INJECTION(nvidia_p2p_get_pages_persistent, ERRNO);
+
+/* --- put --- */
+
+noinline int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
+				  u64 virtual_address,
+				  struct nvidia_p2p_page_table *page_table)
+{
+	u64 wrong;
+	int err;
+
+	nvlab_count(NVLAB_B_PUTS);
+	if (!page_table || nvlab_fault(NVLAB_F_PUT_FORGET))
+		return 0;
+	wrong = nvlab_fault(NVLAB_F_PUT_ERRNO);
+	if (wrong == ENOMEM) {
+		nvlab_count(NVLAB_B_PUT_FAILURES);
+		return -ENOMEM;
+	}
+	nvlab_hold(NVLAB_H_PUT_BEFORE);
+	/* The table may be gone: until RM knows it, it is a number. */
+	err = nvlab_rm_put(page_table);
+	nvlab_hold(NVLAB_H_PUT_AFTER);
+	if (err == -ENOENT) {
+		nvlab_count(NVLAB_B_PUTS_NOT_FOUND);
+		return 0;
+	}
+	if (err) {
+		WARN_ON(err);
+		nvlab_count(NVLAB_B_PUT_FAILURES);
+		return status(err);
+	}
+	table_free(info_of(page_table));
+	if (wrong)
+		nvlab_count(NVLAB_B_PUT_FAILURES);
+	return -(int)wrong;
+}
+NVLAB_EXPORT(nvidia_p2p_put_pages);
+ALLOW_ERROR_INJECTION(nvidia_p2p_put_pages, ERRNO);
+
+noinline int
+nvidia_p2p_put_pages_persistent(u64 virtual_address,
+				struct nvidia_p2p_page_table *page_table,
+				u32 flags)
+{
+	u64 wrong;
+	int err;
+
+	nvlab_count(NVLAB_B_PERSISTENT_PUTS);
+	if (!page_table)
+		return 0;
+	wrong = flags ? EINVAL : nvlab_fault(NVLAB_F_PERSISTENT_PUT_ERRNO);
+	if (flags || wrong == ENOMEM) {
+		nvlab_count(NVLAB_B_PERSISTENT_PUT_FAILURES);
+		return -(int)wrong;
+	}
+	nvlab_hold(NVLAB_H_PPUT_BEFORE);
+	err = put_persistent(info_of(page_table));
+	nvlab_hold(NVLAB_H_PPUT_AFTER);
+	WARN_ON(err);
+	if (!err)
+		err = -(int)wrong;
+	if (err)
+		nvlab_count(NVLAB_B_PERSISTENT_PUT_FAILURES);
+	return err;
+}
+NVLAB_EXPORT(nvidia_p2p_put_pages_persistent);
+ALLOW_ERROR_INJECTION(nvidia_p2p_put_pages_persistent, ERRNO);
+
+/* --- DMA mapping --- */
+
+/* One 64 KiB page for the peer. Under R. */
+static int map_one(struct mapping *map, struct mem_info *info, u32 at)
+{
+	struct resource *res = &info->gpu->pdev->resource[2];
+	struct device *dev = &map->pub.pci_dev->dev;
+	u64 *addr = &map->pub.dma_addresses[at];
+
+	if (map->how == MAPPED_PAGES) {
+		unsigned long pfn = PHYS_PFN(*addr);
+
+		if (!pfn_valid(pfn))
+			return -EIO;
+		*addr = dma_map_page(dev, pfn_to_page(pfn),
+				     offset_in_page(*addr), NVLAB_GPU_PAGE,
+				     DMA_BIDIRECTIONAL);
+		return dma_mapping_error(dev, *addr) ? -EIO : 0;
+	}
+	/* The resource's end is inclusive, which costs the last page. */
+	if (*addr < res->start || *addr + NVLAB_GPU_PAGE > res->end)
+		return -EIO;
+	if (map->how == MAPPED_RAW) {
+		*addr = pci_bus_address(info->gpu->pdev, 2) +
+			(*addr - res->start);
+		return 0;
+	}
+	*addr = dma_map_resource(dev, *addr, NVLAB_GPU_PAGE, DMA_BIDIRECTIONAL,
+				 0);
+	return dma_mapping_error(dev, *addr) ? -EIO : 0;
+}
+
+static int map_all(struct mapping *map, struct mem_info *info)
+{
+	bool goes_on = nvlab_config(NVLAB_C_DMA_MODE) == 550;
+	u64 partial = nvlab_fault(NVLAB_F_MAP_PARTIAL);
+	int err = 0;
+	u32 i;
+
+	for (i = 0; i < map->pub.entries; i++) {
+		err = i + 1 == partial ? -EIO : map_one(map, info, i);
+		if (!err)
+			continue;
+		if (map->how == MAPPED_RESOURCE)
+			map->pub.dma_addresses[i] = DMA_MAPPING_ERROR;
+		mapping_undo(map, 0, i);
+		/* 550 goes on with the next page and forgets this error. */
+		if (!goes_on)
+			break;
+	}
+	return err;
+}
+
+static int dma_map(struct pci_dev *peer,
+		   struct nvidia_p2p_page_table *page_table,
+		   struct nvidia_p2p_dma_mapping **dma_mapping)
+{
+	struct mem_info *info = info_of(page_table);
+	struct mapping *map;
+	u64 wrong;
+	int err;
+	u32 i;
+
+	*dma_mapping = NULL;
+	if (info->cpu_only)
+		return -ENOTSUPP;
+	map = kzalloc_obj(*map);
+	if (!map)
+		return -ENOMEM;
+	/* The table is read here, and nothing keeps it from being freed. */
+	map->pub.entries = page_table->entries;
+	map->pub.dma_addresses = kvmalloc_array(max(map->pub.entries, 1),
+						sizeof(u64), GFP_KERNEL);
+	if (!map->pub.dma_addresses) {
+		kfree(map);
+		return -ENOMEM;
+	}
+	if (WARN_ON(page_table->page_size == NVIDIA_P2P_PAGE_SIZE_4KB ||
+		    page_table->page_size > NVIDIA_P2P_PAGE_SIZE_128KB)) {
+		err = -EIO;	/* the real one stops the machine */
+		goto free;
+	}
+	for (i = 0; i < map->pub.entries; i++)
+		map->pub.dma_addresses[i] =
+			page_table->pages[i]->physical_address;
+	map->pub.version = MAPPING_VERSION;
+	map->pub.page_size_type = page_table->page_size;
+	map->pub.pci_dev = peer;
+	if (info->coherent)
+		map->how = MAPPED_PAGES;
+	else if (nvlab_config(NVLAB_C_DMA_MODE) == 550)
+		map->how = MAPPED_RESOURCE;
+	else
+		map->how = MAPPED_RAW;
+
+	nvlab_hold(NVLAB_H_MAP_BEFORE);
+	err = nvlab_r_lock("dma_map_pages");
+	if (err)
+		goto free;
+	if (nvlab_fault(NVLAB_F_MAP_TOPOLOGY))
+		err = -ENOTSUPP;
+	wrong = err ? 0 : nvlab_fault(NVLAB_F_MAP_ERRNO);
+	if (wrong)
+		err = -(int)wrong;
+	if (!err) {
+		nvlab_spend(NVLAB_T_MAP_BASE, NVLAB_T_MAP_GIB,
+			    (u64)map->pub.entries << NVLAB_PAGE_SHIFT);
+		err = map_all(map, info);
+	}
+	nvlab_r_unlock();
+	if (err)
+		goto free;
+	nvlab_hold(NVLAB_H_MAP_AFTER);
+	mutex_lock(&info->mappings_lock);
+	list_add_tail(&map->node, &info->mappings);
+	mutex_unlock(&info->mappings_lock);
+	nvlab_add(NVLAB_B_LIVE_MAPPINGS, 1);
+	*dma_mapping = &map->pub;
+	return 0;
+free:
+	kvfree(map->pub.dma_addresses);
+	kfree(map);
+	return err;
+}
+
+noinline int
+nvidia_p2p_dma_map_pages(struct pci_dev *peer,
+			 struct nvidia_p2p_page_table *page_table,
+			 struct nvidia_p2p_dma_mapping **dma_mapping)
+{
+	int err;
+
+	nvlab_count(NVLAB_B_DMA_MAPS);
+	if (!peer || !page_table || !dma_mapping || !page_table->gpu_uuid)
+		err = -EINVAL;
+	else
+		err = dma_map(peer, page_table, dma_mapping);
+	if (err)
+		nvlab_count(NVLAB_B_DMA_MAP_FAILURES);
+	return err;
+}
+NVLAB_EXPORT(nvidia_p2p_dma_map_pages);
+ALLOW_ERROR_INJECTION(nvidia_p2p_dma_map_pages, ERRNO);
+
+noinline int
+nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
+			   struct nvidia_p2p_page_table *page_table,
+			   struct nvidia_p2p_dma_mapping *dma_mapping)
+{
+	struct mapping *map;
+
+	nvlab_count(NVLAB_B_DMA_UNMAPS);
+	if (!peer || !page_table || !dma_mapping)
+		return -EINVAL;
+	nvlab_hold(NVLAB_H_UNMAP_BEFORE);
+	/* After the callback this reads freed memory, as the real one does. */
+	map = mapping_take(info_of(page_table), dma_mapping);
+	if (!map) {
+		nvlab_count(NVLAB_B_DMA_UNMAPS_NOT_FOUND);
+		return 0;
+	}
+	WARN_ON(peer != map->pub.pci_dev);
+	mapping_free(map);
+	return 0;
+}
+NVLAB_EXPORT(nvidia_p2p_dma_unmap_pages);
+ALLOW_ERROR_INJECTION(nvidia_p2p_dma_unmap_pages, ERRNO);
+
+#ifndef NVLAB_CLOSED_CORE
+#include "noops.h"
+#endif
+
+int nvlab_p2p_init(void)
+{
+	page_cache = KMEM_CACHE(nvidia_p2p_page, 0);
+	return page_cache ? 0 : -ENOMEM;
+}
+
+void nvlab_p2p_exit(void)
+{
+	struct mem_info *info, *next;
+
+	/* Nobody is left to race with. */
+	list_for_each_entry_safe(info, next, &leaked, node)
+		table_free(info);
+	list_for_each_entry_safe(info, next, &spares, node)
+		kfree(info);
+	kmem_cache_destroy(page_cache);
+}

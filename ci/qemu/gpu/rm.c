@@ -1,0 +1,905 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The resource manager: video memory, clients, pins, and the API lock R.
+ *
+ * Models (peer-memory-facts.md 3.1-3.4, 3.8, 3.9; lock-proof.md F1-F3, F10):
+ * R is exclusive for every call of the peer-to-peer interface, for allocation
+ * and for free; a free takes the GPU lock inside it; a thread that has R and
+ * asks for it again is refused. A process is its thread group number. A range
+ * is looked up among the objects whose pid list holds the caller's number and
+ * must lie inside one registered allocation. A pin is found again by the
+ * caller's number and the key's address, nothing else. When memory is freed its
+ * pins are called one after the other under one hold of R; after each call the
+ * pin is unlinked and its BAR1 space unmapped; then the memory goes, unless a
+ * persistent pin holds a duplicate. Freed memory is handed out again at once,
+ * lowest address first. The space check of BAR1 wants the length of the pin plus
+ * a reserve to be free, and overlapping pins share their space.
+ *
+ * Left out: MIG, vGPU and confidential computing beyond their error codes; VA
+ * spaces and tokens (both must be zero with today's callers, and are ignored);
+ * a BAR1 window smaller than video memory (BAR1 is counted, but a page's bus
+ * address is its place in video memory); whether a duplicate shares BAR1 space
+ * with the original is not known, here it does; suspend.
+ */
+#define pr_fmt(fmt) "NVRM: " fmt
+
+#include <linux/bitmap.h>
+#include <linux/mm.h>
+#include <linux/random.h>
+#include <linux/rwsem.h>
+#include <linux/seq_file.h>
+#include <linux/slab.h>
+
+#include "nvlab.h"
+
+#define BLOCK_PAGES	(NVLAB_BACKING_SIZE / NVLAB_GPU_PAGE)
+
+struct nvlab_gpu *nvlab_gpus[NVLAB_MAX_GPUS];
+unsigned int nvlab_gpu_count;
+
+static DECLARE_RWSEM(api_lock);
+static struct task_struct *api_owner;
+static DEFINE_MUTEX(gpu_lock);
+
+static LIST_HEAD(clients);	/* under R */
+static LIST_HEAD(dups);		/* under R */
+static atomic64_t last_id;
+
+/* One handle: memory at an address, with its revocable pins. */
+struct vidmem {
+	struct list_head node;
+	struct nvlab_mem *mem;
+	u64 va;
+	bool registered;
+	struct list_head pins;
+};
+
+/* A revocable pin. */
+struct pin {
+	struct list_head node;
+	void *key;
+	u64 va;
+	u32 first;
+	u32 count;
+	u32 tgid;
+	void (*callback)(void *data);
+	void *data;
+};
+
+/* A persistent pin: a duplicate of the memory object. */
+struct nvlab_dup {
+	struct list_head node;
+	struct nvlab_mem *mem;
+	void *key;
+	u64 va;
+	u32 first;
+	u32 count;
+	u32 tgid;
+};
+
+/* --- R --- */
+
+int nvlab_r_lock(const char *who)
+{
+	if (READ_ONCE(api_owner) == current) {
+		pr_err("%s: this thread holds the API lock already\n", who);
+		nvlab_count(NVLAB_B_REENTRIES);
+		return -EIO;
+	}
+	down_write(&api_lock);
+	WRITE_ONCE(api_owner, current);
+	nvlab_spend(NVLAB_T_HOLD_R, NVLAB_T_COUNT, 0);
+	return 0;
+}
+
+void nvlab_r_unlock(void)
+{
+	WRITE_ONCE(api_owner, NULL);
+	up_write(&api_lock);
+}
+
+/* --- memory --- */
+
+u8 *nvlab_mem_kva(struct nvlab_mem *mem, u32 page)
+{
+	if (mem->host)
+		return page_address(mem->host[page]);
+	return mem->gpu->kva + ((u64)mem->page[page] << NVLAB_PAGE_SHIFT);
+}
+
+static u64 mem_phys(struct nvlab_mem *mem, u32 page)
+{
+	if (mem->host)
+		return page_to_phys(mem->host[page]);
+	return mem->gpu->start + ((u64)mem->page[page] << NVLAB_PAGE_SHIFT);
+}
+
+u64 nvlab_memory_free(struct nvlab_gpu *gpu)
+{
+	unsigned long all = gpu->size / NVLAB_BACKING_SIZE;
+	u64 left;
+
+	mutex_lock(&gpu->mem_lock);
+	left = (all - bitmap_weight(gpu->blocks, all)) * NVLAB_BACKING_SIZE;
+	mutex_unlock(&gpu->mem_lock);
+	return left;
+}
+
+u64 nvlab_bar1_size(struct nvlab_gpu *gpu)
+{
+	u64 size = nvlab_config(NVLAB_C_BAR1_SIZE);
+
+	return size ? min(size, gpu->size) : gpu->size;
+}
+
+/* Take video memory, lowest address first, and lay the pages out in it. */
+static int mem_take(struct nvlab_mem *mem)
+{
+	struct nvlab_gpu *gpu = mem->gpu;
+	unsigned long all = gpu->size / NVLAB_BACKING_SIZE;
+	unsigned long want = mem->backing / NVLAB_BACKING_SIZE;
+	unsigned long at = 0, i, j;
+
+	mutex_lock(&gpu->mem_lock);
+	if (mem->layout == NVLAB_LAYOUT_CONTIGUOUS) {
+		at = bitmap_find_next_zero_area(gpu->blocks, all, 0, want, 0);
+		if (at >= all) {
+			mutex_unlock(&gpu->mem_lock);
+			return -ENOMEM;
+		}
+	} else if (all - bitmap_weight(gpu->blocks, all) < want) {
+		mutex_unlock(&gpu->mem_lock);
+		return -ENOMEM;
+	}
+	for (i = 0; i < want; i++) {
+		/* Descending blocks are never contiguous upwards. */
+		unsigned long to = mem->layout == NVLAB_LAYOUT_CONTIGUOUS ?
+				   i : want - 1 - i;
+
+		at = find_next_zero_bit(gpu->blocks, all, at);
+		__set_bit(at, gpu->blocks);
+		for (j = 0; j < BLOCK_PAGES; j++) {
+			unsigned long p = mem->layout == NVLAB_LAYOUT_64K ?
+					  BLOCK_PAGES - 1 - j : j;
+
+			mem->page[to * BLOCK_PAGES + p] = at * BLOCK_PAGES + j;
+		}
+	}
+	mutex_unlock(&gpu->mem_lock);
+	if (mem->layout == NVLAB_LAYOUT_SHUFFLED)
+		for (i = mem->npages - 1; i > 0; i--)
+			swap(mem->page[i],
+			     mem->page[get_random_u32_below(i + 1)]);
+	return 0;
+}
+
+static void mem_give_back(struct nvlab_mem *mem)
+{
+	struct nvlab_gpu *gpu = mem->gpu;
+	u32 i;
+
+	if (mem->host) {
+		for (i = 0; i < mem->npages && mem->host[i]; i++)
+			__free_pages(mem->host[i], get_order(NVLAB_GPU_PAGE));
+		kvfree(mem->host);
+		return;
+	}
+	mutex_lock(&gpu->mem_lock);
+	for (i = 0; i < mem->npages; i++)
+		__clear_bit(mem->page[i] / BLOCK_PAGES, gpu->blocks);
+	mutex_unlock(&gpu->mem_lock);
+	kvfree(mem->page);
+}
+
+static int mem_take_host(struct nvlab_mem *mem)
+{
+	u32 i;
+
+	for (i = 0; i < mem->npages; i++) {
+		mem->host[i] = alloc_pages(GFP_KERNEL | __GFP_COMP,
+					   get_order(NVLAB_GPU_PAGE));
+		if (!mem->host[i])
+			return -ENOMEM;
+	}
+	return 0;
+}
+
+/* A pattern of its own, so that nobody can take stale bytes for new ones. */
+static void mem_fill(struct nvlab_mem *mem)
+{
+	u64 x = get_random_u64() | 1;
+	u32 i, j;
+
+	for (i = 0; i < mem->npages; i++) {
+		u64 *p = (u64 *)nvlab_mem_kva(mem, i);
+
+		for (j = 0; j < NVLAB_GPU_PAGE / sizeof(*p); j++) {
+			x ^= x << 13;
+			x ^= x >> 7;
+			x ^= x << 17;
+			p[j] = x;
+		}
+		cond_resched();
+	}
+}
+
+static void mem_release(struct kref *ref)
+{
+	struct nvlab_mem *mem = container_of(ref, struct nvlab_mem, ref);
+
+	nvlab_log_free(mem);
+	nvlab_add(NVLAB_B_LIVE_ALLOCATIONS, -1);
+	nvlab_add(NVLAB_B_MEMORY_USED, -(s64)mem->backing);
+	nvlab_count(NVLAB_B_FREES);
+	mem_give_back(mem);
+	kfree(mem);
+}
+
+/* Not under R: recording what the memory held takes its time. */
+void nvlab_mem_put(struct nvlab_mem *mem)
+{
+	kref_put(&mem->ref, mem_release);
+}
+
+static struct nvlab_mem *mem_new(struct nvlab_gpu *gpu, u64 size, u32 layout,
+				 bool coherent, u64 va)
+{
+	struct nvlab_mem *mem;
+	int err = -ENOMEM;
+
+	mem = kzalloc_obj(*mem);
+	if (!mem)
+		return ERR_PTR(-ENOMEM);
+	kref_init(&mem->ref);
+	mem->gpu = gpu;
+	mem->id = atomic64_inc_return(&last_id);
+	mem->size = size;
+	mem->backing = ALIGN(size, NVLAB_BACKING_SIZE);
+	mem->npages = mem->backing >> NVLAB_PAGE_SHIFT;
+	mem->layout = layout;
+	if (coherent) {
+		mem->host = kvcalloc(mem->npages, sizeof(*mem->host),
+				     GFP_KERNEL);
+		if (!mem->host)
+			goto free;
+		err = mem_take_host(mem);
+		if (err) {
+			mem_give_back(mem);
+			goto free;
+		}
+	} else {
+		mem->page = kvcalloc(mem->npages, sizeof(*mem->page),
+				     GFP_KERNEL);
+		if (!mem->page)
+			goto free;
+		err = mem_take(mem);
+		if (err) {
+			kvfree(mem->page);
+			goto free;
+		}
+	}
+	if (size <= nvlab_config(NVLAB_C_CRC_MAX))
+		mem_fill(mem);
+	mem->log = nvlab_log_alloc(mem, va);
+	if (IS_ERR(mem->log)) {
+		err = PTR_ERR(mem->log);
+		mem_give_back(mem);
+		goto free;
+	}
+	nvlab_count(NVLAB_B_ALLOCS);
+	nvlab_add(NVLAB_B_LIVE_ALLOCATIONS, 1);
+	nvlab_add(NVLAB_B_MEMORY_USED, mem->backing);
+	return mem;
+free:
+	kfree(mem);
+	return ERR_PTR(err);
+}
+
+/* --- pins of pages; under R --- */
+
+static bool bar1_map(struct nvlab_mem *mem, u32 first, u32 count)
+{
+	struct nvlab_gpu *gpu = mem->gpu;
+	u64 need = (u64)count << NVLAB_PAGE_SHIFT;
+	u32 i;
+
+	if (mem->host)	/* coherent memory needs no BAR1 */
+		return true;
+	for (i = first; i < first + count; i++)
+		if (atomic_read(&gpu->pins[mem->page[i]]))
+			need -= NVLAB_GPU_PAGE;
+	if (need && gpu->bar1_used + need + nvlab_config(NVLAB_C_BAR1_RESERVE) >
+		    nvlab_bar1_size(gpu))
+		return false;
+	for (i = first; i < first + count; i++)
+		atomic_inc(&gpu->pins[mem->page[i]]);
+	gpu->bar1_used += need;
+	nvlab_add(NVLAB_B_BAR1_USED, need);
+	return true;
+}
+
+static void bar1_unmap(struct nvlab_mem *mem, u32 first, u32 count)
+{
+	struct nvlab_gpu *gpu = mem->gpu;
+	u64 freed = 0;
+	u32 i;
+
+	if (mem->host)
+		return;
+	for (i = first; i < first + count; i++)
+		if (atomic_dec_and_test(&gpu->pins[mem->page[i]]))
+			freed += NVLAB_GPU_PAGE;
+	gpu->bar1_used -= freed;
+	nvlab_add(NVLAB_B_BAR1_USED, -(s64)freed);
+}
+
+/* --- clients --- */
+
+static bool client_has(struct nvlab_client *client, u32 tgid)
+{
+	unsigned int i;
+
+	for (i = 0; i < client->npids; i++)
+		if (client->pids[i] == tgid)
+			return true;
+	return false;
+}
+
+static void client_forget(struct nvlab_client *client, u32 tgid)
+{
+	unsigned int i;
+
+	for (i = 0; i < client->npids; i++)
+		if (client->pids[i] == tgid)
+			client->pids[i--] = client->pids[--client->npids];
+}
+
+struct nvlab_client *nvlab_client_open(void)
+{
+	struct nvlab_client *client;
+	int err;
+
+	client = kzalloc_obj(*client);
+	if (!client)
+		return ERR_PTR(-ENOMEM);
+	INIT_LIST_HEAD(&client->vidmems);
+	mutex_init(&client->lock);
+	client->tgid = nvlab_tgid();
+	client->pids[0] = client->tgid;
+	client->npids = 1;
+	err = nvlab_r_lock("open");
+	if (err) {
+		kfree(client);
+		return ERR_PTR(err);
+	}
+	list_add_tail(&client->node, &clients);
+	nvlab_add(NVLAB_B_LIVE_CLIENTS, 1);
+	nvlab_r_unlock();
+	return client;
+}
+
+int nvlab_client_pid(struct nvlab_client *client, u32 pid, bool add)
+{
+	int err = nvlab_r_lock("pid list");
+
+	if (err)
+		return err;
+	if (!add) {
+		if (client_has(client, pid))
+			client_forget(client, pid);
+		else
+			err = -ENOENT;
+	} else if (client->npids == NVLAB_MAX_PIDS) {
+		err = -ENOSPC;
+	} else if (client_has(client, pid)) {
+		err = -EEXIST;
+	} else {
+		client->pids[client->npids++] = pid;
+	}
+	nvlab_r_unlock();
+	return err;
+}
+
+/* Under R and the client's lock, or R alone where it cannot be seen any more. */
+static struct vidmem *vidmem_find(struct nvlab_client *client, u64 handle)
+{
+	struct vidmem *v;
+
+	list_for_each_entry(v, &client->vidmems, node)
+		if (v->mem->id == handle)
+			return v;
+	return NULL;
+}
+
+struct nvlab_mem *nvlab_mem_get(struct nvlab_client *client, u64 handle)
+{
+	struct nvlab_mem *mem = NULL;
+	struct vidmem *v;
+
+	mutex_lock(&client->lock);
+	v = vidmem_find(client, handle);
+	if (v) {
+		mem = v->mem;
+		kref_get(&mem->ref);
+	}
+	mutex_unlock(&client->lock);
+	return mem;
+}
+
+/* A registered range of this client that touches [va, va + len). */
+static struct vidmem *vidmem_at(struct nvlab_client *client, u64 va, u64 len)
+{
+	struct vidmem *v;
+
+	list_for_each_entry(v, &client->vidmems, node)
+		if (v->registered && va < v->va + v->mem->backing &&
+		    va + len > v->va)
+			return v;
+	return NULL;
+}
+
+int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
+{
+	bool coherent = (req->flags & NVLAB_ALLOC_COHERENT) ||
+			nvlab_config(NVLAB_C_COHERENT);
+	u32 layout = req->layout ? req->layout : nvlab_config(NVLAB_C_LAYOUT);
+	struct nvlab_gpu *gpu;
+	struct vidmem *v;
+	int err;
+
+	if (req->gpu >= nvlab_gpu_count)
+		return -ENODEV;
+	gpu = nvlab_gpus[req->gpu];
+	if (!req->size || req->size > gpu->size || req->pad ||
+	    req->flags & ~NVLAB_ALLOC_COHERENT ||
+	    layout > NVLAB_LAYOUT_SHUFFLED ||
+	    !IS_ALIGNED(req->va, NVLAB_BACKING_SIZE) ||
+	    req->va + ALIGN(req->size, NVLAB_BACKING_SIZE) < req->va)
+		return -EINVAL;
+	v = kzalloc_obj(*v);
+	if (!v)
+		return -ENOMEM;
+	INIT_LIST_HEAD(&v->pins);
+	v->va = req->va;
+	v->registered = true;
+	v->mem = mem_new(gpu, req->size, layout, coherent, req->va);
+	if (IS_ERR(v->mem)) {
+		err = PTR_ERR(v->mem);
+		kfree(v);
+		return err;
+	}
+	err = nvlab_r_lock("allocate");
+	if (err)
+		goto drop;
+	if (vidmem_at(client, v->va, v->mem->backing)) {
+		err = -EEXIST;
+		nvlab_r_unlock();
+		goto drop;
+	}
+	mutex_lock(&client->lock);
+	list_add_tail(&v->node, &client->vidmems);
+	mutex_unlock(&client->lock);
+	req->handle = v->mem->id;
+	req->backing = v->mem->backing;
+	nvlab_r_unlock();
+	return 0;
+drop:
+	nvlab_mem_put(v->mem);
+	kfree(v);
+	return err;
+}
+
+/* Call and unlink every pin of this memory. Under R and the GPU lock. */
+static void vidmem_revoke(struct vidmem *v)
+{
+	struct pin *pin;
+
+	while (!list_empty(&v->pins)) {
+		pin = list_first_entry(&v->pins, struct pin, node);
+		if (pin->callback && nvlab_fault(NVLAB_F_CALLBACK_NONE)) {
+			/* The GPU is lost: nobody is told, nothing is undone. */
+			nvlab_p2p_leak(pin->key);
+			list_del(&pin->node);
+			nvlab_add(NVLAB_B_LIVE_PINS, -1);
+			kfree(pin);
+			continue;
+		}
+		if (pin->callback) {
+			nvlab_hold(NVLAB_H_CALLBACK_BEFORE);
+			nvlab_add(NVLAB_B_CALLBACKS_RUNNING, 1);
+			pin->callback(pin->data);
+			nvlab_add(NVLAB_B_CALLBACKS_RUNNING, -1);
+		}
+		list_del(&pin->node);
+		nvlab_spend(NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
+			    (u64)pin->count << NVLAB_PAGE_SHIFT);
+		bar1_unmap(v->mem, pin->first, pin->count);
+		nvlab_add(NVLAB_B_LIVE_PINS, -1);
+		kfree(pin);
+	}
+}
+
+/* Does a persistent pin hold this memory beyond its handle? Under R. */
+static bool mem_is_kept(struct nvlab_mem *mem)
+{
+	struct nvlab_dup *dup;
+
+	list_for_each_entry(dup, &dups, node)
+		if (dup->mem == mem)
+			return true;
+	return false;
+}
+
+int nvlab_free(struct nvlab_client *client, u64 handle, bool keep)
+{
+	struct vidmem *v;
+	int err;
+
+	nvlab_hold(NVLAB_H_FREE_BEFORE);
+	err = nvlab_r_lock("free");
+	if (err)
+		return err;
+	mutex_lock(&gpu_lock);
+	v = vidmem_find(client, handle);
+	if (v) {
+		vidmem_revoke(v);
+		v->registered = false;
+		if (!keep) {
+			mutex_lock(&client->lock);
+			list_del(&v->node);
+			mutex_unlock(&client->lock);
+			if (mem_is_kept(v->mem))
+				nvlab_log_state(v->mem->log, NVLAB_KEPT);
+		}
+	}
+	mutex_unlock(&gpu_lock);
+	nvlab_r_unlock();
+	if (!v)
+		return -ENOENT;
+	nvlab_hold(NVLAB_H_FREE_AFTER);
+	if (!keep) {
+		nvlab_mem_put(v->mem);
+		kfree(v);
+	}
+	return 0;
+}
+
+int nvlab_register(struct nvlab_client *client, u64 handle, u64 va)
+{
+	struct vidmem *v;
+	int err;
+
+	if (!IS_ALIGNED(va, NVLAB_BACKING_SIZE))
+		return -EINVAL;
+	err = nvlab_r_lock("register");
+	if (err)
+		return err;
+	v = vidmem_find(client, handle);
+	if (!v) {
+		err = -ENOENT;
+	} else if (v->registered || va + v->mem->backing < va ||
+		   vidmem_at(client, va, v->mem->backing)) {
+		err = -EEXIST;
+	} else {
+		v->va = va;
+		v->registered = true;
+	}
+	nvlab_r_unlock();
+	return err;
+}
+
+void nvlab_client_close(struct nvlab_client *client)
+{
+	struct nvlab_client *other;
+	struct vidmem *v, *next;
+
+	/*
+	 * Nobody re-enters here: closing the last reference from inside a
+	 * callback would be a bug of the lab.
+	 */
+	if (WARN_ON(nvlab_r_lock("close")))
+		return;
+	mutex_lock(&gpu_lock);
+	list_for_each_entry(v, &client->vidmems, node) {
+		vidmem_revoke(v);
+		v->registered = false;
+		if (mem_is_kept(v->mem))
+			nvlab_log_state(v->mem->log, NVLAB_KEPT);
+	}
+	mutex_unlock(&gpu_lock);
+	list_del(&client->node);
+	/* A dying client leaves the pid lists of its server. */
+	list_for_each_entry(other, &clients, node)
+		if (other->tgid != client->tgid)
+			client_forget(other, client->tgid);
+	nvlab_add(NVLAB_B_LIVE_CLIENTS, -1);
+	nvlab_r_unlock();
+	nvlab_hold(NVLAB_H_FREE_AFTER);
+	list_for_each_entry_safe(v, next, &client->vidmems, node) {
+		nvlab_mem_put(v->mem);
+		kfree(v);
+	}
+	mutex_destroy(&client->lock);
+	kfree(client);
+}
+
+/* --- what the exported functions ask --- */
+
+/* The allocation that holds all of [va, va + len), for this process. Under R. */
+static int range_find(u64 va, u64 len, struct vidmem **found)
+{
+	u32 tgid = nvlab_tgid();
+	struct nvlab_client *client;
+	struct vidmem *v;
+
+	list_for_each_entry(client, &clients, node) {
+		if (!client_has(client, tgid))
+			continue;
+		v = vidmem_at(client, va, 1);
+		if (!v)
+			continue;
+		if (va + len > v->va + v->mem->backing)
+			return -EINVAL;
+		*found = v;
+		return 0;
+	}
+	return -ENOENT;
+}
+
+static void pages_tell(struct nvlab_mem *mem, u32 first, u32 count, u64 *phys,
+		       struct nvlab_pinned *pinned)
+{
+	u32 i;
+
+	for (i = 0; i < count; i++)
+		phys[i] = mem_phys(mem, first + i);
+	pinned->gpu = mem->gpu;
+	pinned->coherent = mem->host;
+}
+
+int nvlab_rm_get(u64 va, u64 len, void *key, u64 *phys, u32 count,
+		 struct nvlab_pinned *pinned)
+{
+	struct vidmem *v;
+	struct pin *pin;
+	u64 wrong;
+	int err;
+
+	err = nvlab_r_lock("get_pages");
+	if (err)
+		return err;
+	err = range_find(va, len, &v);
+	if (err)
+		goto unlock;
+	wrong = nvlab_fault(NVLAB_F_GET_ERRNO);
+	if (wrong) {
+		err = -(int)wrong;
+		goto unlock;
+	}
+	pin = kzalloc_obj(*pin);
+	if (!pin) {
+		err = -ENOMEM;
+		goto unlock;
+	}
+	pin->key = key;
+	pin->va = va;
+	pin->first = (va - v->va) >> NVLAB_PAGE_SHIFT;
+	pin->count = count;
+	pin->tgid = nvlab_tgid();
+	if (!bar1_map(v->mem, pin->first, count)) {
+		kfree(pin);
+		err = -ENOMEM;
+		goto unlock;
+	}
+	nvlab_spend(NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len);
+	pages_tell(v->mem, pin->first, count, phys, pinned);
+	list_add_tail(&pin->node, &v->pins);
+	nvlab_add(NVLAB_B_LIVE_PINS, 1);
+unlock:
+	nvlab_r_unlock();
+	return err;
+}
+
+int nvlab_rm_register(u64 va, u64 len, void *key, void (*callback)(void *data),
+		      void *data)
+{
+	struct vidmem *v;
+	struct pin *pin;
+	int err;
+
+	err = nvlab_r_lock("register_callback");
+	if (err)
+		return err;
+	err = range_find(va, len, &v);
+	if (err)
+		goto unlock;
+	err = -ENOENT;
+	list_for_each_entry(pin, &v->pins, node) {
+		if (pin->key == key) {
+			pin->callback = callback;
+			pin->data = data;
+			err = 0;
+			break;
+		}
+	}
+unlock:
+	nvlab_r_unlock();
+	return err;
+}
+
+/* The pin with this key among everything the caller's number may touch. */
+static struct pin *pin_find(void *key, struct vidmem **in)
+{
+	u32 tgid = nvlab_tgid();
+	struct nvlab_client *client;
+	struct vidmem *v;
+	struct pin *pin;
+
+	list_for_each_entry(client, &clients, node) {
+		if (!client_has(client, tgid))
+			continue;
+		list_for_each_entry(v, &client->vidmems, node)
+			list_for_each_entry(pin, &v->pins, node)
+				if (pin->key == key) {
+					*in = v;
+					return pin;
+				}
+	}
+	return NULL;
+}
+
+int nvlab_rm_put(void *key)
+{
+	struct vidmem *v;
+	struct pin *pin;
+	int err;
+
+	err = nvlab_r_lock("put_pages");
+	if (err)
+		return err;
+	nvlab_hold(NVLAB_H_PUT_LOCKED);
+	pin = pin_find(key, &v);
+	if (!pin) {
+		err = -ENOENT;
+	} else {
+		list_del(&pin->node);
+		nvlab_spend(NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
+			    (u64)pin->count << NVLAB_PAGE_SHIFT);
+		bar1_unmap(v->mem, pin->first, pin->count);
+		nvlab_add(NVLAB_B_LIVE_PINS, -1);
+		kfree(pin);
+	}
+	nvlab_r_unlock();
+	return err;
+}
+
+int nvlab_rm_gpu_info(u64 va, u64 len, struct nvlab_gpu **gpu)
+{
+	struct vidmem *v;
+	int err;
+
+	err = nvlab_r_lock("get_gpu_info");
+	if (err)
+		return err;
+	err = range_find(va, len, &v);
+	if (!err)
+		*gpu = v->mem->gpu;
+	nvlab_r_unlock();
+	return err;
+}
+
+int nvlab_rm_get_persistent(u64 va, u64 len, void *key, u64 *phys, u32 count,
+			    struct nvlab_pinned *pinned,
+			    struct nvlab_dup **out)
+{
+	struct nvlab_dup *dup;
+	struct vidmem *v;
+	u64 wrong;
+	int err;
+
+	err = nvlab_r_lock("get_pages_persistent");
+	if (err)
+		return err;
+	err = range_find(va, len, &v);
+	if (err)
+		goto unlock;
+	wrong = nvlab_fault(NVLAB_F_PERSISTENT_ERRNO);
+	if (wrong) {
+		err = -(int)wrong;
+		goto unlock;
+	}
+	dup = kzalloc_obj(*dup);
+	if (!dup) {
+		err = -ENOMEM;
+		goto unlock;
+	}
+	dup->mem = v->mem;
+	dup->key = key;
+	dup->va = va;
+	dup->first = (va - v->va) >> NVLAB_PAGE_SHIFT;
+	dup->count = count;
+	dup->tgid = nvlab_tgid();
+	if (!bar1_map(v->mem, dup->first, count)) {
+		kfree(dup);
+		err = -ENOMEM;
+		goto unlock;
+	}
+	nvlab_spend(NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len);
+	kref_get(&v->mem->ref);
+	pages_tell(v->mem, dup->first, count, phys, pinned);
+	list_add_tail(&dup->node, &dups);
+	nvlab_add(NVLAB_B_LIVE_PERSISTENT, 1);
+	*out = dup;
+unlock:
+	nvlab_r_unlock();
+	return err;
+}
+
+int nvlab_rm_put_persistent(struct nvlab_dup *dup)
+{
+	struct nvlab_mem *mem = dup->mem;
+	int err;
+
+	err = nvlab_r_lock("put_pages_persistent");
+	if (err)
+		return err;
+	list_del(&dup->node);
+	nvlab_spend(NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
+		    (u64)dup->count << NVLAB_PAGE_SHIFT);
+	bar1_unmap(mem, dup->first, dup->count);
+	nvlab_add(NVLAB_B_LIVE_PERSISTENT, -1);
+	kfree(dup);
+	nvlab_r_unlock();
+	nvlab_mem_put(mem);
+	return 0;
+}
+
+void nvlab_r_pins(struct seq_file *s)
+{
+	struct nvlab_client *client;
+	struct nvlab_dup *dup;
+	struct vidmem *v;
+	struct pin *pin;
+
+	if (nvlab_r_lock("debugfs"))
+		return;
+	list_for_each_entry(client, &clients, node)
+		list_for_each_entry(v, &client->vidmems, node)
+			list_for_each_entry(pin, &v->pins, node)
+				seq_printf(s, "kind=revocable pid=%u gpu=%u va=%#llx len=%llu entries=%u mappings=%u table=%#lx armed=%u\n",
+					   pin->tgid, v->mem->gpu->index, pin->va,
+					   (u64)pin->count << NVLAB_PAGE_SHIFT,
+					   pin->count,
+					   nvlab_p2p_mappings(pin->key),
+					   (unsigned long)pin->key,
+					   !!pin->callback);
+	list_for_each_entry(dup, &dups, node)
+		seq_printf(s, "kind=persistent pid=%u gpu=%u va=%#llx len=%llu entries=%u mappings=%u table=%#lx armed=0\n",
+			   dup->tgid, dup->mem->gpu->index, dup->va,
+			   (u64)dup->count << NVLAB_PAGE_SHIFT, dup->count,
+			   nvlab_p2p_mappings(dup->key),
+			   (unsigned long)dup->key);
+	nvlab_r_unlock();
+}
+
+int nvlab_gpu_init(struct nvlab_gpu *gpu)
+{
+	unsigned long blocks = gpu->size / NVLAB_BACKING_SIZE;
+
+	mutex_init(&gpu->mem_lock);
+	gpu->blocks = bitmap_zalloc(blocks, GFP_KERNEL);
+	gpu->pins = kvcalloc(gpu->size >> NVLAB_PAGE_SHIFT, sizeof(*gpu->pins),
+			     GFP_KERNEL);
+	if (!gpu->blocks || !gpu->pins) {
+		nvlab_gpu_exit(gpu);
+		return -ENOMEM;
+	}
+	return 0;
+}
+
+void nvlab_gpu_exit(struct nvlab_gpu *gpu)
+{
+	kvfree(gpu->pins);
+	bitmap_free(gpu->blocks);
+	mutex_destroy(&gpu->mem_lock);
+}
