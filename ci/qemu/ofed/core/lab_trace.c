@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Callback trace and hold points of the lab's peer-memory core. A real core
+ * has neither; both only observe and delay, and never change a result. What
+ * they leave out: the trace keeps the last 4096 calls and no history behind
+ * them, and a hold point stops whole threads, never a CPU.
+ */
+#include <linux/debugfs.h>
+#include <linux/ktime.h>
+#include <linux/list.h>
+#include <linux/module.h>
+#include <linux/sched.h>
+#include <linux/seq_file.h>
+#include <linux/spinlock.h>
+#include <linux/string.h>
+#include <linux/uaccess.h>
+#include <linux/wait.h>
+
+#include "lab_trace.h"
+
+#define RING	4096
+
+struct entry {
+	struct lab_call call;
+	u64 ns;
+	u64 ticket;
+	unsigned long addr;
+	size_t size;
+	long ret;
+	unsigned int nents;
+	pid_t pid, tgid;
+	char comm[TASK_COMM_LEN];
+	char client[32];
+	char what[16];
+};
+
+static struct entry ring[RING];
+static u64 ring_next;		/* entries ever written */
+static u64 ring_first;		/* the oldest that is still to be shown */
+static DEFINE_SPINLOCK(ring_lock);	/* the three above */
+static atomic64_t next_seq = ATOMIC64_INIT(1);
+
+struct lab_call lab_trace_begin(void)
+{
+	return (struct lab_call){
+		.seq = atomic64_fetch_inc(&next_seq),
+		.start_ns = ktime_get_ns(),
+	};
+}
+
+void lab_trace_end(struct lab_call call, const char *client, const char *what,
+		   unsigned long addr, size_t size, u64 ticket,
+		   unsigned int nents, long ret)
+{
+	u64 now = ktime_get_ns();
+	unsigned long flags;
+	struct entry *e;
+
+	spin_lock_irqsave(&ring_lock, flags);
+	e = &ring[ring_next++ % RING];
+	if (ring_next - ring_first > RING)
+		ring_first = ring_next - RING;
+	e->call = call;
+	e->ns = now - call.start_ns;
+	e->ticket = ticket;
+	e->addr = addr;
+	e->size = size;
+	e->ret = ret;
+	e->nents = nents;
+	e->pid = task_pid_nr(current);
+	e->tgid = task_tgid_nr(current);
+	get_task_comm(e->comm, current);
+	strreplace(e->comm, ' ', '_');
+	strscpy(e->client, client);
+	strscpy(e->what, what);
+	spin_unlock_irqrestore(&ring_lock, flags);
+}
+
+static int trace_show(struct seq_file *s, void *unused)
+{
+	unsigned long flags;
+	struct entry e;
+	u64 i, end;
+
+	spin_lock_irqsave(&ring_lock, flags);
+	i = ring_first;
+	end = ring_next;
+	spin_unlock_irqrestore(&ring_lock, flags);
+
+	for (; i < end; i++) {
+		spin_lock_irqsave(&ring_lock, flags);
+		e = ring[i % RING];
+		spin_unlock_irqrestore(&ring_lock, flags);
+
+		seq_printf(s, "seq=%llu start_ns=%llu ns=%llu pid=%d tgid=%d client=%s cb=%s addr=0x%lx size=%zu",
+			   e.call.seq, e.call.start_ns, e.ns, e.pid, e.tgid,
+			   e.client, e.what, e.addr, e.size);
+		if (e.ticket == LAB_NO_TICKET)
+			seq_puts(s, " ticket=-");
+		else
+			seq_printf(s, " ticket=%llu", e.ticket);
+		seq_printf(s, " nents=%u ret=%ld comm=%s\n", e.nents, e.ret,
+			   e.comm);
+	}
+	return 0;
+}
+
+static int trace_open(struct inode *inode, struct file *file)
+{
+	return single_open(file, trace_show, NULL);
+}
+
+static ssize_t trace_write(struct file *file, const char __user *buf,
+			   size_t count, loff_t *pos)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&ring_lock, flags);
+	ring_first = ring_next;
+	spin_unlock_irqrestore(&ring_lock, flags);
+	return count;
+}
+
+static const struct file_operations trace_fops = {
+	.owner = THIS_MODULE,
+	.open = trace_open,
+	.read = seq_read,
+	.llseek = seq_lseek,
+	.release = single_release,
+	.write = trace_write,
+};
+
+static const char * const point_names[LAB_POINTS] = {
+	[LAB_BEFORE_ACQUIRE] = "before_acquire",
+	[LAB_BEFORE_GET_PAGES] = "before_get_pages",
+	[LAB_BEFORE_DMA_MAP] = "before_dma_map",
+	[LAB_BEFORE_ACTIVATE] = "before_activate",
+	[LAB_BEFORE_STOP] = "before_stop",
+	[LAB_IN_STOP] = "in_stop",
+	[LAB_BEFORE_DMA_UNMAP] = "before_dma_unmap",
+	[LAB_BEFORE_PUT_PAGES] = "before_put_pages",
+	[LAB_BEFORE_RELEASE] = "before_release",
+	[LAB_INVALIDATE_ENTRY] = "invalidate_entry",
+	[LAB_INVALIDATE_FENCE] = "invalidate_fence",
+};
+
+struct waiter {
+	struct list_head list;
+	enum lab_point point;
+	struct task_struct *task;
+	const char *client;
+	u64 since_ns;
+	bool go;
+};
+
+static unsigned int armed[LAB_POINTS];	/* threads still to be stopped there */
+static LIST_HEAD(waiters);
+static DEFINE_SPINLOCK(hold_lock);	/* the two above, and waiter.go */
+static DECLARE_WAIT_QUEUE_HEAD(hold_queue);
+
+void lab_hold(enum lab_point point, const char *client)
+{
+	struct waiter w = {
+		.point = point,
+		.task = current,
+		.client = client,
+	};
+
+	if (!READ_ONCE(armed[point]))
+		return;
+
+	spin_lock(&hold_lock);
+	if (!armed[point]) {
+		spin_unlock(&hold_lock);
+		return;
+	}
+	WRITE_ONCE(armed[point], armed[point] - 1);
+	w.since_ns = ktime_get_ns();
+	list_add_tail(&w.list, &waiters);
+	spin_unlock(&hold_lock);
+
+	/* Uninterruptible, but no hung task: a test holds it on purpose. */
+	wait_event_idle(hold_queue, READ_ONCE(w.go));
+
+	spin_lock(&hold_lock);
+	list_del(&w.list);
+	spin_unlock(&hold_lock);
+}
+
+/* A point's number from user text, LAB_POINTS for "all". */
+static int read_point(const char __user *buf, size_t count)
+{
+	char text[32], *name;
+
+	if (count >= sizeof(text))
+		return -EINVAL;
+	if (copy_from_user(text, buf, count))
+		return -EFAULT;
+	text[count] = '\0';
+	name = strim(text);
+	if (!strcmp(name, "all"))
+		return LAB_POINTS;
+	return match_string(point_names, LAB_POINTS, name);
+}
+
+static ssize_t hold_write(struct file *file, const char __user *buf,
+			  size_t count, loff_t *pos)
+{
+	int point = read_point(buf, count);
+
+	if (point < 0)
+		return point;
+	if (point == LAB_POINTS)
+		return -EINVAL;
+	spin_lock(&hold_lock);
+	WRITE_ONCE(armed[point], armed[point] + 1);
+	spin_unlock(&hold_lock);
+	return count;
+}
+
+static int hold_show(struct seq_file *s, void *unused)
+{
+	int i;
+
+	for (i = 0; i < LAB_POINTS; i++)
+		if (READ_ONCE(armed[i]))
+			seq_printf(s, "%s\n", point_names[i]);
+	return 0;
+}
+
+static int hold_open(struct inode *inode, struct file *file)
+{
+	return single_open(file, hold_show, NULL);
+}
+
+static const struct file_operations hold_fops = {
+	.owner = THIS_MODULE,
+	.open = hold_open,
+	.read = seq_read,
+	.llseek = seq_lseek,
+	.release = single_release,
+	.write = hold_write,
+};
+
+static ssize_t release_write(struct file *file, const char __user *buf,
+			     size_t count, loff_t *pos)
+{
+	int point = read_point(buf, count);
+	struct waiter *w;
+	int i;
+
+	if (point < 0)
+		return point;
+	spin_lock(&hold_lock);
+	for (i = 0; i < LAB_POINTS; i++)
+		if (point == LAB_POINTS || point == i)
+			WRITE_ONCE(armed[i], 0);
+	list_for_each_entry(w, &waiters, list)
+		if (point == LAB_POINTS || point == w->point)
+			WRITE_ONCE(w->go, true);
+	/* Under the lock: a waiter leaves its stack only after taking it. */
+	wake_up_all(&hold_queue);
+	spin_unlock(&hold_lock);
+	return count;
+}
+
+static const struct file_operations release_fops = {
+	.owner = THIS_MODULE,
+	.open = simple_open,
+	.write = release_write,
+};
+
+static int waiting_show(struct seq_file *s, void *unused)
+{
+	u64 now = ktime_get_ns();
+	struct waiter *w;
+
+	spin_lock(&hold_lock);
+	list_for_each_entry(w, &waiters, list)
+		seq_printf(s, "point=%s client=%s pid=%d tgid=%d ms=%llu comm=%s\n",
+			   point_names[w->point], w->client,
+			   task_pid_nr(w->task), task_tgid_nr(w->task),
+			   (now - w->since_ns) / NSEC_PER_MSEC, w->task->comm);
+	spin_unlock(&hold_lock);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(waiting);
+
+void lab_trace_init(struct dentry *dir)
+{
+	debugfs_create_file("trace", 0600, dir, NULL, &trace_fops);
+	debugfs_create_file("hold", 0600, dir, NULL, &hold_fops);
+	debugfs_create_file("release", 0200, dir, NULL, &release_fops);
+	debugfs_create_file("waiting", 0400, dir, NULL, &waiting_fops);
+}

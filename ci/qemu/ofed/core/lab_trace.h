@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Callback trace and hold points of the lab's peer-memory core, both in
+ * debugfs ib_peer_mem/ (README.md has the formats).
+ */
+#ifndef LAB_TRACE_H
+#define LAB_TRACE_H
+
+#include <linux/types.h>
+
+struct dentry;
+
+#define LAB_NO_TICKET	U64_MAX
+
+struct lab_call {
+	u64 seq;
+	u64 start_ns;
+};
+
+struct lab_call lab_trace_begin(void);
+void lab_trace_end(struct lab_call call, const char *client, const char *what,
+		   unsigned long addr, size_t size, u64 ticket,
+		   unsigned int nents, long ret);
+
+enum lab_point {
+	LAB_BEFORE_ACQUIRE,
+	LAB_BEFORE_GET_PAGES,
+	LAB_BEFORE_DMA_MAP,
+	LAB_BEFORE_ACTIVATE,
+	LAB_BEFORE_STOP,
+	LAB_IN_STOP,
+	LAB_BEFORE_DMA_UNMAP,
+	LAB_BEFORE_PUT_PAGES,
+	LAB_BEFORE_RELEASE,
+	LAB_INVALIDATE_ENTRY,
+	LAB_INVALIDATE_FENCE,
+	LAB_POINTS,
+};
+
+/* Returns at once unless the point is armed. Sleeps. */
+void lab_hold(enum lab_point point, const char *client);
+
+void lab_trace_init(struct dentry *dir);
+
+#endif

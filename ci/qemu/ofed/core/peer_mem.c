@@ -1,0 +1,902 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The peer-memory core of the lab: lets a client, such as nvidia-peermem,
+ * provide the memory of a umem that get_user_pages() refused.
+ *
+ * What it models: the peer-memory part of ib_core/ib_uverbs in MLNX_OFED and
+ * DOCA-OFED, as described in reference/peer-memory-facts.md sections 1.1 to 1.7
+ * and 5 and reference/lock-proof.md section 5. Written from those pages, not
+ * from that code. Three generations, chosen when the module is loaded
+ * (parameter generation, README.md). Bugs of those cores are modelled, not
+ * repaired: statistics that stay 0, the inverted stop test of 5.5 to 25.01, the
+ * lock inversion of 5.1, get_page_size() called although nobody checked that it
+ * is there, put_pages() under the mapping lock when dma_map() fails.
+ *
+ * What it leaves out:
+ *  - generations before 5.1 (the models on the host cover 4.9);
+ *  - in 5.5, the unlock of an unlocked mutex at each deregistration of a client
+ *    without invalidation: no client can notice it, and it would switch lockdep
+ *    off in a debug kernel;
+ *  - in 5.1, the notifier is stopped where later generations do it; there the
+ *    release of the umem did, a moment later, with nothing in between that a
+ *    client sees;
+ *  - the kernel's complaint about a duplicate sysfs name: one line instead.
+ *
+ * The mapping lock of a umem without a ticket (its client wants no
+ * invalidation) is of a lock class of its own. No thread ever takes such a lock
+ * while it holds a lock of the client's provider, so the order "mapping lock,
+ * then provider" there and "provider, then mapping lock" in an invalidation can
+ * not meet; one class would make lockdep report a deadlock that cannot be.
+ */
+#define pr_fmt(fmt) "ib_peer_mem: " fmt
+
+#include <linux/completion.h>
+#include <linux/debugfs.h>
+#include <linux/kobject.h>
+#include <linux/kref.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/mutex.h>
+#include <linux/sched/mm.h>
+#include <linux/slab.h>
+#include <linux/sysfs.h>
+#include <linux/xarray.h>
+#include <rdma/ib_peer_lab.h>
+#include <rdma/ib_umem.h>
+#include <rdma/ib_verbs.h>
+#include <rdma/peer_mem.h>
+
+#include "ib_peer_mem.h"
+#include "lab_trace.h"
+
+/* The ticket of a umem that cannot be invalidated. */
+#define NO_TICKET	U32_MAX
+
+enum generation {
+	GENERATION_5_1,
+	GENERATION_5_5,
+	GENERATION_25_04,
+};
+
+static const char * const generation_names[] = {
+	[GENERATION_5_1] = "5.1",
+	[GENERATION_5_5] = "5.5",
+	[GENERATION_25_04] = "25.04",
+};
+
+static int generation = GENERATION_25_04;
+
+static int generation_set(const char *text, const struct kernel_param *kp)
+{
+	int i = sysfs_match_string(generation_names, text);
+
+	if (i < 0) {
+		pr_err("generation=%s: must be 25.04, 5.5 or 5.1\n", text);
+		return i;
+	}
+	generation = i;
+	return 0;
+}
+
+static int generation_get(char *buf, const struct kernel_param *kp)
+{
+	return sysfs_emit(buf, "%s\n", generation_names[generation]);
+}
+
+static const struct kernel_param_ops generation_ops = {
+	.set = generation_set,
+	.get = generation_get,
+};
+module_param_cb(generation, &generation_ops, NULL, 0444);
+MODULE_PARM_DESC(generation, "peer-memory core to behave as: 25.04, 5.5 or 5.1");
+
+static bool memory_peers = true;
+module_param(memory_peers, bool, 0444);
+MODULE_PARM_DESC(memory_peers, "create /sys/kernel/mm/memory_peers");
+
+static bool knows_unmaps(void)
+{
+	return generation >= GENERATION_5_5;
+}
+
+bool ib_peer_sg_entries_bound_pgsz(void)
+{
+	return generation == GENERATION_5_5;
+}
+
+struct peer_stats {
+	atomic64_t num_alloc_mrs;
+	atomic64_t num_dealloc_mrs;
+	atomic64_t num_reg_pages;
+	atomic64_t num_dereg_pages;
+	atomic64_t num_reg_bytes;
+	atomic64_t num_dereg_bytes;
+	atomic64_t num_free_callbacks;
+};
+
+struct ib_peer_memory_client {
+	struct list_head list;
+	const struct peer_memory_client *ops;
+	struct xarray tickets;
+	u32 next_ticket;
+	bool invalidation_required;
+	u32 flags;	/* PEER_MEM_* */
+	struct kref usecnt;
+	struct completion unused;
+	struct kobject kobj;	/* owns the memory; in sysfs or not */
+	struct peer_stats stats;
+};
+
+enum mapped_state {
+	UNMAPPED,
+	MAPPED,
+	INVALIDATED,
+};
+
+struct ib_umem_peer {
+	struct ib_umem umem;
+	struct kref kref;
+	struct ib_peer_memory_client *client;
+	void *context;
+	struct device *dma_device;
+	u32 ticket;
+	unsigned long first_offset;
+
+	/*
+	 * Taken in ib_peer_umem_get() and, where there is a ticket, dropped
+	 * only when the HCA driver activates or stops the notifier.
+	 */
+	struct mutex mapping_lock;
+	enum mapped_state state;
+	umem_invalidate_func_t func;
+	void *func_priv;
+
+	/* What trim_sgl() changed. */
+	struct scatterlist *first_sg, *last_sg;
+	dma_addr_t first_dma_address;
+	unsigned int first_dma_length, first_length;
+	unsigned int last_dma_length, last_length;
+};
+
+static struct ib_umem_peer *to_peer(struct ib_umem *umem)
+{
+	return container_of(umem, struct ib_umem_peer, umem);
+}
+
+static DEFINE_MUTEX(peer_memory_mutex);
+static LIST_HEAD(peer_memory_list);	/* under peer_memory_mutex */
+static DEFINE_XARRAY(lab_dma_devices);	/* address of ib_device: device */
+
+static u64 trace_ticket(struct ib_umem_peer *peer)
+{
+	return peer->ticket == NO_TICKET ? LAB_NO_TICKET : peer->ticket;
+}
+
+static const char *client_name(struct ib_umem_peer *peer)
+{
+	return peer->client->ops->name;
+}
+
+static void trace_end(struct ib_umem_peer *peer, struct lab_call call,
+		      const char *what, long ret)
+{
+	lab_trace_end(call, client_name(peer), what, peer->umem.address,
+		      peer->umem.length, trace_ticket(peer),
+		      peer->umem.sgt_append.sgt.nents, ret);
+}
+
+/* The client's callbacks. Each is called from its wrapper and nowhere else. */
+
+static int call_acquire(struct ib_peer_memory_client *client,
+			unsigned long addr, size_t size, void **context)
+{
+	struct lab_call call;
+	int ret;
+
+	lab_hold(LAB_BEFORE_ACQUIRE, client->ops->name);
+	call = lab_trace_begin();
+	ret = client->ops->acquire(addr, size, NULL, NULL, context);
+	lab_trace_end(call, client->ops->name, "acquire", addr, size,
+		      LAB_NO_TICKET, 0, ret);
+	return ret;
+}
+
+static int call_get_pages(struct ib_umem_peer *peer)
+{
+	struct lab_call call;
+	int ret;
+
+	lab_hold(LAB_BEFORE_GET_PAGES, client_name(peer));
+	call = lab_trace_begin();
+	ret = peer->client->ops->get_pages(peer->umem.address,
+					   peer->umem.length, 1,
+					   !peer->umem.writable, NULL,
+					   peer->context, peer->ticket);
+	trace_end(peer, call, "get_pages", ret);
+	return ret;
+}
+
+static int call_dma_map(struct ib_umem_peer *peer)
+{
+	struct sg_table *sgt = &peer->umem.sgt_append.sgt;
+	struct lab_call call;
+	int ret;
+
+	lab_hold(LAB_BEFORE_DMA_MAP, client_name(peer));
+	call = lab_trace_begin();
+	/* The client writes the whole table and, through nmap, its nents. */
+	ret = peer->client->ops->dma_map(sgt, peer->context, peer->dma_device,
+					 0, (int *)&sgt->nents);
+	trace_end(peer, call, "dma_map", ret);
+	return ret;
+}
+
+static unsigned long call_get_page_size(struct ib_umem_peer *peer)
+{
+	struct lab_call call = lab_trace_begin();
+	unsigned long ret = peer->client->ops->get_page_size(peer->context);
+
+	trace_end(peer, call, "get_page_size", ret);
+	return ret;
+}
+
+static void call_dma_unmap(struct ib_umem_peer *peer)
+{
+	struct lab_call call;
+	int ret;
+
+	lab_hold(LAB_BEFORE_DMA_UNMAP, client_name(peer));
+	call = lab_trace_begin();
+	ret = peer->client->ops->dma_unmap(&peer->umem.sgt_append.sgt,
+					   peer->context, peer->dma_device);
+	trace_end(peer, call, "dma_unmap", ret);
+}
+
+static void call_put_pages(struct ib_umem_peer *peer)
+{
+	struct lab_call call;
+
+	lab_hold(LAB_BEFORE_PUT_PAGES, client_name(peer));
+	call = lab_trace_begin();
+	peer->client->ops->put_pages(&peer->umem.sgt_append.sgt, peer->context);
+	trace_end(peer, call, "put_pages", 0);
+}
+
+static void call_release(struct ib_umem_peer *peer)
+{
+	struct lab_call call;
+
+	if (!peer->client->ops->release)
+		return;
+	lab_hold(LAB_BEFORE_RELEASE, client_name(peer));
+	call = lab_trace_begin();
+	peer->client->ops->release(peer->context);
+	trace_end(peer, call, "release", 0);
+}
+
+static void client_unused(struct kref *kref)
+{
+	struct ib_peer_memory_client *client =
+		container_of(kref, struct ib_peer_memory_client, usecnt);
+
+	complete(&client->unused);
+}
+
+static void put_client(struct ib_peer_memory_client *client)
+{
+	kref_put(&client->usecnt, client_unused);
+}
+
+static void umem_peer_free(struct kref *kref)
+{
+	struct ib_umem_peer *peer =
+		container_of(kref, struct ib_umem_peer, kref);
+
+	mutex_destroy(&peer->mapping_lock);
+	kfree(peer);
+}
+
+static void put_peer(struct ib_umem_peer *peer)
+{
+	kref_put(&peer->kref, umem_peer_free);
+}
+
+/*
+ * The clients, in the order of registration, until one says "mine". One mutex
+ * for the whole machine is held over all of it.
+ */
+static struct ib_peer_memory_client *
+find_client(unsigned long addr, size_t size, unsigned long peer_mem_flags,
+	    void **context)
+{
+	struct ib_peer_memory_client *client;
+
+	mutex_lock(&peer_memory_mutex);
+	list_for_each_entry(client, &peer_memory_list, list) {
+		if (client->invalidation_required &&
+		    !(peer_mem_flags & IB_PEER_MEM_INVAL_SUPP))
+			continue;
+		if (call_acquire(client, addr, size, context) > 0) {
+			kref_get(&client->usecnt);
+			mutex_unlock(&peer_memory_mutex);
+			return client;
+		}
+	}
+	mutex_unlock(&peer_memory_mutex);
+	return NULL;
+}
+
+/*
+ * A client whose pages are larger than the CPU's listed whole pages of its own;
+ * cut that to the CPU pages of the umem. It presumes that the list covers
+ * exactly the client's pages around the umem.
+ */
+static void trim_sgl(struct ib_umem_peer *peer, unsigned long page_size)
+{
+	struct sg_table *sgt = &peer->umem.sgt_append.sgt;
+	unsigned long start = peer->umem.address;
+	unsigned long end = start + peer->umem.length;
+	struct scatterlist *sg;
+	unsigned long cut;
+	int i;
+
+	for_each_sgtable_sg(sgt, sg, i) {
+		if (i == 0) {
+			cut = ALIGN_DOWN(start, PAGE_SIZE) -
+			      ALIGN_DOWN(start, page_size);
+			peer->first_sg = sg;
+			peer->first_dma_address = sg_dma_address(sg);
+			peer->first_dma_length = sg_dma_len(sg);
+			peer->first_length = sg->length;
+			sg_dma_address(sg) += cut;
+			sg_dma_len(sg) -= cut;
+			sg->length -= cut;
+		}
+		if (i == sgt->nents - 1) {
+			cut = ALIGN(end, page_size) - ALIGN(end, PAGE_SIZE);
+			peer->last_sg = sg;
+			peer->last_dma_length = sg_dma_len(sg);
+			peer->last_length = sg->length;
+			sg_dma_len(sg) -= cut;
+			sg->length -= cut;
+			return;
+		}
+	}
+}
+
+/* Last first: with one entry both are the same, and the first's is older. */
+static void untrim_sgl(struct ib_umem_peer *peer)
+{
+	if (peer->last_sg) {
+		sg_dma_len(peer->last_sg) = peer->last_dma_length;
+		peer->last_sg->length = peer->last_length;
+	}
+	if (peer->first_sg) {
+		sg_dma_address(peer->first_sg) = peer->first_dma_address;
+		sg_dma_len(peer->first_sg) = peer->first_dma_length;
+		peer->first_sg->length = peer->first_length;
+	}
+	peer->first_sg = NULL;
+	peer->last_sg = NULL;
+}
+
+/* The core is done with the table. The memset comes first, as in 5.5 and on. */
+static void forget_sgl(struct ib_umem_peer *peer)
+{
+	struct peer_stats *stats = &peer->client->stats;
+	struct sg_table *sgt = &peer->umem.sgt_append.sgt;
+	unsigned int nents = sgt->nents;
+
+	memset(sgt, 0, sizeof(*sgt));
+	if (generation >= GENERATION_5_5)
+		nents = sgt->nents;
+	atomic64_add(nents, &stats->num_dereg_pages);
+	atomic64_add(peer->umem.length, &stats->num_dereg_bytes);
+	atomic64_inc(&stats->num_dealloc_mrs);
+}
+
+static void unmap_and_put(struct ib_umem_peer *peer)
+{
+	untrim_sgl(peer);
+	call_dma_unmap(peer);
+	call_put_pages(peer);
+	forget_sgl(peer);
+}
+
+static struct lock_class_key mapping_lock_ticket;
+static struct lock_class_key mapping_lock_no_ticket;
+
+static int take_ticket(struct ib_umem_peer *peer)
+{
+	int ret;
+
+	peer->ticket = NO_TICKET;
+	if (!peer->client->invalidation_required)
+		return 0;
+	ret = xa_alloc_cyclic(&peer->client->tickets, &peer->ticket, peer,
+			      XA_LIMIT(0, NO_TICKET - 1),
+			      &peer->client->next_ticket, GFP_KERNEL);
+	return ret < 0 ? ret : 0;
+}
+
+static void drop_ticket(struct ib_umem_peer *peer)
+{
+	if (peer->ticket != NO_TICKET)
+		xa_erase(&peer->client->tickets, peer->ticket);
+}
+
+static struct device *peer_dma_device(struct ib_device *ibdev)
+{
+	struct device *dev = xa_load(&lab_dma_devices, (unsigned long)ibdev);
+
+	return dev ?: ibdev->dma_device;
+}
+
+struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
+				 unsigned long peer_mem_flags)
+{
+	struct ib_peer_memory_client *client;
+	unsigned long page_size = PAGE_SIZE;
+	struct ib_umem_peer *peer;
+	void *context = NULL;
+	int ret;
+
+	client = find_client(old_umem->address, old_umem->length,
+			     peer_mem_flags, &context);
+	if (!client)
+		return ERR_PTR(old_ret);
+
+	peer = kzalloc_obj(*peer);
+	if (!peer) {
+		if (client->ops->release)
+			client->ops->release(context);
+		put_client(client);
+		return ERR_PTR(-ENOMEM);
+	}
+	kref_init(&peer->kref);
+	peer->umem = *old_umem;
+	memset(&peer->umem.sgt_append, 0, sizeof(peer->umem.sgt_append));
+	peer->umem.is_peer = 1;
+	peer->client = client;
+	peer->context = context;
+	peer->dma_device = peer_dma_device(old_umem->ibdev);
+	peer->state = UNMAPPED;
+	mutex_init(&peer->mapping_lock);
+	lockdep_set_class(&peer->mapping_lock, client->invalidation_required ?
+			  &mapping_lock_ticket : &mapping_lock_no_ticket);
+
+	mutex_lock(&peer->mapping_lock);
+	ret = take_ticket(peer);
+	if (ret)
+		goto err_unlock;
+
+	ret = call_get_pages(peer);
+	if (ret)
+		goto err_ticket;
+
+	if (generation == GENERATION_5_1)
+		page_size = call_get_page_size(peer);
+	ret = call_dma_map(peer);
+	if (ret) {
+		/* No dma_unmap(), and the lock is held. */
+		call_put_pages(peer);
+		goto err_ticket;
+	}
+	if (generation != GENERATION_5_1) {
+		page_size = call_get_page_size(peer);
+		if (page_size != PAGE_SIZE)
+			trim_sgl(peer, page_size);
+		page_size = PAGE_SIZE;
+	}
+	peer->first_offset = peer->umem.address & (page_size - 1);
+
+	peer->state = MAPPED;
+	atomic64_add(peer->umem.sgt_append.sgt.nents,
+		     &client->stats.num_reg_pages);
+	atomic64_add(peer->umem.length, &client->stats.num_reg_bytes);
+	atomic64_inc(&client->stats.num_alloc_mrs);
+
+	/* With a ticket, an invalidation waits until the HCA can be fenced. */
+	if (peer->ticket == NO_TICKET)
+		mutex_unlock(&peer->mapping_lock);
+	kfree(old_umem);
+	return &peer->umem;
+
+err_ticket:
+	drop_ticket(peer);
+err_unlock:
+	mutex_unlock(&peer->mapping_lock);
+	call_release(peer);
+	put_client(client);
+	put_peer(peer);
+	return ERR_PTR(ret);
+}
+
+/**
+ * ib_umem_activate_invalidation_notifier - from now on @umem can be fenced
+ * @umem: a peer umem
+ * @func: stops the HCA's accesses and waits for those under way
+ * @priv: @func's second argument
+ */
+void ib_umem_activate_invalidation_notifier(struct ib_umem *umem,
+					    umem_invalidate_func_t func,
+					    void *priv)
+{
+	struct ib_umem_peer *peer = to_peer(umem);
+	struct lab_call call;
+
+	lab_hold(LAB_BEFORE_ACTIVATE, client_name(peer));
+	if (peer->ticket == NO_TICKET)
+		return;
+	call = lab_trace_begin();
+	peer->func = func;
+	peer->func_priv = priv;
+	mutex_unlock(&peer->mapping_lock);
+	trace_end(peer, call, "activate", 0);
+}
+EXPORT_SYMBOL(ib_umem_activate_invalidation_notifier);
+
+/*
+ * Does the caller hold the mapping lock since ib_peer_umem_get()? It does with
+ * a ticket and no activation. 5.5 to 25.01 ask the ticket the wrong way round:
+ * a registration that fails before the activation then waits for itself.
+ */
+static bool still_locked(struct ib_umem_peer *peer)
+{
+	if (peer->func)
+		return false;
+	if (generation == GENERATION_5_5 && peer->ticket != NO_TICKET)
+		return false;
+	return peer->ticket != NO_TICKET;
+}
+
+/**
+ * ib_umem_stop_invalidation_notifier - no fence of @umem from now on
+ * @umem: a peer umem whose HCA accesses are over
+ */
+void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
+{
+	struct ib_umem_peer *peer = to_peer(umem);
+	struct lab_call call;
+	bool mapped;
+
+	lab_hold(LAB_BEFORE_STOP, client_name(peer));
+	call = lab_trace_begin();
+	if (!still_locked(peer))
+		mutex_lock(&peer->mapping_lock);
+	peer->func = NULL;
+	mapped = peer->state == MAPPED;
+	if (mapped)
+		peer->state = UNMAPPED;
+
+	if (peer->client->flags & PEER_MEM_INVALIDATE_UNMAPS) {
+		/*
+		 * An invalidation that comes now returns at once, while the
+		 * memory is still being unmapped here.
+		 */
+		mutex_unlock(&peer->mapping_lock);
+		trace_end(peer, call, "stop", 0);
+		lab_hold(LAB_IN_STOP, client_name(peer));
+		if (mapped)
+			unmap_and_put(peer);
+		return;
+	}
+	trace_end(peer, call, "stop", 0);
+	lab_hold(LAB_IN_STOP, client_name(peer));
+	if (mapped)
+		unmap_and_put(peer);
+	mutex_unlock(&peer->mapping_lock);
+}
+EXPORT_SYMBOL(ib_umem_stop_invalidation_notifier);
+
+/* After ib_umem_stop_invalidation_notifier(), for umems that were activated. */
+void ib_peer_umem_release(struct ib_umem *umem)
+{
+	struct ib_umem_peer *peer = to_peer(umem);
+
+	/* Never stopped: a queue's umem, or a driver that forgot. */
+	if (peer->state == MAPPED) {
+		peer->state = UNMAPPED;
+		unmap_and_put(peer);
+	}
+	drop_ticket(peer);
+	call_release(peer);
+	put_client(peer->client);
+	atomic64_sub(ib_umem_num_pages(umem), &umem->owning_mm->pinned_vm);
+	mmdrop(umem->owning_mm);
+	/* An invalidation may still be on its way out. */
+	put_peer(peer);
+}
+
+/*
+ * The hook that a client with invalidation calls when its memory goes away.
+ * Returns when the HCA does not touch the memory any more. Whether the client
+ * then unmaps by itself is the UNMAPS flag's business.
+ */
+static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
+{
+	struct ib_peer_memory_client *client = reg_handle;
+	struct ib_umem_peer *peer;
+	struct lab_call call;
+	char name[32];
+	u32 flags;
+
+	lab_hold(LAB_INVALIDATE_ENTRY, "-");
+	call = lab_trace_begin();
+
+	xa_lock(&client->tickets);
+	/* The client may unregister while this thread waits for the lock. */
+	strscpy(name, client->ops->name);
+	flags = client->flags;
+	atomic64_inc(&client->stats.num_free_callbacks);
+	peer = xa_load(&client->tickets, core_context);
+	if (!peer) {
+		xa_unlock(&client->tickets);
+		lab_trace_end(call, name, "invalidate", 0, 0, core_context, 0,
+			      0);
+		return 0;
+	}
+	kref_get(&peer->kref);
+	xa_unlock(&client->tickets);
+
+	mutex_lock(&peer->mapping_lock);
+	if (peer->state == MAPPED && peer->func) {
+		struct lab_call fence;
+
+		lab_hold(LAB_INVALIDATE_FENCE, client_name(peer));
+		fence = lab_trace_begin();
+		peer->func(&peer->umem, peer->func_priv);
+		trace_end(peer, fence, "fence", 0);
+	}
+	if (flags & PEER_MEM_INVALIDATE_UNMAPS) {
+		if (peer->state == MAPPED) {
+			untrim_sgl(peer);
+			forget_sgl(peer);
+		}
+		peer->state = INVALIDATED;
+	} else if (peer->state == MAPPED) {
+		peer->state = UNMAPPED;
+		unmap_and_put(peer);
+	}
+	mutex_unlock(&peer->mapping_lock);
+	lab_trace_end(call, name, "invalidate", peer->umem.address,
+		      peer->umem.length, core_context, 1, 0);
+	put_peer(peer);
+	return 0;
+}
+
+/* /sys/kernel/mm/memory_peers */
+
+struct peer_attribute {
+	struct kobj_attribute attr;
+	size_t offset;	/* of the counter in struct peer_stats */
+};
+
+static struct ib_peer_memory_client *client_of_kobj(struct kobject *kobj)
+{
+	return container_of(kobj, struct ib_peer_memory_client, kobj);
+}
+
+static ssize_t version_show(struct kobject *kobj, struct kobj_attribute *attr,
+			    char *buf)
+{
+	return sysfs_emit(buf, "%s\n", client_of_kobj(kobj)->ops->version);
+}
+
+static ssize_t counter_show(struct kobject *kobj, struct kobj_attribute *attr,
+			    char *buf)
+{
+	size_t offset = container_of(attr, struct peer_attribute, attr)->offset;
+	void *stats = &client_of_kobj(kobj)->stats;
+
+	return sysfs_emit(buf, "%lld\n",
+			  atomic64_read((atomic64_t *)(stats + offset)));
+}
+
+static struct kobj_attribute version_attr = __ATTR_RO(version);
+
+#define COUNTER(_name)							\
+	static struct peer_attribute _name##_attr = {			\
+		.attr = __ATTR(_name, 0444, counter_show, NULL),	\
+		.offset = offsetof(struct peer_stats, _name),		\
+	}
+COUNTER(num_alloc_mrs);
+COUNTER(num_dealloc_mrs);
+COUNTER(num_reg_pages);
+COUNTER(num_dereg_pages);
+COUNTER(num_reg_bytes);
+COUNTER(num_dereg_bytes);
+COUNTER(num_free_callbacks);
+
+static struct attribute *client_attrs[] = {
+	&version_attr.attr,
+	&num_alloc_mrs_attr.attr.attr,
+	&num_dealloc_mrs_attr.attr.attr,
+	&num_reg_pages_attr.attr.attr,
+	&num_dereg_pages_attr.attr.attr,
+	&num_reg_bytes_attr.attr.attr,
+	&num_dereg_bytes_attr.attr.attr,
+	&num_free_callbacks_attr.attr.attr,
+	NULL
+};
+ATTRIBUTE_GROUPS(client);
+
+static void client_free(struct kobject *kobj)
+{
+	kfree(client_of_kobj(kobj));
+}
+
+static const struct kobj_type client_type = {
+	.sysfs_ops = &kobj_sysfs_ops,
+	.default_groups = client_groups,
+	.release = client_free,
+};
+
+static struct kobject *peers_kobj;
+
+static int add_sysfs(struct ib_peer_memory_client *client)
+{
+	struct ib_peer_memory_client *other;
+
+	if (!peers_kobj)
+		return 0;
+	list_for_each_entry(other, &peer_memory_list, list) {
+		if (!strcmp(other->ops->name, client->ops->name)) {
+			pr_err("client %s: the name is taken\n",
+			       client->ops->name);
+			return -EEXIST;
+		}
+	}
+	return kobject_add(&client->kobj, peers_kobj, "%s", client->ops->name);
+}
+
+/* Interface of the clients */
+
+static bool has_mandatory_callbacks(const struct peer_memory_client *ops)
+{
+	/* get_page_size is called all the same: 5.1 dropped only the check. */
+	const struct {
+		const char *name;
+		bool there;
+	} mandatory[] = {
+		{ "acquire", ops->acquire },
+		{ "get_pages", ops->get_pages },
+		{ "put_pages", ops->put_pages },
+		{ "dma_map", ops->dma_map },
+		{ "dma_unmap", ops->dma_unmap },
+	};
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(mandatory); i++) {
+		if (!mandatory[i].there) {
+			pr_err("client %s lacks the mandatory callback %s\n",
+			       ops->name, mandatory[i].name);
+			return false;
+		}
+	}
+	return true;
+}
+
+static u32 client_flags(const struct peer_memory_client *ops)
+{
+	const struct peer_memory_client_ex *ex =
+		container_of(ops, struct peer_memory_client_ex, client);
+
+	if (!knows_unmaps() || !ops->version[IB_PEER_MEMORY_VER_MAX - 1])
+		return 0;
+	if (ex->ex_size < offsetofend(struct peer_memory_client_ex, flags))
+		return 0;
+	return ex->flags;
+}
+
+/**
+ * ib_register_peer_memory_client - let a client be asked
+ * @ops: the client; must stay until it is unregistered
+ * @invalidate: NULL, or where to store the hook that the client will call when
+ *	memory goes away; umems whose HCA objects cannot be fenced then never
+ *	come to this client
+ *
+ * Return: a handle, NULL on any error.
+ */
+void *ib_register_peer_memory_client(const struct peer_memory_client *ops,
+				     invalidate_peer_memory *invalidate)
+{
+	struct ib_peer_memory_client *client;
+
+	if (!has_mandatory_callbacks(ops))
+		return NULL;
+	client = kzalloc_obj(*client);
+	if (!client)
+		return NULL;
+	kobject_init(&client->kobj, &client_type);
+	kref_init(&client->usecnt);
+	init_completion(&client->unused);
+	xa_init_flags(&client->tickets, XA_FLAGS_ALLOC);
+	client->ops = ops;
+	client->flags = client_flags(ops);
+
+	mutex_lock(&peer_memory_mutex);
+	if (add_sysfs(client)) {
+		mutex_unlock(&peer_memory_mutex);
+		kobject_put(&client->kobj);
+		return NULL;
+	}
+	/*
+	 * A client that can lose memory serves only umems that can be fenced.
+	 * It may call the hook as soon as acquire() has been called.
+	 */
+	if (invalidate) {
+		*invalidate = ib_invalidate_peer_memory;
+		client->invalidation_required = true;
+	}
+	list_add_tail(&client->list, &peer_memory_list);
+	mutex_unlock(&peer_memory_mutex);
+	return client;
+}
+EXPORT_SYMBOL(ib_register_peer_memory_client);
+
+/**
+ * ib_unregister_peer_memory_client - never ask this client again
+ * @reg_handle: from ib_register_peer_memory_client()
+ *
+ * Waits, uninterruptibly, until the last umem of the client is released.
+ */
+void ib_unregister_peer_memory_client(void *reg_handle)
+{
+	struct ib_peer_memory_client *client = reg_handle;
+
+	mutex_lock(&peer_memory_mutex);
+	list_del(&client->list);
+	if (client->kobj.state_in_sysfs)
+		kobject_del(&client->kobj);
+	mutex_unlock(&peer_memory_mutex);
+
+	put_client(client);
+	wait_for_completion(&client->unused);
+	WARN_ON(!xa_empty(&client->tickets));
+	kobject_put(&client->kobj);
+}
+EXPORT_SYMBOL(ib_unregister_peer_memory_client);
+
+/* Interface of the lab's HCA */
+
+int ib_peer_lab_set_dma_device(struct ib_device *ibdev,
+			       struct device *dma_device)
+{
+	return xa_err(xa_store(&lab_dma_devices, (unsigned long)ibdev,
+			       dma_device, GFP_KERNEL));
+}
+EXPORT_SYMBOL_GPL(ib_peer_lab_set_dma_device);
+
+const char *ib_peer_lab_client_name(struct ib_umem *umem)
+{
+	return client_name(to_peer(umem));
+}
+EXPORT_SYMBOL_GPL(ib_peer_lab_client_name);
+
+unsigned long ib_peer_lab_first_offset(struct ib_umem *umem)
+{
+	return to_peer(umem)->first_offset;
+}
+EXPORT_SYMBOL_GPL(ib_peer_lab_first_offset);
+
+static struct dentry *debugfs_dir;
+
+void ib_peer_mem_init(void)
+{
+	debugfs_dir = debugfs_create_dir("ib_peer_mem", NULL);
+	lab_trace_init(debugfs_dir);
+#ifdef HAVE_MM_KOBJ_EXPORTED
+	if (memory_peers)
+		peers_kobj = kobject_create_and_add("memory_peers", mm_kobj);
+#endif
+	pr_info("core of generation %s, %s memory_peers\n",
+		generation_names[generation], peers_kobj ? "with" : "without");
+}
+
+void ib_peer_mem_cleanup(void)
+{
+	kobject_put(peers_kobj);
+	debugfs_remove(debugfs_dir);
+	xa_destroy(&lab_dma_devices);
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * What the lab adds to the peer-memory core and no real core has: a DMA device
+ * for a software HCA, and a look at a peer umem from the HCA driver.
+ */
+#ifndef RDMA_IB_PEER_LAB_H
+#define RDMA_IB_PEER_LAB_H
+
+#include <linux/types.h>
+
+struct device;
+struct ib_device;
+struct ib_umem;
+
+/*
+ * Clients of @ibdev's umems get @dma_device, not ibdev->dma_device: rdma_rxe
+ * leaves that NULL, which means "virtual DMA" to the rest of the stack and
+ * must stay so for host memory. NULL forgets the entry. -ENOMEM.
+ */
+int ib_peer_lab_set_dma_device(struct ib_device *ibdev,
+			       struct device *dma_device);
+
+/* Name of the client that owns this peer umem. */
+const char *ib_peer_lab_client_name(struct ib_umem *umem);
+
+/*
+ * Where in the first sg entry the umem's first byte is: the offset in a CPU
+ * page, or in a page of the client on cores that do not trim its list.
+ */
+unsigned long ib_peer_lab_first_offset(struct ib_umem *umem);
+
+#endif

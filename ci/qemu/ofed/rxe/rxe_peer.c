@@ -1,0 +1,505 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Peer memory regions of rdma_rxe.
+ *
+ * What it models: an HCA like a ConnectX behind the peer-memory API
+ * (reference/peer-memory-facts.md 1.1, 1.2, 1.6; lock-proof.md section 5,
+ * "HCA"; design.md section 5). It knows DMA addresses only and never looks at
+ * sg_page; it reads the sg list between dma_map and the activation of the
+ * notifier and never again; it holds an MR as DMA ranges. Its DMA device is
+ * the NIC's PCI function, and each access goes through lab_pcie, hence through
+ * that function's IOMMU domain. The key works before the notifier is active.
+ * An invalidation stops new accesses, waits for those under way and leaves the
+ * MR dead: its users get error completions. A fence takes time while the HCA
+ * still has access, and may fail, which the core never learns.
+ *
+ * What it leaves out: mkeys and translation tables of a limited size, the mkey
+ * cache, UMR work requests, ATS, DMA that outlives a deregistration because
+ * the PCIe fabric reorders it.
+ */
+#include <linux/debugfs.h>
+#include <linux/delay.h>
+#include <linux/pci.h>
+#include <linux/seq_file.h>
+#include <rdma/ib_peer_lab.h>
+#include <rdma/ib_umem.h>
+
+#include "rxe.h"
+#include "rxe_loc.h"
+#include "lab_pcie.h"
+
+static unsigned int peer_max_seg = SZ_2G;
+module_param(peer_max_seg, uint, 0444);
+MODULE_PARM_DESC(peer_max_seg, "DMA segment limit that the HCA announces, 0: leave the device's");
+
+static char *peer_dma_device = "pci";
+module_param(peer_dma_device, charp, 0444);
+MODULE_PARM_DESC(peer_dma_device, "DMA device given to peer clients: pci, netdev or none");
+
+struct rxe_peer_range {
+	dma_addr_t addr;
+	u64 start;	/* in the sg list, bytes */
+	u64 len;
+};
+
+enum peer_state {
+	PEER_LIVE,
+	PEER_FENCE_FAILED,	/* asked to die, but live */
+	PEER_KILLED,
+};
+
+struct rxe_peer_mr {
+	struct list_head list;
+	struct rxe_mr *mr;
+	struct device *initiator;
+	bool can_fence;		/* the umem has a notifier */
+	rwlock_t lock;		/* readers: accesses; writer: the fence */
+	enum peer_state state;
+	u64 first_offset;	/* of the MR's first byte in the sg list */
+	unsigned int sg_entries;
+	unsigned long best_page_size;
+	unsigned int nr_ranges;
+	struct rxe_peer_range ranges[] __counted_by(nr_ranges);
+};
+
+static LIST_HEAD(live_mrs);
+static DEFINE_MUTEX(live_mrs_lock);
+
+static struct {
+	atomic64_t wr_bytes, rd_bytes, atomics;
+	atomic64_t dma_errors, killed_accesses;
+	atomic64_t mrs_registered, mrs_failed, mrs_killed;
+	atomic64_t fences, fence_failures;
+	atomic64_t sg_entries, bytes;
+	atomic64_t last_sg_entries, last_best_page_size;
+} stats;
+static atomic64_t mrs_live, range_bytes;
+
+static u32 fence_ms;
+static atomic_t fence_fail;
+static atomic_t fail_mkey;
+static atomic_t no_invalidation;
+static atomic_t skip_stop;
+
+static bool take_one(atomic_t *switched)
+{
+	return atomic_dec_if_positive(switched) >= 0;
+}
+
+struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
+				  u64 start, u64 length, int access)
+{
+	struct ib_umem *umem;
+
+	mr->peer_can_fence = atomic_read(&no_invalidation) <= 0;
+	umem = ib_umem_get_peer(&rxe->ib_dev, start, length, access,
+				mr->peer_can_fence ? IB_PEER_MEM_INVAL_SUPP : 0);
+	if (!IS_ERR(umem) && umem->is_peer && !mr->peer_can_fence)
+		take_one(&no_invalidation);
+	return umem;
+}
+
+/* The sg list as ranges, neighbours merged. The only look at the list. */
+static struct rxe_peer_mr *read_sgl(struct ib_umem *umem)
+{
+	struct sg_table *sgt = &umem->sgt_append.sgt;
+	struct rxe_peer_range *range = NULL;
+	struct rxe_peer_mr *peer;
+	struct scatterlist *sg;
+	unsigned int n = 0;
+	dma_addr_t end = 0;
+	u64 total = 0;
+	int i;
+
+	for_each_sgtable_dma_sg(sgt, sg, i) {
+		if (!n || sg_dma_address(sg) != end)
+			n++;
+		end = sg_dma_address(sg) + sg_dma_len(sg);
+	}
+	peer = kvzalloc_flex(*peer, ranges, n);
+	if (!peer)
+		return ERR_PTR(-ENOMEM);
+	peer->nr_ranges = n;
+	peer->sg_entries = sgt->nents;
+	peer->first_offset = ib_peer_lab_first_offset(umem);
+
+	n = 0;
+	for_each_sgtable_dma_sg(sgt, sg, i) {
+		if (!range || sg_dma_address(sg) != range->addr + range->len) {
+			range = &peer->ranges[n++];
+			range->addr = sg_dma_address(sg);
+			range->start = total;
+		}
+		range->len += sg_dma_len(sg);
+		total += sg_dma_len(sg);
+	}
+	if (total < peer->first_offset + umem->length) {
+		pr_err("rxe_peer: client %s: the sg list ends after %llu bytes, the umem of %zu bytes needs %llu\n",
+		       ib_peer_lab_client_name(umem), total, umem->length,
+		       peer->first_offset + umem->length);
+		kvfree(peer);
+		return ERR_PTR(-EINVAL);
+	}
+	return peer;
+}
+
+int rxe_peer_mr_init(struct rxe_dev *rxe, struct rxe_mr *mr,
+		     struct ib_umem *umem)
+{
+	struct rxe_peer_mr *peer;
+	int err;
+
+	peer = read_sgl(umem);
+	if (IS_ERR(peer)) {
+		err = PTR_ERR(peer);
+		goto err_umem;
+	}
+	/* What mlx5 asks for: any power of two from 4 KiB to 2 GiB. */
+	peer->best_page_size = ib_umem_find_best_pgsz(umem,
+						      GENMASK(31, PAGE_SHIFT),
+						      mr->ibmr.iova);
+	err = -ENODEV;
+	if (!rxe->peer_initiator) {
+		rxe_err_mr(mr, "no PCI device behind the netdev\n");
+		goto err_peer;
+	}
+	err = -ENOMEM;
+	if (take_one(&fail_mkey))
+		goto err_peer;
+
+	peer->mr = mr;
+	peer->initiator = get_device(rxe->peer_initiator);
+	peer->can_fence = mr->peer_can_fence;
+	rwlock_init(&peer->lock);
+	mr->umem = umem;
+	mr->peer = peer;
+	mr->ibmr.type = IB_MR_TYPE_USER;
+	mr->state = RXE_MR_STATE_VALID;
+
+	mutex_lock(&live_mrs_lock);
+	list_add_tail(&peer->list, &live_mrs);
+	mutex_unlock(&live_mrs_lock);
+	atomic64_inc(&mrs_live);
+	atomic64_add(struct_size(peer, ranges, peer->nr_ranges), &range_bytes);
+	atomic64_inc(&stats.mrs_registered);
+	atomic64_add(peer->sg_entries, &stats.sg_entries);
+	atomic64_add(umem->length, &stats.bytes);
+	atomic64_set(&stats.last_sg_entries, peer->sg_entries);
+	atomic64_set(&stats.last_best_page_size, peer->best_page_size);
+	return 0;
+
+err_peer:
+	kvfree(peer);
+err_umem:
+	atomic64_inc(&stats.mrs_failed);
+	if (mr->peer_can_fence && !take_one(&skip_stop))
+		ib_umem_stop_invalidation_notifier(umem);
+	ib_umem_release(umem);
+	return err;
+}
+
+/*
+ * When this returns 0, no access runs and none will start. Until fence_ms are
+ * over the HCA goes on as before.
+ */
+static int fence(struct rxe_peer_mr *peer)
+{
+	atomic64_inc(&stats.fences);
+	if (fence_ms)
+		msleep(fence_ms);
+	if (take_one(&fence_fail)) {
+		atomic64_inc(&stats.fence_failures);
+		peer->state = PEER_FENCE_FAILED;
+		return -EIO;
+	}
+	write_lock_bh(&peer->lock);
+	peer->state = PEER_KILLED;
+	write_unlock_bh(&peer->lock);
+	return 0;
+}
+
+static void invalidate(struct ib_umem *umem, void *priv)
+{
+	struct rxe_mr *mr = priv;
+
+	if (!fence(mr->peer))
+		atomic64_inc(&stats.mrs_killed);
+}
+
+void rxe_peer_mr_activate(struct rxe_mr *mr)
+{
+	if (mr->peer && mr->peer->can_fence)
+		ib_umem_activate_invalidation_notifier(mr->umem, invalidate,
+						       mr);
+}
+
+void rxe_peer_mr_stop(struct rxe_mr *mr)
+{
+	if (!mr->peer || !mr->peer->can_fence)
+		return;
+	/* A second fence of a killed MR costs nothing. */
+	if (mr->peer->state != PEER_KILLED)
+		fence(mr->peer);
+	ib_umem_stop_invalidation_notifier(mr->umem);
+}
+
+void rxe_peer_mr_free(struct rxe_mr *mr)
+{
+	struct rxe_peer_mr *peer = mr->peer;
+
+	if (!peer)
+		return;
+	mutex_lock(&live_mrs_lock);
+	list_del(&peer->list);
+	mutex_unlock(&live_mrs_lock);
+	atomic64_dec(&mrs_live);
+	atomic64_sub(struct_size(peer, ranges, peer->nr_ranges), &range_bytes);
+	put_device(peer->initiator);
+	mr->peer = NULL;
+	kvfree(peer);
+}
+
+/* As mlx5: new memory and every change of a peer MR mean a new object. */
+bool rxe_peer_rereg_recreates(struct rxe_mr *mr, int flags)
+{
+	return mr->umem && (mr->peer || (flags & IB_MR_REREG_TRANS));
+}
+
+static struct rxe_peer_range *find_range(struct rxe_peer_mr *peer, u64 offset)
+{
+	unsigned int low = 0, high = peer->nr_ranges;
+
+	while (high - low > 1) {
+		unsigned int middle = low + (high - low) / 2;
+
+		if (peer->ranges[middle].start <= offset)
+			low = middle;
+		else
+			high = middle;
+	}
+	return &peer->ranges[low];
+}
+
+/*
+ * Begins an access: the DMA address of @iova and how many bytes of @length
+ * follow in one range. Returns with the lock held for reading, or -EFAULT.
+ */
+static int access_begin(struct rxe_peer_mr *peer, u64 iova, size_t length,
+			dma_addr_t *addr, size_t *piece)
+{
+	u64 offset = iova - peer->mr->ibmr.iova + peer->first_offset;
+	struct rxe_peer_range *range;
+
+	read_lock_bh(&peer->lock);
+	if (peer->state == PEER_KILLED) {
+		read_unlock_bh(&peer->lock);
+		atomic64_inc(&stats.killed_accesses);
+		return -EFAULT;
+	}
+	range = find_range(peer, offset);
+	*addr = range->addr + (offset - range->start);
+	*piece = min_t(u64, length, range->len - (offset - range->start));
+	return 0;
+}
+
+static int access_end(struct rxe_peer_mr *peer, int err)
+{
+	read_unlock_bh(&peer->lock);
+	if (!err)
+		return 0;
+	atomic64_inc(&stats.dma_errors);
+	return -EFAULT;
+}
+
+int rxe_peer_copy(struct rxe_mr *mr, u64 iova, void *addr, unsigned int length,
+		  enum rxe_mr_copy_dir dir)
+{
+	struct rxe_peer_mr *peer = mr->peer;
+	dma_addr_t dma_addr;
+	size_t piece;
+	int err;
+
+	for (; length; length -= piece, iova += piece, addr += piece) {
+		err = access_begin(peer, iova, length, &dma_addr, &piece);
+		if (err)
+			return err;
+		if (dir == RXE_TO_MR_OBJ)
+			err = lab_pcie_write(peer->initiator, dma_addr, addr,
+					     piece);
+		else
+			err = lab_pcie_read(peer->initiator, dma_addr, addr,
+					    piece);
+		err = access_end(peer, err);
+		if (err)
+			return err;
+		atomic64_add(piece, dir == RXE_TO_MR_OBJ ? &stats.wr_bytes :
+							   &stats.rd_bytes);
+	}
+	return 0;
+}
+
+enum resp_states rxe_peer_atomic_op(struct rxe_mr *mr, u64 iova, int opcode,
+				    u64 compare, u64 swap_add, u64 *orig_val)
+{
+	struct rxe_peer_mr *peer = mr->peer;
+	dma_addr_t dma_addr;
+	size_t piece;
+	int err;
+
+	if (mr_check_range(mr, iova, sizeof(u64)))
+		return RESPST_ERR_RKEY_VIOLATION;
+	if (iova & 7)
+		return RESPST_ERR_MISALIGNED_ATOMIC;
+	if (access_begin(peer, iova, sizeof(u64), &dma_addr, &piece))
+		return RESPST_ERR_RKEY_VIOLATION;
+	err = lab_pcie_atomic(peer->initiator, dma_addr,
+			      opcode == IB_OPCODE_RC_COMPARE_SWAP ?
+			      LAB_PCIE_COMPARE_SWAP : LAB_PCIE_FETCH_ADD,
+			      swap_add, compare, orig_val);
+	if (access_end(peer, err))
+		return RESPST_ERR_RKEY_VIOLATION;
+	atomic64_inc(&stats.atomics);
+	return RESPST_NONE;
+}
+
+enum resp_states rxe_peer_atomic_write(struct rxe_mr *mr, u64 iova, u64 value)
+{
+	if (mr_check_range(mr, iova, sizeof(value)))
+		return RESPST_ERR_RKEY_VIOLATION;
+	if (iova & 7)
+		return RESPST_ERR_MISALIGNED_ATOMIC;
+	if (rxe_peer_copy(mr, iova, &value, sizeof(value), RXE_TO_MR_OBJ))
+		return RESPST_ERR_RKEY_VIOLATION;
+	atomic64_inc(&stats.atomics);
+	return RESPST_NONE;
+}
+
+int rxe_peer_add_dev(struct rxe_dev *rxe, struct net_device *ndev)
+{
+	struct device *parent = ndev->dev.parent, *pci = parent;
+	struct device *dma_device = NULL;
+	int err;
+
+	while (pci && !dev_is_pci(pci))
+		pci = pci->parent;
+
+	if (!strcmp(peer_dma_device, "pci")) {
+		dma_device = pci;
+	} else if (!strcmp(peer_dma_device, "netdev")) {
+		dma_device = parent;
+	} else if (strcmp(peer_dma_device, "none")) {
+		pr_err("rxe_peer: peer_dma_device=%s: must be pci, netdev or none\n",
+		       peer_dma_device);
+		return -EINVAL;
+	}
+	err = ib_peer_lab_set_dma_device(&rxe->ib_dev, dma_device);
+	if (err)
+		return err;
+
+	rxe->peer_initiator = get_device(pci);
+	if (pci && peer_max_seg) {
+		rxe->peer_device_max_seg = dma_get_max_seg_size(pci);
+		dma_set_max_seg_size(pci, peer_max_seg);
+	}
+	return 0;
+}
+
+/* Also after a failed rxe_peer_add_dev(), or none. */
+void rxe_peer_remove_dev(struct rxe_dev *rxe)
+{
+	ib_peer_lab_set_dma_device(&rxe->ib_dev, NULL);
+	if (rxe->peer_device_max_seg)
+		dma_set_max_seg_size(rxe->peer_initiator,
+				     rxe->peer_device_max_seg);
+	put_device(rxe->peer_initiator);
+}
+
+/*
+ * Having this method is what lets the device go while a process has it open:
+ * uverbs then destroys the objects itself. There is no hardware that user
+ * space could still reach; its queues are memory, which lives until unmapped.
+ */
+void rxe_peer_disassociate_ucontext(struct ib_ucontext *ibcontext)
+{
+}
+
+static int stats_show(struct seq_file *s, void *unused)
+{
+#define LINE(field) \
+	seq_printf(s, #field " %lld\n", atomic64_read(&stats.field))
+	LINE(wr_bytes);
+	LINE(rd_bytes);
+	LINE(atomics);
+	LINE(dma_errors);
+	LINE(killed_accesses);
+	LINE(mrs_registered);
+	LINE(mrs_failed);
+	seq_printf(s, "mrs_live %lld\n", atomic64_read(&mrs_live));
+	LINE(mrs_killed);
+	LINE(fences);
+	LINE(fence_failures);
+	LINE(sg_entries);
+	LINE(bytes);
+	LINE(last_sg_entries);
+	LINE(last_best_page_size);
+	seq_printf(s, "range_bytes %lld\n", atomic64_read(&range_bytes));
+#undef LINE
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(stats);
+
+static int mrs_show(struct seq_file *s, void *unused)
+{
+	static const char * const names[] = {
+		[PEER_LIVE] = "live",
+		[PEER_FENCE_FAILED] = "fence_failed",
+		[PEER_KILLED] = "killed",
+	};
+	struct rxe_peer_mr *peer;
+
+	mutex_lock(&live_mrs_lock);
+	list_for_each_entry(peer, &live_mrs, list)
+		seq_printf(s, "lkey=0x%x rkey=0x%x addr=0x%lx length=%zu sg_entries=%u ranges=%u best_page_size=%lu state=%s initiator=%s\n",
+			   peer->mr->lkey, peer->mr->rkey,
+			   peer->mr->umem->address, peer->mr->umem->length,
+			   peer->sg_entries, peer->nr_ranges,
+			   peer->best_page_size, names[peer->state],
+			   dev_name(peer->initiator));
+	mutex_unlock(&live_mrs_lock);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(mrs);
+
+static ssize_t reset_write(struct file *file, const char __user *buf,
+			   size_t count, loff_t *pos)
+{
+	memset(&stats, 0, sizeof(stats));
+	return count;
+}
+
+static const struct file_operations reset_fops = {
+	.owner = THIS_MODULE,
+	.open = simple_open,
+	.write = reset_write,
+};
+
+static struct dentry *debugfs_dir;
+
+void rxe_peer_module_init(void)
+{
+	debugfs_dir = debugfs_create_dir("rxe_peer", NULL);
+	debugfs_create_file("stats", 0400, debugfs_dir, NULL, &stats_fops);
+	debugfs_create_file("mrs", 0400, debugfs_dir, NULL, &mrs_fops);
+	debugfs_create_file("reset", 0200, debugfs_dir, NULL, &reset_fops);
+	debugfs_create_u32("fence_ms", 0600, debugfs_dir, &fence_ms);
+	debugfs_create_atomic_t("fence_fail", 0600, debugfs_dir, &fence_fail);
+	debugfs_create_atomic_t("fail_mkey", 0600, debugfs_dir, &fail_mkey);
+	debugfs_create_atomic_t("no_invalidation", 0600, debugfs_dir,
+				&no_invalidation);
+	debugfs_create_atomic_t("skip_stop", 0600, debugfs_dir, &skip_stop);
+}
+
+void rxe_peer_module_exit(void)
+{
+	debugfs_remove(debugfs_dir);
+}

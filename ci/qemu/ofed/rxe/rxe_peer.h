@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* Peer memory regions of rdma_rxe: what rxe's own files call (rxe_peer.c). */
+#ifndef RXE_PEER_H
+#define RXE_PEER_H
+
+/* The umem of a user MR: host memory, or a peer client's. */
+struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
+				  u64 start, u64 length, int access);
+
+/* Takes over @umem, also when it fails. */
+int rxe_peer_mr_init(struct rxe_dev *rxe, struct rxe_mr *mr,
+		     struct ib_umem *umem);
+
+/* The next three do nothing to an MR of host memory. */
+void rxe_peer_mr_activate(struct rxe_mr *mr);
+void rxe_peer_mr_stop(struct rxe_mr *mr);
+void rxe_peer_mr_free(struct rxe_mr *mr);
+
+/* Does this ibv_rereg_mr() need a new MR object? */
+bool rxe_peer_rereg_recreates(struct rxe_mr *mr, int flags);
+
+/* Accesses; the range was checked against the MR's for the first one only. */
+int rxe_peer_copy(struct rxe_mr *mr, u64 iova, void *addr, unsigned int length,
+		  enum rxe_mr_copy_dir dir);
+enum resp_states rxe_peer_atomic_op(struct rxe_mr *mr, u64 iova, int opcode,
+				    u64 compare, u64 swap_add, u64 *orig_val);
+enum resp_states rxe_peer_atomic_write(struct rxe_mr *mr, u64 iova, u64 value);
+
+int rxe_peer_add_dev(struct rxe_dev *rxe, struct net_device *ndev);
+void rxe_peer_remove_dev(struct rxe_dev *rxe);
+void rxe_peer_disassociate_ucontext(struct ib_ucontext *ibcontext);
+void rxe_peer_module_init(void);
+void rxe_peer_module_exit(void);
+
+#endif
