@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: GPL-2.0
+//! `guest.*` words of the kernel command line.
+
+use std::collections::BTreeMap;
+
+/// What the host asked for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// `guest.run=a,b`: suites in this order.
+    pub suites: Vec<String>,
+    /// `guest.rival=1`: nvidia-peermem is NVIDIA's own.
+    pub rival: bool,
+    /// Every other `guest.<key>=<value>`, for the suites.
+    pub values: BTreeMap<String, String>,
+}
+
+impl Request {
+    pub fn parse(cmdline: &str) -> Self {
+        let mut r = Self::default();
+        for (key, value) in cmdline
+            .split_whitespace()
+            .filter_map(|w| w.strip_prefix("guest."))
+            .map(|w| w.split_once('=').unwrap_or((w, "1")))
+        {
+            match key {
+                "run" => r.suites = value.split(',').filter(|s| !s.is_empty()).map(str::to_string).collect(),
+                "rival" => r.rival = value == "1",
+                _ => {
+                    r.values.insert(key.to_string(), value.to_string());
+                }
+            }
+        }
+        r
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_others_are_left_alone() {
+        let r = Request::parse("console=ttyS0 guest.run=smoke,,demo guest.rival=1 guest.seed=7 guest.long quiet\n");
+        assert_eq!(r.suites, ["smoke", "demo"]);
+        assert!(r.rival);
+        assert_eq!(r.values["seed"], "7");
+        assert_eq!(r.values["long"], "1");
+        assert_eq!(Request::parse("console=ttyS0"), Request::default());
+    }
+}

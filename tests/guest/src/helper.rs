@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The second process that some tests need: `guest helper NAME ARGUMENTS`. It prints `ready …` when it has done its
+//! part and stays until its standard input ends (or it is killed).
+
+use std::io::{self, BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{bail, Context, Result};
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
+
+use crate::cuda::Cuda;
+use crate::machine::RDMA_DEVICE;
+use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
+
+pub fn run(name: &str, args: &[&str]) -> Result<()> {
+    match (name, args) {
+        // Allocates, and registers that many times; says where.
+        ("hold", [size, mrs]) => {
+            let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
+            let cuda = Cuda::open()?;
+            let memory = cuda.alloc(size.parse().context("size")?)?;
+            let mrs = (0..mrs.parse().context("mrs")?)
+                .map(|_| Mr::reg(&pd, memory.va(), memory.size(), FULL_ACCESS))
+                .collect::<io::Result<Vec<_>>>()
+                .context("ibv_reg_mr")?;
+            println!("ready {:#x}", memory.va());
+            io::stdin().read_to_end(&mut Vec::new()).context("read stdin")?;
+            drop(mrs);
+            Ok(())
+        }
+        _ => bail!("no helper {name} with {} arguments", args.len()),
+    }
+}
+
+/// A helper that has said `ready`.
+pub struct Helper {
+    child: Child,
+    /// What it said after `ready`.
+    pub said: String,
+}
+
+impl Helper {
+    pub fn start(args: &[&str]) -> Result<Self> {
+        let mut child = Command::new("/proc/self/exe")
+            .arg("helper")
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("start a helper")?;
+        let mut out = BufReader::new(child.stdout.take().context("helper's output")?);
+        let mut line = String::new();
+        out.read_line(&mut line).context("read from the helper")?;
+        match line.trim().strip_prefix("ready") {
+            Some(said) => Ok(Self { said: said.trim().to_string(), child }),
+            None => {
+                let mut rest = String::new();
+                let _ = out.read_to_string(&mut rest);
+                let _ = child.wait();
+                bail!("helper {args:?}: {line}{rest}")
+            }
+        }
+    }
+
+    /// kill -9, and until it is gone.
+    pub fn kill(mut self) -> Result<()> {
+        kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGKILL).context("kill")?;
+        self.child.wait().context("wait for the killed helper")?;
+        Ok(())
+    }
+
+    /// Lets it end by itself.
+    pub fn finish(mut self) -> Result<()> {
+        drop(self.child.stdin.take());
+        let status = self.child.wait().context("wait for the helper")?;
+        if !status.success() {
+            bail!("the helper: {status}");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // Gone already in kill() and finish(); after a failed test it is in the way.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What PID 1 does around the suites: file systems, network, power.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{bail, Context, Result};
+use nix::errno::Errno;
+use nix::mount::{mount, MsFlags};
+use nix::sys::reboot::{reboot, RebootMode};
+
+/// The address of the machine's only network card. Nothing outside the machine answers to it.
+pub const ADDRESS: &str = "192.168.77.1";
+
+/// Programs are called by name.
+pub const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+
+pub fn mount_all() -> Result<()> {
+    for (kind, target, required) in [
+        ("proc", "/proc", true),
+        ("sysfs", "/sys", true),
+        ("devtmpfs", "/dev", true),
+        ("tmpfs", "/run", true),
+        ("tmpfs", "/tmp", true),
+        ("debugfs", "/sys/kernel/debug", true),
+        // Comes with debugfs where tracing is on; not every flavour of the kernel has it.
+        ("tracefs", "/sys/kernel/tracing", false),
+    ] {
+        if !Path::new(target).exists() && fs::create_dir_all(target).is_err() && !required {
+            continue;
+        }
+        match mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>) {
+            Ok(()) | Err(Errno::EBUSY) => {}
+            Err(_) if !required => {}
+            Err(e) => return Err(e).with_context(|| format!("mount {kind} on {target}")),
+        }
+    }
+    Ok(())
+}
+
+/// Runs a program; its output is the reason when it fails.
+pub fn run(program: &str, args: &[&str]) -> Result<String> {
+    let out = Command::new(program).args(args).output().with_context(|| format!("start {program}"))?;
+    if !out.status.success() {
+        bail!(
+            "{program} {}: {}: {}{}",
+            args.join(" "),
+            out.status,
+            String::from_utf8_lossy(&out.stdout),
+            String::from_utf8_lossy(&out.stderr)
+        );
+    }
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// Loopback and the card that carries the soft NIC.
+pub fn network() -> Result<()> {
+    run("ip", &["link", "set", "lo", "up"])?;
+    run("ip", &["addr", "add", &format!("{ADDRESS}/24"), "dev", "eth0"])?;
+    run("ip", &["link", "set", "eth0", "up"])?;
+    Ok(())
+}
+
+/// A prompt on the console; returns when the shell ends.
+pub fn shell() -> Result<()> {
+    println!("\nEverything is loaded: rxe0, GPU 0, nvidia-peermem. `exit` powers off.\n");
+    let status = Command::new("busybox")
+        .args(["setsid", "busybox", "cttyhack", "busybox", "sh", "-l"])
+        .env("PS1", "lab# ")
+        .env("HOME", "/tmp")
+        .current_dir("/tmp")
+        .status()
+        .context("start busybox sh")?;
+    println!("shell: {status}");
+    Ok(())
+}
+
+pub fn power_off() -> ! {
+    nix::unistd::sync();
+    let e = reboot(RebootMode::RB_POWER_OFF);
+    // reboot(2) returns only where it was refused; PID 1 must not end.
+    eprintln!("guest: power off: {e:?}");
+    loop {
+        std::thread::sleep(std::time::Duration::from_secs(3600));
+    }
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The kernel's messages since a mark, through /dev/kmsg.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+
+use anyhow::{Context, Result};
+
+/// A place in the kernel log; what is printed after it can be read once.
+pub struct Mark {
+    log: File,
+}
+
+impl Mark {
+    /// Marks the end of the log as it is now.
+    pub fn now() -> Result<Self> {
+        let mut log =
+            OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg").context("open /dev/kmsg")?;
+        log.seek(SeekFrom::End(0)).context("seek /dev/kmsg")?;
+        Ok(Self { log })
+    }
+
+    /// The messages since the mark (or the last call), without prefixes.
+    pub fn since(&mut self) -> Result<Vec<String>> {
+        let mut out = Vec::new();
+        let mut buf = vec![0u8; 8192];
+        loop {
+            match self.log.read(&mut buf) {
+                Ok(n) => out.extend(message(&String::from_utf8_lossy(&buf[..n]))),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(out),
+                // Overwritten before it was read: go on with the oldest that is left.
+                Err(e) if e.raw_os_error() == Some(libc::EPIPE) => out.push("(messages lost)".into()),
+                Err(e) => return Err(e).context("read /dev/kmsg"),
+            }
+        }
+    }
+}
+
+/// `prio,seq,time,flags;text\n KEY=value...` → text. User-space records (facility > 0) are not the kernel's.
+fn message(record: &str) -> Option<String> {
+    let (head, rest) = record.split_once(';')?;
+    let prio: u32 = head.split(',').next()?.parse().ok()?;
+    if prio >> 3 != 0 {
+        return None;
+    }
+    Some(rest.lines().next().unwrap_or("").to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::message;
+
+    #[test]
+    fn record_is_cut_to_its_text() {
+        assert_eq!(
+            message("6,339,5140900,-;NET: Registered; family 10\n SUBSYSTEM=net\n").as_deref(),
+            Some("NET: Registered; family 10")
+        );
+        assert_eq!(message("12,340,5140901,-;systemd says hello\n"), None);
+        assert_eq!(message("nonsense"), None);
+    }
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: GPL-2.0
+//! KTAP version 1 on the second serial line: one subtest per suite, `# json` lines for results.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+
+use nix::sys::termios;
+use serde_json::Value;
+
+/// What became of one test.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    Pass,
+    Fail,
+    Skip(String),
+}
+
+/// The stream to the host. Lines of a suite are indented by two spaces; `# json` lines never are.
+pub struct Ktap {
+    out: File,
+    depth: usize,
+}
+
+impl Ktap {
+    /// Opens the line; a terminal is made raw, so that the host sees plain line feeds.
+    pub fn open(path: &str) -> io::Result<Self> {
+        let out = OpenOptions::new().write(true).open(path)?;
+        if let Ok(mut t) = termios::tcgetattr(out.as_fd()) {
+            termios::cfmakeraw(&mut t);
+            termios::tcsetattr(out.as_fd(), termios::SetArg::TCSANOW, &t)?;
+        }
+        Ok(Self { out, depth: 0 })
+    }
+
+    fn line(&mut self, text: &str) {
+        // A line that cannot be written has no other place to go: the host sees the plan unfulfilled.
+        let _ = writeln!(self.out, "{:width$}{text}", "", width = self.depth * 2);
+    }
+
+    pub fn start(&mut self, tests: usize) {
+        self.line("KTAP version 1");
+        self.line(&format!("1..{tests}"));
+    }
+
+    pub fn start_subtest(&mut self, name: &str, tests: usize) {
+        self.depth += 1;
+        self.line("KTAP version 1");
+        self.line(&format!("# Subtest: {name}"));
+        self.line(&format!("1..{tests}"));
+    }
+
+    pub fn end_subtest(&mut self) {
+        self.depth -= 1;
+    }
+
+    pub fn result(&mut self, number: usize, name: &str, verdict: &Verdict) {
+        let text = match verdict {
+            Verdict::Pass => format!("ok {number} {name}"),
+            Verdict::Fail => format!("not ok {number} {name}"),
+            Verdict::Skip(why) => format!("ok {number} {name} # SKIP {why}"),
+        };
+        self.line(&text);
+    }
+
+    pub fn note(&mut self, text: &str) {
+        for l in text.lines() {
+            self.line(&format!("# {l}"));
+        }
+    }
+
+    pub fn json(&mut self, name: &str, value: &Value) {
+        let _ = writeln!(self.out, "# json {name} {value}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nests_and_keeps_json_at_the_margin() {
+        let path = std::env::temp_dir().join(format!("ktap.{}", std::process::id()));
+        File::create(&path).unwrap();
+        let mut k = Ktap::open(path.to_str().unwrap()).unwrap();
+        k.start(1);
+        k.start_subtest("smoke", 2);
+        k.note("two\nlines");
+        k.json("row", &serde_json::json!({"a": 1}));
+        k.result(1, "one", &Verdict::Fail);
+        k.result(2, "two", &Verdict::Skip("no device".into()));
+        k.end_subtest();
+        k.result(1, "smoke", &Verdict::Fail);
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(
+            text,
+            "KTAP version 1\n1..1\n  KTAP version 1\n  # Subtest: smoke\n  1..2\n  # two\n  # lines\n\
+             # json row {\"a\":1}\n  not ok 1 one\n  ok 2 two # SKIP no device\nnot ok 1 smoke\n"
+        );
+    }
+}

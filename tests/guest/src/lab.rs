@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What the stand-ins tell through debugfs: the peer-memory core, the soft NIC, the PCIe fabric. (The GPU has its own
+//! crate, `nvlab`.) Formats: ci/qemu/ofed/README.md.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+
+const CORE: &str = "/sys/kernel/debug/ib_peer_mem";
+const NIC: &str = "/sys/kernel/debug/rxe_peer";
+const FABRIC: &str = "/sys/kernel/debug/lab_pcie";
+const CLIENTS: &str = "/sys/kernel/mm/memory_peers";
+
+fn read(path: &str) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("read {path}"))
+}
+
+fn write(path: &str, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("write {text:?} to {path}"))
+}
+
+/// `key=value key=value`; `comm=` takes the rest of the line.
+fn fields(line: &str) -> BTreeMap<&str, &str> {
+    let (line, comm) = match line.split_once("comm=") {
+        Some((l, c)) => (l, Some(c)),
+        None => (line, None),
+    };
+    line.split_whitespace().filter_map(|w| w.split_once('=')).chain(comm.map(|c| ("comm", c))).collect()
+}
+
+/// One finished callback, or event of the core.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    pub seq: u64,
+    pub ns: u64,
+    pub tgid: u32,
+    pub client: String,
+    pub callback: String,
+    pub address: u64,
+    pub size: u64,
+    pub nents: u64,
+    pub ret: i64,
+}
+
+impl Event {
+    fn parse(line: &str) -> Result<Self> {
+        let f = fields(line);
+        let field = |name: &str| f.get(name).copied().with_context(|| format!("no {name}= in trace line {line:?}"));
+        let int = |name: &str| -> Result<u64> { number(field(name)?) };
+        Ok(Self {
+            seq: int("seq")?,
+            ns: int("ns")?,
+            tgid: u32::try_from(int("tgid")?)?,
+            client: field("client")?.to_string(),
+            callback: field("cb")?.to_string(),
+            address: int("addr")?,
+            size: int("size")?,
+            nents: int("nents").unwrap_or(0),
+            ret: field("ret")?.parse().with_context(|| format!("ret= in {line:?}"))?,
+        })
+    }
+}
+
+fn number(text: &str) -> Result<u64> {
+    match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    }
+    .with_context(|| format!("{text:?} is no number"))
+}
+
+/// Empties the core's trace.
+pub fn clear_trace() -> Result<()> {
+    write(&format!("{CORE}/trace"), "0")
+}
+
+/// Everything traced since, in the order in which the calls began.
+pub fn trace() -> Result<Vec<Event>> {
+    let mut events = read(&format!("{CORE}/trace"))?.lines().map(Event::parse).collect::<Result<Vec<_>>>()?;
+    events.sort_by_key(|e| e.seq);
+    Ok(events)
+}
+
+/// A hold point of the core; released when dropped, so that a failing test leaves nobody standing there.
+pub struct CoreHold {
+    point: &'static str,
+}
+
+impl CoreHold {
+    pub fn arm(point: &'static str) -> Result<Self> {
+        write(&format!("{CORE}/hold"), point)?;
+        Ok(Self { point })
+    }
+
+    /// Until a thread stands there.
+    pub fn wait(&self, limit: Duration) -> Result<()> {
+        let end = std::time::Instant::now() + limit;
+        let wanted = format!("point={} ", self.point);
+        while !read(&format!("{CORE}/waiting"))?.lines().any(|l| l.starts_with(&wanted)) {
+            if std::time::Instant::now() > end {
+                bail!("nobody came to hold point {} within {limit:?}", self.point);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    pub fn release(self) {}
+}
+
+impl Drop for CoreHold {
+    fn drop(&mut self) {
+        // Refused only where nothing is armed any more.
+        let _ = write(&format!("{CORE}/release"), self.point);
+    }
+}
+
+/// `name value` lines of the soft NIC.
+pub fn nic_stats() -> Result<BTreeMap<String, u64>> {
+    read(&format!("{NIC}/stats"))?
+        .lines()
+        .map(|l| {
+            let (name, value) = l.split_once(' ').with_context(|| format!("rxe_peer/stats: {l:?}"))?;
+            Ok((name.to_string(), number(value.trim())?))
+        })
+        .collect()
+}
+
+pub fn nic_stat(name: &str) -> Result<u64> {
+    nic_stats()?.get(name).copied().with_context(|| format!("rxe_peer/stats has no {name}"))
+}
+
+pub fn reset_nic() -> Result<()> {
+    write(&format!("{NIC}/reset"), "1")
+}
+
+/// A setting of the soft NIC (`fence_ms`, `fail_mkey`, …).
+pub fn set_nic(name: &str, value: u64) -> Result<()> {
+    write(&format!("{NIC}/{name}"), &value.to_string())
+}
+
+/// One live MR over peer memory, as the NIC holds it.
+#[derive(Debug, Clone)]
+pub struct NicMr {
+    pub lkey: u32,
+    pub sg_entries: u64,
+    pub client: String,
+    pub state: String,
+}
+
+pub fn nic_mrs() -> Result<Vec<NicMr>> {
+    read(&format!("{NIC}/mrs"))?
+        .lines()
+        .map(|l| {
+            let f = fields(l);
+            let field = |name: &str| f.get(name).copied().with_context(|| format!("no {name}= in {l:?}"));
+            Ok(NicMr {
+                lkey: u32::try_from(number(field("lkey")?)?)?,
+                sg_entries: number(field("sg_entries")?)?,
+                client: field("client")?.to_string(),
+                state: field("state")?.to_string(),
+            })
+        })
+        .collect()
+}
+
+/// Sums over all initiators of the fabric.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Fabric {
+    pub read_bytes: u64,
+    pub write_bytes: u64,
+    /// An address that the IOMMU did not translate.
+    pub faults: u64,
+    /// An address that no BAR claims.
+    pub unclaimed: u64,
+    /// An access that the GPU did not answer: no live pin.
+    pub refused: u64,
+}
+
+impl Fabric {
+    fn parse(stats: &str) -> Result<Self> {
+        let mut sum = Self::default();
+        for line in stats.lines().filter_map(|l| l.strip_prefix("initiator ")) {
+            let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+            for pair in words.chunks_exact(2) {
+                let value = number(pair[1])?;
+                match pair[0] {
+                    "read_bytes" => sum.read_bytes += value,
+                    "write_bytes" => sum.write_bytes += value,
+                    "faults" => sum.faults += value,
+                    "unclaimed" => sum.unclaimed += value,
+                    "refused" => sum.refused += value,
+                    _ => {}
+                }
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Accesses that no working system makes.
+    pub fn errors(&self) -> u64 {
+        self.faults + self.unclaimed + self.refused
+    }
+}
+
+pub fn fabric() -> Result<Fabric> {
+    Fabric::parse(&read(&format!("{FABRIC}/stats"))?)
+}
+
+pub fn reset_fabric() -> Result<()> {
+    write(&format!("{FABRIC}/reset"), "1")
+}
+
+/// Names under memory_peers.
+pub fn clients() -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(CLIENTS).with_context(|| format!("read {CLIENTS}"))? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The files that every client has there.
+pub const CLIENT_FILES: [&str; 8] = [
+    "version",
+    "num_alloc_mrs",
+    "num_dealloc_mrs",
+    "num_reg_pages",
+    "num_dereg_pages",
+    "num_reg_bytes",
+    "num_dereg_bytes",
+    "num_free_callbacks",
+];
+
+pub fn client_file(client: &str, file: &str) -> Result<String> {
+    Ok(read(&format!("{CLIENTS}/{client}/{file}"))?.trim().to_string())
+}
+
+pub fn client_number(client: &str, file: &str) -> Result<u64> {
+    number(&client_file(client, file)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trace_line_is_read() {
+        let e = Event::parse(
+            "seq=4 start_ns=81234567890 ns=51234 pid=93 tgid=92 client=nv_mem cb=dma_map addr=0x7f0000000000 \
+             size=65536 ticket=- nents=1 ret=-14 comm=a b=c",
+        )
+        .unwrap();
+        assert_eq!((e.seq, e.tgid, e.nents, e.ret), (4, 92, 1, -14));
+        assert_eq!((e.callback.as_str(), e.address), ("dma_map", 0x7f00_0000_0000));
+        assert!(Event::parse("seq=4").is_err());
+    }
+
+    #[test]
+    fn fabric_sums_all_initiators() {
+        let f = Fabric::parse(
+            "initiator 0000:00:03.0 read_bytes 10 write_bytes 2 reads 1 writes 1 atomics 0 faults 0 unclaimed 1 refused 0\n\
+             initiator 0000:00:04.0 read_bytes 5 write_bytes 0 reads 1 writes 0 atomics 0 faults 2 unclaimed 0 refused 3\n\
+             bar 0000:00:05.0 2 start 0x1000 size 4096 read_bytes 99 write_bytes 99\n",
+        )
+        .unwrap();
+        assert_eq!((f.read_bytes, f.write_bytes, f.errors()), (15, 2, 6));
+    }
+}

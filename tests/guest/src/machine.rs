@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What is loaded when a test starts. The state is read from the kernel each time, so a test that leaves things
+//! behind does not spoil the next one.
+
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context, Result};
+
+use crate::init::run;
+use crate::modules::{self, PEERMEM};
+
+/// The soft NIC's RDMA device.
+pub const RDMA_DEVICE: &str = "rxe0";
+
+/// How nvidia-peermem is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// No parameter: persistent pins first, revocable ones as the fallback.
+    Persistent,
+    /// `persistent_api_support=0`: revocable pins first.
+    Legacy,
+    /// `peerdirect_support=1`: for cores without the extended client.
+    Old,
+}
+
+impl Mode {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Persistent => "persistent",
+            Self::Legacy => "legacy",
+            Self::Old => "old",
+        }
+    }
+
+    /// The modes that exist: the rival of driver 550 has no persistent one and not its parameter.
+    pub fn all(rival: bool) -> &'static [Self] {
+        if rival {
+            &[Self::Legacy, Self::Old]
+        } else {
+            &[Self::Persistent, Self::Legacy, Self::Old]
+        }
+    }
+
+    pub fn parameters(self, rival: bool) -> &'static [&'static str] {
+        match self {
+            Self::Persistent => &[],
+            Self::Legacy if rival => &[],
+            Self::Legacy => &["persistent_api_support=0"],
+            Self::Old => &["peerdirect_support=1"],
+        }
+    }
+}
+
+/// What a test finds loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// Neither RDMA nor GPU.
+    Bare,
+    /// The soft NIC and the GPU, without nvidia-peermem.
+    Devices,
+    /// All of it.
+    Peermem(Mode),
+}
+
+impl Level {
+    pub fn mode(self) -> Option<Mode> {
+        match self {
+            Self::Peermem(m) => Some(m),
+            _ => None,
+        }
+    }
+}
+
+/// Brings the machine to a level, from whatever it is in.
+pub struct Machine {
+    rival: bool,
+    /// The mode in which nvidia-peermem was loaded by us.
+    mode: Option<Mode>,
+}
+
+impl Machine {
+    pub fn new(rival: bool) -> Self {
+        Self { rival, mode: None }
+    }
+
+    pub fn reach(&mut self, level: Level) -> Result<()> {
+        let loaded = modules::loaded(PEERMEM)?;
+        if loaded && (self.mode.is_none() || self.mode != level.mode()) {
+            modules::rmmod(PEERMEM)?;
+            self.mode = None;
+        }
+        match level {
+            Level::Bare => unload_devices(),
+            Level::Devices => load_devices(),
+            Level::Peermem(mode) => {
+                load_devices()?;
+                if !modules::loaded(PEERMEM)? {
+                    modules::modprobe("nvidia-peermem", mode.parameters(self.rival))?;
+                    self.mode = Some(mode);
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn rdma_device_exists() -> bool {
+    Path::new("/sys/class/infiniband").join(RDMA_DEVICE).exists()
+}
+
+/// The RDMA stack with its soft NIC, and the GPU.
+pub fn load_devices() -> Result<()> {
+    load_rdma()?;
+    modules::modprobe("nvidia", &[]).map(drop)
+}
+
+pub fn load_rdma() -> Result<()> {
+    modules::modprobe("ib_uverbs", &[])?;
+    modules::modprobe("rdma_rxe", &[])?;
+    if !rdma_device_exists() {
+        run("rdma", &["link", "add", RDMA_DEVICE, "type", "rxe", "netdev", "eth0"])?;
+    }
+    let uverbs = Path::new("/dev/infiniband/uverbs0");
+    wait_for("/dev/infiniband/uverbs0", || uverbs.exists())
+}
+
+pub fn unload_rdma() -> Result<()> {
+    if rdma_device_exists() {
+        run("rdma", &["link", "delete", RDMA_DEVICE])?;
+    }
+    modules::unload_with_users("ib_core")
+}
+
+pub fn unload_devices() -> Result<()> {
+    if modules::loaded(PEERMEM)? {
+        modules::rmmod(PEERMEM)?;
+    }
+    unload_rdma()?;
+    modules::unload_with_users("nvidia")?;
+    modules::unload_with_users("lab_pcie")
+}
+
+/// Waits up to 10 s.
+pub fn wait_for(what: &str, mut ready: impl FnMut() -> bool) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !ready() {
+        if Instant::now() > end {
+            bail!("{what}: not there after 10 s");
+        }
+        sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// A number from a one-number file.
+pub fn number(path: &str) -> Result<u64> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("read {path}"))?;
+    text.trim().parse().with_context(|| format!("{path} holds {text:?}, not a number"))
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0
+//! PID 1 of the lab's virtual machine, and the tests that it runs.
+//!
+//! `/init` (as PID 1) reads `guest.*` from the kernel command line, runs the suites named there, reports KTAP on
+//! /dev/ttyS1 and powers off. The same binary is each test's process (`guest test SUITE NAME`) and the second
+//! process that some tests need (`guest helper NAME ARGUMENTS`).
+
+mod cmdline;
+mod cuda;
+mod gpu;
+mod helper;
+mod init;
+mod kmsg;
+mod ktap;
+mod lab;
+mod machine;
+mod modules;
+mod runner;
+mod suites;
+mod test;
+mod verbs;
+
+use std::process::ExitCode;
+
+use anyhow::{bail, Context, Result};
+
+use cmdline::Request;
+use ktap::Ktap;
+use runner::Runner;
+use test::Env;
+
+const KTAP_LINE: &str = "/dev/ttyS1";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    if std::process::id() == 1 {
+        if let Err(e) = as_init() {
+            eprintln!("guest: {e:#}");
+        }
+        init::power_off();
+    }
+    match as_child(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            println!("{e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn as_init() -> Result<()> {
+    std::env::set_var("PATH", init::PATH);
+    init::mount_all()?;
+    let cmdline = std::fs::read_to_string("/proc/cmdline").context("read /proc/cmdline")?;
+    let request = Request::parse(&cmdline);
+    let mut ktap = Ktap::open(KTAP_LINE).with_context(|| format!("open {KTAP_LINE}"))?;
+    if let Err(e) = init::network() {
+        ktap.note(&format!("network: {e:#}"));
+        return Err(e);
+    }
+    if request.suites == ["shell"] {
+        if let Err(e) = Runner::new(&request, &mut ktap).load_everything() {
+            println!("not everything could be loaded: {e:#}");
+        }
+        return init::shell();
+    }
+    match suites::chosen(&request) {
+        Ok(suites) => {
+            let all = Runner::new(&request, &mut ktap).suites(&suites);
+            println!("guest: {}", if all { "all suites passed" } else { "FAILED" });
+            Ok(())
+        }
+        Err(e) => {
+            ktap.note(&format!("Bail out! {e:#}"));
+            Err(e)
+        }
+    }
+}
+
+fn as_child(args: &[String]) -> Result<()> {
+    match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [_, "test", suite, name] => {
+            let rival = std::env::var("GUEST_RIVAL").is_ok_and(|v| v == "1");
+            let values = std::env::var("GUEST_VALUES").unwrap_or_else(|_| "{}".into());
+            let values = serde_json::from_str(&values).context("GUEST_VALUES")?;
+            let mut env = Env { mode: None, rival, values };
+            runner::run_one(&suites::all(rival), suite, name, &mut env)
+        }
+        [_, "helper", name, rest @ ..] => helper::run(name, rest),
+        _ => bail!("usage: guest test SUITE NAME | guest helper NAME [ARGUMENTS]; as PID 1: see tests/guest/README.md"),
+    }
+}

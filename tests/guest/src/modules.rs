@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Kernel modules: loading, unloading, use counts, and what the kernel said about it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{bail, Context, Result};
+
+use crate::kmsg::Mark;
+
+/// Ours (or the rival's); the kernel writes it with an underscore.
+pub const PEERMEM: &str = "nvidia_peermem";
+
+/// What came of one call of modprobe, insmod or rmmod.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Exit status 0.
+    pub ok: bool,
+    /// What the program printed.
+    pub said: String,
+    /// What the kernel printed meanwhile.
+    pub kernel: Vec<String>,
+}
+
+impl Outcome {
+    /// The one kernel message that holds all of `words`; none or a second one is an error that shows them all.
+    pub fn one_line(&self, words: &[&str]) -> Result<&str> {
+        let hits: Vec<&String> = self.kernel.iter().filter(|l| words.iter().all(|w| l.contains(w))).collect();
+        match hits.as_slice() {
+            [line] => Ok(line),
+            _ => bail!(
+                "{} kernel messages with {words:?}, wanted exactly one, among:\n{}",
+                hits.len(),
+                self.kernel.join("\n")
+            ),
+        }
+    }
+}
+
+fn call(program: &str, args: &[&str]) -> Result<Outcome> {
+    let mut mark = Mark::now()?;
+    let out = Command::new(program).args(args).output().with_context(|| format!("start {program}"))?;
+    let mut said = String::from_utf8_lossy(&out.stdout).into_owned();
+    said.push_str(&String::from_utf8_lossy(&out.stderr));
+    Ok(Outcome { ok: out.status.success(), said, kernel: mark.since()? })
+}
+
+/// `modprobe NAME PARAMETERS`, as an admin types it.
+pub fn try_modprobe(name: &str, parameters: &[&str]) -> Result<Outcome> {
+    let mut args = vec![name];
+    args.extend_from_slice(parameters);
+    call("modprobe", &args)
+}
+
+pub fn modprobe(name: &str, parameters: &[&str]) -> Result<Outcome> {
+    let o = try_modprobe(name, parameters)?;
+    if !o.ok {
+        bail!("modprobe {name} {}: {}{}", parameters.join(" "), o.said, o.kernel.join("\n"));
+    }
+    Ok(o)
+}
+
+/// Loads a file without its dependencies.
+pub fn try_insmod(file: &Path, parameters: &[&str]) -> Result<Outcome> {
+    let file = file.to_str().context("module path is not text")?;
+    let mut args = vec![file];
+    args.extend_from_slice(parameters);
+    call("insmod", &args)
+}
+
+pub fn try_rmmod(name: &str) -> Result<Outcome> {
+    call("rmmod", &[name])
+}
+
+pub fn rmmod(name: &str) -> Result<()> {
+    let o = try_rmmod(name)?;
+    if !o.ok {
+        bail!("rmmod {name}: {}{}", o.said, o.kernel.join("\n"));
+    }
+    Ok(())
+}
+
+/// Use count of a loaded module, as lsmod shows it; `None`: not loaded.
+pub fn use_count(name: &str) -> Result<Option<i32>> {
+    Ok(procfs::modules().context("read /proc/modules")?.get(name).map(|m| m.refcount))
+}
+
+pub fn loaded(name: &str) -> Result<bool> {
+    Ok(use_count(name)?.is_some())
+}
+
+/// Unloads a module and everything that uses it; gone already is fine.
+pub fn unload_with_users(name: &str) -> Result<()> {
+    while let Some(module) = procfs::modules().context("read /proc/modules")?.remove(name) {
+        for user in &module.used_by {
+            unload_with_users(user)?;
+        }
+        rmmod(name)?;
+    }
+    Ok(())
+}
+
+/// `/lib/modules/<release>`.
+pub fn tree() -> Result<PathBuf> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("read osrelease")?;
+    Ok(Path::new("/lib/modules").join(release.trim()))
+}
+
+/// The file that `modprobe name` would load.
+pub fn file_of(name: &str) -> Result<PathBuf> {
+    let out = crate::init::run("modinfo", &["-F", "filename", name])?;
+    let file = PathBuf::from(out.trim());
+    if !file.is_file() {
+        bail!("modinfo names {}, which is not there", file.display());
+    }
+    Ok(file)
+}
+
+/// `/sys/module/<name>/parameters/<parameter>`, or another attribute of the module.
+pub fn attribute(name: &str, path: &str) -> Result<String> {
+    let file = format!("/sys/module/{name}/{path}");
+    Ok(fs::read_to_string(&file).with_context(|| format!("read {file}"))?.trim().to_string())
+}

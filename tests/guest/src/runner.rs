@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Runs suites: each test in a child process with a time limit, the books looked at after each.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{killpg, Signal};
+use nix::unistd::Pid;
+use serde_json::{json, Value};
+
+use crate::cmdline::Request;
+use crate::ktap::{Ktap, Verdict};
+use crate::lab;
+use crate::machine::{Level, Machine, Mode};
+use crate::modules::{self, PEERMEM};
+use crate::test::{Env, Rival, Suite, Test, JSON_MARK, SKIP_MARK};
+
+/// How long a killed process may take to go. Longer: it hangs in the kernel, and so may everything after it.
+const DEATH: Duration = Duration::from_secs(20);
+
+pub struct Runner<'a> {
+    request: &'a Request,
+    ktap: &'a mut Ktap,
+    machine: Machine,
+    /// The test that left a process which cannot be killed.
+    wedged_by: Option<String>,
+}
+
+/// What a child left behind.
+struct Ended {
+    status: Option<ExitStatus>,
+    timed_out: bool,
+    skip: Option<String>,
+    rows: Vec<(String, Value)>,
+    notes: Vec<String>,
+}
+
+impl<'a> Runner<'a> {
+    pub fn new(request: &'a Request, ktap: &'a mut Ktap) -> Self {
+        Self { request, ktap, machine: Machine::new(request.rival), wedged_by: None }
+    }
+
+    /// Everything loaded, for the prompt.
+    pub fn load_everything(&mut self) -> Result<()> {
+        let mode = if self.request.rival { Mode::Legacy } else { Mode::Persistent };
+        self.machine.reach(Level::Peermem(mode))
+    }
+
+    /// Returns whether all passed.
+    pub fn suites(&mut self, suites: &[Suite]) -> bool {
+        self.ktap.start(suites.len());
+        let mut all = true;
+        for (i, suite) in suites.iter().enumerate() {
+            let ok = self.suite(suite);
+            all &= ok;
+            let verdict = if ok { Verdict::Pass } else { Verdict::Fail };
+            self.ktap.result(i + 1, suite.name, &verdict);
+        }
+        all
+    }
+
+    fn suite(&mut self, suite: &Suite) -> bool {
+        let only = self.request.values.get("only");
+        let tests: Vec<&Test> = suite
+            .tests
+            .iter()
+            .filter(|t| only.is_none_or(|o| format!("{}/{}", suite.name, t.name).contains(o.as_str())))
+            .collect();
+        self.ktap.start_subtest(suite.name, tests.len());
+        let mut all = true;
+        for (i, test) in tests.iter().enumerate() {
+            let begin = Instant::now();
+            let verdict = self.test(suite, test);
+            all &= verdict != Verdict::Fail;
+            self.ktap.note(&format!("{}: {} ms", test.name, begin.elapsed().as_millis()));
+            self.ktap.result(i + 1, &test.name, &verdict);
+        }
+        self.ktap.end_subtest();
+        all
+    }
+
+    fn test(&mut self, suite: &Suite, test: &Test) -> Verdict {
+        if let Some(by) = &self.wedged_by {
+            self.ktap.note(&format!("not run: {by} left a process that cannot be killed"));
+            return Verdict::Fail;
+        }
+        if self.request.rival {
+            if let Rival::Skip(why) = test.rival {
+                return Verdict::Skip(format!("rival: {why}"));
+            }
+        }
+        // A line on the console, so that the kernel's messages have a context there.
+        println!("guest: {}/{}", suite.name, test.name);
+        if let Err(e) = self.machine.reach(test.level) {
+            self.ktap.note(&format!("prepare {:?}: {e:#}", test.level));
+            return Verdict::Fail;
+        }
+        if let Err(e) = reset_stand_ins() {
+            self.ktap.note(&format!("reset the stand-ins: {e:#}"));
+            return Verdict::Fail;
+        }
+        let mut reasons = Vec::new();
+        let ended = match self.child(suite, test) {
+            Ok(ended) => ended,
+            Err(e) => {
+                self.ktap.note(&format!("start the test's process: {e:#}"));
+                return Verdict::Fail;
+            }
+        };
+        for (name, value) in &ended.rows {
+            self.ktap.json(name, value);
+        }
+        for note in &ended.notes {
+            self.ktap.note(note);
+        }
+        if ended.timed_out {
+            reasons.push(format!("hung: did not end within {:?}", test.limit));
+        }
+        match ended.status {
+            Some(s) if s.success() => {}
+            Some(s) if ended.timed_out && s.signal() == Some(libc::SIGKILL) => {}
+            Some(s) => reasons.push(format!("the test's process: {s}")),
+            None => {
+                reasons.push("its process cannot be killed".into());
+                self.wedged_by = Some(format!("{}/{}", suite.name, test.name));
+            }
+        }
+        if self.wedged_by.is_none() {
+            reasons.extend(left_behind());
+        }
+        self.judge(suite, test, reasons, ended.skip)
+    }
+
+    fn judge(&mut self, suite: &Suite, test: &Test, reasons: Vec<String>, skip: Option<String>) -> Verdict {
+        for reason in &reasons {
+            self.ktap.note(reason);
+        }
+        if self.request.rival && test.rival == Rival::Recorded {
+            let row = json!({ "suite": suite.name, "test": test.name, "clean": reasons.is_empty(), "what": reasons });
+            self.ktap.json("rival", &row);
+            return Verdict::Pass;
+        }
+        match (reasons.is_empty(), skip) {
+            (true, Some(why)) => Verdict::Skip(why),
+            (true, None) => Verdict::Pass,
+            (false, _) => Verdict::Fail,
+        }
+    }
+
+    fn child(&mut self, suite: &Suite, test: &Test) -> Result<Ended> {
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .args(["test", suite.name, &test.name])
+            .env("GUEST_RIVAL", if self.request.rival { "1" } else { "0" })
+            .env("GUEST_VALUES", json!(self.request.values).to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        let mut child = command.spawn().context("spawn")?;
+        let (to, lines) = channel();
+        forward(child.stdout.take(), to.clone());
+        forward(child.stderr.take(), to);
+        let group = Pid::from_raw(i32::try_from(child.id())?);
+
+        let mut ended = Ended { status: None, timed_out: false, skip: None, rows: Vec::new(), notes: Vec::new() };
+        ended.status = listen(&mut child, &lines, test.limit, &mut ended)?;
+        if ended.status.is_none() {
+            ended.timed_out = true;
+            ended.notes.extend(stacks());
+        }
+        // Whatever the test started and left goes with it.
+        let _ = killpg(group, Signal::SIGKILL);
+        if ended.timed_out {
+            ended.status = listen(&mut child, &lines, DEATH, &mut ended)?;
+        }
+        // Grandchildren may still have had the pipe; they are dead now or cannot die.
+        drain(&lines, Duration::from_secs(1), &mut ended);
+        Ok(ended)
+    }
+}
+
+fn forward(pipe: Option<impl Read + Send + 'static>, to: Sender<String>) {
+    let Some(pipe) = pipe else { return };
+    thread::spawn(move || {
+        for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
+            if to.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                return;
+            }
+        }
+    });
+}
+
+/// Takes lines until the child ends or the time is up.
+fn listen(
+    child: &mut Child,
+    lines: &Receiver<String>,
+    limit: Duration,
+    ended: &mut Ended,
+) -> Result<Option<ExitStatus>> {
+    let end = Instant::now() + limit;
+    loop {
+        match lines.recv_timeout(Duration::from_millis(20)) {
+            Ok(line) => ended.take(line),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => thread::sleep(Duration::from_millis(20)),
+        }
+        if let Some(status) = child.try_wait().context("wait for the test")? {
+            return Ok(Some(status));
+        }
+        if Instant::now() > end {
+            return Ok(None);
+        }
+    }
+}
+
+fn drain(lines: &Receiver<String>, limit: Duration, ended: &mut Ended) {
+    let end = Instant::now() + limit;
+    while let Ok(line) = lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        ended.take(line);
+    }
+}
+
+impl Ended {
+    fn take(&mut self, line: String) {
+        if let Some(why) = line.strip_prefix(SKIP_MARK) {
+            self.skip = Some(why.to_string());
+        } else if let Some(row) = line.strip_prefix(JSON_MARK) {
+            match row.split_once(' ').map(|(name, v)| (name, serde_json::from_str(v))) {
+                Some((name, Ok(value))) => self.rows.push((name.to_string(), value)),
+                _ => self.notes.push(format!("bad result row: {row}")),
+            }
+        } else {
+            self.notes.push(line);
+        }
+    }
+}
+
+/// Faults, holds and costs of an earlier test are not this one's; counters start at zero.
+fn reset_stand_ins() -> Result<()> {
+    if let Ok(gpu) = nvlab::Lab::open() {
+        gpu.reset_faults()?;
+        gpu.reset_config()?;
+        gpu.reset_cost()?;
+        gpu.release_all()?;
+        gpu.reset_books()?;
+    }
+    if modules::loaded("lab_pcie")? {
+        lab::reset_fabric()?;
+    }
+    for knob in ["fence_ms", "fence_fail", "fail_mkey", "no_invalidation", "skip_stop"] {
+        let file = format!("/sys/kernel/debug/rxe_peer/{knob}");
+        if fs::exists(&file)? {
+            fs::write(&file, "0").with_context(|| format!("write 0 to {file}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// What no test may leave: pins, memory, references.
+fn left_behind() -> Vec<String> {
+    let mut out = Vec::new();
+    if let Ok(gpu) = nvlab::Lab::open() {
+        // A file closed by a dying process is released a moment after its parent hears of the death.
+        let end = Instant::now() + Duration::from_secs(5);
+        loop {
+            match gpu.books() {
+                Ok(books) if books.is_clean() => break,
+                Ok(_) if Instant::now() < end => thread::sleep(Duration::from_millis(50)),
+                Ok(books) => {
+                    out.push(format!("the GPU's books are not clean: {books}"));
+                    if let Ok(pins) = fs::read_to_string("/sys/kernel/debug/nvidia_lab/pins") {
+                        out.extend(pins.lines().map(|l| format!("still pinned: {l}")));
+                    }
+                    break;
+                }
+                Err(e) => {
+                    out.push(format!("read the GPU's books: {e}"));
+                    break;
+                }
+            }
+        }
+    }
+    if modules::loaded("lab_pcie").unwrap_or(false) {
+        match lab::fabric() {
+            Ok(fabric) if fabric.errors() == 0 => {}
+            Ok(fabric) => out.push(format!("the fabric saw accesses that nobody may make: {fabric:?}")),
+            Err(e) => out.push(format!("{e:#}")),
+        }
+    }
+    match modules::use_count(PEERMEM) {
+        Ok(None | Some(0)) => {}
+        Ok(Some(n)) => out.push(format!("{PEERMEM} still has {n} users")),
+        Err(e) => out.push(format!("{e:#}")),
+    }
+    out
+}
+
+/// Kernel stacks of every thread that sleeps uninterruptibly, and of all of our own processes.
+fn stacks() -> Vec<String> {
+    let mut out = Vec::new();
+    let Ok(all) = procfs::process::all_processes() else { return out };
+    for process in all.flatten() {
+        let Ok(tasks) = process.tasks() else { continue };
+        // Kernel threads have no command line.
+        let kernel = process.cmdline().map_or(true, |c| c.is_empty());
+        for task in tasks.flatten() {
+            let Ok(stat) = task.stat() else { continue };
+            if stat.state != 'D' && kernel {
+                continue;
+            }
+            out.push(format!("stuck? pid {} tid {} {} state {}", task.pid, task.tid, stat.comm, stat.state));
+            if let Ok(stack) = fs::read_to_string(format!("/proc/{}/task/{}/stack", task.pid, task.tid)) {
+                out.extend(stack.lines().map(|l| format!("    {l}")));
+            }
+        }
+    }
+    out
+}
+
+/// The child's side: `guest test SUITE NAME`.
+pub fn run_one(suites: &[Suite], suite: &str, name: &str, env: &mut Env) -> Result<()> {
+    let test = suites
+        .iter()
+        .filter(|s| s.name == suite)
+        .flat_map(|s| &s.tests)
+        .find(|t| t.name == name)
+        .with_context(|| format!("no test {suite}/{name}"))?;
+    env.mode = test.level.mode();
+    (test.run)(env)
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: GPL-2.0
+//! A throw-away boot that raises each of the kernel's alarms once, so that the host can show that it would notice.
+//! Passing here means that the alarm was asked for; whether it was heard is the host's test.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::machine::Level;
+use crate::modules::{modprobe, rmmod};
+use crate::test::{Env, Suite, Test};
+
+const MODULE: &str = "lab_alarms";
+
+/// lockdep first: any report switches it off.
+pub fn suite() -> Suite {
+    Suite {
+        name: "alarms",
+        tests: vec![
+            Test::new("lockdep", Level::Bare, |_: &Env| raise("lockdep")),
+            Test::new("kasan", Level::Bare, |_: &Env| raise("kasan")),
+            Test::new("kmemleak", Level::Bare, kmemleak).limit(180),
+        ],
+    }
+}
+
+fn raise(which: &str) -> Result<()> {
+    modprobe(MODULE, &[&format!("raise={which}")])?;
+    rmmod(MODULE)
+}
+
+fn kmemleak(_: &Env) -> Result<()> {
+    raise("kmemleak")?;
+    for _ in 0..2 {
+        sleep(Duration::from_secs(6));
+        fs::write("/sys/kernel/debug/kmemleak", "scan").context("kmemleak scan")?;
+    }
+    Ok(())
+}

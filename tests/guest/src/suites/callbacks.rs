@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The order in which the core calls us, and how often we call the provider.
+
+use anyhow::{ensure, Context, Result};
+use serde_json::json;
+
+use super::{Bench, MIB};
+use crate::gpu;
+use crate::lab::{self, Event};
+use crate::machine::Mode;
+use crate::test::{emit, in_modes, Env, Rival, Suite};
+
+const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
+
+/// peer-memory-facts.md section 1.1, generation 25.04.
+const REGISTER: [&str; 4] = ["acquire", "get_pages", "dma_map", "get_page_size"];
+const DEREGISTER: [&str; 3] = ["dma_unmap", "put_pages", "release"];
+
+pub fn suite(rival: bool) -> Suite {
+    let mut tests = Vec::new();
+    for mode in BOTH {
+        for (name, means, run) in [
+            ("order", Rival::Same, order as fn(&Env) -> Result<()>),
+            ("failed_map_order", Rival::Recorded, failed_map_order),
+            ("provider_calls", Rival::Recorded, provider_calls),
+            ("sizes_agree", Rival::Recorded, sizes_agree),
+        ] {
+            tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| t.rival(means)));
+        }
+    }
+    Suite { name: "callbacks", tests }
+}
+
+/// The client's callbacks; the core's own events are left out.
+fn callbacks(events: &[Event]) -> Vec<&str> {
+    events.iter().map(|e| e.callback.as_str()).filter(|c| REGISTER.contains(c) || DEREGISTER.contains(c)).collect()
+}
+
+fn order(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(MIB)?;
+    lab::clear_trace()?;
+    let mr = bench.reg(memory.va(), MIB)?;
+    let registered = lab::trace()?;
+    lab::clear_trace()?;
+    mr.dereg()?;
+    let deregistered = lab::trace()?;
+    for e in registered.iter().chain(&deregistered) {
+        println!("{:>3} {:<13} {:<9} ret={} nents={} {} ns", e.seq, e.callback, e.client, e.ret, e.nents, e.ns);
+    }
+    ensure!(callbacks(&registered) == REGISTER, "register: {:?}, wanted {REGISTER:?}", callbacks(&registered));
+    ensure!(
+        callbacks(&deregistered) == DEREGISTER,
+        "deregister: {:?}, wanted {DEREGISTER:?}",
+        callbacks(&deregistered)
+    );
+    let all = || registered.iter().chain(&deregistered);
+    ensure!(all().all(|e| e.client == "nv_mem"), "somebody else than nv_mem was called");
+    let asked = registered.first().context("empty trace")?;
+    ensure!(asked.ret > 0, "acquire said {}, wanted more than 0 (\"mine\")", asked.ret);
+    ensure!(
+        all().filter(|e| ["get_pages", "dma_map", "dma_unmap"].contains(&e.callback.as_str())).all(|e| e.ret == 0),
+        "a callback failed"
+    );
+    // The notifier is armed only for a client that can be told to stop, after everything is mapped.
+    let place = |events: &[Event], name: &str| events.iter().position(|e| e.callback == name);
+    if env.mode()? == Mode::Legacy {
+        let armed = place(&registered, "activate").context("the notifier was never armed")?;
+        ensure!(Some(armed) > place(&registered, "dma_map"), "the notifier was armed before dma_map");
+        let stopped = place(&deregistered, "stop").context("the notifier was never stopped")?;
+        ensure!(Some(stopped) < place(&deregistered, "dma_unmap"), "dma_unmap came before the notifier's stop");
+    }
+    Ok(())
+}
+
+/// dma_map fails: the core calls put_pages without dma_unmap, then release; nothing may stay behind.
+fn failed_map_order(env: &Env) -> Result<()> {
+    if env.rival {
+        // Its own dma_map goes through the provider, which has a switch for that.
+        gpu::lab()?.fault("map_errno", libc::EIO as u64)?;
+    } else {
+        // Ours maps BAR memory itself and refuses what lies elsewhere.
+        gpu::lab()?.fault("table_outside", 1)?;
+    }
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(MIB)?;
+    lab::clear_trace()?;
+    let refused = bench.reg(memory.va(), MIB);
+    gpu::lab()?.reset_faults()?;
+    ensure!(refused.is_err(), "registered although dma_map must fail");
+    let events = lab::trace()?;
+    let called = callbacks(&events);
+    println!("{called:?}");
+    let claimed = events.iter().filter(|e| e.callback == "acquire" && e.ret > 0).count();
+    let released = called.iter().filter(|c| **c == "release").count();
+    ensure!(claimed == released, "{claimed} claimed, {released} released: {called:?}");
+    let good_pages = events.iter().filter(|e| e.callback == "get_pages" && e.ret == 0).count();
+    let put = called.iter().filter(|c| **c == "put_pages").count();
+    ensure!(good_pages == put, "{good_pages} get_pages, {put} put_pages: {called:?}");
+    ensure!(!called.contains(&"dma_unmap"), "nothing was mapped: {called:?}");
+    ensure!(gpu::pins()? == 0, "{} pins left", gpu::pins()?);
+    Ok(())
+}
+
+/// One pin and one unpin per registration.
+fn provider_calls(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(MIB)?;
+    let gpu = gpu::lab()?;
+    gpu.reset_books()?;
+    bench.reg(memory.va(), MIB)?.dereg()?;
+    let books = gpu.books()?;
+    let names = ["gets", "puts", "persistent_gets", "persistent_puts", "dma_maps", "dma_unmaps"];
+    let calls: Vec<(&str, u64)> = names.iter().map(|n| (*n, books.get(n))).collect();
+    emit("provider_calls", &json!({"mode": env.mode()?.name(), "rival": env.rival, "calls": calls}));
+    let wanted: [u64; 6] = match env.mode()? {
+        Mode::Persistent => [0, 0, 1, 1, 0, 0],
+        _ => [1, 1, 0, 0, 0, 0],
+    };
+    let got: Vec<u64> = calls.iter().map(|c| c.1).collect();
+    ensure!(got == wanted, "{names:?}: {got:?}, wanted {wanted:?}");
+    Ok(())
+}
+
+/// Every callback of a registration is about the range that the user named.
+fn sizes_agree(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(MIB)?;
+    let (va, len) = (memory.va() + 12_345, 400_001);
+    lab::clear_trace()?;
+    bench.reg(va, len)?.dereg()?;
+    for e in lab::trace()? {
+        if ["acquire", "get_pages"].contains(&e.callback.as_str()) {
+            ensure!((e.address, e.size) == (va, len as u64), "{} of {:#x}+{}", e.callback, e.address, e.size);
+        }
+        if e.callback == "dma_map" {
+            ensure!(e.nents == 1, "{} sg entries for contiguous memory", e.nents);
+        }
+        if e.callback == "get_page_size" {
+            ensure!(e.ret == 4096, "get_page_size says {}, wanted PAGE_SIZE", e.ret);
+        }
+    }
+    Ok(())
+}

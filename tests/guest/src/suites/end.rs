@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The end of each boot: everything is unloaded again, and the machine's own alarms are asked.
+
+use std::fs;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{ensure, Context, Result};
+
+use crate::gpu;
+use crate::lab;
+use crate::machine::{unload_devices, Level};
+use crate::modules;
+use crate::test::{skip, Env, Suite, Test};
+
+const KMEMLEAK: &str = "/sys/kernel/debug/kmemleak";
+const LOCKDEP: &str = "/proc/lockdep_stats";
+
+pub fn suite() -> Suite {
+    Suite {
+        name: "end",
+        tests: vec![
+            Test::new("nothing_is_pinned", Level::Devices, nothing_is_pinned),
+            Test::new("modules_unload", Level::Devices, modules_unload),
+            Test::new("lockdep_is_alive", Level::Bare, lockdep_is_alive),
+            Test::new("nothing_leaked", Level::Bare, nothing_leaked).limit(180),
+        ],
+    }
+}
+
+fn nothing_is_pinned(_: &Env) -> Result<()> {
+    let books = gpu::books()?;
+    ensure!(books.is_clean(), "the GPU's books: {books}");
+    ensure!(books.get("leaked_tables") == 0, "the provider lost tables: {books}");
+    let fabric = lab::fabric()?;
+    ensure!(fabric.errors() == 0, "the fabric saw accesses that nobody may make: {fabric:?}");
+    ensure!(lab::nic_mrs()?.is_empty(), "the NIC still has MRs: {:?}", lab::nic_mrs()?);
+    Ok(())
+}
+
+/// Every module goes, so nothing holds a reference that it forgot.
+fn modules_unload(_: &Env) -> Result<()> {
+    unload_devices()?;
+    for name in ["nvidia", "ib_core", "rdma_rxe", "ib_uverbs", "lab_pcie"] {
+        ensure!(!modules::loaded(name)?, "{name} is still loaded");
+    }
+    Ok(())
+}
+
+/// lockdep switches itself off after its first report.
+fn lockdep_is_alive(_: &Env) -> Result<()> {
+    if !Path::new(LOCKDEP).exists() {
+        skip("this kernel has no lockdep");
+        return Ok(());
+    }
+    let stats = fs::read_to_string(LOCKDEP).with_context(|| format!("read {LOCKDEP}"))?;
+    let line = stats
+        .lines()
+        .find(|l| l.trim_start().starts_with("debug_locks:"))
+        .context("no debug_locks in lockdep_stats")?;
+    println!("{}", line.split_whitespace().collect::<Vec<_>>().join(" "));
+    ensure!(line.split_whitespace().last() == Some("1"), "lockdep gave up during this boot: {line}");
+    Ok(())
+}
+
+/// An object is reported in the second scan at the earliest, and only when it is older than five seconds.
+fn nothing_leaked(_: &Env) -> Result<()> {
+    if !Path::new(KMEMLEAK).exists() {
+        skip("this kernel has no kmemleak");
+        return Ok(());
+    }
+    for _ in 0..2 {
+        sleep(Duration::from_secs(6));
+        fs::write(KMEMLEAK, "scan").context("kmemleak scan")?;
+    }
+    let leaks = fs::read_to_string(KMEMLEAK).context("read kmemleak")?;
+    ensure!(leaks.is_empty(), "kmemleak:\n{leaks}");
+    println!("kmemleak: no leaks");
+    Ok(())
+}

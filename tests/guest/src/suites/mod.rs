@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0
+//! All suites, by name.
+
+mod alarms;
+mod callbacks;
+mod demo;
+mod end;
+mod refusals;
+mod revoke;
+mod smoke;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+
+use crate::cmdline::Request;
+use crate::cuda::{Cuda, DeviceMemory};
+use crate::machine::RDMA_DEVICE;
+use crate::test::Suite;
+use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
+
+/// Everything there is, in no particular order.
+pub fn all(rival: bool) -> Vec<Suite> {
+    vec![
+        demo::suite(rival),
+        smoke::suite(rival),
+        callbacks::suite(rival),
+        refusals::suite(),
+        revoke::suite(rival),
+        alarms::suite(),
+        end::suite(),
+    ]
+}
+
+/// What was asked for, in the order asked for; each boot ends with `end`, except one that raises alarms on purpose.
+pub fn chosen(request: &Request) -> Result<Vec<Suite>> {
+    let mut all = all(request.rival);
+    let names: Vec<&str> = all.iter().map(|s| s.name).collect();
+    let names = names.join(", ");
+    let mut take = |name: &str| -> Result<Suite> {
+        let at = all
+            .iter()
+            .position(|s| s.name == name)
+            .with_context(|| format!("guest.run={name}: no such suite; there are {names}, and shell alone"))?;
+        Ok(all.swap_remove(at))
+    };
+    if request.suites.is_empty() {
+        bail!("guest.run= is missing on the kernel command line; suites: {names}, and shell alone");
+    }
+    let mut chosen = request.suites.iter().map(|s| take(s)).collect::<Result<Vec<_>>>()?;
+    if !chosen.iter().any(|s| s.name == "alarms" || s.name == "end") {
+        chosen.push(take("end")?);
+    }
+    Ok(chosen)
+}
+
+pub const KIB: usize = 1 << 10;
+pub const MIB: usize = 1 << 20;
+/// What the provider pins by.
+pub const GPU_PAGE: usize = 64 * KIB;
+
+/// One process with a NIC and a GPU: what most tests start from.
+pub struct Bench {
+    pub pd: Arc<Pd>,
+    pub cuda: Arc<Cuda>,
+}
+
+impl Bench {
+    pub fn new() -> Result<Self> {
+        let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
+        Ok(Self { pd, cuda: Cuda::open()? })
+    }
+
+    /// GPU memory, registered whole.
+    pub fn registered(&self, size: usize) -> Result<(DeviceMemory, Mr)> {
+        let memory = self.cuda.alloc(size)?;
+        let mr = self.reg(memory.va(), size).context("ibv_reg_mr of GPU memory")?;
+        Ok((memory, mr))
+    }
+
+    pub fn reg(&self, addr: u64, len: usize) -> io::Result<Mr> {
+        Mr::reg(&self.pd, addr, len, FULL_ACCESS)
+    }
+
+    /// The errno of a registration that must fail.
+    pub fn refused(&self, what: &str, addr: u64, len: usize) -> Result<i32> {
+        match self.reg(addr, len) {
+            Ok(_) => bail!("{what}: ibv_reg_mr({addr:#x}, {len}) succeeded"),
+            Err(e) => e.raw_os_error().with_context(|| format!("{what}: {e}")),
+        }
+    }
+}
+
+/// Random bytes, never the same twice in a test.
+pub fn pattern(rng: &mut fastrand::Rng, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0u8; len];
+    rng.fill(&mut bytes);
+    bytes
+}
+
+/// Says where two buffers differ instead of printing both.
+pub fn same_bytes(what: &str, got: &[u8], wanted: &[u8]) -> Result<()> {
+    ensure!(got.len() == wanted.len(), "{what}: {} bytes, wanted {}", got.len(), wanted.len());
+    if let Some(at) = got.iter().zip(wanted).position(|(a, b)| a != b) {
+        let wrong = got.iter().zip(wanted).filter(|(a, b)| a != b).count();
+        bail!(
+            "{what}: {wrong} of {} bytes differ, the first at {at:#x}: {:#04x}, wanted {:#04x}",
+            got.len(),
+            got[at],
+            wanted[at]
+        );
+    }
+    Ok(())
+}
+
+/// An errno by its name, for messages.
+pub fn errno_name(errno: i32) -> String {
+    format!("{:?}", nix::errno::Errno::from_raw(errno))
+}
+
+/// The errno wanted, with both names if it is another.
+pub fn expect_errno(what: &str, got: i32, wanted: i32) -> Result<()> {
+    ensure!(got == wanted, "{what}: {}, wanted {}", errno_name(got), errno_name(wanted));
+    Ok(())
+}
+
+/// How long a single request may take on a debug kernel under emulation.
+pub const PATIENCE: Duration = Duration::from_secs(30);

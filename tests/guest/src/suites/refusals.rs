@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Loading where something is missing or wrong: the module stays out, and one line says why and what to do.
+
+use anyhow::{bail, ensure, Context, Result};
+
+use crate::lab;
+use crate::machine::{self, Level};
+use crate::modules::{self, Outcome, PEERMEM};
+use crate::test::{Env, Rival, Suite, Test};
+
+pub fn suite() -> Suite {
+    let tests = [
+        ("no_rdma_stack", Level::Bare, no_rdma_stack as fn(&Env) -> Result<()>),
+        ("mainline_rdma_stack", Level::Bare, mainline_rdma_stack),
+        ("no_gpu_driver", Level::Bare, no_gpu_driver),
+        ("neither", Level::Bare, neither),
+        ("name_taken", Level::Devices, name_taken),
+        ("bad_parameters", Level::Devices, bad_parameters),
+        ("loads_after_all_that", Level::Devices, loads_after_all_that),
+    ];
+    Suite {
+        name: "refusals",
+        tests: tests.into_iter().map(|(name, level, run)| Test::new(name, level, run).rival(Rival::Recorded)).collect(),
+    }
+}
+
+/// Loads the file alone, as `insmod` would: no dependency is pulled in.
+fn insmod() -> Result<Outcome> {
+    modules::try_insmod(&modules::file_of("nvidia-peermem")?, &[])
+}
+
+/// It stayed out, and exactly one of its lines holds all the words.
+fn refused(outcome: &Outcome, errno: &str, words: &[&str]) -> Result<()> {
+    ensure!(!outcome.ok, "it was loaded; the kernel said {:?}", outcome.kernel);
+    ensure!(!modules::loaded(PEERMEM)?, "refused, but in lsmod");
+    ensure!(outcome.said.contains(errno), "the program said {:?}, wanted {errno:?}", outcome.said);
+    let ours: Vec<&String> = outcome.kernel.iter().filter(|l| l.starts_with("nvidia_peermem: ")).collect();
+    for line in &ours {
+        println!("{line}");
+    }
+    ensure!(
+        !outcome.kernel.iter().any(|l| l.contains("Unknown symbol")),
+        "\"Unknown symbol\" is no reason for an admin: {:?}",
+        outcome.kernel
+    );
+    outcome.one_line(words)?;
+    ensure!(ours.len() == 1, "{} lines, wanted one", ours.len());
+    Ok(())
+}
+
+fn no_rdma_stack(_: &Env) -> Result<()> {
+    modules::modprobe("nvidia", &[])?;
+    refused(&insmod()?, "Operation not supported", &["no peer-memory API", "install DOCA-OFED or MLNX_OFED"])
+}
+
+/// The distribution's own RDMA stack has no peer-memory API.
+fn mainline_rdma_stack(_: &Env) -> Result<()> {
+    modules::modprobe("nvidia", &[])?;
+    let core = modules::tree()?.join("kernel/drivers/infiniband/core");
+    for name in ["ib_core", "ib_uverbs"] {
+        let loaded = modules::try_insmod(&core.join(format!("{name}.ko")), &[])?;
+        ensure!(loaded.ok, "insmod {name}: {}{}", loaded.said, loaded.kernel.join("\n"));
+    }
+    refused(&insmod()?, "Operation not supported", &["no peer-memory API", "install DOCA-OFED or MLNX_OFED"])
+}
+
+fn no_gpu_driver(_: &Env) -> Result<()> {
+    machine::load_rdma()?;
+    ensure!(!modules::loaded("nvidia")?, "nvidia.ko is loaded");
+    refused(&insmod()?, "No such device", &["GPU driver is not loaded", "modprobe nvidia"])
+}
+
+/// Nothing is there: still one line.
+fn neither(_: &Env) -> Result<()> {
+    refused(&insmod()?, "Operation not supported", &["no peer-memory API"])
+}
+
+/// Another vendor's client (or NVIDIA's module) has the name.
+fn name_taken(_: &Env) -> Result<()> {
+    modules::modprobe("lab_second_client", &["name=nv_mem"])?;
+    let outcome = modules::try_modprobe("nvidia-peermem", &[]);
+    let clients = lab::clients();
+    modules::rmmod("lab_second_client")?;
+    refused(&outcome?, "resource busy", &["client nv_mem", "registered that name", "rmmod"])?;
+    ensure!(clients? == ["nv_mem"], "a client of ours stayed registered");
+    Ok(())
+}
+
+fn bad_parameters(_: &Env) -> Result<()> {
+    let mut wrong = Vec::new();
+    for (parameter, value) in [
+        ("peerdirect_support", "2"),
+        ("peerdirect_support", "-1"),
+        ("persistent_api_support", "7"),
+        ("persistent_api_support", "-2147483648"),
+    ] {
+        let outcome = modules::try_modprobe("nvidia-peermem", &[&format!("{parameter}={value}")])?;
+        // Name, value and the right ones.
+        if let Err(e) = refused(&outcome, "Invalid argument", &[&format!("{parameter}={value}:"), "use ", "0", "1"]) {
+            wrong.push(format!("{parameter}={value}: {e:#}"));
+        }
+    }
+    // The kernel itself refuses what is no number, with a line of its own.
+    let outcome = modules::try_modprobe("nvidia-peermem", &["peerdirect_support=yes"])?;
+    if outcome.ok {
+        wrong.push("peerdirect_support=yes was taken".into());
+    }
+    if !wrong.is_empty() {
+        bail!("{}", wrong.join("\n"));
+    }
+    Ok(())
+}
+
+/// No refusal left anything behind that stops the next attempt.
+fn loads_after_all_that(_: &Env) -> Result<()> {
+    modules::modprobe("nvidia-peermem", &[])?;
+    let count = modules::use_count(PEERMEM)?.context("it is not in lsmod")?;
+    ensure!(count == 0, "{count} users right after loading");
+    modules::rmmod(PEERMEM)
+}

@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Register, move bytes, deregister, in each parameter setting; what the admin sees meanwhile; which ranges and
+//! which provider tables are refused, with which errno.
+
+use anyhow::{bail, ensure, Context, Result};
+use nvlab::Layout;
+
+use super::{expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
+use crate::gpu;
+use crate::helper::Helper;
+use crate::kmsg::Mark;
+use crate::lab;
+use crate::machine::Mode;
+use crate::modules::{self, PEERMEM};
+use crate::test::{emit, in_modes, Env, Rival, Suite, Test};
+use crate::verbs::{Loopback, Mr};
+
+const ALL: [Mode; 3] = [Mode::Persistent, Mode::Legacy, Mode::Old];
+const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
+
+pub fn suite(rival: bool) -> Suite {
+    let mut tests = Vec::new();
+    // By mode, so that the module is loaded once per mode.
+    for mode in ALL {
+        let mut add = |modes: &[Mode], name: &str, rival_means: Rival, run: fn(&Env) -> Result<()>| {
+            if modes.contains(&mode) {
+                tests.extend(
+                    in_modes(rival, &[mode], name, run).into_iter().map(|t: Test| t.rival(rival_means).limit(120)),
+                );
+            }
+        };
+        add(&ALL, "clients_and_parameters", Rival::Recorded, clients_and_parameters);
+        add(&ALL, "bytes_move", Rival::Same, bytes_move);
+        add(&ALL, "use_count", Rival::Same, use_count);
+        add(&ALL, "statistics", Rival::Recorded, statistics);
+        add(&ALL, "layouts", Rival::Recorded, layouts);
+        add(&ALL, "odd_ranges", Rival::Same, odd_ranges);
+        add(&BOTH, "whole_card", Rival::Recorded, whole_card);
+        add(&BOTH, "refused_ranges", Rival::Recorded, refused_ranges);
+        add(&BOTH, "host_memory_is_left_alone", Rival::Recorded, host_memory_is_left_alone);
+        add(&BOTH, "bad_tables", Rival::Skip("checks nothing of the table but the page size"), bad_tables);
+        add(&BOTH, "mkey_fails", Rival::Same, mkey_fails);
+        add(&BOTH, "provider_errors", Rival::Recorded, provider_errors);
+    }
+    Suite { name: "smoke", tests }
+}
+
+/// NCCL, UCX and NVSHMEM look for exactly these names.
+fn clients_and_parameters(env: &Env) -> Result<()> {
+    let mode = env.mode()?;
+    let version = modules::attribute(PEERMEM, "version")?;
+    ensure!(!version.is_empty() && version.len() <= 14, "version {version:?}: 1 to 14 characters");
+    let (peerdirect, persistent, clients) = match mode {
+        Mode::Persistent => ("0", "1", ["nv_mem", "nv_mem_rv"]),
+        Mode::Legacy => ("0", "0", ["nv_mem", "nv_mem_nc"]),
+        // persistent_api_support keeps its default and its meaning.
+        Mode::Old => ("1", "1", ["nv_mem", "nv_mem_rv"]),
+    };
+    for (name, wanted) in [("peerdirect_support", peerdirect), ("persistent_api_support", persistent)] {
+        let got = modules::attribute(PEERMEM, &format!("parameters/{name}"))?;
+        ensure!(got == wanted, "parameters/{name} is {got:?}, wanted {wanted:?}");
+    }
+    let got = lab::clients()?;
+    ensure!(got == clients, "memory_peers holds {got:?}, wanted {clients:?}");
+    for client in clients {
+        for file in lab::CLIENT_FILES {
+            let text = lab::client_file(client, file)?;
+            match file {
+                "version" => ensure!(text == version, "{client}/version is {text:?}, the module's is {version:?}"),
+                _ => ensure!(text.parse::<u64>().is_ok(), "{client}/{file} holds {text:?}"),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Write, read and send between two GPU buffers, neighbours untouched.
+fn bytes_move(env: &Env) -> Result<()> {
+    let mut rng = env.rng();
+    let bench = Bench::new()?;
+    let link = Loopback::new(&bench.pd)?;
+    let size = 256 * KIB;
+    let (a, a_mr) = bench.registered(size)?;
+    let (b, b_mr) = bench.registered(size)?;
+    for (verb, at, to, len) in [
+        ("write", 0, 0, size),
+        ("write", 4095, 65_537, 70_001),
+        ("read", 64 * KIB, 128 * KIB, 64 * KIB),
+        ("read", 1, 3, 5001),
+        ("send", 8 * KIB, 12 * KIB, 100_000),
+    ] {
+        let source = pattern(&mut rng, size);
+        let target = pattern(&mut rng, size);
+        // A read takes from the remote range into the local one; the others go the other way.
+        let (from, into) = if verb == "read" { (&b, &a) } else { (&a, &b) };
+        from.write(0, &source)?;
+        into.write(0, &target)?;
+        match verb {
+            "write" => link.write(1, (&a_mr, at), (&b_mr, to), len)?,
+            "read" => link.read(1, (&a_mr, to), (&b_mr, at), len)?,
+            _ => {
+                link.recv(2, (&b_mr, to), len)?;
+                link.send(1, (&a_mr, at), len)?;
+            }
+        }
+        if verb == "send" {
+            // Both ends complete on one queue, in either order.
+            let (x, y) = (link.wait(super::PATIENCE)?, link.wait(super::PATIENCE)?);
+            let received = [x, y].into_iter().find(|c| c.id == 2).context("no receive completion")?;
+            ensure!(received.bytes as usize == len, "received {} bytes of {len}", received.bytes);
+        } else {
+            link.done(1)?;
+        }
+        let mut wanted = target;
+        wanted[to..to + len].copy_from_slice(&source[at..at + len]);
+        same_bytes(&format!("{verb} of {len} bytes"), &into.read(0, size)?, &wanted)?;
+        same_bytes(&format!("{verb}: its source"), &from.read(0, size)?, &source)?;
+    }
+    Ok(())
+}
+
+/// lsmod counts live registrations, and rmmod is refused while there are any.
+fn use_count(_: &Env) -> Result<()> {
+    let count = || -> Result<i32> { modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded") };
+    ensure!(count()? == 0, "{} users before the first registration", count()?);
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(MIB)?;
+    let mut mrs: Vec<Mr> = Vec::new();
+    for n in 1..=3 {
+        mrs.push(bench.reg(memory.va(), MIB)?);
+        ensure!(count()? == n, "{n} registrations, lsmod says {}", count()?);
+    }
+    let refused = modules::try_rmmod(PEERMEM)?;
+    ensure!(!refused.ok, "rmmod went through with 3 live registrations");
+    ensure!(refused.said.contains("in use"), "rmmod said {:?}", refused.said);
+    while let Some(mr) = mrs.pop() {
+        mr.dereg()?;
+        let n = i32::try_from(mrs.len())?;
+        ensure!(count()? == n, "{n} registrations left, lsmod says {}", count()?);
+    }
+    Ok(())
+}
+
+/// num_reg_pages is the number of sg entries: one for contiguous memory.
+fn statistics(_: &Env) -> Result<()> {
+    const SIZE: usize = 4 * MIB;
+    let names =
+        ["num_alloc_mrs", "num_dealloc_mrs", "num_reg_pages", "num_reg_bytes", "num_dereg_bytes", "num_free_callbacks"];
+    let read = || -> Result<Vec<u64>> { names.iter().map(|n| lab::client_number("nv_mem", n)).collect() };
+    let bench = Bench::new()?;
+    let before = read()?;
+    let (_memory, mr) = bench.registered(SIZE)?;
+    mr.dereg()?;
+    let after = read()?;
+    let grown: Vec<u64> = after.iter().zip(&before).map(|(a, b)| a - b).collect();
+    let wanted = [1, 1, 1, SIZE as u64, SIZE as u64, 0];
+    ensure!(grown == wanted, "{names:?} grew by {grown:?}, wanted {wanted:?}");
+    Ok(())
+}
+
+/// As many sg entries as the memory has pieces, and the right bytes behind each.
+fn layouts(env: &Env) -> Result<()> {
+    let mut rng = env.rng();
+    let bench = Bench::new()?;
+    let link = Loopback::new(&bench.pd)?;
+    let rm = nvlab::Client::open()?;
+    const SIZE: usize = 6 * MIB;
+    let source = bench.registered(SIZE)?;
+    for (layout, entries) in [
+        (Layout::Contiguous, Some(1)),
+        (Layout::TwoMiB, Some(SIZE / (2 * MIB))),
+        (Layout::SixtyFourKiB, Some(SIZE / GPU_PAGE)),
+        // Pages in a random order may be neighbours by chance.
+        (Layout::Shuffled, None),
+    ] {
+        let name = format!("{layout:?}");
+        let mut memory = rm.request(0, SIZE as u64).layout(layout).alloc()?;
+        let mr = bench.reg(memory.va(), SIZE).with_context(|| format!("register layout {name}"))?;
+        let got = nic_entries(&mr)?;
+        emit("sg_entries", &serde_json::json!({"layout": name, "bytes": SIZE, "entries": got}));
+        if let Some(wanted) = entries {
+            ensure!(got == wanted as u64, "layout {name}: {got} sg entries, wanted {wanted}");
+        }
+        let bytes = pattern(&mut rng, SIZE);
+        source.0.write(0, &bytes)?;
+        link.write(1, (&source.1, 0), (&mr, 0), SIZE)?;
+        link.done(1)?;
+        let mut back = vec![0u8; SIZE];
+        memory.read(0, &mut back)?;
+        same_bytes(&name, &back, &bytes)?;
+        mr.dereg()?;
+        memory.free()?;
+    }
+    Ok(())
+}
+
+/// sg entries of this MR, as the NIC holds it.
+fn nic_entries(mr: &Mr) -> Result<u64> {
+    lab::nic_mrs()?.iter().find(|m| m.lkey == mr.lkey()).map(|m| m.sg_entries).context("the NIC does not know the MR")
+}
+
+/// Starts and lengths that fit no page: the bytes of the range move and no others.
+fn odd_ranges(env: &Env) -> Result<()> {
+    let mut rng = env.rng();
+    let bench = Bench::new()?;
+    let link = Loopback::new(&bench.pd)?;
+    let size = 4 * MIB;
+    let (source, source_mr) = bench.registered(size)?;
+    let target = bench.cuda.alloc(size)?;
+    for (what, at, len) in [
+        ("one byte", 0, 1),
+        ("one byte, unaligned", 4095, 1),
+        ("one CPU page", 4 * KIB, 4 * KIB),
+        ("inside one GPU page", GPU_PAGE + 12_345, 6789),
+        ("exactly one GPU page", GPU_PAGE, GPU_PAGE),
+        ("across a GPU page's end", GPU_PAGE - 10, 20),
+        ("across 2 MiB", 2 * MIB - 100_000, 200_001),
+        ("the last byte", size - 1, 1),
+        ("the last GPU page", size - GPU_PAGE, GPU_PAGE),
+        ("all but one byte at each end", 1, size - 2),
+    ] {
+        let bytes = pattern(&mut rng, len);
+        let before = pattern(&mut rng, size);
+        source.write(0, &bytes)?;
+        target.write(0, &before)?;
+        let mr = bench.reg(target.va() + at as u64, len).with_context(|| format!("register {what}"))?;
+        link.write(1, (&source_mr, 0), (&mr, 0), len)?;
+        link.done(1).with_context(|| what.to_string())?;
+        mr.dereg()?;
+        let mut wanted = before;
+        wanted[at..at + len].copy_from_slice(&bytes);
+        same_bytes(what, &target.read(0, size)?, &wanted)?;
+    }
+    Ok(())
+}
+
+/// All of video memory in one MR, up to the BAR's last byte.
+fn whole_card(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let link = Loopback::new(&bench.pd)?;
+    let gpu = gpu::lab()?;
+    let rm = nvlab::Client::open()?;
+    gpu.set("bar1_reserve", 0)?;
+    let all = rm.info(0)?.memory;
+    // Two pages at the front are the source.
+    let size = usize::try_from(all)? - 2 * MIB;
+    let (source, source_mr) = bench.registered(2 * MIB)?;
+    let mut memory = rm.alloc(0, size as u64)?;
+    let mr = bench.reg(memory.va(), size).with_context(|| format!("register {size} bytes"))?;
+    ensure!(nic_entries(&mr)? == 1, "{} sg entries for contiguous memory", nic_entries(&mr)?);
+    let bytes = b"the card's last bytes";
+    source.write(0, bytes)?;
+    let at = size - bytes.len();
+    link.write(1, (&source_mr, 0), (&mr, at), bytes.len())?;
+    link.done(1)?;
+    let mut back = vec![0u8; bytes.len()];
+    memory.read(at as u64, &mut back)?;
+    same_bytes("the card's end", &back, bytes)?;
+    mr.dereg()?;
+    memory.free()?;
+    Ok(())
+}
+
+/// What cannot be registered, and what the user hears.
+fn refused_ranges(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(2 * MIB)?;
+    let va = memory.va();
+    let mut wrong = Vec::new();
+    let mut expect = |what: &str, addr: u64, len: usize, errno: i32| -> Result<()> {
+        let got = bench.refused(what, addr, len)?;
+        if let Err(e) = expect_errno(what, got, errno) {
+            wrong.push(format!("{e:#}"));
+        }
+        ensure!(gpu::pins()? == 0, "{what}: refused, but {} pins stay", gpu::pins()?);
+        Ok(())
+    };
+    expect("length zero", va, 0, libc::EINVAL)?;
+    expect("a range that wraps", va, usize::MAX - 4096, libc::EINVAL)?;
+    expect("address zero", 0, 4096, libc::EFAULT)?;
+    expect("an address that nobody has", 0x7000_dead_0000, 4096, libc::EFAULT)?;
+
+    let freed = bench.cuda.alloc(2 * MIB)?;
+    let gone = freed.va();
+    freed.free()?;
+    expect("freed memory", gone, 64 * KIB, libc::EFAULT)?;
+
+    let other = Helper::start(&["hold", &(2 * MIB).to_string(), "0"])?;
+    let theirs = u64::from_str_radix(other.said.trim_start_matches("0x"), 16).context("the helper's address")?;
+    // Only an address that is not ours as well says anything.
+    if !(va..va + 2 * MIB as u64).contains(&theirs) {
+        expect("another process's memory", theirs, 64 * KIB, libc::EFAULT)?;
+    }
+    other.finish()?;
+
+    // Its backing is 2 MiB, so a byte more is somebody else's.
+    let mut log = Mark::now()?;
+    expect("a range that leaves its allocation", va, 2 * MIB + 4096, libc::EINVAL)?;
+    let said = log.since()?;
+    ensure!(said.iter().any(|l| l.contains("leaves its allocation")), "the reason is not in the kernel log: {said:?}");
+
+    let rm = nvlab::Client::open()?;
+    let first = rm.alloc(0, 2 << 20)?;
+    let next = first.va() + (2 << 20);
+    let second = rm.request(0, 2 << 20).at(next).alloc().context("a neighbour in address space")?;
+    expect("a range over two allocations", first.va(), 4 * MIB, libc::EINVAL)?;
+    second.free()?;
+    first.free()?;
+    if !wrong.is_empty() {
+        bail!("{}", wrong.join("\n"));
+    }
+    Ok(())
+}
+
+/// Ordinary memory costs the GPU driver nothing; a bad host address costs one question and no word in the log.
+fn host_memory_is_left_alone(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let gpu = gpu::lab()?;
+    let host = vec![1u8; MIB];
+    gpu.reset_books()?;
+    let mr = bench.reg(host.as_ptr() as u64, host.len()).context("register host memory")?;
+    mr.dereg()?;
+    ensure!(gpu::provider_calls()?.0 == 0, "the provider was asked about ordinary memory");
+
+    let mut log = Mark::now()?;
+    let errno = bench.refused("a bad host address", 0x7000_dead_0000, 4 * KIB)?;
+    expect_errno("a bad host address", errno, libc::EFAULT)?;
+    let (gets, puts) = gpu::provider_calls()?;
+    ensure!((gets, puts) == (1, 0), "{gets} gets and {puts} puts for memory that is not ours");
+    let said: Vec<String> = log.since()?.into_iter().filter(|l| l.contains("peermem")).collect();
+    ensure!(said.is_empty(), "a host address is worth no line: {said:?}");
+    Ok(())
+}
+
+/// Rule 14: a table that cannot be trusted is refused, and the pin is put back.
+fn bad_tables(env: &Env) -> Result<()> {
+    const SIZE: usize = MIB;
+    let bench = Bench::new()?;
+    let gpu = gpu::lab()?;
+    let memory = bench.cuda.alloc(SIZE)?;
+    let mut wrong = Vec::new();
+    for (fault, value, word) in [
+        ("table_version", 0x0003_0000, "version"),
+        ("table_version", 0x0000_0002, "version"),
+        // The provider's code for 4 KiB pages: the count no longer adds up.
+        ("table_page_size", 0x100, "entries"),
+        ("table_page_size", 2, "entries"),
+        ("table_page_size", 7, "page size"),
+        ("table_short", 1, "entries"),
+        ("table_long", 1, "entries"),
+        ("table_misalign", 4096, "impossible address"),
+        ("table_null_pages", 1, "no pages"),
+        ("table_null_entry", 3, "no pages"),
+        ("table_wrap", 16, "impossible address"),
+    ] {
+        gpu.reset_books()?;
+        gpu.fault_n(fault, value, 1)?;
+        let mut log = Mark::now()?;
+        let what = format!("{fault}={value:#x}");
+        match bench.reg(memory.va(), SIZE) {
+            Ok(_) => wrong.push(format!("{what}: registered")),
+            Err(e) if e.raw_os_error() != Some(libc::EIO) => wrong.push(format!("{what}: {e}, wanted EIO")),
+            Err(_) => {}
+        }
+        gpu.reset_faults()?;
+        let said = log.since()?;
+        if !said.iter().any(|l| l.contains(word)) {
+            wrong.push(format!("{what}: no line with {word:?} in the kernel log: {said:?}"));
+        }
+        let (gets, puts) = gpu::provider_calls()?;
+        if gets != puts || gpu::pins()? != 0 {
+            wrong.push(format!("{what}: {gets} gets, {puts} puts, {} pins left", gpu::pins()?));
+        }
+        // The log says ten lines in five seconds.
+        std::thread::sleep(std::time::Duration::from_millis(600));
+    }
+    // Outside every BAR: the revocable client has no way to map it, the persistent one asks the provider.
+    gpu.fault_n("table_outside", 1, 1)?;
+    let errno = bench.refused("table_outside", memory.va(), SIZE);
+    gpu.reset_faults()?;
+    match (env.mode()?, errno) {
+        (Mode::Legacy, Ok(libc::EOPNOTSUPP)) | (Mode::Persistent | Mode::Old, Ok(libc::EIO | libc::EOPNOTSUPP)) => {}
+        (mode, other) => wrong.push(format!("table_outside in mode {mode:?}: {other:?}")),
+    }
+    // After all that a good table works.
+    bench.reg(memory.va(), SIZE).context("register after the faults")?.dereg()?;
+    if !wrong.is_empty() {
+        bail!("{}", wrong.join("\n"));
+    }
+    Ok(())
+}
+
+/// The HCA has no mkey left after everything was mapped: all of it is undone.
+fn mkey_fails(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(MIB)?;
+    lab::set_nic("fail_mkey", 1)?;
+    expect_errno("no mkey", bench.refused("no mkey", memory.va(), MIB)?, libc::ENOMEM)?;
+    ensure!(gpu::pins()? == 0, "{} pins left", gpu::pins()?);
+    ensure!(modules::use_count(PEERMEM)? == Some(0), "lsmod counts {:?}", modules::use_count(PEERMEM)?);
+    Ok(bench.reg(memory.va(), MIB)?.dereg()?)
+}
+
+/// What the provider's own refusals become, and that nothing stays behind.
+fn provider_errors(env: &Env) -> Result<()> {
+    let mode = env.mode()?;
+    let bench = Bench::new()?;
+    let gpu = gpu::lab()?;
+    let memory = bench.cuda.alloc(MIB)?;
+    let fault = if mode == Mode::Persistent { "persistent_errno" } else { "get_errno" };
+    let mut wrong = Vec::new();
+    for (errno, seen) in [(libc::EBUSY, libc::EBUSY), (libc::ENODEV, libc::ENODEV), (libc::EIO, libc::EIO)] {
+        gpu.fault(fault, errno as u64)?;
+        let got = bench.refused(fault, memory.va(), MIB)?;
+        gpu.reset_faults()?;
+        if let Err(e) = expect_errno(&format!("{fault}={errno}"), got, seen) {
+            wrong.push(format!("{e:#}"));
+        }
+    }
+    // BAR1 is full: the start can be pinned, the whole cannot.
+    gpu.set("bar1_size", 36 << 20)?;
+    let got = bench.refused("BAR1 full", memory.va(), MIB)?;
+    gpu.reset_config()?;
+    if let Err(e) = expect_errno("BAR1 full", got, libc::ENOMEM) {
+        wrong.push(format!("{e:#}"));
+    }
+    if mode == Mode::Persistent {
+        // 524 = ENOTSUPP: persistent pins are impossible here, the revocable client steps in.
+        gpu.fault("persistent_errno", 524)?;
+        let mr = bench.reg(memory.va(), MIB);
+        gpu.reset_faults()?;
+        match mr {
+            Ok(mr) => {
+                let client = lab::nic_mrs()?.into_iter().find(|m| m.lkey == mr.lkey()).map(|m| m.client);
+                if client.as_deref() != Some("nv_mem_rv") {
+                    wrong.push(format!("without persistent pins the MR belongs to {client:?}, wanted nv_mem_rv"));
+                }
+                mr.dereg()?;
+            }
+            Err(e) => wrong.push(format!("without persistent pins: {e}, wanted the revocable client")),
+        }
+    }
+    if gpu::pins()? != 0 {
+        wrong.push(format!("{} pins left", gpu::pins()?));
+    }
+    if !wrong.is_empty() {
+        bail!("{}", wrong.join("\n"));
+    }
+    Ok(())
+}

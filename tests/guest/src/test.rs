@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What a test is. A test runs in a process of its own, so that a panic, an abort or a hang is one failure with a
+//! name, and so that whatever it held is given back when it ends.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::machine::{Level, Mode};
+
+/// What a test means when nvidia-peermem is NVIDIA's own module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rival {
+    /// It must pass as well.
+    Same,
+    /// What happens is written down as `# json rival`, and is no failure.
+    Recorded,
+    /// It asks for something that only ours promises.
+    Skip(&'static str),
+}
+
+/// What a test is told.
+pub struct Env {
+    pub mode: Option<Mode>,
+    pub rival: bool,
+    pub values: BTreeMap<String, String>,
+}
+
+impl Env {
+    /// The mode of a test that declared `Level::Peermem`.
+    pub fn mode(&self) -> Result<Mode> {
+        self.mode.context("this test runs with nvidia-peermem loaded")
+    }
+
+    /// `guest.seed=`, or one of its own; printed, so that a failure can be had again.
+    pub fn rng(&self) -> fastrand::Rng {
+        let seed = self.values.get("seed").and_then(|s| s.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+        println!("guest.seed={seed}");
+        fastrand::Rng::with_seed(seed)
+    }
+}
+
+pub struct Test {
+    pub name: String,
+    pub level: Level,
+    pub rival: Rival,
+    pub limit: Duration,
+    pub run: fn(&Env) -> Result<()>,
+}
+
+impl Test {
+    pub fn new(name: &str, level: Level, run: fn(&Env) -> Result<()>) -> Self {
+        Self { name: name.into(), level, rival: Rival::Same, limit: Duration::from_secs(60), run }
+    }
+
+    pub fn rival(mut self, rival: Rival) -> Self {
+        self.rival = rival;
+        self
+    }
+
+    pub fn limit(mut self, seconds: u64) -> Self {
+        self.limit = Duration::from_secs(seconds);
+        self
+    }
+}
+
+/// The same test in each mode that exists, named `mode/name`.
+pub fn in_modes(rival: bool, modes: &[Mode], name: &str, run: fn(&Env) -> Result<()>) -> Vec<Test> {
+    Mode::all(rival)
+        .iter()
+        .filter(|m| modes.contains(m))
+        .map(|m| Test::new(&format!("{}/{name}", m.name()), Level::Peermem(*m), run))
+        .collect()
+}
+
+pub struct Suite {
+    pub name: &'static str,
+    pub tests: Vec<Test>,
+}
+
+/// Marks in a child's output that are more than a note.
+pub const JSON_MARK: &str = "@json ";
+pub const SKIP_MARK: &str = "@skip ";
+
+/// A result row for the host.
+pub fn emit(name: &str, value: &Value) {
+    println!("{JSON_MARK}{name} {value}");
+}
+
+/// The machine lacks what the test needs; the test must return after this.
+pub fn skip(why: &str) {
+    println!("{SKIP_MARK}{why}");
+}
