@@ -10,7 +10,7 @@ generate() { # header, output, further options
 	shift 2
 	"${BINDGEN:-bindgen}" "$top/$header" -o "$out/$output" "$@" \
 		--rust-target 1.82 --use-core --ctypes-prefix ::kernel::ffi \
-		--no-layout-tests --no-debug '.*' --no-doc-comments --merge-extern-blocks \
+		--no-layout-tests --formatter prettyplease --no-debug '.*' --no-doc-comments --merge-extern-blocks \
 		--disable-header-comment --raw-line '// SPDX-License-Identifier: GPL-2.0' \
 		--raw-line "// Made from $header by \`make bindings\`." \
 		--no-recursive-allowlist --allowlist-file "$top/$header" \

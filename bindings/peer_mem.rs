@@ -56,13 +56,19 @@ pub struct peer_memory_client {
         ) -> ::kernel::ffi::c_int,
     >,
     pub put_pages: ::core::option::Option<
-        unsafe extern "C" fn(sg_head: *mut sg_table, client_context: *mut ::kernel::ffi::c_void),
+        unsafe extern "C" fn(
+            sg_head: *mut sg_table,
+            client_context: *mut ::kernel::ffi::c_void,
+        ),
     >,
     pub get_page_size: ::core::option::Option<
-        unsafe extern "C" fn(client_context: *mut ::kernel::ffi::c_void) -> ::kernel::ffi::c_ulong,
+        unsafe extern "C" fn(
+            client_context: *mut ::kernel::ffi::c_void,
+        ) -> ::kernel::ffi::c_ulong,
     >,
-    pub release:
-        ::core::option::Option<unsafe extern "C" fn(client_context: *mut ::kernel::ffi::c_void)>,
+    pub release: ::core::option::Option<
+        unsafe extern "C" fn(client_context: *mut ::kernel::ffi::c_void),
+    >,
 }
 #[repr(C)]
 #[derive(Copy, Clone)]

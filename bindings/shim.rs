@@ -43,7 +43,10 @@ unsafe extern "C" {
         >,
         data: *mut ::kernel::ffi::c_void,
     ) -> ::kernel::ffi::c_int;
-    pub fn nvpm_p2p_put(va: u64, table: *mut nvidia_p2p_page_table) -> ::kernel::ffi::c_int;
+    pub fn nvpm_p2p_put(
+        va: u64,
+        table: *mut nvidia_p2p_page_table,
+    ) -> ::kernel::ffi::c_int;
     pub fn nvpm_p2p_get_persistent(
         va: u64,
         length: u64,
@@ -88,6 +91,10 @@ unsafe extern "C" {
     pub fn nvpm_sg_alloc(entries: u32) -> *mut sg_table;
     pub fn nvpm_sg_free(table: *mut sg_table);
     pub fn nvpm_sg_first(table: *mut sg_table) -> *mut scatterlist;
-    pub fn nvpm_sg_set(entry: *mut scatterlist, dma: u64, length: u32) -> *mut scatterlist;
+    pub fn nvpm_sg_set(
+        entry: *mut scatterlist,
+        dma: u64,
+        length: u32,
+    ) -> *mut scatterlist;
     pub fn nvpm_sg_publish(to: *mut sg_table, from: *const sg_table);
 }

@@ -57,8 +57,8 @@ void nvpm_module_put(void)
 
 /* The peer-memory core. */
 
-extern typeof(ib_register_peer_memory_client) ib_register_peer_memory_client __weak;
-extern typeof(ib_unregister_peer_memory_client) ib_unregister_peer_memory_client __weak;
+typeof(ib_register_peer_memory_client) ib_register_peer_memory_client __weak;
+typeof(ib_unregister_peer_memory_client) ib_unregister_peer_memory_client __weak;
 
 int nvpm_core_present(void)
 {
@@ -78,12 +78,12 @@ void nvpm_core_unregister(void *handle)
 
 /* The provider. */
 
-extern typeof(nvidia_p2p_get_pages) nvidia_p2p_get_pages __weak;
-extern typeof(nvidia_p2p_put_pages) nvidia_p2p_put_pages __weak;
-extern typeof(nvidia_p2p_get_pages_persistent) nvidia_p2p_get_pages_persistent __weak;
-extern typeof(nvidia_p2p_put_pages_persistent) nvidia_p2p_put_pages_persistent __weak;
-extern typeof(nvidia_p2p_dma_map_pages) nvidia_p2p_dma_map_pages __weak;
-extern typeof(nvidia_p2p_dma_unmap_pages) nvidia_p2p_dma_unmap_pages __weak;
+typeof(nvidia_p2p_get_pages) nvidia_p2p_get_pages __weak;
+typeof(nvidia_p2p_put_pages) nvidia_p2p_put_pages __weak;
+typeof(nvidia_p2p_get_pages_persistent) nvidia_p2p_get_pages_persistent __weak;
+typeof(nvidia_p2p_put_pages_persistent) nvidia_p2p_put_pages_persistent __weak;
+typeof(nvidia_p2p_dma_map_pages) nvidia_p2p_dma_map_pages __weak;
+typeof(nvidia_p2p_dma_unmap_pages) nvidia_p2p_dma_unmap_pages __weak;
 
 int nvpm_provider_present(void)
 {

@@ -1,0 +1,23 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# `install`: lets modprobe prefer our nvidia-peermem.ko over NVIDIA's file of the same name, wherever that lies.
+# `uninstall`: takes both away, which leaves NVIDIA's file as it was. In: KDIR, INSTALL_MOD_PATH.
+set -eu
+root=${INSTALL_MOD_PATH:-}
+kver=$(cat "$KDIR/include/config/kernel.release")
+dir=updates/nvidia-peermem-rust
+override=$root/etc/depmod.d/nvidia-peermem-rust.conf
+
+case $1 in
+install)
+	mkdir -p "$root/etc/depmod.d"
+	echo "override nvidia-peermem * $dir" >"$override"
+	;;
+uninstall)
+	rm -rf "$root/lib/modules/$kver/$dir"
+	rm -f "$override"
+	;;
+esac
+depmod ${root:+-b "$root"} -C "$root/etc/depmod.d" "$kver"
+won=$(modinfo ${root:+-b "$root"} -k "$kver" -n nvidia-peermem 2>/dev/null || echo "no file")
+echo "$1: modprobe nvidia-peermem on kernel $kver now loads $won"
