@@ -305,8 +305,11 @@ fn ask_topology(gpu: u32, device: Device, table: NonNull<raw::nvidia_p2p_page_ta
                 // Any other failure says nothing about the pair: ask again next time.
                 Err(_) => return Ok(()),
             };
-            // Without memory the pair is asked again next time.
-            let _ = PAIRS.lock().push(Pair { gpu, nic, supported }, GFP_KERNEL);
+            let mut pairs = PAIRS.lock();
+            if !pairs.iter().any(|pair| pair.gpu == gpu && pair.nic == nic) {
+                // Without memory the pair is asked again next time.
+                let _ = pairs.push(Pair { gpu, nic, supported }, GFP_KERNEL);
+            }
             supported
         }
     };

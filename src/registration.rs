@@ -107,8 +107,8 @@ enum Verdict {
     StepAside,
     /// Ours, and impossible.
     Refused(Reason),
-    /// The provider ran out of memory before it looked whose memory it is.
-    Unproven,
+    /// Nobody could find out whose memory it is.
+    Unproven(Reason),
 }
 
 /// Rule 3: what the provider's `error` means. `probe` tells what a one-granule pin at the start of the range answers;
@@ -128,9 +128,9 @@ fn judge(error: Error, steps_aside: bool, probe: impl FnOnce() -> Option<Result>
         let reason = if error == ENOMEM { Reason::OutOfBar } else { Reason::ProviderFault };
         return match starts_here {
             Some(Err(other)) if other == EINVAL => Verdict::NotMine,
-            Some(Err(other)) if other == error => Verdict::Unproven,
+            Some(Err(other)) if other == error => Verdict::Unproven(Reason::Unproven),
             Some(_) => Verdict::Refused(reason),
-            None => Verdict::Unproven,
+            None => Verdict::Unproven(Reason::Unproven),
         };
     }
     match starts_here {
@@ -154,7 +154,7 @@ pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Regist
     match pin(client, range) {
         Ok(registration) => return Some(registration),
         Err(Verdict::StepAside) => return None,
-        Err(Verdict::Unproven) => report::refused(Reason::Unproven, range.user()),
+        Err(Verdict::Unproven(reason)) => report::refused(reason, range.user()),
         Err(_) => {}
     }
     if client.place == Place::First {
@@ -177,12 +177,12 @@ fn pin(client: Client, range: GpuRange) -> Result<Arc<Registration>, Verdict> {
             verdict = Some(judge(error, steps_aside, || None));
         }
     }
-    if let Some(verdict @ (Verdict::NotMine | Verdict::StepAside | Verdict::Unproven)) = verdict {
+    if let Some(verdict @ (Verdict::NotMine | Verdict::StepAside | Verdict::Unproven(_))) = verdict {
         return Err(verdict);
     }
     // Without a module reference (rmmod is under way) or memory nothing is claimed.
     let registration = Registration::new(client, range).map_err(|error| match error {
-        error if error == ENOMEM => Verdict::Unproven,
+        error if error == ENOMEM => Verdict::Unproven(Reason::NoMemory),
         _ => Verdict::NotMine,
     })?;
     let verdict = match verdict {
