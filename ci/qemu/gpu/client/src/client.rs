@@ -1,0 +1,401 @@
+//! `/dev/nvidiactl`: video memory.
+
+use crate::sys::{self, Arg};
+use crate::{Error, Result, BACKING};
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+const CTL: &str = "/dev/nvidiactl";
+
+/// Physical layout of an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(u32)]
+pub enum Layout {
+    /// What the lab's configuration says.
+    #[default]
+    Default = 0,
+    /// One run.
+    Contiguous = 1,
+    /// Broken at every 2 MiB.
+    Broken2M = 2,
+    /// Broken at every 64 KiB.
+    Broken64K = 3,
+    /// 64 KiB pages in random order.
+    Shuffled = 4,
+}
+
+/// What a GPU says about itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Info {
+    /// How many GPUs there are.
+    pub gpus: u32,
+    /// Bytes of video memory.
+    pub memory: u64,
+    /// Bytes that nobody has.
+    pub memory_free: u64,
+    /// Bytes that may be pinned at once, the driver's reserve included.
+    pub bar1_size: u64,
+    /// Its UUID.
+    pub uuid: [u8; 16],
+    /// PCI domain, bus, device, function.
+    pub pci: (u32, u32, u32, u32),
+}
+
+#[derive(Debug)]
+struct Inner {
+    file: Mutex<Option<Arc<File>>>,
+}
+
+impl Inner {
+    /// The open file, held while a call is in flight.
+    fn file(&self, what: &str) -> Result<Arc<File>> {
+        self.file
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+            .ok_or_else(|| Error::new(what, std::io::Error::from_raw_os_error(libc::EBADF)))
+    }
+
+    /// An ioctl whose argument block holds no address.
+    fn call<A: Arg>(&self, number: libc::c_ulong, arg: &mut A, what: impl Fn() -> String) -> Result<()> {
+        let file = self.file(&what())?;
+        // SAFETY: no user pointer is in the argument; read and write call sys::call themselves.
+        unsafe { sys::call(&file, number, arg, what) }
+    }
+}
+
+/// One RM client of this process. Clones and [`Memory`] share it.
+#[derive(Clone, Debug)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+impl Client {
+    /// Open `/dev/nvidiactl`.
+    pub fn open() -> Result<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(CTL)
+            .map_err(|e| Error::new(format!("opening {CTL}: is nvidia.ko loaded?"), e))?;
+        Ok(Self { inner: Arc::new(Inner { file: Mutex::new(Some(Arc::new(file))) }) })
+    }
+
+    /// Close the file now, as soon as no call is in flight: the driver frees what is left, with
+    /// callbacks. Later calls fail with EBADF.
+    pub fn close(self) {
+        drop(self.inner.file.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    /// What a GPU says about itself. ENODEV: no such GPU.
+    pub fn info(&self, gpu: u32) -> Result<Info> {
+        let mut a = sys::InfoArg { gpu, ..Default::default() };
+        self.inner.call(sys::NVLAB_IOC_INFO, &mut a, || format!("info of GPU {gpu}"))?;
+        Ok(Info {
+            gpus: a.gpus,
+            memory: a.memory,
+            memory_free: a.memory_free,
+            bar1_size: a.bar1_size,
+            uuid: a.uuid,
+            pci: (a.domain, a.bus, a.device, a.function),
+        })
+    }
+
+    /// Memory as `cuMemAlloc` would give it.
+    pub fn alloc(&self, gpu: u32, size: u64) -> Result<Memory> {
+        self.request(gpu, size).alloc()
+    }
+
+    /// Memory with wishes.
+    #[must_use]
+    pub fn request(&self, gpu: u32, size: u64) -> Request<'_> {
+        Request { client: self, gpu, size, layout: Layout::Default, coherent: false, at: None }
+    }
+
+    /// Let another process pin this client's memory.
+    pub fn share_with(&self, pid: u32) -> Result<()> {
+        self.pid(sys::NVLAB_IOC_PID_ADD, pid, "sharing with")
+    }
+
+    /// Stop letting it; pins that it has stay.
+    pub fn unshare(&self, pid: u32) -> Result<()> {
+        self.pid(sys::NVLAB_IOC_PID_DEL, pid, "unsharing from")
+    }
+
+    fn pid(&self, number: libc::c_ulong, pid: u32, verb: &str) -> Result<()> {
+        self.inner.call(number, &mut sys::PidArg { pid }, || format!("{verb} process {pid}"))
+    }
+}
+
+/// An allocation in the making.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    client: &'a Client,
+    gpu: u32,
+    size: u64,
+    layout: Layout,
+    coherent: bool,
+    at: Option<u64>,
+}
+
+impl Request<'_> {
+    /// Physical layout.
+    #[must_use]
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Coherent memory, outside any BAR.
+    #[must_use]
+    pub fn coherent(mut self, coherent: bool) -> Self {
+        self.coherent = coherent;
+        self
+    }
+
+    /// At this address (2 MiB aligned), which nothing else may use.
+    #[must_use]
+    pub fn at(mut self, va: u64) -> Self {
+        self.at = Some(va);
+        self
+    }
+
+    /// Reserve the address and allocate.
+    pub fn alloc(self) -> Result<Memory> {
+        if self.size == 0 {
+            return Err(Error::new("allocating 0 bytes", std::io::Error::from_raw_os_error(libc::EINVAL)));
+        }
+        let span = self.size.checked_next_multiple_of(BACKING).ok_or_else(|| {
+            Error::new(format!("allocating {} bytes", self.size), std::io::Error::from_raw_os_error(libc::ENOMEM))
+        })?;
+        let range = Reservation::new(self.gpu, span, self.at)?;
+        let mut a = sys::AllocArg {
+            gpu: self.gpu,
+            layout: self.layout as u32,
+            flags: u32::from(self.coherent),
+            va: range.va,
+            size: self.size,
+            ..Default::default()
+        };
+        self.client.inner.call(sys::NVLAB_IOC_ALLOC, &mut a, || {
+            format!("allocating {} bytes on GPU {} at {:#x}", self.size, self.gpu, range.va)
+        })?;
+        Ok(Memory {
+            inner: self.client.inner.clone(),
+            range,
+            size: self.size,
+            backing: a.backing,
+            handle: a.handle,
+            freed: false,
+        })
+    }
+}
+
+/// A GPU address range: a mapping of this process that holds no page.
+#[derive(Debug)]
+struct Reservation {
+    va: u64,
+    span: u64,
+}
+
+impl Reservation {
+    fn new(gpu: u32, span: u64, at: Option<u64>) -> Result<Self> {
+        let path = format!("/dev/nvidia{gpu}");
+        let what = || format!("reserving {span} bytes of addresses of {path}");
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(|e| Error::new(format!("opening {path}"), e))?;
+        let len =
+            usize::try_from(span).map_err(|_| Error::new(what(), std::io::Error::from_raw_os_error(libc::ENOMEM)))?;
+        let map = |addr: u64, len: usize, prot, flags, fd| {
+            // SAFETY: anonymous or device mapping at an address that the kernel chooses, or that is
+            // ours already (MAP_FIXED over our own anonymous mapping), or that must be free
+            // (MAP_FIXED_NOREPLACE): no memory of anybody else is replaced.
+            let p = unsafe { libc::mmap(addr as *mut _, len, prot, flags, fd, 0) };
+            if p == libc::MAP_FAILED {
+                Err(Error::last(what()))
+            } else {
+                Ok(p as u64)
+            }
+        };
+        let rw = libc::PROT_READ | libc::PROT_WRITE;
+        if let Some(va) = at {
+            let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
+            map(va, len, rw, flags, file.as_raw_fd())?;
+            return Ok(Self { va, span });
+        }
+        // A larger hole first, so that an aligned part of it can be kept.
+        let room = len
+            .checked_add(BACKING as usize)
+            .ok_or_else(|| Error::new(what(), std::io::Error::from_raw_os_error(libc::ENOMEM)))?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let hole = map(0, room, libc::PROT_NONE, flags, -1)?;
+        let end = hole + room as u64;
+        // The upper end of the hole: neighbours stay close, and the next hole of this size is the
+        // same one when it is free again.
+        let va = (end - span) & !(BACKING - 1);
+        unmap(hole, va - hole);
+        unmap(va + span, end - va - span);
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        if let Err(e) = map(va, len, rw, flags, file.as_raw_fd()) {
+            unmap(va, span);
+            return Err(e);
+        }
+        Ok(Self { va, span })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        unmap(self.va, self.span);
+    }
+}
+
+fn unmap(va: u64, len: u64) {
+    if len != 0 {
+        // SAFETY: the range is part of a mapping that Reservation made and still owns.
+        unsafe { libc::munmap(va as *mut _, len as usize) };
+    }
+}
+
+/// Video memory of one handle. Dropping it frees it, with callbacks.
+///
+/// After a fork the child must not drop it: the RM client is the parent's too.
+#[derive(Debug)]
+pub struct Memory {
+    inner: Arc<Inner>,
+    range: Reservation,
+    size: u64,
+    backing: u64,
+    handle: u64,
+    freed: bool,
+}
+
+impl Memory {
+    /// Its GPU address.
+    #[must_use]
+    pub fn va(&self) -> u64 {
+        self.range.va
+    }
+
+    /// Bytes asked for.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes that can be pinned: the size rounded up to 2 MiB.
+    #[must_use]
+    pub fn backing(&self) -> u64 {
+        self.backing
+    }
+
+    /// Its number in the allocation log.
+    #[must_use]
+    pub fn handle(&self) -> u64 {
+        self.handle
+    }
+
+    fn what(&self, verb: &str, offset: u64, len: u64) -> String {
+        format!("{verb} {len} bytes at {:#x}+{offset:#x} (handle {})", self.va(), self.handle)
+    }
+
+    /// Copy from the host.
+    pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
+        // SAFETY: the driver only reads, and the slice is good for its length.
+        unsafe { self.write_from(offset, from.as_ptr(), from.len() as u64) }
+    }
+
+    /// Copy from the host, from a plain address.
+    ///
+    /// # Safety
+    /// The driver reads `len` bytes at `from`; a bad address is EFAULT, but the bytes must not be
+    /// ones that this process may not share.
+    pub unsafe fn write_from(&self, offset: u64, from: *const u8, len: u64) -> Result<()> {
+        let mut a = sys::CopyArg { handle: self.handle, offset, len, user: from as u64 };
+        let what = || self.what("writing", offset, len);
+        let file = self.inner.file(&what())?;
+        // SAFETY: the driver only reads from the address; the caller vouches for it.
+        unsafe { sys::call(&file, sys::NVLAB_IOC_WRITE, &mut a, what) }
+    }
+
+    /// Copy to the host.
+    pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
+        // SAFETY: the slice is exclusively ours for its length.
+        unsafe { self.read_to(offset, to.as_mut_ptr(), to.len() as u64) }
+    }
+
+    /// Copy to the host, to a plain address.
+    ///
+    /// # Safety
+    /// `to` must be good for writing `len` bytes.
+    pub unsafe fn read_to(&self, offset: u64, to: *mut u8, len: u64) -> Result<()> {
+        let mut a = sys::CopyArg { handle: self.handle, offset, len, user: to as u64 };
+        let what = || self.what("reading", offset, len);
+        let file = self.inner.file(&what())?;
+        // SAFETY: the caller vouches for the address and length.
+        unsafe { sys::call(&file, sys::NVLAB_IOC_READ, &mut a, what) }
+    }
+
+    /// Copy from other memory of this client.
+    pub fn copy_from(&self, offset: u64, src: &Memory, src_offset: u64, len: u64) -> Result<()> {
+        let mut a =
+            sys::DtodArg { dst_handle: self.handle, dst_offset: offset, src_handle: src.handle, src_offset, len };
+        self.inner.call(sys::NVLAB_IOC_COPY, &mut a, || {
+            format!("{} from {:#x}+{src_offset:#x}", self.what("copying", offset, len), src.va())
+        })
+    }
+
+    /// Set bytes.
+    pub fn fill(&self, offset: u64, len: u64, value: u8) -> Result<()> {
+        self.fill_wide(offset, len, u32::from(value), 1)
+    }
+
+    /// Set elements of 1, 2 or 4 bytes.
+    pub fn fill_wide(&self, offset: u64, len: u64, value: u32, width: u32) -> Result<()> {
+        let mut a = sys::FillArg { handle: self.handle, offset, len, value, width };
+        self.inner.call(sys::NVLAB_IOC_FILL, &mut a, || self.what("filling", offset, len))
+    }
+
+    /// CRC-32 (zlib's) of bytes.
+    pub fn crc32(&self, offset: u64, len: u64) -> Result<u32> {
+        let mut a = sys::CrcArg { handle: self.handle, offset, len, ..Default::default() };
+        self.inner.call(sys::NVLAB_IOC_CRC, &mut a, || self.what("CRC of", offset, len))?;
+        Ok(a.crc)
+    }
+
+    /// As `cuMemUnmap`: callbacks of all its pins; the memory stays, but cannot be pinned.
+    pub fn unregister(&self) -> Result<()> {
+        let mut a = sys::HandleArg { handle: self.handle };
+        self.inner.call(sys::NVLAB_IOC_UNREGISTER, &mut a, || self.what("unregistering", 0, self.size))
+    }
+
+    /// Make it pinnable again, at the same address.
+    pub fn register(&self) -> Result<()> {
+        let mut a = sys::RegisterArg { handle: self.handle, va: self.va() };
+        self.inner.call(sys::NVLAB_IOC_REGISTER, &mut a, || self.what("registering", 0, self.size))
+    }
+
+    /// Free it: callbacks of all its pins happen before this returns.
+    pub fn free(mut self) -> Result<()> {
+        self.let_go()
+    }
+
+    fn let_go(&mut self) -> Result<()> {
+        self.freed = true;
+        let mut a = sys::HandleArg { handle: self.handle };
+        self.inner.call(sys::NVLAB_IOC_FREE, &mut a, || self.what("freeing", 0, self.size))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if !self.freed {
+            // EBADF after Client::close is the driver having freed it already.
+            let _ = self.let_go();
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! `/dev/nvlab_gdr`: pins that are not the peer-memory client's.
+
+use crate::sys::{self, Arg};
+use crate::{Error, Result};
+use std::fs::{File, OpenOptions};
+
+const NODE: &str = "/dev/nvlab_gdr";
+
+/// Which of the provider's two interfaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// With a free callback.
+    Revocable,
+    /// Without: the memory outlives its free.
+    Persistent,
+}
+
+/// The second in-kernel user of `nvidia_p2p_*`.
+#[derive(Debug)]
+pub struct Gdr {
+    file: File,
+}
+
+impl Gdr {
+    /// Open its node; module `nvlab_gdr` must be loaded.
+    pub fn open() -> Result<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(NODE)
+            .map_err(|e| Error::new(format!("opening {NODE}: is nvlab_gdr.ko loaded?"), e))?;
+        Ok(Self { file })
+    }
+
+    fn call<A: Arg>(&self, number: libc::c_ulong, arg: &mut A, what: impl FnOnce() -> String) -> Result<()> {
+        // SAFETY: no argument of this node holds an address that the driver uses.
+        unsafe { sys::call(&self.file, number, arg, what) }
+    }
+
+    /// Pin [va, va + len).
+    pub fn pin(&self, va: u64, len: u64, kind: Kind) -> Result<Pin<'_>> {
+        let mut a = sys::GdrPinArg { va, len, flags: u32::from(kind == Kind::Persistent), ..Default::default() };
+        self.call(sys::NVLAB_GDR_IOC_PIN, &mut a, || format!("pinning {len} bytes at {va:#x}, {kind:?}"))?;
+        Ok(Pin { gdr: self, handle: a.handle, table: a.table, entries: a.entries, first: a.first, ended: false })
+    }
+}
+
+/// One pin; dropping it unpins.
+#[derive(Debug)]
+pub struct Pin<'a> {
+    gdr: &'a Gdr,
+    handle: u64,
+    /// Kernel address of the table, the provider's key.
+    pub table: u64,
+    /// Its number of entries.
+    pub entries: u32,
+    /// Physical address of its first page.
+    pub first: u64,
+    ended: bool,
+}
+
+impl Pin<'_> {
+    /// How often the free callback ran.
+    pub fn callbacks(&self) -> Result<u32> {
+        let mut a = sys::GdrStateArg { handle: self.handle, ..Default::default() };
+        self.gdr.call(sys::NVLAB_GDR_IOC_STATE, &mut a, || format!("state of pin {}", self.handle))?;
+        Ok(a.callbacks)
+    }
+
+    /// Map it for a PCI device (domain, bus, device, function); the first DMA address.
+    pub fn map(&self, peer: (u32, u32, u32, u32)) -> Result<u64> {
+        let mut a = sys::GdrMapArg {
+            handle: self.handle,
+            domain: peer.0,
+            bus: peer.1,
+            device: peer.2,
+            function: peer.3,
+            ..Default::default()
+        };
+        self.gdr.call(sys::NVLAB_GDR_IOC_MAP, &mut a, || format!("mapping pin {} for {peer:x?}", self.handle))?;
+        Ok(a.first)
+    }
+
+    /// Undo [`Pin::map`].
+    pub fn unmap(&self) -> Result<()> {
+        let mut a = sys::HandleArg { handle: self.handle };
+        self.gdr.call(sys::NVLAB_GDR_IOC_UNMAP, &mut a, || format!("unmapping pin {}", self.handle))
+    }
+
+    /// Unpin now.
+    pub fn unpin(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.ended = true;
+        let mut a = sys::HandleArg { handle: self.handle };
+        self.gdr.call(sys::NVLAB_GDR_IOC_UNPIN, &mut a, || format!("unpinning pin {}", self.handle))
+    }
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            // Closing the node ends whatever this could not.
+            let _ = self.end();
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! debugfs `nvidia_lab`: what a test sees and steers.
+
+use crate::parse::{self, Allocation, Books, Chunk, Complaint, HoldState, PinLine};
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+const DIR: &str = "/sys/kernel/debug/nvidia_lab";
+
+/// The lab's side of the GPU stand-in.
+#[derive(Clone, Debug)]
+pub struct Lab {
+    dir: PathBuf,
+}
+
+impl Lab {
+    /// Find debugfs; it must be mounted and nvidia.ko loaded.
+    pub fn open() -> Result<Self> {
+        let lab = Self { dir: DIR.into() };
+        lab.read("books")?;
+        Ok(lab)
+    }
+
+    fn read(&self, file: &str) -> Result<String> {
+        let path = self.dir.join(file);
+        std::fs::read_to_string(&path).map_err(|e| Error::new(format!("reading {}", path.display()), e))
+    }
+
+    fn parsed<T>(&self, file: &str, how: impl FnOnce(&str) -> std::result::Result<T, Complaint>) -> Result<T> {
+        how(&self.read(file)?).map_err(|why| Error::invalid(format!("{DIR}/{file}"), why))
+    }
+
+    fn write(&self, file: &str, command: &str) -> Result<()> {
+        let path = self.dir.join(file);
+        std::fs::write(&path, command).map_err(|e| Error::new(format!("writing {command:?} to {}", path.display()), e))
+    }
+
+    /// Gauges and counters.
+    pub fn books(&self) -> Result<Books> {
+        self.parsed("books", parse::books)
+    }
+
+    /// Zero the counters, violations included; gauges stay.
+    pub fn reset_books(&self) -> Result<()> {
+        self.write("books", "reset")
+    }
+
+    /// How the stand-in is set up.
+    pub fn config(&self) -> Result<BTreeMap<String, u64>> {
+        self.parsed("config", parse::settings)
+    }
+
+    /// Change one setting.
+    pub fn set(&self, name: &str, value: u64) -> Result<()> {
+        self.write("config", &format!("{name} {value}"))
+    }
+
+    /// Back to the defaults.
+    pub fn reset_config(&self) -> Result<()> {
+        self.write("config", "reset")
+    }
+
+    /// Change one cost, in nanoseconds.
+    pub fn cost(&self, name: &str, value: u64) -> Result<()> {
+        self.write("cost", &format!("{name} {value}"))
+    }
+
+    /// What a V100 takes to pin and unpin.
+    pub fn cost_v100(&self) -> Result<()> {
+        self.write("cost", "v100")
+    }
+
+    /// Everything costs nothing again.
+    pub fn reset_cost(&self) -> Result<()> {
+        self.write("cost", "reset")
+    }
+
+    /// Switch a fault on until it is switched off (value 0).
+    pub fn fault(&self, name: &str, value: u64) -> Result<()> {
+        self.write("faults", &format!("{name} {value}"))
+    }
+
+    /// Let a fault strike `count` times.
+    pub fn fault_n(&self, name: &str, value: u64, count: u64) -> Result<()> {
+        self.write("faults", &format!("{name} {value} {count}"))
+    }
+
+    /// Let a fault strike `count` calls of one process.
+    pub fn fault_pid(&self, name: &str, value: u64, count: u64, pid: u32) -> Result<()> {
+        self.write("faults", &format!("{name} {value} {count} {pid}"))
+    }
+
+    /// Switch all faults off.
+    pub fn reset_faults(&self) -> Result<()> {
+        self.write("faults", "reset")
+    }
+
+    /// Stop the next thread that comes to this hold point.
+    pub fn arm(&self, name: &str) -> Result<Hold> {
+        self.arm_n(name, 1, 0)
+    }
+
+    /// Stop the next `count` threads (of one process, unless `pid` is 0).
+    pub fn arm_n(&self, name: &str, count: u64, pid: u32) -> Result<Hold> {
+        self.write("holds", &format!("arm {name} {count} {pid}"))?;
+        Ok(Hold { lab: self.clone(), name: name.to_owned(), released: false })
+    }
+
+    /// State of all hold points.
+    pub fn holds(&self) -> Result<Vec<HoldState>> {
+        self.parsed("holds", parse::holds)
+    }
+
+    /// Let everybody go.
+    pub fn release_all(&self) -> Result<()> {
+        self.write("holds", "release all")
+    }
+
+    /// The last allocations, oldest first.
+    pub fn allocations(&self) -> Result<Vec<Allocation>> {
+        self.parsed("allocations", parse::allocations)
+    }
+
+    /// Forget the freed ones.
+    pub fn clear_allocations(&self) -> Result<()> {
+        self.write("allocations", "clear")
+    }
+
+    /// CRCs per 64 KiB of every allocation in the log.
+    pub fn chunks(&self) -> Result<Vec<Chunk>> {
+        self.parsed("chunks", parse::chunks)
+    }
+
+    /// Live pins.
+    pub fn pins(&self) -> Result<Vec<PinLine>> {
+        self.parsed("pins", parse::pins)
+    }
+}
+
+/// An armed hold point; dropping it releases whoever stands there.
+#[derive(Debug)]
+pub struct Hold {
+    lab: Lab,
+    name: String,
+    released: bool,
+}
+
+impl Hold {
+    /// What the point says now.
+    pub fn state(&self) -> Result<HoldState> {
+        self.lab
+            .holds()?
+            .into_iter()
+            .find(|h| h.name == self.name)
+            .ok_or_else(|| Error::invalid(format!("{DIR}/holds"), format!("no {}", self.name)))
+    }
+
+    /// Wait until a thread stands there.
+    pub fn wait(&self, timeout: Duration) -> Result<()> {
+        self.wait_for(1, timeout)
+    }
+
+    /// Wait until `threads` threads stand there.
+    pub fn wait_for(&self, threads: u64, timeout: Duration) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let state = self.state()?;
+            if state.waiting >= threads {
+                return Ok(());
+            }
+            if start.elapsed() >= timeout {
+                return Err(Error::new(
+                    format!("hold point {}", self.name),
+                    std::io::Error::new(
+                        std::io::ErrorKind::TimedOut,
+                        format!("{threads} threads wanted after {timeout:?}, found {state:?}"),
+                    ),
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Let everybody go on, and stop nobody any more.
+    pub fn release(mut self) -> Result<()> {
+        self.let_go()
+    }
+
+    fn let_go(&mut self) -> Result<()> {
+        self.released = true;
+        self.lab.write("holds", &format!("release {}", self.name))
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if !self.released {
+            // Nobody is left to tell; the hold ends by its own time limit then.
+            let _ = self.let_go();
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! The text formats of debugfs `nvidia_lab`.
+
+use std::collections::BTreeMap;
+
+/// What a line could not be read for.
+pub type Complaint = String;
+
+/// The books: gauges and counters by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Books(BTreeMap<String, i64>);
+
+impl Books {
+    /// What must be 0 when a test has cleaned up.
+    pub const CLEAN: [&'static str; 8] = [
+        "live_pins",
+        "live_persistent",
+        "live_mappings",
+        "live_allocations",
+        "bar1_used",
+        "leaked_tables",
+        "callbacks_running",
+        "violations",
+    ];
+
+    /// The value of one line.
+    ///
+    /// # Panics
+    /// If there is no such line: a test that asks for a wrong name must fail.
+    #[must_use]
+    pub fn get(&self, name: &str) -> i64 {
+        *self.0.get(name).unwrap_or_else(|| panic!("the books have no line {name:?}: {:?}", self.0.keys()))
+    }
+
+    /// Is nothing pinned, mapped, allocated or violated?
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.dirt().is_empty()
+    }
+
+    /// The lines of [`Books::CLEAN`] that are not 0, as `name=value`.
+    #[must_use]
+    pub fn dirt(&self) -> Vec<String> {
+        Self::CLEAN.iter().filter(|n| self.get(n) != 0).map(|n| format!("{n}={}", self.get(n))).collect()
+    }
+
+    /// All lines in order of their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, i64)> {
+        self.0.iter().map(|(k, v)| (k.as_str(), *v))
+    }
+}
+
+/// Read the `books` file.
+pub fn books(text: &str) -> Result<Books, Complaint> {
+    text.lines()
+        .map(|line| {
+            let (name, value) = line.split_once(' ').ok_or_else(|| format!("no value in line {line:?}"))?;
+            Ok((name.to_owned(), number(value, line)?))
+        })
+        .collect::<Result<_, _>>()
+        .map(Books)
+}
+
+/// Read a file of `name value` lines with unsigned values (`config`, `cost`).
+pub fn settings(text: &str) -> Result<BTreeMap<String, u64>, Complaint> {
+    text.lines()
+        .map(|line| {
+            let (name, value) = line.split_once(' ').ok_or_else(|| format!("no value in line {line:?}"))?;
+            Ok((name.to_owned(), number(value, line)?))
+        })
+        .collect()
+}
+
+/// One hold point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HoldState {
+    /// Its name.
+    pub name: String,
+    /// Arrivals that will be stopped.
+    pub armed: u64,
+    /// Threads that stand there now.
+    pub waiting: u64,
+    /// Arrivals since it was armed.
+    pub arrived: u64,
+}
+
+/// Read the `holds` file.
+pub fn holds(text: &str) -> Result<Vec<HoldState>, Complaint> {
+    text.lines()
+        .map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
+            [name, armed, waiting, arrived] => Ok(HoldState {
+                name: name.to_owned(),
+                armed: number(armed, line)?,
+                waiting: number(waiting, line)?,
+                arrived: number(arrived, line)?,
+            }),
+            _ => Err(format!("not four words in line {line:?}")),
+        })
+        .collect()
+}
+
+/// Where an allocation is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Its owner has it.
+    Live,
+    /// Its owner freed it, a persistent pin holds it.
+    Kept,
+    /// Given back.
+    Freed,
+}
+
+/// One line of the allocation log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Its handle; grows, never reused.
+    pub id: u64,
+    /// Thread group id of the allocating process.
+    pub pid: u32,
+    /// Name of the allocating thread, spaces as underscores.
+    pub comm: String,
+    /// Number of the GPU.
+    pub gpu: u32,
+    /// GPU address.
+    pub va: u64,
+    /// Bytes asked for.
+    pub size: u64,
+    /// Bytes of memory behind it.
+    pub backing: u64,
+    /// `NVLAB_LAYOUT_*`.
+    pub layout: u32,
+    /// Where it is in its life.
+    pub state: State,
+    /// CRC-32 of its bytes after the first pattern was written.
+    pub crc_alloc: Option<u32>,
+    /// CRC-32 of its bytes when it was given back.
+    pub crc_free: Option<u32>,
+}
+
+/// Read the `allocations` file.
+pub fn allocations(text: &str) -> Result<Vec<Allocation>, Complaint> {
+    text.lines()
+        .map(|line| {
+            let f = Fields::new(line)?;
+            Ok(Allocation {
+                id: f.number("id")?,
+                pid: f.number("pid")?,
+                comm: f.text("comm")?.to_owned(),
+                gpu: f.number("gpu")?,
+                va: f.number("va")?,
+                size: f.number("size")?,
+                backing: f.number("backing")?,
+                layout: f.number("layout")?,
+                state: match f.text("state")? {
+                    "live" => State::Live,
+                    "kept" => State::Kept,
+                    "freed" => State::Freed,
+                    other => return Err(format!("unknown state {other:?} in line {line:?}")),
+                },
+                crc_alloc: f.crc("crc_alloc")?,
+                crc_free: f.crc("crc_free")?,
+            })
+        })
+        .collect()
+}
+
+/// CRCs of one 64 KiB chunk of an allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// The allocation.
+    pub id: u64,
+    /// Number of the chunk in it.
+    pub chunk: u32,
+    /// After the first pattern was written.
+    pub crc_alloc: Option<u32>,
+    /// When the allocation was given back.
+    pub crc_free: Option<u32>,
+}
+
+/// Read the `chunks` file.
+pub fn chunks(text: &str) -> Result<Vec<Chunk>, Complaint> {
+    text.lines()
+        .map(|line| {
+            let f = Fields::new(line)?;
+            Ok(Chunk {
+                id: f.number("id")?,
+                chunk: f.number("chunk")?,
+                crc_alloc: f.crc("crc_alloc")?,
+                crc_free: f.crc("crc_free")?,
+            })
+        })
+        .collect()
+}
+
+/// One live pin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinLine {
+    /// Without a free callback?
+    pub persistent: bool,
+    /// Thread group id of the pinner.
+    pub pid: u32,
+    /// Number of the GPU.
+    pub gpu: u32,
+    /// First address.
+    pub va: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Entries that the table should have.
+    pub entries: u32,
+    /// DMA mappings of it.
+    pub mappings: u32,
+    /// The table's kernel address, the provider's key.
+    pub table: u64,
+    /// Is the free callback registered?
+    pub armed: bool,
+}
+
+/// Read the `pins` file.
+pub fn pins(text: &str) -> Result<Vec<PinLine>, Complaint> {
+    text.lines()
+        .map(|line| {
+            let f = Fields::new(line)?;
+            Ok(PinLine {
+                persistent: match f.text("kind")? {
+                    "persistent" => true,
+                    "revocable" => false,
+                    other => return Err(format!("unknown kind {other:?} in line {line:?}")),
+                },
+                pid: f.number("pid")?,
+                gpu: f.number("gpu")?,
+                va: f.number("va")?,
+                len: f.number("len")?,
+                entries: f.number("entries")?,
+                mappings: f.number("mappings")?,
+                table: f.number("table")?,
+                armed: f.number::<u32>("armed")? != 0,
+            })
+        })
+        .collect()
+}
+
+/// Decimal or 0x-hexadecimal.
+fn number<T: TryFrom<i128>>(word: &str, line: &str) -> Result<T, Complaint> {
+    let n = match word.strip_prefix("0x") {
+        Some(hex) => i128::from_str_radix(hex, 16),
+        None => word.parse(),
+    };
+    n.ok().and_then(|n| T::try_from(n).ok()).ok_or_else(|| format!("{word:?} is no number that fits, in line {line:?}"))
+}
+
+/// A line of `key=value` words.
+struct Fields<'a> {
+    line: &'a str,
+    map: BTreeMap<&'a str, &'a str>,
+}
+
+impl<'a> Fields<'a> {
+    fn new(line: &'a str) -> Result<Self, Complaint> {
+        let map = line
+            .split_whitespace()
+            .map(|w| w.split_once('=').ok_or_else(|| format!("word {w:?} without = in line {line:?}")))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { line, map })
+    }
+
+    fn text(&self, key: &str) -> Result<&'a str, Complaint> {
+        self.map.get(key).copied().ok_or_else(|| format!("no {key}= in line {:?}", self.line))
+    }
+
+    fn number<T: TryFrom<i128>>(&self, key: &str) -> Result<T, Complaint> {
+        number(self.text(key)?, self.line)
+    }
+
+    fn crc(&self, key: &str) -> Result<Option<u32>, Complaint> {
+        match self.text(key)? {
+            "-" => Ok(None),
+            hex => u32::from_str_radix(hex, 16)
+                .map(Some)
+                .map_err(|_| format!("{hex:?} is no CRC, in line {:?}", self.line)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn books_are_dirty_by_name() {
+        let clean: String = Books::CLEAN.iter().map(|n| format!("{n} 0\n")).collect();
+        let b = books(&(clean.clone() + "gets 7\n")).unwrap();
+        assert!(b.is_clean());
+        assert_eq!(b.get("gets"), 7);
+        let b = books(&clean.replace("live_pins 0", "live_pins -3")).unwrap();
+        assert_eq!(b.dirt(), ["live_pins=-3"]);
+    }
+
+    #[test]
+    #[should_panic(expected = "no line \"live_pnis\"")]
+    fn a_wrong_name_is_no_zero() {
+        let _ = books("live_pins 0\n").unwrap().get("live_pnis");
+    }
+
+    #[test]
+    fn an_allocation_without_and_with_crc() {
+        let line = "id=7 pid=123 comm=ib_write_bw gpu=0 va=0x7f0000200000 size=131072 \
+                    backing=2097152 layout=1 state=kept crc_alloc=1a2b3c4d crc_free=-\n";
+        let a = &allocations(line).unwrap()[0];
+        assert_eq!((a.id, a.pid, a.va), (7, 123, 0x7f00_0020_0000));
+        assert_eq!(a.state, State::Kept);
+        assert_eq!((a.crc_alloc, a.crc_free), (Some(0x1a2b_3c4d), None));
+    }
+
+    #[test]
+    fn a_pin_line() {
+        let line = "kind=revocable pid=1 gpu=0 va=0x200000 len=65536 entries=1 mappings=2 \
+                    table=0xffff888012345678 armed=1\n";
+        let p = &pins(line).unwrap()[0];
+        assert!(!p.persistent && p.armed);
+        assert_eq!(p.table, 0xffff_8880_1234_5678);
+        assert_eq!(p.mappings, 2);
+    }
+
+    #[test]
+    fn complaints_name_the_line() {
+        for (text, want) in [
+            ("kind=odd pid=1", "unknown kind \"odd\""),
+            ("kind=revocable pid=-1", "\"-1\" is no number"),
+            ("kind revocable", "without ="),
+            ("kind=revocable", "no pid="),
+        ] {
+            let e = pins(text).unwrap_err();
+            assert!(e.contains(want) && e.contains(text), "{e}");
+        }
+        assert!(holds("a 1 2").unwrap_err().contains("not four words"));
+        assert!(books("live").unwrap_err().contains("no value"));
+    }
+}
