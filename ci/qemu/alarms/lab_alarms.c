@@ -46,16 +46,32 @@ static int raise_kasan(void)
 	return 0;
 }
 
-/* One object that nothing points to. */
-static int raise_kmemleak(void)
+static noinline int lose_memory(void)
 {
-	u8 *lost = kmalloc(3000, GFP_KERNEL);
+	void *lost = kzalloc(3000, GFP_KERNEL);
 
 	if (!lost)
 		return -ENOMEM;
-	memset(lost, 0x5a, 3000);
 	pr_info("lab_alarms: lost 3000 bytes\n");
 	return 0;
+}
+
+/* Overwrites what the calls before left of their addresses on the stack. */
+static noinline void wipe_stack(void)
+{
+	u8 stack[1536];
+
+	memset(stack, 0, sizeof(stack));
+	OPTIMIZER_HIDE_VAR(stack[0]);
+}
+
+/* One object that nothing points to. */
+static int raise_kmemleak(void)
+{
+	int ret = lose_memory();
+
+	wipe_stack();
+	return ret;
 }
 
 static int __init lab_alarms_init(void)

@@ -125,3 +125,52 @@ fn kind(text: &str) -> Option<Kind> {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Written by the lab's own kernel: a boot without incident; one of each alarm of the suite `alarms`; and a module
+    // that warned, overused a reference count, unmapped what was not mapped, slept under a spinlock and hung.
+    const CLEAN: &str = include_str!("../samples/clean.log");
+    const ALARMS: &str = include_str!("../samples/alarms.log");
+    const COMPLAINTS: &str = include_str!("../samples/complaints.log");
+
+    #[test]
+    fn a_boot_without_incident_raises_nothing() {
+        assert_eq!(scan(CLEAN), []);
+    }
+
+    #[test]
+    fn each_report_counts_once() {
+        let got = count(&scan(ALARMS));
+        assert_eq!(got, BTreeMap::from([(Kind::Lockdep, 1), (Kind::Kasan, 1), (Kind::Kmemleak, 1)]));
+    }
+
+    #[test]
+    fn other_complaints() {
+        let alarms = scan(COMPLAINTS);
+        let got = count(&alarms);
+        assert_eq!(got[&Kind::Hung], 2);
+        assert_eq!(got[&Kind::DmaApi], 1);
+        assert_eq!(got[&Kind::Bug], 3, "{alarms:#?}");
+        assert!(alarms.iter().any(|a| a.kind == Kind::Warning && a.line.contains("more.c:15")));
+        let first = &alarms[0];
+        assert_eq!(COMPLAINTS.lines().nth(first.number - 1), Some(first.line.as_str()));
+    }
+
+    #[test]
+    fn reports_that_have_no_sample() {
+        let one = |line: &str| scan(line).first().map(|a| a.kind);
+        assert_eq!(one("[    1.0] UBSAN: shift-out-of-bounds in a.c:3:4"), Some(Kind::Ubsan));
+        assert_eq!(
+            one("[    1.0][  T12] BUG: kernel NULL pointer dereference, address: 0000000000000008"),
+            Some(Kind::Bug)
+        );
+        assert_eq!(one("[    1.0] Kernel panic - not syncing: Attempted to kill init!"), Some(Kind::Bug));
+        assert_eq!(one("[    1.0] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:"), Some(Kind::Hung));
+        assert_eq!(one("[    1.0] nvidia_lab: hold get_done timed out"), Some(Kind::StandIn));
+        assert_eq!(one("[    1.0] kmemleak: Automatic memory scanning thread started"), None);
+        assert_eq!(one("[    1.0] nvidia-peermem: persistent_api_support=7: use 0 or 1"), None);
+    }
+}

@@ -1,7 +1,7 @@
 //! `make demo`: one boot, one table, one verdict.
 
 use crate::ctx::Lab;
-use crate::image::Module;
+use crate::image::{self, Module};
 use crate::kernel::Flavour;
 use crate::ktap::Outcome;
 use crate::machine::{print_test, Boot};
@@ -13,14 +13,16 @@ use serde_json::{json, Value};
 use std::fs;
 
 pub fn run(lab: &Lab, module: Module) -> Result<bool> {
-    let (kernel, image) = prepare(lab, Flavour::Debug, module)?;
+    let ready = prepare(lab, Flavour::Debug)?;
+    let kernel = &ready.kernel;
+    let image = image::build(lab, kernel, &ready.parts, module)?;
     let (name, what) = match module {
         Module::Ours => ("demo", "nvidia-peermem in Rust"),
         Module::Rival => ("demo-rival", "NVIDIA's C nvidia-peermem"),
     };
     let mut boot = Boot::new(name, "demo");
     boot.append.extend(rival_word(module));
-    let report = boot.run(lab, &kernel, &image)?;
+    let report = boot.run(lab, kernel, &image)?;
     let mut tests = report.tests.clone();
     for test in judge(&report, &Default::default()) {
         print_test(&test);

@@ -19,10 +19,11 @@ mod suite;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use ctx::Lab;
+use fetch::Sources;
 use image::Module;
 use kernel::{Flavour, Kernel};
 use machine::{Boot, Iommu};
-use std::path::PathBuf;
+use parts::Parts;
 use std::process::ExitCode;
 
 /// Builds and runs the virtual machine in which nvidia-peermem is shown and tested.
@@ -86,17 +87,18 @@ fn run(args: Args) -> Result<bool> {
     let lab = Lab::locate()?;
     match args.command {
         Cmd::Build { flavour } => {
-            let (_, image) = prepare(&lab, flavour, Module::Ours)?;
-            println!("{}", lab.short(&image));
+            let ready = prepare(&lab, flavour)?;
+            println!("{}", lab.short(&image::build(&lab, &ready.kernel, &ready.parts, Module::Ours)?));
             Ok(true)
         }
         Cmd::Demo { rival } => demo::run(&lab, module(rival)),
         Cmd::Test { rival, only } => suite::run(&lab, module(rival), only.as_deref()),
         Cmd::Shell { rival, gpus, iommu, append } => {
-            let (kernel, image) = prepare(&lab, Flavour::Debug, module(rival))?;
+            let ready = prepare(&lab, Flavour::Debug)?;
+            let image = image::build(&lab, &ready.kernel, &ready.parts, module(rival))?;
             let mut boot = Boot { gpus, iommu, append, ..Boot::new("shell", "shell") };
             boot.append.extend(rival_word(module(rival)));
-            boot.shell(&lab, &kernel, &image)?;
+            boot.shell(&lab, &ready.kernel, &image)?;
             Ok(true)
         }
         Cmd::Clean => {
@@ -121,11 +123,16 @@ fn rival_word(module: Module) -> Option<String> {
     (module == Module::Rival).then(|| "guest.rival=1".to_string())
 }
 
-/// Everything up to the image that can be booted.
-fn prepare(lab: &Lab, flavour: Flavour, module: Module) -> Result<(Kernel, PathBuf)> {
+/// Everything that is built before an image is made of it.
+struct Ready {
+    sources: Sources,
+    kernel: Kernel,
+    parts: Parts,
+}
+
+fn prepare(lab: &Lab, flavour: Flavour) -> Result<Ready> {
     let sources = fetch::all(lab)?;
     let kernel = kernel::build(lab, &sources.linux, flavour)?;
     let parts = parts::build(lab, &sources, &kernel)?;
-    let image = image::build(lab, &kernel, &parts, module)?;
-    Ok((kernel, image))
+    Ok(Ready { sources, kernel, parts })
 }

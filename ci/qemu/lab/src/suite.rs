@@ -2,23 +2,26 @@
 
 use crate::alarms::{self, Kind};
 use crate::ctx::Lab;
-use crate::image::Module;
-use crate::kernel::Flavour;
+use crate::image::{self, Module};
+use crate::kernel::{Flavour, LLVM};
 use crate::ktap::{Outcome, Test};
 use crate::machine::{print_test, Boot, Report};
 use crate::sh::{self, human, say, Step};
-use crate::{prepare, rival_word};
+use crate::{prepare, rival_word, Ready};
 use anyhow::{bail, Context, Result};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
+use walkdir::WalkDir;
 
 /// Guest suites that share one boot.
 const TOGETHER: [&str; 4] = ["smoke", "callbacks", "revoke", "refusals"];
 /// The suite that provokes alarms, in a boot of its own.
 const ALARMS: &str = "alarms";
+/// A boot that has not ended by then hangs.
+const LIMIT: Duration = Duration::from_secs(420);
 /// Rust programs whose own tests run on this machine, and the name under which they are counted.
 const HOST: [(&str, &str); 5] = [
     ("host", "tests/host"),
@@ -28,7 +31,7 @@ const HOST: [(&str, &str); 5] = [
     ("guest", "tests/guest"),
 ];
 /// Gates of the top Makefile.
-const GATES: [&str; 2] = ["lint", "bindings-check"];
+const MAKE_GATES: [&str; 2] = ["lint", "bindings-check"];
 
 pub fn run(lab: &Lab, module: Module, only: Option<&str>) -> Result<bool> {
     let start = Instant::now();
@@ -46,15 +49,17 @@ pub fn run(lab: &Lab, module: Module, only: Option<&str>) -> Result<bool> {
             all.extend(cargo_test(lab, name, dir)?);
         }
     }
-    if module == Module::Ours && wants("lint") {
-        for gate in GATES {
-            all.push(gate_test(lab, gate)?);
-        }
-    }
+    let lint = module == Module::Ours && wants("lint");
+    let boots = plan(module, wants, only.is_none());
     let mut json: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-    let together: Vec<&str> = TOGETHER.into_iter().filter(|s| wants(s)).collect();
-    if !together.is_empty() || wants(ALARMS) {
-        guests(lab, module, &together, wants(ALARMS), only.is_none(), &mut all, &mut json)?;
+    if lint || !boots.is_empty() {
+        let ready = prepare(lab, Flavour::Debug)?;
+        if lint {
+            all.extend(gates(lab, &ready)?);
+        }
+        for planned in &boots {
+            all.extend(boot(lab, &ready, planned, &mut json)?);
+        }
     }
     let counted = |outcome: fn(&Outcome) -> bool| all.iter().filter(|t: &&Test| outcome(&t.outcome)).count();
     let passed = counted(|o| *o == Outcome::Passed);
@@ -83,53 +88,57 @@ pub fn run(lab: &Lab, module: Module, only: Option<&str>) -> Result<bool> {
     Ok(failed == 0 && passed > 0)
 }
 
-fn guests(
-    lab: &Lab,
+/// A boot of `make test` and what its console is expected to hold.
+struct Planned {
+    boot: Boot,
     module: Module,
-    together: &[&str],
-    alarms: bool,
-    everything: bool,
-    all: &mut Vec<Test>,
-    json: &mut BTreeMap<String, Vec<Value>>,
-) -> Result<()> {
-    let (kernel, image) = prepare(lab, Flavour::Debug, module)?;
-    let prefix = if module == Module::Rival { "rival-" } else { "" };
-    let mut boot =
-        |name: &str, run: &str, expected: &BTreeMap<Kind, usize>, kernel_module: Module, image| -> Result<()> {
-            let mut boot = Boot { limit: Duration::from_secs(420), ..Boot::new(name, run) };
-            boot.append.extend(rival_word(kernel_module));
-            let report = boot.run(lab, &kernel, image)?;
-            let mut tests = report.tests.clone();
-            for test in judge(&report, expected) {
-                print_test(&test);
-                tests.push(test);
-            }
-            if tests.iter().any(|t| t.outcome == Outcome::Failed) {
-                println!("        console of {name}: {}", report.console.display());
-            }
-            say(&format!("boot {name}: {}", human(report.elapsed)));
-            for test in &mut tests {
-                test.name = format!("{name}: {}", test.name);
-            }
-            all.extend(tests);
-            for (key, values) in report.json {
-                json.entry(key).or_default().extend(values);
-            }
-            Ok(())
-        };
+    expected: BTreeMap<Kind, usize>,
+}
+
+/// The boots that the chosen suites need, as few as will do.
+fn plan(module: Module, wants: impl Fn(&str) -> bool, everything: bool) -> Vec<Planned> {
+    let planned = |name: &str, run: &str, module: Module, expected: &[(Kind, usize)]| {
+        let mut boot = Boot { limit: LIMIT, ..Boot::new(name, run) };
+        boot.append.extend(rival_word(module));
+        Planned { boot, module, expected: expected.iter().copied().collect() }
+    };
+    let mut boots = Vec::new();
+    let together: Vec<&str> = TOGETHER.into_iter().filter(|s| wants(s)).collect();
     if !together.is_empty() {
-        boot(&format!("{prefix}suites"), &together.join(","), &BTreeMap::new(), module, &image)?;
+        let name = if module == Module::Rival { "rival-suites" } else { "suites" };
+        boots.push(planned(name, &together.join(","), module, &[]));
     }
-    if alarms && module == Module::Ours {
-        let expected = BTreeMap::from([(Kind::Kasan, 1), (Kind::Lockdep, 1), (Kind::Kmemleak, 1)]);
-        boot("alarms", ALARMS, &expected, module, &image)?;
+    if module == Module::Ours && wants(ALARMS) {
+        boots.push(planned(ALARMS, ALARMS, module, &[(Kind::Kasan, 1), (Kind::Lockdep, 1), (Kind::Kmemleak, 1)]));
     }
     // NVIDIA's module must move data in the same lab: it was not made to fit ours.
-    if everything && module == Module::Ours {
-        let (_, image) = prepare(lab, Flavour::Debug, Module::Rival)?;
-        boot("rival", "smoke", &BTreeMap::new(), Module::Rival, &image)?;
+    if module == Module::Ours && everything {
+        boots.push(planned("rival", "smoke", Module::Rival, &[]));
     }
-    Ok(())
+    boots
+}
+
+/// Runs one boot; adds its result lines to `json`.
+fn boot(lab: &Lab, ready: &Ready, planned: &Planned, json: &mut BTreeMap<String, Vec<Value>>) -> Result<Vec<Test>> {
+    let name = &planned.boot.name;
+    let image = image::build(lab, &ready.kernel, &ready.parts, planned.module)?;
+    let report = planned.boot.run(lab, &ready.kernel, &image)?;
+    let mut tests = report.tests.clone();
+    for test in judge(&report, &planned.expected) {
+        print_test(&test);
+        tests.push(test);
+    }
+    if tests.iter().any(|t| t.outcome == Outcome::Failed) {
+        println!("        console of {name}: {}", report.console.display());
+    }
+    say(&format!("boot {name}: {}", human(report.elapsed)));
+    for test in &mut tests {
+        test.name = format!("{name}: {}", test.name);
+    }
+    for (key, values) in report.json {
+        json.entry(key).or_default().extend(values);
+    }
+    Ok(tests)
 }
 
 /// Tests made of the console: every alarm that nobody expected fails, and so does every expected one that did not come.
@@ -206,18 +215,52 @@ fn parse_libtest(name: &str, text: &str) -> Vec<Test> {
     tests
 }
 
-/// A target of the top Makefile that passes or fails as a whole.
-fn gate_test(lab: &Lab, gate: &str) -> Result<Test> {
-    let log = lab.build.join(format!("log/{gate}.log"));
-    let step = Step::new(format!("make {gate}"), log.clone())?;
-    let mut cmd: Command = sh::command(lab, "make");
-    cmd.arg("-C").arg(&lab.repo).arg(gate);
-    let outcome = match step.run(&mut cmd) {
-        Ok(()) => Outcome::Passed,
-        Err(_) => Outcome::Failed,
+/// What a reviewer would not want to look for by eye.
+fn gates(lab: &Lab, ready: &Ready) -> Result<Vec<Test>> {
+    let mut tests = Vec::new();
+    for target in MAKE_GATES {
+        let mut cmd = sh::command(lab, "make");
+        cmd.arg("-C").arg(&lab.repo).arg(target).arg(format!("KDIR={}", ready.kernel.dir.display()));
+        cmd.arg(format!("OFED={}", ready.parts.ofed.dir.display()));
+        cmd.arg(format!("NVIDIA={}", ready.parts.gpu.dir.display())).arg(format!("LLVM={LLVM}"));
+        tests.push(gate(lab, &format!("make {target}"), &mut cmd)?);
+    }
+    for (name, dir) in HOST {
+        let manifest = lab.repo.join(dir).join("Cargo.toml");
+        let mut fmt = sh::command(lab, "cargo");
+        fmt.args(["fmt", "--check", "--manifest-path"]).arg(&manifest);
+        tests.push(gate(lab, &format!("rustfmt {name}"), &mut fmt)?);
+        let mut clippy = sh::command(lab, "cargo");
+        clippy.args(["clippy", "--quiet", "--locked", "--all-targets", "--manifest-path"]).arg(&manifest);
+        clippy.args(["--", "-Dwarnings"]).env("CARGO_TARGET_DIR", lab.target());
+        tests.push(gate(lab, &format!("clippy {name}"), &mut clippy)?);
+    }
+    let mut checkpatch = sh::command(lab, "perl");
+    checkpatch.arg(ready.sources.linux.dir.join("scripts/checkpatch.pl")).args([
+        "--no-tree",
+        "--terse",
+        "--no-summary",
+        "-f",
+    ]);
+    for entry in WalkDir::new(lab.repo.join("ci/qemu")).sort_by_file_name() {
+        let entry = entry?;
+        if entry.path().extension().is_some_and(|e| e == "c" || e == "h") {
+            checkpatch.arg(entry.path());
+        }
+    }
+    tests.push(gate(lab, "checkpatch of the stand-ins", &mut checkpatch)?);
+    Ok(tests)
+}
+
+/// A program that passes or fails as a whole.
+fn gate(lab: &Lab, name: &str, cmd: &mut Command) -> Result<Test> {
+    let log = lab.build.join(format!("log/{}.log", name.replace(' ', "-")));
+    let step = Step::new(name, log.clone())?;
+    let (outcome, notes) = match step.run(cmd) {
+        Ok(()) => (Outcome::Passed, Vec::new()),
+        Err(e) => (Outcome::Failed, vec![format!("{e:#}")]),
     };
-    let notes = if outcome == Outcome::Failed { sh::tail(&log, 10) } else { Vec::new() };
-    let test = Test { name: format!("gate/make {gate}"), outcome, notes };
+    let test = Test { name: format!("gate/{name}"), outcome, notes };
     print_test(&test);
     Ok(test)
 }
@@ -249,6 +292,19 @@ mod tests {
         assert_eq!(failures(&judge(&report(&[Kind::Kasan]), &expected)), 1);
         assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Kasan, Kind::Lockdep]), &expected)), 1);
         assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Lockdep, Kind::Bug]), &expected)), 1);
+    }
+
+    #[test]
+    fn as_few_boots_as_will_do() {
+        let names = |boots: Vec<Planned>| boots.into_iter().map(|p| (p.boot.name, p.boot.run)).collect::<Vec<_>>();
+        let all = names(plan(Module::Ours, |_| true, true));
+        assert_eq!(all.len(), 3);
+        assert_eq!(all[0], ("suites".to_string(), TOGETHER.join(",")));
+        assert_eq!(names(plan(Module::Ours, |s| s == "smoke", false)), [("suites".to_string(), "smoke".to_string())]);
+        assert!(plan(Module::Ours, |s| s == "host", false).is_empty());
+        let rival = plan(Module::Rival, |_| true, true);
+        assert_eq!(rival.len(), 1);
+        assert_eq!(rival[0].boot.append, ["guest.rival=1"]);
     }
 
     #[test]
