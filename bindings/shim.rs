@@ -33,7 +33,6 @@ unsafe extern "C" {
     ) -> *mut ::kernel::ffi::c_void;
     pub fn nvpm_core_unregister(handle: *mut ::kernel::ffi::c_void);
     pub fn nvpm_provider_present() -> ::kernel::ffi::c_int;
-    pub fn nvpm_provider_has_persistent() -> ::kernel::ffi::c_int;
     pub fn nvpm_p2p_get(
         va: u64,
         length: u64,

@@ -91,11 +91,6 @@ int nvpm_provider_present(void)
 	       nvidia_p2p_dma_map_pages && nvidia_p2p_dma_unmap_pages;
 }
 
-int nvpm_provider_has_persistent(void)
-{
-	return nvidia_p2p_get_pages_persistent && nvidia_p2p_put_pages_persistent;
-}
-
 int nvpm_p2p_get(uint64_t va, uint64_t length,
 		 struct nvidia_p2p_page_table **table,
 		 void (*free_callback)(void *data), void *data)
@@ -108,9 +103,12 @@ int nvpm_p2p_put(uint64_t va, struct nvidia_p2p_page_table *table)
 	return nvidia_p2p_put_pages(0, 0, va, table);
 }
 
+/* A driver without the persistent API answers like a platform without it. */
 int nvpm_p2p_get_persistent(uint64_t va, uint64_t length,
 			    struct nvidia_p2p_page_table **table)
 {
+	if (!nvidia_p2p_get_pages_persistent || !nvidia_p2p_put_pages_persistent)
+		return -ENOTSUPP;
 	return nvidia_p2p_get_pages_persistent(va, length, table, 0);
 }
 

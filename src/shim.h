@@ -44,7 +44,6 @@ void nvpm_core_unregister(void *handle);
 
 /* The provider (nvidia.ko), weak: absent until it is loaded. */
 int nvpm_provider_present(void);
-int nvpm_provider_has_persistent(void);
 int nvpm_p2p_get(uint64_t va, uint64_t length,
 		 struct nvidia_p2p_page_table **table,
 		 void (*free_callback)(void *data), void *data);
