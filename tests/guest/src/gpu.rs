@@ -15,13 +15,13 @@ pub fn books() -> Result<Books> {
 }
 
 /// Live pins of both kinds.
-pub fn pins() -> Result<u64> {
+pub fn pins() -> Result<i64> {
     let b = books()?;
     Ok(b.get("live_pins") + b.get("live_persistent"))
 }
 
 /// Calls that pin and calls that unpin, of both kinds.
-pub fn provider_calls() -> Result<(u64, u64)> {
+pub fn provider_calls() -> Result<(i64, i64)> {
     let b = books()?;
     Ok((b.get("gets") + b.get("persistent_gets"), b.get("puts") + b.get("persistent_puts")))
 }
@@ -35,7 +35,7 @@ pub fn wait_clean(limit: Duration) -> Result<()> {
             return Ok(());
         }
         if Instant::now() > end {
-            bail!("not clean after {limit:?}: {b}");
+            bail!("not clean after {limit:?}: {:?}", b.dirt());
         }
         std::thread::sleep(Duration::from_millis(20));
     }

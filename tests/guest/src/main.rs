@@ -34,8 +34,11 @@ const KTAP_LINE: &str = "/dev/ttyS1";
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
     if std::process::id() == 1 {
-        if let Err(e) = as_init() {
-            eprintln!("guest: {e:#}");
+        // PID 1 must not end, not even by a panic: that would be the kernel's panic.
+        match std::panic::catch_unwind(as_init) {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => eprintln!("guest: {e:#}"),
+            Err(_) => eprintln!("guest: the runner itself panicked"),
         }
         init::power_off();
     }

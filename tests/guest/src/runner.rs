@@ -274,7 +274,7 @@ fn left_behind() -> Vec<String> {
                 Ok(books) if books.is_clean() => break,
                 Ok(_) if Instant::now() < end => thread::sleep(Duration::from_millis(50)),
                 Ok(books) => {
-                    out.push(format!("the GPU's books are not clean: {books}"));
+                    out.push(format!("the GPU's books are not clean: {:?}", books.dirt()));
                     if let Ok(pins) = fs::read_to_string("/sys/kernel/debug/nvidia_lab/pins") {
                         out.extend(pins.lines().map(|l| format!("still pinned: {l}")));
                     }

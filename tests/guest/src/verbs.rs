@@ -341,7 +341,7 @@ fn connect(qp: NonNull<sys::ibv_qp>, peer: u32, (index, gid): (u8, sys::ibv_gid)
     )?;
     let mut rtr = sys::ibv_qp_attr {
         qp_state: state::IBV_QPS_RTR,
-        path_mtu: ibv_mtu::IBV_MTU_1024,
+        path_mtu: ibv_mtu::IBV_MTU_4096,
         dest_qp_num: peer,
         max_dest_rd_atomic: 4,
         min_rnr_timer: 12,

@@ -111,13 +111,13 @@ fn provider_calls(env: &Env) -> Result<()> {
     bench.reg(memory.va(), MIB)?.dereg()?;
     let books = gpu.books()?;
     let names = ["gets", "puts", "persistent_gets", "persistent_puts", "dma_maps", "dma_unmaps"];
-    let calls: Vec<(&str, u64)> = names.iter().map(|n| (*n, books.get(n))).collect();
+    let calls: Vec<(&str, i64)> = names.iter().map(|n| (*n, books.get(n))).collect();
     emit("provider_calls", &json!({"mode": env.mode()?.name(), "rival": env.rival, "calls": calls}));
-    let wanted: [u64; 6] = match env.mode()? {
+    let wanted: [i64; 6] = match env.mode()? {
         Mode::Persistent => [0, 0, 1, 1, 0, 0],
         _ => [1, 1, 0, 0, 0, 0],
     };
-    let got: Vec<u64> = calls.iter().map(|c| c.1).collect();
+    let got: Vec<i64> = calls.iter().map(|c| c.1).collect();
     ensure!(got == wanted, "{names:?}: {got:?}, wanted {wanted:?}");
     Ok(())
 }

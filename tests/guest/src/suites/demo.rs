@@ -232,7 +232,7 @@ fn crcs(program: &str, run: &Run, message: usize) -> Result<()> {
         let mine: Vec<_> = log.iter().filter(|a| a.pid == pid).collect();
         let [one] = mine.as_slice() else { bail!("{program}'s {who} (pid {pid}) made {} allocations", mine.len()) };
         ensure!(one.size == 2 * message as u64, "{who}'s buffer has {} bytes, wanted two messages", one.size);
-        ensure!(one.state == "freed", "{who}'s buffer is {}", one.state);
+        ensure!(one.state == nvlab::State::Freed, "{who}'s buffer is {:?}", one.state);
         let all: Vec<(u32, u32)> = chunks
             .iter()
             .filter(|c| c.id == one.id)

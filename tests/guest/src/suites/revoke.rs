@@ -74,10 +74,10 @@ fn free_keeps_the_memory(env: &Env) -> Result<()> {
     link.read(2, (&copy_mr, 0), (&target_mr, 0), SIZE)?;
     link.done(2)?;
     same_bytes("read back through the MR", &copy.read(0, SIZE)?, &bytes)?;
-    let kept = gpu::lab()?.allocations()?.iter().filter(|a| a.state == "kept").count();
+    let kept = gpu::lab()?.allocations()?.iter().filter(|a| a.state == nvlab::State::Kept).count();
     ensure!(kept == 1, "{kept} allocations are kept by pins, wanted 1");
     target_mr.dereg()?;
-    let kept = gpu::lab()?.allocations()?.iter().filter(|a| a.state == "kept").count();
+    let kept = gpu::lab()?.allocations()?.iter().filter(|a| a.state == nvlab::State::Kept).count();
     ensure!(kept == 0, "the memory is still kept after the deregistration");
     Ok(())
 }

@@ -168,13 +168,13 @@ fn layouts(env: &Env) -> Result<()> {
     let source = bench.registered(SIZE)?;
     for (layout, entries) in [
         (Layout::Contiguous, Some(1)),
-        (Layout::TwoMiB, Some(SIZE / (2 * MIB))),
-        (Layout::SixtyFourKiB, Some(SIZE / GPU_PAGE)),
+        (Layout::Broken2M, Some(SIZE / (2 * MIB))),
+        (Layout::Broken64K, Some(SIZE / GPU_PAGE)),
         // Pages in a random order may be neighbours by chance.
         (Layout::Shuffled, None),
     ] {
         let name = format!("{layout:?}");
-        let mut memory = rm.request(0, SIZE as u64).layout(layout).alloc()?;
+        let memory = rm.request(0, SIZE as u64).layout(layout).alloc()?;
         let mr = bench.reg(memory.va(), SIZE).with_context(|| format!("register layout {name}"))?;
         let got = nic_entries(&mr)?;
         emit("sg_entries", &serde_json::json!({"layout": name, "bytes": SIZE, "entries": got}));
@@ -245,7 +245,7 @@ fn whole_card(_: &Env) -> Result<()> {
     // Two pages at the front are the source.
     let size = usize::try_from(all)? - 2 * MIB;
     let (source, source_mr) = bench.registered(2 * MIB)?;
-    let mut memory = rm.alloc(0, size as u64)?;
+    let memory = rm.alloc(0, size as u64)?;
     let mr = bench.reg(memory.va(), size).with_context(|| format!("register {size} bytes"))?;
     ensure!(nic_entries(&mr)? == 1, "{} sg entries for contiguous memory", nic_entries(&mr)?);
     let bytes = b"the card's last bytes";
