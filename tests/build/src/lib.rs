@@ -1,0 +1,92 @@
+//! A throw-away kernel build tree, and `make` run against it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// A folder that looks like a kernel build tree, as far as preflight looks.
+pub struct FakeKernel {
+    dir: TempDir,
+}
+
+/// What a call of `make` left.
+pub struct Outcome {
+    /// Whether it succeeded.
+    pub ok: bool,
+    /// Standard output and standard error, one after the other.
+    pub text: String,
+}
+
+impl FakeKernel {
+    /// Release of the kernel that the tree is of; no such kernel is installed anywhere.
+    pub const RELEASE: &'static str = "7.2.0-fake";
+
+    /// A configured kernel with Rust, built by the rustc that runs here.
+    pub fn new() -> Self {
+        let kernel = Self { dir: TempDir::new().expect("temporary folder") };
+        let rustc = run(Command::new("rustc").arg("--version")).text;
+        kernel.write("include/config/kernel.release", Self::RELEASE);
+        kernel.config(&format!("CONFIG_RUST=y\nCONFIG_RUSTC_VERSION_TEXT=\"{}\"\n", rustc.trim()));
+        kernel.write("rust/libkernel.rmeta", "");
+        kernel.write("Module.symvers", "0x00000000\tib_register_peer_memory_client\tib_uverbs\tEXPORT_SYMBOL\t\n");
+        kernel
+    }
+
+    /// The tree's root.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Replaces the configuration.
+    pub fn config(&self, text: &str) {
+        self.write("include/config/auto.conf", text);
+    }
+
+    /// Writes a file of the tree.
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path().join(name);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("folder");
+        fs::write(&path, text).expect("file");
+        path
+    }
+
+    /// Removes a file of the tree.
+    pub fn remove(&self, name: &str) {
+        fs::remove_file(self.path().join(name)).expect("file");
+    }
+
+    /// Runs preflight, as `make` does first, with further `name=value` settings.
+    pub fn preflight(&self, settings: &[&str]) -> Outcome {
+        let mut command = Command::new("sh");
+        command.arg(repository().join("mk/preflight.sh")).current_dir(repository());
+        for name in ["OFED", "NVIDIA", "LLVM", "PROVIDER"] {
+            command.env(name, "");
+        }
+        command.env("KDIR", self.path()).env("OUT", self.path().join("out")).env("RUSTC", "rustc");
+        for setting in settings {
+            let (name, value) = setting.split_once('=').expect("name=value");
+            command.env(name, value);
+        }
+        run(&mut command)
+    }
+}
+
+impl Default for FakeKernel {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The checkout under test.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository")
+}
+
+/// Runs a command to its end.
+pub fn run(command: &mut Command) -> Outcome {
+    let output = command.output().expect("the command starts");
+    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.push_str(&String::from_utf8_lossy(&output.stderr));
+    Outcome { ok: output.status.success(), text }
+}

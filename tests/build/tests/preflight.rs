@@ -1,0 +1,121 @@
+//! Each refusal is one line that says what is wrong, which value, and what to do.
+
+use build_tests::{repository, run, FakeKernel};
+use std::process::Command;
+
+/// Asserts that preflight fails with one `preflight:` line that holds all of `words`.
+fn refused(kernel: &FakeKernel, settings: &[&str], words: &[&str]) {
+    let outcome = kernel.preflight(settings);
+    assert!(!outcome.ok, "preflight accepted: {}", outcome.text);
+    let line = outcome.text.lines().last().unwrap_or_default();
+    assert!(line.starts_with("preflight: "), "{}", outcome.text);
+    for word in words {
+        assert!(line.contains(word), "no \"{word}\" in: {line}");
+    }
+}
+
+#[test]
+fn a_whole_tree_passes_and_says_which_symvers_it_used() {
+    let kernel = FakeKernel::new();
+    let outcome = kernel.preflight(&[]);
+    assert!(outcome.ok, "{}", outcome.text);
+    let symvers = kernel.path().join("Module.symvers");
+    assert!(
+        outcome.text.contains(&format!("ib_register_peer_memory_client: {}", symvers.display())),
+        "{}",
+        outcome.text
+    );
+}
+
+#[test]
+fn no_tree() {
+    let kernel = FakeKernel::new();
+    refused(&kernel, &["KDIR=/nonexistent/build"], &["/nonexistent/build", "make KDIR="]);
+}
+
+#[test]
+fn a_tree_that_is_not_configured() {
+    let kernel = FakeKernel::new();
+    kernel.remove("include/config/auto.conf");
+    refused(&kernel, &[], &["no configured kernel", "auto.conf"]);
+}
+
+#[test]
+fn the_kernel_crate_without_config_rust() {
+    let kernel = FakeKernel::new();
+    kernel.config("CONFIG_MODULES=y\n");
+    refused(&kernel, &["PROVIDER=kernel"], &[FakeKernel::RELEASE, "CONFIG_RUST"]);
+}
+
+#[test]
+fn the_kernel_crate_without_rust_metadata() {
+    let kernel = FakeKernel::new();
+    kernel.remove("rust/libkernel.rmeta");
+    refused(&kernel, &["PROVIDER=kernel"], &["rust/libkernel.rmeta", "linux-lib-rust"]);
+}
+
+#[test]
+fn another_rustc_than_the_kernels() {
+    let kernel = FakeKernel::new();
+    kernel.config("CONFIG_RUST=y\nCONFIG_RUSTC_VERSION_TEXT=\"rustc 1.0.0 (old)\"\n");
+    refused(&kernel, &["PROVIDER=kernel"], &["rustc 1.0.0 (old)", "RUSTC="]);
+}
+
+/// `modinfo` reads the licence out of a file that has a `.modinfo` section; the assembler makes one.
+#[test]
+fn the_closed_nvidia_ko() {
+    let kernel = FakeKernel::new();
+    let source = kernel.write("closed/nvidia.s", ".section .modinfo,\"a\"\n.asciz \"license=NVIDIA\"\n");
+    let object = kernel.path().join("closed/nvidia.ko");
+    assert!(run(Command::new("as").arg(source).arg("-o").arg(object)).ok);
+    let closed = format!("NVIDIA={}", kernel.path().join("closed").display());
+    refused(&kernel, &["PROVIDER=kernel", &closed], &["closed flavour", "NVIDIA", "nvidia-open"]);
+}
+
+#[test]
+fn a_missing_api_is_a_warning_only() {
+    let kernel = FakeKernel::new();
+    kernel.remove("Module.symvers");
+    let outcome = kernel.preflight(&[]);
+    assert!(outcome.ok, "{}", outcome.text);
+    assert!(
+        outcome.text.contains("warning: no Module.symvers exports ib_register_peer_memory_client"),
+        "{}",
+        outcome.text
+    );
+}
+
+#[test]
+fn a_folder_named_as_ofed_that_is_none() {
+    let kernel = FakeKernel::new();
+    refused(&kernel, &["OFED=/nonexistent"], &["OFED=/nonexistent", "Module.symvers"]);
+}
+
+/// NVIDIA's file keeps its place, ours wins while it is installed, and uninstalling gives the place back.
+#[test]
+fn install_wins_and_uninstall_restores() {
+    let kernel = FakeKernel::new();
+    let root = kernel.path().join("root");
+    let modules = root.join("lib/modules").join(FakeKernel::RELEASE);
+    let source = kernel.write("ko.s", ".section .modinfo,\"a\"\n.asciz \"license=GPL\"\n");
+    for folder in ["updates/dkms", "updates/nvidia-peermem-rust"] {
+        std::fs::create_dir_all(modules.join(folder)).expect("folder");
+        let object = modules.join(folder).join("nvidia-peermem.ko");
+        assert!(run(Command::new("as").arg(&source).arg("-o").arg(object)).ok);
+    }
+    for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+        std::fs::write(modules.join(name), "").expect("file");
+    }
+    let call = |verb: &str| {
+        let mut command = Command::new("sh");
+        command.arg(repository().join("mk/install.sh")).arg(verb);
+        command.env("KDIR", kernel.path()).env("INSTALL_MOD_PATH", &root);
+        run(&mut command)
+    };
+    let installed = call("install");
+    assert!(installed.ok && installed.text.contains("now loads"), "{}", installed.text);
+    assert!(installed.text.contains("updates/nvidia-peermem-rust/nvidia-peermem.ko"), "{}", installed.text);
+    let removed = call("uninstall");
+    assert!(removed.ok && removed.text.contains("updates/dkms/nvidia-peermem.ko"), "{}", removed.text);
+    assert!(!modules.join("updates/nvidia-peermem-rust").exists());
+}
