@@ -91,31 +91,34 @@ fn a_folder_named_as_ofed_that_is_none() {
     refused(&kernel, &["OFED=/nonexistent"], &["OFED=/nonexistent", "Module.symvers"]);
 }
 
-/// NVIDIA's file keeps its place, ours wins while it is installed, and uninstalling gives the place back.
+/// NVIDIA's file keeps its place, ours wins while it is installed, and uninstalling gives the place back: in each of the
+/// folders where NVIDIA's packages put theirs. (Only in `updates` itself would depmod prefer theirs by itself.)
 #[test]
 fn install_wins_and_uninstall_restores() {
-    let kernel = FakeKernel::new();
-    let root = kernel.path().join("root");
-    let modules = root.join("lib/modules").join(FakeKernel::RELEASE);
-    let source = kernel.write("ko.s", ".section .modinfo,\"a\"\n.asciz \"license=GPL\"\n");
-    for folder in ["updates/dkms", "updates/nvidia-peermem-rust"] {
-        std::fs::create_dir_all(modules.join(folder)).expect("folder");
-        let object = modules.join(folder).join("nvidia-peermem.ko");
-        assert!(run(Command::new("as").arg(&source).arg("-o").arg(object)).ok);
+    for theirs in ["updates", "updates/dkms", "kernel/drivers/video"] {
+        let kernel = FakeKernel::new();
+        let root = kernel.path().join("root");
+        let modules = root.join("lib/modules").join(FakeKernel::RELEASE);
+        let source = kernel.write("ko.s", ".section .modinfo,\"a\"\n.asciz \"license=GPL\"\n");
+        for folder in [theirs, "updates/nvidia-peermem-rust"] {
+            std::fs::create_dir_all(modules.join(folder)).expect("folder");
+            let object = modules.join(folder).join("nvidia-peermem.ko");
+            assert!(run(Command::new("as").arg(&source).arg("-o").arg(object)).ok);
+        }
+        for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+            std::fs::write(modules.join(name), "").expect("file");
+        }
+        let call = |verb: &str| {
+            let mut command = Command::new("sh");
+            command.arg(repository().join("mk/install.sh")).arg(verb);
+            command.env("KDIR", kernel.path()).env("INSTALL_MOD_PATH", &root);
+            run(&mut command)
+        };
+        let installed = call("install");
+        assert!(installed.ok && installed.text.contains("now loads"), "{}", installed.text);
+        assert!(installed.text.contains("updates/nvidia-peermem-rust/nvidia-peermem.ko"), "{}", installed.text);
+        let removed = call("uninstall");
+        assert!(removed.ok && removed.text.contains(&format!("{theirs}/nvidia-peermem.ko")), "{}", removed.text);
+        assert!(!modules.join("updates/nvidia-peermem-rust").exists());
     }
-    for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
-        std::fs::write(modules.join(name), "").expect("file");
-    }
-    let call = |verb: &str| {
-        let mut command = Command::new("sh");
-        command.arg(repository().join("mk/install.sh")).arg(verb);
-        command.env("KDIR", kernel.path()).env("INSTALL_MOD_PATH", &root);
-        run(&mut command)
-    };
-    let installed = call("install");
-    assert!(installed.ok && installed.text.contains("now loads"), "{}", installed.text);
-    assert!(installed.text.contains("updates/nvidia-peermem-rust/nvidia-peermem.ko"), "{}", installed.text);
-    let removed = call("uninstall");
-    assert!(removed.ok && removed.text.contains("updates/dkms/nvidia-peermem.ko"), "{}", removed.text);
-    assert!(!modules.join("updates/nvidia-peermem-rust").exists());
 }
