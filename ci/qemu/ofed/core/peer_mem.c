@@ -462,8 +462,14 @@ struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 	peer->dma_device = peer_dma_device(old_umem->ibdev);
 	peer->state = UNMAPPED;
 	mutex_init(&peer->mapping_lock);
-	lockdep_set_class(&peer->mapping_lock, client->invalidation_required ?
-			  &mapping_lock_ticket : &mapping_lock_no_ticket);
+	if (client->invalidation_required)
+		lockdep_set_class_and_name(&peer->mapping_lock,
+					   &mapping_lock_ticket,
+					   "ib_peer_mem mapping_lock");
+	else
+		lockdep_set_class_and_name(&peer->mapping_lock,
+					   &mapping_lock_no_ticket,
+					   "ib_peer_mem mapping_lock/no_ticket");
 
 	mutex_lock(&peer->mapping_lock);
 	ret = take_ticket(peer);
