@@ -6,7 +6,9 @@
  *
  * Models gdrdrv as far as pins go: revocable and persistent ones, put by the
  * process that asks, at the latest when the file is closed. After the callback
- * the table is not touched any more, and put is not called.
+ * the table is not touched any more, and put is not called. A put
+ * that succeeded proves nothing (lock-proof.md F10, facts 3.3: the callback may
+ * still be armed), so what the callback would touch is kept for a while.
  *
  * Left out: mapping the BAR into the process. One lock per file guards what the
  * callback changes; it is never held over a call of the provider.
@@ -39,6 +41,12 @@ struct gdr_pin {
 	struct pci_dev *peer;
 	atomic_t callbacks;
 };
+
+#define BURIED_MAX	1024
+
+static LIST_HEAD(buried);	/* put, oldest last; under buried_lock */
+static unsigned int buried_count;
+static DEFINE_MUTEX(buried_lock);
 
 static void gdr_revoked(void *data)
 {
@@ -110,7 +118,19 @@ static int pin_end(struct gdr_pin *pin)
 	else if (!atomic_read(&pin->callbacks))
 		err = nvidia_p2p_put_pages(0, 0, pin->va, pin->table);
 	list_del(&pin->node);
-	kfree(pin);
+	if (pin->persistent || atomic_read(&pin->callbacks)) {
+		kfree(pin);
+		return err;
+	}
+	mutex_lock(&buried_lock);
+	list_add(&pin->node, &buried);
+	if (++buried_count > BURIED_MAX) {
+		pin = list_last_entry(&buried, struct gdr_pin, node);
+		list_del(&pin->node);
+		kfree(pin);
+		buried_count--;
+	}
+	mutex_unlock(&buried_lock);
 	return err;
 }
 
@@ -232,7 +252,22 @@ static struct miscdevice gdr_node = {
 	.mode = 0666,
 	.fops = &gdr_fops,
 };
-module_misc_device(gdr_node);
+
+static int __init gdr_init(void)
+{
+	return misc_register(&gdr_node);
+}
+module_init(gdr_init);
+
+static void __exit gdr_exit(void)
+{
+	struct gdr_pin *pin, *next;
+
+	misc_deregister(&gdr_node);
+	list_for_each_entry_safe(pin, next, &buried, node)
+		kfree(pin);
+}
+module_exit(gdr_exit);
 
 MODULE_DESCRIPTION("Lab: a second in-kernel user of nvidia_p2p_*");
 MODULE_AUTHOR("nvidia-peermem lab");

@@ -68,54 +68,53 @@ struct setting {
 	u64 normal;
 	u64 min;
 	u64 max;
+	u64 value;
 };
 
-static const struct setting config_table[NVLAB_C_COUNT] = {
-	[NVLAB_C_TABLE_VERSION] = { "table_version", 0x20000, 0, U32_MAX },
-	[NVLAB_C_DMA_MODE] = { "dma_mode", 595, 550, 595 },
-	[NVLAB_C_ALIGN] = { "align", 1, 0, 1 },
-	[NVLAB_C_PERSISTENT_FLAGS] = { "persistent_flags", 1, 0, 1 },
-	[NVLAB_C_LAYOUT] = { "layout", NVLAB_LAYOUT_CONTIGUOUS,
-			     NVLAB_LAYOUT_CONTIGUOUS, NVLAB_LAYOUT_SHUFFLED },
-	[NVLAB_C_COHERENT] = { "coherent", 0, 0, 1 },
-	[NVLAB_C_BAR1_SIZE] = { "bar1_size", 0, 0, U64_MAX },
-	[NVLAB_C_BAR1_RESERVE] = { "bar1_reserve", 36 * SZ_1M, 0, S64_MAX },
-	[NVLAB_C_CLOSE_DEFERRED] = { "close_deferred", 0, 0, 1 },
-	[NVLAB_C_KEY_REUSE] = { "key_reuse", 0, 0, 1 },
-	[NVLAB_C_POISON] = { "poison", 1, 0, 1 },
-	[NVLAB_C_CRC_MAX] = { "crc_max", SZ_64M, 0, U32_MAX },
+#define SETTING(name, normal, min, max) { name, normal, min, max, normal }
+
+static struct setting config[NVLAB_C_COUNT] = {
+	[NVLAB_C_TABLE_VERSION] = SETTING("table_version", 0x20000, 0, U32_MAX),
+	[NVLAB_C_DMA_MODE] = SETTING("dma_mode", 595, 550, 595),
+	[NVLAB_C_ALIGN] = SETTING("align", 1, 0, 1),
+	[NVLAB_C_PERSISTENT_FLAGS] = SETTING("persistent_flags", 1, 0, 1),
+	[NVLAB_C_LAYOUT] = SETTING("layout", NVLAB_LAYOUT_CONTIGUOUS,
+			     NVLAB_LAYOUT_CONTIGUOUS, NVLAB_LAYOUT_SHUFFLED),
+	[NVLAB_C_COHERENT] = SETTING("coherent", 0, 0, 1),
+	[NVLAB_C_BAR1_SIZE] = SETTING("bar1_size", 0, 0, U64_MAX),
+	[NVLAB_C_BAR1_RESERVE] = SETTING("bar1_reserve", 36 * SZ_1M, 0, S64_MAX),
+	[NVLAB_C_CLOSE_DEFERRED] = SETTING("close_deferred", 0, 0, 1),
+	[NVLAB_C_KEY_REUSE] = SETTING("key_reuse", 0, 0, 1),
+	[NVLAB_C_POISON] = SETTING("poison", 1, 0, 1),
+	[NVLAB_C_CRC_MAX] = SETTING("crc_max", SZ_64M, 0, U32_MAX),
 };
 
-static u64 config[NVLAB_C_COUNT];
-
-static const struct setting cost_table[NVLAB_T_COUNT] = {
-	[NVLAB_T_PIN_BASE] = { "pin_base", 0, 0, NSEC_PER_SEC },
-	[NVLAB_T_PIN_GIB] = { "pin_gib", 0, 0, NSEC_PER_SEC },
-	[NVLAB_T_UNPIN_BASE] = { "unpin_base", 0, 0, NSEC_PER_SEC },
-	[NVLAB_T_UNPIN_GIB] = { "unpin_gib", 0, 0, NSEC_PER_SEC },
-	[NVLAB_T_MAP_BASE] = { "map_base", 0, 0, NSEC_PER_SEC },
-	[NVLAB_T_MAP_GIB] = { "map_gib", 0, 0, NSEC_PER_SEC },
-	[NVLAB_T_HOLD_R] = { "hold_r", 0, 0, 60ULL * NSEC_PER_SEC },
-	[NVLAB_T_SLEEP] = { "sleep", 0, 0, 1 },
+static struct setting cost[NVLAB_T_COUNT] = {
+	[NVLAB_T_PIN_BASE] = SETTING("pin_base", 0, 0, NSEC_PER_SEC),
+	[NVLAB_T_PIN_GIB] = SETTING("pin_gib", 0, 0, NSEC_PER_SEC),
+	[NVLAB_T_UNPIN_BASE] = SETTING("unpin_base", 0, 0, NSEC_PER_SEC),
+	[NVLAB_T_UNPIN_GIB] = SETTING("unpin_gib", 0, 0, NSEC_PER_SEC),
+	[NVLAB_T_MAP_BASE] = SETTING("map_base", 0, 0, NSEC_PER_SEC),
+	[NVLAB_T_MAP_GIB] = SETTING("map_gib", 0, 0, NSEC_PER_SEC),
+	[NVLAB_T_HOLD_R] = SETTING("hold_r", 0, 0, 60ULL * NSEC_PER_SEC),
+	[NVLAB_T_SLEEP] = SETTING("sleep", 0, 0, 1),
 };
-
-static u64 cost[NVLAB_T_COUNT];
 
 u64 nvlab_config(enum nvlab_config_name name)
 {
-	return READ_ONCE(config[name]);
+	return READ_ONCE(config[name].value);
 }
 
 void nvlab_spend(enum nvlab_cost_name base, enum nvlab_cost_name gib, u64 len)
 {
-	u64 ns = READ_ONCE(cost[base]);
+	u64 ns = READ_ONCE(cost[base].value);
 	ktime_t until;
 
 	if (gib != NVLAB_T_COUNT)
-		ns += mul_u64_u64_shr(READ_ONCE(cost[gib]), len, 30);
+		ns += mul_u64_u64_shr(READ_ONCE(cost[gib].value), len, 30);
 	if (!ns)
 		return;
-	if (READ_ONCE(cost[NVLAB_T_SLEEP])) {
+	if (READ_ONCE(cost[NVLAB_T_SLEEP].value)) {
 		fsleep(max(div_u64(ns, NSEC_PER_USEC), 1));
 		return;
 	}
@@ -126,53 +125,46 @@ void nvlab_spend(enum nvlab_cost_name base, enum nvlab_cost_name gib, u64 len)
 	}
 }
 
-static int setting_find(const struct setting *table, unsigned int count,
-			const char *name)
+static int setting_write(struct setting *table, unsigned int count, int words,
+			 char **word)
 {
 	unsigned int i;
-
-	for (i = 0; i < count; i++)
-		if (!strcmp(table[i].name, name))
-			return i;
-	return -EINVAL;
-}
-
-static int setting_write(const struct setting *table, u64 *values,
-			 unsigned int count, int words, char **word)
-{
-	unsigned int i;
-	int at;
 	u64 v;
 
 	if (words == 1 && !strcmp(word[0], "reset")) {
 		for (i = 0; i < count; i++)
-			WRITE_ONCE(values[i], table[i].normal);
+			WRITE_ONCE(table[i].value, table[i].normal);
 		return 0;
 	}
-	at = setting_find(table, count, word[0]);
-	if (at < 0 || words != 2 || kstrtou64(word[1], 0, &v) ||
-	    v < table[at].min || v > table[at].max)
+	for (i = 0; i < count; i++)
+		if (!strcmp(table[i].name, word[0]))
+			break;
+	if (i == count || words != 2 || kstrtou64(word[1], 0, &v) ||
+	    v < table[i].min || v > table[i].max)
 		return -EINVAL;
-	if (values == config && at == NVLAB_C_DMA_MODE && v != 550 && v != 595)
+	if (table == config && i == NVLAB_C_DMA_MODE && v != 550 && v != 595)
 		return -EINVAL;
-	WRITE_ONCE(values[at], v);
+	WRITE_ONCE(table[i].value, v);
 	return 0;
 }
 
 /* Every name of the configuration is also a module parameter. */
 static int param_set(const char *text, const struct kernel_param *kp)
 {
-	char value[32], *words[2] = { (char *)kp->name, value };
+	struct setting *setting = kp->arg;
+	char value[32], *words[2] = { (char *)setting->name, value };
 
 	if (strscpy(value, text, sizeof(value)) < 0)
 		return -EINVAL;
 	strim(value);
-	return setting_write(config_table, config, NVLAB_C_COUNT, 2, words);
+	return setting_write(config, NVLAB_C_COUNT, 2, words);
 }
 
 static int param_get(char *buffer, const struct kernel_param *kp)
 {
-	return sysfs_emit(buffer, "%llu\n", READ_ONCE(*(u64 *)kp->arg));
+	struct setting *setting = kp->arg;
+
+	return sysfs_emit(buffer, "%llu\n", READ_ONCE(setting->value));
 }
 
 static const struct kernel_param_ops param_ops = {
@@ -631,29 +623,29 @@ static int books_write(int words, char **word)
 }
 
 static void settings_show(struct seq_file *s, const struct setting *table,
-			  const u64 *values, unsigned int count)
+			  unsigned int count)
 {
 	unsigned int i;
 
 	for (i = 0; i < count; i++)
 		seq_printf(s, "%s %llu\n", table[i].name,
-			   READ_ONCE(values[i]));
+			   READ_ONCE(table[i].value));
 }
 
 static int config_show(struct seq_file *s, void *unused)
 {
-	settings_show(s, config_table, config, NVLAB_C_COUNT);
+	settings_show(s, config, NVLAB_C_COUNT);
 	return 0;
 }
 
 static int config_write(int words, char **word)
 {
-	return setting_write(config_table, config, NVLAB_C_COUNT, words, word);
+	return setting_write(config, NVLAB_C_COUNT, words, word);
 }
 
 static int cost_show(struct seq_file *s, void *unused)
 {
-	settings_show(s, cost_table, cost, NVLAB_T_COUNT);
+	settings_show(s, cost, NVLAB_T_COUNT);
 	return 0;
 }
 
@@ -661,13 +653,13 @@ static int cost_write(int words, char **word)
 {
 	if (words == 1 && !strcmp(word[0], "v100")) {
 		/* Measured on a V100: design.md section 4. */
-		WRITE_ONCE(cost[NVLAB_T_PIN_BASE], 68000);
-		WRITE_ONCE(cost[NVLAB_T_PIN_GIB], 3100000);
-		WRITE_ONCE(cost[NVLAB_T_UNPIN_BASE], 38000);
-		WRITE_ONCE(cost[NVLAB_T_UNPIN_GIB], 1600000);
+		WRITE_ONCE(cost[NVLAB_T_PIN_BASE].value, 68000);
+		WRITE_ONCE(cost[NVLAB_T_PIN_GIB].value, 3100000);
+		WRITE_ONCE(cost[NVLAB_T_UNPIN_BASE].value, 38000);
+		WRITE_ONCE(cost[NVLAB_T_UNPIN_GIB].value, 1600000);
 		return 0;
 	}
-	return setting_write(cost_table, cost, NVLAB_T_COUNT, words, word);
+	return setting_write(cost, NVLAB_T_COUNT, words, word);
 }
 
 static int pins_show(struct seq_file *s, void *unused)

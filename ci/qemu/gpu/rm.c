@@ -167,9 +167,10 @@ static int mem_take(struct nvlab_mem *mem)
 	}
 	mutex_unlock(&gpu->mem_lock);
 	if (mem->layout == NVLAB_LAYOUT_SHUFFLED)
-		for (i = mem->npages - 1; i > 0; i--)
-			swap(mem->page[i],
-			     mem->page[get_random_u32_below(i + 1)]);
+		for (i = mem->npages - 1; i > 0; i--) {
+			j = get_random_u32_below(i + 1);
+			swap(mem->page[i], mem->page[j]);
+		}
 	return 0;
 }
 
