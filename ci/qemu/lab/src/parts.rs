@@ -126,13 +126,15 @@ impl Builder<'_> {
     fn ours(&self, ofed: &Part, gpu: &Part) -> Result<Part> {
         let repo = &self.lab.repo;
         let mut key = Key::new("ours");
-        key.text(&self.kernel.key).text(&ofed.key).text(&gpu.key);
+        key.text(&self.kernel.key).text(&ofed.key).text(&gpu.key).path(&self.sources.rival)?;
         for input in ["src", "bindings", "mk", "Kbuild", "Makefile"] {
             key.path(&repo.join(input))?;
         }
         self.part("ours", key, false, |out, step| {
             let mut cmd = self.make(repo, out);
-            cmd.arg(format!("OFED={}", ofed.dir.display())).arg(format!("NVIDIA={}", gpu.dir.display()));
+            // The rival's folder has NVIDIA's headers: our own words for its interface are compared with them.
+            cmd.arg(format!("OFED={}", ofed.dir.display()));
+            cmd.arg(format!("NVIDIA={} {}", gpu.dir.display(), self.sources.rival.display()));
             step.run(&mut cmd)
         })
     }

@@ -23,8 +23,9 @@ const ALARMS: &str = "alarms";
 /// A boot that has not ended by then hangs.
 const LIMIT: Duration = Duration::from_secs(420);
 /// Rust programs whose own tests run on this machine, and the name under which they are counted.
-const HOST: [(&str, &str); 5] = [
+const HOST: [(&str, &str); 6] = [
     ("host", "tests/host"),
+    ("build", "tests/build"),
     ("lab", "ci/qemu/lab"),
     ("nvlab", "ci/qemu/gpu/client"),
     ("libcuda", "ci/qemu/cuda"),
@@ -222,7 +223,8 @@ fn gates(lab: &Lab, ready: &Ready) -> Result<Vec<Test>> {
         let mut cmd = sh::command(lab, "make");
         cmd.arg("-C").arg(&lab.repo).arg(target).arg(format!("KDIR={}", ready.kernel.dir.display()));
         cmd.arg(format!("OFED={}", ready.parts.ofed.dir.display()));
-        cmd.arg(format!("NVIDIA={}", ready.parts.gpu.dir.display())).arg(format!("LLVM={LLVM}"));
+        cmd.arg(format!("NVIDIA={} {}", ready.parts.gpu.dir.display(), ready.sources.rival.display()))
+            .arg(format!("LLVM={LLVM}"));
         tests.push(gate(lab, &format!("make {target}"), &mut cmd)?);
     }
     for (name, dir) in HOST {
