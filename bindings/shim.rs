@@ -2,9 +2,17 @@
 // Made from src/shim.h by `make bindings`.
 
 pub const NVPM_VERSION: &[u8; 6] = b"0.1.0\0";
+pub const NVPM_PROC_REGISTRATIONS: u32 = 0;
+pub const NVPM_PROC_FAILURES: u32 = 1;
+pub const NVPM_PROC_CALLBACKS: u32 = 2;
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct scatterlist {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct seq_file {
     _unused: [u8; 0],
 }
 #[repr(C)]
@@ -70,6 +78,10 @@ unsafe extern "C" {
     pub fn nvpm_g_lock_exclusive();
     pub fn nvpm_g_unlock_exclusive();
     pub fn nvpm_current_process(process: *mut nvpm_process);
+    pub fn nvpm_current_comm(comm: *mut u8);
+    pub fn nvpm_now_ns() -> u64;
+    pub fn nvpm_real_ns() -> u64;
+    pub fn nvpm_cpu() -> u32;
     pub fn nvpm_sleep_ms(ms: u32);
     pub fn nvpm_cond_resched();
     pub fn nvpm_drain_callback_tails();
@@ -96,4 +108,10 @@ unsafe extern "C" {
         length: u32,
     ) -> *mut scatterlist;
     pub fn nvpm_sg_publish(to: *mut sg_table, from: *const sg_table);
+    pub fn nvpm_proc_create() -> ::kernel::ffi::c_int;
+    pub fn nvpm_proc_remove();
+    pub fn nvpm_proc_write(seq: *mut seq_file, text: *const u8, length: usize);
+    pub fn nvpm_proc_stats(seq: *mut seq_file);
+    pub fn nvpm_proc_seek(list: u32, at: *mut u64) -> ::kernel::ffi::c_int;
+    pub fn nvpm_proc_row(list: u32, at: u64, seq: *mut seq_file);
 }

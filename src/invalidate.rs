@@ -35,6 +35,11 @@ impl Drop for InFlight {
     }
 }
 
+/// Callbacks that are running now.
+pub(crate) fn in_flight() -> u64 {
+    IN_FLIGHT.load(Relaxed)
+}
+
 /// To be called before the provider is first given the callback.
 pub(crate) fn arm() {
     if !ARMED.load(Relaxed) && !ARMED.xchg(true, Relaxed) && !shim::can_drain_callback_tails() {
@@ -56,12 +61,21 @@ pub(crate) fn on_free(ticket: u64) {
 }
 
 fn revoke(registration: &Registration) {
-    let revocation = registration.body().lock().life.revoke();
+    let revocation = {
+        let mut body = registration.body().lock();
+        let revocation = body.life.revoke();
+        if revocation != Revocation::Repeated {
+            body.begin_callback(matches!(revocation, Revocation::Invalidate(_)));
+            registration.count_revocation(&mut body);
+        }
+        revocation
+    };
     match revocation {
         Revocation::Repeated => return report::late_callback(),
         // Whoever is registering finds the mark, publishes nothing and fails; whoever is ending it finds it, too.
         Revocation::Quiet { orphan } => {
             if orphan {
+                registration.count_adopted();
                 registry::remove(registration.ticket());
             }
         }
@@ -71,7 +85,7 @@ fn revoke(registration: &Registration) {
             registration.dma_unmap();
         }
     }
-    report::revoked();
+    registration.body().lock().end_callback();
 }
 
 /// Ends what was left behind for `process`, and persistent pins that the provider had no memory to put.
@@ -79,6 +93,7 @@ fn revoke(registration: &Registration) {
 /// Takes G, R, L and the registry lock: allowed under P only.
 pub(crate) fn reap_orphans(process: &Process) {
     while let Some(registration) = registry::take_orphan(process) {
+        registration.count_adopted();
         if !registration.end() {
             // The provider has no memory still; it is an orphan again, and one try is enough for now.
             return;

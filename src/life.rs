@@ -49,6 +49,43 @@ impl<P> Pinned<'_, P> {
     }
 }
 
+/// The state in one word, for the admin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stage {
+    /// The provider's get is running.
+    Pinning,
+    /// Pinned, not mapped yet.
+    Pinned,
+    /// Mapped: the HCA may use it.
+    Mapped,
+    /// Unmapped, still pinned.
+    Unmapped,
+    /// Taken back by the provider, not yet released by the core.
+    Revoked,
+    /// Waits for the callback or its owner's next call.
+    Orphan,
+    /// The provider's put is running.
+    Ending,
+    /// Neither pinned nor mapped.
+    Gone,
+}
+
+impl Stage {
+    /// Its name in `/proc/driver/nvidia-peermem` (docs/proc.md).
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Pinning => "pinning",
+            Self::Pinned => "pinned",
+            Self::Mapped => "mapped",
+            Self::Unmapped => "unmapped",
+            Self::Revoked => "revoked",
+            Self::Orphan => "orphan",
+            Self::Ending => "ending",
+            Self::Gone => "gone",
+        }
+    }
+}
+
 /// What the free callback has to do after the mark is set.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Revocation {
@@ -95,6 +132,28 @@ impl<P, M> Life<P, M> {
         match &self.pin {
             PinState::Held(pin) if !self.revoked => Some(Pinned(pin)),
             _ => None,
+        }
+    }
+
+    /// The state in one word.
+    pub(crate) fn stage(&self) -> Stage {
+        match (&self.pin, &self.map) {
+            (PinState::Pinning, _) => Stage::Pinning,
+            (PinState::Held(_), MapState::None) => Stage::Pinned,
+            (PinState::Held(_), MapState::Live(_)) => Stage::Mapped,
+            (PinState::Held(_), MapState::Taken) => Stage::Unmapped,
+            (PinState::Putting, _) => Stage::Ending,
+            (PinState::Orphan(_), _) => Stage::Orphan,
+            (PinState::Gone, _) if self.revoked => Stage::Revoked,
+            (PinState::Gone, _) => Stage::Gone,
+        }
+    }
+
+    /// The live mapping, for looking at.
+    pub(crate) fn mapping(&self) -> Option<&M> {
+        match &self.map {
+            MapState::Live(mapping) => Some(mapping),
+            MapState::None | MapState::Taken => None,
         }
     }
 

@@ -7,7 +7,8 @@
 //! platforms) is left to the provider, and only for persistent pins (rule 5). Knows nothing of ib_core.
 
 use crate::raw;
-use crate::report::Reason;
+use crate::reason::Reason;
+use crate::report::{self, Call};
 use crate::sg::{Coalescer, Run};
 use crate::shim;
 use core::ptr::NonNull;
@@ -78,6 +79,8 @@ enum How {
 /// mapping is live.
 pub(crate) struct Mapping {
     device: Device,
+    /// PCI number of the GPU, 0 outside every BAR.
+    gpu: u32,
     runs: KVVec<Run>,
     how: How,
 }
@@ -112,7 +115,7 @@ impl Mapping {
     fn map_bar(device: Device, runs: KVVec<Run>, bar: &raw::nvpm_bar) -> Result<Self, Reason> {
         let page_mask = shim::page_size().wrapping_sub(1);
         // INVARIANT: Nothing is mapped yet. From here on, dropping `this` undoes what was done.
-        let mut this = Self { device, runs, how: How::Ours { mapped: 0, bus_offset: 0 } };
+        let mut this = Self { device, gpu: bar.device, runs, how: How::Ours { mapped: 0, bus_offset: 0 } };
         let How::Ours { mapped, bus_offset } = &mut this.how else {
             return Err(Reason::DmaMapping);
         };
@@ -152,13 +155,19 @@ impl Mapping {
         }
         let mut mapping = core::ptr::null_mut();
         // SAFETY: A PCI device, as just tested; the persistent table is valid until `release`; `mapping` is a local.
-        to_result(unsafe { raw::nvpm_p2p_dma_map(device.0.as_ptr(), table.as_ptr(), &mut mapping) })
-            .map_err(|error| if error == ENOTSUPP { Reason::Topology } else { Reason::DmaMapping })?;
+        let map = || unsafe { raw::nvpm_p2p_dma_map(device.0.as_ptr(), table.as_ptr(), &mut mapping) };
+        to_result(report::timed(Call::Map, map)).map_err(|error| {
+            if error == ENOTSUPP {
+                Reason::Topology
+            } else {
+                Reason::DmaMapping
+            }
+        })?;
         let mapping = NonNull::new(mapping).ok_or(Reason::DmaMapping)?;
         let provider = ProviderMapping { table, mapping };
         runs.clear();
         // INVARIANT: The provider's mapping is live; dropping `this` undoes it.
-        let mut this = Self { device, runs, how: How::Provider(provider) };
+        let mut this = Self { device, gpu: 0, runs, how: How::Provider(provider) };
         this.read_provider(mapping, shape)?;
         Ok(this)
     }
@@ -204,6 +213,16 @@ impl Mapping {
             How::Provider(_) => 0,
         };
         self.runs.iter().map(move |run| Run { addr: run.addr.wrapping_add(offset), len: run.len })
+    }
+
+    /// Number of contiguous runs.
+    pub(crate) fn runs(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// PCI numbers of GPU and device, 0 for one that has none.
+    pub(crate) fn ends(&self) -> (u32, u32) {
+        (self.gpu, self.device.number())
     }
 
     /// Whether dropping this calls the provider, which must not happen under L. Never so for a revocable pin.
@@ -294,7 +313,8 @@ fn ask_topology(gpu: u32, device: Device, table: NonNull<raw::nvidia_p2p_page_ta
         None => {
             let mut mapping = core::ptr::null_mut();
             // SAFETY: A PCI device, as just tested; the persistent table is valid until `release`; a local.
-            let asked = to_result(unsafe { raw::nvpm_p2p_dma_map(device.0.as_ptr(), table.as_ptr(), &mut mapping) });
+            let map = || unsafe { raw::nvpm_p2p_dma_map(device.0.as_ptr(), table.as_ptr(), &mut mapping) };
+            let asked = to_result(report::timed(Call::Map, map));
             if asked.is_ok() && !mapping.is_null() {
                 // SAFETY: The mapping was just made for this device and table.
                 unsafe { raw::nvpm_p2p_dma_unmap(device.0.as_ptr(), table.as_ptr(), mapping) };

@@ -9,7 +9,8 @@
 //! - [`pin`] the provider's pins and tables, [`map`] DMA mappings; neither knows of ib_core
 //! - [`life`] the states of a registration (pure), [`registry`] its ticket, [`registration`] its seven callbacks
 //! - [`invalidate`] the free callback, orphans, unloading
-//! - [`report`] reasons and counters, [`shim`] and [`raw`] the C side
+//! - [`reason`] why a registration is refused, [`report`] counters and last failures, [`proc`] how they are shown
+//! - [`shim`] and [`raw`] the C side
 
 #![deny(
     clippy::arithmetic_side_effects,
@@ -25,8 +26,10 @@ mod invalidate;
 mod life;
 mod map;
 mod pin;
+mod proc;
 mod range;
 mod raw;
+mod reason;
 mod registration;
 mod registry;
 mod report;
@@ -119,29 +122,51 @@ impl Slot {
 
 /// The name and pinning of one client.
 struct Role {
-    name: &'static CStr,
+    name: &'static str,
     kind: Kind,
 }
 
 /// Clients by mode, in the order in which the core asks them (design.md section 1).
-const PERSISTENT_FIRST: [Role; 2] =
-    [Role { name: c"nv_mem", kind: Kind::Persistent }, Role { name: c"nv_mem_rv", kind: Kind::Revocable }];
-const REVOCABLE_FIRST: [Role; 2] =
-    [Role { name: c"nv_mem", kind: Kind::Revocable }, Role { name: c"nv_mem_nc", kind: Kind::Persistent }];
+static PERSISTENT_FIRST: [Role; 2] =
+    [Role { name: "nv_mem", kind: Kind::Persistent }, Role { name: "nv_mem_rv", kind: Kind::Revocable }];
+static REVOCABLE_FIRST: [Role; 2] =
+    [Role { name: "nv_mem", kind: Kind::Revocable }, Role { name: "nv_mem_nc", kind: Kind::Persistent }];
 
-impl Role {
-    fn kind_text(&self) -> &'static str {
-        match self.kind {
-            Kind::Persistent => "persistent",
-            Kind::Revocable => "revocable",
-        }
+/// The clients of the mode that the module was loaded in.
+fn roles() -> &'static [Role; 2] {
+    // SAFETY: No precondition.
+    match unsafe { raw::nvpm_param_persistent_api_support() } {
+        0 => &REVOCABLE_FIRST,
+        _ => &PERSISTENT_FIRST,
     }
 }
 
-/// Writes `text` and a terminating zero into `field`, as far as it has room.
-fn write_text(field: &mut [c_char], text: &CStr) {
-    for (to, from) in field.iter_mut().zip(text.to_bytes_with_nul()) {
-        *to = *from;
+/// Name of the client at `place`.
+pub(crate) fn client_name(place: Place) -> &'static str {
+    let [first, second] = roles();
+    match place {
+        Place::First => first.name,
+        Place::Second => second.name,
+    }
+}
+
+/// Words for the two parameters, as docs/proc.md has them: mode, and form of the clients.
+pub(crate) fn mode_names() -> (&'static str, &'static str) {
+    let mode = if core::ptr::eq(roles(), &PERSISTENT_FIRST) { "persistent" } else { "legacy" };
+    // SAFETY: No precondition.
+    let plain = unsafe { raw::nvpm_param_peerdirect_support() } != 0;
+    (mode, if plain { "plain" } else { "extended" })
+}
+
+/// This module's version, as modinfo says.
+pub(crate) fn version() -> &'static str {
+    CStr::from_bytes_with_nul(raw::NVPM_VERSION).ok().and_then(|text| text.to_str().ok()).unwrap_or("")
+}
+
+/// Writes `text` into `field`, which is all zeroes and longer.
+fn write_text(field: &mut [c_char], text: &str) {
+    for (to, from) in field.iter_mut().zip(text.bytes()) {
+        *to = from;
     }
 }
 
@@ -158,9 +183,7 @@ impl Registered {
         let object = unsafe { &mut *slot.object.get() };
         let client = &mut object.ex.client;
         write_text(&mut client.name, role.name);
-        if let Ok(version) = CStr::from_bytes_with_nul(raw::NVPM_VERSION) {
-            write_text(&mut client.version, version);
-        }
+        write_text(&mut client.version, version());
         let extended = !plain;
         if let Some(last) = client.version.last_mut() {
             *last = extended.into();
@@ -216,6 +239,7 @@ impl Drop for Loaded {
 
 struct PeerMem {
     _loaded: Loaded,
+    _folder: proc::Folder,
 }
 
 // SAFETY: What is behind it is static, or guarded by locks of its own.
@@ -246,8 +270,7 @@ impl kernel::Module for PeerMem {
             peerdirect,
             "use 0 (default) or 1 (cores without the extended client, such as MLNX_OFED 4.9 LTS)",
         )?;
-        let persistent_first =
-            flag("persistent_api_support", persistent, "use 1 (default: persistent pins) or 0 (revocable pins first)")?;
+        flag("persistent_api_support", persistent, "use 1 (default: persistent pins) or 0 (revocable pins first)")?;
         // SAFETY: No precondition.
         if unsafe { raw::nvpm_core_present() } == 0 {
             pr_err!(
@@ -267,22 +290,24 @@ impl kernel::Module for PeerMem {
             registry::init();
             registration::init();
             map::init();
+            report::init();
         }
-        let [first, second] = if persistent_first { PERSISTENT_FIRST } else { REVOCABLE_FIRST };
+        let folder = proc::Folder::new()?;
+        let [first, second] = roles();
         // Dropped on failure: that undoes what was registered.
         let mut loaded = Loaded { second: None, first: None };
-        loaded.first = Some(Registered::new(&FIRST, &first, plain)?);
-        loaded.second = Some(Registered::new(&SECOND, &second, plain)?);
+        loaded.first = Some(Registered::new(&FIRST, first, plain)?);
+        loaded.second = Some(Registered::new(&SECOND, second, plain)?);
         READY.store(true, Release);
         pr_info!(
             "clients {} ({}) and {} ({}) registered{}\n",
             first.name,
-            first.kind_text(),
+            first.kind.text(),
             second.name,
-            second.kind_text(),
+            second.kind.text(),
             if plain { " as plain clients" } else { "" }
         );
-        Ok(Self { _loaded: loaded })
+        Ok(Self { _loaded: loaded, _folder: folder })
     }
 }
 

@@ -7,7 +7,8 @@
 use crate::life::Pinned;
 use crate::range::Span;
 use crate::raw;
-use crate::report::TableFault;
+use crate::reason::TableFault;
+use crate::report::{self, Call};
 use crate::shim;
 use core::ffi::c_void;
 use core::ptr::NonNull;
@@ -21,6 +22,16 @@ pub(crate) enum Kind {
     Persistent,
     /// The provider calls back when the memory is freed, and takes the pin back by itself.
     Revocable,
+}
+
+impl Kind {
+    /// Its name for people and in `/proc/driver/nvidia-peermem`.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Persistent => "persistent",
+            Self::Revocable => "revocable",
+        }
+    }
 }
 
 /// The provider's handle of one pin.
@@ -51,21 +62,16 @@ impl PagePin {
     /// The provider's own errno; what each means is judged by [`crate::registration`].
     pub(crate) fn get(kind: Kind, span: Span, ticket: u64) -> Result<Self> {
         let mut table = core::ptr::null_mut();
+        let data = core::ptr::without_provenance_mut(usize::try_from(ticket).map_err(|_| EOVERFLOW)?);
         let _g = shim::GShared::lock();
-        to_result(match kind {
+        to_result(report::timed(Call::Get, || match kind {
             // SAFETY: `table` is a local that outlives the call.
             Kind::Persistent => unsafe { raw::nvpm_p2p_get_persistent(span.start(), span.len(), &mut table) },
             // SAFETY: `table` is a local that outlives the call, and `free_callback` takes any number for a ticket.
             Kind::Revocable => unsafe {
-                raw::nvpm_p2p_get(
-                    span.start(),
-                    span.len(),
-                    &mut table,
-                    Some(free_callback),
-                    core::ptr::without_provenance_mut(usize::try_from(ticket).map_err(|_| EOVERFLOW)?),
-                )
+                raw::nvpm_p2p_get(span.start(), span.len(), &mut table, Some(free_callback), data)
             },
-        })?;
+        }))?;
         // On an error the pointer may be a freed one; here the provider vouches for it.
         // INVARIANT: Just returned by the provider.
         Ok(Self { table: NonNull::new(table).ok_or(EIO)?, kind, va: span.start() })
@@ -79,13 +85,13 @@ impl PagePin {
     ///
     /// The provider's errno. Only on `ENOMEM` is the pin still there, and handed back.
     pub(crate) fn put(self) -> Result<(), (Option<Self>, Error)> {
-        let ret = match self.kind {
+        let ret = report::timed(Call::Put, || match self.kind {
             // SAFETY: By the invariant the table is a persistent pin's and not put yet, as `self` is consumed.
             Kind::Persistent => unsafe { raw::nvpm_p2p_put_persistent(self.va, self.table.as_ptr()) },
             // SAFETY: By the invariant the table is a revocable pin's; the provider takes it as a key only, so a
             // callback that is faster makes this an unknown key, and G keeps the key from being reused by us.
             Kind::Revocable => unsafe { raw::nvpm_p2p_put(self.va, self.table.as_ptr()) },
-        };
+        });
         to_result(ret).map_err(|error| ((error == ENOMEM).then_some(self), error))
     }
 }

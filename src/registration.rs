@@ -5,13 +5,14 @@
 //! Rules and locks: design.md section 3. L is [`Registration::body`]; what is decided under it is [`Life`]'s.
 
 use crate::invalidate;
-use crate::life::{Ending, Life};
+use crate::life::{Ending, Life, Stage};
 use crate::map::{Device, Mapping, ProviderShape};
 use crate::pin::{Kind, PagePin, Shape};
-use crate::range::{GpuRange, PIN_GRANULE};
+use crate::range::{GpuRange, Span, PIN_GRANULE};
 use crate::raw;
+use crate::reason::{Reason, TableFault};
 use crate::registry;
-use crate::report::{self, Reason, TableFault};
+use crate::report::{self, PerClient};
 use crate::sg::{self, BadPage, Coalescer, Run, Table};
 use crate::shim::{self, GExclusive, ModuleRef, Process};
 use kernel::alloc::KVVec;
@@ -47,12 +48,53 @@ pub(crate) enum Place {
 pub(crate) struct Body {
     /// Pin, mapping, revocation.
     pub(crate) life: Life<PagePin, Mapping>,
+    /// The provider's table, as it was checked after the pin; `None` before that.
+    shape: Option<Shape>,
     /// Physical runs, from the pin until `dma_map` consumes them.
     runs: KVVec<Run>,
     /// Freed in `release` and nowhere else: the core may walk it until then.
     table: Option<Table>,
     /// Why `get_pages` will fail, for memory that is ours but cannot be registered.
     refused: Option<Reason>,
+    /// Whether the pin is counted as one that exists.
+    counted: bool,
+    /// When it was pinned, in nanoseconds; 0 before.
+    since_ns: u64,
+    /// When the free callback that is running now began, 0 without one.
+    callback_ns: u64,
+    /// Whether that callback is waiting for the core.
+    invalidating: bool,
+}
+
+impl Body {
+    /// A free callback found this registration and will wait for the core, or not.
+    pub(crate) fn begin_callback(&mut self, invalidating: bool) {
+        self.callback_ns = shim::now_ns();
+        self.invalidating = invalidating;
+    }
+
+    /// It is done here.
+    pub(crate) fn end_callback(&mut self) {
+        self.callback_ns = 0;
+        self.invalidating = false;
+    }
+}
+
+/// A registration as `/proc/driver/nvidia-peermem` shows it.
+pub(crate) struct Row {
+    pub(crate) client: Client,
+    pub(crate) owner: Process,
+    pub(crate) comm: [u8; 16],
+    pub(crate) user: Span,
+    pub(crate) pinned: Span,
+    pub(crate) stage: Stage,
+    pub(crate) shape: Option<Shape>,
+    pub(crate) runs: usize,
+    pub(crate) gpu: u32,
+    pub(crate) nic: u32,
+    pub(crate) since_ns: u64,
+    pub(crate) callback_ns: u64,
+    pub(crate) invalidating: bool,
 }
 
 /// See the module's text.
@@ -66,6 +108,8 @@ pub(crate) struct Registration {
     client: Client,
     range: GpuRange,
     owner: Process,
+    /// Name of the task that registered.
+    comm: [u8; 16],
     ticket: u64,
     /// Filled by `acquire` before the core knows of this registration.
     #[pin]
@@ -154,7 +198,7 @@ pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Regist
     match pin(client, range) {
         Ok(registration) => return Some(registration),
         Err(Verdict::StepAside) => return None,
-        Err(Verdict::Unproven(reason)) => report::refused(reason, range.user()),
+        Err(Verdict::Unproven(reason)) => report::refused(reason, client.place, client.kind, range.user()),
         Err(_) => {}
     }
     if client.place == Place::First {
@@ -230,13 +274,24 @@ impl Registration {
         let module = ModuleRef::get().ok_or(EBUSY)?;
         let owner = Process::current();
         registry::insert(move |ticket| {
-            let body = Body { life: Life::new(), runs: KVVec::new(), table: None, refused: None };
+            let body = Body {
+                life: Life::new(),
+                shape: None,
+                runs: KVVec::new(),
+                table: None,
+                refused: None,
+                counted: false,
+                since_ns: 0,
+                callback_ns: 0,
+                invalidating: false,
+            };
             // INVARIANT: `registry::insert()` enters the registration under this ticket; there is no mapping yet.
             Arc::pin_init(
                 pin_init!(Self {
                     client,
                     range,
                     owner,
+                    comm: shim::current_comm(),
                     ticket,
                     body <- new_mutex!(body, "nvidia_peermem::Registration::body"),
                     _module: module,
@@ -276,14 +331,75 @@ impl Registration {
         let mut body = self.body.lock();
         match pin {
             Ok(pin) => {
+                body.since_ns = shim::now_ns();
+                self.count_pin(&mut body);
                 // If the callback was faster, `copy_runs()` will find out.
-                let _ = body.life.pinned(pin);
+                if !body.life.pinned(pin) {
+                    self.count_unpin(&mut body);
+                }
                 Ok(())
             }
             Err(error) => {
                 body.life.not_pinned();
                 Err(error)
             }
+        }
+    }
+
+    fn counters(&self) -> &'static PerClient {
+        report::client(self.client.place)
+    }
+
+    fn count_pin(&self, body: &mut Body) {
+        body.counted = true;
+        self.counters().pins.add(1);
+        self.counters().pinned_bytes.add(self.range.pinned().len());
+    }
+
+    /// Counts the end of the pin, whoever ended it: once.
+    pub(crate) fn count_unpin(&self, body: &mut Body) {
+        if core::mem::take(&mut body.counted) {
+            self.counters().unpins.add(1);
+            self.counters().unpinned_bytes.add(self.range.pinned().len());
+            if let Some(shape) = body.shape {
+                self.counters().unpinned_pages.add(u64::from(shape.entries));
+            }
+        }
+    }
+
+    /// Counts the free callback's mark. Called under L.
+    pub(crate) fn count_revocation(&self, body: &mut Body) {
+        self.counters().revocations.add(1);
+        // A put that is under way will find nothing to put: the pin ended here.
+        self.count_unpin(body);
+    }
+
+    /// Counts that this registration is no orphan any more.
+    pub(crate) fn count_adopted(&self) {
+        self.counters().adopted.add(1);
+    }
+
+    /// This registration as the admin sees it. Takes L.
+    pub(crate) fn row(&self) -> Row {
+        let body = self.body.lock();
+        let (runs, (gpu, nic)) = match body.life.mapping() {
+            Some(mapping) => (mapping.runs(), mapping.ends()),
+            None => (body.runs.len(), (0, 0)),
+        };
+        Row {
+            client: self.client,
+            owner: self.owner,
+            comm: self.comm,
+            user: self.range.user(),
+            pinned: self.range.pinned(),
+            stage: body.life.stage(),
+            shape: body.shape,
+            runs,
+            gpu,
+            nic,
+            since_ns: body.since_ns,
+            callback_ns: body.callback_ns,
+            invalidating: body.invalidating,
         }
     }
 
@@ -306,15 +422,19 @@ impl Registration {
                 runs.push_within_capacity(run).map_err(|_| Reason::Table(TableFault::Entries(shape.entries)))
             })?;
         }
-        self.body.lock().runs = runs;
+        let mut body = self.body.lock();
+        body.runs = runs;
         Ok(())
     }
 
     /// Reads and checks the head of the provider's table.
     fn shape(&self) -> Result<Shape, Reason> {
-        let body = self.body.lock();
+        let mut body = self.body.lock();
         let held = body.life.held().ok_or(Reason::Freed)?;
-        held.shape(self.range.pinned()).map_err(Reason::Table)
+        let shape = held.shape(self.range.pinned()).map_err(Reason::Table)?;
+        body.shape = Some(shape);
+        self.counters().pinned_pages.add(u64::from(shape.entries));
+        Ok(shape)
     }
 
     /// Bytes of the pinned span in front of what the sg_table covers.
@@ -357,7 +477,7 @@ impl Registration {
 
     /// Says why this registration fails, and returns the errno that the user sees.
     fn fail(&self, reason: Reason) -> Error {
-        report::refused(reason, self.range.user());
+        report::refused(reason, self.client.place, self.client.kind, self.range.user());
         reason.errno()
     }
 
@@ -408,9 +528,8 @@ impl Registration {
         let device = device.ok_or(Reason::NoDevice)?;
         let (runs, shape, provider_table) = {
             let mut body = self.body.lock();
-            let held = body.life.held().ok_or(Reason::Freed)?;
-            let shape = held.shape(self.range.pinned()).map_err(Reason::Table)?;
-            let provider_table = held.persistent_table();
+            let provider_table = body.life.held().ok_or(Reason::Freed)?.persistent_table();
+            let shape = body.shape.ok_or(Reason::CoreOrder)?;
             (core::mem::take(&mut body.runs), shape, provider_table)
         };
         if runs.is_empty() {
@@ -428,10 +547,13 @@ impl Registration {
             error if error == EOVERFLOW => Reason::TooManyEntries,
             _ => Reason::NoMemory,
         })?;
+        let runs = mapping.runs();
         let unpublished = {
             let mut body = self.body.lock();
             match body.life.publish(mapping) {
                 Ok(()) => {
+                    self.counters().maps.add(1);
+                    self.counters().mapped_runs.add(u64::try_from(runs).unwrap_or(0));
                     // SAFETY: `sg` and `nmap` are valid by this function's contract, and so is the order of the core's
                     // last look and `release`, where alone the table is dropped.
                     unsafe { table.publish(sg, nmap) };
@@ -452,6 +574,10 @@ impl Registration {
     pub(crate) fn dma_unmap(&self) {
         let mut body = self.body.lock();
         let mapping = body.life.take_mapping();
+        if let Some(mapping) = &mapping {
+            self.counters().unmaps.add(1);
+            self.counters().unmapped_runs.add(u64::try_from(mapping.runs()).unwrap_or(0));
+        }
         if mapping.as_ref().is_some_and(Mapping::is_providers) {
             // The provider is not called under L. Its mappings are of persistent pins, which no callback races for.
             drop(body);
@@ -481,6 +607,7 @@ impl Registration {
             let mut body = self.body.lock();
             if body.life.orphan() {
                 registry::add_orphan(self.ticket);
+                self.counters().orphaned.add(1);
                 return true;
             }
             drop(body);
@@ -497,6 +624,7 @@ impl Registration {
                 Err((Some(pin), _)) => {
                     if body.life.put_failed(pin) {
                         registry::add_orphan(self.ticket);
+                        self.counters().orphaned.add(1);
                         return false;
                     }
                 }
@@ -505,6 +633,7 @@ impl Registration {
                     report::put_error();
                 }
             }
+            self.count_unpin(&mut body);
         }
         drop(g);
         registry::remove(self.ticket);

@@ -241,6 +241,23 @@ pub(crate) fn get(ticket: u64) -> Option<Arc<Registration>> {
     }
 }
 
+/// The first registration whose slot has an index of at least `at`, with that index, counted.
+pub(crate) fn from_index(at: u32) -> Option<(u32, Arc<Registration>)> {
+    /// Slots looked at under one hold of the lock.
+    const PER_HOLD: u32 = 256;
+
+    let mut at = at;
+    loop {
+        let mut registry = REGISTRY.lock();
+        for index in at..at.saturating_add(PER_HOLD) {
+            if let Entry::Live(registration) = &registry.slot(index)?.entry {
+                return Some((index, registration.clone()));
+            }
+        }
+        at = at.saturating_add(PER_HOLD);
+    }
+}
+
 /// Takes `ticket` out, orphan or not; the registry's count is dropped behind the lock. Once, by whoever ended the pin.
 pub(crate) fn remove(ticket: u64) {
     let entry = {

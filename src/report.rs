@@ -1,185 +1,338 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the admin is told: reasons in words, counters, and one line per refusal.
+//! Counters, and what was refused: kept here, formatted in [`crate::proc`].
+//!
+//! A counter is several, one for each few CPUs and in cache lines of its own, summed when it is read: registering
+//! threads share no line. (alloc_percpu() is a GPL-only export.) Counters only grow; what exists now is a difference.
 
+use crate::pin::Kind;
 use crate::range::Span;
-use crate::shim;
+use crate::reason::Reason;
+use crate::registration::Place;
+use crate::shim::{self, Process};
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
+use kernel::sync::global_lock;
 
-/// What is wrong with a table that the provider returned (rule 14).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum TableFault {
-    /// Neither major version 1 nor 2.
-    Version(u32),
-    /// No page size that we know.
-    PageSize(u32),
-    /// The pages do not add up to the length that was asked for.
-    Entries(u32),
-    /// The array of pages, or a page in it, is missing.
-    NoPages,
-    /// A page's address is no multiple of the page size, or wraps.
-    Address,
-}
+/// A number that only grows.
+pub(crate) struct Counter(Atomic<u64>);
 
-/// Why a registration of GPU memory is refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Reason {
-    /// The provider says that this platform cannot pin this way.
-    NotSupported,
-    /// The provider says that the GPU is busy.
-    Busy,
-    /// The provider does not find the GPU.
-    NoGpu,
-    /// The start can be pinned, the whole cannot: BAR1 or memory is full.
-    OutOfBar,
-    /// The provider failed on memory that it knows.
-    ProviderFault,
-    /// The range starts in GPU memory and leaves its allocation.
-    LeavesAllocation,
-    /// Nobody can say whose memory it is, because the provider has no memory left to look.
-    Unproven,
-    /// The memory was freed while it was being registered.
-    Freed,
-    /// The provider's table cannot be trusted.
-    Table(TableFault),
-    /// The memory lies in no BAR, and only a persistent pin could be mapped by the provider.
-    OutsideBar,
-    /// The core named no DMA device.
-    NoDevice,
-    /// The provider can map for PCI devices only.
-    NotPci,
-    /// The provider says that this GPU and this NIC cannot reach each other.
-    Topology,
-    /// An address could not be mapped for the NIC.
-    DmaMapping,
-    /// The kernel is out of memory.
-    NoMemory,
-    /// More entries than the core can count.
-    TooManyEntries,
-    /// The core asks for another range than it acquired, or in the wrong order.
-    CoreOrder,
-}
-
-impl Reason {
-    /// What `ibv_reg_mr()` fails with. 524 (ENOTSUPP) has no name in user space, so it becomes EOPNOTSUPP.
-    pub(crate) fn errno(self) -> Error {
-        const EOPNOTSUPP: i32 = -95;
-        match self {
-            Self::NotSupported | Self::OutsideBar | Self::NotPci | Self::Topology => Error::from_errno(EOPNOTSUPP),
-            Self::Busy => EBUSY,
-            Self::NoGpu | Self::NoDevice => ENODEV,
-            Self::OutOfBar | Self::NoMemory | Self::Unproven => ENOMEM,
-            Self::ProviderFault | Self::Table(_) | Self::DmaMapping => EIO,
-            Self::LeavesAllocation | Self::CoreOrder => EINVAL,
-            Self::Freed => EFAULT,
-            Self::TooManyEntries => EOVERFLOW,
-        }
+impl Counter {
+    const fn new() -> Self {
+        Self(Atomic::new(0))
     }
 
-    fn counter(self) -> &'static Atomic<u64> {
-        match self {
-            Self::Unproven => &UNPROVEN,
-            Self::Freed => &FREED,
-            _ => &REFUSED,
-        }
+    /// Counts `by` more. Allowed everywhere.
+    pub(crate) fn add(&self, by: u64) {
+        let _ = self.0.fetch_add(by, Relaxed);
     }
 
-    /// What is wrong, and what to do about it.
-    fn words(self) -> &'static str {
-        match self {
-            Self::NotSupported => {
-                "the GPU driver cannot pin on this platform (vGPU, MIG or confidential computing); use dma-buf"
-            }
-            Self::Busy => "the GPU driver is busy with this GPU (reset or MIG change?); try again",
-            Self::NoGpu => "the GPU driver does not find the GPU of this memory; see nvidia-smi",
-            Self::OutOfBar => {
-                "its start can be pinned but not all of it: BAR1 is full; see nvidia-smi -q -d MEMORY, deregister other buffers"
-            }
-            Self::ProviderFault => "the GPU driver failed to pin memory that it knows; see its lines in the kernel log",
-            Self::LeavesAllocation => {
-                "it starts in GPU memory but leaves its allocation; register each allocation by itself"
-            }
-            Self::Unproven => {
-                "the GPU driver is out of memory or BAR1 space and cannot say whether this is GPU memory; see nvidia-smi -q -d MEMORY"
-            }
-            Self::Freed => "the memory was freed while it was being registered",
-            Self::Table(TableFault::Version(_)) => {
-                "the GPU driver's page table has an unknown version; update this module to fit the driver"
-            }
-            Self::Table(TableFault::PageSize(_)) => {
-                "the GPU driver's page table has an unknown page size; update this module to fit the driver"
-            }
-            Self::Table(TableFault::Entries(_)) => "the GPU driver's page table has not as many entries as the range needs",
-            Self::Table(TableFault::NoPages) => "the GPU driver's page table has no pages",
-            Self::Table(TableFault::Address) => "the GPU driver's page table has a page at an impossible address",
-            Self::OutsideBar => {
-                "it lies in no BAR of a GPU (coherent memory), which a revocable pin cannot map; load with persistent_api_support=1"
-            }
-            Self::NoDevice => "the RDMA device named no DMA device; a software device cannot reach a GPU",
-            Self::NotPci => "it lies in no BAR of a GPU, and the GPU driver maps such memory for PCI devices only",
-            Self::Topology => "the GPU driver says that this GPU and this NIC cannot reach each other on this platform",
-            Self::DmaMapping => "it could not be mapped for the NIC; see IOMMU and DMA lines in the kernel log",
-            Self::NoMemory => "the kernel is out of memory",
-            Self::TooManyEntries => "it is in too many pieces for the RDMA core",
-            Self::CoreOrder => "the RDMA core asked for another range than it acquired, or out of order",
-        }
+    fn value(&self) -> u64 {
+        self.0.load(Relaxed)
     }
 
-    /// The offending number, where there is one.
-    fn found(self) -> Option<u32> {
-        match self {
-            Self::Table(TableFault::Version(found) | TableFault::PageSize(found) | TableFault::Entries(found)) => {
-                Some(found)
+    /// Raises the value to `to`, if it is lower.
+    fn raise(&self, to: u64) {
+        let mut now = self.value();
+        while now < to {
+            match self.0.cmpxchg(now, to, Relaxed) {
+                Ok(_) => return,
+                Err(other) => now = other,
             }
-            _ => None,
         }
     }
 }
 
-/// Counts the refusal, and says it in one line unless there were many just now. Never under L, never in the callback.
-pub(crate) fn refused(reason: Reason, user: Span) {
-    let _ = reason.counter().fetch_add(1, Relaxed);
-    if !shim::log_allowed() {
-        return;
-    }
-    pr_warn!(
-        "process {}: registration of {} bytes at {:#x} refused with errno {}: {}\n",
-        shim::Process::current().tgid(),
-        user.len(),
-        user.start(),
-        reason.errno().to_errno().unsigned_abs(),
-        reason.words()
-    );
-    if let Some(found) = reason.found() {
-        pr_warn!("process {}: the number found there is {:#x}\n", shim::Process::current().tgid(), found);
+/// What is counted for each client. Meanings and units: docs/proc.md.
+pub(crate) struct PerClient {
+    pub(crate) pins: Counter,
+    pub(crate) unpins: Counter,
+    pub(crate) pinned_bytes: Counter,
+    pub(crate) unpinned_bytes: Counter,
+    pub(crate) pinned_pages: Counter,
+    pub(crate) unpinned_pages: Counter,
+    pub(crate) mapped_runs: Counter,
+    pub(crate) unmapped_runs: Counter,
+    pub(crate) maps: Counter,
+    pub(crate) unmaps: Counter,
+    pub(crate) orphaned: Counter,
+    pub(crate) adopted: Counter,
+    pub(crate) revocations: Counter,
+    pub(crate) refused: Counter,
+}
+
+impl PerClient {
+    const fn new() -> Self {
+        Self {
+            pins: Counter::new(),
+            unpins: Counter::new(),
+            pinned_bytes: Counter::new(),
+            unpinned_bytes: Counter::new(),
+            pinned_pages: Counter::new(),
+            unpinned_pages: Counter::new(),
+            mapped_runs: Counter::new(),
+            unmapped_runs: Counter::new(),
+            maps: Counter::new(),
+            unmaps: Counter::new(),
+            orphaned: Counter::new(),
+            adopted: Counter::new(),
+            revocations: Counter::new(),
+            refused: Counter::new(),
+        }
     }
 }
 
-/// Registrations refused with a reason.
-static REFUSED: Atomic<u64> = Atomic::new(0);
-/// Registrations whose owner could not be found out.
-static UNPROVEN: Atomic<u64> = Atomic::new(0);
-/// Registrations that lost their memory before they were complete.
-static FREED: Atomic<u64> = Atomic::new(0);
-/// Pins taken back by the provider.
-static REVOKED: Atomic<u64> = Atomic::new(0);
+/// A provider call that is timed.
+#[derive(Clone, Copy)]
+pub(crate) enum Call {
+    /// Either of the two gets.
+    Get,
+    /// Either of the two puts.
+    Put,
+    /// The provider's DMA mapping.
+    Map,
+}
+
+/// Buckets of a histogram: powers of two of microseconds.
+pub(crate) const BUCKETS: usize = 24;
+
+/// Times of one kind of call, in nanoseconds.
+struct Times {
+    total: Counter,
+    longest: Counter,
+    histogram: [Counter; BUCKETS],
+}
+
+impl Times {
+    const fn new() -> Self {
+        Self { total: Counter::new(), longest: Counter::new(), histogram: [const { Counter::new() }; BUCKETS] }
+    }
+
+    fn add(&self, ns: u64) {
+        self.total.add(ns);
+        self.longest.raise(ns);
+        let exponent = ns.checked_div(1000).and_then(u64::checked_ilog2).unwrap_or(0);
+        let bucket = usize::try_from(exponent).unwrap_or(0).min(BUCKETS.saturating_sub(1));
+        if let Some(counter) = self.histogram.get(bucket) {
+            counter.add(1);
+        }
+    }
+}
+
+/// One copy of everything that the hot path counts.
+#[repr(align(128))]
+struct Shard {
+    first: PerClient,
+    second: PerClient,
+    get: Times,
+    put: Times,
+    map: Times,
+}
+
+impl Shard {
+    const fn new() -> Self {
+        Self {
+            first: PerClient::new(),
+            second: PerClient::new(),
+            get: Times::new(),
+            put: Times::new(),
+            map: Times::new(),
+        }
+    }
+
+    /// The copy for the CPU that the caller runs on. Another one would do as well.
+    fn here() -> &'static Self {
+        let at = usize::try_from(shim::cpu()).unwrap_or(0).checked_rem(SHARDS.len()).unwrap_or(0);
+        SHARDS.get(at).unwrap_or(&SPARE)
+    }
+
+    fn client(&self, place: Place) -> &PerClient {
+        match place {
+            Place::First => &self.first,
+            Place::Second => &self.second,
+        }
+    }
+
+    fn times(&self, call: Call) -> &Times {
+        match call {
+            Call::Get => &self.get,
+            Call::Put => &self.put,
+            Call::Map => &self.map,
+        }
+    }
+}
+
+static SHARDS: [Shard; 16] = [const { Shard::new() }; 16];
+/// Never used: [`Shard::here`] cannot index beyond the array, but must not be able to panic either.
+static SPARE: Shard = Shard::new();
+
+/// The counters of the client at `place`, for counting.
+pub(crate) fn client(place: Place) -> &'static PerClient {
+    Shard::here().client(place)
+}
+
+/// Sums one counter of the client at `place`.
+pub(crate) fn sum(place: Place, select: impl Fn(&PerClient) -> &Counter) -> u64 {
+    SHARDS.iter().fold(0, |sum, shard| sum.wrapping_add(select(shard.client(place)).value()))
+}
+
+/// Times of one kind of provider call, summed.
+pub(crate) struct Summary {
+    pub(crate) calls: u64,
+    pub(crate) total_ns: u64,
+    pub(crate) longest_ns: u64,
+    pub(crate) histogram: [u64; BUCKETS],
+}
+
+/// Sums the times of `call`.
+pub(crate) fn times(call: Call) -> Summary {
+    let mut summary = Summary { calls: 0, total_ns: 0, longest_ns: 0, histogram: [0; BUCKETS] };
+    for shard in &SHARDS {
+        let times = shard.times(call);
+        summary.total_ns = summary.total_ns.wrapping_add(times.total.value());
+        summary.longest_ns = summary.longest_ns.max(times.longest.value());
+        for (sum, bucket) in summary.histogram.iter_mut().zip(&times.histogram) {
+            *sum = sum.wrapping_add(bucket.value());
+        }
+    }
+    summary.calls = summary.histogram.iter().fold(0, |calls, bucket| calls.wrapping_add(*bucket));
+    summary
+}
+
+/// Runs `provider` and counts how long it took.
+pub(crate) fn timed<T>(call: Call, provider: impl FnOnce() -> T) -> T {
+    let start = shim::now_ns();
+    let result = provider();
+    Shard::here().times(call).add(shim::now_ns().saturating_sub(start));
+    result
+}
+
 /// Callbacks that found nothing to do: late, repeated or stale.
-static LATE: Atomic<u64> = Atomic::new(0);
+static LATE: Counter = Counter::new();
 /// Puts that the provider failed without keeping the pin.
-static PUT_ERRORS: Atomic<u64> = Atomic::new(0);
-
-/// Counts a pin that the provider took back. Called in the callback: no print.
-pub(crate) fn revoked() {
-    let _ = REVOKED.fetch_add(1, Relaxed);
-}
+static PUT_ERRORS: Counter = Counter::new();
+/// Refusals by reason, in the order of [`Reason::ALL`].
+static REFUSED: [Counter; Reason::ALL.len()] = [const { Counter::new() }; Reason::ALL.len()];
 
 /// Counts a callback without a registration to revoke. Called in the callback: no print.
 pub(crate) fn late_callback() {
-    let _ = LATE.fetch_add(1, Relaxed);
+    LATE.add(1);
+}
+
+/// Late callbacks so far.
+pub(crate) fn late_callbacks() -> u64 {
+    LATE.value()
 }
 
 /// Counts a put whose error the provider did not explain.
 pub(crate) fn put_error() {
-    let _ = PUT_ERRORS.fetch_add(1, Relaxed);
+    PUT_ERRORS.add(1);
+}
+
+/// Unexplained puts so far.
+pub(crate) fn put_errors() -> u64 {
+    PUT_ERRORS.value()
+}
+
+/// Each reason with the number of its refusals.
+pub(crate) fn refusals() -> impl Iterator<Item = (Reason, u64)> + Clone {
+    Reason::ALL.into_iter().zip(REFUSED.iter().map(Counter::value))
+}
+
+/// A refusal as it is remembered.
+#[derive(Clone, Copy)]
+pub(crate) struct Failure {
+    /// From 1.
+    pub(crate) seq: u64,
+    /// Nanoseconds since 1970.
+    pub(crate) time_ns: u64,
+    pub(crate) process: Process,
+    pub(crate) comm: [u8; 16],
+    pub(crate) place: Place,
+    pub(crate) user: Span,
+    pub(crate) reason: Reason,
+}
+
+/// Refusals that are remembered.
+const REMEMBERED: u64 = 64;
+
+/// The last refusals: number `seq` is at `seq % REMEMBERED`.
+struct Failures {
+    count: u64,
+    last: [Option<Failure>; 64],
+}
+
+global_lock! {
+    // SAFETY: Initialised in `init()`, before any client is registered.
+    unsafe(uninit) static FAILURES: Mutex<Failures> = Failures { count: 0, last: [None; 64] };
+}
+
+/// Initialises what this file keeps for the whole module.
+///
+/// # Safety
+///
+/// To be called once, before anything else of this file.
+pub(crate) unsafe fn init() {
+    // SAFETY: By this function's contract.
+    unsafe { FAILURES.init() };
+}
+
+fn place_of(seq: u64) -> usize {
+    seq.checked_rem(REMEMBERED).and_then(|at| usize::try_from(at).ok()).unwrap_or(0)
+}
+
+/// The first remembered refusal whose number is at least `seq`.
+pub(crate) fn failure_from(seq: u64) -> Option<Failure> {
+    let failures = FAILURES.lock();
+    let oldest = failures.count.saturating_sub(REMEMBERED).saturating_add(1);
+    let seq = seq.max(oldest);
+    (*failures.last.get(place_of(seq))?).filter(|failure| failure.seq == seq)
+}
+
+/// Counts and remembers a refusal, and says it in one line unless there were many just now.
+///
+/// Takes a lock of its own and prints: never under L or the registry lock, never in the callback.
+pub(crate) fn refused(reason: Reason, place: Place, kind: Kind, user: Span) {
+    let process = Process::current();
+    client(place).refused.add(1);
+    for (each, counter) in Reason::ALL.iter().zip(&REFUSED) {
+        if each.key() == reason.key() {
+            counter.add(1);
+        }
+    }
+    let mut failure =
+        Failure { seq: 0, time_ns: shim::real_ns(), process, comm: shim::current_comm(), place, user, reason };
+    {
+        let mut failures = FAILURES.lock();
+        failures.count = failures.count.saturating_add(1);
+        failure.seq = failures.count;
+        if let Some(slot) = failures.last.get_mut(place_of(failure.seq)) {
+            *slot = Some(failure);
+        }
+    }
+    if !shim::log_allowed() {
+        return;
+    }
+    let errno = reason.errno_name();
+    match reason.found() {
+        None => pr_warn!(
+            "process {}: {} registration of {} bytes at {:#x} refused with {}: {}\n",
+            process.tgid(),
+            kind.text(),
+            user.len(),
+            user.start(),
+            errno,
+            reason.words()
+        ),
+        Some(found) => pr_warn!(
+            "process {}: {} registration of {} bytes at {:#x} refused with {}: {} (found {:#x})\n",
+            process.tgid(),
+            kind.text(),
+            user.len(),
+            user.start(),
+            errno,
+            reason.words(),
+            found
+        ),
+    }
 }

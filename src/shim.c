@@ -9,13 +9,17 @@
 #include <linux/dma-mapping.h>
 #include <linux/module.h>
 #include <linux/pci.h>
+#include <linux/proc_fs.h>
 #include <linux/ratelimit.h>
 #include <linux/rcupdate.h>
 #include <linux/rwsem.h>
 #include <linux/scatterlist.h>
 #include <linux/sched.h>
+#include <linux/seq_file.h>
 #include <linux/slab.h>
+#include <linux/smp.h>
 #include <linux/string.h>
+#include <linux/timekeeping.h>
 
 #include "shim.h"
 
@@ -165,6 +169,36 @@ void nvpm_current_process(struct nvpm_process *process)
 {
 	process->tgid = current->tgid;
 	process->start_ns = READ_ONCE(current->group_leader)->start_boottime;
+}
+
+void nvpm_current_comm(uint8_t comm[16])
+{
+	static_assert(TASK_COMM_LEN == 16);
+
+	strscpy_pad((char *)comm, current->comm, TASK_COMM_LEN);
+}
+
+/* ktime_get() is a GPL-only export, this is not. */
+uint64_t nvpm_now_ns(void)
+{
+	struct timespec64 now;
+
+	ktime_get_raw_ts64(&now);
+	return timespec64_to_ns(&now);
+}
+
+uint64_t nvpm_real_ns(void)
+{
+	struct timespec64 now;
+
+	ktime_get_real_ts64(&now);
+	return timespec64_to_ns(&now);
+}
+
+/* Where the caller runs just now, for choosing a counter that few others use. */
+uint32_t nvpm_cpu(void)
+{
+	return raw_smp_processor_id();
 }
 
 void nvpm_sleep_ms(uint32_t ms)
@@ -328,4 +362,88 @@ struct scatterlist *nvpm_sg_set(struct scatterlist *entry, uint64_t dma,
 void nvpm_sg_publish(struct sg_table *to, const struct sg_table *from)
 {
 	*to = *from;
+}
+
+/* /proc/driver/nvidia-peermem. */
+
+static struct proc_dir_entry *nvpm_proc;
+
+void nvpm_proc_write(struct seq_file *seq, const uint8_t *text, size_t length)
+{
+	seq_write(seq, text, length);
+}
+
+static int nvpm_stats_show(struct seq_file *seq, void *unused)
+{
+	nvpm_proc_stats(seq);
+	return 0;
+}
+
+static u32 nvpm_list(struct seq_file *seq)
+{
+	return (unsigned long)pde_data(file_inode(seq->file));
+}
+
+static void *nvpm_rows_seek(struct seq_file *seq, loff_t *pos)
+{
+	u64 at = *pos;
+
+	if (!nvpm_proc_seek(nvpm_list(seq), &at))
+		return NULL;
+	*pos = at;
+	return pos;
+}
+
+static void *nvpm_rows_start(struct seq_file *seq, loff_t *pos)
+{
+	return nvpm_rows_seek(seq, pos);
+}
+
+static void *nvpm_rows_next(struct seq_file *seq, void *v, loff_t *pos)
+{
+	++*pos;
+	return nvpm_rows_seek(seq, pos);
+}
+
+static int nvpm_rows_show(struct seq_file *seq, void *v)
+{
+	nvpm_proc_row(nvpm_list(seq), *(loff_t *)v, seq);
+	return 0;
+}
+
+static void nvpm_rows_stop(struct seq_file *seq, void *v)
+{
+}
+
+static const struct seq_operations nvpm_rows = {
+	.start = nvpm_rows_start,
+	.next = nvpm_rows_next,
+	.stop = nvpm_rows_stop,
+	.show = nvpm_rows_show,
+};
+
+static int nvpm_rows_file(const char *name, unsigned long list)
+{
+	return proc_create_seq_data(name, 0400, nvpm_proc, &nvpm_rows, (void *)list) ? 0 : -ENOMEM;
+}
+
+/* Returns 0 or -ENOMEM, and leaves nothing behind then. */
+int nvpm_proc_create(void)
+{
+	nvpm_proc = proc_mkdir("driver/nvidia-peermem", NULL);
+	if (!nvpm_proc)
+		return -ENOMEM;
+	if (proc_create_single("stats", 0444, nvpm_proc, nvpm_stats_show) &&
+	    !nvpm_rows_file("registrations", NVPM_PROC_REGISTRATIONS) &&
+	    !nvpm_rows_file("failures", NVPM_PROC_FAILURES) &&
+	    !nvpm_rows_file("callbacks", NVPM_PROC_CALLBACKS))
+		return 0;
+	nvpm_proc_remove();
+	return -ENOMEM;
+}
+
+/* Waits until nobody reads any more. */
+void nvpm_proc_remove(void)
+{
+	proc_remove(nvpm_proc);
 }

@@ -15,6 +15,7 @@
 #define NVPM_VERSION "0.1.0"
 
 struct scatterlist;
+struct seq_file;
 
 /* A process, as the provider tells them apart, safe against number reuse. */
 struct nvpm_process {
@@ -64,6 +65,10 @@ void nvpm_g_unlock_exclusive(void);
 
 /* Tasks and time. */
 void nvpm_current_process(struct nvpm_process *process);
+void nvpm_current_comm(uint8_t comm[16]);
+uint64_t nvpm_now_ns(void);
+uint64_t nvpm_real_ns(void);
+uint32_t nvpm_cpu(void);
 void nvpm_sleep_ms(uint32_t ms);
 void nvpm_cond_resched(void);
 void nvpm_drain_callback_tails(void);
@@ -87,5 +92,20 @@ struct scatterlist *nvpm_sg_first(struct sg_table *table);
 struct scatterlist *nvpm_sg_set(struct scatterlist *entry, uint64_t dma,
 				uint32_t length);
 void nvpm_sg_publish(struct sg_table *to, const struct sg_table *from);
+
+/*
+ * /proc/driver/nvidia-peermem: shim.c has the seq_files, Rust the contents.
+ * nvpm_proc_seek() moves *at to the first row of a list from there on, or
+ * answers 0; nvpm_proc_row() writes that row, unless it is gone by now.
+ */
+#define NVPM_PROC_REGISTRATIONS	0
+#define NVPM_PROC_FAILURES	1
+#define NVPM_PROC_CALLBACKS	2
+int nvpm_proc_create(void);
+void nvpm_proc_remove(void);
+void nvpm_proc_write(struct seq_file *seq, const uint8_t *text, size_t length);
+void nvpm_proc_stats(struct seq_file *seq);
+int nvpm_proc_seek(uint32_t list, uint64_t *at);
+void nvpm_proc_row(uint32_t list, uint64_t at, struct seq_file *seq);
 
 #endif

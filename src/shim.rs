@@ -17,6 +17,32 @@ pub(crate) fn log_allowed() -> bool {
     unsafe { raw::nvpm_log_allowed() != 0 }
 }
 
+/// Monotonic time in nanoseconds, never 0.
+pub(crate) fn now_ns() -> u64 {
+    // SAFETY: No precondition.
+    unsafe { raw::nvpm_now_ns() }
+}
+
+/// Nanoseconds since 1970.
+pub(crate) fn real_ns() -> u64 {
+    // SAFETY: No precondition.
+    unsafe { raw::nvpm_real_ns() }
+}
+
+/// The CPU that the caller runs on, or ran on a moment ago.
+pub(crate) fn cpu() -> u32 {
+    // SAFETY: No precondition.
+    unsafe { raw::nvpm_cpu() }
+}
+
+/// The name of the task that the caller runs in, padded with zeroes.
+pub(crate) fn current_comm() -> [u8; 16] {
+    let mut comm = [0; 16];
+    // SAFETY: The array is as long as the C side says.
+    unsafe { raw::nvpm_current_comm(comm.as_mut_ptr()) };
+    comm
+}
+
 /// Lets other tasks run in a long loop. May sleep: not under a spinlock, allowed under every lock of ours.
 pub(crate) fn cond_resched() {
     // SAFETY: Called in process context only.

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The contents of `/proc/driver/nvidia-peermem`. Formats: docs/proc.md. The files themselves are in `shim.c`.
+
+use crate::life::Stage;
+use crate::raw;
+use crate::registration::{Place, Registration, Row};
+use crate::registry;
+use crate::report::{self, Call, Counter, Failure, PerClient};
+use crate::{invalidate, shim};
+use core::fmt::{self, Write};
+use kernel::error::to_result;
+use kernel::prelude::*;
+use kernel::sync::Arc;
+
+/// The folder and its files, while this exists.
+pub(crate) struct Folder(());
+
+impl Folder {
+    /// Creates them. Reading may begin at once.
+    pub(crate) fn new() -> Result<Self> {
+        // SAFETY: Module init, where everything that the files show is initialised already.
+        to_result(unsafe { raw::nvpm_proc_create() })?;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for Folder {
+    /// Waits until nobody reads any more.
+    fn drop(&mut self) {
+        // SAFETY: `new()` created them.
+        unsafe { raw::nvpm_proc_remove() };
+    }
+}
+
+/// A file that is being read.
+///
+/// # Invariants
+///
+/// The pointer is the one of the `seq_file` whose `show` is running.
+struct Seq(*mut raw::seq_file);
+
+impl Write for Seq {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        // SAFETY: By the invariant; `text` is valid for its length. An overflow makes seq_file repeat the row.
+        unsafe { raw::nvpm_proc_write(self.0, text.as_ptr(), text.len()) };
+        Ok(())
+    }
+}
+
+/// A PCI address; 0, which no GPU and no HCA has, is "none".
+struct Bdf(u32);
+
+impl fmt::Display for Bdf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 {
+            return f.write_str("-");
+        }
+        let (domain, bus) = (self.0 >> 16, self.0 >> 8 & 0xff);
+        write!(f, "{domain:04x}:{bus:02x}:{:02x}.{}", self.0 >> 3 & 0x1f, self.0 & 7)
+    }
+}
+
+/// A task's name, zero-terminated, with everything escaped that would end a field.
+struct Comm<'a>(&'a [u8; 16]);
+
+impl fmt::Display for Comm<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for byte in self.0.iter().take_while(|byte| **byte != 0) {
+            match *byte {
+                b' ' | b'\\' => write!(f, "\\{byte:03o}")?,
+                byte if byte.is_ascii_graphic() => f.write_char(char::from(byte))?,
+                byte => write!(f, "\\{byte:03o}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+const PLACES: [Place; 2] = [Place::First, Place::Second];
+
+/// One line of `stats` for each client and their total.
+fn per_client(f: &mut Seq, name: &str, value: impl Fn(Place) -> u64) -> fmt::Result {
+    let mut total = 0u64;
+    for place in PLACES {
+        total = total.wrapping_add(value(place));
+    }
+    writeln!(f, "total.{name} {total}")?;
+    for place in PLACES {
+        writeln!(f, "{}.{name} {}", crate::client_name(place), value(place))?;
+    }
+    Ok(())
+}
+
+fn stats(f: &mut Seq) -> fmt::Result {
+    type Select = fn(&PerClient) -> &Counter;
+    let difference = |place, end: Select, begin: Select| {
+        // The end first: what begins in between makes the difference too large for a moment, never negative.
+        let ended = report::sum(place, end);
+        report::sum(place, begin).saturating_sub(ended)
+    };
+    let (mode, core_client) = crate::mode_names();
+    writeln!(f, "format 1")?;
+    writeln!(f, "version {}", crate::version())?;
+    writeln!(f, "mode {mode}")?;
+    writeln!(f, "core_client {core_client}")?;
+    writeln!(f, "clients {} {}", crate::client_name(Place::First), crate::client_name(Place::Second))?;
+    let grown: [(&str, Select); 7] = [
+        ("unpins", |c| &c.unpins),
+        ("pins", |c| &c.pins),
+        ("pinned_bytes", |c| &c.pinned_bytes),
+        ("maps", |c| &c.maps),
+        ("unmaps", |c| &c.unmaps),
+        ("revocations", |c| &c.revocations),
+        ("refused", |c| &c.refused),
+    ];
+    for (name, select) in grown {
+        per_client(f, name, |place| report::sum(place, select))?;
+    }
+    let living: [(&str, Select, Select); 5] = [
+        ("live", |c| &c.unpins, |c| &c.pins),
+        ("live_bytes", |c| &c.unpinned_bytes, |c| &c.pinned_bytes),
+        ("live_pages", |c| &c.unpinned_pages, |c| &c.pinned_pages),
+        ("live_runs", |c| &c.unmapped_runs, |c| &c.mapped_runs),
+        ("orphans", |c| &c.adopted, |c| &c.orphaned),
+    ];
+    for (name, end, begin) in living {
+        per_client(f, name, |place| difference(place, end, begin))?;
+    }
+    for (reason, count) in report::refusals() {
+        writeln!(f, "refused.{} {count}", reason.key())?;
+    }
+    let mut named: [Option<&str>; 16] = [None; 16];
+    for (reason, _) in report::refusals() {
+        let name = reason.errno_name();
+        if named.contains(&Some(name)) {
+            continue;
+        }
+        if let Some(free) = named.iter_mut().find(|named| named.is_none()) {
+            *free = Some(name);
+        }
+        let same = report::refusals().filter(|(other, _)| other.errno_name() == name);
+        writeln!(f, "errno.{name} {}", same.fold(0u64, |sum, (_, count)| sum.wrapping_add(count)))?;
+    }
+    writeln!(f, "late_callbacks {}", report::late_callbacks())?;
+    writeln!(f, "callbacks_in_flight {}", invalidate::in_flight())?;
+    writeln!(f, "oldest_callback_ms {}", oldest_callback_ms())?;
+    writeln!(f, "put_errors {}", report::put_errors())?;
+    for (name, call) in [("get", Call::Get), ("put", Call::Put), ("map", Call::Map)] {
+        let times = report::times(call);
+        writeln!(f, "provider.{name}.calls {}", times.calls)?;
+        writeln!(f, "provider.{name}.total_ns {}", times.total_ns)?;
+        writeln!(f, "provider.{name}.longest_ns {}", times.longest_ns)?;
+        write!(f, "provider.{name}.histogram")?;
+        for bucket in times.histogram {
+            write!(f, " {bucket}")?;
+        }
+        writeln!(f)?;
+    }
+    Ok(())
+}
+
+/// Milliseconds since `then`, 0 for "never".
+fn age_ms(then: u64) -> u64 {
+    match then {
+        0 => 0,
+        then => shim::now_ns().saturating_sub(then).checked_div(1_000_000).unwrap_or(0),
+    }
+}
+
+/// Age of the oldest callback that has found its registration. Nothing is looked at while no callback runs.
+fn oldest_callback_ms() -> u64 {
+    let mut oldest = 0;
+    if invalidate::in_flight() != 0 {
+        let mut at = 0;
+        while let Some((index, registration)) = registry::from_index(at) {
+            oldest = oldest.max(age_ms(registration.row().callback_ns));
+            at = index.saturating_add(1);
+        }
+    }
+    oldest
+}
+
+fn who(f: &mut Seq, row: &Row) -> fmt::Result {
+    write!(f, "pid={} comm={} client={}", row.owner.tgid(), Comm(&row.comm), crate::client_name(row.client.place))
+}
+
+fn registration(f: &mut Seq, row: &Row) -> fmt::Result {
+    who(f, row)?;
+    write!(f, " kind={} state={}", row.client.kind.text(), row.stage.text())?;
+    write!(f, " va={:#x} length={} pinned_bytes={}", row.user.start(), row.user.len(), row.pinned.len())?;
+    match row.shape {
+        Some(shape) => write!(f, " pages={} page_size={}", shape.entries, shape.page_size)?,
+        None => f.write_str(" pages=- page_size=-")?,
+    }
+    writeln!(f, " runs={} gpu={} nic={} age_ms={}", row.runs, Bdf(row.gpu), Bdf(row.nic), age_ms(row.since_ns))
+}
+
+fn callback(f: &mut Seq, row: &Row) -> fmt::Result {
+    who(f, row)?;
+    let stage = if row.invalidating { "invalidating" } else { "entered" };
+    writeln!(
+        f,
+        " va={:#x} length={} stage={stage} age_ms={}",
+        row.user.start(),
+        row.user.len(),
+        age_ms(row.callback_ns)
+    )
+}
+
+fn failure(f: &mut Seq, failure: &Failure) -> fmt::Result {
+    let ms = failure.time_ns.checked_div(1_000_000).unwrap_or(0);
+    let (seconds, ms) = (ms.checked_div(1000).unwrap_or(0), ms.checked_rem(1000).unwrap_or(0));
+    write!(f, "seq={} time={seconds}.{ms:03} pid={}", failure.seq, failure.process.tgid())?;
+    write!(f, " comm={} client={}", Comm(&failure.comm), crate::client_name(failure.place))?;
+    write!(f, " va={:#x} length={}", failure.user.start(), failure.user.len())?;
+    let reason = failure.reason;
+    write!(f, " errno={} reason={}", reason.errno().to_errno().unsigned_abs(), reason.key())?;
+    match reason.found() {
+        Some(found) => write!(f, " found={found:#x}")?,
+        None => f.write_str(" found=-")?,
+    }
+    writeln!(f, " text={}", reason.words())
+}
+
+/// The first registration from index `at` on that belongs into `list`.
+fn registration_from(list: u32, at: u64) -> Option<(u64, Arc<Registration>)> {
+    let mut at = u32::try_from(at).ok()?;
+    loop {
+        let (index, registration) = registry::from_index(at)?;
+        let row = registration.row();
+        let listed = match list {
+            raw::NVPM_PROC_CALLBACKS => row.callback_ns != 0,
+            _ => row.stage != Stage::Gone,
+        };
+        if listed {
+            return Some((u64::from(index), registration));
+        }
+        at = index.checked_add(1)?;
+        shim::cond_resched();
+    }
+}
+
+/// Writes the file `stats`.
+///
+/// # Safety
+///
+/// Called by `shim.c` while the file is read: `seq` is valid.
+#[no_mangle]
+unsafe extern "C" fn nvpm_proc_stats(seq: *mut raw::seq_file) {
+    // INVARIANT: By this function's contract.
+    let _ = stats(&mut Seq(seq));
+}
+
+/// Moves `*at` to the first row of `list` from there on; 0 if there is none.
+///
+/// # Safety
+///
+/// Called by `shim.c` while the file is read: `at` is valid.
+#[no_mangle]
+unsafe extern "C" fn nvpm_proc_seek(list: u32, at: *mut u64) -> c_int {
+    // SAFETY: By this function's contract.
+    let at = unsafe { &mut *at };
+    let found = match list {
+        // Failures are numbered from 1, rows from 0.
+        raw::NVPM_PROC_FAILURES => report::failure_from(at.saturating_add(1)).map(|f| f.seq.saturating_sub(1)),
+        _ => registration_from(list, *at).map(|(index, _)| index),
+    };
+    match found {
+        Some(index) => {
+            *at = index;
+            1
+        }
+        None => 0,
+    }
+}
+
+/// Writes row `at` of `list`, unless it is gone by now.
+///
+/// # Safety
+///
+/// Called by `shim.c` while the file is read: `seq` is valid.
+#[no_mangle]
+unsafe extern "C" fn nvpm_proc_row(list: u32, at: u64, seq: *mut raw::seq_file) {
+    // INVARIANT: By this function's contract.
+    let mut f = Seq(seq);
+    let _ = match list {
+        raw::NVPM_PROC_FAILURES => match report::failure_from(at.saturating_add(1)) {
+            Some(found) if found.seq.checked_sub(1) == Some(at) => failure(&mut f, &found),
+            _ => Ok(()),
+        },
+        _ => match registration_from(list, at) {
+            Some((index, found)) if index == at => match list {
+                raw::NVPM_PROC_CALLBACKS => callback(&mut f, &found.row()),
+                _ => registration(&mut f, &found.row()),
+            },
+            _ => Ok(()),
+        },
+    };
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Why a registration of GPU memory is refused: as errno, as a word for programs, as words for people.
+
+use kernel::prelude::*;
+
+/// What is wrong with a table that the provider returned (rule 14).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TableFault {
+    /// Neither major version 1 nor 2.
+    Version(u32),
+    /// No page size that we know.
+    PageSize(u32),
+    /// The pages do not add up to the length that was asked for.
+    Entries(u32),
+    /// The array of pages, or a page in it, is missing.
+    NoPages,
+    /// A page's address is no multiple of the page size, or wraps.
+    Address,
+}
+
+/// Why a registration of GPU memory is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reason {
+    /// The provider says that this platform cannot pin this way.
+    NotSupported,
+    /// The provider says that the GPU is busy.
+    Busy,
+    /// The provider does not find the GPU.
+    NoGpu,
+    /// The start can be pinned, the whole cannot: BAR1 or memory is full.
+    OutOfBar,
+    /// The provider failed on memory that it knows.
+    ProviderFault,
+    /// The range starts in GPU memory and leaves its allocation.
+    LeavesAllocation,
+    /// Nobody can say whose memory it is, because the provider has no memory left to look.
+    Unproven,
+    /// The memory was freed while it was being registered.
+    Freed,
+    /// The provider's table cannot be trusted.
+    Table(TableFault),
+    /// The memory lies in no BAR, and only a persistent pin could be mapped by the provider.
+    OutsideBar,
+    /// The core named no DMA device.
+    NoDevice,
+    /// The provider can map for PCI devices only.
+    NotPci,
+    /// The provider says that this GPU and this NIC cannot reach each other.
+    Topology,
+    /// An address could not be mapped for the NIC.
+    DmaMapping,
+    /// The kernel is out of memory.
+    NoMemory,
+    /// More entries than the core can count.
+    TooManyEntries,
+    /// The core asks for another range than it acquired, or in the wrong order.
+    CoreOrder,
+}
+
+impl Reason {
+    /// What `ibv_reg_mr()` fails with.
+    pub(crate) fn errno(self) -> Error {
+        self.named_errno().1
+    }
+
+    /// The name of [`Self::errno`].
+    pub(crate) fn errno_name(self) -> &'static str {
+        self.named_errno().0
+    }
+
+    /// The provider's 524 (ENOTSUPP) has no name in user space, so it becomes EOPNOTSUPP.
+    fn named_errno(self) -> (&'static str, Error) {
+        const EOPNOTSUPP: i32 = -95;
+        match self {
+            Self::NotSupported | Self::OutsideBar | Self::NotPci | Self::Topology => {
+                ("EOPNOTSUPP", Error::from_errno(EOPNOTSUPP))
+            }
+            Self::Busy => ("EBUSY", EBUSY),
+            Self::NoGpu | Self::NoDevice => ("ENODEV", ENODEV),
+            Self::OutOfBar | Self::NoMemory | Self::Unproven => ("ENOMEM", ENOMEM),
+            Self::ProviderFault | Self::Table(_) | Self::DmaMapping => ("EIO", EIO),
+            Self::LeavesAllocation | Self::CoreOrder => ("EINVAL", EINVAL),
+            Self::Freed => ("EFAULT", EFAULT),
+            Self::TooManyEntries => ("EOVERFLOW", EOVERFLOW),
+        }
+    }
+
+    /// One of each kind, for lists. What a fault found is no part of its kind.
+    pub(crate) const ALL: [Self; 21] = [
+        Self::NotSupported,
+        Self::Busy,
+        Self::NoGpu,
+        Self::OutOfBar,
+        Self::ProviderFault,
+        Self::LeavesAllocation,
+        Self::Unproven,
+        Self::Freed,
+        Self::Table(TableFault::Version(0)),
+        Self::Table(TableFault::PageSize(0)),
+        Self::Table(TableFault::Entries(0)),
+        Self::Table(TableFault::NoPages),
+        Self::Table(TableFault::Address),
+        Self::OutsideBar,
+        Self::NoDevice,
+        Self::NotPci,
+        Self::Topology,
+        Self::DmaMapping,
+        Self::NoMemory,
+        Self::TooManyEntries,
+        Self::CoreOrder,
+    ];
+
+    /// Its name in `/proc/driver/nvidia-peermem` (docs/proc.md).
+    pub(crate) fn key(self) -> &'static str {
+        match self {
+            Self::NotSupported => "not_supported",
+            Self::Busy => "busy",
+            Self::NoGpu => "no_gpu",
+            Self::OutOfBar => "out_of_bar",
+            Self::ProviderFault => "provider_fault",
+            Self::LeavesAllocation => "leaves_allocation",
+            Self::Unproven => "unproven",
+            Self::Freed => "freed",
+            Self::Table(TableFault::Version(_)) => "table_version",
+            Self::Table(TableFault::PageSize(_)) => "table_page_size",
+            Self::Table(TableFault::Entries(_)) => "table_entries",
+            Self::Table(TableFault::NoPages) => "table_no_pages",
+            Self::Table(TableFault::Address) => "table_address",
+            Self::OutsideBar => "outside_bar",
+            Self::NoDevice => "no_device",
+            Self::NotPci => "not_pci",
+            Self::Topology => "topology",
+            Self::DmaMapping => "dma_mapping",
+            Self::NoMemory => "no_memory",
+            Self::TooManyEntries => "too_many_entries",
+            Self::CoreOrder => "core_order",
+        }
+    }
+
+    /// What is wrong, and what to do about it.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::NotSupported => {
+                "the GPU driver cannot pin on this platform (vGPU, MIG or confidential computing); use dma-buf"
+            }
+            Self::Busy => "the GPU driver is busy with this GPU (reset or MIG change?); try again",
+            Self::NoGpu => "the GPU driver does not find the GPU of this memory; see nvidia-smi",
+            Self::OutOfBar => {
+                "its start can be pinned but not all of it: BAR1 is full; see nvidia-smi -q -d MEMORY, deregister other buffers"
+            }
+            Self::ProviderFault => "the GPU driver failed to pin memory that it knows; see its lines in the kernel log",
+            Self::LeavesAllocation => {
+                "it starts in GPU memory but leaves its allocation; register each allocation by itself"
+            }
+            Self::Unproven => {
+                "the GPU driver is out of memory or BAR1 space and cannot say whether this is GPU memory; see nvidia-smi -q -d MEMORY"
+            }
+            Self::Freed => "the memory was freed while it was being registered",
+            Self::Table(TableFault::Version(_)) => {
+                "the GPU driver's page table has an unknown version; update this module to fit the driver"
+            }
+            Self::Table(TableFault::PageSize(_)) => {
+                "the GPU driver's page table has an unknown page size; update this module to fit the driver"
+            }
+            Self::Table(TableFault::Entries(_)) => "the GPU driver's page table has not as many entries as the range needs",
+            Self::Table(TableFault::NoPages) => "the GPU driver's page table has no pages",
+            Self::Table(TableFault::Address) => "the GPU driver's page table has a page at an impossible address",
+            Self::OutsideBar => {
+                "it lies in no BAR of a GPU (coherent memory), which a revocable pin cannot map; load with persistent_api_support=1"
+            }
+            Self::NoDevice => "the RDMA device named no DMA device; a software device cannot reach a GPU",
+            Self::NotPci => "it lies in no BAR of a GPU, and the GPU driver maps such memory for PCI devices only",
+            Self::Topology => "the GPU driver says that this GPU and this NIC cannot reach each other on this platform",
+            Self::DmaMapping => "it could not be mapped for the NIC; see IOMMU and DMA lines in the kernel log",
+            Self::NoMemory => "the kernel is out of memory",
+            Self::TooManyEntries => "it is in too many pieces for the RDMA core",
+            Self::CoreOrder => "the RDMA core asked for another range than it acquired, or out of order",
+        }
+    }
+
+    /// The offending number, where there is one.
+    pub(crate) fn found(self) -> Option<u32> {
+        match self {
+            Self::Table(TableFault::Version(found) | TableFault::PageSize(found) | TableFault::Entries(found)) => {
+                Some(found)
+            }
+            _ => None,
+        }
+    }
+}
