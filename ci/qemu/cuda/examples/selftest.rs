@@ -1,0 +1,183 @@
+//! In the machine: does the library answer as the real card did (cuda-driver-facts.md)? Speaks KTAP.
+
+use cuda::*;
+use std::ffi::{c_int, CStr};
+
+/// A page of the host, not CUDA's.
+static HOST: [u8; 4096] = [0; 4096];
+
+fn attribute(n: c_int) -> c_int {
+    let mut v = -1;
+    // SAFETY: a live local.
+    assert_eq!(unsafe { cuDeviceGetAttribute(&mut v, n, 0) }, 0, "attribute {n}");
+    v
+}
+
+fn pointer(n: c_int, at: u64) -> Result<u64, u32> {
+    let mut v = 0u64;
+    let to: *mut u64 = &mut v;
+    // SAFETY: a live local, as large as the largest attribute.
+    match unsafe { cuPointerGetAttribute(to.cast(), n, at) } {
+        0 => Ok(v),
+        rc => Err(rc),
+    }
+}
+
+fn alloc(size: usize) -> Result<u64, u32> {
+    let mut at = 0;
+    // SAFETY: a live local.
+    match unsafe { cuMemAlloc_v2(&mut at, size) } {
+        0 => Ok(at),
+        rc => Err(rc),
+    }
+}
+
+fn free(at: u64) -> u32 {
+    // SAFETY: takes no pointer that it follows.
+    unsafe { cuMemFree_v2(at) }
+}
+
+fn devices() {
+    let (mut n, mut d) = (0, 0);
+    let mut name = [0; 64];
+    let mut uuid = [0; 16];
+    // SAFETY: live locals with their lengths.
+    unsafe {
+        assert_eq!(cuDeviceGetCount(&mut n), 3);
+        assert_eq!(cuInit(0), 0);
+        assert_eq!(cuDeviceGetCount(&mut n), 0);
+        assert!(n >= 1);
+        assert_eq!(cuDeviceGet(&mut d, 99), 101);
+        assert_eq!(cuDeviceGet(&mut d, 0), 0);
+        assert_eq!(cuDeviceGetPCIBusId(name.as_mut_ptr(), 64, 0), 0);
+        assert_eq!(cuDeviceGetByPCIBusId(&mut d, name.as_ptr()), 0);
+        assert_eq!(d, 0);
+        assert_eq!(cuDeviceGetByPCIBusId(&mut d, c"ff:1f.7".as_ptr()), 101);
+        assert_eq!(cuDeviceGetName(name.as_mut_ptr(), 7, 0), 0);
+        assert_eq!(CStr::from_ptr(name.as_ptr()), c"NVIDIA");
+        assert_eq!(cuDeviceGetUuid(&mut uuid, 0), 0);
+    }
+    assert_ne!(uuid, [0; 16]);
+    // GPU_DIRECT_RDMA_SUPPORTED, UNIFIED_ADDRESSING, FLUSH_WRITES_OPTIONS, WRITES_ORDERING.
+    assert_eq!([116, 41, 117, 118].map(attribute), [1, 1, 1, 100]);
+    // INTEGRATED, PAGEABLE_MEMORY_ACCESS; and what this library lacks.
+    assert_eq!([18, 88, 124, 102, 110].map(attribute), [0; 5]);
+    // SAFETY: a live local.
+    assert_eq!(unsafe { cuDeviceGetAttribute(&mut n, 9999, 0) }, 1);
+}
+
+fn contexts() {
+    let (mut a, mut b, mut now) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+    assert_eq!(alloc(1), Err(201));
+    // SAFETY: live locals; contexts of this library.
+    unsafe {
+        assert_eq!(cuCtxCreate_v2(&mut a, 8, 7), 101);
+        assert_eq!(cuCtxCreate_v2(&mut a, 8, 0), 0);
+        let at = alloc(1 << 20).unwrap();
+        assert_eq!(cuDevicePrimaryCtxRetain(&mut b, 0), 0);
+        assert_eq!(cuCtxSetCurrent(b), 0);
+        assert_eq!(cuCtxGetCurrent(&mut now), 0);
+        assert_eq!(now, b);
+        assert_eq!(pointer(1, at), Ok(a as u64));
+        // Destroying a context frees its memory.
+        assert_eq!(cuCtxDestroy_v2(a), 0);
+        assert_eq!(cuCtxDestroy_v2(a), 201);
+        assert_eq!(pointer(7, at), Err(1));
+        assert_eq!(cuCtxSetCurrent(a), 201);
+    }
+}
+
+fn buffers() {
+    let mut last = 0;
+    for size in [1, 65536, 1 << 20, 64 << 20] {
+        let at = alloc(size).unwrap();
+        assert_eq!(at % (2 << 20), 0);
+        let (mut base, mut len) = (0, 0);
+        // SAFETY: live locals.
+        unsafe { assert_eq!(cuMemGetAddressRange_v2(&mut base, &mut len, at), 0) };
+        assert_eq!((base, len), (at, size));
+        let id = pointer(7, at).unwrap();
+        assert!(last == 0 || id == last + 1, "BUFFER_ID {id} after {last}");
+        assert_eq!(pointer(15, at), Ok(1));
+        assert_eq!(pointer(2, at).map(|v| v as u32), Ok(2));
+        // SAFETY: a live word; addresses that are only looked up.
+        unsafe {
+            let on: *const u32 = &1;
+            assert_eq!(cuPointerSetAttribute(on.cast(), 6, at), 0);
+            assert_eq!(cuPointerSetAttribute(on.cast(), 6, HOST.as_ptr() as u64), 1);
+        }
+        assert_eq!(free(at), 0);
+        assert_eq!(free(at), 1);
+        assert_eq!(pointer(7, at), Err(1));
+        // The same address again, under a new number.
+        assert_eq!(alloc(size), Ok(at));
+        last = pointer(7, at).unwrap();
+        assert_eq!(last, id + 1);
+        assert_eq!(free(at), 0);
+    }
+    assert_eq!(pointer(7, HOST.as_ptr() as u64), Err(1));
+    assert_eq!(alloc(0), Err(1));
+    assert_eq!(alloc(1 << 45), Err(2));
+    let mut fd = -1;
+    let to: *mut c_int = &mut fd;
+    let at = alloc(1 << 20).unwrap();
+    // SAFETY: a live local; the call refuses before it would write.
+    unsafe {
+        assert_eq!(cuMemGetHandleForAddressRange(to.cast(), at, 4095, 1, 0), 1);
+        assert_eq!(cuMemGetHandleForAddressRange(to.cast(), at, 4096, 1, 0), 801);
+    }
+    assert_eq!(free(at), 0);
+}
+
+fn copies() {
+    let (a, b) = (alloc(300_000).unwrap(), alloc(300_000).unwrap());
+    let bytes: Vec<u8> = (0..300_000u32).map(|i| (i * 31 + i / 65521) as u8).collect();
+    let mut back = vec![0u8; 300_000];
+    let mut pinned = std::ptr::null_mut();
+    // SAFETY: live buffers of the lengths that are copied.
+    unsafe {
+        assert_eq!(cuMemcpyHtoD_v2(a, bytes.as_ptr().cast(), 300_000), 0);
+        assert_eq!(cuMemcpyDtoD_v2(b, a + 1000, 299_000), 0);
+        assert_eq!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), b, 299_000), 0);
+        assert_eq!(back[..299_000], bytes[1000..]);
+        assert_eq!(cuMemcpyHtoD_v2(a + 1, bytes.as_ptr().cast(), 300_000), 1);
+        assert_eq!(cuMemsetD32_v2(a, 0x0102_0304, 100), 0);
+        assert_eq!(cuMemAllocHost_v2(&mut pinned, 4096), 0);
+        assert_eq!(cuMemcpy(pinned as u64, a, 400), 0);
+        assert_eq!(*pinned.cast::<u32>().add(99), 0x0102_0304);
+        assert_eq!(free(pinned as u64), 1);
+        assert_eq!(cuMemFreeHost(pinned), 0);
+        let mut managed = 0;
+        assert_eq!(cuMemAllocManaged(&mut managed, 4096, 1), 0);
+        assert_eq!(cuMemsetD8_v2(managed, 7, 4096), 0);
+        assert_eq!(*(managed as *const u8).add(4095), 7);
+        assert_eq!(free(managed), 0);
+    }
+    assert_eq!((free(a), free(b)), (0, 0));
+}
+
+fn fork() {
+    // SAFETY: the only thread; the child ends at once.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: no pointer is followed before the refusal.
+        unsafe { libc::_exit(i32::from(cuCtxSynchronize() != 3 || cuInit(0) != 3)) };
+    }
+    let mut status = -1;
+    // SAFETY: waiting for our own child.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    assert_eq!(status, 0);
+}
+
+fn main() {
+    let cases: &[(&str, fn())] =
+        &[("devices", devices), ("contexts", contexts), ("buffers", buffers), ("copies", copies), ("fork", fork)];
+    println!("KTAP version 1\n1..{}", cases.len());
+    let mut bad = 0;
+    for (i, (name, case)) in cases.iter().enumerate() {
+        let ok = std::panic::catch_unwind(case).is_ok();
+        bad += i32::from(!ok);
+        println!("{} {} {name}", if ok { "ok" } else { "not ok" }, i + 1);
+    }
+    std::process::exit(i32::from(bad != 0));
+}

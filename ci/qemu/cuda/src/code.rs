@@ -1,0 +1,47 @@
+//! `CUresult`: the codes that this library gives, with their names.
+
+use std::ffi::CStr;
+
+/// A `CUresult` other than success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Code {
+    /// A parameter is out of its range.
+    InvalidValue = 1,
+    /// No memory of the kind asked for.
+    OutOfMemory = 2,
+    /// `cuInit` was not called, or the process was forked after it.
+    NotInitialized = 3,
+    /// No GPU, or no driver.
+    NoDevice = 100,
+    /// No such GPU.
+    InvalidDevice = 101,
+    /// No context is current, or it is no context.
+    InvalidContext = 201,
+    /// The kernel refused.
+    OperatingSystem = 304,
+    /// No such function.
+    NotFound = 500,
+    /// This GPU cannot.
+    NotSupported = 801,
+    /// Anything else.
+    Unknown = 999,
+}
+
+/// Result inside the library.
+pub type Res<T> = Result<T, Code>;
+
+/// Value, name and sentence of every code, success included.
+pub const NAMES: &[(u32, &CStr, &CStr)] = &[
+    (0, c"CUDA_SUCCESS", c"no error"),
+    (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
+    (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
+    (3, c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
+    (100, c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
+    (101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
+    (201, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
+    (304, c"CUDA_ERROR_OPERATING_SYSTEM", c"OS call failed or operation not supported on this OS"),
+    (500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
+    (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
+    (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
+];

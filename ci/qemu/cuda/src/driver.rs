@@ -1,0 +1,355 @@
+//! What the library remembers: devices, contexts, buffers. Safe code; the C ABI is in `lib.rs`.
+
+use crate::code::{Code, Res};
+use nvlab::{Client, Info, Memory};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Where the bytes of a buffer are.
+#[derive(Debug)]
+pub enum Place {
+    /// Video memory.
+    Device(Memory),
+    /// Memory of the host.
+    Host {
+        /// Its pages.
+        pages: HostMap,
+        /// Managed (freed by `cuMemFree`), or page-locked (by `cuMemFreeHost`)?
+        managed: bool,
+    },
+}
+
+/// One allocation.
+#[derive(Debug)]
+pub struct Buffer {
+    /// First address.
+    pub base: u64,
+    /// Bytes asked for.
+    pub size: u64,
+    /// Grows by one per allocation of this process.
+    pub id: u64,
+    /// The context it belongs to.
+    pub context: usize,
+    /// The device of that context.
+    pub device: usize,
+    /// Where the bytes are.
+    pub place: Place,
+}
+
+impl Buffer {
+    /// Does the CPU reach it?
+    pub fn on_host(&self) -> bool {
+        !matches!(self.place, Place::Device(_))
+    }
+}
+
+/// Anonymous pages of this process.
+#[derive(Debug)]
+pub struct HostMap {
+    base: u64,
+    len: usize,
+}
+
+impl HostMap {
+    fn new(size: usize) -> Res<Self> {
+        let len = size.checked_next_multiple_of(4096).ok_or(Code::OutOfMemory)?;
+        // SAFETY: a new anonymous mapping where the kernel likes.
+        let p = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if p == libc::MAP_FAILED {
+            return Err(Code::OutOfMemory);
+        }
+        Ok(Self { base: p as u64, len })
+    }
+}
+
+impl HostMap {
+    /// Repeat a word over [offset, offset + len). `false`: that is not inside.
+    pub fn fill(&self, offset: u64, len: u64, word: &[u8]) -> bool {
+        let end = offset.checked_add(len);
+        if end.is_none_or(|e| e > self.len as u64) {
+            return false;
+        }
+        for (at, byte) in (self.base + offset..).zip(word.iter().cycle().take(len as usize)) {
+            // SAFETY: inside our own mapping, checked above; whoever else writes there is the
+            // program's own race.
+            unsafe { (at as *mut u8).write_volatile(*byte) };
+        }
+        true
+    }
+}
+
+impl Drop for HostMap {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nobody has it any more.
+        unsafe { libc::munmap(self.base as *mut _, self.len) };
+    }
+}
+
+struct Context {
+    device: usize,
+    primary: bool,
+}
+
+#[derive(Default)]
+struct State {
+    contexts: BTreeMap<usize, Context>,
+    last_context: usize,
+    /// Per device: the primary context and how often it is retained.
+    primary: BTreeMap<usize, (usize, u32)>,
+    buffers: BTreeMap<u64, Arc<Buffer>>,
+    last_buffer: u64,
+}
+
+/// The initialised driver of this process.
+pub struct Driver {
+    pid: u32,
+    client: Client,
+    devices: Vec<Info>,
+    state: Mutex<State>,
+}
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+
+thread_local! {
+    /// Contexts of this thread, current one last.
+    static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// `cuInit`.
+pub fn init(flags: u32) -> Res<()> {
+    if flags != 0 {
+        return Err(Code::InvalidValue);
+    }
+    if DRIVER.get().is_none() {
+        let client = Client::open().map_err(|_| Code::NoDevice)?;
+        let first = client.info(0).map_err(|_| Code::NoDevice)?;
+        let devices = std::iter::once(Ok(first))
+            .chain((1..first.gpus).map(|i| client.info(i)))
+            .collect::<Result<_, _>>()
+            .map_err(|_| Code::OperatingSystem)?;
+        // A second thread that came first has made the same thing.
+        let _ = DRIVER.set(Driver { pid: std::process::id(), client, devices, state: Mutex::default() });
+    }
+    driver().map(drop)
+}
+
+/// The driver, if `cuInit` was called in this very process.
+pub fn driver() -> Res<&'static Driver> {
+    DRIVER.get().filter(|d| d.pid == std::process::id()).ok_or(Code::NotInitialized)
+}
+
+impl Driver {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the GPUs are.
+    pub fn devices(&self) -> &[Info] {
+        &self.devices
+    }
+
+    /// A device by its number.
+    pub fn device(&self, device: i32) -> Res<(usize, &Info)> {
+        let n = usize::try_from(device).map_err(|_| Code::InvalidDevice)?;
+        self.devices.get(n).map(|d| (n, d)).ok_or(Code::InvalidDevice)
+    }
+
+    /// Free video memory of a device now.
+    pub fn memory_free(&self, device: usize) -> Res<u64> {
+        u32::try_from(device)
+            .ok()
+            .and_then(|d| self.client.info(d).ok())
+            .map(|i| i.memory_free)
+            .ok_or(Code::OperatingSystem)
+    }
+
+    /// `cuCtxCreate`: a new context, current in this thread.
+    pub fn create(&self, device: i32) -> Res<usize> {
+        let (device, _) = self.device(device)?;
+        let context = self.state().add(device, false);
+        STACK.with_borrow_mut(|s| s.push(context));
+        Ok(context)
+    }
+
+    /// `cuCtxDestroy`: the context's memory goes with it.
+    pub fn destroy(&self, context: usize) -> Res<()> {
+        let gone = {
+            let mut state = self.state();
+            match state.contexts.get(&context) {
+                Some(c) if !c.primary => {}
+                _ => return Err(Code::InvalidContext),
+            }
+            state.end(context)
+        };
+        // Outside the lock: freeing waits for callbacks in the kernel.
+        drop(gone);
+        STACK.with_borrow_mut(|s| {
+            if s.last() == Some(&context) {
+                s.pop();
+            }
+        });
+        Ok(())
+    }
+
+    /// `cuDevicePrimaryCtxRetain`.
+    pub fn retain(&self, device: i32) -> Res<usize> {
+        let (device, _) = self.device(device)?;
+        let mut state = self.state();
+        if let Some((context, count)) = state.primary.get_mut(&device) {
+            *count += 1;
+            return Ok(*context);
+        }
+        let context = state.add(device, true);
+        state.primary.insert(device, (context, 1));
+        Ok(context)
+    }
+
+    /// `cuDevicePrimaryCtxRelease`, and `Reset` with `all`.
+    pub fn release(&self, device: i32, all: bool) -> Res<()> {
+        let (device, _) = self.device(device)?;
+        let gone = {
+            let mut state = self.state();
+            let Some((context, count)) = state.primary.get_mut(&device) else {
+                return if all { Ok(()) } else { Err(Code::InvalidContext) };
+            };
+            *count -= 1;
+            if *count != 0 && !all {
+                return Ok(());
+            }
+            let context = *context;
+            state.primary.remove(&device);
+            state.end(context)
+        };
+        drop(gone);
+        Ok(())
+    }
+
+    /// The current context, 0 for none.
+    pub fn current(&self) -> usize {
+        STACK.with_borrow(|s| s.last().copied().unwrap_or(0))
+    }
+
+    /// `cuCtxSetCurrent`: 0 takes the current one away.
+    pub fn set_current(&self, context: usize) -> Res<()> {
+        self.check(context)?;
+        STACK.with_borrow_mut(|s| {
+            s.pop();
+            if context != 0 {
+                s.push(context);
+            }
+        });
+        Ok(())
+    }
+
+    /// `cuCtxPushCurrent`.
+    pub fn push(&self, context: usize) -> Res<()> {
+        if context == 0 {
+            return Err(Code::InvalidContext);
+        }
+        self.check(context)?;
+        STACK.with_borrow_mut(|s| s.push(context));
+        Ok(())
+    }
+
+    /// `cuCtxPopCurrent`.
+    pub fn pop(&self) -> Res<usize> {
+        STACK.with_borrow_mut(Vec::pop).ok_or(Code::InvalidContext)
+    }
+
+    fn check(&self, context: usize) -> Res<()> {
+        if context == 0 || self.state().contexts.contains_key(&context) {
+            Ok(())
+        } else {
+            Err(Code::InvalidContext)
+        }
+    }
+
+    /// The current context and its device.
+    pub fn here(&self) -> Res<(usize, usize)> {
+        let context = self.current();
+        self.state().contexts.get(&context).map(|c| (context, c.device)).ok_or(Code::InvalidContext)
+    }
+
+    /// `cuMemAlloc`.
+    pub fn alloc(&self, size: u64) -> Res<u64> {
+        let (context, device) = self.here()?;
+        if size == 0 {
+            return Err(Code::InvalidValue);
+        }
+        if size > self.devices.get(device).map_or(0, |d| d.memory) {
+            return Err(Code::OutOfMemory);
+        }
+        let gpu = u32::try_from(device).map_err(|_| Code::InvalidDevice)?;
+        let memory = self.client.alloc(gpu, size).map_err(|e| match e.errno() {
+            Some(libc::ENOMEM) => Code::OutOfMemory,
+            _ => Code::OperatingSystem,
+        })?;
+        Ok(self.keep(memory.va(), size, context, device, Place::Device(memory)))
+    }
+
+    /// `cuMemAllocHost` and, with `managed`, `cuMemAllocManaged`.
+    pub fn alloc_host(&self, size: u64, managed: bool) -> Res<u64> {
+        let (context, device) = self.here()?;
+        let len = usize::try_from(size).map_err(|_| Code::OutOfMemory)?;
+        if len == 0 {
+            return Err(Code::InvalidValue);
+        }
+        let pages = HostMap::new(len)?;
+        let base = pages.base;
+        Ok(self.keep(base, size, context, device, Place::Host { pages, managed }))
+    }
+
+    fn keep(&self, base: u64, size: u64, context: usize, device: usize, place: Place) -> u64 {
+        let mut state = self.state();
+        state.last_buffer += 1;
+        let buffer = Buffer { base, size, id: state.last_buffer, context, device, place };
+        state.buffers.insert(base, Arc::new(buffer));
+        base
+    }
+
+    /// `cuMemFree` (device and managed memory) and `cuMemFreeHost` (page-locked memory).
+    pub fn free(&self, base: u64, pinned: bool) -> Res<()> {
+        let gone = {
+            let mut state = self.state();
+            match state.buffers.get(&base) {
+                Some(b) if matches!(b.place, Place::Host { managed: false, .. }) == pinned => {}
+                _ => return Err(Code::InvalidValue),
+            }
+            state.buffers.remove(&base)
+        };
+        // Outside the lock: freeing waits for callbacks in the kernel.
+        drop(gone);
+        Ok(())
+    }
+
+    /// The buffer that an address lies in.
+    pub fn buffer(&self, at: u64) -> Option<Arc<Buffer>> {
+        self.state().buffers.range(..=at).next_back().map(|(_, b)| b).filter(|b| at - b.base < b.size).cloned()
+    }
+}
+
+impl State {
+    fn add(&mut self, device: usize, primary: bool) -> usize {
+        // Programs only hand these back; a multiple of a page looks like a pointer.
+        self.last_context += 0x1000;
+        self.contexts.insert(self.last_context, Context { device, primary });
+        self.last_context
+    }
+
+    /// Forget a context; its buffers are for the caller to drop without the lock.
+    fn end(&mut self, context: usize) -> Vec<Arc<Buffer>> {
+        self.contexts.remove(&context);
+        let bases: Vec<u64> = self.buffers.values().filter(|b| b.context == context).map(|b| b.base).collect();
+        bases.iter().filter_map(|b| self.buffers.remove(b)).collect()
+    }
+}
