@@ -282,9 +282,29 @@ struct Pair {
     supported: bool,
 }
 
+/// The pairs that were asked for. A table and no list, so that nothing is allocated under its lock; more pairs than it
+/// holds are asked for at each registration.
+struct Pairs {
+    known: [Option<Pair>; 256],
+}
+
+impl Pairs {
+    fn find(&self, gpu: u32, nic: u32) -> Option<bool> {
+        self.known.iter().map_while(|pair| *pair).find(|pair| pair.gpu == gpu && pair.nic == nic).map(|p| p.supported)
+    }
+
+    fn remember(&mut self, pair: Pair) {
+        if self.find(pair.gpu, pair.nic).is_none() {
+            if let Some(free) = self.known.iter_mut().find(|known| known.is_none()) {
+                *free = Some(pair);
+            }
+        }
+    }
+}
+
 global_lock! {
     // SAFETY: Initialised in `init()`, before any client is registered.
-    unsafe(uninit) static PAIRS: Mutex<KVec<Pair>> = KVec::new();
+    unsafe(uninit) static PAIRS: Mutex<Pairs> = Pairs { known: [None; 256] };
 }
 
 /// Initialises what this file keeps for the whole module.
@@ -307,7 +327,7 @@ fn ask_topology(gpu: u32, device: Device, table: NonNull<raw::nvidia_p2p_page_ta
         return Ok(());
     }
     let nic = device.number();
-    let known = PAIRS.lock().iter().find(|pair| pair.gpu == gpu && pair.nic == nic).map(|pair| pair.supported);
+    let known = PAIRS.lock().find(gpu, nic);
     let supported = match known {
         Some(supported) => supported,
         None => {
@@ -325,11 +345,7 @@ fn ask_topology(gpu: u32, device: Device, table: NonNull<raw::nvidia_p2p_page_ta
                 // Any other failure says nothing about the pair: ask again next time.
                 Err(_) => return Ok(()),
             };
-            let mut pairs = PAIRS.lock();
-            if !pairs.iter().any(|pair| pair.gpu == gpu && pair.nic == nic) {
-                // Without memory the pair is asked again next time.
-                let _ = pairs.push(Pair { gpu, nic, supported }, GFP_KERNEL);
-            }
+            PAIRS.lock().remember(Pair { gpu, nic, supported });
             supported
         }
     };

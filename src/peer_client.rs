@@ -234,6 +234,7 @@ impl Drop for Loaded {
         drop(self.first.take());
         invalidate::wait_for_callbacks();
         invalidate::drain();
+        registry::clear();
     }
 }
 

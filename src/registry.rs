@@ -59,6 +59,12 @@ pub(crate) unsafe fn init() {
     unsafe { REGISTRY.init() };
 }
 
+/// Gives the memory back. For unloading: nothing is registered any more.
+pub(crate) fn clear() {
+    // Dropped behind the lock.
+    let _old = core::mem::replace(&mut *REGISTRY.lock(), Registry::new());
+}
+
 fn split(ticket: u64) -> Option<(u32, u32)> {
     Some((u32::try_from(ticket >> 32).ok()?, u32::try_from(ticket & u64::from(u32::MAX)).ok()?))
 }

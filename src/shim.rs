@@ -78,7 +78,9 @@ impl ModuleRef {
     /// `None` once the module is being unloaded.
     pub(crate) fn get() -> Option<Self> {
         // SAFETY: No precondition.
-        (unsafe { raw::nvpm_module_get() } != 0).then_some(Self(()))
+        let got = unsafe { raw::nvpm_module_get() } != 0;
+        // Not `then_some()`: that would make a reference, and give it back, also where none was got.
+        got.then(|| Self(()))
     }
 }
 
