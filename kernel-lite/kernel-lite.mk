@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: GPL-2.0
+# Builds src/peer_client.o on kernels without Rust: core, pin-init and kernel-lite as rlibs of bitcode, then one object
+# with what is used of them (fat LTO). Included by Kbuild. Variables:
+#   RUSTC       any rustc from 1.85 on, with its rust-src
+#   NVPM_DEPS   folder with pin-init, syn, quote and proc-macro2 of the kernel's rust/ (`make deps`)
+# What every flag is for, and what went wrong without it: docs/kernel-lite.md.
+
+RUSTC ?= rustc
+NVPM_DEPS ?= $(src)/kernel-lite/deps
+export RUSTC_BOOTSTRAP := 1
+
+kl := $(obj)/kernel-lite
+kl-src := $(src)/kernel-lite
+kl-comma := ,
+kl-core := $(shell MAKEFLAGS= $(RUSTC) --print sysroot)/lib/rustlib/src/rust/library/core
+kl-rustc-minor := $(word 3,$(subst ., ,$(shell MAKEFLAGS= $(RUSTC) --version)))
+kl-core-edition := $(or $(shell sed -n 's/^edition = "\(.*\)"/\1/p' $(kl-core)/Cargo.toml 2>/dev/null),2021)
+
+# The built-in target: the format of target.json files changes from one rustc to the next. It is a position-independent
+# one by default, and the loader knows no GOT.
+kl-flags = --target=x86_64-unknown-none --edition=$(or $(kl-edition),2021) -Crelocation-model=static -Ccode-model=kernel -Zplt=yes \
+	-Zdirect-access-external-data=yes -Cno-redzone=y -Cpanic=abort -Copt-level=2 -Ccodegen-units=1 \
+	-Cforce-unwind-tables=n -Csymbol-mangling-version=v0 -Cdebuginfo=0 -Coverflow-checks=n
+
+# $(call kl-option,<spelling>...): the first that this rustc knows; within one, a colon stands for a space.
+kl-option = $(shell for flags in $(1); do \
+	flags=$$(echo "$$flags" | tr : ' '); \
+	printf '%s' '$(pound)![no_core]' | MAKEFLAGS= $(RUSTC) --target=x86_64-unknown-none --sysroot=/dev/null --crate-type=rlib \
+	--crate-name=probe -Zcrate-attr='feature(no_core)' -Dwarnings $$flags --emit=metadata=/dev/null - >/dev/null 2>&1 && \
+	{ echo "$$flags"; exit; }; done; echo "-kernel-lite-no-spelling-of=$(firstword $(1))")
+
+# From 1.93 on a codegen option.
+kl-no-jump-tables = $(call kl-option,-Cjump-tables=n -Zno-jump-tables)
+# Around 1.90 the target features became options of their own.
+kl-retpoline = $(call kl-option,-Zretpoline-external-thunk \
+	-Ctarget-feature=+retpoline-external-thunk$(kl-comma)+retpoline-indirect-branches$(kl-comma)+retpoline-indirect-calls)
+kl-cs-prefix = $(call kl-option,-Zindirect-branch-cs-prefix)
+
+# Each option of the kernel under its names from 6.1 on.
+kl-config-retpoline := $(CONFIG_MITIGATION_RETPOLINE)$(CONFIG_RETPOLINE)
+kl-config-rethunk := $(CONFIG_MITIGATION_RETHUNK)$(CONFIG_RETHUNK)
+kl-config-sls := $(CONFIG_MITIGATION_SLS)$(CONFIG_SLS)
+
+kl-flags += $(if $(CONFIG_X86_KERNEL_IBT),-Zcf-protection=branch)
+# IBT and retpolines rule jump tables out; without them it is objtool that cannot follow some.
+kl-flags += $(kl-no-jump-tables)
+kl-flags += $(if $(kl-config-retpoline),$(kl-retpoline) $(kl-cs-prefix))
+# With thunks for returns and indirect jumps nothing is left that straight-line speculation could pass.
+kl-flags += $(if $(kl-config-rethunk),-Zfunction-return=thunk-extern,$(if \
+	$(kl-config-sls),-Ctarget-feature=+harden-sls-ijmp$(kl-comma)+harden-sls-ret))
+kl-flags += $(if $(CONFIG_CALL_PADDING),-Zpatchable-function-entry=$(CONFIG_FUNCTION_PADDING_BYTES)$(kl-comma)$(CONFIG_FUNCTION_PADDING_BYTES))
+kl-flags += $(if $(CONFIG_FRAME_POINTER),-Cforce-frame-pointers=y)
+# As KL_MUTEX_WORDS in helpers.h.
+kl-cfgs := --check-cfg='cfg(kl_debug_locks)' $(if $(CONFIG_DEBUG_MUTEXES)$(CONFIG_DEBUG_LOCK_ALLOC),--cfg kl_debug_locks)
+
+# Proc macros run on the host.
+kl-host-flags := -O --cap-lints=allow -Clinker=$(HOSTCC) -L$(kl)
+kl-syn-features := clone-impls derive full parsing printing proc-macro visit visit-mut
+
+# fixdep of older kernels does not know rustc's comments.
+kl-fix-depfile = sed -i '/^$(pound)/d' $(depfile)
+
+quiet_cmd_kl_host = RUSTC H $@
+      cmd_kl_host = $(RUSTC) $(kl-host-flags) $(kl-args) --crate-name $(patsubst lib%,%,$(basename $(notdir $@))) \
+	--emit=link=$@ $<
+quiet_cmd_kl_lib = RUSTC L $@
+      cmd_kl_lib = $(RUSTC) $(kl-flags) --sysroot=/dev/null -L$(kl) --crate-type rlib -Clinker-plugin-lto $(kl-args) \
+	--crate-name $(patsubst lib%,%,$(basename $(notdir $@))) --emit=dep-info=$(depfile) --emit=link=$@ $<; \
+	$(kl-fix-depfile)
+# LTO takes place only where there is something to link, so an archive is made that nobody uses.
+quiet_cmd_kl_module = RUSTC $(quiet_modtag) $@
+      cmd_kl_module = $(RUSTC) $(kl-flags) --sysroot=/dev/null -L$(kl) --crate-type staticlib -Clto=fat --cfg MODULE \
+	-Zcrate-attr=no_std -Zcrate-attr='feature(used_with_arg)' --extern pin_init --extern kernel \
+	-Dunsafe_op_in_unsafe_fn -Wrust_2018_idioms -Wunreachable_pub $(NVPM_RUSTFLAGS) \
+	--emit=dep-info=$(depfile) --emit=obj=$@ --emit=link=$(@:.o=.a) $<; \
+	$(kl-fix-depfile) $(cmd_objtool)
+
+$(kl)/libproc_macro2.rlib: private kl-args = --edition=2021 --crate-type rlib --cfg 'feature="proc-macro"' \
+	--cfg wrap_proc_macro $(if $(shell [ $(kl-rustc-minor) -ge 88 ] && echo y),--cfg proc_macro_span_file --cfg proc_macro_span_location)
+$(kl)/libproc_macro2.rlib: $(NVPM_DEPS)/proc-macro2/lib.rs FORCE
+	+$(call if_changed,kl_host)
+$(kl)/libquote.rlib: private kl-args = --edition=2018 --crate-type rlib --extern proc_macro2 --cfg 'feature="proc-macro"'
+$(kl)/libquote.rlib: $(NVPM_DEPS)/quote/lib.rs $(kl)/libproc_macro2.rlib FORCE
+	+$(call if_changed,kl_host)
+$(kl)/libsyn.rlib: private kl-args = --edition=2021 --crate-type rlib --extern proc_macro2 --extern quote \
+	$(foreach feature,$(kl-syn-features),--cfg 'feature="$(feature)"')
+$(kl)/libsyn.rlib: $(NVPM_DEPS)/syn/lib.rs $(kl)/libquote.rlib FORCE
+	+$(call if_changed,kl_host)
+$(kl)/libpin_init_internal.so: private kl-args = --edition=2021 --crate-type proc-macro --extern proc_macro \
+	--extern proc_macro2 --extern quote --extern syn --cfg kernel --cfg USE_RUSTC_FEATURES
+$(kl)/libpin_init_internal.so: $(NVPM_DEPS)/pin-init/internal/src/lib.rs $(kl)/libsyn.rlib FORCE
+	+$(call if_changed,kl_host)
+
+$(kl)/libcore.rlib: private kl-args = --cap-lints=allow --cfg no_fp_fmt_parse
+$(kl)/libcore.rlib: private kl-edition = $(kl-core-edition)
+$(kl)/libcore.rlib: $(kl-core)/src/lib.rs FORCE
+	+$(call if_changed_dep,kl_lib)
+$(kl)/libcompiler_builtins.rlib: $(kl-src)/compiler_builtins.rs $(kl)/libcore.rlib FORCE
+	+$(call if_changed_dep,kl_lib)
+$(kl)/libpin_init.rlib: private kl-args = --cap-lints=allow --cfg kernel --cfg USE_RUSTC_FEATURES \
+	--extern pin_init_internal
+$(kl)/libpin_init.rlib: $(NVPM_DEPS)/pin-init/src/lib.rs $(kl)/libcompiler_builtins.rlib \
+		$(kl)/libpin_init_internal.so FORCE
+	+$(call if_changed_dep,kl_lib)
+$(kl)/libkernel.rlib: private kl-args = --extern pin_init $(kl-cfgs)
+$(kl)/libkernel.rlib: $(kl-src)/kernel/lib.rs $(kl)/libpin_init.rlib FORCE
+	+$(call if_changed_dep,kl_lib)
+
+$(obj)/src/peer_client.o: $(src)/src/peer_client.rs $(kl)/libkernel.rlib FORCE
+	+$(call if_changed_dep,kl_module)
+
+targets += $(addprefix kernel-lite/,libproc_macro2.rlib libquote.rlib libsyn.rlib libpin_init_internal.so \
+	libcore.rlib libcompiler_builtins.rlib libpin_init.rlib libkernel.rlib)

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! C types as the kernel maps them: `char` is unsigned, `long` is as wide as a pointer.
+
+#![allow(non_camel_case_types)]
+
+pub use core::ffi::{c_int, c_longlong, c_schar, c_short, c_uchar, c_uint, c_ulonglong, c_ushort, c_void, CStr};
+
+/// C's `char`.
+pub type c_char = u8;
+/// C's `long`.
+pub type c_long = isize;
+/// C's `unsigned long`.
+pub type c_ulong = usize;

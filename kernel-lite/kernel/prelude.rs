@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What `use kernel::prelude::*` brings along.
+
+#[doc(no_inline)]
+pub use crate::{
+    alloc::{flags::*, KVVec, KVec},
+    error::{code::*, Error, Result},
+    ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void, CStr},
+    init::InPlaceInit,
+    module, pr_err, pr_info, pr_warn, ThisModule,
+};
+#[doc(no_inline)]
+pub use core::{
+    mem::{align_of, align_of_val, size_of, size_of_val},
+    pin::Pin,
+};
+#[doc(no_inline)]
+pub use pin_init::{init, pin_data, pin_init, pinned_drop, InPlaceWrite, Init, PinInit, Zeroable};

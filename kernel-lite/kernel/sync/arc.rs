@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A counted pointer.
+
+use crate::alloc::{AllocError, Allocator, Flags, Kmalloc, Room};
+use crate::ffi::c_void;
+use crate::init::InPlaceInit;
+use crate::types::ForeignOwnable;
+use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
+use core::ops::Deref;
+use core::ptr::NonNull;
+use core::sync::atomic::{fence, AtomicI32, Ordering};
+use pin_init::PinInit;
+
+/// Where a count that was misused stays: a leak, but never a use after free. As `refcount_t`.
+const SATURATED: i32 = i32::MIN / 2;
+
+/// A counter of references.
+struct Refcount(AtomicI32);
+
+impl Refcount {
+    fn inc(&self) {
+        // A new reference comes from an old one, so nothing needs to be ordered.
+        if self.0.fetch_add(1, Ordering::Relaxed) <= 0 {
+            self.0.store(SATURATED, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether this was the last reference: then everything that others did with theirs is visible.
+    fn dec_and_test(&self) -> bool {
+        let before = self.0.fetch_sub(1, Ordering::Release);
+        if before == 1 {
+            fence(Ordering::Acquire);
+            return true;
+        }
+        if before <= 0 {
+            self.0.store(SATURATED, Ordering::Relaxed);
+        }
+        false
+    }
+}
+
+struct ArcInner<T> {
+    refcount: Refcount,
+    data: T,
+}
+
+/// A counted pointer to a `T`, which is pinned. A count that overflows saturates.
+///
+/// # Invariants
+///
+/// `ptr` came from [`Kmalloc`] and is initialised; one of its references is this one's.
+pub struct Arc<T> {
+    ptr: NonNull<ArcInner<T>>,
+    _owned: PhantomData<ArcInner<T>>,
+}
+
+// SAFETY: Whoever has one may share the `T`, and whoever drops the last one drops the `T`.
+unsafe impl<T: Sync + Send> Send for Arc<T> {}
+
+// SAFETY: Whoever shares one may clone it.
+unsafe impl<T: Sync + Send> Sync for Arc<T> {}
+
+impl<T> Arc<T> {
+    fn inner(&self) -> &ArcInner<T> {
+        // SAFETY: By the invariant it is initialised, and lives as long as this reference.
+        unsafe { self.ptr.as_ref() }
+    }
+}
+
+impl<T> InPlaceInit<T> for Arc<T> {
+    type PinnedSelf = Self;
+
+    fn try_pin_init<E>(init: impl PinInit<T, E>, flags: Flags) -> Result<Self, E>
+    where
+        E: From<AllocError>,
+    {
+        let room = Room::<ArcInner<T>, Kmalloc>::new(flags)?;
+        let inner = room.as_ptr();
+        // SAFETY: The memory is valid for writing.
+        unsafe { (&raw mut (*inner).refcount).write(Refcount(AtomicI32::new(1))) };
+        // SAFETY: The memory is valid for writing, and will not move. After an error nothing is left in it.
+        unsafe { init.__pinned_init(&raw mut (*inner).data)? };
+        // INVARIANT: Both fields were just initialised, and the count is this one.
+        Ok(Self { ptr: room.take(), _owned: PhantomData })
+    }
+}
+
+impl<T> Clone for Arc<T> {
+    fn clone(&self) -> Self {
+        self.inner().refcount.inc();
+        // INVARIANT: Just counted.
+        Self { ptr: self.ptr, _owned: PhantomData }
+    }
+}
+
+impl<T> Drop for Arc<T> {
+    fn drop(&mut self) {
+        if self.inner().refcount.dec_and_test() {
+            // SAFETY: There is no other reference, so nobody looks at it any more; by the invariant it came from
+            // `Kmalloc`.
+            unsafe {
+                (&raw mut (*self.ptr.as_ptr()).data).drop_in_place();
+                Kmalloc::free(self.ptr.cast());
+            }
+        }
+    }
+}
+
+impl<T> Deref for Arc<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.inner().data
+    }
+}
+
+// SAFETY: The pointer is one to an `ArcInner`, and so aligned as that.
+unsafe impl<T: 'static> ForeignOwnable for Arc<T> {
+    const FOREIGN_ALIGN: usize = align_of::<ArcInner<T>>();
+
+    type Borrowed<'a> = ArcBorrow<'a, T>;
+
+    fn into_foreign(self) -> *mut c_void {
+        ManuallyDrop::new(self).ptr.as_ptr().cast()
+    }
+
+    unsafe fn from_foreign(ptr: *mut c_void) -> Self {
+        // SAFETY: By this function's contract it came from `into_foreign()`, where it was not NULL.
+        let ptr = unsafe { NonNull::new_unchecked(ptr.cast()) };
+        // INVARIANT: The reference that `into_foreign()` gave away.
+        Self { ptr, _owned: PhantomData }
+    }
+
+    unsafe fn borrow<'a>(ptr: *mut c_void) -> ArcBorrow<'a, T> {
+        // SAFETY: By this function's contract it came from `into_foreign()`, and its reference lives as long as `'a`.
+        ArcBorrow(unsafe { &*ptr.cast() })
+    }
+}
+
+/// A borrowed [`Arc`].
+pub struct ArcBorrow<'a, T>(&'a ArcInner<T>);
+
+impl<T> Deref for ArcBorrow<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0.data
+    }
+}

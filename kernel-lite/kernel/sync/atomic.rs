@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Atomics, with orderings as types.
+
+use core::cell::UnsafeCell;
+use core::sync::atomic as core_atomic;
+
+/// No ordering.
+pub struct Relaxed;
+/// What follows stays behind.
+pub struct Acquire;
+/// What precedes stays before.
+pub struct Release;
+/// What precedes stays before and what follows stays behind, as with a full memory barrier on either side.
+pub struct Full;
+
+mod ordering {
+    use super::core_atomic::Ordering as Core;
+
+    /// Any ordering.
+    pub trait Ordering {
+        /// The nearest one of `core`.
+        const CORE: Core;
+        /// Whether barriers make up for what `core` has no ordering for.
+        const FULL: bool = false;
+    }
+    /// An ordering of loads.
+    pub trait AcquireOrRelaxed: Ordering {}
+    /// An ordering of stores.
+    pub trait ReleaseOrRelaxed: Ordering {}
+
+    impl Ordering for super::Relaxed {
+        const CORE: Core = Core::Relaxed;
+    }
+    impl Ordering for super::Acquire {
+        const CORE: Core = Core::Acquire;
+    }
+    impl Ordering for super::Release {
+        const CORE: Core = Core::Release;
+    }
+    impl Ordering for super::Full {
+        const CORE: Core = Core::SeqCst;
+        const FULL: bool = true;
+    }
+    impl AcquireOrRelaxed for super::Relaxed {}
+    impl AcquireOrRelaxed for super::Acquire {}
+    impl ReleaseOrRelaxed for super::Relaxed {}
+    impl ReleaseOrRelaxed for super::Release {}
+}
+
+use ordering::{AcquireOrRelaxed, Ordering, ReleaseOrRelaxed};
+
+/// Runs a read-modify-write operation between the barriers that its ordering needs.
+fn ordered<T, O: Ordering>(operation: impl FnOnce() -> T) -> T {
+    if O::FULL {
+        core_atomic::fence(core_atomic::Ordering::SeqCst);
+    }
+    let value = operation();
+    if O::FULL {
+        core_atomic::fence(core_atomic::Ordering::SeqCst);
+    }
+    value
+}
+
+/// A value that is read and written in one piece.
+#[repr(transparent)]
+pub struct Atomic<T>(UnsafeCell<T>);
+
+// SAFETY: Every access is atomic.
+unsafe impl<T: Send> Sync for Atomic<T> {}
+
+impl<T> Atomic<T> {
+    /// Holds `value`.
+    pub const fn new(value: T) -> Self {
+        Self(UnsafeCell::new(value))
+    }
+}
+
+macro_rules! atomic {
+    ($type:ty, $core:ident) => {
+        impl Atomic<$type> {
+            fn core(&self) -> &core_atomic::$core {
+                // SAFETY: The pointer is valid and aligned as long as `self`, and is used for atomic accesses only.
+                unsafe { core_atomic::$core::from_ptr(self.0.get()) }
+            }
+
+            /// Reads.
+            #[inline]
+            pub fn load<O: AcquireOrRelaxed>(&self, _: O) -> $type {
+                self.core().load(O::CORE)
+            }
+
+            /// Writes.
+            #[inline]
+            pub fn store<O: ReleaseOrRelaxed>(&self, value: $type, _: O) {
+                self.core().store(value, O::CORE);
+            }
+
+            /// Writes, and returns what was there.
+            #[inline]
+            pub fn xchg<O: Ordering>(&self, value: $type, _: O) -> $type {
+                ordered::<_, O>(|| self.core().swap(value, O::CORE))
+            }
+        }
+    };
+}
+
+atomic!(u64, AtomicU64);
+atomic!(bool, AtomicBool);
+
+impl Atomic<u64> {
+    /// Adds, wrapping, and returns what was there.
+    #[inline]
+    pub fn fetch_add<O: Ordering>(&self, value: u64, _: O) -> u64 {
+        ordered::<_, O>(|| self.core().fetch_add(value, O::CORE))
+    }
+
+    /// Writes `new` if `old` is there. `Ok` with the old value if so, else `Err` with the one that was there: then nothing
+    /// is ordered.
+    #[inline]
+    pub fn cmpxchg<O: Ordering>(&self, old: u64, new: u64, _: O) -> Result<u64, u64> {
+        ordered::<_, O>(|| self.core().compare_exchange(old, new, O::CORE, core_atomic::Ordering::Relaxed))
+    }
+
+    /// Subtracts, wrapping, and returns what was there.
+    #[inline]
+    pub fn fetch_sub<O: Ordering>(&self, value: u64, _: O) -> u64 {
+        ordered::<_, O>(|| self.core().fetch_sub(value, O::CORE))
+    }
+}
