@@ -83,6 +83,15 @@ pub fn trace() -> Result<Vec<Event>> {
     Ok(events)
 }
 
+/// The client that said "mine" last.
+pub fn last_owner() -> Result<String> {
+    trace()?
+        .into_iter()
+        .rfind(|e| e.callback == "acquire" && e.ret > 0)
+        .map(|e| e.client)
+        .context("no client said \"mine\" since the trace was emptied")
+}
+
 /// A hold point of the core; released when dropped, so that a failing test leaves nobody standing there.
 pub struct CoreHold {
     point: &'static str,
@@ -146,7 +155,6 @@ pub fn set_nic(name: &str, value: u64) -> Result<()> {
 pub struct NicMr {
     pub lkey: u32,
     pub sg_entries: u64,
-    pub client: String,
     pub state: String,
 }
 
@@ -159,7 +167,6 @@ pub fn nic_mrs() -> Result<Vec<NicMr>> {
             Ok(NicMr {
                 lkey: u32::try_from(number(field("lkey")?)?)?,
                 sg_entries: number(field("sg_entries")?)?,
-                client: field("client")?.to_string(),
                 state: field("state")?.to_string(),
             })
         })

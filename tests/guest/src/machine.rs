@@ -86,8 +86,9 @@ impl Machine {
     }
 
     pub fn reach(&mut self, level: Level) -> Result<()> {
-        let loaded = modules::loaded(PEERMEM)?;
-        if loaded && (self.mode.is_none() || self.mode != level.mode()) {
+        if !modules::loaded(PEERMEM)? {
+            self.mode = None;
+        } else if self.mode.is_none() || self.mode != level.mode() {
             modules::rmmod(PEERMEM)?;
             self.mode = None;
         }

@@ -10,8 +10,8 @@ use anyhow::{ensure, Context, Result};
 
 use crate::gpu;
 use crate::lab;
-use crate::machine::{unload_devices, Level};
-use crate::modules;
+use crate::machine::{unload_devices, Level, Mode};
+use crate::modules::{self, PEERMEM};
 use crate::test::{skip, Env, Suite, Test};
 
 const KMEMLEAK: &str = "/sys/kernel/debug/kmemleak";
@@ -22,7 +22,7 @@ pub fn suite() -> Suite {
         name: "end",
         tests: vec![
             Test::new("nothing_is_pinned", Level::Devices, nothing_is_pinned),
-            Test::new("modules_unload", Level::Devices, modules_unload),
+            Test::new("modules_unload", Level::Peermem(Mode::Legacy), modules_unload),
             Test::new("lockdep_is_alive", Level::Bare, lockdep_is_alive),
             Test::new("nothing_leaked", Level::Bare, nothing_leaked).limit(180),
         ],
@@ -41,8 +41,12 @@ fn nothing_is_pinned(_: &Env) -> Result<()> {
 
 /// Every module goes, so nothing holds a reference that it forgot.
 fn modules_unload(_: &Env) -> Result<()> {
+    // A leak that is found after this has only addresses to say where it comes from.
+    for line in fs::read_to_string("/proc/modules").context("read /proc/modules")?.lines() {
+        println!("{line}");
+    }
     unload_devices()?;
-    for name in ["nvidia", "ib_core", "rdma_rxe", "ib_uverbs", "lab_pcie"] {
+    for name in [PEERMEM, "nvidia", "ib_core", "rdma_rxe", "ib_uverbs", "lab_pcie"] {
         ensure!(!modules::loaded(name)?, "{name} is still loaded");
     }
     Ok(())

@@ -57,7 +57,7 @@ fn no_rdma_stack(_: &Env) -> Result<()> {
 fn mainline_rdma_stack(_: &Env) -> Result<()> {
     modules::modprobe("nvidia", &[])?;
     let core = modules::tree()?.join("kernel/drivers/infiniband/core");
-    for name in ["ib_core", "ib_uverbs"] {
+    for name in ["ib_core", "ib_uverbs_support", "ib_uverbs"] {
         let loaded = modules::try_insmod(&core.join(format!("{name}.ko")), &[])?;
         ensure!(loaded.ok, "insmod {name}: {}{}", loaded.said, loaded.kernel.join("\n"));
     }

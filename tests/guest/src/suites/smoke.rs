@@ -33,8 +33,8 @@ pub fn suite(rival: bool) -> Suite {
         add(&ALL, "bytes_move", Rival::Same, bytes_move);
         add(&ALL, "use_count", Rival::Same, use_count);
         add(&ALL, "statistics", Rival::Recorded, statistics);
-        add(&ALL, "layouts", Rival::Recorded, layouts);
-        add(&ALL, "odd_ranges", Rival::Same, odd_ranges);
+        add(&BOTH, "layouts", Rival::Recorded, layouts);
+        add(&BOTH, "odd_ranges", Rival::Same, odd_ranges);
         add(&BOTH, "whole_card", Rival::Recorded, whole_card);
         add(&BOTH, "refused_ranges", Rival::Recorded, refused_ranges);
         add(&BOTH, "host_memory_is_left_alone", Rival::Recorded, host_memory_is_left_alone);
@@ -164,7 +164,7 @@ fn layouts(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let rm = nvlab::Client::open()?;
-    const SIZE: usize = 6 * MIB;
+    const SIZE: usize = 4 * MIB;
     let source = bench.registered(SIZE)?;
     for (layout, entries) in [
         (Layout::Contiguous, Some(1)),
@@ -300,12 +300,12 @@ fn refused_ranges(_: &Env) -> Result<()> {
     ensure!(said.iter().any(|l| l.contains("leaves its allocation")), "the reason is not in the kernel log: {said:?}");
 
     let rm = nvlab::Client::open()?;
-    let first = rm.alloc(0, 2 << 20)?;
-    let next = first.va() + (2 << 20);
-    let second = rm.request(0, 2 << 20).at(next).alloc().context("a neighbour in address space")?;
-    expect("a range over two allocations", first.va(), 4 * MIB, libc::EINVAL)?;
-    second.free()?;
-    first.free()?;
+    let upper = rm.alloc(0, 2 << 20)?;
+    // Addresses are handed out downwards, so the place below is free.
+    let lower = rm.request(0, 2 << 20).at(upper.va() - (2 << 20)).alloc().context("a neighbour in address space")?;
+    expect("a range over two allocations", lower.va(), 4 * MIB, libc::EINVAL)?;
+    lower.free()?;
+    upper.free()?;
     if !wrong.is_empty() {
         bail!("{}", wrong.join("\n"));
     }
@@ -409,31 +409,48 @@ fn provider_errors(env: &Env) -> Result<()> {
     let memory = bench.cuda.alloc(MIB)?;
     let fault = if mode == Mode::Persistent { "persistent_errno" } else { "get_errno" };
     let mut wrong = Vec::new();
-    for (errno, seen) in [(libc::EBUSY, libc::EBUSY), (libc::ENODEV, libc::ENODEV), (libc::EIO, libc::EIO)] {
-        gpu.fault(fault, errno as u64)?;
-        let got = bench.refused(fault, memory.va(), MIB)?;
+    // ENOMEM and EIO prove nothing by themselves: with the first call alone failing, a pin of one page shows that the
+    // memory is the GPU's; where that fails too it may be anybody's, and the user hears what ordinary memory says.
+    const ALWAYS: u64 = 100;
+    for (errno, times, seen) in [
+        (libc::EBUSY, ALWAYS, libc::EBUSY),
+        (libc::ENODEV, ALWAYS, libc::ENODEV),
+        (libc::EIO, 1, libc::EIO),
+        (libc::EIO, ALWAYS, libc::EFAULT),
+        (libc::ENOMEM, 1, libc::ENOMEM),
+        (libc::ENOMEM, ALWAYS, libc::EFAULT),
+    ] {
+        gpu.fault_n(fault, u64::try_from(errno)?, times)?;
+        let what = format!("{fault}={errno}, {times} times");
+        let got = bench.refused(&what, memory.va(), MIB)?;
         gpu.reset_faults()?;
-        if let Err(e) = expect_errno(&format!("{fault}={errno}"), got, seen) {
+        if let Err(e) = expect_errno(&what, got, seen) {
             wrong.push(format!("{e:#}"));
         }
     }
     // BAR1 is full: the start can be pinned, the whole cannot.
-    gpu.set("bar1_size", 36 << 20)?;
+    gpu.set("bar1_size", (36 << 20) + 2 * GPU_PAGE as u64)?;
+    let mut log = Mark::now()?;
     let got = bench.refused("BAR1 full", memory.va(), MIB)?;
     gpu.reset_config()?;
     if let Err(e) = expect_errno("BAR1 full", got, libc::ENOMEM) {
         wrong.push(format!("{e:#}"));
     }
+    let said = log.since()?;
+    if !said.iter().any(|l| l.contains("BAR1 is full")) {
+        wrong.push(format!("BAR1 full: the reason is not in the kernel log: {said:?}"));
+    }
     if mode == Mode::Persistent {
+        lab::clear_trace()?;
         // 524 = ENOTSUPP: persistent pins are impossible here, the revocable client steps in.
         gpu.fault("persistent_errno", 524)?;
         let mr = bench.reg(memory.va(), MIB);
         gpu.reset_faults()?;
         match mr {
             Ok(mr) => {
-                let client = lab::nic_mrs()?.into_iter().find(|m| m.lkey == mr.lkey()).map(|m| m.client);
-                if client.as_deref() != Some("nv_mem_rv") {
-                    wrong.push(format!("without persistent pins the MR belongs to {client:?}, wanted nv_mem_rv"));
+                let client = lab::last_owner()?;
+                if client != "nv_mem_rv" {
+                    wrong.push(format!("without persistent pins the MR belongs to {client}, wanted nv_mem_rv"));
                 }
                 mr.dereg()?;
             }
