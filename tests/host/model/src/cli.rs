@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `run SCENARIO GENERATION [persistent] [fault=NAME] [random=SEED,EXECUTIONS] [limit=N] [verbose]`: one scenario in one process, because the
+//! module's statics exist once per process. Prints one line, or the steps that led to a violation and exit status 86.
+
+use crate::explore::Outcome;
+use crate::rdma::GENERATIONS;
+use crate::rt::rt;
+use crate::scenario::{search, Scenario, Search, EXHAUSTIVE, RANDOM};
+use crate::world::{Module, FAULTS};
+
+fn fail(text: &str) -> ! {
+    eprintln!("{text}");
+    std::process::exit(2)
+}
+
+pub fn main(module: Module) {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [name, generation, options @ ..] = &args[..] else {
+        fail("usage: run SCENARIO GENERATION [persistent] [fault=NAME] [random=SEED,EXECUTIONS] [limit=N] [verbose]");
+    };
+    let Some((name, body)) = EXHAUSTIVE.iter().chain(RANDOM).find(|s| s.0 == name) else {
+        fail(&format!("no scenario {name}"));
+    };
+    let Some(generation) = GENERATIONS.into_iter().find(|g| format!("{g:?}") == *generation) else {
+        fail(&format!("no generation {generation}: one of {GENERATIONS:?}"));
+    };
+    let mut scenario = Scenario { name, generation, persistent_first: false, fault: None, body: *body };
+    let mut how = Search::All { limit: 10_000_000 };
+    for option in options {
+        if option == "persistent" {
+            scenario.persistent_first = true;
+        } else if option == "verbose" {
+            rt().verbose = true;
+        } else if let Some(fault) = option.strip_prefix("fault=") {
+            scenario.fault = FAULTS.into_iter().find(|f| format!("{f:?}") == fault);
+            if scenario.fault.is_none() {
+                fail(&format!("no fault {fault}: one of {FAULTS:?}"));
+            }
+        } else if let Some(numbers) = option.strip_prefix("random=") {
+            let parsed = numbers.split_once(',').and_then(|(s, n)| Some((s.parse().ok()?, n.parse().ok()?)));
+            let Some((seed, executions)) = parsed else { fail("random=SEED,EXECUTIONS") };
+            how = Search::Random { seed, executions };
+        } else if let Some(limit) = option.strip_prefix("limit=").and_then(|l| l.parse().ok()) {
+            how = Search::All { limit };
+        } else {
+            fail(&format!("what is {option}?"));
+        }
+    }
+    let begun = std::time::Instant::now();
+    let Outcome { complete, pruned, hangs, longest, violation, exhausted } = search(scenario, how, module);
+    println!(
+        "{name} {generation:?} {}: executions={complete} pruned={pruned} expected_hangs={hangs} longest={longest} exhausted={exhausted} ms={}",
+        options.join(" "),
+        begun.elapsed().as_millis()
+    );
+    if let Some(violation) = violation {
+        eprintln!("VIOLATION {violation}");
+        std::process::exit(86);
+    }
+}

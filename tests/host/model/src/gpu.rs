@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The provider (nvidia.ko), as peer-memory-facts.md section 3 and lock-proof.md F1 to F11 describe it.
+//!
+//! R is held by whoever frees memory, over the callbacks and until the tables are gone. A get looks for the range and
+//! registers the callback in two separate holds of R, with gaps before, between and after. A put knows the process and
+//! the address of the table, nothing else, and says 0 to what it does not know. Tables are pages of their own that
+//! cannot be touched any more once they are freed, and whose address the next get hands out at once.
+//!
+//! Left out: tokens, MIG, several GPUs, the order of BAR1 and page-table release within one hold of R.
+
+use crate::raw;
+use crate::rt::{self, fail, note, rt, Rank};
+use crate::world::{in_text, w, Fault, HCA, R};
+use std::ffi::c_void;
+
+pub const PAGE: u64 = 64 << 10;
+/// Where the GPU's BAR lies.
+pub const BAR: u64 = 1 << 32;
+pub const BAR_LEN: u64 = 1 << 28;
+
+pub const EIO: i32 = -5;
+pub const ENOMEM: i32 = -12;
+pub const EBUSY: i32 = -16;
+pub const ENODEV: i32 = -19;
+pub const EINVAL: i32 = -22;
+pub const ENOTSUPP: i32 = -524;
+
+type Callback = unsafe extern "C" fn(*mut c_void);
+
+/// Memory that a process allocated.
+pub struct Alloc {
+    pub process: usize,
+    pub va: u64,
+    pub len: u64,
+    pub phys: u64,
+    pub alive: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum How {
+    Live,
+    /// The provider took it back, the callback returned.
+    Freed,
+    Put,
+    /// Put returned 0 without doing anything, as an MPS server's teardown makes it (F10); the callback is still armed.
+    Forgotten,
+}
+
+pub struct PinRec {
+    pub alloc: usize,
+    pub process: usize,
+    pub slot: usize,
+    va: u64,
+    pub persistent: bool,
+    pub ours: bool,
+    pub how: How,
+    callback: Option<Callback>,
+    data: usize,
+    /// The registration of the core that it serves, once that is known.
+    pub umem: Option<usize>,
+}
+
+/// One page of memory per table: its head, its array of pages, its pages.
+const SLOTS: usize = 48;
+const SLOT_BYTES: usize = 4096;
+
+struct Arena {
+    base: *mut u8,
+    closed: [bool; SLOTS],
+}
+
+thread_local! {
+    static ARENA: std::cell::RefCell<Option<Arena>> = const { std::cell::RefCell::new(None) };
+}
+
+extern "C" fn on_segv(_: i32, info: *mut libc::siginfo_t, _: *mut c_void) {
+    // SAFETY: Called by the kernel with a valid siginfo.
+    let at = unsafe { (*info).si_addr() } as usize;
+    let r = rt();
+    let name = r.tasks.get(r.current).map_or("?", |t| &t.name);
+    let mut story = format!("VIOLATION {name}: touches a page table of the provider after it was freed (at {at:#x})\n");
+    for (task, op) in &r.steps {
+        story += &format!("    {}: {} [{:x}]\n", r.tasks[*task].name, op.what, op.object);
+    }
+    // SAFETY: Plain system calls; the process ends here.
+    unsafe {
+        libc::write(2, story.as_ptr().cast(), story.len());
+        libc::_exit(86);
+    }
+}
+
+impl Arena {
+    fn new() -> Self {
+        // SAFETY: Fresh anonymous memory, and a handler with a stack of its own.
+        unsafe {
+            let base = libc::mmap(
+                std::ptr::null_mut(),
+                SLOTS * SLOT_BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            assert_ne!(base, libc::MAP_FAILED, "no memory for page tables");
+            let size = 256 << 10;
+            let mut stack: libc::stack_t = std::mem::zeroed();
+            stack.ss_sp = Box::leak(vec![0u8; size].into_boxed_slice()).as_mut_ptr().cast();
+            stack.ss_size = size;
+            assert_eq!(libc::sigaltstack(&stack, std::ptr::null_mut()), 0);
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_segv as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            assert_eq!(libc::sigaction(libc::SIGSEGV, &action, std::ptr::null_mut()), 0);
+            Self { base: base.cast(), closed: [false; SLOTS] }
+        }
+    }
+
+    fn set(&mut self, slot: usize, closed: bool) -> *mut u8 {
+        // SAFETY: Inside the arena.
+        let page = unsafe { self.base.add(slot * SLOT_BYTES) };
+        if self.closed[slot] != closed {
+            let prot = if closed { libc::PROT_NONE } else { libc::PROT_READ | libc::PROT_WRITE };
+            // SAFETY: A page of the arena.
+            assert_eq!(unsafe { libc::mprotect(page.cast(), SLOT_BYTES, prot) }, 0);
+            self.closed[slot] = closed;
+        }
+        page
+    }
+}
+
+fn slot_page(slot: usize, closed: bool) -> *mut u8 {
+    ARENA.with(|arena| arena.borrow_mut().get_or_insert_with(Arena::new).set(slot, closed))
+}
+
+#[derive(Default)]
+pub struct Gpu {
+    pub allocs: Vec<Alloc>,
+    pub pins: Vec<PinRec>,
+    /// Free slots; the last one is given out next, as kmalloc does.
+    slots: Vec<usize>,
+    pub mappings: Vec<Box<raw::nvidia_p2p_dma_mapping>>,
+    pub gets: usize,
+    pub puts: usize,
+    pub second_user_losses: usize,
+}
+
+impl Gpu {
+    pub fn new() -> Self {
+        Self { slots: (0..SLOTS).rev().collect(), ..Self::default() }
+    }
+
+    fn find(&self, process: usize, va: u64, len: u64) -> Option<usize> {
+        self.allocs.iter().position(|a| {
+            a.alive && a.process == process && va >= a.va && va.checked_add(len).is_some_and(|e| e <= a.va + a.len)
+        })
+    }
+
+    /// Where the byte at `va` of a pin lies.
+    pub fn phys(&self, pin: usize, va: u64) -> Option<u64> {
+        let p = self.pins.get(pin)?;
+        let into = va.checked_sub(p.va)?;
+        let gap = if w().scattered { into / PAGE * PAGE } else { 0 };
+        Some(self.allocs[p.alloc].phys + (p.va - self.allocs[p.alloc].va) + into + gap)
+    }
+
+    pub fn live_pins(&self) -> usize {
+        self.pins.iter().filter(|p| matches!(p.how, How::Live | How::Forgotten)).count()
+    }
+}
+
+/// A page table's bytes, all of them plausible unless a fault says otherwise.
+fn fill(slot: usize, phys: u64, len: u64, scattered: bool) -> *mut raw::nvidia_p2p_page_table {
+    let page = slot_page(slot, false);
+    let entries = (len / PAGE) as usize;
+    assert!(entries <= 32, "the model's tables are small");
+    // SAFETY: All inside one page of our own: a head, pointers from 256 on, pages from 1024 on.
+    unsafe {
+        let head = page.cast::<raw::nvidia_p2p_page_table>();
+        let pointers = page.add(256).cast::<*mut raw::nvidia_p2p_page>();
+        let pages = page.add(1024).cast::<raw::nvidia_p2p_page>();
+        for i in 0..entries {
+            let gap = if scattered { i as u64 } else { 0 };
+            (*pages.add(i)).physical_address = phys + (i as u64 + gap) * PAGE;
+            pointers.add(i).write(pages.add(i));
+        }
+        head.write(raw::nvidia_p2p_page_table {
+            version: 0x0001_0002,
+            page_size: raw::NVIDIA_P2P_PAGE_SIZE_64KB,
+            pages: pointers,
+            entries: entries as u32,
+            gpu_uuid: std::ptr::null_mut(),
+            flags: 0,
+        });
+        head
+    }
+}
+
+fn enter(what: &str) {
+    let r = rt();
+    if r.me().in_callback {
+        fail(format!("calls the provider's {what} from inside the free callback"));
+    }
+}
+
+/// The pin is gone: whoever can still do DMA through it corrupts memory.
+fn end_pin(pin: usize, how: How) {
+    rt::touch(HCA + pin as u64, true, match how {
+        How::Freed => "provider takes the pin back",
+        _ => "provider unpins",
+    });
+    let world = w();
+    world.gpu.pins[pin].how = how;
+    let slot = world.gpu.pins[pin].slot;
+    slot_page(slot, true);
+    world.gpu.slots.push(slot);
+    crate::rdma::check_dma(pin, "its pin is gone");
+}
+
+/// A user of the API, ours or another.
+pub fn get(
+    persistent: bool,
+    ours: bool,
+    va: u64,
+    len: u64,
+    table: *mut *mut raw::nvidia_p2p_page_table,
+    callback: Option<Callback>,
+    data: usize,
+) -> i32 {
+    if ours {
+        enter("get");
+        w().gpu.gets += 1;
+    }
+    if va % PAGE != 0 || len % PAGE != 0 || len == 0 {
+        return EINVAL;
+    }
+    // It allocates before it looks whose memory it is (F5).
+    if ours && w().fault(Fault::GetNoMemory) {
+        return ENOMEM;
+    }
+    if !persistent && (callback.is_none() || data == 0) {
+        fail("gives the provider no callback or no data".into());
+    }
+    let process = rt().me().process;
+    rt::lock(Rank::R, R, "R to find the range");
+    let found = w().gpu.find(process, va, len);
+    let errno = match found {
+        None => EINVAL,
+        Some(_) if ours && persistent && w().fault(Fault::GetNotSupported) => ENOTSUPP,
+        Some(_) if ours && w().fault(Fault::GetBusy) => EBUSY,
+        Some(_) if ours && w().fault(Fault::GetIo) => EIO,
+        Some(_) if ours && w().fault(Fault::GetBarFull) => ENOMEM,
+        Some(_) => 0,
+    };
+    if errno != 0 || !persistent {
+        rt::unlock(R);
+        if errno != 0 {
+            return errno;
+        }
+        rt::lock(Rank::R, R, "R to register the callback");
+    }
+    let world = w();
+    let alloc = found.expect("no error");
+    if !world.gpu.allocs[alloc].alive {
+        // Freed between the two: an error, and nothing is left (3.2 a).
+        rt::unlock(R);
+        return EINVAL;
+    }
+    let slot = world.gpu.slots.pop().expect("enough slots");
+    let phys = world.gpu.allocs[alloc].phys + (va - world.gpu.allocs[alloc].va);
+    let head = fill(slot, phys, len, world.scattered);
+    let pin = world.gpu.pins.len();
+    world.gpu.pins.push(PinRec {
+        alloc,
+        process,
+        slot,
+        va,
+        persistent,
+        ours,
+        how: How::Live,
+        callback,
+        data,
+        umem: None,
+    });
+    note(|| format!("pin {pin} is made, table {slot}"));
+    rt::unlock(R);
+    // SAFETY: The caller's place for the pointer.
+    unsafe { table.write(head) };
+    if ours {
+        world.acquiring[rt().current] = Some(pin);
+    }
+    0
+}
+
+/// Put of a revocable pin, by process and address of the table only.
+pub fn put(ours: bool, table: *mut raw::nvidia_p2p_page_table) -> i32 {
+    let process = rt().me().process;
+    let slot_of = |p: &PinRec| slot_page(p.slot, is_closed(p.slot)).cast() == table;
+    let newest = w().gpu.pins.len();
+    if ours {
+        enter("put");
+        w().gpu.puts += 1;
+        let known = w().gpu.pins.iter().rposition(|p| !p.persistent && p.ours && slot_of(p));
+        match known.map(|pin| &w().gpu.pins[pin]) {
+            Some(pin) if pin.process != process => {
+                fail("calls the provider's put from a process that did not pin: the pin stays and nobody knows".into())
+            }
+            Some(pin) if pin.how == How::Freed => fail("puts a pin that the provider took back before".into()),
+            Some(pin) if pin.how == How::Put => fail("puts a pin twice".into()),
+            Some(_) => {}
+            None => fail("puts a table that was never its own".into()),
+        }
+    }
+    rt::lock(Rank::R, R, "R to unpin");
+    let found = w()
+        .gpu
+        .pins
+        .iter()
+        .rposition(|p| !p.persistent && p.how == How::Live && p.process == process && slot_of(p));
+    let mut ret = 0;
+    if let Some(pin) = found {
+        if ours && (pin >= newest || !w().gpu.pins[pin].ours) {
+            if w().gpu.pins[pin].ours {
+                fail("its put of a stale table released a newer pin of its own".into());
+            }
+            // Another module got the address while the put waited for R: nobody can help (lock-proof D7).
+            w().gpu.second_user_losses += 1;
+        }
+        if ours && w().fault(Fault::PutNoMemory) {
+            ret = ENOMEM;
+        } else if ours && w().fault(Fault::PutForgets) {
+            w().gpu.pins[pin].how = How::Forgotten;
+        } else {
+            if ours && w().fault(Fault::PutIo) {
+                ret = EIO;
+            }
+            end_pin(pin, How::Put);
+        }
+    }
+    rt::unlock(R);
+    ret
+}
+
+fn is_closed(slot: usize) -> bool {
+    ARENA.with(|arena| arena.borrow().as_ref().is_some_and(|a| a.closed[slot]))
+}
+
+pub fn put_persistent(table: *mut raw::nvidia_p2p_page_table) -> i32 {
+    enter("persistent put");
+    rt::lock(Rank::R, R, "R to unpin");
+    w().gpu.puts += 1;
+    let found = w().gpu.pins.iter().rposition(|p| {
+        p.persistent && p.how == How::Live && slot_page(p.slot, is_closed(p.slot)).cast() == table
+    });
+    let Some(pin) = found else { fail("puts a persistent pin that is not there".into()) };
+    let mut ret = 0;
+    if w().fault(Fault::PutNoMemory) {
+        ret = ENOMEM;
+    } else {
+        if w().fault(Fault::PutIo) {
+            ret = EIO;
+        }
+        end_pin(pin, How::Put);
+    }
+    rt::unlock(R);
+    ret
+}
+
+/// The provider's own mapping: what it says of the two devices, and addresses nobody should need.
+pub fn dma_map(mapping: *mut *mut raw::nvidia_p2p_dma_mapping) -> i32 {
+    enter("dma_map");
+    // Legal for persistent pins only, and then under M: no callback waits for their M (rule 5).
+    rt::lock_as(Rank::R, R, "R to map", Some(Rank::M));
+    // SAFETY: Numbers and raw pointers.
+    w().gpu.mappings.push(Box::new(unsafe { std::mem::zeroed() }));
+    // SAFETY: The caller's place for the pointer.
+    unsafe { mapping.write(&raw mut **w().gpu.mappings.last_mut().expect("just pushed")) };
+    rt::unlock(R);
+    0
+}
+
+/// A process frees memory: R and the GPU locks are held over all callbacks (F1, F2).
+pub fn free(alloc: usize) {
+    rt::lock(Rank::R, R, "R to free memory");
+    if !w().gpu.allocs[alloc].alive {
+        rt::unlock(R);
+        return;
+    }
+    let mut pin = 0;
+    while pin < w().gpu.pins.len() {
+        let p = &w().gpu.pins[pin];
+        let armed = matches!(p.how, How::Live | How::Forgotten) && !p.persistent && p.alloc == alloc;
+        if armed {
+            call_back(pin);
+            if w().late_callbacks && p.ours {
+                call_back(pin);
+            }
+            end_pin(pin, How::Freed);
+        }
+        pin += 1;
+    }
+    w().gpu.allocs[alloc].alive = false;
+    rt::unlock(R);
+}
+
+fn call_back(pin: usize) {
+    let p = &w().gpu.pins[pin];
+    let (ours, data) = (p.ours, p.data);
+    let Some(callback) = p.callback else { return };
+    note(|| format!("callback for pin {pin}"));
+    if ours {
+        rt().me().in_callback = true;
+        w().calls.push((rt().current, pin));
+        // SAFETY: As the provider calls it.
+        in_text(|| unsafe { callback(data as *mut c_void) });
+        w().calls.retain(|c| c.1 != pin);
+        rt().me().in_callback = false;
+    } else {
+        // SAFETY: As the provider calls it.
+        unsafe { callback(data as *mut c_void) }
+    }
+}
+
+/// For tables that a test wants to be odd.
+pub fn table_at(pin: usize) -> *mut raw::nvidia_p2p_page_table {
+    slot_page(w().gpu.pins[pin].slot, false).cast()
+}

@@ -1,0 +1,761 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! ib_core's peer-memory part and the HCA driver above it, in four generations (peer-memory-facts.md 1.1 to 1.7,
+//! lock-proof.md F6 to F8).
+//!
+//! The HCA is modelled by what it could do: an mkey that is live and not fenced can touch its memory at any time, so
+//! it is an error when a pin or a DMA mapping goes while such an mkey exists, and when an mkey becomes live over one
+//! that is gone. The core's own bugs are modelled, not repaired: a task that they block forever is marked, and an
+//! execution that ends in such a hang counts as one.
+//!
+//! Left out: memlock accounting, get_user_pages, queues, devx, the driver's page-size arithmetic.
+
+use crate::raw;
+use crate::rt::{self, fail, note, rt, Rank};
+use crate::world::{self, device, in_text, w, Fault, SgTable, CLIENT, HCA, MR, P};
+use kernel::ffi::c_void;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Generation {
+    /// MLNX_OFED 4.9: unmaps, puts and releases inside invalidate, under a lock per client.
+    V49,
+    /// 5.1 to 5.4 without UNMAPS: unmaps and puts inside invalidate and under mapping_lock.
+    V51,
+    /// UNMAPS, with the inverted test in stop_invalidation_notifier (5.4 to 25.01).
+    Inverted,
+    /// UNMAPS, as in OFED 25.04 and later.
+    Fixed,
+}
+
+pub const GENERATIONS: [Generation; 4] = [Generation::V49, Generation::V51, Generation::Inverted, Generation::Fixed];
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Unmapped,
+    Mapped,
+    Invalidated,
+}
+
+pub struct Client {
+    object: *const raw::peer_memory_client,
+    wants_invalidation: bool,
+    unmaps: bool,
+    registered: bool,
+    users: usize,
+    idle: usize,
+    /// Ticket and umem.
+    tickets: Vec<(u64, usize)>,
+    next_ticket: u64,
+}
+
+/// invalidation_ctx and the driver's peer_id of the 4.9 core.
+#[derive(Clone, Copy)]
+struct Old {
+    func: bool,
+    peer_invalidated: bool,
+    inflight: bool,
+    peer_callback: bool,
+    /// Completed by who removes the ticket, when the callback waits.
+    comp: usize,
+    /// Completed when it is known whether there is an mkey.
+    mkey_known: usize,
+    /// Completed when the callback destroyed the MR.
+    destroyed: usize,
+    invalidated: usize,
+}
+
+pub struct Umem {
+    client: usize,
+    context: *mut c_void,
+    pub pin: usize,
+    pub process: usize,
+    ticket: Option<u64>,
+    /// mapping_lock.
+    lock: u64,
+    state: State,
+    func: bool,
+    sgt: Box<SgTable>,
+    nmap: Box<i32>,
+    /// Live in the HCA, not fenced.
+    mkey: bool,
+    pub registered: bool,
+    released: bool,
+    old: Old,
+    va: u64,
+    len: u64,
+    /// L was last taken in release with this number, per lock.
+    release_took: Vec<(u64, u64)>,
+}
+
+pub struct Core {
+    pub generation: Generation,
+    clients: Vec<Client>,
+    pub umems: Vec<Umem>,
+    pub invalidations: usize,
+}
+
+// The core's pointers are only numbers to other tasks.
+unsafe impl Send for Core {}
+
+impl Core {
+    pub fn new(generation: Generation) -> Self {
+        Self { generation, clients: Vec::new(), umems: Vec::new(), invalidations: 0 }
+    }
+}
+
+fn handle(client: usize) -> *mut c_void {
+    std::ptr::without_provenance_mut(0x100 + client)
+}
+
+pub fn register_client(
+    client: *const raw::peer_memory_client,
+    invalidate: *mut raw::invalidate_peer_memory,
+) -> *mut c_void {
+    // SAFETY: The module's static object, filled in.
+    let (version_end, ex) = unsafe { ((*client).version[15], client.cast::<raw::peer_memory_client_ex>()) };
+    let can_unmap = matches!(w().core.generation, Generation::Inverted | Generation::Fixed);
+    // SAFETY: The last byte of the version says that the object is the longer one.
+    let unmaps = can_unmap && version_end != 0 && unsafe { (*ex).ex_size >= 148 && (*ex).flags & 1 != 0 };
+    if !invalidate.is_null() {
+        // SAFETY: The module's static place.
+        unsafe { invalidate.write(Some(invalidate_peer_memory)) };
+    }
+    rt::lock(Rank::P, P, "P to register a client");
+    let idle = rt::new_flag();
+    rt().flags[idle] = true;
+    w().core.clients.push(Client {
+        object: client,
+        wants_invalidation: !invalidate.is_null(),
+        unmaps,
+        registered: true,
+        users: 0,
+        idle,
+        tickets: Vec::new(),
+        next_ticket: u64::from(w().core.generation == Generation::V49),
+    });
+    let number = w().core.clients.len() - 1;
+    rt::unlock(P);
+    handle(number)
+}
+
+pub fn unregister_client(which: *mut c_void) {
+    let number = which.addr() - 0x100;
+    rt::lock(Rank::P, P, "P to unregister a client");
+    if !w().core.clients[number].registered {
+        fail("unregisters a client twice".into());
+    }
+    // Out of the list: no acquire from now on.
+    w().core.clients[number].registered = false;
+    rt::unlock(P);
+    rt::wait_flag(w().core.clients[number].idle, "wait until the client has no users");
+    // The client is freed: its handle is a dangling pointer.
+    rt::touch(CLIENT + number as u64, true, "free the client");
+    w().core.clients[number].tickets.clear();
+    w().core.clients[number].object = std::ptr::null();
+}
+
+macro_rules! call {
+    ($umem:expr, $name:ident ( $($arg:expr),* )) => {{
+        let umem = $umem;
+        let context = w().core.umems[umem].context;
+        // SAFETY: The client is registered as long as it has users.
+        let f = unsafe { (*w().core.clients[w().core.umems[umem].client].object).$name }.expect("mandatory");
+        if w().core.umems[umem].released {
+            fail(concat!("the model calls ", stringify!($name), " after release").into());
+        }
+        let outer = rt().me().umem.replace(umem);
+        // SAFETY: As the core calls it.
+        let ret = in_text(|| unsafe { f($($arg,)* context) });
+        rt().me().umem = outer;
+        ret
+    }};
+}
+
+fn sgt(umem: usize) -> *mut raw::sg_table {
+    (&raw mut *w().core.umems[umem].sgt).cast()
+}
+
+fn get_pages(umem: usize, ticket: u64) -> i32 {
+    let u = &w().core.umems[umem];
+    let (client, context, va, len) = (u.client, u.context, u.va as usize, u.len as usize);
+    // SAFETY: As in `call!`.
+    let f = unsafe { (*w().core.clients[client].object).get_pages }.expect("mandatory");
+    let outer = rt().me().umem.replace(umem);
+    let table = if w().core.generation == Generation::V49 { sgt(umem) } else { std::ptr::null_mut() };
+    // SAFETY: As the core calls it.
+    let ret = in_text(|| unsafe { f(va, len, 1, 0, table, context, ticket) });
+    rt().me().umem = outer;
+    ret
+}
+
+fn dma_map(umem: usize) -> i32 {
+    let u = &w().core.umems[umem];
+    let (client, context) = (u.client, u.context);
+    // SAFETY: As in `call!`.
+    let f = unsafe { (*w().core.clients[client].object).dma_map }.expect("mandatory");
+    let outer = rt().me().umem.replace(umem);
+    let nmap = &raw mut *w().core.umems[umem].nmap;
+    // SAFETY: As the core calls it.
+    let ret = in_text(|| unsafe { f(sgt(umem), context, device(), 0, nmap) });
+    rt().me().umem = outer;
+    ret
+}
+
+fn dma_unmap(umem: usize) {
+    let u = &w().core.umems[umem];
+    let (client, context) = (u.client, u.context);
+    if u.released {
+        fail("the core calls dma_unmap after release".into());
+    }
+    // SAFETY: As in `call!`.
+    let f = unsafe { (*w().core.clients[client].object).dma_unmap }.expect("mandatory");
+    let outer = rt().me().umem.replace(umem);
+    // SAFETY: As the core calls it.
+    let ret = in_text(|| unsafe { f(sgt(umem), context, device()) });
+    rt().me().umem = outer;
+    if ret != 0 {
+        fail(format!("dma_unmap returns {ret}"));
+    }
+}
+
+fn put_pages(umem: usize) {
+    let table = sgt(umem);
+    call!(umem, put_pages(table));
+}
+
+/// release, and what must be true behind it; the client's count goes last.
+fn put_client(umem: usize) {
+    let from = rt().me().took.len();
+    call!(umem, release());
+    let took: Vec<(u64, u64)> = rt().me().took[from..].to_vec();
+    world::check_released(umem);
+    let u = &mut w().core.umems[umem];
+    u.released = true;
+    u.release_took = took;
+    let client = u.client;
+    drop_user(client);
+}
+
+fn drop_user(client: usize) {
+    let c = &mut w().core.clients[client];
+    c.users -= 1;
+    let (users, idle) = (c.users, c.idle);
+    rt().flags[idle] = users == 0;
+}
+
+/// Can the HCA still reach what just went?
+pub fn check_dma(pin: usize, why: &str) {
+    if w().core.umems.iter().any(|u| u.pin == pin && u.mkey) {
+        fail(format!("the HCA can still access pin {pin}, and {why}"));
+    }
+}
+
+/// The driver makes an mkey from the sg list. From here on the HCA may access the memory.
+fn make_mkey(umem: usize) -> bool {
+    let pin = w().core.umems[umem].pin;
+    rt::touch(HCA + pin as u64, true, "the HCA gets an mkey");
+    let u = &w().core.umems[umem];
+    let sg = &w().sgs[u.sgt.number];
+    if u.sgt.number == 0 || sg.freed {
+        fail("the driver reads an sg_table that is not there".into());
+    }
+    if w().fault(Fault::Mkey) {
+        return false;
+    }
+    let u = &w().core.umems[umem];
+    let entries = w().sgs[u.sgt.number].entries.clone();
+    if usize::try_from(*u.nmap) != Ok(entries.len()) {
+        fail(format!("nmap is {}, the table has {} entries", u.nmap, entries.len()));
+    }
+    let first = u.va & !4095;
+    let mut at = first;
+    for (dma, len) in entries {
+        let end = at + u64::from(len);
+        let start = at;
+        while at < end {
+            let Some(phys) = world::translate(dma + (at - start), 1) else {
+                fail(format!("the HCA is given {dma:#x}, which is not mapped"));
+            };
+            let wanted = w().gpu.phys(pin, at);
+            if wanted != Some(phys) {
+                fail(format!("the HCA is given {phys:#x} for address {at:#x}, which is at {wanted:#x?}"));
+            }
+            at += 4096;
+        }
+    }
+    let end = (u.va + u.len + 4095) & !4095;
+    if at != end {
+        fail(format!("the table covers {first:#x} to {at:#x}, not to {end:#x}"));
+    }
+    if w().gpu.pins[pin].how != crate::gpu::How::Live {
+        fail(format!("the HCA gets an mkey over pin {pin}, which is gone"));
+    }
+    w().core.umems[umem].mkey = true;
+    true
+}
+
+fn fence(umem: usize) {
+    let pin = w().core.umems[umem].pin;
+    rt::touch(HCA + pin as u64, true, "the HCA is fenced");
+    w().core.umems[umem].mkey = false;
+}
+
+/// ibv_reg_mr() on memory of a GPU: the number of the umem, or an errno.
+pub fn register(va: u64, len: u64) -> Result<usize, i32> {
+    let found = acquire(va, len)?;
+    let result = match w().core.generation {
+        Generation::V49 => register_old(found),
+        _ => register_new(found),
+    };
+    if result.is_ok() {
+        w().core.umems[found].registered = true;
+    }
+    result.map(|()| found)
+}
+
+/// ib_get_peer_client: asks the clients in their order, under P.
+fn acquire(va: u64, len: u64) -> Result<usize, i32> {
+    rt::lock(Rank::P, P, "P to ask the clients");
+    for client in 0..w().core.clients.len() {
+        if !w().core.clients[client].registered {
+            continue;
+        }
+        let me = rt().current;
+        w().acquiring[me] = None;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: Registered.
+        let f = unsafe { (*w().core.clients[client].object).acquire }.expect("mandatory");
+        let null = std::ptr::null_mut();
+        // SAFETY: As the core calls it.
+        let mine = in_text(|| unsafe { f(va as usize, len as usize, null, null.cast(), &mut context) });
+        if mine > 0 {
+            let c = &mut w().core.clients[client];
+            c.users += 1;
+            let idle = c.idle;
+            rt().flags[idle] = false;
+            let lock = rt_new_id();
+            let (comp, mkey_known, destroyed) = (rt::new_flag(), rt::new_flag(), rt::new_flag());
+            let process = rt().me().process;
+            // A refused registration has no pin; it never reaches the HCA.
+            let pin = w().acquiring[me].unwrap_or(99);
+            w().core.umems.push(Umem {
+                client,
+                context,
+                pin,
+                process,
+                ticket: None,
+                lock,
+                state: State::Unmapped,
+                func: false,
+                sgt: Box::new(SgTable { number: 0 }),
+                nmap: Box::new(0),
+                mkey: false,
+                registered: false,
+                released: false,
+                old: Old {
+                    func: false,
+                    peer_invalidated: false,
+                    inflight: false,
+                    peer_callback: false,
+                    comp,
+                    mkey_known,
+                    destroyed,
+                    invalidated: 0,
+                },
+                va,
+                len,
+                release_took: Vec::new(),
+            });
+            let umem = w().core.umems.len() - 1;
+            note(|| format!("umem {umem} of client {client}, pin {pin}"));
+            rt::unlock(P);
+            return Ok(umem);
+        }
+    }
+    rt::unlock(P);
+    Err(-14)
+}
+
+fn rt_new_id() -> u64 {
+    kernel::rt::rt_new_id()
+}
+
+fn add_ticket(umem: usize) -> Option<u64> {
+    let client = w().core.umems[umem].client;
+    let lock = CLIENT + client as u64;
+    rt::lock(Rank::Leaf, lock, "the core's tickets");
+    let fails = w().fault(Fault::TicketAlloc);
+    let c = &mut w().core.clients[client];
+    let ticket = c.next_ticket;
+    if !fails {
+        c.next_ticket += 1;
+        c.tickets.push((ticket, umem));
+        w().core.umems[umem].ticket = Some(ticket);
+    }
+    rt::unlock(lock);
+    (!fails).then_some(ticket)
+}
+
+fn remove_ticket(umem: usize) {
+    let lock = CLIENT + w().core.umems[umem].client as u64;
+    rt::lock(Rank::Leaf, lock, "the core's tickets");
+    let client = w().core.umems[umem].client;
+    w().core.clients[client].tickets.retain(|t| t.1 != umem);
+    rt::unlock(lock);
+}
+
+// 5.1 and later.
+
+fn lock_mapping(umem: usize) {
+    let lock = w().core.umems[umem].lock;
+    if rt::owns(lock) {
+        // The core locks itself out; the task sleeps in D state until reboot (F7).
+        rt().me().hung = true;
+        note(|| "hangs in the core on its own mapping_lock".into());
+        rt::halt("its own mapping_lock");
+    }
+    rt::lock(Rank::M, lock, "M");
+}
+
+fn register_new(umem: usize) -> Result<(), i32> {
+    let client = w().core.umems[umem].client;
+    if w().fault(Fault::UmemAlloc) {
+        put_client(umem);
+        return Err(-12);
+    }
+    lock_mapping(umem);
+    let lock = w().core.umems[umem].lock;
+    let mut ticket = u64::from(u32::MAX);
+    if w().core.clients[client].wants_invalidation {
+        match add_ticket(umem) {
+            Some(given) => ticket = given,
+            None => {
+                rt::unlock(lock);
+                put_client(umem);
+                return Err(-12);
+            }
+        }
+    }
+    let has_ticket = w().core.umems[umem].ticket.is_some();
+    let mut ret = get_pages(umem, ticket);
+    if ret == 0 {
+        ret = dma_map(umem);
+        if ret != 0 {
+            // With M held, and without dma_unmap.
+            put_pages(umem);
+        }
+    }
+    if ret != 0 {
+        if w().core.umems[umem].sgt.number != 0 {
+            fail("fails, but has published an sg_table".into());
+        }
+        if has_ticket {
+            remove_ticket(umem);
+        }
+        rt::unlock(lock);
+        put_client(umem);
+        return Err(ret);
+    }
+    page_size(umem);
+    w().core.umems[umem].state = State::Mapped;
+    if !has_ticket {
+        rt::unlock(lock);
+    }
+    let made = make_mkey(umem);
+    if !made {
+        if w().fault(Fault::LeakedLock) {
+            // ib_umem_release() without stop: M stays locked for good (F7).
+            note(|| "the core leaks mapping_lock".into());
+            rt::leak(lock);
+            unmap(umem, w().core.umems[umem].state, State::Unmapped);
+            remove_ticket(umem);
+            put_client(umem);
+            return Err(-12);
+        }
+        stop(umem);
+        release_umem(umem);
+        return Err(-12);
+    }
+    if has_ticket {
+        w().core.umems[umem].func = true;
+        rt::unlock(lock);
+    }
+    Ok(())
+}
+
+fn page_size(umem: usize) {
+    let size = call!(umem, get_page_size());
+    if size != 4096 {
+        fail(format!("get_page_size returns {size}, not the CPU's page size"));
+    }
+}
+
+/// ib_unmap_peer_client.
+fn unmap(umem: usize, from: State, to: State) {
+    if from == State::Mapped {
+        if to == State::Unmapped {
+            dma_unmap(umem);
+            put_pages(umem);
+        }
+        w().core.umems[umem].sgt.number = 0;
+    }
+    w().core.umems[umem].state = to;
+}
+
+/// ib_umem_stop_invalidation_notifier.
+fn stop(umem: usize) {
+    let u = &w().core.umems[umem];
+    let (lock, client, has_ticket) = (u.lock, u.client, u.ticket.is_some());
+    let unmaps = w().core.clients[client].unmaps;
+    let mut locked = true;
+    if u.func {
+        lock_mapping(umem);
+        w().core.umems[umem].func = false;
+    } else {
+        let lock_now = match w().core.generation {
+            Generation::Inverted => has_ticket,
+            _ => !has_ticket,
+        };
+        if lock_now {
+            lock_mapping(umem);
+        } else if !has_ticket {
+            // Inverted, persistent: unlocks what is not locked; harmless without mutex debugging.
+            locked = false;
+        }
+    }
+    let state = w().core.umems[umem].state;
+    if unmaps {
+        w().core.umems[umem].state = State::Unmapped;
+    } else {
+        unmap(umem, state, State::Unmapped);
+    }
+    if locked {
+        rt::unlock(lock);
+    }
+    if unmaps {
+        // No lock of the core is held here.
+        if state == State::Mapped {
+            dma_unmap(umem);
+            put_pages(umem);
+            w().core.umems[umem].sgt.number = 0;
+        }
+        w().core.umems[umem].state = State::Unmapped;
+    }
+}
+
+/// ib_peer_umem_release.
+fn release_umem(umem: usize) {
+    let state = w().core.umems[umem].state;
+    unmap(umem, state, State::Unmapped);
+    if w().core.umems[umem].ticket.is_some() {
+        remove_ticket(umem);
+    }
+    put_client(umem);
+}
+
+/// ibv_dereg_mr(), in whatever task.
+pub fn deregister(umem: usize) {
+    w().core.umems[umem].registered = false;
+    if w().core.generation == Generation::V49 {
+        return deregister_old(umem);
+    }
+    fence(umem);
+    stop(umem);
+    release_umem(umem);
+}
+
+/// ib_invalidate_peer_memory, what the module's callback calls.
+unsafe extern "C" fn invalidate_peer_memory(which: *mut c_void, ticket: u64) -> i32 {
+    let client = which.addr().wrapping_sub(0x100);
+    if client >= w().core.clients.len() {
+        fail(format!("calls invalidate with the handle {which:?}, which the core never gave"));
+    }
+    rt::touch(CLIENT + client as u64, false, "call invalidate");
+    if w().core.clients[client].object.is_null() {
+        fail("calls invalidate with the handle of a client that is unregistered".into());
+    }
+    w().core.invalidations += 1;
+    check_decision(client, ticket);
+    // The thunk is left for the core's text; the callback's frame below it stays.
+    if w().core.generation == Generation::V49 {
+        invalidate_old(client, ticket);
+        return 0;
+    }
+    let lock = CLIENT + client as u64;
+    rt::lock(Rank::Leaf, lock, "the core's tickets");
+    let found = w().core.clients[client].tickets.iter().find(|t| t.0 == ticket).map(|t| t.1);
+    rt::unlock(lock);
+    let Some(umem) = found else { return 0 };
+    lock_mapping(umem);
+    let u = &w().core.umems[umem];
+    let (lock, state, func) = (u.lock, u.state, u.func);
+    if state == State::Mapped && func {
+        fence(umem);
+    }
+    let unmaps = w().core.clients[client].unmaps;
+    unmap(umem, state, if unmaps { State::Invalidated } else { State::Unmapped });
+    rt::unlock(lock);
+    0
+}
+
+/// Nobody may decide to call invalidate for a registration whose release already ran under its lock.
+fn check_decision(client: usize, ticket: u64) {
+    let Some(&(task, pin)) = w().calls.iter().find(|c| c.0 == rt().current) else {
+        fail("calls invalidate outside a free callback".into());
+    };
+    let Some(umem) = w().core.umems.iter().position(|u| u.pin == pin) else { return };
+    let u = &w().core.umems[umem];
+    if u.client != client {
+        fail(format!("invalidates umem {umem} of client {} through client {client}", u.client));
+    }
+    if let Some(own) = u.ticket {
+        if own != ticket {
+            fail(format!("invalidates ticket {ticket} for umem {umem}, whose ticket is {own}"));
+        }
+    }
+    let took = &rt().tasks[task].took;
+    for &(lock, when) in &u.release_took {
+        if lock < 1 << 32 && took.iter().any(|t| t.0 == lock && t.1 > when) {
+            fail(format!("decides to invalidate umem {umem} after its release"));
+        }
+    }
+}
+
+// 4.9.
+
+fn register_old(umem: usize) -> Result<(), i32> {
+    let client = w().core.umems[umem].client;
+    let wants = w().core.clients[client].wants_invalidation;
+    let mut ticket = 0;
+    if wants {
+        match add_ticket(umem) {
+            Some(given) => ticket = given,
+            None => {
+                put_client(umem);
+                return Err(-12);
+            }
+        }
+    }
+    let mut ret = get_pages(umem, ticket);
+    if ret == 0 {
+        page_size(umem);
+        ret = dma_map(umem);
+        if ret != 0 {
+            put_pages(umem);
+        }
+    }
+    if ret != 0 {
+        if wants {
+            destroy_context(umem);
+        }
+        put_client(umem);
+        return Err(ret);
+    }
+    w().core.umems[umem].state = State::Mapped;
+    if wants {
+        // It activates before there is an mkey (F6).
+        let lock = CLIENT + client as u64;
+        rt::lock(Rank::M, lock, "the 4.9 client's lock");
+        let too_late = w().core.umems[umem].old.peer_invalidated;
+        w().core.umems[umem].old.func = !too_late;
+        rt::unlock(lock);
+        if too_late {
+            release_old(umem);
+            return Err(-22);
+        }
+    }
+    let made = make_mkey(umem);
+    let known = w().core.umems[umem].old.mkey_known;
+    rt::touch(MR + umem as u64, true, "it is known whether there is an mkey");
+    rt().flags[known] = true;
+    if !made {
+        if wants {
+            // The callback may be inside func now; which of the two frees the context is the core's own bug (F8).
+            let lock = CLIENT + client as u64;
+            rt::lock(Rank::M, lock, "the 4.9 client's lock");
+            w().core.umems[umem].old.func = false;
+            rt::unlock(lock);
+        }
+        release_old(umem);
+        return Err(-12);
+    }
+    Ok(())
+}
+
+/// ib_peer_destroy_invalidation_ctx.
+fn destroy_context(umem: usize) {
+    let u = &w().core.umems[umem];
+    let (client, old) = (u.client, u.old);
+    let lock = CLIENT + client as u64;
+    if !old.peer_callback {
+        rt::lock(Rank::M, lock, "the 4.9 client's lock");
+    }
+    w().core.clients[client].tickets.retain(|t| t.1 != umem);
+    let old = w().core.umems[umem].old;
+    if old.inflight {
+        rt().flags[old.comp] = true;
+    }
+    if !old.peer_callback {
+        rt::unlock(lock);
+    }
+}
+
+fn release_old(umem: usize) {
+    if w().core.umems[umem].ticket.is_some() {
+        destroy_context(umem);
+    }
+    dma_unmap(umem);
+    put_pages(umem);
+    put_client(umem);
+}
+
+fn deregister_old(umem: usize) {
+    rt::touch(MR + umem as u64, true, "mr->invalidated");
+    w().core.umems[umem].old.invalidated += 1;
+    if w().core.umems[umem].old.invalidated > 1 {
+        let destroyed = w().core.umems[umem].old.destroyed;
+        rt::wait_flag(destroyed, "wait for the callback to destroy the MR");
+        return;
+    }
+    fence(umem);
+    release_old(umem);
+}
+
+fn invalidate_old(client: usize, ticket: u64) {
+    let lock = CLIENT + client as u64;
+    rt::lock(Rank::M, lock, "the 4.9 client's lock");
+    let found = w().core.clients[client].tickets.iter().find(|t| t.0 == ticket).map(|t| t.1);
+    let Some(umem) = found else {
+        rt::unlock(lock);
+        return;
+    };
+    if !w().core.umems[umem].old.func {
+        w().core.umems[umem].old.peer_invalidated = true;
+        rt::unlock(lock);
+        return;
+    }
+    // func: mlx5_invalidate_umem.
+    let known = w().core.umems[umem].old.mkey_known;
+    rt::wait_flag(known, "wait until it is known whether there is an mkey");
+    let has_mkey = w().core.umems[umem].mkey;
+    rt::touch(MR + umem as u64, true, "mr->invalidated");
+    if has_mkey || w().core.umems[umem].old.invalidated > 0 {
+        w().core.umems[umem].old.invalidated += 1;
+        if w().core.umems[umem].old.invalidated > 1 {
+            w().core.umems[umem].old.inflight = true;
+        } else {
+            w().core.umems[umem].old.peer_callback = true;
+            fence(umem);
+            release_old(umem);
+            let destroyed = w().core.umems[umem].old.destroyed;
+            rt().flags[destroyed] = true;
+        }
+    }
+    let inflight = w().core.umems[umem].old.inflight;
+    rt::unlock(lock);
+    if inflight {
+        let comp = w().core.umems[umem].old.comp;
+        rt::wait_flag(comp, "wait for the deregistration");
+    }
+}
+

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The scenarios: what the threads of one execution do.
+
+use crate::explore::{Exhaustive, Filtered, Outcome};
+use crate::gpu::{self, Alloc, BAR, PAGE};
+use crate::rdma::{self, Generation};
+use crate::rt::{self, fail, rt, spawn};
+use crate::world::{self, w, Fault, Module, World, FAULTS};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// How the executions of a scenario are chosen.
+#[derive(Clone, Copy, Debug)]
+pub enum Search {
+    /// All of them, up to a limit that is an error to reach.
+    All { limit: usize },
+    /// So many with a random scheduler and so many with PCT, from this seed on.
+    Random { seed: u64, executions: usize },
+}
+
+/// A scenario by name, in one generation of the core.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    pub name: &'static str,
+    pub generation: Generation,
+    pub persistent_first: bool,
+    pub fault: Option<Fault>,
+    pub body: fn(&Scenario),
+}
+
+/// User addresses are not aligned to anything, and reach into a second GPU page.
+const VA: u64 = 0x7f00_0000_0000;
+const FIRST: u64 = VA + 0x3210;
+const LEN: u64 = PAGE;
+
+/// Allocation `number` of process `process`.
+fn alloc(process: usize, number: u64) -> usize {
+    let len = 4 * PAGE;
+    let va = VA + (number << 32);
+    w().gpu.allocs.push(Alloc { process, va, len, phys: BAR + number * 16 * PAGE, alive: true });
+    w().gpu.allocs.len() - 1
+}
+
+/// Where the buffer lies that is registered of allocation `number`.
+fn buffer(number: u64) -> u64 {
+    FIRST + (number << 32)
+}
+
+fn register(number: u64) -> Result<usize, i32> {
+    let result = rdma::register(buffer(number), LEN);
+    rt::note(|| format!("registering gives {result:?}"));
+    if let Err(errno) = result {
+        // What a user may see (rule 3): never an errno that has no name.
+        if ![-5, -12, -14, -16, -19, -22, -95].contains(&errno) {
+            fail(format!("ibv_reg_mr fails with {errno}"));
+        }
+    }
+    result
+}
+
+/// Registers, deregisters if that worked.
+fn register_deregister(number: u64) {
+    if let Ok(umem) = register(number) {
+        rdma::deregister(umem);
+    }
+}
+
+/// Everything that is left is closed as the processes' exits do, and the module is unloaded.
+fn finish() {
+    rt::join_all();
+    let open: Vec<usize> = (0..w().core.umems.len()).filter(|&u| w().core.umems[u].registered).collect();
+    for umem in open {
+        rt().me().process = w().core.umems[umem].process;
+        rdma::deregister(umem);
+    }
+    for alloc in 0..w().gpu.allocs.len() {
+        rt().me().process = w().gpu.allocs[alloc].process;
+        gpu::free(alloc);
+    }
+    // Persistent pins that the provider could not put are the next call's.
+    rt().me().process = 1;
+    for _ in 0..4 {
+        let _ = rdma::register(1 << 20, 4096);
+    }
+    rt().me().process = 0;
+    if !w().unloaded && !world::rmmod() {
+        if w().can_drain {
+            fail(format!("rmmod is refused at the end: {} references", w().refs));
+        }
+        return;
+    }
+    world::check_end();
+}
+
+fn load(scenario: &Scenario) {
+    w().persistent_first = scenario.persistent_first;
+    if w().insmod() != 0 {
+        fail("insmod fails".into());
+    }
+    w().faults.extend(scenario.fault);
+}
+
+/// Two registrations, one callback thread, one deregistration: one buffer is being registered and the other one
+/// deregistered while the memory of both is freed.
+fn free_against_both(scenario: &Scenario) {
+    load(scenario);
+    let memory = alloc(1, 0);
+    rt().me().process = 1;
+    let second = register(0);
+    rt().me().process = 0;
+    spawn("register", 1, || {
+        let _ = register(0);
+    });
+    if let Ok(second) = second {
+        spawn("deregister", 1, move || rdma::deregister(second));
+    }
+    spawn("free", 1, move || gpu::free(memory));
+    finish();
+}
+
+/// One registration from beginning to end while its memory is freed.
+fn free_against_one(scenario: &Scenario) {
+    load(scenario);
+    let memory = alloc(1, 0);
+    spawn("register", 1, || register_deregister(0));
+    spawn("free", 1, move || gpu::free(memory));
+    finish();
+}
+
+/// rmmod while a registration lives and dies.
+fn unload(scenario: &Scenario) {
+    load(scenario);
+    let memory = alloc(1, 0);
+    rt().me().process = 1;
+    let live = register(0);
+    rt().me().process = 0;
+    if let Ok(live) = live {
+        spawn("deregister", 1, move || rdma::deregister(live));
+    }
+    spawn("free", 1, move || gpu::free(memory));
+    spawn("rmmod", 0, || {
+        let _ = world::rmmod();
+    });
+    finish();
+}
+
+/// A file descriptor in another process is the last one, or the HCA goes away: deregistration in a foreign task.
+fn foreign(scenario: &Scenario) {
+    load(scenario);
+    let memory = alloc(1, 0);
+    rt().me().process = 1;
+    let live = register(0);
+    rt().me().process = 0;
+    if let Ok(live) = live {
+        spawn("foreign", 2, move || rdma::deregister(live));
+    }
+    spawn("owner", 1, || register_deregister(0));
+    spawn("free", 1, move || gpu::free(memory));
+    finish();
+}
+
+/// The same memory is registered, freed and allocated again, while a put is on its way.
+fn reuse(scenario: &Scenario) {
+    load(scenario);
+    let memory = alloc(1, 0);
+    alloc(1, 1);
+    rt().me().process = 1;
+    let live = register(0);
+    rt().me().process = 0;
+    if let Ok(live) = live {
+        spawn("deregister", 1, move || rdma::deregister(live));
+    }
+    spawn("free", 1, move || gpu::free(memory));
+    spawn("register", 1, || {
+        let _ = register(1);
+    });
+    finish();
+}
+
+pub const EXHAUSTIVE: &[(&str, fn(&Scenario))] = &[
+    ("free-against-both", free_against_both),
+    ("free-against-one", free_against_one),
+    ("unload", unload),
+    ("foreign", foreign),
+    ("reuse", reuse),
+];
+
+// What follows is too wide to be run in all orders.
+
+fn choose(n: u64) -> u64 {
+    use shuttle::rand::Rng;
+    shuttle::rand::thread_rng().gen_range(0..n)
+}
+
+unsafe extern "C" fn others_callback(_: *mut std::ffi::c_void) {}
+
+/// Another module's pin in the same process, by the same API.
+fn second_user(number: u64) {
+    let mut table = std::ptr::null_mut();
+    if gpu::get(false, false, VA + (number << 32), PAGE, &mut table, Some(others_callback), 1) == 0 {
+        gpu::put(false, table);
+    }
+}
+
+/// Three registrations of two processes, two frees, foreign deregistration, another user, faults, rmmod.
+fn everything(scenario: &Scenario) {
+    w().scattered = choose(2) == 0;
+    // A callback for a pin that the provider said was gone meets no module once that is unloaded: a residual of the
+    // provider that no client can help (lock-proof D10). So the two are not mixed.
+    let unloads = choose(4) == 0;
+    w().late_callbacks = !unloads && choose(8) == 0;
+    w().can_drain = choose(16) != 0;
+    let persistent_first = choose(4) == 0;
+    load(&Scenario { persistent_first, ..*scenario });
+    let memory = [alloc(1, 0), alloc(2, 1)];
+    let leaks = matches!(w().core.generation, Generation::V51 | Generation::Inverted | Generation::Fixed);
+    for _ in 0..choose(3) {
+        w().faults.push(FAULTS[choose(FAULTS.len() as u64) as usize]);
+    }
+    if unloads {
+        w().faults.retain(|f| *f != Fault::PutForgets);
+    }
+    if leaks && choose(64) == 0 {
+        w().faults.extend([Fault::Mkey, Fault::LeakedLock]);
+    }
+    if choose(6) == 0 {
+        rt().fail_allocation = Some(rt().allocations + 1 + choose(12) as usize);
+    }
+    let mut live = Vec::new();
+    for number in 0..2 {
+        if choose(2) == 0 {
+            rt().me().process = 1 + number as usize;
+            live.extend(register(number));
+            rt().me().process = 0;
+        }
+    }
+    for umem in live {
+        let owner = w().core.umems[umem].process;
+        match choose(4) {
+            0 => {}
+            1 => spawn("foreign", 3, move || rdma::deregister(umem)),
+            _ => spawn("deregister", owner, move || rdma::deregister(umem)),
+        }
+    }
+    spawn("first", 1, || register_deregister(0));
+    if choose(2) == 0 {
+        spawn("second", 2, || {
+            let _ = register(1);
+        });
+    }
+    if choose(2) == 0 {
+        spawn("third", 1, || register_deregister(0));
+    }
+    spawn("free", 1, move || gpu::free(memory[0]));
+    if choose(2) == 0 {
+        spawn("free too", 2, move || gpu::free(memory[1]));
+    }
+    if choose(4) == 0 {
+        spawn("other user", 1, || second_user(0));
+    }
+    if unloads {
+        spawn("rmmod", 0, || {
+            let _ = world::rmmod();
+        });
+    }
+    finish();
+}
+
+/// The HCA goes away with everything that is registered; its device is gone afterwards.
+fn hca_removal(scenario: &Scenario) {
+    let persistent_first = choose(4) == 0;
+    load(&Scenario { persistent_first, ..*scenario });
+    let memory = [alloc(1, 0), alloc(2, 1)];
+    let mut live = Vec::new();
+    for number in [0, 0, 1] {
+        rt().me().process = 1 + number as usize;
+        live.extend(register(number));
+        rt().me().process = 0;
+    }
+    spawn("HCA removal", 0, move || {
+        for umem in live {
+            rdma::deregister(umem);
+        }
+        w().device_gone = true;
+    });
+    spawn("free", 1, move || gpu::free(memory[0]));
+    spawn("free too", 2, move || gpu::free(memory[1]));
+    finish();
+}
+
+pub const RANDOM: &[(&str, fn(&Scenario))] = &[("everything", everything), ("hca-removal", hca_removal)];
+
+fn config() -> Config {
+    let mut config = Config::new();
+    config.stack_size = 128 << 10;
+    config.failure_persistence = FailurePersistence::None;
+    config.max_steps = MaxSteps::FailAfter(100_000);
+    config.silence_warnings = true;
+    config
+}
+
+fn drive(scheduler: impl Scheduler + 'static, scenario: Scenario, module: Module) {
+    Runner::new(scheduler, config()).run(move || {
+        World::create(module, scenario.generation);
+        (scenario.body)(&scenario);
+    });
+}
+
+/// Runs a scenario. One at a time per process: statics of the module are shared.
+pub fn search(scenario: Scenario, how: Search, module: Module) -> Outcome {
+    let outcome = Rc::new(RefCell::new(Outcome::default()));
+    match how {
+        Search::All { limit } => {
+            rt().all_visible = false;
+            drive(Exhaustive::new(limit, false, outcome.clone()), scenario, module);
+        }
+        Search::Random { seed, executions } => {
+            rt().all_visible = true;
+            let half = executions / 2;
+            let random = RandomScheduler::new_from_seed(seed, executions - half);
+            drive(Filtered::new(random, outcome.clone()), scenario, module);
+            if outcome.borrow().violation.is_none() && half != 0 {
+                let pct = PctScheduler::new_from_seed(seed, 3, half);
+                drive(Filtered::new(pct, outcome.clone()), scenario, module);
+            }
+        }
+    }
+    let found = outcome.borrow().clone();
+    found
+}

@@ -1,0 +1,548 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Everything outside the module in one execution, and the C functions of src/shim.h as the module finds it there.
+
+use crate::gpu::{self, Gpu, BAR, BAR_LEN};
+use crate::raw;
+use crate::rdma::{self, Core, Generation};
+use crate::rt::{self, fail, rt, Rank};
+use kernel::ffi::{c_int, c_void};
+use std::cell::UnsafeCell;
+
+// Objects of steps; numbers from 1000 on are given out, addresses are higher.
+pub const P: u64 = 1;
+pub const R: u64 = 2;
+pub const G: u64 = 3;
+pub const TEXT: u64 = 4;
+pub const MODULE: u64 = 5;
+/// The client's lock of the 4.9 core, or its table of tickets; plus the client's number.
+pub const CLIENT: u64 = 10;
+/// The HCA's use of one pin; plus the pin's number.
+pub const HCA: u64 = 100;
+/// The state of one MR of the 4.9 core; plus the umem's number.
+pub const MR: u64 = 300;
+
+/// Entry points of the module under test.
+#[derive(Clone, Copy)]
+pub struct Module {
+    pub init: fn() -> i32,
+    pub exit: fn(),
+}
+
+/// Something that goes wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    GetNoMemory,
+    GetNotSupported,
+    GetBusy,
+    GetIo,
+    GetBarFull,
+    PutNoMemory,
+    PutIo,
+    PutForgets,
+    UmemAlloc,
+    TicketAlloc,
+    DmaMap,
+    SecondDmaMap,
+    SgAlloc,
+    Mkey,
+    /// The core forgets to unlock mapping_lock when registration fails late (F7).
+    LeakedLock,
+}
+
+pub const FAULTS: [Fault; 14] = [
+    Fault::GetNoMemory,
+    Fault::GetNotSupported,
+    Fault::GetBusy,
+    Fault::GetIo,
+    Fault::GetBarFull,
+    Fault::PutNoMemory,
+    Fault::PutIo,
+    Fault::PutForgets,
+    Fault::UmemAlloc,
+    Fault::TicketAlloc,
+    Fault::DmaMap,
+    Fault::SecondDmaMap,
+    Fault::SgAlloc,
+    Fault::Mkey,
+];
+
+pub struct Process {
+    pub tgid: u32,
+    pub start_ns: u64,
+}
+
+pub struct DmaMap {
+    phys: u64,
+    len: u64,
+    pub dma: u64,
+    pub live: bool,
+    umem: usize,
+}
+
+pub struct Sg {
+    pub entries: Vec<(u64, u32)>,
+    pub freed: bool,
+    umem: Option<usize>,
+}
+
+/// What `struct sg_table` is here: 0 is an empty one.
+#[repr(C)]
+pub struct SgTable {
+    pub number: usize,
+}
+
+pub struct World {
+    pub module: Module,
+    pub persistent_first: bool,
+    pub plain: bool,
+    pub gpu: Gpu,
+    pub core: Core,
+    pub processes: Vec<Process>,
+    pub maps: Vec<DmaMap>,
+    pub sgs: Vec<Sg>,
+    /// Faults to come, each once, in the order of what they hit.
+    pub faults: Vec<Fault>,
+    pub scattered: bool,
+    pub late_callbacks: bool,
+    pub can_drain: bool,
+    /// Callbacks under way: task and pin.
+    pub calls: Vec<(usize, usize)>,
+    /// The last pin that each task got.
+    pub acquiring: [Option<usize>; 16],
+    pub refs: usize,
+    pub going: bool,
+    pub unloaded: bool,
+    pub device_gone: bool,
+}
+
+thread_local! {
+    static WORLD: UnsafeCell<Option<World>> = const { UnsafeCell::new(None) };
+}
+
+/// The world of this execution. No reference outlives a scheduling point.
+#[allow(clippy::mut_from_ref)]
+pub fn w() -> &'static mut World {
+    // SAFETY: Single-threaded, and never kept over a switch.
+    WORLD.with(|world| unsafe { (*world.get()).as_mut() }).expect("a world was made")
+}
+
+impl World {
+    pub fn create(module: Module, generation: Generation) {
+        let world = Self {
+            module,
+            persistent_first: false,
+            plain: generation == Generation::V49,
+            gpu: Gpu::new(),
+            core: Core::new(generation),
+            processes: (0..4).map(|i| Process { tgid: 100 + i, start_ns: 7_000 + u64::from(i) }).collect(),
+            maps: Vec::new(),
+            sgs: vec![Sg { entries: Vec::new(), freed: false, umem: None }],
+            faults: Vec::new(),
+            scattered: true,
+            late_callbacks: false,
+            can_drain: true,
+            calls: Vec::new(),
+            acquiring: [None; 16],
+            refs: 0,
+            going: false,
+            unloaded: false,
+            device_gone: false,
+        };
+        // SAFETY: Single-threaded; nobody holds a reference over the beginning of an execution.
+        WORLD.with(|place| unsafe { *place.get() = Some(world) });
+    }
+
+    /// Whether this goes wrong now.
+    pub fn fault(&mut self, fault: Fault) -> bool {
+        match self.faults.iter().position(|f| *f == fault) {
+            Some(at) => {
+                self.faults.remove(at);
+                rt::note(|| format!("fault: {fault:?}"));
+                true
+            }
+            None => false,
+        }
+    }
+
+    pub fn insmod(&mut self) -> i32 {
+        in_text(|| (w().module.init)())
+    }
+}
+
+/// Runs code of the module, which must be there, and still be there when it returns.
+pub fn in_text<T>(f: impl FnOnce() -> T) -> T {
+    rt::touch(TEXT, false, "enter the module");
+    if w().unloaded {
+        fail("calls into a module that was unloaded".into());
+    }
+    rt().me().text += 1;
+    let out = f();
+    rt::touch(TEXT, false, "leave the module");
+    if w().unloaded {
+        fail("returns into a module that was unloaded".into());
+    }
+    rt().me().text -= 1;
+    out
+}
+
+/// rmmod: `false` if it is in use.
+pub fn rmmod() -> bool {
+    rt::touch(MODULE, true, "try_stop_module");
+    if w().refs != 0 {
+        return false;
+    }
+    w().going = true;
+    in_text(|| (w().module.exit)());
+    rt::touch(TEXT, true, "free the module's text");
+    let r = rt();
+    if let Some(task) = r.tasks.iter().find(|t| t.text != 0) {
+        fail(format!("the module is freed while {} is still in its text", task.name));
+    }
+    w().unloaded = true;
+    true
+}
+
+fn pci(device: *mut raw::device) {
+    if w().device_gone {
+        fail(format!("uses the HCA's device {device:?} after it is gone"));
+    }
+}
+
+pub fn device() -> *mut raw::device {
+    std::ptr::without_provenance_mut(0x1000)
+}
+
+/// After a release: nothing of this registration may be left.
+pub fn check_released(umem: usize) {
+    if w().maps.iter().any(|m| m.live && m.umem == umem) {
+        fail("release returned, but its DMA mapping is still there".into());
+    }
+    if w().sgs.iter().any(|s| !s.freed && s.umem == Some(umem)) {
+        fail("release returned, but its sg_table is still there".into());
+    }
+}
+
+/// After everything: nothing may be left at all.
+pub fn check_end() {
+    let world = w();
+    if world.gpu.live_pins() != 0 {
+        fail(format!("{} pins are left at the end", world.gpu.live_pins()));
+    }
+    if let Some(map) = world.maps.iter().find(|m| m.live) {
+        fail(format!("the DMA mapping {:#x} is left at the end", map.dma));
+    }
+    if world.sgs.iter().skip(1).any(|s| !s.freed) {
+        fail("an sg_table is left at the end".into());
+    }
+    if world.refs != 0 {
+        fail(format!("{} module references are left at the end", world.refs));
+    }
+}
+
+#[no_mangle]
+extern "C" fn nvpm_param_peerdirect_support() -> c_int {
+    w().plain.into()
+}
+
+#[no_mangle]
+extern "C" fn nvpm_param_persistent_api_support() -> c_int {
+    w().persistent_first.into()
+}
+
+#[no_mangle]
+extern "C" fn nvpm_module_get() -> c_int {
+    rt::touch(MODULE, false, "try_module_get");
+    if w().going {
+        return 0;
+    }
+    w().refs += 1;
+    1
+}
+
+#[no_mangle]
+extern "C" fn nvpm_module_put() {
+    rt::touch(MODULE, false, "module_put");
+    match w().refs.checked_sub(1) {
+        Some(refs) => w().refs = refs,
+        None => fail("drops a module reference that it does not have".into()),
+    }
+}
+
+#[no_mangle]
+extern "C" fn nvpm_core_present() -> c_int {
+    1
+}
+
+#[no_mangle]
+extern "C" fn nvpm_core_register(
+    client: *const raw::peer_memory_client,
+    invalidate: *mut raw::invalidate_peer_memory,
+) -> *mut c_void {
+    rdma::register_client(client, invalidate)
+}
+
+#[no_mangle]
+extern "C" fn nvpm_core_unregister(handle: *mut c_void) {
+    rdma::unregister_client(handle);
+}
+
+#[no_mangle]
+extern "C" fn nvpm_provider_present() -> c_int {
+    1
+}
+
+#[no_mangle]
+extern "C" fn nvpm_p2p_get(
+    va: u64,
+    length: u64,
+    table: *mut *mut raw::nvidia_p2p_page_table,
+    callback: Option<unsafe extern "C" fn(*mut c_void)>,
+    data: *mut c_void,
+) -> c_int {
+    gpu::get(false, true, va, length, table, callback, data as usize)
+}
+
+#[no_mangle]
+extern "C" fn nvpm_p2p_put(_va: u64, table: *mut raw::nvidia_p2p_page_table) -> c_int {
+    gpu::put(true, table)
+}
+
+#[no_mangle]
+extern "C" fn nvpm_p2p_get_persistent(va: u64, length: u64, table: *mut *mut raw::nvidia_p2p_page_table) -> c_int {
+    gpu::get(true, true, va, length, table, None, 0)
+}
+
+#[no_mangle]
+extern "C" fn nvpm_p2p_put_persistent(_va: u64, table: *mut raw::nvidia_p2p_page_table) -> c_int {
+    gpu::put_persistent(table)
+}
+
+#[no_mangle]
+extern "C" fn nvpm_p2p_dma_map(
+    device: *mut raw::device,
+    _table: *mut raw::nvidia_p2p_page_table,
+    mapping: *mut *mut raw::nvidia_p2p_dma_mapping,
+) -> c_int {
+    pci(device);
+    gpu::dma_map(mapping)
+}
+
+#[no_mangle]
+extern "C" fn nvpm_p2p_dma_unmap(
+    device: *mut raw::device,
+    _table: *mut raw::nvidia_p2p_page_table,
+    _mapping: *mut raw::nvidia_p2p_dma_mapping,
+) -> c_int {
+    pci(device);
+    0
+}
+
+#[no_mangle]
+extern "C" fn nvpm_g_lock_shared() {
+    rt::lock_shared(Rank::G, G, "G, shared");
+}
+
+#[no_mangle]
+extern "C" fn nvpm_g_unlock_shared() {
+    rt::unlock_shared(G);
+}
+
+#[no_mangle]
+extern "C" fn nvpm_g_lock_exclusive() {
+    rt::lock(Rank::G, G, "G, exclusive");
+}
+
+#[no_mangle]
+extern "C" fn nvpm_g_unlock_exclusive() {
+    rt::unlock(G);
+}
+
+#[no_mangle]
+extern "C" fn nvpm_current_process(process: *mut raw::nvpm_process) {
+    let me = &w().processes[rt().me().process];
+    // SAFETY: The caller's place.
+    unsafe { process.write(raw::nvpm_process { start_ns: me.start_ns, tgid: me.tgid }) };
+}
+
+#[no_mangle]
+extern "C" fn nvpm_current_comm(comm: *mut u8) {
+    // SAFETY: The caller's place of 16 bytes.
+    unsafe { comm.copy_from(b"model\0\0\0\0\0\0\0\0\0\0\0".as_ptr(), 16) };
+}
+
+#[no_mangle]
+extern "C" fn nvpm_now_ns() -> u64 {
+    // Time passes with the steps that are run.
+    rt().steps.len() as u64 * 1000
+}
+
+#[no_mangle]
+extern "C" fn nvpm_real_ns() -> u64 {
+    nvpm_now_ns()
+}
+
+#[no_mangle]
+extern "C" fn nvpm_cpu() -> u32 {
+    rt().current as u32
+}
+
+#[no_mangle]
+extern "C" fn nvpm_proc_create() -> c_int {
+    0
+}
+
+#[no_mangle]
+extern "C" fn nvpm_proc_remove() {}
+
+#[no_mangle]
+extern "C" fn nvpm_proc_write(_seq: *mut c_void, _text: *const u8, _length: usize) {}
+
+#[no_mangle]
+extern "C" fn nvpm_sleep_ms(_ms: u32) {
+    rt::sleep_for_change();
+}
+
+#[no_mangle]
+extern "C" fn nvpm_cond_resched() {}
+
+#[no_mangle]
+extern "C" fn nvpm_drain_callback_tails() {
+    rt::drain_tails();
+}
+
+#[no_mangle]
+extern "C" fn nvpm_can_drain_callback_tails() -> c_int {
+    w().can_drain.into()
+}
+
+#[no_mangle]
+extern "C" fn nvpm_log_allowed() -> c_int {
+    1
+}
+
+#[no_mangle]
+extern "C" fn nvpm_page_size() -> u64 {
+    4096
+}
+
+#[no_mangle]
+extern "C" fn nvpm_device_is_pci(device: *mut raw::device) -> c_int {
+    pci(device);
+    1
+}
+
+#[no_mangle]
+extern "C" fn nvpm_device_number(device: *mut raw::device) -> u32 {
+    pci(device);
+    0x20
+}
+
+#[no_mangle]
+extern "C" fn nvpm_device_segment_limit(device: *mut raw::device) -> u64 {
+    pci(device);
+    2 << 30
+}
+
+#[no_mangle]
+extern "C" fn nvpm_provider_bar(address: u64, bar: *mut raw::nvpm_bar) -> c_int {
+    if !(BAR..BAR + BAR_LEN).contains(&address) {
+        return gpu::ENODEV;
+    }
+    // SAFETY: The caller's place.
+    unsafe { bar.write(raw::nvpm_bar { start: BAR, last: BAR + BAR_LEN - 1, bus_offset: 0, device: 0x10 }) };
+    0
+}
+
+#[no_mangle]
+extern "C" fn nvpm_dma_map(device: *mut raw::device, address: u64, length: u64, dma: *mut u64) -> c_int {
+    pci(device);
+    if rt().me().held.iter().any(|h| h.0 >= Rank::L) {
+        fail("maps for DMA, which may allocate, under L".into());
+    }
+    let first = !w().maps.iter().any(|m| m.live);
+    if first && w().fault(Fault::DmaMap) || !first && w().fault(Fault::SecondDmaMap) {
+        return gpu::EIO;
+    }
+    let Some(umem) = rt().me().umem else { fail("maps for DMA outside dma_map".into()) };
+    let world = w();
+    let at = (64 << 32) + ((world.maps.len() as u64) << 28);
+    world.maps.push(DmaMap { phys: address, len: length, dma: at, live: true, umem });
+    // SAFETY: The caller's place.
+    unsafe { dma.write(at) };
+    0
+}
+
+#[no_mangle]
+extern "C" fn nvpm_dma_unmap(device: *mut raw::device, dma: u64, length: u64) {
+    pci(device);
+    let Some(at) = w().maps.iter().position(|m| m.live && m.dma == dma && m.len == length) else {
+        fail(format!("unmaps {dma:#x}, which is not mapped (any more)"));
+    };
+    let umem = w().maps[at].umem;
+    let pin = w().core.umems[umem].pin;
+    rt::touch(HCA + pin as u64, true, "unmap for DMA");
+    w().maps[at].live = false;
+    rdma::check_dma(pin, "its DMA mapping is gone");
+}
+
+/// What the HCA finds at a DMA address: the physical one.
+pub fn translate(dma: u64, len: u64) -> Option<u64> {
+    let map = w().maps.iter().find(|m| m.live && dma >= m.dma && dma + len <= m.dma + m.len)?;
+    Some(map.phys + (dma - map.dma))
+}
+
+#[no_mangle]
+extern "C" fn nvpm_sg_alloc(entries: u32) -> *mut raw::sg_table {
+    if rt().me().held.iter().any(|h| h.0 >= Rank::L) {
+        fail("allocates an sg_table under L".into());
+    }
+    let umem = rt().me().umem;
+    let world = w();
+    if world.fault(Fault::SgAlloc) {
+        return std::ptr::null_mut();
+    }
+    world.sgs.push(Sg { entries: vec![(0, 0); entries as usize], freed: false, umem });
+    Box::into_raw(Box::new(SgTable { number: world.sgs.len() - 1 })).cast()
+}
+
+#[no_mangle]
+extern "C" fn nvpm_sg_free(table: *mut raw::sg_table) {
+    // SAFETY: From `nvpm_sg_alloc()`; leaked so that a second free can be told.
+    let number = unsafe { (*table.cast::<SgTable>()).number };
+    let sg = &mut w().sgs[number];
+    if std::mem::replace(&mut sg.freed, true) {
+        fail("frees an sg_table twice".into());
+    }
+}
+
+fn entry(number: usize, index: usize) -> *mut raw::scatterlist {
+    std::ptr::without_provenance_mut(number << 32 | (index + 1))
+}
+
+#[no_mangle]
+extern "C" fn nvpm_sg_first(table: *mut raw::sg_table) -> *mut raw::scatterlist {
+    // SAFETY: From `nvpm_sg_alloc()`.
+    entry(unsafe { (*table.cast::<SgTable>()).number }, 0)
+}
+
+#[no_mangle]
+extern "C" fn nvpm_sg_set(at: *mut raw::scatterlist, dma: u64, length: u32) -> *mut raw::scatterlist {
+    let (number, index) = (at.addr() >> 32, (at.addr() & 0xffff_ffff) - 1);
+    let sg = &mut w().sgs[number];
+    if sg.freed {
+        fail("writes an sg_table that is freed".into());
+    }
+    sg.entries[index] = (dma, length);
+    if index + 1 < sg.entries.len() {
+        entry(number, index + 1)
+    } else {
+        std::ptr::null_mut()
+    }
+}
+
+#[no_mangle]
+extern "C" fn nvpm_sg_publish(to: *mut raw::sg_table, from: *const raw::sg_table) {
+    // SAFETY: Both are tables of the model.
+    unsafe { (*to.cast::<SgTable>()).number = (*from.cast::<SgTable>()).number };
+}
