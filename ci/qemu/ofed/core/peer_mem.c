@@ -289,11 +289,8 @@ static void put_client(struct ib_peer_memory_client *client)
 
 static void umem_peer_free(struct kref *kref)
 {
-	struct ib_umem_peer *peer =
-		container_of(kref, struct ib_umem_peer, kref);
-
-	mutex_destroy(&peer->mapping_lock);
-	kfree(peer);
+	/* No mutex_destroy(): drivers that forget to stop leave it locked. */
+	kfree(container_of(kref, struct ib_umem_peer, kref));
 }
 
 static void put_peer(struct ib_umem_peer *peer)

@@ -19,7 +19,9 @@
  */
 #include <linux/debugfs.h>
 #include <linux/delay.h>
+#include <linux/dma-mapping.h>
 #include <linux/pci.h>
+#include <linux/platform_device.h>
 #include <linux/seq_file.h>
 #include <rdma/ib_peer_lab.h>
 #include <rdma/ib_umem.h>
@@ -34,7 +36,7 @@ MODULE_PARM_DESC(peer_max_seg, "DMA segment limit that the HCA announces, 0: lea
 
 static char *peer_dma_device = "pci";
 module_param(peer_dma_device, charp, 0444);
-MODULE_PARM_DESC(peer_dma_device, "DMA device given to peer clients: pci, netdev or none");
+MODULE_PARM_DESC(peer_dma_device, "DMA device given to peer clients: pci, platform or none");
 
 struct rxe_peer_range {
 	dma_addr_t addr;
@@ -160,7 +162,7 @@ int rxe_peer_mr_init(struct rxe_dev *rxe, struct rxe_mr *mr,
 						      mr->ibmr.iova);
 	err = -ENODEV;
 	if (!rxe->peer_initiator) {
-		rxe_err_mr(mr, "no PCI device behind the netdev\n");
+		rxe_err_mr(mr, "no PCI device behind the netdev: peer memory cannot be reached\n");
 		goto err_peer;
 	}
 	err = -ENOMEM;
@@ -374,44 +376,58 @@ enum resp_states rxe_peer_atomic_write(struct rxe_mr *mr, u64 iova, u64 value)
 	return RESPST_NONE;
 }
 
+/* An HCA that is no PCI device, as there are on Arm machines. */
+static struct device *add_platform_device(void)
+{
+	struct platform_device *pdev;
+
+	pdev = platform_device_register_simple("rxe_peer", PLATFORM_DEVID_AUTO,
+					       NULL, 0);
+	if (IS_ERR(pdev))
+		return ERR_CAST(pdev);
+	dma_coerce_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(64));
+	return &pdev->dev;
+}
+
 int rxe_peer_add_dev(struct rxe_dev *rxe, struct net_device *ndev)
 {
-	struct device *parent = ndev->dev.parent, *pci = parent;
-	struct device *dma_device = NULL;
-	int err;
+	struct device *dev = ndev->dev.parent;
 
-	while (pci && !dev_is_pci(pci))
-		pci = pci->parent;
-
-	if (!strcmp(peer_dma_device, "pci")) {
-		dma_device = pci;
-	} else if (!strcmp(peer_dma_device, "netdev")) {
-		dma_device = parent;
-	} else if (strcmp(peer_dma_device, "none")) {
-		pr_err("rxe_peer: peer_dma_device=%s: must be pci, netdev or none\n",
+	while (dev && !dev_is_pci(dev))
+		dev = dev->parent;
+	if (!strcmp(peer_dma_device, "platform")) {
+		dev = add_platform_device();
+		if (IS_ERR(dev))
+			return PTR_ERR(dev);
+	} else if (strcmp(peer_dma_device, "pci") &&
+		   strcmp(peer_dma_device, "none")) {
+		pr_err("rxe_peer: peer_dma_device=%s: must be pci, platform or none\n",
 		       peer_dma_device);
 		return -EINVAL;
 	}
-	err = ib_peer_lab_set_dma_device(&rxe->ib_dev, dma_device);
-	if (err)
-		return err;
-
-	rxe->peer_initiator = get_device(pci);
-	if (pci && peer_max_seg) {
-		rxe->peer_device_max_seg = dma_get_max_seg_size(pci);
-		dma_set_max_seg_size(pci, peer_max_seg);
+	rxe->peer_initiator = get_device(dev);
+	if (dev && peer_max_seg) {
+		rxe->peer_device_max_seg = dma_get_max_seg_size(dev);
+		dma_set_max_seg_size(dev, peer_max_seg);
 	}
-	return 0;
+	if (!strcmp(peer_dma_device, "none"))
+		return 0;
+	return ib_peer_lab_set_dma_device(&rxe->ib_dev, dev);
 }
 
 /* Also after a failed rxe_peer_add_dev(), or none. */
 void rxe_peer_remove_dev(struct rxe_dev *rxe)
 {
+	struct device *dev = rxe->peer_initiator;
+
 	ib_peer_lab_set_dma_device(&rxe->ib_dev, NULL);
+	if (!dev)
+		return;
 	if (rxe->peer_device_max_seg)
-		dma_set_max_seg_size(rxe->peer_initiator,
-				     rxe->peer_device_max_seg);
-	put_device(rxe->peer_initiator);
+		dma_set_max_seg_size(dev, rxe->peer_device_max_seg);
+	if (dev_is_platform(dev))
+		platform_device_unregister(to_platform_device(dev));
+	put_device(dev);
 }
 
 /*
