@@ -10,6 +10,9 @@
  * that succeeded proves nothing (lock-proof.md F10, facts 3.3: the callback may
  * still be armed), so what the callback would touch is kept for a while.
  *
+ * Also a DMA engine: a single access of any PCI device over the lab's fabric, to
+ * show what the fabric and the GPU answer without a NIC's whole stack.
+ *
  * Left out: mapping the BAR into the process. One lock per file guards what the
  * callback changes; it is never held over a call of the provider.
  */
@@ -22,6 +25,7 @@
 #include <linux/spinlock.h>
 #include <linux/uaccess.h>
 
+#include "lab_pcie.h"
 #include "nvlab_uapi.h"
 #include "p2p.h"
 
@@ -36,6 +40,8 @@ struct gdr_pin {
 	u64 handle;
 	u64 va;
 	bool persistent;
+	bool reenter;
+	int reentry;
 	struct nvidia_p2p_page_table *table;
 	struct nvidia_p2p_dma_mapping *mapping;
 	struct pci_dev *peer;
@@ -51,7 +57,12 @@ static DEFINE_MUTEX(buried_lock);
 static void gdr_revoked(void *data)
 {
 	struct gdr_pin *pin = data;
+	struct nvidia_p2p_page_table *table;
 
+	if (pin->reenter)
+		pin->reentry = nvidia_p2p_get_pages(0, 0, pin->va,
+						    NVLAB_GPU_PAGE, &table,
+						    gdr_revoked, pin);
 	atomic_inc(&pin->callbacks);
 }
 
@@ -70,13 +81,14 @@ static int pin_new(struct gdr_file *f, struct nvlab_gdr_pin *req)
 	struct gdr_pin *pin;
 	int err;
 
-	if (req->flags & ~NVLAB_GDR_PERSISTENT)
+	if (req->flags & ~(NVLAB_GDR_PERSISTENT | NVLAB_GDR_REENTER))
 		return -EINVAL;
 	pin = kzalloc_obj(*pin);
 	if (!pin)
 		return -ENOMEM;
 	pin->va = req->va;
 	pin->persistent = req->flags & NVLAB_GDR_PERSISTENT;
+	pin->reenter = req->flags & NVLAB_GDR_REENTER;
 	err = pin->persistent ?
 	      nvidia_p2p_get_pages_persistent(req->va, req->len, &pin->table,
 					      0) :
@@ -134,6 +146,31 @@ static int pin_end(struct gdr_pin *pin)
 	return err;
 }
 
+static struct pci_dev *peer_get(u32 domain, u32 bus, u32 device, u32 function)
+{
+	return pci_get_domain_bus_and_slot(domain, bus,
+					   PCI_DEVFN(device, function));
+}
+
+static int dma_once(struct nvlab_gdr_dma *req)
+{
+	struct pci_dev *peer;
+	int err;
+
+	if (req->len > NVLAB_GDR_DMA_MAX)
+		return -EINVAL;
+	peer = peer_get(req->domain, req->bus, req->device, req->function);
+	if (!peer)
+		return -ENODEV;
+	if (req->write)
+		err = lab_pcie_write(&peer->dev, req->addr, req->data,
+				     req->len);
+	else
+		err = lab_pcie_read(&peer->dev, req->addr, req->data, req->len);
+	pci_dev_put(peer);
+	return err;
+}
+
 static int pin_map(struct gdr_file *f, struct nvlab_gdr_map *req)
 {
 	struct gdr_pin *pin = pin_find(f, req->handle);
@@ -143,9 +180,7 @@ static int pin_map(struct gdr_file *f, struct nvlab_gdr_map *req)
 		return -ENOENT;
 	if (pin->peer || atomic_read(&pin->callbacks))
 		return -EBUSY;
-	pin->peer = pci_get_domain_bus_and_slot(req->domain, req->bus,
-						PCI_DEVFN(req->device,
-							  req->function));
+	pin->peer = peer_get(req->domain, req->bus, req->device, req->function);
 	if (!pin->peer)
 		return -ENODEV;
 	err = nvidia_p2p_dma_map_pages(pin->peer, pin->table, &pin->mapping);
@@ -164,6 +199,7 @@ union args {
 	struct nvlab_handle handle;
 	struct nvlab_gdr_state state;
 	struct nvlab_gdr_map map;
+	struct nvlab_gdr_dma dma;
 };
 
 static int dispatch(struct gdr_file *f, unsigned int cmd, union args *a)
@@ -175,6 +211,8 @@ static int dispatch(struct gdr_file *f, unsigned int cmd, union args *a)
 		return pin_new(f, &a->pin);
 	case NVLAB_GDR_IOC_MAP:
 		return pin_map(f, &a->map);
+	case NVLAB_GDR_IOC_DMA:
+		return dma_once(&a->dma);
 	case NVLAB_GDR_IOC_UNPIN:
 	case NVLAB_GDR_IOC_UNMAP:
 	case NVLAB_GDR_IOC_STATE:
@@ -190,8 +228,10 @@ static int dispatch(struct gdr_file *f, unsigned int cmd, union args *a)
 		return pin_end(pin);
 	if (cmd == NVLAB_GDR_IOC_UNMAP)
 		pin_unmap(pin);
-	else
+	if (cmd == NVLAB_GDR_IOC_STATE) {
 		a->state.callbacks = atomic_read(&pin->callbacks);
+		a->state.reentry = pin->reentry;
+	}
 	return 0;
 }
 

@@ -105,24 +105,38 @@ u64 nvlab_config(enum nvlab_config_name name)
 	return READ_ONCE(config[name].value);
 }
 
-void nvlab_spend(enum nvlab_cost_name base, enum nvlab_cost_name gib, u64 len)
+static void spend_until(ktime_t until)
 {
-	u64 ns = READ_ONCE(cost[base].value);
-	ktime_t until;
+	s64 left = ktime_to_ns(ktime_sub(until, ktime_get()));
 
-	if (gib != NVLAB_T_COUNT)
-		ns += mul_u64_u64_shr(READ_ONCE(cost[gib].value), len, 30);
-	if (!ns)
+	if (left <= 0)
 		return;
 	if (READ_ONCE(cost[NVLAB_T_SLEEP].value)) {
-		fsleep(max(div_u64(ns, NSEC_PER_USEC), 1));
+		fsleep(max(div_u64(left, NSEC_PER_USEC), 1));
 		return;
 	}
-	until = ktime_add_ns(ktime_get(), ns);
 	while (ktime_before(ktime_get(), until)) {
 		cpu_relax();
 		cond_resched();
 	}
+}
+
+void nvlab_spend(ktime_t start, enum nvlab_cost_name base,
+		 enum nvlab_cost_name gib, u64 len, unsigned int percent)
+{
+	u64 ns = READ_ONCE(cost[base].value) +
+		 mul_u64_u64_shr(READ_ONCE(cost[gib].value), len, 30);
+
+	if (ns)
+		spend_until(ktime_add_ns(start, div_u64(ns * percent, 100)));
+}
+
+void nvlab_spend_r(void)
+{
+	u64 ns = READ_ONCE(cost[NVLAB_T_HOLD_R].value);
+
+	if (ns)
+		spend_until(ktime_add_ns(ktime_get(), ns));
 }
 
 static int setting_write(struct setting *table, unsigned int count, int words,

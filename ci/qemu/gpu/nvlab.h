@@ -10,6 +10,7 @@
 
 #include <linux/atomic.h>
 #include <linux/kref.h>
+#include <linux/ktime.h>
 #include <linux/list.h>
 #include <linux/mutex.h>
 #include <linux/pci.h>
@@ -143,8 +144,17 @@ enum nvlab_cost_name {
 	NVLAB_T_COUNT
 };
 
-/* Spend the time of @base plus @gib (or just @base, where @gib is the count) for @len bytes. */
-void nvlab_spend(enum nvlab_cost_name base, enum nvlab_cost_name gib, u64 len);
+/*
+ * A call that began at @start and is about @len bytes takes as long as @base and
+ * @gib say, its own work included. RM_PART of it passes under R, where the real
+ * driver maps, the rest before the call returns.
+ */
+#define NVLAB_RM_PART	75
+#define NVLAB_ALL	100
+void nvlab_spend(ktime_t start, enum nvlab_cost_name base,
+		 enum nvlab_cost_name gib, u64 len, unsigned int percent);
+/* Each time R is held. */
+void nvlab_spend_r(void);
 
 enum nvlab_fault_name {
 	NVLAB_F_GET_NOMEM,
@@ -258,16 +268,16 @@ struct nvlab_pinned {
 
 struct nvlab_dup;
 
-int nvlab_rm_get(u64 va, u64 len, void *key, u64 *phys, u32 count,
-		 struct nvlab_pinned *pinned);
+int nvlab_rm_get(ktime_t start, u64 va, u64 len, void *key, u64 *phys,
+		 u32 count, struct nvlab_pinned *pinned);
 int nvlab_rm_register(u64 va, u64 len, void *key, void (*callback)(void *data),
 		      void *data);
-int nvlab_rm_put(void *key);
+int nvlab_rm_put(ktime_t start, void *key, u64 *len);
 int nvlab_rm_gpu_info(u64 va, u64 len, struct nvlab_gpu **gpu);
-int nvlab_rm_get_persistent(u64 va, u64 len, void *key, u64 *phys, u32 count,
-			    struct nvlab_pinned *pinned,
+int nvlab_rm_get_persistent(ktime_t start, u64 va, u64 len, void *key,
+			    u64 *phys, u32 count, struct nvlab_pinned *pinned,
 			    struct nvlab_dup **dup);
-int nvlab_rm_put_persistent(struct nvlab_dup *dup);
+int nvlab_rm_put_persistent(ktime_t start, struct nvlab_dup *dup, u64 *len);
 
 /* --- exported functions (p2p.c) --- */
 

@@ -125,6 +125,7 @@ struct nvlab_pid {
  * as gdrdrv is. A pin belongs to the open file; closing it puts what is left.
  */
 #define NVLAB_GDR_PERSISTENT	1	/* else revocable */
+#define NVLAB_GDR_REENTER	2	/* the callback calls get_pages: -EIO, R is its own */
 
 struct nvlab_gdr_pin {
 	__u64 va;		/* in */
@@ -139,7 +140,7 @@ struct nvlab_gdr_pin {
 struct nvlab_gdr_state {
 	__u64 handle;		/* in */
 	__u32 callbacks;	/* out, how often the free callback ran */
-	__u32 pad;
+	__s32 reentry;		/* out, what get_pages answered inside the callback */
 };
 
 struct nvlab_gdr_map {
@@ -152,10 +153,25 @@ struct nvlab_gdr_map {
 	__u64 entries;		/* out */
 };
 
+/* One access of a PCI device to a bus address, over the lab's PCIe fabric. */
+struct nvlab_gdr_dma {
+	__u32 domain;		/* in, the initiator's PCI address */
+	__u32 bus;
+	__u32 device;
+	__u32 function;
+	__u64 addr;		/* in */
+	__u32 len;		/* in, at most NVLAB_GDR_DMA_MAX */
+	__u32 write;		/* in, 0: read */
+	__u8  data[64];		/* in or out */
+};
+
+#define NVLAB_GDR_DMA_MAX	64
+
 #define NVLAB_GDR_IOC_PIN	_IOWR('G', 0, struct nvlab_gdr_pin)
 #define NVLAB_GDR_IOC_UNPIN	_IOW('G', 1, struct nvlab_handle)
 #define NVLAB_GDR_IOC_STATE	_IOWR('G', 2, struct nvlab_gdr_state)
 #define NVLAB_GDR_IOC_MAP	_IOWR('G', 3, struct nvlab_gdr_map)
 #define NVLAB_GDR_IOC_UNMAP	_IOW('G', 4, struct nvlab_handle)
+#define NVLAB_GDR_IOC_DMA	_IOWR('G', 5, struct nvlab_gdr_dma)
 
 #endif

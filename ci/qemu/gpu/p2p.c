@@ -317,8 +317,9 @@ static int range_check(u64 *va, u64 *len)
 }
 
 /* The persistent half of get: find the GPU, hold it, duplicate the memory. */
-static int get_persistent(struct mem_info *info, u64 va, u64 len, u64 *phys,
-			  u32 count, struct nvlab_pinned *pinned)
+static int get_persistent(ktime_t start, struct mem_info *info, u64 va,
+			  u64 len, u64 *phys, u32 count,
+			  struct nvlab_pinned *pinned)
 {
 	int err;
 
@@ -326,7 +327,7 @@ static int get_persistent(struct mem_info *info, u64 va, u64 len, u64 *phys,
 	if (err)
 		return err;
 	nvlab_hold(NVLAB_H_PGET_INFO);
-	err = nvlab_rm_get_persistent(va, len, info, phys, count, pinned,
+	err = nvlab_rm_get_persistent(start, va, len, info, phys, count, pinned,
 				      &info->dup);
 	if (err)
 		return err;
@@ -338,13 +339,36 @@ static int get_persistent(struct mem_info *info, u64 va, u64 len, u64 *phys,
 
 static int put_persistent(struct mem_info *info)
 {
-	int err = nvlab_rm_put_persistent(info->dup);
+	ktime_t start = ktime_get();
+	u64 len;
+	int err;
 
+	err = nvlab_rm_put_persistent(start, info->dup, &len);
 	if (err)
 		return err;
 	atomic_dec(&info->gpu->users);
 	table_free(info);
+	nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, len,
+		    NVLAB_ALL);
 	module_put(THIS_MODULE);
+	return 0;
+}
+
+/* The revocable one; -ENOENT and nothing done where RM does not know the key. */
+static int put_revocable(struct nvidia_p2p_page_table *table)
+{
+	ktime_t start = ktime_get();
+	u64 len;
+	int err;
+
+	/* The table may be gone: until RM knows it, it is a number. */
+	err = nvlab_rm_put(start, table, &len);
+	nvlab_hold(NVLAB_H_PUT_AFTER);
+	if (err)
+		return err;
+	table_free(info_of(table));
+	nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, len,
+		    NVLAB_ALL);
 	return 0;
 }
 
@@ -353,6 +377,7 @@ static int get(bool persistent, bool cpu_only, u64 va, u64 len,
 	       void (*free_callback)(void *data), void *data)
 {
 	u32 *wreq = NULL, *rreq = NULL;
+	ktime_t start = ktime_get();
 	struct nvlab_pinned pinned;
 	struct mem_info *info;
 	bool got = false;
@@ -382,8 +407,10 @@ static int get(bool persistent, bool cpu_only, u64 va, u64 len,
 		goto failed;
 
 	nvlab_hold(persistent ? NVLAB_H_PGET_ALLOC : NVLAB_H_GET_ALLOC);
-	err = persistent ? get_persistent(info, va, len, phys, count, &pinned) :
-			   nvlab_rm_get(va, len, info, phys, count, &pinned);
+	err = persistent ? get_persistent(start, info, va, len, phys, count,
+					  &pinned) :
+			   nvlab_rm_get(start, va, len, info, phys, count,
+					&pinned);
 	if (err)
 		goto failed;
 	got = true;
@@ -399,6 +426,7 @@ static int get(bool persistent, bool cpu_only, u64 va, u64 len,
 	err = table_build(info, phys, count);
 	if (err)
 		goto failed;
+	nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len, NVLAB_ALL);
 	if (persistent) {
 		nvlab_hold(NVLAB_H_PGET_DONE);
 	} else {
@@ -427,9 +455,7 @@ failed:
 		put_persistent(info);
 		*table = NULL;
 	} else {
-		if (nvlab_rm_put(info) == 0)
-			table_free(info);
-		else
+		if (put_revocable(&info->table))
 			nvlab_p2p_leak(info);	/* freed meanwhile */
 		*table = NULL;
 	}
@@ -495,9 +521,7 @@ noinline int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 		return -ENOMEM;
 	}
 	nvlab_hold(NVLAB_H_PUT_BEFORE);
-	/* The table may be gone: until RM knows it, it is a number. */
-	err = nvlab_rm_put(page_table);
-	nvlab_hold(NVLAB_H_PUT_AFTER);
+	err = put_revocable(page_table);
 	if (err == -ENOENT) {
 		nvlab_count(NVLAB_B_PUTS_NOT_FOUND);
 		return 0;
@@ -507,7 +531,6 @@ noinline int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 		nvlab_count(NVLAB_B_PUT_FAILURES);
 		return status(err);
 	}
-	table_free(info_of(page_table));
 	if (wrong)
 		nvlab_count(NVLAB_B_PUT_FAILURES);
 	return -(int)wrong;
@@ -602,6 +625,7 @@ static int dma_map(struct pci_dev *peer,
 		   struct nvidia_p2p_dma_mapping **dma_mapping)
 {
 	struct mem_info *info = info_of(page_table);
+	ktime_t start = ktime_get();
 	struct mapping *map;
 	u64 wrong;
 	int err;
@@ -649,9 +673,10 @@ static int dma_map(struct pci_dev *peer,
 	if (wrong)
 		err = -(int)wrong;
 	if (!err) {
-		nvlab_spend(NVLAB_T_MAP_BASE, NVLAB_T_MAP_GIB,
-			    (u64)map->pub.entries << NVLAB_PAGE_SHIFT);
 		err = map_all(map, info);
+		nvlab_spend(start, NVLAB_T_MAP_BASE, NVLAB_T_MAP_GIB,
+			    (u64)map->pub.entries << NVLAB_PAGE_SHIFT,
+			    NVLAB_ALL);
 	}
 	nvlab_r_unlock();
 	if (err)

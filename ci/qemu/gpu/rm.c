@@ -88,7 +88,7 @@ int nvlab_r_lock(const char *who)
 	}
 	down_write(&api_lock);
 	WRITE_ONCE(api_owner, current);
-	nvlab_spend(NVLAB_T_HOLD_R, NVLAB_T_COUNT, 0);
+	nvlab_spend_r();
 	return 0;
 }
 
@@ -494,6 +494,7 @@ drop:
 static void vidmem_revoke(struct vidmem *v)
 {
 	struct pin *pin;
+	ktime_t start;
 
 	while (!list_empty(&v->pins)) {
 		pin = list_first_entry(&v->pins, struct pin, node);
@@ -511,10 +512,11 @@ static void vidmem_revoke(struct vidmem *v)
 			pin->callback(pin->data);
 			nvlab_add(NVLAB_B_CALLBACKS_RUNNING, -1);
 		}
+		start = ktime_get();
 		list_del(&pin->node);
-		nvlab_spend(NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
-			    (u64)pin->count << NVLAB_PAGE_SHIFT);
 		bar1_unmap(v->mem, pin->first, pin->count);
+		nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
+			    (u64)pin->count << NVLAB_PAGE_SHIFT, NVLAB_ALL);
 		nvlab_add(NVLAB_B_LIVE_PINS, -1);
 		kfree(pin);
 	}
@@ -658,8 +660,8 @@ static void pages_tell(struct nvlab_mem *mem, u32 first, u32 count, u64 *phys,
 	pinned->coherent = mem->host;
 }
 
-int nvlab_rm_get(u64 va, u64 len, void *key, u64 *phys, u32 count,
-		 struct nvlab_pinned *pinned)
+int nvlab_rm_get(ktime_t start, u64 va, u64 len, void *key, u64 *phys,
+		 u32 count, struct nvlab_pinned *pinned)
 {
 	struct vidmem *v;
 	struct pin *pin;
@@ -692,8 +694,9 @@ int nvlab_rm_get(u64 va, u64 len, void *key, u64 *phys, u32 count,
 		err = -ENOMEM;
 		goto unlock;
 	}
-	nvlab_spend(NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len);
 	pages_tell(v->mem, pin->first, count, phys, pinned);
+	nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
+		    NVLAB_RM_PART);
 	list_add_tail(&pin->node, &v->pins);
 	nvlab_add(NVLAB_B_LIVE_PINS, 1);
 unlock:
@@ -749,7 +752,7 @@ static struct pin *pin_find(void *key, struct vidmem **in)
 	return NULL;
 }
 
-int nvlab_rm_put(void *key)
+int nvlab_rm_put(ktime_t start, void *key, u64 *len)
 {
 	struct vidmem *v;
 	struct pin *pin;
@@ -763,10 +766,11 @@ int nvlab_rm_put(void *key)
 	if (!pin) {
 		err = -ENOENT;
 	} else {
+		*len = (u64)pin->count << NVLAB_PAGE_SHIFT;
 		list_del(&pin->node);
-		nvlab_spend(NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
-			    (u64)pin->count << NVLAB_PAGE_SHIFT);
 		bar1_unmap(v->mem, pin->first, pin->count);
+		nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, *len,
+			    NVLAB_RM_PART);
 		nvlab_add(NVLAB_B_LIVE_PINS, -1);
 		kfree(pin);
 	}
@@ -789,8 +793,8 @@ int nvlab_rm_gpu_info(u64 va, u64 len, struct nvlab_gpu **gpu)
 	return err;
 }
 
-int nvlab_rm_get_persistent(u64 va, u64 len, void *key, u64 *phys, u32 count,
-			    struct nvlab_pinned *pinned,
+int nvlab_rm_get_persistent(ktime_t start, u64 va, u64 len, void *key,
+			    u64 *phys, u32 count, struct nvlab_pinned *pinned,
 			    struct nvlab_dup **out)
 {
 	struct nvlab_dup *dup;
@@ -825,9 +829,10 @@ int nvlab_rm_get_persistent(u64 va, u64 len, void *key, u64 *phys, u32 count,
 		err = -ENOMEM;
 		goto unlock;
 	}
-	nvlab_spend(NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len);
 	kref_get(&v->mem->ref);
 	pages_tell(v->mem, dup->first, count, phys, pinned);
+	nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
+		    NVLAB_RM_PART);
 	list_add_tail(&dup->node, &dups);
 	nvlab_add(NVLAB_B_LIVE_PERSISTENT, 1);
 	*out = dup;
@@ -836,7 +841,7 @@ unlock:
 	return err;
 }
 
-int nvlab_rm_put_persistent(struct nvlab_dup *dup)
+int nvlab_rm_put_persistent(ktime_t start, struct nvlab_dup *dup, u64 *len)
 {
 	struct nvlab_mem *mem = dup->mem;
 	int err;
@@ -844,10 +849,11 @@ int nvlab_rm_put_persistent(struct nvlab_dup *dup)
 	err = nvlab_r_lock("put_pages_persistent");
 	if (err)
 		return err;
+	*len = (u64)dup->count << NVLAB_PAGE_SHIFT;
 	list_del(&dup->node);
-	nvlab_spend(NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
-		    (u64)dup->count << NVLAB_PAGE_SHIFT);
 	bar1_unmap(mem, dup->first, dup->count);
+	nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, *len,
+		    NVLAB_RM_PART);
 	nvlab_add(NVLAB_B_LIVE_PERSISTENT, -1);
 	kfree(dup);
 	nvlab_r_unlock();

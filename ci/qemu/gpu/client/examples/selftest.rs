@@ -2,7 +2,7 @@
 //! KTAP. Needs lab_pcie.ko, nvidia.ko and nvlab_gdr.ko loaded, debugfs mounted, and a PCI device
 //! to map for (`selftest <domain:bus:device.function in hex>`).
 
-use nvlab::{Books, Client, Gdr, Kind, Lab, Layout, State, BACKING, GPU_PAGE};
+use nvlab::{Books, Client, Gdr, Kind, Lab, Layout, Pci, State, BACKING, GPU_PAGE};
 use std::time::Duration;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -14,7 +14,7 @@ struct Test {
     rm: Client,
     lab: Lab,
     gdr: Gdr,
-    peer: (u32, u32, u32, u32),
+    peer: Pci,
 }
 
 macro_rules! same {
@@ -348,12 +348,28 @@ fn dma(t: &Test) -> Outcome {
     let size = t.rm.info(0)?.memory;
     t.lab.set("crc_max", 0)?;
     let m = t.rm.alloc(0, size)?;
-    for mode in [595, 550] {
+    let mut translating = false;
+    // 550 first: it tells whether this machine translates.
+    for mode in [550, 595] {
         t.lab.set("dma_mode", mode)?;
         let p = t.gdr.pin(m.va(), MIB, Kind::Persistent)?;
         let dma = p.map(t.peer)?;
-        // Nothing translates in this machine: both answer the bus address.
-        same!(dma, p.first);
+        // 595 hands out bus addresses whether or not an IOMMU translates: then they fault.
+        let translated = dma != p.first;
+        same!(mode == 595 && translated, false);
+        let pattern = *b"over the fabric, into the BAR";
+        let wrote = t.gdr.dma_write(t.peer, dma + 100, &pattern);
+        if mode == 595 && translating {
+            same!(wrote.err().map(|e| e.errno()), Some(Some(libc::EFAULT)));
+        } else {
+            wrote?;
+            let mut back = [0; 29];
+            m.read(100, &mut back)?;
+            same!(back, pattern);
+            t.gdr.dma_read(t.peer, dma + 104, &mut back[..5])?;
+            same!(&back[..5], &pattern[4..9]);
+        }
+        translating |= translated;
         same!(t.book("live_mappings")?, 1);
         p.unmap()?;
         same!(t.book("live_mappings")?, 0);
@@ -382,6 +398,38 @@ fn dma(t: &Test) -> Outcome {
     same!(t.book("bar1_used")?, 0);
     p.map(t.peer)?;
     c.write(5, b"coherent")?;
+    Ok(())
+}
+
+/// A thread that runs a callback has R: the provider refuses it.
+fn reentry(t: &Test) -> Outcome {
+    let m = t.rm.alloc(0, MIB)?;
+    let pin = t.gdr.pin(m.va(), MIB, Kind::Reentering)?;
+    let before = t.book("reentries")?;
+    m.free()?;
+    same!(pin.callbacks()?, 1);
+    same!(pin.reentry()?, -libc::EIO);
+    same!(t.book("reentries")? - before, 1);
+    Ok(())
+}
+
+/// The NIC reaches a page that nobody has pinned.
+fn violation(t: &Test) -> Outcome {
+    t.lab.set("dma_mode", 550)?;
+    let m = t.rm.alloc(0, MIB)?;
+    let pin = t.gdr.pin(m.va(), GPU_PAGE, Kind::Persistent)?;
+    let dma = pin.map(t.peer)?;
+    let translates = dma != pin.first;
+    t.gdr.dma_write(t.peer, dma, b"pinned")?;
+    same!(t.book("violations")?, 0);
+    let behind = t.gdr.dma_write(t.peer, dma + GPU_PAGE - 2, b"half of it");
+    drop(pin);
+    let after = t.gdr.dma_write(t.peer, dma, b"unpinned");
+    let counted = t.book("violations")?;
+    // Where an IOMMU translates, the access never gets as far as the GPU.
+    same!((behind.is_err(), after.is_err(), counted), (translates, translates, if translates { 0 } else { 2 }));
+    t.lab.reset_books()?;
+    t.lab.reset_config()?;
     Ok(())
 }
 
@@ -557,6 +605,8 @@ fn main() {
         ("dma", dma),
         ("put_behind_callback", put_behind_callback),
         ("key_reuse", key_reuse),
+        ("reentry", reentry),
+        ("violation", violation),
         ("closing", closing),
         ("unregistering", unregistering),
         ("costs", costs),

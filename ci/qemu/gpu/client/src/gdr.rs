@@ -13,7 +13,12 @@ pub enum Kind {
     Revocable,
     /// Without: the memory outlives its free.
     Persistent,
+    /// Revocable, and the callback calls the provider, which must refuse: see [`Pin::reentry`].
+    Reentering,
 }
+
+/// A PCI device: domain, bus, device, function.
+pub type Pci = (u32, u32, u32, u32);
 
 /// The second in-kernel user of `nvidia_p2p_*`.
 #[derive(Debug)]
@@ -37,9 +42,59 @@ impl Gdr {
         unsafe { sys::call(&self.file, number, arg, what) }
     }
 
+    /// One write of a PCI device to a bus address, over the lab's PCIe fabric; at most 64 bytes.
+    pub fn dma_write(&self, initiator: Pci, addr: u64, bytes: &[u8]) -> Result<()> {
+        let mut data = [0; sys::DMA_MAX];
+        data.get_mut(..bytes.len())
+            .ok_or_else(|| Error::invalid(format!("DMA write of {} bytes", bytes.len()), "at most 64 at a time"))?
+            .copy_from_slice(bytes);
+        self.dma(initiator, addr, bytes.len(), true, data).map(drop)
+    }
+
+    /// One read; at most 64 bytes.
+    pub fn dma_read(&self, initiator: Pci, addr: u64, to: &mut [u8]) -> Result<()> {
+        let data = self.dma(initiator, addr, to.len(), false, [0; sys::DMA_MAX])?;
+        to.copy_from_slice(&data[..to.len()]);
+        Ok(())
+    }
+
+    fn dma(
+        &self,
+        (domain, bus, device, function): Pci,
+        addr: u64,
+        len: usize,
+        write: bool,
+        data: [u8; sys::DMA_MAX],
+    ) -> Result<[u8; sys::DMA_MAX]> {
+        let mut a = sys::GdrDmaArg {
+            domain,
+            bus,
+            device,
+            function,
+            addr,
+            len: u32::try_from(len).unwrap_or(u32::MAX),
+            write: u32::from(write),
+            data,
+        };
+        self.call(sys::NVLAB_GDR_IOC_DMA, &mut a, || {
+            let verb = if write { "write" } else { "read" };
+            format!("DMA {verb} of {len} bytes at {addr:#x} by {domain:04x}:{bus:02x}:{device:02x}.{function}")
+        })?;
+        Ok(a.data)
+    }
+
     /// Pin [va, va + len).
     pub fn pin(&self, va: u64, len: u64, kind: Kind) -> Result<Pin<'_>> {
-        let mut a = sys::GdrPinArg { va, len, flags: u32::from(kind == Kind::Persistent), ..Default::default() };
+        let mut a = sys::GdrPinArg {
+            va,
+            len,
+            flags: match kind {
+                Kind::Revocable => 0,
+                Kind::Persistent => 1,
+                Kind::Reentering => 2,
+            },
+            ..Default::default()
+        };
         self.call(sys::NVLAB_GDR_IOC_PIN, &mut a, || format!("pinning {len} bytes at {va:#x}, {kind:?}"))?;
         Ok(Pin { gdr: self, handle: a.handle, table: a.table, entries: a.entries, first: a.first, ended: false })
     }
@@ -62,13 +117,22 @@ pub struct Pin<'a> {
 impl Pin<'_> {
     /// How often the free callback ran.
     pub fn callbacks(&self) -> Result<u32> {
-        let mut a = sys::GdrStateArg { handle: self.handle, ..Default::default() };
-        self.gdr.call(sys::NVLAB_GDR_IOC_STATE, &mut a, || format!("state of pin {}", self.handle))?;
-        Ok(a.callbacks)
+        Ok(self.state()?.callbacks)
     }
 
-    /// Map it for a PCI device (domain, bus, device, function); the first DMA address.
-    pub fn map(&self, peer: (u32, u32, u32, u32)) -> Result<u64> {
+    /// What `get_pages` answered inside the callback of a [`Kind::Reentering`] pin: 0 or -errno.
+    pub fn reentry(&self) -> Result<i32> {
+        Ok(self.state()?.reentry)
+    }
+
+    fn state(&self) -> Result<sys::GdrStateArg> {
+        let mut a = sys::GdrStateArg { handle: self.handle, ..Default::default() };
+        self.gdr.call(sys::NVLAB_GDR_IOC_STATE, &mut a, || format!("state of pin {}", self.handle))?;
+        Ok(a)
+    }
+
+    /// Map it for a PCI device; the first DMA address.
+    pub fn map(&self, peer: Pci) -> Result<u64> {
         let mut a = sys::GdrMapArg {
             handle: self.handle,
             domain: peer.0,

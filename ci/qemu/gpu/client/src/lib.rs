@@ -14,7 +14,7 @@ mod sys;
 
 pub use client::{Client, Info, Layout, Memory, Request};
 pub use error::{Error, Result};
-pub use gdr::{Gdr, Kind, Pin};
+pub use gdr::{Gdr, Kind, Pci, Pin};
 pub use lab::{Hold, Lab};
 pub use parse::{Allocation, Books, Chunk, HoldState, PinLine, State};
 

@@ -55,8 +55,27 @@ arg!(FillArg { handle: u64, offset: u64, len: u64, value: u32, width: u32 });
 arg!(CrcArg { handle: u64, offset: u64, len: u64, crc: u32, pad: u32 });
 arg!(PidArg { pid: u32 });
 arg!(GdrPinArg { va: u64, len: u64, flags: u32, entries: u32, handle: u64, table: u64, first: u64 });
-arg!(GdrStateArg { handle: u64, callbacks: u32, pad: u32 });
+arg!(GdrStateArg { handle: u64, callbacks: u32, reentry: i32 });
 arg!(GdrMapArg { handle: u64, domain: u32, bus: u32, device: u32, function: u32, first: u64, entries: u64 });
+
+/// Most bytes of one access of [`GdrDmaArg`].
+pub const DMA_MAX: usize = 64;
+
+/// `struct nvlab_gdr_dma`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GdrDmaArg {
+    pub domain: u32,
+    pub bus: u32,
+    pub device: u32,
+    pub function: u32,
+    pub addr: u64,
+    pub len: u32,
+    pub write: u32,
+    pub data: [u8; DMA_MAX],
+}
+// SAFETY: repr(C), integers only, same fields in the same order as nvlab_uapi.h.
+unsafe impl Arg for GdrDmaArg {}
 
 macro_rules! numbers {
     ($($name:ident = $dir:ident $kind:literal $nr:literal $arg:ident;)*) => {
@@ -85,6 +104,7 @@ numbers! {
     NVLAB_GDR_IOC_STATE = RW b'G' 2 GdrStateArg;
     NVLAB_GDR_IOC_MAP = RW b'G' 3 GdrMapArg;
     NVLAB_GDR_IOC_UNMAP = W b'G' 4 HandleArg;
+    NVLAB_GDR_IOC_DMA = RW b'G' 5 GdrDmaArg;
 }
 
 /// One ioctl with an argument block; `what` names it in the error.
