@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Section 2: who exports the peer-memory API, and whether the RDMA drivers ask it.
+
+use crate::check::Check;
+use crate::machine::Machine;
+use crate::module_file::{self, ModuleFile};
+
+const REGISTER: &str = "ib_register_peer_memory_client";
+/// What a driver calls that lets peers answer for memory.
+const ASK: &str = "ib_umem_get_peer";
+
+pub fn checks(machine: &Machine) -> Vec<Check> {
+    let exported = exported(machine);
+    let mut checks = vec![exported];
+    checks.extend(version_mismatch(machine));
+    if machine.has_symbol(REGISTER) == Some(true) {
+        checks.extend(drivers(machine));
+    }
+    checks
+}
+
+fn exported(machine: &Machine) -> Check {
+    const ID: &str = "api.exported";
+    let release = machine.release.as_deref().unwrap_or("(unknown)");
+    match (machine.has_symbol(REGISTER), machine.owner_of_symbol(REGISTER)) {
+        (Some(true), Some(owner)) => {
+            let stack = match machine.modules.contains_key("mlx_compat") {
+                true => "; the RDMA stack is MLNX_OFED or DOCA-OFED (mlx_compat is loaded)",
+                false => "",
+            };
+            Check::ok(ID, format!("{owner} exports the peer-memory API{stack}"))
+                .seen(format!("{REGISTER} in /proc/kallsyms"))
+        }
+        (Some(_), _) if !loaded_core(machine) => {
+            Check::fail(ID, "no RDMA core is loaded, so nobody exports the peer-memory API", "modprobe ib_uverbs")
+                .seen(format!("neither {REGISTER} nor ib_umem_get in the kernel or a module"))
+        }
+        (Some(_), _) => {
+            let rest = match machine.dma_buf() {
+                true => "; applications that register by dma-buf (NCCL, UCX, NVSHMEM by default) work without it",
+                false => "",
+            };
+            Check::fail(
+                ID,
+                format!(
+                    "the RDMA core of kernel {release} has no peer-memory API: no nvidia-peermem can work here{rest}"
+                ),
+                "install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel, or use dma-buf",
+            )
+            .seen(format!("no {REGISTER} in /proc/kallsyms"))
+        }
+        (None, _) => Check::skip(ID, "/proc/kallsyms cannot be read"),
+    }
+}
+
+fn loaded_core(machine: &Machine) -> bool {
+    machine.modules.contains_key("ib_core")
+        || machine.root.exists("/sys/module/ib_core")
+        || machine.has_symbol("ib_umem_dmabuf_get") == Some(true)
+}
+
+/// What the loader says when the module was built against another core than the one that is loaded.
+fn version_mismatch(machine: &Machine) -> Option<Check> {
+    if machine.loaded.is_some() {
+        return None;
+    }
+    let line = machine
+        .log
+        .iter()
+        .flatten()
+        .rev()
+        .find(|line| line.contains("nvidia_peermem") && line.contains("disagrees about version of symbol"))?;
+    Some(
+        Check::fail(
+            "api.version",
+            "nvidia-peermem was built against another RDMA core or GPU driver than the loaded one",
+            "rebuild it against what is installed now: make clean; make; make install",
+        )
+        .seen(format!("kernel log: {line}")),
+    )
+}
+
+/// Whether the drivers of the RDMA devices let peers answer. A driver of the kernel's own next to an OFED core does not.
+fn drivers(machine: &Machine) -> Vec<Check> {
+    const ID: &str = "api.driver";
+    let Some(release) = machine.release.as_deref() else { return Vec::new() };
+    machine
+        .rdma
+        .iter()
+        .map(|device| {
+            let name = &device.name;
+            let Some(module) = &device.module else {
+                return Check::skip(ID, format!("{name}: its driver is not known to this program"));
+            };
+            let Some(path) = module_file::chosen(machine.root, release, module) else {
+                return Check::skip(ID, format!("{name}: the file of its driver {module} is not found"));
+            };
+            match ModuleFile::read(machine.root, &path) {
+                Ok(file) if file.needs(ASK) => {
+                    Check::ok(ID, format!("{name}: its driver {module} asks peers for memory")).seen(format!("{ASK} in {path}"))
+                }
+                Ok(_) => Check::fail(
+                    ID,
+                    format!("{name}: its driver {module} never asks peers for memory: GPU memory cannot be registered with it"),
+                    "install the RDMA driver that comes with the core that has the API (DOCA-OFED's mlx5_ib), then reboot",
+                )
+                .seen(format!("no {ASK} in {path}")),
+                Err(error) => Check::skip(ID, format!("{name}: {error:#}")),
+            }
+        })
+        .collect()
+}

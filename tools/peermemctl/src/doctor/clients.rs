@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Section 5: the clients of the peer-memory core, and what the module counts.
+
+use crate::check::Check;
+use crate::machine::{Machine, NAME, PEERS};
+use crate::module_file::Maker;
+use crate::root::Missing;
+
+/// Modules that serve GPU memory under a name that an application may take for ours.
+const RIVALS: [&str; 2] = ["nv_peer_mem", "efa_nv_peermem"];
+/// A callback this old has stopped the GPU driver for all its users.
+const STUCK_MS: u64 = 10_000;
+
+pub fn checks(machine: &Machine) -> Vec<Check> {
+    let mut checks = vec![registered(machine)];
+    checks.extend(rivals(machine));
+    checks.extend(counters(machine));
+    checks
+}
+
+fn registered(machine: &Machine) -> Check {
+    const ID: &str = "clients.registered";
+    let served = machine.peers.iter().any(|name| name == "nv_mem");
+    if machine.loaded.is_none() {
+        return match served {
+            true => {
+                let holder = holders(machine);
+                let first = holder.first().map_or("<that module>", String::as_str);
+                Check::fail(
+                    "clients.taken",
+                    format!(
+                        "another module serves the client name nv_mem ({}): ours cannot be loaded beside it",
+                        among(&holder)
+                    ),
+                    format!("rmmod {first} && modprobe nvidia-peermem"),
+                )
+                .seen(format!("{PEERS}/nv_mem exists, and nvidia_peermem is not loaded"))
+            }
+            false => Check::skip(ID, "no client: nvidia_peermem is not loaded"),
+        };
+    }
+    let ours = machine.stats.as_ref().map(|stats| stats.clients().join(", ")).unwrap_or_default();
+    match (ours.is_empty(), machine.peers.is_empty()) {
+        (false, _) => Check::ok(ID, format!("registered with the core: {ours}"))
+            .seen("clients in /proc/driver/nvidia-peermem/stats"),
+        (true, false) if served => {
+            Check::ok(ID, format!("clients of the core: {}", machine.peers.join(", "))).seen(PEERS)
+        }
+        (true, false) => Check::fail(
+            ID,
+            format!("the core does not show a client nv_mem, only {}", machine.peers.join(", ")),
+            "rmmod nvidia_peermem && modprobe nvidia-peermem",
+        )
+        .seen(PEERS),
+        (true, true) => {
+            Check::skip(ID, "neither this kernel nor the loaded module shows the clients").seen(format!("no {PEERS}"))
+        }
+    }
+}
+
+/// Modules that use the one that exports the API, and are neither ours nor RDMA drivers.
+fn holders(machine: &Machine) -> Vec<String> {
+    let owner = machine.symbols.as_ref().ok().and_then(|symbols| symbols.get("ib_register_peer_memory_client"));
+    let Some(Some(owner)) = owner else { return Vec::new() };
+    let users = machine.modules.get(owner).map_or(&[][..], |module| &module.used_by);
+    let known =
+        ["rdma_cm", "rdma_ucm", "ib_uverbs", "ib_umad", "ib_ipoib", "ib_cm", "iw_cm", "ib_isert", "ib_srpt", "rpcrdma"];
+    let drivers: Vec<&str> = machine.rdma.iter().filter_map(|device| device.module.as_deref()).collect();
+    users
+        .iter()
+        .filter(|user| !known.contains(&user.as_str()) && !drivers.contains(&user.as_str()) && *user != NAME)
+        .cloned()
+        .collect()
+}
+
+fn among(holders: &[String]) -> String {
+    match holders {
+        [] => "its name cannot be told".to_owned(),
+        [one] => one.clone(),
+        many => format!("one of {}", many.join(", ")),
+    }
+}
+
+fn rivals(machine: &Machine) -> Vec<Check> {
+    RIVALS
+        .into_iter()
+        .filter(|rival| machine.modules.contains_key(*rival) && machine.loaded.is_some())
+        .map(|rival| {
+            Check::warn(
+                "clients.rival",
+                format!("{rival} is loaded beside nvidia_peermem: whichever came first answers for GPU memory"),
+                format!("rmmod {rival}, and uninstall the package that loads it"),
+            )
+            .seen("/proc/modules")
+        })
+        .collect()
+}
+
+fn counters(machine: &Machine) -> Vec<Check> {
+    const ID: &str = "clients.counters";
+    let Some(loaded) = &machine.loaded else { return Vec::new() };
+    let stats = match &machine.stats {
+        Ok(stats) => stats,
+        Err(Missing::Denied) => return vec![Check::skip(ID, "the counters may not be read").seen(crate::peermem::DIR)],
+        Err(Missing::Absent) if loaded.maker == Maker::Nvidia => {
+            return vec![Check::skip(ID, "NVIDIA's module has no counters, and keeps no reasons of refusals")];
+        }
+        Err(Missing::Absent) => {
+            return vec![Check::skip(ID, "this build of the module has no counters").seen(crate::peermem::DIR)]
+        }
+    };
+    if !stats.is_known() {
+        return vec![Check::warn(
+            ID,
+            "the module's counters have a format that this peermemctl does not know",
+            "install the peermemctl that comes with the module",
+        )
+        .seen("format in /proc/driver/nvidia-peermem/stats")];
+    }
+    let number = |key: &str| stats.number(key).unwrap_or(0);
+    let (pins, unpins, live) = (number("total.pins"), number("total.unpins"), number("total.live"));
+    let mut checks = vec![Check::ok(
+        ID,
+        format!(
+            "{live} pins live ({}), {pins} made, {unpins} ended, {} of them by a free; {} refusals",
+            crate::text::bytes(number("total.live_bytes")),
+            number("total.revocations"),
+            number("total.refused"),
+        ),
+    )
+    .seen("/proc/driver/nvidia-peermem/stats")];
+    let oldest = number("oldest_callback_ms");
+    checks.push(match oldest {
+        0 => Check::ok("clients.callbacks", "no free callback is running"),
+        STUCK_MS.. => Check::fail(
+            "clients.callbacks",
+            format!(
+                "a free callback has waited for the RDMA core for {} s: the GPU driver stands still for everybody",
+                oldest / 1000
+            ),
+            stuck_mend(machine),
+        ),
+        _ => Check::ok(
+            "clients.callbacks",
+            format!("{} free callbacks are running, the oldest for {oldest} ms", number("callbacks_in_flight")),
+        ),
+    });
+    if number("put_errors") > 0 {
+        checks.push(
+            Check::warn(
+                "clients.put_errors",
+                format!("the GPU driver failed {} times to take a pin back", number("put_errors")),
+                "see nvidia-smi and the NVRM lines in the kernel log; reset the GPU when it is free: nvidia-smi -r",
+            )
+            .seen("put_errors in /proc/driver/nvidia-peermem/stats"),
+        );
+    }
+    checks
+}
+
+fn stuck_mend(machine: &Machine) -> String {
+    match machine.callbacks.as_ref().ok().and_then(|rows| rows.first()) {
+        Some(row) => format!(
+            "end process {} ({}), whose registration it is: kill -9 {}; update the RDMA core",
+            row.pid, row.comm, row.pid
+        ),
+        None => "as root, peermemctl doctor names the process to end; update the RDMA core".to_owned(),
+    }
+}

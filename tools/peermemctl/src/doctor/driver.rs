@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Section 1: nvidia.ko, its flavour, and whether it lets us bind to it.
+
+use crate::check::Check;
+use crate::machine::Machine;
+use crate::module_file::{self, Maker};
+use crate::nvidia::Flavour;
+
+/// The oldest driver that this module is written for.
+const OLDEST: u32 = 550;
+
+pub fn checks(machine: &Machine) -> Vec<Check> {
+    let Some(driver) = &machine.driver else {
+        return vec![not_loaded(machine)];
+    };
+    let version = driver.version.as_deref().unwrap_or("of unknown version");
+    let flavour = driver.flavour.map_or("unknown", Flavour::text);
+    let what = format!("nvidia.ko {version} is loaded, {flavour} flavour");
+    let seen = "/proc/driver/nvidia/version, /sys/module/nvidia";
+    let major = driver.version.as_deref().and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+    let mut checks = vec![match major {
+        Some(major) if major < OLDEST => Check::warn(
+            "driver.version",
+            format!("{what}; older than {OLDEST}, the oldest this module is written for"),
+            format!("install driver {OLDEST} or later with its open kernel modules (package nvidia-open)"),
+        ),
+        _ => Check::ok("driver.version", what),
+    }
+    .seen(seen)];
+    checks.push(licence(machine, driver.flavour));
+    checks.extend(exports(machine));
+    checks
+}
+
+fn not_loaded(machine: &Machine) -> Check {
+    let message = "nvidia.ko is not loaded: there is no GPU memory to register";
+    let on_disk = machine.release.as_deref().and_then(|release| module_file::chosen(machine.root, release, "nvidia"));
+    match on_disk {
+        Some(path) => {
+            Check::fail("driver.loaded", message, "modprobe nvidia").seen(format!("modprobe would load {path}"))
+        }
+        None => Check::fail(
+            "driver.loaded",
+            format!("{message}, and no nvidia.ko is installed for this kernel"),
+            "install NVIDIA's driver with its open kernel modules (package nvidia-open), then modprobe nvidia",
+        )
+        .seen(format!("no nvidia.ko in modules.dep of kernel {}", machine.release.as_deref().unwrap_or("(unknown)"))),
+    }
+}
+
+/// The closed nvidia.ko does not take modules that import GPL-only symbols.
+fn licence(machine: &Machine, flavour: Option<Flavour>) -> Check {
+    const ID: &str = "driver.licence";
+    let refused = machine.log.iter().flatten().rev().find(|line| {
+        line.contains("nvidia_peermem") && line.contains("GPL-only symbols") && line.contains("proprietary module")
+    });
+    let ours_is_gpl = machine.file.as_ref().is_some_and(|file| file.maker() == Maker::Ours && file.uses_kernel_rust());
+    let mend = "install the open kernel modules of the same driver (package nvidia-open); GPUs before Turing: use NVIDIA's own nvidia-peermem.ko";
+    match (flavour, refused) {
+        (Some(Flavour::Closed), Some(line)) => {
+            Check::fail(ID, "the closed nvidia.ko refused our module: it takes none that imports GPL-only symbols", mend)
+                .seen(format!("kernel log: {line}"))
+        }
+        (Some(Flavour::Closed), None) if ours_is_gpl => Check::fail(
+            ID,
+            "nvidia.ko is of the closed flavour, and this build of our module imports GPL-only symbols: it will be refused",
+            mend,
+        )
+        .seen("imports of the module file that modprobe would load"),
+        (Some(Flavour::Closed), None) => Check::ok(ID, "nvidia.ko is of the closed flavour; no GPL-only import of ours is known"),
+        (Some(Flavour::Open), _) => Check::ok(ID, "the open nvidia.ko takes our module (GPL)"),
+        (None, _) => Check::skip(ID, "the flavour of nvidia.ko cannot be read"),
+    }
+}
+
+fn exports(machine: &Machine) -> Vec<Check> {
+    const ID: &str = "driver.exports";
+    let mend = "install a complete driver of NVIDIA's, 550 or later";
+    vec![match (machine.has_symbol("nvidia_p2p_get_pages"), machine.has_symbol("nvidia_p2p_get_pages_persistent")) {
+        (None, _) => Check::skip(ID, "/proc/kallsyms cannot be read"),
+        (Some(false), _) => Check::fail(ID, "nvidia.ko has no nvidia_p2p_get_pages: nobody can pin GPU memory", mend)
+            .seen("/proc/kallsyms"),
+        (_, Some(true)) => {
+            Check::ok(ID, "nvidia.ko pins persistently and revocably").seen("nvidia_p2p_* in /proc/kallsyms")
+        }
+        _ => Check::warn(
+            ID,
+            "nvidia.ko cannot pin persistently: every free of registered memory kills its registration",
+            mend,
+        )
+        .seen("no nvidia_p2p_get_pages_persistent in /proc/kallsyms"),
+    }]
+}

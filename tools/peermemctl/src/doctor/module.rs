@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Section 3: which nvidia-peermem modprobe would load, which one is loaded, and what keeps it out.
+
+use crate::check::Check;
+use crate::kernel;
+use crate::machine::{Machine, NAME};
+use crate::modprobe::{self, Block};
+use crate::module_file::{self, Maker, ModuleFile};
+
+pub fn checks(machine: &Machine) -> Vec<Check> {
+    let mut checks = file(machine);
+    checks.extend(signature(machine));
+    checks.push(loaded(machine));
+    checks.extend(stale(machine));
+    checks.extend(parameters(machine));
+    checks.extend(other_kernels(machine));
+    checks
+}
+
+fn whose(maker: Maker) -> &'static str {
+    match maker {
+        Maker::Ours => "this project's",
+        Maker::Nvidia => "NVIDIA's C module",
+        Maker::Other => "neither this project's nor NVIDIA's",
+    }
+}
+
+fn file(machine: &Machine) -> Vec<Check> {
+    const ID: &str = "module.file";
+    let Some(release) = machine.release.as_deref() else {
+        return vec![Check::skip(ID, "the kernel's release cannot be read")];
+    };
+    let list = format!("{}/modules.dep", kernel::modules_dir(release));
+    let Some(file) = &machine.file else {
+        return vec![match module_file::chosen(machine.root, release, NAME) {
+            Some(path) => {
+                Check::fail(ID, format!("modprobe would load {path}, which cannot be read"), "make install && depmod")
+                    .seen(list)
+            }
+            None => Check::fail(
+                ID,
+                format!("no nvidia-peermem.ko is installed for kernel {release}"),
+                "in this project's folder: make && make install",
+            )
+            .seen(format!("no nvidia-peermem in {list}")),
+        }];
+    };
+    let others: Vec<ModuleFile> = module_file::all(machine.root, release, NAME)
+        .into_iter()
+        .filter(|path| *path != file.path)
+        .filter_map(|path| ModuleFile::read(machine.root, &path).ok())
+        .collect();
+    let ours = others.iter().find(|other| other.maker() == Maker::Ours);
+    let version = file.field("version").unwrap_or("without version");
+    let what = format!("modprobe would load {} ({}, {version})", file.path, whose(file.maker()));
+    let verdict = match (file.maker(), ours) {
+        (Maker::Ours, _) => Check::ok(ID, what),
+        (_, Some(ours)) => Check::fail(
+            ID,
+            format!("{what}, although ours is installed as {}", ours.path),
+            "make install (writes /etc/depmod.d/nvidia-peermem-rust.conf and runs depmod)",
+        ),
+        (Maker::Nvidia, None) => Check::warn(
+            ID,
+            format!("{what}; ours is not installed for kernel {release}"),
+            "in this project's folder: make && make install",
+        ),
+        (_, None) => Check::warn(ID, what, "in this project's folder: make && make install"),
+    };
+    let verdict = others.iter().fold(verdict.seen(list), |check, other| {
+        check.seen(format!("also there: {} ({})", other.path, whose(other.maker())))
+    });
+    let mut checks = vec![verdict];
+    checks.extend(vermagic(release, file));
+    checks.extend(stub(file));
+    checks
+}
+
+fn vermagic(release: &str, file: &ModuleFile) -> Option<Check> {
+    let vermagic = file.field("vermagic")?;
+    let built_for = vermagic.split_ascii_whitespace().next()?;
+    (built_for != release).then(|| {
+        Check::fail(
+            "module.vermagic",
+            format!("the module file is built for kernel {built_for}, this one is {release}: modprobe fails with \"Exec format error\""),
+            "make clean; make; make install (with the headers of the running kernel)",
+        )
+        .seen(format!("vermagic={vermagic} in {}", file.path))
+    })
+}
+
+/// NVIDIA's build leaves out the whole client when it did not see the API, and such a module fails without a word.
+fn stub(file: &ModuleFile) -> Option<Check> {
+    (file.maker() == Maker::Nvidia && !file.needs("ib_register_peer_memory_client")).then(|| {
+        Check::fail(
+            "module.stub",
+            "NVIDIA's nvidia-peermem.ko is an empty one, built where the peer-memory API was not seen: modprobe says \"Invalid argument\" and nothing in the log",
+            "make install (ours decides at load time), or install the GPU driver again now that the RDMA stack is there",
+        )
+        .seen(format!("no ib_register_peer_memory_client in {}", file.path))
+    })
+}
+
+/// Whether the kernel takes only signed modules, and who says so.
+fn signatures_demanded(machine: &Machine) -> Option<String> {
+    let root = machine.root;
+    if root.line("/sys/module/module/parameters/sig_enforce").as_deref() == Some("Y") {
+        return Some("/sys/module/module/parameters/sig_enforce is Y".to_owned());
+    }
+    let lockdown = root.line("/sys/kernel/security/lockdown").unwrap_or_default();
+    ["[integrity]", "[confidentiality]"]
+        .into_iter()
+        .find(|mode| lockdown.contains(mode))
+        .map(|mode| format!("/sys/kernel/security/lockdown: {mode}"))
+}
+
+fn signature(machine: &Machine) -> Option<Check> {
+    const ID: &str = "module.signature";
+    let file = machine.file.as_ref()?;
+    let signer = match &file.signature {
+        Some(signature) => signature.signer.clone().unwrap_or_else(|| "somebody whose name cannot be read".to_owned()),
+        None => {
+            return Some(match signatures_demanded(machine) {
+                Some(evidence) => Check::fail(
+                    ID,
+                    "this kernel takes signed modules only, and the module file is not signed: modprobe says \"Key was rejected by service\"",
+                    "sign it with a key that mokutil --import made known (/usr/src/linux-headers-*/scripts/sign-file), or have DKMS do it",
+                )
+                .seen(evidence),
+                None => Check::ok(ID, "the module file is not signed, and this kernel does not ask for that"),
+            })
+        }
+    };
+    let rejected = machine.log.iter().flatten().rev().find(|line| {
+        line.contains("Loading of module with unavailable key is rejected")
+            || line.contains("Loading of unsigned module is rejected")
+    });
+    match (rejected, signatures_demanded(machine), machine.loaded.is_none()) {
+        (Some(line), Some(evidence), true) => Some(
+            Check::fail(
+                ID,
+                format!("this kernel does not know the key of {signer}, who signed the module file"),
+                "mokutil --import <that key's certificate>, then reboot and confirm",
+            )
+            .seen(evidence)
+            .seen(format!("kernel log: {line}")),
+        ),
+        _ => Some(Check::ok(ID, format!("the module file is signed by {signer}"))),
+    }
+}
+
+fn loaded(machine: &Machine) -> Check {
+    const ID: &str = "module.loaded";
+    if let Some(loaded) = &machine.loaded {
+        let version = loaded.version.as_deref().unwrap_or("without version");
+        let what = format!("nvidia_peermem {version} is loaded ({})", whose(loaded.maker));
+        if loaded.state != "Live" {
+            return Check::fail(
+                ID,
+                format!("nvidia_peermem is being loaded or unloaded ({})", loaded.state),
+                "wait; if it stays so, see peermemctl list for who keeps it, and the kernel log",
+            )
+            .seen("/proc/modules");
+        }
+        let ours_installed = machine.file.as_ref().is_some_and(|file| file.maker() == Maker::Ours);
+        return match loaded.maker {
+            Maker::Nvidia if ours_installed => Check::warn(
+                ID,
+                format!("{what}; ours is installed and not used"),
+                "rmmod nvidia_peermem && modprobe nvidia-peermem",
+            ),
+            _ => Check::ok(ID, what),
+        }
+        .seen("/proc/modules, /sys/module/nvidia_peermem/version");
+    }
+    let message = "nvidia_peermem is not loaded: plain ibv_reg_mr() on GPU memory fails with \"Bad address\"";
+    match why_not(machine) {
+        Some((why, mend, line)) => {
+            Check::fail(ID, format!("{message}; the last try failed: {why}"), mend).seen(format!("kernel log: {line}"))
+        }
+        None => Check::fail(ID, message, machine.load_it()).seen("not in /proc/modules"),
+    }
+}
+
+/// What the kernel log says about the last try to load the module: in words, what mends it, the line.
+fn why_not(machine: &Machine) -> Option<(&'static str, &'static str, String)> {
+    const CAUSES: [(&str, &str, &str); 9] = [
+        (
+            "has no peer-memory API",
+            "the RDMA core has no peer-memory API",
+            "install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel",
+        ),
+        ("the GPU driver is not loaded", "nvidia.ko was not loaded", "modprobe nvidia && modprobe nvidia-peermem"),
+        (
+            "another module has registered that name",
+            "another module serves the client name nv_mem",
+            "rmmod nv_peer_mem (or whatever else serves nv_mem), then modprobe nvidia-peermem",
+        ),
+        (
+            "GPL-only symbols",
+            "the closed nvidia.ko takes no module with GPL-only imports",
+            "install the open kernel modules (package nvidia-open)",
+        ),
+        (
+            "disagrees about version of symbol",
+            "it was built against another RDMA core or GPU driver",
+            "make clean; make; make install",
+        ),
+        (
+            "Unknown symbol",
+            "a module that it needs is not loaded",
+            "modprobe nvidia ib_uverbs; make clean; make; make install",
+        ),
+        ("version magic", "it was built for another kernel", "make clean; make; make install"),
+        (
+            "invalid parameter",
+            "a parameter has a wrong value",
+            "correct the options line in /etc/modprobe.d, then modprobe nvidia-peermem",
+        ),
+        ("module verification failed", "its signature was not accepted", "see module.signature"),
+    ];
+    let lines = machine.log.as_ref().ok()?.iter().rev();
+    let about_us = lines.filter(|line| line.contains(NAME) || line.contains("nvidia-peermem"));
+    // What failed before a load that worked is history.
+    about_us.take_while(|line| !(line.contains("clients ") && line.contains(" registered"))).find_map(|line| {
+        let (_, why, mend) = CAUSES.into_iter().find(|(text, _, _)| line.contains(text))?;
+        Some((why, mend, line.clone()))
+    })
+}
+
+/// The file was replaced under the loaded module.
+fn stale(machine: &Machine) -> Option<Check> {
+    let (loaded, file) = (machine.loaded.as_ref()?, machine.file.as_ref()?);
+    let (running, installed) = (loaded.srcversion.as_deref()?, file.field("srcversion")?);
+    (running != installed && loaded.maker == file.maker()).then(|| {
+        Check::warn(
+            "module.stale",
+            format!(
+                "the loaded module is not the installed file ({} against {})",
+                loaded.version.as_deref().unwrap_or("?"),
+                file.field("version").unwrap_or("?")
+            ),
+            "rmmod nvidia_peermem && modprobe nvidia-peermem (peermemctl list shows who keeps rmmod from working)",
+        )
+        .seen(format!("srcversion {running} in /sys/module/nvidia_peermem, {installed} in {}", file.path))
+    })
+}
+
+fn parameters(machine: &Machine) -> Vec<Check> {
+    const ID: &str = "module.parameters";
+    const KNOWN: [&str; 2] = ["peerdirect_support", "persistent_api_support"];
+    let mut checks = Vec::new();
+    for (line, name, value) in modprobe::options(machine.root, NAME) {
+        let seen = format!("{}: {}", line.file, line.text);
+        if !KNOWN.contains(&name.as_str()) {
+            checks.push(
+                Check::warn(
+                    ID,
+                    format!("nvidia-peermem has no parameter {name}; the kernel ignores it"),
+                    format!("take {name} out of {}; known are {}", line.file, KNOWN.join(" and ")),
+                )
+                .seen(seen),
+            );
+        } else if !matches!(value.as_str(), "0" | "1") {
+            checks.push(
+                Check::fail(
+                    ID,
+                    format!("{name}={value} is not 0 or 1: modprobe says \"Invalid argument\""),
+                    format!("write {name}=0 or {name}=1 in {}, then modprobe nvidia-peermem", line.file),
+                )
+                .seen(seen),
+            );
+        }
+    }
+    let Some(loaded) = &machine.loaded else { return checks };
+    let value = |name: &str| loaded.params.get(name).map_or("?", String::as_str);
+    let (plain, persistent) = (value("peerdirect_support"), value("persistent_api_support"));
+    let what = format!("persistent_api_support={persistent}, peerdirect_support={plain}");
+    let seen = "/sys/module/nvidia_peermem/parameters";
+    // The old core is of MLNX_OFED 4.9 LTS, which has no backport for kernels this new.
+    let new_kernel = machine.release.as_deref().is_some_and(|release| kernel::at_least(release, 5, 15));
+    checks.push(
+        if plain == "1" && new_kernel {
+            Check::warn(
+                ID,
+                format!("{what}: the plain client is for cores such as MLNX_OFED 4.9 LTS, and this core is newer: revoked memory is not unmapped in time"),
+                "take peerdirect_support=1 out of /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem",
+            )
+        } else if persistent == "0" {
+            Check::ok(ID, format!("{what}: legacy mode, a free kills the registration"))
+        } else {
+            Check::ok(ID, format!("{what}: persistent pins"))
+        }
+        .seen(seen),
+    );
+    checks
+}
+
+/// After the next boot, perhaps into a newer kernel, the module must be there too.
+fn other_kernels(machine: &Machine) -> Option<Check> {
+    const ID: &str = "module.kernels";
+    let running = machine.release.as_deref()?;
+    machine.file.as_ref()?;
+    let missing: Vec<String> = machine
+        .root
+        .names("/lib/modules")
+        .into_iter()
+        .filter(|release| numbers(release) > numbers(running))
+        .filter(|release| machine.root.exists(&format!("/lib/modules/{release}/modules.dep")))
+        .filter(|release| module_file::chosen(machine.root, release, NAME).is_none())
+        .collect();
+    (!missing.is_empty()).then(|| {
+        Check::warn(
+            ID,
+            format!("newer kernels are installed without nvidia-peermem: {}", missing.join(", ")),
+            format!("make KDIR=/lib/modules/{0}/build && make install KDIR=/lib/modules/{0}/build", missing.join(" ")),
+        )
+        .seen("modules.dep of each kernel in /lib/modules")
+    })
+}
+
+/// The numbers in a release, for comparing which is newer.
+fn numbers(release: &str) -> Vec<u64> {
+    release.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
+}
+
+/// A configuration that keeps modprobe from loading the module; part of section 9.
+pub(super) fn blocked(machine: &Machine) -> Option<Check> {
+    let (line, block) = modprobe::blocked(machine.root, NAME)?;
+    let mend = format!("take that line out of {}", line.file);
+    let message = match block {
+        Block::Alias => "nvidia-peermem is blacklisted: it is not loaded at boot",
+        Block::Always => "modprobe is told to load nothing for nvidia-peermem",
+    };
+    Some(Check::fail("module.blocked", message, mend).seen(format!("{}: {}", line.file, line.text)))
+}

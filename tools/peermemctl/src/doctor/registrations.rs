@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Section 6: what is registered now, and what was refused lately.
+
+use crate::check::Check;
+use crate::machine::Machine;
+use crate::peermem::{Failure, Registration};
+use crate::root::Missing;
+use crate::text;
+use std::collections::BTreeMap;
+
+/// Refusals older than this are history.
+const RECENT_S: f64 = 3600.0;
+
+pub fn checks(machine: &Machine) -> Vec<Check> {
+    let mut checks = Vec::new();
+    match (&machine.registrations, &machine.loaded) {
+        (_, None) => return vec![Check::skip("registrations.live", "none: nvidia_peermem is not loaded")],
+        (Ok(rows), _) => checks.extend(live(rows)),
+        (Err(missing), _) => checks.push(unread("registrations.live", *missing)),
+    }
+    match &machine.failures {
+        Ok(rows) => checks.extend(refusals(machine, rows)),
+        Err(missing) => checks.push(unread("refusals.recent", *missing)),
+    }
+    checks
+}
+
+fn unread(id: &'static str, missing: Missing) -> Check {
+    match missing {
+        Missing::Denied => Check::skip(id, "only root may see registrations and refusals: run doctor as root"),
+        Missing::Absent => {
+            Check::skip(id, "the loaded module does not tell").seen(format!("no {}", crate::peermem::DIR))
+        }
+    }
+}
+
+fn live(rows: &[Registration]) -> Vec<Check> {
+    let bytes = rows.iter().map(|row| row.pinned_bytes).sum();
+    let mut by_process: BTreeMap<(u32, &str), u64> = BTreeMap::new();
+    for row in rows {
+        *by_process.entry((row.pid, row.comm.as_str())).or_default() += row.pinned_bytes;
+    }
+    let most = by_process.iter().max_by_key(|(_, bytes)| **bytes);
+    let mut checks = vec![Check::ok(
+        "registrations.live",
+        format!("{} registrations of {} processes hold {}", rows.len(), by_process.len(), text::bytes(bytes)),
+    )];
+    if let (Some(((pid, comm), bytes)), Some(check)) = (most, checks.first_mut()) {
+        check.evidence.push(format!("most: process {pid} ({comm}), {}", text::bytes(*bytes)));
+    }
+    let stale: Vec<&Registration> = rows.iter().filter(|row| !row.process_alive || row.state == "orphan").collect();
+    if let Some(first) = stale.first() {
+        let held = stale.iter().map(|row| row.pinned_bytes).sum();
+        checks.push(
+            Check::warn(
+                "registrations.stale",
+                format!(
+                    "{} registrations ({}) outlive the process that made them, such as process {} ({})",
+                    stale.len(),
+                    text::bytes(held),
+                    first.pid,
+                    first.comm
+                ),
+                "end what still holds their RDMA device open: fuser -v /dev/infiniband/uverbs*",
+            )
+            .seen("state and pid in /proc/driver/nvidia-peermem/registrations"),
+        );
+    }
+    checks
+}
+
+/// What mends a refusal, by reason of docs/proc.md.
+fn mend(reason: &str) -> &'static str {
+    match reason {
+        "not_supported" => "use dma-buf (NCCL_DMABUF_ENABLE=1), or give the VM the whole GPU instead of a vGPU or MIG slice",
+        "busy" => "wait for the GPU's reset or MIG change to end, then start the application again",
+        "no_gpu" => "nvidia-smi: a GPU that fell off the bus is back only after a reset (nvidia-smi -r) or reboot",
+        "out_of_bar" => "peermemctl list: end or shrink what holds BAR1; or switch on Resizable BAR / Above 4G Decoding in the firmware",
+        "provider_fault" => "journalctl -k | grep -E 'NVRM|Xid', then nvidia-smi -r",
+        "leaves_allocation" => "register each cudaMalloc allocation by itself; PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False",
+        "unproven" => "peermemctl list: BAR1 or kernel memory is full; end what holds it",
+        "freed" => "a bug of the application: it frees the buffer while it registers it",
+        "outside_bar" => "set persistent_api_support=1 in /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem",
+        "no_device" => "use a hardware RDMA device (peermemctl topo lists them)",
+        "not_pci" | "topology" => "use a NIC that the GPU can reach: peermemctl topo",
+        "dma_mapping" => "boot with iommu=pt on the kernel command line; see the DMAR or AMD-Vi lines in the kernel log",
+        "no_memory" => "free memory of the host",
+        "too_many_entries" => "register smaller pieces",
+        "core_order" => "update the RDMA core, and report its version to this project",
+        _ => "update the module to fit the GPU driver: make && make install",
+    }
+}
+
+fn refusals(machine: &Machine, rows: &[Failure]) -> Vec<Check> {
+    let newest = rows.iter().map(|row| row.time).fold(0.0, f64::max);
+    // A recorded tree is looked at as of its last refusal.
+    let now = match machine.root.is_live() {
+        true => std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(newest, |since| since.as_secs_f64()),
+        false => newest,
+    };
+    let mut by_reason: BTreeMap<&str, (usize, &Failure)> = BTreeMap::new();
+    for row in rows.iter().filter(|row| now - row.time < RECENT_S) {
+        by_reason
+            .entry(&row.reason)
+            .and_modify(|(count, last)| (*count, *last) = (*count + 1, row))
+            .or_insert((1, row));
+    }
+    if by_reason.is_empty() {
+        return vec![Check::ok("refusals.recent", "no registration of GPU memory was refused in the last hour")];
+    }
+    by_reason
+        .into_iter()
+        .map(|(reason, (count, last))| {
+            let times = if count == 1 { "once".to_owned() } else { format!("{count} times") };
+            Check::warn("refusals.recent", format!("refused {times} in the last hour: {}", last.text), mend(reason))
+                .seen(format!(
+                    "last: process {} ({}), {} at {:#x}, {}, reason {reason}",
+                    last.pid,
+                    last.comm,
+                    text::bytes(last.length),
+                    last.va,
+                    text::errno(last.errno),
+                ))
+        })
+        .collect()
+}

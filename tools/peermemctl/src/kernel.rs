@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What the kernel says about itself: release, symbols, loaded modules, log.
+
+use crate::root::{Missing, Root};
+use procfs_core::{FromBufRead, KernelModules};
+use std::collections::BTreeMap;
+
+/// The symbols that the verdicts need; a recorded tree keeps only these.
+pub const SYMBOLS: [&str; 5] = [
+    "ib_register_peer_memory_client",
+    "ib_umem_get_peer",
+    "ib_umem_dmabuf_get",
+    "nvidia_p2p_get_pages",
+    "nvidia_p2p_get_pages_persistent",
+];
+
+/// The file that a kernel release's modules lie below.
+pub fn modules_dir(release: &str) -> String {
+    format!("/lib/modules/{release}")
+}
+
+/// `uname -r`.
+pub fn release(root: &Root) -> Option<String> {
+    root.line("/proc/sys/kernel/osrelease").filter(|release| !release.is_empty())
+}
+
+/// Whether a release such as `6.12.3-1-amd64` is at least `major.minor`.
+pub fn at_least(release: &str, major: u32, minor: u32) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
+}
+
+/// The symbols of [`SYMBOLS`] that exist, with the module that has them (`None`: the kernel itself). An error if the
+/// list cannot be read at all.
+pub fn symbols(root: &Root) -> Result<BTreeMap<String, Option<String>>, Missing> {
+    let text = root.text("/proc/kallsyms")?;
+    let mut found = BTreeMap::new();
+    for line in text.lines() {
+        let mut words = line.split_ascii_whitespace().skip(2);
+        let Some(name) = words.next() else { continue };
+        if SYMBOLS.contains(&name) {
+            found.insert(name.to_owned(), words.next().map(|module| module.trim_matches(['[', ']']).to_owned()));
+        }
+    }
+    Ok(found)
+}
+
+/// A loaded module.
+pub struct Loaded {
+    /// How often it is used; of nvidia-peermem: its live registrations.
+    pub refcount: i64,
+    /// Modules that use it.
+    pub used_by: Vec<String>,
+    /// `Live`, `Loading` or `Unloading`.
+    pub state: String,
+}
+
+/// All loaded modules, by name (with underscores).
+pub fn loaded_modules(root: &Root) -> BTreeMap<String, Loaded> {
+    let Ok(bytes) = root.bytes("/proc/modules") else { return BTreeMap::new() };
+    let Ok(KernelModules(modules)) = KernelModules::from_buf_read(bytes.as_slice()) else { return BTreeMap::new() };
+    modules
+        .into_iter()
+        .map(|(name, module)| {
+            let loaded = Loaded { refcount: i64::from(module.refcount), used_by: module.used_by, state: module.state };
+            (name, loaded)
+        })
+        .collect()
+}
+
+/// The lines of the kernel log since boot, as far as it reaches back.
+pub fn log(root: &Root) -> Result<Vec<String>, Missing> {
+    let text = root.kernel_log()?;
+    // A record is "level,sequence,time,flags;text"; lines with a leading space belong to the record before.
+    Ok(text
+        .lines()
+        .filter(|line| !line.starts_with(' '))
+        .filter_map(|line| line.split_once(';').map(|(_, text)| text.to_owned()))
+        .collect())
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Everything that the verdicts need, read once.
+
+use crate::kernel::{self, Loaded};
+use crate::module_file::{self, Maker, ModuleFile};
+use crate::nvidia::{self, Bar1, Driver};
+use crate::pci::{self, Device};
+use crate::peermem::{self, Callback, Failure, Registration, Stats};
+use crate::rdma::{self, RdmaDevice};
+use crate::root::{Missing, Root};
+use std::collections::BTreeMap;
+
+/// The module's name as the kernel writes it.
+pub const NAME: &str = "nvidia_peermem";
+/// Where the kernel shows the module.
+pub const SYS: &str = "/sys/module/nvidia_peermem";
+/// Where some kernels show the clients of the peer-memory core.
+pub const PEERS: &str = "/sys/kernel/mm/memory_peers";
+
+/// What was read of the machine.
+pub struct Machine<'a> {
+    pub root: &'a Root,
+    pub release: Option<String>,
+    /// Symbols of interest, with their modules.
+    pub symbols: Result<BTreeMap<String, Option<String>>, Missing>,
+    pub modules: BTreeMap<String, Loaded>,
+    pub log: Result<Vec<String>, Missing>,
+    pub driver: Option<Driver>,
+    pub devices: Vec<Device>,
+    pub rdma: Vec<RdmaDevice>,
+    /// The module file that modprobe would load.
+    pub file: Option<ModuleFile>,
+    /// The nvidia-peermem that is loaded.
+    pub loaded: Option<Peermem>,
+    pub stats: Result<Stats, Missing>,
+    pub registrations: Result<Vec<Registration>, Missing>,
+    pub failures: Result<Vec<Failure>, Missing>,
+    pub callbacks: Result<Vec<Callback>, Missing>,
+    /// Clients that /sys/kernel/mm/memory_peers shows.
+    pub peers: Vec<String>,
+    /// BAR1 in use by GPU; filled by [`Machine::ask_tools`].
+    pub bar1: BTreeMap<String, Bar1>,
+}
+
+/// The loaded nvidia-peermem.
+pub struct Peermem {
+    pub version: Option<String>,
+    pub srcversion: Option<String>,
+    pub maker: Maker,
+    pub state: String,
+    pub params: BTreeMap<String, String>,
+}
+
+impl<'a> Machine<'a> {
+    /// Reads all of it.
+    pub fn look(root: &'a Root) -> Self {
+        let release = kernel::release(root);
+        let modules = kernel::loaded_modules(root);
+        let driver = nvidia::driver(root);
+        let chosen = release.as_deref().and_then(|release| module_file::chosen(root, release, NAME));
+        let file = chosen.and_then(|path| ModuleFile::read(root, &path).ok());
+        let stats = Stats::read(root);
+        let loaded = peermem_loaded(root, &modules, file.as_ref(), driver.as_ref());
+        Self {
+            symbols: kernel::symbols(root),
+            log: kernel::log(root),
+            devices: pci::devices(root),
+            rdma: rdma::devices(root),
+            registrations: peermem::registrations(root),
+            failures: peermem::failures(root),
+            callbacks: peermem::callbacks(root),
+            peers: root.names(PEERS),
+            bar1: BTreeMap::new(),
+            root,
+            release,
+            modules,
+            driver,
+            file,
+            loaded,
+            stats,
+        }
+    }
+
+    /// Asks the programs that take their time (nvidia-smi: a second and more).
+    pub fn ask_tools(&mut self) {
+        self.bar1 = nvidia::bar1_use(self.root);
+    }
+
+    /// GPUs.
+    pub fn gpus(&self) -> Vec<&Device> {
+        nvidia::gpus(&self.devices)
+    }
+
+    /// The PCI function at `address`.
+    pub fn pci(&self, address: &str) -> Option<&Device> {
+        self.devices.iter().find(|device| device.address == address)
+    }
+
+    /// Whether the kernel has a symbol; `None` if nobody can tell.
+    pub fn has_symbol(&self, name: &str) -> Option<bool> {
+        self.symbols.as_ref().ok().map(|symbols| symbols.contains_key(name))
+    }
+
+    /// Who has a symbol, in words.
+    pub fn owner_of_symbol(&self, name: &str) -> Option<String> {
+        let owner = self.symbols.as_ref().ok()?.get(name)?;
+        Some(owner.as_ref().map_or("the kernel itself".to_owned(), |module| format!("module {module}")))
+    }
+
+    /// What has the module loaded; nothing does while there is no core or no driver for it.
+    pub fn load_it(&self) -> &'static str {
+        match self.has_symbol("ib_register_peer_memory_client") == Some(false) || self.driver.is_none() {
+            true => "first mend what failed in sections 1 and 2, then modprobe nvidia-peermem",
+            false => "modprobe nvidia-peermem",
+        }
+    }
+
+    /// Whether the kernel and the driver offer registration by dma-buf.
+    pub fn dma_buf(&self) -> bool {
+        // Drivers offer it in the open flavour only.
+        self.has_symbol("ib_umem_dmabuf_get") == Some(true)
+            && self.driver.as_ref().is_some_and(|driver| driver.flavour == Some(nvidia::Flavour::Open))
+    }
+}
+
+fn peermem_loaded(
+    root: &Root,
+    modules: &BTreeMap<String, Loaded>,
+    file: Option<&ModuleFile>,
+    driver: Option<&Driver>,
+) -> Option<Peermem> {
+    // The directory alone also exists for a module whose init has not returned.
+    let entry = modules.get(NAME)?;
+    let version = root.line(&format!("{SYS}/version"));
+    let srcversion = root.line(&format!("{SYS}/srcversion"));
+    let same_file = file
+        .filter(|file| srcversion.is_some() && file.field("srcversion") == srcversion.as_deref())
+        .map(ModuleFile::maker);
+    let maker = if root.exists(peermem::DIR) {
+        Maker::Ours
+    } else if version.is_some() && version.as_deref() == driver.and_then(|driver| driver.version.as_deref()) {
+        // NVIDIA versions its modules with its driver.
+        Maker::Nvidia
+    } else {
+        same_file.unwrap_or(Maker::Other)
+    };
+    let params = root
+        .names(&format!("{SYS}/parameters"))
+        .into_iter()
+        .filter_map(|name| Some((name.clone(), root.line(&format!("{SYS}/parameters/{name}"))?)))
+        .collect();
+    Some(Peermem { version, srcversion, maker, state: entry.state.clone(), params })
+}

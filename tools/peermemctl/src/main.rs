@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: GPL-2.0
+//! peermemctl: status and doctor of GPUDirect RDMA by nvidia-peermem.
+
+use anyhow::{bail, Context, Result};
+use clap::Parser;
+use peermemctl::answer::{self, Answer, Output};
+use peermemctl::cli::{Cli, Command};
+use peermemctl::machine::Machine;
+use peermemctl::peermem::Stats;
+use peermemctl::print;
+use peermemctl::root::Root;
+use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// The format of `--json`.
+const FORMAT: u32 = 1;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(&cli) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("peermemctl: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<u8> {
+    if !cli.root.is_dir() {
+        bail!("--root {}: no such directory", cli.root.display());
+    }
+    let root = Root::new(&cli.root);
+    if let Command::Watch { interval, count } = cli.command {
+        return watch(cli, &root, Duration::from_secs(interval), count);
+    }
+    let mut machine = Machine::look(&root);
+    let answer = match &cli.command {
+        Command::Status => Answer::Status(Box::new(answer::status(&machine))),
+        Command::Doctor => {
+            machine.ask_tools();
+            Answer::Doctor(peermemctl::doctor::examine(&machine))
+        }
+        Command::List => Answer::List(answer::list(&machine)?),
+        Command::Failures => Answer::Failures(answer::failures(&machine)?),
+        Command::Topo => Answer::Topo(answer::topo(&machine)),
+        Command::Selftest { device, gpu } => {
+            if !root.is_live() {
+                bail!("selftest works on this machine only, not on a recorded tree");
+            }
+            Answer::Selftest(peermemctl::selftest::run(&machine, device.as_deref(), *gpu)?)
+        }
+        Command::Watch { .. } => unreachable!("answered above"),
+    };
+    let code = answer.exit_code();
+    show(cli, answer)?;
+    Ok(code)
+}
+
+/// Prints an answer. A reader that has gone away (`| head`) is no error.
+fn show(cli: &Cli, answer: Answer) -> Result<bool> {
+    let mut out = anstream::stdout();
+    let text = match (cli.json, &answer) {
+        (true, Answer::Watch(_)) => serde_json::to_string(&Output { format: FORMAT, answer })? + "\n",
+        (true, _) => serde_json::to_string_pretty(&Output { format: FORMAT, answer })? + "\n",
+        (false, _) => print::text(&answer),
+    };
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        other => other.map(|()| true).context("print"),
+    }
+}
+
+fn watch(cli: &Cli, root: &Root, interval: Duration, count: Option<u64>) -> Result<u8> {
+    const HEAD_EVERY: u64 = 20;
+    let mut before: Option<(Stats, Instant)> = None;
+    for round in 0u64.. {
+        if count.is_some_and(|count| round >= count) {
+            break;
+        }
+        if round > 0 {
+            std::thread::sleep(interval);
+        }
+        let Ok(stats) = Stats::read(root) else {
+            bail!(
+                "there is no {}/stats: nvidia_peermem is not loaded, or is not this project's",
+                peermemctl::peermem::DIR
+            );
+        };
+        let now = Instant::now();
+        let tick = answer::tick(&stats, before.as_ref().map(|(old, then)| (old, (now - *then).as_secs_f64())));
+        if !cli.json && round % HEAD_EVERY == 0 {
+            print!("{}", print::watch_head());
+        }
+        if !show(cli, Answer::Watch(tick))? {
+            break;
+        }
+        before = Some((stats, now));
+    }
+    Ok(0)
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Module files on disk: which one modprobe would load, and what is in it.
+
+use crate::kernel::modules_dir;
+use crate::root::Root;
+use anyhow::{bail, Context, Result};
+use object::{Object, ObjectSection, ObjectSymbol};
+use std::collections::BTreeMap;
+use std::io::{Cursor, Read};
+
+/// Follows a module's ELF image if it is signed.
+const SIGNED: &[u8] = b"~Module signature appended~\n";
+
+/// Whose `nvidia-peermem` a file or a loaded module is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Maker {
+    /// This repository's.
+    Ours,
+    /// NVIDIA's C module.
+    Nvidia,
+    /// Somebody else's.
+    Other,
+}
+
+/// What is read of a module file.
+pub struct ModuleFile {
+    /// Path on that machine.
+    pub path: String,
+    /// `key=value` of .modinfo; keys that occur several times keep their first value.
+    pub info: BTreeMap<String, String>,
+    /// Symbols that it needs of others.
+    pub needs: Vec<String>,
+    /// Whether a signature is appended, and who signed, if that can be read.
+    pub signature: Option<Signature>,
+}
+
+/// An appended signature.
+pub struct Signature {
+    /// Common name of the signing key's certificate.
+    pub signer: Option<String>,
+}
+
+impl ModuleFile {
+    /// Reads a module file, packed or not.
+    pub fn read(root: &Root, path: &str) -> Result<Self> {
+        let packed = root.bytes(path).ok().with_context(|| format!("read {path}"))?;
+        let image = unpack(path, packed)?;
+        let signature = image.ends_with(SIGNED).then(|| Signature { signer: signer(&image) });
+        let elf = object::File::parse(image.as_slice()).with_context(|| format!("{path} is no module"))?;
+        let mut info = BTreeMap::new();
+        if let Some(section) = elf.section_by_name(".modinfo") {
+            for field in section.data()?.split(|byte| *byte == 0) {
+                let field = String::from_utf8_lossy(field);
+                if let Some((key, value)) = field.split_once('=') {
+                    info.entry(key.to_owned()).or_insert_with(|| value.to_owned());
+                }
+            }
+        }
+        let needs = elf
+            .symbols()
+            .filter(|symbol| symbol.is_undefined())
+            .filter_map(|symbol| symbol.name().ok().map(str::to_owned))
+            .filter(|name| !name.is_empty())
+            .collect();
+        Ok(Self { path: path.to_owned(), info, needs, signature })
+    }
+
+    /// One field of .modinfo.
+    pub fn field(&self, key: &str) -> Option<&str> {
+        self.info.get(key).map(String::as_str)
+    }
+
+    /// Whose it is.
+    pub fn maker(&self) -> Maker {
+        match self.field("description") {
+            Some(text) if text.starts_with("GPUDirect RDMA: GPU memory for the peer-memory API") => Maker::Ours,
+            Some("NVIDIA GPU memory plug-in") => Maker::Nvidia,
+            _ => Maker::Other,
+        }
+    }
+
+    /// Whether it needs `symbol` of another module.
+    pub fn needs(&self, symbol: &str) -> bool {
+        self.needs.iter().any(|name| name == symbol)
+    }
+
+    /// Whether it is built on the kernel's own Rust, whose symbols are all GPL-only.
+    pub fn uses_kernel_rust(&self) -> bool {
+        self.needs.iter().any(|name| name.starts_with("_R") && name.contains("6kernel"))
+    }
+}
+
+fn unpack(path: &str, packed: Vec<u8>) -> Result<Vec<u8>> {
+    let mut image = Vec::new();
+    match path.rsplit('.').next() {
+        Some("xz") => lzma_rs::xz_decompress(&mut Cursor::new(packed), &mut image)
+            .map_err(|error| anyhow::anyhow!("unpack {path}: {error:?}"))?,
+        Some("gz") => {
+            flate2::read::GzDecoder::new(packed.as_slice()).read_to_end(&mut image)?;
+        }
+        Some("zst") => {
+            ruzstd::decoding::StreamingDecoder::new(packed.as_slice())
+                .map_err(|error| anyhow::anyhow!("unpack {path}: {error}"))?
+                .read_to_end(&mut image)?;
+        }
+        Some("ko") => image = packed,
+        _ => bail!("{path} is no module file"),
+    }
+    Ok(image)
+}
+
+/// The common name in the signature's issuer: the last one before the signature's own bytes is the signer's.
+fn signer(image: &[u8]) -> Option<String> {
+    // A struct module_signature of 12 bytes precedes the magic; its last four are the signature's length.
+    let head = image.len().checked_sub(SIGNED.len() + 12)?;
+    let length = image.get(head + 8..head + 12)?;
+    let length = usize::try_from(u32::from_be_bytes(length.try_into().ok()?)).ok()?;
+    let signature = image.get(head.checked_sub(length)?..head)?;
+    // DER: OBJECT IDENTIFIER 2.5.4.3 (commonName), then a string with its tag and a length below 128.
+    const COMMON_NAME: [u8; 5] = [0x06, 0x03, 0x55, 0x04, 0x03];
+    let at = signature.windows(COMMON_NAME.len()).rposition(|window| window == COMMON_NAME)?;
+    let text = signature.get(at + COMMON_NAME.len() + 1..)?;
+    let (length, text) = text.split_first()?;
+    Some(String::from_utf8_lossy(text.get(..usize::from(*length))?).into_owned())
+}
+
+/// The file that modprobe would load for `name` (with underscores) on `release`, from depmod's list.
+pub fn chosen(root: &Root, release: &str, name: &str) -> Option<String> {
+    let dir = modules_dir(release);
+    let list = root.text(&format!("{dir}/modules.dep")).ok()?;
+    list.lines().filter_map(|line| line.split_once(':')).map(|(file, _)| file).find(|file| is_module(file, name)).map(
+        |file| match file.starts_with('/') {
+            true => file.to_owned(),
+            false => format!("{dir}/{file}"),
+        },
+    )
+}
+
+/// Every file of that name below the modules of `release`.
+pub fn all(root: &Root, release: &str, name: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut open = vec![modules_dir(release)];
+    while let Some(dir) = open.pop() {
+        for entry in std::fs::read_dir(root.at(&dir)).into_iter().flatten().flatten() {
+            let path = format!("{dir}/{}", entry.file_name().to_string_lossy());
+            let Ok(kind) = entry.file_type() else { continue };
+            // Links (build, source) lead out of the tree.
+            if kind.is_dir() {
+                open.push(path);
+            } else if is_module(&path, name) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn is_module(path: &str, name: &str) -> bool {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    let Some((stem, rest)) = file.split_once('.') else { return false };
+    stem.replace('-', "_") == name && matches!(rest, "ko" | "ko.xz" | "ko.gz" | "ko.zst")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_module_files() {
+        assert!(is_module("updates/dkms/nvidia-peermem.ko.zst", "nvidia_peermem"));
+        assert!(is_module("nvidia_peermem.ko", "nvidia_peermem"));
+        assert!(!is_module("nvidia-peermem.ko.bak", "nvidia_peermem"));
+        assert!(!is_module("nvidia.ko", "nvidia_peermem"));
+    }
+}

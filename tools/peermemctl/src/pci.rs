@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: GPL-2.0
+//! PCI: who sits where, what the way between two devices looks like, and what is in the way.
+
+use crate::root::Root;
+use pci_ids::FromId;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+const DEVICES: &str = "/sys/bus/pci/devices";
+
+/// One PCI function.
+#[derive(Clone, Debug)]
+pub struct Device {
+    /// `0000:01:00.0`.
+    pub address: String,
+    pub vendor: u16,
+    pub device: u16,
+    /// Class, subclass and programming interface.
+    pub class: u32,
+    pub driver: Option<String>,
+    /// Host bridge (`pci0000:00`), then the bridges down to this device.
+    pub way: Vec<String>,
+    /// NUMA node, where the firmware tells.
+    pub numa: Option<i32>,
+    pub link: Option<Link>,
+    /// Sizes of the six BARs in bytes, 0 for none and for the upper half of a 64-bit one.
+    pub bars: [u64; 6],
+    pub iommu: Iommu,
+}
+
+/// A PCIe link, as it is and as it could be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Link {
+    pub speed: String,
+    pub speed_max: String,
+    pub width: u32,
+    pub width_max: u32,
+}
+
+/// What the IOMMU does with a device's DMA.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Iommu {
+    /// There is none, or it is off.
+    Off,
+    /// It lets addresses through unchanged.
+    Identity,
+    /// It translates.
+    Translating,
+    /// There is one, and it does not say what it does.
+    Unknown,
+}
+
+/// How far two devices are from each other; the words of `nvidia-smi topo`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Distance {
+    /// One bridge or switch at the most.
+    Pix,
+    /// Several bridges, but not the host's.
+    Pxb,
+    /// Through the host bridge.
+    Phb,
+    /// Through two host bridges of one NUMA node.
+    Node,
+    /// From one NUMA node to another.
+    Sys,
+}
+
+impl Distance {
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Pix => "PIX",
+            Self::Pxb => "PXB",
+            Self::Phb => "PHB",
+            Self::Node => "NODE",
+            Self::Sys => "SYS",
+        }
+    }
+
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Pix => "through one bridge or switch",
+            Self::Pxb => "through several bridges, none of them the host's",
+            Self::Phb => "through the host bridge (CPU)",
+            Self::Node => "through two host bridges of one NUMA node",
+            Self::Sys => "from one NUMA node to another",
+        }
+    }
+}
+
+/// The way between two devices.
+pub struct Way {
+    pub distance: Distance,
+    /// The bridge below which both lie, `pci0000:00` for the host bridge; `None` if they share not even that.
+    pub meet: Option<String>,
+    /// Bridges between either device and the meeting point, without it.
+    pub between: Vec<String>,
+}
+
+/// The ACS bits of a bridge that matter for peer-to-peer traffic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Acs {
+    /// It has none, or they are off: traffic between devices below it turns round at it.
+    Direct,
+    /// It sends traffic between devices below it up to the host.
+    Redirects,
+    /// Its configuration space beyond the first bytes could not be read.
+    Unreadable,
+}
+
+/// Whether a word is a PCI address: `0000:01:00.0`, with more digits in front for domains above 16 bits.
+pub fn is_address(word: &str) -> bool {
+    let mut parts = word.split([':', '.']);
+    let mut hex = |shortest: usize| {
+        parts.next().is_some_and(|part| part.len() >= shortest && part.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    };
+    word.contains('.') && hex(4) && hex(2) && hex(2) && hex(1) && parts.next().is_none()
+}
+
+fn hex(root: &Root, path: &str) -> Option<u64> {
+    u64::from_str_radix(root.line(path)?.trim_start_matches("0x"), 16).ok()
+}
+
+/// All PCI functions, by address.
+pub fn devices(root: &Root) -> Vec<Device> {
+    root.names(DEVICES).iter().filter_map(|address| device(root, address)).collect()
+}
+
+/// One PCI function.
+pub fn device(root: &Root, address: &str) -> Option<Device> {
+    let dir = format!("{DEVICES}/{address}");
+    let resolved = root.resolved(&dir)?;
+    let mut way: Vec<String> =
+        resolved.split('/').filter(|part| part.starts_with("pci") || is_address(part)).map(str::to_owned).collect();
+    way.pop();
+    Some(Device {
+        address: address.to_owned(),
+        vendor: u16::try_from(hex(root, &format!("{dir}/vendor"))?).ok()?,
+        device: u16::try_from(hex(root, &format!("{dir}/device"))?).ok()?,
+        class: u32::try_from(hex(root, &format!("{dir}/class"))?).ok()?,
+        driver: root.link_name(&format!("{dir}/driver")),
+        way,
+        numa: root.line(&format!("{dir}/numa_node")).and_then(|node| node.parse().ok()).filter(|node| *node >= 0),
+        link: link(root, &dir),
+        bars: bars(root, &dir),
+        iommu: iommu(root, &dir),
+    })
+}
+
+fn link(root: &Root, dir: &str) -> Option<Link> {
+    let number = |name: &str| root.line(&format!("{dir}/{name}"))?.parse::<u32>().ok();
+    // "16.0 GT/s PCIe"; "Unknown" where there is no real link (emulated devices).
+    let speed = |name: &str| root.line(&format!("{dir}/{name}")).filter(|speed| speed.contains("GT/s"));
+    let link = Link {
+        speed: speed("current_link_speed")?,
+        speed_max: speed("max_link_speed")?,
+        width: number("current_link_width")?,
+        width_max: number("max_link_width")?,
+    };
+    (link.width > 0 && link.width_max < 255).then_some(link)
+}
+
+fn bars(root: &Root, dir: &str) -> [u64; 6] {
+    let mut bars = [0; 6];
+    let text = root.text(&format!("{dir}/resource")).unwrap_or_default();
+    for (bar, line) in bars.iter_mut().zip(text.lines()) {
+        let mut numbers =
+            line.split_ascii_whitespace().map(|n| u64::from_str_radix(n.trim_start_matches("0x"), 16).unwrap_or(0));
+        let (start, end) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        if end > start {
+            *bar = end - start + 1;
+        }
+    }
+    bars
+}
+
+fn iommu(root: &Root, dir: &str) -> Iommu {
+    let group = format!("{dir}/iommu_group");
+    if !root.exists(&group) {
+        return Iommu::Off;
+    }
+    match root.line(&format!("{group}/type")).as_deref() {
+        Some("identity") => Iommu::Identity,
+        Some("DMA" | "DMA-FQ") => Iommu::Translating,
+        _ => Iommu::Unknown,
+    }
+}
+
+impl Device {
+    /// Class and subclass.
+    pub fn kind(&self) -> u32 {
+        self.class >> 8
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> String {
+        match pci_ids::Device::from_vid_pid(self.vendor, self.device) {
+            Some(device) => device.name().to_owned(),
+            None => match pci_ids::Vendor::from_id(self.vendor) {
+                Some(vendor) => format!("{} {:04x}", vendor.name(), self.device),
+                None => format!("{:04x}:{:04x}", self.vendor, self.device),
+            },
+        }
+    }
+
+    /// The way to `other`.
+    pub fn way_to(&self, other: &Self) -> Way {
+        let shared = self.way.iter().zip(&other.way).take_while(|(a, b)| a == b).count();
+        let rest = |device: &Self| device.way.iter().skip(shared).cloned().collect::<Vec<_>>();
+        let (mine, theirs) = (rest(self), rest(other));
+        let distance = match shared {
+            // Where the firmware does not tell nodes apart there is one.
+            0 if self.numa.unwrap_or(0) == other.numa.unwrap_or(0) => Distance::Node,
+            0 => Distance::Sys,
+            1 => Distance::Phb,
+            _ if mine.len() <= 1 && theirs.len() <= 1 => Distance::Pix,
+            _ => Distance::Pxb,
+        };
+        let meet = shared.checked_sub(1).and_then(|last| self.way.get(last)).cloned();
+        let between = mine.into_iter().chain(theirs).filter(|part| is_address(part)).collect();
+        Way { distance, meet, between }
+    }
+}
+
+/// What the ACS capability of the bridge at `address` says. Reads the extended configuration space: root only.
+pub fn acs(root: &Root, address: &str) -> Acs {
+    const EXTENDED: usize = 0x100;
+    const ACS: u32 = 0x0d;
+    /// Request redirect, completion redirect, egress control.
+    const REDIRECTS: u16 = 0x04 | 0x08 | 0x20;
+    let Ok(config) = root.bytes(&format!("{DEVICES}/{address}/config")) else { return Acs::Unreadable };
+    if config.len() <= 64 {
+        return Acs::Unreadable;
+    }
+    let word = |at: usize| Some(u32::from_le_bytes(config.get(at..at + 4)?.try_into().ok()?));
+    let mut at = EXTENDED;
+    // The list cannot be longer than the space has room for.
+    for _ in 0..config.len() / 4 {
+        let Some(head) = word(at) else { break };
+        if head & 0xffff == ACS {
+            let control = word(at + 4).map_or(0, |both| (both >> 16) as u16);
+            return if control & REDIRECTS != 0 { Acs::Redirects } else { Acs::Direct };
+        }
+        at = (head >> 20) as usize;
+        if at < EXTENDED {
+            break;
+        }
+    }
+    Acs::Direct
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        assert!(is_address("0000:01:00.0"));
+        assert!(is_address("10000:e1:00.0"));
+        assert!(!is_address("pci0000:00"));
+        assert!(!is_address("virtio0"));
+        assert!(!is_address("0000:01:00"));
+    }
+
+    fn device_at(way: &[&str], numa: Option<i32>) -> Device {
+        Device {
+            address: "0000:ff:00.0".into(),
+            vendor: 0,
+            device: 0,
+            class: 0,
+            driver: None,
+            way: way.iter().map(|part| (*part).to_owned()).collect(),
+            numa,
+            link: None,
+            bars: [0; 6],
+            iommu: Iommu::Off,
+        }
+    }
+
+    #[test]
+    fn distances_are_nvidia_smis() {
+        let switch = ["pci0000:00", "0000:00:01.0", "0000:01:00.0"];
+        let port = |down: &str| device_at(&[switch.as_slice(), &[down]].concat(), Some(0));
+        let under_one_switch = port("0000:02:00.0").way_to(&port("0000:02:01.0"));
+        assert_eq!(under_one_switch.distance, Distance::Pix);
+        assert_eq!(under_one_switch.meet.as_deref(), Some("0000:01:00.0"));
+        assert_eq!(under_one_switch.between, ["0000:02:00.0", "0000:02:01.0"]);
+
+        let deep = device_at(&[switch.as_slice(), &["0000:02:00.0", "0000:03:00.0", "0000:04:00.0"]].concat(), Some(0));
+        assert_eq!(deep.way_to(&port("0000:02:01.0")).distance, Distance::Pxb);
+
+        let other_port = device_at(&["pci0000:00", "0000:00:02.0"], Some(0));
+        assert_eq!(deep.way_to(&other_port).distance, Distance::Phb);
+        assert_eq!(deep.way_to(&other_port).meet.as_deref(), Some("pci0000:00"));
+
+        let other_host = device_at(&["pci0000:80"], Some(0));
+        assert_eq!(deep.way_to(&other_host).distance, Distance::Node);
+        assert_eq!(deep.way_to(&device_at(&["pci0000:80"], Some(1))).distance, Distance::Sys);
+    }
+}

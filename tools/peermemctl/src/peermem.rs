@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What the module tells in /proc/driver/nvidia-peermem: see docs/proc.md.
+
+use crate::root::{Missing, Root};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The module's directory.
+pub const DIR: &str = "/proc/driver/nvidia-peermem";
+
+/// The format of docs/proc.md that is understood here.
+const FORMAT: &str = "1";
+
+/// The file `stats`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stats(BTreeMap<String, String>);
+
+impl Stats {
+    /// Reads the file. `Absent`: the loaded module is not ours, or there is none.
+    pub fn read(root: &Root) -> Result<Self, Missing> {
+        let text = root.text(&format!("{DIR}/stats"))?;
+        Ok(Self::parse(&text))
+    }
+
+    fn parse(text: &str) -> Self {
+        let pair = |line: &str| line.split_once(' ').map(|(key, value)| (key.to_owned(), value.to_owned()));
+        Self(text.lines().filter_map(pair).collect())
+    }
+
+    /// Whether the file has the format that this program knows.
+    pub fn is_known(&self) -> bool {
+        self.text("format") == Some(FORMAT)
+    }
+
+    pub fn text(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+
+    pub fn number(&self, key: &str) -> Option<u64> {
+        self.text(key)?.parse().ok()
+    }
+
+    /// Names of the clients, in the order in which the core asks them.
+    pub fn clients(&self) -> Vec<&str> {
+        self.text("clients").unwrap_or_default().split_ascii_whitespace().collect()
+    }
+
+    /// All keys and values that are numbers.
+    pub fn numbers(&self) -> BTreeMap<String, u64> {
+        self.0.iter().filter_map(|(key, value)| Some((key.clone(), value.parse().ok()?))).collect()
+    }
+
+    /// The counters below a prefix that are not zero.
+    pub fn nonzero<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, u64)> + 'a {
+        self.0.iter().filter_map(move |(key, value)| {
+            let count = value.parse().ok().filter(|count| *count > 0)?;
+            Some((key.strip_prefix(prefix)?, count))
+        })
+    }
+}
+
+/// A row of `registrations`.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Registration {
+    /// Process that registered.
+    pub pid: u32,
+    /// Its name when it registered.
+    pub comm: String,
+    pub client: String,
+    /// `persistent` or `revocable`.
+    pub kind: String,
+    pub state: String,
+    /// Address in the process.
+    pub va: u64,
+    /// Bytes asked for.
+    pub length: u64,
+    /// Bytes pinned for it.
+    pub pinned_bytes: u64,
+    pub runs: u64,
+    /// PCI address of the GPU, once mapped.
+    pub gpu: Option<String>,
+    /// PCI address of the NIC, once mapped.
+    pub nic: Option<String>,
+    pub age_ms: u64,
+    /// Whether a process of that number still exists.
+    pub process_alive: bool,
+}
+
+/// A row of `failures`.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Failure {
+    pub seq: u64,
+    /// Seconds since 1970.
+    pub time: f64,
+    pub pid: u32,
+    pub comm: String,
+    pub client: String,
+    pub va: u64,
+    pub length: u64,
+    pub errno: i32,
+    /// One of the names in docs/proc.md.
+    pub reason: String,
+    /// The reason in words, and what to do.
+    pub text: String,
+}
+
+/// A row of `callbacks`.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Callback {
+    pub pid: u32,
+    pub comm: String,
+    pub client: String,
+    pub va: u64,
+    pub length: u64,
+    /// `entered` or `invalidating`.
+    pub stage: String,
+    pub age_ms: u64,
+}
+
+/// One line of fields.
+struct Row<'a>(BTreeMap<&'a str, &'a str>);
+
+impl<'a> Row<'a> {
+    fn parse(line: &'a str) -> Self {
+        // `text` comes last and runs to the end of the line.
+        let (fields, text) = match line.split_once(" text=") {
+            Some((fields, text)) => (fields, Some(text)),
+            None => (line, None),
+        };
+        let fields = fields.split(' ').filter_map(|field| field.split_once('='));
+        Self(fields.chain(text.map(|text| ("text", text))).collect())
+    }
+
+    fn text(&self, key: &str) -> String {
+        self.0.get(key).map_or(String::new(), |value| unescaped(value))
+    }
+
+    fn known(&self, key: &str) -> Option<String> {
+        Some(self.text(key)).filter(|value| !value.is_empty() && value != "-")
+    }
+
+    fn number(&self, key: &str) -> u64 {
+        let Some(value) = self.0.get(key) else { return 0 };
+        match value.strip_prefix("0x") {
+            Some(hex) => u64::from_str_radix(hex, 16).unwrap_or(0),
+            None => value.parse().unwrap_or(0),
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        u32::try_from(self.number("pid")).unwrap_or(0)
+    }
+}
+
+/// Undoes `\ooo`.
+fn unescaped(value: &str) -> String {
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let octal = (*first == b'\\').then(|| after.get(..3)).flatten();
+        match octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = after.get(3..).unwrap_or(&[]);
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Live registrations; those of the most bytes first.
+pub fn registrations(root: &Root) -> Result<Vec<Registration>, Missing> {
+    let text = root.text(&format!("{DIR}/registrations"))?;
+    let mut rows: Vec<Registration> = text
+        .lines()
+        .map(Row::parse)
+        .map(|row| Registration {
+            pid: row.pid(),
+            comm: row.text("comm"),
+            client: row.text("client"),
+            kind: row.text("kind"),
+            state: row.text("state"),
+            va: row.number("va"),
+            length: row.number("length"),
+            pinned_bytes: row.number("pinned_bytes"),
+            runs: row.number("runs"),
+            gpu: row.known("gpu"),
+            nic: row.known("nic"),
+            age_ms: row.number("age_ms"),
+            process_alive: root.exists(&format!("/proc/{}/comm", row.pid())),
+        })
+        .collect();
+    rows.sort_by_key(|row| (std::cmp::Reverse(row.pinned_bytes), row.pid, row.va));
+    Ok(rows)
+}
+
+/// The last refusals, oldest first.
+pub fn failures(root: &Root) -> Result<Vec<Failure>, Missing> {
+    let text = root.text(&format!("{DIR}/failures"))?;
+    Ok(text
+        .lines()
+        .map(Row::parse)
+        .map(|row| Failure {
+            seq: row.number("seq"),
+            time: row.text("time").parse().unwrap_or(0.0),
+            pid: row.pid(),
+            comm: row.text("comm"),
+            client: row.text("client"),
+            va: row.number("va"),
+            length: row.number("length"),
+            errno: i32::try_from(row.number("errno")).unwrap_or(0),
+            reason: row.text("reason"),
+            text: row.text("text"),
+        })
+        .collect())
+}
+
+/// Free callbacks that run now; the oldest first.
+pub fn callbacks(root: &Root) -> Result<Vec<Callback>, Missing> {
+    let text = root.text(&format!("{DIR}/callbacks"))?;
+    let mut rows: Vec<Callback> = text
+        .lines()
+        .map(Row::parse)
+        .map(|row| Callback {
+            pid: row.pid(),
+            comm: row.text("comm"),
+            client: row.text("client"),
+            va: row.number("va"),
+            length: row.number("length"),
+            stage: row.text("stage"),
+            age_ms: row.number("age_ms"),
+        })
+        .collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.age_ms));
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_keep_spaces_of_text_and_comm() {
+        let row = Row::parse(r"seq=3 comm=a\040b\134 errno=12 found=- text=BAR1 is full; see x=y");
+        assert_eq!(row.text("comm"), r"a b\");
+        assert_eq!(row.text("text"), "BAR1 is full; see x=y");
+        assert_eq!(row.known("found"), None);
+        assert_eq!(row.number("errno"), 12);
+    }
+
+    #[test]
+    fn stats_ignore_what_they_do_not_know() {
+        let stats = Stats::parse("format 1\nnew.thing a b c\ntotal.live 3\nrefused.busy 0\nrefused.freed 2\n");
+        assert!(stats.is_known());
+        assert_eq!(stats.number("total.live"), Some(3));
+        assert_eq!(stats.nonzero("refused.").collect::<Vec<_>>(), [("freed", 2)]);
+    }
+}

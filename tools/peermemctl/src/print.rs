@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Answers as text: at most 100 columns, colour only on a terminal.
+
+use crate::answer::{Answer, Failures, List, Selftest, Status, Tick, Topo};
+use crate::check::{Check, Level};
+use crate::doctor::Report;
+use crate::text;
+use anstyle::{AnsiColor, Style};
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+use std::fmt::Write;
+
+/// Columns of the text.
+pub const WIDTH: usize = 100;
+
+fn style(level: Level) -> Style {
+    let colour = match level {
+        Level::Ok => AnsiColor::Green,
+        Level::Skip => AnsiColor::Cyan,
+        Level::Warn => AnsiColor::Yellow,
+        Level::Fail => AnsiColor::Red,
+    };
+    Style::new().bold().fg_color(Some(colour.into()))
+}
+
+/// `text`, with control characters of foreign origin taken out: a process chooses its own name.
+fn tame(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// `first` and then `text`, wrapped; later lines are indented as far as `first` is wide.
+fn wrapped(out: &mut String, first: &str, text: &str, style: Style) {
+    let text = tame(text);
+    let indent = " ".repeat(first.chars().count());
+    let options = textwrap::Options::new(WIDTH - indent.len()).word_splitter(textwrap::WordSplitter::NoHyphenation);
+    for (n, line) in textwrap::wrap(&text, options).into_iter().enumerate() {
+        let lead = if n == 0 { first } else { &indent };
+        let _ = writeln!(out, "{lead}{style}{line}{style:#}");
+    }
+}
+
+/// The text of an answer; the caller prints it to a stream that drops colour where there is no terminal.
+pub fn text(answer: &Answer) -> String {
+    let mut out = String::new();
+    match answer {
+        Answer::Status(status) => print_status(&mut out, status),
+        Answer::Doctor(report) => print_doctor(&mut out, report),
+        Answer::List(list) => print_list(&mut out, list),
+        Answer::Watch(tick) => print_tick(&mut out, tick),
+        Answer::Failures(failures) => print_failures(&mut out, failures),
+        Answer::Topo(topo) => print_topo(&mut out, topo),
+        Answer::Selftest(selftest) => print_selftest(&mut out, selftest),
+    }
+    out
+}
+
+fn print_check(out: &mut String, check: &Check) {
+    let style = style(check.level);
+    let _ = write!(out, "  {style}{:<5}{style:#}", check.level.text());
+    let mut body = String::new();
+    wrapped(&mut body, "       ", &check.message, Style::new());
+    out.push_str(body.trim_start());
+    for evidence in &check.evidence {
+        wrapped(out, "       seen: ", evidence, Style::new().dimmed());
+    }
+    if let Some(mend) = &check.mend {
+        wrapped(out, "       mend: ", mend, Style::new().bold());
+    }
+}
+
+fn print_status(out: &mut String, status: &Status) {
+    let style = style(status.level);
+    let verdict = if status.usable { "yes" } else { "no" };
+    let _ = writeln!(out, "GPUDirect RDMA by nvidia-peermem: {style}{verdict}{style:#}");
+    for check in &status.because {
+        print_check(out, check);
+    }
+    let or = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+    let module = match (status.module, &status.module_version) {
+        (Some(maker), version) => {
+            format!("nvidia_peermem {} ({maker}), mode {}", or(version), status.mode.unwrap_or("-"))
+        }
+        (None, _) => "not loaded".to_owned(),
+    };
+    let driver = match &status.driver_version {
+        Some(version) => format!("nvidia.ko {version} ({})", status.driver_flavour.unwrap_or("flavour unknown")),
+        None => "not loaded".to_owned(),
+    };
+    let live = match (status.live, status.live_bytes) {
+        (Some(live), Some(bytes)) => format!("{live} registrations, {}", text::bytes(bytes)),
+        (Some(live), None) => format!("{live} registrations"),
+        _ => "-".to_owned(),
+    };
+    let list = |names: &[String]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    for (key, value) in [
+        ("module", module),
+        ("driver", driver),
+        ("kernel", or(&status.kernel)),
+        ("peer-memory API", or(&status.api)),
+        ("dma-buf instead", if status.dma_buf { "possible" } else { "no" }.to_owned()),
+        ("clients", list(&status.clients)),
+        ("GPUs", list(&status.gpus)),
+        ("RDMA devices", list(&status.rdma_devices)),
+        ("live", live),
+        ("refused", status.refused.map_or("-".to_owned(), |refused| refused.to_string())),
+    ] {
+        wrapped(out, &format!("  {key:<17}"), &value, Style::new());
+    }
+    if !status.usable {
+        let _ = writeln!(out, "More: peermemctl doctor");
+    }
+}
+
+fn print_doctor(out: &mut String, report: &Report) {
+    for (n, section) in report.sections.iter().enumerate() {
+        let bold = Style::new().bold();
+        let _ = writeln!(out, "{bold}{:>2} {}{bold:#}", n + 1, section.title);
+        for check in &section.checks {
+            print_check(out, check);
+        }
+    }
+    let count = |level: Level| {
+        report.sections.iter().flat_map(|section| &section.checks).filter(|check| check.level == level).count()
+    };
+    let style = style(report.verdict);
+    let _ = writeln!(
+        out,
+        "{style}{}{style:#}: {} failed, {} warnings, {} fine, {} skipped",
+        report.verdict.text(),
+        count(Level::Fail),
+        count(Level::Warn),
+        count(Level::Ok),
+        count(Level::Skip)
+    );
+}
+
+fn table(head: &[&str], right: &[usize]) -> Table {
+    let mut table = Table::new();
+    let width = u16::try_from(WIDTH).unwrap_or(u16::MAX);
+    table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(width).set_header(head);
+    for column in right {
+        if let Some(column) = table.column_mut(*column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+fn print_table(out: &mut String, table: &Table) {
+    for line in table.lines() {
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+}
+
+fn unique<'a>(values: impl Iterator<Item = &'a str>) -> String {
+    let mut values: Vec<&str> = values.collect();
+    values.sort_unstable();
+    values.dedup();
+    if values.is_empty() {
+        "-".to_owned()
+    } else {
+        values.join(" ")
+    }
+}
+
+fn print_list(out: &mut String, list: &List) {
+    if list.processes.is_empty() {
+        let _ = writeln!(out, "No GPU memory is registered.");
+    } else {
+        let mut table =
+            table(&["PID", "COMMAND", "REGS", "BYTES", "GPU", "NIC", "CLIENT", "STATE", "OLDEST"], &[0, 2, 3, 8]);
+        for process in &list.processes {
+            let rows = &process.registrations;
+            let state = match process.alive {
+                true => unique(rows.iter().map(|row| row.state.as_str())),
+                false => "process is gone".to_owned(),
+            };
+            table.add_row([
+                process.pid.to_string(),
+                tame(&process.comm),
+                rows.len().to_string(),
+                text::bytes(process.bytes),
+                unique(rows.iter().filter_map(|row| row.gpu.as_deref())),
+                unique(rows.iter().filter_map(|row| row.nic.as_deref())),
+                unique(rows.iter().map(|row| row.client.as_str())),
+                state,
+                text::duration(rows.iter().map(|row| row.age_ms).max().unwrap_or(0)),
+            ]);
+        }
+        print_table(out, &table);
+    }
+    match list.references {
+        0 => {
+            let _ = writeln!(out, "rmmod nvidia_peermem would work: nothing is in use.");
+        }
+        n => {
+            let _ = writeln!(out, "rmmod nvidia_peermem is refused: {n} registrations are in use.");
+        }
+    }
+}
+
+/// The head of what [`print_tick`] prints.
+pub fn watch_head() -> String {
+    format!(
+        "{:>8} {:>10} {:>7} {:>10} {:>10} {:>10} {:>10} {:>10} {:>12}\n",
+        "LIVE", "BYTES", "ORPHANS", "PINS/s", "UNPINS/s", "REVOKED/s", "REFUSED/s", "GET µs", "CALLBACK ms"
+    )
+}
+
+fn print_tick(out: &mut String, tick: &Tick) {
+    let _ = writeln!(
+        out,
+        "{:>8} {:>10} {:>7} {:>10.1} {:>10.1} {:>10.1} {:>10.1} {:>10} {:>12}",
+        tick.live,
+        text::bytes(tick.live_bytes),
+        tick.orphans,
+        tick.pins_per_second,
+        tick.unpins_per_second,
+        tick.revocations_per_second,
+        tick.refused_per_second,
+        tick.get_mean_us.map_or("-".to_owned(), |us| format!("{us:.1}")),
+        tick.oldest_callback_ms,
+    );
+}
+
+fn print_failures(out: &mut String, failures: &Failures) {
+    if failures.failures.is_empty() {
+        let _ = writeln!(out, "No registration of GPU memory was refused.");
+        return;
+    }
+    for row in &failures.failures {
+        let bold = Style::new().bold();
+        let _ = writeln!(
+            out,
+            "{bold}{}  process {} ({}), {} at {:#x}: {}{bold:#}",
+            text::time(row.time),
+            row.pid,
+            tame(&row.comm),
+            text::bytes(row.length),
+            row.va,
+            text::errno(row.errno)
+        );
+        wrapped(out, "    ", &format!("{} [{}, client {}]", row.text, row.reason, row.client), Style::new());
+    }
+}
+
+fn print_topo(out: &mut String, topo: &Topo) {
+    if topo.gpus.is_empty() || topo.nics.is_empty() {
+        let _ = writeln!(out, "{} GPUs, {} RDMA devices with a PCI address.", topo.gpus.len(), topo.nics.len());
+    }
+    for (what, places) in [("GPU", &topo.gpus), ("NIC", &topo.nics)] {
+        for place in places {
+            let numa = place.numa_node.map_or("-".to_owned(), |node| node.to_string());
+            wrapped(
+                out,
+                &format!("{what} {}  ", place.address),
+                &format!("{}, NUMA node {numa}, below {}", place.name, place.way.join(" > ")),
+                Style::new(),
+            );
+        }
+    }
+    if topo.pairs.is_empty() {
+        return;
+    }
+    let mut head = vec!["GPU \\ NIC".to_owned()];
+    head.extend(topo.nics.iter().map(|nic| nic.name.clone()));
+    let mut table = table(&head.iter().map(String::as_str).collect::<Vec<_>>(), &[]);
+    for gpu in &topo.gpus {
+        let mut row = vec![gpu.address.clone()];
+        for nic in &topo.nics {
+            let pair = topo.pairs.iter().find(|pair| pair.gpu == gpu.address && pair.nic == nic.address);
+            row.push(pair.map_or(String::new(), |pair| {
+                let acs = match (pair.acs_redirects.is_empty(), pair.acs_known) {
+                    (false, _) => ", ACS redirects",
+                    (true, false) => ", ACS unknown",
+                    (true, true) => "",
+                };
+                format!("{} at {}{acs}", pair.distance.text(), pair.meet.as_deref().unwrap_or("no common bridge"))
+            }));
+        }
+        table.add_row(row);
+    }
+    let _ = writeln!(out);
+    print_table(out, &table);
+    let _ = writeln!(
+        out,
+        "\nPIX: one bridge or switch · PXB: several · PHB: the host bridge · NODE: two host bridges · SYS: two NUMA nodes"
+    );
+}
+
+fn print_selftest(out: &mut String, selftest: &Selftest) {
+    let _ = writeln!(out, "{} of {}, through {}", text::bytes(selftest.bytes), selftest.gpu, selftest.device);
+    for way in &selftest.ways {
+        let style = style(way.level);
+        let _ = write!(out, "  {style}{:<5}{style:#}{:<12}", way.level.text(), way.way);
+        let time = |us: Option<f64>| us.map_or("-".to_owned(), |us| format!("{us:.1} µs"));
+        match &way.message {
+            Some(message) => {
+                let mut body = String::new();
+                wrapped(&mut body, &" ".repeat(19), message, Style::new());
+                out.push_str(body.trim_start());
+            }
+            None => {
+                let _ = writeln!(
+                    out,
+                    "register {}, write {}, deregister {}, bytes equal",
+                    time(way.register_us),
+                    time(way.write_us),
+                    time(way.deregister_us)
+                );
+            }
+        }
+    }
+}

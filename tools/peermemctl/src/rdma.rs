@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: GPL-2.0
+//! RDMA devices and their ports.
+
+use crate::pci;
+use crate::root::Root;
+
+const CLASS: &str = "/sys/class/infiniband";
+
+/// An RDMA device.
+pub struct RdmaDevice {
+    pub name: String,
+    /// The PCI function that does its DMA; of a software device that of its network interface.
+    pub pci: Option<String>,
+    /// Whether it is software over a network interface (rxe, siw).
+    pub software: bool,
+    /// The kernel module that makes its memory regions, where that is known.
+    pub module: Option<String>,
+    pub ports: Vec<Port>,
+}
+
+/// One port.
+pub struct Port {
+    pub number: String,
+    /// `ACTIVE`, `DOWN`, ...
+    pub state: String,
+    /// `InfiniBand` or `Ethernet`.
+    pub link_layer: String,
+    pub rate: String,
+}
+
+/// All RDMA devices.
+pub fn devices(root: &Root) -> Vec<RdmaDevice> {
+    root.names(CLASS).into_iter().map(|name| device(root, name)).collect()
+}
+
+fn device(root: &Root, name: String) -> RdmaDevice {
+    let dir = format!("{CLASS}/{name}");
+    let own = root.resolved(&format!("{dir}/device"));
+    let software = own.is_none();
+    let path = match own {
+        Some(path) => Some(path),
+        None => root
+            .line(&format!("{dir}/parent"))
+            .and_then(|netdev| root.resolved(&format!("/sys/class/net/{netdev}/device"))),
+    };
+    let pci = path.and_then(|path| path.split('/').rev().find(|part| pci::is_address(part)).map(str::to_owned));
+    let module = match software {
+        true => ["rdma_rxe", "siw"].into_iter().find(|module| root.exists(&format!("/sys/module/{module}"))),
+        false => root.link_name(&format!("{dir}/device/driver")).and_then(|driver| memory_module(&driver)),
+    };
+    let ports = root.names(&format!("{dir}/ports")).into_iter().map(|number| port(root, &dir, number)).collect();
+    RdmaDevice { module: module.map(str::to_owned), name, pci, software, ports }
+}
+
+/// The module that registers memory, by the driver of the PCI function.
+fn memory_module(driver: &str) -> Option<&'static str> {
+    Some(match driver {
+        "mlx5_core" => "mlx5_ib",
+        "mlx4_core" => "mlx4_ib",
+        "bnxt_en" => "bnxt_re",
+        "ice" | "i40e" => "irdma",
+        "efa" => "efa",
+        "erdma" => "erdma",
+        "cxgb4" => "iw_cxgb4",
+        "qede" => "qedr",
+        _ => return None,
+    })
+}
+
+fn port(root: &Root, dir: &str, number: String) -> Port {
+    let file = |name: &str| root.line(&format!("{dir}/ports/{number}/{name}")).unwrap_or_default();
+    // "4: ACTIVE"
+    let state = file("state");
+    let state = state.split_once(": ").map_or(state.as_str(), |(_, word)| word).to_owned();
+    Port { state, link_layer: file("link_layer"), rate: file("rate"), number }
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Reads files below a root directory: `/`, or a tree recorded on another machine.
+
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Where recorded trees keep what programs printed.
+pub const TOOLS: &str = "/.tools";
+
+/// The machine that is looked at.
+pub struct Root {
+    dir: PathBuf,
+    live: bool,
+}
+
+/// Why a file could not be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Missing {
+    /// It does not exist.
+    Absent,
+    /// It exists, and only root may read it.
+    Denied,
+}
+
+impl From<io::Error> for Missing {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => Self::Denied,
+            _ => Self::Absent,
+        }
+    }
+}
+
+impl Root {
+    /// `/` is this machine; anything else is a recorded tree, for which nothing is run and nothing outside is read.
+    pub fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_path_buf(), live: dir == Path::new("/") }
+    }
+
+    /// Whether this is the machine we run on.
+    pub fn is_live(&self) -> bool {
+        self.live
+    }
+
+    /// `path` (absolute on that machine) below the root.
+    pub fn at(&self, path: &str) -> PathBuf {
+        self.dir.join(path.trim_start_matches('/'))
+    }
+
+    /// The content of a file; bytes that are no UTF-8 are replaced.
+    pub fn text(&self, path: &str) -> Result<String, Missing> {
+        Ok(String::from_utf8_lossy(&self.bytes(path)?).into_owned())
+    }
+
+    /// The content of a one-line file, without the line's end.
+    pub fn line(&self, path: &str) -> Option<String> {
+        self.text(path).ok().map(|text| text.trim().to_owned())
+    }
+
+    /// The content of a file.
+    pub fn bytes(&self, path: &str) -> Result<Vec<u8>, Missing> {
+        Ok(fs::read(self.at(path))?)
+    }
+
+    /// The records of the kernel log that `/dev/kmsg` holds, one per line. Does not wait for new ones.
+    pub fn kernel_log(&self) -> Result<String, Missing> {
+        if !self.live {
+            return self.text("/dev/kmsg");
+        }
+        let nonblock = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
+        let mut file = fs::OpenOptions::new().read(true).custom_flags(nonblock).open(self.at("/dev/kmsg"))?;
+        let mut log = String::new();
+        let mut record = [0; 8192];
+        loop {
+            match file.read(&mut record) {
+                Ok(0) => break,
+                Ok(n) => log.push_str(&String::from_utf8_lossy(record.get(..n).unwrap_or(&[]))),
+                // The oldest record was overwritten while we read: the next read goes on behind it.
+                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::PIPE.raw_os_error()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(log)
+    }
+
+    /// Names in a directory, sorted; none if it cannot be read.
+    pub fn names(&self, path: &str) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(self.at(path))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// Whether something is there.
+    pub fn exists(&self, path: &str) -> bool {
+        self.at(path).exists()
+    }
+
+    /// Last component of where a link points, such as the driver's name of `.../driver`.
+    pub fn link_name(&self, path: &str) -> Option<String> {
+        let target = fs::read_link(self.at(path)).ok()?;
+        Some(target.file_name()?.to_string_lossy().into_owned())
+    }
+
+    /// `path` with all links followed, as that machine would name it.
+    pub fn resolved(&self, path: &str) -> Option<String> {
+        let whole = fs::canonicalize(self.at(path)).ok()?;
+        let dir = fs::canonicalize(&self.dir).ok()?;
+        Some(format!("/{}", whole.strip_prefix(dir).ok()?.to_string_lossy()))
+    }
+
+    /// What a program prints; `None` if it is missing or fails. In a recorded tree: what it printed then.
+    pub fn tool(&self, name: &str, args: &[&str]) -> Option<String> {
+        if !self.live {
+            return self.text(&format!("{TOOLS}/{}", recorded_name(name, args))).ok();
+        }
+        let output = Command::new(name).args(args).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+/// The file name under which a recorded tree keeps the output of a program.
+pub fn recorded_name(name: &str, args: &[&str]) -> String {
+    std::iter::once(name).chain(args.iter().copied()).collect::<Vec<_>>().join("_")
+}
