@@ -44,7 +44,7 @@ lint:
 	@$(PREFLIGHT_ENV) OUT='$(OUT)-lint' sh mk/preflight.sh
 	+@. '$(OUT)-lint/preflight.env' && $(MAKE) -C '$(KDIR)' M='$(CURDIR)' MO='$(OUT)-lint' RUSTC='$(RUSTC)' CLIPPY=1 \
 		$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} NVPM_RUSTFLAGS=-Dwarnings --no-print-directory src/peer_client.o
-	perl '$(KDIR)/source/scripts/checkpatch.pl' --no-tree --terse --no-summary -f src/shim.c src/shim.h \
+	perl '$(KDIR)/source/scripts/checkpatch.pl' --no-tree --terse --no-summary -f src/*.[ch] \
 		bindings/*.h bindings/*.c
 
 doc:

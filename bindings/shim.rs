@@ -2,6 +2,13 @@
 // Made from src/shim.h by `make bindings`.
 
 pub const NVPM_VERSION: &[u8; 6] = b"0.1.0\0";
+pub const NVPM_TRACE_ACQUIRE: u32 = 0;
+pub const NVPM_TRACE_PIN: u32 = 1;
+pub const NVPM_TRACE_MAP: u32 = 2;
+pub const NVPM_TRACE_UNMAP: u32 = 3;
+pub const NVPM_TRACE_PUT: u32 = 4;
+pub const NVPM_TRACE_REVOKE: u32 = 5;
+pub const NVPM_TRACE_ORPHAN: u32 = 6;
 pub const NVPM_PROC_REGISTRATIONS: u32 = 0;
 pub const NVPM_PROC_FAILURES: u32 = 1;
 pub const NVPM_PROC_CALLBACKS: u32 = 2;
@@ -28,6 +35,14 @@ pub struct nvpm_bar {
     pub last: u64,
     pub bus_offset: u64,
     pub device: u32,
+}
+#[repr(C)]
+#[derive(Default, Copy, Clone)]
+pub struct nvpm_traced {
+    pub ticket: u64,
+    pub va: u64,
+    pub length: u64,
+    pub revocable: u32,
 }
 unsafe extern "C" {
     pub fn nvpm_param_peerdirect_support() -> ::kernel::ffi::c_int;
@@ -99,6 +114,20 @@ unsafe extern "C" {
         dma: *mut u64,
     ) -> ::kernel::ffi::c_int;
     pub fn nvpm_dma_unmap(dev: *mut device, dma: u64, length: u64);
+    pub fn nvpm_trace_registration(
+        event: u32,
+        traced: *const nvpm_traced,
+        ret: ::kernel::ffi::c_int,
+        ns: u64,
+    );
+    pub fn nvpm_trace_late_callback(ticket: u64);
+    pub fn nvpm_trace_failure(
+        va: u64,
+        length: u64,
+        err: ::kernel::ffi::c_int,
+        reason: *const u8,
+        reason_length: usize,
+    );
     pub fn nvpm_sg_alloc(entries: u32) -> *mut sg_table;
     pub fn nvpm_sg_free(table: *mut sg_table);
     pub fn nvpm_sg_first(table: *mut sg_table) -> *mut scatterlist;

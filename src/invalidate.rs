@@ -10,6 +10,7 @@ use crate::registration::Registration;
 use crate::registry;
 use crate::report;
 use crate::shim::{self, ModuleRef, Process};
+use crate::trace::{Event, Timer};
 use kernel::sync::atomic::{Acquire, Atomic, Full, Relaxed, Release};
 
 /// Callbacks between their first and their last instruction of ours.
@@ -56,11 +57,12 @@ pub(crate) fn on_free(ticket: u64) {
     let _in_flight = InFlight::enter();
     match registry::get(ticket) {
         Some(registration) => revoke(&registration),
-        None => report::late_callback(),
+        None => report::late_callback(ticket),
     }
 }
 
 fn revoke(registration: &Registration) {
+    let timer = Timer::start(Event::Revoke);
     let revocation = {
         let mut body = registration.body().lock();
         let revocation = body.life.revoke();
@@ -71,7 +73,7 @@ fn revoke(registration: &Registration) {
         revocation
     };
     match revocation {
-        Revocation::Repeated => return report::late_callback(),
+        Revocation::Repeated => return report::late_callback(registration.ticket()),
         // Whoever is registering finds the mark, publishes nothing and fails; whoever is ending it finds it, too.
         Revocation::Quiet { orphan } => {
             if orphan {
@@ -86,6 +88,7 @@ fn revoke(registration: &Registration) {
         }
     }
     registration.body().lock().end_callback();
+    timer.end(&registration.traced(), Ok(()));
 }
 
 /// Ends what was left behind for `process`, and persistent pins that the provider had no memory to put.

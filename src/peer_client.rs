@@ -7,10 +7,11 @@
 //!
 //! - [`range`] the address range of a registration, [`sg`] runs and scatterlists (pure)
 //! - [`pin`] the provider's pins and tables, [`map`] DMA mappings; neither knows of ib_core
+//! - [`acquire`] whose memory it is, and what the provider's errors mean
 //! - [`life`] the states of a registration (pure), [`registry`] its ticket, [`registration`] its seven callbacks
 //! - [`invalidate`] the free callback, orphans, unloading
 //! - [`reason`] why a registration is refused, [`report`] counters and last failures, [`proc`] how they are shown
-//! - [`shim`] and [`raw`] the C side
+//! - [`trace`] tracepoints, [`shim`] and [`raw`] the C side
 
 #![deny(
     clippy::arithmetic_side_effects,
@@ -22,6 +23,7 @@
     clippy::unwrap_used
 )]
 
+mod acquire;
 mod invalidate;
 mod life;
 mod map;
@@ -35,6 +37,7 @@ mod registry;
 mod report;
 mod sg;
 mod shim;
+mod trace;
 
 use core::cell::UnsafeCell;
 use kernel::error::from_result;
@@ -289,7 +292,7 @@ impl kernel::Module for PeerMem {
         // SAFETY: Module init runs once, and no client is registered yet.
         unsafe {
             registry::init();
-            registration::init();
+            acquire::init();
             map::init();
             report::init();
         }
@@ -326,7 +329,7 @@ pub(crate) fn invalidate_umem(client: Client, core_ticket: u64) {
     }
 }
 
-/// Is the range ours? P is held. See [`registration::acquire`].
+/// Is the range ours? P is held. See [`acquire::acquire`].
 ///
 /// # Safety
 ///
@@ -347,7 +350,7 @@ unsafe extern "C" fn acquire<const IS_FIRST: bool>(
     let (Ok(addr), Ok(size)) = (u64::try_from(addr), u64::try_from(size)) else {
         return 0;
     };
-    match registration::acquire(Client { kind, place }, addr, size) {
+    match acquire::acquire(Client { kind, place }, addr, size) {
         Some(registration) => {
             // SAFETY: By this function's contract.
             unsafe { context.write(registration.into_foreign()) };

@@ -59,7 +59,7 @@ impl PagePin {
     ///
     /// # Errors
     ///
-    /// The provider's own errno; what each means is judged by [`crate::registration`].
+    /// The provider's own errno; what each means is judged by [`crate::acquire`].
     pub(crate) fn get(kind: Kind, span: Span, ticket: u64) -> Result<Self> {
         let mut table = core::ptr::null_mut();
         let data = core::ptr::without_provenance_mut(usize::try_from(ticket).map_err(|_| EOVERFLOW)?);

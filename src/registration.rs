@@ -8,16 +8,17 @@ use crate::invalidate;
 use crate::life::{Ending, Life, Stage};
 use crate::map::{Device, Mapping, ProviderShape};
 use crate::pin::{Kind, PagePin, Shape};
-use crate::range::{GpuRange, Span, PIN_GRANULE};
+use crate::range::{GpuRange, Span};
 use crate::raw;
 use crate::reason::{Reason, TableFault};
 use crate::registry;
 use crate::report::{self, PerClient};
 use crate::sg::{self, BadPage, Coalescer, Run, Table};
 use crate::shim::{self, GExclusive, ModuleRef, Process};
+use crate::trace::{self, Event, Timer};
 use kernel::alloc::KVVec;
 use kernel::prelude::*;
-use kernel::sync::{global_lock, new_mutex, Arc, Mutex};
+use kernel::sync::{new_mutex, Arc, Mutex};
 
 /// Pages of the provider's table read under one hold of L, so that a callback waits for microseconds, not for the
 /// whole of a fragmented 80 GiB table.
@@ -118,159 +119,9 @@ pub(crate) struct Registration {
     _module: ModuleRef,
 }
 
-/// The verdict "not mine" of the first client, for the second one: the core holds P over its walk, so between the two
-/// nobody else asks.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct NotMine {
-    process: Process,
-    addr: u64,
-    size: u64,
-}
-
-global_lock! {
-    // SAFETY: Initialised in `init()`, before any client is registered.
-    unsafe(uninit) static NOT_MINE: Mutex<Option<NotMine>> = None;
-}
-
-/// Initialises what this file keeps for the whole module.
-///
-/// # Safety
-///
-/// To be called once, before anything else of this file.
-pub(crate) unsafe fn init() {
-    // SAFETY: By this function's contract.
-    unsafe { NOT_MINE.init() };
-}
-
-/// What an attempt to pin says about the memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Verdict {
-    /// Another client may know it.
-    NotMine,
-    /// Ours, but only the other client's way of pinning can work.
-    StepAside,
-    /// Ours, and impossible.
-    Refused(Reason),
-    /// Nobody could find out whose memory it is.
-    Unproven(Reason),
-}
-
-/// Rule 3: what the provider's `error` means. `probe` tells what a one-granule pin at the start of the range answers;
-/// `None` where the range is no longer than that.
-fn judge(error: Error, steps_aside: bool, probe: impl FnOnce() -> Option<Result>) -> Verdict {
-    if error == ENOTSUPP {
-        return if steps_aside { Verdict::StepAside } else { Verdict::Refused(Reason::NotSupported) };
-    }
-    if error == EBUSY {
-        return Verdict::Refused(Reason::Busy);
-    }
-    if error == ENODEV {
-        return Verdict::Refused(Reason::NoGpu);
-    }
-    let starts_here = probe();
-    if error == ENOMEM || error == EIO {
-        let reason = if error == ENOMEM { Reason::OutOfBar } else { Reason::ProviderFault };
-        return match starts_here {
-            Some(Err(other)) if other == EINVAL => Verdict::NotMine,
-            Some(Err(other)) if other == error => Verdict::Unproven(Reason::Unproven),
-            Some(_) => Verdict::Refused(reason),
-            None => Verdict::Unproven(Reason::Unproven),
-        };
-    }
-    match starts_here {
-        Some(Ok(())) => Verdict::Refused(Reason::LeavesAllocation),
-        _ => Verdict::NotMine,
-    }
-}
-
-/// The core's `acquire`: pins `size` bytes at `addr`, once and for good. `None`: not ours.
-///
-/// Called with P held, for every registration of the machine that get_user_pages() refused: silent and cheap for
-/// memory that is not ours. Takes G, R, L and the registry lock, one after the other. Sleeps.
-pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Registration>> {
-    let question = NotMine { process: Process::current(), addr, size };
-    if client.place == Place::Second && NOT_MINE.lock().take() == Some(question) {
-        return None;
-    }
-    // The owner's call is the moment to end what others had to leave behind.
-    invalidate::reap_orphans(&question.process);
-    let range = GpuRange::new(addr, size, shim::page_size())?;
-    match pin(client, range) {
-        Ok(registration) => return Some(registration),
-        Err(Verdict::StepAside) => return None,
-        Err(Verdict::Unproven(reason)) => report::refused(reason, client.place, client.kind, range.user()),
-        Err(_) => {}
-    }
-    if client.place == Place::First {
-        *NOT_MINE.lock() = Some(question);
-    }
-    None
-}
-
-/// Pins `range`; the provider is asked once for memory that is pinned, and for memory that is not ours once more at
-/// the most. A refusal that is ours comes back as a registration, whose `get_pages` will tell.
-fn pin(client: Client, range: GpuRange) -> Result<Arc<Registration>, Verdict> {
-    /// The provider allocates in proportion to the length before it looks whose memory it is.
-    const PROBE_FIRST: u64 = 1 << 30;
-
-    let steps_aside = client.kind == Kind::Persistent && client.place == Place::First;
-    let probe_first = range.pinned().len() > PROBE_FIRST;
-    let mut verdict = None;
-    if probe_first {
-        if let Err(error) = probe(client, &range) {
-            verdict = Some(judge(error, steps_aside, || None));
-        }
-    }
-    if let Some(verdict @ (Verdict::NotMine | Verdict::StepAside | Verdict::Unproven(_))) = verdict {
-        return Err(verdict);
-    }
-    // Without a module reference (rmmod is under way) or memory nothing is claimed.
-    let registration = Registration::new(client, range).map_err(|error| match error {
-        error if error == ENOMEM => Verdict::Unproven(Reason::NoMemory),
-        _ => Verdict::NotMine,
-    })?;
-    let verdict = match verdict {
-        Some(verdict) => {
-            registration.body.lock().life.not_pinned();
-            verdict
-        }
-        None => match registration.get() {
-            Ok(()) => {
-                if let Err(reason) = registration.copy_runs() {
-                    registration.refuse(reason);
-                }
-                return Ok(registration);
-            }
-            Err(error) => judge(error, steps_aside, || match probe_first {
-                true => Some(Ok(())),
-                false => (range.pinned().len() > PIN_GRANULE).then(|| probe(client, &range)),
-            }),
-        },
-    };
-    match verdict {
-        Verdict::Refused(reason) => {
-            registration.refuse(reason);
-            Ok(registration)
-        }
-        other => {
-            registration.end();
-            Err(other)
-        }
-    }
-}
-
-/// Pins the first granule of `range` and puts it back.
-fn probe(client: Client, range: &GpuRange) -> Result {
-    let first = range.first_granule().ok_or(EINVAL)?;
-    let registration = Registration::new(client, first)?;
-    let got = registration.get();
-    registration.end();
-    got
-}
-
 impl Registration {
     /// Enters a registration that is about to be pinned. Fails with `EBUSY` while the module is being unloaded.
-    fn new(client: Client, range: GpuRange) -> Result<Arc<Self>> {
+    pub(crate) fn new(client: Client, range: GpuRange) -> Result<Arc<Self>> {
         let module = ModuleRef::get().ok_or(EBUSY)?;
         let owner = Process::current();
         registry::insert(move |ticket| {
@@ -323,11 +174,13 @@ impl Registration {
     }
 
     /// Calls the provider's get. Takes G and R.
-    fn get(&self) -> Result {
+    pub(crate) fn get(&self) -> Result {
         if self.client.kind == Kind::Revocable {
             invalidate::arm();
         }
+        let timer = Timer::start(Event::Pin);
         let pin = PagePin::get(self.client.kind, self.range.pinned(), self.ticket);
+        timer.end(&self.traced(), pin.as_ref().map(|_| ()).map_err(|error| *error));
         let mut body = self.body.lock();
         match pin {
             Ok(pin) => {
@@ -365,6 +218,23 @@ impl Registration {
                 self.counters().unpinned_pages.add(u64::from(shape.entries));
             }
         }
+    }
+
+    /// What tracepoints show of this registration.
+    pub(crate) fn traced(&self) -> raw::nvpm_traced {
+        raw::nvpm_traced {
+            ticket: self.ticket,
+            va: self.range.user().start(),
+            length: self.range.user().len(),
+            revocable: (self.client.kind == Kind::Revocable).into(),
+        }
+    }
+
+    /// Leaves the pin, which is an orphan since this hold of L began, to whoever can end it.
+    fn enlist_orphan(&self) {
+        registry::add_orphan(self.ticket);
+        self.counters().orphaned.add(1);
+        trace::now(Event::Orphan, &self.traced());
     }
 
     /// Counts the free callback's mark. Called under L.
@@ -406,7 +276,7 @@ impl Registration {
     /// Copies what is needed of the provider's table, which is never looked at again (rule 4).
     ///
     /// Takes L, for [`PAGES_PER_HOLD`] pages at a time.
-    fn copy_runs(&self) -> Result<(), Reason> {
+    pub(crate) fn copy_runs(&self) -> Result<(), Reason> {
         let shape = self.shape()?;
         let mut runs = KVVec::with_capacity(RUNS_EXPECTED, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
         let mut count = 0usize;
@@ -470,8 +340,13 @@ impl Registration {
         }
     }
 
+    /// There will be no pin: the provider need not be asked.
+    pub(crate) fn give_up(&self) {
+        self.body.lock().life.not_pinned();
+    }
+
     /// Remembers why `get_pages` will fail.
-    fn refuse(&self, reason: Reason) {
+    pub(crate) fn refuse(&self, reason: Reason) {
         self.body.lock().refused = Some(reason);
     }
 
@@ -510,8 +385,11 @@ impl Registration {
     ///
     /// `sg` and `nmap` are valid for writing; the core stops reading `*sg` before it calls `release`.
     pub(crate) unsafe fn dma_map(&self, sg: *mut raw::sg_table, device: Option<Device>, nmap: *mut c_int) -> Result {
+        let timer = Timer::start(Event::Map);
         // SAFETY: By this function's contract.
-        unsafe { self.try_dma_map(sg, device, nmap) }.map_err(|reason| self.fail(reason))
+        let mapped = unsafe { self.try_dma_map(sg, device, nmap) }.map_err(|reason| self.fail(reason));
+        timer.end(&self.traced(), mapped);
+        mapped
     }
 
     /// See [`Self::dma_map`].
@@ -575,6 +453,7 @@ impl Registration {
         let mut body = self.body.lock();
         let mapping = body.life.take_mapping();
         if let Some(mapping) = &mapping {
+            trace::now(Event::Unmap, &self.traced());
             self.counters().unmaps.add(1);
             self.counters().unmapped_runs.add(u64::try_from(mapping.runs()).unwrap_or(0));
         }
@@ -606,8 +485,7 @@ impl Registration {
         if !self.may_be_put_by(&Process::current()) {
             let mut body = self.body.lock();
             if body.life.orphan() {
-                registry::add_orphan(self.ticket);
-                self.counters().orphaned.add(1);
+                self.enlist_orphan();
                 return true;
             }
             drop(body);
@@ -617,14 +495,15 @@ impl Registration {
         let g = (self.client.kind == Kind::Revocable).then(GExclusive::lock);
         let pin = self.body.lock().life.take_for_put();
         if let Some(pin) = pin {
+            let timer = Timer::start(Event::Put);
             let put = pin.put();
+            timer.end(&self.traced(), put.as_ref().copied().map_err(|(_, error)| *error));
             let mut body = self.body.lock();
             match put {
                 Ok(()) => body.life.put_done(),
                 Err((Some(pin), _)) => {
                     if body.life.put_failed(pin) {
-                        registry::add_orphan(self.ticket);
-                        self.counters().orphaned.add(1);
+                        self.enlist_orphan();
                         return false;
                     }
                 }

@@ -10,6 +10,7 @@ use crate::range::Span;
 use crate::reason::Reason;
 use crate::registration::Place;
 use crate::shim::{self, Process};
+use crate::trace;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::global_lock;
@@ -215,7 +216,8 @@ static PUT_ERRORS: Counter = Counter::new();
 static REFUSED: [Counter; Reason::ALL.len()] = [const { Counter::new() }; Reason::ALL.len()];
 
 /// Counts a callback without a registration to revoke. Called in the callback: no print.
-pub(crate) fn late_callback() {
+pub(crate) fn late_callback(ticket: u64) {
+    trace::late_callback(ticket);
     LATE.add(1);
 }
 
@@ -294,6 +296,7 @@ pub(crate) fn failure_from(seq: u64) -> Option<Failure> {
 /// Takes a lock of its own and prints: never under L or the registry lock, never in the callback.
 pub(crate) fn refused(reason: Reason, place: Place, kind: Kind, user: Span) {
     let process = Process::current();
+    trace::failure(reason, user);
     client(place).refused.add(1);
     for (each, counter) in Reason::ALL.iter().zip(&REFUSED) {
         if each.key() == reason.key() {

@@ -211,10 +211,21 @@ void nvpm_cond_resched(void)
 	cond_resched();
 }
 
+/*
+ * synchronize_rcu_tasks() is a GPL-only export. A build that must load beside
+ * the closed flavour of nvidia.ko does without (NVPM_PLAIN_EXPORTS_ONLY, set by
+ * Kbuild with kernel-lite).
+ */
+#if defined(CONFIG_TASKS_RCU) && !defined(NVPM_PLAIN_EXPORTS_ONLY)
+#define NVPM_TASKS_RCU 1
+#else
+#define NVPM_TASKS_RCU 0
+#endif
+
 /* Waits until no task is preempted in the last instructions of a callback. */
 void nvpm_drain_callback_tails(void)
 {
-#ifdef CONFIG_TASKS_RCU
+#if NVPM_TASKS_RCU
 	synchronize_rcu_tasks();
 #endif
 }
@@ -225,7 +236,7 @@ void nvpm_drain_callback_tails(void)
  */
 int nvpm_can_drain_callback_tails(void)
 {
-	return IS_ENABLED(CONFIG_TASKS_RCU) || !IS_ENABLED(CONFIG_PREEMPTION);
+	return NVPM_TASKS_RCU || !IS_ENABLED(CONFIG_PREEMPTION);
 }
 
 /* One line per burst and cause would need a state each; one budget is enough. */

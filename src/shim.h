@@ -85,6 +85,28 @@ int nvpm_dma_map(struct device *dev, uint64_t address, uint64_t length,
 		 uint64_t *dma);
 void nvpm_dma_unmap(struct device *dev, uint64_t dma, uint64_t length);
 
+/* Tracepoints; see trace.h. */
+#define NVPM_TRACE_ACQUIRE	0
+#define NVPM_TRACE_PIN		1
+#define NVPM_TRACE_MAP		2
+#define NVPM_TRACE_UNMAP	3
+#define NVPM_TRACE_PUT		4
+#define NVPM_TRACE_REVOKE	5
+#define NVPM_TRACE_ORPHAN	6
+
+struct nvpm_traced {
+	uint64_t ticket;
+	uint64_t va;
+	uint64_t length;
+	uint32_t revocable;
+};
+
+void nvpm_trace_registration(uint32_t event, const struct nvpm_traced *traced,
+			     int ret, uint64_t ns);
+void nvpm_trace_late_callback(uint64_t ticket);
+void nvpm_trace_failure(uint64_t va, uint64_t length, int err,
+			const uint8_t *reason, size_t reason_length);
+
 /* sg_table, whose layout depends on the configuration. */
 struct sg_table *nvpm_sg_alloc(uint32_t entries);
 void nvpm_sg_free(struct sg_table *table);

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Safe faces of the tracepoints `nvidia_peermem:*` (docs/tracing.md). All of them are allowed under every lock of
+//! ours and in the free callback; with tracing off each is a call that returns at once.
+
+use crate::range::Span;
+use crate::raw;
+use crate::reason::Reason;
+use crate::shim;
+use kernel::prelude::*;
+
+/// An event of one registration.
+#[derive(Clone, Copy)]
+pub(crate) enum Event {
+    /// The core's `acquire` as a whole.
+    Acquire,
+    /// The provider's get.
+    Pin,
+    /// The core's `dma_map` as a whole.
+    Map,
+    /// A mapping was undone.
+    Unmap,
+    /// The provider's put.
+    Put,
+    /// The free callback, up to its end.
+    Revoke,
+    /// A pin was left to the callback or to its owner's next call.
+    Orphan,
+}
+
+impl Event {
+    fn number(self) -> u32 {
+        match self {
+            Self::Acquire => raw::NVPM_TRACE_ACQUIRE,
+            Self::Pin => raw::NVPM_TRACE_PIN,
+            Self::Map => raw::NVPM_TRACE_MAP,
+            Self::Unmap => raw::NVPM_TRACE_UNMAP,
+            Self::Put => raw::NVPM_TRACE_PUT,
+            Self::Revoke => raw::NVPM_TRACE_REVOKE,
+            Self::Orphan => raw::NVPM_TRACE_ORPHAN,
+        }
+    }
+}
+
+/// Something that takes time and ends in an event.
+pub(crate) struct Timer {
+    event: Event,
+    start_ns: u64,
+}
+
+impl Timer {
+    /// Starts the clock.
+    pub(crate) fn start(event: Event) -> Self {
+        Self { event, start_ns: shim::now_ns() }
+    }
+
+    /// Emits the event for `traced`, with the time since the start.
+    pub(crate) fn end(self, traced: &raw::nvpm_traced, result: Result) {
+        emit(self.event, traced, result, shim::now_ns().saturating_sub(self.start_ns));
+    }
+}
+
+/// Emits an event that took no time.
+pub(crate) fn now(event: Event, traced: &raw::nvpm_traced) {
+    emit(event, traced, Ok(()), 0);
+}
+
+fn emit(event: Event, traced: &raw::nvpm_traced, result: Result, ns: u64) {
+    let ret = match result {
+        Ok(()) => 0,
+        Err(error) => error.to_errno(),
+    };
+    // SAFETY: `traced` is valid for reading.
+    unsafe { raw::nvpm_trace_registration(event.number(), traced, ret, ns) };
+}
+
+/// A callback found no registration, or one that was revoked before.
+pub(crate) fn late_callback(ticket: u64) {
+    // SAFETY: No precondition.
+    unsafe { raw::nvpm_trace_late_callback(ticket) };
+}
+
+/// A registration was refused.
+pub(crate) fn failure(reason: Reason, user: Span) {
+    let text = reason.key();
+    let errno = reason.errno().to_errno();
+    // SAFETY: The text is valid for its length.
+    unsafe { raw::nvpm_trace_failure(user.start(), user.len(), errno, text.as_ptr(), text.len()) };
+}
