@@ -2,7 +2,7 @@
 
 //! The life of one registration, as one pure machine: what L protects.
 //!
-//! State = pin × mapping × revoked × core ticket (design.md section 3). Every transition is a method that consumes the
+//! State = pin × mapping × revoked × core ticket (docs/rules.md). Every transition is a method that consumes the
 //! old payload; none of them calls anything, so all of them are legal under L, and the models run this very file.
 
 /// The pin half of the state. `P` is the pin itself.

@@ -129,7 +129,7 @@ struct Role {
     kind: Kind,
 }
 
-/// Clients by mode, in the order in which the core asks them (design.md section 1).
+/// Clients by mode, in the order in which the core asks them (README, parameters).
 static PERSISTENT_FIRST: [Role; 2] =
     [Role { name: "nv_mem", kind: Kind::Persistent }, Role { name: "nv_mem_rv", kind: Kind::Revocable }];
 static REVOCABLE_FIRST: [Role; 2] =

@@ -2,7 +2,7 @@
 
 //! One registration of GPU memory: what the seven callbacks of the core do.
 //!
-//! Rules and locks: design.md section 3. L is [`Registration::body`]; what is decided under it is [`Life`]'s.
+//! Rules and locks: docs/rules.md. L is [`Registration::body`]; what is decided under it is [`Life`]'s.
 
 use crate::invalidate;
 use crate::life::{Ending, Life, Stage};

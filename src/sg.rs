@@ -80,7 +80,7 @@ impl Coalescer {
 }
 
 /// The longest entry that any core computes with correctly: some of them shift an `int` by the page shift, others keep
-/// page sizes in an `unsigned int`. Hugepage registrations have tested 1 GiB. Source: lock-proof F9.
+/// page sizes in an `unsigned int`. Hugepage registrations have tested 1 GiB.
 const CAP_LIMIT: u64 = 1 << 30;
 
 /// Rule 13: the device's segment limit in bytes, at most 1 GiB, rounded down to a power of two, so that cuts fall on
