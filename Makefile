@@ -7,23 +7,37 @@ OFED ?=
 NVIDIA ?=
 OUT ?= $(CURDIR)/build/module
 
+# Where the crate `kernel` comes from: kernel, kernel-lite; chosen by preflight if empty.
+PROVIDER ?=
+# Where `make deps` puts what kernel-lite needs of others.
+DEPS ?= $(or $(NVPM_CACHE),$(HOME)/.cache/nvidia-peermem)/kernel-lite-deps
+
 RUSTC ?= rustc
 RUSTFMT ?= rustfmt
 BINDGEN ?= bindgen
 
 .DEFAULT_GOAL := module
-.PHONY: module install uninstall clean fmt lint doc bindings bindings-check help
+.PHONY: module deps install uninstall clean fmt lint doc bindings bindings-check help
 
-PREFLIGHT_ENV = KDIR='$(KDIR)' OFED='$(OFED)' NVIDIA='$(NVIDIA)' OUT='$(OUT)' RUSTC='$(RUSTC)' LLVM='$(LLVM)'
-# Preflight leaves its findings in preflight.env: LLVM, the Module.symvers files, vendor headers.
-kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M='$(CURDIR)' MO='$(OUT)' RUSTC='$(RUSTC)' \
+PREFLIGHT_ENV = KDIR='$(KDIR)' OFED='$(OFED)' NVIDIA='$(NVIDIA)' OUT='$(OUT)' RUSTC='$(RUSTC)' LLVM='$(LLVM)' \
+	PROVIDER='$(PROVIDER)' DEPS='$(DEPS)'
+# Preflight leaves its findings in preflight.env: LLVM, the Module.symvers files, vendor headers, the provider.
+kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-$(CURDIR)}" RUSTC='$(RUSTC)' \
+	MO="$${PREFLIGHT_TREE:-$(OUT)}" NVPM_PROVIDER=$$PREFLIGHT_PROVIDER NVPM_DEPS='$(DEPS)' \
 	$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} KBUILD_EXTRA_SYMBOLS="$$PREFLIGHT_SYMVERS" \
 	NVPM_VENDOR_NV_P2P="$$PREFLIGHT_NV_P2P" NVPM_VENDOR_PEER_MEM="$$PREFLIGHT_PEER_MEM"
 
 module:
 	@$(PREFLIGHT_ENV) sh mk/preflight.sh
 	+@$(kbuild) --no-print-directory modules
+	@. '$(OUT)/preflight.env' && if [ -n "$$PREFLIGHT_TREE" ]; then \
+		cp "$$PREFLIGHT_TREE/nvidia-peermem.ko" "$$PREFLIGHT_TREE/Module.symvers" '$(OUT)/'; fi
 	@sh mk/no-panic.sh '$(OUT)/nvidia-peermem.ko'
+	@KDIR='$(KDIR)' OUT='$(OUT)' sh mk/plain-exports.sh
+
+# What kernel-lite needs of others, by name, into the cache. LINUX_SRC=<dir>: out of that kernel source.
+deps:
+	@LINUX_SRC='$(LINUX_SRC)' sh kernel-lite/deps.sh '$(DEPS)'
 
 install: module
 	+@$(kbuild) --no-print-directory INSTALL_MOD_DIR=updates/nvidia-peermem-rust modules_install
@@ -41,14 +55,14 @@ fmt:
 # What the kernel's own checks would say: rustfmt, clippy with the kernel's lints as errors, checkpatch.
 lint:
 	$(RUSTFMT) --check src/peer_client.rs
-	@$(PREFLIGHT_ENV) OUT='$(OUT)-lint' sh mk/preflight.sh
+	@$(PREFLIGHT_ENV) OUT='$(OUT)-lint' PROVIDER=kernel sh mk/preflight.sh
 	+@. '$(OUT)-lint/preflight.env' && $(MAKE) -C '$(KDIR)' M='$(CURDIR)' MO='$(OUT)-lint' RUSTC='$(RUSTC)' CLIPPY=1 \
 		$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} NVPM_RUSTFLAGS=-Dwarnings --no-print-directory src/peer_client.o
 	perl '$(KDIR)/source/scripts/checkpatch.pl' --no-tree --terse --no-summary -f src/*.[ch] \
-		bindings/*.h bindings/*.c
+		bindings/*.h bindings/*.c kernel-lite/helpers.[ch]
 
 doc:
-	@$(PREFLIGHT_ENV) sh mk/preflight.sh
+	@$(PREFLIGHT_ENV) PROVIDER=kernel sh mk/preflight.sh
 	+@$(kbuild) --no-print-directory NVPM_DOC=y modules
 	@echo "doc: $(OUT)/doc/peer_client/index.html"
 
@@ -65,6 +79,7 @@ bindings-check:
 
 help:
 	@echo "make [KDIR=<kernel build tree>] [OFED=<dir>] [NVIDIA=<dir>]   build nvidia-peermem.ko in build/module"
+	@echo "make deps                     fetch what the build on kernels without Rust needs (PROVIDER=kernel-lite)"
 	@echo "make install | uninstall      as root: install so that it wins over NVIDIA's own file | undo that"
 	@echo "make demo [RIVAL=1]           RDMA into GPU memory in a virtual machine, bytes proven"
 	@echo "make test [RIVAL=1] [ONLY=a]  every test"

@@ -1,8 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
 # Looks before building whether the module can be built and would load, and says in one line what is wrong.
-# In: KDIR OFED NVIDIA OUT RUSTC LLVM. Out: $OUT/preflight.env.
+# In: KDIR OFED NVIDIA OUT RUSTC LLVM PROVIDER DEPS. Out: $OUT/preflight.env.
 set -eu
+# rustc would look for the jobserver of make.
+unset MAKEFLAGS MFLAGS
 
 die() {
 	echo "preflight: $*" >&2
@@ -20,16 +22,6 @@ option() {
 }
 kver=$(cat "$KDIR/include/config/kernel.release")
 
-[ "$(option CONFIG_RUST)" = y ] ||
-	die "kernel $kver was built without Rust (CONFIG_RUST is not set): use a 7.2 kernel built with CONFIG_RUST=y"
-[ -r "$KDIR/rust/libkernel.rmeta" ] ||
-	die "$KDIR has no Rust metadata (rust/libkernel.rmeta): header packages leave it out; build against the kernel's full build tree, or install Ubuntu's linux-lib-rust-$kver"
-command -v "$RUSTC" >/dev/null || die "no $RUSTC: install $(option CONFIG_RUSTC_VERSION_TEXT), which built this kernel"
-ours=$("$RUSTC" --version)
-theirs=$(option CONFIG_RUSTC_VERSION_TEXT)
-[ "$ours" = "$theirs" ] ||
-	die "$RUSTC is \"$ours\", the kernel was built by \"$theirs\": put that one first in PATH, or make RUSTC=<its path>"
-
 # A kernel built by clang wants its modules built by the same.
 llvm=$LLVM
 if [ -z "$llvm" ] && [ "$(option CONFIG_CC_IS_CLANG)" = y ]; then
@@ -38,7 +30,7 @@ if [ -z "$llvm" ] && [ "$(option CONFIG_CC_IS_CLANG)" = y ]; then
 	! command -v "clang-$major" >/dev/null || llvm=-$major
 fi
 
-# The closed flavour of nvidia.ko refuses every module that imports a GPL-only symbol, and the kernel crate is GPL-only.
+# Where the crate `kernel` comes from: the kernel's own wherever that is possible, else kernel-lite (docs/kernel-lite.md).
 nvidia_ko=
 for dir in $NVIDIA; do
 	[ ! -r "$dir/nvidia.ko" ] || nvidia_ko=$dir/nvidia.ko
@@ -48,11 +40,76 @@ if [ -n "$nvidia_ko" ]; then
 else
 	licence=$(modinfo -k "$kver" -F license nvidia 2>/dev/null || true)
 fi
-case $licence in
-NVIDIA*)
-	die "nvidia.ko for kernel $kver is of the closed flavour (licence $licence), which cannot be used by modules with GPL-only imports: install the open flavour (nvidia-open)"
+command -v "$RUSTC" >/dev/null || die "no $RUSTC: install rustc 1.85 or later, or name one: make RUSTC=<its path>"
+ours=$("$RUSTC" --version)
+theirs=$(option CONFIG_RUSTC_VERSION_TEXT)
+
+# Why the kernel's own crate is out of the question; nothing if it is not.
+why_not_kernel() {
+	if [ "$(option CONFIG_RUST)" != y ]; then
+		echo "kernel $kver was built without Rust (CONFIG_RUST is not set)"
+	elif [ ! -r "$KDIR/rust/libkernel.rmeta" ]; then
+		echo "$KDIR has no Rust metadata (rust/libkernel.rmeta), which header packages leave out"
+	elif [ "$ours" != "$theirs" ]; then
+		echo "$RUSTC is \"$ours\", the kernel was built by \"$theirs\""
+	else
+		case $licence in
+		NVIDIA*) echo "nvidia.ko is of the closed flavour (licence $licence), which no module with GPL-only imports can use" ;;
+		esac
+	fi
+}
+# The same for kernel-lite, with what to do about it.
+why_not_lite() {
+	minor=$(echo "$ours" | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
+	library=$("$RUSTC" --print sysroot)/lib/rustlib/src/rust/library
+	if [ "$(option CONFIG_X86_64)" != y ]; then
+		echo "kernel-lite knows the compiler flags of x86-64 only"
+	elif [ "$series" -lt 6001 ]; then
+		echo "kernel $kver is older than 6.1, for which kernel-lite's build rules are made"
+	elif [ -n "$(option CONFIG_CFI)$(option CONFIG_CFI_CLANG)" ]; then
+		echo "kernel $kver checks indirect calls (CONFIG_CFI), which kernel-lite does not know how to pass"
+	elif [ "${minor:-0}" -lt 85 ]; then
+		echo "$RUSTC is \"$ours\": install 1.85 or later, or name one: make RUSTC=<its path>"
+	elif [ ! -r "$library/core/src/lib.rs" ]; then
+		echo "$RUSTC has no source of its library ($library): apt-get install rust-src (with rustc-web: rust-web-src), or rustup component add rust-src"
+	elif [ ! -r "$DEPS/pin-init/src/lib.rs" ]; then
+		echo "$DEPS has no pin-init: make deps (once; it fetches four small crates by name)"
+	fi
+}
+# 6.12 is 6012.
+series=$(echo "$kver" | sed 's/^\([0-9]*\)\.\([0-9]*\).*/\1 \2/' | { read -r major minor && echo $((major * 1000 + minor)); })
+no_kernel=$(why_not_kernel)
+case ${PROVIDER:-} in
+'')
+	if [ -z "$no_kernel" ]; then
+		provider=kernel why="its metadata fits $RUSTC"
+	else
+		provider=kernel-lite why=$no_kernel
+	fi
 	;;
+kernel)
+	[ -z "$no_kernel" ] || die "PROVIDER=kernel is impossible: $no_kernel"
+	provider=kernel why="PROVIDER"
+	;;
+kernel-lite) provider=kernel-lite why="PROVIDER" ;;
+*) die "PROVIDER=$PROVIDER is neither kernel nor kernel-lite" ;;
 esac
+note "provider of the kernel crate: $provider ($why)"
+if [ $provider = kernel-lite ]; then
+	no_lite=$(why_not_lite)
+	[ -z "$no_lite" ] || die "$no_lite"
+fi
+
+# Kernels before 6.13 build a module in its own folder only, so they are given one of links.
+tree=
+if [ "$series" -lt 6013 ]; then
+	tree=$OUT/tree
+	mkdir -p "$tree"
+	find "$tree" -type l -delete
+	for source in Kbuild src bindings kernel-lite; do
+		cp -rs "$PWD/$source" "$tree/"
+	done
+fi
 
 # Which files say what the neighbours export. All are optional: the references are weak.
 symvers=
@@ -125,5 +182,7 @@ PREFLIGHT_LLVM='$llvm'
 PREFLIGHT_SYMVERS='$symvers'
 PREFLIGHT_NV_P2P='$nv_p2p'
 PREFLIGHT_PEER_MEM='$peer_mem'
+PREFLIGHT_PROVIDER='$provider'
+PREFLIGHT_TREE='$tree'
 EOF
 mv "$OUT/preflight.env.new" "$OUT/preflight.env"

@@ -1,0 +1,83 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# `make deps`: what kernel-lite needs of others, into the folder $1: pin-init, syn, quote and proc-macro2, as the kernel
+# has them in its rust/ folder. From an unpacked kernel source (LINUX_SRC), from what the lab has in the cache
+# (NVPM_CACHE), or else from Debian's package linux-source-<newest>, fetched without touching the machine's own apt.
+set -eu
+out=$1
+cache=${NVPM_CACHE:-$HOME/.cache/nvidia-peermem}
+
+say() {
+	echo "deps: $*" >&2
+}
+die() {
+	say "$*"
+	exit 1
+}
+# Whether the folder $1 has all four, and a pin-init new enough to be a crate of its own made with syn.
+whole() {
+	[ -r "$1/pin-init/internal/src/lib.rs" ] && [ -r "$1/syn/lib.rs" ] && [ -r "$1/quote/lib.rs" ] &&
+		[ -r "$1/proc-macro2/lib.rs" ]
+}
+if whole "$out"; then
+	exit 0
+fi
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+new=$out.new.$$
+rm -rf "$new"
+mkdir -p "$new"
+
+# Takes them out of the unpacked kernel source $1.
+take_tree() {
+	for crate in pin-init syn quote proc-macro2; do
+		cp -a "$1/rust/$crate" "$new/"
+	done
+	say "taken from $1"
+}
+# Takes them out of the package $1.
+take_deb() {
+	dpkg-deb --fsys-tarfile "$1" | tar -xO --wildcards './usr/src/linux-source-*.tar.xz' |
+		tar -xJ -C "$tmp" --strip-components=1 --wildcards '*/rust/pin-init' '*/rust/syn' '*/rust/quote' '*/rust/proc-macro2'
+	take_tree "$tmp" 2>/dev/null
+	say "taken from $(basename "$1")"
+}
+# Downloads the newest linux-source that has them, and prints its path.
+download() {
+	. /etc/os-release
+	target=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' "Codename: $VERSION_CODENAME" | head -n 1)
+	[ -n "$target" ] || die "apt has no package lists: apt-get update, or name a kernel source: make deps LINUX_SRC=<dir>"
+	mkdir -p "$tmp/apt/lists/partial" "$tmp/apt/cache/archives/partial" "$cache/dl"
+	for suite in sid forky; do
+		echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $target $suite main"
+	done >"$tmp/apt/sources.list"
+	set -- -q -o Dir::State="$tmp/apt" -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache="$tmp/apt/cache" \
+		-o Dir::Etc::sourcelist="$tmp/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null \
+		-o Dir::Etc::preferencesparts=/dev/null -o Acquire::Languages=none -o APT::Sandbox::User=root \
+		-o APT::Update::Post-Invoke-Success=
+	say "fetching package lists"
+	apt-get "$@" update >"$tmp/log" 2>&1 || die "$(cat "$tmp/log")"
+	package=$(apt-cache "$@" search --names-only '^linux-source-[0-9.]*$' | cut -d' ' -f1 | sort -V | tail -n 1)
+	[ -n "$package" ] || die "no suite has a linux-source: name a kernel source: make deps LINUX_SRC=<dir>"
+	say "fetching $package, some 150 MB"
+	(cd "$cache/dl" && apt-get "$@" download "$package") >"$tmp/log" 2>&1 || die "$(cat "$tmp/log")"
+	find "$cache/dl" -name "${package}_*.deb" | sort -V | tail -n 1
+}
+
+if [ -n "${LINUX_SRC:-}" ]; then
+	whole "$LINUX_SRC/rust" || die "LINUX_SRC=$LINUX_SRC has no rust/pin-init of Linux 7.2 or later"
+	take_tree "$LINUX_SRC"
+else
+	for tree in "$cache"/src/linux-*; do
+		whole "$new" || ! whole "$tree/rust" || take_tree "$tree"
+	done
+	if ! whole "$new"; then
+		deb=$(find "$cache/dl" -name 'linux-source-[7-9]*.deb' 2>/dev/null | sort -V | tail -n 1)
+		deb=${deb:-$(download)}
+		take_deb "$deb"
+	fi
+fi
+whole "$new" || die "what was found has not all of pin-init, syn, quote and proc-macro2"
+rm -rf "$out"
+mv "$new" "$out"
+say "pin-init, syn, quote and proc-macro2 are in $out"
