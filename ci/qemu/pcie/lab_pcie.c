@@ -38,7 +38,7 @@ struct initiator {
 struct bar {
 	struct list_head list;
 	struct rcu_head rcu;
-	struct pci_dev *pdev;
+	struct pci_dev *pdev;	/* NULL: coherent memory, no BAR */
 	int number;
 	phys_addr_t start;
 	size_t size;
@@ -240,23 +240,18 @@ int lab_pcie_atomic(struct device *initiator, dma_addr_t addr,
 }
 EXPORT_SYMBOL_GPL(lab_pcie_atomic);
 
-int lab_pcie_add_bar(struct pci_dev *pdev, int number, void *kva,
-		     const struct lab_pcie_bar_ops *ops, void *priv)
+static int add(struct pci_dev *pdev, int number, phys_addr_t start, size_t size,
+	       void *kva, const struct lab_pcie_bar_ops *ops, void *priv)
 {
 	struct bar *bar, *other;
-
-	if (number < 0 || number >= PCI_STD_NUM_BARS || !kva ||
-	    !(pci_resource_flags(pdev, number) & IORESOURCE_MEM) ||
-	    !pci_resource_len(pdev, number))
-		return -EINVAL;
 
 	bar = kzalloc_obj(*bar);
 	if (!bar)
 		return -ENOMEM;
 	bar->pdev = pdev;
 	bar->number = number;
-	bar->start = pci_resource_start(pdev, number);
-	bar->size = pci_resource_len(pdev, number);
+	bar->start = start;
+	bar->size = size;
 	bar->kva = kva;
 	bar->ops = ops;
 	bar->priv = priv;
@@ -274,24 +269,53 @@ int lab_pcie_add_bar(struct pci_dev *pdev, int number, void *kva,
 	mutex_unlock(&bars_lock);
 	return 0;
 }
+
+static void remove(struct pci_dev *pdev, int number, phys_addr_t start)
+{
+	struct bar *bar, *next;
+
+	mutex_lock(&bars_lock);
+	list_for_each_entry_safe(bar, next, &bars, list) {
+		if (bar->pdev == pdev && bar->number == number &&
+		    (pdev || bar->start == start)) {
+			list_del_rcu(&bar->list);
+			kfree_rcu(bar, rcu);
+		}
+	}
+	mutex_unlock(&bars_lock);
+}
+
+int lab_pcie_add_bar(struct pci_dev *pdev, int number, void *kva,
+		     const struct lab_pcie_bar_ops *ops, void *priv)
+{
+	if (number < 0 || number >= PCI_STD_NUM_BARS || !kva ||
+	    !(pci_resource_flags(pdev, number) & IORESOURCE_MEM) ||
+	    !pci_resource_len(pdev, number))
+		return -EINVAL;
+	return add(pdev, number, pci_resource_start(pdev, number),
+		   pci_resource_len(pdev, number), kva, ops, priv);
+}
 EXPORT_SYMBOL_GPL(lab_pcie_add_bar);
 
 void lab_pcie_remove_bar(struct pci_dev *pdev, int number)
 {
-	struct bar *bar, *next, *found = NULL;
-
-	mutex_lock(&bars_lock);
-	list_for_each_entry_safe(bar, next, &bars, list) {
-		if (bar->pdev == pdev && bar->number == number) {
-			list_del_rcu(&bar->list);
-			found = bar;
-		}
-	}
-	mutex_unlock(&bars_lock);
+	remove(pdev, number, 0);
 	synchronize_rcu();
-	kfree(found);
 }
 EXPORT_SYMBOL_GPL(lab_pcie_remove_bar);
+
+int lab_pcie_add_memory(phys_addr_t start, size_t size, void *kva,
+			const struct lab_pcie_bar_ops *ops, void *priv)
+{
+	return add(NULL, 0, start, size, kva, ops, priv);
+}
+EXPORT_SYMBOL_GPL(lab_pcie_add_memory);
+
+void lab_pcie_remove_memory(phys_addr_t start)
+{
+	remove(NULL, 0, start);
+}
+EXPORT_SYMBOL_GPL(lab_pcie_remove_memory);
 
 static int stats_show(struct seq_file *s, void *unused)
 {
@@ -312,11 +336,14 @@ static int stats_show(struct seq_file *s, void *unused)
 			   atomic64_read(&who->refused));
 	}
 	rcu_read_lock();
-	list_for_each_entry_rcu(bar, &bars, list)
+	list_for_each_entry_rcu(bar, &bars, list) {
+		if (!bar->pdev)
+			continue;
 		seq_printf(s, "bar %s %d start %pa size %zu read_bytes %lld write_bytes %lld\n",
 			   pci_name(bar->pdev), bar->number, &bar->start,
 			   bar->size, atomic64_read(&bar->read_bytes),
 			   atomic64_read(&bar->write_bytes));
+	}
 	rcu_read_unlock();
 	return 0;
 }

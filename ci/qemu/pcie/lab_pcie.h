@@ -14,7 +14,8 @@
  * the call returns. Read-only mappings: a translation is good for both
  * directions. A stale IOTLB: an unmapped address faults at once, also where
  * lazy invalidation would let it live for 10 ms. ATS and peer-to-peer routing
- * below a switch (ACS). Host memory: an access to RAM is unclaimed here.
+ * below a switch (ACS). Host memory: RAM is unclaimed here, unless a GPU
+ * declares it as its coherent memory (lab_pcie_add_memory()).
  */
 #ifndef LAB_PCIE_H
 #define LAB_PCIE_H
@@ -53,6 +54,16 @@ int lab_pcie_add_bar(struct pci_dev *pdev, int bar, void *kva,
 
 /* When it returns, no access is running in @ops and none will start. Sleeps. */
 void lab_pcie_remove_bar(struct pci_dev *pdev, int bar);
+
+/*
+ * Coherent memory of a GPU (Grace-Hopper), which is no BAR but memory of the
+ * machine: @size bytes at the physical address @start, as lab_pcie_add_bar().
+ * Removing does not wait: call synchronize_rcu() before the memory is freed,
+ * once for any number of removals. Offsets given to @ops count from @start.
+ */
+int lab_pcie_add_memory(phys_addr_t start, size_t size, void *kva,
+			const struct lab_pcie_bar_ops *ops, void *priv);
+void lab_pcie_remove_memory(phys_addr_t start);
 
 /*
  * One DMA access of @initiator at the bus address @addr. Any context except
