@@ -151,6 +151,10 @@ int rxe_peer_mr_init(struct rxe_dev *rxe, struct rxe_mr *mr,
 	struct rxe_peer_mr *peer;
 	int err;
 
+	/* Refused as for ordinary host memory: no GPU's memory persists. */
+	err = -EINVAL;
+	if (mr->access & IB_ACCESS_FLUSH_PERSISTENT)
+		goto err_umem;
 	peer = read_sgl(umem);
 	if (IS_ERR(peer)) {
 		err = PTR_ERR(peer);
