@@ -39,6 +39,7 @@ static const char * const book_names[NVLAB_B_COUNT] = {
 	[NVLAB_B_LIVE_CLIENTS] = "live_clients",
 	[NVLAB_B_BAR1_USED] = "bar1_used",
 	[NVLAB_B_MEMORY_USED] = "memory_used",
+	[NVLAB_B_TABLE_BYTES] = "table_bytes",
 	[NVLAB_B_LEAKED_TABLES] = "leaked_tables",
 	[NVLAB_B_CALLBACKS_RUNNING] = "callbacks_running",
 	[NVLAB_B_GETS] = "gets",

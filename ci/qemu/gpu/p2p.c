@@ -46,6 +46,7 @@ struct mem_info {
 	struct nvlab_gpu *gpu;
 	struct nvlab_dup *dup;
 	u32 pages_made;
+	u32 pages_room;
 	bool coherent;
 	bool cpu_only;
 	struct list_head node;		/* among the spare or the leaked ones */
@@ -63,6 +64,13 @@ static struct kmem_cache *page_cache;
 static DEFINE_MUTEX(lists_lock);
 static LIST_HEAD(spares);	/* under lists_lock, last in first out */
 static LIST_HEAD(leaked);	/* under lists_lock */
+
+/* Bytes that a client's pin costs the provider, beside the mappings. */
+static s64 info_bytes(struct mem_info *info)
+{
+	return sizeof(*info) + NVLAB_UUID_LEN + (s64)info->pages_room *
+	       (sizeof(*info->table.pages) + sizeof(**info->table.pages));
+}
 
 static struct mem_info *info_of(struct nvidia_p2p_page_table *table)
 {
@@ -93,11 +101,13 @@ static struct mem_info *info_alloc(void)
 	memset(info, 0, sizeof(*info));
 	INIT_LIST_HEAD(&info->mappings);
 	mutex_init(&info->mappings_lock);
+	nvlab_add(NVLAB_B_TABLE_BYTES, info_bytes(info));
 	return info;
 }
 
 static void info_free(struct mem_info *info)
 {
+	nvlab_add(NVLAB_B_TABLE_BYTES, -info_bytes(info));
 	mutex_destroy(&info->mappings_lock);
 	if (nvlab_config(NVLAB_C_POISON))
 		memset(info, POISON, sizeof(*info));
@@ -269,6 +279,9 @@ static int table_build(struct mem_info *info, const u64 *phys, u32 count)
 				GFP_KERNEL);
 	if (!table->pages)
 		return -ENOMEM;
+	nvlab_add(NVLAB_B_TABLE_BYTES, -info_bytes(info));
+	info->pages_room = entries;
+	nvlab_add(NVLAB_B_TABLE_BYTES, info_bytes(info));
 	table->version = nvlab_config(NVLAB_C_TABLE_VERSION);
 	for (i = 0; i < entries; i++) {
 		err = page_add(info, i, i < count ? phys[i] :

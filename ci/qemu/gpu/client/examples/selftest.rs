@@ -168,6 +168,7 @@ fn revocable(t: &Test) -> Outcome {
     same!(pin.entries, 64);
     same!(t.book("live_pins")?, 1);
     same!(t.book("bar1_used")?, 4 * MIB as i64);
+    same!(t.book("table_bytes")? > 64 * 40, true);
     pin.unpin()?;
     same!(t.book("live_pins")?, 0);
     same!(t.book("bar1_used")?, 0);
@@ -433,6 +434,29 @@ fn violation(t: &Test) -> Outcome {
     Ok(())
 }
 
+/// Each GPU has its memory, its BAR1 and its name. (Nothing to see with one.)
+fn two_gpus(t: &Test) -> Outcome {
+    let first = t.rm.info(0)?;
+    refused!(t.rm.info(first.gpus), libc::ENODEV);
+    if first.gpus < 2 {
+        return Ok(());
+    }
+    let second = t.rm.info(1)?;
+    same!(first.uuid == second.uuid || first.pci == second.pci, false);
+    let big = t.rm.alloc(1, second.memory - BACKING)?;
+    same!(t.rm.info(0)?.memory_free, first.memory);
+    let small = t.rm.alloc(0, MIB)?;
+    same!(t.phys(big.va())? == t.phys(small.va())?, false);
+    // All of the second GPU's memory but the reserve; the first one's BAR1 does not mind.
+    let most = second.memory - 36 * MIB;
+    let a = t.gdr.pin(big.va(), most, Kind::Persistent)?;
+    refused!(t.gdr.pin(big.va() + most, GPU_PAGE, Kind::Persistent), libc::ENOMEM);
+    let b = t.gdr.pin(small.va(), MIB, Kind::Revocable)?;
+    same!(t.book("bar1_used")?, (most + MIB) as i64);
+    drop((a, b));
+    Ok(())
+}
+
 /// Memory freed in each gap of a get.
 fn gaps(t: &Test) -> Outcome {
     for (point, ends) in [
@@ -606,6 +630,7 @@ fn main() {
         ("put_behind_callback", put_behind_callback),
         ("key_reuse", key_reuse),
         ("reentry", reentry),
+        ("two_gpus", two_gpus),
         ("violation", violation),
         ("closing", closing),
         ("unregistering", unregistering),
