@@ -11,6 +11,7 @@ use nix::unistd::Pid;
 
 use crate::cuda::Cuda;
 use crate::machine::RDMA_DEVICE;
+use crate::test::FAIL_MARK;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
 pub fn run(name: &str, args: &[&str]) -> Result<()> {
@@ -58,7 +59,7 @@ impl Helper {
                 let mut rest = String::new();
                 let _ = out.read_to_string(&mut rest);
                 let _ = child.wait();
-                bail!("helper {args:?}: {line}{rest}")
+                bail!("helper {args:?}: {}", format!("{line}{rest}").replace(FAIL_MARK, ""))
             }
         }
     }

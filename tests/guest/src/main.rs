@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     match as_child(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            println!("{e:#}");
+            test::fail(&e);
             ExitCode::FAILURE
         }
     }

@@ -19,7 +19,7 @@ use crate::ktap::{Ktap, Verdict};
 use crate::lab;
 use crate::machine::{Level, Machine, Mode};
 use crate::modules::{self, PEERMEM};
-use crate::test::{Env, Rival, Suite, Test, JSON_MARK, SKIP_MARK};
+use crate::test::{Env, Rival, Suite, Test, FAIL_MARK, JSON_MARK, SKIP_MARK};
 
 /// How long a killed process may take to go. Longer: it hangs in the kernel, and so may everything after it.
 const DEATH: Duration = Duration::from_secs(20);
@@ -37,6 +37,7 @@ struct Ended {
     status: Option<ExitStatus>,
     timed_out: bool,
     skip: Option<String>,
+    failures: Vec<String>,
     rows: Vec<(String, Value)>,
     notes: Vec<String>,
 }
@@ -125,7 +126,9 @@ impl<'a> Runner<'a> {
         match ended.status {
             Some(s) if s.success() => {}
             Some(s) if ended.timed_out && s.signal() == Some(libc::SIGKILL) => {}
-            Some(s) => reasons.push(format!("the test's process: {s}")),
+            // It has said why, unless it panicked or was killed.
+            Some(s) if ended.failures.is_empty() => reasons.push(format!("the test's process: {s}")),
+            Some(_) => reasons.extend(ended.failures),
             None => {
                 reasons.push("its process cannot be killed".into());
                 self.wedged_by = Some(format!("{}/{}", suite.name, test.name));
@@ -169,7 +172,14 @@ impl<'a> Runner<'a> {
         forward(child.stderr.take(), to);
         let group = Pid::from_raw(i32::try_from(child.id())?);
 
-        let mut ended = Ended { status: None, timed_out: false, skip: None, rows: Vec::new(), notes: Vec::new() };
+        let mut ended = Ended {
+            status: None,
+            timed_out: false,
+            skip: None,
+            failures: Vec::new(),
+            rows: Vec::new(),
+            notes: Vec::new(),
+        };
         ended.status = listen(&mut child, &lines, test.limit, &mut ended)?;
         if ended.status.is_none() {
             ended.timed_out = true;
@@ -231,6 +241,8 @@ impl Ended {
     fn take(&mut self, line: String) {
         if let Some(why) = line.strip_prefix(SKIP_MARK) {
             self.skip = Some(why.to_string());
+        } else if let Some(why) = line.strip_prefix(FAIL_MARK) {
+            self.failures.push(why.to_string());
         } else if let Some(row) = line.strip_prefix(JSON_MARK) {
             match row.split_once(' ').map(|(name, v)| (name, serde_json::from_str(v))) {
                 Some((name, Ok(value))) => self.rows.push((name.to_string(), value)),

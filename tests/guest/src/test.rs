@@ -83,10 +83,18 @@ pub struct Suite {
 /// Marks in a child's output that are more than a note.
 pub const JSON_MARK: &str = "@json ";
 pub const SKIP_MARK: &str = "@skip ";
+pub const FAIL_MARK: &str = "@fail ";
 
 /// A result row for the host.
 pub fn emit(name: &str, value: &Value) {
     println!("{JSON_MARK}{name} {value}");
+}
+
+/// Why the test failed, each line a reason.
+pub fn fail(error: &anyhow::Error) {
+    for line in format!("{error:#}").lines() {
+        println!("{FAIL_MARK}{line}");
+    }
 }
 
 /// The machine lacks what the test needs; the test must return after this.

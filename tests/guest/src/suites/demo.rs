@@ -24,7 +24,7 @@ use crate::test::{emit, in_modes, Env, Suite};
 
 /// The message: whole 64 KiB chunks, because the stand-in's log has a CRC for each of those.
 const SIZE: usize = 256 << 10;
-const ITERATIONS: usize = 40;
+const ITERATIONS: usize = 20;
 
 pub fn suite(rival: bool) -> Suite {
     let mut tests = Vec::new();
@@ -99,6 +99,8 @@ fn perftest(program: &str, sizes: &Sizes, on_gpu: bool) -> Result<Run> {
     let args = |who: &str, to: Option<&str>| -> Vec<String> {
         let mut a: Vec<String> = ["-F", "-d", RDMA_DEVICE].map(String::from).into();
         a.extend([format!("-s{}", sizes.message), format!("-n{}", sizes.iterations), format!("-p{port}")]);
+        // Retry after 4.096 us * 2^20 = 4 s: the default of 67 ms is shorter than an emulated machine's gaps.
+        a.push("-u20".into());
         a.extend(["--out_json".into(), format!("--out_json_file={}", report(who))]);
         a.extend(on_gpu.then(|| "--use_cuda=0".into()));
         a.extend(to.map(String::from));
@@ -162,7 +164,7 @@ fn counted(file: &str) -> Result<u64> {
     lab::clients()?.iter().map(|c| lab::client_number(c, file)).sum()
 }
 
-/// Packets that had to be sent twice: only then may the NIC have moved more than perftest counted.
+/// Packets that had to be sent again: only then may the NIC have read more than perftest counted.
 fn repeated() -> Result<u64> {
     ["duplicate_request", "out_of_seq_request", "rcvd_seq_err", "completer_retry_err"]
         .iter()
@@ -205,13 +207,19 @@ fn gpu_run(env: &Env, program: &str) -> Result<()> {
         "NIC through BAR addresses: read {} and wrote {} bytes, perftest counted {}",
         fabric.read_bytes, fabric.write_bytes, run.bytes
     );
-    for (what, bytes) in [("read", fabric.read_bytes), ("wrote", fabric.write_bytes)] {
-        ensure!(
-            if again == 0 { bytes == run.bytes } else { bytes > run.bytes },
-            "the NIC {what} {bytes} bytes through BAR addresses, perftest moved {} ({again} packets twice)",
-            run.bytes
-        );
-    }
+    // What arrives is written once, however often it was sent; what is sent again is read again.
+    ensure!(
+        fabric.write_bytes == run.bytes,
+        "the NIC wrote {} bytes through BAR addresses, perftest moved {}",
+        fabric.write_bytes,
+        run.bytes
+    );
+    ensure!(
+        if again == 0 { fabric.read_bytes == run.bytes } else { fabric.read_bytes >= run.bytes },
+        "the NIC read {} bytes through BAR addresses, perftest moved {} ({again} packets were repeated)",
+        fabric.read_bytes,
+        run.bytes
+    );
     let (nic_read, nic_wrote) = (lab::nic_stat("rd_bytes")?, lab::nic_stat("wr_bytes")?);
     ensure!(
         (nic_read, nic_wrote) == (fabric.read_bytes, fabric.write_bytes),

@@ -12,7 +12,7 @@ use crate::gpu;
 use crate::lab;
 use crate::machine::{unload_devices, Level, Mode};
 use crate::modules::{self, PEERMEM};
-use crate::test::{skip, Env, Suite, Test};
+use crate::test::{skip, Env, Rival, Suite, Test};
 
 const KMEMLEAK: &str = "/sys/kernel/debug/kmemleak";
 const LOCKDEP: &str = "/proc/lockdep_stats";
@@ -20,12 +20,15 @@ const LOCKDEP: &str = "/proc/lockdep_stats";
 pub fn suite() -> Suite {
     Suite {
         name: "end",
-        tests: vec![
+        tests: [
             Test::new("nothing_is_pinned", Level::Devices, nothing_is_pinned),
             Test::new("modules_unload", Level::Peermem(Mode::Legacy), modules_unload),
             Test::new("lockdep_is_alive", Level::Bare, lockdep_is_alive),
             Test::new("nothing_leaked", Level::Bare, nothing_leaked).limit(180),
-        ],
+        ]
+        // The rival is known to fail some of these; that is no news.
+        .map(|t| t.rival(Rival::Recorded))
+        .into(),
     }
 }
 
@@ -68,16 +71,16 @@ fn lockdep_is_alive(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// An object is reported in the second scan at the earliest, and only when it is older than five seconds.
+/// The first scan takes checksums; the second reports what did not change, has no reference and is older than five
+/// seconds.
 fn nothing_leaked(_: &Env) -> Result<()> {
     if !Path::new(KMEMLEAK).exists() {
         skip("this kernel has no kmemleak");
         return Ok(());
     }
-    for _ in 0..2 {
-        sleep(Duration::from_secs(6));
-        fs::write(KMEMLEAK, "scan").context("kmemleak scan")?;
-    }
+    fs::write(KMEMLEAK, "scan").context("kmemleak scan")?;
+    sleep(Duration::from_secs(6));
+    fs::write(KMEMLEAK, "scan").context("kmemleak scan")?;
     let leaks = fs::read_to_string(KMEMLEAK).context("read kmemleak")?;
     ensure!(leaks.is_empty(), "kmemleak:\n{leaks}");
     println!("kmemleak: no leaks");
