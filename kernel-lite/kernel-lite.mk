@@ -22,12 +22,13 @@ kl-flags = --target=x86_64-unknown-none --edition=$(or $(kl-edition),2021) -Crel
 	-Zdirect-access-external-data=yes -Cno-redzone=y -Cpanic=abort -Copt-level=2 -Ccodegen-units=1 \
 	-Cforce-unwind-tables=n -Csymbol-mangling-version=v0 -Cdebuginfo=0 -Coverflow-checks=n
 
-# $(call kl-option,<spelling>...): the first that this rustc knows; within one, a colon stands for a space.
-kl-option = $(shell for flags in $(1); do \
+# $(call kl-option,<spelling>...): the first that this rustc knows; within one, a colon stands for a space. The probe is
+# written to a folder of its own: rustc renames its output into place, and as root would replace /dev/null by a file.
+kl-option = $(shell probe=$$(mktemp -d) && trap 'rm -rf "$$probe"' EXIT && for flags in $(1); do \
 	flags=$$(echo "$$flags" | tr : ' '); \
 	printf '%s' '$(pound)![no_core]' | MAKEFLAGS= $(RUSTC) --target=x86_64-unknown-none --sysroot=/dev/null --crate-type=rlib \
-	--crate-name=probe -Zcrate-attr='feature(no_core)' -Dwarnings $$flags --emit=metadata=/dev/null - >/dev/null 2>&1 && \
-	{ echo "$$flags"; exit; }; done; echo "-kernel-lite-no-spelling-of=$(firstword $(1))")
+	--crate-name=probe -Zcrate-attr='feature(no_core)' -Dwarnings $$flags --emit=metadata="$$probe/probe.rmeta" - \
+	>/dev/null 2>&1 && { echo "$$flags"; exit; }; done; echo "-kernel-lite-no-spelling-of=$(firstword $(1))")
 
 # From 1.93 on a codegen option.
 kl-no-jump-tables = $(call kl-option,-Cjump-tables=n -Zno-jump-tables)
