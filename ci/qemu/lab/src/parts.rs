@@ -127,7 +127,7 @@ impl Builder<'_> {
         let repo = &self.lab.repo;
         let mut key = Key::new("ours");
         key.text(&self.kernel.key).text(&ofed.key).text(&gpu.key).path(&self.sources.rival)?;
-        for input in ["src", "bindings", "mk", "Kbuild", "Makefile"] {
+        for input in ["src", "bindings", "kernel-lite", "mk", "Kbuild", "Makefile"] {
             key.path(&repo.join(input))?;
         }
         self.part("ours", key, false, |out, step| {

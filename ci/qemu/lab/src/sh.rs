@@ -1,6 +1,7 @@
 //! Running other programs: output into a log, a line every 15 seconds, the log's end when one fails.
 
 use crate::ctx::Lab;
+use crate::kernel::LLVM;
 use anyhow::{anyhow, bail, Context, Result};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -18,6 +19,8 @@ pub fn command(lab: &Lab, program: impl AsRef<OsStr>) -> Command {
     for var in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "RIVAL", "ONLY", "KDIR"] {
         cmd.env_remove(var);
     }
+    // bindgen is to use the libclang of the compiler that builds the kernel, whatever else is installed.
+    cmd.env("LIBCLANG_PATH", format!("/usr/lib/llvm{LLVM}/lib"));
     cmd.env("PATH", &lab.path).env("LC_ALL", "C.UTF-8").stdin(Stdio::null());
     cmd
 }

@@ -23,13 +23,14 @@ const ALARMS: &str = "alarms";
 /// A boot that has not ended by then hangs.
 const LIMIT: Duration = Duration::from_secs(420);
 /// Rust programs whose own tests run on this machine, and the name under which they are counted.
-const HOST: [(&str, &str); 6] = [
+const HOST: [(&str, &str); 7] = [
     ("host", "tests/host"),
     ("build", "tests/build"),
     ("lab", "ci/qemu/lab"),
     ("nvlab", "ci/qemu/gpu/client"),
     ("libcuda", "ci/qemu/cuda"),
     ("guest", "tests/guest"),
+    ("peermemctl", "tools/peermemctl"),
 ];
 /// Gates of the top Makefile.
 const MAKE_GATES: [&str; 2] = ["lint", "bindings-check"];
@@ -174,7 +175,7 @@ fn cargo_test(lab: &Lab, name: &str, dir: &str) -> Result<Vec<Test>> {
     step.counts = &["Compiling "];
     say(&format!("cargo test: {dir}"));
     let mut cmd = sh::command(lab, "cargo");
-    cmd.args(["test", "--locked", "--no-fail-fast", "--manifest-path"])
+    cmd.args(["test", "--locked", "--workspace", "--no-fail-fast", "--manifest-path"])
         .arg(&manifest)
         .env("CARGO_TARGET_DIR", lab.target());
     let ran = step.run(&mut cmd);
