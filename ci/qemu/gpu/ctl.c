@@ -21,8 +21,14 @@
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 #include <linux/unaligned.h>
+#include <linux/version.h>
 
 #include "nvlab.h"
+
+/* Its name before 6.14, in the stock flavour's kernel. */
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 14, 0)
+#define kthread_run_worker kthread_create_worker
+#endif
 
 static struct kthread_worker *nv_queue;
 

@@ -103,6 +103,7 @@ bool ib_peer_sg_entries_bound_pgsz(void)
 {
 	return generation == GENERATION_5_5;
 }
+EXPORT_SYMBOL(ib_peer_sg_entries_bound_pgsz);
 
 struct peer_stats {
 	atomic64_t num_alloc_mrs;
@@ -514,6 +515,7 @@ err_unlock:
 	put_peer(peer);
 	return ERR_PTR(ret);
 }
+EXPORT_SYMBOL(ib_peer_umem_get);
 
 /**
  * ib_umem_activate_invalidation_notifier - from now on @umem can be fenced
@@ -610,6 +612,7 @@ void ib_peer_umem_release(struct ib_umem *umem)
 	/* An invalidation may still be on its way out. */
 	put_peer(peer);
 }
+EXPORT_SYMBOL(ib_peer_umem_release);
 
 /*
  * The hook that a client with invalidation calls when its memory goes away.
