@@ -26,7 +26,7 @@
 #include "nvlab.h"
 
 /* Its name before 6.14, in the stock flavour's kernel. */
-#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 14, 0)
+#if KERNEL_VERSION(6, 14, 0) > LINUX_VERSION_CODE
 #define kthread_run_worker kthread_create_worker
 #endif
 
