@@ -136,6 +136,7 @@ pub mod atomic {
 /// A mutex that lives in one execution.
 pub struct Mutex<T> {
     id: u64,
+    state: Cell<u32>,
     data: UnsafeCell<T>,
     _pin: PhantomPinned,
 }
@@ -150,7 +151,7 @@ impl<T> Mutex<T> {
     pub fn make(data: T) -> impl PinInit<Self> {
         let init = move |slot: *mut Self| {
             // SAFETY: `slot` is memory for a pinned `Self`.
-            unsafe { slot.write(Self { id: rt::rt_new_id(), data: UnsafeCell::new(data), _pin: PhantomPinned }) };
+            unsafe { slot.write(Self { id: rt::rt_new_id(), state: Cell::new(ALIVE), data: UnsafeCell::new(data), _pin: PhantomPinned }) };
             Ok(())
         };
         // SAFETY: Initialises the whole value.
@@ -158,8 +159,25 @@ impl<T> Mutex<T> {
     }
 
     pub fn lock(&self) -> Guard<'_, T> {
+        self.check();
         rt::rt_lock(self.id, false);
+        self.check();
         Guard { id: self.id, data: self.data.get(), _t: PhantomData }
+    }
+}
+
+impl<T> Mutex<T> {
+    /// The memory of dead objects is kept, so that this can be said of whoever follows a stale pointer.
+    fn check(&self) {
+        if self.state.get() != ALIVE {
+            rt::violation("use after free: a lock of an object that was dropped");
+        }
+    }
+}
+
+impl<T> Drop for Mutex<T> {
+    fn drop(&mut self) {
+        self.state.set(DEAD);
     }
 }
 

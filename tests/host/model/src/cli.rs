@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `run SCENARIO GENERATION [persistent] [fault=NAME] [random=SEED,EXECUTIONS] [limit=N] [verbose]`: one scenario in one process, because the
-//! module's statics exist once per process. Prints one line, or the steps that led to a violation and exit status 86.
+//! `run SCENARIO GENERATION [persistent] [fault=NAME] [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order]
+//! [verbose]`: one scenario in one process, because the module's statics exist once per process. Prints one line; after
+//! a violation also the steps that led there, and then the exit status is 86.
 
 use crate::explore::Outcome;
 use crate::rdma::GENERATIONS;
@@ -14,10 +15,32 @@ fn fail(text: &str) -> ! {
     std::process::exit(2)
 }
 
+/// The module under test, by the name of its crate.
+#[macro_export]
+macro_rules! main {
+    ($module:ident) => {
+        extern "C" {
+            fn nvpm_proc_seek(list: u32, at: *mut u64) -> i32;
+            fn nvpm_proc_row(list: u32, at: u64, seq: *mut std::ffi::c_void);
+            fn nvpm_proc_stats(seq: *mut std::ffi::c_void);
+        }
+
+        fn main() {
+            $crate::cli::main($crate::world::Module {
+                init: $module::init_module,
+                exit: $module::cleanup_module,
+                seek: nvpm_proc_seek,
+                row: nvpm_proc_row,
+                stats: nvpm_proc_stats,
+            })
+        }
+    };
+}
+
 pub fn main(module: Module) {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [name, generation, options @ ..] = &args[..] else {
-        fail("usage: run SCENARIO GENERATION [persistent] [fault=NAME] [random=SEED,EXECUTIONS] [limit=N] [verbose]");
+        fail("usage: run SCENARIO GENERATION [persistent] [fault=NAME] [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order] [verbose]");
     };
     let Some((name, body)) = EXHAUSTIVE.iter().chain(RANDOM).find(|s| s.0 == name) else {
         fail(&format!("no scenario {name}"));
@@ -25,11 +48,13 @@ pub fn main(module: Module) {
     let Some(generation) = GENERATIONS.into_iter().find(|g| format!("{g:?}") == *generation) else {
         fail(&format!("no generation {generation}: one of {GENERATIONS:?}"));
     };
-    let mut scenario = Scenario { name, generation, persistent_first: false, fault: None, body: *body };
+    let mut scenario = Scenario { name, generation, persistent_first: false, fault: None, fail_allocation: None, body: *body };
     let mut how = Search::All { limit: 10_000_000 };
     for option in options {
         if option == "persistent" {
             scenario.persistent_first = true;
+        } else if option == "any-order" {
+            rt().any_order = true;
         } else if option == "verbose" {
             rt().verbose = true;
         } else if let Some(fault) = option.strip_prefix("fault=") {
@@ -41,6 +66,8 @@ pub fn main(module: Module) {
             let parsed = numbers.split_once(',').and_then(|(s, n)| Some((s.parse().ok()?, n.parse().ok()?)));
             let Some((seed, executions)) = parsed else { fail("random=SEED,EXECUTIONS") };
             how = Search::Random { seed, executions };
+        } else if let Some(number) = option.strip_prefix("allocation=").and_then(|n| n.parse().ok()) {
+            scenario.fail_allocation = Some(number);
         } else if let Some(limit) = option.strip_prefix("limit=").and_then(|l| l.parse().ok()) {
             how = Search::All { limit };
         } else {

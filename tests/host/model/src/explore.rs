@@ -3,9 +3,9 @@
 //! The schedulers: exhaustive with partial-order reduction, and filters for shuttle's random ones.
 //!
 //! Exhaustive means: of all orders of steps that differ only by swapping independent neighbours (see
-//! [`crate::rt::Op::independent`]) at least one is run. This is dynamic partial-order reduction (Flanagan and
-//! Godefroid, 2005) with sleep sets, without any bound on preemptions. `tests/explorer.rs` compares it with a plain
-//! enumeration of all orders.
+//! [`crate::rt::Op::independent`]) at least one is run. This is dynamic partial-order reduction with source sets
+//! (Abdulla, Aronis, Jonsson, Sagonas, 2014) and sleep sets, without any bound on preemptions. `tests/explorer.rs`
+//! compares it with a plain enumeration of all orders.
 
 use crate::rt::{rt, Op, Want};
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
@@ -40,6 +40,13 @@ struct Object {
 struct Order {
     clocks: Vec<Clock>,
     objects: BTreeMap<u64, Object>,
+    /// The clock of each step.
+    steps: Vec<Clock>,
+}
+
+/// Whether the step with this number, by `task`, comes before whatever has `clock`.
+fn before(step: usize, task: usize, clock: &Clock) -> bool {
+    clock.get(task).copied().unwrap_or(0) > step
 }
 
 thread_local! {
@@ -184,35 +191,57 @@ impl Exhaustive {
         false
     }
 
-    /// Whoever conflicts with `op` of `task` and is not ordered before it could have come after it: try that, too.
+    /// Whoever conflicts with `op` of `task` and is not ordered before it could have come after it: sees to it that
+    /// one of the first steps of such an order is tried (source sets of Abdulla and others, 2014).
     fn races(&mut self, task: usize, op: &Op) {
         if op.object == 0 || self.plain {
             return;
         }
-        let mut found = Vec::new();
+        let nodes = &mut self.nodes;
+        let depth = self.depth;
         ORDER.with(|order| {
             let order = order.borrow();
             let Some(object) = order.objects.get(&op.object) else { return };
-            let empty = Clock::new();
-            let clock = order.clocks.get(task).unwrap_or(&empty);
+            let mut clock = order.clocks.get(task).cloned().unwrap_or_default();
             let reads = if op.writes { &object.reads[..] } else { &[] };
-            for &step in object.write.iter().chain(reads) {
-                let by = self.nodes[step].chosen;
-                if by != task && clock.get(by).copied().unwrap_or(0) <= step {
-                    found.push(step);
+            let racing: Vec<usize> = object
+                .write
+                .iter()
+                .chain(reads)
+                .copied()
+                .filter(|&step| nodes[step].chosen != task && !before(step, nodes[step].chosen, &clock))
+                .collect();
+            join(&mut clock, &object.write_clock);
+            if op.writes {
+                join(&mut clock, &object.read_clock);
+            }
+            for race in racing {
+                // The steps since that do not depend on the racing one, then ours: who can begin them?
+                let by = nodes[race].chosen;
+                let kept: Vec<usize> = (race + 1..depth).filter(|&k| !before(race, by, &order.steps[k])).collect();
+                let mut first = 0u64;
+                let mut seen = 0u64;
+                for (at, &k) in kept.iter().enumerate() {
+                    let who = nodes[k].chosen;
+                    let earlier = |&g: &usize| before(g, nodes[g].chosen, &order.steps[k]);
+                    if seen & (1 << who) == 0 && !kept[..at].iter().any(earlier) {
+                        first |= 1 << who;
+                    }
+                    seen |= 1 << who;
+                }
+                if seen & (1 << task) == 0 && !kept.iter().any(|&g| before(g, nodes[g].chosen, &clock)) {
+                    first |= 1 << task;
+                }
+                let node = &mut nodes[race];
+                let enabled: u64 = node.enabled.iter().map(|e| 1u64 << e.0).sum();
+                if node.backtrack & first == 0 {
+                    match first & enabled {
+                        0 => node.backtrack |= enabled,
+                        able => node.backtrack |= able & able.wrapping_neg(),
+                    }
                 }
             }
         });
-        for step in found {
-            let node = &mut self.nodes[step];
-            if node.enabled.iter().any(|e| e.0 == task) {
-                node.backtrack |= 1 << task;
-            } else {
-                for (other, _) in &node.enabled {
-                    node.backtrack |= 1 << other;
-                }
-            }
-        }
     }
 
     /// Books the step that is about to run.
@@ -229,9 +258,6 @@ impl Exhaustive {
                 clock.resize(task + 1, 0);
             }
             clock[task] = step + 1;
-            if op.object == 0 {
-                return;
-            }
             let object = order.objects.entry(op.object).or_default();
             join(clock, &object.write_clock);
             if op.writes {
@@ -244,6 +270,7 @@ impl Exhaustive {
                 object.reads.push(step);
                 join(&mut object.read_clock, clock);
             }
+            order.steps.push(clock.clone());
         });
     }
 }

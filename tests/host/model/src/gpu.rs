@@ -367,11 +367,20 @@ pub fn put_persistent(table: *mut raw::nvidia_p2p_page_table) -> i32 {
 }
 
 /// The provider's own mapping: what it says of the two devices, and addresses nobody should need.
-pub fn dma_map(mapping: *mut *mut raw::nvidia_p2p_dma_mapping) -> i32 {
+pub fn dma_map(
+    table: *mut raw::nvidia_p2p_page_table,
+    mapping: *mut *mut raw::nvidia_p2p_dma_mapping,
+) -> i32 {
     enter("dma_map");
+    // It looks at the table before it takes R (3.5).
+    // SAFETY: As valid as the caller made it: that is what is tested.
+    let entries = unsafe { table.read_volatile() }.entries;
     // Legal for persistent pins only, and then under M: no callback waits for their M (rule 5).
     rt::lock_as(Rank::R, R, "R to map", Some(Rank::M));
-    // SAFETY: Numbers and raw pointers.
+    // SAFETY: As above.
+    if unsafe { table.read_volatile() }.entries != entries {
+        fail("the provider maps a table that changed".into());
+    }
     w().gpu.mappings.push(Box::new(unsafe { std::mem::zeroed() }));
     // SAFETY: The caller's place for the pointer.
     unsafe { mapping.write(&raw mut **w().gpu.mappings.last_mut().expect("just pushed")) };

@@ -12,7 +12,7 @@
 
 use crate::raw;
 use crate::rt::{self, fail, note, rt, Rank};
-use crate::world::{self, device, in_text, w, Fault, SgTable, CLIENT, HCA, MR, P};
+use crate::world::{self, device, in_text, w, Fault, SgTable, CLIENT, HCA, MR, P, SG};
 use kernel::ffi::c_void;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -250,15 +250,20 @@ pub fn check_dma(pin: usize, why: &str) {
     }
 }
 
+/// Somebody walks the sg list, which must be there.
+fn read_table(umem: usize) {
+    let number = w().core.umems[umem].sgt.number;
+    rt::touch(SG + number as u64, false, "the sg list is read");
+    if number == 0 || w().sgs[number].freed {
+        fail("the core reads an sg_table that is not there".into());
+    }
+}
+
 /// The driver makes an mkey from the sg list. From here on the HCA may access the memory.
 fn make_mkey(umem: usize) -> bool {
     let pin = w().core.umems[umem].pin;
+    read_table(umem);
     rt::touch(HCA + pin as u64, true, "the HCA gets an mkey");
-    let u = &w().core.umems[umem];
-    let sg = &w().sgs[u.sgt.number];
-    if u.sgt.number == 0 || sg.freed {
-        fail("the driver reads an sg_table that is not there".into());
-    }
     if w().fault(Fault::Mkey) {
         return false;
     }
@@ -603,7 +608,12 @@ fn check_decision(client: usize, ticket: u64) {
     let Some(&(task, pin)) = w().calls.iter().find(|c| c.0 == rt().current) else {
         fail("calls invalidate outside a free callback".into());
     };
-    let Some(umem) = w().core.umems.iter().position(|u| u.pin == pin) else { return };
+    if w().refs == 0 {
+        fail("calls invalidate without a reference to its own module".into());
+    }
+    let Some(umem) = w().core.umems.iter().position(|u| u.pin == pin) else {
+        fail(format!("calls invalidate for pin {pin}, of which the core knows nothing yet"));
+    };
     let u = &w().core.umems[umem];
     if u.client != client {
         fail(format!("invalidates umem {umem} of client {} through client {client}", u.client));
@@ -652,6 +662,8 @@ fn register_old(umem: usize) -> Result<(), i32> {
         return Err(ret);
     }
     w().core.umems[umem].state = State::Mapped;
+    // It walks the list before it activates, whatever the callback does meanwhile.
+    read_table(umem);
     if wants {
         // It activates before there is an mkey (F6).
         let lock = CLIENT + client as u64;
@@ -737,8 +749,8 @@ fn invalidate_old(client: usize, ticket: u64) {
     // func: mlx5_invalidate_umem.
     let known = w().core.umems[umem].old.mkey_known;
     rt::wait_flag(known, "wait until it is known whether there is an mkey");
-    let has_mkey = w().core.umems[umem].mkey;
     rt::touch(MR + umem as u64, true, "mr->invalidated");
+    let has_mkey = w().core.umems[umem].mkey;
     if has_mkey || w().core.umems[umem].old.invalidated > 0 {
         w().core.umems[umem].old.invalidated += 1;
         if w().core.umems[umem].old.invalidated > 1 {

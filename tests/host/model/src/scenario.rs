@@ -28,6 +28,8 @@ pub struct Scenario {
     pub generation: Generation,
     pub persistent_first: bool,
     pub fault: Option<Fault>,
+    /// The so-many-th allocation after loading fails.
+    pub fail_allocation: Option<usize>,
     pub body: fn(&Scenario),
 }
 
@@ -101,6 +103,7 @@ fn load(scenario: &Scenario) {
         fail("insmod fails".into());
     }
     w().faults.extend(scenario.fault);
+    rt().fail_allocation = scenario.fail_allocation.map(|n| rt().allocations + n);
 }
 
 /// Two registrations, one callback thread, one deregistration: one buffer is being registered and the other one
@@ -147,6 +150,17 @@ fn unload(scenario: &Scenario) {
     finish();
 }
 
+/// rmmod while somebody registers.
+fn unload_against_acquire(scenario: &Scenario) {
+    load(scenario);
+    alloc(1, 0);
+    spawn("register", 1, || register_deregister(0));
+    spawn("rmmod", 0, || {
+        let _ = world::rmmod();
+    });
+    finish();
+}
+
 /// A file descriptor in another process is the last one, or the HCA goes away: deregistration in a foreign task.
 fn foreign(scenario: &Scenario) {
     load(scenario);
@@ -157,8 +171,23 @@ fn foreign(scenario: &Scenario) {
     if let Ok(live) = live {
         spawn("foreign", 2, move || rdma::deregister(live));
     }
-    spawn("owner", 1, || register_deregister(0));
+    spawn("owner", 1, || {
+        let _ = register(0);
+    });
     spawn("free", 1, move || gpu::free(memory));
+    finish();
+}
+
+/// Two frees at once: memory that is being registered, and memory of another process that is registered.
+fn two_callbacks(scenario: &Scenario) {
+    load(scenario);
+    let memory = [alloc(1, 0), alloc(2, 1)];
+    rt().me().process = 2;
+    let _ = register(1);
+    rt().me().process = 0;
+    spawn("register", 1, || register_deregister(0));
+    spawn("free", 1, move || gpu::free(memory[0]));
+    spawn("free too", 2, move || gpu::free(memory[1]));
     finish();
 }
 
@@ -184,8 +213,10 @@ pub const EXHAUSTIVE: &[(&str, fn(&Scenario))] = &[
     ("free-against-both", free_against_both),
     ("free-against-one", free_against_one),
     ("unload", unload),
+    ("unload-against-acquire", unload_against_acquire),
     ("foreign", foreign),
     ("reuse", reuse),
+    ("two-callbacks", two_callbacks),
 ];
 
 // What follows is too wide to be run in all orders.
@@ -261,6 +292,9 @@ fn everything(scenario: &Scenario) {
     if choose(4) == 0 {
         spawn("other user", 1, || second_user(0));
     }
+    if choose(4) == 0 {
+        spawn("reader", 3, world::read_proc);
+    }
     if unloads {
         spawn("rmmod", 0, || {
             let _ = world::rmmod();
@@ -293,7 +327,8 @@ fn hca_removal(scenario: &Scenario) {
 
 pub const RANDOM: &[(&str, fn(&Scenario))] = &[("everything", everything), ("hca-removal", hca_removal)];
 
-fn config() -> Config {
+/// How shuttle runs us.
+pub fn config() -> Config {
     let mut config = Config::new();
     config.stack_size = 128 << 10;
     config.failure_persistence = FailurePersistence::None;

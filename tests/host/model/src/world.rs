@@ -15,18 +15,25 @@ pub const R: u64 = 2;
 pub const G: u64 = 3;
 pub const TEXT: u64 = 4;
 pub const MODULE: u64 = 5;
+pub const PROC: u64 = 6;
 /// The client's lock of the 4.9 core, or its table of tickets; plus the client's number.
 pub const CLIENT: u64 = 10;
 /// The HCA's use of one pin; plus the pin's number.
 pub const HCA: u64 = 100;
 /// The state of one MR of the 4.9 core; plus the umem's number.
 pub const MR: u64 = 300;
+/// An sg_table; plus its number.
+pub const SG: u64 = 500;
 
 /// Entry points of the module under test.
 #[derive(Clone, Copy)]
 pub struct Module {
     pub init: fn() -> i32,
     pub exit: fn(),
+    /// Its proc files: the first row of a list from a place on, a row, the counters.
+    pub seek: unsafe extern "C" fn(u32, *mut u64) -> c_int,
+    pub row: unsafe extern "C" fn(u32, u64, *mut c_void),
+    pub stats: unsafe extern "C" fn(*mut c_void),
 }
 
 /// Something that goes wrong.
@@ -114,6 +121,9 @@ pub struct World {
     pub going: bool,
     pub unloaded: bool,
     pub device_gone: bool,
+    proc_there: bool,
+    readers: usize,
+    no_readers: usize,
 }
 
 thread_local! {
@@ -148,6 +158,9 @@ impl World {
             going: false,
             unloaded: false,
             device_gone: false,
+            proc_there: false,
+            readers: 0,
+            no_readers: rt::new_flag(),
         };
         // SAFETY: Single-threaded; nobody holds a reference over the beginning of an execution.
         WORLD.with(|place| unsafe { *place.get() = Some(world) });
@@ -238,6 +251,9 @@ pub fn check_end() {
     if world.refs != 0 {
         fail(format!("{} module references are left at the end", world.refs));
     }
+    if world.unloaded && rt().allocated != 0 {
+        fail(format!("{} bytes are still allocated after the module was unloaded", rt().allocated));
+    }
 }
 
 #[no_mangle]
@@ -321,11 +337,11 @@ extern "C" fn nvpm_p2p_put_persistent(_va: u64, table: *mut raw::nvidia_p2p_page
 #[no_mangle]
 extern "C" fn nvpm_p2p_dma_map(
     device: *mut raw::device,
-    _table: *mut raw::nvidia_p2p_page_table,
+    table: *mut raw::nvidia_p2p_page_table,
     mapping: *mut *mut raw::nvidia_p2p_dma_mapping,
 ) -> c_int {
     pci(device);
-    gpu::dma_map(mapping)
+    gpu::dma_map(table, mapping)
 }
 
 #[no_mangle]
@@ -373,8 +389,8 @@ extern "C" fn nvpm_current_comm(comm: *mut u8) {
 
 #[no_mangle]
 extern "C" fn nvpm_now_ns() -> u64 {
-    // Time passes with the steps that are run.
-    rt().steps.len() as u64 * 1000
+    // Time stands still: what is measured decides nothing.
+    1
 }
 
 #[no_mangle]
@@ -389,14 +405,67 @@ extern "C" fn nvpm_cpu() -> u32 {
 
 #[no_mangle]
 extern "C" fn nvpm_proc_create() -> c_int {
+    rt::touch(PROC, true, "the proc files appear");
+    w().proc_there = true;
+    let no_readers = w().no_readers;
+    rt().flags[no_readers] = true;
     0
 }
 
 #[no_mangle]
-extern "C" fn nvpm_proc_remove() {}
+extern "C" fn nvpm_proc_remove() {
+    rt::touch(PROC, true, "the proc files vanish");
+    w().proc_there = false;
+    rt::wait_flag(w().no_readers, "wait until nobody reads the proc files");
+}
 
 #[no_mangle]
-extern "C" fn nvpm_proc_write(_seq: *mut c_void, _text: *const u8, _length: usize) {}
+extern "C" fn nvpm_proc_write(_seq: *mut c_void, _text: *const u8, _length: usize) {
+    if rt().me().held.iter().any(|h| h.0 >= Rank::L) {
+        fail("writes a proc file under a lock of its own".into());
+    }
+}
+
+/// An admin reads all of /proc/driver/nvidia-peermem.
+pub fn read_proc() {
+    rt::touch(PROC, true, "open the proc files");
+    if !w().proc_there {
+        return;
+    }
+    let no_readers = w().no_readers;
+    w().readers += 1;
+    rt().flags[no_readers] = false;
+    in_text(|| {
+        let Module { seek, row, stats, .. } = w().module;
+        let seq = std::ptr::without_provenance_mut(0x2000);
+        for list in 0..3 {
+            let mut at = 0;
+            // SAFETY: As shim.c calls it while a file is read.
+            while unsafe { seek(list, &mut at) } != 0 {
+                // SAFETY: As above.
+                unsafe { row(list, at, seq) };
+                at += 1;
+            }
+        }
+        // SAFETY: As above.
+        unsafe { stats(seq) };
+    });
+    rt::touch(PROC, true, "close the proc files");
+    w().readers -= 1;
+    let idle = w().readers == 0;
+    rt().flags[no_readers] = idle;
+}
+
+// Tracepoints: what they are given is not looked at.
+
+#[no_mangle]
+extern "C" fn nvpm_trace_registration() {}
+
+#[no_mangle]
+extern "C" fn nvpm_trace_late_callback() {}
+
+#[no_mangle]
+extern "C" fn nvpm_trace_failure() {}
 
 #[no_mangle]
 extern "C" fn nvpm_sleep_ms(_ms: u32) {
@@ -510,6 +579,7 @@ extern "C" fn nvpm_sg_alloc(entries: u32) -> *mut raw::sg_table {
 extern "C" fn nvpm_sg_free(table: *mut raw::sg_table) {
     // SAFETY: From `nvpm_sg_alloc()`; leaked so that a second free can be told.
     let number = unsafe { (*table.cast::<SgTable>()).number };
+    rt::touch(SG + number as u64, true, "free an sg_table");
     let sg = &mut w().sgs[number];
     if std::mem::replace(&mut sg.freed, true) {
         fail("frees an sg_table twice".into());

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-fn main() {
-    model::cli::main(model::world::Module { init: nvidia_peermem::init_module, exit: nvidia_peermem::cleanup_module })
-}
+
+//! Runs the models against the shipped sources; see `model::cli`.
+
+model::main!(nvidia_peermem);

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The models bite: each file in `faults/` is a small patch on the shipped sources, and the models must find what it
+//! breaks, in the words that it says. Fails if a patch no longer applies, or if a model stays green.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+struct Fault {
+    name: String,
+    path: PathBuf,
+    run: Vec<String>,
+    says: String,
+}
+
+fn read_faults(folder: &Path) -> Vec<Fault> {
+    let mut faults: Vec<Fault> = fs::read_dir(folder)
+        .expect("faults/ is there")
+        .map(|entry| entry.expect("readable").path())
+        .filter(|path| path.extension().is_some_and(|e| e == "patch"))
+        .map(|path| {
+            let text = fs::read_to_string(&path).expect("readable");
+            let field = |key: &str| {
+                let line = text.lines().find_map(|l| l.strip_prefix(key));
+                line.unwrap_or_else(|| panic!("{} has no line {key}", path.display())).trim().to_string()
+            };
+            let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+            Fault { name, run: field("Run:").split(' ').map(Into::into).collect(), says: field("Says:"), path }
+        })
+        .collect();
+    faults.sort_by(|a, b| a.name.cmp(&b.name));
+    faults
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("writable");
+    for entry in fs::read_dir(from).expect("readable") {
+        let entry = entry.expect("readable").path();
+        if entry.extension().is_some_and(|e| e == "rs") {
+            fs::copy(&entry, to.join(entry.file_name().expect("a name"))).expect("writable");
+        }
+    }
+}
+
+/// One package per fault, in one workspace that shares what is built already.
+fn prepare(faults: &[Fault], host: &Path, work: &Path) {
+    let root = host.join("../..");
+    let mut members = String::new();
+    for fault in faults {
+        let package = work.join(&fault.name);
+        let _ = fs::remove_dir_all(&package);
+        copy(&root.join("src"), &package.join("src"));
+        copy(&root.join("bindings"), &package.join("bindings"));
+        let patched = Command::new("patch")
+            .args(["-p1", "--silent", "--forward", "--fuzz=0", "-i"])
+            .arg(&fault.path)
+            .current_dir(&package)
+            .output()
+            .expect("patch is installed");
+        assert!(
+            patched.status.success(),
+            "{} does not apply any more; make it again for the sources as they are now:\n{}",
+            fault.path.display(),
+            String::from_utf8_lossy(&patched.stdout)
+        );
+        let lib = format!("fault_{}", fault.name.replace('-', "_"));
+        let manifest = format!(
+            "[package]\nname = \"fault-{name}\"\nversion = \"0.0.0\"\nedition = \"2021\"\n\
+             [lib]\nname = \"{lib}\"\npath = \"src/peer_client.rs\"\n\
+             [[bin]]\nname = \"fault-{name}\"\npath = \"main.rs\"\n\
+             [dependencies]\nkernel = {{ path = \"{host}/kernel\" }}\nmodel = {{ path = \"{host}/model\" }}\n\
+             pinned-init = {{ version = \"=0.0.10\", default-features = false }}\n",
+            name = fault.name,
+            host = host.display(),
+        );
+        fs::write(package.join("Cargo.toml"), manifest).expect("writable");
+        let main = format!("model::main!({lib});\n");
+        fs::write(package.join("main.rs"), main).expect("writable");
+        writeln!(members, "    \"{}\",", fault.name).expect("a string");
+    }
+    let profile = fs::read_to_string(host.join("Cargo.toml")).expect("readable");
+    let profile = profile.split("[profile.dev]").nth(1).expect("the workspace has a profile");
+    let workspace = format!("[workspace]\nresolver = \"2\"\nmembers = [\n{members}]\n\n[profile.dev]{profile}");
+    fs::write(work.join("Cargo.toml"), workspace).expect("writable");
+    fs::copy(host.join("Cargo.lock"), work.join("Cargo.lock")).expect("writable");
+}
+
+#[test]
+fn every_planted_fault_is_found() {
+    let host = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a parent").canonicalize().expect("there");
+    let target = Path::new(env!("CARGO_BIN_EXE_run")).parent().and_then(Path::parent).expect("target folder");
+    let work = target.join("faults");
+    fs::create_dir_all(&work).expect("writable");
+    let faults = read_faults(&host.join("faults"));
+    assert!(faults.len() >= 15, "{} faults only", faults.len());
+    prepare(&faults, &host, &work);
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--offline", "--workspace", "--quiet", "--target-dir"])
+        .arg(target)
+        .current_dir(&work)
+        .env("RUSTFLAGS", "")
+        .output()
+        .expect("cargo runs");
+    assert!(built.status.success(), "a fault does not build:\n{}", String::from_utf8_lossy(&built.stderr));
+    let mut missed = String::new();
+    for fault in &faults {
+        let ran = Command::new(target.join("debug").join(format!("fault-{}", fault.name)))
+            .args(&fault.run)
+            .output()
+            .expect("built just now");
+        let (out, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+        let first = err.lines().find(|l| l.starts_with("VIOLATION")).unwrap_or("");
+        if ran.status.code() == Some(86) && first.contains(&fault.says) {
+            println!("found {}: {first}", fault.name);
+        } else {
+            writeln!(missed, "{} by `run {}`: {:?}\n{out}{err}", fault.name, fault.run.join(" "), ran.status)
+                .expect("a string");
+        }
+    }
+    assert!(missed.is_empty(), "the models miss, or find something else than \"Says:\" in\n{missed}");
+}
