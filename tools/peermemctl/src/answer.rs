@@ -81,7 +81,7 @@ pub struct Status {
 }
 
 /// Checks that decide whether it works at all.
-const DECISIVE: [&str; 14] = [
+const DECISIVE: [&str; 15] = [
     "driver.loaded",
     "driver.licence",
     "driver.exports",
@@ -89,6 +89,7 @@ const DECISIVE: [&str; 14] = [
     "api.version",
     "api.driver",
     "module.loaded",
+    "module.shut",
     "module.stub",
     "clients.taken",
     "clients.callbacks",

@@ -4,6 +4,7 @@
 pub mod answer;
 pub mod check;
 pub mod cli;
+pub mod cuda;
 pub mod doctor;
 pub mod kernel;
 pub mod machine;
@@ -17,3 +18,4 @@ pub mod rdma;
 pub mod root;
 pub mod selftest;
 pub mod text;
+pub mod verbs;

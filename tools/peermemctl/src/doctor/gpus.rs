@@ -103,11 +103,11 @@ fn dma_buf(machine: &Machine) -> Check {
     match (&machine.driver, machine.symbols.is_ok()) {
         (None, _) | (_, false) => Check::skip(ID, "whether dma-buf works cannot be told"),
         _ if machine.dma_buf() => {
-            Check::ok(ID, "registration by dma-buf is possible as well: open nvidia.ko, and the RDMA core has it")
+            Check::ok(ID, "registration by dma-buf should work as well: nvidia.ko is open, and the RDMA core has it")
         }
         _ => Check::ok(
             ID,
-            "registration by dma-buf is not possible here: only the open nvidia.ko on kernels from 5.12 on has it",
+            "registration by dma-buf cannot work here: it needs the open nvidia.ko and an RDMA core of kernel 5.12 or later",
         ),
     }
 }

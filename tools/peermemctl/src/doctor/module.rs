@@ -9,6 +9,7 @@ use crate::module_file::{self, Maker, ModuleFile};
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks = file(machine);
+    checks.extend(shut(machine));
     checks.extend(signature(machine));
     checks.push(loaded(machine));
     checks.extend(stale(machine));
@@ -76,6 +77,19 @@ fn file(machine: &Machine) -> Vec<Check> {
     checks
 }
 
+/// A kernel that takes no modules any more.
+fn shut(machine: &Machine) -> Option<Check> {
+    let shut = machine.root.line("/proc/sys/kernel/modules_disabled").as_deref() == Some("1");
+    (shut && machine.loaded.is_none()).then(|| {
+        Check::fail(
+            "module.shut",
+            "this kernel takes no more modules until it is booted again",
+            "take kernel.modules_disabled=1 out of /etc/sysctl.d (or what sets it at boot), and reboot",
+        )
+        .seen("/proc/sys/kernel/modules_disabled is 1")
+    })
+}
+
 fn vermagic(release: &str, file: &ModuleFile) -> Option<Check> {
     let vermagic = file.field("vermagic")?;
     let built_for = vermagic.split_ascii_whitespace().next()?;
@@ -116,7 +130,12 @@ fn signatures_demanded(machine: &Machine) -> Option<String> {
 
 fn signature(machine: &Machine) -> Option<Check> {
     const ID: &str = "module.signature";
-    let file = machine.file.as_ref()?;
+    let Some(file) = machine.file.as_ref() else {
+        let evidence = signatures_demanded(machine)?;
+        return Some(
+            Check::skip(ID, "this kernel takes signed modules only: what you install must be signed").seen(evidence),
+        );
+    };
     let signer = match &file.signature {
         Some(signature) => signature.signer.clone().unwrap_or_else(|| "somebody whose name cannot be read".to_owned()),
         None => {
@@ -128,7 +147,7 @@ fn signature(machine: &Machine) -> Option<Check> {
                 )
                 .seen(evidence),
                 None => Check::ok(ID, "the module file is not signed, and this kernel does not ask for that"),
-            })
+            });
         }
     };
     let rejected = machine.log.iter().flatten().rev().find(|line| {

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Records what `peermemctl` looks at on this machine as one text file, for `tests/trees`.
+//!
+//!     record "what is wrong with this machine" > tests/trees/NAME.tree
+//!
+//! Read-only. What is personal or not needed is left out on the way: serial numbers, MAC addresses and GUIDs are never
+//! read, of logs and configuration only the lines about GPUs and RDMA are kept, of module files only .modinfo, the
+//! names that matter and who signed. The format: a first letter per entry,
+//!
+//!     # text            about the tree
+//!     F path            a file; its lines follow, each with a | in front (a last one without newline with a \)
+//!     H path size       a file of bytes; those that are not zero follow, as lines of offset and 32 bytes
+//!     L path -> target  a link
+//!     E path            something that is only there
+//!     M path            a module file; lines of .modinfo, `needs SYMBOL` and `signer NAME` follow
+
+use peermemctl::kernel::{self, SYMBOLS};
+use peermemctl::machine::{NAME, PEERS};
+use peermemctl::module_file::{self, ModuleFile};
+use peermemctl::root::{recorded_name, Root, TOOLS};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+fn main() {
+    let about = std::env::args().nth(1).unwrap_or_default();
+    let mut recorder = Recorder { root: Root::new(Path::new("/")), done: BTreeSet::new() };
+    println!("# {about}");
+    recorder.all();
+}
+
+struct Recorder {
+    root: Root,
+    done: BTreeSet<String>,
+}
+
+/// Words of the lines that are kept of logs and configuration.
+const TOPICS: [&str; 12] = [
+    "nvidia",
+    "NVRM",
+    "nv_mem",
+    "nv_peer_mem",
+    "ib_core",
+    "ib_uverbs",
+    "peer_mem",
+    "Loading of",
+    "DMAR",
+    "AMD-Vi",
+    "rxe",
+    "mlx",
+];
+
+fn on_topic(line: &str) -> bool {
+    TOPICS.iter().any(|topic| line.contains(topic))
+}
+
+impl Recorder {
+    fn text(&mut self, path: &str, text: &str) {
+        if !self.done.insert(path.to_owned()) {
+            return;
+        }
+        println!("F {path}");
+        for line in text.split_inclusive('\n') {
+            match line.strip_suffix('\n') {
+                Some(line) => println!("|{line}"),
+                None => println!("\\{line}"),
+            }
+        }
+    }
+
+    fn file(&mut self, path: &str) {
+        if let Ok(text) = self.root.text(path) {
+            self.text(path, &text);
+        }
+    }
+
+    /// The lines of a file that `keep` keeps.
+    fn lines(&mut self, path: &str, keep: impl Fn(&str) -> bool) {
+        if let Ok(text) = self.root.text(path) {
+            let kept: String = text.split_inclusive('\n').filter(|line| keep(line)).collect();
+            self.text(path, &kept);
+        }
+    }
+
+    fn hex(&mut self, path: &str) {
+        if let Ok(bytes) = self.root.bytes(path) {
+            println!("H {path} {}", bytes.len());
+            for (n, line) in bytes.chunks(32).enumerate().filter(|(_, line)| line.iter().any(|byte| *byte != 0)) {
+                println!("|{:04x} {}", n * 32, line.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+            }
+        }
+    }
+
+    fn link(&mut self, path: &str) -> bool {
+        let Ok(target) = fs::read_link(self.root.at(path)) else { return false };
+        if self.done.insert(path.to_owned()) {
+            println!("L {path} -> {}", target.display());
+        }
+        true
+    }
+
+    fn existence(&mut self, path: &str) {
+        if self.root.exists(path) {
+            println!("E {path}");
+        }
+    }
+
+    fn all(&mut self) {
+        self.proc();
+        self.pci();
+        self.rdma();
+        self.modules();
+        self.configuration();
+        for name in self.root.names("/dev") {
+            if name.starts_with("nvidia") {
+                self.existence(&format!("/dev/{name}"));
+            }
+        }
+        for name in self.root.names("/dev/infiniband") {
+            self.existence(&format!("/dev/infiniband/{name}"));
+        }
+        if let Ok(log) = self.root.kernel_log() {
+            let kept: String = log.split_inclusive('\n').filter(|line| on_topic(line)).collect();
+            self.text("/dev/kmsg", &kept);
+        }
+        let args = ["-q", "-d", "MEMORY"];
+        if let Some(text) = self.root.tool("nvidia-smi", &args) {
+            self.text(&format!("{TOOLS}/{}", recorded_name("nvidia-smi", &args)), &text);
+        }
+    }
+
+    fn proc(&mut self) {
+        for path in [
+            "/proc/modules",
+            "/proc/sys/kernel/osrelease",
+            "/proc/sys/kernel/numa_balancing",
+            "/proc/sys/kernel/modules_disabled",
+            "/proc/self/limits",
+            "/proc/driver/nvidia/version",
+            "/proc/driver/nvidia/params",
+        ] {
+            self.file(path);
+        }
+        self.lines("/proc/kallsyms", |line| {
+            line.split_ascii_whitespace().nth(2).is_some_and(|name| SYMBOLS.contains(&name))
+        });
+        let mut pids = BTreeSet::new();
+        for name in self.root.names("/proc/driver/nvidia-peermem") {
+            let path = format!("/proc/driver/nvidia-peermem/{name}");
+            let text = self.root.text(&path).unwrap_or_default();
+            let pid = |line: &str| line.split(' ').find_map(|field| field.strip_prefix("pid=")).map(str::to_owned);
+            pids.extend(text.lines().filter_map(pid));
+            self.file(&path);
+        }
+        for pid in self.root.names("/proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())) {
+            for fd in self.root.names(&format!("/proc/{pid}/fd")) {
+                let path = format!("/proc/{pid}/fd/{fd}");
+                let target = fs::read_link(self.root.at(&path)).unwrap_or_default();
+                if target.to_string_lossy().starts_with("/dev/infiniband/uverbs") {
+                    pids.insert(pid.clone());
+                    self.link(&path);
+                }
+            }
+        }
+        for pid in pids {
+            for file in ["comm", "limits"] {
+                self.file(&format!("/proc/{pid}/{file}"));
+            }
+            self.file(&format!("/proc/{pid}/status"));
+        }
+    }
+
+    fn pci(&mut self) {
+        const DEVICES: &str = "/sys/bus/pci/devices";
+        for address in self.root.names(DEVICES) {
+            let dir = format!("{DEVICES}/{address}");
+            let class = self.root.line(&format!("{dir}/class")).unwrap_or_default();
+            let is_bridge = class.starts_with("0x06");
+            let is_ours = self.root.link_name(&format!("{dir}/driver")).as_deref() == Some("nvidia");
+            if !(is_bridge || is_ours || class.starts_with("0x02") || class.starts_with("0x03")) {
+                continue;
+            }
+            self.link(&dir);
+            let Some(real) = self.root.resolved(&dir) else { continue };
+            for name in [
+                "vendor",
+                "device",
+                "class",
+                "resource",
+                "numa_node",
+                "current_link_speed",
+                "current_link_width",
+                "max_link_speed",
+                "max_link_width",
+            ] {
+                self.file(&format!("{real}/{name}"));
+            }
+            self.link(&format!("{real}/driver"));
+            if self.link(&format!("{real}/iommu_group")) {
+                if let Some(group) = self.root.resolved(&format!("{real}/iommu_group")) {
+                    self.file(&format!("{group}/type"));
+                }
+            }
+            // Only of bridges: other devices carry serial numbers in there.
+            if is_bridge {
+                self.hex(&format!("{real}/config"));
+            }
+        }
+    }
+
+    fn rdma(&mut self) {
+        for name in self.root.names("/sys/class/infiniband") {
+            let dir = format!("/sys/class/infiniband/{name}");
+            self.link(&dir);
+            let Some(real) = self.root.resolved(&dir) else { continue };
+            self.link(&format!("{real}/device"));
+            self.file(&format!("{real}/parent"));
+            if let Some(netdev) = self.root.line(&format!("{real}/parent")) {
+                let net = format!("/sys/class/net/{netdev}");
+                self.link(&net);
+                if let Some(real) = self.root.resolved(&net) {
+                    self.link(&format!("{real}/device"));
+                    if let Some(device) = self.root.resolved(&format!("{real}/device")) {
+                        self.existence(&format!("{device}/uevent"));
+                    }
+                }
+            }
+            for port in self.root.names(&format!("{real}/ports")) {
+                for file in ["state", "phys_state", "link_layer", "rate"] {
+                    self.file(&format!("{real}/ports/{port}/{file}"));
+                }
+            }
+        }
+        for client in self.root.names(PEERS) {
+            for file in self.root.names(&format!("{PEERS}/{client}")) {
+                self.file(&format!("{PEERS}/{client}/{file}"));
+            }
+        }
+    }
+
+    fn modules(&mut self) {
+        for module in ["nvidia", NAME, "ib_core", "ib_uverbs", "rdma_rxe", "siw", "nv_peer_mem", "efa_nv_peermem"] {
+            let dir = format!("/sys/module/{module}");
+            for file in ["version", "srcversion", "taint", "refcnt", "initstate"] {
+                self.file(&format!("{dir}/{file}"));
+            }
+            if module == NAME {
+                for parameter in self.root.names(&format!("{dir}/parameters")) {
+                    self.file(&format!("{dir}/parameters/{parameter}"));
+                }
+            }
+        }
+        self.file("/sys/module/module/parameters/sig_enforce");
+        self.file("/sys/kernel/security/lockdown");
+        for release in self.root.names("/lib/modules") {
+            let list = format!("/lib/modules/{release}/modules.dep");
+            self.lines(&list, |line| on_topic(line.split(':').next().unwrap_or_default()));
+        }
+        let Some(release) = kernel::release(&self.root) else { return };
+        let mut files = module_file::all(&self.root, &release, NAME);
+        for driver in ["nvidia", "rdma_rxe", "mlx5_ib", "mlx4_ib", "bnxt_re", "irdma", "efa"] {
+            files.extend(module_file::chosen(&self.root, &release, driver));
+        }
+        for path in files {
+            let Ok(file) = ModuleFile::read(&self.root, &path) else { continue };
+            println!("M {path}");
+            for key in ["description", "license", "version", "srcversion", "vermagic"] {
+                if let Some(value) = file.field(key) {
+                    println!("|{key}={value}");
+                }
+            }
+            let matters = |name: &&String| SYMBOLS.contains(&name.as_str()) || name.starts_with("nvidia_p2p_");
+            for name in file.needs.iter().filter(matters) {
+                println!("|needs {name}");
+            }
+            if let Some(name) = file.needs.iter().find(|name| name.starts_with("_R") && name.contains("6kernel")) {
+                println!("|needs {name}");
+            }
+            if let Some(signature) = file.signature {
+                println!("|signer {}", signature.signer.unwrap_or_default());
+            }
+        }
+    }
+
+    fn configuration(&mut self) {
+        for dir in ["modprobe.d", "modules-load.d", "depmod.d", "security/limits.d"] {
+            for name in self.root.names(&format!("/etc/{dir}")) {
+                self.lines(&format!("/etc/{dir}/{name}"), |line| on_topic(line) || line.contains("memlock"));
+            }
+        }
+        for dir in ["/usr/lib/modprobe.d", "/usr/lib/modules-load.d"] {
+            for name in self.root.names(dir) {
+                self.lines(&format!("{dir}/{name}"), on_topic);
+            }
+        }
+        self.lines("/etc/modules", on_topic);
+        self.lines("/etc/security/limits.conf", |line| line.contains("memlock"));
+    }
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The few calls of the CUDA driver API that the self-test makes; libcuda is opened at run time.
+
+use anyhow::{bail, Context as _, Result};
+use libloading::Library;
+use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use std::os::fd::{FromRawFd, OwnedFd};
+
+type Status = c_int;
+type DevicePointer = u64;
+
+const DMA_BUF_SUPPORTED: c_int = 124;
+const SYNC_MEMOPS: c_int = 6;
+const HANDLE_TYPE_DMA_BUF_FD: c_int = 1;
+
+/// The library.
+pub struct Cuda {
+    lib: Library,
+}
+
+macro_rules! call {
+    ($cuda:expr, $name:literal, ($($type:ty),*), $($arg:expr),*) => {{
+        // SAFETY: The type is the one that CUDA documents for this function; the arguments are checked by the caller.
+        let status = unsafe {
+            let function = $cuda.lib.get::<unsafe extern "C" fn($($type),*) -> Status>(concat!($name, "\0").as_bytes())
+                .with_context(|| format!("libcuda has no {}", $name))?;
+            function($($arg),*)
+        };
+        $cuda.checked($name, status)
+    }};
+}
+
+impl Cuda {
+    /// Opens the library and starts the driver.
+    pub fn open() -> Result<Self> {
+        // SAFETY: libcuda's constructors are safe to run.
+        let lib = unsafe { Library::new("libcuda.so.1") }
+            .context("libcuda.so.1 cannot be opened: install the user-space part of the GPU driver")?;
+        let cuda = Self { lib };
+        call!(cuda, "cuInit", (c_uint), 0)?;
+        Ok(cuda)
+    }
+
+    fn checked(&self, name: &str, status: Status) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        let mut text: *const c_char = std::ptr::null();
+        // SAFETY: As documented; `text` is a local that is set to a static string or left alone.
+        let known = unsafe {
+            self.lib
+                .get::<unsafe extern "C" fn(Status, *mut *const c_char) -> Status>(b"cuGetErrorName\0")
+                .is_ok_and(|function| function(status, &mut text) == 0)
+        };
+        if known && !text.is_null() {
+            // SAFETY: A static string of the library.
+            let text = unsafe { CStr::from_ptr(text) };
+            bail!("{name}: {} ({status})", text.to_string_lossy());
+        }
+        bail!("{name}: error {status}");
+    }
+
+    /// GPU number `ordinal`, with its primary context current in this thread.
+    pub fn gpu(&self, ordinal: c_int) -> Result<Gpu<'_>> {
+        let mut device: c_int = 0;
+        call!(self, "cuDeviceGet", (*mut c_int, c_int), &mut device, ordinal)?;
+        let mut context: *mut c_void = std::ptr::null_mut();
+        call!(self, "cuDevicePrimaryCtxRetain", (*mut *mut c_void, c_int), &mut context, device)?;
+        let gpu = Gpu { cuda: self, device };
+        call!(self, "cuCtxSetCurrent", (*mut c_void), context)?;
+        Ok(gpu)
+    }
+}
+
+/// A GPU whose primary context is held.
+pub struct Gpu<'a> {
+    cuda: &'a Cuda,
+    device: c_int,
+}
+
+impl<'a> Gpu<'a> {
+    /// What it is called.
+    pub fn name(&self) -> Result<String> {
+        let mut name = [0u8; 128];
+        call!(self.cuda, "cuDeviceGetName", (*mut u8, c_int, c_int), name.as_mut_ptr(), 128, self.device)?;
+        let text = CStr::from_bytes_until_nul(&name).context("the GPU's name has no end")?;
+        Ok(text.to_string_lossy().into_owned())
+    }
+
+    /// Whether memory of this GPU can be handed out as a dma-buf.
+    pub fn has_dma_buf(&self) -> bool {
+        let mut value: c_int = 0;
+        let asked = || {
+            call!(
+                self.cuda,
+                "cuDeviceGetAttribute",
+                (*mut c_int, c_int, c_int),
+                &mut value,
+                DMA_BUF_SUPPORTED,
+                self.device
+            )
+        };
+        let mut asked = asked;
+        asked().is_ok() && value == 1
+    }
+
+    /// Allocates `size` bytes of GPU memory.
+    pub fn allocate(&self, size: usize) -> Result<Memory<'a>> {
+        let mut at: DevicePointer = 0;
+        call!(self.cuda, "cuMemAlloc_v2", (*mut DevicePointer, usize), &mut at, size)?;
+        let memory = Memory { cuda: self.cuda, at, size };
+        // Copies of ours shall see what the NIC wrote before.
+        let on: c_uint = 1;
+        call!(
+            self.cuda,
+            "cuPointerSetAttribute",
+            (*const c_void, c_int, DevicePointer),
+            std::ptr::from_ref(&on).cast(),
+            SYNC_MEMOPS,
+            at
+        )?;
+        Ok(memory)
+    }
+}
+
+impl Drop for Gpu<'_> {
+    fn drop(&mut self) {
+        let release = || call!(self.cuda, "cuDevicePrimaryCtxRelease_v2", (c_int), self.device);
+        if let Err(error) = release() {
+            eprintln!("peermemctl: {error:#}");
+        }
+    }
+}
+
+/// GPU memory, freed when dropped.
+pub struct Memory<'a> {
+    cuda: &'a Cuda,
+    at: DevicePointer,
+    size: usize,
+}
+
+impl Memory<'_> {
+    /// Its address.
+    pub fn address(&self) -> u64 {
+        self.at
+    }
+
+    /// Fills it with zeros.
+    pub fn clear(&self) -> Result<()> {
+        call!(self.cuda, "cuMemsetD8_v2", (DevicePointer, u8, usize), self.at, 0, self.size)?;
+        call!(self.cuda, "cuCtxSynchronize", (),)
+    }
+
+    /// Copies all of it here.
+    pub fn read(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0u8; self.size];
+        call!(self.cuda, "cuMemcpyDtoH_v2", (*mut u8, DevicePointer, usize), bytes.as_mut_ptr(), self.at, self.size)?;
+        Ok(bytes)
+    }
+
+    /// A dma-buf of all of it.
+    pub fn dma_buf(&self) -> Result<OwnedFd> {
+        let mut fd: c_int = -1;
+        call!(
+            self.cuda,
+            "cuMemGetHandleForAddressRange",
+            (*mut c_int, DevicePointer, usize, c_int, u64),
+            &mut fd,
+            self.at,
+            self.size,
+            HANDLE_TYPE_DMA_BUF_FD,
+            0
+        )?;
+        if fd < 0 {
+            bail!("cuMemGetHandleForAddressRange: no file descriptor");
+        }
+        // SAFETY: The driver made it for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
+
+impl Drop for Memory<'_> {
+    fn drop(&mut self) {
+        let free = || call!(self.cuda, "cuMemFree_v2", (DevicePointer), self.at);
+        if let Err(error) = free() {
+            eprintln!("peermemctl: {error:#}");
+        }
+    }
+}

@@ -1,0 +1,563 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The part of libibverbs that the self-test needs: one reliable connection from a device to itself. The library is
+//! opened at run time; the layouts are its stable ABI, checked below.
+
+use crate::root::Root;
+use anyhow::{bail, Context as _, Result};
+use libloading::Library;
+use std::ffi::{c_char, c_int, c_void, CStr};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// Local write, remote write, remote read.
+const ACCESS: c_int = 1 | 2 | 4;
+const RC: u32 = 2;
+const RDMA_WRITE: u32 = 0;
+const SIGNALED: u32 = 2;
+const STATE_INIT: u32 = 1;
+const STATE_RTR: u32 = 2;
+const STATE_RTS: u32 = 3;
+/// Which attributes each step of bringing a queue pair up sets.
+const TO_INIT: c_int = 0x39;
+const TO_RTR: c_int = 0x12_9181;
+const TO_RTS: c_int = 0x1_2e01;
+const MTU_1024: u32 = 3;
+
+#[repr(C)]
+struct RawContext {
+    device: *mut c_void,
+    ops: [*const c_void; 32],
+}
+
+/// Places of the two calls that the library makes through the context.
+const POLL_CQ: usize = 11;
+const POST_SEND: usize = 25;
+
+#[repr(C)]
+struct RawMr {
+    pointers: [*mut c_void; 3],
+    length: usize,
+    handle: u32,
+    lkey: u32,
+    rkey: u32,
+}
+
+#[repr(C)]
+struct RawQp {
+    pointers: [*mut c_void; 6],
+    handle: u32,
+    number: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Capabilities {
+    max_send_wr: u32,
+    max_recv_wr: u32,
+    max_send_sge: u32,
+    max_recv_sge: u32,
+    max_inline_data: u32,
+}
+
+#[repr(C)]
+struct QpInit {
+    context: *mut c_void,
+    send_cq: *mut c_void,
+    recv_cq: *mut c_void,
+    srq: *mut c_void,
+    cap: Capabilities,
+    kind: u32,
+    sq_sig_all: c_int,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct AddressHandle {
+    /// Global route: 16 bytes, then flow label, index of our own address, hop limit, class.
+    dgid: [u64; 2],
+    flow_label: u32,
+    sgid_index: u8,
+    hop_limit: u8,
+    traffic_class: u8,
+    dlid: u16,
+    sl: u8,
+    src_path_bits: u8,
+    static_rate: u8,
+    is_global: u8,
+    port: u8,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct QpAttributes {
+    state: u32,
+    current_state: u32,
+    path_mtu: u32,
+    path_mig_state: u32,
+    qkey: u32,
+    rq_psn: u32,
+    sq_psn: u32,
+    dest_qp_num: u32,
+    access: u32,
+    cap: Capabilities,
+    ah: AddressHandle,
+    alt_ah: AddressHandle,
+    pkey_index: u16,
+    alt_pkey_index: u16,
+    en_sqd_async_notify: u8,
+    sq_draining: u8,
+    max_rd_atomic: u8,
+    max_dest_rd_atomic: u8,
+    min_rnr_timer: u8,
+    port: u8,
+    timeout: u8,
+    retry_cnt: u8,
+    rnr_retry: u8,
+    alt_port: u8,
+    alt_timeout: u8,
+    rate_limit: u32,
+}
+
+#[repr(C)]
+struct Piece {
+    address: u64,
+    length: u32,
+    lkey: u32,
+}
+
+#[repr(C)]
+struct SendRequest {
+    id: u64,
+    next: *mut Self,
+    pieces: *mut Piece,
+    count: c_int,
+    opcode: u32,
+    flags: u32,
+    immediate: u32,
+    remote_address: u64,
+    rkey: u32,
+    /// What other opcodes use.
+    rest: [u64; 9],
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Completion {
+    id: u64,
+    status: u32,
+    opcode: u32,
+    vendor_error: u32,
+    length: u32,
+    immediate: u32,
+    qp: u32,
+    source_qp: u32,
+    flags: u32,
+    pkey_index: u16,
+    slid: u16,
+    sl: u8,
+    path_bits: u8,
+}
+
+/// The library.
+pub struct Verbs {
+    lib: Library,
+}
+
+impl Verbs {
+    /// Opens the library.
+    pub fn open() -> Result<Self> {
+        // SAFETY: libibverbs' constructors are safe to run.
+        let lib = unsafe { Library::new("libibverbs.so.1") }
+            .context("libibverbs.so.1 cannot be opened: install rdma-core (package ibverbs-providers)")?;
+        Ok(Self { lib })
+    }
+
+    /// A function of the library.
+    ///
+    /// # Safety
+    ///
+    /// `F` is its type.
+    unsafe fn function<F: Copy>(&self, name: &str) -> Result<F> {
+        // SAFETY: By this function's contract.
+        unsafe { self.lib.get::<F>(format!("{name}\0").as_bytes()) }
+            .map(|symbol| *symbol)
+            .with_context(|| format!("libibverbs has no {name}"))
+    }
+
+    /// Opens the RDMA device `name`.
+    pub fn device(&self, name: &str) -> Result<Device<'_>> {
+        type GetList = unsafe extern "C" fn(*mut c_int) -> *mut *mut c_void;
+        // SAFETY: The types are those of infiniband/verbs.h, here and below.
+        let (list, free, named, open) = unsafe {
+            (
+                self.function::<GetList>("ibv_get_device_list")?,
+                self.function::<unsafe extern "C" fn(*mut *mut c_void)>("ibv_free_device_list")?,
+                self.function::<unsafe extern "C" fn(*mut c_void) -> *const c_char>("ibv_get_device_name")?,
+                self.function::<unsafe extern "C" fn(*mut c_void) -> *mut RawContext>("ibv_open_device")?,
+            )
+        };
+        let mut count: c_int = 0;
+        // SAFETY: `count` is a local.
+        let devices = unsafe { list(&mut count) };
+        if devices.is_null() {
+            return Err(io::Error::last_os_error()).context("ibv_get_device_list");
+        }
+        let mut context = None;
+        for index in 0..usize::try_from(count).unwrap_or(0) {
+            // SAFETY: The list has `count` devices, each with a name; it is freed below.
+            unsafe {
+                let device = *devices.add(index);
+                if CStr::from_ptr(named(device)).to_bytes() == name.as_bytes() {
+                    context = Some((open(device), io::Error::last_os_error()));
+                }
+            }
+        }
+        // SAFETY: As returned; open devices outlive the list.
+        unsafe { free(devices) };
+        match context {
+            Some((context, _)) if !context.is_null() => Ok(Device { verbs: self, context }),
+            Some((_, error)) => Err(error).with_context(|| format!("open {name}")),
+            None => bail!("libibverbs does not know {name}: install its provider (package ibverbs-providers)"),
+        }
+    }
+}
+
+/// An open device.
+pub struct Device<'a> {
+    verbs: &'a Verbs,
+    context: *mut RawContext,
+}
+
+impl<'a> Device<'a> {
+    /// A protection domain.
+    pub fn domain(&'a self) -> Result<Domain<'a>> {
+        // SAFETY: Type of the header; the context is open.
+        let raw = unsafe {
+            let alloc = self.verbs.function::<unsafe extern "C" fn(*mut RawContext) -> *mut c_void>("ibv_alloc_pd")?;
+            alloc(self.context)
+        };
+        if raw.is_null() {
+            return Err(io::Error::last_os_error()).context("ibv_alloc_pd");
+        }
+        Ok(Domain { device: self, raw })
+    }
+}
+
+impl Drop for Device<'_> {
+    fn drop(&mut self) {
+        // SAFETY: Open, and what was made of it is gone, since it borrows this.
+        unsafe {
+            if let Ok(close) = self.verbs.function::<unsafe extern "C" fn(*mut RawContext) -> c_int>("ibv_close_device")
+            {
+                close(self.context);
+            }
+        }
+    }
+}
+
+/// Gives `raw` back by the library's function `name`; says so if that fails.
+fn destroy(verbs: &Verbs, name: &str, raw: *mut c_void) {
+    // SAFETY: All destroyers take one pointer and return an errno; `raw` is live and the caller's.
+    let error =
+        unsafe { verbs.function::<unsafe extern "C" fn(*mut c_void) -> c_int>(name).map(|destroy| destroy(raw)) };
+    match error {
+        Ok(0) => {}
+        Ok(error) => eprintln!("peermemctl: {name}: {}", io::Error::from_raw_os_error(error)),
+        Err(error) => eprintln!("peermemctl: {error:#}"),
+    }
+}
+
+/// A protection domain.
+pub struct Domain<'a> {
+    device: &'a Device<'a>,
+    raw: *mut c_void,
+}
+
+impl<'a> Domain<'a> {
+    /// Registers memory by its address. Errors are the system's, as `ibv_reg_mr()` sets them.
+    pub fn register(&'a self, address: u64, length: usize) -> io::Result<Region<'a>> {
+        // SAFETY: Type of the header; the kernel checks the range.
+        let raw = unsafe {
+            let register = self
+                .device
+                .verbs
+                .function::<unsafe extern "C" fn(*mut c_void, u64, usize, c_int) -> *mut RawMr>("ibv_reg_mr")
+                .map_err(io::Error::other)?;
+            register(self.raw, address, length, ACCESS)
+        };
+        self.region(raw)
+    }
+
+    /// Registers a dma-buf that begins at `address`.
+    pub fn register_dma_buf(&'a self, fd: BorrowedFd, address: u64, length: usize) -> io::Result<Region<'a>> {
+        type Register = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut RawMr;
+        // SAFETY: Type of the header; the kernel checks the range.
+        let raw = unsafe {
+            let register = self.device.verbs.function::<Register>("ibv_reg_dmabuf_mr").map_err(io::Error::other)?;
+            register(self.raw, 0, length, address, fd.as_raw_fd(), ACCESS)
+        };
+        self.region(raw)
+    }
+
+    fn region(&'a self, raw: *mut RawMr) -> io::Result<Region<'a>> {
+        if raw.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Region { verbs: self.device.verbs, raw: Some(raw), _domain: self })
+    }
+
+    /// A queue pair connected to itself.
+    pub fn loopback(&'a self, port: &PortAddress) -> Result<Loopback<'a>> {
+        type CreateCq = unsafe extern "C" fn(*mut RawContext, c_int, *mut c_void, *mut c_void, c_int) -> *mut c_void;
+        let verbs = self.device.verbs;
+        // SAFETY: Type of the header; no channel.
+        let cq = unsafe {
+            verbs.function::<CreateCq>("ibv_create_cq")?(
+                self.device.context,
+                16,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                0,
+            )
+        };
+        if cq.is_null() {
+            return Err(io::Error::last_os_error()).context("ibv_create_cq");
+        }
+        let mut init = QpInit {
+            context: std::ptr::null_mut(),
+            send_cq: cq,
+            recv_cq: cq,
+            srq: std::ptr::null_mut(),
+            cap: Capabilities { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 },
+            kind: RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: Type of the header; `init` is a local.
+        let qp = unsafe {
+            verbs.function::<unsafe extern "C" fn(*mut c_void, *mut QpInit) -> *mut RawQp>("ibv_create_qp")?(
+                self.raw, &mut init,
+            )
+        };
+        if qp.is_null() {
+            let error = io::Error::last_os_error();
+            destroy(verbs, "ibv_destroy_cq", cq);
+            return Err(error).context("ibv_create_qp");
+        }
+        let loopback = Loopback { device: self.device, cq, qp };
+        loopback.connect(port)?;
+        Ok(loopback)
+    }
+}
+
+impl Drop for Domain<'_> {
+    fn drop(&mut self) {
+        destroy(self.device.verbs, "ibv_dealloc_pd", self.raw);
+    }
+}
+
+/// A memory region.
+pub struct Region<'a> {
+    verbs: &'a Verbs,
+    raw: Option<*mut RawMr>,
+    _domain: &'a Domain<'a>,
+}
+
+impl Region<'_> {
+    fn keys(&self) -> (u32, u32) {
+        // SAFETY: Live until taken out, which only ends it.
+        self.raw.map_or((0, 0), |raw| unsafe { ((*raw).lkey, (*raw).rkey) })
+    }
+
+    /// Ends it.
+    pub fn deregister(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        if let Some(raw) = self.raw.take() {
+            destroy(self.verbs, "ibv_dereg_mr", raw.cast());
+        }
+    }
+}
+
+impl Drop for Region<'_> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// How a port is reached from itself.
+pub struct PortAddress {
+    port: u8,
+    lid: u16,
+    /// Index and value of its global address; `None` on InfiniBand, where the LID is enough.
+    gid: Option<(u8, [u8; 16])>,
+}
+
+impl PortAddress {
+    /// Reads the address of a port from sysfs. On Ethernet the RoCE v2 address with an IPv4 in it is preferred, as it
+    /// needs no neighbour discovery.
+    pub fn read(root: &Root, device: &str, port: &str) -> Result<Self> {
+        let dir = format!("/sys/class/infiniband/{device}/ports/{port}");
+        let number = port.parse().with_context(|| format!("port {port}"))?;
+        let lid = root.line(&format!("{dir}/lid")).unwrap_or_default();
+        let lid = u16::from_str_radix(lid.trim_start_matches("0x"), 16).unwrap_or(0);
+        if root.line(&format!("{dir}/link_layer")).as_deref() != Some("Ethernet") {
+            return Ok(Self { port: number, lid, gid: None });
+        }
+        let mut best = None;
+        for index in 0..16u8 {
+            let kind = root.line(&format!("{dir}/gid_attrs/types/{index}")).unwrap_or_default();
+            let gid = root.line(&format!("{dir}/gids/{index}")).and_then(|text| parse_gid(&text));
+            let Some(gid) = gid.filter(|_| kind.contains("v2")) else { continue };
+            let is_ipv4 = gid.get(..12) == Some(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
+            if is_ipv4 || best.is_none() {
+                best = Some((index, gid));
+            }
+            if is_ipv4 {
+                break;
+            }
+        }
+        let gid = best.with_context(|| {
+            format!("port {port} of {device} has no RoCE v2 address: give its network interface an IP address")
+        })?;
+        Ok(Self { port: number, lid, gid: Some(gid) })
+    }
+}
+
+/// `0000:0000:0000:0000:0000:ffff:0a00:020f`; all zeros is no address.
+fn parse_gid(text: &str) -> Option<[u8; 16]> {
+    let mut gid = [0; 16];
+    let mut parts = text.split(':');
+    for pair in gid.chunks_mut(2) {
+        pair.copy_from_slice(&u16::from_str_radix(parts.next()?, 16).ok()?.to_be_bytes());
+    }
+    (gid != [0; 16]).then_some(gid)
+}
+
+/// A queue pair connected to itself.
+pub struct Loopback<'a> {
+    device: &'a Device<'a>,
+    cq: *mut c_void,
+    qp: *mut RawQp,
+}
+
+impl Loopback<'_> {
+    fn modify(&self, attributes: &mut QpAttributes, mask: c_int) -> Result<()> {
+        type Modify = unsafe extern "C" fn(*mut RawQp, *mut QpAttributes, c_int) -> c_int;
+        // SAFETY: Type of the header; the queue pair is live.
+        let error = unsafe { self.device.verbs.function::<Modify>("ibv_modify_qp")?(self.qp, attributes, mask) };
+        match error {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error))
+                .with_context(|| format!("ibv_modify_qp to state {}", attributes.state)),
+        }
+    }
+
+    fn connect(&self, port: &PortAddress) -> Result<()> {
+        self.modify(
+            &mut QpAttributes { state: STATE_INIT, port: port.port, access: 1 | 2 | 4, ..Default::default() },
+            TO_INIT,
+        )?;
+        let mut ah = AddressHandle { dlid: port.lid, port: port.port, ..Default::default() };
+        if let Some((index, gid)) = port.gid {
+            let half = |range: std::ops::Range<usize>| {
+                gid.get(range).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
+            };
+            ah = AddressHandle { dgid: [half(0..8), half(8..16)], sgid_index: index, hop_limit: 1, is_global: 1, ..ah };
+        }
+        // SAFETY: The queue pair is live.
+        let number = unsafe { (*self.qp).number };
+        self.modify(
+            &mut QpAttributes {
+                state: STATE_RTR,
+                path_mtu: MTU_1024,
+                dest_qp_num: number,
+                max_dest_rd_atomic: 1,
+                min_rnr_timer: 12,
+                ah,
+                ..Default::default()
+            },
+            TO_RTR,
+        )?;
+        self.modify(
+            &mut QpAttributes {
+                state: STATE_RTS,
+                timeout: 14,
+                retry_cnt: 7,
+                rnr_retry: 7,
+                max_rd_atomic: 1,
+                ..Default::default()
+            },
+            TO_RTS,
+        )
+    }
+
+    /// Writes `length` bytes from `from` to `to`, and waits until that is done.
+    pub fn write(&self, from: (&Region, u64), to: (&Region, u64), length: u32) -> Result<()> {
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let mut piece = Piece { address: from.1, length, lkey: from.0.keys().0 };
+        let mut request = SendRequest {
+            id: 1,
+            next: std::ptr::null_mut(),
+            pieces: &mut piece,
+            count: 1,
+            opcode: RDMA_WRITE,
+            flags: SIGNALED,
+            immediate: 0,
+            remote_address: to.1,
+            rkey: to.0.keys().1,
+            rest: [0; 9],
+        };
+        type PostSend = unsafe extern "C" fn(*mut RawQp, *mut SendRequest, *mut *mut SendRequest) -> c_int;
+        type PollCq = unsafe extern "C" fn(*mut c_void, c_int, *mut Completion) -> c_int;
+        let mut bad: *mut SendRequest = std::ptr::null_mut();
+        // SAFETY: The provider filled these places of the context with functions of these types.
+        let (post, poll) = unsafe {
+            let ops = &(*self.device.context).ops;
+            (
+                std::mem::transmute::<*const c_void, PostSend>(ops[POST_SEND]),
+                std::mem::transmute::<*const c_void, PollCq>(ops[POLL_CQ]),
+            )
+        };
+        // SAFETY: The request and what it points to live until the write is done.
+        let error = unsafe { post(self.qp, &mut request, &mut bad) };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error)).context("ibv_post_send");
+        }
+        let start = Instant::now();
+        let mut completion = Completion::default();
+        loop {
+            // SAFETY: Room for one completion.
+            match unsafe { poll(self.cq, 1, &mut completion) } {
+                0 if start.elapsed() > PATIENCE => bail!("the write did not complete within {} s", PATIENCE.as_secs()),
+                0 => std::hint::spin_loop(),
+                1 if completion.status == 0 => return Ok(()),
+                1 => bail!("the write failed with work completion status {}", completion.status),
+                _ => bail!("ibv_poll_cq failed"),
+            }
+        }
+    }
+}
+
+impl Drop for Loopback<'_> {
+    fn drop(&mut self) {
+        destroy(self.device.verbs, "ibv_destroy_qp", self.qp.cast());
+        destroy(self.device.verbs, "ibv_destroy_cq", self.cq);
+    }
+}
+
+/// Offsets of libibverbs' header (rdma-core 44; the same since its ABI 1.1).
+const _: () = {
+    use std::mem::{offset_of, size_of};
+    assert!(offset_of!(RawContext, ops) == 8);
+    assert!(offset_of!(RawMr, lkey) == 36 && offset_of!(RawMr, rkey) == 40);
+    assert!(offset_of!(RawQp, number) == 52);
+    assert!(size_of::<QpInit>() == 64 && offset_of!(QpInit, kind) == 52);
+    assert!(size_of::<AddressHandle>() == 32 && offset_of!(AddressHandle, dlid) == 24);
+    assert!(size_of::<QpAttributes>() == 144 && offset_of!(QpAttributes, ah) == 56);
+    assert!(offset_of!(QpAttributes, pkey_index) == 120 && offset_of!(QpAttributes, rate_limit) == 136);
+    assert!(size_of::<SendRequest>() == 128 && offset_of!(SendRequest, remote_address) == 40);
+    assert!(size_of::<Completion>() == 48 && offset_of!(Completion, pkey_index) == 40);
+};
