@@ -30,6 +30,8 @@ pub struct Runner<'a> {
     machine: Machine,
     /// The test that left a process which cannot be killed.
     wedged_by: Option<String>,
+    /// The last test left something behind: the next one starts with everything loaded anew.
+    dirty: bool,
 }
 
 /// What a child left behind.
@@ -44,7 +46,7 @@ struct Ended {
 
 impl<'a> Runner<'a> {
     pub fn new(request: &'a Request, ktap: &'a mut Ktap) -> Self {
-        Self { request, ktap, machine: Machine::new(request.rival), wedged_by: None }
+        Self { request, ktap, machine: Machine::new(request.rival), wedged_by: None, dirty: false }
     }
 
     /// Everything loaded, for the prompt.
@@ -98,6 +100,11 @@ impl<'a> Runner<'a> {
         }
         // A line on the console, so that the kernel's messages have a context there.
         println!("guest: {}/{}", suite.name, test.name);
+        if self.dirty {
+            if let Err(e) = self.machine.reach(Level::Bare) {
+                self.ktap.note(&format!("clean up after the test before: {e:#}"));
+            }
+        }
         if let Err(e) = self.machine.reach(test.level) {
             self.ktap.note(&format!("prepare {:?}: {e:#}", test.level));
             return Verdict::Fail;
@@ -135,7 +142,9 @@ impl<'a> Runner<'a> {
             }
         }
         if self.wedged_by.is_none() {
-            reasons.extend(left_behind());
+            let left = left_behind();
+            self.dirty = !left.is_empty();
+            reasons.extend(left);
         }
         self.judge(suite, test, reasons, ended.skip)
     }

@@ -116,6 +116,18 @@ fn bytes_move(env: &Env) -> Result<()> {
         same_bytes(&format!("{verb} of {len} bytes"), &into.read(0, size)?, &wanted)?;
         same_bytes(&format!("{verb}: its source"), &from.read(0, size)?, &source)?;
     }
+    // Two ranges that are wrong in the same way would not show above: ordinary memory is never wrong.
+    let mut host = pattern(&mut rng, size);
+    let host_mr = bench.reg(host.as_mut_ptr() as u64, size).context("register host memory")?;
+    link.write(3, (&host_mr, 0), (&b_mr, 0), size)?;
+    link.done(3)?;
+    same_bytes("write from host memory", &b.read(0, size)?, &host)?;
+    let wanted = pattern(&mut rng, size);
+    a.write(0, &wanted)?;
+    link.read(4, (&host_mr, 0), (&a_mr, 0), size)?;
+    link.done(4)?;
+    same_bytes("read into host memory", &host, &wanted)?;
+    host_mr.dereg()?;
     Ok(())
 }
 
