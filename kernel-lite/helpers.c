@@ -57,6 +57,5 @@ void kl_mutex_unlock(struct kl_mutex *mutex)
 
 void kl_print(char level, const char *prefix, const char *text, size_t length)
 {
-	printk("%c%c%s: %.*s", KERN_SOH_ASCII, level, prefix, (int)length,
-	       text);
+	_printk(KERN_SOH "%c%s: %.*s", level, prefix, (int)length, text);
 }

@@ -44,41 +44,49 @@ command -v "$RUSTC" >/dev/null || die "no $RUSTC: install rustc 1.85 or later, o
 ours=$("$RUSTC" --version)
 theirs=$(option CONFIG_RUSTC_VERSION_TEXT)
 
-# Why the kernel's own crate is out of the question; nothing if it is not.
-why_not_kernel() {
+# Sets no_kernel to why the kernel's own crate is out of the question, to nothing if it is not, and mend to what to do.
+ask_kernel() {
+	no_kernel= mend=
 	if [ "$(option CONFIG_RUST)" != y ]; then
-		echo "kernel $kver was built without Rust (CONFIG_RUST is not set)"
+		no_kernel="kernel $kver was built without Rust (CONFIG_RUST is not set)"
+		mend="use a 7.2 kernel built with CONFIG_RUST=y"
 	elif [ ! -r "$KDIR/rust/libkernel.rmeta" ]; then
-		echo "$KDIR has no Rust metadata (rust/libkernel.rmeta), which header packages leave out"
+		no_kernel="$KDIR has no Rust metadata (rust/libkernel.rmeta), which header packages leave out"
+		mend="build against the kernel's full build tree, or install Ubuntu's linux-lib-rust-$kver"
 	elif [ "$ours" != "$theirs" ]; then
-		echo "$RUSTC is \"$ours\", the kernel was built by \"$theirs\""
+		no_kernel="$RUSTC is \"$ours\", the kernel was built by \"$theirs\""
+		mend="put that one first in PATH, or make RUSTC=<its path>"
 	else
 		case $licence in
-		NVIDIA*) echo "nvidia.ko is of the closed flavour (licence $licence), which no module with GPL-only imports can use" ;;
+		NVIDIA*)
+			no_kernel="nvidia.ko for kernel $kver is of the closed flavour (licence $licence), beside which no module with GPL-only imports loads"
+			mend="install the open flavour (nvidia-open)"
+			;;
 		esac
 	fi
 }
-# The same for kernel-lite, with what to do about it.
-why_not_lite() {
+# Sets no_lite to why kernel-lite cannot be built, with what to do about it.
+ask_lite() {
+	no_lite=
 	minor=$(echo "$ours" | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
 	library=$("$RUSTC" --print sysroot)/lib/rustlib/src/rust/library
 	if [ "$(option CONFIG_X86_64)" != y ]; then
-		echo "kernel-lite knows the compiler flags of x86-64 only"
+		no_lite="kernel-lite knows the compiler flags of x86-64 only: use a kernel built with CONFIG_RUST=y"
 	elif [ "$series" -lt 6001 ]; then
-		echo "kernel $kver is older than 6.1, for which kernel-lite's build rules are made"
+		no_lite="kernel $kver is older than 6.1, the oldest that kernel-lite is made for: use a newer one"
 	elif [ -n "$(option CONFIG_CFI)$(option CONFIG_CFI_CLANG)" ]; then
-		echo "kernel $kver checks indirect calls (CONFIG_CFI), which kernel-lite does not know how to pass"
+		no_lite="kernel $kver checks indirect calls (CONFIG_CFI), which kernel-lite does not know how to pass: use a kernel without, or one built with CONFIG_RUST=y"
 	elif [ "${minor:-0}" -lt 85 ]; then
-		echo "$RUSTC is \"$ours\": install 1.85 or later, or name one: make RUSTC=<its path>"
+		no_lite="$RUSTC is \"$ours\", kernel-lite needs 1.85 or later: install it, or make RUSTC=<its path>"
 	elif [ ! -r "$library/core/src/lib.rs" ]; then
-		echo "$RUSTC has no source of its library ($library): apt-get install rust-src (with rustc-web: rust-web-src), or rustup component add rust-src"
-	elif [ ! -r "$DEPS/pin-init/src/lib.rs" ]; then
-		echo "$DEPS has no pin-init: make deps (once; it fetches four small crates by name)"
+		no_lite="$RUSTC has no source of its library ($library): apt-get install rust-src (with rustc-web: rust-web-src), or rustup component add rust-src"
+	elif [ ! -r "${DEPS:=}/pin-init/src/lib.rs" ]; then
+		no_lite="DEPS=$DEPS has no pin-init: make deps (once; it fetches four small crates by name)"
 	fi
 }
 # 6.12 is 6012.
 series=$(echo "$kver" | sed 's/^\([0-9]*\)\.\([0-9]*\).*/\1 \2/' | { read -r major minor && echo $((major * 1000 + minor)); })
-no_kernel=$(why_not_kernel)
+ask_kernel
 case ${PROVIDER:-} in
 '')
 	if [ -z "$no_kernel" ]; then
@@ -88,7 +96,7 @@ case ${PROVIDER:-} in
 	fi
 	;;
 kernel)
-	[ -z "$no_kernel" ] || die "PROVIDER=kernel is impossible: $no_kernel"
+	[ -z "$no_kernel" ] || die "PROVIDER=kernel is impossible: $no_kernel: $mend"
 	provider=kernel why="PROVIDER"
 	;;
 kernel-lite) provider=kernel-lite why="PROVIDER" ;;
@@ -96,7 +104,7 @@ kernel-lite) provider=kernel-lite why="PROVIDER" ;;
 esac
 note "provider of the kernel crate: $provider ($why)"
 if [ $provider = kernel-lite ]; then
-	no_lite=$(why_not_lite)
+	ask_lite
 	[ -z "$no_lite" ] || die "$no_lite"
 fi
 

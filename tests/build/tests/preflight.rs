@@ -72,6 +72,84 @@ fn the_closed_nvidia_ko() {
     refused(&kernel, &["PROVIDER=kernel", &closed], &["closed flavour", "NVIDIA", "nvidia-open"]);
 }
 
+/// A kernel without Rust for which kernel-lite can be built, as far as preflight looks; `DEPS` is its folder `deps`.
+fn without_rust() -> (FakeKernel, String) {
+    let kernel = FakeKernel::new();
+    kernel.config("CONFIG_X86_64=y\n");
+    kernel.write("deps/pin-init/src/lib.rs", "");
+    let deps = format!("DEPS={}", kernel.path().join("deps").display());
+    (kernel, deps)
+}
+
+/// The provider that was written down for the build, and the line that says why.
+fn chosen(kernel: &FakeKernel, settings: &[&str]) -> (String, String) {
+    let outcome = kernel.preflight(settings);
+    assert!(outcome.ok, "{}", outcome.text);
+    let line = outcome.text.lines().find(|l| l.contains("provider of the kernel crate")).unwrap_or_default().to_string();
+    let env = std::fs::read_to_string(kernel.path().join("out/preflight.env")).expect("preflight.env");
+    let provider = env.lines().find_map(|l| l.strip_prefix("PREFLIGHT_PROVIDER=")).unwrap_or_default().to_string();
+    (provider, line)
+}
+
+#[test]
+fn the_kernels_own_crate_comes_first() {
+    let (provider, line) = chosen(&FakeKernel::new(), &[]);
+    assert_eq!(provider, "'kernel'");
+    assert!(line.contains("kernel (its metadata fits rustc)"), "{line}");
+}
+
+#[test]
+fn a_kernel_without_rust_takes_kernel_lite_and_says_why() {
+    let (kernel, deps) = without_rust();
+    let (provider, line) = chosen(&kernel, &[&deps]);
+    assert_eq!(provider, "'kernel-lite'");
+    assert!(line.contains("kernel-lite (") && line.contains("CONFIG_RUST is not set"), "{line}");
+}
+
+#[test]
+fn kernel_lite_where_it_is_asked_for() {
+    let kernel = FakeKernel::new();
+    let rustc = run(Command::new("rustc").arg("--version")).text;
+    kernel.config(&format!("CONFIG_RUST=y\nCONFIG_X86_64=y\nCONFIG_RUSTC_VERSION_TEXT=\"{}\"\n", rustc.trim()));
+    kernel.write("deps/pin-init/src/lib.rs", "");
+    let deps = format!("DEPS={}", kernel.path().join("deps").display());
+    let (provider, line) = chosen(&kernel, &[&deps, "PROVIDER=kernel-lite"]);
+    assert_eq!(provider, "'kernel-lite'");
+    assert!(line.contains("(PROVIDER)"), "{line}");
+}
+
+#[test]
+fn a_provider_that_there_is_not() {
+    refused(&FakeKernel::new(), &["PROVIDER=lite"], &["PROVIDER=lite", "kernel-lite"]);
+}
+
+#[test]
+fn kernel_lite_without_its_crates() {
+    let (kernel, _) = without_rust();
+    refused(&kernel, &["DEPS=/nonexistent"], &["DEPS=/nonexistent", "pin-init", "make deps"]);
+}
+
+#[test]
+fn kernel_lite_for_another_machine() {
+    let (kernel, deps) = without_rust();
+    kernel.config("CONFIG_ARM64=y\n");
+    refused(&kernel, &[&deps], &["x86-64", "CONFIG_RUST=y"]);
+}
+
+#[test]
+fn kernel_lite_for_a_kernel_too_old() {
+    let (kernel, deps) = without_rust();
+    kernel.write("include/config/kernel.release", "5.15.0-fake");
+    refused(&kernel, &[&deps], &["5.15.0-fake", "6.1"]);
+}
+
+#[test]
+fn kernel_lite_under_cfi() {
+    let (kernel, deps) = without_rust();
+    kernel.config("CONFIG_X86_64=y\nCONFIG_CFI_CLANG=y\n");
+    refused(&kernel, &[&deps], &["CONFIG_CFI", FakeKernel::RELEASE]);
+}
+
 #[test]
 fn a_missing_api_is_a_warning_only() {
     let kernel = FakeKernel::new();
