@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Unit tests of the files that need no neighbours: the shipped files by path, and stubs of what they name.
+
+#![cfg_attr(test, allow(dead_code))]
+#![cfg(test)]
+
+#[path = "../../../../src/range.rs"]
+mod range;
+#[path = "../../../../src/raw.rs"]
+mod raw;
+#[path = "../../../../src/registry.rs"]
+mod registry;
+#[path = "../../../../src/sg.rs"]
+mod sg;
+
+mod rt;
+mod test_range;
+mod test_registry;
+mod test_sg;
+
+/// As far as `registry` looks into it.
+mod registration {
+    use crate::shim::Process;
+
+    pub(crate) struct Registration {
+        pub(crate) ticket: u64,
+        pub(crate) owner: Process,
+    }
+
+    impl Registration {
+        pub(crate) fn ticket(&self) -> u64 {
+            self.ticket
+        }
+
+        pub(crate) fn may_be_put_by(&self, process: &Process) -> bool {
+            self.owner == *process
+        }
+    }
+}
+
+mod shim {
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub(crate) struct Process(pub(crate) u32);
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The registry is one static; its tests take turns.
+
+use crate::registration::Registration;
+use crate::registry;
+use crate::rt::ASKED;
+use crate::shim::Process;
+use kernel::alloc::flags::GFP_KERNEL;
+use kernel::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, Once};
+
+static TURN: Mutex<()> = Mutex::new(());
+static INIT: Once = Once::new();
+
+fn turn() -> MutexGuard<'static, ()> {
+    let turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
+    // SAFETY: Once, before anything else.
+    INIT.call_once(|| unsafe { registry::init() });
+    turn
+}
+
+fn insert(owner: u32) -> u64 {
+    let made = registry::insert(|ticket| {
+        Arc::new(Registration { ticket, owner: Process(owner) }, GFP_KERNEL).map_err(Into::into)
+    });
+    made.ok().expect("memory").ticket()
+}
+
+/// Runs `f` in a child, instruction by instruction, and says how many there were.
+fn instructions(f: impl FnOnce()) -> u64 {
+    // SAFETY: The child does nothing but `f` and signals to itself; the parent waits for it.
+    unsafe {
+        let child = libc::fork();
+        assert!(child >= 0, "fork");
+        if child == 0 {
+            libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+            libc::raise(libc::SIGSTOP);
+            f();
+            libc::raise(libc::SIGSTOP);
+            libc::_exit(0);
+        }
+        let mut status = 0;
+        libc::waitpid(child, &mut status, 0);
+        assert!(libc::WIFSTOPPED(status), "may this process be traced?");
+        let mut steps = 0;
+        loop {
+            assert_eq!(libc::ptrace(libc::PTRACE_SINGLESTEP, child, 0, 0), 0, "single step");
+            libc::waitpid(child, &mut status, 0);
+            assert!(libc::WIFSTOPPED(status), "the child died");
+            if libc::WSTOPSIG(status) == libc::SIGSTOP {
+                break;
+            }
+            steps += 1;
+            assert!(steps < 10_000_000, "far too many instructions");
+        }
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, &mut status, 0);
+        steps
+    }
+}
+
+/// Instructions for `n` look-ups of tickets spread over `live`.
+fn look_ups(live: &[u64], n: usize) -> u64 {
+    let tickets: Vec<u64> = (0..n).map(|i| live[i * (live.len() - 1) / n.max(1)]).collect();
+    instructions(|| {
+        for &ticket in &tickets {
+            std::hint::black_box(registry::get(ticket).is_some());
+        }
+    })
+}
+
+#[test]
+fn a_ticket_among_100_000_is_found_in_at_most_twice_the_instructions() {
+    let _turn = turn();
+    let mut live: Vec<u64> = (0..100).map(|_| insert(1)).collect();
+    let cost = |live: &[u64]| (look_ups(live, 64) - look_ups(live, 0)) / 64;
+    let few = cost(&live);
+    live.extend((100..100_000).map(|_| insert(1)));
+    let many = cost(&live);
+    println!("instructions per look-up: {few} among 100, {many} among 100 000");
+    assert!(few > 10, "nothing was measured: {few}");
+    assert!(many <= 2 * few, "{many} instructions among 100 000, {few} among 100");
+    for ticket in live {
+        registry::remove(ticket);
+    }
+}
+
+#[test]
+fn it_grows_in_pages() {
+    let _turn = turn();
+    ASKED.with_borrow_mut(Vec::clear);
+    let live: Vec<u64> = (0..300_000).map(|_| insert(1)).collect();
+    let asked = ASKED.with_borrow_mut(std::mem::take);
+    let registration = asked.iter().copied().min().expect("something was allocated");
+    let own: Vec<usize> = asked.into_iter().filter(|&bytes| bytes > registration).collect();
+    let chunks = own.iter().filter(|&&bytes| bytes > 2048 && bytes <= 4096).count();
+    // What is left is the list of the chunks, which doubles.
+    let lists: Vec<usize> = own.into_iter().filter(|&bytes| bytes <= 2048 || bytes > 4096).collect();
+    println!("{chunks} chunks, lists of chunks of {lists:?} bytes");
+    assert!(chunks > 300, "{chunks} chunks");
+    assert!(lists.len() <= 12, "{} lists of chunks", lists.len());
+    for ticket in live {
+        registry::remove(ticket);
+    }
+}
+
+#[test]
+fn a_ticket_is_never_zero_and_never_given_twice() {
+    let _turn = turn();
+    let mut seen = BTreeSet::new();
+    let keep: Vec<u64> = (0..50).map(|_| insert(1)).collect();
+    for _ in 0..10_000 {
+        let ticket = insert(1);
+        assert_ne!(ticket, 0);
+        assert!(seen.insert(ticket), "ticket {ticket} came again");
+        assert!(registry::get(ticket).is_some());
+        registry::remove(ticket);
+        assert!(registry::get(ticket).is_none(), "a ticket outlives its registration");
+    }
+    for ticket in keep {
+        assert_eq!(registry::get(ticket).map(|r| r.ticket()), Some(ticket));
+        registry::remove(ticket);
+        // Twice is harmless.
+        registry::remove(ticket);
+    }
+    for stale in [0, 1, u64::MAX, 1 << 32, (1 << 32) - 1] {
+        assert!(registry::get(stale).is_none());
+        registry::remove(stale);
+    }
+}
+
+#[test]
+fn only_the_owner_takes_its_orphans() {
+    let _turn = turn();
+    let mine: Vec<u64> = (0..3).map(|_| insert(7)).collect();
+    let other = insert(8);
+    for &ticket in mine.iter().chain([&other]) {
+        registry::add_orphan(ticket);
+    }
+    // One of them ends by its callback, in the middle of the list.
+    registry::remove(mine[1]);
+    assert!(registry::take_orphan(&Process(9)).is_none());
+    let mut taken: Vec<u64> =
+        std::iter::from_fn(|| registry::take_orphan(&Process(7)).map(|r| r.ticket())).collect();
+    taken.sort_unstable();
+    assert_eq!(taken, [mine[0], mine[2]]);
+    assert_eq!(registry::take_orphan(&Process(8)).map(|r| r.ticket()), Some(other));
+    assert!(registry::take_orphan(&Process(8)).is_none());
+    for ticket in [mine[0], mine[2], other] {
+        assert!(registry::get(ticket).is_some(), "a taken orphan stays in the registry");
+        registry::remove(ticket);
+    }
+}

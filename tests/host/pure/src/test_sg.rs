@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0
+
+use crate::raw;
+use crate::sg::{cap, cut, entries, BadPage, Coalescer, Run, Table};
+use proptest::prelude::*;
+
+/// Pages of one size in stretches, as a provider's table lists them.
+fn pages() -> impl Strategy<Value = (u64, Vec<u64>)> {
+    let size = prop::sample::select(vec![4096u64, 65536, 131_072]);
+    let stretch = (0u64..1 << 20, 1u64..20);
+    (size, prop::collection::vec(stretch, 1..12), any::<bool>()).prop_map(|(size, stretches, high)| {
+        let base = if high { u64::MAX - (size << 21) + 1 } else { 0 };
+        let list = stretches.iter().flat_map(|&(first, n)| (first..first + n).map(move |p| base + p * size));
+        (size, list.collect())
+    })
+}
+
+/// Byte for byte: what of each page is wanted, and neighbours merged.
+fn expected(size: u64, pages: &[u64], skip: u64, wanted: u64) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (i, &page) in pages.iter().enumerate() {
+        let (from, to) = (i as u64 * size, (i as u64 + 1) * size);
+        let (first, last) = (from.max(skip), to.min(skip + wanted));
+        if first >= last {
+            continue;
+        }
+        let piece = Run { addr: page + (first - from), len: last - first };
+        match runs.last_mut() {
+            Some(run) if u128::from(run.addr) + u128::from(run.len) == u128::from(piece.addr) => run.len += piece.len,
+            _ => runs.push(piece),
+        }
+    }
+    runs
+}
+
+fn coalesce(size: u64, pages: &[u64], skip: u64, wanted: u64) -> Result<Vec<Run>, u64> {
+    let mut coalescer = Coalescer::new(size, skip, wanted);
+    let mut runs = Vec::new();
+    for &page in pages {
+        runs.extend(coalescer.push(page).expect("aligned, and inside the address space"));
+    }
+    runs.extend(coalescer.finish()?);
+    Ok(runs)
+}
+
+/// How few entries rule 13 allows: one, or one per multiple of the cap that the run touches.
+fn fewest(run: Run, cap: u64) -> u64 {
+    if run.len <= cap {
+        return 1;
+    }
+    (run.addr + (run.len - 1)) / cap - run.addr / cap + 1
+}
+
+fn run() -> impl Strategy<Value = Run> {
+    let len = prop_oneof![1u64..64, (1u64 << 14..1 << 24), Just(1 << 18), Just((1 << 18) + 16), Just(3 << 18)];
+    (0u64..1 << 30, len).prop_map(|(addr, len)| Run { addr: addr << 12, len: len << 12 })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8_000))]
+
+    #[test]
+    fn runs_cover_exactly_what_is_wanted((size, pages) in pages(), skip in any::<u64>(), wanted in any::<u64>()) {
+        let total = size * pages.len() as u64;
+        let skip = skip % size / 4096 * 4096;
+        let wanted = (wanted % (total - skip)) / 4096 * 4096 + 4096;
+        let runs = coalesce(size, &pages, skip, wanted).expect("covers");
+        prop_assert_eq!(runs.iter().map(|r| r.len).sum::<u64>(), wanted);
+        // Order and every byte, and no two neighbours that could be one.
+        prop_assert_eq!(runs, expected(size, &pages, skip, wanted));
+    }
+
+    #[test]
+    fn what_the_pages_do_not_cover_is_missed((size, pages) in pages(), skip in any::<u64>(), more in 1u64..1 << 30) {
+        let total = size * pages.len() as u64;
+        let skip = skip % size;
+        prop_assert_eq!(coalesce(size, &pages, skip, total - skip + more), Err(more));
+    }
+
+    #[test]
+    fn a_crooked_page_is_refused((size, pages) in pages(), by in any::<u64>()) {
+        let by = by % (size - 1) + 1;
+        let mut coalescer = Coalescer::new(size, 0, size);
+        prop_assert_eq!(coalescer.push(pages[0] + by), Err(BadPage::Misaligned));
+    }
+
+    #[test]
+    fn cuts_are_as_few_as_rule_13_allows(run in run(), limit in any::<u64>(), shift in 12u32..31) {
+        for cap in [cap(limit, 4096), 1 << shift] {
+            let run = Run { len: run.len.min(cap * 300), ..run };
+            let pieces: Vec<Run> = cut(run, cap).collect();
+            prop_assert_eq!(pieces.iter().map(|p| p.len).sum::<u64>(), run.len);
+            let mut at = run.addr;
+            for piece in &pieces {
+                prop_assert_eq!(piece.addr, at);
+                prop_assert!(piece.len != 0 && piece.len <= cap);
+                at += piece.len;
+            }
+            for piece in &pieces[1..] {
+                prop_assert_eq!(piece.addr % cap, 0, "cut off a multiple of the cap");
+            }
+            prop_assert_eq!(pieces.len() as u64, fewest(run, cap));
+        }
+    }
+
+    #[test]
+    fn the_cap_is_the_limit_rounded_down(limit in any::<u64>(), page in prop::sample::select(vec![4096u64, 65536])) {
+        let cap = cap(limit, page);
+        prop_assert!(cap.is_power_of_two() && cap >= page && cap <= 1 << 30);
+        prop_assert!(cap <= limit || cap == page);
+        prop_assert!(cap == 1 << 30 || cap * 2 > limit);
+    }
+
+    #[test]
+    fn the_table_holds_the_pieces(runs in prop::collection::vec(run(), 1..8), shift in 24u32..31) {
+        let cap = 1u64 << shift;
+        let wanted: Vec<(u64, u32)> = runs
+            .iter()
+            .flat_map(|&r| cut(r, cap))
+            .map(|p| (p.addr, u32::try_from(p.len).expect("at most 1 GiB")))
+            .collect();
+        prop_assert_eq!(entries(runs.iter().copied(), cap), wanted.len());
+        let table = Table::new(runs.iter().copied(), cap).expect("memory");
+        let (mut published, mut nmap) = (Vec::<(u64, u32)>::new(), 0);
+        let to: *mut Vec<(u64, u32)> = &mut published;
+        // SAFETY: Both places outlive the call.
+        unsafe { table.publish(to.cast::<raw::sg_table>(), &mut nmap) };
+        prop_assert_eq!(usize::try_from(nmap), Ok(wanted.len()));
+        prop_assert_eq!(published, wanted);
+    }
+}
+
+#[test]
+fn one_gib_of_neighbours_is_one_entry() {
+    let size = 65536;
+    let pages: Vec<u64> = (0..16384).map(|i| (8 << 30) + i * size).collect();
+    let runs = coalesce(size, &pages, 0, 1 << 30).expect("covers");
+    assert_eq!(entries(runs.iter().copied(), cap(2 << 30, 4096)), 1);
+}
+
+#[test]
+fn a_page_may_end_at_the_end_of_the_address_space() {
+    assert_eq!(Coalescer::new(65536, 0, 65536).push(u64::MAX - 65535), Ok(None));
+    assert_eq!(Coalescer::new(65536, 0, 65536).push(u64::MAX - 4095), Err(BadPage::Misaligned));
+}
+
+#[test]
+fn an_empty_table_is_refused() {
+    assert_eq!(Table::new(std::iter::empty::<Run>(), 1 << 30).err(), Some(kernel::error::code::EINVAL));
+}
