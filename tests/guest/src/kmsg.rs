@@ -37,6 +37,26 @@ impl Mark {
     }
 }
 
+/// Is this the first line of a report that no test may cause? (The host judges the whole console, by a longer list;
+/// this one says which test it was.)
+pub fn is_alarm(line: &str) -> bool {
+    // How the kernel's own checkers begin (lib/, mm/kasan, kernel/locking, kernel/dma/debug.c, kernel/panic.c).
+    const BEGIN: [&str; 9] = [
+        "BUG: ",
+        "WARNING: ",
+        "DMA-API: ",
+        "INFO: task ",
+        "UBSAN: ",
+        "refcount_t: ",
+        "Oops: ",
+        "list_add corruption",
+        "list_del corruption",
+    ];
+    BEGIN.iter().any(|b| line.starts_with(b))
+        // A hold point that nobody released: the test is wrong, or somebody hangs.
+        || line.starts_with("nvidia_lab:") && line.contains("timed out")
+}
+
 /// `prio,seq,time,flags;text\n KEY=value...` → text. User-space records (facility > 0) are not the kernel's.
 fn message(record: &str) -> Option<String> {
     let (head, rest) = record.split_once(';')?;
@@ -49,7 +69,15 @@ fn message(record: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::message;
+    use super::{is_alarm, message};
+
+    #[test]
+    fn alarms_are_known_by_their_first_line() {
+        assert!(is_alarm("BUG: KASAN: slab-use-after-free in nv_dma_map+0x4ef/0x570 [nvidia_peermem]"));
+        assert!(is_alarm("WARNING: possible circular locking dependency detected"));
+        assert!(!is_alarm("kmemleak: Kernel memory leak detector initialized (mem pool available: 35472)"));
+        assert!(!is_alarm("rxe0: pd#20 rxe_reg_user_mr: returned err = -14"));
+    }
 
     #[test]
     fn record_is_cut_to_its_text() {

@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 use serde_json::{json, Value};
 
 use crate::cmdline::Request;
+use crate::kmsg::{is_alarm, Mark};
 use crate::ktap::{Ktap, Verdict};
 use crate::lab;
 use crate::machine::{Level, Machine, Mode};
@@ -114,6 +115,7 @@ impl<'a> Runner<'a> {
             return Verdict::Fail;
         }
         let mut reasons = Vec::new();
+        let log = Mark::now();
         let ended = match self.child(suite, test) {
             Ok(ended) => ended,
             Err(e) => {
@@ -140,6 +142,14 @@ impl<'a> Runner<'a> {
                 reasons.push("its process cannot be killed".into());
                 self.wedged_by = Some(format!("{}/{}", suite.name, test.name));
             }
+        }
+        match log.and_then(|mut l| l.since()) {
+            // The suite that raises alarms on purpose leaves the judgement to the host.
+            Ok(said) if suite.name != "alarms" => {
+                reasons.extend(said.into_iter().filter(|l| is_alarm(l)).map(|l| format!("the kernel: {l}")));
+            }
+            Ok(_) => {}
+            Err(e) => reasons.push(format!("{e:#}")),
         }
         if self.wedged_by.is_none() {
             let left = left_behind();
