@@ -264,7 +264,7 @@ impl Recorder {
         for path in files {
             let Ok(file) = ModuleFile::read(&self.root, &path) else { continue };
             println!("M {path}");
-            for key in ["description", "license", "version", "srcversion", "vermagic"] {
+            for key in ["description", "license", "version", "srcversion", "softdep", "vermagic"] {
                 if let Some(value) = file.field(key) {
                     println!("|{key}={value}");
                 }

@@ -87,8 +87,8 @@ fn print_status(out: &mut String, status: &Status) {
         None => "not loaded".to_owned(),
     };
     let live = match (status.live, status.live_bytes) {
-        (Some(live), Some(bytes)) => format!("{live} registrations, {}", text::bytes(bytes)),
-        (Some(live), None) => format!("{live} registrations"),
+        (Some(live), Some(bytes)) => format!("{}, {}", text::count(live, "pin"), text::bytes(bytes)),
+        (Some(live), None) => text::count(live, "registration"),
         _ => "-".to_owned(),
     };
     let list = |names: &[String]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
@@ -125,10 +125,10 @@ fn print_doctor(out: &mut String, report: &Report) {
     let style = style(report.verdict);
     let _ = writeln!(
         out,
-        "{style}{}{style:#}: {} failed, {} warnings, {} fine, {} skipped",
+        "{style}{}{style:#}: {} failed, {}, {} fine, {} skipped",
         report.verdict.text(),
         count(Level::Fail),
-        count(Level::Warn),
+        text::count(count(Level::Warn), "warning"),
         count(Level::Ok),
         count(Level::Skip)
     );
@@ -194,7 +194,7 @@ fn print_list(out: &mut String, list: &List) {
             let _ = writeln!(out, "rmmod nvidia_peermem would work: nothing is in use.");
         }
         n => {
-            let _ = writeln!(out, "rmmod nvidia_peermem is refused: {n} registrations are in use.");
+            let _ = writeln!(out, "rmmod nvidia_peermem is refused: it is used {}.", text::count(n, "time"));
         }
     }
 }

@@ -18,6 +18,15 @@ pub fn bytes(bytes: u64) -> String {
     }
 }
 
+/// `1 registration`, `2 registrations`.
+pub fn count(n: impl TryInto<u64>, what: &str) -> String {
+    match n.try_into().unwrap_or(u64::MAX) {
+        1 => format!("1 {what}"),
+        n if what.ends_with("s") => format!("{n} {what}es"),
+        n => format!("{n} {what}s"),
+    }
+}
+
 /// A duration in milliseconds: `1.5 s`, `3 min`.
 pub fn duration(ms: u64) -> String {
     match ms {
@@ -70,6 +79,7 @@ mod tests {
         assert_eq!(bytes(0), "0 B");
         assert_eq!(bytes(65536), "64 KiB");
         assert_eq!(bytes(3 << 29), "1.5 GiB");
+        assert_eq!((count(1u64, "pin"), count(0u64, "process")), ("1 pin".to_owned(), "0 processes".to_owned()));
         assert_eq!(duration(1520), "1.5 s");
         assert_eq!(duration(7_200_000), "2 h");
         assert_eq!(time(1_763_635_473.123), "2025-11-20 10:44:33.123Z");

@@ -5,6 +5,7 @@ use crate::check::Check;
 use crate::machine::{Machine, NAME, PEERS};
 use crate::module_file::Maker;
 use crate::root::Missing;
+use crate::text;
 
 /// Modules that serve GPU memory under a name that an application may take for ours.
 const RIVALS: [&str; 2] = ["nv_peer_mem", "efa_nv_peermem"];
@@ -63,12 +64,15 @@ fn holders(machine: &Machine) -> Vec<String> {
     let owner = machine.symbols.as_ref().ok().and_then(|symbols| symbols.get("ib_register_peer_memory_client"));
     let Some(Some(owner)) = owner else { return Vec::new() };
     let users = machine.modules.get(owner).map_or(&[][..], |module| &module.used_by);
-    let known =
-        ["rdma_cm", "rdma_ucm", "ib_uverbs", "ib_umad", "ib_ipoib", "ib_cm", "iw_cm", "ib_isert", "ib_srpt", "rpcrdma"];
+    // Parts of the core, its users in the kernel, and drivers of RDMA devices.
+    let others =
+        ["ib_", "rdma_", "iw_", "rpcrdma", "nvme_rdma", "nvmet_rdma", "mlx4_ib", "mlx5_ib", "bnxt_re", "irdma", "efa"];
     let drivers: Vec<&str> = machine.rdma.iter().filter_map(|device| device.module.as_deref()).collect();
     users
         .iter()
-        .filter(|user| !known.contains(&user.as_str()) && !drivers.contains(&user.as_str()) && *user != NAME)
+        .filter(|user| {
+            !others.iter().any(|name| user.starts_with(name)) && !drivers.contains(&user.as_str()) && *user != NAME
+        })
         .cloned()
         .collect()
 }
@@ -122,10 +126,11 @@ fn counters(machine: &Machine) -> Vec<Check> {
     let mut checks = vec![Check::ok(
         ID,
         format!(
-            "{live} pins live ({}), {pins} made, {unpins} ended, {} of them by a free; {} refusals",
-            crate::text::bytes(number("total.live_bytes")),
+            "{} live ({}), {pins} made, {unpins} ended, {} of them by a free; {}",
+            text::count(live, "pin"),
+            text::bytes(number("total.live_bytes")),
             number("total.revocations"),
-            number("total.refused"),
+            text::count(number("total.refused"), "refusal"),
         ),
     )
     .seen("/proc/driver/nvidia-peermem/stats")];
@@ -142,7 +147,10 @@ fn counters(machine: &Machine) -> Vec<Check> {
         ),
         _ => Check::ok(
             "clients.callbacks",
-            format!("{} free callbacks are running, the oldest for {oldest} ms", number("callbacks_in_flight")),
+            format!(
+                "{} running, the oldest for {oldest} ms",
+                text::count(number("callbacks_in_flight"), "free callback")
+            ),
         ),
     });
     if number("put_errors") > 0 {

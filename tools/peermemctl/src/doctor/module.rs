@@ -103,12 +103,12 @@ fn vermagic(release: &str, file: &ModuleFile) -> Option<Check> {
     })
 }
 
-/// NVIDIA's build leaves out the whole client when it did not see the API, and such a module fails without a word.
+/// NVIDIA's build leaves out the whole client when it did not see the API, and such a module can only fail.
 fn stub(file: &ModuleFile) -> Option<Check> {
     (file.maker() == Maker::Nvidia && !file.needs("ib_register_peer_memory_client")).then(|| {
         Check::fail(
             "module.stub",
-            "NVIDIA's nvidia-peermem.ko is an empty one, built where the peer-memory API was not seen: modprobe says \"Invalid argument\" and nothing in the log",
+            "NVIDIA's nvidia-peermem.ko is an empty one, built where the peer-memory API was not seen: modprobe says \"Invalid argument\"",
             "make install (ours decides at load time), or install the GPU driver again now that the RDMA stack is there",
         )
         .seen(format!("no ib_register_peer_memory_client in {}", file.path))
@@ -203,7 +203,7 @@ fn loaded(machine: &Machine) -> Check {
 
 /// What the kernel log says about the last try to load the module: in words, what mends it, the line.
 fn why_not(machine: &Machine) -> Option<(&'static str, &'static str, String)> {
-    const CAUSES: [(&str, &str, &str); 9] = [
+    const CAUSES: [(&str, &str, &str); 10] = [
         (
             "has no peer-memory API",
             "the RDMA core has no peer-memory API",
@@ -236,6 +236,11 @@ fn why_not(machine: &Machine) -> Option<(&'static str, &'static str, String)> {
             "a parameter has a wrong value",
             "correct the options line in /etc/modprobe.d, then modprobe nvidia-peermem",
         ),
+        (
+            "compiled without IB peer memory symbols",
+            "it is NVIDIA's, built where the peer-memory API was not seen",
+            "make install (ours decides at load time)",
+        ),
         ("module verification failed", "its signature was not accepted", "see module.signature"),
     ];
     let lines = machine.log.as_ref().ok()?.iter().rev();
@@ -251,7 +256,7 @@ fn why_not(machine: &Machine) -> Option<(&'static str, &'static str, String)> {
 fn stale(machine: &Machine) -> Option<Check> {
     let (loaded, file) = (machine.loaded.as_ref()?, machine.file.as_ref()?);
     let (running, installed) = (loaded.srcversion.as_deref()?, file.field("srcversion")?);
-    (running != installed && loaded.maker == file.maker()).then(|| {
+    (running != installed && !(loaded.maker == Maker::Nvidia && file.maker() == Maker::Ours)).then(|| {
         Check::warn(
             "module.stale",
             format!(
@@ -346,6 +351,10 @@ fn numbers(release: &str) -> Vec<u64> {
 /// A configuration that keeps modprobe from loading the module; part of section 9.
 pub(super) fn blocked(machine: &Machine) -> Option<Check> {
     let (line, block) = modprobe::blocked(machine.root, NAME)?;
+    // modprobe heeds no install line of a module that has soft dependencies.
+    if block == Block::Always && machine.file.as_ref().is_some_and(|file| file.field("softdep").is_some()) {
+        return None;
+    }
     let mend = format!("take that line out of {}", line.file);
     let message = match block {
         Block::Alias => "nvidia-peermem is blacklisted: it is not loaded at boot",

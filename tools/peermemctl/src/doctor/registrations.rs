@@ -43,7 +43,12 @@ fn live(rows: &[Registration]) -> Vec<Check> {
     let most = by_process.iter().max_by_key(|(_, bytes)| **bytes);
     let mut checks = vec![Check::ok(
         "registrations.live",
-        format!("{} registrations of {} processes hold {}", rows.len(), by_process.len(), text::bytes(bytes)),
+        format!(
+            "{} of {}, {} pinned",
+            text::count(rows.len(), "registration"),
+            text::count(by_process.len(), "process"),
+            text::bytes(bytes)
+        ),
     )];
     if let (Some(((pid, comm), bytes)), Some(check)) = (most, checks.first_mut()) {
         check.evidence.push(format!("most: process {pid} ({comm}), {}", text::bytes(*bytes)));
@@ -55,8 +60,8 @@ fn live(rows: &[Registration]) -> Vec<Check> {
             Check::warn(
                 "registrations.stale",
                 format!(
-                    "{} registrations ({}) outlive the process that made them, such as process {} ({})",
-                    stale.len(),
+                    "{} ({}) without the process that made it, such as process {} ({})",
+                    text::count(stale.len(), "registration"),
                     text::bytes(held),
                     first.pid,
                     first.comm

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 # Boots the lab's machine into the broken situations of situations.sh and leaves what it told in OUT/SITUATIONS.txt.
 #   boot.sh IMAGE KERNEL FILES PROGRAMS OUT SITUATIONS
-# IMAGE: the lab's initramfs; KERNEL: bzImage; FILES: folder with rival.ko stub.ko older.ko other-kernel.ko (and closed/*.ko);
+# IMAGE: the lab's initramfs; KERNEL: bzImage; FILES: folder with ours.ko rival.ko stub.ko older.ko other-kernel.ko (and closed/*.ko);
 # PROGRAMS: folder with peermemctl, record and hold; SITUATIONS: plain, translating, identity, acs, switch, node, numa, closed.
 set -eu
 image=$1 kernel=$2 files=$3 programs=$4 out=$5 situations=$6
@@ -14,9 +14,10 @@ cp "$here/situations.sh" "$tmp/init"
 cp "$programs/peermemctl" "$programs/record" "$tmp/usr/bin/"
 cp "$programs/hold" "$tmp/usr/bin/hold-memory"
 cp "$files"/*.ko "$tmp/situations/"
+release=$(modinfo -F vermagic "$files/ours.ko" | cut -d' ' -f1)
+mkdir -p "$tmp/usr/lib/modules/$release/updates"
+mv "$tmp/situations/ours.ko" "$tmp/usr/lib/modules/$release/updates/nvidia-peermem.ko"
 if [ "$situations" = closed ]; then
-	release=$(modinfo -F vermagic "$files/rival.ko" | cut -d' ' -f1)
-	mkdir -p "$tmp/usr/lib/modules/$release/updates"
 	cp "$files"/closed/*.ko "$tmp/usr/lib/modules/$release/updates/"
 fi
 # A second archive behind the first is unpacked over it.

@@ -29,6 +29,12 @@ shot() { # NAME TEXT...: one situation
 	echo "=== exit $?"
 }
 
+# busybox sh would take its own applets, which know neither softdep nor depmod.d.
+modprobe() { /usr/sbin/modprobe "$@"; }
+insmod() { /usr/sbin/insmod "$@"; }
+rmmod() { /usr/sbin/rmmod "$@"; }
+depmod() { /usr/sbin/depmod "$@"; }
+
 network() {
 	ip link set lo up
 	ip link set eth0 mtu 4200 up
@@ -57,7 +63,7 @@ hold() { # ARGS...: a process that registers GPU memory and stays
 	hold_program "$@" </tmp/hold$held >/tmp/held$held 2>&1 &
 	eval "exec $((held + 2))>/tmp/hold$held"
 	n=0
-	while [ ! -s /tmp/held$held ] && [ $n -lt 100 ]; do
+	while [ ! -s /tmp/held$held ] && [ $n -lt 600 ]; do
 		sleep 0.1
 		n=$((n + 1))
 	done
@@ -77,12 +83,11 @@ let_go() {
 	wait
 }
 
-fault() { # NAME VALUE [NAME VALUE]: one refusal for a reason
-	while [ $# -gt 0 ]; do
-		echo "$1 $2" >$LAB/faults
-		shift 2
+fault() { # "NAME VALUE [COUNT]"...: one refusal for a reason
+	for line in "$@"; do
+		echo "$line" >$LAB/faults
 	done
-	hold 65536
+	hold 131072
 	let_go
 	echo reset >$LAB/faults
 }
@@ -123,9 +128,6 @@ plain() {
 	rmmod nvidia_peermem
 	echo "blacklist nvidia-peermem" >/etc/modprobe.d/peermem.conf
 	shot blacklisted "the module is blacklisted"
-	echo "install nvidia-peermem /bin/false" >/etc/modprobe.d/peermem.conf
-	modprobe nvidia-peermem
-	shot install-false "modprobe is told to run /bin/false instead"
 	rm /etc/modprobe.d/peermem.conf
 	modprobe nvidia-peermem peerdirect_support=1
 	shot plain-client "peerdirect_support=1 on a new core"
@@ -133,12 +135,11 @@ plain() {
 	modprobe nvidia-peermem persistent_api_support=0
 	shot legacy "legacy mode, on purpose"
 
-	echo 15000 >/sys/kernel/debug/rxe_peer/fence_ms
+	echo 60000 >/sys/kernel/debug/rxe_peer/fence_ms
 	hold 65536 0 65536 free
 	let_go_of_last
 	sleep 12
 	shot callback-stuck "a free callback waits for the RDMA core"
-	sleep 6
 	echo 0 >/sys/kernel/debug/rxe_peer/fence_ms
 	wait
 	rmmod nvidia_peermem
@@ -181,7 +182,7 @@ plain() {
 	echo reset >$LAB/config
 
 	chmod 666 /dev/nvidia* /dev/infiniband/* /dev/nvidiactl
-	hold_program() { setuidgid nobody sh -c 'ulimit -l 128; exec hold-memory "$@"' sh "$@"; }
+	hold_program() { su nobody -s /bin/sh -c "ulimit -l 128; exec hold-memory $*"; }
 	hold 65536
 	shot memlock-process "a user's process with 128 KiB of memlock has the RDMA device open"
 	let_go
@@ -189,7 +190,8 @@ plain() {
 	refusals
 
 	rmmod nvidia_peermem
-	mkdir -p $MODULES/stale /etc/depmod.d
+	mkdir -p /etc/depmod.d
+	echo "search updates built-in kernel" >/etc/depmod.d/search.conf
 	mv $MODULES/updates/nvidia-peermem.ko /tmp/ours.ko
 	cp /situations/older.ko $MODULES/updates/nvidia-peermem.ko
 	modprobe nvidia-peermem
@@ -201,6 +203,12 @@ plain() {
 	modprobe nvidia-peermem
 	shot other-kernel "the installed file is built for another kernel"
 	cp /tmp/ours.ko $MODULES/updates/nvidia-peermem.ko
+	modprobe nvidia-peermem
+	echo "search kernel updates" >/etc/depmod.d/search.conf
+	depmod
+	shot driver-of-other-stack "modprobe would load the kernel's own RDMA driver beside the core that has the API"
+	echo "search updates built-in kernel" >/etc/depmod.d/search.conf
+	rmmod nvidia_peermem
 	rm $MODULES/updates/nvidia-peermem.ko
 	depmod
 	modprobe nvidia-peermem
@@ -214,6 +222,11 @@ plain() {
 	modprobe nvidia-peermem
 	shot nvidia-only "NVIDIA's C module, and ours is not installed"
 	rmmod nvidia_peermem
+	# modprobe heeds an install line only for a module without softdep, which ours has and NVIDIA's has not.
+	echo "install nvidia-peermem /bin/false" >/etc/modprobe.d/peermem.conf
+	modprobe nvidia-peermem
+	shot install-false "modprobe is told to run /bin/false instead of loading NVIDIA's module"
+	rm /etc/modprobe.d/peermem.conf
 	mkdir -p $MODULES/updates/dkms $MODULES/updates/nvidia-peermem-rust
 	mv $MODULES/updates/nvidia-peermem.ko $MODULES/updates/dkms/
 	cp /tmp/ours.ko $MODULES/updates/nvidia-peermem-rust/nvidia-peermem.ko
@@ -228,18 +241,18 @@ plain() {
 	modprobe nvidia-peermem
 	shot healthy-two-files "a lab machine that works, with both files installed"
 
-	echo 0000:00:08.0 >/sys/bus/pci/drivers/nvidia/unbind
-	shot gpu-unbound "the GPU has no driver"
 	rmmod nvidia_peermem
 	rdma link delete rxe0
-	rmmod rdma_rxe ib_uverbs rdma_ucm rdma_cm ib_cm iw_cm ib_umad ib_uverbs_support
-	rmmod nvidia
-	rmmod ib_core
-	echo "search kernel updates" >/etc/depmod.d/nvidia.conf
+	for module in rdma_rxe rdma_ucm ib_uverbs ib_uverbs_support rdma_cm ib_cm iw_cm ib_umad ib_core; do
+		grep -q "^$module " /proc/modules && rmmod $module
+	done
+	echo "search kernel updates" >/etc/depmod.d/search.conf
 	depmod
 	up
 	modprobe nvidia-peermem
 	shot no-api "a mainline RDMA core, without the peer-memory API"
+	echo 1 >/sys/bus/pci/devices/0000:00:08.0/remove
+	shot gpu-gone "the GPU has fallen off the bus, and the core has no API"
 }
 
 let_go_of_last() {
@@ -255,7 +268,7 @@ refusals() {
 		modprobe nvidia-peermem "$@"
 	}
 	again
-	fault persistent_errno 524 get_errno 524
+	fault "persistent_errno 524" "get_errno 524"
 	shot refused-no-fallback "the platform refuses both kinds of pins"
 	peermemctl failures
 	again
@@ -263,22 +276,22 @@ refusals() {
 	let_go
 	shot refused-leaves-allocation "a registration longer than its allocation"
 	again
-	fault persistent_errno 16
+	fault "persistent_errno 16"
 	shot refused-busy "the GPU is busy"
 	again
-	fault persistent_errno 19
+	fault "persistent_errno 19"
 	shot refused-no-gpu "the driver does not find the GPU"
 	again
-	fault persistent_errno 5
+	fault "persistent_errno 5 1"
 	shot refused-provider-fault "the driver fails on memory that it knows"
 	again
-	fault map_topology 1
+	fault "map_topology 1"
 	shot refused-topology "the driver says that GPU and NIC cannot reach each other"
 	again
-	fault table_version 0x30000
+	fault "table_version 0x30000"
 	shot refused-table "a page table of an unknown version"
 	again
-	fault put_errno 5 persistent_put_errno 5
+	fault "put_errno 5" "persistent_put_errno 5"
 	shot put-errors "the driver fails to take a pin back"
 	again
 }
