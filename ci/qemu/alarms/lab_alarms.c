@@ -56,13 +56,18 @@ static noinline int lose_memory(void)
 	return 0;
 }
 
-/* Overwrites what the calls before left of their addresses on the stack. */
-static noinline void wipe_stack(void)
+/*
+ * Overwrites what the calls before left of their addresses on the stack:
+ * kmemleak reads all of it, also of the next task that gets this stack.
+ */
+static noinline void wipe_stack(int frames)
 {
-	u8 stack[1536];
+	u8 frame[1024];
 
-	memset(stack, 0, sizeof(stack));
-	OPTIMIZER_HIDE_VAR(stack[0]);
+	memset(frame, 0, sizeof(frame));
+	if (frames > 1)
+		wipe_stack(frames - 1);
+	OPTIMIZER_HIDE_VAR(frame[0]);
 }
 
 /* One object that nothing points to. */
@@ -70,7 +75,7 @@ static int raise_kmemleak(void)
 {
 	int ret = lose_memory();
 
-	wipe_stack();
+	wipe_stack(6);
 	return ret;
 }
 

@@ -24,7 +24,7 @@ pub fn run(lab: &Lab, module: Module) -> Result<bool> {
     boot.append.extend(rival_word(module));
     let report = boot.run(lab, kernel, &image)?;
     let mut tests = report.tests.clone();
-    for test in judge(&report, &Default::default()) {
+    for test in judge(&report, &Default::default(), module) {
         print_test(&test);
         tests.push(test);
     }

@@ -126,7 +126,7 @@ fn boot(lab: &Lab, ready: &Ready, planned: &Planned, json: &mut BTreeMap<String,
     let image = image::build(lab, &ready.kernel, &ready.parts, planned.module)?;
     let report = planned.boot.run(lab, &ready.kernel, &image)?;
     let mut tests = report.tests.clone();
-    for test in judge(&report, &planned.expected) {
+    for test in judge(&report, &planned.expected, planned.module) {
         print_test(&test);
         tests.push(test);
     }
@@ -137,6 +137,10 @@ fn boot(lab: &Lab, ready: &Ready, planned: &Planned, json: &mut BTreeMap<String,
     for test in &mut tests {
         test.name = format!("{name}: {}", test.name);
     }
+    if planned.module == Module::Rival {
+        let lines = report.alarms.iter().map(|a| json!({"boot": name, "line": a.line, "number": a.number}));
+        json.entry("rival_alarms".to_string()).or_default().extend(lines);
+    }
     for (key, values) in report.json {
         json.entry(key).or_default().extend(values);
     }
@@ -144,7 +148,8 @@ fn boot(lab: &Lab, ready: &Ready, planned: &Planned, json: &mut BTreeMap<String,
 }
 
 /// Tests made of the console: every alarm that nobody expected fails, and so does every expected one that did not come.
-pub fn judge(report: &Report, expected: &BTreeMap<Kind, usize>) -> Vec<Test> {
+/// What NVIDIA's module does is written down, not judged.
+pub fn judge(report: &Report, expected: &BTreeMap<Kind, usize>, module: Module) -> Vec<Test> {
     let got = alarms::count(&report.alarms);
     let mut tests = Vec::new();
     for (kind, want) in expected {
@@ -159,7 +164,11 @@ pub fn judge(report: &Report, expected: &BTreeMap<Kind, usize>) -> Vec<Test> {
         .filter(|a| !expected.contains_key(&a.kind))
         .map(|a| format!("line {}: {}", a.number, a.line))
         .collect();
-    let outcome = if unexpected.is_empty() { Outcome::Passed } else { Outcome::Failed };
+    let outcome = match (unexpected.first(), module) {
+        (None, _) => Outcome::Passed,
+        (Some(_), Module::Ours) => Outcome::Failed,
+        (Some(first), Module::Rival) => Outcome::Skipped(format!("rival: {} recorded, {first}", unexpected.len())),
+    };
     tests.push(Test { name: "console/no alarm".to_string(), outcome, notes: unexpected });
     tests
 }
@@ -231,10 +240,12 @@ fn gates(lab: &Lab, ready: &Ready) -> Result<Vec<Test>> {
     for (name, dir) in HOST {
         let manifest = lab.repo.join(dir).join("Cargo.toml");
         let mut fmt = sh::command(lab, "cargo");
-        fmt.args(["fmt", "--check", "--manifest-path"]).arg(&manifest);
+        fmt.args(["fmt", "--all", "--check", "--manifest-path"]).arg(&manifest);
         tests.push(gate(lab, &format!("rustfmt {name}"), &mut fmt)?);
         let mut clippy = sh::command(lab, "cargo");
-        clippy.args(["clippy", "--quiet", "--locked", "--all-targets", "--manifest-path"]).arg(&manifest);
+        clippy
+            .args(["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--manifest-path"])
+            .arg(&manifest);
         clippy.args(["--", "-Dwarnings"]).env("CARGO_TARGET_DIR", lab.target());
         tests.push(gate(lab, &format!("clippy {name}"), &mut clippy)?);
     }
@@ -243,8 +254,9 @@ fn gates(lab: &Lab, ready: &Ready) -> Result<Vec<Test>> {
         "--no-tree",
         "--terse",
         "--no-summary",
-        "-f",
     ]);
+    // The stand-ins are external modules: they are built for more than one kernel, and one of them is of a foreign licence.
+    checkpatch.args(["--ignore", "LINUX_VERSION_CODE,MODULE_LICENSE", "-f"]);
     for entry in WalkDir::new(lab.repo.join("ci/qemu")).sort_by_file_name() {
         let entry = entry?;
         if entry.path().extension().is_some_and(|e| e == "c" || e == "h") {
@@ -284,17 +296,19 @@ mod tests {
 
     #[test]
     fn an_alarm_nobody_expects_fails() {
-        assert_eq!(failures(&judge(&report(&[]), &BTreeMap::new())), 0);
-        assert_eq!(failures(&judge(&report(&[Kind::Warning]), &BTreeMap::new())), 1);
+        assert_eq!(failures(&judge(&report(&[]), &BTreeMap::new(), Module::Ours)), 0);
+        assert_eq!(failures(&judge(&report(&[Kind::Warning]), &BTreeMap::new(), Module::Ours)), 1);
+        let rival = judge(&report(&[Kind::Warning]), &BTreeMap::new(), Module::Rival);
+        assert!(matches!(&rival[0].outcome, Outcome::Skipped(why) if why.contains("Warning")), "{rival:?}");
     }
 
     #[test]
     fn expected_alarms_must_come_exactly_so_often() {
         let expected = BTreeMap::from([(Kind::Kasan, 1), (Kind::Lockdep, 1)]);
-        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Lockdep]), &expected)), 0);
-        assert_eq!(failures(&judge(&report(&[Kind::Kasan]), &expected)), 1);
-        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Kasan, Kind::Lockdep]), &expected)), 1);
-        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Lockdep, Kind::Bug]), &expected)), 1);
+        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Lockdep]), &expected, Module::Ours)), 0);
+        assert_eq!(failures(&judge(&report(&[Kind::Kasan]), &expected, Module::Ours)), 1);
+        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Kasan, Kind::Lockdep]), &expected, Module::Ours)), 1);
+        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Lockdep, Kind::Bug]), &expected, Module::Ours)), 1);
     }
 
     #[test]
