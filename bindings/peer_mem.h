@@ -7,7 +7,7 @@
  *
  * One object serves every core generation: cores without the extended client
  * read the words behind `release` as two optional function pointers, so both
- * must be zero there (struct peer_memory_client_tail).
+ * must be zero there.
  */
 #ifndef BINDINGS_PEER_MEM_H
 #define BINDINGS_PEER_MEM_H

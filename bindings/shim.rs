@@ -34,7 +34,7 @@ pub struct nvpm_bar {
     pub start: u64,
     pub last: u64,
     pub bus_offset: u64,
-    pub device: u32,
+    pub device: u64,
 }
 #[repr(C)]
 #[derive(Default, Copy, Clone)]
@@ -104,7 +104,7 @@ unsafe extern "C" {
     pub fn nvpm_log_allowed() -> ::kernel::ffi::c_int;
     pub fn nvpm_page_size() -> u64;
     pub fn nvpm_device_is_pci(dev: *mut device) -> ::kernel::ffi::c_int;
-    pub fn nvpm_device_number(dev: *mut device) -> u32;
+    pub fn nvpm_device_number(dev: *mut device) -> u64;
     pub fn nvpm_device_segment_limit(dev: *mut device) -> u64;
     pub fn nvpm_provider_bar(address: u64, bar: *mut nvpm_bar) -> ::kernel::ffi::c_int;
     pub fn nvpm_dma_map(

@@ -18,6 +18,14 @@ uninstall)
 	rm -f "$override"
 	;;
 esac
-depmod ${root:+-b "$root"} -C "$root/etc/depmod.d" "$kver"
+# Below another root depmod would read this machine's configuration.
+depmod ${root:+-b "$root" -C "$root/etc/depmod.d"} "$kver"
 won=$(modinfo ${root:+-b "$root"} -k "$kver" -n nvidia-peermem 2>/dev/null || echo "no file")
 echo "$1: modprobe nvidia-peermem on kernel $kver now loads $won"
+case $1-$won in
+install-*/$dir/*) ;;
+install-*)
+	echo "install: that is not the file just installed: look for another override in depmod.d(5)" >&2
+	exit 1
+	;;
+esac

@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: GPL-2.0
 # Fails if the module $1 can reach a panic: one in the free callback would stop the whole GPU driver (docs/rules.md, rule 11).
 set -eu
-found=$(nm "$1" | grep -E 'core9panicking|13unwrap_failed|13expect_failed|slice_.*_fail|panic_bounds|panic_const' || true)
+nm=${NM:-$(command -v nm || command -v llvm-nm || command -v llvm-nm-19)}
+symbols=$("$nm" "$1")
+found=$(echo "$symbols" | grep -E \
+	'core9panicking|13unwrap_failed|13expect_failed|panic_(const|bounds|already)|len_mismatch_fail|slice_[a-z_]*fail' || true)
 [ -z "$found" ] || {
 	rm -f "$1"
 	echo "no-panic: the module can reach a panic, so it was removed: $found" >&2

@@ -8,7 +8,12 @@ set -eu
 [ "$PREFLIGHT_PROVIDER" = kernel-lite ] || exit 0
 module=$OUT/nvidia-peermem.ko
 imports=$OUT/imports
-nm -u "$module" | awk '{ print $2 }' >"$imports"
+undefined=$(nm -u "$module")
+echo "$undefined" | awk '{ print $2 }' >"$imports"
+[ -r "$KDIR/Module.symvers" ] || {
+	echo "plain-exports: $KDIR has no Module.symvers, so nobody can say what is GPL-only" >&2
+	exit 1
+}
 # shellcheck disable=SC2086
 found=$(awk -F '\t' 'NR == FNR { imported[$1]; next } $2 in imported && $4 == "EXPORT_SYMBOL_GPL" && $2 !~ /^nvidia_p2p_/ { print $2 }' \
 	"$imports" "$KDIR/Module.symvers" $PREFLIGHT_SYMVERS | sort -u | tr '\n' ' ')

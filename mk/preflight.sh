@@ -138,8 +138,9 @@ for dir in $OFED; do
 done
 [ -n "$found" ] || [ -z "$OFED" ] || die "OFED=$OFED: no Module.symvers with ib_register_peer_memory_client there"
 ofa=/usr/src/ofa_kernel
-[ -n "$found" ] || found=$(first_with ib_register_peer_memory_client "$KDIR/Module.symvers" \
-	$ofa/"$arch/$kver"/Module.symvers $ofa/"$kver"/Module.symvers $ofa/default/Module.symvers)
+# An OFED installed over a kernel that has the API itself replaces the kernel's.
+[ -n "$found" ] || found=$(first_with ib_register_peer_memory_client $ofa/"$arch/$kver"/Module.symvers \
+	$ofa/"$kver"/Module.symvers $ofa/default/Module.symvers "$KDIR/Module.symvers")
 if [ -n "$found" ]; then
 	note "ib_register_peer_memory_client: $found"
 	[ "$found" = "$KDIR/Module.symvers" ] || symvers=$found
@@ -150,8 +151,11 @@ found=
 for dir in $NVIDIA; do
 	found=${found:-$(first_with nvidia_p2p_get_pages "$dir/Module.symvers")}
 done
-[ -n "$found" ] || found=$(first_with nvidia_p2p_get_pages /usr/src/nvidia-*/Module.symvers \
-	/var/lib/dkms/nvidia*/*/"$kver/$arch"/module/Module.symvers)
+# Of the driver that this kernel would load, if several are there.
+nvidia_version=$(modinfo -k "$kver" -F version nvidia 2>/dev/null || echo none)
+nvidia_src=/usr/src/nvidia-$nvidia_version
+[ -n "$found" ] || found=$(first_with nvidia_p2p_get_pages \
+	/var/lib/dkms/nvidia*/"$nvidia_version/$kver/$arch"/module/Module.symvers "$nvidia_src/Module.symvers")
 if [ -n "$found" ]; then
 	note "nvidia_p2p_get_pages: $found"
 	symvers="$symvers $found"
@@ -172,8 +176,8 @@ header() { # name, folders...
 		done
 	done
 }
-nv_p2p=$(header nv-p2p.h $NVIDIA /usr/src/nvidia-*)
-peer_mem=$(header peer_mem.h $OFED $ofa/"$arch/$kver" $ofa/"$kver" $ofa/default $NVIDIA /usr/src/nvidia-*)
+nv_p2p=$(header nv-p2p.h $NVIDIA "$nvidia_src")
+peer_mem=$(header peer_mem.h $OFED $ofa/"$arch/$kver" $ofa/"$kver" $ofa/default $NVIDIA "$nvidia_src")
 if [ -n "$nv_p2p" ]; then
 	version=$(sed -n 's/^#define NVIDIA_P2P_PAGE_TABLE_VERSION[ 	][ 	]*//p' "$nv_p2p")
 	case $version in

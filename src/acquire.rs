@@ -47,32 +47,43 @@ enum Verdict {
     /// Ours, and impossible.
     Refused(Reason),
     /// Nobody could find out whose memory it is.
-    Unproven(Reason),
+    Unproven,
 }
 
-/// Rule 3: what the provider's `error` means. `probe` tells what a one-granule pin at the start of the range answers;
-/// `None` where the range is no longer than that.
-fn judge(error: Error, steps_aside: bool, probe: impl FnOnce() -> Option<Result>) -> Verdict {
+/// The errors that the provider returns only once it has found whose memory it is.
+fn proven(error: Error, steps_aside: bool) -> Option<Verdict> {
     if error == ENOTSUPP {
-        return if steps_aside { Verdict::StepAside } else { Verdict::Refused(Reason::NotSupported) };
+        Some(if steps_aside { Verdict::StepAside } else { Verdict::Refused(Reason::NotSupported) })
+    } else if error == EBUSY {
+        Some(Verdict::Refused(Reason::Busy))
+    } else if error == ENODEV {
+        Some(Verdict::Refused(Reason::NoGpu))
+    } else {
+        None
     }
-    if error == EBUSY {
-        return Verdict::Refused(Reason::Busy);
+}
+
+/// Rule 3: what the provider's `error` means. `start` is what a one-granule pin at the start of the range answers;
+/// `None` where the range is no longer than that.
+fn judge(error: Error, steps_aside: bool, start: Option<Result>) -> Verdict {
+    if let Some(verdict) = proven(error, steps_aside) {
+        return verdict;
     }
-    if error == ENODEV {
-        return Verdict::Refused(Reason::NoGpu);
+    if let Some(Err(other)) = start {
+        if let Some(verdict) = proven(other, steps_aside) {
+            return verdict;
+        }
     }
-    let starts_here = probe();
     if error == ENOMEM || error == EIO {
         let reason = if error == ENOMEM { Reason::OutOfBar } else { Reason::ProviderFault };
-        return match starts_here {
+        return match start {
             Some(Err(other)) if other == EINVAL => Verdict::NotMine,
-            Some(Err(other)) if other == error => Verdict::Unproven(Reason::Unproven),
+            Some(Err(other)) if other == error => Verdict::Unproven,
             Some(_) => Verdict::Refused(reason),
-            None => Verdict::Unproven(Reason::Unproven),
+            None => Verdict::Unproven,
         };
     }
-    match starts_here {
+    match start {
         Some(Ok(())) => Verdict::Refused(Reason::LeavesAllocation),
         _ => Verdict::NotMine,
     }
@@ -85,7 +96,9 @@ fn judge(error: Error, steps_aside: bool, probe: impl FnOnce() -> Option<Result>
 pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Registration>> {
     let timer = Timer::start(Event::Acquire);
     let question = NotMine { process: Process::current(), addr, size };
-    if client.place == Place::Second && NOT_MINE.lock().take() == Some(question) {
+    // Taken by either: a verdict is for one walk only.
+    let verdict = NOT_MINE.lock().take();
+    if client.place == Place::Second && verdict == Some(question) {
         return None;
     }
     // The owner's call is the moment to end what others had to leave behind.
@@ -97,7 +110,7 @@ pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Regist
             return Some(registration);
         }
         Err(Verdict::StepAside) => return None,
-        Err(Verdict::Unproven(reason)) => report::refused(reason, client.place, client.kind, range.user()),
+        Err(Verdict::Unproven) => report::refused(Reason::Unproven, client.place, client.kind, range.user()),
         Err(_) => {}
     }
     if client.place == Place::First {
@@ -114,55 +127,52 @@ fn pin(client: Client, range: GpuRange) -> Result<Arc<Registration>, Verdict> {
 
     let steps_aside = client.kind == Kind::Persistent && client.place == Place::First;
     let probe_first = range.pinned().len() > PROBE_FIRST;
-    let mut verdict = None;
     if probe_first {
-        if let Err(error) = probe(client, &range) {
-            verdict = Some(judge(error, steps_aside, || None));
+        if let Err(error) = probe(client, &range)? {
+            return refuse(client, range, judge(error, steps_aside, None));
         }
     }
-    if let Some(verdict @ (Verdict::NotMine | Verdict::StepAside | Verdict::Unproven(_))) = verdict {
-        return Err(verdict);
-    }
-    // Without a module reference (rmmod is under way) or memory nothing is claimed.
-    let registration = Registration::new(client, range).map_err(|error| match error {
-        error if error == ENOMEM => Verdict::Unproven(Reason::NoMemory),
-        _ => Verdict::NotMine,
-    })?;
-    let verdict = match verdict {
-        Some(verdict) => {
-            registration.give_up();
-            verdict
-        }
-        None => match registration.get() {
-            Ok(()) => {
-                if let Err(reason) = registration.copy_runs() {
-                    registration.refuse(reason);
-                }
-                return Ok(registration);
-            }
-            Err(error) => judge(error, steps_aside, || match probe_first {
-                true => Some(Ok(())),
-                false => (range.pinned().len() > PIN_GRANULE).then(|| probe(client, &range)),
-            }),
-        },
-    };
-    match verdict {
-        Verdict::Refused(reason) => {
+    let registration = enter(client, range)?;
+    let Err(error) = registration.get() else {
+        if let Err(reason) = registration.copy_runs() {
             registration.refuse(reason);
-            Ok(registration)
         }
-        other => {
-            registration.end();
-            Err(other)
-        }
-    }
+        return Ok(registration);
+    };
+    registration.end();
+    let start = if probe_first {
+        Some(Ok(()))
+    } else if range.pinned().len() > PIN_GRANULE {
+        Some(probe(client, &range)?)
+    } else {
+        None
+    };
+    refuse(client, range, judge(error, steps_aside, start))
 }
 
-/// Pins the first granule of `range` and puts it back.
-fn probe(client: Client, range: &GpuRange) -> Result {
-    let first = range.first_granule().ok_or(EINVAL)?;
-    let registration = Registration::new(client, first)?;
-    let got = registration.get();
+/// A registration without a pin, whose `get_pages` will tell the reason, if the memory is ours.
+fn refuse(client: Client, range: GpuRange, verdict: Verdict) -> Result<Arc<Registration>, Verdict> {
+    let Verdict::Refused(reason) = verdict else {
+        return Err(verdict);
+    };
+    let registration = enter(client, range)?;
+    registration.give_up();
+    registration.refuse(reason);
+    Ok(registration)
+}
+
+/// Enters a registration. While rmmod is under way nothing is claimed.
+fn enter(client: Client, range: GpuRange) -> Result<Arc<Registration>, Verdict> {
+    Registration::new(client, range).map_err(|error| match error {
+        error if error == ENOMEM => Verdict::Unproven,
+        _ => Verdict::NotMine,
+    })
+}
+
+/// Pins the first granule of `range` and puts it back: the provider's answer, or why it was not asked.
+fn probe(client: Client, range: &GpuRange) -> Result<Result, Verdict> {
+    let registration = enter(client, range.first_granule())?;
+    let answer = registration.get();
     registration.end();
-    got
+    Ok(answer)
 }

@@ -41,7 +41,7 @@ pub(crate) fn in_flight() -> u64 {
     IN_FLIGHT.load(Relaxed)
 }
 
-/// To be called before the provider is first given the callback.
+/// To be called once the provider was given the callback: the caller still holds a module reference then.
 pub(crate) fn arm() {
     if !ARMED.load(Relaxed) && !ARMED.xchg(true, Relaxed) && !shim::can_drain_callback_tails() {
         // Nothing could tell when a callback has left our text: the module stays loaded from now on.
@@ -96,8 +96,7 @@ fn revoke(registration: &Registration) {
 /// Takes G, R, L and the registry lock: allowed under P only.
 pub(crate) fn reap_orphans(process: &Process) {
     while let Some(registration) = registry::take_orphan(process) {
-        registration.count_adopted();
-        if !registration.end() {
+        if !registration.end_orphan() {
             // The provider has no memory still; it is an orphan again, and one try is enough for now.
             return;
         }

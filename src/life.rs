@@ -122,8 +122,8 @@ impl<P, M> Life<P, M> {
         !self.revoked
     }
 
-    /// The provider's get failed: there is nothing to put.
-    pub(crate) fn not_pinned(&mut self) {
+    /// There is nothing to put, any more or at all: the provider's get failed, or its put ended the pin.
+    pub(crate) fn no_pin(&mut self) {
         self.pin = PinState::Gone;
     }
 
@@ -205,7 +205,7 @@ impl<P, M> Life<P, M> {
     /// First look of whoever ends the registration: rule 7's check before G is touched.
     pub(crate) fn ending(&self) -> Ending {
         match self.pin {
-            PinState::Held(_) | PinState::Orphan(_) if !self.revoked => Ending::Put,
+            PinState::Held(_) if !self.revoked => Ending::Put,
             _ => Ending::Done,
         }
     }
@@ -216,7 +216,7 @@ impl<P, M> Life<P, M> {
             return None;
         }
         match core::mem::replace(&mut self.pin, PinState::Putting) {
-            PinState::Held(pin) | PinState::Orphan(pin) => Some(pin),
+            PinState::Held(pin) => Some(pin),
             other => {
                 self.pin = other;
                 None
@@ -224,15 +224,24 @@ impl<P, M> Life<P, M> {
         }
     }
 
-    /// The provider's put ended it.
-    pub(crate) fn put_done(&mut self) {
-        self.pin = PinState::Gone;
-    }
-
     /// The provider's put did nothing. `true` if the pin now is an orphan, `false` if the callback took it meanwhile.
     pub(crate) fn put_failed(&mut self, pin: P) -> bool {
         self.pin = if self.revoked { PinState::Gone } else { PinState::Orphan(pin) };
         !self.revoked
+    }
+
+    /// Takes an orphan back, to put it. `false` if the callback was faster: then that ends the registration.
+    pub(crate) fn adopt(&mut self) -> bool {
+        match core::mem::replace(&mut self.pin, PinState::Gone) {
+            PinState::Orphan(pin) => {
+                self.pin = PinState::Held(pin);
+                true
+            }
+            other => {
+                self.pin = other;
+                false
+            }
+        }
     }
 
     /// Leaves the pin to the callback or to its owner's next call. `false` if it is gone already.

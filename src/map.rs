@@ -45,7 +45,7 @@ impl Device {
     }
 
     /// PCI domain, bus and function in one number; 0 for what is not PCI.
-    fn number(self) -> u32 {
+    fn number(self) -> u64 {
         // SAFETY: Valid by the invariant.
         unsafe { raw::nvpm_device_number(self.0.as_ptr()) }
     }
@@ -76,11 +76,11 @@ enum How {
 /// # Invariants
 ///
 /// With [`How::Ours`] exactly the first `mapped` runs are mapped for `device`; with [`How::Provider`] the provider's
-/// mapping is live.
+/// mapping is live, and `device` is a PCI device.
 pub(crate) struct Mapping {
     device: Device,
     /// PCI number of the GPU, 0 outside every BAR.
-    gpu: u32,
+    gpu: u64,
     runs: KVVec<Run>,
     how: How,
 }
@@ -221,7 +221,7 @@ impl Mapping {
     }
 
     /// PCI numbers of GPU and device, 0 for one that has none.
-    pub(crate) fn ends(&self) -> (u32, u32) {
+    pub(crate) fn ends(&self) -> (u64, u64) {
         (self.gpu, self.device.number())
     }
 
@@ -242,7 +242,7 @@ impl Drop for Mapping {
                 }
             }
             How::Provider(provider) => {
-                // SAFETY: By the invariant the mapping is live, and its persistent table is put only in `release`. The
+                // SAFETY: By the invariant the device is PCI and the mapping live, and its persistent table is put only in `release`. The
                 // call's only error is an unknown mapping.
                 unsafe {
                     raw::nvpm_p2p_dma_unmap(self.device.0.as_ptr(), provider.table.as_ptr(), provider.mapping.as_ptr())
@@ -277,8 +277,8 @@ fn lies_in(run: &Run, bar: &raw::nvpm_bar) -> bool {
 /// A GPU and a NIC, by PCI number, and whether the provider supports the two together.
 #[derive(Clone, Copy)]
 struct Pair {
-    gpu: u32,
-    nic: u32,
+    gpu: u64,
+    nic: u64,
     supported: bool,
 }
 
@@ -289,7 +289,7 @@ struct Pairs {
 }
 
 impl Pairs {
-    fn find(&self, gpu: u32, nic: u32) -> Option<bool> {
+    fn find(&self, gpu: u64, nic: u64) -> Option<bool> {
         self.known.iter().map_while(|pair| *pair).find(|pair| pair.gpu == gpu && pair.nic == nic).map(|p| p.supported)
     }
 
@@ -321,7 +321,7 @@ pub(crate) unsafe fn init() {
 /// BARs ourselves, so they are asked: once per pair, with a persistent pin (a revocable one could be freed meanwhile).
 ///
 /// Called under M; takes R in the provider. Legal for persistent pins: no callback waits for their M.
-fn ask_topology(gpu: u32, device: Device, table: NonNull<raw::nvidia_p2p_page_table>) -> Result<(), Reason> {
+fn ask_topology(gpu: u64, device: Device, table: NonNull<raw::nvidia_p2p_page_table>) -> Result<(), Reason> {
     // Where the provider itself would refuse a device that is not PCI there is nothing to ask.
     if !device.is_pci() {
         return Ok(());
@@ -336,14 +336,15 @@ fn ask_topology(gpu: u32, device: Device, table: NonNull<raw::nvidia_p2p_page_ta
             let map = || unsafe { raw::nvpm_p2p_dma_map(device.0.as_ptr(), table.as_ptr(), &mut mapping) };
             let asked = to_result(report::timed(Call::Map, map));
             if asked.is_ok() && !mapping.is_null() {
-                // SAFETY: The mapping was just made for this device and table.
+                // SAFETY: The mapping was just made for this PCI device and this table.
                 unsafe { raw::nvpm_p2p_dma_unmap(device.0.as_ptr(), table.as_ptr(), mapping) };
             }
             let supported = match asked {
-                Ok(()) => true,
                 Err(error) if error == ENOTSUPP => false,
-                // Any other failure says nothing about the pair: ask again next time.
-                Err(_) => return Ok(()),
+                // Says nothing about the pair, and may be otherwise next time.
+                Err(error) if error == ENOMEM => return Ok(()),
+                // Other failures are of this mapping, not of the pair: what we cannot map ourselves will tell.
+                _ => true,
             };
             PAIRS.lock().remember(Pair { gpu, nic, supported });
             supported

@@ -198,7 +198,7 @@ impl Registered {
         unsafe { *slot.kind.get() = role.kind };
         let hook = if revocable { slot.invalidate.get() } else { core::ptr::null_mut() };
         // SAFETY: The object is static and not written any more; `hook` is NULL or static.
-        let handle = unsafe { raw::nvpm_core_register(&object.ex.client, hook) };
+        let handle = unsafe { raw::nvpm_core_register(slot.object.get().cast(), hook) };
         if handle.is_null() {
             pr_err!(
                 "ib_core refused the client {}: another module has registered that name; see /sys/kernel/mm/memory_peers, rmmod nv_peer_mem or whatever else serves {}, then load again\n",
@@ -245,11 +245,6 @@ struct PeerMem {
     _loaded: Loaded,
     _folder: proc::Folder,
 }
-
-// SAFETY: What is behind it is static, or guarded by locks of its own.
-unsafe impl Send for PeerMem {}
-// SAFETY: As above; nothing is reachable through a shared reference.
-unsafe impl Sync for PeerMem {}
 
 /// A module parameter that is 0 or 1. Anything else is refused in one line.
 fn flag(name: &str, value: c_int, meanings: &str) -> Result<bool> {

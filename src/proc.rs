@@ -4,14 +4,13 @@
 
 use crate::life::Stage;
 use crate::raw;
-use crate::registration::{Place, Registration, Row};
+use crate::registration::{Place, Row};
 use crate::registry;
 use crate::report::{self, Call, Counter, Failure, PerClient};
 use crate::{invalidate, shim};
 use core::fmt::{self, Write};
 use kernel::error::to_result;
 use kernel::prelude::*;
-use kernel::sync::Arc;
 
 /// The folder and its files, while this exists.
 pub(crate) struct Folder(());
@@ -49,7 +48,7 @@ impl Write for Seq {
 }
 
 /// A PCI address; 0, which no GPU and no HCA has, is "none".
-struct Bdf(u32);
+struct Bdf(u64);
 
 impl fmt::Display for Bdf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -193,7 +192,11 @@ fn registration(f: &mut Seq, row: &Row) -> fmt::Result {
         Some(shape) => write!(f, " pages={} page_size={}", shape.entries, shape.page_size)?,
         None => f.write_str(" pages=- page_size=-")?,
     }
-    writeln!(f, " runs={} gpu={} nic={} age_ms={}", row.runs, Bdf(row.gpu), Bdf(row.nic), age_ms(row.since_ns))
+    write!(f, " runs={} gpu={} nic={}", row.runs, Bdf(row.gpu), Bdf(row.nic))?;
+    match row.since_ns {
+        0 => writeln!(f, " age_ms=-"),
+        since => writeln!(f, " age_ms={}", age_ms(since)),
+    }
 }
 
 fn callback(f: &mut Seq, row: &Row) -> fmt::Result {
@@ -223,8 +226,8 @@ fn failure(f: &mut Seq, failure: &Failure) -> fmt::Result {
     writeln!(f, " text={}", reason.words())
 }
 
-/// The first registration from index `at` on that belongs into `list`.
-fn registration_from(list: u32, at: u64) -> Option<(u64, Arc<Registration>)> {
+/// The first row of `list` from index `at` on, with its index.
+fn row_from(list: u32, at: u64) -> Option<(u64, Row)> {
     let mut at = u32::try_from(at).ok()?;
     loop {
         let (index, registration) = registry::from_index(at)?;
@@ -234,7 +237,7 @@ fn registration_from(list: u32, at: u64) -> Option<(u64, Arc<Registration>)> {
             _ => row.stage != Stage::Gone,
         };
         if listed {
-            return Some((u64::from(index), registration));
+            return Some((u64::from(index), row));
         }
         at = index.checked_add(1)?;
         shim::cond_resched();
@@ -264,7 +267,7 @@ unsafe extern "C" fn nvpm_proc_seek(list: u32, at: *mut u64) -> c_int {
     let found = match list {
         // Failures are numbered from 1, rows from 0.
         raw::NVPM_PROC_FAILURES => report::failure_from(at.saturating_add(1)).map(|f| f.seq.saturating_sub(1)),
-        _ => registration_from(list, *at).map(|(index, _)| index),
+        _ => row_from(list, *at).map(|(index, _)| index),
     };
     match found {
         Some(index) => {
@@ -289,10 +292,10 @@ unsafe extern "C" fn nvpm_proc_row(list: u32, at: u64, seq: *mut raw::seq_file) 
             Some(found) if found.seq.checked_sub(1) == Some(at) => failure(&mut f, &found),
             _ => Ok(()),
         },
-        _ => match registration_from(list, at) {
-            Some((index, found)) if index == at => match list {
-                raw::NVPM_PROC_CALLBACKS => callback(&mut f, &found.row()),
-                _ => registration(&mut f, &found.row()),
+        _ => match row_from(list, at) {
+            Some((index, row)) if index == at => match list {
+                raw::NVPM_PROC_CALLBACKS => callback(&mut f, &row),
+                _ => registration(&mut f, &row),
             },
             _ => Ok(()),
         },

@@ -91,9 +91,9 @@ impl GpuRange {
     }
 
     /// The first [`PIN_GRANULE`] of the range: whoever owns it owns the start of the range.
-    pub(crate) fn first_granule(&self) -> Option<Self> {
-        let pinned = Span::new(self.pinned.start, PIN_GRANULE)?;
-        // INVARIANT: One span three times, aligned as `pinned` is.
-        Some(Self { user: pinned, pages: pinned, pinned })
+    pub(crate) fn first_granule(&self) -> Self {
+        // INVARIANT: One span three times, aligned as `pinned` is and no longer than that.
+        let first = Span { start: self.pinned.start, len: PIN_GRANULE };
+        Self { user: first, pages: first, pinned: first }
     }
 }

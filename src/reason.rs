@@ -34,7 +34,7 @@ pub(crate) enum Reason {
     ProviderFault,
     /// The range starts in GPU memory and leaves its allocation.
     LeavesAllocation,
-    /// Nobody can say whose memory it is, because the provider has no memory left to look.
+    /// Nobody could find out whose memory it is, so it was not claimed.
     Unproven,
     /// The memory was freed while it was being registered.
     Freed,
@@ -78,10 +78,11 @@ impl Reason {
             }
             Self::Busy => ("EBUSY", EBUSY),
             Self::NoGpu | Self::NoDevice => ("ENODEV", ENODEV),
-            Self::OutOfBar | Self::NoMemory | Self::Unproven => ("ENOMEM", ENOMEM),
+            Self::OutOfBar | Self::NoMemory => ("ENOMEM", ENOMEM),
             Self::ProviderFault | Self::Table(_) | Self::DmaMapping => ("EIO", EIO),
             Self::LeavesAllocation | Self::CoreOrder => ("EINVAL", EINVAL),
-            Self::Freed => ("EFAULT", EFAULT),
+            // What is not claimed fails with what get_user_pages() said.
+            Self::Freed | Self::Unproven => ("EFAULT", EFAULT),
             Self::TooManyEntries => ("EOVERFLOW", EOVERFLOW),
         }
     }
@@ -147,14 +148,14 @@ impl Reason {
             Self::Busy => "the GPU driver is busy with this GPU (reset or MIG change?); try again",
             Self::NoGpu => "the GPU driver does not find the GPU of this memory; see nvidia-smi",
             Self::OutOfBar => {
-                "its start can be pinned but not all of it: BAR1 is full; see nvidia-smi -q -d MEMORY, deregister other buffers"
+                "its start can be pinned but not all of it: BAR1 (or kernel memory) is full; see nvidia-smi -q -d MEMORY, deregister other buffers"
             }
             Self::ProviderFault => "the GPU driver failed to pin memory that it knows; see its lines in the kernel log",
             Self::LeavesAllocation => {
                 "it starts in GPU memory but leaves its allocation; register each allocation by itself"
             }
             Self::Unproven => {
-                "the GPU driver is out of memory or BAR1 space and cannot say whether this is GPU memory; see nvidia-smi -q -d MEMORY"
+                "the GPU driver failed, or lacked memory or BAR1 space, before it could say whether this is GPU memory; see its lines in the kernel log and nvidia-smi -q -d MEMORY"
             }
             Self::Freed => "the memory was freed while it was being registered",
             Self::Table(TableFault::Version(_)) => {
@@ -167,7 +168,7 @@ impl Reason {
             Self::Table(TableFault::NoPages) => "the GPU driver's page table has no pages",
             Self::Table(TableFault::Address) => "the GPU driver's page table has a page at an impossible address",
             Self::OutsideBar => {
-                "it lies in no BAR of a GPU (coherent memory), which a revocable pin cannot map; load with persistent_api_support=1"
+                "it lies in no BAR of a GPU (coherent memory), which only a persistent pin can map: load with persistent_api_support=1 where it is 0"
             }
             Self::NoDevice => "the RDMA device named no DMA device; a software device cannot reach a GPU",
             Self::NotPci => "it lies in no BAR of a GPU, and the GPU driver maps such memory for PCI devices only",

@@ -91,8 +91,8 @@ pub(crate) struct Row {
     pub(crate) stage: Stage,
     pub(crate) shape: Option<Shape>,
     pub(crate) runs: usize,
-    pub(crate) gpu: u32,
-    pub(crate) nic: u32,
+    pub(crate) gpu: u64,
+    pub(crate) nic: u64,
     pub(crate) since_ns: u64,
     pub(crate) callback_ns: u64,
     pub(crate) invalidating: bool,
@@ -170,20 +170,25 @@ impl Registration {
     /// Whether `process` may put the pin: the provider knows revocable pins by process and table address only, and
     /// answers any other process as if the put had worked (rule 8).
     pub(crate) fn may_be_put_by(&self, process: &Process) -> bool {
-        self.client.kind == Kind::Persistent || self.owner == *process
+        self.only_owner().is_none_or(|owner| owner == *process)
+    }
+
+    /// The process that alone may put the pin; `None` if any may.
+    pub(crate) fn only_owner(&self) -> Option<Process> {
+        (self.client.kind == Kind::Revocable).then_some(self.owner)
     }
 
     /// Calls the provider's get. Takes G and R.
     pub(crate) fn get(&self) -> Result {
-        if self.client.kind == Kind::Revocable {
-            invalidate::arm();
-        }
         let timer = Timer::start(Event::Pin);
         let pin = PagePin::get(self.client.kind, self.range.pinned(), self.ticket);
         timer.end(&self.traced(), pin.as_ref().map(|_| ()).map_err(|error| *error));
         let mut body = self.body.lock();
         match pin {
             Ok(pin) => {
+                if self.client.kind == Kind::Revocable {
+                    invalidate::arm();
+                }
                 body.since_ns = shim::now_ns();
                 self.count_pin(&mut body);
                 // If the callback was faster, `copy_runs()` will find out.
@@ -193,7 +198,7 @@ impl Registration {
                 Ok(())
             }
             Err(error) => {
-                body.life.not_pinned();
+                body.life.no_pin();
                 Err(error)
             }
         }
@@ -232,7 +237,7 @@ impl Registration {
 
     /// Leaves the pin, which is an orphan since this hold of L began, to whoever can end it.
     fn enlist_orphan(&self) {
-        registry::add_orphan(self.ticket);
+        registry::add_orphan(self);
         self.counters().orphaned.add(1);
         trace::now(Event::Orphan, &self.traced());
     }
@@ -244,9 +249,19 @@ impl Registration {
         self.count_unpin(body);
     }
 
-    /// Counts that this registration is no orphan any more.
+    /// Counts that this registration is no orphan any more: by whoever ended that state, once.
     pub(crate) fn count_adopted(&self) {
         self.counters().adopted.add(1);
+    }
+
+    /// Puts an orphan that was taken out of the list of orphans. `false` if the provider has no memory to do it.
+    pub(crate) fn end_orphan(&self) -> bool {
+        if !self.body.lock().life.adopt() {
+            // The callback was faster, and ends the registration.
+            return true;
+        }
+        self.count_adopted();
+        self.end()
     }
 
     /// This registration as the admin sees it. Takes L.
@@ -342,7 +357,7 @@ impl Registration {
 
     /// There will be no pin: the provider need not be asked.
     pub(crate) fn give_up(&self) {
-        self.body.lock().life.not_pinned();
+        self.body.lock().life.no_pin();
     }
 
     /// Remembers why `get_pages` will fail.
@@ -438,31 +453,37 @@ impl Registration {
                     body.table = Some(table);
                     None
                 }
-                Err(mapping) => Some(mapping),
+                Err(mapping) => {
+                    let reason = if body.life.held().is_none() { Reason::Freed } else { Reason::CoreOrder };
+                    Some((mapping, reason))
+                }
             }
         };
         match unpublished {
             None => Ok(()),
             // Dropping the mapping undoes it.
-            Some(_mapping) => Err(Reason::Freed),
+            Some((_mapping, reason)) => Err(reason),
         }
     }
 
     /// The core's `dma_unmap`: unmaps, unless the callback did. M is held on old cores. Takes L.
     pub(crate) fn dma_unmap(&self) {
         let mut body = self.body.lock();
-        let mapping = body.life.take_mapping();
-        if let Some(mapping) = &mapping {
-            trace::now(Event::Unmap, &self.traced());
-            self.counters().unmaps.add(1);
-            self.counters().unmapped_runs.add(u64::try_from(mapping.runs()).unwrap_or(0));
-        }
-        if mapping.as_ref().is_some_and(Mapping::is_providers) {
+        let Some(mapping) = body.life.take_mapping() else {
+            return;
+        };
+        self.counters().unmaps.add(1);
+        self.counters().unmapped_runs.add(u64::try_from(mapping.runs()).unwrap_or(0));
+        if mapping.is_providers() {
             // The provider is not called under L. Its mappings are of persistent pins, which no callback races for.
             drop(body);
+            drop(mapping);
+        } else {
+            // Unmapped before L goes (rule 6).
+            drop(mapping);
+            drop(body);
         }
-        // Ours is unmapped before L goes (rule 6): `mapping` was declared behind `body`, so it is dropped first.
-        drop(mapping);
+        trace::now(Event::Unmap, &self.traced());
     }
 
     /// The core's `release`: ends the registration, in whatever state it is. The core holds no lock, except old ones
@@ -500,7 +521,7 @@ impl Registration {
             timer.end(&self.traced(), put.as_ref().copied().map_err(|(_, error)| *error));
             let mut body = self.body.lock();
             match put {
-                Ok(()) => body.life.put_done(),
+                Ok(()) => body.life.no_pin(),
                 Err((Some(pin), _)) => {
                     if body.life.put_failed(pin) {
                         self.enlist_orphan();
@@ -508,7 +529,7 @@ impl Registration {
                     }
                 }
                 Err((None, _)) => {
-                    body.life.put_done();
+                    body.life.no_pin();
                     report::put_error();
                 }
             }

@@ -16,6 +16,10 @@ use kernel::sync::{global_lock, Arc};
 /// Behind the last slot of a list.
 const NONE: u32 = u32::MAX;
 
+/// Lists of orphans: the first for those that any process may put, the others by process, so that nobody walks past
+/// more than his share of other processes' orphans.
+const LISTS: usize = 64;
+
 /// Slots of one chunk: what fits into 4 KiB.
 const CHUNK: usize = 4096 / size_of::<Slot>();
 
@@ -26,19 +30,32 @@ enum Entry {
     Reserved,
     /// Stands for this registration.
     Live(Arc<Registration>),
+    /// The same, and in a list of orphans.
+    Orphan(Arc<Registration>),
+}
+
+impl Entry {
+    fn registration(&self) -> Option<&Arc<Registration>> {
+        match self {
+            Self::Live(registration) | Self::Orphan(registration) => Some(registration),
+            Self::Free | Self::Reserved => None,
+        }
+    }
 }
 
 struct Slot {
     generation: u32,
-    /// Next free slot, or next orphan.
+    /// Next free slot, or next orphan of the list.
     next: u32,
+    /// Orphan before this one in its list.
+    before: u32,
     entry: Entry,
 }
 
 struct Registry {
     chunks: KVVec<KVec<Slot>>,
     free: u32,
-    orphans: u32,
+    orphans: [u32; LISTS],
 }
 
 global_lock! {
@@ -75,7 +92,7 @@ fn join(generation: u32, index: u32) -> u64 {
 
 impl Registry {
     const fn new() -> Self {
-        Self { chunks: KVVec::new(), free: NONE, orphans: NONE }
+        Self { chunks: KVVec::new(), free: NONE, orphans: [NONE; LISTS] }
     }
 
     fn slot(&mut self, index: u32) -> Option<&mut Slot> {
@@ -150,37 +167,96 @@ impl Registry {
         list
     }
 
-    /// Takes `ticket` out of the list of orphans; `false` if it was not in it.
-    fn unlink_orphan(&mut self, ticket: u64) -> bool {
-        let Some((_, index)) = split(ticket) else {
+    /// Puts a live registration into the list of orphans `list`.
+    fn link_orphan(&mut self, ticket: u64, list: usize) -> bool {
+        let (Some((_, index)), Some(&head)) = (split(ticket), self.orphans.get(list)) else {
             return false;
         };
-        let mut before = NONE;
-        let mut at = self.orphans;
-        while at != index {
-            let Some(slot) = self.slot(at) else {
-                return false;
-            };
-            before = at;
-            at = slot.next;
+        let Some(slot) = self.owned(ticket) else {
+            return false;
+        };
+        let Entry::Live(registration) = core::mem::replace(&mut slot.entry, Entry::Reserved) else {
+            return false;
+        };
+        slot.entry = Entry::Orphan(registration);
+        slot.next = head;
+        slot.before = NONE;
+        if let Some(second) = self.slot(head) {
+            second.before = index;
         }
-        let Some(slot) = self.slot(index) else {
-            return false;
-        };
-        let next = core::mem::replace(&mut slot.next, NONE);
-        match self.slot(before) {
-            Some(slot) => slot.next = next,
-            None => self.orphans = next,
+        if let Some(first) = self.orphans.get_mut(list) {
+            *first = index;
         }
         true
     }
+
+    /// Takes `ticket` out of the list of orphans that it is in, if it is in one.
+    fn unlink_orphan(&mut self, ticket: u64) -> bool {
+        let Some(slot) = self.owned(ticket) else {
+            return false;
+        };
+        let (entry, list) = match core::mem::replace(&mut slot.entry, Entry::Reserved) {
+            Entry::Orphan(registration) => {
+                let list = list_of(&registration);
+                (Entry::Live(registration), Some(list))
+            }
+            other => (other, None),
+        };
+        slot.entry = entry;
+        let Some(list) = list else {
+            return false;
+        };
+        let next = core::mem::replace(&mut slot.next, NONE);
+        let before = core::mem::replace(&mut slot.before, NONE);
+        if let Some(slot) = self.slot(next) {
+            slot.before = before;
+        }
+        match self.slot(before) {
+            Some(slot) => slot.next = next,
+            None => {
+                if let Some(first) = self.orphans.get_mut(list) {
+                    *first = next;
+                }
+            }
+        }
+        true
+    }
+
+    /// The first orphan of `list` that `process` may put.
+    fn find_orphan(&mut self, list: usize, process: &Process) -> Option<Arc<Registration>> {
+        let mut at = *self.orphans.get(list)?;
+        loop {
+            let slot = self.slot(at)?;
+            let next = slot.next;
+            match &slot.entry {
+                Entry::Orphan(registration) if registration.may_be_put_by(process) => {
+                    return Some(registration.clone())
+                }
+                _ => at = next,
+            }
+        }
+    }
+}
+
+/// The list of orphans for those that only `process` may put.
+fn list_of_process(process: &Process) -> usize {
+    let others = LISTS.saturating_sub(1);
+    let hash = usize::try_from(process.tgid()).unwrap_or(0).checked_rem(others).unwrap_or(0);
+    hash.saturating_add(1)
+}
+
+/// The list of orphans that `registration` belongs into: 0 if any process may put it.
+fn list_of(registration: &Registration) -> usize {
+    registration.only_owner().map_or(0, |owner| list_of_process(&owner))
 }
 
 /// A chunk of slots that were never given out.
 fn new_chunk() -> Result<KVec<Slot>> {
     let mut chunk = KVec::with_capacity(CHUNK, GFP_KERNEL)?;
     for _ in 0..CHUNK {
-        chunk.push_within_capacity(Slot { generation: 1, next: NONE, entry: Entry::Free }).map_err(|_| ENOMEM)?;
+        chunk
+            .push_within_capacity(Slot { generation: 1, next: NONE, before: NONE, entry: Entry::Free })
+            .map_err(|_| ENOMEM)?;
     }
     Ok(chunk)
 }
@@ -241,10 +317,7 @@ pub(crate) fn insert(make: impl FnOnce(u64) -> Result<Arc<Registration>>) -> Res
 ///
 /// Allowed in the free callback: takes the registry lock only.
 pub(crate) fn get(ticket: u64) -> Option<Arc<Registration>> {
-    match &REGISTRY.lock().owned(ticket)?.entry {
-        Entry::Live(registration) => Some(registration.clone()),
-        Entry::Free | Entry::Reserved => None,
-    }
+    REGISTRY.lock().owned(ticket)?.entry.registration().cloned()
 }
 
 /// The first registration whose slot has an index of at least `at`, with that index, counted.
@@ -256,11 +329,11 @@ pub(crate) fn from_index(at: u32) -> Option<(u32, Arc<Registration>)> {
     loop {
         let mut registry = REGISTRY.lock();
         for index in at..at.saturating_add(PER_HOLD) {
-            if let Entry::Live(registration) = &registry.slot(index)?.entry {
+            if let Some(registration) = registry.slot(index)?.entry.registration() {
                 return Some((index, registration.clone()));
             }
         }
-        at = at.saturating_add(PER_HOLD);
+        at = at.checked_add(PER_HOLD)?;
     }
 }
 
@@ -276,16 +349,9 @@ pub(crate) fn remove(ticket: u64) {
     drop(entry);
 }
 
-/// Enters `ticket` into the list of orphans. Called under L.
-pub(crate) fn add_orphan(ticket: u64) {
-    let Some((_, index)) = split(ticket) else {
-        return;
-    };
-    let mut registry = REGISTRY.lock();
-    let head = registry.orphans;
-    if let Some(slot) = registry.owned(ticket) {
-        slot.next = head;
-        registry.orphans = index;
+/// Enters `registration` into the list of orphans. Called under L.
+pub(crate) fn add_orphan(registration: &Registration) {
+    if REGISTRY.lock().link_orphan(registration.ticket(), list_of(registration)) {
         let _ = ORPHANS.fetch_add(1, Relaxed);
     }
 }
@@ -296,19 +362,12 @@ pub(crate) fn take_orphan(process: &Process) -> Option<Arc<Registration>> {
         return None;
     }
     let mut registry = REGISTRY.lock();
-    let mut at = registry.orphans;
-    loop {
-        let slot = registry.slot(at)?;
-        let next = slot.next;
-        match &slot.entry {
-            Entry::Live(registration) if registration.may_be_put_by(process) => {
-                let found = registration.clone();
-                if registry.unlink_orphan(found.ticket()) {
-                    let _ = ORPHANS.fetch_sub(1, Relaxed);
-                }
-                return Some(found);
-            }
-            _ => at = next,
-        }
+    let found = match registry.find_orphan(0, process) {
+        Some(found) => found,
+        None => registry.find_orphan(list_of_process(process), process)?,
+    };
+    if registry.unlink_orphan(found.ticket()) {
+        let _ = ORPHANS.fetch_sub(1, Relaxed);
     }
+    Some(found)
 }

@@ -256,17 +256,17 @@ pub(crate) struct Failure {
 }
 
 /// Refusals that are remembered.
-const REMEMBERED: u64 = 64;
+const REMEMBERED: usize = 64;
 
 /// The last refusals: number `seq` is at `seq % REMEMBERED`.
 struct Failures {
     count: u64,
-    last: [Option<Failure>; 64],
+    last: [Option<Failure>; REMEMBERED],
 }
 
 global_lock! {
     // SAFETY: Initialised in `init()`, before any client is registered.
-    unsafe(uninit) static FAILURES: Mutex<Failures> = Failures { count: 0, last: [None; 64] };
+    unsafe(uninit) static FAILURES: Mutex<Failures> = Failures { count: 0, last: [None; REMEMBERED] };
 }
 
 /// Initialises what this file keeps for the whole module.
@@ -280,13 +280,13 @@ pub(crate) unsafe fn init() {
 }
 
 fn place_of(seq: u64) -> usize {
-    seq.checked_rem(REMEMBERED).and_then(|at| usize::try_from(at).ok()).unwrap_or(0)
+    usize::try_from(seq).unwrap_or(0).checked_rem(REMEMBERED).unwrap_or(0)
 }
 
 /// The first remembered refusal whose number is at least `seq`.
 pub(crate) fn failure_from(seq: u64) -> Option<Failure> {
     let failures = FAILURES.lock();
-    let oldest = failures.count.saturating_sub(REMEMBERED).saturating_add(1);
+    let oldest = failures.count.saturating_sub(u64::try_from(REMEMBERED).unwrap_or(0)).saturating_add(1);
     let seq = seq.max(oldest);
     (*failures.last.get(place_of(seq))?).filter(|failure| failure.seq == seq)
 }

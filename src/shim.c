@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The C half of nvidia-peermem; see shim.h. Nothing here decides anything.
+ * The C half of nvidia-peermem; see shim.h.
  *
  * Both neighbours are referenced weakly, so that the module loads without
  * them and can say what is missing, instead of "Unknown symbol".
@@ -232,7 +232,8 @@ void nvpm_drain_callback_tails(void)
 
 /*
  * Without tasks RCU synchronize_rcu_tasks() is synchronize_rcu(), which on a
- * preemptible kernel does not wait for a preempted callback tail.
+ * preemptible kernel does not wait for a preempted callback tail. On any other
+ * the one in free_module(), before the text goes, does.
  */
 int nvpm_can_drain_callback_tails(void)
 {
@@ -259,13 +260,13 @@ int nvpm_device_is_pci(struct device *dev)
 	return dev_is_pci(dev);
 }
 
-static u32 nvpm_pci_number(struct pci_dev *pdev)
+static u64 nvpm_pci_number(struct pci_dev *pdev)
 {
-	return pci_domain_nr(pdev->bus) << 16 | pci_dev_id(pdev);
+	return (u64)pci_domain_nr(pdev->bus) << 16 | pci_dev_id(pdev);
 }
 
 /* 0 where @dev is not PCI: the host bridge's number, which no HCA has. */
-uint32_t nvpm_device_number(struct device *dev)
+uint64_t nvpm_device_number(struct device *dev)
 {
 	return dev_is_pci(dev) ? nvpm_pci_number(to_pci_dev(dev)) : 0;
 }
@@ -275,10 +276,26 @@ uint64_t nvpm_device_segment_limit(struct device *dev)
 	return dma_get_max_seg_size(dev);
 }
 
+static struct resource *nvpm_bar_around(struct pci_dev *pdev, u64 address)
+{
+	struct resource *res;
+	int i;
+
+	for (i = 0; i < PCI_STD_NUM_BARS; i++) {
+		res = &pdev->resource[i];
+		if ((res->flags & IORESOURCE_MEM) && res->start &&
+		    address >= res->start && address <= res->end)
+			return res;
+	}
+	return NULL;
+}
+
 /*
- * The BAR around @address, if it belongs to a device that the provider's
- * driver (named "nvidia", as its module) drives. Takes no lock but the PCI
- * bus's own; may sleep. Returns 0 or -ENODEV.
+ * The BAR around @address, if the provider's driver (named "nvidia", as its
+ * module) drives the device that has it. Only the driver of that one device is
+ * looked at: its module is loaded, as we use its symbols, while any other
+ * could be unloaded under us. Takes no lock but the PCI bus's own; may sleep.
+ * Returns 0 or -ENODEV.
  */
 int nvpm_provider_bar(uint64_t address, struct nvpm_bar *bar)
 {
@@ -286,25 +303,23 @@ int nvpm_provider_bar(uint64_t address, struct nvpm_bar *bar)
 	struct pci_bus_region bus;
 	struct pci_driver *drv;
 	struct resource *res;
-	int i;
+	int ret = -ENODEV;
 
 	while ((pdev = pci_get_device(PCI_ANY_ID, PCI_ANY_ID, pdev))) {
-		drv = pci_dev_driver(pdev);
-		if (!drv || strcmp(drv->name, "nvidia"))
+		res = nvpm_bar_around(pdev, address);
+		if (!res)
 			continue;
-		for (i = 0; i < PCI_STD_NUM_BARS; i++) {
-			res = &pdev->resource[i];
-			if (!(res->flags & IORESOURCE_MEM) || !res->start ||
-			    address < res->start || address > res->end)
-				continue;
+		drv = pci_dev_driver(pdev);
+		if (drv && !strcmp(drv->name, "nvidia")) {
 			pcibios_resource_to_bus(pdev->bus, &bus, res);
 			bar->start = res->start;
 			bar->last = res->end;
 			bar->bus_offset = bus.start - res->start;
 			bar->device = nvpm_pci_number(pdev);
-			pci_dev_put(pdev);
-			return 0;
+			ret = 0;
 		}
+		pci_dev_put(pdev);
+		return ret;
 	}
 	return -ENODEV;
 }

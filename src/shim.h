@@ -28,7 +28,7 @@ struct nvpm_bar {
 	uint64_t start;		/* CPU physical address of the first byte */
 	uint64_t last;		/* ... of the last byte */
 	uint64_t bus_offset;	/* bus address minus CPU address, wrapping */
-	uint32_t device;	/* domain << 16 | bus << 8 | devfn */
+	uint64_t device;	/* domain << 16 | bus << 8 | devfn */
 };
 
 /* Module parameters and the module's own reference. */
@@ -78,7 +78,7 @@ int nvpm_log_allowed(void);
 /* DMA. */
 uint64_t nvpm_page_size(void);
 int nvpm_device_is_pci(struct device *dev);
-uint32_t nvpm_device_number(struct device *dev);
+uint64_t nvpm_device_number(struct device *dev);
 uint64_t nvpm_device_segment_limit(struct device *dev);
 int nvpm_provider_bar(uint64_t address, struct nvpm_bar *bar);
 int nvpm_dma_map(struct device *dev, uint64_t address, uint64_t length,

@@ -83,7 +83,7 @@ pub(crate) fn late_callback(ticket: u64) {
 /// A registration was refused.
 pub(crate) fn failure(reason: Reason, user: Span) {
     let text = reason.key();
-    let errno = reason.errno().to_errno();
+    let errno = reason.errno().to_errno().saturating_neg();
     // SAFETY: The text is valid for its length.
     unsafe { raw::nvpm_trace_failure(user.start(), user.len(), errno, text.as_ptr(), text.len()) };
 }
