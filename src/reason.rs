@@ -148,7 +148,7 @@ impl Reason {
             Self::Busy => "the GPU driver is busy with this GPU (reset or MIG change?); try again",
             Self::NoGpu => "the GPU driver does not find the GPU of this memory; see nvidia-smi",
             Self::OutOfBar => {
-                "its start can be pinned but not all of it: BAR1 (or kernel memory) is full; see nvidia-smi -q -d MEMORY, deregister other buffers"
+                "its start can be pinned but not all of it: BAR1 is full (or kernel memory is); see nvidia-smi -q -d MEMORY, deregister other buffers"
             }
             Self::ProviderFault => "the GPU driver failed to pin memory that it knows; see its lines in the kernel log",
             Self::LeavesAllocation => {
