@@ -21,9 +21,9 @@ pub mod rt;
 pub mod sync;
 pub mod types;
 
-pub use module::{InPlaceModule, Module, ModuleMetadata, ThisModule};
 #[doc(hidden)]
 pub use module::Place as __Place;
+pub use module::{InPlaceModule, Module, ModuleMetadata, ThisModule};
 #[doc(hidden)]
 pub use pinned_init as pin_init_crate;
 

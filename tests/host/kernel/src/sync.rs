@@ -78,6 +78,7 @@ pub mod atomic {
             Self { first: v, now: UnsafeCell::new((0, v)) }
         }
 
+        #[allow(clippy::mut_from_ref)]
         fn touch(&self, touch: Touch, relaxed: bool) -> &mut T {
             rt::rt_atomic(self as *const Self as usize, touch, relaxed);
             // SAFETY: One thread at a time runs, and the reference lives only inside one method.
@@ -151,7 +152,14 @@ impl<T> Mutex<T> {
     pub fn make(data: T) -> impl PinInit<Self> {
         let init = move |slot: *mut Self| {
             // SAFETY: `slot` is memory for a pinned `Self`.
-            unsafe { slot.write(Self { id: rt::rt_new_id(), state: Cell::new(ALIVE), data: UnsafeCell::new(data), _pin: PhantomPinned }) };
+            unsafe {
+                slot.write(Self {
+                    id: rt::rt_new_id(),
+                    state: Cell::new(ALIVE),
+                    data: UnsafeCell::new(data),
+                    _pin: PhantomPinned,
+                })
+            };
             Ok(())
         };
         // SAFETY: Initialises the whole value.
@@ -454,4 +462,3 @@ unsafe impl<T: 'static> ForeignOwnable for Arc<T> {
         ArcBorrow(unsafe { NonNull::new_unchecked(p.cast()) }, PhantomData)
     }
 }
-

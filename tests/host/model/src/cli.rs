@@ -48,7 +48,8 @@ pub fn main(module: Module) {
     let Some(generation) = GENERATIONS.into_iter().find(|g| format!("{g:?}") == *generation) else {
         fail(&format!("no generation {generation}: one of {GENERATIONS:?}"));
     };
-    let mut scenario = Scenario { name, generation, persistent_first: false, fault: None, fail_allocation: None, body: *body };
+    let mut scenario =
+        Scenario { name, generation, persistent_first: false, fault: None, fail_allocation: None, body: *body };
     let mut how = Search::All { limit: 10_000_000 };
     for option in options {
         if option == "persistent" {

@@ -362,10 +362,7 @@ impl Exhaustive {
         let explored = last.enabled.iter().filter(|e| last.done & (1 << e.0) != 0);
         let mut sleep: Vec<(usize, Op)> = Vec::new();
         for candidate in last.sleep.iter().chain(explored) {
-            if candidate.0 != last.chosen
-                && candidate.1.independent(&op)
-                && !sleep.iter().any(|s| s.0 == candidate.0)
-            {
+            if candidate.0 != last.chosen && candidate.1.independent(&op) && !sleep.iter().any(|s| s.0 == candidate.0) {
                 sleep.push(*candidate);
             }
         }

@@ -143,6 +143,8 @@ pub struct Gpu {
     pub gets: usize,
     pub puts: usize,
     pub second_user_losses: usize,
+    /// Makes the tables that we get wrong.
+    pub spoil: Option<fn(&mut raw::nvidia_p2p_page_table)>,
 }
 
 impl Gpu {
@@ -205,10 +207,14 @@ fn enter(what: &str) {
 
 /// The pin is gone: whoever can still do DMA through it corrupts memory.
 fn end_pin(pin: usize, how: How) {
-    rt::touch(HCA + pin as u64, true, match how {
-        How::Freed => "provider takes the pin back",
-        _ => "provider unpins",
-    });
+    rt::touch(
+        HCA + pin as u64,
+        true,
+        match how {
+            How::Freed => "provider takes the pin back",
+            _ => "provider unpins",
+        },
+    );
     let world = w();
     world.gpu.pins[pin].how = how;
     let slot = world.gpu.pins[pin].slot;
@@ -218,7 +224,7 @@ fn end_pin(pin: usize, how: How) {
 }
 
 /// A user of the API, ours or another.
-pub fn get(
+pub(crate) fn get(
     persistent: bool,
     ours: bool,
     va: u64,
@@ -269,6 +275,10 @@ pub fn get(
     let slot = world.gpu.slots.pop().expect("enough slots");
     let phys = world.gpu.allocs[alloc].phys + (va - world.gpu.allocs[alloc].va);
     let head = fill(slot, phys, len, world.scattered);
+    if let Some(spoil) = world.gpu.spoil.filter(|_| ours) {
+        // SAFETY: Just filled.
+        spoil(unsafe { &mut *head });
+    }
     let pin = world.gpu.pins.len();
     world.gpu.pins.push(PinRec {
         alloc,
@@ -293,7 +303,7 @@ pub fn get(
 }
 
 /// Put of a revocable pin, by process and address of the table only.
-pub fn put(ours: bool, table: *mut raw::nvidia_p2p_page_table) -> i32 {
+pub(crate) fn put(ours: bool, table: *mut raw::nvidia_p2p_page_table) -> i32 {
     let process = rt().me().process;
     let slot_of = |p: &PinRec| slot_page(p.slot, is_closed(p.slot)).cast() == table;
     let newest = w().gpu.pins.len();
@@ -312,11 +322,8 @@ pub fn put(ours: bool, table: *mut raw::nvidia_p2p_page_table) -> i32 {
         }
     }
     rt::lock(Rank::R, R, "R to unpin");
-    let found = w()
-        .gpu
-        .pins
-        .iter()
-        .rposition(|p| !p.persistent && p.how == How::Live && p.process == process && slot_of(p));
+    let found =
+        w().gpu.pins.iter().rposition(|p| !p.persistent && p.how == How::Live && p.process == process && slot_of(p));
     let mut ret = 0;
     if let Some(pin) = found {
         if ours && (pin >= newest || !w().gpu.pins[pin].ours) {
@@ -345,13 +352,15 @@ fn is_closed(slot: usize) -> bool {
     ARENA.with(|arena| arena.borrow().as_ref().is_some_and(|a| a.closed[slot]))
 }
 
-pub fn put_persistent(table: *mut raw::nvidia_p2p_page_table) -> i32 {
+pub(crate) fn put_persistent(table: *mut raw::nvidia_p2p_page_table) -> i32 {
     enter("persistent put");
     rt::lock(Rank::R, R, "R to unpin");
     w().gpu.puts += 1;
-    let found = w().gpu.pins.iter().rposition(|p| {
-        p.persistent && p.how == How::Live && slot_page(p.slot, is_closed(p.slot)).cast() == table
-    });
+    let found = w()
+        .gpu
+        .pins
+        .iter()
+        .rposition(|p| p.persistent && p.how == How::Live && slot_page(p.slot, is_closed(p.slot)).cast() == table);
     let Some(pin) = found else { fail("puts a persistent pin that is not there".into()) };
     let mut ret = 0;
     if w().fault(Fault::PutNoMemory) {
@@ -367,10 +376,7 @@ pub fn put_persistent(table: *mut raw::nvidia_p2p_page_table) -> i32 {
 }
 
 /// The provider's own mapping: what it says of the two devices, and addresses nobody should need.
-pub fn dma_map(
-    table: *mut raw::nvidia_p2p_page_table,
-    mapping: *mut *mut raw::nvidia_p2p_dma_mapping,
-) -> i32 {
+pub(crate) fn dma_map(table: *mut raw::nvidia_p2p_page_table, mapping: *mut *mut raw::nvidia_p2p_dma_mapping) -> i32 {
     enter("dma_map");
     // It looks at the table before it takes R (3.5).
     // SAFETY: As valid as the caller made it: that is what is tested.
@@ -428,9 +434,4 @@ fn call_back(pin: usize) {
         // SAFETY: As the provider calls it.
         unsafe { callback(data as *mut c_void) }
     }
-}
-
-/// For tables that a test wants to be odd.
-pub fn table_at(pin: usize) -> *mut raw::nvidia_p2p_page_table {
-    slot_page(w().gpu.pins[pin].slot, false).cast()
 }

@@ -92,6 +92,8 @@ pub struct Core {
     clients: Vec<Client>,
     pub umems: Vec<Umem>,
     pub invalidations: usize,
+    /// MRs can be invalidated, queues and the like cannot.
+    pub invalidation_supported: bool,
 }
 
 // The core's pointers are only numbers to other tasks.
@@ -99,7 +101,7 @@ unsafe impl Send for Core {}
 
 impl Core {
     pub fn new(generation: Generation) -> Self {
-        Self { generation, clients: Vec::new(), umems: Vec::new(), invalidations: 0 }
+        Self { generation, clients: Vec::new(), umems: Vec::new(), invalidations: 0, invalidation_supported: true }
     }
 }
 
@@ -107,7 +109,7 @@ fn handle(client: usize) -> *mut c_void {
     std::ptr::without_provenance_mut(0x100 + client)
 }
 
-pub fn register_client(
+pub(crate) fn register_client(
     client: *const raw::peer_memory_client,
     invalidate: *mut raw::invalidate_peer_memory,
 ) -> *mut c_void {
@@ -138,7 +140,7 @@ pub fn register_client(
     handle(number)
 }
 
-pub fn unregister_client(which: *mut c_void) {
+pub(crate) fn unregister_client(which: *mut c_void) {
     let number = which.addr() - 0x100;
     rt::lock(Rank::P, P, "P to unregister a client");
     if !w().core.clients[number].registered {
@@ -322,7 +324,8 @@ pub fn register(va: u64, len: u64) -> Result<usize, i32> {
 fn acquire(va: u64, len: u64) -> Result<usize, i32> {
     rt::lock(Rank::P, P, "P to ask the clients");
     for client in 0..w().core.clients.len() {
-        if !w().core.clients[client].registered {
+        let c = &w().core.clients[client];
+        if !c.registered || (c.wants_invalidation && !w().core.invalidation_supported) {
             continue;
         }
         let me = rt().current;
@@ -770,4 +773,3 @@ fn invalidate_old(client: usize, ticket: u64) {
         rt::wait_flag(comp, "wait for the deregistration");
     }
 }
-

@@ -9,6 +9,7 @@
 use kernel::rt::Touch;
 use std::cell::UnsafeCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a step is about, so that the scheduler knows which steps may be swapped. Two steps are independent if their
 /// objects differ, or if both only read.
@@ -137,11 +138,14 @@ pub struct Rt {
     pub read_grew: bool,
     /// Steps run so far, for the report.
     pub steps: Vec<(usize, Op)>,
+    /// Lines that the module printed.
+    pub printed: Vec<String>,
     /// Words of the model, at the step they were said.
     pub notes: Vec<(usize, String)>,
     pub verbose: bool,
     /// The order of locks is not judged: only what comes of it.
     pub any_order: bool,
+    pub keep_prints: bool,
     pub current: usize,
 }
 
@@ -176,16 +180,20 @@ impl Rt {
             read: BTreeSet::new(),
             read_grew: false,
             steps: Vec::new(),
+            printed: Vec::new(),
             notes: Vec::new(),
             verbose: false,
             any_order: false,
+            keep_prints: false,
             current: 0,
         }
     }
 
     /// A new execution begins; what the last one left behind is freed.
     pub fn begin(&mut self) {
-        self.epoch += 1;
+        // Statics of the module are shared by all threads of the process, one execution at a time.
+        static EPOCH: AtomicU64 = AtomicU64::new(0);
+        self.epoch = EPOCH.fetch_add(1, Ordering::Relaxed) + 1;
         self.next_id = 1000;
         self.tasks.clear();
         self.tasks.push(Task::new("main".into(), 0));
@@ -206,6 +214,7 @@ impl Rt {
         self.acquisitions = 0;
         self.steps.clear();
         self.notes.clear();
+        self.printed.clear();
     }
 
     pub fn me(&mut self) -> &mut Task {
@@ -268,6 +277,10 @@ pub fn fail(text: String) -> ! {
     if r.violation.is_none() {
         let name = r.me().name.clone();
         r.violation = Some(format!("{name}: {text}"));
+    }
+    if r.alone() {
+        // No scheduler need be there: a test that runs one task.
+        eprintln!("VIOLATION {}", r.violation.as_deref().unwrap_or_default());
     }
     halt("violation")
 }
@@ -527,4 +540,7 @@ extern "C" fn rt_print(_level: std::ffi::c_char, text: *const u8, len: usize) {
         fail(format!("prints in the free callback: {text}"));
     }
     note(|| format!("prints: {}", text.trim_end()));
+    if rt().keep_prints {
+        rt().printed.push(text.trim_end().into());
+    }
 }

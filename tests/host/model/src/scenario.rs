@@ -34,12 +34,12 @@ pub struct Scenario {
 }
 
 /// User addresses are not aligned to anything, and reach into a second GPU page.
-const VA: u64 = 0x7f00_0000_0000;
+pub const VA: u64 = 0x7f00_0000_0000;
 const FIRST: u64 = VA + 0x3210;
 const LEN: u64 = PAGE;
 
 /// Allocation `number` of process `process`.
-fn alloc(process: usize, number: u64) -> usize {
+pub fn alloc(process: usize, number: u64) -> usize {
     let len = 4 * PAGE;
     let va = VA + (number << 32);
     w().gpu.allocs.push(Alloc { process, va, len, phys: BAR + number * 16 * PAGE, alive: true });
@@ -71,7 +71,7 @@ fn register_deregister(number: u64) {
 }
 
 /// Everything that is left is closed as the processes' exits do, and the module is unloaded.
-fn finish() {
+pub fn finish() {
     rt::join_all();
     let open: Vec<usize> = (0..w().core.umems.len()).filter(|&u| w().core.umems[u].registered).collect();
     for umem in open {
@@ -209,7 +209,11 @@ fn reuse(scenario: &Scenario) {
     finish();
 }
 
-pub const EXHAUSTIVE: &[(&str, fn(&Scenario))] = &[
+/// A scenario's name and what happens in it.
+type Named = (&'static str, fn(&Scenario));
+
+/// Small enough for all orders.
+pub const EXHAUSTIVE: &[Named] = &[
     ("free-against-both", free_against_both),
     ("free-against-one", free_against_one),
     ("unload", unload),
@@ -325,7 +329,8 @@ fn hca_removal(scenario: &Scenario) {
     finish();
 }
 
-pub const RANDOM: &[(&str, fn(&Scenario))] = &[("everything", everything), ("hca-removal", hca_removal)];
+/// Not small enough.
+pub const RANDOM: &[Named] = &[("everything", everything), ("hca-removal", hca_removal)];
 
 /// How shuttle runs us.
 pub fn config() -> Config {

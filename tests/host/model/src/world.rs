@@ -384,7 +384,7 @@ extern "C" fn nvpm_current_process(process: *mut raw::nvpm_process) {
 #[no_mangle]
 extern "C" fn nvpm_current_comm(comm: *mut u8) {
     // SAFETY: The caller's place of 16 bytes.
-    unsafe { comm.copy_from(b"model\0\0\0\0\0\0\0\0\0\0\0".as_ptr(), 16) };
+    unsafe { comm.write_bytes(0, 16) };
 }
 
 #[no_mangle]

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the module makes of the provider's answers: odd tables (rule 14) and errors (rule 3), one task at a time.
+
+use model::gpu::{self, PAGE};
+use model::raw::nvidia_p2p_page_table as PageTable;
+use model::rdma::{self, Generation};
+use model::rt::rt;
+use model::scenario::{alloc, finish, VA};
+use model::world::{w, Fault, Module, World};
+use std::ffi::c_void;
+use std::sync::{Mutex, MutexGuard};
+
+extern "C" {
+    fn nvpm_proc_seek(list: u32, at: *mut u64) -> i32;
+    fn nvpm_proc_row(list: u32, at: u64, seq: *mut c_void);
+    fn nvpm_proc_stats(seq: *mut c_void);
+}
+
+/// The module's statics exist once per process: tests take turns.
+fn load(persistent_first: bool) -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
+    let module = Module {
+        init: nvidia_peermem::init_module,
+        exit: nvidia_peermem::cleanup_module,
+        seek: nvpm_proc_seek,
+        row: nvpm_proc_row,
+        stats: nvpm_proc_stats,
+    };
+    rt().begin();
+    rt().keep_prints = true;
+    World::create(module, Generation::Fixed);
+    w().persistent_first = persistent_first;
+    assert_eq!(w().insmod(), 0);
+    alloc(1, 0);
+    rt().me().process = 1;
+    turn
+}
+
+/// Everything is given back, whatever went wrong before.
+fn unload() {
+    assert_eq!(w().gpu.live_pins(), w().core.umems.iter().filter(|u| u.registered).count(), "something stays pinned");
+    w().gpu.spoil = None;
+    rt().me().process = 0;
+    finish();
+}
+
+fn said(what: &str) -> bool {
+    rt().printed.iter().any(|line| line.contains(what))
+}
+
+#[test]
+fn odd_tables_are_refused_with_the_reason_and_put_back() {
+    type Spoil = fn(&mut PageTable);
+    let cases: [(&str, Spoil, &str); 11] = [
+        ("major version 0", |t| t.version = 0x0000_0002, "version"),
+        ("major version 3", |t| t.version = 0x0003_0000, "version"),
+        ("unknown page size", |t| t.page_size = 3, "page size"),
+        ("4 KiB pages, too few", |t| t.page_size = 0, "entries"),
+        ("128 KiB pages, too many", |t| t.page_size = 2, "entries"),
+        ("one page too few", |t| t.entries -= 1, "entries"),
+        ("one page too many", |t| t.entries += 1, "entries"),
+        ("no pages", |t| t.entries = 0, "entries"),
+        ("no array", |t| t.pages = std::ptr::null_mut(), "no pages"),
+        // SAFETY: The model's table has two pages.
+        ("a hole in the array", |t| unsafe { *t.pages.add(1) = std::ptr::null_mut() }, "no pages"),
+        // SAFETY: As above.
+        ("a crooked page", |t| unsafe { (**t.pages).physical_address += 4096 }, "impossible address"),
+    ];
+    for persistent_first in [false, true] {
+        for (name, spoil, reason) in cases {
+            let _turn = load(persistent_first);
+            w().gpu.spoil = Some(spoil);
+            assert_eq!(rdma::register(VA + 0x3210, PAGE), Err(gpu::EIO), "{name}");
+            assert!(said(reason), "{name}: {:?}", rt().printed);
+            unload();
+        }
+    }
+}
+
+#[test]
+fn both_table_versions_are_taken() {
+    for version in [0x0001_0001, 0x0001_0002, 0x0002_0000] {
+        let _turn = load(false);
+        w().gpu.spoil = Some(match version {
+            0x0001_0001 => |t| t.version = 0x0001_0001,
+            0x0001_0002 => |t| t.version = 0x0001_0002,
+            _ => |t| t.version = 0x0002_0000,
+        });
+        assert!(rdma::register(VA + 0x3210, PAGE).is_ok(), "{version:#x}");
+        unload();
+    }
+}
+
+/// What one registration of `len` bytes at `va` gives, and how often the provider was asked.
+fn ask(persistent_first: bool, va: u64, len: u64, faults: &[Fault]) -> (Result<(), i32>, usize) {
+    let _turn = load(persistent_first);
+    w().faults.extend(faults);
+    let result = rdma::register(va, len).map(|_| ());
+    let gets = w().gpu.gets;
+    unload();
+    (result, gets)
+}
+
+const EFAULT: i32 = -14;
+const EOPNOTSUPP: i32 = -95;
+
+#[test]
+fn memory_is_pinned_once() {
+    for persistent_first in [false, true] {
+        assert_eq!(ask(persistent_first, VA + 0x3210, PAGE, &[]), (Ok(()), 1));
+        assert_eq!(ask(persistent_first, VA, PAGE, &[]), (Ok(()), 1));
+    }
+}
+
+#[test]
+fn host_memory_is_not_ours_and_asked_for_once() {
+    for persistent_first in [false, true] {
+        // Inside one granule; over two; huge: then the first granule is asked for before anything large is allocated.
+        for (va, len, gets) in [(0x5000_0000, 4096, 1), (0x5000_f000, 8192, 2), (0x5000_0000, 2 << 30, 1)] {
+            assert_eq!(ask(persistent_first, va, len, &[]), (Err(EFAULT), gets), "{va:#x} {len:#x}");
+        }
+        let _turn = load(persistent_first);
+        let _ = rdma::register(0x5000_f000, 8192);
+        assert!(!said("refused"), "not silent for host memory: {:?}", rt().printed);
+        unload();
+    }
+}
+
+#[test]
+fn a_range_that_leaves_its_allocation_is_refused_as_ours() {
+    for persistent_first in [false, true] {
+        assert_eq!(ask(persistent_first, VA + 3 * PAGE, 2 * PAGE, &[]), (Err(gpu::EINVAL), 2));
+    }
+}
+
+#[test]
+fn a_wrapping_range_is_not_asked_for() {
+    assert_eq!(ask(true, u64::MAX - 4095, 4096, &[]), (Err(EFAULT), 0));
+    assert_eq!(ask(true, VA, u64::MAX - VA + 1, &[]), (Err(EFAULT), 0));
+    assert_eq!(ask(true, VA, 0, &[]), (Err(EFAULT), 0));
+}
+
+#[test]
+fn errors_that_prove_ownership_reach_the_user() {
+    for persistent_first in [false, true] {
+        assert_eq!(ask(persistent_first, VA, PAGE, &[Fault::GetBusy]), (Err(gpu::EBUSY), 1));
+    }
+}
+
+#[test]
+fn a_full_bar_is_ours_if_its_start_can_be_pinned() {
+    for persistent_first in [false, true] {
+        assert_eq!(ask(persistent_first, VA, 2 * PAGE, &[Fault::GetBarFull]), (Err(gpu::ENOMEM), 2));
+        assert_eq!(ask(persistent_first, VA, 2 * PAGE, &[Fault::GetIo]), (Err(gpu::EIO), 2));
+    }
+}
+
+#[test]
+fn a_provider_without_memory_proves_nothing() {
+    for persistent_first in [false, true] {
+        // GPU memory: nobody can say so, the user sees what get_user_pages() said, and a line says why.
+        let both = [Fault::GetNoMemory, Fault::GetNoMemory];
+        assert_eq!(ask(persistent_first, VA, 2 * PAGE, &both), (Err(EFAULT), 2));
+        // Host memory: the one-granule pin says that it is not ours.
+        assert_eq!(ask(persistent_first, 0x5000_0000, 2 * PAGE, &both[..1]), (Err(EFAULT), 2));
+    }
+}
+
+#[test]
+fn not_supported_makes_the_persistent_client_step_aside_once() {
+    let _turn = load(true);
+    w().faults.push(Fault::GetNotSupported);
+    let umem = rdma::register(VA, PAGE).expect("the revocable client takes it");
+    assert!(!w().gpu.pins[w().core.umems[umem].pin].persistent);
+    assert_eq!(w().gpu.gets, 2);
+    unload();
+}
+
+#[test]
+fn not_supported_is_the_answer_where_nothing_is_left() {
+    let _turn = load(false);
+    w().faults.push(Fault::GetNotSupported);
+    // A queue: the revocable client is not asked, and the persistent one comes last.
+    w().core.invalidation_supported = false;
+    assert_eq!(rdma::register(VA, PAGE).map(|_| ()), Err(EOPNOTSUPP));
+    w().core.invalidation_supported = true;
+    unload();
+}
+
+/// The core may skip the second client: what the first one left for it must not be found by a later question.
+#[test]
+fn a_verdict_that_nobody_asked_for_is_forgotten() {
+    let _turn = load(true);
+    let later = VA + (1 << 32);
+    w().core.invalidation_supported = false;
+    assert_eq!(rdma::register(later, PAGE).map(|_| ()), Err(EFAULT));
+    w().core.invalidation_supported = true;
+    rt().me().process = 1;
+    alloc(1, 1);
+    w().faults.push(Fault::GetNotSupported);
+    assert!(rdma::register(later, PAGE).is_ok(), "the revocable client was not asked");
+    unload();
+}
