@@ -34,24 +34,21 @@ struct Recorder {
     done: BTreeSet<String>,
 }
 
-/// Words of the lines that are kept of logs and configuration.
-const TOPICS: [&str; 12] = [
-    "nvidia",
-    "NVRM",
-    "nv_mem",
-    "nv_peer_mem",
-    "ib_core",
-    "ib_uverbs",
-    "peer_mem",
-    "Loading of",
-    "DMAR",
-    "AMD-Vi",
-    "rxe",
-    "mlx",
-];
+/// Words of the lines that are kept of the log and of configuration.
+const TOPICS: [&str; 8] = ["nvidia", "NVRM", "nv_mem", "nv_peer_mem", "ib_core", "peer_mem", "Loading of", "memlock"];
 
+/// A kernel command line names disks and hosts.
 fn on_topic(line: &str) -> bool {
-    TOPICS.iter().any(|topic| line.contains(topic))
+    TOPICS.iter().any(|topic| line.contains(topic)) && !line.contains("ommand line")
+}
+
+/// Whether a line of modules.dep is about a module that is looked at.
+fn is_looked_at(line: &str) -> bool {
+    let file = line.split(':').next().unwrap_or_default();
+    let file = file.rsplit('/').next().unwrap_or_default();
+    ["nvidia", "ib_", "mlx", "bnxt_re", "irdma", "efa", "rdma_rxe", "siw", "nv_peer"]
+        .iter()
+        .any(|name| file.starts_with(name))
 }
 
 impl Recorder {
@@ -254,7 +251,7 @@ impl Recorder {
         self.file("/sys/kernel/security/lockdown");
         for release in self.root.names("/lib/modules") {
             let list = format!("/lib/modules/{release}/modules.dep");
-            self.lines(&list, |line| on_topic(line.split(':').next().unwrap_or_default()));
+            self.lines(&list, is_looked_at);
         }
         let Some(release) = kernel::release(&self.root) else { return };
         let mut files = module_file::all(&self.root, &release, NAME);
@@ -285,7 +282,7 @@ impl Recorder {
     fn configuration(&mut self) {
         for dir in ["modprobe.d", "modules-load.d", "depmod.d", "security/limits.d"] {
             for name in self.root.names(&format!("/etc/{dir}")) {
-                self.lines(&format!("/etc/{dir}/{name}"), |line| on_topic(line) || line.contains("memlock"));
+                self.lines(&format!("/etc/{dir}/{name}"), on_topic);
             }
         }
         for dir in ["/usr/lib/modprobe.d", "/usr/lib/modules-load.d"] {

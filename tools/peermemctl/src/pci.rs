@@ -229,7 +229,8 @@ pub fn acs(root: &Root, address: &str) -> Acs {
     /// Request redirect, completion redirect, egress control.
     const REDIRECTS: u16 = 0x04 | 0x08 | 0x20;
     let Ok(config) = root.bytes(&format!("{DEVICES}/{address}/config")) else { return Acs::Unreadable };
-    if config.len() <= 64 {
+    // 64 bytes for others than root; 256 where the kernel has no way to the extended space.
+    if config.len() <= EXTENDED {
         return Acs::Unreadable;
     }
     let word = |at: usize| Some(u32::from_le_bytes(config.get(at..at + 4)?.try_into().ok()?));
@@ -296,5 +297,31 @@ mod tests {
         let other_host = device_at(&["pci0000:80"], Some(0));
         assert_eq!(deep.way_to(&other_host).distance, Distance::Node);
         assert_eq!(deep.way_to(&device_at(&["pci0000:80"], Some(1))).distance, Distance::Sys);
+    }
+
+    #[test]
+    fn acs_is_found_behind_other_capabilities() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let device = dir.path().join("sys/bus/pci/devices/0000:02:00.0");
+        std::fs::create_dir_all(&device).unwrap();
+        let judge = |config: &[u8]| {
+            std::fs::write(device.join("config"), config).unwrap();
+            acs(&root, "0000:02:00.0")
+        };
+        let mut config = vec![0u8; 4096];
+        // Advanced error reporting, next at 0x148: ACS, all of it possible, redirects switched on.
+        config[0x100..0x104].copy_from_slice(&0x1481_0001u32.to_le_bytes());
+        config[0x148..0x14c].copy_from_slice(&0x0001_000du32.to_le_bytes());
+        config[0x14c..0x150].copy_from_slice(&0x001d_00ffu32.to_le_bytes());
+        assert_eq!(judge(&config), Acs::Redirects);
+        // Source validation alone redirects nothing.
+        config[0x14e] = 0x01;
+        assert_eq!(judge(&config), Acs::Direct);
+        // A list that runs in a circle.
+        config[0x148..0x14c].copy_from_slice(&0x1001_0001u32.to_le_bytes());
+        assert_eq!(judge(&config), Acs::Direct);
+        assert_eq!(judge(&config[..64]), Acs::Unreadable);
+        assert_eq!(judge(&config[..256]), Acs::Unreadable);
     }
 }

@@ -165,7 +165,13 @@ fn redirected(machine: &Machine, gpu: &Device) -> Option<Check> {
         unreadable if unreadable.is_empty() => {
             Check::ok(ID, format!("GPU {}: no ACS redirect between it and its NICs", gpu.address))
         }
-        unreadable => Check::skip(ID, format!("GPU {}: only root may read the ACS word of {unreadable}", gpu.address)),
+        unreadable => Check::skip(
+            ID,
+            format!(
+                "GPU {}: the ACS word of {unreadable} cannot be read (by others than root, or on this kernel)",
+                gpu.address
+            ),
+        ),
     })
 }
 

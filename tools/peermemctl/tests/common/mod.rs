@@ -38,11 +38,16 @@ fn entries(text: &str) -> Vec<Entry<'_>> {
 
 /// Unpacks the tree `name` into a directory that goes with what is returned.
 pub fn unpack(name: &str) -> TempDir {
-    let file = trees().join(format!("{name}.tree"));
-    let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let dir = tempfile::tempdir().unwrap();
+    unpack_into(&trees().join(format!("{name}.tree")), dir.path());
+    dir
+}
+
+/// Unpacks the tree in `file` into `dir`.
+pub fn unpack_into(file: &Path, dir: &Path) {
+    let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     for entry in entries(&text) {
-        let path = dir.path().join(entry.path.trim_start_matches('/'));
+        let path = dir.join(entry.path.trim_start_matches('/'));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         match entry.kind {
             "F" => fs::write(&path, content(&entry.lines)).unwrap(),
@@ -50,10 +55,9 @@ pub fn unpack(name: &str) -> TempDir {
             "L" => symlink(entry.rest.strip_prefix("-> ").unwrap(), &path).unwrap(),
             "E" => fs::write(&path, "").unwrap(),
             "M" => fs::write(&path, module(&entry.lines)).unwrap(),
-            other => panic!("{name}: entry of kind {other}"),
+            other => panic!("{}: entry of kind {other}", file.display()),
         }
     }
-    dir
 }
 
 fn content(lines: &[&str]) -> String {

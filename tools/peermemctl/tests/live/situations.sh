@@ -187,11 +187,15 @@ plain() {
 	shot memlock-process "a user's process with 128 KiB of memlock has the RDMA device open"
 	let_go
 	hold_program() { hold-memory "$@"; }
-	refusals
+}
 
-	rmmod nvidia_peermem
+# Which file is loaded.
+files() {
+	up
+	configured
 	mkdir -p /etc/depmod.d
 	echo "search updates built-in kernel" >/etc/depmod.d/search.conf
+	depmod
 	mv $MODULES/updates/nvidia-peermem.ko /tmp/ours.ko
 	cp /situations/older.ko $MODULES/updates/nvidia-peermem.ko
 	modprobe nvidia-peermem
@@ -261,8 +265,11 @@ let_go_of_last() {
 	held=$((held - 1))
 }
 
-# One boot's worth of refusals: each leaves a row in failures. A new load each time, so that a tree has one reason.
+# Each refusal leaves a row in failures. A new load each time, so that a tree has one reason.
 refusals() {
+	up
+	configured
+	modprobe nvidia-peermem
 	again() {
 		rmmod nvidia_peermem
 		modprobe nvidia-peermem "$@"
@@ -308,7 +315,7 @@ hardware() {
 network
 echo "=== begin $situations"
 case $situations in
-plain) plain ;;
+plain | refusals | files) $situations ;;
 translating)
 	hardware iommu-translating "an IOMMU that translates"
 	rmmod nvidia_peermem
@@ -324,6 +331,9 @@ switch) hardware healthy-switch "GPU and NIC below one switch without ACS redire
 node) hardware two-host-bridges "GPU and NIC below different host bridges" ;;
 numa) hardware two-numa-nodes "GPU and NIC on different NUMA nodes" ;;
 closed)
+	mkdir -p /etc/depmod.d
+	echo "search updates built-in kernel" >/etc/depmod.d/search.conf
+	depmod
 	up
 	configured
 	modprobe nvidia-peermem
