@@ -20,8 +20,6 @@ use walkdir::WalkDir;
 const TOGETHER: [&str; 4] = ["smoke", "callbacks", "revoke", "refusals"];
 /// The suite that provokes alarms, in a boot of its own.
 const ALARMS: &str = "alarms";
-/// A boot that has not ended by then hangs.
-const LIMIT: Duration = Duration::from_secs(420);
 /// Rust programs whose own tests run on this machine, and the name under which they are counted.
 const HOST: [(&str, &str); 7] = [
     ("host", "tests/host"),
@@ -100,7 +98,7 @@ struct Planned {
 /// The boots that the chosen suites need, as few as will do.
 fn plan(module: Module, wants: impl Fn(&str) -> bool, everything: bool) -> Vec<Planned> {
     let planned = |name: &str, run: &str, module: Module, expected: &[(Kind, usize)]| {
-        let mut boot = Boot { limit: LIMIT, ..Boot::new(name, run) };
+        let mut boot = Boot::new(name, run);
         boot.append.extend(rival_word(module));
         Planned { boot, module, expected: expected.iter().copied().collect() }
     };
