@@ -60,8 +60,8 @@ macro_rules! modinfo {
     ($text:expr) => {
         const _: () = {
             // `used(compiler)`: the linker's form would make a second section of this name, and the loader sees one.
-            #[used(compiler)]
-            #[link_section = ".modinfo"]
+            #[cfg_attr(MODULE, used(compiler), link_section = ".modinfo")]
+            #[cfg_attr(not(MODULE), allow(dead_code))]
             static INFO: [u8; $text.len()] = *match $text.as_bytes().first_chunk() {
                 Some(text) => text,
                 None => panic!("as long as itself"),
@@ -99,25 +99,30 @@ macro_rules! module {
             // INVARIANT: Nothing was initialised yet.
             static SLOT: Slot = Slot(::core::cell::UnsafeCell::new(::core::mem::MaybeUninit::uninit()));
 
+            #[cfg(MODULE)]
             extern "C" {
                 static mut __this_module: $crate::ffi::c_void;
             }
-
             // SAFETY: modpost defines `__this_module`.
+            #[cfg(MODULE)]
             static THIS_MODULE: $crate::ThisModule =
                 unsafe { $crate::ThisModule::from_ptr(&raw mut __this_module) };
+            // SAFETY: What is no module has none, as in the kernel.
+            #[cfg(not(MODULE))]
+            static THIS_MODULE: $crate::ThisModule =
+                unsafe { $crate::ThisModule::from_ptr(::core::ptr::null_mut()) };
 
             // As ___ADDRESSABLE of C: a reference keeps objtool from sealing the ENDBR of a function that only the
             // loader calls, indirectly.
-            #[used(compiler)]
-            #[link_section = ".init.data"]
+            #[cfg_attr(MODULE, used(compiler), link_section = ".init.data")]
+            #[cfg_attr(not(MODULE), allow(dead_code))]
             static ADDRESSABLE_INIT: extern "C" fn() -> $crate::ffi::c_int = init_module;
-            #[used(compiler)]
-            #[link_section = ".exit.data"]
+            #[cfg_attr(MODULE, used(compiler), link_section = ".exit.data")]
+            #[cfg_attr(not(MODULE), allow(dead_code))]
             static ADDRESSABLE_EXIT: extern "C" fn() = cleanup_module;
 
             #[no_mangle]
-            #[link_section = ".init.text"]
+            #[cfg_attr(MODULE, link_section = ".init.text")]
             extern "C" fn init_module() -> $crate::ffi::c_int {
                 let init = <$type as $crate::InPlaceModule>::init(&THIS_MODULE);
                 let slot = SLOT.0.get().cast::<$type>();
@@ -130,7 +135,7 @@ macro_rules! module {
             }
 
             #[no_mangle]
-            #[link_section = ".exit.text"]
+            #[cfg_attr(MODULE, link_section = ".exit.text")]
             extern "C" fn cleanup_module() {
                 // SAFETY: The loader calls this once, after `init_module()` succeeded.
                 // INVARIANT: Nothing looks into the slot afterwards.

@@ -52,9 +52,10 @@ pub unsafe fn call_printk(level: u8, prefix: &[u8], args: fmt::Arguments<'_>) {
     unsafe { c::kl_print(level, prefix.as_ptr(), line.text.as_ptr(), line.length) };
 }
 
-/// One line of `pr_*!`.
+/// One line of `pr_*!`. `crate` is the caller's: there `module!` has put the prefix.
 #[doc(hidden)]
 #[macro_export]
+#[allow(clippy::crate_in_macro_def)]
 macro_rules! print_macro {
     ($level:literal, $format:literal $(, $arg:expr)* $(,)?) => {
         // SAFETY: `module!` ends its prefix with a zero byte.

@@ -145,11 +145,7 @@ impl<T> GlobalLock<T> {
     pub const unsafe fn new(data: T, name: &'static CStr) -> Self {
         Self {
             // INVARIANT: By this function's contract it is initialised before it is used.
-            inner: Mutex {
-                state: UnsafeCell::new(c::Mutex::UNINIT),
-                data: UnsafeCell::new(data),
-                _pin: PhantomPinned,
-            },
+            inner: Mutex { state: UnsafeCell::new(c::Mutex::UNINIT), data: UnsafeCell::new(data), _pin: PhantomPinned },
             name,
             // SAFETY: By this function's contract.
             key: unsafe { LockClassKey::new_static() },

@@ -3,6 +3,12 @@
 //! Memory carries its size in front, so that a free of what was not allocated is found, and everything allocated is
 //! counted. A mutex is one word that is asked again and again: short, and Miri sees every step.
 
+pub mod raw;
+pub mod shim;
+
+// Linked in for its init_module(), and against the functions of shim.rs.
+extern crate nvidia_peermem as _;
+
 use std::alloc::{alloc, dealloc, Layout};
 use std::cell::Cell;
 use std::ffi::c_void;

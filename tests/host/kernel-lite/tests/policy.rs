@@ -1,0 +1,56 @@
+//! The module's policy, as shipped, over kernel-lite: registration, revocation in the middle of deregistration, unload.
+
+use kernel_lite_tests::shim::{self, Umem, PAGE};
+use kernel_lite_tests::take_log;
+use std::sync::atomic::Ordering::SeqCst;
+
+const ROUNDS: u64 = if cfg!(miri) { 6 } else { 300 };
+
+/// One test: the module is one.
+#[test]
+fn the_life_of_the_module() {
+    shim::CAN_DRAIN.store(true, SeqCst);
+    assert_eq!(shim::load(), 0);
+    let log = take_log();
+    assert!(log[0].starts_with("<6>nvidia_peermem: clients nv_mem (revocable) and nv_mem_nc"), "{log:?}");
+
+    // 3 provider pages, unaligned at both ends: 2 more than the whole ones, cut at the device's limit of 2 pages.
+    let umem = Umem::register(0x7f00_0000_1000, 2 * PAGE, 7).unwrap();
+    assert_eq!(umem.bytes(), 2 * PAGE);
+    assert_eq!((shim::pins(), shim::MAPPED.load(SeqCst), shim::unload()), (1, 1, -16));
+    umem.deregister();
+    assert_eq!((shim::pins(), shim::MAPPED.load(SeqCst)), (0, 0));
+
+    // Freed, then deregistered: the core was told once.
+    let umem = Umem::register(0x7f00_0000_0000, PAGE, 8).unwrap();
+    shim::free_all_memory();
+    assert_eq!((shim::INVALIDATED.load(SeqCst), shim::MAPPED.load(SeqCst)), (1, 0));
+    umem.deregister();
+
+    // Freed while it is deregistered: in whatever order, once each.
+    for round in 0..ROUNDS {
+        let umem = Umem::register(0x7f00_0000_0000, 4 * PAGE, round).unwrap();
+        let second = Umem::register(0x7f00_0000_0000, PAGE, round).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(shim::free_all_memory);
+            scope.spawn(|| second.deregister());
+            umem.deregister();
+        });
+        assert_eq!((shim::pins(), shim::MAPPED.load(SeqCst), shim::MODULE_REFS.load(SeqCst)), (0, 0, 0));
+    }
+    // Freed while it is registered: it comes to be, or fails with EFAULT.
+    for round in 0..ROUNDS {
+        std::thread::scope(|scope| {
+            scope.spawn(shim::free_all_memory);
+            match Umem::register(0x7f00_0000_0000, 4 * PAGE, round) {
+                Ok(umem) => umem.deregister(),
+                Err(errno) => assert_eq!(errno, -14),
+            }
+        });
+        assert_eq!((shim::pins(), shim::MAPPED.load(SeqCst), shim::MODULE_REFS.load(SeqCst)), (0, 0, 0));
+    }
+    // A ticket long gone, and one that never was.
+    shim::late_callback(1 << 32);
+    shim::late_callback(u64::MAX);
+    assert_eq!(shim::unload(), 0);
+}
