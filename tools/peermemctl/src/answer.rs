@@ -81,7 +81,7 @@ pub struct Status {
 }
 
 /// Checks that decide whether it works at all.
-const DECISIVE: [&str; 15] = [
+const DECISIVE: [&str; 16] = [
     "driver.loaded",
     "driver.licence",
     "driver.exports",
@@ -97,6 +97,7 @@ const DECISIVE: [&str; 15] = [
     "gpus.nodes",
     "fabric.rdma",
     "fabric.nodes",
+    "fabric.iommu",
 ];
 
 /// Answers `status`.

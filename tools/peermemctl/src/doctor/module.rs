@@ -350,15 +350,21 @@ fn numbers(release: &str) -> Vec<u64> {
 
 /// A configuration that keeps modprobe from loading the module; part of section 9.
 pub(super) fn blocked(machine: &Machine) -> Option<Check> {
+    const ID: &str = "module.blocked";
     let (line, block) = modprobe::blocked(machine.root, NAME)?;
     // modprobe heeds no install line of a module that has soft dependencies.
     if block == Block::Always && machine.file.as_ref().is_some_and(|file| file.field("softdep").is_some()) {
         return None;
     }
     let mend = format!("take that line out of {}", line.file);
-    let message = match block {
-        Block::Alias => "nvidia-peermem is blacklisted: it is not loaded at boot",
-        Block::Always => "modprobe is told to load nothing for nvidia-peermem",
+    let check = match (block, machine.loaded.is_some()) {
+        (Block::Alias, true) => Check::warn(
+            ID,
+            "nvidia-peermem is blacklisted: it is loaded now, and will not be after the next boot",
+            mend,
+        ),
+        (Block::Alias, false) => Check::fail(ID, "nvidia-peermem is blacklisted: it is not loaded at boot", mend),
+        (Block::Always, _) => Check::fail(ID, "modprobe is told to load nothing for nvidia-peermem", mend),
     };
-    Some(Check::fail("module.blocked", message, mend).seen(format!("{}: {}", line.file, line.text)))
+    Some(check.seen(format!("{}: {}", line.file, line.text)))
 }
