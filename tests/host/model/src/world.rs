@@ -502,7 +502,7 @@ extern "C" fn nvpm_device_is_pci(device: *mut raw::device) -> c_int {
 }
 
 #[no_mangle]
-extern "C" fn nvpm_device_number(device: *mut raw::device) -> u32 {
+extern "C" fn nvpm_device_number(device: *mut raw::device) -> u64 {
     pci(device);
     0x20
 }

@@ -99,8 +99,9 @@ fn every_planted_fault_is_found() {
     let built = Command::new(env!("CARGO"))
         .args(["build", "--offline", "--workspace", "--quiet", "--target-dir"])
         .arg(target)
+        .arg("--config")
+        .arg(host.join(".cargo/config.toml"))
         .current_dir(&work)
-        .env("RUSTFLAGS", "")
         .output()
         .expect("cargo runs");
     assert!(built.status.success(), "a fault does not build:\n{}", String::from_utf8_lossy(&built.stderr));
