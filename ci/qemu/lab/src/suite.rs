@@ -13,7 +13,7 @@ use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use walkdir::WalkDir;
 
 /// Guest suites that share one boot.
@@ -282,6 +282,7 @@ fn gate(lab: &Lab, name: &str, cmd: &mut Command) -> Result<Test> {
 mod tests {
     use super::*;
     use crate::alarms::Alarm;
+    use std::time::Duration;
 
     fn report(kinds: &[Kind]) -> Report {
         let alarms = kinds.iter().map(|k| Alarm { kind: *k, line: format!("{k:?}"), number: 1 }).collect();
