@@ -21,8 +21,9 @@ const TOGETHER: [&str; 4] = ["smoke", "callbacks", "revoke", "refusals"];
 /// The suite that provokes alarms, in a boot of its own.
 const ALARMS: &str = "alarms";
 /// Rust programs whose own tests run on this machine, and the name under which they are counted.
-const HOST: [(&str, &str); 7] = [
+const HOST: [(&str, &str); 8] = [
     ("host", "tests/host"),
+    ("kernel-lite", "tests/host/kernel-lite"),
     ("build", "tests/build"),
     ("lab", "ci/qemu/lab"),
     ("nvlab", "ci/qemu/gpu/client"),
