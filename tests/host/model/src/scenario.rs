@@ -88,6 +88,9 @@ pub fn finish() {
         let _ = rdma::register(1 << 20, 4096);
     }
     rt().me().process = 0;
+    if !w().unloaded && rt().all_visible {
+        world::check_counters();
+    }
     if !w().unloaded && !world::rmmod() {
         if w().can_drain {
             fail(format!("rmmod is refused at the end: {} references", w().refs));

@@ -420,9 +420,40 @@ extern "C" fn nvpm_proc_remove() {
 }
 
 #[no_mangle]
-extern "C" fn nvpm_proc_write(_seq: *mut c_void, _text: *const u8, _length: usize) {
+extern "C" fn nvpm_proc_write(seq: *mut c_void, text: *const u8, length: usize) {
     if rt().me().held.iter().any(|h| h.0 >= Rank::L) {
         fail("writes a proc file under a lock of its own".into());
+    }
+    if !seq.is_null() {
+        // SAFETY: A piece of text of the module, for the reader below.
+        unsafe { (*seq.cast::<Vec<u8>>()).extend_from_slice(std::slice::from_raw_parts(text, length)) };
+    }
+}
+
+/// When nothing is registered any more the counters must fit together, and what the provider saw.
+pub fn check_counters() {
+    let mut text: Vec<u8> = Vec::new();
+    let seq: *mut Vec<u8> = &mut text;
+    // SAFETY: As shim.c calls it while the file is read.
+    in_text(|| unsafe { (w().module.stats)(seq.cast()) });
+    let text = String::from_utf8_lossy(&text);
+    let value = |key: &str| {
+        let line = text.lines().find_map(|l| l.strip_prefix(key)).and_then(|v| v.trim().parse::<u64>().ok());
+        line.unwrap_or_else(|| fail(format!("stats say nothing of {key}")))
+    };
+    for key in ["total.live", "total.live_bytes", "total.live_pages", "total.live_runs", "total.orphans"] {
+        let left = value(&format!("{key} "));
+        if left != 0 {
+            fail(format!("nothing is registered, and stats say {key} {left}"));
+        }
+    }
+    let pins = w().gpu.pins.iter().filter(|p| p.ours).count() as u64;
+    let (pinned, unpinned) = (value("total.pins "), value("total.unpins "));
+    if pinned != pins || unpinned != pins {
+        fail(format!("the provider made {pins} pins, stats say {pinned} pins and {unpinned} unpins"));
+    }
+    if value("total.maps ") != value("total.unmaps ") || value("callbacks_in_flight ") != 0 {
+        fail(format!("the counters of stats do not fit together: {text}"));
     }
 }
 
@@ -437,7 +468,7 @@ pub fn read_proc() {
     rt().flags[no_readers] = false;
     in_text(|| {
         let Module { seek, row, stats, .. } = w().module;
-        let seq = std::ptr::without_provenance_mut(0x2000);
+        let seq = std::ptr::null_mut();
         for list in 0..3 {
             let mut at = 0;
             // SAFETY: As shim.c calls it while a file is read.

@@ -36,10 +36,20 @@ mod registration {
         pub(crate) fn may_be_put_by(&self, process: &Process) -> bool {
             self.owner == *process
         }
+
+        pub(crate) fn only_owner(&self) -> Option<Process> {
+            Some(self.owner)
+        }
     }
 }
 
 mod shim {
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub(crate) struct Process(pub(crate) u32);
+
+    impl Process {
+        pub(crate) fn tgid(&self) -> u32 {
+            self.0
+        }
+    }
 }

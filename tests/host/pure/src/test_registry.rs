@@ -132,23 +132,53 @@ fn a_ticket_is_never_zero_and_never_given_twice() {
     }
 }
 
+/// Makes orphans of these.
+fn abandon(tickets: &[u64]) {
+    for &ticket in tickets {
+        registry::add_orphan(&registry::get(ticket).expect("live"));
+    }
+}
+
+fn take_all(process: u32) -> BTreeSet<u64> {
+    std::iter::from_fn(|| registry::take_orphan(&Process(process)).map(|r| r.ticket())).collect()
+}
+
 #[test]
 fn only_the_owner_takes_its_orphans() {
     let _turn = turn();
     let mine: Vec<u64> = (0..3).map(|_| insert(7)).collect();
-    let other = insert(8);
-    for &ticket in mine.iter().chain([&other]) {
-        registry::add_orphan(ticket);
-    }
+    // Processes whose numbers share a list with it, and one that does not.
+    let others: Vec<u64> = [8, 7 + 16, 7 + 63, 7 + 64, 7 + 255].map(insert).to_vec();
+    abandon(&mine);
+    abandon(&others);
     // One of them ends by its callback, in the middle of the list.
     registry::remove(mine[1]);
-    assert!(registry::take_orphan(&Process(9)).is_none());
-    let taken: BTreeSet<u64> = std::iter::from_fn(|| registry::take_orphan(&Process(7)).map(|r| r.ticket())).collect();
-    assert_eq!(taken, BTreeSet::from([mine[0], mine[2]]));
-    assert_eq!(registry::take_orphan(&Process(8)).map(|r| r.ticket()), Some(other));
-    assert!(registry::take_orphan(&Process(8)).is_none());
-    for ticket in [mine[0], mine[2], other] {
-        assert!(registry::get(ticket).is_some(), "a taken orphan stays in the registry");
+    assert_eq!(take_all(9), BTreeSet::new());
+    assert_eq!(take_all(7), BTreeSet::from([mine[0], mine[2]]));
+    assert_eq!(take_all(7), BTreeSet::new());
+    assert_eq!(take_all(8), BTreeSet::from([others[0]]));
+    for &ticket in mine.iter().chain(&others).filter(|&&t| t != mine[1]) {
+        assert!(registry::get(ticket).is_some(), "an orphan stays in the registry, taken or not");
+        registry::remove(ticket);
+    }
+    assert_eq!(take_all(8), BTreeSet::new());
+    assert_eq!(take_all(7 + 16), BTreeSet::new());
+}
+
+#[test]
+fn ending_one_of_10_000_orphans_costs_as_much_as_one_of_10() {
+    let _turn = turn();
+    let cost = |ticket: u64| instructions(|| registry::remove(ticket));
+    let mut all: Vec<u64> = (0..10).map(|_| insert(7)).collect();
+    abandon(&all);
+    let few = cost(all[5]);
+    let more: Vec<u64> = (10..10_000).map(|_| insert(7)).collect();
+    abandon(&more);
+    all.extend(more);
+    let many = cost(all[5_000]);
+    println!("instructions to end an orphan: {few} among 10, {many} among 10 000");
+    assert!(many <= 2 * few, "{many} instructions among 10 000 orphans, {few} among 10");
+    for ticket in all {
         registry::remove(ticket);
     }
 }
