@@ -4,6 +4,7 @@
 use crate::answer::{Answer, Failures, List, Selftest, Status, Tick, Topo};
 use crate::check::{Check, Level};
 use crate::doctor::Report;
+use crate::pci::Distance;
 use crate::text;
 use anstyle::{AnsiColor, Style};
 use comfy_table::presets::NOTHING;
@@ -229,16 +230,12 @@ fn print_failures(out: &mut String, failures: &Failures) {
         return;
     }
     for row in &failures.failures {
-        let bold = Style::new().bold();
-        let _ = writeln!(
+        let who = format!("process {} ({}), {} at {:#x}", row.pid, row.comm, text::bytes(row.length), row.va);
+        wrapped(
             out,
-            "{bold}{}  process {} ({}), {} at {:#x}: {}{bold:#}",
-            text::time(row.time),
-            row.pid,
-            tame(&row.comm),
-            text::bytes(row.length),
-            row.va,
-            text::errno(row.errno)
+            &format!("{}  ", text::time(row.time)),
+            &format!("{who}: {}", text::errno(row.errno)),
+            Style::new().bold(),
         );
         wrapped(out, "    ", &format!("{} [{}, client {}]", row.text, row.reason, row.client), Style::new());
     }
@@ -246,7 +243,12 @@ fn print_failures(out: &mut String, failures: &Failures) {
 
 fn print_topo(out: &mut String, topo: &Topo) {
     if topo.gpus.is_empty() || topo.nics.is_empty() {
-        let _ = writeln!(out, "{} GPUs, {} RDMA devices with a PCI address.", topo.gpus.len(), topo.nics.len());
+        let _ = writeln!(
+            out,
+            "{}, {} with a PCI address.",
+            text::count(topo.gpus.len(), "GPU"),
+            text::count(topo.nics.len(), "RDMA device")
+        );
     }
     for (what, places) in [("GPU", &topo.gpus), ("NIC", &topo.nics)] {
         for place in places {
@@ -282,10 +284,10 @@ fn print_topo(out: &mut String, topo: &Topo) {
     }
     let _ = writeln!(out);
     print_table(out, &table);
-    let _ = writeln!(
-        out,
-        "\nPIX: one bridge or switch · PXB: several · PHB: the host bridge · NODE: two host bridges · SYS: two NUMA nodes"
-    );
+    let _ = writeln!(out);
+    let words = [Distance::Pix, Distance::Pxb, Distance::Phb, Distance::Node, Distance::Sys]
+        .map(|distance| format!("{}: {}", distance.text(), distance.words()));
+    wrapped(out, "", &words.join(" · "), Style::new());
 }
 
 fn print_selftest(out: &mut String, selftest: &Selftest) {

@@ -126,7 +126,7 @@ fn status_says_no_exactly_where_registering_cannot_work() {
         assert_eq!(output.status.code(), Some(if answer["usable"] == true { 0 } else { 2 }), "{tree}");
         answer["usable"].as_bool().unwrap()
     };
-    for tree in ["healthy", "healthy-idle", "legacy", "fresh", "nvidia-only", "port-down"] {
+    for tree in ["healthy", "healthy-idle", "legacy", "fresh", "port-down", "refused-busy"] {
         assert!(usable(tree), "{tree}");
     }
     for tree in ["h200-no-api", "nothing-loaded", "module-not-loaded", "no-rdma-device", "name-taken", "nvidia-stub"] {
@@ -169,4 +169,9 @@ fn the_committed_schema_is_that_of_the_program() {
     let committed: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     let current = serde_json::to_value(schemars::schema_for!(peermemctl::answer::Output)).unwrap();
     assert_eq!(committed, current, "cargo run --example generate -- DIR, and copy DIR/peermemctl.schema.json to docs/");
+}
+
+#[test]
+fn the_parser_is_consistent() {
+    peermemctl::cli::parser().debug_assert();
 }

@@ -157,7 +157,7 @@ fn counters(machine: &Machine) -> Vec<Check> {
         checks.push(
             Check::warn(
                 "clients.put_errors",
-                format!("the GPU driver failed {} times to take a pin back", number("put_errors")),
+                format!("the GPU driver failed to take back {}", text::count(number("put_errors"), "pin")),
                 "see nvidia-smi and the NVRM lines in the kernel log; reset the GPU when it is free: nvidia-smi -r",
             )
             .seen("put_errors in /proc/driver/nvidia-peermem/stats"),

@@ -260,9 +260,9 @@ fn stale(machine: &Machine) -> Option<Check> {
         Check::warn(
             "module.stale",
             format!(
-                "the loaded module is not the installed file ({} against {})",
-                loaded.version.as_deref().unwrap_or("?"),
-                file.field("version").unwrap_or("?")
+                "the loaded module ({}) is not the installed file ({}), but another build",
+                loaded.version.as_deref().unwrap_or("without version"),
+                file.field("version").unwrap_or("without version")
             ),
             "rmmod nvidia_peermem && modprobe nvidia-peermem (peermemctl list shows who keeps rmmod from working)",
         )

@@ -9,6 +9,7 @@ image=$1 kernel=$2 files=$3 programs=$4 out=$5 situations=$6
 here=$(cd "$(dirname "$0")" && pwd)
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
+chmod 755 "$tmp"
 mkdir -p "$tmp/usr/bin" "$tmp/situations" "$out"
 cp "$here/situations.sh" "$tmp/init"
 cp "$programs/peermemctl" "$programs/record" "$tmp/usr/bin/"
