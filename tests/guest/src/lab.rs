@@ -126,6 +126,15 @@ impl Drop for CoreHold {
     }
 }
 
+/// Lets everybody go, where the core is loaded.
+pub fn release_core_holds() -> Result<()> {
+    let file = format!("{CORE}/release");
+    match fs::exists(&file) {
+        Ok(true) => write(&file, "all"),
+        _ => Ok(()),
+    }
+}
+
 /// `name value` lines of the soft NIC.
 pub fn nic_stats() -> Result<BTreeMap<String, u64>> {
     read(&format!("{NIC}/stats"))?

@@ -58,10 +58,12 @@ impl<'a> Runner<'a> {
 
     /// Returns whether all passed.
     pub fn suites(&mut self, suites: &[Suite]) -> bool {
+        let suites: Vec<(&Suite, Vec<&Test>)> =
+            suites.iter().map(|s| (s, self.wanted(s))).filter(|(_, tests)| !tests.is_empty()).collect();
         self.ktap.start(suites.len());
         let mut all = true;
-        for (i, suite) in suites.iter().enumerate() {
-            let ok = self.suite(suite);
+        for (i, (suite, tests)) in suites.iter().enumerate() {
+            let ok = self.suite(suite, tests);
             all &= ok;
             let verdict = if ok { Verdict::Pass } else { Verdict::Fail };
             self.ktap.result(i + 1, suite.name, &verdict);
@@ -69,13 +71,18 @@ impl<'a> Runner<'a> {
         all
     }
 
-    fn suite(&mut self, suite: &Suite) -> bool {
+    /// Tests that `guest.only=` leaves.
+    fn wanted<'s>(&self, suite: &'s Suite) -> Vec<&'s Test> {
         let only = self.request.values.get("only");
-        let tests: Vec<&Test> = suite
+        suite
             .tests
             .iter()
-            .filter(|t| only.is_none_or(|o| format!("{}/{}", suite.name, t.name).contains(o.as_str())))
-            .collect();
+            // What ends a boot is asked whatever ran in it.
+            .filter(|t| suite.name == "end" || only.is_none_or(|o| format!("{}/{}", suite.name, t.name).contains(o)))
+            .collect()
+    }
+
+    fn suite(&mut self, suite: &Suite, tests: &[&Test]) -> bool {
         self.ktap.start_subtest(suite.name, tests.len());
         let mut all = true;
         for (i, test) in tests.iter().enumerate() {
@@ -203,6 +210,10 @@ impl<'a> Runner<'a> {
         if ended.status.is_none() {
             ended.timed_out = true;
             ended.notes.extend(stacks());
+            // Whoever stands at a hold point cannot be killed there.
+            if let Err(e) = release_holds() {
+                ended.notes.push(format!("release the hold points: {e:#}"));
+            }
         }
         // Whatever the test started and left goes with it.
         let _ = killpg(group, Signal::SIGKILL);
@@ -273,15 +284,22 @@ impl Ended {
     }
 }
 
+fn release_holds() -> Result<()> {
+    if let Ok(gpu) = nvlab::Lab::open() {
+        gpu.release_all()?;
+    }
+    lab::release_core_holds()
+}
+
 /// Faults, holds and costs of an earlier test are not this one's; counters start at zero.
 fn reset_stand_ins() -> Result<()> {
     if let Ok(gpu) = nvlab::Lab::open() {
         gpu.reset_faults()?;
         gpu.reset_config()?;
         gpu.reset_cost()?;
-        gpu.release_all()?;
         gpu.reset_books()?;
     }
+    release_holds()?;
     if modules::loaded("lab_pcie")? {
         lab::reset_fabric()?;
     }
@@ -337,7 +355,7 @@ fn left_behind() -> Vec<String> {
 fn stacks() -> Vec<String> {
     let mut out = Vec::new();
     let Ok(all) = procfs::process::all_processes() else { return out };
-    for process in all.flatten() {
+    for process in all.flatten().filter(|p| p.pid() != 1) {
         let Ok(tasks) = process.tasks() else { continue };
         // Kernel threads have no command line.
         let kernel = process.cmdline().map_or(true, |c| c.is_empty());

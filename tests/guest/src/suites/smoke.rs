@@ -187,8 +187,11 @@ fn layouts(env: &Env) -> Result<()> {
     ] {
         let name = format!("{layout:?}");
         let memory = rm.request(0, SIZE as u64).layout(layout).alloc()?;
+        let before = lab::client_number("nv_mem", "num_reg_pages")?;
         let mr = bench.reg(memory.va(), SIZE).with_context(|| format!("register layout {name}"))?;
         let got = nic_entries(&mr)?;
+        let counted = lab::client_number("nv_mem", "num_reg_pages")? - before;
+        ensure!(counted == got, "layout {name}: num_reg_pages grew by {counted}, the NIC has {got} entries");
         emit("sg_entries", &serde_json::json!({"layout": name, "bytes": SIZE, "entries": got}));
         if let Some(wanted) = entries {
             ensure!(got == wanted as u64, "layout {name}: {got} sg entries, wanted {wanted}");
