@@ -9,9 +9,9 @@ use anyhow::{anyhow, Context, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// How the machine's IOMMU treats the NIC.
@@ -170,23 +170,56 @@ impl Boot {
     pub fn shell(&self, lab: &Lab, kernel: &Kernel, image: &Path) -> Result<()> {
         let dir = lab.build.join("run").join(&self.name);
         fs::create_dir_all(&dir)?;
-        let mut cmd = self.qemu(lab, kernel, image);
-        cmd.args([
-            "-chardev",
-            "stdio,id=tty,mux=on,signal=off",
-            "-serial",
-            "chardev:tty",
-            "-mon",
-            "chardev=tty,mode=readline",
-        ]);
+        let mut boot = self.clone();
+        boot.append.push("quiet".to_string());
+        let mut cmd = boot.qemu(lab, kernel, image);
+        cmd.args(["-chardev", "stdio,id=tty,mux=on,signal=off", "-serial", "chardev:tty"]);
+        cmd.args(["-mon", "chardev=tty,mode=readline"]);
         cmd.arg("-serial").arg(format!("file:{}", dir.join("results.ktap").display()));
-        cmd.stdin(Stdio::inherit());
-        say("shell: Ctrl-A X ends the machine, as does `exit`");
-        let status = cmd.status().context("cannot run setpriv and QEMU")?;
+        say("shell: starting; Ctrl-A X ends the machine, as does `exit`");
+        let status = if std::io::stdin().is_terminal() {
+            cmd.stdin(Stdio::inherit()).status().context("cannot run setpriv and QEMU")?
+        } else {
+            scripted(cmd)?
+        };
         if !status.success() {
             return Err(anyhow!("QEMU ended with {status}"));
         }
         Ok(())
+    }
+}
+
+/// A shell whose input is a file or a pipe: what is written before the prompt is there would be lost.
+fn scripted(mut cmd: Command) -> Result<ExitStatus> {
+    const PROMPT: &[u8] = b"lab# ";
+    let mut child = cmd.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot run setpriv and QEMU")?;
+    let (Some(input), Some(mut output)) = (child.stdin.take(), child.stdout.take()) else {
+        return Err(anyhow!("no pipe to QEMU"));
+    };
+    let mut input = Some(input);
+    let mut seen = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let n = output.read(&mut buffer)?;
+        if n == 0 {
+            return Ok(child.wait()?);
+        }
+        std::io::stdout().write_all(&buffer[..n])?;
+        std::io::stdout().flush()?;
+        if input.is_some() {
+            seen.extend_from_slice(&buffer[..n]);
+        }
+        if seen.windows(PROMPT.len()).any(|w| w == PROMPT) {
+            seen.clear();
+            if let Some(mut input) = input.take() {
+                // The machine may be gone before it has read all of it. The shell ends where its input does.
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut std::io::stdin(), &mut input);
+                    let _ = input.write_all(b"\nexit\n");
+                    std::thread::sleep(LIMIT);
+                });
+            }
+        }
     }
 }
 
@@ -241,7 +274,6 @@ pub fn print_test(test: &Test) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
 
     #[test]
     fn a_line_that_comes_in_pieces_is_one_line() {
