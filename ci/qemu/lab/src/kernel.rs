@@ -104,6 +104,12 @@ fn make(lab: &Lab, linux: &Linux, dir: &Path, fragments: &[PathBuf], name: &str)
         fs::write(dir.join(".lab-wanted"), &wanted)?;
         let all = format!("KCONFIG_ALLCONFIG={}", dir.join(".lab-wanted").display());
         step.run(make().args([&all, "tinyconfig"]))?;
+        // tinyconfig has its own last word on a few options; ours is later.
+        let config = fs::read_to_string(dir.join(".config"))?;
+        if !refused(&wanted, &config).is_empty() {
+            fs::write(dir.join(".config"), format!("{config}{wanted}"))?;
+            step.run(make().arg("olddefconfig"))?;
+        }
     }
     let refused = refused(&wanted, &fs::read_to_string(dir.join(".config"))?);
     if !refused.is_empty() {
