@@ -276,41 +276,51 @@ fn whole_card(_: &Env) -> Result<()> {
     Ok(())
 }
 
+/// What does not hold of a refusal that has just happened: its errno, and the reason that the module recorded for it.
+fn complaints(what: &str, (va, len): (u64, usize), got: i32, errno: i32, reason: Option<&str>) -> Vec<String> {
+    let mut wrong: Vec<String> = expect_errno(what, got, errno).err().map(|e| format!("{e:#}")).into_iter().collect();
+    let Some(reason) = reason else { return wrong };
+    let wanted = (std::process::id(), va, len as u64, errno, reason);
+    match lab::last_failure() {
+        Ok(Some(f)) if (f.pid, f.va, f.length, f.errno, f.reason.as_str()) == wanted => {}
+        other => wrong.push(format!("{what}: recorded as {other:?}, wanted {wanted:?}")),
+    }
+    wrong
+}
+
 /// What cannot be registered, and what the user hears.
 fn refused_ranges(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(2 * MIB)?;
     let va = memory.va();
     let mut wrong = Vec::new();
-    let mut expect = |what: &str, addr: u64, len: usize, errno: i32| -> Result<()> {
+    let mut expect = |what: &str, addr: u64, len: usize, errno: i32, reason: Option<&str>| -> Result<()> {
         let got = bench.refused(what, addr, len)?;
-        if let Err(e) = expect_errno(what, got, errno) {
-            wrong.push(format!("{e:#}"));
-        }
+        wrong.extend(complaints(what, (addr, len), got, errno, reason));
         ensure!(gpu::pins()? == 0, "{what}: refused, but {} pins stay", gpu::pins()?);
         Ok(())
     };
-    expect("length zero", va, 0, libc::EINVAL)?;
-    expect("a range that wraps", va, usize::MAX - 4096, libc::EINVAL)?;
-    expect("address zero", 0, 4096, libc::EFAULT)?;
-    expect("an address that nobody has", 0x7000_dead_0000, 4096, libc::EFAULT)?;
+    expect("length zero", va, 0, libc::EINVAL, None)?;
+    expect("a range that wraps", va, usize::MAX - 4096, libc::EINVAL, None)?;
+    expect("address zero", 0, 4096, libc::EFAULT, None)?;
+    expect("an address that nobody has", 0x7000_dead_0000, 4096, libc::EFAULT, None)?;
 
     let freed = bench.cuda.alloc(2 * MIB)?;
     let gone = freed.va();
     freed.free()?;
-    expect("freed memory", gone, 64 * KIB, libc::EFAULT)?;
+    expect("freed memory", gone, 64 * KIB, libc::EFAULT, None)?;
 
     let other = Helper::start(&["hold", &(2 * MIB).to_string(), "0"])?;
     let theirs = u64::from_str_radix(other.said.trim_start_matches("0x"), 16).context("the helper's address")?;
     // Only an address that is not ours as well says anything.
     if !(va..va + 2 * MIB as u64).contains(&theirs) {
-        expect("another process's memory", theirs, 64 * KIB, libc::EFAULT)?;
+        expect("another process's memory", theirs, 64 * KIB, libc::EFAULT, None)?;
     }
     other.finish()?;
 
     // Its backing is 2 MiB, so a byte more is somebody else's.
     let mut log = Mark::now()?;
-    expect("a range that leaves its allocation", va, 2 * MIB + 4096, libc::EINVAL)?;
+    expect("a range that leaves its allocation", va, 2 * MIB + 4096, libc::EINVAL, Some("leaves_allocation"))?;
     let said = log.since()?;
     ensure!(said.iter().any(|l| l.contains("leaves its allocation")), "the reason is not in the kernel log: {said:?}");
 
@@ -318,7 +328,7 @@ fn refused_ranges(_: &Env) -> Result<()> {
     let upper = rm.alloc(0, 2 << 20)?;
     // Addresses are handed out downwards, so the place below is free.
     let lower = rm.request(0, 2 << 20).at(upper.va() - (2 << 20)).alloc().context("a neighbour in address space")?;
-    expect("a range over two allocations", lower.va(), 4 * MIB, libc::EINVAL)?;
+    expect("a range over two allocations", lower.va(), 4 * MIB, libc::EINVAL, Some("leaves_allocation"))?;
     lower.free()?;
     upper.free()?;
     if !wrong.is_empty() {
@@ -337,6 +347,7 @@ fn host_memory_is_left_alone(_: &Env) -> Result<()> {
     mr.dereg()?;
     ensure!(gpu::provider_calls()?.0 == 0, "the provider was asked about ordinary memory");
 
+    let failures = lab::last_failure()?;
     let mut log = Mark::now()?;
     let errno = bench.refused("a bad host address", 0x7000_dead_0000, 4 * KIB)?;
     expect_errno("a bad host address", errno, libc::EFAULT)?;
@@ -344,6 +355,7 @@ fn host_memory_is_left_alone(_: &Env) -> Result<()> {
     ensure!((gets, puts) == (1, 0), "{gets} gets and {puts} puts for memory that is not ours");
     let said: Vec<String> = log.since()?.into_iter().filter(|l| l.contains("peermem")).collect();
     ensure!(said.is_empty(), "a host address is worth no line: {said:?}");
+    ensure!(lab::last_failure()? == failures, "a host address was recorded as a failure of ours");
     Ok(())
 }
 
@@ -354,40 +366,33 @@ fn bad_tables(env: &Env) -> Result<()> {
     let gpu = gpu::lab()?;
     let memory = bench.cuda.alloc(SIZE)?;
     let mut wrong = Vec::new();
-    for (fault, value, word) in [
-        ("table_version", 0x0003_0000, "version"),
-        ("table_version", 0x0000_0002, "version"),
+    for (fault, value, reason) in [
+        ("table_version", 0x0003_0000, "table_version"),
+        ("table_version", 0x0000_0002, "table_version"),
         // The provider's code for 4 KiB pages: the count no longer adds up.
-        ("table_page_size", 0x100, "entries"),
-        ("table_page_size", 2, "entries"),
-        ("table_page_size", 7, "page size"),
-        ("table_short", 1, "entries"),
-        ("table_long", 1, "entries"),
-        ("table_misalign", 4096, "impossible address"),
-        ("table_null_pages", 1, "no pages"),
-        ("table_null_entry", 3, "no pages"),
-        ("table_wrap", 16, "impossible address"),
+        ("table_page_size", 0x100, "table_entries"),
+        ("table_page_size", 2, "table_entries"),
+        ("table_page_size", 7, "table_page_size"),
+        ("table_short", 1, "table_entries"),
+        ("table_long", 1, "table_entries"),
+        ("table_misalign", 4096, "table_address"),
+        ("table_null_pages", 1, "table_no_pages"),
+        ("table_null_entry", 3, "table_no_pages"),
+        ("table_wrap", 16, "table_address"),
     ] {
         gpu.reset_books()?;
         gpu.fault_n(fault, value, 1)?;
-        let mut log = Mark::now()?;
         let what = format!("{fault}={value:#x}");
-        match bench.reg(memory.va(), SIZE) {
-            Ok(_) => wrong.push(format!("{what}: registered")),
-            Err(e) if e.raw_os_error() != Some(libc::EIO) => wrong.push(format!("{what}: {e}, wanted EIO")),
-            Err(_) => {}
-        }
+        let got = bench.refused(&what, memory.va(), SIZE);
         gpu.reset_faults()?;
-        let said = log.since()?;
-        if !said.iter().any(|l| l.contains(word)) {
-            wrong.push(format!("{what}: no line with {word:?} in the kernel log: {said:?}"));
+        match got {
+            Ok(got) => wrong.extend(complaints(&what, (memory.va(), SIZE), got, libc::EIO, Some(reason))),
+            Err(e) => wrong.push(format!("{e:#}")),
         }
         let (gets, puts) = gpu::provider_calls()?;
         if gets != puts || gpu::pins()? != 0 {
             wrong.push(format!("{what}: {gets} gets, {puts} puts, {} pins left", gpu::pins()?));
         }
-        // The log says ten lines in five seconds.
-        std::thread::sleep(std::time::Duration::from_millis(600));
     }
     // Outside every BAR: the revocable client has no way to map it, the persistent one asks the provider.
     gpu.fault_n("table_outside", 1, 1)?;
@@ -427,34 +432,28 @@ fn provider_errors(env: &Env) -> Result<()> {
     // ENOMEM and EIO prove nothing by themselves: with the first call alone failing, a pin of one page shows that the
     // memory is the GPU's; where that fails too it may be anybody's, and the user hears what ordinary memory says.
     const ALWAYS: u64 = 100;
-    for (errno, times, seen) in [
-        (libc::EBUSY, ALWAYS, libc::EBUSY),
-        (libc::ENODEV, ALWAYS, libc::ENODEV),
-        (libc::EIO, 1, libc::EIO),
-        (libc::EIO, ALWAYS, libc::EFAULT),
-        (libc::ENOMEM, 1, libc::ENOMEM),
-        (libc::ENOMEM, ALWAYS, libc::EFAULT),
+    for (errno, times, seen, reason) in [
+        (libc::EBUSY, ALWAYS, libc::EBUSY, "busy"),
+        (libc::ENODEV, ALWAYS, libc::ENODEV, "no_gpu"),
+        (libc::EIO, 1, libc::EIO, "provider_fault"),
+        (libc::EIO, ALWAYS, libc::EFAULT, "unproven"),
+        (libc::ENOMEM, 1, libc::ENOMEM, "out_of_bar"),
+        (libc::ENOMEM, ALWAYS, libc::EFAULT, "unproven"),
     ] {
         gpu.fault_n(fault, u64::try_from(errno)?, times)?;
         let what = format!("{fault}={errno}, {times} times");
-        let got = bench.refused(&what, memory.va(), MIB)?;
+        let got = bench.refused(&what, memory.va(), MIB);
         gpu.reset_faults()?;
-        if let Err(e) = expect_errno(&what, got, seen) {
-            wrong.push(format!("{e:#}"));
+        match got {
+            Ok(got) => wrong.extend(complaints(&what, (memory.va(), MIB), got, seen, Some(reason))),
+            Err(e) => wrong.push(format!("{e:#}")),
         }
     }
     // BAR1 is full: the start can be pinned, the whole cannot.
     gpu.set("bar1_size", (36 << 20) + 2 * GPU_PAGE as u64)?;
-    let mut log = Mark::now()?;
-    let got = bench.refused("BAR1 full", memory.va(), MIB)?;
+    let got = bench.refused("BAR1 full", memory.va(), MIB);
     gpu.reset_config()?;
-    if let Err(e) = expect_errno("BAR1 full", got, libc::ENOMEM) {
-        wrong.push(format!("{e:#}"));
-    }
-    let said = log.since()?;
-    if !said.iter().any(|l| l.contains("BAR1 is full")) {
-        wrong.push(format!("BAR1 full: the reason is not in the kernel log: {said:?}"));
-    }
+    wrong.extend(complaints("BAR1 full", (memory.va(), MIB), got?, libc::ENOMEM, Some("out_of_bar")));
     if mode == Mode::Persistent {
         lab::clear_trace()?;
         // 524 = ENOTSUPP: persistent pins are impossible here, the revocable client steps in.
