@@ -15,7 +15,9 @@ install)
 	;;
 uninstall)
 	rm -rf "$root/lib/modules/$kver/$dir"
-	rm -f "$override"
+	# The override serves every kernel that the module is installed for.
+	set -- "$1" "$root"/lib/modules/*/"$dir"
+	[ -e "$2" ] || rm -f "$override"
 	;;
 esac
 # Below another root depmod would read this machine's configuration.

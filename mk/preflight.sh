@@ -105,7 +105,7 @@ esac
 note "provider of the kernel crate: $provider ($why)"
 if [ $provider = kernel-lite ]; then
 	ask_lite
-	[ -z "$no_lite" ] || die "$no_lite"
+	[ -z "$no_lite" ] || die "$no_lite${no_kernel:+ (the kernel's own crate is out: $no_kernel)}"
 fi
 
 # Kernels before 6.13 build a module in its own folder only, so they are given one of links.

@@ -85,7 +85,8 @@ fn without_rust() -> (FakeKernel, String) {
 fn chosen(kernel: &FakeKernel, settings: &[&str]) -> (String, String) {
     let outcome = kernel.preflight(settings);
     assert!(outcome.ok, "{}", outcome.text);
-    let line = outcome.text.lines().find(|l| l.contains("provider of the kernel crate")).unwrap_or_default().to_string();
+    let line =
+        outcome.text.lines().find(|l| l.contains("provider of the kernel crate")).unwrap_or_default().to_string();
     let env = std::fs::read_to_string(kernel.path().join("out/preflight.env")).expect("preflight.env");
     let provider = env.lines().find_map(|l| l.strip_prefix("PREFLIGHT_PROVIDER=")).unwrap_or_default().to_string();
     (provider, line)
@@ -199,4 +200,30 @@ fn install_wins_and_uninstall_restores() {
         assert!(removed.ok && removed.text.contains(&format!("{theirs}/nvidia-peermem.ko")), "{}", removed.text);
         assert!(!modules.join("updates/nvidia-peermem-rust").exists());
     }
+}
+
+/// Uninstalling for one kernel leaves the others as they are.
+#[test]
+fn uninstall_for_one_of_two_kernels() {
+    let kernel = FakeKernel::new();
+    let root = kernel.path().join("root");
+    for release in [FakeKernel::RELEASE, "7.2.0-other"] {
+        let modules = root.join("lib/modules").join(release);
+        std::fs::create_dir_all(modules.join("updates/nvidia-peermem-rust")).expect("folder");
+        for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+            std::fs::write(modules.join(name), "").expect("file");
+        }
+    }
+    let overrides = root.join("etc/depmod.d");
+    std::fs::create_dir_all(&overrides).expect("folder");
+    let ours = overrides.join("nvidia-peermem-rust.conf");
+    std::fs::write(&ours, "override nvidia-peermem * updates/nvidia-peermem-rust\n").expect("file");
+    let uninstall = |release: &str| {
+        kernel.write("include/config/kernel.release", release);
+        let mut command = Command::new("sh");
+        command.arg(repository().join("mk/install.sh")).arg("uninstall");
+        run(command.env("KDIR", kernel.path()).env("INSTALL_MOD_PATH", &root))
+    };
+    assert!(uninstall(FakeKernel::RELEASE).ok && ours.exists());
+    assert!(uninstall("7.2.0-other").ok && !ours.exists());
 }
