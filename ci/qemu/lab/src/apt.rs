@@ -95,12 +95,18 @@ impl<'a> Apt<'a> {
         })
     }
 
-    /// The newest version of a package in the suites, if there is one.
-    pub fn candidate(&self, package: &str) -> Result<Option<String>> {
-        let text = sh::output(self.tool("apt-cache").args(["show", "--no-all-versions", package]).env("LC_ALL", "C"));
-        // apt-cache fails for a name that it does not know.
-        let Ok(text) = text else { return Ok(None) };
-        Ok(text.lines().find_map(|l| l.strip_prefix("Version: ")).map(str::to_string))
+    /// The newest version of a package, of those that start like this, over all suites.
+    pub fn newest(&self, package: &str, series: &str) -> Result<String> {
+        let text = sh::output(self.tool("apt-cache").args(["madison", package]))?;
+        newest(&text, series).ok_or_else(|| {
+            let have: Vec<&str> = versions(&text).collect();
+            anyhow!(
+                "no suite has {package} {series}* any more (there: {}): put such a package into {}, or teach the lab a newer \
+                 one (ci/qemu/lab/src/fetch.rs)",
+                have.join(" "),
+                self.lab.cache.join("dl").display()
+            )
+        })
     }
 
     /// Downloads a binary package (apt checks it against the signed index) and returns its file.
@@ -211,6 +217,20 @@ fn codename(os_release: &str) -> Result<String> {
         .ok_or_else(|| anyhow!("/etc/os-release has no VERSION_CODENAME: the lab runs on Debian 12 or 13"))
 }
 
+/// Reads `apt-cache madison`: `package | version | where`.
+fn versions(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|l| l.split('|').nth(1)).map(str::trim)
+}
+
+fn newest(text: &str, series: &str) -> Option<String> {
+    versions(text).filter(|v| v.starts_with(series)).max_by_key(|v| numbers(v)).map(str::to_string)
+}
+
+/// The numbers of a version, to compare 7.2.9 with 7.2.13.
+pub fn numbers(version: &str) -> Vec<u64> {
+    version.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
+}
+
 /// Reads `apt-get source --print-uris`: `'uri' name size SHA256:hash`.
 fn parse_uris(text: &str) -> Vec<SourceFile> {
     let mut files = Vec::new();
@@ -246,6 +266,15 @@ mod tests {
         let list = sources_list(&pick_mirror(TARGETS, "bookworm").unwrap());
         assert_eq!(list.lines().count(), SUITES.len() + 1);
         assert!(list.lines().all(|l| l.contains("[signed-by=/k.gpg]")));
+    }
+
+    #[test]
+    fn newest_of_a_series() {
+        let text =
+            " nv | 570.1-1 | http://m.invalid sid/contrib amd64 Packages\n nv | 550.9.2-1 | http://m.invalid trixie\n\
+             nv | 550.163.01-4 | http://m.invalid trixie\n";
+        assert_eq!(newest(text, "550.").as_deref(), Some("550.163.01-4"));
+        assert_eq!(newest(text, "560."), None);
     }
 
     #[test]

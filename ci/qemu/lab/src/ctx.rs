@@ -43,9 +43,10 @@ impl Lab {
         self.repo.join("ci/qemu").join(part)
     }
 
-    /// The target folder of every Rust program that is built for the lab.
+    /// The target folder of every Rust program that is built for the lab; shared, so that a fresh clone compiles its own
+    /// crates only.
     pub fn target(&self) -> PathBuf {
-        self.repo.join("build/target")
+        self.cache.join("target")
     }
 
     /// A path as a user in the checkout would write it.

@@ -1,7 +1,7 @@
 //! Other people's sources, by name, unpacked once into the cache. Whatever is there already is used as it is, so that a
 //! suite that moves on does not change a lab that works.
 
-use crate::apt::Apt;
+use crate::apt::{numbers, Apt};
 use crate::ctx::Lab;
 use crate::key::{file_sha256, Key};
 use crate::lock;
@@ -10,8 +10,8 @@ use anyhow::{anyhow, bail, Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Kernel series that the lab is known to work with, best first.
-const KERNELS: [&str; 1] = ["7.2"];
+/// The kernel series that the lab is known to work with; so far the only one.
+const KERNEL: &str = "7.2";
 const NVIDIA: &str = "nvidia-open-kernel-source";
 const NVIDIA_SERIES: &str = "550.";
 const PERFTEST_SERIES: &str = "perftest_25.01.";
@@ -64,30 +64,13 @@ fn linux<'a>(lab: &'a Lab, apt: &mut Option<Apt<'a>>) -> Result<Linux> {
     if let Some((dir, version)) = newest_unpacked(&lab.cache.join("src"), suffix)? {
         return Ok(Linux { dir, version });
     }
-    let have = newest_deb(&lab.cache.join("dl"))?;
-    let (deb, series, version) = match have {
+    let (deb, version) = match newest_deb(&lab.cache.join("dl"))? {
         Some(found) => found,
         None => {
             let apt = opened(lab, apt)?;
-            let mut found = None;
-            for series in KERNELS {
-                let package = format!("linux-source-{series}");
-                if let Some(version) = apt.candidate(&package)? {
-                    if series != KERNELS[0] {
-                        say(&format!("fetch: the suites no longer have linux-source-{}; using {series}", KERNELS[0]));
-                    }
-                    found = Some((apt.download(&package, &version)?, series.to_string(), version));
-                    break;
-                }
-            }
-            found.ok_or_else(|| {
-                anyhow!(
-                    "no suite has any of linux-source-{{{}}} any more: put such a package into {}, or teach the lab a newer one \
-                     (KERNELS in ci/qemu/lab/src/fetch.rs)",
-                    KERNELS.join(","),
-                    lab.cache.join("dl").display()
-                )
-            })?
+            let package = format!("linux-source-{KERNEL}");
+            let version = apt.newest(&package, &format!("{KERNEL}."))?;
+            (apt.download(&package, &version)?, version)
         }
     };
     let dir = lab.cache.join(format!("src/linux-{version}-{suffix}"));
@@ -95,7 +78,7 @@ fn linux<'a>(lab: &'a Lab, apt: &mut Option<Apt<'a>>) -> Result<Linux> {
     let step = Step::new("unpack linux", lab.build.join("log/unpack-linux.log"))?;
     let tmp = scratch(&dir)?;
     step.run(sh::command(lab, "dpkg-deb").arg("-x").arg(&deb).arg(tmp.join("deb")))?;
-    let tarball = tmp.join(format!("deb/usr/src/linux-source-{series}.tar.xz"));
+    let tarball = tmp.join(format!("deb/usr/src/linux-source-{KERNEL}.tar.xz"));
     fs::create_dir(tmp.join("tree"))?;
     step.run(
         sh::command(lab, "tar").arg("-xf").arg(&tarball).arg("-C").arg(tmp.join("tree")).arg("--strip-components=1"),
@@ -127,7 +110,7 @@ fn newest_unpacked(src: &Path, suffix: &str) -> Result<Option<(PathBuf, String)>
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if let Some(version) = name.strip_prefix("linux-").and_then(|n| n.strip_suffix(&format!("-{suffix}"))) {
-            if KERNELS.iter().any(|k| version.starts_with(&format!("{k}."))) {
+            if version.starts_with(&format!("{KERNEL}.")) {
                 found.push((numbers(version), path, version.to_string()));
             }
         }
@@ -136,29 +119,18 @@ fn newest_unpacked(src: &Path, suffix: &str) -> Result<Option<(PathBuf, String)>
     Ok(found.pop().map(|(_, path, version)| (path, version)))
 }
 
-fn newest_deb(dl: &Path) -> Result<Option<(PathBuf, String, String)>> {
-    for series in KERNELS {
-        let mut found = Vec::new();
-        for entry in fs::read_dir(dl)? {
-            let path = entry?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let version =
-                name.strip_prefix(&format!("linux-source-{series}_")).and_then(|n| n.strip_suffix("_all.deb"));
-            if let Some(version) = version {
-                found.push((numbers(version), path, version.to_string()));
-            }
-        }
-        found.sort();
-        if let Some((_, path, version)) = found.pop() {
-            return Ok(Some((path, series.to_string(), version)));
+fn newest_deb(dl: &Path) -> Result<Option<(PathBuf, String)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dl)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let version = name.strip_prefix(&format!("linux-source-{KERNEL}_")).and_then(|n| n.strip_suffix("_all.deb"));
+        if let Some(version) = version {
+            found.push((numbers(version), path, version.to_string()));
         }
     }
-    Ok(None)
-}
-
-/// The numbers of a version, to compare 7.2.9 with 7.2.13.
-fn numbers(version: &str) -> Vec<u64> {
-    version.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
+    found.sort();
+    Ok(found.pop().map(|(_, path, version)| (path, version)))
 }
 
 fn rival<'a>(lab: &'a Lab, apt: &mut Option<Apt<'a>>) -> Result<PathBuf> {
@@ -171,10 +143,7 @@ fn rival<'a>(lab: &'a Lab, apt: &mut Option<Apt<'a>>) -> Result<PathBuf> {
         }
     }
     let apt = opened(lab, apt)?;
-    let version = apt.candidate(NVIDIA)?.ok_or_else(|| anyhow!("no suite has {NVIDIA} any more"))?;
-    if !version.starts_with(NVIDIA_SERIES) {
-        bail!("{NVIDIA} is {version} now, the lab is known to work with {NVIDIA_SERIES}*: teach it the new one (ci/qemu/lab/src/fetch.rs)");
-    }
+    let version = apt.newest(NVIDIA, NVIDIA_SERIES)?;
     let deb = apt.download(NVIDIA, &version)?;
     let dir = src.join(format!("nvidia-peermem-{version}"));
     say(&format!("unpack: NVIDIA's C module {version}"));

@@ -182,12 +182,14 @@ impl Builder<'_> {
         cmd.args(["build", "--release", "--locked", "--manifest-path"])
             .arg(&manifest)
             .env("CARGO_TARGET_DIR", self.lab.target());
+        // Another checkout's build would put its own file in the place of this one.
+        let _lock = lock::take(&self.lab.cache.join("lock/cargo"), &format!("build {name}"))?;
         step.run(&mut cmd)?;
         let file = self.lab.target().join("release").join(product);
-        if !file.is_file() {
-            bail!("cargo built {dir}, but {} is not there", file.display());
-        }
-        Ok(file)
+        let own = self.lab.build.join("bin").join(product);
+        fs::create_dir_all(self.lab.build.join("bin"))?;
+        fs::copy(&file, &own).with_context(|| format!("cargo built {dir}, but {} is not there", file.display()))?;
+        Ok(own)
     }
 
     /// perftest with CUDA, linked against the stand-in.

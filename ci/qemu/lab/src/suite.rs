@@ -5,7 +5,7 @@ use crate::ctx::Lab;
 use crate::image::{self, Module};
 use crate::kernel::{Flavour, LLVM};
 use crate::ktap::{Outcome, Test};
-use crate::machine::{print_test, Boot, Report};
+use crate::machine::{print_test, Boot, Iommu, Report};
 use crate::sh::{self, human, say, Step};
 use crate::{prepare, rival_word, Ready};
 use anyhow::{bail, Context, Result};
@@ -13,7 +13,7 @@ use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use walkdir::WalkDir;
 
 /// Guest suites that share one boot.
@@ -45,9 +45,11 @@ pub fn run(lab: &Lab, module: Module, only: Option<&str>) -> Result<bool> {
         }
     }
     let mut all = Vec::new();
+    let mut clock = Clock { steps: Vec::new(), since: start };
     if module == Module::Ours && wants("host") {
         for (name, dir) in HOST {
             all.extend(cargo_test(lab, name, dir)?);
+            clock.lap(&format!("cargo test {dir}"));
         }
     }
     let lint = module == Module::Ours && wants("lint");
@@ -55,11 +57,14 @@ pub fn run(lab: &Lab, module: Module, only: Option<&str>) -> Result<bool> {
     let mut json: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     if lint || !boots.is_empty() {
         let ready = prepare(lab, Flavour::Debug)?;
+        clock.lap("build");
         if lint {
             all.extend(gates(lab, &ready)?);
+            clock.lap("gates");
         }
         for planned in &boots {
             all.extend(boot(lab, &ready, planned, &mut json)?);
+            clock.lap(&format!("boot {}", planned.boot.name));
         }
     }
     let counted = |outcome: fn(&Outcome) -> bool| all.iter().filter(|t: &&Test| outcome(&t.outcome)).count();
@@ -70,6 +75,7 @@ pub fn run(lab: &Lab, module: Module, only: Option<&str>) -> Result<bool> {
     let file = lab.repo.join("build").join(format!("{name}.json"));
     let report = json!({
         "passed": passed, "failed": failed, "skipped": skipped,
+        "seconds": clock.steps.iter().map(|(name, s)| json!({"step": name, "seconds": s})).collect::<Vec<_>>(),
         "failures": all.iter().filter(|t| t.outcome == Outcome::Failed).map(|t| json!({"name": t.name, "notes": t.notes})).collect::<Vec<_>>(),
         "guest": json,
     });
@@ -84,37 +90,77 @@ pub fn run(lab: &Lab, module: Module, only: Option<&str>) -> Result<bool> {
     if skipped > 0 {
         println!("{skipped} skipped");
     }
+    for (name, seconds) in &clock.steps {
+        say(&format!("{seconds:5} s  {name}"));
+    }
     say(&format!("took {}; report: {}", human(start.elapsed()), lab.short(&file)));
     println!("{passed} passed, {failed} failed");
     Ok(failed == 0 && passed > 0)
+}
+
+/// How long each step took.
+struct Clock {
+    steps: Vec<(String, u64)>,
+    since: Instant,
+}
+
+impl Clock {
+    fn lap(&mut self, name: &str) {
+        self.steps.push((name.to_string(), self.since.elapsed().as_secs()));
+        self.since = Instant::now();
+    }
+}
+
+/// What a boot's console is to hold.
+#[derive(Debug)]
+enum Expect {
+    /// Exactly these alarms.
+    Alarms(BTreeMap<Kind, usize>),
+    /// Any sign of a fault: a lab in which the rival comes out clean would not see ours break either.
+    Bite,
 }
 
 /// A boot of `make test` and what its console is expected to hold.
 struct Planned {
     boot: Boot,
     module: Module,
-    expected: BTreeMap<Kind, usize>,
+    expect: Expect,
 }
 
 /// The boots that the chosen suites need, as few as will do.
 fn plan(module: Module, wants: impl Fn(&str) -> bool, everything: bool) -> Vec<Planned> {
-    let planned = |name: &str, run: &str, module: Module, expected: &[(Kind, usize)]| {
-        let mut boot = Boot::new(name, run);
+    let planned = |name: &str, run: &str, module: Module, limit: u64| {
+        let mut boot = Boot { limit: Duration::from_secs(limit), ..Boot::new(name, run) };
         boot.append.extend(rival_word(module));
-        Planned { boot, module, expected: expected.iter().copied().collect() }
+        Planned { boot, module, expect: Expect::Alarms(BTreeMap::new()) }
     };
     let mut boots = Vec::new();
     let together: Vec<&str> = TOGETHER.into_iter().filter(|s| wants(s)).collect();
     if !together.is_empty() {
         let name = if module == Module::Rival { "rival-suites" } else { "suites" };
-        boots.push(planned(name, &together.join(","), module, &[]));
+        boots.push(planned(name, &together.join(","), module, 720));
     }
-    if module == Module::Ours && wants(ALARMS) {
-        boots.push(planned(ALARMS, ALARMS, module, &[(Kind::Kasan, 1), (Kind::Lockdep, 1), (Kind::Kmemleak, 1)]));
+    if module == Module::Rival {
+        return boots;
     }
-    // NVIDIA's module must move data in the same lab: it was not made to fit ours.
-    if module == Module::Ours && everything {
-        boots.push(planned("rival", "smoke", Module::Rival, &[]));
+    if wants(ALARMS) {
+        let mut alarms = planned(ALARMS, ALARMS, module, 240);
+        alarms.expect = Expect::Alarms(BTreeMap::from([(Kind::Kasan, 1), (Kind::Lockdep, 1), (Kind::Kmemleak, 1)]));
+        boots.push(alarms);
+    }
+    if everything {
+        // Every address goes through the NIC's own translation.
+        let mut iommu = planned("iommu", "smoke", module, 300);
+        iommu.boot.iommu = Iommu::Translating;
+        iommu.boot.append.push("guest.only=bytes_move,layouts".to_string());
+        boots.push(iommu);
+        // NVIDIA's module must move data in the same lab: it was not made to fit ours.
+        boots.push(planned("rival", "smoke", Module::Rival, 360));
+        // And what is known to break it must break it here.
+        let mut bite = planned("bite", "revoke", Module::Rival, 360);
+        bite.boot.append.push("guest.only=legacy/free".to_string());
+        bite.expect = Expect::Bite;
+        boots.push(bite);
     }
     boots
 }
@@ -125,7 +171,15 @@ fn boot(lab: &Lab, ready: &Ready, planned: &Planned, json: &mut BTreeMap<String,
     let image = image::build(lab, &ready.kernel, &ready.parts, planned.module)?;
     let report = planned.boot.run(lab, &ready.kernel, &image)?;
     let mut tests = report.tests.clone();
-    for test in judge(&report, &planned.expected, planned.module) {
+    let judged = match &planned.expect {
+        Expect::Alarms(expected) => judge(&report, expected, planned.module),
+        // Whether the machine outlived it is no test.
+        Expect::Bite => {
+            tests.clear();
+            vec![bitten(&report)]
+        }
+    };
+    for test in judged {
         print_test(&test);
         tests.push(test);
     }
@@ -144,6 +198,19 @@ fn boot(lab: &Lab, ready: &Ready, planned: &Planned, json: &mut BTreeMap<String,
         json.entry(key).or_default().extend(values);
     }
     Ok(tests)
+}
+
+/// Whether the rival was caught: by an alarm, or by a test of the guest that did not come out clean.
+fn bitten(report: &Report) -> Test {
+    let rows = report.json.get("rival").into_iter().flatten().filter(|r| r["clean"] == false);
+    let rows = rows.map(|r| format!("{}/{}: {}", r["suite"], r["test"], r["what"]));
+    let notes: Vec<String> = report.alarms.iter().map(|a| a.line.clone()).chain(rows).collect();
+    let (outcome, notes) = if notes.is_empty() {
+        (Outcome::Failed, vec!["it came out clean: the lab would not see ours break either".to_string()])
+    } else {
+        (Outcome::Passed, notes)
+    };
+    Test { name: "NVIDIA's module is caught where it is known to break".to_string(), outcome, notes }
 }
 
 /// Tests made of the console: every alarm that nobody expected fails, and so does every expected one that did not come.
@@ -183,12 +250,16 @@ fn cargo_test(lab: &Lab, name: &str, dir: &str) -> Result<Vec<Test>> {
     step.counts = &["Compiling "];
     say(&format!("cargo test: {dir}"));
     let mut cmd = sh::command(lab, "cargo");
-    cmd.args(["test", "--locked", "--workspace", "--no-fail-fast", "--manifest-path"])
-        .arg(&manifest)
-        .env("CARGO_TARGET_DIR", lab.target());
+    cmd.args(["test", "--locked", "--workspace", "--no-fail-fast", "--manifest-path"]).arg(&manifest);
+    // Where the crate is: cargo reads the crate's own configuration by the current folder.
+    cmd.env("CARGO_TARGET_DIR", lab.target()).current_dir(lab.repo.join(dir));
     let ran = step.run(&mut cmd);
     let text = fs::read(&log)?;
-    let mut tests = parse_libtest(name, &String::from_utf8_lossy(&text));
+    let text = String::from_utf8_lossy(&text);
+    for line in text.lines().filter(|l| l.contains(" executions")) {
+        println!("        {}", line.trim());
+    }
+    let mut tests = parse_libtest(name, &text);
     if let (Err(e), false) = (&ran, tests.iter().any(|t| t.outcome == Outcome::Failed)) {
         tests.push(Test {
             name: format!("{name}/cargo test"),
@@ -245,7 +316,7 @@ fn gates(lab: &Lab, ready: &Ready) -> Result<Vec<Test>> {
         clippy
             .args(["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--manifest-path"])
             .arg(&manifest);
-        clippy.args(["--", "-Dwarnings"]).env("CARGO_TARGET_DIR", lab.target());
+        clippy.args(["--", "-Dwarnings"]).env("CARGO_TARGET_DIR", lab.target()).current_dir(lab.repo.join(dir));
         tests.push(gate(lab, &format!("clippy {name}"), &mut clippy)?);
     }
     let mut checkpatch = sh::command(lab, "perl");
@@ -283,7 +354,6 @@ fn gate(lab: &Lab, name: &str, cmd: &mut Command) -> Result<Test> {
 mod tests {
     use super::*;
     use crate::alarms::Alarm;
-    use std::time::Duration;
 
     fn report(kinds: &[Kind]) -> Report {
         let alarms = kinds.iter().map(|k| Alarm { kind: *k, line: format!("{k:?}"), number: 1 }).collect();
@@ -312,10 +382,22 @@ mod tests {
     }
 
     #[test]
+    fn a_rival_that_comes_out_clean_is_a_failure() {
+        assert_eq!(bitten(&report(&[])).outcome, Outcome::Failed);
+        assert_eq!(bitten(&report(&[Kind::Kasan])).outcome, Outcome::Passed);
+        let mut rows = report(&[]);
+        rows.json.insert("rival".into(), vec![json!({"clean": true}), json!({"clean": false})]);
+        assert_eq!(bitten(&rows).outcome, Outcome::Passed);
+        rows.json.insert("rival".into(), vec![json!({"clean": true})]);
+        assert_eq!(bitten(&rows).outcome, Outcome::Failed);
+    }
+
+    #[test]
     fn as_few_boots_as_will_do() {
         let names = |boots: Vec<Planned>| boots.into_iter().map(|p| (p.boot.name, p.boot.run)).collect::<Vec<_>>();
         let all = names(plan(Module::Ours, |_| true, true));
-        assert_eq!(all.len(), 3);
+        let of = |name: &str| all.iter().filter(|(n, _)| n == name).count();
+        assert_eq!(["suites", "alarms", "iommu", "rival", "bite"].map(of), [1; 5]);
         assert_eq!(all[0], ("suites".to_string(), TOGETHER.join(",")));
         assert_eq!(names(plan(Module::Ours, |s| s == "smoke", false)), [("suites".to_string(), "smoke".to_string())]);
         assert!(plan(Module::Ours, |s| s == "host", false).is_empty());
