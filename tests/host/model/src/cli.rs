@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! `run SCENARIO GENERATION [persistent] [fault=NAME] [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order]
-//! [verbose]`: one scenario in one process, because the module's statics exist once per process. Prints one line; after
-//! a violation also the steps that led there, and then the exit status is 86.
+//! [verbose]`: one scenario in one process, because the module's statics exist once per process. Prints one line, with
+//! the number of executions that did each thing of `rt::cover`; after a violation also the steps that led there, and
+//! then the exit status is 86.
 
 use crate::explore::Outcome;
 use crate::rdma::GENERATIONS;
@@ -76,10 +77,12 @@ pub fn main(module: Module) {
         }
     }
     let begun = std::time::Instant::now();
-    let Outcome { complete, pruned, hangs, longest, violation, exhausted } = search(scenario, how, module);
+    let Outcome { complete, pruned, hangs, longest, covered, violation, exhausted } = search(scenario, how, module);
+    let covered: Vec<String> = covered.iter().map(|(what, times)| format!("{what}:{times}")).collect();
     println!(
-        "{name} {generation:?} {}: executions={complete} pruned={pruned} expected_hangs={hangs} longest={longest} exhausted={exhausted} ms={}",
+        "{name} {generation:?} {}: executions={complete} pruned={pruned} expected_hangs={hangs} longest={longest} exhausted={exhausted} covered={} ms={}",
         options.join(" "),
+        covered.join(","),
         begun.elapsed().as_millis()
     );
     if let Some(violation) = violation {

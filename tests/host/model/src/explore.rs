@@ -82,6 +82,8 @@ pub struct Outcome {
     /// Executions that ended in a hang which a known bug of the core makes unavoidable.
     pub hangs: usize,
     pub longest: usize,
+    /// In how many executions each thing of [`crate::rt::cover`] was done.
+    pub covered: BTreeMap<&'static str, usize>,
     /// What went wrong, with the steps that led there.
     pub violation: Option<String>,
     /// Everything was explored, not just as much as was asked for.
@@ -116,10 +118,14 @@ fn judge(outcome: &mut Outcome) {
     if let Some(violation) = &r.violation {
         outcome.violation = Some(format!("{violation}\n{}", story()));
     } else if r.deadlock {
-        if r.tasks.iter().any(crate::rt::stuck_by_core) {
+        if crate::rt::only_core_hangs() {
             outcome.hangs += 1;
         } else {
             outcome.violation = Some(format!("deadlock\n{}", story()));
+        }
+    } else {
+        for what in &r.covered {
+            *outcome.covered.entry(what).or_default() += 1;
         }
     }
 }

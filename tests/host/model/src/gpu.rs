@@ -408,6 +408,7 @@ pub fn free(alloc: usize) {
         if armed {
             call_back(pin);
             if w().late_callbacks && p.ours {
+                rt::cover("late-callback");
                 call_back(pin);
             }
             end_pin(pin, How::Freed);

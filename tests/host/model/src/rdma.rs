@@ -316,6 +316,9 @@ pub fn register(va: u64, len: u64) -> Result<usize, i32> {
     };
     if result.is_ok() {
         w().core.umems[found].registered = true;
+        if w().core.umems.iter().filter(|u| u.registered).count() >= 3 {
+            rt::cover("three-registrations");
+        }
     }
     result.map(|()| found)
 }
@@ -564,6 +567,9 @@ fn release_umem(umem: usize) {
 /// ibv_dereg_mr(), in whatever task.
 pub fn deregister(umem: usize) {
     w().core.umems[umem].registered = false;
+    if rt().me().process != w().core.umems[umem].process {
+        rt::cover("foreign-deregistration");
+    }
     if w().core.generation == Generation::V49 {
         return deregister_old(umem);
     }

@@ -138,6 +138,8 @@ pub struct Rt {
     pub read_grew: bool,
     /// Steps run so far, for the report.
     pub steps: Vec<(usize, Op)>,
+    /// What this execution really did, of what a random one may leave out.
+    pub covered: BTreeSet<&'static str>,
     /// Lines that the module printed.
     pub printed: Vec<String>,
     /// Words of the model, at the step they were said.
@@ -180,6 +182,7 @@ impl Rt {
             read: BTreeSet::new(),
             read_grew: false,
             steps: Vec::new(),
+            covered: BTreeSet::new(),
             printed: Vec::new(),
             notes: Vec::new(),
             verbose: false,
@@ -213,6 +216,7 @@ impl Rt {
         self.fail_allocation = None;
         self.acquisitions = 0;
         self.steps.clear();
+        self.covered.clear();
         self.notes.clear();
         self.printed.clear();
     }
@@ -306,6 +310,11 @@ pub fn note(text: impl FnOnce() -> String) {
     }
 }
 
+/// This execution did what a random search must do now and then.
+pub fn cover(what: &'static str) {
+    rt().covered.insert(what);
+}
+
 /// Starts a task. Called by the first one, before it waits.
 pub fn spawn(name: &str, process: usize, body: impl FnOnce() + Send + 'static) {
     let r = rt();
@@ -378,10 +387,32 @@ pub fn leak(id: u64) {
     r.locks.entry(id).or_default().owner = Some(usize::MAX);
 }
 
-/// Whether a bug of the core, and nothing else, keeps this task from going on.
-pub fn stuck_by_core(task: &Task) -> bool {
-    let leaked = |id| rt().locks.get(&id).is_some_and(|l| l.owner == Some(usize::MAX));
-    task.hung || matches!(task.pending.want, Want::Exclusive(id) if leaked(id))
+/// Whether a bug of the core, and nothing else, keeps everybody from going on: each task that is left hangs in the
+/// core, waits for a lock that the core leaked, or for a task of which this is true. One that waits for a flag or for a
+/// change of an atomic is never excused: nobody knows who would have made it.
+pub fn only_core_hangs() -> bool {
+    let r = rt();
+    let leaked = |id| r.locks.get(&id).is_some_and(|l| l.owner == Some(usize::MAX));
+    let left: Vec<usize> = (0..r.tasks.len()).filter(|&t| !r.tasks[t].finished).collect();
+    let mut excused = BTreeSet::new();
+    loop {
+        let before = excused.len();
+        for &task in &left {
+            let because = match r.tasks[task].pending.want {
+                Want::Exclusive(id) | Want::Shared(id) => {
+                    leaked(id) || excused.iter().any(|&t: &usize| r.tasks[t].held.iter().any(|h| h.1 == id))
+                }
+                Want::Others => excused.iter().any(|&t| t != task),
+                _ => false,
+            };
+            if r.tasks[task].hung || because {
+                excused.insert(task);
+            }
+        }
+        if excused.len() == before {
+            return excused.len() == left.len();
+        }
+    }
 }
 
 pub fn owns(id: u64) -> bool {

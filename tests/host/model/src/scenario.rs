@@ -240,6 +240,7 @@ fn second_user(number: u64) {
     let mut table = std::ptr::null_mut();
     if gpu::get(false, false, VA + (number << 32), PAGE, &mut table, Some(others_callback), 1) == 0 {
         gpu::put(false, table);
+        rt::cover("second-user");
     }
 }
 
@@ -304,7 +305,9 @@ fn everything(scenario: &Scenario) {
     }
     if unloads {
         spawn("rmmod", 0, || {
-            let _ = world::rmmod();
+            if world::rmmod() {
+                rt::cover("rmmod");
+            }
         });
     }
     finish();
@@ -322,10 +325,14 @@ fn hca_removal(scenario: &Scenario) {
         rt().me().process = 0;
     }
     spawn("HCA removal", 0, move || {
+        let any = !live.is_empty();
         for umem in live {
             rdma::deregister(umem);
         }
         w().device_gone = true;
+        if any {
+            rt::cover("hca-removal");
+        }
     });
     spawn("free", 1, move || gpu::free(memory[0]));
     spawn("free too", 2, move || gpu::free(memory[1]));
