@@ -34,7 +34,7 @@ pub use module::{InPlaceModule, Module, ThisModule};
 pub use pin_init;
 
 /// A panic path that survives optimisation makes the module refer to a function that exists nowhere, so modpost refuses
-/// it: a panic in the free callback would stop the whole GPU driver (design.md rule 11).
+/// it: a panic in the free callback would stop the whole GPU driver (docs/rules.md, rule 11).
 #[cfg(target_os = "none")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

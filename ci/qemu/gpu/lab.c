@@ -667,7 +667,7 @@ static int cost_show(struct seq_file *s, void *unused)
 static int cost_write(int words, char **word)
 {
 	if (words == 1 && !strcmp(word[0], "v100")) {
-		/* Measured on a V100: design.md section 4. */
+		/* As published for a V100 (gdrcopy, PR 129). */
 		WRITE_ONCE(cost[NVLAB_T_PIN_BASE].value, 68000);
 		WRITE_ONCE(cost[NVLAB_T_PIN_GIB].value, 3100000);
 		WRITE_ONCE(cost[NVLAB_T_UNPIN_BASE].value, 38000);

@@ -5,8 +5,8 @@
  *
  * What it models. A NIC's DMA engine puts a bus address on PCIe. The IOMMU in
  * front of the NIC translates it through the NIC's own domain, or faults; the
- * BAR that claims the translated address answers, or nobody does (design.md
- * section 5, row HCA; lock-proof.md section 5, "HCA" and F4). Therefore the
+ * BAR that claims the translated address answers, or nobody does
+ * (lock-proof.md section 5, "HCA" and F4). Therefore the
  * initiator never sees a kernel pointer of the memory, an address that was not
  * mapped for this very device faults, and the endpoint sees every access.
  *

@@ -4,7 +4,7 @@
  *
  * What it models: an HCA like a ConnectX behind the peer-memory API
  * (reference/peer-memory-facts.md 1.1, 1.2, 1.6; lock-proof.md section 5,
- * "HCA"; design.md section 5). It knows DMA addresses only and never looks at
+ * "HCA"). It knows DMA addresses only and never looks at
  * sg_page; it reads the sg list between dma_map and the activation of the
  * notifier and never again; it holds an MR as DMA ranges. Its DMA device is
  * the NIC's PCI function, and each access goes through lab_pcie, hence through

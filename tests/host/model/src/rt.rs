@@ -50,7 +50,7 @@ impl Op {
     }
 }
 
-/// Locks in the order in which they may be taken (design.md section 3).
+/// Locks in the order in which they may be taken (docs/rules.md).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Rank {
     P,
