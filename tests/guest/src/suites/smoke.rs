@@ -289,14 +289,14 @@ fn complaints(what: &str, (va, len): (u64, usize), got: i32, errno: i32, reason:
 }
 
 /// What cannot be registered, and what the user hears.
-fn refused_ranges(_: &Env) -> Result<()> {
+fn refused_ranges(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(2 * MIB)?;
     let va = memory.va();
     let mut wrong = Vec::new();
     let mut expect = |what: &str, addr: u64, len: usize, errno: i32, reason: Option<&str>| -> Result<()> {
         let got = bench.refused(what, addr, len)?;
-        wrong.extend(complaints(what, (addr, len), got, errno, reason));
+        wrong.extend(complaints(what, (addr, len), got, errno, reason.filter(|_| !env.rival)));
         ensure!(gpu::pins()? == 0, "{what}: refused, but {} pins stay", gpu::pins()?);
         Ok(())
     };
@@ -338,7 +338,7 @@ fn refused_ranges(_: &Env) -> Result<()> {
 }
 
 /// Ordinary memory costs the GPU driver nothing; a bad host address costs one question and no word in the log.
-fn host_memory_is_left_alone(_: &Env) -> Result<()> {
+fn host_memory_is_left_alone(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let gpu = gpu::lab()?;
     let host = vec![1u8; MIB];
@@ -347,7 +347,9 @@ fn host_memory_is_left_alone(_: &Env) -> Result<()> {
     mr.dereg()?;
     ensure!(gpu::provider_calls()?.0 == 0, "the provider was asked about ordinary memory");
 
-    let failures = lab::last_failure()?;
+    // The rival records none.
+    let recorded = || if env.rival { Ok(None) } else { lab::last_failure() };
+    let failures = recorded()?;
     let mut log = Mark::now()?;
     let errno = bench.refused("a bad host address", 0x7000_dead_0000, 4 * KIB)?;
     expect_errno("a bad host address", errno, libc::EFAULT)?;
@@ -355,7 +357,7 @@ fn host_memory_is_left_alone(_: &Env) -> Result<()> {
     ensure!((gets, puts) == (1, 0), "{gets} gets and {puts} puts for memory that is not ours");
     let said: Vec<String> = log.since()?.into_iter().filter(|l| l.contains("peermem")).collect();
     ensure!(said.is_empty(), "a host address is worth no line: {said:?}");
-    ensure!(lab::last_failure()? == failures, "a host address was recorded as a failure of ours");
+    ensure!(recorded()? == failures, "a host address was recorded as a failure of ours");
     Ok(())
 }
 
@@ -429,6 +431,8 @@ fn provider_errors(env: &Env) -> Result<()> {
     let memory = bench.cuda.alloc(MIB)?;
     let fault = if mode == Mode::Persistent { "persistent_errno" } else { "get_errno" };
     let mut wrong = Vec::new();
+    // The rival records no reasons.
+    let because = |reason| (!env.rival).then_some(reason);
     // ENOMEM and EIO prove nothing by themselves: with the first call alone failing, a pin of one page shows that the
     // memory is the GPU's; where that fails too it may be anybody's, and the user hears what ordinary memory says.
     const ALWAYS: u64 = 100;
@@ -445,7 +449,7 @@ fn provider_errors(env: &Env) -> Result<()> {
         let got = bench.refused(&what, memory.va(), MIB);
         gpu.reset_faults()?;
         match got {
-            Ok(got) => wrong.extend(complaints(&what, (memory.va(), MIB), got, seen, Some(reason))),
+            Ok(got) => wrong.extend(complaints(&what, (memory.va(), MIB), got, seen, because(reason))),
             Err(e) => wrong.push(format!("{e:#}")),
         }
     }
@@ -453,7 +457,7 @@ fn provider_errors(env: &Env) -> Result<()> {
     gpu.set("bar1_size", (36 << 20) + 2 * GPU_PAGE as u64)?;
     let got = bench.refused("BAR1 full", memory.va(), MIB);
     gpu.reset_config()?;
-    wrong.extend(complaints("BAR1 full", (memory.va(), MIB), got?, libc::ENOMEM, Some("out_of_bar")));
+    wrong.extend(complaints("BAR1 full", (memory.va(), MIB), got?, libc::ENOMEM, because("out_of_bar")));
     if mode == Mode::Persistent {
         lab::clear_trace()?;
         // 524 = ENOTSUPP: persistent pins are impossible here, the revocable client steps in.
