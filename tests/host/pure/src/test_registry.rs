@@ -36,7 +36,10 @@ fn instructions(f: impl FnOnce()) -> u64 {
         let child = libc::fork();
         assert!(child >= 0, "fork");
         if child == 0 {
-            libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+            if libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) != 0 {
+                // Nobody would let it go on from a stop.
+                libc::_exit(*libc::__errno_location());
+            }
             libc::raise(libc::SIGSTOP);
             f();
             libc::raise(libc::SIGSTOP);
@@ -44,10 +47,21 @@ fn instructions(f: impl FnOnce()) -> u64 {
         }
         let mut status = 0;
         libc::waitpid(child, &mut status, 0);
-        assert!(libc::WIFSTOPPED(status), "may this process be traced?");
+        assert!(
+            libc::WIFSTOPPED(status),
+            "ptrace is not permitted here (PTRACE_TRACEME: {}), and this test counts instructions by single-stepping a \
+             child of its own; permit it: in a container by the seccomp profile or --cap-add=SYS_PTRACE, on a machine \
+             with Yama by kernel.yama.ptrace_scope below 2",
+            std::io::Error::from_raw_os_error(libc::WEXITSTATUS(status))
+        );
         let mut steps = 0;
         loop {
-            assert_eq!(libc::ptrace(libc::PTRACE_SINGLESTEP, child, 0, 0), 0, "single step");
+            assert_eq!(
+                libc::ptrace(libc::PTRACE_SINGLESTEP, child, 0, 0),
+                0,
+                "ptrace does not single-step (PTRACE_SINGLESTEP: {})",
+                std::io::Error::last_os_error()
+            );
             libc::waitpid(child, &mut status, 0);
             assert!(libc::WIFSTOPPED(status), "the child died");
             if libc::WSTOPSIG(status) == libc::SIGSTOP {
