@@ -9,7 +9,7 @@ use crate::explore::Outcome;
 use crate::rdma::GENERATIONS;
 use crate::rt::rt;
 use crate::scenario::{search, Scenario, Search, EXHAUSTIVE, RANDOM};
-use crate::world::{Module, FAULTS};
+use crate::world::{Fault, Module, FAULTS};
 
 fn fail(text: &str) -> ! {
     eprintln!("{text}");
@@ -60,9 +60,9 @@ pub fn main(module: Module) {
         } else if option == "verbose" {
             rt().verbose = true;
         } else if let Some(fault) = option.strip_prefix("fault=") {
-            scenario.fault = FAULTS.into_iter().find(|f| format!("{f:?}") == fault);
+            scenario.fault = FAULTS.into_iter().chain([Fault::LeakedLock]).find(|f| format!("{f:?}") == fault);
             if scenario.fault.is_none() {
-                fail(&format!("no fault {fault}: one of {FAULTS:?}"));
+                fail(&format!("no fault {fault}: LeakedLock or one of {FAULTS:?}"));
             }
         } else if let Some(numbers) = option.strip_prefix("random=") {
             let parsed = numbers.split_once(',').and_then(|(s, n)| Some((s.parse().ok()?, n.parse().ok()?)));

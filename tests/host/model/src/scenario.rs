@@ -106,6 +106,10 @@ fn load(scenario: &Scenario) {
         fail("insmod fails".into());
     }
     w().faults.extend(scenario.fault);
+    if scenario.fault == Some(Fault::LeakedLock) {
+        // It is leaked when there can be no mkey.
+        w().faults.push(Fault::Mkey);
+    }
     rt().fail_allocation = scenario.fail_allocation.map(|n| rt().allocations + n);
 }
 

@@ -177,6 +177,19 @@ fn all_orders_of_every_error_exit() {
     }
 }
 
+/// The core leaks mapping_lock (F7): who waits for it hangs, and nothing else goes wrong. 4.9 has no such lock.
+#[test]
+fn all_orders_when_the_core_leaks_its_lock() {
+    for generation in ["Fixed", "Inverted", "V51"] {
+        let found = all(&["free-against-one", generation, "fault=LeakedLock"], 230);
+        assert!(found.hangs > 0, "{generation}: nobody met the leaked lock");
+        say(&format!(
+            "free-against-one {generation} fault=LeakedLock: {} executions, all orders, no bound; floor 230; {} hangs of the core",
+            found.executions, found.hangs
+        ));
+    }
+}
+
 /// Everything in `covers` must really have happened, in each generation.
 fn random(scenario: &str, seeds: std::ops::Range<u64>, executions: usize, covers: &[&str]) {
     let soak: usize = std::env::var("NVPM_SOAK").map_or(1, |n| n.parse().expect("NVPM_SOAK is a number"));
