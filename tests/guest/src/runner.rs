@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 use serde_json::{json, Value};
 
 use crate::cmdline::Request;
+use crate::gpu;
 use crate::kmsg::{is_alarm, Mark};
 use crate::ktap::{Ktap, Verdict};
 use crate::lab;
@@ -289,8 +290,13 @@ impl Ended {
     }
 }
 
+/// The GPU's debugfs; `None` where the GPU is not loaded.
+fn gpu_if_loaded() -> Result<Option<nvlab::Lab>> {
+    Ok(if modules::loaded("nvidia")? { Some(gpu::lab()?) } else { None })
+}
+
 fn release_holds() -> Result<()> {
-    if let Ok(gpu) = nvlab::Lab::open() {
+    if let Some(gpu) = gpu_if_loaded()? {
         gpu.release_all()?;
     }
     lab::release_core_holds()
@@ -298,7 +304,7 @@ fn release_holds() -> Result<()> {
 
 /// Faults, holds and costs of an earlier test are not this one's; counters start at zero.
 fn reset_stand_ins() -> Result<()> {
-    if let Ok(gpu) = nvlab::Lab::open() {
+    if let Some(gpu) = gpu_if_loaded()? {
         gpu.reset_faults()?;
         gpu.reset_config()?;
         gpu.reset_cost()?;
@@ -320,7 +326,11 @@ fn reset_stand_ins() -> Result<()> {
 /// What no test may leave: pins, memory, references.
 fn left_behind() -> Vec<String> {
     let mut out = Vec::new();
-    if let Ok(gpu) = nvlab::Lab::open() {
+    let gpu = gpu_if_loaded().unwrap_or_else(|e| {
+        out.push(format!("{e:#}"));
+        None
+    });
+    if let Some(gpu) = gpu {
         // A file closed by a dying process is released a moment after its parent hears of the death.
         let end = Instant::now() + Duration::from_secs(5);
         loop {

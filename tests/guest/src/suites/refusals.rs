@@ -17,6 +17,7 @@ pub fn suite() -> Suite {
         ("name_taken", Level::Devices, name_taken),
         ("bad_parameters", Level::Devices, bad_parameters),
         ("loads_after_all_that", Level::Devices, loads_after_all_that),
+        ("pulls_in_what_it_needs", Level::Bare, pulls_in_what_it_needs),
     ];
     Suite {
         name: "refusals",
@@ -116,5 +117,17 @@ fn loads_after_all_that(_: &Env) -> Result<()> {
     modules::modprobe("nvidia-peermem", &[])?;
     let count = modules::use_count(PEERMEM)?.context("it is not in lsmod")?;
     ensure!(count == 0, "{count} users right after loading");
+    modules::rmmod(PEERMEM)
+}
+
+/// One modprobe on a bare machine: depmod knows the GPU driver and the RDMA core.
+fn pulls_in_what_it_needs(_: &Env) -> Result<()> {
+    for name in ["nvidia", "ib_core"] {
+        ensure!(!modules::loaded(name)?, "{name} is loaded already");
+    }
+    modules::modprobe("nvidia-peermem", &[])?;
+    for name in ["nvidia", "ib_core", PEERMEM] {
+        ensure!(modules::loaded(name)?, "modprobe nvidia-peermem did not load {name}");
+    }
     modules::rmmod(PEERMEM)
 }

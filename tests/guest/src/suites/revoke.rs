@@ -13,6 +13,7 @@ use crate::gpu;
 use crate::helper::Helper;
 use crate::lab::{self, CoreHold};
 use crate::machine::Mode;
+use crate::modules::{self, PEERMEM};
 use crate::test::{in_modes, Env, Rival, Suite};
 use crate::verbs::{Loopback, Mr, Status, FULL_ACCESS};
 
@@ -31,6 +32,7 @@ pub fn suite(rival: bool) -> Suite {
         (Mode::Legacy, "free_with_many_mrs", Rival::Recorded, free_with_many_mrs),
         (Mode::Legacy, "kill", Rival::Recorded, kill),
         (Mode::Legacy, "exit_without_dereg", Rival::Recorded, exit_without_dereg),
+        (Mode::Legacy, "dereg_in_a_child", Rival::Recorded, dereg_in_a_child),
         (Mode::Legacy, "free_before_get_returns", Rival::Recorded, free_before_get_returns),
         (Mode::Legacy, "free_before_dma_map", Rival::Recorded, free_before_dma_map),
         (Mode::Legacy, "free_before_activation", Rival::Recorded, free_before_activation),
@@ -145,6 +147,44 @@ fn exit_without_dereg(_: &Env) -> Result<()> {
     let (memory, mr) = bench.registered(SIZE)?;
     // The process's end has to do it all.
     std::mem::forget((memory, mr, bench));
+    Ok(())
+}
+
+/// Deregisters in a forked process, which has the file and the MR but is not the one that pinned.
+fn dereg_in_fork(mr: Mr) -> Result<()> {
+    // SAFETY: this process has one thread; the child calls the library and ends without unwinding.
+    match unsafe { nix::unistd::fork() }.context("fork")? {
+        nix::unistd::ForkResult::Child => {
+            let code = i32::from(mr.dereg().is_err());
+            // SAFETY: ends the child at once; nothing of the parent's is flushed or dropped twice.
+            unsafe { libc::_exit(code) }
+        }
+        nix::unistd::ForkResult::Parent { child } => {
+            std::mem::forget(mr);
+            let status = nix::sys::wait::waitpid(child, None).context("wait for the child")?;
+            ensure!(matches!(status, nix::sys::wait::WaitStatus::Exited(_, 0)), "the child: {status:?}");
+            Ok(())
+        }
+    }
+}
+
+/// The provider takes a revocable pin back from its pinner only: what a child deregisters stays pinned, and the module
+/// loaded, until the pinner's next registration or the memory's end.
+fn dereg_in_a_child(_: &Env) -> Result<()> {
+    let count = || -> Result<i32> { modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded") };
+    let bench = Bench::new()?;
+    for ended_by in ["the next registration", "the free"] {
+        let (memory, mr) = bench.registered(SIZE)?;
+        dereg_in_fork(mr)?;
+        ensure!((gpu::pins()?, count()?) == (1, 1), "{} pins and {} users after the child", gpu::pins()?, count()?);
+        ensure!(!modules::try_rmmod(PEERMEM)?.ok, "rmmod went through with a pin left");
+        if ended_by == "the free" {
+            memory.free()?;
+        } else {
+            bench.reg(memory.va(), SIZE)?.dereg()?;
+        }
+        ensure!((gpu::pins()?, count()?) == (0, 0), "{ended_by} left {} pins, {} users", gpu::pins()?, count()?);
+    }
     Ok(())
 }
 
