@@ -16,7 +16,8 @@ use kernel::sync::atomic::{Acquire, Atomic, Full, Relaxed, Release};
 /// Callbacks between their first and their last instruction of ours.
 static IN_FLIGHT: Atomic<u64> = Atomic::new(0);
 
-/// Whether the provider was ever given the callback.
+/// Whether the provider was ever given the callback. Relaxed: whoever sets it holds a module reference, and giving that
+/// back orders it before unloading, where alone it matters.
 static ARMED: Atomic<bool> = Atomic::new(false);
 
 /// One callback in flight.
@@ -32,6 +33,7 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
+        // Release, for the Acquire in `wait_for_callbacks()`: unloading sees all that the callback did.
         let _ = IN_FLIGHT.fetch_sub(1, Release);
     }
 }

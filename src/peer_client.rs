@@ -85,7 +85,8 @@ unsafe impl Sync for Slot {}
 static FIRST: Slot = Slot::new::<true>();
 static SECOND: Slot = Slot::new::<false>();
 
-/// Set once all handles are written: the core may ask before registering has returned to us.
+/// Set once all handles are written: the core may ask before registering has returned to us. Release and Acquire, so that
+/// whoever sees it set sees the slots as they were written.
 static READY: Atomic<bool> = Atomic::new(false);
 
 impl Slot {
