@@ -94,7 +94,8 @@ fn fill(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, root: &Path) 
         })?;
     files.program(&provider, provider.strip_prefix("/")?)?;
     fs::create_dir_all(root.join("etc/libibverbs.d"))?;
-    fs::copy("/etc/libibverbs.d/rxe.driver", root.join("etc/libibverbs.d/rxe.driver"))?;
+    // What the file says in every rdma-core: which driver to try.
+    fs::write(root.join("etc/libibverbs.d/rxe.driver"), "driver rxe\n")?;
 
     // The stand-in first, so that the programs linked against it find it and not a real one of this machine.
     files.program(&parts.libcuda, &Path::new(LIB).join("libcuda.so.1"))?;
