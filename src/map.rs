@@ -242,8 +242,8 @@ impl Drop for Mapping {
                 }
             }
             How::Provider(provider) => {
-                // SAFETY: By the invariant the device is PCI and the mapping live, and its persistent table is put only in `release`. The
-                // call's only error is an unknown mapping.
+                // SAFETY: By the invariant the device is PCI and the mapping live, and its persistent table is put only in
+                // `release`. The call's only error is an unknown mapping.
                 unsafe {
                     raw::nvpm_p2p_dma_unmap(self.device.0.as_ptr(), provider.table.as_ptr(), provider.mapping.as_ptr())
                 };
