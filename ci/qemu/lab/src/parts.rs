@@ -230,7 +230,7 @@ pub const PERFTEST: [&str; 6] =
     ["ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_write_lat", "ib_read_lat", "ib_send_lat"];
 
 /// So many finished builds of one part are kept.
-const KEEP: usize = 6;
+const KEEP: usize = 24;
 
 fn jobs() -> String {
     format!("-j{}", std::thread::available_parallelism().map_or(1, usize::from))
