@@ -3,6 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::Result;
+
+use crate::machine::Generation;
+
 /// What the host asked for.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Request {
@@ -10,12 +14,14 @@ pub struct Request {
     pub suites: Vec<String>,
     /// `guest.rival=1`: nvidia-peermem is NVIDIA's own.
     pub rival: bool,
+    /// `guest.generation=25.04`: of the RDMA core, where a test does not say.
+    pub generation: Generation,
     /// Every other `guest.<key>=<value>`, for the suites.
     pub values: BTreeMap<String, String>,
 }
 
 impl Request {
-    pub fn parse(cmdline: &str) -> Self {
+    pub fn parse(cmdline: &str) -> Result<Self> {
         let mut r = Self::default();
         for (key, value) in cmdline
             .split_whitespace()
@@ -25,12 +31,13 @@ impl Request {
             match key {
                 "run" => r.suites = value.split(',').filter(|s| !s.is_empty()).map(str::to_string).collect(),
                 "rival" => r.rival = value == "1",
+                "generation" => r.generation = Generation::parse(value)?,
                 _ => {
                     r.values.insert(key.to_string(), value.to_string());
                 }
             }
         }
-        r
+        Ok(r)
     }
 }
 
@@ -40,11 +47,16 @@ mod tests {
 
     #[test]
     fn words_of_others_are_left_alone() {
-        let r = Request::parse("console=ttyS0 guest.run=smoke,,demo guest.rival=1 guest.seed=7 guest.long quiet\n");
+        let r = Request::parse(
+            "console=ttyS0 guest.run=smoke,,demo guest.rival=1 guest.seed=7 guest.long guest.generation=5.1 quiet\n",
+        )
+        .unwrap();
         assert_eq!(r.suites, ["smoke", "demo"]);
         assert!(r.rival);
+        assert_eq!(r.generation, Generation::G51);
         assert_eq!(r.values["seed"], "7");
         assert_eq!(r.values["long"], "1");
-        assert_eq!(Request::parse("console=ttyS0"), Request::default());
+        assert_eq!(Request::parse("console=ttyS0").unwrap(), Request::default());
+        assert!(Request::parse("guest.generation=4.9").is_err());
     }
 }

@@ -14,6 +14,9 @@ use crate::modules::{self, PEERMEM};
 /// The soft NIC's RDMA device.
 pub const RDMA_DEVICE: &str = "rxe0";
 
+/// What modprobe reads.
+const CORE_OPTIONS: &str = "/etc/modprobe.d/ib_core.conf";
+
 /// How nvidia-peermem is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -53,6 +56,44 @@ impl Mode {
     }
 }
 
+/// Which generation of the RDMA core is loaded: what it models is in ci/qemu/ofed/README.md.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Generation {
+    #[default]
+    G2504,
+    /// 5.5 to 25.01: the inverted stop test.
+    G55,
+    /// 5.1 to 5.4: no UNMAPS, the core unmaps under its lock, also inside the free callback.
+    G51,
+}
+
+impl Generation {
+    pub const ALL: [Self; 3] = [Self::G2504, Self::G55, Self::G51];
+
+    /// As the core's parameter says it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::G2504 => "25.04",
+            Self::G55 => "5.5",
+            Self::G51 => "5.1",
+        }
+    }
+
+    pub fn parse(name: &str) -> Result<Self> {
+        let found = Self::ALL.into_iter().find(|g| g.name() == name);
+        found.with_context(|| format!("there is no core of generation {name}; there are 25.04, 5.5 and 5.1"))
+    }
+
+    /// Of the core that is loaded; `None` without one, or with the mainline one.
+    fn loaded() -> Result<Option<Self>> {
+        let file = Path::new("/sys/module/ib_core/parameters/generation");
+        if !file.exists() {
+            return Ok(None);
+        }
+        Self::parse(&modules::attribute("ib_core", "parameters/generation")?).map(Some)
+    }
+}
+
 /// What a test finds loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
@@ -85,13 +126,20 @@ impl Machine {
         Self { rival, mode: None }
     }
 
-    pub fn reach(&mut self, level: Level) -> Result<()> {
+    pub fn reach(&mut self, level: Level, generation: Generation) -> Result<()> {
+        let other_core = modules::loaded("ib_core")? && Generation::loaded()? != Some(generation);
         if !modules::loaded(PEERMEM)? {
             self.mode = None;
-        } else if self.mode.is_none() || self.mode != level.mode() {
+        } else if other_core || self.mode.is_none() || self.mode != level.mode() {
             modules::rmmod(PEERMEM)?;
             self.mode = None;
         }
+        if other_core {
+            unload_rdma()?;
+        }
+        // For whatever pulls the core in, a test's own modprobe too.
+        std::fs::write(CORE_OPTIONS, format!("options ib_core generation={}\n", generation.name()))
+            .with_context(|| format!("write {CORE_OPTIONS}"))?;
         match level {
             Level::Bare => unload_devices(),
             Level::Devices => load_devices(),

@@ -26,6 +26,7 @@ use anyhow::{bail, Context, Result};
 
 use cmdline::Request;
 use ktap::Ktap;
+use machine::Generation;
 use runner::Runner;
 use test::Env;
 
@@ -55,8 +56,8 @@ fn as_init() -> Result<()> {
     std::env::set_var("PATH", init::PATH);
     init::mount_all()?;
     let cmdline = std::fs::read_to_string("/proc/cmdline").context("read /proc/cmdline")?;
-    let request = Request::parse(&cmdline);
     let mut ktap = Ktap::open(KTAP_LINE).with_context(|| format!("open {KTAP_LINE}"))?;
+    let request = Request::parse(&cmdline).inspect_err(|e| ktap.note(&format!("Bail out! {e:#}")))?;
     if let Err(e) = init::network() {
         ktap.note(&format!("network: {e:#}"));
         return Err(e);
@@ -84,9 +85,11 @@ fn as_child(args: &[String]) -> Result<()> {
     match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         [_, "test", suite, name] => {
             let rival = std::env::var("GUEST_RIVAL").is_ok_and(|v| v == "1");
+            let generation = std::env::var("GUEST_GENERATION").context("GUEST_GENERATION")?;
+            let generation = Generation::parse(&generation)?;
             let values = std::env::var("GUEST_VALUES").unwrap_or_else(|_| "{}".into());
             let values = serde_json::from_str(&values).context("GUEST_VALUES")?;
-            let mut env = Env { mode: None, rival, values };
+            let mut env = Env { mode: None, generation, rival, values };
             runner::run_one(&suites::all(rival), suite, name, &mut env)
         }
         [_, "helper", name, rest @ ..] => helper::run(name, rest),

@@ -54,7 +54,7 @@ impl<'a> Runner<'a> {
     /// Everything loaded, for the prompt.
     pub fn load_everything(&mut self) -> Result<()> {
         let mode = if self.request.rival { Mode::Legacy } else { Mode::Persistent };
-        self.machine.reach(Level::Peermem(mode))
+        self.machine.reach(Level::Peermem(mode), self.request.generation)
     }
 
     /// Returns whether all passed.
@@ -114,12 +114,13 @@ impl<'a> Runner<'a> {
         }
         // A line on the console, so that the kernel's messages have a context there.
         println!("guest: {}/{}", suite.name, test.name);
+        let generation = test.generation.unwrap_or(self.request.generation);
         if self.dirty {
-            if let Err(e) = self.machine.reach(Level::Bare) {
+            if let Err(e) = self.machine.reach(Level::Bare, generation) {
                 self.ktap.note(&format!("clean up after the test before: {e:#}"));
             }
         }
-        if let Err(e) = self.machine.reach(test.level) {
+        if let Err(e) = self.machine.reach(test.level, generation) {
             self.ktap.note(&format!("prepare {:?}: {e:#}", test.level));
             return Verdict::Fail;
         }
@@ -193,6 +194,7 @@ impl<'a> Runner<'a> {
         command
             .args(["test", suite.name, &test.name])
             .env("GUEST_RIVAL", if self.request.rival { "1" } else { "0" })
+            .env("GUEST_GENERATION", test.generation.unwrap_or(self.request.generation).name())
             .env("GUEST_VALUES", json!(self.request.values).to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::machine::{Level, Mode};
+use crate::machine::{Generation, Level, Mode};
 
 /// What a test means when nvidia-peermem is NVIDIA's own module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +24,7 @@ pub enum Rival {
 /// What a test is told.
 pub struct Env {
     pub mode: Option<Mode>,
+    pub generation: Generation,
     pub rival: bool,
     pub values: BTreeMap<String, String>,
 }
@@ -45,6 +46,8 @@ impl Env {
 pub struct Test {
     pub name: String,
     pub level: Level,
+    /// `None`: the boot's.
+    pub generation: Option<Generation>,
     pub rival: Rival,
     pub limit: Duration,
     pub run: fn(&Env) -> Result<()>,
@@ -52,7 +55,7 @@ pub struct Test {
 
 impl Test {
     pub fn new(name: &str, level: Level, run: fn(&Env) -> Result<()>) -> Self {
-        Self { name: name.into(), level, rival: Rival::Same, limit: Duration::from_secs(60), run }
+        Self { name: name.into(), level, generation: None, rival: Rival::Same, limit: Duration::from_secs(60), run }
     }
 
     pub fn rival(mut self, rival: Rival) -> Self {
