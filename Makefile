@@ -83,6 +83,7 @@ help:
 	@echo "make install | uninstall      as root: install so that it wins over NVIDIA's own file | undo that"
 	@echo "make demo [RIVAL=1]           RDMA into GPU memory in a virtual machine, bytes proven"
 	@echo "make test [RIVAL=1] [ONLY=a]  every test"
+	@echo "make soak [ONLY=a] [HOURS=n]  what takes hours"
 	@echo "make shell                    a prompt in that virtual machine"
 	@echo "make fmt lint doc             format, check, rustdoc of the module"
 	@echo "make bindings bindings-check  regenerate the committed bindings | fail if they differ"

@@ -1,9 +1,10 @@
 # The lab: a virtual machine with rdma-core, perftest, a GPU stand-in and this module. Included by the top Makefile.
 #   make demo [RIVAL=1]              RDMA into GPU memory, proven; ends with demo: PASS
 #   make test [RIVAL=1] [ONLY=a,b]   every test; ends with N passed, N failed
+#   make soak [ONLY=a,b] [HOURS=n]   what takes hours; ends with soak: PASS
 #   make shell [RIVAL=1]             a prompt in the machine
 
-.PHONY: demo test shell lab-build lab-clean lab-bootstrap
+.PHONY: demo test soak shell lab-build lab-clean lab-bootstrap
 
 # The distribution's cargo, rustc and clang, also where rustup's stand first: rustup has no rust-src for the kernel.
 lab_env := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -15,6 +16,9 @@ demo: lab-bootstrap
 
 test: lab-bootstrap
 	@$(lab) test $(if $(RIVAL),--rival) $(if $(ONLY),--only $(ONLY))
+
+soak: lab-bootstrap
+	@$(lab) soak $(if $(ONLY),--only $(ONLY)) $(if $(HOURS),--hours $(HOURS))
 
 shell: lab-bootstrap
 	@$(lab) shell $(if $(RIVAL),--rival)

@@ -2,11 +2,11 @@
 
 use crate::ctx::Lab;
 use crate::image::{self, Module};
+use crate::judge::judge;
 use crate::kernel::Flavour;
 use crate::ktap::Outcome;
 use crate::machine::{print_test, Boot};
-use crate::suite::judge;
-use crate::{prepare, rival_word};
+use crate::prepare;
 use anyhow::{Context, Result};
 use comfy_table::{presets, CellAlignment, Table};
 use serde_json::{json, Value};
@@ -21,10 +21,10 @@ pub fn run(lab: &Lab, module: Module) -> Result<bool> {
         Module::Rival => ("demo-rival", "NVIDIA's C nvidia-peermem"),
     };
     let mut boot = Boot::new(name, "demo");
-    boot.append.extend(rival_word(module));
-    let report = boot.run(lab, kernel, &image)?;
+    boot.append.extend(module.word());
+    let report = boot.run(lab, kernel, &image, "")?;
     let mut tests = report.tests.clone();
-    for test in judge(&report, &Default::default(), module) {
+    for test in judge(&report, &[], module) {
         print_test(&test);
         tests.push(test);
     }

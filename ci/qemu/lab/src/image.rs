@@ -26,11 +26,18 @@ const LIB: &str = "usr/lib/x86_64-linux-gnu";
 const PROVIDER_DIR: &str = "/usr/lib/x86_64-linux-gnu/libibverbs";
 const PROVIDER: &str = "librxe-rdmav";
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
 pub enum Module {
     Ours,
     /// NVIDIA's C module in place of ours.
     Rival,
+}
+
+impl Module {
+    /// How the guest is told which one it has.
+    pub fn word(self) -> Option<String> {
+        (self == Module::Rival).then(|| "guest.rival=1".to_string())
+    }
 }
 
 pub fn build(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module) -> Result<PathBuf> {

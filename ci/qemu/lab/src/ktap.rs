@@ -21,6 +21,8 @@ pub struct Test {
 
 #[derive(Default)]
 pub struct Parser {
+    /// Comes before each test's name.
+    label: String,
     levels: Vec<Level>,
     /// Name of the subtest that starts next.
     pending: Option<String>,
@@ -39,6 +41,10 @@ struct Level {
 }
 
 impl Parser {
+    pub fn new(label: &str) -> Self {
+        Parser { label: label.to_string(), ..Default::default() }
+    }
+
     /// Takes a line; returns how many tests are known now that were not before.
     pub fn line(&mut self, line: &str) -> usize {
         let before = self.tests.len();
@@ -87,7 +93,7 @@ impl Parser {
     }
 
     fn fail(&mut self, name: &str, notes: Vec<String>) {
-        self.tests.push(Test { name: name.to_string(), outcome: Outcome::Failed, notes });
+        self.tests.push(Test { name: format!("{}{name}", self.label), outcome: Outcome::Failed, notes });
     }
 
     /// The level of that indentation, opened if it is new.
@@ -142,7 +148,7 @@ impl Parser {
             return;
         }
         let path: Vec<&str> = self.levels.iter().filter_map(|l| l.name.as_deref()).chain([name]).collect();
-        self.tests.push(Test { name: path.join("/"), outcome, notes });
+        self.tests.push(Test { name: format!("{}{}", self.label, path.join("/")), outcome, notes });
     }
 }
 
@@ -170,6 +176,15 @@ mod tests {
         assert_eq!(p.tests[0].outcome, Outcome::Passed);
         assert_eq!((&p.tests[1].outcome, p.tests[1].notes.join("")), (&Outcome::Failed, "why it failed".into()));
         assert_eq!(p.tests[2].outcome, Outcome::Skipped("no GPU".into()));
+    }
+
+    #[test]
+    fn a_label_comes_before_every_name() {
+        let mut p = Parser::new("iommu: ");
+        p.line("1..2");
+        p.line("ok 1 a");
+        p.finish();
+        assert_eq!(names(&p), [("iommu: a", true), ("iommu: the guest did not run to its end", false)]);
     }
 
     #[test]

@@ -25,8 +25,7 @@ pub enum Iommu {
     Translating,
 }
 
-/// A boot that has not ended by then hangs; some three times what one takes with two cores of its own. Those of `make test`
-/// that run more have more.
+/// A boot that has not ended by then hangs. Those of the table (boots.rs) have limits of their own.
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Debug)]
@@ -106,8 +105,8 @@ impl Boot {
         cmd
     }
 
-    /// Boots, follows the results as they come, and judges the console.
-    pub fn run(&self, lab: &Lab, kernel: &Kernel, image: &Path) -> Result<Report> {
+    /// Boots, follows the results as they come, and looks for alarms on the console. `label` comes before each test's name.
+    pub fn run(&self, lab: &Lab, kernel: &Kernel, image: &Path, label: &str) -> Result<Report> {
         let dir = lab.build.join("run").join(&self.name);
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let console = dir.join("console.log");
@@ -122,7 +121,7 @@ impl Boot {
         let start = Instant::now();
         say(&format!("boot {}: guest.run={} (console: {})", self.name, self.run, lab.short(&console)));
         let mut child = cmd.stdout(said.try_clone()?).stderr(said).spawn().context("cannot run setpriv and QEMU")?;
-        let mut follow = Follow::new(&results)?;
+        let mut follow = Follow::new(&results, label)?;
         let end = loop {
             let status = child.try_wait()?;
             follow.read()?;
@@ -136,12 +135,11 @@ impl Boot {
                 None => std::thread::sleep(Duration::from_millis(100)),
             }
         };
-        follow.parser.finish();
+        let mut parser = follow.finish();
         let text = fs::read(&console).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
-        let mut parser = follow.parser;
         let mut failed = |name: &str, notes: Vec<String>| {
-            let test = Test { name: name.to_string(), outcome: Outcome::Failed, notes };
+            let test = Test { name: format!("{label}{name}"), outcome: Outcome::Failed, notes };
             print_test(&test);
             parser.tests.push(test);
         };
@@ -238,8 +236,15 @@ struct Follow {
 }
 
 impl Follow {
-    fn new(path: &Path) -> Result<Self> {
-        Ok(Follow { file: File::open(path)?, at: 0, rest: Vec::new(), parser: Parser::default() })
+    fn new(path: &Path, label: &str) -> Result<Self> {
+        Ok(Follow { file: File::open(path)?, at: 0, rest: Vec::new(), parser: Parser::new(label) })
+    }
+
+    fn finish(mut self) -> Parser {
+        let before = self.parser.tests.len();
+        self.parser.finish();
+        self.parser.tests[before..].iter().for_each(print_test);
+        self.parser
     }
 
     fn read(&mut self) -> Result<()> {
@@ -258,17 +263,17 @@ impl Follow {
     }
 }
 
+/// In one piece: another lane may be printing too.
 pub fn print_test(test: &Test) {
-    match &test.outcome {
-        Outcome::Passed => println!("ok      {}", test.name),
-        Outcome::Skipped(why) => println!("skipped {}: {why}", test.name),
+    let text = match &test.outcome {
+        Outcome::Passed => format!("ok      {}\n", test.name),
+        Outcome::Skipped(why) => format!("skipped {}: {why}\n", test.name),
         Outcome::Failed => {
-            println!("FAILED  {}", test.name);
-            for note in &test.notes {
-                println!("        {note}");
-            }
+            let notes: String = test.notes.iter().map(|note| format!("        {note}\n")).collect();
+            format!("FAILED  {}\n{notes}", test.name)
         }
-    }
+    };
+    print!("{text}");
 }
 
 #[cfg(test)]
@@ -280,14 +285,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("results");
         let mut out = File::create(&path).unwrap();
-        let mut follow = Follow::new(&path).unwrap();
+        let mut follow = Follow::new(&path, "").unwrap();
         out.write_all(b"1..2\nok 1 fir").unwrap();
         follow.read().unwrap();
         assert!(follow.parser.tests.is_empty());
         out.write_all(b"st\nnot ok 2 second\n").unwrap();
         follow.read().unwrap();
-        follow.parser.finish();
-        let names: Vec<&str> = follow.parser.tests.iter().map(|t| t.name.as_str()).collect();
+        let parser = follow.finish();
+        let names: Vec<&str> = parser.tests.iter().map(|t| t.name.as_str()).collect();
         assert_eq!(names, ["first", "second"]);
     }
 

@@ -3,20 +3,26 @@
 
 mod alarms;
 mod apt;
+mod boots;
 mod ctx;
 mod demo;
 mod fetch;
+mod host;
 mod image;
+mod judge;
 mod kernel;
 mod key;
 mod ktap;
+mod lanes;
 mod lock;
 mod machine;
 mod parts;
 mod sh;
+mod soak;
 mod suite;
 
 use anyhow::Result;
+use boots::Run;
 use clap::{Parser, Subcommand};
 use ctx::Lab;
 use fetch::Sources;
@@ -24,6 +30,8 @@ use image::Module;
 use kernel::{Flavour, Kernel};
 use machine::{Boot, Iommu};
 use parts::Parts;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Builds and runs the virtual machine in which nvidia-peermem is shown and tested.
@@ -51,9 +59,24 @@ enum Cmd {
         /// NVIDIA's C module in place of ours; guest suites only, what differs is recorded, not judged.
         #[arg(long)]
         rival: bool,
-        /// Only this suite: host, lint, or one of the guest's; commas between several.
+        /// Only these: host, lint, suites of the guest, boots of the table; commas between.
         #[arg(long)]
         only: Option<String>,
+        /// So many jobs beside each other, instead of one for each processor and at most two.
+        #[arg(long)]
+        lanes: Option<usize>,
+    },
+    /// What takes hours; ends with `soak: PASS`, and leaves build/soak.json and docs/soak.md.
+    Soak {
+        /// Only these: models, suites of the guest, boots of the table; commas between.
+        #[arg(long)]
+        only: Option<String>,
+        /// Round after round with new seeds, until so many hours are over.
+        #[arg(long)]
+        hours: Option<f64>,
+        /// So many jobs beside each other, instead of one for each processor and at most two.
+        #[arg(long)]
+        lanes: Option<usize>,
     },
     /// A prompt in the machine with everything loaded.
     Shell {
@@ -92,12 +115,18 @@ fn run(args: Args) -> Result<bool> {
             Ok(true)
         }
         Cmd::Demo { rival } => demo::run(&lab, module(rival)),
-        Cmd::Test { rival, only } => suite::run(&lab, module(rival), only.as_deref()),
+        Cmd::Test { rival, only, lanes } => {
+            let run = if rival { Run::Rival } else { Run::Test };
+            suite::run(&lab, run, only.as_deref(), lanes.unwrap_or_else(lanes::default))
+        }
+        Cmd::Soak { only, hours, lanes } => {
+            soak::run(&lab, only.as_deref(), hours, lanes.unwrap_or_else(lanes::default))
+        }
         Cmd::Shell { rival, gpus, iommu, append } => {
             let ready = prepare(&lab, Flavour::Debug)?;
             let image = image::build(&lab, &ready.kernel, &ready.parts, module(rival))?;
             let mut boot = Boot { gpus, iommu, append, ..Boot::new("shell", "shell") };
-            boot.append.extend(rival_word(module(rival)));
+            boot.append.extend(module(rival).word());
             boot.shell(&lab, &ready.kernel, &image)?;
             Ok(true)
         }
@@ -118,16 +147,19 @@ fn module(rival: bool) -> Module {
     }
 }
 
-/// How the guest is told which module it has.
-fn rival_word(module: Module) -> Option<String> {
-    (module == Module::Rival).then(|| "guest.rival=1".to_string())
-}
-
 /// Everything that is built before an image is made of it.
 struct Ready {
     sources: Sources,
     kernel: Kernel,
     parts: Parts,
+}
+
+impl Ready {
+    /// An image with each of these modules, each made once.
+    fn images(&self, lab: &Lab, modules: impl Iterator<Item = Module>) -> Result<BTreeMap<Module, PathBuf>> {
+        let modules: BTreeSet<Module> = modules.collect();
+        modules.into_iter().map(|m| Ok((m, image::build(lab, &self.kernel, &self.parts, m)?))).collect()
+    }
 }
 
 fn prepare(lab: &Lab, flavour: Flavour) -> Result<Ready> {

@@ -16,7 +16,7 @@ const TAIL_LINES: usize = 25;
 pub fn command(lab: &Lab, program: impl AsRef<OsStr>) -> Command {
     let mut cmd = Command::new(program);
     // A make that runs the lab must not hand its jobserver or its variables to the makes below.
-    for var in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "RIVAL", "ONLY", "KDIR"] {
+    for var in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "RIVAL", "ONLY", "HOURS", "KDIR"] {
         cmd.env_remove(var);
     }
     // bindgen is to use the libclang of the compiler that builds the kernel, whatever else is installed.
@@ -42,6 +42,8 @@ pub struct Step {
     pub log: PathBuf,
     /// Only lines that start like this count as work done, in the progress line.
     pub counts: &'static [&'static str],
+    /// Somebody else says that it is still at it.
+    pub quiet: bool,
 }
 
 impl Step {
@@ -51,7 +53,7 @@ impl Step {
             fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
         }
         File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-        Ok(Step { what: what.into(), log, counts: &[] })
+        Ok(Step { what: what.into(), log, counts: &[], quiet: false })
     }
 
     /// Runs one program of the step to its end.
@@ -71,7 +73,7 @@ impl Step {
                 break status;
             }
             std::thread::sleep(Duration::from_millis(if start.elapsed().as_secs() < 2 { 20 } else { 200 }));
-            if said.elapsed() >= PROGRESS {
+            if !self.quiet && said.elapsed() >= PROGRESS {
                 said = Instant::now();
                 say(&format!("  {}: {}{}", self.what, self.done(), human(start.elapsed())));
             }
@@ -79,10 +81,9 @@ impl Step {
         if status.success() {
             return Ok(());
         }
-        eprintln!("--- end of {}", self.log.display());
-        for line in tail(&self.log, TAIL_LINES) {
-            eprintln!("    {line}");
-        }
+        // One call: another lane may be printing too.
+        let end: String = tail(&self.log, TAIL_LINES).into_iter().map(|line| format!("    {line}\n")).collect();
+        eprint!("--- end of {}\n{end}", self.log.display());
         Err(anyhow!("{}: {name} failed ({status}); whole log: {}", self.what, self.log.display()))
     }
 

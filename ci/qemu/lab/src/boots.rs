@@ -1,0 +1,204 @@
+//! The table of boots: which virtual machines there are, what runs in each, and in which runs each takes part.
+
+use crate::alarms::Kind;
+use crate::image::Module;
+use crate::machine::{Boot, Iommu};
+use std::time::Duration;
+
+/// What a person starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run {
+    /// `make test`
+    Test,
+    /// `make test RIVAL=1`: what differs is recorded, not judged.
+    Rival,
+    /// `make soak`
+    Soak,
+}
+
+/// What a boot's console is to hold.
+#[derive(Clone, Copy, Debug)]
+pub enum Expect {
+    /// Exactly these alarms, each so often. NVIDIA's module may raise others: they are recorded.
+    Alarms(&'static [(Kind, usize)]),
+    /// Any sign of a fault: a lab in which NVIDIA's module comes out clean would not see ours break either.
+    Bite,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Names the boot in `ONLY=`, in the results and in build/lab/run.
+    pub name: &'static str,
+    /// Suites of tests/guest, in this order.
+    pub suites: &'static [&'static str],
+    /// More of the kernel's command line.
+    pub append: &'static [&'static str],
+    pub module: Module,
+    pub expect: Expect,
+    pub iommu: Iommu,
+    pub gpus: u32,
+    pub memory_mib: u32,
+    /// Generation of the RDMA core, as its module parameter has it.
+    pub generation: &'static str,
+    /// Seconds on two idle cores; the longest start first. Six times that is too long for a boot on a busy machine.
+    pub takes: u64,
+    pub runs: &'static [Run],
+}
+
+/// What the module meets today: MLNX_OFED 25.04 and later.
+const NEWEST: &str = "25.04";
+
+/// What a row does not say.
+const ROW: Row = Row {
+    name: "",
+    suites: &[],
+    append: &[],
+    module: Module::Ours,
+    expect: Expect::Alarms(&[]),
+    iommu: Iommu::Off,
+    gpus: 1,
+    memory_mib: 2048,
+    generation: NEWEST,
+    takes: 60,
+    runs: &[Run::Test],
+};
+
+/// What every mode, generation and module is asked.
+const SUITES: &[&str] = &["smoke", "callbacks", "revoke", "refusals"];
+
+/// `ONLY=<suite>` takes the first row that has the suite.
+pub const BOOTS: &[Row] = &[
+    Row { name: "suites", suites: SUITES, takes: 175, runs: &[Run::Test, Run::Soak], ..ROW },
+    Row {
+        name: "alarms",
+        suites: &["alarms"],
+        expect: Expect::Alarms(&[(Kind::Kasan, 1), (Kind::Lockdep, 1), (Kind::Kmemleak, 1)]),
+        takes: 33,
+        ..ROW
+    },
+    // Every address goes through the NIC's own translation.
+    Row {
+        name: "iommu",
+        suites: &["smoke"],
+        append: &["guest.only=bytes_move,layouts"],
+        iommu: Iommu::Translating,
+        takes: 72,
+        ..ROW
+    },
+    // NVIDIA's module must move data in the same lab: it was not made to fit ours.
+    Row { name: "rival", suites: &["smoke"], module: Module::Rival, takes: 66, ..ROW },
+    // And what is known to break it must break it here.
+    Row {
+        name: "bite",
+        suites: &["revoke"],
+        append: &["guest.only=legacy/free"],
+        module: Module::Rival,
+        expect: Expect::Bite,
+        takes: 49,
+        ..ROW
+    },
+    Row { name: "rival-suites", suites: SUITES, module: Module::Rival, takes: 175, runs: &[Run::Rival], ..ROW },
+    Row { name: "suites-iommu", suites: SUITES, iommu: Iommu::Translating, takes: 360, runs: &[Run::Soak], ..ROW },
+    Row { name: "suites-identity", suites: SUITES, iommu: Iommu::Identity, takes: 360, runs: &[Run::Soak], ..ROW },
+];
+
+impl Row {
+    /// The machine of this row, with these of its suites.
+    pub fn boot(&self, suites: &[&str]) -> Boot {
+        let mut boot = Boot {
+            append: self.append.iter().map(|w| w.to_string()).collect(),
+            gpus: self.gpus,
+            iommu: self.iommu,
+            memory_mib: self.memory_mib,
+            limit: self.limit(),
+            ..Boot::new(self.name, &suites.join(","))
+        };
+        boot.append.extend(self.module.word());
+        if self.generation != NEWEST {
+            boot.append.push(format!("guest.generation={}", self.generation));
+        }
+        boot
+    }
+
+    /// A boot that has not ended by then hangs: there may be others beside it, and other programs on the machine.
+    fn limit(&self) -> Duration {
+        Duration::from_secs((6 * self.takes).max(300))
+    }
+}
+
+/// The boots of a run that `only` names, by suite or by name, each with what is to run in it.
+pub fn chosen(run: Run, only: Option<&[&str]>) -> Vec<(&'static Row, Vec<&'static str>)> {
+    let rows = || BOOTS.iter().filter(|r| r.runs.contains(&run));
+    let Some(only) = only else {
+        return rows().map(|r| (r, r.suites.to_vec())).collect();
+    };
+    let home = |suite: &str| rows().position(|r| r.suites.contains(&suite));
+    rows()
+        .enumerate()
+        .filter_map(|(i, row)| {
+            let mut suites = row.suites.to_vec();
+            if !only.contains(&row.name) {
+                suites.retain(|s| only.contains(s) && home(s) == Some(i) && !rows().any(|r| r.name == *s));
+            }
+            (!suites.is_empty()).then_some((row, suites))
+        })
+        .collect()
+}
+
+/// What `ONLY=` may name in a run, besides the tests of this machine.
+pub fn names(run: Run) -> Vec<&'static str> {
+    let mut names: Vec<&str> = Vec::new();
+    for row in BOOTS.iter().filter(|r| r.runs.contains(&run)) {
+        for name in row.suites.iter().copied().chain([row.name]) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn of(run: Run, only: Option<&[&str]>) -> Vec<(&'static str, String)> {
+        chosen(run, only).into_iter().map(|(row, suites)| (row.name, suites.join(","))).collect()
+    }
+
+    #[test]
+    fn names_are_unique_and_rows_are_whole() {
+        let names: BTreeSet<&str> = BOOTS.iter().map(|r| r.name).collect();
+        assert_eq!(names.len(), BOOTS.len());
+        for row in BOOTS {
+            assert!(!row.suites.is_empty() && !row.runs.is_empty() && row.takes > 0, "{row:?}");
+            assert!(!row.append.iter().any(|w| w.starts_with("guest.generation")), "{}: use the column", row.name);
+        }
+    }
+
+    #[test]
+    fn every_row_of_a_run_or_what_was_named() {
+        let all: Vec<&str> = of(Run::Test, None).into_iter().map(|(name, _)| name).collect();
+        for name in ["suites", "alarms", "iommu", "rival", "bite"] {
+            assert_eq!(all.iter().filter(|n| **n == name).count(), 1, "{name} in {all:?}");
+        }
+        assert_eq!(of(Run::Test, Some(&["smoke"])), [("suites", "smoke".to_string())]);
+        assert_eq!(of(Run::Test, Some(&["bite"])), [("bite", "revoke".to_string())]);
+        assert_eq!(of(Run::Test, Some(&["alarms", "revoke"])).len(), 2);
+        assert!(of(Run::Test, Some(&["host"])).is_empty());
+        assert_eq!(of(Run::Rival, Some(&["revoke"])), [("rival-suites", "revoke".to_string())]);
+        assert!(names(Run::Test).contains(&"callbacks") && names(Run::Test).contains(&"bite"));
+    }
+
+    #[test]
+    fn what_the_machine_is_told() {
+        let row = Row { name: "x", module: Module::Rival, generation: "5.5", append: &["guest.only=a"], ..ROW };
+        let boot = row.boot(&["smoke", "revoke"]);
+        assert_eq!(boot.append, ["guest.only=a", "guest.rival=1", "guest.generation=5.5"]);
+        assert_eq!(boot.run, "smoke,revoke");
+        assert!(ROW.boot(&["smoke"]).append.is_empty());
+        assert_eq!(Row { takes: 10, ..ROW }.limit(), Duration::from_secs(300));
+        assert_eq!(Row { takes: 100, ..ROW }.limit(), Duration::from_secs(600));
+    }
+}

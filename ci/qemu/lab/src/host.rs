@@ -1,0 +1,210 @@
+//! What is tested on this machine: the Rust programs' own tests, and the gates that a change must pass.
+
+use crate::ctx::Lab;
+use crate::kernel::LLVM;
+use crate::ktap::{Outcome, Test};
+use crate::lanes::{Found, Job};
+use crate::machine::print_test;
+use crate::sh::{self, Step};
+use crate::Ready;
+use anyhow::Result;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use walkdir::WalkDir;
+
+/// A Rust program whose own tests run on this machine.
+struct Program {
+    /// Under which its tests are counted.
+    name: &'static str,
+    dir: &'static str,
+    /// Seconds on two idle cores.
+    takes: u64,
+}
+
+const PROGRAMS: [Program; 8] = [
+    Program { name: "host", dir: "tests/host", takes: 184 },
+    Program { name: "kernel-lite", dir: "tests/host/kernel-lite", takes: 5 },
+    Program { name: "build", dir: "tests/build", takes: 5 },
+    Program { name: "lab", dir: "ci/qemu/lab", takes: 5 },
+    Program { name: "nvlab", dir: "ci/qemu/gpu/client", takes: 5 },
+    Program { name: "libcuda", dir: "ci/qemu/cuda", takes: 5 },
+    Program { name: "guest", dir: "tests/guest", takes: 5 },
+    Program { name: "peermemctl", dir: "tools/peermemctl", takes: 5 },
+];
+/// Gates of the top Makefile.
+const MAKE_GATES: [&str; 2] = ["lint", "bindings-check"];
+
+/// The tests of every program, built: side by side, each would wait for the other's lock on cargo's folder.
+pub fn build(lab: &Lab) -> Result<()> {
+    for program in &PROGRAMS {
+        let mut step = Step::new(format!("build tests of {}", program.dir), log(lab, program.name))?;
+        step.counts = &["Compiling "];
+        step.run(cargo_test(lab, program.dir).arg("--no-run"))?;
+    }
+    Ok(())
+}
+
+/// A job for each program.
+pub fn tests(lab: &Lab) -> Vec<Job<'_>> {
+    let job = |program: &'static Program| Job {
+        name: format!("cargo test {}", program.dir),
+        takes: program.takes,
+        run: Box::new(move || run(lab, program.name, cargo_test(lab, program.dir).arg("--no-fail-fast"))),
+    };
+    PROGRAMS.iter().map(job).collect()
+}
+
+/// The random searches' own seeds, which stay; a soak tries a hundred times as many executions of each.
+pub const MODEL_SEEDS: &str = "1-6";
+
+pub fn long_models<'a>(lab: &'a Lab, name: &str) -> Job<'a> {
+    let run = move || {
+        let mut cmd = sh::command(lab, "cargo");
+        cmd.args(["test", "--locked", "-p", "run", "--test", "models", "random"]).env("NVPM_SOAK", "100");
+        cmd.env("CARGO_TARGET_DIR", lab.target()).current_dir(lab.repo.join("tests/host"));
+        run(lab, "soak", &mut cmd)
+    };
+    Job { name: name.to_string(), takes: 6000, run: Box::new(run) }
+}
+
+fn log(lab: &Lab, name: &str) -> PathBuf {
+    lab.build.join(format!("log/test-{name}.log"))
+}
+
+fn cargo_test(lab: &Lab, dir: &str) -> Command {
+    let mut cmd = sh::command(lab, "cargo");
+    cmd.args(["test", "--locked", "--workspace", "--manifest-path"]).arg(lab.repo.join(dir).join("Cargo.toml"));
+    // Where the crate is: cargo reads the crate's own configuration by the current folder.
+    cmd.env("CARGO_TARGET_DIR", lab.target()).current_dir(lab.repo.join(dir));
+    cmd
+}
+
+/// One test per test of the program.
+fn run(lab: &Lab, name: &str, cmd: &mut Command) -> Result<Found> {
+    let log = log(lab, name);
+    let mut step = Step::new(format!("cargo test {name}"), log.clone())?;
+    step.quiet = true;
+    let ran = step.run(cmd);
+    let text = fs::read(&log)?;
+    let text = String::from_utf8_lossy(&text);
+    for line in text.lines().filter(|l| l.contains(" executions")) {
+        println!("        {}", line.trim());
+    }
+    let mut tests = parse_libtest(name, &text);
+    if let (Err(e), false) = (&ran, tests.iter().any(|t| t.outcome == Outcome::Failed)) {
+        tests.push(Test {
+            name: format!("{name}/cargo test"),
+            outcome: Outcome::Failed,
+            notes: vec![format!("{e:#}")],
+        });
+    }
+    if tests.is_empty() {
+        tests.push(Test {
+            name: format!("{name}/cargo test"),
+            outcome: Outcome::Failed,
+            notes: vec!["it ran no test".to_string()],
+        });
+    }
+    for test in &tests {
+        print_test(test);
+    }
+    Ok(Found { tests, ..Default::default() })
+}
+
+/// Reads `test a::b ... ok` lines.
+fn parse_libtest(name: &str, text: &str) -> Vec<Test> {
+    let mut tests = Vec::new();
+    for line in text.lines() {
+        let Some((test, result)) = line.strip_prefix("test ").and_then(|l| l.rsplit_once(" ... ")) else { continue };
+        let outcome = match result.split(',').next().unwrap_or_default().trim() {
+            "ok" => Outcome::Passed,
+            "ignored" => Outcome::Skipped("ignored".to_string()),
+            _ => Outcome::Failed,
+        };
+        let test = test.trim_end_matches(" - should panic").trim();
+        tests.push(Test { name: format!("{name}/{test}"), outcome, notes: Vec::new() });
+    }
+    tests
+}
+
+/// What a reviewer would not want to look for by eye.
+pub fn gates<'a>(lab: &'a Lab, ready: &'a Ready) -> Job<'a> {
+    Job { name: "gates".to_string(), takes: 28, run: Box::new(|| run_gates(lab, ready)) }
+}
+
+fn run_gates(lab: &Lab, ready: &Ready) -> Result<Found> {
+    let mut tests = Vec::new();
+    for target in MAKE_GATES {
+        let mut cmd = sh::command(lab, "make");
+        cmd.arg("-C").arg(&lab.repo).arg(target).arg(format!("KDIR={}", ready.kernel.dir.display()));
+        cmd.arg(format!("OFED={}", ready.parts.ofed.dir.display()));
+        cmd.arg(format!("NVIDIA={} {}", ready.parts.gpu.dir.display(), ready.sources.rival.display()))
+            .arg(format!("LLVM={LLVM}"));
+        tests.push(gate(lab, &format!("make {target}"), &mut cmd)?);
+    }
+    for Program { name, dir, .. } in &PROGRAMS {
+        let manifest = lab.repo.join(dir).join("Cargo.toml");
+        let mut fmt = sh::command(lab, "cargo");
+        fmt.args(["fmt", "--all", "--check", "--manifest-path"]).arg(&manifest);
+        tests.push(gate(lab, &format!("rustfmt {name}"), &mut fmt)?);
+        let mut clippy = sh::command(lab, "cargo");
+        clippy
+            .args(["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--manifest-path"])
+            .arg(&manifest);
+        clippy.args(["--", "-Dwarnings"]).env("CARGO_TARGET_DIR", lab.target()).current_dir(lab.repo.join(dir));
+        tests.push(gate(lab, &format!("clippy {name}"), &mut clippy)?);
+    }
+    let mut checkpatch = sh::command(lab, "perl");
+    checkpatch.arg(ready.sources.linux.dir.join("scripts/checkpatch.pl")).args([
+        "--no-tree",
+        "--terse",
+        "--no-summary",
+    ]);
+    // The stand-ins are external modules: they are built for more than one kernel, and one of them is of a foreign licence.
+    checkpatch.args(["--ignore", "LINUX_VERSION_CODE,MODULE_LICENSE", "-f"]);
+    for entry in WalkDir::new(lab.repo.join("ci/qemu")).sort_by_file_name() {
+        let entry = entry?;
+        if entry.path().extension().is_some_and(|e| e == "c" || e == "h") {
+            checkpatch.arg(entry.path());
+        }
+    }
+    tests.push(gate(lab, "checkpatch of the stand-ins", &mut checkpatch)?);
+    Ok(Found { tests, ..Default::default() })
+}
+
+/// A program that passes or fails as a whole.
+fn gate(lab: &Lab, name: &str, cmd: &mut Command) -> Result<Test> {
+    let log = lab.build.join(format!("log/{}.log", name.replace(' ', "-")));
+    let mut step = Step::new(name, log)?;
+    step.quiet = true;
+    let (outcome, notes) = match step.run(cmd) {
+        Ok(()) => (Outcome::Passed, Vec::new()),
+        Err(e) => (Outcome::Failed, vec![format!("{e:#}")]),
+    };
+    let test = Test { name: format!("gate/{name}"), outcome, notes };
+    print_test(&test);
+    Ok(test)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_libtest() {
+        let text = "running 4 tests\ntest a::b ... ok\ntest c - should panic ... ok\ntest d ... FAILED\ntest e ... ignored, slow\n\
+            test result: FAILED. 2 passed; 1 failed;\n";
+        let tests = parse_libtest("host", text);
+        let got: Vec<(&str, &Outcome)> = tests.iter().map(|t| (t.name.as_str(), &t.outcome)).collect();
+        assert_eq!(
+            got,
+            [
+                ("host/a::b", &Outcome::Passed),
+                ("host/c", &Outcome::Passed),
+                ("host/d", &Outcome::Failed),
+                ("host/e", &Outcome::Skipped("ignored".into())),
+            ]
+        );
+    }
+}

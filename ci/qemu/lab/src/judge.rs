@@ -1,0 +1,125 @@
+//! One row of the table of boots: boots the machine and judges what came out, by its tests and by its console.
+
+use crate::alarms::{self, Kind};
+use crate::boots::{Expect, Row};
+use crate::ctx::Lab;
+use crate::image::Module;
+use crate::kernel::Kernel;
+use crate::ktap::{Outcome, Test};
+use crate::lanes::Found;
+use crate::machine::{print_test, Report};
+use crate::sh::say;
+use anyhow::Result;
+use serde_json::json;
+use std::path::Path;
+
+/// Boots it with these of its suites.
+pub fn row(lab: &Lab, kernel: &Kernel, image: &Path, row: &Row, suites: &[&str], more: &[String]) -> Result<Found> {
+    let mut boot = row.boot(suites);
+    boot.append.extend_from_slice(more);
+    let label = format!("{}: ", row.name);
+    let report = boot.run(lab, kernel, image, &label)?;
+    let (mut tests, judged) = match row.expect {
+        Expect::Alarms(expected) => (report.tests.clone(), judge(&report, expected, row.module)),
+        // Whether the machine outlived it is no test.
+        Expect::Bite => (Vec::new(), vec![bitten(&report)]),
+    };
+    for mut test in judged {
+        test.name = format!("{label}{}", test.name);
+        print_test(&test);
+        tests.push(test);
+    }
+    if tests.iter().any(|t| t.outcome == Outcome::Failed) {
+        say(&format!("  {label}console: {}", report.console.display()));
+    }
+    let mut json = report.json;
+    if row.module == Module::Rival {
+        let lines = report.alarms.iter().map(|a| json!({"boot": row.name, "line": a.line, "number": a.number}));
+        json.entry("rival_alarms".to_string()).or_default().extend(lines);
+    }
+    Ok(Found { tests, json })
+}
+
+/// Whether the rival was caught: by an alarm, or by a test of the guest that did not come out clean.
+fn bitten(report: &Report) -> Test {
+    let rows = report.json.get("rival").into_iter().flatten().filter(|r| r["clean"] == false);
+    let rows = rows.map(|r| format!("{}/{}: {}", r["suite"], r["test"], r["what"]));
+    let notes: Vec<String> = report.alarms.iter().map(|a| a.line.clone()).chain(rows).collect();
+    let (outcome, notes) = if notes.is_empty() {
+        (Outcome::Failed, vec!["it came out clean: the lab would not see ours break either".to_string()])
+    } else {
+        (Outcome::Passed, notes)
+    };
+    Test { name: "NVIDIA's module is caught where it is known to break".to_string(), outcome, notes }
+}
+
+/// Tests made of the console: every alarm that nobody expected fails, and so does every expected one that did not come.
+/// What NVIDIA's module does is written down, not judged.
+pub fn judge(report: &Report, expected: &[(Kind, usize)], module: Module) -> Vec<Test> {
+    let got = alarms::count(&report.alarms);
+    let mut tests = Vec::new();
+    for (kind, want) in expected {
+        let have = got.get(kind).copied().unwrap_or(0);
+        let outcome = if have == *want { Outcome::Passed } else { Outcome::Failed };
+        let notes = vec![format!("{want} wanted, {have} on the console")];
+        tests.push(Test { name: format!("console/{kind:?} alarm is caught"), outcome, notes });
+    }
+    let unexpected: Vec<String> = report
+        .alarms
+        .iter()
+        .filter(|a| !expected.iter().any(|(kind, _)| *kind == a.kind))
+        .map(|a| format!("line {}: {}", a.number, a.line))
+        .collect();
+    let outcome = match (unexpected.first(), module) {
+        (None, _) => Outcome::Passed,
+        (Some(_), Module::Ours) => Outcome::Failed,
+        (Some(first), Module::Rival) => Outcome::Skipped(format!("rival: {} recorded, {first}", unexpected.len())),
+    };
+    tests.push(Test { name: "console/no alarm".to_string(), outcome, notes: unexpected });
+    tests
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alarms::Alarm;
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    fn report(kinds: &[Kind]) -> Report {
+        let alarms = kinds.iter().map(|k| Alarm { kind: *k, line: format!("{k:?}"), number: 1 }).collect();
+        Report { tests: Vec::new(), json: BTreeMap::new(), alarms, console: "x".into(), elapsed: Duration::ZERO }
+    }
+
+    fn failures(tests: &[Test]) -> usize {
+        tests.iter().filter(|t| t.outcome == Outcome::Failed).count()
+    }
+
+    #[test]
+    fn an_alarm_nobody_expects_fails() {
+        assert_eq!(failures(&judge(&report(&[]), &[], Module::Ours)), 0);
+        assert_eq!(failures(&judge(&report(&[Kind::Warning]), &[], Module::Ours)), 1);
+        let rival = judge(&report(&[Kind::Warning]), &[], Module::Rival);
+        assert!(matches!(&rival[0].outcome, Outcome::Skipped(why) if why.contains("Warning")), "{rival:?}");
+    }
+
+    #[test]
+    fn expected_alarms_must_come_exactly_so_often() {
+        let expected = [(Kind::Kasan, 1), (Kind::Lockdep, 1)];
+        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Lockdep]), &expected, Module::Ours)), 0);
+        assert_eq!(failures(&judge(&report(&[Kind::Kasan]), &expected, Module::Ours)), 1);
+        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Kasan, Kind::Lockdep]), &expected, Module::Ours)), 1);
+        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Lockdep, Kind::Bug]), &expected, Module::Ours)), 1);
+    }
+
+    #[test]
+    fn a_rival_that_comes_out_clean_is_a_failure() {
+        assert_eq!(bitten(&report(&[])).outcome, Outcome::Failed);
+        assert_eq!(bitten(&report(&[Kind::Kasan])).outcome, Outcome::Passed);
+        let mut rows = report(&[]);
+        rows.json.insert("rival".into(), vec![json!({"clean": true}), json!({"clean": false})]);
+        assert_eq!(bitten(&rows).outcome, Outcome::Passed);
+        rows.json.insert("rival".into(), vec![json!({"clean": true})]);
+        assert_eq!(bitten(&rows).outcome, Outcome::Failed);
+    }
+}

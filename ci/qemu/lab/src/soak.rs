@@ -1,0 +1,208 @@
+//! `make soak`: what takes hours. Goes on after failures; leaves build/soak.json and the record docs/soak.md.
+
+use crate::boots::{self, Row, Run};
+use crate::ctx::Lab;
+use crate::kernel::Flavour;
+use crate::ktap::{Outcome, Test};
+use crate::lanes::{self, Done, Found, Job};
+use crate::sh::{self, human, say};
+use crate::{host, judge, prepare};
+use anyhow::{bail, Context, Result};
+use serde_json::{json, Value};
+use std::fs;
+use std::hash::{BuildHasher, Hasher};
+use std::time::{Duration, Instant};
+
+/// `ONLY=` of the long form of the models in tests/host.
+const MODELS: &str = "models";
+
+/// One round through what was chosen; with `hours`, round after round with new seeds, and no job starts after that time.
+pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, lanes: usize) -> Result<bool> {
+    let start = Instant::now();
+    let chosen: Option<Vec<&str>> = only.map(|o| o.split(',').collect());
+    let mut names = boots::names(Run::Soak);
+    names.push(MODELS);
+    if let Some(name) = chosen.iter().flatten().find(|name| !names.contains(name)) {
+        bail!("there is neither a suite nor a boot {name} in this run; there are: {}", names.join(" "));
+    }
+    let rows = boots::chosen(Run::Soak, chosen.as_deref());
+    let models = chosen.as_ref().is_none_or(|c| c.contains(&MODELS));
+
+    let ready = prepare(lab, Flavour::Debug)?;
+    let images = ready.images(lab, rows.iter().map(|(row, _)| row.module))?;
+    let end = hours.map(|h| Duration::try_from_secs_f64(h * 3600.0)).transpose().context("--hours")?;
+    let over = || end.is_some_and(|end| start.elapsed() > end);
+    let mut record = Record::new(lab)?;
+    let mut failed = 0;
+    for round in 1.. {
+        let seed = seed();
+        say(&format!("soak: round {round}, guest.seed={seed}"));
+        let mut jobs: Vec<Job> = Vec::new();
+        if models {
+            let job = host::long_models(lab, MODELS);
+            jobs.push(Job { run: Box::new(|| unless(&over, MODELS, job.run)), ..job });
+        }
+        for (row, suites) in &rows {
+            let (ready, image, over) = (&ready, &images[&row.module], &over);
+            let row: &Row = row;
+            let boot = move || judge::row(lab, &ready.kernel, image, row, suites, &[format!("guest.seed={seed}")]);
+            jobs.push(Job {
+                name: row.name.to_string(),
+                takes: row.takes,
+                run: Box::new(move || unless(over, row.name, boot)),
+            });
+        }
+        let mut kept = Ok(());
+        let done = lanes::run(jobs, lanes, |one| {
+            let seed = if one.name == MODELS { host::MODEL_SEEDS.to_string() } else { seed.to_string() };
+            if let (Ok(()), Err(e)) = (&kept, record.add(one, &seed)) {
+                kept = Err(e);
+            }
+        });
+        kept?;
+        failed += done.iter().map(|d| d.count(|o| *o == Outcome::Failed)).sum::<usize>();
+        if end.is_none() || over() {
+            break;
+        }
+    }
+    record.print();
+    say(&format!("took {}; {} and docs/soak.md are written", human(start.elapsed()), lab.short(&record.json())));
+    println!("soak: {}", if failed == 0 { "PASS".to_string() } else { format!("FAIL, {failed} failed") });
+    Ok(failed == 0)
+}
+
+fn unless(over: &(dyn Fn() -> bool + Sync), name: &str, run: impl FnOnce() -> Result<Found>) -> Result<Found> {
+    if !over() {
+        return run();
+    }
+    let outcome = Outcome::Skipped("the hours are over".to_string());
+    Ok(Found { tests: vec![Test { name: name.to_string(), outcome, notes: Vec::new() }], ..Default::default() })
+}
+
+/// The one source of randomness in std.
+fn seed() -> u32 {
+    let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
+    (random >> 32) as u32
+}
+
+/// What was run, kept after each job: whoever stops a soak keeps what it found so far.
+struct Record<'a> {
+    lab: &'a Lab,
+    date: String,
+    commit: String,
+    machine: String,
+    rows: Vec<Value>,
+}
+
+const HEAD: &str = "# What was soaked
+
+Each line is the last run of that boot (or of the models of `tests/host`) by `make soak`, repeated by `make soak ONLY=<boot>`; `make soak` writes it. Seconds are
+those of an emulated machine with another beside it.
+
+| boot | date | commit | machine | passed | failed | seconds | seed |
+|---|---|---|---|---|---|---|---|
+";
+
+impl<'a> Record<'a> {
+    fn new(lab: &'a Lab) -> Result<Self> {
+        let git = |args: &[&str]| sh::output(sh::command(lab, "git").current_dir(&lab.repo).args(args));
+        let mut commit = git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_string();
+        // The record itself changes while it is written.
+        if !git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/soak.md"])?.is_empty() {
+            commit += "+changes";
+        }
+        let date = sh::output(sh::command(lab, "date").arg("+%F"))?.trim().to_string();
+        Ok(Record { lab, date, commit, machine: machine(), rows: Vec::new() })
+    }
+
+    fn json(&self) -> std::path::PathBuf {
+        self.lab.repo.join("build/soak.json")
+    }
+
+    fn add(&mut self, one: &Done, seed: &str) -> Result<()> {
+        let failures = one.found.tests.iter().filter(|t| t.outcome == Outcome::Failed);
+        self.rows.push(json!({
+            "boot": one.name,
+            "seed": seed,
+            "passed": one.count(|o| *o == Outcome::Passed),
+            "failed": one.count(|o| *o == Outcome::Failed),
+            "skipped": one.count(|o| matches!(o, Outcome::Skipped(_))),
+            "seconds": one.seconds,
+            "failures": failures.map(|t| json!({"name": t.name, "notes": t.notes})).collect::<Vec<_>>(),
+            "guest": one.found.json,
+        }));
+        let all = json!({"date": self.date, "commit": self.commit, "machine": self.machine, "rows": self.rows});
+        fs::write(self.json(), serde_json::to_string_pretty(&all)? + "\n")
+            .with_context(|| format!("cannot write {}", self.json().display()))?;
+        let (passed, failed) = (one.count(|o| *o == Outcome::Passed), one.count(|o| *o == Outcome::Failed));
+        if passed + failed == 0 {
+            return Ok(());
+        }
+        let file = self.lab.repo.join("docs/soak.md");
+        let old = fs::read_to_string(&file).unwrap_or_default();
+        let line = format!(
+            "| {} | {} | {} | {} | {passed} | {failed} | {} | {seed} |",
+            one.name, self.date, self.commit, self.machine, one.seconds
+        );
+        fs::write(&file, merged(&old, &one.name, &line)).with_context(|| format!("cannot write {}", file.display()))
+    }
+
+    fn print(&self) {
+        for row in &self.rows {
+            println!(
+                "{:>6} s  {:4} passed {:3} failed  {} (seed {})",
+                row["seconds"],
+                row["passed"],
+                row["failed"],
+                row["boot"].as_str().unwrap_or_default(),
+                row["seed"]
+            );
+        }
+    }
+}
+
+/// The record with this boot's line in the place of its last one.
+fn merged(old: &str, boot: &str, line: &str) -> String {
+    let rows = old.lines().filter(|l| l.starts_with("| ") && !l.starts_with("| boot "));
+    let mut rows: Vec<&str> = rows.filter(|l| l.split('|').nth(1).map(str::trim) != Some(boot)).collect();
+    rows.push(line);
+    rows.sort_unstable();
+    format!("{HEAD}{}\n", rows.join("\n"))
+}
+
+/// Processors and memory, in words.
+fn machine() -> String {
+    let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
+    let value = |text: &str, key: &str| {
+        text.lines().find(|l| l.starts_with(key)).and_then(|l| Some(l.split_once(':')?.1.trim().to_string()))
+    };
+    let processor = value(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| "unknown".to_string());
+    let memory = value(&read("/proc/meminfo"), "MemTotal").and_then(|m| m.split(' ').next()?.parse::<u64>().ok());
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("{processors} × {processor}, {} GiB", memory.unwrap_or(0) >> 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_boot_has_one_line_and_others_keep_theirs() {
+        let first = merged("", "suites", "| suites | 2026-01-01 | a | m | 1 | 0 | 9 | 5 |");
+        let both = merged(&first, "models", "| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 |");
+        let again = merged(&both, "suites", "| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 |");
+        let rows: Vec<&str> = again.lines().filter(|l| l.contains("2026")).collect();
+        assert_eq!(
+            rows,
+            ["| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 |", "| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 |"]
+        );
+        assert!(again.starts_with(HEAD) && again.ends_with(" |\n"));
+    }
+
+    #[test]
+    fn nothing_starts_when_the_hours_are_over() {
+        let found = unless(&|| true, "x", || bail!("it ran")).unwrap();
+        assert!(matches!(found.tests[0].outcome, Outcome::Skipped(_)));
+        assert!(unless(&|| false, "x", || bail!("it ran")).is_err());
+    }
+}
