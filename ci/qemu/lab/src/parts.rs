@@ -183,7 +183,8 @@ impl Builder<'_> {
             .arg(&manifest)
             .env("CARGO_TARGET_DIR", self.lab.target());
         // Another checkout's build would put its own file in the place of this one.
-        let _lock = lock::take(&self.lab.cache.join("lock/cargo"), &format!("build {name}"))?;
+        fs::create_dir_all(self.lab.target())?;
+        let _lock = lock::take(&self.lab.target().join(".lab-lock"), &format!("build {name}"))?;
         step.run(&mut cmd)?;
         let file = self.lab.target().join("release").join(product);
         let own = self.lab.build.join("bin").join(product);
