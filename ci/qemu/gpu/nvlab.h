@@ -52,6 +52,7 @@ struct nvlab_mem {
 	u32 layout;
 	u32 *page;		/* page numbers in the BAR, or */
 	struct page **host;	/* coherent memory */
+	atomic_t *host_pins;	/* live pins of each of its pages */
 	struct nvlab_log *log;
 };
 

@@ -19,7 +19,8 @@
  * spaces and tokens (both must be zero with today's callers, and are ignored);
  * a BAR1 window smaller than video memory (BAR1 is counted, but a page's bus
  * address is its place in video memory); whether a duplicate shares BAR1 space
- * with the original is not known, here it does; suspend.
+ * with the original is not known, here it does; suspend. Of coherent memory
+ * (facts 3.8): that it is contiguous, and that a CPU may map it.
  */
 #define pr_fmt(fmt) "NVRM: " fmt
 
@@ -30,6 +31,7 @@
 #include <linux/seq_file.h>
 #include <linux/slab.h>
 
+#include "lab_pcie.h"
 #include "nvlab.h"
 
 #define BLOCK_PAGES	(NVLAB_BACKING_SIZE / NVLAB_GPU_PAGE)
@@ -181,7 +183,11 @@ static void mem_give_back(struct nvlab_mem *mem)
 
 	if (mem->host) {
 		for (i = 0; i < mem->npages && mem->host[i]; i++)
+			lab_pcie_remove_memory(page_to_phys(mem->host[i]));
+		synchronize_rcu();
+		for (i = 0; i < mem->npages && mem->host[i]; i++)
 			__free_pages(mem->host[i], get_order(NVLAB_GPU_PAGE));
+		kvfree(mem->host_pins);
 		kvfree(mem->host);
 		return;
 	}
@@ -192,15 +198,39 @@ static void mem_give_back(struct nvlab_mem *mem)
 	kvfree(mem->page);
 }
 
+/* As gpu_access() of the BAR: @priv is the page's number of live pins. */
+static int host_access(void *priv, u64 offset, size_t len, bool write)
+{
+	if (!atomic_read((atomic_t *)priv) &&
+	    atomic64_inc_return(&nvlab_books[NVLAB_B_VIOLATIONS]) == 1)
+		pr_err("VIOLATION: NIC %s of coherent memory, %zu bytes, without a live pin\n",
+		       write ? "write" : "read", len);
+	return 0;
+}
+
+static const struct lab_pcie_bar_ops host_ops = {
+	.access = host_access,
+};
+
 static int mem_take_host(struct nvlab_mem *mem)
 {
+	struct page *page;
+	int err;
 	u32 i;
 
 	for (i = 0; i < mem->npages; i++) {
-		mem->host[i] = alloc_pages(GFP_KERNEL | __GFP_COMP,
-					   get_order(NVLAB_GPU_PAGE));
-		if (!mem->host[i])
+		page = alloc_pages(GFP_KERNEL | __GFP_COMP,
+				   get_order(NVLAB_GPU_PAGE));
+		if (!page)
 			return -ENOMEM;
+		err = lab_pcie_add_memory(page_to_phys(page), NVLAB_GPU_PAGE,
+					  page_address(page), &host_ops,
+					  &mem->host_pins[i]);
+		if (err) {
+			__free_pages(page, get_order(NVLAB_GPU_PAGE));
+			return err;
+		}
+		mem->host[i] = page;
 	}
 	return 0;
 }
@@ -263,6 +293,12 @@ static struct nvlab_mem *mem_new(struct nvlab_gpu *gpu, u64 size, u32 layout,
 				     GFP_KERNEL);
 		if (!mem->host)
 			goto free;
+		mem->host_pins = kvcalloc(mem->npages, sizeof(*mem->host_pins),
+					  GFP_KERNEL);
+		if (!mem->host_pins) {
+			kvfree(mem->host);
+			goto free;
+		}
 		err = mem_take_host(mem);
 		if (err) {
 			mem_give_back(mem);
@@ -304,8 +340,11 @@ static bool bar1_map(struct nvlab_mem *mem, u32 first, u32 count)
 	u64 need = (u64)count << NVLAB_PAGE_SHIFT;
 	u32 i;
 
-	if (mem->host)	/* coherent memory needs no BAR1 */
+	if (mem->host) {	/* coherent memory needs no BAR1 */
+		for (i = first; i < first + count; i++)
+			atomic_inc(&mem->host_pins[i]);
 		return true;
+	}
 	for (i = first; i < first + count; i++)
 		if (atomic_read(&gpu->pins[mem->page[i]]))
 			need -= NVLAB_GPU_PAGE;
@@ -325,8 +364,11 @@ static void bar1_unmap(struct nvlab_mem *mem, u32 first, u32 count)
 	u64 freed = 0;
 	u32 i;
 
-	if (mem->host)
+	if (mem->host) {
+		for (i = first; i < first + count; i++)
+			atomic_dec(&mem->host_pins[i]);
 		return;
+	}
 	for (i = first; i < first + count; i++)
 		if (atomic_dec_and_test(&gpu->pins[mem->page[i]]))
 			freed += NVLAB_GPU_PAGE;

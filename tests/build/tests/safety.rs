@@ -166,7 +166,7 @@ fn the_page_lists_what_is_unsafe_and_nothing_else() {
             None => wrong.push(format!("{file} `{place}`: {number}, not on the page")),
         }
     }
-    for ((file, place), _) in &page {
+    for (file, place) in page.keys() {
         if !code.contains_key(&(file.clone(), place.clone())) {
             wrong.push(format!("{file} `{place}`: on the page, but not in the code"));
         }

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{bail, Context, Result};
 use nix::sys::signal::{kill, Signal};
-use nix::unistd::Pid;
+use nix::unistd::{setgid, setgroups, setuid, Gid, Pid, Uid};
 
 use crate::cuda::Cuda;
 use crate::machine::RDMA_DEVICE;
@@ -30,8 +30,45 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
             drop(mrs);
             Ok(())
         }
+        // As an ordinary user with so many bytes of RLIMIT_MEMLOCK: registers single pages until one is refused, lets
+        // one go, and tries again. Says how many there were, and both errnos.
+        ("memlock", [limit]) => {
+            let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
+            let cuda = Cuda::open()?;
+            let memory = cuda.alloc(2 << 20)?;
+            as_user(limit.parse().context("limit")?)?;
+            let reg = |n: usize| Mr::reg(&pd, memory.va() + n as u64 * 4096, 4096, FULL_ACCESS);
+            let mut mrs = Vec::new();
+            let refused = loop {
+                match reg(mrs.len()) {
+                    Ok(mr) if mrs.len() < 512 => mrs.push(mr),
+                    Ok(_) => break 0,
+                    Err(e) => break e.raw_os_error().unwrap_or(-1),
+                }
+            };
+            let count = mrs.len();
+            mrs.pop().context("not a single page")?.dereg().context("ibv_dereg_mr")?;
+            let again = reg(0).map_or_else(|e| e.raw_os_error().unwrap_or(-1), |_| 0);
+            println!("ready {count} {refused} {again}");
+            io::stdin().read_to_end(&mut Vec::new()).context("read stdin")?;
+            drop(mrs);
+            Ok(())
+        }
         _ => bail!("no helper {name} with {} arguments", args.len()),
     }
+}
+
+/// Nobody special from here on, with a limit on locked memory.
+fn as_user(limit: u64) -> Result<()> {
+    const NOBODY: u32 = 65534;
+    let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+    // SAFETY: a valid structure, which the call only reads.
+    if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) } != 0 {
+        return Err(io::Error::last_os_error()).context("setrlimit");
+    }
+    setgroups(&[]).context("setgroups")?;
+    setgid(Gid::from_raw(NOBODY)).context("setgid")?;
+    setuid(Uid::from_raw(NOBODY)).context("setuid")
 }
 
 /// A helper that has said `ready`.

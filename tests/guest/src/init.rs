@@ -10,8 +10,10 @@ use nix::errno::Errno;
 use nix::mount::{mount, MsFlags};
 use nix::sys::reboot::{reboot, RebootMode};
 
-/// The address of the machine's only network card. Nothing outside the machine answers to it.
+/// The address of the machine's network card. Nothing outside the machine answers to it.
 pub const ADDRESS: &str = "192.168.77.1";
+/// That of a second one, in another network.
+const SECOND_ADDRESS: &str = "192.168.78.1";
 
 /// Programs are called by name.
 pub const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
@@ -54,12 +56,20 @@ pub fn run(program: &str, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// Loopback and the card that carries the soft NIC.
+/// Loopback and the cards that carry the soft NICs.
 pub fn network() -> Result<()> {
     run("ip", &["link", "set", "lo", "up"])?;
-    run("ip", &["addr", "add", &format!("{ADDRESS}/24"), "dev", "eth0"])?;
+    card("eth0", ADDRESS)?;
+    if Path::new("/sys/class/net/eth1").exists() {
+        card("eth1", SECOND_ADDRESS)?;
+    }
+    Ok(())
+}
+
+fn card(name: &str, address: &str) -> Result<()> {
+    run("ip", &["addr", "add", &format!("{address}/24"), "dev", name])?;
     // Room for RoCE's largest MTU, as on any RDMA network: a quarter of the packets.
-    run("ip", &["link", "set", "eth0", "mtu", "4200", "up"])?;
+    run("ip", &["link", "set", name, "mtu", "4200", "up"])?;
     Ok(())
 }
 

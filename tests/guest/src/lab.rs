@@ -11,6 +11,7 @@ use anyhow::{bail, Context, Result};
 const CORE: &str = "/sys/kernel/debug/ib_peer_mem";
 const NIC: &str = "/sys/kernel/debug/rxe_peer";
 const FABRIC: &str = "/sys/kernel/debug/lab_pcie";
+const DMA_FAIL: &str = "/sys/kernel/debug/lab_dma_fail/nth";
 const CLIENTS: &str = "/sys/kernel/mm/memory_peers";
 
 fn read(path: &str) -> Result<String> {
@@ -199,7 +200,13 @@ pub fn set_nic(name: &str, value: u64) -> Result<()> {
 pub struct NicMr {
     pub lkey: u32,
     pub sg_entries: u64,
+    /// Bytes of the longest one.
+    pub longest_entry: u64,
+    /// Largest power of two that divides every address at which two entries meet; 0 where none do.
+    pub cut_align: u64,
     pub state: String,
+    /// Whose DMA it is, as PCI names devices.
+    pub initiator: String,
 }
 
 pub fn nic_mrs() -> Result<Vec<NicMr>> {
@@ -211,10 +218,60 @@ pub fn nic_mrs() -> Result<Vec<NicMr>> {
             Ok(NicMr {
                 lkey: u32::try_from(number(field("lkey")?)?)?,
                 sg_entries: number(field("sg_entries")?)?,
+                longest_entry: number(field("longest_entry")?)?,
+                cut_align: number(field("cut_align")?)?,
                 state: field("state")?.to_string(),
+                initiator: field("initiator")?.to_string(),
             })
         })
         .collect()
+}
+
+/// One place of a live MR: what the NIC puts on the bus, and what its IOMMU makes of it (0: a fault).
+#[derive(Debug, Clone, Copy)]
+pub struct Translation {
+    /// Bytes from the page that the MR begins in.
+    pub at: u64,
+    pub dma: u64,
+    pub phys: u64,
+}
+
+/// One per 64 KiB of this MR.
+pub fn translations(lkey: u32) -> Result<Vec<Translation>> {
+    let mut out = Vec::new();
+    for line in read(&format!("{NIC}/translations"))?.lines() {
+        let f = fields(line);
+        let int = |name: &str| number(f.get(name).copied().with_context(|| format!("no {name}= in {line:?}"))?);
+        if int("lkey")? == u64::from(lkey) {
+            out.push(Translation { at: int("at")?, dma: int("dma")?, phys: int("phys")? });
+        }
+    }
+    Ok(out)
+}
+
+/// How many DMA mappings the kernel counts for this device with physical addresses in this range (CONFIG_DMA_API_DEBUG).
+pub fn dma_mappings(device: &str, range: &std::ops::RangeInclusive<u64>) -> Result<usize> {
+    let mut count = 0;
+    for line in read("/sys/kernel/debug/dma-api/dump")?.lines() {
+        let phys = line.split(' ').find_map(|w| w.strip_prefix("P=")).with_context(|| format!("no P= in {line:?}"))?;
+        count += usize::from(line.split(' ').any(|w| w == device) && range.contains(&number(phys)?));
+    }
+    Ok(count)
+}
+
+/// The `nth` call of dma_map_resource() from now fails; 0: none. Module lab_dma_fail.
+pub fn fail_dma_map(nth: u64) -> Result<()> {
+    write(DMA_FAIL, &nth.to_string())
+}
+
+/// What is left of it: 0 once it has happened.
+pub fn dma_maps_to_failure() -> Result<u64> {
+    number(read(DMA_FAIL)?.trim())
+}
+
+/// This MR, as the NIC holds it.
+pub fn nic_mr(lkey: u32) -> Result<NicMr> {
+    nic_mrs()?.into_iter().find(|m| m.lkey == lkey).with_context(|| format!("the NIC does not know lkey {lkey:#x}"))
 }
 
 /// Sums over all initiators of the fabric.

@@ -13,6 +13,8 @@ use crate::modules::{self, PEERMEM};
 
 /// The soft NIC's RDMA device.
 pub const RDMA_DEVICE: &str = "rxe0";
+/// A second one, in machines with two network cards; only while a test wants it.
+const SECOND_DEVICE: &str = "rxe1";
 
 /// What modprobe reads.
 const CORE_OPTIONS: &str = "/etc/modprobe.d/ib_core.conf";
@@ -155,8 +157,61 @@ impl Machine {
     }
 }
 
-fn rdma_device_exists() -> bool {
-    Path::new("/sys/class/infiniband").join(RDMA_DEVICE).exists()
+fn rdma_device_exists(name: &str) -> bool {
+    Path::new("/sys/class/infiniband").join(name).exists()
+}
+
+/// The soft NIC on the second network card; removed when dropped, after everything that uses it.
+pub struct SecondNic(());
+
+impl SecondNic {
+    pub fn add() -> Result<Self> {
+        run("rdma", &["link", "add", SECOND_DEVICE, "type", "rxe", "netdev", "eth1"])
+            .context("a second network card is needed: the boot has nics = 2")?;
+        let this = Self(());
+        wait_for("/dev/infiniband/uverbs1", || Path::new("/dev/infiniband/uverbs1").exists())?;
+        Ok(this)
+    }
+
+    pub fn name(&self) -> &'static str {
+        SECOND_DEVICE
+    }
+}
+
+impl Drop for SecondNic {
+    fn drop(&mut self) {
+        // Whatever is left is removed with the RDMA stack.
+        let _ = run("rdma", &["link", "delete", SECOND_DEVICE]);
+    }
+}
+
+/// rdma_rxe with other parameters; the next test has it as usual.
+pub struct OtherRxe(());
+
+impl OtherRxe {
+    pub fn load(parameters: &[&str]) -> Result<Self> {
+        let this = Self(());
+        unload_rxe()?;
+        load_rdma_with(parameters)?;
+        Ok(this)
+    }
+}
+
+impl Drop for OtherRxe {
+    fn drop(&mut self) {
+        if let Err(e) = unload_rxe() {
+            println!("{e:#}");
+        }
+    }
+}
+
+fn unload_rxe() -> Result<()> {
+    for name in [RDMA_DEVICE, SECOND_DEVICE] {
+        if rdma_device_exists(name) {
+            run("rdma", &["link", "delete", name])?;
+        }
+    }
+    modules::unload_with_users("rdma_rxe")
 }
 
 /// The RDMA stack with its soft NIC, and the GPU.
@@ -166,9 +221,13 @@ pub fn load_devices() -> Result<()> {
 }
 
 pub fn load_rdma() -> Result<()> {
+    load_rdma_with(&[])
+}
+
+fn load_rdma_with(rxe: &[&str]) -> Result<()> {
     modules::modprobe("ib_uverbs", &[])?;
-    modules::modprobe("rdma_rxe", &[])?;
-    if !rdma_device_exists() {
+    modules::modprobe("rdma_rxe", rxe)?;
+    if !rdma_device_exists(RDMA_DEVICE) {
         run("rdma", &["link", "add", RDMA_DEVICE, "type", "rxe", "netdev", "eth0"])?;
     }
     let uverbs = Path::new("/dev/infiniband/uverbs0");
@@ -176,9 +235,7 @@ pub fn load_rdma() -> Result<()> {
 }
 
 pub fn unload_rdma() -> Result<()> {
-    if rdma_device_exists() {
-        run("rdma", &["link", "delete", RDMA_DEVICE])?;
-    }
+    unload_rxe()?;
     modules::unload_with_users("ib_core")
 }
 

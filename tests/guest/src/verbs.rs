@@ -10,6 +10,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context as _, Result};
 
+mod rereg;
+mod window;
+mod work;
+
+pub use rereg::Rereg;
+pub use window::{Window, WindowType};
+pub use work::Op;
+
 #[allow(clippy::all, dead_code, non_camel_case_types, non_snake_case, non_upper_case_globals, unsafe_op_in_unsafe_fn)]
 pub mod sys {
     include!(concat!(env!("OUT_DIR"), "/verbs.rs"));
@@ -22,6 +30,11 @@ pub const REMOTE_WRITE: i32 = sys::ibv_access_flags_IBV_ACCESS_REMOTE_WRITE as i
 pub const REMOTE_READ: i32 = sys::ibv_access_flags_IBV_ACCESS_REMOTE_READ as i32;
 /// What most tests register with.
 pub const FULL_ACCESS: i32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ;
+pub const MW_BIND: i32 = sys::ibv_access_flags_IBV_ACCESS_MW_BIND as i32;
+pub const REMOTE_ATOMIC: i32 = sys::ibv_access_flags_IBV_ACCESS_REMOTE_ATOMIC as i32;
+
+/// How long a single request may take on a debug kernel under emulation.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 const PORT: u8 = 1;
 
@@ -112,6 +125,10 @@ impl Pd {
             .context("ibv_alloc_pd")?;
         Ok(Arc::new(Self { pd, device: Arc::clone(device) }))
     }
+
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
 }
 
 // SAFETY: as for Device.
@@ -130,7 +147,7 @@ impl Drop for Pd {
 pub struct Mr {
     mr: Option<NonNull<sys::ibv_mr>>,
     addr: u64,
-    _pd: Arc<Pd>,
+    pd: Arc<Pd>,
 }
 
 impl Mr {
@@ -139,7 +156,15 @@ impl Mr {
         // SAFETY: the library hands address and length to the kernel and touches neither.
         let mr = unsafe { sys::ibv_reg_mr(pd.pd.as_ptr(), addr as *mut c_void, len, access) };
         let mr = NonNull::new(mr).ok_or_else(io::Error::last_os_error)?;
-        Ok(Self { mr: Some(mr), addr, _pd: Arc::clone(pd) })
+        Ok(Self { mr: Some(mr), addr, pd: Arc::clone(pd) })
+    }
+
+    /// Under addresses of its own: remote and local requests name `iova`, not `addr`.
+    pub fn reg_iova(pd: &Arc<Pd>, addr: u64, len: usize, iova: u64, access: i32) -> io::Result<Self> {
+        // SAFETY: as in reg().
+        let mr = unsafe { sys::ibv_reg_mr_iova(pd.pd.as_ptr(), addr as *mut c_void, len, iova, access) };
+        let mr = NonNull::new(mr).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { mr: Some(mr), addr: iova, pd: Arc::clone(pd) })
     }
 
     fn raw(&self) -> &sys::ibv_mr {
@@ -155,6 +180,7 @@ impl Mr {
         self.raw().rkey
     }
 
+    /// What requests call its first byte.
     pub fn addr(&self) -> u64 {
         self.addr
     }
@@ -195,6 +221,8 @@ pub struct Completion {
     pub id: u64,
     pub status: Status,
     pub bytes: u32,
+    /// What came with it.
+    pub immediate: Option<u32>,
 }
 
 impl Loopback {
@@ -293,7 +321,12 @@ impl Loopback {
             match unsafe { sys::ibv_poll_cq(self.cq.as_ptr(), 1, &mut wc) } {
                 0 if Instant::now() > end => bail!("no completion within {limit:?}"),
                 0 => std::thread::sleep(Duration::from_micros(200)),
-                1 => return Ok(Completion { id: wc.wr_id, status: wc.status, bytes: wc.byte_len }),
+                1 => {
+                    let immediate = (wc.wc_flags & sys::ibv_wc_flags_IBV_WC_WITH_IMM != 0)
+                        // SAFETY: the flag says that the union holds the immediate.
+                        .then(|| u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data }));
+                    return Ok(Completion { id: wc.wr_id, status: wc.status, bytes: wc.byte_len, immediate });
+                }
                 e => bail!("ibv_poll_cq: {e}"),
             }
         }
@@ -301,7 +334,7 @@ impl Loopback {
 
     /// Waits for `id` and wants success.
     pub fn done(&self, id: u64) -> Result<Completion> {
-        let c = self.wait(Duration::from_secs(30))?;
+        let c = self.wait(PATIENCE)?;
         if c.id != id || c.status != Status::IBV_WC_SUCCESS {
             bail!("work request {id}: completion {c:?}");
         }
@@ -329,7 +362,7 @@ fn connect(qp: NonNull<sys::ibv_qp>, peer: u32, (index, gid): (u8, sys::ibv_gid)
     let mut init = sys::ibv_qp_attr {
         qp_state: state::IBV_QPS_INIT,
         port_num: PORT,
-        qp_access_flags: FULL_ACCESS as u32,
+        qp_access_flags: (FULL_ACCESS | REMOTE_ATOMIC) as u32,
         ..Default::default()
     };
     modify(

@@ -37,6 +37,7 @@ pub struct Row {
     pub expect: Expect,
     pub iommu: Iommu,
     pub gpus: u32,
+    pub nics: u32,
     pub memory_mib: u32,
     /// Generation of the RDMA core, as its module parameter has it.
     pub generation: &'static str,
@@ -57,6 +58,7 @@ const ROW: Row = Row {
     expect: Expect::Alarms(&[]),
     iommu: Iommu::Off,
     gpus: 1,
+    nics: 1,
     memory_mib: 2048,
     generation: NEWEST,
     takes: 60,
@@ -78,11 +80,21 @@ pub const BOOTS: &[Row] = &[
     },
     // Every address goes through the NIC's own translation.
     Row {
-        name: "iommu",
-        suites: &["smoke"],
-        append: &["guest.only=bytes_move,layouts"],
+        name: "iommu-translating",
+        suites: &["smoke", "iommu"],
+        append: &["guest.only=bytes_move,layouts,iommu/"],
         iommu: Iommu::Translating,
-        takes: 72,
+        takes: 80,
+        ..ROW
+    },
+    Row { name: "iommu-identity", suites: &["iommu"], iommu: Iommu::Identity, takes: 45, ..ROW },
+    Row {
+        name: "breadth",
+        suites: &["matrix", "verbs", "errors", "iommu"],
+        gpus: 2,
+        nics: 2,
+        takes: 150,
+        runs: &[Run::Test, Run::Soak],
         ..ROW
     },
     // NVIDIA's module must move data in the same lab: it was not made to fit ours.
@@ -99,6 +111,17 @@ pub const BOOTS: &[Row] = &[
     },
     Row { name: "rival-suites", suites: SUITES, module: Module::Rival, takes: 175, runs: &[Run::Rival], ..ROW },
     Row { name: "suites-iommu", suites: SUITES, iommu: Iommu::Translating, takes: 360, runs: &[Run::Soak], ..ROW },
+    Row { name: "matrix-full", suites: &["matrix_full"], gpus: 2, nics: 2, takes: 3600, runs: &[Run::Soak], ..ROW },
+    Row {
+        name: "breadth-iommu",
+        suites: &["matrix", "verbs", "errors"],
+        iommu: Iommu::Translating,
+        gpus: 2,
+        nics: 2,
+        takes: 300,
+        runs: &[Run::Soak],
+        ..ROW
+    },
     Row { name: "suites-identity", suites: SUITES, iommu: Iommu::Identity, takes: 360, runs: &[Run::Soak], ..ROW },
 ];
 
@@ -108,6 +131,7 @@ impl Row {
         let mut boot = Boot {
             append: self.append.iter().map(|w| w.to_string()).collect(),
             gpus: self.gpus,
+            nics: self.nics,
             iommu: self.iommu,
             memory_mib: self.memory_mib,
             limit: self.limit(),
@@ -180,7 +204,7 @@ mod tests {
     #[test]
     fn every_row_of_a_run_or_what_was_named() {
         let all: Vec<&str> = of(Run::Test, None).into_iter().map(|(name, _)| name).collect();
-        for name in ["suites", "alarms", "iommu", "rival", "bite"] {
+        for name in ["suites", "alarms", "iommu-translating", "rival", "bite"] {
             assert_eq!(all.iter().filter(|n| **n == name).count(), 1, "{name} in {all:?}");
         }
         assert_eq!(of(Run::Test, Some(&["smoke"])), [("suites", "smoke".to_string())]);

@@ -37,6 +37,8 @@ pub struct Boot {
     /// More of the kernel's command line.
     pub append: Vec<String>,
     pub gpus: u32,
+    /// Network cards, each in a network of its own.
+    pub nics: u32,
     pub iommu: Iommu,
     pub memory_mib: u32,
     pub limit: Duration,
@@ -49,6 +51,7 @@ impl Boot {
             run: run.to_string(),
             append: Vec::new(),
             gpus: 1,
+            nics: 1,
             iommu: Iommu::Off,
             memory_mib: 2048,
             limit: LIMIT,
@@ -95,8 +98,11 @@ impl Boot {
         }
         // A slot of its own for each, so that each has its own IOMMU group.
         let platform = if self.iommu == Iommu::Off { "" } else { ",disable-legacy=on,iommu_platform=on" };
-        cmd.args(["-netdev", "user,id=net0,restrict=on"]);
-        cmd.args(["-device", &format!("virtio-net-pci,netdev=net0,addr=0x4,romfile={platform}")]);
+        for nic in 0..self.nics {
+            cmd.args(["-netdev", &format!("user,id=net{nic},restrict=on")]);
+            let addr = 4 + nic;
+            cmd.args(["-device", &format!("virtio-net-pci,netdev=net{nic},addr={addr:#x},romfile={platform}")]);
+        }
         for gpu in 0..self.gpus {
             cmd.args(["-object", &format!("memory-backend-ram,id=gpu{gpu},size=256M,share=on")]);
             cmd.args(["-device", &format!("ivshmem-plain,memdev=gpu{gpu},addr={:#x}", 8 + gpu)]);

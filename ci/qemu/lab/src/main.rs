@@ -84,6 +84,8 @@ enum Cmd {
         rival: bool,
         #[arg(long, default_value_t = 1)]
         gpus: u32,
+        #[arg(long, default_value_t = 1)]
+        nics: u32,
         #[arg(long, value_enum, default_value = "off")]
         iommu: Iommu,
         /// More of the kernel's command line.
@@ -122,10 +124,10 @@ fn run(args: Args) -> Result<bool> {
         Cmd::Soak { only, hours, lanes } => {
             soak::run(&lab, only.as_deref(), hours, lanes.unwrap_or_else(lanes::default))
         }
-        Cmd::Shell { rival, gpus, iommu, append } => {
+        Cmd::Shell { rival, gpus, nics, iommu, append } => {
             let ready = prepare(&lab, Flavour::Debug)?;
             let image = image::build(&lab, &ready.kernel, &ready.parts, module(rival))?;
-            let mut boot = Boot { gpus, iommu, append, ..Boot::new("shell", "shell") };
+            let mut boot = Boot { gpus, nics, iommu, append, ..Boot::new("shell", "shell") };
             boot.append.extend(module(rival).word());
             boot.shell(&lab, &ready.kernel, &image)?;
             Ok(true)

@@ -20,6 +20,7 @@
 #include <linux/debugfs.h>
 #include <linux/delay.h>
 #include <linux/dma-mapping.h>
+#include <linux/iommu.h>
 #include <linux/pci.h>
 #include <linux/platform_device.h>
 #include <linux/seq_file.h>
@@ -59,6 +60,8 @@ struct rxe_peer_mr {
 	enum peer_state state;
 	u64 first_offset;	/* of the MR's first byte in the sg list */
 	unsigned int sg_entries;
+	unsigned int longest_entry;	/* bytes */
+	u64 cuts;		/* OR of the addresses where neighbours meet */
 	unsigned long best_page_size;
 	unsigned int nr_ranges;
 	struct rxe_peer_range ranges[] __counted_by(nr_ranges);
@@ -131,7 +134,10 @@ static struct rxe_peer_mr *read_sgl(struct ib_umem *umem)
 			range = &peer->ranges[n++];
 			range->addr = sg_dma_address(sg);
 			range->start = total;
+		} else {
+			peer->cuts |= sg_dma_address(sg);
 		}
+		peer->longest_entry = max(peer->longest_entry, sg_dma_len(sg));
 		range->len += sg_dma_len(sg);
 		total += sg_dma_len(sg);
 	}
@@ -479,16 +485,45 @@ static int mrs_show(struct seq_file *s, void *unused)
 
 	mutex_lock(&live_mrs_lock);
 	list_for_each_entry(peer, &live_mrs, list)
-		seq_printf(s, "lkey=0x%x rkey=0x%x addr=0x%lx length=%zu sg_entries=%u ranges=%u best_page_size=%lu state=%s initiator=%s\n",
+		seq_printf(s, "lkey=0x%x rkey=0x%x addr=0x%lx length=%zu sg_entries=%u ranges=%u longest_entry=%u cut_align=%llu best_page_size=%lu state=%s initiator=%s\n",
 			   peer->mr->lkey, peer->mr->rkey,
 			   peer->mr->umem->address, peer->mr->umem->length,
 			   peer->sg_entries, peer->nr_ranges,
+			   peer->longest_entry, peer->cuts & -peer->cuts,
 			   peer->best_page_size, names[peer->state],
 			   dev_name(peer->initiator));
 	mutex_unlock(&live_mrs_lock);
 	return 0;
 }
 DEFINE_SHOW_ATTRIBUTE(mrs);
+
+/* Each 64 KiB of each MR: what the NIC puts on the bus, what comes out. */
+static int translations_show(struct seq_file *s, void *unused)
+{
+	struct iommu_domain *domain;
+	struct rxe_peer_range *range;
+	struct rxe_peer_mr *peer;
+	phys_addr_t phys;
+	dma_addr_t dma;
+	u64 at;
+
+	mutex_lock(&live_mrs_lock);
+	list_for_each_entry(peer, &live_mrs, list) {
+		domain = iommu_get_domain_for_dev(peer->initiator);
+		range = &peer->ranges[peer->nr_ranges - 1];
+		for (at = 0; at < range->start + range->len; at += SZ_64K) {
+			struct rxe_peer_range *in = find_range(peer, at);
+
+			dma = in->addr + (at - in->start);
+			phys = domain ? iommu_iova_to_phys(domain, dma) : dma;
+			seq_printf(s, "lkey=0x%x at=%llu dma=%pad phys=%pa\n",
+				   peer->mr->lkey, at, &dma, &phys);
+		}
+	}
+	mutex_unlock(&live_mrs_lock);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(translations);
 
 static ssize_t reset_write(struct file *file, const char __user *buf,
 			   size_t count, loff_t *pos)
@@ -510,6 +545,8 @@ void rxe_peer_module_init(void)
 	debugfs_dir = debugfs_create_dir("rxe_peer", NULL);
 	debugfs_create_file("stats", 0400, debugfs_dir, NULL, &stats_fops);
 	debugfs_create_file("mrs", 0400, debugfs_dir, NULL, &mrs_fops);
+	debugfs_create_file("translations", 0400, debugfs_dir, NULL,
+			    &translations_fops);
 	debugfs_create_file("reset", 0200, debugfs_dir, NULL, &reset_fops);
 	debugfs_create_u32("fence_ms", 0600, debugfs_dir, &fence_ms);
 	debugfs_create_atomic_t("fence_fail", 0600, debugfs_dir, &fence_fail);

@@ -5,21 +5,27 @@ mod alarms;
 mod callbacks;
 mod demo;
 mod end;
+mod errors;
+mod iommu;
+mod matrix;
 mod refusals;
 mod revoke;
 mod smoke;
+mod verbs;
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 
 use crate::cmdline::Request;
 use crate::cuda::{Cuda, DeviceMemory};
+use crate::lab;
 use crate::machine::RDMA_DEVICE;
 use crate::test::Suite;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
+
+pub use crate::verbs::PATIENCE;
 
 /// Everything there is, in no particular order.
 pub fn all(rival: bool) -> Vec<Suite> {
@@ -29,6 +35,12 @@ pub fn all(rival: bool) -> Vec<Suite> {
         callbacks::suite(rival),
         refusals::suite(),
         revoke::suite(rival),
+        matrix::suite(rival),
+        matrix::full(rival),
+        matrix::large(rival),
+        verbs::suite(rival),
+        errors::suite(rival),
+        iommu::suite(rival),
         alarms::suite(),
         end::suite(),
     ]
@@ -120,11 +132,20 @@ pub fn errno_name(errno: i32) -> String {
     format!("{:?}", nix::errno::Errno::from_raw(errno))
 }
 
+/// What does not hold of a refusal that has just happened: its errno, and the reason that the module recorded for it.
+pub fn complaints(what: &str, (va, len): (u64, usize), got: i32, errno: i32, reason: Option<&str>) -> Vec<String> {
+    let mut wrong: Vec<String> = expect_errno(what, got, errno).err().map(|e| format!("{e:#}")).into_iter().collect();
+    let Some(reason) = reason else { return wrong };
+    let wanted = (std::process::id(), va, len as u64, errno, reason);
+    match lab::last_failure() {
+        Ok(Some(f)) if (f.pid, f.va, f.length, f.errno, f.reason.as_str()) == wanted => {}
+        other => wrong.push(format!("{what}: recorded as {other:?}, wanted {wanted:?}")),
+    }
+    wrong
+}
+
 /// The errno wanted, with both names if it is another.
 pub fn expect_errno(what: &str, got: i32, wanted: i32) -> Result<()> {
     ensure!(got == wanted, "{what}: {}, wanted {}", errno_name(got), errno_name(wanted));
     Ok(())
 }
-
-/// How long a single request may take on a debug kernel under emulation.
-pub const PATIENCE: Duration = Duration::from_secs(30);

@@ -5,7 +5,7 @@
 use anyhow::{bail, ensure, Context, Result};
 use nvlab::Layout;
 
-use super::{expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
+use super::{complaints, expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
 use crate::gpu;
 use crate::helper::Helper;
 use crate::kmsg::Mark;
@@ -211,7 +211,7 @@ fn layouts(env: &Env) -> Result<()> {
 
 /// sg entries of this MR, as the NIC holds it.
 fn nic_entries(mr: &Mr) -> Result<u64> {
-    lab::nic_mrs()?.iter().find(|m| m.lkey == mr.lkey()).map(|m| m.sg_entries).context("the NIC does not know the MR")
+    Ok(lab::nic_mr(mr.lkey())?.sg_entries)
 }
 
 /// Starts and lengths that fit no page: the bytes of the range move and no others.
@@ -276,18 +276,6 @@ fn whole_card(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// What does not hold of a refusal that has just happened: its errno, and the reason that the module recorded for it.
-fn complaints(what: &str, (va, len): (u64, usize), got: i32, errno: i32, reason: Option<&str>) -> Vec<String> {
-    let mut wrong: Vec<String> = expect_errno(what, got, errno).err().map(|e| format!("{e:#}")).into_iter().collect();
-    let Some(reason) = reason else { return wrong };
-    let wanted = (std::process::id(), va, len as u64, errno, reason);
-    match lab::last_failure() {
-        Ok(Some(f)) if (f.pid, f.va, f.length, f.errno, f.reason.as_str()) == wanted => {}
-        other => wrong.push(format!("{what}: recorded as {other:?}, wanted {wanted:?}")),
-    }
-    wrong
-}
-
 /// What cannot be registered, and what the user hears.
 fn refused_ranges(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
@@ -295,8 +283,13 @@ fn refused_ranges(env: &Env) -> Result<()> {
     let va = memory.va();
     let mut wrong = Vec::new();
     let mut expect = |what: &str, addr: u64, len: usize, errno: i32, reason: Option<&str>| -> Result<()> {
+        // The rival records none.
+        let recorded = || if env.rival { Ok(None) } else { lab::last_failure() };
+        let before = recorded()?;
         let got = bench.refused(what, addr, len)?;
         wrong.extend(complaints(what, (addr, len), got, errno, reason.filter(|_| !env.rival)));
+        // What is not ours, or never comes to us, is no failure of ours.
+        ensure!(reason.is_some() || recorded()? == before, "{what}: recorded as {:?}", recorded()?);
         ensure!(gpu::pins()? == 0, "{what}: refused, but {} pins stay", gpu::pins()?);
         Ok(())
     };

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What stands between a user and a registration: limits, devices, platforms. Each refusal has its errno and, where it
+//! is ours, a recorded reason. Bad ranges and the provider's own errors are in `smoke`.
+
+use anyhow::{ensure, Context, Result};
+use nvlab::Memory;
+
+use super::{complaints, pattern, same_bytes, Bench, GPU_PAGE, MIB};
+use crate::gpu;
+use crate::helper::Helper;
+use crate::lab;
+use crate::machine::{Level, Mode, OtherRxe};
+use crate::modules::{self, PEERMEM};
+use crate::test::{in_modes, Env, Rival, Suite, Test};
+use crate::verbs::{Loopback, Mr, Op};
+
+const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
+const OURS: Rival = Rival::Skip("records no reasons");
+
+pub fn suite(rival: bool) -> Suite {
+    let mut tests = Vec::new();
+    for mode in BOTH {
+        for (name, means, run) in [
+            ("memlock", Rival::Same, memlock as fn(&Env) -> Result<()>),
+            ("bar1_full", OURS, bar1_full),
+            ("coherent", OURS, coherent),
+            ("no_dma_device", OURS, no_dma_device),
+            ("not_pci", OURS, not_pci),
+        ] {
+            tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| t.rival(means)));
+        }
+    }
+    tests.push(Test::new("topology", Level::Devices, topology).rival(OURS));
+    Suite { name: "errors", tests }
+}
+
+fn judged(wrong: Vec<String>) -> Result<()> {
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// The core counts pages of GPU memory against RLIMIT_MEMLOCK as it does any other, and does not ask the client beyond it.
+fn memlock(env: &Env) -> Result<()> {
+    const PAGES: usize = 6;
+    let recorded = || if env.rival { Ok(None) } else { lab::last_failure() };
+    let before = recorded()?;
+    lab::clear_trace()?;
+    let user = Helper::start(&["memlock", &(PAGES * 4096).to_string()])?;
+    let wanted = format!("{PAGES} {} 0", libc::ENOMEM);
+    ensure!(
+        user.said == wanted,
+        "pages registered, errno of the next, errno after one was let go: {:?}, wanted {wanted:?}",
+        user.said
+    );
+    let asked = lab::trace()?.iter().filter(|e| e.callback == "acquire").count();
+    ensure!(asked == PAGES + 1, "the client was asked {asked} times, wanted {}: not beyond the limit", PAGES + 1);
+    ensure!(recorded()? == before, "recorded as {:?}, but it never came to us", recorded()?);
+    user.finish()
+}
+
+/// BAR1 holds less than the memory: what no longer fits is refused until something else goes.
+fn bar1_full(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    // 256 MiB, of which the driver keeps 36.
+    let (large, small) = (bench.cuda.alloc(200 * MIB)?, bench.cuda.alloc(40 * MIB)?);
+    let first = bench.reg(large.va(), 200 * MIB)?;
+    let got = bench.refused("BAR1 full", small.va(), 40 * MIB)?;
+    judged(complaints("BAR1 full", (small.va(), 40 * MIB), got, libc::ENOMEM, Some("out_of_bar")))?;
+    ensure!(gpu::pins()? == 1, "{} pins, wanted the first registration's", gpu::pins()?);
+    first.dereg()?;
+    bench.reg(small.va(), 40 * MIB).context("after the other was deregistered")?.dereg()?;
+    Ok(())
+}
+
+/// Memory outside every BAR, as on Grace-Hopper; what the provider's table calls it makes no difference.
+fn coherent(env: &Env) -> Result<()> {
+    let mut rng = env.rng();
+    let bench = Bench::new()?;
+    let gpu = gpu::lab()?;
+    let rm = nvlab::Client::open()?;
+    for version in [0x2_0000, 0x1_0002] {
+        gpu.set("table_version", version)?;
+        let memory = rm.request(0, 2 * MIB as u64).coherent(true).alloc()?;
+        let what = format!("coherent memory, table version {version:#x}");
+        if env.mode()? == Mode::Legacy {
+            let got = bench.refused(&what, memory.va(), MIB)?;
+            judged(complaints(&what, (memory.va(), MIB), got, libc::EOPNOTSUPP, Some("outside_bar")))?;
+            ensure!(gpu::pins()? == 0, "{what}: {} pins stay", gpu::pins()?);
+            continue;
+        }
+        let (at, len) = (GPU_PAGE + 4097, MIB);
+        gpu.reset_books()?;
+        let mr = bench.reg(memory.va() + at as u64, len).with_context(|| what.clone())?;
+        let books = gpu.books()?;
+        let counts = ["dma_maps", "live_mappings", "live_persistent"].map(|n| books.get(n));
+        ensure!(counts == [1, 1, 1], "{what}: maps, mappings, pins: {counts:?}, wanted one of each, by the provider");
+        moves(&bench, &mut rng, &mr, &memory, (at, len)).with_context(|| what.clone())?;
+        mr.dereg()?;
+        ensure!(gpu.books()?.get("live_mappings") == 0, "{what}: the provider's mapping outlived the registration");
+        // The provider cannot map page 3 of it.
+        gpu.fault("map_partial", 4)?;
+        let got = bench.refused(&what, memory.va(), MIB);
+        gpu.reset_faults()?;
+        judged(complaints(&what, (memory.va(), MIB), got?, libc::EIO, Some("dma_mapping")))?;
+        // Freed while registered: it stays until the registration goes.
+        let mr = bench.reg(memory.va(), MIB)?;
+        memory.free()?;
+        ensure!(gpu::pins()? == 1, "{what}: {} pins after the free", gpu::pins()?);
+        mr.dereg()?;
+        ensure!(gpu::pins()? == 0, "{what}: {} pins left", gpu::pins()?);
+    }
+    Ok(())
+}
+
+/// Random bytes into the registration that lies at `at`, by the NIC; they and no others change.
+fn moves(bench: &Bench, rng: &mut fastrand::Rng, mr: &Mr, memory: &Memory, (at, len): (usize, usize)) -> Result<()> {
+    let link = Loopback::new(&bench.pd)?;
+    let bytes = pattern(rng, len);
+    let host = bench.reg(bytes.as_ptr() as u64, len).context("register host memory")?;
+    let mut wanted = pattern(rng, usize::try_from(memory.size())?);
+    memory.write(0, &wanted)?;
+    link.run(Op::Write, (&host, 0), (mr, 0), len)?;
+    wanted[at..at + len].copy_from_slice(&bytes);
+    let mut got = vec![0; wanted.len()];
+    memory.read(0, &mut got)?;
+    host.dereg()?;
+    same_bytes("the memory", &got, &wanted)
+}
+
+/// A software device that names no DMA device.
+fn no_dma_device(_: &Env) -> Result<()> {
+    let _rxe = OtherRxe::load(&["peer_dma_device=none"])?;
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(MIB)?;
+    let got = bench.refused("no DMA device", memory.va(), MIB)?;
+    judged(complaints("no DMA device", (memory.va(), MIB), got, libc::ENODEV, Some("no_device")))?;
+    ensure!(gpu::pins()? == 0, "{} pins stay", gpu::pins()?);
+    let host = vec![0u8; MIB];
+    bench.reg(host.as_ptr() as u64, MIB).context("ordinary memory of the same device")?.dereg()?;
+    Ok(())
+}
+
+/// An HCA that is no PCI device: a BAR is mapped for it as for any, and only what the provider would map is refused.
+fn not_pci(env: &Env) -> Result<()> {
+    let mut rng = env.rng();
+    let _rxe = OtherRxe::load(&["peer_dma_device=platform"])?;
+    let bench = Bench::new()?;
+    let rm = nvlab::Client::open()?;
+    let memory = rm.alloc(0, MIB as u64)?;
+    let mr = bench.reg(memory.va(), MIB)?;
+    moves(&bench, &mut rng, &mr, &memory, (0, MIB))?;
+    mr.dereg()?;
+    let outside = rm.request(0, MIB as u64).coherent(true).alloc()?;
+    let got = bench.refused("coherent memory", outside.va(), MIB)?;
+    let reason = if env.mode()? == Mode::Legacy { "outside_bar" } else { "not_pci" };
+    judged(complaints("coherent memory", (outside.va(), MIB), got, libc::EOPNOTSUPP, Some(reason)))?;
+    ensure!(gpu::pins()? == 0, "{} pins stay", gpu::pins()?);
+    Ok(())
+}
+
+/// A GPU and a NIC that the provider does not let talk to each other: asked once per pair, with a persistent pin, and
+/// believed until the module goes.
+fn topology(env: &Env) -> Result<()> {
+    let gpu = gpu::lab()?;
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(MIB)?;
+    let asked = || -> Result<i64> { Ok(gpu::books()?.get("dma_maps")) };
+
+    modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.rival))?;
+    gpu.fault_n("map_topology", 1, 1)?;
+    for what in ["the first registration", "the second"] {
+        let got = bench.refused(what, memory.va(), MIB)?;
+        judged(complaints(what, (memory.va(), MIB), got, libc::EOPNOTSUPP, Some("topology")))?;
+        ensure!(asked()? == 1, "{what}: the provider was asked {} times", asked()?);
+    }
+    ensure!(gpu::pins()? == 0, "{} pins stay", gpu::pins()?);
+    modules::rmmod(PEERMEM)?;
+
+    // Supported, as a module that is loaded anew finds out.
+    gpu.reset_faults()?;
+    gpu.reset_books()?;
+    modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.rival))?;
+    for _ in 0..2 {
+        bench.reg(memory.va(), MIB).context("supported")?.dereg()?;
+    }
+    ensure!(asked()? == 1, "supported: the provider was asked {} times", asked()?);
+    modules::rmmod(PEERMEM)?;
+
+    // A revocable pin may be gone while the provider is asked: it is not.
+    gpu.reset_books()?;
+    gpu.fault("map_topology", 1)?;
+    modules::modprobe("nvidia-peermem", Mode::Legacy.parameters(env.rival))?;
+    let mr = bench.reg(memory.va(), MIB);
+    gpu.reset_faults()?;
+    mr.context("revocable")?.dereg()?;
+    ensure!(asked()? == 0, "revocable: the provider was asked {} times", asked()?);
+    modules::rmmod(PEERMEM)
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The addresses that the NIC gets, without an IOMMU, with one that passes addresses on and with one that translates;
+//! and mappings that fail half way. Which of the three it is, the kernel's command line says.
+
+use std::fs;
+use std::ops::RangeInclusive;
+
+use anyhow::{bail, ensure, Context, Result};
+use nvlab::{Gdr, Kind, Layout, Memory};
+
+use super::{complaints, pattern, same_bytes, Bench, GPU_PAGE, MIB};
+use crate::gpu;
+use crate::lab;
+use crate::machine::Mode;
+use crate::modules;
+use crate::test::{emit, in_modes, Env, Rival, Suite};
+use crate::verbs::{Loopback, Mr, Op};
+
+const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
+
+pub fn suite(rival: bool) -> Suite {
+    let mut tests = Vec::new();
+    for mode in BOTH {
+        for (name, means, run) in [
+            ("addresses", Rival::Recorded, addresses as fn(&Env) -> Result<()>),
+            ("bypass_faults", Rival::Recorded, bypass_faults),
+            ("map_fails_at_run_n", Rival::Skip("maps through the provider"), map_fails_at_run_n),
+        ] {
+            tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| t.rival(means)));
+        }
+    }
+    Suite { name: "iommu", tests }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Iommu {
+    Off,
+    Identity,
+    Translating,
+}
+
+/// What the machine was asked for, and that the NIC's IOMMU group agrees.
+fn kind(nic: &str) -> Result<Iommu> {
+    let line = fs::read_to_string("/proc/cmdline").context("read /proc/cmdline")?;
+    let word = |w: &str| line.split_whitespace().any(|x| x == w);
+    let kind = if word("iommu.passthrough=0") {
+        Iommu::Translating
+    } else if word("iommu=pt") {
+        Iommu::Identity
+    } else {
+        Iommu::Off
+    };
+    let group = fs::read_to_string(format!("/sys/bus/pci/devices/{nic}/iommu_group/type"));
+    let agrees = match (&group, kind) {
+        (Err(_), Iommu::Off) => true,
+        (Ok(t), Iommu::Identity) => t.trim() == "identity",
+        (Ok(t), Iommu::Translating) => t.starts_with("DMA"),
+        _ => false,
+    };
+    ensure!(agrees, "the command line says {kind:?}, the IOMMU group of {nic} is {group:?}");
+    Ok(kind)
+}
+
+/// GPU memory beside what the provider says of its pages, learned by another of its users.
+struct Known {
+    memory: Memory,
+    phys: Vec<u64>,
+}
+
+impl Known {
+    fn new(rm: &nvlab::Client, gdr: &Gdr, layout: Layout, size: usize) -> Result<Self> {
+        let memory = rm.request(0, size as u64).layout(layout).alloc()?;
+        let page = GPU_PAGE as u64;
+        let pages = (0..size as u64 / page).map(|n| gdr.pin(memory.va() + n * page, page, Kind::Revocable));
+        let phys = pages.map(|pin| Ok(pin?.first)).collect::<Result<_>>()?;
+        Ok(Self { memory, phys })
+    }
+
+    fn phys(&self, at: u64) -> u64 {
+        let page = GPU_PAGE as u64;
+        self.phys[(at / page) as usize] + at % page
+    }
+}
+
+fn gdr() -> Result<Gdr> {
+    modules::modprobe("nvlab_gdr", &[])?;
+    Ok(Gdr::open()?)
+}
+
+fn nic_of(mr: &Mr) -> Result<String> {
+    Ok(lab::nic_mr(mr.lkey())?.initiator)
+}
+
+fn pci(name: &str) -> Result<nvlab::Pci> {
+    let parts: Vec<u32> = name
+        .split([':', '.'])
+        .map(|p| u32::from_str_radix(p, 16))
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("PCI name {name}"))?;
+    match parts.as_slice() {
+        &[domain, bus, device, function] => Ok((domain, bus, device, function)),
+        _ => bail!("{name} is no PCI name"),
+    }
+}
+
+/// The BAR that is GPU 0's memory.
+fn bar(rm: &nvlab::Client) -> Result<RangeInclusive<u64>> {
+    let (domain, bus, device, function) = rm.info(0)?.pci;
+    let file = format!("/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{device:02x}.{function}/resource");
+    let text = fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
+    let line = text.lines().nth(2).with_context(|| format!("{file} has no third line"))?;
+    let number = |w: Option<&str>| -> Result<u64> {
+        let w = w.and_then(|w| w.strip_prefix("0x")).with_context(|| format!("{file}: {line:?}"))?;
+        u64::from_str_radix(w, 16).with_context(|| format!("{file}: {line:?}"))
+    };
+    let mut words = line.split_whitespace();
+    Ok(number(words.next())?..=number(words.next())?)
+}
+
+/// Each address that the NIC holds leads to the page that the provider named: the very one where nothing translates,
+/// another where something does. As many mappings as runs while registered, none afterwards; and then the IOMMU lets
+/// none of these addresses through any more.
+fn addresses(env: &Env) -> Result<()> {
+    const SIZE: usize = 4 * MIB;
+    let mut rng = env.rng();
+    let bench = Bench::new()?;
+    let link = Loopback::new(&bench.pd)?;
+    let (rm, gdr) = (nvlab::Client::open()?, gdr()?);
+    let bar = bar(&rm)?;
+    let (start, len) = (GPU_PAGE + 4097, 3 * MIB);
+    for layout in [Layout::Contiguous, Layout::Broken2M, Layout::Broken64K, Layout::Shuffled] {
+        let known = Known::new(&rm, &gdr, layout, SIZE)?;
+        let mr = bench.reg(known.memory.va() + start as u64, len).with_context(|| format!("{layout:?}"))?;
+        let nic = nic_of(&mr)?;
+        let kind = kind(&nic)?;
+        let seen = lab::translations(mr.lkey())?;
+        ensure!(seen.len() >= len / GPU_PAGE, "{layout:?}: {} addresses for {len} bytes", seen.len());
+        for t in &seen {
+            let wanted = known.phys((start / 4096 * 4096) as u64 + t.at);
+            ensure!(t.phys == wanted, "{layout:?}, {kind:?}: {t:x?} leads to the wrong place, wanted {wanted:#x}");
+            ensure!(
+                (t.dma == t.phys) == (kind != Iommu::Translating),
+                "{layout:?}, {kind:?}: {t:x?} is{} the BAR's own address",
+                if t.dma == t.phys { "" } else { " not" }
+            );
+        }
+        let entries = lab::nic_mr(mr.lkey())?.sg_entries;
+        let mapped = lab::dma_mappings(&nic, &bar)?;
+        ensure!(env.rival || mapped as u64 == entries, "{layout:?}: {mapped} DMA mappings for {entries} sg entries");
+
+        let bytes = pattern(&mut rng, len);
+        let host = bench.reg(bytes.as_ptr() as u64, len).context("register host memory")?;
+        link.run(Op::Write, (&host, 0), (&mr, 0), len)?;
+        host.dereg()?;
+        let mut got = vec![0; len];
+        known.memory.read(start as u64, &mut got)?;
+        same_bytes(&format!("{layout:?}"), &got, &bytes)?;
+        mr.dereg()?;
+
+        let left = lab::dma_mappings(&nic, &bar)?;
+        ensure!(left == 0, "{layout:?}: {left} DMA mappings outlived the registration");
+        ensure!(lab::fabric()?.errors() == 0, "{layout:?}: the fabric saw errors: {:?}", lab::fabric()?);
+        if kind == Iommu::Translating {
+            for t in &seen {
+                let through = gdr.dma_read(pci(&nic)?, t.dma, &mut [0; 8]);
+                ensure!(through.is_err(), "{layout:?}: {:#x} still leads somewhere after the deregistration", t.dma);
+            }
+            let faults = lab::fabric()?.faults;
+            ensure!(faults == seen.len() as u64, "{faults} faults of {} addresses", seen.len());
+            lab::reset_fabric()?;
+        }
+        emit(
+            "addresses",
+            &serde_json::json!({"iommu": format!("{kind:?}"), "layout": format!("{layout:?}"), "entries": entries}),
+        );
+    }
+    Ok(())
+}
+
+/// What the check above would miss if it could not fail: the BAR's own address, given to the NIC as it is, faults behind a
+/// translating IOMMU and nowhere else.
+fn bypass_faults(env: &Env) -> Result<()> {
+    let mut rng = env.rng();
+    let bench = Bench::new()?;
+    let (rm, gdr) = (nvlab::Client::open()?, gdr()?);
+    let memory = rm.alloc(0, 2 * MIB as u64)?;
+    let mr = bench.reg(memory.va(), MIB)?;
+    let nic = nic_of(&mr)?;
+    let pin = gdr.pin(memory.va(), GPU_PAGE as u64, Kind::Revocable)?;
+    let bytes = pattern(&mut rng, 8);
+    let before = pattern(&mut rng, 8);
+    memory.write(0, &before)?;
+    let through = gdr.dma_write(pci(&nic)?, pin.first, &bytes);
+    let mut got = [0; 8];
+    memory.read(0, &mut got)?;
+    let faults = lab::fabric()?.faults;
+    if kind(&nic)? == Iommu::Translating {
+        ensure!(
+            through.is_err() && faults == 1,
+            "an address past the IOMMU came through: {through:?}, {faults} faults"
+        );
+        same_bytes("what must not have been written", &got, &before)?;
+        lab::reset_fabric()?;
+    } else {
+        through.context("the bus address of the BAR")?;
+        same_bytes("what the NIC wrote", &got, &bytes)?;
+        ensure!(faults == 0, "{faults} faults without translation");
+    }
+    pin.unpin()?;
+    mr.dereg()?;
+    Ok(())
+}
+
+/// lab_dma_fail, while it lives.
+struct DmaFail(());
+
+impl DmaFail {
+    fn load() -> Result<Self> {
+        modules::modprobe("lab_dma_fail", &[])?;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for DmaFail {
+    fn drop(&mut self) {
+        if let Err(e) = modules::rmmod("lab_dma_fail") {
+            println!("{e:#}");
+        }
+    }
+}
+
+/// Run n cannot be mapped: the runs before it are unmapped, the pin is put, the user hears EIO; for each n.
+fn map_fails_at_run_n(_: &Env) -> Result<()> {
+    const RUNS: usize = 9;
+    let _fail = DmaFail::load()?;
+    let bench = Bench::new()?;
+    let rm = nvlab::Client::open()?;
+    let bar = bar(&rm)?;
+    let memory = rm.request(0, 2 * MIB as u64).layout(Layout::Broken64K).alloc()?;
+    let (va, len) = (memory.va(), RUNS * GPU_PAGE);
+    let mr = bench.reg(va, len).context("nothing fails yet")?;
+    let nic = nic_of(&mr)?;
+    // So that a count of 0 below means something.
+    let mapped = lab::dma_mappings(&nic, &bar)?;
+    ensure!(mapped == RUNS, "{mapped} DMA mappings of {RUNS} runs");
+    mr.dereg()?;
+    let mut wrong = Vec::new();
+    for n in 1..=RUNS {
+        let what = format!("run {n} of {RUNS}");
+        lab::fail_dma_map(n as u64)?;
+        let got = bench.refused(&what, va, len);
+        let left = lab::dma_maps_to_failure()?;
+        lab::fail_dma_map(0)?;
+        wrong.extend(complaints(&what, (va, len), got?, libc::EIO, Some("dma_mapping")));
+        ensure!(left == 0, "{what}: {left} more calls would have been needed");
+        let mapped = lab::dma_mappings(&nic, &bar)?;
+        ensure!(mapped == 0, "{what}: {mapped} DMA mappings stay");
+        ensure!(gpu::pins()? == 0, "{what}: {} pins stay", gpu::pins()?);
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    bench.reg(va, len).context("after all that")?.dereg()?;
+    Ok(())
+}

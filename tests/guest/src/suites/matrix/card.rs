@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0
+//! A whole card in one registration.
+
+use anyhow::{ensure, Context, Result};
+use nvlab::{Layout, Memory};
+
+use super::rig::Nic;
+use crate::gpu;
+use crate::lab;
+use crate::machine::RDMA_DEVICE;
+use crate::suites::{pattern, same_bytes, GPU_PAGE, KIB, MIB};
+use crate::test::Env;
+use crate::verbs::Op;
+
+/// All of GPU 1, and as much of GPU 0, which nothing else uses here.
+fn card(rm: &nvlab::Client, gpu: u32, layout: Layout) -> Result<Memory> {
+    let memory = rm.request(gpu, rm.info(gpu)?.memory).layout(layout).alloc();
+    memory.with_context(|| format!("all of GPU {gpu}"))
+}
+
+/// First and last page, last byte, and each side of every sort of border, in the card's one registration.
+pub fn ends(env: &Env) -> Result<()> {
+    let mut rng = env.rng();
+    gpu::lab()?.set("bar1_reserve", 0)?;
+    let nic = Nic::open(RDMA_DEVICE)?;
+    let rm = nvlab::Client::open()?;
+    let source = rm.alloc(0, 2 * MIB as u64)?;
+    let source_mr = nic.reg(source.va(), 2 * MIB)?;
+    for layout in [Layout::Contiguous, Layout::Shuffled] {
+        let memory = card(&rm, 1, layout)?;
+        let size = usize::try_from(memory.size())?;
+        let mr = nic.reg(memory.va(), size).with_context(|| format!("{layout:?}"))?;
+        let entries = lab::nic_mr(mr.lkey())?.sg_entries;
+        ensure!(layout != Layout::Contiguous || entries == 1, "{entries} sg entries for contiguous memory");
+        for (what, at, len) in [
+            ("the first byte", 0, 1),
+            ("the first page", 0, 4 * KIB),
+            ("across the first 2 MiB", 2 * MIB - 1000, 2001),
+            ("the middle", size / 2 - 70_000, 140_001),
+            ("across the last GPU page's start", size - GPU_PAGE - 100, 200),
+            ("the last page", size - 4 * KIB, 4 * KIB),
+            ("the last byte", size - 1, 1),
+        ] {
+            let what = format!("{layout:?}, {what}");
+            let guard = at.saturating_sub(GPU_PAGE)..(at + len + GPU_PAGE).min(size);
+            let mut wanted = pattern(&mut rng, guard.len());
+            memory.write(guard.start as u64, &wanted)?;
+            let bytes = pattern(&mut rng, len);
+            source.write(0, &bytes)?;
+            nic.link.run(Op::Write, (&source_mr, 0), (&mr, at), len).with_context(|| what.clone())?;
+            wanted[at - guard.start..][..len].copy_from_slice(&bytes);
+            let mut got = vec![0; guard.len()];
+            memory.read(guard.start as u64, &mut got)?;
+            same_bytes(&what, &got, &wanted)?;
+            // And the other way.
+            source.fill(0, len as u64, 0)?;
+            nic.link.run(Op::Read, (&source_mr, 0), (&mr, at), len).with_context(|| what.clone())?;
+            let mut got = vec![0; len];
+            source.read(0, &mut got)?;
+            same_bytes(&format!("{what}, read"), &got, &bytes)?;
+        }
+        mr.dereg()?;
+        memory.free()?;
+    }
+    Ok(())
+}
+
+/// Every byte of one card into the other, by one request; another layout at each end.
+pub fn whole(env: &Env) -> Result<()> {
+    const PIECE: usize = 4 * MIB;
+    let mut rng = env.rng();
+    gpu::lab()?.set("bar1_reserve", 0)?;
+    let nic = Nic::open(RDMA_DEVICE)?;
+    let rm = nvlab::Client::open()?;
+    let (from, into) = (card(&rm, 0, Layout::Broken2M)?, card(&rm, 1, Layout::Shuffled)?);
+    let size = usize::try_from(from.size().min(into.size()))?;
+    let seed = rng.u64(..);
+    let mut contents = fastrand::Rng::with_seed(seed);
+    for at in (0..size).step_by(PIECE) {
+        from.write(at as u64, &pattern(&mut contents, PIECE))?;
+    }
+    let (from_mr, into_mr) = (nic.reg(from.va(), size)?, nic.reg(into.va(), size)?);
+    nic.link.run_within(super::WHOLE_CARD, Op::Write, (&from_mr, 0), (&into_mr, 0), size)?;
+    let mut contents = fastrand::Rng::with_seed(seed);
+    for at in (0..size).step_by(PIECE) {
+        let mut got = vec![0; PIECE];
+        into.read(at as u64, &mut got)?;
+        same_bytes(&format!("the card from {at:#x}"), &got, &pattern(&mut contents, PIECE))?;
+    }
+    from_mr.dereg()?;
+    into_mr.dereg()?;
+    Ok(())
+}

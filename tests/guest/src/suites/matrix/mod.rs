@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Integrity, byte by byte: every way to move bytes, over every layout, start and length. `matrix` takes each pair of
+//! values, `matrix_full` their whole product. Needs a machine with two GPUs and two network cards.
+
+mod cap;
+mod card;
+mod case;
+mod rig;
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde_json::json;
+
+use crate::machine::Mode;
+use crate::test::{emit, in_modes, Env, Rival, Suite, Test};
+use case::{Case, Path};
+use rig::Rig;
+
+const RIVAL: Rival = Rival::Recorded;
+/// How long all of a card may take to move.
+const WHOLE_CARD: Duration = Duration::from_secs(900);
+
+pub fn suite(rival: bool) -> Suite {
+    let mut tests = Vec::new();
+    let mut add = |modes: &[Mode], name: &str, seconds: u64, run: fn(&Env) -> Result<()>| {
+        tests.extend(in_modes(rival, modes, name, run).into_iter().map(|t: Test| t.rival(RIVAL).limit(seconds)));
+    };
+    add(&[Mode::Persistent], "pairs", 400, pairs);
+    add(&[Mode::Persistent], "card_ends", 120, card::ends);
+    add(&[Mode::Persistent], "cap", 200, cap::cap);
+    add(&[Mode::Legacy], "card_ends", 120, card::ends);
+    Suite { name: "matrix", tests }
+}
+
+/// For `make soak`: hours are no objection.
+pub fn full(rival: bool) -> Suite {
+    let mut tests = Vec::new();
+    for mode in [Mode::Persistent, Mode::Legacy] {
+        let mut add = |name: &str, run: fn(&Env) -> Result<()>| {
+            tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t: Test| t.rival(RIVAL).limit(7200)));
+        };
+        add("gpu_to_gpu", |env| product(env, Path::GpuToGpu));
+        add("gpu_to_host", |env| product(env, Path::GpuToHost));
+        add("host_to_gpu", |env| product(env, Path::HostToGpu));
+        add("to_other_gpu", |env| product(env, Path::ToOtherGpu));
+        add("from_other_gpu", |env| product(env, Path::FromOtherGpu));
+        add("two_nics", |env| product(env, Path::TwoNics));
+        add("card_to_card", card::whole);
+        add("pairs", pairs);
+    }
+    Suite { name: "matrix_full", tests }
+}
+
+/// What needs a card of 4 GiB.
+pub fn large(rival: bool) -> Suite {
+    let tests = in_modes(rival, &[Mode::Persistent, Mode::Legacy], "gibibyte", cap::gibibyte);
+    Suite { name: "matrix_large", tests: tests.into_iter().map(|t| t.rival(RIVAL).limit(400)).collect() }
+}
+
+/// Each value of each factor beside each value of each other one.
+fn pairs(env: &Env) -> Result<()> {
+    let mut rng = env.rng();
+    let cases = case::pairwise(&mut rng);
+    all(&cases, &mut rng)
+}
+
+fn product(env: &Env, path: Path) -> Result<()> {
+    all(&case::product(path), &mut env.rng())
+}
+
+fn all(cases: &[Case], rng: &mut fastrand::Rng) -> Result<()> {
+    let begin = Instant::now();
+    let mut rig = Rig::new()?;
+    for case in cases {
+        rig.run(case, rng)?;
+    }
+    rig.check_all()?;
+    emit("matrix", &json!({"cases": cases.len(), "bytes": rig.bytes, "ms": begin.elapsed().as_millis()}));
+    Ok(())
+}

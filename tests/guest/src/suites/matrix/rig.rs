@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Two NICs, two GPUs, host memory, and beside each buffer what it must hold. Bytes are written and read back by the
+//! CPU through the GPU's control interface, never through the NIC that is being tested.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use anyhow::{ensure, Context, Result};
+use nvlab::{Layout, Memory};
+
+use super::case::{Case, Path, Verb};
+use crate::gpu;
+use crate::machine::{SecondNic, RDMA_DEVICE};
+use crate::suites::{same_bytes, GPU_PAGE, MIB};
+use crate::verbs::{Device, Loopback, Mr, Op, Pd, FULL_ACCESS, REMOTE_ATOMIC};
+
+/// Room for the latest start and the longest length.
+const SIZE: usize = 8 * MIB;
+/// Bytes looked at on both sides of what moved, after each case; the rest of the buffer at the end.
+const GUARD: usize = GPU_PAGE + 4096;
+
+/// One NIC with two queue pairs that talk to each other.
+pub struct Nic {
+    pub pd: Arc<Pd>,
+    pub link: Loopback,
+}
+
+impl Nic {
+    pub fn open(name: &str) -> Result<Self> {
+        let pd = Pd::new(&Device::open(name)?)?;
+        Ok(Self { link: Loopback::new(&pd)?, pd })
+    }
+
+    pub fn reg(&self, va: u64, len: usize) -> Result<Mr> {
+        let mr = Mr::reg(&self.pd, va, len, FULL_ACCESS | REMOTE_ATOMIC);
+        mr.with_context(|| format!("ibv_reg_mr({va:#x}, {len})"))
+    }
+}
+
+enum Store {
+    Gpu(Memory),
+    /// `SIZE` bytes from this offset on are 2 MiB aligned.
+    Host(Vec<u8>, usize),
+}
+
+/// Memory, and what it must hold.
+struct Buffer {
+    store: Store,
+    wanted: Vec<u8>,
+}
+
+impl Buffer {
+    fn gpu(memory: Memory, rng: &mut fastrand::Rng) -> Result<Self> {
+        Self::filled(Store::Gpu(memory), rng)
+    }
+
+    fn host(rng: &mut fastrand::Rng) -> Result<Self> {
+        const ALIGN: usize = 2 * MIB;
+        let room = vec![0u8; SIZE + ALIGN];
+        let from = room.as_ptr().align_offset(ALIGN);
+        Self::filled(Store::Host(room, from), rng)
+    }
+
+    fn filled(store: Store, rng: &mut fastrand::Rng) -> Result<Self> {
+        let mut this = Self { store, wanted: vec![0; SIZE] };
+        this.refill(0..SIZE, rng)?;
+        Ok(this)
+    }
+
+    fn va(&self) -> u64 {
+        match &self.store {
+            Store::Gpu(memory) => memory.va(),
+            Store::Host(room, from) => room.as_ptr() as u64 + *from as u64,
+        }
+    }
+
+    /// New random contents.
+    fn refill(&mut self, at: Range<usize>, rng: &mut fastrand::Rng) -> Result<()> {
+        let bytes = &mut self.wanted[at.clone()];
+        rng.fill(bytes);
+        match &mut self.store {
+            Store::Gpu(memory) => memory.write(at.start as u64, bytes)?,
+            Store::Host(room, from) => room[*from + at.start..*from + at.end].copy_from_slice(bytes),
+        }
+        Ok(())
+    }
+
+    fn check(&self, what: &str, at: Range<usize>) -> Result<()> {
+        let wanted = &self.wanted[at.clone()];
+        match &self.store {
+            Store::Gpu(memory) => {
+                let mut got = vec![0; at.len()];
+                memory.read(at.start as u64, &mut got)?;
+                same_bytes(what, &got, wanted)
+            }
+            Store::Host(room, from) => same_bytes(what, &room[*from + at.start..*from + at.end], wanted),
+        }
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        u64::from_ne_bytes(std::array::from_fn(|i| self.wanted[at + i]))
+    }
+
+    fn set_word(&mut self, at: usize, value: u64) {
+        self.wanted[at..at + 8].copy_from_slice(&value.to_ne_bytes());
+    }
+}
+
+fn around(at: usize, len: usize) -> Range<usize> {
+    at.saturating_sub(GUARD)..(at + len + GUARD).min(SIZE)
+}
+
+/// Which buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    /// Two of GPU 0.
+    Near,
+    Far,
+    /// Of GPU 1.
+    Other,
+    Host,
+}
+
+fn ends(path: Path) -> (Place, Place) {
+    match path {
+        Path::GpuToGpu | Path::TwoNics => (Place::Near, Place::Far),
+        Path::GpuToHost => (Place::Near, Place::Host),
+        Path::HostToGpu => (Place::Host, Place::Far),
+        Path::ToOtherGpu => (Place::Near, Place::Other),
+        Path::FromOtherGpu => (Place::Other, Place::Far),
+    }
+}
+
+pub struct Rig {
+    first: Nic,
+    second: Nic,
+    rm: nvlab::Client,
+    /// Host memory has no layout; it is kept under the one asked for with it.
+    buffers: BTreeMap<(Place, u32), Buffer>,
+    pub bytes: usize,
+    /// Last, so that nothing uses it any more.
+    _second: SecondNic,
+}
+
+impl Rig {
+    pub fn new() -> Result<Self> {
+        // Their patterns and CRCs are not looked at here, and cost time.
+        gpu::lab()?.set("crc_max", 0)?;
+        let nic = SecondNic::add()?;
+        Ok(Self {
+            first: Nic::open(RDMA_DEVICE)?,
+            second: Nic::open(nic.name())?,
+            rm: nvlab::Client::open()?,
+            buffers: BTreeMap::new(),
+            bytes: 0,
+            _second: nic,
+        })
+    }
+
+    /// Takes the buffer out, so that two can be held at once; made at its first use.
+    fn take(&mut self, place: Place, layout: Layout, rng: &mut fastrand::Rng) -> Result<Buffer> {
+        if let Some(buffer) = self.buffers.remove(&(place, layout as u32)) {
+            return Ok(buffer);
+        }
+        let gpu = match place {
+            Place::Host => return Buffer::host(rng),
+            Place::Near | Place::Far => 0,
+            Place::Other => 1,
+        };
+        let memory = self.rm.request(gpu, SIZE as u64).layout(layout).alloc();
+        Buffer::gpu(memory.with_context(|| format!("{SIZE} bytes of GPU {gpu}"))?, rng)
+    }
+
+    pub fn run(&mut self, case: &Case, rng: &mut fastrand::Rng) -> Result<()> {
+        let (from, to) = ends(case.path);
+        let mut source = self.take(from, case.layout, rng)?;
+        let mut target = self.take(to, case.layout, rng)?;
+        let starts = [case.start.pick(rng, case.is_atomic()), case.start.pick(rng, case.is_atomic())];
+        let done = self.between(case, (&mut source, starts[0]), (&mut target, starts[1]), rng);
+        done.with_context(|| format!("{case:?}, from {:#x} to {:#x} of their buffers", starts[0], starts[1]))?;
+        self.bytes += case.len;
+        self.buffers.insert((from, case.layout as u32), source);
+        self.buffers.insert((to, case.layout as u32), target);
+        Ok(())
+    }
+
+    fn between(
+        &self,
+        case: &Case,
+        (source, at): (&mut Buffer, usize),
+        (target, to): (&mut Buffer, usize),
+        rng: &mut fastrand::Rng,
+    ) -> Result<()> {
+        let len = case.len;
+        source.refill(at..at + len, rng)?;
+        target.refill(around(to, len), rng)?;
+        // Registered exactly, so that first and last byte of a registration are looked at, not only of a transfer.
+        let from_mr = self.first.reg(source.va() + at as u64, len)?;
+        let to_mr = self.first.reg(target.va() + to as u64, len)?;
+        let second_mr = match case.path {
+            Path::TwoNics => Some(self.second.reg(target.va() + to as u64, len)?),
+            _ => None,
+        };
+        let (local, remote) = if case.verb == Verb::Read { (&to_mr, &from_mr) } else { (&from_mr, &to_mr) };
+        let op = match case.verb {
+            Verb::Write => Op::Write,
+            Verb::WriteImm => Op::WriteImm(rng.u32(..)),
+            Verb::Read => Op::Read,
+            Verb::Send => Op::Send,
+            Verb::SendImm => Op::SendImm(rng.u32(..)),
+            Verb::FetchAdd => Op::FetchAdd(rng.u64(..)),
+            // Half of them find what they compare with.
+            Verb::CmpSwap => {
+                let compare = if rng.bool() { target.word(to) } else { rng.u64(..) };
+                Op::CmpSwap { compare, swap: rng.u64(..) }
+            }
+        };
+        self.first.link.run(op, (local, 0), (remote, 0), len)?;
+
+        // What it must have done.
+        let found = if case.is_atomic() { target.word(to) } else { 0 };
+        match op {
+            Op::FetchAdd(add) => target.set_word(to, found.wrapping_add(add)),
+            Op::CmpSwap { compare, swap } if compare == found => target.set_word(to, swap),
+            Op::CmpSwap { .. } => {}
+            _ => target.wanted[to..to + len].copy_from_slice(&source.wanted[at..at + len]),
+        }
+        if case.is_atomic() {
+            source.set_word(at, found);
+        }
+        target.check("the target and its neighbours", around(to, len))?;
+        source.check("the source and its neighbours", around(at, len))?;
+
+        if let Some(mr) = second_mr {
+            let copy = vec![0u8; len];
+            let copy_mr = self.second.reg(copy.as_ptr() as u64, len)?;
+            self.second.link.run(Op::Read, (&copy_mr, 0), (&mr, 0), len).context("the second NIC")?;
+            same_bytes("what the second NIC reads", &copy, &target.wanted[to..to + len])?;
+            copy_mr.dereg()?;
+            mr.dereg()?;
+        }
+        from_mr.dereg()?;
+        to_mr.dereg()?;
+        Ok(())
+    }
+
+    /// Looks at all of every buffer.
+    pub fn check_all(&self) -> Result<()> {
+        for ((place, layout), buffer) in &self.buffers {
+            buffer.check(&format!("all of {place:?}, layout {layout}, after the last case"), 0..SIZE)?;
+        }
+        ensure!(!self.buffers.is_empty(), "nothing was moved");
+        Ok(())
+    }
+}
