@@ -36,6 +36,8 @@ pub struct Row {
     pub module: Module,
     pub expect: Expect,
     pub iommu: Iommu,
+    /// Two machines with a cable between them, or one.
+    pub pair: bool,
     pub gpus: u32,
     pub nics: u32,
     pub memory_mib: u32,
@@ -57,6 +59,7 @@ const ROW: Row = Row {
     module: Module::Ours,
     expect: Expect::Alarms(&[]),
     iommu: Iommu::Off,
+    pair: false,
     gpus: 1,
     nics: 1,
     memory_mib: 2048,

@@ -8,6 +8,7 @@ use crate::kernel::Kernel;
 use crate::ktap::{Outcome, Test};
 use crate::lanes::Found;
 use crate::machine::{print_test, Report};
+use crate::pair;
 use crate::sh::say;
 use anyhow::Result;
 use serde_json::json;
@@ -17,27 +18,41 @@ use std::path::Path;
 pub fn row(lab: &Lab, kernel: &Kernel, image: &Path, row: &Row, suites: &[&str], more: &[String]) -> Result<Found> {
     let mut boot = row.boot(suites);
     boot.append.extend_from_slice(more);
-    let label = format!("{}: ", row.name);
-    let report = boot.run(lab, kernel, image, &label)?;
-    let (mut tests, judged) = match row.expect {
-        Expect::Alarms(expected) => (report.tests.clone(), judge(&report, expected, row.module)),
-        // Whether the machine outlived it is no test.
-        Expect::Bite => (Vec::new(), vec![bitten(&report)]),
+    let reports = if row.pair {
+        pair::run(lab, kernel, image, &boot)?
+    } else {
+        vec![boot.run(lab, kernel, image, &format!("{}: ", row.name))?]
     };
-    for mut test in judged {
-        test.name = format!("{label}{}", test.name);
-        print_test(&test);
-        tests.push(test);
+    let mut found = Found::default();
+    for mut report in reports {
+        let label = format!("{}: ", report.name);
+        let judged = match row.expect {
+            Expect::Alarms(expected) => judge(&report, expected, row.module),
+            Expect::Bite => {
+                let caught = bitten(&report);
+                // Whether the machine outlived it is no test.
+                report.tests.clear();
+                vec![caught]
+            }
+        };
+        for mut test in judged {
+            test.name = format!("{label}{}", test.name);
+            print_test(&test);
+            report.tests.push(test);
+        }
+        if report.tests.iter().any(|t| t.outcome == Outcome::Failed) {
+            say(&format!("  {label}console: {}", report.console.display()));
+        }
+        if row.module == Module::Rival {
+            let lines = report.alarms.iter().map(|a| json!({"boot": report.name, "line": a.line, "number": a.number}));
+            report.json.entry("rival_alarms".to_string()).or_default().extend(lines);
+        }
+        found.tests.append(&mut report.tests);
+        for (name, mut rows) in report.json {
+            found.json.entry(name).or_default().append(&mut rows);
+        }
     }
-    if tests.iter().any(|t| t.outcome == Outcome::Failed) {
-        say(&format!("  {label}console: {}", report.console.display()));
-    }
-    let mut json = report.json;
-    if row.module == Module::Rival {
-        let lines = report.alarms.iter().map(|a| json!({"boot": row.name, "line": a.line, "number": a.number}));
-        json.entry("rival_alarms".to_string()).or_default().extend(lines);
-    }
-    Ok(Found { tests, json })
+    Ok(found)
 }
 
 /// Whether the rival was caught: by an alarm, or by a test of the guest that did not come out clean.
@@ -88,7 +103,14 @@ mod tests {
 
     fn report(kinds: &[Kind]) -> Report {
         let alarms = kinds.iter().map(|k| Alarm { kind: *k, line: format!("{k:?}"), number: 1 }).collect();
-        Report { tests: Vec::new(), json: BTreeMap::new(), alarms, console: "x".into(), elapsed: Duration::ZERO }
+        Report {
+            name: "x".into(),
+            tests: Vec::new(),
+            json: BTreeMap::new(),
+            alarms,
+            console: "x".into(),
+            elapsed: Duration::ZERO,
+        }
     }
 
     fn failures(tests: &[Test]) -> usize {

@@ -4,6 +4,7 @@ use crate::alarms::{self, Alarm};
 use crate::ctx::Lab;
 use crate::kernel::Kernel;
 use crate::ktap::{Outcome, Parser, Test};
+use crate::pair::Cable;
 use crate::sh::{self, human, say};
 use anyhow::{anyhow, Context, Result};
 use serde_json::Value;
@@ -42,6 +43,8 @@ pub struct Boot {
     pub iommu: Iommu,
     pub memory_mib: u32,
     pub limit: Duration,
+    /// From the first network card to another machine; without one nothing answers.
+    pub cable: Option<Cable>,
 }
 
 impl Boot {
@@ -55,11 +58,14 @@ impl Boot {
             iommu: Iommu::Off,
             memory_mib: 2048,
             limit: LIMIT,
+            cable: None,
         }
     }
 }
 
 pub struct Report {
+    /// The boot's.
+    pub name: String,
     pub tests: Vec<Test>,
     pub json: BTreeMap<String, Vec<Value>>,
     pub alarms: Vec<Alarm>,
@@ -99,9 +105,13 @@ impl Boot {
         // A slot of its own for each, so that each has its own IOMMU group.
         let platform = if self.iommu == Iommu::Off { "" } else { ",disable-legacy=on,iommu_platform=on" };
         for nic in 0..self.nics {
-            cmd.args(["-netdev", &format!("user,id=net{nic},restrict=on")]);
+            let (netdev, mac) = match &self.cable {
+                Some(cable) if nic == 0 => (cable.netdev(), format!(",mac={}", cable.mac())),
+                _ => (format!("user,id=net{nic},restrict=on"), String::new()),
+            };
+            cmd.args(["-netdev", &netdev]);
             let addr = 4 + nic;
-            cmd.args(["-device", &format!("virtio-net-pci,netdev=net{nic},addr={addr:#x},romfile={platform}")]);
+            cmd.args(["-device", &format!("virtio-net-pci,netdev=net{nic},addr={addr:#x},romfile={mac}{platform}")]);
         }
         for gpu in 0..self.gpus {
             cmd.args(["-object", &format!("memory-backend-ram,id=gpu{gpu},size=256M,share=on")]);
@@ -133,41 +143,53 @@ impl Boot {
             follow.read()?;
             match status {
                 Some(status) => break Ok(status),
-                None if start.elapsed() > self.limit => {
-                    stop(&mut child);
-                    follow.read()?;
-                    break Err(anyhow!("the time limit of {} is over", human(self.limit)));
-                }
-                None => std::thread::sleep(Duration::from_millis(100)),
+                None => match self.stop_now(start) {
+                    Some(why) => {
+                        stop(&mut child);
+                        follow.read()?;
+                        break Err(anyhow!(why));
+                    }
+                    None => std::thread::sleep(Duration::from_millis(100)),
+                },
             }
         };
         let mut parser = follow.finish();
         let text = fs::read(&console).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
-        let mut failed = |name: &str, notes: Vec<String>| {
-            let test = Test { name: format!("{label}{name}"), outcome: Outcome::Failed, notes };
+        let bad = match end {
+            Err(e) => Some((e.to_string(), sh::tail(&console, 12))),
+            Ok(status) if !status.success() => {
+                Some((format!("QEMU ended with {status}"), sh::tail(&dir.join("qemu.log"), 6)))
+            }
+            Ok(_) if !text.contains("reboot: Power down") => {
+                Some(("it stopped without powering off".to_string(), sh::tail(&console, 12)))
+            }
+            Ok(_) => None,
+        };
+        if let Some(cable) = &self.cable {
+            cable.ended(bad.as_ref().map(|(why, _)| why.as_str()));
+        }
+        if let Some((why, said)) = bad {
+            let notes = [why].into_iter().chain(said).collect();
+            let test = Test { name: format!("{label}machine"), outcome: Outcome::Failed, notes };
             print_test(&test);
             parser.tests.push(test);
-        };
-        match end {
-            Err(e) => failed("machine", [e.to_string()].into_iter().chain(sh::tail(&console, 12)).collect()),
-            Ok(status) if !status.success() => failed(
-                "machine",
-                [format!("QEMU ended with {status}")].into_iter().chain(sh::tail(&dir.join("qemu.log"), 6)).collect(),
-            ),
-            Ok(_) if !text.contains("reboot: Power down") => failed(
-                "machine",
-                ["it stopped without powering off".to_string()].into_iter().chain(sh::tail(&console, 12)).collect(),
-            ),
-            Ok(_) => (),
         }
         Ok(Report {
+            name: self.name.clone(),
             tests: parser.tests,
             json: parser.json,
             alarms: alarms::scan(&text),
             console,
             elapsed: start.elapsed(),
         })
+    }
+
+    fn stop_now(&self, start: Instant) -> Option<String> {
+        if start.elapsed() > self.limit {
+            return Some(format!("the time limit of {} is over", human(self.limit)));
+        }
+        self.cable.as_ref().and_then(Cable::alone)
     }
 
     /// A prompt in the machine; ttyS0 is this terminal.

@@ -16,6 +16,7 @@ mod ktap;
 mod lanes;
 mod lock;
 mod machine;
+mod pair;
 mod parts;
 mod sh;
 mod soak;
