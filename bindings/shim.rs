@@ -101,7 +101,6 @@ unsafe extern "C" {
     pub fn nvpm_cond_resched();
     pub fn nvpm_drain_callback_tails();
     pub fn nvpm_can_drain_callback_tails() -> ::kernel::ffi::c_int;
-    pub fn nvpm_log_allowed() -> ::kernel::ffi::c_int;
     pub fn nvpm_page_size() -> u64;
     pub fn nvpm_device_is_pci(dev: *mut device) -> ::kernel::ffi::c_int;
     pub fn nvpm_device_number(dev: *mut device) -> u64;
@@ -114,6 +113,7 @@ unsafe extern "C" {
         dma: *mut u64,
     ) -> ::kernel::ffi::c_int;
     pub fn nvpm_dma_unmap(dev: *mut device, dma: u64, length: u64);
+    pub fn nvpm_trace_enabled(event: u32) -> ::kernel::ffi::c_int;
     pub fn nvpm_trace_registration(
         event: u32,
         traced: *const nvpm_traced,

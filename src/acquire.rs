@@ -6,8 +6,8 @@ use crate::invalidate;
 use crate::pin::Kind;
 use crate::range::{GpuRange, PIN_GRANULE};
 use crate::reason::Reason;
+use crate::refusals;
 use crate::registration::{Client, Place, Registration};
-use crate::report;
 use crate::shim::{self, Process};
 use crate::trace::{Event, Timer};
 use kernel::prelude::*;
@@ -110,7 +110,7 @@ pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Regist
             return Some(registration);
         }
         Err(Verdict::StepAside) => return None,
-        Err(Verdict::Unproven) => report::refused(Reason::Unproven, client.place, client.kind, range.user()),
+        Err(Verdict::Unproven) => refusals::refused(Reason::Unproven, client, range.user()),
         Err(_) => {}
     }
     if client.place == Place::First {

@@ -6,6 +6,7 @@
 //! from 6.12 on, takes R, and races with the free callback (rule 4). Only memory outside every BAR (coherent
 //! platforms) is left to the provider, and only for persistent pins (rule 5). Knows nothing of ib_core.
 
+use crate::pin::Kind;
 use crate::raw;
 use crate::reason::Reason;
 use crate::report::{self, Call};
@@ -100,8 +101,9 @@ impl Mapping {
     ) -> Result<Self, Reason> {
         match common_bar(&runs) {
             Some(bar) => {
-                if let Some(table) = table {
-                    ask_topology(bar.device, device, table)?;
+                match table {
+                    Some(table) => ask_topology(bar.device, device, table)?,
+                    None => note_unasked(bar.device, device),
                 }
                 Self::map_bar(device, runs, &bar)
             }
@@ -156,7 +158,7 @@ impl Mapping {
         let mut mapping = core::ptr::null_mut();
         // SAFETY: A PCI device, as just tested; the persistent table is valid until `release`; `mapping` is a local.
         let map = || unsafe { raw::nvpm_p2p_dma_map(device.0.as_ptr(), table.as_ptr(), &mut mapping) };
-        to_result(report::timed(Call::Map, map)).map_err(|error| {
+        to_result(report::timed(Kind::Persistent, Call::Map, map)).map_err(|error| {
             if error == ENOTSUPP {
                 Reason::Topology
             } else {
@@ -274,31 +276,68 @@ fn lies_in(run: &Run, bar: &raw::nvpm_bar) -> bool {
     run.addr >= bar.start && last.is_some_and(|last| last <= bar.last)
 }
 
-/// A GPU and a NIC, by PCI number, and whether the provider supports the two together.
-#[derive(Clone, Copy)]
-struct Pair {
-    gpu: u64,
-    nic: u64,
-    supported: bool,
+/// Whether a GPU and a NIC can reach each other, as far as the provider was asked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// The provider supports the two together.
+    Supported,
+    /// It does not.
+    Unsupported,
+    /// It was not asked: all pins for this pair were revocable.
+    Unasked,
 }
 
-/// The pairs that were asked for. A table and no list, so that nothing is allocated under its lock; more pairs than it
-/// holds are asked for at each registration.
+impl Reach {
+    /// Its name in `/proc/driver/nvidia-peermem` (docs/proc.md).
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Supported => "supported",
+            Self::Unsupported => "unsupported",
+            Self::Unasked => "unasked",
+        }
+    }
+}
+
+/// A GPU and a NIC that met in a registration, by PCI number.
+#[derive(Clone, Copy)]
+pub(crate) struct Pair {
+    pub(crate) gpu: u64,
+    pub(crate) nic: u64,
+    pub(crate) reach: Reach,
+}
+
+/// The pairs that were met. A table and no list, so that nothing is allocated under its lock; more pairs than it holds
+/// are asked for at each registration, and not reported.
 struct Pairs {
     known: [Option<Pair>; 256],
 }
 
 impl Pairs {
-    fn find(&self, gpu: u64, nic: u64) -> Option<bool> {
-        self.known.iter().map_while(|pair| *pair).find(|pair| pair.gpu == gpu && pair.nic == nic).map(|p| p.supported)
+    fn find(&mut self, gpu: u64, nic: u64) -> Option<&mut Pair> {
+        self.known.iter_mut().map_while(Option::as_mut).find(|pair| pair.gpu == gpu && pair.nic == nic)
     }
 
+    /// Enters a pair, or what is now known of it.
     fn remember(&mut self, pair: Pair) {
-        if self.find(pair.gpu, pair.nic).is_none() {
-            if let Some(free) = self.known.iter_mut().find(|known| known.is_none()) {
-                *free = Some(pair);
+        if let Some(known) = self.find(pair.gpu, pair.nic) {
+            if pair.reach != Reach::Unasked {
+                known.reach = pair.reach;
             }
+        } else if let Some(free) = self.known.iter_mut().find(|known| known.is_none()) {
+            *free = Some(pair);
         }
+    }
+}
+
+/// The pair that was met as number `index`, from 0.
+pub(crate) fn pair(index: usize) -> Option<Pair> {
+    *PAIRS.lock().known.get(index)?
+}
+
+/// A revocable pin joins the two, for which the provider cannot be asked: it is reported, not guessed (rule 5).
+fn note_unasked(gpu: u64, device: Device) {
+    if device.is_pci() {
+        PAIRS.lock().remember(Pair { gpu, nic: device.number(), reach: Reach::Unasked });
     }
 }
 
@@ -327,32 +366,31 @@ fn ask_topology(gpu: u64, device: Device, table: NonNull<raw::nvidia_p2p_page_ta
         return Ok(());
     }
     let nic = device.number();
-    let known = PAIRS.lock().find(gpu, nic);
-    let supported = match known {
-        Some(supported) => supported,
-        None => {
+    let known = PAIRS.lock().find(gpu, nic).map(|pair| pair.reach);
+    let reach = match known {
+        Some(reach) if reach != Reach::Unasked => reach,
+        _ => {
             let mut mapping = core::ptr::null_mut();
             // SAFETY: A PCI device, as just tested; the persistent table is valid until `release`; a local.
             let map = || unsafe { raw::nvpm_p2p_dma_map(device.0.as_ptr(), table.as_ptr(), &mut mapping) };
-            let asked = to_result(report::timed(Call::Map, map));
+            let asked = to_result(report::timed(Kind::Persistent, Call::Map, map));
             if asked.is_ok() && !mapping.is_null() {
                 // SAFETY: The mapping was just made for this PCI device and this table.
                 unsafe { raw::nvpm_p2p_dma_unmap(device.0.as_ptr(), table.as_ptr(), mapping) };
             }
-            let supported = match asked {
-                Err(error) if error == ENOTSUPP => false,
+            let reach = match asked {
+                Err(error) if error == ENOTSUPP => Reach::Unsupported,
                 // Says nothing about the pair, and may be otherwise next time.
                 Err(error) if error == ENOMEM => return Ok(()),
                 // Other failures are of this mapping, not of the pair: what we cannot map ourselves will tell.
-                _ => true,
+                _ => Reach::Supported,
             };
-            PAIRS.lock().remember(Pair { gpu, nic, supported });
-            supported
+            PAIRS.lock().remember(Pair { gpu, nic, reach });
+            reach
         }
     };
-    if supported {
-        Ok(())
-    } else {
-        Err(Reason::Topology)
+    match reach {
+        Reach::Unsupported => Err(Reason::Topology),
+        Reach::Supported | Reach::Unasked => Ok(()),
     }
 }

@@ -24,6 +24,7 @@
 )]
 
 mod acquire;
+mod burst;
 mod invalidate;
 mod life;
 mod map;
@@ -32,6 +33,7 @@ mod proc;
 mod range;
 mod raw;
 mod reason;
+mod refusals;
 mod registration;
 mod registry;
 mod report;
@@ -151,6 +153,15 @@ pub(crate) fn client_name(place: Place) -> &'static str {
     match place {
         Place::First => first.name,
         Place::Second => second.name,
+    }
+}
+
+/// How the client at `place` pins.
+pub(crate) fn client_kind(place: Place) -> Kind {
+    let [first, second] = roles();
+    match place {
+        Place::First => first.kind,
+        Place::Second => second.kind,
     }
 }
 
@@ -290,7 +301,7 @@ impl kernel::Module for PeerMem {
             registry::init();
             acquire::init();
             map::init();
-            report::init();
+            refusals::init();
         }
         let folder = proc::Folder::new()?;
         let [first, second] = roles();

@@ -64,7 +64,7 @@ impl PagePin {
         let mut table = core::ptr::null_mut();
         let data = core::ptr::without_provenance_mut(usize::try_from(ticket).map_err(|_| EOVERFLOW)?);
         let _g = shim::GShared::lock();
-        to_result(report::timed(Call::Get, || match kind {
+        to_result(report::timed(kind, Call::Get, || match kind {
             // SAFETY: `table` is a local that outlives the call.
             Kind::Persistent => unsafe { raw::nvpm_p2p_get_persistent(span.start(), span.len(), &mut table) },
             // SAFETY: `table` is a local that outlives the call, and `free_callback` takes any number for a ticket.
@@ -85,7 +85,7 @@ impl PagePin {
     ///
     /// The provider's errno. Only on `ENOMEM` is the pin still there, and handed back.
     pub(crate) fn put(self) -> Result<(), (Option<Self>, Error)> {
-        let ret = report::timed(Call::Put, || match self.kind {
+        let ret = report::timed(self.kind, Call::Put, || match self.kind {
             // SAFETY: By the invariant the table is a persistent pin's and not put yet, as `self` is consumed.
             Kind::Persistent => unsafe { raw::nvpm_p2p_put_persistent(self.va, self.table.as_ptr()) },
             // SAFETY: By the invariant the table is a revocable pin's; the provider takes it as a key only, so a

@@ -3,11 +3,14 @@
 //! The contents of `/proc/driver/nvidia-peermem`. Formats: docs/proc.md. The files themselves are in `shim.c`.
 
 use crate::life::Stage;
+use crate::pin::Kind;
 use crate::raw;
+use crate::reason::Reason;
+use crate::refusals::{self, Failure};
 use crate::registration::{Place, Row};
 use crate::registry;
-use crate::report::{self, Call, Counter, Failure, PerClient};
-use crate::{invalidate, shim};
+use crate::report::{self, Call, Counter, PerClient, Summary};
+use crate::{invalidate, map, shim};
 use core::fmt::{self, Write};
 use kernel::error::to_result;
 use kernel::prelude::*;
@@ -79,42 +82,53 @@ impl fmt::Display for Comm<'_> {
 const PLACES: [Place; 2] = [Place::First, Place::Second];
 
 /// One line of `stats` for each client and their total.
-fn per_client(f: &mut Seq, name: &str, value: impl Fn(Place) -> u64) -> fmt::Result {
-    let mut total = 0u64;
-    for place in PLACES {
-        total = total.wrapping_add(value(place));
-    }
-    writeln!(f, "total.{name} {total}")?;
-    for place in PLACES {
-        writeln!(f, "{}.{name} {}", crate::client_name(place), value(place))?;
+fn per_client(f: &mut Seq, name: &str, value: impl Fn(Kind) -> u64) -> fmt::Result {
+    let values = PLACES.map(|place| (crate::client_name(place), value(crate::client_kind(place))));
+    writeln!(f, "total.{name} {}", values.iter().fold(0u64, |sum, (_, value)| sum.wrapping_add(*value)))?;
+    for (client, value) in values {
+        writeln!(f, "{client}.{name} {value}")?;
     }
     Ok(())
 }
 
 fn stats(f: &mut Seq) -> fmt::Result {
-    type Select = fn(&PerClient) -> &Counter;
-    let difference = |place, end: Select, begin: Select| {
-        // The end first: what begins in between makes the difference too large for a moment, never negative.
-        let ended = report::sum(place, end);
-        report::sum(place, begin).saturating_sub(ended)
-    };
     let (mode, core_client) = crate::mode_names();
     writeln!(f, "format 1")?;
     writeln!(f, "version {}", crate::version())?;
     writeln!(f, "mode {mode}")?;
     writeln!(f, "core_client {core_client}")?;
     writeln!(f, "clients {} {}", crate::client_name(Place::First), crate::client_name(Place::Second))?;
-    let grown: [(&str, Select); 7] = [
+    counters(f)?;
+    writeln!(f, "late_callbacks {}", report::late_callbacks())?;
+    writeln!(f, "callbacks_in_flight {}", invalidate::in_flight())?;
+    writeln!(f, "oldest_callback_ms {}", oldest_callback_ms())?;
+    writeln!(f, "put_errors {}", report::put_errors())?;
+    let kinds = PLACES.map(crate::client_kind);
+    refusals_and_times(f, "", "", &kinds)?;
+    for place in PLACES {
+        refusals_and_times(f, crate::client_name(place), ".", &[crate::client_kind(place)])?;
+    }
+    let mut index = 0;
+    while let Some(pair) = map::pair(index) {
+        writeln!(f, "pair.{}/{} {}", Bdf(pair.gpu), Bdf(pair.nic), pair.reach.text())?;
+        index = index.saturating_add(1);
+    }
+    Ok(())
+}
+
+/// What only grows, and what exists now.
+fn counters(f: &mut Seq) -> fmt::Result {
+    type Select = fn(&PerClient) -> &Counter;
+    let grown: [(&str, Select); 6] = [
         ("unpins", |c| &c.unpins),
         ("pins", |c| &c.pins),
         ("pinned_bytes", |c| &c.pinned_bytes),
         ("maps", |c| &c.maps),
         ("unmaps", |c| &c.unmaps),
         ("revocations", |c| &c.revocations),
-        ("refused", |c| &c.refused),
     ];
     for (name, select) in grown {
-        per_client(f, name, |place| report::sum(place, select))?;
+        per_client(f, name, |kind| report::sum(kind, select))?;
     }
     let living: [(&str, Select, Select); 5] = [
         ("live", |c| &c.unpins, |c| &c.pins),
@@ -124,33 +138,39 @@ fn stats(f: &mut Seq) -> fmt::Result {
         ("orphans", |c| &c.adopted, |c| &c.orphaned),
     ];
     for (name, end, begin) in living {
-        per_client(f, name, |place| difference(place, end, begin))?;
+        per_client(f, name, |kind| {
+            // The end first: what begins in between makes the difference too large for a moment, never negative.
+            let ended = report::sum(kind, end);
+            report::sum(kind, begin).saturating_sub(ended)
+        })?;
     }
-    for (reason, count) in report::refusals() {
-        writeln!(f, "refused.{} {count}", reason.key())?;
+    per_client(f, "refused", |kind| refusals::by_reason(kind).fold(0u64, |sum, (_, count)| sum.wrapping_add(count)))
+}
+
+/// Refusals by reason and errno, and times of provider calls, of the clients that pin as `kinds` say.
+fn refusals_and_times(f: &mut Seq, client: &str, dot: &str, kinds: &[Kind]) -> fmt::Result {
+    let count = |wanted: &dyn Fn(Reason) -> bool| {
+        let all = kinds.iter().flat_map(|kind| refusals::by_reason(*kind));
+        all.filter(|(reason, _)| wanted(*reason)).fold(0u64, |sum, (_, count)| sum.wrapping_add(count))
+    };
+    for reason in Reason::ALL {
+        writeln!(f, "{client}{dot}refused.{} {}", reason.key(), count(&|other| other.key() == reason.key()))?;
     }
-    let mut named: [Option<&str>; 16] = [None; 16];
-    for (reason, _) in report::refusals() {
+    for (index, reason) in Reason::ALL.iter().enumerate() {
         let name = reason.errno_name();
-        if named.contains(&Some(name)) {
-            continue;
+        if Reason::ALL.iter().take(index).all(|before| before.errno_name() != name) {
+            writeln!(f, "{client}{dot}errno.{name} {}", count(&|other| other.errno_name() == name))?;
         }
-        if let Some(free) = named.iter_mut().find(|named| named.is_none()) {
-            *free = Some(name);
-        }
-        let same = report::refusals().filter(|(other, _)| other.errno_name() == name);
-        writeln!(f, "errno.{name} {}", same.fold(0u64, |sum, (_, count)| sum.wrapping_add(count)))?;
     }
-    writeln!(f, "late_callbacks {}", report::late_callbacks())?;
-    writeln!(f, "callbacks_in_flight {}", invalidate::in_flight())?;
-    writeln!(f, "oldest_callback_ms {}", oldest_callback_ms())?;
-    writeln!(f, "put_errors {}", report::put_errors())?;
     for (name, call) in [("get", Call::Get), ("put", Call::Put), ("map", Call::Map)] {
-        let times = report::times(call);
-        writeln!(f, "provider.{name}.calls {}", times.calls)?;
-        writeln!(f, "provider.{name}.total_ns {}", times.total_ns)?;
-        writeln!(f, "provider.{name}.longest_ns {}", times.longest_ns)?;
-        write!(f, "provider.{name}.histogram")?;
+        let mut times = Summary::new();
+        for kind in kinds {
+            times.add(*kind, call);
+        }
+        writeln!(f, "{client}{dot}provider.{name}.calls {}", times.calls)?;
+        writeln!(f, "{client}{dot}provider.{name}.total_ns {}", times.total_ns)?;
+        writeln!(f, "{client}{dot}provider.{name}.longest_ns {}", times.longest_ns)?;
+        write!(f, "{client}{dot}provider.{name}.histogram")?;
         for bucket in times.histogram {
             write!(f, " {bucket}")?;
         }
@@ -215,7 +235,7 @@ fn failure(f: &mut Seq, failure: &Failure) -> fmt::Result {
     let ms = failure.time_ns.checked_div(1_000_000).unwrap_or(0);
     let (seconds, ms) = (ms.checked_div(1000).unwrap_or(0), ms.checked_rem(1000).unwrap_or(0));
     write!(f, "seq={} time={seconds}.{ms:03} pid={}", failure.seq, failure.process.tgid())?;
-    write!(f, " comm={} client={}", Comm(&failure.comm), crate::client_name(failure.place))?;
+    write!(f, " comm={} client={}", Comm(&failure.comm), crate::client_name(failure.client.place))?;
     write!(f, " va={:#x} length={}", failure.user.start(), failure.user.len())?;
     let reason = failure.reason;
     write!(f, " errno={} reason={}", reason.errno().to_errno().unsigned_abs(), reason.key())?;
@@ -266,7 +286,7 @@ unsafe extern "C" fn nvpm_proc_seek(list: u32, at: *mut u64) -> c_int {
     let at = unsafe { &mut *at };
     let found = match list {
         // Failures are numbered from 1, rows from 0.
-        raw::NVPM_PROC_FAILURES => report::failure_from(at.saturating_add(1)).map(|f| f.seq.saturating_sub(1)),
+        raw::NVPM_PROC_FAILURES => refusals::failure_from(at.saturating_add(1)).map(|f| f.seq.saturating_sub(1)),
         _ => row_from(list, *at).map(|(index, _)| index),
     };
     match found {
@@ -288,7 +308,7 @@ unsafe extern "C" fn nvpm_proc_row(list: u32, at: u64, seq: *mut raw::seq_file) 
     // INVARIANT: By this function's contract.
     let mut f = Seq(seq);
     let _ = match list {
-        raw::NVPM_PROC_FAILURES => match report::failure_from(at.saturating_add(1)) {
+        raw::NVPM_PROC_FAILURES => match refusals::failure_from(at.saturating_add(1)) {
             Some(found) if found.seq.checked_sub(1) == Some(at) => failure(&mut f, &found),
             _ => Ok(()),
         },

@@ -112,6 +112,11 @@ impl Reason {
         Self::CoreOrder,
     ];
 
+    /// Its place in [`Self::ALL`].
+    pub(crate) fn index(self) -> usize {
+        Self::ALL.iter().take_while(|other| other.key() != self.key()).count()
+    }
+
     /// Its name in `/proc/driver/nvidia-peermem` (docs/proc.md).
     pub(crate) fn key(self) -> &'static str {
         match self {
@@ -157,26 +162,38 @@ impl Reason {
             Self::Unproven => {
                 "the GPU driver failed, or lacked memory or BAR1 space, before it could say whether this is GPU memory; see its lines in the kernel log and nvidia-smi -q -d MEMORY"
             }
-            Self::Freed => "the memory was freed while it was being registered",
+            Self::Freed => "the memory was freed while it was being registered; keep it until ibv_reg_mr() has returned",
             Self::Table(TableFault::Version(_)) => {
                 "the GPU driver's page table has an unknown version; update this module to fit the driver"
             }
             Self::Table(TableFault::PageSize(_)) => {
                 "the GPU driver's page table has an unknown page size; update this module to fit the driver"
             }
-            Self::Table(TableFault::Entries(_)) => "the GPU driver's page table has not as many entries as the range needs",
-            Self::Table(TableFault::NoPages) => "the GPU driver's page table has no pages",
-            Self::Table(TableFault::Address) => "the GPU driver's page table has a page at an impossible address",
+            Self::Table(TableFault::Entries(_)) => {
+                "the GPU driver's page table has not as many entries as the range needs; update this module to fit the driver"
+            }
+            Self::Table(TableFault::NoPages) => {
+                "the GPU driver's page table has no pages; report it to NVIDIA with the driver's version"
+            }
+            Self::Table(TableFault::Address) => {
+                "the GPU driver's page table has a page at an impossible address; report it to NVIDIA with the driver's version"
+            }
             Self::OutsideBar => {
                 "it lies in no BAR of a GPU (coherent memory), which only a persistent pin can map: load with persistent_api_support=1 where it is 0"
             }
             Self::NoDevice => "the RDMA device named no DMA device; a software device cannot reach a GPU",
-            Self::NotPci => "it lies in no BAR of a GPU, and the GPU driver maps such memory for PCI devices only",
-            Self::Topology => "the GPU driver says that this GPU and this NIC cannot reach each other on this platform",
+            Self::NotPci => {
+                "it lies in no BAR of a GPU, and the GPU driver maps such memory for PCI devices only; use a PCI NIC"
+            }
+            Self::Topology => {
+                "the GPU driver says that this GPU and this NIC cannot reach each other on this platform; use another NIC, see peermemctl topo"
+            }
             Self::DmaMapping => "it could not be mapped for the NIC; see IOMMU and DMA lines in the kernel log",
-            Self::NoMemory => "the kernel is out of memory",
-            Self::TooManyEntries => "it is in too many pieces for the RDMA core",
-            Self::CoreOrder => "the RDMA core asked for another range than it acquired, or out of order",
+            Self::NoMemory => "the kernel is out of memory; free some, see dmesg",
+            Self::TooManyEntries => "it is in too many pieces for the RDMA core; register it in parts",
+            Self::CoreOrder => {
+                "the RDMA core asked for another range than it acquired, or out of order; update the RDMA core (DOCA-OFED)"
+            }
         }
     }
 

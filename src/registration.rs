@@ -11,6 +11,7 @@ use crate::pin::{Kind, PagePin, Shape};
 use crate::range::{GpuRange, Span};
 use crate::raw;
 use crate::reason::{Reason, TableFault};
+use crate::refusals;
 use crate::registry;
 use crate::report::{self, PerClient};
 use crate::sg::{self, BadPage, Coalescer, Run, Table};
@@ -205,7 +206,7 @@ impl Registration {
     }
 
     fn counters(&self) -> &'static PerClient {
-        report::client(self.client.place)
+        report::client(self.client.kind)
     }
 
     fn count_pin(&self, body: &mut Body) {
@@ -367,7 +368,7 @@ impl Registration {
 
     /// Says why this registration fails, and returns the errno that the user sees.
     fn fail(&self, reason: Reason) -> Error {
-        report::refused(reason, self.client.place, self.client.kind, self.range.user());
+        refusals::refused(reason, self.client, self.range.user());
         reason.errno()
     }
 
@@ -468,6 +469,7 @@ impl Registration {
 
     /// The core's `dma_unmap`: unmaps, unless the callback did. M is held on old cores. Takes L.
     pub(crate) fn dma_unmap(&self) {
+        let timer = Timer::start(Event::Unmap);
         let mut body = self.body.lock();
         let Some(mapping) = body.life.take_mapping() else {
             return;
@@ -483,7 +485,7 @@ impl Registration {
             drop(mapping);
             drop(body);
         }
-        trace::now(Event::Unmap, &self.traced());
+        timer.end(&self.traced(), Ok(()));
     }
 
     /// The core's `release`: ends the registration, in whatever state it is. The core holds no lock, except old ones

@@ -10,7 +10,6 @@
 #include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/proc_fs.h>
-#include <linux/ratelimit.h>
 #include <linux/rcupdate.h>
 #include <linux/rwsem.h>
 #include <linux/scatterlist.h>
@@ -238,14 +237,6 @@ void nvpm_drain_callback_tails(void)
 int nvpm_can_drain_callback_tails(void)
 {
 	return NVPM_TASKS_RCU || !IS_ENABLED(CONFIG_PREEMPTION);
-}
-
-/* One line per burst and cause would need a state each; one budget is enough. */
-int nvpm_log_allowed(void)
-{
-	static DEFINE_RATELIMIT_STATE(state, 5 * HZ, 10);
-
-	return __ratelimit(&state);
 }
 
 /* DMA. */

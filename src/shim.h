@@ -73,7 +73,6 @@ void nvpm_sleep_ms(uint32_t ms);
 void nvpm_cond_resched(void);
 void nvpm_drain_callback_tails(void);
 int nvpm_can_drain_callback_tails(void);
-int nvpm_log_allowed(void);
 
 /* DMA. */
 uint64_t nvpm_page_size(void);
@@ -101,6 +100,7 @@ struct nvpm_traced {
 	uint32_t revocable;
 };
 
+int nvpm_trace_enabled(uint32_t event);
 void nvpm_trace_registration(uint32_t event, const struct nvpm_traced *traced,
 			     int ret, uint64_t ns);
 void nvpm_trace_late_callback(uint64_t ticket);

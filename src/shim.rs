@@ -11,12 +11,6 @@ pub(crate) fn page_size() -> u64 {
     unsafe { raw::nvpm_page_size() }
 }
 
-/// Whether a line may be logged now; counts as one.
-pub(crate) fn log_allowed() -> bool {
-    // SAFETY: No precondition.
-    unsafe { raw::nvpm_log_allowed() != 0 }
-}
-
 /// Monotonic time in nanoseconds, never 0.
 pub(crate) fn now_ns() -> u64 {
     // SAFETY: No precondition.

@@ -18,6 +18,26 @@
 
 #include "shim.h"
 
+#define NVPM_ENABLED_CASE(number, name)		\
+	case number:				\
+		return trace_##name##_enabled()
+
+/* Whether anybody listens: the clock need not be read for nobody. */
+int nvpm_trace_enabled(uint32_t event)
+{
+#ifndef NVPM_PLAIN_EXPORTS_ONLY
+	switch (event) {
+	NVPM_ENABLED_CASE(NVPM_TRACE_ACQUIRE, acquire);
+	NVPM_ENABLED_CASE(NVPM_TRACE_PIN, pin);
+	NVPM_ENABLED_CASE(NVPM_TRACE_MAP, map);
+	NVPM_ENABLED_CASE(NVPM_TRACE_UNMAP, unmap);
+	NVPM_ENABLED_CASE(NVPM_TRACE_PUT, put);
+	NVPM_ENABLED_CASE(NVPM_TRACE_REVOKE, revoke);
+	}
+#endif
+	return 0;
+}
+
 void nvpm_trace_registration(uint32_t event, const struct nvpm_traced *traced,
 			     int ret, uint64_t ns)
 {

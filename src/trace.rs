@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Safe faces of the tracepoints `nvidia_peermem:*` (docs/tracing.md). All of them are allowed under every lock of
-//! ours and in the free callback; with tracing off each is a call that returns at once.
+//! ours and in the free callback; with tracing off each is a call or two that return at once.
 
 use crate::range::Span;
 use crate::raw;
@@ -45,18 +45,23 @@ impl Event {
 /// Something that takes time and ends in an event.
 pub(crate) struct Timer {
     event: Event,
+    /// 0 while nobody traces the event: then the clock is not read, and one that begins meanwhile is left out.
     start_ns: u64,
 }
 
 impl Timer {
-    /// Starts the clock.
+    /// Starts the clock, if somebody traces the event.
     pub(crate) fn start(event: Event) -> Self {
-        Self { event, start_ns: shim::now_ns() }
+        // SAFETY: No precondition.
+        let traced = unsafe { raw::nvpm_trace_enabled(event.number()) } != 0;
+        Self { event, start_ns: if traced { shim::now_ns() } else { 0 } }
     }
 
     /// Emits the event for `traced`, with the time since the start.
     pub(crate) fn end(self, traced: &raw::nvpm_traced, result: Result) {
-        emit(self.event, traced, result, shim::now_ns().saturating_sub(self.start_ns));
+        if self.start_ns != 0 {
+            emit(self.event, traced, result, shim::now_ns().saturating_sub(self.start_ns));
+        }
     }
 }
 

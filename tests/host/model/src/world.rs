@@ -490,6 +490,11 @@ pub fn read_proc() {
 // Tracepoints: what they are given is not looked at.
 
 #[no_mangle]
+extern "C" fn nvpm_trace_enabled(_event: u32) -> c_int {
+    1
+}
+
+#[no_mangle]
 extern "C" fn nvpm_trace_registration() {}
 
 #[no_mangle]
@@ -514,11 +519,6 @@ extern "C" fn nvpm_drain_callback_tails() {
 #[no_mangle]
 extern "C" fn nvpm_can_drain_callback_tails() -> c_int {
     w().can_drain.into()
-}
-
-#[no_mangle]
-extern "C" fn nvpm_log_allowed() -> c_int {
-    1
 }
 
 #[no_mangle]

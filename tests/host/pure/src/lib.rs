@@ -5,6 +5,8 @@
 #![cfg_attr(test, allow(dead_code))]
 #![cfg(test)]
 
+#[path = "../../../../src/burst.rs"]
+mod burst;
 #[path = "../../../../src/range.rs"]
 mod range;
 #[path = "../../../../src/raw.rs"]
@@ -15,6 +17,7 @@ mod registry;
 mod sg;
 
 mod rt;
+mod test_burst;
 mod test_range;
 mod test_registry;
 mod test_sg;

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What was refused: counted, the last ones remembered, and said in the kernel log, one line per cause and burst.
+
+use crate::burst::Burst;
+use crate::pin::Kind;
+use crate::range::Span;
+use crate::reason::Reason;
+use crate::registration::Client;
+use crate::report::Counter;
+use crate::shim::{self, Process};
+use crate::trace;
+use core::fmt::{self, Write};
+use kernel::prelude::*;
+use kernel::sync::global_lock;
+
+/// A counter for each reason, in the order of [`Reason::ALL`].
+type PerReason = [Counter; Reason::ALL.len()];
+
+static PERSISTENT: PerReason = [const { Counter::new() }; Reason::ALL.len()];
+static REVOCABLE: PerReason = [const { Counter::new() }; Reason::ALL.len()];
+
+fn counters(kind: Kind) -> &'static PerReason {
+    match kind {
+        Kind::Persistent => &PERSISTENT,
+        Kind::Revocable => &REVOCABLE,
+    }
+}
+
+/// Each reason with the number of its refusals by the client that pins as `kind` says.
+pub(crate) fn by_reason(kind: Kind) -> impl Iterator<Item = (Reason, u64)> + Clone {
+    Reason::ALL.into_iter().zip(counters(kind).iter().map(Counter::value))
+}
+
+/// A refusal as it is remembered.
+#[derive(Clone, Copy)]
+pub(crate) struct Failure {
+    /// From 1.
+    pub(crate) seq: u64,
+    /// Nanoseconds since 1970.
+    pub(crate) time_ns: u64,
+    pub(crate) process: Process,
+    pub(crate) comm: [u8; 16],
+    pub(crate) client: Client,
+    pub(crate) user: Span,
+    pub(crate) reason: Reason,
+}
+
+/// Refusals that are remembered.
+const REMEMBERED: usize = 64;
+
+/// The last refusals: number `seq` is at `seq % REMEMBERED`.
+struct Failures {
+    count: u64,
+    last: [Option<Failure>; REMEMBERED],
+    /// What the log was told, in the order of [`Reason::ALL`].
+    bursts: [Burst; Reason::ALL.len()],
+}
+
+global_lock! {
+    // SAFETY: Initialised in `init()`, before any client is registered.
+    unsafe(uninit) static FAILURES: Mutex<Failures> = Failures {
+        count: 0,
+        last: [None; REMEMBERED],
+        bursts: [Burst::new(); Reason::ALL.len()],
+    };
+}
+
+/// Initialises what this file keeps for the whole module.
+///
+/// # Safety
+///
+/// To be called once, before anything else of this file.
+pub(crate) unsafe fn init() {
+    // SAFETY: By this function's contract.
+    unsafe { FAILURES.init() };
+}
+
+fn place_of(seq: u64) -> usize {
+    usize::try_from(seq).unwrap_or(0).checked_rem(REMEMBERED).unwrap_or(0)
+}
+
+/// The first remembered refusal whose number is at least `seq`.
+pub(crate) fn failure_from(seq: u64) -> Option<Failure> {
+    let failures = FAILURES.lock();
+    let oldest = failures.count.saturating_sub(u64::try_from(REMEMBERED).unwrap_or(0)).saturating_add(1);
+    let seq = seq.max(oldest);
+    (*failures.last.get(place_of(seq))?).filter(|failure| failure.seq == seq)
+}
+
+/// Counts and remembers a refusal, and says it unless its reason was said just now.
+///
+/// Takes a lock of its own and prints: never under L or the registry lock, never in the callback.
+pub(crate) fn refused(reason: Reason, client: Client, user: Span) {
+    trace::failure(reason, user);
+    let at = reason.index();
+    if let Some(counter) = counters(client.kind).get(at) {
+        counter.add(1);
+    }
+    let mut failure = Failure {
+        seq: 0,
+        time_ns: shim::real_ns(),
+        process: Process::current(),
+        comm: shim::current_comm(),
+        client,
+        user,
+        reason,
+    };
+    let unsaid = {
+        let mut failures = FAILURES.lock();
+        failures.count = failures.count.saturating_add(1);
+        failure.seq = failures.count;
+        if let Some(slot) = failures.last.get_mut(place_of(failure.seq)) {
+            *slot = Some(failure);
+        }
+        failures.bursts.get_mut(at).and_then(|burst| burst.happened(shim::now_ns()))
+    };
+    if let Some(unsaid) = unsaid {
+        say(&failure, unsaid);
+    }
+}
+
+/// One line: what, who, which value, what to do.
+fn say(failure: &Failure, unsaid: u64) {
+    let (mut comm, mut rest) = (Text::new(), Text::new());
+    for byte in failure.comm.iter().take_while(|byte| **byte != 0) {
+        let shown = if byte.is_ascii_graphic() { char::from(*byte) } else { '?' };
+        let _ = comm.write_char(shown);
+    }
+    if let Some(found) = failure.reason.found() {
+        let _ = write!(rest, " (found {found:#x})");
+    }
+    if unsaid != 0 {
+        let _ = write!(rest, " ({unsaid} more for this reason were not logged)");
+    }
+    pr_warn!(
+        "process {} ({}): {} registration of {} bytes at {:#x} refused with {}: {}{}\n",
+        failure.process.tgid(),
+        comm.as_str(),
+        failure.client.kind.text(),
+        failure.user.len(),
+        failure.user.start(),
+        failure.reason.errno_name(),
+        failure.reason.words(),
+        rest.as_str()
+    );
+}
+
+/// A short text on the stack. What does not fit is left out.
+struct Text {
+    bytes: [u8; 80],
+    length: usize,
+}
+
+impl Text {
+    fn new() -> Self {
+        Self { bytes: [0; 80], length: 0 }
+    }
+
+    fn as_str(&self) -> &str {
+        self.bytes.get(..self.length).and_then(|bytes| core::str::from_utf8(bytes).ok()).unwrap_or("")
+    }
+}
+
+impl Write for Text {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let end = self.length.checked_add(text.len()).ok_or(fmt::Error)?;
+        self.bytes.get_mut(self.length..end).ok_or(fmt::Error)?.copy_from_slice(text.as_bytes());
+        self.length = end;
+        Ok(())
+    }
+}
