@@ -266,7 +266,11 @@ impl Recorder {
                     println!("|{key}={value}");
                 }
             }
-            let matters = |name: &&String| SYMBOLS.contains(&name.as_str()) || name.starts_with("nvidia_p2p_");
+            let matters = |name: &&String| {
+                SYMBOLS.contains(&name.as_str())
+                    || name.starts_with("nvidia_p2p_")
+                    || name.starts_with("ib_umem_dmabuf_get")
+            };
             for name in file.needs.iter().filter(matters) {
                 println!("|needs {name}");
             }

@@ -3,11 +3,12 @@
 
 use crate::check::{Check, Level};
 use crate::doctor;
+use crate::kernel;
 use crate::machine::Machine;
 use crate::nvidia::Flavour;
 use crate::pci::{self, Acs, Distance};
-use crate::peermem::{Failure, Registration, Stats};
-use crate::root::Missing;
+use crate::peermem::{self, Failure, Registration, Stats};
+use crate::root::{Missing, Root};
 use anyhow::{bail, Result};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -167,9 +168,14 @@ pub struct Process {
     pub registrations: Vec<Registration>,
 }
 
-/// Says why a file of the module cannot be read.
-fn unread(machine: &Machine, missing: Missing) -> Result<()> {
-    match (missing, &machine.loaded) {
+/// The rows of one of the module's files, or why it cannot be read. Of the rest of the machine, nothing is looked at as
+/// long as there are rows: the reason for a refusal is there at once.
+fn told<T>(root: &Root, rows: Result<T, Missing>) -> Result<T> {
+    let missing = match rows {
+        Ok(rows) => return Ok(rows),
+        Err(missing) => missing,
+    };
+    match (missing, &Machine::look(root).loaded) {
         (Missing::Denied, _) => bail!("only root may see that: run it as root"),
         (_, None) => bail!("nvidia_peermem is not loaded; peermemctl doctor says why"),
         (_, Some(loaded)) => bail!(
@@ -184,12 +190,10 @@ fn unread(machine: &Machine, missing: Missing) -> Result<()> {
 }
 
 /// Answers `list`.
-pub fn list(machine: &Machine) -> Result<List> {
-    if let Err(missing) = machine.registrations {
-        unread(machine, missing)?;
-    }
+pub fn list(root: &Root) -> Result<List> {
+    let registrations = told(root, peermem::registrations(root))?;
     let mut by_process: BTreeMap<(u32, String), Process> = BTreeMap::new();
-    for row in machine.registrations.iter().flatten() {
+    for row in &registrations {
         let process = by_process.entry((row.pid, row.comm.clone())).or_insert_with(|| Process {
             pid: row.pid,
             comm: row.comm.clone(),
@@ -202,7 +206,7 @@ pub fn list(machine: &Machine) -> Result<List> {
     }
     let mut processes: Vec<Process> = by_process.into_values().collect();
     processes.sort_by_key(|process| std::cmp::Reverse(process.bytes));
-    let references = machine.modules.get(crate::machine::NAME).map_or(0, |module| module.refcount);
+    let references = kernel::loaded_modules(root).get(crate::machine::NAME).map_or(0, |module| module.refcount);
     Ok(List { processes, references })
 }
 
@@ -263,11 +267,8 @@ pub struct Failures {
 }
 
 /// Answers `failures`.
-pub fn failures(machine: &Machine) -> Result<Failures> {
-    if let Err(missing) = machine.failures {
-        unread(machine, missing)?;
-    }
-    Ok(Failures { failures: machine.failures.clone().unwrap_or_default() })
+pub fn failures(root: &Root) -> Result<Failures> {
+    Ok(Failures { failures: told(root, peermem::failures(root))? })
 }
 
 /// GPUs, NICs, and the ways between them.
@@ -302,6 +303,9 @@ pub struct Pair {
     pub acs_redirects: Vec<String>,
     /// Whether the ACS words of all bridges on the way could be read (root only).
     pub acs_known: bool,
+    /// What the GPU driver says of the two, once they met in a registration: `supported`, `unsupported`, or `unasked`
+    /// (revocable pins only).
+    pub driver_says: Option<String>,
 }
 
 /// Answers `topo`.
@@ -321,7 +325,11 @@ pub fn topo(machine: &Machine) -> Topo {
             let way = gpu.way_to(nic);
             let states: Vec<(String, Acs)> =
                 way.between.iter().map(|bridge| (bridge.clone(), pci::acs(machine.root, bridge))).collect();
+            let driver_says = machine.stats.as_ref().ok().and_then(|stats| {
+                stats.pairs().find(|(a, b, _)| *a == gpu.address && *b == nic.address).map(|(.., says)| says.to_owned())
+            });
             pairs.push(Pair {
+                driver_says,
                 gpu: gpu.address.clone(),
                 nic: nic.address.clone(),
                 distance: way.distance,

@@ -28,6 +28,8 @@ pub struct Machine<'a> {
     pub driver: Option<Driver>,
     pub devices: Vec<Device>,
     pub rdma: Vec<RdmaDevice>,
+    /// Whether the driver of an RDMA device registers dma-bufs, or none could be looked at.
+    pub nic_dma_buf: bool,
     /// The module file that modprobe would load.
     pub file: Option<ModuleFile>,
     /// The nvidia-peermem that is loaded.
@@ -60,17 +62,24 @@ impl<'a> Machine<'a> {
         let chosen = release.as_deref().and_then(|release| module_file::chosen(root, release, NAME));
         let file = chosen.and_then(|path| ModuleFile::read(root, &path).ok());
         let stats = Stats::read(root);
+        let rdma = rdma::devices(root);
+        let takes_dma_buf = |device: &RdmaDevice| {
+            let path = module_file::chosen(root, release.as_deref()?, device.module.as_deref()?)?;
+            Some(ModuleFile::read(root, &path).ok()?.takes_dma_buf())
+        };
+        let nic_dma_buf = rdma.is_empty() || rdma.iter().any(|device| takes_dma_buf(device) != Some(false));
         let loaded = peermem_loaded(root, &modules, file.as_ref(), driver.as_ref());
         Self {
             symbols: kernel::symbols(root),
             log: kernel::log(root),
             devices: pci::devices(root),
-            rdma: rdma::devices(root),
             registrations: peermem::registrations(root),
             failures: peermem::failures(root),
             callbacks: peermem::callbacks(root),
             peers: root.names(PEERS),
             bar1: BTreeMap::new(),
+            rdma,
+            nic_dma_buf,
             root,
             release,
             modules,
@@ -115,10 +124,11 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Whether the kernel and the driver offer registration by dma-buf.
+    /// Whether the kernel, the GPU's and the NIC's drivers offer registration by dma-buf.
     pub fn dma_buf(&self) -> bool {
-        // Drivers offer it in the open flavour only.
-        self.has_symbol("ib_umem_dmabuf_get") == Some(true)
+        // NVIDIA offers it in the open flavour only.
+        self.nic_dma_buf
+            && self.has_symbol("ib_umem_dmabuf_get") == Some(true)
             && self.driver.as_ref().is_some_and(|driver| driver.flavour == Some(nvidia::Flavour::Open))
     }
 }

@@ -35,21 +35,21 @@ fn run(cli: &Cli) -> Result<u8> {
     if let Command::Watch { interval, count } = cli.command {
         return watch(cli, &root, Duration::from_secs(interval), count);
     }
-    let mut machine = Machine::look(&root);
     let answer = match &cli.command {
-        Command::Status => Answer::Status(Box::new(answer::status(&machine))),
+        Command::Status => Answer::Status(Box::new(answer::status(&Machine::look(&root)))),
         Command::Doctor => {
+            let mut machine = Machine::look(&root);
             machine.ask_tools();
             Answer::Doctor(peermemctl::doctor::examine(&machine))
         }
-        Command::List => Answer::List(answer::list(&machine)?),
-        Command::Failures => Answer::Failures(answer::failures(&machine)?),
-        Command::Topo => Answer::Topo(answer::topo(&machine)),
+        Command::List => Answer::List(answer::list(&root)?),
+        Command::Failures => Answer::Failures(answer::failures(&root)?),
+        Command::Topo => Answer::Topo(answer::topo(&Machine::look(&root))),
         Command::Selftest { device, gpu } => {
             if !root.is_live() {
                 bail!("selftest works on this machine only, not on a recorded tree");
             }
-            Answer::Selftest(peermemctl::selftest::run(&machine, device.as_deref(), *gpu)?)
+            Answer::Selftest(peermemctl::selftest::run(&Machine::look(&root), device.as_deref(), *gpu)?)
         }
         Command::Watch { .. } => unreachable!("answered above"),
     };

@@ -84,6 +84,11 @@ impl ModuleFile {
         self.needs.iter().any(|name| name == symbol)
     }
 
+    /// Whether it is an RDMA driver that registers dma-bufs.
+    pub fn takes_dma_buf(&self) -> bool {
+        self.needs.iter().any(|name| name.starts_with("ib_umem_dmabuf_get"))
+    }
+
     /// Whether it is built on the kernel's own Rust, whose symbols are all GPL-only.
     pub fn uses_kernel_rust(&self) -> bool {
         self.needs.iter().any(|name| name.starts_with("_R") && name.contains("6kernel"))

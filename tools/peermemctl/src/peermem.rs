@@ -46,6 +46,15 @@ impl Stats {
         self.text("clients").unwrap_or_default().split_ascii_whitespace().collect()
     }
 
+    /// GPUs and NICs that met in a registration, and what the GPU driver says of the two: `supported`, `unsupported`,
+    /// `unasked`.
+    pub fn pairs(&self) -> impl Iterator<Item = (&str, &str, &str)> {
+        self.0.iter().filter_map(|(key, value)| {
+            let (gpu, nic) = key.strip_prefix("pair.")?.split_once('/')?;
+            Some((gpu, nic, value.as_str()))
+        })
+    }
+
     /// All keys and values that are numbers.
     pub fn numbers(&self) -> BTreeMap<String, u64> {
         self.0.iter().filter_map(|(key, value)| Some((key.clone(), value.parse().ok()?))).collect()
@@ -255,9 +264,12 @@ mod tests {
 
     #[test]
     fn stats_ignore_what_they_do_not_know() {
-        let stats = Stats::parse("format 1\nnew.thing a b c\ntotal.live 3\nrefused.busy 0\nrefused.freed 2\n");
+        let stats = Stats::parse(
+            "format 1\nnew.thing a b c\ntotal.live 3\nrefused.busy 0\nrefused.freed 2\npair.0000:00:08.0/0000:00:04.0 unasked\n",
+        );
         assert!(stats.is_known());
         assert_eq!(stats.number("total.live"), Some(3));
         assert_eq!(stats.nonzero("refused.").collect::<Vec<_>>(), [("freed", 2)]);
+        assert_eq!(stats.pairs().collect::<Vec<_>>(), [("0000:00:08.0", "0000:00:04.0", "unasked")]);
     }
 }

@@ -98,7 +98,15 @@ fn print_status(out: &mut String, status: &Status) {
         ("driver", driver),
         ("kernel", or(&status.kernel)),
         ("peer-memory API", or(&status.api)),
-        ("dma-buf instead", if status.dma_buf { "possible" } else { "no" }.to_owned()),
+        (
+            "dma-buf instead",
+            match (status.dma_buf, status.rdma_devices.is_empty()) {
+                (false, _) => "no",
+                (true, false) => "possible",
+                (true, true) => "possible with an RDMA device",
+            }
+            .to_owned(),
+        ),
         ("clients", list(&status.clients)),
         ("GPUs", list(&status.gpus)),
         ("RDMA devices", list(&status.rdma_devices)),
@@ -230,7 +238,7 @@ fn print_failures(out: &mut String, failures: &Failures) {
         return;
     }
     for row in &failures.failures {
-        let who = format!("process {} ({}), {} at {:#x}", row.pid, row.comm, text::bytes(row.length), row.va);
+        let who = format!("process {} ({}), {} at {:#x}", row.pid, tame(&row.comm), text::bytes(row.length), row.va);
         wrapped(
             out,
             &format!("{}  ", text::time(row.time)),
@@ -277,7 +285,15 @@ fn print_topo(out: &mut String, topo: &Topo) {
                     (true, false) => ", ACS unknown",
                     (true, true) => "",
                 };
-                format!("{} at {}{acs}", pair.distance.text(), pair.meet.as_deref().unwrap_or("no common bridge"))
+                let driver = match pair.driver_says.as_deref() {
+                    Some("unsupported") => ", the GPU driver refuses",
+                    _ => "",
+                };
+                format!(
+                    "{} at {}{acs}{driver}",
+                    pair.distance.text(),
+                    pair.meet.as_deref().unwrap_or("no common bridge")
+                )
             }));
         }
         table.add_row(row);

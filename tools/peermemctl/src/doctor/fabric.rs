@@ -16,6 +16,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     checks.extend(nodes(machine));
     checks.extend(machine.rdma.iter().map(|device| ports(machine, device)));
     checks.extend(ways(machine));
+    checks.extend(pairs(machine));
     checks.extend(iommu(machine));
     checks.extend(links(machine));
     checks.extend(numa_balancing(machine));
@@ -85,6 +86,30 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
 
 fn hardware<'a>(machine: &'a Machine) -> Vec<(&'a RdmaDevice, &'a Device)> {
     machine.rdma.iter().filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?))).collect()
+}
+
+/// What the GPU driver says of each GPU and NIC that met in a registration.
+fn pairs(machine: &Machine) -> Vec<Check> {
+    const ID: &str = "fabric.pairs";
+    let pairs = machine.stats.as_ref().ok().into_iter().flat_map(|stats| stats.pairs());
+    pairs
+        .map(|(gpu, nic, says)| {
+            let two = format!("GPU {gpu} and NIC {nic}");
+            match says {
+                "supported" => Check::ok(ID, format!("{two}: the GPU driver supports the two together")),
+                "unsupported" => Check::warn(
+                    ID,
+                    format!("{two} cannot reach each other, says the GPU driver: registrations are refused"),
+                    "use a NIC that the GPU can reach: peermemctl topo",
+                ),
+                _ => Check::skip(
+                    ID,
+                    format!("{two}: the GPU driver was not asked, which is possible with persistent pins only"),
+                ),
+            }
+            .seen("/proc/driver/nvidia-peermem/stats")
+        })
+        .collect()
 }
 
 /// For each GPU the nearest NIC, and what lies between them.

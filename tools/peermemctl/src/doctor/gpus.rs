@@ -102,8 +102,15 @@ fn dma_buf(machine: &Machine) -> Check {
     const ID: &str = "gpus.dma_buf";
     match (&machine.driver, machine.symbols.is_ok()) {
         (None, _) | (_, false) => Check::skip(ID, "whether dma-buf works cannot be told"),
-        _ if machine.dma_buf() => {
-            Check::ok(ID, "registration by dma-buf should work as well: nvidia.ko is open, and the RDMA core has it")
+        _ if machine.dma_buf() && machine.rdma.is_empty() => {
+            Check::ok(ID, "nvidia.ko and the RDMA core offer registration by dma-buf to an RDMA device")
+        }
+        _ if machine.dma_buf() => Check::ok(
+            ID,
+            "registration by dma-buf should work as well: nvidia.ko is open, the RDMA core and the NIC's driver have it",
+        ),
+        _ if !machine.nic_dma_buf => {
+            Check::ok(ID, "registration by dma-buf cannot work here: the drivers of the RDMA devices do not have it")
         }
         _ => Check::ok(
             ID,

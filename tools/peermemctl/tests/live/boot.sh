@@ -3,7 +3,7 @@
 # Boots the lab's machine into the broken situations of situations.sh and leaves what it told in OUT/SITUATIONS.txt.
 #   boot.sh IMAGE KERNEL FILES PROGRAMS OUT SITUATIONS
 # IMAGE: the lab's initramfs; KERNEL: bzImage; FILES: folder with ours.ko rival.ko stub.ko older.ko other-kernel.ko (and closed/*.ko);
-# PROGRAMS: folder with peermemctl, record and hold; SITUATIONS: plain, refusals, files, translating, identity, acs, switch, node, numa, closed.
+# PROGRAMS: folder with peermemctl, record and hold; SITUATIONS: plain, user, refusals, files, translating, identity, acs, switch, node, numa, closed.
 set -eu
 image=$1 kernel=$2 files=$3 programs=$4 out=$5 situations=$6
 here=$(cd "$(dirname "$0")" && pwd)

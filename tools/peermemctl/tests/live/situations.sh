@@ -180,7 +180,13 @@ plain() {
 	shot bar1-full "248 of 256 MiB of BAR1 are registered"
 	let_go
 	echo reset >$LAB/config
+}
 
+# A user who may lock little.
+user() {
+	up
+	configured
+	modprobe nvidia-peermem
 	chmod 666 /dev/nvidia* /dev/infiniband/* /dev/nvidiactl
 	hold_program() { su nobody -s /bin/sh -c "ulimit -l 128; exec hold-memory $*"; }
 	hold 65536
@@ -315,7 +321,7 @@ hardware() {
 network
 echo "=== begin $situations"
 case $situations in
-plain | refusals | files) $situations ;;
+plain | user | refusals | files) $situations ;;
 translating)
 	hardware iommu-translating "an IOMMU that translates"
 	rmmod nvidia_peermem
