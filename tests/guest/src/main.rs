@@ -6,6 +6,7 @@
 //! process that some tests need (`guest helper NAME ARGUMENTS`).
 
 mod cmdline;
+mod counters;
 mod cuda;
 mod gpu;
 mod helper;
@@ -15,6 +16,7 @@ mod ktap;
 mod lab;
 mod machine;
 mod modules;
+mod peermem;
 mod runner;
 mod suites;
 mod test;

@@ -81,6 +81,17 @@ pub const BOOTS: &[Row] = &[
         takes: 33,
         ..ROW
     },
+    // What module and peermemctl tell.
+    Row { name: "observe", suites: &["observe", "reasons"], takes: 60, ..ROW },
+    Row {
+        name: "many",
+        suites: &["observe"],
+        append: &["guest.only=many_registrations", "guest.registrations=100000"],
+        memory_mib: 8192,
+        takes: 900,
+        runs: &[Run::Soak],
+        ..ROW
+    },
     // Every address goes through the NIC's own translation.
     Row {
         name: "iommu-translating",

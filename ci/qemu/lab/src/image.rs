@@ -111,6 +111,7 @@ fn fill(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, root: &Path) 
         files.program(&parts.perftest.dir.join("bin").join(name), &Path::new("usr/bin").join(name))?;
     }
     files.program(&parts.guest, Path::new("usr/bin/guest"))?;
+    files.program(&parts.peermemctl, Path::new("usr/bin/peermemctl"))?;
     symlink("usr/bin/guest", root.join("init"))?;
     modules(lab, kernel, parts, module, root)
 }

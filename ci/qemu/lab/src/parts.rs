@@ -31,6 +31,7 @@ pub struct Parts {
     pub rival: Part,
     pub libcuda: PathBuf,
     pub guest: PathBuf,
+    pub peermemctl: PathBuf,
     pub perftest: Part,
 }
 
@@ -46,8 +47,9 @@ pub fn build(lab: &Lab, sources: &Sources, kernel: &Kernel) -> Result<Parts> {
     let rival = b.rival(&ofed, &gpu)?;
     let libcuda = b.cargo("cuda", "ci/qemu/cuda", "libcuda.so")?;
     let guest = b.cargo("guest", "tests/guest", "guest")?;
+    let peermemctl = b.cargo("peermemctl", "tools/peermemctl", "peermemctl")?;
     let perftest = b.perftest(&libcuda)?;
-    Ok(Parts { pcie, ofed, gpu, alarms, ours, rival, libcuda, guest, perftest })
+    Ok(Parts { pcie, ofed, gpu, alarms, ours, rival, libcuda, guest, peermemctl, perftest })
 }
 
 struct Builder<'a> {

@@ -8,6 +8,8 @@ mod end;
 mod errors;
 mod iommu;
 mod matrix;
+mod observe;
+mod reasons;
 mod refusals;
 mod revoke;
 mod smoke;
@@ -34,6 +36,8 @@ pub fn all(rival: bool) -> Vec<Suite> {
         smoke::suite(rival),
         callbacks::suite(rival),
         refusals::suite(),
+        observe::suite(rival),
+        reasons::suite(rival),
         revoke::suite(rival),
         matrix::suite(rival),
         matrix::full(rival),

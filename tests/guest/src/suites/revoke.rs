@@ -154,7 +154,7 @@ fn exit_without_dereg(_: &Env) -> Result<()> {
 }
 
 /// Deregisters in a forked process, which has the file and the MR but is not the one that pinned.
-fn dereg_in_fork(mr: Mr) -> Result<()> {
+pub(super) fn dereg_in_fork(mr: Mr) -> Result<()> {
     // SAFETY: this process has one thread; the child calls the library and ends without unwinding.
     match unsafe { nix::unistd::fork() }.context("fork")? {
         nix::unistd::ForkResult::Child => {

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Whether what the module counts is what the stand-ins saw, and whether its figures add up.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Result};
+use nvlab::Books;
+
+use crate::gpu;
+use crate::lab;
+use crate::peermem::{rows, Stats};
+
+/// The counters of both sides when nothing was going on. Whoever asks the GPU for pins meanwhile and is not the
+/// module (`/dev/nvlab_gdr`), or empties the books, makes [`Ledger::check`] fail.
+pub struct Ledger {
+    stats: Stats,
+    books: Books,
+}
+
+/// A figure of ours, and what somebody else says it is.
+struct Figure {
+    what: String,
+    ours: i64,
+    theirs: i64,
+}
+
+impl Ledger {
+    /// To be called at rest: nobody registers, deregisters or frees. What is registered already is no matter.
+    pub fn begin() -> Result<Self> {
+        Ok(Self { stats: Stats::read()?, books: gpu::books()? })
+    }
+
+    /// Compares every figure; to be called at rest. What is still registered is no matter. What a process that was just
+    /// killed had is given back a moment after its death: for that there is some patience.
+    pub fn check(&self) -> Result<()> {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            match self.compare() {
+                Err(_) if Instant::now() < end => sleep(Duration::from_millis(100)),
+                other => return other,
+            }
+        }
+    }
+
+    fn compare(&self) -> Result<()> {
+        let (stats, books) = (Stats::read()?, gpu::books()?);
+        let mut figures = self.grown(&stats, &books)?;
+        figures.extend(living(&stats, &books)?);
+        figures.extend(sums(&stats)?);
+        let wrong: Vec<String> = figures
+            .iter()
+            .filter(|f| f.ours != f.theirs)
+            .map(|f| format!("{}: the module counts {}, wanted {}", f.what, f.ours, f.theirs))
+            .collect();
+        if !wrong.is_empty() {
+            bail!("{}", wrong.join("\n"));
+        }
+        println!("{} figures of stats are those of the stand-ins", figures.len());
+        Ok(())
+    }
+
+    /// What only grows: since `begin`.
+    fn grown(&self, stats: &Stats, books: &Books) -> Result<Vec<Figure>> {
+        let ours = |key: &str| -> Result<i64> { Ok(stats.number(key)? - self.stats.number(key)?) };
+        let theirs = |name: &str| books.get(name) - self.books.get(name);
+        let (persistent, revocable) = stats.clients()?;
+        let mut all = Vec::new();
+        for (client, get, put, failures) in [
+            (persistent, "persistent_gets", "persistent_puts", "persistent_get_failures"),
+            (revocable, "gets", "puts", "get_failures"),
+        ] {
+            for (key, theirs) in [
+                ("pins", theirs(get) - theirs(failures)),
+                ("provider.get.calls", theirs(get)),
+                ("provider.put.calls", theirs(put)),
+            ] {
+                let what = format!("{client}.{key}");
+                all.push(Figure { ours: ours(&what)?, theirs, what });
+            }
+        }
+        all.push(Figure {
+            what: "provider.map.calls".into(),
+            ours: ours("provider.map.calls")?,
+            theirs: theirs("dma_maps"),
+        });
+        all.push(Figure {
+            what: "revocations and late callbacks".into(),
+            ours: ours("total.revocations")? + ours("late_callbacks")?,
+            theirs: theirs("callbacks"),
+        });
+        Ok(all)
+    }
+}
+
+/// What exists now.
+fn living(stats: &Stats, books: &Books) -> Result<Vec<Figure>> {
+    let (persistent, revocable) = stats.clients()?;
+    let pins = gpu::lab()?.pins()?;
+    let mut all = Vec::new();
+    for (client, is_persistent) in [(persistent, true), (revocable, false)] {
+        let mine = || pins.iter().filter(move |p| p.persistent == is_persistent);
+        let bytes: u64 = mine().map(|p| p.len).sum();
+        let pages: u64 = mine().map(|p| u64::from(p.entries)).sum();
+        for (key, theirs) in [
+            ("live", i64::try_from(mine().count())?),
+            ("live_bytes", i64::try_from(bytes)?),
+            ("live_pages", i64::try_from(pages)?),
+        ] {
+            let what = format!("{client}.{key}");
+            all.push(Figure { ours: stats.number(&what)?, theirs, what });
+        }
+    }
+    let mapped = rows("registrations")?.iter().filter(|r| r["state"] == "mapped").count();
+    let nic = lab::nic_mrs()?.iter().filter(|m| m.state == "live").count();
+    let maps = stats.number("total.maps")? - stats.number("total.unmaps")?;
+    for (what, ours, theirs) in [
+        ("callbacks in flight", stats.number("callbacks_in_flight")?, books.get("callbacks_running")),
+        ("live mappings, against the NIC", maps, i64::try_from(nic)?),
+        ("live mappings, against the list of registrations", maps, i64::try_from(mapped)?),
+    ] {
+        all.push(Figure { what: what.into(), ours, theirs });
+    }
+    Ok(all)
+}
+
+/// What must fit together within `stats` itself.
+fn sums(stats: &Stats) -> Result<Vec<Figure>> {
+    let (persistent, revocable) = stats.clients()?;
+    let mut all = Vec::new();
+    let refused = |prefix: &str| stats.below(prefix).map(|(_, n)| n).sum::<i64>();
+    for client in ["total", persistent, revocable] {
+        let n = |key: &str| stats.number(&format!("{client}.{key}"));
+        let prefix = if client == "total" { String::new() } else { format!("{client}.") };
+        for (what, ours, theirs) in [
+            ("pins, against unpins + live", n("pins")?, n("unpins")? + n("live")?),
+            ("refused.*, against refused", refused(&format!("{prefix}refused.")), n("refused")?),
+            ("errno.*, against refused", refused(&format!("{prefix}errno.")), n("refused")?),
+        ] {
+            all.push(Figure { what: format!("{client}: {what}"), ours, theirs });
+        }
+        for call in ["get", "put", "map"] {
+            let key = format!("{prefix}provider.{call}");
+            all.push(Figure {
+                what: format!("{key}.histogram"),
+                ours: stats.sum(&format!("{key}.histogram"))?,
+                theirs: stats.number(&format!("{key}.calls"))?,
+            });
+        }
+    }
+    for key in ["pins", "live", "live_bytes", "live_runs", "maps", "unmaps", "revocations", "orphans", "refused"] {
+        all.push(Figure {
+            what: format!("total.{key}"),
+            ours: stats.number(&format!("total.{key}"))?,
+            theirs: stats.number(&format!("{persistent}.{key}"))? + stats.number(&format!("{revocable}.{key}"))?,
+        });
+    }
+    Ok(all)
+}

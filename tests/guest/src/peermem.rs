@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What the module tells in /proc/driver/nvidia-peermem (docs/proc.md), and what `peermemctl` makes of it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+const DIR: &str = "/proc/driver/nvidia-peermem";
+
+fn read(file: &str) -> Result<String> {
+    let path = format!("{DIR}/{file}");
+    fs::read_to_string(&path).with_context(|| format!("read {path}"))
+}
+
+/// The file `stats`.
+#[derive(Debug, Clone)]
+pub struct Stats(BTreeMap<String, String>);
+
+impl Stats {
+    pub fn read() -> Result<Self> {
+        Ok(Self::parse(&read("stats")?))
+    }
+
+    fn parse(text: &str) -> Self {
+        Self(text.lines().filter_map(|l| l.split_once(' ')).map(|(k, v)| (k.into(), v.into())).collect())
+    }
+
+    pub fn text(&self, key: &str) -> Result<&str> {
+        self.0.get(key).map(String::as_str).with_context(|| format!("{DIR}/stats has no {key}"))
+    }
+
+    pub fn number(&self, key: &str) -> Result<i64> {
+        self.text(key)?.parse().with_context(|| format!("{DIR}/stats: {key} is no number"))
+    }
+
+    /// The sum of the numbers in one line.
+    pub fn sum(&self, key: &str) -> Result<i64> {
+        let numbers: Vec<i64> = self.text(key)?.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+        Ok(numbers.iter().sum())
+    }
+
+    /// Keys and numbers below a prefix.
+    pub fn below<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, i64)> + 'a {
+        self.0.iter().filter_map(move |(k, v)| Some((k.strip_prefix(prefix)?, v.parse().ok()?)))
+    }
+
+    /// The pairs of GPU and NIC, and what is known of each.
+    pub fn pairs(&self) -> Vec<(&str, &str)> {
+        self.0.iter().filter_map(|(k, v)| Some((k.strip_prefix("pair.")?, v.as_str()))).collect()
+    }
+
+    /// Names of the clients with persistent and with revocable pins.
+    pub fn clients(&self) -> Result<(&str, &str)> {
+        let (first, second) = self.text("clients")?.split_once(' ').context("stats: two clients")?;
+        Ok(if self.text("mode")? == "legacy" { (second, first) } else { (first, second) })
+    }
+}
+
+/// The rows of `registrations` or `callbacks`, each as its fields.
+pub fn rows(file: &str) -> Result<Vec<BTreeMap<String, String>>> {
+    let fields = |line: &str| -> BTreeMap<String, String> {
+        line.split(' ').filter_map(|w| w.split_once('=')).map(|(k, v)| (k.into(), v.into())).collect()
+    };
+    Ok(read(file)?.lines().map(fields).collect())
+}
+
+/// What `peermemctl` printed, and its exit code.
+pub struct Said {
+    pub text: String,
+    pub code: Option<i32>,
+}
+
+pub fn peermemctl(args: &[&str]) -> Result<Said> {
+    let out = Command::new("peermemctl").args(args).output().context("start peermemctl")?;
+    let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    Ok(Said { text, code: out.status.code() })
+}
+
+/// The same with `--json`.
+pub fn peermemctl_json(args: &[&str]) -> Result<(Value, Option<i32>)> {
+    let said = peermemctl(&[args, &["--json"]].concat())?;
+    let value = serde_json::from_str(&said.text).with_context(|| format!("peermemctl {args:?}: {:?}", said.text))?;
+    Ok((value, said.code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Stats;
+
+    #[test]
+    fn stats_are_read() {
+        let s = Stats::parse(
+            "mode legacy\nclients nv_mem nv_mem_nc\ntotal.pins 3\nrefused.busy 2\n\
+             provider.get.histogram 1 0 2\npair.0000:00:08.0/0000:00:04.0 unasked\n",
+        );
+        assert_eq!(s.clients().unwrap(), ("nv_mem_nc", "nv_mem"));
+        assert_eq!((s.number("total.pins").unwrap(), s.sum("provider.get.histogram").unwrap()), (3, 3));
+        assert_eq!(s.below("refused.").collect::<Vec<_>>(), [("busy", 2)]);
+        assert_eq!(s.pairs(), [("0000:00:08.0/0000:00:04.0", "unasked")]);
+        assert!(s.number("nothing").is_err());
+    }
+}

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What the module and `peermemctl` tell: counters against the stand-ins' books, refusals in words, the log, the
+//! tracepoints, the list of registrations.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Context, Result};
+use serde_json::{json, Value};
+
+use super::{expect_errno, revoke, Bench, GPU_PAGE, KIB, MIB};
+use crate::counters::Ledger;
+use crate::gpu;
+use crate::helper::Helper;
+use crate::kmsg::Mark;
+use crate::machine::Mode;
+use crate::peermem::{self, Stats};
+use crate::test::{emit, in_modes, Env, Rival, Suite};
+use crate::verbs::Mr;
+
+const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
+
+pub fn suite(rival: bool) -> Suite {
+    let mut tests = Vec::new();
+    for mode in BOTH {
+        let mut add = |modes: &[Mode], name: &str, run: fn(&Env) -> Result<()>| {
+            if modes.contains(&mode) {
+                let means = Rival::Skip("it tells nothing");
+                tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| t.rival(means).limit(600)));
+            }
+        };
+        add(&BOTH, "counters_add_up", counters_add_up);
+        add(&BOTH, "pairs", pairs);
+        add(&BOTH, "tracepoints", tracepoints);
+        add(&[Mode::Persistent], "status_without_root", status_without_root);
+        add(&[Mode::Persistent], "one_line_per_cause", one_line_per_cause);
+        add(&[Mode::Persistent], "many_registrations", many_registrations);
+    }
+    Suite { name: "observe", tests }
+}
+
+/// All kinds of operations in a random order, with a tally of our own; then everything is compared, with
+/// registrations alive and without.
+fn counters_add_up(env: &Env) -> Result<()> {
+    let mut rng = env.rng();
+    let legacy = env.mode()? == Mode::Legacy;
+    let bench = Bench::new()?;
+    let lab = gpu::lab()?;
+    let ledger = Ledger::begin()?;
+    let before = Stats::read()?;
+    let mut tally: BTreeMap<&str, i64> = BTreeMap::new();
+    let mut live = Vec::new();
+    for _ in 0..40 {
+        let memory = bench.cuda.alloc(2 * MIB)?;
+        match rng.u32(0..8) {
+            0 => {
+                expect_errno("too long", bench.refused("too long", memory.va(), 3 * MIB)?, libc::EINVAL)?;
+                *tally.entry("leaves_allocation").or_default() += 1;
+            }
+            1 => {
+                lab.fault(if legacy { "get_errno" } else { "persistent_errno" }, libc::EBUSY as u64)?;
+                let got = bench.refused("busy", memory.va(), MIB);
+                lab.reset_faults()?;
+                expect_errno("busy", got?, libc::EBUSY)?;
+                *tally.entry("busy").or_default() += 1;
+            }
+            2 => {
+                bench.refused("nobody's memory", 0x7000_dead_0000, KIB)?;
+            }
+            3 => {
+                // In legacy mode this revokes.
+                let mr = bench.reg(memory.va(), MIB)?;
+                memory.free()?;
+                mr.dereg()?;
+            }
+            4 => Helper::start(&["hold", &MIB.to_string(), &rng.u32(1..4).to_string()])?.kill()?,
+            _ => {
+                let at = rng.usize(0..2 * MIB - 1);
+                let mr = bench.reg(memory.va() + at as u64, rng.usize(1..=2 * MIB - at))?;
+                live.push((memory, mr));
+            }
+        }
+        if live.len() > 8 {
+            let (memory, mr) = live.swap_remove(rng.usize(0..live.len()));
+            mr.dereg()?;
+            memory.free()?;
+        }
+    }
+    ledger.check().context("with registrations alive")?;
+    for (memory, mr) in live {
+        mr.dereg()?;
+        memory.free()?;
+    }
+    ledger.check().context("with none left")?;
+    let after = Stats::read()?;
+    for (reason, count) in after.below("refused.") {
+        let grown = count - before.number(&format!("refused.{reason}"))?;
+        let wanted = tally.get(reason).copied().unwrap_or(0);
+        ensure!(grown == wanted, "refused.{reason} grew by {grown}, wanted {wanted}");
+    }
+    ensure!(after.number("total.live")? == 0 && after.number("total.live_runs")? == 0, "something is left: {after:?}");
+    Ok(())
+}
+
+/// Whether GPU and NIC can reach each other is asked with persistent pins, and with revocable ones reported as not
+/// asked.
+fn pairs(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let (_memory, mr) = bench.registered(MIB)?;
+    let stats = Stats::read()?;
+    let rows = peermem::rows("registrations")?;
+    let row = rows.first().context("no row of registrations")?;
+    let pair = format!("{}/{}", row["gpu"], row["nic"]);
+    let wanted = if env.mode()? == Mode::Legacy { "unasked" } else { "supported" };
+    ensure!(stats.pairs() == [(pair.as_str(), wanted)], "stats say {:?}, wanted {pair} {wanted}", stats.pairs());
+    let (topo, _) = peermem::peermemctl_json(&["topo"])?;
+    let told = topo["pairs"][0]["driver_says"].as_str().context("topo says nothing of the pair")?;
+    ensure!(told == wanted, "peermemctl topo says {told}, wanted {wanted}");
+    Ok(mr.dereg()?)
+}
+
+/// `peermemctl status`, as somebody who may do nothing.
+fn status_without_root(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let (_memory, mr) = bench.registered(MIB)?;
+    let start = Instant::now();
+    let out = Command::new("peermemctl").args(["status", "--json"]).uid(65534).gid(65534).output()?;
+    let ms = start.elapsed().as_millis();
+    let said: Value = serde_json::from_slice(&out.stdout).with_context(|| format!("{out:?}"))?;
+    ensure!(said["usable"] == true && out.status.code() == Some(0), "exit {:?}: {said}", out.status.code());
+    ensure!(said["live"] == 1 && said["live_bytes"] == MIB, "live registrations: {said}");
+    ensure!(said["mode"] == "persistent" && said["module"] == "rust", "module: {said}");
+    emit("status_without_root", &json!({ "ms": u64::try_from(ms)? }));
+    Ok(mr.dereg()?)
+}
+
+/// However often it happens, each cause is one line, with who, what, which value and what to do.
+fn one_line_per_cause(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let lab = gpu::lab()?;
+    let memory = bench.cuda.alloc(2 * MIB)?;
+    // The burst of an earlier test is over.
+    thread::sleep(Duration::from_secs(6));
+    let mut log = Mark::now()?;
+    let start = Instant::now();
+    for _ in 0..20 {
+        bench.refused("too long", memory.va(), 3 * MIB)?;
+    }
+    lab.fault("persistent_errno", libc::EBUSY as u64)?;
+    for _ in 0..20 {
+        bench.refused("busy", memory.va(), MIB)?;
+    }
+    lab.reset_faults()?;
+    let took = start.elapsed();
+    let said: Vec<String> = log.since()?.into_iter().filter(|l| l.starts_with("nvidia_peermem: ")).collect();
+    for line in &said {
+        println!("{line}");
+    }
+    let (pid, name) = (std::process::id(), fs::read_to_string("/proc/self/comm")?);
+    let (leaves, busy): (Vec<_>, Vec<_>) = said.iter().partition(|l| l.contains("leaves its allocation"));
+    for (lines, bytes, errno, mend) in
+        [(leaves, 3 * MIB, "EINVAL", "register each allocation by itself"), (busy, MIB, "EBUSY", "try again")]
+    {
+        // A machine that stands still for seconds makes two bursts of one.
+        ensure!(lines.len() == 1 || took > Duration::from_secs(5) && !lines.is_empty(), "{} lines", lines.len());
+        let start =
+            format!("process {pid} ({}): persistent registration of {bytes} bytes at {:#x}", name.trim(), memory.va());
+        for words in [start.as_str(), &format!("refused with {errno}"), mend] {
+            ensure!(lines.iter().all(|l| l.contains(words)), "no {words:?} in {lines:?}");
+        }
+    }
+    // The next burst tells how much was not said.
+    thread::sleep(Duration::from_secs(6));
+    bench.refused("too long", memory.va(), 3 * MIB)?;
+    let said = log.since()?;
+    ensure!(
+        said.iter().any(|l| l.contains("more for this reason were not logged")),
+        "nothing about what was left out: {said:?}"
+    );
+    Ok(())
+}
+
+const TRACING: &str = "/sys/kernel/tracing";
+
+/// Events while this lives.
+struct Tracing(());
+
+impl Tracing {
+    fn start() -> Result<Self> {
+        fs::write(format!("{TRACING}/trace"), "").context("empty the trace")?;
+        fs::write(format!("{TRACING}/events/nvidia_peermem/enable"), "1").context("enable nvidia_peermem:*")?;
+        Ok(Self(()))
+    }
+
+    /// Name and fields of each event so far.
+    fn events(&self) -> Result<Vec<(String, BTreeMap<String, String>)>> {
+        let text = fs::read_to_string(format!("{TRACING}/trace"))?;
+        let mut events = Vec::new();
+        for line in text.lines().filter(|l| !l.starts_with('#')) {
+            // `guest-71 [000] ..... 12.345678: pin: ticket=0x1 …`
+            let (_, rest) = line.split_once(": ").with_context(|| format!("trace line {line:?}"))?;
+            let (name, fields) = rest.split_once(": ").with_context(|| format!("trace line {line:?}"))?;
+            let fields = fields.split(' ').filter_map(|f| f.split_once('='));
+            events.push((name.to_string(), fields.map(|(k, v)| (k.into(), v.into())).collect()));
+        }
+        Ok(events)
+    }
+}
+
+impl Drop for Tracing {
+    fn drop(&mut self) {
+        let _ = fs::write(format!("{TRACING}/events/nvidia_peermem/enable"), "0");
+    }
+}
+
+/// Each event comes where docs/tracing.md says, with what it says.
+fn tracepoints(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(2 * MIB)?;
+    // Nobody listens: nothing.
+    bench.reg(memory.va(), MIB)?.dereg()?;
+    let tracing = Tracing::start()?;
+    bench.reg(memory.va(), MIB)?.dereg()?;
+    bench.refused("too long", memory.va(), 3 * MIB)?;
+    let mut wanted = BTreeSet::from(["acquire", "pin", "map", "unmap", "put", "failure"]);
+    if env.mode()? == Mode::Legacy {
+        wanted.extend(["revoke", "orphan", "late_callback"]);
+        revoke::dereg_in_fork(bench.reg(memory.va(), MIB)?)?;
+        bench.reg(memory.va(), MIB)?.dereg()?;
+        gpu::lab()?.fault_n("callback_double", 1, 1)?;
+        let mr = bench.reg(memory.va(), MIB)?;
+        memory.free()?;
+        mr.dereg()?;
+    }
+    let events = tracing.events()?;
+    let names: BTreeSet<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    ensure!(names == wanted, "traced {names:?}, wanted {wanted:?}");
+    let (_, first) = events.iter().find(|(name, _)| name == "acquire").context("no acquire")?;
+    // One registration from its pin to its put, by its ticket.
+    let life: Vec<_> = events.iter().filter(|(_, f)| f.get("ticket") == first.get("ticket")).collect();
+    for (name, fields) in &life {
+        println!("{name} {fields:?}");
+    }
+    let order: Vec<&str> = life.iter().map(|(name, _)| name.as_str()).collect();
+    ensure!(order == ["pin", "acquire", "map", "unmap", "put"], "one ticket's events are {order:?}");
+    let kind = if env.mode()? == Mode::Legacy { "revocable" } else { "persistent" };
+    for (name, fields) in &life {
+        ensure!(
+            fields["length"] == MIB.to_string() && fields["kind"] == kind && fields["ret"] == "0",
+            "{name}: {fields:?}"
+        );
+        ensure!(fields["ns"].parse::<u64>()? > 0, "{name} took no time");
+    }
+    let (_, failure) = events.iter().find(|(name, _)| name == "failure").context("no failure")?;
+    ensure!(failure["reason"] == "leaves_allocation" && failure["errno"] == "22", "failure: {failure:?}");
+    drop(tracing);
+    Ok(())
+}
+
+/// As many registrations as a short test can have, listed while others come and go: each that stays is there once.
+fn many_registrations(env: &Env) -> Result<()> {
+    const STEP: usize = KIB;
+    let wanted: usize = env.values.get("registrations").and_then(|n| n.parse().ok()).unwrap_or(1000);
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(wanted * STEP + GPU_PAGE)?;
+    let start = Instant::now();
+    let mrs = (0..wanted)
+        .map(|n| bench.reg(memory.va() + (n * STEP) as u64, 512))
+        .collect::<std::io::Result<Vec<Mr>>>()
+        .context("register")?;
+    let registered = start.elapsed();
+    let (done, churn) = (AtomicBool::new(false), memory.va() + (wanted * STEP) as u64);
+    let (listed, took) = thread::scope(|scope| -> Result<_> {
+        let others = scope.spawn(|| -> std::io::Result<u32> {
+            let mut n = 0;
+            while !done.load(Ordering::Relaxed) {
+                bench.reg(churn, 512)?.dereg()?;
+                n += 1;
+            }
+            Ok(n)
+        });
+        let start = Instant::now();
+        let listed = read_in_pieces("/proc/driver/nvidia-peermem/registrations");
+        let took = start.elapsed();
+        done.store(true, Ordering::Relaxed);
+        let others = others.join().expect("no panic").context("register meanwhile")?;
+        println!("{others} registrations came and went meanwhile");
+        Ok((listed?, took))
+    })?;
+    let mut times: BTreeMap<u64, u32> = BTreeMap::new();
+    for line in listed.lines() {
+        let va = line.split(' ').find_map(|f| f.strip_prefix("va=0x")).with_context(|| format!("no va in {line:?}"))?;
+        *times.entry(u64::from_str_radix(va, 16)?).or_default() += 1;
+    }
+    let wrong = (0..wanted).map(|n| memory.va() + (n * STEP) as u64).filter(|va| times.get(va) != Some(&1)).count();
+    ensure!(wrong == 0, "{wrong} of {wanted} registrations are not listed exactly once");
+    ensure!(Stats::read()?.number("total.live")? == i64::try_from(wanted)?, "stats count another number");
+    let (list, _) = peermem::peermemctl_json(&["list"])?;
+    let told = list["processes"][0]["registrations"].as_array().map_or(0, Vec::len);
+    ensure!(told == wanted, "peermemctl list tells of {told} registrations, wanted {wanted}");
+    emit(
+        "many_registrations",
+        &json!({ "registrations": wanted, "register_ms": u64::try_from(registered.as_millis())?,
+                 "list_ms": u64::try_from(took.as_millis())?, "list_bytes": listed.len() }),
+    );
+    for mr in mrs {
+        mr.dereg()?;
+    }
+    Ok(())
+}
+
+/// Through a small buffer, so that the list is begun again in the middle many times.
+fn read_in_pieces(path: &str) -> Result<String> {
+    let mut file = File::open(path).with_context(|| format!("open {path}"))?;
+    let (mut text, mut piece) = (Vec::new(), [0; 1000]);
+    loop {
+        match file.read(&mut piece).with_context(|| format!("read {path}"))? {
+            0 => return String::from_utf8(text).context("a list of text"),
+            n => text.extend_from_slice(&piece[..n]),
+        }
+    }
+}

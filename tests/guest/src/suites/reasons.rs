@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Every refusal that the lab can bring about: right after it, `peermemctl failures` gives the reason in words.
+//!
+//! Not brought about here: `no_device`, `not_pci` (the NIC is a PCI device), `too_many_entries` (2^31 runs), `core_order`
+//! (a core that calls out of order). tests/host has them.
+
+use std::fs;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::json;
+
+use super::{errno_name, expect_errno, Bench, MIB, PATIENCE};
+use crate::cuda::DeviceMemory;
+use crate::gpu;
+use crate::lab::{self, CoreHold};
+use crate::machine::Mode;
+use crate::modules::{self, PEERMEM};
+use crate::peermem;
+use crate::test::{emit, in_modes, Env, Rival, Suite};
+
+const SIZE: usize = MIB;
+
+pub fn suite(rival: bool) -> Suite {
+    let modes = [Mode::Persistent, Mode::Legacy];
+    let tests = in_modes(rival, &modes, "in_words", in_words);
+    Suite {
+        name: "reasons",
+        tests: tests.into_iter().map(|t| t.rival(Rival::Skip("it gives none")).limit(180)).collect(),
+    }
+}
+
+/// How a refusal is brought about.
+enum How {
+    /// Faults of the GPU driver: name, value, how often.
+    Faults(&'static [(&'static str, u64, u64)]),
+    /// More than was allocated.
+    TooLong,
+    /// The memory goes while it is being registered.
+    Freed,
+    /// The kernel has no memory for one of the module's own allocations.
+    NoMemory,
+    /// The first time that GPU and NIC meet: the driver is asked, and says no.
+    NewPair,
+}
+
+/// Reason, errno, how.
+type Case = (&'static str, i32, How);
+
+const ALWAYS: u64 = 100;
+
+fn cases(mode: Mode) -> Vec<Case> {
+    use How::{Faults, Freed, NewPair, NoMemory, TooLong};
+    if mode == Mode::Legacy {
+        return vec![
+            ("outside_bar", libc::EOPNOTSUPP, Faults(&[("table_outside", 1, 1)])),
+            ("freed", libc::EFAULT, Freed),
+            ("busy", libc::EBUSY, Faults(&[("get_errno", 16, ALWAYS)])),
+        ];
+    }
+    vec![
+        ("not_supported", libc::EOPNOTSUPP, Faults(&[("persistent_errno", 524, ALWAYS), ("get_errno", 524, ALWAYS)])),
+        ("busy", libc::EBUSY, Faults(&[("persistent_errno", 16, ALWAYS)])),
+        ("no_gpu", libc::ENODEV, Faults(&[("persistent_errno", 19, ALWAYS)])),
+        ("out_of_bar", libc::ENOMEM, Faults(&[("persistent_errno", 12, 1)])),
+        ("provider_fault", libc::EIO, Faults(&[("persistent_errno", 5, 1)])),
+        ("unproven", libc::EFAULT, Faults(&[("persistent_errno", 5, ALWAYS)])),
+        ("leaves_allocation", libc::EINVAL, TooLong),
+        ("table_version", libc::EIO, Faults(&[("table_version", 0x30000, 1)])),
+        ("table_page_size", libc::EIO, Faults(&[("table_page_size", 7, 1)])),
+        ("table_entries", libc::EIO, Faults(&[("table_short", 1, 1)])),
+        ("table_no_pages", libc::EIO, Faults(&[("table_null_pages", 1, 1)])),
+        ("table_address", libc::EIO, Faults(&[("table_misalign", 4096, 1)])),
+        ("dma_mapping", libc::EIO, Faults(&[("table_outside", 1, 1), ("map_errno", 5, 1)])),
+        ("no_memory", libc::ENOMEM, NoMemory),
+        ("topology", libc::EOPNOTSUPP, NewPair),
+    ]
+}
+
+fn in_words(env: &Env) -> Result<()> {
+    let mode = env.mode()?;
+    let mut wrong = Vec::new();
+    for (reason, errno, how) in cases(mode) {
+        // What the module knows of a pair it does not ask again, and does not forget.
+        let anew = matches!(how, How::NewPair);
+        if anew {
+            load_anew(mode)?;
+        }
+        // The text is made of the same rows, and looked at once.
+        let told = one(reason, errno, &how).and_then(|words| if anew { in_text(&words, errno) } else { Ok(()) });
+        if let Err(e) = told {
+            wrong.push(format!("{reason}: {e:#}"));
+        }
+        gpu::lab()?.reset_faults()?;
+        if anew {
+            load_anew(mode)?;
+        }
+    }
+    if !wrong.is_empty() {
+        bail!("{}", wrong.join("\n"));
+    }
+    Ok(())
+}
+
+fn load_anew(mode: Mode) -> Result<()> {
+    modules::rmmod(PEERMEM)?;
+    modules::modprobe("nvidia-peermem", mode.parameters(false)).map(drop)
+}
+
+/// Brings one about and asks; what peermemctl said in words.
+fn one(reason: &str, errno: i32, how: &How) -> Result<String> {
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(2 * SIZE)?;
+    let va = memory.va();
+    let begin = now()?;
+    let got = refuse(&bench, memory, reason, how)?;
+    let end = now()?;
+    let start = Instant::now();
+    let (answer, code) = peermem::peermemctl_json(&["failures"])?;
+    let ms = start.elapsed().as_millis();
+    expect_errno("ibv_reg_mr", got, errno)?;
+    ensure!(code == Some(1), "peermemctl failures exits with {code:?}");
+    let last = answer["failures"].as_array().and_then(|rows| rows.last()).context("peermemctl knows no failure")?;
+    println!("{last}");
+    ensure!(last["reason"] == reason && last["errno"] == errno, "told as {last}");
+    ensure!(last["pid"] == std::process::id() && last["va"] == va, "told of somebody else: {last}");
+    let time = last["time"].as_f64().context("time")?;
+    // Milliseconds are cut off.
+    ensure!(begin - 0.002 <= time && time <= end, "at {time}, but it was between {begin} and {end}");
+    let words = last["text"].as_str().unwrap_or_default();
+    ensure!(words.len() > 20, "no words: {words:?}");
+    emit("reason_told", &json!({ "reason": reason, "ms": u64::try_from(ms)? }));
+    Ok(words.to_string())
+}
+
+/// What people get: the words wrapped, with errno and process.
+fn in_text(words: &str, errno: i32) -> Result<()> {
+    let said = peermem::peermemctl(&["failures"])?;
+    let flat = said.text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in words.split_whitespace().take(4).map(str::to_string).chain([errno_name(errno)]) {
+        ensure!(flat.contains(&part), "{part:?} is not in {}", said.text);
+    }
+    ensure!(said.text.lines().all(|l| l.chars().count() <= 100), "wider than 100 columns: {}", said.text);
+    Ok(())
+}
+
+fn now() -> Result<f64> {
+    Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64())
+}
+
+/// Brings it about; the errno that ibv_reg_mr() ended with.
+fn refuse(bench: &Bench, memory: DeviceMemory, reason: &str, how: &How) -> Result<i32> {
+    let (va, lab) = (memory.va(), gpu::lab()?);
+    match how {
+        How::Faults(faults) => {
+            for (name, value, times) in *faults {
+                lab.fault_n(name, *value, *times)?;
+            }
+            bench.refused(reason, va, SIZE)
+        }
+        How::NewPair => {
+            lab.fault("map_topology", 1)?;
+            bench.refused(reason, va, SIZE)
+        }
+        How::TooLong => bench.refused(reason, va, 3 * SIZE),
+        How::Freed => {
+            let hold = CoreHold::arm("before_dma_map")?;
+            std::thread::scope(|scope| {
+                let reg = scope.spawn(|| bench.refused(reason, va, SIZE));
+                hold.wait(PATIENCE)?;
+                memory.free()?;
+                hold.release();
+                reg.join().expect("no panic")
+            })
+        }
+        How::NoMemory => no_memory(bench, va),
+    }
+}
+
+/// Each allocation of a registration fails in turn, until it is one of the module's own.
+fn no_memory(bench: &Bench, va: u64) -> Result<i32> {
+    const FAILSLAB: &str = "/sys/kernel/debug/failslab";
+    for (file, value) in [("ignore-gfp-wait", "N"), ("verbose", "0")] {
+        fs::write(format!("{FAILSLAB}/{file}"), value).with_context(|| format!("write {FAILSLAB}/{file}"))?;
+    }
+    let known = lab::last_failure()?.map(|f| f.seq);
+    let mut found = None;
+    for nth in 1..200 {
+        fs::write("/proc/thread-self/fail-nth", nth.to_string()).context("write fail-nth")?;
+        let got = bench.reg(va, SIZE);
+        // 0 once it has struck; anything else means that there were fewer allocations.
+        let left = fs::read_to_string("/proc/thread-self/fail-nth").context("read fail-nth")?;
+        fs::write("/proc/thread-self/fail-nth", "0").context("clear fail-nth")?;
+        let told = lab::last_failure()?.filter(|f| Some(f.seq) != known && f.reason == "no_memory");
+        match (got, told) {
+            (Err(e), Some(_)) => found = e.raw_os_error(),
+            (Ok(mr), _) => mr.dereg()?,
+            (Err(_), None) => {}
+        }
+        if found.is_some() || left.trim() != "0" {
+            break;
+        }
+    }
+    fs::write(format!("{FAILSLAB}/ignore-gfp-wait"), "Y").context("reset failslab")?;
+    found.context("no allocation of the module failed")
+}
