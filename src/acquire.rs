@@ -13,18 +13,39 @@ use crate::trace::{Event, Timer};
 use kernel::prelude::*;
 use kernel::sync::{global_lock, Arc};
 
-/// The verdict "not mine" of the first client, for the second one: the core holds P over its walk, so between the two
-/// nobody else asks.
+/// What the core asks every client of one walk.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct NotMine {
+struct Question {
     process: Process,
     addr: u64,
     size: u64,
 }
 
+impl Question {
+    fn new(addr: u64, size: u64) -> Self {
+        Self { process: Process::current(), addr, size }
+    }
+}
+
+/// What the first client found out, for those that are asked after it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// The memory is not ours.
+    NotMine,
+    /// It is ours, and the provider refuses to pin it persistently.
+    SteppedAside,
+}
+
 global_lock! {
+    // The core holds P over its walk, so between our clients nobody else asks.
     // SAFETY: Initialised in `init()`, before any client is registered.
-    unsafe(uninit) static NOT_MINE: Mutex<Option<NotMine>> = None;
+    unsafe(uninit) static WALK: Mutex<Option<(Question, Left)>> = None;
+}
+
+/// What the first client left for this question. Taken by whoever asks: it is for one walk only, and the core may have
+/// skipped a client.
+fn left_for(question: &Question) -> Option<Left> {
+    WALK.lock().take().filter(|(asked, _)| asked == question).map(|(_, left)| left)
 }
 
 /// Initialises what this file keeps for the whole module.
@@ -34,7 +55,7 @@ global_lock! {
 /// To be called once, before anything else of this file.
 pub(crate) unsafe fn init() {
     // SAFETY: By this function's contract.
-    unsafe { NOT_MINE.init() };
+    unsafe { WALK.init() };
 }
 
 /// What an attempt to pin says about the memory.
@@ -95,28 +116,41 @@ fn judge(error: Error, steps_aside: bool, start: Option<Result>) -> Verdict {
 /// memory that is not ours. Takes G, R, L and the registry lock, one after the other. Sleeps.
 pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Registration>> {
     let timer = Timer::start(Event::Acquire);
-    let question = NotMine { process: Process::current(), addr, size };
-    // Taken by either: a verdict is for one walk only.
-    let verdict = NOT_MINE.lock().take();
-    if client.place == Place::Second && verdict == Some(question) {
+    let question = Question::new(addr, size);
+    if left_for(&question) == Some(Left::NotMine) && client.place == Place::Second {
         return None;
     }
     // The owner's call is the moment to end what others had to leave behind.
     invalidate::reap_orphans(&question.process);
     let range = GpuRange::new(addr, size, shim::page_size())?;
-    match pin(client, range) {
+    let left = match pin(client, range) {
         Ok(registration) => {
             timer.end(&registration.traced(), Ok(()));
             return Some(registration);
         }
-        Err(Verdict::StepAside) => return None,
-        Err(Verdict::Unproven) => refusals::refused(Reason::Unproven, client, range.user()),
-        Err(_) => {}
-    }
+        Err(Verdict::StepAside) => Left::SteppedAside,
+        Err(Verdict::Unproven) => {
+            refusals::refused(Reason::Unproven, client, range.user());
+            Left::NotMine
+        }
+        Err(_) => Left::NotMine,
+    };
     if client.place == Place::First {
-        *NOT_MINE.lock() = Some(question);
+        *WALK.lock() = Some((question, left));
     }
     None
+}
+
+/// The same question to the client that is asked last and pins nothing. It claims what the persistent client stepped
+/// aside from and the revocable one was not asked for, the memory of a umem that cannot be invalidated (a queue, DevX):
+/// `get_pages` then tells why, where the application would hear "bad address". P is held. Takes the registry lock.
+pub(crate) fn claim_rest(addr: u64, size: u64) -> Option<Arc<Registration>> {
+    if left_for(&Question::new(addr, size)) != Some(Left::SteppedAside) {
+        return None;
+    }
+    let range = GpuRange::new(addr, size, shim::page_size())?;
+    let persistent = Client { kind: Kind::Persistent, place: Place::First };
+    refuse(persistent, range, Verdict::Refused(Reason::NotSupported)).ok()
 }
 
 /// Pins `range`; the provider is asked once for memory that is pinned, and for memory that is not ours once more at

@@ -67,6 +67,9 @@ struct ClientObject {
     tail: [u64; 2],
 }
 
+/// A client's `acquire`.
+type AcquireCallback = unsafe extern "C" fn(c_ulong, usize, *mut c_void, *mut c_char, *mut *mut c_void) -> c_int;
+
 /// What belongs to one client for as long as the module is loaded.
 ///
 /// # Invariants
@@ -84,22 +87,23 @@ struct Slot {
 // SAFETY: By the invariant no write meets a read or another write.
 unsafe impl Sync for Slot {}
 
-static FIRST: Slot = Slot::new::<true>();
-static SECOND: Slot = Slot::new::<false>();
+static FIRST: Slot = Slot::new(acquire::<true>);
+static SECOND: Slot = Slot::new(acquire::<false>);
+static LAST: Slot = Slot::new(claim_rest);
 
 /// Set once all handles are written: the core may ask before registering has returned to us. Release and Acquire, so that
 /// whoever sees it set sees the slots as they were written.
 static READY: Atomic<bool> = Atomic::new(false);
 
 impl Slot {
-    const fn new<const IS_FIRST: bool>() -> Self {
+    const fn new(acquire: AcquireCallback) -> Self {
         Self {
             object: UnsafeCell::new(ClientObject {
                 ex: raw::peer_memory_client_ex {
                     client: raw::peer_memory_client {
                         name: [0; 64],
                         version: [0; 16],
-                        acquire: Some(acquire::<IS_FIRST>),
+                        acquire: Some(acquire),
                         get_pages: Some(get_pages),
                         dma_map: Some(dma_map),
                         dma_unmap: Some(dma_unmap),
@@ -137,6 +141,9 @@ static PERSISTENT_FIRST: [Role; 2] =
     [Role { name: "nv_mem", kind: Kind::Persistent }, Role { name: "nv_mem_rv", kind: Kind::Revocable }];
 static REVOCABLE_FIRST: [Role; 2] =
     [Role { name: "nv_mem", kind: Kind::Revocable }, Role { name: "nv_mem_nc", kind: Kind::Persistent }];
+/// Behind [`PERSISTENT_FIRST`] alone: who is asked for a umem that cannot be invalidated where persistent pins are
+/// impossible. In the other mode the persistent client comes last, and tells by itself.
+static REST: Role = Role { name: "nv_mem_nc", kind: Kind::Persistent };
 
 /// The clients of the mode that the module was loaded in.
 fn roles() -> &'static [Role; 2] {
@@ -237,6 +244,7 @@ impl Drop for Registered {
 
 /// The registered clients. Dropping it is the unloading of rule 10.
 struct Loaded {
+    last: Option<Registered>,
     second: Option<Registered>,
     first: Option<Registered>,
 }
@@ -245,6 +253,7 @@ impl Drop for Loaded {
     fn drop(&mut self) {
         READY.store(false, Release);
         invalidate::wait_for_callbacks();
+        drop(self.last.take());
         drop(self.second.take());
         drop(self.first.take());
         invalidate::wait_for_callbacks();
@@ -306,9 +315,12 @@ impl kernel::Module for PeerMem {
         let folder = proc::Folder::new()?;
         let [first, second] = roles();
         // Dropped on failure: that undoes what was registered.
-        let mut loaded = Loaded { second: None, first: None };
+        let mut loaded = Loaded { last: None, second: None, first: None };
         loaded.first = Some(Registered::new(&FIRST, first, plain)?);
         loaded.second = Some(Registered::new(&SECOND, second, plain)?);
+        if core::ptr::eq(roles(), &PERSISTENT_FIRST) {
+            loaded.last = Some(Registered::new(&LAST, &REST, plain)?);
+        }
         READY.store(true, Release);
         pr_info!(
             "clients {} ({}) and {} ({}) registered{}\n",
@@ -357,14 +369,44 @@ unsafe extern "C" fn acquire<const IS_FIRST: bool>(
     let (Ok(addr), Ok(size)) = (u64::try_from(addr), u64::try_from(size)) else {
         return 0;
     };
-    match acquire::acquire(Client { kind, place }, addr, size) {
-        Some(registration) => {
-            // SAFETY: By this function's contract.
-            unsafe { context.write(registration.into_foreign()) };
-            1
-        }
-        None => 0,
+    // SAFETY: By this function's contract.
+    unsafe { answer(acquire::acquire(Client { kind, place }, addr, size), context) }
+}
+
+/// Is the range ours, and does no other client serve it? P is held. See [`acquire::claim_rest`].
+///
+/// # Safety
+///
+/// Called by the core: `context` is valid for writing.
+unsafe extern "C" fn claim_rest(
+    addr: c_ulong,
+    size: usize,
+    _private: *mut c_void,
+    _name: *mut c_char,
+    context: *mut *mut c_void,
+) -> c_int {
+    if !READY.load(Acquire) {
+        return 0;
     }
+    let (Ok(addr), Ok(size)) = (u64::try_from(addr), u64::try_from(size)) else {
+        return 0;
+    };
+    // SAFETY: By this function's contract.
+    unsafe { answer(acquire::claim_rest(addr, size), context) }
+}
+
+/// Hands a registration to the core, if there is one.
+///
+/// # Safety
+///
+/// `context` is valid for writing.
+unsafe fn answer(found: Option<Arc<Registration>>, context: *mut *mut c_void) -> c_int {
+    let Some(registration) = found else {
+        return 0;
+    };
+    // SAFETY: By this function's contract.
+    unsafe { context.write(registration.into_foreign()) };
+    1
 }
 
 /// Borrows what `acquire` handed to the core.

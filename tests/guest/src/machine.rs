@@ -28,6 +28,8 @@ pub enum Mode {
     Legacy,
     /// `peerdirect_support=1`: for cores without the extended client.
     Old,
+    /// Both: revocable pins first, and no core may leave the unmapping to the callback.
+    OldLegacy,
 }
 
 impl Mode {
@@ -36,6 +38,7 @@ impl Mode {
             Self::Persistent => "persistent",
             Self::Legacy => "legacy",
             Self::Old => "old",
+            Self::OldLegacy => "old_legacy",
         }
     }
 
@@ -44,7 +47,7 @@ impl Mode {
         if rival {
             &[Self::Legacy, Self::Old]
         } else {
-            &[Self::Persistent, Self::Legacy, Self::Old]
+            &[Self::Persistent, Self::Legacy, Self::Old, Self::OldLegacy]
         }
     }
 
@@ -54,6 +57,7 @@ impl Mode {
             Self::Legacy if rival => &[],
             Self::Legacy => &["persistent_api_support=0"],
             Self::Old => &["peerdirect_support=1"],
+            Self::OldLegacy => &["peerdirect_support=1", "persistent_api_support=0"],
         }
     }
 }

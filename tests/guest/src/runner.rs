@@ -112,9 +112,12 @@ impl<'a> Runner<'a> {
                 return Verdict::Skip(format!("rival: {why}"));
             }
         }
+        let generation = test.generation.unwrap_or(self.request.generation);
+        if let Some((_, why)) = test.not_on.filter(|(where_not, _)| *where_not == generation) {
+            return Verdict::Skip(format!("generation {}: {why}", generation.name()));
+        }
         // A line on the console, so that the kernel's messages have a context there.
         println!("guest: {}/{}", suite.name, test.name);
-        let generation = test.generation.unwrap_or(self.request.generation);
         if self.dirty {
             if let Err(e) = self.machine.reach(Level::Bare, generation) {
                 self.ktap.note(&format!("clean up after the test before: {e:#}"));

@@ -35,6 +35,12 @@ impl Env {
         self.mode.context("this test runs with nvidia-peermem loaded")
     }
 
+    /// Whether an invalidation of the client that is loaded first leaves the unmapping to that client: the core knows the
+    /// UNMAPS flag, and the client has it.
+    pub fn client_unmaps(&self) -> Result<bool> {
+        Ok(self.generation != Generation::G51 && self.mode()? == Mode::Legacy)
+    }
+
     /// `guest.seed=`, or one of its own; printed, so that a failure can be had again.
     pub fn rng(&self) -> fastrand::Rng {
         let seed = self.values.get("seed").and_then(|s| s.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
@@ -48,6 +54,8 @@ pub struct Test {
     pub level: Level,
     /// `None`: the boot's.
     pub generation: Option<Generation>,
+    /// Where it cannot exist or would hang because of the core, and why.
+    pub not_on: Option<(Generation, &'static str)>,
     pub rival: Rival,
     pub limit: Duration,
     pub run: fn(&Env) -> Result<()>,
@@ -55,11 +63,25 @@ pub struct Test {
 
 impl Test {
     pub fn new(name: &str, level: Level, run: fn(&Env) -> Result<()>) -> Self {
-        Self { name: name.into(), level, generation: None, rival: Rival::Same, limit: Duration::from_secs(60), run }
+        Self {
+            name: name.into(),
+            level,
+            generation: None,
+            not_on: None,
+            rival: Rival::Same,
+            limit: Duration::from_secs(60),
+            run,
+        }
     }
 
     pub fn rival(mut self, rival: Rival) -> Self {
         self.rival = rival;
+        self
+    }
+
+    /// The fact about that generation is named in `why`; the test is skipped with it.
+    pub fn not_on(mut self, generation: Generation, why: &'static str) -> Self {
+        self.not_on = Some((generation, why));
         self
     }
 

@@ -69,7 +69,13 @@ const ROW: Row = Row {
 };
 
 /// What every mode, generation and module is asked.
-const SUITES: &[&str] = &["smoke", "callbacks", "revoke", "refusals"];
+const SUITES: &[&str] = &["smoke", "callbacks", "revoke", "refusals", "unfenced"];
+
+/// What is asked of every older generation of the RDMA core in each `make test`: each mode, each order of callbacks, and
+/// each place where a generation differs (tests/guest/README.md). The whole suites are in the soak.
+const OLDER: &[&str] = &["smoke", "callbacks", "revoke", "unfenced"];
+const OLDER_ONLY: &[&str] =
+    &["guest.only=callbacks/,mkey_fails,statistics,legacy/bytes_move,legacy/free_during_dereg,legacy/is_served"];
 
 /// `ONLY=<suite>` takes the first row that has the suite.
 pub const BOOTS: &[Row] = &[
@@ -123,7 +129,11 @@ pub const BOOTS: &[Row] = &[
         takes: 49,
         ..ROW
     },
+    Row { name: "core-5.5", suites: OLDER, append: OLDER_ONLY, generation: "5.5", takes: 80, ..ROW },
+    Row { name: "core-5.1", suites: OLDER, append: OLDER_ONLY, generation: "5.1", takes: 80, ..ROW },
     Row { name: "rival-suites", suites: SUITES, module: Module::Rival, takes: 175, runs: &[Run::Rival], ..ROW },
+    Row { name: "suites-5.5", suites: SUITES, generation: "5.5", takes: 200, runs: &[Run::Soak], ..ROW },
+    Row { name: "suites-5.1", suites: SUITES, generation: "5.1", takes: 200, runs: &[Run::Soak], ..ROW },
     Row { name: "suites-iommu", suites: SUITES, iommu: Iommu::Translating, takes: 360, runs: &[Run::Soak], ..ROW },
     Row { name: "matrix-full", suites: &["matrix_full"], gpus: 2, nics: 2, takes: 3600, runs: &[Run::Soak], ..ROW },
     Row {

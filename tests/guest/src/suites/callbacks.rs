@@ -7,14 +7,20 @@ use serde_json::json;
 use super::{Bench, MIB};
 use crate::gpu;
 use crate::lab::{self, Event};
-use crate::machine::Mode;
+use crate::machine::{Generation, Mode};
 use crate::test::{emit, in_modes, Env, Rival, Suite};
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 
-/// peer-memory-facts.md section 1.1, generation 25.04.
-const REGISTER: [&str; 4] = ["acquire", "get_pages", "dma_map", "get_page_size"];
 const DEREGISTER: [&str; 3] = ["dma_unmap", "put_pages", "release"];
+
+/// peer-memory-facts.md 1.5: cores before 5.5 ask for the page size between get_pages and dma_map.
+fn register_order(generation: Generation) -> [&'static str; 4] {
+    match generation {
+        Generation::G51 => ["acquire", "get_pages", "get_page_size", "dma_map"],
+        Generation::G55 | Generation::G2504 => ["acquire", "get_pages", "dma_map", "get_page_size"],
+    }
+}
 
 pub fn suite(rival: bool) -> Suite {
     let mut tests = Vec::new();
@@ -28,12 +34,21 @@ pub fn suite(rival: bool) -> Suite {
             tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| t.rival(means)));
         }
     }
+    for mode in [Mode::Legacy, Mode::OldLegacy] {
+        // NVIDIA's module goes on using what its callback gave back.
+        tests.extend(
+            in_modes(rival, &[mode], "revocation_order", revocation_order)
+                .into_iter()
+                .map(|t| t.rival(Rival::Recorded)),
+        );
+    }
     Suite { name: "callbacks", tests }
 }
 
 /// The client's callbacks; the core's own events are left out.
 fn callbacks(events: &[Event]) -> Vec<&str> {
-    events.iter().map(|e| e.callback.as_str()).filter(|c| REGISTER.contains(c) || DEREGISTER.contains(c)).collect()
+    let all = register_order(Generation::G2504);
+    events.iter().map(|e| e.callback.as_str()).filter(|c| all.contains(c) || DEREGISTER.contains(c)).collect()
 }
 
 fn order(env: &Env) -> Result<()> {
@@ -48,7 +63,8 @@ fn order(env: &Env) -> Result<()> {
     for e in registered.iter().chain(&deregistered) {
         println!("{:>3} {:<13} {:<9} ret={} nents={} {} ns", e.seq, e.callback, e.client, e.ret, e.nents, e.ns);
     }
-    ensure!(callbacks(&registered) == REGISTER, "register: {:?}, wanted {REGISTER:?}", callbacks(&registered));
+    let wanted = register_order(env.generation);
+    ensure!(callbacks(&registered) == wanted, "register: {:?}, wanted {wanted:?}", callbacks(&registered));
     ensure!(
         callbacks(&deregistered) == DEREGISTER,
         "deregister: {:?}, wanted {DEREGISTER:?}",
@@ -70,6 +86,30 @@ fn order(env: &Env) -> Result<()> {
         let stopped = place(&deregistered, "stop").context("the notifier was never stopped")?;
         ensure!(Some(stopped) < place(&deregistered, "dma_unmap"), "dma_unmap came before the notifier's stop");
     }
+    Ok(())
+}
+
+/// peer-memory-facts.md 1.2: the memory is freed while it is registered. A core that knows UNMAPS fences and leaves the
+/// rest to the client; for a client without the flag, and on a core that does not know it, dma_unmap and put_pages come
+/// in the thread that frees, before the client's call of invalidate returns. `release` comes with the deregistration.
+fn revocation_order(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let (memory, mr) = bench.registered(MIB)?;
+    lab::clear_trace()?;
+    memory.free()?;
+    let freed = lab::trace()?;
+    lab::clear_trace()?;
+    mr.dereg()?;
+    let deregistered = lab::trace()?;
+    let names = |events: &[Event]| events.iter().map(|e| e.callback.clone()).collect::<Vec<_>>();
+    let wanted: &[&str] = if env.client_unmaps()? {
+        &["invalidate", "fence"]
+    } else {
+        &["invalidate", "fence", "dma_unmap", "put_pages"]
+    };
+    ensure!(names(&freed) == wanted, "the free: {:?}, wanted {wanted:?}", names(&freed));
+    let wanted = ["stop", "release"];
+    ensure!(names(&deregistered) == wanted, "the deregistration: {:?}, wanted {wanted:?}", names(&deregistered));
     Ok(())
 }
 

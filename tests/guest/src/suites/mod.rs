@@ -13,6 +13,7 @@ mod reasons;
 mod refusals;
 mod revoke;
 mod smoke;
+mod unfenced;
 mod verbs;
 
 use std::io;
@@ -45,6 +46,7 @@ pub fn all(rival: bool) -> Vec<Suite> {
         verbs::suite(rival),
         errors::suite(rival),
         iommu::suite(rival),
+        unfenced::suite(rival),
         alarms::suite(),
         end::suite(),
     ]

@@ -189,6 +189,24 @@ fn not_supported_is_the_answer_where_nothing_is_left() {
     unload();
 }
 
+/// A queue where the platform refuses persistent pins: the core skips the revocable client, and the last one tells.
+#[test]
+fn memory_that_only_a_revocable_client_could_pin_is_refused_with_a_reason() {
+    let _turn = load(true);
+    w().core.invalidation_supported = false;
+    w().faults.push(Fault::GetNotSupported);
+    assert_eq!(rdma::register(VA, PAGE).map(|_| ()), Err(EOPNOTSUPP));
+    assert_eq!(w().gpu.gets, 1, "the last client asks the provider nothing");
+    // What is not ours stays so, and costs what it always did.
+    assert_eq!(rdma::register(VA + (1 << 32), PAGE).map(|_| ()), Err(EFAULT));
+    assert_eq!(w().gpu.gets, 2);
+    // Persistent pins work again.
+    let umem = rdma::register(VA, PAGE).expect("the persistent client serves a queue");
+    assert!(w().gpu.pins[w().core.umems[umem].pin].persistent);
+    w().core.invalidation_supported = true;
+    unload();
+}
+
 /// The core may skip the second client: what the first one left for it must not be found by a later question.
 #[test]
 fn a_verdict_that_nobody_asked_for_is_forgotten() {

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: GPL-2.0
+//! GPU memory under an object that the HCA cannot fence, such as a queue or a DevX umem: the core asks only clients
+//! whose memory never goes away by itself (peer-memory-facts.md 1.1). rxe's queues are kernel memory, so the lab's NIC
+//! asks for an MR in that way (`no_invalidation`).
+
+use anyhow::{ensure, Result};
+
+use super::{expect_errno, pattern, same_bytes, Bench, KIB, MIB};
+use crate::gpu;
+use crate::lab;
+use crate::machine::Mode;
+use crate::test::{in_modes, Env, Rival, Suite};
+use crate::verbs::Loopback;
+
+const SIZE: usize = MIB;
+const EVERY: [Mode; 4] = [Mode::Persistent, Mode::Legacy, Mode::Old, Mode::OldLegacy];
+const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
+
+pub fn suite(rival: bool) -> Suite {
+    let mut tests = Vec::new();
+    for mode in EVERY {
+        tests.extend(in_modes(rival, &[mode], "is_served", is_served));
+        if BOTH.contains(&mode) {
+            for (name, run) in [
+                ("is_refused_with_a_reason", is_refused_with_a_reason as fn(&Env) -> Result<()>),
+                ("host_memory_is_left_alone", host_memory_is_left_alone),
+            ] {
+                let tested = in_modes(rival, &[mode], name, run);
+                tests.extend(tested.into_iter().map(|t| t.rival(Rival::Recorded)));
+            }
+        }
+    }
+    Suite { name: "unfenced", tests }
+}
+
+/// The clients that were asked, in order.
+fn asked() -> Result<Vec<String>> {
+    Ok(lab::trace()?.into_iter().filter(|e| e.callback == "acquire").map(|e| e.client).collect())
+}
+
+/// By the persistent client, whichever mode: the memory outlives its free, and the object can be used until it goes.
+fn is_served(env: &Env) -> Result<()> {
+    // NVIDIA's module of driver 550 knows the legacy pair alone.
+    let owner = match env.mode()? {
+        Mode::Persistent | Mode::Old if !env.rival => "nv_mem",
+        _ => "nv_mem_nc",
+    };
+    let mut rng = env.rng();
+    let bench = Bench::new()?;
+    let link = Loopback::new(&bench.pd)?;
+    let (source, source_mr) = bench.registered(SIZE)?;
+    let memory = bench.cuda.alloc(SIZE)?;
+    lab::clear_trace()?;
+    lab::set_nic("no_invalidation", 1)?;
+    let mr = bench.reg(memory.va(), SIZE)?;
+    ensure!(asked()? == [owner], "asked: {:?}, wanted {owner} alone", asked()?);
+    ensure!(lab::last_owner()? == owner, "{} serves it, wanted {owner}", lab::last_owner()?);
+    let bytes = pattern(&mut rng, SIZE);
+    source.write(0, &bytes)?;
+    link.write(1, (&source_mr, 0), (&mr, 0), SIZE)?;
+    link.done(1)?;
+    same_bytes("written", &memory.read(0, SIZE)?, &bytes)?;
+
+    let callbacks = gpu::books()?.get("callbacks");
+    memory.free()?;
+    ensure!(gpu::books()?.get("callbacks") == callbacks, "a pin that nobody can fence was taken back");
+    link.read(2, (&source_mr, 0), (&mr, 0), SIZE)?;
+    link.done(2)?;
+    same_bytes("read after the free", &source.read(0, SIZE)?, &bytes)?;
+    lab::clear_trace()?;
+    mr.dereg()?;
+    // Without a notifier there is nothing to stop.
+    let events = lab::trace()?;
+    let names: Vec<&str> = events.iter().map(|e| e.callback.as_str()).collect();
+    ensure!(names == ["dma_unmap", "put_pages", "release"], "the end: {names:?}");
+    Ok(())
+}
+
+/// Where the platform refuses persistent pins, and only a revocable client could serve: errno and reason say so, while an
+/// MR of the same memory works.
+fn is_refused_with_a_reason(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(SIZE)?;
+    gpu::lab()?.fault("persistent_errno", 524)?;
+    lab::clear_trace()?;
+    lab::set_nic("no_invalidation", 1)?;
+    let errno = bench.refused("without persistent pins", memory.va(), SIZE)?;
+    lab::set_nic("no_invalidation", 0)?;
+    let revocable = if env.mode()? == Mode::Persistent { "nv_mem_rv" } else { "nv_mem" };
+    ensure!(!asked()?.iter().any(|c| c == revocable), "{revocable} was asked for what it cannot serve");
+    expect_errno("without persistent pins", errno, libc::EOPNOTSUPP)?;
+    let failure = lab::last_failure()?;
+    let said = failure.as_ref().map(|f| (f.pid, f.va, f.length, f.errno, f.reason.as_str()));
+    let wanted = (std::process::id(), memory.va(), SIZE as u64, libc::EOPNOTSUPP, "not_supported");
+    ensure!(said == Some(wanted), "recorded as {failure:?}, wanted {wanted:?}");
+    ensure!(gpu::pins()? == 0, "refused, but {} pins stay", gpu::pins()?);
+
+    let mr = bench.reg(memory.va(), SIZE)?;
+    ensure!(lab::last_owner()? == revocable, "{} serves the MR, wanted {revocable}", lab::last_owner()?);
+    ensure!(lab::last_failure()? == failure, "an MR that is served was recorded as a refusal");
+    Ok(mr.dereg()?)
+}
+
+/// Memory that nobody knows costs one question to the provider and no word, as for MRs.
+fn host_memory_is_left_alone(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    // The rival records none.
+    let recorded = || if env.rival { Ok(None) } else { lab::last_failure() };
+    let failures = recorded()?;
+    gpu::lab()?.reset_books()?;
+    lab::set_nic("no_invalidation", 1)?;
+    let errno = bench.refused("a bad host address", 0x7000_dead_0000, 4 * KIB)?;
+    lab::set_nic("no_invalidation", 0)?;
+    expect_errno("a bad host address", errno, libc::EFAULT)?;
+    let (gets, puts) = gpu::provider_calls()?;
+    ensure!((gets, puts) == (1, 0), "{gets} gets and {puts} puts for memory that is not ours");
+    ensure!(recorded()? == failures, "a host address was recorded as a failure of ours");
+    Ok(())
+}
