@@ -106,6 +106,7 @@ unsafe extern "C" {
     pub fn nvpm_device_number(dev: *mut device) -> u64;
     pub fn nvpm_device_segment_limit(dev: *mut device) -> u64;
     pub fn nvpm_provider_bar(address: u64, bar: *mut nvpm_bar) -> ::kernel::ffi::c_int;
+    pub fn nvpm_forget_gpus();
     pub fn nvpm_dma_map(
         dev: *mut device,
         address: u64,

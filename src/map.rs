@@ -7,15 +7,17 @@
 //! platforms) is left to the provider, and only for persistent pins (rule 5). Knows nothing of ib_core.
 
 use crate::pin::Kind;
+use crate::range::PIN_GRANULE;
 use crate::raw;
 use crate::reason::Reason;
 use crate::report::{self, Call};
 use crate::sg::{Coalescer, Run};
-use crate::shim;
+use crate::shim::{self, Breath};
 use core::ptr::NonNull;
 use kernel::alloc::KVVec;
 use kernel::error::to_result;
 use kernel::prelude::*;
+use kernel::sync::atomic::{Acquire, Atomic, Relaxed, Release};
 use kernel::sync::global_lock;
 
 /// The device that will do the DMA.
@@ -102,8 +104,8 @@ impl Mapping {
         match common_bar(&runs) {
             Some(bar) => {
                 match table {
-                    Some(table) => ask_topology(bar.device, device, table)?,
-                    None => note_unasked(bar.device, device),
+                    Some(table) if shape.mappable() => ask_topology(bar.device, device, table)?,
+                    _ => note_unasked(bar.device, device),
                 }
                 Self::map_bar(device, runs, &bar)
             }
@@ -122,7 +124,9 @@ impl Mapping {
             return Err(Reason::DmaMapping);
         };
         let mut untranslated = None;
+        let mut breath = Breath::default();
         for run in this.runs.iter_mut() {
+            breath.step();
             let mut dma = 0;
             // SAFETY: `device` is valid; the address lies in a BAR, as `common_bar()` found; `dma` is a local.
             to_result(unsafe { raw::nvpm_dma_map(device.0.as_ptr(), run.addr, run.len, &mut dma) })
@@ -154,6 +158,9 @@ impl Mapping {
     ) -> Result<Self, Reason> {
         if !device.is_pci() {
             return Err(Reason::NotPci);
+        }
+        if !shape.mappable() {
+            return Err(Reason::OutsideBar);
         }
         let mut mapping = core::ptr::null_mut();
         // SAFETY: A PCI device, as just tested; the persistent table is valid until `release`; `mapping` is a local.
@@ -189,7 +196,9 @@ impl Mapping {
             return Err(Reason::DmaMapping);
         }
         let mut coalescer = Coalescer::new(shape.page_size, shape.skip, shape.wanted);
+        let mut breath = Breath::default();
         for index in 0..entries {
+            breath.step();
             let at = usize::try_from(index).map_err(|_| Reason::DmaMapping)?;
             // SAFETY: Not NULL, and `at` is below the number of addresses.
             let dma = unsafe { *addresses.add(at) };
@@ -234,11 +243,13 @@ impl Mapping {
 }
 
 impl Drop for Mapping {
-    /// Unmaps. Does not sleep unless [`Mapping::is_providers`].
+    /// Unmaps. Waits for nothing unless [`Mapping::is_providers`].
     fn drop(&mut self) {
         match &self.how {
             How::Ours { mapped, .. } => {
+                let mut breath = Breath::default();
                 for run in self.runs.iter().take(*mapped) {
+                    breath.step();
                     // SAFETY: By the invariant this run is mapped for this device, which is still valid.
                     unsafe { raw::nvpm_dma_unmap(self.device.0.as_ptr(), run.addr, run.len) };
                 }
@@ -261,6 +272,14 @@ pub(crate) struct ProviderShape {
     pub(crate) entries: u32,
     pub(crate) skip: u64,
     pub(crate) wanted: u64,
+}
+
+impl ProviderShape {
+    /// Whether the provider may be asked to map such a table: with pages of 4 KiB its mapping function stops the
+    /// machine (`BUG_ON` in nv-p2p.c of the open kernel modules).
+    fn mappable(&self) -> bool {
+        self.page_size >= PIN_GRANULE
+    }
 }
 
 /// The BAR of a GPU in which every run lies; `None` if there is no such BAR.
@@ -296,6 +315,22 @@ impl Reach {
             Self::Unasked => "unasked",
         }
     }
+
+    fn number(self) -> u64 {
+        match self {
+            Self::Supported => 1,
+            Self::Unsupported => 2,
+            Self::Unasked => 0,
+        }
+    }
+
+    fn from_number(number: u64) -> Self {
+        match number {
+            1 => Self::Supported,
+            2 => Self::Unsupported,
+            _ => Self::Unasked,
+        }
+    }
 }
 
 /// A GPU and a NIC that met in a registration, by PCI number.
@@ -306,44 +341,80 @@ pub(crate) struct Pair {
     pub(crate) reach: Reach,
 }
 
-/// The pairs that were met. A table and no list, so that nothing is allocated under its lock; more pairs than it holds
-/// are asked for at each registration, and not reported.
-struct Pairs {
-    known: [Option<Pair>; 256],
+/// A pair as it is kept.
+struct Known {
+    gpu: Atomic<u64>,
+    nic: Atomic<u64>,
+    reach: Atomic<u64>,
 }
 
-impl Pairs {
-    fn find(&mut self, gpu: u64, nic: u64) -> Option<&mut Pair> {
-        self.known.iter_mut().map_while(Option::as_mut).find(|pair| pair.gpu == gpu && pair.nic == nic)
-    }
+/// The pairs that were met: the first [`PAIRS_KNOWN`] of these. Of those nothing but `reach` is written any more, so
+/// looking takes no lock: each registration looks. More pairs than there is room for are asked for at each
+/// registration, and not reported.
+static PAIRS: [Known; 256] = [const { Known { gpu: Atomic::new(0), nic: Atomic::new(0), reach: Atomic::new(0) } }; 256];
+static PAIRS_KNOWN: Atomic<u64> = Atomic::new(0);
 
-    /// Enters a pair, or what is now known of it.
-    fn remember(&mut self, pair: Pair) {
-        if let Some(known) = self.find(pair.gpu, pair.nic) {
-            if pair.reach != Reach::Unasked {
-                known.reach = pair.reach;
-            }
-        } else if let Some(free) = self.known.iter_mut().find(|known| known.is_none()) {
-            *free = Some(pair);
+impl Known {
+    fn pair(&self) -> Pair {
+        Pair {
+            gpu: self.gpu.load(Relaxed),
+            nic: self.nic.load(Relaxed),
+            reach: Reach::from_number(self.reach.load(Relaxed)),
         }
     }
 }
 
+fn known_pairs() -> &'static [Known] {
+    // Acquire, for the Release in `remember()`: the pairs below the number are whole.
+    let known = usize::try_from(PAIRS_KNOWN.load(Acquire)).unwrap_or(0);
+    PAIRS.get(..known).unwrap_or(&[])
+}
+
+fn find_pair(gpu: u64, nic: u64) -> Option<&'static Known> {
+    known_pairs().iter().find(|known| known.gpu.load(Relaxed) == gpu && known.nic.load(Relaxed) == nic)
+}
+
+/// Enters a pair, or what is now known of it.
+fn remember(pair: Pair) {
+    let learn = |known: &Known| {
+        if pair.reach != Reach::Unasked {
+            known.reach.store(pair.reach.number(), Relaxed);
+        }
+    };
+    if let Some(known) = find_pair(pair.gpu, pair.nic) {
+        return learn(known);
+    }
+    let _adding = PAIRS_ADDING.lock();
+    // Another thread may have entered it meanwhile.
+    if let Some(known) = find_pair(pair.gpu, pair.nic) {
+        return learn(known);
+    }
+    let count = PAIRS_KNOWN.load(Relaxed);
+    let Some(free) = usize::try_from(count).ok().and_then(|at| PAIRS.get(at)) else {
+        return;
+    };
+    free.gpu.store(pair.gpu, Relaxed);
+    free.nic.store(pair.nic, Relaxed);
+    free.reach.store(pair.reach.number(), Relaxed);
+    // Release: see `known_pairs()`.
+    PAIRS_KNOWN.store(count.saturating_add(1), Release);
+}
+
 /// The pair that was met as number `index`, from 0.
 pub(crate) fn pair(index: usize) -> Option<Pair> {
-    *PAIRS.lock().known.get(index)?
+    known_pairs().get(index).map(Known::pair)
 }
 
 /// A revocable pin joins the two, for which the provider cannot be asked: it is reported, not guessed (rule 5).
 fn note_unasked(gpu: u64, device: Device) {
     if device.is_pci() {
-        PAIRS.lock().remember(Pair { gpu, nic: device.number(), reach: Reach::Unasked });
+        remember(Pair { gpu, nic: device.number(), reach: Reach::Unasked });
     }
 }
 
 global_lock! {
     // SAFETY: Initialised in `init()`, before any client is registered.
-    unsafe(uninit) static PAIRS: Mutex<Pairs> = Pairs { known: [None; 256] };
+    unsafe(uninit) static PAIRS_ADDING: Mutex<()> = ();
 }
 
 /// Initialises what this file keeps for the whole module.
@@ -353,7 +424,14 @@ global_lock! {
 /// To be called once, before anything else of this file.
 pub(crate) unsafe fn init() {
     // SAFETY: By this function's contract.
-    unsafe { PAIRS.init() };
+    unsafe { PAIRS_ADDING.init() };
+    PAIRS_KNOWN.store(0, Relaxed);
+}
+
+/// Forgets which devices are GPUs. For unloading: nothing is mapped any more.
+pub(crate) fn clear() {
+    // SAFETY: No precondition but that nobody maps, by this function's contract.
+    unsafe { raw::nvpm_forget_gpus() };
 }
 
 /// Drivers from 580 on know GPU-NIC pairs whose peer-to-peer traffic does not work, and say so when they map. We map
@@ -366,7 +444,7 @@ fn ask_topology(gpu: u64, device: Device, table: NonNull<raw::nvidia_p2p_page_ta
         return Ok(());
     }
     let nic = device.number();
-    let known = PAIRS.lock().find(gpu, nic).map(|pair| pair.reach);
+    let known = find_pair(gpu, nic).map(|known| known.pair().reach);
     let reach = match known {
         Some(reach) if reach != Reach::Unasked => reach,
         _ => {
@@ -385,7 +463,7 @@ fn ask_topology(gpu: u64, device: Device, table: NonNull<raw::nvidia_p2p_page_ta
                 // Other failures are of this mapping, not of the pair: what we cannot map ourselves will tell.
                 _ => Reach::Supported,
             };
-            PAIRS.lock().remember(Pair { gpu, nic, reach });
+            remember(Pair { gpu, nic, reach });
             reach
         }
     };

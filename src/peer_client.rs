@@ -259,6 +259,7 @@ impl Drop for Loaded {
         invalidate::wait_for_callbacks();
         invalidate::drain();
         registry::clear();
+        map::clear();
     }
 }
 

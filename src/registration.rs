@@ -337,17 +337,23 @@ impl Registration {
             {
                 let body = self.body.lock();
                 let held = body.life.held().ok_or(Reason::Freed)?;
-                for index in next..until {
-                    let page = held.page(shape, index).map_err(Reason::Table)?;
+                while next < until {
+                    let page = held.page(shape, next).map_err(Reason::Table)?;
                     let run = coalescer.push(page).map_err(|fault| match fault {
                         BadPage::Misaligned | BadPage::Wraps => Reason::Table(TableFault::Address),
                     })?;
+                    next = next.saturating_add(1);
                     if let Some(run) = run {
                         emit(run)?;
+                    } else if let Some((at, most)) = coalescer.expected() {
+                        // The page began the first run, or continued one: the next pages probably do, too.
+                        let most = u32::try_from(most).unwrap_or(u32::MAX);
+                        let same = held.row(shape, next, until.min(next.saturating_add(most)), at);
+                        coalescer.extend(same.into());
+                        next = next.saturating_add(same);
                     }
                 }
             }
-            next = until;
             shim::cond_resched();
         }
         match coalescer.finish() {

@@ -3,11 +3,14 @@
 //! Tickets: numbers that stand for registrations where a pointer could outlive what it points to (rule 2).
 //!
 //! A ticket is a slot's index (low half) and how often the slot was given out (high half, from 1), so it is found in
-//! one step, is never zero, and is never given out twice. The registry lock is a leaf: nothing is allocated, dropped or
-//! called under it. Slots come in chunks of a page.
+//! one step, is never zero, and is never given out twice. Slots come in chunks of a page.
+//!
+//! The registry is in parts, each with a lock of its own, and the part is that of the CPU that registers: registering
+//! threads share no lock here. Where a rule speaks of the registry lock, each of them is meant: a leaf, two are never
+//! held at once, and nothing is allocated, dropped or called under one.
 
 use crate::registration::Registration;
-use crate::shim::Process;
+use crate::shim::{self, Process};
 use kernel::alloc::KVVec;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
@@ -52,47 +55,90 @@ struct Slot {
     entry: Entry,
 }
 
+/// The slots of one part. Indices are counted within it.
 struct Registry {
+    part: u32,
     chunks: KVVec<KVec<Slot>>,
     free: u32,
     orphans: [u32; LISTS],
 }
 
-global_lock! {
-    // SAFETY: Initialised in `init()`, before any client is registered.
-    unsafe(uninit) static REGISTRY: Mutex<Registry> = Registry::new();
+/// The upper bits of a slot's index in a ticket name the part.
+const PART_SHIFT: u32 = 29;
+const PARTS: u32 = 1 << (u32::BITS - PART_SHIFT);
+/// The index within the part.
+const LOCAL: u32 = (1 << PART_SHIFT) - 1;
+
+macro_rules! parts {
+    (0 $first:ident $($part:literal $name:ident)*) => {
+        global_lock! {
+            // SAFETY: Initialised in `init()`, before any client is registered.
+            unsafe(uninit) static $first: Mutex<Registry> = Registry::new(0);
+        }
+        $(global_lock! {
+            // SAFETY: Initialised in `init()`, before any client is registered.
+            unsafe(uninit) static $name: Mutex<Registry> = Registry::new($part);
+        })*
+
+        /// Initialises the registry.
+        ///
+        /// # Safety
+        ///
+        /// To be called once, before anything else of this file.
+        pub(crate) unsafe fn init() {
+            // SAFETY: By this function's contract.
+            unsafe {
+                $first.init();
+                $($name.init();)*
+            }
+        }
+
+        /// Runs `action` with one part under its lock. `part` is below [`PARTS`].
+        fn with<T>(part: u32, action: impl FnOnce(&mut Registry) -> T) -> T {
+            match part {
+                $($part => action(&mut $name.lock()),)*
+                _ => action(&mut $first.lock()),
+            }
+        }
+    };
+}
+parts! {
+    0 REGISTRY_0 1 REGISTRY_1 2 REGISTRY_2 3 REGISTRY_3 4 REGISTRY_4 5 REGISTRY_5 6 REGISTRY_6 7 REGISTRY_7
 }
 
 /// Number of orphans, so that nobody takes the lock to find none.
 static ORPHANS: Atomic<u64> = Atomic::new(0);
 
-/// Initialises the registry.
-///
-/// # Safety
-///
-/// To be called once, before anything else of this file.
-pub(crate) unsafe fn init() {
-    // SAFETY: By this function's contract.
-    unsafe { REGISTRY.init() };
-}
-
 /// Gives the memory back. For unloading: nothing is registered any more.
 pub(crate) fn clear() {
-    // Dropped behind the lock.
-    let _old = core::mem::replace(&mut *REGISTRY.lock(), Registry::new());
+    for part in 0..PARTS {
+        // Dropped behind the lock.
+        let _old = with(part, |registry| core::mem::replace(registry, Registry::new(part)));
+    }
 }
 
-fn split(ticket: u64) -> Option<(u32, u32)> {
+/// Generation and index, part and all.
+fn halves(ticket: u64) -> Option<(u32, u32)> {
     Some((u32::try_from(ticket >> 32).ok()?, u32::try_from(ticket & u64::from(u32::MAX)).ok()?))
 }
 
-fn join(generation: u32, index: u32) -> u64 {
-    (u64::from(generation) << 32) | u64::from(index)
+/// Generation, and index within the part.
+fn split(ticket: u64) -> Option<(u32, u32)> {
+    let (generation, index) = halves(ticket)?;
+    Some((generation, index & LOCAL))
+}
+
+fn part_of(ticket: u64) -> u32 {
+    halves(ticket).map_or(0, |(_, index)| index >> PART_SHIFT)
+}
+
+fn join(generation: u32, part: u32, local: u32) -> u64 {
+    (u64::from(generation) << 32) | u64::from((part << PART_SHIFT) | local)
 }
 
 impl Registry {
-    const fn new() -> Self {
-        Self { chunks: KVVec::new(), free: NONE, orphans: [NONE; LISTS] }
+    const fn new(part: u32) -> Self {
+        Self { part, chunks: KVVec::new(), free: NONE, orphans: [NONE; LISTS] }
     }
 
     fn slot(&mut self, index: u32) -> Option<&mut Slot> {
@@ -108,12 +154,12 @@ impl Registry {
 
     /// Takes a free slot.
     fn take_free(&mut self) -> Option<u64> {
-        let index = self.free;
+        let (part, index) = (self.part, self.free);
         let slot = self.slot(index)?;
         let next = slot.next;
         slot.entry = Entry::Reserved;
         slot.next = NONE;
-        let ticket = join(slot.generation, index);
+        let ticket = join(slot.generation, part, index);
         self.free = next;
         Some(ticket)
     }
@@ -142,6 +188,10 @@ impl Registry {
             return Err(chunk);
         };
         let slots = u32::try_from(chunk.len()).unwrap_or(0);
+        if first.saturating_add(slots) > LOCAL {
+            // More slots than an index can name. The chunk is of no use, and the caller finds none free.
+            return Err(chunk);
+        }
         if self.chunks.push_within_capacity(chunk).is_err() {
             return Ok(());
         }
@@ -261,31 +311,38 @@ fn new_chunk() -> Result<KVec<Slot>> {
     Ok(chunk)
 }
 
+/// What a part without a free slot needs.
+enum Need {
+    Chunk,
+    /// Room for more chunks than this.
+    Room(usize),
+}
+
 /// Gives out a ticket. Allocates: not under L.
 fn reserve() -> Result<u64> {
+    // Wherever the caller runs a moment later: any part will do.
+    let part = shim::cpu() & PARTS.wrapping_sub(1);
     let mut chunk = None;
     loop {
-        // The number of chunks, if the list of them is full.
-        let full = {
-            let mut registry = REGISTRY.lock();
+        let need = with(part, |registry| loop {
             if let Some(ticket) = registry.take_free() {
                 return Ok(ticket);
             }
-            match chunk.take().map(|new| registry.add(new)) {
-                Some(Ok(())) => continue,
-                Some(Err(back)) => {
-                    chunk = Some(back);
-                    Some(registry.chunks.len())
-                }
-                None => None,
+            let Some(new) = chunk.take() else {
+                return Err(Need::Chunk);
+            };
+            if let Err(back) = registry.add(new) {
+                chunk = Some(back);
+                return Err(Need::Room(registry.chunks.len()));
             }
-        };
-        match full {
-            None => chunk = Some(new_chunk()?),
-            Some(chunks) => {
+        });
+        match need {
+            Ok(ticket) => return Ok(ticket),
+            Err(Need::Chunk) => chunk = Some(new_chunk()?),
+            Err(Need::Room(chunks)) => {
                 let list = KVVec::with_capacity(chunks.saturating_mul(2).max(8), GFP_KERNEL)?;
                 // The old list is freed here, behind the lock.
-                let _old = REGISTRY.lock().relocate(list);
+                let _old = with(part, |registry| registry.relocate(list));
             }
         }
     }
@@ -297,18 +354,15 @@ fn reserve() -> Result<u64> {
 pub(crate) fn insert(make: impl FnOnce(u64) -> Result<Arc<Registration>>) -> Result<Arc<Registration>> {
     let ticket = reserve()?;
     let made = make(ticket);
-    let unused = {
-        let mut registry = REGISTRY.lock();
-        match &made {
-            Ok(registration) => {
-                if let Some(slot) = registry.owned(ticket) {
-                    slot.entry = Entry::Live(registration.clone());
-                }
-                None
+    let unused = with(part_of(ticket), |registry| match &made {
+        Ok(registration) => {
+            if let Some(slot) = registry.owned(ticket) {
+                slot.entry = Entry::Live(registration.clone());
             }
-            Err(_) => registry.free(ticket),
+            None
         }
-    };
+        Err(_) => registry.free(ticket),
+    });
     drop(unused);
     made
 }
@@ -317,7 +371,7 @@ pub(crate) fn insert(make: impl FnOnce(u64) -> Result<Arc<Registration>>) -> Res
 ///
 /// Allowed in the free callback: takes the registry lock only.
 pub(crate) fn get(ticket: u64) -> Option<Arc<Registration>> {
-    REGISTRY.lock().owned(ticket)?.entry.registration().cloned()
+    with(part_of(ticket), |registry| registry.owned(ticket)?.entry.registration().cloned())
 }
 
 /// The first registration whose slot has an index of at least `at`, with that index, counted.
@@ -327,31 +381,44 @@ pub(crate) fn from_index(at: u32) -> Option<(u32, Arc<Registration>)> {
 
     let mut at = at;
     loop {
-        let mut registry = REGISTRY.lock();
-        for index in at..at.saturating_add(PER_HOLD) {
-            if let Some(registration) = registry.slot(index)?.entry.registration() {
-                return Some((index, registration.clone()));
+        let (part, first) = (at >> PART_SHIFT, at & LOCAL);
+        // `Err`: where to look next, `None` behind the part's last slot.
+        let found = with(part, |registry| {
+            for local in first..first.saturating_add(PER_HOLD) {
+                let Some(slot) = registry.slot(local) else {
+                    return Err(None);
+                };
+                if let Some(registration) = slot.entry.registration() {
+                    return Ok((local, registration.clone()));
+                }
             }
+            Err(first.checked_add(PER_HOLD))
+        });
+        let base = part << PART_SHIFT;
+        match found {
+            Ok((local, registration)) => return Some((base | local, registration)),
+            Err(Some(next)) if next <= LOCAL => at = base | next,
+            // The next part; there is none behind the last.
+            Err(_) => at = base.checked_add(LOCAL)?.checked_add(1)?,
         }
-        at = at.checked_add(PER_HOLD)?;
     }
 }
 
 /// Takes `ticket` out, orphan or not; the registry's count is dropped behind the lock. Once, by whoever ended the pin.
 pub(crate) fn remove(ticket: u64) {
-    let entry = {
-        let mut registry = REGISTRY.lock();
+    let entry = with(part_of(ticket), |registry| {
         if registry.unlink_orphan(ticket) {
             let _ = ORPHANS.fetch_sub(1, Relaxed);
         }
         registry.free(ticket)
-    };
+    });
     drop(entry);
 }
 
 /// Enters `registration` into the list of orphans. Called under L.
 pub(crate) fn add_orphan(registration: &Registration) {
-    if REGISTRY.lock().link_orphan(registration.ticket(), list_of(registration)) {
+    let ticket = registration.ticket();
+    if with(part_of(ticket), |registry| registry.link_orphan(ticket, list_of(registration))) {
         let _ = ORPHANS.fetch_add(1, Relaxed);
     }
 }
@@ -361,13 +428,16 @@ pub(crate) fn take_orphan(process: &Process) -> Option<Arc<Registration>> {
     if ORPHANS.load(Relaxed) == 0 {
         return None;
     }
-    let mut registry = REGISTRY.lock();
-    let found = match registry.find_orphan(0, process) {
-        Some(found) => found,
-        None => registry.find_orphan(list_of_process(process), process)?,
-    };
-    if registry.unlink_orphan(found.ticket()) {
-        let _ = ORPHANS.fetch_sub(1, Relaxed);
-    }
-    Some(found)
+    (0..PARTS).find_map(|part| {
+        with(part, |registry| {
+            let found = match registry.find_orphan(0, process) {
+                Some(found) => found,
+                None => registry.find_orphan(list_of_process(process), process)?,
+            };
+            if registry.unlink_orphan(found.ticket()) {
+                let _ = ORPHANS.fetch_sub(1, Relaxed);
+            }
+            Some(found)
+        })
+    })
 }

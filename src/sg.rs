@@ -6,6 +6,7 @@
 //! half, [`Table`], is the one writer of scatterlists. `sg` knows nothing of who asked for them.
 
 use crate::raw;
+use crate::shim::Breath;
 use core::ptr::NonNull;
 use kernel::prelude::*;
 
@@ -67,6 +68,25 @@ impl Coalescer {
                 Ok(None)
             }
             open => Ok(open.replace(piece)),
+        }
+    }
+
+    /// Where the next page must lie to continue the open run, and how many pages in a row may be taken by
+    /// [`Self::extend`]: those of which all bytes are wanted, short of the end of the address space.
+    pub(crate) fn expected(&self) -> Option<(u64, u64)> {
+        let run = self.open.as_ref()?;
+        let next = run.addr.checked_add(run.len)?;
+        // What is left of the address space, less the last byte: a page that ends with it goes through `push()`.
+        let room = u64::MAX.checked_sub(next)?;
+        Some((next, self.wanted.min(room).checked_div(self.page_size)?))
+    }
+
+    /// Takes `pages` pages that continue the open run as [`Self::expected`] said.
+    pub(crate) fn extend(&mut self, pages: u64) {
+        if let Some(run) = &mut self.open {
+            let len = pages.saturating_mul(self.page_size).min(self.wanted);
+            run.len = run.len.saturating_add(len);
+            self.wanted = self.wanted.saturating_sub(len);
         }
     }
 
@@ -166,7 +186,9 @@ impl Table {
         let table = Self { raw, entries: count };
         // SAFETY: `raw` was just allocated and is not shared yet.
         let mut entry = unsafe { raw::nvpm_sg_first(table.raw.as_ptr()) };
+        let mut breath = Breath::default();
         for piece in runs.flat_map(|run| cut(run, cap)) {
+            breath.step();
             let len = u32::try_from(piece.len).map_err(|_| EOVERFLOW)?;
             if entry.is_null() {
                 return Err(EOVERFLOW);

@@ -80,6 +80,7 @@ int nvpm_device_is_pci(struct device *dev);
 uint64_t nvpm_device_number(struct device *dev);
 uint64_t nvpm_device_segment_limit(struct device *dev);
 int nvpm_provider_bar(uint64_t address, struct nvpm_bar *bar);
+void nvpm_forget_gpus(void);
 int nvpm_dma_map(struct device *dev, uint64_t address, uint64_t length,
 		 uint64_t *dma);
 void nvpm_dma_unmap(struct device *dev, uint64_t dma, uint64_t length);

@@ -43,6 +43,22 @@ pub(crate) fn cond_resched() {
     unsafe { raw::nvpm_cond_resched() }
 }
 
+/// Lets other tasks run now and then in a loop over something of which there may be a million.
+#[derive(Default)]
+pub(crate) struct Breath(u32);
+
+impl Breath {
+    /// To be called once in each round. As [`cond_resched`].
+    pub(crate) fn step(&mut self) {
+        const ROUNDS: u32 = 1024;
+
+        self.0 = self.0.wrapping_add(1);
+        if self.0 & ROUNDS.wrapping_sub(1) == 0 {
+            cond_resched();
+        }
+    }
+}
+
 /// A process as the provider tells them apart: by thread group.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Process {

@@ -400,7 +400,8 @@ extern "C" fn nvpm_real_ns() -> u64 {
 
 #[no_mangle]
 extern "C" fn nvpm_cpu() -> u32 {
-    rt().current as u32
+    // One for all: they meet in one part of the registry, which is the harder case.
+    0
 }
 
 #[no_mangle]
@@ -553,6 +554,9 @@ extern "C" fn nvpm_provider_bar(address: u64, bar: *mut raw::nvpm_bar) -> c_int 
     unsafe { bar.write(raw::nvpm_bar { start: BAR, last: BAR + BAR_LEN - 1, bus_offset: 0, device: 0x10 }) };
     0
 }
+
+#[no_mangle]
+extern "C" fn nvpm_forget_gpus() {}
 
 #[no_mangle]
 extern "C" fn nvpm_dma_map(device: *mut raw::device, address: u64, length: u64, dma: *mut u64) -> c_int {

@@ -47,6 +47,22 @@ mod registration {
 }
 
 mod shim {
+    thread_local! {
+        /// Where the caller runs, as the tests choose.
+        pub(crate) static CPU: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+    }
+
+    pub(crate) fn cpu() -> u32 {
+        CPU.get()
+    }
+
+    #[derive(Default)]
+    pub(crate) struct Breath;
+
+    impl Breath {
+        pub(crate) fn step(&mut self) {}
+    }
+
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub(crate) struct Process(pub(crate) u32);
 

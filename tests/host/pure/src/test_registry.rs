@@ -5,7 +5,7 @@
 use crate::registration::Registration;
 use crate::registry;
 use crate::rt::ASKED;
-use crate::shim::Process;
+use crate::shim::{Process, CPU};
 use kernel::alloc::flags::GFP_KERNEL;
 use kernel::sync::Arc;
 use std::collections::BTreeSet;
@@ -27,6 +27,13 @@ fn insert(owner: u32) -> u64 {
     });
     let Ok(made) = made else { panic!("no memory") };
     made.ticket()
+}
+
+fn insert_on(cpu: u32, owner: u32) -> u64 {
+    CPU.set(cpu);
+    let ticket = insert(owner);
+    CPU.set(0);
+    ticket
 }
 
 /// Runs `f` in a child, instruction by instruction, and says how many there were.
@@ -125,9 +132,9 @@ fn it_grows_in_pages() {
 fn a_ticket_is_never_zero_and_never_given_twice() {
     let _turn = turn();
     let mut seen = BTreeSet::new();
-    let keep: Vec<u64> = (0..50).map(|_| insert(1)).collect();
-    for _ in 0..10_000 {
-        let ticket = insert(1);
+    let keep: Vec<u64> = (0..50).map(|cpu| insert_on(cpu, 1)).collect();
+    for cpu in 0..10_000 {
+        let ticket = insert_on(cpu, 1);
         assert_ne!(ticket, 0);
         assert!(seen.insert(ticket), "ticket {ticket} came again");
         assert!(registry::get(ticket).is_some());
@@ -146,6 +153,29 @@ fn a_ticket_is_never_zero_and_never_given_twice() {
     }
 }
 
+#[test]
+fn each_cpu_registers_in_its_own_part_and_all_are_listed() {
+    let _turn = turn();
+    let tickets: Vec<u64> = (0..24).map(|cpu| insert_on(cpu, 1)).collect();
+    // The slot's index, of which the upper bits name the part.
+    let index = |ticket: u64| ticket as u32;
+    let parts: Vec<u32> = tickets.iter().map(|&ticket| index(ticket) >> 29).collect();
+    assert_eq!(parts, (0..24).map(|cpu| cpu % 8).collect::<Vec<_>>());
+    let mut listed = BTreeSet::new();
+    let mut at = 0;
+    while let Some((found, registration)) = registry::from_index(at) {
+        assert_eq!(found, index(registration.ticket()));
+        assert!(listed.insert(registration.ticket()), "listed twice");
+        let Some(next) = found.checked_add(1) else { break };
+        at = next;
+    }
+    assert_eq!(listed, tickets.iter().copied().collect());
+    for ticket in tickets {
+        registry::remove(ticket);
+    }
+    assert!(registry::from_index(0).is_none());
+}
+
 /// Makes orphans of these.
 fn abandon(tickets: &[u64]) {
     for &ticket in tickets {
@@ -160,7 +190,7 @@ fn take_all(process: u32) -> BTreeSet<u64> {
 #[test]
 fn only_the_owner_takes_its_orphans() {
     let _turn = turn();
-    let mine: Vec<u64> = (0..3).map(|_| insert(7)).collect();
+    let mine: Vec<u64> = (0..3).map(|cpu| insert_on(cpu / 2, 7)).collect();
     // Processes whose numbers share a list with it, and one that does not.
     let others: Vec<u64> = [8, 7 + 16, 7 + 63, 7 + 64, 7 + 255].map(insert).to_vec();
     abandon(&mine);

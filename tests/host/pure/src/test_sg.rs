@@ -43,6 +43,24 @@ fn coalesce(size: u64, pages: &[u64], skip: u64, wanted: u64) -> Result<Vec<Run>
     Ok(runs)
 }
 
+/// As the module does it: whoever continues a run is taken by the row.
+fn coalesce_rows(size: u64, pages: &[u64], skip: u64, wanted: u64) -> Result<Vec<Run>, u64> {
+    let mut coalescer = Coalescer::new(size, skip, wanted);
+    let mut runs = Vec::new();
+    let mut pages = pages;
+    while let Some((&page, rest)) = pages.split_first() {
+        runs.extend(coalescer.push(page).expect("aligned, and inside the address space"));
+        pages = rest;
+        if let Some((at, most)) = coalescer.expected() {
+            let row = (0..most).zip(pages).take_while(|&(i, &page)| page == at + i * size).count();
+            coalescer.extend(row as u64);
+            pages = &pages[row..];
+        }
+    }
+    runs.extend(coalescer.finish()?);
+    Ok(runs)
+}
+
 /// How few entries rule 13 allows: one, or one per multiple of the cap that the run touches.
 fn fewest(run: Run, cap: u64) -> u64 {
     if run.len <= cap {
@@ -65,6 +83,7 @@ proptest! {
         let skip = skip % size / 4096 * 4096;
         let wanted = (wanted % (total - skip)) / 4096 * 4096 + 4096;
         let runs = coalesce(size, &pages, skip, wanted).expect("covers");
+        prop_assert_eq!(coalesce_rows(size, &pages, skip, wanted), Ok(runs.clone()), "by the row");
         prop_assert_eq!(runs.iter().map(|r| r.len).sum::<u64>(), wanted);
         // Order and every byte, and no two neighbours that could be one.
         prop_assert_eq!(runs, expected(size, &pages, skip, wanted));
@@ -75,6 +94,7 @@ proptest! {
         let total = size * pages.len() as u64;
         let skip = skip % size;
         prop_assert_eq!(coalesce(size, &pages, skip, total - skip + more), Err(more));
+        prop_assert_eq!(coalesce_rows(size, &pages, skip, total - skip + more), Err(more));
     }
 
     #[test]
