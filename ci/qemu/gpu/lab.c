@@ -60,6 +60,12 @@ static const char * const book_names[NVLAB_B_COUNT] = {
 	[NVLAB_B_VIOLATIONS] = "violations",
 	[NVLAB_B_ALLOCS] = "allocs",
 	[NVLAB_B_FREES] = "frees",
+	[NVLAB_B_GET_NS] = "get_ns",
+	[NVLAB_B_PUT_NS] = "put_ns",
+	[NVLAB_B_MAP_NS] = "map_ns",
+	[NVLAB_B_UNMAP_NS] = "unmap_ns",
+	[NVLAB_B_CALLBACK_NS] = "callback_ns",
+	[NVLAB_B_R_HELD_NS] = "r_held_ns",
 };
 
 /* --- configuration and cost: numbers with names --- */
@@ -88,6 +94,7 @@ static struct setting config[NVLAB_C_COUNT] = {
 	[NVLAB_C_KEY_REUSE] = SETTING("key_reuse", 0, 0, 1),
 	[NVLAB_C_POISON] = SETTING("poison", 1, 0, 1),
 	[NVLAB_C_CRC_MAX] = SETTING("crc_max", SZ_64M, 0, U32_MAX),
+	[NVLAB_C_PAGE_SIZE] = SETTING("page_size", NVLAB_GPU_PAGE, SZ_4K, SZ_128K),
 };
 
 static struct setting cost[NVLAB_T_COUNT] = {
@@ -158,6 +165,9 @@ static int setting_write(struct setting *table, unsigned int count, int words,
 	    v < table[i].min || v > table[i].max)
 		return -EINVAL;
 	if (table == config && i == NVLAB_C_DMA_MODE && v != 550 && v != 595)
+		return -EINVAL;
+	if (table == config && i == NVLAB_C_PAGE_SIZE && v != SZ_4K &&
+	    v != NVLAB_GPU_PAGE && v != SZ_128K)
 		return -EINVAL;
 	WRITE_ONCE(table[i].value, v);
 	return 0;

@@ -101,6 +101,12 @@ enum nvlab_book {
 	NVLAB_B_VIOLATIONS,
 	NVLAB_B_ALLOCS,
 	NVLAB_B_FREES,
+	NVLAB_B_GET_NS,
+	NVLAB_B_PUT_NS,
+	NVLAB_B_MAP_NS,
+	NVLAB_B_UNMAP_NS,
+	NVLAB_B_CALLBACK_NS,
+	NVLAB_B_R_HELD_NS,
 	NVLAB_B_COUNT
 };
 
@@ -129,10 +135,17 @@ enum nvlab_config_name {
 	NVLAB_C_KEY_REUSE,
 	NVLAB_C_POISON,
 	NVLAB_C_CRC_MAX,
+	NVLAB_C_PAGE_SIZE,
 	NVLAB_C_COUNT
 };
 
 u64 nvlab_config(enum nvlab_config_name name);
+
+/* Adds the time since @start_ns, of ktime_get_ns(), to a counter. */
+static inline void nvlab_add_since(enum nvlab_book book, u64 start_ns)
+{
+	nvlab_add(book, ktime_get_ns() - start_ns);
+}
 
 enum nvlab_cost_name {
 	NVLAB_T_PIN_BASE,
@@ -287,7 +300,6 @@ int nvlab_rm_put_persistent(ktime_t start, struct nvlab_dup *dup, u64 *len);
 unsigned int nvlab_p2p_mappings(void *key);
 /* A table that the real driver would lose: kept in sight until the module goes. */
 void nvlab_p2p_leak(void *key);
-int nvlab_p2p_init(void);
 void nvlab_p2p_exit(void);
 
 /* --- device nodes (ctl.c) --- */

@@ -12,7 +12,8 @@
  * table without a lock before it takes R, in the manner of 550 and of 595;
  * the last 64 KiB of a BAR never mapped; dma_unmap_pages without R;
  * free_page_table and free_dma_mapping doing nothing, init_mapping and
- * destroy_mapping refusing.
+ * destroy_mapping refusing; all three page sizes that a table can name, of
+ * which dma_map_pages cannot take the smallest.
  *
  * Left out: the request registers of Fermi, rsync (an nvidia.ko of 575 and
  * later answers -ENODEV; nothing in the lab asks), NVLink address compression,
@@ -26,6 +27,7 @@
 #include <linux/list.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/sizes.h>
 #include <linux/slab.h>
 #include <linux/string.h>
 
@@ -45,6 +47,12 @@ struct mem_info {
 	void *data;
 	struct nvlab_gpu *gpu;
 	struct nvlab_dup *dup;
+	/*
+	 * The page records, in one piece. The real driver takes them one by
+	 * one; an emulated processor would need longer for that than the real
+	 * call takes.
+	 */
+	struct nvidia_p2p_page *records;
 	u32 pages_made;
 	u32 pages_room;
 	bool coherent;
@@ -58,9 +66,10 @@ struct mapping {
 	struct nvidia_p2p_dma_mapping pub;
 	struct list_head node;
 	enum mapping_how how;
+	u64 page_size;
+	u64 bus_offset;		/* from the CPU's address of the BAR */
 };
 
-static struct kmem_cache *page_cache;
 static DEFINE_MUTEX(lists_lock);
 static LIST_HEAD(spares);	/* under lists_lock, last in first out */
 static LIST_HEAD(leaked);	/* under lists_lock */
@@ -130,11 +139,11 @@ static void mapping_undo(struct mapping *map, u32 from, u32 to)
 	for (i = from; i < to; i++) {
 		if (map->how == MAPPED_RESOURCE)
 			dma_unmap_resource(dev, map->pub.dma_addresses[i],
-					   NVLAB_GPU_PAGE, DMA_BIDIRECTIONAL,
+					   map->page_size, DMA_BIDIRECTIONAL,
 					   0);
 		else if (map->how == MAPPED_PAGES)
 			dma_unmap_page(dev, map->pub.dma_addresses[i],
-				       NVLAB_GPU_PAGE, DMA_BIDIRECTIONAL);
+				       map->page_size, DMA_BIDIRECTIONAL);
 	}
 }
 
@@ -182,18 +191,13 @@ static void table_free(struct mem_info *info)
 {
 	struct nvidia_p2p_page_table *table = &info->table;
 	struct mapping *map;
-	u32 i;
 
 	while ((map = mapping_take(info, NULL)))
 		mapping_free(map);
-	for (i = 0; table->pages && i < info->pages_made; i++) {
-		if (!table->pages[i])
-			continue;
-		if (nvlab_config(NVLAB_C_POISON))
-			memset(table->pages[i], POISON,
-			       sizeof(*table->pages[i]));
-		kmem_cache_free(page_cache, table->pages[i]);
-	}
+	if (info->records && nvlab_config(NVLAB_C_POISON))
+		memset(info->records, POISON,
+		       info->pages_made * sizeof(*info->records));
+	kvfree(info->records);
 	kvfree(table->pages);
 	kfree(table->gpu_uuid);
 	info_free(info);
@@ -210,20 +214,6 @@ void nvlab_p2p_leak(void *key)
 }
 
 /* --- get --- */
-
-static int page_add(struct mem_info *info, u32 at, u64 phys)
-{
-	struct nvidia_p2p_page *page;
-
-	page = nvlab_fault_is(NVLAB_F_GET_NOMEM, 3) ? NULL :
-	       kmem_cache_zalloc(page_cache, GFP_KERNEL);
-	if (!page)
-		return -ENOMEM;
-	page->physical_address = phys;
-	info->table.pages[at] = page;
-	info->pages_made = at + 1;
-	return 0;
-}
 
 /* What the fault switches make of a good table. */
 static void table_spoil(struct mem_info *info)
@@ -248,25 +238,64 @@ static void table_spoil(struct mem_info *info)
 	if (v && v <= info->pages_made)
 		table->pages[v - 1]->physical_address = NVLAB_BACKING_SIZE;
 	v = nvlab_fault(NVLAB_F_TABLE_NULL_ENTRY);
-	if (v && v <= info->pages_made) {
-		kmem_cache_free(page_cache, table->pages[v - 1]);
+	if (v && v <= info->pages_made)
 		table->pages[v - 1] = NULL;
-	}
 	if (nvlab_fault(NVLAB_F_TABLE_NULL_PAGES)) {
-		for (i = 0; i < info->pages_made; i++)
-			if (table->pages[i])
-				kmem_cache_free(page_cache, table->pages[i]);
 		kvfree(table->pages);
 		table->pages = NULL;
-		info->pages_made = 0;
+	}
+}
+
+/*
+ * Bytes per page of the table: what the configuration says, but 128 KiB only
+ * where the memory consists of such pages.
+ */
+static u64 table_page_size(const u64 *phys, u32 count)
+{
+	u64 size = nvlab_config(NVLAB_C_PAGE_SIZE);
+	u32 i;
+
+	if (size <= NVLAB_GPU_PAGE)
+		return size;
+	if (count % 2)
+		return NVLAB_GPU_PAGE;
+	for (i = 0; i < count; i += 2)
+		if (!IS_ALIGNED(phys[i], size) ||
+		    phys[i + 1] != phys[i] + NVLAB_GPU_PAGE)
+			return NVLAB_GPU_PAGE;
+	return size;
+}
+
+static u64 code_bytes(u32 code)
+{
+	switch (code) {
+	case NVIDIA_P2P_PAGE_SIZE_4KB:
+		return SZ_4K;
+	case NVIDIA_P2P_PAGE_SIZE_128KB:
+		return SZ_128K;
+	default:
+		return NVLAB_GPU_PAGE;
+	}
+}
+
+static u32 bytes_code(u64 bytes)
+{
+	switch (bytes) {
+	case SZ_4K:
+		return NVIDIA_P2P_PAGE_SIZE_4KB;
+	case SZ_128K:
+		return NVIDIA_P2P_PAGE_SIZE_128KB;
+	default:
+		return NVIDIA_P2P_PAGE_SIZE_64KB;
 	}
 }
 
 static int table_build(struct mem_info *info, const u64 *phys, u32 count)
 {
 	struct nvidia_p2p_page_table *table = &info->table;
-	u32 entries = count, i;
-	u64 change;
+	u64 size = table_page_size(phys, count), change, at;
+	u32 entries = ((u64)count << NVLAB_PAGE_SHIFT) / size;
+	u32 i, page;
 	int err;
 
 	change = nvlab_fault(NVLAB_F_TABLE_SHORT);
@@ -283,15 +312,22 @@ static int table_build(struct mem_info *info, const u64 *phys, u32 count)
 	info->pages_room = entries;
 	nvlab_add(NVLAB_B_TABLE_BYTES, info_bytes(info));
 	table->version = nvlab_config(NVLAB_C_TABLE_VERSION);
+	info->records = nvlab_fault_is(NVLAB_F_GET_NOMEM, 3) ? NULL :
+			kvcalloc(max(entries, 1), sizeof(*info->records),
+				 GFP_KERNEL);
+	if (!info->records)
+		return -ENOMEM;
 	for (i = 0; i < entries; i++) {
-		err = page_add(info, i, i < count ? phys[i] :
-			       phys[count - 1] +
-			       (u64)(i - count + 1) * NVLAB_GPU_PAGE);
-		if (err)
-			return err;
-		table->entries++;
+		/* Behind the end, where the table is made too long, it goes on. */
+		at = i * size;
+		page = min_t(u64, at >> NVLAB_PAGE_SHIFT, count - 1);
+		info->records[i].physical_address =
+			phys[page] + at - ((u64)page << NVLAB_PAGE_SHIFT);
+		table->pages[i] = &info->records[i];
 	}
-	table->page_size = NVIDIA_P2P_PAGE_SIZE_64KB;
+	info->pages_made = entries;
+	table->entries = entries;
+	table->page_size = bytes_code(size);
 	if (info->coherent &&
 	    table->version >> 16 >= NVIDIA_P2P_PAGE_TABLE_MAJOR_V2)
 		table->flags = NVIDIA_P2P_PAGE_TABLE_FLAGS_CPU_CACHEABLE;
@@ -303,9 +339,11 @@ static int table_build(struct mem_info *info, const u64 *phys, u32 count)
 static void mem_info_free_callback(void *data)
 {
 	struct mem_info *info = data;
+	u64 start = ktime_get_ns();
 
 	nvlab_count(NVLAB_B_CALLBACKS);
 	info->free_callback(info->data);
+	nvlab_add_since(NVLAB_B_CALLBACK_NS, start);
 	if (nvlab_fault(NVLAB_F_CALLBACK_DOUBLE)) {
 		nvlab_count(NVLAB_B_CALLBACKS);
 		info->free_callback(info->data);
@@ -480,6 +518,7 @@ noinline int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space,
 				  struct nvidia_p2p_page_table **page_table,
 				  void (*free_callback)(void *data), void *data)
 {
+	u64 start = ktime_get_ns();
 	int err;
 
 	nvlab_count(NVLAB_B_GETS);
@@ -490,6 +529,7 @@ noinline int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space,
 			  free_callback, data);
 	if (err)
 		nvlab_count(NVLAB_B_GET_FAILURES);
+	nvlab_add_since(NVLAB_B_GET_NS, start);
 	return err;
 }
 NVLAB_EXPORT(nvidia_p2p_get_pages);
@@ -501,6 +541,7 @@ nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
 				u32 flags)
 {
 	u32 known = nvlab_config(NVLAB_C_PERSISTENT_FLAGS) ? FLAG_FORCE_BAR1 : 0;
+	u64 start = ktime_get_ns();
 	int err;
 
 	nvlab_count(NVLAB_B_PERSISTENT_GETS);
@@ -511,6 +552,7 @@ nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
 			  page_table, NULL, NULL);
 	if (err)
 		nvlab_count(NVLAB_B_PERSISTENT_GET_FAILURES);
+	nvlab_add_since(NVLAB_B_GET_NS, start);
 	return err;
 }
 NVLAB_EXPORT(nvidia_p2p_get_pages_persistent);
@@ -522,7 +564,7 @@ noinline int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 				  u64 virtual_address,
 				  struct nvidia_p2p_page_table *page_table)
 {
-	u64 wrong;
+	u64 start = ktime_get_ns(), wrong;
 	int err;
 
 	nvlab_count(NVLAB_B_PUTS);
@@ -535,6 +577,7 @@ noinline int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 	}
 	nvlab_hold(NVLAB_H_PUT_BEFORE);
 	err = put_revocable(page_table);
+	nvlab_add_since(NVLAB_B_PUT_NS, start);
 	if (err == -ENOENT) {
 		nvlab_count(NVLAB_B_PUTS_NOT_FOUND);
 		return 0;
@@ -556,7 +599,7 @@ nvidia_p2p_put_pages_persistent(u64 virtual_address,
 				struct nvidia_p2p_page_table *page_table,
 				u32 flags)
 {
-	u64 wrong;
+	u64 start = ktime_get_ns(), wrong;
 	int err;
 
 	nvlab_count(NVLAB_B_PERSISTENT_PUTS);
@@ -570,6 +613,7 @@ nvidia_p2p_put_pages_persistent(u64 virtual_address,
 	nvlab_hold(NVLAB_H_PPUT_BEFORE);
 	err = put_persistent(info_of(page_table));
 	nvlab_hold(NVLAB_H_PPUT_AFTER);
+	nvlab_add_since(NVLAB_B_PUT_NS, start);
 	WARN_ON(err);
 	if (!err)
 		err = -(int)wrong;
@@ -595,19 +639,18 @@ static int map_one(struct mapping *map, struct mem_info *info, u32 at)
 		if (!pfn_valid(pfn))
 			return -EIO;
 		*addr = dma_map_page(dev, pfn_to_page(pfn),
-				     offset_in_page(*addr), NVLAB_GPU_PAGE,
+				     offset_in_page(*addr), map->page_size,
 				     DMA_BIDIRECTIONAL);
 		return dma_mapping_error(dev, *addr) ? -EIO : 0;
 	}
 	/* The resource's end is inclusive, which costs the last page. */
-	if (*addr < res->start || *addr + NVLAB_GPU_PAGE > res->end)
+	if (*addr < res->start || *addr + map->page_size > res->end)
 		return -EIO;
 	if (map->how == MAPPED_RAW) {
-		*addr = pci_bus_address(info->gpu->pdev, 2) +
-			(*addr - res->start);
+		*addr += map->bus_offset;
 		return 0;
 	}
-	*addr = dma_map_resource(dev, *addr, NVLAB_GPU_PAGE, DMA_BIDIRECTIONAL,
+	*addr = dma_map_resource(dev, *addr, map->page_size, DMA_BIDIRECTIONAL,
 				 0);
 	return dma_mapping_error(dev, *addr) ? -EIO : 0;
 }
@@ -668,6 +711,9 @@ static int dma_map(struct pci_dev *peer,
 			page_table->pages[i]->physical_address;
 	map->pub.version = MAPPING_VERSION;
 	map->pub.page_size_type = page_table->page_size;
+	map->page_size = code_bytes(page_table->page_size);
+	map->bus_offset = pci_bus_address(info->gpu->pdev, 2) -
+			  info->gpu->pdev->resource[2].start;
 	map->pub.pci_dev = peer;
 	if (info->coherent)
 		map->how = MAPPED_PAGES;
@@ -688,8 +734,7 @@ static int dma_map(struct pci_dev *peer,
 	if (!err) {
 		err = map_all(map, info);
 		nvlab_spend(start, NVLAB_T_MAP_BASE, NVLAB_T_MAP_GIB,
-			    (u64)map->pub.entries << NVLAB_PAGE_SHIFT,
-			    NVLAB_ALL);
+			    map->pub.entries * map->page_size, NVLAB_ALL);
 	}
 	nvlab_r_unlock();
 	if (err)
@@ -712,6 +757,7 @@ nvidia_p2p_dma_map_pages(struct pci_dev *peer,
 			 struct nvidia_p2p_page_table *page_table,
 			 struct nvidia_p2p_dma_mapping **dma_mapping)
 {
+	u64 start = ktime_get_ns();
 	int err;
 
 	nvlab_count(NVLAB_B_DMA_MAPS);
@@ -721,6 +767,7 @@ nvidia_p2p_dma_map_pages(struct pci_dev *peer,
 		err = dma_map(peer, page_table, dma_mapping);
 	if (err)
 		nvlab_count(NVLAB_B_DMA_MAP_FAILURES);
+	nvlab_add_since(NVLAB_B_MAP_NS, start);
 	return err;
 }
 NVLAB_EXPORT(nvidia_p2p_dma_map_pages);
@@ -731,6 +778,7 @@ nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 			   struct nvidia_p2p_page_table *page_table,
 			   struct nvidia_p2p_dma_mapping *dma_mapping)
 {
+	u64 start = ktime_get_ns();
 	struct mapping *map;
 
 	nvlab_count(NVLAB_B_DMA_UNMAPS);
@@ -745,6 +793,7 @@ nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 	}
 	WARN_ON(peer != map->pub.pci_dev);
 	mapping_free(map);
+	nvlab_add_since(NVLAB_B_UNMAP_NS, start);
 	return 0;
 }
 NVLAB_EXPORT(nvidia_p2p_dma_unmap_pages);
@@ -753,12 +802,6 @@ ALLOW_ERROR_INJECTION(nvidia_p2p_dma_unmap_pages, ERRNO);
 #ifndef NVLAB_CLOSED_CORE
 #include "noops.h"
 #endif
-
-int nvlab_p2p_init(void)
-{
-	page_cache = KMEM_CACHE(nvidia_p2p_page, 0);
-	return page_cache ? 0 : -ENOMEM;
-}
 
 void nvlab_p2p_exit(void)
 {
@@ -769,5 +812,4 @@ void nvlab_p2p_exit(void)
 		table_free(info);
 	list_for_each_entry_safe(info, next, &spares, node)
 		kfree(info);
-	kmem_cache_destroy(page_cache);
 }

@@ -41,6 +41,7 @@ unsigned int nvlab_gpu_count;
 
 static DECLARE_RWSEM(api_lock);
 static struct task_struct *api_owner;
+static u64 api_since_ns;	/* under R */
 static DEFINE_MUTEX(gpu_lock);
 
 static LIST_HEAD(clients);	/* under R */
@@ -90,12 +91,14 @@ int nvlab_r_lock(const char *who)
 	}
 	down_write(&api_lock);
 	WRITE_ONCE(api_owner, current);
+	api_since_ns = ktime_get_ns();
 	nvlab_spend_r();
 	return 0;
 }
 
 void nvlab_r_unlock(void)
 {
+	nvlab_add_since(NVLAB_B_R_HELD_NS, api_since_ns);
 	WRITE_ONCE(api_owner, NULL);
 	up_write(&api_lock);
 }
@@ -760,7 +763,8 @@ int nvlab_rm_register(u64 va, u64 len, void *key, void (*callback)(void *data),
 	if (err)
 		goto unlock;
 	err = -ENOENT;
-	list_for_each_entry(pin, &v->pins, node) {
+	/* Newest first: a map in the real one, which no number of pins slows. */
+	list_for_each_entry_reverse(pin, &v->pins, node) {
 		if (pin->key == key) {
 			pin->callback = callback;
 			pin->data = data;
@@ -785,7 +789,7 @@ static struct pin *pin_find(void *key, struct vidmem **in)
 		if (!client_has(client, tgid))
 			continue;
 		list_for_each_entry(v, &client->vidmems, node)
-			list_for_each_entry(pin, &v->pins, node)
+			list_for_each_entry_reverse(pin, &v->pins, node)
 				if (pin->key == key) {
 					*in = v;
 					return pin;
