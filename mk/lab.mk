@@ -2,9 +2,11 @@
 #   make demo [RIVAL=1]              RDMA into GPU memory, proven; ends with demo: PASS
 #   make test [RIVAL=1] [ONLY=a,b]   every test; ends with N passed, N failed
 #   make soak [ONLY=a,b] [HOURS=n]   what takes hours; ends with soak: PASS
+#   make bench                       ours beside NVIDIA's C module: a table and build/bench.json
+#   make bench-docs                  tables and plots under docs/ from build/bench.json
 #   make shell [RIVAL=1]             a prompt in the machine
 
-.PHONY: demo test soak shell lab-build lab-clean lab-bootstrap
+.PHONY: demo test soak bench bench-docs shell lab-build lab-clean lab-bootstrap
 
 # The distribution's cargo, rustc and clang, also where rustup's stand first: rustup has no rust-src for the kernel.
 lab_env := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -19,6 +21,12 @@ test: lab-bootstrap
 
 soak: lab-bootstrap
 	@$(lab) soak $(if $(ONLY),--only $(ONLY)) $(if $(HOURS),--hours $(HOURS))
+
+bench: lab-bootstrap
+	@$(lab) bench
+
+bench-docs: lab-bootstrap
+	@$(lab) bench --docs
 
 shell: lab-bootstrap
 	@$(lab) shell $(if $(RIVAL),--rival)

@@ -69,7 +69,7 @@ const ROW: Row = Row {
 };
 
 /// What every mode, generation and module is asked.
-const SUITES: &[&str] = &["smoke", "callbacks", "revoke", "refusals", "unfenced"];
+const SUITES: &[&str] = &["smoke", "callbacks", "revoke", "refusals", "unfenced", "tables"];
 
 /// What is asked of every older generation of the RDMA core in each `make test`: each mode, each order of callbacks, and
 /// each place where a generation differs (tests/guest/README.md). The whole suites are in the soak.

@@ -45,6 +45,22 @@ pub fn build(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module) -> Resul
         Module::Ours => "ours",
         Module::Rival => "rival",
     };
+    pack(lab, kernel, name, |root| fill(lab, kernel, parts, module, root))
+}
+
+/// With ours in its place and NVIDIA's where modprobe does not find it, for a boot that compares them.
+pub fn build_both(lab: &Lab, kernel: &Kernel, parts: &Parts) -> Result<PathBuf> {
+    pack(lab, kernel, "both", |root| {
+        fill(lab, kernel, parts, Module::Ours, root)?;
+        let aside = root.join("usr/lib/rival");
+        fs::create_dir_all(&aside)?;
+        fs::copy(parts.rival.dir.join("nvidia-peermem.ko"), aside.join("nvidia-peermem.ko"))
+            .context("the rival's build has no nvidia-peermem.ko")?;
+        Ok(())
+    })
+}
+
+fn pack(lab: &Lab, kernel: &Kernel, name: &str, fill: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let base = lab.build.join(kernel.flavour.name());
     // A folder of this process alone, and one rename at the end: two runs may make the same image at once.
     let root = base.join(format!("root-{name}.{}", std::process::id()));
@@ -52,7 +68,7 @@ pub fn build(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module) -> Resul
     if root.exists() {
         fs::remove_dir_all(&root)?;
     }
-    fill(lab, kernel, parts, module, &root)?;
+    fill(&root)?;
     let step = Step::new("initramfs", lab.build.join(format!("log/initramfs-{name}.log")))?;
     let tmp = base.join(format!("initramfs-{name}.cpio.{}", std::process::id()));
     // Not compressed: unpacking costs more than reading on an emulated processor.

@@ -26,6 +26,15 @@ pub enum Iommu {
     Translating,
 }
 
+/// What the machine's time is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// This machine's; two processors.
+    Wall,
+    /// Instructions executed, one nanosecond each; one processor. The same twice, however busy this machine is.
+    Instructions,
+}
+
 /// A boot that has not ended by then hangs. Those of the table (boots.rs) have limits of their own.
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -40,7 +49,10 @@ pub struct Boot {
     pub gpus: u32,
     /// Network cards, each in a network of its own.
     pub nics: u32,
+    /// Video memory of each GPU, all of it in one BAR; memory of this machine only where it is touched.
+    pub gpu_mib: u64,
     pub iommu: Iommu,
+    pub clock: Clock,
     pub memory_mib: u32,
     pub limit: Duration,
     /// From the first network card to another machine; without one nothing answers.
@@ -55,7 +67,9 @@ impl Boot {
             append: Vec::new(),
             gpus: 1,
             nics: 1,
+            gpu_mib: 256,
             iommu: Iommu::Off,
+            clock: Clock::Wall,
             memory_mib: 2048,
             limit: LIMIT,
             cable: None,
@@ -97,7 +111,15 @@ impl Boot {
             _ => "q35,kernel-irqchip=split",
         };
         // KVM is not looked for: /dev/kvm may be there and hang.
-        cmd.args(["-machine", machine, "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"]);
+        cmd.args(["-machine", machine, "-cpu", "max"]);
+        match self.clock {
+            Clock::Wall => cmd.args(["-accel", "tcg,thread=multi", "-smp", "2"]),
+            Clock::Instructions => {
+                cmd.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-smp", "1"]);
+                // What else would differ between two runs: QEMU's own randomness, and this machine's date.
+                cmd.args(["-seed", "1", "-rtc", "base=2026-01-01T00:00:00,clock=vm"])
+            }
+        };
         cmd.args(["-nodefaults", "-display", "none", "-no-reboot", "-m", &self.memory_mib.to_string()]);
         if self.iommu != Iommu::Off {
             cmd.args(["-device", "intel-iommu,intremap=off"]);
@@ -113,8 +135,12 @@ impl Boot {
             let addr = 4 + nic;
             cmd.args(["-device", &format!("virtio-net-pci,netdev=net{nic},addr={addr:#x},romfile={mac}{platform}")]);
         }
+        // Room for the BARs above the memory; 32 GiB where nothing is said.
+        let hole = (2 * self.gpu_mib * u64::from(self.gpus)).next_power_of_two().max(32 << 10);
+        cmd.args(["-global", &format!("q35-pcihost.pci-hole64-size={hole}M")]);
         for gpu in 0..self.gpus {
-            cmd.args(["-object", &format!("memory-backend-ram,id=gpu{gpu},size=256M,share=on")]);
+            let size = self.gpu_mib;
+            cmd.args(["-object", &format!("memory-backend-ram,id=gpu{gpu},size={size}M,share=on,reserve=off")]);
             cmd.args(["-device", &format!("ivshmem-plain,memdev=gpu{gpu},addr={:#x}", 8 + gpu)]);
         }
         cmd.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(image).arg("-append").arg(self.command_line());

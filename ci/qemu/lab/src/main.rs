@@ -3,6 +3,7 @@
 
 mod alarms;
 mod apt;
+mod bench;
 mod boots;
 mod ctx;
 mod demo;
@@ -79,6 +80,12 @@ enum Cmd {
         #[arg(long)]
         lanes: Option<usize>,
     },
+    /// Ours beside NVIDIA's C module, measured: a table, build/bench.json and the plots.
+    Bench {
+        /// Boots nothing: writes the tables and plots under docs/ from build/bench.json.
+        #[arg(long)]
+        docs: bool,
+    },
     /// A prompt in the machine with everything loaded.
     Shell {
         #[arg(long)]
@@ -125,6 +132,8 @@ fn run(args: Args) -> Result<bool> {
         Cmd::Soak { only, hours, lanes } => {
             soak::run(&lab, only.as_deref(), hours, lanes.unwrap_or_else(lanes::default))
         }
+        Cmd::Bench { docs: true } => bench::docs(&lab),
+        Cmd::Bench { docs: false } => bench::run(&lab),
         Cmd::Shell { rival, gpus, nics, iommu, append } => {
             let ready = prepare(&lab, Flavour::Debug)?;
             let image = image::build(&lab, &ready.kernel, &ready.parts, module(rival))?;

@@ -53,9 +53,9 @@ pub fn suite(rival: bool) -> Suite {
     Suite { name: "demo", tests }
 }
 
-struct Sizes {
-    message: usize,
-    iterations: usize,
+pub(super) struct Sizes {
+    pub(super) message: usize,
+    pub(super) iterations: usize,
 }
 
 impl Sizes {
@@ -71,12 +71,12 @@ impl Sizes {
 }
 
 /// What the two processes reported.
-struct Run {
+pub(super) struct Run {
     server: u32,
     client: u32,
     /// `None`: perftest could not calibrate its clock (a regression over 200 short waits, get_clock.c), which happens
     /// on an emulated machine that is busy; it then says 0.
-    mib_s: Option<f64>,
+    pub(super) mib_s: Option<f64>,
     /// perftest's own count times its own size.
     bytes: u64,
 }
@@ -94,7 +94,7 @@ fn start(program: &str, name: &str, args: &[String]) -> Result<(Child, PathBuf)>
     Ok((child, log))
 }
 
-fn perftest(program: &str, sizes: &Sizes, on_gpu: bool) -> Result<Run> {
+pub(super) fn perftest(program: &str, sizes: &Sizes, on_gpu: bool) -> Result<Run> {
     // Far from the ports of an earlier run that still linger.
     let port = fastrand::u16(20_000..60_000);
     let report = |who: &str| format!("/tmp/{program}.{who}.json");
@@ -169,7 +169,7 @@ fn rate(mib_s: f64, logs: &[(&str, PathBuf)]) -> Result<Option<f64>> {
 }
 
 /// perftest says MiB/s.
-fn mb_s(mib_s: f64) -> f64 {
+pub(super) fn mb_s(mib_s: f64) -> f64 {
     (mib_s * 1.048_576 * 100.0).round() / 100.0
 }
 

@@ -2,6 +2,7 @@
 //! All suites, by name.
 
 mod alarms;
+mod bench;
 mod callbacks;
 mod demo;
 mod end;
@@ -13,6 +14,7 @@ mod reasons;
 mod refusals;
 mod revoke;
 mod smoke;
+mod tables;
 mod unfenced;
 mod verbs;
 
@@ -46,8 +48,11 @@ pub fn all(rival: bool) -> Vec<Suite> {
         verbs::suite(rival),
         errors::suite(rival),
         iommu::suite(rival),
+        tables::suite(rival),
         unfenced::suite(rival),
         alarms::suite(),
+        bench::suite(),
+        bench::suite_threads(),
         end::suite(),
     ]
 }

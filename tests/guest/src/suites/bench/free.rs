@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What it costs the freeing thread that its memory is registered: the free callback, and in it the core's invalidate.
+
+use anyhow::{Context, Result};
+use nvlab::Layout;
+use serde_json::json;
+
+use super::{positive, unload, Rig, Variant};
+use crate::lab;
+use crate::test::{emit, Env};
+
+pub fn all(_: &Env) -> Result<()> {
+    let rig = Rig::new()?;
+    for variant in [Variant::OursRevocable, Variant::NvMem] {
+        variant.load(&rig)?;
+        for size in [64 << 10, 1 << 30] {
+            // The NIC's fence: none, and a millisecond.
+            for fence_ms in [0, 1] {
+                lab::set_nic("fence_ms", fence_ms)?;
+                let mut samples = Vec::new();
+                for _ in 0..5 {
+                    let memory = rig.memory(size, Layout::Contiguous)?;
+                    let mr = rig.reg(memory.va(), size)?;
+                    lab::clear_trace()?;
+                    rig.gpu.reset_books()?;
+                    memory.free()?;
+                    let callback = positive(rig.gpu.books()?.get("callback_ns"));
+                    let invalidate = lab::trace()?
+                        .into_iter()
+                        .find(|e| e.callback == "invalidate")
+                        .context("the callback did not call invalidate")?;
+                    mr.dereg()?;
+                    samples.push([callback, invalidate.ns]);
+                }
+                lab::set_nic("fence_ms", 0)?;
+                emit(
+                    "free",
+                    &json!({ "variant": variant.name(), "size": size, "fence_ms": fence_ms, "samples": samples }),
+                );
+            }
+        }
+    }
+    unload()
+}

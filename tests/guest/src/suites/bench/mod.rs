@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Measurements, ours beside NVIDIA's C module in one boot. Rows go to the host, which judges and draws nothing here:
+//! a measurement fails only where something could not be measured.
+
+mod bandwidth;
+mod free;
+mod live;
+mod memory;
+mod pages;
+mod threads;
+mod times;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{ensure, Context, Result};
+use nvlab::{Client, Layout, Memory};
+use serde_json::{json, Value};
+
+use crate::gpu;
+use crate::lab;
+use crate::machine::{Level, RDMA_DEVICE};
+use crate::modules::{self, PEERMEM};
+use crate::test::{Env, Rival, Suite, Test};
+use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
+
+/// Where the image has NVIDIA's module beside ours.
+const RIVAL: &str = "/usr/lib/rival/nvidia-peermem.ko";
+
+/// What runs on the instruction-counted clock.
+pub fn suite() -> Suite {
+    Suite {
+        name: "bench",
+        tests: vec![
+            test("times", Level::Devices, times::all),
+            test("free", Level::Devices, free::all),
+            test("live", Level::Devices, live::all),
+            test("bandwidth", Level::Devices, bandwidth::all),
+            test("memory", Level::Devices, memory::all),
+            test("pages", Level::Bare, pages::all),
+        ],
+    }
+}
+
+/// What runs on the machine's own clock.
+pub fn suite_threads() -> Suite {
+    Suite {
+        name: "bench_threads",
+        tests: vec![test("threads", Level::Devices, threads::all), test("wall", Level::Devices, times::wall)],
+    }
+}
+
+fn test(name: &str, level: Level, run: fn(&Env) -> Result<()>) -> Test {
+    Test::new(name, level, run).rival(Rival::Skip("loads both modules itself")).limit(1200)
+}
+
+/// A client as an application meets it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Variant {
+    /// Ours as it is loaded by default.
+    OursPersistent,
+    /// Ours with `persistent_api_support=0`.
+    OursRevocable,
+    /// NVIDIA's first client, revocable pins.
+    NvMem,
+    /// NVIDIA's second client, persistent pins: the core is kept from the first one by a NIC that cannot invalidate.
+    NvMemNc,
+}
+
+impl Variant {
+    const ALL: [Self; 4] = [Self::OursPersistent, Self::NvMem, Self::OursRevocable, Self::NvMemNc];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::OursPersistent => "ours",
+            Self::OursRevocable => "ours_revocable",
+            Self::NvMem => "c_nv_mem",
+            Self::NvMemNc => "c_nv_mem_nc",
+        }
+    }
+
+    /// Loads the module that has this client, in place of whatever is loaded, and registers once, so that what is
+    /// done once per module is done.
+    fn load(self, machine: &Rig) -> Result<()> {
+        unload()?;
+        match self {
+            Self::OursPersistent => drop(modules::modprobe("nvidia-peermem", &[])?),
+            Self::OursRevocable => drop(modules::modprobe("nvidia-peermem", &["persistent_api_support=0"])?),
+            Self::NvMem | Self::NvMemNc => {
+                let loaded = modules::try_insmod(Path::new(RIVAL), &[])?;
+                ensure!(loaded.ok, "insmod {RIVAL}: {}{}", loaded.said, loaded.kernel.join("\n"));
+            }
+        }
+        let without = if self == Self::NvMemNc { i32::MAX as u64 } else { 0 };
+        lab::set_nic("no_invalidation", without)?;
+        let memory = machine.memory(64 << 10, Layout::Contiguous)?;
+        lab::clear_trace()?;
+        machine.reg(memory.va(), 64 << 10).context("first registration")?.dereg()?;
+        let owner = lab::last_owner()?;
+        let wanted = if self == Self::NvMemNc { "nv_mem_nc" } else { "nv_mem" };
+        ensure!(owner == wanted, "{}: the client {owner} answered, wanted {wanted}", self.name());
+        Ok(())
+    }
+}
+
+fn unload() -> Result<()> {
+    if modules::loaded(PEERMEM)? {
+        modules::rmmod(PEERMEM)?;
+    }
+    lab::set_nic("no_invalidation", 0)
+}
+
+/// A NIC and a GPU without the CUDA library between.
+struct Rig {
+    pd: Arc<Pd>,
+    rm: Client,
+    gpu: nvlab::Lab,
+}
+
+impl Rig {
+    fn new() -> Result<Self> {
+        let gpu = gpu::lab()?;
+        // Nobody looks at the bytes, and the whole card can be pinned.
+        gpu.set("crc_max", 0)?;
+        gpu.set("bar1_reserve", 0)?;
+        // A production driver does not overwrite what it frees.
+        gpu.set("poison", 0)?;
+        Ok(Self { pd: Pd::new(&Device::open(RDMA_DEVICE)?)?, rm: Client::open()?, gpu })
+    }
+
+    fn memory(&self, size: u64, layout: Layout) -> Result<Memory> {
+        self.rm.request(0, size).layout(layout).alloc().with_context(|| format!("{size} bytes of GPU memory"))
+    }
+
+    fn reg(&self, va: u64, len: u64) -> Result<Mr> {
+        let len = usize::try_from(len)?;
+        Mr::reg(&self.pd, va, len, FULL_ACCESS).with_context(|| format!("ibv_reg_mr of {len} bytes at {va:#x}"))
+    }
+
+    /// One registration and deregistration, measured.
+    fn round(&self, va: u64, len: u64) -> Result<Round> {
+        lab::clear_trace()?;
+        self.gpu.reset_books()?;
+        let start = Instant::now();
+        let mr = self.reg(va, len)?;
+        let registered = start.elapsed();
+        let start = Instant::now();
+        mr.dereg()?;
+        let deregistered = start.elapsed();
+        let mut round = Round { verbs: [registered.as_nanos(), deregistered.as_nanos()].map(ns), ..Round::default() };
+        for event in lab::trace()? {
+            if let Some(at) = CALLBACKS.iter().position(|c| *c == event.callback) {
+                round.callbacks[at] += event.ns;
+            }
+            if event.callback == "dma_map" {
+                round.entries = event.nents;
+            }
+        }
+        let books = self.gpu.books()?;
+        round.provider = PROVIDER_NS.iter().map(|name| positive(books.get(name))).sum();
+        round.calls = PROVIDER_CALLS.map(|names| names.iter().map(|name| positive(books.get(name))).sum());
+        Ok(round)
+    }
+}
+
+fn ns(nanoseconds: u128) -> u64 {
+    u64::try_from(nanoseconds).unwrap_or(u64::MAX)
+}
+
+fn positive(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}
+
+const CALLBACKS: [&str; 7] = ["acquire", "get_pages", "dma_map", "get_page_size", "dma_unmap", "put_pages", "release"];
+const PROVIDER_NS: [&str; 4] = ["get_ns", "put_ns", "map_ns", "unmap_ns"];
+const PROVIDER_CALLS: [&[&str]; 4] =
+    [&["gets", "persistent_gets"], &["puts", "persistent_puts"], &["dma_maps"], &["dma_unmaps"]];
+
+/// What one registration and deregistration cost. All times in nanoseconds.
+#[derive(Default)]
+struct Round {
+    /// In the order of [`CALLBACKS`]; the core's mutex is held over the first.
+    callbacks: [u64; 7],
+    /// Of them, in the provider.
+    provider: u64,
+    /// Gets, puts, mappings and unmappings.
+    calls: [u64; 4],
+    entries: u64,
+    /// `ibv_reg_mr` and `ibv_dereg_mr` as a whole.
+    verbs: [u64; 2],
+}
+
+impl Round {
+    /// The callbacks, the provider's share, the two verbs.
+    fn sample(&self) -> Value {
+        let mut all = self.callbacks.to_vec();
+        all.push(self.provider);
+        all.extend(self.verbs);
+        json!(all)
+    }
+}
+
+/// What a provider call costs beyond the stand-in's own work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cost {
+    Zero,
+    V100,
+}
+
+impl Cost {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Zero => "zero",
+            Self::V100 => "v100",
+        }
+    }
+
+    fn set(self, gpu: &nvlab::Lab) -> Result<()> {
+        gpu.reset_cost()?;
+        if self == Self::V100 {
+            gpu.cost_v100()?;
+        }
+        Ok(())
+    }
+}
+
+fn layout_name(layout: Layout) -> &'static str {
+    match layout {
+        Layout::Contiguous => "contiguous",
+        Layout::Broken2M => "2m",
+        Layout::Broken64K => "64k",
+        _ => "other",
+    }
+}

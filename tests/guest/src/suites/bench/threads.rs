@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Who waits for which lock while several threads register. The provider sleeps for its cost, so that the threads
+//! really overlap; speed is not what is asked here.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{anyhow, Context, Result};
+use nvlab::Layout;
+use serde_json::json;
+
+use super::{ns, positive, unload, Rig, Variant};
+use crate::lab;
+use crate::test::{emit, Env};
+
+const TRACING: &str = "/sys/kernel/tracing";
+const SIZE: u64 = 1 << 20;
+/// Registrations of each thread: the core's trace keeps 4096 lines, and a registration is at most 10.
+const ROUNDS: usize = 24;
+/// Ten times a V100's, so that the sleeps outweigh the emulation.
+const PIN_NS: u64 = 680_000;
+const UNPIN_NS: u64 = 380_000;
+
+fn set(file: &str, value: &str) -> Result<()> {
+    let path = format!("{TRACING}/{file}");
+    fs::write(&path, value).with_context(|| format!("write {value} to {path}"))
+}
+
+pub fn all(_: &Env) -> Result<()> {
+    let rig = Rig::new()?;
+    set("options/hash-ptr", "0")?;
+    set("buffer_size_kb", "8192")?;
+    for variant in [Variant::OursPersistent, Variant::NvMem, Variant::OursRevocable] {
+        variant.load(&rig)?;
+        for threads in [1, 2, 4, 8] {
+            run(&rig, variant, threads)?;
+        }
+    }
+    unload()
+}
+
+fn run(rig: &Rig, variant: Variant, threads: usize) -> Result<()> {
+    rig.gpu.reset_cost()?;
+    let memories = (0..threads).map(|_| rig.memory(SIZE, Layout::Contiguous)).collect::<Result<Vec<_>>>()?;
+    for (name, value) in [("pin_base", PIN_NS), ("unpin_base", UNPIN_NS), ("sleep", 1)] {
+        rig.gpu.cost(name, value)?;
+    }
+    lab::clear_trace()?;
+    rig.gpu.reset_books()?;
+    let g_before = provider_ns()?;
+    set("trace", "0")?;
+    set("events/lock/contention_begin/enable", "1")?;
+    set("events/lock/contention_end/enable", "1")?;
+    let start_line = Barrier::new(threads);
+    let start = Instant::now();
+    thread::scope(|scope| {
+        let running: Vec<_> = memories
+            .iter()
+            .map(|memory| {
+                scope.spawn(|| -> Result<()> {
+                    start_line.wait();
+                    for _ in 0..ROUNDS {
+                        rig.reg(memory.va(), SIZE)?.dereg()?;
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        running.into_iter().try_for_each(|t| t.join().map_err(|_| anyhow!("a thread panicked"))?)
+    })?;
+    let elapsed = start.elapsed();
+    set("events/lock/contention_begin/enable", "0")?;
+    set("events/lock/contention_end/enable", "0")?;
+    rig.gpu.reset_cost()?;
+    let text = fs::read_to_string(format!("{TRACING}/trace")).context("read the kernel's trace")?;
+    let waits = waits(&text, &Symbols::load()?)?;
+    let p_held: u64 = lab::trace()?.iter().filter(|e| e.callback == "acquire").map(|e| e.ns).sum();
+    let r_held = positive(rig.gpu.books()?.get("r_held_ns"));
+    let g = provider_ns()?.map(|(get, put)| {
+        let before = g_before.unwrap_or_default();
+        // Persistent pins are put without G.
+        [get - before.0, if variant == Variant::OursRevocable { put - before.1 } else { 0 }]
+    });
+    emit(
+        "threads",
+        &json!({
+            "variant": variant.name(), "threads": threads, "registrations": threads * ROUNDS,
+            "elapsed": ns(elapsed.as_nanos()), "held": { "P": p_held, "R": r_held, "G": g }, "waited": waits,
+        }),
+    );
+    memories.into_iter().try_for_each(|m| Ok(m.free()?))
+}
+
+/// Time in the provider's gets and puts, over which G is held; `None` with the rival.
+fn provider_ns() -> Result<Option<(u64, u64)>> {
+    let Ok(stats) = fs::read_to_string("/proc/driver/nvidia-peermem/stats") else { return Ok(None) };
+    let value = |name: &str| -> Result<u64> {
+        let line = stats.lines().find_map(|l| l.strip_prefix(name)).with_context(|| format!("no {name} in stats"))?;
+        line.trim().parse().with_context(|| format!("{name}{line}"))
+    };
+    Ok(Some((value("provider.get.total_ns ")?, value("provider.put.total_ns ")?)))
+}
+
+/// Static locks by their address.
+struct Symbols(BTreeMap<u64, String>);
+
+impl Symbols {
+    fn load() -> Result<Self> {
+        let text = fs::read_to_string("/proc/kallsyms").context("read /proc/kallsyms")?;
+        Ok(Self(
+            text.lines()
+                .filter_map(|line| {
+                    let mut words = line.split_whitespace();
+                    let address = u64::from_str_radix(words.next()?, 16).ok()?;
+                    words.next()?;
+                    Some((address, words.collect::<Vec<_>>().join(" ")))
+                })
+                .collect(),
+        ))
+    }
+
+    /// The lock's name in docs/rules.md; others by their symbol.
+    fn name(&self, address: u64) -> String {
+        const NEAR: u64 = 4096;
+        let Some((at, symbol)) = self.0.range(..=address).next_back() else { return "heap".into() };
+        if address - at > NEAR {
+            return "heap".into();
+        }
+        for (part, name) in [
+            ("peer_memory_mutex", "P"),
+            ("nvpm_g", "G"),
+            ("api_lock", "R"),
+            ("REGISTRY", "registry"),
+            ("NOT_MINE", "not_mine"),
+            ("PAIRS", "pairs"),
+        ] {
+            if symbol.contains(part) {
+                return name.into();
+            }
+        }
+        symbol.clone()
+    }
+}
+
+/// Nanoseconds and number of waits per lock, from pairs of contention_begin and contention_end of one thread.
+fn waits(trace: &str, symbols: &Symbols) -> Result<BTreeMap<String, (u64, u64)>> {
+    let mut waiting: BTreeMap<(String, u64), f64> = BTreeMap::new();
+    let mut sums: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    for line in trace.lines().filter(|l| !l.starts_with('#')) {
+        let Some((head, event)) = line.split_once(": contention_") else { continue };
+        // `comm-123     [001] d..2.    12.345678`
+        let time: f64 =
+            head.split_whitespace().next_back().context("no time")?.parse().context("time of a trace line")?;
+        let task = head.split(" [").next().unwrap_or(head).trim().to_string();
+        let (kind, rest) = event.split_once(": ").with_context(|| format!("trace line {line:?}"))?;
+        let address = rest.split_whitespace().next().unwrap_or("").trim_start_matches("0x");
+        let address = u64::from_str_radix(address, 16).with_context(|| format!("address in {line:?}"))?;
+        if kind == "begin" {
+            // A mutex says so twice where it first spins: the first counts.
+            waiting.entry((task, address)).or_insert(time);
+        } else if let Some(begin) = waiting.remove(&(task, address)) {
+            let sum = sums.entry(symbols.name(address)).or_default();
+            sum.0 += ((time - begin) * 1e9) as u64;
+            sum.1 += 1;
+        }
+    }
+    Ok(sums)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_are_paired_by_task_and_lock() {
+        let symbols = Symbols(BTreeMap::from([(0xffff_0000_1000, "d peer_memory_mutex [ib_core]".to_string())]));
+        let trace = "# tracer: nop\n\
+             guest-12    [000] .....    10.000100: contention_begin: ffff00001000 (flags=SPIN|MUTEX)\n\
+             guest-13    [001] .....    10.000150: contention_begin: 0000ffff00001000 (flags=MUTEX)\n\
+             guest-12    [000] .....    10.000200: contention_begin: ffff00001000 (flags=MUTEX)\n\
+             guest-12    [000] .....    10.000300: contention_end: ffff00001000 (ret=0)\n\
+             guest-13    [001] .....    10.000250: contention_end: ffff00001000 (ret=0)\n\
+             guest-13    [001] .....    10.000350: contention_begin: ffff80001000 (flags=MUTEX)\n\
+             guest-13    [001] .....    10.000360: contention_end: ffff80001000 (ret=0)\n";
+        let waits = waits(trace, &symbols).unwrap();
+        assert_eq!(waits["P"].1, 2);
+        assert!((290_000..310_000).contains(&waits["P"].0), "{}", waits["P"].0);
+        assert_eq!(waits["heap"].1, 1);
+    }
+}

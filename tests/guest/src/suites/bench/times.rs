@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Time of the seven callbacks over size, layout and provider cost.
+
+use anyhow::Result;
+use nvlab::Layout;
+use serde_json::json;
+
+use super::{layout_name, unload, Cost, Rig, Round, Variant};
+use crate::test::{emit, Env};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// What is measured in one row, and how often in each turn of a module.
+struct Case {
+    size: u64,
+    layout: Layout,
+    rounds: usize,
+}
+
+/// Turns that each module gets, one after the other: what drifts, drifts for all of them.
+const TURNS: usize = 3;
+
+pub fn all(_: &Env) -> Result<()> {
+    let mut cases = Vec::new();
+    for (size, rounds) in
+        [(64 * KIB, 5), (MIB, 5), (16 * MIB, 5), (256 * MIB, 3), (GIB, 3), (4 * GIB, 1), (16 * GIB, 1), (64 * GIB, 1)]
+    {
+        cases.push(Case { size, layout: Layout::Contiguous, rounds });
+    }
+    for layout in [Layout::Broken2M, Layout::Broken64K] {
+        for (size, rounds) in [(16 * MIB, 5), (256 * MIB, 3), (GIB, 3), (4 * GIB, 1)] {
+            cases.push(Case { size, layout, rounds });
+        }
+    }
+    measure("times", &cases, &[Cost::Zero, Cost::V100])
+}
+
+/// The same on the clock of the wall: emulated, on a machine that does other things.
+pub fn wall(_: &Env) -> Result<()> {
+    let cases = [64 * KIB, MIB, GIB].map(|size| Case { size, layout: Layout::Contiguous, rounds: 11 });
+    measure("wall", &cases, &[Cost::V100])
+}
+
+fn measure(row: &str, cases: &[Case], costs: &[Cost]) -> Result<()> {
+    let rig = Rig::new()?;
+    for _ in 0..TURNS {
+        for variant in Variant::ALL {
+            variant.load(&rig)?;
+            for case in cases {
+                let memory = rig.memory(case.size, case.layout)?;
+                for cost in costs {
+                    cost.set(&rig.gpu)?;
+                    let rounds =
+                        (0..case.rounds).map(|_| rig.round(memory.va(), case.size)).collect::<Result<Vec<_>>>()?;
+                    emit(
+                        row,
+                        &json!({
+                            "variant": variant.name(), "size": case.size, "layout": layout_name(case.layout),
+                            "cost": cost.name(), "calls": rounds[0].calls, "entries": rounds[0].entries,
+                            "samples": rounds.iter().map(Round::sample).collect::<Vec<_>>(),
+                        }),
+                    );
+                }
+                Cost::Zero.set(&rig.gpu)?;
+                memory.free()?;
+            }
+        }
+    }
+    unload()
+}
