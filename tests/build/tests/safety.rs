@@ -166,10 +166,8 @@ fn the_page_lists_what_is_unsafe_and_nothing_else() {
             None => wrong.push(format!("{file} `{place}`: {number}, not on the page")),
         }
     }
-    for (file, place) in page.keys() {
-        if !code.contains_key(&(file.clone(), place.clone())) {
-            wrong.push(format!("{file} `{place}`: on the page, but not in the code"));
-        }
+    for (file, place) in page.keys().filter(|key| !code.contains_key(*key)) {
+        wrong.push(format!("{file} `{place}`: on the page, but not in the code"));
     }
     assert!(wrong.is_empty(), "docs/safety.md:\n{}", wrong.join("\n"));
 }
