@@ -36,12 +36,13 @@ pub fn time(figures: &Figures) -> Result<String> {
         move |size| figures.time(variant, size, "contiguous", "v100").map(|t| t.callbacks.median)
     };
     draw(
-        "Time in the callbacks of one registration and deregistration, V100's pin cost (µs)",
+        "Time in the callbacks of one registration and deregistration, V100's pin cost",
         &[
             line("NVIDIA's C module", RED, &callbacks(C)),
             line("this module", BLUE, &callbacks(OURS)),
             line("limit: one pin, one put", GREY, &|size| Some(limit_ns(size))),
         ],
+        10.0,
         &|us| if us >= 1000.0 { format!("{} ms", us / 1000.0) } else { format!("{us} µs") },
     )
 }
@@ -57,19 +58,20 @@ pub fn memory(figures: &Figures) -> Result<String> {
         move |size| figures.memory(variant, size, layout).map(|m| m.client)
     };
     draw(
-        "Kernel memory that the client holds for one contiguous registration (bytes)",
+        "Kernel memory that the client holds for one contiguous registration",
         &[
             line("NVIDIA's C module", RED, &held(C, "contiguous")),
             line("this module", BLUE, &held(OURS, "contiguous")),
-            line("the provider's own, for one pin", GREY, &|size| {
+            line("the provider, for one pin", GREY, &|size| {
                 figures.memory(OURS, size, "contiguous").map(|m| m.provider)
             }),
         ],
+        16.0,
         &|bytes| size_text(bytes as u64),
     )
 }
 
-fn draw(title: &str, lines: &[Line], value_text: &dyn Fn(f64) -> String) -> Result<String> {
+fn draw(title: &str, lines: &[Line], base: f64, value_text: &dyn Fn(f64) -> String) -> Result<String> {
     let mut svg = String::new();
     {
         let failed = |e: &dyn std::fmt::Display| anyhow!("cannot draw {title}: {e}");
@@ -84,10 +86,13 @@ fn draw(title: &str, lines: &[Line], value_text: &dyn Fn(f64) -> String) -> Resu
         let mut chart = ChartBuilder::on(&root)
             .caption(title, ("sans-serif", 17))
             .margin(14)
-            .margin_right(150)
+            .margin_right(180)
             .x_label_area_size(34)
             .y_label_area_size(84)
-            .build_cartesian_2d((65536f64..last).log_scale().base(4.0), (low.max(1.0) / 2.0..high * 2.0).log_scale())
+            .build_cartesian_2d(
+                (65536f64..last).log_scale().base(4.0),
+                (low.max(1.0) / 2.0..high * 2.0).log_scale().base(base),
+            )
             .map_err(|e| failed(&e))?;
         chart
             .configure_mesh()
@@ -103,12 +108,23 @@ fn draw(title: &str, lines: &[Line], value_text: &dyn Fn(f64) -> String) -> Resu
                 .map_err(|e| failed(&e))?;
             let dots = line.points.iter().map(|&p| Circle::new(p, 3, line.color.filled()));
             chart.draw_series(dots).map_err(|e| failed(&e))?;
-            // Each line carries its name at its end.
+        }
+        // Each line carries its name at its end; names keep their distance.
+        let mut names: Vec<(i32, i32, &Line)> = lines
+            .iter()
+            .filter_map(|line| line.points.last().map(|p| (p, line)))
+            .map(|(p, line)| {
+                let (x, y) = chart.backend_coord(p);
+                (y, x, line)
+            })
+            .collect();
+        names.sort_by_key(|(y, ..)| *y);
+        let mut above = i32::MIN / 2;
+        for (y, x, line) in names {
+            let at = y.max(above + 15);
+            above = at;
             let style = ("sans-serif", 13).into_font().color(&line.color).pos(Pos::new(HPos::Left, VPos::Center));
-            if let Some(&(x, y)) = line.points.last() {
-                let (px, py) = chart.backend_coord(&(x, y));
-                root.draw(&Text::new(line.name, (px + 8, py), style)).map_err(|e| failed(&e))?;
-            }
+            root.draw(&Text::new(line.name, (x + 8, at), style)).map_err(|e| failed(&e))?;
         }
         root.present().map_err(|e| failed(&e))?;
     }
