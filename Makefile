@@ -84,6 +84,7 @@ help:
 	@echo "make demo [RIVAL=1]           RDMA into GPU memory in a virtual machine, bytes proven"
 	@echo "make test [RIVAL=1] [ONLY=a]  every test"
 	@echo "make soak [ONLY=a] [HOURS=n]  what takes hours"
+	@echo "make bench                    measured beside NVIDIA's C module (docs/bench.md)"
 	@echo "make shell                    a prompt in that virtual machine"
 	@echo "make fmt lint doc             format, check, rustdoc of the module"
 	@echo "make bindings bindings-check  regenerate the committed bindings | fail if they differ"
