@@ -43,6 +43,11 @@ pub(crate) fn in_flight() -> u64 {
     IN_FLIGHT.load(Relaxed)
 }
 
+/// Whether `arm()` kept a module reference for good.
+pub(crate) fn stays_loaded() -> bool {
+    ARMED.load(Relaxed) && !shim::can_drain_callback_tails()
+}
+
 /// To be called once the provider was given the callback: the caller still holds a module reference then.
 pub(crate) fn arm() {
     if !ARMED.load(Relaxed) && !ARMED.xchg(true, Relaxed) && !shim::can_drain_callback_tails() {

@@ -100,6 +100,7 @@ fn stats(f: &mut Seq) -> fmt::Result {
     writeln!(f, "clients {} {}", crate::client_name(Place::First), crate::client_name(Place::Second))?;
     counters(f)?;
     writeln!(f, "late_callbacks {}", report::late_callbacks())?;
+    writeln!(f, "stays_loaded {}", u8::from(invalidate::stays_loaded()))?;
     writeln!(f, "callbacks_in_flight {}", invalidate::in_flight())?;
     writeln!(f, "oldest_callback_ms {}", oldest_callback_ms())?;
     writeln!(f, "put_errors {}", report::put_errors())?;
