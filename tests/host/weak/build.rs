@@ -1,0 +1,112 @@
+//! Copies of shipped files in which `core`'s atomics are loom's, as they are and with one ordering weakened each.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+/// What stands there, what is put in its place, and how often it is there.
+type Place = (&'static str, &'static str, usize);
+
+/// Shipped files, and what is changed in all of them.
+const FILES: [(&str, &[Place]); 4] = [
+    (
+        "kernel-lite/kernel/sync/atomic.rs",
+        &[("use core::sync::atomic as core_atomic;", "use crate::by_address as core_atomic;", 1)],
+    ),
+    (
+        "kernel-lite/kernel/sync/arc.rs",
+        &[("use core::sync::atomic::", "use loom::sync::atomic::", 1), ("use crate::", "use super::world::", 4)],
+    ),
+    ("src/life.rs", &[]),
+    (
+        "src/invalidate.rs",
+        &[
+            ("use kernel::sync::atomic::", "use super::atomic::", 1),
+            ("use crate::life::", "use super::life::", 1),
+            ("use crate::", "use super::world::", 5),
+            ("crate::invalidate_umem", "super::world::invalidate_umem", 1),
+        ],
+    ),
+];
+
+/// Too much hangs on this one to be compiled here: what it does with its `READY` is taken out of it.
+const READY: &str = "src/peer_client.rs";
+
+/// A variant's name, and the one place that is weaker in it.
+const WEAKENED: [(&str, &str, &str, &str); 8] = [
+    ("arc_drop_relaxed", "arc.rs", "fetch_sub(1, Ordering::Release)", "fetch_sub(1, Ordering::Relaxed)"),
+    ("arc_without_fence", "arc.rs", "fence(Ordering::Acquire);", ""),
+    ("leave_relaxed", "invalidate.rs", "fetch_sub(1, Release)", "fetch_sub(1, Relaxed)"),
+    ("wait_relaxed", "invalidate.rs", "IN_FLIGHT.load(Acquire)", "IN_FLIGHT.load(Relaxed)"),
+    ("enter_relaxed", "invalidate.rs", "fetch_add(1, Full)", "fetch_add(1, Relaxed)"),
+    ("publish_relaxed", "ready.rs", "READY.store(true, Release)", "READY.store(true, Relaxed)"),
+    ("seen_relaxed", "ready.rs", "READY.load(Acquire)", "READY.load(Relaxed)"),
+    ("full_without_barriers", "atomic.rs", "const FULL: bool = true;", "const FULL: bool = false;"),
+];
+
+fn main() {
+    let here = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let repo = here.join("../../..");
+    let mut modules = String::new();
+    variant(&mut modules, &repo, &here, &out, "shipped", None);
+    for (name, file, from, to) in WEAKENED {
+        variant(&mut modules, &repo, &here, &out, name, Some((file, from, to)));
+    }
+    fs::write(out.join("variants.rs"), modules).expect("OUT_DIR is writable");
+}
+
+fn variant(modules: &mut String, repo: &Path, here: &Path, out: &Path, name: &str, weaker: Option<(&str, &str, &str)>) {
+    let dir = out.join(name);
+    fs::create_dir_all(&dir).expect("OUT_DIR is writable");
+    writeln!(modules, "pub mod {name} {{").expect("a String");
+    let read = |path: &str| {
+        let source = repo.join(path);
+        println!("cargo:rerun-if-changed={}", source.display());
+        fs::read_to_string(&source).unwrap_or_else(|e| panic!("{}: {e}", source.display()))
+    };
+    let mut files: Vec<(&str, String)> = vec![("ready.rs", ready(&read(READY)))];
+    for (path, places) in FILES {
+        let mut text = read(path);
+        for (from, to, times) in places {
+            text = replace(path, &text, from, to, *times);
+        }
+        files.push((path.rsplit('/').next().expect("never empty"), text));
+    }
+    for (file, mut text) in files {
+        if let Some((_, from, to)) = weaker.filter(|w| w.0 == file) {
+            text = replace(file, &text, from, to, 1);
+        }
+        fs::write(dir.join(file), text).expect("OUT_DIR is writable");
+        let module = file.trim_end_matches(".rs");
+        writeln!(modules, "#[allow(dead_code, unused_imports)] #[path = {:?}] pub mod {module};", dir.join(file))
+            .expect("a String");
+    }
+    writeln!(modules, "#[path = {:?}] pub mod world;\n}}", here.join("src/world.rs")).expect("a String");
+}
+
+/// `READY`, how module init sets it, and how callbacks look at it: all in the same way.
+fn ready(text: &str) -> String {
+    let line = |what: &str| {
+        let mut found: Vec<&str> = text.lines().map(str::trim).filter(|l| l.contains(what)).collect();
+        found.dedup();
+        match found[..] {
+            [line] => line,
+            _ => panic!("{READY} has no line with {what:?}, or different ones: see tests/host/weak/build.rs"),
+        }
+    };
+    let load = line("READY.load(").trim_start_matches("if !").trim_end_matches(" {");
+    format!(
+        "use super::atomic::{{Acquire, Atomic, Full, Relaxed, Release}};\n{}\npub fn publish() {{\n    {}\n}}\npub fn seen() -> bool \
+         {{\n    {load}\n}}\n",
+        line("static READY:"),
+        line("READY.store(true")
+    )
+}
+
+/// A file that has changed here is not what this was written for.
+fn replace(path: &str, text: &str, from: &str, to: &str, times: usize) -> String {
+    let found = text.matches(from).count();
+    assert_eq!(found, times, "{path} has {from:?} {found} times, wanted {times}: see tests/host/weak/build.rs");
+    text.replace(from, to)
+}
