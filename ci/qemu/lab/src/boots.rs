@@ -39,6 +39,8 @@ pub struct Row {
     /// Two machines with a cable between them, or one.
     pub pair: bool,
     pub gpus: u32,
+    /// Memory of each GPU.
+    pub gpu_mib: u64,
     pub nics: u32,
     pub memory_mib: u32,
     /// Generation of the RDMA core, as its module parameter has it.
@@ -61,6 +63,7 @@ const ROW: Row = Row {
     iommu: Iommu::Off,
     pair: false,
     gpus: 1,
+    gpu_mib: 256,
     nics: 1,
     memory_mib: 2048,
     generation: NEWEST,
@@ -107,7 +110,14 @@ pub const BOOTS: &[Row] = &[
         takes: 80,
         ..ROW
     },
-    Row { name: "iommu-identity", suites: &["iommu"], iommu: Iommu::Identity, takes: 45, ..ROW },
+    Row {
+        name: "iommu-identity",
+        suites: &["iommu"],
+        append: &["guest.only=iommu/persistent"],
+        iommu: Iommu::Identity,
+        takes: 40,
+        ..ROW
+    },
     Row {
         name: "breadth",
         suites: &["matrix", "verbs", "errors", "iommu"],
@@ -136,6 +146,7 @@ pub const BOOTS: &[Row] = &[
     Row { name: "suites-5.1", suites: SUITES, generation: "5.1", takes: 200, runs: &[Run::Soak], ..ROW },
     Row { name: "suites-iommu", suites: SUITES, iommu: Iommu::Translating, takes: 360, runs: &[Run::Soak], ..ROW },
     Row { name: "matrix-full", suites: &["matrix_full"], gpus: 2, nics: 2, takes: 3600, runs: &[Run::Soak], ..ROW },
+    Row { name: "matrix-large", suites: &["matrix_large"], gpu_mib: 4096, takes: 120, runs: &[Run::Soak], ..ROW },
     Row {
         name: "breadth-iommu",
         suites: &["matrix", "verbs", "errors"],
@@ -155,6 +166,7 @@ impl Row {
         let mut boot = Boot {
             append: self.append.iter().map(|w| w.to_string()).collect(),
             gpus: self.gpus,
+            gpu_mib: self.gpu_mib,
             nics: self.nics,
             iommu: self.iommu,
             memory_mib: self.memory_mib,
