@@ -168,6 +168,8 @@ impl Mapping {
         to_result(report::timed(Kind::Persistent, Call::Map, map)).map_err(|error| {
             if error == ENOTSUPP {
                 Reason::Topology
+            } else if error == ENOMEM {
+                Reason::NoMemory
             } else {
                 Reason::DmaMapping
             }
