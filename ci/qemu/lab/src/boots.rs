@@ -80,6 +80,13 @@ const OLDER: &[&str] = &["smoke", "callbacks", "revoke", "unfenced"];
 const OLDER_ONLY: &[&str] =
     &["guest.only=callbacks/,mkey_fails,statistics,legacy/bytes_move,legacy/free_during_dereg,legacy/is_served"];
 
+/// The kernel's check of the DMA API allocates, too, and where that fails it ends itself with an alarm.
+const NO_DMA_DEBUG: &str = "dma_debug=off";
+
+/// Registrations in each mode.
+const LONG_STORM: &[&str] = &["guest.storm=100000"];
+const STORM_TAKES: u64 = 12_000;
+
 /// `ONLY=<suite>` takes the first row that has the suite.
 pub const BOOTS: &[Row] = &[
     Row { name: "suites", suites: SUITES, takes: 175, runs: &[Run::Test, Run::Soak], ..ROW },
@@ -141,6 +148,8 @@ pub const BOOTS: &[Row] = &[
     },
     Row { name: "core-5.5", suites: OLDER, append: OLDER_ONLY, generation: "5.5", takes: 80, ..ROW },
     Row { name: "core-5.1", suites: OLDER, append: OLDER_ONLY, generation: "5.1", takes: 80, ..ROW },
+    Row { name: "faults", suites: &["faults"], append: &[NO_DMA_DEBUG], takes: 150, ..ROW },
+    Row { name: "storm", suites: &["unload", "storm"], takes: 200, ..ROW },
     Row { name: "rival-suites", suites: SUITES, module: Module::Rival, takes: 175, runs: &[Run::Rival], ..ROW },
     Row { name: "suites-5.5", suites: SUITES, generation: "5.5", takes: 200, runs: &[Run::Soak], ..ROW },
     Row { name: "suites-5.1", suites: SUITES, generation: "5.1", takes: 200, runs: &[Run::Soak], ..ROW },
@@ -154,6 +163,35 @@ pub const BOOTS: &[Row] = &[
         gpus: 2,
         nics: 2,
         takes: 300,
+        runs: &[Run::Soak],
+        ..ROW
+    },
+    // Not a sample of a table's many allocations, but all of them.
+    Row {
+        name: "faults-full",
+        suites: &["faults"],
+        append: &[NO_DMA_DEBUG, "guest.every_allocation"],
+        takes: 1500,
+        runs: &[Run::Soak],
+        ..ROW
+    },
+    Row { name: "loads", suites: &["unload"], append: &["guest.loads=1000"], takes: 600, runs: &[Run::Soak], ..ROW },
+    Row { name: "storm-25.04", suites: &["storm"], append: LONG_STORM, takes: STORM_TAKES, runs: &[Run::Soak], ..ROW },
+    Row {
+        name: "storm-5.5",
+        suites: &["storm"],
+        append: LONG_STORM,
+        generation: "5.5",
+        takes: STORM_TAKES,
+        runs: &[Run::Soak],
+        ..ROW
+    },
+    Row {
+        name: "storm-5.1",
+        suites: &["storm"],
+        append: LONG_STORM,
+        generation: "5.1",
+        takes: STORM_TAKES,
         runs: &[Run::Soak],
         ..ROW
     },

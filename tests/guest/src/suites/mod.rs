@@ -7,6 +7,7 @@ mod callbacks;
 mod demo;
 mod end;
 mod errors;
+mod faults;
 mod iommu;
 mod matrix;
 mod observe;
@@ -14,8 +15,10 @@ mod reasons;
 mod refusals;
 mod revoke;
 mod smoke;
+mod storm;
 mod tables;
 mod unfenced;
+mod unload;
 mod verbs;
 
 use std::io;
@@ -50,6 +53,9 @@ pub fn all(rival: bool) -> Vec<Suite> {
         iommu::suite(rival),
         tables::suite(rival),
         unfenced::suite(rival),
+        faults::suite(rival),
+        unload::suite(rival),
+        storm::suite(rival),
         alarms::suite(),
         bench::suite(),
         bench::suite_threads(),

@@ -192,7 +192,7 @@ fn dereg_in_a_child(_: &Env) -> Result<()> {
 }
 
 /// A call in a thread of its own, because it may have to wait for somebody.
-struct Beside<T> {
+pub struct Beside<T> {
     done: Receiver<Result<T>>,
 }
 
@@ -207,7 +207,7 @@ impl<T: Send + 'static> Beside<T> {
         Self { done }
     }
 
-    fn finish(self, what: &str) -> Result<T> {
+    pub fn finish(self, what: &str) -> Result<T> {
         match self.done.recv_timeout(PATIENCE) {
             Ok(result) => result.with_context(|| what.to_string()),
             Err(_) => bail!("{what}: not done within {PATIENCE:?}"),
@@ -220,7 +220,7 @@ impl<T: Send + 'static> Beside<T> {
     }
 }
 
-fn free_beside(bench: &Bench, memory: DeviceMemory) -> Beside<()> {
+pub fn free_beside(bench: &Bench, memory: DeviceMemory) -> Beside<()> {
     let cuda = Arc::clone(&bench.cuda);
     Beside::start(move || {
         cuda.attach()?;
@@ -233,7 +233,7 @@ fn reg_beside(bench: &Bench, va: u64) -> Beside<std::io::Result<Mr>> {
     Beside::start(move || Ok(Mr::reg(&pd, va, SIZE, FULL_ACCESS)))
 }
 
-fn dereg_beside(mr: Mr) -> Beside<()> {
+pub fn dereg_beside(mr: Mr) -> Beside<()> {
     Beside::start(move || Ok(mr.dereg()?))
 }
 

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The kernel's fault injection: the n-th allocation of one thread (fail-nth), and the n-th call of named functions
+//! (fail_function). Kernel: Documentation/fault-injection.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{ensure, Context, Result};
+
+use crate::kmsg::Mark;
+
+const DEBUGFS: &str = "/sys/kernel/debug";
+const PRINTK: &str = "/proc/sys/kernel/printk";
+
+fn write(file: &str, text: &str) -> Result<()> {
+    fs::write(file, text).with_context(|| format!("write {text:?} to {file}"))
+}
+
+/// Whether this kernel can do it; the fast flavour cannot.
+pub fn available() -> bool {
+    Path::new(DEBUGFS).join("failslab").exists()
+}
+
+/// Where an allocation failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hit {
+    /// Module of the innermost frame that is in one; `kernel` for none, or where the allocation asked for silence.
+    pub owner: String,
+    /// The kernel's stack, innermost frame first.
+    pub stack: Vec<String>,
+}
+
+/// Failing allocations of the thread that made this, slab and page alike, sleeping ones included.
+pub struct Allocations {
+    nth: File,
+    log: Mark,
+    printk: String,
+}
+
+impl Allocations {
+    pub fn prepare() -> Result<Self> {
+        for (file, value) in [
+            ("failslab/ignore-gfp-wait", "N"),
+            ("failslab/cache-filter", "N"),
+            ("fail_page_alloc/ignore-gfp-wait", "N"),
+            // vmalloc's pages, which is what kvmalloc falls back to.
+            ("fail_page_alloc/ignore-gfp-highmem", "N"),
+            ("fail_page_alloc/min-order", "0"),
+        ] {
+            write(&format!("{DEBUGFS}/{file}"), value)?;
+        }
+        for what in ["failslab", "fail_page_alloc"] {
+            // A stack for each, without the limit per second.
+            write(&format!("{DEBUGFS}/{what}/verbose"), "2")?;
+            write(&format!("{DEBUGFS}/{what}/verbose_ratelimit_interval_ms"), "0")?;
+        }
+        let printk = fs::read_to_string(PRINTK).with_context(|| format!("read {PRINTK}"))?;
+        // The stacks are for us, not for the slow console, which keeps everything from "warning" up.
+        write(PRINTK, "5 7")?;
+        let nth = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/proc/thread-self/fail-nth")
+            .context("open /proc/thread-self/fail-nth")?;
+        Ok(Self { nth, log: Mark::now()?, printk })
+    }
+
+    /// Makes the `n`-th allocation of `call` fail, from 1. `None`: it made fewer.
+    pub fn during<T>(&mut self, n: u32, call: impl FnOnce() -> T) -> Result<(T, Option<Hit>)> {
+        let count = n.to_string();
+        self.nth.write_all_at(count.as_bytes(), 0).context("write fail-nth")?;
+        let result = call();
+        let mut left = [0u8; 16];
+        let len = self.nth.read_at(&mut left, 0).context("read fail-nth")?;
+        self.nth.write_all_at(b"0", 0).context("write fail-nth")?;
+        let left = String::from_utf8_lossy(&left[..len]);
+        let left: u32 = left.trim().parse().with_context(|| format!("fail-nth holds {left:?}"))?;
+        let said = self.log.since()?;
+        Ok((result, (left == 0).then(|| Hit::of(&said))))
+    }
+}
+
+impl Drop for Allocations {
+    fn drop(&mut self) {
+        // A console that stays quiet is the only harm.
+        let _ = fs::write(PRINTK, &self.printk);
+    }
+}
+
+impl Hit {
+    fn of(said: &[String]) -> Self {
+        let dump = said.iter().skip_while(|l| !l.contains("FAULT_INJECTION"));
+        let frames = dump.skip_while(|l| !l.contains("Call Trace")).skip(1);
+        // A question mark is what lay on the stack by chance.
+        let stack: Vec<String> = frames.map(|l| l.trim().to_string()).filter(|l| !l.starts_with("? ")).collect();
+        let owner = stack.iter().find_map(|l| l.rsplit_once('[')?.1.strip_suffix(']'));
+        Self { owner: owner.unwrap_or("kernel").to_string(), stack }
+    }
+
+    /// The innermost functions that are not the allocator's own, for a message.
+    pub fn place(&self) -> String {
+        let frames = self.stack.iter().filter(|l| l.contains("+0x"));
+        let named = frames.filter(|l| !["should_fail", "dump_stack", "alloc"].iter().any(|w| l.contains(w)));
+        let named: Vec<&str> = named.take(3).map(|l| l.split('+').next().unwrap_or(l)).collect();
+        if named.is_empty() {
+            "a place that asked for silence".to_string()
+        } else {
+            format!("{} [{}]", named.join(" < "), self.owner)
+        }
+    }
+}
+
+/// Which allocation is to fail next: each in turn, but of a long row at one place (a record for each page of a table) only
+/// a sample, unless all are asked for.
+pub struct Sweep {
+    /// The number of the allocation, from 1.
+    pub n: u32,
+    all: bool,
+    /// The place of the last failure that said where it was, and its number.
+    place: Vec<String>,
+    last: u32,
+    /// Failures there, one after the other.
+    alike: u32,
+    /// Some were left out since.
+    jumped: bool,
+}
+
+impl Sweep {
+    /// So many failures at a place are a row; of the rest of it one in so many is tried.
+    const ALIKE: u32 = 8;
+    const STEP: u32 = 17;
+
+    pub fn new(all: bool) -> Self {
+        Self { n: 1, all, place: Vec::new(), last: 0, alike: 0, jumped: false }
+    }
+
+    /// After `hit`; `false`: there are no more.
+    pub fn next(&mut self, hit: Option<&Hit>) -> bool {
+        match hit {
+            // It may be of the row (the leak detector's own allocations say nothing) or not: the next one tells.
+            Some(h) if h.stack.is_empty() => {
+                self.n += 1;
+                return true;
+            }
+            Some(h) if h.stack == self.place => {
+                self.last = self.n;
+                self.alike += 1;
+            }
+            // The row has ended, somewhere in what was left out.
+            _ if self.jumped => {
+                self.n = self.last + 1;
+                self.alike = 0;
+                self.jumped = false;
+                return true;
+            }
+            None => return false,
+            Some(h) => {
+                self.place.clone_from(&h.stack);
+                self.last = self.n;
+                self.alike = 0;
+            }
+        }
+        self.jumped = !self.all && self.alike >= Self::ALIKE;
+        self.n += if self.jumped { Self::STEP } else { 1 };
+        true
+    }
+}
+
+/// How many failures each owner saw.
+#[derive(Debug, Default)]
+pub struct Tally(pub BTreeMap<String, u32>);
+
+impl Tally {
+    pub fn add(&mut self, hit: &Hit) {
+        *self.0.entry(hit.owner.clone()).or_default() += 1;
+    }
+
+    pub fn total(&self) -> u32 {
+        self.0.values().sum()
+    }
+
+    pub fn of(&self, owner: &str) -> u32 {
+        self.0.get(owner).copied().unwrap_or(0)
+    }
+}
+
+/// Failing calls of functions that are marked for it; nobody else may call them meanwhile.
+pub struct Calls {
+    functions: Vec<&'static str>,
+}
+
+impl Calls {
+    const DIR: &'static str = "/sys/kernel/debug/fail_function";
+
+    pub fn of(functions: &[&'static str]) -> Result<Self> {
+        let mut this = Self { functions: Vec::new() };
+        for function in functions {
+            write(&format!("{}/inject", Self::DIR), function)?;
+            this.functions.push(function);
+        }
+        for (file, value) in [("probability", "100"), ("interval", "1"), ("task-filter", "N"), ("verbose", "0")] {
+            write(&format!("{}/{file}", Self::DIR), value)?;
+        }
+        Ok(this)
+    }
+
+    /// Makes the `n`-th call in `call` of any of the functions return `-errno` at once, from 1. `false`: there were fewer.
+    pub fn during<T>(&self, n: u32, errno: i32, call: impl FnOnce() -> T) -> Result<(T, bool)> {
+        ensure!(errno > 0, "an errno is positive");
+        for function in &self.functions {
+            write(&format!("{}/{function}/retval", Self::DIR), &format!("{:#x}", -i64::from(errno)))?;
+        }
+        // Calls pass for free until `space` is used up.
+        write(&format!("{}/space", Self::DIR), &n.to_string())?;
+        write(&format!("{}/times", Self::DIR), "1")?;
+        let result = call();
+        let file = format!("{}/times", Self::DIR);
+        let left = fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
+        write(&file, "0")?;
+        Ok((result, left.trim() == "0"))
+    }
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        // An empty line takes all of them out. Refused only where the kernel has no such file.
+        let _ = fs::write(format!("{}/inject", Self::DIR), "\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Hit, Sweep};
+
+    fn sweep(all: bool, places: &[&str]) -> Vec<usize> {
+        let hit = |n: usize| {
+            let stack = places.get(n - 1)?;
+            let stack = if stack.is_empty() { vec![] } else { vec![stack.to_string()] };
+            Some(Hit { owner: "x".into(), stack })
+        };
+        let mut sweep = Sweep::new(all);
+        let mut seen = vec![];
+        loop {
+            let n = sweep.n as usize;
+            seen.extend((n <= places.len()).then_some(n));
+            if !sweep.next(hit(n).as_ref()) {
+                seen.sort_unstable();
+                seen.dedup();
+                return seen;
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_is_sampled_and_nothing_beside_it_is_missed() {
+        let mut places = vec!["a", "b", "", "b", "c"];
+        places.extend(["row", ""].repeat(200));
+        places.extend(["", "", "d", "", "", "e", "", "f", "", ""]);
+        let row = 5..405;
+        let seen = sweep(false, &places);
+        for (at, place) in places.iter().enumerate().filter(|(at, _)| !row.contains(at)) {
+            assert!(seen.contains(&(at + 1)), "{place} at {at} was not looked at: {seen:?}");
+        }
+        assert!(seen.len() < 100, "{} looked at", seen.len());
+        assert_eq!(sweep(true, &places).len(), places.len());
+    }
+
+    #[test]
+    fn the_innermost_module_is_the_owner() {
+        let said = [
+            "something else",
+            "FAULT_INJECTION: forcing a failure.",
+            "name failslab, interval 1, probability 0, space 0, times 0",
+            "CPU: 0 UID: 0 PID: 93 Comm: guest",
+            "Call Trace:",
+            " <TASK>",
+            " dump_stack_lvl+0x53/0x70",
+            " should_fail_ex+0x11a/0x140",
+            " __kmalloc_cache_noprof+0x41/0x2a0",
+            " ? srso_alias_return_thunk+0x5/0xfbef5",
+            " rxe_reg_user_mr+0x50/0x1c0 [rdma_rxe]",
+            " ib_uverbs_reg_mr+0x1a0/0x300 [ib_uverbs]",
+        ]
+        .map(String::from);
+        let hit = Hit::of(&said);
+        assert_eq!(hit.owner, "rdma_rxe");
+        assert_eq!(hit.place(), "rxe_reg_user_mr < ib_uverbs_reg_mr [rdma_rxe]");
+        assert_eq!(Hit::of(&[]).owner, "kernel");
+    }
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What a process of the storm does: a pure function of seed, process number and life (a process gets a new life by
+//! exec). Slots are picked without a look at what became of earlier operations; one that needs a registration takes
+//! the next that there is.
+
+/// Allocations and registrations that a process holds at most.
+pub const MEMS: usize = 3;
+pub const MRS: usize = 6;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Allocates `kib`; frees what the slot holds.
+    Alloc {
+        mem: usize,
+        kib: usize,
+    },
+    Free {
+        mem: usize,
+    },
+    /// Registers from `from` to `to` (in 1/4096 of the allocation, and `odd` bytes further).
+    Register {
+        mr: usize,
+        mem: usize,
+        from: usize,
+        to: usize,
+        odd: usize,
+    },
+    Deregister {
+        mr: usize,
+    },
+    /// RDMA between two registrations, and a look at the bytes.
+    Write {
+        from: usize,
+        to: usize,
+        kib: usize,
+    },
+    Read {
+        from: usize,
+        to: usize,
+        kib: usize,
+    },
+    /// Two threads at once.
+    FreeAndRegister {
+        mem: usize,
+        mr: usize,
+    },
+    FreeAndDeregister {
+        mr: usize,
+    },
+    FreeAndWrite {
+        from: usize,
+        to: usize,
+    },
+    DeregisterAndRegister {
+        mr: usize,
+        into: usize,
+    },
+    /// A child deregisters what its parent registered.
+    ForkDeregister {
+        mr: usize,
+    },
+    /// A child keeps all files open for a while, maybe longer than its parent has them.
+    ForkHold {
+        us: u64,
+    },
+    /// A process with a storm of its own is killed somewhere in it.
+    Kill {
+        seed: u64,
+        us: u64,
+    },
+    /// The process goes on as a new one; by another thread than the first, if `thread`.
+    Exec {
+        thread: bool,
+    },
+    /// The NIC goes, with everybody's registrations, and comes back.
+    RemoveHca,
+}
+
+impl Op {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Alloc { .. } => "alloc",
+            Self::Free { .. } => "free",
+            Self::Register { .. } => "register",
+            Self::Deregister { .. } => "deregister",
+            Self::Write { .. } => "write",
+            Self::Read { .. } => "read",
+            Self::FreeAndRegister { .. } => "free+register",
+            Self::FreeAndDeregister { .. } => "free+deregister",
+            Self::FreeAndWrite { .. } => "free+write",
+            Self::DeregisterAndRegister { .. } => "deregister+register",
+            Self::ForkDeregister { .. } => "fork+deregister",
+            Self::ForkHold { .. } => "fork+hold",
+            Self::Kill { .. } => "kill",
+            Self::Exec { .. } => "exec",
+            Self::RemoveHca => "remove-hca",
+        }
+    }
+
+    /// Every name, for those who want to see that all of them happened.
+    pub const NAMES: [&str; 15] = [
+        "alloc",
+        "free",
+        "register",
+        "deregister",
+        "write",
+        "read",
+        "free+register",
+        "free+deregister",
+        "free+write",
+        "deregister+register",
+        "fork+deregister",
+        "fork+hold",
+        "kill",
+        "exec",
+        "remove-hca",
+    ];
+}
+
+/// Whose plan it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Who {
+    pub seed: u64,
+    pub process: u64,
+    pub life: u64,
+    /// Only memory and registrations: what a victim does until it is killed.
+    pub victim: bool,
+}
+
+pub struct Plan {
+    who: Who,
+    rng: fastrand::Rng,
+}
+
+impl Plan {
+    pub fn new(who: Who) -> Self {
+        // Odd constants, so that neighbouring numbers give unrelated streams.
+        let mixed =
+            who.seed ^ who.process.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ who.life.wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
+        Self { who, rng: fastrand::Rng::with_seed(mixed) }
+    }
+
+    /// Random contents belong to the sequence, too.
+    pub fn rng(&mut self) -> &mut fastrand::Rng {
+        &mut self.rng
+    }
+
+    pub fn next(&mut self) -> Op {
+        let rng = &mut self.rng;
+        let (mem, mr, other) = (rng.usize(..MEMS), rng.usize(..MRS), rng.usize(..MRS));
+        let kib = rng.usize(1..=16);
+        let rare = !self.who.victim;
+        match rng.u32(..1000) {
+            0..80 => Op::Alloc { mem, kib: rng.usize(1..=32) * 64 },
+            80..140 => Op::Free { mem },
+            140..460 => {
+                let (a, b) = (rng.usize(..4096), rng.usize(..4096));
+                Op::Register { mr, mem, from: a.min(b), to: a.max(b), odd: rng.usize(..4096) }
+            }
+            460..560 => Op::Deregister { mr },
+            560..660 => Op::Write { from: mr, to: other, kib },
+            660..690 => Op::Read { from: mr, to: other, kib },
+            690..750 => Op::FreeAndRegister { mem, mr },
+            750..810 => Op::FreeAndDeregister { mr },
+            810..850 => Op::FreeAndWrite { from: mr, to: other },
+            850..910 => Op::DeregisterAndRegister { mr, into: other },
+            910..940 if rare => Op::ForkDeregister { mr },
+            940..950 if rare => Op::ForkHold { us: rng.u64(..50_000) },
+            950..965 if rare => Op::Kill { seed: rng.u64(..), us: rng.u64(..200_000) },
+            965..980 if rare => Op::Exec { thread: rng.bool() },
+            980..1000 if rare && self.who.process == 0 => Op::RemoveHca,
+            _ => Op::Deregister { mr },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ops(who: Who, n: usize) -> Vec<Op> {
+        let mut plan = Plan::new(who);
+        (0..n).map(|_| plan.next()).collect()
+    }
+
+    const WHO: Who = Who { seed: 7, process: 0, life: 0, victim: false };
+
+    #[test]
+    fn a_seed_is_a_sequence() {
+        assert_eq!(ops(WHO, 1000), ops(WHO, 1000));
+        for other in [Who { seed: 8, ..WHO }, Who { process: 1, ..WHO }, Who { life: 1, ..WHO }] {
+            assert_ne!(ops(WHO, 20), ops(other, 20));
+        }
+    }
+
+    #[test]
+    fn everything_happens() {
+        let seen: std::collections::BTreeSet<&str> = ops(WHO, 3000).iter().map(|op| op.name()).collect();
+        assert_eq!(seen, Op::NAMES.into_iter().collect());
+        let victim = ops(Who { victim: true, ..WHO }, 3000);
+        assert!(!victim.iter().any(|op| matches!(op, Op::Exec { .. } | Op::Kill { .. } | Op::RemoveHca)));
+        let second = ops(Who { process: 1, ..WHO }, 3000);
+        assert!(!second.contains(&Op::RemoveHca), "one process is enough to remove the HCA");
+    }
+}

@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Everything inside ibv_reg_mr() and ibv_dereg_mr() that can fail fails once, one after the other: each allocation
+//! (of the RDMA core, the NIC, the provider and the module alike) and each call of the provider, from the first until
+//! a run passes untouched. Each time: the right errno, nothing left behind, and the next registration works.
+
+use std::io;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+
+use super::{errno_name, expect_errno, Bench, GPU_PAGE, KIB, MIB};
+use crate::counters::settled;
+use crate::cuda::DeviceMemory;
+use crate::gpu;
+use crate::inject::{self, Allocations, Calls, Sweep, Tally};
+use crate::lab;
+use crate::machine::Mode;
+use crate::modules::{self, PEERMEM};
+use crate::peermem::Stats;
+use crate::test::{emit, in_modes, skip, Env, Rival, Suite};
+use crate::verbs::Mr;
+
+const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
+const RIVAL: Rival = Rival::Skip("the errno that tells why is what only ours promises");
+/// What everything may take to settle; a killed process is not involved.
+const SOON: Duration = Duration::from_secs(5);
+/// The kernel's ENOTSUPP, which has no name in user space.
+const ENOTSUPP: i32 = 524;
+
+pub fn suite(rival: bool) -> Suite {
+    let mut tests = Vec::new();
+    let mut add = |modes: &[Mode], name, run: fn(&Env) -> Result<()>, seconds| {
+        tests.extend(in_modes(rival, modes, name, run).into_iter().map(|t| t.rival(RIVAL).limit(seconds)));
+    };
+    add(&BOTH, "allocations_contiguous", allocations_contiguous, 300);
+    add(&BOTH, "allocations_fragmented", allocations_fragmented, 900);
+    add(&[Mode::Persistent], "allocations_coherent", allocations_coherent, 300);
+    add(&BOTH, "provider_calls", provider_calls, 120);
+    add(&[Mode::Persistent], "provider_calls_coherent", provider_calls_coherent, 120);
+    add(&[Mode::Persistent], "provider_calls_new_pair", provider_calls_new_pair, 180);
+    add(&BOTH, "provider_puts", provider_puts, 120);
+    Suite { name: "faults", tests }
+}
+
+/// Registers, and hands back the MR or the errno that the application saw.
+fn register(bench: &Bench, memory: &DeviceMemory) -> Result<Result<Mr, i32>> {
+    match bench.reg(memory.va(), memory.size()) {
+        Ok(mr) => Ok(Ok(mr)),
+        Err(e) => Ok(Err(e.raw_os_error().with_context(|| format!("ibv_reg_mr: {e} has no errno"))?)),
+    }
+}
+
+/// What a registration that failed for lack of memory may look like. EFAULT is what the core says when nobody claims
+/// the memory, and it is right only where the module could not find out whose it is: then it has written that down.
+fn out_of_memory(errno: i32, refused_before: i64) -> Result<()> {
+    let recorded = match Stats::read()?.number("total.refused")? - refused_before {
+        0 => None,
+        1 => lab::last_failure()?,
+        n => bail!("{n} refusals were recorded for one registration"),
+    };
+    match (errno, recorded) {
+        (libc::ENOMEM, None) => Ok(()),
+        (_, Some(f)) if ["no_memory", "out_of_bar", "unproven"].contains(&f.reason.as_str()) => {
+            ensure!(f.errno == errno, "recorded: {f:?}, the application saw {}", errno_name(errno));
+            Ok(())
+        }
+        (_, recorded) => bail!("{}, recorded: {recorded:?}", errno_name(errno)),
+    }
+}
+
+/// Everything is back where it was, and memory can be registered as if nothing had been.
+fn as_before(bench: &Bench, memory: &DeviceMemory) -> Result<()> {
+    settled(SOON)?;
+    match register(bench, memory)? {
+        Ok(mr) => mr.dereg().context("deregister again")?,
+        Err(e) => bail!("the next registration: {}", errno_name(e)),
+    }
+    settled(SOON).context("after the next registration")
+}
+
+/// One failing allocation after the other, in the registration and in the deregistration of `memory`.
+fn allocations(env: &Env, shape: &str, bench: &Bench, memory: &DeviceMemory) -> Result<()> {
+    if !inject::available() {
+        skip("this kernel has no fault injection");
+        return Ok(());
+    }
+    // What is allocated once only, in the library or the kernel, is no part of a registration.
+    as_before(bench, memory)?;
+    let mut faults = Allocations::prepare()?;
+
+    let all = env.values.contains_key("every_allocation");
+    let (mut tally, mut survived, mut sweep) = (Tally::default(), 0, Sweep::new(all));
+    loop {
+        let refused = Stats::read()?.number("total.refused")?;
+        let (result, hit) = faults.during(sweep.n, || register(bench, memory))?;
+        let result = result?;
+        match &hit {
+            None => result.map_err(io::Error::from_raw_os_error).context("no allocation failed")?.dereg()?,
+            Some(hit) => {
+                tally.add(hit);
+                match result {
+                    Ok(mr) => {
+                        survived += 1;
+                        mr.dereg().context("dereg")
+                    }
+                    Err(errno) => out_of_memory(errno, refused),
+                }
+                .and_then(|()| as_before(bench, memory))
+                .with_context(|| format!("allocation {} of ibv_reg_mr failed in {}", sweep.n, hit.place()))?;
+            }
+        }
+        if !sweep.next(hit.as_ref()) {
+            break;
+        }
+    }
+    let (total, of) = (tally.total(), sweep.n - 1);
+    println!("ibv_reg_mr, {shape}: {total} of {of} allocations failed, {survived} without effect: {:?}", tally.0);
+    for (owner, least) in [("nvidia_peermem", 4), ("nvidia", 3), ("rdma_rxe", 2)] {
+        ensure!(tally.of(owner) >= least, "only {} failed in {owner}: nothing was tested", tally.of(owner));
+    }
+    report(env, shape, "ibv_reg_mr", &tally)?;
+
+    let mut tally = Tally::default();
+    let mut refused = 0;
+    for n in 1.. {
+        let mr = register(bench, memory)?.map_err(io::Error::from_raw_os_error).context("register")?;
+        let (result, hit) = faults.during(n, || mr.try_dereg())?;
+        let Some(hit) = hit else {
+            result.map_err(|(_, e)| e).context("no allocation failed")?;
+            break;
+        };
+        tally.add(&hit);
+        match result {
+            Ok(()) => Ok(()),
+            // The MR is as it was.
+            Err((mr, e)) if e.raw_os_error() == Some(libc::ENOMEM) => {
+                refused += 1;
+                mr.dereg().context("deregister again")
+            }
+            Err((_, e)) => Err(e.into()),
+        }
+        .and_then(|()| as_before(bench, memory))
+        .with_context(|| format!("allocation {n} of ibv_dereg_mr failed in {}", hit.place()))?;
+    }
+    println!("ibv_dereg_mr, {shape}: {} allocations failed, {refused} were refused: {:?}", tally.total(), tally.0);
+    report(env, shape, "ibv_dereg_mr", &tally)
+}
+
+fn report(env: &Env, shape: &str, call: &str, tally: &Tally) -> Result<()> {
+    let row = serde_json::json!({
+        "mode": env.mode()?.name(), "layout": shape, "call": call, "points": tally.total(), "owners": tally.0,
+    });
+    emit("failed_allocations", &row);
+    Ok(())
+}
+
+fn allocations_contiguous(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(4 * MIB)?;
+    allocations(env, "contiguous", &bench, &memory)
+}
+
+/// 272 runs: more than a page of records, so that kvmalloc falls back to vmalloc, and three pages of scatterlist.
+fn allocations_fragmented(env: &Env) -> Result<()> {
+    gpu::lab()?.set("layout", 4)?;
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(17 * MIB)?;
+    allocations(env, "fragmented", &bench, &memory)
+}
+
+/// Memory outside every BAR, which the provider maps.
+fn allocations_coherent(env: &Env) -> Result<()> {
+    gpu::lab()?.set("coherent", 1)?;
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(4 * MIB)?;
+    allocations(env, "coherent", &bench, &memory)
+}
+
+/// The calls of the provider, as the module makes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Get,
+    /// A mapping that is made to be used.
+    Map,
+    /// A mapping that is made to learn whether GPU and NIC reach each other.
+    Ask,
+    Unmap,
+    Put,
+}
+
+const PROVIDER: [&str; 6] = [
+    "nvidia_p2p_get_pages",
+    "nvidia_p2p_get_pages_persistent",
+    "nvidia_p2p_put_pages",
+    "nvidia_p2p_put_pages_persistent",
+    "nvidia_p2p_dma_map_pages",
+    "nvidia_p2p_dma_unmap_pages",
+];
+
+const ERRORS: [i32; 6] = [libc::ENOMEM, libc::EIO, libc::EBUSY, libc::ENODEV, ENOTSUPP, libc::EINVAL];
+
+/// How one case of provider calls differs from another.
+struct Case {
+    mode: Mode,
+    coherent: bool,
+    size: usize,
+    /// What a registration calls if nothing fails, in order.
+    register: &'static [Call],
+    /// And a deregistration.
+    deregister: &'static [Call],
+    /// Load the module anew before each failure, because it would remember.
+    reload: bool,
+    errors: &'static [i32],
+}
+
+impl Case {
+    /// The errno and the recorded reason that the application and the admin must see; `None`: it must work.
+    fn wanted(&self, call: Call, errno: i32) -> Option<(i32, Option<&'static str>)> {
+        use libc::{EBUSY, EFAULT, EINVAL, EIO, ENODEV, ENOMEM, EOPNOTSUPP};
+        let one_page = self.size <= GPU_PAGE;
+        Some(match (call, errno) {
+            // The provider says so before it knows whose memory it is, and its start proves nothing more.
+            (Call::Get, ENOMEM | EIO) if one_page => (EFAULT, Some("unproven")),
+            (Call::Get, EINVAL) if one_page => (EFAULT, None),
+            (Call::Get, ENOMEM) => (ENOMEM, Some("out_of_bar")),
+            (Call::Get, EIO) => (EIO, Some("provider_fault")),
+            (Call::Get, EINVAL) => (EINVAL, Some("leaves_allocation")),
+            (Call::Get, EBUSY) => (EBUSY, Some("busy")),
+            (Call::Get, ENODEV) => (ENODEV, Some("no_gpu")),
+            // The revocable client takes it, if it can.
+            (Call::Get, ENOTSUPP) if self.mode == Mode::Persistent && !self.coherent => return None,
+            (Call::Get, ENOTSUPP) if self.mode == Mode::Persistent => (EOPNOTSUPP, Some("outside_bar")),
+            (Call::Get, ENOTSUPP) => (EOPNOTSUPP, Some("not_supported")),
+            (Call::Map | Call::Ask, ENOTSUPP) => (EOPNOTSUPP, Some("topology")),
+            (Call::Map, ENOMEM) => (ENOMEM, Some("no_memory")),
+            (Call::Map, _) => (EIO, Some("dma_mapping")),
+            // Whatever else went wrong with it, the mapping that counts is made by us.
+            (Call::Ask, _) => return None,
+            (Call::Unmap, _) => return None,
+            _ => unreachable!("a registration does not call {call:?}"),
+        })
+    }
+
+    /// What came of a registration in which `call` failed with `errno`.
+    fn judge(&self, call: Call, errno: i32, result: Result<Mr, i32>, refused_before: i64) -> Result<()> {
+        let refused = Stats::read()?.number("total.refused")? - refused_before;
+        let (got, wanted) = match (result, self.wanted(call, errno)) {
+            (Ok(mr), None) => return mr.dereg().context("dereg"),
+            (Ok(_), Some((wanted, _))) => bail!("it succeeded, wanted {}", errno_name(wanted)),
+            (Err(got), None) => bail!("{}, wanted success", errno_name(got)),
+            (Err(got), Some(wanted)) => (got, wanted),
+        };
+        expect_errno("ibv_reg_mr", got, wanted.0)?;
+        ensure!(refused == i64::from(wanted.1.is_some()), "{refused} refusals were recorded, wanted {:?}", wanted.1);
+        if let Some(reason) = wanted.1 {
+            let failure = lab::last_failure()?.context("no failure is recorded")?;
+            ensure!(
+                (failure.errno, failure.reason.as_str()) == (got, reason),
+                "recorded: {failure:?}, wanted {reason}"
+            );
+        }
+        Ok(())
+    }
+
+    fn registrations(&self, env: &Env, bench: &Bench, memory: &DeviceMemory, calls: &Calls) -> Result<usize> {
+        let mut failed = 0;
+        for &errno in self.errors {
+            for n in 1.. {
+                if self.reload {
+                    modules::rmmod(PEERMEM)?;
+                    modules::modprobe("nvidia-peermem", self.mode.parameters(env.rival))?;
+                }
+                let refused = Stats::read()?.number("total.refused")?;
+                let (result, hit) = calls.during(n, errno, || register(bench, memory))?;
+                let result = result?;
+                let Some(&call) = self.register.get(n as usize - 1) else {
+                    ensure!(!hit, "ibv_reg_mr makes more provider calls than {:?}", self.register);
+                    result.map_err(io::Error::from_raw_os_error).context("no call failed")?.dereg()?;
+                    break;
+                };
+                ensure!(hit, "ibv_reg_mr makes fewer provider calls than {:?}", self.register);
+                failed += 1;
+                self.judge(call, errno, result, refused)
+                    .and_then(|()| if self.reload { settled(SOON) } else { as_before(bench, memory) })
+                    .with_context(|| format!("call {n} of ibv_reg_mr, {call:?}, failed with {errno}"))?;
+            }
+        }
+        Ok(failed)
+    }
+
+    /// A deregistration works for the application, whatever the provider says; a put that lacked memory leaves the pin
+    /// to the next registration. (Other errors of a put come after it is done: `provider_puts`.)
+    fn deregistrations(&self, bench: &Bench, memory: &DeviceMemory, calls: &Calls) -> Result<usize> {
+        for (failed, n) in (1..).enumerate() {
+            let mr = register(bench, memory)?.map_err(io::Error::from_raw_os_error).context("register")?;
+            let (result, hit) = calls.during(n, libc::ENOMEM, || mr.dereg())?;
+            result.with_context(|| format!("call {n} of ibv_dereg_mr failed"))?;
+            let Some(call) = self.deregister.get(failed) else {
+                ensure!(!hit, "ibv_dereg_mr makes more provider calls than {:?}", self.deregister);
+                return Ok(failed);
+            };
+            ensure!(hit, "ibv_dereg_mr makes fewer provider calls than {:?}", self.deregister);
+            let orphans = Stats::read()?.number("total.orphans")?;
+            ensure!(orphans == i64::from(*call == Call::Put), "{orphans} orphans after a failed {call:?}");
+            if *call == Call::Put {
+                // The next registration ends it, before it pins.
+                register(bench, memory)?.map_err(io::Error::from_raw_os_error).context("the next one")?.dereg()?;
+            }
+            as_before(bench, memory).with_context(|| format!("call {n} of ibv_dereg_mr, {call:?}, failed"))?;
+        }
+        unreachable!("the loop ends when no call fails")
+    }
+
+    fn run(&self, env: &Env) -> Result<()> {
+        if !inject::available() {
+            skip("this kernel has no fault injection");
+            return Ok(());
+        }
+        gpu::lab()?.set("coherent", u64::from(self.coherent))?;
+        let bench = Bench::new()?;
+        let memory = bench.cuda.alloc(self.size)?;
+        if !self.reload {
+            as_before(&bench, &memory)?;
+        }
+        let calls = Calls::of(&PROVIDER)?;
+        let failed = self.registrations(env, &bench, &memory, &calls)?;
+        println!("{} KiB: {failed} provider calls failed in ibv_reg_mr", self.size / KIB);
+        ensure!(failed == self.errors.len() * self.register.len(), "{failed} calls failed");
+        let failed = self.deregistrations(&bench, &memory, &calls)?;
+        println!("{} KiB: {failed} provider calls failed in ibv_dereg_mr", self.size / KIB);
+        ensure!(failed == self.deregister.len(), "{failed} calls failed");
+        Ok(())
+    }
+}
+
+fn provider_calls(env: &Env) -> Result<()> {
+    for size in [4 * MIB, GPU_PAGE] {
+        Case {
+            mode: env.mode()?,
+            coherent: false,
+            size,
+            register: &[Call::Get],
+            deregister: &[Call::Put],
+            reload: false,
+            errors: &ERRORS,
+        }
+        .run(env)?;
+    }
+    Ok(())
+}
+
+fn provider_calls_coherent(env: &Env) -> Result<()> {
+    Case {
+        mode: env.mode()?,
+        coherent: true,
+        size: 4 * MIB,
+        register: &[Call::Get, Call::Map],
+        deregister: &[Call::Unmap, Call::Put],
+        reload: false,
+        errors: &ERRORS,
+    }
+    .run(env)
+}
+
+/// The first time that a GPU and a NIC meet, the provider is asked whether they reach each other.
+fn provider_calls_new_pair(env: &Env) -> Result<()> {
+    Case {
+        mode: env.mode()?,
+        coherent: false,
+        size: 4 * MIB,
+        register: &[Call::Get, Call::Ask, Call::Unmap],
+        deregister: &[Call::Put],
+        reload: true,
+        errors: &[libc::ENOMEM, libc::EIO, ENOTSUPP],
+    }
+    .run(env)
+}
+
+/// Puts that fail in the provider's own way: for lack of memory nothing was done, after any other error the pin is gone.
+fn provider_puts(env: &Env) -> Result<()> {
+    let fault = if env.mode()? == Mode::Persistent { "persistent_put_errno" } else { "put_errno" };
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(4 * MIB)?;
+    for errno in ERRORS {
+        let mr = register(&bench, &memory)?.map_err(io::Error::from_raw_os_error).context("register")?;
+        let errors = Stats::read()?.number("put_errors")?;
+        gpu::lab()?.fault_n(fault, errno as u64, 1)?;
+        mr.dereg().with_context(|| format!("deregister, the put fails with {errno}"))?;
+        let stays = errno == libc::ENOMEM;
+        let now = Stats::read()?;
+        let (orphans, errors) = (now.number("total.orphans")?, now.number("put_errors")? - errors);
+        ensure!(
+            (orphans, errors, gpu::pins()?) == (i64::from(stays), i64::from(!stays), i64::from(stays)),
+            "a put that failed with {errno}: {orphans} orphans, {errors} put_errors, {} pins",
+            gpu::pins()?
+        );
+        if stays {
+            register(&bench, &memory)?.map_err(io::Error::from_raw_os_error).context("the next one")?.dereg()?;
+        }
+        as_before(&bench, &memory).with_context(|| format!("after a put that failed with {errno}"))?;
+    }
+    Ok(())
+}

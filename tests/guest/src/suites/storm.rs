@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Eight processes that do everything at random, at once (`crate::storm`), and the books afterwards.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+
+use crate::counters::{settled, Ledger};
+use crate::gpu;
+use crate::machine::{unload_devices, Mode};
+use crate::storm::plan::Op;
+use crate::storm::{log, Counts};
+use crate::test::{emit, in_modes, Env, Rival, Suite, FAIL_MARK};
+
+const PROCESSES: u64 = 8;
+/// Registrations of all processes together, without `guest.storm=`.
+const REGISTRATIONS: u64 = 500;
+/// For which there is time, under any load: ten registrations per second, and what a boot needs.
+const PER_SECOND: u64 = 10;
+
+pub fn suite(rival: bool) -> Suite {
+    let means = Rival::Skip("a use after free in it stops the machine");
+    let tests = in_modes(rival, &[Mode::Persistent, Mode::Legacy], "everything_at_once", everything_at_once);
+    // The runner's limit is for a coordinator that hangs itself; the storm has its own.
+    Suite { name: "storm", tests: tests.into_iter().map(|t| t.rival(means).limit(48 * 3600)).collect() }
+}
+
+/// What a process said, or that it ended.
+enum Said {
+    Line(u64, String),
+    End,
+}
+
+fn start(seed: u64, process: u64, registrations: u64, to: Sender<Said>) -> Result<Child> {
+    let mut child = Command::new("/proc/self/exe")
+        .args(["helper", "storm"])
+        .args([seed, process, 0, registrations].map(|n| n.to_string()))
+        .arg(Counts::default().print())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("start a process of the storm")?;
+    let out = child.stdout.take().context("its output")?;
+    std::thread::spawn(move || {
+        for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
+            // Nobody listens any more only where the test has failed already.
+            let _ = to.send(Said::Line(process, String::from_utf8_lossy(&line).into_owned()));
+        }
+        let _ = to.send(Said::End);
+    });
+    Ok(child)
+}
+
+/// Until all have ended: what they counted.
+fn listen(from: &Receiver<Said>, limit: Duration) -> Result<Vec<Counts>> {
+    let end = Instant::now() + limit;
+    let (mut counts, mut ended, mut wrong) = (Vec::new(), 0, Vec::new());
+    while ended < PROCESSES {
+        match from.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(Said::End) => ended += 1,
+            Ok(Said::Line(process, line)) => {
+                if let Some(json) = line.strip_prefix("storm ") {
+                    counts.push(Counts::parse(json)?);
+                } else if let Some(why) = line.strip_prefix(FAIL_MARK) {
+                    wrong.push(format!("process {process}: {why}"));
+                    // The others would run into what this one left.
+                    break;
+                } else {
+                    println!("process {process}: {line}");
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => bail!("not over after {limit:?}"),
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    ensure!(counts.len() == PROCESSES as usize, "only {} of {PROCESSES} processes came to their end", counts.len());
+    Ok(counts)
+}
+
+fn everything_at_once(env: &Env) -> Result<()> {
+    let registrations = match env.values.get("storm") {
+        Some(n) => n.parse().with_context(|| format!("guest.storm={n} is no number"))?,
+        None => REGISTRATIONS,
+    };
+    let seed = env.rng().u64(..);
+    let ledger = Ledger::begin()?;
+    let begin = Instant::now();
+    let (to, from) = channel();
+    let mut children = (0..PROCESSES)
+        .map(|process| start(seed, process, registrations.div_ceil(PROCESSES), to.clone()))
+        .collect::<Result<Vec<_>>>()?;
+    drop(to);
+    let listened = listen(&from, Duration::from_secs(120 + registrations / PER_SECOND));
+    let took = begin.elapsed();
+    if let Err(e) = listened.as_ref() {
+        println!("{e:#}");
+        for process in 0..PROCESSES {
+            println!("process {process}, its last operations:");
+            log::last(process).iter().for_each(|line| println!("    {line}"));
+        }
+        for child in &mut children {
+            // Ended already, or in the way.
+            let _ = child.kill();
+        }
+    }
+    for child in &mut children {
+        child.wait().context("wait for a process of the storm")?;
+    }
+    let all = listened?;
+    let sum = |name: &str| all.iter().map(|c| c.get(name)).sum::<u64>();
+    let what = ["registered", "refused", "arrived", "errors", "slow", "hca_lost"];
+    let figures: Vec<String> = what.iter().chain(&Op::NAMES).map(|name| format!("{name} {}", sum(name))).collect();
+    println!("{}", figures.join(", "));
+    println!("{} registrations in {took:.1?}", sum("registered"));
+    let counts: serde_json::Map<_, _> =
+        what.iter().chain(&Op::NAMES).map(|name| ((*name).to_string(), sum(name).into())).collect();
+    let row = serde_json::json!({
+        "mode": env.mode()?.name(), "seed": seed, "seconds": took.as_secs(), "counts": counts,
+    });
+    emit("storm", &row);
+    ensure!(sum("registered") >= registrations, "only {} registrations", sum("registered"));
+    for name in Op::NAMES.iter().chain(&["arrived", "hca_lost"]) {
+        ensure!(sum(name) > 0, "no {name} in all of it: nothing was tested");
+    }
+    settled(Duration::from_secs(30))?;
+    ledger.check()?;
+    let lost = gpu::books()?.get("leaked_tables");
+    if lost > 0 {
+        // Memory that is freed between two steps of the provider's get: it forgets the table, and so does no client
+        // ever see it. The module's own figures agreed above.
+        println!("the provider lost {lost} tables by its own bug");
+        unload_devices()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: GPL-2.0
+//! rmmod at every inconvenient moment: refused as long as anything of the module is in use, clean from then on.
+
+use std::ffi::CStr;
+use std::fs::{self, File};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use nix::errno::Errno;
+use nix::kmod::{delete_module, finit_module, DeleteModuleFlags, ModuleInitFlags};
+
+use super::revoke::{dereg_beside, dereg_in_fork, free_beside};
+use super::{errno_name, Bench, KIB, MIB};
+use crate::counters::settled;
+use crate::gpu;
+use crate::lab::CoreHold;
+use crate::machine::Mode;
+use crate::modules::{self, PEERMEM};
+use crate::test::{emit, in_modes, Env, Rival, Suite};
+use crate::verbs::Loopback;
+
+const NAME: &CStr = c"nvidia_peermem";
+const SIZE: usize = MIB;
+const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
+/// Loads of `again` without `guest.loads=`.
+const LOADS: u32 = 60;
+
+pub fn suite(rival: bool) -> Suite {
+    let mut tests = Vec::new();
+    let mut add = |modes: &[Mode], name, run: fn(&Env) -> Result<()>, seconds| {
+        let means = Rival::Skip("it leaves what it cannot put, and its module with it");
+        tests.extend(in_modes(rival, modes, name, run).into_iter().map(|t| t.rival(means).limit(seconds)));
+    };
+    add(&BOTH, "with_live_mrs", with_live_mrs, 60);
+    add(&[Mode::Legacy], "with_orphans", with_orphans, 60);
+    add(&BOTH, "with_a_pin_that_was_not_put", with_a_pin_that_was_not_put, 60);
+    add(&[Mode::Legacy], "before_invalidate", before_invalidate, 60);
+    add(&[Mode::Legacy], "during_a_callback", during_a_callback, 60);
+    add(&[Mode::Legacy], "after_the_callback_returned", after_the_callback_returned, 60);
+    add(&BOTH, "beside_registrations", beside_registrations, 120);
+    add(&BOTH, "again_and_again", again_and_again, 900);
+    Suite { name: "unload", tests }
+}
+
+/// What rmmod does, without the program.
+fn unload() -> Result<(), Errno> {
+    delete_module(NAME, DeleteModuleFlags::O_NONBLOCK)
+}
+
+/// Loads it as it was loaded.
+struct Loader {
+    file: File,
+    parameters: std::ffi::CString,
+}
+
+impl Loader {
+    fn new(env: &Env) -> Result<Self> {
+        let path = modules::file_of("nvidia-peermem")?;
+        let file = File::open(&path).with_context(|| format!("open {}", path.display()))?;
+        let parameters = env.mode()?.parameters(env.rival).join(" ");
+        Ok(Self { file, parameters: std::ffi::CString::new(parameters)? })
+    }
+
+    fn load(&self) -> Result<()> {
+        finit_module(&self.file, &self.parameters, ModuleInitFlags::empty()).context("finit_module")
+    }
+}
+
+/// rmmod must say "in use", and leave everything as it is.
+fn refused(why: &str) -> Result<()> {
+    match unload() {
+        Err(Errno::EWOULDBLOCK) => Ok(()),
+        Ok(()) => bail!("rmmod went through: {why}"),
+        Err(e) => bail!("rmmod: {}, wanted EWOULDBLOCK: {why}", errno_name(e as i32)),
+    }
+}
+
+/// rmmod must work now, and so must the module that is loaded after it.
+fn unloads(env: &Env, bench: &Bench) -> Result<()> {
+    settled(Duration::from_secs(5))?;
+    unload().context("rmmod")?;
+    ensure!(!modules::loaded(PEERMEM)?, "it is still there");
+    Loader::new(env)?.load()?;
+    let (_memory, mr) = bench.registered(SIZE)?;
+    mr.dereg()?;
+    settled(Duration::from_secs(5))
+}
+
+fn with_live_mrs(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let (source, source_mr) = bench.registered(SIZE)?;
+    let (target, target_mr) = bench.registered(SIZE)?;
+    let link = Loopback::new(&bench.pd)?;
+    let mut rng = env.rng();
+    for id in 0..3 {
+        refused("two MRs are live")?;
+        let bytes = super::pattern(&mut rng, SIZE);
+        source.write(0, &bytes)?;
+        link.write(id, (&source_mr, 0), (&target_mr, 0), SIZE)?;
+        link.done(id)?;
+        super::same_bytes("after a refused rmmod", &target.read(0, SIZE)?, &bytes)?;
+    }
+    source_mr.dereg()?;
+    refused("one MR is live")?;
+    target_mr.dereg()?;
+    unloads(env, &bench)
+}
+
+/// What a child deregistered can be put by nobody but its owner.
+fn with_orphans(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let (memory, mr) = bench.registered(SIZE)?;
+    dereg_in_fork(mr)?;
+    refused("there is an orphan")?;
+    memory.free()?;
+    unloads(env, &bench)
+}
+
+/// The provider had no memory to put it: it waits for the next registration.
+fn with_a_pin_that_was_not_put(env: &Env) -> Result<()> {
+    let fault = if env.mode()? == Mode::Persistent { "persistent_put_errno" } else { "put_errno" };
+    let bench = Bench::new()?;
+    let (memory, mr) = bench.registered(SIZE)?;
+    gpu::lab()?.fault_n(fault, libc::ENOMEM as u64, 1)?;
+    mr.dereg()?;
+    refused("a pin is left that could not be put")?;
+    bench.reg(memory.va(), SIZE)?.dereg()?;
+    unloads(env, &bench)
+}
+
+/// The callback has set its mark and is about to call invalidate, with the core's handle in hand; the deregistration,
+/// which it did not have to wait for, is over. Unloading would free that handle.
+fn before_invalidate(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let (memory, mr) = bench.registered(SIZE)?;
+    let hold = CoreHold::arm("invalidate_entry")?;
+    let free = free_beside(&bench, memory);
+    hold.wait(super::PATIENCE)?;
+    refused("an MR is live, and its callback runs")?;
+    dereg_beside(mr).finish("ibv_dereg_mr beside the callback")?;
+    for _ in 0..10 {
+        refused("a callback is about to call invalidate")?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    hold.release();
+    free.finish("the free")?;
+    unloads(env, &bench)
+}
+
+/// In the core's fence, and in the provider just before it calls us.
+fn during_a_callback(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let (memory, mr) = bench.registered(SIZE)?;
+    let hold = CoreHold::arm("invalidate_fence")?;
+    let free = free_beside(&bench, memory);
+    hold.wait(super::PATIENCE)?;
+    refused("a callback waits for the fence")?;
+    hold.release();
+    free.finish("the free")?;
+    refused("the MR is dead, but there")?;
+    mr.dereg()?;
+
+    let (memory, mr) = bench.registered(SIZE)?;
+    let hold = gpu::lab()?.arm("callback_before")?;
+    let free = free_beside(&bench, memory);
+    hold.wait(super::PATIENCE)?;
+    refused("a callback is about to begin")?;
+    hold.release()?;
+    free.finish("the free")?;
+    mr.dereg()?;
+    unloads(env, &bench)
+}
+
+/// The callback is out of our text and the MR is gone: nothing is left to wait for, although the provider still is in
+/// the middle of its free.
+fn after_the_callback_returned(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let (memory, mr) = bench.registered(SIZE)?;
+    let hold = gpu::lab()?.arm("callback_after")?;
+    let free = free_beside(&bench, memory);
+    hold.wait(super::PATIENCE)?;
+    refused("the MR is dead, but there")?;
+    dereg_beside(mr).finish("ibv_dereg_mr after the callback")?;
+    unload().context("rmmod after the callback")?;
+    hold.release()?;
+    free.finish("the free")?;
+    Loader::new(env)?.load()?;
+    unloads(env, &bench)
+}
+
+/// One thread registers as fast as it can, another unloads and loads: a registration works, or finds no client.
+fn beside_registrations(env: &Env) -> Result<()> {
+    const UNLOADS: u32 = 8;
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(SIZE)?;
+    let (stop, good) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let registering = {
+        let (stop, good, pd, va) = (Arc::clone(&stop), Arc::clone(&good), Arc::clone(&bench.pd), memory.va());
+        std::thread::spawn(move || -> Result<u32> {
+            let mut bad = 0;
+            while !stop.load(Ordering::Relaxed) {
+                match crate::verbs::Mr::reg(&pd, va, SIZE, crate::verbs::FULL_ACCESS) {
+                    Ok(mr) => {
+                        mr.dereg()?;
+                        good.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(e) if e.raw_os_error() == Some(libc::EFAULT) => bad += 1,
+                    Err(e) => bail!("ibv_reg_mr while the module goes and comes: {e}"),
+                }
+            }
+            Ok(bad)
+        })
+    };
+    let loader = Loader::new(env)?;
+    let mut busy = 0;
+    for _ in 0..UNLOADS {
+        // Some registrations of each module that is loaded.
+        let (before, end) = (good.load(Ordering::Relaxed), Instant::now() + super::PATIENCE);
+        while good.load(Ordering::Relaxed) < before + 2 && !registering.is_finished() {
+            ensure!(Instant::now() < end, "nothing can be registered after a reload");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        while let Err(e) = unload() {
+            ensure!(e == Errno::EWOULDBLOCK, "rmmod: {}", errno_name(e as i32));
+            ensure!(Instant::now() < end, "rmmod never went through");
+            busy += 1;
+            // At another moment of the next registration.
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        loader.load()?;
+    }
+    stop.store(true, Ordering::Relaxed);
+    let bad = registering.join().map_err(|_| anyhow::anyhow!("the registering thread panicked"))??;
+    let good = good.load(Ordering::Relaxed);
+    println!("{UNLOADS} unloads, refused {busy} times; {good} registrations worked, {bad} found no client");
+    unloads(env, &bench)
+}
+
+/// Kernel memory in use, in KiB, after the allocators gave back what they only keep.
+fn kernel_memory() -> Result<Vec<(&'static str, i64)>> {
+    // Shrinking a cache also takes it out of KASAN's quarantine.
+    for cache in fs::read_dir("/sys/kernel/slab").context("read /sys/kernel/slab")? {
+        // A cache may go meanwhile.
+        let _ = fs::write(cache?.path().join("shrink"), "1");
+    }
+    let meminfo = fs::read_to_string("/proc/meminfo").context("read /proc/meminfo")?;
+    ["Slab", "VmallocUsed", "Percpu", "PageTables", "KernelStack"]
+        .into_iter()
+        .map(|name| {
+            let line = meminfo.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'));
+            let line = line.with_context(|| format!("/proc/meminfo has no {name}"))?;
+            let kib = line.trim().trim_end_matches(" kB").parse().with_context(|| format!("{name}: {line:?}"))?;
+            Ok((name, kib))
+        })
+        .collect()
+}
+
+/// Load and unload, `guest.loads=` times; every tenth module registers once. Memory does not grow with it.
+fn again_and_again(env: &Env) -> Result<()> {
+    /// Until caches and tables that grow once have grown.
+    const WARM: u32 = 20;
+    let loads = match env.values.get("loads") {
+        Some(n) => n.parse().with_context(|| format!("guest.loads={n} is no number"))?,
+        None => LOADS,
+    };
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(SIZE)?;
+    let loader = Loader::new(env)?;
+    let cycle = |n: u32| -> Result<()> {
+        unload().with_context(|| format!("unload {n}"))?;
+        loader.load().with_context(|| format!("load {n}"))?;
+        if n % 10 == 0 {
+            bench.reg(memory.va(), SIZE).with_context(|| format!("register with load {n}"))?.dereg()?;
+        }
+        Ok(())
+    };
+    (0..WARM).try_for_each(cycle)?;
+    let before = kernel_memory()?;
+    let start = Instant::now();
+    (0..loads).try_for_each(cycle)?;
+    let took = start.elapsed();
+    let after = kernel_memory()?;
+    println!("{loads} loads in {took:.1?}");
+    let mut grew = Vec::new();
+    for ((name, before), (_, after)) in before.iter().zip(&after) {
+        println!("{name}: {before} KiB before, {after} after");
+        // A page lost per load would be four times this.
+        if after - before > i64::from(loads).max(100) {
+            grew.push(format!("{name} by {} KiB", after - before));
+        }
+    }
+    let figures =
+        |v: &[(&str, i64)]| v.iter().map(|(n, k)| ((*n).to_string(), (*k).into())).collect::<serde_json::Map<_, _>>();
+    let row = serde_json::json!({
+        "mode": env.mode()?.name(), "loads": loads, "seconds": took.as_secs(),
+        "before_kib": figures(&before), "after_kib": figures(&after),
+    });
+    emit("loads", &row);
+    ensure!(grew.is_empty(), "{loads} loads: {}", grew.join(", "));
+    ensure!(memory.size() > KIB, "the memory was kept until here");
+    unloads(env, &bench)
+}
