@@ -17,7 +17,7 @@ esac
 packages="$rust clang-19 lld-19 llvm-19 libclang-19-dev
 	build-essential flex bison bc cpio kmod libelf-dev libssl-dev patch perl xz-utils rsync
 	qemu-system-x86 util-linux
-	busybox-static rdma-core ibverbs-utils ibverbs-providers iproute2
+	busybox-static rdma-core ibverbs-utils ibverbs-providers iproute2 ucx-utils python3-pyverbs
 	autoconf automake libtool pkg-config libibverbs-dev librdmacm-dev libibumad-dev libpci-dev
 	ca-certificates debian-archive-keyring python3 python3-pip"
 

@@ -23,6 +23,8 @@ pub fn mount_all() -> Result<()> {
         ("proc", "/proc", true),
         ("sysfs", "/sys", true),
         ("devtmpfs", "/dev", true),
+        // Where libc keeps the semaphores that processes share.
+        ("tmpfs", "/dev/shm", true),
         ("tmpfs", "/run", true),
         ("tmpfs", "/tmp", true),
         ("debugfs", "/sys/kernel/debug", true),

@@ -231,6 +231,36 @@ pub fn load_rdma() -> Result<()> {
 fn load_rdma_with(rxe: &[&str]) -> Result<()> {
     modules::modprobe("ib_uverbs", &[])?;
     modules::modprobe("rdma_rxe", rxe)?;
+    add_rdma_device()
+}
+
+/// The kernel's own RDMA stack with its soft NIC, as if the lab's had never been installed.
+pub fn load_mainline_rdma(more: &[&str]) -> Result<()> {
+    const ROOT: &str = "/run/mainline";
+    let tree = modules::tree()?;
+    let release = tree.file_name().and_then(|n| n.to_str()).context("the folder of modules has no name")?;
+    let own = Path::new(ROOT).join("lib/modules").join(release);
+    if !own.exists() {
+        std::fs::create_dir_all(&own)?;
+        std::os::unix::fs::symlink(tree.join("kernel"), own.join("kernel"))?;
+        for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+            std::os::unix::fs::symlink(tree.join(name), own.join(name))?;
+        }
+        run("depmod", &["-b", ROOT, release])?;
+    }
+    for name in ["ib_uverbs", "rdma_rxe"].iter().chain(more) {
+        let outcome = modules::try_modprobe("-d", &[ROOT, name])?;
+        if !outcome.ok {
+            bail!("modprobe -d {ROOT} {name}: {}{}", outcome.said, outcome.kernel.join("\n"));
+        }
+    }
+    if Generation::loaded()?.is_some() {
+        bail!("modprobe -d {ROOT} loaded the lab's ib_core");
+    }
+    add_rdma_device()
+}
+
+fn add_rdma_device() -> Result<()> {
     if !rdma_device_exists(RDMA_DEVICE) {
         run("rdma", &["link", "add", RDMA_DEVICE, "type", "rxe", "netdev", "eth0"])?;
     }

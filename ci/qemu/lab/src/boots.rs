@@ -1,7 +1,7 @@
 //! The table of boots: which virtual machines there are, what runs in each, and in which runs each takes part.
 
 use crate::alarms::Kind;
-use crate::image::Module;
+use crate::image::{Module, More};
 use crate::machine::{Boot, Iommu};
 use std::time::Duration;
 
@@ -34,6 +34,8 @@ pub struct Row {
     /// More of the kernel's command line.
     pub append: &'static [&'static str],
     pub module: Module,
+    /// What else is in its image.
+    pub more: More,
     pub expect: Expect,
     pub iommu: Iommu,
     /// Two machines with a cable between them, or one.
@@ -59,6 +61,7 @@ const ROW: Row = Row {
     suites: &[],
     append: &[],
     module: Module::Ours,
+    more: More::Nothing,
     expect: Expect::Alarms(&[]),
     iommu: Iommu::Off,
     pair: false,
@@ -76,9 +79,11 @@ const SUITES: &[&str] = &["smoke", "callbacks", "revoke", "refusals", "unfenced"
 
 /// What is asked of every older generation of the RDMA core in each `make test`: each mode, each order of callbacks, and
 /// each place where a generation differs (tests/guest/README.md). The whole suites are in the soak.
-const OLDER: &[&str] = &["smoke", "callbacks", "revoke", "unfenced"];
-const OLDER_ONLY: &[&str] =
-    &["guest.only=callbacks/,mkey_fails,statistics,legacy/bytes_move,legacy/free_during_dereg,legacy/is_served"];
+const OLDER: &[&str] = &["smoke", "callbacks", "unfenced"];
+const OLDER_ONLY: &[&str] = &["guest.only=callbacks/,mkey_fails,statistics,legacy/bytes_move,layouts,legacy/is_served"];
+
+const BREADTH: Row =
+    Row { name: "", suites: &["matrix", "verbs", "errors"], gpus: 2, nics: 2, takes: 150, runs: &[Run::Soak], ..ROW };
 
 /// The kernel's check of the DMA API allocates, too, and where that fails it ends itself with an alarm.
 const NO_DMA_DEBUG: &str = "dma_debug=off";
@@ -153,6 +158,25 @@ pub const BOOTS: &[Row] = &[
     Row { name: "rival-suites", suites: SUITES, module: Module::Rival, takes: 175, runs: &[Run::Rival], ..ROW },
     Row { name: "suites-5.5", suites: SUITES, generation: "5.5", takes: 200, runs: &[Run::Soak], ..ROW },
     Row { name: "suites-5.1", suites: SUITES, generation: "5.1", takes: 200, runs: &[Run::Soak], ..ROW },
+    Row { name: "breadth-5.5", generation: "5.5", ..BREADTH },
+    Row { name: "breadth-5.1", generation: "5.1", ..BREADTH },
+    // Programs of others; the whole of rdma-core's tests is in the soak.
+    Row {
+        name: "consumers",
+        suites: &["ucx", "pyverbs"],
+        append: &["guest.pyverbs=test_mr,test_qp"],
+        more: More::Consumers,
+        takes: 130,
+        ..ROW
+    },
+    Row {
+        name: "consumers-all",
+        suites: &["ucx", "pyverbs"],
+        more: More::Consumers,
+        takes: 600,
+        runs: &[Run::Soak],
+        ..ROW
+    },
     Row { name: "suites-iommu", suites: SUITES, iommu: Iommu::Translating, takes: 360, runs: &[Run::Soak], ..ROW },
     Row { name: "matrix-full", suites: &["matrix_full"], gpus: 2, nics: 2, takes: 3600, runs: &[Run::Soak], ..ROW },
     Row { name: "matrix-large", suites: &["matrix_large"], gpu_mib: 4096, takes: 120, runs: &[Run::Soak], ..ROW },
@@ -199,6 +223,10 @@ pub const BOOTS: &[Row] = &[
 ];
 
 impl Row {
+    pub fn image(&self) -> (Module, More) {
+        (self.module, self.more)
+    }
+
     /// The machine of this row, with these of its suites.
     pub fn boot(&self, suites: &[&str]) -> Boot {
         let mut boot = Boot {

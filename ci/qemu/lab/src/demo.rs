@@ -1,7 +1,7 @@
 //! `make demo`: one boot, one table, one verdict.
 
 use crate::ctx::Lab;
-use crate::image::{self, Module};
+use crate::image::{self, Module, More};
 use crate::judge::judge;
 use crate::kernel::Flavour;
 use crate::ktap::Outcome;
@@ -15,7 +15,7 @@ use std::fs;
 pub fn run(lab: &Lab, module: Module) -> Result<bool> {
     let ready = prepare(lab, Flavour::Debug)?;
     let kernel = &ready.kernel;
-    let image = image::build(lab, kernel, &ready.parts, module)?;
+    let image = image::build(lab, kernel, &ready.parts, module, More::Nothing)?;
     let (name, what) = match module {
         Module::Ours => ("demo", "nvidia-peermem in Rust"),
         Module::Rival => ("demo-rival", "NVIDIA's C nvidia-peermem"),

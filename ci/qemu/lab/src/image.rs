@@ -1,5 +1,6 @@
 //! The machine's root file system, an initramfs: programs of this Debian with their libraries, modules, and what was built.
 
+use crate::consumers;
 use crate::ctx::Lab;
 use crate::kernel::Kernel;
 use crate::parts::{Part, Parts, PERFTEST};
@@ -21,7 +22,7 @@ const PROGRAMS: [&str; 6] = [
     "/usr/bin/busybox",
 ];
 const KMOD: [&str; 6] = ["modprobe", "insmod", "rmmod", "lsmod", "depmod", "modinfo"];
-const LIB: &str = "usr/lib/x86_64-linux-gnu";
+pub const LIB: &str = "usr/lib/x86_64-linux-gnu";
 /// rdma-core's user-space driver for rxe; the number in its file name is the version of its interface.
 const PROVIDER_DIR: &str = "/usr/lib/x86_64-linux-gnu/libibverbs";
 const PROVIDER: &str = "librxe-rdmav";
@@ -40,18 +41,28 @@ impl Module {
     }
 }
 
-pub fn build(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module) -> Result<PathBuf> {
-    let name = match module {
-        Module::Ours => "ours",
-        Module::Rival => "rival",
+/// What is in an image beside what every boot needs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum More {
+    Nothing,
+    /// `consumers.rs`
+    Consumers,
+}
+
+pub fn build(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, more: More) -> Result<PathBuf> {
+    let name = match (module, more) {
+        (Module::Ours, More::Nothing) => "ours",
+        (Module::Ours, More::Consumers) => "ours-consumers",
+        (Module::Rival, More::Nothing) => "rival",
+        (Module::Rival, More::Consumers) => "rival-consumers",
     };
-    pack(lab, kernel, name, |root| fill(lab, kernel, parts, module, root))
+    pack(lab, kernel, name, |root| fill(lab, kernel, parts, module, more, root))
 }
 
 /// With ours in its place and NVIDIA's where modprobe does not find it, for a boot that compares them.
 pub fn build_both(lab: &Lab, kernel: &Kernel, parts: &Parts) -> Result<PathBuf> {
     pack(lab, kernel, "both", |root| {
-        fill(lab, kernel, parts, Module::Ours, root)?;
+        fill(lab, kernel, parts, Module::Ours, More::Nothing, root)?;
         let aside = root.join("usr/lib/rival");
         fs::create_dir_all(&aside)?;
         fs::copy(parts.rival.dir.join("nvidia-peermem.ko"), aside.join("nvidia-peermem.ko"))
@@ -79,7 +90,7 @@ fn pack(lab: &Lab, kernel: &Kernel, name: &str, fill: impl FnOnce(&Path) -> Resu
     Ok(image)
 }
 
-fn fill(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, root: &Path) -> Result<()> {
+fn fill(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, more: More, root: &Path) -> Result<()> {
     for dir in
         ["usr/bin", "usr/sbin", LIB, "usr/lib64", "etc/modprobe.d", "proc", "sys", "dev", "run", "tmp", "root", "var"]
     {
@@ -129,18 +140,21 @@ fn fill(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, root: &Path) 
     files.program(&parts.guest, Path::new("usr/bin/guest"))?;
     files.program(&parts.peermemctl, Path::new("usr/bin/peermemctl"))?;
     symlink("usr/bin/guest", root.join("init"))?;
+    if more == More::Consumers {
+        consumers::fill(&mut files)?;
+    }
     modules(lab, kernel, parts, module, root)
 }
 
-struct Files<'a> {
-    lab: &'a Lab,
-    root: &'a Path,
+pub struct Files<'a> {
+    pub lab: &'a Lab,
+    pub root: &'a Path,
     done: BTreeSet<String>,
 }
 
 impl Files<'_> {
     /// Copies a program or library and every library that it needs.
-    fn program(&mut self, from: &Path, to: &Path) -> Result<()> {
+    pub fn program(&mut self, from: &Path, to: &Path) -> Result<()> {
         self.copy(from, to)?;
         let ldd = sh::command(self.lab, "ldd").arg(from).output().context("cannot run ldd")?;
         for line in String::from_utf8_lossy(&ldd.stdout).lines() {
@@ -166,7 +180,7 @@ impl Files<'_> {
         Ok(())
     }
 
-    fn copy(&self, from: &Path, to: &Path) -> Result<()> {
+    pub fn copy(&self, from: &Path, to: &Path) -> Result<()> {
         let to = self.root.join(to);
         fs::create_dir_all(to.parent().unwrap_or(self.root))?;
         fs::copy(from, &to).with_context(|| {

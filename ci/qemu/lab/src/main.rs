@@ -5,6 +5,7 @@ mod alarms;
 mod apt;
 mod bench;
 mod boots;
+mod consumers;
 mod ctx;
 mod demo;
 mod fetch;
@@ -28,7 +29,7 @@ use boots::Run;
 use clap::{Parser, Subcommand};
 use ctx::Lab;
 use fetch::Sources;
-use image::Module;
+use image::{Module, More};
 use kernel::{Flavour, Kernel};
 use machine::{Boot, Iommu};
 use parts::Parts;
@@ -121,7 +122,7 @@ fn run(args: Args) -> Result<bool> {
     match args.command {
         Cmd::Build { flavour } => {
             let ready = prepare(&lab, flavour)?;
-            println!("{}", lab.short(&image::build(&lab, &ready.kernel, &ready.parts, Module::Ours)?));
+            println!("{}", lab.short(&image::build(&lab, &ready.kernel, &ready.parts, Module::Ours, More::Nothing)?));
             Ok(true)
         }
         Cmd::Demo { rival } => demo::run(&lab, module(rival)),
@@ -136,7 +137,7 @@ fn run(args: Args) -> Result<bool> {
         Cmd::Bench { docs: false } => bench::run(&lab),
         Cmd::Shell { rival, gpus, nics, iommu, append } => {
             let ready = prepare(&lab, Flavour::Debug)?;
-            let image = image::build(&lab, &ready.kernel, &ready.parts, module(rival))?;
+            let image = image::build(&lab, &ready.kernel, &ready.parts, module(rival), More::Nothing)?;
             let mut boot = Boot { gpus, nics, iommu, append, ..Boot::new("shell", "shell") };
             boot.append.extend(module(rival).word());
             boot.shell(&lab, &ready.kernel, &image)?;
@@ -167,10 +168,15 @@ struct Ready {
 }
 
 impl Ready {
-    /// An image with each of these modules, each made once.
-    fn images(&self, lab: &Lab, modules: impl Iterator<Item = Module>) -> Result<BTreeMap<Module, PathBuf>> {
-        let modules: BTreeSet<Module> = modules.collect();
-        modules.into_iter().map(|m| Ok((m, image::build(lab, &self.kernel, &self.parts, m)?))).collect()
+    /// An image of each of these kinds, each made once.
+    fn images(
+        &self,
+        lab: &Lab,
+        kinds: impl Iterator<Item = (Module, More)>,
+    ) -> Result<BTreeMap<(Module, More), PathBuf>> {
+        let kinds: BTreeSet<(Module, More)> = kinds.collect();
+        let build = |(module, more)| image::build(lab, &self.kernel, &self.parts, module, more);
+        kinds.into_iter().map(|kind| Ok((kind, build(kind)?))).collect()
     }
 }
 

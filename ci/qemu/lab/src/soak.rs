@@ -29,7 +29,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, lanes: usize) -> R
     let models = chosen.as_ref().is_none_or(|c| c.contains(&MODELS));
 
     let ready = prepare(lab, Flavour::Debug)?;
-    let images = ready.images(lab, rows.iter().map(|(row, _)| row.module))?;
+    let images = ready.images(lab, rows.iter().map(|(row, _)| row.image()))?;
     let end = hours.map(|h| Duration::try_from_secs_f64(h * 3600.0)).transpose().context("--hours")?;
     let over = || end.is_some_and(|end| start.elapsed() > end);
     let mut record = Record::new(lab)?;
@@ -43,7 +43,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, lanes: usize) -> R
             jobs.push(Job { run: Box::new(|| unless(&over, MODELS, job.run)), ..job });
         }
         for (row, suites) in &rows {
-            let (ready, image, over) = (&ready, &images[&row.module], &over);
+            let (ready, image, over) = (&ready, &images[&row.image()], &over);
             let row: &Row = row;
             let boot = move || judge::row(lab, &ready.kernel, image, row, suites, &[format!("guest.seed={seed}")]);
             jobs.push(Job {

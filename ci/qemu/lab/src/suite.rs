@@ -31,9 +31,9 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
         if here("lint") {
             jobs.push(host::gates(lab, ready));
         }
-        let images = ready.images(lab, rows.iter().map(|(row, _)| row.module))?;
+        let images = ready.images(lab, rows.iter().map(|(row, _)| row.image()))?;
         for (row, suites) in rows {
-            let image = images[&row.module].clone();
+            let image = images[&row.image()].clone();
             jobs.push(Job {
                 name: format!("boot {}", row.name),
                 takes: row.takes,

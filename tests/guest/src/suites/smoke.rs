@@ -5,7 +5,7 @@
 use anyhow::{bail, ensure, Context, Result};
 use nvlab::Layout;
 
-use super::{complaints, expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
+use super::{complaints, expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB, STOP_TEST};
 use crate::gpu;
 use crate::helper::Helper;
 use crate::kmsg::Mark;
@@ -17,10 +17,6 @@ use crate::verbs::{Loopback, Mr};
 
 const ALL: [Mode; 4] = [Mode::Persistent, Mode::Legacy, Mode::Old, Mode::OldLegacy];
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
-
-/// peer-memory-facts.md 1.7.
-const STOP_TEST: &str =
-    "the core hangs: its inverted stop test makes the registering thread wait for the mapping lock that it holds";
 
 pub fn suite(rival: bool) -> Suite {
     let mut tests = Vec::new();
@@ -212,7 +208,8 @@ fn layouts(env: &Env) -> Result<()> {
         let got = nic_entries(&mr)?;
         let counted = lab::client_number("nv_mem", "num_reg_pages")? - before;
         ensure!(counted == got, "layout {name}: num_reg_pages grew by {counted}, the NIC has {got} entries");
-        emit("sg_entries", &serde_json::json!({"layout": name, "bytes": SIZE, "entries": got}));
+        let page = lab::nic_stat("last_best_page_size")?;
+        emit("sg_entries", &serde_json::json!({"layout": name, "bytes": SIZE, "entries": got, "nic_page": page}));
         if let Some(wanted) = entries {
             ensure!(got == wanted as u64, "layout {name}: {got} sg entries, wanted {wanted}");
         }

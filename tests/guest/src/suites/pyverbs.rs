@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: GPL-2.0
+//! rdma-core's own test suite, on the lab's RDMA stack and on the kernel's own of the same version: what differs was
+//! broken by the lab's patches.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::json;
+
+use crate::machine::{self, Level, RDMA_DEVICE};
+use crate::test::{emit, skip, Env, Suite, Test};
+
+/// Where the image has them.
+const RUNNER: &str = "/usr/lib/pyverbs-tests/run_tests.py";
+
+/// Beside what every boot loads: the connection manager has tests, too.
+const MORE_MODULES: [&str; 1] = ["rdma_ucm"];
+
+pub fn suite() -> Suite {
+    Suite { name: "pyverbs", tests: vec![Test::new("same_as_mainline", Level::Bare, same_as_mainline).limit(1800)] }
+}
+
+/// What came of a test: `ok`, `FAIL`, `ERROR`, or `skipped` with its reason.
+type Outcomes = BTreeMap<String, String>;
+
+/// `guest.pyverbs=test_mr,test_qp` chooses files of tests; all of them otherwise.
+fn same_as_mainline(env: &Env) -> Result<()> {
+    if !Path::new(RUNNER).exists() {
+        skip("rdma-core's tests are not in this image");
+        return Ok(());
+    }
+    let chosen: Vec<String> =
+        env.values.get("pyverbs").map_or(Vec::new(), |v| v.split(',').map(|f| format!("tests.{f}")).collect());
+    let mainline = on_mainline(&chosen)?;
+    let ours = on_ours(&chosen)?;
+    let count = |all: &Outcomes, word: &str| all.values().filter(|o| o.starts_with(word)).count();
+    for (stack, all) in [("mainline", &mainline), ("ours", &ours)] {
+        let row = json!({
+            "stack": stack, "tests": all.len(), "ok": count(all, "ok"), "skipped": count(all, "skipped"),
+            "failed": all.iter().filter(|(_, o)| *o != "ok" && !o.starts_with("skipped")).collect::<Vec<_>>(),
+        });
+        emit("pyverbs", &row);
+    }
+    ensure!(count(&mainline, "ok") > 0, "no test passed on the kernel's own stack: {mainline:?}");
+    let differ = |a: &Outcomes, b: &Outcomes| -> Vec<String> {
+        let names: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+        names.into_iter().filter(|n| a.get(*n) != b.get(*n)).cloned().collect()
+    };
+    // A test with a time limit of its own may miss it once on a busy machine: what differs is asked again, alone.
+    let mut names = differ(&mainline, &ours);
+    let mut last = (mainline, ours);
+    for _ in 0..2 {
+        if names.is_empty() {
+            break;
+        }
+        println!("differ, and are run again: {names:?}");
+        last = (on_mainline(&names)?, on_ours(&names)?);
+        names = differ(&last.0, &last.1);
+    }
+    let differences: Vec<String> = names
+        .iter()
+        .map(|n| format!("{n}: mainline {:?}, the lab's stack {:?}", last.0.get(n), last.1.get(n)))
+        .collect();
+    if !differences.is_empty() {
+        bail!("{}", differences.join("\n"));
+    }
+    Ok(())
+}
+
+fn on_mainline(chosen: &[String]) -> Result<Outcomes> {
+    machine::load_mainline_rdma(&MORE_MODULES)?;
+    let outcomes = run(chosen);
+    machine::unload_rdma()?;
+    outcomes.context("on the kernel's own stack")
+}
+
+fn on_ours(chosen: &[String]) -> Result<Outcomes> {
+    machine::load_rdma()?;
+    for name in MORE_MODULES {
+        crate::modules::modprobe(name, &[])?;
+    }
+    let outcomes = run(chosen);
+    machine::unload_rdma()?;
+    outcomes.context("on the lab's stack")
+}
+
+fn run(chosen: &[String]) -> Result<Outcomes> {
+    let out = Command::new("/usr/bin/python3")
+        .args([RUNNER, "--dev", RDMA_DEVICE, "-v"])
+        .args(chosen)
+        .current_dir("/tmp")
+        .output()
+        .context("start python3")?;
+    let said = String::from_utf8_lossy(&out.stderr);
+    let outcomes = parse(&said);
+    let ran = said.lines().find_map(|l| l.strip_prefix("Ran ")?.split(' ').next()?.parse::<usize>().ok());
+    ensure!(
+        ran == Some(outcomes.len()) && ran != Some(0),
+        "{} results in what the runner printed, which ran {ran:?} tests:\n{said}",
+        outcomes.len()
+    );
+    for line in said.lines().filter(|l| l.starts_with("FAIL:") || l.starts_with("ERROR:")) {
+        println!("{line}");
+    }
+    Ok(outcomes)
+}
+
+/// unittest's verbose output: `name (tests.file.Class.name)`, maybe the first line of its description, ` ... `, and what
+/// came of it, with whatever the test and its children print in between.
+fn parse(said: &str) -> Outcomes {
+    let mut outcomes = Outcomes::new();
+    let mut running: Option<String> = None;
+    for line in said.lines() {
+        // The summary repeats the names of what failed.
+        if line.starts_with("======") {
+            break;
+        }
+        if let Some((_, rest)) = line.split_once(" (tests.") {
+            running = rest.split_once(')').map(|(id, _)| format!("tests.{id}"));
+        }
+        let end = line.rsplit_once(" ... ").map_or(line, |(_, end)| end);
+        let result = ["ok", "FAIL", "ERROR"].into_iter().find(|r| *r == end).map(str::to_string);
+        let result = result.or_else(|| end.starts_with("skipped ").then(|| end.to_string()));
+        if let (Some(result), Some(id)) = (result, running.clone()) {
+            outcomes.insert(id, result);
+            running = None;
+        }
+    }
+    outcomes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_unittest_prints() {
+        let said = "\
+test_dereg_mr_twice (tests.test_mr.MRTest.test_dereg_mr_twice)
+Verify that explicit call to MR's close() doesn't fail ... ok
+test_rereg_mr (tests.test_mr.MRTest.test_rereg_mr) ... skipped 'Rereg MR is not supported (95)'
+test_fork (tests.test_fork.ForkTest.test_fork) ... a child's words
+ok
+test_bad (tests.test_qp.QPTest.test_bad) ... ERROR
+
+======================================================================
+ERROR: test_bad (tests.test_qp.QPTest.test_bad)
+----------------------------------------------------------------------
+Ran 4 tests in 0.1s
+";
+        let outcomes = parse(said);
+        let got: Vec<(&str, &str)> = outcomes.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+        assert_eq!(
+            got,
+            [
+                ("tests.test_fork.ForkTest.test_fork", "ok"),
+                ("tests.test_mr.MRTest.test_dereg_mr_twice", "ok"),
+                ("tests.test_mr.MRTest.test_rereg_mr", "skipped 'Rereg MR is not supported (95)'"),
+                ("tests.test_qp.QPTest.test_bad", "ERROR"),
+            ]
+        );
+    }
+}
