@@ -38,9 +38,11 @@ fn page_sizes(env: &Env) -> Result<()> {
     const SIZE: usize = 4 * MIB;
     let mut rng = env.rng();
     let gpu = gpu::lab()?;
-    // The smallest first: a module that was just loaded asks the provider about the pair of GPU and NIC.
+    // A module that was just loaded asks the provider about the pair of GPU and NIC, by its first registration; the
+    // provider cannot be asked with the smallest pages.
     modules::rmmod(PEERMEM)?;
     modules::modprobe("nvidia-peermem", env.mode()?.parameters(env.rival))?;
+    gpu.set("page_size", 4 << 10)?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let rm = nvlab::Client::open()?;
