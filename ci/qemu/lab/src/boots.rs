@@ -153,7 +153,14 @@ pub const BOOTS: &[Row] = &[
     },
     Row { name: "core-5.5", suites: OLDER, append: OLDER_ONLY, generation: "5.5", takes: 80, ..ROW },
     Row { name: "core-5.1", suites: OLDER, append: OLDER_ONLY, generation: "5.1", takes: 80, ..ROW },
-    Row { name: "faults", suites: &["faults"], append: &[NO_DMA_DEBUG], takes: 150, ..ROW },
+    // Big tables in one mode: the other's provider calls are the same, and the soak has both.
+    Row {
+        name: "faults",
+        suites: &["faults"],
+        append: &[NO_DMA_DEBUG, "guest.only=contiguous,coherent,provider,legacy/allocations_fragmented"],
+        takes: 200,
+        ..ROW
+    },
     Row { name: "storm", suites: &["unload", "storm"], takes: 200, ..ROW },
     Row { name: "rival-suites", suites: SUITES, module: Module::Rival, takes: 175, runs: &[Run::Rival], ..ROW },
     Row { name: "suites-5.5", suites: SUITES, generation: "5.5", takes: 200, runs: &[Run::Soak], ..ROW },
