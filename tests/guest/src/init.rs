@@ -10,9 +10,7 @@ use nix::errno::Errno;
 use nix::mount::{mount, MsFlags};
 use nix::sys::reboot::{reboot, RebootMode};
 
-/// The address of the machine's network card. Nothing outside the machine answers to it.
-pub const ADDRESS: &str = "192.168.77.1";
-/// That of a second one, in another network.
+/// The address of a second network card; the first one's is that of the machine's role.
 const SECOND_ADDRESS: &str = "192.168.78.1";
 
 /// Programs are called by name.
@@ -58,10 +56,10 @@ pub fn run(program: &str, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// Loopback and the cards that carry the soft NICs.
-pub fn network() -> Result<()> {
+/// Loopback and the cards that carry the soft NICs. Nothing answers to the first but a second machine, if there is one.
+pub fn network(address: &str) -> Result<()> {
     run("ip", &["link", "set", "lo", "up"])?;
-    card("eth0", ADDRESS)?;
+    card("eth0", address)?;
     if Path::new("/sys/class/net/eth1").exists() {
         card("eth1", SECOND_ADDRESS)?;
     }

@@ -282,12 +282,12 @@ pub fn unload_devices() -> Result<()> {
     modules::unload_with_users("lab_pcie")
 }
 
-/// Waits up to 10 s.
+/// Waits up to 30 s.
 pub fn wait_for(what: &str, mut ready: impl FnMut() -> bool) -> Result<()> {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(30);
     while !ready() {
         if Instant::now() > end {
-            bail!("{what}: not there after 10 s");
+            bail!("{what}: not there after 30 s");
         }
         sleep(Duration::from_millis(10));
     }

@@ -17,7 +17,9 @@ mod ktap;
 mod lab;
 mod machine;
 mod modules;
+mod peer;
 mod peermem;
+mod perftest;
 mod runner;
 mod storm;
 mod suites;
@@ -31,6 +33,7 @@ use anyhow::{bail, Context, Result};
 use cmdline::Request;
 use ktap::Ktap;
 use machine::Generation;
+use peer::Role;
 use runner::Runner;
 use test::Env;
 
@@ -62,7 +65,7 @@ fn as_init() -> Result<()> {
     let cmdline = std::fs::read_to_string("/proc/cmdline").context("read /proc/cmdline")?;
     let mut ktap = Ktap::open(KTAP_LINE).with_context(|| format!("open {KTAP_LINE}"))?;
     let request = Request::parse(&cmdline).inspect_err(|e| ktap.note(&format!("Bail out! {e:#}")))?;
-    if let Err(e) = init::network() {
+    if let Err(e) = init::network(Role::of(&request.values)?.address()) {
         ktap.note(&format!("network: {e:#}"));
         return Err(e);
     }

@@ -153,6 +153,14 @@ pub const BOOTS: &[Row] = &[
     },
     Row { name: "core-5.5", suites: OLDER, append: OLDER_ONLY, generation: "5.5", takes: 80, ..ROW },
     Row { name: "core-5.1", suites: OLDER, append: OLDER_ONLY, generation: "5.1", takes: 80, ..ROW },
+    Row {
+        name: "pair",
+        suites: &["pair"],
+        append: &["guest.only=persistent/ib_write_bw,persistent/rdma_cm/ib_send_bw"],
+        pair: true,
+        takes: 60,
+        ..ROW
+    },
     // Big tables in one mode: the other's provider calls are the same, and the soak has both.
     Row {
         name: "faults",
@@ -184,6 +192,7 @@ pub const BOOTS: &[Row] = &[
         runs: &[Run::Soak],
         ..ROW
     },
+    Row { name: "pair-all", suites: &["pair"], pair: true, takes: 240, runs: &[Run::Soak], ..ROW },
     Row { name: "suites-iommu", suites: SUITES, iommu: Iommu::Translating, takes: 360, runs: &[Run::Soak], ..ROW },
     Row { name: "matrix-full", suites: &["matrix_full"], gpus: 2, nics: 2, takes: 3600, runs: &[Run::Soak], ..ROW },
     Row { name: "matrix-large", suites: &["matrix_large"], gpu_mib: 4096, takes: 120, runs: &[Run::Soak], ..ROW },

@@ -22,7 +22,7 @@ pub fn suite() -> Suite {
         name: "end",
         tests: [
             Test::new("nothing_is_pinned", Level::Devices, nothing_is_pinned),
-            Test::new("modules_unload", Level::Peermem(Mode::Legacy), modules_unload),
+            Test::new("modules_unload", Level::Peermem(Mode::Legacy), modules_unload).limit(180),
             Test::new("lockdep_is_alive", Level::Bare, lockdep_is_alive),
             Test::new("nothing_leaked", Level::Bare, nothing_leaked).limit(180),
         ]

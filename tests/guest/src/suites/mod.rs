@@ -11,6 +11,7 @@ mod faults;
 mod iommu;
 mod matrix;
 mod observe;
+mod pair;
 mod pyverbs;
 mod reasons;
 mod refusals;
@@ -41,6 +42,7 @@ pub use crate::verbs::PATIENCE;
 pub fn all(rival: bool) -> Vec<Suite> {
     vec![
         demo::suite(rival),
+        pair::suite(rival),
         smoke::suite(rival),
         callbacks::suite(rival),
         refusals::suite(),

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::{unload, Rig, Variant};
-use crate::suites::demo::{mb_s, perftest, Sizes};
+use crate::perftest::{mb_s, Run, Sizes};
 use crate::test::{emit, Env};
 
 const ROUNDS: usize = 7;
@@ -21,8 +21,8 @@ pub fn all(_: &Env) -> Result<()> {
                     if buffer == "host" && variant != Variant::OursPersistent {
                         continue;
                     }
-                    let run = perftest(program, &sizes, buffer == "gpu")?;
-                    let rate = mb_s(run.mib_s.context("perftest could not calibrate its clock")?);
+                    let (_, _, report) = Run::new(program, &sizes, buffer == "gpu").on_this_machine()?;
+                    let rate = mb_s(report.rate.context("perftest could not calibrate its clock")?);
                     let who = if buffer == "host" { "-" } else { variant.name() };
                     emit("bandwidth", &json!({ "program": program, "buffer": buffer, "variant": who, "mb_s": rate }));
                 }
