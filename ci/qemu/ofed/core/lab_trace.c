@@ -142,6 +142,8 @@ static const char * const point_names[LAB_POINTS] = {
 	[LAB_BEFORE_RELEASE] = "before_release",
 	[LAB_INVALIDATE_ENTRY] = "invalidate_entry",
 	[LAB_INVALIDATE_FENCE] = "invalidate_fence",
+	[LAB_IN_DMA_MAP] = "in_dma_map",
+	[LAB_IN_DMA_UNMAP] = "in_dma_unmap",
 };
 
 struct waiter {
@@ -157,6 +159,11 @@ static unsigned int armed[LAB_POINTS];	/* threads still to be stopped there */
 static LIST_HEAD(waiters);
 static DEFINE_SPINLOCK(hold_lock);	/* the two above, and waiter.go */
 static DECLARE_WAIT_QUEUE_HEAD(hold_queue);
+
+bool lab_armed(enum lab_point point)
+{
+	return READ_ONCE(armed[point]);
+}
 
 void lab_hold(enum lab_point point, const char *client)
 {

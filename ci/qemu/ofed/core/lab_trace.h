@@ -34,11 +34,20 @@ enum lab_point {
 	LAB_BEFORE_RELEASE,
 	LAB_INVALIDATE_ENTRY,
 	LAB_INVALIDATE_FENCE,
+	LAB_IN_DMA_MAP,
+	LAB_IN_DMA_UNMAP,
 	LAB_POINTS,
 };
 
 /* Returns at once unless the point is armed. Sleeps. */
 void lab_hold(enum lab_point point, const char *client);
+
+/* Would a thread that comes there now be stopped? For any context. */
+bool lab_armed(enum lab_point point);
+
+/* Points in functions of the kernel: lab_probe.c. */
+int lab_probe_init(void);
+void lab_probe_exit(void);
 
 void lab_trace_init(struct dentry *dir);
 

@@ -892,6 +892,8 @@ void ib_peer_mem_init(void)
 {
 	debugfs_dir = debugfs_create_dir("ib_peer_mem", NULL);
 	lab_trace_init(debugfs_dir);
+	if (lab_probe_init())
+		pr_err("no hold points in dma_map_resource and dma_unmap_resource\n");
 #ifdef HAVE_MM_KOBJ_EXPORTED
 	if (memory_peers)
 		peers_kobj = kobject_create_and_add("memory_peers", mm_kobj);
@@ -902,6 +904,7 @@ void ib_peer_mem_init(void)
 
 void ib_peer_mem_cleanup(void)
 {
+	lab_probe_exit();
 	kobject_put(peers_kobj);
 	debugfs_remove(debugfs_dir);
 	xa_destroy(&lab_dma_devices);

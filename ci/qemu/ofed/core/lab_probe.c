@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Hold points inside functions of the kernel, for moments of a client that
+ * neither the core nor the provider sees: it maps and unmaps BAR memory by
+ * itself. No real core has them; they only delay.
+ *
+ * A kprobe's handler may not sleep. It sends the thread to a function of the
+ * same signature instead, which waits and then calls the one that was meant;
+ * by then the point is disarmed. That takes a probe on the function's ftrace
+ * site: other kinds may be optimized, and an optimized one ignores where its
+ * handler wants to go. Without CONFIG_KPROBES_ON_FTRACE nobody is ever stopped
+ * here. Left out: two points armed at once stop one thread twice.
+ */
+#include <linux/dma-mapping.h>
+#include <linux/kprobes.h>
+#include <linux/ptrace.h>
+
+#include "lab_trace.h"
+
+#ifdef CONFIG_KPROBES_ON_FTRACE
+static dma_addr_t held_map(struct device *dev, phys_addr_t addr, size_t size,
+			   enum dma_data_direction dir, unsigned long attrs)
+{
+	lab_hold(LAB_IN_DMA_MAP, "-");
+	return dma_map_resource(dev, addr, size, dir, attrs);
+}
+
+static void held_unmap(struct device *dev, dma_addr_t addr, size_t size,
+		       enum dma_data_direction dir, unsigned long attrs)
+{
+	lab_hold(LAB_IN_DMA_UNMAP, "-");
+	dma_unmap_resource(dev, addr, size, dir, attrs);
+}
+
+static int map_probed(struct kprobe *probe, struct pt_regs *regs)
+{
+	if (!lab_armed(LAB_IN_DMA_MAP))
+		return 0;
+	instruction_pointer_set(regs, (unsigned long)held_map);
+	return 1;
+}
+
+static int unmap_probed(struct kprobe *probe, struct pt_regs *regs)
+{
+	if (!lab_armed(LAB_IN_DMA_UNMAP))
+		return 0;
+	instruction_pointer_set(regs, (unsigned long)held_unmap);
+	return 1;
+}
+
+static struct kprobe map_probe = {
+	.symbol_name = "dma_map_resource",
+	.pre_handler = map_probed,
+};
+
+static struct kprobe unmap_probe = {
+	.symbol_name = "dma_unmap_resource",
+	.pre_handler = unmap_probed,
+};
+
+static struct kprobe *probes[] = { &map_probe, &unmap_probe };
+
+int lab_probe_init(void)
+{
+	return register_kprobes(probes, ARRAY_SIZE(probes));
+}
+
+void lab_probe_exit(void)
+{
+	unregister_kprobes(probes, ARRAY_SIZE(probes));
+}
+#else
+int lab_probe_init(void)
+{
+	return 0;
+}
+
+void lab_probe_exit(void)
+{
+}
+#endif
