@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The second process that some tests need: `guest helper NAME ARGUMENTS`. It prints `ready …` when it has done its
-//! part and stays until its standard input ends (or it is killed).
+//! The other processes that some tests need: `guest helper NAME ARGUMENTS`. A helper prints `ready …` when it has begun,
+//! and ends with its standard input (or is killed).
 
-use std::io::{self, BufRead, BufReader, Read};
-use std::process::{Child, Command, Stdio};
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::RawFd;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::{setgid, setgroups, setuid, Gid, Pid, Uid};
 
+use crate::actor;
 use crate::cuda::Cuda;
 use crate::machine::RDMA_DEVICE;
 use crate::storm::{self, Counts};
@@ -61,6 +64,14 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
             storm::main(number(seed)?, number(process)?, number(life)?, number(registrations)?, counts)
         }
         ("storm-victim", [seed]) => storm::victim(seed.parse().context("seed")?),
+        // Does what it is told, line by line.
+        ("actor", [first]) => actor::run(first),
+        // What is left of an actor after exec: its open files.
+        ("idle", []) => {
+            println!("ok");
+            io::stdin().read_to_end(&mut Vec::new()).context("read stdin")?;
+            Ok(())
+        }
         _ => bail!("no helper {name} with {} arguments", args.len()),
     }
 }
@@ -81,6 +92,8 @@ fn as_user(limit: u64) -> Result<()> {
 /// A helper that has said `ready`.
 pub struct Helper {
     child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
     /// What it said after `ready`.
     pub said: String,
 }
@@ -94,30 +107,73 @@ impl Helper {
             .stdout(Stdio::piped())
             .spawn()
             .context("start a helper")?;
-        let mut out = BufReader::new(child.stdout.take().context("helper's output")?);
+        let input = child.stdin.take();
+        let mut output = BufReader::new(child.stdout.take().context("helper's output")?);
         let mut line = String::new();
-        out.read_line(&mut line).context("read from the helper")?;
+        output.read_line(&mut line).context("read from the helper")?;
         match line.trim().strip_prefix("ready") {
-            Some(said) => Ok(Self { said: said.trim().to_string(), child }),
+            Some(said) => Ok(Self { said: said.trim().to_string(), child, input, output }),
             None => {
                 let mut rest = String::new();
-                let _ = out.read_to_string(&mut rest);
+                let _ = output.read_to_string(&mut rest);
                 let _ = child.wait();
                 bail!("helper {args:?}: {}", format!("{line}{rest}").replace(FAIL_MARK, ""))
             }
         }
     }
 
-    /// kill -9, and until it is gone.
-    pub fn kill(mut self) -> Result<()> {
-        kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGKILL).context("kill")?;
-        self.child.wait().context("wait for the killed helper")?;
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Gives an actor its next command, without waiting for what comes of it.
+    pub fn tell(&mut self, command: &str) -> Result<()> {
+        let input = self.input.as_mut().context("the helper's input is closed")?;
+        writeln!(input, "{command}").with_context(|| format!("tell the helper {command:?}"))
+    }
+
+    /// What came of the oldest command that was not answered yet.
+    pub fn answer(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line).context("read from the helper")?;
+        match line.trim().strip_prefix("ok") {
+            Some(rest) => Ok(rest.trim().to_string()),
+            None => bail!("the helper says {:?}", line.replace(FAIL_MARK, "")),
+        }
+    }
+
+    pub fn ask(&mut self, command: &str) -> Result<String> {
+        self.tell(command)?;
+        self.answer().with_context(|| command.to_string())
+    }
+
+    /// The number that `ask` gets.
+    pub fn number(&mut self, command: &str) -> Result<u64> {
+        let said = self.ask(command)?;
+        said.parse().with_context(|| format!("{command}: {said:?} is no number"))
+    }
+
+    /// kill -9, without waiting.
+    pub fn shoot(&self) -> Result<()> {
+        kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGKILL).context("kill")
+    }
+
+    /// Until it is gone, however it ends.
+    pub fn bury(mut self) -> Result<()> {
+        drop(self.input.take());
+        self.child.wait().context("wait for the helper")?;
         Ok(())
+    }
+
+    /// kill -9, and until it is gone.
+    pub fn kill(self) -> Result<()> {
+        self.shoot()?;
+        self.bury()
     }
 
     /// Lets it end by itself.
     pub fn finish(mut self) -> Result<()> {
-        drop(self.child.stdin.take());
+        drop(self.input.take());
         let status = self.child.wait().context("wait for the helper")?;
         if !status.success() {
             bail!("the helper: {status}");
@@ -128,8 +184,22 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // Gone already in kill() and finish(); after a failed test it is in the way.
+        // Gone already in bury() and finish(); after a failed test it is in the way.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// This process's descriptors of character devices, by what they are open on.
+pub fn device_files() -> Result<BTreeMap<String, RawFd>> {
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc/self/fd").context("read /proc/self/fd")? {
+        let entry = entry?;
+        // The folder's own descriptor is gone by the time it is looked at.
+        let Ok(target) = std::fs::read_link(entry.path()) else { continue };
+        let fd = entry.file_name().to_string_lossy().parse().context("a name in /proc/self/fd")?;
+        files.insert(target.to_string_lossy().into_owned(), fd);
+    }
+    ensure!(!files.is_empty(), "/proc/self/fd is empty");
+    Ok(files)
 }

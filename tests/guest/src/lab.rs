@@ -127,6 +127,18 @@ impl Drop for CoreHold {
     }
 }
 
+/// A figure of /proc/driver/nvidia-peermem/stats (docs/proc.md).
+pub fn module_stat(name: &str) -> Result<u64> {
+    let stats = read("/proc/driver/nvidia-peermem/stats")?;
+    let line = stats.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+    number(line.with_context(|| format!("nvidia-peermem/stats has no {name}"))?)
+}
+
+/// How often lab_second_client was asked.
+pub fn second_client_asked() -> Result<u64> {
+    number(read("/sys/kernel/debug/lab_second_client/acquire")?.trim())
+}
+
 /// The newest line of /proc/driver/nvidia-peermem/failures (docs/proc.md).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {

@@ -5,6 +5,7 @@
 //! /dev/ttyS1 and powers off. The same binary is each test's process (`guest test SUITE NAME`) and the second
 //! process that some tests need (`guest helper NAME ARGUMENTS`).
 
+mod actor;
 mod cmdline;
 mod counters;
 mod cuda;
@@ -99,7 +100,12 @@ fn as_child(args: &[String]) -> Result<()> {
             let mut env = Env { mode: None, generation, rival, values };
             runner::run_one(&suites::all(rival), suite, name, &mut env)
         }
+        // For the host: the scenario table.
+        [_, "table"] => {
+            println!("{}", suites::scenarios::table_for_the_host());
+            Ok(())
+        }
         [_, "helper", name, rest @ ..] => helper::run(name, rest),
-        _ => bail!("usage: guest test SUITE NAME | guest helper NAME [ARGUMENTS]; as PID 1: see tests/guest/README.md"),
+        _ => bail!("usage: guest test SUITE NAME | guest helper NAME [ARGUMENTS] | guest table; as PID 1: see tests/guest/README.md"),
     }
 }

@@ -21,6 +21,7 @@ use crate::ktap::{Ktap, Verdict};
 use crate::lab;
 use crate::machine::{Level, Machine, Mode};
 use crate::modules::{self, PEERMEM};
+use crate::suites::scenarios::row_of;
 use crate::test::{Env, Rival, Suite, Test, FAIL_MARK, JSON_MARK, SKIP_MARK};
 
 /// How long a killed process may take to go. Longer: it hangs in the kernel, and so may everything after it.
@@ -34,6 +35,8 @@ pub struct Runner<'a> {
     wedged_by: Option<String>,
     /// The last test left something behind: the next one starts with everything loaded anew.
     dirty: bool,
+    /// The kernel has complained.
+    alarmed: bool,
 }
 
 /// What a child left behind.
@@ -48,7 +51,7 @@ struct Ended {
 
 impl<'a> Runner<'a> {
     pub fn new(request: &'a Request, ktap: &'a mut Ktap) -> Self {
-        Self { request, ktap, machine: Machine::new(request.rival), wedged_by: None, dirty: false }
+        Self { request, ktap, machine: Machine::new(request.rival), wedged_by: None, dirty: false, alarmed: false }
     }
 
     /// Everything loaded, for the prompt.
@@ -65,6 +68,10 @@ impl<'a> Runner<'a> {
         let mut all = true;
         for (i, (suite, tests)) in suites.iter().enumerate() {
             let ok = self.suite(suite, tests);
+            if self.over() {
+                self.ktap.json("stopped", &json!({ "alarm": self.alarmed }));
+                return false;
+            }
             all &= ok;
             let verdict = if ok { Verdict::Pass } else { Verdict::Fail };
             self.ktap.result(i + 1, suite.name, &verdict);
@@ -72,12 +79,26 @@ impl<'a> Runner<'a> {
         all
     }
 
-    /// Tests that `guest.only=` leaves: those whose name contains one of its words.
+    /// `guest.fragile=1`: what comes after an alarm or a hang says nothing about a module that is known to break.
+    fn over(&self) -> bool {
+        self.request.values.contains_key("fragile") && (self.alarmed || self.wedged_by.is_some())
+    }
+
+    /// Tests that `guest.only=` leaves: those whose name contains one of its words; those after `guest.after=`, in its
+    /// suite; with `guest.table=1` those of the scenario table that are for the boot's generation.
     fn wanted<'s>(&self, suite: &'s Suite) -> Vec<&'s Test> {
         let only = self.request.values.get("only");
+        let after = self.request.values.get("after").and_then(|a| a.strip_prefix(suite.name)?.strip_prefix('/'));
+        let first = after.and_then(|a| suite.tests.iter().position(|t| t.name == a)).map_or(0, |at| at + 1);
+        let table = self.request.values.contains_key("table");
         suite
             .tests
             .iter()
+            .skip(first)
+            .filter(|t| {
+                let here = t.generation.is_none_or(|g| g == self.request.generation);
+                !table || suite.name == "end" || (here && row_of(suite.name, &t.name).is_some())
+            })
             // What ends a boot is asked whatever ran in it.
             .filter(|t| {
                 suite.name == "end" || {
@@ -97,6 +118,9 @@ impl<'a> Runner<'a> {
             all &= verdict != Verdict::Fail;
             self.ktap.note(&format!("{}: {} ms", test.name, begin.elapsed().as_millis()));
             self.ktap.result(i + 1, &test.name, &verdict);
+            if self.over() {
+                break;
+            }
         }
         self.ktap.end_subtest();
         all
@@ -131,6 +155,16 @@ impl<'a> Runner<'a> {
             self.ktap.note(&format!("reset the stand-ins: {e:#}"));
             return Verdict::Fail;
         }
+        let row = row_of(suite.name, &test.name).map(|row| {
+            json!({
+                "scenario": row.clause, "test": format!("{}/{}", suite.name, test.name), "generation": generation.name(),
+                "mode": test.level.mode().map(Mode::name),
+            })
+        });
+        if let Some(row) = &row {
+            // If the machine stops in it, this is what is known.
+            self.ktap.json("begin", row);
+        }
         let mut reasons = Vec::new();
         let log = Mark::now();
         let ended = match self.child(suite, test) {
@@ -163,15 +197,23 @@ impl<'a> Runner<'a> {
         match log.and_then(|mut l| l.since()) {
             // The suite that raises alarms on purpose leaves the judgement to the host.
             Ok(said) if suite.name != "alarms" => {
-                reasons.extend(said.into_iter().filter(|l| is_alarm(l)).map(|l| format!("the kernel: {l}")));
+                let alarms: Vec<String> = said.into_iter().filter(|l| is_alarm(l)).collect();
+                self.alarmed |= !alarms.is_empty();
+                reasons.extend(alarms.into_iter().map(|l| format!("the kernel: {l}")));
             }
             Ok(_) => {}
             Err(e) => reasons.push(format!("{e:#}")),
         }
-        if self.wedged_by.is_none() {
+        // Who died in the kernel may have died with the lock that the books need.
+        if self.wedged_by.is_none() && !self.over() {
             let left = left_behind();
             self.dirty = !left.is_empty();
             reasons.extend(left);
+        }
+        if let Some(mut row) = row {
+            row["skipped"] = json!(ended.skip);
+            row["what"] = json!(reasons);
+            self.ktap.json("scenario", &row);
         }
         self.judge(suite, test, reasons, ended.skip)
     }

@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context as _, Result};
 
+mod endpoint;
 mod rereg;
 mod window;
 mod work;
 
+pub use endpoint::{Endpoint, Remote};
 pub use rereg::Rereg;
 pub use window::{Window, WindowType};
 pub use work::Op;

@@ -15,7 +15,7 @@ mod pair;
 mod pyverbs;
 mod reasons;
 mod refusals;
-mod revoke;
+pub mod scenarios;
 mod smoke;
 mod storm;
 mod tables;
@@ -48,7 +48,6 @@ pub fn all(rival: bool) -> Vec<Suite> {
         refusals::suite(),
         observe::suite(rival),
         reasons::suite(rival),
-        revoke::suite(rival),
         matrix::suite(rival),
         matrix::full(rival),
         matrix::large(rival),
@@ -62,6 +61,8 @@ pub fn all(rival: bool) -> Vec<Suite> {
         storm::suite(rival),
         ucx::suite(),
         pyverbs::suite(),
+        scenarios::suite(rival),
+        scenarios::pairwise(rival),
         alarms::suite(),
         bench::suite(),
         bench::suite_threads(),

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Context, Result};
 use serde_json::{json, Value};
 
-use super::{expect_errno, revoke, Bench, GPU_PAGE, KIB, MIB};
+use super::scenarios::process::dereg_in_fork;
+use super::{expect_errno, Bench, GPU_PAGE, KIB, MIB};
 use crate::counters::Ledger;
 use crate::gpu;
 use crate::helper::Helper;
@@ -231,7 +232,7 @@ fn tracepoints(env: &Env) -> Result<()> {
     let mut wanted = BTreeSet::from(["acquire", "pin", "map", "unmap", "put", "failure"]);
     if env.mode()? == Mode::Legacy {
         wanted.extend(["revoke", "orphan", "late_callback"]);
-        revoke::dereg_in_fork(bench.reg(memory.va(), MIB)?)?;
+        dereg_in_fork(bench.reg(memory.va(), MIB)?)?;
         bench.reg(memory.va(), MIB)?.dereg()?;
         gpu::lab()?.fault_n("callback_double", 1, 1)?;
         let mr = bench.reg(memory.va(), MIB)?;

@@ -11,7 +11,8 @@ use anyhow::{bail, ensure, Context, Result};
 use nix::errno::Errno;
 use nix::kmod::{delete_module, finit_module, DeleteModuleFlags, ModuleInitFlags};
 
-use super::revoke::{dereg_beside, dereg_in_fork, free_beside};
+use super::scenarios::process::dereg_in_fork;
+use super::scenarios::{dereg_beside, free_beside};
 use super::{errno_name, Bench, KIB, MIB};
 use crate::counters::settled;
 use crate::gpu;

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: GPL-2.0
+//! GPU memory that is freed while it is registered, or while it is being registered or deregistered.
+
+use anyhow::{ensure, Context, Result};
+
+use super::{
+    after_the_free, dereg_beside, free_beside, nic_state, no_pins, reg_beside, write_status, Stop, A_WHILE, SIZE,
+};
+use crate::gpu;
+use crate::lab;
+use crate::machine::{Generation, Mode};
+use crate::suites::{pattern, same_bytes, Bench, KIB, MIB, PATIENCE};
+use crate::test::Env;
+use crate::verbs::{Loopback, Status};
+
+pub fn while_registered(env: &Env) -> Result<()> {
+    match env.mode()? {
+        Mode::Persistent => keeps_the_memory(env),
+        _ => ends_the_mr(env),
+    }
+}
+
+/// Persistent: the NIC goes on with the memory that the application gave up, until the MR goes.
+fn keeps_the_memory(env: &Env) -> Result<()> {
+    let mut rng = env.rng();
+    let bench = Bench::new()?;
+    let (source, source_mr) = bench.registered(SIZE)?;
+    let (target, target_mr) = bench.registered(SIZE)?;
+    let bytes = pattern(&mut rng, SIZE);
+    source.write(0, &bytes)?;
+    target.free()?;
+    ensure!(gpu::books()?.get("callbacks") == 0, "a persistent pin has no callback");
+    ensure!(nic_state(&target_mr)?.as_deref() == Some("live"), "the MR is {:?}", nic_state(&target_mr)?);
+    // The memory is nobody's but the NIC's now: another allocation must not share it.
+    let other = bench.cuda.alloc(SIZE)?;
+    let untouched = pattern(&mut rng, SIZE);
+    other.write(0, &untouched)?;
+    let link = Loopback::new(&bench.pd)?;
+    link.write(1, (&source_mr, 0), (&target_mr, 0), SIZE)?;
+    link.done(1)?;
+    same_bytes("memory allocated after the free", &other.read(0, SIZE)?, &untouched)?;
+    // What was written can still be read back through the MR.
+    let (copy, copy_mr) = bench.registered(SIZE)?;
+    link.read(2, (&copy_mr, 0), (&target_mr, 0), SIZE)?;
+    link.done(2)?;
+    same_bytes("read back through the MR", &copy.read(0, SIZE)?, &bytes)?;
+    ensure!(kept()? == 1, "{} allocations are kept by pins, wanted 1", kept()?);
+    target_mr.dereg()?;
+    ensure!(kept()? == 0, "the memory is still kept after the deregistration");
+    Ok(())
+}
+
+/// Allocations that live on for a pin.
+fn kept() -> Result<usize> {
+    Ok(gpu::lab()?.allocations()?.iter().filter(|a| a.state == nvlab::State::Kept).count())
+}
+
+/// Revocable: freed at once, the MR ends in errors, the memory's next owner never sees a byte.
+fn ends_the_mr(env: &Env) -> Result<()> {
+    let mut rng = env.rng();
+    let bench = Bench::new()?;
+    let (_source, source_mr) = bench.registered(SIZE)?;
+    let (target, target_mr) = bench.registered(SIZE)?;
+    ensure!(write_status(&bench, &source_mr, &target_mr)? == Status::IBV_WC_SUCCESS, "the MR does not work at first");
+    let pins = gpu::pins()?;
+    target.free()?;
+    ensure!(gpu::pins()? == pins - 1, "{} pins after the free, wanted {}", gpu::pins()?, pins - 1);
+    ensure!(
+        nic_state(&target_mr)?.as_deref() == Some("killed"),
+        "the MR is {:?}, wanted killed",
+        nic_state(&target_mr)?
+    );
+    // The next owner gets the same memory; nothing of the dead MR's may reach it.
+    let next = bench.cuda.alloc(SIZE)?;
+    let theirs = pattern(&mut rng, SIZE);
+    next.write(0, &theirs)?;
+    let status = write_status(&bench, &source_mr, &target_mr)?;
+    ensure!(status != Status::IBV_WC_SUCCESS, "a write to freed memory succeeded");
+    println!("a remote write to the dead MR: {status:?}");
+    let status = write_status(&bench, &target_mr, &source_mr)?;
+    ensure!(status != Status::IBV_WC_SUCCESS, "a write from freed memory succeeded");
+    println!("a write from the dead MR: {status:?}");
+    same_bytes("the next owner's memory", &next.read(0, SIZE)?, &theirs)?;
+    target_mr.dereg().context("deregister the dead MR")?;
+    ensure!(gpu::pins()? == 1, "{} pins, wanted the source's", gpu::pins()?);
+    Ok(())
+}
+
+/// One free, many registrations, overlapping.
+pub fn with_many_mrs(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(4 * MIB)?;
+    let mrs = (0..16)
+        .map(|i| bench.reg(memory.va() + i as u64 * 100 * KIB as u64, MIB))
+        .collect::<std::io::Result<Vec<_>>>()?;
+    memory.free()?;
+    let (pins, callbacks, state) = if env.mode()? == Mode::Persistent { (16, 0, "live") } else { (0, 16, "killed") };
+    ensure!(gpu::pins()? == pins, "{} pins after the free, wanted {pins}", gpu::pins()?);
+    ensure!(gpu::books()?.get("callbacks") == callbacks, "{} callbacks", gpu::books()?.get("callbacks"));
+    for mr in mrs {
+        ensure!(nic_state(&mr)?.as_deref() == Some(state), "an MR is {:?}, wanted {state}", nic_state(&mr)?);
+        mr.dereg()?;
+    }
+    no_pins("after the last deregistration")
+}
+
+/// The memory goes while its registration stands at `stop`. Does the free have to wait until it goes on?
+fn free_at(env: &Env, bench: &Bench, stop: Stop, waits: bool) -> Result<()> {
+    let memory = bench.cuda.alloc(SIZE)?;
+    let reg = reg_beside(bench, memory.va());
+    stop.wait()?;
+    let free = free_beside(bench, memory);
+    if waits {
+        free.waits("the free")?;
+        stop.release()?;
+        free.finish("the free")?;
+    } else {
+        free.finish("the free, which needs nothing that the registration holds")?;
+        stop.release()?;
+    }
+    after_the_free(env, bench, reg.finish("ibv_reg_mr")?)
+}
+
+/// The provider's get in its gaps, up to a callback that comes before the get returns: its table is gone then. (In the gap
+/// between a revocable pin and its callback the provider loses its own table, whoever calls: not asked here.)
+pub fn during_get_pages(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let persistent = env.mode()? == Mode::Persistent;
+    for point in ["get_alloc", "get_found", "get_done"] {
+        if persistent || point != "get_found" {
+            free_at(env, &bench, Stop::pinning(env.mode()?, point)?, false)?;
+        }
+    }
+    Ok(())
+}
+
+pub fn before_get_pages(env: &Env) -> Result<()> {
+    free_at(env, &Bench::new()?, Stop::core("before_get_pages")?, false)
+}
+
+pub fn before_dma_map(env: &Env) -> Result<()> {
+    free_at(env, &Bench::new()?, Stop::core("before_dma_map")?, false)
+}
+
+/// Ours maps by itself, the rival lets the provider do it.
+pub fn during_dma_map(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    if env.rival {
+        free_at(env, &bench, Stop::gpu("map_before")?, false)?;
+        free_at(env, &bench, Stop::gpu("map_after")?, false)
+    } else {
+        free_at(env, &bench, Stop::core("in_dma_map")?, false)
+    }
+}
+
+/// Mapped, the mkey is live, the notifier is not armed: nobody could tell the NIC to stop, so a free has to wait.
+pub fn before_activation(env: &Env) -> Result<()> {
+    let waits = env.mode()? != Mode::Persistent;
+    free_at(env, &Bench::new()?, Stop::core("before_activate")?, waits)
+}
+
+/// Every place of a deregistration up to the provider's put. The core holds no lock there, so the free does not wait;
+/// but one of 5.1 unmaps under its lock.
+pub fn during_dereg(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let revocable = env.mode()? != Mode::Persistent;
+    for point in ["before_stop", "in_stop", "before_dma_unmap", "before_put_pages", "before_release"] {
+        let locked = env.generation == Generation::G51 && !["before_stop", "before_release"].contains(&point);
+        free_during(&bench, Stop::core(point)?, revocable && locked)?;
+    }
+    if !env.rival {
+        // In the kernel's unmapping, under the registration's own lock.
+        free_during(&bench, Stop::core("in_dma_unmap")?, revocable)?;
+    }
+    Ok(())
+}
+
+/// The provider's put, until it has the API lock, with it, and after. (The provider puts a persistent pin so that a free
+/// knows nothing of it.)
+pub fn during_put(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let mode = env.mode()?;
+    free_during(&bench, Stop::pinning(mode, "put_before")?, false)?;
+    free_during(&bench, Stop::pinning(mode, "put_after")?, false)?;
+    if mode != Mode::Persistent {
+        free_during(&bench, Stop::gpu("put_locked")?, true)?;
+    }
+    Ok(())
+}
+
+/// The memory goes while its deregistration stands at `stop`.
+fn free_during(bench: &Bench, stop: Stop, waits: bool) -> Result<()> {
+    let (memory, mr) = bench.registered(SIZE)?;
+    let dereg = dereg_beside(mr);
+    stop.wait()?;
+    let free = free_beside(bench, memory);
+    if waits {
+        free.waits("the free")?;
+        stop.release()?;
+        free.finish("the free")?;
+    } else {
+        free.finish("the free, which needs nothing that the deregistration holds")?;
+        stop.release()?;
+    }
+    dereg.finish("ibv_dereg_mr")?;
+    no_pins("after the deregistration")
+}
+
+/// The callback is about to run, stands before or in the core, or has just run, with R held: the deregistration waits at
+/// most for that.
+pub fn dereg_during_callback(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    for stop in [
+        (|| Stop::gpu("callback_before")) as fn() -> Result<Stop>,
+        || Stop::core("invalidate_entry"),
+        || Stop::core("invalidate_fence"),
+        || Stop::gpu("callback_after"),
+    ] {
+        let stop = stop()?;
+        let (memory, mr) = bench.registered(SIZE)?;
+        let free = free_beside(&bench, memory);
+        stop.wait()?;
+        let dereg = dereg_beside(mr);
+        let early = dereg.ended(A_WHILE);
+        println!("the deregistration {}", if early.is_some() { "did not wait" } else { "waits" });
+        stop.release()?;
+        free.finish("the free")?;
+        match early {
+            Some(result) => result?,
+            None => dereg.finish("ibv_dereg_mr")?,
+        }
+        no_pins("after both")?;
+    }
+    Ok(())
+}
+
+/// The same with each table at the address of the one before, which is what the provider knows a pin by.
+pub fn again_with_reused_tables(env: &Env) -> Result<()> {
+    gpu::lab()?.set("key_reuse", 1)?;
+    for run in [before_dma_map as fn(&Env) -> Result<()>, before_activation, during_dereg, during_put] {
+        run(env)?;
+    }
+    if env.mode()? != Mode::Persistent {
+        dereg_during_callback(env)?;
+    }
+    Ok(())
+}
+
+/// The NIC is in the middle of writing when the memory goes, and takes its time to stop: the free waits for it, and
+/// the next owner sees nothing of it. (A write without a pin is a violation in the books, which the runner reads.)
+pub fn under_traffic(env: &Env) -> Result<()> {
+    const WRITES: u64 = 8;
+    let mut rng = env.rng();
+    let bench = Bench::new()?;
+    let link = Loopback::new(&bench.pd)?;
+    let (_source, source_mr) = bench.registered(SIZE)?;
+    let (target, target_mr) = bench.registered(SIZE)?;
+    lab::set_nic("fence_ms", 200)?;
+    for id in 0..WRITES {
+        link.write(id, (&source_mr, 0), (&target_mr, 0), SIZE)?;
+    }
+    let free = free_beside(&bench, target);
+    free.finish("the free under traffic")?;
+    let next = bench.cuda.alloc(SIZE)?;
+    let theirs = pattern(&mut rng, SIZE);
+    next.write(0, &theirs)?;
+    let mut ends = Vec::new();
+    for _ in 0..WRITES {
+        ends.push(link.wait(PATIENCE)?.status);
+    }
+    let good = ends.iter().filter(|s| **s == Status::IBV_WC_SUCCESS).count();
+    println!("{good} of {WRITES} writes were done before the free, the last ended with {:?}", ends.last());
+    same_bytes("the next owner's memory", &next.read(0, SIZE)?, &theirs)?;
+    ensure!(nic_state(&target_mr)?.as_deref() == Some("killed"), "the MR is {:?}", nic_state(&target_mr)?);
+    Ok(target_mr.dereg()?)
+}

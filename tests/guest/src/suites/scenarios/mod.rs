@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The scenario table: what may happen to a registration, in each mode and on each generation of the core. One list,
+//! [`TABLE`]; the suites `scenarios` and `pairwise`, `make scenarios` and docs/scenarios.md are made of it.
+
+mod afterwards;
+mod free;
+mod nic;
+pub mod process;
+mod provider;
+mod table;
+mod threads;
+
+use std::sync::mpsc::{channel, Receiver};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+
+use super::{Bench, KIB, MIB, PATIENCE};
+use crate::cuda::DeviceMemory;
+use crate::gpu;
+use crate::lab::{self, CoreHold};
+use crate::machine::{Generation, Level, Mode};
+use crate::test::{Env, Rival, Suite, Test};
+use crate::verbs::{Loopback, Mr, Status, FULL_ACCESS};
+
+pub use table::{By, Row, TABLE};
+
+/// What most scenarios register.
+const SIZE: usize = MIB;
+
+/// How long somebody who must wait is watched not moving on.
+const A_WHILE: Duration = Duration::from_millis(300);
+
+/// Every scenario in each of its modes on each generation: the full product.
+pub fn suite(rival: bool) -> Suite {
+    Suite { name: "scenarios", tests: tests(rival, |_, _| true) }
+}
+
+/// As few as show each scenario in each mode and on each generation, and each mode on each generation.
+pub fn pairwise(rival: bool) -> Suite {
+    Suite { name: "pairwise", tests: tests(rival, |row, column| (row + column) % 2 == 0) }
+}
+
+/// `wanted(row, generation + mode)` chooses among those of two modes.
+fn tests(rival: bool, wanted: impl Fn(usize, usize) -> bool) -> Vec<Test> {
+    let mut tests = Vec::new();
+    // By generation and mode, so that everything is loaded as seldom as can be.
+    for (g, generation) in Generation::ALL.into_iter().enumerate() {
+        for mode in Mode::all(rival) {
+            for (r, row) in TABLE.iter().enumerate() {
+                let By::Here { name, modes, hangs, run } = row.by else { continue };
+                let m = modes.iter().position(|m| m == mode);
+                if m.is_none_or(|m| modes.len() > 1 && !wanted(r, g + m)) {
+                    continue;
+                }
+                let name = format!("{}/{}/{name}", generation.name(), mode.name());
+                let mut test = Test::new(&name, Level::Peermem(*mode), run).rival(Rival::Recorded).limit(120);
+                test.generation = Some(generation);
+                if hangs == Some((generation, *mode)) {
+                    test =
+                        test.not_on(generation, "the core waits for a lock that it holds itself (inverted stop test)");
+                }
+                tests.push(test);
+            }
+        }
+    }
+    tests
+}
+
+/// The row that a test stands for.
+pub fn row_of(suite: &str, test: &str) -> Option<&'static Row> {
+    TABLE.iter().find(|row| match row.by {
+        By::Here { name, .. } => ["scenarios", "pairwise"].contains(&suite) && test.rsplit('/').next() == Some(name),
+        By::There { suite: s, test: t } => s == suite && test.rsplit('/').next() == Some(t),
+    })
+}
+
+/// `guest table`: clause, suite and test of each row.
+pub fn table_for_the_host() -> serde_json::Value {
+    let rows = TABLE.iter().map(|row| {
+        let (suite, test) = match row.by {
+            By::Here { name, .. } => ("scenarios", name),
+            By::There { suite, test } => (suite, test),
+        };
+        serde_json::json!({ "scenario": row.clause, "suite": suite, "test": test })
+    });
+    rows.collect()
+}
+
+fn nic_state(mr: &Mr) -> Result<Option<String>> {
+    Ok(lab::nic_mrs()?.into_iter().find(|m| m.lkey == mr.lkey()).map(|m| m.state))
+}
+
+/// A write to `target` through a fresh pair of queues; the status it ends with.
+fn write_status(bench: &Bench, source: &Mr, target: &Mr) -> Result<Status> {
+    let link = Loopback::new(&bench.pd)?;
+    link.write(1, (source, 0), (target, 0), 4 * KIB)?;
+    Ok(link.wait(PATIENCE)?.status)
+}
+
+fn no_pins(when: &str) -> Result<()> {
+    ensure!(gpu::pins()? == 0, "{when}: {} pins left", gpu::pins()?);
+    Ok(())
+}
+
+/// A call in a thread of its own, because it may have to wait for somebody.
+pub struct Beside<T> {
+    done: Receiver<Result<T>>,
+}
+
+impl<T: Send + 'static> Beside<T> {
+    pub fn start(call: impl FnOnce() -> Result<T> + Send + 'static) -> Self {
+        let (tell, done) = channel();
+        // Not joined: a thread that hangs must not hang the test beyond its own limit.
+        std::thread::spawn(move || {
+            // Nobody listens any more only where the test has failed already.
+            let _ = tell.send(call());
+        });
+        Self { done }
+    }
+
+    pub fn finish(self, what: &str) -> Result<T> {
+        match self.done.recv_timeout(PATIENCE) {
+            Ok(result) => result.with_context(|| what.to_string()),
+            Err(_) => bail!("{what}: not done within {PATIENCE:?}"),
+        }
+    }
+
+    /// Has it ended within `limit`? Its result is taken then.
+    pub fn ended(&self, limit: Duration) -> Option<Result<T>> {
+        self.done.recv_timeout(limit).ok()
+    }
+
+    /// It has to wait for somebody who does not move.
+    pub fn waits(&self, what: &str) -> Result<()> {
+        ensure!(self.ended(A_WHILE).is_none(), "{what} did not wait");
+        Ok(())
+    }
+}
+
+pub fn free_beside(bench: &Bench, memory: DeviceMemory) -> Beside<()> {
+    let cuda = Arc::clone(&bench.cuda);
+    Beside::start(move || {
+        cuda.attach()?;
+        memory.free()
+    })
+}
+
+pub fn reg_beside(bench: &Bench, va: u64) -> Beside<std::io::Result<Mr>> {
+    let pd = Arc::clone(&bench.pd);
+    Beside::start(move || Ok(Mr::reg(&pd, va, SIZE, FULL_ACCESS)))
+}
+
+pub fn dereg_beside(mr: Mr) -> Beside<()> {
+    Beside::start(move || Ok(mr.dereg()?))
+}
+
+/// A hold point of the core or of the GPU stand-in, armed; whoever stands there goes on when it is dropped.
+pub enum Stop {
+    Core(CoreHold),
+    Gpu(nvlab::Hold),
+}
+
+impl Stop {
+    pub fn core(point: &'static str) -> Result<Self> {
+        println!("{point}");
+        Ok(Self::Core(CoreHold::arm(point)?))
+    }
+
+    pub fn gpu(point: &str) -> Result<Self> {
+        println!("{point}");
+        Ok(Self::Gpu(gpu::lab()?.arm(point)?))
+    }
+
+    /// The GPU stand-in's points have names of their own for persistent pins.
+    pub fn pinning(mode: Mode, point: &str) -> Result<Self> {
+        if mode == Mode::Persistent {
+            Self::gpu(&format!("p{point}"))
+        } else {
+            Self::gpu(point)
+        }
+    }
+
+    /// Until a thread stands there.
+    pub fn wait(&self) -> Result<()> {
+        match self {
+            Self::Core(hold) => hold.wait(PATIENCE),
+            Self::Gpu(hold) => Ok(hold.wait(PATIENCE)?),
+        }
+    }
+
+    pub fn release(self) -> Result<()> {
+        match self {
+            Self::Core(hold) => hold.release(),
+            Self::Gpu(hold) => hold.release()?,
+        }
+        Ok(())
+    }
+}
+
+/// A registration whose memory was freed on the way: with a revocable pin it has failed, or it is dead; with a
+/// persistent one it has failed, or it works until it is deregistered.
+fn after_the_free(env: &Env, bench: &Bench, mr: std::io::Result<Mr>) -> Result<()> {
+    match mr {
+        Err(e) => println!("ibv_reg_mr: {e}"),
+        Ok(mr) => {
+            println!("ibv_reg_mr succeeded; the MR is {:?}", nic_state(&mr)?);
+            let (_source, source_mr) = bench.registered(SIZE)?;
+            let status = write_status(bench, &source_mr, &mr)?;
+            let works = status == Status::IBV_WC_SUCCESS;
+            let persistent = env.mode()? == Mode::Persistent;
+            ensure!(works || !persistent, "an MR over memory that is kept for it: {status:?}");
+            ensure!(!works || persistent, "an MR over freed memory works");
+            mr.dereg()?;
+        }
+    }
+    no_pins("after the deregistration")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suites;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_clause_has_a_test_that_exists() {
+        let mut names = BTreeSet::new();
+        for suite in suites::all(false) {
+            for test in &suite.tests {
+                // Without generation and mode.
+                names.insert(format!("{}/{}", suite.name, test.name.rsplit('/').next().unwrap()));
+            }
+        }
+        for row in TABLE {
+            let name = match row.by {
+                By::Here { name, .. } => format!("scenarios/{name}"),
+                By::There { suite, test } => format!("{suite}/{test}"),
+            };
+            assert!(names.contains(&name), "{}: there is no test {name}", row.clause);
+        }
+    }
+
+    #[test]
+    fn each_pair_is_covered() {
+        let pairs = |tests: Vec<Test>| -> BTreeSet<[String; 2]> {
+            let mut pairs = BTreeSet::new();
+            for test in tests {
+                let words: Vec<&str> = test.name.split('/').collect();
+                let [generation, mode, name] = words[..] else { panic!("{}", test.name) };
+                for (a, b) in [(generation, mode), (generation, name), (mode, name)] {
+                    pairs.insert([a.to_string(), b.to_string()]);
+                }
+            }
+            pairs
+        };
+        let (all, some) = (suite(false).tests.len(), pairwise(false).tests.len());
+        assert!(some < all, "{some} of {all}");
+        assert_eq!(pairs(suite(false).tests), pairs(pairwise(false).tests));
+    }
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The HCA goes, or runs out of keys.
+
+use anyhow::{ensure, Context, Result};
+
+use super::{free_beside, no_pins, Beside, Stop, SIZE};
+use crate::gpu;
+use crate::init::run;
+use crate::lab;
+use crate::machine::{load_rdma, Mode, RDMA_DEVICE};
+use crate::modules::{self, PEERMEM};
+use crate::suites::{expect_errno, Bench};
+use crate::test::Env;
+
+fn remove() -> Beside<()> {
+    Beside::start(|| run("rdma", &["link", "delete", RDMA_DEVICE]).map(drop))
+}
+
+fn users() -> Result<i32> {
+    modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded")
+}
+
+/// The task that removes the HCA deregisters for everybody. A revocable pin then waits for its owner.
+pub fn removed(env: &Env) -> Result<()> {
+    let orphans = i64::from(env.mode()? != Mode::Persistent);
+    for ended_by in ["the free", "the next registration"] {
+        println!("ended by {ended_by}");
+        let bench = Bench::new()?;
+        let (memory, mr) = bench.registered(SIZE)?;
+        remove().finish("the HCA's removal")?;
+        ensure!(gpu::pins()? == orphans, "{} pins after the removal, wanted {orphans}", gpu::pins()?);
+        ensure!(i64::from(users()?) == orphans, "{} users after the removal, wanted {orphans}", users()?);
+        // What it answers is the library's business; the kernel has done it already.
+        let _ = mr.dereg();
+        if ended_by == "the free" {
+            memory.free()?;
+            drop(bench);
+            load_rdma()?;
+        } else {
+            let Bench { pd, cuda } = bench;
+            drop(pd);
+            load_rdma()?;
+            let bench = Bench { pd: Bench::new()?.pd, cuda };
+            bench.reg(memory.va(), SIZE)?.dereg()?;
+        }
+        no_pins(ended_by)?;
+        ensure!(users()? == 0, "{ended_by}: {} users", users()?);
+    }
+    Ok(())
+}
+
+/// The callback stands in the core and the HCA goes: the removal waits, and neither touches what the other took.
+pub fn removed_during_callback(_: &Env) -> Result<()> {
+    for stop in [(|| Stop::core("invalidate_entry")) as fn() -> Result<Stop>, || Stop::core("invalidate_fence")] {
+        let stop = stop()?;
+        let bench = Bench::new()?;
+        let (memory, mr) = bench.registered(SIZE)?;
+        let free = free_beside(&bench, memory);
+        stop.wait()?;
+        let removal = remove();
+        let early = removal.ended(super::A_WHILE);
+        println!("the removal {}", if early.is_some() { "did not wait" } else { "waits" });
+        stop.release()?;
+        free.finish("the free")?;
+        match early {
+            Some(result) => result?,
+            None => removal.finish("the HCA's removal")?,
+        }
+        no_pins("after both")?;
+        let _ = mr.dereg();
+        drop(bench);
+        load_rdma()?;
+    }
+    Ok(())
+}
+
+/// No key is left after everything was mapped: all of it is undone.
+pub fn no_key(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(SIZE)?;
+    lab::set_nic("fail_mkey", 1)?;
+    expect_errno("no mkey", bench.refused("no mkey", memory.va(), SIZE)?, libc::ENOMEM)?;
+    no_pins("after the failure")?;
+    ensure!(users()? == 0, "lsmod counts {}", users()?);
+    Ok(bench.reg(memory.va(), SIZE)?.dereg()?)
+}

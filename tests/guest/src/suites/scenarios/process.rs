@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Processes that die, fork, exec, leave their files to others, or register what is not theirs.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Context, Result};
+
+use super::{Stop, SIZE};
+use crate::gpu;
+use crate::helper::Helper;
+use crate::lab;
+use crate::machine::Mode;
+use crate::modules::{self, PEERMEM};
+use crate::suites::{Bench, MIB};
+use crate::test::Env;
+use crate::verbs::Mr;
+
+/// How long what a dead process left may take to go.
+const SETTLE: Duration = Duration::from_secs(15);
+
+/// An address that no process of this machine uses for anything else.
+const FAR: u64 = 0x1000_0000_0000;
+
+fn count() -> Result<i32> {
+    modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded")
+}
+
+/// Pins and users of the module.
+fn expect(when: &str, pins: i64, users: i32) -> Result<()> {
+    let got = (gpu::pins()?, count()?);
+    ensure!(got == (pins, users), "{when}: {} pins and {} users, wanted {pins} and {users}", got.0, got.1);
+    Ok(())
+}
+
+fn actor(first: &str) -> Result<Helper> {
+    let mut actor = Helper::start(&["actor", first])?;
+    actor.ask(&format!("alloc {SIZE}"))?;
+    Ok(actor)
+}
+
+pub fn killed(_: &Env) -> Result<()> {
+    let helper = Helper::start(&["hold", &(8 * MIB).to_string(), "8"])?;
+    ensure!(gpu::pins()? == 8, "{} pins for 8 MRs", gpu::pins()?);
+    helper.kill()?;
+    gpu::wait_clean(SETTLE)
+}
+
+/// A process is killed while it stands at `stop` in `command`; whoever stands there goes on only then.
+fn killed_at(command: &str, stop: Stop) -> Result<()> {
+    let mut actor = actor("nic")?;
+    if command != "reg" {
+        actor.ask("reg")?;
+    }
+    actor.tell(command)?;
+    stop.wait()?;
+    actor.shoot()?;
+    // Until the signal has reached it: from now on no sleep that can be interrupted lasts.
+    std::thread::sleep(Duration::from_millis(50));
+    stop.release()?;
+    actor.bury()?;
+    gpu::wait_clean(SETTLE)
+}
+
+pub fn killed_in_acquire(env: &Env) -> Result<()> {
+    killed_at("reg", Stop::core("before_acquire")?)?;
+    for point in ["get_alloc", "get_found", "get_done"] {
+        killed_at("reg", Stop::pinning(env.mode()?, point)?)?;
+    }
+    Ok(())
+}
+
+pub fn killed_in_get_pages(_: &Env) -> Result<()> {
+    killed_at("reg", Stop::core("before_get_pages")?)
+}
+
+pub fn killed_in_dma_map(env: &Env) -> Result<()> {
+    killed_at("reg", Stop::core("before_dma_map")?)?;
+    killed_at("reg", if env.rival { Stop::gpu("map_before")? } else { Stop::core("in_dma_map")? })
+}
+
+pub fn killed_before_activation(_: &Env) -> Result<()> {
+    killed_at("reg", Stop::core("before_activate")?)
+}
+
+pub fn killed_in_dereg(env: &Env) -> Result<()> {
+    for point in ["before_stop", "before_dma_unmap", "before_release"] {
+        killed_at("dereg", Stop::core(point)?)?;
+    }
+    killed_at("dereg", Stop::pinning(env.mode()?, "put_before")?)
+}
+
+pub fn killed_in_callback(_: &Env) -> Result<()> {
+    killed_at("free", Stop::gpu("callback_before")?)?;
+    for point in ["invalidate_entry", "invalidate_fence"] {
+        killed_at("free", Stop::core(point)?)?;
+    }
+    killed_at("free", Stop::gpu("callback_after")?)
+}
+
+/// The GPU's file goes first or the NIC's, in the dying task or in a kernel thread beside it.
+pub fn exits(_: &Env) -> Result<()> {
+    for deferred in [0, 1] {
+        gpu::lab()?.set("close_deferred", deferred)?;
+        for first in ["nic", "gpu"] {
+            println!("{first} opened first, close_deferred={deferred}");
+            let mut actor = actor(first)?;
+            actor.ask("reg")?;
+            actor.kill()?;
+            gpu::wait_clean(SETTLE)?;
+        }
+    }
+    Ok(())
+}
+
+fn wait_no_mr() -> Result<()> {
+    let end = Instant::now() + SETTLE;
+    while !lab::nic_mrs()?.is_empty() {
+        ensure!(Instant::now() < end, "the NIC still has MRs after {SETTLE:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// A kernel thread closes the NIC's file and with it deregisters. A revocable pin is then nobody's to put; it waits for
+/// its owner's next registration, or for the memory's end.
+pub fn deregistered_by_a_kernel_thread(env: &Env) -> Result<()> {
+    let orphans = i64::from(env.mode()? != Mode::Persistent);
+    let mut actor = actor("nic")?;
+    for ended_by in ["the next registration", "the free"] {
+        println!("ended by {ended_by}");
+        actor.ask("reg")?;
+        actor.ask("leave nic")?;
+        wait_no_mr()?;
+        expect("after the kernel thread", orphans, i32::try_from(orphans)?)?;
+        if ended_by == "the free" {
+            actor.ask("free")?;
+        } else {
+            actor.ask("open nic")?;
+            actor.ask("reg")?;
+            expect("while registered again", 1, 1)?;
+            actor.ask("dereg")?;
+        }
+        expect(ended_by, 0, 0)?;
+    }
+    actor.finish()
+}
+
+/// As above, and the process dies: its memory's end is the orphan's.
+pub fn dies_after_a_kernel_thread(_: &Env) -> Result<()> {
+    let mut actor = actor("nic")?;
+    actor.ask("reg")?;
+    actor.ask("leave nic")?;
+    actor.kill()?;
+    gpu::wait_clean(SETTLE)
+}
+
+/// A new program in the same process, from the first thread or from another one, with the files open or closed by it.
+pub fn executes(_: &Env) -> Result<()> {
+    for thread in ["", " from-a-thread"] {
+        for files in ["keep", "close"] {
+            println!("exec {files}{thread}");
+            let mut actor = actor("nic")?;
+            actor.ask("reg")?;
+            actor.ask(&format!("exec {files}{thread}"))?;
+            if files == "keep" {
+                expect("after exec", 1, 1)?;
+            } else {
+                gpu::wait_clean(SETTLE)?;
+            }
+            actor.finish()?;
+            gpu::wait_clean(SETTLE)?;
+        }
+    }
+    Ok(())
+}
+
+/// Memory of another process: refused; shared by the driver: registered, and each of both may go first.
+pub fn registers_foreign_memory(env: &Env) -> Result<()> {
+    let persistent = env.mode()? == Mode::Persistent;
+    let rm = nvlab::Client::open()?;
+    let mut other = Helper::start(&["actor", "nic"])?;
+    let reg = format!("reg {FAR} {SIZE}");
+    let memory = || rm.request(0, SIZE as u64).at(FAR).alloc();
+    let mine = memory()?;
+    let said = other.ask(&reg)?;
+    ensure!(said == format!("refused {}", libc::EFAULT), "memory that is not theirs: {said}");
+    rm.share_with(other.pid())?;
+    let shared = |other: &mut Helper| -> Result<()> {
+        let said = other.ask(&reg)?;
+        ensure!(!said.starts_with("refused"), "memory that is shared with them: {said}");
+        expect("registered by the other", 1, 1)
+    };
+    println!("they deregister");
+    shared(&mut other)?;
+    other.ask("dereg")?;
+    expect("deregistered by the other", 0, 0)?;
+    println!("the memory goes first");
+    shared(&mut other)?;
+    mine.free()?;
+    ensure!(gpu::pins()? == i64::from(persistent), "{} pins after the free", gpu::pins()?);
+    other.ask("dereg")?;
+    expect("deregistered after the free", 0, 0)?;
+    println!("no longer shared when they deregister: the provider says 0 and leaves the pin");
+    let mine = memory()?;
+    shared(&mut other)?;
+    rm.unshare(other.pid())?;
+    other.ask("dereg")?;
+    mine.free()?;
+    expect("in the end", 0, 0)?;
+    other.finish()
+}
+
+/// Deregisters in a forked process, which has the file and the MR but is not the one that pinned.
+pub fn dereg_in_fork(mr: Mr) -> Result<()> {
+    // SAFETY: this process has one thread; the child calls the library and ends without unwinding.
+    match unsafe { nix::unistd::fork() }.context("fork")? {
+        nix::unistd::ForkResult::Child => {
+            let code = i32::from(mr.dereg().is_err());
+            // SAFETY: ends the child at once; nothing of the parent's is flushed or dropped twice.
+            unsafe { libc::_exit(code) }
+        }
+        nix::unistd::ForkResult::Parent { child } => {
+            std::mem::forget(mr);
+            let status = nix::sys::wait::waitpid(child, None).context("wait for the child")?;
+            ensure!(matches!(status, nix::sys::wait::WaitStatus::Exited(_, 0)), "the child: {status:?}");
+            Ok(())
+        }
+    }
+}
+
+/// The provider takes a revocable pin back from its pinner only: what a child deregisters stays pinned, and the module
+/// loaded, until the pinner's next registration or the memory's end.
+pub fn deregistered_by_a_child(env: &Env) -> Result<()> {
+    let orphans = i64::from(env.mode()? != Mode::Persistent);
+    let bench = Bench::new()?;
+    for ended_by in ["the next registration", "the free"] {
+        let (memory, mr) = bench.registered(SIZE)?;
+        dereg_in_fork(mr)?;
+        expect("after the child", orphans, i32::try_from(orphans)?)?;
+        if orphans != 0 {
+            ensure!(!modules::try_rmmod(PEERMEM)?.ok, "rmmod went through with a pin left");
+        }
+        if ended_by == "the free" {
+            memory.free()?;
+        } else {
+            bench.reg(memory.va(), SIZE)?.dereg()?;
+        }
+        expect(ended_by, 0, 0)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What the GPU's driver does that it should not, or that nobody expects.
+
+use anyhow::{ensure, Context, Result};
+
+use super::{dereg_beside, free_beside, nic_state, no_pins, write_status, Stop, SIZE};
+use crate::gpu;
+use crate::lab;
+use crate::machine::Mode;
+use crate::modules::{self, PEERMEM};
+use crate::suites::{expect_errno, Bench, KIB};
+use crate::test::Env;
+use crate::verbs::Status;
+
+/// `late_callbacks` of ours; the rival keeps no such figure.
+fn late_callbacks(env: &Env) -> Result<u64> {
+    if env.rival {
+        return Ok(0);
+    }
+    lab::module_stat("late_callbacks")
+}
+
+fn one_late(env: &Env, before: u64) -> Result<()> {
+    let late = late_callbacks(env)? - before;
+    ensure!(env.rival || late == 1, "{late} late callbacks were counted, wanted 1");
+    Ok(())
+}
+
+/// The second call finds nothing to do.
+pub fn callback_twice(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let (memory, mr) = bench.registered(SIZE)?;
+    let before = late_callbacks(env)?;
+    gpu::lab()?.fault_n("callback_double", 1, 1)?;
+    memory.free()?;
+    ensure!(gpu::books()?.get("callbacks") == 2, "{} callbacks", gpu::books()?.get("callbacks"));
+    one_late(env, before)?;
+    mr.dereg()?;
+    no_pins("in the end")
+}
+
+/// The provider says that the pin is put and calls back all the same, when the registration is long gone.
+pub fn callback_late(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let (memory, mr) = bench.registered(SIZE)?;
+    let before = late_callbacks(env)?;
+    gpu::lab()?.fault_n("put_forget", 1, 1)?;
+    mr.dereg()?;
+    memory.free()?;
+    ensure!(gpu::books()?.get("callbacks") == 1, "{} callbacks", gpu::books()?.get("callbacks"));
+    one_late(env, before)?;
+    no_pins("in the end")
+}
+
+/// Without memory the provider has done nothing: the pin stays until the owner's next registration. Any other error means
+/// that it is gone.
+pub fn put_fails(env: &Env) -> Result<()> {
+    let users = || -> Result<i32> { modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded") };
+    let fault = if env.mode()? == Mode::Persistent { "persistent_put_errno" } else { "put_errno" };
+    let bench = Bench::new()?;
+    let (memory, mr) = bench.registered(SIZE)?;
+    gpu::lab()?.fault_n(fault, libc::ENOMEM as u64, 1)?;
+    mr.dereg()?;
+    ensure!((gpu::pins()?, users()?) == (1, 1), "{} pins, {} users after ENOMEM", gpu::pins()?, users()?);
+    bench.reg(memory.va(), SIZE)?.dereg()?;
+    ensure!((gpu::pins()?, users()?) == (0, 0), "{} pins, {} users in the end", gpu::pins()?, users()?);
+    let mr = bench.reg(memory.va(), SIZE)?;
+    gpu::lab()?.fault_n(fault, libc::EIO as u64, 1)?;
+    mr.dereg()?;
+    ensure!((gpu::pins()?, users()?) == (0, 0), "{} pins, {} users after EIO", gpu::pins()?, users()?);
+    Ok(())
+}
+
+/// Neither kind of pin is possible here: the errno says so.
+pub fn not_supported(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(SIZE)?;
+    // 524 is ENOTSUPP.
+    gpu::lab()?.fault("get_errno", 524)?;
+    if env.mode()? == Mode::Persistent {
+        gpu::lab()?.fault("persistent_errno", 524)?;
+    }
+    let errno = bench.refused("without pins", memory.va(), SIZE)?;
+    gpu::lab()?.reset_faults()?;
+    expect_errno("without pins", errno, libc::EOPNOTSUPP)?;
+    no_pins("after the refusal")
+}
+
+/// The provider has no memory to look whose address it is: the user hears what ordinary memory says, and the client
+/// behind ours is asked.
+pub fn no_memory_for_a_host_range(_: &Env) -> Result<()> {
+    let asked = || -> Result<u64> { lab::second_client_asked() };
+    let bench = Bench::new()?;
+    modules::modprobe("lab_second_client", &[])?;
+    let before = asked()?;
+    gpu::lab()?.fault("get_nomem", 1)?;
+    let errno = bench.refused("a bad host address", 0x7000_dead_0000, 256 * KIB);
+    gpu::lab()?.reset_faults()?;
+    let after = asked()?;
+    modules::rmmod("lab_second_client")?;
+    expect_errno("a bad host address", errno?, libc::EFAULT)?;
+    ensure!(after == before + 1, "the client behind ours was asked {} times", after - before);
+    Ok(())
+}
+
+/// A persistent and a revocable pin of one memory, which is freed under both; either may be deregistered first.
+pub fn both_kinds(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let (_source, source_mr) = bench.registered(SIZE)?;
+    for persistent_first in [true, false] {
+        let memory = bench.cuda.alloc(SIZE)?;
+        let persistent_mode = env.mode()? == Mode::Persistent;
+        let kept = if persistent_mode {
+            bench.reg(memory.va(), SIZE)?
+        } else {
+            // As for a queue: nobody could stop the NIC, so the pin must stay.
+            lab::set_nic("no_invalidation", 1)?;
+            bench.reg(memory.va(), SIZE).context("register without invalidation")?
+        };
+        if persistent_mode {
+            gpu::lab()?.fault_n("persistent_errno", 524, 1)?;
+        }
+        let lost = bench.reg(memory.va(), SIZE)?;
+        let books = gpu::books()?;
+        let others = (i64::from(!persistent_mode), i64::from(persistent_mode));
+        let kinds = (books.get("live_pins") - others.0, books.get("live_persistent") - others.1);
+        ensure!(kinds == (1, 1), "{} revocable, {} persistent pins", kinds.0, kinds.1);
+        memory.free()?;
+        ensure!(nic_state(&kept)?.as_deref() == Some("live"), "the kept MR is {:?}", nic_state(&kept)?);
+        ensure!(nic_state(&lost)?.as_deref() == Some("killed"), "the other MR is {:?}", nic_state(&lost)?);
+        let status = write_status(&bench, &source_mr, &kept)?;
+        ensure!(status == Status::IBV_WC_SUCCESS, "the kept MR does not work: {status:?}");
+        let status = write_status(&bench, &source_mr, &lost)?;
+        ensure!(status != Status::IBV_WC_SUCCESS, "the MR over freed memory works");
+        if persistent_first {
+            kept.dereg()?;
+            lost.dereg()?;
+        } else {
+            lost.dereg()?;
+            kept.dereg()?;
+        }
+        ensure!(gpu::pins()? == 1, "{} pins, wanted the source's", gpu::pins()?);
+    }
+    Ok(())
+}
+
+/// Another user of the provider in the same process gets the address that a freed table of ours had.
+pub fn table_goes_to_another_user(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    modules::modprobe("nvlab_gdr", &[])?;
+    gpu::lab()?.set("key_reuse", 1)?;
+    let gdr = nvlab::Gdr::open()?;
+    let other = bench.cuda.alloc(SIZE)?;
+    let table = |va: u64| -> Result<u64> {
+        let lines = gpu::lab()?.pins()?;
+        Ok(lines.iter().find(|p| p.va == va).context("no such pin")?.table)
+    };
+
+    let (memory, mr) = bench.registered(SIZE)?;
+    let ours = table(memory.va())?;
+    memory.free()?;
+    let pin = gdr.pin(other.va(), SIZE as u64, nvlab::Kind::Revocable)?;
+    ensure!(pin.table == ours, "the other user's table is at {:#x}, ours was at {ours:#x}", pin.table);
+    mr.dereg()?;
+    ensure!(gpu::pins()? == 1, "the deregistration took the other user's pin");
+    pin.unpin()?;
+    no_pins("after the other user")?;
+
+    println!("the other user gets it while our put is on its way: the provider cannot tell them apart");
+    let (memory, mr) = bench.registered(SIZE)?;
+    let stop = Stop::gpu("put_before")?;
+    let dereg = dereg_beside(mr);
+    stop.wait()?;
+    free_beside(&bench, memory).finish("the free")?;
+    let pin = gdr.pin(other.va(), SIZE as u64, nvlab::Kind::Revocable)?;
+    stop.release()?;
+    dereg.finish("ibv_dereg_mr")?;
+    println!("the other user has {} of its 1 pin left", gpu::pins()?);
+    pin.unpin()?;
+    no_pins("in the end")
+}

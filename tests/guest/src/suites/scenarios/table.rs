@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The scenario table itself.
+
+use anyhow::Result;
+
+use super::{afterwards, free, nic, process, provider, threads};
+use crate::machine::{Generation, Mode};
+use crate::test::Env;
+
+/// A clause of the table, and a test that stands for it.
+pub struct Row {
+    pub clause: &'static str,
+    pub by: By,
+}
+
+pub enum By {
+    /// A test of this suite, in each of these modes and on each generation of the core, but for the pair on which the core
+    /// itself hangs for good.
+    Here { name: &'static str, modes: &'static [Mode], hangs: Option<(Generation, Mode)>, run: fn(&Env) -> Result<()> },
+    /// A test of another suite.
+    There { suite: &'static str, test: &'static str },
+}
+
+const BOTH: &[Mode] = &[Mode::Persistent, Mode::Legacy];
+/// There is no callback in the other mode.
+const LEGACY: &[Mode] = &[Mode::Legacy];
+
+const fn here(clause: &'static str, name: &'static str, modes: &'static [Mode], run: fn(&Env) -> Result<()>) -> Row {
+    Row { clause, by: By::Here { name, modes, hangs: None, run } }
+}
+
+const fn there(clause: &'static str, suite: &'static str, test: &'static str) -> Row {
+    Row { clause, by: By::There { suite, test } }
+}
+
+/// In this order they run; what stops the rival's machine comes after what it survives.
+pub const TABLE: &[Row] = &[
+    here("free while registered", "free_while_registered", BOTH, free::while_registered),
+    here("free during get_pages, before it returns", "free_during_get_pages", BOTH, free::during_get_pages),
+    here("free between acquire and get_pages", "free_before_get_pages", BOTH, free::before_get_pages),
+    here("free between get_pages and dma_map", "free_before_dma_map", BOTH, free::before_dma_map),
+    here("free during dma_map", "free_during_dma_map", BOTH, free::during_dma_map),
+    here("free between dma_map and activation", "free_before_activation", BOTH, free::before_activation),
+    here("free under traffic, slow fence", "free_under_traffic", LEGACY, free::under_traffic),
+    here(
+        "after the free: errors, and the next owner's bytes",
+        "next_owner_is_safe",
+        BOTH,
+        afterwards::next_owner_is_safe,
+    ),
+    here("callback twice", "callback_twice", LEGACY, provider::callback_twice),
+    here("callback late", "callback_late", LEGACY, provider::callback_late),
+    here("many registrations on one allocation freed at once", "free_with_many_mrs", BOTH, free::with_many_mrs),
+    here("persistent and revocable on the same memory", "both_kinds", BOTH, provider::both_kinds),
+    here("kill -9 with MRs live", "killed", BOTH, process::killed),
+    here("kill -9 in acquire", "killed_in_acquire", BOTH, process::killed_in_acquire),
+    here("kill -9 in get_pages", "killed_in_get_pages", BOTH, process::killed_in_get_pages),
+    here("kill -9 in dma_map", "killed_in_dma_map", BOTH, process::killed_in_dma_map),
+    here("kill -9 before activation", "killed_before_activation", BOTH, process::killed_before_activation),
+    here("kill -9 in deregistration", "killed_in_dereg", BOTH, process::killed_in_dereg),
+    here("kill -9 in the callback", "killed_in_callback", LEGACY, process::killed_in_callback),
+    here("process exit in either order of its files, close deferred to a kernel thread", "exits", BOTH, process::exits),
+    here("fork, deregistration in the child", "deregistered_by_a_child", BOTH, process::deregistered_by_a_child),
+    here(
+        "deregistration by a kernel thread; the owner's next call reaps orphans",
+        "deregistered_by_a_kernel_thread",
+        BOTH,
+        process::deregistered_by_a_kernel_thread,
+    ),
+    here(
+        "deregistration by a kernel thread, then the owner dies",
+        "dies_after_a_kernel_thread",
+        BOTH,
+        process::dies_after_a_kernel_thread,
+    ),
+    here("free during deregistration, before the provider's put", "free_during_dereg", BOTH, free::during_dereg),
+    here("free during deregistration, in and after the provider's put", "free_during_put", BOTH, free::during_put),
+    here("deregistration during the callback", "dereg_during_callback", LEGACY, free::dereg_during_callback),
+    here("exec", "executes", BOTH, process::executes),
+    here(
+        "registration by a process that does not own the memory",
+        "registers_foreign_memory",
+        BOTH,
+        process::registers_foreign_memory,
+    ),
+    here("two threads registering and freeing the same VA", "one_address", BOTH, threads::one_address),
+    here("table address reused by us", "again_with_reused_tables", BOTH, free::again_with_reused_tables),
+    here(
+        "table address reused by us while a stale put is on its way",
+        "no_new_pin_before_a_stale_put",
+        LEGACY,
+        threads::no_new_pin_before_a_stale_put,
+    ),
+    here(
+        "table address reused by another user of the provider",
+        "table_goes_to_another_user",
+        LEGACY,
+        provider::table_goes_to_another_user,
+    ),
+    here(
+        "three threads: acquire waits for R, callback for M, deregistration holds M",
+        "three_wait",
+        LEGACY,
+        threads::three_wait,
+    ),
+    here("HCA removed with MRs live", "hca_removed", BOTH, nic::removed),
+    here("HCA removed while a callback waits", "hca_removed_during_callback", LEGACY, nic::removed_during_callback),
+    there("BAR1 full", "smoke", "provider_errors"),
+    there("-ENOTSUPP with a fallback", "smoke", "provider_errors"),
+    here("-ENOTSUPP without a fallback", "not_supported", BOTH, provider::not_supported),
+    here("-ENOMEM for a host range", "no_memory_for_a_host_range", BOTH, provider::no_memory_for_a_host_range),
+    there("table of wrong version, page size, count, alignment or NULL", "smoke", "bad_tables"),
+    there("coherent memory, tables v1 and v2", "errors", "coherent"),
+    there("last page of the BAR", "smoke", "whole_card"),
+    there("discontiguous BAR", "smoke", "layouts"),
+    there("NULL dma_device", "errors", "no_dma_device"),
+    there("non-PCI dma_device", "errors", "not_pci"),
+    there("IOMMU off, identity, translating", "iommu", "addresses"),
+    there("dma_map_resource failing at run n", "iommu", "map_fails_at_run_n"),
+    there("odd segment limits", "matrix", "cap"),
+    there("zero, huge and wrapping sizes", "smoke", "refused_ranges"),
+    there("a umem without invalidation support (CQ, DevX) on GPU memory", "unfenced", "is_served"),
+    there("a range over two allocations", "smoke", "refused_ranges"),
+    there("unaligned VAs, ranges inside one GPU page", "smoke", "odd_ranges"),
+    there("host addresses", "smoke", "host_memory_is_left_alone"),
+    here("provider put failing", "put_fails", BOTH, provider::put_fails),
+    Row {
+        clause: "mkey creation failing after mapping",
+        by: By::Here {
+            name: "no_key",
+            modes: BOTH,
+            // The inverted stop test: the registering thread waits for a lock that it holds itself.
+            hangs: Some((Generation::G55, Mode::Legacy)),
+            run: nic::no_key,
+        },
+    },
+    there("ibv_rereg_mr onto, off and within GPU memory", "verbs", "rereg"),
+    there("iova ≠ VA", "verbs", "reg_mr_iova"),
+    there("RDMAV_FORK_SAFE=1", "verbs", "fork_safe"),
+    there("two GPUs and two NICs on one buffer", "matrix", "pairs"),
+    there("every allocation failing in turn", "faults", "allocations_contiguous"),
+    there("rmmod with MRs live", "unload", "with_live_mrs"),
+    there("rmmod with orphans", "unload", "with_orphans"),
+    there("rmmod while a callback runs", "unload", "during_a_callback"),
+    there("rmmod while a callback is about to call invalidate", "unload", "before_invalidate"),
+    there("load, unload × 1000", "unload", "again_and_again"),
+    there("load without the API", "refusals", "no_rdma_stack"),
+    there("load without the API (mainline core)", "refusals", "mainline_rdma_stack"),
+    there("load without nvidia.ko", "refusals", "no_gpu_driver"),
+    there("load beside another nv_mem client", "refusals", "name_taken"),
+    there("dirty parameters", "refusals", "bad_parameters"),
+];

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Threads of one process that are in each other's way.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{ensure, Context, Result};
+
+use super::{dereg_beside, free_beside, no_pins, reg_beside, Beside, Stop, SIZE};
+use crate::gpu;
+use crate::machine::{unload_devices, Generation, RDMA_DEVICE};
+use crate::suites::{Bench, KIB};
+use crate::test::Env;
+use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
+
+/// An address that no process of this machine uses for anything else.
+const FAR: u64 = 0x1000_0000_0000;
+
+/// Two threads register and deregister at one address, a third one frees and allocates there all the while.
+pub fn one_address(env: &Env) -> Result<()> {
+    const ROUNDS: usize = 40;
+    let mut rng = env.rng();
+    let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
+    let over = Arc::new(AtomicBool::new(false));
+    let registrars: Vec<Beside<(u32, u32)>> = (0..2)
+        .map(|_| {
+            let (pd, over) = (Arc::clone(&pd), Arc::clone(&over));
+            Beside::start(move || {
+                let (mut registered, mut refused) = (0, 0);
+                while !over.load(Ordering::Relaxed) {
+                    match Mr::reg(&pd, FAR, SIZE, FULL_ACCESS) {
+                        Ok(mr) => {
+                            registered += 1;
+                            mr.dereg()?;
+                        }
+                        Err(_) => refused += 1,
+                    }
+                }
+                Ok((registered, refused))
+            })
+        })
+        .collect();
+    let rm = nvlab::Client::open()?;
+    for _ in 0..ROUNDS {
+        let memory = rm.request(0, SIZE as u64).at(FAR).alloc()?;
+        std::thread::sleep(Duration::from_micros(rng.u64(0..20_000)));
+        memory.free()?;
+    }
+    over.store(true, Ordering::Relaxed);
+    let mut all = (0, 0);
+    for registrar in registrars {
+        let (registered, refused) = registrar.finish("a registering thread")?;
+        all = (all.0 + registered, all.1 + refused);
+    }
+    println!("{ROUNDS} times freed, {} registrations, {} refused", all.0, all.1);
+    ensure!(all.0 > 0 && all.1 > 0, "the threads never met");
+    no_pins("in the end")?;
+    let lost = gpu::books()?.get("leaked_tables");
+    if lost > 0 {
+        // Freed in the gap between a revocable pin and its callback: the provider forgets its own table, whoever calls.
+        println!("the provider lost {lost} tables by its own bug");
+        drop((rm, pd));
+        unload_devices()?;
+    }
+    Ok(())
+}
+
+/// A callback waits with R for the core's lock of a registration; an acquire waits for R, with P; a deregistration has to
+/// put, for which it needs R. On 5.1 the one who has the core's lock is deregistering, on others it is registering.
+pub fn three_wait(env: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let (_third, third_mr) = bench.registered(SIZE)?;
+    let second = bench.cuda.alloc(SIZE)?;
+    let host = vec![0u8; 64 * KIB];
+    let (memory, holder, stop) = if env.generation == Generation::G51 {
+        let (memory, mr) = bench.registered(SIZE)?;
+        let stop = Stop::core("in_stop")?;
+        (memory, Holder::Deregisters(dereg_beside(mr)), stop)
+    } else {
+        let memory = bench.cuda.alloc(SIZE)?;
+        let stop = Stop::core("before_activate")?;
+        let va = memory.va();
+        (memory, Holder::Registers(reg_beside(&bench, va)), stop)
+    };
+    stop.wait()?;
+    let free = free_beside(&bench, memory);
+    free.waits("the free")?;
+    let acquire = reg_beside(&bench, second.va());
+    acquire.waits("the registration of other memory")?;
+    let dereg = dereg_beside(third_mr);
+    dereg.waits("the deregistration of other memory")?;
+    // Ordinary memory needs none of these locks.
+    bench.reg(host.as_ptr() as u64, host.len()).context("ordinary memory")?.dereg()?;
+    stop.release()?;
+    match holder {
+        Holder::Deregisters(dereg) => dereg.finish("the deregistration that held the lock")?,
+        Holder::Registers(reg) => drop(reg.finish("the registration that held the lock")?),
+    }
+    free.finish("the free")?;
+    dereg.finish("the deregistration of other memory")?;
+    acquire.finish("the registration of other memory")?.context("ibv_reg_mr")?.dereg()?;
+    no_pins("in the end")
+}
+
+enum Holder {
+    Registers(Beside<std::io::Result<Mr>>),
+    Deregisters(Beside<()>),
+}
+
+/// A put that is on its way when its pin is freed: the provider knows the pin by its table's address alone, so nobody of
+/// ours may get that address before the put is over.
+pub fn no_new_pin_before_a_stale_put(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    gpu::lab()?.set("key_reuse", 1)?;
+    let second = bench.cuda.alloc(SIZE)?;
+    let (memory, mr) = bench.registered(SIZE)?;
+    let stop = Stop::gpu("put_before")?;
+    let dereg = dereg_beside(mr);
+    stop.wait()?;
+    free_beside(&bench, memory).finish("the free")?;
+    let reg = reg_beside(&bench, second.va());
+    reg.waits("a registration beside a put")?;
+    stop.release()?;
+    dereg.finish("ibv_dereg_mr")?;
+    let mr = reg.finish("ibv_reg_mr")??;
+    ensure!(gpu::pins()? == 1, "the stale put took the new pin: {} pins", gpu::pins()?);
+    mr.dereg()?;
+    no_pins("in the end")
+}
