@@ -4,9 +4,10 @@
 #   make soak [ONLY=a,b] [HOURS=n]   what takes hours; ends with soak: PASS
 #   make bench                       ours beside NVIDIA's C module: a table and build/bench.json
 #   make bench-docs                  tables and plots under docs/ from build/bench.json
+#   make scenarios                   the scenario table, ours beside NVIDIA's module: docs/scenarios.md
 #   make shell [RIVAL=1]             a prompt in the machine
 
-.PHONY: demo test soak bench bench-docs shell lab-build lab-clean lab-bootstrap
+.PHONY: demo test soak scenarios bench bench-docs shell lab-build lab-clean lab-bootstrap
 
 # The distribution's cargo, rustc and clang, also where rustup's stand first: rustup has no rust-src for the kernel.
 lab_env := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -21,6 +22,9 @@ test: lab-bootstrap
 
 soak: lab-bootstrap
 	@$(lab) soak $(if $(ONLY),--only $(ONLY)) $(if $(HOURS),--hours $(HOURS))
+
+scenarios: lab-bootstrap
+	@$(lab) scenarios
 
 bench: lab-bootstrap
 	@$(lab) bench

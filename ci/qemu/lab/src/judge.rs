@@ -9,6 +9,7 @@ use crate::ktap::{Outcome, Test};
 use crate::lanes::Found;
 use crate::machine::{print_test, Report};
 use crate::pair;
+use crate::scenarios;
 use crate::sh::say;
 use anyhow::Result;
 use serde_json::json;
@@ -28,11 +29,10 @@ pub fn row(lab: &Lab, kernel: &Kernel, image: &Path, row: &Row, suites: &[&str],
         let label = format!("{}: ", report.name);
         let judged = match row.expect {
             Expect::Alarms(expected) => judge(&report, expected, row.module),
-            Expect::Bite => {
-                let caught = bitten(&report);
+            Expect::Bite(tests) => {
                 // Whether the machine outlived it is no test.
                 report.tests.clear();
-                vec![caught]
+                bitten(&report, tests)
             }
         };
         for mut test in judged {
@@ -55,17 +55,22 @@ pub fn row(lab: &Lab, kernel: &Kernel, image: &Path, row: &Row, suites: &[&str],
     Ok(found)
 }
 
-/// Whether the rival was caught: by an alarm, or by a test of the guest that did not come out clean.
-fn bitten(report: &Report) -> Test {
-    let rows = report.json.get("rival").into_iter().flatten().filter(|r| r["clean"] == false);
-    let rows = rows.map(|r| format!("{}/{}: {}", r["suite"], r["test"], r["what"]));
-    let notes: Vec<String> = report.alarms.iter().map(|a| a.line.clone()).chain(rows).collect();
-    let (outcome, notes) = if notes.is_empty() {
-        (Outcome::Failed, vec!["it came out clean: the lab would not see ours break either".to_string()])
-    } else {
-        (Outcome::Passed, notes)
+/// Whether the rival was caught in each of these tests: by an alarm, by what it left, or because the machine stopped.
+fn bitten(report: &Report, tests: &[&str]) -> Vec<Test> {
+    let rows = scenarios::rows(report);
+    let bitten = |name: &&str| {
+        let row = rows.iter().find(|r| r["test"] == **name);
+        let what = row.map(|r| r["what"].as_array().into_iter().flatten().map(|w| w.to_string()).collect::<Vec<_>>());
+        let (outcome, notes) = match what {
+            Some(what) if !what.is_empty() => (Outcome::Passed, what),
+            Some(_) => {
+                (Outcome::Failed, vec!["it came out clean: the lab would not see ours break either".to_string()])
+            }
+            None => (Outcome::Failed, vec!["it did not run".to_string()]),
+        };
+        Test { name: format!("NVIDIA's module is caught in {name}"), outcome, notes }
     };
-    Test { name: "NVIDIA's module is caught where it is known to break".to_string(), outcome, notes }
+    tests.iter().map(bitten).collect()
 }
 
 /// Tests made of the console: every alarm that nobody expected fails, and so does every expected one that did not come.
@@ -136,12 +141,17 @@ mod tests {
 
     #[test]
     fn a_rival_that_comes_out_clean_is_a_failure() {
-        assert_eq!(bitten(&report(&[])).outcome, Outcome::Failed);
-        assert_eq!(bitten(&report(&[Kind::Kasan])).outcome, Outcome::Passed);
-        let mut rows = report(&[]);
-        rows.json.insert("rival".into(), vec![json!({"clean": true}), json!({"clean": false})]);
-        assert_eq!(bitten(&rows).outcome, Outcome::Passed);
-        rows.json.insert("rival".into(), vec![json!({"clean": true})]);
-        assert_eq!(bitten(&rows).outcome, Outcome::Failed);
+        let row = |test: &str, what: &[&str]| json!({"test": test, "what": what});
+        let mut report = report(&[Kind::Bug]);
+        let judged = |report: &Report| -> Vec<Outcome> {
+            bitten(report, &["s/a", "s/b"]).into_iter().map(|t| t.outcome).collect()
+        };
+        assert_eq!(judged(&report), [Outcome::Failed, Outcome::Failed]);
+        report.json.insert("scenario".into(), vec![row("s/a", &["KASAN"]), row("s/b", &[])]);
+        assert_eq!(judged(&report), [Outcome::Passed, Outcome::Failed]);
+        // The machine stopped in the second one.
+        report.json.insert("scenario".into(), vec![row("s/a", &["KASAN"])]);
+        report.json.insert("begin".into(), vec![row("s/a", &[]), row("s/b", &[])]);
+        assert_eq!(judged(&report), [Outcome::Passed, Outcome::Passed]);
     }
 }

@@ -20,6 +20,7 @@ mod lock;
 mod machine;
 mod pair;
 mod parts;
+mod scenarios;
 mod sh;
 mod soak;
 mod suite;
@@ -81,6 +82,12 @@ enum Cmd {
         #[arg(long)]
         lanes: Option<usize>,
     },
+    /// The scenario table against ours and against NVIDIA's module; writes build/scenarios.json and docs/scenarios.md.
+    Scenarios {
+        /// Boots beside each other.
+        #[arg(long)]
+        lanes: Option<usize>,
+    },
     /// Ours beside NVIDIA's C module, measured: a table, build/bench.json and the plots.
     Bench {
         /// Boots nothing: writes the tables and plots under docs/ from build/bench.json.
@@ -133,6 +140,7 @@ fn run(args: Args) -> Result<bool> {
         Cmd::Soak { only, hours, lanes } => {
             soak::run(&lab, only.as_deref(), hours, lanes.unwrap_or_else(lanes::default))
         }
+        Cmd::Scenarios { lanes } => scenarios::run(&lab, lanes.unwrap_or_else(lanes::default)),
         Cmd::Bench { docs: true } => bench::docs(&lab),
         Cmd::Bench { docs: false } => bench::run(&lab),
         Cmd::Shell { rival, gpus, nics, iommu, append } => {
