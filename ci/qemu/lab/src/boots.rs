@@ -178,11 +178,11 @@ pub const BOOTS: &[Row] = &[
     Row {
         name: "faults",
         suites: &["faults"],
-        append: &[NO_DMA_DEBUG, "guest.only=contiguous,coherent,provider,legacy/allocations_fragmented"],
-        takes: 200,
+        append: &[NO_DMA_DEBUG, "guest.only=contiguous,provider"],
+        takes: 120,
         ..ROW
     },
-    Row { name: "storm", suites: &["unload", "storm"], takes: 200, ..ROW },
+    Row { name: "storm", suites: &["unload", "storm"], append: &["guest.storm=200"], takes: 120, ..ROW },
     Row { name: "rival-suites", suites: SUITES, module: Module::Rival, takes: 175, runs: &[Run::Rival], ..ROW },
     Row { name: "suites-5.5", suites: SUITES, generation: "5.5", takes: 200, runs: &[Run::Soak], ..ROW },
     Row { name: "suites-5.1", suites: SUITES, generation: "5.1", takes: 200, runs: &[Run::Soak], ..ROW },
