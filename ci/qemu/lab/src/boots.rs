@@ -116,7 +116,7 @@ pub const BOOTS: &[Row] = &[
         ..ROW
     },
     // What module and peermemctl tell.
-    Row { name: "observe", suites: &["observe", "reasons"], takes: 60, ..ROW },
+    Row { name: "observe", suites: &["observe", "reasons"], takes: 60, runs: &[Run::Soak], ..ROW },
     Row {
         name: "many",
         suites: &["observe"],
@@ -141,6 +141,7 @@ pub const BOOTS: &[Row] = &[
         append: &["guest.only=iommu/persistent"],
         iommu: Iommu::Identity,
         takes: 40,
+        runs: &[Run::Soak],
         ..ROW
     },
     Row {
@@ -164,14 +165,31 @@ pub const BOOTS: &[Row] = &[
         takes: 49,
         ..ROW
     },
-    Row { name: "core-5.5", suites: OLDER, append: OLDER_ONLY, generation: "5.5", takes: 80, ..ROW },
-    Row { name: "core-5.1", suites: OLDER, append: OLDER_ONLY, generation: "5.1", takes: 80, ..ROW },
+    Row {
+        name: "core-5.5",
+        suites: OLDER,
+        append: OLDER_ONLY,
+        generation: "5.5",
+        takes: 80,
+        runs: &[Run::Soak],
+        ..ROW
+    },
+    Row {
+        name: "core-5.1",
+        suites: OLDER,
+        append: OLDER_ONLY,
+        generation: "5.1",
+        takes: 80,
+        runs: &[Run::Soak],
+        ..ROW
+    },
     Row {
         name: "pair",
         suites: &["pair"],
         append: &["guest.only=persistent/ib_write_bw,persistent/rdma_cm/ib_send_bw"],
         pair: true,
         takes: 60,
+        runs: &[Run::Soak],
         ..ROW
     },
     // Big tables in one mode: the other's provider calls are the same, and the soak has both.
@@ -180,9 +198,17 @@ pub const BOOTS: &[Row] = &[
         suites: &["faults"],
         append: &[NO_DMA_DEBUG, "guest.only=contiguous,provider"],
         takes: 120,
+        runs: &[Run::Soak],
         ..ROW
     },
-    Row { name: "storm", suites: &["unload", "storm"], append: &["guest.storm=200"], takes: 120, ..ROW },
+    Row {
+        name: "storm",
+        suites: &["unload", "storm"],
+        append: &["guest.storm=200"],
+        takes: 120,
+        runs: &[Run::Soak],
+        ..ROW
+    },
     Row { name: "rival-suites", suites: SUITES, module: Module::Rival, takes: 175, runs: &[Run::Rival], ..ROW },
     Row { name: "suites-5.5", suites: SUITES, generation: "5.5", takes: 200, runs: &[Run::Soak], ..ROW },
     Row { name: "suites-5.1", suites: SUITES, generation: "5.1", takes: 200, runs: &[Run::Soak], ..ROW },
@@ -195,6 +221,7 @@ pub const BOOTS: &[Row] = &[
         append: &["guest.pyverbs=test_mr,test_qp"],
         more: More::Consumers,
         takes: 130,
+        runs: &[Run::Soak],
         ..ROW
     },
     Row {
