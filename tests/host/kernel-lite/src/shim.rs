@@ -398,7 +398,8 @@ unsafe extern "C" fn nvpm_provider_bar(address: u64, bar: *mut raw::nvpm_bar) ->
     0
 }
 #[no_mangle]
-extern "C" fn nvpm_forget_gpus() {}#[no_mangle]
+extern "C" fn nvpm_forget_gpus() {}
+#[no_mangle]
 unsafe extern "C" fn nvpm_dma_map(_: *mut raw::device, address: u64, _length: u64, dma: *mut u64) -> c_int {
     MAPPED.fetch_add(1, SeqCst);
     // SAFETY: The caller's local.

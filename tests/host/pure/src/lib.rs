@@ -57,7 +57,7 @@ mod shim {
     }
 
     #[derive(Default)]
-    pub(crate) struct Breath;
+    pub(crate) struct Breath(());
 
     impl Breath {
         pub(crate) fn step(&mut self) {}
