@@ -5,9 +5,9 @@
 //! A ticket is a slot's index (low half) and how often the slot was given out (high half, from 1), so it is found in
 //! one step, is never zero, and is never given out twice. Slots come in chunks of a page.
 //!
-//! The registry is in parts, each with a lock of its own, and the part is that of the CPU that registers: registering
-//! threads share no lock here. Where a rule speaks of the registry lock, each of them is meant: a leaf, two are never
-//! held at once, and nothing is allocated, dropped or called under one.
+//! The registry is in parts, each with a lock of its own, and the part is that of the CPU that registers: threads on
+//! other CPUs share no lock here, but for those of every eighth. Where a rule speaks of the registry lock, each of them
+//! is meant: a leaf, two are never held at once, and nothing is allocated, dropped or called under one.
 
 use crate::registration::Registration;
 use crate::shim::{self, Process};

@@ -134,7 +134,7 @@ impl Symbols {
             ("nvpm_g", "G"),
             ("api_lock", "R"),
             ("REGISTRY", "registry"),
-            ("NOT_MINE", "not_mine"),
+            ("WALK", "walk"),
             ("PAIRS", "pairs"),
         ] {
             if symbol.contains(part) {
