@@ -125,7 +125,7 @@ pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Regist
     let range = GpuRange::new(addr, size, shim::page_size())?;
     let left = match pin(client, range) {
         Ok(registration) => {
-            timer.end(&registration.traced(), Ok(()));
+            timer.end(|| registration.traced(), Ok(()));
             return Some(registration);
         }
         Err(Verdict::StepAside) => Left::SteppedAside,

@@ -95,7 +95,7 @@ fn revoke(registration: &Registration) {
         }
     }
     registration.body().lock().end_callback();
-    timer.end(&registration.traced(), Ok(()));
+    timer.end(|| registration.traced(), Ok(()));
 }
 
 /// Ends what was left behind for `process`, and persistent pins that the provider had no memory to put.

@@ -123,28 +123,29 @@ impl Mapping {
         let How::Ours { mapped, bus_offset } = &mut this.how else {
             return Err(Reason::DmaMapping);
         };
-        let mut untranslated = None;
+        let mut unchanged = 0usize;
         let mut breath = Breath::default();
         for run in this.runs.iter_mut() {
             breath.step();
             let mut dma = 0;
             // SAFETY: `device` is valid; the address lies in a BAR, as `common_bar()` found; `dma` is a local.
-            to_result(unsafe { raw::nvpm_dma_map(device.0.as_ptr(), run.addr, run.len, &mut dma) })
-                .map_err(|_| Reason::DmaMapping)?;
-            let unchanged = dma == run.addr;
+            if unsafe { raw::nvpm_dma_map(device.0.as_ptr(), run.addr, run.len, &mut dma) } != 0 {
+                return Err(Reason::DmaMapping);
+            }
+            unchanged = unchanged.wrapping_add(usize::from(dma == run.addr));
             run.addr = dma;
             // INVARIANT: One run more is mapped.
-            *mapped = mapped.saturating_add(1);
+            *mapped = mapped.wrapping_add(1);
             if dma & page_mask != 0 || dma.checked_add(run.len).is_none() {
                 return Err(Reason::DmaMapping);
             }
-            // The DMA API answers for the device as a whole; half and half would make the bus offset wrong for one.
-            if *untranslated.get_or_insert(unchanged) != unchanged {
+        }
+        // Without translation the device must be told the bus address, which the DMA API does not know for MMIO. It
+        // answers for the device as a whole; half and half would make the bus offset wrong for one.
+        if unchanged != 0 {
+            if unchanged != *mapped {
                 return Err(Reason::DmaMapping);
             }
-        }
-        // Without translation the device must be told the bus address, which the DMA API does not know for MMIO.
-        if untranslated == Some(true) {
             *bus_offset = bar.bus_offset;
         }
         Ok(this)
@@ -242,15 +243,25 @@ impl Mapping {
     pub(crate) fn is_providers(&self) -> bool {
         matches!(self.how, How::Provider(_))
     }
-}
 
-impl Drop for Mapping {
-    /// Unmaps. Waits for nothing unless [`Mapping::is_providers`].
-    fn drop(&mut self) {
-        match &self.how {
+    /// Undoes the mapping, and leaves the memory of its list to `list`, empty: the free callback frees nothing.
+    pub(crate) fn undo(mut self, list: &mut KVVec<Run>) {
+        self.unmap();
+        self.runs.clear();
+        core::mem::swap(&mut self.runs, list);
+        if self.runs.capacity() == 0 {
+            // Nothing is left in it, and dropping a list without memory would ask the allocator all the same.
+            core::mem::forget(self);
+        }
+    }
+
+    /// Unmaps whatever is mapped. Waits for nothing unless [`Mapping::is_providers`].
+    fn unmap(&mut self) {
+        // INVARIANT: Nothing is mapped once this returns, and there is no provider's mapping in `how` any more.
+        match core::mem::replace(&mut self.how, How::Ours { mapped: 0, bus_offset: 0 }) {
             How::Ours { mapped, .. } => {
                 let mut breath = Breath::default();
-                for run in self.runs.iter().take(*mapped) {
+                for run in self.runs.iter().take(mapped) {
                     breath.step();
                     // SAFETY: By the invariant this run is mapped for this device, which is still valid.
                     unsafe { raw::nvpm_dma_unmap(self.device.0.as_ptr(), run.addr, run.len) };
@@ -264,6 +275,12 @@ impl Drop for Mapping {
                 };
             }
         }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.unmap();
     }
 }
 
@@ -289,7 +306,12 @@ fn common_bar(runs: &[Run]) -> Option<raw::nvpm_bar> {
     let mut bar = raw::nvpm_bar::default();
     // SAFETY: `bar` is a local.
     to_result(unsafe { raw::nvpm_provider_bar(runs.first()?.addr, &mut bar) }).ok()?;
-    runs.iter().all(|run| lies_in(run, &bar)).then_some(bar)
+    let mut breath = Breath::default();
+    let all = runs.iter().all(|run| {
+        breath.step();
+        lies_in(run, &bar)
+    });
+    all.then_some(bar)
 }
 
 fn lies_in(run: &Run, bar: &raw::nvpm_bar) -> bool {
@@ -351,10 +373,40 @@ struct Known {
 }
 
 /// The pairs that were met: the first [`PAIRS_KNOWN`] of these. Of those nothing but `reach` is written any more, so
-/// looking takes no lock: each registration looks. More pairs than there is room for are asked for at each
-/// registration, and not reported.
+/// looking takes no lock. Of more pairs than there is room for, only [`SUPPORTED`] knows; they are not reported.
 static PAIRS: [Known; 256] = [const { Known { gpu: Atomic::new(0), nic: Atomic::new(0), reach: Atomic::new(0) } }; 256];
 static PAIRS_KNOWN: Atomic<u64> = Atomic::new(0);
+
+/// Pairs that the provider supports, each in one word, where each registration looks first: eight places for each value
+/// of a hash; 0 is an empty one. A pair that finds its places full takes that of another, which then is asked for again.
+/// (Of two threads that enter at once one may be lost, too.)
+static SUPPORTED: [[Atomic<u64>; 8]; 256] = [const { [const { Atomic::new(0) }; 8] }; 256];
+
+/// Both PCI numbers in one word; `None` for a number that does not fit into half of it (a domain beyond 65535), and for
+/// 0, which is a free place.
+fn word(gpu: u64, nic: u64) -> Option<u64> {
+    let (gpu, nic) = (u32::try_from(gpu).ok()?, u32::try_from(nic).ok()?);
+    Some(u64::from(gpu) << 32 | u64::from(nic)).filter(|word| *word != 0)
+}
+
+/// Where the pair of this word is, if it is anywhere.
+fn places(word: u64) -> &'static [Atomic<u64>] {
+    // The golden ratio's bits, of which the upper eight are taken: neighbouring numbers come far apart.
+    let hash = word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+    usize::try_from(hash).ok().and_then(|at| SUPPORTED.get(at)).map_or(&[], |places| places)
+}
+
+fn is_supported(gpu: u64, nic: u64) -> bool {
+    word(gpu, nic).is_some_and(|word| places(word).iter().any(|place| place.load(Relaxed) == word))
+}
+
+fn remember_supported(gpu: u64, nic: u64) {
+    let Some(word) = word(gpu, nic) else { return };
+    let places = places(word);
+    if let Some(place) = places.iter().find(|place| place.load(Relaxed) == 0).or(places.first()) {
+        place.store(word, Relaxed);
+    }
+}
 
 impl Known {
     fn pair(&self) -> Pair {
@@ -385,6 +437,10 @@ fn remember(pair: Pair) {
     };
     if let Some(known) = find_pair(pair.gpu, pair.nic) {
         return learn(known);
+    }
+    // No place left: no registration waits for another to learn that.
+    if usize::try_from(PAIRS_KNOWN.load(Relaxed)).is_ok_and(|known| known >= PAIRS.len()) {
+        return;
     }
     let _adding = PAIRS_ADDING.lock();
     // Another thread may have entered it meanwhile.
@@ -428,6 +484,9 @@ pub(crate) unsafe fn init() {
     // SAFETY: By this function's contract.
     unsafe { PAIRS_ADDING.init() };
     PAIRS_KNOWN.store(0, Relaxed);
+    for place in SUPPORTED.iter().flatten() {
+        place.store(0, Relaxed);
+    }
 }
 
 /// Forgets which devices are GPUs. For unloading: nothing is mapped any more.
@@ -446,6 +505,9 @@ fn ask_topology(gpu: u64, device: Device, table: NonNull<raw::nvidia_p2p_page_ta
         return Ok(());
     }
     let nic = device.number();
+    if is_supported(gpu, nic) {
+        return Ok(());
+    }
     let known = find_pair(gpu, nic).map(|known| known.pair().reach);
     let reach = match known {
         Some(reach) if reach != Reach::Unasked => reach,
@@ -466,6 +528,9 @@ fn ask_topology(gpu: u64, device: Device, table: NonNull<raw::nvidia_p2p_page_ta
                 _ => Reach::Supported,
             };
             remember(Pair { gpu, nic, reach });
+            if reach == Reach::Supported {
+                remember_supported(gpu, nic);
+            }
             reach
         }
     };

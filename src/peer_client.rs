@@ -37,6 +37,7 @@ mod refusals;
 mod registration;
 mod registry;
 mod report;
+mod runs;
 mod sg;
 mod shim;
 mod trace;
@@ -161,6 +162,11 @@ pub(crate) fn client_name(place: Place) -> &'static str {
         Place::First => first.name,
         Place::Second => second.name,
     }
+}
+
+/// Name of the client behind those two, where there is one: it pins nothing, and counts for the first.
+pub(crate) fn last_client_name() -> Option<&'static str> {
+    core::ptr::eq(roles(), &PERSISTENT_FIRST).then_some(REST.name)
 }
 
 /// How the client at `place` pins.
@@ -319,7 +325,7 @@ impl kernel::Module for PeerMem {
         let mut loaded = Loaded { last: None, second: None, first: None };
         loaded.first = Some(Registered::new(&FIRST, first, plain)?);
         loaded.second = Some(Registered::new(&SECOND, second, plain)?);
-        if core::ptr::eq(roles(), &PERSISTENT_FIRST) {
+        if last_client_name().is_some() {
             loaded.last = Some(Registered::new(&LAST, &REST, plain)?);
         }
         READY.store(true, Release);

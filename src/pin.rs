@@ -168,17 +168,32 @@ impl Pinned<'_, PagePin> {
         let (Ok(first), Ok(count)) = (usize::try_from(from), usize::try_from(count)) else {
             return 0;
         };
+        if count == 0 {
+            return 0;
+        }
         // SAFETY: The table is valid as in `shape()`, which found `pages` not NULL; it holds `entries` pointers, so
         // those from `from` to `until` lie in it, and nobody writes them while L is held.
         let pages = unsafe { core::slice::from_raw_parts((*self.pin().table.as_ptr()).pages.add(first), count) };
+        // SAFETY: Not NULL where it is read, so it is a page record of the same table.
+        let lies = |page: &*mut raw::nvidia_p2p_page, at| !page.is_null() && unsafe { (**page).physical_address } == at;
+        let step = shape.page_size;
         let mut expected = at;
         let mut same = 0u32;
-        for page in pages {
-            // SAFETY: Not NULL where it is read, so it is a page record of the same table.
-            if page.is_null() || unsafe { (**page).physical_address } != expected {
+        for four in pages.chunks_exact(4) {
+            let [first, second, third, fourth] = four else { break };
+            for page in [first, second, third, fourth] {
+                if !lies(page, expected) {
+                    return same;
+                }
+                expected = expected.wrapping_add(step);
+                same = same.wrapping_add(1);
+            }
+        }
+        for page in pages.chunks_exact(4).remainder() {
+            if !lies(page, expected) {
                 break;
             }
-            expected = expected.wrapping_add(shape.page_size);
+            expected = expected.wrapping_add(step);
             same = same.wrapping_add(1);
         }
         same

@@ -97,7 +97,11 @@ fn stats(f: &mut Seq) -> fmt::Result {
     writeln!(f, "version {}", crate::version())?;
     writeln!(f, "mode {mode}")?;
     writeln!(f, "core_client {core_client}")?;
-    writeln!(f, "clients {} {}", crate::client_name(Place::First), crate::client_name(Place::Second))?;
+    write!(f, "clients {} {}", crate::client_name(Place::First), crate::client_name(Place::Second))?;
+    if let Some(last) = crate::last_client_name() {
+        write!(f, " {last}")?;
+    }
+    writeln!(f)?;
     counters(f)?;
     writeln!(f, "late_callbacks {}", report::late_callbacks())?;
     writeln!(f, "stays_loaded {}", u8::from(invalidate::stays_loaded()))?;

@@ -40,7 +40,7 @@ pub(crate) enum Reason {
     Freed,
     /// The provider's table cannot be trusted.
     Table(TableFault),
-    /// The memory lies in no BAR, and only a persistent pin could be mapped by the provider.
+    /// The memory lies in no BAR, and the provider maps it for persistent pins only, and not in pages of 4 KiB.
     OutsideBar,
     /// The core named no DMA device.
     NoDevice,
@@ -160,7 +160,7 @@ impl Reason {
                 "it starts in GPU memory but leaves its allocation; register each allocation by itself"
             }
             Self::Unproven => {
-                "the GPU driver failed, or lacked memory or BAR1 space, before it could say whether this is GPU memory; see its lines in the kernel log and nvidia-smi -q -d MEMORY"
+                "the GPU driver failed, or memory or BAR1 space was short, before it could say whether this is GPU memory; see its lines in the kernel log and nvidia-smi -q -d MEMORY"
             }
             Self::Freed => "the memory was freed while it was being registered; keep it until ibv_reg_mr() has returned",
             Self::Table(TableFault::Version(_)) => {
@@ -179,7 +179,7 @@ impl Reason {
                 "the GPU driver's page table has a page at an impossible address; report it to NVIDIA with the driver's version"
             }
             Self::OutsideBar => {
-                "it lies in no BAR of a GPU (coherent memory), which only a persistent pin can map: load with persistent_api_support=1 where it is 0"
+                "it lies in no BAR of a GPU (coherent memory), which the GPU driver maps only for persistent pins and not in pages of 4 KiB: load with persistent_api_support=1 where it is 0, otherwise use dma-buf"
             }
             Self::NoDevice => "the RDMA device named no DMA device; a software device cannot reach a GPU",
             Self::NotPci => {

@@ -10,23 +10,17 @@ use crate::map::{Device, Mapping, ProviderShape};
 use crate::pin::{Kind, PagePin, Shape};
 use crate::range::{GpuRange, Span};
 use crate::raw;
-use crate::reason::{Reason, TableFault};
+use crate::reason::Reason;
 use crate::refusals;
 use crate::registry;
 use crate::report::{self, PerClient};
-use crate::sg::{self, BadPage, Coalescer, Run, Table};
+use crate::runs::Reader;
+use crate::sg::{self, Run, Table};
 use crate::shim::{self, GExclusive, ModuleRef, Process};
 use crate::trace::{self, Event, Timer};
 use kernel::alloc::KVVec;
 use kernel::prelude::*;
 use kernel::sync::{new_mutex, Arc, Mutex};
-
-/// Pages of the provider's table read under one hold of L, so that a callback waits for microseconds, not for the
-/// whole of a fragmented 80 GiB table.
-const PAGES_PER_HOLD: u32 = 4096;
-
-/// Runs that are kept in the first pass already; most registrations have no more, and need no second pass.
-const RUNS_EXPECTED: usize = 8;
 
 /// One of the clients that we register with the core.
 #[derive(Clone, Copy)]
@@ -52,7 +46,7 @@ pub(crate) struct Body {
     pub(crate) life: Life<PagePin, Mapping>,
     /// The provider's table, as it was checked after the pin; `None` before that.
     shape: Option<Shape>,
-    /// Physical runs, from the pin until `dma_map` consumes them.
+    /// Physical runs, from the pin until `dma_map` consumes them; empty after that.
     runs: KVVec<Run>,
     /// Freed in `release` and nowhere else: the core may walk it until then.
     table: Option<Table>,
@@ -183,7 +177,7 @@ impl Registration {
     pub(crate) fn get(&self) -> Result {
         let timer = Timer::start(Event::Pin);
         let pin = PagePin::get(self.client.kind, self.range.pinned(), self.ticket);
-        timer.end(&self.traced(), pin.as_ref().map(|_| ()).map_err(|error| *error));
+        timer.end(|| self.traced(), pin.as_ref().map(|_| ()).map_err(|error| *error));
         let mut body = self.body.lock();
         match pin {
             Ok(pin) => {
@@ -218,10 +212,11 @@ impl Registration {
     /// Counts the end of the pin, whoever ended it: once.
     pub(crate) fn count_unpin(&self, body: &mut Body) {
         if core::mem::take(&mut body.counted) {
-            self.counters().unpins.add(1);
-            self.counters().unpinned_bytes.add(self.range.pinned().len());
+            let counters = self.counters();
+            counters.unpins.add(1);
+            counters.unpinned_bytes.add(self.range.pinned().len());
             if let Some(shape) = body.shape {
-                self.counters().unpinned_pages.add(u64::from(shape.entries));
+                counters.unpinned_pages.add(u64::from(shape.entries));
             }
         }
     }
@@ -289,27 +284,17 @@ impl Registration {
         }
     }
 
-    /// Copies what is needed of the provider's table, which is never looked at again (rule 4).
-    ///
-    /// Takes L, for [`PAGES_PER_HOLD`] pages at a time.
+    /// Copies what is needed of the provider's table, which is never looked at again (rule 4). Takes L, often.
     pub(crate) fn copy_runs(&self) -> Result<(), Reason> {
         let shape = self.shape()?;
-        let mut runs = KVVec::with_capacity(RUNS_EXPECTED, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-        let mut count = 0usize;
-        self.walk(shape, |run| {
-            // Runs beyond the expected are counted only.
-            let _ = runs.push_within_capacity(run);
-            count = count.saturating_add(1);
-            Ok(())
-        })?;
-        if runs.len() != count {
-            runs = KVVec::with_capacity(count, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-            self.walk(shape, |run| {
-                runs.push_within_capacity(run).map_err(|_| Reason::Table(TableFault::Entries(shape.entries)))
-            })?;
+        let mut reader = Reader::new(shape, self.skip(), self.range.pages().len())?;
+        while !reader.done() {
+            reader.make_room()?;
+            reader.read(&self.body.lock().life.held().ok_or(Reason::Freed)?)?;
+            shim::cond_resched();
         }
-        let mut body = self.body.lock();
-        body.runs = runs;
+        let runs = reader.finish()?;
+        self.body.lock().runs = runs;
         Ok(())
     }
 
@@ -326,40 +311,6 @@ impl Registration {
     /// Bytes of the pinned span in front of what the sg_table covers.
     fn skip(&self) -> u64 {
         self.range.pages().start().wrapping_sub(self.range.pinned().start())
-    }
-
-    /// Hands each run of the provider's table to `emit`, under L: `emit` must not allocate.
-    fn walk(&self, shape: Shape, mut emit: impl FnMut(Run) -> Result<(), Reason>) -> Result<(), Reason> {
-        let mut coalescer = Coalescer::new(shape.page_size, self.skip(), self.range.pages().len());
-        let mut next = 0u32;
-        while next < shape.entries {
-            let until = next.saturating_add(PAGES_PER_HOLD).min(shape.entries);
-            {
-                let body = self.body.lock();
-                let held = body.life.held().ok_or(Reason::Freed)?;
-                while next < until {
-                    let page = held.page(shape, next).map_err(Reason::Table)?;
-                    let run = coalescer.push(page).map_err(|fault| match fault {
-                        BadPage::Misaligned | BadPage::Wraps => Reason::Table(TableFault::Address),
-                    })?;
-                    next = next.saturating_add(1);
-                    if let Some(run) = run {
-                        emit(run)?;
-                    } else if let Some((at, most)) = coalescer.expected() {
-                        // The page began the first run, or continued one: the next pages probably do, too.
-                        let most = u32::try_from(most).unwrap_or(u32::MAX);
-                        let same = held.row(shape, next, until.min(next.saturating_add(most)), at);
-                        coalescer.extend(same.into());
-                        next = next.saturating_add(same);
-                    }
-                }
-            }
-            shim::cond_resched();
-        }
-        match coalescer.finish() {
-            Ok(Some(run)) => emit(run),
-            _ => Err(Reason::Table(TableFault::Entries(shape.entries))),
-        }
     }
 
     /// There will be no pin: the provider need not be asked.
@@ -410,7 +361,7 @@ impl Registration {
         let timer = Timer::start(Event::Map);
         // SAFETY: By this function's contract.
         let mapped = unsafe { self.try_dma_map(sg, device, nmap) }.map_err(|reason| self.fail(reason));
-        timer.end(&self.traced(), mapped);
+        timer.end(|| self.traced(), mapped);
         mapped
     }
 
@@ -480,26 +431,31 @@ impl Registration {
         let Some(mapping) = body.life.take_mapping() else {
             return;
         };
-        self.counters().unmaps.add(1);
-        self.counters().unmapped_runs.add(u64::try_from(mapping.runs()).unwrap_or(0));
+        let counters = self.counters();
+        counters.unmaps.add(1);
+        counters.unmapped_runs.add(u64::try_from(mapping.runs()).unwrap_or(0));
         if mapping.is_providers() {
             // The provider is not called under L. Its mappings are of persistent pins, which no callback races for.
             drop(body);
             drop(mapping);
         } else {
-            // Unmapped before L goes (rule 6).
-            drop(mapping);
+            // Unmapped before L goes (rule 6). The list's memory, megabytes for broken memory, goes in `release`.
+            mapping.undo(&mut body.runs);
             drop(body);
         }
-        timer.end(&self.traced(), Ok(()));
+        timer.end(|| self.traced(), Ok(()));
     }
 
     /// The core's `release`: ends the registration, in whatever state it is. The core holds no lock, except old ones
     /// inside the free callback: then the pin is revoked, and neither G nor the provider is touched.
     pub(crate) fn release(&self) {
         self.dma_unmap();
-        let table = self.body.lock().table.take();
-        drop(table);
+        let (table, runs) = {
+            let mut body = self.body.lock();
+            (body.table.take(), core::mem::take(&mut body.runs))
+        };
+        // Not under L, and not left to whoever ends an orphan: that may be the free callback.
+        drop((table, runs));
         self.end();
     }
 
@@ -526,7 +482,7 @@ impl Registration {
         if let Some(pin) = pin {
             let timer = Timer::start(Event::Put);
             let put = pin.put();
-            timer.end(&self.traced(), put.as_ref().copied().map_err(|(_, error)| *error));
+            timer.end(|| self.traced(), put.as_ref().copied().map_err(|(_, error)| *error));
             let mut body = self.body.lock();
             match put {
                 Ok(()) => body.life.no_pin(),

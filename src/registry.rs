@@ -106,8 +106,15 @@ parts! {
     0 REGISTRY_0 1 REGISTRY_1 2 REGISTRY_2 3 REGISTRY_3 4 REGISTRY_4 5 REGISTRY_5 6 REGISTRY_6 7 REGISTRY_7
 }
 
-/// Number of orphans, so that nobody takes the lock to find none.
-static ORPHANS: Atomic<u64> = Atomic::new(0);
+/// Number of orphans in each list, over all parts, so that nobody takes a lock to find none, or none of his.
+static ORPHANS: [Atomic<u64>; LISTS] = [const { Atomic::new(0) }; LISTS];
+
+/// One orphan more in `list`, or one less.
+fn count_orphan(list: usize, more: bool) {
+    if let Some(count) = ORPHANS.get(list) {
+        let _ = if more { count.fetch_add(1, Relaxed) } else { count.fetch_sub(1, Relaxed) };
+    }
+}
 
 /// Gives the memory back. For unloading: nothing is registered any more.
 pub(crate) fn clear() {
@@ -179,21 +186,18 @@ impl Registry {
         Some(entry)
     }
 
-    /// Adds a chunk of free slots; `Err` hands it back where the list of chunks is full.
-    fn add(&mut self, chunk: KVec<Slot>) -> Result<(), KVec<Slot>> {
-        if self.chunks.len() == self.chunks.capacity() {
-            return Err(chunk);
-        }
-        let Some(first) = self.chunks.len().checked_mul(CHUNK).and_then(|first| u32::try_from(first).ok()) else {
-            return Err(chunk);
-        };
+    /// The index of the first slot that another chunk would have; `None` if an index could not name all of them.
+    fn next_index(&self) -> Option<u32> {
+        let first = u32::try_from(self.chunks.len().checked_mul(CHUNK)?).ok()?;
+        let behind = first.checked_add(u32::try_from(CHUNK).ok()?)?;
+        (behind <= LOCAL).then_some(first)
+    }
+
+    /// Adds a chunk of free slots, the first of which is `first`; hands it back where the list of chunks is full.
+    fn add(&mut self, chunk: KVec<Slot>, first: u32) -> Option<KVec<Slot>> {
         let slots = u32::try_from(chunk.len()).unwrap_or(0);
-        if first.saturating_add(slots) > LOCAL {
-            // More slots than an index can name. The chunk is of no use, and the caller finds none free.
-            return Err(chunk);
-        }
-        if self.chunks.push_within_capacity(chunk).is_err() {
-            return Ok(());
+        if let Err(full) = self.chunks.push_within_capacity(chunk) {
+            return Some(full.0);
         }
         for index in (first..first.saturating_add(slots)).rev() {
             let free = self.free;
@@ -202,7 +206,7 @@ impl Registry {
                 self.free = index;
             }
         }
-        Ok(())
+        None
     }
 
     /// Moves the chunks into a longer list, and hands out the old one.
@@ -218,16 +222,17 @@ impl Registry {
     }
 
     /// Puts a live registration into the list of orphans `list`.
-    fn link_orphan(&mut self, ticket: u64, list: usize) -> bool {
+    fn link_orphan(&mut self, ticket: u64, list: usize) {
         let (Some((_, index)), Some(&head)) = (split(ticket), self.orphans.get(list)) else {
-            return false;
+            return;
         };
         let Some(slot) = self.owned(ticket) else {
-            return false;
+            return;
         };
         let Entry::Live(registration) = core::mem::replace(&mut slot.entry, Entry::Reserved) else {
-            return false;
+            return;
         };
+        count_orphan(list, true);
         slot.entry = Entry::Orphan(registration);
         slot.next = head;
         slot.before = NONE;
@@ -237,13 +242,12 @@ impl Registry {
         if let Some(first) = self.orphans.get_mut(list) {
             *first = index;
         }
-        true
     }
 
     /// Takes `ticket` out of the list of orphans that it is in, if it is in one.
-    fn unlink_orphan(&mut self, ticket: u64) -> bool {
+    fn unlink_orphan(&mut self, ticket: u64) {
         let Some(slot) = self.owned(ticket) else {
-            return false;
+            return;
         };
         let (entry, list) = match core::mem::replace(&mut slot.entry, Entry::Reserved) {
             Entry::Orphan(registration) => {
@@ -254,8 +258,9 @@ impl Registry {
         };
         slot.entry = entry;
         let Some(list) = list else {
-            return false;
+            return;
         };
+        count_orphan(list, false);
         let next = core::mem::replace(&mut slot.next, NONE);
         let before = core::mem::replace(&mut slot.before, NONE);
         if let Some(slot) = self.slot(next) {
@@ -269,7 +274,6 @@ impl Registry {
                 }
             }
         }
-        true
     }
 
     /// The first orphan of `list` that `process` may put.
@@ -316,9 +320,15 @@ enum Need {
     Chunk,
     /// Room for more chunks than this.
     Room(usize),
+    /// Fewer registrations: no index is left.
+    Indices,
 }
 
 /// Gives out a ticket. Allocates: not under L.
+///
+/// # Errors
+///
+/// `ENOMEM`, also where a part has as many slots as an index can name: half a thousand million, and more than 20 GB.
 fn reserve() -> Result<u64> {
     // Wherever the caller runs a moment later: any part will do.
     let part = shim::cpu() & PARTS.wrapping_sub(1);
@@ -328,16 +338,20 @@ fn reserve() -> Result<u64> {
             if let Some(ticket) = registry.take_free() {
                 return Ok(ticket);
             }
+            let Some(first) = registry.next_index() else {
+                return Err(Need::Indices);
+            };
             let Some(new) = chunk.take() else {
                 return Err(Need::Chunk);
             };
-            if let Err(back) = registry.add(new) {
-                chunk = Some(back);
+            chunk = registry.add(new, first);
+            if chunk.is_some() {
                 return Err(Need::Room(registry.chunks.len()));
             }
         });
         match need {
             Ok(ticket) => return Ok(ticket),
+            Err(Need::Indices) => return Err(ENOMEM),
             Err(Need::Chunk) => chunk = Some(new_chunk()?),
             Err(Need::Room(chunks)) => {
                 let list = KVVec::with_capacity(chunks.saturating_mul(2).max(8), GFP_KERNEL)?;
@@ -407,9 +421,7 @@ pub(crate) fn from_index(at: u32) -> Option<(u32, Arc<Registration>)> {
 /// Takes `ticket` out, orphan or not; the registry's count is dropped behind the lock. Once, by whoever ended the pin.
 pub(crate) fn remove(ticket: u64) {
     let entry = with(part_of(ticket), |registry| {
-        if registry.unlink_orphan(ticket) {
-            let _ = ORPHANS.fetch_sub(1, Relaxed);
-        }
+        registry.unlink_orphan(ticket);
         registry.free(ticket)
     });
     drop(entry);
@@ -418,26 +430,24 @@ pub(crate) fn remove(ticket: u64) {
 /// Enters `registration` into the list of orphans. Called under L.
 pub(crate) fn add_orphan(registration: &Registration) {
     let ticket = registration.ticket();
-    if with(part_of(ticket), |registry| registry.link_orphan(ticket, list_of(registration))) {
-        let _ = ORPHANS.fetch_add(1, Relaxed);
-    }
+    with(part_of(ticket), |registry| registry.link_orphan(ticket, list_of(registration)));
 }
 
 /// Takes one orphan that `process` may put out of the list of orphans; it stays in the registry.
+///
+/// Each registration asks: other processes' orphans cost it no lock, but for one process in 63.
 pub(crate) fn take_orphan(process: &Process) -> Option<Arc<Registration>> {
-    if ORPHANS.load(Relaxed) == 0 {
-        return None;
-    }
-    (0..PARTS).find_map(|part| {
-        with(part, |registry| {
-            let found = match registry.find_orphan(0, process) {
-                Some(found) => found,
-                None => registry.find_orphan(list_of_process(process), process)?,
-            };
-            if registry.unlink_orphan(found.ticket()) {
-                let _ = ORPHANS.fetch_sub(1, Relaxed);
-            }
-            Some(found)
+    let take = |list: usize| {
+        if ORPHANS.get(list)?.load(Relaxed) == 0 {
+            return None;
+        }
+        (0..PARTS).find_map(|part| {
+            with(part, |registry| {
+                let found = registry.find_orphan(list, process)?;
+                registry.unlink_orphan(found.ticket());
+                Some(found)
+            })
         })
-    })
+    };
+    take(0).or_else(|| take(list_of_process(process)))
 }

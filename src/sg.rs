@@ -78,7 +78,7 @@ impl Coalescer {
         let next = run.addr.checked_add(run.len)?;
         // What is left of the address space, less the last byte: a page that ends with it goes through `push()`.
         let room = u64::MAX.checked_sub(next)?;
-        Some((next, self.wanted.min(room).checked_div(self.page_size)?))
+        Some((next, self.wanted.min(room).checked_shr(self.page_size.trailing_zeros())?))
     }
 
     /// Takes `pages` pages that continue the open run as [`Self::expected`] said.
@@ -147,10 +147,12 @@ impl Iterator for Cut {
 /// Number of entries that `runs` need under `cap`.
 pub(crate) fn entries(runs: impl Iterator<Item = Run>, cap: u64) -> usize {
     let mut entries = 0usize;
+    let mut breath = Breath::default();
     for run in runs {
-        for _ in cut(run, cap) {
-            entries = entries.saturating_add(1);
-        }
+        breath.step();
+        // Nearly all runs: not a loop for each.
+        let pieces = if run.len <= cap { 1 } else { cut(run, cap).count() };
+        entries = entries.saturating_add(pieces);
     }
     entries
 }
@@ -187,7 +189,7 @@ impl Table {
         // SAFETY: `raw` was just allocated and is not shared yet.
         let mut entry = unsafe { raw::nvpm_sg_first(table.raw.as_ptr()) };
         let mut breath = Breath::default();
-        for piece in runs.flat_map(|run| cut(run, cap)) {
+        let mut fill = |piece: Run| {
             breath.step();
             let len = u32::try_from(piece.len).map_err(|_| EOVERFLOW)?;
             if entry.is_null() {
@@ -195,6 +197,15 @@ impl Table {
             }
             // SAFETY: `entry` is not NULL, so it is an entry of this table, which is not shared yet.
             entry = unsafe { raw::nvpm_sg_set(entry, piece.addr, len) };
+            Ok(())
+        };
+        for run in runs {
+            // As in `entries()`.
+            if run.len <= cap {
+                fill(run)?;
+            } else {
+                cut(run, cap).try_for_each(&mut fill)?;
+            }
         }
         // INVARIANT: `entries()` counted what `cut()` just yielded, so each entry was filled.
         Ok(table)

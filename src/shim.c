@@ -8,7 +8,6 @@
 #include <linux/delay.h>
 #include <linux/dma-mapping.h>
 #include <linux/module.h>
-#include <linux/mutex.h>
 #include <linux/pci.h>
 #include <linux/proc_fs.h>
 #include <linux/rcupdate.h>
@@ -252,115 +251,9 @@ int nvpm_device_is_pci(struct device *dev)
 	return dev_is_pci(dev);
 }
 
-static u64 nvpm_pci_number(struct pci_dev *pdev)
-{
-	return (u64)pci_domain_nr(pdev->bus) << 16 | pci_dev_id(pdev);
-}
-
-/* 0 where @dev is not PCI: the host bridge's number, which no HCA has. */
-uint64_t nvpm_device_number(struct device *dev)
-{
-	return dev_is_pci(dev) ? nvpm_pci_number(to_pci_dev(dev)) : 0;
-}
-
 uint64_t nvpm_device_segment_limit(struct device *dev)
 {
 	return dma_get_max_seg_size(dev);
-}
-
-static struct resource *nvpm_bar_around(struct pci_dev *pdev, u64 address)
-{
-	struct resource *res;
-	int i;
-
-	for (i = 0; i < PCI_STD_NUM_BARS; i++) {
-		res = &pdev->resource[i];
-		if ((res->flags & IORESOURCE_MEM) && res->start &&
-		    address >= res->start && address <= res->end)
-			return res;
-	}
-	return NULL;
-}
-
-static int nvpm_gpu_bar(struct pci_dev *pdev, u64 address, struct nvpm_bar *bar)
-{
-	struct resource *res = nvpm_bar_around(pdev, address);
-	struct pci_bus_region bus;
-	struct pci_driver *drv;
-
-	if (!res)
-		return -ENOENT;
-	drv = pci_dev_driver(pdev);
-	if (!drv || strcmp(drv->name, "nvidia"))
-		return -ENODEV;
-	pcibios_resource_to_bus(pdev->bus, &bus, res);
-	bar->start = res->start;
-	bar->last = res->end;
-	bar->bus_offset = bus.start - res->start;
-	bar->device = nvpm_pci_number(pdev);
-	return 0;
-}
-
-/*
- * GPUs found so far, each with a reference until the module goes: a server has
- * hundreds of PCI functions, and each registration would walk them. Whether
- * an entry still is the provider's device is looked at each time, as for one
- * that was just found. Entries are only added, so looking takes no lock.
- */
-static struct pci_dev *nvpm_gpus[64];
-static unsigned int nvpm_gpu_count;
-static DEFINE_MUTEX(nvpm_gpus_lock);	/* for adding */
-
-static void nvpm_remember_gpu(struct pci_dev *pdev)
-{
-	unsigned int i;
-
-	mutex_lock(&nvpm_gpus_lock);
-	for (i = 0; i < nvpm_gpu_count; i++)
-		if (nvpm_gpus[i] == pdev)
-			break;
-	if (i == nvpm_gpu_count && i < ARRAY_SIZE(nvpm_gpus)) {
-		nvpm_gpus[i] = pci_dev_get(pdev);
-		/* The entry before the number, for nvpm_provider_bar(). */
-		smp_store_release(&nvpm_gpu_count, i + 1);
-	}
-	mutex_unlock(&nvpm_gpus_lock);
-}
-
-/* For unloading: nobody looks any more. */
-void nvpm_forget_gpus(void)
-{
-	while (nvpm_gpu_count)
-		pci_dev_put(nvpm_gpus[--nvpm_gpu_count]);
-}
-
-/*
- * The BAR around @address, if the provider's driver (named "nvidia", as its
- * module) drives the device that has it. Only the driver of that one device is
- * looked at: its module is loaded, as we use its symbols, while any other
- * could be unloaded under us. May sleep. Returns 0 or -ENODEV.
- */
-int nvpm_provider_bar(uint64_t address, struct nvpm_bar *bar)
-{
-	struct pci_dev *pdev = NULL;
-	unsigned int known, i;
-	int ret;
-
-	/* The number before the entries, which nvpm_remember_gpu() wrote. */
-	known = smp_load_acquire(&nvpm_gpu_count);
-	for (i = 0; i < known; i++)
-		if (!nvpm_gpu_bar(nvpm_gpus[i], address, bar))
-			return 0;
-	while ((pdev = pci_get_device(PCI_ANY_ID, PCI_ANY_ID, pdev))) {
-		ret = nvpm_gpu_bar(pdev, address, bar);
-		if (ret == -ENOENT)
-			continue;
-		if (!ret)
-			nvpm_remember_gpu(pdev);
-		pci_dev_put(pdev);
-		return ret;
-	}
-	return -ENODEV;
 }
 
 /* Never under L: an IOMMU driver may allocate page tables. */

@@ -57,10 +57,10 @@ impl Timer {
         Self { event, start_ns: if traced { shim::now_ns() } else { 0 } }
     }
 
-    /// Emits the event for `traced`, with the time since the start.
-    pub(crate) fn end(self, traced: &raw::nvpm_traced, result: Result) {
+    /// Emits the event for what `traced` says, with the time since the start. Nobody is asked while nobody traces.
+    pub(crate) fn end(self, traced: impl FnOnce() -> raw::nvpm_traced, result: Result) {
         if self.start_ns != 0 {
-            emit(self.event, traced, result, shim::now_ns().saturating_sub(self.start_ns));
+            emit(self.event, &traced(), result, shim::now_ns().saturating_sub(self.start_ns));
         }
     }
 }

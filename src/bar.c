@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * PCI devices by number, and whose BAR an address lies in; see shim.h.
+ */
+#include <linux/kernel.h>
+#include <linux/pci.h>
+#include <linux/smp.h>
+#include <linux/spinlock.h>
+#include <linux/string.h>
+
+#include "shim.h"
+
+static u64 nvpm_pci_number(struct pci_dev *pdev)
+{
+	return (u64)pci_domain_nr(pdev->bus) << 16 | pci_dev_id(pdev);
+}
+
+/* 0 where @dev is not PCI: the host bridge's number, which no HCA has. */
+uint64_t nvpm_device_number(struct device *dev)
+{
+	return dev_is_pci(dev) ? nvpm_pci_number(to_pci_dev(dev)) : 0;
+}
+
+static struct resource *nvpm_bar_around(struct pci_dev *pdev, u64 address)
+{
+	struct resource *res;
+	int i;
+
+	for (i = 0; i < PCI_STD_NUM_BARS; i++) {
+		res = &pdev->resource[i];
+		if ((res->flags & IORESOURCE_MEM) && res->start &&
+		    address >= res->start && address <= res->end)
+			return res;
+	}
+	return NULL;
+}
+
+static bool nvpm_is_gpu(struct pci_dev *pdev)
+{
+	struct pci_driver *drv = pci_dev_driver(pdev);
+
+	return drv && !strcmp(drv->name, "nvidia");
+}
+
+static int nvpm_gpu_bar(struct pci_dev *pdev, u64 address, struct nvpm_bar *bar)
+{
+	struct resource *res = nvpm_bar_around(pdev, address);
+	struct pci_bus_region bus;
+
+	if (!res)
+		return -ENOENT;
+	if (!nvpm_is_gpu(pdev))
+		return -ENODEV;
+	pcibios_resource_to_bus(pdev->bus, &bus, res);
+	bar->start = res->start;
+	bar->last = res->end;
+	bar->bus_offset = bus.start - res->start;
+	bar->device = nvpm_pci_number(pdev);
+	return 0;
+}
+
+/*
+ * GPUs found so far, each with a reference: a server has hundreds of PCI
+ * functions, and each registration would walk them. In lists by CPU, so that
+ * registrations share a lock no more than they do in the registry. Whether an
+ * entry still is the provider's device is looked at each time, as for one that
+ * was just found; those that are not go when the next one is entered.
+ */
+struct nvpm_gpus {
+	spinlock_t lock;
+	/* The provider's, for comparing only: another device's may be unloaded. */
+	struct pci_driver *driver;
+	unsigned int count;
+	struct pci_dev *found[32];
+};
+
+static struct nvpm_gpus nvpm_gpus[8] = {
+	[0 ... 7] = { .lock = __SPIN_LOCK_UNLOCKED(nvpm_gpus.lock) },
+};
+
+static struct nvpm_gpus *nvpm_gpus_here(void)
+{
+	return &nvpm_gpus[raw_smp_processor_id() % ARRAY_SIZE(nvpm_gpus)];
+}
+
+static int nvpm_known_bar(u64 address, struct nvpm_bar *bar)
+{
+	struct nvpm_gpus *gpus = nvpm_gpus_here();
+	int ret = -ENOENT;
+	unsigned int i;
+
+	spin_lock(&gpus->lock);
+	for (i = 0; i < gpus->count && ret == -ENOENT; i++)
+		ret = nvpm_gpu_bar(gpus->found[i], address, bar);
+	spin_unlock(&gpus->lock);
+	return ret;
+}
+
+/* The first one that is no GPU (any more), or any if @all; NULL if there is none. */
+static struct pci_dev *nvpm_take_gpu(struct nvpm_gpus *gpus, bool all)
+{
+	struct pci_dev *taken = NULL;
+	unsigned int i;
+
+	spin_lock(&gpus->lock);
+	for (i = 0; i < gpus->count; i++) {
+		if (!all && pci_dev_driver(gpus->found[i]) == gpus->driver)
+			continue;
+		taken = gpus->found[i];
+		gpus->found[i] = gpus->found[--gpus->count];
+		break;
+	}
+	spin_unlock(&gpus->lock);
+	return taken;
+}
+
+static void nvpm_drop_gpus(struct nvpm_gpus *gpus, bool all)
+{
+	struct pci_dev *pdev;
+
+	/* Not under the lock: the last reference may sleep. */
+	while ((pdev = nvpm_take_gpu(gpus, all)))
+		pci_dev_put(pdev);
+}
+
+static void nvpm_remember_gpu(struct pci_dev *pdev)
+{
+	struct nvpm_gpus *gpus = nvpm_gpus_here();
+	unsigned int i;
+
+	nvpm_drop_gpus(gpus, false);
+	spin_lock(&gpus->lock);
+	for (i = 0; i < gpus->count; i++)
+		if (gpus->found[i] == pdev)
+			break;
+	if (i == gpus->count && i < ARRAY_SIZE(gpus->found)) {
+		gpus->driver = pci_dev_driver(pdev);
+		gpus->found[gpus->count++] = pci_dev_get(pdev);
+	}
+	spin_unlock(&gpus->lock);
+}
+
+/* For unloading: nobody looks any more. */
+void nvpm_forget_gpus(void)
+{
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(nvpm_gpus); i++)
+		nvpm_drop_gpus(&nvpm_gpus[i], true);
+}
+
+/*
+ * The BAR around @address, if the provider's driver (named "nvidia", as its
+ * module) drives the device that has it. Only the driver of that one device is
+ * looked at: its module is loaded, as we use its symbols, while any other
+ * could be unloaded under us. May sleep. Returns 0 or -ENODEV.
+ */
+int nvpm_provider_bar(uint64_t address, struct nvpm_bar *bar)
+{
+	struct pci_dev *pdev = NULL;
+	int ret;
+
+	if (!nvpm_known_bar(address, bar))
+		return 0;
+	while ((pdev = pci_get_device(PCI_ANY_ID, PCI_ANY_ID, pdev))) {
+		ret = nvpm_gpu_bar(pdev, address, bar);
+		if (ret == -ENOENT)
+			continue;
+		if (!ret)
+			nvpm_remember_gpu(pdev);
+		pci_dev_put(pdev);
+		return ret;
+	}
+	return -ENODEV;
+}
