@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 # `make deps`: what kernel-lite needs of others, into the folder $1: pin-init, syn, quote and proc-macro2, as the kernel
 # has them in its rust/ folder. From an unpacked kernel source (LINUX_SRC), from what the lab has in the cache
-# (NVPM_CACHE), or else from Debian's package linux-source-<newest>, fetched without touching the machine's own apt.
+# (NVPM_CACHE), or else from Debian's package linux-source-7.2, fetched without touching the machine's own apt.
 set -eu
 out=$1
 cache=${NVPM_CACHE:-$HOME/.cache/nvidia-peermem}
@@ -42,13 +42,17 @@ take_deb() {
 	take_tree "$tmp" 2>/dev/null
 	say "taken from $(basename "$1")"
 }
-# Downloads the newest linux-source that has them, and prints its path.
+# Of some linux-source on standard input, one per line: the one that kernel-lite is made for, or else the newest.
+preferred() {
+	sort -V | awk '/linux-source-7\.2([^0-9]|$)/ { found = $0 } END { print found == "" ? $0 : found }'
+}
+# Downloads a linux-source that has them, and prints its path.
 download() {
 	. /etc/os-release
 	target=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' "Codename: $VERSION_CODENAME" | head -n 1)
 	[ -n "$target" ] || die "apt has no package lists: apt-get update, or name a kernel source: make deps LINUX_SRC=<dir>"
 	mkdir -p "$tmp/apt/lists/partial" "$tmp/apt/cache/archives/partial" "$cache/dl"
-	for suite in sid forky; do
+	for suite in trixie-backports forky sid; do
 		echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $target $suite main"
 	done >"$tmp/apt/sources.list"
 	set -- -q -o Dir::State="$tmp/apt" -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache="$tmp/apt/cache" \
@@ -56,12 +60,13 @@ download() {
 		-o Dir::Etc::preferencesparts=/dev/null -o Acquire::Languages=none -o APT::Sandbox::User=root \
 		-o APT::Update::Post-Invoke-Success=
 	say "fetching package lists"
-	apt-get "$@" update >"$tmp/log" 2>&1 || die "$(cat "$tmp/log")"
-	package=$(apt-cache "$@" search --names-only '^linux-source-[0-9.]*$' | cut -d' ' -f1 | sort -V | tail -n 1)
-	[ -n "$package" ] || die "no suite has a linux-source: name a kernel source: make deps LINUX_SRC=<dir>"
+	# One suite that is gone ends nothing, if another has it.
+	apt-get "$@" update >"$tmp/log" 2>&1 || say "not every suite answers: $(tail -n 1 "$tmp/log")"
+	package=$(apt-cache "$@" search --names-only '^linux-source-([7-9]|[1-9][0-9])\.[0-9]*$' | cut -d' ' -f1 | preferred)
+	[ -n "$package" ] || die "no suite has linux-source-7.2 or a later one: name a kernel source: make deps LINUX_SRC=<dir>"
 	say "fetching $package, some 150 MB"
 	(cd "$cache/dl" && apt-get "$@" download "$package") >"$tmp/log" 2>&1 || die "$(cat "$tmp/log")"
-	find "$cache/dl" -name "${package}_*.deb" | sort -V | tail -n 1
+	find "$cache/dl" -name "${package}_*.deb" | preferred
 }
 
 if [ -n "${LINUX_SRC:-}" ]; then
@@ -72,7 +77,7 @@ else
 		whole "$new" || ! whole "$tree/rust" || take_tree "$tree"
 	done
 	if ! whole "$new"; then
-		deb=$(find "$cache/dl" -name 'linux-source-[7-9]*.deb' 2>/dev/null | sort -V | tail -n 1)
+		deb=$(find "$cache/dl" -name 'linux-source-[7-9]*.deb' 2>/dev/null | preferred)
 		deb=${deb:-$(download)}
 		take_deb "$deb"
 	fi

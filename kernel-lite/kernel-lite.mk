@@ -13,14 +13,17 @@ kl := $(obj)/kernel-lite
 kl-src := $(src)/kernel-lite
 kl-comma := ,
 kl-core := $(shell MAKEFLAGS= $(RUSTC) --print sysroot)/lib/rustlib/src/rust/library/core
-kl-rustc-minor := $(word 3,$(subst ., ,$(shell MAKEFLAGS= $(RUSTC) --version)))
+kl-rustc := $(shell MAKEFLAGS= $(RUSTC) --version)
+kl-rustc-minor := $(word 3,$(subst ., ,$(kl-rustc)))
+# With the compiler's version in its command, each object is made anew by a new rustc, which cannot read those of another.
+kl-metadata := -Cmetadata=$(shell echo '$(kl-rustc)' | tr -dc 'a-z0-9.')
 kl-core-edition := $(or $(shell sed -n 's/^edition = "\(.*\)"/\1/p' $(kl-core)/Cargo.toml 2>/dev/null),2021)
 
 # The built-in target: the format of target.json files changes from one rustc to the next. It is a position-independent
 # one by default, and the loader knows no GOT.
 kl-flags = --target=x86_64-unknown-none --edition=$(or $(kl-edition),2021) -Crelocation-model=static -Ccode-model=kernel -Zplt=yes \
 	-Zdirect-access-external-data=yes -Cno-redzone=y -Cpanic=abort -Copt-level=2 -Ccodegen-units=1 \
-	-Cforce-unwind-tables=n -Csymbol-mangling-version=v0 -Cdebuginfo=0 -Coverflow-checks=n
+	-Cforce-unwind-tables=n -Csymbol-mangling-version=v0 -Cdebuginfo=0 -Coverflow-checks=n $(kl-metadata)
 
 # $(call kl-option,<spelling>...): the first that this rustc knows; within one, a colon stands for a space. The probe is
 # written to a folder of its own: rustc renames its output into place, and as root would replace /dev/null by a file.
@@ -30,22 +33,26 @@ kl-option = $(shell probe=$$(mktemp -d) && trap 'rm -rf "$$probe"' EXIT && for f
 	--crate-name=probe -Zcrate-attr='feature(no_core)' -Dwarnings $$flags --emit=metadata="$$probe/probe.rmeta" - \
 	>/dev/null 2>&1 && { echo "$$flags"; exit; }; done; echo "-kernel-lite-no-spelling-of=$(firstword $(1))")
 
-# From 1.93 on a codegen option.
-kl-no-jump-tables = $(call kl-option,-Cjump-tables=n -Zno-jump-tables)
-# Around 1.90 the target features became options of their own.
-kl-retpoline = $(call kl-option,-Zretpoline-external-thunk \
-	-Ctarget-feature=+retpoline-external-thunk$(kl-comma)+retpoline-indirect-branches$(kl-comma)+retpoline-indirect-calls)
-kl-cs-prefix = $(call kl-option,-Zindirect-branch-cs-prefix)
+# The same, or nothing if it knows none.
+kl-option-if-known = $(filter-out -kernel-lite-no-spelling-of=%,$(call kl-option,$(1)))
 
 # Each option of the kernel under its names from 6.1 on.
 kl-config-retpoline := $(CONFIG_MITIGATION_RETPOLINE)$(CONFIG_RETPOLINE)
 kl-config-rethunk := $(CONFIG_MITIGATION_RETHUNK)$(CONFIG_RETHUNK)
 kl-config-sls := $(CONFIG_MITIGATION_SLS)$(CONFIG_SLS)
 
+# From 1.93 on a codegen option.
+kl-no-jump-tables := $(call kl-option,-Cjump-tables=n -Zno-jump-tables)
+# Around 1.90 the target features became options of their own; before, rustc warns of them in each crate.
+kl-retpoline := $(if $(kl-config-retpoline),$(call kl-option,-Zretpoline-external-thunk \
+	-Ctarget-feature=+retpoline-external-thunk$(kl-comma)+retpoline-indirect-branches$(kl-comma)+retpoline-indirect-calls:-Awarnings))
+# Not in 1.85. It makes room to patch an indirect call in place; where there is none, the kernel leaves the call of the thunk.
+kl-cs-prefix := $(if $(kl-config-retpoline),$(call kl-option-if-known,-Zindirect-branch-cs-prefix))
+
 kl-flags += $(if $(CONFIG_X86_KERNEL_IBT),-Zcf-protection=branch)
 # IBT and retpolines rule jump tables out; without them it is objtool that cannot follow some.
 kl-flags += $(kl-no-jump-tables)
-kl-flags += $(if $(kl-config-retpoline),$(kl-retpoline) $(kl-cs-prefix))
+kl-flags += $(kl-retpoline) $(kl-cs-prefix)
 # With thunks for returns and indirect jumps nothing is left that straight-line speculation could pass.
 kl-flags += $(if $(kl-config-rethunk),-Zfunction-return=thunk-extern,$(if \
 	$(kl-config-sls),-Ctarget-feature=+harden-sls-ijmp$(kl-comma)+harden-sls-ret))
@@ -55,7 +62,7 @@ kl-flags += $(if $(CONFIG_FRAME_POINTER),-Cforce-frame-pointers=y)
 kl-cfgs := --check-cfg='cfg(kl_debug_locks)' $(if $(CONFIG_DEBUG_MUTEXES)$(CONFIG_DEBUG_LOCK_ALLOC),--cfg kl_debug_locks)
 
 # Proc macros run on the host.
-kl-host-flags := -O --cap-lints=allow -Clinker=$(HOSTCC) -L$(kl)
+kl-host-flags := -O --cap-lints=allow -Clinker=$(HOSTCC) -L$(kl) $(kl-metadata)
 kl-syn-features := clone-impls derive full parsing printing proc-macro visit visit-mut
 
 # fixdep of older kernels does not know rustc's comments.

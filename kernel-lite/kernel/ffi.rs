@@ -4,7 +4,7 @@
 
 #![allow(non_camel_case_types)]
 
-pub use core::ffi::{c_int, c_longlong, c_schar, c_short, c_uchar, c_uint, c_ulonglong, c_ushort, c_void, CStr};
+pub use core::ffi::{c_int, c_uint, c_void, CStr};
 
 /// C's `char`.
 pub type c_char = u8;

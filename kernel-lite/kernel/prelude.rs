@@ -11,9 +11,6 @@ pub use crate::{
     module, pr_err, pr_info, pr_warn, ThisModule,
 };
 #[doc(no_inline)]
-pub use core::{
-    mem::{align_of, align_of_val, size_of, size_of_val},
-    pin::Pin,
-};
+pub use core::{mem::size_of, pin::Pin};
 #[doc(no_inline)]
-pub use pin_init::{init, pin_data, pin_init, pinned_drop, InPlaceWrite, Init, PinInit, Zeroable};
+pub use pin_init::{init, pin_data, pin_init, InPlaceWrite, Init, PinInit};

@@ -21,6 +21,8 @@ pub static MAPPED: AtomicI64 = AtomicI64::new(0);
 pub static CAN_DRAIN: AtomicBool = AtomicBool::new(true);
 /// Calls of the core's invalidate hook.
 pub static INVALIDATED: AtomicU64 = AtomicU64::new(0);
+/// So many bytes more than it acquired does a core that is out of order ask `get_pages` for.
+pub static OUT_OF_ORDER: AtomicU64 = AtomicU64::new(0);
 /// `persistent_api_support`.
 pub static PERSISTENT: AtomicBool = AtomicBool::new(false);
 
@@ -159,7 +161,8 @@ impl Umem {
                     continue;
                 }
                 let mut umem = Self { client, context, sg: Box::default() };
-                let mut ret = calls.get_pages.unwrap()(addr, size, 1, 0, std::ptr::null_mut(), context, core_ticket);
+                let asked = size + usize::try_from(OUT_OF_ORDER.load(SeqCst)).unwrap();
+                let mut ret = calls.get_pages.unwrap()(addr, asked, 1, 0, std::ptr::null_mut(), context, core_ticket);
                 if ret == 0 {
                     let mut nmap = 0;
                     let device = std::ptr::without_provenance_mut(1);

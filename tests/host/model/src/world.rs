@@ -111,6 +111,8 @@ pub struct World {
     /// Faults to come, each once, in the order of what they hit.
     pub faults: Vec<Fault>,
     pub scattered: bool,
+    /// PCI number of the HCA that registers.
+    pub nic: u64,
     pub late_callbacks: bool,
     pub can_drain: bool,
     /// Callbacks under way: task and pin.
@@ -150,6 +152,7 @@ impl World {
             sgs: vec![Sg { entries: Vec::new(), freed: false, umem: None }],
             faults: Vec::new(),
             scattered: true,
+            nic: 0x20,
             late_callbacks: false,
             can_drain: true,
             calls: Vec::new(),
@@ -536,7 +539,7 @@ extern "C" fn nvpm_device_is_pci(device: *mut raw::device) -> c_int {
 #[no_mangle]
 extern "C" fn nvpm_device_number(device: *mut raw::device) -> u64 {
     pci(device);
-    0x20
+    w().nic
 }
 
 #[no_mangle]

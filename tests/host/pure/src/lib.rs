@@ -22,6 +22,11 @@ mod test_range;
 mod test_registry;
 mod test_sg;
 
+/// The registry with so few indices that they can be used up (build.rs).
+mod small {
+    include!(concat!(env!("OUT_DIR"), "/small.rs"));
+}
+
 /// As far as `registry` looks into it.
 mod registration {
     use crate::shim::Process;

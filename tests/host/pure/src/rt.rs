@@ -4,12 +4,17 @@
 
 use crate::raw;
 use kernel::rt::Touch;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 thread_local! {
     /// Sizes that were asked for, while somebody listens.
     pub static ASKED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+thread_local! {
+    /// How often this thread took a mutex.
+    pub static LOCKED: Cell<u64> = const { Cell::new(0) };
 }
 
 /// How often a mutex was taken, an atomic or a count touched.
@@ -31,6 +36,7 @@ extern "C" fn rt_new_id() -> u64 {
 
 #[no_mangle]
 extern "C" fn rt_lock(_: u64, _: bool) {
+    LOCKED.set(LOCKED.get() + 1);
     step();
 }
 

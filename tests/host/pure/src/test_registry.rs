@@ -4,9 +4,11 @@
 
 use crate::registration::Registration;
 use crate::registry;
-use crate::rt::ASKED;
+use crate::rt::{ASKED, LOCKED};
 use crate::shim::{Process, CPU};
+use crate::small;
 use kernel::alloc::flags::GFP_KERNEL;
+use kernel::error::code::ENOMEM;
 use kernel::sync::Arc;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, Once};
@@ -225,4 +227,51 @@ fn ending_one_of_10_000_orphans_costs_as_much_as_one_of_10() {
     for ticket in all {
         registry::remove(ticket);
     }
+}
+
+#[test]
+fn orphans_of_others_cost_a_registration_no_lock() {
+    let _turn = turn();
+    let theirs: Vec<u64> = (0..8).map(|cpu| insert_on(cpu, 7)).collect();
+    abandon(&theirs);
+    let locks = |process: u32| {
+        let before = LOCKED.get();
+        let found = registry::take_orphan(&Process(process)).is_some();
+        (found, LOCKED.get() - before)
+    };
+    assert_eq!(locks(9), (false, 0));
+    let (found, taken) = locks(7);
+    assert!(found && taken > 0, "nothing was measured");
+    for ticket in theirs {
+        registry::remove(ticket);
+    }
+    assert_eq!(locks(7), (false, 0), "orphans that are gone are still counted");
+}
+
+#[test]
+fn a_part_without_indices_says_so_and_goes_on_when_one_is_free() {
+    // SAFETY: Once, before anything else: this copy of the registry is used here only.
+    unsafe { small::registry::init() };
+    let insert = || {
+        small::registry::insert(|ticket| {
+            Arc::new(Registration { ticket, owner: Process(1) }, GFP_KERNEL).map_err(Into::into)
+        })
+    };
+    let mut live = Vec::new();
+    let full = loop {
+        match insert() {
+            Ok(registration) => live.push(registration.ticket()),
+            Err(error) => break error,
+        }
+        assert!(live.len() < 1 << small::SHIFT, "more than an index can name");
+    };
+    assert!(full == ENOMEM);
+    assert!(live.len() > (1 << small::SHIFT) - 200, "{} only", live.len());
+    small::registry::remove(live[0]);
+    assert!(insert().is_ok(), "the freed one");
+    assert!(insert().is_err());
+    // The other parts have indices of their own.
+    CPU.set(1);
+    assert!(insert().is_ok());
+    CPU.set(0);
 }

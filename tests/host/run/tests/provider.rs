@@ -221,3 +221,40 @@ fn a_verdict_that_nobody_asked_for_is_forgotten() {
     assert!(rdma::register(later, PAGE).is_ok(), "the revocable client was not asked");
     unload();
 }
+
+/// Pages of 128 KiB: what they describe is known where the range begins with one.
+#[test]
+fn pages_of_128_kib_begin_where_the_range_does() {
+    fn pages_of_128_kib(t: &mut PageTable) {
+        t.page_size = 2;
+        t.entries /= 2;
+    }
+    for persistent_first in [false, true] {
+        let _turn = load(persistent_first);
+        w().scattered = false;
+        w().gpu.spoil = Some(pages_of_128_kib);
+        assert_eq!(VA % (2 * PAGE), 0);
+        // The model looks at each byte that the table covers.
+        assert!(rdma::register(VA + 0x3210, 2 * PAGE - 0x4000).is_ok(), "{:?}", rt().printed);
+        // Is the first address that of the page around the range's start, or that of the start?
+        assert_eq!(rdma::register(VA + PAGE, 2 * PAGE), Err(gpu::EIO));
+        assert!(said("entries"), "{:?}", rt().printed);
+        unload();
+    }
+}
+
+#[test]
+fn the_provider_is_asked_once_for_each_of_many_pairs() {
+    const NICS: u64 = 500;
+    let _turn = load(true);
+    for round in 0..2 {
+        for nic in 0..NICS {
+            // Functions of many buses: eight each, then the next device.
+            w().nic = 0x1_0000 + ((nic / 8) << 8) + nic % 8;
+            let umem = rdma::register(VA, PAGE).expect("GPU memory");
+            rdma::deregister(umem);
+        }
+        assert_eq!(w().gpu.mappings.len(), NICS as usize, "round {round}");
+    }
+    unload();
+}

@@ -335,7 +335,7 @@ pub mod trace {
             Self
         }
 
-        pub fn end(self, (): &(), _: Result<(), ()>) {}
+        pub fn end(self, _: impl FnOnce(), _: Result<(), ()>) {}
     }
 }
 

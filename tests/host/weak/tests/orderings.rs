@@ -1,4 +1,4 @@
-//! Each ordering is enough, and none is more than needed: weakened, one of the scenarios fails.
+//! The orderings are enough; and where one of those below is weakened, a scenario fails.
 
 use std::panic::catch_unwind;
 
