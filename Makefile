@@ -9,18 +9,26 @@ OUT ?= $(CURDIR)/build/module
 
 # Where the crate `kernel` comes from: kernel, kernel-lite; chosen by preflight if empty.
 PROVIDER ?=
-# Where `make deps` puts what kernel-lite needs of others.
-DEPS ?= $(or $(NVPM_CACHE),$(HOME)/.cache/nvidia-peermem)/kernel-lite-deps
+# Where `make deps` puts what kernel-lite needs of others: where the last build found it (`make install` runs as root, whose
+# home is another one), else in the cache.
+DEPS ?= $(or $(shell . '$(OUT)/preflight.env' 2>/dev/null && [ -r "$$PREFLIGHT_DEPS/pin-init/src/lib.rs" ] && \
+	echo "$$PREFLIGHT_DEPS"),$(or $(NVPM_CACHE),$(HOME)/.cache/nvidia-peermem)/kernel-lite-deps)
 
 RUSTC ?= rustc
 RUSTFMT ?= rustfmt
 BINDGEN ?= bindgen
 
+# Where `make install` puts what `make tools` built.
+PREFIX ?= /usr/local
+CARGO ?= cargo
+
 .DEFAULT_GOAL := module
-.PHONY: module deps install uninstall clean fmt lint doc bindings bindings-check help
+.PHONY: module tools deps install uninstall clean fmt lint doc miri bindings bindings-check help
 
 PREFLIGHT_ENV = KDIR='$(KDIR)' OFED='$(OFED)' NVIDIA='$(NVIDIA)' OUT='$(OUT)' RUSTC='$(RUSTC)' LLVM='$(LLVM)' \
 	PROVIDER='$(PROVIDER)' DEPS='$(DEPS)'
+TOOLS = $(CURDIR)/build/tools
+INSTALL_ENV = $(PREFLIGHT_ENV) PREFIX='$(PREFIX)' TOOLS='$(TOOLS)'
 # Preflight leaves its findings in preflight.env: LLVM, the Module.symvers files, vendor headers, the provider.
 kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-$(CURDIR)}" RUSTC='$(RUSTC)' \
 	MO="$${PREFLIGHT_TREE:-$(OUT)}" NVPM_PROVIDER=$$PREFLIGHT_PROVIDER NVPM_DEPS='$(DEPS)' \
@@ -35,16 +43,20 @@ module:
 	@sh mk/no-panic.sh '$(OUT)/nvidia-peermem.ko'
 	@KDIR='$(KDIR)' OUT='$(OUT)' sh mk/plain-exports.sh
 
+# peermemctl, its man pages and completions, as whoever has cargo: `make install` runs as root.
+tools:
+	+@CARGO_TARGET_DIR='$(CURDIR)/build/target' sh mk/tools.sh '$(CARGO)' '$(TOOLS)'
+
 # What kernel-lite needs of others, by name, into the cache. LINUX_SRC=<dir>: out of that kernel source.
 deps:
 	@LINUX_SRC='$(LINUX_SRC)' sh kernel-lite/deps.sh '$(DEPS)'
 
 install: module
 	+@$(kbuild) --no-print-directory INSTALL_MOD_DIR=updates/nvidia-peermem-rust modules_install
-	@$(PREFLIGHT_ENV) sh mk/install.sh install
+	@$(INSTALL_ENV) sh mk/install.sh install
 
 uninstall:
-	@$(PREFLIGHT_ENV) sh mk/install.sh uninstall
+	@$(INSTALL_ENV) sh mk/install.sh uninstall
 
 clean:
 	rm -rf '$(OUT)'
@@ -66,6 +78,12 @@ doc:
 	+@$(kbuild) --no-print-directory NVPM_DOC=y modules
 	@echo "doc: $(OUT)/doc/peer_client/index.html"
 
+# kernel-lite and the module's policy on std under Miri, which only nightly toolchains have.
+miri:
+	@cargo +nightly miri --version >/dev/null 2>&1 || { \
+		echo "miri: no cargo that takes +nightly, or no Miri: rustup toolchain install nightly -c miri -c rust-src" >&2; exit 1; }
+	cd tests/host/kernel-lite && cargo +nightly miri test --locked
+
 bindings:
 	BINDGEN='$(BINDGEN)' bindings/generate.sh bindings
 
@@ -79,14 +97,16 @@ bindings-check:
 
 help:
 	@echo "make [KDIR=<kernel build tree>] [OFED=<dir>] [NVIDIA=<dir>]   build nvidia-peermem.ko in build/module"
+	@echo "make tools                    build peermemctl, its man pages and completions in build/tools (docs/doctor.md)"
 	@echo "make deps                     fetch what the build on kernels without Rust needs (PROVIDER=kernel-lite)"
-	@echo "make install | uninstall      as root: install so that it wins over NVIDIA's own file | undo that"
-	@echo "make demo [RIVAL=1]           RDMA into GPU memory in a virtual machine, bytes proven"
+	@echo "make install | uninstall      as root: install so that it wins over NVIDIA's own file, and what make tools built | undo that"
+	@echo "make demo [RIVAL=1]           RDMA into GPU memory in a virtual machine, bytes proven; on 7.2 with PROVIDER=kernel"
 	@echo "make test [RIVAL=1] [ONLY=a]  every test"
 	@echo "make soak [ONLY=a] [HOURS=n]  what takes hours"
 	@echo "make bench                    measured beside NVIDIA's C module (docs/bench.md)"
 	@echo "make shell                    a prompt in that virtual machine"
 	@echo "make fmt lint doc             format, check, rustdoc of the module"
+	@echo "make miri                     kernel-lite's tests under Miri, with rustup's nightly"
 	@echo "make bindings bindings-check  regenerate the committed bindings | fail if they differ"
 	@echo "make clean                    remove the module's build folder; make lab-clean: everything built here"
 

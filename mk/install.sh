@@ -1,15 +1,44 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
 # `install`: lets modprobe prefer our nvidia-peermem.ko over NVIDIA's file of the same name, wherever that lies.
-# `uninstall`: takes both away, which leaves NVIDIA's file as it was. In: KDIR, INSTALL_MOD_PATH.
+# `uninstall`: takes both away, which leaves NVIDIA's file as it was. With the module come and go peermemctl, its man pages and
+# completions, if `make tools` built them. In: KDIR, INSTALL_MOD_PATH, PREFIX, TOOLS.
 set -eu
 root=${INSTALL_MOD_PATH:-}
-kver=$(cat "$KDIR/include/config/kernel.release")
+kver=$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR")
 dir=updates/nvidia-peermem-rust
+prefix=$root${PREFIX:-/usr/local}
+tools=${TOOLS:-}
 override=$root/etc/depmod.d/nvidia-peermem-rust.conf
+
+# Each file that `make tools` makes, and the folder in which a system looks for its kind.
+place() { # NAME
+	case $1 in
+	peermemctl) echo bin ;;
+	*.1) echo share/man/man1 ;;
+	*.bash) echo share/bash-completion/completions ;;
+	_*) echo share/zsh/site-functions ;;
+	*.fish) echo share/fish/vendor_completions.d ;;
+	*.schema.json) echo share/peermemctl ;;
+	esac
+}
+# bash looks for a file of the command's own name.
+called() { # NAME
+	echo "${1%.bash}"
+}
 
 case $1 in
 install)
+	if [ -x "$tools/peermemctl" ]; then
+		for file in "$tools"/*; do
+			name=${file##*/}
+			mkdir -p "$prefix/$(place "$name")"
+			cp "$file" "$prefix/$(place "$name")/$(called "$name")"
+		done
+		echo "install: peermemctl is $prefix/bin/peermemctl"
+	else
+		echo "install: without peermemctl, which make tools builds"
+	fi
 	mkdir -p "$root/etc/depmod.d"
 	echo "override nvidia-peermem * $dir" >"$override"
 	;;
@@ -17,7 +46,12 @@ uninstall)
 	rm -rf "$root/lib/modules/$kver/$dir"
 	# The override serves every kernel that the module is installed for.
 	set -- "$1" "$root"/lib/modules/*/"$dir"
-	[ -e "$2" ] || rm -f "$override"
+	if [ ! -e "$2" ]; then
+		rm -f "$override" "$prefix/bin/peermemctl" "$prefix"/share/man/man1/peermemctl.1 "$prefix"/share/man/man1/peermemctl-*.1
+		rm -f "$prefix/share/bash-completion/completions/peermemctl" "$prefix/share/zsh/site-functions/_peermemctl"
+		rm -f "$prefix/share/fish/vendor_completions.d/peermemctl.fish"
+		rm -rf "$prefix/share/peermemctl"
+	fi
 	;;
 esac
 # Below another root depmod would read this machine's configuration.

@@ -1,5 +1,7 @@
 # The lab: a virtual machine with rdma-core, perftest, a GPU stand-in and this module. Included by the top Makefile.
-#   make demo [RIVAL=1]              RDMA into GPU memory, proven; ends with demo: PASS
+#   make demo [RIVAL=1] [PROVIDER=kernel]
+#                                    RDMA into GPU memory, proven; ends with demo: PASS. On Debian's own kernel, with
+#                                    kernel-lite; PROVIDER=kernel: on the lab's 7.2, with the kernel's own Rust crate
 #   make test [RIVAL=1] [ONLY=a,b]   every test; ends with N passed, N failed
 #   make soak [ONLY=a,b] [HOURS=n]   what takes hours; ends with soak: PASS
 #   make bench                       ours beside NVIDIA's C module: a table and build/bench.json
@@ -15,7 +17,8 @@ lab = $(lab_env) CARGO_TARGET_DIR=$(CURDIR)/build/target \
 	cargo run --quiet --locked --manifest-path ci/qemu/lab/Cargo.toml --
 
 demo: lab-bootstrap
-	@$(lab) demo $(if $(RIVAL),--rival)
+	@$(if $(filter-out kernel kernel-lite,$(PROVIDER)),echo "make demo: PROVIDER=$(PROVIDER) is neither kernel nor kernel-lite" >&2; exit 1)
+	@$(lab) demo $(if $(RIVAL),--rival) $(if $(filter kernel,$(PROVIDER)),--flavour debug)
 
 test: lab-bootstrap
 	@$(lab) test $(if $(RIVAL),--rival) $(if $(ONLY),--only $(ONLY))

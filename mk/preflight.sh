@@ -20,7 +20,7 @@ config=$KDIR/include/config/auto.conf
 option() {
 	sed -n "s/^$1=\"\{0,1\}\([^\"]*\)\"\{0,1\}\$/\1/p" "$config"
 }
-kver=$(cat "$KDIR/include/config/kernel.release")
+kver=$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR")
 
 # A kernel built by clang wants its modules built by the same.
 llvm=$LLVM
@@ -49,6 +49,9 @@ ask_kernel() {
 	no_kernel= mend=
 	if [ "$(option CONFIG_RUST)" != y ]; then
 		no_kernel="kernel $kver was built without Rust (CONFIG_RUST is not set)"
+		mend="use a 7.2 kernel built with CONFIG_RUST=y"
+	elif [ "$series" -lt 7002 ]; then
+		no_kernel="kernel $kver is older than 7.2, and the module is written for the kernel crate of 7.2"
 		mend="use a 7.2 kernel built with CONFIG_RUST=y"
 	elif [ ! -r "$KDIR/rust/libkernel.rmeta" ]; then
 		no_kernel="$KDIR has no Rust metadata (rust/libkernel.rmeta), which header packages leave out"
@@ -158,7 +161,8 @@ nvidia_src=/usr/src/nvidia-$nvidia_version
 	/var/lib/dkms/nvidia*/"$nvidia_version/$kver/$arch"/module/Module.symvers "$nvidia_src/Module.symvers")
 if [ -n "$found" ]; then
 	note "nvidia_p2p_get_pages: $found"
-	symvers="$symvers $found"
+	# One file may have both: named twice, modpost would refuse it.
+	[ "$symvers" = "$found" ] || symvers="$symvers $found"
 else
 	note "nvidia_p2p_get_pages: no Module.symvers found (NVIDIA=<dir> names one); modprobe resolves it by depmod"
 fi
@@ -196,5 +200,6 @@ PREFLIGHT_NV_P2P='$nv_p2p'
 PREFLIGHT_PEER_MEM='$peer_mem'
 PREFLIGHT_PROVIDER='$provider'
 PREFLIGHT_TREE='$tree'
+PREFLIGHT_DEPS='${DEPS:-}'
 EOF
 mv "$OUT/preflight.env.new" "$OUT/preflight.env"

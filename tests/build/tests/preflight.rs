@@ -27,6 +27,20 @@ fn a_whole_tree_passes_and_says_which_symvers_it_used() {
     );
 }
 
+/// modpost refuses symbols that it is told of twice.
+#[test]
+fn one_file_with_both_neighbours_is_named_once() {
+    let kernel = FakeKernel::new();
+    let exports = ["ib_register_peer_memory_client", "nvidia_p2p_get_pages"]
+        .map(|symbol| format!("0x00000000\t{symbol}\tboth\tEXPORT_SYMBOL_GPL\t\n"));
+    let both = kernel.write("both/Module.symvers", &exports.concat());
+    let dir = kernel.path().join("both");
+    let outcome = kernel.preflight(&[&format!("OFED={}", dir.display()), &format!("NVIDIA={}", dir.display())]);
+    assert!(outcome.ok, "{}", outcome.text);
+    let env = std::fs::read_to_string(kernel.path().join("out/preflight.env")).expect("preflight.env");
+    assert!(env.contains(&format!("PREFLIGHT_SYMVERS='{}'", both.display())), "{env}");
+}
+
 #[test]
 fn no_tree() {
     let kernel = FakeKernel::new();
@@ -97,6 +111,37 @@ fn the_kernels_own_crate_comes_first() {
     let (provider, line) = chosen(&FakeKernel::new(), &[]);
     assert_eq!(provider, "'kernel'");
     assert!(line.contains("kernel (its metadata fits rustc)"), "{line}");
+}
+
+/// The module is written for the kernel crate of 7.2; an older one would fail it in the compiler.
+#[test]
+fn an_older_kernel_with_rust() {
+    let kernel = FakeKernel::new();
+    kernel.write("include/config/kernel.release", "6.18.3-fake");
+    refused(&kernel, &["PROVIDER=kernel"], &["6.18.3-fake is older than 7.2", "use a 7.2 kernel"]);
+}
+
+/// Debian's headers of 6.1: 6.1.192 in kernel.release, 6.1.0-56-amd64 by uname.
+#[test]
+fn a_kernel_is_called_what_uname_says() {
+    let (kernel, deps) = without_rust();
+    kernel.write("include/config/kernel.release", "6.1.192");
+    kernel.write("include/generated/utsrelease.h", "#define UTS_RELEASE \"6.1.0-56-fake\"\n");
+    let (_, line) = chosen(&kernel, &[&deps]);
+    assert!(line.contains("kernel 6.1.0-56-fake"), "{line}");
+}
+
+/// `make install` runs as root, whose home is not that of who ran `make deps`.
+#[test]
+fn the_last_build_says_where_the_crates_are() {
+    let (kernel, deps) = without_rust();
+    chosen(&kernel, &[&deps]);
+    let mut make = Command::new("make");
+    make.args(["--no-print-directory", "-s", "--eval", "where:; @echo '$(DEPS)'", "where"]);
+    make.arg(format!("OUT={}", kernel.path().join("out").display()));
+    make.current_dir(repository()).env_remove("MAKEFLAGS").env_remove("DEPS").env("HOME", "/nonexistent");
+    let outcome = run(&mut make);
+    assert_eq!(Some(outcome.text.trim()), deps.strip_prefix("DEPS="));
 }
 
 #[test]
@@ -226,4 +271,52 @@ fn uninstall_for_one_of_two_kernels() {
     };
     assert!(uninstall(FakeKernel::RELEASE).ok && ours.exists());
     assert!(uninstall("7.2.0-other").ok && !ours.exists());
+}
+
+/// What `make tools` built goes where shells and man look, and goes again with the module of the last kernel. Without it the
+/// module is installed all the same.
+#[test]
+fn tools_come_and_go_with_the_module() {
+    let kernel = FakeKernel::new();
+    let root = kernel.path().join("root");
+    let modules = root.join("lib/modules").join(FakeKernel::RELEASE);
+    std::fs::create_dir_all(modules.join("updates/nvidia-peermem-rust")).expect("folder");
+    for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+        std::fs::write(modules.join(name), "").expect("file");
+    }
+    let source = kernel.write("ko.s", ".section .modinfo,\"a\"\n.asciz \"license=GPL\"\n");
+    let object = modules.join("updates/nvidia-peermem-rust/nvidia-peermem.ko");
+    assert!(run(Command::new("as").arg(&source).arg("-o").arg(object)).ok);
+    let call = |verb: &str| {
+        let mut command = Command::new("sh");
+        command.arg(repository().join("mk/install.sh")).arg(verb).env("KDIR", kernel.path());
+        run(command.env("INSTALL_MOD_PATH", &root).env("PREFIX", "/opt").env("TOOLS", kernel.path().join("tools")))
+    };
+    let without = call("install");
+    assert!(without.ok && without.text.contains("make tools"), "{}", without.text);
+    assert!(!root.join("opt").exists());
+    // As tools/peermemctl/examples/generate.rs names them.
+    let made = ["peermemctl.1", "peermemctl-doctor.1", "peermemctl.bash", "_peermemctl", "peermemctl.fish"];
+    for name in made.into_iter().chain(["peermemctl.schema.json"]) {
+        kernel.write(&format!("tools/{name}"), "");
+    }
+    let program = kernel.write("tools/peermemctl", "#!/bin/sh\necho works\n");
+    assert!(run(Command::new("chmod").arg("+x").arg(program)).ok);
+    let with = call("install");
+    assert!(with.ok, "{}", with.text);
+    assert_eq!(run(&mut Command::new(root.join("opt/bin/peermemctl"))).text, "works\n");
+    let places = [
+        "man/man1/peermemctl.1",
+        "man/man1/peermemctl-doctor.1",
+        "bash-completion/completions/peermemctl",
+        "zsh/site-functions/_peermemctl",
+        "fish/vendor_completions.d/peermemctl.fish",
+        "peermemctl/peermemctl.schema.json",
+    ];
+    for place in places {
+        assert!(root.join("opt/share").join(place).is_file(), "{place}: {}", with.text);
+    }
+    assert!(call("uninstall").ok);
+    let left = run(Command::new("find").arg(root.join("opt")).args(["-type", "f"]));
+    assert_eq!(left.text, "", "left behind");
 }

@@ -1,0 +1,58 @@
+//! The flags that kernel-lite.mk finds for a compiler, asked of one that knows what it is told to.
+
+use build_tests::{repository, run};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use tempfile::TempDir;
+
+/// The flags on a kernel of Debian's configuration, for a rustc of this version that refuses these options.
+fn flags(version: &str, unknown: &[&str]) -> String {
+    let dir = TempDir::new().expect("temporary folder");
+    let rustc = dir.path().join("rustc");
+    let refused: Vec<String> = unknown.iter().map(|option| format!("*\" {option}\"*")).collect();
+    let script = format!(
+        "#!/bin/sh\ncase \" $*\" in\n*--version*) echo 'rustc {version} (x)' ;;\n{}) exit 1 ;;\nesac\n",
+        refused.join(" | ")
+    );
+    fs::write(&rustc, script).expect("file");
+    fs::set_permissions(&rustc, fs::Permissions::from_mode(0o755)).expect("mode");
+    let makefile = dir.path().join("Makefile");
+    let config = ["X86_KERNEL_IBT", "MITIGATION_RETPOLINE", "MITIGATION_RETHUNK", "CALL_PADDING"];
+    let config: String = config.iter().map(|name| format!("CONFIG_{name} := y\n")).collect();
+    let text = format!(
+        "pound := \\#\n.DEFAULT_GOAL := show\n{config}CONFIG_FUNCTION_PADDING_BYTES := 16\nobj := o\nsrc := {repository}\n\
+         include $(src)/kernel-lite/kernel-lite.mk\nshow: ; @echo '$(kl-flags)'\n.PHONY: FORCE\nFORCE:\n",
+        repository = repository().display()
+    );
+    fs::write(&makefile, text).expect("file");
+    let made = run(Command::new("make").arg("-sf").arg(makefile).arg(format!("RUSTC={}", rustc.display())).arg("show"));
+    assert!(made.ok, "{}", made.text);
+    made.text
+}
+
+/// Debian 13's: other spellings, warnings of the target features in each crate, and no prefix of indirect calls at all.
+#[test]
+fn rustc_1_85() {
+    let flags = flags("1.85.1", &["-Cjump-tables", "-Zretpoline-external-thunk", "-Zindirect-branch-cs-prefix"]);
+    for flag in ["-Zno-jump-tables", "-Ctarget-feature=+retpoline-external-thunk,", " -Awarnings"] {
+        assert!(flags.contains(flag), "no {flag} in {flags}");
+    }
+    assert!(!flags.contains("no-spelling") && !flags.contains("cs-prefix"), "{flags}");
+}
+
+#[test]
+fn a_newer_rustc() {
+    let flags = flags("1.96.0", &["-Zno-jump-tables", "-Ctarget-feature"]);
+    for flag in ["-Cjump-tables=n", "-Zretpoline-external-thunk", "-Zindirect-branch-cs-prefix"] {
+        assert!(flags.contains(flag), "no {flag} in {flags}");
+    }
+    assert!(!flags.contains("no-spelling") && !flags.contains("-Awarnings"), "{flags}");
+}
+
+/// What must be there is not left out in silence: rustc refuses the flag that says so.
+#[test]
+fn no_spelling_of_a_mitigation() {
+    let flags = flags("1.84.0", &["-Zretpoline-external-thunk", "-Ctarget-feature"]);
+    assert!(flags.contains("-kernel-lite-no-spelling-of=-Zretpoline-external-thunk"), "{flags}");
+}

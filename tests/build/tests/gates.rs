@@ -1,0 +1,58 @@
+//! The gates behind each build: a module that they find fault with is removed, and one line says with what.
+
+use build_tests::{repository, run, FakeKernel, Outcome};
+use std::path::PathBuf;
+use std::process::Command;
+
+/// An object that refers to this symbol, as the module of a build in `out`.
+fn module(kernel: &FakeKernel, symbol: &str) -> PathBuf {
+    let source = kernel.write("out/module.s", &format!(".data\n.quad {symbol}\n"));
+    let object = kernel.path().join("out/nvidia-peermem.ko");
+    assert!(run(Command::new("as").arg(source).arg("-o").arg(&object)).ok);
+    object
+}
+
+fn plain_exports(kernel: &FakeKernel, provider: &str) -> Outcome {
+    let symvers =
+        kernel.write("nvidia/Module.symvers", "0x00000000\tnvidia_p2p_get_pages\tnvidia\tEXPORT_SYMBOL_GPL\t\n");
+    let env = format!("PREFLIGHT_PROVIDER='{provider}'\nPREFLIGHT_SYMVERS='{}'\n", symvers.display());
+    kernel.write("out/preflight.env", &env);
+    let mut gate = Command::new("sh");
+    gate.arg(repository().join("mk/plain-exports.sh")).env("KDIR", kernel.path());
+    run(gate.env("OUT", kernel.path().join("out")))
+}
+
+#[test]
+fn a_gpl_only_import_with_kernel_lite() {
+    let kernel = FakeKernel::new();
+    kernel.write(
+        "Module.symvers",
+        "0x00000000\tclass_create\tvmlinux\tEXPORT_SYMBOL_GPL\t\n0x00000000\tkfree\tvmlinux\tEXPORT_SYMBOL\t\n",
+    );
+    let built = module(&kernel, "class_create");
+    assert!(plain_exports(&kernel, "kernel").ok && built.exists(), "the kernel's own crate has nothing else");
+    let outcome = plain_exports(&kernel, "kernel-lite");
+    assert!(!outcome.ok && !built.exists() && outcome.text.contains("was removed: class_create"), "{}", outcome.text);
+
+    for fine in ["kfree", "nvidia_p2p_get_pages"] {
+        let built = module(&kernel, fine);
+        let outcome = plain_exports(&kernel, "kernel-lite");
+        assert!(outcome.ok && built.exists() && outcome.text.is_empty(), "{fine}: {}", outcome.text);
+    }
+    // There mutex_lock() itself is GPL-only.
+    kernel.config("CONFIG_DEBUG_LOCK_ALLOC=y\n");
+    let built = module(&kernel, "class_create");
+    let outcome = plain_exports(&kernel, "kernel-lite");
+    assert!(outcome.ok && built.exists() && outcome.text.contains("class_create"), "{}", outcome.text);
+}
+
+#[test]
+fn a_panic_path() {
+    let kernel = FakeKernel::new();
+    let gate = |built: &PathBuf| run(Command::new("sh").arg(repository().join("mk/no-panic.sh")).arg(built));
+    let built = module(&kernel, "_RNvNtCs1_4core9panicking18panic_bounds_check");
+    let outcome = gate(&built);
+    assert!(!outcome.ok && !built.exists() && outcome.text.contains("panic_bounds_check"), "{}", outcome.text);
+    let built = module(&kernel, "kfree");
+    assert!(gate(&built).ok && built.exists());
+}
