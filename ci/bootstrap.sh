@@ -6,7 +6,8 @@ set -eu
 . /etc/os-release
 case "${ID:-}-${VERSION_ID:-}" in
 debian-12) rust="rustc-web cargo-web rust-web-src rustfmt-web rust-web-clippy" ;;
-debian-13) rust="rustc cargo rust-src rustfmt rust-clippy" ;;
+# gcc-12 compiles modules for Debian 12's kernel.
+debian-13) rust="rustc cargo rust-src rustfmt rust-clippy gcc-12" ;;
 *)
 	echo "bootstrap: this is ${PRETTY_NAME:-unknown}; the lab needs Debian 12 or 13" >&2
 	exit 1

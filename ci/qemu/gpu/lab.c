@@ -95,6 +95,7 @@ static struct setting config[NVLAB_C_COUNT] = {
 	[NVLAB_C_POISON] = SETTING("poison", 1, 0, 1),
 	[NVLAB_C_CRC_MAX] = SETTING("crc_max", SZ_64M, 0, U32_MAX),
 	[NVLAB_C_PAGE_SIZE] = SETTING("page_size", NVLAB_GPU_PAGE, SZ_4K, SZ_128K),
+	[NVLAB_C_LAYOUT_SEED] = SETTING("layout_seed", 0, 0, U64_MAX),
 };
 
 static struct setting cost[NVLAB_T_COUNT] = {
@@ -640,6 +641,11 @@ static int books_write(int words, char **word)
 {
 	unsigned int i;
 
+	/* The tables themselves stay until the module goes. */
+	if (words == 1 && !strcmp(word[0], "forget_leaked")) {
+		atomic64_set(&nvlab_books[NVLAB_B_LEAKED_TABLES], 0);
+		return 0;
+	}
 	if (words != 1 || strcmp(word[0], "reset"))
 		return -EINVAL;
 	for (i = NVLAB_B_FIRST_COUNTER; i < NVLAB_B_COUNT; i++)

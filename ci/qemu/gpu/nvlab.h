@@ -136,6 +136,7 @@ enum nvlab_config_name {
 	NVLAB_C_POISON,
 	NVLAB_C_CRC_MAX,
 	NVLAB_C_PAGE_SIZE,
+	NVLAB_C_LAYOUT_SEED,
 	NVLAB_C_COUNT
 };
 
@@ -161,8 +162,9 @@ enum nvlab_cost_name {
 
 /*
  * A call that began at @start and is about @len bytes takes as long as @base and
- * @gib say, its own work included. RM_PART of it passes under R, where the real
- * driver maps, the rest before the call returns.
+ * @gib say, its own work included, but not what it waits for R: see
+ * nvlab_r_lock_for(). RM_PART of it passes under R, where the real driver maps,
+ * the rest before the call returns.
  */
 #define NVLAB_RM_PART	75
 #define NVLAB_ALL	100
@@ -254,6 +256,8 @@ static inline u32 nvlab_tgid(void)
  * exported functions turn it into -EINVAL (get) or success (put).
  */
 int nvlab_r_lock(const char *who);
+/* For a call that began at *@start, which is moved by what it waits for R. */
+int nvlab_r_lock_for(ktime_t *start, const char *who);
 void nvlab_r_unlock(void);
 struct seq_file;
 void nvlab_r_pins(struct seq_file *s);
@@ -283,16 +287,16 @@ struct nvlab_pinned {
 
 struct nvlab_dup;
 
-int nvlab_rm_get(ktime_t start, u64 va, u64 len, void *key, u64 *phys,
+int nvlab_rm_get(ktime_t *start, u64 va, u64 len, void *key, u64 *phys,
 		 u32 count, struct nvlab_pinned *pinned);
 int nvlab_rm_register(u64 va, u64 len, void *key, void (*callback)(void *data),
 		      void *data);
-int nvlab_rm_put(ktime_t start, void *key, u64 *len);
-int nvlab_rm_gpu_info(u64 va, u64 len, struct nvlab_gpu **gpu);
-int nvlab_rm_get_persistent(ktime_t start, u64 va, u64 len, void *key,
+int nvlab_rm_put(ktime_t *start, void *key, u64 *len);
+int nvlab_rm_gpu_info(ktime_t *start, u64 va, u64 len, struct nvlab_gpu **gpu);
+int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 			    u64 *phys, u32 count, struct nvlab_pinned *pinned,
 			    struct nvlab_dup **dup);
-int nvlab_rm_put_persistent(ktime_t start, struct nvlab_dup *dup, u64 *len);
+int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len);
 
 /* --- exported functions (p2p.c) --- */
 

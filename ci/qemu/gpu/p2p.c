@@ -31,6 +31,7 @@
 #include <linux/slab.h>
 #include <linux/string.h>
 
+#include "lab_mark.h"
 #include "nvlab.h"
 #include "p2p.h"
 
@@ -296,7 +297,6 @@ static int table_build(struct mem_info *info, const u64 *phys, u32 count)
 	u64 size = table_page_size(phys, count), change, at;
 	u32 entries = ((u64)count << NVLAB_PAGE_SHIFT) / size;
 	u32 i, page;
-	int err;
 
 	change = nvlab_fault(NVLAB_F_TABLE_SHORT);
 	if (change)
@@ -342,7 +342,9 @@ static void mem_info_free_callback(void *data)
 	u64 start = ktime_get_ns();
 
 	nvlab_count(NVLAB_B_CALLBACKS);
+	lab_mark_begin();
 	info->free_callback(info->data);
+	lab_mark_end();
 	nvlab_add_since(NVLAB_B_CALLBACK_NS, start);
 	if (nvlab_fault(NVLAB_F_CALLBACK_DOUBLE)) {
 		nvlab_count(NVLAB_B_CALLBACKS);
@@ -368,13 +370,13 @@ static int range_check(u64 *va, u64 *len)
 }
 
 /* The persistent half of get: find the GPU, hold it, duplicate the memory. */
-static int get_persistent(ktime_t start, struct mem_info *info, u64 va,
+static int get_persistent(ktime_t *start, struct mem_info *info, u64 va,
 			  u64 len, u64 *phys, u32 count,
 			  struct nvlab_pinned *pinned)
 {
 	int err;
 
-	err = nvlab_rm_gpu_info(va, len, &info->gpu);
+	err = nvlab_rm_gpu_info(start, va, len, &info->gpu);
 	if (err)
 		return err;
 	nvlab_hold(NVLAB_H_PGET_INFO);
@@ -394,7 +396,7 @@ static int put_persistent(struct mem_info *info)
 	u64 len;
 	int err;
 
-	err = nvlab_rm_put_persistent(start, info->dup, &len);
+	err = nvlab_rm_put_persistent(&start, info->dup, &len);
 	if (err)
 		return err;
 	atomic_dec(&info->gpu->users);
@@ -413,7 +415,7 @@ static int put_revocable(struct nvidia_p2p_page_table *table)
 	int err;
 
 	/* The table may be gone: until RM knows it, it is a number. */
-	err = nvlab_rm_put(start, table, &len);
+	err = nvlab_rm_put(&start, table, &len);
 	nvlab_hold(NVLAB_H_PUT_AFTER);
 	if (err)
 		return err;
@@ -458,9 +460,9 @@ static int get(bool persistent, bool cpu_only, u64 va, u64 len,
 		goto failed;
 
 	nvlab_hold(persistent ? NVLAB_H_PGET_ALLOC : NVLAB_H_GET_ALLOC);
-	err = persistent ? get_persistent(start, info, va, len, phys, count,
+	err = persistent ? get_persistent(&start, info, va, len, phys, count,
 					  &pinned) :
-			   nvlab_rm_get(start, va, len, info, phys, count,
+			   nvlab_rm_get(&start, va, len, info, phys, count,
 					&pinned);
 	if (err)
 		goto failed;
@@ -723,7 +725,7 @@ static int dma_map(struct pci_dev *peer,
 		map->how = MAPPED_RAW;
 
 	nvlab_hold(NVLAB_H_MAP_BEFORE);
-	err = nvlab_r_lock("dma_map_pages");
+	err = nvlab_r_lock_for(&start, "dma_map_pages");
 	if (err)
 		goto free;
 	if (nvlab_fault(NVLAB_F_MAP_TOPOLOGY))

@@ -26,6 +26,7 @@
 
 #include <linux/bitmap.h>
 #include <linux/mm.h>
+#include <linux/prandom.h>
 #include <linux/random.h>
 #include <linux/rwsem.h>
 #include <linux/seq_file.h>
@@ -96,6 +97,15 @@ int nvlab_r_lock(const char *who)
 	return 0;
 }
 
+int nvlab_r_lock_for(ktime_t *start, const char *who)
+{
+	ktime_t asked = ktime_get();
+	int err = nvlab_r_lock(who);
+
+	*start = ktime_add(*start, ktime_sub(ktime_get(), asked));
+	return err;
+}
+
 void nvlab_r_unlock(void)
 {
 	nvlab_add_since(NVLAB_B_R_HELD_NS, api_since_ns);
@@ -137,6 +147,20 @@ u64 nvlab_bar1_size(struct nvlab_gpu *gpu)
 	return size ? min(size, gpu->size) : gpu->size;
 }
 
+/* As layout_seed says, so that a test's seed gives the same order again. */
+static void shuffle(struct nvlab_mem *mem)
+{
+	u64 seed = nvlab_config(NVLAB_C_LAYOUT_SEED);
+	struct rnd_state state;
+	u32 i, j;
+
+	prandom_seed_state(&state, seed ?: get_random_u64());
+	for (i = mem->npages - 1; i > 0; i--) {
+		j = prandom_u32_state(&state) % (i + 1);
+		swap(mem->page[i], mem->page[j]);
+	}
+}
+
 /* Take video memory, lowest address first, and lay the pages out in it. */
 static int mem_take(struct nvlab_mem *mem)
 {
@@ -172,10 +196,7 @@ static int mem_take(struct nvlab_mem *mem)
 	}
 	mutex_unlock(&gpu->mem_lock);
 	if (mem->layout == NVLAB_LAYOUT_SHUFFLED)
-		for (i = mem->npages - 1; i > 0; i--) {
-			j = get_random_u32_below(i + 1);
-			swap(mem->page[i], mem->page[j]);
-		}
+		shuffle(mem);
 	return 0;
 }
 
@@ -705,7 +726,7 @@ static void pages_tell(struct nvlab_mem *mem, u32 first, u32 count, u64 *phys,
 	pinned->coherent = mem->host;
 }
 
-int nvlab_rm_get(ktime_t start, u64 va, u64 len, void *key, u64 *phys,
+int nvlab_rm_get(ktime_t *start, u64 va, u64 len, void *key, u64 *phys,
 		 u32 count, struct nvlab_pinned *pinned)
 {
 	struct vidmem *v;
@@ -713,7 +734,7 @@ int nvlab_rm_get(ktime_t start, u64 va, u64 len, void *key, u64 *phys,
 	u64 wrong;
 	int err;
 
-	err = nvlab_r_lock("get_pages");
+	err = nvlab_r_lock_for(start, "get_pages");
 	if (err)
 		return err;
 	err = range_find(va, len, &v);
@@ -740,7 +761,7 @@ int nvlab_rm_get(ktime_t start, u64 va, u64 len, void *key, u64 *phys,
 		goto unlock;
 	}
 	pages_tell(v->mem, pin->first, count, phys, pinned);
-	nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
+	nvlab_spend(*start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
 		    NVLAB_RM_PART);
 	list_add_tail(&pin->node, &v->pins);
 	nvlab_add(NVLAB_B_LIVE_PINS, 1);
@@ -798,13 +819,13 @@ static struct pin *pin_find(void *key, struct vidmem **in)
 	return NULL;
 }
 
-int nvlab_rm_put(ktime_t start, void *key, u64 *len)
+int nvlab_rm_put(ktime_t *start, void *key, u64 *len)
 {
 	struct vidmem *v;
 	struct pin *pin;
 	int err;
 
-	err = nvlab_r_lock("put_pages");
+	err = nvlab_r_lock_for(start, "put_pages");
 	if (err)
 		return err;
 	nvlab_hold(NVLAB_H_PUT_LOCKED);
@@ -815,7 +836,7 @@ int nvlab_rm_put(ktime_t start, void *key, u64 *len)
 		*len = (u64)pin->count << NVLAB_PAGE_SHIFT;
 		list_del(&pin->node);
 		bar1_unmap(v->mem, pin->first, pin->count);
-		nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, *len,
+		nvlab_spend(*start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, *len,
 			    NVLAB_RM_PART);
 		nvlab_add(NVLAB_B_LIVE_PINS, -1);
 		kfree(pin);
@@ -824,12 +845,12 @@ int nvlab_rm_put(ktime_t start, void *key, u64 *len)
 	return err;
 }
 
-int nvlab_rm_gpu_info(u64 va, u64 len, struct nvlab_gpu **gpu)
+int nvlab_rm_gpu_info(ktime_t *start, u64 va, u64 len, struct nvlab_gpu **gpu)
 {
 	struct vidmem *v;
 	int err;
 
-	err = nvlab_r_lock("get_gpu_info");
+	err = nvlab_r_lock_for(start, "get_gpu_info");
 	if (err)
 		return err;
 	err = range_find(va, len, &v);
@@ -839,7 +860,7 @@ int nvlab_rm_gpu_info(u64 va, u64 len, struct nvlab_gpu **gpu)
 	return err;
 }
 
-int nvlab_rm_get_persistent(ktime_t start, u64 va, u64 len, void *key,
+int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 			    u64 *phys, u32 count, struct nvlab_pinned *pinned,
 			    struct nvlab_dup **out)
 {
@@ -848,7 +869,7 @@ int nvlab_rm_get_persistent(ktime_t start, u64 va, u64 len, void *key,
 	u64 wrong;
 	int err;
 
-	err = nvlab_r_lock("get_pages_persistent");
+	err = nvlab_r_lock_for(start, "get_pages_persistent");
 	if (err)
 		return err;
 	err = range_find(va, len, &v);
@@ -877,7 +898,7 @@ int nvlab_rm_get_persistent(ktime_t start, u64 va, u64 len, void *key,
 	}
 	kref_get(&v->mem->ref);
 	pages_tell(v->mem, dup->first, count, phys, pinned);
-	nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
+	nvlab_spend(*start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
 		    NVLAB_RM_PART);
 	list_add_tail(&dup->node, &dups);
 	nvlab_add(NVLAB_B_LIVE_PERSISTENT, 1);
@@ -887,18 +908,18 @@ unlock:
 	return err;
 }
 
-int nvlab_rm_put_persistent(ktime_t start, struct nvlab_dup *dup, u64 *len)
+int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len)
 {
 	struct nvlab_mem *mem = dup->mem;
 	int err;
 
-	err = nvlab_r_lock("put_pages_persistent");
+	err = nvlab_r_lock_for(start, "put_pages_persistent");
 	if (err)
 		return err;
 	*len = (u64)dup->count << NVLAB_PAGE_SHIFT;
 	list_del(&dup->node);
 	bar1_unmap(mem, dup->first, dup->count);
-	nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, *len,
+	nvlab_spend(*start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, *len,
 		    NVLAB_RM_PART);
 	nvlab_add(NVLAB_B_LIVE_PERSISTENT, -1);
 	kfree(dup);

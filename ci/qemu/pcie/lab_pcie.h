@@ -11,11 +11,14 @@
  * mapped for this very device faults, and the endpoint sees every access.
  *
  * What it leaves out. Time, ordering and posted writes: an access is done when
- * the call returns. Read-only mappings: a translation is good for both
- * directions. A stale IOTLB: an unmapped address faults at once, also where
- * lazy invalidation would let it live for 10 ms. ATS and peer-to-peer routing
- * below a switch (ACS). Host memory: RAM is unclaimed here, unless a GPU
- * declares it as its coherent memory (lab_pcie_add_memory()).
+ * the call returns. The IOMMU itself: a translation is a walk of the kernel's
+ * domain for this device, which QEMU's IOMMU never hears of, so a fault is the
+ * domain's hole, not a DMAR event. Permissions: a translation is good for both
+ * directions (the suite iommu asks dma-debug for each mapping's direction). A
+ * stale IOTLB: an unmapped address faults at once, also where lazy invalidation
+ * would let it live for 10 ms. ATS and peer-to-peer routing below a switch
+ * (ACS). Host memory: RAM is unclaimed here, unless a GPU declares it as its
+ * coherent memory (lab_pcie_add_memory()).
  */
 #ifndef LAB_PCIE_H
 #define LAB_PCIE_H

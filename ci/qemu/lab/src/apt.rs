@@ -10,8 +10,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where the pieces that the machine may lack come from; old releases lack the new ones.
-const SUITES: [&str; 4] = ["trixie", "trixie-backports", "forky", "sid"];
+/// Where the pieces that the machine may lack come from; old releases lack the new ones. (The machine's own release and
+/// its security updates, if it has them, have the stock kernel; Debian 12 has the oldest.)
+const SUITES: [&str; 5] = ["trixie", "trixie-backports", "forky", "sid", "bookworm"];
 const COMPONENTS: &str = "main contrib";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const HELPER: &str = "/usr/lib/apt/apt-helper";
@@ -44,11 +45,14 @@ impl<'a> Apt<'a> {
             fs::create_dir_all(&sub).with_context(|| format!("cannot make {}", sub.display()))?;
         }
         let apt = Apt { lab, dir };
-        let mirror = apt.mirror()?;
-        fs::write(apt.dir.join("etc/sources.list"), sources_list(&mirror))?;
+        let machine = Machine::look(&apt)?;
+        fs::write(apt.dir.join("etc/sources.list"), machine.sources_list())?;
         let step = Step::new("package lists", lab.build.join("log/apt-update.log"))?;
         sh::say("fetch: package lists of the Debian suites");
-        step.run(apt.get().arg("update"))?;
+        if let Err(e) = step.run(apt.get().arg("update")) {
+            // A suite that is gone ends nothing but what only it has; that says then which package is missing.
+            sh::say(&format!("fetch: not every suite answers: {e:#}"));
+        }
         Ok(apt)
     }
 
@@ -77,22 +81,22 @@ impl<'a> Apt<'a> {
         cmd
     }
 
-    /// The machine's own Debian mirror. apt lists it only while it has package lists: where those were thrown away, they
-    /// are fetched once into the private folder.
-    fn mirror(&self) -> Result<Mirror> {
-        let codename = codename(&fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?)?;
+    /// What the machine's own apt knows. apt lists its mirrors only while it has package lists: where those were thrown
+    /// away, they are fetched once into the private folder.
+    fn targets(&self, codename: &str) -> Result<String> {
         let own = sh::output(sh::command(self.lab, "apt-get").arg("indextargets"))?;
-        if let Some(mirror) = pick_mirror(&own, &codename) {
-            return Ok(mirror);
+        if pick_mirror(&own, "Debian", codename).is_some() {
+            return Ok(own);
         }
         let lists = format!("Dir::State::lists={}/machine/lists", self.dir.display());
         sh::output(sh::command(self.lab, "apt-get").args(["-q", "-o", &lists, "update"]))?;
-        let own = sh::output(sh::command(self.lab, "apt-get").args(["-o", &lists, "indextargets"]))?;
-        pick_mirror(&own, &codename).ok_or_else(|| {
-            anyhow!(
-                "apt's configuration has no Debian mirror for {codename}: add one to /etc/apt and run apt-get update"
-            )
-        })
+        sh::output(sh::command(self.lab, "apt-get").args(["-o", &lists, "indextargets"]))
+    }
+
+    /// Names of the packages that match a regular expression, in all suites.
+    pub fn search(&self, regex: &str) -> Result<Vec<String>> {
+        let text = sh::output(self.tool("apt-cache").args(["search", "--names-only", regex]))?;
+        Ok(text.lines().filter_map(|l| l.split_whitespace().next()).map(str::to_string).collect())
     }
 
     /// The newest version of a package, of those that start like this, over all suites.
@@ -175,23 +179,60 @@ impl<'a> Apt<'a> {
     }
 }
 
-fn sources_list(mirror: &Mirror) -> String {
-    let signed = mirror.signed_by.as_ref().map(|k| format!("[signed-by={k}] ")).unwrap_or_default();
-    let mut list = String::new();
-    for suite in SUITES {
-        list += &format!("deb {signed}{} {suite} {COMPONENTS}\n", mirror.uri);
+/// The machine's release and where it gets its packages from.
+struct Machine {
+    codename: String,
+    mirror: Mirror,
+    /// Of its security updates, if it has them.
+    security: Option<Mirror>,
+}
+
+impl Machine {
+    fn look(apt: &Apt) -> Result<Self> {
+        let codename = release()?.codename;
+        let targets = apt.targets(&codename)?;
+        let mirror = pick_mirror(&targets, "Debian", &codename).ok_or_else(|| {
+            anyhow!(
+                "apt's configuration has no Debian mirror for {codename}: add one to /etc/apt and run apt-get update"
+            )
+        })?;
+        let security = pick_mirror(&targets, "Debian-Security", &format!("{codename}-security"));
+        Ok(Machine { codename, mirror, security })
     }
-    list += &format!("deb-src {signed}{} {} {COMPONENTS}\n", mirror.uri, SUITES[0]);
-    list
+
+    fn sources_list(&self) -> String {
+        let Machine { codename, mirror, security } = self;
+        let mut suites: Vec<String> = SUITES.map(String::from).into();
+        for suite in [codename.clone(), format!("{codename}-backports")] {
+            if !suites.contains(&suite) {
+                suites.push(suite);
+            }
+        }
+        let mut list = String::new();
+        for suite in suites {
+            list += &mirror.line("deb", &suite);
+        }
+        if let Some(security) = security {
+            list += &security.line("deb", &format!("{codename}-security"));
+        }
+        list + &mirror.line("deb-src", SUITES[0])
+    }
+}
+
+impl Mirror {
+    fn line(&self, kind: &str, suite: &str) -> String {
+        let signed = self.signed_by.as_ref().map(|k| format!("[signed-by={k}] ")).unwrap_or_default();
+        format!("{kind} {signed}{} {suite} {COMPONENTS}\n", self.uri)
+    }
 }
 
 /// Reads `apt-get indextargets`: stanzas of `Field: value`.
-fn pick_mirror(targets: &str, codename: &str) -> Option<Mirror> {
+fn pick_mirror(targets: &str, label: &str, codename: &str) -> Option<Mirror> {
     for stanza in targets.split("\n\n") {
         let field = |name: &str| stanza.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(": ")).unwrap_or("");
         if field("Codename") == codename
             && field("Origin") == "Debian"
-            && field("Label") == "Debian"
+            && field("Label") == label
             && !field("Repo-URI").is_empty()
         {
             let key = field("Signed-By");
@@ -206,15 +247,28 @@ fn pick_mirror(targets: &str, codename: &str) -> Option<Mirror> {
     None
 }
 
-fn codename(os_release: &str) -> Result<String> {
+/// This machine's Debian.
+pub struct Release {
+    pub codename: String,
+    /// 12 or 13, as package versions have it after `+deb`.
+    pub number: String,
+}
+
+pub fn release() -> Result<Release> {
+    parse_release(&fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?)
+}
+
+fn parse_release(os_release: &str) -> Result<Release> {
     let value = |name: &str| {
         os_release.lines().find_map(|l| Some(l.strip_prefix(name)?.strip_prefix('=')?.trim_matches('"').to_string()))
     };
     if value("ID").as_deref() != Some("debian") {
         bail!("this is {:?}: the lab runs on Debian 12 or 13", value("PRETTY_NAME").unwrap_or_default());
     }
-    value("VERSION_CODENAME")
-        .ok_or_else(|| anyhow!("/etc/os-release has no VERSION_CODENAME: the lab runs on Debian 12 or 13"))
+    match (value("VERSION_CODENAME"), value("VERSION_ID")) {
+        (Some(codename), Some(number)) => Ok(Release { codename, number }),
+        _ => bail!("/etc/os-release has no VERSION_CODENAME or no VERSION_ID: the lab runs on Debian 12 or 13"),
+    }
 }
 
 /// Reads `apt-cache madison`: `package | version | where`.
@@ -253,19 +307,36 @@ mod tests {
         Repo-URI: http://security.invalid/\nSigned-By: /k.gpg\n\nMetaKey: x\nCodename: bookworm\nLabel: Debian\nOrigin: Debian\n\
         Repo-URI: http://mirror.invalid/debian/\nSigned-By: /k.gpg\n";
 
-    #[test]
-    fn the_mirror_is_the_release_not_its_security_updates() {
-        let mirror = pick_mirror(TARGETS, "bookworm").unwrap();
-        assert_eq!(mirror, Mirror { uri: "http://mirror.invalid/debian/".into(), signed_by: Some("/k.gpg".into()) });
-        assert_eq!(pick_mirror(TARGETS, "trixie"), None);
-        assert_eq!(pick_mirror("", "bookworm"), None);
+    fn mirror(uri: &str) -> Mirror {
+        Mirror { uri: uri.into(), signed_by: Some("/k.gpg".into()) }
     }
 
     #[test]
-    fn every_suite_is_signed() {
-        let list = sources_list(&pick_mirror(TARGETS, "bookworm").unwrap());
-        assert_eq!(list.lines().count(), SUITES.len() + 1);
+    fn the_mirror_is_the_release_not_its_security_updates() {
+        assert_eq!(pick_mirror(TARGETS, "Debian", "bookworm"), Some(mirror("http://mirror.invalid/debian/")));
+        assert_eq!(
+            pick_mirror(TARGETS, "Debian-Security", "bookworm-security"),
+            Some(mirror("http://security.invalid/"))
+        );
+        assert_eq!(pick_mirror(TARGETS, "Debian", "trixie"), None);
+        assert_eq!(pick_mirror("", "Debian", "bookworm"), None);
+    }
+
+    #[test]
+    fn every_suite_is_signed_and_there_once() {
+        let machine = |codename: &str, security: Option<Mirror>| {
+            Machine { codename: codename.into(), mirror: mirror("http://m.invalid"), security }.sources_list()
+        };
+        let list = machine("bookworm", Some(mirror("http://s.invalid")));
         assert!(list.lines().all(|l| l.contains("[signed-by=/k.gpg]")));
+        let times = |list: &str, what: &str| list.lines().filter(|l| l.contains(what)).count();
+        for suite in
+            ["m.invalid bookworm main", "m.invalid bookworm-backports main", "s.invalid bookworm-security main"]
+        {
+            assert_eq!(times(&list, suite), 1, "{suite} in\n{list}");
+        }
+        let list = machine("trixie", None);
+        assert_eq!((times(&list, "deb [signed-by=/k.gpg] http://m.invalid trixie "), times(&list, "security")), (1, 0));
     }
 
     #[test]
@@ -289,7 +360,9 @@ mod tests {
 
     #[test]
     fn only_debian() {
-        assert_eq!(codename("ID=debian\nVERSION_CODENAME=bookworm\n").unwrap(), "bookworm");
-        assert!(codename("ID=fedora\nPRETTY_NAME=\"Fedora 40\"\n").unwrap_err().to_string().contains("Fedora"));
+        let release = parse_release("ID=debian\nVERSION_CODENAME=bookworm\nVERSION_ID=\"12\"\n").unwrap();
+        assert_eq!((release.codename.as_str(), release.number.as_str()), ("bookworm", "12"));
+        let Err(e) = parse_release("ID=fedora\nPRETTY_NAME=\"Fedora 40\"\n") else { panic!("Fedora was taken") };
+        assert!(e.to_string().contains("Fedora"));
     }
 }

@@ -1,68 +1,123 @@
-//! `make demo`: one boot, one table, one verdict.
+//! `make demo`: real perftest with GPU memory, within one machine and between two; two tables, one verdict.
 
 use crate::ctx::Lab;
-use crate::image::{self, Module, More};
+use crate::image::{Module, More};
 use crate::judge::judge;
 use crate::kernel::Flavour;
-use crate::ktap::Outcome;
-use crate::machine::{print_test, Boot};
-use crate::prepare;
-use anyhow::{Context, Result};
+use crate::ktap::{Outcome, Test};
+use crate::machine::{print_test, Boot, Report};
+use crate::pair;
+use crate::ready::prepare;
+use anyhow::{anyhow, Context, Result};
 use comfy_table::{presets, CellAlignment, Table};
 use serde_json::{json, Value};
 use std::fs;
+use std::time::{Duration, Instant};
 
-pub fn run(lab: &Lab, module: Module) -> Result<bool> {
-    let ready = prepare(lab, Flavour::Debug)?;
+/// Three machines beside each other take longer than one alone.
+const LIMIT: Duration = Duration::from_secs(900);
+
+pub fn run(lab: &Lab, module: Module, flavour: Flavour) -> Result<bool> {
+    let ready = prepare(lab, flavour)?;
     let kernel = &ready.kernel;
-    let image = image::build(lab, kernel, &ready.parts, module, More::Nothing)?;
-    let (name, what) = match module {
-        Module::Ours => ("demo", "nvidia-peermem in Rust"),
-        Module::Rival => ("demo-rival", "NVIDIA's C nvidia-peermem"),
+    let image = ready.image(lab, (module, More::Nothing))?;
+    let what = match module {
+        Module::Rival => "NVIDIA's C nvidia-peermem",
+        _ => "nvidia-peermem in Rust",
     };
-    let mut boot = Boot::new(name, "demo");
-    boot.append.extend(module.word());
-    let report = boot.run(lab, kernel, &image, "")?;
-    let mut tests = report.tests.clone();
-    for test in judge(&report, &[], module) {
-        print_test(&test);
-        tests.push(test);
-    }
-    let empty = Vec::new();
-    let rows = report.json.get("demo").unwrap_or(&empty);
-    let mut reasons: Vec<String> = missing(rows, modes(module));
+    let name = name(module, flavour);
+    let start = Instant::now();
+    let mut one = Boot::new(&name, "demo");
+    one.append.extend(module.word(flavour));
+    one.limit = LIMIT;
+    let mut two = Boot { name: format!("{name}-pair"), run: "pair".to_string(), ..one.clone() };
+    two.append.push(format!("guest.only={}", only(module)));
+    // One machine does not keep two processors busy.
+    let (one, two) = std::thread::scope(|scope| {
+        let one = scope.spawn(|| one.run(lab, kernel, &image, ""));
+        let two = pair::run(lab, kernel, &image, &two);
+        (one.join().unwrap_or_else(|_| Err(anyhow!("the lab itself panicked"))), two)
+    });
+    let reports: Vec<Report> = [one?].into_iter().chain(two?).collect();
+
+    let tests: Vec<Test> = reports.iter().flat_map(|report| judged(report, module)).collect();
+    let (one, two) = (rows(&reports, "demo"), rows(&reports, "pair"));
+    let mut reasons: Vec<String> = missing(&one, modes(module).len());
+    reasons.extend(missing_pair(&two, module));
     reasons.extend(tests.iter().filter(|t| t.outcome == Outcome::Failed).map(|t| t.name.clone()));
     let passed = reasons.is_empty();
 
-    println!("\n{what}, Linux {} in a virtual machine (emulated: read the MB/s side by side only)\n", kernel.release);
-    println!("{}\n", table(rows));
+    println!("\n{what}, Linux {} in virtual machines (emulated: read the numbers side by side only)", kernel.release);
+    println!("\nOne machine, one GPU, two processes:\n\n{}", table(&one));
+    println!("\nTwo machines, a GPU in each (server + client):\n\n{}\n", pair_table(&two));
     let file = lab.repo.join("build").join(format!("{name}.json"));
+    let count = |want: fn(&Outcome) -> bool| tests.iter().filter(|t| want(&t.outcome)).count();
+    let guest: Vec<&_> = reports.iter().map(|r| &r.json).collect();
     let all = json!({
         "result": if passed { "PASS" } else { "FAIL" },
         "reasons": reasons,
         "module": what,
         "kernel": kernel.release,
-        "seconds": report.elapsed.as_secs(),
-        "tests": { "passed": count(&tests, |o| *o == Outcome::Passed), "failed": count(&tests, |o| *o == Outcome::Failed) },
-        "alarms": report.alarms.iter().map(|a| a.line.clone()).collect::<Vec<_>>(),
-        "guest": report.json,
+        "seconds": start.elapsed().as_secs(),
+        "boots": reports.iter().map(|r| json!({"name": r.name, "seconds": r.elapsed.as_secs()})).collect::<Vec<_>>(),
+        "tests": { "passed": count(|o| *o == Outcome::Passed), "failed": count(|o| *o == Outcome::Failed) },
+        "alarms": reports.iter().flat_map(|r| &r.alarms).map(|a| a.line.clone()).collect::<Vec<_>>(),
+        "guest": guest,
     });
     fs::write(&file, serde_json::to_string_pretty(&all)? + "\n")
         .with_context(|| format!("cannot write {}", file.display()))?;
-    println!("numbers: {}   console: {}", lab.short(&file), lab.short(&report.console));
+    let consoles: Vec<String> = reports.iter().map(|r| lab.short(&r.console).to_string()).collect();
+    println!("numbers: {}   consoles: {}", lab.short(&file), consoles.join(" "));
     if passed {
         println!("demo: PASS");
     } else {
-        println!("demo: FAIL {} (console: {})", reasons.join("; "), report.console.display());
+        println!("demo: FAIL {}", reasons.join("; "));
     }
     Ok(passed)
 }
 
-fn count(tests: &[crate::ktap::Test], want: impl Fn(&Outcome) -> bool) -> usize {
-    tests.iter().filter(|t| want(&t.outcome)).count()
+/// A machine's tests and what its console says.
+fn judged(report: &Report, module: Module) -> Vec<Test> {
+    let mut tests = report.tests.clone();
+    for mut test in judge(report, &[], module) {
+        test.name = format!("{}: {}", report.name, test.name);
+        print_test(&test);
+        tests.push(test);
+    }
+    tests
+}
+
+fn rows(reports: &[Report], name: &str) -> Vec<Value> {
+    reports.iter().filter_map(|r| r.json.get(name)).flatten().cloned().collect()
+}
+
+/// Of the boot and of the report.
+fn name(module: Module, flavour: Flavour) -> String {
+    let mut name = "demo".to_string();
+    if flavour != Flavour::Stock {
+        name += "-kernel";
+    }
+    if module == Module::Rival {
+        name += "-rival";
+    }
+    name
 }
 
 const PROGRAMS: [&str; 3] = ["ib_write_bw", "ib_read_bw", "ib_send_bw"];
+
+/// What is shown between two machines: program, connection, buffer; in which modes. (ib_write_lat polls its buffer with the
+/// CPU: perftest refuses it with GPU memory, and the suite `pair` sees that it does.)
+const PAIR: [(&str, &str, &str, &[&str]); 9] = [
+    ("ib_write_bw", "tcp", "gpu", &["persistent", "legacy"]),
+    ("ib_read_bw", "tcp", "gpu", &["persistent", "legacy"]),
+    ("ib_send_bw", "tcp", "gpu", &["persistent", "legacy"]),
+    ("ib_send_lat", "tcp", "gpu", &["persistent"]),
+    ("ib_write_lat", "tcp", "host", &[]),
+    ("ib_write_bw", "rdma_cm", "gpu", &["persistent", "legacy"]),
+    ("ib_read_bw", "rdma_cm", "gpu", &["persistent"]),
+    ("ib_send_bw", "rdma_cm", "gpu", &["persistent"]),
+    ("ib_send_lat", "rdma_cm", "gpu", &["persistent"]),
+];
 
 fn text(row: &Value, name: &str) -> String {
     match &row[name] {
@@ -74,11 +129,35 @@ fn text(row: &Value, name: &str) -> String {
 }
 
 /// NVIDIA's module of driver 550 has one mode only, revocable pins.
-fn modes(module: Module) -> usize {
+fn modes(module: Module) -> &'static [&'static str] {
     match module {
-        Module::Ours => 2,
-        Module::Rival => 1,
+        Module::Rival => &["legacy"],
+        _ => &["persistent", "legacy"],
     }
+}
+
+/// Every (mode, program, connection, buffer) to be shown between two machines; host memory knows of no mode.
+fn pairs(module: Module) -> Vec<(Option<&'static str>, &'static str, &'static str, &'static str)> {
+    let mut all = Vec::new();
+    for (program, connect, buffer, in_modes) in PAIR {
+        if in_modes.is_empty() {
+            all.push((None, program, connect, buffer));
+        }
+        let shown = in_modes.iter().filter(|m| modes(module).contains(m));
+        all.extend(shown.map(|mode| (Some(*mode), program, connect, buffer)));
+    }
+    all
+}
+
+/// `guest.only=` for all of them; the leading slash keeps `host/x` from matching more than itself.
+fn only(module: Module) -> String {
+    let name = |(mode, program, connect, buffer): (Option<&str>, &str, &str, &str)| {
+        let cm = if connect == "rdma_cm" { "rdma_cm/" } else { "" };
+        format!("pair/{}/{cm}{program}", mode.unwrap_or(buffer))
+    };
+    let mut words: Vec<String> = pairs(module).into_iter().map(name).collect();
+    words.push("pair/write_lat_wants_host_memory".to_string());
+    words.join(",")
 }
 
 /// A demo that did not show what it is there to show has not passed, whatever the guest says.
@@ -110,18 +189,69 @@ fn missing(rows: &[Value], wanted: usize) -> Vec<String> {
     missing
 }
 
-fn table(rows: &[Value]) -> Table {
+fn missing_pair(rows: &[Value], module: Module) -> Vec<String> {
+    let shown = |(mode, program, connect, buffer): (Option<&str>, &str, &str, &str)| {
+        rows.iter().any(|r| {
+            r["mode"].as_str() == mode
+                && r["test"] == program
+                && r["connect"] == connect
+                && r["buffer"] == buffer
+                && (r["mb_s"].as_f64() > Some(0.0) || r["usec"].as_f64() > Some(0.0))
+                // Bytes moved and proven, on both sides.
+                && (buffer == "host" || r["chunks"].as_u64() > Some(0))
+        })
+    };
+    let say = |(mode, program, connect, buffer): (Option<&str>, &str, &str, &str)| {
+        let mode = mode.map_or(String::new(), |m| format!(" in mode {m}"));
+        format!("{program} between two machines by {connect} with a {buffer} buffer{mode} was not shown")
+    };
+    pairs(module).into_iter().filter(|p| !shown(*p)).map(say).collect()
+}
+
+fn new_table(columns: &[&str], left: usize) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(["mode", "program", "buffer", "MB/s", "MRs", "sg entries", "bytes pinned"]);
+    table.set_header(columns);
+    for column in table.column_iter_mut().skip(left) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn table(rows: &[Value]) -> Table {
+    let mut table = new_table(&["mode", "program", "buffer", "MB/s", "MRs", "sg entries", "bytes pinned"], 3);
     for row in rows {
         // Host memory does not pass through the module: it has no mode.
         let mode = if row["buffer"] == "host" { "-".to_string() } else { text(row, "mode") };
         let rest = ["test", "buffer", "mb_s", "mrs", "sg_entries", "bytes_pinned"].map(|name| text(row, name));
         table.add_row([mode].into_iter().chain(rest));
     }
-    for column in table.column_iter_mut().skip(3) {
-        column.set_cell_alignment(CellAlignment::Right);
+    table
+}
+
+fn pair_table(rows: &[Value]) -> Table {
+    let columns =
+        ["mode", "program", "connected by", "buffer", "MB/s", "µs", "MRs", "sg entries", "bytes by BAR", "proven"];
+    let mut table = new_table(&columns, 4);
+    for row in rows {
+        let both = |name: &str| format!("{} + {}", text(&row["server"], name), text(&row["client"], name));
+        let moved = |side: &str| {
+            ["bar_read", "bar_wrote"].iter().map(|n| row[side][n].as_u64().unwrap_or(0)).sum::<u64>().to_string()
+        };
+        let gpu = row["buffer"] == "gpu";
+        let dash = |text: String| if gpu { text } else { "-".to_string() };
+        table.add_row([
+            text(row, "mode"),
+            text(row, "test"),
+            text(row, "connect"),
+            text(row, "buffer"),
+            text(row, "mb_s"),
+            text(row, "usec"),
+            dash(both("mrs")),
+            dash(both("sg_entries")),
+            dash(format!("{} + {}", moved("server"), moved("client"))),
+            dash(format!("{} × 64 KiB", text(row, "chunks"))),
+        ]);
     }
     table
 }
@@ -158,9 +288,30 @@ mod tests {
     }
 
     #[test]
+    fn so_must_everything_between_two_machines() {
+        let row = |(mode, test, connect, buffer): (Option<&str>, &str, &str, &str)| json!({"mode": mode, "test": test, "connect": connect, "buffer": buffer, "mb_s": 1.5, "chunks": 4});
+        for module in [Module::Ours, Module::Rival] {
+            let mut rows: Vec<Value> = pairs(module).into_iter().map(row).collect();
+            assert!(missing_pair(&rows, module).is_empty());
+            assert_eq!(missing_pair(&[], module).len(), rows.len());
+            rows[0]["chunks"] = json!(null);
+            assert_eq!(missing_pair(&rows, module).len(), 1, "bytes that nobody proved count as shown");
+            rows.remove(0);
+            assert_eq!(missing_pair(&rows, module).len(), 1);
+        }
+        assert!(only(Module::Ours).contains("pair/persistent/rdma_cm/ib_read_bw"));
+        assert!(!only(Module::Rival).contains("persistent") && only(Module::Rival).contains("pair/host/ib_write_lat"));
+    }
+
+    #[test]
     fn the_table_has_a_dash_for_what_is_not_known() {
         let table =
             table(&[json!({"mode": "legacy", "test": "ib_read_bw", "buffer": "host", "mb_s": 12.345})]).to_string();
         assert!(table.contains("12.3") && table.contains(" - ") && !table.contains("legacy"), "{table}");
+        let both = json!({"mrs": 1, "sg_entries": 2, "bar_read": 0, "bar_wrote": 77});
+        let row = json!({"mode": "legacy", "test": "ib_send_lat", "connect": "tcp", "buffer": "gpu", "usec": 81.5,
+            "chunks": 4, "server": both, "client": both});
+        let table = pair_table(&[row]).to_string();
+        assert!(table.contains("2 + 2") && table.contains("77 + 77") && table.contains("81.5"), "{table}");
     }
 }

@@ -3,9 +3,11 @@
 
 use crate::apt::{numbers, Apt};
 use crate::ctx::Lab;
+use crate::kernel::Flavour;
 use crate::key::{file_sha256, Key};
 use crate::lock;
 use crate::sh::{self, say, Step};
+use crate::stock;
 use anyhow::{anyhow, bail, Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +22,7 @@ const CUDA: (&str, &str, &str) =
     ("nvidia-cuda-runtime-cu12", "12.8.90", "adade8dcbd0edf427b7204d480d6066d33902cab2a4707dcfc48a2d0fd44ab90");
 const BINDGEN: &str = "0.72.1";
 
-/// The kernel's source with the lab's patches.
+/// The kernel's source: whole and with the lab's patches, or what of a stock kernel's the RDMA stack is rebuilt from.
 pub struct Linux {
     pub dir: PathBuf,
     pub version: String,
@@ -28,29 +30,48 @@ pub struct Linux {
 
 pub struct Sources {
     pub linux: Linux,
+    /// pin-init and what it is made with, for kernel-lite.
+    pub deps: PathBuf,
     /// Folder with NVIDIA's nvidia-peermem.c, to be compiled as the rival.
     pub rival: PathBuf,
     pub perftest: PathBuf,
     pub cuda_h: PathBuf,
 }
 
-pub fn all(lab: &Lab) -> Result<Sources> {
+pub fn all(lab: &Lab, flavour: Flavour) -> Result<Sources> {
     let _lock = lock::take(&lab.cache.join("lock/fetch"), "fetch")?;
     let mut apt = None;
-    let linux = linux(lab, &mut apt)?;
+    let linux = match flavour {
+        Flavour::Stock | Flavour::Oldest => stock::fetch(lab, &mut apt, flavour)?,
+        Flavour::Debug | Flavour::Fast => {
+            bindgen(lab)?;
+            linux(lab, &mut apt)?
+        }
+    };
+    let deps = deps(lab, &mut apt)?;
     let rival = rival(lab, &mut apt)?;
     let perftest = perftest(lab, &mut apt)?;
     let cuda_h = cuda_h(lab)?;
-    bindgen(lab)?;
-    Ok(Sources { linux, rival, perftest, cuda_h })
+    Ok(Sources { linux, deps, rival, perftest, cuda_h })
 }
 
 /// The package lists are only refreshed when something has to be fetched.
-fn opened<'s, 'a>(lab: &'a Lab, apt: &'s mut Option<Apt<'a>>) -> Result<&'s Apt<'a>> {
+pub fn opened<'s, 'a>(lab: &'a Lab, apt: &'s mut Option<Apt<'a>>) -> Result<&'s Apt<'a>> {
     if apt.is_none() {
         *apt = Some(Apt::open(lab)?);
     }
     Ok(apt.as_ref().expect("just set"))
+}
+
+/// The package of the kernel's source, and its version.
+fn source<'a>(lab: &'a Lab, apt: &mut Option<Apt<'a>>) -> Result<(PathBuf, String)> {
+    if let Some(found) = newest_deb(&lab.cache.join("dl"))? {
+        return Ok(found);
+    }
+    let apt = opened(lab, apt)?;
+    let package = format!("linux-source-{KERNEL}");
+    let version = apt.newest(&package, &format!("{KERNEL}."))?;
+    Ok((apt.download(&package, &version)?, version))
 }
 
 fn linux<'a>(lab: &'a Lab, apt: &mut Option<Apt<'a>>) -> Result<Linux> {
@@ -64,15 +85,7 @@ fn linux<'a>(lab: &'a Lab, apt: &mut Option<Apt<'a>>) -> Result<Linux> {
     if let Some((dir, version)) = newest_unpacked(&lab.cache.join("src"), suffix)? {
         return Ok(Linux { dir, version });
     }
-    let (deb, version) = match newest_deb(&lab.cache.join("dl"))? {
-        Some(found) => found,
-        None => {
-            let apt = opened(lab, apt)?;
-            let package = format!("linux-source-{KERNEL}");
-            let version = apt.newest(&package, &format!("{KERNEL}."))?;
-            (apt.download(&package, &version)?, version)
-        }
-    };
+    let (deb, version) = source(lab, apt)?;
     let dir = lab.cache.join(format!("src/linux-{version}-{suffix}"));
     say(&format!("unpack: linux {version} with {} patches", patches.len()));
     let step = Step::new("unpack linux", lab.build.join("log/unpack-linux.log"))?;
@@ -228,6 +241,20 @@ fn cuda_h(lab: &Lab) -> Result<PathBuf> {
     Ok(header)
 }
 
+/// As a user of a kernel without Rust gets them.
+/// `make deps` takes them out of the lab's own kernel source, which is fetched for that if nothing else needed it.
+fn deps<'a>(lab: &'a Lab, apt: &mut Option<Apt<'a>>) -> Result<PathBuf> {
+    let dir = lab.cache.join("kernel-lite-deps");
+    if !dir.is_dir() {
+        source(lab, apt)?;
+    }
+    let step = Step::new("make deps", lab.build.join("log/deps.log"))?;
+    let mut cmd = sh::command(lab, "make");
+    cmd.arg("-C").arg(&lab.repo).arg("deps").arg(format!("DEPS={}", dir.display())).env("NVPM_CACHE", &lab.cache);
+    step.run(&mut cmd)?;
+    Ok(dir)
+}
+
 fn bindgen(lab: &Lab) -> Result<()> {
     if lab.cache.join("tools/bin/bindgen").is_file() {
         let have = sh::output(sh::command(lab, lab.cache.join("tools/bin/bindgen")).arg("--version"))?;
@@ -247,7 +274,7 @@ fn bindgen(lab: &Lab) -> Result<()> {
 }
 
 /// An empty folder beside the one that is to appear whole.
-fn scratch(dir: &Path) -> Result<PathBuf> {
+pub fn scratch(dir: &Path) -> Result<PathBuf> {
     let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let tmp = dir.with_file_name(format!(".{name}.part"));
     if tmp.exists() {

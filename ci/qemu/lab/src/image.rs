@@ -2,7 +2,8 @@
 
 use crate::consumers;
 use crate::ctx::Lab;
-use crate::kernel::Kernel;
+use crate::kernel::{Flavour, Kernel};
+use crate::lock;
 use crate::parts::{Part, Parts, PERFTEST};
 use crate::sh::{self, Step};
 use anyhow::{anyhow, bail, Context, Result};
@@ -30,14 +31,25 @@ const PROVIDER: &str = "librxe-rdmav";
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
 pub enum Module {
     Ours,
+    /// Ours built with kernel-lite, where the kernel's own crate would be taken.
+    Lite,
+    /// Ours beside an nvidia.ko of the closed flavour.
+    Closed,
+    /// Ours as README has it installed, beside NVIDIA's.
+    Installed,
     /// NVIDIA's C module in place of ours.
     Rival,
 }
 
 impl Module {
     /// How the guest is told which one it has.
-    pub fn word(self) -> Option<String> {
-        (self == Module::Rival).then(|| "guest.rival=1".to_string())
+    pub fn word(self, flavour: Flavour) -> Option<String> {
+        match (self, flavour) {
+            (Module::Rival, _) => Some("guest.rival=1".to_string()),
+            (Module::Ours, Flavour::Debug | Flavour::Fast) => None,
+            (Module::Ours, Flavour::Stock | Flavour::Oldest)
+            | (Module::Lite | Module::Closed | Module::Installed, _) => Some("guest.provider=kernel-lite".to_string()),
+        }
     }
 }
 
@@ -47,28 +59,43 @@ pub enum More {
     Nothing,
     /// `consumers.rs`
     Consumers,
+    /// Ours built with kernel-lite, where modprobe does not find it.
+    Lite,
 }
 
 pub fn build(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, more: More) -> Result<PathBuf> {
-    let name = match (module, more) {
-        (Module::Ours, More::Nothing) => "ours",
-        (Module::Ours, More::Consumers) => "ours-consumers",
-        (Module::Rival, More::Nothing) => "rival",
-        (Module::Rival, More::Consumers) => "rival-consumers",
+    let module_name = match module {
+        Module::Ours => "ours",
+        Module::Lite => "lite",
+        Module::Closed => "closed",
+        Module::Installed => "installed",
+        Module::Rival => "rival",
     };
-    pack(lab, kernel, name, |root| fill(lab, kernel, parts, module, more, root))
+    let more_name = match more {
+        More::Nothing => "",
+        More::Consumers => "-consumers",
+        More::Lite => "-both-providers",
+    };
+    let name = format!("{module_name}{more_name}");
+    pack(lab, kernel, &name, |root| fill(lab, kernel, parts, module, more, root))
 }
 
 /// With ours in its place and NVIDIA's where modprobe does not find it, for a boot that compares them.
 pub fn build_both(lab: &Lab, kernel: &Kernel, parts: &Parts) -> Result<PathBuf> {
     pack(lab, kernel, "both", |root| {
         fill(lab, kernel, parts, Module::Ours, More::Nothing, root)?;
-        let aside = root.join("usr/lib/rival");
-        fs::create_dir_all(&aside)?;
-        fs::copy(parts.rival.dir.join("nvidia-peermem.ko"), aside.join("nvidia-peermem.ko"))
-            .context("the rival's build has no nvidia-peermem.ko")?;
-        Ok(())
+        beside(root, "rival", parts.rival.as_ref())
     })
+}
+
+/// A module where modprobe does not find it.
+fn beside(root: &Path, name: &str, part: Option<&Part>) -> Result<()> {
+    let dir = root.join("usr/lib").join(name);
+    fs::create_dir_all(&dir)?;
+    let part = part.ok_or_else(|| anyhow!("there is no {name} for this kernel"))?;
+    fs::copy(part.dir.join("nvidia-peermem.ko"), dir.join("nvidia-peermem.ko"))
+        .with_context(|| format!("the build of {name} has no nvidia-peermem.ko"))?;
+    Ok(())
 }
 
 fn pack(lab: &Lab, kernel: &Kernel, name: &str, fill: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
@@ -140,8 +167,10 @@ fn fill(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, more: More, r
     files.program(&parts.guest, Path::new("usr/bin/guest"))?;
     files.program(&parts.peermemctl, Path::new("usr/bin/peermemctl"))?;
     symlink("usr/bin/guest", root.join("init"))?;
-    if more == More::Consumers {
-        consumers::fill(&mut files)?;
+    match more {
+        More::Nothing => (),
+        More::Consumers => consumers::fill(&mut files)?,
+        More::Lite => beside(root, "lite", parts.lite.as_ref())?,
     }
     modules(lab, kernel, parts, module, root)
 }
@@ -215,24 +244,26 @@ fn library(line: &str) -> Library {
 
 fn modules(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, root: &Path) -> Result<()> {
     let tree = root.join("usr/lib/modules").join(&kernel.release);
-    let order =
-        fs::read_to_string(kernel.dir.join("modules.order")).context("the kernel build has no modules.order")?;
+    let order = fs::read_to_string(kernel.modules.join("modules.order")).context("the kernel has no modules.order")?;
     for object in order.lines() {
         let file = object.trim_end_matches(".o").to_string() + ".ko";
         let to = tree.join("kernel").join(&file);
         fs::create_dir_all(to.parent().unwrap_or(&tree))?;
-        fs::copy(kernel.dir.join(&file), to).with_context(|| format!("the kernel build has no {file}"))?;
+        fs::copy(kernel.modules.join(&file), to).with_context(|| format!("the kernel has no {file}"))?;
     }
     for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
-        fs::copy(kernel.dir.join(name), tree.join(name)).with_context(|| format!("the kernel build has no {name}"))?;
+        fs::copy(kernel.modules.join(name), tree.join(name)).with_context(|| format!("the kernel has no {name}"))?;
     }
     let updates = tree.join("updates");
     fs::create_dir_all(&updates)?;
-    let last: &Part = match module {
-        Module::Ours => &parts.ours,
-        Module::Rival => &parts.rival,
+    let last = match module {
+        Module::Rival | Module::Installed => parts.rival.as_ref(),
+        _ => Some(&parts.ours),
     };
-    for part in [&parts.pcie, &parts.ofed, &parts.gpu, &parts.alarms, last] {
+    if last.is_none() && module == Module::Rival {
+        bail!("there is no {module:?} for kernel {}", kernel.release);
+    }
+    for part in parts.pcie.iter().chain([&parts.ofed, &parts.gpu]).chain(&parts.alarms).chain(last) {
         for entry in WalkDir::new(&part.dir) {
             let entry = entry?;
             if entry.path().extension().is_some_and(|e| e == "ko") {
@@ -241,7 +272,27 @@ fn modules(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, root: &Pat
         }
     }
     sh::output(sh::command(lab, "depmod").arg("-b").arg(root).arg(&kernel.release))?;
+    if module == Module::Installed {
+        installed(lab, kernel, parts, root)?;
+    }
     Ok(())
+}
+
+/// What README says: `make`, and then `make install` by another user, who knows what the first one left in the build folder.
+fn installed(lab: &Lab, kernel: &Kernel, parts: &Parts, root: &Path) -> Result<()> {
+    let flavour = kernel.flavour.name();
+    let _lock = lock::take(&lab.build.join(format!("lock-{flavour}")), "build")?;
+    let step = Step::new("make install", lab.build.join(format!("log/install-{flavour}.log")))?;
+    let make = |words: &[&str]| {
+        let mut cmd = sh::command(lab, "make");
+        cmd.arg("-C").arg(&lab.repo).args(words).arg(format!("KDIR={}", kernel.dir.display()));
+        cmd.arg(format!("OUT={}", lab.build.join(flavour).join("ours").display()));
+        cmd.arg(format!("OFED={}", parts.ofed.dir.display())).arg(format!("NVIDIA={}", parts.gpu.dir.display()));
+        cmd
+    };
+    step.run(make(&[]).env("NVPM_CACHE", &lab.cache))?;
+    let mut install = make(&["install", &format!("INSTALL_MOD_PATH={}", root.display())]);
+    step.run(install.env_remove("NVPM_CACHE").env("HOME", "/nonexistent"))
 }
 
 #[cfg(test)]

@@ -9,26 +9,49 @@ use crate::ktap::{Outcome, Test};
 use crate::lanes::Found;
 use crate::machine::{print_test, Report};
 use crate::pair;
+use crate::parts;
 use crate::scenarios;
 use crate::sh::say;
-use anyhow::Result;
-use serde_json::json;
+use anyhow::{ensure, Context, Result};
+use serde_json::{json, Value};
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 
 /// Boots it with these of its suites.
 pub fn row(lab: &Lab, kernel: &Kernel, image: &Path, row: &Row, suites: &[&str], more: &[String]) -> Result<Found> {
     let mut boot = row.boot(suites);
     boot.append.extend_from_slice(more);
-    let reports = if row.pair {
+    let counts = lab.build.join("free-cost.txt");
+    if let Expect::FreeCost(_) = row.expect {
+        boot.plugin = Some(parts::plugin(lab, &counts)?);
+    }
+    let mut reports = if row.pair {
         pair::run(lab, kernel, image, &boot)?
     } else {
         vec![boot.run(lab, kernel, image, &format!("{}: ", row.name))?]
     };
     let mut found = Found::default();
+    if let Expect::Replay(name) = row.expect {
+        boot.name += "-again";
+        reports.push(boot.run(lab, kernel, image, &format!("{}: ", boot.name))?);
+        let test = replayed(&reports, name);
+        print_test(&test);
+        found.tests.push(test);
+    }
     for mut report in reports {
         let label = format!("{}: ", report.name);
         let judged = match row.expect {
             Expect::Alarms(expected) => judge(&report, expected, row.module),
+            Expect::Replay(_) => judge(&report, &[], row.module),
+            Expect::FreeCost(most) => {
+                let text = fs::read_to_string(&counts).with_context(|| format!("read {}", counts.display()))?;
+                let mut tests = judge(&report, &[], row.module);
+                let test = free_cost(&text, report.json.get("free_cost").map_or(&[], Vec::as_slice), most)?;
+                test.notes.iter().for_each(|note| println!("{label}{note}"));
+                tests.push(test);
+                tests
+            }
             Expect::Bite(tests) => {
                 // Whether the machine outlived it is no test.
                 report.tests.clear();
@@ -55,16 +78,78 @@ pub fn row(lab: &Lab, kernel: &Kernel, image: &Path, row: &Row, suites: &[&str],
     Ok(found)
 }
 
-/// Whether the rival was caught in each of these tests: by an alarm, by what it left, or because the machine stopped.
+/// What the plugin counted, two sections for each row of the guest's: from the provider's call to the core's hook, and from
+/// there back. A tick of the timer in one of them is nobody's cost, so each size is judged by its median.
+fn free_cost(counted: &str, rows: &[Value], most: u64) -> Result<Test> {
+    let section = |text: &str| -> Result<u64> {
+        let counts = text.lines().map(|l| l.split_once(' ').and_then(|(_, n)| n.parse::<u64>().ok()));
+        counts.sum::<Option<u64>>().with_context(|| format!("the plugin's section {text:?}"))
+    };
+    let sections = counted.split("==\n").skip(1).map(section).collect::<Result<Vec<_>>>()?;
+    ensure!(
+        !rows.is_empty() && sections.len() == 2 * rows.len(),
+        "{} sections of {} frees",
+        sections.len(),
+        rows.len()
+    );
+    let mut sizes: BTreeMap<u64, Vec<[u64; 2]>> = BTreeMap::new();
+    for (row, halves) in rows.iter().zip(sections.chunks(2)) {
+        let size = row["size"].as_u64().with_context(|| format!("no size in {row}"))?;
+        sizes.entry(size).or_default().push([halves[0], halves[1]]);
+    }
+    let (mut notes, mut outcome) = (Vec::new(), Outcome::Passed);
+    for (size, mut frees) in sizes {
+        frees.sort_unstable_by_key(|halves| halves[0] + halves[1]);
+        let [before, after] = frees[frees.len() / 2];
+        notes.push(format!(
+            "{} KiB: {} instructions of ours, {before} before the core's invalidate and {after} after it; at most {most}",
+            size >> 10,
+            before + after
+        ));
+        if before + after > most {
+            outcome = Outcome::Failed;
+        }
+    }
+    Ok(Test { name: "a free with one registration".to_string(), outcome, notes })
+}
+
+/// Whether every boot gave the same rows of this name.
+fn replayed(reports: &[Report], name: &str) -> Test {
+    let rows: Vec<_> = reports.iter().map(|r| r.json.get(name)).collect();
+    let (outcome, notes) = match rows.first() {
+        Some(Some(first)) if rows.iter().all(|r| *r == Some(first)) => (Outcome::Passed, Vec::new()),
+        _ => {
+            let line = |r: &Report| format!("{}: {:?}", r.name, r.json.get(name));
+            (Outcome::Failed, reports.iter().map(line).collect())
+        }
+    };
+    Test { name: format!("the same {name} twice"), outcome, notes }
+}
+
+/// Whether this is the module's own doing: an alarm of the kernel, one on the console of a machine that stopped, or a pin
+/// that nobody puts. That something was not as ours would have it, that time was over or QEMU died, is not.
+fn is_bite(what: &str) -> bool {
+    what.starts_with("the kernel: ")
+        || (what.starts_with("machine stopped: ") && !what.contains(scenarios::NO_WORD))
+        || what.starts_with("the GPU's books are not clean: ")
+        || what.starts_with("still pinned: ")
+}
+
+/// Whether the rival was caught in each of these tests.
 fn bitten(report: &Report, tests: &[&str]) -> Vec<Test> {
     let rows = scenarios::rows(report);
     let bitten = |name: &&str| {
         let row = rows.iter().find(|r| r["test"] == **name);
-        let what = row.map(|r| r["what"].as_array().into_iter().flatten().map(|w| w.to_string()).collect::<Vec<_>>());
+        let what: Option<Vec<String>> = row.map(|r| {
+            let all = r["what"].as_array().into_iter().flatten();
+            all.filter_map(|w| w.as_str().map(str::to_string)).collect()
+        });
         let (outcome, notes) = match what {
-            Some(what) if !what.is_empty() => (Outcome::Passed, what),
-            Some(_) => {
-                (Outcome::Failed, vec!["it came out clean: the lab would not see ours break either".to_string()])
+            Some(what) if what.iter().any(|w| is_bite(w)) => (Outcome::Passed, what),
+            Some(what) => {
+                let mut notes = vec!["no alarm, no lost pin: the lab would not see ours break either".to_string()];
+                notes.extend(what);
+                (Outcome::Failed, notes)
             }
             None => (Outcome::Failed, vec!["it did not run".to_string()]),
         };
@@ -92,8 +177,8 @@ pub fn judge(report: &Report, expected: &[(Kind, usize)], module: Module) -> Vec
         .collect();
     let outcome = match (unexpected.first(), module) {
         (None, _) => Outcome::Passed,
-        (Some(_), Module::Ours) => Outcome::Failed,
         (Some(first), Module::Rival) => Outcome::Skipped(format!("rival: {} recorded, {first}", unexpected.len())),
+        (Some(_), _) => Outcome::Failed,
     };
     tests.push(Test { name: "console/no alarm".to_string(), outcome, notes: unexpected });
     tests
@@ -103,7 +188,6 @@ pub fn judge(report: &Report, expected: &[(Kind, usize)], module: Module) -> Vec
 mod tests {
     use super::*;
     use crate::alarms::Alarm;
-    use std::collections::BTreeMap;
     use std::time::Duration;
 
     fn report(kinds: &[Kind]) -> Report {
@@ -140,6 +224,30 @@ mod tests {
     }
 
     #[test]
+    fn a_free_is_two_sections_and_judged_by_its_median() {
+        let rows = [json!({"size": 65536}), json!({"size": 65536}), json!({"size": 65536})];
+        let text = "==\nff 100\nfe 2\n==\nff 90\n==\nff 9000\n==\nff 90\n==\nff 100\n==\nff 90\n";
+        let test = free_cost(text, &rows, 192).unwrap();
+        assert_eq!(test.outcome, Outcome::Passed);
+        assert!(test.notes[0].contains("64 KiB: 192 instructions of ours, 102 before"), "{:?}", test.notes);
+        assert_eq!(free_cost(text, &rows, 191).unwrap().outcome, Outcome::Failed);
+        assert!(free_cost(text, &rows[..2], 550).is_err(), "a free without its marks");
+        assert!(free_cost("", &[], 550).is_err(), "nothing was counted");
+    }
+
+    #[test]
+    fn a_replay_is_the_same_twice() {
+        let with = |rows: &[u32]| Report {
+            json: [("x".to_string(), rows.iter().map(|r| json!(r)).collect())].into(),
+            ..report(&[])
+        };
+        let outcome = |a: &[u32], b: &[u32]| replayed(&[with(a), with(b)], "x").outcome;
+        assert_eq!(outcome(&[1, 2], &[1, 2]), Outcome::Passed);
+        assert_eq!(outcome(&[1, 2], &[2, 1]), Outcome::Failed);
+        assert_eq!(replayed(&[report(&[]), report(&[])], "x").outcome, Outcome::Failed, "nothing was compared");
+    }
+
+    #[test]
     fn a_rival_that_comes_out_clean_is_a_failure() {
         let row = |test: &str, what: &[&str]| json!({"test": test, "what": what});
         let mut report = report(&[Kind::Bug]);
@@ -147,11 +255,19 @@ mod tests {
             bitten(report, &["s/a", "s/b"]).into_iter().map(|t| t.outcome).collect()
         };
         assert_eq!(judged(&report), [Outcome::Failed, Outcome::Failed]);
-        report.json.insert("scenario".into(), vec![row("s/a", &["KASAN"]), row("s/b", &[])]);
+        let alarm = "the kernel: BUG: KASAN: slab-use-after-free";
+        report.json.insert("scenario".into(), vec![row("s/a", &["wanted 1", alarm]), row("s/b", &[])]);
         assert_eq!(judged(&report), [Outcome::Passed, Outcome::Failed]);
-        // The machine stopped in the second one.
-        report.json.insert("scenario".into(), vec![row("s/a", &["KASAN"])]);
+        // What only ours promises is no bite, a lost pin is one.
+        let pins = "the GPU's books are not clean: [(\"live_pins\", 1)]";
+        report.json.insert("scenario".into(), vec![row("s/a", &["0 users, wanted 1"]), row("s/b", &[pins])]);
+        assert_eq!(judged(&report), [Outcome::Failed, Outcome::Passed]);
+        // The machine stopped in the second one, with an alarm.
+        report.json.insert("scenario".into(), vec![row("s/a", &[alarm])]);
         report.json.insert("begin".into(), vec![row("s/a", &[]), row("s/b", &[])]);
         assert_eq!(judged(&report), [Outcome::Passed, Outcome::Passed]);
+        // And without a word.
+        report.alarms.clear();
+        assert_eq!(judged(&report), [Outcome::Passed, Outcome::Failed]);
     }
 }

@@ -1,10 +1,11 @@
-//! The lab's kernel, built once per set of inputs, in two flavours.
+//! The lab's kernel: built once per set of inputs, in two flavours, or a distribution's own (`stock`).
 
 use crate::ctx::Lab;
 use crate::fetch::{self, Linux};
 use crate::key::Key;
 use crate::lock;
 use crate::sh::{self, say, Step};
+use crate::stock;
 use anyhow::{bail, Context, Result};
 use clap::ValueEnum;
 use std::fs;
@@ -14,12 +15,16 @@ use std::time::Instant;
 /// The suffix of the LLVM tools that build the kernel and everything for it.
 pub const LLVM: &str = "-19";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Flavour {
-    /// Every alarm of the kernel on; what demo and test use.
+    /// Every alarm of the kernel on.
     Debug,
     /// Nothing that costs time; for benchmarks.
     Fast,
+    /// Debian's own, from its package: no Rust, gcc, the module built with kernel-lite.
+    Stock,
+    /// Debian 12's own 6.1, likewise: the oldest that kernel-lite is made for. No RDMA stack of the lab's there.
+    Oldest,
 }
 
 impl Flavour {
@@ -27,13 +32,19 @@ impl Flavour {
         match self {
             Flavour::Debug => "debug",
             Flavour::Fast => "fast",
+            Flavour::Stock => "stock",
+            Flavour::Oldest => "oldest",
         }
     }
 }
 
 pub struct Kernel {
-    /// The build tree.
+    /// The build tree, or what a header package has of it.
     pub dir: PathBuf,
+    /// What QEMU boots.
+    pub image: PathBuf,
+    /// The folder with its `modules.order`, by which its modules are found, and its `modules.builtin`.
+    pub modules: PathBuf,
     /// What `uname -r` says in the machine.
     pub release: String,
     pub key: String,
@@ -41,8 +52,12 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    pub fn image(&self) -> PathBuf {
-        self.dir.join("arch/x86/boot/bzImage")
+    /// What every `make` for it is given: the compiler is the kernel's own.
+    pub fn make_args(&self) -> Vec<String> {
+        match self.flavour {
+            Flavour::Debug | Flavour::Fast => vec![format!("LLVM={LLVM}")],
+            Flavour::Stock | Flavour::Oldest => Vec::new(),
+        }
     }
 }
 
@@ -50,6 +65,9 @@ impl Kernel {
 const STAMP: &str = ".lab-finished";
 
 pub fn build(lab: &Lab, linux: &Linux, flavour: Flavour) -> Result<Kernel> {
+    if matches!(flavour, Flavour::Stock | Flavour::Oldest) {
+        return stock::kernel(lab, linux, flavour);
+    }
     let name = flavour.name();
     let conf = lab.qemu("kernel");
     let fragments = [conf.join("base.config"), conf.join(format!("{name}.config"))];
@@ -66,7 +84,8 @@ pub fn build(lab: &Lab, linux: &Linux, flavour: Flavour) -> Result<Kernel> {
     }
     let release = fs::read_to_string(dir.join("include/config/kernel.release"))
         .with_context(|| format!("{} is no finished kernel build: remove it", dir.display()))?;
-    Ok(Kernel { dir, release: release.trim().to_string(), key, flavour })
+    let image = dir.join("arch/x86/boot/bzImage");
+    Ok(Kernel { image, modules: dir.clone(), dir, release: release.trim().to_string(), key, flavour })
 }
 
 /// What compiles the kernel, in words.

@@ -38,6 +38,10 @@ pub enum Clock {
 /// A boot that has not ended by then hangs. Those of the table (boots.rs) have limits of their own.
 const LIMIT: Duration = Duration::from_secs(300);
 
+/// Four levels of page tables: identify_cpu() clears the CPU's features for a moment, and an interrupt just then makes KASAN
+/// take every address above the four-level ones for a wild one.
+pub const CPU: &str = "max,la57=off";
+
 #[derive(Clone, Debug)]
 pub struct Boot {
     /// Names the logs.
@@ -54,7 +58,11 @@ pub struct Boot {
     pub iommu: Iommu,
     pub clock: Clock,
     pub memory_mib: u32,
+    /// A model of QEMU's.
+    pub cpu: String,
     pub limit: Duration,
+    /// A plugin of QEMU's, with its arguments.
+    pub plugin: Option<String>,
     /// From the first network card to another machine; without one nothing answers.
     pub cable: Option<Cable>,
 }
@@ -71,7 +79,9 @@ impl Boot {
             iommu: Iommu::Off,
             clock: Clock::Wall,
             memory_mib: 2048,
+            cpu: CPU.to_string(),
             limit: LIMIT,
+            plugin: None,
             cable: None,
         }
     }
@@ -112,9 +122,7 @@ impl Boot {
             _ => "q35,kernel-irqchip=split",
         };
         // KVM is not looked for: /dev/kvm may be there and hang.
-        // Four levels of page tables: identify_cpu() clears the CPU's features for a moment, and an interrupt just then makes
-        // KASAN take every address above the four-level ones for a wild one.
-        cmd.args(["-machine", machine, "-cpu", "max,la57=off"]);
+        cmd.args(["-machine", machine, "-cpu", &self.cpu]);
         match self.clock {
             Clock::Wall => cmd.args(["-accel", "tcg,thread=multi", "-smp", "2"]),
             Clock::Instructions => {
@@ -132,6 +140,8 @@ impl Boot {
         for nic in 0..self.nics {
             let (netdev, mac) = match &self.cable {
                 Some(cable) if nic == 0 => (cable.netdev(), format!(",mac={}", cable.mac())),
+                // A network of QEMU's own would answer by this machine's clock.
+                _ if self.clock == Clock::Instructions => (format!("hubport,id=net{nic},hubid={nic}"), String::new()),
                 _ => (format!("user,id=net{nic},restrict=on"), String::new()),
             };
             cmd.args(["-netdev", &netdev]);
@@ -146,7 +156,10 @@ impl Boot {
             cmd.args(["-object", &format!("memory-backend-ram,id=gpu{gpu},size={size}M,share=on,reserve=off")]);
             cmd.args(["-device", &format!("ivshmem-plain,memdev=gpu{gpu},addr={:#x}", 8 + gpu)]);
         }
-        cmd.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(image).arg("-append").arg(self.command_line());
+        if let Some(plugin) = &self.plugin {
+            cmd.args(["-plugin", plugin]);
+        }
+        cmd.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(image).arg("-append").arg(self.command_line());
         cmd
     }
 

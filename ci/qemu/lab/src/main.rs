@@ -20,22 +20,20 @@ mod lock;
 mod machine;
 mod pair;
 mod parts;
+mod ready;
 mod scenarios;
 mod sh;
 mod soak;
+mod stock;
 mod suite;
 
 use anyhow::Result;
 use boots::Run;
 use clap::{Parser, Subcommand};
 use ctx::Lab;
-use fetch::Sources;
 use image::{Module, More};
-use kernel::{Flavour, Kernel};
+use kernel::Flavour;
 use machine::{Boot, Iommu};
-use parts::Parts;
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Builds and runs the virtual machine in which nvidia-peermem is shown and tested.
@@ -57,6 +55,9 @@ enum Cmd {
         /// NVIDIA's C module in place of ours.
         #[arg(long)]
         rival: bool,
+        /// The kernel: Debian's own, or the lab's with every alarm on.
+        #[arg(long, value_enum, default_value = "stock")]
+        flavour: Flavour,
     },
     /// Host tests, lint gates and every guest suite; ends with `N passed, N failed`.
     Test {
@@ -104,6 +105,8 @@ enum Cmd {
         nics: u32,
         #[arg(long, value_enum, default_value = "off")]
         iommu: Iommu,
+        #[arg(long, value_enum, default_value = "debug")]
+        flavour: Flavour,
         /// More of the kernel's command line.
         #[arg(last = true)]
         append: Vec<String>,
@@ -128,11 +131,10 @@ fn run(args: Args) -> Result<bool> {
     let lab = Lab::locate()?;
     match args.command {
         Cmd::Build { flavour } => {
-            let ready = prepare(&lab, flavour)?;
-            println!("{}", lab.short(&image::build(&lab, &ready.kernel, &ready.parts, Module::Ours, More::Nothing)?));
+            println!("{}", lab.short(&ready::prepare(&lab, flavour)?.image(&lab, (Module::Ours, More::Nothing))?));
             Ok(true)
         }
-        Cmd::Demo { rival } => demo::run(&lab, module(rival)),
+        Cmd::Demo { rival, flavour } => demo::run(&lab, module(rival), flavour),
         Cmd::Test { rival, only, lanes } => {
             let run = if rival { Run::Rival } else { Run::Test };
             suite::run(&lab, run, only.as_deref(), lanes.unwrap_or_else(lanes::default))
@@ -143,11 +145,11 @@ fn run(args: Args) -> Result<bool> {
         Cmd::Scenarios { lanes } => scenarios::run(&lab, lanes.unwrap_or_else(lanes::default)),
         Cmd::Bench { docs: true } => bench::docs(&lab),
         Cmd::Bench { docs: false } => bench::run(&lab),
-        Cmd::Shell { rival, gpus, nics, iommu, append } => {
-            let ready = prepare(&lab, Flavour::Debug)?;
-            let image = image::build(&lab, &ready.kernel, &ready.parts, module(rival), More::Nothing)?;
+        Cmd::Shell { rival, gpus, nics, iommu, flavour, append } => {
+            let ready = ready::prepare(&lab, flavour)?;
+            let image = ready.image(&lab, (module(rival), More::Nothing))?;
             let mut boot = Boot { gpus, nics, iommu, append, ..Boot::new("shell", "shell") };
-            boot.append.extend(module(rival).word());
+            boot.append.extend(module(rival).word(flavour));
             boot.shell(&lab, &ready.kernel, &image)?;
             Ok(true)
         }
@@ -166,31 +168,4 @@ fn module(rival: bool) -> Module {
     } else {
         Module::Ours
     }
-}
-
-/// Everything that is built before an image is made of it.
-struct Ready {
-    sources: Sources,
-    kernel: Kernel,
-    parts: Parts,
-}
-
-impl Ready {
-    /// An image of each of these kinds, each made once.
-    fn images(
-        &self,
-        lab: &Lab,
-        kinds: impl Iterator<Item = (Module, More)>,
-    ) -> Result<BTreeMap<(Module, More), PathBuf>> {
-        let kinds: BTreeSet<(Module, More)> = kinds.collect();
-        let build = |(module, more)| image::build(lab, &self.kernel, &self.parts, module, more);
-        kinds.into_iter().map(|kind| Ok((kind, build(kind)?))).collect()
-    }
-}
-
-fn prepare(lab: &Lab, flavour: Flavour) -> Result<Ready> {
-    let sources = fetch::all(lab)?;
-    let kernel = kernel::build(lab, &sources.linux, flavour)?;
-    let parts = parts::build(lab, &sources, &kernel)?;
-    Ok(Ready { sources, kernel, parts })
 }

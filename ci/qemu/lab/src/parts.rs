@@ -4,9 +4,11 @@
 
 use crate::ctx::Lab;
 use crate::fetch::Sources;
-use crate::kernel::{Kernel, LLVM};
+use crate::image::{Module, More};
+use crate::kernel::{Flavour, Kernel};
 use crate::key::Key;
 use crate::lock;
+use crate::ready::Kind;
 use crate::sh::{self, say, Step};
 use anyhow::{anyhow, bail, Context, Result};
 use std::fs;
@@ -22,13 +24,16 @@ pub struct Part {
     pub key: String,
 }
 
+#[derive(Clone)]
 pub struct Parts {
-    pub pcie: Part,
+    pub pcie: Option<Part>,
     pub ofed: Part,
     pub gpu: Part,
-    pub alarms: Part,
+    pub alarms: Option<Part>,
     pub ours: Part,
-    pub rival: Part,
+    /// Ours built with kernel-lite, in images that have both.
+    pub lite: Option<Part>,
+    pub rival: Option<Part>,
     pub libcuda: PathBuf,
     pub guest: PathBuf,
     pub peermemctl: PathBuf,
@@ -39,17 +44,76 @@ pub fn build(lab: &Lab, sources: &Sources, kernel: &Kernel) -> Result<Parts> {
     let flavour = kernel.flavour.name();
     let _lock = lock::take(&lab.build.join(format!("lock-{flavour}")), "build")?;
     let b = Builder { lab, sources, kernel };
-    let pcie = b.component("pcie", &[])?;
-    let ofed = b.component("ofed", &[&pcie])?;
-    let gpu = b.component("gpu", &[&pcie])?;
-    let alarms = b.component("alarms", &[])?;
-    let ours = b.ours(&ofed, &gpu)?;
-    let rival = b.rival(&ofed, &gpu)?;
-    let libcuda = b.cargo("cuda", "ci/qemu/cuda", "libcuda.so")?;
-    let guest = b.cargo("guest", "tests/guest", "guest")?;
-    let peermemctl = b.cargo("peermemctl", "tools/peermemctl", "peermemctl")?;
+    let (pcie, ofed, gpu, alarms) = match kernel.flavour {
+        Flavour::Debug | Flavour::Fast | Flavour::Stock => {
+            let pcie = b.component("pcie", &[])?;
+            let ofed = b.component("ofed", &[&pcie])?;
+            let gpu = b.component("gpu", &[&pcie])?;
+            (Some(pcie), ofed, gpu, Some(b.component("alarms", &[])?))
+        }
+        // One module stands in for both neighbours.
+        Flavour::Oldest => {
+            let bare = b.component("bare", &[])?;
+            (None, bare.clone(), bare, None)
+        }
+    };
+    let ours = b.ours("ours", &ofed, &gpu, "")?;
+    let rival = if kernel.flavour == Flavour::Oldest { None } else { Some(b.rival(&ofed, &gpu)?) };
+    let libcuda = cargo(lab, "cuda", "ci/qemu/cuda", "libcuda.so")?;
+    let guest = cargo(lab, "guest", "tests/guest", "guest")?;
+    let peermemctl = cargo(lab, "peermemctl", "tools/peermemctl", "peermemctl")?;
     let perftest = b.perftest(&libcuda)?;
-    Ok(Parts { pcie, ofed, gpu, alarms, ours, rival, libcuda, guest, peermemctl, perftest })
+    Ok(Parts { pcie, ofed, gpu, alarms, ours, lite: None, rival, libcuda, guest, peermemctl, perftest })
+}
+
+/// The same with what only this image needs.
+pub fn with(lab: &Lab, sources: &Sources, kernel: &Kernel, parts: &Parts, (module, more): Kind) -> Result<Parts> {
+    let _lock = lock::take(&lab.build.join(format!("lock-{}", kernel.flavour.name())), "build")?;
+    let b = Builder { lab, sources, kernel };
+    let lite = || b.ours("lite", &parts.ofed, &parts.gpu, "kernel-lite");
+    let parts = Parts { lite: if more == More::Lite { Some(lite()?) } else { None }, ..parts.clone() };
+    Ok(match module {
+        Module::Ours | Module::Rival | Module::Installed => parts,
+        Module::Lite => Parts { ours: lite()?, ..parts },
+        Module::Closed => {
+            let needs: Vec<&Part> = parts.pcie.iter().collect();
+            let gpu = b.part_of("gpu", "gpu-closed", &needs, &["NVLAB_CLOSED=1"])?;
+            // Chosen by preflight, as a user's build beside such a driver.
+            Parts { ours: b.ours("ours-closed", &parts.ofed, &gpu, "")?, gpu, ..parts }
+        }
+    })
+}
+
+/// A Rust program or library of the lab; cargo knows by itself what changed.
+pub fn cargo(lab: &Lab, name: &str, dir: &str, product: &str) -> Result<PathBuf> {
+    let manifest = lab.repo.join(dir).join("Cargo.toml");
+    if !manifest.is_file() {
+        bail!("{dir} has no Cargo.toml: this checkout is not whole");
+    }
+    let mut step = Step::new(format!("build {name}"), lab.build.join(format!("log/{name}.log")))?;
+    step.counts = &["Compiling "];
+    let mut cmd = sh::command(lab, "cargo");
+    cmd.args(["build", "--release", "--locked", "--manifest-path"])
+        .arg(&manifest)
+        .env("CARGO_TARGET_DIR", lab.target());
+    // Another checkout's build would put its own file in the place of this one.
+    fs::create_dir_all(lab.target())?;
+    let _lock = lock::take(&lab.target().join(".lab-lock"), &format!("build {name}"))?;
+    step.run(&mut cmd)?;
+    let file = lab.target().join("release").join(product);
+    let own = lab.build.join("bin").join(product);
+    fs::create_dir_all(lab.build.join("bin"))?;
+    fs::copy(&file, &own).with_context(|| format!("cargo built {dir}, but {} is not there", file.display()))?;
+    Ok(own)
+}
+
+/// The plugin that counts instructions between marks, as QEMU is to load it; it writes to `out`, where nothing is left of an
+/// earlier run.
+pub fn plugin(lab: &Lab, out: &Path) -> Result<String> {
+    let file = cargo(lab, "profile", "ci/qemu/profile", "libprofile.so")?;
+    // Usually there is none.
+    let _ = fs::remove_file(out);
+    Ok(format!("{},out={}", file.display(), out.display()))
 }
 
 struct Builder<'a> {
@@ -97,18 +161,23 @@ impl Builder<'_> {
         let mut cmd = sh::command(self.lab, "make");
         cmd.arg("-C").arg(dir);
         cmd.arg(format!("KDIR={}", self.kernel.dir.display())).arg(format!("OUT={}", out.display()));
-        cmd.arg(format!("LLVM={LLVM}")).arg(jobs());
+        cmd.args(self.kernel.make_args()).arg(jobs());
         cmd
     }
 
     /// A part of the lab that is kernel modules: ci/qemu/<name>.
     fn component(&self, name: &str, needs: &[&Part]) -> Result<Part> {
-        let dir = self.lab.qemu(name);
+        self.part_of(name, name, needs, &[])
+    }
+
+    /// The same, with more words for make, under a name of its own.
+    fn part_of(&self, component: &str, name: &str, needs: &[&Part], words: &[&str]) -> Result<Part> {
+        let dir = self.lab.qemu(component);
         if !dir.join("Makefile").is_file() {
             bail!("{} has no Makefile: this checkout is not whole", self.lab.short(&dir));
         }
         let mut key = Key::new("component");
-        key.text(name).text(&self.kernel.key).path(&dir)?;
+        key.text(&words.join(" ")).text(name).text(&self.kernel.key).path(&dir)?;
         // Parts include one another's headers.
         key.path(&self.lab.qemu("pcie/lab_pcie.h"))?.path(&self.lab.repo.join("bindings"))?;
         for need in needs {
@@ -119,25 +188,41 @@ impl Builder<'_> {
                 needs.iter().map(|n| n.dir.join("Module.symvers").display().to_string()).collect();
             let mut cmd = self.make(&dir, out);
             cmd.arg(format!("LINUX_SRC={}", self.sources.linux.dir.display()))
-                .arg(format!("SYMVERS={}", symvers.join(" ")));
-            step.run(&mut cmd)
+                .arg(format!("SYMVERS={}", symvers.join(" ")))
+                .args(words);
+            step.run(&mut cmd)?;
+            no_warning(&step.log)
         })
     }
 
-    /// The module that all of this is about.
-    fn ours(&self, ofed: &Part, gpu: &Part) -> Result<Part> {
+    /// The module that all of this is about; its `kernel` crate is the one that `provider` names, or that preflight takes.
+    fn ours(&self, name: &str, ofed: &Part, gpu: &Part, provider: &str) -> Result<Part> {
         let repo = &self.lab.repo;
+        // The profile of the benchmark names lines. The code is the same with them.
+        let lines: &[&str] = match self.kernel.flavour {
+            Flavour::Fast => &["KRUSTFLAGS=-Cdebuginfo=line-tables-only", "KCFLAGS=-g1"],
+            _ => &[],
+        };
         let mut key = Key::new("ours");
-        key.text(&self.kernel.key).text(&ofed.key).text(&gpu.key).path(&self.sources.rival)?;
+        key.text(provider)
+            .text(&lines.join(" "))
+            .text(&self.kernel.key)
+            .text(&ofed.key)
+            .text(&gpu.key)
+            .path(&self.sources.rival)?
+            .path(&self.sources.deps)?;
         for input in ["src", "bindings", "kernel-lite", "mk", "Kbuild", "Makefile"] {
             key.path(&repo.join(input))?;
         }
-        self.part("ours", key, false, |out, step| {
+        self.part(name, key, false, |out, step| {
             let mut cmd = self.make(repo, out);
             // The rival's folder has NVIDIA's headers: our own words for its interface are compared with them.
             cmd.arg(format!("OFED={}", ofed.dir.display()));
             cmd.arg(format!("NVIDIA={} {}", gpu.dir.display(), self.sources.rival.display()));
-            step.run(&mut cmd)
+            cmd.arg(format!("DEPS={}", self.sources.deps.display())).arg(format!("PROVIDER={provider}"));
+            cmd.args(lines);
+            step.run(&mut cmd)?;
+            no_warning(&step.log)
         })
     }
 
@@ -167,32 +252,9 @@ impl Builder<'_> {
                 gpu.dir.join("Module.symvers").display()
             );
             let mut cmd = sh::command(self.lab, "make");
-            cmd.arg("-C").arg(&self.kernel.dir).arg(format!("M={}", out.display())).arg(format!("LLVM={LLVM}"));
+            cmd.arg("-C").arg(&self.kernel.dir).arg(format!("M={}", out.display())).args(self.kernel.make_args());
             step.run(cmd.arg(symvers).arg("modules"))
         })
-    }
-
-    /// A Rust program or library of the lab; cargo knows by itself what changed.
-    fn cargo(&self, name: &str, dir: &str, product: &str) -> Result<PathBuf> {
-        let manifest = self.lab.repo.join(dir).join("Cargo.toml");
-        if !manifest.is_file() {
-            bail!("{dir} has no Cargo.toml: this checkout is not whole");
-        }
-        let mut step = Step::new(format!("build {name}"), self.lab.build.join(format!("log/{name}.log")))?;
-        step.counts = &["Compiling "];
-        let mut cmd = sh::command(self.lab, "cargo");
-        cmd.args(["build", "--release", "--locked", "--manifest-path"])
-            .arg(&manifest)
-            .env("CARGO_TARGET_DIR", self.lab.target());
-        // Another checkout's build would put its own file in the place of this one.
-        fs::create_dir_all(self.lab.target())?;
-        let _lock = lock::take(&self.lab.target().join(".lab-lock"), &format!("build {name}"))?;
-        step.run(&mut cmd)?;
-        let file = self.lab.target().join("release").join(product);
-        let own = self.lab.build.join("bin").join(product);
-        fs::create_dir_all(self.lab.build.join("bin"))?;
-        fs::copy(&file, &own).with_context(|| format!("cargo built {dir}, but {} is not there", file.display()))?;
-        Ok(own)
     }
 
     /// perftest with CUDA, linked against the stand-in.
@@ -235,6 +297,16 @@ pub const PERFTEST: [&str; 6] =
 /// So many finished builds of one part are kept.
 const KEEP: usize = 24;
 
+/// What is ours builds without a word of compilers, objtool and modpost: what they warn of on one kernel breaks on another.
+fn no_warning(log: &Path) -> Result<()> {
+    let text = fs::read(log).with_context(|| format!("cannot read {}", log.display()))?;
+    let text = String::from_utf8_lossy(&text);
+    match text.lines().find(|l| l.to_ascii_lowercase().contains("warning")) {
+        Some(line) => bail!("it does not build without a warning: {line} (whole log: {})", log.display()),
+        None => Ok(()),
+    }
+}
+
 fn jobs() -> String {
     format!("-j{}", std::thread::available_parallelism().map_or(1, usize::from))
 }
@@ -243,8 +315,8 @@ fn jobs() -> String {
 fn publish(out: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     let mut any = false;
-    // The sources that a part was built from are copied into OUT/src; its products are not there.
-    for entry in WalkDir::new(out).into_iter().filter_entry(|e| e.file_name() != "src") {
+    // The sources that a part was built from are copied into OUT/src, or linked into OUT/tree; its products are not there.
+    for entry in WalkDir::new(out).into_iter().filter_entry(|e| e.file_name() != "src" && e.file_name() != "tree") {
         let entry = entry?;
         let path = entry.path();
         let name = entry.file_name().to_string_lossy();

@@ -2,11 +2,11 @@
 
 use crate::boots::{self, Row, Run};
 use crate::ctx::Lab;
-use crate::kernel::Flavour;
 use crate::ktap::{Outcome, Test};
 use crate::lanes::{self, Done, Found, Job};
+use crate::ready::Images;
 use crate::sh::{self, human, say};
-use crate::{host, judge, prepare};
+use crate::{host, judge};
 use anyhow::{bail, Context, Result};
 use serde_json::{json, Value};
 use std::fs;
@@ -28,8 +28,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, lanes: usize) -> R
     let rows = boots::chosen(Run::Soak, chosen.as_deref());
     let models = chosen.as_ref().is_none_or(|c| c.contains(&MODELS));
 
-    let ready = prepare(lab, Flavour::Debug)?;
-    let images = ready.images(lab, rows.iter().map(|(row, _)| row.image()))?;
+    let images = Images::of(lab, rows.iter().map(|(row, _)| *row))?;
     let end = hours.map(|h| Duration::try_from_secs_f64(h * 3600.0)).transpose().context("--hours")?;
     let over = || end.is_some_and(|end| start.elapsed() > end);
     let mut record = Record::new(lab)?;
@@ -43,9 +42,10 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, lanes: usize) -> R
             jobs.push(Job { run: Box::new(|| unless(&over, MODELS, job.run)), ..job });
         }
         for (row, suites) in &rows {
-            let (ready, image, over) = (&ready, &images[&row.image()], &over);
+            let over = &over;
             let row: &Row = row;
-            let boot = move || judge::row(lab, &ready.kernel, image, row, suites, &[format!("guest.seed={seed}")]);
+            let (kernel, image) = images.get(row);
+            let boot = move || judge::row(lab, kernel, image, row, suites, &[format!("guest.seed={seed}")]);
             jobs.push(Job {
                 name: row.name.to_string(),
                 takes: row.takes,

@@ -5,8 +5,9 @@ use crate::ctx::Lab;
 use crate::kernel::Flavour;
 use crate::ktap::Outcome;
 use crate::lanes::{self, Done, Job};
+use crate::ready::Images;
 use crate::sh::{human, say};
-use crate::{host, judge, prepare};
+use crate::{host, judge};
 use anyhow::{bail, Context, Result};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
@@ -21,25 +22,25 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
     let rows = boots::chosen(run, chosen.as_deref());
 
     // What is built is built before anything is tested: cargo and make use every processor.
-    let ready = (here("lint") || !rows.is_empty()).then(|| prepare(lab, Flavour::Debug)).transpose()?;
+    let mut images = Images::of(lab, rows.iter().map(|(row, _)| *row))?;
+    if here("lint") {
+        images.build(lab, Flavour::Debug)?;
+    }
     let mut jobs: Vec<Job> = Vec::new();
     if here("host") {
         host::build(lab)?;
         jobs.extend(host::tests(lab));
     }
-    if let Some(ready) = &ready {
-        if here("lint") {
-            jobs.push(host::gates(lab, ready));
-        }
-        let images = ready.images(lab, rows.iter().map(|(row, _)| row.image()))?;
-        for (row, suites) in rows {
-            let image = images[&row.image()].clone();
-            jobs.push(Job {
-                name: format!("boot {}", row.name),
-                takes: row.takes,
-                run: Box::new(move || judge::row(lab, &ready.kernel, &image, row, &suites, &[])),
-            });
-        }
+    if here("lint") {
+        jobs.push(host::gates(lab, images.ready(Flavour::Debug)));
+    }
+    for (row, suites) in rows {
+        let (kernel, image) = images.get(row);
+        jobs.push(Job {
+            name: format!("boot {}", row.name),
+            takes: row.takes,
+            run: Box::new(move || judge::row(lab, kernel, image, row, &suites, &[])),
+        });
     }
     let built = start.elapsed();
     let done = lanes::run(jobs, lanes, |_| ());

@@ -9,7 +9,8 @@
  * by then the point is disarmed. That takes a probe on the function's ftrace
  * site: other kinds may be optimized, and an optimized one ignores where its
  * handler wants to go. Without CONFIG_KPROBES_ON_FTRACE nobody is ever stopped
- * here. Left out: two points armed at once stop one thread twice.
+ * here. A probe costs each call, so it is switched on when its point is first
+ * armed. Left out: two points armed at once stop one thread twice.
  */
 #include <linux/dma-mapping.h>
 #include <linux/kprobes.h>
@@ -51,11 +52,13 @@ static int unmap_probed(struct kprobe *probe, struct pt_regs *regs)
 static struct kprobe map_probe = {
 	.symbol_name = "dma_map_resource",
 	.pre_handler = map_probed,
+	.flags = KPROBE_FLAG_DISABLED,
 };
 
 static struct kprobe unmap_probe = {
 	.symbol_name = "dma_unmap_resource",
 	.pre_handler = unmap_probed,
+	.flags = KPROBE_FLAG_DISABLED,
 };
 
 static struct kprobe *probes[] = { &map_probe, &unmap_probe };
@@ -69,6 +72,18 @@ void lab_probe_exit(void)
 {
 	unregister_kprobes(probes, ARRAY_SIZE(probes));
 }
+
+int lab_probe_enable(enum lab_point point)
+{
+	switch (point) {
+	case LAB_IN_DMA_MAP:
+		return enable_kprobe(&map_probe);
+	case LAB_IN_DMA_UNMAP:
+		return enable_kprobe(&unmap_probe);
+	default:
+		return 0;
+	}
+}
 #else
 int lab_probe_init(void)
 {
@@ -77,5 +92,10 @@ int lab_probe_init(void)
 
 void lab_probe_exit(void)
 {
+}
+
+int lab_probe_enable(enum lab_point point)
+{
+	return 0;
 }
 #endif

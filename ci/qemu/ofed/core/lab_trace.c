@@ -144,6 +144,7 @@ static const char * const point_names[LAB_POINTS] = {
 	[LAB_INVALIDATE_FENCE] = "invalidate_fence",
 	[LAB_IN_DMA_MAP] = "in_dma_map",
 	[LAB_IN_DMA_UNMAP] = "in_dma_unmap",
+	[LAB_NIC_WRITE] = "nic_write",
 };
 
 struct waiter {
@@ -214,11 +215,15 @@ static ssize_t hold_write(struct file *file, const char __user *buf,
 			  size_t count, loff_t *pos)
 {
 	int point = read_point(buf, count);
+	int err;
 
 	if (point < 0)
 		return point;
 	if (point == LAB_POINTS)
 		return -EINVAL;
+	err = lab_probe_enable(point);
+	if (err)
+		return err;
 	spin_lock(&hold_lock);
 	WRITE_ONCE(armed[point], armed[point] + 1);
 	spin_unlock(&hold_lock);

@@ -36,6 +36,7 @@ enum lab_point {
 	LAB_INVALIDATE_FENCE,
 	LAB_IN_DMA_MAP,
 	LAB_IN_DMA_UNMAP,
+	LAB_NIC_WRITE,
 	LAB_POINTS,
 };
 
@@ -48,6 +49,8 @@ bool lab_armed(enum lab_point point);
 /* Points in functions of the kernel: lab_probe.c. */
 int lab_probe_init(void);
 void lab_probe_exit(void);
+/* Before the point is armed; nothing to do for one that is not in the kernel. */
+int lab_probe_enable(enum lab_point point);
 
 void lab_trace_init(struct dentry *dir);
 

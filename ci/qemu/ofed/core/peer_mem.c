@@ -47,6 +47,7 @@
 #include <rdma/peer_mem.h>
 
 #include "ib_peer_mem.h"
+#include "lab_mark.h"
 #include "lab_trace.h"
 
 /* The ticket of a umem that cannot be invalidated. */
@@ -614,12 +615,7 @@ void ib_peer_umem_release(struct ib_umem *umem)
 }
 EXPORT_SYMBOL(ib_peer_umem_release);
 
-/*
- * The hook that a client with invalidation calls when its memory goes away.
- * Returns when the HCA does not touch the memory any more. Whether the client
- * then unmaps by itself is the UNMAPS flag's business.
- */
-static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
+static int invalidate_ticket(void *reg_handle, u64 core_context)
 {
 	struct ib_peer_memory_client *client = reg_handle;
 	struct ib_umem_peer *peer;
@@ -671,6 +667,21 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 	return 0;
 }
 
+/*
+ * The hook that a client with invalidation calls when its memory goes away.
+ * Returns when the HCA does not touch the memory any more. Whether the client
+ * then unmaps by itself is the UNMAPS flag's business.
+ */
+static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
+{
+	int ret;
+
+	lab_mark_end();
+	ret = invalidate_ticket(reg_handle, core_context);
+	lab_mark_begin();
+	return ret;
+}
+
 /* /sys/kernel/mm/memory_peers */
 
 struct peer_attribute {
@@ -689,14 +700,21 @@ static ssize_t version_show(struct kobject *kobj, struct kobj_attribute *attr,
 	return sysfs_emit(buf, "%s\n", client_of_kobj(kobj)->ops->version);
 }
 
+static s64 counter(struct ib_peer_memory_client *client,
+		   const struct attribute *attr)
+{
+	const struct peer_attribute *counter =
+		container_of(attr, struct peer_attribute, attr.attr);
+	void *stats = &client->stats;
+
+	return atomic64_read((atomic64_t *)(stats + counter->offset));
+}
+
 static ssize_t counter_show(struct kobject *kobj, struct kobj_attribute *attr,
 			    char *buf)
 {
-	size_t offset = container_of(attr, struct peer_attribute, attr)->offset;
-	void *stats = &client_of_kobj(kobj)->stats;
-
 	return sysfs_emit(buf, "%lld\n",
-			  atomic64_read((atomic64_t *)(stats + offset)));
+			  counter(client_of_kobj(kobj), &attr->attr));
 }
 
 static struct kobj_attribute version_attr = __ATTR_RO(version);
@@ -755,6 +773,29 @@ static int add_sysfs(struct ib_peer_memory_client *client)
 	}
 	return kobject_add(&client->kobj, peers_kobj, "%s", client->ops->name);
 }
+
+/* debugfs: the same for the lab's tests, where there is no memory_peers */
+static int clients_show(struct seq_file *seq, void *unused)
+{
+	struct ib_peer_memory_client *client;
+	const struct attribute *attr;
+	int i;
+
+	mutex_lock(&peer_memory_mutex);
+	list_for_each_entry(client, &peer_memory_list, list) {
+		seq_printf(seq, "client=%s version=%s", client->ops->name,
+			   client->ops->version);
+		for (i = 1; client_attrs[i]; i++) {
+			attr = client_attrs[i];
+			seq_printf(seq, " %s=%lld", attr->name,
+				   counter(client, attr));
+		}
+		seq_putc(seq, '\n');
+	}
+	mutex_unlock(&peer_memory_mutex);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(clients);
 
 /* Interface of the clients */
 
@@ -886,6 +927,12 @@ unsigned long ib_peer_lab_first_offset(struct ib_umem *umem)
 }
 EXPORT_SYMBOL_GPL(ib_peer_lab_first_offset);
 
+void ib_peer_lab_hold_write(struct ib_umem *umem)
+{
+	lab_hold(LAB_NIC_WRITE, client_name(to_peer(umem)));
+}
+EXPORT_SYMBOL_GPL(ib_peer_lab_hold_write);
+
 static struct dentry *debugfs_dir;
 
 void ib_peer_mem_init(void)
@@ -894,6 +941,7 @@ void ib_peer_mem_init(void)
 	lab_trace_init(debugfs_dir);
 	if (lab_probe_init())
 		pr_err("no hold points in dma_map_resource and dma_unmap_resource\n");
+	debugfs_create_file("clients", 0400, debugfs_dir, NULL, &clients_fops);
 #ifdef HAVE_MM_KOBJ_EXPORTED
 	if (memory_peers)
 		peers_kobj = kobject_create_and_add("memory_peers", mm_kobj);

@@ -24,6 +24,7 @@
 #include <linux/pci.h>
 #include <linux/platform_device.h>
 #include <linux/seq_file.h>
+#include <linux/wait_bit.h>
 #include <rdma/ib_peer_lab.h>
 #include <rdma/ib_umem.h>
 
@@ -56,7 +57,8 @@ struct rxe_peer_mr {
 	struct rxe_mr *mr;
 	struct device *initiator;
 	bool can_fence;		/* the umem has a notifier */
-	rwlock_t lock;		/* readers: accesses; writer: the fence */
+	rwlock_t lock;		/* readers: who begins an access; writer: the fence */
+	atomic_t accesses;	/* begun and not over */
 	enum peer_state state;
 	u64 first_offset;	/* of the MR's first byte in the sg list */
 	unsigned int sg_entries;
@@ -84,7 +86,6 @@ static u32 fence_ms;
 static atomic_t fence_fail;
 static atomic_t fail_mkey;
 static atomic_t no_invalidation;
-static atomic_t skip_stop;
 
 static bool take_one(atomic_t *switched)
 {
@@ -204,7 +205,7 @@ err_peer:
 	kvfree(peer);
 err_umem:
 	atomic64_inc(&stats.mrs_failed);
-	if (mr->peer_can_fence && !take_one(&skip_stop))
+	if (mr->peer_can_fence)
 		ib_umem_stop_invalidation_notifier(umem);
 	ib_umem_release(umem);
 	return err;
@@ -227,6 +228,7 @@ static int fence(struct rxe_peer_mr *peer)
 	write_lock_bh(&peer->lock);
 	peer->state = PEER_KILLED;
 	write_unlock_bh(&peer->lock);
+	wait_var_event(&peer->accesses, !atomic_read(&peer->accesses));
 	return 0;
 }
 
@@ -294,7 +296,7 @@ static struct rxe_peer_range *find_range(struct rxe_peer_mr *peer, u64 offset)
 
 /*
  * Begins an access: the DMA address of @iova and how many bytes of @length
- * follow in one range. Returns with the lock held for reading, or -EFAULT.
+ * follow in one range. A fence waits for it from then on. Or -EFAULT.
  */
 static int access_begin(struct rxe_peer_mr *peer, u64 iova, size_t length,
 			dma_addr_t *addr, size_t *piece)
@@ -308,6 +310,8 @@ static int access_begin(struct rxe_peer_mr *peer, u64 iova, size_t length,
 		atomic64_inc(&stats.killed_accesses);
 		return -EFAULT;
 	}
+	atomic_inc(&peer->accesses);
+	read_unlock_bh(&peer->lock);
 	range = find_range(peer, offset);
 	*addr = range->addr + (offset - range->start);
 	*piece = min_t(u64, length, range->len - (offset - range->start));
@@ -316,7 +320,8 @@ static int access_begin(struct rxe_peer_mr *peer, u64 iova, size_t length,
 
 static int access_end(struct rxe_peer_mr *peer, int err)
 {
-	read_unlock_bh(&peer->lock);
+	if (atomic_dec_and_test(&peer->accesses))
+		wake_up_var(&peer->accesses);
 	if (!err)
 		return 0;
 	atomic64_inc(&stats.dma_errors);
@@ -335,12 +340,15 @@ int rxe_peer_copy(struct rxe_mr *mr, u64 iova, void *addr, unsigned int length,
 		err = access_begin(peer, iova, length, &dma_addr, &piece);
 		if (err)
 			return err;
-		if (dir == RXE_TO_MR_OBJ)
+		if (dir == RXE_TO_MR_OBJ) {
+			/* Begun, but its bytes are not there yet. */
+			ib_peer_lab_hold_write(mr->umem);
 			err = lab_pcie_write(peer->initiator, dma_addr, addr,
 					     piece);
-		else
+		} else {
 			err = lab_pcie_read(peer->initiator, dma_addr, addr,
 					    piece);
+		}
 		err = access_end(peer, err);
 		if (err)
 			return err;
@@ -553,7 +561,6 @@ void rxe_peer_module_init(void)
 	debugfs_create_atomic_t("fail_mkey", 0600, debugfs_dir, &fail_mkey);
 	debugfs_create_atomic_t("no_invalidation", 0600, debugfs_dir,
 				&no_invalidation);
-	debugfs_create_atomic_t("skip_stop", 0600, debugfs_dir, &skip_stop);
 }
 
 void rxe_peer_module_exit(void)

@@ -1,13 +1,15 @@
 //! From the guest's samples to figures: median and quartiles per row.
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub const OURS: &str = "ours";
 pub const OURS_REVOCABLE: &str = "ours_revocable";
 pub const C: &str = "c_nv_mem";
 pub const C_NC: &str = "c_nv_mem_nc";
+/// `C` over a provider that maps as driver 550 does.
+pub const C_550: &str = "c_nv_mem_550";
 
 pub const GIB: u64 = 1 << 30;
 
@@ -76,7 +78,11 @@ impl Time {
         self.each[0]
     }
 
+    /// `None` without samples, or where one is not seven callbacks, the provider and two verbs.
     fn new(samples: &[Vec<f64>], calls: Vec<u64>, entries: u64) -> Option<Self> {
+        if samples.iter().any(|s| s.len() != 10) {
+            return None;
+        }
         let spread = |f: &dyn Fn(&[f64]) -> f64| Spread::of(samples.iter().map(|s| f(s)).collect());
         let sum = |s: &[f64]| s[..7].iter().sum::<f64>();
         let mut each = [Spread::default(); 7];
@@ -105,9 +111,16 @@ pub struct Memory {
     pub total: i64,
 }
 
+/// Threads that register at the same time, over several runs: nanoseconds per registration, and number of waits.
+pub struct Threads {
+    pub held: BTreeMap<&'static str, Spread>,
+    pub waited: BTreeMap<String, (Spread, f64)>,
+}
+
 /// Everything that is shown.
 pub struct Figures {
     pub kernel: String,
+    pub commit: String,
     pub times: BTreeMap<Key, Time>,
     /// On the wall's clock.
     pub wall: BTreeMap<Key, Time>,
@@ -117,9 +130,13 @@ pub struct Figures {
     /// By client, size and fence: the free callback, and of it the core's invalidate.
     pub free: BTreeMap<(String, u64, u64), (Spread, Spread)>,
     /// MB/s by program, buffer and client.
-    pub bandwidth: BTreeMap<(String, String, String), Spread>,
+    pub bandwidth: BTreeMap<(String, String, String), Vec<f64>>,
+    /// By client, layout, size and NICs: the registration by the last of these.
+    pub nics: BTreeMap<(String, String, u64, u64), Time>,
     pub pages: Vec<Value>,
-    pub threads: Vec<Value>,
+    /// By client, threads and NICs.
+    pub threads: BTreeMap<(String, u64, u64), Threads>,
+    pub profile: Vec<Value>,
 }
 
 impl Figures {
@@ -143,6 +160,11 @@ impl Figures {
             let key = (text(row, "program")?, text(row, "buffer")?, text(row, "variant")?);
             rates.entry(key).or_default().push(row["mb_s"].as_f64().context("no mb_s")?);
         }
+        let mut nics = BTreeMap::new();
+        for row in rows("nics") {
+            let time = Time::new(&samples(row)?, Vec::new(), 0).context("a row without samples")?;
+            nics.insert((text(row, "variant")?, text(row, "layout")?, int(row, "size")?, int(row, "nics")?), time);
+        }
         let mut memory = BTreeMap::new();
         for row in rows("memory") {
             let bytes = |name: &str| row[name].as_i64().with_context(|| format!("no {name} in {row}"));
@@ -158,14 +180,17 @@ impl Figures {
         }
         Ok(Self {
             kernel: all["kernel"].as_str().unwrap_or_default().to_string(),
+            commit: all["commit"].as_str().unwrap_or_default().to_string(),
             times: times(rows("times"))?,
             wall: times(rows("wall"))?,
             memory,
             live,
             free,
-            bandwidth: rates.into_iter().filter_map(|(key, all)| Some((key, Spread::of(all)?))).collect(),
+            bandwidth: rates,
+            nics,
             pages: rows("pages").clone(),
-            threads: rows("threads").clone(),
+            threads: threads(rows("threads"))?,
+            profile: rows("profile").clone(),
         })
     }
 
@@ -199,9 +224,65 @@ fn samples(row: &Value) -> Result<Vec<Vec<f64>>> {
     let samples = row["samples"].as_array().with_context(|| format!("no samples in {row}"))?;
     samples
         .iter()
-        .map(|s| s.as_array().map(|s| s.iter().filter_map(Value::as_f64).collect()))
+        .map(|s| s.as_array()?.iter().map(Value::as_f64).collect())
         .collect::<Option<_>>()
         .with_context(|| format!("samples that are no numbers in {row}"))
+}
+
+/// The repeats of one row are one row.
+fn threads(rows: &[Value]) -> Result<BTreeMap<(String, u64, u64), Threads>> {
+    let mut repeats: BTreeMap<_, Vec<&Value>> = BTreeMap::new();
+    for row in rows {
+        repeats.entry((text(row, "variant")?, int(row, "threads")?, int(row, "nics")?)).or_default().push(row);
+    }
+    let mut all = BTreeMap::new();
+    for (key, rows) in repeats {
+        let spread = |value: &dyn Fn(&Value) -> Option<f64>| {
+            let per = |row: &&Value| Some(value(row)? / row["registrations"].as_f64()?);
+            Spread::of(rows.iter().map(per).collect::<Option<_>>()?)
+        };
+        let mut held = BTreeMap::new();
+        for (name, at) in [("P", "/held/P"), ("R", "/held/R"), ("G shared", "/held/G/0"), ("G exclusive", "/held/G/1")]
+        {
+            held.extend(spread(&|row| row.pointer(at)?.as_f64()).map(|spread| (name, spread)));
+        }
+        let names: BTreeSet<&String> =
+            rows.iter().filter_map(|row| row["waited"].as_object()).flat_map(|waits| waits.keys()).collect();
+        let mut waited = BTreeMap::new();
+        for name in names {
+            // A lock that nobody waited for in this run is not in its row.
+            let part = |at: usize| move |row: &Value| Some(row["waited"][name][at].as_f64().unwrap_or(0.0));
+            let times = spread(&part(0)).context("a row of threads without registrations")?;
+            let counts = Spread::of(rows.iter().filter_map(|row| part(1)(row)).collect());
+            waited.insert(name.clone(), (times, counts.map_or(0.0, |c| c.median)));
+        }
+        all.insert(key, Threads { held, waited });
+    }
+    Ok(all)
+}
+
+/// The median of the quotients of two sets of samples, and an interval that has it with 95 % probability: by 2000
+/// resamplings of either set (bootstrap, always with the same random numbers).
+pub fn ratio(ours: &[f64], theirs: &[f64]) -> Option<Spread> {
+    let median = |samples: Vec<f64>| Spread::of(samples).map(|s| s.median);
+    let whole = median(ours.to_vec())? / median(theirs.to_vec())?;
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut draw = |from: &[f64]| -> Vec<f64> {
+        let one = |_| {
+            // xorshift64
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            from[(state % from.len() as u64) as usize]
+        };
+        (0..from.len()).map(one).collect()
+    };
+    let mut ratios = Vec::new();
+    for _ in 0..2000 {
+        ratios.push(median(draw(ours))? / median(draw(theirs))?);
+    }
+    ratios.sort_by(f64::total_cmp);
+    Some(Spread { low: ratios[50], median: whole, high: ratios[1949] })
 }
 
 /// The turns of one row are one row.
@@ -217,8 +298,11 @@ fn times(rows: &[Value]) -> Result<BTreeMap<Key, Time>> {
             for row in &rows {
                 all.extend(samples(row)?);
             }
+            for name in ["calls", "entries"] {
+                ensure!(rows.iter().all(|row| row[name] == rows[0][name]), "{key:?}: turns differ in {name}");
+            }
             let calls = rows[0]["calls"].as_array().map(|c| c.iter().filter_map(Value::as_u64).collect());
-            let time = Time::new(&all, calls.unwrap_or_default(), int(rows[0], "entries")?);
+            let time = Time::new(&all, calls.context("no calls")?, int(rows[0], "entries")?);
             Ok((key, time.context("a row without samples")?))
         })
         .collect()
@@ -249,5 +333,35 @@ mod tests {
         assert_eq!((time.samples, time.callbacks.median, time.own.median), (3, 26.0, 22.0));
         assert_eq!((time.verbs.median, time.mutex().high), (150.0, 25.0));
         assert!(Figures::new(&json!({"rows": {"times": [{"variant": "ours"}]}})).is_err());
+        let mut other = row(10);
+        other["entries"] = json!(2);
+        assert!(Figures::new(&json!({"rows": {"times": [row(10), other]}})).is_err(), "turns of different kinds");
+        let mut short = row(10);
+        short["samples"] = json!([[1, 2, 3]]);
+        assert!(Figures::new(&json!({"rows": {"times": [short]}})).is_err(), "a sample without its callbacks");
+    }
+
+    #[test]
+    fn repeats_become_one_row_of_threads() {
+        let row = |ns: u64| {
+            json!({"variant": "ours", "threads": 2, "nics": 1, "registrations": 10,
+                "held": {"P": ns, "R": ns, "G": [ns, 0]}, "waited": if ns > 100 { json!({"P": [ns, 4]}) } else { json!({}) }})
+        };
+        let all = json!({"rows": {"threads": [row(100), row(200), row(300)]}});
+        let figures = Figures::new(&all).unwrap();
+        let threads = &figures.threads[&("ours".to_string(), 2, 1)];
+        assert_eq!((threads.held["P"].low, threads.held["P"].median, threads.held["P"].high), (15.0, 20.0, 25.0));
+        assert_eq!((threads.waited["P"].0.median, threads.waited["P"].1), (20.0, 4.0));
+    }
+
+    #[test]
+    fn a_ratio_knows_how_sure_it_is() {
+        let few = ratio(&[99.0, 101.0, 95.0], &[100.0, 104.0, 97.0]).unwrap();
+        let spread = |n: u32| (0..n).map(|i| 100.0 + f64::from(i % 5)).collect::<Vec<_>>();
+        let many = ratio(&spread(100), &spread(100)).unwrap();
+        assert_eq!(many.median, 1.0);
+        assert!(many.high - many.low < few.high - few.low, "{many:?} {few:?}");
+        assert!(few.low <= few.median && few.median <= few.high);
+        assert_eq!(ratio(&[], &[1.0]), None);
     }
 }

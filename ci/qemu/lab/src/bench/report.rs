@@ -1,14 +1,16 @@
 //! The tables, once for the terminal and once for docs/.
 
-use super::figures::{limit_ns, Figures, Spread, Time, C, C_NC, GIB, OURS, OURS_REVOCABLE};
+use super::figures::{limit_ns, Figures, Spread, Time, C, C_550, C_NC, GIB, OURS, OURS_REVOCABLE};
+use super::targets::targets;
 use comfy_table::{presets, CellAlignment, Table as Terminal};
 use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-struct Table {
-    title: &'static str,
-    header: Vec<&'static str>,
-    rows: Vec<Vec<String>>,
+pub struct Table {
+    pub title: &'static str,
+    pub header: Vec<&'static str>,
+    pub rows: Vec<Vec<String>>,
 }
 
 pub fn text(figures: &Figures) -> String {
@@ -27,7 +29,8 @@ pub fn text(figures: &Figures) -> String {
 
 pub fn markdown(figures: &Figures) -> String {
     let mut out = format!(
-        "# Tables of the last benchmark\n\nWritten by `make bench-docs` from `build/bench.json` of `make bench`; Linux {}, fast kernel. Read [bench.md](../bench.md) first.\n",
+        "# Tables of the last benchmark\n\nWritten by `make bench-docs` from `build/bench.json` of `make bench` at commit {}; Linux {}, fast kernel. Read [bench.md](../bench.md) first.\n",
+        figures.commit.get(..12).unwrap_or("-"),
         figures.kernel
     );
     for table in tables(figures) {
@@ -54,15 +57,22 @@ fn tables(figures: &Figures) -> Vec<Table> {
             "Callbacks of one registration and deregistration, V100's pin cost (µs: median, quartiles)",
         ),
         times(figures, "zero", "The same, the provider's calls cost their own work only"),
-        callbacks(figures),
-        provider(figures),
+        rows(
+            figures,
+            "v100",
+            "Each row whole, V100's pin cost (µs, medians; nv_mem_nc is also the C module's default since 560, derived)",
+        ),
+        rows(figures, "zero", "Each row whole, the provider's calls cost their own work only (µs, medians)"),
         memory(figures),
         live(figures),
         free(figures),
+        nics(figures),
         pages(figures),
         threads(figures),
         bandwidth(figures),
         wall(figures),
+        profile(figures),
+        lines(figures),
     ]
     .into_iter()
     .filter(|table| !table.rows.is_empty())
@@ -95,7 +105,7 @@ fn spread(s: Spread) -> String {
     format!("{} [{}–{}]", us(s.median), us(s.low), us(s.high))
 }
 
-fn percent(part: f64, whole: f64) -> String {
+pub fn percent(part: f64, whole: f64) -> String {
     format!("{:.1} %", 100.0 * part / whole)
 }
 
@@ -105,92 +115,16 @@ const LAYOUTS: [(&str, &str); 3] =
 const VARIANTS: [(&str, &str); 4] =
     [(OURS, "ours"), (C, "C nv_mem"), (OURS_REVOCABLE, "ours, revocable"), (C_NC, "C nv_mem_nc")];
 
-fn words(variant: &str) -> &str {
+pub fn words(variant: &str) -> &str {
     VARIANTS.iter().find(|v| v.0 == variant).map_or(variant, |v| v.1)
 }
 
-/// What design.md promises, and what was measured.
-fn targets(figures: &Figures) -> Table {
-    let mut rows = Vec::new();
-    let mut row = |what: &str, wanted: String, got: Option<(f64, String)>, good: &dyn Fn(f64) -> bool| {
-        let (verdict, got) = match got {
-            Some((value, text)) => (if good(value) { "met" } else { "NOT met" }, text),
-            None => ("not measured", "-".into()),
-        };
-        rows.push(vec![what.to_string(), wanted, got, verdict.to_string()]);
-    };
-    let v100 = |variant: &str, size: u64| figures.time(variant, size, "contiguous", "v100");
-    row(
-        "provider pins per registration, 1 GiB",
-        "1".into(),
-        v100(OURS, GIB).and_then(|t| t.calls.first().map(|&n| (n as f64, n.to_string()))),
-        &|n| n == 1.0,
-    );
-    for (size, limit) in [(64 << 10, 0.6), (GIB, 0.55)] {
-        for (ours, c) in [(OURS, C), (OURS_REVOCABLE, C), (OURS, C_NC)] {
-            let ratio = v100(ours, size).zip(v100(c, size)).map(|(o, c)| o.callbacks.median / c.callbacks.median);
-            row(
-                &format!("callbacks of {} against {}, {}", words(ours), words(c), size_text(size)),
-                format!("≤ {limit}"),
-                ratio.map(|r| (r, format!("{r:.3}"))),
-                &|r| r <= limit,
-            );
-        }
+/// Behind a size.
+pub fn broken(layout: &str) -> String {
+    match LAYOUTS.iter().find(|l| l.0 == layout) {
+        Some((_, in_words)) if layout != "contiguous" => format!(" {in_words}"),
+        _ => String::new(),
     }
-    for size in [64 << 10, 1 << 20, 16 << 20, 256 << 20, GIB, 64 * GIB] {
-        for variant in [OURS, OURS_REVOCABLE] {
-            let share = v100(variant, size).map(|t| t.own.median / t.callbacks.median);
-            row(
-                &format!("own share of the callbacks, {}, {}", words(variant), size_text(size)),
-                "≤ 5 %".into(),
-                share.map(|s| (s, percent(s, 1.0))),
-                &|s| s <= 0.05,
-            );
-        }
-    }
-    row(
-        "sg entries of 1 GiB contiguous",
-        "1".into(),
-        v100(OURS, GIB).map(|t| {
-            let c = v100(C, GIB).map_or("?".to_string(), |c| c.entries.to_string());
-            (t.entries as f64, format!("{} (C: {c})", t.entries))
-        }),
-        &|n| n == 1.0,
-    );
-    row(
-        "memory that we hold per contiguous GiB",
-        "≤ 4 KiB".into(),
-        figures.memory(OURS, GIB, "contiguous").map(|m| {
-            let c = figures.memory(C, GIB, "contiguous").map_or(0, |c| c.client);
-            (m.client as f64, format!("{} B (C: {c} B)", m.client))
-        }),
-        &|bytes| bytes <= 4096.0,
-    );
-    for variant in [OURS, OURS_REVOCABLE] {
-        let own = |live: u64| figures.live.get(&(variant.to_string(), live)).map(|t| t.own.median);
-        let worst = [1_000, 10_000, 100_000]
-            .into_iter()
-            .filter_map(|n| Some(own(n)? / own(1)?))
-            .max_by(|a, b| (a - 1.0).abs().total_cmp(&(b - 1.0).abs()));
-        row(
-            &format!("own time with 1000 to 100 000 live against 1, {}", words(variant)),
-            "within 10 %".into(),
-            worst.map(|w| (w, format!("{w:.3}"))),
-            &|w| (w - 1.0).abs() <= 0.1,
-        );
-    }
-    for program in ["ib_write_bw", "ib_read_bw"] {
-        let rate = |variant: &str| {
-            figures.bandwidth.get(&(program.to_string(), "gpu".to_string(), variant.to_string())).map(|s| s.median)
-        };
-        row(
-            &format!("{program} on GPU memory against the C module's"),
-            "within 1 %".into(),
-            rate(OURS).zip(rate(C)).map(|(o, c)| (o / c, format!("{:.4}", o / c))),
-            &|r| (r - 1.0).abs() <= 0.01,
-        );
-    }
-    Table { title: "Targets", header: vec!["what", "wanted", "measured", "verdict"], rows }
 }
 
 fn times(figures: &Figures, cost: &str, title: &'static str) -> Table {
@@ -213,7 +147,7 @@ fn times(figures: &Figures, cost: &str, title: &'static str) -> Table {
                 us(ours.own.median),
                 other(C).map_or("-".into(), |c| us(c.own.median)),
                 if cost == "v100" { us(limit_ns(key.size)) } else { "-".into() },
-                ours.samples.to_string(),
+                format!("{} / {}", ours.samples, other(C).map_or("-".into(), |c| c.samples.to_string())),
             ]);
         }
     }
@@ -230,35 +164,38 @@ fn times(figures: &Figures, cost: &str, title: &'static str) -> Table {
             "of it ours",
             "of it C",
             "one pin and put",
-            "rounds",
+            "rounds (ours / C)",
         ],
         rows,
     }
 }
 
-/// Each callback, and the verb around them.
-fn callbacks(figures: &Figures) -> Table {
+/// Each row of the tables of times whole: each callback, the verbs around them, the provider's calls.
+fn rows(figures: &Figures, cost: &str, title: &'static str) -> Table {
     let mut rows = Vec::new();
-    for size in [64 << 10, GIB] {
-        for (variant, name) in VARIANTS {
-            for cost in ["zero", "v100"] {
-                let Some(time) = figures.time(variant, size, "contiguous", cost) else { continue };
-                let mut row = vec![name.to_string(), size_text(size), cost.to_string()];
+    let more = [(C_550, "C nv_mem, the provider maps as 550")];
+    for (layout, in_words) in LAYOUTS {
+        let sizes: BTreeSet<u64> =
+            figures.times.keys().filter(|k| k.cost == cost && k.layout == layout).map(|k| k.size).collect();
+        for size in sizes {
+            for (variant, name) in VARIANTS.into_iter().chain(more) {
+                let Some(time) = figures.time(variant, size, layout, cost) else { continue };
+                let mut row = vec![in_words.to_string(), size_text(size), name.to_string()];
                 row.extend(time.each.iter().map(|s| us(s.median)));
-                row.push(us(time.provider.median));
-                row.push(us(time.own.median));
-                row.push(us(time.verbs.median));
+                row.extend([time.provider, time.own, time.verbs].map(|s| us(s.median)));
+                row.extend(time.calls.iter().map(u64::to_string));
+                row.push(time.entries.to_string());
                 rows.push(row);
             }
         }
     }
     Table {
-        title: "Each callback, contiguous (µs, medians). The core's mutex is held over acquire",
+        title,
         header: vec![
-            "client",
+            "layout",
             "size",
-            "cost",
-            "acquire",
+            "client",
+            "acquire = mutex held",
             "get_pages",
             "dma_map",
             "get_page_size",
@@ -268,26 +205,12 @@ fn callbacks(figures: &Figures) -> Table {
             "of all: provider",
             "of all: client",
             "ibv_reg_mr + ibv_dereg_mr",
+            "gets",
+            "puts",
+            "mappings",
+            "unmappings",
+            "sg entries",
         ],
-        rows,
-    }
-}
-
-fn provider(figures: &Figures) -> Table {
-    let mut rows = Vec::new();
-    for (layout, in_words) in LAYOUTS {
-        for (variant, name) in VARIANTS {
-            let Some(time) = figures.time(variant, GIB, layout, "v100") else { continue };
-            let mut row = vec![in_words.to_string(), name.to_string()];
-            row.extend(time.calls.iter().map(u64::to_string));
-            row.push(us(time.mutex().median));
-            row.push(time.entries.to_string());
-            rows.push(row);
-        }
-    }
-    Table {
-        title: "Provider calls, the core's mutex, and sg entries, 1 GiB, V100's pin cost",
-        header: vec!["layout", "client", "gets", "puts", "mappings", "unmappings", "mutex held (µs)", "sg entries"],
         rows,
     }
 }
@@ -402,61 +325,169 @@ fn pages(figures: &Figures) -> Table {
 }
 
 fn threads(figures: &Figures) -> Table {
-    let rows = figures.threads.iter().map(|row| {
-        let count = int(row, "registrations").max(1) as f64;
-        let per = |ns: u64| us(ns as f64 / count);
-        let waited = |name: &str| {
-            let wait = &row["waited"][name];
-            let ns = wait[0].as_u64().unwrap_or(0);
-            format!("{} ({})", per(ns), wait[1].as_u64().unwrap_or(0))
+    let rows = figures.threads.iter().map(|((variant, threads, nics), row)| {
+        let held = |name: &str| row.held.get(name).map_or("-".into(), |s| spread(*s));
+        let waited = |name: &str| match row.waited.get(name) {
+            Some((time, count)) => format!("{} ({count})", spread(*time)),
+            None => "0".into(),
         };
-        let mut others: Vec<String> = row["waited"]
-            .as_object()
-            .into_iter()
-            .flatten()
+        let others: Vec<String> = row
+            .waited
+            .iter()
             .filter(|(name, _)| !["P", "G", "R", "registry"].contains(&name.as_str()))
-            .map(|(name, wait)| format!("{name} {} ({})", per(wait[0].as_u64().unwrap_or(0)), wait[1]))
+            .map(|(name, (time, count))| format!("{name} {} ({count})", spread(*time)))
             .collect();
-        others.sort();
-        let g = match row["held"]["G"].as_array() {
-            Some(held) => held.iter().map(|ns| per(ns.as_u64().unwrap_or(0))).collect::<Vec<_>>().join(" + "),
-            None => "-".into(),
-        };
         vec![
-            words(row["variant"].as_str().unwrap_or_default()).to_string(),
-            int(row, "threads").to_string(),
-            per(int(&row["held"], "P")),
+            words(variant).to_string(),
+            threads.to_string(),
+            if *nics == 1 { "1".into() } else { format!("{nics}, one buffer") },
+            held("P"),
             waited("P"),
-            per(int(&row["held"], "R")),
+            held("R"),
             waited("R"),
-            g,
+            held("G shared"),
+            held("G exclusive"),
             waited("G"),
             waited("registry"),
             others.join(", "),
         ]
     });
     Table {
-        title: "Threads that register 1 MiB at once: time per registration and deregistration (µs; number of waits), provider ten times a V100, asleep, wall clock",
+        title: "Threads that register 1 MiB at once: time per registration and deregistration (µs: median, quartiles of five runs; number of waits), provider ten times a V100, asleep, wall clock",
         header: vec![
-            "client", "threads", "P held", "P waited", "R held", "R waited", "G held (shared + exclusive)", "G waited",
-            "registry waited", "others waited",
+            "client", "threads", "NICs", "P held", "P waited", "R held", "R waited", "G held, shared", "G held, exclusive",
+            "G waited", "registry waited", "others waited",
         ],
         rows: rows.collect(),
     }
 }
 
+/// The second registration of a buffer, by another NIC.
+fn nics(figures: &Figures) -> Table {
+    let mut rows = Vec::new();
+    for ((variant, layout, size, nics), time) in &figures.nics {
+        rows.push(vec![
+            words(variant).to_string(),
+            format!("{}{}", size_text(*size), broken(layout)),
+            if *nics == 1 { "the only one".into() } else { "the second NIC's, while the first one's lives".into() },
+            spread(time.callbacks),
+            us(time.own.median),
+            us(time.mutex().median),
+            spread(time.verbs),
+        ]);
+    }
+    Table {
+        title: "One buffer, two NICs: one registration and deregistration, V100's pin cost (µs)",
+        header: vec![
+            "client",
+            "size",
+            "registration",
+            "callbacks",
+            "client's own",
+            "mutex held",
+            "ibv_reg_mr + ibv_dereg_mr",
+        ],
+        rows,
+    }
+}
+
+/// What a column of the profile is of.
+fn profiled(column: &&Value) -> &'static str {
+    match (column["layout"].as_str(), column["size"].as_u64()) {
+        (Some("2m"), _) => "1 GiB broken at 2 MiB",
+        (Some("64k"), _) => "1 GiB broken at 64 KiB",
+        (_, Some(GIB)) => "1 GiB",
+        _ => "64 KiB",
+    }
+}
+
+/// Instructions by function: ours one by one, the kernel's where they are many, others' modules as one.
+fn profile(figures: &Figures) -> Table {
+    /// A kernel function with fewer in all columns is one of the others.
+    const SHOWN: u64 = 2_000;
+    let columns: Vec<&Value> = figures.profile.iter().filter(|row| row["variant"] == OURS).collect();
+    let mut names: Vec<(String, Vec<u64>)> = Vec::new();
+    for (at, column) in columns.iter().enumerate() {
+        for function in column["functions"].as_array().into_iter().flatten() {
+            let (module, name) = (function[0].as_str().unwrap_or_default(), function[1].as_str().unwrap_or_default());
+            let name = match module {
+                "nvidia_peermem" => format!("`{name}`"),
+                "" => format!("kernel: `{name}`"),
+                "nvidia" => "the provider's stand-in".to_string(),
+                _ => "RDMA core and NIC".to_string(),
+            };
+            let place = names.iter().position(|n| n.0 == name).unwrap_or_else(|| {
+                names.push((name, vec![0; columns.len()]));
+                names.len() - 1
+            });
+            names[place].1[at] += function[2].as_u64().unwrap_or(0);
+        }
+    }
+    let (shown, rest): (Vec<_>, Vec<_>) = names
+        .into_iter()
+        .partition(|(name, counts)| !name.starts_with("kernel: ") || counts.iter().any(|&count| count >= SHOWN));
+    let mut others = vec![0; columns.len()];
+    for (_, counts) in &rest {
+        others.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+    }
+    let mut shown: Vec<_> = shown.into_iter().filter(|(_, counts)| counts.iter().any(|&count| count >= 20)).collect();
+    shown.sort_by_key(|(name, counts)| (!name.starts_with('`'), std::cmp::Reverse(counts.iter().max().copied())));
+    if !rest.is_empty() {
+        shown.push((format!("kernel: {} others", rest.len()), others));
+    }
+    let rows = shown
+        .into_iter()
+        .map(|(name, counts)| std::iter::once(name).chain(counts.iter().map(u64::to_string)).collect());
+    Table {
+        title: "Instructions of one registration and deregistration with ours, from system call to system call, by function (inlined ones are their callers')",
+        header: std::iter::once("function").chain(columns.iter().map(profiled)).collect(),
+        rows: rows.collect(),
+    }
+}
+
+/// The lines of ours on which most of its instructions are.
+fn lines(figures: &Figures) -> Table {
+    const SHOWN: usize = 30;
+    let columns: Vec<&Value> = figures.profile.iter().filter(|row| row["variant"] == OURS).collect();
+    let mut lines: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+    for (at, column) in columns.iter().enumerate() {
+        for line in column["lines"].as_array().into_iter().flatten() {
+            let name = line[0].as_str().unwrap_or_default();
+            lines.entry(name).or_insert_with(|| vec![0; columns.len()])[at] += line[1].as_u64().unwrap_or(0);
+        }
+    }
+    // Each column's share counts, not the longest row's alone.
+    let sums: Vec<u64> = (0..columns.len()).map(|at| lines.values().map(|counts| counts[at]).sum()).collect();
+    let weight = |counts: &[u64]| -> u64 {
+        counts.iter().zip(&sums).map(|(count, sum)| count * 1_000_000 / (*sum).max(1)).max().unwrap_or(0)
+    };
+    let mut lines: Vec<_> = lines.into_iter().collect();
+    lines.sort_by_key(|(_, counts)| std::cmp::Reverse(weight(counts)));
+    let rows = lines.into_iter().take(SHOWN).map(|(name, counts)| {
+        let name = if name == "-" { "outside src/".to_string() } else { format!("`{name}`") };
+        std::iter::once(name).chain(counts.iter().map(u64::to_string)).collect()
+    });
+    Table {
+        title: "The lines of ours with the most instructions (what is inlined counts for the line of ours that it is called in)",
+        header: std::iter::once("line").chain(columns.iter().map(profiled)).collect(),
+        rows: rows.collect(),
+    }
+}
+
 fn bandwidth(figures: &Figures) -> Table {
-    let rows = figures.bandwidth.iter().map(|((program, buffer, variant), rate)| {
-        vec![
+    let rows = figures.bandwidth.iter().filter_map(|((program, buffer, variant), rates)| {
+        let rate = Spread::of(rates.clone())?;
+        Some(vec![
             program.clone(),
             buffer.clone(),
             words(variant).to_string(),
             format!("{:.2} [{:.2}–{:.2}]", rate.median, rate.low, rate.high),
-        ]
+            rates.len().to_string(),
+        ])
     });
     Table {
         title: "perftest, messages of 1 MiB (MB/s at one instruction per nanosecond: read side by side only)",
-        header: vec!["program", "buffer", "client", "MB/s"],
+        header: vec!["program", "buffer", "client", "MB/s", "runs"],
         rows: rows.collect(),
     }
 }
@@ -483,26 +514,6 @@ fn wall(figures: &Figures) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
-
-    fn row(variant: &str, size: u64, callback: u64, provider: u64) -> Value {
-        json!({"variant": variant, "size": size, "layout": "contiguous", "cost": "v100", "calls": [1, 1, 0, 0],
-            "entries": 1, "samples": [[callback, 0, 0, 0, 0, 0, 0, provider, 0, 0]]})
-    }
-
-    #[test]
-    fn a_target_is_met_or_not() {
-        let all = json!({"rows": {"times": [row(OURS, 65536, 59, 56), row(C, 65536, 100, 90), row(OURS, GIB, 56, 50), row(C, GIB, 100, 90)]}});
-        let targets = targets(&Figures::new(&all).unwrap());
-        let verdict = |what: &str| {
-            let row = targets.rows.iter().find(|r| r[0].starts_with(what)).unwrap();
-            (row[2].clone(), row[3].clone())
-        };
-        assert_eq!(verdict("callbacks of ours against C nv_mem, 64 KiB"), ("0.590".into(), "met".into()));
-        assert_eq!(verdict("callbacks of ours against C nv_mem, 1 GiB"), ("0.560".into(), "NOT met".into()));
-        assert_eq!(verdict("own share of the callbacks, ours, 1 GiB").1, "NOT met");
-        assert_eq!(verdict("ib_read_bw"), ("-".into(), "not measured".into()));
-    }
 
     #[test]
     fn sizes_in_words() {

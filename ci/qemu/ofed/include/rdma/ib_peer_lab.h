@@ -29,4 +29,7 @@ const char *ib_peer_lab_client_name(struct ib_umem *umem);
  */
 unsigned long ib_peer_lab_first_offset(struct ib_umem *umem);
 
+/* Hold point "nic_write": the HCA is about to write to this peer umem. */
+void ib_peer_lab_hold_write(struct ib_umem *umem);
+
 #endif

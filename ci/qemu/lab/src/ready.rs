@@ -1,0 +1,84 @@
+//! What boots need, each built once: kernels with their parts, and images.
+
+use crate::boots::Row;
+use crate::ctx::Lab;
+use crate::fetch::{self, Sources};
+use crate::image::{self, Module, More};
+use crate::kernel::{self, Flavour, Kernel};
+use crate::parts::{self, Parts};
+use anyhow::Result;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Everything that is built before an image is made of it.
+pub struct Ready {
+    pub sources: Sources,
+    pub kernel: Kernel,
+    pub parts: Parts,
+}
+
+pub fn prepare(lab: &Lab, flavour: Flavour) -> Result<Ready> {
+    let sources = fetch::all(lab, flavour)?;
+    let kernel = kernel::build(lab, &sources.linux, flavour)?;
+    let parts = parts::build(lab, &sources, &kernel)?;
+    Ok(Ready { sources, kernel, parts })
+}
+
+/// Which image: its module, and what else is in it.
+pub type Kind = (Module, More);
+
+impl Ready {
+    /// An image of this kind; what only it needs is built now.
+    pub fn image(&self, lab: &Lab, kind: Kind) -> Result<PathBuf> {
+        let (module, more) = kind;
+        let parts = parts::with(lab, &self.sources, &self.kernel, &self.parts, kind)?;
+        image::build(lab, &self.kernel, &parts, module, more)
+    }
+
+    /// An image of each of these kinds, each made once.
+    pub fn images(&self, lab: &Lab, kinds: impl Iterator<Item = Kind>) -> Result<BTreeMap<Kind, PathBuf>> {
+        let kinds: BTreeSet<Kind> = kinds.collect();
+        kinds.into_iter().map(|kind| Ok((kind, self.image(lab, kind)?))).collect()
+    }
+}
+
+/// Of some rows of the table: each kernel, and each kernel's images.
+pub struct Images {
+    ready: BTreeMap<Flavour, Ready>,
+    images: BTreeMap<Flavour, BTreeMap<Kind, PathBuf>>,
+}
+
+impl Images {
+    pub fn of<'r>(lab: &Lab, rows: impl Iterator<Item = &'r Row>) -> Result<Self> {
+        let mut kinds: BTreeMap<Flavour, Vec<Kind>> = BTreeMap::new();
+        for row in rows {
+            kinds.entry(row.flavour).or_default().push(row.image());
+        }
+        let mut all = Images { ready: BTreeMap::new(), images: BTreeMap::new() };
+        for (flavour, kinds) in kinds {
+            all.build(lab, flavour)?;
+            let images = all.ready(flavour).images(lab, kinds.into_iter())?;
+            all.images.insert(flavour, images);
+        }
+        Ok(all)
+    }
+
+    /// A kernel that is to be there whether a row needs it or not.
+    pub fn build(&mut self, lab: &Lab, flavour: Flavour) -> Result<()> {
+        if let Entry::Vacant(place) = self.ready.entry(flavour) {
+            place.insert(prepare(lab, flavour)?);
+        }
+        Ok(())
+    }
+
+    /// What was built for a kernel: of a row or by `build()`.
+    pub fn ready(&self, flavour: Flavour) -> &Ready {
+        &self.ready[&flavour]
+    }
+
+    /// The kernel and the image of a row that was among those of `of()`.
+    pub fn get(&self, row: &Row) -> (&Kernel, &Path) {
+        (&self.ready(row.flavour).kernel, &self.images[&row.flavour][&row.image()])
+    }
+}

@@ -1,0 +1,168 @@
+//! A QEMU plugin that counts the kernel's instructions between two marks: `-plugin libprofile.so,out=FILE`.
+//!
+//! A mark is a no-op with a number in its operand (tests/guest, suite `bench_profile`; ci/qemu/pcie/lab_mark.h). At each
+//! second one `FILE` gets a line `==` and a line per instruction that ran: its address, and how often. Counted is by block,
+//! which is what QEMU translates at once, up to a jump. For machines of one processor: what another does is counted, too.
+//!
+//! The plugin interface is that of QEMU 7.2 (version 1, which QEMU takes until 8.2); QEMU's headers are not needed.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use std::fs::File;
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::Mutex;
+
+/// Which interface this is written for; QEMU looks for it.
+#[no_mangle]
+#[allow(non_upper_case_globals)]
+pub static qemu_plugin_version: c_int = 1;
+
+type Id = u64;
+#[repr(C)]
+struct Block(c_void);
+#[repr(C)]
+struct Instruction(c_void);
+
+/// `QEMU_PLUGIN_CB_NO_REGS`
+const NO_REGISTERS: c_int = 0;
+
+extern "C" {
+    fn qemu_plugin_register_vcpu_tb_trans_cb(id: Id, translated: extern "C" fn(Id, *mut Block));
+    fn qemu_plugin_register_vcpu_tb_exec_cb(
+        block: *mut Block,
+        ran: extern "C" fn(c_uint, *mut c_void),
+        flags: c_int,
+        data: *mut c_void,
+    );
+    fn qemu_plugin_register_vcpu_insn_exec_cb(
+        instruction: *mut Instruction,
+        ran: extern "C" fn(c_uint, *mut c_void),
+        flags: c_int,
+        data: *mut c_void,
+    );
+    fn qemu_plugin_tb_n_insns(block: *const Block) -> usize;
+    fn qemu_plugin_tb_vaddr(block: *const Block) -> u64;
+    fn qemu_plugin_tb_get_insn(block: *const Block, at: usize) -> *mut Instruction;
+    fn qemu_plugin_insn_data(instruction: *const Instruction) -> *const u8;
+    fn qemu_plugin_insn_size(instruction: *const Instruction) -> usize;
+    fn qemu_plugin_insn_vaddr(instruction: *const Instruction) -> u64;
+}
+
+/// A translated block of the kernel.
+struct Counted {
+    /// Where its instructions are.
+    addresses: Vec<u64>,
+    runs: AtomicU64,
+}
+
+static COUNTING: AtomicBool = AtomicBool::new(false);
+/// Never freed: QEMU keeps their addresses.
+static BLOCKS: Mutex<Vec<&'static Counted>> = Mutex::new(Vec::new());
+static OUT: Mutex<Option<File>> = Mutex::new(None);
+
+/// A no-op with this operand, and 1 or 2 behind it.
+const MARK: [u8; 6] = [0x0f, 0x1f, 0x80, b'n', b'v', b'p'];
+
+/// Where the kernel's half of the address space begins.
+const KERNEL: u64 = 0xffff_8000_0000_0000;
+
+extern "C" fn translated(_: Id, block: *mut Block) {
+    // SAFETY: QEMU's block, valid during this call.
+    let (address, instructions) = unsafe { (qemu_plugin_tb_vaddr(block), qemu_plugin_tb_n_insns(block)) };
+    (0..instructions).for_each(|at| look_for_mark(block, at));
+    if address < KERNEL {
+        return;
+    }
+    let addresses = (0..instructions)
+        // SAFETY: As above; the instruction is one of the block's.
+        .map(|at| unsafe { qemu_plugin_insn_vaddr(qemu_plugin_tb_get_insn(block, at)) })
+        .collect();
+    let counted: &'static Counted = Box::leak(Box::new(Counted { addresses, runs: AtomicU64::new(0) }));
+    BLOCKS.lock().expect("no panic under it").push(counted);
+    // SAFETY: As above; the data is never freed.
+    unsafe {
+        qemu_plugin_register_vcpu_tb_exec_cb(block, ran, NO_REGISTERS, std::ptr::from_ref(counted).cast_mut().cast());
+    }
+}
+
+extern "C" fn ran(_: c_uint, data: *mut c_void) {
+    if COUNTING.load(Relaxed) {
+        // SAFETY: What `translated()` registered, which is never freed.
+        unsafe { &*data.cast::<Counted>() }.runs.fetch_add(1, Relaxed);
+    }
+}
+
+fn look_for_mark(block: *mut Block, at: usize) {
+    // SAFETY: QEMU's block and an instruction in it, valid during the call that it is translated in.
+    let (instruction, bytes) = unsafe {
+        let instruction = qemu_plugin_tb_get_insn(block, at);
+        let size = qemu_plugin_insn_size(instruction);
+        (instruction, std::slice::from_raw_parts(qemu_plugin_insn_data(instruction), size))
+    };
+    let mark = match bytes.strip_prefix(&MARK) {
+        Some([1]) => begin,
+        Some([2]) => end,
+        _ => return,
+    };
+    // SAFETY: As above.
+    unsafe { qemu_plugin_register_vcpu_insn_exec_cb(instruction, mark, NO_REGISTERS, std::ptr::null_mut()) };
+}
+
+extern "C" fn begin(_: c_uint, _: *mut c_void) {
+    for block in BLOCKS.lock().expect("no panic under it").iter() {
+        block.runs.store(0, Relaxed);
+    }
+    COUNTING.store(true, Relaxed);
+}
+
+extern "C" fn end(_: c_uint, _: *mut c_void) {
+    COUNTING.store(false, Relaxed);
+    // Blocks overlap, where one is entered in the middle.
+    let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
+    for block in BLOCKS.lock().expect("no panic under it").iter() {
+        let runs = block.runs.load(Relaxed);
+        if runs != 0 {
+            block.addresses.iter().for_each(|address| *counts.entry(*address).or_default() += runs);
+        }
+    }
+    let mut text = String::from("==\n");
+    for (address, count) in counts {
+        text += &format!("{address:x} {count}\n");
+    }
+    let written = OUT.lock().expect("no panic under it").as_mut().map(|out| out.write_all(text.as_bytes()));
+    if !matches!(written, Some(Ok(()))) {
+        eprintln!("profile: cannot write: {written:?}");
+    }
+}
+
+/// What QEMU calls once, with the arguments behind the plugin's name.
+///
+/// # Safety
+///
+/// `arguments` are `count` strings.
+#[no_mangle]
+pub unsafe extern "C" fn qemu_plugin_install(
+    id: Id,
+    _: *const c_void,
+    count: c_int,
+    arguments: *const *const c_char,
+) -> c_int {
+    for at in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: By this function's contract.
+        let argument = unsafe { CStr::from_ptr(*arguments.add(at)) }.to_string_lossy();
+        if let Some(path) = argument.strip_prefix("out=") {
+            match File::create(path) {
+                Ok(file) => *OUT.lock().expect("no panic under it") = Some(file),
+                Err(e) => eprintln!("profile: cannot write {path}: {e}"),
+            }
+        }
+    }
+    if OUT.lock().expect("no panic under it").is_none() {
+        eprintln!("profile: out=FILE is needed");
+        return 1;
+    }
+    // SAFETY: The id that QEMU gave.
+    unsafe { qemu_plugin_register_vcpu_tb_trans_cb(id, translated) };
+    0
+}
