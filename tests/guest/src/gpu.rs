@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The GPU stand-in's books as the suites read them.
 
+use std::fs;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
@@ -12,6 +14,25 @@ pub fn lab() -> Result<Lab> {
 
 pub fn books() -> Result<Books> {
     Ok(lab()?.books()?)
+}
+
+/// What `Layout::Shuffled` is from now on comes of this test's seed, too.
+pub fn seed_layout(rng: &mut fastrand::Rng) -> Result<()> {
+    Ok(lab()?.set("layout_seed", rng.u64(1..))?)
+}
+
+/// The BAR that is this GPU's memory.
+pub fn bar(rm: &nvlab::Client, gpu: u32) -> Result<RangeInclusive<u64>> {
+    let (domain, bus, device, function) = rm.info(gpu)?.pci;
+    let file = format!("/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{device:02x}.{function}/resource");
+    let text = fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
+    let line = text.lines().nth(2).with_context(|| format!("{file} has no third line"))?;
+    let number = |w: Option<&str>| -> Result<u64> {
+        let w = w.and_then(|w| w.strip_prefix("0x")).with_context(|| format!("{file}: {line:?}"))?;
+        u64::from_str_radix(w, 16).with_context(|| format!("{file}: {line:?}"))
+    };
+    let mut words = line.split_whitespace();
+    Ok(number(words.next())?..=number(words.next())?)
 }
 
 /// Live pins of both kinds.

@@ -58,6 +58,8 @@ pub fn run(program: &str, args: &[&str]) -> Result<String> {
 
 /// Loopback and the cards that carry the soft NICs. Nothing answers to the first but a second machine, if there is one.
 pub fn network(address: &str) -> Result<()> {
+    // The cards' driver is a module in a distribution's kernel.
+    run("modprobe", &["-a", "virtio_pci", "virtio_net"])?;
     run("ip", &["link", "set", "lo", "up"])?;
     card("eth0", address)?;
     if Path::new("/sys/class/net/eth1").exists() {

@@ -2,7 +2,7 @@
 //! The kernel's fault injection: the n-th allocation of one thread (fail-nth), and the n-th call of named functions
 //! (fail_function). Kernel: Documentation/fault-injection.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -13,6 +13,8 @@ use crate::kmsg::Mark;
 
 const DEBUGFS: &str = "/sys/kernel/debug";
 const PRINTK: &str = "/proc/sys/kernel/printk";
+/// More than any allocation of pages has: none is counted.
+const NO_ORDER: &str = "64";
 
 fn write(file: &str, text: &str) -> Result<()> {
     fs::write(file, text).with_context(|| format!("write {text:?} to {file}"))
@@ -32,49 +34,87 @@ pub struct Hit {
     pub stack: Vec<String>,
 }
 
-/// Failing allocations of the thread that made this, slab and page alike, sleeping ones included.
+/// Which allocations are counted and fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// Objects of slab caches, one at a time. Their number does not depend on how full the caches are, but now and then an
+    /// index of the core's or the NIC's grows by a node: then the one that was meant is stepped over.
+    Objects,
+    /// Pages, one at a time: vmalloc's, and those by which a slab cache grows.
+    Pages,
+    /// Both, and from the chosen one on every one: kvmalloc's way out fails with it.
+    Exhausted,
+}
+
+impl Memory {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Objects => "objects",
+            Self::Pages => "pages",
+            Self::Exhausted => "exhausted",
+        }
+    }
+}
+
+/// Failing allocations of the thread that made this, sleeping ones included.
 pub struct Allocations {
+    memory: Memory,
     nth: File,
+    /// Whether what comes after the chosen one fails.
+    rest: File,
     log: Mark,
     printk: String,
 }
 
 impl Allocations {
-    pub fn prepare() -> Result<Self> {
+    pub fn prepare(memory: Memory) -> Result<Self> {
+        let flag = |on: bool| if on { "N" } else { "Y" };
+        let (objects, pages) = (memory != Memory::Pages, memory != Memory::Objects);
         for (file, value) in [
-            ("failslab/ignore-gfp-wait", "N"),
-            ("failslab/cache-filter", "N"),
+            ("failslab/ignore-gfp-wait", flag(objects)),
+            ("failslab/cache-filter", flag(objects)),
             ("fail_page_alloc/ignore-gfp-wait", "N"),
             // vmalloc's pages, which is what kvmalloc falls back to.
             ("fail_page_alloc/ignore-gfp-highmem", "N"),
-            ("fail_page_alloc/min-order", "0"),
+            ("fail_page_alloc/min-order", if pages { "0" } else { NO_ORDER }),
         ] {
             write(&format!("{DEBUGFS}/{file}"), value)?;
         }
         for what in ["failslab", "fail_page_alloc"] {
-            // A stack for each, without the limit per second.
-            write(&format!("{DEBUGFS}/{what}/verbose"), "2")?;
-            write(&format!("{DEBUGFS}/{what}/verbose_ratelimit_interval_ms"), "0")?;
+            for (file, value) in [
+                // For threads that ask for it, which is this one, once its chosen allocation has failed.
+                ("task-filter", "Y"),
+                ("probability", "100"),
+                ("times", "-1"),
+                // A stack for each, without the limit per second.
+                ("verbose", "2"),
+                ("verbose_ratelimit_interval_ms", "0"),
+            ] {
+                write(&format!("{DEBUGFS}/{what}/{file}"), value)?;
+            }
         }
         let printk = fs::read_to_string(PRINTK).with_context(|| format!("read {PRINTK}"))?;
         // The stacks are for us, not for the slow console, which keeps everything from "warning" up.
         write(PRINTK, "5 7")?;
-        let nth = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open("/proc/thread-self/fail-nth")
-            .context("open /proc/thread-self/fail-nth")?;
-        Ok(Self { nth, log: Mark::now()?, printk })
+        let thread = |name: &str| {
+            let file = format!("/proc/thread-self/{name}");
+            OpenOptions::new().read(true).write(true).open(&file).with_context(|| format!("open {file}"))
+        };
+        Ok(Self { memory, nth: thread("fail-nth")?, rest: thread("make-it-fail")?, log: Mark::now()?, printk })
     }
 
     /// Makes the `n`-th allocation of `call` fail, from 1. `None`: it made fewer.
     pub fn during<T>(&mut self, n: u32, call: impl FnOnce() -> T) -> Result<(T, Option<Hit>)> {
-        let count = n.to_string();
-        self.nth.write_all_at(count.as_bytes(), 0).context("write fail-nth")?;
+        let set = |file: &File, text: &str| file.write_all_at(text.as_bytes(), 0).context("write to /proc/thread-self");
+        set(&self.nth, &n.to_string())?;
+        if self.memory == Memory::Exhausted {
+            set(&self.rest, "1")?;
+        }
         let result = call();
+        set(&self.rest, "0")?;
         let mut left = [0u8; 16];
         let len = self.nth.read_at(&mut left, 0).context("read fail-nth")?;
-        self.nth.write_all_at(b"0", 0).context("write fail-nth")?;
+        set(&self.nth, "0")?;
         let left = String::from_utf8_lossy(&left[..len]);
         let left: u32 = left.trim().parse().with_context(|| format!("fail-nth holds {left:?}"))?;
         let said = self.log.since()?;
@@ -168,21 +208,30 @@ impl Sweep {
     }
 }
 
-/// How many failures each owner saw.
+/// How many failures each owner saw, and at how many places.
 #[derive(Debug, Default)]
-pub struct Tally(pub BTreeMap<String, u32>);
+pub struct Tally {
+    pub owners: BTreeMap<String, u32>,
+    places: BTreeSet<(String, Vec<String>)>,
+    /// The call succeeded all the same.
+    pub survived: u32,
+}
 
 impl Tally {
-    pub fn add(&mut self, hit: &Hit) {
-        *self.0.entry(hit.owner.clone()).or_default() += 1;
+    pub fn add(&mut self, hit: &Hit, survived: bool) {
+        *self.owners.entry(hit.owner.clone()).or_default() += 1;
+        let frames = hit.stack.iter().filter(|line| line.contains("+0x")).cloned().collect();
+        self.places.insert((hit.owner.clone(), frames));
+        self.survived += u32::from(survived);
     }
 
     pub fn total(&self) -> u32 {
-        self.0.values().sum()
+        self.owners.values().sum()
     }
 
-    pub fn of(&self, owner: &str) -> u32 {
-        self.0.get(owner).copied().unwrap_or(0)
+    /// At how many places of `owner` something failed.
+    pub fn places(&self, owner: &str) -> usize {
+        self.places.iter().filter(|(of, _)| of == owner).count()
     }
 }
 

@@ -4,9 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
+
+use crate::modules;
 
 const CORE: &str = "/sys/kernel/debug/ib_peer_mem";
 const NIC: &str = "/sys/kernel/debug/rxe_peer";
@@ -127,9 +130,11 @@ impl Drop for CoreHold {
     }
 }
 
-/// A figure of /proc/driver/nvidia-peermem/stats (docs/proc.md).
+const STATS: &str = "/proc/driver/nvidia-peermem/stats";
+
+/// A figure of nvidia-peermem's (docs/proc.md).
 pub fn module_stat(name: &str) -> Result<u64> {
-    let stats = read("/proc/driver/nvidia-peermem/stats")?;
+    let stats = read(STATS)?;
     let line = stats.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
     number(line.with_context(|| format!("nvidia-peermem/stats has no {name}"))?)
 }
@@ -137,6 +142,11 @@ pub fn module_stat(name: &str) -> Result<u64> {
 /// How often lab_second_client was asked.
 pub fn second_client_asked() -> Result<u64> {
     number(read("/sys/kernel/debug/lab_second_client/acquire")?.trim())
+}
+
+/// Whether nvidia-peermem keeps a reference of its own (docs/proc.md, `stays_loaded`). NVIDIA's has no such file.
+pub fn stays_loaded() -> Result<bool> {
+    Ok(Path::new(STATS).exists() && read(STATS)?.lines().any(|l| l == "stays_loaded 1"))
 }
 
 /// The newest line of /proc/driver/nvidia-peermem/failures (docs/proc.md).
@@ -216,6 +226,8 @@ pub struct NicMr {
     pub longest_entry: u64,
     /// Largest power of two that divides every address at which two entries meet; 0 where none do.
     pub cut_align: u64,
+    /// Largest page that an HCA could map it with.
+    pub best_page_size: u64,
     pub state: String,
     /// Whose DMA it is, as PCI names devices.
     pub initiator: String,
@@ -232,6 +244,7 @@ pub fn nic_mrs() -> Result<Vec<NicMr>> {
                 sg_entries: number(field("sg_entries")?)?,
                 longest_entry: number(field("longest_entry")?)?,
                 cut_align: number(field("cut_align")?)?,
+                best_page_size: number(field("best_page_size")?)?,
                 state: field("state")?.to_string(),
                 initiator: field("initiator")?.to_string(),
             })
@@ -261,24 +274,54 @@ pub fn translations(lkey: u32) -> Result<Vec<Translation>> {
     Ok(out)
 }
 
+/// Where the kernel checks the DMA API: every mapping there is.
+const DMA_DUMP: &str = "/sys/kernel/debug/dma-api/dump";
+
+/// Whether this kernel can tell its DMA mappings (CONFIG_DMA_API_DEBUG).
+pub fn tells_dma_mappings() -> bool {
+    Path::new(DMA_DUMP).exists()
+}
+
 /// How many DMA mappings the kernel counts for this device with physical addresses in this range (CONFIG_DMA_API_DEBUG).
+/// The fabric lets a NIC write through any of them; an IOMMU does only through those that are for both directions.
 pub fn dma_mappings(device: &str, range: &std::ops::RangeInclusive<u64>) -> Result<usize> {
     let mut count = 0;
-    for line in read("/sys/kernel/debug/dma-api/dump")?.lines() {
+    for line in read(DMA_DUMP)?.lines() {
         let phys = line.split(' ').find_map(|w| w.strip_prefix("P=")).with_context(|| format!("no P= in {line:?}"))?;
-        count += usize::from(line.split(' ').any(|w| w == device) && range.contains(&number(phys)?));
+        if line.split(' ').any(|w| w == device) && range.contains(&number(phys)?) {
+            ensure!(line.split(' ').any(|w| w == "DMA_BIDIRECTIONAL"), "not mapped for both directions: {line}");
+            count += 1;
+        }
     }
     Ok(count)
 }
 
-/// The `nth` call of dma_map_resource() from now fails; 0: none. Module lab_dma_fail.
-pub fn fail_dma_map(nth: u64) -> Result<()> {
-    write(DMA_FAIL, &nth.to_string())
+/// Module lab_dma_fail, while it lives.
+pub struct DmaFail(());
+
+impl DmaFail {
+    pub fn load() -> Result<Self> {
+        modules::modprobe("lab_dma_fail", &[])?;
+        Ok(Self(()))
+    }
+
+    /// The `nth` call of dma_map_resource() from now fails; 0: none.
+    pub fn set(&self, nth: u64) -> Result<()> {
+        write(DMA_FAIL, &nth.to_string())
+    }
+
+    /// What is left of it: 0 once it has happened.
+    pub fn left(&self) -> Result<u64> {
+        number(read(DMA_FAIL)?.trim())
+    }
 }
 
-/// What is left of it: 0 once it has happened.
-pub fn dma_maps_to_failure() -> Result<u64> {
-    number(read(DMA_FAIL)?.trim())
+impl Drop for DmaFail {
+    fn drop(&mut self) {
+        if let Err(e) = modules::rmmod("lab_dma_fail") {
+            println!("{e:#}");
+        }
+    }
 }
 
 /// This MR, as the NIC holds it.
@@ -333,14 +376,30 @@ pub fn reset_fabric() -> Result<()> {
     write(&format!("{FABRIC}/reset"), "1")
 }
 
-/// Names under memory_peers.
+/// Whether there is /sys/kernel/mm/memory_peers: the kernel must let modules use mm_kobj for that, and stock ones do not.
+pub fn has_memory_peers() -> bool {
+    Path::new(CLIENTS).exists()
+}
+
+/// Names of the registered clients.
 pub fn clients() -> Result<Vec<String>> {
+    if !has_memory_peers() {
+        let mut names: Vec<String> =
+            clients_by_core()?.lines().filter_map(|l| fields(l).get("client").map(|n| n.to_string())).collect();
+        names.sort();
+        return Ok(names);
+    }
     let mut names = Vec::new();
     for entry in fs::read_dir(CLIENTS).with_context(|| format!("read {CLIENTS}"))? {
         names.push(entry?.file_name().to_string_lossy().into_owned());
     }
     names.sort();
     Ok(names)
+}
+
+/// What the core itself says, in debugfs.
+fn clients_by_core() -> Result<String> {
+    read(&format!("{CORE}/clients"))
 }
 
 /// The files that every client has there.
@@ -355,8 +414,15 @@ pub const CLIENT_FILES: [&str; 8] = [
     "num_free_callbacks",
 ];
 
+/// A file of memory_peers, or the same of debugfs.
 pub fn client_file(client: &str, file: &str) -> Result<String> {
-    Ok(read(&format!("{CLIENTS}/{client}/{file}"))?.trim().to_string())
+    if has_memory_peers() {
+        return Ok(read(&format!("{CLIENTS}/{client}/{file}"))?.trim().to_string());
+    }
+    let text = clients_by_core()?;
+    let of = text.lines().map(fields).find(|f| f.get("client") == Some(&client));
+    let value = of.and_then(|f| f.get(file).map(|v| v.to_string()));
+    value.with_context(|| format!("no {file} of client {client} in {CORE}/clients: {text:?}"))
 }
 
 pub fn client_number(client: &str, file: &str) -> Result<u64> {

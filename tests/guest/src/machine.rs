@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 
+use crate::gpu;
 use crate::init::run;
+use crate::lab;
 use crate::modules::{self, PEERMEM};
 
 /// The soft NIC's RDMA device.
@@ -103,6 +105,8 @@ impl Generation {
 /// What a test finds loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
+    /// Whatever the test before left.
+    Any,
     /// Neither RDMA nor GPU.
     Bare,
     /// The soft NIC and the GPU, without nvidia-peermem.
@@ -132,7 +136,20 @@ impl Machine {
         Self { rival, mode: None }
     }
 
+    /// Why a level cannot be reached any more in this boot.
+    pub fn out_of_reach(&self, level: Level, generation: Generation) -> Result<Option<String>> {
+        let keeps = level == Level::Any
+            || self.mode.is_some() && self.mode == level.mode() && Generation::loaded()? == Some(generation);
+        if keeps || !modules::loaded(PEERMEM)? || !lab::stays_loaded()? {
+            return Ok(None);
+        }
+        Ok(Some("the module stays loaded after the first revocable pin: needs a boot of its own".into()))
+    }
+
     pub fn reach(&mut self, level: Level, generation: Generation) -> Result<()> {
+        if level == Level::Any {
+            return Ok(());
+        }
         let other_core = modules::loaded("ib_core")? && Generation::loaded()? != Some(generation);
         if !modules::loaded(PEERMEM)? {
             self.mode = None;
@@ -147,6 +164,7 @@ impl Machine {
         std::fs::write(CORE_OPTIONS, format!("options ib_core generation={}\n", generation.name()))
             .with_context(|| format!("write {CORE_OPTIONS}"))?;
         match level {
+            Level::Any => Ok(()),
             Level::Bare => unload_devices(),
             Level::Devices => load_devices(),
             Level::Peermem(mode) => {
@@ -159,6 +177,17 @@ impl Machine {
             }
         }
     }
+}
+
+/// The PCI function that does the DMA of a soft NIC.
+pub fn pci_function(rdma_device: &str) -> Result<String> {
+    let file = format!("/sys/class/infiniband/{rdma_device}/parent");
+    let card = std::fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
+    let link = format!("/sys/class/net/{}/device", card.trim());
+    let device = std::fs::canonicalize(&link).with_context(|| format!("follow {link}"))?;
+    let is_pci = |p: &&Path| std::fs::read_link(p.join("subsystem")).is_ok_and(|s| s.ends_with("bus/pci"));
+    let function = device.ancestors().find(is_pci).and_then(Path::file_name);
+    Ok(function.with_context(|| format!("{link}: no PCI function above {device:?}"))?.to_string_lossy().into_owned())
 }
 
 fn rdma_device_exists(name: &str) -> bool {
@@ -280,6 +309,14 @@ pub fn unload_devices() -> Result<()> {
     unload_rdma()?;
     modules::unload_with_users("nvidia")?;
     modules::unload_with_users("lab_pcie")
+}
+
+/// After the provider lost tables by its own bug: it gives them back when it is unloaded, under a module that stays never.
+pub fn unload_or_forget() -> Result<()> {
+    if lab::stays_loaded()? {
+        return Ok(gpu::lab()?.forget_leaked()?);
+    }
+    unload_devices()
 }
 
 /// Waits up to 30 s.

@@ -22,6 +22,7 @@ mod peer;
 mod peermem;
 mod perftest;
 mod runner;
+mod rusage;
 mod storm;
 mod suites;
 mod test;

@@ -134,6 +134,16 @@ impl Peer {
         Ok(value)
     }
 
+    /// Whether this is the next thing to be heard; if so, it is heard.
+    pub fn has_said(&mut self, word: &str) -> bool {
+        let next = self.early.front().and_then(|line| parse(line).ok());
+        let said = next.is_some_and(|(said, _)| said == word);
+        if said {
+            self.early.pop_front();
+        }
+        said
+    }
+
     /// Fails if the other side has failed or is gone; asked again and again while this machine is at work.
     pub fn is_well(&mut self) -> Result<()> {
         let other = self.role.other().name();

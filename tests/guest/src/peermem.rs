@@ -52,9 +52,10 @@ impl Stats {
         self.0.iter().filter_map(|(k, v)| Some((k.strip_prefix("pair.")?, v.as_str()))).collect()
     }
 
-    /// Names of the clients with persistent and with revocable pins.
+    /// Names of the clients with persistent and with revocable pins. A third one pins nothing.
     pub fn clients(&self) -> Result<(&str, &str)> {
-        let (first, second) = self.text("clients")?.split_once(' ').context("stats: two clients")?;
+        let mut names = self.text("clients")?.split(' ');
+        let (first, second) = names.next().zip(names.next()).context("stats: two clients")?;
         Ok(if self.text("mode")? == "legacy" { (second, first) } else { (first, second) })
     }
 }
@@ -97,6 +98,8 @@ mod tests {
              provider.get.histogram 1 0 2\npair.0000:00:08.0/0000:00:04.0 unasked\n",
         );
         assert_eq!(s.clients().unwrap(), ("nv_mem_nc", "nv_mem"));
+        let three = Stats::parse("mode persistent\nclients nv_mem nv_mem_rv nv_mem_nc\n");
+        assert_eq!(three.clients().unwrap(), ("nv_mem", "nv_mem_rv"));
         assert_eq!((s.number("total.pins").unwrap(), s.sum("provider.get.histogram").unwrap()), (3, 3));
         assert_eq!(s.below("refused.").collect::<Vec<_>>(), [("busy", 2)]);
         assert_eq!(s.pairs(), [("0000:00:08.0/0000:00:04.0", "unasked")]);

@@ -159,6 +159,13 @@ impl<'a> Run<'a> {
             .is_ok_and(|ids| ids.lines().any(|l| l.contains("LISTEN") && format!("{l} ").contains(&port)))
     }
 
+    /// With `-R` perftest's server tells its client to connect before it listens for that (perftest_communication.c,
+    /// `create_rdma_cm_connection`: `ctx_hand_shake`, then `rdma_cm_server_connection`). A client that is quicker is told
+    /// IB_CM_REJ_INVALID_SERVICE_ID, and its own second attempt crashes.
+    pub fn came_too_early(&self, client: &str) -> bool {
+        self.rdma_cm && client.contains("RDMA_CM_EVENT_REJECTED; error: 8.")
+    }
+
     /// What the client reported: a send is counted by both; write and read by the client, who tells the server.
     pub fn report(&self, said: &str) -> Result<Report> {
         let text = fs::read_to_string(self.report_file("client")).context("perftest's report")?;
@@ -187,6 +194,9 @@ impl Report {
         let needed = |name: &str| field(name).with_context(|| format!("no results.{name}"));
         let rate = field("BW_average").or(field("t_avg")).context("neither results.BW_average nor results.t_avg")?;
         ensure!(rate > 0.0 || uncalibrated, "perftest says {rate} and not why:\n{said}");
+        if rate <= 0.0 {
+            println!("perftest could not calibrate its clock");
+        }
         Ok(Self {
             bytes: needed("MsgSize")? as u64 * needed("n_iterations")? as u64,
             rate: (rate > 0.0).then_some(rate),
@@ -199,15 +209,14 @@ pub fn mb_s(mib_s: f64) -> f64 {
     (mib_s * 1.048_576 * 100.0).round() / 100.0
 }
 
-/// A run without a rate is checked like any other and then repeated.
+/// A run without a rate is checked like any other, as far as it went, and then repeated; why is said where it is found.
 pub fn with_rate(mut run: impl FnMut() -> Result<Option<f64>>) -> Result<()> {
-    for _ in 0..4 {
+    for _ in 0..5 {
         if run()?.is_some() {
             return Ok(());
         }
-        println!("perftest could not calibrate its clock; once more");
     }
-    bail!("perftest could not calibrate its clock in four runs")
+    bail!("perftest gave no rate in five runs, see above")
 }
 
 /// What this machine's module, NIC and fabric did during a run.

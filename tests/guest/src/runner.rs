@@ -21,7 +21,7 @@ use crate::ktap::{Ktap, Verdict};
 use crate::lab;
 use crate::machine::{Level, Machine, Mode};
 use crate::modules::{self, PEERMEM};
-use crate::suites::scenarios::row_of;
+use crate::suites::{raises_alarms, scenarios::row_of, stop_test};
 use crate::test::{Env, Rival, Suite, Test, FAIL_MARK, JSON_MARK, SKIP_MARK};
 
 /// How long a killed process may take to go. Longer: it hangs in the kernel, and so may everything after it.
@@ -109,14 +109,31 @@ impl<'a> Runner<'a> {
             .collect()
     }
 
+    /// `guest.mode=`: why a test is left to another boot, where it is not of that mode and of the boot's generation, or of none.
+    fn other_boot(&self, test: &Test) -> Option<String> {
+        let here = self.request.values.get("mode")?;
+        let boots = self.request.generation;
+        if let Some(mode) = test.level.mode().filter(|m| m.name() != here) {
+            return Some(format!("mode {}, this boot is for {here}", mode.name()));
+        }
+        let generation = test.generation.filter(|g| *g != boots)?;
+        Some(format!("generation {}, this boot is for {}", generation.name(), boots.name()))
+    }
+
     fn suite(&mut self, suite: &Suite, tests: &[&Test]) -> bool {
         self.ktap.start_subtest(suite.name, tests.len());
         let mut all = true;
         for (i, test) in tests.iter().enumerate() {
-            let begin = Instant::now();
-            let verdict = self.test(suite, test);
+            let verdict = match self.other_boot(test) {
+                Some(why) => Verdict::Skip(why),
+                None => {
+                    let begin = Instant::now();
+                    let verdict = self.test(suite, test);
+                    self.ktap.note(&format!("{}: {} ms", test.name, begin.elapsed().as_millis()));
+                    verdict
+                }
+            };
             all &= verdict != Verdict::Fail;
-            self.ktap.note(&format!("{}: {} ms", test.name, begin.elapsed().as_millis()));
             self.ktap.result(i + 1, &test.name, &verdict);
             if self.over() {
                 break;
@@ -131,18 +148,35 @@ impl<'a> Runner<'a> {
             self.ktap.note(&format!("not run: {by} left a process that cannot be killed"));
             return Verdict::Fail;
         }
+        let generation = test.generation.unwrap_or(self.request.generation);
+        let row = row_of(suite.name, &test.name).map(|row| {
+            json!({
+                "scenario": row.clause, "test": format!("{}/{}", suite.name, test.name), "generation": generation.name(),
+                "mode": test.level.mode().map(Mode::name),
+            })
+        });
         if self.request.rival {
             if let Rival::Skip(why) = test.rival {
+                if let Some(row) = row {
+                    self.tell(row, Some(why), &[]);
+                }
                 return Verdict::Skip(format!("rival: {why}"));
             }
         }
-        let generation = test.generation.unwrap_or(self.request.generation);
         if let Some((_, why)) = test.not_on.filter(|(where_not, _)| *where_not == generation) {
             return Verdict::Skip(format!("generation {}: {why}", generation.name()));
         }
+        match self.machine.out_of_reach(test.level, generation) {
+            Ok(None) => {}
+            Ok(Some(why)) => return Verdict::Skip(why),
+            Err(e) => {
+                self.ktap.note(&format!("look whether nvidia-peermem can be unloaded: {e:#}"));
+                return Verdict::Fail;
+            }
+        }
         // A line on the console, so that the kernel's messages have a context there.
         println!("guest: {}/{}", suite.name, test.name);
-        if self.dirty {
+        if self.dirty && self.machine.out_of_reach(Level::Bare, generation).is_ok_and(|why| why.is_none()) {
             if let Err(e) = self.machine.reach(Level::Bare, generation) {
                 self.ktap.note(&format!("clean up after the test before: {e:#}"));
             }
@@ -155,12 +189,6 @@ impl<'a> Runner<'a> {
             self.ktap.note(&format!("reset the stand-ins: {e:#}"));
             return Verdict::Fail;
         }
-        let row = row_of(suite.name, &test.name).map(|row| {
-            json!({
-                "scenario": row.clause, "test": format!("{}/{}", suite.name, test.name), "generation": generation.name(),
-                "mode": test.level.mode().map(Mode::name),
-            })
-        });
         if let Some(row) = &row {
             // If the machine stops in it, this is what is known.
             self.ktap.json("begin", row);
@@ -195,8 +223,8 @@ impl<'a> Runner<'a> {
             }
         }
         match log.and_then(|mut l| l.since()) {
-            // The suite that raises alarms on purpose leaves the judgement to the host.
-            Ok(said) if suite.name != "alarms" => {
+            // A suite that raises alarms on purpose leaves the judgement to the host.
+            Ok(said) if !raises_alarms(suite.name) => {
                 let alarms: Vec<String> = said.into_iter().filter(|l| is_alarm(l)).collect();
                 self.alarmed |= !alarms.is_empty();
                 reasons.extend(alarms.into_iter().map(|l| format!("the kernel: {l}")));
@@ -204,18 +232,23 @@ impl<'a> Runner<'a> {
             Ok(_) => {}
             Err(e) => reasons.push(format!("{e:#}")),
         }
-        // Who died in the kernel may have died with the lock that the books need.
-        if self.wedged_by.is_none() && !self.over() {
+        // Who died in the kernel may have died with the lock that the books need; and one test is there to leave a process.
+        if self.wedged_by.is_none() && !self.over() && suite.name != stop_test::NAME {
             let left = left_behind();
             self.dirty = !left.is_empty();
             reasons.extend(left);
         }
-        if let Some(mut row) = row {
-            row["skipped"] = json!(ended.skip);
-            row["what"] = json!(reasons);
-            self.ktap.json("scenario", &row);
+        if let Some(row) = row {
+            self.tell(row, ended.skip.as_deref(), &reasons);
         }
         self.judge(suite, test, reasons, ended.skip)
+    }
+
+    /// What became of a row of the scenario table.
+    fn tell(&mut self, mut row: Value, skipped: Option<&str>, what: &[String]) {
+        row["skipped"] = json!(skipped);
+        row["what"] = json!(what);
+        self.ktap.json("scenario", &row);
     }
 
     fn judge(&mut self, suite: &Suite, test: &Test, reasons: Vec<String>, skip: Option<String>) -> Verdict {
@@ -361,7 +394,7 @@ fn reset_stand_ins() -> Result<()> {
     if modules::loaded("lab_pcie")? {
         lab::reset_fabric()?;
     }
-    for knob in ["fence_ms", "fence_fail", "fail_mkey", "no_invalidation", "skip_stop"] {
+    for knob in ["fence_ms", "fence_fail", "fail_mkey", "no_invalidation"] {
         let file = format!("/sys/kernel/debug/rxe_peer/{knob}");
         if fs::exists(&file)? {
             fs::write(&file, "0").with_context(|| format!("write 0 to {file}"))?;

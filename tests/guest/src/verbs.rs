@@ -409,8 +409,8 @@ fn connect(qp: NonNull<sys::ibv_qp>, peer: u32, (index, gid): (u8, sys::ibv_gid)
     )?;
     let mut rts = sys::ibv_qp_attr {
         qp_state: state::IBV_QPS_RTS,
-        // 4.096 us * 2^17 = 0.5 s: a debug kernel under emulation answers late.
-        timeout: 17,
+        // 4.096 us * 2^18 = 1 s: a debug kernel under emulation answers late.
+        timeout: 18,
         retry_cnt: 7,
         rnr_retry: 7,
         max_rd_atomic: 4,

@@ -6,8 +6,10 @@ pub mod log;
 pub mod plan;
 
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Barrier};
 use std::thread::scope;
@@ -15,12 +17,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::{kill, Signal};
+use nix::sys::time::TimeValLike;
 use nix::sys::wait::{waitpid, WaitPidFlag, WaitStatus};
+use nix::time::{clock_gettime, ClockId};
 use nix::unistd::{fork, ForkResult, Pid};
 
 use crate::cuda::{Cuda, DeviceMemory};
 use crate::init::run;
 use crate::machine::RDMA_DEVICE;
+use crate::rusage;
 use crate::suites::{pattern, same_bytes, KIB};
 use crate::test::FAIL_MARK;
 use crate::verbs::{Completion, Device, Loopback, Mr, Pd, Status, FULL_ACCESS};
@@ -30,16 +35,44 @@ use plan::{Op, Plan, Who, MEMS, MRS};
 /// How long anything may take with eight processes under emulation. Longer: it hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// Processor time of this process and of its children that have ended, in microseconds.
+fn processor_us() -> Result<u64> {
+    Ok(u64::try_from((rusage::own()? + rusage::children()?).as_micros())?)
+}
+
+/// There while the HCA goes and comes back.
+const AWAY: &str = "/tmp/storm-away";
+
+/// Names of what [`Counts::chain`] makes: of the operations, and of operations and times.
+pub const SEQUENCE: &str = "sequence";
+pub const INTERLEAVING: &str = "interleaving";
+
 /// What a process did in all its lives.
 #[derive(Debug, Default, Clone)]
 pub struct Counts {
-    /// By [`Op::name`], and `registered`, `refused`, `arrived`, `errors`, `slow`, `hca_lost`.
+    /// By [`Op::name`], and `registered`, `refused`, `arrived`, `errors`, `slow`, `hca_lost`; microseconds of the
+    /// processor, as `NAME us`; and two chains.
     pub of: BTreeMap<String, u64>,
 }
 
 impl Counts {
     fn add(&mut self, name: &str) {
         *self.of.entry(name.to_string()).or_default() += 1;
+    }
+
+    /// What it cost the processor since `begin`, as `NAME us`.
+    fn took(&mut self, name: &str, begin: u64) -> Result<()> {
+        *self.of.entry(format!("{name} us")).or_default() += processor_us()? - begin;
+        Ok(())
+    }
+
+    /// A number that is the same in another run if all that was chained, in this order, is the same.
+    fn chain(&mut self, name: &str, what: impl Hash) {
+        let so_far = self.of.entry(name.to_string()).or_default();
+        // With fixed keys.
+        let mut hasher = std::hash::DefaultHasher::new();
+        (*so_far, what).hash(&mut hasher);
+        *so_far = hasher.finish();
     }
 
     pub fn get(&self, name: &str) -> u64 {
@@ -66,12 +99,17 @@ struct Nic {
 impl Nic {
     /// Waits for it: it may be away just now.
     fn open() -> Result<Self> {
+        const PAUSE: Duration = Duration::from_millis(30);
         let end = Instant::now() + LIMIT;
         loop {
             match Device::open(RDMA_DEVICE).and_then(|device| Ok(Self { pd: Pd::new(&device)?, device, link: None })) {
                 Ok(nic) => return Ok(nic),
                 Err(e) if Instant::now() > end => return Err(e),
-                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+            // Each try costs the processor that brings it back a quarter of a second.
+            while Path::new(AWAY).exists() && Instant::now() < end {
+                std::thread::sleep(PAUSE);
             }
         }
     }
@@ -128,6 +166,10 @@ struct Process {
 pub fn main(seed: u64, process: u64, life: u64, registrations: u64, counts: Counts) -> Result<()> {
     let who = Who { seed, process, life, victim: false };
     let log = Log::open(process, life == 0, counts.get("log"))?;
+    if process == 0 && life == 0 {
+        // An earlier storm that failed may have left it.
+        let _ = std::fs::remove_file(AWAY);
+    }
     let mut this = Process::start(who, Some(log), counts)?;
     while this.counts.get("registered") < registrations {
         this.step(registrations)?;
@@ -156,6 +198,7 @@ impl Process {
         let stats = "/proc/driver/nvidia-peermem/stats";
         let legacy =
             std::fs::read_to_string(stats).with_context(|| format!("read {stats}"))?.contains("\nmode legacy\n");
+        let begin = processor_us()?;
         let mut plan = Plan::new(who);
         // The order decides which file a dying process releases first.
         let (cuda, nic) = if plan.rng().bool() {
@@ -165,6 +208,8 @@ impl Process {
             let nic = Nic::open()?;
             (Cuda::open()?, nic)
         };
+        let mut counts = counts;
+        counts.took("start", begin)?;
         let (mems, mrs) = Default::default();
         Ok(Self { plan, who, log, legacy, cuda, nic, mems, mrs, allocations: 0, counts })
     }
@@ -181,14 +226,22 @@ impl Process {
 
     fn step(&mut self, registrations: u64) -> Result<()> {
         let op = self.plan.next();
-        self.note(&format!("life {} {op:?}", self.who.life))?;
+        let text = format!("life {} {op:?}", self.who.life);
+        self.note(&text)?;
         self.counts.add(op.name());
+        self.counts.chain(SEQUENCE, &text);
+        // To the nanosecond: where the clock counts instructions, equal times are equal interleavings.
+        self.counts.chain(INTERLEAVING, (&text, clock_gettime(ClockId::CLOCK_MONOTONIC)?.num_nanoseconds()));
+        let begin = processor_us()?;
         let flow = self.apply(op, registrations).with_context(|| format!("life {} {op:?}", self.who.life))?;
+        self.counts.took(op.name(), begin)?;
         if matches!(flow, Flow::Gone) {
             self.counts.add("hca_lost");
             self.note("    the HCA is gone")?;
             self.mrs = Default::default();
+            let begin = processor_us()?;
             self.nic = Nic::open().context("open the HCA again")?;
+            self.counts.took("reopen", begin)?;
         }
         // Children that held files open for a while.
         while let Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) =
@@ -217,8 +270,10 @@ impl Process {
             Op::Kill { seed, us } => kill_victim(seed, us)?,
             Op::Exec { thread } => self.exec(thread, registrations)?,
             Op::RemoveHca => {
+                std::fs::write(AWAY, "").with_context(|| format!("write {AWAY}"))?;
                 run("rdma", &["link", "delete", RDMA_DEVICE])?;
                 run("rdma", &["link", "add", RDMA_DEVICE, "type", "rxe", "netdev", "eth0"])?;
+                std::fs::remove_file(AWAY).with_context(|| format!("remove {AWAY}"))?;
                 return Ok(Flow::Gone);
             }
         }

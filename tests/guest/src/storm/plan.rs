@@ -129,50 +129,78 @@ pub struct Who {
 
 pub struct Plan {
     who: Who,
+    /// One number per operation and no more: how many its contents take depends on what became of earlier ones.
     rng: fastrand::Rng,
+    /// Of this operation: its arguments, then its contents.
+    own: fastrand::Rng,
+    /// Operations so far.
+    n: u32,
 }
+
+/// When each process does its share of what is rare and takes long: so late that something is registered, so early that
+/// the shortest storm comes to it. Nothing else that is rare comes before: an exec would end the life that has this share.
+const RARE_AT: u32 = 12;
 
 impl Plan {
     pub fn new(who: Who) -> Self {
         // Odd constants, so that neighbouring numbers give unrelated streams.
         let mixed =
             who.seed ^ who.process.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ who.life.wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
-        Self { who, rng: fastrand::Rng::with_seed(mixed) }
+        let mut rng = fastrand::Rng::with_seed(mixed);
+        let own = fastrand::Rng::with_seed(rng.u64(..));
+        Self { who, rng, own, n: 0 }
     }
 
-    /// Random contents belong to the sequence, too.
+    /// For contents.
     pub fn rng(&mut self) -> &mut fastrand::Rng {
-        &mut self.rng
+        &mut self.own
     }
 
     pub fn next(&mut self) -> Op {
-        let rng = &mut self.rng;
+        self.own = fastrand::Rng::with_seed(self.rng.u64(..));
+        let rng = &mut self.own;
         let (mem, mr, other) = (rng.usize(..MEMS), rng.usize(..MRS), rng.usize(..MRS));
         let kib = rng.usize(1..=16);
-        let rare = !self.who.victim;
+        self.n += 1;
+        let rare = !self.who.victim && (self.who.life > 0 || self.n >= RARE_AT);
+        if rare && self.who.life == 0 && self.n == RARE_AT {
+            match self.who.process {
+                0 => return Op::RemoveHca,
+                1 => return Op::Exec { thread: rng.bool() },
+                2 => return Op::Kill { seed: rng.u64(..), us: rng.u64(..KILL_US) },
+                3 => return Op::ForkHold { us: rng.u64(..HOLD_US) },
+                4 => return Op::ForkDeregister { mr },
+                _ => {}
+            }
+        }
+        // A new process costs as much as dozens of registrations, and the HCA's removal makes all processes wait.
         match rng.u32(..1000) {
-            0..80 => Op::Alloc { mem, kib: rng.usize(1..=32) * 64 },
+            0..80 => Op::Alloc { mem, kib: rng.usize(1..=12) * 64 },
             80..140 => Op::Free { mem },
-            140..460 => {
+            140..490 => {
                 let (a, b) = (rng.usize(..4096), rng.usize(..4096));
                 Op::Register { mr, mem, from: a.min(b), to: a.max(b), odd: rng.usize(..4096) }
             }
-            460..560 => Op::Deregister { mr },
-            560..660 => Op::Write { from: mr, to: other, kib },
-            660..690 => Op::Read { from: mr, to: other, kib },
-            690..750 => Op::FreeAndRegister { mem, mr },
-            750..810 => Op::FreeAndDeregister { mr },
-            810..850 => Op::FreeAndWrite { from: mr, to: other },
-            850..910 => Op::DeregisterAndRegister { mr, into: other },
-            910..940 if rare => Op::ForkDeregister { mr },
-            940..950 if rare => Op::ForkHold { us: rng.u64(..50_000) },
-            950..965 if rare => Op::Kill { seed: rng.u64(..), us: rng.u64(..200_000) },
-            965..980 if rare => Op::Exec { thread: rng.bool() },
-            980..1000 if rare && self.who.process == 0 => Op::RemoveHca,
+            490..590 => Op::Deregister { mr },
+            590..690 => Op::Write { from: mr, to: other, kib },
+            690..720 => Op::Read { from: mr, to: other, kib },
+            720..790 => Op::FreeAndRegister { mem, mr },
+            790..850 => Op::FreeAndDeregister { mr },
+            850..890 => Op::FreeAndWrite { from: mr, to: other },
+            890..960 => Op::DeregisterAndRegister { mr, into: other },
+            960..980 if rare => Op::ForkDeregister { mr },
+            980..986 if rare => Op::ForkHold { us: rng.u64(..HOLD_US) },
+            986..989 if rare => Op::Kill { seed: rng.u64(..), us: rng.u64(..KILL_US) },
+            989..992 if rare => Op::Exec { thread: rng.bool() },
+            992..995 if rare && self.who.process == 0 => Op::RemoveHca,
             _ => Op::Deregister { mr },
         }
     }
 }
+
+/// The longest that a child keeps its parent's files, and that a victim lives.
+const HOLD_US: u64 = 50_000;
+const KILL_US: u64 = 200_000;
 
 #[cfg(test)]
 mod tests {
@@ -188,8 +216,27 @@ mod tests {
     #[test]
     fn a_seed_is_a_sequence() {
         assert_eq!(ops(WHO, 1000), ops(WHO, 1000));
+        // Whatever is drawn for contents in between, or not.
+        let mut plan = Plan::new(WHO);
+        let drawing = (0..1000).map(|i| {
+            plan.rng().fill(&mut vec![0; i % 7]);
+            plan.next()
+        });
+        assert_eq!(drawing.collect::<Vec<_>>(), ops(WHO, 1000));
         for other in [Who { seed: 8, ..WHO }, Who { process: 1, ..WHO }, Who { life: 1, ..WHO }] {
             assert_ne!(ops(WHO, 20), ops(other, 20));
+        }
+    }
+
+    #[test]
+    fn each_process_comes_to_its_share() {
+        let shares = ["remove-hca", "exec", "kill", "fork+hold", "fork+deregister"];
+        for seed in 0..1000 {
+            for (process, share) in (0..).zip(shares) {
+                let ops = ops(Who { seed, process, ..WHO }, RARE_AT as usize);
+                let at = ops.iter().position(|op| shares.contains(&op.name()));
+                assert_eq!(at.map(|at| (at, ops[at].name())), Some((ops.len() - 1, share)), "seed {seed}");
+            }
         }
     }
 

@@ -12,16 +12,17 @@ use crate::machine::Level;
 use crate::modules::{modprobe, rmmod};
 use crate::test::{Env, Suite, Test};
 
+pub const NAME: &str = "alarms";
 const MODULE: &str = "lab_alarms";
 
 /// lockdep first: any report switches it off.
 pub fn suite() -> Suite {
     Suite {
-        name: "alarms",
+        name: NAME,
         tests: vec![
             Test::new("lockdep", Level::Bare, |_: &Env| raise("lockdep")),
             Test::new("kasan", Level::Bare, |_: &Env| raise("kasan")),
-            Test::new("kmemleak", Level::Bare, kmemleak).limit(180),
+            Test::new("kmemleak", Level::Bare, kmemleak),
         ],
     }
 }

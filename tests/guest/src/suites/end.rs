@@ -9,8 +9,9 @@ use std::time::Duration;
 use anyhow::{ensure, Context, Result};
 
 use crate::gpu;
+use crate::init::run;
 use crate::lab;
-use crate::machine::{unload_devices, Level, Mode};
+use crate::machine::{load_devices, number, unload_devices, Level};
 use crate::modules::{self, PEERMEM};
 use crate::test::{skip, Env, Rival, Suite, Test};
 
@@ -21,10 +22,11 @@ pub fn suite() -> Suite {
     Suite {
         name: "end",
         tests: [
-            Test::new("nothing_is_pinned", Level::Devices, nothing_is_pinned),
-            Test::new("modules_unload", Level::Peermem(Mode::Legacy), modules_unload).limit(180),
-            Test::new("lockdep_is_alive", Level::Bare, lockdep_is_alive),
-            Test::new("nothing_leaked", Level::Bare, nothing_leaked).limit(180),
+            Test::new("nothing_is_pinned", Level::Any, nothing_is_pinned),
+            Test::new("taint", Level::Any, taint),
+            Test::new("modules_unload", Level::Any, modules_unload),
+            Test::new("lockdep_is_alive", Level::Any, lockdep_is_alive),
+            Test::new("nothing_leaked", Level::Any, nothing_leaked),
         ]
         // The rival is known to fail some of these; that is no news.
         .map(|t| t.rival(Rival::Recorded))
@@ -33,6 +35,7 @@ pub fn suite() -> Suite {
 }
 
 fn nothing_is_pinned(_: &Env) -> Result<()> {
+    load_devices()?;
     let books = gpu::books()?;
     ensure!(books.is_clean(), "the GPU's books: {:?}", books.dirt());
     ensure!(books.get("leaked_tables") == 0, "the provider lost {} tables", books.get("leaked_tables"));
@@ -42,11 +45,43 @@ fn nothing_is_pinned(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Every module goes, so nothing holds a reference that it forgot.
-fn modules_unload(_: &Env) -> Result<()> {
+/// Out of tree, and unsigned where the kernel asks for signatures; anything else is a fault. (Documentation/admin-guide/
+/// tainted-kernels.rst has the numbers.)
+pub(super) fn taint(_: &Env) -> Result<()> {
+    const PROPRIETARY: u64 = 1;
+    const OUT_OF_TREE: u64 = 1 << 12;
+    const UNSIGNED: u64 = 1 << 13;
+    let tainted = number("/proc/sys/kernel/tainted")?;
+    let mut allowed = OUT_OF_TREE | UNSIGNED;
+    // The closed flavour of nvidia.ko, in the boots that have it.
+    if run("modinfo", &["-F", "license", "nvidia"]).is_ok_and(|licence| licence.trim() == "NVIDIA") {
+        allowed |= PROPRIETARY;
+    }
+    println!("tainted: {tainted}");
+    let closed = allowed & PROPRIETARY;
+    ensure!(
+        tainted & closed == closed,
+        "/proc/sys/kernel/tainted is {tainted}: nvidia.ko is not of the closed flavour"
+    );
+    ensure!(tainted & !allowed == 0, "/proc/sys/kernel/tainted is {tainted}, wanted nothing but {allowed}");
+    Ok(())
+}
+
+/// Every module goes, so nothing holds a reference that it forgot. Ours may stay in one case, with one reference.
+fn modules_unload(env: &Env) -> Result<()> {
     // A leak that is found after this has only addresses to say where it comes from.
     for line in fs::read_to_string("/proc/modules").context("read /proc/modules")?.lines() {
         println!("{line}");
+    }
+    if !modules::loaded(PEERMEM)? {
+        modules::modprobe("nvidia-peermem", &[])?;
+    }
+    if lab::stays_loaded()? {
+        ensure!(env.kernel_lite(), "a build that can import synchronize_rcu_tasks() says that it stays loaded");
+        ensure!(modules::shown_count(PEERMEM)? == Some(1), "lsmod counts {:?}", modules::shown_count(PEERMEM)?);
+        let refused = modules::try_rmmod(PEERMEM)?;
+        ensure!(!refused.ok && refused.said.contains("in use"), "rmmod: {:?}", refused.said);
+        return Ok(());
     }
     unload_devices()?;
     for name in [PEERMEM, "nvidia", "ib_core", "rdma_rxe", "ib_uverbs", "lab_pcie"] {

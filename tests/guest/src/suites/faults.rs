@@ -12,7 +12,7 @@ use super::{errno_name, expect_errno, Bench, GPU_PAGE, KIB, MIB};
 use crate::counters::settled;
 use crate::cuda::DeviceMemory;
 use crate::gpu;
-use crate::inject::{self, Allocations, Calls, Sweep, Tally};
+use crate::inject::{self, Allocations, Calls, Hit, Memory, Sweep, Tally};
 use crate::lab;
 use crate::machine::Mode;
 use crate::modules::{self, PEERMEM};
@@ -50,22 +50,28 @@ fn register(bench: &Bench, memory: &DeviceMemory) -> Result<Result<Mr, i32>> {
     }
 }
 
-/// What a registration that failed for lack of memory may look like. EFAULT is what the core says when nobody claims
-/// the memory, and it is right only where the module could not find out whose it is: then it has written that down.
-fn out_of_memory(errno: i32, refused_before: i64) -> Result<()> {
+/// What a registration that failed for lack of memory may look like. Whoever of provider and module was refused memory, the
+/// module has written it down. EFAULT is what the core says when nobody claims the memory, and it is right only where the
+/// module could not find out whose it is: it has no memory for a registration, which comes before the first question, or
+/// there was none either for the question that follows a provider's ENOMEM. Where all fails from a place on, that place may
+/// be one that is survived, and what ended the registration was the core's or the NIC's.
+fn out_of_memory(errno: i32, hit: &Hit, memory: Memory, refused_before: i64) -> Result<()> {
     let recorded = match Stats::read()?.number("total.refused")? - refused_before {
         0 => None,
         1 => lab::last_failure()?,
         n => bail!("{n} refusals were recorded for one registration"),
     };
-    match (errno, recorded) {
-        (libc::ENOMEM, None) => Ok(()),
-        (_, Some(f)) if ["no_memory", "out_of_bar", "unproven"].contains(&f.reason.as_str()) => {
-            ensure!(f.errno == errno, "recorded: {f:?}, the application saw {}", errno_name(errno));
-            Ok(())
+    let ours = memory != Memory::Exhausted && ["nvidia", "nvidia_peermem"].contains(&hit.owner.as_str());
+    let right = match (errno, &recorded) {
+        (libc::ENOMEM, None) => !ours,
+        (libc::ENOMEM, Some(f)) => f.errno == errno && ["no_memory", "out_of_bar"].contains(&f.reason.as_str()),
+        (libc::EFAULT, Some(f)) => {
+            f.errno == errno && f.reason == "unproven" && (hit.owner == "nvidia_peermem" || memory == Memory::Exhausted)
         }
-        (_, recorded) => bail!("{}, recorded: {recorded:?}", errno_name(errno)),
-    }
+        _ => false,
+    };
+    ensure!(right, "{}, recorded: {recorded:?}", errno_name(errno));
+    Ok(())
 }
 
 /// Everything is back where it was, and memory can be registered as if nothing had been.
@@ -86,10 +92,45 @@ fn allocations(env: &Env, shape: &str, bench: &Bench, memory: &DeviceMemory) -> 
     }
     // What is allocated once only, in the library or the kernel, is no part of a registration.
     as_before(bench, memory)?;
-    let mut faults = Allocations::prepare()?;
+    for kind in [Memory::Objects, Memory::Pages, Memory::Exhausted] {
+        let mut faults = Allocations::prepare(kind)?;
+        let mut tally = Tally::default();
+        for _ in 0..SWEEPS {
+            registering(env, bench, memory, kind, &mut faults, &mut tally).with_context(|| kind.name())?;
+            if kind != Memory::Objects || too_few(&tally).is_none() {
+                break;
+            }
+        }
+        report(env, shape, "ibv_reg_mr", kind, &tally)?;
+        if let (Memory::Objects, Some((owner, places))) = (kind, too_few(&tally)) {
+            bail!("only {places} places of {owner} failed in {SWEEPS} sweeps: nothing was tested");
+        }
+        let tally = deregistering(bench, memory, &mut faults).with_context(|| kind.name())?;
+        report(env, shape, "ibv_dereg_mr", kind, &tally)?;
+    }
+    Ok(())
+}
 
-    let all = env.values.contains_key("every_allocation");
-    let (mut tally, mut survived, mut sweep) = (Tally::default(), 0, Sweep::new(all));
+/// A place that one sweep stepped over is met by the next.
+const SWEEPS: usize = 3;
+
+/// Whose allocations did not all fail, and how many places did.
+fn too_few(tally: &Tally) -> Option<(&'static str, usize)> {
+    [("nvidia_peermem", 4), ("nvidia", 3), ("rdma_rxe", 2)]
+        .into_iter()
+        .map(|(owner, least)| (owner, tally.places(owner), least))
+        .find_map(|(owner, places, least)| (places < least).then_some((owner, places)))
+}
+
+fn registering(
+    env: &Env,
+    bench: &Bench,
+    memory: &DeviceMemory,
+    kind: Memory,
+    faults: &mut Allocations,
+    tally: &mut Tally,
+) -> Result<()> {
+    let mut sweep = Sweep::new(env.values.contains_key("every_allocation"));
     loop {
         let refused = Stats::read()?.number("total.refused")?;
         let (result, hit) = faults.during(sweep.n, || register(bench, memory))?;
@@ -97,31 +138,23 @@ fn allocations(env: &Env, shape: &str, bench: &Bench, memory: &DeviceMemory) -> 
         match &hit {
             None => result.map_err(io::Error::from_raw_os_error).context("no allocation failed")?.dereg()?,
             Some(hit) => {
-                tally.add(hit);
+                tally.add(hit, result.is_ok());
                 match result {
-                    Ok(mr) => {
-                        survived += 1;
-                        mr.dereg().context("dereg")
-                    }
-                    Err(errno) => out_of_memory(errno, refused),
+                    Ok(mr) => mr.dereg().context("dereg"),
+                    Err(errno) => out_of_memory(errno, hit, kind, refused),
                 }
                 .and_then(|()| as_before(bench, memory))
                 .with_context(|| format!("allocation {} of ibv_reg_mr failed in {}", sweep.n, hit.place()))?;
             }
         }
         if !sweep.next(hit.as_ref()) {
-            break;
+            return Ok(());
         }
     }
-    let (total, of) = (tally.total(), sweep.n - 1);
-    println!("ibv_reg_mr, {shape}: {total} of {of} allocations failed, {survived} without effect: {:?}", tally.0);
-    for (owner, least) in [("nvidia_peermem", 4), ("nvidia", 3), ("rdma_rxe", 2)] {
-        ensure!(tally.of(owner) >= least, "only {} failed in {owner}: nothing was tested", tally.of(owner));
-    }
-    report(env, shape, "ibv_reg_mr", &tally)?;
+}
 
+fn deregistering(bench: &Bench, memory: &DeviceMemory, faults: &mut Allocations) -> Result<Tally> {
     let mut tally = Tally::default();
-    let mut refused = 0;
     for n in 1.. {
         let mr = register(bench, memory)?.map_err(io::Error::from_raw_os_error).context("register")?;
         let (result, hit) = faults.during(n, || mr.try_dereg())?;
@@ -129,26 +162,30 @@ fn allocations(env: &Env, shape: &str, bench: &Bench, memory: &DeviceMemory) -> 
             result.map_err(|(_, e)| e).context("no allocation failed")?;
             break;
         };
-        tally.add(&hit);
+        tally.add(&hit, result.is_ok());
         match result {
             Ok(()) => Ok(()),
             // The MR is as it was.
-            Err((mr, e)) if e.raw_os_error() == Some(libc::ENOMEM) => {
-                refused += 1;
-                mr.dereg().context("deregister again")
-            }
+            Err((mr, e)) if e.raw_os_error() == Some(libc::ENOMEM) => mr.dereg().context("deregister again"),
             Err((_, e)) => Err(e.into()),
         }
         .and_then(|()| as_before(bench, memory))
         .with_context(|| format!("allocation {n} of ibv_dereg_mr failed in {}", hit.place()))?;
     }
-    println!("ibv_dereg_mr, {shape}: {} allocations failed, {refused} were refused: {:?}", tally.total(), tally.0);
-    report(env, shape, "ibv_dereg_mr", &tally)
+    Ok(tally)
 }
 
-fn report(env: &Env, shape: &str, call: &str, tally: &Tally) -> Result<()> {
+fn report(env: &Env, shape: &str, call: &str, kind: Memory, tally: &Tally) -> Result<()> {
+    let (points, survived) = (tally.total(), tally.survived);
+    let places: Vec<_> = tally.owners.keys().map(|owner| (owner, tally.places(owner))).collect();
+    println!(
+        "{call}, {shape}, {}: {points} failed, {survived} without effect: {:?}, places {places:?}",
+        kind.name(),
+        tally.owners
+    );
     let row = serde_json::json!({
-        "mode": env.mode()?.name(), "layout": shape, "call": call, "points": tally.total(), "owners": tally.0,
+        "mode": env.mode()?.name(), "layout": shape, "call": call, "memory": kind.name(), "points": points,
+        "survived": survived, "owners": tally.owners,
     });
     emit("failed_allocations", &row);
     Ok(())

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The addresses that the NIC gets, without an IOMMU, with one that passes addresses on and with one that translates;
-//! and mappings that fail half way. Which of the three it is, the kernel's command line says.
+//! and mappings that fail half way. Which of the three it is, the kernel's command line says. A fault is an address that the
+//! kernel's domain for the NIC has no page for (ci/qemu/pcie/lab_pcie.h).
 
 use std::fs;
-use std::ops::RangeInclusive;
 
 use anyhow::{bail, ensure, Context, Result};
 use nvlab::{Gdr, Kind, Layout, Memory};
 
-use super::{complaints, pattern, same_bytes, Bench, GPU_PAGE, MIB};
+use super::{complaints, pattern, same_bytes, Bench, GPU_PAGE, MIB, PATIENCE};
 use crate::gpu;
-use crate::lab;
+use crate::lab::{self, DmaFail};
 use crate::machine::Mode;
 use crate::modules;
-use crate::test::{emit, in_modes, Env, Rival, Suite};
-use crate::verbs::{Loopback, Mr, Op};
+use crate::test::{emit, in_modes, skip, Env, Rival, Suite};
+use crate::verbs::{Loopback, Mr, Op, Status};
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 
@@ -29,6 +29,8 @@ pub fn suite(rival: bool) -> Suite {
             tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| t.rival(means)));
         }
     }
+    let fails = in_modes(rival, &[Mode::Legacy], "fence_fails", fence_fails);
+    tests.extend(fails.into_iter().map(|t| t.rival(Rival::Recorded)));
     Suite { name: "iommu", tests }
 }
 
@@ -59,6 +61,11 @@ fn kind(nic: &str) -> Result<Iommu> {
     };
     ensure!(agrees, "the command line says {kind:?}, the IOMMU group of {nic} is {group:?}");
     Ok(kind)
+}
+
+/// Whether the NIC is given addresses of the IOMMU's own choice.
+pub fn translates(nic: &str) -> Result<bool> {
+    Ok(kind(nic)? == Iommu::Translating)
 }
 
 /// GPU memory beside what the provider says of its pages, learned by another of its users.
@@ -103,32 +110,23 @@ fn pci(name: &str) -> Result<nvlab::Pci> {
     }
 }
 
-/// The BAR that is GPU 0's memory.
-fn bar(rm: &nvlab::Client) -> Result<RangeInclusive<u64>> {
-    let (domain, bus, device, function) = rm.info(0)?.pci;
-    let file = format!("/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{device:02x}.{function}/resource");
-    let text = fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
-    let line = text.lines().nth(2).with_context(|| format!("{file} has no third line"))?;
-    let number = |w: Option<&str>| -> Result<u64> {
-        let w = w.and_then(|w| w.strip_prefix("0x")).with_context(|| format!("{file}: {line:?}"))?;
-        u64::from_str_radix(w, 16).with_context(|| format!("{file}: {line:?}"))
-    };
-    let mut words = line.split_whitespace();
-    Ok(number(words.next())?..=number(words.next())?)
-}
-
 /// Each address that the NIC holds leads to the page that the provider named: the very one where nothing translates,
 /// another where something does. As many mappings as runs while registered, none afterwards; and then the IOMMU lets
 /// none of these addresses through any more.
 fn addresses(env: &Env) -> Result<()> {
+    if !lab::tells_dma_mappings() {
+        skip("this kernel does not tell its DMA mappings (CONFIG_DMA_API_DEBUG)");
+        return Ok(());
+    }
     const SIZE: usize = 4 * MIB;
     let mut rng = env.rng();
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let (rm, gdr) = (nvlab::Client::open()?, gdr()?);
-    let bar = bar(&rm)?;
+    let bar = gpu::bar(&rm, 0)?;
     let (start, len) = (GPU_PAGE + 4097, 3 * MIB);
     for layout in [Layout::Contiguous, Layout::Broken2M, Layout::Broken64K, Layout::Shuffled] {
+        gpu::seed_layout(&mut rng)?;
         let known = Known::new(&rm, &gdr, layout, SIZE)?;
         let mr = bench.reg(known.memory.va() + start as u64, len).with_context(|| format!("{layout:?}"))?;
         let nic = nic_of(&mr)?;
@@ -211,31 +209,51 @@ fn bypass_faults(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// lab_dma_fail, while it lives.
-struct DmaFail(());
-
-impl DmaFail {
-    fn load() -> Result<Self> {
-        modules::modprobe("lab_dma_fail", &[])?;
-        Ok(Self(()))
+/// The NIC cannot stop, and the core does not say so: the free returns, the MR lives. What is left is that its addresses
+/// are unmapped by then, so behind a translating IOMMU no byte of it reaches the next owner. (Elsewhere nothing would stop
+/// it, and so nothing is sent.)
+fn fence_fails(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let rm = nvlab::Client::open()?;
+    let bar = gpu::bar(&rm, 0)?;
+    let (_source, source_mr) = bench.registered(MIB)?;
+    let (target, target_mr) = bench.registered(MIB)?;
+    let nic = nic_of(&target_mr)?;
+    let state = || Ok::<_, anyhow::Error>(lab::nic_mr(target_mr.lkey())?.state);
+    lab::set_nic("fence_fail", 1)?;
+    target.free()?;
+    ensure!(state()? == "fence_failed", "the MR is {}", state()?);
+    ensure!(gpu::pins()? == 1, "{} pins, wanted the source's", gpu::pins()?);
+    if lab::tells_dma_mappings() {
+        let mapped = lab::dma_mappings(&nic, &bar)?;
+        ensure!(mapped == 1, "{mapped} DMA mappings, wanted the source's");
     }
-}
-
-impl Drop for DmaFail {
-    fn drop(&mut self) {
-        if let Err(e) = modules::rmmod("lab_dma_fail") {
-            println!("{e:#}");
-        }
+    if kind(&nic)? == Iommu::Translating {
+        let next = bench.cuda.alloc(MIB)?;
+        let theirs = vec![0x77; MIB];
+        next.write(0, &theirs)?;
+        let link = Loopback::new(&bench.pd)?;
+        link.write(1, (&source_mr, 0), (&target_mr, 0), MIB)?;
+        let status = link.wait(PATIENCE)?.status;
+        ensure!(status != Status::IBV_WC_SUCCESS, "a write by addresses that are unmapped succeeded");
+        ensure!(lab::fabric()?.faults > 0, "it ended with {status:?}, but not at the IOMMU");
+        same_bytes("the next owner's memory", &next.read(0, MIB)?, &theirs)?;
+        lab::reset_fabric()?;
     }
+    Ok(target_mr.dereg()?)
 }
 
 /// Run n cannot be mapped: the runs before it are unmapped, the pin is put, the user hears EIO; for each n.
 fn map_fails_at_run_n(_: &Env) -> Result<()> {
+    if !lab::tells_dma_mappings() {
+        skip("this kernel does not tell its DMA mappings (CONFIG_DMA_API_DEBUG)");
+        return Ok(());
+    }
     const RUNS: usize = 9;
-    let _fail = DmaFail::load()?;
+    let fail = DmaFail::load()?;
     let bench = Bench::new()?;
     let rm = nvlab::Client::open()?;
-    let bar = bar(&rm)?;
+    let bar = gpu::bar(&rm, 0)?;
     let memory = rm.request(0, 2 * MIB as u64).layout(Layout::Broken64K).alloc()?;
     let (va, len) = (memory.va(), RUNS * GPU_PAGE);
     let mr = bench.reg(va, len).context("nothing fails yet")?;
@@ -247,10 +265,10 @@ fn map_fails_at_run_n(_: &Env) -> Result<()> {
     let mut wrong = Vec::new();
     for n in 1..=RUNS {
         let what = format!("run {n} of {RUNS}");
-        lab::fail_dma_map(n as u64)?;
+        fail.set(n as u64)?;
         let got = bench.refused(&what, va, len);
-        let left = lab::dma_maps_to_failure()?;
-        lab::fail_dma_map(0)?;
+        let left = fail.left()?;
+        fail.set(0)?;
         wrong.extend(complaints(&what, (va, len), got?, libc::EIO, Some("dma_mapping")));
         ensure!(left == 0, "{what}: {left} more calls would have been needed");
         let mapped = lab::dma_mappings(&nic, &bar)?;

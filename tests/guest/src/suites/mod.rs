@@ -2,23 +2,31 @@
 //! All suites, by name.
 
 mod alarms;
+mod bare;
 mod bench;
 mod callbacks;
+mod closed;
+mod cost;
 mod demo;
+mod doctor;
 mod end;
 mod errors;
 mod faults;
 mod iommu;
+mod loading;
 mod matrix;
 mod observe;
+mod older;
 mod pair;
 mod pyverbs;
 mod reasons;
 mod refusals;
 pub mod scenarios;
 mod smoke;
+pub mod stop_test;
 mod storm;
 mod tables;
+mod tool;
 mod ucx;
 mod unfenced;
 mod unload;
@@ -45,9 +53,13 @@ pub fn all(rival: bool) -> Vec<Suite> {
         pair::suite(rival),
         smoke::suite(rival),
         callbacks::suite(rival),
+        older::suite(rival),
         refusals::suite(),
         observe::suite(rival),
         reasons::suite(rival),
+        cost::suite(),
+        doctor::suite(),
+        tool::suite(),
         matrix::suite(rival),
         matrix::full(rival),
         matrix::large(rival),
@@ -63,14 +75,27 @@ pub fn all(rival: bool) -> Vec<Suite> {
         pyverbs::suite(),
         scenarios::suite(rival),
         scenarios::pairwise(rival),
+        loading::suite(),
+        bare::suite(),
+        closed::suite(),
         alarms::suite(),
+        stop_test::suite(rival),
         bench::suite(),
         bench::suite_threads(),
+        bench::suite_profile(),
+        bench::suite_free_cost(),
+        bench::providers::suite(),
         end::suite(),
     ]
 }
 
-/// What was asked for, in the order asked for; each boot ends with `end`, except one that raises alarms on purpose.
+/// Does it raise alarms on purpose, for the host to judge?
+pub fn raises_alarms(suite: &str) -> bool {
+    [alarms::NAME, stop_test::NAME].contains(&suite)
+}
+
+/// What was asked for, in the order asked for; each boot ends with `end`, except one that raises alarms on purpose and one
+/// without the lab's own stack.
 pub fn chosen(request: &Request) -> Result<Vec<Suite>> {
     let mut all = all(request.rival);
     let names: Vec<&str> = all.iter().map(|s| s.name).collect();
@@ -86,7 +111,7 @@ pub fn chosen(request: &Request) -> Result<Vec<Suite>> {
         bail!("guest.run= is missing on the kernel command line; suites: {names}, and shell alone");
     }
     let mut chosen = request.suites.iter().map(|s| take(s)).collect::<Result<Vec<_>>>()?;
-    if !chosen.iter().any(|s| s.name == "alarms" || s.name == "end") {
+    if !chosen.iter().any(|s| raises_alarms(s.name) || ["bare", "end"].contains(&s.name)) {
         chosen.push(take("end")?);
     }
     Ok(chosen)

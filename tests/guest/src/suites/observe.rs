@@ -11,18 +11,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Value};
 
+use super::scenarios::free_beside;
 use super::scenarios::process::dereg_in_fork;
-use super::{expect_errno, Bench, GPU_PAGE, KIB, MIB};
+use super::{expect_errno, Bench, GPU_PAGE, KIB, MIB, PATIENCE};
 use crate::counters::Ledger;
 use crate::gpu;
 use crate::helper::Helper;
 use crate::kmsg::Mark;
+use crate::lab::CoreHold;
 use crate::machine::Mode;
 use crate::peermem::{self, Stats};
-use crate::test::{emit, in_modes, Env, Rival, Suite};
+use crate::rusage;
+use crate::test::{emit, in_modes, skip, Env, Rival, Suite};
 use crate::verbs::Mr;
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
@@ -33,12 +36,14 @@ pub fn suite(rival: bool) -> Suite {
         let mut add = |modes: &[Mode], name: &str, run: fn(&Env) -> Result<()>| {
             if modes.contains(&mode) {
                 let means = Rival::Skip("it tells nothing");
-                tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| t.rival(means).limit(600)));
+                let limit = if name == "many_registrations" { 1800 } else { 600 };
+                tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| t.rival(means).limit(limit)));
             }
         };
         add(&BOTH, "counters_add_up", counters_add_up);
         add(&BOTH, "pairs", pairs);
         add(&BOTH, "tracepoints", tracepoints);
+        add(&[Mode::Legacy], "callback_in_flight", callback_in_flight);
         add(&[Mode::Persistent], "status_without_root", status_without_root);
         add(&[Mode::Persistent], "one_line_per_cause", one_line_per_cause);
         add(&[Mode::Persistent], "many_registrations", many_registrations);
@@ -126,18 +131,54 @@ fn pairs(env: &Env) -> Result<()> {
     Ok(mr.dereg()?)
 }
 
+/// While a free waits for the core, its callback is listed, with what it is about and how long it has been at it.
+fn callback_in_flight(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let (memory, mr) = bench.registered(MIB)?;
+    let va = memory.va();
+    let hold = CoreHold::arm("invalidate_fence")?;
+    let free = free_beside(&bench, memory);
+    hold.wait(PATIENCE)?;
+    let age = || -> Result<u64> {
+        let rows = peermem::rows("callbacks")?;
+        let [row] = rows.as_slice() else { bail!("{} callbacks are listed, wanted 1: {rows:?}", rows.len()) };
+        let pid = std::process::id().to_string();
+        for (field, wanted) in [
+            ("pid", pid.as_str()),
+            ("va", &format!("{va:#x}")),
+            ("length", &MIB.to_string()),
+            ("stage", "invalidating"),
+        ] {
+            ensure!(row[field] == wanted, "{field} is {}, wanted {wanted}", row[field]);
+        }
+        Ok(row["age_ms"].parse()?)
+    };
+    let before = age()?;
+    thread::sleep(Duration::from_millis(100));
+    ensure!(age()? >= before + 100, "it does not grow older");
+    let stats = Stats::read()?;
+    let oldest = stats.number("oldest_callback_ms")?;
+    ensure!(stats.number("callbacks_in_flight")? == 1 && oldest >= 100, "stats: {stats:?}");
+    let (tick, _) = peermem::peermemctl_json(&["watch", "--count", "1"])?;
+    ensure!(tick["callbacks_in_flight"] == 1 && tick["oldest_callback_ms"].as_i64() >= Some(oldest), "watch: {tick}");
+    drop(hold);
+    free.finish("the free")?;
+    ensure!(peermem::rows("callbacks")?.is_empty(), "still listed: {:?}", peermem::rows("callbacks")?);
+    Ok(mr.dereg()?)
+}
+
 /// `peermemctl status`, as somebody who may do nothing.
 fn status_without_root(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (_memory, mr) = bench.registered(MIB)?;
-    let start = Instant::now();
+    let (before, start) = (rusage::children()?, Instant::now());
     let out = Command::new("peermemctl").args(["status", "--json"]).uid(65534).gid(65534).output()?;
-    let ms = start.elapsed().as_millis();
+    let (ms, used) = (start.elapsed().as_millis(), rusage::children()?.saturating_sub(before));
     let said: Value = serde_json::from_slice(&out.stdout).with_context(|| format!("{out:?}"))?;
     ensure!(said["usable"] == true && out.status.code() == Some(0), "exit {:?}: {said}", out.status.code());
     ensure!(said["live"] == 1 && said["live_bytes"] == MIB, "live registrations: {said}");
     ensure!(said["mode"] == "persistent" && said["module"] == "rust", "module: {said}");
-    emit("status_without_root", &json!({ "ms": u64::try_from(ms)? }));
+    emit("status_without_root", &json!({ "ms": u64::try_from(ms)?, "processor_ms": u64::try_from(used.as_millis())? }));
     Ok(mr.dereg()?)
 }
 
@@ -222,6 +263,10 @@ impl Drop for Tracing {
 
 /// Each event comes where docs/tracing.md says, with what it says.
 fn tracepoints(env: &Env) -> Result<()> {
+    if env.kernel_lite() {
+        skip("a module built with kernel-lite has no tracepoints: their machinery is GPL-only");
+        return Ok(());
+    }
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(2 * MIB)?;
     // Nobody listens: nothing.

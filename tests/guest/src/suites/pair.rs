@@ -22,6 +22,9 @@ use crate::test::{emit, in_modes, Env, Suite, Test};
 /// Messages of a run: each packet passes through two emulated machines.
 const ITERATIONS: usize = 8;
 
+/// The client's word when the run has to be repeated.
+const TOO_EARLY: &str = "too early";
+
 /// How perftest's two sides find each other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Connect {
@@ -64,8 +67,8 @@ fn gpu_tests(rival: bool, mode: Mode) -> Vec<Test> {
     tests.into_iter().flat_map(|(name, run)| in_modes(rival, &[mode], name, run)).collect()
 }
 
-/// Starts this machine's side and waits for its end, while the other side does well.
-fn perftest(run: &mut Run, peer: &mut Peer) -> Result<Side> {
+/// Starts this machine's side and waits for its end, while the other side does well. `None`: the client came too early.
+fn perftest(run: &mut Run, peer: &mut Peer) -> Result<Option<Side>> {
     if run.rdma_cm {
         modules::modprobe("rdma_ucm", &[])?;
     }
@@ -90,10 +93,20 @@ fn perftest(run: &mut Run, peer: &mut Peer) -> Result<Side> {
             side.child.wait()?;
             bail!("{e:#}\n{}", side.said());
         }
+        if peer.has_said(TOO_EARLY) {
+            side.child.kill()?;
+            side.child.wait()?;
+            return Ok(None);
+        }
         sleep(Duration::from_millis(20));
     };
+    if peer.role == Role::Client && !status.success() && run.came_too_early(&side.said()) {
+        println!("perftest's client asked before its server listened");
+        peer.tell(TOO_EARLY, Value::Null)?;
+        return Ok(None);
+    }
     ensure!(status.success(), "{} as {}: {status}\n{}", run.program, side.who, side.said());
-    Ok(side)
+    Ok(Some(side))
 }
 
 /// What one machine tells the other after a run.
@@ -139,7 +152,7 @@ fn gpu_once(env: &Env, peer: &mut Peer, program: &str, connect: Connect) -> Resu
     peer.tell("zero", Value::Null)?;
     peer.hear("zero", PATIENCE)?;
 
-    let side = perftest(&mut run, peer)?;
+    let Some(side) = perftest(&mut run, peer)? else { return Ok(None) };
 
     let report = match peer.role {
         Role::Server => None,
@@ -198,7 +211,7 @@ fn host_once(env: &Env, peer: &mut Peer, program: &str, connect: Connect) -> Res
     let mut run = Run::new(program, &sizes, false);
     run.rdma_cm = connect == Connect::RdmaCm;
     lab::reset_fabric()?;
-    let side = perftest(&mut run, peer)?;
+    let Some(side) = perftest(&mut run, peer)? else { return Ok(None) };
     let fabric = lab::fabric()?;
     ensure!(fabric.read_bytes + fabric.write_bytes == 0, "host buffers, but BAR accesses: {fabric:?}");
     // Only the client knows whether there was a clock.

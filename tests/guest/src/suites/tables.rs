@@ -11,7 +11,7 @@ use crate::gpu;
 use crate::lab;
 use crate::machine::Mode;
 use crate::modules::{self, PEERMEM};
-use crate::test::{in_modes, skip, Env, Rival, Suite};
+use crate::test::{in_modes, skip, stays, Env, Rival, Suite};
 use crate::verbs::{Loopback, Mr};
 
 pub fn suite(rival: bool) -> Suite {
@@ -35,6 +35,9 @@ fn touched(at: usize, len: usize, run: usize) -> u64 {
 }
 
 fn page_sizes(env: &Env) -> Result<()> {
+    if stays(env)? {
+        return Ok(());
+    }
     const SIZE: usize = 4 * MIB;
     let mut rng = env.rng();
     let gpu = gpu::lab()?;

@@ -87,7 +87,8 @@ impl Loopback {
         for _ in 0..1 + usize::from(receive.is_some()) {
             let c = self.wait(limit)?;
             if c.status != Status::IBV_WC_SUCCESS {
-                bail!("{op:?} of {len} bytes: {c:?}");
+                // A receive that was flushed does not say why; its request does.
+                bail!("{op:?} of {len} bytes: {c:?}; after it: {:?}", self.wait(Duration::from_secs(10)));
             }
             if c.id == RECEIVE {
                 ensure!(c.bytes as usize == len, "{op:?}: received {} bytes of {len}", c.bytes);

@@ -42,3 +42,21 @@ pub fn all(_: &Env) -> Result<()> {
     }
     unload()
 }
+
+/// A free with one registration, for the plugin that counts what is ours in it (ci/qemu/pcie/lab_mark.h): two sections of
+/// its file for each row.
+pub fn counted(_: &Env) -> Result<()> {
+    const TIMES: usize = 5;
+    let rig = Rig::new()?;
+    Variant::OursRevocable.load(&rig)?;
+    for size in [64 << 10, 1 << 30] {
+        for _ in 0..TIMES {
+            let memory = rig.memory(size, Layout::Contiguous)?;
+            let mr = rig.reg(memory.va(), size)?;
+            memory.free()?;
+            mr.dereg()?;
+            emit("free_cost", &json!({ "size": size }));
+        }
+    }
+    unload()
+}

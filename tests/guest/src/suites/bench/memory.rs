@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use nvlab::Layout;
 use serde_json::json;
 
@@ -96,8 +96,8 @@ pub fn all(_: &Env) -> Result<()> {
         variant.load(&rig)?;
         for (layout, sizes) in [
             (Layout::Contiguous, &[64 * KIB, MIB, 16 * MIB, 256 * MIB, GIB, 4 * GIB, 16 * GIB, 64 * GIB][..]),
-            (Layout::Broken2M, &[16 * MIB, 256 * MIB, GIB, 4 * GIB][..]),
-            (Layout::Broken64K, &[16 * MIB, 256 * MIB, GIB, 4 * GIB][..]),
+            (Layout::Broken2M, &[16 * MIB, 256 * MIB, GIB, 4 * GIB, 16 * GIB, 64 * GIB][..]),
+            (Layout::Broken64K, &[16 * MIB, 256 * MIB, GIB, 4 * GIB, 16 * GIB, 64 * GIB][..]),
         ] {
             for &size in sizes {
                 let memory = rig.memory(size, layout)?;
@@ -105,13 +105,13 @@ pub fn all(_: &Env) -> Result<()> {
                 let mr = rig.reg(memory.va(), size)?;
                 let held = Held::now()?.since(before);
                 mr.dereg()?;
-                let left = Held::now()?.since(before);
+                let left = Held::now()?.since(before).client;
+                ensure!(left == 0, "{}: {left} bytes are left of a registration of {size}", variant.name());
                 emit(
                     "memory",
                     &json!({
                         "variant": variant.name(), "size": size, "layout": layout_name(layout),
                         "client": held.client, "provider": held.provider, "stack": held.stack, "total": held.total,
-                        "client_left": left.client,
                     }),
                 );
                 memory.free()?;

@@ -6,7 +6,10 @@ mod bandwidth;
 mod free;
 mod live;
 mod memory;
+mod nics;
 mod pages;
+mod profile;
+pub mod providers;
 mod threads;
 mod times;
 
@@ -19,7 +22,7 @@ use nvlab::{Client, Layout, Memory};
 use serde_json::{json, Value};
 
 use crate::gpu;
-use crate::lab;
+use crate::lab::{self, Event};
 use crate::machine::{Level, RDMA_DEVICE};
 use crate::modules::{self, PEERMEM};
 use crate::test::{Env, Rival, Suite, Test};
@@ -38,9 +41,20 @@ pub fn suite() -> Suite {
             test("live", Level::Devices, live::all),
             test("bandwidth", Level::Devices, bandwidth::all),
             test("memory", Level::Devices, memory::all),
+            test("nics", Level::Devices, nics::all),
             test("pages", Level::Bare, pages::all),
         ],
     }
+}
+
+/// What runs under the plugin that counts instructions.
+pub fn suite_profile() -> Suite {
+    Suite { name: "bench_profile", tests: vec![test("profile", Level::Devices, profile::all)] }
+}
+
+/// The same, of which the host asks that it be below a bound.
+pub fn suite_free_cost() -> Suite {
+    Suite { name: "free_cost", tests: vec![test("counted", Level::Devices, free::counted)] }
 }
 
 /// What runs on the machine's own clock.
@@ -52,7 +66,7 @@ pub fn suite_threads() -> Suite {
 }
 
 fn test(name: &str, level: Level, run: fn(&Env) -> Result<()>) -> Test {
-    Test::new(name, level, run).rival(Rival::Skip("loads both modules itself")).limit(1200)
+    Test::new(name, level, run).rival(Rival::Skip("loads both modules itself")).limit(3000)
 }
 
 /// A client as an application meets it.
@@ -148,15 +162,8 @@ impl Rig {
         let start = Instant::now();
         mr.dereg()?;
         let deregistered = start.elapsed();
-        let mut round = Round { verbs: [registered.as_nanos(), deregistered.as_nanos()].map(ns), ..Round::default() };
-        for event in lab::trace()? {
-            if let Some(at) = CALLBACKS.iter().position(|c| *c == event.callback) {
-                round.callbacks[at] += event.ns;
-            }
-            if event.callback == "dma_map" {
-                round.entries = event.nents;
-            }
-        }
+        let mut round = Round::of(&lab::trace()?)?;
+        round.verbs = [registered, deregistered].map(|time| ns(time.as_nanos()));
         let books = self.gpu.books()?;
         round.provider = PROVIDER_NS.iter().map(|name| positive(books.get(name))).sum();
         round.calls = PROVIDER_CALLS.map(|names| names.iter().map(|name| positive(books.get(name))).sum());
@@ -192,6 +199,26 @@ struct Round {
 }
 
 impl Round {
+    /// The callbacks of one registration, each of which must have come once and done what it is there for.
+    fn of(trace: &[Event]) -> Result<Self> {
+        let mut round = Self::default();
+        let mut good = [0; CALLBACKS.len()];
+        for event in trace {
+            let Some(at) = CALLBACKS.iter().position(|c| *c == event.callback) else { continue };
+            round.callbacks[at] += event.ns;
+            good[at] += usize::from(match CALLBACKS[at] {
+                "acquire" => event.ret == 1,
+                "get_page_size" => event.ret > 0,
+                _ => event.ret == 0,
+            });
+            if event.callback == "dma_map" {
+                round.entries = event.nents;
+            }
+        }
+        ensure!(good == [1; CALLBACKS.len()], "callbacks {CALLBACKS:?} came and worked {good:?} times: {trace:?}");
+        Ok(round)
+    }
+
     /// The callbacks, the provider's share, the two verbs.
     fn sample(&self) -> Value {
         let mut all = self.callbacks.to_vec();

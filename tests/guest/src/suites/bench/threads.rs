@@ -4,22 +4,26 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Instant;
 
 use anyhow::{anyhow, Context, Result};
 use nvlab::Layout;
-use serde_json::json;
+use serde_json::{json, Value};
 
 use super::{ns, positive, unload, Rig, Variant};
 use crate::lab;
+use crate::machine::SecondNic;
 use crate::test::{emit, Env};
+use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
 const TRACING: &str = "/sys/kernel/tracing";
 const SIZE: u64 = 1 << 20;
 /// Registrations of each thread: the core's trace keeps 4096 lines, and a registration is at most 10.
 const ROUNDS: usize = 24;
+/// Each row so often, after one that warms up.
+const REPEATS: usize = 5;
 /// Ten times a V100's, so that the sleeps outweigh the emulation.
 const PIN_NS: u64 = 680_000;
 const UNPIN_NS: u64 = 380_000;
@@ -31,20 +35,36 @@ fn set(file: &str, value: &str) -> Result<()> {
 
 pub fn all(_: &Env) -> Result<()> {
     let rig = Rig::new()?;
+    let nic = SecondNic::add()?;
+    let second = Pd::new(&Device::open(nic.name())?)?;
     set("options/hash-ptr", "0")?;
     set("buffer_size_kb", "8192")?;
     for variant in [Variant::OursPersistent, Variant::NvMem, Variant::OursRevocable] {
         variant.load(&rig)?;
-        for threads in [1, 2, 4, 8] {
-            run(&rig, variant, threads)?;
+        let own = |threads| Work { variant, threads, second: None };
+        run(&rig, &own(1))?;
+        for _ in 0..REPEATS {
+            for threads in [1, 2, 4, 8] {
+                emit("threads", &run(&rig, &own(threads))?);
+            }
+            emit("threads", &run(&rig, &Work { variant, threads: 8, second: Some(&second) })?);
         }
     }
     unload()
 }
 
-fn run(rig: &Rig, variant: Variant, threads: usize) -> Result<()> {
+/// Threads that register at the same time.
+struct Work<'a> {
+    variant: Variant,
+    threads: usize,
+    /// Another NIC: then all threads register the same buffer, every second one there. Otherwise each has its own.
+    second: Option<&'a Arc<Pd>>,
+}
+
+fn run(rig: &Rig, &Work { variant, threads, second }: &Work) -> Result<Value> {
     rig.gpu.reset_cost()?;
-    let memories = (0..threads).map(|_| rig.memory(SIZE, Layout::Contiguous)).collect::<Result<Vec<_>>>()?;
+    let buffers = if second.is_some() { 1 } else { threads };
+    let memories = (0..buffers).map(|_| rig.memory(SIZE, Layout::Contiguous)).collect::<Result<Vec<_>>>()?;
     for (name, value) in [("pin_base", PIN_NS), ("unpin_base", UNPIN_NS), ("sleep", 1)] {
         rig.gpu.cost(name, value)?;
     }
@@ -57,13 +77,15 @@ fn run(rig: &Rig, variant: Variant, threads: usize) -> Result<()> {
     let start_line = Barrier::new(threads);
     let start = Instant::now();
     thread::scope(|scope| {
-        let running: Vec<_> = memories
-            .iter()
-            .map(|memory| {
-                scope.spawn(|| -> Result<()> {
+        let running: Vec<_> = (0..threads)
+            .map(|thread| {
+                let va = memories[thread % buffers].va();
+                let pd = second.filter(|_| thread % 2 == 1).unwrap_or(&rig.pd);
+                let start_line = &start_line;
+                scope.spawn(move || -> Result<()> {
                     start_line.wait();
                     for _ in 0..ROUNDS {
-                        rig.reg(memory.va(), SIZE)?.dereg()?;
+                        Mr::reg(pd, va, usize::try_from(SIZE)?, FULL_ACCESS)?.dereg()?;
                     }
                     Ok(())
                 })
@@ -84,14 +106,12 @@ fn run(rig: &Rig, variant: Variant, threads: usize) -> Result<()> {
         // Persistent pins are put without G.
         [get - before.0, if variant == Variant::OursRevocable { put - before.1 } else { 0 }]
     });
-    emit(
-        "threads",
-        &json!({
-            "variant": variant.name(), "threads": threads, "registrations": threads * ROUNDS,
-            "elapsed": ns(elapsed.as_nanos()), "held": { "P": p_held, "R": r_held, "G": g }, "waited": waits,
-        }),
-    );
-    memories.into_iter().try_for_each(|m| Ok(m.free()?))
+    memories.into_iter().try_for_each(|m| m.free())?;
+    Ok(json!({
+        "variant": variant.name(), "threads": threads, "nics": if second.is_some() { 2 } else { 1 },
+        "registrations": threads * ROUNDS, "elapsed": ns(elapsed.as_nanos()),
+        "held": { "P": p_held, "R": r_held, "G": g }, "waited": waits,
+    }))
 }
 
 /// Time in the provider's gets and puts, over which G is held; `None` with the rival.
@@ -131,6 +151,7 @@ impl Symbols {
         }
         for (part, name) in [
             ("peer_memory_mutex", "P"),
+            ("nvpm_gpus", "GPUs found"),
             ("nvpm_g", "G"),
             ("api_lock", "R"),
             ("REGISTRY", "registry"),

@@ -2,13 +2,12 @@
 //! Runs longer than the cap: cut at its multiples and nowhere else, and the right bytes on both sides of each cut.
 
 use anyhow::{ensure, Context, Result};
-use nvlab::Memory;
+use nvlab::{Layout, Memory};
 
 use super::rig::Nic;
 use crate::gpu;
-use crate::lab;
-use crate::machine::{OtherRxe, RDMA_DEVICE};
-use crate::suites::{pattern, same_bytes, KIB, MIB};
+use crate::machine::{pci_function, Generation, OtherRxe, RDMA_DEVICE};
+use crate::suites::{iommu, pattern, same_bytes, KIB, MIB};
 use crate::test::{emit, Env};
 use crate::verbs::{Mr, Op};
 
@@ -16,17 +15,50 @@ use crate::verbs::{Mr, Op};
 struct Setting {
     limit: u64,
     cap: usize,
+    layout: Layout,
 }
 
-const SETTINGS: [Setting; 5] = [
-    Setting { limit: 2 * MIB as u64, cap: 2 * MIB },
+impl Setting {
+    const fn contiguous(limit: u64, cap: usize) -> Self {
+        Self { limit, cap, layout: Layout::Contiguous }
+    }
+
+    /// Bytes of the memory's longest piece, which begins at a multiple of that.
+    fn run(&self) -> usize {
+        if self.layout == Layout::Broken2M {
+            2 * MIB
+        } else {
+            usize::MAX
+        }
+    }
+
+    /// Pieces of the pages from `first` to `last`, and at how many places the memory itself goes on from one to the next.
+    /// The cuts are at multiples of the NIC's addresses: the memory's own, or those of a `translated` range, where each run
+    /// begins at a multiple of its length (rounded up to a power of two; kernel: drivers/iommu/dma-iommu.c).
+    fn pieces(&self, first: usize, last: usize, translated: bool) -> (usize, usize) {
+        let (run, cap) = (self.run(), self.cap);
+        let (mut pieces, mut cuts, mut from) = (0, 0, first);
+        while from < last {
+            let to = (from / run + 1).saturating_mul(run).min(last);
+            let begin = if translated { 0 } else { from };
+            let n = if to - from <= cap { 1 } else { (begin + to - from).div_ceil(cap) - begin / cap };
+            (pieces, cuts, from) = (pieces + n, cuts + n - 1, to);
+        }
+        (pieces, cuts)
+    }
+}
+
+const SETTINGS: [Setting; 6] = [
+    Setting::contiguous(2 * MIB as u64, 2 * MIB),
     // A PCI device that says nothing.
-    Setting { limit: 64 << 10, cap: 64 * KIB },
+    Setting::contiguous(64 << 10, 64 * KIB),
     // No power of two: the next one below.
-    Setting { limit: 3 * MIB as u64 - 4096, cap: 2 * MIB },
-    Setting { limit: 100_001, cap: 64 * KIB },
+    Setting::contiguous(3 * MIB as u64 - 4096, 2 * MIB),
+    Setting::contiguous(100_001, 64 * KIB),
     // Less than a page is a page.
-    Setting { limit: 511, cap: 4 * KIB },
+    Setting::contiguous(511, 4 * KIB),
+    // Each of several runs is longer.
+    Setting { limit: MIB as u64, cap: MIB, layout: Layout::Broken2M },
 ];
 
 const PAGE: usize = 4 * KIB;
@@ -35,7 +67,8 @@ pub fn cap(env: &Env) -> Result<()> {
     let mut rng = env.rng();
     for setting in &SETTINGS {
         let rxe = OtherRxe::load(&[&format!("peer_max_seg={}", setting.limit)])?;
-        one_cap(setting, 8 * MIB, &mut rng).with_context(|| format!("segment limit {}", setting.limit))?;
+        one_cap(setting, 8 * MIB, env.generation, &mut rng)
+            .with_context(|| format!("segment limit {}", setting.limit))?;
         drop(rxe);
     }
     Ok(())
@@ -45,17 +78,18 @@ pub fn cap(env: &Env) -> Result<()> {
 pub fn gibibyte(env: &Env) -> Result<()> {
     const GIB: usize = 1 << 30;
     gpu::lab()?.set("bar1_reserve", 0)?;
-    one_cap(&Setting { limit: 2 << 30, cap: GIB }, 4 * GIB, &mut env.rng())
+    one_cap(&Setting::contiguous(2 << 30, GIB), 4 * GIB, env.generation, &mut env.rng())
 }
 
 /// `size` is a multiple of the cap, and so is where contiguous memory of that size begins.
-fn one_cap(setting: &Setting, size: usize, rng: &mut fastrand::Rng) -> Result<()> {
+fn one_cap(setting: &Setting, size: usize, generation: Generation, rng: &mut fastrand::Rng) -> Result<()> {
     let cap = setting.cap;
     // Its pattern and its CRC are not looked at here, and cost time.
     gpu::lab()?.set("crc_max", 0)?;
     let nic = Nic::open(RDMA_DEVICE)?;
+    let translated = iommu::translates(&pci_function(RDMA_DEVICE)?)?;
     let rm = nvlab::Client::open()?;
-    let memory = rm.alloc(0, size as u64)?;
+    let memory = rm.request(0, size as u64).layout(setting.layout).alloc()?;
     let mut rows = Vec::new();
     for (start, len) in [
         // At its multiples.
@@ -73,17 +107,23 @@ fn one_cap(setting: &Setting, size: usize, rng: &mut fastrand::Rng) -> Result<()
     ] {
         let what = format!("{len} bytes at {start:#x}, cap {cap}");
         let mr = nic.reg(memory.va() + start as u64, len)?;
-        let held = lab::nic_mr(mr.lkey())?;
+        let held = nic.held(&mr)?;
         let (first, last) = (start / PAGE * PAGE, (start + len).div_ceil(PAGE) * PAGE);
-        let pieces = if last - first <= cap { 1 } else { last.div_ceil(cap) - first / cap };
+        let (pieces, cuts) = setting.pieces(first, last, translated);
         rows.push(held.sg_entries);
         ensure!(held.sg_entries == pieces as u64, "{what}: {} sg entries, wanted {pieces}", held.sg_entries);
         ensure!(held.longest_entry <= cap as u64, "{what}: an entry of {} bytes", held.longest_entry);
         ensure!(
-            pieces == 1 || held.cut_align >= cap as u64,
+            cuts == 0 || held.cut_align >= cap as u64,
             "{what}: two entries meet at an address that is only a multiple of {}",
             held.cut_align
         );
+        // A core of 5.5 takes each entry's end for one of the memory's. As long as addresses and memory are aligned alike:
+        if (start, len) == (0, 2 * cap) && len <= 2 * MIB && setting.layout == Layout::Contiguous {
+            let page = held.best_page_size;
+            let right = if generation == Generation::G55 { page == cap as u64 } else { page >= 2 * cap as u64 };
+            ensure!(right, "{what}: the core of {} allows the NIC pages of {page}", generation.name());
+        }
         across_cuts(&nic, &memory, (start, len), &mr, cap, rng).with_context(|| what.clone())?;
         mr.dereg()?;
     }
@@ -124,4 +164,27 @@ fn across_cuts(
         same_bytes(&format!("{part:x?} and its neighbours"), &got, &wanted)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_runs_and_the_cuts_in_them() {
+        let [whole, .., broken] = SETTINGS;
+        for (setting, first, last, wanted) in [
+            (&whole, PAGE, PAGE + 2 * MIB, (1, 0)),
+            (&whole, PAGE, PAGE + 4 * MIB, (3, 2)),
+            (&broken, 0, 2 * MIB, (2, 1)),
+            // Nothing is cut that is no longer than the cap.
+            (&broken, PAGE, PAGE + MIB, (1, 0)),
+            (&broken, 2 * MIB - PAGE, 2 * MIB + PAGE, (2, 0)),
+            (&broken, PAGE, 4 * MIB, (4, 2)),
+        ] {
+            assert_eq!(setting.pieces(first, last, false), wanted, "{first:#x} to {last:#x}");
+        }
+        assert_eq!(whole.pieces(PAGE, PAGE + 4 * MIB, true), (2, 1));
+        assert_eq!(broken.pieces(PAGE, 4 * MIB, true), (4, 2));
+    }
 }

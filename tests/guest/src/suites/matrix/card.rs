@@ -13,7 +13,8 @@ use crate::test::Env;
 use crate::verbs::Op;
 
 /// All of GPU 1, and as much of GPU 0, which nothing else uses here.
-fn card(rm: &nvlab::Client, gpu: u32, layout: Layout) -> Result<Memory> {
+fn card(rm: &nvlab::Client, gpu: u32, layout: Layout, rng: &mut fastrand::Rng) -> Result<Memory> {
+    gpu::seed_layout(rng)?;
     let memory = rm.request(gpu, rm.info(gpu)?.memory).layout(layout).alloc();
     memory.with_context(|| format!("all of GPU {gpu}"))
 }
@@ -27,10 +28,10 @@ pub fn ends(env: &Env) -> Result<()> {
     let source = rm.alloc(0, 2 * MIB as u64)?;
     let source_mr = nic.reg(source.va(), 2 * MIB)?;
     for layout in [Layout::Contiguous, Layout::Shuffled] {
-        let memory = card(&rm, 1, layout)?;
+        let memory = card(&rm, 1, layout, &mut rng)?;
         let size = usize::try_from(memory.size())?;
         let mr = nic.reg(memory.va(), size).with_context(|| format!("{layout:?}"))?;
-        let entries = lab::nic_mr(mr.lkey())?.sg_entries;
+        let entries = nic.held(&mr)?.sg_entries;
         ensure!(layout != Layout::Contiguous || entries == 1, "{entries} sg entries for contiguous memory");
         for (what, at, len) in [
             ("the first byte", 0, 1),
@@ -60,6 +61,27 @@ pub fn ends(env: &Env) -> Result<()> {
             same_bytes(&format!("{what}, read"), &got, &bytes)?;
         }
         mr.dereg()?;
+        // The last page, of the CPU and of the GPU, by itself.
+        for len in [4 * KIB, GPU_PAGE] {
+            let what = format!("{layout:?}, the last {len} bytes alone");
+            let at = size - len;
+            let mr = nic.reg(memory.va() + at as u64, len).with_context(|| what.clone())?;
+            if layout == Layout::Contiguous {
+                let end = gpu::bar(&rm, 1)?.end() + 1;
+                let seen: Vec<u64> = lab::translations(mr.lkey())?.iter().map(|t| t.phys).collect();
+                ensure!(seen == [end - len as u64], "{what}: {seen:x?}, and the BAR ends at {end:#x}");
+            }
+            let mut wanted = pattern(&mut rng, 2 * GPU_PAGE);
+            memory.write((size - wanted.len()) as u64, &wanted)?;
+            let bytes = pattern(&mut rng, len);
+            source.write(0, &bytes)?;
+            nic.link.run(Op::Write, (&source_mr, 0), (&mr, 0), len).with_context(|| what.clone())?;
+            wanted[2 * GPU_PAGE - len..].copy_from_slice(&bytes);
+            let mut got = vec![0; wanted.len()];
+            memory.read((size - wanted.len()) as u64, &mut got)?;
+            same_bytes(&what, &got, &wanted)?;
+            mr.dereg()?;
+        }
         memory.free()?;
     }
     Ok(())
@@ -72,7 +94,7 @@ pub fn whole(env: &Env) -> Result<()> {
     gpu::lab()?.set("bar1_reserve", 0)?;
     let nic = Nic::open(RDMA_DEVICE)?;
     let rm = nvlab::Client::open()?;
-    let (from, into) = (card(&rm, 0, Layout::Broken2M)?, card(&rm, 1, Layout::Shuffled)?);
+    let (from, into) = (card(&rm, 0, Layout::Broken2M, &mut rng)?, card(&rm, 1, Layout::Shuffled, &mut rng)?);
     let size = usize::try_from(from.size().min(into.size()))?;
     let seed = rng.u64(..);
     let mut contents = fastrand::Rng::with_seed(seed);

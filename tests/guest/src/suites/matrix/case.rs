@@ -29,7 +29,7 @@ pub enum Path {
     /// GPU 0 to GPU 1.
     ToOtherGpu,
     FromOtherGpu,
-    /// As `GpuToGpu`, and then a second NIC reads the result.
+    /// As `GpuToGpu`, and then a second NIC reads the result and writes, and the first reads that.
     TwoNics,
 }
 
@@ -89,6 +89,7 @@ pub const LENGTHS: [usize; 13] = [
 pub struct Case {
     pub verb: Verb,
     pub path: Path,
+    /// Of the near end, as the start; the far end's are drawn.
     pub layout: Layout,
     pub start: Start,
     pub len: usize,

@@ -6,6 +6,7 @@ mod cap;
 mod card;
 mod case;
 mod rig;
+mod two_nics;
 
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,9 @@ pub fn suite(rival: bool) -> Suite {
     add(&[Mode::Persistent], "card_ends", 120, card::ends);
     add(&[Mode::Persistent], "cap", 200, cap::cap);
     add(&[Mode::Legacy], "card_ends", 120, card::ends);
+    add(&[Mode::Legacy], "pairs", 400, pairs);
+    add(&[Mode::Legacy], "cap", 200, cap::cap);
+    add(&[Mode::Legacy], "freed_under_two_nics", 60, two_nics::freed);
     Suite { name: "matrix", tests }
 }
 

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use anyhow::{ensure, Context, Result};
 use nvlab::{Layout, Memory};
 
-use super::case::{Case, Path, Verb};
+use super::case::{Case, Path, Verb, LAYOUTS, STARTS};
 use crate::gpu;
-use crate::machine::{SecondNic, RDMA_DEVICE};
+use crate::lab::{self, NicMr};
+use crate::machine::{self, SecondNic, RDMA_DEVICE};
 use crate::suites::{same_bytes, GPU_PAGE, MIB};
 use crate::verbs::{Device, Loopback, Mr, Op, Pd, FULL_ACCESS, REMOTE_ATOMIC};
 
@@ -24,12 +25,20 @@ const GUARD: usize = GPU_PAGE + 4096;
 pub struct Nic {
     pub pd: Arc<Pd>,
     pub link: Loopback,
+    /// The PCI function whose DMA it is.
+    initiator: String,
 }
 
 impl Nic {
     pub fn open(name: &str) -> Result<Self> {
         let pd = Pd::new(&Device::open(name)?)?;
-        Ok(Self { link: Loopback::new(&pd)?, pd })
+        Ok(Self { link: Loopback::new(&pd)?, pd, initiator: machine::pci_function(name)? })
+    }
+
+    /// This MR over peer memory, as this NIC holds it: keys of two NICs may be the same.
+    pub fn held(&self, mr: &Mr) -> Result<NicMr> {
+        let mine = lab::nic_mrs()?.into_iter().find(|m| m.initiator == self.initiator && m.lkey == mr.lkey());
+        mine.with_context(|| format!("{} does not know lkey {:#x}", self.initiator, mr.lkey()))
     }
 
     pub fn reg(&self, va: u64, len: usize) -> Result<Mr> {
@@ -148,14 +157,9 @@ impl Rig {
         // Their patterns and CRCs are not looked at here, and cost time.
         gpu::lab()?.set("crc_max", 0)?;
         let nic = SecondNic::add()?;
-        Ok(Self {
-            first: Nic::open(RDMA_DEVICE)?,
-            second: Nic::open(nic.name())?,
-            rm: nvlab::Client::open()?,
-            buffers: BTreeMap::new(),
-            bytes: 0,
-            _second: nic,
-        })
+        let (first, second) = (Nic::open(RDMA_DEVICE)?, Nic::open(nic.name())?);
+        ensure!(first.initiator != second.initiator, "both NICs are {}", first.initiator);
+        Ok(Self { first, second, rm: nvlab::Client::open()?, buffers: BTreeMap::new(), bytes: 0, _second: nic })
     }
 
     /// Takes the buffer out, so that two can be held at once; made at its first use.
@@ -168,20 +172,22 @@ impl Rig {
             Place::Near | Place::Far => 0,
             Place::Other => 1,
         };
+        gpu::seed_layout(rng)?;
         let memory = self.rm.request(gpu, SIZE as u64).layout(layout).alloc();
         Buffer::gpu(memory.with_context(|| format!("{SIZE} bytes of GPU {gpu}"))?, rng)
     }
 
     pub fn run(&mut self, case: &Case, rng: &mut fastrand::Rng) -> Result<()> {
         let (from, to) = ends(case.path);
+        let (far, far_start) = (LAYOUTS[rng.usize(..LAYOUTS.len())], STARTS[rng.usize(..STARTS.len())]);
         let mut source = self.take(from, case.layout, rng)?;
-        let mut target = self.take(to, case.layout, rng)?;
-        let starts = [case.start.pick(rng, case.is_atomic()), case.start.pick(rng, case.is_atomic())];
+        let mut target = self.take(to, far, rng)?;
+        let starts = [case.start, far_start].map(|s| s.pick(rng, case.is_atomic()));
         let done = self.between(case, (&mut source, starts[0]), (&mut target, starts[1]), rng);
-        done.with_context(|| format!("{case:?}, from {:#x} to {:#x} of their buffers", starts[0], starts[1]))?;
+        done.with_context(|| format!("{case:?}, from {:#x} to {:#x} of the far {far:?}", starts[0], starts[1]))?;
         self.bytes += case.len;
         self.buffers.insert((from, case.layout as u32), source);
-        self.buffers.insert((to, case.layout as u32), target);
+        self.buffers.insert((to, far as u32), target);
         Ok(())
     }
 
@@ -233,11 +239,23 @@ impl Rig {
         source.check("the source and its neighbours", around(at, len))?;
 
         if let Some(mr) = second_mr {
-            let copy = vec![0u8; len];
-            let copy_mr = self.second.reg(copy.as_ptr() as u64, len)?;
-            self.second.link.run(Op::Read, (&copy_mr, 0), (&mr, 0), len).context("the second NIC")?;
+            // Each device has a region of its own.
+            self.first.held(&to_mr)?;
+            self.second.held(&mr)?;
+            let mut copy = vec![0u8; len];
+            let (first, second) =
+                (self.first.reg(copy.as_ptr() as u64, len)?, self.second.reg(copy.as_ptr() as u64, len)?);
+            self.second.link.run(Op::Read, (&second, 0), (&mr, 0), len).context("the second NIC reads")?;
             same_bytes("what the second NIC reads", &copy, &target.wanted[to..to + len])?;
-            copy_mr.dereg()?;
+            rng.fill(&mut copy);
+            self.second.link.run(Op::Write, (&second, 0), (&mr, 0), len).context("the second NIC writes")?;
+            target.wanted[to..to + len].copy_from_slice(&copy);
+            target.check("what the second NIC writes, and its neighbours", around(to, len))?;
+            copy.fill(0);
+            self.first.link.run(Op::Read, (&first, 0), (&to_mr, 0), len).context("the first NIC reads")?;
+            same_bytes("what the first NIC reads", &copy, &target.wanted[to..to + len])?;
+            first.dereg()?;
+            second.dereg()?;
             mr.dereg()?;
         }
         from_mr.dereg()?;

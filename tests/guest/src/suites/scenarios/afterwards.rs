@@ -64,8 +64,14 @@ pub fn next_owner_is_safe(env: &Env) -> Result<()> {
     let (source_mr, target_mr) = (Arc::new(source_mr), Arc::new(target_mr));
     let place = gpu::place(target.va())?;
     let mut peer = Helper::start(&["actor", "nic"])?;
+    let mut second = Helper::start(&["actor", "nic"])?;
     let mut next = Helper::start(&["actor", "nic"])?;
 
+    // Address and key are right: what fails later fails because the memory is gone.
+    let first = stream(&bench, &mut peer, &target_mr, 4)?;
+    let (good, status) = ended(&mut peer)?;
+    ensure!(good == 4, "{good} of 4 remote writes to live memory succeeded: {status}");
+    drop(first);
     let here = stream(&bench, &mut peer, &target_mr, ENDLESS)?;
     let local = reads(&bench, &source_mr, &target_mr, ENDLESS);
     ensure!(local.ended(A_WHILE).is_none(), "the local stream is over before the free");
@@ -85,13 +91,13 @@ pub fn next_owner_is_safe(env: &Env) -> Result<()> {
     // The old streams are dead, or go on; each new one is posted after the free.
     let (mut tried, mut succeeded) = (0, 0);
     for _ in 0..ROUNDS {
-        if !persistent {
-            let here = stream(&bench, &mut peer, &target_mr, 4)?;
-            let (good, _) = ended(&mut peer)?;
-            drop(here);
-            succeeded += good;
-            tried += 1;
-        }
+        // Persistent: the old stream goes on, so this is another peer's.
+        let writer = if persistent { &mut second } else { &mut peer };
+        let here = stream(&bench, writer, &target_mr, 4)?;
+        let (good, _) = ended(writer)?;
+        drop(here);
+        succeeded += good;
+        tried += 1;
         let (good, _) = reads(&bench, &source_mr, &target_mr, 4).finish("reads after the free")?;
         succeeded += good;
         tried += 1;

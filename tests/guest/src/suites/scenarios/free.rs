@@ -6,9 +6,10 @@ use anyhow::{ensure, Context, Result};
 use super::{
     after_the_free, dereg_beside, free_beside, nic_state, no_pins, reg_beside, write_status, Stop, A_WHILE, SIZE,
 };
+use crate::cuda::DeviceMemory;
 use crate::gpu;
 use crate::lab;
-use crate::machine::{Generation, Mode};
+use crate::machine::{wait_for, Generation, Mode};
 use crate::suites::{pattern, same_bytes, Bench, KIB, MIB, PATIENCE};
 use crate::test::Env;
 use crate::verbs::{Loopback, Status};
@@ -104,68 +105,85 @@ pub fn with_many_mrs(env: &Env) -> Result<()> {
     no_pins("after the last deregistration")
 }
 
-/// The memory goes while its registration stands at `stop`. Does the free have to wait until it goes on?
-fn free_at(env: &Env, bench: &Bench, stop: Stop, waits: bool) -> Result<()> {
-    let memory = bench.cuda.alloc(SIZE)?;
-    let reg = reg_beside(bench, memory.va());
+/// Frees while another thread stands at `stop`, and lets that one go on: before the free is over, if it `waits` for it.
+fn free_while_it_stands(bench: &Bench, memory: DeviceMemory, stop: Stop, waits: bool) -> Result<()> {
     stop.wait()?;
     let free = free_beside(bench, memory);
     if waits {
         free.waits("the free")?;
         stop.release()?;
-        free.finish("the free")?;
+        free.finish("the free")
     } else {
-        free.finish("the free, which needs nothing that the registration holds")?;
-        stop.release()?;
+        free.finish("the free, which needs nothing that the other thread holds")?;
+        stop.release()
     }
-    after_the_free(env, bench, reg.finish("ibv_reg_mr")?)
 }
 
-/// The provider's get in its gaps, up to a callback that comes before the get returns: its table is gone then. (In the gap
-/// between a revocable pin and its callback the provider loses its own table, whoever calls: not asked here.)
+/// The memory goes while its registration stands at `stop`. Does the free have to wait until it goes on, and does the
+/// registration succeed?
+fn free_at(env: &Env, bench: &Bench, stop: Stop, waits: bool, succeeds: bool) -> Result<()> {
+    let memory = bench.cuda.alloc(SIZE)?;
+    let reg = reg_beside(bench, memory.va());
+    free_while_it_stands(bench, memory, stop, waits)?;
+    after_the_free(env, bench, reg.finish("ibv_reg_mr")?, succeeds)
+}
+
+/// The provider's get in its gaps, up to a callback that comes before the get returns: its table is gone then. In the gap
+/// between a revocable pin and its callback the provider loses its own table, whoever calls.
 pub fn during_get_pages(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let persistent = env.mode()? == Mode::Persistent;
-    for point in ["get_alloc", "get_found", "get_done"] {
-        if persistent || point != "get_found" {
-            free_at(env, &bench, Stop::pinning(env.mode()?, point)?, false)?;
-        }
+    let gap: &[&str] = if persistent { &["get_found"] } else { &["get_found", "get_filled"] };
+    for point in ["get_alloc"].iter().chain(gap).chain(&["get_done"]) {
+        // Before the provider has found the memory, a pin that keeps it comes too late.
+        let succeeds = persistent && *point != "get_alloc";
+        free_at(env, &bench, Stop::pinning(env.mode()?, point)?, false, succeeds)?;
     }
-    Ok(())
+    let lost = gpu::books()?.get("leaked_tables");
+    let wanted = if persistent { 0 } else { gap.len() as i64 };
+    ensure!(lost == wanted, "the provider lost {lost} tables, wanted {wanted}");
+    // This process has the GPU open: its driver cannot be unloaded here.
+    Ok(gpu::lab()?.forget_leaked()?)
 }
 
 pub fn before_get_pages(env: &Env) -> Result<()> {
-    free_at(env, &Bench::new()?, Stop::core("before_get_pages")?, false)
+    free_at(env, &Bench::new()?, Stop::core("before_get_pages")?, false, env.mode()? == Mode::Persistent)
 }
 
 pub fn before_dma_map(env: &Env) -> Result<()> {
-    free_at(env, &Bench::new()?, Stop::core("before_dma_map")?, false)
+    free_at(env, &Bench::new()?, Stop::core("before_dma_map")?, false, env.mode()? == Mode::Persistent)
 }
 
 /// Ours maps by itself, the rival lets the provider do it.
 pub fn during_dma_map(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     if env.rival {
-        free_at(env, &bench, Stop::gpu("map_before")?, false)?;
-        free_at(env, &bench, Stop::gpu("map_after")?, false)
+        free_at(env, &bench, Stop::gpu("map_before")?, false, false)?;
+        free_at(env, &bench, Stop::gpu("map_after")?, false, false)
     } else {
-        free_at(env, &bench, Stop::core("in_dma_map")?, false)
+        free_at(env, &bench, Stop::core("in_dma_map")?, false, env.mode()? == Mode::Persistent)
     }
 }
 
 /// Mapped, the mkey is live, the notifier is not armed: nobody could tell the NIC to stop, so a free has to wait.
 pub fn before_activation(env: &Env) -> Result<()> {
     let waits = env.mode()? != Mode::Persistent;
-    free_at(env, &Bench::new()?, Stop::core("before_activate")?, waits)
+    free_at(env, &Bench::new()?, Stop::core("before_activate")?, waits, true)
 }
 
 /// Every place of a deregistration up to the provider's put. The core holds no lock there, so the free does not wait;
-/// but one of 5.1 unmaps under its lock.
+/// but one of 5.1 unmaps under its lock. Once it has, ours has nothing to tell the core, and the rival tells it all the
+/// same.
 pub fn during_dereg(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let revocable = env.mode()? != Mode::Persistent;
     for point in ["before_stop", "in_stop", "before_dma_unmap", "before_put_pages", "before_release"] {
-        let locked = env.generation == Generation::G51 && !["before_stop", "before_release"].contains(&point);
+        let asks = match point {
+            "in_stop" | "before_dma_unmap" => true,
+            "before_put_pages" => env.rival,
+            _ => false,
+        };
+        let locked = env.generation == Generation::G51 && asks;
         free_during(&bench, Stop::core(point)?, revocable && locked)?;
     }
     if !env.rival {
@@ -192,42 +210,49 @@ pub fn during_put(env: &Env) -> Result<()> {
 fn free_during(bench: &Bench, stop: Stop, waits: bool) -> Result<()> {
     let (memory, mr) = bench.registered(SIZE)?;
     let dereg = dereg_beside(mr);
-    stop.wait()?;
-    let free = free_beside(bench, memory);
-    if waits {
-        free.waits("the free")?;
-        stop.release()?;
-        free.finish("the free")?;
-    } else {
-        free.finish("the free, which needs nothing that the deregistration holds")?;
-        stop.release()?;
-    }
+    free_while_it_stands(bench, memory, stop, waits)?;
     dereg.finish("ibv_dereg_mr")?;
     no_pins("after the deregistration")
 }
 
 /// The callback is about to run, stands before or in the core, or has just run, with R held: the deregistration waits at
 /// most for that.
-pub fn dereg_during_callback(_: &Env) -> Result<()> {
+pub fn dereg_during_callback(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
-    for stop in [
-        (|| Stop::gpu("callback_before")) as fn() -> Result<Stop>,
-        || Stop::core("invalidate_entry"),
-        || Stop::core("invalidate_fence"),
-        || Stop::gpu("callback_after"),
-    ] {
+    let mut stops = vec![
+        // R is held, and the deregistration has to put.
+        ((|| Stop::gpu("callback_before")) as fn() -> Result<Stop>, true),
+        // Its mark is set: nothing is left to put.
+        (|| Stop::core("invalidate_entry"), false),
+        // The core's lock is held.
+        (|| Stop::core("invalidate_fence"), true),
+        (|| Stop::gpu("callback_after"), false),
+    ];
+    if !env.rival {
+        // In the kernel's unmapping, under the registration's own lock; the core of 5.1 has its own, too.
+        stops.push((|| Stop::core("in_dma_unmap"), true));
+    }
+    for (stop, waits) in stops {
         let stop = stop()?;
         let (memory, mr) = bench.registered(SIZE)?;
         let free = free_beside(&bench, memory);
         stop.wait()?;
         let dereg = dereg_beside(mr);
-        let early = dereg.ended(A_WHILE);
-        println!("the deregistration {}", if early.is_some() { "did not wait" } else { "waits" });
-        stop.release()?;
-        free.finish("the free")?;
-        match early {
-            Some(result) => result?,
-            None => dereg.finish("ibv_dereg_mr")?,
+        if env.rival {
+            // Whether it waits is no rule for it.
+            let early = dereg.ended(A_WHILE);
+            stop.release()?;
+            free.finish("the free")?;
+            early.unwrap_or_else(|| dereg.finish("ibv_dereg_mr"))?;
+        } else if waits {
+            dereg.waits("ibv_dereg_mr")?;
+            stop.release()?;
+            free.finish("the free")?;
+            dereg.finish("ibv_dereg_mr")?;
+        } else {
+            dereg.finish("ibv_dereg_mr, which needs nothing that the callback holds")?;
+            stop.release()?;
+            free.finish("the free")?;
         }
         no_pins("after both")?;
     }
@@ -246,31 +271,41 @@ pub fn again_with_reused_tables(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The NIC is in the middle of writing when the memory goes, and takes its time to stop: the free waits for it, and
-/// the next owner sees nothing of it. (A write without a pin is a violation in the books, which the runner reads.)
+/// The NIC writes when the memory goes, and takes its time to stop. Until it is told to, all goes on; one write then stands
+/// in it, begun and not done, and the free waits for that one, too. The next owner sees nothing of it. (A write without a pin
+/// is a violation in the books, which the runner reads.)
 pub fn under_traffic(env: &Env) -> Result<()> {
-    const WRITES: u64 = 8;
     let mut rng = env.rng();
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let (_source, source_mr) = bench.registered(SIZE)?;
     let (target, target_mr) = bench.registered(SIZE)?;
     lab::set_nic("fence_ms", 200)?;
-    for id in 0..WRITES {
-        link.write(id, (&source_mr, 0), (&target_mr, 0), SIZE)?;
-    }
+    let stop = Stop::core("invalidate_fence")?;
     let free = free_beside(&bench, target);
+    stop.wait()?;
+    // The callback is about to stop the NIC, which writes as before.
+    link.write(1, (&source_mr, 0), (&target_mr, 0), SIZE)?;
+    let first = link.wait(PATIENCE)?.status;
+    ensure!(first == Status::IBV_WC_SUCCESS, "a write before the NIC was told to stop: {first:?}");
+    let under_way = Stop::core("nic_write")?;
+    link.write(2, (&source_mr, 0), (&target_mr, 0), SIZE)?;
+    under_way.wait()?;
+    stop.release()?;
+    // No write begins from then on; the one that stands keeps the free waiting.
+    wait_for("the NIC takes no more writes", || nic_state(&target_mr).is_ok_and(|s| s.as_deref() == Some("killed")))?;
+    free.waits("the free, while a write is under way")?;
+    under_way.release()?;
     free.finish("the free under traffic")?;
     let next = bench.cuda.alloc(SIZE)?;
     let theirs = pattern(&mut rng, SIZE);
     next.write(0, &theirs)?;
-    let mut ends = Vec::new();
-    for _ in 0..WRITES {
-        ends.push(link.wait(PATIENCE)?.status);
-    }
-    let good = ends.iter().filter(|s| **s == Status::IBV_WC_SUCCESS).count();
-    println!("{good} of {WRITES} writes were done before the free, the last ended with {:?}", ends.last());
+    // Its first bytes went to memory that was still pinned; the rest of it was refused.
+    let end = link.wait(PATIENCE)?.status;
+    ensure!(end != Status::IBV_WC_SUCCESS, "a write of which most comes after the fence succeeded");
+    println!("the write under way ended with {end:?}");
+    let after = write_status(&bench, &source_mr, &target_mr)?;
+    ensure!(after != Status::IBV_WC_SUCCESS, "a write after the free succeeded");
     same_bytes("the next owner's memory", &next.read(0, SIZE)?, &theirs)?;
-    ensure!(nic_state(&target_mr)?.as_deref() == Some("killed"), "the MR is {:?}", nic_state(&target_mr)?);
     Ok(target_mr.dereg()?)
 }

@@ -9,7 +9,7 @@ use super::{Stop, SIZE};
 use crate::gpu;
 use crate::helper::Helper;
 use crate::lab;
-use crate::machine::Mode;
+use crate::machine::{wait_for, Mode};
 use crate::modules::{self, PEERMEM};
 use crate::suites::{Bench, MIB};
 use crate::test::Env;
@@ -25,14 +25,14 @@ fn count() -> Result<i32> {
     modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded")
 }
 
-/// Pins and users of the module.
-fn expect(when: &str, pins: i64, users: i32) -> Result<()> {
-    let got = (gpu::pins()?, count()?);
+/// Pins and users of the module. The rival need not keep itself loaded for a pin.
+fn expect(env: &Env, when: &str, pins: i64, users: i32) -> Result<()> {
+    let got = (gpu::pins()?, if env.rival { users } else { count()? });
     ensure!(got == (pins, users), "{when}: {} pins and {} users, wanted {pins} and {users}", got.0, got.1);
     Ok(())
 }
 
-fn actor(first: &str) -> Result<Helper> {
+pub fn actor(first: &str) -> Result<Helper> {
     let mut actor = Helper::start(&["actor", first])?;
     actor.ask(&format!("alloc {SIZE}"))?;
     Ok(actor)
@@ -53,9 +53,8 @@ fn killed_at(command: &str, stop: Stop) -> Result<()> {
     }
     actor.tell(command)?;
     stop.wait()?;
+    // When kill() has returned, every thread has the signal pending: no sleep that can be interrupted lasts.
     actor.shoot()?;
-    // Until the signal has reached it: from now on no sleep that can be interrupted lasts.
-    std::thread::sleep(Duration::from_millis(50));
     stop.release()?;
     actor.bury()?;
     gpu::wait_clean(SETTLE)
@@ -83,16 +82,22 @@ pub fn killed_before_activation(_: &Env) -> Result<()> {
 }
 
 pub fn killed_in_dereg(env: &Env) -> Result<()> {
-    for point in ["before_stop", "before_dma_unmap", "before_release"] {
+    for point in ["before_stop", "in_stop", "before_dma_unmap", "before_put_pages", "before_release"] {
         killed_at("dereg", Stop::core(point)?)?;
+    }
+    if !env.rival {
+        killed_at("dereg", Stop::core("in_dma_unmap")?)?;
     }
     killed_at("dereg", Stop::pinning(env.mode()?, "put_before")?)
 }
 
-pub fn killed_in_callback(_: &Env) -> Result<()> {
+pub fn killed_in_callback(env: &Env) -> Result<()> {
     killed_at("free", Stop::gpu("callback_before")?)?;
     for point in ["invalidate_entry", "invalidate_fence"] {
         killed_at("free", Stop::core(point)?)?;
+    }
+    if !env.rival {
+        killed_at("free", Stop::core("in_dma_unmap")?)?;
     }
     killed_at("free", Stop::gpu("callback_after")?)
 }
@@ -112,7 +117,41 @@ pub fn exits(_: &Env) -> Result<()> {
     Ok(())
 }
 
-fn wait_no_mr() -> Result<()> {
+/// The GPU's file is closed by a kernel thread while the dying task closes the NIC's: either of them stands, and the other
+/// does what it has to.
+pub fn closes_meet(env: &Env) -> Result<()> {
+    gpu::lab()?.set("close_deferred", 1)?;
+    println!("the NIC's is first");
+    let mut held = actor("gpu")?;
+    held.ask("reg")?;
+    let stop = Stop::gpu("deferred")?;
+    held.shoot()?;
+    stop.wait()?;
+    wait_no_mr()?;
+    ensure!(gpu::pins()? == 0, "{} pins after the deregistration", gpu::pins()?);
+    stop.release()?;
+    held.bury()?;
+    gpu::wait_clean(SETTLE)?;
+    for point in ["before_stop", "before_release"] {
+        println!("the GPU's is first, beside a deregistration");
+        // A dying task closes what it opened last first.
+        let mut held = actor("nic")?;
+        held.ask("reg")?;
+        let stop = Stop::core(point)?;
+        held.shoot()?;
+        stop.wait()?;
+        // A persistent pin outlives its memory's owner; the rival waits for the core.
+        if env.mode()? != Mode::Persistent && !env.rival {
+            wait_for("the memory's end", || gpu::pins().is_ok_and(|pins| pins == 0))?;
+        }
+        stop.release()?;
+        held.bury()?;
+        gpu::wait_clean(SETTLE)?;
+    }
+    Ok(())
+}
+
+pub fn wait_no_mr() -> Result<()> {
     let end = Instant::now() + SETTLE;
     while !lab::nic_mrs()?.is_empty() {
         ensure!(Instant::now() < end, "the NIC still has MRs after {SETTLE:?}");
@@ -131,16 +170,16 @@ pub fn deregistered_by_a_kernel_thread(env: &Env) -> Result<()> {
         actor.ask("reg")?;
         actor.ask("leave nic")?;
         wait_no_mr()?;
-        expect("after the kernel thread", orphans, i32::try_from(orphans)?)?;
+        expect(env, "after the kernel thread", orphans, i32::try_from(orphans)?)?;
         if ended_by == "the free" {
             actor.ask("free")?;
         } else {
             actor.ask("open nic")?;
             actor.ask("reg")?;
-            expect("while registered again", 1, 1)?;
+            expect(env, "while registered again", 1, 1)?;
             actor.ask("dereg")?;
         }
-        expect(ended_by, 0, 0)?;
+        expect(env, ended_by, 0, 0)?;
     }
     actor.finish()
 }
@@ -155,7 +194,7 @@ pub fn dies_after_a_kernel_thread(_: &Env) -> Result<()> {
 }
 
 /// A new program in the same process, from the first thread or from another one, with the files open or closed by it.
-pub fn executes(_: &Env) -> Result<()> {
+pub fn executes(env: &Env) -> Result<()> {
     for thread in ["", " from-a-thread"] {
         for files in ["keep", "close"] {
             println!("exec {files}{thread}");
@@ -163,7 +202,7 @@ pub fn executes(_: &Env) -> Result<()> {
             actor.ask("reg")?;
             actor.ask(&format!("exec {files}{thread}"))?;
             if files == "keep" {
-                expect("after exec", 1, 1)?;
+                expect(env, "after exec", 1, 1)?;
             } else {
                 gpu::wait_clean(SETTLE)?;
             }
@@ -188,25 +227,25 @@ pub fn registers_foreign_memory(env: &Env) -> Result<()> {
     let shared = |other: &mut Helper| -> Result<()> {
         let said = other.ask(&reg)?;
         ensure!(!said.starts_with("refused"), "memory that is shared with them: {said}");
-        expect("registered by the other", 1, 1)
+        expect(env, "registered by the other", 1, 1)
     };
     println!("they deregister");
     shared(&mut other)?;
     other.ask("dereg")?;
-    expect("deregistered by the other", 0, 0)?;
+    expect(env, "deregistered by the other", 0, 0)?;
     println!("the memory goes first");
     shared(&mut other)?;
     mine.free()?;
     ensure!(gpu::pins()? == i64::from(persistent), "{} pins after the free", gpu::pins()?);
     other.ask("dereg")?;
-    expect("deregistered after the free", 0, 0)?;
+    expect(env, "deregistered after the free", 0, 0)?;
     println!("no longer shared when they deregister: the provider says 0 and leaves the pin");
     let mine = memory()?;
     shared(&mut other)?;
     rm.unshare(other.pid())?;
     other.ask("dereg")?;
     mine.free()?;
-    expect("in the end", 0, 0)?;
+    expect(env, "in the end", 0, 0)?;
     other.finish()
 }
 
@@ -233,11 +272,13 @@ pub fn dereg_in_fork(mr: Mr) -> Result<()> {
 pub fn deregistered_by_a_child(env: &Env) -> Result<()> {
     let orphans = i64::from(env.mode()? != Mode::Persistent);
     let bench = Bench::new()?;
-    for ended_by in ["the next registration", "the free"] {
+    // The rival does not get beyond the free.
+    let ends = if env.rival { vec!["the free"] } else { vec!["the next registration", "the free"] };
+    for ended_by in ends {
         let (memory, mr) = bench.registered(SIZE)?;
         dereg_in_fork(mr)?;
-        expect("after the child", orphans, i32::try_from(orphans)?)?;
-        if orphans != 0 {
+        expect(env, "after the child", orphans, i32::try_from(orphans)?)?;
+        if orphans != 0 && !env.rival {
             ensure!(!modules::try_rmmod(PEERMEM)?.ok, "rmmod went through with a pin left");
         }
         if ended_by == "the free" {
@@ -245,7 +286,7 @@ pub fn deregistered_by_a_child(env: &Env) -> Result<()> {
         } else {
             bench.reg(memory.va(), SIZE)?.dereg()?;
         }
-        expect(ended_by, 0, 0)?;
+        expect(env, ended_by, 0, 0)?;
     }
     Ok(())
 }

@@ -3,13 +3,14 @@
 
 use anyhow::{ensure, Context, Result};
 
+use super::process::{actor, wait_no_mr};
 use super::{dereg_beside, free_beside, nic_state, no_pins, write_status, Stop, SIZE};
 use crate::gpu;
 use crate::lab;
-use crate::machine::Mode;
+use crate::machine::{unload_or_forget, Mode};
 use crate::modules::{self, PEERMEM};
 use crate::suites::{expect_errno, Bench, KIB};
-use crate::test::Env;
+use crate::test::{stays, Env};
 use crate::verbs::Status;
 
 /// `late_callbacks` of ours; the rival keeps no such figure.
@@ -50,6 +51,46 @@ pub fn callback_late(env: &Env) -> Result<()> {
     ensure!(gpu::books()?.get("callbacks") == 1, "{} callbacks", gpu::books()?.get("callbacks"));
     one_late(env, before)?;
     no_pins("in the end")
+}
+
+/// A GPU that is lost frees memory and calls nobody: the registration is there, and so is an orphan, which then ends with its
+/// owner's next registration.
+pub fn callback_never_comes(env: &Env) -> Result<()> {
+    // What the provider loses of its BAR it has again when it is loaded anew.
+    if stays(env)? {
+        return Ok(());
+    }
+    let users = |when: &str, wanted: i32| -> Result<()> {
+        let users = modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded")?;
+        ensure!(env.rival || users == wanted, "{when}: {users} users, wanted {wanted}");
+        Ok(())
+    };
+    let mut owner = actor("nic")?;
+    for orphan in [false, true] {
+        println!("deregistered by {}", if orphan { "a kernel thread, before" } else { "its owner, after" });
+        owner.ask("reg")?;
+        if orphan {
+            owner.ask("leave nic")?;
+            wait_no_mr()?;
+        }
+        gpu::lab()?.fault_n("callback_none", 1, 1)?;
+        owner.ask("free")?;
+        ensure!(gpu::books()?.get("callbacks") == 0, "{} callbacks", gpu::books()?.get("callbacks"));
+        users("after a free that nobody told of", 1)?;
+        if orphan {
+            owner.ask("open nic")?;
+            owner.ask(&format!("alloc {SIZE}"))?;
+            owner.ask("reg")?;
+            users("while registered again", 1)?;
+        }
+        owner.ask("dereg")?;
+        users("in the end", 0)?;
+        no_pins("in the end")?;
+        owner.ask(&format!("alloc {SIZE}"))?;
+    }
+    owner.finish()?;
+    // The provider lost tables and a part of its BAR for good.
+    unload_or_forget()
 }
 
 /// Without memory the provider has done nothing: the pin stays until the owner's next registration. Any other error means

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Our module with each provider of the crate `kernel` (docs/kernel-lite.md), in turns on one kernel: a registration costs
+//! the same with both, and what is ours of it costs no more with kernel-lite. With persistent pins: after a revocable one
+//! a module built with kernel-lite stays, and there would be no turns.
+
+use std::path::Path;
+
+use anyhow::{ensure, Context, Result};
+use nvlab::Layout;
+use serde_json::json;
+
+use super::{test, unload, Cost, Rig, Round};
+use crate::machine::Level;
+use crate::modules;
+use crate::test::{emit, Env, Suite};
+
+/// Where the image has ours built with kernel-lite; the one that modprobe finds has the kernel's own crate.
+const LITE: &str = "/usr/lib/lite/nvidia-peermem.ko";
+const PROVIDERS: [&str; 2] = ["kernel", "kernel-lite"];
+/// Size, layout, how often in each turn.
+const CASES: [(u64, Layout, usize); 6] = [
+    (64 << 10, Layout::Contiguous, 9),
+    (1 << 20, Layout::Contiguous, 9),
+    (64 << 20, Layout::Contiguous, 5),
+    (1 << 30, Layout::Contiguous, 3),
+    (1 << 30, Layout::Broken2M, 3),
+    (1 << 30, Layout::Broken64K, 3),
+];
+const TURNS: usize = 3;
+/// In thousandths.
+const SAME: u64 = 30;
+
+pub fn suite() -> Suite {
+    Suite { name: "providers", tests: vec![test("cost_the_same", Level::Devices, cost_the_same)] }
+}
+
+fn load(provider: &str) -> Result<()> {
+    unload()?;
+    if provider == "kernel" {
+        return modules::modprobe("nvidia-peermem", &[]).map(drop);
+    }
+    let loaded = modules::try_insmod(Path::new(LITE), &[])?;
+    ensure!(loaded.ok, "insmod {LITE}: {}{}", loaded.said, loaded.kernel.join("\n"));
+    Ok(())
+}
+
+/// Instructions in the callbacks of one registration and deregistration, and those of them that are ours.
+fn figures(round: &Round) -> [u64; 2] {
+    let all: u64 = round.callbacks.iter().sum();
+    [all, all.saturating_sub(round.provider)]
+}
+
+fn median(mut samples: Vec<u64>) -> Result<u64> {
+    samples.sort_unstable();
+    samples.get(samples.len() / 2).copied().context("no samples")
+}
+
+fn cost_the_same(_: &Env) -> Result<()> {
+    let rig = Rig::new()?;
+    let mut rounds: [[Vec<[u64; 2]>; 2]; CASES.len()] = Default::default();
+    for _ in 0..TURNS {
+        for (provider, name) in PROVIDERS.iter().enumerate() {
+            load(name)?;
+            // What is done once per module.
+            let memory = rig.memory(64 << 10, Layout::Contiguous)?;
+            rig.reg(memory.va(), 64 << 10)?.dereg()?;
+            memory.free()?;
+            Cost::V100.set(&rig.gpu)?;
+            for (at, (size, layout, times)) in CASES.into_iter().enumerate() {
+                let memory = rig.memory(size, layout)?;
+                for _ in 0..times {
+                    rounds[at][provider].push(figures(&rig.round(memory.va(), size)?));
+                }
+                memory.free()?;
+            }
+            Cost::Zero.set(&rig.gpu)?;
+        }
+    }
+    unload()?;
+    let mut apart = Vec::new();
+    for ((size, layout, _), rounds) in CASES.into_iter().zip(&rounds) {
+        let medians = |figure: usize| -> Result<Vec<u64>> {
+            rounds.iter().map(|of| median(of.iter().map(|r| r[figure]).collect())).collect()
+        };
+        let (all, own) = (medians(0)?, medians(1)?);
+        let row = json!({
+            "size": size, "layout": format!("{layout:?}"), "providers": PROVIDERS, "callbacks_ns": all, "of_it_ours_ns": own,
+        });
+        emit("providers", &row);
+        let said = format!(
+            "{} KiB, {layout:?}: {} ns in the callbacks with the kernel's crate, {} with kernel-lite; of it ours {} and {}",
+            size >> 10,
+            all[0],
+            all[1],
+            own[0],
+            own[1]
+        );
+        println!("{said}");
+        if all[0].abs_diff(all[1]) * 1000 > SAME * all[0] || own[1] * 1000 > (1000 + SAME) * own[0] {
+            apart.push(said);
+        }
+    }
+    ensure!(apart.is_empty(), "more than {} % apart:\n{}", SAME / 10, apart.join("\n"));
+    Ok(())
+}

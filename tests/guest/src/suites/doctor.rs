@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Machines that are broken in one way each, made live: `peermemctl doctor` names the way, with a mend, and exits
+//! with 1 or 2; on a machine that is whole it finds nothing and exits with 0. Situations have the names of docs/doctor.md,
+//! where many more are recorded.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{bail, ensure, Context, Result};
+use nix::sys::resource::{setrlimit, Resource, RLIM_INFINITY};
+use serde_json::Value;
+
+#[path = "../../../../tools/peermemctl/tests/common/table.rs"]
+mod table;
+
+use super::{Bench, MIB};
+use crate::gpu;
+use crate::init::run;
+use crate::lab;
+use crate::machine::{self, Level, Mode, RDMA_DEVICE};
+use crate::modules::{self, PEERMEM};
+use crate::peermem;
+use crate::test::{skip, Env, Rival, Suite, Test};
+
+pub fn suite() -> Suite {
+    let tests = [
+        ("nothing_loaded", Level::Bare, nothing_loaded as fn(&Env) -> Result<()>),
+        ("not_loaded", Level::Devices, not_loaded),
+        ("name_taken", Level::Devices, name_taken),
+        ("devices_forbidden", Level::Peermem(Mode::Persistent), devices_forbidden),
+        ("loaded", Level::Peermem(Mode::Persistent), loaded),
+    ];
+    let means = Rival::Skip("it looks for ours");
+    Suite {
+        name: "doctor",
+        tests: tests.into_iter().map(|(name, level, f)| Test::new(name, level, f).rival(means).limit(600)).collect(),
+    }
+}
+
+const AUTOLOAD: &str = "/etc/modules-load.d/nvidia-peermem.conf";
+const OPTIONS: &str = "/etc/modprobe.d/peermem.conf";
+
+/// What an admin of a working machine has done. Everything that this process starts may lock all memory.
+fn configured() -> Result<()> {
+    for dir in ["/etc/modules-load.d", "/etc/modprobe.d"] {
+        fs::create_dir_all(dir)?;
+    }
+    fs::write(AUTOLOAD, "nvidia-peermem\n")?;
+    let _ = fs::remove_file(OPTIONS);
+    setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).context("memlock")
+}
+
+const PAGE: &str = include_str!("../../../../docs/doctor.md");
+/// Of the kernel on which the page's trees were recorded.
+const RECORDED: &str = "7.2.13";
+
+/// What doctor must say now is what the page says of this situation: exit code, finding, message, mend; or no finding at
+/// all. What is wrong besides follows from that.
+fn says(situation: &str) -> Result<()> {
+    let rows = table::rows(PAGE);
+    let row =
+        rows.iter().find(|r| r.tree == situation).with_context(|| format!("docs/doctor.md has no {situation}"))?;
+    let (report, code) = peermem::peermemctl_json(&["doctor"])?;
+    let sections = report["sections"].as_array().context("no sections")?;
+    let checks = sections.iter().flat_map(|s| s["checks"].as_array().into_iter().flatten());
+    let found: Vec<&Value> = checks
+        .filter(|c| matches!(c["level"].as_str(), Some("WARN" | "FAIL")) && c["id"] != "consumers.finds")
+        .collect();
+    ensure!(row.live, "docs/doctor.md does not call {situation} live");
+    let name = |c: &Value| format!("{} {}", c["level"].as_str().unwrap_or("?"), c["id"].as_str().unwrap_or("?"));
+    let names: BTreeSet<String> = found.iter().map(|c| name(c)).collect();
+    let listed = |n: &String| *n == row.finding || row.also.contains(n);
+    ensure!(names.iter().all(listed), "{situation}: found {names:?}, the page has fewer: {found:?}");
+    ensure!(code == Some(row.exit), "{situation}: exit {code:?}, wanted {}; found {found:?}", row.exit);
+    if row.finding == "-" {
+        return Ok(());
+    }
+    let Some(check) = found.iter().find(|c| name(c) == row.finding) else {
+        bail!("{situation}: no {} in {names:?}", row.finding);
+    };
+    println!("{situation}: {}: {} | {}", row.finding, check["message"], check["mend"]);
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("read osrelease")?;
+    for (what, wanted) in [("message", &row.message), ("mend", &row.mend)] {
+        let wanted = wanted.replace(RECORDED, release.trim());
+        ensure!(check[what] == wanted, "{situation}: {what} is {}, wanted {wanted:?}", check[what]);
+    }
+    Ok(())
+}
+
+fn nothing_loaded(_: &Env) -> Result<()> {
+    configured()?;
+    says("nothing-loaded")?;
+    modules::modprobe("nvidia", &[])?;
+    says("no-rdma-core")?;
+    machine::load_mainline_rdma(&[])?;
+    says("no-api")?;
+    machine::unload_rdma()?;
+    modules::rmmod("nvidia")?;
+    machine::load_rdma()?;
+    says("driver-not-loaded")
+}
+
+fn not_loaded(_: &Env) -> Result<()> {
+    configured()?;
+    says("module-not-loaded")?;
+    for (situation, options) in [
+        ("parameter-value", "options nvidia-peermem persistent_api_support=2"),
+        ("parameter-unknown", "options nvidia-peermem peermem_mode=1"),
+        ("plain-client", "options nvidia-peermem peerdirect_support=1"),
+        ("blacklisted", "blacklist nvidia-peermem"),
+    ] {
+        fs::write(OPTIONS, format!("{options}\n"))?;
+        if !options.starts_with("blacklist") {
+            // The first of them is refused.
+            modules::try_modprobe("nvidia-peermem", &[])?;
+        }
+        let said = says(situation);
+        if modules::loaded(PEERMEM)? {
+            modules::rmmod(PEERMEM)?;
+        }
+        fs::remove_file(OPTIONS)?;
+        said?;
+    }
+    Ok(())
+}
+
+fn name_taken(_: &Env) -> Result<()> {
+    if !lab::has_memory_peers() {
+        skip("on this kernel the core takes two clients of one name");
+        return Ok(());
+    }
+    configured()?;
+    modules::modprobe("lab_second_client", &["name=nv_mem"])?;
+    let said = says("name-taken");
+    modules::rmmod("lab_second_client")?;
+    said
+}
+
+/// What is said while a file is not where it belongs.
+fn without(situation: &str, path: &str) -> Result<()> {
+    let away = "/dev/.away";
+    fs::rename(path, away).with_context(|| format!("move {path} away"))?;
+    let said = says(situation);
+    fs::rename(away, path).with_context(|| format!("move {path} back"))?;
+    said
+}
+
+/// In a container that was not given the devices.
+fn devices_forbidden(_: &Env) -> Result<()> {
+    const CGROUPS: &str = "/dev/.cgroup";
+    if !fs::read_to_string("/proc/cgroups").is_ok_and(|all| all.contains("devices")) {
+        skip("this kernel has no cgroup of devices");
+        return Ok(());
+    }
+    configured()?;
+    fs::create_dir_all(CGROUPS)?;
+    run("mount", &["-t", "cgroup", "-o", "devices", "none", CGROUPS])?;
+    let container = format!("{CGROUPS}/container");
+    fs::create_dir(&container)?;
+    fs::write(format!("{container}/devices.deny"), "a").context("deny all devices")?;
+    for kept in ["c 1:* rwm", "c 5:* rwm"] {
+        fs::write(format!("{container}/devices.allow"), kept)?;
+    }
+    let me = std::process::id().to_string();
+    fs::write(format!("{container}/cgroup.procs"), &me).context("enter the container")?;
+    let said = says("devices-forbidden");
+    fs::write(format!("{CGROUPS}/cgroup.procs"), &me).context("leave the container")?;
+    fs::remove_dir(&container)?;
+    run("umount", &[CGROUPS])?;
+    said
+}
+
+/// The module forgets what it counted with the next load.
+fn forget() -> Result<()> {
+    modules::rmmod(PEERMEM)?;
+    modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(false)).map(drop)
+}
+
+fn loaded(_: &Env) -> Result<()> {
+    configured()?;
+    says("healthy-idle")?;
+    let bench = Bench::new()?;
+    let lab = gpu::lab()?;
+    let (memory, mr) = bench.registered(4 * MIB)?;
+    says("healthy")?;
+    mr.dereg()?;
+    memory.free()?;
+
+    without("no-gpu-nodes", "/dev/nvidiactl")?;
+    without("no-rdma-nodes", "/dev/infiniband")?;
+    fs::remove_file(AUTOLOAD)?;
+    says("fresh")?;
+    configured()?;
+    setrlimit(Resource::RLIMIT_MEMLOCK, 65536, RLIM_INFINITY)?;
+    says("memlock-users")?;
+    configured()?;
+
+    run("ip", &["link", "set", "eth0", "down"])?;
+    machine::wait_for("a port that is down", || port_state() != "ACTIVE")?;
+    let said = says("port-down");
+    run("ip", &["link", "set", "eth0", "up"])?;
+    machine::wait_for("a port that is up", || port_state() == "ACTIVE")?;
+    said?;
+
+    let memory = bench.cuda.alloc(216 * MIB)?;
+    let mr = bench.reg(memory.va(), 216 * MIB)?;
+    says("bar1-nearly-full")?;
+    mr.dereg()?;
+    memory.free()?;
+
+    let memory = bench.cuda.alloc(MIB)?;
+    lab.fault("persistent_errno", libc::EBUSY as u64)?;
+    bench.refused("busy", memory.va(), MIB)?;
+    lab.reset_faults()?;
+    says("refused-busy")?;
+    forget()?;
+    lab.fault_n("persistent_put_errno", libc::EIO as u64, 1)?;
+    bench.reg(memory.va(), MIB)?.dereg()?;
+    says("put-errors")?;
+    drop((memory, bench));
+    forget()?;
+    says("healthy-idle")?;
+    run("rdma", &["link", "delete", RDMA_DEVICE])?;
+    let said = says("no-rdma-device");
+    machine::load_rdma()?;
+    said
+}
+
+fn port_state() -> String {
+    let file = Path::new("/sys/class/infiniband").join(RDMA_DEVICE).join("ports/1/state");
+    let text = fs::read_to_string(file).unwrap_or_default();
+    text.split(": ").nth(1).unwrap_or_default().trim().to_string()
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The module's code itself in this kernel: loading and unloading over and over, and the kernel's patching of it.
+
+use std::path::Path;
+
+use anyhow::{ensure, Context, Result};
+
+use crate::machine::Level;
+use crate::modules::{self, PEERMEM};
+use crate::test::{skip, Env, Suite, Test};
+
+pub fn suite() -> Suite {
+    Suite {
+        name: "loading",
+        tests: vec![
+            Test::new("mitigation", Level::Any, mitigation),
+            Test::new("installed_wins", Level::Devices, installed_wins),
+            Test::new("a_hundred_times", Level::Devices, a_hundred_times).limit(300),
+        ],
+    }
+}
+
+/// `guest.retbleed=TEXT`: this boot is for a kernel that patches returns (and calls) of modules, so it must be doing so.
+fn mitigation(env: &Env) -> Result<()> {
+    const FILE: &str = "/sys/devices/system/cpu/vulnerabilities/retbleed";
+    let Some(wanted) = env.values.get("retbleed") else {
+        skip("this boot names no mitigation (guest.retbleed=)");
+        return Ok(());
+    };
+    let said = std::fs::read_to_string(FILE).with_context(|| format!("read {FILE}"))?;
+    println!("retbleed: {}", said.trim());
+    ensure!(said.contains(wanted.as_str()), "the kernel says {:?}, wanted {wanted:?}", said.trim());
+    Ok(())
+}
+
+/// `guest.installed`: `make install` put it into this image, in which NVIDIA's file of the same name is where it always is.
+pub(super) fn installed_wins(env: &Env) -> Result<()> {
+    const OURS: &str = "/updates/nvidia-peermem-rust/";
+    if !env.values.contains_key("installed") {
+        skip("this boot's image was not made by make install (guest.installed)");
+        return Ok(());
+    }
+    let file = modules::file_of("nvidia-peermem")?;
+    ensure!(file.to_string_lossy().contains(OURS), "modprobe would load {}", file.display());
+    println!("{}", file.display());
+    modules::modprobe("nvidia-peermem", &[])?;
+    // NVIDIA's has no such folder.
+    ensure!(Path::new("/proc/driver/nvidia-peermem/stats").exists(), "another module was loaded");
+    modules::rmmod(PEERMEM)
+}
+
+pub(super) fn a_hundred_times(_: &Env) -> Result<()> {
+    for round in 1..=100 {
+        modules::modprobe("nvidia-peermem", &[]).with_context(|| format!("round {round}"))?;
+        ensure!(modules::shown_count(PEERMEM)? == Some(0), "round {round}: users right after loading");
+        modules::rmmod(PEERMEM).with_context(|| format!("round {round}"))?;
+    }
+    Ok(())
+}
