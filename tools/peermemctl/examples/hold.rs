@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Registers GPU memory and holds it, for the live situations of tests/live: `hold BYTES [OFFSET [ALLOCATED]]`.
 //! Prints `held` or the error, then waits until its input ends. `free`: then frees the memory before it deregisters;
-//! `heir`: leaves at once, while a child still has the RDMA device open.
+//! `heir`: leaves at once, while a child still has the RDMA device open; `child`: has a child deregister it.
 
 use anyhow::{Context, Result};
-use peermemctl::{cuda::Cuda, machine::Machine, root::Root, verbs::Verbs};
+use peermemctl::verbs::{Region, Verbs};
+use peermemctl::{cuda::Cuda, machine::Machine, root::Root};
 use std::io::Read;
+use std::mem::ManuallyDrop;
 use std::path::Path;
 
 fn main() -> Result<()> {
@@ -24,6 +26,9 @@ fn main() -> Result<()> {
     let domain = open.domain()?;
     match domain.register(memory.address() + offset as u64, length) {
         Ok(region) => {
+            if args.iter().any(|arg| arg == "child") {
+                return wait_for_child(region);
+            }
             println!("held");
             if args.iter().any(|arg| arg == "heir") {
                 leave_to_heir()?;
@@ -53,4 +58,24 @@ fn leave_to_heir() -> Result<()> {
     }
     std::process::Command::new("sleep").arg("1000").spawn()?;
     std::process::exit(0)
+}
+
+/// Lets a child deregister `region`, which for this process then is registered no more, and waits for the end of its input.
+fn wait_for_child(region: Region<'_>) -> Result<()> {
+    let region = ManuallyDrop::new(region);
+    // SAFETY: This process has one thread; the child deregisters what it has a copy of, and ends without unwinding.
+    match unsafe { libc::fork() } {
+        0 => {
+            ManuallyDrop::into_inner(region).deregister();
+            // SAFETY: Ends the child at once: nothing of its parent's is written or dropped twice.
+            unsafe { libc::_exit(0) }
+        }
+        child => {
+            let child = rustix::process::Pid::from_raw(child).context("fork")?;
+            rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty())?;
+            println!("held");
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+            Ok(())
+        }
+    }
 }

@@ -14,10 +14,12 @@
 //!     E path            something that is only there
 //!     M path            a module file; lines of .modinfo, `needs SYMBOL` and `signer NAME` follow
 
+use peermemctl::doctor::limits::{device_nodes, DKMS};
 use peermemctl::kernel::{self, SYMBOLS};
 use peermemctl::machine::{NAME, PEERS};
 use peermemctl::module_file::{self, ModuleFile};
-use peermemctl::root::{recorded_name, Root, TOOLS};
+use peermemctl::nvidia::SMI;
+use peermemctl::root::{recorded_name, Root, FORBIDDEN, TOOLS};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -35,7 +37,8 @@ struct Recorder {
 }
 
 /// Words of the lines that are kept of the log and of configuration.
-const TOPICS: [&str; 8] = ["nvidia", "NVRM", "nv_mem", "nv_peer_mem", "ib_core", "peer_mem", "Loading of", "memlock"];
+const TOPICS: [&str; 9] =
+    ["nvidia", "NVRM", "nv_mem", "nv_peer_mem", "ib_core", "peer_mem", "Loading of", "Lockdown", "memlock"];
 
 /// A kernel command line names disks and hosts.
 fn on_topic(line: &str) -> bool {
@@ -49,6 +52,40 @@ fn is_looked_at(line: &str) -> bool {
     ["nvidia", "ib_", "mlx", "bnxt_re", "irdma", "efa", "rdma_rxe", "siw", "nv_peer"]
         .iter()
         .any(|name| file.starts_with(name))
+}
+
+/// Of what nvidia-smi tells, the blocks that are looked at: the rest has serial numbers and processes.
+fn of_smi(text: &str) -> String {
+    let mut kept = String::new();
+    let mut in_block = false;
+    for line in text.split_inclusive('\n') {
+        let depth = line.len() - line.trim_start().len();
+        if depth < 8 {
+            in_block = ["BAR1 Memory Usage", "MIG Mode", "GPU Virtualization Mode"].contains(&line.trim());
+        }
+        if in_block || line.starts_with("GPU ") {
+            kept += line;
+        }
+    }
+    kept
+}
+
+/// Zeroes what follows id, next and length of each vendor-specific capability.
+fn clear_vendors_words(config: &mut [u8]) {
+    const VENDOR_SPECIFIC: u8 = 0x09;
+    let mut at = usize::from(config.get(0x34).copied().unwrap_or(0));
+    for _ in 0..48 {
+        let Some(&[id, next, length]) = config.get(at..at + 3).and_then(|head| head.first_chunk()) else { break };
+        if at == 0 {
+            break;
+        }
+        if id == VENDOR_SPECIFIC {
+            if let Some(body) = config.get_mut(at + 3..at + usize::from(length)) {
+                body.fill(0);
+            }
+        }
+        at = usize::from(next);
+    }
 }
 
 impl Recorder {
@@ -79,8 +116,14 @@ impl Recorder {
         }
     }
 
-    fn hex(&mut self, path: &str) {
-        if let Ok(bytes) = self.root.bytes(path) {
+    /// A PCI configuration space. Other devices than bridges may have a serial number beyond the first bytes, or in words of the
+    /// vendor's own.
+    fn config(&mut self, path: &str, is_bridge: bool) {
+        if let Ok(mut bytes) = self.root.bytes(path) {
+            if !is_bridge {
+                bytes.truncate(256);
+                clear_vendors_words(&mut bytes);
+            }
             println!("H {path} {}", bytes.len());
             for (n, line) in bytes.chunks(32).enumerate().filter(|(_, line)| line.iter().any(|byte| *byte != 0)) {
                 println!("|{:04x} {}", n * 32, line.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
@@ -116,13 +159,19 @@ impl Recorder {
         for name in self.root.names("/dev/infiniband") {
             self.existence(&format!("/dev/infiniband/{name}"));
         }
+        let forbidden: String = device_nodes(&self.root)
+            .iter()
+            .filter_map(|path| Some(format!("{} {path}\n", self.root.forbidden(path)?.text())))
+            .collect();
+        if !forbidden.is_empty() {
+            self.text(&format!("{TOOLS}/{FORBIDDEN}"), &forbidden);
+        }
         if let Ok(log) = self.root.kernel_log() {
             let kept: String = log.split_inclusive('\n').filter(|line| on_topic(line)).collect();
             self.text("/dev/kmsg", &kept);
         }
-        let args = ["-q", "-d", "MEMORY"];
-        if let Some(text) = self.root.tool("nvidia-smi", &args) {
-            self.text(&format!("{TOOLS}/{}", recorded_name("nvidia-smi", &args)), &text);
+        if let Some(text) = self.root.tool("nvidia-smi", SMI) {
+            self.text(&format!("{TOOLS}/{}", recorded_name("nvidia-smi", SMI)), &of_smi(&text));
         }
     }
 
@@ -132,6 +181,7 @@ impl Recorder {
             "/proc/sys/kernel/osrelease",
             "/proc/sys/kernel/numa_balancing",
             "/proc/sys/kernel/modules_disabled",
+            "/proc/sys/kernel/tainted",
             "/proc/self/limits",
             "/proc/driver/nvidia/version",
             "/proc/driver/nvidia/params",
@@ -198,10 +248,7 @@ impl Recorder {
                     self.file(&format!("{group}/type"));
                 }
             }
-            // Only of bridges: other devices carry serial numbers in there.
-            if is_bridge {
-                self.hex(&format!("{real}/config"));
-            }
+            self.config(&format!("{real}/config"), is_bridge);
         }
     }
 
@@ -292,6 +339,13 @@ impl Recorder {
         for dir in ["/usr/lib/modprobe.d", "/usr/lib/modules-load.d"] {
             for name in self.root.names(dir) {
                 self.lines(&format!("{dir}/{name}"), on_topic);
+            }
+        }
+        for package in self.root.names(DKMS) {
+            for version in self.root.names(&format!("{DKMS}/{package}")) {
+                for kernel in self.root.names(&format!("{DKMS}/{package}/{version}")) {
+                    self.existence(&format!("{DKMS}/{package}/{version}/{kernel}"));
+                }
             }
         }
         self.lines("/etc/modules", on_topic);

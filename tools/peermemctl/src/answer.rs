@@ -14,7 +14,25 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
+/// The format of `--json`.
+pub const FORMAT: u32 = 1;
+
 /// One JSON document; `watch` prints one per line.
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Document {
+    Output(Output),
+    Failed(Failed),
+}
+
+/// In place of an answer: what the command failed of. The program exits with 2.
+#[derive(Serialize, JsonSchema)]
+pub struct Failed {
+    pub format: u32,
+    pub error: String,
+}
+
+/// The answer to a command.
 #[derive(Serialize, JsonSchema)]
 pub struct Output {
     /// Raised when an existing field changes its meaning or goes; new fields may come any time.
@@ -42,7 +60,9 @@ impl Answer {
         let level = match self {
             Self::Status(status) => status.level,
             Self::Doctor(report) => report.verdict,
-            Self::List(list) if list.processes.iter().any(|process| !process.alive) => Level::Warn,
+            Self::List(list) if list.processes.iter().any(Process::is_stale) => Level::Warn,
+            Self::Watch(tick) => tick.level(),
+            Self::Topo(topo) => topo.level(),
             Self::Failures(failures) if !failures.failures.is_empty() => Level::Warn,
             Self::Selftest(selftest) => selftest.level,
             _ => Level::Ok,
@@ -82,7 +102,7 @@ pub struct Status {
 }
 
 /// Checks that decide whether it works at all.
-const DECISIVE: [&str; 16] = [
+const DECISIVE: [&str; 17] = [
     "driver.loaded",
     "driver.licence",
     "driver.exports",
@@ -99,6 +119,7 @@ const DECISIVE: [&str; 16] = [
     "fabric.rdma",
     "fabric.nodes",
     "fabric.iommu",
+    "limits.devices",
 ];
 
 /// Answers `status`.
@@ -156,6 +177,9 @@ pub struct List {
     pub processes: Vec<Process>,
     /// How often the module is in use; it can be unloaded at 0.
     pub references: i64,
+    /// One of these is the module's own, until the next boot: this build cannot tell when the last free callback has
+    /// left it.
+    pub stays_loaded: bool,
 }
 
 /// A process and what it has registered.
@@ -166,6 +190,13 @@ pub struct Process {
     pub alive: bool,
     pub bytes: u64,
     pub registrations: Vec<Registration>,
+}
+
+impl Process {
+    /// Whether it holds what nobody will use again: the process is gone, or another one deregistered it.
+    fn is_stale(&self) -> bool {
+        !self.alive || self.registrations.iter().any(|row| row.state == "orphan")
+    }
 }
 
 /// The rows of one of the module's files, or why it cannot be read. Of the rest of the machine, nothing is looked at as
@@ -207,7 +238,8 @@ pub fn list(root: &Root) -> Result<List> {
     let mut processes: Vec<Process> = by_process.into_values().collect();
     processes.sort_by_key(|process| std::cmp::Reverse(process.bytes));
     let references = kernel::loaded_modules(root).get(crate::machine::NAME).map_or(0, |module| module.refcount);
-    Ok(List { processes, references })
+    let stays_loaded = Stats::read(root).is_ok_and(|stats| stats.number("stays_loaded") == Some(1));
+    Ok(List { processes, references, stays_loaded })
 }
 
 /// One look at the counters, with what happened since the last one.
@@ -228,6 +260,19 @@ pub struct Tick {
     pub get_mean_us: Option<f64>,
     /// All counters.
     pub counters: BTreeMap<String, u64>,
+}
+
+impl Tick {
+    /// Broken while a free callback is stuck, a warning if something was refused since the last look or is an orphan.
+    fn level(&self) -> Level {
+        if self.oldest_callback_ms >= peermem::STUCK_MS {
+            Level::Fail
+        } else if self.refused_per_second > 0.0 || self.orphans > 0 {
+            Level::Warn
+        } else {
+            Level::Ok
+        }
+    }
 }
 
 /// Answers one round of `watch`.
@@ -299,13 +344,29 @@ pub struct Pair {
     pub distance: Distance,
     /// The bridge where their ways meet; `null` if they share none.
     pub meet: Option<String>,
-    /// Bridges on the way that send peer-to-peer traffic up to the CPU (ACS redirect).
+    /// Bridges on the way that send peer-to-peer traffic up to the CPU (ACS redirect); none where it goes there anyway.
     pub acs_redirects: Vec<String>,
     /// Whether the ACS words of all bridges on the way could be read (root only).
     pub acs_known: bool,
     /// What the GPU driver says of the two, once they met in a registration: `supported`, `unsupported`, or `unasked`
     /// (revocable pins only).
     pub driver_says: Option<String>,
+}
+
+impl Topo {
+    /// A warning, as doctor's, if the driver refuses two, ACS redirects, or a GPU has no NIC nearby.
+    fn level(&self) -> Level {
+        let hindered =
+            |pair: &Pair| !pair.acs_redirects.is_empty() || pair.driver_says.as_deref() == Some("unsupported");
+        let far = |gpu: &Place| {
+            let nearest = self.pairs.iter().filter(|pair| pair.gpu == gpu.address).map(|pair| pair.distance).min();
+            nearest.is_some_and(|distance| distance > Distance::Phb)
+        };
+        match self.pairs.iter().any(hindered) || self.gpus.iter().any(far) {
+            true => Level::Warn,
+            false => Level::Ok,
+        }
+    }
 }
 
 /// Answers `topo`.
@@ -323,8 +384,10 @@ pub fn topo(machine: &Machine) -> Topo {
     for gpu in &gpus {
         for (_, nic) in &nics {
             let way = gpu.way_to(nic);
-            let states: Vec<(String, Acs)> =
-                way.between.iter().map(|bridge| (bridge.clone(), pci::acs(machine.root, bridge))).collect();
+            let states: Vec<(String, Acs)> = match way.shares_a_switch() {
+                true => way.between.iter().map(|bridge| (bridge.clone(), pci::acs(machine.root, bridge))).collect(),
+                false => Vec::new(),
+            };
             let driver_says = machine.stats.as_ref().ok().and_then(|stats| {
                 stats.pairs().find(|(a, b, _)| *a == gpu.address && *b == nic.address).map(|(.., says)| says.to_owned())
             });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The command line. Man page and completions are made from this (examples/generate.rs).
 
+use crate::print::WIDTH;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 #[command(
     name = "peermemctl",
     version,
+    max_term_width = WIDTH,
     after_help = "Exit codes: 0 fine, 1 warning, 2 broken (or the command failed)."
 )]
 pub struct Cli {

@@ -78,3 +78,17 @@ pub fn log(root: &Root) -> Result<Vec<String>, Missing> {
         .filter_map(|line| line.split_once(';').map(|(_, text)| text.to_owned()))
         .collect())
 }
+
+/// The releases of the kernels that are installed and newer than the running one.
+pub fn newer(root: &Root, running: &str) -> Vec<String> {
+    root.names("/lib/modules")
+        .into_iter()
+        .filter(|release| numbers(release) > numbers(running))
+        .filter(|release| root.exists(&format!("/lib/modules/{release}/modules.dep")))
+        .collect()
+}
+
+/// The numbers in a release, for comparing which is newer.
+fn numbers(release: &str) -> Vec<u64> {
+    release.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
+}

@@ -3,7 +3,7 @@
 
 use crate::kernel::{self, Loaded};
 use crate::module_file::{self, Maker, ModuleFile};
-use crate::nvidia::{self, Bar1, Driver};
+use crate::nvidia::{self, Driver, Told};
 use crate::pci::{self, Device};
 use crate::peermem::{self, Callback, Failure, Registration, Stats};
 use crate::rdma::{self, RdmaDevice};
@@ -40,8 +40,8 @@ pub struct Machine<'a> {
     pub callbacks: Result<Vec<Callback>, Missing>,
     /// Clients that /sys/kernel/mm/memory_peers shows.
     pub peers: Vec<String>,
-    /// BAR1 in use by GPU; filled by [`Machine::ask_tools`].
-    pub bar1: BTreeMap<String, Bar1>,
+    /// What nvidia-smi tells by GPU; filled by [`Machine::ask_tools`].
+    pub smi: BTreeMap<String, Told>,
 }
 
 /// The loaded nvidia-peermem.
@@ -68,7 +68,7 @@ impl<'a> Machine<'a> {
             Some(ModuleFile::read(root, &path).ok()?.takes_dma_buf())
         };
         let nic_dma_buf = rdma.is_empty() || rdma.iter().any(|device| takes_dma_buf(device) != Some(false));
-        let loaded = peermem_loaded(root, &modules, file.as_ref(), driver.as_ref());
+        let loaded = peermem_loaded(root, &modules, release.as_deref(), driver.as_ref());
         Self {
             symbols: kernel::symbols(root),
             log: kernel::log(root),
@@ -77,7 +77,7 @@ impl<'a> Machine<'a> {
             failures: peermem::failures(root),
             callbacks: peermem::callbacks(root),
             peers: root.names(PEERS),
-            bar1: BTreeMap::new(),
+            smi: BTreeMap::new(),
             rdma,
             nic_dma_buf,
             root,
@@ -92,7 +92,7 @@ impl<'a> Machine<'a> {
 
     /// Asks the programs that take their time (nvidia-smi: a second and more).
     pub fn ask_tools(&mut self) {
-        self.bar1 = nvidia::bar1_use(self.root);
+        self.smi = nvidia::told(self.root);
     }
 
     /// GPUs.
@@ -136,23 +136,26 @@ impl<'a> Machine<'a> {
 fn peermem_loaded(
     root: &Root,
     modules: &BTreeMap<String, Loaded>,
-    file: Option<&ModuleFile>,
+    release: Option<&str>,
     driver: Option<&Driver>,
 ) -> Option<Peermem> {
     // The directory alone also exists for a module whose init has not returned.
     let entry = modules.get(NAME)?;
     let version = root.line(&format!("{SYS}/version"));
     let srcversion = root.line(&format!("{SYS}/srcversion"));
-    let same_file = file
-        .filter(|file| srcversion.is_some() && file.field("srcversion") == srcversion.as_deref())
-        .map(ModuleFile::maker);
+    // Any installed file, not only the one that modprobe would load now.
+    let same_file = || {
+        let files = release.map(|release| module_file::all(root, release, NAME)).unwrap_or_default();
+        let mut files = files.iter().filter_map(|path| ModuleFile::read(root, path).ok());
+        files.find(|file| srcversion.is_some() && file.field("srcversion") == srcversion.as_deref())
+    };
     let maker = if root.exists(peermem::DIR) {
         Maker::Ours
     } else if version.is_some() && version.as_deref() == driver.and_then(|driver| driver.version.as_deref()) {
         // NVIDIA versions its modules with its driver.
         Maker::Nvidia
     } else {
-        same_file.unwrap_or(Maker::Other)
+        same_file().map_or(Maker::Other, |file| file.maker())
     };
     let params = root
         .names(&format!("{SYS}/parameters"))

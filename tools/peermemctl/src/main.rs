@@ -3,7 +3,7 @@
 
 use anyhow::{bail, Context, Result};
 use clap::Parser;
-use peermemctl::answer::{self, Answer, Output};
+use peermemctl::answer::{self, Answer, Document, Failed, Output, FORMAT};
 use peermemctl::cli::{Cli, Command};
 use peermemctl::machine::Machine;
 use peermemctl::peermem::Stats;
@@ -13,15 +13,17 @@ use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// The format of `--json`.
-const FORMAT: u32 = 1;
-
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(&cli) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("peermemctl: {error:#}");
+            // A program that reads JSON finds the reason where it reads.
+            if cli.json {
+                let _ = json(&cli, &Document::Failed(Failed { format: FORMAT, error: format!("{error:#}") }))
+                    .and_then(|text| write(&text));
+            }
+            let _ = anstream::stderr().write_all(print::failed(&error).as_bytes());
             ExitCode::from(2)
         }
     }
@@ -58,23 +60,36 @@ fn run(cli: &Cli) -> Result<u8> {
     Ok(code)
 }
 
-/// Prints an answer. A reader that has gone away (`| head`) is no error.
-fn show(cli: &Cli, answer: Answer) -> Result<bool> {
-    let mut out = anstream::stdout();
-    let text = match (cli.json, &answer) {
-        (true, Answer::Watch(_)) => serde_json::to_string(&Output { format: FORMAT, answer })? + "\n",
-        (true, _) => serde_json::to_string_pretty(&Output { format: FORMAT, answer })? + "\n",
-        (false, _) => print::text(&answer),
+/// A JSON document: of `watch` one per line.
+fn json(cli: &Cli, document: &Document) -> Result<String> {
+    let text = match cli.command {
+        Command::Watch { .. } => serde_json::to_string(document),
+        _ => serde_json::to_string_pretty(document),
     };
+    Ok(text.context("make JSON")? + "\n")
+}
+
+/// Writes to stdout. A reader that has gone away (`| head`) is no error, but `false`.
+fn write(text: &str) -> Result<bool> {
+    let mut out = anstream::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         other => other.map(|()| true).context("print"),
     }
 }
 
+/// Prints an answer; `false` if nobody reads any more.
+fn show(cli: &Cli, answer: Answer) -> Result<bool> {
+    match cli.json {
+        true => write(&json(cli, &Document::Output(Output { format: FORMAT, answer }))?),
+        false => write(&print::text(&answer)),
+    }
+}
+
 fn watch(cli: &Cli, root: &Root, interval: Duration, count: Option<u64>) -> Result<u8> {
     const HEAD_EVERY: u64 = 20;
     let mut before: Option<(Stats, Instant)> = None;
+    let mut code = 0;
     for round in 0u64.. {
         if count.is_some_and(|count| round >= count) {
             break;
@@ -90,13 +105,15 @@ fn watch(cli: &Cli, root: &Root, interval: Duration, count: Option<u64>) -> Resu
         };
         let now = Instant::now();
         let tick = answer::tick(&stats, before.as_ref().map(|(old, then)| (old, (now - *then).as_secs_f64())));
-        if !cli.json && round % HEAD_EVERY == 0 {
-            print!("{}", print::watch_head());
+        if !cli.json && round % HEAD_EVERY == 0 && !write(&print::watch_head())? {
+            break;
         }
-        if !show(cli, Answer::Watch(tick))? {
+        let answer = Answer::Watch(tick);
+        code = code.max(answer.exit_code());
+        if !show(cli, answer)? {
             break;
         }
         before = Some((stats, now));
     }
-    Ok(0)
+    Ok(code)
 }

@@ -82,38 +82,54 @@ pub fn bar1_size(gpu: &Device) -> u64 {
     gpu.bars.into_iter().max().unwrap_or(0)
 }
 
-/// BAR1 in use, as the driver tells.
+/// What `nvidia-smi` is asked, in one go.
+pub const SMI: &[&str] = &["-q"];
+
+/// What nvidia-smi tells of one GPU.
+#[derive(Default)]
+pub struct Told {
+    pub bar1: Option<Bar1>,
+    /// `Enabled`, `Disabled` or `N/A`.
+    pub mig: Option<String>,
+    /// `None`, `Pass-Through`, `VGPU`, `Host VGPU` or `Host VSGA`.
+    pub virtualization: Option<String>,
+}
+
+/// BAR1 in use, in bytes.
+#[derive(Clone, Copy)]
 pub struct Bar1 {
     pub total: u64,
     pub used: u64,
 }
 
-/// BAR1 use of each GPU by PCI address, from `nvidia-smi`; empty where that is not installed.
-pub fn bar1_use(root: &Root) -> BTreeMap<String, Bar1> {
-    let text = root.tool("nvidia-smi", &["-q", "-d", "MEMORY"]).unwrap_or_default();
-    let mut uses = BTreeMap::new();
-    let (mut gpu, mut in_bar1, mut total) = (None, false, None);
+/// Each GPU by PCI address; empty where nvidia-smi is not installed.
+pub fn told(root: &Root) -> BTreeMap<String, Told> {
+    let text = root.tool("nvidia-smi", SMI).unwrap_or_default();
+    let mut gpus: BTreeMap<String, Told> = BTreeMap::new();
+    let (mut gpu, mut block, mut total) = (None, "", None);
     for line in text.lines() {
-        let mebibytes = |value: &str| {
-            value.trim().strip_suffix(" MiB").and_then(|n| n.parse::<u64>().ok()).and_then(|n| n.checked_mul(1 << 20))
-        };
         if let Some(address) = line.strip_prefix("GPU ") {
             gpu = short_address(address.trim());
-        } else if let Some((key, value)) = line.split_once(':') {
-            match (in_bar1, key.trim(), mebibytes(value)) {
-                (true, "Total", size) => total = size,
-                (true, "Used", Some(used)) => {
-                    if let (Some(gpu), Some(total)) = (gpu.clone(), total) {
-                        uses.insert(gpu, Bar1 { total, used });
-                    }
-                }
-                _ => {}
+            continue;
+        }
+        let Some((key, value)) = line.split_once(':') else {
+            block = line.trim();
+            continue;
+        };
+        let Some(gpu) = &gpu else { continue };
+        let mebibytes = || value.trim().strip_suffix(" MiB")?.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << 20));
+        let of = gpus.entry(gpu.clone()).or_default();
+        match (block, key.trim()) {
+            ("BAR1 Memory Usage", "Total") => total = mebibytes(),
+            ("BAR1 Memory Usage", "Used") => {
+                of.bar1 = total.zip(mebibytes()).map(|(total, used)| Bar1 { total, used });
             }
-        } else {
-            in_bar1 = line.trim() == "BAR1 Memory Usage";
+            ("MIG Mode", "Current") => of.mig = Some(value.trim().to_owned()),
+            ("GPU Virtualization Mode", "Virtualization Mode") => of.virtualization = Some(value.trim().to_owned()),
+            _ => {}
         }
     }
-    uses
+    gpus
 }
 
 /// nvidia-smi writes domains with eight digits and upper case.

@@ -97,6 +97,13 @@ pub struct Way {
     pub between: Vec<String>,
 }
 
+impl Way {
+    /// Whether traffic can turn round below the host bridge, so that ACS there matters.
+    pub fn shares_a_switch(&self) -> bool {
+        self.distance <= Distance::Pxb
+    }
+}
+
 /// The ACS bits of a bridge that matter for peer-to-peer traffic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Acs {
@@ -250,6 +257,25 @@ pub fn acs(root: &Root, address: &str) -> Acs {
     Acs::Direct
 }
 
+/// Whether a device may mark its writes as free to overtake each other (Enable Relaxed Ordering in Device Control of
+/// its PCI Express capability); `None` where it has no such capability or its configuration space may not be read.
+pub fn relaxed_ordering(root: &Root, address: &str) -> Option<bool> {
+    const FIRST: usize = 0x34;
+    const EXPRESS: u8 = 0x10;
+    const ENABLE: u8 = 0x10;
+    let config = root.bytes(&format!("{DEVICES}/{address}/config")).ok()?;
+    let mut at = usize::from(*config.get(FIRST)?);
+    // As many as 192 bytes have room for.
+    for _ in 0..48 {
+        let (id, next) = (config.get(at)?, config.get(at + 1)?);
+        if at != 0 && *id == EXPRESS {
+            return Some(config.get(at + 8)? & ENABLE != 0);
+        }
+        at = usize::from(*next);
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -297,6 +323,33 @@ mod tests {
         let other_host = device_at(&["pci0000:80"], Some(0));
         assert_eq!(deep.way_to(&other_host).distance, Distance::Node);
         assert_eq!(deep.way_to(&device_at(&["pci0000:80"], Some(1))).distance, Distance::Sys);
+    }
+
+    #[test]
+    fn relaxed_ordering_is_read_in_device_control() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let device = dir.path().join("sys/bus/pci/devices/0000:01:00.0");
+        std::fs::create_dir_all(&device).unwrap();
+        let judge = |config: &[u8]| {
+            std::fs::write(device.join("config"), config).unwrap();
+            relaxed_ordering(&root, "0000:01:00.0")
+        };
+        // MSI-X at 0x98, then PCI Express at 0x40.
+        let mut config = vec![0u8; 256];
+        config[0x34] = 0x98;
+        config[0x98..0x9a].copy_from_slice(&[0x11, 0x40]);
+        config[0x40..0x42].copy_from_slice(&[0x10, 0x00]);
+        assert_eq!(judge(&config), Some(false));
+        config[0x48] = 0x10;
+        assert_eq!(judge(&config), Some(true));
+        // What others than root get.
+        assert_eq!(judge(&config[..64]), None);
+        // No such capability, and a list that runs in a circle.
+        config[0x40] = 0x05;
+        assert_eq!(judge(&config), None);
+        config[0x41] = 0x98;
+        assert_eq!(judge(&config), None);
     }
 
     #[test]

@@ -69,6 +69,9 @@ impl Stats {
     }
 }
 
+/// A callback this old has stopped the GPU driver for all its users.
+pub const STUCK_MS: u64 = 10_000;
+
 /// A row of `registrations`.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Registration {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Answers as text: at most 100 columns, colour only on a terminal.
 
-use crate::answer::{Answer, Failures, List, Selftest, Status, Tick, Topo};
+use crate::answer::{Answer, Failures, List, Place, Selftest, Status, Tick, Topo};
 use crate::check::{Check, Level};
 use crate::doctor::Report;
 use crate::pci::Distance;
@@ -52,6 +52,13 @@ pub fn text(answer: &Answer) -> String {
         Answer::Topo(topo) => print_topo(&mut out, topo),
         Answer::Selftest(selftest) => print_selftest(&mut out, selftest),
     }
+    out
+}
+
+/// What the program says on stderr when a command fails.
+pub fn failed(error: &anyhow::Error) -> String {
+    let mut out = String::new();
+    wrapped(&mut out, "peermemctl: ", &format!("{error:#}"), Style::new());
     out
 }
 
@@ -111,7 +118,14 @@ fn print_status(out: &mut String, status: &Status) {
         ("GPUs", list(&status.gpus)),
         ("RDMA devices", list(&status.rdma_devices)),
         ("live", live),
-        ("refused", status.refused.map_or("-".to_owned(), |refused| refused.to_string())),
+        (
+            "refused",
+            match status.refused {
+                None => "-".to_owned(),
+                Some(0) => "0".to_owned(),
+                Some(refused) => format!("{refused}; peermemctl failures (as root) says why"),
+            },
+        ),
     ] {
         wrapped(out, &format!("  {key:<17}"), &value, Style::new());
     }
@@ -141,6 +155,17 @@ fn print_doctor(out: &mut String, report: &Report) {
         count(Level::Ok),
         count(Level::Skip)
     );
+    if let Some(mend) = first_mend(report) {
+        wrapped(out, "Begin with: ", mend, Style::new().bold());
+    }
+}
+
+/// What mends the first failure, or without one the first warning: what comes later often follows from it. What the consumers
+/// find always follows from the rest.
+fn first_mend(report: &Report) -> Option<&str> {
+    let checks = || report.sections.iter().flat_map(|section| &section.checks);
+    let first = |level| checks().find(|check| check.level == level && !check.id.starts_with("consumers."));
+    first(Level::Fail).or_else(|| first(Level::Warn))?.mend.as_deref()
 }
 
 fn table(head: &[&str], right: &[usize]) -> Table {
@@ -205,6 +230,10 @@ fn print_list(out: &mut String, list: &List) {
         n => {
             let _ = writeln!(out, "rmmod nvidia_peermem is refused: it is used {}.", text::count(n, "time"));
         }
+    }
+    if list.stays_loaded {
+        let why = "One of these is its own, until the next boot: a revocable pin was taken, and this build (plain exports only) cannot tell when the callback of such a pin has left the module.";
+        wrapped(out, "", why, Style::new());
     }
 }
 
@@ -272,12 +301,25 @@ fn print_topo(out: &mut String, topo: &Topo) {
     if topo.pairs.is_empty() {
         return;
     }
+    // As many NICs side by side as leave whole PCI addresses in their cells.
+    for nics in topo.nics.chunks(4) {
+        let _ = writeln!(out);
+        print_table(out, &matrix(topo, nics));
+    }
+    let _ = writeln!(out);
+    let words = [Distance::Pix, Distance::Pxb, Distance::Phb, Distance::Node, Distance::Sys]
+        .map(|distance| format!("{}: {}", distance.text(), distance.words()));
+    wrapped(out, "", &words.join(" · "), Style::new());
+}
+
+/// All GPUs, and how far from them `nics` are.
+fn matrix(topo: &Topo, nics: &[Place]) -> Table {
     let mut head = vec!["GPU \\ NIC".to_owned()];
-    head.extend(topo.nics.iter().map(|nic| nic.name.clone()));
+    head.extend(nics.iter().map(|nic| nic.name.clone()));
     let mut table = table(&head.iter().map(String::as_str).collect::<Vec<_>>(), &[]);
     for gpu in &topo.gpus {
         let mut row = vec![gpu.address.clone()];
-        for nic in &topo.nics {
+        for nic in nics {
             let pair = topo.pairs.iter().find(|pair| pair.gpu == gpu.address && pair.nic == nic.address);
             row.push(pair.map_or(String::new(), |pair| {
                 let acs = match (pair.acs_redirects.is_empty(), pair.acs_known) {
@@ -289,21 +331,13 @@ fn print_topo(out: &mut String, topo: &Topo) {
                     Some("unsupported") => ", the GPU driver refuses",
                     _ => "",
                 };
-                format!(
-                    "{} at {}{acs}{driver}",
-                    pair.distance.text(),
-                    pair.meet.as_deref().unwrap_or("no common bridge")
-                )
+                let meet = pair.meet.as_ref().map_or(", no common bridge".to_owned(), |bridge| format!(" at {bridge}"));
+                format!("{}{meet}{acs}{driver}", pair.distance.text())
             }));
         }
         table.add_row(row);
     }
-    let _ = writeln!(out);
-    print_table(out, &table);
-    let _ = writeln!(out);
-    let words = [Distance::Pix, Distance::Pxb, Distance::Phb, Distance::Node, Distance::Sys]
-        .map(|distance| format!("{}: {}", distance.text(), distance.words()));
-    wrapped(out, "", &words.join(" · "), Style::new());
+    table
 }
 
 fn print_selftest(out: &mut String, selftest: &Selftest) {
@@ -328,5 +362,61 @@ fn print_selftest(out: &mut String, selftest: &Selftest) {
                 );
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer::{Pair, SelftestWay};
+
+    fn fits(answer: Answer) -> String {
+        let text = anstream::adapter::strip_str(&text(&answer)).to_string();
+        for line in text.lines() {
+            assert!(line.chars().count() <= WIDTH, "{line}");
+        }
+        text
+    }
+
+    #[test]
+    fn eight_gpus_and_eight_nics_fit() {
+        let place = |bus: usize, name: String| Place {
+            address: format!("0000:{bus:02x}:00.0"),
+            name,
+            numa_node: Some(1),
+            way: (0..6).map(|n| format!("0000:{bus:02x}:{n:02x}.0")).collect(),
+        };
+        let gpus: Vec<Place> = (16..24).map(|n| place(n, "GH100 [H200 SXM 141GB]".to_owned())).collect();
+        let nics: Vec<Place> = (24..32).map(|n| place(n, format!("rocep{n}s0f0np0"))).collect();
+        let pairs = gpus.iter().flat_map(|gpu| nics.iter().map(move |nic| (gpu, nic)));
+        let pairs = pairs.map(|(gpu, nic)| Pair {
+            gpu: gpu.address.clone(),
+            nic: nic.address.clone(),
+            distance: Distance::Pxb,
+            meet: Some("0000:00:01.0".to_owned()),
+            acs_redirects: vec!["0000:00:02.0".to_owned()],
+            acs_known: true,
+            driver_says: Some("unsupported".to_owned()),
+        });
+        let pairs: Vec<Pair> = pairs.collect();
+        let text = fits(Answer::Topo(Topo { gpus, nics, pairs }));
+        // No address is torn in two by its column.
+        assert_eq!(text.matches("0000:00:01.0").count(), 64, "{text}");
+    }
+
+    #[test]
+    fn selftest_fits() {
+        let way = |message: Option<&str>| SelftestWay {
+            way: "peer-memory",
+            level: Level::Ok,
+            message: message.map(str::to_owned),
+            register_us: Some(123_456.7),
+            write_us: Some(123_456.7),
+            deregister_us: Some(123_456.7),
+            bytes_equal: Some(true),
+        };
+        let ways = vec![way(None), way(Some(&"ibv_reg_mr() says: Bad address ".repeat(9)))];
+        let (gpu, device) = ("GPU 0 (NVIDIA H200)".to_owned(), "mlx5_0".to_owned());
+        fits(Answer::Selftest(Selftest { level: Level::Ok, gpu, device, bytes: 65536, ways }));
     }
 }

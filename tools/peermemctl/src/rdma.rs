@@ -15,6 +15,8 @@ pub struct RdmaDevice {
     pub software: bool,
     /// The kernel module that makes its memory regions, where that is known.
     pub module: Option<String>,
+    /// The network interface that it is software over.
+    pub netdev: Option<String>,
     pub ports: Vec<Port>,
 }
 
@@ -37,11 +39,10 @@ fn device(root: &Root, name: String) -> RdmaDevice {
     let dir = format!("{CLASS}/{name}");
     let own = root.resolved(&format!("{dir}/device"));
     let software = own.is_none();
+    let netdev = root.line(&format!("{dir}/parent"));
     let path = match own {
         Some(path) => Some(path),
-        None => root
-            .line(&format!("{dir}/parent"))
-            .and_then(|netdev| root.resolved(&format!("/sys/class/net/{netdev}/device"))),
+        None => netdev.as_ref().and_then(|netdev| root.resolved(&format!("/sys/class/net/{netdev}/device"))),
     };
     let pci = path.and_then(|path| path.split('/').rev().find(|part| pci::is_address(part)).map(str::to_owned));
     let module = match software {
@@ -49,7 +50,7 @@ fn device(root: &Root, name: String) -> RdmaDevice {
         false => root.link_name(&format!("{dir}/device/driver")).and_then(|driver| memory_module(&driver)),
     };
     let ports = root.names(&format!("{dir}/ports")).into_iter().map(|number| port(root, &dir, number)).collect();
-    RdmaDevice { module: module.map(str::to_owned), name, pci, software, ports }
+    RdmaDevice { module: module.map(str::to_owned), name, pci, software, netdev, ports }
 }
 
 /// The module that registers memory, by the driver of the PCI function.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Reads files below a root directory: `/`, or a tree recorded on another machine.
 
+use rustix::fs::Access;
+use rustix::io::Errno;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
@@ -9,6 +11,28 @@ use std::process::{Command, Stdio};
 
 /// Where recorded trees keep what programs printed.
 pub const TOOLS: &str = "/.tools";
+
+/// The file there of what [`Root::forbidden`] said.
+pub const FORBIDDEN: &str = "forbidden";
+
+/// Why a device node may not be opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Forbidden {
+    ByCgroup,
+    ByMode,
+}
+
+impl Forbidden {
+    const ALL: [Self; 2] = [Self::ByCgroup, Self::ByMode];
+
+    /// The errno.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::ByCgroup => "EPERM",
+            Self::ByMode => "EACCES",
+        }
+    }
+}
 
 /// The machine that is looked at.
 pub struct Root {
@@ -102,6 +126,20 @@ impl Root {
     /// Whether something is there.
     pub fn exists(&self, path: &str) -> bool {
         self.at(path).exists()
+    }
+
+    /// Why this process may not open a file to read and write, as the kernel would answer; nothing is opened.
+    pub fn forbidden(&self, path: &str) -> Option<Forbidden> {
+        if !self.live {
+            let rows = self.text(&format!("{TOOLS}/{FORBIDDEN}")).unwrap_or_default();
+            let (why, _) = rows.lines().filter_map(|row| row.split_once(' ')).find(|(_, file)| *file == path)?;
+            return Forbidden::ALL.into_iter().find(|forbidden| forbidden.text() == why);
+        }
+        match rustix::fs::access(self.at(path), Access::READ_OK | Access::WRITE_OK) {
+            Err(Errno::PERM) => Some(Forbidden::ByCgroup),
+            Err(Errno::ACCESS) => Some(Forbidden::ByMode),
+            _ => None,
+        }
     }
 
     /// Last component of where a link points, such as the driver's name of `.../driver`.

@@ -33,7 +33,7 @@ pub fn run(machine: &Machine, device: Option<&str>, gpu: i32) -> Result<Selftest
     let address = PortAddress::read(machine.root, &rdma.name, &port.number)?;
 
     let cuda = Cuda::open()?;
-    let gpu = cuda.gpu(gpu)?;
+    let gpu = cuda.gpu(gpu).with_context(|| format!("GPU {gpu}; nvidia-smi -L lists those that there are"))?;
     let name = gpu.name()?;
     let verbs = Verbs::open()?;
     let open = verbs.device(&rdma.name)?;

@@ -2,48 +2,49 @@
 //! Every recorded machine is judged as docs/doctor.md says: exactly these findings, with these words and this mend.
 
 mod common;
+#[path = "../examples/generate.rs"]
+#[expect(dead_code, reason = "its main()")]
+mod generate;
+#[path = "common/schema.rs"]
+mod schema;
+#[path = "common/table.rs"]
+mod table;
 
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Output};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex, OnceLock};
+use table::Row;
 
 fn peermemctl(root: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_peermemctl")).arg("--root").arg(root).args(args).output().unwrap()
 }
 
-/// A row of the table in docs/doctor.md.
-struct Row {
-    tree: String,
-    exit: i32,
-    /// `FAIL module.file`; `-` for a machine without findings.
-    finding: String,
-    message: String,
-    mend: String,
-    also: BTreeSet<String>,
+/// The folder of the tree `name`, which all tests read and none changes: unpacked once in a run.
+fn unpacked(name: &str) -> PathBuf {
+    static TREES: Mutex<BTreeMap<String, Arc<OnceLock<PathBuf>>>> = Mutex::new(BTreeMap::new());
+    let all = Path::new(env!("CARGO_TARGET_TMPDIR")).join("trees");
+    let tree = {
+        let mut trees = TREES.lock().unwrap();
+        // What the last run left: a test program has no end at which it could be removed.
+        if trees.is_empty() && all.exists() {
+            fs::remove_dir_all(&all).unwrap();
+        }
+        trees.entry(name.to_owned()).or_default().clone()
+    };
+    let unpack = || {
+        let dir = all.join(name);
+        common::unpack_into(&common::trees().join(format!("{name}.tree")), &dir);
+        dir
+    };
+    tree.get_or_init(unpack).clone()
 }
 
 fn table() -> Vec<Row> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/doctor.md");
-    let text = fs::read_to_string(path).unwrap();
-    let rows: Vec<Row> = text
-        .lines()
-        .filter(|line| line.starts_with("| "))
-        .map(|line| {
-            let line = line.replace(r"\|", "\u{1}");
-            line.trim_matches('|').split('|').map(|cell| cell.trim().replace('\u{1}', "|")).collect::<Vec<_>>()
-        })
-        .filter(|cells| cells.len() == 7 && cells[1].starts_with('`'))
-        .map(|cells| Row {
-            tree: cells[1].trim_matches('`').to_owned(),
-            exit: cells[2].parse().unwrap(),
-            finding: cells[3].replace('`', ""),
-            message: cells[4].clone(),
-            mend: cells[5].trim_matches('`').to_owned(),
-            also: cells[6].replace('`', "").split(", ").filter(|cell| !cell.is_empty()).map(str::to_owned).collect(),
-        })
-        .collect();
+    let rows = table::rows(&fs::read_to_string(path).unwrap());
     assert!(rows.len() >= 25, "the table has only {} rows", rows.len());
     rows
 }
@@ -67,8 +68,8 @@ fn findings(report: &Value) -> Vec<(String, String, String)> {
 fn doctor_finds_what_the_table_says_and_nothing_else() {
     let mut wrong = Vec::new();
     for row in table() {
-        let dir = common::unpack(&row.tree);
-        let output = peermemctl(dir.path(), &["doctor", "--json"]);
+        let dir = unpacked(&row.tree);
+        let output = peermemctl(&dir, &["doctor", "--json"]);
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         let found = findings(&report);
         let names: BTreeSet<String> = found.iter().map(|(name, ..)| name.clone()).collect();
@@ -103,25 +104,180 @@ fn every_tree_is_in_the_table() {
 }
 
 #[test]
+fn what_the_table_calls_live_is_what_the_suite_makes() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/guest/src/suites/doctor.rs");
+    let suite = fs::read_to_string(path).unwrap();
+    let mut broken = 0;
+    for row in table() {
+        let made = suite.contains(&format!("\"{}\"", row.tree));
+        assert_eq!(row.live, made, "{}: column live, and suite doctor", row.tree);
+        broken += usize::from(made && row.finding != "-");
+    }
+    assert!(broken >= 15, "only {broken} broken situations are made live");
+}
+
+/// What can be asked of a recorded machine.
+const COMMANDS: [&[&str]; 6] =
+    [&["status"], &["doctor"], &["list"], &["failures"], &["topo"], &["watch", "--count", "1"]];
+
+fn fits(what: &str, text: &[u8]) {
+    let text = String::from_utf8_lossy(text);
+    assert!(!text.contains('\u{1b}'), "{what} is coloured");
+    for line in text.lines() {
+        assert!(line.chars().count() <= 100, "{what}: {line}");
+    }
+}
+
+#[test]
 fn text_fits_100_columns_and_has_no_colour_outside_a_terminal() {
     for row in table() {
-        let dir = common::unpack(&row.tree);
-        for command in ["status", "doctor", "list", "failures", "topo"] {
-            let output = peermemctl(dir.path(), &[command]);
-            let text = String::from_utf8(output.stdout).unwrap();
-            assert!(!text.contains('\u{1b}'), "{} {command} is coloured", row.tree);
-            for line in text.lines() {
-                assert!(line.chars().count() <= 100, "{} {command}: {line}", row.tree);
-            }
+        let dir = unpacked(&row.tree);
+        for command in COMMANDS {
+            let output = peermemctl(&dir, command);
+            let what = format!("{} {command:?}", row.tree);
+            fits(&what, &output.stdout);
+            fits(&what, &output.stderr);
+        }
+        fits("selftest", &peermemctl(&dir, &["selftest"]).stderr);
+    }
+    fits("no such root", &peermemctl(Path::new(&"/missing".repeat(20)), &["status"]).stderr.split_off(100));
+}
+
+#[test]
+fn help_fits_100_columns() {
+    let dir = tempfile::tempdir().unwrap();
+    fits("--help", &peermemctl(dir.path(), &["--help"]).stdout);
+    for command in peermemctl::cli::parser().get_subcommands() {
+        for flag in ["-h", "--help"] {
+            let output = peermemctl(dir.path(), &[command.get_name(), flag]);
+            assert!(output.status.success() && !output.stdout.is_empty(), "{} {flag}", command.get_name());
+            fits(command.get_name(), &output.stdout);
         }
     }
 }
 
 #[test]
+fn nobody_who_reads_is_no_error() {
+    let dir = unpacked("healthy");
+    for command in COMMANDS.into_iter().chain([&["watch"][..]]) {
+        // What was somebody's stdin, after that somebody has ended.
+        let mut reader = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
+        let pipe = reader.stdin.take().unwrap();
+        reader.wait().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_peermemctl"))
+            .arg("--root")
+            .arg(&dir)
+            .args(command)
+            .stdout(pipe)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+            .wait_with_output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(0), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.stderr.is_empty(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn every_finding_has_evidence_and_a_mend_without_gaps() {
+    for row in table() {
+        let dir = unpacked(&row.tree);
+        let output = peermemctl(&dir, &["doctor", "--json"]);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let sections = report["sections"].as_array().unwrap();
+        for check in sections.iter().flat_map(|section| section["checks"].as_array().unwrap()) {
+            if matches!(check["level"].as_str(), Some("WARN" | "FAIL")) {
+                assert!(!check["evidence"].as_array().unwrap().is_empty(), "{}: {check:#}", row.tree);
+                let mend = check["mend"].as_str().unwrap();
+                assert!(!mend.is_empty() && !mend.contains('<'), "{}: {check:#}", row.tree);
+            }
+        }
+    }
+}
+
+/// What the closed driver refused is told in two sections, which send nobody two ways.
+#[test]
+fn one_cause_has_one_mend() {
+    let output = peermemctl(&unpacked("closed-flavour"), &["doctor", "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let found = findings(&report);
+    let mends: BTreeSet<&str> = found.iter().map(|(_, _, mend)| mend.as_str()).collect();
+    assert!(found.len() == 2 && mends.len() == 1, "{found:#?}");
+}
+
+/// The log keeps the refusal of a build that imports GPL-only symbols after one that does not was taken.
+#[test]
+fn a_refusal_is_over_once_the_closed_driver_took_a_build() {
+    let dir = common::unpack("closed-flavour");
+    let licence = || {
+        let output = peermemctl(dir.path(), &["doctor", "--json"]);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let sections = report["sections"].as_array().unwrap();
+        let mut checks = sections.iter().flat_map(|section| section["checks"].as_array().unwrap());
+        checks.find(|check| check["id"] == "driver.licence").unwrap()["level"].clone()
+    };
+    assert_eq!(licence(), "FAIL");
+    let modules = dir.path().join("proc/modules");
+    let loaded = "nvidia_peermem 65536 0 - Live 0xffffffffc0a00000 (O)\n".to_owned();
+    fs::write(&modules, loaded + &fs::read_to_string(&modules).unwrap()).unwrap();
+    assert_eq!(licence(), "OK");
+    let status = peermemctl(dir.path(), &["status", "--json"]);
+    assert!(!String::from_utf8_lossy(&status.stdout).contains("driver.licence"));
+}
+
+#[test]
+fn exit_codes_of_what_only_shows() {
+    let exits: [(&str, &[&str], i32); 8] = [
+        ("healthy", &["topo"], 0),
+        ("two-host-bridges", &["topo"], 1),
+        ("refused-topology", &["topo"], 1),
+        ("healthy", &["list"], 0),
+        ("stale-registration", &["list"], 1),
+        ("healthy", &["watch", "--count", "1"], 0),
+        ("callback-stuck", &["watch", "--count", "1"], 2),
+        ("module-not-loaded", &["watch", "--count", "1"], 2),
+    ];
+    for (tree, command, exit) in exits {
+        let dir = unpacked(tree);
+        assert_eq!(peermemctl(&dir, command).status.code(), Some(exit), "{tree} {command:?}");
+    }
+}
+
+/// A recording keeps the words of its day: those that the module no longer has are to be made anew.
+#[test]
+fn recorded_reasons_are_the_modules_own() {
+    let reasons = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src/reason.rs")).unwrap();
+    for row in table() {
+        let tree = fs::read_to_string(common::trees().join(format!("{}.tree", row.tree))).unwrap();
+        for (_, text) in tree.lines().filter_map(|line| line.split_once(" text=")) {
+            assert!(reasons.contains(&format!("\"{text}\"")), "{}: {text}", row.tree);
+        }
+    }
+}
+
+#[test]
+fn doctor_ends_with_what_to_do_first() {
+    for row in table() {
+        let dir = unpacked(&row.tree);
+        let text = String::from_utf8(peermemctl(&dir, &["doctor"]).stdout).unwrap();
+        let end = text.lines().skip_while(|line| !line.ends_with("skipped")).skip(1).map(str::trim).collect::<Vec<_>>();
+        match row.finding.as_str() {
+            "-" => assert!(end.is_empty(), "{}: {end:?}", row.tree),
+            // The table's finding is what the situation is about; another failure may come first.
+            _ => assert!(end.first().is_some_and(|line| line.starts_with("Begin with: ")), "{}: {end:?}", row.tree),
+        }
+    }
+    let dir = unpacked("module-not-loaded");
+    let text = String::from_utf8(peermemctl(&dir, &["doctor"]).stdout).unwrap();
+    assert!(text.ends_with("Begin with: modprobe nvidia-peermem\n"), "{text}");
+}
+
+#[test]
 fn status_says_no_exactly_where_registering_cannot_work() {
     let usable = |tree: &str| {
-        let dir = common::unpack(tree);
-        let output = peermemctl(dir.path(), &["status", "--json"]);
+        let dir = unpacked(tree);
+        let output = peermemctl(&dir, &["status", "--json"]);
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(output.status.code(), Some(if answer["usable"] == true { 0 } else { 2 }), "{tree}");
         answer["usable"].as_bool().unwrap()
@@ -129,25 +285,72 @@ fn status_says_no_exactly_where_registering_cannot_work() {
     for tree in ["healthy", "healthy-idle", "legacy", "fresh", "port-down", "refused-busy"] {
         assert!(usable(tree), "{tree}");
     }
-    for tree in ["h200-no-api", "nothing-loaded", "module-not-loaded", "no-rdma-device", "name-taken", "nvidia-stub"] {
+    for tree in [
+        "h200-no-api",
+        "nothing-loaded",
+        "module-not-loaded",
+        "no-rdma-device",
+        "name-taken",
+        "nvidia-stub",
+        "devices-forbidden",
+    ] {
         assert!(!usable(tree), "{tree}");
     }
 }
 
 #[test]
 fn list_names_the_process_that_keeps_rmmod_from_working() {
-    let dir = common::unpack("healthy");
-    let output = peermemctl(dir.path(), &["list", "--json"]);
+    let dir = unpacked("healthy");
+    let output = peermemctl(&dir, &["list", "--json"]);
     let list: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(list["processes"][0]["comm"], "hold-memory");
     assert_eq!(list["processes"][0]["bytes"], 4 << 20);
     assert_eq!(list["references"], 1);
 }
 
+/// A recorded machine whose stats say what those of a build with plain exports only say after a revocable pin.
+#[test]
+fn list_says_that_the_module_stays_loaded() {
+    let dir = common::unpack("legacy");
+    let stats = dir.path().join("proc/driver/nvidia-peermem/stats");
+    let text = fs::read_to_string(&stats).unwrap();
+    let rest: String =
+        text.lines().filter(|line| !line.starts_with("stays_loaded ")).map(|l| l.to_owned() + "\n").collect();
+    for (line, said) in [("stays_loaded 1\n", true), ("stays_loaded 0\n", false), ("", false)] {
+        fs::write(&stats, rest.clone() + line).unwrap();
+        let text = String::from_utf8(peermemctl(dir.path(), &["list"]).stdout).unwrap();
+        assert_eq!(text.contains("until the next boot"), said, "{line}{text}");
+    }
+}
+
+/// What a failure's reason "within the same second", and a `status` of a second, leave to this program: its processor time,
+/// which no busy machine stretches.
+#[test]
+#[expect(clippy::zombie_processes, reason = "wait4() waits for it")]
+fn status_and_failures_use_less_than_a_second() {
+    for command in ["status", "failures"] {
+        let child = Command::new(env!("CARGO_BIN_EXE_peermemctl"))
+            .arg("--root")
+            .arg(unpacked("bar1-refused"))
+            .arg(command)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        // SAFETY: Zeroes are a valid rusage, which is all that wait4() writes; the child is this test's, and nobody waits for it.
+        let used = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            let pid = libc::pid_t::try_from(child.id()).unwrap();
+            assert_eq!(libc::wait4(pid, std::ptr::null_mut(), 0, &raw mut usage), pid);
+            [usage.ru_utime, usage.ru_stime].map(|time| time.tv_sec * 1_000_000 + time.tv_usec)
+        };
+        assert!(used.iter().sum::<i64>() < 1_000_000, "{command}: {used:?} us in user and system mode");
+    }
+}
+
 #[test]
 fn failures_are_in_words() {
-    let dir = common::unpack("bar1-refused");
-    let output = peermemctl(dir.path(), &["failures"]);
+    let dir = unpacked("bar1-refused");
+    let output = peermemctl(&dir, &["failures"]);
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("ENOMEM") && text.contains("BAR1 is full") && text.contains("hold-memory"), "{text}");
@@ -155,20 +358,70 @@ fn failures_are_in_words() {
 
 #[test]
 fn a_command_without_its_module_says_why() {
-    let dir = common::unpack("module-not-loaded");
+    let dir = unpacked("module-not-loaded");
     for command in ["list", "failures", "watch"] {
-        let output = peermemctl(dir.path(), &[command]);
+        let output = peermemctl(&dir, &[command]);
         assert_eq!(output.status.code(), Some(2), "{command}");
         assert!(String::from_utf8_lossy(&output.stderr).contains("nvidia_peermem is not loaded"), "{command}");
+        assert!(output.stdout.is_empty(), "{command}");
+        let output = peermemctl(&dir, &[command, "--json"]);
+        let failed: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((output.status.code(), &failed["format"]), (Some(2), &Value::from(1)), "{command}");
+        assert!(failed["error"].as_str().unwrap().contains("nvidia_peermem is not loaded"), "{command}: {failed}");
+    }
+}
+
+fn committed_schema() -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/peermemctl.schema.json");
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn what_json_prints_is_what_the_schema_says() {
+    let committed = committed_schema();
+    let judge = |document: &Value| schema::judge(&committed, &committed, document);
+    let told = |what: &str, text: &[u8]| {
+        let document: Value = serde_json::from_slice(text).unwrap();
+        judge(&document).unwrap_or_else(|error| panic!("{what}: {error}"));
+        document
+    };
+    for row in table() {
+        let dir = unpacked(&row.tree);
+        for command in COMMANDS {
+            let output = peermemctl(&dir, &[command, &["--json"]].concat());
+            let document = told(&format!("{} {command:?}", row.tree), &output.stdout);
+            assert!(document["command"] == command[0] || document["error"].is_string(), "{document}");
+        }
+    }
+    let dir = unpacked("healthy");
+    told("selftest", &peermemctl(&dir, &["selftest", "--json"]).stdout);
+    // It judges: of a document that fits, nothing may be missing or of another kind.
+    let status = told("status", &peermemctl(&dir, &["status", "--json"]).stdout);
+    let changed = |key: &str, value: Value| {
+        let mut document = status.clone();
+        document[key] = value;
+        judge(&document).is_err()
+    };
+    for (key, value) in [("level", "FINE".into()), ("usable", 1.into()), ("live", (-1).into()), ("command", "x".into())]
+    {
+        assert!(changed(key, value), "{key}");
     }
 }
 
 #[test]
-fn the_committed_schema_is_that_of_the_program() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/peermemctl.schema.json");
-    let committed: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
-    let current = serde_json::to_value(schemars::schema_for!(peermemctl::answer::Output)).unwrap();
-    assert_eq!(committed, current, "cargo run --example generate -- DIR, and copy DIR/peermemctl.schema.json to docs/");
+fn man_pages_completions_and_schema_are_of_this_program() {
+    let dir = tempfile::tempdir().unwrap();
+    generate::into(dir.path()).unwrap();
+    let made = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    for command in peermemctl::cli::parser().get_subcommands() {
+        let name = command.get_name();
+        assert!(made(&format!("peermemctl-{name}.1")).contains(".SH SYNOPSIS"), "{name}");
+        for whole in ["peermemctl.1", "peermemctl.bash", "peermemctl.fish", "_peermemctl"] {
+            assert!(made(whole).contains(name), "{whole}: no {name}");
+        }
+    }
+    let schema: Value = serde_json::from_str(&made("peermemctl.schema.json")).unwrap();
+    assert_eq!(schema, committed_schema(), "cargo run --example generate -- DIR; cp DIR/peermemctl.schema.json docs/");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 2: who exports the peer-memory API, and whether the RDMA drivers ask it.
 
+use super::module;
 use crate::check::Check;
 use crate::machine::Machine;
 use crate::module_file::{self, ModuleFile};
@@ -36,9 +37,12 @@ fn exported(machine: &Machine) -> Check {
                 .seen(format!("neither {REGISTER} nor ib_umem_get in the kernel or a module"))
         }
         (Some(_), _) => {
-            let rest = match machine.dma_buf() {
-                true => "; applications that register by dma-buf (NCCL, UCX, NVSHMEM by default) work without it",
-                false => "",
+            let rest = match (machine.dma_buf(), machine.rdma.is_empty()) {
+                (true, false) => "; applications that register by dma-buf (NCCL, UCX, NVSHMEM by default) work without it",
+                (true, true) => {
+                    "; applications that register by dma-buf (NCCL, UCX, NVSHMEM by default) could work without it, with an RDMA device"
+                }
+                (false, _) => "",
             };
             Check::fail(
                 ID,
@@ -59,17 +63,17 @@ fn loaded_core(machine: &Machine) -> bool {
         || machine.has_symbol("ib_umem_dmabuf_get") == Some(true)
 }
 
-/// What the loader says when the module was built against another core than the one that is loaded.
+/// What the loader says, after it has refused the module, when that was built against another core than the one that is
+/// loaded. Before that nothing is said: the versions in a module file are compared with nobody's.
 fn version_mismatch(machine: &Machine) -> Option<Check> {
     if machine.loaded.is_some() {
         return None;
     }
-    let line = machine
-        .log
-        .iter()
-        .flatten()
-        .rev()
-        .find(|line| line.contains("nvidia_peermem") && line.contains("disagrees about version of symbol"))?;
+    let (_, _, line) = module::why_not(machine)?;
+    // The loader's second line about each symbol; the first says that it "disagrees about version".
+    if !line.contains("(err -22)") {
+        return None;
+    }
     Some(
         Check::fail(
             "api.version",

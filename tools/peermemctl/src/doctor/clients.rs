@@ -4,17 +4,17 @@
 use crate::check::Check;
 use crate::machine::{Machine, NAME, PEERS};
 use crate::module_file::Maker;
+use crate::peermem::STUCK_MS;
 use crate::root::Missing;
 use crate::text;
 
-/// Modules that serve GPU memory under a name that an application may take for ours.
-const RIVALS: [&str; 2] = ["nv_peer_mem", "efa_nv_peermem"];
-/// A callback this old has stopped the GPU driver for all its users.
-const STUCK_MS: u64 = 10_000;
+/// Mellanox's module from before nvidia-peermem; it registers the same client name, which a core without memory_peers takes
+/// twice.
+const RIVAL: &str = "nv_peer_mem";
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks = vec![registered(machine)];
-    checks.extend(rivals(machine));
+    checks.extend(rival(machine));
     checks.extend(counters(machine));
     checks
 }
@@ -26,14 +26,17 @@ fn registered(machine: &Machine) -> Check {
         return match served {
             true => {
                 let holder = holders(machine);
-                let first = holder.first().map_or("<that module>", String::as_str);
                 Check::fail(
                     "clients.taken",
                     format!(
                         "another module serves the client name nv_mem ({}): ours cannot be loaded beside it",
                         among(&holder)
                     ),
-                    format!("rmmod {first} && modprobe nvidia-peermem"),
+                    match holder.first() {
+                        Some(first) => format!("rmmod {first} && modprobe nvidia-peermem"),
+                        None => "lsmod shows which modules use the RDMA core: rmmod the one that is no driver of it"
+                            .to_owned(),
+                    },
                 )
                 .seen(format!("{PEERS}/nv_mem exists, and nvidia_peermem is not loaded"))
             }
@@ -85,19 +88,15 @@ fn among(holders: &[String]) -> String {
     }
 }
 
-fn rivals(machine: &Machine) -> Vec<Check> {
-    RIVALS
-        .into_iter()
-        .filter(|rival| machine.modules.contains_key(*rival) && machine.loaded.is_some())
-        .map(|rival| {
-            Check::warn(
-                "clients.rival",
-                format!("{rival} is loaded beside nvidia_peermem: whichever came first answers for GPU memory"),
-                format!("rmmod {rival}, and uninstall the package that loads it"),
-            )
-            .seen("/proc/modules")
-        })
-        .collect()
+fn rival(machine: &Machine) -> Option<Check> {
+    (machine.modules.contains_key(RIVAL) && machine.loaded.is_some()).then(|| {
+        Check::warn(
+            "clients.rival",
+            format!("{RIVAL} is loaded beside nvidia_peermem: whichever came first answers for GPU memory"),
+            format!("rmmod {RIVAL}, and uninstall the package that loads it"),
+        )
+        .seen("/proc/modules")
+    })
 }
 
 fn counters(machine: &Machine) -> Vec<Check> {
@@ -135,24 +134,27 @@ fn counters(machine: &Machine) -> Vec<Check> {
     )
     .seen("/proc/driver/nvidia-peermem/stats")];
     let oldest = number("oldest_callback_ms");
-    checks.push(match oldest {
-        0 => Check::ok("clients.callbacks", "no free callback is running"),
-        STUCK_MS.. => Check::fail(
-            "clients.callbacks",
-            format!(
-                "a free callback has waited for the RDMA core for {} s: the GPU driver stands still for everybody",
-                oldest / 1000
+    checks.push(
+        match oldest {
+            0 => Check::ok("clients.callbacks", "no free callback is running"),
+            STUCK_MS.. => Check::fail(
+                "clients.callbacks",
+                format!(
+                    "a free callback has waited for the RDMA core for {} s: the GPU driver stands still for everybody",
+                    oldest / 1000
+                ),
+                stuck_mend(machine),
             ),
-            stuck_mend(machine),
-        ),
-        _ => Check::ok(
-            "clients.callbacks",
-            format!(
-                "{} running, the oldest for {oldest} ms",
-                text::count(number("callbacks_in_flight"), "free callback")
+            _ => Check::ok(
+                "clients.callbacks",
+                format!(
+                    "{} running, the oldest for {oldest} ms",
+                    text::count(number("callbacks_in_flight"), "free callback")
+                ),
             ),
-        ),
-    });
+        }
+        .seen("oldest_callback_ms in /proc/driver/nvidia-peermem/stats"),
+    );
     if number("put_errors") > 0 {
         checks.push(
             Check::warn(

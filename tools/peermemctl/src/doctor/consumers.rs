@@ -59,7 +59,7 @@ fn verdict(machine: &Machine, consumer: &Consumer) -> Check {
     }
     let seen = format!("none of {}", consumer.any_of.join(", "));
     if consumer.dma_buf && machine.dma_buf() {
-        return Check::ok(ID, format!("{name}: does not find the module, and can use dma-buf")).seen(seen);
+        return Check::ok(ID, format!("{name}: does not find the module, and {} use dma-buf", can(machine))).seen(seen);
     }
     // The directory is the core's, and new kernels have it no more: nothing on this machine mends that.
     if machine.loaded.is_some() && !machine.root.exists(crate::machine::PEERS) {
@@ -72,6 +72,14 @@ fn verdict(machine: &Machine, consumer: &Consumer) -> Check {
     Check::warn(ID, format!("{name}: does not find the module, and {}", consumer.else_it), machine.load_it()).seen(seen)
 }
 
+/// Nothing is registered without a device that does it.
+fn can(machine: &Machine) -> &'static str {
+    match machine.rdma.is_empty() {
+        true => "could, with an RDMA device,",
+        false => "can",
+    }
+}
+
 /// libfabric's verbs provider looks for the core's function, not for a client.
 fn libfabric(machine: &Machine) -> Check {
     const ID: &str = "consumers.finds";
@@ -79,7 +87,9 @@ fn libfabric(machine: &Machine) -> Check {
     match (machine.has_symbol("ib_register_peer_memory_client"), machine.has_symbol("ib_umem_dmabuf_get")) {
         (None, _) => Check::skip(ID, "libfabric: /proc/kallsyms cannot be read"),
         (Some(true), _) => Check::ok(ID, "libfabric: finds the peer-memory API").seen(LOOKS),
-        (_, Some(true)) => Check::ok(ID, "libfabric: finds no peer-memory API, and can use dma-buf").seen(LOOKS),
+        (_, Some(true)) => {
+            Check::ok(ID, format!("libfabric: finds no peer-memory API, and {} use dma-buf", can(machine))).seen(LOOKS)
+        }
         _ => Check::warn(
             ID,
             "libfabric: finds neither the peer-memory API nor dma-buf, and copies through host memory",

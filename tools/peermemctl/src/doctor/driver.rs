@@ -9,6 +9,9 @@ use crate::nvidia::Flavour;
 /// The oldest driver that this module is written for.
 const OLDEST: u32 = 550;
 
+/// What mends a closed nvidia.ko's refusal, wherever it was seen.
+pub(super) const NO_GPL_IMPORTS: &str = "make deps && make PROVIDER=kernel-lite && make install, a build without GPL-only imports; or install the open kernel modules of the same driver (package nvidia-open)";
+
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let Some(driver) = &machine.driver else {
         return vec![not_loaded(machine)];
@@ -55,16 +58,20 @@ fn licence(machine: &Machine, flavour: Option<Flavour>) -> Check {
         line.contains("nvidia_peermem") && line.contains("GPL-only symbols") && line.contains("proprietary module")
     });
     let ours_is_gpl = machine.file.as_ref().is_some_and(|file| file.maker() == Maker::Ours && file.uses_kernel_rust());
-    let mend = "install the open kernel modules of the same driver (package nvidia-open); GPUs before Turing: use NVIDIA's own nvidia-peermem.ko";
     match (flavour, refused) {
+        // What the log says of an earlier build is over: that one was taken.
+        (Some(Flavour::Closed), _) if machine.loaded.is_some() => {
+            Check::ok(ID, "nvidia.ko is of the closed flavour, and took the nvidia-peermem that is loaded")
+                .seen("nvidia_peermem in /proc/modules")
+        }
         (Some(Flavour::Closed), Some(line)) => {
-            Check::fail(ID, "the closed nvidia.ko refused our module: it takes none that imports GPL-only symbols", mend)
+            Check::fail(ID, "the closed nvidia.ko refused our module: it takes none that imports GPL-only symbols", NO_GPL_IMPORTS)
                 .seen(format!("kernel log: {line}"))
         }
         (Some(Flavour::Closed), None) if ours_is_gpl => Check::fail(
             ID,
             "nvidia.ko is of the closed flavour, and this build of our module imports GPL-only symbols: it will be refused",
-            mend,
+            NO_GPL_IMPORTS,
         )
         .seen("imports of the module file that modprobe would load"),
         (Some(Flavour::Closed), None) => Check::ok(ID, "nvidia.ko is of the closed flavour; no GPL-only import of ours is known"),

@@ -9,16 +9,18 @@ use crate::pci::{self, Acs, Device, Distance, Iommu};
 use crate::rdma::RdmaDevice;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
-    if machine.rdma.is_empty() {
-        return vec![no_device(machine)];
-    }
     let mut checks = Vec::new();
-    checks.extend(nodes(machine));
-    checks.extend(machine.rdma.iter().map(|device| ports(machine, device)));
-    checks.extend(ways(machine));
-    checks.extend(pairs(machine));
+    if machine.rdma.is_empty() {
+        checks.push(no_device(machine));
+    } else {
+        checks.extend(nodes(machine));
+        checks.extend(machine.rdma.iter().map(|device| ports(machine, device)));
+        checks.extend(ways(machine));
+        checks.extend(pairs(machine));
+    }
     checks.extend(iommu(machine));
     checks.extend(links(machine));
+    checks.extend(relaxed_ordering(machine));
     checks.extend(numa_balancing(machine));
     checks
 }
@@ -78,7 +80,10 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
         false => Check::warn(
             ID,
             format!("{name}: no port is active: {what}"),
-            "plug in or enable the link: ip link set <netdev> up; InfiniBand needs a subnet manager (ibstat)",
+            match &device.netdev {
+                Some(netdev) => format!("ip link set {netdev} up; if that does not do it, plug in the cable"),
+                None => format!("ibstat {}; plug in the cable; InfiniBand needs a subnet manager as well", device.name),
+            },
         ),
     }
     .seen(seen)
@@ -151,11 +156,8 @@ fn ways(machine: &Machine) -> Vec<Check> {
 /// ACS on the way from a GPU to the NICs that share a switch with it.
 fn redirected(machine: &Machine, gpu: &Device) -> Option<Check> {
     const ID: &str = "fabric.acs";
-    let ways: Vec<_> = hardware(machine)
-        .into_iter()
-        .map(|(_, nic)| gpu.way_to(nic))
-        .filter(|way| way.distance <= Distance::Pxb)
-        .collect();
+    let ways: Vec<_> =
+        hardware(machine).into_iter().map(|(_, nic)| gpu.way_to(nic)).filter(pci::Way::shares_a_switch).collect();
     let mut bridges: Vec<&String> = ways.iter().flat_map(|way| &way.between).collect();
     bridges.sort();
     bridges.dedup();
@@ -174,6 +176,8 @@ fn redirected(machine: &Machine, gpu: &Device) -> Option<Check> {
     };
     let redirecting = of(Acs::Redirects);
     if !redirecting.is_empty() {
+        let off = redirecting.split(", ").map(|bridge| format!("setpci -s {bridge} ECAP_ACS+6.w=0"));
+        let off = off.collect::<Vec<_>>().join(" && ");
         return Some(
             Check::warn(
                 ID,
@@ -181,7 +185,7 @@ fn redirected(machine: &Machine, gpu: &Device) -> Option<Check> {
                     "GPU {}: ACS sends traffic between it and its NIC up to the CPU, at {redirecting}",
                     gpu.address
                 ),
-                "switch ACS off in the firmware, or: setpci -s <bridge> ECAP_ACS+6.w=0 (until reboot)",
+                format!("{off}, which holds until the next boot; for good, switch ACS off in the firmware"),
             )
             .seen("request or completion redirect in the ACS control word of the configuration space"),
         );
@@ -275,6 +279,24 @@ fn links(machine: &Machine) -> Vec<Check> {
         );
     }
     checks
+}
+
+/// Writes that may not overtake each other are slower on some platforms; the kernel switches it off on those where it is broken.
+fn relaxed_ordering(machine: &Machine) -> Vec<Check> {
+    let mut devices: Vec<(String, &Device)> =
+        hardware(machine).into_iter().map(|(device, nic)| (format!("NIC {}", device.name), nic)).collect();
+    devices.extend(machine.gpus().into_iter().map(|gpu| (format!("GPU {}", gpu.address), gpu)));
+    let states = devices.iter().filter_map(|(name, device)| {
+        let address = &device.address;
+        let what = match pci::relaxed_ordering(machine.root, address)? {
+            true => format!("{name} may use relaxed ordering"),
+            false => {
+                format!("{name} may not use relaxed ordering; where writes are slow, try setpci -s {address} CAP_EXP+8.w=10:10")
+            }
+        };
+        Some(Check::ok("fabric.relaxed_ordering", what).seen(format!("DevCtl in /sys/bus/pci/devices/{address}/config")))
+    });
+    states.collect()
 }
 
 fn numa_balancing(machine: &Machine) -> Option<Check> {

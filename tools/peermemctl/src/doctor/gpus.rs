@@ -7,6 +7,9 @@ use crate::nvidia;
 use crate::pci::Device;
 use crate::text;
 
+/// With less of BAR1 than this, next to nothing can be registered.
+const SCANT: u64 = 16 << 20;
+
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let gpus = machine.gpus();
     if gpus.is_empty() {
@@ -21,6 +24,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     for gpu in gpus {
         checks.push(present(gpu));
         checks.push(bar1(machine, gpu));
+        checks.extend(shared(machine, gpu));
     }
     checks.extend(nodes(machine));
     checks.push(dma_buf(machine));
@@ -57,8 +61,9 @@ fn bar1(machine: &Machine, gpu: &Device) -> Check {
     let pinned: Option<u64> = machine.registrations.as_ref().ok().map(|rows| {
         rows.iter().filter(|row| row.gpu.as_deref() == Some(gpu.address.as_str())).map(|row| row.pinned_bytes).sum()
     });
-    let (total, used, seen) = match (machine.bar1.get(&gpu.address), pinned) {
-        (Some(bar1), _) => (bar1.total, bar1.used, "nvidia-smi -q -d MEMORY"),
+    let told = machine.smi.get(&gpu.address).and_then(|told| told.bar1);
+    let (total, used, seen) = match (told, pinned) {
+        (Some(bar1), _) => (bar1.total, bar1.used, "nvidia-smi -q"),
         (None, Some(pinned)) => {
             (size, pinned, "size of the BAR in sysfs, pinned_bytes in /proc/driver/nvidia-peermem/registrations")
         }
@@ -76,13 +81,34 @@ fn bar1(machine: &Machine, gpu: &Device) -> Check {
     let ours = pinned.map_or(String::new(), |pinned| format!(", {} of it by registrations", text::bytes(pinned)));
     let what = format!("GPU {}: {} of {} of BAR1 in use{ours}", gpu.address, text::bytes(used), text::bytes(total));
     let percent = used.saturating_mul(100).checked_div(total).unwrap_or(0);
+    let left = total.saturating_sub(used);
     let mend = "peermemctl list shows who holds it; Resizable BAR / Above 4G Decoding in the firmware makes it as large as the memory";
-    match percent {
-        95.. => Check::fail(ID, format!("{what}: the next registration will fail"), mend),
-        80.. => Check::warn(ID, what, mend),
-        _ => Check::ok(ID, what),
+    // A share says when to look, but not whether a registration fails: 95 % of an H200's BAR1 leave gigabytes.
+    if percent >= 80 && left < SCANT {
+        Check::fail(ID, format!("{what}: only {} left, any larger registration fails", text::bytes(left)), mend)
+    } else if percent >= 80 {
+        Check::warn(ID, format!("{what}: only {} left, any larger registration fails", text::bytes(left)), mend)
+    } else {
+        Check::ok(ID, what)
     }
     .seen(seen)
+}
+
+/// Whether this machine has the GPU as a whole. What a part of one cannot do, a refusal tells; here it is only named.
+fn shared(machine: &Machine, gpu: &Device) -> Option<Check> {
+    let told = machine.smi.get(&gpu.address)?;
+    let mig = match told.mig.as_deref()? {
+        "Enabled" => "MIG is on: each instance pins for itself",
+        _ => "MIG is off",
+    };
+    let whole = match told.virtualization.as_deref()? {
+        "None" => "not virtualized",
+        "Pass-Through" => "passed through to this VM as a whole",
+        "VGPU" => "a vGPU: whether it may be pinned is its profile's and the host's choice",
+        _ => "a host's, shared among VMs",
+    };
+    let what = format!("GPU {} is {whole}; {mig}", gpu.address);
+    Some(Check::ok("gpus.shared", what).seen("MIG Mode and GPU Virtualization Mode of nvidia-smi -q"))
 }
 
 /// CUDA opens these; a container that lacks them has no GPU.

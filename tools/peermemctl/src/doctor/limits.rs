@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Section 9: locked memory, what is loaded at boot, DKMS.
+//! Section 9: locked memory, device nodes, what is loaded at boot, DKMS.
 
 use super::module;
 use crate::check::Check;
+use crate::kernel;
 use crate::machine::{Machine, NAME};
 use crate::modprobe;
-use crate::root::Root;
+use crate::root::{Forbidden, Root};
 use crate::text;
 use procfs_core::process::{LimitValue, Limits, Status};
 use procfs_core::FromRead;
@@ -19,6 +20,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks = vec![login(machine.root)];
     checks.extend(processes(machine.root));
     checks.extend(module::blocked(machine));
+    checks.extend(devices(machine.root));
     checks.push(boot(machine));
     checks.extend(dkms(machine));
     checks
@@ -118,22 +120,71 @@ fn boot(machine: &Machine) -> Check {
     }
 }
 
-/// Builds that DKMS has given up.
-fn dkms(machine: &Machine) -> Option<Check> {
-    let dir = "/var/lib/dkms/nvidia-peermem-rust";
-    let versions = machine.root.names(dir);
-    let version = versions.iter().rfind(|name| name.starts_with(|c: char| c.is_ascii_digit()))?;
-    let release = machine.release.as_deref()?;
-    let built = machine.root.exists(&format!("{dir}/{version}/{release}"));
-    Some(
-        match built {
-            true => Check::ok("limits.dkms", format!("DKMS has built version {version} for this kernel")),
-            false => Check::warn(
-                "limits.dkms",
-                format!("DKMS knows version {version} and has not built it for kernel {release}"),
-                format!("dkms install nvidia-peermem-rust/{version} -k {release}"),
-            ),
-        }
-        .seen(dir),
-    )
+/// Where DKMS keeps what it knows: package, version, kernel, architecture.
+pub const DKMS: &str = "/var/lib/dkms";
+
+/// Whether DKMS has built the neighbours (the GPU driver, OFED) for this kernel and for those that may be booted next.
+fn dkms(machine: &Machine) -> Vec<Check> {
+    const ID: &str = "limits.dkms";
+    let root = machine.root;
+    let Some(running) = machine.release.as_deref() else { return Vec::new() };
+    let mut wanted = kernel::newer(root, running);
+    wanted.insert(0, running.to_owned());
+    let is_version = |name: &&String| name.starts_with(|c: char| c.is_ascii_digit());
+    let known = root.names(DKMS).into_iter().filter(|name| name.starts_with("nvidia") || name.starts_with("mlnx-of"));
+    known
+        .filter_map(|package| {
+            Some((root.names(&format!("{DKMS}/{package}")).iter().rfind(is_version)?.clone(), package))
+        })
+        .map(|(version, package)| {
+            let dir = format!("{DKMS}/{package}/{version}");
+            let (built, missing): (Vec<String>, Vec<String>) =
+                wanted.clone().into_iter().partition(|release| root.exists(&format!("{dir}/{release}")));
+            match missing.first() {
+                None => Check::ok(ID, format!("DKMS has built {package} {version} for {}", built.join(", "))),
+                Some(first) => Check::warn(
+                    ID,
+                    format!("DKMS has not built {package} {version} for kernel {}", missing.join(", ")),
+                    format!("dkms install {package}/{version} -k {first} (it needs that kernel's headers)"),
+                ),
+            }
+            .seen(dir)
+        })
+        .collect()
+}
+
+/// The nodes that a program opens which registers GPU memory.
+pub fn device_nodes(root: &Root) -> Vec<String> {
+    let gpus = root.names("/dev").into_iter().filter(|name| match name.strip_prefix("nvidia") {
+        Some("ctl" | "-uvm") => true,
+        Some(number) => !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()),
+        None => false,
+    });
+    let gpus = gpus.map(|name| format!("/dev/{name}"));
+    let nics = root.names("/dev/infiniband").into_iter().filter(|name| name.starts_with("uverbs"));
+    gpus.chain(nics.map(|name| format!("/dev/infiniband/{name}"))).collect()
+}
+
+/// Device nodes that are there and that this process, in its container, may not open.
+fn devices(root: &Root) -> Option<Check> {
+    const ID: &str = "limits.devices";
+    let all = device_nodes(root);
+    let of = |why: Forbidden| {
+        let closed = all.iter().filter(|path| root.forbidden(path) == Some(why));
+        closed.cloned().collect::<Vec<_>>().join(", ")
+    };
+    let (by_cgroup, by_mode) = (of(Forbidden::ByCgroup), of(Forbidden::ByMode));
+    if !by_cgroup.is_empty() {
+        let mend = "docker: --gpus all --device=/dev/infiniband; Kubernetes: ask for nvidia.com/gpu and for what the RDMA device plugin offers";
+        return Some(
+            Check::fail(ID, format!("the device cgroup of this container forbids {by_cgroup}"), mend)
+                .seen("access() says EPERM"),
+        );
+    }
+    if !by_mode.is_empty() {
+        let mend = format!("chmod a+rw {}; for good: a udev rule", by_mode.replace(',', ""));
+        return Some(Check::warn(ID, format!("this user may not open {by_mode}"), mend).seen("access() says EACCES"));
+    }
+    let seen = all.join(", ");
+    (!all.is_empty()).then(|| Check::ok(ID, "the device nodes of GPUs and NICs may be opened").seen(seen))
 }

@@ -7,7 +7,7 @@ mod consumers;
 mod driver;
 mod fabric;
 mod gpus;
-mod limits;
+pub mod limits;
 mod module;
 mod registrations;
 mod selftest;

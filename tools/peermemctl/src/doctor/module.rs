@@ -3,7 +3,7 @@
 
 use crate::check::Check;
 use crate::kernel;
-use crate::machine::{Machine, NAME};
+use crate::machine::{Machine, NAME, SYS};
 use crate::modprobe::{self, Block};
 use crate::module_file::{self, Maker, ModuleFile};
 
@@ -13,6 +13,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     checks.extend(signature(machine));
     checks.push(loaded(machine));
     checks.extend(stale(machine));
+    checks.extend(taint(machine));
     checks.extend(parameters(machine));
     checks.extend(other_kernels(machine));
     checks
@@ -115,57 +116,97 @@ fn stub(file: &ModuleFile) -> Option<Check> {
     })
 }
 
-/// Whether the kernel takes only signed modules, and who says so.
-fn signatures_demanded(machine: &Machine) -> Option<String> {
+/// What has the kernel take signed modules only.
+struct Demand {
+    seen: String,
+    /// What modprobe says of a module that is not.
+    modprobe: &'static str,
+}
+
+fn signatures_demanded(machine: &Machine) -> Option<Demand> {
     let root = machine.root;
     if root.line("/sys/module/module/parameters/sig_enforce").as_deref() == Some("Y") {
-        return Some("/sys/module/module/parameters/sig_enforce is Y".to_owned());
+        let seen = "/sys/module/module/parameters/sig_enforce is Y".to_owned();
+        return Some(Demand { seen, modprobe: "Key was rejected by service" });
     }
     let lockdown = root.line("/sys/kernel/security/lockdown").unwrap_or_default();
-    ["[integrity]", "[confidentiality]"]
-        .into_iter()
-        .find(|mode| lockdown.contains(mode))
-        .map(|mode| format!("/sys/kernel/security/lockdown: {mode}"))
+    let mode = ["[integrity]", "[confidentiality]"].into_iter().find(|mode| lockdown.contains(mode))?;
+    Some(Demand { seen: format!("/sys/kernel/security/lockdown: {mode}"), modprobe: "Operation not permitted" })
+}
+
+/// The kernel's word on a module whose signature it does not accept, which names no module: where sig_enforce demands one, and
+/// where lockdown does.
+fn is_rejection(line: &str) -> bool {
+    line.contains("Loading of ") && line.contains("is rejected") || line.contains("module loading is restricted")
 }
 
 fn signature(machine: &Machine) -> Option<Check> {
     const ID: &str = "module.signature";
+    let demand = signatures_demanded(machine);
     let Some(file) = machine.file.as_ref() else {
-        let evidence = signatures_demanded(machine)?;
         return Some(
-            Check::skip(ID, "this kernel takes signed modules only: what you install must be signed").seen(evidence),
+            Check::skip(ID, "this kernel takes signed modules only: what you install must be signed")
+                .seen(demand?.seen),
         );
     };
-    let signer = match &file.signature {
-        Some(signature) => signature.signer.clone().unwrap_or_else(|| "somebody whose name cannot be read".to_owned()),
-        None => {
-            return Some(match signatures_demanded(machine) {
-                Some(evidence) => Check::fail(
-                    ID,
-                    "this kernel takes signed modules only, and the module file is not signed: modprobe says \"Key was rejected by service\"",
-                    "sign it with a key that mokutil --import made known (/usr/src/linux-headers-*/scripts/sign-file), or have DKMS do it",
-                )
-                .seen(evidence),
-                None => Check::ok(ID, "the module file is not signed, and this kernel does not ask for that"),
-            });
-        }
+    let Some(signature) = &file.signature else {
+        return Some(match demand {
+            Some(demand) => Check::fail(
+                ID,
+                format!(
+                    "this kernel takes signed modules only, and the module file is not signed: modprobe says \"{}\"",
+                    demand.modprobe
+                ),
+                format!(
+                    "/lib/modules/{}/build/scripts/sign-file sha256 MOK.priv MOK.der {} (a key that mokutil --import made known)",
+                    machine.release.as_deref().unwrap_or("$(uname -r)"),
+                    file.path
+                ),
+            )
+            .seen(demand.seen),
+            None => Check::ok(ID, "the module file is not signed, and this kernel does not ask for that"),
+        });
     };
-    let rejected = machine.log.iter().flatten().rev().find(|line| {
-        line.contains("Loading of module with unavailable key is rejected")
-            || line.contains("Loading of unsigned module is rejected")
-    });
-    match (rejected, signatures_demanded(machine), machine.loaded.is_none()) {
-        (Some(line), Some(evidence), true) => Some(
+    let signer = signature.signer.as_deref().unwrap_or("somebody whose name cannot be read");
+    let rejected = machine.log.iter().flatten().rev().find(|line| is_rejection(line));
+    match (rejected, demand, machine.loaded.is_none()) {
+        (Some(line), Some(demand), true) => Some(
             Check::fail(
                 ID,
                 format!("this kernel does not know the key of {signer}, who signed the module file"),
-                "mokutil --import <that key's certificate>, then reboot and confirm",
+                "mokutil --import MOK.der (the certificate of that key; DKMS keeps its own in /var/lib/dkms/mok.pub), then reboot and confirm",
             )
-            .seen(evidence)
+            .seen(demand.seen)
             .seen(format!("kernel log: {line}")),
         ),
         _ => Some(Check::ok(ID, format!("the module file is signed by {signer}"))),
     }
+}
+
+/// What the kernel holds against itself. The letters are those of the kernel's documentation.
+fn taint(machine: &Machine) -> Option<Check> {
+    const ID: &str = "module.taint";
+    const LETTERS: &str = "PFSRMBUDAWCIOELKXTNJ";
+    const OOPS: u64 = 1 << 7;
+    const SEEN: &str = "/proc/sys/kernel/tainted";
+    let bits: u64 = machine.root.line(SEEN)?.parse().ok()?;
+    let letters: String =
+        LETTERS.chars().enumerate().filter(|(n, _)| bits & (1 << n) != 0).map(|(_, letter)| letter).collect();
+    let ours = machine.root.line(&format!("{SYS}/taint")).filter(|letters| !letters.is_empty());
+    let seen = format!("{bits} in {SEEN}");
+    if bits & OOPS != 0 {
+        let message = format!("the kernel has had a fault (oops) since it was booted (taint {letters}): what a process held then, it still holds");
+        let mend = "journalctl -k | grep -A 30 -E 'BUG:|Oops:' for what it was, then reboot";
+        return Some(Check::warn(ID, message, mend).seen(seen));
+    }
+    let what = match letters.as_str() {
+        "" => "the kernel is not tainted".to_owned(),
+        _ => format!("the kernel's taint is {letters}"),
+    };
+    let by = ours.map_or(String::new(), |ours| {
+        format!("; nvidia_peermem adds {ours} (O: not part of the kernel, E: not signed)")
+    });
+    Some(Check::ok(ID, what + &by).seen(seen))
 }
 
 fn loaded(machine: &Machine) -> Check {
@@ -193,6 +234,12 @@ fn loaded(machine: &Machine) -> Check {
         .seen("/proc/modules, /sys/module/nvidia_peermem/version");
     }
     let message = "nvidia_peermem is not loaded: plain ibv_reg_mr() on GPU memory fails with \"Bad address\"";
+    // Then nothing was tried, whatever the log says of other times.
+    if let Some((line, Block::Always)) = effective_block(machine) {
+        let mend = format!("take that line out of {}, then modprobe nvidia-peermem", line.file);
+        return Check::fail(ID, format!("{message}; modprobe is told to load nothing for it"), mend)
+            .seen(format!("{}: {}", line.file, line.text));
+    }
     match why_not(machine) {
         Some((why, mend, line)) => {
             Check::fail(ID, format!("{message}; the last try failed: {why}"), mend).seen(format!("kernel log: {line}"))
@@ -202,29 +249,31 @@ fn loaded(machine: &Machine) -> Check {
 }
 
 /// What the kernel log says about the last try to load the module: in words, what mends it, the line.
-fn why_not(machine: &Machine) -> Option<(&'static str, &'static str, String)> {
-    const CAUSES: [(&str, &str, &str); 10] = [
+pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, &'static str, String)> {
+    const SIGN: &str = "sign the module file: module.signature says how";
+    const NO_DRIVER: &str = "the GPU driver is not loaded";
+    const GPL_ONLY: &str = "GPL-only symbols";
+    const CAUSES: [(&str, &str, &str); 12] = [
+        ("is rejected", "the kernel did not accept its signature", SIGN),
+        ("module loading is restricted", "the kernel did not accept its signature", SIGN),
         (
             "has no peer-memory API",
             "the RDMA core has no peer-memory API",
             "install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel",
         ),
-        ("the GPU driver is not loaded", "nvidia.ko was not loaded", "modprobe nvidia && modprobe nvidia-peermem"),
+        (NO_DRIVER, "nvidia.ko was not loaded", "modprobe nvidia && modprobe nvidia-peermem"),
         (
             "another module has registered that name",
             "another module serves the client name nv_mem",
             "rmmod nv_peer_mem (or whatever else serves nv_mem), then modprobe nvidia-peermem",
         ),
-        (
-            "GPL-only symbols",
-            "the closed nvidia.ko takes no module with GPL-only imports",
-            "install the open kernel modules (package nvidia-open)",
-        ),
+        (GPL_ONLY, "the closed nvidia.ko takes no module with GPL-only imports", super::driver::NO_GPL_IMPORTS),
         (
             "disagrees about version of symbol",
             "it was built against another RDMA core or GPU driver",
             "make clean; make; make install",
         ),
+        ("(err -22)", "it was built against another RDMA core or GPU driver", "make clean; make; make install"),
         (
             "Unknown symbol",
             "a module that it needs is not loaded",
@@ -241,15 +290,24 @@ fn why_not(machine: &Machine) -> Option<(&'static str, &'static str, String)> {
             "it is NVIDIA's, built where the peer-memory API was not seen",
             "make install (ours decides at load time)",
         ),
-        ("module verification failed", "its signature was not accepted", "see module.signature"),
     ];
+    let demanded = signatures_demanded(machine).is_some();
     let lines = machine.log.as_ref().ok()?.iter().rev();
-    let about_us = lines.filter(|line| line.contains(NAME) || line.contains("nvidia-peermem"));
+    let about_us =
+        lines.filter(|line| line.contains(NAME) || line.contains("nvidia-peermem") || demanded && is_rejection(line));
     // What failed before a load that worked is history.
-    about_us.take_while(|line| !(line.contains("clients ") && line.contains(" registered"))).find_map(|line| {
-        let (_, why, mend) = CAUSES.into_iter().find(|(text, _, _)| line.contains(text))?;
-        Some((why, mend, line.clone()))
-    })
+    let mut tries = about_us.take_while(|line| !(line.contains("clients ") && line.contains(" registered"))).peekable();
+    while let Some(line) = tries.next() {
+        // To the module, a driver whose symbols the kernel keeps from it looks like none.
+        let kept = tries.peek().is_some_and(|before| before.contains(GPL_ONLY));
+        if line.contains(NO_DRIVER) && kept {
+            continue;
+        }
+        if let Some((_, why, mend)) = CAUSES.into_iter().find(|(text, _, _)| line.contains(text)) {
+            return Some((why, mend, line.clone()));
+        }
+    }
+    None
 }
 
 /// The file was replaced under the loaded module.
@@ -325,12 +383,8 @@ fn other_kernels(machine: &Machine) -> Option<Check> {
     const ID: &str = "module.kernels";
     let running = machine.release.as_deref()?;
     machine.file.as_ref()?;
-    let missing: Vec<String> = machine
-        .root
-        .names("/lib/modules")
+    let missing: Vec<String> = kernel::newer(machine.root, running)
         .into_iter()
-        .filter(|release| numbers(release) > numbers(running))
-        .filter(|release| machine.root.exists(&format!("/lib/modules/{release}/modules.dep")))
         .filter(|release| module_file::chosen(machine.root, release, NAME).is_none())
         .collect();
     (!missing.is_empty()).then(|| {
@@ -343,19 +397,18 @@ fn other_kernels(machine: &Machine) -> Option<Check> {
     })
 }
 
-/// The numbers in a release, for comparing which is newer.
-fn numbers(release: &str) -> Vec<u64> {
-    release.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
+/// The line that keeps modprobe from loading the module. An install line of a module with soft dependencies does not: modprobe
+/// heeds none of such a module.
+fn effective_block(machine: &Machine) -> Option<(modprobe::Line, Block)> {
+    let (line, block) = modprobe::blocked(machine.root, NAME)?;
+    let has_softdep = machine.file.as_ref().is_some_and(|file| file.field("softdep").is_some());
+    (block != Block::Always || !has_softdep).then_some((line, block))
 }
 
 /// A configuration that keeps modprobe from loading the module; part of section 9.
 pub(super) fn blocked(machine: &Machine) -> Option<Check> {
     const ID: &str = "module.blocked";
-    let (line, block) = modprobe::blocked(machine.root, NAME)?;
-    // modprobe heeds no install line of a module that has soft dependencies.
-    if block == Block::Always && machine.file.as_ref().is_some_and(|file| file.field("softdep").is_some()) {
-        return None;
-    }
+    let (line, block) = effective_block(machine)?;
     let mend = format!("take that line out of {}", line.file);
     let check = match (block, machine.loaded.is_some()) {
         (Block::Alias, true) => Check::warn(

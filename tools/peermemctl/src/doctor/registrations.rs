@@ -53,7 +53,7 @@ fn live(rows: &[Registration]) -> Vec<Check> {
     if let (Some(((pid, comm), bytes)), Some(check)) = (most, checks.first_mut()) {
         check.evidence.push(format!("most: process {pid} ({comm}), {}", text::bytes(*bytes)));
     }
-    let stale: Vec<&Registration> = rows.iter().filter(|row| !row.process_alive || row.state == "orphan").collect();
+    let stale: Vec<&Registration> = rows.iter().filter(|row| !row.process_alive).collect();
     if let Some(first) = stale.first() {
         let held = stale.iter().map(|row| row.pinned_bytes).sum();
         checks.push(
@@ -68,10 +68,35 @@ fn live(rows: &[Registration]) -> Vec<Check> {
                 ),
                 "end what still holds their RDMA device open: fuser -v /dev/infiniband/uverbs*",
             )
-            .seen("state and pid in /proc/driver/nvidia-peermem/registrations"),
+            .seen("pid in /proc/driver/nvidia-peermem/registrations, and none of that number in /proc"),
         );
     }
+    checks.extend(orphans(rows));
     checks
+}
+
+/// Pins that wait for their owner, which lives: one finding for each process.
+fn orphans(rows: &[Registration]) -> Vec<Check> {
+    let mut by_process: BTreeMap<(u32, &str), Vec<&Registration>> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.process_alive && row.state == "orphan") {
+        by_process.entry((row.pid, row.comm.as_str())).or_default().push(row);
+    }
+    by_process
+        .into_iter()
+        .map(|((pid, comm), left)| {
+            Check::warn(
+                "registrations.orphan",
+                format!(
+                    "process {pid} ({comm}) is left with {} ({}) that another process deregistered; {} when the owner registers again, frees the memory or ends",
+                    text::count(left.len(), "pin"),
+                    text::bytes(left.iter().map(|row| row.pinned_bytes).sum()),
+                    if left.len() == 1 { "it ends" } else { "they end" }
+                ),
+                format!("end process {pid}: kill {pid}"),
+            )
+            .seen("state=orphan in /proc/driver/nvidia-peermem/registrations")
+        })
+        .collect()
 }
 
 /// What mends a refusal, by reason of docs/proc.md.
@@ -85,7 +110,7 @@ fn mend(reason: &str) -> &'static str {
         "leaves_allocation" => "register each cudaMalloc allocation by itself; PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False",
         "unproven" => "peermemctl list: BAR1 or kernel memory is full; end what holds it",
         "freed" => "a bug of the application: it frees the buffer while it registers it",
-        "outside_bar" => "set persistent_api_support=1 in /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem",
+        "outside_bar" => "use dma-buf (NCCL_DMABUF_ENABLE=1); or take persistent_api_support=0 out of /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem",
         "no_device" => "use a hardware RDMA device (peermemctl topo lists them)",
         "not_pci" | "topology" => "use a NIC that the GPU can reach: peermemctl topo",
         "dma_mapping" => "boot with iommu=pt on the kernel command line; see the DMAR or AMD-Vi lines in the kernel log",

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 # Boots the lab's machine into the broken situations of situations.sh and leaves what it told in OUT/SITUATIONS.txt.
 #   boot.sh IMAGE KERNEL FILES PROGRAMS OUT SITUATIONS
-# IMAGE: the lab's initramfs; KERNEL: bzImage; FILES: folder with ours.ko rival.ko stub.ko older.ko other-kernel.ko (and closed/*.ko);
-# PROGRAMS: folder with peermemctl, record and hold; SITUATIONS: plain, user, refusals, files, translating, identity, acs, switch, node, numa, closed.
+# The first four as files.sh printed them. SITUATIONS: plain, user, refusals, files, core, translating, identity, switch, acs, node, numa,
+# closed on the fast kernel; distribution, orphan on Debian's.
 set -eu
 image=$1 kernel=$2 files=$3 programs=$4 out=$5 situations=$6
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,6 +18,9 @@ cp "$files"/*.ko "$tmp/situations/"
 release=$(modinfo -F vermagic "$files/ours.ko" | cut -d' ' -f1)
 mkdir -p "$tmp/usr/lib/modules/$release/updates"
 mv "$tmp/situations/ours.ko" "$tmp/usr/lib/modules/$release/updates/nvidia-peermem.ko"
+for folder in dkms newer; do
+	[ ! -d "$files/$folder" ] || cp -r "$files/$folder" "$tmp/situations/"
+done
 if [ "$situations" = closed ]; then
 	cp "$files"/closed/*.ko "$tmp/usr/lib/modules/$release/updates/"
 fi
@@ -26,12 +29,15 @@ fi
 
 machine=q35 append= iommu= platform= nic=bus=pcie.0,addr=0x4 gpu=bus=pcie.0,addr=0x8 more=
 switch="-device pcie-root-port,id=rp,chassis=1,addr=0x5 -device x3130-upstream,id=up,bus=rp
--device xio3130-downstream,id=d0,bus=up,chassis=2,slot=0 -device xio3130-downstream,id=d1,bus=up,chassis=3,slot=1"
+-device xio3130-downstream,id=d0,bus=up,chassis=2,slot=0,addr=0x0
+-device xio3130-downstream,id=d1,bus=up,chassis=3,slot=1,addr=0x1"
+# QEMU's switch ports have no ACS and its root ports do. Two of these below the switch's upper port are ports of a switch as far as
+# a walk through its config spaces tells, and the kernel switches ACS on in them, as it does wherever there is an IOMMU.
+ports=$(echo "$switch" | sed 's/xio3130-downstream/pcie-root-port/')
 case $situations in
+acs) append="intel_iommu=on iommu=pt" iommu=y more=$ports nic=bus=d0 gpu=bus=d1 ;;
 translating) append="intel_iommu=on iommu.passthrough=0 iommu.strict=1" iommu=y ;;
 identity) append="intel_iommu=on iommu=pt" iommu=y ;;
-# With an IOMMU the kernel switches the redirects on wherever a bridge has ACS.
-acs) more=$switch nic=bus=d0 gpu=bus=d1 append="intel_iommu=on iommu=pt" iommu=y ;;
 switch) more=$switch nic=bus=d0 gpu=bus=d1 ;;
 node) more="-device pxb-pcie,id=pxb,bus=pcie.0,addr=0x6,bus_nr=0x80 -device pcie-root-port,id=rp,chassis=1,bus=pxb" gpu=bus=rp ;;
 numa) more="-device pxb-pcie,id=pxb,bus=pcie.0,addr=0x6,bus_nr=0x80,numa_node=1 -device pcie-root-port,id=rp,chassis=1,bus=pxb

@@ -1,18 +1,20 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Makes what boot.sh needs beside the lab's image, out of what `make lab-build` left in the cache:
-#   files.sh OUT [COMMIT]    OUT/files: ours.ko rival.ko stub.ko older.ko other-kernel.ko closed/*.ko; OUT/programs: peermemctl record hold
-# older.ko is built from COMMIT (HEAD~20 without one). Prints the other arguments of boot.sh.
+# Makes what boot.sh needs beside the lab's images, out of what the lab built for its fast kernel and for Debian's own
+# (cargo run --manifest-path ci/qemu/lab/Cargo.toml -- build --flavour fast, and --flavour stock):
+#   files.sh OUT [COMMIT]    OUT/files: ours.ko rival.ko stub.ko older.ko other-kernel.ko closed/*.ko; OUT/programs: peermemctl record hold;
+#                            OUT/stock: ours.ko unknown-key.ko other-core.ko nv_peer_mem.ko dkms/ newer/
+# older.ko is built from COMMIT (HEAD~20 without one). Prints the other arguments of boot.sh, a line for each kernel.
 set -eu
 out=$1 commit=${2:-HEAD~20}
 repo=$(cd "$(dirname "$0")/../../../.." && pwd)
 cache=${NVPM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/nvidia-peermem}
 newest() { ls -dt "$cache/$1"-* | head -n1; }
-image=$repo/build/lab/debug/initramfs-ours.cpio
-bzimage=$(ls -t "$cache"/kernel/debug-*/arch/x86/boot/bzImage | head -n1)
+image=$repo/build/lab/fast/initramfs-ours.cpio
+bzimage=$(ls -t "$cache"/kernel/fast-*/arch/x86/boot/bzImage | head -n1)
 kernel=${bzimage%/arch/*}
-rival=$(newest part/debug-rival) ofed=$(newest part/debug-ofed)
-gpu=$(newest part/debug-gpu) pcie=$(newest part/debug-pcie)
+rival=$(newest part/fast-rival) ofed=$(newest part/fast-ofed)
+gpu=$(newest part/fast-gpu) pcie=$(newest part/fast-pcie)
 mkdir -p "$out/files/closed" "$out/programs"
 work=$(mktemp -d)
 trap 'rm -rf "$work"; git -C "$repo" worktree prune' EXIT
@@ -41,7 +43,43 @@ git -C "$repo" worktree remove --force "$work/older"
 make -s -C "$repo/ci/qemu/gpu" KDIR="$kernel" OUT="$work/closed" SYMVERS="$pcie/Module.symvers" LLVM=-19 NVLAB_CLOSED=1
 find "$work/closed" -name '*.ko' -exec cp {} "$out/files/closed/" \;
 
+# Debian's kernel, which has symbol versions and signatures.
+stock=$(ls -dt "$cache"/kernel/stock-* | head -n1)
+stock_image=$repo/build/lab/stock/initramfs-ours.cpio
+mkdir -p "$out/stock"
+cpio --quiet -i --to-stdout '*/updates/nvidia-peermem.ko' <"$stock_image" >"$out/stock/ours.ko"
+stock_release=$(modinfo -F vermagic "$out/stock/ours.ko" | cut -d' ' -f1)
+headers=$stock/root/usr/src/linux-headers-$stock_release
+# Signed by somebody whom the kernel does not know.
+openssl req -x509 -newkey rsa:2048 -nodes -subj "/CN=Local signing key" -keyout "$work/key.pem" -outform DER -out "$work/key.der" 2>/dev/null
+"$stock"/root/usr/lib/linux-kbuild-*/scripts/sign-file sha256 "$work/key.pem" "$work/key.der" "$out/stock/ours.ko" "$out/stock/unknown-key.ko"
+# Built against a core whose ib_register_peer_memory_client() is another one.
+ofed=$(newest part/stock-ofed) gpu=$(ls -dt "$cache"/part/stock-gpu-???????????????? | head -n1)
+mkdir "$work/other-ofed"
+sed 's/^0x[0-9a-f]*\(\tib_register_peer_memory_client\t\)/0x12345678\1/' "$ofed/Module.symvers" >"$work/other-ofed/Module.symvers"
+git -C "$repo" archive HEAD | (mkdir "$work/tree" && tar -x -C "$work/tree")
+make -s -C "$work/tree" KDIR="$headers" OUT="$work/other-core" OFED="$work/other-ofed" NVIDIA="$gpu $source" PROVIDER=kernel-lite \
+	DEPS="$cache/kernel-lite-deps"
+cp "$work/other-core/nvidia-peermem.ko" "$out/stock/other-core.ko"
+# The deprecated module under whose name people still find it: a client that says "not mine" to everything stands for it.
+mkdir -p "$work/old/rdma"
+cp "$repo/ci/qemu/ofed/second_client/lab_second_client.c" "$work/old/nv_peer_mem.c"
+find "$repo/ci/qemu/ofed/include/rdma" "$repo/bindings" -name '*.h' -exec cp {} "$work/old/rdma/" \;
+printf 'obj-m := nv_peer_mem.o\nccflags-y := -I$(src)\n' >"$work/old/Kbuild"
+make -s -C "$headers" M="$work/old" KBUILD_EXTRA_SYMBOLS="$ofed/Module.symvers" modules
+cp "$work/old/nv_peer_mem.ko" "$out/stock/"
+# What DKMS itself leaves of a GPU driver that it was told of and has not built.
+(cd "$work" && apt-get -qq download dkms && dpkg -x dkms_*.deb dkms)
+mkdir -p "$work/dkms-source/nvidia-current-open-$version" "$out/stock/dkms"
+printf '%s\n' 'PACKAGE_NAME="nvidia-current-open"' "PACKAGE_VERSION=\"$version\"" 'BUILT_MODULE_NAME[0]="nvidia"' \
+	'DEST_MODULE_LOCATION[0]="/updates/dkms"' 'AUTOINSTALL="yes"' >"$work/dkms-source/nvidia-current-open-$version/dkms.conf"
+bash "$work/dkms/usr/sbin/dkms" --dkmstree "$out/stock/dkms" --sourcetree "$work/dkms-source" add "nvidia-current-open/$version" >/dev/null
+# A newer kernel: the lab's, without nvidia-peermem.
+mkdir -p "$out/stock/newer/$release"
+cpio --quiet -i --to-stdout "*/lib/modules/$release/modules.dep" <"$image" | grep -v nvidia-peermem >"$out/stock/newer/$release/modules.dep"
+
 target=${CARGO_TARGET_DIR:-$cache/target}
 cargo build -q --release --locked --bins --examples --manifest-path "$repo/tools/peermemctl/Cargo.toml" --target-dir "$target"
 cp "$target/release/peermemctl" "$target/release/examples/record" "$target/release/examples/hold" "$out/programs/"
 echo "$image $bzimage $out/files $out/programs"
+echo "$stock_image $stock/root/boot/vmlinuz-$stock_release $out/stock $out/programs"

@@ -36,6 +36,9 @@ rmmod() { /usr/sbin/rmmod "$@"; }
 depmod() { /usr/sbin/depmod "$@"; }
 
 network() {
+	# A module where the kernel is a distribution's.
+	modprobe virtio_pci 2>/dev/null
+	modprobe virtio_net 2>/dev/null
 	ip link set lo up
 	ip link set eth0 mtu 4200 up
 	ip addr add 10.0.2.15/24 dev eth0
@@ -106,14 +109,10 @@ plain() {
 	ulimit -l 64
 	shot fresh "loaded by hand: nothing loads the module at boot, and users may lock 64 KiB"
 	configured
+	(ulimit -l 64 && shot memlock-users "users may lock 64 KiB")
 
 	hold 4194304
 	shot healthy "a lab machine that works, with one registration"
-	peermemctl list
-	peermemctl topo
-	peermemctl watch --count 2
-	peermemctl selftest
-	echo "=== selftest exit $?"
 	let_go
 	shot healthy-idle "a lab machine that works, with nothing registered"
 
@@ -250,19 +249,27 @@ files() {
 	rmmod nvidia_peermem
 	modprobe nvidia-peermem
 	shot healthy-two-files "a lab machine that works, with both files installed"
+}
 
-	rmmod nvidia_peermem
-	rdma link delete rxe0
-	for module in rdma_rxe rdma_ucm ib_uverbs ib_uverbs_support rdma_cm ib_cm iw_cm ib_umad ib_core; do
-		grep -q "^$module " /proc/modules && rmmod $module
-	done
+# The kernel's own RDMA core, and a GPU that goes.
+core() {
+	configured
+	mkdir -p /etc/depmod.d
 	echo "search kernel updates" >/etc/depmod.d/search.conf
 	depmod
 	up
 	modprobe nvidia-peermem
 	shot no-api "a mainline RDMA core, without the peer-memory API"
+	rdma link delete rxe0
+	for module in rdma_rxe rdma_ucm ib_uverbs ib_uverbs_support rdma_cm ib_cm iw_cm ib_umad ib_core; do
+		grep -q "^$module " /proc/modules && rmmod $module
+	done
+	echo "search updates built-in kernel" >/etc/depmod.d/search.conf
+	depmod
+	up
+	modprobe nvidia-peermem
 	echo 1 >/sys/bus/pci/devices/0000:00:08.0/remove
-	shot gpu-gone "the GPU has fallen off the bus, and the core has no API"
+	shot gpu-gone "the GPU has fallen off the bus"
 }
 
 let_go_of_last() {
@@ -283,7 +290,6 @@ refusals() {
 	again
 	fault "persistent_errno 524" "get_errno 524"
 	shot refused-no-fallback "the platform refuses both kinds of pins"
-	peermemctl failures
 	again
 	hold 4194304 0 65536
 	let_go
@@ -298,6 +304,9 @@ refusals() {
 	fault "persistent_errno 5 1"
 	shot refused-provider-fault "the driver fails on memory that it knows"
 	again
+	fault "persistent_errno 5"
+	shot refused-unproven "the driver fails before it is known whose memory it is"
+	again
 	fault "map_topology 1"
 	shot refused-topology "the driver says that GPU and NIC cannot reach each other"
 	again
@@ -309,19 +318,81 @@ refusals() {
 	again
 }
 
+# Debian's own kernel: what only a kernel with symbol versions, signatures and cgroups has, or one without memory_peers.
+distribution() {
+	ours=$MODULES/updates/nvidia-peermem.ko
+	up
+	configured
+	modprobe nvidia-peermem
+	insmod /situations/nv_peer_mem.ko name=nv_mem
+	shot old-module-beside "the deprecated nv_peer_mem is loaded beside ours, on a core that takes two clients of one name"
+	rmmod nv_peer_mem
+	mkdir -p /var/lib
+	mv /situations/dkms /var/lib/
+	shot dkms-not-built "DKMS has the GPU driver and has not built it for the running kernel"
+	rm -r /var/lib/dkms
+	mv /situations/newer/* "$MODULES/.."
+	shot newer-kernel "a newer kernel is installed, without nvidia-peermem"
+	find "$MODULES/.." -mindepth 1 -maxdepth 1 ! -name "$(uname -r)" -exec rm -r {} +
+	mkdir -p /tmp/cgroup
+	mount -t cgroup -o devices none /tmp/cgroup
+	mkdir /tmp/cgroup/container
+	echo a >/tmp/cgroup/container/devices.deny
+	echo "c 1:* rwm" >/tmp/cgroup/container/devices.allow
+	echo "c 5:* rwm" >/tmp/cgroup/container/devices.allow
+	echo $$ >/tmp/cgroup/container/cgroup.procs
+	shot devices-forbidden "a container that was not given the devices"
+	echo $$ >/tmp/cgroup/cgroup.procs
+	rmdir /tmp/cgroup/container
+	umount /tmp/cgroup
+	rmmod nvidia_peermem
+
+	cp $ours /tmp/ours.ko
+	cp /situations/other-core.ko $ours
+	modprobe nvidia-peermem
+	shot other-core "the installed file is built against another RDMA core"
+	# From here on the kernel takes less and less, until the next boot.
+	mount -t securityfs securityfs /sys/kernel/security
+	echo integrity >/sys/kernel/security/lockdown
+	cp /tmp/ours.ko $ours
+	modprobe nvidia-peermem
+	shot locked-down "a locked-down kernel (Secure Boot), and a file that is not signed"
+	cp /situations/unknown-key.ko $ours
+	modprobe nvidia-peermem
+	shot locked-down-unknown-key "a locked-down kernel (Secure Boot), and a file signed with a key that it does not know"
+	echo 1 >/sys/module/module/parameters/sig_enforce
+	modprobe nvidia-peermem
+	shot unknown-key "the kernel takes signed modules only, and does not know the key"
+	cp /tmp/ours.ko $ours
+	modprobe nvidia-peermem
+	shot unsigned "the kernel takes signed modules only, and the file is not signed"
+}
+
+# A pin whose owner lives, and another process deregistered it: only a revocable one stays.
+orphan() {
+	up
+	configured
+	modprobe nvidia-peermem persistent_api_support=0
+	hold 65536 0 65536 child
+	shot orphan "legacy mode, and a child deregistered what its parent registered"
+	let_go
+}
+
 # Boots with other hardware: the machine works, but for one thing.
 hardware() {
 	up
 	configured
 	modprobe nvidia-peermem
 	shot "$1" "$2"
+	echo "=== topo $1"
 	peermemctl topo
+	echo "=== exit $?"
 }
 
 network
 echo "=== begin $situations"
 case $situations in
-plain | user | refusals | files) $situations ;;
+plain | user | refusals | files | core | distribution | orphan) $situations ;;
 translating)
 	hardware iommu-translating "an IOMMU that translates"
 	rmmod nvidia_peermem
@@ -329,9 +400,19 @@ translating)
 	modprobe nvidia-peermem
 	shot nvidia-iommu "NVIDIA's module behind an IOMMU that translates, on a new kernel"
 	;;
-identity) hardware healthy-iommu-identity "a lab machine that works, with an IOMMU that lets addresses through" ;;
+identity)
+	hardware healthy-iommu-identity "a lab machine that works, with an IOMMU that lets addresses through"
+	# The kernel's own mark of a fault.
+	echo 128 >/proc/sys/kernel/tainted
+	shot kernel-fault "the kernel says that it has had a fault since it was booted"
+	;;
 acs)
-	hardware acs "GPU and NIC below one switch, whose ports redirect (ACS)"
+	hardware acs-redirect "GPU and NIC below one switch, with an IOMMU that lets addresses through: the kernel switched ACS redirect on"
+	# What the mend does, at the place where QEMU's ports have that word.
+	for port in 0000:02:00.0 0000:02:01.0; do
+		printf '\0\0' | dd of=/sys/bus/pci/devices/$port/config bs=2 seek=$((0x14e / 2)) conv=notrunc 2>/dev/null
+	done
+	shot healthy-acs-off "the same, after the mend: no port redirects"
 	;;
 switch) hardware healthy-switch "GPU and NIC below one switch without ACS redirect" ;;
 node) hardware two-host-bridges "GPU and NIC below different host bridges" ;;
