@@ -16,7 +16,7 @@ esac
 
 # kernel and modules; the machine; what runs in it; perftest's build; fetching
 packages="$rust clang-19 lld-19 llvm-19 libclang-19-dev
-	build-essential flex bison bc cpio kmod libelf-dev libssl-dev patch perl xz-utils rsync
+	build-essential flex bison bc cpio kmod libelf-dev libssl-dev pahole patch perl xz-utils rsync
 	qemu-system-x86 util-linux
 	busybox-static rdma-core ibverbs-utils ibverbs-providers iproute2 ucx-utils python3-pyverbs
 	autoconf automake libtool pkg-config libibverbs-dev librdmacm-dev libibumad-dev libpci-dev
