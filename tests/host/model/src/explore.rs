@@ -8,6 +8,7 @@
 //! compares it with a plain enumeration of all orders.
 
 use crate::rt::{rt, Op, Want};
+use rustc_hash::FxHashMap;
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -39,7 +40,7 @@ struct Object {
 #[derive(Default)]
 struct Order {
     clocks: Vec<Clock>,
-    objects: BTreeMap<u64, Object>,
+    objects: FxHashMap<u64, Object>,
     /// The clock of each step.
     steps: Vec<Clock>,
 }
