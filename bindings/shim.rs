@@ -114,7 +114,7 @@ unsafe extern "C" {
         dma: *mut u64,
     ) -> ::kernel::ffi::c_int;
     pub fn nvpm_dma_unmap(dev: *mut device, dma: u64, length: u64);
-    pub fn nvpm_trace_enabled(event: u32) -> ::kernel::ffi::c_int;
+    pub static mut nvpm_trace_listened: u32;
     pub fn nvpm_trace_registration(
         event: u32,
         traced: *const nvpm_traced,

@@ -101,7 +101,7 @@ struct nvpm_traced {
 	uint32_t revocable;
 };
 
-int nvpm_trace_enabled(uint32_t event);
+extern uint32_t nvpm_trace_listened;
 void nvpm_trace_registration(uint32_t event, const struct nvpm_traced *traced,
 			     int ret, uint64_t ns);
 void nvpm_trace_late_callback(uint64_t ticket);

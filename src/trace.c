@@ -18,25 +18,24 @@
 
 #include "shim.h"
 
-#define NVPM_ENABLED_CASE(number, name)		\
-	case number:				\
-		return trace_##name##_enabled()
+/*
+ * Events of registrations that somebody listens to. Written under the
+ * tracepoints' mutex; Rust reads it, so that the clock is not read for nobody.
+ */
+uint32_t nvpm_trace_listened;
 
-/* Whether anybody listens: the clock need not be read for nobody. */
-int nvpm_trace_enabled(uint32_t event)
-{
 #ifndef NVPM_PLAIN_EXPORTS_ONLY
-	switch (event) {
-	NVPM_ENABLED_CASE(NVPM_TRACE_ACQUIRE, acquire);
-	NVPM_ENABLED_CASE(NVPM_TRACE_PIN, pin);
-	NVPM_ENABLED_CASE(NVPM_TRACE_MAP, map);
-	NVPM_ENABLED_CASE(NVPM_TRACE_UNMAP, unmap);
-	NVPM_ENABLED_CASE(NVPM_TRACE_PUT, put);
-	NVPM_ENABLED_CASE(NVPM_TRACE_REVOKE, revoke);
-	}
-#endif
+int nvpm_trace_reg(void)
+{
+	WRITE_ONCE(nvpm_trace_listened, nvpm_trace_listened + 1);
 	return 0;
 }
+
+void nvpm_trace_unreg(void)
+{
+	WRITE_ONCE(nvpm_trace_listened, nvpm_trace_listened - 1);
+}
+#endif
 
 void nvpm_trace_registration(uint32_t event, const struct nvpm_traced *traced,
 			     int ret, uint64_t ns)

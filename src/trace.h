@@ -8,6 +8,10 @@
 
 #include <linux/tracepoint.h>
 
+/* Called when the first listener of an event comes, and after its last. */
+int nvpm_trace_reg(void);
+void nvpm_trace_unreg(void);
+
 DECLARE_EVENT_CLASS(nvpm_registration,
 	TP_PROTO(u64 ticket, u64 va, u64 length, bool revocable, int ret, u64 ns),
 	TP_ARGS(ticket, va, length, revocable, ret, ns),
@@ -34,10 +38,11 @@ DECLARE_EVENT_CLASS(nvpm_registration,
 );
 
 #define NVPM_EVENT(name)						\
-DEFINE_EVENT(nvpm_registration, name,					\
+DEFINE_EVENT_FN(nvpm_registration, name,				\
 	TP_PROTO(u64 ticket, u64 va, u64 length, bool revocable,	\
 		 int ret, u64 ns),					\
-	TP_ARGS(ticket, va, length, revocable, ret, ns))
+	TP_ARGS(ticket, va, length, revocable, ret, ns),		\
+	nvpm_trace_reg, nvpm_trace_unreg)
 
 NVPM_EVENT(acquire);
 NVPM_EVENT(pin);

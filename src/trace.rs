@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Safe faces of the tracepoints `nvidia_peermem:*` (docs/tracing.md). All of them are allowed under every lock of
-//! ours and in the free callback; with tracing off each is a call or two that return at once.
+//! ours and in the free callback; while nobody listens to any, what takes time costs one load.
 
 use crate::range::Span;
 use crate::raw;
@@ -45,19 +45,20 @@ impl Event {
 /// Something that takes time and ends in an event.
 pub(crate) struct Timer {
     event: Event,
-    /// 0 while nobody traces the event: then the clock is not read, and one that begins meanwhile is left out.
+    /// 0 while nobody listens: then the clock is not read, and what somebody begins to listen to meanwhile is left out.
     start_ns: u64,
 }
 
 impl Timer {
-    /// Starts the clock, if somebody traces the event.
+    /// Starts the clock, if somebody listens to an event of registrations.
     pub(crate) fn start(event: Event) -> Self {
-        // SAFETY: No precondition.
-        let traced = unsafe { raw::nvpm_trace_enabled(event.number()) } != 0;
-        Self { event, start_ns: if traced { shim::now_ns() } else { 0 } }
+        // SAFETY: The variable of trace.c is aligned and lives as long as the module; C writes it with WRITE_ONCE(), and a
+        // volatile read is the counterpart.
+        let listened = unsafe { (&raw const raw::nvpm_trace_listened).read_volatile() };
+        Self { event, start_ns: if listened == 0 { 0 } else { shim::now_ns() } }
     }
 
-    /// Emits the event for what `traced` says, with the time since the start. Nobody is asked while nobody traces.
+    /// Emits the event for what `traced` says, with the time since the start. Nobody is asked while nobody listens.
     pub(crate) fn end(self, traced: impl FnOnce() -> raw::nvpm_traced, result: Result) {
         if self.start_ns != 0 {
             emit(self.event, &traced(), result, shim::now_ns().saturating_sub(self.start_ns));
