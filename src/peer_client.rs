@@ -226,7 +226,7 @@ impl Registered {
         let handle = unsafe { raw::nvpm_core_register(slot.object.get().cast(), hook) };
         if handle.is_null() {
             pr_err!(
-                "ib_core refused the client {}: another module has registered that name; see /sys/kernel/mm/memory_peers, rmmod nv_peer_mem or whatever else serves {}, then load again\n",
+                "ib_core refused the client {}: most likely another module has registered that name: rmmod nv_peer_mem or whatever else serves {} (lsmod; /sys/kernel/mm/memory_peers where the kernel has it), then load again; else see ib_core's own lines above\n",
                 role.name,
                 role.name
             );
@@ -308,7 +308,7 @@ impl kernel::Module for PeerMem {
         // SAFETY: No precondition.
         if unsafe { raw::nvpm_provider_present() } == 0 {
             pr_err!(
-                "the GPU driver is not loaded (no symbol nvidia_p2p_get_pages): modprobe nvidia, then load again\n"
+                "the GPU driver is not loaded, or keeps its nvidia_p2p symbols from this build (a closed nvidia.ko does from one with GPL-only imports): modprobe nvidia and load again, or build with PROVIDER=kernel-lite\n"
             );
             return Err(ENODEV);
         }
@@ -319,7 +319,9 @@ impl kernel::Module for PeerMem {
             map::init();
             refusals::init();
         }
-        let folder = proc::Folder::new()?;
+        let folder = proc::Folder::new().inspect_err(|_| {
+            pr_err!("cannot make /proc/driver/nvidia-peermem: no memory, or another module has made it (lsmod): free the one or remove the other, then load again\n");
+        })?;
         let [first, second] = roles();
         // Dropped on failure: that undoes what was registered.
         let mut loaded = Loaded { last: None, second: None, first: None };

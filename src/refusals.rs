@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What was refused: counted, the last ones remembered, and said in the kernel log, one line per cause and burst.
+//! What was refused: counted, the last ones remembered, and said in the kernel log, one line per cause and burst. So is what
+//! the provider did not take back.
 
 use crate::burst::Burst;
 use crate::pin::Kind;
 use crate::range::Span;
 use crate::reason::Reason;
 use crate::registration::Client;
-use crate::report::Counter;
+use crate::report::{self, Counter};
 use crate::shim::{self, Process};
 use crate::trace;
 use core::fmt::{self, Write};
@@ -55,6 +56,8 @@ struct Failures {
     last: [Option<Failure>; REMEMBERED],
     /// What the log was told, in the order of [`Reason::ALL`].
     bursts: [Burst; Reason::ALL.len()],
+    /// What the log was told of pins that were not taken back.
+    puts: Burst,
 }
 
 global_lock! {
@@ -63,6 +66,7 @@ global_lock! {
         count: 0,
         last: [None; REMEMBERED],
         bursts: [Burst::new(); Reason::ALL.len()],
+        puts: Burst::new(),
     };
 }
 
@@ -122,11 +126,7 @@ pub(crate) fn refused(reason: Reason, client: Client, user: Span) {
 
 /// One line: what, who, which value, what to do.
 fn say(failure: &Failure, unsaid: u64) {
-    let (mut comm, mut rest) = (Text::new(), Text::new());
-    for byte in failure.comm.iter().take_while(|byte| **byte != 0) {
-        let shown = if byte.is_ascii_graphic() { char::from(*byte) } else { '?' };
-        let _ = comm.write_char(shown);
-    }
+    let (comm, mut rest) = (shown(&failure.comm), Text::new());
     if let Some(found) = failure.reason.found() {
         let _ = write!(rest, " (found {found:#x})");
     }
@@ -144,6 +144,38 @@ fn say(failure: &Failure, unsaid: u64) {
         failure.reason.words(),
         rest.as_str()
     );
+}
+
+/// Counts a pin that the provider neither took back nor kept, and says whose it was unless that was said just now.
+///
+/// Takes a lock of its own and prints: never under L or the registry lock, never in the callback.
+pub(crate) fn not_taken_back(error: Error, client: Client, user: Span) {
+    report::put_error();
+    let unsaid = FAILURES.lock().puts.happened(shim::now_ns());
+    let Some(unsaid) = unsaid else { return };
+    let mut rest = Text::new();
+    if unsaid != 0 {
+        let _ = write!(rest, " ({unsaid} more were not logged)");
+    }
+    pr_warn!(
+        "process {} ({}): the GPU driver failed with error {} to take back the {} pin of {} bytes at {:#x}, which may stay pinned: see its NVRM lines in this log, and reset the GPU when it is free (nvidia-smi -r){}\n",
+        Process::current().tgid(),
+        shown(&shim::current_comm()).as_str(),
+        error.to_errno(),
+        client.kind.text(),
+        user.len(),
+        user.start(),
+        rest.as_str()
+    );
+}
+
+/// A task's name as a log may show it.
+fn shown(comm: &[u8; 16]) -> Text {
+    let mut text = Text::new();
+    for byte in comm.iter().take_while(|byte| **byte != 0) {
+        let _ = text.write_char(if byte.is_ascii_graphic() { char::from(*byte) } else { '?' });
+    }
+    text
 }
 
 /// A short text on the stack. What does not fit is left out.

@@ -484,20 +484,28 @@ impl Registration {
             let put = pin.put();
             timer.end(|| self.traced(), put.as_ref().copied().map_err(|(_, error)| *error));
             let mut body = self.body.lock();
-            match put {
-                Ok(()) => body.life.no_pin(),
+            let kept = match put {
+                Ok(()) => {
+                    body.life.no_pin();
+                    None
+                }
                 Err((Some(pin), _)) => {
                     if body.life.put_failed(pin) {
                         self.enlist_orphan();
                         return false;
                     }
+                    None
                 }
-                Err((None, _)) => {
+                Err((None, error)) => {
                     body.life.no_pin();
-                    report::put_error();
+                    Some(error)
                 }
-            }
+            };
             self.count_unpin(&mut body);
+            drop(body);
+            if let Some(error) = kept {
+                refusals::not_taken_back(error, self.client, self.range.user());
+            }
         }
         drop(g);
         registry::remove(self.ticket);

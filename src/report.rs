@@ -2,7 +2,7 @@
 
 //! Counters: kept here, formatted in [`crate::proc`].
 //!
-//! A counter is several, one for each few CPUs and in cache lines of its own, summed when it is read: registering
+//! A counter is several, one for each CPU up to 64 and in cache lines of its own, summed when it is read: registering
 //! threads share no line. (alloc_percpu() is a GPL-only export.) Counters only grow; what exists now is a difference.
 
 use crate::pin::Kind;
