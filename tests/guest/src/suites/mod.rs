@@ -98,6 +98,12 @@ pub fn raises_alarms(suite: &str) -> bool {
 /// without the lab's own stack.
 pub fn chosen(request: &Request) -> Result<Vec<Suite>> {
     let mut all = all(request.rival);
+    // A word that has become wrong would leave its tests out without a word.
+    for word in request.values.get("only").into_iter().flat_map(|only| only.split(',')) {
+        if !all.iter().any(|s| s.tests.iter().any(|t| format!("{}/{}", s.name, t.name).contains(word))) {
+            bail!("guest.only={word}: no test of any suite has that in its name");
+        }
+    }
     let names: Vec<&str> = all.iter().map(|s| s.name).collect();
     let names = names.join(", ");
     let mut take = |name: &str| -> Result<Suite> {

@@ -230,17 +230,23 @@ fn one_line_per_cause(_: &Env) -> Result<()> {
 
 const TRACING: &str = "/sys/kernel/tracing";
 
-/// Events while this lives.
+/// The module's tracepoints; off again once this is dropped.
 struct Tracing(());
 
 impl Tracing {
-    fn start() -> Result<Self> {
+    /// With an empty trace, and none of them on.
+    fn new() -> Result<Self> {
         fs::write(format!("{TRACING}/trace"), "").context("empty the trace")?;
-        fs::write(format!("{TRACING}/events/nvidia_peermem/enable"), "1").context("enable nvidia_peermem:*")?;
         Ok(Self(()))
     }
 
-    /// Name and fields of each event so far.
+    /// One event, or all of them (``), on or off.
+    fn set(&self, event: &str, on: bool) -> Result<()> {
+        let file = format!("{TRACING}/events/nvidia_peermem/{event}/enable");
+        fs::write(&file, if on { "1" } else { "0" }).with_context(|| format!("write {file}"))
+    }
+
+    /// Name and fields of each event since this was asked last.
     fn events(&self) -> Result<Vec<(String, BTreeMap<String, String>)>> {
         let text = fs::read_to_string(format!("{TRACING}/trace"))?;
         let mut events = Vec::new();
@@ -251,13 +257,15 @@ impl Tracing {
             let fields = fields.split(' ').filter_map(|f| f.split_once('='));
             events.push((name.to_string(), fields.map(|(k, v)| (k.into(), v.into())).collect()));
         }
+        fs::write(format!("{TRACING}/trace"), "").context("empty the trace")?;
         Ok(events)
     }
 }
 
 impl Drop for Tracing {
     fn drop(&mut self) {
-        let _ = fs::write(format!("{TRACING}/events/nvidia_peermem/enable"), "0");
+        // The next test finds out if it is still on.
+        let _ = self.set("", false);
     }
 }
 
@@ -269,9 +277,21 @@ fn tracepoints(env: &Env) -> Result<()> {
     }
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(2 * MIB)?;
-    // Nobody listens: nothing.
+    let tracing = Tracing::new()?;
+    let none = |when: &str| -> Result<()> {
+        bench.reg(memory.va(), MIB)?.dereg()?;
+        let events = tracing.events()?;
+        ensure!(events.is_empty(), "{when}: {events:?}");
+        Ok(())
+    };
+    none("nobody listens")?;
+    tracing.set("put", true)?;
     bench.reg(memory.va(), MIB)?.dereg()?;
-    let tracing = Tracing::start()?;
+    let events = tracing.events()?;
+    ensure!(events.len() == 1 && events[0].0 == "put", "put alone is listened to: {events:?}");
+    tracing.set("put", false)?;
+    none("put is not listened to any more")?;
+    tracing.set("", true)?;
     bench.reg(memory.va(), MIB)?.dereg()?;
     bench.refused("too long", memory.va(), 3 * MIB)?;
     let mut wanted = BTreeSet::from(["acquire", "pin", "map", "unmap", "put", "failure"]);
@@ -305,7 +325,18 @@ fn tracepoints(env: &Env) -> Result<()> {
     }
     let (_, failure) = events.iter().find(|(name, _)| name == "failure").context("no failure")?;
     ensure!(failure["reason"] == "leaves_allocation" && failure["errno"] == "22", "failure: {failure:?}");
-    drop(tracing);
+    let pinned: BTreeSet<_> = events.iter().filter(|(n, _)| n == "pin").filter_map(|(_, f)| f.get("ticket")).collect();
+    for (name, fields) in events.iter().filter(|(n, _)| ["revoke", "orphan", "late_callback"].contains(&n.as_str())) {
+        let known = fields.get("ticket").is_some_and(|ticket| pinned.contains(ticket));
+        let whole = name == "late_callback" || (fields["length"] == MIB.to_string() && fields["kind"] == "revocable");
+        ensure!(known && whole, "{name}: {fields:?}");
+        ensure!(name != "revoke" || fields["ns"].parse::<u64>()? > 0, "{name} took no time: {fields:?}");
+    }
+    tracing.set("", false)?;
+    let gone = bench.cuda.alloc(MIB)?;
+    bench.reg(gone.va(), MIB)?.dereg()?;
+    let events = tracing.events()?;
+    ensure!(events.is_empty(), "switched off: {events:?}");
     Ok(())
 }
 

@@ -457,11 +457,15 @@ fn bad_tables(env: &Env) -> Result<()> {
     }
     // Outside every BAR: the revocable client has no way to map it, the persistent one asks the provider.
     gpu.fault_n("table_outside", 1, 1)?;
-    let errno = bench.refused("table_outside", memory.va(), SIZE);
+    let got = bench.refused("table_outside", memory.va(), SIZE);
     gpu.reset_faults()?;
-    let wanted = if env.mode()? == Mode::Legacy { libc::EOPNOTSUPP } else { libc::EIO };
-    if let Err(e) = errno.and_then(|got| expect_errno("table_outside", got, wanted)) {
-        wrong.push(format!("{e:#}"));
+    let (errno, reason) = match env.mode()? {
+        Mode::Legacy => (libc::EOPNOTSUPP, "outside_bar"),
+        _ => (libc::EIO, "dma_mapping"),
+    };
+    match got {
+        Ok(got) => wrong.extend(complaints("table_outside", (memory.va(), SIZE), got, errno, Some(reason))),
+        Err(e) => wrong.push(format!("{e:#}")),
     }
     // After all that a good table works.
     bench.reg(memory.va(), SIZE).context("register after the faults")?.dereg()?;

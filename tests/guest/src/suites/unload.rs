@@ -3,6 +3,8 @@
 
 use std::ffi::CStr;
 use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,6 +42,7 @@ pub fn suite(rival: bool) -> Suite {
     add(&[Mode::Legacy], "before_invalidate", before_invalidate, 60);
     add(&[Mode::Legacy], "during_a_callback", during_a_callback, 60);
     add(&[Mode::Legacy], "after_the_callback_returned", after_the_callback_returned, 60);
+    add(&BOTH, "while_observed", while_observed, 60);
     add(&BOTH, "beside_registrations", beside_registrations, 120);
     // A thousand take a second each on a busy machine with the debug kernel.
     add(&BOTH, "again_and_again", again_and_again, 4 * 3600);
@@ -114,6 +117,41 @@ fn with_live_mrs(env: &Env) -> Result<()> {
 }
 
 /// What a child deregistered can be put by nobody but its owner.
+/// A file of /proc half read, and the tracepoints on: neither holds the module, and neither outlives it.
+fn while_observed(env: &Env) -> Result<()> {
+    if stays(env)? {
+        return Ok(());
+    }
+    let bench = Bench::new()?;
+    let mut stats = File::open("/proc/driver/nvidia-peermem/stats").context("open stats")?;
+    let mut some = [0; 16];
+    stats.read_exact(&mut some).context("read stats")?;
+    // A module built with kernel-lite has no tracepoints.
+    let events = Path::new("/sys/kernel/tracing/events/nvidia_peermem/enable");
+    let traced = events.exists();
+    if traced {
+        fs::write(events, "1").context("enable nvidia_peermem:*")?;
+    }
+    let (_memory, mr) = bench.registered(SIZE)?;
+    refused("an MR is live")?;
+    mr.dereg()?;
+    settled(Duration::from_secs(5))?;
+    unload().context("rmmod")?;
+    ensure!(!events.exists(), "its tracepoints are still there");
+    match stats.read(&mut some) {
+        Err(e) if e.raw_os_error() == Some(libc::EIO) => (),
+        other => bail!("reading on after rmmod: {other:?}, wanted EIO"),
+    }
+    Loader::new(env)?.load()?;
+    if traced {
+        let on = fs::read_to_string(events).context("read enable")?;
+        ensure!(on.trim() == "0", "the tracepoints of the new module are {on:?}");
+    }
+    let (_memory, mr) = bench.registered(SIZE)?;
+    mr.dereg()?;
+    settled(Duration::from_secs(5))
+}
+
 fn with_orphans(env: &Env) -> Result<()> {
     if stays(env)? {
         return Ok(());
