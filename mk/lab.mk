@@ -6,10 +6,11 @@
 #   make soak [ONLY=a,b] [HOURS=n]   what takes hours; ends with soak: PASS
 #   make bench                       ours beside NVIDIA's C module: a table and build/bench.json
 #   make bench-docs                  tables and plots under docs/ from build/bench.json
+#   make bench-cost                  what counters and tracepoints cost, in instructions
 #   make scenarios                   the scenario table, ours beside NVIDIA's module: docs/scenarios.md
 #   make shell [RIVAL=1]             a prompt in the machine
 
-.PHONY: demo test soak scenarios bench bench-docs shell lab-build lab-clean lab-bootstrap
+.PHONY: demo test soak scenarios bench bench-docs bench-cost shell lab-build lab-clean lab-bootstrap
 
 # The distribution's cargo, rustc and clang, also where rustup's stand first: rustup has no rust-src for the kernel.
 lab_env := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -34,6 +35,10 @@ bench: lab-bootstrap
 
 bench-docs: lab-bootstrap
 	@$(lab) bench --docs
+
+bench-cost: lab-bootstrap
+	@$(lab) build --flavour fast
+	@$(lab_env) sh bench/cost.sh
 
 shell: lab-bootstrap
 	@$(lab) shell $(if $(RIVAL),--rival)

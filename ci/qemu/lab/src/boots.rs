@@ -257,6 +257,15 @@ pub const BOOTS: &[Row] = &[
         runs: &[Run::Test, Run::Soak],
         ..STOCK
     },
+    Row {
+        name: "stock-iommu-legacy",
+        suites: &["smoke", "iommu"],
+        append: &["guest.mode=legacy", "guest.only=bytes_move,layouts,iommu/"],
+        iommu: Iommu::Translating,
+        takes: 10,
+        runs: &[Run::Soak],
+        ..STOCK
+    },
     Row { name: "stock-persistent-5.5", append: PERSISTENT, generation: "5.5", ..STOCK_OLDER },
     Row { name: "stock-persistent-5.1", append: PERSISTENT, generation: "5.1", ..STOCK_OLDER },
     Row { name: "stock-legacy-5.5", append: LEGACY, generation: "5.5", ..STOCK_OLDER },
@@ -424,11 +433,11 @@ pub const BOOTS: &[Row] = &[
         runs: &[Run::Soak],
         ..ROW
     },
-    // A failing mkey hangs the core of 5.5 with a revocable client.
+    // A failing mkey hangs the core of 5.5 with a revocable client; the provider's calls come before it.
     Row {
         name: "faults-5.5",
         suites: &["faults"],
-        append: &[NO_DMA_DEBUG, "guest.only=persistent/"],
+        append: &[NO_DMA_DEBUG, "guest.only=faults/persistent/,faults/legacy/provider"],
         generation: "5.5",
         takes: 300,
         runs: &[Run::Soak],
@@ -454,6 +463,9 @@ pub const BOOTS: &[Row] = &[
         runs: &[Run::Soak],
         ..ROW
     },
+    // Few, with all alarms.
+    Row { name: "storm-debug-5.5", suites: &["storm"], generation: "5.5", takes: 150, runs: &[Run::Soak], ..ROW },
+    Row { name: "storm-debug-5.1", suites: &["storm"], generation: "5.1", takes: 150, runs: &[Run::Soak], ..ROW },
     Row {
         name: "loads",
         suites: &["unload"],
