@@ -140,7 +140,7 @@ fn text_fits_100_columns_and_has_no_colour_outside_a_terminal() {
         }
         fits("selftest", &peermemctl(&dir, &["selftest"]).stderr);
     }
-    fits("no such root", &peermemctl(Path::new(&"/missing".repeat(20)), &["status"]).stderr.split_off(100));
+    fits("no such root", &peermemctl(Path::new(&"/missing".repeat(20)), &["status"]).stderr);
 }
 
 #[test]
