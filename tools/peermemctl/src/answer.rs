@@ -162,7 +162,7 @@ pub fn status(machine: &Machine) -> Status {
         gpus: machine.gpus().into_iter().map(|gpu| format!("{} {}", gpu.address, gpu.name())).collect(),
         rdma_devices: machine.rdma.iter().map(|device| device.name.clone()).collect(),
         live: number("total.live").or_else(|| {
-            let refcount = machine.modules.get(crate::machine::NAME)?.refcount;
+            let refcount = machine.modules.get(crate::machine::NAME)?.refcount?;
             u64::try_from(refcount).ok()
         }),
         live_bytes: number("total.live_bytes"),
@@ -175,8 +175,8 @@ pub fn status(machine: &Machine) -> Status {
 pub struct List {
     /// The most bytes first.
     pub processes: Vec<Process>,
-    /// How often the module is in use; it can be unloaded at 0.
-    pub references: i64,
+    /// How often the module is in use; it can be unloaded at 0. `null` on a kernel that unloads no module.
+    pub references: Option<i64>,
     /// One of these is the module's own, until the next boot: this build cannot tell when the last free callback has
     /// left it.
     pub stays_loaded: bool,
@@ -237,7 +237,7 @@ pub fn list(root: &Root) -> Result<List> {
     }
     let mut processes: Vec<Process> = by_process.into_values().collect();
     processes.sort_by_key(|process| std::cmp::Reverse(process.bytes));
-    let references = kernel::loaded_modules(root).get(crate::machine::NAME).map_or(0, |module| module.refcount);
+    let references = kernel::loaded_modules(root).get(crate::machine::NAME).map_or(Some(0), |module| module.refcount);
     let stays_loaded = Stats::read(root).is_ok_and(|stats| stats.number("stays_loaded") == Some(1));
     Ok(List { processes, references, stays_loaded })
 }

@@ -224,10 +224,13 @@ fn print_list(out: &mut String, list: &List) {
         print_table(out, &table);
     }
     match list.references {
-        0 => {
+        None => {
+            let _ = writeln!(out, "rmmod does not work: this kernel unloads no module (CONFIG_MODULE_UNLOAD is off).");
+        }
+        Some(0) => {
             let _ = writeln!(out, "rmmod nvidia_peermem would work: nothing is in use.");
         }
-        n => {
+        Some(n) => {
             let _ = writeln!(out, "rmmod nvidia_peermem is refused: it is used {}.", text::count(n, "time"));
         }
     }
