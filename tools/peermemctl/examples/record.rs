@@ -170,7 +170,7 @@ impl Recorder {
             let kept: String = log.split_inclusive('\n').filter(|line| on_topic(line)).collect();
             self.text("/dev/kmsg", &kept);
         }
-        if let Some(text) = self.root.tool("nvidia-smi", SMI) {
+        if let Ok(text) = self.root.tool("nvidia-smi", SMI) {
             self.text(&format!("{TOOLS}/{}", recorded_name("nvidia-smi", SMI)), &of_smi(&text));
         }
     }

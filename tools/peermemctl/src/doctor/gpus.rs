@@ -5,6 +5,7 @@ use crate::check::Check;
 use crate::machine::Machine;
 use crate::nvidia;
 use crate::pci::Device;
+use crate::root::Silent;
 use crate::text;
 
 /// With less of BAR1 than this, next to nothing can be registered.
@@ -20,7 +21,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
         )
         .seen("/sys/bus/pci/devices")];
     }
-    let mut checks = Vec::new();
+    let mut checks: Vec<Check> = machine.smi.as_ref().err().and_then(|silent| answers(*silent)).into_iter().collect();
     for gpu in gpus {
         checks.push(present(gpu));
         checks.push(bar1(machine, gpu));
@@ -30,6 +31,20 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     checks.push(dma_buf(machine));
     checks.extend(override_parameter(machine));
     checks
+}
+
+/// Whether the GPU driver answers a program that asks.
+fn answers(silent: Silent) -> Option<Check> {
+    let Silent::Late(limit) = silent else { return None };
+    let message = format!(
+        "nvidia-smi did not answer within {} s: the GPU driver stands still, or takes that long to wake the GPUs",
+        limit.as_secs()
+    );
+    let mend = "journalctl -k | grep -E 'NVRM|Xid|blocked for more' shows what stands still (reset that device or reboot); if nothing does, nvidia-smi -pm 1 keeps the GPUs awake";
+    Some(
+        Check::warn("gpus.answers", message, mend)
+            .seen("nvidia-smi -q, not waited for any longer: BAR1, MIG and vGPU are not known"),
+    )
 }
 
 fn present(gpu: &Device) -> Check {
@@ -61,7 +76,7 @@ fn bar1(machine: &Machine, gpu: &Device) -> Check {
     let pinned: Option<u64> = machine.registrations.as_ref().ok().map(|rows| {
         rows.iter().filter(|row| row.gpu.as_deref() == Some(gpu.address.as_str())).map(|row| row.pinned_bytes).sum()
     });
-    let told = machine.smi.get(&gpu.address).and_then(|told| told.bar1);
+    let told = machine.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.bar1);
     let (total, used, seen) = match (told, pinned) {
         (Some(bar1), _) => (bar1.total, bar1.used, "nvidia-smi -q"),
         (None, Some(pinned)) => {
@@ -96,7 +111,7 @@ fn bar1(machine: &Machine, gpu: &Device) -> Check {
 
 /// Whether this machine has the GPU as a whole. What a part of one cannot do, a refusal tells; here it is only named.
 fn shared(machine: &Machine, gpu: &Device) -> Option<Check> {
-    let told = machine.smi.get(&gpu.address)?;
+    let told = machine.smi.as_ref().ok()?.get(&gpu.address)?;
     let mig = match told.mig.as_deref()? {
         "Enabled" => "MIG is on: each instance pins for itself",
         _ => "MIG is off",
@@ -158,4 +173,17 @@ fn override_parameter(machine: &Machine) -> Option<Check> {
         }
         .seen(format!("RegistryDwords: {words} in /proc/driver/nvidia/params")),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn who_asks_a_driver_that_stands_still_is_told() {
+        let check = answers(Silent::Late(Duration::from_secs(20))).unwrap();
+        assert!(check.message.starts_with("nvidia-smi did not answer within 20 s:"), "{}", check.message);
+        assert!(answers(Silent::Failed).is_none());
+    }
 }
