@@ -8,8 +8,10 @@ use crate::pci::Device;
 use crate::root::Silent;
 use crate::text;
 
-/// With less of BAR1 than this, next to nothing can be registered.
-const SCANT: u64 = 16 << 20;
+/// What the GPU driver keeps free of BAR1: it grants a pin only if the pin's length and this are left.
+const RESERVE: u64 = 36 << 20;
+/// What a pin takes at least.
+const GRANULE: u64 = 64 << 10;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let gpus = machine.gpus();
@@ -95,14 +97,17 @@ fn bar1(machine: &Machine, gpu: &Device) -> Check {
     };
     let ours = pinned.map_or(String::new(), |pinned| format!(", {} of it by registrations", text::bytes(pinned)));
     let what = format!("GPU {}: {} of {} of BAR1 in use{ours}", gpu.address, text::bytes(used), text::bytes(total));
-    let percent = used.saturating_mul(100).checked_div(total).unwrap_or(0);
+    let percent = used.saturating_mul(100).checked_div(total.saturating_sub(RESERVE)).unwrap_or(0);
     let left = total.saturating_sub(used);
+    let usable = left.saturating_sub(RESERVE);
+    let kept = format!("{} left, and the GPU driver keeps the last {}", text::bytes(left), text::bytes(RESERVE));
     let mend = "peermemctl list shows who holds it; Resizable BAR / Above 4G Decoding in the firmware makes it as large as the memory";
     // A share says when to look, but not whether a registration fails: 95 % of an H200's BAR1 leave gigabytes.
-    if percent >= 80 && left < SCANT {
-        Check::fail(ID, format!("{what}: only {} left, any larger registration fails", text::bytes(left)), mend)
+    if usable < GRANULE {
+        Check::fail(ID, format!("{what}: {kept}, so every registration fails"), mend)
     } else if percent >= 80 {
-        Check::warn(ID, format!("{what}: only {} left, any larger registration fails", text::bytes(left)), mend)
+        let larger = text::bytes(usable);
+        Check::warn(ID, format!("{what}: {kept}, so a registration of more than {larger} fails"), mend)
     } else {
         Check::ok(ID, what)
     }
