@@ -168,12 +168,18 @@ fn counters(machine: &Machine) -> Vec<Check> {
     checks
 }
 
+/// The freeing thread waits in the kernel, where no signal ends it (D11 of docs/safety.md).
 fn stuck_mend(machine: &Machine) -> String {
-    match machine.callbacks.as_ref().ok().and_then(|rows| rows.first()) {
-        Some(row) => format!(
-            "end process {} ({}), whose registration it is: kill -9 {}; update the RDMA core",
-            row.pid, row.comm, row.pid
-        ),
-        None => "as root, peermemctl doctor names the process to end; update the RDMA core".to_owned(),
-    }
+    let row = machine.callbacks.as_ref().ok().and_then(|rows| rows.first());
+    let Some(row) = row else {
+        return "reset the NIC or reboot, as no kill ends that wait, then update the RDMA core; as root, peermemctl doctor names NIC and process".to_owned();
+    };
+    let mut registrations = machine.registrations.iter().flatten();
+    let nic = registrations.find(|other| (other.pid, other.va) == (row.pid, row.va)).and_then(|row| row.nic.as_deref());
+    format!(
+        "reset the NIC{} or reboot, as no kill ends that wait, then update the RDMA core; the registration is of process {} ({})",
+        nic.map_or(String::new(), |nic| format!(" {nic}")),
+        row.pid,
+        row.comm
+    )
 }
