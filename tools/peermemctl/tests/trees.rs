@@ -196,6 +196,14 @@ fn every_finding_has_evidence_and_a_mend_without_gaps() {
     }
 }
 
+/// What doctor says of the machine in `dir` under `id`.
+fn check(dir: &Path, id: &str) -> Value {
+    let output = peermemctl(dir, &["doctor", "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let mut checks = report["sections"].as_array().unwrap().iter().flat_map(|section| section["checks"].as_array().unwrap());
+    checks.find(|check| check["id"] == id).cloned().unwrap_or_else(|| panic!("no {id}: {report:#}"))
+}
+
 /// What the closed driver refused is told in two sections, which send nobody two ways.
 #[test]
 fn one_cause_has_one_mend() {
@@ -210,13 +218,7 @@ fn one_cause_has_one_mend() {
 #[test]
 fn a_refusal_is_over_once_the_closed_driver_took_a_build() {
     let dir = common::unpack("closed-flavour");
-    let licence = || {
-        let output = peermemctl(dir.path(), &["doctor", "--json"]);
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let sections = report["sections"].as_array().unwrap();
-        let mut checks = sections.iter().flat_map(|section| section["checks"].as_array().unwrap());
-        checks.find(|check| check["id"] == "driver.licence").unwrap()["level"].clone()
-    };
+    let licence = || check(dir.path(), "driver.licence")["level"].clone();
     assert_eq!(licence(), "FAIL");
     let modules = dir.path().join("proc/modules");
     let loaded = "nvidia_peermem 65536 0 - Live 0xffffffffc0a00000 (O)\n".to_owned();
@@ -321,6 +323,19 @@ fn list_says_that_the_module_stays_loaded() {
         let text = String::from_utf8(peermemctl(dir.path(), &["list"]).stdout).unwrap();
         assert_eq!(text.contains("until the next boot"), said, "{line}{text}");
     }
+}
+
+/// The recorded machine with a newer kernel, given another one: the mend is a command line for each.
+#[test]
+fn each_newer_kernel_has_its_own_command() {
+    let dir = common::unpack("newer-kernel");
+    let modules = dir.path().join("lib/modules/7.3.0");
+    fs::create_dir(&modules).unwrap();
+    fs::write(modules.join("modules.dep"), "").unwrap();
+    let check = check(dir.path(), "module.kernels");
+    assert_eq!(check["message"], "newer kernels are installed without nvidia-peermem: 7.2.13, 7.3.0");
+    let make = |kernel: &str| format!("make KDIR=/lib/modules/{kernel}/build && make install KDIR=/lib/modules/{kernel}/build");
+    assert_eq!(check["mend"], format!("{} && {}", make("7.2.13"), make("7.3.0")));
 }
 
 /// What a failure's reason "within the same second", and a `status` of a second, leave to this program: its processor time,
