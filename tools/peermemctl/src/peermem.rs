@@ -73,7 +73,7 @@ impl Stats {
 pub const STUCK_MS: u64 = 10_000;
 
 /// A row of `registrations`.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct Registration {
     /// Process that registered.
     pub pid: u32,

@@ -5,6 +5,7 @@ use crate::check::Check;
 use crate::machine::Machine;
 use crate::nvidia;
 use crate::pci::Device;
+use crate::peermem::Registration;
 use crate::root::Silent;
 use crate::text;
 
@@ -72,12 +73,32 @@ fn present(gpu: &Device) -> Check {
     .seen(format!("/sys/bus/pci/devices/{}/driver", gpu.address))
 }
 
+/// Bytes of a GPU's BAR1 that registrations take: where those of one process overlap, they share its place there. Nothing tells
+/// whether memory was freed and another lies at its address now.
+fn pinned(rows: &[Registration], gpu: &str) -> u64 {
+    // A revoked pin has gone with its memory.
+    let rows = rows.iter().filter(|row| row.gpu.as_deref() == Some(gpu) && row.state != "revoked");
+    let range = |row: &Registration| {
+        let start = row.va / GRANULE * GRANULE;
+        (row.pid, start, start.saturating_add(row.pinned_bytes))
+    };
+    let mut ranges: Vec<(u32, u64, u64)> = rows.map(range).collect();
+    ranges.sort_unstable();
+    let (mut bytes, mut process, mut counted) = (0, 0, 0);
+    for (pid, start, end) in ranges {
+        if pid != process {
+            (process, counted) = (pid, 0);
+        }
+        bytes += end.saturating_sub(start.max(counted));
+        counted = counted.max(end);
+    }
+    bytes
+}
+
 fn bar1(machine: &Machine, gpu: &Device) -> Check {
     const ID: &str = "gpus.bar1";
     let size = nvidia::bar1_size(gpu);
-    let pinned: Option<u64> = machine.registrations.as_ref().ok().map(|rows| {
-        rows.iter().filter(|row| row.gpu.as_deref() == Some(gpu.address.as_str())).map(|row| row.pinned_bytes).sum()
-    });
+    let pinned = machine.registrations.as_ref().ok().map(|rows| pinned(rows, &gpu.address));
     let told = machine.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.bar1);
     let (total, used, seen) = match (told, pinned) {
         (Some(bar1), _) => (bar1.total, bar1.used, "nvidia-smi -q"),
@@ -184,6 +205,36 @@ fn override_parameter(machine: &Machine) -> Option<Check> {
 mod tests {
     use super::*;
     use std::time::Duration;
+
+    #[test]
+    fn what_overlaps_is_in_bar1_once() {
+        const GPU: &str = "0000:00:08.0";
+        let row = |pid: u32, va: u64, pinned_bytes: u64| Registration {
+            pid,
+            va,
+            pinned_bytes,
+            state: "mapped".to_owned(),
+            gpu: Some(GPU.to_owned()),
+            ..Registration::default()
+        };
+        let at = 0x7f00_0000_0000;
+        // Twice the same, a part of it, one that goes on behind it, one apart; from the middle of a granule.
+        let mut rows = vec![
+            row(1, at, 4 << 20),
+            row(1, at + 100, 4 << 20),
+            row(1, at + (1 << 20), 1 << 20),
+            row(1, at + (3 << 20), 2 << 20),
+            row(1, at + (8 << 20), 1 << 20),
+        ];
+        assert_eq!(pinned(&rows, GPU), 6 << 20);
+        // That address in another process is other memory.
+        rows.push(row(2, at, 4 << 20));
+        assert_eq!(pinned(&rows, GPU), 10 << 20);
+        rows.push(Registration { state: "revoked".to_owned(), ..row(3, at, 4 << 20) });
+        rows.push(Registration { gpu: None, ..row(3, at, 4 << 20) });
+        assert_eq!(pinned(&rows, GPU), 10 << 20);
+        assert_eq!(pinned(&rows, "0000:00:09.0"), 0);
+    }
 
     #[test]
     fn who_asks_a_driver_that_stands_still_is_told() {
