@@ -77,7 +77,7 @@ pub struct Status {
     pub level: Level,
     /// Whether a plain `ibv_reg_mr()` on GPU memory can work by a loaded nvidia-peermem.
     pub usable: bool,
-    /// What keeps it from working, or is wrong with it.
+    /// What keeps it from working; or what is wrong with it, though it works.
     pub because: Vec<Check>,
     pub kernel: Option<String>,
     /// `rust` (this project's), `nvidia`, `other`; `null` if none is loaded.
@@ -122,21 +122,29 @@ const DECISIVE: [&str; 17] = [
     "limits.devices",
 ];
 
+/// Checks that say, where all that is decisive is well, that it does not work for everybody, or not for long.
+const WARNINGS: [&str; 5] =
+    ["clients.counters", "clients.put_errors", "registrations.stale", "registrations.orphan", "gpus.bar1"];
+
 /// Answers `status`.
 pub fn status(machine: &Machine) -> Status {
-    let report = doctor::examine(machine);
-    let because: Vec<Check> = report
-        .sections
-        .into_iter()
-        .flat_map(|section| section.checks)
-        .filter(|check| check.level == Level::Fail && DECISIVE.contains(&check.id))
-        .collect();
-    let usable = because.is_empty() && machine.loaded.is_some();
+    let checks = doctor::examine(machine).sections.into_iter().flat_map(|section| section.checks);
+    let is_decisive = |check: &Check| check.level == Level::Fail && DECISIVE.contains(&check.id);
+    let warns = |check: &Check| check.level >= Level::Warn && WARNINGS.contains(&check.id);
+    let mut because: Vec<Check> = checks.filter(|check| is_decisive(check) || warns(check)).collect();
+    let usable = machine.loaded.is_some() && !because.iter().any(is_decisive);
+    if !usable {
+        because.retain(is_decisive);
+    }
     let stats = machine.stats.as_ref().ok();
     let loaded = machine.loaded.as_ref();
     let number = |key: &str| stats.and_then(|stats| stats.number(key));
     Status {
-        level: if usable { Level::Ok } else { Level::Fail },
+        level: match (usable, because.is_empty()) {
+            (true, true) => Level::Ok,
+            (true, false) => Level::Warn,
+            (false, _) => Level::Fail,
+        },
         usable,
         because,
         kernel: machine.release.clone(),

@@ -129,7 +129,7 @@ fn print_status(out: &mut String, status: &Status) {
     ] {
         wrapped(out, &format!("  {key:<17}"), &value, Style::new());
     }
-    if !status.usable {
+    if status.level != Level::Ok {
         let _ = writeln!(out, "More: peermemctl doctor");
     }
 }

@@ -277,15 +277,15 @@ fn doctor_ends_with_what_to_do_first() {
 
 #[test]
 fn status_says_no_exactly_where_registering_cannot_work() {
-    let usable = |tree: &str| {
-        let dir = unpacked(tree);
-        let output = peermemctl(&dir, &["status", "--json"]);
-        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(output.status.code(), Some(if answer["usable"] == true { 0 } else { 2 }), "{tree}");
-        answer["usable"].as_bool().unwrap()
+    let status = |tree: &str| {
+        let answer = status(&unpacked(tree));
+        (answer["usable"].as_bool().unwrap(), answer["level"].as_str().unwrap().to_owned())
     };
     for tree in ["healthy", "healthy-idle", "legacy", "fresh", "port-down", "refused-busy"] {
-        assert!(usable(tree), "{tree}");
+        assert_eq!(status(tree), (true, "OK".to_owned()), "{tree}");
+    }
+    for tree in ["put-errors", "stale-registration", "orphan", "bar1-nearly-full", "bar1-full"] {
+        assert_eq!(status(tree), (true, "WARN".to_owned()), "{tree}");
     }
     for tree in [
         "h200-no-api",
@@ -296,7 +296,28 @@ fn status_says_no_exactly_where_registering_cannot_work() {
         "nvidia-stub",
         "devices-forbidden",
     ] {
-        assert!(!usable(tree), "{tree}");
+        assert_eq!(status(tree), (false, "FAIL".to_owned()), "{tree}");
+    }
+}
+
+/// What `status` says of the machine in `dir`; it exits accordingly.
+fn status(dir: &Path) -> Value {
+    let output = peermemctl(dir, &["status", "--json"]);
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let exit = ["OK", "WARN", "FAIL"].iter().position(|level| answer["level"] == *level).unwrap();
+    assert_eq!(output.status.code(), i32::try_from(exit).ok(), "{answer:#}");
+    answer
+}
+
+/// Recorded machines as somebody sees them who is not root: without the rows of registrations.
+#[test]
+fn status_warns_of_what_everybody_may_know() {
+    for (tree, id) in [("bar1-nearly-full", "gpus.bar1"), ("bar1-full", "gpus.bar1"), ("orphan", "registrations.orphan")] {
+        let dir = common::unpack(tree);
+        fs::remove_file(dir.path().join("proc/driver/nvidia-peermem/registrations")).unwrap();
+        let answer = status(dir.path());
+        let because = answer["because"].as_array().unwrap();
+        assert!(because.len() == 1 && because[0]["id"] == id && because[0]["level"] == "WARN", "{tree}: {answer:#}");
     }
 }
 

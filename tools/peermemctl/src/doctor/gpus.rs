@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 7: the GPUs, and how much of BAR1 is left.
 
-use crate::check::Check;
+use crate::check::{Check, Level};
 use crate::machine::Machine;
 use crate::nvidia;
 use crate::pci::Device;
@@ -13,6 +13,11 @@ use crate::text;
 const RESERVE: u64 = 36 << 20;
 /// What a pin takes at least.
 const GRANULE: u64 = 64 << 10;
+
+/// The check of BAR1, and what makes room there.
+const ID: &str = "gpus.bar1";
+const MEND: &str =
+    "peermemctl list shows who holds it; Resizable BAR / Above 4G Decoding in the firmware makes it as large as the memory";
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let gpus = machine.gpus();
@@ -96,7 +101,6 @@ fn pinned(rows: &[Registration], gpu: &str) -> u64 {
 }
 
 fn bar1(machine: &Machine, gpu: &Device) -> Check {
-    const ID: &str = "gpus.bar1";
     let size = nvidia::bar1_size(gpu);
     let pinned = machine.registrations.as_ref().ok().map(|rows| pinned(rows, &gpu.address));
     let told = machine.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.bar1);
@@ -105,34 +109,45 @@ fn bar1(machine: &Machine, gpu: &Device) -> Check {
         (None, Some(pinned)) => {
             (size, pinned, "size of the BAR in sysfs, pinned_bytes in /proc/driver/nvidia-peermem/registrations")
         }
-        (None, None) => {
-            return Check::skip(
-                ID,
-                format!(
-                    "GPU {}: BAR1 has {}; what is in use is told by nvidia-smi, or to root",
-                    gpu.address,
-                    text::bytes(size)
-                ),
-            );
-        }
+        (None, None) => return bar1_by_counters(machine, gpu),
     };
+    judged(gpu, total, used, pinned).seen(seen)
+}
+
+/// What everybody may know of BAR1, if there is one GPU: no more of it is pinned than the counters say, which count twice what is
+/// registered twice.
+fn bar1_by_counters(machine: &Machine, gpu: &Device) -> Check {
+    let size = nvidia::bar1_size(gpu);
+    let whole = format!("GPU {}: BAR1 has {}", gpu.address, text::bytes(size));
+    let live = machine.stats.as_ref().ok().and_then(|stats| stats.number("total.live_bytes"));
+    let (Some(live), [_]) = (live, machine.gpus().as_slice()) else {
+        return Check::skip(ID, format!("{whole}; what is in use is told by nvidia-smi, or to root"));
+    };
+    let check = judged(gpu, size, live.min(size), Some(live));
+    match check.level {
+        Level::Fail => Check::warn(ID, format!("{whole}, and up to {} are registered", text::bytes(live)), MEND),
+        _ => check,
+    }
+    .seen("size of the BAR in sysfs, total.live_bytes in /proc/driver/nvidia-peermem/stats")
+}
+
+/// What it means that so much of BAR1 is in use.
+fn judged(gpu: &Device, total: u64, used: u64, pinned: Option<u64>) -> Check {
     let ours = pinned.map_or(String::new(), |pinned| format!(", {} of it by registrations", text::bytes(pinned)));
     let what = format!("GPU {}: {} of {} of BAR1 in use{ours}", gpu.address, text::bytes(used), text::bytes(total));
     let percent = used.saturating_mul(100).checked_div(total.saturating_sub(RESERVE)).unwrap_or(0);
     let left = total.saturating_sub(used);
     let usable = left.saturating_sub(RESERVE);
     let kept = format!("{} left, and the GPU driver keeps the last {}", text::bytes(left), text::bytes(RESERVE));
-    let mend = "peermemctl list shows who holds it; Resizable BAR / Above 4G Decoding in the firmware makes it as large as the memory";
     // A share says when to look, but not whether a registration fails: 95 % of an H200's BAR1 leave gigabytes.
     if usable < GRANULE {
-        Check::fail(ID, format!("{what}: {kept}, so every registration fails"), mend)
+        Check::fail(ID, format!("{what}: {kept}, so every registration fails"), MEND)
     } else if percent >= 80 {
         let larger = text::bytes(usable);
-        Check::warn(ID, format!("{what}: {kept}, so a registration of more than {larger} fails"), mend)
+        Check::warn(ID, format!("{what}: {kept}, so a registration of more than {larger} fails"), MEND)
     } else {
         Check::ok(ID, what)
     }
-    .seen(seen)
 }
 
 /// Whether this machine has the GPU as a whole. What a part of one cannot do, a refusal tells; here it is only named.

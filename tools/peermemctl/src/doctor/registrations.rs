@@ -16,7 +16,10 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     match (&machine.registrations, &machine.loaded) {
         (_, None) => return vec![Check::skip("registrations.live", "none: nvidia_peermem is not loaded")],
         (Ok(rows), _) => checks.extend(live(rows)),
-        (Err(missing), _) => checks.push(unread("registrations.live", *missing)),
+        (Err(missing), _) => {
+            checks.push(unread("registrations.live", *missing));
+            checks.extend(counted_orphans(machine));
+        }
     }
     match &machine.failures {
         Ok(rows) => checks.extend(refusals(machine, rows)),
@@ -97,6 +100,14 @@ fn orphans(rows: &[Registration]) -> Vec<Check> {
             .seen("state=orphan in /proc/driver/nvidia-peermem/registrations")
         })
         .collect()
+}
+
+/// What the counters, which everybody may read, tell of such pins.
+fn counted_orphans(machine: &Machine) -> Option<Check> {
+    let orphans = machine.stats.as_ref().ok()?.number("total.orphans").filter(|orphans| *orphans > 0)?;
+    let message = format!("{} that another process than its owner deregistered", text::count(orphans, "pin"));
+    let mend = "as root, peermemctl doctor names the owner to end";
+    Some(Check::warn("registrations.orphan", message, mend).seen("total.orphans in /proc/driver/nvidia-peermem/stats"))
 }
 
 /// What mends a refusal, by reason of docs/proc.md.
