@@ -216,6 +216,7 @@ fn told<T>(root: &Root, rows: Result<T, Missing>) -> Result<T> {
     };
     match (missing, &Machine::look(root).loaded) {
         (Missing::Denied, _) => bail!("only root may see that: run it as root"),
+        (Missing::Unknown, _) => bail!("{}; {}", peermem::UNKNOWN, peermem::KNOW_IT),
         (_, None) => bail!("nvidia_peermem is not loaded; peermemctl doctor says why"),
         (_, Some(loaded)) => bail!(
             "the loaded nvidia_peermem ({}) does not tell: there is no {}",

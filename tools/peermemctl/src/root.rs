@@ -54,6 +54,8 @@ pub enum Missing {
     Absent,
     /// It exists, and only root may read it.
     Denied,
+    /// It exists, in a format that this program does not know.
+    Unknown,
 }
 
 /// Why a program told nothing.

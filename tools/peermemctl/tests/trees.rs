@@ -200,7 +200,8 @@ fn every_finding_has_evidence_and_a_mend_without_gaps() {
 fn check(dir: &Path, id: &str) -> Value {
     let output = peermemctl(dir, &["doctor", "--json"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let mut checks = report["sections"].as_array().unwrap().iter().flat_map(|section| section["checks"].as_array().unwrap());
+    let mut checks =
+        report["sections"].as_array().unwrap().iter().flat_map(|section| section["checks"].as_array().unwrap());
     checks.find(|check| check["id"] == id).cloned().unwrap_or_else(|| panic!("no {id}: {report:#}"))
 }
 
@@ -312,7 +313,9 @@ fn status(dir: &Path) -> Value {
 /// Recorded machines as somebody sees them who is not root: without the rows of registrations.
 #[test]
 fn status_warns_of_what_everybody_may_know() {
-    for (tree, id) in [("bar1-nearly-full", "gpus.bar1"), ("bar1-full", "gpus.bar1"), ("orphan", "registrations.orphan")] {
+    for (tree, id) in
+        [("bar1-nearly-full", "gpus.bar1"), ("bar1-full", "gpus.bar1"), ("orphan", "registrations.orphan")]
+    {
         let dir = common::unpack(tree);
         fs::remove_file(dir.path().join("proc/driver/nvidia-peermem/registrations")).unwrap();
         let answer = status(dir.path());
@@ -355,8 +358,32 @@ fn each_newer_kernel_has_its_own_command() {
     fs::write(modules.join("modules.dep"), "").unwrap();
     let check = check(dir.path(), "module.kernels");
     assert_eq!(check["message"], "newer kernels are installed without nvidia-peermem: 7.2.13, 7.3.0");
-    let make = |kernel: &str| format!("make KDIR=/lib/modules/{kernel}/build && make install KDIR=/lib/modules/{kernel}/build");
+    let make = |kernel: &str| {
+        format!("make KDIR=/lib/modules/{kernel}/build && make install KDIR=/lib/modules/{kernel}/build")
+    };
     assert_eq!(check["mend"], format!("{} && {}", make("7.2.13"), make("7.3.0")));
+}
+
+/// A recorded machine whose module's files are of tomorrow's format: nobody guesses what they say.
+#[test]
+fn a_format_that_is_not_known_is_said() {
+    let dir = common::unpack("refused-busy");
+    let stats = dir.path().join("proc/driver/nvidia-peermem/stats");
+    let text = fs::read_to_string(&stats).unwrap();
+    fs::write(&stats, text.replacen("format 1\n", "format 2\n", 1)).unwrap();
+    for command in ["list", "failures", "watch"] {
+        let output = peermemctl(dir.path(), &[command]);
+        assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{command}");
+        let said = String::from_utf8(output.stderr).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.contains("does not know; install the peermemctl that comes with the module"), "{command}: {said}");
+    }
+    assert_eq!(check(dir.path(), "clients.counters")["level"], "WARN");
+    for id in ["registrations.live", "refusals.recent"] {
+        assert_eq!(check(dir.path(), id)["level"], "SKIP", "{id}");
+    }
+    let status = status(dir.path());
+    assert_eq!((&status["live_bytes"], &status["refused"]), (&Value::Null, &Value::Null));
+    assert_eq!((&status["level"], &status["because"][0]["id"]), (&"WARN".into(), &"clients.counters".into()));
 }
 
 /// What a failure's reason "within the same second", and a `status` of a second, leave to this program: its processor time,

@@ -4,7 +4,7 @@
 use crate::check::Check;
 use crate::machine::{Machine, NAME, PEERS};
 use crate::module_file::Maker;
-use crate::peermem::STUCK_MS;
+use crate::peermem::{KNOW_IT, STUCK_MS, UNKNOWN};
 use crate::root::Missing;
 use crate::text;
 
@@ -111,15 +111,10 @@ fn counters(machine: &Machine) -> Vec<Check> {
         Err(Missing::Absent) => {
             return vec![Check::skip(ID, "this build of the module has no counters").seen(crate::peermem::DIR)]
         }
+        Err(Missing::Unknown) => {
+            return vec![Check::warn(ID, UNKNOWN, KNOW_IT).seen("format in /proc/driver/nvidia-peermem/stats")]
+        }
     };
-    if !stats.is_known() {
-        return vec![Check::warn(
-            ID,
-            "the module's counters have a format that this peermemctl does not know",
-            "install the peermemctl that comes with the module",
-        )
-        .seen("format in /proc/driver/nvidia-peermem/stats")];
-    }
     let number = |key: &str| stats.number(key).unwrap_or(0);
     let (pins, unpins, live) = (number("total.pins"), number("total.unpins"), number("total.live"));
     let mut checks = vec![Check::ok(

@@ -3,7 +3,7 @@
 
 use crate::check::Check;
 use crate::machine::Machine;
-use crate::peermem::{Failure, Registration};
+use crate::peermem::{Failure, Registration, UNKNOWN};
 use crate::root::Missing;
 use crate::text;
 use std::collections::BTreeMap;
@@ -31,6 +31,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
 fn unread(id: &'static str, missing: Missing) -> Check {
     match missing {
         Missing::Denied => Check::skip(id, "only root may see registrations and refusals: run doctor as root"),
+        Missing::Unknown => Check::skip(id, UNKNOWN),
         Missing::Absent => {
             Check::skip(id, "the loaded module does not tell").seen(format!("no {}", crate::peermem::DIR))
         }
