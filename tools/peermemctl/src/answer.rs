@@ -195,7 +195,8 @@ pub struct List {
 pub struct Process {
     pub pid: u32,
     pub comm: String,
-    pub alive: bool,
+    /// `null` in a container, whose process numbers are not those that the module writes.
+    pub alive: Option<bool>,
     pub bytes: u64,
     pub registrations: Vec<Registration>,
 }
@@ -203,7 +204,7 @@ pub struct Process {
 impl Process {
     /// Whether it holds what nobody will use again: the process is gone, or another one deregistered it.
     fn is_stale(&self) -> bool {
-        !self.alive || self.registrations.iter().any(|row| row.state == "orphan")
+        self.alive == Some(false) || self.registrations.iter().any(|row| row.state == "orphan")
     }
 }
 

@@ -29,6 +29,17 @@ pub fn at_least(release: &str, major: u32, minor: u32) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
 }
 
+/// Whether the process numbers of /proc are those of the initial namespace, which the module writes. In a container they are
+/// not, as a rule: there the module's numbers are of nobody, or of somebody else.
+pub fn has_initial_pids(root: &Root) -> bool {
+    // PROC_PID_INIT_INO: the same in every kernel.
+    const INITIAL: &str = "pid:[4026531836]";
+    // The namespace of a /proc is that of its process 1, which root may ask; our own is the same, but where the host's /proc was
+    // mounted. A recorded tree has neither, and is of no container.
+    let namespace = ["1", "self"].iter().find_map(|pid| root.link_name(&format!("/proc/{pid}/ns/pid")));
+    namespace.is_none_or(|namespace| namespace == INITIAL)
+}
+
 /// The symbols of [`SYMBOLS`] that exist, with the module that has them (`None`: the kernel itself). An error if the
 /// list cannot be read at all.
 pub fn symbols(root: &Root) -> Result<BTreeMap<String, Option<String>>, Missing> {
@@ -101,6 +112,23 @@ fn numbers(release: &str) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_container_has_numbers_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        assert!(has_initial_pids(&root));
+        let link = |pid: &str, target: &str| {
+            let ns = dir.path().join(format!("proc/{pid}/ns"));
+            std::fs::create_dir_all(&ns).unwrap();
+            std::os::unix::fs::symlink(target, ns.join("pid")).unwrap();
+        };
+        link("self", "pid:[4026532281]");
+        assert!(!has_initial_pids(&root));
+        // The host's /proc, looked at from a container.
+        link("1", "pid:[4026531836]");
+        assert!(has_initial_pids(&root));
+    }
 
     #[test]
     fn an_odd_line_loses_no_module() {

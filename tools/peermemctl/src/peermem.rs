@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! What the module tells in /proc/driver/nvidia-peermem: see docs/proc.md.
 
+use crate::kernel;
 use crate::root::{Missing, Root};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -76,7 +77,7 @@ pub const STUCK_MS: u64 = 10_000;
 /// A row of `registrations`.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct Registration {
-    /// Process that registered.
+    /// Process that registered, by its number in the initial namespace.
     pub pid: u32,
     /// Its name when it registered.
     pub comm: String,
@@ -96,8 +97,8 @@ pub struct Registration {
     /// PCI address of the NIC, once mapped.
     pub nic: Option<String>,
     pub age_ms: u64,
-    /// Whether a process of that number still exists.
-    pub process_alive: bool,
+    /// Whether a process of that number still exists; `null` in a container, whose numbers are others.
+    pub process_alive: Option<bool>,
 }
 
 /// A row of `failures`.
@@ -195,6 +196,7 @@ fn rows(root: &Root, file: &str) -> Result<String, Missing> {
 /// Live registrations; those of the most bytes first.
 pub fn registrations(root: &Root) -> Result<Vec<Registration>, Missing> {
     let text = rows(root, "registrations")?;
+    let has_initial_pids = kernel::has_initial_pids(root);
     let mut rows: Vec<Registration> = text
         .lines()
         .map(Row::parse)
@@ -211,7 +213,7 @@ pub fn registrations(root: &Root) -> Result<Vec<Registration>, Missing> {
             gpu: row.known("gpu"),
             nic: row.known("nic"),
             age_ms: row.number("age_ms"),
-            process_alive: root.exists(&format!("/proc/{}/comm", row.pid())),
+            process_alive: has_initial_pids.then(|| root.exists(&format!("/proc/{}/comm", row.pid()))),
         })
         .collect();
     rows.sort_by_key(|row| (std::cmp::Reverse(row.pinned_bytes), row.pid, row.va));

@@ -206,8 +206,8 @@ fn print_list(out: &mut String, list: &List) {
         for process in &list.processes {
             let rows = &process.registrations;
             let state = match process.alive {
-                true => unique(rows.iter().map(|row| row.state.as_str())),
-                false => "process is gone".to_owned(),
+                Some(false) => "process is gone".to_owned(),
+                _ => unique(rows.iter().map(|row| row.state.as_str())),
             };
             table.add_row([
                 process.pid.to_string(),
@@ -222,6 +222,10 @@ fn print_list(out: &mut String, list: &List) {
             ]);
         }
         print_table(out, &table);
+    }
+    if list.processes.iter().any(|process| process.alive.is_none()) {
+        let why = "PID is the host's number of a process. This is a container, so which of them are gone cannot be told from here.";
+        wrapped(out, "", why, Style::new());
     }
     match list.references {
         None => {

@@ -13,6 +13,7 @@ mod table;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -384,6 +385,26 @@ fn a_format_that_is_not_known_is_said() {
     let status = status(dir.path());
     assert_eq!((&status["live_bytes"], &status["refused"]), (&Value::Null, &Value::Null));
     assert_eq!((&status["level"], &status["because"][0]["id"]), (&"WARN".into(), &"clients.counters".into()));
+}
+
+/// Recorded machines, looked at from a container: there, the numbers of processes that live are of nobody.
+#[test]
+fn a_container_cannot_tell_who_is_gone() {
+    for (tree, finding) in [("stale-registration", 0), ("orphan", 1)] {
+        let dir = common::unpack(tree);
+        let ns = dir.path().join("proc/1/ns");
+        fs::create_dir_all(&ns).unwrap();
+        symlink("pid:[4026532281]", ns.join("pid")).unwrap();
+        let stale = check(dir.path(), "registrations.stale");
+        assert!(stale["level"] == "SKIP" && stale["message"].as_str().unwrap().contains("container"), "{stale}");
+        assert_eq!(peermemctl(dir.path(), &["doctor"]).status.code(), Some(finding), "{tree}");
+        let output = peermemctl(dir.path(), &["list"]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("This is a container") && !text.contains("process is gone"), "{text}");
+        assert_eq!(output.status.code(), Some(finding), "{tree}");
+    }
+    let dir = unpacked("stale-registration");
+    assert!(String::from_utf8(peermemctl(&dir, &["list"]).stdout).unwrap().contains("process is gone"));
 }
 
 /// What a failure's reason "within the same second", and a `status` of a second, leave to this program: its processor time,

@@ -57,7 +57,12 @@ fn live(rows: &[Registration]) -> Vec<Check> {
     if let (Some(((pid, comm), bytes)), Some(check)) = (most, checks.first_mut()) {
         check.evidence.push(format!("most: process {pid} ({comm}), {}", text::bytes(*bytes)));
     }
-    let stale: Vec<&Registration> = rows.iter().filter(|row| !row.process_alive).collect();
+    if rows.iter().any(|row| row.process_alive.is_none()) {
+        let message =
+            "which of these processes are gone cannot be told from inside a container: their numbers are the host's";
+        checks.push(Check::skip("registrations.stale", message).seen("the pid namespace of this /proc is not the initial one"));
+    }
+    let stale: Vec<&Registration> = rows.iter().filter(|row| row.process_alive == Some(false)).collect();
     if let Some(first) = stale.first() {
         let held = stale.iter().map(|row| row.pinned_bytes).sum();
         checks.push(
@@ -79,15 +84,16 @@ fn live(rows: &[Registration]) -> Vec<Check> {
     checks
 }
 
-/// Pins that wait for their owner, which lives: one finding for each process.
+/// Pins that wait for their owner, which lives, as far as that can be told: one finding for each process.
 fn orphans(rows: &[Registration]) -> Vec<Check> {
     let mut by_process: BTreeMap<(u32, &str), Vec<&Registration>> = BTreeMap::new();
-    for row in rows.iter().filter(|row| row.process_alive && row.state == "orphan") {
+    for row in rows.iter().filter(|row| row.process_alive != Some(false) && row.state == "orphan") {
         by_process.entry((row.pid, row.comm.as_str())).or_default().push(row);
     }
     by_process
         .into_iter()
         .map(|((pid, comm), left)| {
+            let place = left.first().map_or("", |row| if row.process_alive.is_none() { "on the host, " } else { "" });
             Check::warn(
                 "registrations.orphan",
                 format!(
@@ -96,7 +102,7 @@ fn orphans(rows: &[Registration]) -> Vec<Check> {
                     text::bytes(left.iter().map(|row| row.pinned_bytes).sum()),
                     if left.len() == 1 { "it ends" } else { "they end" }
                 ),
-                format!("end process {pid}: kill {pid}"),
+                format!("{place}end process {pid}: kill {pid}"),
             )
             .seen("state=orphan in /proc/driver/nvidia-peermem/registrations")
         })
