@@ -102,7 +102,7 @@ pub struct Registration {
 }
 
 /// A row of `failures`.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct Failure {
     pub seq: u64,
     /// Seconds since 1970.

@@ -35,10 +35,19 @@ fn limit(root: &Root, pid: &str) -> Option<Option<u64>> {
     }
 }
 
+/// The limit of locked memory that binds this process.
+pub fn memlock(root: &Root) -> Option<u64> {
+    limit(root, "self")?.filter(|_| !is_exempt(root, "self"))
+}
+
+/// Whether no limit binds a process. A capability counts if it is one of the initial user namespace, which root of a rootless
+/// container is not in.
 fn is_exempt(root: &Root, pid: &str) -> bool {
     let status =
         root.bytes(&format!("/proc/{pid}/status")).ok().and_then(|bytes| Status::from_read(bytes.as_slice()).ok());
-    status.is_some_and(|status| status.capeff & CAP_IPC_LOCK != 0)
+    let map = root.text(&format!("/proc/{pid}/uid_map"));
+    let is_initial = map.map_or(true, |map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]));
+    is_initial && status.is_some_and(|status| status.capeff & CAP_IPC_LOCK != 0)
 }
 
 /// `* - memlock unlimited` and the like, for users that log in.
