@@ -30,7 +30,7 @@ impl Stats {
         }
     }
 
-    fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let pair = |line: &str| line.split_once(' ').map(|(key, value)| (key.to_owned(), value.to_owned()));
         Self(text.lines().filter_map(pair).collect())
     }
