@@ -349,6 +349,11 @@ impl Recorder {
             }
         }
         self.lines("/etc/modules", on_topic);
+        let is_memlock = |line: &str| line.starts_with("DefaultLimitMEMLOCK");
+        self.lines("/etc/systemd/system.conf", is_memlock);
+        for name in self.root.names("/etc/systemd/system.conf.d") {
+            self.lines(&format!("/etc/systemd/system.conf.d/{name}"), is_memlock);
+        }
         self.lines("/etc/security/limits.conf", |line| line.contains("memlock"));
     }
 }

@@ -34,8 +34,8 @@ pub fn at_least(release: &str, major: u32, minor: u32) -> bool {
 pub fn has_initial_pids(root: &Root) -> bool {
     // PROC_PID_INIT_INO: the same in every kernel.
     const INITIAL: &str = "pid:[4026531836]";
-    // The namespace of a /proc is that of its process 1, which root may ask; our own is the same, but where the host's /proc was
-    // mounted. A recorded tree has neither, and is of no container.
+    // The namespace of a /proc is that of its process 1, which root may ask; our own is the same, but where the host's /proc
+    // was mounted. A recorded tree has neither, and is of no container.
     let namespace = ["1", "self"].iter().find_map(|pid| root.link_name(&format!("/proc/{pid}/ns/pid")));
     namespace.is_none_or(|namespace| namespace == INITIAL)
 }

@@ -407,6 +407,49 @@ fn a_container_cannot_tell_who_is_gone() {
     assert!(String::from_utf8(peermemctl(&dir, &["list"]).stdout).unwrap().contains("process is gone"));
 }
 
+/// A recorded machine where users may lock 64 KiB, looked at by somebody whom that does not bind, or with a configuration that
+/// lifts it for some.
+#[test]
+fn a_limit_that_binds_nobody_is_no_warning() {
+    let judged = |change: &dyn Fn(&Path)| {
+        let dir = common::unpack("memlock-users");
+        change(dir.path());
+        let check = check(dir.path(), "limits.memlock");
+        (check["level"].as_str().unwrap().to_owned(), check["message"].as_str().unwrap().to_owned())
+    };
+    let write = |dir: &Path, file: &str, text: &str| {
+        let file = dir.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    };
+    // What the kernel says of a user's process, with the capabilities changed.
+    let user = fs::read_to_string(unpacked("memlock-process").join("proc/78/status")).unwrap();
+    let capable = |dir: &Path| {
+        let none = "CapEff:\t0000000000000000";
+        assert!(user.contains(none), "{user}");
+        write(dir, "proc/self/status", &user.replace(none, "CapEff:\t000001ffffffffff"));
+    };
+    assert_eq!(judged(&|_| ()).0, "WARN");
+    assert_eq!(judged(&|dir| write(dir, "proc/self/status", &user)).0, "WARN");
+    let (level, message) = judged(&capable);
+    assert!(level == "SKIP" && message.contains("no limit binds root"), "{level}: {message}");
+    // Root of a rootless container has that capability, and it does not count.
+    let rootless = |dir: &Path| {
+        capable(dir);
+        write(dir, "proc/self/uid_map", "         0       1000          1\n");
+    };
+    assert_eq!(judged(&rootless).0, "WARN");
+    let group = |dir: &Path| write(dir, "etc/security/limits.d/rdma.conf", "@rdma - memlock unlimited\n");
+    assert_eq!(judged(&group), ("OK".to_owned(), "users of group rdma may lock all memory".to_owned()));
+    let services = |dir: &Path, text: &str| {
+        write(dir, "etc/systemd/system.conf", "[Manager]\n#DefaultLimitMEMLOCK=8M\nDefaultLimitMEMLOCK=64K\n");
+        write(dir, "etc/systemd/system.conf.d/rdma.conf", text);
+    };
+    let all = judged(&|dir| services(dir, "[Manager]\nDefaultLimitMEMLOCK = infinity\n"));
+    assert_eq!(all, ("OK".to_owned(), "services may lock all memory".to_owned()));
+    assert_eq!(judged(&|dir| services(dir, "[Manager]\n")).0, "WARN");
+}
+
 /// What a failure's reason "within the same second", and a `status` of a second, leave to this program: its processor time,
 /// which no busy machine stretches.
 #[test]

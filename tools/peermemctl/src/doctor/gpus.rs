@@ -114,8 +114,8 @@ fn bar1(machine: &Machine, gpu: &Device) -> Check {
     judged(gpu, total, used, pinned).seen(seen)
 }
 
-/// What everybody may know of BAR1, if there is one GPU: no more of it is pinned than the counters say, which count twice what is
-/// registered twice.
+/// What everybody may know of BAR1, if there is one GPU: no more of it is pinned than the counters say, which count twice what
+/// is registered twice.
 fn bar1_by_counters(machine: &Machine, gpu: &Device) -> Check {
     let size = nvidia::bar1_size(gpu);
     let whole = format!("GPU {}: BAR1 has {}", gpu.address, text::bytes(size));

@@ -60,7 +60,9 @@ fn live(rows: &[Registration]) -> Vec<Check> {
     if rows.iter().any(|row| row.process_alive.is_none()) {
         let message =
             "which of these processes are gone cannot be told from inside a container: their numbers are the host's";
-        checks.push(Check::skip("registrations.stale", message).seen("/proc/1/ns/pid is not the initial namespace"));
+        checks.push(
+            Check::skip("registrations.stale", message).seen("the pid namespace of /proc is not the initial one"),
+        );
     }
     let stale: Vec<&Registration> = rows.iter().filter(|row| row.process_alive == Some(false)).collect();
     if let Some(first) = stale.first() {
