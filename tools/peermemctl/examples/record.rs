@@ -170,7 +170,7 @@ impl Recorder {
             let kept: String = log.split_inclusive('\n').filter(|line| on_topic(line)).collect();
             self.text("/dev/kmsg", &kept);
         }
-        if let Some(text) = self.root.tool("nvidia-smi", SMI) {
+        if let Ok(text) = self.root.tool("nvidia-smi", SMI) {
             self.text(&format!("{TOOLS}/{}", recorded_name("nvidia-smi", SMI)), &of_smi(&text));
         }
     }
@@ -349,6 +349,11 @@ impl Recorder {
             }
         }
         self.lines("/etc/modules", on_topic);
+        let is_memlock = |line: &str| line.starts_with("DefaultLimitMEMLOCK");
+        self.lines("/etc/systemd/system.conf", is_memlock);
+        for name in self.root.names("/etc/systemd/system.conf.d") {
+            self.lines(&format!("/etc/systemd/system.conf.d/{name}"), is_memlock);
+        }
         self.lines("/etc/security/limits.conf", |line| line.contains("memlock"));
     }
 }

@@ -77,7 +77,7 @@ pub struct Status {
     pub level: Level,
     /// Whether a plain `ibv_reg_mr()` on GPU memory can work by a loaded nvidia-peermem.
     pub usable: bool,
-    /// What keeps it from working, or is wrong with it.
+    /// What keeps it from working; or what is wrong with it, though it works.
     pub because: Vec<Check>,
     pub kernel: Option<String>,
     /// `rust` (this project's), `nvidia`, `other`; `null` if none is loaded.
@@ -122,21 +122,29 @@ const DECISIVE: [&str; 17] = [
     "limits.devices",
 ];
 
+/// Checks that say, where all that is decisive is well, that it does not work for everybody, or not for long.
+const WARNINGS: [&str; 5] =
+    ["clients.counters", "clients.put_errors", "registrations.stale", "registrations.orphan", "gpus.bar1"];
+
 /// Answers `status`.
 pub fn status(machine: &Machine) -> Status {
-    let report = doctor::examine(machine);
-    let because: Vec<Check> = report
-        .sections
-        .into_iter()
-        .flat_map(|section| section.checks)
-        .filter(|check| check.level == Level::Fail && DECISIVE.contains(&check.id))
-        .collect();
-    let usable = because.is_empty() && machine.loaded.is_some();
+    let checks = doctor::examine(machine).sections.into_iter().flat_map(|section| section.checks);
+    let is_decisive = |check: &Check| check.level == Level::Fail && DECISIVE.contains(&check.id);
+    let warns = |check: &Check| check.level >= Level::Warn && WARNINGS.contains(&check.id);
+    let mut because: Vec<Check> = checks.filter(|check| is_decisive(check) || warns(check)).collect();
+    let usable = machine.loaded.is_some() && !because.iter().any(is_decisive);
+    if !usable {
+        because.retain(is_decisive);
+    }
     let stats = machine.stats.as_ref().ok();
     let loaded = machine.loaded.as_ref();
     let number = |key: &str| stats.and_then(|stats| stats.number(key));
     Status {
-        level: if usable { Level::Ok } else { Level::Fail },
+        level: match (usable, because.is_empty()) {
+            (true, true) => Level::Ok,
+            (true, false) => Level::Warn,
+            (false, _) => Level::Fail,
+        },
         usable,
         because,
         kernel: machine.release.clone(),
@@ -162,7 +170,7 @@ pub fn status(machine: &Machine) -> Status {
         gpus: machine.gpus().into_iter().map(|gpu| format!("{} {}", gpu.address, gpu.name())).collect(),
         rdma_devices: machine.rdma.iter().map(|device| device.name.clone()).collect(),
         live: number("total.live").or_else(|| {
-            let refcount = machine.modules.get(crate::machine::NAME)?.refcount;
+            let refcount = machine.modules.get(crate::machine::NAME)?.refcount?;
             u64::try_from(refcount).ok()
         }),
         live_bytes: number("total.live_bytes"),
@@ -175,8 +183,8 @@ pub fn status(machine: &Machine) -> Status {
 pub struct List {
     /// The most bytes first.
     pub processes: Vec<Process>,
-    /// How often the module is in use; it can be unloaded at 0.
-    pub references: i64,
+    /// How often the module is in use; it can be unloaded at 0. `null` on a kernel that unloads no module.
+    pub references: Option<i64>,
     /// One of these is the module's own, until the next boot: this build cannot tell when the last free callback has
     /// left it.
     pub stays_loaded: bool,
@@ -187,7 +195,8 @@ pub struct List {
 pub struct Process {
     pub pid: u32,
     pub comm: String,
-    pub alive: bool,
+    /// `null` in a container, whose process numbers are not those that the module writes.
+    pub alive: Option<bool>,
     pub bytes: u64,
     pub registrations: Vec<Registration>,
 }
@@ -195,7 +204,7 @@ pub struct Process {
 impl Process {
     /// Whether it holds what nobody will use again: the process is gone, or another one deregistered it.
     fn is_stale(&self) -> bool {
-        !self.alive || self.registrations.iter().any(|row| row.state == "orphan")
+        self.alive == Some(false) || self.registrations.iter().any(|row| row.state == "orphan")
     }
 }
 
@@ -208,6 +217,7 @@ fn told<T>(root: &Root, rows: Result<T, Missing>) -> Result<T> {
     };
     match (missing, &Machine::look(root).loaded) {
         (Missing::Denied, _) => bail!("only root may see that: run it as root"),
+        (Missing::Unknown, _) => bail!("{}; {}", peermem::UNKNOWN, peermem::KNOW_IT),
         (_, None) => bail!("nvidia_peermem is not loaded; peermemctl doctor says why"),
         (_, Some(loaded)) => bail!(
             "the loaded nvidia_peermem ({}) does not tell: there is no {}",
@@ -237,7 +247,7 @@ pub fn list(root: &Root) -> Result<List> {
     }
     let mut processes: Vec<Process> = by_process.into_values().collect();
     processes.sort_by_key(|process| std::cmp::Reverse(process.bytes));
-    let references = kernel::loaded_modules(root).get(crate::machine::NAME).map_or(0, |module| module.refcount);
+    let references = kernel::loaded_modules(root).get(crate::machine::NAME).map_or(Some(0), |module| module.refcount);
     let stays_loaded = Stats::read(root).is_ok_and(|stats| stats.number("stays_loaded") == Some(1));
     Ok(List { processes, references, stays_loaded })
 }

@@ -2,7 +2,6 @@
 //! What the kernel says about itself: release, symbols, loaded modules, log.
 
 use crate::root::{Missing, Root};
-use procfs_core::{FromBufRead, KernelModules};
 use std::collections::BTreeMap;
 
 /// The symbols that the verdicts need; a recorded tree keeps only these.
@@ -30,6 +29,17 @@ pub fn at_least(release: &str, major: u32, minor: u32) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
 }
 
+/// Whether the process numbers of /proc are those of the initial namespace, which the module writes. In a container they are
+/// not, as a rule: there the module's numbers are of nobody, or of somebody else.
+pub fn has_initial_pids(root: &Root) -> bool {
+    // PROC_PID_INIT_INO: the same in every kernel.
+    const INITIAL: &str = "pid:[4026531836]";
+    // The namespace of a /proc is that of its process 1, which root may ask; our own is the same, but where the host's /proc
+    // was mounted. A recorded tree has neither, and is of no container.
+    let namespace = ["1", "self"].iter().find_map(|pid| root.link_name(&format!("/proc/{pid}/ns/pid")));
+    namespace.is_none_or(|namespace| namespace == INITIAL)
+}
+
 /// The symbols of [`SYMBOLS`] that exist, with the module that has them (`None`: the kernel itself). An error if the
 /// list cannot be read at all.
 pub fn symbols(root: &Root) -> Result<BTreeMap<String, Option<String>>, Missing> {
@@ -47,8 +57,9 @@ pub fn symbols(root: &Root) -> Result<BTreeMap<String, Option<String>>, Missing>
 
 /// A loaded module.
 pub struct Loaded {
-    /// How often it is used; of nvidia-peermem: its live registrations.
-    pub refcount: i64,
+    /// How often it is used; of nvidia-peermem: its live registrations. `None` where the kernel does not count, since it
+    /// unloads no module.
+    pub refcount: Option<i64>,
     /// Modules that use it.
     pub used_by: Vec<String>,
     /// `Live`, `Loading` or `Unloading`.
@@ -57,15 +68,20 @@ pub struct Loaded {
 
 /// All loaded modules, by name (with underscores).
 pub fn loaded_modules(root: &Root) -> BTreeMap<String, Loaded> {
-    let Ok(bytes) = root.bytes("/proc/modules") else { return BTreeMap::new() };
-    let Ok(KernelModules(modules)) = KernelModules::from_buf_read(bytes.as_slice()) else { return BTreeMap::new() };
-    modules
-        .into_iter()
-        .map(|(name, module)| {
-            let loaded = Loaded { refcount: i64::from(module.refcount), used_by: module.used_by, state: module.state };
-            (name, loaded)
-        })
-        .collect()
+    root.text("/proc/modules").unwrap_or_default().lines().filter_map(module).collect()
+}
+
+/// A line of /proc/modules: name, size, how often used, by whom, state. What is odd in one costs neither the others nor its
+/// name; procfs-core gives up on all of them.
+fn module(line: &str) -> Option<(String, Loaded)> {
+    let mut words = line.split_ascii_whitespace();
+    let name = words.next()?.to_owned();
+    let refcount = words.nth(1).and_then(|word| word.parse().ok());
+    let used_by = words.next().unwrap_or_default().split(',');
+    // "-": by none. "[permanent]": by nobody, and it stays.
+    let used_by = used_by.filter(|user| !user.is_empty() && *user != "-" && !user.starts_with('['));
+    let used_by = used_by.map(str::to_owned).collect();
+    Some((name, Loaded { refcount, used_by, state: words.next().unwrap_or_default().to_owned() }))
 }
 
 /// The lines of the kernel log since boot, as far as it reaches back.
@@ -91,4 +107,43 @@ pub fn newer(root: &Root, running: &str) -> Vec<String> {
 /// The numbers in a release, for comparing which is newer.
 fn numbers(release: &str) -> Vec<u64> {
     release.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_has_numbers_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        assert!(has_initial_pids(&root));
+        let link = |pid: &str, target: &str| {
+            let ns = dir.path().join(format!("proc/{pid}/ns"));
+            std::fs::create_dir_all(&ns).unwrap();
+            std::os::unix::fs::symlink(target, ns.join("pid")).unwrap();
+        };
+        link("self", "pid:[4026532281]");
+        assert!(!has_initial_pids(&root));
+        // The host's /proc, looked at from a container.
+        link("1", "pid:[4026531836]");
+        assert!(has_initial_pids(&root));
+    }
+
+    #[test]
+    fn an_odd_line_loses_no_module() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("proc")).unwrap();
+        let lines =
+            "nvidia 14299136 - - Live 0xffffffffc0400000 (O)\nib_core 1 2 ib_uverbs,[permanent], Loading 0x0\n\nodd\n";
+        std::fs::write(dir.path().join("proc/modules"), lines).unwrap();
+        let modules = loaded_modules(&Root::new(dir.path()));
+        assert_eq!(modules.keys().collect::<Vec<_>>(), ["ib_core", "nvidia", "odd"]);
+        let (core, nvidia) = (&modules["ib_core"], &modules["nvidia"]);
+        assert_eq!(
+            (core.refcount, core.used_by.as_slice(), core.state.as_str()),
+            (Some(2), &["ib_uverbs".to_owned()][..], "Loading")
+        );
+        assert_eq!((nvidia.refcount, nvidia.used_by.len(), nvidia.state.as_str()), (None, 0, "Live"));
+    }
 }

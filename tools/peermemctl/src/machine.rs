@@ -7,7 +7,7 @@ use crate::nvidia::{self, Driver, Told};
 use crate::pci::{self, Device};
 use crate::peermem::{self, Callback, Failure, Registration, Stats};
 use crate::rdma::{self, RdmaDevice};
-use crate::root::{Missing, Root};
+use crate::root::{Missing, Root, Silent};
 use std::collections::BTreeMap;
 
 /// The module's name as the kernel writes it.
@@ -41,7 +41,7 @@ pub struct Machine<'a> {
     /// Clients that /sys/kernel/mm/memory_peers shows.
     pub peers: Vec<String>,
     /// What nvidia-smi tells by GPU; filled by [`Machine::ask_tools`].
-    pub smi: BTreeMap<String, Told>,
+    pub smi: Result<BTreeMap<String, Told>, Silent>,
 }
 
 /// The loaded nvidia-peermem.
@@ -77,7 +77,7 @@ impl<'a> Machine<'a> {
             failures: peermem::failures(root),
             callbacks: peermem::callbacks(root),
             peers: root.names(PEERS),
-            smi: BTreeMap::new(),
+            smi: Err(Silent::Failed),
             rdma,
             nic_dma_buf,
             root,

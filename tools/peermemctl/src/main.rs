@@ -6,9 +6,9 @@ use clap::Parser;
 use peermemctl::answer::{self, Answer, Document, Failed, Output, FORMAT};
 use peermemctl::cli::{Cli, Command};
 use peermemctl::machine::Machine;
-use peermemctl::peermem::Stats;
+use peermemctl::peermem::{Stats, DIR, KNOW_IT, UNKNOWN};
 use peermemctl::print;
-use peermemctl::root::Root;
+use peermemctl::root::{Missing, Root};
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -97,11 +97,10 @@ fn watch(cli: &Cli, root: &Root, interval: Duration, count: Option<u64>) -> Resu
         if round > 0 {
             std::thread::sleep(interval);
         }
-        let Ok(stats) = Stats::read(root) else {
-            bail!(
-                "there is no {}/stats: nvidia_peermem is not loaded, or is not this project's",
-                peermemctl::peermem::DIR
-            );
+        let stats = match Stats::read(root) {
+            Ok(stats) => stats,
+            Err(Missing::Unknown) => bail!("{UNKNOWN}; {KNOW_IT}"),
+            Err(_) => bail!("there is no {DIR}/stats: nvidia_peermem is not loaded, or is not this project's"),
         };
         let now = Instant::now();
         let tick = answer::tick(&stats, before.as_ref().map(|(old, then)| (old, (now - *then).as_secs_f64())));

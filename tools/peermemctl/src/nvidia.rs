@@ -2,7 +2,7 @@
 //! The GPU driver and the GPUs.
 
 use crate::pci::{self, Device};
-use crate::root::Root;
+use crate::root::{Root, Silent};
 use std::collections::BTreeMap;
 
 /// PCI vendor id of NVIDIA.
@@ -102,9 +102,9 @@ pub struct Bar1 {
     pub used: u64,
 }
 
-/// Each GPU by PCI address; empty where nvidia-smi is not installed.
-pub fn told(root: &Root) -> BTreeMap<String, Told> {
-    let text = root.tool("nvidia-smi", SMI).unwrap_or_default();
+/// Each GPU by PCI address.
+pub fn told(root: &Root) -> Result<BTreeMap<String, Told>, Silent> {
+    let text = root.tool("nvidia-smi", SMI)?;
     let mut gpus: BTreeMap<String, Told> = BTreeMap::new();
     let (mut gpu, mut block, mut total) = (None, "", None);
     for line in text.lines() {
@@ -129,7 +129,7 @@ pub fn told(root: &Root) -> BTreeMap<String, Told> {
             _ => {}
         }
     }
-    gpus
+    Ok(gpus)
 }
 
 /// nvidia-smi writes domains with eight digits and upper case.

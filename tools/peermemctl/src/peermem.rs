@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! What the module tells in /proc/driver/nvidia-peermem: see docs/proc.md.
 
+use crate::kernel;
 use crate::root::{Missing, Root};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -11,26 +12,27 @@ pub const DIR: &str = "/proc/driver/nvidia-peermem";
 
 /// The format of docs/proc.md that is understood here.
 const FORMAT: &str = "1";
+/// What is wrong with another one, and what to do about it.
+pub const UNKNOWN: &str = "the module's files have a format that this peermemctl does not know";
+pub const KNOW_IT: &str = "install the peermemctl that comes with the module";
 
 /// The file `stats`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stats(BTreeMap<String, String>);
 
 impl Stats {
-    /// Reads the file. `Absent`: the loaded module is not ours, or there is none.
+    /// Reads the file. `Absent`: the loaded module is not ours, or there is none. `Unknown` goes for the other files as well.
     pub fn read(root: &Root) -> Result<Self, Missing> {
-        let text = root.text(&format!("{DIR}/stats"))?;
-        Ok(Self::parse(&text))
+        let stats = Self::parse(&root.text(&format!("{DIR}/stats"))?);
+        match stats.text("format") {
+            Some(FORMAT) => Ok(stats),
+            _ => Err(Missing::Unknown),
+        }
     }
 
-    fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let pair = |line: &str| line.split_once(' ').map(|(key, value)| (key.to_owned(), value.to_owned()));
         Self(text.lines().filter_map(pair).collect())
-    }
-
-    /// Whether the file has the format that this program knows.
-    pub fn is_known(&self) -> bool {
-        self.text("format") == Some(FORMAT)
     }
 
     pub fn text(&self, key: &str) -> Option<&str> {
@@ -73,9 +75,9 @@ impl Stats {
 pub const STUCK_MS: u64 = 10_000;
 
 /// A row of `registrations`.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct Registration {
-    /// Process that registered.
+    /// Process that registered, by its number in the initial namespace.
     pub pid: u32,
     /// Its name when it registered.
     pub comm: String,
@@ -95,12 +97,12 @@ pub struct Registration {
     /// PCI address of the NIC, once mapped.
     pub nic: Option<String>,
     pub age_ms: u64,
-    /// Whether a process of that number still exists.
-    pub process_alive: bool,
+    /// Whether a process of that number still exists; `null` in a container, whose numbers are others.
+    pub process_alive: Option<bool>,
 }
 
 /// A row of `failures`.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct Failure {
     pub seq: u64,
     /// Seconds since 1970.
@@ -185,9 +187,16 @@ fn unescaped(value: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// The text of one of the files of rows.
+fn rows(root: &Root, file: &str) -> Result<String, Missing> {
+    Stats::read(root)?;
+    root.text(&format!("{DIR}/{file}"))
+}
+
 /// Live registrations; those of the most bytes first.
 pub fn registrations(root: &Root) -> Result<Vec<Registration>, Missing> {
-    let text = root.text(&format!("{DIR}/registrations"))?;
+    let text = rows(root, "registrations")?;
+    let has_initial_pids = kernel::has_initial_pids(root);
     let mut rows: Vec<Registration> = text
         .lines()
         .map(Row::parse)
@@ -204,7 +213,7 @@ pub fn registrations(root: &Root) -> Result<Vec<Registration>, Missing> {
             gpu: row.known("gpu"),
             nic: row.known("nic"),
             age_ms: row.number("age_ms"),
-            process_alive: root.exists(&format!("/proc/{}/comm", row.pid())),
+            process_alive: has_initial_pids.then(|| root.exists(&format!("/proc/{}/comm", row.pid()))),
         })
         .collect();
     rows.sort_by_key(|row| (std::cmp::Reverse(row.pinned_bytes), row.pid, row.va));
@@ -213,7 +222,7 @@ pub fn registrations(root: &Root) -> Result<Vec<Registration>, Missing> {
 
 /// The last refusals, oldest first.
 pub fn failures(root: &Root) -> Result<Vec<Failure>, Missing> {
-    let text = root.text(&format!("{DIR}/failures"))?;
+    let text = rows(root, "failures")?;
     Ok(text
         .lines()
         .map(Row::parse)
@@ -234,7 +243,7 @@ pub fn failures(root: &Root) -> Result<Vec<Failure>, Missing> {
 
 /// Free callbacks that run now; the oldest first.
 pub fn callbacks(root: &Root) -> Result<Vec<Callback>, Missing> {
-    let text = root.text(&format!("{DIR}/callbacks"))?;
+    let text = rows(root, "callbacks")?;
     let mut rows: Vec<Callback> = text
         .lines()
         .map(Row::parse)
@@ -270,7 +279,6 @@ mod tests {
         let stats = Stats::parse(
             "format 1\nnew.thing a b c\ntotal.live 3\nrefused.busy 0\nrefused.freed 2\npair.0000:00:08.0/0000:00:04.0 unasked\n",
         );
-        assert!(stats.is_known());
         assert_eq!(stats.number("total.live"), Some(3));
         assert_eq!(stats.nonzero("refused.").collect::<Vec<_>>(), [("freed", 2)]);
         assert_eq!(stats.pairs().collect::<Vec<_>>(), [("0000:00:08.0", "0000:00:04.0", "unasked")]);

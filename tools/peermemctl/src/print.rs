@@ -129,7 +129,7 @@ fn print_status(out: &mut String, status: &Status) {
     ] {
         wrapped(out, &format!("  {key:<17}"), &value, Style::new());
     }
-    if !status.usable {
+    if status.level != Level::Ok {
         let _ = writeln!(out, "More: peermemctl doctor");
     }
 }
@@ -206,8 +206,8 @@ fn print_list(out: &mut String, list: &List) {
         for process in &list.processes {
             let rows = &process.registrations;
             let state = match process.alive {
-                true => unique(rows.iter().map(|row| row.state.as_str())),
-                false => "process is gone".to_owned(),
+                Some(false) => "process is gone".to_owned(),
+                _ => unique(rows.iter().map(|row| row.state.as_str())),
             };
             table.add_row([
                 process.pid.to_string(),
@@ -223,11 +223,18 @@ fn print_list(out: &mut String, list: &List) {
         }
         print_table(out, &table);
     }
+    if list.processes.iter().any(|process| process.alive.is_none()) {
+        let why = "PID is the host's number of a process. This is a container, so which of them are gone cannot be told from here.";
+        wrapped(out, "", why, Style::new());
+    }
     match list.references {
-        0 => {
+        None => {
+            let _ = writeln!(out, "rmmod does not work: this kernel unloads no module (CONFIG_MODULE_UNLOAD is off).");
+        }
+        Some(0) => {
             let _ = writeln!(out, "rmmod nvidia_peermem would work: nothing is in use.");
         }
-        n => {
+        Some(n) => {
             let _ = writeln!(out, "rmmod nvidia_peermem is refused: it is used {}.", text::count(n, "time"));
         }
     }

@@ -8,6 +8,13 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What a program may take. One that asks the GPU driver takes seconds for each GPU that it has to wake, and for ever where the
+/// driver stands still.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Where recorded trees keep what programs printed.
 pub const TOOLS: &str = "/.tools";
@@ -47,6 +54,17 @@ pub enum Missing {
     Absent,
     /// It exists, and only root may read it.
     Denied,
+    /// It exists, in a format that this program does not know.
+    Unknown,
+}
+
+/// Why a program told nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Silent {
+    /// It was not asked, is not installed, or failed.
+    Failed,
+    /// It had not ended after this time.
+    Late(Duration),
 }
 
 impl From<io::Error> for Missing {
@@ -155,17 +173,67 @@ impl Root {
         Some(format!("/{}", whole.strip_prefix(dir).ok()?.to_string_lossy()))
     }
 
-    /// What a program prints; `None` if it is missing or fails. In a recorded tree: what it printed then.
-    pub fn tool(&self, name: &str, args: &[&str]) -> Option<String> {
+    /// What a program prints. In a recorded tree: what it printed then.
+    pub fn tool(&self, name: &str, args: &[&str]) -> Result<String, Silent> {
         if !self.live {
-            return self.text(&format!("{TOOLS}/{}", recorded_name(name, args))).ok();
+            return self.text(&format!("{TOOLS}/{}", recorded_name(name, args))).map_err(|_| Silent::Failed);
         }
-        let output = Command::new(name).args(args).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+        printed(Command::new(name).args(args), PATIENCE)
     }
+}
+
+/// What a program prints that ends within `limit`. One that does not is killed and left alone: who waits for a driver that
+/// stands still does not die of that, so waiting for its end would be waiting for the driver.
+fn printed(program: &mut Command, limit: Duration) -> Result<String, Silent> {
+    const LOOK_AGAIN: Duration = Duration::from_millis(5);
+    let start = Instant::now();
+    let spawned = program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let mut child = spawned.map_err(|_| Silent::Failed)?;
+    let (sender, receiver) = mpsc::channel();
+    let mut stdout = child.stdout.take().ok_or(Silent::Failed)?;
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let read = stdout.read_to_end(&mut bytes);
+        // Nobody receives what comes too late.
+        let _ = sender.send(read.map(|_| bytes));
+    });
+    let received = receiver.recv_timeout(limit);
+    while received.is_ok() && start.elapsed() < limit {
+        match (child.try_wait(), &received) {
+            (Ok(None), _) => thread::sleep(LOOK_AGAIN),
+            (Ok(Some(status)), Ok(Ok(bytes))) if status.success() => {
+                return Ok(String::from_utf8_lossy(bytes).into_owned())
+            }
+            _ => return Err(Silent::Failed),
+        }
+    }
+    let _ = child.kill();
+    Err(Silent::Late(limit))
 }
 
 /// The file name under which a recorded tree keeps the output of a program.
 pub fn recorded_name(name: &str, args: &[&str]) -> String {
     std::iter::once(name).chain(args.iter().copied()).collect::<Vec<_>>().join("_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_does_not_end_is_not_waited_for() {
+        let sh = |script: &str, limit: Duration| {
+            let start = Instant::now();
+            (printed(Command::new("sh").args(["-c", script]), limit), start.elapsed())
+        };
+        let (limit, ample) = (Duration::from_millis(100), Duration::from_secs(60));
+        // The second has printed all of it, and does not end. A child of the third holds the pipe, whoever is killed.
+        for script in ["exec sleep 50", "echo told; exec >&-; exec sleep 50", "sleep 50; true"] {
+            let (told, took) = sh(script, limit);
+            assert!(told == Err(Silent::Late(limit)) && took < ample / 2, "{script}: {told:?} after {took:?}");
+        }
+        assert_eq!(sh("echo told", ample).0, Ok("told\n".to_owned()));
+        assert_eq!(sh("echo told; exit 3", ample).0, Err(Silent::Failed));
+        assert_eq!(printed(&mut Command::new("/nowhere/nvidia-smi"), ample), Err(Silent::Failed));
+    }
 }

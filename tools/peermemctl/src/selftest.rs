@@ -4,16 +4,24 @@
 use crate::answer::{Selftest, SelftestWay};
 use crate::check::Level;
 use crate::cuda::{Cuda, Gpu, Memory};
+use crate::doctor::limits;
+use crate::kernel;
 use crate::machine::Machine;
-use crate::peermem;
+use crate::peermem::{self, Failure};
+use crate::root::Root;
+use crate::text;
 use crate::verbs::{Domain, PortAddress, Region, Verbs};
 use anyhow::{Context, Result};
 use std::io;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-/// One GPU page: small enough for every memlock limit and BAR1.
-const SIZE: usize = 65536;
+/// What is allocated: one GPU page.
+const PAGE: usize = 65536;
+/// What is registered of it. With as much of the host's memory and the NIC's queues it fits a memlock limit of 64 KiB.
+const SIZE: usize = 8192;
+/// Under a limit below this, ENOMEM may be the limit's, on kernels with pages of 64 KiB too.
+const TIGHT: u64 = 1 << 20;
 
 /// Runs both ways. An error means that not even a try was possible.
 pub fn run(machine: &Machine, device: Option<&str>, gpu: i32) -> Result<Selftest> {
@@ -39,8 +47,15 @@ pub fn run(machine: &Machine, device: Option<&str>, gpu: i32) -> Result<Selftest
     let open = verbs.device(&rdma.name)?;
     let domain = open.domain()?;
 
-    let peer = attempt("peer-memory", &gpu, &domain, &address, |memory| domain.register(memory.address(), SIZE))
-        .unwrap_or_else(|error| failed("peer-memory", Level::Fail, format!("{error:#}{}", reason(machine))));
+    let known = last_refusal(machine.root);
+    let mut at = 0;
+    let peer = attempt("peer-memory", &gpu, &domain, &address, |memory| {
+        at = memory.address();
+        domain.register(at, SIZE)
+    })
+    .unwrap_or_else(|error| {
+        failed("peer-memory", Level::Fail, format!("{error:#}{}", reason(machine.root, &error, known, at)))
+    });
     let dma_buf = if gpu.has_dma_buf() {
         attempt("dma-buf", &gpu, &domain, &address, |memory| {
             let fd = memory.dma_buf().map_err(io::Error::other)?;
@@ -50,8 +65,13 @@ pub fn run(machine: &Machine, device: Option<&str>, gpu: i32) -> Result<Selftest
     } else {
         failed("dma-buf", Level::Skip, "the GPU driver does not offer it".to_owned())
     };
-    let level = peer.level;
-    Ok(Selftest { level, gpu: name, device: rdma.name.clone(), bytes: SIZE as u64, ways: vec![peer, dma_buf] })
+    let ways = vec![peer, dma_buf];
+    Ok(Selftest { level: worst(&ways), gpu: name, device: rdma.name.clone(), bytes: SIZE as u64, ways })
+}
+
+/// A way that is not possible here counts for nothing.
+fn worst(ways: &[SelftestWay]) -> Level {
+    ways.iter().map(|way| way.level).filter(|level| *level != Level::Skip).max().unwrap_or(Level::Ok)
 }
 
 fn failed(way: &'static str, level: Level, message: String) -> SelftestWay {
@@ -66,13 +86,33 @@ fn failed(way: &'static str, level: Level, message: String) -> SelftestWay {
     }
 }
 
-/// What the module noted down about our own refusal just now.
-fn reason(machine: &Machine) -> String {
-    let rows = peermem::failures(machine.root).unwrap_or_default();
-    match rows.iter().rfind(|row| row.pid == std::process::id()) {
-        Some(row) => format!(": {}", row.text),
+/// The number of the last refusal that the module noted down.
+fn last_refusal(root: &Root) -> u64 {
+    peermem::failures(root).unwrap_or_default().last().map_or(0, |row| row.seq)
+}
+
+/// Why registering at `at` failed: what the module noted down behind the refusal `known`, or the limit of locked memory, which
+/// refuses before the module is asked.
+fn reason(root: &Root, error: &anyhow::Error, known: u64, at: u64) -> String {
+    let rows = peermem::failures(root).unwrap_or_default();
+    if let Some(row) = own(&rows, known, at, kernel::has_initial_pids(root)) {
+        return format!(": {}", row.text);
+    }
+    let is_enomem = |cause: &io::Error| cause.kind() == io::ErrorKind::OutOfMemory;
+    let no_memory = error.chain().filter_map(|cause| cause.downcast_ref()).any(is_enomem);
+    match limits::memlock(root).filter(|limit| no_memory && *limit < TIGHT) {
+        Some(limit) => format!(
+            "; this process may lock {} only (Max locked memory in /proc/self/limits): ulimit -l unlimited, or run it as root",
+            text::bytes(limit)
+        ),
         None => "; peermemctl doctor says more".to_owned(),
     }
+}
+
+/// The row of our own refusal. In a container the module knows us by another number than we do.
+fn own(rows: &[Failure], known: u64, at: u64, has_initial_pids: bool) -> Option<&Failure> {
+    let by_us = |row: &&Failure| !has_initial_pids || row.pid == std::process::id();
+    rows.iter().filter(by_us).rfind(|row| row.seq > known && row.va == at)
 }
 
 fn attempt<'a>(
@@ -82,7 +122,7 @@ fn attempt<'a>(
     port: &PortAddress,
     register: impl FnOnce(&Memory) -> io::Result<Region<'a>>,
 ) -> Result<SelftestWay> {
-    let memory = gpu.allocate(SIZE)?;
+    let memory = gpu.allocate(PAGE)?;
     memory.clear()?;
     // Not a multiple of anything that a shifted or repeated page would reproduce.
     let pattern: Vec<u8> = (0..SIZE).map(|n| (n % 251) as u8 ^ (n >> 8) as u8).collect();
@@ -98,7 +138,9 @@ fn attempt<'a>(
         .write((&host, pattern.as_ptr() as u64), (&region, memory.address()), length)
         .context("write to GPU memory through the NIC")?;
     let write_us = micros(start);
-    let equal = memory.read()? == pattern;
+    let bytes = memory.read()?;
+    // Behind what was written, nothing was.
+    let equal = bytes.strip_prefix(pattern.as_slice()).is_some_and(|rest| rest.iter().all(|byte| *byte == 0));
     let start = Instant::now();
     region.deregister();
     let deregister_us = micros(start);
@@ -115,4 +157,51 @@ fn attempt<'a>(
 
 fn micros(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_bytes_of_either_way_are_a_failure() {
+        let way = |level: Level| failed("peer-memory", level, String::new());
+        for (peer, dma_buf, expected) in [
+            (Level::Ok, Level::Ok, Level::Ok),
+            (Level::Ok, Level::Skip, Level::Ok),
+            (Level::Ok, Level::Fail, Level::Fail),
+            (Level::Fail, Level::Ok, Level::Fail),
+        ] {
+            assert_eq!(worst(&[way(peer), way(dma_buf)]), expected, "{peer:?} {dma_buf:?}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_ours_by_address_where_numbers_are_others() {
+        let row = |seq: u64, pid: u32, va: u64| Failure { seq, pid, va, ..Failure::default() };
+        let (us, at) = (std::process::id(), 0x7f00_0000_0000);
+        let rows = [row(6, us, at), row(7, us + 1, at), row(8, us, at + 4096)];
+        let seq = |known: u64, initial: bool| own(&rows, known, at, initial).map(|row| row.seq);
+        assert_eq!((seq(0, true), seq(6, true)), (Some(6), None));
+        assert_eq!((seq(6, false), seq(7, false)), (Some(7), None));
+    }
+
+    #[test]
+    fn a_limit_that_refuses_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("proc/self")).unwrap();
+        let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+        let limits: Vec<&str> = limits.lines().filter(|line| !line.starts_with("Max locked memory")).collect();
+        let limits = format!(
+            "{}\nMax locked memory         16384                65536                bytes     \n",
+            limits.join("\n")
+        );
+        std::fs::write(dir.path().join("proc/self/limits"), limits).unwrap();
+        let why = |errno: i32| {
+            let error = anyhow::Error::new(io::Error::from_raw_os_error(errno)).context("register GPU memory");
+            reason(&Root::new(dir.path()), &error, 0, 0)
+        };
+        assert!(why(12).starts_with("; this process may lock 16 KiB only"), "{}", why(12));
+        assert_eq!(why(14), "; peermemctl doctor says more");
+    }
 }

@@ -13,6 +13,7 @@ mod table;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -140,7 +141,7 @@ fn text_fits_100_columns_and_has_no_colour_outside_a_terminal() {
         }
         fits("selftest", &peermemctl(&dir, &["selftest"]).stderr);
     }
-    fits("no such root", &peermemctl(Path::new(&"/missing".repeat(20)), &["status"]).stderr.split_off(100));
+    fits("no such root", &peermemctl(Path::new(&"/missing".repeat(20)), &["status"]).stderr);
 }
 
 #[test]
@@ -196,6 +197,15 @@ fn every_finding_has_evidence_and_a_mend_without_gaps() {
     }
 }
 
+/// What doctor says of the machine in `dir` under `id`.
+fn check(dir: &Path, id: &str) -> Value {
+    let output = peermemctl(dir, &["doctor", "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let mut checks =
+        report["sections"].as_array().unwrap().iter().flat_map(|section| section["checks"].as_array().unwrap());
+    checks.find(|check| check["id"] == id).cloned().unwrap_or_else(|| panic!("no {id}: {report:#}"))
+}
+
 /// What the closed driver refused is told in two sections, which send nobody two ways.
 #[test]
 fn one_cause_has_one_mend() {
@@ -210,13 +220,7 @@ fn one_cause_has_one_mend() {
 #[test]
 fn a_refusal_is_over_once_the_closed_driver_took_a_build() {
     let dir = common::unpack("closed-flavour");
-    let licence = || {
-        let output = peermemctl(dir.path(), &["doctor", "--json"]);
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let sections = report["sections"].as_array().unwrap();
-        let mut checks = sections.iter().flat_map(|section| section["checks"].as_array().unwrap());
-        checks.find(|check| check["id"] == "driver.licence").unwrap()["level"].clone()
-    };
+    let licence = || check(dir.path(), "driver.licence")["level"].clone();
     assert_eq!(licence(), "FAIL");
     let modules = dir.path().join("proc/modules");
     let loaded = "nvidia_peermem 65536 0 - Live 0xffffffffc0a00000 (O)\n".to_owned();
@@ -275,15 +279,15 @@ fn doctor_ends_with_what_to_do_first() {
 
 #[test]
 fn status_says_no_exactly_where_registering_cannot_work() {
-    let usable = |tree: &str| {
-        let dir = unpacked(tree);
-        let output = peermemctl(&dir, &["status", "--json"]);
-        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(output.status.code(), Some(if answer["usable"] == true { 0 } else { 2 }), "{tree}");
-        answer["usable"].as_bool().unwrap()
+    let status = |tree: &str| {
+        let answer = status(&unpacked(tree));
+        (answer["usable"].as_bool().unwrap(), answer["level"].as_str().unwrap().to_owned())
     };
     for tree in ["healthy", "healthy-idle", "legacy", "fresh", "port-down", "refused-busy"] {
-        assert!(usable(tree), "{tree}");
+        assert_eq!(status(tree), (true, "OK".to_owned()), "{tree}");
+    }
+    for tree in ["put-errors", "stale-registration", "orphan", "bar1-nearly-full", "bar1-full"] {
+        assert_eq!(status(tree), (true, "WARN".to_owned()), "{tree}");
     }
     for tree in [
         "h200-no-api",
@@ -294,7 +298,30 @@ fn status_says_no_exactly_where_registering_cannot_work() {
         "nvidia-stub",
         "devices-forbidden",
     ] {
-        assert!(!usable(tree), "{tree}");
+        assert_eq!(status(tree), (false, "FAIL".to_owned()), "{tree}");
+    }
+}
+
+/// What `status` says of the machine in `dir`; it exits accordingly.
+fn status(dir: &Path) -> Value {
+    let output = peermemctl(dir, &["status", "--json"]);
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let exit = ["OK", "WARN", "FAIL"].iter().position(|level| answer["level"] == *level).unwrap();
+    assert_eq!(output.status.code(), i32::try_from(exit).ok(), "{answer:#}");
+    answer
+}
+
+/// Recorded machines as somebody sees them who is not root: without the rows of registrations.
+#[test]
+fn status_warns_of_what_everybody_may_know() {
+    for (tree, id) in
+        [("bar1-nearly-full", "gpus.bar1"), ("bar1-full", "gpus.bar1"), ("orphan", "registrations.orphan")]
+    {
+        let dir = common::unpack(tree);
+        fs::remove_file(dir.path().join("proc/driver/nvidia-peermem/registrations")).unwrap();
+        let answer = status(dir.path());
+        let because = answer["because"].as_array().unwrap();
+        assert!(because.len() == 1 && because[0]["id"] == id && because[0]["level"] == "WARN", "{tree}: {answer:#}");
     }
 }
 
@@ -321,6 +348,106 @@ fn list_says_that_the_module_stays_loaded() {
         let text = String::from_utf8(peermemctl(dir.path(), &["list"]).stdout).unwrap();
         assert_eq!(text.contains("until the next boot"), said, "{line}{text}");
     }
+}
+
+/// The recorded machine with a newer kernel, given another one: the mend is a command line for each.
+#[test]
+fn each_newer_kernel_has_its_own_command() {
+    let dir = common::unpack("newer-kernel");
+    let modules = dir.path().join("lib/modules/7.3.0");
+    fs::create_dir(&modules).unwrap();
+    fs::write(modules.join("modules.dep"), "").unwrap();
+    let check = check(dir.path(), "module.kernels");
+    assert_eq!(check["message"], "newer kernels are installed without nvidia-peermem: 7.2.13, 7.3.0");
+    let make = |kernel: &str| {
+        format!("make KDIR=/lib/modules/{kernel}/build && make install KDIR=/lib/modules/{kernel}/build")
+    };
+    assert_eq!(check["mend"], format!("{} && {}", make("7.2.13"), make("7.3.0")));
+}
+
+/// A recorded machine whose module's files are of tomorrow's format: nobody guesses what they say.
+#[test]
+fn a_format_that_is_not_known_is_said() {
+    let dir = common::unpack("refused-busy");
+    let stats = dir.path().join("proc/driver/nvidia-peermem/stats");
+    let text = fs::read_to_string(&stats).unwrap();
+    fs::write(&stats, text.replacen("format 1\n", "format 2\n", 1)).unwrap();
+    for command in ["list", "failures", "watch"] {
+        let output = peermemctl(dir.path(), &[command]);
+        assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{command}");
+        let said = String::from_utf8(output.stderr).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.contains("does not know; install the peermemctl that comes with the module"), "{command}: {said}");
+    }
+    assert_eq!(check(dir.path(), "clients.counters")["level"], "WARN");
+    for id in ["registrations.live", "refusals.recent"] {
+        assert_eq!(check(dir.path(), id)["level"], "SKIP", "{id}");
+    }
+    let status = status(dir.path());
+    assert_eq!((&status["live_bytes"], &status["refused"]), (&Value::Null, &Value::Null));
+    assert_eq!((&status["level"], &status["because"][0]["id"]), (&"WARN".into(), &"clients.counters".into()));
+}
+
+/// Recorded machines, looked at from a container: there, the numbers of processes that live are of nobody.
+#[test]
+fn a_container_cannot_tell_who_is_gone() {
+    for (tree, finding) in [("stale-registration", 0), ("orphan", 1)] {
+        let dir = common::unpack(tree);
+        let ns = dir.path().join("proc/1/ns");
+        fs::create_dir_all(&ns).unwrap();
+        symlink("pid:[4026532281]", ns.join("pid")).unwrap();
+        let stale = check(dir.path(), "registrations.stale");
+        assert!(stale["level"] == "SKIP" && stale["message"].as_str().unwrap().contains("container"), "{stale}");
+        assert_eq!(peermemctl(dir.path(), &["doctor"]).status.code(), Some(finding), "{tree}");
+        let output = peermemctl(dir.path(), &["list"]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("This is a container") && !text.contains("process is gone"), "{text}");
+        assert_eq!(output.status.code(), Some(finding), "{tree}");
+    }
+    let dir = unpacked("stale-registration");
+    assert!(String::from_utf8(peermemctl(&dir, &["list"]).stdout).unwrap().contains("process is gone"));
+}
+
+/// A recorded machine where users may lock 64 KiB, looked at by somebody whom that does not bind, or with a configuration that
+/// lifts it for some.
+#[test]
+fn a_limit_that_binds_nobody_is_no_warning() {
+    let judged = |change: &dyn Fn(&Path)| {
+        let dir = common::unpack("memlock-users");
+        change(dir.path());
+        let check = check(dir.path(), "limits.memlock");
+        (check["level"].as_str().unwrap().to_owned(), check["message"].as_str().unwrap().to_owned())
+    };
+    let write = |dir: &Path, file: &str, text: &str| {
+        let file = dir.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    };
+    // What the kernel says of a user's process, with the capabilities changed.
+    let user = fs::read_to_string(unpacked("memlock-process").join("proc/78/status")).unwrap();
+    let capable = |dir: &Path| {
+        let none = "CapEff:\t0000000000000000";
+        assert!(user.contains(none), "{user}");
+        write(dir, "proc/self/status", &user.replace(none, "CapEff:\t000001ffffffffff"));
+    };
+    assert_eq!(judged(&|_| ()).0, "WARN");
+    assert_eq!(judged(&|dir| write(dir, "proc/self/status", &user)).0, "WARN");
+    let (level, message) = judged(&capable);
+    assert!(level == "SKIP" && message.contains("no limit binds root"), "{level}: {message}");
+    // Root of a rootless container has that capability, and it does not count.
+    let rootless = |dir: &Path| {
+        capable(dir);
+        write(dir, "proc/self/uid_map", "         0       1000          1\n");
+    };
+    assert_eq!(judged(&rootless).0, "WARN");
+    let group = |dir: &Path| write(dir, "etc/security/limits.d/rdma.conf", "@rdma - memlock unlimited\n");
+    assert_eq!(judged(&group), ("OK".to_owned(), "users of group rdma may lock all memory".to_owned()));
+    let services = |dir: &Path, text: &str| {
+        write(dir, "etc/systemd/system.conf", "[Manager]\n#DefaultLimitMEMLOCK=8M\nDefaultLimitMEMLOCK=64K\n");
+        write(dir, "etc/systemd/system.conf.d/rdma.conf", text);
+    };
+    let all = judged(&|dir| services(dir, "[Manager]\nDefaultLimitMEMLOCK = infinity\n"));
+    assert_eq!(all, ("OK".to_owned(), "services may lock all memory".to_owned()));
+    assert_eq!(judged(&|dir| services(dir, "[Manager]\n")).0, "WARN");
 }
 
 /// What a failure's reason "within the same second", and a `status` of a second, leave to this program: its processor time,

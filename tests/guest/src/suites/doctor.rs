@@ -58,10 +58,14 @@ const RECORDED: &str = "7.2.13";
 /// What doctor must say now is what the page says of this situation: exit code, finding, message, mend; or no finding at
 /// all. What is wrong besides follows from that.
 fn says(situation: &str) -> Result<()> {
+    says_so(situation, peermem::peermemctl_json(&["doctor"])?)
+}
+
+/// The same of what doctor said already, and its exit code.
+fn says_so(situation: &str, (report, code): (Value, Option<i32>)) -> Result<()> {
     let rows = table::rows(PAGE);
     let row =
         rows.iter().find(|r| r.tree == situation).with_context(|| format!("docs/doctor.md has no {situation}"))?;
-    let (report, code) = peermem::peermemctl_json(&["doctor"])?;
     let sections = report["sections"].as_array().context("no sections")?;
     let checks = sections.iter().flat_map(|s| s["checks"].as_array().into_iter().flatten());
     let found: Vec<&Value> = checks
@@ -193,7 +197,7 @@ fn loaded(_: &Env) -> Result<()> {
     says("fresh")?;
     configured()?;
     setrlimit(Resource::RLIMIT_MEMLOCK, 65536, RLIM_INFINITY)?;
-    says("memlock-users")?;
+    says_so("memlock-users", peermem::doctor_with_memlock()?)?;
     configured()?;
 
     run("ip", &["link", "set", "eth0", "down"])?;

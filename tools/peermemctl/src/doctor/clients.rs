@@ -4,7 +4,7 @@
 use crate::check::Check;
 use crate::machine::{Machine, NAME, PEERS};
 use crate::module_file::Maker;
-use crate::peermem::STUCK_MS;
+use crate::peermem::{Stats, KNOW_IT, STUCK_MS, UNKNOWN};
 use crate::root::Missing;
 use crate::text;
 
@@ -111,18 +111,13 @@ fn counters(machine: &Machine) -> Vec<Check> {
         Err(Missing::Absent) => {
             return vec![Check::skip(ID, "this build of the module has no counters").seen(crate::peermem::DIR)]
         }
+        Err(Missing::Unknown) => {
+            return vec![Check::warn(ID, UNKNOWN, KNOW_IT).seen("format in /proc/driver/nvidia-peermem/stats")]
+        }
     };
-    if !stats.is_known() {
-        return vec![Check::warn(
-            ID,
-            "the module's counters have a format that this peermemctl does not know",
-            "install the peermemctl that comes with the module",
-        )
-        .seen("format in /proc/driver/nvidia-peermem/stats")];
-    }
     let number = |key: &str| stats.number(key).unwrap_or(0);
     let (pins, unpins, live) = (number("total.pins"), number("total.unpins"), number("total.live"));
-    let mut checks = vec![Check::ok(
+    let mut check = Check::ok(
         ID,
         format!(
             "{} live ({}), {pins} made, {unpins} ended, {} of them by a free; {}",
@@ -132,7 +127,9 @@ fn counters(machine: &Machine) -> Vec<Check> {
             text::count(number("total.refused"), "refusal"),
         ),
     )
-    .seen("/proc/driver/nvidia-peermem/stats")];
+    .seen("/proc/driver/nvidia-peermem/stats");
+    check.evidence.extend(figures(stats));
+    let mut checks = vec![check];
     let oldest = number("oldest_callback_ms");
     checks.push(
         match oldest {
@@ -168,12 +165,63 @@ fn counters(machine: &Machine) -> Vec<Check> {
     checks
 }
 
+/// Figures that say something as soon as they are not zero, though of none a value is wrong by itself.
+fn figures(stats: &Stats) -> Vec<String> {
+    let mut figures = Vec::new();
+    let refused: Vec<String> = stats.nonzero("refused.").map(|(reason, count)| format!("{reason} {count}")).collect();
+    if !refused.is_empty() {
+        figures.push(format!("refused since the module was loaded: {}", refused.join(", ")));
+    }
+    let longest = ["get", "put", "map"].into_iter().filter_map(|call| {
+        let ns = stats.number(&format!("provider.{call}.longest_ns")).filter(|ns| *ns > 0)?;
+        Some(format!("{call} {:.3} ms", ns as f64 / 1e6))
+    });
+    let longest: Vec<String> = longest.collect();
+    if !longest.is_empty() {
+        figures.push(format!("longest calls of the GPU driver: {}", longest.join(", ")));
+    }
+    let late = stats.number("late_callbacks").filter(|late| *late > 0);
+    figures.extend(late.map(|late| format!("{} found nothing to do", text::count(late, "late free callback"))));
+    if stats.number("stays_loaded") == Some(1) {
+        figures.push(
+            "stays_loaded: a revocable pin was taken, so rmmod answers \"in use\" until the next boot".to_owned(),
+        );
+    }
+    figures
+}
+
+/// The freeing thread waits in the kernel, where no signal ends it (D11 of docs/safety.md).
 fn stuck_mend(machine: &Machine) -> String {
-    match machine.callbacks.as_ref().ok().and_then(|rows| rows.first()) {
-        Some(row) => format!(
-            "end process {} ({}), whose registration it is: kill -9 {}; update the RDMA core",
-            row.pid, row.comm, row.pid
-        ),
-        None => "as root, peermemctl doctor names the process to end; update the RDMA core".to_owned(),
+    let row = machine.callbacks.as_ref().ok().and_then(|rows| rows.first());
+    let Some(row) = row else {
+        return "reset the NIC or reboot, as no kill ends that wait, then update the RDMA core; as root, peermemctl doctor names NIC and process".to_owned();
+    };
+    let mut registrations = machine.registrations.iter().flatten();
+    let nic = registrations.find(|other| (other.pid, other.va) == (row.pid, row.va)).and_then(|row| row.nic.as_deref());
+    format!(
+        "reset the NIC{} or reboot, as no kill ends that wait, then update the RDMA core; the registration is of process {} ({})",
+        nic.map_or(String::new(), |nic| format!(" {nic}")),
+        row.pid,
+        row.comm
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_that_are_not_zero_are_told() {
+        let told = |text: &str| figures(&Stats::parse(text));
+        assert!(told("refused.busy 0\nprovider.get.longest_ns 0\nlate_callbacks 0\nstays_loaded 0\n").is_empty());
+        assert_eq!(
+            told("refused.busy 2\nrefused.freed 1\nnv_mem.refused.busy 2\nprovider.get.longest_ns 12345678\nprovider.map.longest_ns 900\nlate_callbacks 1\nstays_loaded 1\n"),
+            [
+                "refused since the module was loaded: busy 2, freed 1",
+                "longest calls of the GPU driver: get 12.346 ms, map 0.001 ms",
+                "1 late free callback found nothing to do",
+                "stays_loaded: a revocable pin was taken, so rmmod answers \"in use\" until the next boot",
+            ]
+        );
     }
 }

@@ -1,14 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 7: the GPUs, and how much of BAR1 is left.
 
-use crate::check::Check;
+use crate::check::{Check, Level};
 use crate::machine::Machine;
 use crate::nvidia;
 use crate::pci::Device;
+use crate::peermem::Registration;
+use crate::root::Silent;
 use crate::text;
 
-/// With less of BAR1 than this, next to nothing can be registered.
-const SCANT: u64 = 16 << 20;
+/// What the GPU driver keeps free of BAR1: it grants a pin only if the pin's length and this are left.
+const RESERVE: u64 = 36 << 20;
+/// What a pin takes at least.
+const GRANULE: u64 = 64 << 10;
+
+/// The check of BAR1, and what makes room there.
+const ID: &str = "gpus.bar1";
+const MEND: &str =
+    "peermemctl list shows who holds it; Resizable BAR / Above 4G Decoding in the firmware makes it as large as the memory";
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let gpus = machine.gpus();
@@ -20,7 +29,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
         )
         .seen("/sys/bus/pci/devices")];
     }
-    let mut checks = Vec::new();
+    let mut checks: Vec<Check> = machine.smi.as_ref().err().and_then(|silent| answers(*silent)).into_iter().collect();
     for gpu in gpus {
         checks.push(present(gpu));
         checks.push(bar1(machine, gpu));
@@ -30,6 +39,20 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     checks.push(dma_buf(machine));
     checks.extend(override_parameter(machine));
     checks
+}
+
+/// Whether the GPU driver answers a program that asks.
+fn answers(silent: Silent) -> Option<Check> {
+    let Silent::Late(limit) = silent else { return None };
+    let message = format!(
+        "nvidia-smi did not answer within {} s: the GPU driver stands still, or takes that long to wake the GPUs",
+        limit.as_secs()
+    );
+    let mend = "journalctl -k | grep -E 'NVRM|Xid|blocked for more' shows what stands still (reset that device or reboot); if nothing does, nvidia-smi -pm 1 keeps the GPUs awake";
+    Some(
+        Check::warn("gpus.answers", message, mend)
+            .seen("nvidia-smi -q, not waited for any longer: BAR1, MIG and vGPU are not known"),
+    )
 }
 
 fn present(gpu: &Device) -> Check {
@@ -55,48 +78,81 @@ fn present(gpu: &Device) -> Check {
     .seen(format!("/sys/bus/pci/devices/{}/driver", gpu.address))
 }
 
+/// Bytes of a GPU's BAR1 that registrations take: where those of one process overlap, they share its place there. Nothing tells
+/// whether memory was freed and another lies at its address now.
+fn pinned(rows: &[Registration], gpu: &str) -> u64 {
+    // A revoked pin has gone with its memory.
+    let rows = rows.iter().filter(|row| row.gpu.as_deref() == Some(gpu) && row.state != "revoked");
+    let range = |row: &Registration| {
+        let start = row.va / GRANULE * GRANULE;
+        (row.pid, start, start.saturating_add(row.pinned_bytes))
+    };
+    let mut ranges: Vec<(u32, u64, u64)> = rows.map(range).collect();
+    ranges.sort_unstable();
+    let (mut bytes, mut process, mut counted) = (0, 0, 0);
+    for (pid, start, end) in ranges {
+        if pid != process {
+            (process, counted) = (pid, 0);
+        }
+        bytes += end.saturating_sub(start.max(counted));
+        counted = counted.max(end);
+    }
+    bytes
+}
+
 fn bar1(machine: &Machine, gpu: &Device) -> Check {
-    const ID: &str = "gpus.bar1";
     let size = nvidia::bar1_size(gpu);
-    let pinned: Option<u64> = machine.registrations.as_ref().ok().map(|rows| {
-        rows.iter().filter(|row| row.gpu.as_deref() == Some(gpu.address.as_str())).map(|row| row.pinned_bytes).sum()
-    });
-    let told = machine.smi.get(&gpu.address).and_then(|told| told.bar1);
+    let pinned = machine.registrations.as_ref().ok().map(|rows| pinned(rows, &gpu.address));
+    let told = machine.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.bar1);
     let (total, used, seen) = match (told, pinned) {
         (Some(bar1), _) => (bar1.total, bar1.used, "nvidia-smi -q"),
         (None, Some(pinned)) => {
             (size, pinned, "size of the BAR in sysfs, pinned_bytes in /proc/driver/nvidia-peermem/registrations")
         }
-        (None, None) => {
-            return Check::skip(
-                ID,
-                format!(
-                    "GPU {}: BAR1 has {}; what is in use is told by nvidia-smi, or to root",
-                    gpu.address,
-                    text::bytes(size)
-                ),
-            );
-        }
+        (None, None) => return bar1_by_counters(machine, gpu),
     };
+    judged(gpu, total, used, pinned).seen(seen)
+}
+
+/// What everybody may know of BAR1, if there is one GPU: no more of it is pinned than the counters say, which count twice what
+/// is registered twice.
+fn bar1_by_counters(machine: &Machine, gpu: &Device) -> Check {
+    let size = nvidia::bar1_size(gpu);
+    let whole = format!("GPU {}: BAR1 has {}", gpu.address, text::bytes(size));
+    let live = machine.stats.as_ref().ok().and_then(|stats| stats.number("total.live_bytes"));
+    let (Some(live), [_]) = (live, machine.gpus().as_slice()) else {
+        return Check::skip(ID, format!("{whole}; what is in use is told by nvidia-smi, or to root"));
+    };
+    let check = judged(gpu, size, live.min(size), Some(live));
+    match check.level {
+        Level::Fail => Check::warn(ID, format!("{whole}, and up to {} are registered", text::bytes(live)), MEND),
+        _ => check,
+    }
+    .seen("size of the BAR in sysfs, total.live_bytes in /proc/driver/nvidia-peermem/stats")
+}
+
+/// What it means that so much of BAR1 is in use.
+fn judged(gpu: &Device, total: u64, used: u64, pinned: Option<u64>) -> Check {
     let ours = pinned.map_or(String::new(), |pinned| format!(", {} of it by registrations", text::bytes(pinned)));
     let what = format!("GPU {}: {} of {} of BAR1 in use{ours}", gpu.address, text::bytes(used), text::bytes(total));
-    let percent = used.saturating_mul(100).checked_div(total).unwrap_or(0);
+    let percent = used.saturating_mul(100).checked_div(total.saturating_sub(RESERVE)).unwrap_or(0);
     let left = total.saturating_sub(used);
-    let mend = "peermemctl list shows who holds it; Resizable BAR / Above 4G Decoding in the firmware makes it as large as the memory";
+    let usable = left.saturating_sub(RESERVE);
+    let kept = format!("{} left, and the GPU driver keeps the last {}", text::bytes(left), text::bytes(RESERVE));
     // A share says when to look, but not whether a registration fails: 95 % of an H200's BAR1 leave gigabytes.
-    if percent >= 80 && left < SCANT {
-        Check::fail(ID, format!("{what}: only {} left, any larger registration fails", text::bytes(left)), mend)
+    if usable < GRANULE {
+        Check::fail(ID, format!("{what}: {kept}, so every registration fails"), MEND)
     } else if percent >= 80 {
-        Check::warn(ID, format!("{what}: only {} left, any larger registration fails", text::bytes(left)), mend)
+        let larger = text::bytes(usable);
+        Check::warn(ID, format!("{what}: {kept}, so a registration of more than {larger} fails"), MEND)
     } else {
         Check::ok(ID, what)
     }
-    .seen(seen)
 }
 
 /// Whether this machine has the GPU as a whole. What a part of one cannot do, a refusal tells; here it is only named.
 fn shared(machine: &Machine, gpu: &Device) -> Option<Check> {
-    let told = machine.smi.get(&gpu.address)?;
+    let told = machine.smi.as_ref().ok()?.get(&gpu.address)?;
     let mig = match told.mig.as_deref()? {
         "Enabled" => "MIG is on: each instance pins for itself",
         _ => "MIG is off",
@@ -158,4 +214,47 @@ fn override_parameter(machine: &Machine) -> Option<Check> {
         }
         .seen(format!("RegistryDwords: {words} in /proc/driver/nvidia/params")),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn what_overlaps_is_in_bar1_once() {
+        const GPU: &str = "0000:00:08.0";
+        let row = |pid: u32, va: u64, pinned_bytes: u64| Registration {
+            pid,
+            va,
+            pinned_bytes,
+            state: "mapped".to_owned(),
+            gpu: Some(GPU.to_owned()),
+            ..Registration::default()
+        };
+        let at = 0x7f00_0000_0000;
+        // Twice the same, a part of it, one that goes on behind it, one apart; from the middle of a granule.
+        let mut rows = vec![
+            row(1, at, 4 << 20),
+            row(1, at + 100, 4 << 20),
+            row(1, at + (1 << 20), 1 << 20),
+            row(1, at + (3 << 20), 2 << 20),
+            row(1, at + (8 << 20), 1 << 20),
+        ];
+        assert_eq!(pinned(&rows, GPU), 6 << 20);
+        // That address in another process is other memory.
+        rows.push(row(2, at, 4 << 20));
+        assert_eq!(pinned(&rows, GPU), 10 << 20);
+        rows.push(Registration { state: "revoked".to_owned(), ..row(3, at, 4 << 20) });
+        rows.push(Registration { gpu: None, ..row(3, at, 4 << 20) });
+        assert_eq!(pinned(&rows, GPU), 10 << 20);
+        assert_eq!(pinned(&rows, "0000:00:09.0"), 0);
+    }
+
+    #[test]
+    fn who_asks_a_driver_that_stands_still_is_told() {
+        let check = answers(Silent::Late(Duration::from_secs(20))).unwrap();
+        assert!(check.message.starts_with("nvidia-smi did not answer within 20 s:"), "{}", check.message);
+        assert!(answers(Silent::Failed).is_none());
+    }
 }

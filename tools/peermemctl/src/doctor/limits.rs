@@ -35,29 +35,62 @@ fn limit(root: &Root, pid: &str) -> Option<Option<u64>> {
     }
 }
 
+/// The limit of locked memory that binds this process.
+pub fn memlock(root: &Root) -> Option<u64> {
+    limit(root, "self")?.filter(|_| !is_exempt(root, "self"))
+}
+
+/// Whether no limit binds a process. A capability counts if it is one of the initial user namespace, which root of a rootless
+/// container is not in.
 fn is_exempt(root: &Root, pid: &str) -> bool {
     let status =
         root.bytes(&format!("/proc/{pid}/status")).ok().and_then(|bytes| Status::from_read(bytes.as_slice()).ok());
-    status.is_some_and(|status| status.capeff & CAP_IPC_LOCK != 0)
+    let map = root.text(&format!("/proc/{pid}/uid_map"));
+    let is_initial = map.map_or(true, |map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]));
+    is_initial && status.is_some_and(|status| status.capeff & CAP_IPC_LOCK != 0)
 }
 
-/// `* - memlock unlimited` and the like, for users that log in.
-fn configured(root: &Root) -> Option<String> {
-    let mut files = vec!["/etc/security/limits.conf".to_owned()];
-    files.extend(root.names("/etc/security/limits.d").into_iter().map(|name| format!("/etc/security/limits.d/{name}")));
-    files.into_iter().find(|file| {
-        let text = root.text(file).unwrap_or_default();
-        text.lines().any(|line| {
-            let words: Vec<&str> = line.split_ascii_whitespace().collect();
-            matches!(words.as_slice(), ["*", "-" | "soft", "memlock", "unlimited" | "infinity" | "-1", ..])
-        })
-    })
+/// The lines of a configuration file and then of those in its folder, with their files.
+fn configured(root: &Root, file: &str, folder: &str) -> Vec<(String, String)> {
+    let names = root.names(folder).into_iter().map(|name| format!("{folder}/{name}"));
+    let files = std::iter::once(file.to_owned()).chain(names);
+    let lines = |file: String| {
+        let text = root.text(&file).unwrap_or_default();
+        text.lines().map(|line| (file.clone(), line.trim().to_owned())).collect::<Vec<_>>()
+    };
+    files.flat_map(lines).collect()
+}
+
+/// Who may lock all memory by configuration, and where that is written: users that log in, those of a group, services.
+fn allowed(root: &Root) -> Option<(String, String)> {
+    let mut groups = Vec::new();
+    for (file, line) in configured(root, "/etc/security/limits.conf", "/etc/security/limits.d") {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let [who, "-" | "soft", "memlock", "unlimited" | "infinity" | "-1", ..] = words.as_slice() else { continue };
+        let seen = format!("memlock unlimited in {file}");
+        match who.strip_prefix('@') {
+            Some(group) => groups.push((format!("users of group {group} may lock all memory"), seen)),
+            None if *who == "*" => return Some(("users may lock all memory".to_owned(), seen)),
+            None => {}
+        }
+    }
+    let services = configured(root, "/etc/systemd/system.conf", "/etc/systemd/system.conf.d").into_iter();
+    let mut services = services.filter_map(|(file, line)| {
+        let value = line.strip_prefix("DefaultLimitMEMLOCK")?.trim_start().strip_prefix('=')?.trim().to_owned();
+        Some((file, value))
+    });
+    // The last one counts; it may have a soft limit and a hard one.
+    let services = services.next_back().filter(|(_, value)| value.split(':').next() == Some("infinity"));
+    let services = services.map(|(file, _)| {
+        ("services may lock all memory".to_owned(), format!("DefaultLimitMEMLOCK=infinity in {file}"))
+    });
+    groups.into_iter().next().or(services)
 }
 
 fn login(root: &Root) -> Check {
     const ID: &str = "limits.memlock";
-    if let Some(file) = configured(root) {
-        return Check::ok(ID, "users may lock all memory").seen(format!("memlock unlimited in {file}"));
+    if let Some((who, seen)) = allowed(root) {
+        return Check::ok(ID, who).seen(seen);
     }
     match limit(root, "self") {
         None => Check::skip(ID, "the limit of locked memory cannot be read"),
@@ -65,6 +98,14 @@ fn login(root: &Root) -> Check {
         Some(Some(bytes)) if bytes >= ENOUGH => {
             Check::ok(ID, format!("programs started from here may lock {}", text::bytes(bytes))).seen("/proc/self/limits")
         }
+        Some(Some(bytes)) if is_exempt(root, "self") => Check::skip(
+            ID,
+            format!(
+                "no limit binds root; programs that users start from here may lock {} only: run doctor as one of them",
+                text::bytes(bytes)
+            ),
+        )
+        .seen("CAP_IPC_LOCK in /proc/self/status, Max locked memory in /proc/self/limits"),
         Some(Some(bytes)) => Check::warn(
             ID,
             format!(

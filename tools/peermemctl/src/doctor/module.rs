@@ -387,11 +387,14 @@ fn other_kernels(machine: &Machine) -> Option<Check> {
         .into_iter()
         .filter(|release| module_file::chosen(machine.root, release, NAME).is_none())
         .collect();
+    let make = |release: &String| {
+        format!("make KDIR=/lib/modules/{release}/build && make install KDIR=/lib/modules/{release}/build")
+    };
     (!missing.is_empty()).then(|| {
         Check::warn(
             ID,
             format!("newer kernels are installed without nvidia-peermem: {}", missing.join(", ")),
-            format!("make KDIR=/lib/modules/{0}/build && make install KDIR=/lib/modules/{0}/build", missing.join(" ")),
+            missing.iter().map(make).collect::<Vec<_>>().join(" && "),
         )
         .seen("modules.dep of each kernel in /lib/modules")
     })

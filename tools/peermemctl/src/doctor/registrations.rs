@@ -3,7 +3,7 @@
 
 use crate::check::Check;
 use crate::machine::Machine;
-use crate::peermem::{Failure, Registration};
+use crate::peermem::{Failure, Registration, UNKNOWN};
 use crate::root::Missing;
 use crate::text;
 use std::collections::BTreeMap;
@@ -16,7 +16,10 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     match (&machine.registrations, &machine.loaded) {
         (_, None) => return vec![Check::skip("registrations.live", "none: nvidia_peermem is not loaded")],
         (Ok(rows), _) => checks.extend(live(rows)),
-        (Err(missing), _) => checks.push(unread("registrations.live", *missing)),
+        (Err(missing), _) => {
+            checks.push(unread("registrations.live", *missing));
+            checks.extend(counted_orphans(machine));
+        }
     }
     match &machine.failures {
         Ok(rows) => checks.extend(refusals(machine, rows)),
@@ -28,6 +31,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
 fn unread(id: &'static str, missing: Missing) -> Check {
     match missing {
         Missing::Denied => Check::skip(id, "only root may see registrations and refusals: run doctor as root"),
+        Missing::Unknown => Check::skip(id, UNKNOWN),
         Missing::Absent => {
             Check::skip(id, "the loaded module does not tell").seen(format!("no {}", crate::peermem::DIR))
         }
@@ -53,7 +57,14 @@ fn live(rows: &[Registration]) -> Vec<Check> {
     if let (Some(((pid, comm), bytes)), Some(check)) = (most, checks.first_mut()) {
         check.evidence.push(format!("most: process {pid} ({comm}), {}", text::bytes(*bytes)));
     }
-    let stale: Vec<&Registration> = rows.iter().filter(|row| !row.process_alive).collect();
+    if rows.iter().any(|row| row.process_alive.is_none()) {
+        let message =
+            "which of these processes are gone cannot be told from inside a container: their numbers are the host's";
+        checks.push(
+            Check::skip("registrations.stale", message).seen("the pid namespace of /proc is not the initial one"),
+        );
+    }
+    let stale: Vec<&Registration> = rows.iter().filter(|row| row.process_alive == Some(false)).collect();
     if let Some(first) = stale.first() {
         let held = stale.iter().map(|row| row.pinned_bytes).sum();
         checks.push(
@@ -75,15 +86,16 @@ fn live(rows: &[Registration]) -> Vec<Check> {
     checks
 }
 
-/// Pins that wait for their owner, which lives: one finding for each process.
+/// Pins that wait for their owner, which lives, as far as that can be told: one finding for each process.
 fn orphans(rows: &[Registration]) -> Vec<Check> {
     let mut by_process: BTreeMap<(u32, &str), Vec<&Registration>> = BTreeMap::new();
-    for row in rows.iter().filter(|row| row.process_alive && row.state == "orphan") {
+    for row in rows.iter().filter(|row| row.process_alive != Some(false) && row.state == "orphan") {
         by_process.entry((row.pid, row.comm.as_str())).or_default().push(row);
     }
     by_process
         .into_iter()
         .map(|((pid, comm), left)| {
+            let place = left.first().map_or("", |row| if row.process_alive.is_none() { "on the host, " } else { "" });
             Check::warn(
                 "registrations.orphan",
                 format!(
@@ -92,11 +104,19 @@ fn orphans(rows: &[Registration]) -> Vec<Check> {
                     text::bytes(left.iter().map(|row| row.pinned_bytes).sum()),
                     if left.len() == 1 { "it ends" } else { "they end" }
                 ),
-                format!("end process {pid}: kill {pid}"),
+                format!("{place}end process {pid}: kill {pid}"),
             )
             .seen("state=orphan in /proc/driver/nvidia-peermem/registrations")
         })
         .collect()
+}
+
+/// What the counters, which everybody may read, tell of such pins.
+fn counted_orphans(machine: &Machine) -> Option<Check> {
+    let orphans = machine.stats.as_ref().ok()?.number("total.orphans").filter(|orphans| *orphans > 0)?;
+    let message = format!("{} that another process than its owner deregistered", text::count(orphans, "pin"));
+    let mend = "as root, peermemctl doctor names the owner to end";
+    Some(Check::warn("registrations.orphan", message, mend).seen("total.orphans in /proc/driver/nvidia-peermem/stats"))
 }
 
 /// What mends a refusal, by reason of docs/proc.md.
