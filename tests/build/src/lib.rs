@@ -1,9 +1,14 @@
 //! A throw-away kernel build tree, and `make` run against it.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
+
+/// The first file of each crate that kernel-lite needs, below the folder that `make deps` makes.
+pub const CRATES: [&str; 5] =
+    ["pin-init/src/lib.rs", "pin-init/internal/src/lib.rs", "syn/lib.rs", "quote/lib.rs", "proc-macro2/lib.rs"];
 
 /// A folder that looks like a kernel build tree, as far as preflight looks.
 pub struct FakeKernel {
@@ -54,6 +59,31 @@ impl FakeKernel {
     /// Removes a file of the tree.
     pub fn remove(&self, name: &str) {
         fs::remove_file(self.path().join(name)).expect("file");
+    }
+
+    /// The four crates that kernel-lite needs, as far as anybody looks, in the folder `deps`; the setting that names it.
+    pub fn deps(&self) -> String {
+        for file in CRATES {
+            self.write(&format!("deps/{file}"), "");
+        }
+        format!("DEPS={}", self.path().join("deps").display())
+    }
+
+    /// A program that the tests put before the system's own of the same name; the `PATH` that has it.
+    pub fn program(&self, name: &str, script: &str) -> String {
+        let program = self.write(&format!("bin/{name}"), &format!("#!/bin/sh\n{script}\n"));
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("mode");
+        let bin = self.path().join("bin");
+        format!("PATH={}:{}", bin.display(), std::env::var("PATH").expect("PATH"))
+    }
+
+    /// An object with a `.modinfo` section, which `modinfo` reads, of these lines.
+    pub fn module(&self, name: &str, modinfo: &[&str]) -> PathBuf {
+        let lines: String = modinfo.iter().map(|line| format!(".asciz \"{line}\"\n")).collect();
+        let source = self.write("module.s", &format!(".section .modinfo,\"a\"\n{lines}"));
+        let object = self.write(name, "");
+        assert!(run(Command::new("as").arg(source).arg("-o").arg(&object)).ok);
+        object
     }
 
     /// Runs preflight, as `make` does first, with further `name=value` settings.
