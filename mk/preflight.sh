@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
 # Looks before building whether the module can be built and would load, and says in one line what is wrong.
-# In: KDIR OFED NVIDIA OUT RUSTC LLVM PROVIDER DEPS. Out: $OUT/preflight.env.
+# In: KDIR OFED NVIDIA OUT RUSTC LLVM PROVIDER DEPS, and OS_RELEASE if another file than /etc/os-release is to say which
+# distribution this is. Out: $OUT/preflight.env.
 set -eu
 # rustc would look for the jobserver of make.
 unset MAKEFLAGS MFLAGS
@@ -20,7 +21,8 @@ config=$KDIR/include/config/auto.conf
 option() {
 	sed -n "s/^$1=\"\{0,1\}\([^\"]*\)\"\{0,1\}\$/\1/p" "$config"
 }
-kver=$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR")
+here=$(dirname "$0")
+kver=$(sh "$here/kernel-release.sh" "$KDIR")
 
 # A kernel built by clang wants its modules built by the same.
 llvm=$LLVM
@@ -35,13 +37,30 @@ nvidia_ko=
 for dir in $NVIDIA; do
 	[ ! -r "$dir/nvidia.ko" ] || nvidia_ko=$dir/nvidia.ko
 done
+# The driver's module: nvidia, or what modprobe takes for it. Debian's packages call theirs nvidia-current and
+# nvidia-current-open, with a line `install nvidia modprobe -i nvidia-current` in modprobe.d.
+nvidia=nvidia
+instead=$(modprobe -S "$kver" --show-depends nvidia 2>/dev/null |
+	sed -nE 's/^install .*modprobe .*(-i|--ignore-install) +([^ ;]+).*/\2/p')
+for name in nvidia $instead nvidia-current nvidia-current-open; do
+	if modinfo -k "$kver" -n "$name" >/dev/null 2>&1; then
+		nvidia=$name
+		break
+	fi
+done
 if [ -n "$nvidia_ko" ]; then
 	licence=$(modinfo -F license "$nvidia_ko" 2>/dev/null || true)
 else
-	licence=$(modinfo -k "$kver" -F license nvidia 2>/dev/null || true)
+	licence=$(modinfo -k "$kver" -F license "$nvidia" 2>/dev/null || true)
 fi
-command -v "$RUSTC" >/dev/null || die "no $RUSTC: install rustc 1.85 or later, or name one: make RUSTC=<its path>"
+# Debian 12's package rustc is 1.63.
+case $( (. "${OS_RELEASE:-/etc/os-release}" && echo "${ID:-}-${VERSION_ID:-}") 2>/dev/null || true) in
+debian-12) get_rustc="apt-get install rustc-web rust-web-src" ;;
+*) get_rustc="install one with rust-src, by rustup or a newer package of your distribution" ;;
+esac
+command -v "$RUSTC" >/dev/null || die "no $RUSTC, and 1.85 or later is needed: $get_rustc, or name one: make RUSTC=<its path>"
 ours=$("$RUSTC" --version)
+sysroot=$("$RUSTC" --print sysroot)
 theirs=$(option CONFIG_RUSTC_VERSION_TEXT)
 
 # Sets no_kernel to why the kernel's own crate is out of the question, to nothing if it is not, and mend to what to do.
@@ -72,7 +91,7 @@ ask_kernel() {
 ask_lite() {
 	no_lite=
 	minor=$(echo "$ours" | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
-	library=$("$RUSTC" --print sysroot)/lib/rustlib/src/rust/library
+	library=$sysroot/lib/rustlib/src/rust/library
 	if [ "$(option CONFIG_X86_64)" != y ]; then
 		no_lite="kernel-lite knows the compiler flags of x86-64 only: use a kernel built with CONFIG_RUST=y"
 	elif [ "$series" -lt 6001 ]; then
@@ -80,27 +99,33 @@ ask_lite() {
 	elif [ -n "$(option CONFIG_CFI)$(option CONFIG_CFI_CLANG)" ]; then
 		no_lite="kernel $kver checks indirect calls (CONFIG_CFI), which kernel-lite does not know how to pass: use a kernel without, or one built with CONFIG_RUST=y"
 	elif [ "${minor:-0}" -lt 85 ]; then
-		no_lite="$RUSTC is \"$ours\", kernel-lite needs 1.85 or later: install it, or make RUSTC=<its path>"
+		no_lite="$RUSTC is \"$ours\", kernel-lite needs 1.85 or later: $get_rustc, or make RUSTC=<its path>"
 	elif [ ! -r "$library/core/src/lib.rs" ]; then
 		no_lite="$RUSTC has no source of its library ($library): apt-get install rust-src (with rustc-web: rust-web-src), or rustup component add rust-src"
-	elif [ ! -r "${DEPS:=}/pin-init/src/lib.rs" ]; then
-		no_lite="DEPS=$DEPS has no pin-init: make deps (once; it fetches four small crates by name)"
+	else
+		missing=$(sh "$here/../kernel-lite/missing.sh" "${DEPS:-}" | head -n 1)
+		[ -z "$missing" ] || no_lite="DEPS=${DEPS:-} has no $missing: make deps (once; it fetches four small crates by name)"
 	fi
 }
 # 6.12 is 6012.
 series=$(echo "$kver" | sed 's/^\([0-9]*\)\.\([0-9]*\).*/\1 \2/' | { read -r major minor && echo $((major * 1000 + minor)); })
 ask_kernel
+# The kernel's crate changes with each series.
+newer=
+[ "$series" -le 7002 ] || newer="kernel $kver is newer than 7.2, and the module is written for the kernel crate of 7.2"
 case ${PROVIDER:-} in
 '')
-	if [ -z "$no_kernel" ]; then
-		provider=kernel why="its metadata fits $RUSTC"
-	else
+	if [ -n "$no_kernel" ]; then
 		provider=kernel-lite why=$no_kernel
+	elif [ -n "$newer" ]; then
+		provider=kernel-lite why="$newer; make PROVIDER=kernel tries this kernel's"
+	else
+		provider=kernel why="its metadata fits $RUSTC"
 	fi
 	;;
 kernel)
 	[ -z "$no_kernel" ] || die "PROVIDER=kernel is impossible: $no_kernel: $mend"
-	provider=kernel why="PROVIDER"
+	provider=kernel why="PROVIDER${newer:+, though $newer}"
 	;;
 kernel-lite) provider=kernel-lite why="PROVIDER" ;;
 *) die "PROVIDER=$PROVIDER is neither kernel nor kernel-lite" ;;
@@ -155,8 +180,8 @@ for dir in $NVIDIA; do
 	found=${found:-$(first_with nvidia_p2p_get_pages "$dir/Module.symvers")}
 done
 # Of the driver that this kernel would load, if several are there.
-nvidia_version=$(modinfo -k "$kver" -F version nvidia 2>/dev/null || echo none)
-nvidia_src=/usr/src/nvidia-$nvidia_version
+nvidia_version=$(modinfo -k "$kver" -F version "$nvidia" 2>/dev/null || echo none)
+nvidia_src=/usr/src/$nvidia-$nvidia_version
 [ -n "$found" ] || found=$(first_with nvidia_p2p_get_pages \
 	/var/lib/dkms/nvidia*/"$nvidia_version/$kver/$arch"/module/Module.symvers "$nvidia_src/Module.symvers")
 if [ -n "$found" ]; then

@@ -1,6 +1,6 @@
 //! Each refusal is one line that says what is wrong, which value, and what to do.
 
-use build_tests::{repository, run, FakeKernel};
+use build_tests::{repository, run, FakeKernel, CRATES};
 use std::process::Command;
 
 /// Asserts that preflight fails with one `preflight:` line that holds all of `words`.
@@ -75,14 +75,16 @@ fn another_rustc_than_the_kernels() {
     refused(&kernel, &["PROVIDER=kernel"], &["rustc 1.0.0 (old)", "RUSTC="]);
 }
 
-/// `modinfo` reads the licence out of a file that has a `.modinfo` section; the assembler makes one.
+/// The setting that names a folder with a `nvidia.ko` of the closed flavour.
+fn closed_nvidia(kernel: &FakeKernel) -> String {
+    kernel.module("closed/nvidia.ko", &["license=NVIDIA"]);
+    format!("NVIDIA={}", kernel.path().join("closed").display())
+}
+
 #[test]
 fn the_closed_nvidia_ko() {
     let kernel = FakeKernel::new();
-    let source = kernel.write("closed/nvidia.s", ".section .modinfo,\"a\"\n.asciz \"license=NVIDIA\"\n");
-    let object = kernel.path().join("closed/nvidia.ko");
-    assert!(run(Command::new("as").arg(source).arg("-o").arg(object)).ok);
-    let closed = format!("NVIDIA={}", kernel.path().join("closed").display());
+    let closed = closed_nvidia(&kernel);
     refused(&kernel, &["PROVIDER=kernel", &closed], &["closed flavour", "NVIDIA", "nvidia-open"]);
 }
 
@@ -90,9 +92,146 @@ fn the_closed_nvidia_ko() {
 fn without_rust() -> (FakeKernel, String) {
     let kernel = FakeKernel::new();
     kernel.config("CONFIG_X86_64=y\n");
-    kernel.write("deps/pin-init/src/lib.rs", "");
-    let deps = format!("DEPS={}", kernel.path().join("deps").display());
+    let deps = kernel.deps();
     (kernel, deps)
+}
+
+/// The configuration of a kernel for which either provider can be built.
+fn with_either(rustc: &str) -> String {
+    format!("CONFIG_RUST=y\nCONFIG_X86_64=y\nCONFIG_RUSTC_VERSION_TEXT=\"{}\"\n", rustc.trim())
+}
+
+/// A kernel for which either provider can be built, as far as preflight looks; `DEPS` is its folder `deps`.
+fn with_rust() -> (FakeKernel, String) {
+    let kernel = FakeKernel::new();
+    kernel.config(&with_either(&run(Command::new("rustc").arg("--version")).text));
+    let deps = kernel.deps();
+    (kernel, deps)
+}
+
+/// Asserts that kernel-lite is taken without being asked for, and that the line which says so has these words.
+fn falls_back(kernel: &FakeKernel, settings: &[&str], words: &[&str]) {
+    let (provider, line) = chosen(kernel, settings);
+    assert_eq!(provider, "'kernel-lite'", "{line}");
+    for word in words.iter().chain(&["kernel-lite ("]) {
+        assert!(line.contains(word), "no \"{word}\" in: {line}");
+    }
+}
+
+#[test]
+fn kernel_lite_beside_the_closed_nvidia_ko() {
+    let (kernel, deps) = with_rust();
+    let closed = closed_nvidia(&kernel);
+    assert_eq!(chosen(&kernel, &[&deps]).0, "'kernel'");
+    falls_back(&kernel, &[&deps, &closed], &["closed flavour (licence NVIDIA)", FakeKernel::RELEASE]);
+}
+
+#[test]
+fn kernel_lite_without_rust_metadata() {
+    let (kernel, deps) = with_rust();
+    kernel.remove("rust/libkernel.rmeta");
+    falls_back(&kernel, &[&deps], &["no Rust metadata (rust/libkernel.rmeta)"]);
+}
+
+#[test]
+fn kernel_lite_with_another_rustc_than_the_kernels() {
+    let (kernel, deps) = with_rust();
+    kernel.config(&with_either("rustc 1.0.0 (old)"));
+    falls_back(&kernel, &[&deps], &["the kernel was built by \"rustc 1.0.0 (old)\""]);
+}
+
+/// The module is written for the kernel crate of 7.2, and no other has been tried: only whoever asks for it gets it.
+#[test]
+fn another_series_with_rust() {
+    for (release, says) in
+        [("7.3.1-fake", "is newer than 7.2"), ("8.0.0-fake", "is newer than 7.2"), ("7.1.9-fake", "is older than 7.2")]
+    {
+        let (kernel, deps) = with_rust();
+        kernel.write("include/config/kernel.release", release);
+        falls_back(&kernel, &[&deps], &[release, says]);
+    }
+    let (kernel, deps) = with_rust();
+    kernel.write("include/config/kernel.release", "7.3.1-fake");
+    let (provider, line) = chosen(&kernel, &[&deps, "PROVIDER=kernel"]);
+    assert_eq!(provider, "'kernel'");
+    assert!(line.contains("PROVIDER, though kernel 7.3.1-fake is newer than 7.2"), "{line}");
+}
+
+/// A rustc of this version whose toolchain has no source of its library.
+fn rustc(kernel: &FakeKernel, version: &str) -> String {
+    let toolchain = kernel.path().join("toolchain");
+    let script = format!("case $1 in --version) echo '{version}' ;; *) echo {} ;; esac", toolchain.display());
+    kernel.program("fake-rustc", &script);
+    format!("RUSTC={}", kernel.path().join("bin/fake-rustc").display())
+}
+
+/// Debian 12's own package has 1.63; the newer one there has another name than anywhere else.
+#[test]
+fn a_rustc_that_is_too_old() {
+    let (kernel, deps) = without_rust();
+    let old = rustc(&kernel, "rustc 1.84.1 (e71f9a9a9 2025-01-27)");
+    let os = |text: &str| format!("OS_RELEASE={}", kernel.write("os-release", text).display());
+    let bookworm = os("ID=debian\nVERSION_ID=\"12\"\n");
+    let words = ["rustc 1.84.1", "1.85 or later", "apt-get install rustc-web rust-web-src", "RUSTC="];
+    refused(&kernel, &[&deps, &old, &bookworm], &words);
+    refused(&kernel, &["RUSTC=/nonexistent/rustc", &bookworm], &["no /nonexistent/rustc", "rustc-web rust-web-src"]);
+    for other in ["ID=ubuntu\nVERSION_ID=\"24.04\"\n", "ID=arch\n"] {
+        refused(&kernel, &[&deps, &old, &os(other)], &["rustc 1.84.1", "1.85 or later", "rustup", "distribution"]);
+    }
+    refused(&kernel, &[&deps, &old, "OS_RELEASE=/nonexistent"], &["rustup"]);
+}
+
+#[test]
+fn a_rustc_without_rust_src() {
+    let (kernel, deps) = without_rust();
+    let bare = rustc(&kernel, "rustc 1.85.0 (4d91de4e4 2025-02-17)");
+    refused(
+        &kernel,
+        &[&deps, &bare],
+        &["toolchain/lib/rustlib/src/rust/library", "rust-src", "rust-web-src", "rustup component add"],
+    );
+}
+
+/// Debian's packages of the driver: another name, which modprobe knows by a line in modprobe.d.
+#[test]
+fn the_driver_under_debians_name() {
+    let (kernel, deps) = with_rust();
+    let root = kernel.path().join("root");
+    let modules = root.join("lib/modules").join(FakeKernel::RELEASE);
+    let made = |module: &str, licence: &str, version: &str| {
+        let lines = [format!("license={licence}"), format!("version={version}")];
+        let name = format!("root/lib/modules/{}/updates/dkms/{module}.ko", FakeKernel::RELEASE);
+        kernel.module(&name, &[&lines[0], &lines[1]]);
+    };
+    let depmod = || {
+        for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+            std::fs::write(modules.join(name), "").expect("file");
+        }
+        assert!(run(Command::new("depmod").arg("-b").arg(&root).arg(FakeKernel::RELEASE)).ok);
+    };
+    // The system's own programs, with this root.
+    let path = kernel.program("modinfo", &format!("PATH=${{PATH#*:}} exec modinfo -b {} \"$@\"", root.display()));
+    let conf = kernel.write("root/etc/modprobe.d/nvidia.conf", "");
+    kernel.program(
+        "modprobe",
+        &format!("PATH=${{PATH#*:}} exec modprobe -d {} -C {} \"$@\"", root.display(), conf.display()),
+    );
+
+    made("nvidia-current", "NVIDIA", "535.1");
+    depmod();
+    falls_back(&kernel, &[&deps, &path], &["closed flavour (licence NVIDIA)"]);
+    // Both are there, and this line says which.
+    made("nvidia-current-open", "Dual MIT/GPL", "550.2");
+    depmod();
+    std::fs::write(&conf, "install nvidia modprobe -i nvidia-current-open $CMDLINE_OPTS\n").expect("file");
+    assert_eq!(chosen(&kernel, &[&deps, &path]).0, "'kernel'");
+    std::fs::write(&conf, "install nvidia modprobe -i nvidia-current $CMDLINE_OPTS\n").expect("file");
+    falls_back(&kernel, &[&deps, &path], &["closed flavour"]);
+    // A file of the driver's own name comes first.
+    made("nvidia", "Dual MIT/GPL", "560.3");
+    depmod();
+    std::fs::write(&conf, "").expect("file");
+    assert_eq!(chosen(&kernel, &[&deps, &path]).0, "'kernel'");
 }
 
 /// The provider that was written down for the build, and the line that says why.
@@ -154,11 +293,7 @@ fn a_kernel_without_rust_takes_kernel_lite_and_says_why() {
 
 #[test]
 fn kernel_lite_where_it_is_asked_for() {
-    let kernel = FakeKernel::new();
-    let rustc = run(Command::new("rustc").arg("--version")).text;
-    kernel.config(&format!("CONFIG_RUST=y\nCONFIG_X86_64=y\nCONFIG_RUSTC_VERSION_TEXT=\"{}\"\n", rustc.trim()));
-    kernel.write("deps/pin-init/src/lib.rs", "");
-    let deps = format!("DEPS={}", kernel.path().join("deps").display());
+    let (kernel, deps) = with_rust();
     let (provider, line) = chosen(&kernel, &[&deps, "PROVIDER=kernel-lite"]);
     assert_eq!(provider, "'kernel-lite'");
     assert!(line.contains("(PROVIDER)"), "{line}");
@@ -173,6 +308,12 @@ fn a_provider_that_there_is_not() {
 fn kernel_lite_without_its_crates() {
     let (kernel, _) = without_rust();
     refused(&kernel, &["DEPS=/nonexistent"], &["DEPS=/nonexistent", "pin-init", "make deps"]);
+    // Each of them is needed.
+    for file in CRATES {
+        let deps = kernel.deps();
+        kernel.remove(&format!("deps/{file}"));
+        refused(&kernel, &[&deps], &[file, "make deps"]);
+    }
 }
 
 #[test]
