@@ -39,11 +39,26 @@ fn a_gpl_only_import_with_kernel_lite() {
         let outcome = plain_exports(&kernel, "kernel-lite");
         assert!(outcome.ok && built.exists() && outcome.text.is_empty(), "{fine}: {}", outcome.text);
     }
-    // There mutex_lock() itself is GPL-only.
+}
+
+/// With lock debugging mutex_lock() is a GPL-only function of another name; everything else is as anywhere.
+#[test]
+fn a_gpl_only_import_where_locks_are_debugged() {
+    let kernel = FakeKernel::new();
+    let exports =
+        ["mutex_lock_nested", "class_create"].map(|name| format!("0x00000000\t{name}\tvmlinux\tEXPORT_SYMBOL_GPL\t\n"));
+    kernel.write("Module.symvers", &exports.concat());
+    let built = module(&kernel, "mutex_lock_nested");
     kernel.config("CONFIG_DEBUG_LOCK_ALLOC=y\n");
-    let built = module(&kernel, "class_create");
     let outcome = plain_exports(&kernel, "kernel-lite");
-    assert!(outcome.ok && built.exists() && outcome.text.contains("class_create"), "{}", outcome.text);
+    assert!(outcome.ok && built.exists() && outcome.text.contains("mutex_lock_nested"), "{}", outcome.text);
+    let built = module(&kernel, "mutex_lock_nested\n.quad class_create");
+    let outcome = plain_exports(&kernel, "kernel-lite");
+    assert!(!outcome.ok && !built.exists() && outcome.text.contains("was removed: class_create"), "{}", outcome.text);
+    // Without it nothing is pardoned.
+    kernel.config("");
+    let built = module(&kernel, "mutex_lock_nested");
+    assert!(!plain_exports(&kernel, "kernel-lite").ok && !built.exists());
 }
 
 #[test]
