@@ -68,7 +68,7 @@ fmt:
 lint:
 	$(RUSTFMT) --check src/peer_client.rs
 	@$(PREFLIGHT_ENV) OUT='$(OUT)-lint' PROVIDER=kernel sh mk/preflight.sh
-	+@. '$(OUT)-lint/preflight.env' && $(MAKE) -C '$(KDIR)' M='$(CURDIR)' MO='$(OUT)-lint' RUSTC='$(RUSTC)' CLIPPY=1 \
+	+@. '$(OUT)-lint/preflight.env' && $(MAKE) -C '$(KDIR)' M='$(CURDIR)' MO='$(OUT)-lint' NVPM_PROVIDER=kernel RUSTC='$(RUSTC)' CLIPPY=1 \
 		$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} NVPM_RUSTFLAGS=-Dwarnings --no-print-directory src/peer_client.o
 	perl '$(KDIR)/source/scripts/checkpatch.pl' --no-tree --terse --no-summary -f src/*.[ch] \
 		bindings/*.h bindings/*.c kernel-lite/helpers.[ch]

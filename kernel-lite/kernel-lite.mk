@@ -6,7 +6,6 @@
 # What every flag is for, and what went wrong without it: docs/kernel-lite.md.
 
 RUSTC ?= rustc
-NVPM_DEPS ?= $(src)/kernel-lite/deps
 export RUSTC_BOOTSTRAP := 1
 
 kl := $(obj)/kernel-lite
@@ -82,6 +81,11 @@ quiet_cmd_kl_module = RUSTC $(quiet_modtag) $@
 	-Dunsafe_op_in_unsafe_fn -Wrust_2018_idioms -Wunreachable_pub $(NVPM_RUSTFLAGS) \
 	--emit=dep-info=$(depfile) --emit=obj=$@ --emit=link=$(@:.o=.a) $<; \
 	$(kl-fix-depfile) $(cmd_objtool)
+
+# Preflight has looked whether these are there; whoever calls without it is told.
+$(addprefix $(NVPM_DEPS)/,proc-macro2/lib.rs quote/lib.rs syn/lib.rs pin-init/internal/src/lib.rs pin-init/src/lib.rs) \
+$(kl-core)/src/lib.rs:
+	@echo "nvidia-peermem: there is no $@: in $(abspath $(src)), make deps and make KDIR=$(abspath $(objtree)), which says what else is missing" >&2; exit 1
 
 $(kl)/libproc_macro2.rlib: private kl-args = --edition=2021 --crate-type rlib --cfg 'feature="proc-macro"' \
 	--cfg wrap_proc_macro $(if $(shell [ $(kl-rustc-minor) -ge 88 ] && echo y),--cfg proc_macro_span_file --cfg proc_macro_span_location)
