@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: GPL-2.0
 # nvidia-peermem in Rust. `make help` lists the targets.
 
-KDIR ?= /lib/modules/$(shell uname -r)/build
-# Folders with the neighbours' Module.symvers (and, where they have them, headers to compare our ABI with).
-OFED ?=
-NVIDIA ?=
 OUT ?= $(CURDIR)/build/module
+# What the last build was told or found. `make install` is of that build, unless it is told otherwise itself, and root, who runs
+# it, has another PATH and another home.
+told = $(shell . '$(OUT)/preflight.env' 2>/dev/null && echo "$$PREFLIGHT_$(1)")
+told_if_install = $(if $(filter install uninstall,$(MAKECMDGOALS)),$(call told,$(1)))
+
+KDIR ?= $(or $(wildcard $(call told_if_install,KDIR)),/lib/modules/$(shell uname -r)/build)
+# Folders with the neighbours' Module.symvers (and, where they have them, headers to compare our ABI with).
+OFED ?= $(call told_if_install,OFED)
+NVIDIA ?= $(call told_if_install,NVIDIA)
 
 # Where the crate `kernel` comes from: kernel, kernel-lite; chosen by preflight if empty.
-PROVIDER ?=
-# Where `make deps` puts what kernel-lite needs of others: where the last build found it (`make install` runs as root, whose
-# home is another one), else in the cache.
-DEPS ?= $(or $(shell . '$(OUT)/preflight.env' 2>/dev/null && [ -r "$$PREFLIGHT_DEPS/pin-init/src/lib.rs" ] && \
-	echo "$$PREFLIGHT_DEPS"),$(or $(NVPM_CACHE),$(HOME)/.cache/nvidia-peermem)/kernel-lite-deps)
+PROVIDER ?= $(call told_if_install,PROVIDER)
+# Where `make deps` puts what kernel-lite needs of others: where the last build found it, else in the cache.
+DEPS ?= $(or $(if $(shell sh kernel-lite/missing.sh '$(call told,DEPS)'),,$(call told,DEPS)),$(or \
+	$(NVPM_CACHE),$(HOME)/.cache/nvidia-peermem)/kernel-lite-deps)
 
-RUSTC ?= rustc
+LLVM ?= $(call told_if_install,LLVM)
+RUSTC ?= $(or $(call told_if_install,RUSTC),rustc)
 RUSTFMT ?= rustfmt
 BINDGEN ?= bindgen
 
@@ -30,7 +35,7 @@ PREFLIGHT_ENV = KDIR='$(KDIR)' OFED='$(OFED)' NVIDIA='$(NVIDIA)' OUT='$(OUT)' RU
 TOOLS = $(CURDIR)/build/tools
 INSTALL_ENV = $(PREFLIGHT_ENV) PREFIX='$(PREFIX)' TOOLS='$(TOOLS)'
 # Preflight leaves its findings in preflight.env: LLVM, the Module.symvers files, vendor headers, the provider.
-kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-$(CURDIR)}" RUSTC='$(RUSTC)' \
+kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-$(CURDIR)}" RUSTC="$$PREFLIGHT_RUSTC" \
 	MO="$${PREFLIGHT_TREE:-$(OUT)}" NVPM_PROVIDER=$$PREFLIGHT_PROVIDER NVPM_DEPS='$(DEPS)' \
 	$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} KBUILD_EXTRA_SYMBOLS="$$PREFLIGHT_SYMVERS" \
 	NVPM_VENDOR_NV_P2P="$$PREFLIGHT_NV_P2P" NVPM_VENDOR_PEER_MEM="$$PREFLIGHT_PEER_MEM"
@@ -42,6 +47,7 @@ module:
 		cp "$$PREFLIGHT_TREE/nvidia-peermem.ko" "$$PREFLIGHT_TREE/Module.symvers" '$(OUT)/'; fi
 	@sh mk/no-panic.sh '$(OUT)/nvidia-peermem.ko'
 	@KDIR='$(KDIR)' OUT='$(OUT)' sh mk/plain-exports.sh
+	@touch '$(OUT)/built'
 
 # peermemctl, its man pages and completions, as whoever has cargo: `make install` runs as root.
 tools:
@@ -51,7 +57,8 @@ tools:
 deps:
 	@LINUX_SRC='$(LINUX_SRC)' sh kernel-lite/deps.sh '$(DEPS)'
 
-install: module
+install:
+	@$(PREFLIGHT_ENV) sh mk/built.sh || $(MAKE) --no-print-directory module $(PREFLIGHT_ENV)
 	+@$(kbuild) --no-print-directory INSTALL_MOD_DIR=updates/nvidia-peermem-rust modules_install
 	@$(INSTALL_ENV) sh mk/install.sh install
 
@@ -59,7 +66,7 @@ uninstall:
 	@$(INSTALL_ENV) sh mk/install.sh uninstall
 
 clean:
-	rm -rf '$(OUT)'
+	rm -rf '$(OUT)' '$(OUT)-lint' '$(OUT)-doc'
 
 fmt:
 	$(RUSTFMT) src/peer_client.rs
@@ -73,6 +80,8 @@ lint:
 	perl '$(KDIR)/source/scripts/checkpatch.pl' --no-tree --terse --no-summary -f src/*.[ch] \
 		bindings/*.h bindings/*.c kernel-lite/helpers.[ch]
 
+# In a folder of its own: what `make` built is for `make install`.
+doc: override OUT := $(OUT)-doc
 doc:
 	@$(PREFLIGHT_ENV) PROVIDER=kernel sh mk/preflight.sh
 	+@$(kbuild) --no-print-directory NVPM_DOC=y modules

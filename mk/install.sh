@@ -59,7 +59,12 @@ depmod ${root:+-b "$root" -C "$root/etc/depmod.d"} "$kver"
 won=$(modinfo ${root:+-b "$root"} -k "$kver" -n nvidia-peermem 2>/dev/null || echo "no file")
 echo "$1: modprobe nvidia-peermem on kernel $kver now loads $won"
 case $1-$won in
-install-*/$dir/*) ;;
+install-*/$dir/*)
+	# It was built for another one.
+	running=$(uname -r)
+	[ -n "$root" ] || [ "$kver" = "$running" ] ||
+		echo "install: that is not the running kernel $running: for it make KDIR=/lib/modules/$running/build, and make install"
+	;;
 install-*)
 	echo "install: that is not the file just installed: look for another override in depmod.d(5)" >&2
 	exit 1

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 # Looks before building whether the module can be built and would load, and says in one line what is wrong.
 # In: KDIR OFED NVIDIA OUT RUSTC LLVM PROVIDER DEPS, and OS_RELEASE if another file than /etc/os-release is to say which
-# distribution this is. Out: $OUT/preflight.env.
+# distribution this is. Out: $OUT/preflight.env, which `make install` reads too (mk/built.sh).
 set -eu
 # rustc would look for the jobserver of make.
 unset MAKEFLAGS MFLAGS
@@ -23,6 +23,8 @@ option() {
 }
 here=$(dirname "$0")
 kver=$(sh "$here/kernel-release.sh" "$KDIR")
+# Whatever an earlier call built is not what this one was told.
+rm -f "$OUT/built"
 
 # A kernel built by clang wants its modules built by the same.
 llvm=$LLVM
@@ -217,8 +219,17 @@ if [ -n "$nv_p2p" ]; then
 fi
 [ -z "$peer_mem" ] || note "ABI compared with $peer_mem"
 
+# Root, who installs, has another PATH, and rustup's rustc asks for the toolchain of whoever runs it: the one in the toolchain
+# is the same for everybody.
+rustc=$sysroot/bin/rustc
+[ "$("$rustc" --version 2>/dev/null || true)" = "$ours" ] || rustc=$(realpath -s "$(command -v "$RUSTC")")
+
 mkdir -p "$OUT"
 cat >"$OUT/preflight.env.new" <<EOF
+PREFLIGHT_KDIR='$KDIR'
+PREFLIGHT_OFED='$OFED'
+PREFLIGHT_NVIDIA='$NVIDIA'
+PREFLIGHT_RUSTC='$rustc'
 PREFLIGHT_LLVM='$llvm'
 PREFLIGHT_SYMVERS='$symvers'
 PREFLIGHT_NV_P2P='$nv_p2p'

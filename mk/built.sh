@@ -1,0 +1,18 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# Whether $OUT/nvidia-peermem.ko is what `make` would build of these settings: then `make install` runs no compiler, which root
+# may not have. In: KDIR OFED NVIDIA PROVIDER OUT.
+set -eu
+# The last step of `make` leaves the one, its first the other.
+[ -e "$OUT/built" ] && [ -r "$OUT/nvidia-peermem.ko" ] || exit 1
+. "$OUT/preflight.env"
+[ "$KDIR $OFED $NVIDIA $PROVIDER" = "$PREFLIGHT_KDIR $PREFLIGHT_OFED $PREFLIGHT_NVIDIA $PREFLIGHT_PROVIDER" ] || exit 1
+# Another kernel may lie where that one lay.
+case $(modinfo -F vermagic "$OUT/nvidia-peermem.ko") in
+"$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR") "*) ;;
+*) exit 1 ;;
+esac
+config=$KDIR/include/config/auto.conf symvers=$KDIR/Module.symvers
+[ -r "$symvers" ] || symvers=
+# shellcheck disable=SC2086
+[ -z "$(find -H Kbuild src bindings kernel-lite "$config" $symvers $PREFLIGHT_SYMVERS -type f -newer "$OUT/preflight.env")" ]

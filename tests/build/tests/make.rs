@@ -1,0 +1,152 @@
+//! The top Makefile with a kernel build tree that makes no module but writes down what it was told.
+
+use build_tests::{repository, run, FakeKernel, Outcome};
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// `modules` makes an object with this kernel's vermagic in the place of the module, `modules_install` puts it where kbuild would.
+const KBUILD: &str = r#"
+modules:
+	@echo "$(NVPM_PROVIDER) $(RUSTC) $(KBUILD_EXTRA_SYMBOLS)" >>$(CURDIR)/log
+	@cp $(CURDIR)/built.ko $(MO)/nvidia-peermem.ko
+modules_install:
+	@mkdir -p $(INSTALL_MOD_PATH)/lib/modules/7.2.0-fake/$(INSTALL_MOD_DIR)
+	@cp $(MO)/nvidia-peermem.ko $(INSTALL_MOD_PATH)/lib/modules/7.2.0-fake/$(INSTALL_MOD_DIR)/
+"#;
+
+/// A kernel that either provider can be built for, and the `PATH` of a user who has a rustc.
+fn kernel() -> FakeKernel {
+    let kernel = FakeKernel::new();
+    kernel.write("Makefile", KBUILD);
+    kernel.module("built.ko", &["license=GPL", &format!("vermagic={} SMP", FakeKernel::RELEASE)]);
+    let rustc = run(Command::new("rustc").arg("--version")).text;
+    kernel.config(&format!("CONFIG_RUST=y\nCONFIG_X86_64=y\nCONFIG_RUSTC_VERSION_TEXT=\"{}\"\n", rustc.trim()));
+    kernel.deps();
+    for (folder, symbol) in [("ofed", "ib_register_peer_memory_client"), ("gpu", "nvidia_p2p_get_pages")] {
+        kernel.write(&format!("{folder}/Module.symvers"), &format!("0x00000000\t{symbol}\tx\tEXPORT_SYMBOL\t\n"));
+    }
+    for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+        kernel.write(&format!("root/lib/modules/{}/{name}", FakeKernel::RELEASE), "");
+    }
+    kernel
+}
+
+fn folder(kernel: &FakeKernel, name: &str) -> String {
+    kernel.path().join(name).display().to_string()
+}
+
+/// `make` with these words; what the build is told is not in the environment.
+fn make(kernel: &FakeKernel, words: &[&str]) -> Command {
+    let mut make = Command::new("make");
+    make.current_dir(repository())
+        .arg("--no-print-directory")
+        .args(words)
+        .arg(format!("OUT={}", folder(kernel, "out")));
+    for name in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "KDIR", "OFED", "NVIDIA", "PROVIDER", "RUSTC", "LLVM", "DEPS"] {
+        make.env_remove(name);
+    }
+    make
+}
+
+/// `make` with everything said that a user can say.
+fn build(kernel: &FakeKernel) {
+    let mut words = vec!["PROVIDER=kernel-lite".to_string()];
+    for (name, dir) in [("KDIR", ""), ("OFED", "ofed"), ("NVIDIA", "gpu"), ("DEPS", "deps")] {
+        words.push(format!("{name}={}", folder(kernel, dir)));
+    }
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let built = run(&mut make(kernel, &words));
+    assert!(built.ok, "{}", built.text);
+}
+
+/// `make install` as root: another home, no rustc but this one in `PATH`, and nothing said again but these words.
+fn install(kernel: &FakeKernel, rustc: &str, words: &[&str]) -> Outcome {
+    let path = kernel.program("rustc", rustc);
+    let mut install = make(kernel, &["install"]);
+    install.args(words).arg(format!("INSTALL_MOD_PATH={}", folder(kernel, "root")));
+    run(install.env("PATH", path.trim_start_matches("PATH=")).env("HOME", "/nonexistent"))
+}
+
+fn log(kernel: &FakeKernel) -> Vec<String> {
+    let log = fs::read_to_string(kernel.path().join("log")).expect("log");
+    log.lines().map(str::to_string).collect()
+}
+
+fn installed(kernel: &FakeKernel) -> PathBuf {
+    let modules = kernel.path().join("root/lib/modules").join(FakeKernel::RELEASE);
+    modules.join("updates/nvidia-peermem-rust/nvidia-peermem.ko")
+}
+
+const NO_RUSTC: &str = "echo 'rustc is not for root' >&2; exit 1";
+
+#[test]
+fn install_is_of_what_make_built() {
+    let kernel = kernel();
+    build(&kernel);
+    let outcome = install(&kernel, NO_RUSTC, &[]);
+    assert!(outcome.ok && installed(&kernel).exists(), "{}", outcome.text);
+    assert!(
+        !outcome.text.contains("rustc is not for root") && !outcome.text.contains("preflight:"),
+        "{}",
+        outcome.text
+    );
+    let told = log(&kernel);
+    assert_eq!(told.len(), 1, "built again: {told:?}");
+    assert!(told[0].starts_with("kernel-lite /") && told[0].contains("ofed/Module.symvers"), "{told:?}");
+    let outcome = run(make(&kernel, &["uninstall"]).arg(format!("INSTALL_MOD_PATH={}", folder(&kernel, "root"))));
+    assert!(outcome.ok && !installed(&kernel).exists(), "{}", outcome.text);
+}
+
+/// A source that is newer than the module: it is built again, as it was the first time, by the same compiler.
+#[test]
+fn install_builds_again_what_is_not_up_to_date() {
+    let kernel = kernel();
+    build(&kernel);
+    let symvers = kernel.path().join("ofed/Module.symvers");
+    let later = fs::metadata(kernel.path().join("out/preflight.env")).and_then(|env| env.modified()).expect("time");
+    let file = fs::File::options().write(true).open(symvers).expect("file");
+    file.set_modified(later + std::time::Duration::from_secs(1)).expect("time");
+    let outcome = install(&kernel, NO_RUSTC, &[]);
+    assert!(outcome.ok && installed(&kernel).exists(), "{}", outcome.text);
+    let told = log(&kernel);
+    assert!(told.len() == 2 && told[0] == told[1], "{told:?}");
+}
+
+/// What is said at install is taken, and the rest is as it was.
+#[test]
+fn install_with_another_provider() {
+    let kernel = kernel();
+    build(&kernel);
+    let outcome = install(&kernel, NO_RUSTC, &["PROVIDER=kernel"]);
+    assert!(outcome.ok, "{}", outcome.text);
+    let told = log(&kernel);
+    assert!(told.len() == 2 && told[1] == told[0].replacen("kernel-lite", "kernel", 1), "{told:?}");
+}
+
+/// A build that broke off leaves nothing to install.
+#[test]
+fn install_after_a_build_that_failed() {
+    let kernel = kernel();
+    build(&kernel);
+    kernel.write("Makefile", "modules:\n\t@echo 'the compiler says no'; exit 1\n");
+    let symvers = format!("KDIR={}", folder(&kernel, ""));
+    assert!(!run(&mut make(&kernel, &["PROVIDER=kernel", &symvers])).ok);
+    let outcome = install(&kernel, NO_RUSTC, &[]);
+    assert!(
+        !outcome.ok && outcome.text.contains("the compiler says no") && !installed(&kernel).exists(),
+        "{}",
+        outcome.text
+    );
+}
+
+/// `make` itself, and what is no install, take nothing from the last build but where the crates are.
+#[test]
+fn make_begins_anew() {
+    let kernel = kernel();
+    build(&kernel);
+    let kdir = format!("KDIR={}", folder(&kernel, ""));
+    assert!(run(&mut make(&kernel, &[&kdir])).ok);
+    let told = log(&kernel);
+    assert!(told[1].starts_with("kernel /") && !told[1].contains("ofed"), "{told:?}");
+}
