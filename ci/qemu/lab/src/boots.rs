@@ -322,6 +322,7 @@ pub const BOOTS: &[Row] = &[
         flavour: Flavour::Oldest,
         module: Module::Installed,
         takes: 20,
+        runs: &[Run::Test, Run::Soak],
         ..ROW
     },
     Row { name: "lite", suites: &["smoke"], append: PERSISTENT, takes: 80, runs: &[Run::Soak], ..LITE },
