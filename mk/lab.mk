@@ -12,6 +12,13 @@
 
 .PHONY: demo test soak scenarios bench bench-docs bench-cost shell lab-build lab-clean lab-bootstrap
 
+# What takes no PROVIDER= says so: each boot has its own.
+no_provider := $(filter test soak scenarios bench bench-docs bench-cost shell,$(MAKECMDGOALS))
+ifneq ($(and $(PROVIDER),$(no_provider)),)
+$(error make $(no_provider): PROVIDER=$(PROVIDER) is for make and make demo; which boots have which provider is in \
+	docs/kernel-lite.md: leave it out, or ONLY=<boot>)
+endif
+
 # The distribution's cargo, rustc and clang, also where rustup's stand first: rustup has no rust-src for the kernel.
 lab_env := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin
 lab = $(lab_env) CARGO_TARGET_DIR=$(CURDIR)/build/target \

@@ -150,3 +150,33 @@ fn make_begins_anew() {
     let told = log(&kernel);
     assert!(told[1].starts_with("kernel /") && !told[1].contains("ofed"), "{told:?}");
 }
+
+/// Which boots have which provider is not said by PROVIDER=, and it is not ignored.
+#[test]
+fn a_provider_for_what_takes_none() {
+    for target in ["test", "soak", "bench", "bench-docs", "bench-cost", "scenarios", "shell"] {
+        let outcome = run(Command::new("make").current_dir(repository()).args(["-n", target, "PROVIDER=kernel"]));
+        assert!(!outcome.ok, "{target}: {}", outcome.text);
+        for word in [target, "PROVIDER=kernel", "make demo"] {
+            assert!(outcome.text.contains(word), "no \"{word}\" in: {}", outcome.text);
+        }
+    }
+}
+
+#[test]
+fn help_has_each_target_and_setting() {
+    let help = run(Command::new("make").current_dir(repository()).args(["-s", "help"])).text;
+    for word in [
+        "KDIR=",
+        "OFED=",
+        "NVIDIA=",
+        "PROVIDER=",
+        "RUSTC=",
+        "LINUX_SRC=",
+        "make scenarios",
+        "make bench-docs",
+        "make bench-cost",
+    ] {
+        assert!(help.contains(word), "no \"{word}\" in: {help}");
+    }
+}
