@@ -285,12 +285,14 @@ fn installed(lab: &Lab, kernel: &Kernel, parts: &Parts, root: &Path) -> Result<(
     let step = Step::new("make install", lab.build.join(format!("log/install-{flavour}.log")))?;
     let make = |words: &[&str]| {
         let mut cmd = sh::command(lab, "make");
-        cmd.arg("-C").arg(&lab.repo).args(words).arg(format!("KDIR={}", kernel.dir.display()));
+        cmd.arg("-C").arg(&lab.repo).args(words);
         cmd.arg(format!("OUT={}", lab.build.join(flavour).join("ours").display()));
-        cmd.arg(format!("OFED={}", parts.ofed.dir.display())).arg(format!("NVIDIA={}", parts.gpu.dir.display()));
         cmd
     };
-    step.run(make(&[]).env("NVPM_CACHE", &lab.cache))?;
+    let mut module = make(&[&format!("KDIR={}", kernel.dir.display())]);
+    module.arg(format!("OFED={}", parts.ofed.dir.display())).arg(format!("NVIDIA={}", parts.gpu.dir.display()));
+    step.run(module.env("NVPM_CACHE", &lab.cache))?;
+    // As root, who has another home, does it: what was built is known.
     let mut install = make(&["install", &format!("INSTALL_MOD_PATH={}", root.display())]);
     step.run(install.env_remove("NVPM_CACHE").env("HOME", "/nonexistent"))
 }
