@@ -378,6 +378,16 @@ pub const BOOTS: &[Row] = &[
         runs: &[Run::Rival, Run::Soak],
         ..STOCK
     },
+    Row {
+        name: "stock-rival-more",
+        suites: &["matrix", "verbs", "errors"],
+        module: Module::Rival,
+        gpus: 2,
+        nics: 2,
+        takes: 60,
+        runs: &[Run::Rival, Run::Soak],
+        ..STOCK
+    },
     Row { name: "suites-5.5", suites: WHOLE, generation: "5.5", takes: 300, runs: &[Run::Soak], ..ROW },
     Row { name: "suites-5.1", suites: WHOLE, generation: "5.1", takes: 300, runs: &[Run::Soak], ..ROW },
     // What is not asked of 5.5 anywhere else: it hangs, and lockdep says so.

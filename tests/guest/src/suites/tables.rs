@@ -82,7 +82,8 @@ fn page_sizes(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Makes the page allocator fail for this thread, for more than one page at once; switched off when dropped.
+/// Makes the page allocator fail for this thread, for more pages at once than one object of a page needs: one, but where
+/// KASAN or slab debugging adds to each object, two. Switched off when dropped.
 struct OnePageOnly;
 
 impl OnePageOnly {
@@ -90,11 +91,15 @@ impl OnePageOnly {
     const MINE: &str = "/proc/thread-self/make-it-fail";
 
     fn new() -> Result<Self> {
+        const OBJECT: &str = "/sys/kernel/slab/kmalloc-4k/slab_size";
+        let object = fs::read_to_string(OBJECT).with_context(|| format!("read {OBJECT}"))?;
+        let pages = object.trim().parse::<usize>()?.div_ceil(4 * KIB).next_power_of_two();
+        let first_to_fail = (pages.ilog2() + 1).to_string();
         let this = Self;
         for (name, value) in [
             ("task-filter", "Y"),
             ("ignore-gfp-wait", "N"),
-            ("min-order", "1"),
+            ("min-order", first_to_fail.as_str()),
             ("verbose", "0"),
             ("times", "-1"),
             ("probability", "100"),
