@@ -102,8 +102,8 @@ impl<'a> Apt<'a> {
     /// The newest version of a package, of those that start like this, over all suites.
     pub fn newest(&self, package: &str, series: &str) -> Result<String> {
         let text = sh::output(self.tool("apt-cache").args(["madison", package]))?;
-        newest(&text, series).ok_or_else(|| {
-            let have: Vec<&str> = versions(&text).collect();
+        newest(&text, package, series).ok_or_else(|| {
+            let have: Vec<&str> = versions(&text, package).collect();
             anyhow!(
                 "no suite has {package} {series}* any more (there: {}): put such a package into {}, or teach the lab a newer \
                  one (ci/qemu/lab/src/fetch.rs)",
@@ -272,12 +272,14 @@ fn parse_release(os_release: &str) -> Result<Release> {
 }
 
 /// Reads `apt-cache madison`: `package | version | where`.
-fn versions(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().filter_map(|l| l.split('|').nth(1)).map(str::trim)
+/// Of what `apt-cache madison` prints: it names the source package, too, whose version may be another one.
+fn versions<'a>(text: &'a str, package: &'a str) -> impl Iterator<Item = &'a str> {
+    let fields = text.lines().map(|line| line.split('|').map(str::trim));
+    fields.filter_map(move |mut of| if of.next()? == package { of.next() } else { None })
 }
 
-fn newest(text: &str, series: &str) -> Option<String> {
-    versions(text).filter(|v| v.starts_with(series)).max_by_key(|v| numbers(v)).map(str::to_string)
+fn newest(text: &str, package: &str, series: &str) -> Option<String> {
+    versions(text, package).filter(|v| v.starts_with(series)).max_by_key(|v| numbers(v)).map(str::to_string)
 }
 
 /// The numbers of a version, to compare 7.2.9 with 7.2.13.
@@ -343,9 +345,9 @@ mod tests {
     fn newest_of_a_series() {
         let text =
             " nv | 570.1-1 | http://m.invalid sid/contrib amd64 Packages\n nv | 550.9.2-1 | http://m.invalid trixie\n\
-             nv | 550.163.01-4 | http://m.invalid trixie\n";
-        assert_eq!(newest(text, "550.").as_deref(), Some("550.163.01-4"));
-        assert_eq!(newest(text, "560."), None);
+             nv | 550.163.01-4 | http://m.invalid trixie\n nv-signed | 550.163.01+4 | http://m.invalid trixie Sources\n";
+        assert_eq!(newest(text, "nv", "550.").as_deref(), Some("550.163.01-4"));
+        assert_eq!(newest(text, "nv", "560."), None);
     }
 
     #[test]
