@@ -231,7 +231,12 @@ impl Tally {
 
     /// At how many places of `owner` something failed.
     pub fn places(&self, owner: &str) -> usize {
-        self.places.iter().filter(|(of, _)| of == owner).count()
+        self.named(owner).len()
+    }
+
+    /// Where that was: the stacks.
+    pub fn named(&self, owner: &str) -> Vec<&[String]> {
+        self.places.iter().filter(|(of, _)| of == owner).map(|(_, stack)| stack.as_slice()).collect()
     }
 }
 
