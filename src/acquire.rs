@@ -117,7 +117,10 @@ fn judge(error: Error, steps_aside: bool, start: Option<Result>) -> Verdict {
 pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Registration>> {
     let timer = Timer::start(Event::Acquire);
     let question = Question::new(addr, size);
-    if left_for(&question) == Some(Left::NotMine) && client.place == Place::Second {
+    let left = left_for(&question);
+    // The persistent client is never skipped: where it left nothing, the walk began before the module was ready.
+    let unasked = client.kind == Kind::Revocable && left.is_none();
+    if client.place == Place::Second && (left == Some(Left::NotMine) || unasked) {
         return None;
     }
     // The owner's call is the moment to end what others had to leave behind.

@@ -191,7 +191,7 @@ mod tests {
         let first = merged("", "suites", "| suites | 2026-01-01 | a | m | 1 | 0 | 9 | 5 |");
         let both = merged(&first, "models", "| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 |");
         let again = merged(&both, "suites", "| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 |");
-        let rows: Vec<&str> = again.lines().filter(|l| l.contains("2026")).collect();
+        let rows: Vec<&str> = again.lines().filter(|l| l.starts_with("| ") && l.contains("2026")).collect();
         assert_eq!(
             rows,
             ["| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 |", "| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 |"]
