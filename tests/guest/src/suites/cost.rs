@@ -29,7 +29,7 @@ const VARIANTS: [(&str, &str, bool); 5] = [
     ("neither", "neither", false),
 ];
 /// Instructions that the tracepoints of one registration may cost while they are off ...
-const OFF: u64 = 200;
+const OFF: u64 = 60;
 /// ... and while somebody traces: five events.
 const ON: u64 = 5000;
 const TURNS: usize = 3;
