@@ -6,7 +6,8 @@
 //! each a thin thunk. The work is done in:
 //!
 //! - [`range`] the address range of a registration, [`sg`] runs and scatterlists (pure)
-//! - [`pin`] the provider's pins and tables, [`map`] DMA mappings; neither knows of ib_core
+//! - [`pin`] the provider's pins and tables, [`map`] DMA mappings for a [`device`], [`topology`] which GPU and NIC can
+//!   reach each other; none of them knows of ib_core
 //! - [`acquire`] whose memory it is, and what the provider's errors mean
 //! - [`life`] the states of a registration (pure), [`registry`] its ticket, [`registration`] its seven callbacks
 //! - [`invalidate`] the free callback, orphans, unloading
@@ -25,6 +26,7 @@
 
 mod acquire;
 mod burst;
+mod device;
 mod invalidate;
 mod life;
 mod map;
@@ -40,15 +42,16 @@ mod report;
 mod runs;
 mod sg;
 mod shim;
+mod topology;
 mod trace;
 
 use core::cell::UnsafeCell;
+use device::Device;
 use kernel::error::from_result;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Acquire, Atomic, Release};
 use kernel::sync::{Arc, ArcBorrow};
 use kernel::types::ForeignOwnable;
-use map::Device;
 use pin::Kind;
 use registration::{Client, Place, Registration};
 
@@ -316,7 +319,7 @@ impl kernel::Module for PeerMem {
         unsafe {
             registry::init();
             acquire::init();
-            map::init();
+            topology::init();
             refusals::init();
         }
         let folder = proc::Folder::new().inspect_err(|_| {

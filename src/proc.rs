@@ -10,7 +10,7 @@ use crate::refusals::{self, Failure};
 use crate::registration::{Place, Row};
 use crate::registry;
 use crate::report::{self, Call, Counter, PerClient, Summary};
-use crate::{invalidate, map, shim};
+use crate::{invalidate, shim, topology};
 use core::fmt::{self, Write};
 use kernel::error::to_result;
 use kernel::prelude::*;
@@ -114,7 +114,7 @@ fn stats(f: &mut Seq) -> fmt::Result {
         refusals_and_times(f, crate::client_name(place), ".", &[crate::client_kind(place)])?;
     }
     let mut index = 0;
-    while let Some(pair) = map::pair(index) {
+    while let Some(pair) = topology::pair(index) {
         writeln!(f, "pair.{}/{} {}", Bdf(pair.gpu), Bdf(pair.nic), pair.reach.text())?;
         index = index.saturating_add(1);
     }

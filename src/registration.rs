@@ -4,9 +4,10 @@
 //!
 //! Rules and locks: docs/rules.md. L is [`Registration::body`]; what is decided under it is [`Life`]'s.
 
+use crate::device::Device;
 use crate::invalidate;
 use crate::life::{Ending, Life, Stage};
-use crate::map::{Device, Mapping, ProviderShape};
+use crate::map::{Mapping, ProviderShape};
 use crate::pin::{Kind, PagePin, Shape};
 use crate::range::{GpuRange, Span};
 use crate::raw;

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The device that will do the DMA, and what it says of itself.
+
+use crate::raw;
+use core::ptr::NonNull;
+
+/// The device that will do the DMA.
+///
+/// # Invariants
+///
+/// Not NULL; valid until the registration's `release` returned (the core's promise).
+#[derive(Clone, Copy)]
+pub(crate) struct Device(NonNull<raw::device>);
+
+// SAFETY: `struct device` may be used from any thread.
+unsafe impl Send for Device {}
+
+impl Device {
+    /// `None` for NULL.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is NULL or stays valid until the registration's `release` returned.
+    pub(crate) unsafe fn new(raw: *mut raw::device) -> Option<Self> {
+        // INVARIANT: By this function's contract.
+        NonNull::new(raw).map(Self)
+    }
+
+    /// As the C side takes it.
+    pub(crate) fn as_ptr(self) -> *mut raw::device {
+        self.0.as_ptr()
+    }
+
+    /// Whether it is a PCI function.
+    pub(crate) fn is_pci(self) -> bool {
+        // SAFETY: Valid by the invariant.
+        unsafe { raw::nvpm_device_is_pci(self.0.as_ptr()) != 0 }
+    }
+
+    /// PCI domain, bus and function in one number; 0 for what is not PCI.
+    pub(crate) fn number(self) -> u64 {
+        // SAFETY: Valid by the invariant.
+        unsafe { raw::nvpm_device_number(self.0.as_ptr()) }
+    }
+
+    /// Longest segment in bytes that the device takes.
+    pub(crate) fn segment_limit(self) -> u64 {
+        // SAFETY: Valid by the invariant.
+        unsafe { raw::nvpm_device_segment_limit(self.0.as_ptr()) }
+    }
+}
