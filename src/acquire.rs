@@ -85,7 +85,7 @@ fn proven(error: Error, steps_aside: bool) -> Option<Verdict> {
 }
 
 /// Rule 3: what the provider's `error` means. `start` is what a one-granule pin at the start of the range answers;
-/// `None` where the range is no longer than that.
+/// `None` where there was none beside the one that failed.
 fn judge(error: Error, steps_aside: bool, start: Option<Result>) -> Verdict {
     if let Some(verdict) = proven(error, steps_aside) {
         return verdict;
@@ -99,7 +99,7 @@ fn judge(error: Error, steps_aside: bool, start: Option<Result>) -> Verdict {
         let reason = if error == ENOMEM { Reason::OutOfBar } else { Reason::ProviderFault };
         return match start {
             Some(Err(other)) if other == EINVAL => Verdict::NotMine,
-            Some(Err(other)) if other == error => Verdict::Unproven,
+            Some(Err(other)) if other == ENOMEM || other == EIO => Verdict::Unproven,
             Some(_) => Verdict::Refused(reason),
             None => Verdict::Unproven,
         };

@@ -64,7 +64,7 @@ static int nvpm_gpu_bar(struct pci_dev *pdev, u64 address, struct nvpm_bar *bar)
  * functions, and each registration would walk them. In lists by CPU, so that
  * registrations share a lock no more than they do in the registry. Whether an
  * entry still is the provider's device is looked at each time, as for one that
- * was just found; those that are not go when the next one is entered.
+ * was just found; those that are not go when one that is new is entered.
  */
 struct nvpm_gpus {
 	spinlock_t lock;
@@ -128,7 +128,9 @@ static void nvpm_remember_gpu(struct pci_dev *pdev)
 	struct nvpm_gpus *gpus = nvpm_gpus_here();
 	unsigned int i;
 
-	nvpm_drop_gpus(gpus, false);
+	/* In all lists: the CPU of one may never find another GPU. */
+	for (i = 0; i < ARRAY_SIZE(nvpm_gpus); i++)
+		nvpm_drop_gpus(&nvpm_gpus[i], false);
 	spin_lock(&gpus->lock);
 	for (i = 0; i < gpus->count; i++)
 		if (gpus->found[i] == pdev)

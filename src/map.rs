@@ -117,11 +117,12 @@ impl Mapping {
         shape: ProviderShape,
         table: NonNull<raw::nvidia_p2p_page_table>,
     ) -> Result<Self, Reason> {
-        if !device.is_pci() {
-            return Err(Reason::NotPci);
-        }
+        // First what no other NIC would change.
         if !shape.mappable() {
             return Err(Reason::OutsideBar);
+        }
+        if !device.is_pci() {
+            return Err(Reason::NotPci);
         }
         let mut mapping = core::ptr::null_mut();
         // SAFETY: A PCI device, as just tested; the persistent table is valid until `release`; `mapping` is a local.

@@ -53,6 +53,7 @@ use kernel::sync::atomic::{Acquire, Atomic, Release};
 use kernel::sync::{Arc, ArcBorrow};
 use kernel::types::ForeignOwnable;
 use pin::Kind;
+use reason::EOPNOTSUPP;
 use registration::{Client, Place, Registration};
 
 module! {
@@ -291,7 +292,6 @@ fn flag(name: &str, value: c_int, meanings: &str) -> Result<bool> {
 
 impl kernel::Module for PeerMem {
     fn init(_module: &'static ThisModule) -> Result<Self> {
-        const EOPNOTSUPP: c_int = -95;
         // SAFETY: No precondition.
         let (peerdirect, persistent) =
             unsafe { (raw::nvpm_param_peerdirect_support(), raw::nvpm_param_persistent_api_support()) };

@@ -10,7 +10,8 @@ use crate::refusals::{self, Failure};
 use crate::registration::{Place, Row};
 use crate::registry;
 use crate::report::{self, Call, Counter, PerClient, Summary};
-use crate::{invalidate, shim, topology};
+use crate::shim::{self, Breath};
+use crate::{invalidate, topology};
 use core::fmt::{self, Write};
 use kernel::error::to_result;
 use kernel::prelude::*;
@@ -197,7 +198,9 @@ fn oldest_callback_ms() -> u64 {
     let mut oldest = 0;
     if invalidate::in_flight() != 0 {
         let mut at = 0;
+        let mut breath = Breath::default();
         while let Some((index, registration)) = registry::from_index(at) {
+            breath.step();
             oldest = oldest.max(age_ms(registration.row().callback_ns));
             at = index.saturating_add(1);
         }

@@ -58,6 +58,9 @@ pub(crate) enum Reason {
     CoreOrder,
 }
 
+/// The kernel crate does not have it.
+pub(crate) const EOPNOTSUPP: i32 = -95;
+
 impl Reason {
     /// What `ibv_reg_mr()` fails with.
     pub(crate) fn errno(self) -> Error {
@@ -71,7 +74,6 @@ impl Reason {
 
     /// The provider's 524 (ENOTSUPP) has no name in user space, so it becomes EOPNOTSUPP.
     fn named_errno(self) -> (&'static str, Error) {
-        const EOPNOTSUPP: i32 = -95;
         match self {
             Self::NotSupported | Self::OutsideBar | Self::NotPci | Self::Topology => {
                 ("EOPNOTSUPP", Error::from_errno(EOPNOTSUPP))
@@ -148,7 +150,7 @@ impl Reason {
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::NotSupported => {
-                "the GPU driver cannot pin on this platform (vGPU, MIG or confidential computing); use dma-buf"
+                "the GPU driver cannot pin on this platform (vGPU, MIG or confidential computing), or not persistently, as what cannot be revoked (CQ, SRQ, DevX) needs it; use dma-buf"
             }
             Self::Busy => "the GPU driver is busy with this GPU (reset or MIG change?); try again",
             Self::NoGpu => "the GPU driver does not find the GPU of this memory; see nvidia-smi",
@@ -179,7 +181,7 @@ impl Reason {
                 "the GPU driver's page table has a page at an impossible address; report it to NVIDIA with the driver's version"
             }
             Self::OutsideBar => {
-                "it lies in no BAR of a GPU (coherent memory), which the GPU driver maps only for persistent pins and not in pages of 4 KiB: load with persistent_api_support=1 where it is 0, otherwise use dma-buf"
+                "it lies in no BAR of a GPU (coherent memory), which the GPU driver maps only in pages of 64 KiB and for persistent pins: use dma-buf, or load with persistent_api_support=1 if it is 0 (pages of 4 KiB stay refused)"
             }
             Self::NoDevice => "the RDMA device named no DMA device; a software device cannot reach a GPU",
             Self::NotPci => {

@@ -485,7 +485,7 @@ impl Registration {
             let put = pin.put();
             timer.end(|| self.traced(), put.as_ref().copied().map_err(|(_, error)| *error));
             let mut body = self.body.lock();
-            let kept = match put {
+            let failed = match put {
                 Ok(()) => {
                     body.life.no_pin();
                     None
@@ -504,7 +504,7 @@ impl Registration {
             };
             self.count_unpin(&mut body);
             drop(body);
-            if let Some(error) = kept {
+            if let Some(error) = failed {
                 refusals::not_taken_back(error, self.client, self.range.user());
             }
         }

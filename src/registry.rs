@@ -229,11 +229,14 @@ impl Registry {
         let Some(slot) = self.owned(ticket) else {
             return;
         };
-        let Entry::Live(registration) = core::mem::replace(&mut slot.entry, Entry::Reserved) else {
-            return;
+        slot.entry = match core::mem::replace(&mut slot.entry, Entry::Reserved) {
+            Entry::Live(registration) => Entry::Orphan(registration),
+            other => {
+                slot.entry = other;
+                return;
+            }
         };
         count_orphan(list, true);
-        slot.entry = Entry::Orphan(registration);
         slot.next = head;
         slot.before = NONE;
         if let Some(second) = self.slot(head) {

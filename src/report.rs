@@ -220,12 +220,12 @@ pub(crate) fn late_callbacks() -> u64 {
     LATE.value()
 }
 
-/// Counts a put whose error the provider did not explain.
+/// Counts a put that the provider failed without keeping the pin.
 pub(crate) fn put_error() {
     PUT_ERRORS.add(1);
 }
 
-/// Unexplained puts so far.
+/// Such puts so far.
 pub(crate) fn put_errors() -> u64 {
     PUT_ERRORS.value()
 }

@@ -20,7 +20,7 @@ pub(crate) enum Reach {
     Supported,
     /// It does not.
     Unsupported,
-    /// It was not asked: all pins for this pair were revocable.
+    /// It was not asked: all pins for this pair were revocable, or of pages that it cannot map.
     Unasked,
 }
 
@@ -210,10 +210,12 @@ pub(crate) fn ask(gpu: u64, device: Device, table: NonNull<raw::nvidia_p2p_page_
             }
             let reach = match asked {
                 Err(error) if error == ENOTSUPP => Reach::Unsupported,
+                // The pair is looked at before the mapping is made, which alone fails with EIO: what we cannot map
+                // ourselves will tell.
+                Err(error) if error == EIO => Reach::Supported,
                 // Says nothing about the pair, and may be otherwise next time.
-                Err(error) if error == ENOMEM => return Ok(()),
-                // Other failures are of this mapping, not of the pair: what we cannot map ourselves will tell.
-                _ => Reach::Supported,
+                Err(_) => return Ok(()),
+                Ok(()) => Reach::Supported,
             };
             remember(Pair { gpu, nic, reach });
             if reach == Reach::Supported {

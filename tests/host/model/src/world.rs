@@ -113,6 +113,10 @@ pub struct World {
     pub scattered: bool,
     /// PCI number of the HCA that registers.
     pub nic: u64,
+    /// Whether an IOMMU translates; without one the DMA API gives MMIO back as it came.
+    pub iommu: bool,
+    /// What the host bridge adds to an address on its way to the bus.
+    pub bus_offset: u64,
     pub late_callbacks: bool,
     pub can_drain: bool,
     /// Callbacks under way: task and pin.
@@ -153,6 +157,8 @@ impl World {
             faults: Vec::new(),
             scattered: true,
             nic: 0x20,
+            iommu: true,
+            bus_offset: 0,
             late_callbacks: false,
             can_drain: true,
             calls: Vec::new(),
@@ -554,7 +560,9 @@ extern "C" fn nvpm_provider_bar(address: u64, bar: *mut raw::nvpm_bar) -> c_int 
         return gpu::ENODEV;
     }
     // SAFETY: The caller's place.
-    unsafe { bar.write(raw::nvpm_bar { start: BAR, last: BAR + BAR_LEN - 1, bus_offset: 0, device: 0x10 }) };
+    unsafe {
+        bar.write(raw::nvpm_bar { start: BAR, last: BAR + BAR_LEN - 1, bus_offset: w().bus_offset, device: 0x10 })
+    };
     0
 }
 
@@ -573,7 +581,7 @@ extern "C" fn nvpm_dma_map(device: *mut raw::device, address: u64, length: u64, 
     }
     let Some(umem) = rt().me().umem else { fail("maps for DMA outside dma_map".into()) };
     let world = w();
-    let at = (64 << 32) + ((world.maps.len() as u64) << 28);
+    let at = if world.iommu { (64 << 32) + ((world.maps.len() as u64) << 28) } else { address };
     world.maps.push(DmaMap { phys: address, len: length, dma: at, live: true, umem });
     // SAFETY: The caller's place.
     unsafe { dma.write(at) };
@@ -593,8 +601,9 @@ extern "C" fn nvpm_dma_unmap(device: *mut raw::device, dma: u64, length: u64) {
     rdma::check_dma(pin, "its DMA mapping is gone");
 }
 
-/// What the HCA finds at a DMA address: the physical one.
+/// What the HCA finds at a DMA address: the physical one. Without an IOMMU it speaks bus addresses.
 pub fn translate(dma: u64, len: u64) -> Option<u64> {
+    let dma = if w().iommu { dma } else { dma.wrapping_sub(w().bus_offset) };
     let map = w().maps.iter().find(|m| m.live && dma >= m.dma && dma + len <= m.dma + m.len)?;
     Some(map.phys + (dma - map.dma))
 }

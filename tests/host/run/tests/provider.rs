@@ -2,7 +2,7 @@
 
 //! What the module makes of the provider's answers: odd tables (rule 14) and errors (rule 3), one task at a time.
 
-use model::gpu::{self, PAGE};
+use model::gpu::{self, BAR, PAGE};
 use model::raw::nvidia_p2p_page_table as PageTable;
 use model::rdma::{self, Generation};
 use model::rt::rt;
@@ -163,6 +163,9 @@ fn a_provider_without_memory_proves_nothing() {
         // GPU memory: nobody can say so, the user sees what get_user_pages() said, and a line says why.
         let both = [Fault::GetNoMemory, Fault::GetNoMemory];
         assert_eq!(ask(persistent_first, VA, 2 * PAGE, &both), (Err(EFAULT), 2));
+        // Two different failures prove no more than one twice.
+        let mixed = [Fault::GetNoMemory, Fault::GetIo];
+        assert_eq!(ask(persistent_first, VA, 2 * PAGE, &mixed), (Err(EFAULT), 2));
         // Host memory: the one-granule pin says that it is not ours.
         assert_eq!(ask(persistent_first, 0x5000_0000, 2 * PAGE, &both[..1]), (Err(EFAULT), 2));
     }
@@ -220,6 +223,28 @@ fn a_verdict_that_nobody_asked_for_is_forgotten() {
     w().faults.push(Fault::GetNotSupported);
     assert!(rdma::register(later, PAGE).is_ok(), "the revocable client was not asked");
     unload();
+}
+
+/// The host bridge may have its own numbers for the bus. Without an IOMMU the HCA must be given those, which the DMA API
+/// does not know for MMIO; with one, what that says. The model looks each byte up as the HCA does, and takes an unmapping
+/// only of what the DMA API gave.
+#[test]
+fn the_hca_is_given_bus_addresses() {
+    // Bus addresses may lie above and below those of the CPU.
+    for bus_offset in [0, 8 << 40, u64::MAX - BAR + 1] {
+        for iommu in [false, true] {
+            for persistent_first in [false, true] {
+                let _turn = load(persistent_first);
+                w().bus_offset = bus_offset;
+                w().iommu = iommu;
+                let umem = rdma::register(VA + 0x3210, PAGE).expect("GPU memory");
+                assert!(w().maps.iter().any(|m| m.live));
+                rdma::deregister(umem);
+                assert!(!w().maps.iter().any(|m| m.live));
+                unload();
+            }
+        }
+    }
 }
 
 /// Pages of 128 KiB: what they describe is known where the range begins with one.
