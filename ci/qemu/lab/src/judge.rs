@@ -42,7 +42,11 @@ pub fn row(lab: &Lab, kernel: &Kernel, image: &Path, row: &Row, suites: &[&str],
     for mut report in reports {
         let label = format!("{}: ", report.name);
         let judged = match row.expect {
-            Expect::Alarms(expected) => judge(&report, expected, row.module),
+            Expect::Alarms(expected) => {
+                let mut tests = judge(&report, expected, row.module);
+                tests.extend(untested(&report, suites, &label));
+                tests
+            }
             Expect::Replay(_) => judge(&report, &[], row.module),
             Expect::FreeCost(most) => {
                 let text = fs::read_to_string(&counts).with_context(|| format!("read {}", counts.display()))?;
@@ -124,6 +128,20 @@ fn replayed(reports: &[Report], name: &str) -> Test {
         }
     };
     Test { name: format!("the same {name} twice"), outcome, notes }
+}
+
+/// A suite of which every test was skipped looks like one that passed.
+fn untested(report: &Report, suites: &[&str], label: &str) -> Vec<Test> {
+    let ran = |suite: &&str| {
+        let of_suite = |t: &&Test| t.name.strip_prefix(label).is_some_and(|n| n.starts_with(&format!("{suite}/")));
+        report.tests.iter().filter(of_suite).any(|t| !matches!(t.outcome, Outcome::Skipped(_)))
+    };
+    let nothing = |suite: &&str| Test {
+        name: format!("{suite}: something of it is tested"),
+        outcome: Outcome::Failed,
+        notes: vec!["not one of its tests ran: take it out of this boot, or see why each was skipped".to_string()],
+    };
+    suites.iter().filter(|suite| !ran(suite)).map(nothing).collect()
 }
 
 /// Whether this is the module's own doing: an alarm of the kernel, one on the console of a machine that stopped, or a pin
@@ -221,6 +239,21 @@ mod tests {
         assert_eq!(failures(&judge(&report(&[Kind::Kasan]), &expected, Module::Ours)), 1);
         assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Kasan, Kind::Lockdep]), &expected, Module::Ours)), 1);
         assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Lockdep, Kind::Bug]), &expected, Module::Ours)), 1);
+    }
+
+    #[test]
+    fn a_suite_that_skips_everything_is_a_failure() {
+        let test = |name: &str, outcome| Test { name: format!("x: {name}"), outcome, notes: Vec::new() };
+        let skipped = || Outcome::Skipped("stays loaded".into());
+        let tests = vec![
+            test("a/one", skipped()),
+            test("a/two", Outcome::Passed),
+            test("b/one", skipped()),
+            test("c/one", Outcome::Failed),
+        ];
+        let report = Report { tests, ..report(&[]) };
+        let names: Vec<String> = untested(&report, &["a", "b", "c", "d"], "x: ").into_iter().map(|t| t.name).collect();
+        assert_eq!(names, ["b: something of it is tested", "d: something of it is tested"]);
     }
 
     #[test]
