@@ -35,16 +35,18 @@ fn touched(at: usize, len: usize, run: usize) -> u64 {
 }
 
 fn page_sizes(env: &Env) -> Result<()> {
-    if stays(env)? {
-        return Ok(());
-    }
     const SIZE: usize = 4 * MIB;
     let mut rng = env.rng();
     let gpu = gpu::lab()?;
-    // A module that was just loaded asks the provider about the pair of GPU and NIC, by its first registration; the
-    // provider cannot be asked with the smallest pages.
-    modules::rmmod(PEERMEM)?;
-    modules::modprobe("nvidia-peermem", env.mode()?.parameters(env.rival))?;
+    // A module that was just loaded asks the provider about the pair of GPU and NIC, by its first persistent registration;
+    // the provider cannot be asked with the smallest pages.
+    if env.mode()? == Mode::Persistent {
+        if stays(env)? {
+            return Ok(());
+        }
+        modules::rmmod(PEERMEM)?;
+        modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.rival))?;
+    }
     gpu.set("page_size", 4 << 10)?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
