@@ -153,6 +153,8 @@ fn failed_map_order(env: &Env) -> Result<()> {
 fn provider_calls(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
+    // A module that was just loaded asks the provider about the pair of GPU and NIC first.
+    bench.reg(memory.va(), MIB)?.dereg()?;
     let gpu = gpu::lab()?;
     gpu.reset_books()?;
     bench.reg(memory.va(), MIB)?.dereg()?;
