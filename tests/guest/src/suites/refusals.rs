@@ -3,10 +3,11 @@
 
 use anyhow::{bail, ensure, Context, Result};
 
+use super::{Bench, MIB};
 use crate::lab;
 use crate::machine::{self, Level};
 use crate::modules::{self, Outcome, PEERMEM};
-use crate::test::{skip, Env, Rival, Suite, Test};
+use crate::test::{Env, Rival, Suite, Test};
 
 pub fn suite() -> Suite {
     let tests = [
@@ -81,19 +82,35 @@ fn neither(_: &Env) -> Result<()> {
     refused(&insmod()?, "Operation not supported", &["no peer-memory API"])
 }
 
-/// Another vendor's client (or NVIDIA's module) has the name.
+/// Another vendor's client (or NVIDIA's module) has the name. Where the core makes /sys/kernel/mm/memory_peers of the names,
+/// it takes none twice.
 fn name_taken(_: &Env) -> Result<()> {
-    if !lab::has_memory_peers() {
-        skip("no /sys/kernel/mm/memory_peers on this kernel: such a core takes two clients of one name");
-        return Ok(());
-    }
     modules::modprobe("lab_second_client", &["name=nv_mem"])?;
+    if !lab::has_memory_peers() {
+        return name_shared();
+    }
     let outcome = modules::try_modprobe("nvidia-peermem", &[]);
     let clients = lab::clients();
     modules::rmmod("lab_second_client")?;
     refused(&outcome?, "resource busy", &["client nv_mem", "registered that name", "rmmod"])?;
     ensure!(clients? == ["nv_mem"], "a client of ours stayed registered");
     Ok(())
+}
+
+/// Both are loaded: the core asks the one that came first, and ours where that one does not want the memory.
+fn name_shared() -> Result<()> {
+    modules::modprobe("nvidia-peermem", &[])?;
+    let clients = lab::clients()?;
+    let of_that_name = clients.iter().filter(|name| *name == "nv_mem").count();
+    ensure!(of_that_name == 2, "the core knows {clients:?}, wanted two called nv_mem");
+    let before = lab::second_client_asked()?;
+    let bench = Bench::new()?;
+    let (_memory, mr) = bench.registered(MIB)?;
+    let asked = lab::second_client_asked()? - before;
+    ensure!(asked == 1, "the client that came first was asked {asked} times, wanted once");
+    mr.dereg()?;
+    modules::rmmod(PEERMEM)?;
+    modules::rmmod("lab_second_client")
 }
 
 fn bad_parameters(_: &Env) -> Result<()> {
