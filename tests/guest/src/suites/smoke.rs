@@ -5,6 +5,7 @@
 use anyhow::{bail, ensure, Context, Result};
 use nvlab::Layout;
 
+use super::scenarios::no_key;
 use super::{complaints, expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB, STOP_TEST};
 use crate::gpu;
 use crate::helper::Helper;
@@ -42,7 +43,7 @@ pub fn suite(rival: bool) -> Suite {
         add(&BOTH, "bad_tables", Rival::Skip("checks nothing of the table but the page size"), bad_tables);
         add(&BOTH, "provider_errors", Rival::Recorded, provider_errors);
         if mode != Mode::Old {
-            tests.extend(in_modes(rival, &[mode], "mkey_fails", mkey_fails).into_iter().map(|t| match mode {
+            tests.extend(in_modes(rival, &[mode], "mkey_fails", no_key).into_iter().map(|t| match mode {
                 Mode::Persistent => t,
                 // Only what can be invalidated has a notifier to stop.
                 _ => t.not_on(Generation::G55, STOP_TEST),
@@ -473,17 +474,6 @@ fn bad_tables(env: &Env) -> Result<()> {
         bail!("{}", wrong.join("\n"));
     }
     Ok(())
-}
-
-/// The HCA has no mkey left after everything was mapped: all of it is undone.
-fn mkey_fails(_: &Env) -> Result<()> {
-    let bench = Bench::new()?;
-    let memory = bench.cuda.alloc(MIB)?;
-    lab::set_nic("fail_mkey", 1)?;
-    expect_errno("no mkey", bench.refused("no mkey", memory.va(), MIB)?, libc::ENOMEM)?;
-    ensure!(gpu::pins()? == 0, "{} pins left", gpu::pins()?);
-    ensure!(modules::use_count(PEERMEM)? == Some(0), "lsmod counts {:?}", modules::use_count(PEERMEM)?);
-    Ok(bench.reg(memory.va(), MIB)?.dereg()?)
 }
 
 /// What the provider's own refusals become, and that nothing stays behind.

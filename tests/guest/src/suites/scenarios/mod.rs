@@ -24,6 +24,7 @@ use crate::machine::{Generation, Level, Mode};
 use crate::test::{Env, Rival, Suite, Test};
 use crate::verbs::{Loopback, Mr, Status, FULL_ACCESS};
 
+pub use nic::no_key;
 pub use table::{By, Row, TABLE};
 
 /// What most scenarios register.
