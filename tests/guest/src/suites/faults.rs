@@ -30,17 +30,18 @@ const ENOTSUPP: i32 = 524;
 
 pub fn suite(rival: bool) -> Suite {
     let mut tests = Vec::new();
-    let mut add = |modes: &[Mode], name, run: fn(&Env) -> Result<()>, seconds| {
-        tests.extend(in_modes(rival, modes, name, run).into_iter().map(|t| t.rival(RIVAL).limit(seconds)));
+    let mut add = |modes: &[Mode], name: &str, run: fn(&Env) -> Result<()>| {
+        let limit = if name == "allocations_fragmented" { 900 } else { 300 };
+        tests.extend(in_modes(rival, modes, name, run).into_iter().map(|t| t.rival(RIVAL).limit(limit)));
     };
     // First: after a revocable pin of the others a module that stays could not be loaded anew.
-    add(&[Mode::Persistent], "provider_calls_new_pair", provider_calls_new_pair, 180);
-    add(&BOTH, "allocations_contiguous", allocations_contiguous, 300);
-    add(&BOTH, "allocations_fragmented", allocations_fragmented, 900);
-    add(&[Mode::Persistent], "allocations_coherent", allocations_coherent, 300);
-    add(&BOTH, "provider_calls", provider_calls, 120);
-    add(&[Mode::Persistent], "provider_calls_coherent", provider_calls_coherent, 120);
-    add(&BOTH, "provider_puts", provider_puts, 120);
+    add(&[Mode::Persistent], "provider_calls_new_pair", provider_calls_new_pair);
+    add(&BOTH, "allocations_contiguous", allocations_contiguous);
+    add(&BOTH, "allocations_fragmented", allocations_fragmented);
+    add(&[Mode::Persistent], "allocations_coherent", allocations_coherent);
+    add(&BOTH, "provider_calls", provider_calls);
+    add(&[Mode::Persistent], "provider_calls_coherent", provider_calls_coherent);
+    add(&BOTH, "provider_puts", provider_puts);
     Suite { name: "faults", tests }
 }
 

@@ -32,21 +32,20 @@ const LOADS: u32 = 30;
 
 pub fn suite(rival: bool) -> Suite {
     let mut tests = Vec::new();
-    let mut add = |modes: &[Mode], name, run: fn(&Env) -> Result<()>, seconds| {
-        let means = Rival::Skip("it leaves what it cannot put, and its module with it");
-        tests.extend(in_modes(rival, modes, name, run).into_iter().map(|t| t.rival(means).limit(seconds)));
-    };
-    add(&BOTH, "with_live_mrs", with_live_mrs, 60);
-    add(&[Mode::Legacy], "with_orphans", with_orphans, 60);
-    add(&BOTH, "with_a_pin_that_was_not_put", with_a_pin_that_was_not_put, 60);
-    add(&[Mode::Legacy], "before_invalidate", before_invalidate, 60);
-    add(&[Mode::Legacy], "during_a_callback", during_a_callback, 60);
-    add(&[Mode::Legacy], "after_the_callback_returned", after_the_callback_returned, 60);
-    add(&BOTH, "while_observed", while_observed, 60);
-    add(&BOTH, "beside_registrations", beside_registrations, 120);
+    let mut add = |modes: &[Mode], name, run: fn(&Env) -> Result<()>| tests.extend(in_modes(rival, modes, name, run));
+    add(&BOTH, "with_live_mrs", with_live_mrs);
+    add(&[Mode::Legacy], "with_orphans", with_orphans);
+    add(&BOTH, "with_a_pin_that_was_not_put", with_a_pin_that_was_not_put);
+    add(&[Mode::Legacy], "before_invalidate", before_invalidate);
+    add(&[Mode::Legacy], "during_a_callback", during_a_callback);
+    add(&[Mode::Legacy], "after_the_callback_returned", after_the_callback_returned);
+    add(&BOTH, "while_observed", while_observed);
+    add(&BOTH, "beside_registrations", beside_registrations);
     // A thousand take a second each on a busy machine with the debug kernel.
-    add(&BOTH, "again_and_again", again_and_again, 4 * 3600);
-    Suite { name: "unload", tests }
+    let again = in_modes(rival, &BOTH, "again_and_again", again_and_again);
+    tests.extend(again.into_iter().map(|t| t.limit(4 * 3600)));
+    let means = Rival::Skip("it leaves what it cannot put, and its module with it");
+    Suite { name: "unload", tests: tests.into_iter().map(|t| t.rival(means)).collect() }
 }
 
 /// What rmmod does, without the program.

@@ -24,16 +24,16 @@ const WHOLE_CARD: Duration = Duration::from_secs(900);
 
 pub fn suite(rival: bool) -> Suite {
     let mut tests = Vec::new();
-    let mut add = |modes: &[Mode], name: &str, seconds: u64, run: fn(&Env) -> Result<()>| {
-        tests.extend(in_modes(rival, modes, name, run).into_iter().map(|t: Test| t.rival(RIVAL).limit(seconds)));
+    let mut add = |modes: &[Mode], name: &str, run: fn(&Env) -> Result<()>| {
+        tests.extend(in_modes(rival, modes, name, run).into_iter().map(|t: Test| t.rival(RIVAL).limit(400)));
     };
-    add(&[Mode::Persistent], "pairs", 400, pairs);
-    add(&[Mode::Persistent], "card_ends", 120, card::ends);
-    add(&[Mode::Persistent], "cap", 200, cap::cap);
-    add(&[Mode::Legacy], "card_ends", 120, card::ends);
-    add(&[Mode::Legacy], "pairs", 400, pairs);
-    add(&[Mode::Legacy], "cap", 200, cap::cap);
-    add(&[Mode::Legacy], "freed_under_two_nics", 60, two_nics::freed);
+    add(&[Mode::Persistent], "pairs", pairs);
+    add(&[Mode::Persistent], "card_ends", card::ends);
+    add(&[Mode::Persistent], "cap", cap::cap);
+    add(&[Mode::Legacy], "card_ends", card::ends);
+    add(&[Mode::Legacy], "pairs", pairs);
+    add(&[Mode::Legacy], "cap", cap::cap);
+    add(&[Mode::Legacy], "freed_under_two_nics", two_nics::freed);
     Suite { name: "matrix", tests }
 }
 
