@@ -115,7 +115,6 @@ fn with_live_mrs(env: &Env) -> Result<()> {
     unloads(env, &bench)
 }
 
-/// What a child deregistered can be put by nobody but its owner.
 /// A file of /proc half read, and the tracepoints on: neither holds the module, and neither outlives it.
 fn while_observed(env: &Env) -> Result<()> {
     if stays(env)? {
@@ -151,6 +150,7 @@ fn while_observed(env: &Env) -> Result<()> {
     settled(Duration::from_secs(5))
 }
 
+/// What a child deregistered can be put by nobody but its owner.
 fn with_orphans(env: &Env) -> Result<()> {
     if stays(env)? {
         return Ok(());
