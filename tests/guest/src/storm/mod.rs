@@ -432,7 +432,7 @@ impl Process {
                     return Ok(Flow::Gone);
                 }
                 // Eight processes under emulation: an answer may be later than the queue pair waits.
-                if status == Status::IBV_WC_RETRY_EXC_ERR {
+                if !dead && status == Status::IBV_WC_RETRY_EXC_ERR {
                     self.counts.add("slow");
                     return Ok(Flow::Next);
                 }

@@ -135,6 +135,11 @@ fn everything_at_once(env: &Env) -> Result<()> {
     for name in Op::NAMES.iter().chain(&["arrived", "hca_lost"]) {
         ensure!(sum(name) > 0, "no {name} in all of it: nothing was tested");
     }
+    let (slow, arrived) = (sum("slow"), sum("arrived"));
+    ensure!(
+        slow <= arrived / 4,
+        "{slow} accesses to live memory had no answer in time, and {arrived} arrived: too many to be called slow"
+    );
     settled(Duration::from_secs(30))?;
     ledger.check()?;
     let lost = gpu::books()?.get("leaked_tables");
