@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{anyhow, Context, Result};
+use anyhow::{anyhow, ensure, Context, Result};
 use nvlab::Layout;
 use serde_json::{json, Value};
 
@@ -98,7 +98,10 @@ fn run(rig: &Rig, &Work { variant, threads, second }: &Work) -> Result<Value> {
     set("events/lock/contention_end/enable", "0")?;
     rig.gpu.reset_cost()?;
     let text = fs::read_to_string(format!("{TRACING}/trace")).context("read the kernel's trace")?;
-    let waits = waits(&text, &Symbols::load()?)?;
+    nothing_was_lost()?;
+    let symbols = Symbols::load()?;
+    symbols.names_all(variant)?;
+    let waits = waits(&text, &symbols)?;
     let p_held: u64 = lab::trace()?.iter().filter(|e| e.callback == "acquire").map(|e| e.ns).sum();
     let r_held = positive(rig.gpu.books()?.get("r_held_ns"));
     let g = provider_ns()?.map(|(get, put)| {
@@ -124,45 +127,78 @@ fn provider_ns() -> Result<Option<(u64, u64)>> {
     Ok(Some((value("provider.get.total_ns ")?, value("provider.put.total_ns ")?)))
 }
 
-/// Static locks by their address.
+/// A wait whose event the kernel's trace had no room for would be missing.
+fn nothing_was_lost() -> Result<()> {
+    let folder = format!("{TRACING}/per_cpu");
+    for cpu in fs::read_dir(&folder).with_context(|| format!("read {folder}"))? {
+        let file = cpu?.path().join("stats");
+        let stats = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+        for name in ["overrun", "commit overrun", "dropped events"] {
+            let lost = stats.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(": "));
+            let lost = lost.with_context(|| format!("no {name} in {}", file.display()))?;
+            ensure!(lost == "0", "{}: {name} {lost}: buffer_size_kb is too small", file.display());
+        }
+    }
+    Ok(())
+}
+
+/// Static locks: a part of the symbol of each, and its name in docs/rules.md. What has another's part comes before it.
+const LOCKS: [(&str, &str); 7] = [
+    ("peer_memory_mutex", "P"),
+    ("nvpm_gpus", "GPUs found"),
+    ("nvpm_g", "G"),
+    ("api_lock", "R"),
+    ("REGISTRY", "registry"),
+    ("WALK", "walk"),
+    ("PAIRS", "pairs"),
+];
+/// Those that are there without our module.
+const NOT_OURS: [&str; 2] = ["P", "R"];
+
+fn lock(symbol: &str) -> Option<&'static str> {
+    LOCKS.iter().find(|(part, _)| symbol.contains(part)).map(|(_, name)| *name)
+}
+
+/// The kernel's data by address.
 struct Symbols(BTreeMap<u64, String>);
 
 impl Symbols {
     fn load() -> Result<Self> {
-        let text = fs::read_to_string("/proc/kallsyms").context("read /proc/kallsyms")?;
-        Ok(Self(
-            text.lines()
-                .filter_map(|line| {
-                    let mut words = line.split_whitespace();
-                    let address = u64::from_str_radix(words.next()?, 16).ok()?;
-                    words.next()?;
-                    Some((address, words.collect::<Vec<_>>().join(" ")))
-                })
-                .collect(),
-        ))
+        Ok(Self::parse(&fs::read_to_string("/proc/kallsyms").context("read /proc/kallsyms")?))
+    }
+
+    /// Of several symbols at one address (all but one of them are empty) the lock, if there is one.
+    fn parse(kallsyms: &str) -> Self {
+        let mut symbols = BTreeMap::new();
+        for line in kallsyms.lines() {
+            let mut words = line.split_whitespace();
+            let (Some(address), Some("b" | "B" | "d" | "D")) = (words.next(), words.next()) else { continue };
+            let Ok(address) = u64::from_str_radix(address, 16) else { continue };
+            let symbol = words.collect::<Vec<_>>().join(" ");
+            if lock(&symbol).is_some() || !symbols.contains_key(&address) {
+                symbols.insert(address, symbol);
+            }
+        }
+        Self(symbols)
+    }
+
+    /// A lock that has no name would be told among others, and as one that nobody waited for.
+    fn names_all(&self, variant: Variant) -> Result<()> {
+        let ours = [Variant::OursPersistent, Variant::OursRevocable].contains(&variant);
+        for (part, name) in LOCKS.into_iter().filter(|(_, name)| ours || NOT_OURS.contains(name)) {
+            let known = self.0.values().any(|symbol| lock(symbol) == Some(name));
+            ensure!(known, "/proc/kallsyms has no {part}: waits for it would go by another name");
+        }
+        Ok(())
     }
 
     /// The lock's name in docs/rules.md; others by their symbol.
     fn name(&self, address: u64) -> String {
         const NEAR: u64 = 4096;
-        let Some((at, symbol)) = self.0.range(..=address).next_back() else { return "heap".into() };
-        if address - at > NEAR {
-            return "heap".into();
+        match self.0.range(..=address).next_back() {
+            Some((at, symbol)) if address - at <= NEAR => lock(symbol).unwrap_or(symbol).into(),
+            _ => "heap".into(),
         }
-        for (part, name) in [
-            ("peer_memory_mutex", "P"),
-            ("nvpm_gpus", "GPUs found"),
-            ("nvpm_g", "G"),
-            ("api_lock", "R"),
-            ("REGISTRY", "registry"),
-            ("WALK", "walk"),
-            ("PAIRS", "pairs"),
-        ] {
-            if symbol.contains(part) {
-                return name.into();
-            }
-        }
-        symbol.clone()
     }
 }
 
@@ -197,7 +233,7 @@ mod tests {
 
     #[test]
     fn waits_are_paired_by_task_and_lock() {
-        let symbols = Symbols(BTreeMap::from([(0xffff_0000_1000, "d peer_memory_mutex [ib_core]".to_string())]));
+        let symbols = Symbols::parse("0000ffff00001000 d peer_memory_mutex\t[ib_core]");
         let trace = "# tracer: nop\n\
              guest-12    [000] .....    10.000100: contention_begin: ffff00001000 (flags=SPIN|MUTEX)\n\
              guest-13    [001] .....    10.000150: contention_begin: 0000ffff00001000 (flags=MUTEX)\n\
@@ -210,5 +246,24 @@ mod tests {
         assert_eq!(waits["P"].1, 2);
         assert!((290_000..310_000).contains(&waits["P"].0), "{}", waits["P"].0);
         assert_eq!(waits["heap"].1, 1);
+    }
+
+    #[test]
+    fn a_lock_without_a_symbol_is_missed() {
+        let kallsyms = "ffff00001000 d peer_memory_mutex\t[ib_core]\n\
+             ffff00002000 d api_lock\t[nvidia]\n\
+             ffff00003000 b nvpm_gpus\t[nvidia_peermem]\n\
+             ffff00004000 t nvpm_g_lock_shared\t[nvidia_peermem]\n\
+             ffff00005000 d _RNv11peer_client7acquire4WALK\t[nvidia_peermem]\n\
+             ffff00006000 d _RNv11peer_client8topology12PAIRS_ADDING\t[nvidia_peermem]\n\
+             ffff00007000 d _RNv11peer_client8registry10REGISTRY_0\t[nvidia_peermem]\n\
+             ffff00007000 d _RNv11peer_client8registry5CLASS\t[nvidia_peermem]\n";
+        let symbols = Symbols::parse(kallsyms);
+        assert_eq!(symbols.name(0xffff_0000_7008), "registry");
+        symbols.names_all(Variant::NvMem).unwrap();
+        let missed = symbols.names_all(Variant::OursRevocable).unwrap_err().to_string();
+        assert!(missed.contains("nvpm_g:"), "{missed}");
+        let whole = format!("{kallsyms}ffff00008000 d nvpm_g\t[nvidia_peermem]\n");
+        Symbols::parse(&whole).names_all(Variant::OursRevocable).unwrap();
     }
 }
