@@ -10,7 +10,7 @@ use crate::cuda::DeviceMemory;
 use crate::gpu;
 use crate::lab;
 use crate::machine::{wait_for, Generation, Mode};
-use crate::suites::{pattern, same_bytes, Bench, KIB, MIB, PATIENCE};
+use crate::suites::{expect_errno, pattern, same_bytes, Bench, KIB, MIB, PATIENCE};
 use crate::test::Env;
 use crate::verbs::{Loopback, Status};
 
@@ -103,6 +103,47 @@ pub fn with_many_mrs(env: &Env) -> Result<()> {
         mr.dereg()?;
     }
     no_pins("after the last deregistration")
+}
+
+/// The driver takes the memory's address away and not the memory (cuMemUnmap): the MR ends as with a free. Once the address
+/// is back, it is registered as if nothing had been, whatever becomes of the dead MR.
+pub fn unmapped_and_mapped(env: &Env) -> Result<()> {
+    let mut rng = env.rng();
+    let bench = Bench::new()?;
+    let rm = nvlab::Client::open()?;
+    let (source, source_mr) = bench.registered(SIZE)?;
+    let memory = rm.alloc(0, SIZE as u64)?;
+    let holds = |what: &str, wanted: &[u8]| -> Result<()> {
+        let mut got = vec![0; SIZE];
+        memory.read(0, &mut got)?;
+        same_bytes(what, &got, wanted)
+    };
+    let bytes = pattern(&mut rng, SIZE);
+    memory.write(0, &bytes)?;
+    let dead = bench.reg(memory.va(), SIZE)?;
+    memory.unregister()?;
+    ensure!(gpu::books()?.get("callbacks") == 1, "{} callbacks", gpu::books()?.get("callbacks"));
+    ensure!(nic_state(&dead)?.as_deref() == Some("killed"), "the MR is {:?}, wanted killed", nic_state(&dead)?);
+    let status = write_status(&bench, &source_mr, &dead)?;
+    ensure!(status != Status::IBV_WC_SUCCESS, "a write to memory without an address succeeded");
+    holds("memory without an address", &bytes)?;
+    expect_errno("without an address", bench.refused("without an address", memory.va(), SIZE)?, libc::EFAULT)?;
+
+    memory.register()?;
+    let mr = bench.reg(memory.va(), SIZE).context("register at the address that is back")?;
+    let link = Loopback::new(&bench.pd)?;
+    let mut arrives = |when: &str| -> Result<()> {
+        let bytes = pattern(&mut rng, SIZE);
+        source.write(0, &bytes)?;
+        link.write(1, (&source_mr, 0), (&mr, 0), SIZE)?;
+        link.done(1).with_context(|| when.to_string())?;
+        holds(when, &bytes)
+    };
+    arrives("a write beside the dead MR")?;
+    dead.dereg().context("deregister the dead MR")?;
+    ensure!(gpu::pins()? == 2, "{} pins, wanted the source's and the new MR's", gpu::pins()?);
+    arrives("a write after the dead MR")?;
+    Ok(mr.dereg()?)
 }
 
 /// Frees while another thread stands at `stop`, and lets that one go on: before the free is over, if it `waits` for it.

@@ -52,6 +52,12 @@ pub const TABLE: &[Row] = &[
     here("callback late", "callback_late", LEGACY, provider::callback_late),
     here("callback never: the GPU is lost (D14)", "callback_never_comes", LEGACY, provider::callback_never_comes),
     here("many registrations on one allocation freed at once", "free_with_many_mrs", BOTH, free::with_many_mrs),
+    here(
+        "unmapped, not freed, and registered at the same address again",
+        "unmapped_and_mapped",
+        LEGACY,
+        free::unmapped_and_mapped,
+    ),
     here("persistent and revocable on the same memory", "both_kinds", BOTH, provider::both_kinds),
     here("kill -9 with MRs live", "killed", BOTH, process::killed),
     here("kill -9 in acquire", "killed_in_acquire", BOTH, process::killed_in_acquire),
