@@ -4,18 +4,22 @@
 
 use std::ffi::{c_int, c_void, CStr};
 use std::io;
-use std::ptr::{null_mut, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context as _, Result};
 
 mod endpoint;
+mod loopback;
+mod queue;
 mod rereg;
 mod window;
 mod work;
 
 pub use endpoint::{Endpoint, Remote};
+pub use loopback::Loopback;
+pub use queue::Completion;
 pub use rereg::Rereg;
 pub use window::{Window, WindowType};
 pub use work::Op;
@@ -218,211 +222,4 @@ impl Drop for Mr {
             unsafe { sys::ibv_dereg_mr(mr.as_ptr()) };
         }
     }
-}
-
-/// Two connected RC queue pairs on the same device with one completion queue: what one sends the other gets.
-pub struct Loopback {
-    qp: [NonNull<sys::ibv_qp>; 2],
-    cq: NonNull<sys::ibv_cq>,
-    _pd: Arc<Pd>,
-}
-
-/// One work request's end.
-#[derive(Debug, Clone, Copy)]
-pub struct Completion {
-    pub id: u64,
-    pub status: Status,
-    pub bytes: u32,
-    /// What came with it.
-    pub immediate: Option<u32>,
-}
-
-impl Loopback {
-    pub fn new(pd: &Arc<Pd>) -> Result<Self> {
-        let ctx = pd.device.ctx.as_ptr();
-        // SAFETY: ctx is open; no completion channel.
-        let cq = NonNull::new(unsafe { sys::ibv_create_cq(ctx, 64, null_mut(), null_mut(), 0) })
-            .ok_or_else(io::Error::last_os_error)
-            .context("ibv_create_cq")?;
-        let create = || -> Result<NonNull<sys::ibv_qp>> {
-            let mut init = sys::ibv_qp_init_attr {
-                send_cq: cq.as_ptr(),
-                recv_cq: cq.as_ptr(),
-                qp_type: sys::ibv_qp_type::IBV_QPT_RC,
-                sq_sig_all: 1,
-                ..Default::default()
-            };
-            init.cap.max_send_wr = 16;
-            init.cap.max_recv_wr = 16;
-            init.cap.max_send_sge = 1;
-            init.cap.max_recv_sge = 1;
-            // SAFETY: pd and cq are live; init is fully set.
-            NonNull::new(unsafe { sys::ibv_create_qp(pd.pd.as_ptr(), &mut init) })
-                .ok_or_else(io::Error::last_os_error)
-                .context("ibv_create_qp")
-        };
-        let this = Self { qp: [create()?, create()?], cq, _pd: Arc::clone(pd) };
-        let gid = pd.device.gid()?;
-        for i in 0..2 {
-            // SAFETY: both queue pairs are live.
-            let peer = unsafe { this.qp[1 - i].as_ref().qp_num };
-            connect(this.qp[i], peer, gid).with_context(|| format!("connect queue pair {i}"))?;
-        }
-        Ok(this)
-    }
-
-    /// RDMA of `len` bytes between offset `at` of a local and offset `to` of a remote range, on the first queue pair.
-    fn rdma(&self, opcode: u32, id: u64, local: (&Mr, usize), remote: (&Mr, usize), len: usize) -> io::Result<()> {
-        let mut sge = sys::ibv_sge {
-            addr: local.0.addr() + local.1 as u64,
-            length: u32::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EMSGSIZE))?,
-            lkey: local.0.lkey(),
-        };
-        let mut wr = sys::ibv_send_wr {
-            wr_id: id,
-            sg_list: &mut sge,
-            num_sge: 1,
-            opcode,
-            send_flags: sys::ibv_send_flags_IBV_SEND_SIGNALED,
-            ..Default::default()
-        };
-        wr.wr.rdma.remote_addr = remote.0.addr() + remote.1 as u64;
-        wr.wr.rdma.rkey = remote.0.rkey();
-        self.post(&mut wr)
-    }
-
-    fn post(&self, wr: &mut sys::ibv_send_wr) -> io::Result<()> {
-        let mut bad = null_mut();
-        // SAFETY: the queue pair is live; the request and its list live through the call, which copies them.
-        check(unsafe { sys::ibv_post_send(self.qp[0].as_ptr(), wr, &mut bad) })
-    }
-
-    pub fn write(&self, id: u64, local: (&Mr, usize), remote: (&Mr, usize), len: usize) -> io::Result<()> {
-        self.rdma(sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, id, local, remote, len)
-    }
-
-    pub fn read(&self, id: u64, local: (&Mr, usize), remote: (&Mr, usize), len: usize) -> io::Result<()> {
-        self.rdma(sys::ibv_wr_opcode::IBV_WR_RDMA_READ, id, local, remote, len)
-    }
-
-    /// Posts a receive on the second queue pair.
-    pub fn recv(&self, id: u64, into: (&Mr, usize), len: usize) -> io::Result<()> {
-        let mut sge = sys::ibv_sge {
-            addr: into.0.addr() + into.1 as u64,
-            length: u32::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EMSGSIZE))?,
-            lkey: into.0.lkey(),
-        };
-        let mut wr = sys::ibv_recv_wr { wr_id: id, sg_list: &mut sge, num_sge: 1, ..Default::default() };
-        let mut bad = null_mut();
-        // SAFETY: as in post().
-        check(unsafe { sys::ibv_post_recv(self.qp[1].as_ptr(), &mut wr, &mut bad) })
-    }
-
-    /// Sends from the first queue pair to the second.
-    pub fn send(&self, id: u64, from: (&Mr, usize), len: usize) -> io::Result<()> {
-        // The remote half of an RDMA request is ignored for a send.
-        self.rdma(sys::ibv_wr_opcode::IBV_WR_SEND, id, from, from, len)
-    }
-
-    /// The next completion, within `limit`.
-    pub fn wait(&self, limit: Duration) -> Result<Completion> {
-        let end = Instant::now() + limit;
-        let mut wc = sys::ibv_wc::default();
-        loop {
-            // SAFETY: the queue is live, wc has room for one entry.
-            match unsafe { sys::ibv_poll_cq(self.cq.as_ptr(), 1, &mut wc) } {
-                0 if Instant::now() > end => bail!("no completion within {limit:?}"),
-                0 => std::thread::sleep(Duration::from_micros(200)),
-                1 => {
-                    let immediate = (wc.wc_flags & sys::ibv_wc_flags_IBV_WC_WITH_IMM != 0)
-                        // SAFETY: the flag says that the union holds the immediate.
-                        .then(|| u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data }));
-                    return Ok(Completion { id: wc.wr_id, status: wc.status, bytes: wc.byte_len, immediate });
-                }
-                e => bail!("ibv_poll_cq: {e}"),
-            }
-        }
-    }
-
-    /// Waits for `id` and wants success.
-    pub fn done(&self, id: u64) -> Result<Completion> {
-        let c = self.wait(PATIENCE)?;
-        if c.id != id || c.status != Status::IBV_WC_SUCCESS {
-            bail!("work request {id}: completion {c:?}");
-        }
-        Ok(c)
-    }
-}
-
-impl Drop for Loopback {
-    fn drop(&mut self) {
-        for qp in self.qp {
-            // SAFETY: created by us, last use.
-            unsafe { sys::ibv_destroy_qp(qp.as_ptr()) };
-        }
-        // SAFETY: created by us; its queue pairs are gone.
-        unsafe { sys::ibv_destroy_cq(self.cq.as_ptr()) };
-    }
-}
-
-fn connect(qp: NonNull<sys::ibv_qp>, peer: u32, (index, gid): (u8, sys::ibv_gid)) -> io::Result<()> {
-    use sys::{ibv_mtu, ibv_qp_state as state};
-    let modify = |attr: &mut sys::ibv_qp_attr, mask: u32| {
-        // SAFETY: the queue pair is live; attr is set for every bit of the mask.
-        check(unsafe { sys::ibv_modify_qp(qp.as_ptr(), attr, mask as c_int) })
-    };
-    let mut init = sys::ibv_qp_attr {
-        qp_state: state::IBV_QPS_INIT,
-        port_num: PORT,
-        qp_access_flags: (FULL_ACCESS | REMOTE_ATOMIC) as u32,
-        ..Default::default()
-    };
-    modify(
-        &mut init,
-        sys::ibv_qp_attr_mask_IBV_QP_STATE
-            | sys::ibv_qp_attr_mask_IBV_QP_PKEY_INDEX
-            | sys::ibv_qp_attr_mask_IBV_QP_PORT
-            | sys::ibv_qp_attr_mask_IBV_QP_ACCESS_FLAGS,
-    )?;
-    let mut rtr = sys::ibv_qp_attr {
-        qp_state: state::IBV_QPS_RTR,
-        path_mtu: ibv_mtu::IBV_MTU_4096,
-        dest_qp_num: peer,
-        max_dest_rd_atomic: 4,
-        min_rnr_timer: 12,
-        ..Default::default()
-    };
-    rtr.ah_attr.is_global = 1;
-    rtr.ah_attr.port_num = PORT;
-    rtr.ah_attr.grh.dgid = gid;
-    rtr.ah_attr.grh.sgid_index = index;
-    rtr.ah_attr.grh.hop_limit = 1;
-    modify(
-        &mut rtr,
-        sys::ibv_qp_attr_mask_IBV_QP_STATE
-            | sys::ibv_qp_attr_mask_IBV_QP_AV
-            | sys::ibv_qp_attr_mask_IBV_QP_PATH_MTU
-            | sys::ibv_qp_attr_mask_IBV_QP_DEST_QPN
-            | sys::ibv_qp_attr_mask_IBV_QP_RQ_PSN
-            | sys::ibv_qp_attr_mask_IBV_QP_MAX_DEST_RD_ATOMIC
-            | sys::ibv_qp_attr_mask_IBV_QP_MIN_RNR_TIMER,
-    )?;
-    let mut rts = sys::ibv_qp_attr {
-        qp_state: state::IBV_QPS_RTS,
-        // 4.096 us * 2^18 = 1 s: a debug kernel under emulation answers late.
-        timeout: 18,
-        retry_cnt: 7,
-        rnr_retry: 7,
-        max_rd_atomic: 4,
-        ..Default::default()
-    };
-    modify(
-        &mut rts,
-        sys::ibv_qp_attr_mask_IBV_QP_STATE
-            | sys::ibv_qp_attr_mask_IBV_QP_TIMEOUT
-            | sys::ibv_qp_attr_mask_IBV_QP_RETRY_CNT
-            | sys::ibv_qp_attr_mask_IBV_QP_RNR_RETRY
-            | sys::ibv_qp_attr_mask_IBV_QP_SQ_PSN
-            | sys::ibv_qp_attr_mask_IBV_QP_MAX_QP_RD_ATOMIC,
-    )
 }

@@ -12,7 +12,7 @@ use crate::lab;
 use crate::machine::Mode;
 use crate::modules::{self, PEERMEM};
 use crate::test::{in_modes, skip, stays, Env, Rival, Suite};
-use crate::verbs::{Loopback, Mr};
+use crate::verbs::Loopback;
 
 pub fn suite(rival: bool) -> Suite {
     let mut tests = Vec::new();
@@ -22,11 +22,6 @@ pub fn suite(rival: bool) -> Suite {
     }
     // It takes pages of 64 KiB only.
     Suite { name: "tables", tests: tests.into_iter().map(|t| t.rival(Rival::Recorded)).collect() }
-}
-
-fn entries(mr: &Mr) -> Result<u64> {
-    let mr = lab::nic_mrs()?.into_iter().find(|m| m.lkey == mr.lkey()).context("the NIC does not know the MR")?;
-    Ok(mr.sg_entries)
 }
 
 /// Runs that `[at, at + len)` touches, each `run` bytes long.
@@ -65,7 +60,7 @@ fn page_sizes(env: &Env) -> Result<()> {
                 let mr = bench.reg(memory.va() + at as u64, len).with_context(|| format!("register {what}"))?;
                 // What the table covers is the pages of the CPU around the range.
                 let (first, last) = (at & !4095, (at + len + 4095) & !4095);
-                let (got, wanted) = (entries(&mr)?, touched(first, last - first, run));
+                let (got, wanted) = (lab::nic_mr(mr.lkey())?.sg_entries, touched(first, last - first, run));
                 ensure!(got == wanted, "{what}: {got} sg entries, wanted {wanted}");
                 let bytes = pattern(&mut rng, len);
                 source.write(0, &bytes)?;
@@ -140,7 +135,7 @@ fn without_high_orders(_: &Env) -> Result<()> {
             let _one = OnePageOnly::new()?;
             bench.reg(memory.va(), SIZE).context("register with single pages only")?
         };
-        let got = entries(&mr)?;
+        let got = lab::nic_mr(mr.lkey())?.sg_entries;
         ensure!(got == (SIZE / GPU_PAGE) as u64, "{got} sg entries");
         mr.dereg()?;
         memory.free()?;

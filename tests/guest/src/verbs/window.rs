@@ -2,7 +2,7 @@
 //! Memory windows: keys of their own for a part of a memory region.
 
 use std::io;
-use std::ptr::{null_mut, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use anyhow::{ensure, Result};
@@ -52,7 +52,7 @@ impl Window {
             length: len as u64,
             mw_access_flags: (REMOTE_WRITE | REMOTE_READ) as u32,
         };
-        let qp = link.qp[1].as_ptr();
+        let qp = &link.qp[1];
         match self.kind {
             WindowType::One => {
                 let mut bind = sys::ibv_mw_bind {
@@ -61,7 +61,7 @@ impl Window {
                     bind_info: info,
                 };
                 // SAFETY: queue pair, window and region are live; the call copies what it is given.
-                check(unsafe { sys::ibv_bind_mw(qp, self.mw.as_ptr(), &mut bind) })?;
+                check(unsafe { sys::ibv_bind_mw(qp.as_ptr(), self.mw.as_ptr(), &mut bind) })?;
                 // SAFETY: live; the call changed the key.
                 self.rkey = unsafe { self.mw.as_ref().rkey };
             }
@@ -76,9 +76,7 @@ impl Window {
                 };
                 wr.__bindgen_anon_2.bind_mw =
                     sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 { mw: self.mw.as_ptr(), rkey, bind_info: info };
-                let mut bad = null_mut();
-                // SAFETY: queue pair, window and region are live; the call copies the request.
-                check(unsafe { sys::ibv_post_send(qp, &mut wr, &mut bad) })?;
+                qp.post(&mut wr)?;
                 self.rkey = rkey;
             }
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure, Result};
 
+use super::queue::sge;
 use super::{sys, Loopback, Mr, Status, PATIENCE};
 
 /// One kind of work request.
@@ -105,8 +106,7 @@ impl Loopback {
     }
 
     fn post_op(&self, op: Op, local: (&Mr, usize), (rkey, remote_addr): (u32, u64), len: usize) -> Result<()> {
-        let mut sge =
-            sys::ibv_sge { addr: local.0.addr() + local.1 as u64, length: u32::try_from(len)?, lkey: local.0.lkey() };
+        let mut sge = sge(local, len)?;
         let mut wr = sys::ibv_send_wr {
             wr_id: REQUEST,
             sg_list: &mut sge,
@@ -128,6 +128,6 @@ impl Loopback {
         if let Some(immediate) = op.immediate() {
             wr.__bindgen_anon_1.imm_data = immediate.to_be();
         }
-        Ok(self.post(&mut wr)?)
+        Ok(self.qp[0].post(&mut wr)?)
     }
 }
