@@ -3,6 +3,8 @@
 # Whether $OUT/nvidia-peermem.ko is what `make` would build of these settings: then `make install` runs no compiler, which root
 # may not have. In: KDIR OFED NVIDIA PROVIDER OUT.
 set -eu
+# kmod's programs are here, which is not in PATH for users of Debian, nor for root by a plain su.
+PATH=$PATH:/usr/sbin:/sbin
 # The last step of `make` leaves the one, its first the other.
 [ -e "$OUT/built" ] && [ -r "$OUT/nvidia-peermem.ko" ] || exit 1
 . "$OUT/preflight.env"

@@ -4,6 +4,8 @@
 # `uninstall`: takes both away, which leaves NVIDIA's file as it was. With the module come and go peermemctl, its man pages and
 # completions, if `make tools` built them. In: KDIR, INSTALL_MOD_PATH, PREFIX, TOOLS.
 set -eu
+# kmod's programs are here, which is not in PATH for users of Debian, nor for root by a plain su.
+PATH=$PATH:/usr/sbin:/sbin
 root=${INSTALL_MOD_PATH:-}
 kver=$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR")
 dir=updates/nvidia-peermem-rust

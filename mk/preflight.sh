@@ -4,6 +4,8 @@
 # In: KDIR OFED NVIDIA OUT RUSTC LLVM PROVIDER DEPS, and OS_RELEASE if another file than /etc/os-release is to say which
 # distribution this is. Out: $OUT/preflight.env, which `make install` reads too (mk/built.sh).
 set -eu
+# kmod's programs are here, which is not in PATH for users of Debian, nor for root by a plain su.
+PATH=$PATH:/usr/sbin:/sbin
 # rustc would look for the jobserver of make.
 unset MAKEFLAGS MFLAGS
 

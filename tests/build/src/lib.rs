@@ -77,6 +77,14 @@ impl FakeKernel {
         format!("PATH={}:{}", bin.display(), std::env::var("PATH").expect("PATH"))
     }
 
+    /// The `PATH` of a plain user of Debian, with the tests' own programs first.
+    pub fn users_path(&self) -> String {
+        let path = std::env::var("PATH").expect("PATH");
+        let path: Vec<&str> =
+            path.split(':').filter(|folder| !folder.trim_end_matches('/').ends_with("sbin")).collect();
+        format!("PATH={}:{}", self.path().join("bin").display(), path.join(":"))
+    }
+
     /// An object with a `.modinfo` section, which `modinfo` reads, of these lines.
     pub fn module(&self, name: &str, modinfo: &[&str]) -> PathBuf {
         let lines: String = modinfo.iter().map(|line| format!(".asciz \"{line}\"\n")).collect();

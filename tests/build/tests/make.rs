@@ -98,6 +98,20 @@ fn install_is_of_what_make_built() {
     assert!(outcome.ok && !installed(&kernel).exists(), "{}", outcome.text);
 }
 
+/// By a plain `su`, which keeps the user's `PATH`.
+#[test]
+fn root_without_sbin() {
+    let kernel = kernel();
+    build(&kernel);
+    let path = kernel.users_path();
+    for verb in ["install", "uninstall"] {
+        let mut make = make(&kernel, &[verb, &format!("INSTALL_MOD_PATH={}", folder(&kernel, "root"))]);
+        let outcome = run(make.env("PATH", path.trim_start_matches("PATH=")));
+        assert!(outcome.ok && outcome.text.contains("now loads"), "{}", outcome.text);
+    }
+    assert_eq!(log(&kernel).len(), 1, "built again");
+}
+
 /// A source that is newer than the module: it is built again, as it was the first time, by the same compiler.
 #[test]
 fn install_builds_again_what_is_not_up_to_date() {

@@ -126,6 +126,14 @@ fn kernel_lite_beside_the_closed_nvidia_ko() {
     falls_back(&kernel, &[&deps, &closed], &["closed flavour (licence NVIDIA)", FakeKernel::RELEASE]);
 }
 
+/// Where modinfo is, a plain user's `PATH` does not lead.
+#[test]
+fn a_user_without_sbin() {
+    let (kernel, deps) = with_rust();
+    let closed = closed_nvidia(&kernel);
+    falls_back(&kernel, &[&deps, &closed, &kernel.users_path()], &["closed flavour (licence NVIDIA)"]);
+}
+
 #[test]
 fn kernel_lite_without_rust_metadata() {
     let (kernel, deps) = with_rust();
