@@ -28,19 +28,22 @@ place() { # NAME
 called() { # NAME
 	echo "${1%.bash}"
 }
+put_tools() {
+	[ -x "$tools/peermemctl" ] || {
+		echo "install: without peermemctl, which make tools builds"
+		return
+	}
+	for file in "$tools"/*; do
+		name=${file##*/}
+		mkdir -p "$prefix/$(place "$name")"
+		# Nobody can write to a program that runs.
+		cp --remove-destination "$file" "$prefix/$(place "$name")/$(called "$name")"
+	done
+	echo "install: peermemctl is $prefix/bin/peermemctl"
+}
 
 case $1 in
 install)
-	if [ -x "$tools/peermemctl" ]; then
-		for file in "$tools"/*; do
-			name=${file##*/}
-			mkdir -p "$prefix/$(place "$name")"
-			cp "$file" "$prefix/$(place "$name")/$(called "$name")"
-		done
-		echo "install: peermemctl is $prefix/bin/peermemctl"
-	else
-		echo "install: without peermemctl, which make tools builds"
-	fi
 	mkdir -p "$root/etc/depmod.d"
 	echo "override nvidia-peermem * $dir" >"$override"
 	;;
@@ -58,6 +61,8 @@ uninstall)
 esac
 # Below another root depmod would read this machine's configuration.
 depmod ${root:+-b "$root" -C "$root/etc/depmod.d"} "$kver"
+# After that: whatever fails here, modprobe takes our module.
+[ "$1" = uninstall ] || put_tools
 won=$(modinfo ${root:+-b "$root"} -k "$kver" -n nvidia-peermem 2>/dev/null || echo "no file")
 echo "$1: modprobe nvidia-peermem on kernel $kver now loads $won"
 case $1-$won in

@@ -469,3 +469,42 @@ fn tools_come_and_go_with_the_module() {
     let left = run(Command::new("find").arg(root.join("opt")).args(["-type", "f"]));
     assert_eq!(left.text, "", "left behind");
 }
+
+/// `peermemctl watch` runs while the next version is installed, which takes its place; and whatever becomes of the tools,
+/// modprobe takes our module.
+#[test]
+fn the_module_is_installed_before_the_tools() {
+    let kernel = FakeKernel::new();
+    let root = kernel.path().join("root");
+    let modules = root.join("lib/modules").join(FakeKernel::RELEASE);
+    for folder in ["updates/nvidia-peermem-rust", "kernel"] {
+        std::fs::create_dir_all(modules.join(folder)).expect("folder");
+        kernel
+            .module(&format!("root/lib/modules/{}/{folder}/nvidia-peermem.ko", FakeKernel::RELEASE), &["license=GPL"]);
+    }
+    for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+        std::fs::write(modules.join(name), "").expect("file");
+    }
+    let install = || {
+        let mut command = Command::new("sh");
+        command.arg(repository().join("mk/install.sh")).arg("install").env("KDIR", kernel.path());
+        run(command.env("INSTALL_MOD_PATH", &root).env("PREFIX", "/opt").env("TOOLS", kernel.path().join("tools")))
+    };
+    let program = kernel.write("tools/peermemctl.1", "").with_file_name("peermemctl");
+    assert!(run(Command::new("sh").arg("-c").arg("cp \"$(command -v sleep)\" \"$0\"").arg(&program)).ok);
+    kernel.write("root/opt/bin", "not a folder");
+    assert!(!install().ok);
+    let wins =
+        run(Command::new("modinfo").arg("-b").arg(&root).args(["-k", FakeKernel::RELEASE, "-n", "nvidia-peermem"]));
+    assert!(wins.text.contains("updates/nvidia-peermem-rust"), "{}", wins.text);
+
+    kernel.remove("root/opt/bin");
+    assert!(install().ok);
+    let installed = root.join("opt/bin/peermemctl");
+    let mut watch = Command::new(&installed).arg("60").spawn().expect("it runs");
+    std::fs::write(&program, "the next version").expect("file");
+    let outcome = install();
+    watch.kill().and_then(|()| watch.wait()).expect("it ran");
+    assert!(outcome.ok, "{}", outcome.text);
+    assert_eq!(std::fs::read_to_string(installed).expect("file"), "the next version");
+}
