@@ -7,7 +7,7 @@ OUT ?= $(CURDIR)/build/module
 told = $(shell . '$(OUT)/preflight.env' 2>/dev/null && echo "$$PREFLIGHT_$(1)")
 told_if_install = $(if $(filter install uninstall,$(MAKECMDGOALS)),$(call told,$(1)))
 
-KDIR ?= $(or $(wildcard $(call told_if_install,KDIR)),/lib/modules/$(shell uname -r)/build)
+KDIR ?= $(or $(if $(filter uninstall,$(MAKECMDGOALS)),$(call told,KDIR)),$(wildcard $(call told_if_install,KDIR)),/lib/modules/$(shell uname -r)/build)
 # Folders with the neighbours' Module.symvers (and, where they have them, headers to compare our ABI with).
 OFED ?= $(call told_if_install,OFED)
 NVIDIA ?= $(call told_if_install,NVIDIA)

@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: GPL-2.0
 # `install`: lets modprobe prefer our nvidia-peermem.ko over NVIDIA's file of the same name, wherever that lies.
 # `uninstall`: takes both away, which leaves NVIDIA's file as it was. With the module come and go peermemctl, its man pages and
-# completions, if `make tools` built them. In: KDIR, INSTALL_MOD_PATH, PREFIX, TOOLS.
+# completions, if `make tools` built them. In: KDIR, OUT, INSTALL_MOD_PATH, PREFIX, TOOLS.
 set -eu
 # kmod's programs are here, which is not in PATH for users of Debian, nor for root by a plain su.
 PATH=$PATH:/usr/sbin:/sbin
 root=${INSTALL_MOD_PATH:-}
-kver=$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR")
 dir=updates/nvidia-peermem-rust
 prefix=$root${PREFIX:-/usr/local}
 tools=${TOOLS:-}
@@ -42,21 +41,54 @@ put_tools() {
 	echo "install: peermemctl is $prefix/bin/peermemctl"
 }
 
+# The kernels that have the module.
+having() {
+	for module in "$root"/lib/modules/*/"$dir"; do
+		[ ! -e "$module" ] || basename "${module%"/$dir"}"
+	done
+}
+# Which kernel `uninstall` is for: KDIR may have gone since, or hold another.
+release() {
+	if [ -r "${OUT:-}/preflight.env" ]; then
+		. "$OUT/preflight.env"
+		if [ "${PREFLIGHT_KDIR:-}" = "$KDIR" ] && [ -n "${PREFLIGHT_RELEASE:-}" ]; then
+			echo "$PREFLIGHT_RELEASE"
+			return
+		fi
+	fi
+	case $KDIR in
+	*/lib/modules/*/build) basename "${KDIR%/build}" ;;
+	*) sh "$(dirname "$0")/kernel-release.sh" "$KDIR" 2>/dev/null ;;
+	esac
+}
+
 case $1 in
 install)
+	kver=$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR")
 	mkdir -p "$root/etc/depmod.d"
 	echo "override nvidia-peermem * $dir" >"$override"
 	;;
 uninstall)
+	kver=$(release) || {
+		others=$(having | paste -sd ' ')
+		echo "uninstall: $KDIR says no kernel: make uninstall KDIR=/lib/modules/<release>/build, installed for ${others:-none}" >&2
+		exit 1
+	}
+	[ -e "$root/lib/modules/$kver/$dir" ] || echo "uninstall: it was not installed for kernel $kver"
 	rm -rf "$root/lib/modules/$kver/$dir"
 	# The override serves every kernel that the module is installed for.
-	set -- "$1" "$root"/lib/modules/*/"$dir"
-	if [ ! -e "$2" ]; then
+	others=$(having)
+	for other in $others; do
+		echo "uninstall: still installed for kernel $other: make uninstall KDIR=/lib/modules/$other/build"
+	done
+	if [ -z "$others" ]; then
 		rm -f "$override" "$prefix/bin/peermemctl" "$prefix"/share/man/man1/peermemctl.1 "$prefix"/share/man/man1/peermemctl-*.1
 		rm -f "$prefix/share/bash-completion/completions/peermemctl" "$prefix/share/zsh/site-functions/_peermemctl"
 		rm -f "$prefix/share/fish/vendor_completions.d/peermemctl.fish"
 		rm -rf "$prefix/share/peermemctl"
 	fi
+	# That kernel may have gone, too.
+	[ -d "$root/lib/modules/$kver" ] || exit 0
 	;;
 esac
 # Below another root depmod would read this machine's configuration.

@@ -229,6 +229,7 @@ rustc=$sysroot/bin/rustc
 mkdir -p "$OUT"
 cat >"$OUT/preflight.env.new" <<EOF
 PREFLIGHT_KDIR='$KDIR'
+PREFLIGHT_RELEASE='$kver'
 PREFLIGHT_OFED='$OFED'
 PREFLIGHT_NVIDIA='$NVIDIA'
 PREFLIGHT_RUSTC='$rustc'

@@ -41,8 +41,8 @@ fn make(kernel: &FakeKernel, words: &[&str]) -> Command {
     let mut make = Command::new("make");
     make.current_dir(repository())
         .arg("--no-print-directory")
-        .args(words)
-        .arg(format!("OUT={}", folder(kernel, "out")));
+        .arg(format!("OUT={}", folder(kernel, "out")))
+        .args(words);
     for name in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "KDIR", "OFED", "NVIDIA", "PROVIDER", "RUSTC", "LLVM", "DEPS"] {
         make.env_remove(name);
     }
@@ -110,6 +110,51 @@ fn root_without_sbin() {
         assert!(outcome.ok && outcome.text.contains("now loads"), "{}", outcome.text);
     }
     assert_eq!(log(&kernel).len(), 1, "built again");
+}
+
+/// The kernel that the module was installed for need not have its headers any more, nor run.
+#[test]
+fn uninstall_without_headers() {
+    let kernel = kernel();
+    let headers = kernel.path().join("headers");
+    std::os::unix::fs::symlink(kernel.path(), &headers).expect("link");
+    let root = format!("INSTALL_MOD_PATH={}", folder(&kernel, "root"));
+    let kdir = format!("KDIR={}", headers.display());
+    assert!(run(&mut make(&kernel, &["PROVIDER=kernel", &kdir])).ok);
+    let path =
+        kernel.program("uname", "case $1 in -r) echo 7.2.0-running ;; *) PATH=${PATH#*:} exec uname \"$@\" ;; esac");
+    let uninstall = |words: &[&str]| {
+        let mut make = make(&kernel, &["uninstall", &root]);
+        run(make.args(words).env("PATH", path.trim_start_matches("PATH=")))
+    };
+    let gone = |outcome: Outcome| {
+        let left =
+            installed(&kernel).exists() || kernel.path().join("root/etc/depmod.d/nvidia-peermem-rust.conf").exists();
+        assert!(outcome.ok && !left, "{}", outcome.text);
+    };
+    let install = || {
+        std::os::unix::fs::symlink(kernel.path(), &headers).expect("link");
+        let outcome = install(&kernel, NO_RUSTC, &[]);
+        assert!(outcome.ok && installed(&kernel).exists(), "{}", outcome.text);
+        fs::remove_file(&headers).expect("link");
+    };
+    fs::remove_file(&headers).expect("link");
+    install();
+    gone(uninstall(&[]));
+    // Of a build that nobody remembers, the kernel that runs is taken, and the other is named.
+    install();
+    let forgotten = format!("OUT={}", folder(&kernel, "forgotten"));
+    let build = format!("KDIR=/lib/modules/{}/build", FakeKernel::RELEASE);
+    let outcome = uninstall(&[&forgotten]);
+    assert!(outcome.ok && installed(&kernel).exists(), "{}", outcome.text);
+    for words in ["not installed for kernel 7.2.0-running", "make uninstall KDIR="] {
+        assert!(outcome.text.contains(words), "no \"{words}\" in: {}", outcome.text);
+    }
+    assert!(outcome.text.contains(&build), "{}", outcome.text);
+    let outcome = uninstall(&[&forgotten, "KDIR=/gone"]);
+    assert!(!outcome.ok && outcome.text.contains(FakeKernel::RELEASE), "{}", outcome.text);
+    assert!(!outcome.text.contains("cat:"), "{}", outcome.text);
+    gone(uninstall(&[&forgotten, &build]));
 }
 
 /// A source that is newer than the module: it is built again, as it was the first time, by the same compiler.
