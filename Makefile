@@ -18,6 +18,14 @@ PROVIDER ?= $(call told_if_install,PROVIDER)
 DEPS ?= $(or $(if $(shell sh kernel-lite/missing.sh '$(call told,DEPS)'),,$(call told,DEPS)),$(or \
 	$(NVPM_CACHE),$(HOME)/.cache/nvidia-peermem)/kernel-lite-deps)
 
+# In full: Kbuild runs in another folder, and each is compared with what the last build was told.
+override OUT := $(abspath $(OUT))
+override KDIR := $(abspath $(KDIR))
+override OFED := $(abspath $(OFED))
+override NVIDIA := $(abspath $(NVIDIA))
+override DEPS := $(abspath $(DEPS))
+override INSTALL_MOD_PATH := $(abspath $(INSTALL_MOD_PATH))
+
 LLVM ?= $(call told_if_install,LLVM)
 RUSTC ?= $(or $(call told_if_install,RUSTC),rustc)
 RUSTFMT ?= rustfmt
@@ -33,7 +41,7 @@ CARGO ?= cargo
 PREFLIGHT_ENV = KDIR='$(KDIR)' OFED='$(OFED)' NVIDIA='$(NVIDIA)' OUT='$(OUT)' RUSTC='$(RUSTC)' LLVM='$(LLVM)' \
 	PROVIDER='$(PROVIDER)' DEPS='$(DEPS)'
 TOOLS = $(CURDIR)/build/tools
-INSTALL_ENV = $(PREFLIGHT_ENV) PREFIX='$(PREFIX)' TOOLS='$(TOOLS)'
+INSTALL_ENV = $(PREFLIGHT_ENV) INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)' PREFIX='$(PREFIX)' TOOLS='$(TOOLS)'
 # Preflight leaves its findings in preflight.env: LLVM, the Module.symvers files, vendor headers, the provider.
 kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-$(CURDIR)}" RUSTC="$$PREFLIGHT_RUSTC" \
 	MO="$${PREFLIGHT_TREE:-$(OUT)}" NVPM_PROVIDER=$$PREFLIGHT_PROVIDER NVPM_DEPS='$(DEPS)' \
@@ -59,7 +67,8 @@ deps:
 
 install:
 	@$(PREFLIGHT_ENV) sh mk/built.sh || $(MAKE) --no-print-directory module $(PREFLIGHT_ENV)
-	+@$(kbuild) --no-print-directory INSTALL_MOD_DIR=updates/nvidia-peermem-rust modules_install
+	+@$(kbuild) --no-print-directory INSTALL_MOD_DIR=updates/nvidia-peermem-rust \
+		$(if $(INSTALL_MOD_PATH),INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)') modules_install
 	@$(INSTALL_ENV) sh mk/install.sh install
 
 uninstall:

@@ -8,7 +8,7 @@ use std::process::Command;
 /// `modules` makes an object with this kernel's vermagic in the place of the module, `modules_install` puts it where kbuild would.
 const KBUILD: &str = r#"
 modules:
-	@echo "$(NVPM_PROVIDER) $(RUSTC) $(KBUILD_EXTRA_SYMBOLS)" >>$(CURDIR)/log
+	@echo "$(NVPM_PROVIDER) $(RUSTC) $(KBUILD_EXTRA_SYMBOLS) $(NVPM_DEPS)" >>$(CURDIR)/log
 	@cp $(CURDIR)/built.ko $(MO)/nvidia-peermem.ko
 modules_install:
 	@mkdir -p $(INSTALL_MOD_PATH)/lib/modules/7.2.0-fake/$(INSTALL_MOD_DIR)
@@ -154,7 +154,7 @@ fn uninstall_without_headers() {
     let outcome = uninstall(&[&forgotten, "KDIR=/gone"]);
     assert!(!outcome.ok && outcome.text.contains(FakeKernel::RELEASE), "{}", outcome.text);
     assert!(!outcome.text.contains("cat:"), "{}", outcome.text);
-    gone(uninstall(&[&forgotten, &build]));
+    gone(uninstall(&[&forgotten, &format!("{build}/")]));
 }
 
 /// A source that is newer than the module: it is built again, as it was the first time, by the same compiler.
@@ -208,6 +208,29 @@ fn make_begins_anew() {
     assert!(run(&mut make(&kernel, &[&kdir])).ok);
     let told = log(&kernel);
     assert!(told[1].starts_with("kernel /") && !told[1].contains("ofed"), "{told:?}");
+}
+
+/// Kbuild runs in the kernel's build tree, so what is said there is said in full.
+#[test]
+fn folders_by_relative_paths() {
+    let kernel = kernel();
+    let here = kernel.path().join("here");
+    fs::create_dir(&here).expect("folder");
+    for name in ["Makefile", "Kbuild", "mk", "src", "bindings", "kernel-lite"] {
+        std::os::unix::fs::symlink(repository().join(name), here.join(name)).expect("link");
+    }
+    let words = ["OUT=out", "KDIR=..", "OFED=../none ../ofed", "NVIDIA=../gpu", "DEPS=../deps", "PROVIDER=kernel-lite"];
+    let mut build = make(&kernel, &words);
+    let outcome = run(build.current_dir(&here));
+    assert!(outcome.ok && here.join("out/built").exists(), "{}", outcome.text);
+    let mut install = make(&kernel, &["install", "OUT=out", "INSTALL_MOD_PATH=../root"]);
+    let outcome = run(install.current_dir(&here));
+    assert!(outcome.ok && installed(&kernel).exists(), "{}", outcome.text);
+    let told = log(&kernel);
+    assert_eq!(told.len(), 1, "built again: {told:?}");
+    for folder in ["ofed", "gpu", "deps"] {
+        assert!(told[0].contains(&format!(" {}", kernel.path().join(folder).display())), "{told:?}");
+    }
 }
 
 /// Which boots have which provider is not said by PROVIDER=, and it is not ignored.
