@@ -8,7 +8,8 @@ set -eu
 [ "$PREFLIGHT_PROVIDER" = kernel-lite ] || exit 0
 module=$OUT/nvidia-peermem.ko
 imports=$OUT/imports
-undefined=$(nm -u "$module")
+nm=${NM:-$(command -v nm || command -v llvm-nm || command -v llvm-nm-19)}
+undefined=$("$nm" -u "$module")
 echo "$undefined" | awk '{ print $2 }' >"$imports"
 [ -r "$KDIR/Module.symvers" ] || {
 	echo "plain-exports: $KDIR has no Module.symvers, so nobody can say what is GPL-only" >&2

@@ -1,7 +1,7 @@
 //! The gates behind each build: a module that they find fault with is removed, and one line says with what.
 
-use build_tests::{repository, run, FakeKernel, Outcome};
-use std::path::PathBuf;
+use build_tests::{repository, run, FakeKernel};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// An object that refers to this symbol, as the module of a build in `out`.
@@ -12,14 +12,21 @@ fn module(kernel: &FakeKernel, symbol: &str) -> PathBuf {
     object
 }
 
-fn plain_exports(kernel: &FakeKernel, provider: &str) -> Outcome {
+fn plain_exports(kernel: &FakeKernel, provider: &str) -> Command {
     let symvers =
         kernel.write("nvidia/Module.symvers", "0x00000000\tnvidia_p2p_get_pages\tnvidia\tEXPORT_SYMBOL_GPL\t\n");
     let env = format!("PREFLIGHT_PROVIDER='{provider}'\nPREFLIGHT_SYMVERS='{}'\n", symvers.display());
     kernel.write("out/preflight.env", &env);
     let mut gate = Command::new("sh");
     gate.arg(repository().join("mk/plain-exports.sh")).env("KDIR", kernel.path());
-    run(gate.env("OUT", kernel.path().join("out")))
+    gate.env("OUT", kernel.path().join("out"));
+    gate
+}
+
+fn no_panic(module: &Path) -> Command {
+    let mut gate = Command::new("sh");
+    gate.arg(repository().join("mk/no-panic.sh")).arg(module);
+    gate
 }
 
 #[test]
@@ -30,15 +37,36 @@ fn a_gpl_only_import_with_kernel_lite() {
         "0x00000000\tclass_create\tvmlinux\tEXPORT_SYMBOL_GPL\t\n0x00000000\tkfree\tvmlinux\tEXPORT_SYMBOL\t\n",
     );
     let built = module(&kernel, "class_create");
-    assert!(plain_exports(&kernel, "kernel").ok && built.exists(), "the kernel's own crate has nothing else");
-    let outcome = plain_exports(&kernel, "kernel-lite");
+    assert!(run(&mut plain_exports(&kernel, "kernel")).ok && built.exists(), "the kernel's own crate has nothing else");
+    let outcome = run(&mut plain_exports(&kernel, "kernel-lite"));
     assert!(!outcome.ok && !built.exists() && outcome.text.contains("was removed: class_create"), "{}", outcome.text);
 
     for fine in ["kfree", "nvidia_p2p_get_pages"] {
         let built = module(&kernel, fine);
-        let outcome = plain_exports(&kernel, "kernel-lite");
+        let outcome = run(&mut plain_exports(&kernel, "kernel-lite"));
         assert!(outcome.ok && built.exists() && outcome.text.is_empty(), "{fine}: {}", outcome.text);
     }
+}
+
+/// Where LLVM is the only toolchain, each gate takes its nm.
+#[test]
+fn without_binutils() {
+    let kernel = FakeKernel::new();
+    kernel.write("Module.symvers", "0x00000000\tclass_create\tvmlinux\tEXPORT_SYMBOL_GPL\t\n");
+    let bin = kernel.path().join("only");
+    std::fs::create_dir(&bin).expect("folder");
+    let which =
+        |name: &str| run(Command::new("sh").arg("-c").arg(format!("command -v {name}"))).text.trim().to_string();
+    for name in ["sh", "awk", "sort", "tr", "grep", "rm", "cat"] {
+        std::os::unix::fs::symlink(which(name), bin.join(name)).expect("link");
+    }
+    std::os::unix::fs::symlink(which("nm"), bin.join("llvm-nm")).expect("link");
+    let built = module(&kernel, "class_create");
+    let outcome = run(plain_exports(&kernel, "kernel-lite").env("PATH", &bin));
+    assert!(!outcome.ok && !built.exists() && outcome.text.contains("was removed: class_create"), "{}", outcome.text);
+    let built = module(&kernel, "_RNvNtCs1_4core9panicking18panic_bounds_check");
+    let outcome = run(no_panic(&built).env("PATH", &bin));
+    assert!(!outcome.ok && !built.exists() && outcome.text.contains("panic_bounds_check"), "{}", outcome.text);
 }
 
 /// With lock debugging mutex_lock() is a GPL-only function of another name; everything else is as anywhere.
@@ -50,24 +78,23 @@ fn a_gpl_only_import_where_locks_are_debugged() {
     kernel.write("Module.symvers", &exports.concat());
     let built = module(&kernel, "mutex_lock_nested");
     kernel.config("CONFIG_DEBUG_LOCK_ALLOC=y\n");
-    let outcome = plain_exports(&kernel, "kernel-lite");
+    let outcome = run(&mut plain_exports(&kernel, "kernel-lite"));
     assert!(outcome.ok && built.exists() && outcome.text.contains("mutex_lock_nested"), "{}", outcome.text);
     let built = module(&kernel, "mutex_lock_nested\n.quad class_create");
-    let outcome = plain_exports(&kernel, "kernel-lite");
+    let outcome = run(&mut plain_exports(&kernel, "kernel-lite"));
     assert!(!outcome.ok && !built.exists() && outcome.text.contains("was removed: class_create"), "{}", outcome.text);
     // Without it nothing is pardoned.
     kernel.config("");
     let built = module(&kernel, "mutex_lock_nested");
-    assert!(!plain_exports(&kernel, "kernel-lite").ok && !built.exists());
+    assert!(!run(&mut plain_exports(&kernel, "kernel-lite")).ok && !built.exists());
 }
 
 #[test]
 fn a_panic_path() {
     let kernel = FakeKernel::new();
-    let gate = |built: &PathBuf| run(Command::new("sh").arg(repository().join("mk/no-panic.sh")).arg(built));
     let built = module(&kernel, "_RNvNtCs1_4core9panicking18panic_bounds_check");
-    let outcome = gate(&built);
+    let outcome = run(&mut no_panic(&built));
     assert!(!outcome.ok && !built.exists() && outcome.text.contains("panic_bounds_check"), "{}", outcome.text);
     let built = module(&kernel, "kfree");
-    assert!(gate(&built).ok && built.exists());
+    assert!(run(&mut no_panic(&built)).ok && built.exists());
 }
