@@ -14,9 +14,10 @@ NVIDIA ?= $(call told_if_install,NVIDIA)
 
 # Where the crate `kernel` comes from: kernel, kernel-lite; chosen by preflight if empty.
 PROVIDER ?= $(call told_if_install,PROVIDER)
+# Where the lab's is.
+cache = $(or $(NVPM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/nvidia-peermem)
 # Where `make deps` puts what kernel-lite needs of others: where the last build found it, else in the cache.
-DEPS ?= $(or $(if $(shell sh kernel-lite/missing.sh '$(call told,DEPS)'),,$(call told,DEPS)),$(or \
-	$(NVPM_CACHE),$(HOME)/.cache/nvidia-peermem)/kernel-lite-deps)
+DEPS ?= $(or $(if $(shell sh kernel-lite/missing.sh '$(call told,DEPS)'),,$(call told,DEPS)),$(cache)/kernel-lite-deps)
 
 # In full: Kbuild runs in another folder, and each is compared with what the last build was told.
 override OUT := $(abspath $(OUT))
@@ -63,7 +64,7 @@ tools:
 
 # What kernel-lite needs of others, by name, into the cache. LINUX_SRC=<dir>: out of that kernel source.
 deps:
-	@LINUX_SRC='$(LINUX_SRC)' sh kernel-lite/deps.sh '$(DEPS)'
+	@NVPM_CACHE='$(cache)' LINUX_SRC='$(LINUX_SRC)' sh kernel-lite/deps.sh '$(DEPS)'
 
 install:
 	@$(PREFLIGHT_ENV) sh mk/built.sh || $(MAKE) --no-print-directory module $(PREFLIGHT_ENV)

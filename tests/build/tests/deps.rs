@@ -116,6 +116,31 @@ fn sources_in_the_cache() {
     nothing_half_made(cache.path());
 }
 
+/// `make deps` looks for them, and puts them, where the lab does.
+#[test]
+fn the_cache_of_the_environment() {
+    for (settings, place) in [
+        (vec![("HOME", "")], ".cache/nvidia-peermem"),
+        (vec![("HOME", "home"), ("XDG_CACHE_HOME", "")], "nvidia-peermem"),
+        (vec![("HOME", "home"), ("XDG_CACHE_HOME", "xdg"), ("NVPM_CACHE", "own")], "own"),
+    ] {
+        let dir = TempDir::new().expect("temporary folder");
+        let cache = dir.path().join(place);
+        source(&cache.join("src/linux-7.2"), "7.2");
+        fs::write(cache.join("src/linux-7.2/Makefile"), "VERSION = 7\nPATCHLEVEL = 2\n").expect("file");
+        let mut make = Command::new("make");
+        make.current_dir(repository()).args(["--no-print-directory", "deps"]);
+        make.arg(format!("OUT={}", dir.path().join("out").display()));
+        for name in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "DEPS", "LINUX_SRC", "XDG_CACHE_HOME", "NVPM_CACHE"] {
+            make.env_remove(name);
+        }
+        make.envs(settings.into_iter().map(|(name, folder)| (name, dir.path().join(folder))));
+        // Where nothing is found, nothing is fetched.
+        let outcome = run(make.env("OS_RELEASE", "/nonexistent"));
+        assert!(outcome.ok && cache.join("kernel-lite-deps/syn/lib.rs").exists(), "{place}: {}", outcome.text);
+    }
+}
+
 /// Where there is no apt, of Debian or at all, only a source that is named can help.
 #[test]
 fn another_distribution() {
