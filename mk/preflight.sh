@@ -221,11 +221,7 @@ if [ -n "$nv_p2p" ]; then
 fi
 [ -z "$peer_mem" ] || note "ABI compared with $peer_mem"
 
-# Root, who installs, has another PATH, and rustup's rustc asks for the toolchain of whoever runs it: the one in the toolchain
-# is the same for everybody.
-rustc=$sysroot/bin/rustc
-[ "$("$rustc" --version 2>/dev/null || true)" = "$ours" ] || rustc=$(realpath -s "$(command -v "$RUSTC")")
-
+rustc=$(sh "$here/rustc-path.sh" "$RUSTC")
 mkdir -p "$OUT"
 cat >"$OUT/preflight.env.new" <<EOF
 PREFLIGHT_KDIR='$KDIR'

@@ -8,7 +8,7 @@ use std::process::Command;
 /// `modules` makes an object with this kernel's vermagic in the place of the module, `modules_install` puts it where kbuild would.
 const KBUILD: &str = r#"
 modules:
-	@echo "$(NVPM_PROVIDER) $(RUSTC) $(KBUILD_EXTRA_SYMBOLS) $(NVPM_DEPS)" >>$(CURDIR)/log
+	@echo "$(NVPM_PROVIDER) $(RUSTC) $(KBUILD_EXTRA_SYMBOLS) $(NVPM_DEPS) LLVM $(LLVM)" >>$(CURDIR)/log
 	@cp $(CURDIR)/built.ko $(MO)/nvidia-peermem.ko
 modules_install:
 	@mkdir -p $(INSTALL_MOD_PATH)/lib/modules/7.2.0-fake/$(INSTALL_MOD_DIR)
@@ -181,6 +181,23 @@ fn install_with_another_provider() {
     assert!(outcome.ok, "{}", outcome.text);
     let told = log(&kernel);
     assert!(told.len() == 2 && told[1] == told[0].replacen("kernel-lite", "kernel", 1), "{told:?}");
+}
+
+/// The same compiler by another name is no other.
+#[test]
+fn install_with_another_compiler() {
+    let kernel = kernel();
+    build(&kernel);
+    let rustc = |words: &[&str]| install(&kernel, "PATH=${PATH#*:} exec rustc \"$@\"", words);
+    let outcome = rustc(&["RUSTC=rustc"]);
+    assert!(outcome.ok && log(&kernel).len() == 1, "{}", outcome.text);
+    let outcome = rustc(&["LLVM=-99"]);
+    assert!(outcome.ok && log(&kernel).len() == 2 && log(&kernel)[1].contains("LLVM -99"), "{}", outcome.text);
+    let other = kernel.path().join("bin/other-rustc");
+    kernel.program("other-rustc", "case $1 in --version) echo 'rustc 1.99.0 (other)' ;; *) exec rustc \"$@\" ;; esac");
+    let outcome = rustc(&["LLVM=-99", &format!("RUSTC={}", other.display())]);
+    assert!(outcome.ok && log(&kernel).len() == 3, "{}", outcome.text);
+    assert!(log(&kernel)[2].contains(&other.display().to_string()), "{}", outcome.text);
 }
 
 /// A build that broke off leaves nothing to install.
