@@ -103,9 +103,6 @@ static struct setting cost[NVLAB_T_COUNT] = {
 	[NVLAB_T_PIN_GIB] = SETTING("pin_gib", 0, 0, NSEC_PER_SEC),
 	[NVLAB_T_UNPIN_BASE] = SETTING("unpin_base", 0, 0, NSEC_PER_SEC),
 	[NVLAB_T_UNPIN_GIB] = SETTING("unpin_gib", 0, 0, NSEC_PER_SEC),
-	[NVLAB_T_MAP_BASE] = SETTING("map_base", 0, 0, NSEC_PER_SEC),
-	[NVLAB_T_MAP_GIB] = SETTING("map_gib", 0, 0, NSEC_PER_SEC),
-	[NVLAB_T_HOLD_R] = SETTING("hold_r", 0, 0, 60ULL * NSEC_PER_SEC),
 	[NVLAB_T_SLEEP] = SETTING("sleep", 0, 0, 1),
 };
 
@@ -138,14 +135,6 @@ void nvlab_spend(ktime_t start, enum nvlab_cost_name base,
 
 	if (ns)
 		spend_until(ktime_add_ns(start, div_u64(ns * percent, 100)));
-}
-
-void nvlab_spend_r(void)
-{
-	u64 ns = READ_ONCE(cost[NVLAB_T_HOLD_R].value);
-
-	if (ns)
-		spend_until(ktime_add_ns(ktime_get(), ns));
 }
 
 static int setting_write(struct setting *table, unsigned int count, int words,

@@ -153,9 +153,6 @@ enum nvlab_cost_name {
 	NVLAB_T_PIN_GIB,
 	NVLAB_T_UNPIN_BASE,
 	NVLAB_T_UNPIN_GIB,
-	NVLAB_T_MAP_BASE,
-	NVLAB_T_MAP_GIB,
-	NVLAB_T_HOLD_R,
 	NVLAB_T_SLEEP,
 	NVLAB_T_COUNT
 };
@@ -170,8 +167,6 @@ enum nvlab_cost_name {
 #define NVLAB_ALL	100
 void nvlab_spend(ktime_t start, enum nvlab_cost_name base,
 		 enum nvlab_cost_name gib, u64 len, unsigned int percent);
-/* Each time R is held. */
-void nvlab_spend_r(void);
 
 enum nvlab_fault_name {
 	NVLAB_F_GET_NOMEM,

@@ -17,7 +17,8 @@
  *
  * Left out: the request registers of Fermi, rsync (an nvidia.ko of 575 and
  * later answers -ENODEV; nothing in the lab asks), NVLink address compression,
- * the warnings of the real put for errors that a fault switch made.
+ * the warnings of the real put for errors that a fault switch made, and what a
+ * mapping costs: only get and put take a time that can be set.
  */
 #define pr_fmt(fmt) "NVRM: " fmt
 
@@ -683,7 +684,6 @@ static int dma_map(struct pci_dev *peer,
 		   struct nvidia_p2p_dma_mapping **dma_mapping)
 {
 	struct mem_info *info = info_of(page_table);
-	ktime_t start = ktime_get();
 	struct mapping *map;
 	u64 wrong;
 	int err;
@@ -725,7 +725,7 @@ static int dma_map(struct pci_dev *peer,
 		map->how = MAPPED_RAW;
 
 	nvlab_hold(NVLAB_H_MAP_BEFORE);
-	err = nvlab_r_lock_for(&start, "dma_map_pages");
+	err = nvlab_r_lock("dma_map_pages");
 	if (err)
 		goto free;
 	if (nvlab_fault(NVLAB_F_MAP_TOPOLOGY))
@@ -733,11 +733,8 @@ static int dma_map(struct pci_dev *peer,
 	wrong = err ? 0 : nvlab_fault(NVLAB_F_MAP_ERRNO);
 	if (wrong)
 		err = -(int)wrong;
-	if (!err) {
+	if (!err)
 		err = map_all(map, info);
-		nvlab_spend(start, NVLAB_T_MAP_BASE, NVLAB_T_MAP_GIB,
-			    map->pub.entries * map->page_size, NVLAB_ALL);
-	}
 	nvlab_r_unlock();
 	if (err)
 		goto free;

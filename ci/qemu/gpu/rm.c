@@ -93,7 +93,6 @@ int nvlab_r_lock(const char *who)
 	down_write(&api_lock);
 	WRITE_ONCE(api_owner, current);
 	api_since_ns = ktime_get_ns();
-	nvlab_spend_r();
 	return 0;
 }
 
