@@ -161,7 +161,8 @@ enum nvlab_cost_name {
  * A call that began at @start and is about @len bytes takes as long as @base and
  * @gib say, its own work included, but not what it waits for R: see
  * nvlab_r_lock_for(). RM_PART of it passes under R, where the real driver maps,
- * the rest before the call returns.
+ * counted from when R was taken: what the call did or lost before that makes no
+ * hold of R shorter. The rest passes before the call returns.
  */
 #define NVLAB_RM_PART	75
 #define NVLAB_ALL	100

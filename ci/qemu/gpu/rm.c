@@ -42,7 +42,7 @@ unsigned int nvlab_gpu_count;
 
 static DECLARE_RWSEM(api_lock);
 static struct task_struct *api_owner;
-static u64 api_since_ns;	/* under R */
+static u64 api_since_ns;	/* when R was taken; under R */
 static DEFINE_MUTEX(gpu_lock);
 
 static LIST_HEAD(clients);	/* under R */
@@ -98,11 +98,18 @@ int nvlab_r_lock(const char *who)
 
 int nvlab_r_lock_for(ktime_t *start, const char *who)
 {
-	ktime_t asked = ktime_get();
+	u64 asked = ktime_get_ns();
 	int err = nvlab_r_lock(who);
 
-	*start = ktime_add(*start, ktime_sub(ktime_get(), asked));
+	if (!err)
+		*start = ktime_add_ns(*start, api_since_ns - asked);
 	return err;
+}
+
+/* What a call spends under R begins here, whatever went before. */
+static ktime_t r_since(void)
+{
+	return ns_to_ktime(api_since_ns);
 }
 
 void nvlab_r_unlock(void)
@@ -760,7 +767,7 @@ int nvlab_rm_get(ktime_t *start, u64 va, u64 len, void *key, u64 *phys,
 		goto unlock;
 	}
 	pages_tell(v->mem, pin->first, count, phys, pinned);
-	nvlab_spend(*start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
+	nvlab_spend(r_since(), NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
 		    NVLAB_RM_PART);
 	list_add_tail(&pin->node, &v->pins);
 	nvlab_add(NVLAB_B_LIVE_PINS, 1);
@@ -835,8 +842,8 @@ int nvlab_rm_put(ktime_t *start, void *key, u64 *len)
 		*len = (u64)pin->count << NVLAB_PAGE_SHIFT;
 		list_del(&pin->node);
 		bar1_unmap(v->mem, pin->first, pin->count);
-		nvlab_spend(*start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, *len,
-			    NVLAB_RM_PART);
+		nvlab_spend(r_since(), NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
+			    *len, NVLAB_RM_PART);
 		nvlab_add(NVLAB_B_LIVE_PINS, -1);
 		kfree(pin);
 	}
@@ -897,7 +904,7 @@ int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 	}
 	kref_get(&v->mem->ref);
 	pages_tell(v->mem, dup->first, count, phys, pinned);
-	nvlab_spend(*start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
+	nvlab_spend(r_since(), NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
 		    NVLAB_RM_PART);
 	list_add_tail(&dup->node, &dups);
 	nvlab_add(NVLAB_B_LIVE_PERSISTENT, 1);
@@ -918,7 +925,7 @@ int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len)
 	*len = (u64)dup->count << NVLAB_PAGE_SHIFT;
 	list_del(&dup->node);
 	bar1_unmap(mem, dup->first, dup->count);
-	nvlab_spend(*start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, *len,
+	nvlab_spend(r_since(), NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, *len,
 		    NVLAB_RM_PART);
 	nvlab_add(NVLAB_B_LIVE_PERSISTENT, -1);
 	kfree(dup);
