@@ -4,15 +4,17 @@
  * register, for kernels that the lab's RDMA stack and GPU are not made for
  * (Debian 12's 6.1).
  *
- * Models (peer-memory-facts.md 1.1 and 3): the order in which ib_core of
- * generation 25.04 calls a client, which client is asked first, the invalidate
- * hook; nvidia.ko's page tables of version 2 for one allocation of 2 MiB at a
- * fixed GPU address, both kinds of pin, the free callback with the GPU
- * driver's lock held.
+ * Models (peer-memory-facts.md 1.1-1.3 and 3): the order in which ib_core of
+ * generation 25.04 calls a client and with what, which client is asked first,
+ * the invalidate hook, after which a client with the UNMAPS flag hears of
+ * release alone; nvidia.ko's page tables of version 2 for one allocation of
+ * 2 MiB at a fixed GPU address, both kinds of pin, the free callback with the
+ * GPU driver's lock held.
  *
  * Leaves out: RDMA, the NIC and the data; every lock of ib_core; errors; more
- * than one registration at a time; the provider's own mapping; who owns the
- * memory (everybody does).
+ * than one registration at a time; clients with the hook and without the flag,
+ * which are refused; the provider's own mapping; who owns the memory (everybody
+ * does).
  */
 #include <linux/debugfs.h>
 #include <linux/dma-mapping.h>
@@ -189,12 +191,26 @@ static void free_memory(void)
 static DEFINE_MUTEX(clients_mutex);
 static const struct peer_memory_client *clients[4];
 static unsigned int invalidations;
+static bool invalidated;	/* the registration that there is */
 
+/* The client unmaps by itself; from here on the core has nothing to unmap. */
 static int invalidate(void *reg_handle, u64 core_context)
 {
-	if (core_context == CORE_CONTEXT)
+	if (core_context == CORE_CONTEXT) {
 		invalidations++;
+		invalidated = true;
+	}
 	return 0;
+}
+
+static bool unmaps(const struct peer_memory_client *client)
+{
+	const struct peer_memory_client_ex *ex =
+		container_of(client, struct peer_memory_client_ex, client);
+
+	return client->version[IB_PEER_MEMORY_VER_MAX - 1] &&
+	       ex->ex_size >= offsetofend(struct peer_memory_client_ex, flags) &&
+	       ex->flags & PEER_MEM_INVALIDATE_UNMAPS;
 }
 
 void *ib_register_peer_memory_client(const struct peer_memory_client *client,
@@ -203,6 +219,8 @@ void *ib_register_peer_memory_client(const struct peer_memory_client *client,
 	void *handle = NULL;
 	int i;
 
+	if (hook && !unmaps(client))
+		return NULL;
 	mutex_lock(&clients_mutex);
 	for (i = 0; i < ARRAY_SIZE(clients) && !handle; i++) {
 		if (clients[i])
@@ -234,7 +252,8 @@ static int map_and_check(const struct peer_memory_client *client, void *context,
 	int nmap = 0;
 	int ret;
 
-	ret = client->get_pages(va, size, 1, 1, &sg, context, CORE_CONTEXT);
+	invalidated = false;
+	ret = client->get_pages(va, size, 1, 0, NULL, context, CORE_CONTEXT);
 	if (ret)
 		return ret;
 	ret = client->dma_map(&sg, context, nic, 0, &nmap);
@@ -246,6 +265,8 @@ static int map_and_check(const struct peer_memory_client *client, void *context,
 			ret = -EILSEQ;
 		if (free)
 			free_memory();
+		if (invalidated)
+			return ret;
 		client->dma_unmap(&sg, context, nic);
 	}
 	client->put_pages(&sg, context);
