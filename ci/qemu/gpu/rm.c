@@ -12,8 +12,8 @@
  * pins are called one after the other under one hold of R; after each call the
  * pin is unlinked and its BAR1 space unmapped; then the memory goes, unless a
  * persistent pin holds a duplicate. Freed memory is handed out again at once,
- * lowest address first. The space check of BAR1 wants the length of the pin plus
- * a reserve to be free, and overlapping pins share their space.
+ * lowest address first. The space check of BAR1 wants the whole length of the
+ * pin plus a reserve to be free; then overlapping pins share their space.
  *
  * Left out: MIG, vGPU and confidential computing beyond their error codes; VA
  * spaces and tokens (both must be zero with today's callers, and are ignored);
@@ -375,14 +375,13 @@ static bool bar1_map(struct nvlab_mem *mem, u32 first, u32 count)
 			atomic_inc(&mem->host_pins[i]);
 		return true;
 	}
-	for (i = first; i < first + count; i++)
-		if (atomic_read(&gpu->pins[mem->page[i]]))
-			need -= NVLAB_GPU_PAGE;
-	if (need && gpu->bar1_used + need + nvlab_config(NVLAB_C_BAR1_RESERVE) >
-		    nvlab_bar1_size(gpu))
+	/* Asked before anybody looks which of it is mapped already. */
+	if (gpu->bar1_used + need + nvlab_config(NVLAB_C_BAR1_RESERVE) >
+	    nvlab_bar1_size(gpu))
 		return false;
 	for (i = first; i < first + count; i++)
-		atomic_inc(&gpu->pins[mem->page[i]]);
+		if (atomic_inc_return(&gpu->pins[mem->page[i]]) > 1)
+			need -= NVLAB_GPU_PAGE;
 	gpu->bar1_used += need;
 	nvlab_add(NVLAB_B_BAR1_USED, need);
 	return true;

@@ -298,11 +298,14 @@ fn bar1(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, 8 * MIB)?;
     t.lab.set("bar1_size", 40 * MIB)?;
     let a = t.gdr.pin(m.va(), 4 * MIB, Kind::Revocable)?;
-    // Shared space costs nothing.
-    let b = t.gdr.pin(m.va(), 4 * MIB, Kind::Persistent)?;
     refused!(t.gdr.pin(m.va() + 4 * MIB, GPU_PAGE, Kind::Revocable), libc::ENOMEM);
+    // Shared space must be free all the same, and then costs nothing.
+    refused!(t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable), libc::ENOMEM);
+    t.lab.set("bar1_size", 44 * MIB)?;
+    let b = t.gdr.pin(m.va(), 4 * MIB, Kind::Persistent)?;
+    same!(t.book("bar1_used")?, 4 * MIB as i64);
     drop((a, b));
-    t.gdr.pin(m.va() + 4 * MIB, GPU_PAGE, Kind::Revocable)?;
+    t.gdr.pin(m.va() + 4 * MIB, 4 * MIB, Kind::Revocable)?;
     t.lab.reset_config()?;
     Ok(())
 }
