@@ -9,6 +9,10 @@
  * section 5 "GPU:"). A live persistent pin holds the module, as it holds the
  * real driver (peer-memory-facts.md 3.9).
  *
+ * Pins are counted per page, not per MR: an MR whose own pin is gone is no
+ * violation while another live pin covers the page that it reaches. Who may
+ * still use an MR is the NIC's to tell (ofed/rxe/rxe_peer.c).
+ *
  * Left out: everything else a GPU does. The BAR is QEMU's ivshmem-plain
  * (1af4:1110, BAR 2).
  */

@@ -338,7 +338,8 @@ pub struct Fabric {
     pub faults: u64,
     /// An address that no BAR claims.
     pub unclaimed: u64,
-    /// An access that the GPU did not answer: no live pin.
+    /// An access that the endpoint refused. The lab's GPU refuses none: without a live pin its books count a violation, and
+    /// the bytes move.
     pub refused: u64,
 }
 

@@ -105,7 +105,10 @@ struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
 	return umem;
 }
 
-/* The sg list as ranges, neighbours merged. The only look at the list. */
+/*
+ * The sg list as ranges, neighbours merged. Beside this only
+ * ib_umem_find_best_pgsz() looks at the list, right after it.
+ */
 static struct rxe_peer_mr *read_sgl(struct ib_umem *umem)
 {
 	struct sg_table *sgt = &umem->sgt_append.sgt;
