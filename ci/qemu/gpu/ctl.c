@@ -61,7 +61,6 @@ static int ctl_release(struct inode *inode, struct file *file)
 	struct nvlab_client *client = file->private_data;
 	struct deferred *d;
 
-	nvlab_hold(NVLAB_H_CLOSE_BEFORE);
 	if (nvlab_config(NVLAB_C_CLOSE_DEFERRED)) {
 		d = kmalloc_obj(*d);
 		if (d) {

@@ -24,7 +24,7 @@
 
 #define LOG_MAX		256
 #define HOLD_MAX	(50 * HZ)
-#define MAX_WORDS	4
+#define MAX_WORDS	3
 #define MAX_WRITE	4096
 
 /* --- books --- */
@@ -84,7 +84,6 @@ static struct setting config[NVLAB_C_COUNT] = {
 	[NVLAB_C_TABLE_VERSION] = SETTING("table_version", 0x20000, 0, U32_MAX),
 	[NVLAB_C_DMA_MODE] = SETTING("dma_mode", 595, 550, 595),
 	[NVLAB_C_ALIGN] = SETTING("align", 1, 0, 1),
-	[NVLAB_C_PERSISTENT_FLAGS] = SETTING("persistent_flags", 1, 0, 1),
 	[NVLAB_C_LAYOUT] = SETTING("layout", NVLAB_LAYOUT_CONTIGUOUS,
 			     NVLAB_LAYOUT_CONTIGUOUS, NVLAB_LAYOUT_SHUFFLED),
 	[NVLAB_C_COHERENT] = SETTING("coherent", 0, 0, 1),
@@ -163,51 +162,11 @@ static int setting_write(struct setting *table, unsigned int count, int words,
 	return 0;
 }
 
-/* Every name of the configuration is also a module parameter. */
-static int param_set(const char *text, const struct kernel_param *kp)
-{
-	struct setting *setting = kp->arg;
-	char value[32], *words[2] = { (char *)setting->name, value };
-
-	if (strscpy(value, text, sizeof(value)) < 0)
-		return -EINVAL;
-	strim(value);
-	return setting_write(config, NVLAB_C_COUNT, 2, words);
-}
-
-static int param_get(char *buffer, const struct kernel_param *kp)
-{
-	struct setting *setting = kp->arg;
-
-	return sysfs_emit(buffer, "%llu\n", READ_ONCE(setting->value));
-}
-
-static const struct kernel_param_ops param_ops = {
-	.set = param_set,
-	.get = param_get,
-};
-
-module_param_cb(table_version, &param_ops, &config[NVLAB_C_TABLE_VERSION], 0444);
-module_param_cb(dma_mode, &param_ops, &config[NVLAB_C_DMA_MODE], 0444);
-module_param_cb(align, &param_ops, &config[NVLAB_C_ALIGN], 0444);
-module_param_cb(persistent_flags, &param_ops, &config[NVLAB_C_PERSISTENT_FLAGS],
-		0444);
-module_param_cb(layout, &param_ops, &config[NVLAB_C_LAYOUT], 0444);
-module_param_cb(coherent, &param_ops, &config[NVLAB_C_COHERENT], 0444);
-module_param_cb(bar1_size, &param_ops, &config[NVLAB_C_BAR1_SIZE], 0444);
-module_param_cb(bar1_reserve, &param_ops, &config[NVLAB_C_BAR1_RESERVE], 0444);
-module_param_cb(close_deferred, &param_ops, &config[NVLAB_C_CLOSE_DEFERRED],
-		0444);
-module_param_cb(key_reuse, &param_ops, &config[NVLAB_C_KEY_REUSE], 0444);
-module_param_cb(poison, &param_ops, &config[NVLAB_C_POISON], 0444);
-module_param_cb(crc_max, &param_ops, &config[NVLAB_C_CRC_MAX], 0444);
-
 /* --- faults --- */
 
 struct fault {
 	u64 value;
 	u64 count;	/* strikes left; U64_MAX: until switched off */
-	u32 pid;
 };
 
 static const char * const fault_names[NVLAB_F_COUNT] = {
@@ -246,8 +205,7 @@ static u64 fault_strike(enum nvlab_fault_name name, u64 wanted)
 		return 0;
 	spin_lock(&faults_lock);
 	value = f->value;
-	if (!value || (wanted && value != wanted) || !f->count ||
-	    (f->pid && f->pid != nvlab_tgid()))
+	if (!value || (wanted && value != wanted) || !f->count)
 		value = 0;
 	else if (f->count != U64_MAX && --f->count == 0)
 		f->value = 0;
@@ -290,8 +248,7 @@ static int faults_write(int words, char **word)
 	at = name_find(fault_names, NVLAB_F_COUNT, word[0]);
 	if (at < 0 || words < 2 || kstrtou64(word[1], 0, &f.value) ||
 	    f.value > U32_MAX ||
-	    (words > 2 && (kstrtou64(word[2], 0, &f.count) || !f.count)) ||
-	    (words > 3 && kstrtou32(word[3], 0, &f.pid)))
+	    (words > 2 && (kstrtou64(word[2], 0, &f.count) || !f.count)))
 		return -EINVAL;
 	spin_lock(&faults_lock);
 	faults[at] = f;
@@ -318,9 +275,8 @@ static int faults_show(struct seq_file *s, void *unused)
 /* --- hold points --- */
 
 struct hold {
-	u64 left;	/* arrivals that will stop */
+	bool armed;	/* the next arrival will stop */
 	u64 arrived;
-	u32 pid;
 	u32 waiting;
 	u32 releases;
 };
@@ -331,7 +287,6 @@ static const char * const hold_names[NVLAB_H_COUNT] = {
 	[NVLAB_H_GET_FILLED] = "get_filled",
 	[NVLAB_H_GET_DONE] = "get_done",
 	[NVLAB_H_PGET_ALLOC] = "pget_alloc",
-	[NVLAB_H_PGET_INFO] = "pget_info",
 	[NVLAB_H_PGET_FOUND] = "pget_found",
 	[NVLAB_H_PGET_DONE] = "pget_done",
 	[NVLAB_H_PUT_BEFORE] = "put_before",
@@ -341,12 +296,8 @@ static const char * const hold_names[NVLAB_H_COUNT] = {
 	[NVLAB_H_PPUT_AFTER] = "pput_after",
 	[NVLAB_H_MAP_BEFORE] = "map_before",
 	[NVLAB_H_MAP_AFTER] = "map_after",
-	[NVLAB_H_UNMAP_BEFORE] = "unmap_before",
-	[NVLAB_H_FREE_BEFORE] = "free_before",
 	[NVLAB_H_CALLBACK_BEFORE] = "callback_before",
 	[NVLAB_H_CALLBACK_AFTER] = "callback_after",
-	[NVLAB_H_FREE_AFTER] = "free_after",
-	[NVLAB_H_CLOSE_BEFORE] = "close_before",
 	[NVLAB_H_DEFERRED] = "deferred",
 };
 
@@ -357,17 +308,15 @@ static DECLARE_WAIT_QUEUE_HEAD(holds_wait);
 void nvlab_hold(enum nvlab_hold_name name)
 {
 	struct hold *h = &holds[name];
-	bool stop = false;
 	u32 releases;
+	bool stop;
 
 	spin_lock(&holds_lock);
-	if (!h->pid || h->pid == nvlab_tgid()) {
-		h->arrived++;
-		if (h->left) {
-			h->left--;
-			h->waiting++;
-			stop = true;
-		}
+	h->arrived++;
+	stop = h->armed;
+	if (stop) {
+		h->armed = false;
+		h->waiting++;
 	}
 	releases = h->releases;
 	spin_unlock(&holds_lock);
@@ -385,8 +334,7 @@ void nvlab_hold(enum nvlab_hold_name name)
 static void holds_release(struct hold *h)
 {
 	spin_lock(&holds_lock);
-	h->left = 0;
-	h->pid = 0;
+	h->armed = false;
 	WRITE_ONCE(h->releases, h->releases + 1);
 	spin_unlock(&holds_lock);
 	wake_up_all(&holds_wait);
@@ -395,8 +343,6 @@ static void holds_release(struct hold *h)
 static int holds_write(int words, char **word)
 {
 	unsigned int i;
-	u64 count = 1;
-	u32 pid = 0;
 	int at;
 
 	if (words == 2 && !strcmp(word[0], "release") &&
@@ -405,22 +351,19 @@ static int holds_write(int words, char **word)
 			holds_release(&holds[i]);
 		return 0;
 	}
-	if (words < 2)
+	if (words != 2)
 		return -EINVAL;
 	at = name_find(hold_names, NVLAB_H_COUNT, word[1]);
 	if (at < 0)
 		return -EINVAL;
-	if (words == 2 && !strcmp(word[0], "release")) {
+	if (!strcmp(word[0], "release")) {
 		holds_release(&holds[at]);
 		return 0;
 	}
-	if (strcmp(word[0], "arm") ||
-	    (words > 2 && (kstrtou64(word[2], 0, &count) || !count)) ||
-	    (words > 3 && kstrtou32(word[3], 0, &pid)))
+	if (strcmp(word[0], "arm"))
 		return -EINVAL;
 	spin_lock(&holds_lock);
-	holds[at].left = count;
-	holds[at].pid = pid;
+	holds[at].armed = true;
 	holds[at].arrived = 0;
 	spin_unlock(&holds_lock);
 	return 0;
@@ -436,7 +379,7 @@ static int holds_show(struct seq_file *s, void *unused)
 		spin_lock(&holds_lock);
 		h = holds[i];
 		spin_unlock(&holds_lock);
-		seq_printf(s, "%s %llu %u %llu\n", hold_names[i], h.left,
+		seq_printf(s, "%s %u %u %llu\n", hold_names[i], h.armed,
 			   h.waiting, h.arrived);
 	}
 	return 0;
@@ -550,20 +493,6 @@ void nvlab_log_free(struct nvlab_mem *mem)
 	mem->log->state = NVLAB_FREED;
 	mutex_unlock(&log_lock);
 	mem->log = NULL;
-}
-
-static int allocations_write(int words, char **word)
-{
-	struct nvlab_log *log, *next;
-
-	if (words != 1 || strcmp(word[0], "clear"))
-		return -EINVAL;
-	mutex_lock(&log_lock);
-	list_for_each_entry_safe(log, next, &log_list, node)
-		if (log->state == NVLAB_FREED)
-			log_drop(log);
-	mutex_unlock(&log_lock);
-	return 0;
 }
 
 static void crc_show(struct seq_file *s, const char *name, bool has, u32 crc)
@@ -700,7 +629,7 @@ static const struct lab_file lab_files[] = {
 	{ "cost", cost_show, cost_write },
 	{ "faults", faults_show, faults_write },
 	{ "holds", holds_show, holds_write },
-	{ "allocations", allocations_show, allocations_write },
+	{ "allocations", allocations_show, NULL },
 	{ "chunks", chunks_show, NULL },
 	{ "pins", pins_show, NULL },
 };

@@ -18,7 +18,8 @@
  * Left out: the request registers of Fermi, rsync (an nvidia.ko of 575 and
  * later answers -ENODEV; nothing in the lab asks), NVLink address compression,
  * the warnings of the real put for errors that a fault switch made, and what a
- * mapping costs: only get and put take a time that can be set.
+ * mapping costs: only get and put take a time that can be set; the flag that
+ * a persistent get knows since 570 (any is refused, as before that).
  */
 #define pr_fmt(fmt) "NVRM: " fmt
 
@@ -37,7 +38,6 @@
 #include "p2p.h"
 
 #define MAPPING_VERSION		((NVIDIA_P2P_DMA_MAPPING_MAJOR << 16) | 3)
-#define FLAG_FORCE_BAR1		1
 #define POISON			0xa7
 
 /* What hangs on one page table. The table's address is the key that RM knows. */
@@ -58,7 +58,6 @@ struct mem_info {
 	u32 pages_made;
 	u32 pages_room;
 	bool coherent;
-	bool cpu_only;
 	struct list_head node;		/* among the spare or the leaked ones */
 };
 
@@ -380,7 +379,6 @@ static int get_persistent(ktime_t *start, struct mem_info *info, u64 va,
 	err = nvlab_rm_gpu_info(start, va, len, &info->gpu);
 	if (err)
 		return err;
-	nvlab_hold(NVLAB_H_PGET_INFO);
 	err = nvlab_rm_get_persistent(start, va, len, info, phys, count, pinned,
 				      &info->dup);
 	if (err)
@@ -426,7 +424,7 @@ static int put_revocable(struct nvidia_p2p_page_table *table)
 	return 0;
 }
 
-static int get(bool persistent, bool cpu_only, u64 va, u64 len,
+static int get(bool persistent, u64 va, u64 len,
 	       struct nvidia_p2p_page_table **table,
 	       void (*free_callback)(void *data), void *data)
 {
@@ -446,7 +444,6 @@ static int get(bool persistent, bool cpu_only, u64 va, u64 len,
 	info = info_alloc();
 	if (!info)
 		return -ENOMEM;
-	info->cpu_only = cpu_only;
 	*table = &info->table;
 	count = len >> NVLAB_PAGE_SHIFT;
 
@@ -528,7 +525,7 @@ noinline int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space,
 	if (!free_callback)
 		err = -EINVAL;
 	else
-		err = get(false, false, virtual_address, length, page_table,
+		err = get(false, virtual_address, length, page_table,
 			  free_callback, data);
 	if (err)
 		nvlab_count(NVLAB_B_GET_FAILURES);
@@ -543,16 +540,15 @@ nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
 				struct nvidia_p2p_page_table **page_table,
 				u32 flags)
 {
-	u32 known = nvlab_config(NVLAB_C_PERSISTENT_FLAGS) ? FLAG_FORCE_BAR1 : 0;
 	u64 start = ktime_get_ns();
 	int err;
 
 	nvlab_count(NVLAB_B_PERSISTENT_GETS);
-	if (flags & ~known)
+	if (flags)
 		err = -EINVAL;
 	else
-		err = get(true, flags & FLAG_FORCE_BAR1, virtual_address, length,
-			  page_table, NULL, NULL);
+		err = get(true, virtual_address, length, page_table, NULL,
+			  NULL);
 	if (err)
 		nvlab_count(NVLAB_B_PERSISTENT_GET_FAILURES);
 	nvlab_add_since(NVLAB_B_GET_NS, start);
@@ -690,8 +686,6 @@ static int dma_map(struct pci_dev *peer,
 	u32 i;
 
 	*dma_mapping = NULL;
-	if (info->cpu_only)
-		return -ENOTSUPP;
 	map = kzalloc_obj(*map);
 	if (!map)
 		return -ENOMEM;
@@ -783,7 +777,6 @@ nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 	nvlab_count(NVLAB_B_DMA_UNMAPS);
 	if (!peer || !page_table || !dma_mapping)
 		return -EINVAL;
-	nvlab_hold(NVLAB_H_UNMAP_BEFORE);
 	/* After the callback this reads freed memory, as the real one does. */
 	map = mapping_take(info_of(page_table), dma_mapping);
 	if (!map) {

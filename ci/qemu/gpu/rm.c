@@ -609,7 +609,6 @@ int nvlab_free(struct nvlab_client *client, u64 handle, bool keep)
 	struct vidmem *v;
 	int err;
 
-	nvlab_hold(NVLAB_H_FREE_BEFORE);
 	err = nvlab_r_lock("free");
 	if (err)
 		return err;
@@ -630,7 +629,6 @@ int nvlab_free(struct nvlab_client *client, u64 handle, bool keep)
 	nvlab_r_unlock();
 	if (!v)
 		return -ENOENT;
-	nvlab_hold(NVLAB_H_FREE_AFTER);
 	if (!keep) {
 		nvlab_mem_put(v->mem);
 		kfree(v);
@@ -688,7 +686,6 @@ void nvlab_client_close(struct nvlab_client *client)
 			client_forget(other, client->tgid);
 	nvlab_add(NVLAB_B_LIVE_CLIENTS, -1);
 	nvlab_r_unlock();
-	nvlab_hold(NVLAB_H_FREE_AFTER);
 	list_for_each_entry_safe(v, next, &client->vidmems, node) {
 		nvlab_mem_put(v->mem);
 		kfree(v);

@@ -2,7 +2,6 @@
 
 use crate::parse::{self, Allocation, Books, Chunk, Complaint, HoldState, PinLine};
 use crate::{Error, Result};
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -51,11 +50,6 @@ impl Lab {
         self.write("books", "forget_leaked")
     }
 
-    /// How the stand-in is set up.
-    pub fn config(&self) -> Result<BTreeMap<String, u64>> {
-        self.parsed("config", parse::settings)
-    }
-
     /// Change one setting.
     pub fn set(&self, name: &str, value: u64) -> Result<()> {
         self.write("config", &format!("{name} {value}"))
@@ -91,11 +85,6 @@ impl Lab {
         self.write("faults", &format!("{name} {value} {count}"))
     }
 
-    /// Let a fault strike `count` calls of one process.
-    pub fn fault_pid(&self, name: &str, value: u64, count: u64, pid: u32) -> Result<()> {
-        self.write("faults", &format!("{name} {value} {count} {pid}"))
-    }
-
     /// Switch all faults off.
     pub fn reset_faults(&self) -> Result<()> {
         self.write("faults", "reset")
@@ -103,12 +92,7 @@ impl Lab {
 
     /// Stop the next thread that comes to this hold point.
     pub fn arm(&self, name: &str) -> Result<Hold> {
-        self.arm_n(name, 1, 0)
-    }
-
-    /// Stop the next `count` threads (of one process, unless `pid` is 0).
-    pub fn arm_n(&self, name: &str, count: u64, pid: u32) -> Result<Hold> {
-        self.write("holds", &format!("arm {name} {count} {pid}"))?;
+        self.write("holds", &format!("arm {name}"))?;
         Ok(Hold { lab: self.clone(), name: name.to_owned(), released: false })
     }
 
@@ -125,11 +109,6 @@ impl Lab {
     /// The last allocations, oldest first.
     pub fn allocations(&self) -> Result<Vec<Allocation>> {
         self.parsed("allocations", parse::allocations)
-    }
-
-    /// Forget the freed ones.
-    pub fn clear_allocations(&self) -> Result<()> {
-        self.write("allocations", "clear")
     }
 
     /// CRCs per 64 KiB of every allocation in the log.
@@ -152,8 +131,7 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// What the point says now.
-    pub fn state(&self) -> Result<HoldState> {
+    fn state(&self) -> Result<HoldState> {
         self.lab
             .holds()?
             .into_iter()
@@ -163,15 +141,10 @@ impl Hold {
 
     /// Wait until a thread stands there.
     pub fn wait(&self, timeout: Duration) -> Result<()> {
-        self.wait_for(1, timeout)
-    }
-
-    /// Wait until `threads` threads stand there.
-    pub fn wait_for(&self, threads: u64, timeout: Duration) -> Result<()> {
         let start = Instant::now();
         loop {
             let state = self.state()?;
-            if state.waiting >= threads {
+            if state.waiting >= 1 {
                 return Ok(());
             }
             if start.elapsed() >= timeout {
@@ -179,7 +152,7 @@ impl Hold {
                     format!("hold point {}", self.name),
                     std::io::Error::new(
                         std::io::ErrorKind::TimedOut,
-                        format!("{threads} threads wanted after {timeout:?}, found {state:?}"),
+                        format!("no thread came within {timeout:?}: {state:?}"),
                     ),
                 ));
             }

@@ -60,22 +60,12 @@ pub fn books(text: &str) -> Result<Books, Complaint> {
         .map(Books)
 }
 
-/// Read a file of `name value` lines with unsigned values (`config`, `cost`).
-pub fn settings(text: &str) -> Result<BTreeMap<String, u64>, Complaint> {
-    text.lines()
-        .map(|line| {
-            let (name, value) = line.split_once(' ').ok_or_else(|| format!("no value in line {line:?}"))?;
-            Ok((name.to_owned(), number(value, line)?))
-        })
-        .collect()
-}
-
 /// One hold point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HoldState {
     /// Its name.
     pub name: String,
-    /// Arrivals that will be stopped.
+    /// Will the next arrival be stopped?
     pub armed: u64,
     /// Threads that stand there now.
     pub waiting: u64,
