@@ -188,7 +188,7 @@ pub const BOOTS: &[Row] = &[
     },
     Row {
         name: "doctor",
-        suites: &["doctor", "peermemctl"],
+        suites: &["doctor", "peermemctl", "standins"],
         append: PERSISTENT,
         runs: &[Run::Test, Run::Soak],
         ..STOCK

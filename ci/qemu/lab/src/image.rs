@@ -164,6 +164,9 @@ fn fill(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, more: More, r
     for name in PERFTEST {
         files.program(&parts.perftest.dir.join("bin").join(name), &Path::new("usr/bin").join(name))?;
     }
+    for program in &parts.selftests {
+        files.program(program, &Path::new("usr/bin").join(program.file_name().unwrap_or_default()))?;
+    }
     files.program(&parts.guest, Path::new("usr/bin/guest"))?;
     files.program(&parts.peermemctl, Path::new("usr/bin/peermemctl"))?;
     symlink("usr/bin/guest", root.join("init"))?;

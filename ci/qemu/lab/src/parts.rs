@@ -35,6 +35,8 @@ pub struct Parts {
     pub lite: Option<Part>,
     pub rival: Option<Part>,
     pub libcuda: PathBuf,
+    /// What the stand-ins are tested with in the machine.
+    pub selftests: Vec<PathBuf>,
     pub guest: PathBuf,
     pub peermemctl: PathBuf,
     pub perftest: Part,
@@ -60,10 +62,11 @@ pub fn build(lab: &Lab, sources: &Sources, kernel: &Kernel) -> Result<Parts> {
     let ours = b.ours("ours", &ofed, &gpu, "")?;
     let rival = if kernel.flavour == Flavour::Oldest { None } else { Some(b.rival(&ofed, &gpu)?) };
     let libcuda = cargo(lab, "cuda", "ci/qemu/cuda", "libcuda.so")?;
+    let selftests = SELFTESTS.iter().map(|(dir, name)| cargo(lab, name, dir, name)).collect::<Result<_>>()?;
     let guest = cargo(lab, "guest", "tests/guest", "guest")?;
     let peermemctl = cargo(lab, "peermemctl", "tools/peermemctl", "peermemctl")?;
     let perftest = b.perftest(&libcuda)?;
-    Ok(Parts { pcie, ofed, gpu, alarms, ours, lite: None, rival, libcuda, guest, peermemctl, perftest })
+    Ok(Parts { pcie, ofed, gpu, alarms, ours, lite: None, rival, libcuda, selftests, guest, peermemctl, perftest })
 }
 
 /// The same with what only this image needs.
@@ -293,6 +296,8 @@ impl Builder<'_> {
 
 pub const PERFTEST: [&str; 6] =
     ["ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_write_lat", "ib_read_lat", "ib_send_lat"];
+
+const SELFTESTS: [(&str, &str); 2] = [("ci/qemu/gpu/client", "nvlab-selftest"), ("ci/qemu/cuda", "cuda-selftest")];
 
 /// So many finished builds of one part are kept.
 const KEEP: usize = 24;

@@ -23,6 +23,7 @@ mod reasons;
 mod refusals;
 pub mod scenarios;
 mod smoke;
+mod standins;
 pub mod stop_test;
 mod storm;
 mod tables;
@@ -60,6 +61,7 @@ pub fn all(rival: bool) -> Vec<Suite> {
         cost::suite(),
         doctor::suite(),
         tool::suite(),
+        standins::suite(),
         matrix::suite(rival),
         matrix::full(rival),
         matrix::large(rival),
