@@ -144,10 +144,12 @@ fn untested(report: &Report, suites: &[&str], label: &str) -> Vec<Test> {
     suites.iter().filter(|suite| !ran(suite)).map(nothing).collect()
 }
 
-/// Whether this is the module's own doing: an alarm of the kernel, one on the console of a machine that stopped, or a pin
-/// that nobody puts. That something was not as ours would have it, that time was over or QEMU died, is not.
+/// Whether this is memory lost or spoilt: KASAN's word for it, an oops, the end of the machine with an alarm on its console,
+/// or a pin that nobody puts. A circle of locks, which NVIDIA's module has in any case, is not, nor that something was not as
+/// ours would have it, that time was over or QEMU died.
 fn is_bite(what: &str) -> bool {
-    what.starts_with("the kernel: ")
+    let spoilt = |alarm: &str| alarms::scan(alarm).iter().any(|a| matches!(a.kind, Kind::Kasan | Kind::Bug));
+    what.strip_prefix("the kernel: ").is_some_and(spoilt)
         || (what.starts_with("machine stopped: ") && !what.contains(scenarios::NO_WORD))
         || what.starts_with("the GPU's books are not clean: ")
         || what.starts_with("still pinned: ")
@@ -291,6 +293,10 @@ mod tests {
         let alarm = "the kernel: BUG: KASAN: slab-use-after-free";
         report.json.insert("scenario".into(), vec![row("s/a", &["wanted 1", alarm]), row("s/b", &[])]);
         assert_eq!(judged(&report), [Outcome::Passed, Outcome::Failed]);
+        // A circle of locks is there in any case.
+        let circle = "the kernel: WARNING: possible circular locking dependency detected";
+        report.json.insert("scenario".into(), vec![row("s/a", &[circle]), row("s/b", &[alarm])]);
+        assert_eq!(judged(&report), [Outcome::Failed, Outcome::Passed]);
         // What only ours promises is no bite, a lost pin is one.
         let pins = "the GPU's books are not clean: [(\"live_pins\", 1)]";
         report.json.insert("scenario".into(), vec![row("s/a", &["0 users, wanted 1"]), row("s/b", &[pins])]);

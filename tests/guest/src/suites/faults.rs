@@ -35,12 +35,12 @@ pub fn suite(rival: bool) -> Suite {
         tests.extend(in_modes(rival, modes, name, run).into_iter().map(|t| t.rival(RIVAL).limit(limit)));
     };
     // First: after a revocable pin of the others a module that stays could not be loaded anew.
-    add(&[Mode::Persistent], "provider_calls_new_pair", provider_calls_new_pair);
+    add(&[Mode::Persistent], "calls_of_a_new_pair", calls_of_a_new_pair);
     add(&BOTH, "allocations_contiguous", allocations_contiguous);
     add(&BOTH, "allocations_fragmented", allocations_fragmented);
     add(&[Mode::Persistent], "allocations_coherent", allocations_coherent);
     add(&BOTH, "provider_calls", provider_calls);
-    add(&[Mode::Persistent], "provider_calls_coherent", provider_calls_coherent);
+    add(&[Mode::Persistent], "calls_on_coherent_memory", calls_on_coherent_memory);
     add(&BOTH, "provider_puts", provider_puts);
     Suite { name: "faults", tests }
 }
@@ -397,7 +397,7 @@ fn provider_calls(env: &Env) -> Result<()> {
     Ok(())
 }
 
-fn provider_calls_coherent(env: &Env) -> Result<()> {
+fn calls_on_coherent_memory(env: &Env) -> Result<()> {
     Case {
         mode: env.mode()?,
         coherent: true,
@@ -411,7 +411,7 @@ fn provider_calls_coherent(env: &Env) -> Result<()> {
 }
 
 /// The first time that a GPU and a NIC meet, the provider is asked whether they reach each other.
-fn provider_calls_new_pair(env: &Env) -> Result<()> {
+fn calls_of_a_new_pair(env: &Env) -> Result<()> {
     Case {
         mode: env.mode()?,
         coherent: false,
