@@ -47,8 +47,6 @@ pub struct Row {
     /// A model of QEMU's.
     pub cpu: &'static str,
     pub clock: Clock,
-    /// Emulated processors; another one costs this machine more than it gives where nothing is asked about two.
-    pub cpus: u32,
     pub expect: Expect,
     pub iommu: Iommu,
     /// Two machines with a cable between them, or one.
@@ -78,7 +76,6 @@ const ROW: Row = Row {
     more: More::Nothing,
     cpu: CPU,
     clock: Clock::Wall,
-    cpus: 2,
     expect: Expect::Alarms(&[]),
     iommu: Iommu::Off,
     pair: false,
@@ -546,7 +543,6 @@ impl Row {
             memory_mib: self.memory_mib,
             cpu: self.cpu.to_string(),
             clock: self.clock,
-            cpus: self.cpus,
             limit: self.limit(),
             ..Boot::new(self.name, &suites.join(","))
         };

@@ -29,9 +29,9 @@ pub enum Iommu {
 /// What the machine's time is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
-    /// This machine's.
+    /// This machine's; two processors.
     Wall,
-    /// Instructions executed, one nanosecond each, on one processor. The same twice, however busy this machine is.
+    /// Instructions executed, one nanosecond each; one processor. The same twice, however busy this machine is.
     Instructions,
 }
 
@@ -57,8 +57,6 @@ pub struct Boot {
     pub gpu_mib: u64,
     pub iommu: Iommu,
     pub clock: Clock,
-    /// Emulated processors, where the clock is this machine's.
-    pub cpus: u32,
     pub memory_mib: u32,
     /// A model of QEMU's.
     pub cpu: String,
@@ -80,7 +78,6 @@ impl Boot {
             gpu_mib: 256,
             iommu: Iommu::Off,
             clock: Clock::Wall,
-            cpus: 2,
             memory_mib: 2048,
             cpu: CPU.to_string(),
             limit: LIMIT,
@@ -127,7 +124,7 @@ impl Boot {
         // KVM is not looked for: /dev/kvm may be there and hang.
         cmd.args(["-machine", machine, "-cpu", &self.cpu]);
         match self.clock {
-            Clock::Wall => cmd.args(["-accel", "tcg,thread=multi", "-smp", &self.cpus.to_string()]),
+            Clock::Wall => cmd.args(["-accel", "tcg,thread=multi", "-smp", "2"]),
             Clock::Instructions => {
                 cmd.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-smp", "1"]);
                 // What else would differ between two runs: QEMU's own randomness, and this machine's date.
