@@ -150,7 +150,7 @@ impl Reason {
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::NotSupported => {
-                "the GPU driver cannot pin on this platform (vGPU, MIG or confidential computing), or not persistently, as what cannot be revoked (CQ, SRQ, DevX) needs it; use dma-buf"
+                "the GPU driver cannot pin on this platform (vGPU, MIG or confidential computing); use dma-buf"
             }
             Self::Busy => "the GPU driver is busy with this GPU (reset or MIG change?); try again",
             Self::NoGpu => "the GPU driver does not find the GPU of this memory; see nvidia-smi",
