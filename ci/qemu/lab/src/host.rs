@@ -1,5 +1,6 @@
 //! What is tested on this machine: the Rust programs' own tests, and the gates that a change must pass.
 
+use crate::cargo;
 use crate::ctx::Lab;
 use crate::kernel::LLVM;
 use crate::ktap::{Outcome, Test};
@@ -40,7 +41,7 @@ pub fn build(lab: &Lab) -> Result<()> {
     for program in &PROGRAMS {
         let mut step = Step::new(format!("build tests of {}", program.dir), log(lab, program.name))?;
         step.counts = &["Compiling "];
-        step.run(cargo_test(lab, program.dir).arg("--no-run"))?;
+        step.run(cargo_test(lab, program.dir)?.arg("--no-run"))?;
     }
     Ok(())
 }
@@ -50,7 +51,7 @@ pub fn tests(lab: &Lab) -> Vec<Job<'_>> {
     let job = |program: &'static Program| Job {
         name: format!("cargo test {}", program.dir),
         takes: program.takes,
-        run: Box::new(move || run(lab, program.name, cargo_test(lab, program.dir).arg("--no-fail-fast"))),
+        run: Box::new(move || run(lab, program.name, cargo_test(lab, program.dir)?.arg("--no-fail-fast"))),
     };
     PROGRAMS.iter().map(job).collect()
 }
@@ -60,10 +61,8 @@ pub const MODEL_SEEDS: &str = "1-6";
 
 pub fn long_models<'a>(lab: &'a Lab, name: &str) -> Job<'a> {
     let run = move || {
-        let mut cmd = sh::command(lab, "cargo");
-        cmd.args(["test", "--locked", "-p", "run", "--test", "models", "random"]).env("NVPM_SOAK", "100");
-        cmd.env("CARGO_TARGET_DIR", lab.target()).current_dir(lab.repo.join("tests/host"));
-        run(lab, "soak", &mut cmd)
+        let words = ["test", "--locked", "-p", "run", "--test", "models", "random"];
+        run(lab, "soak", cargo::command(lab, "tests/host", &words)?.env("NVPM_SOAK", "100"))
     };
     Job { name: name.to_string(), takes: 6000, run: Box::new(run) }
 }
@@ -72,12 +71,8 @@ fn log(lab: &Lab, name: &str) -> PathBuf {
     lab.build.join(format!("log/test-{name}.log"))
 }
 
-fn cargo_test(lab: &Lab, dir: &str) -> Command {
-    let mut cmd = sh::command(lab, "cargo");
-    cmd.args(["test", "--locked", "--workspace", "--manifest-path"]).arg(lab.repo.join(dir).join("Cargo.toml"));
-    // Where the crate is: cargo reads the crate's own configuration by the current folder.
-    cmd.env("CARGO_TARGET_DIR", lab.target()).current_dir(lab.repo.join(dir));
-    cmd
+fn cargo_test(lab: &Lab, dir: &str) -> Result<Command> {
+    cargo::command(lab, dir, &["test", "--locked", "--workspace"])
 }
 
 /// One test per test of the program.
@@ -148,11 +143,8 @@ fn run_gates(lab: &Lab, ready: &Ready) -> Result<Found> {
         let mut fmt = sh::command(lab, "cargo");
         fmt.args(["fmt", "--all", "--check", "--manifest-path"]).arg(&manifest);
         tests.push(gate(lab, &format!("rustfmt {name}"), &mut fmt)?);
-        let mut clippy = sh::command(lab, "cargo");
-        clippy
-            .args(["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--manifest-path"])
-            .arg(&manifest);
-        clippy.args(["--", "-Dwarnings"]).env("CARGO_TARGET_DIR", lab.target()).current_dir(lab.repo.join(dir));
+        let mut clippy = cargo::command(lab, dir, &["clippy", "--quiet", "--locked", "--workspace", "--all-targets"])?;
+        clippy.args(["--", "-Dwarnings"]);
         tests.push(gate(lab, &format!("clippy {name}"), &mut clippy)?);
     }
     let mut checkpatch = sh::command(lab, "perl");

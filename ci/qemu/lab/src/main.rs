@@ -5,6 +5,7 @@ mod alarms;
 mod apt;
 mod bench;
 mod boots;
+mod cargo;
 mod consumers;
 mod ctx;
 mod demo;

@@ -2,6 +2,7 @@
 //! built in the checkout (so that a changed file costs what it costs make), and what came of it is kept in the cache under
 //! the key of its inputs (so that a fresh clone builds nothing that any other has built).
 
+use crate::cargo;
 use crate::ctx::Lab;
 use crate::fetch::Sources;
 use crate::image::{Module, More};
@@ -61,10 +62,10 @@ pub fn build(lab: &Lab, sources: &Sources, kernel: &Kernel) -> Result<Parts> {
     };
     let ours = b.ours("ours", &ofed, &gpu, "")?;
     let rival = if kernel.flavour == Flavour::Oldest { None } else { Some(b.rival(&ofed, &gpu)?) };
-    let libcuda = cargo(lab, "cuda", "ci/qemu/cuda", "libcuda.so")?;
-    let selftests = SELFTESTS.iter().map(|(dir, name)| cargo(lab, name, dir, name)).collect::<Result<_>>()?;
-    let guest = cargo(lab, "guest", "tests/guest", "guest")?;
-    let peermemctl = cargo(lab, "peermemctl", "tools/peermemctl", "peermemctl")?;
+    let libcuda = program(lab, "cuda", "ci/qemu/cuda", "libcuda.so")?;
+    let selftests = SELFTESTS.iter().map(|(dir, name)| program(lab, name, dir, name)).collect::<Result<_>>()?;
+    let guest = program(lab, "guest", "tests/guest", "guest")?;
+    let peermemctl = program(lab, "peermemctl", "tools/peermemctl", "peermemctl")?;
     let perftest = b.perftest(&libcuda)?;
     Ok(Parts { pcie, ofed, gpu, alarms, ours, lite: None, rival, libcuda, selftests, guest, peermemctl, perftest })
 }
@@ -88,21 +89,17 @@ pub fn with(lab: &Lab, sources: &Sources, kernel: &Kernel, parts: &Parts, (modul
 }
 
 /// A Rust program or library of the lab; cargo knows by itself what changed.
-pub fn cargo(lab: &Lab, name: &str, dir: &str, product: &str) -> Result<PathBuf> {
+pub fn program(lab: &Lab, name: &str, dir: &str, product: &str) -> Result<PathBuf> {
     let manifest = lab.repo.join(dir).join("Cargo.toml");
     if !manifest.is_file() {
         bail!("{dir} has no Cargo.toml: this checkout is not whole");
     }
     let mut step = Step::new(format!("build {name}"), lab.build.join(format!("log/{name}.log")))?;
     step.counts = &["Compiling "];
-    let mut cmd = sh::command(lab, "cargo");
-    cmd.args(["build", "--release", "--locked", "--manifest-path"])
-        .arg(&manifest)
-        .env("CARGO_TARGET_DIR", lab.target());
     // Another checkout's build would put its own file in the place of this one.
     fs::create_dir_all(lab.target())?;
     let _lock = lock::take(&lab.target().join(".lab-lock"), &format!("build {name}"))?;
-    step.run(&mut cmd)?;
+    step.run(&mut cargo::command(lab, dir, &["build", "--release", "--locked"])?)?;
     let file = lab.target().join("release").join(product);
     let own = lab.build.join("bin").join(product);
     fs::create_dir_all(lab.build.join("bin"))?;
@@ -113,7 +110,7 @@ pub fn cargo(lab: &Lab, name: &str, dir: &str, product: &str) -> Result<PathBuf>
 /// The plugin that counts instructions between marks, as QEMU is to load it; it writes to `out`, where nothing is left of an
 /// earlier run.
 pub fn plugin(lab: &Lab, out: &Path) -> Result<String> {
-    let file = cargo(lab, "profile", "ci/qemu/profile", "libprofile.so")?;
+    let file = program(lab, "profile", "ci/qemu/profile", "libprofile.so")?;
     // Usually there is none.
     let _ = fs::remove_file(out);
     Ok(format!("{},out={}", file.display(), out.display()))
