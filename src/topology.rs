@@ -177,6 +177,7 @@ global_lock! {
 pub(crate) unsafe fn init() {
     // SAFETY: By this function's contract.
     unsafe { PAIRS_ADDING.init() };
+    // Zero in a module just loaded; the models of tests/host load the same one again and again.
     PAIRS_KNOWN.store(0, Relaxed);
     for place in SUPPORTED.iter().flatten() {
         place.store(0, Relaxed);
@@ -210,8 +211,8 @@ pub(crate) fn ask(gpu: u64, device: Device, table: NonNull<raw::nvidia_p2p_page_
             }
             let reach = match asked {
                 Err(error) if error == ENOTSUPP => Reach::Unsupported,
-                // The pair is looked at before the mapping is made, which alone fails with EIO: what we cannot map
-                // ourselves will tell.
+                // As a rule a mapping that failed, for which the pair was good enough: what we cannot map ourselves
+                // will tell.
                 Err(error) if error == EIO => Reach::Supported,
                 // Says nothing about the pair, and may be otherwise next time.
                 Err(_) => return Ok(()),

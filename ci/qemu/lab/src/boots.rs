@@ -215,7 +215,7 @@ pub const BOOTS: &[Row] = &[
         runs: &[Run::Soak, Run::Scenarios],
         ..ROW
     },
-    // In the mode in which a callback unmaps; `stock-iommu` has the other one.
+    // In the mode in which a callback unmaps; `stock-iommu` has the other one, but for what the kernel lists of mappings.
     Row {
         name: "iommu-translating-legacy",
         suites: &["iommu"],
