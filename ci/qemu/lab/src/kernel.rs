@@ -8,6 +8,7 @@ use crate::sh::{self, say, Step};
 use crate::stock;
 use anyhow::{bail, Context, Result};
 use clap::ValueEnum;
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -110,7 +111,8 @@ fn make(lab: &Lab, linux: &Linux, dir: &Path, fragments: &[PathBuf], name: &str)
     fs::create_dir_all(dir)?;
     let mut wanted = String::new();
     for fragment in fragments {
-        wanted += &fs::read_to_string(fragment).with_context(|| format!("cannot read {}", fragment.display()))?;
+        let text = fs::read_to_string(fragment).with_context(|| format!("cannot read {}", fragment.display()))?;
+        wanted = merged(&wanted, &text);
     }
     let mut step = Step::new(format!("kernel ({name})"), lab.build.join(format!("log/kernel-{name}.log")))?;
     step.counts = &["CC ", "AS ", "RUSTC ", "HOSTCC ", "LD ", "AR "];
@@ -146,6 +148,18 @@ fn make(lab: &Lab, linux: &Linux, dir: &Path, fragments: &[PathBuf], name: &str)
     Ok(())
 }
 
+/// The option of which a line of a configuration speaks.
+fn option(line: &str) -> Option<&str> {
+    line.strip_prefix("# ").unwrap_or(line).strip_prefix("CONFIG_")?.split(['=', ' ']).next()
+}
+
+/// Two fragments as one: where both speak of an option, the later one has the word, as with the kernel's merge_config.sh.
+fn merged(base: &str, later: &str) -> String {
+    let again: HashSet<&str> = later.lines().filter_map(option).collect();
+    let kept = base.lines().filter(|l| option(l).is_none_or(|name| !again.contains(name)));
+    kept.chain(later.lines()).flat_map(|l| [l, "\n"]).collect()
+}
+
 /// The options that a fragment asks for and the final configuration has not. Asked off and absent is the same.
 fn refused(wanted: &str, config: &str) -> Vec<String> {
     let mut missing = Vec::new();
@@ -169,6 +183,15 @@ fn refused(wanted: &str, config: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_later_fragment_has_the_last_word() {
+        let base = "# a comment\nCONFIG_A=y\nCONFIG_AB=y\nCONFIG_B=m\n# CONFIG_C is not set\n";
+        assert_eq!(
+            merged(base, "# CONFIG_A is not set\nCONFIG_B=y\nCONFIG_C=y\n"),
+            "# a comment\nCONFIG_AB=y\n# CONFIG_A is not set\nCONFIG_B=y\nCONFIG_C=y\n"
+        );
+    }
 
     #[test]
     fn an_option_that_was_not_taken_is_named() {
