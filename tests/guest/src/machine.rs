@@ -250,7 +250,7 @@ fn unload_rxe() -> Result<()> {
 /// The RDMA stack with its soft NIC, and the GPU.
 pub fn load_devices() -> Result<()> {
     load_rdma()?;
-    modules::modprobe("nvidia", &[]).map(drop)
+    modules::load("nvidia", &[])
 }
 
 pub fn load_rdma() -> Result<()> {
@@ -258,8 +258,8 @@ pub fn load_rdma() -> Result<()> {
 }
 
 fn load_rdma_with(rxe: &[&str]) -> Result<()> {
-    modules::modprobe("ib_uverbs", &[])?;
-    modules::modprobe("rdma_rxe", rxe)?;
+    modules::load("ib_uverbs", &[])?;
+    modules::load("rdma_rxe", rxe)?;
     add_rdma_device()
 }
 
