@@ -163,9 +163,14 @@ const LITE_FAULTS: Row = Row { suites: &["faults"], takes: 120, runs: &[Run::Soa
 pub const BOOTS: &[Row] = &[
     Row {
         name: "suites",
-        suites: &["smoke", "callbacks", "unfenced", "observe", "iommu", "refusals"],
-        // `make test` asks the rest on Debian's kernel, where it takes an eighth of the time.
-        append: &["guest.only=smoke/,callbacks/,unfenced/,observe/,iommu/,name_taken", "guest.registrations=300"],
+        suites: &["smoke", "callbacks", "unfenced", "observe", "iommu", "refusals", "unload", "storm"],
+        // `make test` asks the rest on Debian's kernel, where it takes an eighth of the time: `stock-more-persistent` and
+        // `-legacy` have 500 registrations of the storm each.
+        append: &[
+            "guest.only=smoke/,callbacks/,unfenced/,observe/,iommu/,name_taken,unload/,storm/",
+            "guest.registrations=300",
+            "guest.storm=150",
+        ],
         takes: 410,
         ..ROW
     },
@@ -254,16 +259,7 @@ pub const BOOTS: &[Row] = &[
         runs: &[Run::Test, Run::Soak, Run::Scenarios],
         ..ROW
     },
-    // Few registrations, with all alarms; `stock-more-persistent` and `-legacy` have 500 each.
-    Row {
-        name: "storm",
-        suites: &["unload", "storm"],
-        append: &["guest.storm=150"],
-        takes: 250,
-        runs: &[Run::Test, Run::Scenarios],
-        ..ROW
-    },
-    Row { name: "storm-whole", suites: &["unload", "storm"], takes: 400, runs: &[Run::Soak], ..ROW },
+    Row { name: "storm", suites: &["unload", "storm"], takes: 400, runs: &[Run::Soak, Run::Scenarios], ..ROW },
     Row { name: "stock-persistent", suites: STOCK_FIRST, append: PERSISTENT, ..STOCK },
     Row { name: "stock-legacy", suites: STOCK_SUITES, append: LEGACY, ..STOCK },
     Row { name: "stock-old", suites: STOCK_SUITES, append: OLD, runs: &[Run::Soak], ..STOCK },
