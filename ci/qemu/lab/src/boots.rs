@@ -254,7 +254,7 @@ pub const BOOTS: &[Row] = &[
     Row {
         name: "faults",
         suites: &["faults"],
-        append: &[NO_DMA_DEBUG, "guest.only=contiguous,provider_calls"],
+        append: &[NO_DMA_DEBUG, "guest.only=contiguous,provider_calls,calls_of_the_fallback"],
         takes: 170,
         runs: &[Run::Test, Run::Soak, Run::Scenarios],
         ..ROW
@@ -463,6 +463,8 @@ pub const BOOTS: &[Row] = &[
         name: "faults-full",
         suites: &["faults"],
         append: &[NO_DMA_DEBUG, "guest.every_allocation"],
+        // Room for a range that is longer than 1 GiB.
+        gpu_mib: 4096,
         takes: 1500,
         runs: &[Run::Soak],
         ..ROW
@@ -471,7 +473,8 @@ pub const BOOTS: &[Row] = &[
     Row {
         name: "faults-5.5",
         suites: &["faults"],
-        append: &[NO_DMA_DEBUG, "guest.only=faults/persistent/,faults/legacy/provider"],
+        append: &[NO_DMA_DEBUG, "guest.only=faults/persistent/,faults/legacy/provider,faults/legacy/calls"],
+        gpu_mib: 4096,
         generation: "5.5",
         takes: 300,
         runs: &[Run::Soak],
@@ -481,6 +484,7 @@ pub const BOOTS: &[Row] = &[
         name: "faults-5.1",
         suites: &["faults"],
         append: &[NO_DMA_DEBUG],
+        gpu_mib: 4096,
         generation: "5.1",
         takes: 600,
         runs: &[Run::Soak],

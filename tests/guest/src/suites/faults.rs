@@ -41,6 +41,8 @@ pub fn suite(rival: bool) -> Suite {
     add(&[Mode::Persistent], "allocations_coherent", allocations_coherent);
     add(&BOTH, "provider_calls", provider_calls);
     add(&[Mode::Persistent], "calls_on_coherent_memory", calls_on_coherent_memory);
+    add(&BOTH, "calls_of_a_long_range", calls_of_a_long_range);
+    add(&[Mode::Persistent], "calls_of_the_fallback", calls_of_the_fallback);
     add(&BOTH, "provider_puts", provider_puts);
     Suite { name: "faults", tests }
 }
@@ -219,7 +221,12 @@ fn allocations_coherent(env: &Env) -> Result<()> {
 /// The calls of the provider, as the module makes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
+    /// The first granule of a range that is longer than 1 GiB, and back.
+    Probe,
+    Unprobe,
     Get,
+    /// After the provider refused a persistent pin.
+    GetRevocable,
     /// A mapping that is made to be used.
     Map,
     /// A mapping that is made to learn whether GPU and NIC reach each other.
@@ -243,6 +250,8 @@ const ERRORS: [i32; 6] = [libc::ENOMEM, libc::EIO, libc::EBUSY, libc::ENODEV, EN
 struct Case {
     mode: Mode,
     coherent: bool,
+    /// The provider refuses persistent pins.
+    fallback: bool,
     size: usize,
     /// What a registration calls if nothing fails, in order.
     register: &'static [Call],
@@ -254,23 +263,35 @@ struct Case {
 }
 
 impl Case {
+    /// Whether a call can be made to fail with this errno and nothing more: a put that fails otherwise than for lack of memory
+    /// has put (`provider_puts`), and one that does not begin has not.
+    fn can_fail(call: Call, errno: i32) -> bool {
+        errno == libc::ENOMEM || ![Call::Put, Call::Unprobe].contains(&call)
+    }
+
     /// The errno and the recorded reason that the application and the admin must see; `None`: it must work.
     fn wanted(&self, call: Call, errno: i32) -> Option<(i32, Option<&'static str>)> {
         use libc::{EBUSY, EFAULT, EINVAL, EIO, ENODEV, ENOMEM, EOPNOTSUPP};
-        let one_page = self.size <= GPU_PAGE;
+        let one_page = call == Call::Probe || self.size <= GPU_PAGE;
+        let get = [Call::Probe, Call::Get, Call::GetRevocable].contains(&call);
+        let steps_aside = self.mode == Mode::Persistent && call != Call::GetRevocable;
         Some(match (call, errno) {
+            // The start of the range is asked next, and answers that persistent pins are refused.
+            (Call::Get, ENOMEM | EIO | EINVAL) if self.fallback => return None,
             // The provider says so before it knows whose memory it is, and its start proves nothing more.
-            (Call::Get, ENOMEM | EIO) if one_page => (EFAULT, Some("unproven")),
-            (Call::Get, EINVAL) if one_page => (EFAULT, None),
-            (Call::Get, ENOMEM) => (ENOMEM, Some("out_of_bar")),
-            (Call::Get, EIO) => (EIO, Some("provider_fault")),
-            (Call::Get, EINVAL) => (EINVAL, Some("leaves_allocation")),
-            (Call::Get, EBUSY) => (EBUSY, Some("busy")),
-            (Call::Get, ENODEV) => (ENODEV, Some("no_gpu")),
+            (_, ENOMEM | EIO) if get && one_page => (EFAULT, Some("unproven")),
+            (_, EINVAL) if get && one_page => (EFAULT, None),
+            (_, ENOMEM) if get => (ENOMEM, Some("out_of_bar")),
+            (_, EIO) if get => (EIO, Some("provider_fault")),
+            (_, EINVAL) if get => (EINVAL, Some("leaves_allocation")),
+            (_, EBUSY) if get => (EBUSY, Some("busy")),
+            (_, ENODEV) if get => (ENODEV, Some("no_gpu")),
             // The revocable client takes it, if it can.
-            (Call::Get, ENOTSUPP) if self.mode == Mode::Persistent && !self.coherent => return None,
-            (Call::Get, ENOTSUPP) if self.mode == Mode::Persistent => (EOPNOTSUPP, Some("outside_bar")),
-            (Call::Get, ENOTSUPP) => (EOPNOTSUPP, Some("not_supported")),
+            (_, ENOTSUPP) if get && steps_aside && !self.coherent => return None,
+            (_, ENOTSUPP) if get && steps_aside => (EOPNOTSUPP, Some("outside_bar")),
+            (_, ENOTSUPP) if get => (EOPNOTSUPP, Some("not_supported")),
+            // The pin stays for the next registration to put.
+            (Call::Unprobe, _) => return None,
             (Call::Map | Call::Ask, ENOTSUPP) => (EOPNOTSUPP, Some("topology")),
             (Call::Map, ENOMEM) => (ENOMEM, Some("no_memory")),
             (Call::Map, _) => (EIO, Some("dma_mapping")),
@@ -306,6 +327,9 @@ impl Case {
         let mut failed = 0;
         for &errno in self.errors {
             for n in 1.. {
+                if self.register.get(n as usize - 1).is_some_and(|call| !Self::can_fail(*call, errno)) {
+                    continue;
+                }
                 if self.reload {
                     modules::rmmod(PEERMEM)?;
                     modules::modprobe("nvidia-peermem", self.mode.parameters(env.rival))?;
@@ -321,6 +345,7 @@ impl Case {
                 ensure!(hit, "ibv_reg_mr makes fewer provider calls than {:?}", self.register);
                 failed += 1;
                 self.judge(call, errno, result, refused)
+                    .and_then(|()| if call == Call::Unprobe { self.ends_the_orphan(bench, memory) } else { Ok(()) })
                     .and_then(|()| if self.reload { settled(SOON) } else { as_before(bench, memory) })
                     .with_context(|| format!("call {n} of ibv_reg_mr, {call:?}, failed with {errno}"))?;
             }
@@ -328,12 +353,17 @@ impl Case {
         Ok(failed)
     }
 
+    /// The next registration ends what could not be put, before it pins.
+    fn ends_the_orphan(&self, bench: &Bench, memory: &DeviceMemory) -> Result<()> {
+        register(bench, memory)?.map_err(io::Error::from_raw_os_error).context("the next one")?.dereg().context("dereg")
+    }
+
     /// A deregistration works for the application, whatever the provider says; a put that lacked memory leaves the pin
     /// to the next registration. (Other errors of a put come after it is done: `provider_puts`.)
     fn deregistrations(&self, bench: &Bench, memory: &DeviceMemory, calls: &Calls, errno: i32) -> Result<usize> {
         for (failed, n) in (1..).enumerate() {
             let call = self.deregister.get(failed);
-            if errno != libc::ENOMEM && call == Some(&Call::Put) {
+            if call.is_some_and(|call| !Self::can_fail(*call, errno)) {
                 return Ok(failed);
             }
             let mr = register(bench, memory)?.map_err(io::Error::from_raw_os_error).context("register")?;
@@ -347,8 +377,7 @@ impl Case {
             let orphans = Stats::read()?.number("total.orphans")?;
             ensure!(orphans == i64::from(*call == Call::Put), "{orphans} orphans after a failed {call:?}");
             if *call == Call::Put {
-                // The next registration ends it, before it pins.
-                register(bench, memory)?.map_err(io::Error::from_raw_os_error).context("the next one")?.dereg()?;
+                self.ends_the_orphan(bench, memory)?;
             }
             as_before(bench, memory)
                 .with_context(|| format!("call {n} of ibv_dereg_mr, {call:?}, failed with {errno}"))?;
@@ -362,6 +391,9 @@ impl Case {
             return Ok(());
         }
         gpu::lab()?.set("coherent", u64::from(self.coherent))?;
+        if self.fallback {
+            gpu::lab()?.fault("persistent_errno", ENOTSUPP as u64)?;
+        }
         let bench = Bench::new()?;
         let memory = bench.cuda.alloc(self.size)?;
         if !self.reload {
@@ -370,11 +402,13 @@ impl Case {
         let calls = Calls::of(&PROVIDER)?;
         let failed = self.registrations(env, &bench, &memory, &calls)?;
         println!("{} KiB: {failed} provider calls failed in ibv_reg_mr", self.size / KIB);
-        ensure!(failed == self.errors.len() * self.register.len(), "{failed} calls failed");
+        let can = |calls: &[Call], errno| calls.iter().filter(|call| Self::can_fail(**call, errno)).count();
+        let wanted: usize = self.errors.iter().map(|errno| can(self.register, *errno)).sum();
+        ensure!(failed == wanted, "{failed} calls failed, there are {wanted}");
         for errno in [libc::ENOMEM, libc::EIO] {
             let failed = self.deregistrations(&bench, &memory, &calls, errno)?;
             println!("{} KiB: {failed} provider calls failed with {errno} in ibv_dereg_mr", self.size / KIB);
-            let wanted = self.deregister.iter().filter(|c| errno == libc::ENOMEM || **c != Call::Put).count();
+            let wanted = can(self.deregister, errno);
             ensure!(failed == wanted, "{failed} calls failed with {errno}, there are {wanted}");
         }
         Ok(())
@@ -386,6 +420,7 @@ fn provider_calls(env: &Env) -> Result<()> {
         Case {
             mode: env.mode()?,
             coherent: false,
+            fallback: false,
             size,
             register: &[Call::Get],
             deregister: &[Call::Put],
@@ -401,9 +436,45 @@ fn calls_on_coherent_memory(env: &Env) -> Result<()> {
     Case {
         mode: env.mode()?,
         coherent: true,
+        fallback: false,
         size: 4 * MIB,
         register: &[Call::Get, Call::Map],
         deregister: &[Call::Unmap, Call::Put],
+        reload: false,
+        errors: &ERRORS,
+    }
+    .run(env)
+}
+
+/// Longer than 1 GiB: the first granule is pinned by itself before.
+fn calls_of_a_long_range(env: &Env) -> Result<()> {
+    let size = 1024 * MIB + GPU_PAGE;
+    if nvlab::Client::open()?.info(0)?.memory < 2 * size as u64 {
+        skip("the card has less than 2 GiB");
+        return Ok(());
+    }
+    Case {
+        mode: env.mode()?,
+        coherent: false,
+        fallback: false,
+        size,
+        register: &[Call::Probe, Call::Unprobe, Call::Get],
+        deregister: &[Call::Put],
+        reload: false,
+        errors: &ERRORS,
+    }
+    .run(env)
+}
+
+/// The provider refuses persistent pins, and what comes then fails, too.
+fn calls_of_the_fallback(env: &Env) -> Result<()> {
+    Case {
+        mode: env.mode()?,
+        coherent: false,
+        fallback: true,
+        size: 4 * MIB,
+        register: &[Call::Get, Call::GetRevocable],
+        deregister: &[Call::Put],
         reload: false,
         errors: &ERRORS,
     }
@@ -415,6 +486,7 @@ fn calls_of_a_new_pair(env: &Env) -> Result<()> {
     Case {
         mode: env.mode()?,
         coherent: false,
+        fallback: false,
         size: 4 * MIB,
         register: &[Call::Get, Call::Ask, Call::Unmap],
         deregister: &[Call::Put],
