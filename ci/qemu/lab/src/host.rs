@@ -2,11 +2,11 @@
 
 use crate::cargo;
 use crate::ctx::Lab;
-use crate::kernel::LLVM;
+use crate::kernel::{Flavour, LLVM};
 use crate::ktap::{Outcome, Test};
 use crate::lanes::{Found, Job};
 use crate::machine::print_test;
-use crate::ready::Ready;
+use crate::ready::{Images, Later, Ready};
 use crate::sh::{self, Step};
 use anyhow::Result;
 use std::fs;
@@ -46,12 +46,15 @@ pub fn build(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A job for each program.
-pub fn tests(lab: &Lab) -> Vec<Job<'_>> {
+/// A job for each program, once they are built.
+pub fn tests<'a>(lab: &'a Lab, built: &'a Later<()>) -> Vec<Job<'a>> {
     let job = |program: &'static Program| Job {
         name: format!("cargo test {}", program.dir),
         takes: program.takes,
-        run: Box::new(move || run(lab, program.name, cargo_test(lab, program.dir)?.arg("--no-fail-fast"))),
+        run: Box::new(move || {
+            built.wait()?;
+            run(lab, program.name, cargo_test(lab, program.dir)?.arg("--no-fail-fast"))
+        }),
     };
     PROGRAMS.iter().map(job).collect()
 }
@@ -124,8 +127,9 @@ fn parse_libtest(name: &str, text: &str) -> Vec<Test> {
 }
 
 /// What a reviewer would not want to look for by eye.
-pub fn gates<'a>(lab: &'a Lab, ready: &'a Ready) -> Job<'a> {
-    Job { name: "gates".to_string(), takes: 28, run: Box::new(|| run_gates(lab, ready)) }
+pub fn gates<'a>(lab: &'a Lab, images: &'a Later<Images>) -> Job<'a> {
+    let run = || run_gates(lab, images.wait()?.ready(Flavour::Debug));
+    Job { name: "gates".to_string(), takes: 28, run: Box::new(run) }
 }
 
 fn run_gates(lab: &Lab, ready: &Ready) -> Result<Found> {

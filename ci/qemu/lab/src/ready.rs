@@ -6,10 +6,11 @@ use crate::fetch::{self, Sources};
 use crate::image::{self, Module, More};
 use crate::kernel::{self, Flavour, Kernel};
 use crate::parts::{self, Parts};
-use anyhow::Result;
+use anyhow::{bail, Result};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, OnceLock};
 
 /// Everything that is built before an image is made of it.
 pub struct Ready {
@@ -80,5 +81,60 @@ impl Images {
     /// The kernel and the image of a row that was among those of `of()`.
     pub fn get(&self, row: &Row) -> (&Kernel, &Path) {
         (&self.ready(row.flavour).kernel, &self.images[&row.flavour][&row.image()])
+    }
+}
+
+/// What is being built while others wait for it.
+pub struct Later<T> {
+    built: OnceLock<Result<T, String>>,
+    waiting: Mutex<()>,
+    told: Condvar,
+}
+
+impl<T> Default for Later<T> {
+    fn default() -> Self {
+        Later { built: OnceLock::new(), waiting: Mutex::default(), told: Condvar::new() }
+    }
+}
+
+impl<T> Later<T> {
+    /// To be called once; whoever waits goes on.
+    pub fn tell(&self, built: Result<T>) {
+        let _guard = self.waiting.lock().unwrap_or_else(|e| e.into_inner());
+        let first = self.built.set(built.map_err(|e| format!("{e:#}")));
+        debug_assert!(first.is_ok(), "it was told before");
+        self.told.notify_all();
+    }
+
+    /// Sleeps until it is there, or could not be built.
+    pub fn wait(&self) -> Result<&T> {
+        let guard = self.waiting.lock().unwrap_or_else(|e| e.into_inner());
+        drop(self.told.wait_while(guard, |()| self.built.get().is_none()).unwrap_or_else(|e| e.into_inner()));
+        match self.built.get() {
+            Some(Ok(built)) => Ok(built),
+            Some(Err(why)) => bail!("it was not built: {why}"),
+            None => bail!("it was not built"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+    use std::time::Duration;
+
+    #[test]
+    fn whoever_waits_gets_what_was_built_or_why_not() {
+        let (good, bad) = (Later::default(), Later::<u32>::default());
+        thread::scope(|scope| {
+            let early = scope.spawn(|| *good.wait().unwrap());
+            thread::sleep(Duration::from_millis(20));
+            good.tell(Ok(17));
+            bad.tell(Err(anyhow::anyhow!("no compiler")));
+            assert_eq!(early.join().unwrap(), 17);
+        });
+        assert_eq!(*good.wait().unwrap(), 17);
+        assert!(bad.wait().unwrap_err().to_string().contains("no compiler"));
     }
 }

@@ -5,13 +5,14 @@ use crate::ctx::Lab;
 use crate::kernel::Flavour;
 use crate::ktap::Outcome;
 use crate::lanes::{self, Done, Job};
-use crate::ready::Images;
+use crate::ready::{Images, Later};
 use crate::sh::{human, say};
 use crate::{host, judge};
 use anyhow::{bail, Context, Result};
 use serde_json::{json, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::thread;
 use std::time::Instant;
 
 pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool> {
@@ -21,36 +22,57 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
     let here = |name: &str| run == Run::Test && chosen.as_ref().is_none_or(|c| c.contains(&name));
     let rows = boots::chosen(run, chosen.as_deref());
 
-    // What is built is built before anything is tested: cargo and make use every processor.
-    let mut images = Images::of(lab, rows.iter().map(|(row, _)| *row))?;
-    if here("lint") {
-        images.build(lab, Flavour::Debug)?;
+    // The debug kernel's machines run longest, so what they need is built first; the rest beside them, one after the other,
+    // because cargo and make use every processor.
+    let mut flavours: BTreeSet<Flavour> = rows.iter().map(|(row, _)| row.flavour).collect();
+    flavours.extend(here("lint").then_some(Flavour::Debug));
+    let images: BTreeMap<Flavour, Later<Images>> = flavours.into_iter().map(|f| (f, Later::default())).collect();
+    let programs = Later::default();
+    let build = |flavour: Flavour| {
+        let mut built = Images::of(lab, rows.iter().map(|(row, _)| *row).filter(|row| row.flavour == flavour))?;
+        built.build(lab, flavour)?;
+        Ok(built)
+    };
+    if let Some(debug) = images.get(&Flavour::Debug) {
+        debug.tell(Ok(build(Flavour::Debug)?));
     }
     let mut jobs: Vec<Job> = Vec::new();
     if here("host") {
-        host::build(lab)?;
-        jobs.extend(host::tests(lab));
+        jobs.extend(host::tests(lab, &programs));
     }
     if here("lint") {
-        jobs.push(host::gates(lab, images.ready(Flavour::Debug)));
+        jobs.push(host::gates(lab, &images[&Flavour::Debug]));
     }
-    for (row, suites) in rows {
-        let (kernel, image) = images.get(row);
+    for (row, suites) in &rows {
+        let image = &images[&row.flavour];
         jobs.push(Job {
             name: format!("boot {}", row.name),
             takes: row.takes,
-            run: Box::new(move || judge::row(lab, kernel, image, row, &suites, &[])),
+            run: Box::new(move || {
+                let (kernel, image) = image.wait()?.get(row);
+                judge::row(lab, kernel, image, row, suites, &[])
+            }),
         });
     }
     let built = start.elapsed();
-    let done = lanes::run(jobs, lanes, |_| ());
+    let done = thread::scope(|scope| {
+        scope.spawn(|| {
+            if here("host") {
+                programs.tell(host::build(lab));
+            }
+            for (flavour, image) in images.iter().filter(|(flavour, _)| **flavour != Flavour::Debug) {
+                image.tell(build(*flavour));
+            }
+        });
+        lanes::run(jobs, lanes, |_| ())
+    });
     let name = if run == Run::Rival { "test-rival" } else { "test" };
     let file = lab.repo.join("build").join(format!("{name}.json"));
     let report = report(&done, built.as_secs(), start.elapsed().as_secs());
     fs::write(&file, serde_json::to_string_pretty(&report)? + "\n")
         .with_context(|| format!("cannot write {}", file.display()))?;
     let failed = list(&done);
-    say(&format!("{:5} s  build", built.as_secs()));
+    say(&format!("{:5} s  build, before the first of them began", built.as_secs()));
     for one in &done {
         say(&format!("{:5} s  {}", one.seconds, one.name));
     }
