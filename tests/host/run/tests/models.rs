@@ -222,7 +222,7 @@ fn random(scenario: &str, seeds: std::ops::Range<u64>, executions: usize, covers
 #[test]
 fn random_everything() {
     let covers = ["second-user", "late-callback", "rmmod", "three-registrations", "foreign-deregistration"];
-    random("everything", 1..7, 2_500, &covers);
+    random("everything", 1..7, 800, &covers);
 }
 
 #[test]
