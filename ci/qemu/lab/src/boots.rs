@@ -146,6 +146,9 @@ const OLD: &[&str] = &["guest.mode=old"];
 const OLD_LEGACY: &[&str] = &["guest.mode=old_legacy"];
 /// On an older core.
 const STOCK_OLDER: Row = Row { suites: STOCK_SUITES, takes: 60, runs: &[Run::Soak], ..STOCK };
+/// Debian 12's first.
+const OLDEST: Row =
+    Row { suites: &["bare"], flavour: Flavour::Oldest, takes: 20, runs: &[Run::Test, Run::Soak], ..ROW };
 /// A kernel that could have its own crate, and kernel-lite all the same.
 const LITE: Row = Row { module: Module::Lite, ..ROW };
 /// What STOCK_MORE has, but for what needs another command line.
@@ -170,8 +173,9 @@ pub const BOOTS: &[Row] = &[
             "guest.only=smoke/,callbacks/,unfenced/,observe/,iommu/,name_taken,unload/,storm/",
             "guest.registrations=300",
             "guest.storm=150",
+            "guest.loads=30",
         ],
-        takes: 410,
+        takes: 230,
         ..ROW
     },
     Row {
@@ -182,7 +186,7 @@ pub const BOOTS: &[Row] = &[
         ..ROW
     },
     // Each scenario in each mode and on each generation (each with each in the soak).
-    Row { name: "generations", suites: &["pairwise"], takes: 650, runs: &[Run::Test, Run::Soak], ..ROW },
+    Row { name: "generations", suites: &["pairwise"], takes: 300, runs: &[Run::Test, Run::Soak], ..ROW },
     // What else differs on older cores.
     Row { name: "older", suites: &["older"], takes: 150, runs: &[Run::Soak], ..ROW },
     Row { name: "scenarios", suites: &["scenarios"], takes: 400, runs: &[Run::Soak, Run::Scenarios], ..ROW },
@@ -211,22 +215,14 @@ pub const BOOTS: &[Row] = &[
         runs: &[Run::Soak],
         ..STOCK
     },
-    // Every address goes through the NIC's own translation.
+    // Every address goes through the NIC's own translation. `stock-iommu` and `stock-iommu-legacy` ask the same, but for what
+    // only this kernel lists of mappings.
     Row {
         name: "iommu-translating",
         suites: &["iommu"],
         iommu: Iommu::Translating,
         takes: 150,
         runs: &[Run::Soak, Run::Scenarios],
-        ..ROW
-    },
-    // In the mode in which a callback unmaps; `stock-iommu` has the other one, but for what the kernel lists of mappings.
-    Row {
-        name: "iommu-translating-legacy",
-        suites: &["iommu"],
-        append: LEGACY,
-        iommu: Iommu::Translating,
-        takes: 100,
         ..ROW
     },
     Row {
@@ -281,7 +277,7 @@ pub const BOOTS: &[Row] = &[
         append: &["guest.mode=legacy", "guest.only=bytes_move,layouts,iommu/"],
         iommu: Iommu::Translating,
         takes: 10,
-        runs: &[Run::Soak],
+        runs: &[Run::Test, Run::Soak],
         ..STOCK
     },
     Row { name: "stock-persistent-5.5", append: PERSISTENT, generation: "5.5", ..STOCK_OLDER },
@@ -331,15 +327,13 @@ pub const BOOTS: &[Row] = &[
         ..STOCK
     },
     // Registrations only: no RDMA stack of the lab's on this kernel.
+    Row { name: "oldest", ..OLDEST },
     Row {
-        name: "oldest",
-        suites: &["bare"],
+        name: "oldest-installed",
         append: &["guest.installed"],
-        flavour: Flavour::Oldest,
         module: Module::Installed,
-        takes: 20,
-        runs: &[Run::Test, Run::Soak],
-        ..ROW
+        runs: &[Run::Soak],
+        ..OLDEST
     },
     Row { name: "lite", suites: &["smoke"], append: PERSISTENT, takes: 80, runs: &[Run::Soak], ..LITE },
     Row { name: "lite-persistent", suites: STOCK_FIRST, append: PERSISTENT, takes: 240, runs: &[Run::Soak], ..LITE },
