@@ -144,7 +144,8 @@ impl<'a> Record<'a> {
             "| {} | {} | {} | {} | {passed} | {failed} | {} | {seed} |",
             one.name, self.date, self.commit, self.machine, one.seconds
         );
-        fs::write(&file, merged(&old, &one.name, &line)).with_context(|| format!("cannot write {}", file.display()))
+        fs::write(&file, merged(&old, &one.name, &line, &all_jobs()))
+            .with_context(|| format!("cannot write {}", file.display()))
     }
 
     fn print(&self) {
@@ -161,13 +162,22 @@ impl<'a> Record<'a> {
     }
 }
 
-/// The record with this boot's line in the place of its last one.
-fn merged(old: &str, boot: &str, line: &str) -> String {
+/// Whatever a whole soak runs.
+fn all_jobs() -> Vec<&'static str> {
+    boots::chosen(Run::Soak, None).into_iter().map(|(row, _)| row.name).chain([MODELS]).collect()
+}
+
+/// The record with this boot's line in the place of its last one, and in words which of `all` have none.
+fn merged(old: &str, boot: &str, line: &str, all: &[&str]) -> String {
+    let named = |line: &str, name: &str| line.split('|').nth(1).map(str::trim) == Some(name);
     let rows = old.lines().filter(|l| l.starts_with("| ") && !l.starts_with("| boot "));
-    let mut rows: Vec<&str> = rows.filter(|l| l.split('|').nth(1).map(str::trim) != Some(boot)).collect();
+    let mut rows: Vec<&str> = rows.filter(|l| !named(l, boot)).collect();
     rows.push(line);
     rows.sort_unstable();
-    format!("{HEAD}{}\n", rows.join("\n"))
+    let missing = all.iter().filter(|name| !rows.iter().any(|l| named(l, name)));
+    let missing: Vec<String> = missing.map(|name| format!("`{name}`")).collect();
+    let end = if missing.is_empty() { String::new() } else { format!("\nNot soaked yet: {}.\n", missing.join(", ")) };
+    format!("{HEAD}{}\n{end}", rows.join("\n"))
 }
 
 /// Processors and memory, in words.
@@ -188,9 +198,11 @@ mod tests {
 
     #[test]
     fn a_boot_has_one_line_and_others_keep_theirs() {
-        let first = merged("", "suites", "| suites | 2026-01-01 | a | m | 1 | 0 | 9 | 5 |");
-        let both = merged(&first, "models", "| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 |");
-        let again = merged(&both, "suites", "| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 |");
+        let all = ["suites", "storm", "models"];
+        let first = merged("", "suites", "| suites | 2026-01-01 | a | m | 1 | 0 | 9 | 5 |", &all);
+        assert!(first.ends_with("\nNot soaked yet: `storm`, `models`.\n"));
+        let both = merged(&first, "models", "| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 |", &all[..2]);
+        let again = merged(&both, "suites", "| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 |", &["suites", "models"]);
         let rows: Vec<&str> = again.lines().filter(|l| l.starts_with("| ") && l.contains("2026")).collect();
         assert_eq!(
             rows,
