@@ -177,9 +177,10 @@ fn pin(client: Client, range: GpuRange) -> Result<Arc<Registration>, Verdict> {
         return Ok(registration);
     };
     registration.end();
+    // What proves by itself whose memory it is needs no second question.
     let start = if probe_first {
         Some(Ok(()))
-    } else if range.pinned().len() > PIN_GRANULE {
+    } else if range.pinned().len() > PIN_GRANULE && proven(error, steps_aside).is_none() {
         Some(probe(client, &range)?)
     } else {
         None
