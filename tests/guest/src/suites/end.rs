@@ -15,7 +15,7 @@ use crate::machine::{load_devices, number, unload_devices, Level};
 use crate::modules::{self, PEERMEM};
 use crate::test::{skip, Env, Rival, Suite, Test};
 
-const KMEMLEAK: &str = "/sys/kernel/debug/kmemleak";
+pub(super) const KMEMLEAK: &str = "/sys/kernel/debug/kmemleak";
 const LOCKDEP: &str = "/proc/lockdep_stats";
 
 pub fn suite() -> Suite {

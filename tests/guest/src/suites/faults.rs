@@ -355,6 +355,8 @@ impl Case {
 
     /// The next registration ends what could not be put, before it pins.
     fn ends_the_orphan(&self, bench: &Bench, memory: &DeviceMemory) -> Result<()> {
+        let orphans = Stats::read()?.number("total.orphans")?;
+        ensure!(orphans == 1, "{orphans} orphans after a put that lacked memory");
         register(bench, memory)?.map_err(io::Error::from_raw_os_error).context("the next one")?.dereg().context("dereg")
     }
 
@@ -374,8 +376,6 @@ impl Case {
                 return Ok(failed);
             };
             ensure!(hit, "ibv_dereg_mr makes fewer provider calls than {:?}", self.deregister);
-            let orphans = Stats::read()?.number("total.orphans")?;
-            ensure!(orphans == i64::from(*call == Call::Put), "{orphans} orphans after a failed {call:?}");
             if *call == Call::Put {
                 self.ends_the_orphan(bench, memory)?;
             }
@@ -449,7 +449,7 @@ fn calls_on_coherent_memory(env: &Env) -> Result<()> {
 /// Longer than 1 GiB: the first granule is pinned by itself before.
 fn calls_of_a_long_range(env: &Env) -> Result<()> {
     let size = 1024 * MIB + GPU_PAGE;
-    if nvlab::Client::open()?.info(0)?.memory < 2 * size as u64 {
+    if inject::available() && nvlab::Client::open()?.info(0)?.memory < 2 * size as u64 {
         skip("the card has less than 2 GiB");
         return Ok(());
     }
