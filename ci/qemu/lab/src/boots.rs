@@ -160,7 +160,7 @@ const LITE_BREADTH: Row = Row {
     runs: &[Run::Soak],
     ..LITE
 };
-const LITE_FAULTS: Row = Row { suites: &["faults"], takes: 120, runs: &[Run::Soak], ..LITE };
+const LITE_FAULTS: Row = Row { suites: &["faults"], gpu_mib: 4096, takes: 120, runs: &[Run::Soak], ..LITE };
 
 /// `ONLY=<suite>` takes the first row that has the suite.
 pub const BOOTS: &[Row] = &[
@@ -173,7 +173,6 @@ pub const BOOTS: &[Row] = &[
             "guest.only=smoke/,callbacks/,unfenced/,observe/,iommu/,name_taken,unload/,storm/",
             "guest.registrations=300",
             "guest.storm=150",
-            "guest.loads=30",
         ],
         takes: 230,
         ..ROW
@@ -215,8 +214,8 @@ pub const BOOTS: &[Row] = &[
         runs: &[Run::Soak],
         ..STOCK
     },
-    // Every address goes through the NIC's own translation. `stock-iommu` and `stock-iommu-legacy` ask the same, but for what
-    // only this kernel lists of mappings.
+    // Every address goes through the NIC's own translation. `stock-iommu` and `stock-iommu-legacy` ask whether bytes move and
+    // whether what bypasses the IOMMU faults; which addresses the NIC is given, only this kernel can list.
     Row {
         name: "iommu-translating",
         suites: &["iommu"],

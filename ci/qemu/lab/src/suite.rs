@@ -8,10 +8,11 @@ use crate::lanes::{self, Done, Job};
 use crate::ready::{Images, Later};
 use crate::sh::{human, say};
 use crate::{host, judge};
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, bail, Context, Result};
 use serde_json::{json, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::thread;
 use std::time::Instant;
 
@@ -57,11 +58,18 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
     let built = start.elapsed();
     let done = thread::scope(|scope| {
         scope.spawn(|| {
-            if here("host") {
-                programs.tell(host::build(lab));
-            }
-            for (flavour, image) in images.iter().filter(|(flavour, _)| **flavour != Flavour::Debug) {
-                image.tell(build(*flavour));
+            let rest = || {
+                if here("host") {
+                    programs.tell(host::build(lab));
+                }
+                for (flavour, image) in images.iter().filter(|(flavour, _)| **flavour != Flavour::Debug) {
+                    image.tell(build(*flavour));
+                }
+            };
+            // Nobody is to wait for what does not come.
+            if catch_unwind(AssertUnwindSafe(rest)).is_err() {
+                programs.tell(Err(anyhow!("the lab itself failed")));
+                images.values().for_each(|image| image.tell(Err(anyhow!("the lab itself failed"))));
             }
         });
         lanes::run(jobs, lanes, |_| ())
