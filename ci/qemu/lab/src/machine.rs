@@ -6,7 +6,7 @@ use crate::kernel::Kernel;
 use crate::ktap::{Outcome, Parser, Test};
 use crate::pair::Cable;
 use crate::sh::{self, human, say};
-use anyhow::{anyhow, Context, Result};
+use anyhow::{anyhow, Context, Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -37,6 +37,9 @@ pub enum Clock {
 
 /// A boot that has not ended by then hangs. Those of the table (boots.rs) have limits of their own.
 const LIMIT: Duration = Duration::from_secs(300);
+
+/// How long a kernel may say nothing before it starts /init; it says something in each of the twenty seconds that it takes.
+const SILENT: Duration = Duration::from_secs(100);
 
 /// Four levels of page tables: identify_cpu() clears the CPU's features for a moment, and an interrupt just then makes KASAN
 /// take every address above the four-level ones for a wild one.
@@ -165,9 +168,10 @@ impl Boot {
 
     /// Boots, follows the results as they come, and looks for alarms on the console. `label` comes before each test's name.
     ///
-    /// A kernel that dies before /init has run nothing of what is tested here: QEMU may give one processor stale code while
-    /// the other patches it (`Oops: int3` out of a jump label, once in some hundred boots of QEMU 7.2). It is booted once more,
-    /// and that is said.
+    /// A kernel that dies or stands still before /init has run nothing of what is tested here. QEMU 7.2 does both, once in some
+    /// hundred boots: it may give one processor stale code while the other patches it (`Oops: int3` out of a jump label), or
+    /// lose what one processor sends to the other that is halted, which nothing else wakes so early (flush_tlb_all() waits
+    /// in free_init_pages()). It is booted once more, and that is said.
     pub fn run(&self, lab: &Lab, kernel: &Kernel, image: &Path, label: &str) -> Result<Report> {
         let dir = lab.build.join("run").join(&self.name);
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -176,10 +180,12 @@ impl Boot {
         say(&format!("boot {}: guest.run={} (console: {})", self.name, self.run, lab.short(&console)));
         let (mut follow, mut end) = self.follow(self.qemu(lab, kernel, image), &dir, label)?;
         let mut text = read_lossy(&console);
-        if end.is_ok() && follow.at == 0 && died_before_init(&text) {
+        let stood_still = end.as_ref().is_err_and(|e| e.is::<StoodStill>());
+        if follow.at == 0 && (stood_still || end.is_ok() && died_before_init(&text)) {
             let kept = dir.join("console-before-init.log");
             fs::rename(&console, &kept).with_context(|| format!("cannot write {}", kept.display()))?;
-            say(&format!("boot {}: the kernel died before /init ({}): once more", self.name, lab.short(&kept)));
+            let did = if stood_still { "stood still" } else { "died" };
+            say(&format!("boot {}: the kernel {did} before /init ({}): once more", self.name, lab.short(&kept)));
             (follow, end) = self.follow(self.qemu(lab, kernel, image), &dir, label)?;
             text = read_lossy(&console);
         }
@@ -231,11 +237,11 @@ impl Boot {
             follow.read()?;
             match status {
                 Some(status) => break Ok(status),
-                None => match self.stop_now(start) {
+                None => match self.stop_now(start, &console) {
                     Some(why) => {
                         stop(&mut child);
                         follow.read()?;
-                        break Err(anyhow!(why));
+                        break Err(why);
                     }
                     None => std::thread::sleep(Duration::from_millis(100)),
                 },
@@ -244,11 +250,15 @@ impl Boot {
         Ok((follow, end))
     }
 
-    fn stop_now(&self, start: Instant) -> Option<String> {
+    fn stop_now(&self, start: Instant, console: &Path) -> Option<Error> {
         if start.elapsed() > self.limit {
-            return Some(format!("the time limit of {} is over", human(self.limit)));
+            return Some(anyhow!("the time limit of {} is over", human(self.limit)));
         }
-        self.cable.as_ref().and_then(Cable::alone)
+        let written = fs::metadata(console).and_then(|m| m.modified()).ok().and_then(|at| at.elapsed().ok());
+        if written.is_some_and(|ago| ago > SILENT) && !reached_init(&read_lossy(console)) {
+            return Some(StoodStill.into());
+        }
+        self.cable.as_ref().and_then(Cable::alone).map(Error::msg)
     }
 
     /// A prompt in the machine; ttyS0 is this terminal.
@@ -312,10 +322,25 @@ fn read_lossy(path: &Path) -> String {
     String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
 }
 
-/// What the kernel says just before it starts /init, and what it says when it is dead.
-fn died_before_init(console: &str) -> bool {
-    console.contains("Kernel panic - not syncing") && !console.contains("Run /init as init process")
+/// What the kernel says just before it starts /init.
+fn reached_init(console: &str) -> bool {
+    console.contains("Run /init as init process")
 }
+
+fn died_before_init(console: &str) -> bool {
+    console.contains("Kernel panic - not syncing") && !reached_init(console)
+}
+
+#[derive(Debug)]
+struct StoodStill;
+
+impl std::fmt::Display for StoodStill {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "the kernel said nothing for {} before it started /init", human(SILENT))
+    }
+}
+
+impl std::error::Error for StoodStill {}
 
 fn stop(child: &mut Child) {
     // Both may fail only because the machine is gone already.
