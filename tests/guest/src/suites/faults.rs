@@ -263,6 +263,20 @@ struct Case {
 }
 
 impl Case {
+    /// Contiguous memory in the BAR; the others say how they differ.
+    fn plain(env: &Env) -> Result<Self> {
+        Ok(Self {
+            mode: env.mode()?,
+            coherent: false,
+            fallback: false,
+            size: 4 * MIB,
+            register: &[Call::Get],
+            deregister: &[Call::Put],
+            reload: false,
+            errors: &ERRORS,
+        })
+    }
+
     /// Whether a call can be made to fail with this errno and nothing more: a put that fails otherwise than for lack of memory
     /// has put (`provider_puts`), and one that does not begin has not.
     fn can_fail(call: Call, errno: i32) -> bool {
@@ -376,6 +390,8 @@ impl Case {
                 return Ok(failed);
             };
             ensure!(hit, "ibv_dereg_mr makes fewer provider calls than {:?}", self.deregister);
+            let orphans = Stats::read()?.number("total.orphans")?;
+            ensure!(orphans == i64::from(*call == Call::Put), "{orphans} orphans after a failed {call:?}");
             if *call == Call::Put {
                 self.ends_the_orphan(bench, memory)?;
             }
@@ -417,31 +433,17 @@ impl Case {
 
 fn provider_calls(env: &Env) -> Result<()> {
     for size in [4 * MIB, GPU_PAGE] {
-        Case {
-            mode: env.mode()?,
-            coherent: false,
-            fallback: false,
-            size,
-            register: &[Call::Get],
-            deregister: &[Call::Put],
-            reload: false,
-            errors: &ERRORS,
-        }
-        .run(env)?;
+        Case { size, ..Case::plain(env)? }.run(env)?;
     }
     Ok(())
 }
 
 fn calls_on_coherent_memory(env: &Env) -> Result<()> {
     Case {
-        mode: env.mode()?,
         coherent: true,
-        fallback: false,
-        size: 4 * MIB,
         register: &[Call::Get, Call::Map],
         deregister: &[Call::Unmap, Call::Put],
-        reload: false,
-        errors: &ERRORS,
+        ..Case::plain(env)?
     }
     .run(env)
 }
@@ -449,50 +451,27 @@ fn calls_on_coherent_memory(env: &Env) -> Result<()> {
 /// Longer than 1 GiB: the first granule is pinned by itself before.
 fn calls_of_a_long_range(env: &Env) -> Result<()> {
     let size = 1024 * MIB + GPU_PAGE;
+    // Where nothing can be made to fail, `run` says so.
     if inject::available() && nvlab::Client::open()?.info(0)?.memory < 2 * size as u64 {
         skip("the card has less than 2 GiB");
         return Ok(());
     }
-    Case {
-        mode: env.mode()?,
-        coherent: false,
-        fallback: false,
-        size,
-        register: &[Call::Probe, Call::Unprobe, Call::Get],
-        deregister: &[Call::Put],
-        reload: false,
-        errors: &ERRORS,
-    }
-    .run(env)
+    Case { size, register: &[Call::Probe, Call::Unprobe, Call::Get], ..Case::plain(env)? }.run(env)
 }
 
 /// The provider refuses persistent pins, and what comes then fails, too.
 fn calls_of_the_fallback(env: &Env) -> Result<()> {
-    Case {
-        mode: env.mode()?,
-        coherent: false,
-        fallback: true,
-        size: 4 * MIB,
-        register: &[Call::Get, Call::GetRevocable],
-        deregister: &[Call::Put],
-        reload: false,
-        errors: &ERRORS,
-    }
-    .run(env)
+    Case { fallback: true, register: &[Call::Get, Call::GetRevocable], ..Case::plain(env)? }.run(env)
 }
 
 /// The first time that a GPU and a NIC meet, the provider is asked whether they reach each other.
 fn calls_of_a_new_pair(env: &Env) -> Result<()> {
     Case {
-        mode: env.mode()?,
-        coherent: false,
-        fallback: false,
-        size: 4 * MIB,
         register: &[Call::Get, Call::Ask, Call::Unmap],
-        deregister: &[Call::Put],
         reload: true,
         // After the last one a revocable client pins; a module built with kernel-lite could not be loaded anew from then on.
         errors: if env.kernel_lite() { &[libc::ENOMEM, libc::EIO] } else { &[libc::ENOMEM, libc::EIO, ENOTSUPP] },
+        ..Case::plain(env)?
     }
     .run(env)
 }
