@@ -34,12 +34,9 @@ pub struct Sizes {
 impl Sizes {
     /// `guest.size=` and `guest.iterations=` for larger runs.
     pub fn of(env: &Env, iterations: usize) -> Result<Self> {
-        let value = |key: &str, default: usize| -> Result<usize> {
-            env.values.get(key).map_or(Ok(default), |v| v.parse().with_context(|| format!("guest.{key}={v}")))
-        };
-        let message = value("size", SIZE)?;
+        let message = env.number("size", SIZE)?;
         ensure!(message > 0 && message % GPU_PAGE == 0, "guest.size={message}: a multiple of {GPU_PAGE}");
-        Ok(Self { message, iterations: value("iterations", iterations)? })
+        Ok(Self { message, iterations: env.number("iterations", iterations)? })
     }
 }
 

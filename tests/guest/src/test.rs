@@ -3,6 +3,8 @@
 //! name, and so that whatever it held is given back when it ends.
 
 use std::collections::BTreeMap;
+use std::num::ParseIntError;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -46,6 +48,12 @@ impl Env {
     /// revocable pin.
     pub fn kernel_lite(&self) -> bool {
         self.values.get("provider").is_some_and(|p| p == "kernel-lite")
+    }
+
+    /// `guest.<key>=` of the command line, or what is asked without it.
+    pub fn number<T: FromStr<Err = ParseIntError>>(&self, key: &str, without: T) -> Result<T> {
+        let Some(text) = self.values.get(key) else { return Ok(without) };
+        text.parse().with_context(|| format!("guest.{key}={text} is no number for that"))
     }
 
     /// `guest.seed=`, or one of its own; printed, so that a failure can be had again.

@@ -18,7 +18,7 @@ pub fn suite() -> Suite {
         name: "bare",
         tests: vec![
             Test::new("installed", Level::Any, installed),
-            Test::new("loads_a_hundred_times", Level::Any, loads).limit(300),
+            Test::new("again_and_again", Level::Any, loads).limit(300),
             Test::new("persistent", Level::Any, persistent),
             Test::new("revocable", Level::Any, revocable),
             Test::new("taint", Level::Any, end::taint),
@@ -33,7 +33,7 @@ fn installed(env: &Env) -> Result<()> {
 
 fn loads(env: &Env) -> Result<()> {
     modules::modprobe("lab_bare", &[])?;
-    loading::a_hundred_times(env)
+    loading::again_and_again(env)
 }
 
 /// One registration from acquire to release; `free`: the memory goes while it is mapped.

@@ -9,13 +9,16 @@ use crate::machine::Level;
 use crate::modules::{self, PEERMEM};
 use crate::test::{skip, Env, Suite, Test};
 
+/// Loads of `again_and_again` without `guest.loads=`.
+const LOADS: u32 = 100;
+
 pub fn suite() -> Suite {
     Suite {
         name: "loading",
         tests: vec![
             Test::new("mitigation", Level::Any, mitigation),
             Test::new("installed_wins", Level::Devices, installed_wins),
-            Test::new("a_hundred_times", Level::Devices, a_hundred_times).limit(300),
+            Test::new("again_and_again", Level::Devices, again_and_again).limit(300),
         ],
     }
 }
@@ -49,8 +52,10 @@ pub(super) fn installed_wins(env: &Env) -> Result<()> {
     modules::rmmod(PEERMEM)
 }
 
-pub(super) fn a_hundred_times(_: &Env) -> Result<()> {
-    for round in 1..=100 {
+pub(super) fn again_and_again(env: &Env) -> Result<()> {
+    let loads = env.number("loads", LOADS)?;
+    println!("{loads} loads");
+    for round in 1..=loads {
         modules::modprobe("nvidia-peermem", &[]).with_context(|| format!("round {round}"))?;
         ensure!(modules::shown_count(PEERMEM)? == Some(0), "round {round}: users right after loading");
         modules::rmmod(PEERMEM).with_context(|| format!("round {round}"))?;

@@ -345,7 +345,7 @@ fn tracepoints(env: &Env) -> Result<()> {
 /// As many registrations as a short test can have, listed while others come and go: each that stays is there once.
 fn many_registrations(env: &Env) -> Result<()> {
     const STEP: usize = KIB;
-    let wanted: usize = env.values.get("registrations").and_then(|n| n.parse().ok()).unwrap_or(1000);
+    let wanted: usize = env.number("registrations", 1000)?;
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(wanted * STEP + GPU_PAGE)?;
     let start = Instant::now();

@@ -83,10 +83,7 @@ fn listen(from: &Receiver<Said>, limit: Duration) -> Result<BTreeMap<u64, Counts
 }
 
 fn everything_at_once(env: &Env) -> Result<()> {
-    let registrations = match env.values.get("storm") {
-        Some(n) => n.parse().with_context(|| format!("guest.storm={n} is no number"))?,
-        None => REGISTRATIONS,
-    };
+    let registrations = env.number("storm", REGISTRATIONS)?;
     let seed = env.rng().u64(..);
     let ledger = Ledger::begin()?;
     let begin = Instant::now();

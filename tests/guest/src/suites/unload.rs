@@ -28,7 +28,7 @@ use crate::verbs::Loopback;
 const NAME: &CStr = c"nvidia_peermem";
 const SIZE: usize = MIB;
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
-/// Loads of `again` without `guest.loads=`.
+/// Loads of `again_and_again` without `guest.loads=`.
 const LOADS: u32 = 30;
 
 pub fn suite(rival: bool) -> Suite {
@@ -339,10 +339,7 @@ fn again_and_again(env: &Env) -> Result<()> {
     /// What the figures move by although nothing is lost.
     const NOISE_KIB: i64 = 100;
     const PAGE_KIB: i64 = 4;
-    let loads = match env.values.get("loads") {
-        Some(n) => n.parse().with_context(|| format!("guest.loads={n} is no number"))?,
-        None => LOADS,
-    };
+    let loads = env.number("loads", LOADS)?;
     // A quarter of a page per load, where that is more than noise.
     let bound = i64::from(loads).max(NOISE_KIB);
     ensure!(i64::from(loads) * PAGE_KIB > bound, "guest.loads={loads}: a page lost with each would pass for noise");
