@@ -326,7 +326,7 @@ pub const BOOTS: &[Row] = &[
         ..STOCK
     },
     // Registrations only: no RDMA stack of the lab's on this kernel.
-    Row { name: "oldest", ..OLDEST },
+    Row { name: "oldest", append: &["guest.loads=25"], ..OLDEST },
     Row {
         name: "oldest-installed",
         append: &["guest.installed"],

@@ -23,8 +23,8 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
     let here = |name: &str| run == Run::Test && chosen.as_ref().is_none_or(|c| c.contains(&name));
     let rows = boots::chosen(run, chosen.as_deref());
 
-    // The debug kernel's machines run longest, so what they need is built first; the rest beside them, one after the other,
-    // because cargo and make use every processor.
+    // The debug kernel's machines run longest, so what they need is built first, with this machine's tests beside it: once the
+    // kernel is there, that is one crate after the other. Then, beside the first boots, the other kernels.
     let mut flavours: BTreeSet<Flavour> = rows.iter().map(|(row, _)| row.flavour).collect();
     flavours.extend(here("lint").then_some(Flavour::Debug));
     let images: BTreeMap<Flavour, Later<Images>> = flavours.into_iter().map(|f| (f, Later::default())).collect();
@@ -34,9 +34,13 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
         built.build(lab, flavour)?;
         Ok(built)
     };
-    if let Some(debug) = images.get(&Flavour::Debug) {
-        debug.tell(Ok(build(Flavour::Debug)?));
-    }
+    // Nobody is to wait for what does not come.
+    let survived = |work: &dyn Fn()| {
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            programs.tell(Err(anyhow!("the lab itself failed")));
+            images.values().for_each(|image| image.tell(Err(anyhow!("the lab itself failed"))));
+        }
+    };
     let mut jobs: Vec<Job> = Vec::new();
     if here("host") {
         jobs.extend(host::tests(lab, &programs));
@@ -55,25 +59,25 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
             }),
         });
     }
-    let built = start.elapsed();
-    let done = thread::scope(|scope| {
-        scope.spawn(|| {
-            let rest = || {
-                if here("host") {
-                    programs.tell(host::build(lab));
-                }
+    let debug = images.get(&Flavour::Debug);
+    let (built, done) = thread::scope(|scope| -> Result<_> {
+        let rest = || {
+            if here("host") {
+                programs.tell(host::build(lab));
+            }
+            if debug.is_none_or(|debug| debug.wait().is_ok()) {
                 for (flavour, image) in images.iter().filter(|(flavour, _)| **flavour != Flavour::Debug) {
                     image.tell(build(*flavour));
                 }
-            };
-            // Nobody is to wait for what does not come.
-            if catch_unwind(AssertUnwindSafe(rest)).is_err() {
-                programs.tell(Err(anyhow!("the lab itself failed")));
-                images.values().for_each(|image| image.tell(Err(anyhow!("the lab itself failed"))));
             }
-        });
-        lanes::run(jobs, lanes, |_| ())
-    });
+        };
+        scope.spawn(move || survived(&rest));
+        if let Some(debug) = debug {
+            survived(&|| debug.tell(build(Flavour::Debug)));
+            debug.wait()?;
+        }
+        Ok((start.elapsed(), lanes::run(jobs, lanes, |_| ())))
+    })?;
     let name = if run == Run::Rival { "test-rival" } else { "test" };
     let file = lab.repo.join("build").join(format!("{name}.json"));
     let report = report(&done, built.as_secs(), start.elapsed().as_secs());
