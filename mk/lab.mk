@@ -21,7 +21,7 @@ endif
 
 # The distribution's cargo, rustc and clang, also where rustup's stand first: rustup has no rust-src for the kernel.
 lab_env := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin
-lab = $(lab_env) sh mk/lab.sh
+lab = $(lab_env) ci/lab.sh
 
 demo: lab-bootstrap
 	@$(if $(filter-out kernel kernel-lite,$(PROVIDER)),echo "make demo: PROVIDER=$(PROVIDER) is neither kernel nor kernel-lite" >&2; exit 1)

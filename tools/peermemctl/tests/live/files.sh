@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
 # Makes what boot.sh needs beside the lab's images, out of what the lab built for its fast kernel and for Debian's own
-# (cargo run --manifest-path ci/qemu/lab/Cargo.toml -- build --flavour fast, and --flavour stock):
+# (ci/lab.sh build --flavour fast, and --flavour stock):
 #   files.sh OUT [COMMIT]    OUT/files: ours.ko rival.ko stub.ko older.ko other-kernel.ko closed/*.ko; OUT/programs: peermemctl record hold;
 #                            OUT/stock: ours.ko unknown-key.ko other-core.ko nv_peer_mem.ko dkms/ newer/
 # older.ko is built from COMMIT (HEAD~20 without one). Prints the other arguments of boot.sh, a line for each kernel.
