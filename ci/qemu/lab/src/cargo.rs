@@ -16,6 +16,11 @@ use std::process::Command;
 /// Whose crates are in the target folder.
 const OWNER: &str = ".checkout";
 
+/// As `command()` does before each: all at once where others are to build beside, because cargo's lock keeps it waiting for them.
+pub fn own_all<'a>(lab: &Lab, dirs: impl IntoIterator<Item = &'a str>) -> Result<()> {
+    dirs.into_iter().try_for_each(|dir| own(lab, dir))
+}
+
 /// `cargo <words>` for the crates in a folder of this checkout, to be run there: cargo reads the crates' own configuration by
 /// the current folder.
 pub fn command(lab: &Lab, dir: &str, words: &[&str]) -> Result<Command> {
@@ -41,9 +46,12 @@ fn own(lab: &Lab, dir: &str) -> Result<()> {
     }
     let text = sh::output(&mut plain(lab, dir, &["metadata", "--locked", "--format-version", "1"]))?;
     let crates = crates(&text).with_context(|| format!("cargo metadata of {dir}"))?;
-    let mut clean = plain(lab, dir, &["clean", "--locked", "--quiet"]);
-    clean.args(crates.iter().flat_map(|name| ["-p", name]));
-    sh::output(&mut clean)?;
+    // Without its word, it leaves one profile's alone.
+    for profile in ["dev", "release"] {
+        let mut clean = plain(lab, dir, &["clean", "--locked", "--quiet", "--profile", profile]);
+        clean.args(crates.iter().flat_map(|name| ["-p", name]));
+        sh::output(&mut clean)?;
+    }
     fs::write(&owner, lab.repo.as_os_str().as_encoded_bytes())
         .with_context(|| format!("cannot write {}", owner.display()))
 }
@@ -82,10 +90,13 @@ mod tests {
             Lab { build: repo.join("build"), repo, cache, path }
         };
         let labs = [lab("a", "first"), lab("b", "second")];
-        let said = |lab: &Lab| sh::output(&mut command(lab, "one", &["run", "--quiet", "--locked"]).unwrap()).unwrap();
-        for _ in 0..2 {
-            assert_eq!(said(&labs[0]), "first");
-            assert_eq!(said(&labs[1]), "second");
+        for profile in ["dev", "release"] {
+            let words = ["run", "--quiet", "--locked", "--profile", profile];
+            let said = |lab: &Lab| sh::output(&mut command(lab, "one", &words).unwrap()).unwrap();
+            for _ in 0..2 {
+                assert_eq!(said(&labs[0]), "first", "{profile}");
+                assert_eq!(said(&labs[1]), "second", "{profile}");
+            }
         }
     }
 
