@@ -8,7 +8,7 @@ use crate::lanes::{Found, Job};
 use crate::machine::print_test;
 use crate::ready::{Images, Later, Ready};
 use crate::sh::{self, Step};
-use anyhow::Result;
+use anyhow::{bail, Result};
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -36,9 +36,18 @@ const PROGRAMS: [Program; 8] = [
 /// Gates of the top Makefile.
 const MAKE_GATES: [&str; 2] = ["lint", "bindings-check"];
 
-/// The tests of every program, built: side by side, each would wait for the other's lock on cargo's folder.
-pub fn build(lab: &Lab) -> Result<()> {
+/// Makes the programs' crates this checkout's own.
+pub fn own(lab: &Lab) -> Result<()> {
+    cargo::own_all(lab, PROGRAMS.iter().map(|program| program.dir))
+}
+
+/// The tests of every program, built until nobody wants them: side by side, each would wait for the other's lock on cargo's
+/// folder.
+pub fn build(lab: &Lab, wanted: impl Fn() -> bool) -> Result<()> {
     for program in &PROGRAMS {
+        if !wanted() {
+            bail!("nobody wants them any more");
+        }
         let mut step = Step::new(format!("build tests of {}", program.dir), log(lab, program.name))?;
         step.counts = &["Compiling "];
         step.run(cargo_test(lab, program.dir)?.arg("--no-run"))?;

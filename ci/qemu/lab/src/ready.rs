@@ -105,6 +105,11 @@ impl<T> Later<T> {
         self.told.notify_all();
     }
 
+    /// It could not be built: who builds something else need not go on.
+    pub fn failed(&self) -> bool {
+        self.built.get().is_some_and(Result::is_err)
+    }
+
     /// Sleeps until it is there, or could not be built.
     pub fn wait(&self) -> Result<&T> {
         let guard = self.waiting.lock().unwrap_or_else(|e| e.into_inner());
@@ -129,11 +134,13 @@ mod tests {
         thread::scope(|scope| {
             let early = scope.spawn(|| *good.wait().unwrap());
             thread::sleep(Duration::from_millis(20));
+            assert!(!good.failed() && !bad.failed());
             good.tell(Ok(17));
             bad.tell(Err(anyhow::anyhow!("no compiler")));
             assert_eq!(early.join().unwrap(), 17);
         });
         assert_eq!(*good.wait().unwrap(), 17);
+        assert!(!good.failed() && bad.failed());
         assert!(bad.wait().unwrap_err().to_string().contains("no compiler"));
     }
 }

@@ -8,7 +8,7 @@ use crate::lanes::{self, Done, Job};
 use crate::ready::{Images, Later};
 use crate::sh::{human, say};
 use crate::{host, judge};
-use anyhow::{anyhow, bail, Context, Result};
+use anyhow::{anyhow, bail, Context, Error, Result};
 use serde_json::{json, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -34,13 +34,6 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
         built.build(lab, flavour)?;
         Ok(built)
     };
-    // Nobody is to wait for what does not come.
-    let survived = |work: &dyn Fn()| {
-        if catch_unwind(AssertUnwindSafe(work)).is_err() {
-            programs.tell(Err(anyhow!("the lab itself failed")));
-            images.values().for_each(|image| image.tell(Err(anyhow!("the lab itself failed"))));
-        }
-    };
     let mut jobs: Vec<Job> = Vec::new();
     if here("host") {
         jobs.extend(host::tests(lab, &programs));
@@ -60,20 +53,31 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
         });
     }
     let debug = images.get(&Flavour::Debug);
+    let others: Vec<_> = images.iter().filter(|(flavour, _)| **flavour != Flavour::Debug).collect();
     let (built, done) = thread::scope(|scope| -> Result<_> {
-        let rest = || {
-            if here("host") {
-                programs.tell(host::build(lab));
-            }
-            if debug.is_none_or(|debug| debug.wait().is_ok()) {
-                for (flavour, image) in images.iter().filter(|(flavour, _)| **flavour != Flavour::Debug) {
-                    image.tell(build(*flavour));
+        if here("host") {
+            host::own(lab)?;
+        }
+        scope.spawn(|| {
+            let rest = || {
+                if here("host") {
+                    programs.tell(host::build(lab, || !debug.is_some_and(Later::failed)));
                 }
+                if debug.is_none_or(|debug| debug.wait().is_ok()) {
+                    for (flavour, image) in &others {
+                        image.tell(build(**flavour));
+                    }
+                }
+            };
+            // Nobody is to wait for what does not come.
+            if catch_unwind(AssertUnwindSafe(rest)).is_err() {
+                programs.tell(Err(the_lab_failed()));
+                others.iter().for_each(|(_, image)| image.tell(Err(the_lab_failed())));
             }
-        };
-        scope.spawn(move || survived(&rest));
+        });
         if let Some(debug) = debug {
-            survived(&|| debug.tell(build(Flavour::Debug)));
+            let built = catch_unwind(AssertUnwindSafe(|| build(Flavour::Debug)));
+            debug.tell(built.unwrap_or_else(|_| Err(the_lab_failed())));
             debug.wait()?;
         }
         Ok((start.elapsed(), lanes::run(jobs, lanes, |_| ())))
@@ -92,6 +96,11 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
     let passed = count(&done, |o| *o == Outcome::Passed);
     println!("{passed} passed, {failed} failed");
     Ok(failed == 0 && passed > 0)
+}
+
+/// Of what is built by a thread that panicked, which the thread itself has printed.
+fn the_lab_failed() -> Error {
+    anyhow!("the lab itself failed")
 }
 
 fn known(run: Run, chosen: &[&str]) -> Result<()> {

@@ -54,6 +54,7 @@ pub(super) fn installed_wins(env: &Env) -> Result<()> {
 
 pub(super) fn again_and_again(env: &Env) -> Result<()> {
     let loads = env.number("loads", LOADS)?;
+    ensure!(loads > 0, "guest.loads=0: nothing would be tested");
     println!("{loads} loads");
     for round in 1..=loads {
         modules::modprobe("nvidia-peermem", &[]).with_context(|| format!("round {round}"))?;
