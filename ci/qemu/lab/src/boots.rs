@@ -3,7 +3,7 @@
 use crate::alarms::Kind;
 use crate::image::{Module, More};
 use crate::kernel::Flavour;
-use crate::machine::{Boot, Clock, Iommu, CPU};
+use crate::machine::{Boot, Clock, Iommu, COUNTED_CPU, CPU};
 use std::time::Duration;
 
 /// What a person starts.
@@ -363,6 +363,7 @@ pub const BOOTS: &[Row] = &[
         suites: &["free_cost"],
         append: &["tsc=reliable"],
         flavour: Flavour::Fast,
+        cpu: COUNTED_CPU,
         clock: Clock::Instructions,
         expect: Expect::FreeCost(550),
         gpu_mib: 4096,
@@ -377,6 +378,7 @@ pub const BOOTS: &[Row] = &[
         append: &["tsc=reliable"],
         flavour: Flavour::Fast,
         more: More::Lite,
+        cpu: COUNTED_CPU,
         clock: Clock::Instructions,
         gpu_mib: 4096,
         memory_mib: 4096,

@@ -10,7 +10,7 @@ use crate::ctx::Lab;
 use crate::image;
 use crate::kernel::{Flavour, Kernel};
 use crate::ktap::Outcome;
-use crate::machine::{Boot, Clock};
+use crate::machine::{Boot, Clock, COUNTED_CPU};
 use crate::parts;
 use crate::ready::prepare;
 use crate::sh::{self, human, say};
@@ -55,8 +55,9 @@ struct Boots<'a> {
 
 impl Boots<'_> {
     fn run(&mut self, name: &str, clock: Clock, plugin: Option<String>) -> Result<()> {
-        let mut boot =
-            Boot { gpu_mib: GPU_MIB, nics: 2, memory_mib: 4096, limit: LIMIT, clock, plugin, ..Boot::new(name, name) };
+        let cpu = COUNTED_CPU.to_string();
+        let new = Boot::new(name, name);
+        let mut boot = Boot { gpu_mib: GPU_MIB, nics: 2, memory_mib: 4096, cpu, limit: LIMIT, clock, plugin, ..new };
         // The processor's own counter is the clock, accounting can be switched on, functions are where System.map says.
         boot.append.extend(["tsc=reliable", "sysctl.vm.mem_profiling=0", "nokaslr"].map(String::from));
         let report = boot.run(self.lab, self.kernel, self.image, "")?;
