@@ -21,8 +21,8 @@ flock -n 9 || {
 	echo "  build lab: another checkout is at it, waiting ($CARGO_TARGET_DIR/.lock)" >&2
 	flock 9
 }
-# cargo tells old from new by the time of a file, so it would take another checkout's for this one's.
 cargo() { command cargo "$@" --quiet --locked --manifest-path "$checkout/ci/qemu/lab/Cargo.toml" 9>&-; }
+# cargo tells old from new by the time of a file, so it would take another checkout's for this one's.
 if [ ! -e "$own" ] || [ "$(cat "$CARGO_TARGET_DIR/.checkout" 2>/dev/null)" != "$checkout" ]; then
 	cargo clean -p lab
 	printf %s "$checkout" >"$CARGO_TARGET_DIR/.checkout"

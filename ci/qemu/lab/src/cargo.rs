@@ -16,11 +16,6 @@ use std::process::Command;
 /// Whose crates are in the target folder.
 const OWNER: &str = ".checkout";
 
-/// As `command()` does before each: all at once where others are to build beside, because cargo's lock keeps it waiting for them.
-pub fn own_all<'a>(lab: &Lab, dirs: impl IntoIterator<Item = &'a str>) -> Result<()> {
-    dirs.into_iter().try_for_each(|dir| own(lab, dir))
-}
-
 /// `cargo <words>` for the crates in a folder of this checkout, to be run there: cargo reads the crates' own configuration by
 /// the current folder.
 pub fn command(lab: &Lab, dir: &str, words: &[&str]) -> Result<Command> {
@@ -35,8 +30,9 @@ fn plain(lab: &Lab, dir: &str, words: &[&str]) -> Command {
     cmd
 }
 
-/// Has cargo forget what it built of these crates for another checkout.
-fn own(lab: &Lab, dir: &str) -> Result<()> {
+/// Has cargo forget what it built of these crates for another checkout. `command()` does it, too, but waits for cargo's lock
+/// where something else is being built.
+pub fn own(lab: &Lab, dir: &str) -> Result<()> {
     let name = dir.replace('/', "-");
     fs::create_dir_all(lab.target())?;
     let owner = lab.target().join(format!("{OWNER}-{name}"));

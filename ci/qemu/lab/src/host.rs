@@ -38,7 +38,7 @@ const MAKE_GATES: [&str; 2] = ["lint", "bindings-check"];
 
 /// Makes the programs' crates this checkout's own.
 pub fn own(lab: &Lab) -> Result<()> {
-    cargo::own_all(lab, PROGRAMS.iter().map(|program| program.dir))
+    PROGRAMS.iter().try_for_each(|program| cargo::own(lab, program.dir))
 }
 
 /// The tests of every program, built until nobody wants them: side by side, each would wait for the other's lock on cargo's

@@ -46,7 +46,7 @@ const SILENT: Duration = Duration::from_secs(100);
 /// `rep movsb` by the byte and a carry-less multiplication, of which RoCE's checksum is made, by the bit. One and the same
 /// suite takes a quarter to a third less processor time.
 pub const CPU: &str = "max,la57=off,erms=off,fsrm=off,pclmulqdq=off";
-/// On which instructions are counted: with the string instructions that a server's kernel uses.
+/// On which costs are measured (docs/bench.md): with the string instructions that a server's kernel uses.
 pub const COUNTED_CPU: &str = "max,la57=off";
 
 #[derive(Clone, Debug)]

@@ -54,10 +54,10 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
     }
     let debug = images.get(&Flavour::Debug);
     let others: Vec<_> = images.iter().filter(|(flavour, _)| **flavour != Flavour::Debug).collect();
+    if here("host") {
+        host::own(lab)?;
+    }
     let (built, done) = thread::scope(|scope| -> Result<_> {
-        if here("host") {
-            host::own(lab)?;
-        }
         scope.spawn(|| {
             let rest = || {
                 if here("host") {
