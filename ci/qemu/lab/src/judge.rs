@@ -9,7 +9,7 @@ use crate::ktap::{Outcome, Test};
 use crate::lanes::Found;
 use crate::machine::{print_test, Report};
 use crate::pair;
-use crate::parts;
+use crate::program;
 use crate::scenarios;
 use crate::sh::say;
 use anyhow::{ensure, Context, Result};
@@ -24,7 +24,7 @@ pub fn row(lab: &Lab, kernel: &Kernel, image: &Path, row: &Row, suites: &[&str],
     boot.append.extend_from_slice(more);
     let counts = lab.build.join("free-cost.txt");
     if let Expect::FreeCost(_) = row.expect {
-        boot.plugin = Some(parts::plugin(lab, &counts)?);
+        boot.plugin = Some(program::plugin(lab, &counts)?);
     }
     let mut reports = if row.pair {
         pair::run(lab, kernel, image, &boot)?

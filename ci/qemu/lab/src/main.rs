@@ -21,6 +21,7 @@ mod lock;
 mod machine;
 mod pair;
 mod parts;
+mod program;
 mod ready;
 mod scenarios;
 mod sh;

@@ -2,13 +2,13 @@
 //! built in the checkout (so that a changed file costs what it costs make), and what came of it is kept in the cache under
 //! the key of its inputs (so that a fresh clone builds nothing that any other has built).
 
-use crate::cargo;
 use crate::ctx::Lab;
 use crate::fetch::Sources;
 use crate::image::{Module, More};
 use crate::kernel::{Flavour, Kernel};
 use crate::key::Key;
 use crate::lock;
+use crate::program;
 use crate::ready::Kind;
 use crate::sh::{self, say, Step};
 use anyhow::{anyhow, bail, Context, Result};
@@ -62,10 +62,10 @@ pub fn build(lab: &Lab, sources: &Sources, kernel: &Kernel) -> Result<Parts> {
     };
     let ours = b.ours("ours", &ofed, &gpu, "")?;
     let rival = if kernel.flavour == Flavour::Oldest { None } else { Some(b.rival(&ofed, &gpu)?) };
-    let libcuda = program(lab, "cuda", "ci/qemu/cuda", "libcuda.so")?;
-    let selftests = SELFTESTS.iter().map(|(dir, name)| program(lab, name, dir, name)).collect::<Result<_>>()?;
-    let guest = program(lab, "guest", "tests/guest", "guest")?;
-    let peermemctl = program(lab, "peermemctl", "tools/peermemctl", "peermemctl")?;
+    let libcuda = program::LIBCUDA.build(lab)?;
+    let selftests = program::SELFTESTS.iter().map(|program| program.build(lab)).collect::<Result<_>>()?;
+    let guest = program::GUEST.build(lab)?;
+    let peermemctl = program::PEERMEMCTL.build(lab)?;
     let perftest = b.perftest(&libcuda)?;
     Ok(Parts { pcie, ofed, gpu, alarms, ours, lite: None, rival, libcuda, selftests, guest, peermemctl, perftest })
 }
@@ -88,32 +88,39 @@ pub fn with(lab: &Lab, sources: &Sources, kernel: &Kernel, parts: &Parts, (modul
     })
 }
 
-/// A Rust program or library of the lab; cargo knows by itself what changed.
-pub fn program(lab: &Lab, name: &str, dir: &str, product: &str) -> Result<PathBuf> {
-    let manifest = lab.repo.join(dir).join("Cargo.toml");
-    if !manifest.is_file() {
-        bail!("{dir} has no Cargo.toml: this checkout is not whole");
+/// Takes the part from the cache or lets `make` build it into the folder it is given.
+pub fn part(
+    lab: &Lab,
+    kind: &str,
+    name: &str,
+    key: Key,
+    make: impl FnOnce(&Path, &Step) -> Result<()>,
+) -> Result<Part> {
+    let key = key.hex();
+    let dir = lab.cache.join(format!("part/{kind}-{name}-{key}"));
+    if dir.is_dir() {
+        // Its time is that of its last use: what is old is thrown away first.
+        let _ = fs::File::open(&dir).and_then(|d| d.set_modified(std::time::SystemTime::now()));
+        return Ok(Part { dir, key });
     }
-    let mut step = Step::new(format!("build {name}"), lab.build.join(format!("log/{name}.log")))?;
-    step.counts = &["Compiling "];
-    // Another checkout's build would put its own file in the place of this one.
-    fs::create_dir_all(lab.target())?;
-    let _lock = lock::take(&lab.target().join(".lab-lock"), &format!("build {name}"))?;
-    step.run(&mut cargo::command(lab, dir, &["build", "--release", "--locked"])?)?;
-    let file = lab.target().join("release").join(product);
-    let own = lab.build.join("bin").join(product);
-    fs::create_dir_all(lab.build.join("bin"))?;
-    fs::copy(&file, &own).with_context(|| format!("cargo built {dir}, but {} is not there", file.display()))?;
-    Ok(own)
-}
-
-/// The plugin that counts instructions between marks, as QEMU is to load it; it writes to `out`, where nothing is left of an
-/// earlier run.
-pub fn plugin(lab: &Lab, out: &Path) -> Result<String> {
-    let file = program(lab, "profile", "ci/qemu/profile", "libprofile.so")?;
-    // Usually there is none.
-    let _ = fs::remove_file(out);
-    Ok(format!("{},out={}", file.display(), out.display()))
+    let start = Instant::now();
+    let out = lab.build.join(kind).join(name);
+    fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
+    let mut step = Step::new(format!("build {name}"), lab.build.join(format!("log/{name}-{kind}.log")))?;
+    step.counts = &["CC ", "RUSTC ", "Compiling "];
+    make(&out, &step)?;
+    // Two checkouts may finish at once: each copies into a folder of its own, one of them wins the name.
+    let tmp = lab.cache.join(format!("part/.{kind}-{name}-{key}.{}", std::process::id()));
+    publish(&out, &tmp)?;
+    if fs::rename(&tmp, &dir).is_err() {
+        fs::remove_dir_all(&tmp)?;
+    }
+    if !dir.is_dir() {
+        bail!("cannot keep {name} in {}", dir.display());
+    }
+    prune(&lab.cache.join("part"), &format!("{kind}-{name}-"), KEEP)?;
+    say(&format!("build {name}: {}", sh::human(start.elapsed())));
+    Ok(Part { dir, key })
 }
 
 struct Builder<'a> {
@@ -123,38 +130,13 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Takes the part from the cache or lets `make` build it into the folder it is given.
     fn part(&self, name: &str, key: Key, fresh: bool, make: impl FnOnce(&Path, &Step) -> Result<()>) -> Result<Part> {
-        let flavour = self.kernel.flavour.name();
-        let key = key.hex();
-        let dir = self.lab.cache.join(format!("part/{flavour}-{name}-{key}"));
-        if dir.is_dir() {
-            // Its time is that of its last use: what is old is thrown away first.
-            let _ = fs::File::open(&dir).and_then(|d| d.set_modified(std::time::SystemTime::now()));
-            return Ok(Part { dir, key });
-        }
-        let start = Instant::now();
-        let out = self.lab.build.join(flavour).join(name);
+        let kind = self.kernel.flavour.name();
+        let out = self.lab.build.join(kind).join(name);
         if fresh && out.exists() {
             fs::remove_dir_all(&out)?;
         }
-        fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
-        let log = self.lab.build.join(format!("log/{name}-{flavour}.log"));
-        let mut step = Step::new(format!("build {name}"), log)?;
-        step.counts = &["CC ", "RUSTC ", "Compiling "];
-        make(&out, &step)?;
-        // Two checkouts may finish at once: each copies into a folder of its own, one of them wins the name.
-        let tmp = self.lab.cache.join(format!("part/.{flavour}-{name}-{key}.{}", std::process::id()));
-        publish(&out, &tmp)?;
-        if fs::rename(&tmp, &dir).is_err() {
-            fs::remove_dir_all(&tmp)?;
-        }
-        if !dir.is_dir() {
-            bail!("cannot keep {name} in {}", dir.display());
-        }
-        prune(&self.lab.cache.join("part"), &format!("{flavour}-{name}-"), KEEP)?;
-        say(&format!("build {name}: {}", sh::human(start.elapsed())));
-        Ok(Part { dir, key })
+        part(self.lab, kind, name, key, make)
     }
 
     fn make(&self, dir: &Path, out: &Path) -> Command {
@@ -262,10 +244,7 @@ impl Builder<'_> {
         let src = &self.sources.perftest;
         let mut key = Key::new("perftest");
         key.text(&src.to_string_lossy()).text(&self.sources.cuda_h.to_string_lossy());
-        for package in ["libibverbs-dev", "librdmacm-dev", "libc6-dev"] {
-            let version = sh::output(sh::command(self.lab, "dpkg-query").args(["-W", "-f=${Version}", package]))?;
-            key.text(&version);
-        }
+        packages(self.lab, &mut key, &["libibverbs-dev", "librdmacm-dev", "libc6-dev"])?;
         self.part("perftest", key, true, |out, step| {
             let tree = out.join("tree");
             step.run(sh::command(self.lab, "cp").arg("-a").arg(src).arg(&tree))?;
@@ -294,8 +273,6 @@ impl Builder<'_> {
 pub const PERFTEST: [&str; 6] =
     ["ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_write_lat", "ib_read_lat", "ib_send_lat"];
 
-const SELFTESTS: [(&str, &str); 2] = [("ci/qemu/gpu/client", "nvlab-selftest"), ("ci/qemu/cuda", "cuda-selftest")];
-
 /// So many finished builds of one part are kept.
 const KEEP: usize = 24;
 
@@ -307,6 +284,14 @@ fn no_warning(log: &Path) -> Result<()> {
         Some(line) => bail!("it does not build without a warning: {line} (whole log: {})", log.display()),
         None => Ok(()),
     }
+}
+
+/// What else a product is made of: these packages of Debian.
+pub fn packages(lab: &Lab, key: &mut Key, names: &[&str]) -> Result<()> {
+    for name in names {
+        key.text(&sh::output(sh::command(lab, "dpkg-query").args(["-W", "-f=${Version}", name]))?);
+    }
+    Ok(())
 }
 
 fn jobs() -> String {

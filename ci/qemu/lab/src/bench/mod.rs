@@ -11,7 +11,7 @@ use crate::image;
 use crate::kernel::{Flavour, Kernel};
 use crate::ktap::Outcome;
 use crate::machine::{Boot, Clock, COUNTED_CPU};
-use crate::parts;
+use crate::program;
 use crate::ready::prepare;
 use crate::sh::{self, human, say};
 use anyhow::{bail, Context, Result};
@@ -75,7 +75,7 @@ impl Boots<'_> {
     /// Counts instructions, in a boot of its own: the plugin slows the machine down.
     fn profile(&mut self) -> Result<()> {
         let file = self.lab.build.join("profile.txt");
-        self.run("bench_profile", Clock::Instructions, Some(parts::plugin(self.lab, &file)?))?;
+        self.run("bench_profile", Clock::Instructions, Some(program::plugin(self.lab, &file)?))?;
         let map = self.kernel.dir.join("System.map");
         let read = |path: &Path| fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
         let listed = self.rows.remove("functions").unwrap_or_default();
