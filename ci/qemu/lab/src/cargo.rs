@@ -2,13 +2,15 @@
 //!
 //! cargo names what it builds by crate and options, not by folder, and tells old from new by the time of a file: it would run
 //! another checkout's tests if that was the last to build them. So a checkout that was not the last one here has its own
-//! crates built again. (Two that build at the same time are not kept apart.)
+//! crates' tests built again. (Two that build at the same time are not kept apart.) Release builds are always made from
+//! nothing, because what comes of them is kept (`program.rs`).
 
 use crate::ctx::Lab;
 use crate::lock;
 use crate::sh;
 use anyhow::{Context, Result};
 use serde_json::Value;
+use std::env;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -23,11 +25,26 @@ pub fn command(lab: &Lab, dir: &str, words: &[&str]) -> Result<Command> {
     Ok(plain(lab, dir, words))
 }
 
+/// What changes cargo's builds, by how the names begin: they depend on the checkout and the compilers alone.
+const VARIABLES: [&str; 8] =
+    ["CARGO_BUILD_", "CARGO_ENCODED_", "CARGO_PROFILE_", "CARGO_TARGET_", "RUSTFLAGS", "RUSTC", "BINDGEN_", "CFLAGS"];
+
 fn plain(lab: &Lab, dir: &str, words: &[&str]) -> Command {
     let mut cmd = sh::command(lab, "cargo");
+    for (name, _) in env::vars_os() {
+        if VARIABLES.iter().any(|start| name.as_encoded_bytes().starts_with(start.as_bytes())) {
+            cmd.env_remove(name);
+        }
+    }
     cmd.args(words).arg("--manifest-path").arg(lab.repo.join(dir).join("Cargo.toml"));
     cmd.env("CARGO_TARGET_DIR", lab.target()).current_dir(lab.repo.join(dir));
     cmd
+}
+
+/// `cargo build --release`, from nothing but other people's crates.
+pub fn release(lab: &Lab, dir: &str) -> Result<Command> {
+    clean(lab, dir, "release")?;
+    Ok(plain(lab, dir, &["build", "--release", "--locked"]))
 }
 
 /// Has cargo forget what it built of these crates for another checkout. `command()` does it, too, but waits for cargo's lock
@@ -40,16 +57,18 @@ pub fn own(lab: &Lab, dir: &str) -> Result<()> {
     if is_owner(&owner, &lab.repo) {
         return Ok(());
     }
-    let text = sh::output(&mut plain(lab, dir, &["metadata", "--locked", "--format-version", "1"]))?;
-    let crates = crates(&text).with_context(|| format!("cargo metadata of {dir}"))?;
-    // Without its word, it leaves one profile's alone.
-    for profile in ["dev", "release"] {
-        let mut clean = plain(lab, dir, &["clean", "--locked", "--quiet", "--profile", profile]);
-        clean.args(crates.iter().flat_map(|name| ["-p", name]));
-        sh::output(&mut clean)?;
-    }
+    clean(lab, dir, "dev")?;
     fs::write(&owner, lab.repo.as_os_str().as_encoded_bytes())
         .with_context(|| format!("cannot write {}", owner.display()))
+}
+
+/// Has cargo forget what it built of the checkout's crates with a profile.
+fn clean(lab: &Lab, dir: &str, profile: &str) -> Result<()> {
+    let text = sh::output(&mut plain(lab, dir, &["metadata", "--locked", "--format-version", "1"]))?;
+    let crates = crates(&text).with_context(|| format!("cargo metadata of {dir}"))?;
+    let mut clean = plain(lab, dir, &["clean", "--locked", "--quiet", "--profile", profile]);
+    clean.args(crates.iter().flat_map(|name| ["-p", name]));
+    sh::output(&mut clean).map(drop)
 }
 
 fn is_owner(file: &Path, repo: &Path) -> bool {
@@ -65,34 +84,31 @@ fn crates(metadata: &str) -> Result<Vec<String>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    /// With a program `one` in a folder of that name, which says what the checkout is called; they share a cache.
+    pub fn checkout(dir: &Path, says: &str) -> Lab {
+        let repo = dir.join(says);
+        let folder = repo.join("one/src");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(repo.join("one/Cargo.toml"), "[package]\nname = \"one\"\nedition = \"2021\"\n[workspace]\n").unwrap();
+        fs::write(repo.join("one/Cargo.lock"), "version = 3\n\n[[package]]\nname = \"one\"\nversion = \"0.0.0\"\n")
+            .unwrap();
+        fs::write(folder.join("main.rs"), format!("fn main() {{ print!(\"{says}\") }}")).unwrap();
+        let path = env::var("PATH").unwrap();
+        Lab { build: repo.join("build/lab"), repo, cache: dir.join("cache"), path }
+    }
 
     /// Two checkouts that differ, whose files are older than what was built of the other one.
     #[test]
     fn another_checkouts_build_is_not_taken() {
         let dir = tempfile::tempdir().unwrap();
-        let lab = |name: &str, says: &str| {
-            let repo = dir.path().join(name);
-            let folder = repo.join("one/src");
-            fs::create_dir_all(&folder).unwrap();
-            fs::write(repo.join("one/Cargo.toml"), "[package]\nname = \"one\"\nedition = \"2021\"\n[workspace]\n")
-                .unwrap();
-            fs::write(repo.join("one/Cargo.lock"), "version = 3\n\n[[package]]\nname = \"one\"\nversion = \"0.0.0\"\n")
-                .unwrap();
-            fs::write(folder.join("main.rs"), format!("fn main() {{ print!(\"{says}\") }}")).unwrap();
-            let cache = dir.path().join("cache");
-            let path = std::env::var("PATH").unwrap();
-            Lab { build: repo.join("build"), repo, cache, path }
-        };
-        let labs = [lab("a", "first"), lab("b", "second")];
-        for profile in ["dev", "release"] {
-            let words = ["run", "--quiet", "--locked", "--profile", profile];
-            let said = |lab: &Lab| sh::output(&mut command(lab, "one", &words).unwrap()).unwrap();
-            for _ in 0..2 {
-                assert_eq!(said(&labs[0]), "first", "{profile}");
-                assert_eq!(said(&labs[1]), "second", "{profile}");
-            }
+        let labs = ["first", "second"].map(|says| checkout(dir.path(), says));
+        let said = |lab: &Lab| sh::output(&mut command(lab, "one", &["run", "--quiet", "--locked"]).unwrap()).unwrap();
+        for _ in 0..2 {
+            assert_eq!(said(&labs[0]), "first");
+            assert_eq!(said(&labs[1]), "second");
         }
     }
 

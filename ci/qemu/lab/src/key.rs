@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use walkdir::{DirEntry, WalkDir};
@@ -28,8 +29,9 @@ impl Key {
 
     /// The file's bytes, or, for a folder, every file in it by its path; what builds leave behind is not looked at.
     pub fn path(&mut self, path: &Path) -> Result<&mut Self> {
-        for entry in WalkDir::new(path).sort_by_file_name().into_iter().filter_entry(|e| e.depth() == 0 || is_source(e))
-        {
+        let counts =
+            |e: &DirEntry| e.depth() == 0 || is_source(&e.file_name().to_string_lossy(), e.file_type().is_dir());
+        for entry in WalkDir::new(path).sort_by_file_name().into_iter().filter_entry(counts) {
             let entry = entry.with_context(|| format!("cannot read {}", path.display()))?;
             if !entry.file_type().is_file() {
                 continue;
@@ -46,11 +48,16 @@ impl Key {
     }
 }
 
-fn is_source(entry: &DirEntry) -> bool {
-    let name = entry.file_name().to_string_lossy();
-    !(name.starts_with('.')
-        || (entry.file_type().is_dir() && (name == "target" || name == "build"))
-        || name.ends_with(".md"))
+/// Does a file count where `path()` is told of `read`, itself or a folder that it is in?
+pub fn counts(read: &Path, file: &Path) -> bool {
+    let Ok(below) = file.strip_prefix(read) else { return false };
+    let folders = below.parent().unwrap_or(below);
+    let name = |name: &OsStr, folder| is_source(&name.to_string_lossy(), folder);
+    below.file_name().is_none_or(|last| name(last, false)) && folders.iter().all(|folder| name(folder, true))
+}
+
+fn is_source(name: &str, folder: bool) -> bool {
+    !(name.starts_with('.') || (folder && (name == "target" || name == "build")) || name.ends_with(".md"))
 }
 
 pub fn hex(bytes: &[u8]) -> String {
@@ -90,6 +97,14 @@ mod tests {
         assert_ne!(second, first);
         fs::rename(dir.path().join("a.c"), dir.path().join("b.c")).unwrap();
         assert_ne!(key(), second, "a renamed file has the old key");
+    }
+
+    #[test]
+    fn what_a_folder_counts_is_known_by_name() {
+        let counts = |file: &str| counts(Path::new("docs"), Path::new(file));
+        assert!(counts("docs/x.rs") && counts("docs/a/x.rs") && counts("docs"));
+        assert!(!counts("docs/x.md") && !counts("docs/build/x.rs") && !counts("docs/.x") && !counts("docs2/x.rs"));
+        assert!(super::counts(Path::new("docs/x.md"), Path::new("docs/x.md")), "a file that is named counts");
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! The parts of the machine in the order in which they need each other, each built only when its inputs changed. A part is
+//! The parts of the machine in the order in which they need each other, each built only when its inputs changed. A module is
 //! built in the checkout (so that a changed file costs what it costs make), and what came of it is kept in the cache under
-//! the key of its inputs (so that a fresh clone builds nothing that any other has built).
+//! the key of its inputs (so that a fresh clone builds nothing that any other has built). The lab's programs: `program.rs`.
 
 use crate::ctx::Lab;
 use crate::fetch::Sources;
@@ -130,13 +130,8 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn part(&self, name: &str, key: Key, fresh: bool, make: impl FnOnce(&Path, &Step) -> Result<()>) -> Result<Part> {
-        let kind = self.kernel.flavour.name();
-        let out = self.lab.build.join(kind).join(name);
-        if fresh && out.exists() {
-            fs::remove_dir_all(&out)?;
-        }
-        part(self.lab, kind, name, key, make)
+    fn part(&self, name: &str, key: Key, make: impl FnOnce(&Path, &Step) -> Result<()>) -> Result<Part> {
+        part(self.lab, self.kernel.flavour.name(), name, key, make)
     }
 
     fn make(&self, dir: &Path, out: &Path) -> Command {
@@ -165,7 +160,7 @@ impl Builder<'_> {
         for need in needs {
             key.text(&need.key);
         }
-        self.part(name, key, false, |out, step| {
+        self.part(name, key, |out, step| {
             let symvers: Vec<String> =
                 needs.iter().map(|n| n.dir.join("Module.symvers").display().to_string()).collect();
             let mut cmd = self.make(&dir, out);
@@ -196,7 +191,7 @@ impl Builder<'_> {
         for input in ["src", "bindings", "kernel-lite", "mk", "Kbuild", "Makefile"] {
             key.path(&repo.join(input))?;
         }
-        self.part(name, key, false, |out, step| {
+        self.part(name, key, |out, step| {
             let mut cmd = self.make(repo, out);
             // The rival's folder has NVIDIA's headers: our own words for its interface are compared with them.
             cmd.arg(format!("OFED={}", ofed.dir.display()));
@@ -214,7 +209,8 @@ impl Builder<'_> {
         let src = &self.sources.rival;
         let mut key = Key::new("rival");
         key.text(&self.kernel.key).text(&ofed.key).text(&gpu.key).path(src)?;
-        self.part("rival", key, true, |out, step| {
+        self.part("rival", key, |out, step| {
+            empty(out)?;
             for name in ["nvidia-peermem.c", "nv-p2p.h", "peer_mem.h"] {
                 fs::copy(src.join(name), out.join(name)).with_context(|| format!("{} has no {name}", src.display()))?;
             }
@@ -245,7 +241,8 @@ impl Builder<'_> {
         let mut key = Key::new("perftest");
         key.text(&src.to_string_lossy()).text(&self.sources.cuda_h.to_string_lossy());
         packages(self.lab, &mut key, &["libibverbs-dev", "librdmacm-dev", "libc6-dev"])?;
-        self.part("perftest", key, true, |out, step| {
+        self.part("perftest", key, |out, step| {
+            empty(out)?;
             let tree = out.join("tree");
             step.run(sh::command(self.lab, "cp").arg("-a").arg(src).arg(&tree))?;
             let lib = out.join("lib");
@@ -284,6 +281,12 @@ fn no_warning(log: &Path) -> Result<()> {
         Some(line) => bail!("it does not build without a warning: {line} (whole log: {})", log.display()),
         None => Ok(()),
     }
+}
+
+/// For what is built from nothing each time.
+fn empty(out: &Path) -> Result<()> {
+    fs::remove_dir_all(out)?;
+    Ok(fs::create_dir(out)?)
 }
 
 /// What else a product is made of: these packages of Debian.
@@ -327,7 +330,9 @@ fn prune(dir: &Path, prefix: &str, keep: usize) -> Result<()> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(prefix) {
+        let name = entry.file_name();
+        // A key follows, and not the rest of a longer name.
+        if name.to_string_lossy().strip_prefix(prefix).is_some_and(|key| !key.contains('-')) {
             found.push((entry.metadata()?.modified()?, entry.path()));
         }
     }
@@ -367,7 +372,9 @@ mod tests {
     fn the_oldest_go_first() {
         let dir = tempfile::tempdir().unwrap();
         let old = std::time::SystemTime::now() - std::time::Duration::from_secs(1000);
-        for (i, name) in ["debug-ofed-1", "debug-ofed-2", "debug-ofed-3", "debug-gpu-1"].iter().enumerate() {
+        for (i, name) in
+            ["debug-ofed-1", "debug-ofed-2", "debug-ofed-3", "debug-gpu-1", "debug-ofed-more-1"].iter().enumerate()
+        {
             fs::create_dir(dir.path().join(name)).unwrap();
             let time = old + std::time::Duration::from_secs(i as u64);
             fs::File::open(dir.path().join(name)).unwrap().set_modified(time).unwrap();
@@ -375,5 +382,6 @@ mod tests {
         prune(dir.path(), "debug-ofed-", 2).unwrap();
         let left = |n: &str| dir.path().join(n).exists();
         assert!(!left("debug-ofed-1") && left("debug-ofed-2") && left("debug-ofed-3") && left("debug-gpu-1"));
+        assert!(left("debug-ofed-more-1"), "another part's");
     }
 }

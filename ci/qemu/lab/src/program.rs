@@ -1,17 +1,15 @@
-//! The lab's own Rust programs, as they go into the machine. Where cargo would compile them anew for each clone, what came of
+//! The lab's own Rust programs, as they go into the machine. cargo would compile them anew for each clone; here, what came of
 //! the same sources is taken from the cache.
 
 use crate::cargo;
 use crate::ctx::Lab;
-use crate::kernel::LLVM;
-use crate::key::Key;
+use crate::key::{self, Key};
 use crate::lock;
 use crate::parts::{self, packages};
 use crate::sh::{self, Step};
 use anyhow::{bail, Context, Result};
-use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 pub struct Program {
     /// Of the folder that has its Cargo.toml.
@@ -20,10 +18,12 @@ pub struct Program {
     product: &'static str,
     /// Every file and folder that it is made of; compared with what the compiler has read.
     reads: &'static [&'static str],
-    /// Packages whose headers it is compiled with.
+    /// Packages that it is compiled with, beside those of every program.
     packages: &'static [&'static str],
 }
 
+/// What links a program, and what it is linked with.
+const PACKAGES: [&str; 2] = ["gcc", "libc6-dev"];
 const CLIENT: &str = "ci/qemu/gpu/client";
 const CUDA: &str = "ci/qemu/cuda";
 
@@ -36,8 +36,8 @@ pub const SELFTESTS: [Program; 2] = [
 pub const GUEST: Program = Program {
     dir: "tests/guest",
     product: "guest",
-    reads: &["tests/guest", CLIENT],
-    packages: &["libibverbs-dev", "libc6-dev"],
+    reads: &["tests/guest", CLIENT, "docs/doctor.md", "tools/peermemctl/tests/common/table.rs"],
+    packages: &["libibverbs-dev", "linux-libc-dev", "libclang-19-dev"],
 };
 pub const PEERMEMCTL: Program = Program {
     dir: "tools/peermemctl",
@@ -54,42 +54,77 @@ impl Program {
         if !lab.repo.join(self.dir).join("Cargo.toml").is_file() {
             bail!("{} has no Cargo.toml: this checkout is not whole", self.dir);
         }
+        fs::create_dir_all(lab.target())?;
+        // Another checkout's build would put its own file in the place of this one.
+        let _lock = lock::take(&lab.target().join(".lab-lock"), &format!("build {}", self.product))?;
+        let compile = |out: &Path, step: &Step| self.compile(lab, out, step);
+        let part = parts::part(lab, "program", self.product, self.key(lab)?, compile)?;
+        Ok(part.dir.join("bin").join(self.product))
+    }
+
+    fn key(&self, lab: &Lab) -> Result<Key> {
         let mut key = Key::new("program");
-        key.text(&sh::output(sh::command(lab, "rustc").arg("-vV"))?).text(LLVM);
-        key.text(&env::var("RUSTFLAGS").unwrap_or_default());
+        key.text(&sh::output(sh::command(lab, "rustc").arg("-vV"))?);
+        packages(lab, &mut key, &PACKAGES)?;
         packages(lab, &mut key, self.packages)?;
         for path in self.reads {
             key.text(path).path(&lab.repo.join(path))?;
         }
-        let part = parts::part(lab, "program", self.product, key, |out, step| self.compile(lab, out, step))?;
-        Ok(part.dir.join("bin").join(self.product))
+        Ok(key)
     }
 
     fn compile(&self, lab: &Lab, out: &Path, step: &Step) -> Result<()> {
-        // Another checkout's build would put its own file in the place of this one.
-        fs::create_dir_all(lab.target())?;
-        let _lock = lock::take(&lab.target().join(".lab-lock"), &step.what)?;
-        step.run(&mut cargo::command(lab, self.dir, &["build", "--release", "--locked"])?)?;
+        let key = self.key(lab)?.hex();
+        step.run(&mut cargo::release(lab, self.dir)?)?;
         let file = lab.target().join("release").join(self.product);
         let depends = file.with_extension("d");
         let depends = fs::read_to_string(&depends).with_context(|| format!("cannot read {}", depends.display()))?;
-        if let Some(file) = unknown(&depends, &lab.repo, self.reads) {
-            bail!("{} is made of {file}, too, which its key does not have (ci/qemu/lab/src/program.rs)", self.product);
+        self.check(&made_of(&depends, lab))?;
+        if self.key(lab)?.hex() != key {
+            bail!("{} was changed while it was built: again, please", self.dir);
         }
         fs::create_dir_all(out.join("bin"))?;
         fs::copy(&file, out.join("bin").join(self.product))
             .with_context(|| format!("cargo built {}, but {} is not there", self.dir, file.display()))?;
         Ok(())
     }
+
+    /// Is each of the checkout's files that the product is made of in its key?
+    fn check(&self, files: &[PathBuf]) -> Result<()> {
+        if !files.iter().any(|file| file.starts_with(self.dir)) {
+            bail!("cargo does not say what {} is made of: nothing in {}", self.product, self.dir);
+        }
+        match files.iter().find(|file| !self.reads.iter().any(|read| key::counts(Path::new(read), file))) {
+            Some(file) => bail!(
+                "{} is made of {}, too, which its key does not have (ci/qemu/lab/src/program.rs)",
+                self.product,
+                file.display()
+            ),
+            None => Ok(()),
+        }
+    }
 }
 
-/// The first file of the checkout that cargo's list of what a product depends on has, and `reads` has not.
-fn unknown(depends: &str, repo: &Path, reads: &[&str]) -> Option<String> {
+/// The checkout's files in cargo's list of what a product depends on, as paths in it.
+fn made_of(depends: &str, lab: &Lab) -> Vec<PathBuf> {
+    let (_product, depends) = depends.split_once(": ").unwrap_or_default();
     // A space in a name has a backslash before it.
     let depends = depends.replace("\\ ", "\0");
-    let files = depends.split_whitespace().map(|file| PathBuf::from(file.replace('\0', " ")));
-    let mut ours = files.filter_map(|file| Some(file.strip_prefix(repo).ok()?.to_path_buf()));
-    ours.find(|file| !reads.iter().any(|read| file.starts_with(read))).map(|file| file.display().to_string())
+    let files = depends.split_whitespace().map(|file| plain(Path::new(&file.replace('\0', " "))));
+    // What a build script has made is in the cache, which may be in the checkout.
+    let files = files.filter(|file| !file.starts_with(&lab.cache));
+    files.filter_map(|file| Some(file.strip_prefix(&lab.repo).ok()?.to_path_buf())).collect()
+}
+
+/// Without `..`, by the names alone.
+fn plain(path: &Path) -> PathBuf {
+    path.components().fold(PathBuf::new(), |mut plain, part| {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            part => plain.push(part),
+        }
+        plain
+    })
 }
 
 /// The plugin that counts instructions between marks, as QEMU is to load it; it writes to `out`, where nothing is left of an
@@ -104,15 +139,54 @@ pub fn plugin(lab: &Lab, out: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cargo::tests::checkout;
+
+    const ONE: Program = Program { dir: "one", product: "one", reads: &["one"], packages: &[] };
+
+    fn said(program: &Program, lab: &Lab) -> Result<String> {
+        sh::output(&mut sh::command(lab, program.build(lab)?))
+    }
+
+    /// Two checkouts that differ, in turns, and then one that is like the first.
+    #[test]
+    fn each_checkout_has_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let labs = ["first", "second"].map(|says| checkout(dir.path(), says));
+        for _ in 0..2 {
+            assert_eq!(said(&ONE, &labs[0]).unwrap(), "first");
+            assert_eq!(said(&ONE, &labs[1]).unwrap(), "second");
+        }
+        let third = checkout(dir.path(), "third");
+        fs::copy(labs[0].repo.join("one/src/main.rs"), third.repo.join("one/src/main.rs")).unwrap();
+        assert_eq!(ONE.build(&third).unwrap(), ONE.build(&labs[0]).unwrap());
+        fs::write(labs[0].repo.join("one/src/main.rs"), "fn main() { print!(\"changed\") }").unwrap();
+        assert_eq!(said(&ONE, &labs[0]).unwrap(), "changed");
+    }
 
     #[test]
-    fn a_file_that_the_key_lacks_is_found() {
-        let repo = Path::new("/a b/main");
-        let depends = "/cache/target/release/guest: /a\\ b/main/tests/guest/src/main.rs /cache/out/verbs.rs \
-            /a\\ b/main/tests/guests.rs /a\\ b/main/docs/x.md\n";
-        let unknown = |reads: &[&str]| unknown(depends, repo, reads);
-        assert_eq!(unknown(&["tests/guest"]).as_deref(), Some("tests/guests.rs"));
-        assert_eq!(unknown(&["tests/guest", "tests/guests.rs"]).as_deref(), Some("docs/x.md"));
-        assert_eq!(unknown(&["tests", "docs/x.md"]), None);
+    fn a_file_that_the_key_lacks_ends_the_build() {
+        let dir = tempfile::tempdir().unwrap();
+        let lab = checkout(dir.path(), "a checkout");
+        fs::write(lab.repo.join("x.md"), "page").unwrap();
+        fs::write(lab.repo.join("one/y.md"), "page").unwrap();
+        let main = |file: &str| {
+            let main = format!("fn main() {{ print!(\"{{}}\", include_str!(\"{file}\")) }}");
+            fs::write(lab.repo.join("one/src/main.rs"), main).unwrap();
+        };
+        main("../../x.md");
+        let error = said(&ONE, &lab).unwrap_err().to_string();
+        assert!(error.contains("made of x.md, too"), "{error}");
+        assert_eq!(said(&Program { reads: &["one", "x.md"], ..ONE }, &lab).unwrap(), "page");
+        // A folder's pages are not in the key either.
+        main("../y.md");
+        let error = said(&ONE, &lab).unwrap_err().to_string();
+        assert!(error.contains("made of one/y.md, too"), "{error}");
+        assert_eq!(said(&Program { reads: &["one", "one/y.md"], ..ONE }, &lab).unwrap(), "page");
+    }
+
+    #[test]
+    fn a_list_of_other_files_is_none() {
+        assert!(ONE.check(&[]).is_err());
+        assert!(ONE.check(&["one/src/main.rs".into()]).is_ok());
     }
 }

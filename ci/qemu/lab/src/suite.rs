@@ -23,8 +23,8 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
     let here = |name: &str| run == Run::Test && chosen.as_ref().is_none_or(|c| c.contains(&name));
     let rows = boots::chosen(run, chosen.as_deref());
 
-    // The debug kernel's machines run longest, so what they need is built first, with this machine's tests beside it: once the
-    // kernel is there, that is one crate after the other. Then, beside the first boots, the other kernels.
+    // The debug kernel's machines run longest, so what they need is built first, with this machine's tests beside it: where
+    // programs have changed, that is one crate after the other. Then, beside the first boots, the other kernels.
     let mut flavours: BTreeSet<Flavour> = rows.iter().map(|(row, _)| row.flavour).collect();
     flavours.extend(here("lint").then_some(Flavour::Debug));
     let images: BTreeMap<Flavour, Later<Images>> = flavours.into_iter().map(|f| (f, Later::default())).collect();
