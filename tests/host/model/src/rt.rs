@@ -233,6 +233,11 @@ impl Rt {
         }
     }
 
+    /// How often an atomic was changed.
+    fn version(&self, atomic: u64) -> u64 {
+        self.versions.get(&atomic).copied().unwrap_or_default()
+    }
+
     pub fn enabled(&self, task: usize) -> bool {
         match self.tasks[task].pending.want {
             Want::Go => true,
@@ -240,7 +245,7 @@ impl Rt {
             Want::Shared(id) => self.free_for(id, false),
             Want::Flag(flag) => self.flags[flag],
             Want::Others => self.tasks.iter().enumerate().all(|(i, t)| i == task || t.finished),
-            Want::Change(atomic, seen) => self.versions.get(&atomic).copied().unwrap_or(0) != seen,
+            Want::Change(atomic, seen) => self.version(atomic) != seen,
             Want::Drained => self.tasks.iter().enumerate().all(|(i, t)| i == task || t.finished || !t.undrained),
             Want::Never => false,
         }
@@ -508,14 +513,16 @@ extern "C" fn rt_unlock(id: u64) {
 extern "C" fn rt_atomic(address: usize, touched: Touch, relaxed: bool) {
     let object = address as u64;
     let r = rt();
+    let alone = r.alone();
     // Nobody is there to wait for a change; the module fills whole tables while it is loaded.
-    if touched == Touch::Store && r.alone() {
+    if touched == Touch::Store && alone {
         return;
     }
     if touched == Touch::Load && r.read.insert(object) {
         r.read_grew = true;
     }
-    if r.all_visible || !relaxed || r.read.contains(&object) {
+    // Nobody else can take a turn either, and at the end of each execution all counters are read.
+    if !alone && (r.all_visible || !relaxed || r.read.contains(&object)) {
         let what = match touched {
             Touch::Load => "load",
             Touch::Store => "store",
@@ -524,12 +531,11 @@ extern "C" fn rt_atomic(address: usize, touched: Touch, relaxed: bool) {
         touch(object, touched != Touch::Load, what);
     }
     let r = rt();
-    let version = r.versions.entry(object).or_default();
     if touched == Touch::Load {
-        let seen = *version;
+        let seen = r.version(object);
         r.me().loaded = Some((object, seen));
     } else {
-        *version += 1;
+        *r.versions.entry(object).or_default() += 1;
     }
 }
 
