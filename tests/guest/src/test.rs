@@ -57,10 +57,10 @@ impl Env {
     }
 
     /// `guest.seed=`, or one of its own; printed, so that a failure can be had again.
-    pub fn rng(&self) -> fastrand::Rng {
-        let seed = self.values.get("seed").and_then(|s| s.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    pub fn rng(&self) -> Result<fastrand::Rng> {
+        let seed = self.number("seed", fastrand::u64(..))?;
         println!("guest.seed={seed}");
-        fastrand::Rng::with_seed(seed)
+        Ok(fastrand::Rng::with_seed(seed))
     }
 }
 

@@ -74,7 +74,7 @@ fn bar1_full(_: &Env) -> Result<()> {
 
 /// Memory outside every BAR, as on Grace-Hopper; what the provider's table calls it makes no difference.
 fn coherent(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let gpu = gpu::lab()?;
     let rm = nvlab::Client::open()?;
@@ -142,7 +142,7 @@ fn no_dma_device(_: &Env) -> Result<()> {
 
 /// An HCA that is no PCI device: a BAR is mapped for it as for any, and only what the provider would map is refused.
 fn not_pci(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let _rxe = OtherRxe::load(&["peer_dma_device=platform"])?;
     let bench = Bench::new()?;
     let rm = nvlab::Client::open()?;

@@ -119,7 +119,7 @@ fn addresses(env: &Env) -> Result<()> {
         return Ok(());
     }
     const SIZE: usize = 4 * MIB;
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let (rm, gdr) = (nvlab::Client::open()?, gdr()?);
@@ -178,7 +178,7 @@ fn addresses(env: &Env) -> Result<()> {
 /// What the check above would miss if it could not fail: the BAR's own address, given to the NIC as it is, faults behind a
 /// translating IOMMU and nowhere else.
 fn bypass_faults(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let (rm, gdr) = (nvlab::Client::open()?, gdr()?);
     let memory = rm.alloc(0, 2 * MIB as u64)?;

@@ -54,7 +54,7 @@ pub fn suite(rival: bool) -> Suite {
 /// All kinds of operations in a random order, with a tally of our own; then everything is compared, with
 /// registrations alive and without.
 fn counters_add_up(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let legacy = env.mode()? == Mode::Legacy;
     let bench = Bench::new()?;
     let lab = gpu::lab()?;

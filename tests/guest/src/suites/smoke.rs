@@ -101,7 +101,7 @@ fn memory_peers(_: &Env) -> Result<()> {
 
 /// Write, read and send between two GPU buffers, neighbours untouched.
 fn bytes_move(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let size = 256 * KIB;
@@ -223,7 +223,7 @@ fn statistics(env: &Env) -> Result<()> {
 
 /// As many sg entries as the memory has pieces, and the right bytes behind each.
 fn layouts(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let rm = nvlab::Client::open()?;
@@ -268,7 +268,7 @@ fn nic_entries(mr: &Mr) -> Result<u64> {
 
 /// Starts and lengths that fit no page: the bytes of the range move and no others.
 fn odd_ranges(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let size = 4 * MIB;

@@ -84,7 +84,7 @@ fn listen(from: &Receiver<Said>, limit: Duration) -> Result<BTreeMap<u64, Counts
 
 fn everything_at_once(env: &Env) -> Result<()> {
     let registrations = env.number("storm", REGISTRATIONS)?;
-    let seed = env.rng().u64(..);
+    let seed = env.rng()?.u64(..);
     let ledger = Ledger::begin()?;
     let begin = Instant::now();
     let (to, from) = channel();

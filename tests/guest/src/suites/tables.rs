@@ -31,7 +31,7 @@ fn touched(at: usize, len: usize, run: usize) -> u64 {
 
 fn page_sizes(env: &Env) -> Result<()> {
     const SIZE: usize = 4 * MIB;
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let gpu = gpu::lab()?;
     // A module that was just loaded asks the provider about the pair of GPU and NIC, by its first persistent registration;
     // the provider cannot be asked with the smallest pages.

@@ -45,7 +45,7 @@ fn is_served(env: &Env) -> Result<()> {
         Mode::Persistent | Mode::Old if !env.rival => "nv_mem",
         _ => "nv_mem_nc",
     };
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let (source, source_mr) = bench.registered(SIZE)?;

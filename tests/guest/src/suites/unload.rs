@@ -101,7 +101,7 @@ fn with_live_mrs(env: &Env) -> Result<()> {
     let (source, source_mr) = bench.registered(SIZE)?;
     let (target, target_mr) = bench.registered(SIZE)?;
     let link = Loopback::new(&bench.pd)?;
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     for id in 0..3 {
         refused("two MRs are live")?;
         let bytes = super::pattern(&mut rng, SIZE);

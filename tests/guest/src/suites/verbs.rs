@@ -90,7 +90,7 @@ impl Source {
 
 /// Requests name addresses that are not the memory's own; these, and no others, reach it.
 fn reg_mr_iova(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let memory = bench.cuda.alloc(2 * MIB)?;
@@ -124,7 +124,7 @@ fn reg_mr_iova(env: &Env) -> Result<()> {
 
 /// Regions inside each other and across each other, in the same pages: each its own pin, each its own end.
 fn overlapping(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let memory = bench.cuda.alloc(2 * MIB)?;
@@ -165,7 +165,7 @@ fn overlapping(env: &Env) -> Result<()> {
 /// revocable ones once more, by a free.
 fn many(env: &Env) -> Result<()> {
     const COUNT: usize = 1100;
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let memory = bench.cuda.alloc(2 * MIB)?;
@@ -252,7 +252,7 @@ fn hide_copy_on_fork() -> Result<()> {
 /// RDMAV_FORK_SAFE=1: the parent's regions outlive a child that exits, one that execs, and one that deregisters another.
 /// (No child has the GPU's addresses, with the variable or without: the driver's mappings are never copied.)
 fn fork_safe(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     // Read by libibverbs when it is first called.
     std::env::set_var("RDMAV_FORK_SAFE", "1");
     hide_copy_on_fork()?;
@@ -305,7 +305,7 @@ fn threads(env: &Env) -> Result<()> {
     const THREADS: usize = 6;
     const ROUNDS: usize = 12;
     const PART: usize = 2 * GPU_PAGE;
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(2 * MIB)?;
     let before = pattern(&mut rng, 2 * MIB);
@@ -380,7 +380,7 @@ fn dereg_in_another_thread(_: &Env) -> Result<()> {
 /// Data through a memory window on GPU memory; the region is held by it; and after a revocation nothing comes through. (What
 /// lies beside the window is not asked for: rxe looks at the region's borders alone, check_rkey() in rxe_resp.c.)
 fn windows(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     for kind in [WindowType::One, WindowType::Two] {
         let link = Loopback::new(&bench.pd)?;

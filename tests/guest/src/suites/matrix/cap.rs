@@ -64,7 +64,7 @@ const SETTINGS: [Setting; 6] = [
 const PAGE: usize = 4 * KIB;
 
 pub fn cap(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     for setting in &SETTINGS {
         let rxe = OtherRxe::load(&[&format!("peer_max_seg={}", setting.limit)])?;
         one_cap(setting, 8 * MIB, env.generation, &mut rng)
@@ -78,7 +78,7 @@ pub fn cap(env: &Env) -> Result<()> {
 pub fn gibibyte(env: &Env) -> Result<()> {
     const GIB: usize = 1 << 30;
     gpu::lab()?.set("bar1_reserve", 0)?;
-    one_cap(&Setting::contiguous(2 << 30, GIB), 4 * GIB, env.generation, &mut env.rng())
+    one_cap(&Setting::contiguous(2 << 30, GIB), 4 * GIB, env.generation, &mut env.rng()?)
 }
 
 /// `size` is a multiple of the cap, and so is where contiguous memory of that size begins.

@@ -21,7 +21,7 @@ fn card(rm: &nvlab::Client, gpu: u32, layout: Layout, rng: &mut fastrand::Rng) -
 
 /// First and last page, last byte, and each side of every sort of border, in the card's one registration.
 pub fn ends(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     gpu::lab()?.set("bar1_reserve", 0)?;
     let nic = Nic::open(RDMA_DEVICE)?;
     let rm = nvlab::Client::open()?;
@@ -90,7 +90,7 @@ pub fn ends(env: &Env) -> Result<()> {
 /// Every byte of one card into the other, by one request; another layout at each end.
 pub fn whole(env: &Env) -> Result<()> {
     const PIECE: usize = 4 * MIB;
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     gpu::lab()?.set("bar1_reserve", 0)?;
     let nic = Nic::open(RDMA_DEVICE)?;
     let rm = nvlab::Client::open()?;

@@ -64,13 +64,13 @@ pub fn large(rival: bool) -> Suite {
 
 /// Each value of each factor beside each value of each other one.
 fn pairs(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let cases = case::pairwise(&mut rng);
     all(&cases, &mut rng)
 }
 
 fn product(env: &Env, path: Path) -> Result<()> {
-    all(&case::product(path), &mut env.rng())
+    all(&case::product(path), &mut env.rng()?)
 }
 
 fn all(cases: &[Case], rng: &mut fastrand::Rng) -> Result<()> {

@@ -23,7 +23,7 @@ pub fn while_registered(env: &Env) -> Result<()> {
 
 /// Persistent: the NIC goes on with the memory that the application gave up, until the MR goes.
 fn keeps_the_memory(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let (source, source_mr) = bench.registered(SIZE)?;
     let (target, target_mr) = bench.registered(SIZE)?;
@@ -58,7 +58,7 @@ fn kept() -> Result<usize> {
 
 /// Revocable: freed at once, the MR ends in errors, the memory's next owner never sees a byte.
 fn ends_the_mr(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let (_source, source_mr) = bench.registered(SIZE)?;
     let (target, target_mr) = bench.registered(SIZE)?;
@@ -108,7 +108,7 @@ pub fn with_many_mrs(env: &Env) -> Result<()> {
 /// The driver takes the memory's address away and not the memory (cuMemUnmap): the MR ends as with a free. Once the address
 /// is back, it is registered as if nothing had been, whatever becomes of the dead MR.
 pub fn unmapped_and_mapped(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let rm = nvlab::Client::open()?;
     let (source, source_mr) = bench.registered(SIZE)?;
@@ -316,7 +316,7 @@ pub fn again_with_reused_tables(env: &Env) -> Result<()> {
 /// in it, begun and not done, and the free waits for that one, too. The next owner sees nothing of it. (A write without a pin
 /// is a violation in the books, which the runner reads.)
 pub fn under_traffic(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let (_source, source_mr) = bench.registered(SIZE)?;

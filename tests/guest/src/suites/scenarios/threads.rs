@@ -20,7 +20,7 @@ const FAR: u64 = 0x1000_0000_0000;
 /// Two threads register and deregister at one address, a third one frees and allocates there all the while.
 pub fn one_address(env: &Env) -> Result<()> {
     const ROUNDS: usize = 40;
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
     let over = Arc::new(AtomicBool::new(false));
     let registrars: Vec<Beside<(u32, u32)>> = (0..2)

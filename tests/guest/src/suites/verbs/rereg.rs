@@ -14,7 +14,7 @@ use crate::verbs::{Loopback, Op, Pd, Rereg, Status, FULL_ACCESS, LOCAL_WRITE, RE
 /// Onto, within and off GPU memory, and access and protection domain alone: bytes go where the region now lies, and
 /// no pin stays behind.
 pub fn rereg(env: &Env) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let mut source = Source::new(&bench, MIB)?;
@@ -108,7 +108,7 @@ type Wish = (&'static str, u64, usize, i32);
 /// A re-registration that fails leaves the region as it was: key, memory, bytes. The wishes are made when nothing is allocated
 /// any more; `fail_mkey` is set for each.
 fn refused(env: &Env, bench: &Bench, wishes: impl FnOnce() -> Result<Vec<Wish>>, fail_mkey: u64) -> Result<()> {
-    let mut rng = env.rng();
+    let mut rng = env.rng()?;
     let link = Loopback::new(&bench.pd)?;
     let mut source = Source::new(bench, MIB)?;
     let memory = bench.cuda.alloc(2 * MIB)?;
