@@ -190,45 +190,65 @@ fn all_orders_when_the_core_leaks_its_lock() {
     }
 }
 
-/// Everything in `covers` must really have happened, in each generation. Without NVPM_SOAK a third of `executions`.
-fn random(scenario: &str, seeds: std::ops::Range<u64>, executions: usize, covers: &[&str]) {
+/// Everything in `covers` must really have happened. Without NVPM_SOAK a third of `executions`.
+fn random(scenario: &str, generation: &str, seeds: std::ops::Range<u64>, executions: usize, covers: &[&str]) {
     let executions = match std::env::var("NVPM_SOAK") {
         Ok(n) => executions * n.parse::<usize>().expect("NVPM_SOAK is a number"),
         Err(_) => executions / 3,
     };
-    for generation in GENERATIONS {
-        let (mut sum, mut hangs) = (0, 0);
-        let mut covered: BTreeMap<&str, usize> = BTreeMap::new();
-        for seed in seeds.clone() {
-            let found = run(&[scenario, generation, &format!("random={seed},{executions}")]);
-            assert_eq!(found.executions, executions);
-            sum += found.executions;
-            hangs += found.hangs;
-            for &what in covers {
-                *covered.entry(what).or_default() += found.covered.get(what).copied().unwrap_or(0);
-            }
+    let (mut sum, mut hangs) = (0, 0);
+    let mut covered: BTreeMap<&str, usize> = BTreeMap::new();
+    for seed in seeds.clone() {
+        let found = run(&[scenario, generation, &format!("random={seed},{executions}")]);
+        assert_eq!(found.executions, executions);
+        sum += found.executions;
+        hangs += found.hangs;
+        for &what in covers {
+            *covered.entry(what).or_default() += found.covered.get(what).copied().unwrap_or(0);
         }
-        let list: Vec<String> = covered.iter().map(|(what, times)| format!("{what} in {times}")).collect();
-        say(&format!(
-            "{scenario} {generation}: {sum} random executions, {} seeds, half of them PCT of depth 3; {}; {hangs} hangs of the core",
-            seeds.clone().count(),
-            list.join(", ")
-        ));
-        for (what, times) in covered {
-            assert!(times > 0, "{scenario} {generation}: {what} never happened in {sum} executions");
-        }
+    }
+    let list: Vec<String> = covered.iter().map(|(what, times)| format!("{what} in {times}")).collect();
+    say(&format!(
+        "{scenario} {generation}: {sum} random executions, {} seeds, half of them PCT of depth 3; {}; {hangs} hangs of the core",
+        seeds.count(),
+        list.join(", ")
+    ));
+    for (what, times) in covered {
+        assert!(times > 0, "{scenario} {generation}: {what} never happened in {sum} executions");
     }
 }
 
 /// Three registrations, two processes, two callbacks, foreign deregistration, another user of the provider, readers of
 /// the proc files, rmmod, faults and failing allocations.
-#[test]
-fn random_everything() {
+fn random_everything(generation: &str) {
     let covers = ["second-user", "late-callback", "rmmod", "three-registrations", "foreign-deregistration"];
-    random("everything", 1..7, 2_500, &covers);
+    random("everything", generation, 1..7, 2_500, &covers);
+}
+
+#[test]
+fn random_everything_unmaps() {
+    random_everything("Fixed");
+}
+
+#[test]
+fn random_everything_unmaps_with_the_inverted_test() {
+    random_everything("Inverted");
+}
+
+#[test]
+fn random_everything_without_unmaps() {
+    random_everything("V51");
+}
+
+#[test]
+fn random_everything_released_inside_invalidate() {
+    random_everything("V49");
 }
 
 #[test]
 fn random_hca_removal() {
-    random("hca-removal", 1..5, 2_000, &["hca-removal", "three-registrations", "foreign-deregistration"]);
+    let covers = ["hca-removal", "three-registrations", "foreign-deregistration"];
+    for generation in GENERATIONS {
+        random("hca-removal", generation, 1..5, 2_000, &covers);
+    }
 }
