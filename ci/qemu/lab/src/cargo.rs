@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use std::env;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Whose crates are in the target folder.
@@ -25,9 +25,25 @@ pub fn command(lab: &Lab, dir: &str, words: &[&str]) -> Result<Command> {
     Ok(plain(lab, dir, words))
 }
 
-/// What changes cargo's builds, by how the names begin: they depend on the checkout and the compilers alone.
-const VARIABLES: [&str; 8] =
-    ["CARGO_BUILD_", "CARGO_ENCODED_", "CARGO_PROFILE_", "CARGO_TARGET_", "RUSTFLAGS", "RUSTC", "BINDGEN_", "CFLAGS"];
+/// What changes builds, by how the names begin: those here depend on the checkout, the compilers and cargo's files alone.
+const VARIABLES: [&str; 16] = [
+    "AR",
+    "BINDGEN_",
+    "C_INCLUDE_PATH",
+    "CARGO_BUILD_",
+    "CARGO_ENCODED_",
+    "CARGO_INCREMENTAL",
+    "CARGO_PROFILE_",
+    "CARGO_TARGET_",
+    "CC",
+    "CFLAGS",
+    "CPATH",
+    "HOST_C",
+    "LIBRARY_PATH",
+    "RUSTC",
+    "RUSTFLAGS",
+    "TARGET_C",
+];
 
 fn plain(lab: &Lab, dir: &str, words: &[&str]) -> Command {
     let mut cmd = sh::command(lab, "cargo");
@@ -45,6 +61,15 @@ fn plain(lab: &Lab, dir: &str, words: &[&str]) -> Command {
 pub fn release(lab: &Lab, dir: &str) -> Result<Command> {
     clean(lab, dir, "release")?;
     Ok(plain(lab, dir, &["build", "--release", "--locked"]))
+}
+
+/// The files that tell cargo how to build what is in a folder of this checkout.
+pub fn configuration(lab: &Lab, dir: &str) -> Vec<PathBuf> {
+    let folder = lab.repo.join(dir);
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
+    let folders = folder.ancestors().map(|folder| folder.join(".cargo")).chain(home);
+    folders.map(|folder| folder.join("config.toml")).filter(|file| file.is_file()).collect()
 }
 
 /// Has cargo forget what it built of these crates for another checkout. `command()` does it, too, but waits for cargo's lock

@@ -1,6 +1,7 @@
-//! The parts of the machine in the order in which they need each other, each built only when its inputs changed. A module is
-//! built in the checkout (so that a changed file costs what it costs make), and what came of it is kept in the cache under
-//! the key of its inputs (so that a fresh clone builds nothing that any other has built). The lab's programs: `program.rs`.
+//! The parts of the machine in the order in which they need each other, each built only when its inputs changed. A part is
+//! built in the checkout (a module of our own from what is there, so that a changed file costs what it costs make), and what
+//! came of it is kept in the cache under the key of its inputs (so that a fresh clone builds nothing that any other has
+//! built). The lab's Rust programs: `program.rs`.
 
 use crate::ctx::Lab;
 use crate::fetch::Sources;

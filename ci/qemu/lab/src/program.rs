@@ -18,12 +18,12 @@ pub struct Program {
     product: &'static str,
     /// Every file and folder that it is made of; compared with what the compiler has read.
     reads: &'static [&'static str],
-    /// Packages that it is compiled with, beside those of every program.
+    /// Packages whose headers and libraries it is compiled with.
     packages: &'static [&'static str],
 }
 
-/// What links a program, and what it is linked with.
-const PACKAGES: [&str; 2] = ["gcc", "libc6-dev"];
+/// What makes a program; each says its version.
+const COMPILERS: [&str; 3] = ["rustc", "cc", "ld"];
 const CLIENT: &str = "ci/qemu/gpu/client";
 const CUDA: &str = "ci/qemu/cuda";
 
@@ -37,7 +37,7 @@ pub const GUEST: Program = Program {
     dir: "tests/guest",
     product: "guest",
     reads: &["tests/guest", CLIENT, "docs/doctor.md", "tools/peermemctl/tests/common/table.rs"],
-    packages: &["libibverbs-dev", "linux-libc-dev", "libclang-19-dev"],
+    packages: &["libc6-dev", "libibverbs-dev", "linux-libc-dev", "libclang-19-dev"],
 };
 pub const PEERMEMCTL: Program = Program {
     dir: "tools/peermemctl",
@@ -57,24 +57,29 @@ impl Program {
         fs::create_dir_all(lab.target())?;
         // Another checkout's build would put its own file in the place of this one.
         let _lock = lock::take(&lab.target().join(".lab-lock"), &format!("build {}", self.product))?;
-        let compile = |out: &Path, step: &Step| self.compile(lab, out, step);
-        let part = parts::part(lab, "program", self.product, self.key(lab)?, compile)?;
+        let key = self.key(lab)?;
+        let hex = key.hex();
+        let compile = |out: &Path, step: &Step| self.compile(lab, out, step, &hex);
+        let part = parts::part(lab, "program", self.product, key, compile)?;
         Ok(part.dir.join("bin").join(self.product))
     }
 
     fn key(&self, lab: &Lab) -> Result<Key> {
         let mut key = Key::new("program");
-        key.text(&sh::output(sh::command(lab, "rustc").arg("-vV"))?);
-        packages(lab, &mut key, &PACKAGES)?;
+        for compiler in COMPILERS {
+            key.text(&sh::output(sh::command(lab, compiler).arg("--version"))?);
+        }
         packages(lab, &mut key, self.packages)?;
         for path in self.reads {
             key.text(path).path(&lab.repo.join(path))?;
         }
+        for file in cargo::configuration(lab, self.dir) {
+            key.path(&file)?;
+        }
         Ok(key)
     }
 
-    fn compile(&self, lab: &Lab, out: &Path, step: &Step) -> Result<()> {
-        let key = self.key(lab)?.hex();
+    fn compile(&self, lab: &Lab, out: &Path, step: &Step, key: &str) -> Result<()> {
         step.run(&mut cargo::release(lab, self.dir)?)?;
         let file = lab.target().join("release").join(self.product);
         let depends = file.with_extension("d");
@@ -110,20 +115,21 @@ fn made_of(depends: &str, lab: &Lab) -> Vec<PathBuf> {
     let (_product, depends) = depends.split_once(": ").unwrap_or_default();
     // A space in a name has a backslash before it.
     let depends = depends.replace("\\ ", "\0");
-    let files = depends.split_whitespace().map(|file| plain(Path::new(&file.replace('\0', " "))));
+    let files = depends.split_whitespace().map(|file| without_dots(Path::new(&file.replace('\0', " "))));
     // What a build script has made is in the cache, which may be in the checkout.
-    let files = files.filter(|file| !file.starts_with(&lab.cache));
+    let cache = without_dots(&lab.cache);
+    let files = files.filter(|file| !file.starts_with(&cache));
     files.filter_map(|file| Some(file.strip_prefix(&lab.repo).ok()?.to_path_buf())).collect()
 }
 
-/// Without `..`, by the names alone.
-fn plain(path: &Path) -> PathBuf {
-    path.components().fold(PathBuf::new(), |mut plain, part| {
+/// By the names alone.
+fn without_dots(path: &Path) -> PathBuf {
+    path.components().fold(PathBuf::new(), |mut path, part| {
         match part {
-            Component::ParentDir => drop(plain.pop()),
-            part => plain.push(part),
+            Component::ParentDir => drop(path.pop()),
+            part => path.push(part),
         }
-        plain
+        path
     })
 }
 
@@ -161,6 +167,11 @@ mod tests {
         assert_eq!(ONE.build(&third).unwrap(), ONE.build(&labs[0]).unwrap());
         fs::write(labs[0].repo.join("one/src/main.rs"), "fn main() { print!(\"changed\") }").unwrap();
         assert_eq!(said(&ONE, &labs[0]).unwrap(), "changed");
+        let key = || ONE.key(&third).unwrap().hex();
+        let before = key();
+        fs::create_dir(third.repo.join(".cargo")).unwrap();
+        fs::write(third.repo.join(".cargo/config.toml"), "[profile.release]\nopt-level = 0\n").unwrap();
+        assert_ne!(key(), before, "cargo's own configuration is not in the key");
     }
 
     #[test]
@@ -186,7 +197,18 @@ mod tests {
 
     #[test]
     fn a_list_of_other_files_is_none() {
-        assert!(ONE.check(&[]).is_err());
+        let none = |files: &[PathBuf]| ONE.check(files).unwrap_err().to_string().contains("does not say");
+        assert!(none(&[]) && none(&["two/src/main.rs".into()]));
         assert!(ONE.check(&["one/src/main.rs".into()]).is_ok());
+    }
+
+    #[test]
+    fn what_is_in_the_cache_is_not_the_checkouts() {
+        let dir = tempfile::tempdir().unwrap();
+        let lab = checkout(dir.path(), "a");
+        let lab = Lab { cache: lab.repo.join("build/../cache"), ..lab };
+        let (repo, cache) = (lab.repo.display(), lab.repo.join("cache"));
+        let list = format!("{0}/release/one: {0}/out/x.rs {repo}/one/src/../y.rs /usr/z.rs\n", cache.display());
+        assert_eq!(made_of(&list, &lab), [Path::new("one/y.rs")]);
     }
 }

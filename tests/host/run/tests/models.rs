@@ -245,10 +245,27 @@ fn random_everything_released_inside_invalidate() {
     random_everything("V49");
 }
 
-#[test]
-fn random_hca_removal() {
+fn random_hca_removal(generation: &str) {
     let covers = ["hca-removal", "three-registrations", "foreign-deregistration"];
-    for generation in GENERATIONS {
-        random("hca-removal", generation, 1..5, 2_000, &covers);
-    }
+    random("hca-removal", generation, 1..5, 2_000, &covers);
+}
+
+#[test]
+fn random_hca_removal_unmaps() {
+    random_hca_removal("Fixed");
+}
+
+#[test]
+fn random_hca_removal_unmaps_with_the_inverted_test() {
+    random_hca_removal("Inverted");
+}
+
+#[test]
+fn random_hca_removal_without_unmaps() {
+    random_hca_removal("V51");
+}
+
+#[test]
+fn random_hca_removal_released_inside_invalidate() {
+    random_hca_removal("V49");
 }

@@ -78,7 +78,7 @@ bash "$work/dkms/usr/sbin/dkms" --dkmstree "$out/stock/dkms" --sourcetree "$work
 mkdir -p "$out/stock/newer/$release"
 cpio --quiet -i --to-stdout "*/lib/modules/$release/modules.dep" <"$image" | grep -v nvidia-peermem >"$out/stock/newer/$release/modules.dep"
 
-target=${CARGO_TARGET_DIR:-$cache/target}
+target=$repo/build/target
 cargo build -q --release --locked --bins --examples --manifest-path "$repo/tools/peermemctl/Cargo.toml" --target-dir "$target"
 cp "$target/release/peermemctl" "$target/release/examples/record" "$target/release/examples/hold" "$out/programs/"
 echo "$image $bzimage $out/files $out/programs"
