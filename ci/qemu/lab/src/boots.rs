@@ -512,7 +512,7 @@ pub const BOOTS: &[Row] = &[
     Row {
         name: "storm-replay",
         suites: &["storm"],
-        append: &["guest.storm=64", "tsc=reliable"],
+        append: &["guest.storm=256"],
         clock: Clock::Instructions,
         expect: Expect::Replay("replay"),
         takes: 400,

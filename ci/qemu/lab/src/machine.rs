@@ -153,7 +153,8 @@ impl Boot {
             };
             cmd.args(["-netdev", &netdev]);
             let addr = 4 + nic;
-            // QEMU's main thread would answer the driver, which counts its rounds until then, when this machine lets it.
+            // The driver spins until it is answered: by the processor's own thread, as QEMU's main thread would do it at
+            // this machine's pleasure.
             let answers = if self.clock == Clock::Instructions { ",ioeventfd=off,tx=timer" } else { "" };
             let device = format!("virtio-net-pci,netdev=net{nic},addr={addr:#x},romfile={mac}{platform}{answers}");
             cmd.args(["-device", &device]);
