@@ -2,8 +2,8 @@
 #   make demo [RIVAL=1] [PROVIDER=kernel]
 #                                    RDMA into GPU memory, proven; ends with demo: PASS. On Debian's own kernel, with
 #                                    kernel-lite; PROVIDER=kernel: on the lab's 7.2, with the kernel's own Rust crate
-#   make test [RIVAL=1] [ONLY=a,b]   every test; ends with N passed, N failed
-#   make soak [ONLY=a,b] [HOURS=n]   what takes hours; ends with soak: PASS
+#   make test [RIVAL=1] [ONLY=a,b]   what fits into twelve minutes; ends with N passed, N failed
+#   make soak [ONLY=a,b] [HOURS=n] [SEED=n]   what takes hours; ends with soak: PASS
 #   make bench                       ours beside NVIDIA's C module: a table and build/bench.json
 #   make bench-docs                  tables and plots under docs/ from build/bench.json
 #   make bench-cost                  what counters and tracepoints cost, in instructions
@@ -31,7 +31,7 @@ test: lab-bootstrap
 	@$(lab) test $(if $(RIVAL),--rival) $(if $(ONLY),--only $(ONLY))
 
 soak: lab-bootstrap
-	@$(lab) soak $(if $(ONLY),--only $(ONLY)) $(if $(HOURS),--hours $(HOURS))
+	@$(lab) soak $(if $(ONLY),--only $(ONLY)) $(if $(HOURS),--hours $(HOURS)) $(if $(SEED),--seed $(SEED))
 
 scenarios: lab-bootstrap
 	@$(lab) scenarios

@@ -81,6 +81,9 @@ enum Cmd {
         /// Round after round with new seeds, until so many hours are over.
         #[arg(long)]
         hours: Option<f64>,
+        /// Of the boots, as an earlier run printed it; without it, or in later rounds, a new one.
+        #[arg(long)]
+        seed: Option<u32>,
         /// So many jobs beside each other, instead of one for each processor and at most two.
         #[arg(long)]
         lanes: Option<usize>,
@@ -141,8 +144,8 @@ fn run(args: Args) -> Result<bool> {
             let run = if rival { Run::Rival } else { Run::Test };
             suite::run(&lab, run, only.as_deref(), lanes.unwrap_or_else(lanes::default))
         }
-        Cmd::Soak { only, hours, lanes } => {
-            soak::run(&lab, only.as_deref(), hours, lanes.unwrap_or_else(lanes::default))
+        Cmd::Soak { only, hours, seed, lanes } => {
+            soak::run(&lab, only.as_deref(), hours, seed, lanes.unwrap_or_else(lanes::default))
         }
         Cmd::Scenarios { lanes } => scenarios::run(&lab, lanes.unwrap_or_else(lanes::default)),
         Cmd::Bench { docs: true } => bench::docs(&lab),

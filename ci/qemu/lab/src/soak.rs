@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const MODELS: &str = "models";
 
 /// One round through what was chosen; with `hours`, round after round with new seeds, and no job starts after that time.
-pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, lanes: usize) -> Result<bool> {
+pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u32>, lanes: usize) -> Result<bool> {
     let start = Instant::now();
     let chosen: Option<Vec<&str>> = only.map(|o| o.split(',').collect());
     let mut names = boots::names(Run::Soak);
@@ -34,7 +34,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, lanes: usize) -> R
     let mut record = Record::new(lab)?;
     let mut failed = 0;
     for round in 1.. {
-        let seed = seed();
+        let seed = seed.take().unwrap_or_else(new_seed);
         say(&format!("soak: round {round}, guest.seed={seed}"));
         let mut jobs: Vec<Job> = Vec::new();
         if models {
@@ -80,7 +80,7 @@ fn unless(over: &(dyn Fn() -> bool + Sync), name: &str, run: impl FnOnce() -> Re
 }
 
 /// The one source of randomness in std.
-fn seed() -> u32 {
+fn new_seed() -> u32 {
     let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
     (random >> 32) as u32
 }
