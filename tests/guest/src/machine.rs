@@ -71,25 +71,46 @@ pub enum Generation {
     G2504,
     /// 5.5 to 25.01: the inverted stop test.
     G55,
-    /// 5.1 to 5.4: no UNMAPS, the core unmaps under its lock, also inside the free callback.
+    /// The last of 5.1 and of 5.4, and Ubuntu 5.4: as 5.5, but the page size is asked for before the mapping.
+    G54,
+    /// 5.1 to 5.4 before those: no UNMAPS, the core unmaps under its lock, also inside the free callback.
     G51,
 }
 
+/// Those of which something is true.
+pub type Generations = fn(Generation) -> bool;
+
 impl Generation {
-    pub const ALL: [Self; 3] = [Self::G2504, Self::G55, Self::G51];
+    pub const ALL: [Self; 4] = [Self::G2504, Self::G55, Self::G54, Self::G51];
 
     /// As the core's parameter says it.
     pub fn name(self) -> &'static str {
         match self {
             Self::G2504 => "25.04",
             Self::G55 => "5.5",
+            Self::G54 => "5.4",
             Self::G51 => "5.1",
         }
     }
 
     pub fn parse(name: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|g| g.name() == name);
-        found.with_context(|| format!("there is no core of generation {name}; there are 25.04, 5.5 and 5.1"))
+        found.with_context(|| format!("there is no core of generation {name}; there are 25.04, 5.5, 5.4 and 5.1"))
+    }
+
+    /// Whether it fences at an invalidation and leaves the rest to a client that asks for that.
+    pub fn knows_unmaps(self) -> bool {
+        self != Self::G51
+    }
+
+    /// peer-memory-facts.md 1.7: a registration of a revocable client that fails after its mapping hangs for good.
+    pub fn stop_test_is_inverted(self) -> bool {
+        matches!(self, Self::G54 | Self::G55)
+    }
+
+    /// peer-memory-facts.md 1.5: get_page_size comes before dma_map.
+    pub fn page_size_comes_first(self) -> bool {
+        matches!(self, Self::G51 | Self::G54)
     }
 
     /// Of the core that is loaded; `None` without one, or with the mainline one.

@@ -163,7 +163,7 @@ impl<'a> Runner<'a> {
                 return Verdict::Skip(format!("rival: {why}"));
             }
         }
-        if let Some((_, why)) = test.not_on.filter(|(where_not, _)| *where_not == generation) {
+        if let Some((_, why)) = test.not_on.filter(|(those, _)| those(generation)) {
             return Verdict::Skip(format!("generation {}: {why}", generation.name()));
         }
         match self.machine.out_of_reach(test.level, generation) {

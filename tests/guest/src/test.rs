@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::lab;
-use crate::machine::{Generation, Level, Mode};
+use crate::machine::{Generation, Generations, Level, Mode};
 
 /// What a test means when nvidia-peermem is NVIDIA's own module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Env {
     /// Whether an invalidation of the client that is loaded first leaves the unmapping to that client: the core knows the
     /// UNMAPS flag, and the client has it.
     pub fn client_unmaps(&self) -> Result<bool> {
-        Ok(self.generation != Generation::G51 && self.mode()? == Mode::Legacy)
+        Ok(self.generation.knows_unmaps() && self.mode()? == Mode::Legacy)
     }
 
     /// `guest.provider=kernel-lite`: our module was built with it, and may not import what it would need to unload after a
@@ -69,8 +69,8 @@ pub struct Test {
     pub level: Level,
     /// `None`: the boot's.
     pub generation: Option<Generation>,
-    /// Where it cannot exist or would hang because of the core, and why.
-    pub not_on: Option<(Generation, &'static str)>,
+    /// On which it cannot exist or would hang because of the core, and why.
+    pub not_on: Option<(Generations, &'static str)>,
     pub rival: Rival,
     pub limit: Duration,
     pub run: fn(&Env) -> Result<()>,
@@ -89,9 +89,9 @@ impl Test {
         self
     }
 
-    /// The fact about that generation is named in `why`; the test is skipped with it.
-    pub fn not_on(mut self, generation: Generation, why: &'static str) -> Self {
-        self.not_on = Some((generation, why));
+    /// The fact about those generations is named in `why`; the test is skipped with it.
+    pub fn not_on(mut self, those: Generations, why: &'static str) -> Self {
+        self.not_on = Some((those, why));
         self
     }
 

@@ -6,15 +6,15 @@
  * What it models: the peer-memory part of ib_core/ib_uverbs in MLNX_OFED and
  * DOCA-OFED, as described in reference/peer-memory-facts.md sections 1.1 to 1.7
  * and 5 and reference/lock-proof.md section 5. Written from those pages, not
- * from that code. Three generations, chosen when the module is loaded
+ * from that code. Four generations, chosen when the module is loaded
  * (parameter generation, README.md). Bugs of those cores are modelled, not
- * repaired: statistics that stay 0, the inverted stop test of 5.5 to 25.01, the
+ * repaired: statistics that stay 0, the inverted stop test of 5.4 to 25.01, the
  * lock inversion of 5.1, get_page_size() called although nobody checked that it
  * is there, put_pages() under the mapping lock when dma_map() fails.
  *
  * What it leaves out:
  *  - generations before 5.1 (the models on the host cover 4.9);
- *  - in 5.5, the unlock of an unlocked mutex at each deregistration of a client
+ *  - in 5.4 and 5.5, the unlock of an unlocked mutex at each deregistration of a client
  *    without invalidation: no client can notice it, and it would switch lockdep
  *    off in a debug kernel;
  *  - in 5.1, the notifier is stopped where later generations do it; there the
@@ -55,12 +55,14 @@
 
 enum generation {
 	GENERATION_5_1,
+	GENERATION_5_4,
 	GENERATION_5_5,
 	GENERATION_25_04,
 };
 
 static const char * const generation_names[] = {
 	[GENERATION_5_1] = "5.1",
+	[GENERATION_5_4] = "5.4",
 	[GENERATION_5_5] = "5.5",
 	[GENERATION_25_04] = "25.04",
 };
@@ -72,7 +74,7 @@ static int generation_set(const char *text, const struct kernel_param *kp)
 	int i = sysfs_match_string(generation_names, text);
 
 	if (i < 0) {
-		pr_err("generation=%s: must be 25.04, 5.5 or 5.1\n", text);
+		pr_err("generation=%s: must be 25.04, 5.5, 5.4 or 5.1\n", text);
 		return i;
 	}
 	generation = i;
@@ -89,7 +91,7 @@ static const struct kernel_param_ops generation_ops = {
 	.get = generation_get,
 };
 module_param_cb(generation, &generation_ops, NULL, 0444);
-MODULE_PARM_DESC(generation, "peer-memory core to behave as: 25.04, 5.5 or 5.1");
+MODULE_PARM_DESC(generation, "peer-memory core to behave as: 25.04, 5.5, 5.4 or 5.1");
 
 static bool memory_peers = true;
 module_param(memory_peers, bool, 0444);
@@ -97,7 +99,19 @@ MODULE_PARM_DESC(memory_peers, "create /sys/kernel/mm/memory_peers");
 
 static bool knows_unmaps(void)
 {
-	return generation >= GENERATION_5_5;
+	return generation >= GENERATION_5_4;
+}
+
+/* The stop test of these asks the ticket the wrong way round. */
+static bool stop_test_inverted(void)
+{
+	return generation == GENERATION_5_4 || generation == GENERATION_5_5;
+}
+
+/* The page size is asked before dma_map(), and the list used untrimmed. */
+static bool page_size_comes_first(void)
+{
+	return generation <= GENERATION_5_4;
 }
 
 bool ib_peer_sg_entries_bound_pgsz(void)
@@ -479,7 +493,7 @@ struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 	if (ret)
 		goto err_ticket;
 
-	if (generation == GENERATION_5_1)
+	if (page_size_comes_first())
 		page_size = call_get_page_size(peer);
 	ret = call_dma_map(peer);
 	if (ret) {
@@ -487,7 +501,7 @@ struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 		call_put_pages(peer);
 		goto err_ticket;
 	}
-	if (generation != GENERATION_5_1) {
+	if (!page_size_comes_first()) {
 		page_size = call_get_page_size(peer);
 		if (page_size != PAGE_SIZE)
 			trim_sgl(peer, page_size);
@@ -544,14 +558,14 @@ EXPORT_SYMBOL(ib_umem_activate_invalidation_notifier);
 
 /*
  * Does the caller hold the mapping lock since ib_peer_umem_get()? It does with
- * a ticket and no activation. 5.5 to 25.01 ask the ticket the wrong way round:
- * a registration that fails before the activation then waits for itself.
+ * a ticket and no activation. Where the test is inverted, a registration that
+ * fails before the activation waits for itself.
  */
 static bool still_locked(struct ib_umem_peer *peer)
 {
 	if (peer->func)
 		return false;
-	if (generation == GENERATION_5_5 && peer->ticket != NO_TICKET)
+	if (stop_test_inverted() && peer->ticket != NO_TICKET)
 		return false;
 	return peer->ticket != NO_TICKET;
 }

@@ -16,9 +16,10 @@ const DEREGISTER: [&str; 3] = ["dma_unmap", "put_pages", "release"];
 
 /// peer-memory-facts.md 1.5: cores before 5.5 ask for the page size between get_pages and dma_map.
 fn register_order(generation: Generation) -> [&'static str; 4] {
-    match generation {
-        Generation::G51 => ["acquire", "get_pages", "get_page_size", "dma_map"],
-        Generation::G55 | Generation::G2504 => ["acquire", "get_pages", "dma_map", "get_page_size"],
+    if generation.page_size_comes_first() {
+        ["acquire", "get_pages", "get_page_size", "dma_map"]
+    } else {
+        ["acquire", "get_pages", "dma_map", "get_page_size"]
     }
 }
 
@@ -131,9 +132,10 @@ fn failed_map_order(env: &Env) -> Result<()> {
     gpu::lab()?.reset_faults()?;
     expect_errno("dma_map fails", refused?, libc::EIO)?;
     let events = lab::trace()?;
-    let wanted: &[&str] = match env.generation {
-        Generation::G51 => &["acquire", "get_pages", "get_page_size", "dma_map", "put_pages", "release"],
-        Generation::G55 | Generation::G2504 => &["acquire", "get_pages", "dma_map", "put_pages", "release"],
+    let wanted: &[&str] = if env.generation.page_size_comes_first() {
+        &["acquire", "get_pages", "get_page_size", "dma_map", "put_pages", "release"]
+    } else {
+        &["acquire", "get_pages", "dma_map", "put_pages", "release"]
     };
     ensure!(callbacks(&events) == wanted, "{:?}, wanted {wanted:?}", callbacks(&events));
     for e in &events {

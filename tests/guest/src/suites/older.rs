@@ -12,7 +12,7 @@ const ASKED: [&str; 6] =
 
 pub fn suite(rival: bool) -> Suite {
     let mut tests: Vec<Test> = Vec::new();
-    for generation in [Generation::G55, Generation::G51] {
+    for generation in [Generation::G55, Generation::G54, Generation::G51] {
         let mut asked = Vec::new();
         for suite in [smoke::suite(rival), callbacks::suite(rival), unfenced::suite(rival)] {
             for mut test in suite.tests {
@@ -38,7 +38,7 @@ mod tests {
     #[test]
     fn each_word_finds_a_test_on_each_generation() {
         let tests = suite(false).tests;
-        for generation in ["5.5", "5.1"] {
+        for generation in ["5.5", "5.4", "5.1"] {
             for word in ASKED {
                 let name = |t: &&Test| t.name.starts_with(generation) && t.name.contains(word);
                 assert!(tests.iter().any(|t| name(&t)), "{generation} {word}");

@@ -1,58 +1,107 @@
 // SPDX-License-Identifier: GPL-2.0
 //! After the memory is gone: its next owner, while the first one and its peer go on as if nothing had happened.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 
-use super::{Beside, A_WHILE, KIB, SIZE};
+use super::{Beside, KIB, SIZE};
 use crate::gpu;
 use crate::helper::Helper;
-use crate::machine::Mode;
+use crate::machine::{wait_for, Mode};
 use crate::modules;
 use crate::suites::{Bench, PATIENCE};
 use crate::test::Env;
-use crate::verbs::{Endpoint, Loopback, Mr, Status};
+use crate::verbs::{Endpoint, Loopback, Mr, Pd, Status};
 
-/// More than is done before the free comes.
-const ENDLESS: u64 = 4096;
 const PIECE: usize = 64 * KIB;
+/// Requests of one attempt, unless one of them fails.
+const REQUESTS: u64 = 8;
 
-/// Tells `peer` to write to `target` in a stream; the end of the connection that is here must outlive it.
-fn stream(bench: &Bench, peer: &mut Helper, target: &Mr, times: u64) -> Result<Endpoint> {
+/// The peer writes to `target`, through queues of its own; how many writes succeeded.
+fn remote_writes(pd: &Arc<Pd>, peer: &mut Helper, target: &Mr) -> Result<u64> {
     let theirs = peer.number("endpoint")?;
-    let here = Endpoint::new(&bench.pd)?;
+    let here = Endpoint::new(pd)?;
     here.connect(u32::try_from(theirs)?)?;
-    peer.tell(&format!("write {} {} {} {PIECE} {times}", here.number(), target.addr(), target.rkey()))?;
-    Ok(here)
+    let (number, addr, rkey) = (here.number(), target.addr(), target.rkey());
+    let said = peer.ask(&format!("write {number} {addr} {rkey} {PIECE} {REQUESTS}"))?;
+    let (good, _) = said.split_once(' ').with_context(|| format!("a stream ended with {said:?}"))?;
+    Ok(good.parse()?)
 }
 
-/// How many writes of a stream succeeded, and how it ended.
-fn ended(peer: &mut Helper) -> Result<(u64, String)> {
-    let said = peer.answer()?;
-    let (good, status) = said.split_once(' ').with_context(|| format!("a stream ended with {said:?}"))?;
-    Ok((good.parse()?, status.to_string()))
-}
-
-/// Reads from `from` into `into` over and over, as long as it works: what the NIC writes locally.
-fn reads(bench: &Bench, from: &Arc<Mr>, into: &Arc<Mr>, times: u64) -> Beside<(u64, Status)> {
-    let (pd, from, into) = (Arc::clone(&bench.pd), Arc::clone(from), Arc::clone(into));
-    Beside::start(move || {
-        let link = Loopback::new(&pd)?;
-        for good in 0..times {
-            link.read(good, (&into, 0), (&from, 0), PIECE)?;
-            let status = link.wait(PATIENCE)?.status;
-            if status != Status::IBV_WC_SUCCESS {
-                return Ok((good, status));
-            }
+/// Reads from `from` into `into`: what the NIC writes locally; how many reads succeeded.
+fn local_reads(pd: &Arc<Pd>, from: &Arc<Mr>, into: &Arc<Mr>) -> Result<u64> {
+    let link = Loopback::new(pd)?;
+    for good in 0..REQUESTS {
+        link.read(good, (into, 0), (from, 0), PIECE)?;
+        if link.wait(PATIENCE)?.status != Status::IBV_WC_SUCCESS {
+            return Ok(good);
         }
-        Ok((times, Status::IBV_WC_SUCCESS))
-    })
+    }
+    Ok(REQUESTS)
+}
+
+/// Somebody who posts without end.
+struct Poster {
+    over: Arc<AtomicBool>,
+    attempts: Arc<AtomicU64>,
+    ends: Beside<Tally>,
+}
+
+/// What succeeded, by when it was tried.
+#[derive(Default)]
+struct Tally {
+    before: u64,
+    /// Attempts that began when the free had returned, and successful requests of those.
+    attempts_after: u64,
+    after: u64,
+}
+
+impl Poster {
+    /// `freed` says that the free has returned.
+    fn start(freed: &Arc<AtomicBool>, mut attempt: impl FnMut() -> Result<u64> + Send + 'static) -> Self {
+        let (over, attempts) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stop, count, freed) = (Arc::clone(&over), Arc::clone(&attempts), Arc::clone(freed));
+        let ends = Beside::start(move || {
+            let mut tally = Tally::default();
+            while !stop.load(Ordering::SeqCst) {
+                let after = freed.load(Ordering::SeqCst);
+                let good = attempt()?;
+                if after {
+                    tally.attempts_after += 1;
+                    tally.after += good;
+                } else {
+                    tally.before += good;
+                }
+                count.fetch_add(1, Ordering::SeqCst);
+            }
+            Ok(tally)
+        });
+        Self { over, attempts, ends }
+    }
+
+    /// Until it has begun an attempt, and ended it, from now on.
+    fn posts_again(&self, what: &str) -> Result<()> {
+        let wanted = self.attempts.load(Ordering::SeqCst) + 2;
+        wait_for(what, || self.attempts.load(Ordering::SeqCst) >= wanted).or_else(|slow| {
+            self.ends.ended(Duration::ZERO).map_or(Err(slow), |end| match end {
+                Ok(_) => bail!("{what}: over too early"),
+                Err(e) => Err(e.context(what.to_string())),
+            })
+        })
+    }
+
+    fn finish(self, what: &str) -> Result<Tally> {
+        self.over.store(true, Ordering::SeqCst);
+        self.ends.finish(what)
+    }
 }
 
 /// The freed range goes to another process at once, which fills it. The first process reads into it and its peer writes
-/// to it, before, during and after: revocable, every request posted after the free ends in an error; persistent, they
-/// go on into memory that is kept for them. Not one byte of the next owner's changes.
+/// to it, before, during and after, without a pause: revocable, every request posted after the free ends in an error;
+/// persistent, they go on into memory that is kept for them. Not one byte of the next owner's changes.
 pub fn next_owner_is_safe(env: &Env) -> Result<()> {
     const ROUNDS: u64 = 5;
     const SEED: u64 = 0x5eed;
@@ -64,55 +113,43 @@ pub fn next_owner_is_safe(env: &Env) -> Result<()> {
     let (source_mr, target_mr) = (Arc::new(source_mr), Arc::new(target_mr));
     let place = gpu::place(target.va())?;
     let mut peer = Helper::start(&["actor", "nic"])?;
-    let mut second = Helper::start(&["actor", "nic"])?;
     let mut next = Helper::start(&["actor", "nic"])?;
 
     // Address and key are right: what fails later fails because the memory is gone.
-    let first = stream(&bench, &mut peer, &target_mr, 4)?;
-    let (good, status) = ended(&mut peer)?;
-    ensure!(good == 4, "{good} of 4 remote writes to live memory succeeded: {status}");
-    drop(first);
-    let here = stream(&bench, &mut peer, &target_mr, ENDLESS)?;
-    let local = reads(&bench, &source_mr, &target_mr, ENDLESS);
-    ensure!(local.ended(A_WHILE).is_none(), "the local stream is over before the free");
+    let good = remote_writes(&bench.pd, &mut peer, &target_mr)?;
+    ensure!(good == REQUESTS, "{good} of {REQUESTS} remote writes to live memory succeeded");
+    let freed = Arc::new(AtomicBool::new(false));
+    let (pd, to) = (Arc::clone(&bench.pd), Arc::clone(&target_mr));
+    let remote = Poster::start(&freed, move || remote_writes(&pd, &mut peer, &to));
+    let (pd, to) = (Arc::clone(&bench.pd), Arc::clone(&target_mr));
+    let local = Poster::start(&freed, move || local_reads(&pd, &source_mr, &to));
+    let both_post = || -> Result<()> {
+        remote.posts_again("the peer's writes")?;
+        local.posts_again("the process's own reads")
+    };
+    both_post()?;
     target.free()?;
+    freed.store(true, Ordering::SeqCst);
     next.ask(&format!("alloc {SIZE}"))?;
-    next.ask(&format!("fill {SEED}"))?;
     let theirs = next.number("place")?;
     ensure!((theirs == place) != persistent, "the next owner has {theirs:#x}, the first one had {place:#x}");
-    if !persistent {
-        let (good, status) = local.finish("the local stream")?;
-        println!("{good} local reads before {status:?}");
-        ensure!(status != Status::IBV_WC_SUCCESS, "the local stream never failed");
-        let (good, status) = ended(&mut peer)?;
-        println!("{good} remote writes before {status}");
-        ensure!(status != "IBV_WC_SUCCESS", "the remote stream never failed");
-    }
-    // The old streams are dead, or go on; each new one is posted after the free.
-    let (mut tried, mut succeeded) = (0, 0);
-    for _ in 0..ROUNDS {
-        // Persistent: the old stream goes on, so this is another peer's.
-        let writer = if persistent { &mut second } else { &mut peer };
-        let here = stream(&bench, writer, &target_mr, 4)?;
-        let (good, _) = ended(writer)?;
-        drop(here);
-        succeeded += good;
-        tried += 1;
-        let (good, _) = reads(&bench, &source_mr, &target_mr, 4).finish("reads after the free")?;
-        succeeded += good;
-        tried += 1;
+    next.ask(&format!("fill {SEED}"))?;
+    let unspoilt = |next: &mut Helper| -> Result<()> {
         let spoilt = next.number(&format!("spoilt {SEED}"))?;
         ensure!(spoilt == 0, "{spoilt} bytes of the next owner's memory changed");
+        Ok(())
+    };
+    for _ in 0..ROUNDS {
+        both_post()?;
+        unspoilt(&mut next)?;
     }
-    if persistent {
-        ensure!(succeeded == tried * 4, "{succeeded} of {} requests to kept memory succeeded", tried * 4);
-        // Long before its end; the kernel ends what it has posted.
-        peer.kill()?;
-    } else {
-        ensure!(succeeded == 0, "{succeeded} requests posted after the free succeeded");
+    for (what, poster) in [("the peer's writes", remote), ("the process's own reads", local)] {
+        let Tally { before, attempts_after, after } = poster.finish(what)?;
+        println!("{what}: {before} good before the free, {after} in {attempts_after} attempts after it");
+        ensure!(before > 0, "{what}: none was good before the free");
+        ensure!(attempts_after >= ROUNDS, "{what}: {attempts_after} attempts after the free");
+        let wanted = if persistent { attempts_after * REQUESTS } else { 0 };
+        ensure!(after == wanted, "{what}: {after} succeeded after the free, wanted {wanted}");
     }
-    drop(here);
-    let spoilt = next.number(&format!("spoilt {SEED}"))?;
-    ensure!(spoilt == 0, "{spoilt} bytes of the next owner's memory changed");
-    Ok(())
+    unspoilt(&mut next)
 }

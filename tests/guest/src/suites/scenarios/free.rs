@@ -9,7 +9,7 @@ use super::{
 use crate::cuda::DeviceMemory;
 use crate::gpu;
 use crate::lab;
-use crate::machine::{wait_for, Generation, Mode};
+use crate::machine::{wait_for, Mode};
 use crate::suites::{expect_errno, pattern, same_bytes, Bench, KIB, MIB, PATIENCE};
 use crate::test::Env;
 use crate::verbs::{Loopback, Status};
@@ -224,7 +224,7 @@ pub fn during_dereg(env: &Env) -> Result<()> {
             "before_put_pages" => env.rival,
             _ => false,
         };
-        let locked = env.generation == Generation::G51 && asks;
+        let locked = !env.generation.knows_unmaps() && asks;
         free_during(&bench, Stop::core(point)?, revocable && locked)?;
     }
     if !env.rival {
@@ -236,6 +236,16 @@ pub fn during_dereg(env: &Env) -> Result<()> {
 
 /// The provider's put, until it has the API lock, with it, and after. (The provider puts a persistent pin so that a free
 /// knows nothing of it.)
+/// The revocable client that steps in where persistent pins are impossible.
+pub fn of_the_fallback(env: &Env) -> Result<()> {
+    gpu::lab()?.fault("persistent_errno", 524)?;
+    let revocable =
+        Env { mode: Some(Mode::Legacy), generation: env.generation, rival: env.rival, values: env.values.clone() };
+    before_dma_map(&revocable)?;
+    before_activation(&revocable)?;
+    during_dereg(&revocable)
+}
+
 pub fn during_put(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mode = env.mode()?;

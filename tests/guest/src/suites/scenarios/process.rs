@@ -88,7 +88,12 @@ pub fn killed_in_dereg(env: &Env) -> Result<()> {
     if !env.rival {
         killed_at("dereg", Stop::core("in_dma_unmap")?)?;
     }
-    killed_at("dereg", Stop::pinning(env.mode()?, "put_before")?)
+    let mode = env.mode()?;
+    killed_at("dereg", Stop::pinning(mode, "put_before")?)?;
+    if mode != Mode::Persistent {
+        killed_at("dereg", Stop::gpu("put_locked")?)?;
+    }
+    killed_at("dereg", Stop::pinning(mode, "put_after")?)
 }
 
 pub fn killed_in_callback(env: &Env) -> Result<()> {

@@ -9,7 +9,7 @@ use anyhow::{ensure, Context, Result};
 
 use super::{dereg_beside, free_beside, no_pins, reg_beside, Beside, Stop, SIZE};
 use crate::gpu;
-use crate::machine::{unload_or_forget, Generation, Mode, RDMA_DEVICE};
+use crate::machine::{unload_or_forget, Mode, RDMA_DEVICE};
 use crate::suites::{Bench, KIB, PATIENCE};
 use crate::test::Env;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
@@ -17,11 +17,33 @@ use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 /// An address that no process of this machine uses for anything else.
 const FAR: u64 = 0x1000_0000_0000;
 
+/// One thread's registration has its pin, another's is whole, and the memory of both is freed.
+fn two_meet(env: &Env, pd: &Arc<Pd>, rm: &nvlab::Client) -> Result<()> {
+    let memory = rm.request(0, SIZE as u64).at(FAR).alloc()?;
+    let stop = Stop::core("before_get_pages")?;
+    let theirs = Arc::clone(pd);
+    let first = Beside::start(move || Ok(Mr::reg(&theirs, FAR, SIZE, FULL_ACCESS)));
+    stop.wait()?;
+    let second = Mr::reg(pd, FAR, SIZE, FULL_ACCESS).context("the second registration")?;
+    memory.free()?;
+    stop.release()?;
+    let first = first.finish("the first registration")?;
+    let persistent = env.mode()? == Mode::Persistent;
+    ensure!(env.rival || first.is_ok() == persistent, "the first registration: {:?}", first.err());
+    if let Ok(mr) = first {
+        mr.dereg()?;
+    }
+    second.dereg()?;
+    no_pins("after both")
+}
+
 /// Two threads register and deregister at one address, a third one frees and allocates there all the while.
 pub fn one_address(env: &Env) -> Result<()> {
     const ROUNDS: usize = 40;
     let mut rng = env.rng()?;
     let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
+    let rm = nvlab::Client::open()?;
+    two_meet(env, &pd, &rm)?;
     let over = Arc::new(AtomicBool::new(false));
     let registrars: Vec<Beside<(u32, u32)>> = (0..2)
         .map(|_| {
@@ -41,7 +63,6 @@ pub fn one_address(env: &Env) -> Result<()> {
             })
         })
         .collect();
-    let rm = nvlab::Client::open()?;
     // Freed under a registration at least once, however slow the machine is; a persistent one has no callback.
     let met = || -> Result<bool> { Ok(env.mode()? == Mode::Persistent || gpu::books()?.get("callbacks") > 0) };
     let (mut rounds, end) = (0, Instant::now() + PATIENCE);
@@ -78,7 +99,7 @@ pub fn three_wait(env: &Env) -> Result<()> {
     let (_third, third_mr) = bench.registered(SIZE)?;
     let second = bench.cuda.alloc(SIZE)?;
     let host = vec![0u8; 64 * KIB];
-    let (memory, holder, stop) = if env.generation == Generation::G51 {
+    let (memory, holder, stop) = if !env.generation.knows_unmaps() {
         let (memory, mr) = bench.registered(SIZE)?;
         let stop = Stop::core("in_stop")?;
         (memory, Holder::Deregisters(dereg_beside(mr)), stop)
