@@ -164,7 +164,7 @@ const OLD_LEGACY: &[&str] = &["guest.mode=old_legacy"];
 /// On an older core.
 const STOCK_OLDER: Row = Row { suites: STOCK_SUITES, takes: 60, runs: &[Run::Soak], ..STOCK };
 const STOCK_TABLE: Row = Row {
-    suites: &["smoke", "unfenced", "matrix", "verbs", "iommu", "errors"],
+    suites: &["smoke", "unfenced", "matrix", "verbs", "errors"],
     gpus: 2,
     nics: 2,
     takes: 40,
