@@ -71,7 +71,7 @@ pub enum Generation {
     G2504,
     /// 5.5 to 25.01: the inverted stop test.
     G55,
-    /// The last of 5.1 and of 5.4, and Ubuntu 5.4: as 5.5, but the page size is asked for before the mapping.
+    /// The last of 5.1 and of 5.4, and Ubuntu 5.4: invalidates as 5.5 does, and registers as 5.1.
     G54,
     /// 5.1 to 5.4 before those: no UNMAPS, the core unmaps under its lock, also inside the free callback.
     G51,
@@ -106,6 +106,11 @@ impl Generation {
     /// peer-memory-facts.md 1.7: a registration of a revocable client that fails after its mapping hangs for good.
     pub fn stop_test_is_inverted(self) -> bool {
         matches!(self, Self::G54 | Self::G55)
+    }
+
+    /// peer-memory-facts.md 1.4: later ones count what they have just forgotten.
+    pub fn counts_dereg_pages(self) -> bool {
+        matches!(self, Self::G51 | Self::G54)
     }
 
     /// peer-memory-facts.md 1.5: get_page_size comes before dma_map.

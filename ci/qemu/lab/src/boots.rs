@@ -146,7 +146,8 @@ const INVERTED_FAULTS: Row = Row {
 const STOCK: Row = Row { flavour: Flavour::Stock, takes: 40, ..ROW };
 const STOCK_FIRST: &[&str] = &["refusals", "smoke", "callbacks", "unfenced", "scenarios"];
 const STOCK_SUITES: &[&str] = &["smoke", "callbacks", "unfenced", "scenarios"];
-/// What the modes with peerdirect_support=1 are asked; without revocable pins nothing of `callbacks` is for them.
+/// What the modes with peerdirect_support=1 are asked; `old` has no revocable pins, and `callbacks` nothing
+/// else for it.
 const STOCK_OLD_SUITES: &[&str] = &["smoke", "unfenced"];
 const STOCK_OLD_LEGACY_SUITES: &[&str] = &["smoke", "callbacks", "unfenced"];
 /// With two GPUs and two network cards.
@@ -210,9 +211,9 @@ pub const BOOTS: &[Row] = &[
         ..ROW
     },
     // Each scenario in each mode and on each generation (each with each in the soak).
-    Row { name: "generations", suites: &["pairwise"], takes: 300, runs: &[Run::Test, Run::Soak], ..ROW },
+    Row { name: "generations", suites: &["pairwise"], takes: 360, runs: &[Run::Test, Run::Soak], ..ROW },
     // What else differs on older cores.
-    Row { name: "older", suites: &["older"], takes: 150, runs: &[Run::Soak], ..ROW },
+    Row { name: "older", suites: &["older"], takes: 230, runs: &[Run::Soak], ..ROW },
     Row { name: "scenarios", suites: &["scenarios"], takes: 400, runs: &[Run::Soak, Run::Scenarios], ..ROW },
     Row {
         name: "alarms",
@@ -463,7 +464,7 @@ pub const BOOTS: &[Row] = &[
     Row { name: "suites-5.5", suites: WHOLE, generation: "5.5", takes: 300, runs: &[Run::Soak], ..ROW },
     Row { name: "suites-5.4", suites: WHOLE, generation: "5.4", takes: 300, runs: &[Run::Soak], ..ROW },
     Row { name: "suites-5.1", suites: WHOLE, generation: "5.1", takes: 300, runs: &[Run::Soak], ..ROW },
-    Row { name: "stop-test", generation: "5.5", ..STOP_TEST },
+    Row { name: "stop-test-5.5", generation: "5.5", ..STOP_TEST },
     Row { name: "stop-test-5.4", generation: "5.4", ..STOP_TEST },
     Row { name: "breadth-25.04", runs: &[Run::Soak, Run::Scenarios], ..BREADTH },
     Row { name: "breadth-5.5", generation: "5.5", ..BREADTH },

@@ -364,10 +364,11 @@ fn together(lines: &[&Line], what: impl Fn(&Line) -> Option<&String>) -> String 
 fn page(clauses: &[Clause], lines: &[Line], commit: &str) -> String {
     let mut text = format!(
         "# The scenario table\n\n\
-         Made by `make scenarios` at {commit}; do not edit. Each scenario is one test in the lab (`tests/guest`), with KASAN and lockdep (kmemleak\n\
-         at the end of each boot), and each race of it forced: by hold points in the GPU driver, the RDMA core and the NIC, by kprobes in the\n\
-         kernel's DMA mapping. *Ours* is judged: clean means that the test passed, the kernel said nothing and nothing was left behind. What NVIDIA's module does (driver 550, its only mode there is\n\
-         legacy) is recorded: the first and worst thing that happened; it is not asked for what only ours promises.\n\n\
+         Made by `make scenarios` at {commit}; do not edit. Each scenario is one test in the lab (`tests/guest`), with KASAN and lockdep\n\
+         (kmemleak at the end of each boot), and its races are forced: by hold points in the GPU driver, the RDMA core and the NIC, by\n\
+         kprobes in the kernel's DMA mapping. *Ours* is judged: clean means that the test passed, the kernel said nothing and nothing was\n\
+         left behind. What NVIDIA's module does (driver 550, its only mode there is legacy) is recorded: the first and worst thing that\n\
+         happened; it is not asked for what only ours promises.\n\n\
          | scenario | test | modes | cores | ours | NVIDIA's module |\n|---|---|---|---|---|---|\n"
     );
     for clause in clauses {

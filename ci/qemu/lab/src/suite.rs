@@ -1,4 +1,4 @@
-//! `make test`: every test there is, one line each, and the count.
+//! `make test`: what is to be known before a change goes in, one line each, and the count.
 
 use crate::boots::{self, Run};
 use crate::ctx::Lab;

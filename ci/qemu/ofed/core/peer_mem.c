@@ -14,9 +14,9 @@
  *
  * What it leaves out:
  *  - generations before 5.1 (the models on the host cover 4.9);
- *  - in 5.4 and 5.5, the unlock of an unlocked mutex at each deregistration of a client
- *    without invalidation: no client can notice it, and it would switch lockdep
- *    off in a debug kernel;
+ *  - in 5.4 and 5.5, the unlock of an unlocked mutex at each deregistration of
+ *    a client without invalidation: no client can notice it, and it would switch
+ *    lockdep off in a debug kernel;
  *  - in 5.1, the notifier is stopped where later generations do it; there the
  *    release of the umem did, a moment later, with nothing in between that a
  *    client sees;

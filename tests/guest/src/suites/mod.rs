@@ -125,7 +125,7 @@ pub fn chosen(request: &Request) -> Result<Vec<Suite>> {
     Ok(chosen)
 }
 
-/// Why a revocable client's registration must not fail after its mapping on 5.5 to 25.01 (peer-memory-facts.md 1.7).
+/// Why a revocable client's registration must not fail after its mapping where `Generation::stop_test_is_inverted`.
 pub const STOP_TEST: &str =
     "the core hangs: its inverted stop test makes the registering thread wait for the mapping lock that it holds";
 

@@ -209,8 +209,7 @@ fn statistics(env: &Env) -> Result<()> {
         "num_dereg_bytes",
         "num_free_callbacks",
     ];
-    // peer-memory-facts.md 1.4: from 5.5 on the core counts what it has just forgotten.
-    let dereg_pages = if env.generation.page_size_comes_first() { 1 } else { 0 };
+    let dereg_pages = if env.generation.counts_dereg_pages() { 1 } else { 0 };
     let read = || -> Result<Vec<u64>> { names.iter().map(|n| lab::client_number("nv_mem", n)).collect() };
     let bench = Bench::new()?;
     let before = read()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A throw-away boot in which a core of 5.4 or 5.5 hangs by its inverted stop test, so that what the other suites leave out on those
-//! cores (`Test::not_on`) is known to be the core's doing.
+//! A throw-away boot in which a core of 5.4 or 5.5 hangs by its inverted stop test, so that what the other suites leave
+//! out on those cores (`Test::not_on`) is known to be the core's doing.
 
 use std::fs;
 use std::process::{Command, Stdio};

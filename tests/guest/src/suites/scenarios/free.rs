@@ -234,8 +234,6 @@ pub fn during_dereg(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The provider's put, until it has the API lock, with it, and after. (The provider puts a persistent pin so that a free
-/// knows nothing of it.)
 /// The revocable client that steps in where persistent pins are impossible.
 pub fn of_the_fallback(env: &Env) -> Result<()> {
     gpu::lab()?.fault("persistent_errno", 524)?;
@@ -246,6 +244,8 @@ pub fn of_the_fallback(env: &Env) -> Result<()> {
     during_dereg(&revocable)
 }
 
+/// The provider's put, until it has the API lock, with it, and after. (The provider puts a persistent pin so that a free
+/// knows nothing of it.)
 pub fn during_put(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mode = env.mode()?;

@@ -297,6 +297,9 @@ mod tests {
             lacks.is_empty() && has.is_empty(),
             "docs/scenarios.md lacks {lacks:?} and has {has:?}: make scenarios"
         );
+        let mut own = page.lines().filter(|l| l.contains("| `scenarios/"));
+        let cores = |l: &str| l.split('|').nth(4).map(|c| c.split(',').count());
+        assert!(own.all(|l| cores(l) == Some(Generation::ALL.len())), "docs/scenarios.md is of fewer cores");
     }
 
     #[test]

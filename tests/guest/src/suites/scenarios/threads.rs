@@ -17,7 +17,7 @@ use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 /// An address that no process of this machine uses for anything else.
 const FAR: u64 = 0x1000_0000_0000;
 
-/// One thread's registration has its pin, another's is whole, and the memory of both is freed.
+/// One thread's registration stands between acquire and get_pages, another's is whole, and the memory of both is freed.
 fn two_meet(env: &Env, pd: &Arc<Pd>, rm: &nvlab::Client) -> Result<()> {
     let memory = rm.request(0, SIZE as u64).at(FAR).alloc()?;
     let stop = Stop::core("before_get_pages")?;
@@ -64,10 +64,16 @@ pub fn one_address(env: &Env) -> Result<()> {
         })
         .collect();
     // Freed under a registration at least once, however slow the machine is; a persistent one has no callback.
-    let met = || -> Result<bool> { Ok(env.mode()? == Mode::Persistent || gpu::books()?.get("callbacks") > 0) };
+    let callbacks = || -> Result<i64> { Ok(gpu::books()?.get("callbacks")) };
+    let before = callbacks()?;
+    let met = || -> Result<bool> { Ok(env.mode()? == Mode::Persistent || callbacks()? > before) };
     let (mut rounds, end) = (0, Instant::now() + PATIENCE);
     while rounds < ROUNDS || !met()? {
-        ensure!(Instant::now() < end, "{rounds} times freed, never while it was registered");
+        ensure!(
+            Instant::now() < end,
+            "not over after {PATIENCE:?}: {rounds} times freed, while it was registered: {}",
+            met()?
+        );
         let memory = rm.request(0, SIZE as u64).at(FAR).alloc()?;
         std::thread::sleep(Duration::from_micros(rng.u64(0..20_000)));
         memory.free()?;
