@@ -4,6 +4,7 @@
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
 
+use super::scenarios::{free_beside, reg_beside, Stop};
 use super::{expect_errno, Bench, MIB};
 use crate::gpu;
 use crate::lab::{self, DmaFail, Event};
@@ -43,6 +44,12 @@ pub fn suite(rival: bool) -> Suite {
                 .map(|t| t.rival(Rival::Recorded)),
         );
     }
+    // A persistent pin outlives its memory, and get_pages does not fail.
+    tests.extend(
+        in_modes(rival, &[Mode::Legacy], "failed_get_order", failed_get_order)
+            .into_iter()
+            .map(|t| t.rival(Rival::Recorded)),
+    );
     Suite { name: "callbacks", tests }
 }
 
@@ -147,6 +154,26 @@ fn failed_map_order(env: &Env) -> Result<()> {
         };
         ensure!(right, "{} said {}", e.callback, e.ret);
     }
+    ensure!(gpu::pins()? == 0, "{} pins left", gpu::pins()?);
+    Ok(())
+}
+
+/// The memory goes between acquire and get_pages: the core calls release, and nothing that would undo what get_pages did
+/// not do (peer-memory-facts.md 1.1).
+fn failed_get_order(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(MIB)?;
+    lab::clear_trace()?;
+    let stop = Stop::core("before_get_pages")?;
+    let reg = reg_beside(&bench, memory.va());
+    stop.wait()?;
+    free_beside(&bench, memory).finish("the free")?;
+    stop.release()?;
+    ensure!(reg.finish("the registration")?.is_err(), "memory that is gone was registered");
+    let events = lab::trace()?;
+    let wanted = ["acquire", "get_pages", "release"];
+    ensure!(callbacks(&events) == wanted, "{:?}, wanted {wanted:?}", callbacks(&events));
+    ensure!(events.iter().any(|e| e.callback == "get_pages" && e.ret < 0), "get_pages did not fail");
     ensure!(gpu::pins()? == 0, "{} pins left", gpu::pins()?);
     Ok(())
 }

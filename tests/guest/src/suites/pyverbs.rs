@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! rdma-core's own test suite, on the lab's RDMA stack and on the kernel's own of the same version: what differs was
-//! broken by the lab's patches.
+//! rdma-core's own test suite, on the lab's RDMA stack with nvidia-peermem and on the kernel's own of the same version:
+//! what differs was broken by the lab's patches or by the module.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -94,13 +94,13 @@ fn on_mainline(chosen: &[String]) -> Result<Outcomes> {
 }
 
 fn on_ours(chosen: &[String]) -> Result<Outcomes> {
-    machine::load_rdma()?;
-    for name in MORE_MODULES {
+    machine::load_devices()?;
+    for name in MORE_MODULES.into_iter().chain(["nvidia-peermem"]) {
         crate::modules::modprobe(name, &[])?;
     }
     let outcomes = run(chosen);
-    machine::unload_rdma()?;
-    outcomes.context("on the lab's stack")
+    machine::unload_devices()?;
+    outcomes.context("on the lab's stack, with nvidia-peermem")
 }
 
 fn run(chosen: &[String]) -> Result<Outcomes> {

@@ -87,7 +87,7 @@ pub fn ends(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Every byte of one card into the other, by one request; another layout at each end.
+/// Every byte of one card into the other, by one request of each kind; another layout at each end.
 pub fn whole(env: &Env) -> Result<()> {
     const PIECE: usize = 4 * MIB;
     let mut rng = env.rng()?;
@@ -96,18 +96,22 @@ pub fn whole(env: &Env) -> Result<()> {
     let rm = nvlab::Client::open()?;
     let (from, into) = (card(&rm, 0, Layout::Broken2M, &mut rng)?, card(&rm, 1, Layout::Shuffled, &mut rng)?);
     let size = usize::try_from(from.size().min(into.size()))?;
-    let seed = rng.u64(..);
-    let mut contents = fastrand::Rng::with_seed(seed);
-    for at in (0..size).step_by(PIECE) {
-        from.write(at as u64, &pattern(&mut contents, PIECE))?;
-    }
     let (from_mr, into_mr) = (nic.reg(from.va(), size)?, nic.reg(into.va(), size)?);
-    nic.link.run_within(super::WHOLE_CARD, Op::Write, (&from_mr, 0), (&into_mr, 0), size)?;
-    let mut contents = fastrand::Rng::with_seed(seed);
-    for at in (0..size).step_by(PIECE) {
-        let mut got = vec![0; PIECE];
-        into.read(at as u64, &mut got)?;
-        same_bytes(&format!("the card from {at:#x}"), &got, &pattern(&mut contents, PIECE))?;
+    for op in [Op::Write, Op::Send, Op::Read] {
+        // A read's source is the remote side.
+        let (source, target) = if matches!(op, Op::Read) { (&into, &from) } else { (&from, &into) };
+        let seed = rng.u64(..);
+        let mut contents = fastrand::Rng::with_seed(seed);
+        for at in (0..size).step_by(PIECE) {
+            source.write(at as u64, &pattern(&mut contents, PIECE))?;
+        }
+        nic.link.run_within(super::WHOLE_CARD, op, (&from_mr, 0), (&into_mr, 0), size)?;
+        let mut contents = fastrand::Rng::with_seed(seed);
+        for at in (0..size).step_by(PIECE) {
+            let mut got = vec![0; PIECE];
+            target.read(at as u64, &mut got)?;
+            same_bytes(&format!("{op:?}: the card from {at:#x}"), &got, &pattern(&mut contents, PIECE))?;
+        }
     }
     from_mr.dereg()?;
     into_mr.dereg()?;
