@@ -42,10 +42,14 @@ pub fn suite(rival: bool) -> Suite {
 /// run, sees nothing of them; boots that are quicker have it in `scenarios`.
 const REPEATS: &str = "again_with_reused_tables";
 
-/// As few as show each scenario but [`REPEATS`] in each mode and on each generation, and each mode on each generation.
+/// Invalidates as one neighbour and registers as the other, so it is asked where that takes an eighth of the time: in
+/// `stock-table-5.4`, and with KASAN in `scenarios`.
+const BETWEEN: Generation = Generation::G54;
+
+/// As few as show each scenario but [`REPEATS`] in each mode and on each generation but [`BETWEEN`], and each mode on each.
 pub fn pairwise(rival: bool) -> Suite {
     let mut tests = tests(rival, |row, column| (row + column) % 2 == 0);
-    tests.retain(|test| !repeats(test));
+    tests.retain(|test| !repeats(test) && test.generation != Some(BETWEEN));
     Suite { name: "pairwise", tests }
 }
 
@@ -320,6 +324,7 @@ mod tests {
         };
         let (repeated, all): (Vec<_>, Vec<_>) = suite(false).tests.into_iter().partition(repeats);
         assert_eq!(repeated.len(), 2 * Generation::ALL.len());
+        let all: Vec<Test> = all.into_iter().filter(|t| t.generation != Some(BETWEEN)).collect();
         let some = pairwise(false).tests;
         assert!(some.len() < all.len(), "{} of {}", some.len(), all.len());
         assert_eq!(pairs(all), pairs(some));
