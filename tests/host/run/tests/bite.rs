@@ -57,10 +57,11 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// One package per fault, in one workspace that shares what is built already.
+/// One package per fault, in one workspace that shares what is built already. A fault runs for a moment only, so what the
+/// compiler would do for its speed is left out.
 fn prepare(faults: &[Fault], host: &Path, work: &Path) {
     let root = host.join("../..");
-    let mut members = String::new();
+    let (mut members, mut quick) = (String::new(), String::new());
     for fault in faults {
         let package = work.join(&fault.name);
         let _ = fs::remove_dir_all(&package);
@@ -92,10 +93,12 @@ fn prepare(faults: &[Fault], host: &Path, work: &Path) {
         let main = format!("model::main!({lib});\n");
         fs::write(package.join("main.rs"), main).expect("writable");
         writeln!(members, "    \"{}\",", fault.name).expect("a string");
+        writeln!(quick, "[profile.dev.package.fault-{}]\nopt-level = 0\ndebug = false", fault.name).expect("a string");
     }
     let profile = fs::read_to_string(host.join("Cargo.toml")).expect("readable");
     let profile = profile.split("[profile.dev]").nth(1).expect("the workspace has a profile");
-    let workspace = format!("[workspace]\nresolver = \"2\"\nmembers = [\n{members}]\n\n[profile.dev]{profile}");
+    let workspace =
+        format!("[workspace]\nresolver = \"2\"\nmembers = [\n{members}]\n\n[profile.dev]{profile}\n{quick}");
     fs::write(work.join("Cargo.toml"), workspace).expect("writable");
     fs::copy(host.join("Cargo.lock"), work.join("Cargo.lock")).expect("writable");
 }
