@@ -43,7 +43,7 @@ pub fn suite(rival: bool) -> Suite {
 const REPEATS: &str = "again_with_reused_tables";
 
 /// Invalidates as one neighbour and registers as the other, so it is asked where that takes an eighth of the time: in
-/// `stock-table-5.4`, and with KASAN in `scenarios`.
+/// `stock-legacy-5.4`, and with KASAN in `scenarios`.
 const BETWEEN: Generation = Generation::G54;
 
 /// As few as show each scenario but [`REPEATS`] in each mode and on each generation but [`BETWEEN`], and each mode on each.
