@@ -92,11 +92,14 @@ impl<'ast> Visit<'ast> for Finder {
     }
 }
 
-/// How often the word `unsafe` opens a block or stands for a promise in a macro's tokens (not before `fn` and `extern`).
+/// How often the word `unsafe` opens a block or an impl or stands for a promise in a macro's tokens (not before `fn` and
+/// `extern`).
 fn words(tokens: proc_macro2::TokenStream) -> usize {
     let tokens: Vec<_> = tokens.into_iter().collect();
-    let here =
-        tokens.windows(2).filter(|w| w[0].to_string() == "unsafe" && matches!(w[1], proc_macro2::TokenTree::Group(_)));
+    let opens = |next: &proc_macro2::TokenTree| {
+        matches!(next, proc_macro2::TokenTree::Group(_)) || next.to_string() == "impl"
+    };
+    let here = tokens.windows(2).filter(|w| w[0].to_string() == "unsafe" && opens(&w[1]));
     let inside = tokens.iter().map(|t| match t {
         proc_macro2::TokenTree::Group(group) => words(group.stream()),
         _ => 0,

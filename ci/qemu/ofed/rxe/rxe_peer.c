@@ -15,7 +15,9 @@
  *
  * What it leaves out: mkeys and translation tables of a limited size, the mkey
  * cache, UMR work requests, ATS, DMA that outlives a deregistration because
- * the PCIe fabric reorders it.
+ * the PCIe fabric reorders it; drivers that release a umem without stopping its
+ * notifier, that never activate it, or that forget the umem when the fence of a
+ * deregistration fails.
  */
 #include <linux/debugfs.h>
 #include <linux/delay.h>
