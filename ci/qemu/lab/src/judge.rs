@@ -144,13 +144,12 @@ fn untested(report: &Report, suites: &[&str], label: &str) -> Vec<Test> {
     suites.iter().filter(|suite| !ran(suite)).map(nothing).collect()
 }
 
-/// Whether this is memory lost or spoilt: KASAN's word for it, an oops, the end of the machine with an alarm on its console,
-/// or a pin that nobody puts. A circle of locks, which NVIDIA's module has in any case, is not, nor that something was not as
-/// ours would have it, that time was over or QEMU died.
+/// Whether this is memory lost or spoilt: KASAN's word for it, an oops, also as the last word of the machine, or a pin that
+/// nobody puts. A circle of locks, which NVIDIA's module has in any case, is not, nor that something was not as ours would
+/// have it, that time was over or QEMU died.
 fn is_bite(what: &str) -> bool {
     let spoilt = |alarm: &str| alarms::scan(alarm).iter().any(|a| matches!(a.kind, Kind::Kasan | Kind::Bug));
-    what.strip_prefix("the kernel: ").is_some_and(spoilt)
-        || (what.starts_with("machine stopped: ") && !what.contains(scenarios::NO_WORD))
+    ["the kernel: ", "machine stopped: "].iter().any(|said| what.strip_prefix(said).is_some_and(spoilt))
         || what.starts_with("the GPU's books are not clean: ")
         || what.starts_with("still pinned: ")
 }
@@ -217,6 +216,7 @@ mod tests {
             tests: Vec::new(),
             json: BTreeMap::new(),
             alarms,
+            begun: BTreeMap::from([("s/b".into(), 0)]),
             console: "x".into(),
             elapsed: Duration::ZERO,
         }
@@ -302,9 +302,17 @@ mod tests {
         report.json.insert("scenario".into(), vec![row("s/a", &["0 users, wanted 1"]), row("s/b", &[pins])]);
         assert_eq!(judged(&report), [Outcome::Failed, Outcome::Passed]);
         // The machine stopped in the second one, with an alarm.
+        let panic = Alarm { kind: Kind::Bug, line: "Kernel panic - not syncing".into(), number: 1 };
+        report.alarms[0] = panic.clone();
         report.json.insert("scenario".into(), vec![row("s/a", &[alarm])]);
         report.json.insert("begin".into(), vec![row("s/a", &[]), row("s/b", &[])]);
         assert_eq!(judged(&report), [Outcome::Passed, Outcome::Passed]);
+        // With a circle of locks, or when the alarm was of the test before.
+        report.alarms[0] = Alarm { kind: Kind::Lockdep, line: circle.replace("the kernel: ", ""), number: 1 };
+        assert_eq!(judged(&report), [Outcome::Passed, Outcome::Failed]);
+        report.alarms[0] = panic;
+        report.begun.insert("s/b".into(), 2);
+        assert_eq!(judged(&report), [Outcome::Passed, Outcome::Failed]);
         // And without a word.
         report.alarms.clear();
         assert_eq!(judged(&report), [Outcome::Passed, Outcome::Failed]);

@@ -100,6 +100,8 @@ pub struct Report {
     pub tests: Vec<Test>,
     pub json: BTreeMap<String, Vec<Value>>,
     pub alarms: Vec<Alarm>,
+    /// The console's line, counted from 1, on which each test began.
+    pub begun: BTreeMap<String, usize>,
     pub console: PathBuf,
     pub elapsed: Duration,
 }
@@ -222,6 +224,7 @@ impl Boot {
             tests: parser.tests,
             json: parser.json,
             alarms: alarms::scan(&text),
+            begun: alarms::begun(&text),
             console,
             elapsed: start.elapsed(),
         })

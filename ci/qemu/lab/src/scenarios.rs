@@ -52,6 +52,15 @@ struct Told {
     what: Vec<String>,
 }
 
+/// The run that the page is of.
+struct Ran {
+    commit: String,
+    jobs: usize,
+    done: usize,
+    /// Tests of ours that failed, also those that end a boot and that its console is; and what could not be asked.
+    failed: Vec<String>,
+}
+
 /// A line of build/scenarios.json.
 #[derive(Clone, Debug, PartialEq)]
 struct Line {
@@ -129,19 +138,22 @@ pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
         });
     }
     let commit = sh::output(sh::command(lab, "git").args(["describe", "--always", "--dirty", "--abbrev=12"]))?;
+    let mut ran = Ran { commit: commit.trim().to_string(), jobs: jobs.len(), done: 0, failed: Vec::new() };
     // What is told of ours, and of the rival.
-    let (mut told, mut kept, mut failed) = ([Vec::new(), Vec::new()], Ok(Vec::new()), 0);
+    let (mut told, mut kept) = ([Vec::new(), Vec::new()], Ok(Vec::new()));
     lanes::run(jobs, lanes, |done| {
         let whose = usize::from(!done.name.starts_with("ours "));
+        ran.done += 1;
         // What the rival's tests say is recorded and no outcome of the job's; that it could not be asked is.
-        failed += done.count(|o| *o == Outcome::Failed);
+        let failed = done.found.tests.iter().filter(|t| t.outcome == Outcome::Failed);
+        ran.failed.extend(failed.map(|t| t.name.clone()));
         let rows = done.found.json.get("scenario").into_iter().flatten().map(Told::read);
         // After each, so that whoever stops it keeps what it found so far.
         if kept.is_ok() {
             kept = rows.collect::<Result<Vec<_>>>().and_then(|rows| {
                 told[whose].extend(rows);
                 let lines = lines(&clauses, &told[0], &told[1]);
-                keep(lab, &clauses, &lines, commit.trim())?;
+                keep(lab, &clauses, &lines, &ran)?;
                 Ok(lines)
             });
         }
@@ -162,10 +174,10 @@ pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
         rivals().filter(|r| *r == "clean").count(),
         rivals().count()
     );
-    if failed > 0 {
-        println!("{failed} tests of ours failed, what ends a boot and its console among them, or NVIDIA's could not be asked");
+    if !ran.failed.is_empty() {
+        println!("failed, or NVIDIA's module could not be asked: {}", ran.failed.join(", "));
     }
-    Ok(not_clean.is_empty() && missing.is_empty() && failed == 0)
+    Ok(not_clean.is_empty() && missing.is_empty() && ran.failed.is_empty())
 }
 
 /// What ours was not asked, or gave no answer to.
@@ -193,12 +205,12 @@ fn json_file(lab: &Lab) -> PathBuf {
     lab.repo.join("build/scenarios.json")
 }
 
-fn keep(lab: &Lab, clauses: &[Clause], lines: &[Line], commit: &str) -> Result<()> {
+fn keep(lab: &Lab, clauses: &[Clause], lines: &[Line], ran: &Ran) -> Result<()> {
     let file = json_file(lab);
     let rows: Vec<Value> = lines.iter().map(Line::json).collect();
     fs::write(&file, serde_json::to_string_pretty(&rows)? + "\n")
         .with_context(|| format!("cannot write {}", file.display()))?;
-    fs::write(lab.repo.join(TABLE), page(clauses, lines, commit)).with_context(|| format!("cannot write {TABLE}"))
+    fs::write(lab.repo.join(TABLE), page(clauses, lines, ran)).with_context(|| format!("cannot write {TABLE}"))
 }
 
 /// The boots marked for it, with their suites of the table, on the newest core; the table's own suite on each.
@@ -282,7 +294,8 @@ pub fn rows(report: &Report) -> Vec<Value> {
     let mut rows: Vec<Value> = all("scenario").collect();
     if let Some(mut begun) = all("begin").next_back() {
         if !rows.iter().any(|r| r["test"] == begun["test"]) {
-            let alarm = report.alarms.last().map_or(NO_WORD, |a| a.line.as_str());
+            let begin = begun["test"].as_str().and_then(|test| report.begun.get(test)).copied().unwrap_or(usize::MAX);
+            let alarm = report.alarms.iter().rfind(|a| a.number > begin).map_or(NO_WORD, |a| a.line.as_str());
             // Without the time, which is another one in each boot.
             let alarm = alarm.split_once("] ").filter(|_| alarm.starts_with('[')).map_or(alarm, |(_, said)| said);
             begun["what"] = vec![format!("machine stopped: {alarm}")].into();
@@ -361,16 +374,23 @@ fn together(lines: &[&Line], what: impl Fn(&Line) -> Option<&String>) -> String 
     }
 }
 
-fn page(clauses: &[Clause], lines: &[Line], commit: &str) -> String {
+fn page(clauses: &[Clause], lines: &[Line], ran: &Ran) -> String {
+    let commit = &ran.commit;
     let mut text = format!(
         "# The scenario table\n\n\
          Made by `make scenarios` at {commit}; do not edit. Each scenario is one test in the lab (`tests/guest`), with KASAN and lockdep\n\
          (kmemleak at the end of each boot), and its races are forced: by hold points in the GPU driver, the RDMA core and the NIC, by\n\
          kprobes in the kernel's DMA mapping. *Ours* is judged: clean means that the test passed, the kernel said nothing and nothing was\n\
          left behind. What NVIDIA's module does (driver 550, its only mode there is legacy) is recorded: the first and worst thing that\n\
-         happened; it is not asked for what only ours promises.\n\n\
-         | scenario | test | modes | cores | ours | NVIDIA's module |\n|---|---|---|---|---|---|\n"
+         happened; it is not asked for what only ours promises.\n\n"
     );
+    if ran.done < ran.jobs {
+        text += &format!("**Not whole**: {} of the run's {} machines are in it.\n\n", ran.done, ran.jobs);
+    }
+    if !ran.failed.is_empty() {
+        text += &format!("**Failed**, what ends a boot and its console among it: {}.\n\n", ran.failed.join(", "));
+    }
+    text += "| scenario | test | modes | cores | ours | NVIDIA's module |\n|---|---|---|---|---|---|\n";
     for clause in clauses {
         let of: Vec<&Line> = lines
             .iter()
@@ -439,6 +459,7 @@ mod tests {
                 ("scenario".to_string(), vec![row("scenarios/a")]),
             ]),
             alarms: vec![Alarm { kind: Kind::Bug, line: "[   10.414051] Kernel panic".into(), number: 1 }],
+            begun: BTreeMap::from([("scenarios/b".to_string(), 0)]),
             console: "x".into(),
             elapsed: Duration::ZERO,
         };
@@ -474,9 +495,13 @@ mod tests {
         assert_eq!(lines.len(), 2);
         assert_eq!((lines[0].ours.as_deref(), lines[0].rival.as_deref()), (Some("clean"), Some("hung: did not end")));
         assert_eq!((lines[1].ours.as_deref(), lines[1].rival.as_deref()), (Some("clean"), None));
-        let page = page(&[clause()], &lines, "abc");
+        let mut ran = Ran { commit: "abc".to_string(), jobs: 2, done: 2, failed: Vec::new() };
+        let whole = page(&[clause()], &lines, &ran);
         let row = "| `scenarios/free_during_dma_map` | legacy, persistent | 25.04 | clean | hung: did not end |";
-        assert!(page.contains(row), "{page}");
+        assert!(whole.contains(row) && !whole.contains("**"), "{whole}");
+        (ran.done, ran.failed) = (1, vec!["x: end/nothing_leaked".to_string()]);
+        let bad = page(&[clause()], &lines, &ran);
+        assert!(bad.contains("**Not whole**: 1 of the run's 2 ") && bad.contains("x: end/nothing_leaked"), "{bad}");
     }
 
     #[test]
