@@ -141,6 +141,8 @@ const INVERTED_FAULTS: Row = Row {
     ..ROW
 };
 
+const OLDER_IOMMU: Row = Row { suites: &["iommu"], iommu: Iommu::Translating, takes: 150, runs: &[Run::Soak], ..ROW };
+
 /// Debian's own kernel. It has no Rust, so the module is built with kernel-lite, and stays loaded after the first revocable
 /// pin: each mode needs a boot of its own, in which what has the module unloaded comes first.
 const STOCK: Row = Row { flavour: Flavour::Stock, takes: 40, ..ROW };
@@ -165,13 +167,15 @@ const OLD_LEGACY: &[&str] = &["guest.mode=old_legacy"];
 /// On an older core.
 const STOCK_OLDER: Row = Row { suites: STOCK_SUITES, takes: 60, runs: &[Run::Soak], ..STOCK };
 const STOCK_TABLE: Row = Row {
-    suites: &["smoke", "unfenced", "matrix", "verbs", "errors"],
+    suites: &["smoke", "unfenced", "scenarios", "matrix", "verbs", "errors"],
     gpus: 2,
     nics: 2,
     takes: 40,
     runs: &[Run::Test, Run::Soak],
     ..STOCK
 };
+const TABLE_ONLY: &str =
+    "guest.only=smoke/,unfenced/,matrix/,verbs/,errors/,/again_with_reused_tables,/free_of_the_fallback";
 /// Debian 12's first.
 const OLDEST: Row =
     Row { suites: &["bare"], flavour: Flavour::Oldest, takes: 20, runs: &[Run::Test, Run::Soak], ..ROW };
@@ -250,6 +254,10 @@ pub const BOOTS: &[Row] = &[
         runs: &[Run::Soak, Run::Scenarios],
         ..ROW
     },
+    // A core of 5.1 unmaps by itself, also inside the free.
+    Row { name: "iommu-translating-5.5", generation: "5.5", ..OLDER_IOMMU },
+    Row { name: "iommu-translating-5.4", generation: "5.4", ..OLDER_IOMMU },
+    Row { name: "iommu-translating-5.1", generation: "5.1", ..OLDER_IOMMU },
     Row {
         name: "iommu-identity",
         suites: &["iommu"],
@@ -344,15 +352,26 @@ pub const BOOTS: &[Row] = &[
         generation: "5.1",
         ..STOCK_OLDER
     },
-    // What of the table other suites stand for, on the older cores.
+    // What of the table other suites stand for, on the older cores, and what of the table's own suite `generations` and
+    // `stock-legacy-5.4` leave to others there.
     Row {
         name: "stock-table-5.5",
-        append: &["guest.mode=persistent", "guest.table"],
+        append: &["guest.mode=persistent", "guest.table", TABLE_ONLY],
         generation: "5.5",
         ..STOCK_TABLE
     },
-    Row { name: "stock-table-5.4", append: &["guest.mode=legacy", "guest.table"], generation: "5.4", ..STOCK_TABLE },
-    Row { name: "stock-table-5.1", append: &["guest.mode=legacy", "guest.table"], generation: "5.1", ..STOCK_TABLE },
+    Row {
+        name: "stock-table-5.4",
+        append: &["guest.mode=persistent", "guest.table", TABLE_ONLY],
+        generation: "5.4",
+        ..STOCK_TABLE
+    },
+    Row {
+        name: "stock-table-5.1",
+        append: &["guest.mode=legacy", "guest.table", TABLE_ONLY],
+        generation: "5.1",
+        ..STOCK_TABLE
+    },
     // No module with a GPL-only import loads here.
     Row {
         name: "stock-closed",
@@ -500,6 +519,7 @@ pub const BOOTS: &[Row] = &[
     Row { name: "stock-large", suites: &["matrix_large"], gpu_mib: 4096, takes: 30, runs: &[Run::Soak], ..STOCK },
     // All of it; what `make demo` shows is a part.
     Row { name: "pair", suites: &["pair"], pair: true, takes: 120, runs: &[Run::Soak], ..STOCK },
+    Row { name: "pair-5.1", suites: &["pair"], pair: true, generation: "5.1", takes: 120, runs: &[Run::Soak], ..STOCK },
     Row { name: "suites-iommu", suites: SUITES, iommu: Iommu::Translating, takes: 360, runs: &[Run::Soak], ..ROW },
     // Each byte of 13 000 cases: on a kernel without alarms, which are asked for in `breadth-25.04`.
     Row { name: "matrix-full", suites: &["matrix_full"], gpus: 2, nics: 2, takes: 1800, runs: &[Run::Soak], ..STOCK },

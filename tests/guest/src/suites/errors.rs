@@ -15,7 +15,6 @@ use crate::test::{in_modes, Env, Rival, Suite, Test};
 use crate::verbs::{Loopback, Mr, Op};
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
-const OURS: Rival = Rival::Skip("records no reasons");
 
 pub fn suite(rival: bool) -> Suite {
     let mut tests = Vec::new();
@@ -23,15 +22,23 @@ pub fn suite(rival: bool) -> Suite {
         for (name, means, run) in [
             ("memlock", Rival::Same, memlock as fn(&Env) -> Result<()>),
             ("bar1_full", Rival::Recorded, bar1_full),
-            ("coherent", OURS, coherent),
-            ("no_dma_device", OURS, no_dma_device),
-            ("not_pci", OURS, not_pci),
+            ("coherent", Rival::Recorded, coherent),
+            ("no_dma_device", Rival::Recorded, no_dma_device),
+            ("not_pci", Rival::Recorded, not_pci),
         ] {
             tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| t.rival(means)));
         }
     }
-    tests.push(Test::new("topology", Level::Devices, topology).rival(OURS));
+    tests.push(
+        Test::new("topology", Level::Devices, topology)
+            .rival(Rival::Skip("never asks whether GPU and NIC reach each other")),
+    );
     Suite { name: "errors", tests }
+}
+
+/// The reason that ours records.
+fn reason<'a>(env: &Env, reason: &'a str) -> Option<&'a str> {
+    (!env.rival).then_some(reason)
 }
 
 fn judged(wrong: Vec<String>) -> Result<()> {
@@ -65,8 +72,7 @@ fn bar1_full(env: &Env) -> Result<()> {
     let (large, small) = (bench.cuda.alloc(200 * MIB)?, bench.cuda.alloc(40 * MIB)?);
     let first = bench.reg(large.va(), 200 * MIB)?;
     let got = bench.refused("BAR1 full", small.va(), 40 * MIB)?;
-    let reason = (!env.rival).then_some("out_of_bar");
-    judged(complaints("BAR1 full", (small.va(), 40 * MIB), got, libc::ENOMEM, reason))?;
+    judged(complaints("BAR1 full", (small.va(), 40 * MIB), got, libc::ENOMEM, reason(env, "out_of_bar")))?;
     ensure!(gpu::pins()? == 1, "{} pins, wanted the first registration's", gpu::pins()?);
     first.dereg()?;
     bench.reg(small.va(), 40 * MIB).context("after the other was deregistered")?.dereg()?;
@@ -85,7 +91,7 @@ fn coherent(env: &Env) -> Result<()> {
         let what = format!("coherent memory, table version {version:#x}");
         if env.mode()? == Mode::Legacy {
             let got = bench.refused(&what, memory.va(), MIB)?;
-            judged(complaints(&what, (memory.va(), MIB), got, libc::EOPNOTSUPP, Some("outside_bar")))?;
+            judged(complaints(&what, (memory.va(), MIB), got, libc::EOPNOTSUPP, reason(env, "outside_bar")))?;
             ensure!(gpu::pins()? == 0, "{what}: {} pins stay", gpu::pins()?);
             continue;
         }
@@ -129,12 +135,12 @@ fn moves(bench: &Bench, rng: &mut fastrand::Rng, mr: &Mr, memory: &Memory, (at, 
 }
 
 /// A software device that names no DMA device.
-fn no_dma_device(_: &Env) -> Result<()> {
+fn no_dma_device(env: &Env) -> Result<()> {
     let _rxe = OtherRxe::load(&["peer_dma_device=none"])?;
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
     let got = bench.refused("no DMA device", memory.va(), MIB)?;
-    judged(complaints("no DMA device", (memory.va(), MIB), got, libc::ENODEV, Some("no_device")))?;
+    judged(complaints("no DMA device", (memory.va(), MIB), got, libc::ENODEV, reason(env, "no_device")))?;
     ensure!(gpu::pins()? == 0, "{} pins stay", gpu::pins()?);
     let host = vec![0u8; MIB];
     bench.reg(host.as_ptr() as u64, MIB).context("ordinary memory of the same device")?.dereg()?;
@@ -153,8 +159,8 @@ fn not_pci(env: &Env) -> Result<()> {
     mr.dereg()?;
     let outside = rm.request(0, MIB as u64).coherent(true).alloc()?;
     let got = bench.refused("coherent memory", outside.va(), MIB)?;
-    let reason = if env.mode()? == Mode::Legacy { "outside_bar" } else { "not_pci" };
-    judged(complaints("coherent memory", (outside.va(), MIB), got, libc::EOPNOTSUPP, Some(reason)))?;
+    let why = if env.mode()? == Mode::Legacy { "outside_bar" } else { "not_pci" };
+    judged(complaints("coherent memory", (outside.va(), MIB), got, libc::EOPNOTSUPP, reason(env, why)))?;
     ensure!(gpu::pins()? == 0, "{} pins stay", gpu::pins()?);
     Ok(())
 }

@@ -18,6 +18,9 @@ const RUNNER: &str = "/usr/lib/pyverbs-tests/run_tests.py";
 /// Beside what every boot loads: the connection manager has tests, too.
 const MORE_MODULES: [&str; 1] = ["rdma_ucm"];
 
+/// That pass in a machine which lacks nothing; rdma-core 44 had 94.
+const FEWEST: usize = 80;
+
 pub fn suite() -> Suite {
     Suite { name: "pyverbs", tests: vec![Test::new("same_as_mainline", Level::Bare, same_as_mainline).limit(1800)] }
 }
@@ -43,7 +46,9 @@ fn same_as_mainline(env: &Env) -> Result<()> {
         });
         emit("pyverbs", &row);
     }
-    ensure!(count(&mainline, "ok") > 0, "no test passed on the kernel's own stack: {mainline:?}");
+    // Where the devices or Python's packages are not there, what is left is alike on both.
+    let fewest = if chosen.is_empty() { FEWEST } else { 1 };
+    ensure!(count(&mainline, "ok") >= fewest, "fewer than {fewest} passed on the kernel's own stack: {mainline:?}");
     let differ = |a: &Outcomes, b: &Outcomes| -> Vec<String> {
         let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
         names.into_iter().filter(|n| a.get(*n) != b.get(*n)).cloned().collect()

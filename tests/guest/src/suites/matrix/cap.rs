@@ -131,8 +131,12 @@ fn one_cap(setting: &Setting, size: usize, generation: Generation, rng: &mut fas
     Ok(())
 }
 
-/// Moves both ends of a registration, a little across each cut, and all of it if that is not too much; the neighbours
-/// stay as they are.
+/// What moves the bytes of a part, in turns, and whether they go into the registration.
+const MOVES: [(Op, bool); 6] =
+    [(Op::Write, true), (Op::Read, true), (Op::Send, true), (Op::Write, false), (Op::Read, false), (Op::Send, false)];
+
+/// Moves both ends of a registration, a little across each cut, and all of it if that is not too much, and counts on both
+/// sides of each cut; the neighbours stay as they are.
 fn across_cuts(
     nic: &Nic,
     memory: &Memory,
@@ -146,7 +150,8 @@ fn across_cuts(
     let cuts = (start / cap + 1..=end / cap).map(|n| n * cap).map(|cut| cut - 33..cut + 34);
     let ends = [start..start + 40, end.saturating_sub(40)..end];
     let all = (len <= MIB).then_some(start..end);
-    for part in cuts.chain(ends).chain(all) {
+    let turns = MOVES.iter().cycle().skip(rng.usize(..MOVES.len()));
+    for (part, (op, into)) in cuts.clone().chain(ends).chain(all).zip(turns) {
         let part = part.start.max(start)..part.end.min(end);
         if part.is_empty() {
             continue;
@@ -154,15 +159,61 @@ fn across_cuts(
         let guard = part.start.saturating_sub(PAGE)..(part.end + PAGE).min(size);
         let mut wanted = pattern(rng, guard.len());
         memory.write(guard.start as u64, &wanted)?;
-        let bytes = pattern(rng, part.len());
-        let host = nic.reg(bytes.as_ptr() as u64, bytes.len())?;
-        nic.link.run(Op::Write, (&host, 0), (mr, part.start - start), bytes.len())?;
+        let what = format!("{part:x?}, {op:?} {}", if *into { "into it" } else { "out of it" });
+        let here = part.start - guard.start..part.end - guard.start;
+        let mut bytes = pattern(rng, part.len());
+        let host = nic.reg(bytes.as_mut_ptr() as u64, bytes.len())?;
+        let (ours, theirs) = ((&host, 0), (mr, part.start - start));
+        // The source of a read is the remote side.
+        let (local, remote) = if *into == matches!(op, Op::Read) { (theirs, ours) } else { (ours, theirs) };
+        nic.link.run(*op, local, remote, part.len()).with_context(|| what.clone())?;
         host.dereg()?;
-        wanted[part.start - guard.start..part.end - guard.start].copy_from_slice(&bytes);
+        if *into {
+            wanted[here].copy_from_slice(&bytes);
+        } else {
+            same_bytes(&what, &bytes, &wanted[here])?;
+        }
         let mut got = vec![0; guard.len()];
         memory.read(guard.start as u64, &mut got)?;
-        same_bytes(&format!("{part:x?} and its neighbours"), &got, &wanted)?;
+        same_bytes(&format!("{what}, and its neighbours"), &got, &wanted)?;
     }
+    for cut in cuts.map(|around| around.start + 33).filter(|cut| *cut >= start + WORD && cut + WORD <= end) {
+        count_beside(nic, memory, (mr, start), cut, rng).with_context(|| format!("beside {cut:#x}"))?;
+    }
+    Ok(())
+}
+
+const WORD: usize = size_of::<u64>();
+
+/// Adds to the last word before a cut and to the first one after it.
+fn count_beside(
+    nic: &Nic,
+    memory: &Memory,
+    (mr, start): (&Mr, usize),
+    cut: usize,
+    rng: &mut fastrand::Rng,
+) -> Result<()> {
+    let two = || -> Result<[u64; 2]> {
+        let mut words = [0; 2];
+        for (word, at) in words.iter_mut().zip([cut - WORD, cut]) {
+            let mut bytes = [0; WORD];
+            memory.read(at as u64, &mut bytes)?;
+            *word = u64::from_ne_bytes(bytes);
+        }
+        Ok(words)
+    };
+    let before = two()?;
+    let mut found = [0u64; 2];
+    let host = nic.reg(found.as_mut_ptr() as u64, size_of_val(&found))?;
+    let add = [rng.u64(..), rng.u64(..)];
+    for (i, at) in [cut - WORD, cut].into_iter().enumerate() {
+        nic.link.run(Op::FetchAdd(add[i]), (&host, i * WORD), (mr, at - start), WORD)?;
+    }
+    host.dereg()?;
+    ensure!(found == before, "fetched {found:x?}, there was {before:x?}");
+    let wanted = [before[0].wrapping_add(add[0]), before[1].wrapping_add(add[1])];
+    let after = two()?;
+    ensure!(after == wanted, "{after:x?}, wanted {wanted:x?}");
     Ok(())
 }
 

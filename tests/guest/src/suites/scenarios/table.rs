@@ -112,7 +112,7 @@ pub const TABLE: &[Row] = &[
         provider::table_goes_to_another_user,
     ),
     here(
-        "three threads: acquire waits for R, callback for M, deregistration holds M",
+        "three threads: acquire waits for R, callback for M, a registration holds M (on 5.1 a deregistration)",
         "three_wait",
         LEGACY,
         threads::three_wait,
