@@ -96,9 +96,8 @@ impl<'ast> Visit<'ast> for Finder {
 /// `extern`).
 fn words(tokens: proc_macro2::TokenStream) -> usize {
     let tokens: Vec<_> = tokens.into_iter().collect();
-    let opens = |next: &proc_macro2::TokenTree| {
-        matches!(next, proc_macro2::TokenTree::Group(_)) || next.to_string() == "impl"
-    };
+    let opens =
+        |next: &proc_macro2::TokenTree| matches!(next, proc_macro2::TokenTree::Group(_)) || next.to_string() == "impl";
     let here = tokens.windows(2).filter(|w| w[0].to_string() == "unsafe" && opens(&w[1]));
     let inside = tokens.iter().map(|t| match t {
         proc_macro2::TokenTree::Group(group) => words(group.stream()),
