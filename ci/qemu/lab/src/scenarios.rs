@@ -1,6 +1,7 @@
 //! `make scenarios`: the scenario table against ours and, in legacy mode, against NVIDIA's module; build/scenarios.json
 //! and docs/scenarios.md.
 
+use crate::alarms::Kind;
 use crate::boots::{self, Row, Run};
 use crate::ctx::Lab;
 use crate::image::{Module, More};
@@ -295,7 +296,10 @@ pub fn rows(report: &Report) -> Vec<Value> {
     if let Some(mut begun) = all("begin").next_back() {
         if !rows.iter().any(|r| r["test"] == begun["test"]) {
             let begin = begun["test"].as_str().and_then(|test| report.begun.get(test)).copied().unwrap_or(usize::MAX);
-            let alarm = report.alarms.iter().rfind(|a| a.number > begin).map_or(NO_WORD, |a| a.line.as_str());
+            let here = || report.alarms.iter().rev().filter(|a| a.number > begin);
+            // What spoilt memory says more than what came of it.
+            let worst = here().find(|a| matches!(a.kind, Kind::Kasan | Kind::Bug)).or_else(|| here().next());
+            let alarm = worst.map_or(NO_WORD, |a| a.line.as_str());
             // Without the time, which is another one in each boot.
             let alarm = alarm.split_once("] ").filter(|_| alarm.starts_with('[')).map_or(alarm, |(_, said)| said);
             begun["what"] = vec![format!("machine stopped: {alarm}")].into();
@@ -426,7 +430,7 @@ fn page(clauses: &[Clause], lines: &[Line], ran: &Ran) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::alarms::{Alarm, Kind};
+    use crate::alarms::Alarm;
     use serde_json::json;
 
     fn told(test: &str, mode: &str, generation: &str, what: &[&str]) -> Told {

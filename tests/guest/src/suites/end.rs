@@ -106,9 +106,8 @@ fn lockdep_is_alive(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The first scan takes checksums; the second reports what did not change, has no reference and is older than five
-/// seconds.
-/// Has kmemleak look at all that is there now: it tells of what did not change between two scans and is five seconds old.
+/// Has kmemleak look at all that is there now. The first scan takes checksums; the second reports what did not change, has
+/// no reference and is older than five seconds.
 pub(super) fn kmemleak_scan() -> Result<()> {
     const OLD_ENOUGH: Duration = Duration::from_secs(6);
     let scan = || fs::write(KMEMLEAK, "scan").context("kmemleak scan");

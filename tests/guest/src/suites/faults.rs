@@ -137,7 +137,8 @@ const SWEEPS: usize = 3;
 fn too_few(tally: &Tally, shape: &str) -> Option<&'static str> {
     let (ours, provider, nic) = match shape {
         "contiguous" => (4, 3, 2),
-        NEW_PAIR => (5, 5, 2),
+        // One sweep, and what others have is 4 and 5; one place of the NIC's may be stepped over.
+        NEW_PAIR => (5, 6, 1),
         _ => (4, 3, 1),
     };
     let least = [("nvidia_peermem", ours), ("nvidia", provider), ("rdma_rxe", nic)];
