@@ -62,6 +62,11 @@ impl Env {
         println!("guest.seed={seed}");
         Ok(fastrand::Rng::with_seed(seed))
     }
+
+    /// The reason that a refusal is to be recorded with: the rival records none.
+    pub fn reason<'a>(&self, reason: &'a str) -> Option<&'a str> {
+        (!self.rival).then_some(reason)
+    }
 }
 
 pub struct Test {

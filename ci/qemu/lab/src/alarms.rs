@@ -58,12 +58,6 @@ pub fn scan(log: &str) -> Vec<Alarm> {
         .collect()
 }
 
-/// The line, counted from 1, on which the guest says that a test begins.
-pub fn begun(log: &str) -> BTreeMap<String, usize> {
-    let lines = log.lines().enumerate();
-    lines.filter_map(|(i, line)| Some((line.strip_prefix("guest: ")?.trim_end().to_string(), i + 1))).collect()
-}
-
 pub fn count(alarms: &[Alarm]) -> BTreeMap<Kind, usize> {
     let mut map = BTreeMap::new();
     for alarm in alarms {

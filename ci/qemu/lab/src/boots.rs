@@ -131,10 +131,12 @@ const LONG_STORM: Row = Row {
 const STOP_TEST: Row =
     Row { suites: &["stop_test"], expect: Expect::Alarms(&[(Kind::Lockdep, 1)]), takes: 35, runs: &[Run::Soak], ..ROW };
 /// With room for a range that is longer than 1 GiB.
-const OLDER_FAULTS: Row =
+const ROOMY_FAULTS: Row =
     Row { suites: &["faults"], append: &[NO_DMA_DEBUG], gpu_mib: 4096, takes: 600, runs: &[Run::Soak], ..ROW };
 
-const OLDER_IOMMU: Row = Row { suites: &["iommu"], iommu: Iommu::Translating, takes: 150, runs: &[Run::Soak], ..ROW };
+/// Every address goes through the NIC's own translation. `stock-iommu` and `stock-iommu-legacy` ask whether bytes move and
+/// whether what bypasses the IOMMU faults; which addresses the NIC is given, only this kernel can list.
+const TRANSLATING: Row = Row { suites: &["iommu"], iommu: Iommu::Translating, takes: 150, runs: &[Run::Soak], ..ROW };
 
 /// Debian's own kernel. It has no Rust, so the module is built with kernel-lite, and stays loaded after the first revocable
 /// pin: each mode needs a boot of its own, in which what has the module unloaded comes first.
@@ -167,6 +169,7 @@ const STOCK_TABLE: Row = Row {
     runs: &[Run::Test, Run::Soak],
     ..STOCK
 };
+/// Of the table's own suite what other boots of that core leave out.
 const TABLE_ONLY: &str =
     "guest.only=smoke/,unfenced/,matrix/,verbs/,errors/,/again_with_reused_tables,/free_of_the_fallback";
 /// Debian 12's first.
@@ -237,20 +240,11 @@ pub const BOOTS: &[Row] = &[
         runs: &[Run::Soak],
         ..STOCK
     },
-    // Every address goes through the NIC's own translation. `stock-iommu` and `stock-iommu-legacy` ask whether bytes move and
-    // whether what bypasses the IOMMU faults; which addresses the NIC is given, only this kernel can list.
-    Row {
-        name: "iommu-translating",
-        suites: &["iommu"],
-        iommu: Iommu::Translating,
-        takes: 150,
-        runs: &[Run::Soak, Run::Scenarios],
-        ..ROW
-    },
+    Row { name: "iommu-translating", runs: &[Run::Soak, Run::Scenarios], ..TRANSLATING },
     // A core of 5.1 unmaps by itself, also inside the free.
-    Row { name: "iommu-translating-5.5", generation: "5.5", ..OLDER_IOMMU },
-    Row { name: "iommu-translating-5.4", generation: "5.4", ..OLDER_IOMMU },
-    Row { name: "iommu-translating-5.1", generation: "5.1", ..OLDER_IOMMU },
+    Row { name: "iommu-translating-5.5", generation: "5.5", ..TRANSLATING },
+    Row { name: "iommu-translating-5.4", generation: "5.4", ..TRANSLATING },
+    Row { name: "iommu-translating-5.1", generation: "5.1", ..TRANSLATING },
     Row {
         name: "iommu-identity",
         suites: &["iommu"],
@@ -528,19 +522,10 @@ pub const BOOTS: &[Row] = &[
         ..ROW
     },
     // Not a sample of a table's many allocations, but all of them.
-    Row {
-        name: "faults-full",
-        suites: &["faults"],
-        append: &[NO_DMA_DEBUG, "guest.every_allocation"],
-        // Room for a range that is longer than 1 GiB.
-        gpu_mib: 4096,
-        takes: 1500,
-        runs: &[Run::Soak],
-        ..ROW
-    },
-    Row { name: "faults-5.5", generation: "5.5", ..OLDER_FAULTS },
-    Row { name: "faults-5.4", generation: "5.4", ..OLDER_FAULTS },
-    Row { name: "faults-5.1", generation: "5.1", ..OLDER_FAULTS },
+    Row { name: "faults-full", append: &[NO_DMA_DEBUG, "guest.every_allocation"], takes: 1500, ..ROOMY_FAULTS },
+    Row { name: "faults-5.5", generation: "5.5", ..ROOMY_FAULTS },
+    Row { name: "faults-5.4", generation: "5.4", ..ROOMY_FAULTS },
+    Row { name: "faults-5.1", generation: "5.1", ..ROOMY_FAULTS },
     Row { name: "storm-25.04", ..LONG_STORM },
     Row { name: "storm-5.5", generation: "5.5", ..LONG_STORM },
     Row { name: "storm-5.4", generation: "5.4", ..LONG_STORM },

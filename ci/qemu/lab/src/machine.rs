@@ -224,7 +224,7 @@ impl Boot {
             tests: parser.tests,
             json: parser.json,
             alarms: alarms::scan(&text),
-            begun: alarms::begun(&text),
+            begun: begun(&text),
             console,
             elapsed: start.elapsed(),
         })
@@ -293,6 +293,12 @@ impl Boot {
         }
         Ok(())
     }
+}
+
+/// The line, counted from 1, on which the guest says that a test begins.
+fn begun(log: &str) -> BTreeMap<String, usize> {
+    let lines = log.lines().enumerate();
+    lines.filter_map(|(i, line)| Some((line.strip_prefix("guest: ")?.trim_end().to_string(), i + 1))).collect()
 }
 
 /// A shell whose input is a file or a pipe: what is written before the prompt is there would be lost.

@@ -28,7 +28,7 @@ const NOT_ASKED: &str = "not asked: ";
 /// NVIDIA's module may stop the machine in each scenario; more boots than that come from something else.
 const REBOOTS: usize = 80;
 /// Of a machine that stopped in a test without an alarm.
-pub const NO_WORD: &str = "no word on the console";
+const NO_WORD: &str = "no word on the console";
 /// Where its reports are to be found again.
 const TABLE: &str = "docs/scenarios.md";
 

@@ -36,11 +36,6 @@ pub fn suite(rival: bool) -> Suite {
     Suite { name: "errors", tests }
 }
 
-/// The reason that ours records.
-fn reason<'a>(env: &Env, reason: &'a str) -> Option<&'a str> {
-    (!env.rival).then_some(reason)
-}
-
 fn judged(wrong: Vec<String>) -> Result<()> {
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
@@ -72,7 +67,7 @@ fn bar1_full(env: &Env) -> Result<()> {
     let (large, small) = (bench.cuda.alloc(200 * MIB)?, bench.cuda.alloc(40 * MIB)?);
     let first = bench.reg(large.va(), 200 * MIB)?;
     let got = bench.refused("BAR1 full", small.va(), 40 * MIB)?;
-    judged(complaints("BAR1 full", (small.va(), 40 * MIB), got, libc::ENOMEM, reason(env, "out_of_bar")))?;
+    judged(complaints("BAR1 full", (small.va(), 40 * MIB), got, libc::ENOMEM, env.reason("out_of_bar")))?;
     ensure!(gpu::pins()? == 1, "{} pins, wanted the first registration's", gpu::pins()?);
     first.dereg()?;
     bench.reg(small.va(), 40 * MIB).context("after the other was deregistered")?.dereg()?;
@@ -91,7 +86,7 @@ fn coherent(env: &Env) -> Result<()> {
         let what = format!("coherent memory, table version {version:#x}");
         if env.mode()? == Mode::Legacy {
             let got = bench.refused(&what, memory.va(), MIB)?;
-            judged(complaints(&what, (memory.va(), MIB), got, libc::EOPNOTSUPP, reason(env, "outside_bar")))?;
+            judged(complaints(&what, (memory.va(), MIB), got, libc::EOPNOTSUPP, env.reason("outside_bar")))?;
             ensure!(gpu::pins()? == 0, "{what}: {} pins stay", gpu::pins()?);
             continue;
         }
@@ -140,7 +135,7 @@ fn no_dma_device(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
     let got = bench.refused("no DMA device", memory.va(), MIB)?;
-    judged(complaints("no DMA device", (memory.va(), MIB), got, libc::ENODEV, reason(env, "no_device")))?;
+    judged(complaints("no DMA device", (memory.va(), MIB), got, libc::ENODEV, env.reason("no_device")))?;
     ensure!(gpu::pins()? == 0, "{} pins stay", gpu::pins()?);
     let host = vec![0u8; MIB];
     bench.reg(host.as_ptr() as u64, MIB).context("ordinary memory of the same device")?.dereg()?;
@@ -160,7 +155,7 @@ fn not_pci(env: &Env) -> Result<()> {
     let outside = rm.request(0, MIB as u64).coherent(true).alloc()?;
     let got = bench.refused("coherent memory", outside.va(), MIB)?;
     let why = if env.mode()? == Mode::Legacy { "outside_bar" } else { "not_pci" };
-    judged(complaints("coherent memory", (outside.va(), MIB), got, libc::EOPNOTSUPP, reason(env, why)))?;
+    judged(complaints("coherent memory", (outside.va(), MIB), got, libc::EOPNOTSUPP, env.reason(why)))?;
     ensure!(gpu::pins()? == 0, "{} pins stay", gpu::pins()?);
     Ok(())
 }

@@ -22,6 +22,7 @@ use crate::test::{emit, in_modes, skip, Env, Rival, Suite};
 use crate::verbs::Mr;
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
+const PERSISTENT: &[Mode] = &[Mode::Persistent];
 const RIVAL: Rival = Rival::Skip("each failure is judged by what our statistics say of it");
 /// What everything may take to settle; a killed process is not involved.
 const SOON: Duration = Duration::from_secs(5);
@@ -30,32 +31,41 @@ const ENOTSUPP: i32 = 524;
 
 pub fn suite(rival: bool) -> Suite {
     let mut tests = Vec::new();
-    let mut add = |modes: &[Mode], name: &str, run: fn(&Env) -> Result<()>| {
-        let limit = if ["allocations_fragmented", "allocations_of_a_new_pair"].contains(&name) { 900 } else { 300 };
+    let mut add = |modes: &[Mode], limit: u64, name: &str, revocable: &[Mode], run: fn(&Env) -> Result<()>| {
         tests.extend(in_modes(rival, modes, name, run).into_iter().map(|t| {
-            let revocable = t.level.mode() != Some(Mode::Persistent) || name == "allocations_of_the_fallback";
+            let hangs = t.level.mode().is_some_and(|mode| revocable.contains(&mode));
             let t = t.rival(RIVAL).limit(limit);
-            // One that fails between mapping and mkey; the provider's calls come before.
-            if revocable && name.starts_with("allocations") {
+            if hangs {
                 t.not_on(Generation::stop_test_is_inverted, STOP_TEST)
             } else {
                 t
             }
         }));
     };
+    // In which modes an allocation may fail between the mapping and the mkey of a revocable client. The provider's calls come
+    // before that.
+    const LEGACY: &[Mode] = &[Mode::Legacy];
+    const NEVER: &[Mode] = &[];
     // First: after a revocable pin of the others a module that stays could not be loaded anew.
-    add(&[Mode::Persistent], "calls_of_a_new_pair", calls_of_a_new_pair);
-    add(&[Mode::Persistent], "allocations_of_a_new_pair", allocations_of_a_new_pair);
-    add(&BOTH, "allocations_contiguous", allocations_contiguous);
-    add(&BOTH, "allocations_fragmented", allocations_fragmented);
-    add(&[Mode::Persistent], "allocations_coherent", allocations_coherent);
-    add(&[Mode::Persistent], "allocations_of_the_fallback", allocations_of_the_fallback);
-    add(&BOTH, "provider_calls", provider_calls);
-    add(&[Mode::Persistent], "calls_on_coherent_memory", calls_on_coherent_memory);
-    add(&BOTH, "calls_of_a_long_range", calls_of_a_long_range);
-    add(&[Mode::Persistent], "calls_of_the_fallback", calls_of_the_fallback);
-    add(&BOTH, "provider_puts", provider_puts);
+    add(PERSISTENT, 300, "calls_of_a_new_pair", NEVER, calls_of_a_new_pair);
+    add(PERSISTENT, 900, "allocations_of_a_new_pair", NEVER, allocations_of_a_new_pair);
+    add(&BOTH, 300, "allocations_contiguous", LEGACY, allocations_contiguous);
+    add(&BOTH, 900, "allocations_fragmented", LEGACY, allocations_fragmented);
+    add(PERSISTENT, 300, "allocations_coherent", NEVER, allocations_coherent);
+    add(PERSISTENT, 300, "allocations_of_the_fallback", PERSISTENT, allocations_of_the_fallback);
+    add(&BOTH, 300, "provider_calls", NEVER, provider_calls);
+    add(PERSISTENT, 300, "calls_on_coherent_memory", NEVER, calls_on_coherent_memory);
+    add(&BOTH, 300, "calls_of_a_long_range", NEVER, calls_of_a_long_range);
+    add(PERSISTENT, 300, "calls_of_the_fallback", NEVER, calls_of_the_fallback);
+    add(&BOTH, 300, "provider_puts", NEVER, provider_puts);
     Suite { name: "faults", tests }
+}
+
+/// The module forgets what it allocated and asked once.
+fn load_anew(env: &Env) -> Result<()> {
+    modules::rmmod(PEERMEM)?;
+    modules::modprobe("nvidia-peermem", env.mode()?.parameters(env.rival))?;
+    Ok(())
 }
 
 /// Registers, and hands back the MR or the errno that the application saw.
@@ -256,8 +266,7 @@ fn allocations_of_a_new_pair(env: &Env) -> Result<()> {
         let (mut faults, mut tally) = (Allocations::prepare(kind)?, Tally::default());
         let mut sweep = Sweep::new(false);
         loop {
-            modules::rmmod(PEERMEM)?;
-            modules::modprobe("nvidia-peermem", env.mode()?.parameters(env.rival))?;
+            load_anew(env)?;
             if !one_fails(&mut sweep, &bench, &memory, kind, &mut faults, &mut tally).with_context(|| kind.name())? {
                 break;
             }
@@ -397,8 +406,7 @@ impl Case {
                     continue;
                 }
                 if self.reload {
-                    modules::rmmod(PEERMEM)?;
-                    modules::modprobe("nvidia-peermem", self.mode.parameters(env.rival))?;
+                    load_anew(env)?;
                 }
                 let refused = Stats::read()?.number("total.refused")?;
                 let (result, hit) = calls.during(n, errno, || register(bench, memory))?;

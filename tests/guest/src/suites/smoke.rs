@@ -391,8 +391,7 @@ fn leaves_allocation(env: &Env) -> Result<()> {
     let mut log = Mark::now()?;
     for (i, (what, at, len)) in leaving.into_iter().enumerate() {
         let got = bench.refused(what, at, len)?;
-        let reason = (!env.rival).then_some("leaves_allocation");
-        wrong.extend(complaints(what, (at, len), got, libc::EINVAL, reason));
+        wrong.extend(complaints(what, (at, len), got, libc::EINVAL, env.reason("leaves_allocation")));
         ensure!(gpu::pins()? == 0, "{what}: refused, but {} pins stay", gpu::pins()?);
         if i == 0 && !env.rival {
             let said = log.since()?;
@@ -438,7 +437,6 @@ fn bad_tables(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let gpu = gpu::lab()?;
     let memory = bench.cuda.alloc(SIZE)?;
-    let of_ours = |reason: &'static str| (!env.rival).then_some(reason);
     let mut wrong = Vec::new();
     for (fault, value, reason) in [
         ("table_version", 0x0003_0000, "table_version"),
@@ -460,7 +458,7 @@ fn bad_tables(env: &Env) -> Result<()> {
         let got = bench.refused(&what, memory.va(), SIZE);
         gpu.reset_faults()?;
         match got {
-            Ok(got) => wrong.extend(complaints(&what, (memory.va(), SIZE), got, libc::EIO, of_ours(reason))),
+            Ok(got) => wrong.extend(complaints(&what, (memory.va(), SIZE), got, libc::EIO, env.reason(reason))),
             Err(e) => wrong.push(format!("{e:#}")),
         }
         let (gets, puts) = gpu::provider_calls()?;
@@ -477,7 +475,7 @@ fn bad_tables(env: &Env) -> Result<()> {
         _ => (libc::EIO, "dma_mapping"),
     };
     match got {
-        Ok(got) => wrong.extend(complaints("table_outside", (memory.va(), SIZE), got, errno, of_ours(reason))),
+        Ok(got) => wrong.extend(complaints("table_outside", (memory.va(), SIZE), got, errno, env.reason(reason))),
         Err(e) => wrong.push(format!("{e:#}")),
     }
     // After all that a good table works.
@@ -496,8 +494,6 @@ fn provider_errors(env: &Env) -> Result<()> {
     let memory = bench.cuda.alloc(MIB)?;
     let fault = if mode == Mode::Persistent { "persistent_errno" } else { "get_errno" };
     let mut wrong = Vec::new();
-    // The rival records no reasons.
-    let because = |reason| (!env.rival).then_some(reason);
     // ENOMEM and EIO prove nothing by themselves: with the first call alone failing, a pin of one page shows that the
     // memory is the GPU's; where that fails too it may be anybody's, and the user hears what ordinary memory says.
     const ALWAYS: u64 = 100;
@@ -514,7 +510,7 @@ fn provider_errors(env: &Env) -> Result<()> {
         let got = bench.refused(&what, memory.va(), MIB);
         gpu.reset_faults()?;
         match got {
-            Ok(got) => wrong.extend(complaints(&what, (memory.va(), MIB), got, seen, because(reason))),
+            Ok(got) => wrong.extend(complaints(&what, (memory.va(), MIB), got, seen, env.reason(reason))),
             Err(e) => wrong.push(format!("{e:#}")),
         }
     }
@@ -522,7 +518,7 @@ fn provider_errors(env: &Env) -> Result<()> {
     gpu.set("bar1_size", (36 << 20) + 2 * GPU_PAGE as u64)?;
     let got = bench.refused("BAR1 full", memory.va(), MIB);
     gpu.reset_config()?;
-    wrong.extend(complaints("BAR1 full", (memory.va(), MIB), got?, libc::ENOMEM, because("out_of_bar")));
+    wrong.extend(complaints("BAR1 full", (memory.va(), MIB), got?, libc::ENOMEM, env.reason("out_of_bar")));
     if gpu::pins()? != 0 {
         wrong.push(format!("{} pins left", gpu::pins()?));
     }
