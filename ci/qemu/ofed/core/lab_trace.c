@@ -141,6 +141,7 @@ static const char * const point_names[LAB_POINTS] = {
 	[LAB_BEFORE_PUT_PAGES] = "before_put_pages",
 	[LAB_BEFORE_RELEASE] = "before_release",
 	[LAB_INVALIDATE_ENTRY] = "invalidate_entry",
+	[LAB_INVALIDATE_FOUND] = "invalidate_found",
 	[LAB_INVALIDATE_FENCE] = "invalidate_fence",
 	[LAB_IN_DMA_MAP] = "in_dma_map",
 	[LAB_IN_DMA_UNMAP] = "in_dma_unmap",

@@ -10,7 +10,8 @@
  * (parameter generation, README.md). Bugs of those cores are modelled, not
  * repaired: statistics that stay 0, the inverted stop test of 5.4 to 25.01, the
  * lock inversion of 5.1, get_page_size() called although nobody checked that it
- * is there, put_pages() under the mapping lock when dma_map() fails.
+ * is there, put_pages() under the mapping lock when dma_map() fails, a client
+ * pointer that a late invalidation reads after release() has returned.
  *
  * What it leaves out:
  *  - generations before 5.1 (the models on the host cover 4.9);
@@ -622,6 +623,8 @@ void ib_peer_umem_release(struct ib_umem *umem)
 	drop_ticket(peer);
 	call_release(peer);
 	put_client(peer->client);
+	/* An invalidation that found the umem before reads this, or has. */
+	peer->client = NULL;
 	atomic64_sub(ib_umem_num_pages(umem), &umem->owning_mm->pinned_vm);
 	mmdrop(umem->owning_mm);
 	/* An invalidation may still be on its way out. */
@@ -635,7 +638,6 @@ static int invalidate_ticket(void *reg_handle, u64 core_context)
 	struct ib_umem_peer *peer;
 	struct lab_call call;
 	char name[32];
-	u32 flags;
 
 	lab_hold(LAB_INVALIDATE_ENTRY, "-");
 	call = lab_trace_begin();
@@ -643,7 +645,6 @@ static int invalidate_ticket(void *reg_handle, u64 core_context)
 	xa_lock(&client->tickets);
 	/* The client may unregister while this thread waits for the lock. */
 	strscpy(name, client->ops->name);
-	flags = client->flags;
 	atomic64_inc(&client->stats.num_free_callbacks);
 	peer = xa_load(&client->tickets, core_context);
 	if (!peer) {
@@ -655,6 +656,7 @@ static int invalidate_ticket(void *reg_handle, u64 core_context)
 	kref_get(&peer->kref);
 	xa_unlock(&client->tickets);
 
+	lab_hold(LAB_INVALIDATE_FOUND, name);
 	mutex_lock(&peer->mapping_lock);
 	if (peer->state == MAPPED && peer->func) {
 		struct lab_call fence;
@@ -664,7 +666,8 @@ static int invalidate_ticket(void *reg_handle, u64 core_context)
 		peer->func(&peer->umem, peer->func_priv);
 		trace_end(peer, fence, "fence", 0);
 	}
-	if (flags & PEER_MEM_INVALIDATE_UNMAPS) {
+	/* Through the umem and unchecked, as real cores do. */
+	if (peer->client->flags & PEER_MEM_INVALIDATE_UNMAPS) {
 		if (peer->state == MAPPED) {
 			untrim_sgl(peer);
 			forget_sgl(peer);
