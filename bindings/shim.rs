@@ -94,6 +94,7 @@ unsafe extern "C" {
     pub fn nvpm_g_unlock_exclusive();
     pub fn nvpm_current_process(process: *mut nvpm_process);
     pub fn nvpm_current_comm(comm: *mut u8);
+    pub fn nvpm_current_task() -> u64;
     pub fn nvpm_now_ns() -> u64;
     pub fn nvpm_real_ns() -> u64;
     pub fn nvpm_cpu() -> u32;

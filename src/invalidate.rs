@@ -70,6 +70,8 @@ pub(crate) fn on_free(ticket: u64) {
 
 fn revoke(registration: &Registration) {
     let timer = Timer::start(Event::Revoke);
+    // `release` waits for this lock where it finds that this callback calls the hook.
+    let invalidation = registration.invalidation().lock();
     let revocation = {
         let mut body = registration.body().lock();
         let revocation = body.life.revoke();
@@ -90,6 +92,7 @@ fn revoke(registration: &Registration) {
         }
         Revocation::Invalidate(core_ticket) => {
             crate::invalidate_umem(registration.client(), core_ticket);
+            drop(invalidation);
             // The HCA is quiet. Cores that unmap by themselves have done so inside the call.
             registration.dma_unmap();
         }

@@ -17,7 +17,7 @@ use crate::registry;
 use crate::report::{self, PerClient};
 use crate::runs::Reader;
 use crate::sg::{self, Run, Table};
-use crate::shim::{self, GExclusive, ModuleRef, Process};
+use crate::shim::{self, GExclusive, ModuleRef, Process, Task};
 use crate::trace::{self, Event, Timer};
 use kernel::alloc::KVVec;
 use kernel::prelude::*;
@@ -59,21 +59,21 @@ pub(crate) struct Body {
     since_ns: u64,
     /// When the free callback that is running now began, 0 without one.
     callback_ns: u64,
-    /// Whether that callback is waiting for the core.
-    invalidating: bool,
+    /// The task of that callback, if it calls the core's hook.
+    invalidating: Option<Task>,
 }
 
 impl Body {
     /// A free callback found this registration and will wait for the core, or not.
     pub(crate) fn begin_callback(&mut self, invalidating: bool) {
         self.callback_ns = shim::now_ns();
-        self.invalidating = invalidating;
+        self.invalidating = invalidating.then(Task::current);
     }
 
     /// It is done here.
     pub(crate) fn end_callback(&mut self) {
         self.callback_ns = 0;
-        self.invalidating = false;
+        self.invalidating = None;
     }
 }
 
@@ -111,6 +111,9 @@ pub(crate) struct Registration {
     /// Filled by `acquire` before the core knows of this registration.
     #[pin]
     body: Mutex<Body>,
+    /// Held by a free callback from before its mark until the core's hook has returned.
+    #[pin]
+    invalidation: Mutex<()>,
     /// Last, so that it is given back last.
     _module: ModuleRef,
 }
@@ -130,7 +133,7 @@ impl Registration {
                 counted: false,
                 since_ns: 0,
                 callback_ns: 0,
-                invalidating: false,
+                invalidating: None,
             };
             // INVARIANT: `registry::insert()` enters the registration under this ticket; there is no mapping yet.
             Arc::pin_init(
@@ -141,6 +144,7 @@ impl Registration {
                     comm: shim::current_comm(),
                     ticket,
                     body <- new_mutex!(body, "nvidia_peermem::Registration::body"),
+                    invalidation <- new_mutex!((), "nvidia_peermem::Registration::invalidation"),
                     _module: module,
                 }),
                 GFP_KERNEL,
@@ -161,6 +165,11 @@ impl Registration {
     /// L, and what it protects.
     pub(crate) fn body(&self) -> &Mutex<Body> {
         &self.body
+    }
+
+    /// The invalidation lock.
+    pub(crate) fn invalidation(&self) -> &Mutex<()> {
+        &self.invalidation
     }
 
     /// Whether `process` may put the pin: the provider knows revocable pins by process and table address only, and
@@ -281,7 +290,7 @@ impl Registration {
             nic,
             since_ns: body.since_ns,
             callback_ns: body.callback_ns,
-            invalidating: body.invalidating,
+            invalidating: body.invalidating.is_some(),
         }
     }
 
@@ -447,14 +456,22 @@ impl Registration {
         timer.end(|| self.traced(), Ok(()));
     }
 
-    /// The core's `release`: ends the registration, in whatever state it is. The core holds no lock, except old ones
-    /// inside the free callback: then the pin is revoked, and neither G nor the provider is touched.
+    /// The core's `release`: ends the registration, in whatever state it is. Waits until no free callback of it is inside
+    /// the core's hook, which reads the umem's client there; the core forgets that client once this has returned.
+    ///
+    /// The core holds no lock, except old ones inside the free callback: then the pin is revoked, and neither G nor the
+    /// provider is touched.
     pub(crate) fn release(&self) {
+        // From here on no mapping is live, and no further callback will call the hook.
         self.dma_unmap();
-        let (table, runs) = {
+        let (table, runs, invalidating) = {
             let mut body = self.body.lock();
-            (body.table.take(), core::mem::take(&mut body.runs))
+            (body.table.take(), core::mem::take(&mut body.runs), body.invalidating)
         };
+        // A core that releases inside its own hook would wait for itself.
+        if invalidating.is_some_and(|task| task != Task::current()) {
+            drop(self.invalidation.lock());
+        }
         // Not under L, and not left to whoever ends an orphan: that may be the free callback.
         drop((table, runs));
         self.end();

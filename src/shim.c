@@ -177,6 +177,12 @@ void nvpm_current_comm(uint8_t comm[16])
 	strscpy_pad((char *)comm, current->comm, TASK_COMM_LEN);
 }
 
+/* To be compared only, and only while that task runs. */
+uint64_t nvpm_current_task(void)
+{
+	return (uintptr_t)current;
+}
+
 /* ktime_get() is a GPL-only export, this is not. */
 uint64_t nvpm_now_ns(void)
 {

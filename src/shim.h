@@ -66,6 +66,7 @@ void nvpm_g_unlock_exclusive(void);
 /* Tasks and time. */
 void nvpm_current_process(struct nvpm_process *process);
 void nvpm_current_comm(uint8_t comm[16]);
+uint64_t nvpm_current_task(void);
 uint64_t nvpm_now_ns(void);
 uint64_t nvpm_real_ns(void);
 uint32_t nvpm_cpu(void);

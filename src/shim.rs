@@ -81,6 +81,18 @@ impl Process {
     }
 }
 
+/// A task, to be compared with others while it runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Task(u64);
+
+impl Task {
+    /// The task that runs this.
+    pub(crate) fn current() -> Self {
+        // SAFETY: No precondition.
+        Self(unsafe { raw::nvpm_current_task() })
+    }
+}
+
 /// A reference to this module; while one exists, rmmod is refused.
 pub(crate) struct ModuleRef(());
 

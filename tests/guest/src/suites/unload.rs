@@ -190,8 +190,8 @@ fn with_a_pin_that_was_not_put(env: &Env) -> Result<()> {
     unloads(env, &bench)
 }
 
-/// The callback has set its mark and is about to call invalidate, with the core's handle in hand; the deregistration,
-/// which it did not have to wait for, is over. Unloading would free that handle.
+/// The callback has set its mark and is about to call invalidate, with the core's handle in hand. The deregistration waits
+/// for it. Unloading would free that handle.
 fn before_invalidate(env: &Env) -> Result<()> {
     if stays(env)? {
         return Ok(());
@@ -202,13 +202,12 @@ fn before_invalidate(env: &Env) -> Result<()> {
     let free = free_beside(&bench, memory);
     hold.wait(super::PATIENCE)?;
     refused("an MR is live, and its callback runs")?;
-    dereg_beside(mr).finish("ibv_dereg_mr beside the callback")?;
-    for _ in 0..10 {
-        refused("a callback is about to call invalidate")?;
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let dereg = dereg_beside(mr);
+    dereg.waits("ibv_dereg_mr beside a callback that is about to call invalidate")?;
+    refused("a callback is about to call invalidate")?;
     hold.release();
     free.finish("the free")?;
+    dereg.finish("ibv_dereg_mr")?;
     unloads(env, &bench)
 }
 

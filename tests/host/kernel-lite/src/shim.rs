@@ -352,6 +352,11 @@ unsafe extern "C" fn nvpm_current_comm(comm: *mut u8) {
     // SAFETY: Room for sixteen bytes.
     unsafe { comm.copy_from_nonoverlapping([b't'; 16].as_ptr(), 16) };
 }
+#[no_mangle]
+extern "C" fn nvpm_current_task() -> u64 {
+    std::thread_local! { static TASK: u8 = const { 0 } };
+    TASK.with(|task| (&raw const *task).addr() as u64)
+}
 static CLOCK: AtomicU64 = AtomicU64::new(1);
 #[no_mangle]
 extern "C" fn nvpm_now_ns() -> u64 {

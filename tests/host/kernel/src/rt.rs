@@ -19,8 +19,8 @@ unsafe extern "C" {
     pub safe fn rt_epoch() -> u64;
     /// A small number that was not given out before in this execution.
     pub safe fn rt_new_id() -> u64;
-    /// Waits for a mutex and takes it. `global`: it is a static one, and `id` is its address.
-    pub safe fn rt_lock(id: u64, global: bool);
+    /// Waits for a mutex and takes it. `name` is UTF-8, empty for a static one, whose `id` is its address.
+    pub safe fn rt_lock(id: u64, name: *const u8, len: usize);
     pub safe fn rt_unlock(id: u64);
     /// Comes before each access of an atomic.
     pub safe fn rt_atomic(address: usize, touch: Touch, relaxed: bool);
@@ -36,6 +36,11 @@ unsafe extern "C" {
     /// Something forbidden happened. `text` is UTF-8.
     pub safe fn rt_violation(text: *const u8, len: usize);
     pub safe fn rt_print(level: c_char, text: *const u8, len: usize);
+}
+
+/// Waits for a mutex and takes it. A static one has no name.
+pub fn lock(id: u64, name: &str) {
+    rt_lock(id, name.as_ptr(), name.len());
 }
 
 /// Reports something forbidden.

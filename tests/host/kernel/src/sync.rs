@@ -137,6 +137,7 @@ pub mod atomic {
 /// A mutex that lives in one execution.
 pub struct Mutex<T> {
     id: u64,
+    name: &'static str,
     state: Cell<u32>,
     data: UnsafeCell<T>,
     _pin: PhantomPinned,
@@ -149,12 +150,13 @@ unsafe impl<T: Send> Sync for Mutex<T> {}
 
 impl<T> Mutex<T> {
     #[doc(hidden)]
-    pub fn make(data: T) -> impl PinInit<Self> {
+    pub fn make(data: T, name: &'static str) -> impl PinInit<Self> {
         let init = move |slot: *mut Self| {
             // SAFETY: `slot` is memory for a pinned `Self`.
             unsafe {
                 slot.write(Self {
                     id: rt::rt_new_id(),
+                    name,
                     state: Cell::new(ALIVE),
                     data: UnsafeCell::new(data),
                     _pin: PhantomPinned,
@@ -168,7 +170,7 @@ impl<T> Mutex<T> {
 
     pub fn lock(&self) -> Guard<'_, T> {
         self.check();
-        rt::rt_lock(self.id, false);
+        rt::lock(self.id, self.name);
         self.check();
         Guard { id: self.id, data: self.data.get(), _t: PhantomData }
     }
@@ -220,8 +222,8 @@ impl<T> Drop for Guard<'_, T> {
 
 #[macro_export]
 macro_rules! new_mutex {
-    ($v:expr $(, $name:literal)? $(,)?) => {
-        $crate::sync::Mutex::make($v)
+    ($v:expr, $name:literal $(,)?) => {
+        $crate::sync::Mutex::make($v, $name)
     };
 }
 
@@ -259,7 +261,7 @@ impl<T> GlobalMutex<T> {
     }
 
     pub fn lock(&'static self) -> Guard<'static, T> {
-        rt::rt_lock(self.id(), true);
+        rt::lock(self.id(), "");
         // SAFETY: Locked.
         let now = unsafe { &mut *self.now.get() };
         if now.0 != rt::rt_epoch() {

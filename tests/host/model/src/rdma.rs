@@ -12,7 +12,7 @@
 
 use crate::raw;
 use crate::rt::{self, fail, note, rt, Rank};
-use crate::world::{self, device, in_text, w, Fault, SgTable, CLIENT, HCA, MR, P, SG};
+use crate::world::{self, device, in_text, w, Fault, SgTable, CLIENT, HCA, MR, P, SG, UMEM};
 use kernel::ffi::c_void;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,6 +80,8 @@ pub struct Umem {
     mkey: bool,
     pub registered: bool,
     released: bool,
+    /// Its pointer to the client is NULL.
+    forgotten: bool,
     old: Old,
     va: u64,
     len: u64,
@@ -363,6 +365,7 @@ fn acquire(va: u64, len: u64) -> Result<usize, i32> {
                 mkey: false,
                 registered: false,
                 released: false,
+                forgotten: false,
                 old: Old {
                     func: false,
                     peer_invalidated: false,
@@ -554,7 +557,7 @@ fn stop(umem: usize) {
     }
 }
 
-/// ib_peer_umem_release.
+/// ib_peer_umem_release. It forgets the client once that has released.
 fn release_umem(umem: usize) {
     let state = w().core.umems[umem].state;
     unmap(umem, state, State::Unmapped);
@@ -562,6 +565,16 @@ fn release_umem(umem: usize) {
         remove_ticket(umem);
     }
     put_client(umem);
+    rt::touch(UMEM + umem as u64, true, "forget the umem's client");
+    w().core.umems[umem].forgotten = true;
+}
+
+/// An invalidation asks the umem for its client, under mapping_lock and unchecked.
+fn read_client(umem: usize) {
+    rt::touch(UMEM + umem as u64, false, "read the umem's client");
+    if w().core.umems[umem].forgotten {
+        fail(format!("the core reads the client of umem {umem} through NULL: release returned during an invalidation"));
+    }
 }
 
 /// ibv_dereg_mr(), in whatever task.
@@ -601,6 +614,7 @@ unsafe extern "C" fn invalidate_peer_memory(which: *mut c_void, ticket: u64) -> 
     rt::unlock(lock);
     let Some(umem) = found else { return 0 };
     lock_mapping(umem);
+    read_client(umem);
     let u = &w().core.umems[umem];
     let (lock, state, func) = (u.lock, u.state, u.func);
     if state == State::Mapped && func {

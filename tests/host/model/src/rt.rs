@@ -57,6 +57,8 @@ pub enum Rank {
     P,
     G,
     R,
+    /// One per registration, held by a free callback over the core's hook.
+    Invalidation,
     /// The per-client lock of the 4.9 core, and mapping_lock.
     M,
     /// One per registration.
@@ -355,7 +357,7 @@ fn check_order(rank: Rank, id: u64, what: &'static str, tolerate: Option<Rank>) 
         return;
     }
     if let Some(&(held, _)) = r.me().held.iter().find(|h| h.0 > rank && Some(h.0) != tolerate) {
-        fail(format!("takes {what} ({rank:?}) while holding {held:?}: the order is P < G < R < M < L < registry"));
+        fail(format!("takes {what} ({rank:?}) while holding {held:?}: the order is P < G < R < invalidation < M < L < registry"));
     }
 }
 
@@ -495,8 +497,14 @@ extern "C" fn rt_new_id() -> u64 {
 }
 
 #[no_mangle]
-extern "C" fn rt_lock(id: u64, global: bool) {
-    let (rank, what) = if global { (Rank::Global, "a static lock") } else { (Rank::L, "L") };
+extern "C" fn rt_lock(id: u64, name: *const u8, len: usize) {
+    // SAFETY: UTF-8, by the contract in `kernel::rt`.
+    let name = unsafe { std::str::from_utf8_unchecked(std::slice::from_raw_parts(name, len)) };
+    let (rank, what) = match name.rsplit("::").next() {
+        Some("") => (Rank::Global, "a static lock"),
+        Some("invalidation") => (Rank::Invalidation, "the invalidation lock"),
+        _ => (Rank::L, "L"),
+    };
     lock(rank, id, what);
     let r = rt();
     r.acquisitions += 1;

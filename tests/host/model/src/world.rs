@@ -24,6 +24,8 @@ pub const HCA: u64 = 100;
 pub const MR: u64 = 300;
 /// An sg_table; plus its number.
 pub const SG: u64 = 500;
+/// A umem's pointer to its client; plus the umem's number.
+pub const UMEM: u64 = 700;
 
 /// Entry points of the module under test.
 #[derive(Clone, Copy)]
@@ -394,6 +396,11 @@ extern "C" fn nvpm_current_process(process: *mut raw::nvpm_process) {
 extern "C" fn nvpm_current_comm(comm: *mut u8) {
     // SAFETY: The caller's place of 16 bytes.
     unsafe { comm.write_bytes(0, 16) };
+}
+
+#[no_mangle]
+extern "C" fn nvpm_current_task() -> u64 {
+    rt().current as u64
 }
 
 #[no_mangle]

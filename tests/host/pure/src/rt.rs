@@ -35,7 +35,7 @@ extern "C" fn rt_new_id() -> u64 {
 }
 
 #[no_mangle]
-extern "C" fn rt_lock(_: u64, _: bool) {
+extern "C" fn rt_lock(_: u64, _: *const u8, _: usize) {
     LOCKED.set(LOCKED.get() + 1);
     step();
 }

@@ -159,7 +159,10 @@ pub fn revoke_against_unpin() {
     let mut life = Life::new();
     life.set_core_ticket(5);
     assert!(life.pinned(()) && life.publish(()).is_ok());
-    let ours = new_arc(registration::Registration { body: Mutex::new(registration::Body { life }) });
+    let ours = new_arc(registration::Registration {
+        body: Mutex::new(registration::Body { life }),
+        invalidation: Mutex::new(()),
+    });
     *shared.registered.lock().unwrap() = Some(ours.clone());
     let callback = thread::spawn(|| invalidate::on_free(1));
     // As the core does: dma_unmap, then release.
@@ -209,10 +212,10 @@ pub mod registration {
         pub fn end_callback(&mut self) {}
     }
 
-    pub struct Lock<'a>(&'a Mutex<Body>);
+    pub struct Lock<'a, T>(&'a Mutex<T>);
 
-    impl<'a> Lock<'a> {
-        pub fn lock(&self) -> MutexGuard<'a, Body> {
+    impl<'a, T> Lock<'a, T> {
+        pub fn lock(&self) -> MutexGuard<'a, T> {
             self.0.lock().unwrap()
         }
     }
@@ -221,11 +224,16 @@ pub mod registration {
 
     pub struct Registration {
         pub body: Mutex<Body>,
+        pub invalidation: Mutex<()>,
     }
 
     impl Registration {
-        pub fn body(&self) -> Lock<'_> {
+        pub fn body(&self) -> Lock<'_, Body> {
             Lock(&self.body)
+        }
+
+        pub fn invalidation(&self) -> Lock<'_, ()> {
+            Lock(&self.invalidation)
         }
 
         pub fn dma_unmap(&self) {

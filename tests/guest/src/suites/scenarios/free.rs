@@ -241,7 +241,8 @@ pub fn of_the_fallback(env: &Env) -> Result<()> {
         Env { mode: Some(Mode::Legacy), generation: env.generation, rival: env.rival, values: env.values.clone() };
     before_dma_map(&revocable)?;
     before_activation(&revocable)?;
-    during_dereg(&revocable)
+    during_dereg(&revocable)?;
+    dereg_during_callback(&revocable)
 }
 
 /// The provider's put, until it has the API lock, with it, and after. (The provider puts a persistent pin so that a free
@@ -266,15 +267,17 @@ fn free_during(bench: &Bench, stop: Stop, waits: bool) -> Result<()> {
     no_pins("after the deregistration")
 }
 
-/// The callback is about to run, stands before or in the core, or has just run, with R held: the deregistration waits at
-/// most for that.
+/// The callback is about to run, is inside the core's hook, or has just run, with R held: the deregistration waits at most
+/// for that. Inside the hook it must wait, because the core forgets the umem's client when the client has released, and a
+/// callback that has found the umem reads that client through it.
 pub fn dereg_during_callback(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mut stops = vec![
         // R is held, and the deregistration has to put.
         ((|| Stop::gpu("callback_before")) as fn() -> Result<Stop>, true),
-        // Its mark is set: nothing is left to put.
-        (|| Stop::core("invalidate_entry"), false),
+        // The umem is found and its lock not taken.
+        (|| Stop::core("invalidate_found"), true),
+        (|| Stop::core("invalidate_entry"), true),
         // The core's lock is held.
         (|| Stop::core("invalidate_fence"), true),
         (|| Stop::gpu("callback_after"), false),

@@ -51,8 +51,7 @@ pub fn removed(env: &Env) -> Result<()> {
 
 /// The callback stands in the core and the HCA goes: the removal waits, and neither touches what the other took.
 pub fn removed_during_callback(env: &Env) -> Result<()> {
-    // Marked, it has nothing to put; then the core's lock is held; then, by ours, that of the registration.
-    for (point, waits) in [("invalidate_entry", false), ("invalidate_fence", true), ("in_dma_unmap", true)] {
+    for point in ["invalidate_entry", "invalidate_found", "invalidate_fence", "in_dma_unmap"] {
         if env.rival && point == "in_dma_unmap" {
             continue;
         }
@@ -67,13 +66,10 @@ pub fn removed_during_callback(env: &Env) -> Result<()> {
             let early = removal.ended(super::A_WHILE);
             stop.release()?;
             early.unwrap_or_else(|| removal.finish("the HCA's removal"))?;
-        } else if waits {
+        } else {
             removal.waits("the HCA's removal")?;
             stop.release()?;
             removal.finish("the HCA's removal")?;
-        } else {
-            removal.finish("the HCA's removal, which needs nothing that the callback holds")?;
-            stop.release()?;
         }
         free.finish("the free")?;
         no_pins("after both")?;

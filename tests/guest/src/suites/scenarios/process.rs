@@ -98,7 +98,7 @@ pub fn killed_in_dereg(env: &Env) -> Result<()> {
 
 pub fn killed_in_callback(env: &Env) -> Result<()> {
     killed_at("free", Stop::gpu("callback_before")?)?;
-    for point in ["invalidate_entry", "invalidate_fence"] {
+    for point in ["invalidate_entry", "invalidate_found", "invalidate_fence"] {
         killed_at("free", Stop::core(point)?)?;
     }
     if !env.rival {
