@@ -5,14 +5,8 @@
 //!
 //! Read-only. What is personal or not needed is left out on the way: serial numbers, MAC addresses and GUIDs are never
 //! read, of logs and configuration only the lines about GPUs and RDMA are kept, of module files only .modinfo, the
-//! names that matter and who signed. The format: a first letter per entry,
-//!
-//!     # text            about the tree
-//!     F path            a file; its lines follow, each with a | in front (a last one without newline with a \)
-//!     H path size       a file of bytes; those that are not zero follow, as lines of offset and 32 bytes
-//!     L path -> target  a link
-//!     E path            something that is only there
-//!     M path            a module file; lines of .modinfo, `needs SYMBOL` and `signer NAME` follow
+//! names that matter and who signed. tests/common/tree.rs describes the format. `cargo run --example overlay -- BASE
+//! tests/trees/NAME.tree` then leaves only the differences from another machine.
 
 use peermemctl::doctor::limits::{device_nodes, DKMS};
 use peermemctl::kernel::{self, SYMBOLS};

@@ -5,6 +5,9 @@ mod common;
 #[path = "../examples/generate.rs"]
 #[expect(dead_code, reason = "its main()")]
 mod generate;
+#[path = "../examples/overlay.rs"]
+#[expect(dead_code, reason = "its main()")]
+mod overlay;
 #[path = "common/schema.rs"]
 mod schema;
 #[path = "common/table.rs"]
@@ -102,6 +105,19 @@ fn every_tree_is_in_the_table() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap().trim_end_matches(".tree").to_owned())
         .collect();
     assert_eq!(in_table, recorded);
+}
+
+#[test]
+fn a_machine_and_its_overlay_are_the_same() {
+    use overlay::tree::Tree;
+    let file = |name: &str| common::trees().join(format!("{name}.tree"));
+    for base in ["healthy-idle", "nothing-loaded"] {
+        for row in table() {
+            let tree = Tree::read(&file(&row.tree));
+            let text = overlay::overlay(base, &Tree::read(&file(base)), &tree);
+            assert!(Tree::parse(&text, &file(&row.tree)).entries == tree.entries, "{} over {base}:\n{text}", row.tree);
+        }
+    }
 }
 
 #[test]
@@ -252,12 +268,16 @@ fn exit_codes_of_what_only_shows() {
 #[test]
 fn recorded_reasons_are_the_modules_own() {
     let reasons = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src/reason.rs")).unwrap();
+    let mut found = 0;
     for row in table() {
-        let tree = fs::read_to_string(common::trees().join(format!("{}.tree", row.tree))).unwrap();
-        for (_, text) in tree.lines().filter_map(|line| line.split_once(" text=")) {
+        let failures = unpacked(&row.tree).join("proc/driver/nvidia-peermem/failures");
+        let failures = fs::read_to_string(failures).unwrap_or_default();
+        for (_, text) in failures.lines().filter_map(|line| line.split_once(" text=")) {
             assert!(reasons.contains(&format!("\"{text}\"")), "{}: {text}", row.tree);
+            found += 1;
         }
     }
+    assert!(found >= 10, "only {found} reasons are recorded");
 }
 
 #[test]

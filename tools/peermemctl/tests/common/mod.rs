@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Unpacks recorded trees; the format is described in examples/record.rs.
+//! Unpacks recorded machines.
+
+pub mod tree;
 
 use object::write::{Object, Symbol, SymbolSection};
 use object::{Architecture, BinaryFormat, Endianness, SectionKind, SymbolFlags, SymbolKind, SymbolScope};
@@ -7,33 +9,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
+use tree::Tree;
 
-/// Where the trees lie.
+/// Where the recorded machines are.
 pub fn trees() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trees")
-}
-
-/// One entry: its head line and what follows it.
-struct Entry<'a> {
-    kind: &'a str,
-    path: &'a str,
-    rest: &'a str,
-    lines: Vec<&'a str>,
-}
-
-fn entries(text: &str) -> Vec<Entry<'_>> {
-    let mut entries: Vec<Entry> = Vec::new();
-    for line in text.lines() {
-        if line.starts_with(['|', '\\']) {
-            entries.last_mut().expect("a line without an entry").lines.push(line);
-        } else if !line.starts_with('#') {
-            let mut words = line.splitn(3, ' ');
-            let kind = words.next().unwrap();
-            let path = words.next().unwrap_or_else(|| panic!("no path: {line}"));
-            entries.push(Entry { kind, path, rest: words.next().unwrap_or_default(), lines: Vec::new() });
-        }
-    }
-    entries
 }
 
 /// Unpacks the tree `name` into a directory that goes with what is returned.
@@ -43,13 +23,12 @@ pub fn unpack(name: &str) -> TempDir {
     dir
 }
 
-/// Unpacks the tree in `file` into `dir`.
+/// Unpacks the machine in `file` into `dir`.
 pub fn unpack_into(file: &Path, dir: &Path) {
-    let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    for entry in entries(&text) {
-        let path = dir.join(entry.path.trim_start_matches('/'));
+    for (path, entry) in Tree::read(file).entries {
+        let path = dir.join(path.trim_start_matches('/'));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        match entry.kind {
+        match entry.kind.as_str() {
             "F" => fs::write(&path, content(&entry.lines)).unwrap(),
             "H" => fs::write(&path, bytes(entry.rest.parse().unwrap(), &entry.lines)).unwrap(),
             "L" => symlink(entry.rest.strip_prefix("-> ").unwrap(), &path).unwrap(),
@@ -60,7 +39,7 @@ pub fn unpack_into(file: &Path, dir: &Path) {
     }
 }
 
-fn content(lines: &[&str]) -> String {
+fn content(lines: &[String]) -> String {
     lines
         .iter()
         .map(|line| match line.strip_prefix('|') {
@@ -70,7 +49,7 @@ fn content(lines: &[&str]) -> String {
         .collect()
 }
 
-fn bytes(size: usize, lines: &[&str]) -> Vec<u8> {
+fn bytes(size: usize, lines: &[String]) -> Vec<u8> {
     let mut bytes = vec![0; size];
     for line in lines {
         let (offset, hex) = line[1..].split_once(' ').unwrap();
@@ -83,7 +62,7 @@ fn bytes(size: usize, lines: &[&str]) -> Vec<u8> {
 }
 
 /// A module file with what was recorded of it.
-fn module(lines: &[&str]) -> Vec<u8> {
+fn module(lines: &[String]) -> Vec<u8> {
     let mut object = Object::new(BinaryFormat::Elf, Architecture::X86_64, Endianness::Little);
     let mut info = Vec::new();
     let mut signer = None;
