@@ -3,13 +3,11 @@
 //! differences from the machine BASE of the same folder. tests/common/tree.rs describes the format.
 
 #[path = "../tests/common/tree.rs"]
-pub mod tree;
+mod tree;
 
-use similar::{capture_diff_slices, Algorithm, DiffOp};
-use std::fmt::Write;
 use std::fs;
 use std::path::Path;
-use tree::{Entry, Tree};
+use tree::Tree;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -19,79 +17,7 @@ fn main() {
     };
     for file in files.iter().map(Path::new) {
         let whole = Tree::read(file);
-        let text = overlay(base, &Tree::read(&file.with_file_name(format!("{base}.tree"))), &whole);
-        fs::write(file, text).unwrap();
+        let base_file = file.with_file_name(format!("{base}.tree"));
+        fs::write(file, whole.overlay(base, &Tree::read(&base_file))).unwrap();
     }
-}
-
-/// The text of `tree` as what differs from `base`, which is called `name`.
-pub fn overlay(name: &str, base: &Tree, tree: &Tree) -> String {
-    let mut text = format!("# {}\nbase {name}\n", tree.about);
-    let mut removed = "";
-    for path in base.entries.keys().filter(|path| !tree.entries.contains_key(*path)) {
-        if removed.is_empty() || !Path::new(path).starts_with(removed) {
-            removed = gone(path, tree);
-            writeln!(text, "R {removed}").unwrap();
-        }
-    }
-    for (path, entry) in tree.entries.iter().filter(|(path, entry)| base.entries.get(*path) != Some(entry)) {
-        let patch = base.entries.get(path).and_then(|old| patch(old, entry));
-        let (kind, lines) = match &patch {
-            Some(patch) if patch.len() < entry.lines.len() => ("P", patch),
-            _ => (entry.kind.as_str(), &entry.lines),
-        };
-        let rest = if kind == "P" { "" } else { &entry.rest };
-        writeln!(text, "{}", format!("{kind} {path} {rest}").trim_end()).unwrap();
-        for line in lines {
-            writeln!(text, "{line}").unwrap();
-        }
-    }
-    text
-}
-
-/// The topmost folder of `path` in which `tree` has nothing; `path` itself if it has something in each.
-fn gone<'a>(path: &'a str, tree: &Tree) -> &'a str {
-    let is_gone = |folder: &&Path| !tree.entries.keys().any(|other| Path::new(other).starts_with(folder));
-    let gone = Path::new(path).ancestors().take_while(is_gone).last();
-    gone.and_then(Path::to_str).unwrap_or(path)
-}
-
-/// The lines that make `new` of `old`.
-fn patch(old: &Entry, new: &Entry) -> Option<Vec<String>> {
-    // A patch changes lines only, and lines of one sort.
-    let of_one_sort = |entry: &Entry| entry.lines.iter().all(|line| line.starts_with('|'));
-    if (&old.kind, &old.rest) != (&new.kind, &new.rest) || !of_one_sort(old) || !of_one_sort(new) {
-        return None;
-    }
-    let mut patch = Vec::new();
-    let mut sign = |sign: char, line: &String| patch.push(format!("{sign}{}", &line[1..]));
-    // The lines of `old` before this one are done.
-    let mut done = 0;
-    for op in capture_diff_slices(Algorithm::Myers, &old.lines, &new.lines) {
-        if matches!(op, DiffOp::Equal { .. }) {
-            continue;
-        }
-        let (removed, added) = (op.old_range(), op.new_range());
-        // What is only added goes behind the line before.
-        let place = if removed.is_empty() { removed.start.saturating_sub(1) } else { removed.start };
-        let stays = removed.is_empty() && removed.start > done;
-        // The first match must be the place: matches on the way there are named, too.
-        if stays || !removed.is_empty() {
-            while let Some(early) = (done..place).find(|early| old.lines[*early] == old.lines[place]) {
-                sign(' ', &old.lines[early]);
-                done = early + 1;
-            }
-        }
-        if stays {
-            sign(' ', &old.lines[place]);
-        }
-        for n in removed.clone() {
-            sign('-', &old.lines[n]);
-        }
-        for n in added {
-            sign('+', &new.lines[n]);
-        }
-        done = removed.end;
-    }
-    Some(patch)
 }

@@ -3,13 +3,13 @@
 //! overlay stays an overlay of the same base. All other machines stay as they are, also those whose base is recorded
 //! again. A recording that the end of a boot cut off is left out.
 
-#[expect(dead_code, reason = "its main()")]
-mod overlay;
+#[path = "../tests/common/tree.rs"]
+mod tree;
 
-use overlay::tree::Tree;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use tree::Tree;
 
 fn main() {
     let trees = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trees");
@@ -28,7 +28,7 @@ fn main() {
     }
     for (name, machine) in &machines {
         if let Some(base) = &machine.base {
-            fs::write(file(name), overlay::overlay(base, &machines[base], machine)).unwrap();
+            fs::write(file(name), machine.overlay(base, &machines[base])).unwrap();
         }
     }
 }

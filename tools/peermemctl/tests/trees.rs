@@ -5,14 +5,12 @@ mod common;
 #[path = "../examples/generate.rs"]
 #[expect(dead_code, reason = "its main()")]
 mod generate;
-#[path = "../examples/overlay.rs"]
-#[expect(dead_code, reason = "its main()")]
-mod overlay;
 #[path = "common/schema.rs"]
 mod schema;
 #[path = "common/table.rs"]
 mod table;
 
+use common::tree::Tree;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -109,12 +107,11 @@ fn every_tree_is_in_the_table() {
 
 #[test]
 fn a_machine_and_its_overlay_are_the_same() {
-    use overlay::tree::Tree;
     let file = |name: &str| common::trees().join(format!("{name}.tree"));
     for base in ["healthy-idle", "nothing-loaded"] {
         for row in table() {
             let tree = Tree::read(&file(&row.tree));
-            let text = overlay::overlay(base, &Tree::read(&file(base)), &tree);
+            let text = tree.overlay(base, &Tree::read(&file(base)));
             assert!(Tree::parse(&text, &file(&row.tree)).entries == tree.entries, "{} over {base}:\n{text}", row.tree);
         }
     }

@@ -17,7 +17,9 @@
 //!     P path            patches the lines of the base's entry: -removed, +added. A line after a space stays; it says
 //!                       where the next + goes. Each - and each such line means its first match after the one before.
 
+use similar::{capture_diff_slices, Algorithm, DiffOp};
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
@@ -79,6 +81,37 @@ impl Tree {
         tree
     }
 
+    /// The text of this machine as an overlay of `base`, whose name is `name`.
+    pub fn overlay(&self, name: &str, base: &Self) -> String {
+        let mut text = format!("# {}\nbase {name}\n", self.about);
+        let mut removed = "";
+        for path in base.entries.keys().filter(|path| !self.entries.contains_key(*path)) {
+            if removed.is_empty() || !Path::new(path).starts_with(removed) {
+                removed = self.gone(path);
+                writeln!(text, "R {removed}").unwrap();
+            }
+        }
+        for (path, entry) in self.entries.iter().filter(|(path, entry)| base.entries.get(*path) != Some(entry)) {
+            let patch = base.entries.get(path).and_then(|old| patch(old, entry));
+            let (kind, rest, lines) = match &patch {
+                Some(patch) if patch.len() < entry.lines.len() => ("P", "", patch),
+                _ => (entry.kind.as_str(), entry.rest.as_str(), &entry.lines),
+            };
+            writeln!(text, "{}", format!("{kind} {path} {rest}").trim_end()).unwrap();
+            for line in lines {
+                writeln!(text, "{line}").unwrap();
+            }
+        }
+        text
+    }
+
+    /// The topmost folder of `path` in which this machine has nothing; `path` itself if it has something in each.
+    fn gone<'a>(&self, path: &'a str) -> &'a str {
+        let is_gone = |folder: &&Path| !self.entries.keys().any(|other| Path::new(other).starts_with(folder));
+        let gone = Path::new(path).ancestors().take_while(is_gone).last();
+        gone.and_then(Path::to_str).unwrap_or(path)
+    }
+
     /// Does what an entry of an overlay says.
     fn change(&mut self, path: &str, entry: Entry) -> Result<(), String> {
         match entry.kind.as_str() {
@@ -119,4 +152,44 @@ fn patched(old: &[String], patch: &[String]) -> Result<Vec<String>, String> {
     }
     new.extend_from_slice(rest);
     Ok(new)
+}
+
+/// The patch that makes `new` of `old`, if a patch can.
+fn patch(old: &Entry, new: &Entry) -> Option<Vec<String>> {
+    // A patch changes lines only, and lines of one sort.
+    let of_one_sort = |entry: &Entry| entry.lines.iter().all(|line| line.starts_with('|'));
+    if (&old.kind, &old.rest) != (&new.kind, &new.rest) || !of_one_sort(old) || !of_one_sort(new) {
+        return None;
+    }
+    let mut patch = Vec::new();
+    let mut sign = |sign: char, line: &String| patch.push(format!("{sign}{}", &line[1..]));
+    // The lines of `old` before this one are done.
+    let mut done = 0;
+    for op in capture_diff_slices(Algorithm::Myers, &old.lines, &new.lines) {
+        if matches!(op, DiffOp::Equal { .. }) {
+            continue;
+        }
+        let (removed, added) = (op.old_range(), op.new_range());
+        // What is only added goes behind the line before.
+        let place = if removed.is_empty() { removed.start.saturating_sub(1) } else { removed.start };
+        let stays = removed.is_empty() && removed.start > done;
+        // The first match must be the place: matches on the way there are named, too.
+        if stays || !removed.is_empty() {
+            while let Some(early) = (done..place).find(|early| old.lines[*early] == old.lines[place]) {
+                sign(' ', &old.lines[early]);
+                done = early + 1;
+            }
+        }
+        if stays {
+            sign(' ', &old.lines[place]);
+        }
+        for n in removed.clone() {
+            sign('-', &old.lines[n]);
+        }
+        for n in added {
+            sign('+', &new.lines[n]);
+        }
+        done = removed.end;
+    }
+    Some(patch)
 }
