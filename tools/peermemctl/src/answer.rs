@@ -15,7 +15,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// The format of `--json`.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// One JSON document; `watch` prints one per line.
 #[derive(Serialize, JsonSchema)]

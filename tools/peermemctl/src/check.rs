@@ -48,13 +48,13 @@ pub struct Check {
     pub message: String,
     /// Where that was read: file, value.
     pub evidence: Vec<String>,
-    /// The one command or change that mends it.
-    pub mend: Option<String>,
+    /// The one command or change that fixes it.
+    pub fix: Option<String>,
 }
 
 impl Check {
     fn new(id: &'static str, level: Level, message: impl Into<String>) -> Self {
-        Self { id, level, message: message.into(), evidence: Vec::new(), mend: None }
+        Self { id, level, message: message.into(), evidence: Vec::new(), fix: None }
     }
 
     pub fn ok(id: &'static str, message: impl Into<String>) -> Self {
@@ -65,14 +65,14 @@ impl Check {
         Self::new(id, Level::Skip, message)
     }
 
-    /// A warning, and what mends it.
-    pub fn warn(id: &'static str, message: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self { mend: Some(mend.into()), ..Self::new(id, Level::Warn, message) }
+    /// A warning, and what fixes it.
+    pub fn warn(id: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { fix: Some(fix.into()), ..Self::new(id, Level::Warn, message) }
     }
 
-    /// A fault, and what mends it.
-    pub fn fail(id: &'static str, message: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self { mend: Some(mend.into()), ..Self::new(id, Level::Fail, message) }
+    /// A fault, and what fixes it.
+    pub fn fail(id: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { fix: Some(fix.into()), ..Self::new(id, Level::Fail, message) }
     }
 
     /// Adds what was read.

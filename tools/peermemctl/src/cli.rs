@@ -5,7 +5,7 @@ use crate::print::WIDTH;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::path::PathBuf;
 
-/// Says whether GPUDirect RDMA by nvidia-peermem works on this machine, and if not, why and what mends it.
+/// Says whether GPUDirect RDMA by nvidia-peermem works on this machine, and if not, why and what fixes it.
 #[derive(Parser)]
 #[command(
     name = "peermemctl",
@@ -30,7 +30,7 @@ pub struct Cli {
 pub enum Command {
     /// Is GPUDirect RDMA usable, yes or no, and why; in a second, without root
     Status,
-    /// Every check there is, with evidence and the command that mends it; complete as root
+    /// Every check there is, with evidence and the command that fixes it; complete as root
     Doctor,
     /// Live registrations by process, those of the most bytes first; as root
     List,

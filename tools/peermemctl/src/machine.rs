@@ -119,7 +119,7 @@ impl<'a> Machine<'a> {
     /// What has the module loaded; nothing does while there is no core or no driver for it.
     pub fn load_it(&self) -> &'static str {
         match self.has_symbol("ib_register_peer_memory_client") == Some(false) || self.driver.is_none() {
-            true => "first mend what failed in sections 1 and 2, then modprobe nvidia-peermem",
+            true => "first do what sections 1 and 2 say, then modprobe nvidia-peermem",
             false => "modprobe nvidia-peermem",
         }
     }

@@ -71,8 +71,8 @@ fn print_check(out: &mut String, check: &Check) {
     for evidence in &check.evidence {
         wrapped(out, "       seen: ", evidence, Style::new().dimmed());
     }
-    if let Some(mend) = &check.mend {
-        wrapped(out, "       mend: ", mend, Style::new().bold());
+    if let Some(fix) = &check.fix {
+        wrapped(out, "        fix: ", fix, Style::new().bold());
     }
 }
 
@@ -155,17 +155,17 @@ fn print_doctor(out: &mut String, report: &Report) {
         count(Level::Ok),
         count(Level::Skip)
     );
-    if let Some(mend) = first_mend(report) {
-        wrapped(out, "Begin with: ", mend, Style::new().bold());
+    if let Some(fix) = first_fix(report) {
+        wrapped(out, "Begin with: ", fix, Style::new().bold());
     }
 }
 
-/// What mends the first failure, or without one the first warning: what comes later often follows from it. What the consumers
+/// What fixes the first failure, or without one the first warning: what comes later often follows from it. What the consumers
 /// find always follows from the rest.
-fn first_mend(report: &Report) -> Option<&str> {
+fn first_fix(report: &Report) -> Option<&str> {
     let checks = || report.sections.iter().flat_map(|section| &section.checks);
     let first = |level| checks().find(|check| check.level == level && !check.id.starts_with("consumers."));
-    first(Level::Fail).or_else(|| first(Level::Warn))?.mend.as_deref()
+    first(Level::Fail).or_else(|| first(Level::Warn))?.fix.as_deref()
 }
 
 fn table(head: &[&str], right: &[usize]) -> Table {

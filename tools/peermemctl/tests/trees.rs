@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Every recorded machine is judged as docs/doctor.md says: exactly these findings, with these words and this mend.
+//! Every recorded machine is judged as docs/doctor.md says: exactly these findings, with these words and this fix.
 
 mod common;
 #[path = "../examples/generate.rs"]
@@ -51,7 +51,7 @@ fn table() -> Vec<Row> {
     rows
 }
 
-/// Warnings and failures, but for the consumers, who follow from the rest: `LEVEL id`, message, mend.
+/// Warnings and failures, but for the consumers, who follow from the rest: `LEVEL id`, message, fix.
 fn findings(report: &Value) -> Vec<(String, String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     report["sections"]
@@ -61,7 +61,7 @@ fn findings(report: &Value) -> Vec<(String, String, String)> {
         .flat_map(|section| section["checks"].as_array().unwrap())
         .filter(|check| matches!(check["level"].as_str(), Some("WARN" | "FAIL")) && check["id"] != "consumers.finds")
         .map(|check| {
-            (format!("{} {}", text(&check["level"]), text(&check["id"])), text(&check["message"]), text(&check["mend"]))
+            (format!("{} {}", text(&check["level"]), text(&check["id"])), text(&check["message"]), text(&check["fix"]))
         })
         .collect()
 }
@@ -78,10 +78,10 @@ fn doctor_finds_what_the_table_says_and_nothing_else() {
         let mut expected = row.also.clone();
         if row.finding != "-" {
             expected.insert(row.finding.clone());
-            if !found.contains(&(row.finding.clone(), row.message.clone(), row.mend.clone())) {
+            if !found.contains(&(row.finding.clone(), row.message.clone(), row.fix.clone())) {
                 wrong.push(format!(
-                    "{}: no {} \"{}\" mend \"{}\" in {found:#?}",
-                    row.tree, row.finding, row.message, row.mend
+                    "{}: no {} \"{}\" fix \"{}\" in {found:#?}",
+                    row.tree, row.finding, row.message, row.fix
                 ));
             }
         }
@@ -194,7 +194,7 @@ fn nobody_who_reads_is_no_error() {
 }
 
 #[test]
-fn every_finding_has_evidence_and_a_mend_without_gaps() {
+fn every_finding_has_evidence_and_a_fix_without_gaps() {
     for row in table() {
         let dir = unpacked(&row.tree);
         let output = peermemctl(&dir, &["doctor", "--json"]);
@@ -203,8 +203,8 @@ fn every_finding_has_evidence_and_a_mend_without_gaps() {
         for check in sections.iter().flat_map(|section| section["checks"].as_array().unwrap()) {
             if matches!(check["level"].as_str(), Some("WARN" | "FAIL")) {
                 assert!(!check["evidence"].as_array().unwrap().is_empty(), "{}: {check:#}", row.tree);
-                let mend = check["mend"].as_str().unwrap();
-                assert!(!mend.is_empty() && !mend.contains('<'), "{}: {check:#}", row.tree);
+                let fix = check["fix"].as_str().unwrap();
+                assert!(!fix.is_empty() && !fix.contains('<'), "{}: {check:#}", row.tree);
             }
         }
     }
@@ -221,12 +221,12 @@ fn check(dir: &Path, id: &str) -> Value {
 
 /// What the closed driver refused is told in two sections, which send nobody two ways.
 #[test]
-fn one_cause_has_one_mend() {
+fn one_cause_has_one_fix() {
     let output = peermemctl(&unpacked("closed-flavour"), &["doctor", "--json"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let found = findings(&report);
-    let mends: BTreeSet<&str> = found.iter().map(|(_, _, mend)| mend.as_str()).collect();
-    assert!(found.len() == 2 && mends.len() == 1, "{found:#?}");
+    let fixes: BTreeSet<&str> = found.iter().map(|(_, _, fix)| fix.as_str()).collect();
+    assert!(found.len() == 2 && fixes.len() == 1, "{found:#?}");
 }
 
 /// The log keeps the refusal of a build that imports GPL-only symbols after one that does not was taken.
@@ -367,7 +367,7 @@ fn list_says_that_the_module_stays_loaded() {
     }
 }
 
-/// The recorded machine with a newer kernel, given another one: the mend is a command line for each.
+/// The recorded machine with a newer kernel, given another one: the fix is a command line for each.
 #[test]
 fn each_newer_kernel_has_its_own_command() {
     let dir = common::unpack("newer-kernel");
@@ -379,7 +379,7 @@ fn each_newer_kernel_has_its_own_command() {
     let make = |kernel: &str| {
         format!("make KDIR=/lib/modules/{kernel}/build && make install KDIR=/lib/modules/{kernel}/build")
     };
-    assert_eq!(check["mend"], format!("{} && {}", make("7.2.13"), make("7.3.0")));
+    assert_eq!(check["fix"], format!("{} && {}", make("7.2.13"), make("7.3.0")));
 }
 
 /// A recorded machine whose module's files are of tomorrow's format: nobody guesses what they say.
@@ -510,7 +510,7 @@ fn a_command_without_its_module_says_why() {
         assert!(output.stdout.is_empty(), "{command}");
         let output = peermemctl(&dir, &[command, "--json"]);
         let failed: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!((output.status.code(), &failed["format"]), (Some(2), &Value::from(1)), "{command}");
+        assert_eq!((output.status.code(), &failed["format"]), (Some(2), &Value::from(2)), "{command}");
         assert!(failed["error"].as_str().unwrap().contains("nvidia_peermem is not loaded"), "{command}: {failed}");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Machines that are broken in one way each, made live: `peermemctl doctor` names the way, with a mend, and exits
+//! Machines that are broken in one way each, made live: `peermemctl doctor` names the way, with a fix, and exits
 //! with 1 or 2; on a machine that is whole it finds nothing and exits with 0. Situations have the names of docs/doctor.md,
 //! where many more are recorded.
 
@@ -55,7 +55,7 @@ const PAGE: &str = include_str!("../../../../docs/doctor.md");
 /// Of the kernel on which the page's trees were recorded.
 const RECORDED: &str = "7.2.13";
 
-/// What doctor must say now is what the page says of this situation: exit code, finding, message, mend; or no finding at
+/// What doctor must say now is what the page says of this situation: exit code, finding, message, fix; or no finding at
 /// all. What is wrong besides follows from that.
 fn says(situation: &str) -> Result<()> {
     says_so(situation, peermem::peermemctl_json(&["doctor"])?)
@@ -83,9 +83,9 @@ fn says_so(situation: &str, (report, code): (Value, Option<i32>)) -> Result<()> 
     let Some(check) = found.iter().find(|c| name(c) == row.finding) else {
         bail!("{situation}: no {} in {names:?}", row.finding);
     };
-    println!("{situation}: {}: {} | {}", row.finding, check["message"], check["mend"]);
+    println!("{situation}: {}: {} | {}", row.finding, check["message"], check["fix"]);
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("read osrelease")?;
-    for (what, wanted) in [("message", &row.message), ("mend", &row.mend)] {
+    for (what, wanted) in [("message", &row.message), ("fix", &row.fix)] {
         let wanted = wanted.replace(RECORDED, release.trim());
         ensure!(check[what] == wanted, "{situation}: {what} is {}, wanted {wanted:?}", check[what]);
     }

@@ -10,11 +10,11 @@ use crate::text;
 
 /// Mellanox's module from before nvidia-peermem; it registers the same client name, which a core without memory_peers takes
 /// twice.
-const RIVAL: &str = "nv_peer_mem";
+const OLD_MODULE: &str = "nv_peer_mem";
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks = vec![registered(machine)];
-    checks.extend(rival(machine));
+    checks.extend(old_module(machine));
     checks.extend(counters(machine));
     checks
 }
@@ -88,12 +88,12 @@ fn among(holders: &[String]) -> String {
     }
 }
 
-fn rival(machine: &Machine) -> Option<Check> {
-    (machine.modules.contains_key(RIVAL) && machine.loaded.is_some()).then(|| {
+fn old_module(machine: &Machine) -> Option<Check> {
+    (machine.modules.contains_key(OLD_MODULE) && machine.loaded.is_some()).then(|| {
         Check::warn(
-            "clients.rival",
-            format!("{RIVAL} is loaded beside nvidia_peermem: whichever came first answers for GPU memory"),
-            format!("rmmod {RIVAL}, and uninstall the package that loads it"),
+            "clients.nv_peer_mem",
+            format!("{OLD_MODULE} is loaded beside nvidia_peermem: whichever came first answers for GPU memory"),
+            format!("rmmod {OLD_MODULE}, and uninstall the package that loads it"),
         )
         .seen("/proc/modules")
     })
@@ -140,7 +140,7 @@ fn counters(machine: &Machine) -> Vec<Check> {
                     "a free callback has waited for the RDMA core for {} s: the GPU driver stands still for everybody",
                     oldest / 1000
                 ),
-                stuck_mend(machine),
+                stuck_fix(machine),
             ),
             _ => Check::ok(
                 "clients.callbacks",
@@ -191,7 +191,7 @@ fn figures(stats: &Stats) -> Vec<String> {
 }
 
 /// The freeing thread waits in the kernel, where no signal ends it (D11 of docs/safety.md).
-fn stuck_mend(machine: &Machine) -> String {
+fn stuck_fix(machine: &Machine) -> String {
     let row = machine.callbacks.as_ref().ok().and_then(|rows| rows.first());
     let Some(row) = row else {
         return "reset the NIC or reboot, as no kill ends that wait, then update the RDMA core; as root, peermemctl doctor names NIC and process".to_owned();

@@ -61,7 +61,7 @@ fn verdict(machine: &Machine, consumer: &Consumer) -> Check {
     if consumer.dma_buf && machine.dma_buf() {
         return Check::ok(ID, format!("{name}: does not find the module, and {} use dma-buf", can(machine))).seen(seen);
     }
-    // The directory is the core's, and new kernels have it no more: nothing on this machine mends that.
+    // The directory is the core's, and new kernels have it no more: nothing on this machine fixes that.
     if machine.loaded.is_some() && !machine.root.exists(crate::machine::PEERS) {
         return Check::skip(
             ID,

@@ -9,7 +9,7 @@ use crate::nvidia::Flavour;
 /// The oldest driver that this module is written for.
 const OLDEST: u32 = 550;
 
-/// What mends a closed nvidia.ko's refusal, wherever it was seen.
+/// What fixes a closed nvidia.ko's refusal, wherever it was seen.
 pub(super) const NO_GPL_IMPORTS: &str = "make deps && make PROVIDER=kernel-lite && make install, a build without GPL-only imports; or install the open kernel modules of the same driver (package nvidia-open)";
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
@@ -82,10 +82,10 @@ fn licence(machine: &Machine, flavour: Option<Flavour>) -> Check {
 
 fn exports(machine: &Machine) -> Vec<Check> {
     const ID: &str = "driver.exports";
-    let mend = "install a complete driver of NVIDIA's, 550 or later";
+    let fix = "install a complete driver of NVIDIA's, 550 or later";
     vec![match (machine.has_symbol("nvidia_p2p_get_pages"), machine.has_symbol("nvidia_p2p_get_pages_persistent")) {
         (None, _) => Check::skip(ID, "/proc/kallsyms cannot be read"),
-        (Some(false), _) => Check::fail(ID, "nvidia.ko has no nvidia_p2p_get_pages: nobody can pin GPU memory", mend)
+        (Some(false), _) => Check::fail(ID, "nvidia.ko has no nvidia_p2p_get_pages: nobody can pin GPU memory", fix)
             .seen("/proc/kallsyms"),
         (_, Some(true)) => {
             Check::ok(ID, "nvidia.ko pins persistently and revocably").seen("nvidia_p2p_* in /proc/kallsyms")
@@ -93,7 +93,7 @@ fn exports(machine: &Machine) -> Vec<Check> {
         _ => Check::warn(
             ID,
             "nvidia.ko cannot pin persistently: every free of registered memory kills its registration",
-            mend,
+            fix,
         )
         .seen("no nvidia_p2p_get_pages_persistent in /proc/kallsyms"),
     }]

@@ -215,7 +215,7 @@ fn iommu(machine: &Machine) -> Vec<Check> {
         .map(|(name, _)| name.as_str())
         .collect();
     let seen = "/sys/bus/pci/devices/*/iommu_group/type";
-    let mend = "boot with iommu=pt on the kernel command line (or intel_iommu=off in a machine without VMs)";
+    let fix = "boot with iommu=pt on the kernel command line (or intel_iommu=off in a machine without VMs)";
     if translated.is_empty() {
         let words = match devices.iter().map(|(_, device)| device.iommu).next() {
             Some(Iommu::Off) => "no IOMMU",
@@ -232,10 +232,10 @@ fn iommu(machine: &Machine) -> Vec<Check> {
         Check::fail(
             ID,
             format!("{what}; NVIDIA's module hands the NIC untranslated addresses on kernels from 6.12 on: every transfer faults"),
-            format!("{mend}, or load this project's module, which maps by itself: make install"),
+            format!("{fix}, or load this project's module, which maps by itself: make install"),
         )
     } else {
-        Check::warn(ID, format!("{what}: peer-to-peer traffic goes up to the CPU and is slower"), mend)
+        Check::warn(ID, format!("{what}: peer-to-peer traffic goes up to the CPU and is slower"), fix)
     }
     .seen(seen)]
 }

@@ -16,7 +16,7 @@ const GRANULE: u64 = 64 << 10;
 
 /// The check of BAR1, and what makes room there.
 const ID: &str = "gpus.bar1";
-const MEND: &str =
+const FIX: &str =
     "peermemctl list shows who holds it; Resizable BAR / Above 4G Decoding in the firmware makes it as large as the memory";
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
@@ -48,9 +48,9 @@ fn answers(silent: Silent) -> Option<Check> {
         "nvidia-smi did not answer within {} s: the GPU driver stands still, or takes that long to wake the GPUs",
         limit.as_secs()
     );
-    let mend = "journalctl -k | grep -E 'NVRM|Xid|blocked for more' shows what stands still (reset that device or reboot); if nothing does, nvidia-smi -pm 1 keeps the GPUs awake";
+    let fix = "journalctl -k | grep -E 'NVRM|Xid|blocked for more' shows what stands still (reset that device or reboot); if nothing does, nvidia-smi -pm 1 keeps the GPUs awake";
     Some(
-        Check::warn("gpus.answers", message, mend)
+        Check::warn("gpus.answers", message, fix)
             .seen("nvidia-smi -q, not waited for any longer: BAR1, MIG and vGPU are not known"),
     )
 }
@@ -125,7 +125,7 @@ fn bar1_by_counters(machine: &Machine, gpu: &Device) -> Check {
     };
     let check = judged(gpu, size, live.min(size), Some(live));
     match check.level {
-        Level::Fail => Check::warn(ID, format!("{whole}, and up to {} are registered", text::bytes(live)), MEND),
+        Level::Fail => Check::warn(ID, format!("{whole}, and up to {} are registered", text::bytes(live)), FIX),
         _ => check,
     }
     .seen("size of the BAR in sysfs, total.live_bytes in /proc/driver/nvidia-peermem/stats")
@@ -141,10 +141,10 @@ fn judged(gpu: &Device, total: u64, used: u64, pinned: Option<u64>) -> Check {
     let kept = format!("{} left, and the GPU driver keeps the last {}", text::bytes(left), text::bytes(RESERVE));
     // A share says when to look, but not whether a registration fails: 95 % of an H200's BAR1 leave gigabytes.
     if usable < GRANULE {
-        Check::fail(ID, format!("{what}: {kept}, so every registration fails"), MEND)
+        Check::fail(ID, format!("{what}: {kept}, so every registration fails"), FIX)
     } else if percent >= 80 {
         let larger = text::bytes(usable);
-        Check::warn(ID, format!("{what}: {kept}, so a registration of more than {larger} fails"), MEND)
+        Check::warn(ID, format!("{what}: {kept}, so a registration of more than {larger} fails"), FIX)
     } else {
         Check::ok(ID, what)
     }

@@ -216,15 +216,15 @@ fn devices(root: &Root) -> Option<Check> {
     };
     let (by_cgroup, by_mode) = (of(Forbidden::ByCgroup), of(Forbidden::ByMode));
     if !by_cgroup.is_empty() {
-        let mend = "docker: --gpus all --device=/dev/infiniband; Kubernetes: ask for nvidia.com/gpu and for what the RDMA device plugin offers";
+        let fix = "docker: --gpus all --device=/dev/infiniband; Kubernetes: ask for nvidia.com/gpu and for what the RDMA device plugin offers";
         return Some(
-            Check::fail(ID, format!("the device cgroup of this container forbids {by_cgroup}"), mend)
+            Check::fail(ID, format!("the device cgroup of this container forbids {by_cgroup}"), fix)
                 .seen("access() says EPERM"),
         );
     }
     if !by_mode.is_empty() {
-        let mend = format!("chmod a+rw {}; for good: a udev rule", by_mode.replace(',', ""));
-        return Some(Check::warn(ID, format!("this user may not open {by_mode}"), mend).seen("access() says EACCES"));
+        let fix = format!("chmod a+rw {}; for good: a udev rule", by_mode.replace(',', ""));
+        return Some(Check::warn(ID, format!("this user may not open {by_mode}"), fix).seen("access() says EACCES"));
     }
     let seen = all.join(", ");
     (!all.is_empty()).then(|| Check::ok(ID, "the device nodes of GPUs and NICs may be opened").seen(seen))

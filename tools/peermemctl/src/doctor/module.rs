@@ -196,8 +196,8 @@ fn taint(machine: &Machine) -> Option<Check> {
     let seen = format!("{bits} in {SEEN}");
     if bits & OOPS != 0 {
         let message = format!("the kernel has had a fault (oops) since it was booted (taint {letters}): what a process held then, it still holds");
-        let mend = "journalctl -k | grep -A 30 -E 'BUG:|Oops:' for what it was, then reboot";
-        return Some(Check::warn(ID, message, mend).seen(seen));
+        let fix = "journalctl -k | grep -A 30 -E 'BUG:|Oops:' for what it was, then reboot";
+        return Some(Check::warn(ID, message, fix).seen(seen));
     }
     let what = match letters.as_str() {
         "" => "the kernel is not tainted".to_owned(),
@@ -236,19 +236,19 @@ fn loaded(machine: &Machine) -> Check {
     let message = "nvidia_peermem is not loaded: plain ibv_reg_mr() on GPU memory fails with \"Bad address\"";
     // Then nothing was tried, whatever the log says of other times.
     if let Some((line, Block::Always)) = effective_block(machine) {
-        let mend = format!("take that line out of {}, then modprobe nvidia-peermem", line.file);
-        return Check::fail(ID, format!("{message}; modprobe is told to load nothing for it"), mend)
+        let fix = format!("take that line out of {}, then modprobe nvidia-peermem", line.file);
+        return Check::fail(ID, format!("{message}; modprobe is told to load nothing for it"), fix)
             .seen(format!("{}: {}", line.file, line.text));
     }
     match why_not(machine) {
-        Some((why, mend, line)) => {
-            Check::fail(ID, format!("{message}; the last try failed: {why}"), mend).seen(format!("kernel log: {line}"))
+        Some((why, fix, line)) => {
+            Check::fail(ID, format!("{message}; the last try failed: {why}"), fix).seen(format!("kernel log: {line}"))
         }
         None => Check::fail(ID, message, machine.load_it()).seen("not in /proc/modules"),
     }
 }
 
-/// What the kernel log says about the last try to load the module: in words, what mends it, the line.
+/// What the kernel log says about the last try to load the module: in words, what fixes it, the line.
 pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, &'static str, String)> {
     const SIGN: &str = "sign the module file: module.signature says how";
     const NO_DRIVER: &str = "the GPU driver is not loaded";
@@ -303,8 +303,8 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, &'static str, 
         if line.contains(NO_DRIVER) && kept {
             continue;
         }
-        if let Some((_, why, mend)) = CAUSES.into_iter().find(|(text, _, _)| line.contains(text)) {
-            return Some((why, mend, line.clone()));
+        if let Some((_, why, fix)) = CAUSES.into_iter().find(|(text, _, _)| line.contains(text)) {
+            return Some((why, fix, line.clone()));
         }
     }
     None
@@ -412,15 +412,13 @@ fn effective_block(machine: &Machine) -> Option<(modprobe::Line, Block)> {
 pub(super) fn blocked(machine: &Machine) -> Option<Check> {
     const ID: &str = "module.blocked";
     let (line, block) = effective_block(machine)?;
-    let mend = format!("take that line out of {}", line.file);
+    let fix = format!("take that line out of {}", line.file);
     let check = match (block, machine.loaded.is_some()) {
-        (Block::Alias, true) => Check::warn(
-            ID,
-            "nvidia-peermem is blacklisted: it is loaded now, and will not be after the next boot",
-            mend,
-        ),
-        (Block::Alias, false) => Check::fail(ID, "nvidia-peermem is blacklisted: it is not loaded at boot", mend),
-        (Block::Always, _) => Check::fail(ID, "modprobe is told to load nothing for nvidia-peermem", mend),
+        (Block::Alias, true) => {
+            Check::warn(ID, "nvidia-peermem is blacklisted: it is loaded now, and will not be after the next boot", fix)
+        }
+        (Block::Alias, false) => Check::fail(ID, "nvidia-peermem is blacklisted: it is not loaded at boot", fix),
+        (Block::Always, _) => Check::fail(ID, "modprobe is told to load nothing for nvidia-peermem", fix),
     };
     Some(check.seen(format!("{}: {}", line.file, line.text)))
 }

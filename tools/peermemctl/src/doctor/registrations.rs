@@ -115,12 +115,12 @@ fn orphans(rows: &[Registration]) -> Vec<Check> {
 fn counted_orphans(machine: &Machine) -> Option<Check> {
     let orphans = machine.stats.as_ref().ok()?.number("total.orphans").filter(|orphans| *orphans > 0)?;
     let message = format!("{} that another process than its owner deregistered", text::count(orphans, "pin"));
-    let mend = "as root, peermemctl doctor names the owner to end";
-    Some(Check::warn("registrations.orphan", message, mend).seen("total.orphans in /proc/driver/nvidia-peermem/stats"))
+    let fix = "as root, peermemctl doctor names the owner to end";
+    Some(Check::warn("registrations.orphan", message, fix).seen("total.orphans in /proc/driver/nvidia-peermem/stats"))
 }
 
-/// What mends a refusal, by reason of docs/proc.md.
-fn mend(reason: &str) -> &'static str {
+/// What fixes a refusal, by reason of docs/proc.md.
+fn fix(reason: &str) -> &'static str {
     match reason {
         "not_supported" => "use dma-buf (NCCL_DMABUF_ENABLE=1), or give the VM the whole GPU instead of a vGPU or MIG slice",
         "busy" => "wait for the GPU's reset or MIG change to end, then start the application again",
@@ -164,7 +164,7 @@ fn refusals(machine: &Machine, rows: &[Failure]) -> Vec<Check> {
         .into_iter()
         .map(|(reason, (count, last))| {
             let times = if count == 1 { "once".to_owned() } else { format!("{count} times") };
-            Check::warn("refusals.recent", format!("refused {times} in the last hour: {}", last.text), mend(reason))
+            Check::warn("refusals.recent", format!("refused {times} in the last hour: {}", last.text), fix(reason))
                 .seen(format!(
                     "last: process {} ({}), {} at {:#x}, {}, reason {reason}",
                     last.pid,

@@ -12,7 +12,7 @@ pub struct Row {
     /// `FAIL module.file`; `-` for a machine without findings.
     pub finding: String,
     pub message: String,
-    pub mend: String,
+    pub fix: String,
     pub also: BTreeSet<String>,
 }
 
@@ -31,7 +31,7 @@ pub fn rows(page: &str) -> Vec<Row> {
             exit: cells[3].parse().unwrap_or_else(|_| panic!("{}: exit is {:?}", cells[1], cells[3])),
             finding: cells[4].replace('`', ""),
             message: cells[5].clone(),
-            mend: cells[6].trim_matches('`').to_owned(),
+            fix: cells[6].trim_matches('`').to_owned(),
             also: cells[7].replace('`', "").split(", ").filter(|cell| !cell.is_empty()).map(str::to_owned).collect(),
         })
         .collect()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 # Makes what boot.sh needs beside the lab's images, out of what the lab built for its fast kernel and for Debian's own
 # (ci/lab.sh build --flavour fast, and --flavour stock):
-#   files.sh OUT [COMMIT]    OUT/files: ours.ko rival.ko stub.ko older.ko other-kernel.ko closed/*.ko; OUT/programs: peermemctl record hold;
+#   files.sh OUT [COMMIT]    OUT/files: ours.ko nvidia_c.ko stub.ko older.ko other-kernel.ko closed/*.ko; OUT/programs: peermemctl record hold;
 #                            OUT/stock: ours.ko unknown-key.ko other-core.ko nv_peer_mem.ko dkms/ newer/
 # older.ko is built from COMMIT (HEAD~20 without one). Prints the other arguments of boot.sh, a line for each kernel.
 set -eu
@@ -13,14 +13,14 @@ newest() { ls -dt "$cache/$1"-* | head -n1; }
 image=$repo/build/lab/fast/initramfs-ours.cpio
 bzimage=$(ls -t "$cache"/kernel/fast-*/arch/x86/boot/bzImage | head -n1)
 kernel=${bzimage%/arch/*}
-rival=$(newest part/fast-rival) ofed=$(newest part/fast-ofed)
+nvidia_c=$(newest part/fast-rival) ofed=$(newest part/fast-ofed)
 gpu=$(newest part/fast-gpu) pcie=$(newest part/fast-pcie)
 mkdir -p "$out/files/closed" "$out/programs"
 work=$(mktemp -d)
 trap 'rm -rf "$work"; git -C "$repo" worktree prune' EXIT
 
 cpio --quiet -i --to-stdout '*/updates/nvidia-peermem.ko' <"$image" >"$out/files/ours.ko"
-cp "$rival/nvidia-peermem.ko" "$out/files/rival.ko"
+cp "$nvidia_c/nvidia-peermem.ko" "$out/files/nvidia_c.ko"
 # The same file, for the kernel before this one: only the number in its vermagic differs.
 release=$(modinfo -F vermagic "$out/files/ours.ko" | cut -d' ' -f1)
 before=${release%?}$(($(printf %s "$release" | tail -c1) - 1))

@@ -226,7 +226,7 @@ files() {
 	depmod
 	modprobe nvidia-peermem
 	shot nvidia-stub "NVIDIA's module, built where the API was not seen"
-	cp /situations/rival.ko $MODULES/updates/nvidia-peermem.ko
+	cp /situations/nvidia_c.ko $MODULES/updates/nvidia-peermem.ko
 	depmod
 	modprobe nvidia-peermem
 	shot nvidia-only "NVIDIA's C module, and ours is not installed"
@@ -396,7 +396,7 @@ plain | user | refusals | files | core | distribution | orphan) $situations ;;
 translating)
 	hardware iommu-translating "an IOMMU that translates"
 	rmmod nvidia_peermem
-	cp /situations/rival.ko $MODULES/updates/nvidia-peermem.ko
+	cp /situations/nvidia_c.ko $MODULES/updates/nvidia-peermem.ko
 	modprobe nvidia-peermem
 	shot nvidia-iommu "NVIDIA's module behind an IOMMU that translates, on a new kernel"
 	;;
@@ -408,11 +408,11 @@ identity)
 	;;
 acs)
 	hardware acs-redirect "GPU and NIC below one switch, with an IOMMU that lets addresses through: the kernel switched ACS redirect on"
-	# What the mend does, at the place where QEMU's ports have that word.
+	# What the fix does, at the place where QEMU's ports have that word.
 	for port in 0000:02:00.0 0000:02:01.0; do
 		printf '\0\0' | dd of=/sys/bus/pci/devices/$port/config bs=2 seek=$((0x14e / 2)) conv=notrunc 2>/dev/null
 	done
-	shot healthy-acs-off "the same, after the mend: no port redirects"
+	shot healthy-acs-off "the same, after the fix: no port redirects"
 	;;
 switch) hardware healthy-switch "GPU and NIC below one switch without ACS redirect" ;;
 node) hardware two-host-bridges "GPU and NIC below different host bridges" ;;
