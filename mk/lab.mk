@@ -7,7 +7,7 @@
 #   make bench                       ours beside NVIDIA's C module: a table and build/bench.json
 #   make bench-docs                  tables and plots under docs/ from build/bench.json
 #   make bench-cost                  what counters and tracepoints cost, in instructions
-#   make scenarios                   the scenario table, ours beside NVIDIA's module: docs/scenarios.md
+#   make scenarios                   the scenario table, ours beside NVIDIA's module: docs/results/scenarios.md
 #   make shell [RIVAL=1]             a prompt in the machine
 
 .PHONY: demo test soak scenarios bench bench-docs bench-cost shell lab-build lab-clean lab-bootstrap

@@ -73,7 +73,7 @@ enum Cmd {
         #[arg(long)]
         lanes: Option<usize>,
     },
-    /// What takes hours; ends with `soak: PASS`, and leaves build/soak.json and docs/soak.md.
+    /// What takes hours; ends with `soak: PASS`, and leaves build/soak.json and docs/results/soak.md.
     Soak {
         /// Only these: models, suites of the guest, boots of the table; commas between.
         #[arg(long)]
@@ -88,7 +88,7 @@ enum Cmd {
         #[arg(long)]
         lanes: Option<usize>,
     },
-    /// The scenario table against ours and against NVIDIA's module; writes build/scenarios.json and docs/scenarios.md.
+    /// The scenario table against ours and against NVIDIA's module; writes build/scenarios.json and docs/results/scenarios.md.
     Scenarios {
         /// Boots beside each other.
         #[arg(long)]

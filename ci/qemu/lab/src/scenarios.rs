@@ -1,5 +1,5 @@
 //! `make scenarios`: the scenario table against ours and, in legacy mode, against NVIDIA's module; build/scenarios.json
-//! and docs/scenarios.md.
+//! and docs/results/scenarios.md.
 
 use crate::alarms::Kind;
 use crate::boots::{self, Row, Run};
@@ -30,7 +30,7 @@ const REBOOTS: usize = 80;
 /// Of a machine that stopped in a test without an alarm.
 const NO_WORD: &str = "no word on the console";
 /// Where its reports are to be found again.
-const TABLE: &str = "docs/scenarios.md";
+const TABLE: &str = "docs/results/scenarios.md";
 
 /// A row of the guest's table.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! `make soak`: what takes hours. Goes on after failures; leaves build/soak.json and the record docs/soak.md.
+//! `make soak`: what takes hours. Goes on after failures; leaves build/soak.json and the record docs/results/soak.md.
 
 use crate::boots::{self, Row, Run};
 use crate::ctx::Lab;
@@ -66,7 +66,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
         }
     }
     record.print();
-    say(&format!("took {}; {} and docs/soak.md are written", human(start.elapsed()), lab.short(&record.json())));
+    say(&format!("took {}; {} and docs/results/soak.md are written", human(start.elapsed()), lab.short(&record.json())));
     println!("soak: {}", if failed == 0 { "PASS".to_string() } else { format!("FAIL, {failed} failed") });
     Ok(failed == 0)
 }
@@ -108,7 +108,7 @@ impl<'a> Record<'a> {
         let git = |args: &[&str]| sh::output(sh::command(lab, "git").current_dir(&lab.repo).args(args));
         let mut commit = git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_string();
         // The record itself changes while it is written.
-        if !git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/soak.md"])?.is_empty() {
+        if !git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results/soak.md"])?.is_empty() {
             commit += "+changes";
         }
         let date = sh::output(sh::command(lab, "date").arg("+%F"))?.trim().to_string();
@@ -138,7 +138,7 @@ impl<'a> Record<'a> {
         if passed + failed == 0 {
             return Ok(());
         }
-        let file = self.lab.repo.join("docs/soak.md");
+        let file = self.lab.repo.join("docs/results/soak.md");
         let old = fs::read_to_string(&file).unwrap_or_default();
         let line = format!(
             "| {} | {} | {} | {} | {passed} | {failed} | {} | {seed} |",

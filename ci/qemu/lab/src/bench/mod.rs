@@ -159,7 +159,7 @@ pub fn docs(lab: &Lab) -> Result<bool> {
         bail!("{}: {why}; run `make bench` again", lab.short(&file));
     }
     let figures = Figures::new(&all)?;
-    let dir = lab.repo.join("docs/bench");
+    let dir = lab.repo.join("docs/results/bench");
     fs::create_dir_all(&dir)?;
     for (name, text) in [
         ("tables.md", report::markdown(&figures)),

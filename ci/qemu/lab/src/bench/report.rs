@@ -29,7 +29,7 @@ pub fn text(figures: &Figures) -> String {
 
 pub fn markdown(figures: &Figures) -> String {
     let mut out = format!(
-        "# Tables of the last benchmark\n\nWritten by `make bench-docs` from `build/bench.json` of `make bench` at commit {}; Linux {}, fast kernel. Read [bench.md](../bench.md) first.\n",
+        "# Tables of the last benchmark\n\nWritten by `make bench-docs` from `build/bench.json` of `make bench` at commit {}; Linux {}, fast kernel. Read [bench.md](../../bench.md) first.\n",
         figures.commit.get(..12).unwrap_or("-"),
         figures.kernel
     );

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The scenario table: what may happen to a registration, in each mode and on each generation of the core. One list,
-//! [`TABLE`]; the suites `scenarios` and `pairwise`, `make scenarios` and docs/scenarios.md are made of it.
+//! [`TABLE`]; the suites `scenarios` and `pairwise`, `make scenarios` and docs/results/scenarios.md are made of it.
 
 mod afterwards;
 mod free;
@@ -284,10 +284,10 @@ mod tests {
         }
     }
 
-    /// docs/scenarios.md is written by `make scenarios`, which takes an hour: a row that it lacks is to be seen before.
+    /// docs/results/scenarios.md is written by `make scenarios`, which takes an hour: a row that it lacks is to be seen before.
     #[test]
     fn the_page_has_these_rows() {
-        let page = include_str!("../../../../../docs/scenarios.md");
+        let page = include_str!("../../../../../docs/results/scenarios.md");
         let rows = page.lines().filter(|l| l.contains("| `")).map(|l| l.splitn(4, '|').skip(1).take(2));
         let told: Vec<String> = rows.map(|r| r.map(str::trim).collect::<Vec<_>>().join(" ")).collect();
         let wanted = TABLE.iter().map(|row| match row.by {
@@ -299,11 +299,11 @@ mod tests {
         let (lacks, has) = (only_in(&wanted, &told), only_in(&told, &wanted));
         assert!(
             lacks.is_empty() && has.is_empty(),
-            "docs/scenarios.md lacks {lacks:?} and has {has:?}: make scenarios"
+            "docs/results/scenarios.md lacks {lacks:?} and has {has:?}: make scenarios"
         );
         let mut own = page.lines().filter(|l| l.contains("| `scenarios/"));
         let cores = |l: &str| l.split('|').nth(4).map(|c| c.split(',').count());
-        assert!(own.all(|l| cores(l) == Some(Generation::ALL.len())), "docs/scenarios.md is of fewer cores");
+        assert!(own.all(|l| cores(l) == Some(Generation::ALL.len())), "docs/results/scenarios.md is of fewer cores");
     }
 
     #[test]
