@@ -66,7 +66,11 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
         }
     }
     record.print();
-    say(&format!("took {}; {} and docs/results/soak.md are written", human(start.elapsed()), lab.short(&record.json())));
+    say(&format!(
+        "took {}; {} and docs/results/soak.md are written",
+        human(start.elapsed()),
+        lab.short(&record.json())
+    ));
     println!("soak: {}", if failed == 0 { "PASS".to_string() } else { format!("FAIL, {failed} failed") });
     Ok(failed == 0)
 }
