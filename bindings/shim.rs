@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 // Made from src/shim.h by `make bindings`.
 
-pub const NVPM_VERSION: &[u8; 6] = b"0.1.0\0";
 pub const NVPM_TRACE_ACQUIRE: u32 = 0;
 pub const NVPM_TRACE_PIN: u32 = 1;
 pub const NVPM_TRACE_MAP: u32 = 2;

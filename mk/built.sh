@@ -19,4 +19,4 @@ esac
 config=$KDIR/include/config/auto.conf symvers=$KDIR/Module.symvers
 [ -r "$symvers" ] || symvers=
 # shellcheck disable=SC2086
-[ -z "$(find -H Kbuild src bindings kernel-lite "$config" $symvers $PREFLIGHT_SYMVERS -type f -newer "$OUT/preflight.env")" ]
+[ -z "$(find -H Kbuild VERSION src bindings kernel-lite "$config" $symvers $PREFLIGHT_SYMVERS -type f -newer "$OUT/preflight.env")" ]

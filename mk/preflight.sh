@@ -146,7 +146,7 @@ if [ "$series" -lt 6013 ]; then
 	tree=$OUT/tree
 	mkdir -p "$tree"
 	find "$tree" -type l -delete
-	for source in Kbuild src bindings kernel-lite; do
+	for source in Kbuild VERSION src bindings kernel-lite; do
 		cp -rs "$PWD/$source" "$tree/"
 	done
 fi

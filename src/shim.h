@@ -11,9 +11,6 @@
 #include "../bindings/nv_p2p.h"
 #include "../bindings/peer_mem.h"
 
-/* At most 14 characters: it must fit peer_memory_client.version. */
-#define NVPM_VERSION "0.1.0"
-
 struct scatterlist;
 struct seq_file;
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 #[derive(Parser)]
 #[command(
     name = "peermemctl",
-    version,
+    version = include_str!("../../../VERSION").trim_ascii(),
     max_term_width = WIDTH,
     after_help = "Exit codes: 0 fine, 1 warning, 2 broken (or the command failed)."
 )]

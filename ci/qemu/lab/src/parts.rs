@@ -189,7 +189,7 @@ impl Builder<'_> {
             .text(&gpu.key)
             .path(&self.sources.rival)?
             .path(&self.sources.deps)?;
-        for input in ["src", "bindings", "kernel-lite", "mk", "Kbuild", "Makefile"] {
+        for input in ["src", "bindings", "kernel-lite", "mk", "Kbuild", "Makefile", "VERSION"] {
             key.path(&repo.join(input))?;
         }
         self.part(name, key, |out, step| {

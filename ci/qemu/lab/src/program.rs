@@ -42,7 +42,7 @@ pub const GUEST: Program = Program {
 pub const PEERMEMCTL: Program = Program {
     dir: "tools/peermemctl",
     product: "peermemctl",
-    reads: &["tools/peermemctl/src", "tools/peermemctl/Cargo.toml", "tools/peermemctl/Cargo.lock"],
+    reads: &["tools/peermemctl/src", "tools/peermemctl/Cargo.toml", "tools/peermemctl/Cargo.lock", "VERSION"],
     packages: &[],
 };
 const PROFILE: Program =
