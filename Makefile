@@ -37,7 +37,7 @@ PREFIX ?= /usr/local
 CARGO ?= cargo
 
 .DEFAULT_GOAL := module
-.PHONY: module tools deps install uninstall clean fmt lint doc miri bindings bindings-check help
+.PHONY: module tools deps install uninstall clean fmt lint doc check miri bindings bindings-check help
 
 PREFLIGHT_ENV = KDIR='$(KDIR)' OFED='$(OFED)' NVIDIA='$(NVIDIA)' OUT='$(OUT)' RUSTC='$(RUSTC)' LLVM='$(LLVM)' \
 	PROVIDER='$(PROVIDER)' DEPS='$(DEPS)'
@@ -97,6 +97,10 @@ doc:
 	+@$(kbuild) --no-print-directory NVPM_DOC=y modules
 	@echo "doc: $(OUT)/doc/peer_client/index.html"
 
+# At most two minutes once it has built: format, lints and host tests, without a kernel tree.
+check: lab-bootstrap
+	@$(lab_env) sh mk/check.sh cargo '$(CURDIR)/build/target'
+
 # kernel-lite and the module's policy on std under Miri, which only nightly toolchains have.
 miri:
 	@cargo +nightly miri --version >/dev/null 2>&1 || { \
@@ -114,23 +118,24 @@ bindings-check:
 		echo "bindings/$$f.rs is not what its header gives: make bindings, and commit" >&2; exit 1; }; done
 	@echo "bindings: as committed"
 
+# The other targets are described in CONTRIBUTING.md, all settings in docs/install.md.
 help:
-	@echo "make [KDIR=<kernel build tree>] [OFED=<dir>] [NVIDIA=<dir>] [PROVIDER=kernel|kernel-lite] [RUSTC=<path>]"
-	@echo "                              build nvidia-peermem.ko in build/module"
-	@echo "make tools                    build peermemctl, its man pages and completions in build/tools (docs/doctor.md)"
-	@echo "make deps [LINUX_SRC=<dir>]   fetch what the build on kernels without Rust needs (PROVIDER=kernel-lite), or take it from there"
-	@echo "make install | uninstall      as root: install what make built so that it wins over NVIDIA's own file, and what make tools built | undo that"
-	@echo "make demo [RIVAL=1]           RDMA into GPU memory in a virtual machine, bytes proven; on 7.2 with PROVIDER=kernel"
-	@echo "make test [RIVAL=1] [ONLY=a]  what fits into twelve minutes of tests"
-	@echo "make soak [ONLY=a] [HOURS=n] [SEED=n]  what takes hours"
-	@echo "make scenarios                the scenario table, ours beside NVIDIA's module: docs/results/scenarios.md"
-	@echo "make bench                    measured beside NVIDIA's C module (docs/bench.md)"
-	@echo "make bench-docs               the tables and plots of docs/results/bench from that"
-	@echo "make bench-cost               what counters and tracepoints cost, in instructions"
-	@echo "make shell                    a prompt in that virtual machine"
-	@echo "make fmt lint doc             format, check, rustdoc of the module"
-	@echo "make miri                     kernel-lite's tests under Miri, with rustup's nightly"
-	@echo "make bindings bindings-check  regenerate the committed bindings | fail if they differ"
-	@echo "make clean                    remove the module's build folder; make lab-clean: everything built here"
+	@echo "make              build nvidia-peermem.ko for the running kernel"
+	@echo "make deps         fetch, once, what kernels without Rust need for that"
+	@echo "make tools        build peermemctl, its man pages and completions"
+	@echo "make install      as root: install what was built, so that modprobe takes it"
+	@echo "make uninstall    undo that: NVIDIA's own file is used again"
+	@echo "make clean        remove what make built"
+	@echo
+	@echo "make demo         RDMA into GPU memory, in virtual machines, bytes compared"
+	@echo "make shell        a prompt in that machine"
+	@echo "make check        format, lints and host tests, in two minutes"
+	@echo "make test         everything that runs before a merge; ONLY=<suite or boot>"
+	@echo
+	@echo "Settings: KDIR=<kernel build tree>  OFED=<dir>  NVIDIA=<dir>  RUSTC=<path>"
+	@echo "          PROVIDER=kernel|kernel-lite  LLVM=<suffix>  LINUX_SRC=<dir>"
+	@echo "          INSTALL_MOD_PATH=<dir>  PREFIX=<dir>"
+	@echo "README.md is the short guide, docs/install.md the long one for admins;"
+	@echo "CONTRIBUTING.md has the other targets: lint, doc, soak, bench, ..."
 
 include mk/lab.mk

@@ -1,0 +1,25 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# Format, lints and tests of the module's Rust and of every program here, as far as they need no kernel tree. Of the models
+# only the small searches: the long ones belong to `make test`. In: cargo, and the folder for what it builds.
+set -eu
+cargo=$1 out=$2
+rustfmt --check src/peer_client.rs
+for lock in $(git ls-files '*Cargo.lock'); do
+	dir=${lock%/Cargo.lock}
+	echo "check: $dir"
+	(
+		cd "$dir"
+		# tests/host builds into a folder of its own, for its loop of seconds.
+		[ -e .cargo/config.toml ] || export CARGO_TARGET_DIR="$out"
+		"$cargo" fmt --all --check
+		"$cargo" clippy --quiet --locked --workspace --all-targets -- -Dwarnings
+		if [ -e run/Cargo.toml ]; then
+			"$cargo" test --quiet --locked --workspace --exclude run
+			"$cargo" test --quiet --locked -p run --test models small_scenarios
+		else
+			"$cargo" test --quiet --locked --workspace
+		fi
+	)
+done
+echo "check: PASS"
