@@ -4,8 +4,8 @@
  * register, for kernels that the lab's RDMA stack and GPU are not made for
  * (Debian 12's 6.1).
  *
- * Models (peer-memory-facts.md 1.1-1.3 and 3): the order in which ib_core of
- * generation 25.04 calls a client and with what, which client is asked first,
+ * Models (docs/facts.md#the-rdma-core, #nvidias-driver): the order in which a
+ * core of 25.10 calls a client and with what, which client is asked first,
  * the invalidate hook, after which a client with the UNMAPS flag hears of
  * release alone; nvidia.ko's page tables of version 2 for one allocation of
  * 2 MiB at a fixed GPU address, both kinds of pin, the free callback with the

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * nvidia.ko of the closed flavour: NVIDIA's licence and plain exports
- * (peer-memory-facts.md 0.2), so that what may not link to it can be shown.
+ * (docs/facts.md#licence), so that what may not link to it can be shown.
  * The work is nvlab_core.ko's, which may use what GPL modules may use.
  */
 #include <linux/export.h>

@@ -4,10 +4,10 @@
  * (reserves GPU addresses).
  *
  * Models: a GPU address is a mapping of the process that holds no page:
- * mincore succeeds, get_user_pages fails, a load faults (cuda-driver-facts.md);
+ * mincore succeeds, get_user_pages fails, a load faults (docs/facts.md#cuda);
  * memory is freed when the last reference to the file goes, in the closing
  * task or, as after an interrupted close, in the kernel thread nv_queue
- * (lock-proof.md F11).
+ * (docs/facts.md#exit).
  *
  * Left out: NVIDIA's major number 195 and its ioctls, UVM, memory that the CPU
  * may map.

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * /dev/nvlab_gdr: a second in-kernel user of nvidia_p2p_*, so that tests can
- * have pins that are not ours in the same process (lock-proof.md F3: a stale put
- * releases whatever has the same key address; section 4, scenario 12).
+ * have pins that are not ours in the same process (docs/facts.md#put: a stale
+ * put releases whatever has the same key address).
  *
  * Models gdrdrv as far as pins go: revocable and persistent ones, put by the
  * process that asks, at the latest when the file is closed. After the callback
- * the table is not touched any more, and put is not called. A put
- * that succeeded proves nothing (lock-proof.md F10, facts 3.3: the callback may
- * still be armed), so what the callback would touch is kept for a while.
+ * the table is not touched any more, and put is not called. A put that
+ * succeeded proves nothing (docs/facts.md#processes: the callback may still be
+ * armed), so what the callback would touch is kept for a while.
  *
  * Also a DMA engine: a single access of any PCI device over the lab's fabric, to
  * show what the fabric and the GPU answer without a NIC's whole stack.

@@ -5,9 +5,9 @@
  * Models: a PCI driver called "nvidia" bound to a device whose BAR holds video
  * memory; endpoint of the lab's PCIe fabric, where every access of a NIC to a
  * 64 KiB page without a live pin is a violation: it is counted, the first one
- * is logged, and the bytes move all the same, as they would (lock-proof.md
- * section 5 "GPU:"). A live persistent pin holds the module, as it holds the
- * real driver (peer-memory-facts.md 3.9).
+ * is logged, and the bytes move all the same, as they would. A live persistent
+ * pin holds the module, as it holds the real driver
+ * (docs/facts.md#persistent).
  *
  * Pins are counted per page, not per MR: an MR whose own pin is gone is no
  * violation while another live pin covers the page that it reaches. Who may

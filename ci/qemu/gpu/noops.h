@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * The exports of nvidia.ko that do nothing any more, for modules written
- * against NVIDIA's header (peer-memory-facts.md 3.7). In the module that is
+ * against NVIDIA's header (docs/facts.md#provider-map). In the module that is
  * called nvidia.ko: p2p.c in the open flavour, closed.c in the closed one.
  */
 

@@ -2,18 +2,18 @@
 /*
  * The exported nvidia_p2p_* functions.
  *
- * Models (peer-memory-facts.md 3.1-3.10; lock-proof.md F1-F5, F10): get in its
- * three gaps (allocate key and arrays; R: find and map; build the table; R:
- * register the callback), with the provider's own leak when memory is freed
- * between the two; a table pointer that the caller sees before the call is done
- * and that may dangle after a failure; the table freed, with the mappings that
- * hang on it, right after the client's callback returned; put by the table's
- * address alone, success when it is not found; dma_map_pages reading the
- * table without a lock before it takes R, in the manner of 550 and of 595;
- * the last 64 KiB of a BAR never mapped; dma_unmap_pages without R;
- * free_page_table and free_dma_mapping doing nothing, init_mapping and
- * destroy_mapping refusing; all three page sizes that a table can name, of
- * which dma_map_pages cannot take the smallest.
+ * Models (docs/facts.md#nvidias-driver, all of it): get in its three gaps
+ * (allocate key and arrays; R: find and map; build the table; R: register the
+ * callback), with the provider's own leak when memory is freed between the
+ * two; a table pointer that the caller sees before the call is done and that
+ * may dangle after a failure; the table freed, with the mappings that hang on
+ * it, right after the client's callback returned; put by the table's address
+ * alone, success when it is not found; dma_map_pages reading the table without
+ * a lock before it takes R, in the manner of 550 and of 595; the last 64 KiB
+ * of a BAR never mapped; dma_unmap_pages without R; free_page_table and
+ * free_dma_mapping doing nothing, init_mapping and destroy_mapping refusing;
+ * all three page sizes that a table can name, of which dma_map_pages cannot
+ * take the smallest.
  *
  * Left out: the request registers of Fermi, rsync (an nvidia.ko of 575 and
  * later answers -ENODEV; nothing in the lab asks), NVLink address compression,

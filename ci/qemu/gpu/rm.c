@@ -2,25 +2,26 @@
 /*
  * The resource manager: video memory, clients, pins, and the API lock R.
  *
- * Models (peer-memory-facts.md 3.1-3.4, 3.8, 3.9; lock-proof.md F1-F3, F10):
- * R is exclusive for every call of the peer-to-peer interface, for allocation
- * and for free; a free takes the GPU lock inside it; a thread that has R and
- * asks for it again is refused. A process is its thread group number. A range
- * is looked up among the objects whose pid list holds the caller's number and
+ * Models (docs/facts.md#rm-locks, #free-order, #put, #processes, #pages): R is
+ * exclusive for every call of the peer-to-peer interface, for allocation and
+ * for free; a free takes the GPU lock inside it; a thread that has R and asks
+ * for it again is refused. A process is its thread group number. A range is
+ * looked up among the objects whose pid list holds the caller's number and
  * must lie inside one registered allocation. A pin is found again by the
- * caller's number and the key's address, nothing else. When memory is freed its
- * pins are called one after the other under one hold of R; after each call the
- * pin is unlinked and its BAR1 space unmapped; then the memory goes, unless a
- * persistent pin holds a duplicate. Freed memory is handed out again at once,
- * lowest address first. The space check of BAR1 wants the whole length of the
- * pin plus a reserve to be free; then overlapping pins share their space.
+ * caller's number and the key's address, nothing else. When memory is freed
+ * its pins are called one after the other under one hold of R; after each call
+ * the pin is unlinked and its BAR1 space unmapped; then the memory goes,
+ * unless a persistent pin holds a duplicate. Freed memory is handed out again
+ * at once, lowest address first. The space check of BAR1 wants the whole
+ * length of the pin plus a reserve to be free; then overlapping pins share
+ * their space.
  *
  * Left out: MIG, vGPU and confidential computing beyond their error codes; VA
  * spaces and tokens (both must be zero with today's callers, and are ignored);
  * a BAR1 window smaller than video memory (BAR1 is counted, but a page's bus
  * address is its place in video memory); whether a duplicate shares BAR1 space
- * with the original is not known, here it does; suspend. Of coherent memory
- * (facts 3.8): that it is contiguous, and that a CPU may map it.
+ * with the original is not known, here it does; suspend. Of coherent memory:
+ * that it is contiguous, and that a CPU may map it.
  */
 #define pr_fmt(fmt) "NVRM: " fmt
 

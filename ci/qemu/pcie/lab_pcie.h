@@ -6,9 +6,9 @@
  * What it models. A NIC's DMA engine puts a bus address on PCIe. The IOMMU in
  * front of the NIC translates it through the NIC's own domain, or faults; the
  * BAR that claims the translated address answers, or nobody does
- * (lock-proof.md section 5, "HCA" and F4). Therefore the
- * initiator never sees a kernel pointer of the memory, an address that was not
- * mapped for this very device faults, and the endpoint sees every access.
+ * (docs/facts.md#map-resource). Therefore the initiator never sees a kernel
+ * pointer of the memory, an address that was not mapped for this very device
+ * faults, and the endpoint sees every access.
  *
  * What it leaves out. Time, ordering and posted writes: an access is done when
  * the call returns. The IOMMU itself: a translation is a walk of the kernel's

@@ -1,4 +1,4 @@
-//! Device attributes: what the real card answers (cuda-driver-facts.md), and 0 where this library
+//! Device attributes: what the real card answers (docs/facts.md#cuda), and 0 where this library
 //! lacks what the attribute promises.
 
 use nvlab::Info;

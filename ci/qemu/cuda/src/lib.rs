@@ -1,6 +1,6 @@
 //! The lab's `libcuda.so`: the part of the CUDA driver API that RDMA programs call.
 //!
-//! Models `cuda-driver-facts.md` (read on a real card): the codes for a call before `cuInit`, for a
+//! Models `docs/facts.md#cuda` (read on a real card): the codes for a call before `cuInit`, for a
 //! bad device, for a host or freed pointer; addresses that are 2 MiB aligned, belong to a mapping
 //! of the process and that the CPU cannot touch; the same address again after a free, under a new
 //! BUFFER_ID; the attributes about GPUDirect RDMA. After a fork the child is not initialised.

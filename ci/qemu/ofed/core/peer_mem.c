@@ -4,14 +4,14 @@
  * provide the memory of a umem that get_user_pages() refused.
  *
  * What it models: the peer-memory part of ib_core/ib_uverbs in MLNX_OFED and
- * DOCA-OFED, as described in reference/peer-memory-facts.md sections 1.1 to 1.7
- * and 5 and reference/lock-proof.md section 5. Written from those pages, not
- * from that code. Four generations, chosen when the module is loaded
- * (parameter generation, README.md). Bugs of those cores are modelled, not
- * repaired: statistics that stay 0, the inverted stop test of 5.4 to 25.01, the
- * lock inversion of 5.1, get_page_size() called although nobody checked that it
- * is there, put_pages() under the mapping lock when dma_map() fails, a client
- * pointer that a late invalidation reads after release() has returned.
+ * DOCA-OFED, as docs/facts.md#the-rdma-core describes it. Written from such
+ * notes, not from that code. Four generations, chosen when the module is
+ * loaded (parameter generation, README.md). Bugs of those cores are modelled,
+ * not repaired: statistics that stay 0, the inverted stop test of 5.4 to
+ * 25.01, the lock inversion of 5.1, get_page_size() called although nobody
+ * checked that it is there, put_pages() under the mapping lock when dma_map()
+ * fails, a client pointer that a late invalidation reads after release() has
+ * returned.
  *
  * What it leaves out:
  *  - generations before 5.1 (the models on the host cover 4.9);

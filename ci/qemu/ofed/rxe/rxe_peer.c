@@ -3,15 +3,15 @@
  * Peer memory regions of rdma_rxe.
  *
  * What it models: an HCA like a ConnectX behind the peer-memory API
- * (reference/peer-memory-facts.md 1.1, 1.2, 1.6; lock-proof.md section 5,
- * "HCA"). It knows DMA addresses only and never looks at
- * sg_page; it reads the sg list between dma_map and the activation of the
- * notifier and never again; it holds an MR as DMA ranges. Its DMA device is
- * the NIC's PCI function, and each access goes through lab_pcie, hence through
- * that function's IOMMU domain. The key works before the notifier is active.
- * An invalidation stops new accesses, waits for those under way and leaves the
- * MR dead: its users get error completions. A fence takes time while the HCA
- * still has access, and may fail, which the core never learns.
+ * (docs/facts.md#calls, #invalidate, #nic-drivers). It knows DMA addresses
+ * only and never looks at sg_page; it reads the sg list between dma_map and
+ * the activation of the notifier and never again; it holds an MR as DMA
+ * ranges. Its DMA device is the NIC's PCI function, and each access goes
+ * through lab_pcie, hence through that function's IOMMU domain. The key works
+ * before the notifier is active. An invalidation stops new accesses, waits for
+ * those under way and leaves the MR dead: its users get error completions. A
+ * fence takes time while the HCA still has access, and may fail, which the
+ * core never learns.
  *
  * What it leaves out: mkeys and translation tables of a limited size, the mkey
  * cache, UMR work requests, ATS, DMA that outlives a deregistration because

@@ -2,7 +2,7 @@
 /*
  * A second vendor's peer-memory client: registers under a given name, says "not
  * mine" to everything and counts how often it was asked. Models the machine on
- * which nvidia-peermem is not the only client (peer-memory-facts.md 1.1d, 1.4);
+ * which nvidia-peermem is not the only client (docs/facts.md#calls);
  * leaves out everything behind acquire, which never says yes.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt

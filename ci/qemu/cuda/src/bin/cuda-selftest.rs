@@ -1,4 +1,4 @@
-//! In the machine: does the library answer as the real card did (cuda-driver-facts.md)? Speaks KTAP.
+//! In the machine: does the library answer as the real card did (docs/facts.md#cuda)? Speaks KTAP.
 
 use cuda::*;
 use std::ffi::{c_int, CStr};
