@@ -41,7 +41,7 @@ impl Level {
 /// One check of `doctor`.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Check {
-    /// Stable name, such as `module.file`; docs/doctor.md lists all.
+    /// Stable name, such as `module.file`; docs/checks.md lists all.
     pub id: &'static str,
     pub level: Level,
     /// What was found, in one sentence.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Every recorded machine is judged as docs/doctor.md says: exactly these findings, with these words and this fix.
+//! Every recorded machine is judged as docs/checks.md says: exactly these findings, with these words and this fix.
 
 mod common;
 #[path = "../examples/generate.rs"]
@@ -45,7 +45,7 @@ fn unpacked(name: &str) -> PathBuf {
 }
 
 fn table() -> Vec<Row> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/doctor.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/checks.md");
     let rows = table::rows(&fs::read_to_string(path).unwrap());
     assert!(rows.len() >= 25, "the table has only {} rows", rows.len());
     rows

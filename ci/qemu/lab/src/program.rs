@@ -36,7 +36,7 @@ pub const SELFTESTS: [Program; 2] = [
 pub const GUEST: Program = Program {
     dir: "tests/guest",
     product: "guest",
-    reads: &["tests/guest", CLIENT, "docs/doctor.md", "tools/peermemctl/tests/common/table.rs"],
+    reads: &["tests/guest", CLIENT, "docs/checks.md", "tools/peermemctl/tests/common/table.rs"],
     packages: &["libc6-dev", "libibverbs-dev", "linux-libc-dev", "libclang-19-dev"],
 };
 pub const PEERMEMCTL: Program = Program {
