@@ -6,7 +6,7 @@ set -eu
 cargo=$1 out=$2
 rustfmt --check src/peer_client.rs
 for lock in $(git ls-files '*Cargo.lock'); do
-	dir=${lock%/Cargo.lock}
+	dir=$(dirname "$lock")
 	echo "check: $dir"
 	(
 		cd "$dir"
@@ -14,7 +14,7 @@ for lock in $(git ls-files '*Cargo.lock'); do
 		[ -e .cargo/config.toml ] || export CARGO_TARGET_DIR="$out"
 		"$cargo" fmt --all --check
 		"$cargo" clippy --quiet --locked --workspace --all-targets -- -Dwarnings
-		if [ -e run/Cargo.toml ]; then
+		if grep -q '^name = "run"' Cargo.lock; then
 			"$cargo" test --quiet --locked --workspace --exclude run
 			"$cargo" test --quiet --locked -p run --test models small_scenarios
 		else
