@@ -103,17 +103,17 @@ impl Generation {
         self != Self::G51
     }
 
-    /// peer-memory-facts.md 1.7: a registration of a revocable client that fails after its mapping hangs for good.
+    /// docs/facts.md#core-bugs: a registration of a revocable client that fails after its mapping hangs for good.
     pub fn stop_test_is_inverted(self) -> bool {
         matches!(self, Self::G54 | Self::G55)
     }
 
-    /// peer-memory-facts.md 1.4: later ones count what they have just forgotten.
+    /// docs/facts.md#statistics: later ones count what they have just forgotten.
     pub fn counts_dereg_pages(self) -> bool {
         matches!(self, Self::G51 | Self::G54)
     }
 
-    /// peer-memory-facts.md 1.5: get_page_size comes before dma_map.
+    /// docs/facts.md#page-size: get_page_size comes before dma_map.
     pub fn page_size_comes_first(self) -> bool {
         matches!(self, Self::G51 | Self::G54)
     }

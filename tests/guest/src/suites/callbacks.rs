@@ -15,7 +15,7 @@ const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 
 const DEREGISTER: [&str; 3] = ["dma_unmap", "put_pages", "release"];
 
-/// peer-memory-facts.md 1.5: cores before 5.5 ask for the page size between get_pages and dma_map.
+/// docs/facts.md#page-size: cores before 5.5 ask for the page size between get_pages and dma_map.
 fn register_order(generation: Generation) -> [&'static str; 4] {
     if generation.page_size_comes_first() {
         ["acquire", "get_pages", "get_page_size", "dma_map"]
@@ -97,7 +97,7 @@ fn order(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// peer-memory-facts.md 1.2: the memory is freed while it is registered. A core that knows UNMAPS fences and leaves the
+/// docs/facts.md#invalidate: the memory is freed while it is registered. A core that knows UNMAPS fences and leaves the
 /// rest to the client; for a client without the flag, and on a core that does not know it, dma_unmap and put_pages come
 /// in the thread that frees, before the client's call of invalidate returns. `release` comes with the deregistration.
 fn revocation_order(env: &Env) -> Result<()> {
@@ -159,7 +159,7 @@ fn failed_map_order(env: &Env) -> Result<()> {
 }
 
 /// The memory goes between acquire and get_pages: the core calls release, and nothing that would undo what get_pages did
-/// not do (peer-memory-facts.md 1.1).
+/// not do (docs/facts.md#calls).
 fn failed_get_order(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;

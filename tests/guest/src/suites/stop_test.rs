@@ -19,7 +19,7 @@ pub fn suite(rival: bool) -> Suite {
     Suite { name: NAME, tests: in_modes(rival, &[Mode::Legacy], "waits_for_itself", waits_for_itself) }
 }
 
-/// peer-memory-facts.md 1.7: the HCA has no mkey left, and the registering process waits, for good, for the mapping lock that it
+/// docs/facts.md#core-bugs: the HCA has no mkey left, and the registering process waits, for good, for the mapping lock that it
 /// holds itself.
 fn waits_for_itself(env: &Env) -> Result<()> {
     if !env.generation.stop_test_is_inverted() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The provider (nvidia.ko), as peer-memory-facts.md section 3 and lock-proof.md F1 to F11 describe it.
+//! The provider (nvidia.ko), as docs/facts.md#nvidias-driver describes it.
 //!
 //! R is held by whoever frees memory, over the callbacks and until the tables are gone. A get looks for the range and
 //! registers the callback in two separate holds of R, with gaps before, between and after. A put knows the process and
@@ -43,7 +43,7 @@ pub enum How {
     /// The provider took it back, the callback returned.
     Freed,
     Put,
-    /// Put returned 0 without doing anything, as an MPS server's teardown makes it (F10); the callback is still armed.
+    /// Put returned 0 without doing anything, as an MPS server's teardown makes it (docs/facts.md#processes); the callback is still armed.
     Forgotten,
 }
 
@@ -240,7 +240,7 @@ pub(crate) fn get(
     if va % PAGE != 0 || len % PAGE != 0 || len == 0 {
         return EINVAL;
     }
-    // It allocates before it looks whose memory it is (F5).
+    // It allocates before it looks whose memory it is (docs/facts.md#get).
     if ours && w().fault(Fault::GetNoMemory) {
         return ENOMEM;
     }
@@ -330,7 +330,7 @@ pub(crate) fn put(ours: bool, table: *mut raw::nvidia_p2p_page_table) -> i32 {
             if w().gpu.pins[pin].ours {
                 fail("its put of a stale table released a newer pin of its own".into());
             }
-            // Another module got the address while the put waited for R: nobody can help (lock-proof D7).
+            // Another module got the address while the put waited for R: nobody can help (docs/safety.md#reused-table).
             w().gpu.second_user_losses += 1;
         }
         if ours && w().fault(Fault::PutNoMemory) {
@@ -394,7 +394,7 @@ pub(crate) fn dma_map(table: *mut raw::nvidia_p2p_page_table, mapping: *mut *mut
     0
 }
 
-/// A process frees memory: R and the GPU locks are held over all callbacks (F1, F2).
+/// A process frees memory: R and the GPU locks are held over all callbacks (docs/facts.md#rm-locks).
 pub fn free(alloc: usize) {
     rt::lock(Rank::R, R, "R to free memory");
     if !w().gpu.allocs[alloc].alive {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! ib_core's peer-memory part and the HCA driver above it, in four generations (peer-memory-facts.md 1.1 to 1.7,
-//! lock-proof.md F6 to F8).
+//! ib_core's peer-memory part and the HCA driver above it, in four generations
+//! (docs/facts.md#the-rdma-core).
 //!
 //! The HCA is modelled by what it could do: an mkey that is live and not fenced can touch its memory at any time, so
 //! it is an error when a pin or a DMA mapping goes while such an mkey exists, and when an mkey becomes live over one
@@ -423,7 +423,7 @@ fn remove_ticket(umem: usize) {
 fn lock_mapping(umem: usize) {
     let lock = w().core.umems[umem].lock;
     if rt::owns(lock) {
-        // The core locks itself out; the task sleeps in D state until reboot (F7).
+        // The core locks itself out; the task sleeps in D state until reboot (docs/facts.md#core-bugs).
         rt().me().hung = true;
         note(|| "hangs in the core on its own mapping_lock".into());
         rt::halt("its own mapping_lock");
@@ -478,7 +478,7 @@ fn register_new(umem: usize) -> Result<(), i32> {
     let made = make_mkey(umem);
     if !made {
         if w().fault(Fault::LeakedLock) {
-            // ib_umem_release() without stop: M stays locked for good (F7).
+            // ib_umem_release() without stop: M stays locked for good (docs/facts.md#core-bugs).
             note(|| "the core leaks mapping_lock".into());
             rt::leak(lock);
             unmap(umem, w().core.umems[umem].state, State::Unmapped);
@@ -688,7 +688,7 @@ fn register_old(umem: usize) -> Result<(), i32> {
     // It walks the list before it activates, whatever the callback does meanwhile.
     read_table(umem);
     if wants {
-        // It activates before there is an mkey (F6).
+        // It activates before there is an mkey.
         let lock = CLIENT + client as u64;
         rt::lock(Rank::M, lock, "the 4.9 client's lock");
         let too_late = w().core.umems[umem].old.peer_invalidated;
@@ -705,7 +705,7 @@ fn register_old(umem: usize) -> Result<(), i32> {
     rt().flags[known] = true;
     if !made {
         if wants {
-            // The callback may be inside func now; which of the two frees the context is the core's own bug (F8).
+            // The callback may be inside func now; which of the two frees the context is the core's own bug.
             let lock = CLIENT + client as u64;
             rt::lock(Rank::M, lock, "the 4.9 client's lock");
             w().core.umems[umem].old.func = false;

@@ -252,7 +252,7 @@ fn second_user(number: u64) {
 fn everything(scenario: &Scenario) {
     w().scattered = choose(2) == 0;
     // A callback for a pin that the provider said was gone meets no module once that is unloaded: a residual of the
-    // provider that no client can help (lock-proof D10). So the two are not mixed.
+    // provider that no client can help (docs/safety.md#late-callback). So the two are not mixed.
     let unloads = choose(4) == 0;
     w().late_callbacks = !unloads && choose(8) == 0;
     w().can_drain = choose(16) != 0;

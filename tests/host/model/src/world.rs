@@ -55,7 +55,7 @@ pub enum Fault {
     SecondDmaMap,
     SgAlloc,
     Mkey,
-    /// The core forgets to unlock mapping_lock when registration fails late (F7).
+    /// The core forgets to unlock mapping_lock when registration fails late (docs/safety.md#leaked-lock).
     LeakedLock,
 }
 

@@ -177,7 +177,7 @@ fn all_orders_of_every_error_exit() {
     }
 }
 
-/// The core leaks mapping_lock (F7): who waits for it hangs, and nothing else goes wrong. 4.9 has no such lock.
+/// The core leaks mapping_lock (docs/safety.md#leaked-lock): who waits for it hangs, and nothing else goes wrong. 4.9 has no such lock.
 #[test]
 fn all_orders_when_the_core_leaks_its_lock() {
     for generation in ["Fixed", "Inverted", "V51"] {

@@ -190,7 +190,7 @@ fn figures(stats: &Stats) -> Vec<String> {
     figures
 }
 
-/// The freeing thread waits in the kernel, where no signal ends it (D11 of docs/safety.md).
+/// The freeing thread waits in the kernel, where no signal ends it (docs/safety.md#endless-fence).
 fn stuck_fix(machine: &Machine) -> String {
     let row = machine.callbacks.as_ref().ok().and_then(|rows| rows.first());
     let Some(row) = row else {

@@ -13,7 +13,7 @@ pub const C_550: &str = "c_nv_mem_550";
 
 pub const GIB: u64 = 1 << 30;
 
-/// What design.md section 4 gives for a V100, in nanoseconds.
+/// What was published for a V100 (docs/bench.md), in nanoseconds.
 pub const PIN_NS: (f64, f64) = (68e3, 3.1e6);
 pub const UNPIN_NS: (f64, f64) = (38e3, 1.6e6);
 

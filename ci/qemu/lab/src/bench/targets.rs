@@ -7,7 +7,7 @@ use super::report::{broken, percent, size_text, words, Table};
 /// fails, too (bandwidth.rs), but the tables are printed all the same.
 const ROUNDS: usize = 30;
 
-/// What design.md promises for contiguous memory, the same for broken memory, and what was measured.
+/// What docs/bench.md promises for contiguous memory, the same for broken memory, and what was measured.
 pub fn targets(figures: &Figures) -> Table {
     let mut rows = Vec::new();
     let mut row = |what: &str, wanted: String, got: Option<(f64, String)>, good: &dyn Fn(f64) -> bool| {

@@ -50,7 +50,7 @@ pub const TABLE: &[Row] = &[
     ),
     here("callback twice", "callback_twice", LEGACY, provider::callback_twice),
     here("callback late", "callback_late", LEGACY, provider::callback_late),
-    here("callback never: the GPU is lost (D14)", "callback_never_comes", LEGACY, provider::callback_never_comes),
+    here("callback never: the GPU is lost", "callback_never_comes", LEGACY, provider::callback_never_comes),
     here("many registrations on one allocation freed at once", "free_with_many_mrs", BOTH, free::with_many_mrs),
     here(
         "unmapped, not freed, and registered at the same address again",
@@ -106,7 +106,7 @@ pub const TABLE: &[Row] = &[
         threads::no_new_pin_before_a_stale_put,
     ),
     here(
-        "table address reused by another user of the provider; while a put is on its way (D7) what happens is printed",
+        "table address reused by another user of the provider; while a put is on its way what happens is printed",
         "table_goes_to_another_user",
         LEGACY,
         provider::table_goes_to_another_user,
@@ -129,7 +129,7 @@ pub const TABLE: &[Row] = &[
     there("discontiguous BAR", "smoke", "layouts"),
     there("NULL dma_device", "errors", "no_dma_device"),
     there("non-PCI dma_device", "errors", "not_pci"),
-    there("the fence fails: behind an IOMMU nothing is written (F7)", "iommu", "fence_fails"),
+    there("the fence fails: behind an IOMMU nothing is written", "iommu", "fence_fails"),
     there("IOMMU off, identity, translating", "iommu", "addresses"),
     there("dma_map_resource failing at run n", "iommu", "map_fails_at_run_n"),
     there("odd segment limits", "matrix", "cap"),

@@ -1,0 +1,84 @@
+//! What a page links to and what a comment cites is in the tree.
+
+use build_tests::repository;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::process::Command;
+
+/// The files of the repository.
+fn files() -> BTreeSet<String> {
+    let out = Command::new("git").current_dir(repository()).arg("ls-files").output().expect("git");
+    String::from_utf8(out.stdout).expect("UTF-8").lines().map(str::to_string).collect()
+}
+
+fn read(file: &str) -> String {
+    fs::read_to_string(repository().join(file)).unwrap_or_default()
+}
+
+/// The names that a link may have behind its `#`: of headings as forges make them, and those set by hand.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let text = read(page);
+    let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| {
+        let words = line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        words.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect()
+    });
+    let by_hand = text.split("<a id=\"").skip(1).filter_map(|rest| rest.split('"').next()).map(str::to_string);
+    headings.chain(by_hand).collect()
+}
+
+/// Whether `target` leads somewhere from `file`.
+fn leads(file: &str, target: &str) -> bool {
+    let (page, anchor) = target.split_once('#').unwrap_or((target, ""));
+    let mut path = PathBuf::from(file);
+    if !page.is_empty() {
+        path.pop();
+        for part in Path::new(page).components() {
+            match part {
+                Component::ParentDir => drop(path.pop()),
+                part => path.push(part),
+            }
+        }
+    }
+    let is_page = path.extension().is_some_and(|e| e == "md");
+    repository().join(&path).exists()
+        && (anchor.is_empty() || !is_page || anchors(path.to_str().expect("UTF-8")).contains(anchor))
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut broken = Vec::new();
+    for page in files().iter().filter(|file| file.ends_with(".md")) {
+        for target in read(page).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if !target.starts_with("http") && !leads(page, target) {
+                broken.push(format!("{page}: {target}"));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[test]
+fn cited_pages_are_in_the_tree() {
+    // Names that tests make up.
+    const EXAMPLES: [&str; 2] = ["ci/qemu/lab/src/key.rs", "ci/qemu/lab/src/program.rs"];
+    let files = files();
+    let pages: BTreeSet<&str> =
+        files.iter().filter(|f| f.ends_with(".md")).filter_map(|f| f.rsplit('/').next()).collect();
+    let code = |file: &&String| {
+        [".rs", ".c", ".h", ".sh", ".mk", "Makefile", "Kbuild", ".toml"].iter().any(|end| file.ends_with(end))
+    };
+    let mut broken = Vec::new();
+    for file in files.iter().filter(code).filter(|file| !EXAMPLES.contains(&file.as_str())) {
+        for word in read(file).split(|c: char| !c.is_alphanumeric() && !"-_./#".contains(c)) {
+            let word = word.trim_end_matches('.');
+            let (page, _) = word.split_once('#').unwrap_or((word, ""));
+            let Some(name) = page.strip_suffix(".md").and_then(|_| page.rsplit('/').next()) else { continue };
+            let there = if page.starts_with("docs/") { leads("README.md", word) } else { pages.contains(name) };
+            if !there && name != ".md" {
+                broken.push(format!("{file}: {word}"));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
