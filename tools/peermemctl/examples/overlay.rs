@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `cargo run --example overlay -- BASE FILE.tree...`: rewrites each recorded machine so that the file has only the
-//! differences from the machine BASE of the same folder. tests/common/tree.rs describes the format.
+//! `cargo run --example overlay -- BASE FILE.tree...`: rewrites each recorded machine so that
+//! the file has only the differences from the machine BASE of the same folder.
+//! tests/common/tree.rs describes the format.
 
 #[path = "../tests/common/tree.rs"]
 mod tree;

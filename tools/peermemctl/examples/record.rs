@@ -10,7 +10,7 @@
 
 use peermemctl::doctor::limits::{device_nodes, DKMS};
 use peermemctl::kernel::{self, SYMBOLS};
-use peermemctl::machine::{NAME, PEERS};
+use peermemctl::machine::{NAME, PEERS, REGISTER};
 use peermemctl::module_file::{self, ModuleFile};
 use peermemctl::nvidia::SMI;
 use peermemctl::root::{recorded_name, Root, FORBIDDEN, TOOLS};
@@ -295,6 +295,9 @@ impl Recorder {
             self.lines(&list, is_looked_at);
         }
         let Some(release) = kernel::release(&self.root) else { return };
+        self.lines(&format!("{}/modules.symbols", kernel::modules_dir(&release)), |line| {
+            kernel::exported_symbol(line) == Some(REGISTER)
+        });
         let mut files = module_file::all(&self.root, &release, NAME);
         for driver in ["nvidia", "rdma_rxe", "mlx5_ib", "mlx4_ib", "bnxt_re", "irdma", "efa"] {
             files.extend(module_file::chosen(&self.root, &release, driver));

@@ -4,7 +4,7 @@
 use crate::check::{Check, Level};
 use crate::doctor;
 use crate::kernel;
-use crate::machine::Machine;
+use crate::machine::{Machine, REGISTER};
 use crate::nvidia::Flavour;
 use crate::pci::{self, Acs, Distance};
 use crate::peermem::{self, Failure, Registration, Stats};
@@ -161,7 +161,7 @@ pub fn status(machine: &Machine) -> Status {
         }),
         driver_version: machine.driver.as_ref().and_then(|driver| driver.version.clone()),
         driver_flavour: machine.driver.as_ref().and_then(|driver| driver.flavour.map(Flavour::text)),
-        api: machine.owner_of_symbol("ib_register_peer_memory_client"),
+        api: machine.owner_of_symbol(REGISTER),
         dma_buf: machine.dma_buf(),
         clients: match stats {
             Some(stats) => stats.clients().into_iter().map(str::to_owned).collect(),

@@ -55,6 +55,18 @@ pub fn symbols(root: &Root) -> Result<BTreeMap<String, Option<String>>, Missing>
     Ok(found)
 }
 
+/// The module whose installed file exports `symbol`, as depmod found it when it last looked at the modules of `release`.
+pub fn exporter(root: &Root, release: &str, symbol: &str) -> Option<String> {
+    let list = root.text(&format!("{}/modules.symbols", modules_dir(release))).ok()?;
+    let exports = |line: &str| exported_symbol(line) == Some(symbol);
+    list.lines().find(|line| exports(line)).and_then(|line| line.split_ascii_whitespace().nth(2)).map(str::to_owned)
+}
+
+/// The symbol of a line of modules.symbols: `alias symbol:NAME MODULE`.
+pub fn exported_symbol(line: &str) -> Option<&str> {
+    line.split_ascii_whitespace().nth(1)?.strip_prefix("symbol:")
+}
+
 /// A loaded module.
 pub struct Loaded {
     /// How often it is used; of nvidia-peermem: its live registrations. `None` where the kernel does not count, since it

@@ -17,6 +17,9 @@ pub const SYS: &str = "/sys/module/nvidia_peermem";
 /// Where some kernels show the clients of the peer-memory core.
 pub const PEERS: &str = "/sys/kernel/mm/memory_peers";
 
+/// The symbol that a core with the peer-memory API exports.
+pub const REGISTER: &str = "ib_register_peer_memory_client";
+
 /// What was read of the machine.
 pub struct Machine<'a> {
     pub root: &'a Root,
@@ -116,9 +119,18 @@ impl<'a> Machine<'a> {
         Some(owner.as_ref().map_or("the kernel itself".to_owned(), |module| format!("module {module}")))
     }
 
+    /// The module that exports the peer-memory API and is not loaded, while no other one exports it.
+    pub fn api_to_load(&self) -> Option<String> {
+        if self.has_symbol(REGISTER) != Some(false) {
+            return None;
+        }
+        let module = kernel::exporter(self.root, self.release.as_deref()?, REGISTER)?;
+        (!self.modules.contains_key(&module)).then_some(module)
+    }
+
     /// What has the module loaded; nothing does while there is no core or no driver for it.
     pub fn load_it(&self) -> &'static str {
-        match self.has_symbol("ib_register_peer_memory_client") == Some(false) || self.driver.is_none() {
+        match self.has_symbol(REGISTER) == Some(false) || self.driver.is_none() {
             true => "first do what sections 1 and 2 say, then modprobe nvidia-peermem",
             false => "modprobe nvidia-peermem",
         }

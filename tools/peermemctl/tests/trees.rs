@@ -229,6 +229,45 @@ fn one_cause_has_one_fix() {
     assert!(found.len() == 2 && fixes.len() == 1, "{found:#?}");
 }
 
+/// The log of a try to load the module by insmod, which loads nothing else, names no other stack to install either.
+#[test]
+fn an_api_that_is_installed_is_loaded_and_not_installed() {
+    let dir = common::unpack("api-not-loaded");
+    let modprobe = "modprobe ib_uverbs";
+    let status = status(dir.path());
+    assert_eq!((&status["level"], &status["because"][0]["fix"]), (&"FAIL".into(), &modprobe.into()));
+    let log = dir.path().join("dev/kmsg");
+    let refusal = "3,900,9000000,-;nvidia_peermem: this kernel's ib_core has no peer-memory API (no symbol)\n";
+    fs::write(&log, fs::read_to_string(&log).unwrap() + refusal).unwrap();
+    let report = peermemctl(dir.path(), &["doctor"]);
+    let text = String::from_utf8(report.stdout).unwrap();
+    assert!(!text.contains("DOCA-OFED") && text.ends_with(&format!("Begin with: {modprobe}\n")), "{text}");
+    // What depmod knows of a module that is loaded is of a file that is not the loaded one.
+    let modules = dir.path().join("proc/modules");
+    let loaded = fs::read_to_string(&modules).unwrap() + "ib_uverbs 204800 0 - Live 0xffffffffc0412000 (OE)\n";
+    fs::write(&modules, loaded).unwrap();
+    let message = check(dir.path(), "api.exported")["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("has no peer-memory API"), "{message}");
+}
+
+/// Cores before and from OFED 25.10 export the API from different modules.
+#[test]
+fn the_module_that_exports_the_api_is_named() {
+    let dir = common::unpack("healthy");
+    let symbols = dir.path().join("proc/kallsyms");
+    let text = fs::read_to_string(&symbols).unwrap();
+    for (owner, named) in
+        [("[ib_core]", "module ib_core"), ("[ib_uverbs]", "module ib_uverbs"), ("", "the kernel itself")]
+    {
+        fs::write(&symbols, text.replace("[ib_core]", owner)).unwrap();
+        let check = check(dir.path(), "api.exported");
+        assert_eq!(
+            (&check["level"], &check["message"]),
+            (&"OK".into(), &format!("{named} exports the peer-memory API").into())
+        );
+    }
+}
+
 /// The log keeps the refusal of a build that imports GPL-only symbols after one that does not was taken.
 #[test]
 fn a_refusal_is_over_once_the_closed_driver_took_a_build() {

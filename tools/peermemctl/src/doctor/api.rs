@@ -3,10 +3,11 @@
 
 use super::module;
 use crate::check::Check;
-use crate::machine::Machine;
+use crate::kernel::modules_dir;
+use crate::machine::{Machine, REGISTER};
 use crate::module_file::{self, ModuleFile};
 
-const REGISTER: &str = "ib_register_peer_memory_client";
+const EXPORTED: &str = "api.exported";
 /// What a driver calls that lets peers answer for memory.
 const ASK: &str = "ib_umem_get_peer";
 
@@ -21,7 +22,6 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
 }
 
 fn exported(machine: &Machine) -> Check {
-    const ID: &str = "api.exported";
     let release = machine.release.as_deref().unwrap_or("(unknown)");
     match (machine.has_symbol(REGISTER), machine.owner_of_symbol(REGISTER)) {
         (Some(true), Some(owner)) => {
@@ -29,32 +29,43 @@ fn exported(machine: &Machine) -> Check {
                 true => "; the RDMA stack is MLNX_OFED or DOCA-OFED (mlx_compat is loaded)",
                 false => "",
             };
-            Check::ok(ID, format!("{owner} exports the peer-memory API{stack}"))
+            Check::ok(EXPORTED, format!("{owner} exports the peer-memory API{stack}"))
                 .seen(format!("{REGISTER} in /proc/kallsyms"))
         }
         (Some(_), _) if !loaded_core(machine) => {
-            Check::fail(ID, "no RDMA core is loaded, so nobody exports the peer-memory API", "modprobe ib_uverbs")
-                .seen(format!("neither {REGISTER} nor ib_umem_get in the kernel or a module"))
+            Check::fail(EXPORTED, "no RDMA core is loaded, so nobody exports the peer-memory API", "modprobe ib_uverbs")
+                .seen(format!(
+                    "neither {REGISTER} nor ib_umem_dmabuf_get in /proc/kallsyms, no ib_core in /proc/modules"
+                ))
         }
-        (Some(_), _) => {
-            let rest = match (machine.dma_buf(), machine.rdma.is_empty()) {
-                (true, false) => "; applications that register by dma-buf (NCCL, UCX, NVSHMEM by default) work without it",
-                (true, true) => {
-                    "; applications that register by dma-buf (NCCL, UCX, NVSHMEM by default) could work without it, with an RDMA device"
-                }
-                (false, _) => "",
-            };
-            Check::fail(
-                ID,
-                format!(
-                    "the RDMA core of kernel {release} has no peer-memory API: no nvidia-peermem can work here{rest}"
-                ),
-                "install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel, or use dma-buf",
+        (Some(_), _) => match machine.api_to_load() {
+            Some(module) => Check::fail(
+                EXPORTED,
+                format!("module {module} exports the peer-memory API and is not loaded"),
+                format!("modprobe {module}"),
             )
-            .seen(format!("no {REGISTER} in /proc/kallsyms"))
-        }
-        (None, _) => Check::skip(ID, "/proc/kallsyms cannot be read"),
+            .seen(format!("{REGISTER} of {module} in {}/modules.symbols", modules_dir(release)))
+            .seen(format!("no {REGISTER} in /proc/kallsyms, no {module} in /proc/modules")),
+            None => no_api(machine, release),
+        },
+        (None, _) => Check::skip(EXPORTED, "/proc/kallsyms cannot be read"),
     }
+}
+
+fn no_api(machine: &Machine, release: &str) -> Check {
+    let rest = match (machine.dma_buf(), machine.rdma.is_empty()) {
+        (true, false) => "; applications that register by dma-buf (NCCL, UCX, NVSHMEM by default) work without it",
+        (true, true) => {
+            "; applications that register by dma-buf (NCCL, UCX, NVSHMEM by default) could work without it, with an RDMA device"
+        }
+        (false, _) => "",
+    };
+    Check::fail(
+        EXPORTED,
+        format!("the RDMA core of kernel {release} has no peer-memory API: no nvidia-peermem can work here{rest}"),
+        "install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel, or use dma-buf",
+    )
+    .seen(format!("no {REGISTER} in /proc/kallsyms"))
 }
 
 fn loaded_core(machine: &Machine) -> bool {

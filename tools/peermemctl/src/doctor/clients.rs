@@ -2,7 +2,7 @@
 //! Section 5: the clients of the peer-memory core, and what the module counts.
 
 use crate::check::Check;
-use crate::machine::{Machine, NAME, PEERS};
+use crate::machine::{Machine, NAME, PEERS, REGISTER};
 use crate::module_file::Maker;
 use crate::peermem::{Stats, KNOW_IT, STUCK_MS, UNKNOWN};
 use crate::root::Missing;
@@ -64,7 +64,7 @@ fn registered(machine: &Machine) -> Check {
 
 /// Modules that use the one that exports the API, and are neither ours nor RDMA drivers.
 fn holders(machine: &Machine) -> Vec<String> {
-    let owner = machine.symbols.as_ref().ok().and_then(|symbols| symbols.get("ib_register_peer_memory_client"));
+    let owner = machine.symbols.as_ref().ok().and_then(|symbols| symbols.get(REGISTER));
     let Some(Some(owner)) = owner else { return Vec::new() };
     let users = machine.modules.get(owner).map_or(&[][..], |module| &module.used_by);
     // Parts of the core, its users in the kernel, and drivers of RDMA devices.

@@ -2,7 +2,7 @@
 //! Section 4: who finds the module, by the very paths that each looks at.
 
 use crate::check::Check;
-use crate::machine::{Machine, NAME};
+use crate::machine::{Machine, NAME, REGISTER};
 
 const SYS_VERSION: &str = "/sys/module/nvidia_peermem/version";
 const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
@@ -84,18 +84,21 @@ fn can(machine: &Machine) -> &'static str {
 fn libfabric(machine: &Machine) -> Check {
     const ID: &str = "consumers.finds";
     const LOOKS: &str = "ib_register_peer_memory_client and ib_umem_dmabuf_get in /proc/kallsyms";
-    match (machine.has_symbol("ib_register_peer_memory_client"), machine.has_symbol("ib_umem_dmabuf_get")) {
+    match (machine.has_symbol(REGISTER), machine.has_symbol("ib_umem_dmabuf_get")) {
         (None, _) => Check::skip(ID, "libfabric: /proc/kallsyms cannot be read"),
         (Some(true), _) => Check::ok(ID, "libfabric: finds the peer-memory API").seen(LOOKS),
         (_, Some(true)) => {
             Check::ok(ID, format!("libfabric: finds no peer-memory API, and {} use dma-buf", can(machine))).seen(LOOKS)
         }
-        _ => Check::warn(
-            ID,
-            "libfabric: finds neither the peer-memory API nor dma-buf, and copies through host memory",
-            "install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel",
-        )
-        .seen(LOOKS),
+        _ => {
+            let fix = machine
+                .api_to_load()
+                .map_or("install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel".to_owned(), |module| {
+                    format!("modprobe {module}")
+                });
+            let message = "libfabric: finds neither the peer-memory API nor dma-buf, and copies through host memory";
+            Check::warn(ID, message, fix).seen(LOOKS)
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::check::Check;
 use crate::kernel;
-use crate::machine::{Machine, NAME, SYS};
+use crate::machine::{Machine, NAME, REGISTER, SYS};
 use crate::modprobe::{self, Block};
 use crate::module_file::{self, Maker, ModuleFile};
 
@@ -106,7 +106,7 @@ fn vermagic(release: &str, file: &ModuleFile) -> Option<Check> {
 
 /// NVIDIA's build leaves out the whole client when it did not see the API, and such a module can only fail.
 fn stub(file: &ModuleFile) -> Option<Check> {
-    (file.maker() == Maker::Nvidia && !file.needs("ib_register_peer_memory_client")).then(|| {
+    (file.maker() == Maker::Nvidia && !file.needs(REGISTER)).then(|| {
         Check::fail(
             "module.stub",
             "NVIDIA's nvidia-peermem.ko is an empty one, built where the peer-memory API was not seen: modprobe says \"Invalid argument\"",
@@ -253,11 +253,12 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, &'static str, 
     const SIGN: &str = "sign the module file: module.signature says how";
     const NO_DRIVER: &str = "the GPU driver is not loaded";
     const GPL_ONLY: &str = "GPL-only symbols";
+    const NO_API: &str = "has no peer-memory API";
     const CAUSES: [(&str, &str, &str); 12] = [
         ("is rejected", "the kernel did not accept its signature", SIGN),
         ("module loading is restricted", "the kernel did not accept its signature", SIGN),
         (
-            "has no peer-memory API",
+            NO_API,
             "the RDMA core has no peer-memory API",
             "install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel",
         ),
@@ -302,6 +303,9 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, &'static str, 
         let kept = tries.peek().is_some_and(|before| before.contains(GPL_ONLY));
         if line.contains(NO_DRIVER) && kept {
             continue;
+        }
+        if line.contains(NO_API) && machine.api_to_load().is_some() {
+            return Some(("the module with the peer-memory API was not loaded", machine.load_it(), line.clone()));
         }
         if let Some((_, why, fix)) = CAUSES.into_iter().find(|(text, _, _)| line.contains(text)) {
             return Some((why, fix, line.clone()));

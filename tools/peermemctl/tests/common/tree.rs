@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The text that describes one machine: a whole machine as examples/record.rs writes it, or an overlay with only the
-//! differences from another machine, as examples/overlay.rs writes it. A letter begins each entry:
+//! The text that describes one machine: a whole machine as examples/record.rs writes it, or an
+//! overlay with only the differences from another machine, as examples/overlay.rs writes it. A
+//! letter begins each entry:
 //!
 //!     # text            the situation
-//!     F path            a file; a | begins each of its lines, or a \ if it is the last one and has no newline
-//!     H path size       a file of bytes; lines of an offset and 32 bytes follow, without those that are all zero
+//!     F path            a file; a | begins each of its lines, or a \ the last one without a newline
+//!     H path size       a file of bytes; lines of an offset and 32 bytes follow, unless all are zero
 //!     L path -> target  a link
 //!     E path            something that is only there
 //!     M path            a module file; lines of .modinfo, `needs SYMBOL` and `signer NAME` follow
@@ -14,8 +15,9 @@
 //!     base NAME         first, after the situation: this machine has all that the machine NAME has
 //!     F H L E M         adds this entry, or replaces the base's
 //!     R path            removes the base's entry, or all entries in that folder
-//!     P path            patches the lines of the base's entry: -removed, +added. A line after a space stays; it says
-//!                       where the next + goes. Each - and each such line means its first match after the one before.
+//!     P path            patches the lines of the base's entry: -removed, +added. A line after a
+//!                       space stays; it says where the next + goes. Each - and each such line
+//!                       means its first match after the one before.
 
 use similar::{capture_diff_slices, Algorithm, DiffOp};
 use std::collections::BTreeMap;
@@ -105,7 +107,8 @@ impl Tree {
         text
     }
 
-    /// The topmost folder of `path` in which this machine has nothing; `path` itself if it has something in each.
+    /// The topmost folder of `path` in which this machine has nothing; `path` itself if it has
+    /// something in each.
     fn gone<'a>(&self, path: &'a str) -> &'a str {
         let is_gone = |folder: &&Path| !self.entries.keys().any(|other| Path::new(other).starts_with(folder));
         let gone = Path::new(path).ancestors().take_while(is_gone).last();

@@ -318,9 +318,20 @@ refusals() {
 	again
 }
 
+# A core whose API is in ib_uverbs, as in OFED 25.10: without that module, nothing exports it.
+api_not_loaded() {
+	configured
+	depmod
+	modprobe ib_core
+	modprobe nvidia
+	grep -q "^alias symbol:ib_register_peer_memory_client ib_uverbs$" $MODULES/modules.symbols || return 0
+	shot api-not-loaded "ib_core is loaded, and ib_uverbs, which exports the peer-memory API, is not"
+}
+
 # Debian's own kernel: what only a kernel with symbol versions, signatures and cgroups has, or one without memory_peers.
 distribution() {
 	ours=$MODULES/updates/nvidia-peermem.ko
+	api_not_loaded
 	up
 	configured
 	modprobe nvidia-peermem
