@@ -87,7 +87,7 @@ lint:
 	@$(PREFLIGHT_ENV) OUT='$(OUT)-lint' PROVIDER=kernel sh mk/preflight.sh
 	+@. '$(OUT)-lint/preflight.env' && $(MAKE) -C '$(KDIR)' M='$(CURDIR)' MO='$(OUT)-lint' NVPM_PROVIDER=kernel RUSTC='$(RUSTC)' CLIPPY=1 \
 		$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} NVPM_RUSTFLAGS=-Dwarnings --no-print-directory src/peer_client.o
-	perl '$(KDIR)/source/scripts/checkpatch.pl' --no-tree --terse --no-summary -f src/*.[ch] \
+	perl '$(KDIR)/source/scripts/checkpatch.pl' --no-tree --terse --no-summary -f src/ffi/*.[ch] \
 		bindings/*.h bindings/*.c kernel-lite/helpers.[ch]
 
 # In a folder of its own: what `make` built is for `make install`.

@@ -19,4 +19,4 @@ generate() { # header, output, further options
 # The neighbours' functions are weak and called by shim.c alone.
 generate bindings/peer_mem.h peer_mem.rs --ignore-functions
 generate bindings/nv_p2p.h nv_p2p.rs --ignore-functions
-generate src/shim.h shim.rs --with-derive-default
+generate src/ffi/shim.h shim.rs --with-derive-default

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-// Made from src/shim.h by `make bindings`.
+// Made from src/ffi/shim.h by `make bindings`.
 
 pub const NVPM_TRACE_ACQUIRE: u32 = 0;
 pub const NVPM_TRACE_PIN: u32 = 1;

@@ -2,14 +2,14 @@
 
 //! The core's question "is this yours?": pins once, and judges what the provider's errors mean (rule 3).
 
+use crate::ffi::shim::{self, Process};
+use crate::gpu::pin::Kind;
 use crate::invalidate;
-use crate::pin::Kind;
+use crate::observe::reason::Reason;
+use crate::observe::refusals;
+use crate::observe::trace::{Event, Timer};
 use crate::range::{GpuRange, PIN_GRANULE};
-use crate::reason::Reason;
-use crate::refusals;
 use crate::registration::{Client, Place, Registration};
-use crate::shim::{self, Process};
-use crate::trace::{Event, Timer};
 use kernel::prelude::*;
 use kernel::sync::{global_lock, Arc};
 

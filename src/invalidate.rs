@@ -5,12 +5,12 @@
 //! The callback runs in any task, with R and the GPU locks held. Whoever it waits for must not wait for R; so it calls
 //! the core only when a mapping is live, which the core answers after it fenced the HCA (rules 6 and 9).
 
-use crate::life::Revocation;
+use crate::ffi::shim::{self, ModuleRef, Process};
+use crate::observe::stats;
+use crate::observe::trace::{Event, Timer};
 use crate::registration::Registration;
 use crate::registry;
-use crate::report;
-use crate::shim::{self, ModuleRef, Process};
-use crate::trace::{Event, Timer};
+use crate::state::Revocation;
 use kernel::sync::atomic::{Acquire, Atomic, Full, Relaxed, Release};
 
 /// Callbacks between their first and their last instruction of ours.
@@ -64,7 +64,7 @@ pub(crate) fn on_free(ticket: u64) {
     let _in_flight = InFlight::enter();
     match registry::get(ticket) {
         Some(registration) => revoke(&registration),
-        None => report::late_callback(ticket),
+        None => stats::late_callback(ticket),
     }
 }
 
@@ -82,7 +82,7 @@ fn revoke(registration: &Registration) {
         revocation
     };
     match revocation {
-        Revocation::Repeated => return report::late_callback(registration.ticket()),
+        Revocation::Repeated => return stats::late_callback(registration.ticket()),
         // Whoever is registering finds the mark, publishes nothing and fails; whoever is ending it finds it, too.
         Revocation::Quiet { orphan } => {
             if orphan {

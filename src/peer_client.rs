@@ -25,35 +25,30 @@
 )]
 
 mod acquire;
-mod burst;
-mod device;
+mod dma;
+mod ffi;
+mod gpu;
 mod invalidate;
-mod life;
-mod map;
-mod pin;
-mod proc;
+mod observe;
 mod range;
-mod raw;
-mod reason;
-mod refusals;
 mod registration;
 mod registry;
-mod report;
-mod runs;
 mod sg;
-mod shim;
-mod topology;
-mod trace;
+mod state;
 
 use core::cell::UnsafeCell;
-use device::Device;
+use dma::device::Device;
+use dma::map;
+use ffi::{raw, shim};
+use gpu::pin::Kind;
+use gpu::topology;
 use kernel::error::from_result;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Acquire, Atomic, Release};
 use kernel::sync::{Arc, ArcBorrow};
 use kernel::types::ForeignOwnable;
-use pin::Kind;
-use reason::EOPNOTSUPP;
+use observe::reason::EOPNOTSUPP;
+use observe::{proc, refusals};
 use registration::{Client, Place, Registration};
 
 module! {

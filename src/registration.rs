@@ -4,21 +4,21 @@
 //!
 //! Rules and locks: docs/rules.md. L is [`Registration::body`]; what is decided under it is [`Life`]'s.
 
-use crate::device::Device;
+use crate::dma::device::Device;
+use crate::dma::map::{Mapping, ProviderShape};
+use crate::ffi::raw;
+use crate::ffi::shim::{self, GExclusive, ModuleRef, Process, Task};
+use crate::gpu::page_table::Reader;
+use crate::gpu::pin::{Kind, PagePin, Shape};
 use crate::invalidate;
-use crate::life::{Ending, Life, Stage};
-use crate::map::{Mapping, ProviderShape};
-use crate::pin::{Kind, PagePin, Shape};
+use crate::observe::reason::Reason;
+use crate::observe::refusals;
+use crate::observe::stats::{self, PerClient};
+use crate::observe::trace::{self, Event, Timer};
 use crate::range::{GpuRange, Span};
-use crate::raw;
-use crate::reason::Reason;
-use crate::refusals;
 use crate::registry;
-use crate::report::{self, PerClient};
-use crate::runs::Reader;
 use crate::sg::{self, Run, Table};
-use crate::shim::{self, GExclusive, ModuleRef, Process, Task};
-use crate::trace::{self, Event, Timer};
+use crate::state::{Ending, Life, Stage};
 use kernel::alloc::KVVec;
 use kernel::prelude::*;
 use kernel::sync::{new_mutex, Arc, Mutex};
@@ -210,7 +210,7 @@ impl Registration {
     }
 
     fn counters(&self) -> &'static PerClient {
-        report::client(self.client.kind)
+        stats::client(self.client.kind)
     }
 
     fn count_pin(&self, body: &mut Body) {

@@ -9,8 +9,8 @@
 //! other CPUs share no lock here, but for those of every eighth. Where a rule speaks of the registry lock, each of them
 //! is meant: a leaf, two are never held at once, and nothing is allocated, dropped or called under one.
 
+use crate::ffi::shim::{self, Process};
 use crate::registration::Registration;
-use crate::shim::{self, Process};
 use kernel::alloc::KVVec;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};

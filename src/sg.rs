@@ -5,8 +5,8 @@
 //! The first half is pure: pages are merged into [`Run`]s, trimmed to the user's range and cut at the cap. The second
 //! half, [`Table`], is the one writer of scatterlists. `sg` knows nothing of who asked for them.
 
-use crate::raw;
-use crate::shim::Breath;
+use crate::ffi::raw;
+use crate::ffi::shim::Breath;
 use core::ptr::NonNull;
 use kernel::prelude::*;
 

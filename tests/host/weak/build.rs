@@ -17,12 +17,12 @@ const FILES: [(&str, &[Place]); 4] = [
         "kernel-lite/kernel/sync/arc.rs",
         &[("use core::sync::atomic::", "use loom::sync::atomic::", 1), ("use crate::", "use super::world::", 4)],
     ),
-    ("src/life.rs", &[]),
+    ("src/state.rs", &[]),
     (
         "src/invalidate.rs",
         &[
             ("use kernel::sync::atomic::", "use super::atomic::", 1),
-            ("use crate::life::", "use super::life::", 1),
+            ("use crate::state::", "use super::state::", 1),
             ("use crate::", "use super::world::", 5),
             ("crate::invalidate_umem", "super::world::invalidate_umem", 1),
         ],

@@ -1,4 +1,4 @@
-//! `src/shim.c` and both neighbours on std, for the policy files: a provider that pins contiguous pages of one BAR and
+//! `src/ffi/shim.c` and both neighbours on std, for the policy files: a provider that pins contiguous pages of one BAR and
 //! frees its tables for real, a core of the UNMAPS generation, and books of everything that must be given back.
 
 use crate::raw;

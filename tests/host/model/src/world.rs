@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Everything outside the module in one execution, and the C functions of src/shim.h as the module finds it there.
+//! Everything outside the module in one execution, and the C functions of src/ffi/shim.h as the module finds it there.
 
 use crate::gpu::{self, Gpu, BAR, BAR_LEN};
 use crate::raw;

@@ -5,11 +5,11 @@
 #![cfg_attr(test, allow(dead_code))]
 #![cfg(test)]
 
-#[path = "../../../../src/burst.rs"]
+#[path = "../../../../src/observe/burst.rs"]
 mod burst;
 #[path = "../../../../src/range.rs"]
 mod range;
-#[path = "../../../../src/raw.rs"]
+#[path = "../../../../src/ffi/raw.rs"]
 mod raw;
 #[path = "../../../../src/registry.rs"]
 mod registry;
@@ -29,7 +29,7 @@ mod small {
 
 /// As far as `registry` looks into it.
 mod registration {
-    use crate::shim::Process;
+    use crate::ffi::shim::Process;
 
     pub(crate) struct Registration {
         pub(crate) ticket: u64,
@@ -51,29 +51,33 @@ mod registration {
     }
 }
 
-mod shim {
-    thread_local! {
-        /// Where the caller runs, as the tests choose.
-        pub(crate) static CPU: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-    }
+mod ffi {
+    pub(crate) use super::raw;
 
-    pub(crate) fn cpu() -> u32 {
-        CPU.get()
-    }
+    pub(crate) mod shim {
+        thread_local! {
+            /// Where the caller runs, as the tests choose.
+            pub(crate) static CPU: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+        }
 
-    #[derive(Default)]
-    pub(crate) struct Breath(());
+        pub(crate) fn cpu() -> u32 {
+            CPU.get()
+        }
 
-    impl Breath {
-        pub(crate) fn step(&mut self) {}
-    }
+        #[derive(Default)]
+        pub(crate) struct Breath(());
 
-    #[derive(Clone, Copy, PartialEq, Eq)]
-    pub(crate) struct Process(pub(crate) u32);
+        impl Breath {
+            pub(crate) fn step(&mut self) {}
+        }
 
-    impl Process {
-        pub(crate) fn tgid(&self) -> u32 {
-            self.0
+        #[derive(Clone, Copy, PartialEq, Eq)]
+        pub(crate) struct Process(pub(crate) u32);
+
+        impl Process {
+            pub(crate) fn tgid(&self) -> u32 {
+                self.0
+            }
         }
     }
 }

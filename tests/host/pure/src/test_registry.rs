@@ -5,7 +5,7 @@
 use crate::registration::Registration;
 use crate::registry;
 use crate::rt::{ASKED, LOCKED};
-use crate::shim::{Process, CPU};
+use crate::ffi::shim::{Process, CPU};
 use crate::small;
 use kernel::alloc::flags::GFP_KERNEL;
 use kernel::error::code::ENOMEM;

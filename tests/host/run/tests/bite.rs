@@ -51,8 +51,11 @@ fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("writable");
     for entry in fs::read_dir(from).expect("readable") {
         let entry = entry.expect("readable").path();
-        if entry.extension().is_some_and(|e| e == "rs") {
-            fs::copy(&entry, to.join(entry.file_name().expect("a name"))).expect("writable");
+        let to = to.join(entry.file_name().expect("a name"));
+        if entry.is_dir() {
+            copy(&entry, &to);
+        } else if entry.extension().is_some_and(|e| e == "rs") {
+            fs::copy(&entry, to).expect("writable");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::arc::Arc;
 use super::invalidate;
-use super::life::{Ending, Life};
+use super::state::{Ending, Life};
 use super::ready;
 use crate::by_address;
 use loom::cell::UnsafeCell;
@@ -204,7 +204,7 @@ pub mod registration {
     use loom::sync::{Mutex, MutexGuard};
 
     pub struct Body {
-        pub(crate) life: super::super::life::Life<(), ()>,
+        pub(crate) life: super::super::state::Life<(), ()>,
     }
 
     impl Body {
@@ -263,7 +263,7 @@ pub mod registration {
 pub mod registry {
     use super::super::arc::Arc;
     use super::registration::Registration;
-    use super::shim::Process;
+    use super::ffi::shim::Process;
     use super::{read_state, shared, Look, Ordering, LOOK};
 
     pub fn get(_ticket: u64) -> Option<Arc<Registration>> {
@@ -295,60 +295,62 @@ pub mod registry {
     }
 }
 
-pub mod report {
-    pub fn late_callback(_ticket: u64) {}
-}
-
-pub mod shim {
-    use super::{shared, thread, Ordering};
-
-    pub struct Process;
-
-    pub struct ModuleRef;
-
-    impl ModuleRef {
-        pub fn get() -> Self {
-            Self
-        }
+pub mod observe {
+    pub mod stats {
+        pub fn late_callback(_ticket: u64) {}
     }
 
-    impl Drop for ModuleRef {
-        fn drop(&mut self) {}
-    }
-
-    pub fn can_drain_callback_tails() -> bool {
-        true
-    }
-
-    pub fn drain_callback_tails() {
-        shared().drained.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub fn wait_until(done: impl Fn() -> bool) {
-        while !done() {
-            thread::yield_now();
-        }
-    }
-}
-
-pub mod trace {
-    pub enum Event {
-        Revoke,
-    }
-
-    pub struct Timer;
-
-    impl Timer {
-        pub fn start(_: Event) -> Self {
-            Self
+    pub mod trace {
+        pub enum Event {
+            Revoke,
         }
 
-        pub fn end(self, _: impl FnOnce(), _: Result<(), ()>) {}
+        pub struct Timer;
+
+        impl Timer {
+            pub fn start(_: Event) -> Self {
+                Self
+            }
+
+            pub fn end(self, _: impl FnOnce(), _: Result<(), ()>) {}
+        }
     }
 }
 
 pub mod ffi {
     pub use std::ffi::c_void;
+
+    pub mod shim {
+        use super::super::{shared, thread, Ordering};
+
+        pub struct Process;
+
+        pub struct ModuleRef;
+
+        impl ModuleRef {
+            pub fn get() -> Self {
+                Self
+            }
+        }
+
+        impl Drop for ModuleRef {
+            fn drop(&mut self) {}
+        }
+
+        pub fn can_drain_callback_tails() -> bool {
+            true
+        }
+
+        pub fn drain_callback_tails() {
+            shared().drained.fetch_add(1, Ordering::Relaxed);
+        }
+
+        pub fn wait_until(done: impl Fn() -> bool) {
+            while !done() {
+                thread::yield_now();
+            }
+        }
+    }
 }
 
 pub mod init {

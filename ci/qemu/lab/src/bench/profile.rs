@@ -56,9 +56,8 @@ fn of_ours(line: &str) -> Option<String> {
     let (folder, place) = line.rsplit_once("/src/")?;
     // Behind it may stand "(discriminator 3)".
     let place = place.split_whitespace().next()?;
-    let (file, _) = place.split_once(':')?;
     let ours = folder.ends_with("/source") || Path::new(folder).join("Kbuild").is_file();
-    (ours && !file.contains('/')).then(|| place.to_string())
+    ours.then(|| place.to_string())
 }
 
 /// binutils' answer to `addr2line -a -i`: for each address the innermost of its lines that is in one of our sources.
@@ -190,7 +189,7 @@ mod tests {
         let symbols = "0000000000000030 t _RNvMsg_3mapNtB2_7Mapping3new\n0000000000000200 t nvpm_dma_map\n";
         assert_eq!(text_at(&functions, symbols), Some(0xffff_ffff_c000_0010));
         let answer = "0x0000000000000033\n/rustc/1/library/core/src/slice/iter.rs:12\n/x/ours/source/src/sg.rs:7 (discriminator 3)\n\
-                      /x/ours/source/src/map.rs:9\n0x0000000000000040\n??:?\n";
+                      /x/ours/source/src/dma/map.rs:9\n0x0000000000000040\n??:?\n";
         assert_eq!(lines_in(answer), BTreeMap::from([(0x33, "sg.rs:7".to_string())]));
     }
 

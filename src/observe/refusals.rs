@@ -3,14 +3,14 @@
 //! What was refused: counted, the last ones remembered, and said in the kernel log, one line per cause and burst. So is what
 //! the provider did not take back.
 
-use crate::burst::Burst;
-use crate::pin::Kind;
+use crate::ffi::shim::{self, Process};
+use crate::gpu::pin::Kind;
+use crate::observe::burst::Burst;
+use crate::observe::reason::Reason;
+use crate::observe::stats::{self, Counter};
+use crate::observe::trace;
 use crate::range::Span;
-use crate::reason::Reason;
 use crate::registration::Client;
-use crate::report::{self, Counter};
-use crate::shim::{self, Process};
-use crate::trace;
 use core::fmt::{self, Write};
 use kernel::prelude::*;
 use kernel::sync::global_lock;
@@ -150,7 +150,7 @@ fn say(failure: &Failure, unsaid: u64) {
 ///
 /// Takes a lock of its own and prints: never under L or the registry lock, never in the callback.
 pub(crate) fn not_taken_back(error: Error, client: Client, user: Span) {
-    report::put_error();
+    stats::put_error();
     let unsaid = FAILURES.lock().puts.happened(shim::now_ns());
     let Some(unsaid) = unsaid else { return };
     let mut rest = Text::new();

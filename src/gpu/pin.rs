@@ -4,12 +4,12 @@
 //!
 //! Knows nothing of ib_core.
 
-use crate::life::Pinned;
+use crate::ffi::raw;
+use crate::ffi::shim;
+use crate::observe::reason::TableFault;
+use crate::observe::stats::{self, Call};
 use crate::range::Span;
-use crate::raw;
-use crate::reason::TableFault;
-use crate::report::{self, Call};
-use crate::shim;
+use crate::state::Pinned;
 use core::ffi::c_void;
 use core::ptr::NonNull;
 use kernel::error::to_result;
@@ -36,7 +36,7 @@ impl Kind {
 
 /// The provider's handle of one pin.
 ///
-/// There is no `Drop`: whether and when a pin may be put is what [`crate::life::Life`] decides (rules 7 and 8).
+/// There is no `Drop`: whether and when a pin may be put is what [`crate::state::Life`] decides (rules 7 and 8).
 ///
 /// # Invariants
 ///
@@ -64,7 +64,7 @@ impl PagePin {
         let mut table = core::ptr::null_mut();
         let data = core::ptr::without_provenance_mut(usize::try_from(ticket).map_err(|_| EOVERFLOW)?);
         let _g = shim::GShared::lock();
-        to_result(report::timed(kind, Call::Get, || match kind {
+        to_result(stats::timed(kind, Call::Get, || match kind {
             // SAFETY: `table` is a local that outlives the call.
             Kind::Persistent => unsafe { raw::nvpm_p2p_get_persistent(span.start(), span.len(), &mut table) },
             // SAFETY: `table` is a local that outlives the call, and `free_callback` takes any number for a ticket.
@@ -85,7 +85,7 @@ impl PagePin {
     ///
     /// The provider's errno. Only on `ENOMEM` is the pin still there, and handed back.
     pub(crate) fn put(self) -> Result<(), (Option<Self>, Error)> {
-        let ret = report::timed(self.kind, Call::Put, || match self.kind {
+        let ret = stats::timed(self.kind, Call::Put, || match self.kind {
             // SAFETY: By the invariant the table is a persistent pin's and not put yet, as `self` is consumed.
             Kind::Persistent => unsafe { raw::nvpm_p2p_put_persistent(self.va, self.table.as_ptr()) },
             // SAFETY: By the invariant the table is a revocable pin's; the provider takes it as a key only, so a

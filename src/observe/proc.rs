@@ -2,16 +2,17 @@
 
 //! The contents of `/proc/driver/nvidia-peermem`. Formats: docs/proc.md. The files themselves are in `shim.c`.
 
-use crate::life::Stage;
-use crate::pin::Kind;
-use crate::raw;
-use crate::reason::Reason;
-use crate::refusals::{self, Failure};
+use crate::ffi::raw;
+use crate::ffi::shim::{self, Breath};
+use crate::gpu::pin::Kind;
+use crate::gpu::topology;
+use crate::invalidate;
+use crate::observe::reason::Reason;
+use crate::observe::refusals::{self, Failure};
+use crate::observe::stats::{self, Call, Counter, PerClient, Summary};
 use crate::registration::{Place, Row};
 use crate::registry;
-use crate::report::{self, Call, Counter, PerClient, Summary};
-use crate::shim::{self, Breath};
-use crate::{invalidate, topology};
+use crate::state::Stage;
 use core::fmt::{self, Write};
 use kernel::error::to_result;
 use kernel::prelude::*;
@@ -104,11 +105,11 @@ fn stats(f: &mut Seq) -> fmt::Result {
     }
     writeln!(f)?;
     counters(f)?;
-    writeln!(f, "late_callbacks {}", report::late_callbacks())?;
+    writeln!(f, "late_callbacks {}", stats::late_callbacks())?;
     writeln!(f, "stays_loaded {}", u8::from(invalidate::stays_loaded()))?;
     writeln!(f, "callbacks_in_flight {}", invalidate::in_flight())?;
     writeln!(f, "oldest_callback_ms {}", oldest_callback_ms())?;
-    writeln!(f, "put_errors {}", report::put_errors())?;
+    writeln!(f, "put_errors {}", stats::put_errors())?;
     let kinds = PLACES.map(crate::client_kind);
     refusals_and_times(f, "", "", &kinds)?;
     for place in PLACES {
@@ -134,7 +135,7 @@ fn counters(f: &mut Seq) -> fmt::Result {
         ("revocations", |c| &c.revocations),
     ];
     for (name, select) in grown {
-        per_client(f, name, |kind| report::sum(kind, select))?;
+        per_client(f, name, |kind| stats::sum(kind, select))?;
     }
     let living: [(&str, Select, Select); 5] = [
         ("live", |c| &c.unpins, |c| &c.pins),
@@ -146,8 +147,8 @@ fn counters(f: &mut Seq) -> fmt::Result {
     for (name, end, begin) in living {
         per_client(f, name, |kind| {
             // The end first: what begins in between makes the difference too large for a moment, never negative.
-            let ended = report::sum(kind, end);
-            report::sum(kind, begin).saturating_sub(ended)
+            let ended = stats::sum(kind, end);
+            stats::sum(kind, begin).saturating_sub(ended)
         })?;
     }
     per_client(f, "refused", |kind| refusals::by_reason(kind).fold(0u64, |sum, (_, count)| sum.wrapping_add(count)))

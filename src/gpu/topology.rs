@@ -2,11 +2,11 @@
 
 //! Which GPUs and NICs can reach each other, as far as the provider was asked (rule 5).
 
-use crate::device::Device;
-use crate::pin::Kind;
-use crate::raw;
-use crate::reason::Reason;
-use crate::report::{self, Call};
+use crate::dma::device::Device;
+use crate::ffi::raw;
+use crate::gpu::pin::Kind;
+use crate::observe::reason::Reason;
+use crate::observe::stats::{self, Call};
 use core::ptr::NonNull;
 use kernel::error::to_result;
 use kernel::prelude::*;
@@ -204,7 +204,7 @@ pub(crate) fn ask(gpu: u64, device: Device, table: NonNull<raw::nvidia_p2p_page_
             let mut mapping = core::ptr::null_mut();
             // SAFETY: A PCI device, as just tested; the persistent table is valid until `release`; a local.
             let map = || unsafe { raw::nvpm_p2p_dma_map(device.as_ptr(), table.as_ptr(), &mut mapping) };
-            let asked = to_result(report::timed(Kind::Persistent, Call::Map, map));
+            let asked = to_result(stats::timed(Kind::Persistent, Call::Map, map));
             if asked.is_ok() && !mapping.is_null() {
                 // SAFETY: The mapping was just made for this PCI device and this table.
                 unsafe { raw::nvpm_p2p_dma_unmap(device.as_ptr(), table.as_ptr(), mapping) };

@@ -8,8 +8,8 @@
 #ifndef NVPM_SHIM_H
 #define NVPM_SHIM_H
 
-#include "../bindings/nv_p2p.h"
-#include "../bindings/peer_mem.h"
+#include "../../bindings/nv_p2p.h"
+#include "../../bindings/peer_mem.h"
 
 struct scatterlist;
 struct seq_file;

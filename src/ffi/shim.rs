@@ -2,7 +2,7 @@
 
 //! Safe faces of the functions of `shim.c` that need no more than a call.
 
-use crate::raw;
+use crate::ffi::raw;
 use core::marker::PhantomData;
 
 /// The CPU's page size in bytes.

@@ -3,10 +3,10 @@
 //! Safe faces of the tracepoints `nvidia_peermem:*` (docs/tracing.md). All of them are allowed under every lock of
 //! ours and in the free callback; while nobody listens to any, what takes time costs one load.
 
+use crate::ffi::raw;
+use crate::ffi::shim;
+use crate::observe::reason::Reason;
 use crate::range::Span;
-use crate::raw;
-use crate::reason::Reason;
-use crate::shim;
 use kernel::prelude::*;
 
 /// An event of one registration.

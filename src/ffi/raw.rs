@@ -15,6 +15,6 @@
     unreachable_pub
 )]
 
-include!("../bindings/peer_mem.rs");
-include!("../bindings/nv_p2p.rs");
-include!("../bindings/shim.rs");
+include!("../../bindings/peer_mem.rs");
+include!("../../bindings/nv_p2p.rs");
+include!("../../bindings/shim.rs");

@@ -6,15 +6,15 @@
 //! from 6.12 on, takes R, and races with the free callback (rule 4). Only memory outside every BAR (coherent
 //! platforms) is left to the provider, and only for persistent pins (rule 5). Knows nothing of ib_core.
 
-use crate::device::Device;
-use crate::pin::Kind;
+use crate::dma::device::Device;
+use crate::ffi::raw;
+use crate::ffi::shim::{self, Breath};
+use crate::gpu::pin::Kind;
+use crate::gpu::topology;
+use crate::observe::reason::Reason;
+use crate::observe::stats::{self, Call};
 use crate::range::PIN_GRANULE;
-use crate::raw;
-use crate::reason::Reason;
-use crate::report::{self, Call};
 use crate::sg::{Coalescer, Run};
-use crate::shim::{self, Breath};
-use crate::topology;
 use core::ptr::NonNull;
 use kernel::alloc::KVVec;
 use kernel::error::to_result;
@@ -127,7 +127,7 @@ impl Mapping {
         let mut mapping = core::ptr::null_mut();
         // SAFETY: A PCI device, as just tested; the persistent table is valid until `release`; `mapping` is a local.
         let map = || unsafe { raw::nvpm_p2p_dma_map(device.as_ptr(), table.as_ptr(), &mut mapping) };
-        to_result(report::timed(Kind::Persistent, Call::Map, map)).map_err(|error| {
+        to_result(stats::timed(Kind::Persistent, Call::Map, map)).map_err(|error| {
             if error == ENOTSUPP {
                 Reason::Topology
             } else if error == ENOMEM {

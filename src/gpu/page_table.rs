@@ -5,11 +5,11 @@
 //! A reading of the whole table just to know how many runs there will be would cost as much as the one that keeps them.
 //! So the list grows by doubling, and is as long as its runs in the end.
 
-use crate::life::Pinned;
-use crate::pin::{PagePin, Shape};
-use crate::reason::{Reason, TableFault};
+use crate::ffi::shim::Breath;
+use crate::gpu::pin::{PagePin, Shape};
+use crate::observe::reason::{Reason, TableFault};
 use crate::sg::{BadPage, Coalescer, Run};
-use crate::shim::Breath;
+use crate::state::Pinned;
 use kernel::alloc::KVVec;
 use kernel::prelude::*;
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Counters: kept here, formatted in [`crate::proc`].
+//! Counters: kept here, formatted in [`crate::observe::proc`].
 //!
 //! A counter is several, one for each CPU up to 64 and in cache lines of its own, summed when it is read: registering
 //! threads share no line. (alloc_percpu() is a GPL-only export.) Counters only grow; what exists now is a difference.
 
-use crate::pin::Kind;
-use crate::shim;
-use crate::trace;
+use crate::ffi::shim;
+use crate::gpu::pin::Kind;
+use crate::observe::trace;
 use kernel::sync::atomic::{Atomic, Relaxed};
 
 /// A number that only grows.

@@ -2,7 +2,7 @@
 
 //! The device that will do the DMA, and what it says of itself.
 
-use crate::raw;
+use crate::ffi::raw;
 use core::ptr::NonNull;
 
 /// The device that will do the DMA.
