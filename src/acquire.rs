@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The core's question "is this yours?": pins once, and judges what the provider's errors mean (rule 3).
+//! The core's question "is this yours?": pins once, and judges what the provider's errors mean
+//! (rule 3).
 
-use crate::ffi::shim::{self, Process};
-use crate::gpu::pin::Kind;
+use crate::client::{Client, Place};
+use crate::ffi::shim::{self, Kind, ModuleRef, Process};
+use crate::gpu::page_table::{Reader, TableLayout};
+use crate::gpu::pin::{OnFree, PagePin};
 use crate::invalidate;
 use crate::observe::reason::Reason;
 use crate::observe::refusals;
 use crate::observe::trace::{Event, Timer};
+use crate::orphan;
 use crate::range::{GpuRange, PIN_GRANULE};
-use crate::registration::{Client, Place, Registration};
+use crate::record::{self, Registration};
+use crate::registry;
+use crate::state::Winner;
 use kernel::prelude::*;
 use kernel::sync::{global_lock, Arc};
 
@@ -29,7 +35,7 @@ impl Question {
 
 /// What the first client found out, for those that are asked after it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Left {
+enum FirstAnswer {
     /// The memory is not ours.
     NotMine,
     /// It is ours, and the provider refuses to pin it persistently.
@@ -37,15 +43,15 @@ enum Left {
 }
 
 global_lock! {
-    // The core holds P over its walk, so between our clients nobody else asks.
+    // The core holds the peer mutex over its walk, so nobody else asks between our clients.
     // SAFETY: Initialised in `init()`, before any client is registered.
-    unsafe(uninit) static WALK: Mutex<Option<(Question, Left)>> = None;
+    unsafe(uninit) static WALK: Mutex<Option<(Question, FirstAnswer)>> = None;
 }
 
-/// What the first client left for this question. Taken by whoever asks: it is for one walk only, and the core may have
-/// skipped a client.
-fn left_for(question: &Question) -> Option<Left> {
-    WALK.lock().take().filter(|(asked, _)| asked == question).map(|(_, left)| left)
+/// What the first client answered to this question. The asker takes it: it is for one walk only,
+/// and the core may have skipped a client.
+fn first_answer(question: &Question) -> Option<FirstAnswer> {
+    WALK.lock().take().filter(|(asked, _)| asked == question).map(|(_, answer)| answer)
 }
 
 /// Initialises what this file keeps for the whole module.
@@ -58,23 +64,49 @@ pub(crate) unsafe fn init() {
     unsafe { WALK.init() };
 }
 
-/// What an attempt to pin says about the memory.
+/// Why this client does not claim the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Verdict {
+enum Unclaimed {
     /// Another client may know it.
     NotMine,
     /// Ours, but only the other client's way of pinning can work.
     StepAside,
-    /// Ours, and impossible.
-    Refused(Reason),
     /// Nobody could find out whose memory it is.
     Unproven,
 }
 
+/// What an error of the provider says about the memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    /// Ours, and impossible.
+    Refused(Reason),
+    /// Not for this client.
+    Unclaimed(Unclaimed),
+}
+
+/// What a pin of one granule at the start of the range answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Start {
+    /// It works.
+    Pinned,
+    /// It fails.
+    Failed(Error),
+    /// It was not tried, beside the pin that failed.
+    Unknown,
+}
+
+/// Whether `client` leaves memory that the provider cannot pin its way to the next client.
+fn steps_aside(client: Client) -> bool {
+    client.kind == Kind::Persistent && client.place == Place::First
+}
+
 /// The errors that the provider returns only once it has found whose memory it is.
-fn proven(error: Error, steps_aside: bool) -> Option<Verdict> {
+fn proven(error: Error, client: Client) -> Option<Verdict> {
     if error == ENOTSUPP {
-        Some(if steps_aside { Verdict::StepAside } else { Verdict::Refused(Reason::NotSupported) })
+        Some(match steps_aside(client) {
+            true => Verdict::Unclaimed(Unclaimed::StepAside),
+            false => Verdict::Refused(Reason::NotSupported),
+        })
     } else if error == EBUSY {
         Some(Verdict::Refused(Reason::Busy))
     } else if error == ENODEV {
@@ -84,133 +116,201 @@ fn proven(error: Error, steps_aside: bool) -> Option<Verdict> {
     }
 }
 
-/// Rule 3: what the provider's `error` means. `start` is what a one-granule pin at the start of the range answers;
-/// `None` where there was none beside the one that failed.
-fn judge(error: Error, steps_aside: bool, start: Option<Result>) -> Verdict {
-    if let Some(verdict) = proven(error, steps_aside) {
+/// Rule 3: what the provider's `error` means for `client`.
+fn judge(error: Error, client: Client, start: Start) -> Verdict {
+    if let Some(verdict) = proven(error, client) {
         return verdict;
     }
-    if let Some(Err(other)) = start {
-        if let Some(verdict) = proven(other, steps_aside) {
+    if let Start::Failed(other) = start {
+        if let Some(verdict) = proven(other, client) {
             return verdict;
         }
     }
     if error == ENOMEM || error == EIO {
         let reason = if error == ENOMEM { Reason::OutOfBar } else { Reason::ProviderFault };
         return match start {
-            Some(Err(other)) if other == EINVAL => Verdict::NotMine,
-            Some(Err(other)) if other == ENOMEM || other == EIO => Verdict::Unproven,
-            Some(_) => Verdict::Refused(reason),
-            None => Verdict::Unproven,
+            Start::Failed(other) if other == EINVAL => Verdict::Unclaimed(Unclaimed::NotMine),
+            Start::Failed(other) if other == ENOMEM || other == EIO => Verdict::Unclaimed(Unclaimed::Unproven),
+            Start::Failed(_) | Start::Pinned => Verdict::Refused(reason),
+            Start::Unknown => Verdict::Unclaimed(Unclaimed::Unproven),
         };
     }
     match start {
-        Some(Ok(())) => Verdict::Refused(Reason::LeavesAllocation),
-        _ => Verdict::NotMine,
+        Start::Pinned => Verdict::Refused(Reason::LeavesAllocation),
+        Start::Failed(_) | Start::Unknown => Verdict::Unclaimed(Unclaimed::NotMine),
     }
 }
 
 /// The core's `acquire`: pins `size` bytes at `addr`, once and for good. `None`: not ours.
 ///
-/// Called with P held, for every registration of the machine that get_user_pages() refused: silent and cheap for
-/// memory that is not ours. Takes G, R, L and the registry lock, one after the other. Sleeps.
+/// The peer mutex is held, for every registration of the machine that get_user_pages() refused:
+/// this is silent and cheap for memory that is not ours. Takes the put gate, the RM API lock, state
+/// locks and the registry lock, one after the other. Sleeps.
 pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Registration>> {
     let timer = Timer::start(Event::Acquire);
     let question = Question::new(addr, size);
-    let left = left_for(&question);
-    // The persistent client is never skipped: where it left nothing, the walk began before the module was ready.
-    let unasked = client.kind == Kind::Revocable && left.is_none();
-    if client.place == Place::Second && (left == Some(Left::NotMine) || unasked) {
+    let first = first_answer(&question);
+    // The persistent client is never skipped: where the first left no answer, the walk began before
+    // the module was ready.
+    let unasked = client.kind == Kind::Revocable && first.is_none();
+    if client.place == Place::Second && (first == Some(FirstAnswer::NotMine) || unasked) {
         return None;
     }
     // The owner's call is the moment to end what others had to leave behind.
-    invalidate::reap_orphans(&question.process);
+    orphan::reap(&question.process);
     let range = GpuRange::new(addr, size, shim::page_size())?;
-    let left = match pin(client, range) {
+    let answer = match pin(client, range) {
         Ok(registration) => {
             timer.end(|| registration.traced(), Ok(()));
             return Some(registration);
         }
-        Err(Verdict::StepAside) => Left::SteppedAside,
-        Err(Verdict::Unproven) => {
-            refusals::refused(Reason::Unproven, client, range.user());
-            Left::NotMine
+        Err(Unclaimed::StepAside) => FirstAnswer::SteppedAside,
+        Err(Unclaimed::Unproven) => {
+            refusals::refused(Reason::Unproven, record::asked(client), range.user());
+            FirstAnswer::NotMine
         }
-        Err(_) => Left::NotMine,
+        Err(Unclaimed::NotMine) => FirstAnswer::NotMine,
     };
     if client.place == Place::First {
-        *WALK.lock() = Some((question, left));
+        *WALK.lock() = Some((question, answer));
     }
     None
 }
 
-/// The same question to the client that is asked last and pins nothing. It claims what the persistent client stepped
-/// aside from and the revocable one was not asked for, the memory of a umem that cannot be invalidated (a queue, DevX):
-/// `get_pages` then tells why, where the application would hear "bad address". P is held. Takes the registry lock.
-pub(crate) fn claim_rest(addr: u64, size: u64) -> Option<Arc<Registration>> {
-    if left_for(&Question::new(addr, size)) != Some(Left::SteppedAside) {
+/// The same question to the fallback client, which is asked last and pins nothing.
+///
+/// It claims what the persistent client stepped aside from and the revocable client was not asked
+/// for: the memory of a umem that cannot be invalidated (a queue, DevX). `get_pages` then says why,
+/// where the application would hear "bad address". The peer mutex is held. Takes the registry lock.
+pub(crate) fn acquire_fallback(addr: u64, size: u64) -> Option<Arc<Registration>> {
+    if first_answer(&Question::new(addr, size)) != Some(FirstAnswer::SteppedAside) {
         return None;
     }
     let range = GpuRange::new(addr, size, shim::page_size())?;
-    let persistent = Client { kind: Kind::Persistent, place: Place::First };
-    refuse(persistent, range, Verdict::Refused(Reason::NotSupported)).ok()
+    refuse(Client::at(Place::First), range, Verdict::Refused(Reason::NotSupported)).ok()
 }
 
-/// Pins `range`; the provider is asked once for memory that is pinned, and for memory that is not ours once more at
-/// the most. A refusal that is ours comes back as a registration, whose `get_pages` will tell.
-fn pin(client: Client, range: GpuRange) -> Result<Arc<Registration>, Verdict> {
+/// Pins `range`. The provider is asked once for memory that gets pinned, and at most once more for
+/// memory that is not ours. A refusal that is ours comes back as a registration: its `get_pages`
+/// tells.
+fn pin(client: Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
     /// The provider allocates in proportion to the length before it looks whose memory it is.
     const PROBE_FIRST: u64 = 1 << 30;
 
-    let steps_aside = client.kind == Kind::Persistent && client.place == Place::First;
     let probe_first = range.pinned().len() > PROBE_FIRST;
     if probe_first {
-        if let Err(error) = probe(client, &range)? {
-            return refuse(client, range, judge(error, steps_aside, None));
+        if let Start::Failed(error) = probe(client, &range)? {
+            return refuse(client, range, judge(error, client, Start::Unknown));
         }
     }
     let registration = enter(client, range)?;
-    let Err(error) = registration.get() else {
-        if let Err(reason) = registration.copy_runs() {
-            registration.refuse(reason);
+    let Err(error) = get(&registration) else {
+        if let Err(reason) = copy_runs(&registration) {
+            registration.inner().lock().refused = Some(reason);
         }
         return Ok(registration);
     };
-    registration.end();
-    // What proves by itself whose memory it is needs no second question.
+    give_up(&registration);
+    // An error that proves whose memory it is needs no second question.
     let start = if probe_first {
-        Some(Ok(()))
-    } else if range.pinned().len() > PIN_GRANULE && proven(error, steps_aside).is_none() {
-        Some(probe(client, &range)?)
+        Start::Pinned
+    } else if range.pinned().len() > PIN_GRANULE && proven(error, client).is_none() {
+        probe(client, &range)?
     } else {
-        None
+        Start::Unknown
     };
-    refuse(client, range, judge(error, steps_aside, start))
+    refuse(client, range, judge(error, client, start))
 }
 
-/// A registration without a pin, whose `get_pages` will tell the reason, if the memory is ours.
-fn refuse(client: Client, range: GpuRange, verdict: Verdict) -> Result<Arc<Registration>, Verdict> {
-    let Verdict::Refused(reason) = verdict else {
-        return Err(verdict);
+/// A registration without a pin, whose `get_pages` tells the reason, if the memory is ours.
+fn refuse(client: Client, range: GpuRange, verdict: Verdict) -> Result<Arc<Registration>, Unclaimed> {
+    let reason = match verdict {
+        Verdict::Refused(reason) => reason,
+        Verdict::Unclaimed(unclaimed) => return Err(unclaimed),
     };
     let registration = enter(client, range)?;
-    registration.give_up();
-    registration.refuse(reason);
+    let mut inner = registration.inner().lock();
+    inner.state.no_pin();
+    inner.refused = Some(reason);
+    drop(inner);
     Ok(registration)
 }
 
 /// Enters a registration. While rmmod is under way nothing is claimed.
-fn enter(client: Client, range: GpuRange) -> Result<Arc<Registration>, Verdict> {
-    Registration::new(client, range).map_err(|error| match error {
-        error if error == ENOMEM => Verdict::Unproven,
-        _ => Verdict::NotMine,
+fn enter(client: Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
+    let module = ModuleRef::get().ok_or(Unclaimed::NotMine)?;
+    registry::insert(move |ticket| Registration::new(client, range, module, ticket)).map_err(|error| match error {
+        error if error == ENOMEM => Unclaimed::Unproven,
+        _ => Unclaimed::NotMine,
     })
 }
 
-/// Pins the first granule of `range` and puts it back: the provider's answer, or why it was not asked.
-fn probe(client: Client, range: &GpuRange) -> Result<Result, Verdict> {
+/// Pins the first granule of `range` and puts it back.
+fn probe(client: Client, range: &GpuRange) -> Result<Start, Unclaimed> {
     let registration = enter(client, range.first_granule())?;
-    let answer = registration.get();
-    registration.end();
-    Ok(answer)
+    let answer = get(&registration);
+    give_up(&registration);
+    Ok(match answer {
+        Ok(()) => Start::Pinned,
+        Err(error) => Start::Failed(error),
+    })
+}
+
+/// Ends a registration that the core will not hear of.
+fn give_up(registration: &Registration) {
+    // What the provider had no memory to put is an orphan now, and is tried again.
+    let _ = orphan::end(registration);
+}
+
+/// Calls the provider's get. Takes the put gate and the RM API lock, then the state lock.
+fn get(registration: &Registration) -> Result {
+    let timer = Timer::start(Event::Pin);
+    let ticket = registration.ticket();
+    let on_free = registration.is_revocable().then_some(OnFree { call: invalidate::free_callback, ticket });
+    let pin = PagePin::get(registration.range().pinned(), on_free);
+    timer.end(|| registration.traced(), pin.as_ref().map(|_| ()).map_err(|error| *error));
+    let mut inner = registration.inner().lock();
+    match pin {
+        Ok(pin) => {
+            if registration.is_revocable() {
+                invalidate::arm();
+            }
+            registration.count_pin(&mut inner);
+            // If the callback was faster, `copy_runs()` finds out.
+            if inner.state.pinned(pin) == Winner::Callback {
+                registration.count_unpin(&mut inner);
+            }
+            Ok(())
+        }
+        Err(error) => {
+            inner.state.no_pin();
+            Err(error)
+        }
+    }
+}
+
+/// Copies what is needed of the provider's table, which is never looked at again (rule 4). Takes
+/// the state lock, often.
+fn copy_runs(registration: &Registration) -> Result<(), Reason> {
+    let layout = read_layout(registration)?;
+    let range = registration.range();
+    let mut reader = Reader::new(layout, range.skip(), range.pages().len())?;
+    while !reader.done() {
+        reader.make_room()?;
+        reader.read(&registration.inner().lock().page_table().ok_or(Reason::Freed)?)?;
+        shim::cond_resched();
+    }
+    let runs = reader.finish()?;
+    registration.inner().lock().runs = runs;
+    Ok(())
+}
+
+/// Reads and checks the head of the provider's table.
+fn read_layout(registration: &Registration) -> Result<TableLayout, Reason> {
+    let mut inner = registration.inner().lock();
+    let table = inner.page_table().ok_or(Reason::Freed)?;
+    let layout = table.layout(registration.range().pinned()).map_err(Reason::Table)?;
+    inner.layout = Some(layout);
+    registration.counters().pinned_pages.add(u64::from(layout.entries));
+    Ok(layout)
 }

@@ -2,11 +2,12 @@
 
 //! The address range of one registration, checked once and then trusted.
 //!
-//! Pure: nothing of the kernel is used here, so the host tests run this very file.
+//! This file uses nothing of the kernel, so the host tests run it as it is.
 
-/// Granularity in bytes at which the provider pins: both ends of what it is asked for are multiples of it.
+/// Bytes in which the provider pins: both ends of what it is asked for are multiples of this.
 ///
-/// Source: nv-p2p.c of the open kernel modules; drivers from 555 on refuse anything else with `-EINVAL`.
+/// Source: nv-p2p.c of the open kernel modules. Drivers from 555 on refuse anything else with
+/// `-EINVAL`.
 pub(crate) const PIN_GRANULE: u64 = 64 << 10;
 
 /// A half-open span of addresses in bytes.
@@ -41,7 +42,8 @@ impl Span {
         self.len
     }
 
-    /// The smallest span around this one whose ends are multiples of `granule`, a power of two; `None` if it wraps.
+    /// The smallest span around this one whose ends are multiples of `granule`, a power of two.
+    /// `None` if it wraps.
     fn align_out(self, granule: u64) -> Option<Self> {
         let mask = granule.checked_sub(1)?;
         let end = self.start.checked_add(self.len)?;
@@ -55,8 +57,9 @@ impl Span {
 ///
 /// # Invariants
 ///
-/// `user` lies in `pages`, `pages` lies in `pinned`; the ends of `pages` are multiples of the CPU's page size, those of
-/// `pinned` also of [`PIN_GRANULE`].
+/// - `user` lies in `pages`, and `pages` lies in `pinned`.
+/// - The ends of `pages` are multiples of the CPU's page size, those of `pinned` of
+///   [`PIN_GRANULE`], too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct GpuRange {
     user: Span,
@@ -65,8 +68,8 @@ pub(crate) struct GpuRange {
 }
 
 impl GpuRange {
-    /// `page_size` is the CPU's, in bytes and a power of two. `None` where the range is empty or, aligned, wraps: no
-    /// memory of a GPU can lie there.
+    /// `page_size` is the CPU's, in bytes and a power of two. `None` where the range is empty or
+    /// wraps once it is aligned: no memory of a GPU can lie there.
     pub(crate) fn new(addr: u64, size: u64, page_size: u64) -> Option<Self> {
         let user = Span::new(addr, size)?;
         let pages = user.align_out(page_size)?;
@@ -90,7 +93,12 @@ impl GpuRange {
         self.pinned
     }
 
-    /// The first [`PIN_GRANULE`] of the range: whoever owns it owns the start of the range.
+    /// Bytes of the pinned span in front of what the sg_table covers.
+    pub(crate) fn skip(&self) -> u64 {
+        self.pages.start.wrapping_sub(self.pinned.start)
+    }
+
+    /// The first [`PIN_GRANULE`] of the range. Its owner owns the start of the range.
     pub(crate) fn first_granule(&self) -> Self {
         // INVARIANT: One span three times, aligned as `pinned` is and no longer than that.
         let first = Span { start: self.pinned.start, len: PIN_GRANULE };

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tickets: numbers that stand for registrations where a pointer could outlive what it points to (rule 2).
+//! Tickets: numbers that stand for registrations where a pointer could outlive what it points to
+//! (rule 2).
 //!
-//! A ticket is a slot's index (low half) and how often the slot was given out (high half, from 1), so it is found in
-//! one step, is never zero, and is never given out twice. Slots come in chunks of a page.
+//! A ticket is a slot's index (low half) and how often the slot was given out (high half, from 1).
+//! So it is found in one step, is never zero, and is never given out twice. Slots come in chunks of
+//! a page.
 //!
-//! The registry is in parts, each with a lock of its own, and the part is that of the CPU that registers: threads on
-//! other CPUs share no lock here, but for those of every eighth. Where a rule speaks of the registry lock, each of them
-//! is meant: a leaf, two are never held at once, and nothing is allocated, dropped or called under one.
+//! The registry has eight parts, each with a lock of its own. A thread registers in the part of its
+//! CPU, so only the threads of every eighth CPU share a lock here. A rule that speaks of the
+//! registry lock means each of them: it is a leaf, two are never held at once, and nothing is
+//! allocated, dropped or called under one.
 
 use crate::ffi::shim::{self, Process};
-use crate::registration::Registration;
+use crate::num;
+use crate::record::Registration;
 use kernel::alloc::KVVec;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
@@ -19,8 +23,8 @@ use kernel::sync::{global_lock, Arc};
 /// Behind the last slot of a list.
 const NONE: u32 = u32::MAX;
 
-/// Lists of orphans: the first for those that any process may put, the others by process, so that nobody walks past
-/// more than his share of other processes' orphans.
+/// Lists of orphans: the first for those that any process may put, the others by process. So a
+/// process walks past few orphans of others.
 const LISTS: usize = 64;
 
 /// Slots of one chunk: what fits into 4 KiB.
@@ -106,7 +110,8 @@ parts! {
     0 REGISTRY_0 1 REGISTRY_1 2 REGISTRY_2 3 REGISTRY_3 4 REGISTRY_4 5 REGISTRY_5 6 REGISTRY_6 7 REGISTRY_7
 }
 
-/// Number of orphans in each list, over all parts, so that nobody takes a lock to find none, or none of his.
+/// Number of orphans in each list, over all parts. So a process takes no lock to find none of its
+/// own.
 static ORPHANS: [Atomic<u64>; LISTS] = [const { Atomic::new(0) }; LISTS];
 
 /// One orphan more in `list`, or one less.
@@ -149,7 +154,7 @@ impl Registry {
     }
 
     fn slot(&mut self, index: u32) -> Option<&mut Slot> {
-        let index = usize::try_from(index).ok()?;
+        let index = num::index(index);
         self.chunks.get_mut(index.checked_div(CHUNK)?)?.get_mut(index.checked_rem(CHUNK)?)
     }
 
@@ -186,14 +191,16 @@ impl Registry {
         Some(entry)
     }
 
-    /// The index of the first slot that another chunk would have; `None` if an index could not name all of them.
+    /// The index of the first slot that another chunk would have; `None` if an index could not name
+    /// all of its slots.
     fn next_index(&self) -> Option<u32> {
         let first = u32::try_from(self.chunks.len().checked_mul(CHUNK)?).ok()?;
         let behind = first.checked_add(u32::try_from(CHUNK).ok()?)?;
         (behind <= LOCAL).then_some(first)
     }
 
-    /// Adds a chunk of free slots, the first of which is `first`; hands it back where the list of chunks is full.
+    /// Adds a chunk of free slots, the first of which is `first`. Hands it back where the list of
+    /// chunks is full.
     fn add(&mut self, chunk: KVec<Slot>, first: u32) -> Option<KVec<Slot>> {
         let slots = u32::try_from(chunk.len()).unwrap_or(0);
         if let Err(full) = self.chunks.push_within_capacity(chunk) {
@@ -213,7 +220,7 @@ impl Registry {
     fn relocate(&mut self, mut list: KVVec<KVec<Slot>>) -> KVVec<KVec<Slot>> {
         if list.capacity() > self.chunks.capacity() {
             for chunk in self.chunks.drain_all() {
-                // Cannot fail: the list is longer. A chunk lost here would only lose its slots.
+                // Cannot fail: the list is longer. A chunk lost here would lose its slots only.
                 let _ = list.push_within_capacity(chunk);
             }
             core::mem::swap(&mut self.chunks, &mut list);
@@ -298,7 +305,7 @@ impl Registry {
 /// The list of orphans for those that only `process` may put.
 fn list_of_process(process: &Process) -> usize {
     let others = LISTS.saturating_sub(1);
-    let hash = usize::try_from(process.tgid()).unwrap_or(0).checked_rem(others).unwrap_or(0);
+    let hash = num::index(process.tgid()).checked_rem(others).unwrap_or(0);
     hash.saturating_add(1)
 }
 
@@ -327,13 +334,14 @@ enum Need {
     Indices,
 }
 
-/// Gives out a ticket. Allocates: not under L.
+/// Gives out a ticket. Allocates: not under a state lock.
 ///
 /// # Errors
 ///
-/// `ENOMEM`, also where a part has as many slots as an index can name: half a thousand million, and more than 20 GB.
+/// `ENOMEM`, also where a part has as many slots as an index can name: 500 million, in more than 20
+/// GB.
 fn reserve() -> Result<u64> {
-    // Wherever the caller runs a moment later: any part will do.
+    // The caller may run elsewhere a moment later: any part will do.
     let part = shim::cpu() & PARTS.wrapping_sub(1);
     let mut chunk = None;
     loop {
@@ -367,7 +375,7 @@ fn reserve() -> Result<u64> {
 
 /// Makes a registration that knows its ticket, and enters it.
 ///
-/// Takes the registry lock and allocates: not under L.
+/// Takes the registry lock and allocates: not under a state lock.
 pub(crate) fn insert(make: impl FnOnce(u64) -> Result<Arc<Registration>>) -> Result<Arc<Registration>> {
     let ticket = reserve()?;
     let made = make(ticket);
@@ -421,7 +429,8 @@ pub(crate) fn from_index(at: u32) -> Option<(u32, Arc<Registration>)> {
     }
 }
 
-/// Takes `ticket` out, orphan or not; the registry's count is dropped behind the lock. Once, by whoever ended the pin.
+/// Takes `ticket` out, orphan or not: once, by the one that ended the pin. The registry's count is
+/// dropped behind the lock.
 pub(crate) fn remove(ticket: u64) {
     let entry = with(part_of(ticket), |registry| {
         registry.unlink_orphan(ticket);
@@ -430,15 +439,16 @@ pub(crate) fn remove(ticket: u64) {
     drop(entry);
 }
 
-/// Enters `registration` into the list of orphans. Called under L.
+/// Enters `registration` into the list of orphans. Called under the state lock.
 pub(crate) fn add_orphan(registration: &Registration) {
     let ticket = registration.ticket();
     with(part_of(ticket), |registry| registry.link_orphan(ticket, list_of(registration)));
 }
 
-/// Takes one orphan that `process` may put out of the list of orphans; it stays in the registry.
+/// Takes one orphan that `process` may put out of the list of orphans. It stays in the registry.
 ///
-/// Each registration asks: other processes' orphans cost it no lock, but for one process in 63.
+/// Each registration asks. Orphans of other processes cost it no lock, unless the two share a list
+/// (one in 63).
 pub(crate) fn take_orphan(process: &Process) -> Option<Arc<Registration>> {
     let take = |list: usize| {
         if ORPHANS.get(list)?.load(Relaxed) == 0 {

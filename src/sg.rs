@@ -2,15 +2,15 @@
 
 //! Runs of contiguous memory, and the scatterlist made of them.
 //!
-//! The first half is pure: pages are merged into [`Run`]s, trimmed to the user's range and cut at the cap. The second
-//! half, [`Table`], is the one writer of scatterlists. `sg` knows nothing of who asked for them.
+//! The first half is pure: it merges pages into [`Run`]s, trims them to the user's range and cuts
+//! them at the cap. The second half, [`Table`], is the only writer of scatterlists.
 
 use crate::ffi::raw;
-use crate::ffi::shim::Breath;
+use crate::ffi::shim::Resched;
 use core::ptr::NonNull;
 use kernel::prelude::*;
 
-/// Contiguous bytes at an address of one address space: CPU physical before mapping, DMA after it.
+/// Contiguous bytes in one address space: CPU physical before the mapping, DMA after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Run {
     /// Address of the first byte.
@@ -30,7 +30,8 @@ pub(crate) enum BadPage {
 
 /// Merges pages of one size, pushed in the order of their virtual addresses, into runs.
 ///
-/// Bytes in front of the user's range and behind it are left out, so the runs cover exactly the range asked for.
+/// It leaves out the bytes in front of the user's range and behind it, so the runs cover exactly
+/// the range that was asked for.
 #[derive(Debug)]
 pub(crate) struct Coalescer {
     page_size: u64,
@@ -42,7 +43,8 @@ pub(crate) struct Coalescer {
 }
 
 impl Coalescer {
-    /// `page_size` is a power of two; `skip` bytes of the first pages are left out, then `wanted` bytes are covered.
+    /// `page_size` is a power of two. `skip` bytes of the first pages are left out, and the next
+    /// `wanted` bytes are covered.
     pub(crate) fn new(page_size: u64, skip: u64, wanted: u64) -> Self {
         Self { page_size, skip, wanted, open: None }
     }
@@ -71,12 +73,14 @@ impl Coalescer {
         }
     }
 
-    /// Where the next page must lie to continue the open run, and how many pages in a row may be taken by
-    /// [`Self::extend`]: those of which all bytes are wanted, short of the end of the address space.
+    /// Where the next page must lie to continue the open run, and how many pages in a row
+    /// [`Self::extend`] may take: those of which all bytes are wanted, short of the end of the
+    /// address space.
     pub(crate) fn expected(&self) -> Option<(u64, u64)> {
         let run = self.open.as_ref()?;
         let next = run.addr.checked_add(run.len)?;
-        // What is left of the address space, less the last byte: a page that ends with it goes through `push()`.
+        // The rest of the address space without its last byte: a page that ends there goes through
+        // `push()`.
         let room = u64::MAX.checked_sub(next)?;
         Some((next, self.wanted.min(room).checked_shr(self.page_size.trailing_zeros())?))
     }
@@ -90,7 +94,8 @@ impl Coalescer {
         }
     }
 
-    /// The last run. `Err` with the number of missing bytes if the pages did not cover what was wanted.
+    /// The last run. `Err` with the number of missing bytes if the pages did not cover all that was
+    /// wanted.
     pub(crate) fn finish(self) -> Result<Option<Run>, u64> {
         if self.wanted != 0 {
             return Err(self.wanted);
@@ -99,12 +104,12 @@ impl Coalescer {
     }
 }
 
-/// The longest entry that any core computes with correctly: some of them shift an `int` by the page shift, others keep
-/// page sizes in an `unsigned int`. Hugepage registrations have tested 1 GiB.
+/// The longest entry with which every core computes correctly: some shift an `int` by the page
+/// shift, others keep page sizes in an `unsigned int`. Hugepage registrations have tested 1 GiB.
 const CAP_LIMIT: u64 = 1 << 30;
 
-/// Rule 13: the device's segment limit in bytes, at most 1 GiB, rounded down to a power of two, so that cuts fall on
-/// multiples that an HCA can use as page size. Never below `page_size`.
+/// Rule 13: the device's segment limit in bytes, at most 1 GiB, rounded down to a power of two.
+/// So cuts fall on multiples that a NIC can use as its page size. Never below `page_size`.
 pub(crate) fn cap(device_limit: u64, page_size: u64) -> u64 {
     let limit = device_limit.min(CAP_LIMIT).max(page_size);
     match limit.checked_ilog2() {
@@ -113,7 +118,8 @@ pub(crate) fn cap(device_limit: u64, page_size: u64) -> u64 {
     }
 }
 
-/// Cuts a run at multiples of `cap`, a power of two, in its (DMA) address; a run no longer than `cap` stays whole.
+/// Cuts a run where its (DMA) address is a multiple of `cap`, a power of two. A run that is no
+/// longer than `cap` stays whole.
 pub(crate) fn cut(run: Run, cap: u64) -> Cut {
     Cut { rest: Some(run), cap, whole: run.len <= cap }
 }
@@ -147,10 +153,10 @@ impl Iterator for Cut {
 /// Number of entries that `runs` need under `cap`.
 pub(crate) fn entries(runs: impl Iterator<Item = Run>, cap: u64) -> usize {
     let mut entries = 0usize;
-    let mut breath = Breath::default();
+    let mut resched = Resched::default();
     for run in runs {
-        breath.step();
-        // Nearly all runs: not a loop for each.
+        resched.step();
+        // Nearly all runs are short: no loop for each.
         let pieces = if run.len <= cap { 1 } else { cut(run, cap).count() };
         entries = entries.saturating_add(pieces);
     }
@@ -171,11 +177,12 @@ pub(crate) struct Table {
 unsafe impl Send for Table {}
 
 impl Table {
-    /// Fills a table with `runs`, cut at `cap`. Allocates and may sleep: not under L.
+    /// Fills a table with `runs`, cut at `cap`. Allocates and may sleep: not under a state lock.
     ///
     /// # Errors
     ///
-    /// `EOVERFLOW` where the core's `int` could not hold the number of entries, `EINVAL` for no runs at all, `ENOMEM`.
+    /// `EOVERFLOW` where the core's `int` cannot hold the number of entries, `EINVAL` for no runs
+    /// at all, `ENOMEM`.
     pub(crate) fn new(runs: impl Iterator<Item = Run> + Clone, cap: u64) -> Result<Self> {
         let count = c_int::try_from(entries(runs.clone(), cap)).map_err(|_| EOVERFLOW)?;
         let wanted = u32::try_from(count).map_err(|_| EOVERFLOW)?;
@@ -188,14 +195,15 @@ impl Table {
         let table = Self { raw, entries: count };
         // SAFETY: `raw` was just allocated and is not shared yet.
         let mut entry = unsafe { raw::nvpm_sg_first(table.raw.as_ptr()) };
-        let mut breath = Breath::default();
+        let mut resched = Resched::default();
         let mut fill = |piece: Run| {
-            breath.step();
+            resched.step();
             let len = u32::try_from(piece.len).map_err(|_| EOVERFLOW)?;
             if entry.is_null() {
                 return Err(EOVERFLOW);
             }
-            // SAFETY: `entry` is not NULL, so it is an entry of this table, which is not shared yet.
+            // SAFETY: `entry` is not NULL, so it is an entry of this table, which is not shared
+            // yet.
             entry = unsafe { raw::nvpm_sg_set(entry, piece.addr, len) };
             Ok(())
         };
@@ -211,12 +219,13 @@ impl Table {
         Ok(table)
     }
 
-    /// Hands the table to the core by one copy of its head. `nmap` may be a field of `*to` (the core aliases them), so
-    /// it is written afterwards, through a raw pointer.
+    /// Hands the table to the core by one copy of its head. `nmap` may be a field of `*to` (the
+    /// core aliases them), so it is written afterwards, through a raw pointer.
     ///
     /// # Safety
     ///
-    /// `to` and `nmap` must be valid for writing, and whoever reads `*to` must stop before this table is dropped.
+    /// `to` and `nmap` must be valid for writing, and nobody may read `*to` once this table is
+    /// dropped.
     pub(crate) unsafe fn publish(&self, to: *mut raw::sg_table, nmap: *mut c_int) {
         // SAFETY: `to` is valid by this function's contract; `raw` by the invariant.
         unsafe { raw::nvpm_sg_publish(to, self.raw.as_ptr()) };

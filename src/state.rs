@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The life of one registration, as one pure machine: what L protects.
+//! The state of one registration, as one pure machine: what the state lock protects.
 //!
-//! State = pin × mapping × revoked × core ticket (docs/rules.md). Every transition is a method that consumes the
-//! old payload; none of them calls anything, so all of them are legal under L, and the models run this very file.
+//! State = pin × mapping × revoked × core ticket (docs/rules.md). Every transition is a method that
+//! consumes the old payload. None of them calls anything, so all of them are legal under the state
+//! lock, and the models run this very file.
 
 /// The pin half of the state. `P` is the pin itself.
 enum PinState<P> {
@@ -11,11 +12,11 @@ enum PinState<P> {
     Pinning,
     /// Ours to read (unless revoked) and to put.
     Held(P),
-    /// A put is under way, outside L.
+    /// A put is under way, outside the state lock.
     Putting,
     /// Put, revoked, or never got.
     Gone,
-    /// Nobody may put it here and now: it waits for the callback or for its owner's next call.
+    /// Nobody may put it here and now. It waits for the callback or for its owner's next call.
     Orphan(P),
 }
 
@@ -26,37 +27,27 @@ enum MapState<M> {
     Taken,
 }
 
-/// The machine. See the module's text.
+/// The machine. See the file's text.
 ///
 /// # Invariants
 ///
 /// - `Live` is entered only while the pin is `Held` and not revoked, and with a core ticket.
 /// - Once `revoked`, the pin is never again `Held` or `Orphan`.
-pub(crate) struct Life<P, M> {
+pub(crate) struct State<P, M> {
     pin: PinState<P>,
     map: MapState<M>,
     revoked: bool,
     core_ticket: Option<u64>,
 }
 
-/// A pin that is held and not revoked, lent out under L: only then may its page table be read.
-pub(crate) struct Pinned<'a, P>(&'a P);
-
-impl<P> Pinned<'_, P> {
-    /// The pin.
-    pub(crate) fn pin(&self) -> &P {
-        self.0
-    }
-}
-
 /// The state in one word, for the admin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stage {
+pub(crate) enum Phase {
     /// The provider's get is running.
     Pinning,
     /// Pinned, not mapped yet.
     Pinned,
-    /// Mapped: the HCA may use it.
+    /// Mapped: the NIC may use it.
     Mapped,
     /// Unmapped, still pinned.
     Unmapped,
@@ -70,7 +61,7 @@ pub(crate) enum Stage {
     Gone,
 }
 
-impl Stage {
+impl Phase {
     /// Its name in `/proc/driver/nvidia-peermem` (docs/proc.md).
     pub(crate) fn text(self) -> &'static str {
         match self {
@@ -86,16 +77,26 @@ impl Stage {
     }
 }
 
-/// What the free callback has to do after the mark is set.
+/// Who was first, where the free callback races with the caller for the pin.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Winner {
+    /// The caller: what it did to the pin holds.
+    Caller,
+    /// The callback: the pin is gone already.
+    Callback,
+}
+
+/// What the free callback has to do once the mark is set.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Revocation {
     /// Marked before: a repeated callback.
     Repeated,
-    /// No mapping is live, nobody needs to be told. `orphan`: the last holder is gone, the registration ends here.
-    Quiet {
-        /// The pin was an orphan.
-        orphan: bool,
-    },
+    /// No mapping is live, so nobody needs to be told.
+    Quiet,
+    /// The same, and the pin was an orphan: the last holder is gone, and the registration ends
+    /// here.
+    QuietOrphan,
     /// A mapping is live: tell the core, by this ticket of its own, and wait.
     Invalidate(u64),
 }
@@ -103,49 +104,53 @@ pub(crate) enum Revocation {
 /// What the holder of the last handle has to do about the pin.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// The pin is gone; nothing of the provider may be touched.
+    /// The pin is gone. Nothing of the provider may be touched.
     Done,
-    /// Take what guards a put, then ask [`Life::take_for_put`].
+    /// Take what guards a put, then ask [`State::take_for_put`].
     Put,
 }
 
-impl<P, M> Life<P, M> {
+impl<P, M> State<P, M> {
     /// A registration about to call the provider's get.
     pub(crate) fn new() -> Self {
         Self { pin: PinState::Pinning, map: MapState::None, revoked: false, core_ticket: None }
     }
 
-    /// The provider's get succeeded. `false` if the callback was faster: then the pin is gone already, and its page
-    /// table must not be looked at.
-    pub(crate) fn pinned(&mut self, pin: P) -> bool {
-        self.pin = if self.revoked { PinState::Gone } else { PinState::Held(pin) };
-        !self.revoked
+    /// The provider's get succeeded. If the callback was faster, the page table of the pin must not
+    /// be looked at.
+    pub(crate) fn pinned(&mut self, pin: P) -> Winner {
+        if self.revoked {
+            self.pin = PinState::Gone;
+            return Winner::Callback;
+        }
+        self.pin = PinState::Held(pin);
+        Winner::Caller
     }
 
-    /// There is nothing to put, any more or at all: the provider's get failed, or its put ended the pin.
+    /// Nothing is left to put: the provider's get failed, or its put ended the pin.
     pub(crate) fn no_pin(&mut self) {
         self.pin = PinState::Gone;
     }
 
     /// The pin, for reading the provider's table: `None` once revoked or put.
-    pub(crate) fn held(&self) -> Option<Pinned<'_, P>> {
+    pub(crate) fn held(&self) -> Option<&P> {
         match &self.pin {
-            PinState::Held(pin) if !self.revoked => Some(Pinned(pin)),
+            PinState::Held(pin) if !self.revoked => Some(pin),
             _ => None,
         }
     }
 
     /// The state in one word.
-    pub(crate) fn stage(&self) -> Stage {
+    pub(crate) fn phase(&self) -> Phase {
         match (&self.pin, &self.map) {
-            (PinState::Pinning, _) => Stage::Pinning,
-            (PinState::Held(_), MapState::None) => Stage::Pinned,
-            (PinState::Held(_), MapState::Live(_)) => Stage::Mapped,
-            (PinState::Held(_), MapState::Taken) => Stage::Unmapped,
-            (PinState::Putting, _) => Stage::Ending,
-            (PinState::Orphan(_), _) => Stage::Orphan,
-            (PinState::Gone, _) if self.revoked => Stage::Revoked,
-            (PinState::Gone, _) => Stage::Gone,
+            (PinState::Pinning, _) => Phase::Pinning,
+            (PinState::Held(_), MapState::None) => Phase::Pinned,
+            (PinState::Held(_), MapState::Live(_)) => Phase::Mapped,
+            (PinState::Held(_), MapState::Taken) => Phase::Unmapped,
+            (PinState::Putting, _) => Phase::Ending,
+            (PinState::Orphan(_), _) => Phase::Orphan,
+            (PinState::Gone, _) if self.revoked => Phase::Revoked,
+            (PinState::Gone, _) => Phase::Gone,
         }
     }
 
@@ -157,13 +162,13 @@ impl<P, M> Life<P, M> {
         }
     }
 
-    /// The core's ticket for its invalidate hook; zero is a valid one.
+    /// The core's ticket for its invalidate hook. Zero is a valid one.
     pub(crate) fn set_core_ticket(&mut self, ticket: u64) {
         self.core_ticket = Some(ticket);
     }
 
-    /// Makes a mapping live. Refused, with the mapping handed back, once the pin is revoked or gone, before the core
-    /// gave its ticket, or if there was a mapping before.
+    /// Makes a mapping live. Refused, with the mapping handed back, once the pin is revoked or
+    /// gone, before the core gave its ticket, or if there was a mapping before.
     pub(crate) fn publish(&mut self, mapping: M) -> Result<(), M> {
         if self.held().is_none() || self.core_ticket.is_none() || !matches!(self.map, MapState::None) {
             return Err(mapping);
@@ -173,7 +178,8 @@ impl<P, M> Life<P, M> {
         Ok(())
     }
 
-    /// Takes the live mapping out. The caller unmaps it before L is dropped, so that exactly one does, and never late.
+    /// Takes the live mapping out. The caller unmaps it before it drops the state lock, so that
+    /// exactly one caller does, and never late.
     pub(crate) fn take_mapping(&mut self) -> Option<M> {
         match core::mem::replace(&mut self.map, MapState::Taken) {
             MapState::Live(mapping) => Some(mapping),
@@ -198,11 +204,12 @@ impl<P, M> Life<P, M> {
         }
         match (&self.map, self.core_ticket) {
             (MapState::Live(_), Some(ticket)) => Revocation::Invalidate(ticket),
-            _ => Revocation::Quiet { orphan },
+            _ if orphan => Revocation::QuietOrphan,
+            _ => Revocation::Quiet,
         }
     }
 
-    /// First look of whoever ends the registration: rule 7's check before G is touched.
+    /// First look at the end of the registration: rule 7's check before the put gate is touched.
     pub(crate) fn ending(&self) -> Ending {
         match self.pin {
             PinState::Held(_) if !self.revoked => Ending::Put,
@@ -210,7 +217,8 @@ impl<P, M> Life<P, M> {
         }
     }
 
-    /// Second look, with everything held that guards a put: the pin, unless the callback took it meanwhile.
+    /// Second look, with everything held that guards a put: the pin, unless the callback took it
+    /// meanwhile.
     pub(crate) fn take_for_put(&mut self) -> Option<P> {
         if self.revoked {
             return None;
@@ -224,31 +232,36 @@ impl<P, M> Life<P, M> {
         }
     }
 
-    /// The provider's put did nothing. `true` if the pin now is an orphan, `false` if the callback took it meanwhile.
-    pub(crate) fn put_failed(&mut self, pin: P) -> bool {
-        self.pin = if self.revoked { PinState::Gone } else { PinState::Orphan(pin) };
-        !self.revoked
+    /// The provider's put did nothing. The pin is an orphan now, unless the callback took it
+    /// meanwhile.
+    pub(crate) fn put_failed(&mut self, pin: P) -> Winner {
+        if self.revoked {
+            self.pin = PinState::Gone;
+            return Winner::Callback;
+        }
+        self.pin = PinState::Orphan(pin);
+        Winner::Caller
     }
 
-    /// Takes an orphan back, to put it. `false` if the callback was faster: then that ends the registration.
-    pub(crate) fn adopt(&mut self) -> bool {
+    /// Takes an orphan back, to put it. If the callback was faster, it ends the registration.
+    pub(crate) fn adopt(&mut self) -> Winner {
         match core::mem::replace(&mut self.pin, PinState::Gone) {
             PinState::Orphan(pin) => {
                 self.pin = PinState::Held(pin);
-                true
+                Winner::Caller
             }
             other => {
                 self.pin = other;
-                false
+                Winner::Callback
             }
         }
     }
 
-    /// Leaves the pin to the callback or to its owner's next call. `false` if it is gone already.
-    pub(crate) fn orphan(&mut self) -> bool {
+    /// Leaves the pin to the callback or to its owner's next call, unless it is gone already.
+    pub(crate) fn orphan(&mut self) -> Winner {
         match self.take_for_put() {
             Some(pin) => self.put_failed(pin),
-            None => false,
+            None => Winner::Callback,
         }
     }
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The device that will do the DMA, and what it says of itself.
+//! The device that does the DMA, and what it says of itself.
 
 use crate::ffi::raw;
 use core::ptr::NonNull;
 
-/// The device that will do the DMA.
+/// The device that does the DMA.
 ///
 /// # Invariants
 ///
-/// Not NULL; valid until the registration's `release` returned (the core's promise).
+/// Not NULL, and valid for as long as anything is mapped for it.
 #[derive(Clone, Copy)]
 pub(crate) struct Device(NonNull<raw::device>);
 
@@ -21,7 +21,7 @@ impl Device {
     ///
     /// # Safety
     ///
-    /// `raw` is NULL or stays valid until the registration's `release` returned.
+    /// `raw` is NULL, or stays valid until the last mapping for it is undone.
     pub(crate) unsafe fn new(raw: *mut raw::device) -> Option<Self> {
         // INVARIANT: By this function's contract.
         NonNull::new(raw).map(Self)
@@ -38,7 +38,7 @@ impl Device {
         unsafe { raw::nvpm_device_is_pci(self.0.as_ptr()) != 0 }
     }
 
-    /// PCI domain, bus and function in one number; 0 for what is not PCI.
+    /// PCI domain, bus and function in one number. 0 for what is not PCI.
     pub(crate) fn number(self) -> u64 {
         // SAFETY: Valid by the invariant.
         unsafe { raw::nvpm_device_number(self.0.as_ptr()) }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The foreign ABIs as bindgen made them, and the functions of `shim.c`. Nothing else.
+//! The foreign ABIs as bindgen made them, and the functions of `shim.h`. Nothing else.
 
 #![allow(
     clippy::all,

@@ -1,9 +1,66 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Safe faces of the functions of `shim.c` that need no more than a call.
+//! Safe functions over those of `shim.c` that need no more than a call, and the words in which the
+//! provider (nvidia.ko) speaks of pins and processes.
 
 use crate::ffi::raw;
 use core::marker::PhantomData;
+
+/// An errno that the kernel crate does not have.
+pub(crate) const EOPNOTSUPP: i32 = -95;
+
+/// The two ways to pin that the provider offers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The memory outlives its free until the put. There is no callback.
+    Persistent,
+    /// The provider calls back when the memory is freed, and takes the pin back by itself.
+    Revocable,
+}
+
+impl Kind {
+    /// Its name for people and in `/proc/driver/nvidia-peermem`.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Persistent => "persistent",
+            Self::Revocable => "revocable",
+        }
+    }
+}
+
+/// A process as the provider tells them apart: by thread group.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Process {
+    tgid: u32,
+    start_ns: u64,
+}
+
+impl Process {
+    /// The process on whose behalf the caller runs. A kernel thread is a process of its own.
+    pub(crate) fn current() -> Self {
+        let mut process = raw::nvpm_process::default();
+        // SAFETY: The pointer is valid for writing.
+        unsafe { raw::nvpm_current_process(&mut process) };
+        Self { tgid: process.tgid, start_ns: process.start_ns }
+    }
+
+    /// The process number, in the initial namespace.
+    pub(crate) fn tgid(&self) -> u32 {
+        self.tgid
+    }
+}
+
+/// A task, to be compared with others while it runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Task(u64);
+
+impl Task {
+    /// The task that runs this.
+    pub(crate) fn current() -> Self {
+        // SAFETY: No precondition.
+        Self(unsafe { raw::nvpm_current_task() })
+    }
+}
 
 /// The CPU's page size in bytes.
 pub(crate) fn page_size() -> u64 {
@@ -37,17 +94,18 @@ pub(crate) fn current_comm() -> [u8; 16] {
     comm
 }
 
-/// Lets other tasks run in a long loop. May sleep: not under a spinlock, allowed under every lock of ours.
+/// Lets other tasks run in a long loop. May sleep: not under a spinlock, allowed under every lock
+/// of ours.
 pub(crate) fn cond_resched() {
     // SAFETY: Called in process context only.
     unsafe { raw::nvpm_cond_resched() }
 }
 
-/// Lets other tasks run now and then in a loop over something of which there may be a million.
+/// Lets other tasks run now and then in a loop that may have a million rounds.
 #[derive(Default)]
-pub(crate) struct Breath(u32);
+pub(crate) struct Resched(u32);
 
-impl Breath {
+impl Resched {
     /// To be called once in each round. As [`cond_resched`].
     pub(crate) fn step(&mut self) {
         const ROUNDS: u32 = 1024;
@@ -59,41 +117,7 @@ impl Breath {
     }
 }
 
-/// A process as the provider tells them apart: by thread group.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Process {
-    tgid: u32,
-    start_ns: u64,
-}
-
-impl Process {
-    /// The process on whose behalf the caller runs; kernel threads are processes of their own.
-    pub(crate) fn current() -> Self {
-        let mut process = raw::nvpm_process::default();
-        // SAFETY: The pointer is valid for writing.
-        unsafe { raw::nvpm_current_process(&mut process) };
-        Self { tgid: process.tgid, start_ns: process.start_ns }
-    }
-
-    /// The process number, in the initial namespace.
-    pub(crate) fn tgid(&self) -> u32 {
-        self.tgid
-    }
-}
-
-/// A task, to be compared with others while it runs.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Task(u64);
-
-impl Task {
-    /// The task that runs this.
-    pub(crate) fn current() -> Self {
-        // SAFETY: No precondition.
-        Self(unsafe { raw::nvpm_current_task() })
-    }
-}
-
-/// A reference to this module; while one exists, rmmod is refused.
+/// A reference to this module. While one exists, rmmod is refused.
 pub(crate) struct ModuleRef(());
 
 impl ModuleRef {
@@ -101,7 +125,7 @@ impl ModuleRef {
     pub(crate) fn get() -> Option<Self> {
         // SAFETY: No precondition.
         let got = unsafe { raw::nvpm_module_get() } != 0;
-        // Not `then_some()`: that would make a reference, and give it back, also where none was got.
+        // Not `then_some()`: that makes a reference, and drops it again where none was got.
         got.then(|| Self(()))
     }
 }
@@ -113,11 +137,13 @@ impl Drop for ModuleRef {
     }
 }
 
-/// G, shared: held around every provider get, so that no put of a stale table can meet a new one at its address.
-pub(crate) struct GShared(PhantomData<*mut ()>);
+/// The put gate, shared: held around every provider get, so that no put of a stale table can meet a
+/// new table at the same address.
+pub(crate) struct PutGateShared(PhantomData<*mut ()>);
 
-impl GShared {
-    /// Sleeps. Allowed under P, never under R, M, L or the registry lock.
+impl PutGateShared {
+    /// Sleeps. Allowed under the peer mutex; never under the RM API lock, a umem mapping lock, a
+    /// state lock or the registry lock.
     pub(crate) fn lock() -> Self {
         // SAFETY: Process context; the lock order is the caller's duty as documented.
         unsafe { raw::nvpm_g_lock_shared() };
@@ -125,18 +151,18 @@ impl GShared {
     }
 }
 
-impl Drop for GShared {
+impl Drop for PutGateShared {
     fn drop(&mut self) {
         // SAFETY: `lock()` took it in this task: the type is not `Send`.
         unsafe { raw::nvpm_g_unlock_shared() };
     }
 }
 
-/// G, exclusive: held around the put of a revocable pin.
-pub(crate) struct GExclusive(PhantomData<*mut ()>);
+/// The put gate, exclusive: held around the put of a revocable pin.
+pub(crate) struct PutGateExclusive(PhantomData<*mut ()>);
 
-impl GExclusive {
-    /// Sleeps. Allowed under P, never under R, M, L or the registry lock.
+impl PutGateExclusive {
+    /// As [`PutGateShared::lock`].
     pub(crate) fn lock() -> Self {
         // SAFETY: Process context; the lock order is the caller's duty as documented.
         unsafe { raw::nvpm_g_lock_exclusive() };
@@ -144,7 +170,7 @@ impl GExclusive {
     }
 }
 
-impl Drop for GExclusive {
+impl Drop for PutGateExclusive {
     fn drop(&mut self) {
         // SAFETY: `lock()` took it in this task: the type is not `Send`.
         unsafe { raw::nvpm_g_unlock_exclusive() };
@@ -165,7 +191,8 @@ pub(crate) fn can_drain_callback_tails() -> bool {
     unsafe { raw::nvpm_can_drain_callback_tails() != 0 }
 }
 
-/// Waits until no task runs, or is preempted in, the last instructions of a free callback. Sleeps for long.
+/// Waits until no task runs, or is preempted in, the last instructions of a free callback. Sleeps
+/// for long.
 pub(crate) fn drain_callback_tails() {
     // SAFETY: Process context.
     unsafe { raw::nvpm_drain_callback_tails() };

@@ -1,28 +1,153 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The provider's table read into runs: each record once, some of them under one hold of L, with room made in between.
+//! The provider's page table of a pin: checked (rule 14), and read into runs.
 //!
-//! A reading of the whole table just to know how many runs there will be would cost as much as the one that keeps them.
-//! So the list grows by doubling, and is as long as its runs in the end.
+//! The reader looks at each record once. It reads some of them under one hold of the state lock,
+//! and makes room in between. A first reading, just to count the runs, would cost as much as the
+//! one that keeps them; so the list grows by doubling, and is as long as its runs in the end.
 
-use crate::ffi::shim::Breath;
-use crate::gpu::pin::{PagePin, Shape};
+use crate::ffi::raw;
+use crate::ffi::shim::Resched;
+use crate::gpu::pin::PagePin;
+use crate::num;
 use crate::observe::reason::{Reason, TableFault};
+use crate::range::Span;
 use crate::sg::{BadPage, Coalescer, Run};
-use crate::state::Pinned;
 use kernel::alloc::KVVec;
 use kernel::prelude::*;
 
-/// Pages read under one hold of L, so that a callback waits for microseconds, not for the whole of a fragmented 80 GiB
-/// table.
+/// What a checked table looks like.
+#[derive(Clone, Copy)]
+pub(crate) struct TableLayout {
+    /// Bytes per page, a power of two.
+    pub(crate) page_size: u64,
+    /// Number of pages. Together they are exactly as long as what was asked for.
+    pub(crate) entries: u32,
+}
+
+/// Bytes per page for the provider's code, `None` for one that is unknown.
+fn page_bytes(code: u32) -> Option<u64> {
+    match code {
+        raw::NVIDIA_P2P_PAGE_SIZE_4KB => Some(4 << 10),
+        raw::NVIDIA_P2P_PAGE_SIZE_64KB => Some(64 << 10),
+        raw::NVIDIA_P2P_PAGE_SIZE_128KB => Some(128 << 10),
+        _ => None,
+    }
+}
+
+/// Rule 14 on the numbers of a table.
+fn check_layout(version: u32, page_size: u32, entries: u32, asked: Span) -> Result<TableLayout, TableFault> {
+    let major = version >> 16;
+    if major != raw::NVIDIA_P2P_PAGE_TABLE_MAJOR_V1 && major != raw::NVIDIA_P2P_PAGE_TABLE_MAJOR_V2 {
+        return Err(TableFault::Version(version));
+    }
+    let bytes = page_bytes(page_size).ok_or(TableFault::PageSize(page_size))?;
+    if asked.start() & bytes.wrapping_sub(1) != 0 || u64::from(entries).checked_mul(bytes) != Some(asked.len()) {
+        return Err(TableFault::Entries(entries));
+    }
+    Ok(TableLayout { page_size: bytes, entries })
+}
+
+/// The table of a pin that cannot go while this is used.
+///
+/// # Invariants
+///
+/// The provider neither frees nor changes the pin's table while this exists.
+pub(crate) struct PageTable<'a>(&'a PagePin);
+
+impl<'a> PageTable<'a> {
+    /// The table of `pin`.
+    ///
+    /// # Safety
+    ///
+    /// As long as the answer is used, the pin is not put, and a free callback for it has not
+    /// returned.
+    pub(crate) unsafe fn of(pin: &'a PagePin) -> Self {
+        // INVARIANT: By this function's contract: until then the provider keeps the table as it is.
+        Self(pin)
+    }
+
+    /// Reads and checks the head of the table against the span that was asked for.
+    pub(crate) fn layout(&self, asked: Span) -> Result<TableLayout, TableFault> {
+        // SAFETY: The table is valid by the invariant. All versions share the fields read here.
+        let (version, page_size, pages, entries) = unsafe {
+            let table = self.0.table().as_ptr();
+            ((*table).version, (*table).page_size, (*table).pages, (*table).entries)
+        };
+        let layout = check_layout(version, page_size, entries, asked)?;
+        if pages.is_null() {
+            return Err(TableFault::NoPages);
+        }
+        Ok(layout)
+    }
+
+    /// Physical address of page `index` of a table that has `layout`.
+    fn page(&self, layout: TableLayout, index: u32) -> Result<u64, TableFault> {
+        if index >= layout.entries {
+            return Err(TableFault::Entries(index));
+        }
+        // SAFETY: The table is valid by the invariant. `layout()` found `pages` not NULL, and it
+        // holds `entries` pointers.
+        let page = unsafe { *(*self.0.table().as_ptr()).pages.add(num::index(index)) };
+        if page.is_null() {
+            return Err(TableFault::NoPages);
+        }
+        // SAFETY: Not NULL, so it is a page record of the same table.
+        Ok(unsafe { (*page).physical_address })
+    }
+
+    /// How many pages from `from` on, and before `until`, lie one behind the other, the first of
+    /// them at `at`. The first page that is not as expected ends the run, and is for [`Self::page`]
+    /// to judge.
+    ///
+    /// A large registration spends most of our time here: a handful of instructions per page.
+    fn contiguous_run(&self, layout: TableLayout, from: u32, until: u32, at: u64) -> u32 {
+        let count = until.min(layout.entries).saturating_sub(from);
+        if count == 0 {
+            return 0;
+        }
+        // SAFETY: The table is valid by the invariant. `layout()` found `pages` not NULL, and it
+        // holds `entries` pointers, so those from `from` to `until` lie in it.
+        let pages = unsafe {
+            let pages = (*self.0.table().as_ptr()).pages.add(num::index(from));
+            core::slice::from_raw_parts(pages, num::index(count))
+        };
+        // SAFETY: Not NULL where it is read, so it is a page record of the same table.
+        let lies = |page: &*mut raw::nvidia_p2p_page, at| !page.is_null() && unsafe { (**page).physical_address } == at;
+        let step = layout.page_size;
+        let mut expected = at;
+        let mut same = 0u32;
+        for four in pages.chunks_exact(4) {
+            let [first, second, third, fourth] = four else { break };
+            for page in [first, second, third, fourth] {
+                if !lies(page, expected) {
+                    return same;
+                }
+                expected = expected.wrapping_add(step);
+                same = same.wrapping_add(1);
+            }
+        }
+        for page in pages.chunks_exact(4).remainder() {
+            if !lies(page, expected) {
+                break;
+            }
+            expected = expected.wrapping_add(step);
+            same = same.wrapping_add(1);
+        }
+        same
+    }
+}
+
+/// Pages read under one hold of the state lock. So a callback waits for microseconds, not for the
+/// whole of a fragmented 80 GiB table.
 const PAGES_PER_HOLD: u32 = 4096;
 
-/// Room for runs before any was seen; most registrations need no more.
+/// Room for runs before the first was seen. Most registrations need no more.
 const RUNS_EXPECTED: usize = 8;
 
-/// See the module's text.
+/// Reads a table into runs. See the file's text.
 pub(crate) struct Reader {
-    shape: Shape,
+    layout: TableLayout,
     coalescer: Coalescer,
     /// The first page that was not read yet.
     next: u32,
@@ -30,18 +155,20 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Reads a table of `shape`, of which `skip` bytes are left out at the front, and then `wanted` are covered.
-    pub(crate) fn new(shape: Shape, skip: u64, wanted: u64) -> Result<Self, Reason> {
+    /// Reads a table of `layout`: leaves out `skip` bytes at the front, and covers the next
+    /// `wanted`.
+    pub(crate) fn new(layout: TableLayout, skip: u64, wanted: u64) -> Result<Self, Reason> {
         let runs = KVVec::with_capacity(RUNS_EXPECTED, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-        Ok(Self { shape, coalescer: Coalescer::new(shape.page_size, skip, wanted), next: 0, runs })
+        Ok(Self { layout, coalescer: Coalescer::new(layout.page_size, skip, wanted), next: 0, runs })
     }
 
     /// Whether all pages were read.
     pub(crate) fn done(&self) -> bool {
-        self.next >= self.shape.entries
+        self.next >= self.layout.entries
     }
 
-    /// Makes room for one run at least: before each [`Self::read`]. Allocates: not under L.
+    /// Makes room for at least one run: before each [`Self::read`]. Allocates: not under a state
+    /// lock.
     pub(crate) fn make_room(&mut self) -> Result<(), Reason> {
         if self.runs.len() == self.runs.capacity() {
             self.runs.reserve(self.runs.len(), GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
@@ -49,11 +176,11 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads on, until one hold of L has lasted long enough or there is no room. Does not allocate.
-    pub(crate) fn read(&mut self, held: &Pinned<'_, PagePin>) -> Result<(), Reason> {
-        let until = self.next.saturating_add(PAGES_PER_HOLD).min(self.shape.entries);
+    /// Reads on, until the state lock was held long enough or there is no room. Does not allocate.
+    pub(crate) fn read(&mut self, table: &PageTable<'_>) -> Result<(), Reason> {
+        let until = self.next.saturating_add(PAGES_PER_HOLD).min(self.layout.entries);
         while self.next < until {
-            let page = held.page(self.shape, self.next).map_err(Reason::Table)?;
+            let page = table.page(self.layout, self.next).map_err(Reason::Table)?;
             let run = self.coalescer.push(page).map_err(|fault| match fault {
                 BadPage::Misaligned | BadPage::Wraps => Reason::Table(TableFault::Address),
             })?;
@@ -63,14 +190,15 @@ impl Reader {
                 if self.runs.len() == self.runs.capacity() {
                     break;
                 }
-                // A single page: the one that was just read probably is alone, too.
-                if run.len <= self.shape.page_size {
+                // A single page. The page that was just read probably is alone, too.
+                if run.len <= self.layout.page_size {
                     continue;
                 }
             }
             if let Some((at, most)) = self.coalescer.expected() {
                 let most = u32::try_from(most).unwrap_or(u32::MAX);
-                let same = held.row(self.shape, self.next, until.min(self.next.saturating_add(most)), at);
+                let end = until.min(self.next.saturating_add(most));
+                let same = table.contiguous_run(self.layout, self.next, end, at);
                 self.coalescer.extend(same.into());
                 self.next = self.next.saturating_add(same);
             }
@@ -78,20 +206,20 @@ impl Reader {
         Ok(())
     }
 
-    /// The runs, in a list that has no slack where there are so many that it matters. Allocates: not under L.
+    /// The runs, in a list without slack where there are many. Allocates: not under a state lock.
     pub(crate) fn finish(self) -> Result<KVVec<Run>, Reason> {
         let mut runs = self.runs;
         match self.coalescer.finish() {
             Ok(Some(run)) => runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory)?,
-            _ => return Err(Reason::Table(TableFault::Entries(self.shape.entries))),
+            _ => return Err(Reason::Table(TableFault::Entries(self.layout.entries))),
         }
         if runs.len() <= RUNS_EXPECTED || runs.len() == runs.capacity() {
             return Ok(runs);
         }
         let mut exact = KVVec::with_capacity(runs.len(), GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-        let mut breath = Breath::default();
+        let mut resched = Resched::default();
         for run in runs.iter() {
-            breath.step();
+            resched.step();
             exact.push_within_capacity(*run).map_err(|_| Reason::NoMemory)?;
         }
         Ok(exact)

@@ -4,7 +4,8 @@
 
 use crate::dma::device::Device;
 use crate::ffi::raw;
-use crate::gpu::pin::Kind;
+use crate::ffi::shim::Kind;
+use crate::num;
 use crate::observe::reason::Reason;
 use crate::observe::stats::{self, Call};
 use core::ptr::NonNull;
@@ -20,7 +21,7 @@ pub(crate) enum Reach {
     Supported,
     /// It does not.
     Unsupported,
-    /// It was not asked: all pins for this pair were revocable, or of pages that it cannot map.
+    /// It was not asked: all pins of this pair were revocable, or had pages that it cannot map.
     Unasked,
 }
 
@@ -66,18 +67,20 @@ struct Known {
     reach: Atomic<u64>,
 }
 
-/// The pairs that were met: the first [`PAIRS_KNOWN`] of these. Of those nothing but `reach` is written any more, so
-/// looking takes no lock. Of more pairs than there is room for, only [`SUPPORTED`] knows; they are not reported.
+/// The pairs that were met: the first [`PAIRS_KNOWN`] of these. Only `reach` of those is written
+/// any more, so a look takes no lock. Pairs for which there is no room are in [`SUPPORTED`] only,
+/// and are not reported.
 static PAIRS: [Known; 256] = [const { Known { gpu: Atomic::new(0), nic: Atomic::new(0), reach: Atomic::new(0) } }; 256];
 static PAIRS_KNOWN: Atomic<u64> = Atomic::new(0);
 
-/// Pairs that the provider supports, each in one word, where each registration looks first: eight places for each value
-/// of a hash; 0 is an empty one. A pair that finds its places full takes that of another, which then is asked for again.
-/// (Of two threads that enter at once one may be lost, too.)
+/// Pairs that the provider supports, each in one word: eight places for each value of a hash, 0 for
+/// an empty place. Each registration looks here first. A pair that finds its places full takes that
+/// of another pair, which then is asked for again. (Of two threads that enter at once one may be
+/// lost.)
 static SUPPORTED: [[Atomic<u64>; 8]; 256] = [const { [const { Atomic::new(0) }; 8] }; 256];
 
-/// Both PCI numbers in one word; `None` for a number that does not fit into half of it (a domain beyond 65535), and for
-/// 0, which is a free place.
+/// Both PCI numbers in one word. `None` for a number that does not fit into half of it (a domain
+/// beyond 65535), and for 0, which is a free place.
 fn word(gpu: u64, nic: u64) -> Option<u64> {
     let (gpu, nic) = (u32::try_from(gpu).ok()?, u32::try_from(nic).ok()?);
     Some(u64::from(gpu) << 32 | u64::from(nic)).filter(|word| *word != 0)
@@ -85,9 +88,9 @@ fn word(gpu: u64, nic: u64) -> Option<u64> {
 
 /// Where the pair of this word is, if it is anywhere.
 fn places(word: u64) -> &'static [Atomic<u64>] {
-    // The golden ratio's bits, of which the upper eight are taken: neighbouring numbers come far apart.
+    // The upper eight bits of a product with the golden ratio: neighbouring numbers come far apart.
     let hash = word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
-    usize::try_from(hash).ok().and_then(|at| SUPPORTED.get(at)).map_or(&[], |places| places)
+    SUPPORTED.get(num::usize_from(hash)).map_or(&[], |places| places)
 }
 
 fn is_supported(gpu: u64, nic: u64) -> bool {
@@ -114,8 +117,7 @@ impl Known {
 
 fn known_pairs() -> &'static [Known] {
     // Acquire, for the Release in `remember()`: the pairs below the number are whole.
-    let known = usize::try_from(PAIRS_KNOWN.load(Acquire)).unwrap_or(0);
-    PAIRS.get(..known).unwrap_or(&[])
+    PAIRS.get(..num::usize_from(PAIRS_KNOWN.load(Acquire))).unwrap_or(&[])
 }
 
 fn find_pair(gpu: u64, nic: u64) -> Option<&'static Known> {
@@ -132,8 +134,8 @@ fn remember(pair: Pair) {
     if let Some(known) = find_pair(pair.gpu, pair.nic) {
         return learn(known);
     }
-    // No place left: no registration waits for another to learn that.
-    if usize::try_from(PAIRS_KNOWN.load(Relaxed)).is_ok_and(|known| known >= PAIRS.len()) {
+    // No place is left: no registration waits for another to learn that.
+    if num::usize_from(PAIRS_KNOWN.load(Relaxed)) >= PAIRS.len() {
         return;
     }
     let _adding = PAIRS_ADDING.lock();
@@ -142,7 +144,7 @@ fn remember(pair: Pair) {
         return learn(known);
     }
     let count = PAIRS_KNOWN.load(Relaxed);
-    let Some(free) = usize::try_from(count).ok().and_then(|at| PAIRS.get(at)) else {
+    let Some(free) = PAIRS.get(num::usize_from(count)) else {
         return;
     };
     free.gpu.store(pair.gpu, Relaxed);
@@ -152,12 +154,13 @@ fn remember(pair: Pair) {
     PAIRS_KNOWN.store(count.saturating_add(1), Release);
 }
 
-/// The pair that was met as number `index`, from 0.
-pub(crate) fn pair(index: usize) -> Option<Pair> {
-    known_pairs().get(index).map(Known::pair)
+/// The pairs that were met.
+pub(crate) fn pairs() -> impl Iterator<Item = Pair> {
+    known_pairs().iter().map(Known::pair)
 }
 
-/// A revocable pin joins the two, for which the provider cannot be asked: it is reported, not guessed (rule 5).
+/// A revocable pin joins the two, and the provider cannot be asked for one: the pair is reported,
+/// not guessed (rule 5).
 pub(crate) fn note_unasked(gpu: u64, device: Device) {
     if device.is_pci() {
         remember(Pair { gpu, nic: device.number(), reach: Reach::Unasked });
@@ -177,19 +180,21 @@ global_lock! {
 pub(crate) unsafe fn init() {
     // SAFETY: By this function's contract.
     unsafe { PAIRS_ADDING.init() };
-    // Zero in a module just loaded; the models of tests/host load the same one again and again.
+    // Zero in a module just loaded. The models of tests/host load the same one again and again.
     PAIRS_KNOWN.store(0, Relaxed);
     for place in SUPPORTED.iter().flatten() {
         place.store(0, Relaxed);
     }
 }
 
-/// Drivers from 580 on know GPU-NIC pairs whose peer-to-peer traffic does not work, and say so when they map. We map
-/// BARs ourselves, so they are asked: once per pair, with a persistent pin (a revocable one could be freed meanwhile).
+/// Drivers from 580 on know pairs of GPU and NIC whose peer-to-peer traffic does not work, and say
+/// so when they map. We map BARs ourselves, so we ask them: once per pair, with a persistent pin (a
+/// revocable pin could be freed meanwhile).
 ///
-/// Called under M; takes R in the provider. Legal for persistent pins: no callback waits for their M.
+/// Called under a umem mapping lock; takes the RM API lock in the provider. That is legal for
+/// persistent pins: no callback waits for their mapping lock.
 pub(crate) fn ask(gpu: u64, device: Device, table: NonNull<raw::nvidia_p2p_page_table>) -> Result<(), Reason> {
-    // Where the provider itself would refuse a device that is not PCI there is nothing to ask.
+    // The provider maps for PCI devices only: there is nothing to ask for another.
     if !device.is_pci() {
         return Ok(());
     }
@@ -202,7 +207,8 @@ pub(crate) fn ask(gpu: u64, device: Device, table: NonNull<raw::nvidia_p2p_page_
         Some(reach) if reach != Reach::Unasked => reach,
         _ => {
             let mut mapping = core::ptr::null_mut();
-            // SAFETY: A PCI device, as just tested; the persistent table is valid until `release`; a local.
+            // SAFETY: A PCI device, as just tested. The persistent table is valid until its put,
+            // which comes after every unmapping. `mapping` is a local.
             let map = || unsafe { raw::nvpm_p2p_dma_map(device.as_ptr(), table.as_ptr(), &mut mapping) };
             let asked = to_result(stats::timed(Kind::Persistent, Call::Map, map));
             if asked.is_ok() && !mapping.is_null() {
@@ -211,10 +217,10 @@ pub(crate) fn ask(gpu: u64, device: Device, table: NonNull<raw::nvidia_p2p_page_
             }
             let reach = match asked {
                 Err(error) if error == ENOTSUPP => Reach::Unsupported,
-                // As a rule a mapping that failed, for which the pair was good enough: what we cannot map ourselves
+                // As a rule a mapping that failed, so the pair was good enough. Our own mapping
                 // will tell.
                 Err(error) if error == EIO => Reach::Supported,
-                // Says nothing about the pair, and may be otherwise next time.
+                // This says nothing about the pair, and may be otherwise next time.
                 Err(_) => return Ok(()),
                 Ok(()) => Reach::Supported,
             };

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! When a line about something that may happen often is worth saying: once per burst.
+//! When a line about something that may happen often is worth logging: once per burst.
 
 /// Nanoseconds without an event that end a burst.
 const QUIET: u64 = 5_000_000_000;
 
-/// Nanoseconds after which a burst that does not end is worth a line again.
+/// Nanoseconds after which a burst that goes on is worth another line.
 const LONG: u64 = 60_000_000_000;
 
-/// What was said about one cause.
+/// What was logged about one cause.
 #[derive(Clone, Copy)]
 pub(crate) struct Burst {
     /// When it happened last, 0 for never.
     last: u64,
-    /// When it was said last.
+    /// When it was logged last.
     said: u64,
-    /// How often it happened since and was not said.
+    /// How often it happened since without a line.
     unsaid: u64,
 }
 
@@ -24,8 +24,8 @@ impl Burst {
         Self { last: 0, said: 0, unsaid: 0 }
     }
 
-    /// It happened at `now`, nanoseconds of a clock that never shows 0. To be said, together with how often it was not
-    /// said since the last time; `None`: not now.
+    /// It happened at `now`, in nanoseconds of a clock that never shows 0. The answer is how often
+    /// it was not logged since the last line, or `None` if it is not worth a line now.
     pub(crate) fn happened(&mut self, now: u64) -> Option<u64> {
         let never = self.last == 0;
         let quiet = now.saturating_sub(self.last) >= QUIET;

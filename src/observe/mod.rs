@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the module tells: counters, refusals, /proc and tracepoints.
+//! Everything that only reports: counters, refusals, `/proc` and tracepoints.
+//!
+//! Every other file may report into this folder. It asks nobody back: it uses `ffi/` and the plain
+//! types of `num.rs` and `range.rs`.
 
 mod burst;
 pub(crate) mod proc;

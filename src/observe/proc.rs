@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The contents of `/proc/driver/nvidia-peermem`. Formats: docs/proc.md. The files themselves are in `shim.c`.
+//! The contents of `/proc/driver/nvidia-peermem`. Formats: docs/proc.md.
+//!
+//! `shim.c` has the files themselves. What they show of the module's state is handed in, as a
+//! [`Module`] or a [`Snapshot`].
 
 use crate::ffi::raw;
-use crate::ffi::shim::{self, Breath};
-use crate::gpu::pin::Kind;
-use crate::gpu::topology;
-use crate::invalidate;
+use crate::ffi::shim::{self, Kind, Process};
 use crate::observe::reason::Reason;
-use crate::observe::refusals::{self, Failure};
+use crate::observe::refusals::{self, Asked, Failure};
 use crate::observe::stats::{self, Call, Counter, PerClient, Summary};
-use crate::registration::{Place, Row};
-use crate::registry;
-use crate::state::Stage;
+use crate::range::Span;
 use core::fmt::{self, Write};
 use kernel::error::to_result;
 use kernel::prelude::*;
@@ -24,7 +22,9 @@ impl Folder {
     /// Creates them. Reading may begin at once.
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: Module init, where everything that the files show is initialised already.
-        to_result(unsafe { raw::nvpm_proc_create() })?;
+        to_result(unsafe { raw::nvpm_proc_create() }).inspect_err(|_| {
+            pr_err!("cannot make /proc/driver/nvidia-peermem: no memory, or another module has made it (lsmod): free the one or remove the other, then load again\n");
+        })?;
         Ok(Self(()))
     }
 }
@@ -41,18 +41,29 @@ impl Drop for Folder {
 ///
 /// # Invariants
 ///
-/// The pointer is the one of the `seq_file` whose `show` is running.
-struct Seq(*mut raw::seq_file);
+/// The pointer is that of the `seq_file` whose `show` is running.
+pub(crate) struct Seq(*mut raw::seq_file);
+
+impl Seq {
+    /// # Safety
+    ///
+    /// The `show` of `seq` runs as long as the answer is used.
+    pub(crate) unsafe fn new(seq: *mut raw::seq_file) -> Self {
+        // INVARIANT: By this function's contract.
+        Self(seq)
+    }
+}
 
 impl Write for Seq {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // SAFETY: By the invariant; `text` is valid for its length. An overflow makes seq_file repeat the row.
+        // SAFETY: By the invariant; `text` is valid for its length. An overflow makes seq_file
+        // repeat the row.
         unsafe { raw::nvpm_proc_write(self.0, text.as_ptr(), text.len()) };
         Ok(())
     }
 }
 
-/// A PCI address; 0, which no GPU and no HCA has, is "none".
+/// A PCI address. 0, which no GPU and no NIC has, stands for none.
 struct Bdf(u64);
 
 impl fmt::Display for Bdf {
@@ -65,7 +76,7 @@ impl fmt::Display for Bdf {
     }
 }
 
-/// A task's name, zero-terminated, with everything escaped that would end a field.
+/// A task's name, zero-terminated. What would end a field is escaped.
 struct Comm<'a>(&'a [u8; 16]);
 
 impl fmt::Display for Comm<'_> {
@@ -81,11 +92,55 @@ impl fmt::Display for Comm<'_> {
     }
 }
 
-const PLACES: [Place; 2] = [Place::First, Place::Second];
+/// What `stats` shows beside the counters.
+pub(crate) struct Module<P> {
+    pub(crate) version: &'static str,
+    /// The two parameters in words: mode, and form of the clients.
+    pub(crate) mode: &'static str,
+    pub(crate) core_client: &'static str,
+    /// The clients that pin, in the order in which the core asks them.
+    pub(crate) clients: [Asked; 2],
+    /// The client behind those, where there is one. It pins nothing, and counts for the first.
+    pub(crate) fallback: Option<&'static str>,
+    pub(crate) stays_loaded: bool,
+    pub(crate) callbacks_in_flight: u64,
+    pub(crate) oldest_callback_ms: u64,
+    /// The pairs of GPU and NIC that met.
+    pub(crate) pairs: P,
+}
+
+/// A GPU and a NIC by PCI number, and in a word whether they reach each other.
+pub(crate) struct Pair {
+    pub(crate) gpu: u64,
+    pub(crate) nic: u64,
+    pub(crate) reach: &'static str,
+}
+
+/// A registration at one moment.
+pub(crate) struct Snapshot {
+    pub(crate) client: Asked,
+    pub(crate) owner: Process,
+    pub(crate) comm: [u8; 16],
+    pub(crate) user: Span,
+    pub(crate) pinned: Span,
+    pub(crate) state: &'static str,
+    /// Number of pages of the provider's table and bytes per page, once they are known.
+    pub(crate) pages: Option<(u32, u64)>,
+    pub(crate) runs: usize,
+    /// PCI numbers, 0 for none.
+    pub(crate) gpu: u64,
+    pub(crate) nic: u64,
+    /// When it was pinned, 0 before.
+    pub(crate) since_ns: u64,
+    /// When the free callback that is running now began, 0 without one.
+    pub(crate) callback_ns: u64,
+    /// Whether that callback is waiting for the core.
+    pub(crate) invalidating: bool,
+}
 
 /// One line of `stats` for each client and their total.
-fn per_client(f: &mut Seq, name: &str, value: impl Fn(Kind) -> u64) -> fmt::Result {
-    let values = PLACES.map(|place| (crate::client_name(place), value(crate::client_kind(place))));
+fn per_client(f: &mut Seq, clients: &[Asked; 2], name: &str, value: impl Fn(Kind) -> u64) -> fmt::Result {
+    let values = clients.map(|client| (client.name, value(client.kind)));
     writeln!(f, "total.{name} {}", values.iter().fold(0u64, |sum, (_, value)| sum.wrapping_add(*value)))?;
     for (client, value) in values {
         writeln!(f, "{client}.{name} {value}")?;
@@ -93,38 +148,37 @@ fn per_client(f: &mut Seq, name: &str, value: impl Fn(Kind) -> u64) -> fmt::Resu
     Ok(())
 }
 
-fn stats(f: &mut Seq) -> fmt::Result {
-    let (mode, core_client) = crate::mode_names();
+/// Writes the file `stats`.
+pub(crate) fn stats(f: &mut Seq, module: Module<impl Iterator<Item = Pair>>) -> fmt::Result {
+    let clients = &module.clients;
+    let [first, second] = clients;
     writeln!(f, "format 1")?;
-    writeln!(f, "version {}", crate::version())?;
-    writeln!(f, "mode {mode}")?;
-    writeln!(f, "core_client {core_client}")?;
-    write!(f, "clients {} {}", crate::client_name(Place::First), crate::client_name(Place::Second))?;
-    if let Some(last) = crate::last_client_name() {
-        write!(f, " {last}")?;
+    writeln!(f, "version {}", module.version)?;
+    writeln!(f, "mode {}", module.mode)?;
+    writeln!(f, "core_client {}", module.core_client)?;
+    write!(f, "clients {} {}", first.name, second.name)?;
+    if let Some(fallback) = module.fallback {
+        write!(f, " {fallback}")?;
     }
     writeln!(f)?;
-    counters(f)?;
+    counters(f, clients)?;
     writeln!(f, "late_callbacks {}", stats::late_callbacks())?;
-    writeln!(f, "stays_loaded {}", u8::from(invalidate::stays_loaded()))?;
-    writeln!(f, "callbacks_in_flight {}", invalidate::in_flight())?;
-    writeln!(f, "oldest_callback_ms {}", oldest_callback_ms())?;
+    writeln!(f, "stays_loaded {}", u8::from(module.stays_loaded))?;
+    writeln!(f, "callbacks_in_flight {}", module.callbacks_in_flight)?;
+    writeln!(f, "oldest_callback_ms {}", module.oldest_callback_ms)?;
     writeln!(f, "put_errors {}", stats::put_errors())?;
-    let kinds = PLACES.map(crate::client_kind);
-    refusals_and_times(f, "", "", &kinds)?;
-    for place in PLACES {
-        refusals_and_times(f, crate::client_name(place), ".", &[crate::client_kind(place)])?;
+    refusals_and_times(f, "", "", &[first.kind, second.kind])?;
+    for client in clients {
+        refusals_and_times(f, client.name, ".", &[client.kind])?;
     }
-    let mut index = 0;
-    while let Some(pair) = topology::pair(index) {
-        writeln!(f, "pair.{}/{} {}", Bdf(pair.gpu), Bdf(pair.nic), pair.reach.text())?;
-        index = index.saturating_add(1);
+    for pair in module.pairs {
+        writeln!(f, "pair.{}/{} {}", Bdf(pair.gpu), Bdf(pair.nic), pair.reach)?;
     }
     Ok(())
 }
 
 /// What only grows, and what exists now.
-fn counters(f: &mut Seq) -> fmt::Result {
+fn counters(f: &mut Seq, clients: &[Asked; 2]) -> fmt::Result {
     type Select = fn(&PerClient) -> &Counter;
     let grown: [(&str, Select); 6] = [
         ("unpins", |c| &c.unpins),
@@ -135,7 +189,7 @@ fn counters(f: &mut Seq) -> fmt::Result {
         ("revocations", |c| &c.revocations),
     ];
     for (name, select) in grown {
-        per_client(f, name, |kind| stats::sum(kind, select))?;
+        per_client(f, clients, name, |kind| stats::sum(kind, select))?;
     }
     let living: [(&str, Select, Select); 5] = [
         ("live", |c| &c.unpins, |c| &c.pins),
@@ -145,16 +199,20 @@ fn counters(f: &mut Seq) -> fmt::Result {
         ("orphans", |c| &c.adopted, |c| &c.orphaned),
     ];
     for (name, end, begin) in living {
-        per_client(f, name, |kind| {
-            // The end first: what begins in between makes the difference too large for a moment, never negative.
+        per_client(f, clients, name, |kind| {
+            // The end first: what begins in between makes the difference too large for a moment,
+            // never negative.
             let ended = stats::sum(kind, end);
             stats::sum(kind, begin).saturating_sub(ended)
         })?;
     }
-    per_client(f, "refused", |kind| refusals::by_reason(kind).fold(0u64, |sum, (_, count)| sum.wrapping_add(count)))
+    per_client(f, clients, "refused", |kind| {
+        refusals::by_reason(kind).fold(0u64, |sum, (_, count)| sum.wrapping_add(count))
+    })
 }
 
-/// Refusals by reason and errno, and times of provider calls, of the clients that pin as `kinds` say.
+/// Refusals by reason and errno, and times of provider calls, of the clients that pin as `kinds`
+/// say.
 fn refusals_and_times(f: &mut Seq, client: &str, dot: &str, kinds: &[Kind]) -> fmt::Result {
     let count = |wanted: &dyn Fn(Reason) -> bool| {
         let all = kinds.iter().flat_map(|kind| refusals::by_reason(*kind));
@@ -187,38 +245,24 @@ fn refusals_and_times(f: &mut Seq, client: &str, dot: &str, kinds: &[Kind]) -> f
 }
 
 /// Milliseconds since `then`, 0 for "never".
-fn age_ms(then: u64) -> u64 {
+pub(crate) fn age_ms(then: u64) -> u64 {
     match then {
         0 => 0,
         then => shim::now_ns().saturating_sub(then).checked_div(1_000_000).unwrap_or(0),
     }
 }
 
-/// Age of the oldest callback that has found its registration. Nothing is looked at while no callback runs.
-fn oldest_callback_ms() -> u64 {
-    let mut oldest = 0;
-    if invalidate::in_flight() != 0 {
-        let mut at = 0;
-        let mut breath = Breath::default();
-        while let Some((index, registration)) = registry::from_index(at) {
-            breath.step();
-            oldest = oldest.max(age_ms(registration.row().callback_ns));
-            at = index.saturating_add(1);
-        }
-    }
-    oldest
+fn who(f: &mut Seq, row: &Snapshot) -> fmt::Result {
+    write!(f, "pid={} comm={} client={}", row.owner.tgid(), Comm(&row.comm), row.client.name)
 }
 
-fn who(f: &mut Seq, row: &Row) -> fmt::Result {
-    write!(f, "pid={} comm={} client={}", row.owner.tgid(), Comm(&row.comm), crate::client_name(row.client.place))
-}
-
-fn registration(f: &mut Seq, row: &Row) -> fmt::Result {
+/// Writes one line of `registrations`.
+pub(crate) fn registration(f: &mut Seq, row: &Snapshot) -> fmt::Result {
     who(f, row)?;
-    write!(f, " kind={} state={}", row.client.kind.text(), row.stage.text())?;
+    write!(f, " kind={} state={}", row.client.kind.text(), row.state)?;
     write!(f, " va={:#x} length={} pinned_bytes={}", row.user.start(), row.user.len(), row.pinned.len())?;
-    match row.shape {
-        Some(shape) => write!(f, " pages={} page_size={}", shape.entries, shape.page_size)?,
+    match row.pages {
+        Some((pages, page_size)) => write!(f, " pages={pages} page_size={page_size}")?,
         None => f.write_str(" pages=- page_size=-")?,
     }
     write!(f, " runs={} gpu={} nic={}", row.runs, Bdf(row.gpu), Bdf(row.nic))?;
@@ -228,7 +272,8 @@ fn registration(f: &mut Seq, row: &Row) -> fmt::Result {
     }
 }
 
-fn callback(f: &mut Seq, row: &Row) -> fmt::Result {
+/// Writes one line of `callbacks`.
+pub(crate) fn callback(f: &mut Seq, row: &Snapshot) -> fmt::Result {
     who(f, row)?;
     let stage = if row.invalidating { "invalidating" } else { "entered" };
     writeln!(
@@ -240,11 +285,12 @@ fn callback(f: &mut Seq, row: &Row) -> fmt::Result {
     )
 }
 
-fn failure(f: &mut Seq, failure: &Failure) -> fmt::Result {
+/// Writes one line of `failures`.
+pub(crate) fn failure(f: &mut Seq, failure: &Failure) -> fmt::Result {
     let ms = failure.time_ns.checked_div(1_000_000).unwrap_or(0);
     let (seconds, ms) = (ms.checked_div(1000).unwrap_or(0), ms.checked_rem(1000).unwrap_or(0));
     write!(f, "seq={} time={seconds}.{ms:03} pid={}", failure.seq, failure.process.tgid())?;
-    write!(f, " comm={} client={}", Comm(&failure.comm), crate::client_name(failure.client.place))?;
+    write!(f, " comm={} client={}", Comm(&failure.comm), failure.client.name)?;
     write!(f, " va={:#x} length={}", failure.user.start(), failure.user.len())?;
     let reason = failure.reason;
     write!(f, " errno={} reason={}", reason.errno().to_errno().unsigned_abs(), reason.key())?;
@@ -253,80 +299,4 @@ fn failure(f: &mut Seq, failure: &Failure) -> fmt::Result {
         None => f.write_str(" found=-")?,
     }
     writeln!(f, " text={}", reason.words())
-}
-
-/// The first row of `list` from index `at` on, with its index.
-fn row_from(list: u32, at: u64) -> Option<(u64, Row)> {
-    let mut at = u32::try_from(at).ok()?;
-    loop {
-        let (index, registration) = registry::from_index(at)?;
-        let row = registration.row();
-        let listed = match list {
-            raw::NVPM_PROC_CALLBACKS => row.callback_ns != 0,
-            _ => row.stage != Stage::Gone,
-        };
-        if listed {
-            return Some((u64::from(index), row));
-        }
-        at = index.checked_add(1)?;
-        shim::cond_resched();
-    }
-}
-
-/// Writes the file `stats`.
-///
-/// # Safety
-///
-/// Called by `shim.c` while the file is read: `seq` is valid.
-#[no_mangle]
-unsafe extern "C" fn nvpm_proc_stats(seq: *mut raw::seq_file) {
-    // INVARIANT: By this function's contract.
-    let _ = stats(&mut Seq(seq));
-}
-
-/// Moves `*at` to the first row of `list` from there on; 0 if there is none.
-///
-/// # Safety
-///
-/// Called by `shim.c` while the file is read: `at` is valid.
-#[no_mangle]
-unsafe extern "C" fn nvpm_proc_seek(list: u32, at: *mut u64) -> c_int {
-    // SAFETY: By this function's contract.
-    let at = unsafe { &mut *at };
-    let found = match list {
-        // Failures are numbered from 1, rows from 0.
-        raw::NVPM_PROC_FAILURES => refusals::failure_from(at.saturating_add(1)).map(|f| f.seq.saturating_sub(1)),
-        _ => row_from(list, *at).map(|(index, _)| index),
-    };
-    match found {
-        Some(index) => {
-            *at = index;
-            1
-        }
-        None => 0,
-    }
-}
-
-/// Writes row `at` of `list`, unless it is gone by now.
-///
-/// # Safety
-///
-/// Called by `shim.c` while the file is read: `seq` is valid.
-#[no_mangle]
-unsafe extern "C" fn nvpm_proc_row(list: u32, at: u64, seq: *mut raw::seq_file) {
-    // INVARIANT: By this function's contract.
-    let mut f = Seq(seq);
-    let _ = match list {
-        raw::NVPM_PROC_FAILURES => match refusals::failure_from(at.saturating_add(1)) {
-            Some(found) if found.seq.checked_sub(1) == Some(at) => failure(&mut f, &found),
-            _ => Ok(()),
-        },
-        _ => match row_from(list, at) {
-            Some((index, row)) if index == at => match list {
-                raw::NVPM_PROC_CALLBACKS => callback(&mut f, &row),
-                _ => registration(&mut f, &row),
-            },
-            _ => Ok(()),
-        },
-    };
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Why a registration of GPU memory is refused: as errno, as a word for programs, as words for people.
+//! Why a registration of GPU memory is refused: as an errno, as a word for programs, as words for
+//! people.
 
+use crate::ffi::shim::EOPNOTSUPP;
 use kernel::prelude::*;
 
 /// What is wrong with a table that the provider returned (rule 14).
@@ -40,7 +42,8 @@ pub(crate) enum Reason {
     Freed,
     /// The provider's table cannot be trusted.
     Table(TableFault),
-    /// The memory lies in no BAR, and the provider maps it for persistent pins only, and not in pages of 4 KiB.
+    /// The memory lies in no BAR. The provider maps such memory for persistent pins only, and not
+    /// in pages of 4 KiB.
     OutsideBar,
     /// The core named no DMA device.
     NoDevice,
@@ -57,9 +60,6 @@ pub(crate) enum Reason {
     /// The core asks for another range than it acquired, or in the wrong order.
     CoreOrder,
 }
-
-/// The kernel crate does not have it.
-pub(crate) const EOPNOTSUPP: i32 = -95;
 
 impl Reason {
     /// What `ibv_reg_mr()` fails with.
@@ -89,7 +89,7 @@ impl Reason {
         }
     }
 
-    /// One of each kind, for lists. What a fault found is no part of its kind.
+    /// One of each kind, for lists. The number that a fault found is no part of its kind.
     pub(crate) const ALL: [Self; 21] = [
         Self::NotSupported,
         Self::Busy,

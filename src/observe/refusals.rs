@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What was refused: counted, the last ones remembered, and said in the kernel log, one line per cause and burst. So is what
-//! the provider did not take back.
+//! Refusals: counted, the last ones remembered, and logged with one line per cause and burst. So
+//! are pins that the provider did not take back.
 
-use crate::ffi::shim::{self, Process};
-use crate::gpu::pin::Kind;
+use crate::ffi::shim::{self, Kind, Process};
+use crate::num;
 use crate::observe::burst::Burst;
 use crate::observe::reason::Reason;
 use crate::observe::stats::{self, Counter};
 use crate::observe::trace;
 use crate::range::Span;
-use crate::registration::Client;
 use core::fmt::{self, Write};
 use kernel::prelude::*;
 use kernel::sync::global_lock;
@@ -33,6 +32,15 @@ pub(crate) fn by_reason(kind: Kind) -> impl Iterator<Item = (Reason, u64)> + Clo
     Reason::ALL.into_iter().zip(counters(kind).iter().map(Counter::value))
 }
 
+/// The client that was asked.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// How it pins.
+    pub(crate) kind: Kind,
+}
+
 /// A refusal as it is remembered.
 #[derive(Clone, Copy)]
 pub(crate) struct Failure {
@@ -42,7 +50,7 @@ pub(crate) struct Failure {
     pub(crate) time_ns: u64,
     pub(crate) process: Process,
     pub(crate) comm: [u8; 16],
-    pub(crate) client: Client,
+    pub(crate) client: Asked,
     pub(crate) user: Span,
     pub(crate) reason: Reason,
 }
@@ -54,9 +62,9 @@ const REMEMBERED: usize = 64;
 struct Failures {
     count: u64,
     last: [Option<Failure>; REMEMBERED],
-    /// What the log was told, in the order of [`Reason::ALL`].
+    /// What was logged, in the order of [`Reason::ALL`].
     bursts: [Burst; Reason::ALL.len()],
-    /// What the log was told of pins that were not taken back.
+    /// What was logged of pins that were not taken back.
     puts: Burst,
 }
 
@@ -81,21 +89,22 @@ pub(crate) unsafe fn init() {
 }
 
 fn place_of(seq: u64) -> usize {
-    usize::try_from(seq).unwrap_or(0).checked_rem(REMEMBERED).unwrap_or(0)
+    num::usize_from(seq).checked_rem(REMEMBERED).unwrap_or(0)
 }
 
 /// The first remembered refusal whose number is at least `seq`.
 pub(crate) fn failure_from(seq: u64) -> Option<Failure> {
     let failures = FAILURES.lock();
-    let oldest = failures.count.saturating_sub(u64::try_from(REMEMBERED).unwrap_or(0)).saturating_add(1);
+    let oldest = failures.count.saturating_sub(num::u64_from(REMEMBERED)).saturating_add(1);
     let seq = seq.max(oldest);
     (*failures.last.get(place_of(seq))?).filter(|failure| failure.seq == seq)
 }
 
-/// Counts and remembers a refusal, and says it unless its reason was said just now.
+/// Counts and remembers a refusal, and logs it unless its reason was logged just now.
 ///
-/// Takes a lock of its own and prints: never under L or the registry lock, never in the callback.
-pub(crate) fn refused(reason: Reason, client: Client, user: Span) {
+/// Takes a lock of its own and prints: never under a state lock or the registry lock, never in the
+/// free callback.
+pub(crate) fn refused(reason: Reason, client: Asked, user: Span) {
     trace::failure(reason, user);
     let at = reason.index();
     if let Some(counter) = counters(client.kind).get(at) {
@@ -146,10 +155,12 @@ fn say(failure: &Failure, unsaid: u64) {
     );
 }
 
-/// Counts a pin that the provider neither took back nor kept, and says whose it was unless that was said just now.
+/// Counts a pin that the provider neither took back nor kept, and logs whose it was unless one was
+/// logged just now.
 ///
-/// Takes a lock of its own and prints: never under L or the registry lock, never in the callback.
-pub(crate) fn not_taken_back(error: Error, client: Client, user: Span) {
+/// Takes a lock of its own and prints: never under a state lock or the registry lock, never in the
+/// free callback.
+pub(crate) fn not_taken_back(error: Error, kind: Kind, user: Span) {
     stats::put_error();
     let unsaid = FAILURES.lock().puts.happened(shim::now_ns());
     let Some(unsaid) = unsaid else { return };
@@ -162,7 +173,7 @@ pub(crate) fn not_taken_back(error: Error, client: Client, user: Span) {
         Process::current().tgid(),
         shown(&shim::current_comm()).as_str(),
         error.to_errno(),
-        client.kind.text(),
+        kind.text(),
         user.len(),
         user.start(),
         rest.as_str()

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Counters: kept here, formatted in [`crate::observe::proc`].
+//! Counters: kept here, formatted by [`crate::observe::proc`].
 //!
-//! A counter is several, one for each CPU up to 64 and in cache lines of its own, summed when it is read: registering
-//! threads share no line. (alloc_percpu() is a GPL-only export.) Counters only grow; what exists now is a difference.
+//! Each counter is one per CPU (up to 64), in cache lines of its own, and summed by its reader:
+//! threads that register share no line. (alloc_percpu() is a GPL-only export.) Counters only grow;
+//! what exists now is a difference.
 
-use crate::ffi::shim;
-use crate::gpu::pin::Kind;
+use crate::ffi::shim::{self, Kind};
+use crate::num;
 use crate::observe::trace;
 use kernel::sync::atomic::{Atomic, Relaxed};
 
@@ -120,7 +121,7 @@ impl Times {
         self.total.add(ns);
         self.longest.raise(ns);
         let exponent = ns.checked_div(1000).and_then(u64::checked_ilog2).unwrap_or(0);
-        let bucket = usize::try_from(exponent).unwrap_or(0).min(BUCKETS.saturating_sub(1));
+        let bucket = num::index(exponent).min(BUCKETS.saturating_sub(1));
         if let Some(counter) = self.histogram.get(bucket) {
             counter.add(1);
         }
@@ -139,9 +140,9 @@ impl Shard {
         Self { persistent: PerClient::new(), revocable: PerClient::new() }
     }
 
-    /// The copy for the CPU that the caller runs on. Another one would do as well.
+    /// The copy for the CPU that the caller runs on. Any other copy would do as well.
     fn here() -> &'static Self {
-        let at = usize::try_from(shim::cpu()).unwrap_or(0).checked_rem(SHARDS.len()).unwrap_or(0);
+        let at = num::index(shim::cpu()).checked_rem(SHARDS.len()).unwrap_or(0);
         SHARDS.get(at).unwrap_or(&SPARE)
     }
 
@@ -154,7 +155,7 @@ impl Shard {
 }
 
 static SHARDS: [Shard; 64] = [const { Shard::new() }; 64];
-/// Never used: [`Shard::here`] cannot index beyond the array, but must not be able to panic either.
+/// Never used: [`Shard::here`] cannot index beyond the array, and must not be able to panic.
 static SPARE: Shard = Shard::new();
 
 /// The counters of the client that pins as `kind` says, for counting.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Safe faces of the tracepoints `nvidia_peermem:*` (docs/tracing.md). All of them are allowed under every lock of
-//! ours and in the free callback; while nobody listens to any, what takes time costs one load.
+//! Safe functions over the tracepoints `nvidia_peermem:*` (docs/tracing.md).
+//!
+//! All of them are allowed under every lock of ours and in the free callback. While nobody listens,
+//! an event that takes time costs one load.
 
 use crate::ffi::raw;
 use crate::ffi::shim;
@@ -45,20 +47,21 @@ impl Event {
 /// Something that takes time and ends in an event.
 pub(crate) struct Timer {
     event: Event,
-    /// 0 while nobody listens: then the clock is not read, and what somebody begins to listen to meanwhile is left out.
+    /// 0 while nobody listens: then the clock is not read, and a listener that comes meanwhile
+    /// misses this event.
     start_ns: u64,
 }
 
 impl Timer {
     /// Starts the clock, if somebody listens to an event of registrations.
     pub(crate) fn start(event: Event) -> Self {
-        // SAFETY: The variable of trace.c is aligned and lives as long as the module; C writes it with WRITE_ONCE(), and a
-        // volatile read is the counterpart.
+        // SAFETY: The variable of trace.c is aligned and lives as long as the module. C writes it
+        // with WRITE_ONCE(), and a volatile read is the counterpart.
         let listened = unsafe { (&raw const raw::nvpm_trace_listened).read_volatile() };
         Self { event, start_ns: if listened == 0 { 0 } else { shim::now_ns() } }
     }
 
-    /// Emits the event for what `traced` says, with the time since the start. Nobody is asked while nobody listens.
+    /// Emits the event with the time since the start. Asks `traced` only while somebody listens.
     pub(crate) fn end(self, traced: impl FnOnce() -> raw::nvpm_traced, result: Result) {
         if self.start_ns != 0 {
             emit(self.event, &traced(), result, shim::now_ns().saturating_sub(self.start_ns));

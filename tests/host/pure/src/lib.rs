@@ -7,6 +7,8 @@
 
 #[path = "../../../../src/observe/burst.rs"]
 mod burst;
+#[path = "../../../../src/num.rs"]
+mod num;
 #[path = "../../../../src/range.rs"]
 mod range;
 #[path = "../../../../src/ffi/raw.rs"]
@@ -28,7 +30,7 @@ mod small {
 }
 
 /// As far as `registry` looks into it.
-mod registration {
+mod record {
     use crate::ffi::shim::Process;
 
     pub(crate) struct Registration {
@@ -65,9 +67,9 @@ mod ffi {
         }
 
         #[derive(Default)]
-        pub(crate) struct Breath(());
+        pub(crate) struct Resched(());
 
-        impl Breath {
+        impl Resched {
             pub(crate) fn step(&mut self) {}
         }
 

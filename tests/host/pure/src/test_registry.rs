@@ -2,7 +2,7 @@
 
 //! The registry is one static; its tests take turns.
 
-use crate::registration::Registration;
+use crate::record::Registration;
 use crate::registry;
 use crate::rt::{ASKED, LOCKED};
 use crate::ffi::shim::{Process, CPU};

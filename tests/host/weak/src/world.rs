@@ -2,7 +2,7 @@
 
 use super::arc::Arc;
 use super::invalidate;
-use super::state::{Ending, Life};
+use super::state::{Ending, State, Winner};
 use super::ready;
 use crate::by_address;
 use loom::cell::UnsafeCell;
@@ -21,7 +21,7 @@ pub struct Shared {
     drained: AtomicU64,
     unmapped: AtomicU64,
     told: AtomicU64,
-    registered: Mutex<Option<Arc<registration::Registration>>>,
+    registered: Mutex<Option<Arc<record::Registration>>>,
 }
 
 std::thread_local! {
@@ -156,11 +156,11 @@ pub fn slots_are_written_before_ready() {
 /// Free callback against deregistration and unloading: unmapped once, put or revoked, and nothing read too late.
 pub fn revoke_against_unpin() {
     let shared = begin(Look::Registry);
-    let mut life = Life::new();
-    life.set_core_ticket(5);
-    assert!(life.pinned(()) && life.publish(()).is_ok());
-    let ours = new_arc(registration::Registration {
-        body: Mutex::new(registration::Body { life }),
+    let mut state = State::new();
+    state.set_core_ticket(5);
+    assert!(state.pinned(()) == Winner::Caller && state.publish(()).is_ok());
+    let ours = new_arc(record::Registration {
+        inner: Mutex::new(record::Inner { state }),
         invalidation: Mutex::new(()),
     });
     *shared.registered.lock().unwrap() = Some(ours.clone());
@@ -168,8 +168,8 @@ pub fn revoke_against_unpin() {
     // As the core does: dma_unmap, then release.
     ours.dma_unmap();
     let put = {
-        let mut body = ours.body().lock();
-        body.life.ending() == Ending::Put && body.life.take_for_put().is_some()
+        let mut inner = ours.inner().lock();
+        inner.state.ending() == Ending::Put && inner.state.take_for_put().is_some()
     };
     let revoked = !put;
     drop(registry::take());
@@ -194,20 +194,23 @@ fn new_arc<T>(value: T) -> Arc<T> {
     }
 }
 
-pub fn invalidate_umem(_: registration::Client, core_ticket: u64) {
-    assert_eq!(core_ticket, 5);
-    shared().told.fetch_add(1, Ordering::Relaxed);
+pub mod gpu {
+    pub mod pin {
+        pub fn ticket_of(_: *mut std::ffi::c_void) -> u64 {
+            unreachable!("the callback is called by its ticket here")
+        }
+    }
 }
 
-pub mod registration {
+pub mod record {
     use super::{shared, Ordering};
     use loom::sync::{Mutex, MutexGuard};
 
-    pub struct Body {
-        pub(crate) life: super::super::state::Life<(), ()>,
+    pub struct Inner {
+        pub(crate) state: super::super::state::State<(), ()>,
     }
 
-    impl Body {
+    impl Inner {
         pub fn begin_callback(&mut self, _: bool) {}
         pub fn end_callback(&mut self) {}
     }
@@ -222,14 +225,21 @@ pub mod registration {
 
     pub struct Client;
 
+    impl Client {
+        pub fn invalidate(self, core_ticket: u64) {
+            assert_eq!(core_ticket, 5);
+            shared().told.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     pub struct Registration {
-        pub body: Mutex<Body>,
+        pub inner: Mutex<Inner>,
         pub invalidation: Mutex<()>,
     }
 
     impl Registration {
-        pub fn body(&self) -> Lock<'_, Body> {
-            Lock(&self.body)
+        pub fn inner(&self) -> Lock<'_, Inner> {
+            Lock(&self.inner)
         }
 
         pub fn invalidation(&self) -> Lock<'_, ()> {
@@ -237,7 +247,7 @@ pub mod registration {
         }
 
         pub fn dma_unmap(&self) {
-            if self.body().lock().life.take_mapping().is_some() {
+            if self.inner().lock().state.take_mapping().is_some() {
                 shared().unmapped.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -250,20 +260,15 @@ pub mod registration {
             Client
         }
 
-        pub fn count_revocation(&self, _: &mut Body) {}
+        pub fn count_revocation(&self, _: &mut Inner) {}
         pub fn count_adopted(&self) {}
         pub fn traced(&self) {}
-
-        pub fn end_orphan(&self) -> bool {
-            unreachable!("there are no orphans here")
-        }
     }
 }
 
 pub mod registry {
     use super::super::arc::Arc;
-    use super::registration::Registration;
-    use super::ffi::shim::Process;
+    use super::record::Registration;
     use super::{read_state, shared, Look, Ordering, LOOK};
 
     pub fn get(_ticket: u64) -> Option<Arc<Registration>> {
@@ -288,10 +293,6 @@ pub mod registry {
 
     pub fn remove(_ticket: u64) {
         unreachable!("there are no orphans here")
-    }
-
-    pub fn take_orphan(_: &Process) -> Option<Arc<Registration>> {
-        None
     }
 }
 
@@ -322,8 +323,6 @@ pub mod ffi {
 
     pub mod shim {
         use super::super::{shared, thread, Ordering};
-
-        pub struct Process;
 
         pub struct ModuleRef;
 

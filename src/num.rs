@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Conversions between integers that cannot fail, each with its proof.
+//!
+//! The rest of the crate converts by `from()` or `try_from()`; `as` stands in this file only.
+
+#![allow(clippy::as_conversions)]
+
+/// The proof of all of them: the module is built for 64-bit kernels only.
+const _: () = assert!(usize::BITS == u64::BITS);
+
+/// A length or an address of this kernel as the bindings and the tickets write it.
+pub(crate) const fn u64_from(n: usize) -> u64 {
+    n as u64
+}
+
+/// The inverse of [`u64_from`].
+pub(crate) const fn usize_from(n: u64) -> usize {
+    n as usize
+}
+
+/// A 32-bit number as an index.
+pub(crate) const fn index(n: u32) -> usize {
+    n as usize
+}

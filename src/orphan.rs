@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The end of a pin: who puts it, and what becomes of one that cannot be put here and now (rules 7
+//! and 8). Such a pin is an orphan, and waits for the free callback or for its owner's next call.
+
+use crate::ffi::shim::{Process, PutGateExclusive};
+use crate::gpu::pin::Put;
+use crate::observe::refusals;
+use crate::observe::trace::{self, Event, Timer};
+use crate::record::Registration;
+use crate::registry;
+use crate::state::{Ending, Winner};
+
+/// What became of a pin that was to end.
+#[derive(PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Ended {
+    /// It is gone, or left to its owner or to the callback.
+    Settled,
+    /// The provider had no memory to put it. It is an orphan, and another try would fail, too.
+    NoMemory,
+}
+
+/// Ends the pin of `registration`, or leaves it to one who can (rules 7 and 8).
+///
+/// Takes the state lock, the put gate and the RM API lock, one after the other. If the pin is
+/// revoked it takes the state lock only.
+pub(crate) fn end(registration: &Registration) -> Ended {
+    if registration.inner().lock().state.ending() == Ending::Done {
+        registry::remove(registration.ticket());
+        return Ended::Settled;
+    }
+    if !registration.may_be_put_by(&Process::current()) {
+        let mut inner = registration.inner().lock();
+        if inner.state.orphan() == Winner::Caller {
+            enlist(registration);
+            return Ended::Settled;
+        }
+        drop(inner);
+        registry::remove(registration.ticket());
+        return Ended::Settled;
+    }
+    let gate = registration.is_revocable().then(PutGateExclusive::lock);
+    let pin = registration.inner().lock().state.take_for_put();
+    if let Some(pin) = pin {
+        let timer = Timer::start(Event::Put);
+        let put = pin.put();
+        timer.end(|| registration.traced(), put.answer());
+        let mut inner = registration.inner().lock();
+        let failed = match put {
+            Put::Done => {
+                inner.state.no_pin();
+                None
+            }
+            Put::Kept(pin) => {
+                if inner.state.put_failed(pin) == Winner::Caller {
+                    enlist(registration);
+                    return Ended::NoMemory;
+                }
+                None
+            }
+            Put::Lost(error) => {
+                inner.state.no_pin();
+                Some(error)
+            }
+        };
+        registration.count_unpin(&mut inner);
+        drop(inner);
+        if let Some(error) = failed {
+            refusals::not_taken_back(error, registration.client().kind, registration.range().user());
+        }
+    }
+    drop(gate);
+    registry::remove(registration.ticket());
+    Ended::Settled
+}
+
+/// Enters a pin that became an orphan into the list of orphans. The state lock is held since then.
+fn enlist(registration: &Registration) {
+    registry::add_orphan(registration);
+    registration.counters().orphaned.add(1);
+    trace::now(Event::Orphan, &registration.traced());
+}
+
+/// Ends what was left behind for `process`, and persistent pins that the provider had no memory to
+/// put.
+///
+/// Takes the put gate, the RM API lock, state locks and the registry lock: allowed under the peer
+/// mutex only.
+pub(crate) fn reap(process: &Process) {
+    while let Some(registration) = registry::take_orphan(process) {
+        if registration.inner().lock().state.adopt() == Winner::Callback {
+            // The callback ends the registration.
+            continue;
+        }
+        registration.count_adopted();
+        if end(&registration) == Ended::NoMemory {
+            // It is an orphan again, and one try is enough for now.
+            return;
+        }
+    }
+}

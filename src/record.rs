@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the module keeps of one registration, and how that is counted and shown.
+//!
+//! What happens to a registration is elsewhere: [`crate::acquire`] pins, [`crate::registration`]
+//! answers the core's callbacks, [`crate::invalidate`] the provider's, and [`crate::orphan`] puts.
+
+use crate::client::Client;
+use crate::dma::map::Mapping;
+use crate::ffi::raw;
+use crate::ffi::shim::{self, Kind, ModuleRef, Process, Task};
+use crate::gpu::page_table::{PageTable, TableLayout};
+use crate::gpu::pin::PagePin;
+use crate::observe::proc::Snapshot;
+use crate::observe::reason::Reason;
+use crate::observe::refusals::Asked;
+use crate::observe::stats::{self, PerClient};
+use crate::range::GpuRange;
+use crate::sg::{Run, Table};
+use crate::state::State;
+use kernel::alloc::KVVec;
+use kernel::prelude::*;
+use kernel::sync::{new_mutex, Arc, Mutex};
+
+/// What the state lock protects.
+pub(crate) struct Inner {
+    /// Pin, mapping, revocation.
+    pub(crate) state: State<PagePin, Mapping>,
+    /// The provider's table, as it was checked after the pin; `None` before that.
+    pub(crate) layout: Option<TableLayout>,
+    /// Physical runs, from the pin until `dma_map` consumes them; empty after that.
+    pub(crate) runs: KVVec<Run>,
+    /// Freed in `release` and nowhere else: the core may walk it until then.
+    pub(crate) table: Option<Table>,
+    /// Why `get_pages` will fail, for memory that is ours but cannot be registered.
+    pub(crate) refused: Option<Reason>,
+    /// Whether the pin is counted as one that exists.
+    counted: bool,
+    /// When it was pinned, in nanoseconds; 0 before.
+    since_ns: u64,
+    /// When the free callback that is running now began, 0 without one.
+    pub(crate) callback_ns: u64,
+    /// The task of that callback, if it calls the core's hook.
+    pub(crate) invalidating: Option<Task>,
+}
+
+impl Inner {
+    /// The provider's table, for reading: `None` once the pin is revoked or put.
+    pub(crate) fn page_table(&self) -> Option<PageTable<'_>> {
+        // SAFETY: The pin is held and not revoked, and the answer borrows from under the state
+        // lock. A put takes the pin out of the state first, and a free callback sets its mark
+        // before it returns. Both need the state lock.
+        self.state.held().map(|pin| unsafe { PageTable::of(pin) })
+    }
+
+    /// A free callback found this registration, and will wait for the core or not.
+    pub(crate) fn begin_callback(&mut self, invalidating: bool) {
+        self.callback_ns = shim::now_ns();
+        self.invalidating = invalidating.then(Task::current);
+    }
+
+    /// It is done here.
+    pub(crate) fn end_callback(&mut self) {
+        self.callback_ns = 0;
+        self.invalidating = None;
+    }
+}
+
+/// One registration of GPU memory.
+///
+/// # Invariants
+///
+/// - `ticket` stands for this registration in the registry from before the provider is called until
+///   the pin is gone.
+/// - After `release` no mapping and no device pointer is left in `inner`.
+#[pin_data]
+pub(crate) struct Registration {
+    client: Client,
+    range: GpuRange,
+    owner: Process,
+    /// Name of the task that registered.
+    comm: [u8; 16],
+    ticket: u64,
+    /// Filled by `acquire` before the core knows of this registration.
+    #[pin]
+    inner: Mutex<Inner>,
+    /// Held by a free callback from before its mark until the core's hook has returned.
+    #[pin]
+    invalidation: Mutex<()>,
+    /// Last, so that it is given back last.
+    _module: ModuleRef,
+}
+
+impl Registration {
+    /// A registration that is about to be pinned. `ticket` stands for it in the registry.
+    pub(crate) fn new(client: Client, range: GpuRange, module: ModuleRef, ticket: u64) -> Result<Arc<Self>> {
+        let inner = Inner {
+            state: State::new(),
+            layout: None,
+            runs: KVVec::new(),
+            table: None,
+            refused: None,
+            counted: false,
+            since_ns: 0,
+            callback_ns: 0,
+            invalidating: None,
+        };
+        // INVARIANT: The caller enters the registration under this ticket. There is no mapping yet.
+        Arc::pin_init(
+            pin_init!(Self {
+                client,
+                range,
+                owner: Process::current(),
+                comm: shim::current_comm(),
+                ticket,
+                inner <- new_mutex!(inner, "nvidia_peermem::Registration::inner"),
+                invalidation <- new_mutex!((), "nvidia_peermem::Registration::invalidation"),
+                _module: module,
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// This registration's ticket.
+    pub(crate) fn ticket(&self) -> u64 {
+        self.ticket
+    }
+
+    /// The client that the core asked.
+    pub(crate) fn client(&self) -> Client {
+        self.client
+    }
+
+    /// What was asked for.
+    pub(crate) fn range(&self) -> &GpuRange {
+        &self.range
+    }
+
+    /// Whether the pin is one that the provider can take back by itself.
+    pub(crate) fn is_revocable(&self) -> bool {
+        self.client.kind == Kind::Revocable
+    }
+
+    /// The state lock, and what it protects.
+    pub(crate) fn inner(&self) -> &Mutex<Inner> {
+        &self.inner
+    }
+
+    /// The invalidation lock.
+    pub(crate) fn invalidation(&self) -> &Mutex<()> {
+        &self.invalidation
+    }
+
+    /// Whether `process` may put the pin. The provider knows revocable pins by process and table
+    /// address only, and answers any other process as if the put had worked (rule 8).
+    pub(crate) fn may_be_put_by(&self, process: &Process) -> bool {
+        self.only_owner().is_none_or(|owner| owner == *process)
+    }
+
+    /// The process that alone may put the pin; `None` if any may.
+    pub(crate) fn only_owner(&self) -> Option<Process> {
+        self.is_revocable().then_some(self.owner)
+    }
+
+    /// The counters of this registration's client.
+    pub(crate) fn counters(&self) -> &'static PerClient {
+        stats::client(self.client.kind)
+    }
+
+    /// Counts the pin that the provider just gave. Called under the state lock.
+    pub(crate) fn count_pin(&self, inner: &mut Inner) {
+        inner.since_ns = shim::now_ns();
+        inner.counted = true;
+        self.counters().pins.add(1);
+        self.counters().pinned_bytes.add(self.range.pinned().len());
+    }
+
+    /// Counts the end of the pin: once, for the first that ended it. Called under the state lock.
+    pub(crate) fn count_unpin(&self, inner: &mut Inner) {
+        if core::mem::take(&mut inner.counted) {
+            let counters = self.counters();
+            counters.unpins.add(1);
+            counters.unpinned_bytes.add(self.range.pinned().len());
+            if let Some(layout) = inner.layout {
+                counters.unpinned_pages.add(u64::from(layout.entries));
+            }
+        }
+    }
+
+    /// Counts the free callback's mark. Called under the state lock.
+    pub(crate) fn count_revocation(&self, inner: &mut Inner) {
+        self.counters().revocations.add(1);
+        // A put that is under way will find nothing to put: the pin ended here.
+        self.count_unpin(inner);
+    }
+
+    /// Counts that this registration is no orphan any more: once, by who ended that state.
+    pub(crate) fn count_adopted(&self) {
+        self.counters().adopted.add(1);
+    }
+
+    /// The client as refusals and `/proc` name it.
+    pub(crate) fn asked(&self) -> Asked {
+        asked(self.client)
+    }
+
+    /// What tracepoints show of this registration.
+    pub(crate) fn traced(&self) -> raw::nvpm_traced {
+        raw::nvpm_traced {
+            ticket: self.ticket,
+            va: self.range.user().start(),
+            length: self.range.user().len(),
+            revocable: self.is_revocable().into(),
+        }
+    }
+
+    /// This registration as the admin sees it. `inner` is its own.
+    pub(crate) fn snapshot(&self, inner: &Inner) -> Snapshot {
+        let (runs, (gpu, nic)) = match inner.state.mapping() {
+            Some(mapping) => (mapping.runs(), mapping.ends()),
+            None => (inner.runs.len(), (0, 0)),
+        };
+        Snapshot {
+            client: self.asked(),
+            owner: self.owner,
+            comm: self.comm,
+            user: self.range.user(),
+            pinned: self.range.pinned(),
+            state: inner.state.phase().text(),
+            pages: inner.layout.map(|layout| (layout.entries, layout.page_size)),
+            runs,
+            gpu,
+            nic,
+            since_ns: inner.since_ns,
+            callback_ns: inner.callback_ns,
+            invalidating: inner.invalidating.is_some(),
+        }
+    }
+}
+
+/// A client as refusals and `/proc` name it.
+pub(crate) fn asked(client: Client) -> Asked {
+    Asked { name: client.name(), kind: client.kind }
+}

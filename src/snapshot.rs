@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What `/proc/driver/nvidia-peermem` shows of the module's state: collected here when `shim.c`
+//! asks, and written by [`crate::observe::proc`].
+
+use crate::client::{self, Client, Place};
+use crate::ffi::raw;
+use crate::ffi::shim::{self, Resched};
+use crate::gpu::topology;
+use crate::invalidate;
+use crate::observe::proc::{self, Module, Pair, Seq, Snapshot};
+use crate::observe::refusals;
+use crate::record::{self, Registration};
+use crate::registry;
+use crate::state::Phase;
+use kernel::prelude::*;
+
+/// What `stats` shows beside the counters.
+fn module() -> Module<impl Iterator<Item = Pair>> {
+    Module {
+        version: client::version(),
+        mode: client::mode_name(),
+        core_client: if client::are_plain() { "plain" } else { "extended" },
+        clients: [Place::First, Place::Second].map(|place| record::asked(Client::at(place))),
+        fallback: client::fallback_name(),
+        stays_loaded: invalidate::stays_loaded(),
+        callbacks_in_flight: invalidate::in_flight(),
+        oldest_callback_ms: oldest_callback_ms(),
+        pairs: topology::pairs().map(|pair| Pair { gpu: pair.gpu, nic: pair.nic, reach: pair.reach.text() }),
+    }
+}
+
+/// Age of the oldest callback that has found its registration. Looks at nothing while no callback
+/// runs.
+fn oldest_callback_ms() -> u64 {
+    let mut oldest = 0;
+    if invalidate::in_flight() != 0 {
+        let mut at = 0;
+        let mut resched = Resched::default();
+        while let Some((index, registration)) = registry::from_index(at) {
+            resched.step();
+            let callback_ns = registration.inner().lock().callback_ns;
+            oldest = oldest.max(proc::age_ms(callback_ns));
+            at = index.saturating_add(1);
+        }
+    }
+    oldest
+}
+
+/// `registration`, if it belongs into `list`.
+fn listed(list: u32, registration: &Registration) -> Option<Snapshot> {
+    let inner = registration.inner().lock();
+    let listed = match list {
+        raw::NVPM_PROC_CALLBACKS => inner.callback_ns != 0,
+        _ => inner.state.phase() != Phase::Gone,
+    };
+    listed.then(|| registration.snapshot(&inner))
+}
+
+/// The first row of `list` from index `at` on, with its index.
+fn row_from(list: u32, at: u64) -> Option<(u64, Snapshot)> {
+    let mut at = u32::try_from(at).ok()?;
+    loop {
+        let (index, registration) = registry::from_index(at)?;
+        if let Some(row) = listed(list, &registration) {
+            return Some((u64::from(index), row));
+        }
+        at = index.checked_add(1)?;
+        shim::cond_resched();
+    }
+}
+
+/// Writes the file `stats`.
+///
+/// # Safety
+///
+/// Called by `shim.c` while the file is read: `seq` is valid.
+#[no_mangle]
+unsafe extern "C" fn nvpm_proc_stats(seq: *mut raw::seq_file) {
+    // SAFETY: By this function's contract.
+    let mut f = unsafe { Seq::new(seq) };
+    let _ = proc::stats(&mut f, module());
+}
+
+/// Moves `*at` to the first row of `list` from there on. 0 if there is none.
+///
+/// # Safety
+///
+/// Called by `shim.c` while the file is read: `at` is valid.
+#[no_mangle]
+unsafe extern "C" fn nvpm_proc_seek(list: u32, at: *mut u64) -> c_int {
+    // SAFETY: By this function's contract.
+    let at = unsafe { &mut *at };
+    let found = match list {
+        // Failures are numbered from 1, rows from 0.
+        raw::NVPM_PROC_FAILURES => refusals::failure_from(at.saturating_add(1)).map(|f| f.seq.saturating_sub(1)),
+        _ => row_from(list, *at).map(|(index, _)| index),
+    };
+    match found {
+        Some(index) => {
+            *at = index;
+            1
+        }
+        None => 0,
+    }
+}
+
+/// Writes row `at` of `list`, unless it is gone by now.
+///
+/// # Safety
+///
+/// Called by `shim.c` while the file is read: `seq` is valid.
+#[no_mangle]
+unsafe extern "C" fn nvpm_proc_row(list: u32, at: u64, seq: *mut raw::seq_file) {
+    // SAFETY: By this function's contract.
+    let mut f = unsafe { Seq::new(seq) };
+    let _ = match list {
+        raw::NVPM_PROC_FAILURES => match refusals::failure_from(at.saturating_add(1)) {
+            Some(found) if found.seq.checked_sub(1) == Some(at) => proc::failure(&mut f, &found),
+            _ => Ok(()),
+        },
+        _ => match row_from(list, at) {
+            Some((index, row)) if index == at => match list {
+                raw::NVPM_PROC_CALLBACKS => proc::callback(&mut f, &row),
+                _ => proc::registration(&mut f, &row),
+            },
+            _ => Ok(()),
+        },
+    };
+}
