@@ -131,15 +131,6 @@ impl Client {
     }
 }
 
-/// A client as the core sees it: the extended form, and zeroes behind it. Cores without the
-/// extended form read two optional callbacks where `ex_size` and `flags` lie, so those are zero for
-/// them.
-#[repr(C)]
-struct ClientObject {
-    ex: raw::peer_memory_client_ex,
-    tail: [u64; 2],
-}
-
 /// What belongs to one client for as long as the module is loaded.
 ///
 /// # Invariants
@@ -148,7 +139,9 @@ struct ClientObject {
 /// yet (the core itself fills `invalidate` while it registers). Callbacks read it only after they
 /// have seen [`READY`], which they do in `acquire`, before every other callback.
 struct Slot {
-    object: UnsafeCell<MaybeUninit<ClientObject>>,
+    /// As the core sees it. Cores without the extended form read two optional callbacks where
+    /// `ex_size` and `flags` lie, so those are zero for them.
+    object: UnsafeCell<MaybeUninit<raw::peer_memory_client_ex>>,
     invalidate: UnsafeCell<raw::invalidate_peer_memory>,
     handle: UnsafeCell<*mut c_void>,
 }
@@ -215,13 +208,10 @@ impl Registered {
             *last = extended.into();
         }
         let revocable = role.kind == Kind::Revocable;
-        let object = ClientObject {
-            ex: raw::peer_memory_client_ex {
-                client: callbacks,
-                ex_size: if extended { size_of::<raw::peer_memory_client_ex>() } else { 0 },
-                flags: if extended && revocable { raw::PEER_MEM_INVALIDATE_UNMAPS } else { 0 },
-            },
-            tail: [0; 2],
+        let object = raw::peer_memory_client_ex {
+            client: callbacks,
+            ex_size: if extended { size_of::<raw::peer_memory_client_ex>() } else { 0 },
+            flags: if extended && revocable { raw::PEER_MEM_INVALIDATE_UNMAPS } else { 0 },
         };
         // SAFETY: Module init, and the core does not know this slot yet: nobody else uses it.
         unsafe { (*slot.object.get()).write(object) };

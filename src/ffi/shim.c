@@ -133,7 +133,10 @@ int nvpm_p2p_dma_unmap(struct device *dev, struct nvidia_p2p_page_table *table,
 	return nvidia_p2p_dma_unmap_pages(to_pci_dev(dev), table, mapping);
 }
 
-/* G. A semaphore and not a mutex: gets of different processes run in parallel. */
+/*
+ * The put gate. A semaphore and not a mutex: gets of different processes run
+ * in parallel.
+ */
 
 static DECLARE_RWSEM(nvpm_g);
 
@@ -200,7 +203,7 @@ uint64_t nvpm_real_ns(void)
 	return timespec64_to_ns(&now);
 }
 
-/* Where the caller runs just now, for choosing a counter that few others use. */
+/* Where the caller runs now, to choose a counter that few others use. */
 uint32_t nvpm_cpu(void)
 {
 	return raw_smp_processor_id();
@@ -262,7 +265,7 @@ uint64_t nvpm_device_segment_limit(struct device *dev)
 	return dma_get_max_seg_size(dev);
 }
 
-/* Never under L: an IOMMU driver may allocate page tables. */
+/* Never under a state lock: an IOMMU driver may allocate page tables. */
 int nvpm_dma_map(struct device *dev, uint64_t address, uint64_t length,
 		 uint64_t *dma)
 {

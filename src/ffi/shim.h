@@ -54,7 +54,7 @@ int nvpm_p2p_dma_map(struct device *dev, struct nvidia_p2p_page_table *table,
 int nvpm_p2p_dma_unmap(struct device *dev, struct nvidia_p2p_page_table *table,
 		       struct nvidia_p2p_dma_mapping *mapping);
 
-/* G: shared around every provider get, exclusive around a revocable put. */
+/* The put gate: shared around every get, exclusive around a revocable put. */
 void nvpm_g_lock_shared(void);
 void nvpm_g_unlock_shared(void);
 void nvpm_g_lock_exclusive(void);
