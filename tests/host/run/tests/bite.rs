@@ -19,11 +19,14 @@ struct Fault {
 /// What issue 4 names, by the file that plants it.
 const NAMED: [(&str, &str); 8] = [
     ("pointer instead of ticket", "pointer-instead-of-ticket"),
-    ("L held over put", "l-over-put"),
+    ("state lock held over put", "state-lock-over-put"),
     ("no Revoked check after the provider's get", "no-check-after-get"),
-    ("invalidate while the registering thread may still wait for R", "invalidate-while-registrar-waits-for-r"),
+    (
+        "invalidate while the registering thread may still wait for the RM API lock",
+        "invalidate-while-the-registrar-waits",
+    ),
     ("put in put_pages instead of release", "put-in-put-pages"),
-    ("no second Revoked check under G", "no-second-check-under-g"),
+    ("no second Revoked check under the put gate", "no-second-check-under-the-gate"),
     ("unmapping after release", "unmap-after-release"),
     ("module reference dropped before the callback is done", "module-put-too-early"),
 ];
