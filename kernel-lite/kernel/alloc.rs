@@ -2,7 +2,7 @@
 
 //! Fallible allocation.
 
-use crate::c;
+use crate::backend;
 use crate::ffi::c_void;
 use core::fmt;
 use core::marker::PhantomData;
@@ -54,12 +54,12 @@ pub struct Kmalloc;
 unsafe impl Allocator for Kmalloc {
     fn alloc(size: usize, _flags: Flags) -> Result<NonNull<c_void>, AllocError> {
         // SAFETY: No precondition but that sleeping is allowed, which `GFP_KERNEL` says.
-        NonNull::new(unsafe { c::kl_kmalloc(size) }).ok_or(AllocError)
+        NonNull::new(unsafe { backend::kl_kmalloc(size) }).ok_or(AllocError)
     }
 
     unsafe fn free(memory: NonNull<c_void>) {
         // SAFETY: By this function's contract.
-        unsafe { c::kl_kfree(memory.as_ptr()) };
+        unsafe { backend::kl_kfree(memory.as_ptr()) };
     }
 }
 
@@ -70,12 +70,12 @@ pub struct KVmalloc;
 unsafe impl Allocator for KVmalloc {
     fn alloc(size: usize, _flags: Flags) -> Result<NonNull<c_void>, AllocError> {
         // SAFETY: No precondition but that sleeping is allowed, which `GFP_KERNEL` says.
-        NonNull::new(unsafe { c::kl_kvmalloc(size) }).ok_or(AllocError)
+        NonNull::new(unsafe { backend::kl_kvmalloc(size) }).ok_or(AllocError)
     }
 
     unsafe fn free(memory: NonNull<c_void>) {
         // SAFETY: By this function's contract.
-        unsafe { c::kl_kvfree(memory.as_ptr()) };
+        unsafe { backend::kl_kvfree(memory.as_ptr()) };
     }
 }
 
@@ -266,18 +266,19 @@ impl<T> fmt::Debug for PushError<T> {
 }
 
 /// Memory of [`alloc_one`] that is freed unless it is [taken](Self::take).
-pub(crate) struct Room<T, A: Allocator>(NonNull<T>, PhantomData<A>);
+#[doc(hidden)]
+pub struct Room<T, A: Allocator>(NonNull<T>, PhantomData<A>);
 
 impl<T, A: Allocator> Room<T, A> {
-    pub(crate) fn new(flags: Flags) -> Result<Self, AllocError> {
+    pub fn new(flags: Flags) -> Result<Self, AllocError> {
         Ok(Self(alloc_one::<T, A>(flags)?, PhantomData))
     }
 
-    pub(crate) fn as_ptr(&self) -> *mut T {
+    pub fn as_ptr(&self) -> *mut T {
         self.0.as_ptr()
     }
 
-    pub(crate) fn take(self) -> NonNull<T> {
+    pub fn take(self) -> NonNull<T> {
         ManuallyDrop::new(self).0
     }
 }

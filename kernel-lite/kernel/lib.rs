@@ -6,14 +6,14 @@
 //! Which items, why there are two crates, and how to add an item: `docs/kernel-lite.md`. Where an item behaves
 //! differently from the kernel's own, its documentation says so.
 //!
-//! The same files compile on a host with std, where the functions of [`c`] are written in Rust
-//! (`tests/host/kernel-lite/`).
+//! The same files compile on a host with std, where [`backend`] is a test's: plain functions, or a model checker.
 
 #![cfg_attr(target_os = "none", no_std)]
 #![deny(unsafe_op_in_unsafe_fn, missing_docs)]
 
 pub mod alloc;
-mod c;
+#[doc(hidden)]
+pub mod backend;
 pub mod error;
 pub mod ffi;
 pub mod fmt;
@@ -39,5 +39,5 @@ pub use pin_init;
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     // SAFETY: Never linked, so never called.
-    unsafe { c::kl_panic_path_left_in_module() }
+    unsafe { backend::kl_panic_path_left_in_module() }
 }

@@ -5,7 +5,7 @@
 //! The kernel formats inside `printk`, through `%pA`, which exists with CONFIG_RUST only. Here a line is formatted on
 //! the stack first.
 
-use crate::c;
+use crate::backend;
 use crate::fmt::{self, Write};
 
 /// Longest line in bytes; what is longer is cut.
@@ -49,7 +49,7 @@ pub unsafe fn call_printk(level: u8, prefix: &[u8], args: fmt::Arguments<'_>) {
         }
     }
     // SAFETY: By the invariant the text has `length` bytes; the prefix ends by this function's contract.
-    unsafe { c::kl_print(level, prefix.as_ptr(), line.text.as_ptr(), line.length) };
+    unsafe { backend::kl_print(level, prefix.as_ptr(), line.text.as_ptr(), line.length) };
 }
 
 /// One line of `pr_*!`. `crate` is the caller's: there `module!` has put the prefix.

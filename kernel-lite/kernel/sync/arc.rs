@@ -3,6 +3,7 @@
 //! A counted pointer.
 
 use crate::alloc::{AllocError, Allocator, Flags, Kmalloc, Room};
+use crate::backend::{touch, Touch};
 use crate::ffi::c_void;
 use crate::init::InPlaceInit;
 use crate::types::ForeignOwnable;
@@ -21,6 +22,7 @@ struct Refcount(AtomicI32);
 
 impl Refcount {
     fn inc(&self) {
+        touch(self, Touch::Get, false);
         // A new reference comes from an old one, so nothing needs to be ordered.
         if self.0.fetch_add(1, Ordering::Relaxed) <= 0 {
             self.0.store(SATURATED, Ordering::Relaxed);
@@ -29,6 +31,7 @@ impl Refcount {
 
     /// Whether this was the last reference: then everything that others did with theirs is visible.
     fn dec_and_test(&self) -> bool {
+        touch(self, Touch::Put, false);
         let before = self.0.fetch_sub(1, Ordering::Release);
         if before == 1 {
             fence(Ordering::Acquire);
@@ -44,6 +47,13 @@ impl Refcount {
 struct ArcInner<T> {
     refcount: Refcount,
     data: T,
+}
+
+impl<T> ArcInner<T> {
+    fn data(&self) -> &T {
+        touch(&self.refcount, Touch::Use, false);
+        &self.data
+    }
 }
 
 /// A counted pointer to a `T`, which is pinned. A count that overflows saturates.
@@ -112,7 +122,7 @@ impl<T> Deref for Arc<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.inner().data
+        self.inner().data()
     }
 }
 
@@ -146,6 +156,6 @@ impl<T> Deref for ArcBorrow<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.0.data
+        self.0.data()
     }
 }

@@ -2,6 +2,7 @@
 
 //! Atomics, with orderings as types.
 
+use crate::backend::{touch, Touch};
 use core::cell::UnsafeCell;
 use core::sync::atomic as core_atomic;
 
@@ -79,7 +80,8 @@ impl<T> Atomic<T> {
 macro_rules! atomic {
     ($type:ty, $core:ident) => {
         impl Atomic<$type> {
-            fn core(&self) -> &core_atomic::$core {
+            fn core<O: Ordering>(&self, access: Touch) -> &core_atomic::$core {
+                touch(self.0.get(), access, matches!(O::CORE, core_atomic::Ordering::Relaxed));
                 // SAFETY: The pointer is valid and aligned as long as `self`, and is used for atomic accesses only.
                 unsafe { core_atomic::$core::from_ptr(self.0.get()) }
             }
@@ -87,19 +89,19 @@ macro_rules! atomic {
             /// Reads.
             #[inline]
             pub fn load<O: AcquireOrRelaxed>(&self, _: O) -> $type {
-                self.core().load(O::CORE)
+                self.core::<O>(Touch::Load).load(O::CORE)
             }
 
             /// Writes.
             #[inline]
             pub fn store<O: ReleaseOrRelaxed>(&self, value: $type, _: O) {
-                self.core().store(value, O::CORE);
+                self.core::<O>(Touch::Store).store(value, O::CORE);
             }
 
             /// Writes, and returns what was there.
             #[inline]
             pub fn xchg<O: Ordering>(&self, value: $type, _: O) -> $type {
-                ordered::<_, O>(|| self.core().swap(value, O::CORE))
+                ordered::<_, O>(|| self.core::<O>(Touch::Update).swap(value, O::CORE))
             }
         }
     };
@@ -112,19 +114,21 @@ impl Atomic<u64> {
     /// Adds, wrapping, and returns what was there.
     #[inline]
     pub fn fetch_add<O: Ordering>(&self, value: u64, _: O) -> u64 {
-        ordered::<_, O>(|| self.core().fetch_add(value, O::CORE))
+        ordered::<_, O>(|| self.core::<O>(Touch::Update).fetch_add(value, O::CORE))
     }
 
     /// Writes `new` if `old` is there. `Ok` with the old value if so, else `Err` with the one that was there: then nothing
     /// is ordered.
     #[inline]
     pub fn cmpxchg<O: Ordering>(&self, old: u64, new: u64, _: O) -> Result<u64, u64> {
-        ordered::<_, O>(|| self.core().compare_exchange(old, new, O::CORE, core_atomic::Ordering::Relaxed))
+        ordered::<_, O>(|| {
+            self.core::<O>(Touch::Update).compare_exchange(old, new, O::CORE, core_atomic::Ordering::Relaxed)
+        })
     }
 
     /// Subtracts, wrapping, and returns what was there.
     #[inline]
     pub fn fetch_sub<O: Ordering>(&self, value: u64, _: O) -> u64 {
-        ordered::<_, O>(|| self.core().fetch_sub(value, O::CORE))
+        ordered::<_, O>(|| self.core::<O>(Touch::Update).fetch_sub(value, O::CORE))
     }
 }

@@ -2,7 +2,7 @@
 
 //! The kernel's mutex.
 
-use crate::c;
+use crate::backend::{self, touch, Touch};
 use crate::ffi::CStr;
 use core::cell::UnsafeCell;
 use core::convert::Infallible;
@@ -12,7 +12,7 @@ use core::pin::Pin;
 use pin_init::PinInit;
 
 /// A class of locks, for lockdep.
-pub struct LockClassKey(UnsafeCell<c::LockClassKey>);
+pub struct LockClassKey(UnsafeCell<backend::LockClassKey>);
 
 // SAFETY: Only lockdep looks at what is inside, under locks of its own.
 unsafe impl Sync for LockClassKey {}
@@ -24,7 +24,7 @@ impl LockClassKey {
     ///
     /// It is stored in a static.
     pub const unsafe fn new_static() -> Self {
-        Self(UnsafeCell::new(c::LockClassKey::ZERO))
+        Self(UnsafeCell::new(backend::LockClassKey::ZERO))
     }
 }
 
@@ -53,7 +53,7 @@ macro_rules! new_mutex {
 ///
 /// `state` is a mutex that was initialised: by [`Mutex::new`], or by [`GlobalLock::init`] before anything else.
 pub struct Mutex<T> {
-    state: UnsafeCell<c::Mutex>,
+    state: UnsafeCell<backend::Mutex>,
     data: UnsafeCell<T>,
     /// Waiters are linked to it.
     _pin: PhantomPinned,
@@ -73,7 +73,7 @@ impl<T> Mutex<T> {
             // SAFETY: `slot` is valid for writing and will not move; name and key are static.
             unsafe {
                 (&raw mut (*slot).data).write(UnsafeCell::new(data));
-                c::kl_mutex_init(UnsafeCell::raw_get(&raw const (*slot).state), name.as_ptr().cast(), key.0.get());
+                backend::kl_mutex_init(UnsafeCell::raw_get(&raw const (*slot).state), name.as_ptr().cast(), key.0.get());
             }
             Ok(())
         };
@@ -84,7 +84,7 @@ impl<T> Mutex<T> {
     /// Waits for the lock and takes it.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         // SAFETY: By the invariant it is initialised.
-        unsafe { c::kl_mutex_lock(self.state.get()) };
+        unsafe { backend::kl_mutex_lock(self.state.get()) };
         // INVARIANT: Just locked.
         MutexGuard { lock: self, _not_send: PhantomData }
     }
@@ -124,7 +124,7 @@ impl<T: Unpin> DerefMut for MutexGuard<'_, T> {
 impl<T> Drop for MutexGuard<'_, T> {
     fn drop(&mut self) {
         // SAFETY: By the invariant this thread holds it.
-        unsafe { c::kl_mutex_unlock(self.lock.state.get()) };
+        unsafe { backend::kl_mutex_unlock(self.lock.state.get()) };
     }
 }
 
@@ -145,7 +145,7 @@ impl<T> GlobalLock<T> {
     pub const unsafe fn new(data: T, name: &'static CStr) -> Self {
         Self {
             // INVARIANT: By this function's contract it is initialised before it is used.
-            inner: Mutex { state: UnsafeCell::new(c::Mutex::UNINIT), data: UnsafeCell::new(data), _pin: PhantomPinned },
+            inner: Mutex { state: UnsafeCell::new(backend::Mutex::UNINIT), data: UnsafeCell::new(data), _pin: PhantomPinned },
             name,
             // SAFETY: By this function's contract.
             key: unsafe { LockClassKey::new_static() },
@@ -158,8 +158,9 @@ impl<T> GlobalLock<T> {
     ///
     /// Called once.
     pub unsafe fn init(&'static self) {
+        touch(self.inner.data.get(), Touch::Begin, false);
         // SAFETY: Nobody uses the lock yet, by the contracts of this function and of `new()`; all of it is static.
-        unsafe { c::kl_mutex_init(self.inner.state.get(), self.name.as_ptr().cast(), self.key.0.get()) };
+        unsafe { backend::kl_mutex_init(self.inner.state.get(), self.name.as_ptr().cast(), self.key.0.get()) };
     }
 
     /// Waits for the lock and takes it.

@@ -2,6 +2,7 @@
 //! frees its tables for real, a core of the UNMAPS generation, and books of everything that must be given back.
 
 use crate::raw;
+use helpers::sg::Table;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst};
@@ -136,14 +137,6 @@ pub struct Umem {
 
 // SAFETY: The core calls from any thread.
 unsafe impl Send for Umem {}
-
-/// What the core was given for a mapping: the runs, in DMA addresses.
-#[derive(Default, Clone)]
-pub struct Table {
-    /// Address and length of each entry.
-    pub entries: Vec<(u64, u32)>,
-    filled: usize,
-}
 
 impl Umem {
     /// `acquire` of the clients in turn, then `get_pages` and `dma_map`; `Err` with the errno of the step that failed.
@@ -428,37 +421,6 @@ extern "C" fn nvpm_trace_registration(_: u32, _: *const raw::nvpm_traced, _: c_i
 extern "C" fn nvpm_trace_late_callback(_: u64) {}
 #[no_mangle]
 extern "C" fn nvpm_trace_failure(_: u64, _: u64, _: c_int, _: *const c_char, _: usize) {}
-#[no_mangle]
-extern "C" fn nvpm_sg_alloc(entries: u32) -> *mut Table {
-    Box::into_raw(Box::new(Table { entries: vec![(0, 0); entries as usize], filled: 0 }))
-}
-#[no_mangle]
-unsafe extern "C" fn nvpm_sg_free(table: *mut Table) {
-    // SAFETY: Made by `nvpm_sg_alloc()`, once.
-    drop(unsafe { Box::from_raw(table) });
-}
-/// An entry is its table: it is filled in order.
-#[no_mangle]
-extern "C" fn nvpm_sg_first(table: *mut Table) -> *mut Table {
-    table
-}
-#[no_mangle]
-unsafe extern "C" fn nvpm_sg_set(entry: *mut Table, dma: u64, length: u32) -> *mut Table {
-    // SAFETY: The caller's promise: not shared yet.
-    let table = unsafe { &mut *entry };
-    table.entries[table.filled] = (dma, length);
-    table.filled += 1;
-    if table.filled == table.entries.len() {
-        std::ptr::null_mut()
-    } else {
-        entry
-    }
-}
-#[no_mangle]
-unsafe extern "C" fn nvpm_sg_publish(to: *mut Table, from: *const Table) {
-    // SAFETY: The caller's promise.
-    unsafe { *to = (*from).clone() };
-}
 #[no_mangle]
 extern "C" fn nvpm_proc_create() -> c_int {
     0

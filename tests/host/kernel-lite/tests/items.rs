@@ -6,7 +6,7 @@ use kernel::prelude::*;
 use kernel::sync::atomic::{Acquire, Atomic, Full, Relaxed, Release};
 use kernel::sync::{global_lock, new_mutex, Arc, Mutex};
 use kernel::types::ForeignOwnable;
-use kernel_lite_tests::{fail_after, fail_never, live, take_log};
+use helpers::{fail_after, fail_never, live, take_log};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

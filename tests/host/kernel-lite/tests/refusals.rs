@@ -2,7 +2,7 @@
 //! reason `core_order`, and nothing stays behind.
 
 use kernel_lite_tests::shim::{self, Umem, PAGE};
-use kernel_lite_tests::take_log;
+use helpers::take_log;
 use std::sync::atomic::Ordering::SeqCst;
 
 #[test]

@@ -20,7 +20,11 @@ fn fail(text: &str) -> ! {
 #[macro_export]
 macro_rules! main {
     ($module:ident) => {
+        extern crate $module as _;
+
         extern "C" {
+            fn init_module() -> i32;
+            fn cleanup_module();
             fn nvpm_proc_seek(list: u32, at: *mut u64) -> i32;
             fn nvpm_proc_row(list: u32, at: u64, seq: *mut std::ffi::c_void);
             fn nvpm_proc_stats(seq: *mut std::ffi::c_void);
@@ -28,8 +32,8 @@ macro_rules! main {
 
         fn main() {
             $crate::cli::main($crate::world::Module {
-                init: $module::init_module,
-                exit: $module::cleanup_module,
+                init: init_module,
+                exit: cleanup_module,
                 seek: nvpm_proc_seek,
                 row: nvpm_proc_row,
                 stats: nvpm_proc_stats,

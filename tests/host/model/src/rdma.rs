@@ -346,7 +346,7 @@ fn acquire(va: u64, len: u64) -> Result<usize, i32> {
             c.users += 1;
             let idle = c.idle;
             rt().flags[idle] = false;
-            let lock = rt_new_id();
+            let lock = rt().new_id();
             let (comp, mkey_known, destroyed) = (rt::new_flag(), rt::new_flag(), rt::new_flag());
             let process = rt().me().process;
             // A refused registration has no pin; it never reaches the HCA.
@@ -388,10 +388,6 @@ fn acquire(va: u64, len: u64) -> Result<usize, i32> {
     }
     rt::unlock(P);
     Err(-14)
-}
-
-fn rt_new_id() -> u64 {
-    kernel::rt::rt_new_id()
 }
 
 fn add_ticket(umem: usize) -> Option<u64> {

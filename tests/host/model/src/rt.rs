@@ -6,11 +6,13 @@
 //! the tasks whose operation is possible now; so a task that cannot go on is never run, and when no task can, that is a
 //! deadlock. Everything between two announcements of a task is one step.
 
-use kernel::rt::Touch;
+use kernel::backend::Touch;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use std::cell::UnsafeCell;
 use std::collections::BTreeSet;
+use std::ffi::{c_char, c_void, CStr};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
 
 /// What a step is about, so that the scheduler knows which steps may be swapped. Two steps are independent if their
 /// objects differ, or if both only read.
@@ -118,7 +120,10 @@ impl Task {
     }
 }
 
-type Retired = (*mut u8, unsafe extern "C" fn(*mut u8));
+/// Words of the module's heap.
+const HEAP: usize = 16 << 20;
+/// What freed memory is filled with.
+const DEAD: u32 = 0xdead_dead;
 
 pub struct Rt {
     epoch: u64,
@@ -129,8 +134,14 @@ pub struct Rt {
     pub flags: Vec<bool>,
     pub violation: Option<String>,
     pub deadlock: bool,
-    retired: Vec<Retired>,
-    pub allocated: isize,
+    /// The module's heap. It begins at the same address in each execution, and nothing is given out twice in one, so that
+    /// whoever uses what was freed can be told.
+    heap: Vec<u64>,
+    /// Places of [`STATICS`] that this thread knows of.
+    statics: FxHashSet<u64>,
+    /// Addresses of the locks of that rank.
+    invalidation_locks: FxHashSet<u64>,
+    pub allocated: usize,
     pub allocations: usize,
     pub fail_allocation: Option<usize>,
     acquisitions: u64,
@@ -176,7 +187,9 @@ impl Rt {
             flags: Vec::new(),
             violation: None,
             deadlock: false,
-            retired: Vec::new(),
+            heap: Vec::new(),
+            statics: FxHashSet::with_hasher(FxBuildHasher),
+            invalidation_locks: FxHashSet::with_hasher(FxBuildHasher),
             allocated: 0,
             allocations: 0,
             fail_allocation: None,
@@ -210,9 +223,12 @@ impl Rt {
         self.flags.clear();
         self.violation = None;
         self.deadlock = false;
-        for (memory, free) in self.retired.drain(..) {
-            // SAFETY: Handed over by `rt_retire()`; nobody runs any more.
-            unsafe { free(memory) };
+        self.invalidation_locks.clear();
+        self.heap.clear();
+        self.heap.reserve(HEAP);
+        for kept in STATICS.lock().expect("no panic under it").iter() {
+            // SAFETY: A static of the module, of this size; nobody runs any more.
+            unsafe { kept.place.copy_from_nonoverlapping(kept.began.as_ptr(), kept.began.len()) };
         }
         self.allocated = 0;
         self.allocations = 0;
@@ -222,6 +238,17 @@ impl Rt {
         self.covered.clear();
         self.notes.clear();
         self.printed.clear();
+    }
+
+    /// A small number that was not given out before in this execution.
+    pub fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn on_heap(&self, place: u64) -> bool {
+        let heap = self.heap.as_ptr_range();
+        (heap.start.addr() as u64..heap.end.addr() as u64).contains(&place)
     }
 
     pub fn me(&mut self) -> &mut Task {
@@ -482,44 +509,64 @@ pub fn drain_tails() {
     point(Op { object: 0, writes: false, want: Want::Drained, what: "synchronize_rcu_tasks" });
 }
 
-// What the stand-in for the kernel crate asks for (kernel::rt).
+// The functions behind kernel-lite (kernel-lite/helpers.h, kernel::backend).
 
-#[no_mangle]
-extern "C" fn rt_epoch() -> u64 {
-    rt().epoch
+/// A static of the module, and what it began as.
+struct Kept {
+    place: *mut u8,
+    began: Box<[u8]>,
 }
 
-#[no_mangle]
-extern "C" fn rt_new_id() -> u64 {
+// SAFETY: One thread at a time runs the module.
+unsafe impl Send for Kept {}
+
+/// Statics begin each execution as they began the first: those that were ever touched.
+static STATICS: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+
+/// Comes before a place of the module is used; nobody has used it yet if it is a static that nobody knows of.
+fn keep(place: *mut u8, size: usize) {
     let r = rt();
-    r.next_id += 1;
-    r.next_id
+    let object = place.addr() as u64;
+    if r.on_heap(object) || !r.statics.insert(object) {
+        return;
+    }
+    let mut statics = STATICS.lock().expect("no panic under it");
+    if statics.iter().all(|kept| kept.place != place) {
+        // SAFETY: As the caller says, it is there, and initialised.
+        let began = unsafe { std::slice::from_raw_parts(place, size) }.into();
+        statics.push(Kept { place, began });
+    }
+}
+
+/// A place of the heap may be in memory that was freed.
+fn check(place: *const u32, what: &str) {
+    // SAFETY: The heap's memory outlives the execution.
+    if rt().on_heap(place.addr() as u64) && unsafe { place.read() } == DEAD {
+        fail(format!("use after free: {what}"));
+    }
 }
 
 #[no_mangle]
-extern "C" fn rt_lock(id: u64, name: *const u8, len: usize) {
-    // SAFETY: UTF-8, by the contract in `kernel::rt`.
-    let name = unsafe { std::str::from_utf8_unchecked(std::slice::from_raw_parts(name, len)) };
-    let (rank, what) = match name.rsplit("::").next() {
-        Some("") => (Rank::Global, "a static lock"),
-        Some("invalidation") => (Rank::Invalidation, "the invalidation lock"),
-        _ => (Rank::L, "L"),
-    };
-    lock(rank, id, what);
-    let r = rt();
-    r.acquisitions += 1;
-    let number = r.acquisitions;
-    r.me().took.push((id, number));
+extern "C" fn kl_touch(place: *mut c_void, size: usize, touched: Touch, relaxed: bool) {
+    const COUNT: &str = "an object whose last reference was dropped";
+    let object = place.addr() as u64;
+    match touched {
+        Touch::Load | Touch::Store | Touch::Update => {
+            keep(place.cast(), size);
+            atomic(object, touched, relaxed);
+        }
+        Touch::Get | Touch::Put => {
+            check(place.cast(), COUNT);
+            let put = touched == Touch::Put;
+            touch(object, put, if put { "drop a reference" } else { "take a reference" });
+            check(place.cast(), COUNT);
+        }
+        Touch::Use => check(place.cast(), COUNT),
+        Touch::Begin => keep(place.cast(), size),
+    }
 }
 
-#[no_mangle]
-extern "C" fn rt_unlock(id: u64) {
-    unlock(id);
-}
-
-#[no_mangle]
-extern "C" fn rt_atomic(address: usize, touched: Touch, relaxed: bool) {
-    let object = address as u64;
+fn atomic(object: u64, touched: Touch, relaxed: bool) {
     let r = rt();
     let alone = r.alone();
     // Nobody is there to wait for a change; the module fills whole tables while it is loaded.
@@ -534,7 +581,7 @@ extern "C" fn rt_atomic(address: usize, touched: Touch, relaxed: bool) {
         let what = match touched {
             Touch::Load => "load",
             Touch::Store => "store",
-            Touch::Update => "update",
+            _ => "update",
         };
         touch(object, touched != Touch::Load, what);
     }
@@ -548,12 +595,7 @@ extern "C" fn rt_atomic(address: usize, touched: Touch, relaxed: bool) {
 }
 
 #[no_mangle]
-extern "C" fn rt_count(id: u64, drop: bool) {
-    touch(id, drop, if drop { "drop a reference" } else { "take a reference" });
-}
-
-#[no_mangle]
-extern "C" fn rt_may_allocate(bytes: usize) -> bool {
+extern "C" fn kl_kmalloc(bytes: usize) -> *mut c_void {
     let r = rt();
     if r.me().in_callback {
         fail(format!("allocates {bytes} bytes in the free callback"));
@@ -562,30 +604,84 @@ extern "C" fn rt_may_allocate(bytes: usize) -> bool {
         fail(format!("allocates {bytes} bytes, which may sleep and reclaim, under {rank:?}"));
     }
     r.allocations += 1;
-    r.fail_allocation != Some(r.allocations)
+    if r.fail_allocation == Some(r.allocations) {
+        return std::ptr::null_mut();
+    }
+    r.allocated += bytes;
+    r.heap.push(bytes as u64);
+    let at = r.heap.len();
+    r.heap.resize(at + bytes.div_ceil(size_of::<u64>()), 0);
+    assert!(r.heap.len() <= HEAP, "the model's heap is too small, and would have to move");
+    r.heap[at..].as_mut_ptr().cast()
 }
 
 #[no_mangle]
-extern "C" fn rt_allocated(bytes: isize) {
-    rt().allocated += bytes;
+extern "C" fn kl_kvmalloc(bytes: usize) -> *mut c_void {
+    kl_kmalloc(bytes)
 }
 
 #[no_mangle]
-extern "C" fn rt_retire(memory: *mut u8, free: unsafe extern "C" fn(*mut u8)) {
-    rt().retired.push((memory, free));
+extern "C" fn kl_kfree(memory: *mut c_void) {
+    // SAFETY: From `kl_kmalloc()`, which put the size in front; nobody uses it any more, or is told.
+    unsafe {
+        let bytes = *memory.cast::<u64>().sub(1) as usize;
+        std::slice::from_raw_parts_mut(memory.cast::<u32>(), bytes.div_ceil(size_of::<u32>())).fill(DEAD);
+        rt().allocated -= bytes;
+    }
 }
 
 #[no_mangle]
-extern "C" fn rt_violation(text: *const u8, len: usize) {
-    // SAFETY: UTF-8, by the contract in `kernel::rt`.
-    let text = unsafe { std::str::from_utf8_unchecked(std::slice::from_raw_parts(text, len)) };
-    fail(text.into());
+extern "C" fn kl_kvfree(memory: *mut c_void) {
+    kl_kfree(memory);
+}
+
+/// A mutex is the number of the execution in which it was made.
+#[no_mangle]
+extern "C" fn kl_mutex_init(mutex: *mut u64, name: *const c_char, _class: *mut c_void) {
+    let epoch = rt().epoch;
+    // SAFETY: A C string, which lives as long as the module.
+    if unsafe { CStr::from_ptr(name) }.to_bytes().ends_with(b"::invalidation") {
+        rt().invalidation_locks.insert(mutex.addr() as u64);
+    }
+    // SAFETY: The caller's memory.
+    if unsafe { mutex.replace(epoch) } == epoch {
+        fail("initialises a lock twice".into());
+    }
 }
 
 #[no_mangle]
-extern "C" fn rt_print(_level: std::ffi::c_char, text: *const u8, len: usize) {
-    // SAFETY: UTF-8, by the contract in `kernel::rt`.
-    let text = unsafe { std::str::from_utf8_unchecked(std::slice::from_raw_parts(text, len)) };
+extern "C" fn kl_mutex_lock(mutex: *const u64) {
+    const LOCK: &str = "a lock of an object that was dropped";
+    check(mutex.cast(), LOCK);
+    // SAFETY: The module's memory, which stays.
+    if unsafe { *mutex } != rt().epoch {
+        fail("takes a lock before its init()".into());
+    }
+    let id = mutex.addr() as u64;
+    let (rank, what) = if !rt().on_heap(id) {
+        (Rank::Global, "a static lock")
+    } else if rt().invalidation_locks.contains(&id) {
+        (Rank::Invalidation, "the invalidation lock")
+    } else {
+        (Rank::L, "L")
+    };
+    lock(rank, id, what);
+    check(mutex.cast(), LOCK);
+    let r = rt();
+    r.acquisitions += 1;
+    let number = r.acquisitions;
+    r.me().took.push((id, number));
+}
+
+#[no_mangle]
+extern "C" fn kl_mutex_unlock(mutex: *const u64) {
+    unlock(mutex.addr() as u64);
+}
+
+#[no_mangle]
+extern "C" fn kl_print(_level: c_char, _prefix: *const c_char, text: *const u8, length: usize) {
+    // SAFETY: The caller's text.
+    let text = String::from_utf8_lossy(unsafe { std::slice::from_raw_parts(text, length) });
     if rt().me().in_callback {
         fail(format!("prints in the free callback: {text}"));
     }

@@ -30,8 +30,8 @@ pub const UMEM: u64 = 700;
 /// Entry points of the module under test.
 #[derive(Clone, Copy)]
 pub struct Module {
-    pub init: fn() -> i32,
-    pub exit: fn(),
+    pub init: unsafe extern "C" fn() -> c_int,
+    pub exit: unsafe extern "C" fn(),
     /// Its proc files: the first row of a list from a place on, a row, the counters.
     pub seek: unsafe extern "C" fn(u32, *mut u64) -> c_int,
     pub row: unsafe extern "C" fn(u32, u64, *mut c_void),
@@ -190,7 +190,8 @@ impl World {
     }
 
     pub fn insmod(&mut self) -> i32 {
-        in_text(|| (w().module.init)())
+        // SAFETY: Not loaded yet.
+        in_text(|| unsafe { (w().module.init)() })
     }
 }
 
@@ -217,7 +218,8 @@ pub fn rmmod() -> bool {
         return false;
     }
     w().going = true;
-    in_text(|| (w().module.exit)());
+    // SAFETY: It was loaded, and nobody has a reference.
+    in_text(|| unsafe { (w().module.exit)() });
     rt::touch(TEXT, true, "free the module's text");
     let r = rt();
     if let Some(task) = r.tasks.iter().find(|t| t.text != 0) {

@@ -18,7 +18,6 @@ mod registry;
 #[path = "../../../../src/sg.rs"]
 mod sg;
 
-mod rt;
 mod test_burst;
 mod test_range;
 mod test_registry;
@@ -32,13 +31,20 @@ mod small {
 /// As far as `registry` looks into it.
 mod record {
     use crate::ffi::shim::Process;
+    use kernel::alloc::flags::GFP_KERNEL;
+    use kernel::init::InPlaceInit;
+    use kernel::sync::Arc;
 
     pub(crate) struct Registration {
-        pub(crate) ticket: u64,
-        pub(crate) owner: Process,
+        ticket: u64,
+        owner: Process,
     }
 
     impl Registration {
+        pub(crate) fn new(ticket: u64, owner: u32) -> kernel::error::Result<Arc<Self>> {
+            Arc::pin_init(Self { ticket, owner: Process(owner) }, GFP_KERNEL)
+        }
+
         pub(crate) fn ticket(&self) -> u64 {
             self.ticket
         }

@@ -4,12 +4,10 @@
 
 use crate::record::Registration;
 use crate::registry;
-use crate::rt::{ASKED, LOCKED};
 use crate::ffi::shim::{Process, CPU};
 use crate::small;
-use kernel::alloc::flags::GFP_KERNEL;
+use helpers::{locked, sizes};
 use kernel::error::code::ENOMEM;
-use kernel::sync::Arc;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, Once};
 
@@ -24,9 +22,7 @@ fn turn() -> MutexGuard<'static, ()> {
 }
 
 fn insert(owner: u32) -> u64 {
-    let made = registry::insert(|ticket| {
-        Arc::new(Registration { ticket, owner: Process(owner) }, GFP_KERNEL).map_err(Into::into)
-    });
+    let made = registry::insert(|ticket| Registration::new(ticket, owner));
     let Ok(made) = made else { panic!("no memory") };
     made.ticket()
 }
@@ -114,9 +110,8 @@ fn a_ticket_among_100_000_is_found_in_at_most_twice_the_instructions() {
 #[test]
 fn it_grows_in_pages() {
     let _turn = turn();
-    ASKED.with_borrow_mut(Vec::clear);
-    let live: Vec<u64> = (0..300_000).map(|_| insert(1)).collect();
-    let asked = ASKED.with_borrow_mut(std::mem::take);
+    let mut live = Vec::new();
+    let asked = sizes(|| live.extend((0..300_000).map(|_| insert(1))));
     let registration = asked.iter().copied().min().expect("something was allocated");
     let own: Vec<usize> = asked.into_iter().filter(|&bytes| bytes > registration).collect();
     let chunks = own.iter().filter(|&&bytes| bytes > 2048 && bytes <= 4096).count();
@@ -235,9 +230,9 @@ fn orphans_of_others_cost_a_registration_no_lock() {
     let theirs: Vec<u64> = (0..8).map(|cpu| insert_on(cpu, 7)).collect();
     abandon(&theirs);
     let locks = |process: u32| {
-        let before = LOCKED.get();
+        let before = locked();
         let found = registry::take_orphan(&Process(process)).is_some();
-        (found, LOCKED.get() - before)
+        (found, locked() - before)
     };
     assert_eq!(locks(9), (false, 0));
     let (found, taken) = locks(7);
@@ -252,11 +247,7 @@ fn orphans_of_others_cost_a_registration_no_lock() {
 fn a_part_without_indices_says_so_and_goes_on_when_one_is_free() {
     // SAFETY: Once, before anything else: this copy of the registry is used here only.
     unsafe { small::registry::init() };
-    let insert = || {
-        small::registry::insert(|ticket| {
-            Arc::new(Registration { ticket, owner: Process(1) }, GFP_KERNEL).map_err(Into::into)
-        })
-    };
+    let insert = || small::registry::insert(|ticket| Registration::new(ticket, 1));
     let mut live = Vec::new();
     let full = loop {
         match insert() {

@@ -141,12 +141,12 @@ proptest! {
             .collect();
         prop_assert_eq!(entries(runs.iter().copied(), cap), wanted.len());
         let table = Table::new(runs.iter().copied(), cap).expect("memory");
-        let (mut published, mut nmap) = (Vec::<(u64, u32)>::new(), 0);
-        let to: *mut Vec<(u64, u32)> = &mut published;
+        let (mut published, mut nmap) = (helpers::sg::Table::default(), 0);
+        let to: *mut helpers::sg::Table = &mut published;
         // SAFETY: Both places outlive the call.
         unsafe { table.publish(to.cast::<raw::sg_table>(), &mut nmap) };
         prop_assert_eq!(usize::try_from(nmap), Ok(wanted.len()));
-        prop_assert_eq!(published, wanted);
+        prop_assert_eq!(published.entries, wanted);
     }
 }
 

@@ -90,10 +90,11 @@ fn prepare(faults: &[Fault], host: &Path, work: &Path) {
             "[package]\nname = \"fault-{name}\"\nversion = \"0.0.0\"\nedition = \"2021\"\n\
              [lib]\nname = \"{lib}\"\npath = \"src/peer_client.rs\"\n\
              [[bin]]\nname = \"fault-{name}\"\npath = \"main.rs\"\n\
-             [dependencies]\nkernel = {{ path = \"{host}/kernel\" }}\nmodel = {{ path = \"{host}/model\" }}\n\
+             [dependencies]\nkernel = {{ path = \"{root}/kernel-lite\" }}\nmodel = {{ path = \"{host}/model\" }}\n\
              pinned-init = {{ version = \"=0.0.10\", default-features = false }}\n",
             name = fault.name,
             host = host.display(),
+            root = root.display(),
         );
         fs::write(package.join("Cargo.toml"), manifest).expect("writable");
         let main = format!("model::main!({lib});\n");

@@ -11,7 +11,11 @@ use model::world::{w, Fault, Module, World};
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard};
 
+extern crate nvidia_peermem as _;
+
 extern "C" {
+    fn init_module() -> i32;
+    fn cleanup_module();
     fn nvpm_proc_seek(list: u32, at: *mut u64) -> i32;
     fn nvpm_proc_row(list: u32, at: u64, seq: *mut c_void);
     fn nvpm_proc_stats(seq: *mut c_void);
@@ -22,8 +26,8 @@ fn load(persistent_first: bool) -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
     let module = Module {
-        init: nvidia_peermem::init_module,
-        exit: nvidia_peermem::cleanup_module,
+        init: init_module,
+        exit: cleanup_module,
         seek: nvpm_proc_seek,
         row: nvpm_proc_row,
         stats: nvpm_proc_stats,

@@ -5,6 +5,9 @@
 // `world` is compiled once for each variant: that is the point.
 #![allow(clippy::duplicate_mod)]
 
+// For the functions of kernel-lite's backend.
+extern crate helpers as _;
+
 pub mod by_address;
 
 include!(concat!(env!("OUT_DIR"), "/variants.rs"));

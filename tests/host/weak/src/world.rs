@@ -5,6 +5,8 @@ use super::invalidate;
 use super::state::{Ending, State, Winner};
 use super::ready;
 use crate::by_address;
+use kernel::alloc::flags::GFP_KERNEL;
+use kernel::init::InPlaceInit;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::Mutex;
@@ -181,17 +183,7 @@ pub fn revoke_against_unpin() {
 }
 
 fn new_arc<T>(value: T) -> Arc<T> {
-    let write = |slot: *mut T| {
-        // SAFETY: Valid for writing, as every initialiser is promised.
-        unsafe { slot.write(value) };
-        Ok::<(), alloc::AllocError>(())
-    };
-    // SAFETY: It writes all of the value and keeps nothing.
-    let init = unsafe { pin_init::pin_init_from_closure(write) };
-    match <Arc<T> as init::InPlaceInit<T>>::try_pin_init(init, alloc::Flags) {
-        Ok(arc) => arc,
-        Err(alloc::AllocError) => panic!("out of memory"),
-    }
+    Arc::pin_init(value, GFP_KERNEL).unwrap_or_else(|error| panic!("{error:?}"))
 }
 
 pub mod gpu {
@@ -348,86 +340,6 @@ pub mod ffi {
             while !done() {
                 thread::yield_now();
             }
-        }
-    }
-}
-
-pub mod init {
-    use super::alloc::{AllocError, Flags};
-    use pin_init::PinInit;
-
-    pub trait InPlaceInit<T>: Sized {
-        type PinnedSelf;
-
-        fn try_pin_init<E>(init: impl PinInit<T, E>, flags: Flags) -> Result<Self::PinnedSelf, E>
-        where
-            E: From<AllocError>;
-    }
-}
-
-pub mod types {
-    use std::ffi::c_void;
-
-    /// As in kernel-lite.
-    ///
-    /// # Safety
-    ///
-    /// As there.
-    pub unsafe trait ForeignOwnable: Sized {
-        const FOREIGN_ALIGN: usize;
-        type Borrowed<'a>
-        where
-            Self: 'a;
-        fn into_foreign(self) -> *mut c_void;
-        /// # Safety
-        ///
-        /// As in kernel-lite.
-        unsafe fn from_foreign(ptr: *mut c_void) -> Self;
-        /// # Safety
-        ///
-        /// As in kernel-lite.
-        unsafe fn borrow<'a>(ptr: *mut c_void) -> Self::Borrowed<'a>;
-    }
-}
-
-pub mod alloc {
-    use std::marker::PhantomData;
-    use std::ptr::NonNull;
-
-    #[derive(Debug)]
-    pub struct AllocError;
-    #[derive(Clone, Copy)]
-    pub struct Flags;
-    pub struct Kmalloc;
-
-    pub trait Allocator {
-        /// # Safety
-        ///
-        /// `memory` came from [`Room`], and is used no more.
-        unsafe fn free(memory: NonNull<u8>);
-    }
-
-    impl Allocator for Kmalloc {
-        unsafe fn free(memory: NonNull<u8>) {
-            // A few bytes in each execution; the size is not known here.
-            let _ = memory;
-        }
-    }
-
-    pub struct Room<T, A: Allocator>(NonNull<T>, PhantomData<A>);
-
-    impl<T, A: Allocator> Room<T, A> {
-        pub fn new(_: Flags) -> Result<Self, AllocError> {
-            let room = Box::leak(Box::new(std::mem::MaybeUninit::<T>::uninit()));
-            Ok(Self(NonNull::from(room).cast(), PhantomData))
-        }
-
-        pub fn as_ptr(&self) -> *mut T {
-            self.0.as_ptr()
-        }
-
-        pub fn take(self) -> NonNull<T> {
-            self.0
         }
     }
 }

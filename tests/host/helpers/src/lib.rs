@@ -1,0 +1,170 @@
+//! `kernel-lite/helpers.c` on std, for tests without a model checker.
+//!
+//! Memory carries its size in front, so that a free of what was not allocated is found, and everything allocated is
+//! counted. A mutex is one word that is asked again and again: short, and Miri sees every step.
+
+pub mod sg;
+
+use kernel::backend::Touch;
+use std::alloc::{alloc, dealloc, Layout};
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
+
+/// Bytes in front of each allocation.
+const HEADER: usize = 16;
+/// What the header holds besides the size: who allocated it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+enum Kind {
+    Kmalloc = 0x6b6d_616c,
+    Kvmalloc = 0x6b76_6d61,
+}
+
+thread_local! {
+    /// Allocations of this thread that were not freed.
+    static LIVE: Cell<i64> = const { Cell::new(0) };
+    /// Allocations that still succeed; negative: all.
+    static BUDGET: Cell<i64> = const { Cell::new(-1) };
+    /// Bytes of each allocation of this thread, while somebody asks.
+    static SIZES: RefCell<Option<Vec<usize>>> = const { RefCell::new(None) };
+    /// How often this thread took a mutex.
+    static TAKEN: Cell<u64> = const { Cell::new(0) };
+}
+
+/// What was logged, by all threads.
+static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Allocations that this thread made and nobody freed, less those that it freed for others.
+pub fn live() -> i64 {
+    LIVE.get()
+}
+
+/// From now on `count` allocations of this thread succeed and all later ones fail.
+pub fn fail_after(count: i64) {
+    BUDGET.set(count);
+}
+
+/// Allocations of this thread succeed again.
+pub fn fail_never() {
+    BUDGET.set(-1);
+}
+
+/// How many bytes each allocation of this thread asks for while `f` runs.
+pub fn sizes(f: impl FnOnce()) -> Vec<usize> {
+    SIZES.set(Some(Vec::new()));
+    f();
+    SIZES.take().unwrap_or_default()
+}
+
+/// How often this thread took a mutex.
+pub fn locked() -> u64 {
+    TAKEN.get()
+}
+
+/// Everything that was logged since the last call.
+pub fn take_log() -> Vec<String> {
+    std::mem::take(&mut *LOG.lock().unwrap())
+}
+
+fn layout(size: usize) -> Layout {
+    Layout::from_size_align(size.checked_add(HEADER).unwrap(), HEADER).unwrap()
+}
+
+fn allocate(size: usize, kind: Kind) -> *mut c_void {
+    assert_ne!(size, 0, "an allocation of nothing");
+    match BUDGET.get() {
+        0 => return std::ptr::null_mut(),
+        left if left > 0 => BUDGET.set(left - 1),
+        _ => {}
+    }
+    LIVE.set(LIVE.get() + 1);
+    SIZES.with_borrow_mut(|sizes| sizes.as_mut().map(|sizes| sizes.push(size)));
+    // SAFETY: The size is not zero; the header has room for both words.
+    unsafe {
+        let base = alloc(layout(size)).cast::<u64>();
+        base.write(u64::try_from(size).unwrap());
+        base.add(1).write(kind as u64);
+        base.cast::<u8>().add(HEADER).cast()
+    }
+}
+
+/// # Safety
+///
+/// `memory` came from [`allocate`] of `kind`, or is NULL.
+unsafe fn release(memory: *const c_void, kind: Kind) {
+    if memory.is_null() {
+        return;
+    }
+    LIVE.set(LIVE.get() - 1);
+    // SAFETY: By this function's contract there is a header in front.
+    unsafe {
+        let base = memory.cast_mut().cast::<u8>().sub(HEADER).cast::<u64>();
+        assert_eq!(base.add(1).read(), kind as u64, "freed by the wrong function");
+        dealloc(base.cast(), layout(usize::try_from(base.read()).unwrap()));
+    }
+}
+
+#[no_mangle]
+extern "C" fn kl_kmalloc(size: usize) -> *mut c_void {
+    allocate(size, Kind::Kmalloc)
+}
+
+#[no_mangle]
+unsafe extern "C" fn kl_kfree(memory: *const c_void) {
+    // SAFETY: The caller's promise.
+    unsafe { release(memory, Kind::Kmalloc) }
+}
+
+#[no_mangle]
+extern "C" fn kl_kvmalloc(size: usize) -> *mut c_void {
+    allocate(size, Kind::Kvmalloc)
+}
+
+#[no_mangle]
+unsafe extern "C" fn kl_kvfree(memory: *const c_void) {
+    // SAFETY: The caller's promise.
+    unsafe { release(memory, Kind::Kvmalloc) }
+}
+
+/// States of a mutex; an uninitialised one is all zeroes, or was never written at all.
+const UNLOCKED: u64 = 0x756e_6c6f_636b;
+const LOCKED: u64 = 0x6c6f_636b;
+
+#[no_mangle]
+unsafe extern "C" fn kl_mutex_init(mutex: *mut AtomicU64, name: *const std::ffi::c_char, key: *mut c_void) {
+    assert!(!name.is_null() && !key.is_null());
+    // SAFETY: The caller's promise: valid for writing, and nobody else looks at it yet.
+    unsafe { mutex.write(AtomicU64::new(UNLOCKED)) }
+}
+
+#[no_mangle]
+unsafe extern "C" fn kl_mutex_lock(mutex: *const AtomicU64) {
+    // SAFETY: The caller's promise: a mutex.
+    let word = unsafe { &*mutex };
+    while let Err(state) = word.compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed) {
+        assert!(state == LOCKED, "locked before it was initialised");
+        std::thread::yield_now();
+    }
+    TAKEN.set(TAKEN.get() + 1);
+}
+
+#[no_mangle]
+unsafe extern "C" fn kl_mutex_unlock(mutex: *const AtomicU64) {
+    // SAFETY: The caller's promise: a mutex.
+    let before = unsafe { &*mutex }.swap(UNLOCKED, Ordering::Release);
+    assert_eq!(before, LOCKED, "unlocked without being locked");
+}
+
+#[no_mangle]
+unsafe extern "C" fn kl_print(level: u8, prefix: *const std::ffi::c_char, text: *const u8, length: usize) {
+    // SAFETY: The caller's promise: a terminated prefix and `length` bytes.
+    let (prefix, text) = unsafe { (std::ffi::CStr::from_ptr(prefix), std::slice::from_raw_parts(text, length)) };
+    let line = format!("<{}>{}: {}", char::from(level), prefix.to_str().unwrap(), String::from_utf8_lossy(text));
+    LOG.lock().unwrap().push(line);
+}
+
+/// Nothing waits for its turn here.
+#[no_mangle]
+extern "C" fn kl_touch(_place: *mut c_void, _size: usize, _touch: Touch, _relaxed: bool) {}

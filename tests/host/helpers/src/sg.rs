@@ -1,0 +1,41 @@
+//! The scatterlists of `src/shim.c` on std, for tests without a model.
+
+/// What stands for an `sg_table`, the core's and the module's own.
+#[derive(Default, Clone)]
+pub struct Table {
+    /// DMA address and length of each entry.
+    pub entries: Vec<(u64, u32)>,
+    filled: usize,
+}
+
+#[no_mangle]
+extern "C" fn nvpm_sg_alloc(entries: u32) -> *mut Table {
+    Box::into_raw(Box::new(Table { entries: vec![(0, 0); entries as usize], filled: 0 }))
+}
+#[no_mangle]
+unsafe extern "C" fn nvpm_sg_free(table: *mut Table) {
+    // SAFETY: Made by `nvpm_sg_alloc()`, once.
+    drop(unsafe { Box::from_raw(table) });
+}
+/// An entry is its table: it is filled in order.
+#[no_mangle]
+extern "C" fn nvpm_sg_first(table: *mut Table) -> *mut Table {
+    table
+}
+#[no_mangle]
+unsafe extern "C" fn nvpm_sg_set(entry: *mut Table, dma: u64, length: u32) -> *mut Table {
+    // SAFETY: The caller's promise: not shared yet.
+    let table = unsafe { &mut *entry };
+    table.entries[table.filled] = (dma, length);
+    table.filled += 1;
+    if table.filled == table.entries.len() {
+        std::ptr::null_mut()
+    } else {
+        entry
+    }
+}
+#[no_mangle]
+unsafe extern "C" fn nvpm_sg_publish(to: *mut Table, from: *const Table) {
+    // SAFETY: The caller's promise.
+    unsafe { *to = (*from).clone() };
+}
