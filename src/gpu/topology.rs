@@ -180,11 +180,6 @@ global_lock! {
 pub(crate) unsafe fn init() {
     // SAFETY: By this function's contract.
     unsafe { PAIRS_ADDING.init() };
-    // Zero in a module just loaded. The models of tests/host load the same one again and again.
-    PAIRS_KNOWN.store(0, Relaxed);
-    for place in SUPPORTED.iter().flatten() {
-        place.store(0, Relaxed);
-    }
 }
 
 /// Drivers from 580 on know pairs of GPU and NIC whose peer-to-peer traffic does not work, and say
