@@ -91,7 +91,8 @@ fn prepare(faults: &[Fault], host: &Path, work: &Path) {
              [lib]\nname = \"{lib}\"\npath = \"src/peer_client.rs\"\n\
              [[bin]]\nname = \"fault-{name}\"\npath = \"main.rs\"\n\
              [dependencies]\nkernel = {{ path = \"{root}/kernel-lite\" }}\nmodel = {{ path = \"{host}/model\" }}\n\
-             pinned-init = {{ version = \"=0.0.10\", default-features = false }}\n",
+             pinned-init = {{ version = \"=0.0.10\", default-features = false }}\n\
+             [lints.rust]\nunexpected_cfgs = \"allow\"\n",
             name = fault.name,
             host = host.display(),
             root = root.display(),
