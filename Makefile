@@ -12,8 +12,9 @@ KDIR ?= $(or $(if $(filter uninstall,$(MAKECMDGOALS)),$(call told,KDIR)),$(wildc
 OFED ?= $(call told_if_install,OFED)
 NVIDIA ?= $(call told_if_install,NVIDIA)
 
-# Where the crate `kernel` comes from: kernel, kernel-lite; chosen by preflight if empty.
-PROVIDER ?= $(call told_if_install,PROVIDER)
+# Which crate `kernel`: the kernel's own, or kernel-lite (own, lite); chosen by preflight if empty.
+KERNEL_CRATE ?= $(call told_if_install,KERNEL_CRATE)
+$(if $(PROVIDER),$(error PROVIDER=$(PROVIDER): the variable is called KERNEL_CRATE now, own or lite))
 # Where the lab's is.
 cache = $(or $(NVPM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/nvidia-peermem)
 # Where `make deps` puts what kernel-lite needs of others: where the last build found it, else in the cache.
@@ -40,12 +41,12 @@ CARGO ?= cargo
 .PHONY: module tools deps install uninstall clean fmt lint doc check miri bindings bindings-check help
 
 PREFLIGHT_ENV = KDIR='$(KDIR)' OFED='$(OFED)' NVIDIA='$(NVIDIA)' OUT='$(OUT)' RUSTC='$(RUSTC)' LLVM='$(LLVM)' \
-	PROVIDER='$(PROVIDER)' DEPS='$(DEPS)'
+	KERNEL_CRATE='$(KERNEL_CRATE)' DEPS='$(DEPS)'
 TOOLS = $(CURDIR)/build/tools
 INSTALL_ENV = $(PREFLIGHT_ENV) INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)' PREFIX='$(PREFIX)' TOOLS='$(TOOLS)'
-# Preflight leaves its findings in preflight.env: LLVM, the Module.symvers files, vendor headers, the provider.
+# Preflight leaves its findings in preflight.env: LLVM, the Module.symvers files, vendor headers, the crate.
 kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-$(CURDIR)}" RUSTC="$$PREFLIGHT_RUSTC" \
-	MO="$${PREFLIGHT_TREE:-$(OUT)}" NVPM_PROVIDER=$$PREFLIGHT_PROVIDER NVPM_DEPS='$(DEPS)' \
+	MO="$${PREFLIGHT_TREE:-$(OUT)}" NVPM_KERNEL_CRATE=$$PREFLIGHT_KERNEL_CRATE NVPM_DEPS='$(DEPS)' \
 	$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} KBUILD_EXTRA_SYMBOLS="$$PREFLIGHT_SYMVERS" \
 	NVPM_VENDOR_NV_P2P="$$PREFLIGHT_NV_P2P" NVPM_VENDOR_PEER_MEM="$$PREFLIGHT_PEER_MEM"
 
@@ -84,8 +85,8 @@ fmt:
 # What the kernel's own checks would say: rustfmt, clippy with the kernel's lints as errors, checkpatch.
 lint:
 	$(RUSTFMT) --check src/peer_client.rs
-	@$(PREFLIGHT_ENV) OUT='$(OUT)-lint' PROVIDER=kernel sh mk/preflight.sh
-	+@. '$(OUT)-lint/preflight.env' && $(MAKE) -C '$(KDIR)' M='$(CURDIR)' MO='$(OUT)-lint' NVPM_PROVIDER=kernel RUSTC='$(RUSTC)' CLIPPY=1 \
+	@$(PREFLIGHT_ENV) OUT='$(OUT)-lint' KERNEL_CRATE=own sh mk/preflight.sh
+	+@. '$(OUT)-lint/preflight.env' && $(MAKE) -C '$(KDIR)' M='$(CURDIR)' MO='$(OUT)-lint' NVPM_KERNEL_CRATE=own RUSTC='$(RUSTC)' CLIPPY=1 \
 		$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} NVPM_RUSTFLAGS=-Dwarnings --no-print-directory src/peer_client.o
 	perl '$(KDIR)/source/scripts/checkpatch.pl' --no-tree --terse --no-summary -f src/ffi/*.[ch] \
 		bindings/*.h bindings/*.c kernel-lite/helpers.[ch]
@@ -93,7 +94,7 @@ lint:
 # In a folder of its own: what `make` built is for `make install`.
 doc: override OUT := $(OUT)-doc
 doc:
-	@$(PREFLIGHT_ENV) PROVIDER=kernel sh mk/preflight.sh
+	@$(PREFLIGHT_ENV) KERNEL_CRATE=own sh mk/preflight.sh
 	+@$(kbuild) --no-print-directory NVPM_DOC=y modules
 	@echo "doc: $(OUT)/doc/peer_client/index.html"
 
@@ -105,7 +106,7 @@ check: lab-bootstrap
 miri:
 	@cargo +nightly miri --version >/dev/null 2>&1 || { \
 		echo "miri: no cargo that takes +nightly, or no Miri: rustup toolchain install nightly -c miri -c rust-src" >&2; exit 1; }
-	cd tests/host/kernel-lite && cargo +nightly miri test --locked
+	cd tests/host && cargo +nightly miri test --locked -p kernel-lite-tests
 
 bindings:
 	BINDGEN='$(BINDGEN)' bindings/generate.sh bindings
@@ -133,7 +134,7 @@ help:
 	@echo "make test         everything that runs before a merge; ONLY=<suite or boot>"
 	@echo
 	@echo "Settings: KDIR=<kernel build tree>  OFED=<dir>  NVIDIA=<dir>  RUSTC=<path>"
-	@echo "          PROVIDER=kernel|kernel-lite  LLVM=<suffix>  LINUX_SRC=<dir>"
+	@echo "          KERNEL_CRATE=own|lite  LLVM=<suffix>  LINUX_SRC=<dir>"
 	@echo "          INSTALL_MOD_PATH=<dir>  PREFIX=<dir>"
 	@echo "README.md is the short guide, docs/install.md the long one for admins;"
 	@echo "CONTRIBUTING.md has the other targets: lint, doc, soak, bench, ..."

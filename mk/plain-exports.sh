@@ -5,7 +5,7 @@
 # In: KDIR OUT.
 set -eu
 . "$OUT/preflight.env"
-[ "$PREFLIGHT_PROVIDER" = kernel-lite ] || exit 0
+[ "$PREFLIGHT_KERNEL_CRATE" = lite ] || exit 0
 module=$OUT/nvidia-peermem.ko
 imports=$OUT/imports
 nm=${NM:-$(command -v nm || command -v llvm-nm || command -v llvm-nm-19)}

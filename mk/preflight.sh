@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
 # Looks before building whether the module can be built and would load, and says in one line what is wrong.
-# In: KDIR OFED NVIDIA OUT RUSTC LLVM PROVIDER DEPS, and OS_RELEASE if another file than /etc/os-release is to say which
+# In: KDIR OFED NVIDIA OUT RUSTC LLVM KERNEL_CRATE DEPS, and OS_RELEASE if another file than /etc/os-release is to say which
 # distribution this is. Out: $OUT/preflight.env, which `make install` reads too (mk/built.sh).
 set -eu
 # kmod's programs are here, which is not in PATH for users of Debian, nor for root by a plain su.
@@ -117,25 +117,27 @@ ask_kernel
 # The kernel's crate changes with each series.
 newer=
 [ "$series" -le 7002 ] || newer="kernel $kver is newer than 7.2, and the module is written for the kernel crate of 7.2"
-case ${PROVIDER:-} in
+case ${KERNEL_CRATE:-} in
 '')
 	if [ -n "$no_kernel" ]; then
-		provider=kernel-lite why=$no_kernel
+		crate=lite why=$no_kernel
 	elif [ -n "$newer" ]; then
-		provider=kernel-lite why="$newer; make PROVIDER=kernel tries this kernel's"
+		crate=lite why="$newer; make KERNEL_CRATE=own tries this kernel's"
 	else
-		provider=kernel why="its metadata fits $RUSTC"
+		crate=own why="its metadata fits $RUSTC"
 	fi
 	;;
-kernel)
-	[ -z "$no_kernel" ] || die "PROVIDER=kernel is impossible: $no_kernel: $mend"
-	provider=kernel why="PROVIDER${newer:+, though $newer}"
+own)
+	[ -z "$no_kernel" ] || die "KERNEL_CRATE=own is impossible: $no_kernel: $mend"
+	crate=own why="KERNEL_CRATE${newer:+, though $newer}"
 	;;
-kernel-lite) provider=kernel-lite why="PROVIDER" ;;
-*) die "PROVIDER=$PROVIDER is neither kernel nor kernel-lite" ;;
+lite) crate=lite why="KERNEL_CRATE" ;;
+*) die "KERNEL_CRATE=$KERNEL_CRATE is neither own nor lite" ;;
 esac
-note "provider of the kernel crate: $provider ($why)"
-if [ $provider = kernel-lite ]; then
+if [ $crate = own ]; then
+	note "kernel crate: the kernel's own ($why)"
+else
+	note "kernel crate: kernel-lite ($why)"
 	ask_lite
 	[ -z "$no_lite" ] || die "$no_lite${no_kernel:+ (the kernel's own crate is out: $no_kernel)}"
 fi
@@ -233,7 +235,7 @@ PREFLIGHT_LLVM='$llvm'
 PREFLIGHT_SYMVERS='$symvers'
 PREFLIGHT_NV_P2P='$nv_p2p'
 PREFLIGHT_PEER_MEM='$peer_mem'
-PREFLIGHT_PROVIDER='$provider'
+PREFLIGHT_KERNEL_CRATE='$crate'
 PREFLIGHT_TREE='$tree'
 PREFLIGHT_DEPS='${DEPS:-}'
 EOF

@@ -98,7 +98,7 @@ impl FakeKernel {
     pub fn preflight(&self, settings: &[&str]) -> Outcome {
         let mut command = Command::new("sh");
         command.arg(repository().join("mk/preflight.sh")).current_dir(repository());
-        for name in ["OFED", "NVIDIA", "LLVM", "PROVIDER"] {
+        for name in ["OFED", "NVIDIA", "LLVM", "KERNEL_CRATE"] {
             command.env(name, "");
         }
         command.env("KDIR", self.path()).env("OUT", self.path().join("out")).env("RUSTC", "rustc");

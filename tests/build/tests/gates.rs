@@ -12,10 +12,10 @@ fn module(kernel: &FakeKernel, symbol: &str) -> PathBuf {
     object
 }
 
-fn plain_exports(kernel: &FakeKernel, provider: &str) -> Command {
+fn plain_exports(kernel: &FakeKernel, kernel_crate: &str) -> Command {
     let symvers =
         kernel.write("nvidia/Module.symvers", "0x00000000\tnvidia_p2p_get_pages\tnvidia\tEXPORT_SYMBOL_GPL\t\n");
-    let env = format!("PREFLIGHT_PROVIDER='{provider}'\nPREFLIGHT_SYMVERS='{}'\n", symvers.display());
+    let env = format!("PREFLIGHT_KERNEL_CRATE='{kernel_crate}'\nPREFLIGHT_SYMVERS='{}'\n", symvers.display());
     kernel.write("out/preflight.env", &env);
     let mut gate = Command::new("sh");
     gate.arg(repository().join("mk/plain-exports.sh")).env("KDIR", kernel.path());
@@ -37,13 +37,13 @@ fn a_gpl_only_import_with_kernel_lite() {
         "0x00000000\tclass_create\tvmlinux\tEXPORT_SYMBOL_GPL\t\n0x00000000\tkfree\tvmlinux\tEXPORT_SYMBOL\t\n",
     );
     let built = module(&kernel, "class_create");
-    assert!(run(&mut plain_exports(&kernel, "kernel")).ok && built.exists(), "the kernel's own crate has nothing else");
-    let outcome = run(&mut plain_exports(&kernel, "kernel-lite"));
+    assert!(run(&mut plain_exports(&kernel, "own")).ok && built.exists(), "the kernel's own crate has nothing else");
+    let outcome = run(&mut plain_exports(&kernel, "lite"));
     assert!(!outcome.ok && !built.exists() && outcome.text.contains("was removed: class_create"), "{}", outcome.text);
 
     for fine in ["kfree", "nvidia_p2p_get_pages"] {
         let built = module(&kernel, fine);
-        let outcome = run(&mut plain_exports(&kernel, "kernel-lite"));
+        let outcome = run(&mut plain_exports(&kernel, "lite"));
         assert!(outcome.ok && built.exists() && outcome.text.is_empty(), "{fine}: {}", outcome.text);
     }
 }
@@ -62,7 +62,7 @@ fn without_binutils() {
     }
     std::os::unix::fs::symlink(which("nm"), bin.join("llvm-nm")).expect("link");
     let built = module(&kernel, "class_create");
-    let outcome = run(plain_exports(&kernel, "kernel-lite").env("PATH", &bin));
+    let outcome = run(plain_exports(&kernel, "lite").env("PATH", &bin));
     assert!(!outcome.ok && !built.exists() && outcome.text.contains("was removed: class_create"), "{}", outcome.text);
     let built = module(&kernel, "_RNvNtCs1_4core9panicking18panic_bounds_check");
     let outcome = run(no_panic(&built).env("PATH", &bin));
@@ -78,15 +78,15 @@ fn a_gpl_only_import_where_locks_are_debugged() {
     kernel.write("Module.symvers", &exports.concat());
     let built = module(&kernel, "mutex_lock_nested");
     kernel.config("CONFIG_DEBUG_LOCK_ALLOC=y\n");
-    let outcome = run(&mut plain_exports(&kernel, "kernel-lite"));
+    let outcome = run(&mut plain_exports(&kernel, "lite"));
     assert!(outcome.ok && built.exists() && outcome.text.contains("mutex_lock_nested"), "{}", outcome.text);
     let built = module(&kernel, "mutex_lock_nested\n.quad class_create");
-    let outcome = run(&mut plain_exports(&kernel, "kernel-lite"));
+    let outcome = run(&mut plain_exports(&kernel, "lite"));
     assert!(!outcome.ok && !built.exists() && outcome.text.contains("was removed: class_create"), "{}", outcome.text);
     // Without it nothing is pardoned.
     kernel.config("");
     let built = module(&kernel, "mutex_lock_nested");
-    assert!(!run(&mut plain_exports(&kernel, "kernel-lite")).ok && !built.exists());
+    assert!(!run(&mut plain_exports(&kernel, "lite")).ok && !built.exists());
 }
 
 #[test]

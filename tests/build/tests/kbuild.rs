@@ -19,10 +19,10 @@ fn kbuild(settings: &str) -> Outcome {
 #[test]
 fn kbuild_without_preflight() {
     for (settings, words) in [
-        ("", ["NVPM_PROVIDER= is neither", "run make KDIR=/build"]),
-        ("NVPM_PROVIDER := lite", ["NVPM_PROVIDER=lite is neither", "run make KDIR=/build"]),
-        ("NVPM_PROVIDER := kernel-lite", ["there is no /", "make deps and make KDIR=/build"]),
-        ("NVPM_PROVIDER := kernel-lite\nNVPM_DEPS := /gone", ["there is no /gone/", "make deps"]),
+        ("", ["NVPM_KERNEL_CRATE= is neither", "run make KDIR=/build"]),
+        ("NVPM_KERNEL_CRATE := other", ["NVPM_KERNEL_CRATE=other is neither", "run make KDIR=/build"]),
+        ("NVPM_KERNEL_CRATE := lite", ["there is no /", "make deps and make KDIR=/build"]),
+        ("NVPM_KERNEL_CRATE := lite\nNVPM_DEPS := /gone", ["there is no /gone/", "make deps"]),
     ] {
         let outcome = kbuild(settings);
         assert!(!outcome.ok && !outcome.text.contains("made "), "{settings}: {}", outcome.text);
@@ -31,5 +31,5 @@ fn kbuild_without_preflight() {
         }
         assert!(!outcome.text.contains("No rule to make target"), "{settings}: {}", outcome.text);
     }
-    assert!(kbuild("NVPM_PROVIDER := kernel").ok);
+    assert!(kbuild("NVPM_KERNEL_CRATE := own").ok);
 }

@@ -9,14 +9,14 @@ use std::process::Command;
 /// `modules` makes an object with this kernel's vermagic in the place of the module, `modules_install` puts it where kbuild would.
 const KBUILD: &str = r#"
 modules:
-	@echo "$(NVPM_PROVIDER) $(RUSTC) $(KBUILD_EXTRA_SYMBOLS) $(NVPM_DEPS) LLVM $(LLVM)" >>$(CURDIR)/log
+	@echo "$(NVPM_KERNEL_CRATE) $(RUSTC) $(KBUILD_EXTRA_SYMBOLS) $(NVPM_DEPS) LLVM $(LLVM)" >>$(CURDIR)/log
 	@cp $(CURDIR)/built.ko $(MO)/nvidia-peermem.ko
 modules_install:
 	@mkdir -p $(INSTALL_MOD_PATH)/lib/modules/7.2.0-fake/$(INSTALL_MOD_DIR)
 	@cp $(MO)/nvidia-peermem.ko $(INSTALL_MOD_PATH)/lib/modules/7.2.0-fake/$(INSTALL_MOD_DIR)/
 "#;
 
-/// A kernel that either provider can be built for, and the `PATH` of a user who has a rustc.
+/// A kernel that either crate can be built for, and the `PATH` of a user who has a rustc.
 fn kernel() -> FakeKernel {
     let kernel = FakeKernel::new();
     kernel.write("Makefile", KBUILD);
@@ -44,7 +44,7 @@ fn make(kernel: &FakeKernel, words: &[&str]) -> Command {
         .arg("--no-print-directory")
         .arg(format!("OUT={}", folder(kernel, "out")))
         .args(words);
-    for name in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "KDIR", "OFED", "NVIDIA", "PROVIDER", "RUSTC", "LLVM", "DEPS"] {
+    for name in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "KDIR", "OFED", "NVIDIA", "KERNEL_CRATE", "RUSTC", "LLVM", "DEPS"] {
         make.env_remove(name);
     }
     make
@@ -52,7 +52,7 @@ fn make(kernel: &FakeKernel, words: &[&str]) -> Command {
 
 /// `make` with everything said that a user can say.
 fn build(kernel: &FakeKernel) {
-    let mut words = vec!["PROVIDER=kernel-lite".to_string()];
+    let mut words = vec!["KERNEL_CRATE=lite".to_string()];
     for (name, dir) in [("KDIR", ""), ("OFED", "ofed"), ("NVIDIA", "gpu"), ("DEPS", "deps")] {
         words.push(format!("{name}={}", folder(kernel, dir)));
     }
@@ -94,7 +94,7 @@ fn install_is_of_what_make_built() {
     );
     let told = log(&kernel);
     assert_eq!(told.len(), 1, "built again: {told:?}");
-    assert!(told[0].starts_with("kernel-lite /") && told[0].contains("ofed/Module.symvers"), "{told:?}");
+    assert!(told[0].starts_with("lite /") && told[0].contains("ofed/Module.symvers"), "{told:?}");
     let outcome = run(make(&kernel, &["uninstall"]).arg(format!("INSTALL_MOD_PATH={}", folder(&kernel, "root"))));
     assert!(outcome.ok && !installed(&kernel).exists(), "{}", outcome.text);
 }
@@ -121,7 +121,7 @@ fn uninstall_without_headers() {
     std::os::unix::fs::symlink(kernel.path(), &headers).expect("link");
     let root = format!("INSTALL_MOD_PATH={}", folder(&kernel, "root"));
     let kdir = format!("KDIR={}", headers.display());
-    assert!(run(&mut make(&kernel, &["PROVIDER=kernel", &kdir])).ok);
+    assert!(run(&mut make(&kernel, &["KERNEL_CRATE=own", &kdir])).ok);
     let path =
         kernel.program("uname", "case $1 in -r) echo 7.2.0-running ;; *) PATH=${PATH#*:} exec uname \"$@\" ;; esac");
     let uninstall = |words: &[&str]| {
@@ -175,13 +175,13 @@ fn install_builds_again_what_is_not_up_to_date() {
 
 /// What is said at install is taken, and the rest is as it was.
 #[test]
-fn install_with_another_provider() {
+fn install_with_another_kernel_crate() {
     let kernel = kernel();
     build(&kernel);
-    let outcome = install(&kernel, NO_RUSTC, &["PROVIDER=kernel"]);
+    let outcome = install(&kernel, NO_RUSTC, &["KERNEL_CRATE=own"]);
     assert!(outcome.ok, "{}", outcome.text);
     let told = log(&kernel);
-    assert!(told.len() == 2 && told[1] == told[0].replacen("kernel-lite", "kernel", 1), "{told:?}");
+    assert!(told.len() == 2 && told[1] == told[0].replacen("lite", "own", 1), "{told:?}");
 }
 
 /// The same compiler by another name is no other.
@@ -208,7 +208,7 @@ fn install_after_a_build_that_failed() {
     build(&kernel);
     kernel.write("Makefile", "modules:\n\t@echo 'the compiler says no'; exit 1\n");
     let symvers = format!("KDIR={}", folder(&kernel, ""));
-    assert!(!run(&mut make(&kernel, &["PROVIDER=kernel", &symvers])).ok);
+    assert!(!run(&mut make(&kernel, &["KERNEL_CRATE=own", &symvers])).ok);
     let outcome = install(&kernel, NO_RUSTC, &[]);
     assert!(
         !outcome.ok && outcome.text.contains("the compiler says no") && !installed(&kernel).exists(),
@@ -225,7 +225,7 @@ fn make_begins_anew() {
     let kdir = format!("KDIR={}", folder(&kernel, ""));
     assert!(run(&mut make(&kernel, &[&kdir])).ok);
     let told = log(&kernel);
-    assert!(told[1].starts_with("kernel /") && !told[1].contains("ofed"), "{told:?}");
+    assert!(told[1].starts_with("own /") && !told[1].contains("ofed"), "{told:?}");
 }
 
 /// Kbuild runs in the kernel's build tree, so what is said there is said in full.
@@ -237,7 +237,7 @@ fn folders_by_relative_paths() {
     for name in ["Makefile", "Kbuild", "mk", "src", "bindings", "kernel-lite"] {
         std::os::unix::fs::symlink(repository().join(name), here.join(name)).expect("link");
     }
-    let words = ["OUT=out", "KDIR=..", "OFED=../none ../ofed", "NVIDIA=../gpu", "DEPS=../deps", "PROVIDER=kernel-lite"];
+    let words = ["OUT=out", "KDIR=..", "OFED=../none ../ofed", "NVIDIA=../gpu", "DEPS=../deps", "KERNEL_CRATE=lite"];
     let mut build = make(&kernel, &words);
     let outcome = run(build.current_dir(&here));
     assert!(outcome.ok && here.join("out/built").exists(), "{}", outcome.text);
@@ -251,16 +251,23 @@ fn folders_by_relative_paths() {
     }
 }
 
-/// Which boots have which provider is not said by PROVIDER=, and it is not ignored.
+/// Each boot has its own kernel crate, so what is said is not ignored.
 #[test]
-fn a_provider_for_what_takes_none() {
+fn a_kernel_crate_for_what_takes_none() {
     for target in ["test", "soak", "bench", "bench-docs", "bench-cost", "scenarios", "shell"] {
-        let outcome = run(Command::new("make").current_dir(repository()).args(["-n", target, "PROVIDER=kernel"]));
+        let outcome = run(Command::new("make").current_dir(repository()).args(["-n", target, "KERNEL_CRATE=own"]));
         assert!(!outcome.ok, "{target}: {}", outcome.text);
-        for word in [target, "PROVIDER=kernel", "make demo"] {
+        for word in [target, "KERNEL_CRATE="] {
             assert!(outcome.text.contains(word), "no \"{word}\" in: {}", outcome.text);
         }
     }
+}
+
+/// The name of before, which would be ignored without a word.
+#[test]
+fn the_old_name_of_the_kernel_crate() {
+    let outcome = run(&mut make(&kernel(), &["PROVIDER=kernel"]));
+    assert!(!outcome.ok && outcome.text.contains("KERNEL_CRATE"), "{}", outcome.text);
 }
 
 /// What users type is on one screen; every other target stands in CONTRIBUTING.md.
@@ -271,7 +278,7 @@ fn help_fits_one_screen_and_no_target_is_untold() {
     let wide = help.lines().find(|line| line.chars().count() > 80);
     assert!(wide.is_none(), "wider than 80: {wide:?}");
     for word in
-        ["KDIR=", "OFED=", "NVIDIA=", "PROVIDER=", "RUSTC=", "LLVM=", "LINUX_SRC=", "INSTALL_MOD_PATH=", "PREFIX="]
+        ["KDIR=", "OFED=", "NVIDIA=", "KERNEL_CRATE=", "RUSTC=", "LLVM=", "LINUX_SRC=", "INSTALL_MOD_PATH=", "PREFIX="]
     {
         assert!(help.contains(word), "no \"{word}\" in: {help}");
     }

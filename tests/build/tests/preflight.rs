@@ -58,21 +58,21 @@ fn a_tree_that_is_not_configured() {
 fn the_kernel_crate_without_config_rust() {
     let kernel = FakeKernel::new();
     kernel.config("CONFIG_MODULES=y\n");
-    refused(&kernel, &["PROVIDER=kernel"], &[FakeKernel::RELEASE, "CONFIG_RUST"]);
+    refused(&kernel, &["KERNEL_CRATE=own"], &[FakeKernel::RELEASE, "CONFIG_RUST"]);
 }
 
 #[test]
 fn the_kernel_crate_without_rust_metadata() {
     let kernel = FakeKernel::new();
     kernel.remove("rust/libkernel.rmeta");
-    refused(&kernel, &["PROVIDER=kernel"], &["rust/libkernel.rmeta", "linux-lib-rust"]);
+    refused(&kernel, &["KERNEL_CRATE=own"], &["rust/libkernel.rmeta", "linux-lib-rust"]);
 }
 
 #[test]
 fn another_rustc_than_the_kernels() {
     let kernel = FakeKernel::new();
     kernel.config("CONFIG_RUST=y\nCONFIG_RUSTC_VERSION_TEXT=\"rustc 1.0.0 (old)\"\n");
-    refused(&kernel, &["PROVIDER=kernel"], &["rustc 1.0.0 (old)", "RUSTC="]);
+    refused(&kernel, &["KERNEL_CRATE=own"], &["rustc 1.0.0 (old)", "RUSTC="]);
 }
 
 /// The setting that names a folder with a `nvidia.ko` of the closed flavour.
@@ -85,7 +85,7 @@ fn closed_nvidia(kernel: &FakeKernel) -> String {
 fn the_closed_nvidia_ko() {
     let kernel = FakeKernel::new();
     let closed = closed_nvidia(&kernel);
-    refused(&kernel, &["PROVIDER=kernel", &closed], &["closed flavour", "NVIDIA", "nvidia-open"]);
+    refused(&kernel, &["KERNEL_CRATE=own", &closed], &["closed flavour", "NVIDIA", "nvidia-open"]);
 }
 
 /// A kernel without Rust for which kernel-lite can be built, as far as preflight looks; `DEPS` is its folder `deps`.
@@ -96,12 +96,12 @@ fn without_rust() -> (FakeKernel, String) {
     (kernel, deps)
 }
 
-/// The configuration of a kernel for which either provider can be built.
+/// The configuration of a kernel for which either crate can be built.
 fn with_either(rustc: &str) -> String {
     format!("CONFIG_RUST=y\nCONFIG_X86_64=y\nCONFIG_RUSTC_VERSION_TEXT=\"{}\"\n", rustc.trim())
 }
 
-/// A kernel for which either provider can be built, as far as preflight looks; `DEPS` is its folder `deps`.
+/// A kernel for which either crate can be built, as far as preflight looks; `DEPS` is its folder `deps`.
 fn with_rust() -> (FakeKernel, String) {
     let kernel = FakeKernel::new();
     kernel.config(&with_either(&run(Command::new("rustc").arg("--version")).text));
@@ -111,8 +111,8 @@ fn with_rust() -> (FakeKernel, String) {
 
 /// Asserts that kernel-lite is taken without being asked for, and that the line which says so has these words.
 fn falls_back(kernel: &FakeKernel, settings: &[&str], words: &[&str]) {
-    let (provider, line) = chosen(kernel, settings);
-    assert_eq!(provider, "'kernel-lite'", "{line}");
+    let (crate_name, line) = chosen(kernel, settings);
+    assert_eq!(crate_name, "'lite'", "{line}");
     for word in words.iter().chain(&["kernel-lite ("]) {
         assert!(line.contains(word), "no \"{word}\" in: {line}");
     }
@@ -122,7 +122,7 @@ fn falls_back(kernel: &FakeKernel, settings: &[&str], words: &[&str]) {
 fn kernel_lite_beside_the_closed_nvidia_ko() {
     let (kernel, deps) = with_rust();
     let closed = closed_nvidia(&kernel);
-    assert_eq!(chosen(&kernel, &[&deps]).0, "'kernel'");
+    assert_eq!(chosen(&kernel, &[&deps]).0, "'own'");
     falls_back(&kernel, &[&deps, &closed], &["closed flavour (licence NVIDIA)", FakeKernel::RELEASE]);
 }
 
@@ -160,9 +160,9 @@ fn another_series_with_rust() {
     }
     let (kernel, deps) = with_rust();
     kernel.write("include/config/kernel.release", "7.3.1-fake");
-    let (provider, line) = chosen(&kernel, &[&deps, "PROVIDER=kernel"]);
-    assert_eq!(provider, "'kernel'");
-    assert!(line.contains("PROVIDER, though kernel 7.3.1-fake is newer than 7.2"), "{line}");
+    let (crate_name, line) = chosen(&kernel, &[&deps, "KERNEL_CRATE=own"]);
+    assert_eq!(crate_name, "'own'");
+    assert!(line.contains("KERNEL_CRATE, though kernel 7.3.1-fake is newer than 7.2"), "{line}");
 }
 
 /// A rustc of this version whose toolchain has no source of its library.
@@ -232,32 +232,32 @@ fn the_driver_under_debians_name() {
     made("nvidia-current-open", "Dual MIT/GPL", "550.2");
     depmod();
     std::fs::write(&conf, "install nvidia modprobe -i nvidia-current-open $CMDLINE_OPTS\n").expect("file");
-    assert_eq!(chosen(&kernel, &[&deps, &path]).0, "'kernel'");
+    assert_eq!(chosen(&kernel, &[&deps, &path]).0, "'own'");
     std::fs::write(&conf, "install nvidia modprobe -i nvidia-current $CMDLINE_OPTS\n").expect("file");
     falls_back(&kernel, &[&deps, &path], &["closed flavour"]);
     // A file of the driver's own name comes first.
     made("nvidia", "Dual MIT/GPL", "560.3");
     depmod();
     std::fs::write(&conf, "").expect("file");
-    assert_eq!(chosen(&kernel, &[&deps, &path]).0, "'kernel'");
+    assert_eq!(chosen(&kernel, &[&deps, &path]).0, "'own'");
 }
 
-/// The provider that was written down for the build, and the line that says why.
+/// The kernel crate that was written down for the build, and the line that says why.
 fn chosen(kernel: &FakeKernel, settings: &[&str]) -> (String, String) {
     let outcome = kernel.preflight(settings);
     assert!(outcome.ok, "{}", outcome.text);
     let line =
-        outcome.text.lines().find(|l| l.contains("provider of the kernel crate")).unwrap_or_default().to_string();
+        outcome.text.lines().find(|l| l.contains("kernel crate: ")).unwrap_or_default().to_string();
     let env = std::fs::read_to_string(kernel.path().join("out/preflight.env")).expect("preflight.env");
-    let provider = env.lines().find_map(|l| l.strip_prefix("PREFLIGHT_PROVIDER=")).unwrap_or_default().to_string();
-    (provider, line)
+    let crate_name = env.lines().find_map(|l| l.strip_prefix("PREFLIGHT_KERNEL_CRATE=")).unwrap_or_default().to_string();
+    (crate_name, line)
 }
 
 #[test]
 fn the_kernels_own_crate_comes_first() {
-    let (provider, line) = chosen(&FakeKernel::new(), &[]);
-    assert_eq!(provider, "'kernel'");
-    assert!(line.contains("kernel (its metadata fits rustc)"), "{line}");
+    let (crate_name, line) = chosen(&FakeKernel::new(), &[]);
+    assert_eq!(crate_name, "'own'");
+    assert!(line.contains("the kernel's own (its metadata fits rustc)"), "{line}");
 }
 
 /// The module is written for the kernel crate of 7.2; an older one would fail it in the compiler.
@@ -265,7 +265,7 @@ fn the_kernels_own_crate_comes_first() {
 fn an_older_kernel_with_rust() {
     let kernel = FakeKernel::new();
     kernel.write("include/config/kernel.release", "6.18.3-fake");
-    refused(&kernel, &["PROVIDER=kernel"], &["6.18.3-fake is older than 7.2", "use a 7.2 kernel"]);
+    refused(&kernel, &["KERNEL_CRATE=own"], &["6.18.3-fake is older than 7.2", "use a 7.2 kernel"]);
 }
 
 /// Debian's headers of 6.1: 6.1.192 in kernel.release, 6.1.0-56-amd64 by uname.
@@ -294,22 +294,22 @@ fn the_last_build_says_where_the_crates_are() {
 #[test]
 fn a_kernel_without_rust_takes_kernel_lite_and_says_why() {
     let (kernel, deps) = without_rust();
-    let (provider, line) = chosen(&kernel, &[&deps]);
-    assert_eq!(provider, "'kernel-lite'");
+    let (crate_name, line) = chosen(&kernel, &[&deps]);
+    assert_eq!(crate_name, "'lite'");
     assert!(line.contains("kernel-lite (") && line.contains("CONFIG_RUST is not set"), "{line}");
 }
 
 #[test]
 fn kernel_lite_where_it_is_asked_for() {
     let (kernel, deps) = with_rust();
-    let (provider, line) = chosen(&kernel, &[&deps, "PROVIDER=kernel-lite"]);
-    assert_eq!(provider, "'kernel-lite'");
-    assert!(line.contains("(PROVIDER)"), "{line}");
+    let (crate_name, line) = chosen(&kernel, &[&deps, "KERNEL_CRATE=lite"]);
+    assert_eq!(crate_name, "'lite'");
+    assert!(line.contains("(KERNEL_CRATE)"), "{line}");
 }
 
 #[test]
-fn a_provider_that_there_is_not() {
-    refused(&FakeKernel::new(), &["PROVIDER=lite"], &["PROVIDER=lite", "kernel-lite"]);
+fn a_kernel_crate_that_there_is_not() {
+    refused(&FakeKernel::new(), &["KERNEL_CRATE=other"], &["KERNEL_CRATE=other is neither own nor lite"]);
 }
 
 #[test]

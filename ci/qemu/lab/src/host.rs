@@ -23,9 +23,8 @@ struct Program {
     takes: u64,
 }
 
-const PROGRAMS: [Program; 8] = [
+const PROGRAMS: [Program; 7] = [
     Program { name: "host", dir: "tests/host", takes: 120 },
-    Program { name: "kernel-lite", dir: "tests/host/kernel-lite", takes: 5 },
     Program { name: "build", dir: "tests/build", takes: 5 },
     Program { name: "lab", dir: "ci/qemu/lab", takes: 5 },
     Program { name: "nvlab", dir: "ci/qemu/gpu/client", takes: 5 },

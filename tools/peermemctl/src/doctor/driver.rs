@@ -10,7 +10,7 @@ use crate::nvidia::Flavour;
 const OLDEST: u32 = 550;
 
 /// What fixes a closed nvidia.ko's refusal, wherever it was seen.
-pub(super) const NO_GPL_IMPORTS: &str = "make deps && make PROVIDER=kernel-lite && make install, a build without GPL-only imports; or install the open kernel modules of the same driver (package nvidia-open)";
+pub(super) const NO_GPL_IMPORTS: &str = "make deps && make KERNEL_CRATE=lite && make install, a build without GPL-only imports; or install the open kernel modules of the same driver (package nvidia-open)";
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let Some(driver) = &machine.driver else {

@@ -58,7 +58,7 @@ ofed=$(newest part/stock-ofed) gpu=$(ls -dt "$cache"/part/stock-gpu-????????????
 mkdir "$work/other-ofed"
 sed 's/^0x[0-9a-f]*\(\tib_register_peer_memory_client\t\)/0x12345678\1/' "$ofed/Module.symvers" >"$work/other-ofed/Module.symvers"
 git -C "$repo" archive HEAD | (mkdir "$work/tree" && tar -x -C "$work/tree")
-make -s -C "$work/tree" KDIR="$headers" OUT="$work/other-core" OFED="$work/other-ofed" NVIDIA="$gpu $source" PROVIDER=kernel-lite \
+make -s -C "$work/tree" KDIR="$headers" OUT="$work/other-core" OFED="$work/other-ofed" NVIDIA="$gpu $source" KERNEL_CRATE=lite \
 	DEPS="$cache/kernel-lite-deps"
 cp "$work/other-core/nvidia-peermem.ko" "$out/stock/other-core.ko"
 # The deprecated module under whose name people still find it: a client that says "not mine" to everything stands for it.
