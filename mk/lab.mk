@@ -1,7 +1,7 @@
 # The lab: a virtual machine with rdma-core, perftest, a GPU stand-in and this module. Included by the top Makefile.
-#   make demo [RIVAL=1] [PROVIDER=kernel]
+#   make demo [RIVAL=1] [KERNEL_CRATE=own]
 #                                    RDMA into GPU memory, proven; ends with demo: PASS. On Debian's own kernel, with
-#                                    kernel-lite; PROVIDER=kernel: on the lab's 7.2, with the kernel's own Rust crate
+#                                    kernel-lite; KERNEL_CRATE=own: on the lab's 7.2, with the kernel's own Rust crate
 #   make test [RIVAL=1] [ONLY=a,b]   what fits into twelve minutes; ends with N passed, N failed
 #   make soak [ONLY=a,b] [HOURS=n] [SEED=n]   what takes hours; ends with soak: PASS
 #   make bench                       ours beside NVIDIA's C module: a table and build/bench.json
@@ -12,10 +12,10 @@
 
 .PHONY: demo test soak scenarios bench bench-docs bench-cost shell lab-build lab-clean lab-bootstrap
 
-# What takes no PROVIDER= says so: each boot has its own.
-no_provider := $(filter test soak scenarios bench bench-docs bench-cost shell,$(MAKECMDGOALS))
-ifneq ($(and $(PROVIDER),$(no_provider)),)
-$(error make $(no_provider): PROVIDER=$(PROVIDER) is for make and make demo; which boots have which provider is in \
+# What takes no KERNEL_CRATE= says so: each boot has its own.
+no_kernel_crate := $(filter test soak scenarios bench bench-docs bench-cost shell,$(MAKECMDGOALS))
+ifneq ($(and $(KERNEL_CRATE),$(no_kernel_crate)),)
+$(error make $(no_kernel_crate): KERNEL_CRATE=$(KERNEL_CRATE) is for make and make demo; which boots have which crate is in \
 	docs/kernel-lite.md: leave it out, or ONLY=<boot>)
 endif
 
@@ -24,8 +24,8 @@ lab_env := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL PATH=/usr/local/sbin:/usr/sbi
 lab = $(lab_env) ci/lab.sh
 
 demo: lab-bootstrap
-	@$(if $(filter-out kernel kernel-lite,$(PROVIDER)),echo "make demo: PROVIDER=$(PROVIDER) is neither kernel nor kernel-lite" >&2; exit 1)
-	@$(lab) demo $(if $(RIVAL),--rival) $(if $(filter kernel,$(PROVIDER)),--flavour debug)
+	@$(if $(filter-out own lite,$(KERNEL_CRATE)),echo "make demo: KERNEL_CRATE=$(KERNEL_CRATE) is neither own nor lite" >&2; exit 1)
+	@$(lab) demo $(if $(RIVAL),--rival) $(if $(filter own,$(KERNEL_CRATE)),--flavour debug)
 
 test: lab-bootstrap
 	@$(lab) test $(if $(RIVAL),--rival) $(if $(ONLY),--only $(ONLY))

@@ -75,7 +75,7 @@ pub fn build(lab: &Lab, sources: &Sources, kernel: &Kernel) -> Result<Parts> {
 pub fn with(lab: &Lab, sources: &Sources, kernel: &Kernel, parts: &Parts, (module, more): Kind) -> Result<Parts> {
     let _lock = lock::take(&lab.build.join(format!("lock-{}", kernel.flavour.name())), "build")?;
     let b = Builder { lab, sources, kernel };
-    let lite = || b.ours("lite", &parts.ofed, &parts.gpu, "kernel-lite");
+    let lite = || b.ours("lite", &parts.ofed, &parts.gpu, "lite");
     let parts = Parts { lite: if more == More::Lite { Some(lite()?) } else { None }, ..parts.clone() };
     Ok(match module {
         Module::Ours | Module::Rival | Module::Installed => parts,
@@ -173,8 +173,8 @@ impl Builder<'_> {
         })
     }
 
-    /// The module that all of this is about; its `kernel` crate is the one that `provider` names, or that preflight takes.
-    fn ours(&self, name: &str, ofed: &Part, gpu: &Part, provider: &str) -> Result<Part> {
+    /// The module that all of this is about; its `kernel` crate is the one that `kernel_crate` names, or that preflight takes.
+    fn ours(&self, name: &str, ofed: &Part, gpu: &Part, kernel_crate: &str) -> Result<Part> {
         let repo = &self.lab.repo;
         // The profile of the benchmark names lines. The code is the same with them.
         let lines: &[&str] = match self.kernel.flavour {
@@ -182,7 +182,7 @@ impl Builder<'_> {
             _ => &[],
         };
         let mut key = Key::new("ours");
-        key.text(provider)
+        key.text(kernel_crate)
             .text(&lines.join(" "))
             .text(&self.kernel.key)
             .text(&ofed.key)
@@ -197,7 +197,7 @@ impl Builder<'_> {
             // The rival's folder has NVIDIA's headers: our own words for its interface are compared with them.
             cmd.arg(format!("OFED={}", ofed.dir.display()));
             cmd.arg(format!("NVIDIA={} {}", gpu.dir.display(), self.sources.rival.display()));
-            cmd.arg(format!("DEPS={}", self.sources.deps.display())).arg(format!("PROVIDER={provider}"));
+            cmd.arg(format!("DEPS={}", self.sources.deps.display())).arg(format!("KERNEL_CRATE={kernel_crate}"));
             cmd.args(lines);
             step.run(&mut cmd)?;
             no_warning(&step.log)
