@@ -20,6 +20,13 @@ cache = $(or $(NVPM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/nvidia-peermem
 # Where `make deps` puts what kernel-lite needs of others: where the last build found it, else in the cache.
 DEPS ?= $(or $(if $(shell sh kernel-lite/missing.sh '$(call told,DEPS)'),,$(call told,DEPS)),$(cache)/kernel-lite-deps)
 
+# Packagers' word for another root.
+INSTALL_MOD_PATH ?= $(DESTDIR)
+
+# make takes a path with a space for two.
+$(foreach name,CURDIR OUT KDIR DEPS INSTALL_MOD_PATH,$(if $(word 2,$($(name))),$(error \
+	$(name)=$($(name)): make cannot build where a path has a space; use another folder)))
+
 # In full: Kbuild runs in another folder, and each is compared with what the last build was told.
 override OUT := $(abspath $(OUT))
 override KDIR := $(abspath $(KDIR))
@@ -45,6 +52,9 @@ PREFLIGHT_ENV = KDIR='$(KDIR)' OFED='$(OFED)' NVIDIA='$(NVIDIA)' OUT='$(OUT)' RU
 TOOLS = $(CURDIR)/build/tools
 INSTALL_ENV = $(PREFLIGHT_ENV) INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)' PREFIX='$(PREFIX)' TOOLS='$(TOOLS)'
 # Preflight leaves its findings in preflight.env: LLVM, the Module.symvers files, vendor headers, the crate.
+# Without the kernel's own key nothing can be signed, and sign-file would say so in words of OpenSSL.
+sig_key = $(shell sed -n 's/^CONFIG_MODULE_SIG_KEY="*\([^"]*\)"*$$/\1/p' '$(KDIR)/include/config/auto.conf')
+no_signing = $(if $(filter pkcs11:%,$(sig_key))$(wildcard $(sig_key) $(addprefix $(KDIR)/,$(sig_key))),,CONFIG_MODULE_SIG_ALL=)
 kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-$(CURDIR)}" RUSTC="$$PREFLIGHT_RUSTC" \
 	MO="$${PREFLIGHT_TREE:-$(OUT)}" NVPM_KERNEL_CRATE=$$PREFLIGHT_KERNEL_CRATE NVPM_DEPS='$(DEPS)' \
 	$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} KBUILD_EXTRA_SYMBOLS="$$PREFLIGHT_SYMVERS" \
@@ -58,6 +68,7 @@ module:
 	@sh mk/no-panic.sh '$(OUT)/nvidia-peermem.ko'
 	@KDIR='$(KDIR)' OUT='$(OUT)' sh mk/plain-exports.sh
 	@touch '$(OUT)/built'
+	@echo "module: $(OUT)/nvidia-peermem.ko; as root, make install puts it in place"
 
 # peermemctl, its man pages and completions, as whoever has cargo: `make install` runs as root.
 tools:
@@ -69,7 +80,7 @@ deps:
 
 install:
 	@$(PREFLIGHT_ENV) sh mk/built.sh || $(MAKE) --no-print-directory module $(PREFLIGHT_ENV)
-	+@$(kbuild) --no-print-directory INSTALL_MOD_DIR=updates/nvidia-peermem-rust \
+	+@$(kbuild) --no-print-directory INSTALL_MOD_DIR=updates/nvidia-peermem-rust $(no_signing) \
 		$(if $(INSTALL_MOD_PATH),INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)') modules_install
 	@$(INSTALL_ENV) sh mk/install.sh install
 

@@ -36,6 +36,11 @@ if [ -z "$llvm" ] && [ "$(option CONFIG_CC_IS_CLANG)" = y ]; then
 	! command -v "clang-$major" >/dev/null || llvm=-$major
 fi
 
+# Debian's headers name the compiler that their kernel was built by.
+cc=$(sed -n 's/^CC = .*$(CROSS_COMPILE)\(gcc-[0-9]*\)$/\1/p' "$KDIR/.kernelvariables" 2>/dev/null || true)
+[ -n "${CC:-}" ] || [ -z "$cc" ] || command -v "$cc" >/dev/null ||
+	die "there is no $cc, by which kernel $kver was built: apt-get install $cc"
+
 # Where the crate `kernel` comes from: the kernel's own wherever that is possible, else kernel-lite (docs/kernel-lite.md).
 nvidia_ko=
 for dir in $NVIDIA; do
@@ -66,6 +71,17 @@ command -v "$RUSTC" >/dev/null || die "no $RUSTC, and 1.85 or later is needed: $
 ours=$("$RUSTC" --version)
 sysroot=$("$RUSTC" --print sysroot)
 theirs=$(option CONFIG_RUSTC_VERSION_TEXT)
+
+# "make RUSTC=<path>, or ", if PATH has another rustc behind this one that kernel-lite can be built by.
+other_rustc() {
+	for rustc in $(echo "$PATH" | tr : '\n' | sed 's:$:/rustc:'); do
+		minor=$("$rustc" --version 2>/dev/null | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
+		if [ "${minor:-0}" -ge 85 ] && [ -r "$("$rustc" --print sysroot)/lib/rustlib/src/rust/library/core/src/lib.rs" ]; then
+			echo "make RUSTC=$rustc, or "
+			break
+		fi
+	done
+}
 
 # Sets no_kernel to why the kernel's own crate is out of the question, to nothing if it is not, and mend to what to do.
 ask_kernel() {
@@ -103,9 +119,9 @@ ask_lite() {
 	elif [ -n "$(option CONFIG_CFI)$(option CONFIG_CFI_CLANG)" ]; then
 		no_lite="kernel $kver checks indirect calls (CONFIG_CFI), which kernel-lite does not know how to pass: use a kernel without, or one built with CONFIG_RUST=y"
 	elif [ "${minor:-0}" -lt 85 ]; then
-		no_lite="$RUSTC is \"$ours\", kernel-lite needs 1.85 or later: $get_rustc, or make RUSTC=<its path>"
+		no_lite="$RUSTC is \"$ours\", kernel-lite needs 1.85 or later: $(other_rustc)$get_rustc, or make RUSTC=<its path>"
 	elif [ ! -r "$library/core/src/lib.rs" ]; then
-		no_lite="$RUSTC has no source of its library ($library): apt-get install rust-src (with rustc-web: rust-web-src), or rustup component add rust-src"
+		no_lite="$RUSTC has no source of its library ($library): $(other_rustc)apt-get install rust-src (with rustc-web: rust-web-src), or rustup component add rust-src"
 	else
 		missing=$(sh "$here/../kernel-lite/missing.sh" "${DEPS:-}" | head -n 1)
 		[ -z "$missing" ] || no_lite="DEPS=${DEPS:-} has no $missing: make deps (once; it fetches four small crates by name)"
@@ -185,6 +201,7 @@ found=
 for dir in $NVIDIA; do
 	found=${found:-$(first_with nvidia_p2p_get_pages "$dir/Module.symvers")}
 done
+named=$found
 # Of the driver that this kernel would load, if several are there.
 nvidia_version=$(modinfo -k "$kver" -F version "$nvidia" 2>/dev/null || echo none)
 nvidia_src=/usr/src/$nvidia-$nvidia_version
@@ -222,6 +239,8 @@ if [ -n "$nv_p2p" ]; then
 	note "ABI compared with $nv_p2p (page table version $version$unchecked)"
 fi
 [ -z "$peer_mem" ] || note "ABI compared with $peer_mem"
+[ -z "$NVIDIA" ] || [ -n "$nvidia_ko$named$(header nv-p2p.h $NVIDIA)" ] ||
+	die "NVIDIA=$NVIDIA: no nvidia.ko, no Module.symvers with nvidia_p2p_get_pages and no nv-p2p.h there"
 
 rustc=$(sh "$here/rustc-path.sh" "$RUSTC")
 mkdir -p "$OUT"

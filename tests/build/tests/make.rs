@@ -263,6 +263,65 @@ fn a_kernel_crate_for_what_takes_none() {
     }
 }
 
+/// The last line says what there is now and what comes next.
+#[test]
+fn a_build_ends_with_the_next_step() {
+    let kernel = kernel();
+    let outcome = run(&mut make(&kernel, &[&format!("KDIR={}", folder(&kernel, ""))]));
+    assert!(outcome.ok, "{}", outcome.text);
+    // Standard error comes after it here.
+    let line = outcome.text.lines().find(|line| line.contains("make install")).unwrap_or_default();
+    assert!(line.contains(&folder(&kernel, "out/nvidia-peermem.ko")), "{}", outcome.text);
+}
+
+#[test]
+fn a_path_with_a_space() {
+    let kernel = kernel();
+    for name in ["OUT", "KDIR", "DEPS", "INSTALL_MOD_PATH"] {
+        let outcome = run(&mut make(&kernel, &[&format!("{name}=/a b/c")]));
+        assert!(!outcome.ok && outcome.text.contains(&format!("{name}=/a b/c: ")), "{}", outcome.text);
+    }
+    let here = kernel.path().join("h ere");
+    fs::create_dir(&here).expect("folder");
+    for name in ["Makefile", "Kbuild", "mk", "src", "bindings", "kernel-lite"] {
+        std::os::unix::fs::symlink(repository().join(name), here.join(name)).expect("link");
+    }
+    let outcome = run(make(&kernel, &[]).current_dir(&here));
+    assert!(!outcome.ok && outcome.text.contains("h ere: ") && log_is_empty(&kernel), "{}", outcome.text);
+}
+
+/// Whether no build was begun.
+fn log_is_empty(kernel: &FakeKernel) -> bool {
+    !kernel.path().join("log").exists()
+}
+
+/// As packagers install.
+#[test]
+fn destdir() {
+    let kernel = kernel();
+    build(&kernel);
+    let outcome = run(&mut make(&kernel, &["install", &format!("DESTDIR={}", folder(&kernel, "root"))]));
+    assert!(outcome.ok && installed(&kernel).exists(), "{}", outcome.text);
+}
+
+/// Where the kernel's key is not, nothing is signed; sign-file would print an error of OpenSSL.
+#[test]
+fn signed_with_the_kernels_key_only() {
+    let kernel = kernel();
+    kernel.write("Makefile", &KBUILD.replacen("modules:", "include include/config/auto.conf\nmodules:", 1).replace("@mkdir", "@echo \"SIG_ALL $(CONFIG_MODULE_SIG_ALL)\" >>$(CURDIR)/log; mkdir"));
+    let config = fs::read_to_string(kernel.path().join("include/config/auto.conf")).expect("config");
+    kernel.config(&format!("{config}CONFIG_MODULE_SIG_ALL=y\nCONFIG_MODULE_SIG_KEY=\"certs/key.pem\"\n"));
+    build(&kernel);
+    let signs = || {
+        let outcome = install(&kernel, NO_RUSTC, &[]);
+        assert!(outcome.ok, "{}", outcome.text);
+        log(&kernel).pop()
+    };
+    assert_eq!(signs().as_deref(), Some("SIG_ALL "));
+    kernel.write("certs/key.pem", "");
+    assert_eq!(signs().as_deref(), Some("SIG_ALL y"));
+}
+
 /// The name of before, which would be ignored without a word.
 #[test]
 fn the_old_name_of_the_kernel_crate() {

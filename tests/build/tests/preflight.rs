@@ -364,6 +364,41 @@ fn a_folder_named_as_ofed_that_is_none() {
     refused(&kernel, &["OFED=/nonexistent"], &["OFED=/nonexistent", "Module.symvers"]);
 }
 
+#[test]
+fn a_named_nvidia_that_is_none() {
+    let kernel = FakeKernel::new();
+    refused(&kernel, &["NVIDIA=/nonexistent"], &["NVIDIA=/nonexistent", "nvidia.ko", "Module.symvers", "nv-p2p.h"]);
+    kernel.write("headers/nv-p2p.h", "");
+    let headers = format!("NVIDIA={}", kernel.path().join("headers").display());
+    assert!(kernel.preflight(&[&headers]).ok, "a driver's source without a build");
+}
+
+/// Debian's backported kernels are built by a newer gcc than the one that is installed as gcc.
+#[test]
+fn the_kernels_compiler_is_missing() {
+    let (kernel, deps) = without_rust();
+    let variables = |cc| kernel.write(".kernelvariables", &format!("CC = $(if $(X),$(CCACHE)) $(CROSS_COMPILE){cc}\n"));
+    variables("gcc-99");
+    refused(&kernel, &[&deps], &["no gcc-99", FakeKernel::RELEASE, "apt-get install gcc-99"]);
+    assert!(kernel.preflight(&[&deps, "CC=gcc"]).ok, "another one was named");
+    kernel.program("gcc-99", "");
+    assert!(kernel.preflight(&[&deps, &kernel.users_path()]).ok);
+}
+
+/// The first rustc in PATH will not do, a later one will.
+#[test]
+fn another_rustc_in_path() {
+    let (kernel, deps) = without_rust();
+    let good = kernel.path().join("good");
+    kernel.write("good/lib/rustlib/src/rust/library/core/src/lib.rs", "");
+    let rustc = format!("case $1 in --version) echo 'rustc 1.90.0 (x)' ;; *) echo {} ;; esac", good.display());
+    kernel.program("rustc", &rustc);
+    std::fs::rename(kernel.path().join("bin/rustc"), good.join("rustc")).expect("file");
+    let path = kernel.program("rustc", "case $1 in --version) echo 'rustc 1.90.0 (y)' ;; *) echo /nonexistent ;; esac");
+    let path = path.replacen(':', &format!(":{}:", good.display()), 1);
+    refused(&kernel, &[&deps, &path], &["/nonexistent/lib/rustlib", &format!("make RUSTC={}/rustc, or", good.display())]);
+}
+
 /// NVIDIA's file keeps its place, ours wins while it is installed, and uninstalling gives the place back: in each of the
 /// folders where NVIDIA's packages put theirs. (Only in `updates` itself would depmod prefer theirs by itself.)
 #[test]
