@@ -64,22 +64,26 @@ kl-cfgs := --check-cfg='cfg(kl_debug_locks)' $(if $(CONFIG_DEBUG_MUTEXES)$(CONFI
 kl-host-flags := -O --cap-lints=allow -Clinker=$(HOSTCC) -L$(kl) $(kl-metadata)
 kl-syn-features := clone-impls derive full parsing printing proc-macro visit visit-mut
 
+# rustc puts temporary files into its output folder. Without one that is where make runs, the kernel's build tree before
+# 6.13, which belongs to root.
+kl-out-dir = --out-dir=$(@D)
+
 # fixdep of older kernels does not know rustc's comments.
 kl-fix-depfile = sed -i '/^$(pound)/d' $(depfile)
 
 quiet_cmd_kl_host = RUSTC H $@
       cmd_kl_host = $(RUSTC) $(kl-host-flags) $(kl-args) --crate-name $(patsubst lib%,%,$(basename $(notdir $@))) \
-	--emit=link=$@ $<
+	$(kl-out-dir) --emit=link=$@ $<
 quiet_cmd_kl_lib = RUSTC L $@
       cmd_kl_lib = $(RUSTC) $(kl-flags) --sysroot=/dev/null -L$(kl) --crate-type rlib -Clinker-plugin-lto $(kl-args) \
-	--crate-name $(patsubst lib%,%,$(basename $(notdir $@))) --emit=dep-info=$(depfile) --emit=link=$@ $<; \
+	--crate-name $(patsubst lib%,%,$(basename $(notdir $@))) $(kl-out-dir) --emit=dep-info=$(depfile) --emit=link=$@ $<; \
 	$(kl-fix-depfile)
 # LTO takes place only where there is something to link, so an archive is made that nobody uses.
 quiet_cmd_kl_module = RUSTC $(quiet_modtag) $@
       cmd_kl_module = $(RUSTC) $(kl-flags) --sysroot=/dev/null -L$(kl) --crate-type staticlib -Clto=fat --cfg MODULE \
 	-Zcrate-attr=no_std -Zcrate-attr='feature(used_with_arg)' --extern pin_init --extern kernel \
 	-Dunsafe_op_in_unsafe_fn -Wrust_2018_idioms -Wunreachable_pub $(NVPM_RUSTFLAGS) \
-	--emit=dep-info=$(depfile) --emit=obj=$@ --emit=link=$(@:.o=.a) $<; \
+	$(kl-out-dir) --emit=dep-info=$(depfile) --emit=obj=$@ --emit=link=$(@:.o=.a) $<; \
 	$(kl-fix-depfile) $(cmd_objtool)
 
 # Preflight has looked whether these are there; whoever calls without it is told.

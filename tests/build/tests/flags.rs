@@ -1,4 +1,4 @@
-//! The flags that kernel-lite.mk finds for a compiler, asked of one that knows what it is told to.
+//! kernel-lite.mk: the flags that it finds for a compiler, asked of one that knows what it is told to; and where it writes.
 
 use build_tests::{repository, run};
 use std::fs;
@@ -55,4 +55,37 @@ fn a_newer_rustc() {
 fn no_spelling_of_a_mitigation() {
     let flags = flags("1.84.0", &["-Zretpoline-external-thunk", "-Ctarget-feature"]);
     assert!(flags.contains("-kernel-lite-no-spelling-of=-Zretpoline-external-thunk"), "{flags}");
+}
+
+/// The headers of a kernel belong to root. Before 6.13 make runs in them, and so does rustc.
+#[test]
+fn a_build_tree_that_only_root_may_write() {
+    let dir = TempDir::new().expect("temporary folder");
+    let [out, tree] = ["out", "tree"].map(|name| dir.path().join(name));
+    fs::create_dir(&tree).expect("folder");
+    fs::create_dir(&out).expect("folder");
+    for (rule, name) in [("kl_host", "libhost.rlib"), ("kl_lib", "liblite.rlib")] {
+        let source = out.join("empty.rs");
+        fs::write(&source, "#![feature(no_core)]\n#![no_core]\n").expect("file");
+        let made = out.join(name);
+        let text = format!(
+            "pound := \\#\n.DEFAULT_GOAL := {made}\nobj := {out}\nsrc := {repository}\nHOSTCC := cc\n\
+             kl-args := --crate-type rlib\ndepfile = $(@D)/d\n.PHONY: FORCE\nFORCE:\n\
+             include $(src)/kernel-lite/kernel-lite.mk\n{made}: {source} ; $(cmd_{rule})\n",
+            made = made.display(),
+            out = out.display(),
+            source = source.display(),
+            repository = repository().display(),
+        );
+        let makefile = out.join("Makefile");
+        fs::write(&makefile, text).expect("file");
+        fs::set_permissions(&tree, fs::Permissions::from_mode(0o555)).expect("mode");
+        // Whoever runs this may be root, whom the mode of a folder would not stop.
+        let mut make = Command::new("setpriv");
+        make.args(["--bounding-set=-dac_override", "make", "-sf"]).arg(makefile).current_dir(&tree);
+        // As the kernel's own Makefile has it.
+        make.env("RUSTC_BOOTSTRAP", "1");
+        let outcome = run(&mut make);
+        assert!(outcome.ok && made.exists(), "{rule}: {}", outcome.text);
+    }
 }
