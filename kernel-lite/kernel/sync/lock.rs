@@ -73,7 +73,11 @@ impl<T> Mutex<T> {
             // SAFETY: `slot` is valid for writing and will not move; name and key are static.
             unsafe {
                 (&raw mut (*slot).data).write(UnsafeCell::new(data));
-                backend::kl_mutex_init(UnsafeCell::raw_get(&raw const (*slot).state), name.as_ptr().cast(), key.0.get());
+                backend::kl_mutex_init(
+                    UnsafeCell::raw_get(&raw const (*slot).state),
+                    name.as_ptr().cast(),
+                    key.0.get(),
+                );
             }
             Ok(())
         };
@@ -145,7 +149,11 @@ impl<T> GlobalLock<T> {
     pub const unsafe fn new(data: T, name: &'static CStr) -> Self {
         Self {
             // INVARIANT: By this function's contract it is initialised before it is used.
-            inner: Mutex { state: UnsafeCell::new(backend::Mutex::UNINIT), data: UnsafeCell::new(data), _pin: PhantomPinned },
+            inner: Mutex {
+                state: UnsafeCell::new(backend::Mutex::UNINIT),
+                data: UnsafeCell::new(data),
+                _pin: PhantomPinned,
+            },
             name,
             // SAFETY: By this function's contract.
             key: unsafe { LockClassKey::new_static() },

@@ -44,7 +44,8 @@ fn make(kernel: &FakeKernel, words: &[&str]) -> Command {
         .arg("--no-print-directory")
         .arg(format!("OUT={}", folder(kernel, "out")))
         .args(words);
-    for name in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "KDIR", "OFED", "NVIDIA", "KERNEL_CRATE", "RUSTC", "LLVM", "DEPS"] {
+    for name in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "KDIR", "OFED", "NVIDIA", "KERNEL_CRATE", "RUSTC", "LLVM", "DEPS"]
+    {
         make.env_remove(name);
     }
     make
@@ -308,7 +309,12 @@ fn destdir() {
 #[test]
 fn signed_with_the_kernels_key_only() {
     let kernel = kernel();
-    kernel.write("Makefile", &KBUILD.replacen("modules:", "include include/config/auto.conf\nmodules:", 1).replace("@mkdir", "@echo \"SIG_ALL $(CONFIG_MODULE_SIG_ALL)\" >>$(CURDIR)/log; mkdir"));
+    kernel.write(
+        "Makefile",
+        &KBUILD
+            .replacen("modules:", "include include/config/auto.conf\nmodules:", 1)
+            .replace("@mkdir", "@echo \"SIG_ALL $(CONFIG_MODULE_SIG_ALL)\" >>$(CURDIR)/log; mkdir"),
+    );
     let config = fs::read_to_string(kernel.path().join("include/config/auto.conf")).expect("config");
     kernel.config(&format!("{config}CONFIG_MODULE_SIG_ALL=y\nCONFIG_MODULE_SIG_KEY=\"certs/key.pem\"\n"));
     build(&kernel);

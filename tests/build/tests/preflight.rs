@@ -246,10 +246,10 @@ fn the_driver_under_debians_name() {
 fn chosen(kernel: &FakeKernel, settings: &[&str]) -> (String, String) {
     let outcome = kernel.preflight(settings);
     assert!(outcome.ok, "{}", outcome.text);
-    let line =
-        outcome.text.lines().find(|l| l.contains("kernel crate: ")).unwrap_or_default().to_string();
+    let line = outcome.text.lines().find(|l| l.contains("kernel crate: ")).unwrap_or_default().to_string();
     let env = std::fs::read_to_string(kernel.path().join("out/preflight.env")).expect("preflight.env");
-    let crate_name = env.lines().find_map(|l| l.strip_prefix("PREFLIGHT_KERNEL_CRATE=")).unwrap_or_default().to_string();
+    let crate_name =
+        env.lines().find_map(|l| l.strip_prefix("PREFLIGHT_KERNEL_CRATE=")).unwrap_or_default().to_string();
     (crate_name, line)
 }
 
@@ -396,7 +396,11 @@ fn another_rustc_in_path() {
     std::fs::rename(kernel.path().join("bin/rustc"), good.join("rustc")).expect("file");
     let path = kernel.program("rustc", "case $1 in --version) echo 'rustc 1.90.0 (y)' ;; *) echo /nonexistent ;; esac");
     let path = path.replacen(':', &format!(":{}:", good.display()), 1);
-    refused(&kernel, &[&deps, &path], &["/nonexistent/lib/rustlib", &format!("make RUSTC={}/rustc, or", good.display())]);
+    refused(
+        &kernel,
+        &[&deps, &path],
+        &["/nonexistent/lib/rustlib", &format!("make RUSTC={}/rustc, or", good.display())],
+    );
 }
 
 /// NVIDIA's file keeps its place, ours wins while it is installed, and uninstalling gives the place back: in each of the

@@ -11,7 +11,10 @@ type Place = (&'static str, &'static str, usize);
 const FILES: [(&str, &[Place]); 4] = [
     (
         "kernel-lite/kernel/sync/atomic.rs",
-        &[("use crate::", "use kernel::", 1), ("use core::sync::atomic as core_atomic;", "use crate::by_address as core_atomic;", 1)],
+        &[
+            ("use crate::", "use kernel::", 1),
+            ("use core::sync::atomic as core_atomic;", "use crate::by_address as core_atomic;", 1),
+        ],
     ),
     (
         "kernel-lite/kernel/sync/arc.rs",

@@ -1,12 +1,12 @@
 //! Every item of kernel-lite, as the module uses it: results, failures, drops, and what two threads see.
 
+use helpers::{fail_after, fail_never, live, take_log};
 use kernel::alloc::{KVVec, KVec};
 use kernel::error::{from_result, to_result};
 use kernel::prelude::*;
 use kernel::sync::atomic::{Acquire, Atomic, Full, Relaxed, Release};
 use kernel::sync::{global_lock, new_mutex, Arc, Mutex};
 use kernel::types::ForeignOwnable;
-use helpers::{fail_after, fail_never, live, take_log};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

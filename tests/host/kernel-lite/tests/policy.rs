@@ -1,7 +1,7 @@
 //! The module's policy, as shipped, over kernel-lite: registration, revocation in the middle of deregistration, unload.
 
-use kernel_lite_tests::shim::{self, Umem, PAGE};
 use helpers::take_log;
+use kernel_lite_tests::shim::{self, Umem, PAGE};
 use std::sync::atomic::Ordering::SeqCst;
 
 const ROUNDS: u64 = if cfg!(miri) { 6 } else { 300 };

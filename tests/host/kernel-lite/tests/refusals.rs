@@ -1,8 +1,8 @@
 //! What no core that is known does: it asks for another range than it acquired. The registration ends with EINVAL and the
 //! reason `core_order`, and nothing stays behind.
 
-use kernel_lite_tests::shim::{self, Umem, PAGE};
 use helpers::take_log;
+use kernel_lite_tests::shim::{self, Umem, PAGE};
 use std::sync::atomic::Ordering::SeqCst;
 
 #[test]
