@@ -73,6 +73,7 @@ fn prepare(faults: &[Fault], host: &Path, work: &Path) {
         let _ = fs::remove_dir_all(&package);
         copy(&root.join("src"), &package.join("src"));
         copy(&root.join("bindings"), &package.join("bindings"));
+        fs::copy(root.join("VERSION"), package.join("VERSION")).expect("writable");
         let patched = Command::new("patch")
             .args(["-p1", "--silent", "--forward", "--fuzz=0", "-i"])
             .arg(&fault.path)
