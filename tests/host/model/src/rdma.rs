@@ -622,7 +622,8 @@ unsafe extern "C" fn invalidate_peer_memory(which: *mut c_void, ticket: u64) -> 
     0
 }
 
-/// Nobody may decide to call invalidate for a registration whose release already ran under its lock.
+/// Nobody may decide to call invalidate for a registration whose release already ran under its lock. Locks of the heap
+/// are those of registrations.
 fn check_decision(client: usize, ticket: u64) {
     let Some(&(task, pin)) = w().calls.iter().find(|c| c.0 == rt().current) else {
         fail("calls invalidate outside a free callback".into());
@@ -644,7 +645,7 @@ fn check_decision(client: usize, ticket: u64) {
     }
     let took = &rt().tasks[task].took;
     for &(lock, when) in &u.release_took {
-        if lock < 1 << 32 && took.iter().any(|t| t.0 == lock && t.1 > when) {
+        if rt().on_heap(lock) && took.iter().any(|t| t.0 == lock && t.1 > when) {
             fail(format!("decides to invalidate umem {umem} after its release"));
         }
     }

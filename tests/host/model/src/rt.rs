@@ -246,7 +246,7 @@ impl Rt {
         self.next_id
     }
 
-    fn on_heap(&self, place: u64) -> bool {
+    pub fn on_heap(&self, place: u64) -> bool {
         let heap = self.heap.as_ptr_range();
         (heap.start.addr() as u64..heap.end.addr() as u64).contains(&place)
     }
