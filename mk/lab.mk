@@ -1,37 +1,47 @@
-# The lab: a virtual machine with rdma-core, perftest, a GPU stand-in and this module. Included by the top Makefile.
-#   make demo [RIVAL=1] [KERNEL_CRATE=own]
-#                                    RDMA into GPU memory, proven; ends with demo: PASS. On Debian's own kernel, with
-#                                    kernel-lite; KERNEL_CRATE=own: on the lab's 7.2, with the kernel's own Rust crate
-#   make test [RIVAL=1] [ONLY=a,b]   what fits into twelve minutes; ends with N passed, N failed
-#   make soak [ONLY=a,b] [HOURS=n] [SEED=n]   what takes hours; ends with soak: PASS
-#   make bench                       ours beside NVIDIA's C module: a table and build/bench.json
-#   make bench-docs                  tables and plots under docs/ from build/bench.json
-#   make bench-cost                  what counters and tracepoints cost, in instructions
-#   make scenarios                   the scenario table, ours beside NVIDIA's module: docs/results/scenarios.md
-#   make shell [RIVAL=1]             a prompt in the machine
+# The lab: a virtual machine with rdma-core, perftest, a GPU stand-in and this module (ci/qemu/README.md).
+# Included by the top Makefile.
+#   make demo [NVIDIA_C=1] [KERNEL_CRATE=own]
+#                             RDMA into GPU memory, proven; ends with demo: PASS. On Debian's kernel,
+#                             with kernel-lite; KERNEL_CRATE=own: on the lab's 7.2, with the kernel's
+#                             own Rust crate
+#   make test [NVIDIA_C=1] [ONLY=a,b]
+#                             what fits into twelve minutes; ends with N passed, N failed
+#   make soak [ONLY=a,b] [HOURS=n] [SEED=n]
+#                             what takes hours; ends with soak: PASS
+#   make boots [ONLY=a,b]     the boots: seconds, runs and suites of each
+#   make bench                ours beside NVIDIA's C module: a table and build/bench.json
+#   make bench-docs           tables and plots under docs/ from build/bench.json
+#   make bench-cost           what counters and tracepoints cost, in instructions
+#   make scenarios            the scenario table, ours beside NVIDIA's module: docs/results/scenarios.md
+#   make shell [NVIDIA_C=1]   a prompt in the machine
+# ONLY= names boots, the first of their axes (debian-6.12/25.10), patterns (*/legacy/*), suites, and
+# in `make test` host and lint.
 
-.PHONY: demo test soak scenarios bench bench-docs bench-cost shell lab-build lab-clean lab-bootstrap
+.PHONY: demo test soak boots scenarios bench bench-docs bench-cost shell lab-build lab-clean lab-bootstrap
 
-# What takes no KERNEL_CRATE= says so: each boot has its own.
-no_kernel_crate := $(filter test soak scenarios bench bench-docs bench-cost shell,$(MAKECMDGOALS))
-ifneq ($(and $(KERNEL_CRATE),$(no_kernel_crate)),)
-$(error make $(no_kernel_crate): KERNEL_CRATE=$(KERNEL_CRATE) is for make and make demo; which boots have which crate is in \
-	docs/kernel-lite.md: leave it out, or ONLY=<boot>)
+# Each boot has the crate that its kernel has.
+no_crate := $(filter test soak scenarios bench bench-docs bench-cost shell,$(MAKECMDGOALS))
+ifneq ($(and $(KERNEL_CRATE),$(no_crate)),)
+$(error make $(no_crate) takes no KERNEL_CRATE=, each boot has its own (make boots): leave it out)
 endif
 
-# The distribution's cargo, rustc and clang, also where rustup's stand first: rustup has no rust-src for the kernel.
+# The distribution's cargo, rustc and clang, also where rustup's stand first: rustup has no rust-src
+# for the kernel.
 lab_env := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin
 lab = $(lab_env) ci/lab.sh
 
 demo: lab-bootstrap
 	@$(if $(filter-out own lite,$(KERNEL_CRATE)),echo "make demo: KERNEL_CRATE=$(KERNEL_CRATE) is neither own nor lite" >&2; exit 1)
-	@$(lab) demo $(if $(RIVAL),--rival) $(if $(filter own,$(KERNEL_CRATE)),--flavour debug)
+	@$(lab) demo $(if $(NVIDIA_C),--nvidia-c) $(if $(filter own,$(KERNEL_CRATE)),--kernel debug-7.2)
 
 test: lab-bootstrap
-	@$(lab) test $(if $(RIVAL),--rival) $(if $(ONLY),--only $(ONLY))
+	@$(lab) test $(if $(NVIDIA_C),--nvidia-c) $(if $(ONLY),--only '$(ONLY)')
 
 soak: lab-bootstrap
-	@$(lab) soak $(if $(ONLY),--only $(ONLY)) $(if $(HOURS),--hours $(HOURS)) $(if $(SEED),--seed $(SEED))
+	@$(lab) soak $(if $(ONLY),--only '$(ONLY)') $(if $(HOURS),--hours $(HOURS)) $(if $(SEED),--seed $(SEED))
+
+boots: lab-bootstrap
+	@$(lab) boots $(if $(ONLY),--only '$(ONLY)')
 
 scenarios: lab-bootstrap
 	@$(lab) scenarios
@@ -43,11 +53,11 @@ bench-docs: lab-bootstrap
 	@$(lab) bench --docs
 
 bench-cost: lab-bootstrap
-	@$(lab) build --flavour fast
+	@$(lab) build --kernel fast-7.2
 	@$(lab_env) sh bench/cost.sh
 
 shell: lab-bootstrap
-	@$(lab) shell $(if $(RIVAL),--rival)
+	@$(lab) shell $(if $(NVIDIA_C),--nvidia-c)
 
 lab-build: lab-bootstrap
 	@$(lab) build

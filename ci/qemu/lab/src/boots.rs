@@ -1,680 +1,342 @@
-//! The table of boots: which virtual machines there are, what runs in each, and in which runs each takes part.
+//! The boots of `ci/qemu/boots.toml`: which virtual machines there are, what runs in each, and which of them a person names.
 
 use crate::alarms::Kind;
-use crate::image::{Module, More};
-use crate::kernel::Flavour;
-use crate::machine::{Boot, Clock, Iommu, COUNTED_CPU, CPU};
+use crate::axes::{Also, Clock, Core, Iommu, Kernel, Mode, Module, Named, Run};
+use crate::machine::{Boot, COUNTED_CPU, CPU};
+use crate::words;
+use anyhow::{ensure, Context, Result};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// What a person starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Run {
-    /// `make test`
-    Test,
-    /// `make test RIVAL=1`: what differs is recorded, not judged.
-    Rival,
-    /// `make soak`
-    Soak,
-    /// `make scenarios`, with either module: its suites of the scenario table, with the debug kernel.
-    Scenarios,
-}
+const TEXT: &str = include_str!("../../boots.toml");
 
-/// What a boot's console is to hold.
-#[derive(Clone, Copy, Debug)]
+/// What a boot is to show beside its tests.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Expect {
     /// Exactly these alarms, each so often. NVIDIA's module may raise others: they are recorded.
-    Alarms(&'static [(Kind, usize)]),
-    /// None of these scenarios comes out clean: a lab in which NVIDIA's module does would not see ours break either.
-    Bite(&'static [&'static str]),
+    Alarms(BTreeMap<Kind, usize>),
+    /// None of these tests comes out clean: a lab in which NVIDIA's module does would not see ours break either.
+    Canary(Vec<String>),
     /// No alarm; and what a plugin of QEMU's counts of ours in a free with one registration is at most so many instructions.
     FreeCost(u64),
     /// No alarm; and when it is booted a second time with the same seed, the guest's rows of this name are the same.
-    Replay(&'static str),
+    Replay(String),
 }
 
-#[derive(Clone, Copy, Debug)]
-pub struct Row {
-    /// Names the boot in `ONLY=`, in the results and in build/lab/run.
-    pub name: &'static str,
-    /// Suites of tests/guest, in this order.
-    pub suites: &'static [&'static str],
-    /// More of the kernel's command line.
-    pub append: &'static [&'static str],
-    pub flavour: Flavour,
-    pub module: Module,
-    /// What else is in its image.
-    pub more: More,
-    /// A model of QEMU's.
-    pub cpu: &'static str,
-    pub clock: Clock,
-    pub expect: Expect,
-    pub iommu: Iommu,
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Topology {
+    gpus: u32,
+    nics: u32,
+    #[serde(default)]
+    iommu: Iommu,
     /// Two machines with a cable between them, or one.
-    pub pair: bool,
-    pub gpus: u32,
-    /// Memory of each GPU.
-    pub gpu_mib: u64,
-    pub nics: u32,
-    pub memory_mib: u32,
-    /// Generation of the RDMA core, as its module parameter has it.
-    pub generation: &'static str,
-    /// Seconds on two idle cores; the longest start first. Six times that is too long for a boot on a busy machine.
-    pub takes: u64,
-    pub runs: &'static [Run],
+    #[serde(default)]
+    pair: bool,
 }
 
-/// What the module meets today: MLNX_OFED 25.04 and later.
-const NEWEST: &str = "25.04";
+/// An entry of the file: one boot for each combination of its axes.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Entry {
+    kernel: Vec<Kernel>,
+    core: Vec<Core>,
+    mode: Vec<Mode>,
+    topology: Vec<String>,
+    what: Option<String>,
+    suites: Vec<String>,
+    runs: Vec<Run>,
+    seconds: u64,
+    words: Vec<String>,
+    module: Module,
+    also: Also,
+    cpu: Option<String>,
+    clock: Clock,
+    gpu_mib: u64,
+    memory_mib: u32,
+    expect: Expect,
+}
 
-/// What a row does not say.
-const ROW: Row = Row {
-    name: "",
-    suites: &[],
-    append: &[],
-    flavour: Flavour::Debug,
-    module: Module::Ours,
-    more: More::Nothing,
-    cpu: CPU,
-    clock: Clock::Wall,
-    expect: Expect::Alarms(&[]),
-    iommu: Iommu::Off,
-    pair: false,
-    gpus: 1,
-    gpu_mib: 256,
-    nics: 1,
-    memory_mib: 2048,
-    generation: NEWEST,
-    takes: 60,
-    runs: &[Run::Test],
-};
+impl Default for Entry {
+    fn default() -> Self {
+        Entry {
+            kernel: Vec::new(),
+            core: vec![Core::V2510],
+            mode: vec![Mode::Both],
+            topology: vec!["1gpu".to_string()],
+            what: None,
+            suites: Vec::new(),
+            runs: vec![Run::Soak],
+            seconds: 0,
+            words: Vec::new(),
+            module: Module::Ours,
+            also: Also::Nothing,
+            cpu: None,
+            clock: Clock::Wall,
+            gpu_mib: 256,
+            memory_mib: 2048,
+            expect: Expect::Alarms(BTreeMap::new()),
+        }
+    }
+}
 
-/// What is known to break NVIDIA's module: free before dma_map, foreign deregistration, free against deregistration.
-const BITE: [&str; 3] = [
-    "scenarios/25.04/legacy/free_before_dma_map",
-    "scenarios/25.04/legacy/deregistered_by_a_child",
-    "scenarios/25.04/legacy/free_during_dereg",
-];
-const BITE_ONLY: &str =
-    "guest.only=25.04/legacy/free_before_dma_map,25.04/legacy/deregistered_by_a_child,25.04/legacy/free_during_dereg";
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    topology: BTreeMap<String, Topology>,
+    boot: Vec<Entry>,
+}
 
-/// What every mode, generation and module is asked.
-const SUITES: &[&str] = &["smoke", "callbacks", "refusals", "unfenced", "tables"];
+/// One boot.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Its axes, in `ONLY=`, in the results and in build/lab/run.
+    pub name: String,
+    pub kernel: Kernel,
+    pub core: Core,
+    pub mode: Mode,
+    pub suites: Vec<String>,
+    pub runs: Vec<Run>,
+    /// On two idle cores; the longest start first. Six times that is too long for a boot on a busy machine.
+    pub seconds: u64,
+    pub module: Module,
+    pub also: Also,
+    pub expect: Expect,
+    pub pair: bool,
+    /// Without its suites.
+    pub machine: Boot,
+}
 
-const BREADTH: Row = Row {
-    name: "",
-    suites: &["matrix", "verbs", "errors", "iommu"],
-    gpus: 2,
-    nics: 2,
-    takes: 320,
-    runs: &[Run::Soak],
-    ..ROW
-};
+/// All boots, in the order of the file.
+pub fn all() -> Result<Vec<Row>> {
+    read(TEXT).context("ci/qemu/boots.toml")
+}
 
-/// With what else does not depend on how many GPUs there are.
-const WHOLE: &[&str] = &["smoke", "callbacks", "refusals", "unfenced", "tables", "observe", "reasons", "unload"];
+fn read(text: &str) -> Result<Vec<Row>> {
+    let table: Table = toml::from_str(text)?;
+    let mut rows = Vec::new();
+    for entry in &table.boot {
+        let axes = [entry.kernel.len(), entry.core.len(), entry.mode.len(), entry.topology.len(), entry.suites.len()];
+        ensure!(!axes.contains(&0) && entry.seconds > 0, "a boot lacks a kernel, suites or seconds: {:?}", entry.what);
+        for kernel in &entry.kernel {
+            for core in &entry.core {
+                for mode in &entry.mode {
+                    for topology in &entry.topology {
+                        let of = table.topology.get(topology);
+                        let of = of.with_context(|| format!("there is no topology {topology}"))?;
+                        rows.push(entry.row(*kernel, *core, *mode, topology, of));
+                    }
+                }
+            }
+        }
+    }
+    let mut names = BTreeSet::new();
+    for row in &rows {
+        ensure!(names.insert(&row.name), "two boots are called {}: give one of them `what`", row.name);
+    }
+    Ok(rows)
+}
 
-/// The kernel's check of the DMA API allocates, too, and where that fails it ends itself with an alarm.
-const NO_DMA_DEBUG: &str = "dma_debug=off";
-
-/// A hundred registrations a second on the fast kernel, five to thirty on the debug one. Pins, tickets and references are in
-/// the books of the stand-ins and the module, which need no KASAN.
-const LONG_STORM: Row = Row {
-    suites: &["storm"],
-    append: &["guest.storm=100000"],
-    flavour: Flavour::Fast,
-    takes: 2000,
-    runs: &[Run::Soak],
-    ..ROW
-};
-
-/// What is not asked of the cores with the inverted stop test anywhere else: they hang, and lockdep says so.
-const STOP_TEST: Row =
-    Row { suites: &["stop_test"], expect: Expect::Alarms(&[(Kind::Lockdep, 1)]), takes: 35, runs: &[Run::Soak], ..ROW };
-/// With room for a range that is longer than 1 GiB.
-const ROOMY_FAULTS: Row =
-    Row { suites: &["faults"], append: &[NO_DMA_DEBUG], gpu_mib: 4096, takes: 600, runs: &[Run::Soak], ..ROW };
-
-/// Every address goes through the NIC's own translation. `stock-iommu` and `stock-iommu-legacy` ask whether bytes move and
-/// whether what bypasses the IOMMU faults; which addresses the NIC is given, only this kernel can list.
-const TRANSLATING: Row = Row { suites: &["iommu"], iommu: Iommu::Translating, takes: 150, runs: &[Run::Soak], ..ROW };
-
-/// Debian's own kernel. It has no Rust, so the module is built with kernel-lite, and stays loaded after the first revocable
-/// pin: each mode needs a boot of its own, in which what has the module unloaded comes first.
-const STOCK: Row = Row { flavour: Flavour::Stock, takes: 40, ..ROW };
-const STOCK_FIRST: &[&str] = &["refusals", "smoke", "callbacks", "unfenced", "scenarios"];
-const STOCK_SUITES: &[&str] = &["smoke", "callbacks", "unfenced", "scenarios"];
-/// What the modes with peerdirect_support=1 are asked; `old` has no revocable pins, and `callbacks` nothing
-/// else for it.
-const STOCK_OLD_SUITES: &[&str] = &["smoke", "unfenced"];
-const STOCK_OLD_LEGACY_SUITES: &[&str] = &["smoke", "callbacks", "unfenced"];
-/// With two GPUs and two network cards.
-const STOCK_MORE: &[&str] =
-    &["tables", "reasons", "observe", "unload", "matrix", "verbs", "iommu", "faults", "storm", "errors"];
-/// What stays loaded cannot be unloaded.
-const STOCK_MORE_STAYS: &[&str] =
-    &["tables", "reasons", "observe", "matrix", "verbs", "iommu", "faults", "storm", "errors"];
-const STOCK_BREADTH: Row =
-    Row { suites: STOCK_MORE, gpus: 2, nics: 2, takes: 60, runs: &[Run::Test, Run::Soak], ..STOCK };
-const PERSISTENT: &[&str] = &["guest.mode=persistent"];
-const LEGACY: &[&str] = &["guest.mode=legacy"];
-const OLD: &[&str] = &["guest.mode=old"];
-const OLD_LEGACY: &[&str] = &["guest.mode=old_legacy"];
-/// On an older core.
-const STOCK_OLDER: Row = Row { suites: STOCK_SUITES, takes: 60, runs: &[Run::Soak], ..STOCK };
-const STOCK_TABLE: Row = Row {
-    suites: &["smoke", "unfenced", "scenarios", "matrix", "verbs", "errors"],
-    gpus: 2,
-    nics: 2,
-    takes: 40,
-    runs: &[Run::Test, Run::Soak],
-    ..STOCK
-};
-/// Of the table's own suite what other boots of that core leave out.
-const TABLE_ONLY: &str =
-    "guest.only=smoke/,unfenced/,matrix/,verbs/,errors/,/again_with_reused_tables,/free_of_the_fallback";
-/// Debian 12's first.
-const OLDEST: Row =
-    Row { suites: &["bare"], flavour: Flavour::Oldest, takes: 20, runs: &[Run::Test, Run::Soak], ..ROW };
-/// A kernel that could have its own crate, and kernel-lite all the same.
-const LITE: Row = Row { module: Module::Lite, ..ROW };
-/// What STOCK_MORE has, but for what needs another command line.
-const LITE_BREADTH: Row = Row {
-    suites: &["tables", "reasons", "observe", "unload", "matrix", "verbs", "storm", "errors"],
-    gpus: 2,
-    nics: 2,
-    takes: 400,
-    runs: &[Run::Soak],
-    ..LITE
-};
-const LITE_FAULTS: Row = Row { suites: &["faults"], gpu_mib: 4096, takes: 120, runs: &[Run::Soak], ..LITE };
-
-/// `ONLY=<suite>` takes the first row that has the suite.
-pub const BOOTS: &[Row] = &[
-    Row {
-        name: "suites",
-        suites: &["smoke", "callbacks", "unfenced", "observe", "iommu", "refusals", "unload", "storm"],
-        // `make test` asks the rest on Debian's kernel, where it takes an eighth of the time: `stock-more-persistent` and
-        // `-legacy` have 500 registrations of the storm each.
-        append: &[
-            "guest.only=smoke/,callbacks/,unfenced/,observe/,iommu/,name_taken,unload/,storm/",
-            "guest.registrations=300",
-            "guest.storm=150",
-        ],
-        takes: 230,
-        ..ROW
-    },
-    Row {
-        name: "suites-25.04",
-        suites: &["smoke", "callbacks", "refusals", "unfenced", "tables", "observe", "reasons", "iommu"],
-        takes: 700,
-        runs: &[Run::Soak, Run::Scenarios],
-        ..ROW
-    },
-    // Each scenario in each mode and on each generation but 5.4 (each with each in the soak).
-    Row { name: "generations", suites: &["pairwise"], takes: 300, runs: &[Run::Test, Run::Soak], ..ROW },
-    // What else differs on older cores.
-    Row { name: "older", suites: &["older"], takes: 230, runs: &[Run::Soak], ..ROW },
-    Row { name: "scenarios", suites: &["scenarios"], takes: 400, runs: &[Run::Soak, Run::Scenarios], ..ROW },
-    Row {
-        name: "alarms",
-        suites: &["alarms"],
-        expect: Expect::Alarms(&[(Kind::Kasan, 1), (Kind::Lockdep, 1), (Kind::Kmemleak, 1)]),
-        takes: 33,
-        ..ROW
-    },
-    Row {
-        name: "doctor",
-        suites: &["doctor", "peermemctl", "standins"],
-        append: PERSISTENT,
-        runs: &[Run::Test, Run::Soak],
-        ..STOCK
-    },
-    Row { name: "doctor-debug", suites: &["doctor"], takes: 60, runs: &[Run::Soak], ..ROW },
-    // What is asked is whether the list survives so many, which needs no alarms.
-    Row {
-        name: "many",
-        suites: &["observe"],
-        append: &["guest.mode=persistent", "guest.only=many_registrations", "guest.registrations=100000"],
-        memory_mib: 8192,
-        takes: 400,
-        runs: &[Run::Soak],
-        ..STOCK
-    },
-    Row { name: "iommu-translating", runs: &[Run::Soak, Run::Scenarios], ..TRANSLATING },
-    // A core of 5.1 unmaps by itself, also inside the free.
-    Row { name: "iommu-translating-5.5", generation: "5.5", ..TRANSLATING },
-    Row { name: "iommu-translating-5.4", generation: "5.4", ..TRANSLATING },
-    Row { name: "iommu-translating-5.1", generation: "5.1", ..TRANSLATING },
-    Row {
-        name: "iommu-identity",
-        suites: &["iommu"],
-        iommu: Iommu::Identity,
-        takes: 60,
-        runs: &[Run::Soak, Run::Scenarios],
-        ..ROW
-    },
-    // NVIDIA's module must move data in the same lab: it was not made to fit ours.
-    Row { name: "rival", suites: &["smoke"], module: Module::Rival, takes: 15, ..STOCK },
-    // And what is known to break it must break it here. The order is the table's; the last one stops the machine.
-    Row {
-        name: "bite",
-        suites: &["scenarios"],
-        // KASAN is quiet after its first report otherwise.
-        append: &[BITE_ONLY, "kasan_multi_shot"],
-        module: Module::Rival,
-        expect: Expect::Bite(&BITE),
-        takes: 49,
-        ..ROW
-    },
-    // Of memory in one piece; big tables are for the soak.
-    Row {
-        name: "faults",
-        suites: &["faults"],
-        append: &[NO_DMA_DEBUG, "guest.only=contiguous,provider_calls,calls_of_the_fallback"],
-        takes: 170,
-        runs: &[Run::Test, Run::Soak, Run::Scenarios],
-        ..ROW
-    },
-    Row { name: "storm", suites: &["unload", "storm"], takes: 400, runs: &[Run::Soak, Run::Scenarios], ..ROW },
-    Row { name: "stock-persistent", suites: STOCK_FIRST, append: PERSISTENT, ..STOCK },
-    // `make test` asks this of the core 5.4.
-    Row { name: "stock-legacy", suites: STOCK_SUITES, append: LEGACY, runs: &[Run::Soak], ..STOCK },
-    Row { name: "stock-old", suites: STOCK_OLD_SUITES, append: OLD, runs: &[Run::Soak], ..STOCK },
-    Row { name: "stock-old-legacy", suites: STOCK_OLD_LEGACY_SUITES, append: OLD_LEGACY, runs: &[Run::Soak], ..STOCK },
-    Row { name: "stock-more-persistent", append: PERSISTENT, ..STOCK_BREADTH },
-    Row { name: "stock-more-legacy", suites: STOCK_MORE_STAYS, append: LEGACY, ..STOCK_BREADTH },
-    Row {
-        name: "stock-iommu",
-        suites: &["smoke", "iommu"],
-        append: &["guest.mode=persistent", "guest.only=bytes_move,layouts,iommu/"],
-        iommu: Iommu::Translating,
-        takes: 10,
-        runs: &[Run::Test, Run::Soak],
-        ..STOCK
-    },
-    Row {
-        name: "stock-iommu-legacy",
-        suites: &["smoke", "iommu"],
-        append: &["guest.mode=legacy", "guest.only=bytes_move,layouts,iommu/"],
-        iommu: Iommu::Translating,
-        takes: 10,
-        runs: &[Run::Test, Run::Soak],
-        ..STOCK
-    },
-    Row { name: "stock-persistent-5.5", append: PERSISTENT, generation: "5.5", ..STOCK_OLDER },
-    Row { name: "stock-persistent-5.4", append: PERSISTENT, generation: "5.4", ..STOCK_OLDER },
-    Row { name: "stock-persistent-5.1", append: PERSISTENT, generation: "5.1", ..STOCK_OLDER },
-    Row { name: "stock-legacy-5.5", append: LEGACY, generation: "5.5", ..STOCK_OLDER },
-    // `generations` leaves this core out.
-    Row {
-        name: "stock-legacy-5.4",
-        append: LEGACY,
-        generation: "5.4",
-        takes: 40,
-        runs: &[Run::Test, Run::Soak],
-        ..STOCK_OLDER
-    },
-    Row { name: "stock-legacy-5.1", append: LEGACY, generation: "5.1", ..STOCK_OLDER },
-    Row { name: "stock-old-5.5", suites: STOCK_OLD_SUITES, append: OLD, generation: "5.5", ..STOCK_OLDER },
-    Row { name: "stock-old-5.4", suites: STOCK_OLD_SUITES, append: OLD, generation: "5.4", ..STOCK_OLDER },
-    Row { name: "stock-old-5.1", suites: STOCK_OLD_SUITES, append: OLD, generation: "5.1", ..STOCK_OLDER },
-    Row {
-        name: "stock-old-legacy-5.5",
-        suites: STOCK_OLD_LEGACY_SUITES,
-        append: OLD_LEGACY,
-        generation: "5.5",
-        ..STOCK_OLDER
-    },
-    Row {
-        name: "stock-old-legacy-5.4",
-        suites: STOCK_OLD_LEGACY_SUITES,
-        append: OLD_LEGACY,
-        generation: "5.4",
-        ..STOCK_OLDER
-    },
-    Row {
-        name: "stock-old-legacy-5.1",
-        suites: STOCK_OLD_LEGACY_SUITES,
-        append: OLD_LEGACY,
-        generation: "5.1",
-        ..STOCK_OLDER
-    },
-    // What of the table other suites stand for, on the older cores, and what of the table's own suite `generations` and
-    // `stock-legacy-5.4` leave to others there.
-    Row {
-        name: "stock-table-5.5",
-        append: &["guest.mode=persistent", "guest.table", TABLE_ONLY],
-        generation: "5.5",
-        ..STOCK_TABLE
-    },
-    Row {
-        name: "stock-table-5.4",
-        append: &["guest.mode=persistent", "guest.table", TABLE_ONLY],
-        generation: "5.4",
-        ..STOCK_TABLE
-    },
-    Row {
-        name: "stock-table-5.1",
-        append: &["guest.mode=legacy", "guest.table", TABLE_ONLY],
-        generation: "5.1",
-        ..STOCK_TABLE
-    },
-    // No module with a GPL-only import loads here.
-    Row {
-        name: "stock-closed",
-        suites: &["closed", "smoke"],
-        append: &["guest.only=closed/,/bytes_move,/odd_ranges"],
-        module: Module::Closed,
-        takes: 20,
-        ..STOCK
-    },
-    // Processors for which the kernel patches each call and return of each module.
-    Row {
-        name: "stock-stuffing",
-        suites: &["loading", "smoke"],
-        append: &["guest.only=loading/,persistent/bytes_move", "retbleed=stuff", "guest.retbleed=Stuffing"],
-        cpu: "Skylake-Server",
-        takes: 30,
-        runs: &[Run::Soak],
-        ..STOCK
-    },
-    Row {
-        name: "stock-unret",
-        suites: &["loading", "smoke"],
-        append: &["guest.only=loading/,persistent/bytes_move", "retbleed=unret", "guest.retbleed=untrained"],
-        cpu: "EPYC",
-        takes: 30,
-        runs: &[Run::Soak],
-        ..STOCK
-    },
-    // `make` and `make install` as README says it.
-    Row {
-        name: "stock-installed",
-        suites: &["loading", "smoke"],
-        append: &["guest.only=installed_wins,persistent/bytes_move", "guest.installed"],
-        module: Module::Installed,
-        takes: 15,
-        runs: &[Run::Soak],
-        ..STOCK
-    },
-    // Registrations only: no RDMA stack of the lab's on this kernel.
-    Row { name: "oldest", append: &["guest.loads=25"], ..OLDEST },
-    Row {
-        name: "oldest-installed",
-        append: &["guest.installed"],
-        module: Module::Installed,
-        runs: &[Run::Soak],
-        ..OLDEST
-    },
-    Row { name: "lite", suites: &["smoke"], append: PERSISTENT, takes: 80, runs: &[Run::Soak], ..LITE },
-    Row { name: "lite-persistent", suites: STOCK_FIRST, append: PERSISTENT, takes: 240, runs: &[Run::Soak], ..LITE },
-    Row { name: "lite-legacy", suites: STOCK_SUITES, append: LEGACY, takes: 120, runs: &[Run::Soak], ..LITE },
-    Row { name: "lite-old", suites: STOCK_OLD_SUITES, append: OLD, runs: &[Run::Soak], ..LITE },
-    Row { name: "lite-old-legacy", suites: STOCK_OLD_LEGACY_SUITES, append: OLD_LEGACY, runs: &[Run::Soak], ..LITE },
-    Row { name: "lite-more-persistent", append: PERSISTENT, ..LITE_BREADTH },
-    Row {
-        name: "lite-more-legacy",
-        suites: &["tables", "reasons", "observe", "matrix", "verbs", "storm", "errors"],
-        append: LEGACY,
-        ..LITE_BREADTH
-    },
-    Row { name: "lite-faults-persistent", append: &["guest.mode=persistent", NO_DMA_DEBUG], ..LITE_FAULTS },
-    Row { name: "lite-faults-legacy", append: &["guest.mode=legacy", NO_DMA_DEBUG], ..LITE_FAULTS },
-    Row {
-        name: "lite-iommu",
-        suites: &["smoke", "iommu"],
-        append: &["guest.mode=persistent", "guest.only=bytes_move,layouts,iommu/"],
-        iommu: Iommu::Translating,
-        takes: 80,
-        runs: &[Run::Soak],
-        ..LITE
-    },
-    // What of a free with one registration is ours, beside the core's invalidate (docs/bench.md): 542 when it was set.
-    Row {
-        name: "free-cost",
-        suites: &["free_cost"],
-        append: &["tsc=reliable"],
-        flavour: Flavour::Fast,
-        cpu: COUNTED_CPU,
-        clock: Clock::Instructions,
-        expect: Expect::FreeCost(550),
-        gpu_mib: 4096,
-        memory_mib: 4096,
-        runs: &[Run::Soak],
-        ..ROW
-    },
-    // What a registration costs with each provider, by instructions.
-    Row {
-        name: "providers",
-        suites: &["providers"],
-        append: &["tsc=reliable"],
-        flavour: Flavour::Fast,
-        more: More::Lite,
-        cpu: COUNTED_CPU,
-        clock: Clock::Instructions,
-        gpu_mib: 4096,
-        memory_mib: 4096,
-        runs: &[Run::Soak],
-        ..ROW
-    },
-    Row { name: "rival-suites", suites: SUITES, module: Module::Rival, takes: 175, runs: &[Run::Rival], ..ROW },
-    Row {
-        name: "stock-rival",
-        suites: SUITES,
-        module: Module::Rival,
-        takes: 60,
-        runs: &[Run::Rival, Run::Soak],
-        ..STOCK
-    },
-    Row {
-        name: "stock-rival-more",
-        suites: &["matrix", "verbs", "errors"],
-        module: Module::Rival,
-        gpus: 2,
-        nics: 2,
-        takes: 60,
-        runs: &[Run::Rival, Run::Soak],
-        ..STOCK
-    },
-    Row { name: "suites-5.5", suites: WHOLE, generation: "5.5", takes: 300, runs: &[Run::Soak], ..ROW },
-    Row { name: "suites-5.4", suites: WHOLE, generation: "5.4", takes: 300, runs: &[Run::Soak], ..ROW },
-    Row { name: "suites-5.1", suites: WHOLE, generation: "5.1", takes: 300, runs: &[Run::Soak], ..ROW },
-    Row { name: "stop-test-5.5", generation: "5.5", ..STOP_TEST },
-    Row { name: "stop-test-5.4", generation: "5.4", ..STOP_TEST },
-    Row { name: "breadth-25.04", runs: &[Run::Soak, Run::Scenarios], ..BREADTH },
-    Row { name: "breadth-5.5", generation: "5.5", ..BREADTH },
-    Row { name: "breadth-5.4", generation: "5.4", ..BREADTH },
-    Row { name: "breadth-5.1", generation: "5.1", ..BREADTH },
-    // Programs of others.
-    Row {
-        name: "consumers",
-        suites: &["ucx", "pyverbs"],
-        more: More::Consumers,
-        takes: 600,
-        runs: &[Run::Soak],
-        ..ROW
-    },
-    Row {
-        name: "stock-consumers",
-        // UCX 1.13 looks for the module where this kernel has nothing.
-        suites: &["pyverbs"],
-        more: More::Consumers,
-        takes: 120,
-        runs: &[Run::Soak],
-        ..STOCK
-    },
-    Row { name: "stock-large", suites: &["matrix_large"], gpu_mib: 4096, takes: 30, runs: &[Run::Soak], ..STOCK },
-    // All of it; what `make demo` shows is a part.
-    Row { name: "pair", suites: &["pair"], pair: true, takes: 120, runs: &[Run::Soak], ..STOCK },
-    Row { name: "pair-5.1", suites: &["pair"], pair: true, generation: "5.1", takes: 120, runs: &[Run::Soak], ..STOCK },
-    Row { name: "suites-iommu", suites: SUITES, iommu: Iommu::Translating, takes: 360, runs: &[Run::Soak], ..ROW },
-    // Each byte of 13 000 cases: on a kernel without alarms, which are asked for in `breadth-25.04`.
-    Row { name: "matrix-full", suites: &["matrix_full"], gpus: 2, nics: 2, takes: 1800, runs: &[Run::Soak], ..STOCK },
-    Row { name: "matrix-large", suites: &["matrix_large"], gpu_mib: 4096, takes: 120, runs: &[Run::Soak], ..ROW },
-    Row {
-        name: "breadth-iommu",
-        suites: &["matrix", "verbs", "errors"],
-        iommu: Iommu::Translating,
-        gpus: 2,
-        nics: 2,
-        takes: 300,
-        runs: &[Run::Soak],
-        ..ROW
-    },
-    // Not a sample of a table's many allocations, but all of them.
-    Row { name: "faults-full", append: &[NO_DMA_DEBUG, "guest.every_allocation"], takes: 1500, ..ROOMY_FAULTS },
-    Row { name: "faults-5.5", generation: "5.5", ..ROOMY_FAULTS },
-    Row { name: "faults-5.4", generation: "5.4", ..ROOMY_FAULTS },
-    Row { name: "faults-5.1", generation: "5.1", ..ROOMY_FAULTS },
-    Row { name: "storm-25.04", ..LONG_STORM },
-    Row { name: "storm-5.5", generation: "5.5", ..LONG_STORM },
-    Row { name: "storm-5.4", generation: "5.4", ..LONG_STORM },
-    Row { name: "storm-5.1", generation: "5.1", ..LONG_STORM },
-    Row {
-        name: "storm-debug",
-        suites: &["storm"],
-        append: &["guest.storm=10000"],
-        takes: 1500,
-        runs: &[Run::Soak],
-        ..ROW
-    },
-    // Few, with all alarms.
-    Row { name: "storm-debug-5.5", suites: &["storm"], generation: "5.5", takes: 150, runs: &[Run::Soak], ..ROW },
-    Row { name: "storm-debug-5.4", suites: &["storm"], generation: "5.4", takes: 150, runs: &[Run::Soak], ..ROW },
-    Row { name: "storm-debug-5.1", suites: &["storm"], generation: "5.1", takes: 150, runs: &[Run::Soak], ..ROW },
-    Row {
-        name: "loads",
-        suites: &["unload"],
-        append: &["guest.loads=1000"],
-        flavour: Flavour::Fast,
-        takes: 1400,
-        runs: &[Run::Soak],
-        ..ROW
-    },
-    // The same seed, the same interleaving.
-    Row {
-        name: "storm-replay",
-        suites: &["storm"],
-        append: &["guest.storm=256"],
-        clock: Clock::Instructions,
-        expect: Expect::Replay("replay"),
-        takes: 400,
-        runs: &[Run::Soak],
-        ..ROW
-    },
-    Row { name: "suites-identity", suites: SUITES, iommu: Iommu::Identity, takes: 360, runs: &[Run::Soak], ..ROW },
-];
+impl Entry {
+    fn row(&self, kernel: Kernel, core: Core, mode: Mode, topology: &str, of: &Topology) -> Row {
+        let mut name = format!("{}/{}/{}/{topology}", kernel.name(), core.name(), mode.name());
+        if let Some(what) = &self.what {
+            name = format!("{name}/{what}");
+        }
+        let cpu = match self.cpu.as_deref() {
+            None => CPU,
+            Some("counted") => COUNTED_CPU,
+            Some(model) => model,
+        };
+        let mut machine = Boot {
+            gpus: of.gpus,
+            nics: of.nics,
+            iommu: of.iommu,
+            gpu_mib: self.gpu_mib,
+            memory_mib: self.memory_mib,
+            cpu: cpu.to_string(),
+            clock: self.clock,
+            // There may be others beside it, and other programs on the machine.
+            limit: Duration::from_secs((6 * self.seconds).max(300)),
+            ..Boot::new(&name, "")
+        };
+        machine.append.extend(self.words.iter().cloned());
+        if let Expect::Canary(tests) = &self.expect {
+            let tests: Vec<String> = tests.iter().map(|test| words::test(test)).collect();
+            machine.append.push(format!("guest.only={}", tests.join(",")));
+        }
+        Row {
+            name,
+            kernel,
+            core,
+            mode,
+            suites: self.suites.clone(),
+            runs: self.runs.clone(),
+            seconds: self.seconds,
+            module: self.module,
+            also: self.also,
+            expect: self.expect.clone(),
+            pair: of.pair,
+            machine,
+        }
+    }
+}
 
 impl Row {
-    pub fn image(&self) -> (Module, More) {
-        (self.module, self.more)
+    /// The image: which module, and what else is in it.
+    pub fn image(&self) -> (Module, Also) {
+        (self.module, self.also)
     }
 
-    /// The machine of this row, with these of its suites.
-    pub fn boot(&self, suites: &[&str]) -> Boot {
-        let mut boot = Boot {
-            append: self.append.iter().map(|w| w.to_string()).collect(),
-            gpus: self.gpus,
-            gpu_mib: self.gpu_mib,
-            nics: self.nics,
-            iommu: self.iommu,
-            memory_mib: self.memory_mib,
-            cpu: self.cpu.to_string(),
-            clock: self.clock,
-            limit: self.limit(),
-            ..Boot::new(self.name, &suites.join(","))
-        };
-        boot.append.extend(self.module.word(self.flavour));
-        if self.generation != NEWEST {
-            boot.append.push(format!("guest.generation={}", self.generation));
-        }
+    /// The machine, with these of its suites.
+    pub fn boot(&self, suites: &[String]) -> Boot {
+        let mut boot = Boot { run: suites.join(","), ..self.machine.clone() };
+        boot.append.extend(words::mode(self.mode));
+        boot.append.extend(words::module(self.module, self.kernel));
+        boot.append.extend(words::core(self.core));
         boot
     }
 
-    /// A boot that has not ended by then hangs: there may be others beside it, and other programs on the machine.
-    fn limit(&self) -> Duration {
-        Duration::from_secs((6 * self.takes).max(300))
+    /// Does `ONLY=` mean it: by its name, by the first of its axes, or by a pattern?
+    fn is_named(&self, only: &str) -> bool {
+        let below = self.name.strip_prefix(only).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        below || glob::Pattern::new(only).is_ok_and(|pattern| pattern.matches(&self.name))
     }
 }
 
-/// The boots of a run that `only` names, by suite or by name, each with what is to run in it.
-pub fn chosen(run: Run, only: Option<&[&str]>) -> Vec<(&'static Row, Vec<&'static str>)> {
-    let rows = || BOOTS.iter().filter(|r| r.runs.contains(&run));
+/// Boots, each with what is to run in it.
+pub type Chosen<'a> = Vec<(&'a Row, Vec<String>)>;
+
+/// The boots of a run, of which `only` names some by name or suite. `others` are what else it may name.
+pub fn chosen<'a>(rows: &'a [Row], run: Run, only: Option<&[&str]>, others: &[&str]) -> Result<Chosen<'a>> {
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.runs.contains(&run)).collect();
     let Some(only) = only else {
-        return rows().map(|r| (r, r.suites.to_vec())).collect();
+        return Ok(rows.into_iter().map(|row| (row, row.suites.clone())).collect());
     };
-    let home = |suite: &str| rows().position(|r| r.suites.contains(&suite));
-    rows()
-        .enumerate()
-        .filter_map(|(i, row)| {
-            let mut suites = row.suites.to_vec();
-            if !only.contains(&row.name) {
-                suites.retain(|s| only.contains(s) && home(s) == Some(i) && !rows().any(|r| r.name == *s));
-            }
-            (!suites.is_empty()).then_some((row, suites))
-        })
-        .collect()
+    let mut chosen: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+    for name in only {
+        let named: Vec<usize> = (0..rows.len()).filter(|i| rows[*i].is_named(name)).collect();
+        let home = rows.iter().position(|row| row.suites.iter().any(|suite| suite == name));
+        ensure!(
+            !named.is_empty() || home.is_some() || others.contains(name),
+            "ONLY={name}: this run has no such boot and no such suite. `make boots` lists the boots; the suites are: {}",
+            suites(&rows, others)
+        );
+        if named.is_empty() {
+            let suite = home.and_then(|home| Some((home, rows[home].suites.iter().position(|s| s == name)?)));
+            suite.into_iter().for_each(|(home, suite)| chosen.entry(home).or_default().extend([suite]));
+        }
+        named.iter().for_each(|i| chosen.entry(*i).or_default().extend(0..rows[*i].suites.len()));
+    }
+    let of = |(i, suites): (usize, BTreeSet<usize>)| {
+        (rows[i], suites.into_iter().map(|suite| rows[i].suites[suite].clone()).collect())
+    };
+    Ok(chosen.into_iter().map(of).collect())
 }
 
-/// What `ONLY=` may name in a run, besides the tests of this machine.
-pub fn names(run: Run) -> Vec<&'static str> {
-    let mut names: Vec<&str> = Vec::new();
-    for row in BOOTS.iter().filter(|r| r.runs.contains(&run)) {
-        for name in row.suites.iter().copied().chain([row.name]) {
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
+fn suites(rows: &[&Row], others: &[&str]) -> String {
+    let suites = rows.iter().flat_map(|row| &row.suites).map(String::as_str).chain(others.iter().copied());
+    suites.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
+}
+
+/// For a person: the boots that `only` names, or all.
+pub fn list(rows: &[Row], only: Option<&str>) -> String {
+    let mut text = String::new();
+    for row in rows.iter().filter(|row| only.is_none_or(|only| only.split(',').any(|only| row.is_named(only)))) {
+        let runs: Vec<String> = row.runs.iter().map(|run| run.name()).collect();
+        text += &format!("{:<44} {:>5} s  {:<20} {}\n", row.name, row.seconds, runs.join(","), row.suites.join(" "));
     }
-    names
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
 
-    fn of(run: Run, only: Option<&[&str]>) -> Vec<(&'static str, String)> {
-        chosen(run, only).into_iter().map(|(row, suites)| (row.name, suites.join(","))).collect()
+    fn of(run: Run, only: Option<&[&str]>) -> Vec<(String, String)> {
+        let rows = all().unwrap();
+        let chosen = chosen(&rows, run, only, &["host"]).unwrap();
+        chosen.into_iter().map(|(row, suites)| (row.name.clone(), suites.join(","))).collect()
+    }
+
+    const ENTRY: &str = "[topology]\n1gpu = { gpus = 1, nics = 1 }\n2gpu = { gpus = 2, nics = 2 }\n[[boot]]\n\
+        kernel = [\"debian-6.12\"]\nsuites = [\"smoke\", \"callbacks\"]\nseconds = 100\n";
+
+    #[test]
+    fn an_entry_is_a_boot_for_each_combination_of_its_axes() {
+        let axes = "core = [\"25.10\", \"24.10\"]\nmode = [\"legacy\"]\ntopology = [\"1gpu\", \"2gpu\"]\n";
+        let rows = read(&format!("{ENTRY}{axes}words = [\"quiet\"]\nmodule = \"nvidia_c\"\n")).unwrap();
+        let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+        let tail = ["25.10/legacy/1gpu", "25.10/legacy/2gpu", "24.10/legacy/1gpu", "24.10/legacy/2gpu"];
+        assert_eq!(names, tail.map(|tail| format!("debian-6.12/{tail}")));
+        let boot = rows[3].boot(&["smoke".to_string()]);
+        assert_eq!(boot.append, ["quiet", "guest.mode=legacy", "guest.rival=1", "guest.generation=5.5"]);
+        assert_eq!((boot.run.as_str(), boot.gpus, boot.limit), ("smoke", 2, Duration::from_secs(600)));
     }
 
     #[test]
-    fn names_are_unique_and_rows_are_whole() {
-        let names: BTreeSet<&str> = BOOTS.iter().map(|r| r.name).collect();
-        assert_eq!(names.len(), BOOTS.len());
-        for row in BOOTS {
-            assert!(!row.suites.is_empty() && !row.runs.is_empty() && row.takes > 0, "{row:?}");
-            if let Expect::Bite(tests) = row.expect {
-                let only = row.append.iter().find_map(|w| w.strip_prefix("guest.only=")).unwrap();
-                let wanted: Vec<&str> = tests.iter().filter_map(|t| t.split_once('/')).map(|(_, name)| name).collect();
-                assert_eq!(only.split(',').collect::<Vec<_>>(), wanted);
+    fn what_the_file_gets_wrong_is_said() {
+        let error = |more: &str| format!("{:#}", read(&format!("{ENTRY}{more}")).unwrap_err());
+        assert!(read(ENTRY).is_ok());
+        assert!(error("topology = [\"3gpu\"]").contains("no topology 3gpu"));
+        assert!(error("core = [\"5.4\"]").contains("5.4"));
+        assert!(error("secnods = 3").contains("secnods"));
+        assert!(error("mode = []").contains("lacks"));
+        let twice = "[[boot]]\nkernel = [\"debian-6.12\"]\nsuites = [\"smoke\"]\nseconds = 1\n";
+        assert!(error(twice).contains("two boots are called debian-6.12/25.10/both/1gpu"));
+    }
+
+    #[test]
+    fn the_runs_have_what_keeps_the_lab_honest() {
+        let names: Vec<String> = of(Run::Test, None).into_iter().map(|(name, _)| name).collect();
+        for name in [
+            "debug-7.2/25.10/both/1gpu",
+            "debug-7.2/25.10/both/1gpu/alarms",
+            "debug-7.2/25.10/legacy/1gpu/canary",
+            "debian-6.12/25.10/legacy/1gpu/nvidia_c-smoke",
+            "debian-6.12/25.10/legacy/1gpu-iommu",
+        ] {
+            assert!(names.iter().any(|n| n == name), "{name} in {names:?}");
+        }
+        for row in all().unwrap() {
+            assert!(row.expect_is_of_its_module(), "{}", row.name);
+        }
+    }
+
+    impl Row {
+        /// The canary is NVIDIA's module; nothing else of it is judged.
+        fn expect_is_of_its_module(&self) -> bool {
+            match &self.expect {
+                Expect::Canary(tests) => self.module == Module::NvidiaC && tests.len() >= 3,
+                Expect::Alarms(alarms) => self.module != Module::NvidiaC || alarms.is_empty(),
+                _ => self.module == Module::Ours,
             }
-            assert!(!row.append.iter().any(|w| w.starts_with("guest.generation")), "{}: use the column", row.name);
         }
     }
 
     #[test]
-    fn every_row_of_a_run_or_what_was_named() {
-        let all: Vec<&str> = of(Run::Test, None).into_iter().map(|(name, _)| name).collect();
-        for name in ["suites", "alarms", "stock-iommu", "rival", "bite"] {
-            assert_eq!(all.iter().filter(|n| **n == name).count(), 1, "{name} in {all:?}");
-        }
-        assert_eq!(of(Run::Test, Some(&["smoke"])), [("suites", "smoke".to_string())]);
-        assert_eq!(of(Run::Test, Some(&["bite"])), [("bite", "scenarios".to_string())]);
+    fn a_boot_is_named_by_its_axes_and_a_suite_by_itself() {
+        let canary = ("debug-7.2/25.10/legacy/1gpu/canary".to_string(), "scenarios".to_string());
+        assert_eq!(of(Run::Test, Some(&["debug-7.2/25.10/legacy"])), [canary.clone()]);
+        assert_eq!(of(Run::Test, Some(&["*/canary"])), [canary]);
+        assert_eq!(of(Run::Test, Some(&["smoke"])), [("debug-7.2/25.10/both/1gpu".to_string(), "smoke".to_string())]);
+        assert_eq!(of(Run::Test, Some(&["callbacks", "smoke"]))[0].1, "smoke,callbacks", "the boot's own order");
         assert_eq!(of(Run::Test, Some(&["alarms", "smoke"])).len(), 2);
-        assert!(of(Run::Test, Some(&["host"])).is_empty());
-        assert_eq!(of(Run::Rival, Some(&["callbacks"])), [("rival-suites", "callbacks".to_string())]);
-        assert!(names(Run::Test).contains(&"callbacks") && names(Run::Test).contains(&"bite"));
+        assert!(of(Run::Test, Some(&["debian-6.12"])).len() > 5 && of(Run::Test, Some(&["host"])).is_empty());
+        assert!(of(Run::Soak, Some(&["*/24.10/*"])).iter().all(|(name, _)| name.contains("/24.10/")));
+        let rows = all().unwrap();
+        let error = chosen(&rows, Run::Test, Some(&["smok"]), &["host"]).unwrap_err().to_string();
+        assert!(error.contains("ONLY=smok") && error.contains("smoke") && error.contains("host"), "{error}");
+        assert!(chosen(&rows, Run::NvidiaC, Some(&["host"]), &[]).is_err());
     }
 
     #[test]
-    fn what_the_machine_is_told() {
-        let row = Row { name: "x", module: Module::Rival, generation: "5.5", append: &["guest.only=a"], ..ROW };
-        let boot = row.boot(&["smoke", "callbacks"]);
-        assert_eq!(boot.append, ["guest.only=a", "guest.rival=1", "guest.generation=5.5"]);
-        assert_eq!(boot.run, "smoke,callbacks");
-        assert!(ROW.boot(&["smoke"]).append.is_empty());
-        assert_eq!(Row { takes: 10, ..ROW }.limit(), Duration::from_secs(300));
-        assert_eq!(Row { takes: 100, ..ROW }.limit(), Duration::from_secs(600));
+    fn the_list_says_what_a_boot_has() {
+        let text = list(&all().unwrap(), Some("debian-6.1/bare"));
+        let line = text.lines().next().unwrap();
+        assert!(line.starts_with("debian-6.1/bare/both/1gpu ") && line.ends_with("bare"), "{line}");
+        assert!(line.contains("20 s  test,soak"), "{line}");
     }
 }

@@ -1,16 +1,18 @@
 //! `make demo`: real perftest with GPU memory, within one machine and between two; two tables, one verdict.
 
+use crate::axes::{Also as More, Module};
 use crate::ctx::Lab;
-use crate::image::{Module, More};
 use crate::judge::judge;
 use crate::kernel::Flavour;
 use crate::ktap::{Outcome, Test};
 use crate::machine::{print_test, Boot, Report};
 use crate::pair;
 use crate::ready::prepare;
+use crate::words;
 use anyhow::{anyhow, Context, Result};
 use comfy_table::{presets, CellAlignment, Table};
 use serde_json::{json, Value};
+use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -22,13 +24,13 @@ pub fn run(lab: &Lab, module: Module, flavour: Flavour) -> Result<bool> {
     let kernel = &ready.kernel;
     let image = ready.image(lab, (module, More::Nothing))?;
     let what = match module {
-        Module::Rival => "NVIDIA's C nvidia-peermem",
+        Module::NvidiaC => "NVIDIA's C nvidia-peermem",
         _ => "nvidia-peermem in Rust",
     };
     let name = name(module, flavour);
     let start = Instant::now();
     let mut one = Boot::new(&name, "demo");
-    one.append.extend(module.word(flavour));
+    one.append.extend(words::module(module, flavour));
     one.limit = LIMIT;
     let mut two = Boot { name: format!("{name}-pair"), run: "pair".to_string(), ..one.clone() };
     two.append.push(format!("guest.only={}", only(module)));
@@ -79,7 +81,7 @@ pub fn run(lab: &Lab, module: Module, flavour: Flavour) -> Result<bool> {
 /// A machine's tests and what its console says.
 fn judged(report: &Report, module: Module) -> Vec<Test> {
     let mut tests = report.tests.clone();
-    for mut test in judge(report, &[], module) {
+    for mut test in judge(report, &BTreeMap::new(), module) {
         test.name = format!("{}: {}", report.name, test.name);
         print_test(&test);
         tests.push(test);
@@ -94,11 +96,11 @@ fn rows(reports: &[Report], name: &str) -> Vec<Value> {
 /// Of the boot and of the report.
 fn name(module: Module, flavour: Flavour) -> String {
     let mut name = "demo".to_string();
-    if flavour != Flavour::Stock {
+    if flavour != Flavour::Debian612 {
         name += "-kernel";
     }
-    if module == Module::Rival {
-        name += "-rival";
+    if module == Module::NvidiaC {
+        name += "-nvidia_c";
     }
     name
 }
@@ -131,7 +133,7 @@ fn text(row: &Value, name: &str) -> String {
 /// NVIDIA's module of driver 550 has one mode only, revocable pins.
 fn modes(module: Module) -> &'static [&'static str] {
     match module {
-        Module::Rival => &["legacy"],
+        Module::NvidiaC => &["legacy"],
         _ => &["persistent", "legacy"],
     }
 }
@@ -290,7 +292,7 @@ mod tests {
     #[test]
     fn so_must_everything_between_two_machines() {
         let row = |(mode, test, connect, buffer): (Option<&str>, &str, &str, &str)| json!({"mode": mode, "test": test, "connect": connect, "buffer": buffer, "mb_s": 1.5, "chunks": 4});
-        for module in [Module::Ours, Module::Rival] {
+        for module in [Module::Ours, Module::NvidiaC] {
             let mut rows: Vec<Value> = pairs(module).into_iter().map(row).collect();
             assert!(missing_pair(&rows, module).is_empty());
             assert_eq!(missing_pair(&[], module).len(), rows.len());
@@ -300,7 +302,9 @@ mod tests {
             assert_eq!(missing_pair(&rows, module).len(), 1);
         }
         assert!(only(Module::Ours).contains("pair/persistent/rdma_cm/ib_read_bw"));
-        assert!(!only(Module::Rival).contains("persistent") && only(Module::Rival).contains("pair/host/ib_write_lat"));
+        assert!(
+            !only(Module::NvidiaC).contains("persistent") && only(Module::NvidiaC).contains("pair/host/ib_write_lat")
+        );
     }
 
     #[test]

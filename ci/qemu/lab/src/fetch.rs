@@ -42,8 +42,8 @@ pub fn all(lab: &Lab, flavour: Flavour) -> Result<Sources> {
     let _lock = lock::take(&lab.cache.join("lock/fetch"), "fetch")?;
     let mut apt = None;
     let linux = match flavour {
-        Flavour::Stock | Flavour::Oldest => stock::fetch(lab, &mut apt, flavour)?,
-        Flavour::Debug | Flavour::Fast => {
+        Flavour::Debian612 | Flavour::Debian61 => stock::fetch(lab, &mut apt, flavour)?,
+        Flavour::Debug72 | Flavour::Fast72 => {
             bindgen(lab)?;
             linux(lab, &mut apt)?
         }

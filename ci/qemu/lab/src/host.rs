@@ -136,7 +136,7 @@ fn parse_libtest(name: &str, text: &str) -> Vec<Test> {
 
 /// What a reviewer would not want to look for by eye.
 pub fn gates<'a>(lab: &'a Lab, images: &'a Later<Images>) -> Job<'a> {
-    let run = || run_gates(lab, images.wait()?.ready(Flavour::Debug));
+    let run = || run_gates(lab, images.wait()?.ready(Flavour::Debug72));
     Job { name: "gates".to_string(), takes: 28, run: Box::new(run) }
 }
 

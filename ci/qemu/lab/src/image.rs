@@ -1,8 +1,9 @@
 //! The machine's root file system, an initramfs: programs of this Debian with their libraries, modules, and what was built.
 
+use crate::axes::{Also as More, Module, Named};
 use crate::consumers;
 use crate::ctx::Lab;
-use crate::kernel::{Flavour, Kernel};
+use crate::kernel::Kernel;
 use crate::lock;
 use crate::parts::{Part, Parts, PERFTEST};
 use crate::sh::{self, Step};
@@ -28,64 +29,16 @@ pub const LIB: &str = "usr/lib/x86_64-linux-gnu";
 const PROVIDER_DIR: &str = "/usr/lib/x86_64-linux-gnu/libibverbs";
 const PROVIDER: &str = "librxe-rdmav";
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
-pub enum Module {
-    Ours,
-    /// Ours built with kernel-lite, where the kernel's own crate would be taken.
-    Lite,
-    /// Ours beside an nvidia.ko of the closed flavour.
-    Closed,
-    /// Ours as README has it installed, beside NVIDIA's.
-    Installed,
-    /// NVIDIA's C module in place of ours.
-    Rival,
-}
-
-impl Module {
-    /// How the guest is told which one it has.
-    pub fn word(self, flavour: Flavour) -> Option<String> {
-        match (self, flavour) {
-            (Module::Rival, _) => Some("guest.rival=1".to_string()),
-            (Module::Ours, Flavour::Debug | Flavour::Fast) => None,
-            (Module::Ours, Flavour::Stock | Flavour::Oldest)
-            | (Module::Lite | Module::Closed | Module::Installed, _) => Some("guest.provider=kernel-lite".to_string()),
-        }
-    }
-}
-
-/// What is in an image beside what every boot needs.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum More {
-    Nothing,
-    /// `consumers.rs`
-    Consumers,
-    /// Ours built with kernel-lite, where modprobe does not find it.
-    Lite,
-}
-
 pub fn build(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, more: More) -> Result<PathBuf> {
-    let module_name = match module {
-        Module::Ours => "ours",
-        Module::Lite => "lite",
-        Module::Closed => "closed",
-        Module::Installed => "installed",
-        Module::Rival => "rival",
-    };
+    let module_name = module.name();
     let more_name = match more {
         More::Nothing => "",
         More::Consumers => "-consumers",
+        More::NvidiaC => "-both",
         More::Lite => "-both-providers",
     };
     let name = format!("{module_name}{more_name}");
     pack(lab, kernel, &name, |root| fill(lab, kernel, parts, module, more, root))
-}
-
-/// With ours in its place and NVIDIA's where modprobe does not find it, for a boot that compares them.
-pub fn build_both(lab: &Lab, kernel: &Kernel, parts: &Parts) -> Result<PathBuf> {
-    pack(lab, kernel, "both", |root| {
-        fill(lab, kernel, parts, Module::Ours, More::Nothing, root)?;
-        beside(root, "rival", parts.rival.as_ref())
-    })
 }
 
 /// A module where modprobe does not find it.
@@ -99,7 +52,7 @@ fn beside(root: &Path, name: &str, part: Option<&Part>) -> Result<()> {
 }
 
 fn pack(lab: &Lab, kernel: &Kernel, name: &str, fill: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
-    let base = lab.build.join(kernel.flavour.name());
+    let base = lab.build.join(kernel.flavour.kept_as());
     // A folder of this process alone, and one rename at the end: two runs may make the same image at once.
     let root = base.join(format!("root-{name}.{}", std::process::id()));
     let image = base.join(format!("initramfs-{name}.cpio"));
@@ -174,6 +127,7 @@ fn fill(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, more: More, r
         More::Nothing => (),
         More::Consumers => consumers::fill(&mut files)?,
         More::Lite => beside(root, "lite", parts.lite.as_ref())?,
+        More::NvidiaC => beside(root, "rival", parts.rival.as_ref())?,
     }
     modules(lab, kernel, parts, module, root)
 }
@@ -260,10 +214,10 @@ fn modules(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, root: &Pat
     let updates = tree.join("updates");
     fs::create_dir_all(&updates)?;
     let last = match module {
-        Module::Rival | Module::Installed => parts.rival.as_ref(),
+        Module::NvidiaC | Module::Installed => parts.rival.as_ref(),
         _ => Some(&parts.ours),
     };
-    if last.is_none() && module == Module::Rival {
+    if last.is_none() && module == Module::NvidiaC {
         bail!("there is no {module:?} for kernel {}", kernel.release);
     }
     for part in parts.pcie.iter().chain([&parts.ofed, &parts.gpu]).chain(&parts.alarms).chain(last) {
@@ -283,7 +237,7 @@ fn modules(lab: &Lab, kernel: &Kernel, parts: &Parts, module: Module, root: &Pat
 
 /// What README says: `make`, and then `make install` by another user, who knows what the first one left in the build folder.
 fn installed(lab: &Lab, kernel: &Kernel, parts: &Parts, root: &Path) -> Result<()> {
-    let flavour = kernel.flavour.name();
+    let flavour = kernel.flavour.kept_as();
     let _lock = lock::take(&lab.build.join(format!("lock-{flavour}")), "build")?;
     let step = Step::new("make install", lab.build.join(format!("log/install-{flavour}.log")))?;
     let make = |words: &[&str]| {

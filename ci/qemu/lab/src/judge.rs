@@ -1,29 +1,32 @@
 //! One row of the table of boots: boots the machine and judges what came out, by its tests and by its console.
 
 use crate::alarms::{self, Kind};
+use crate::axes::Module;
 use crate::boots::{Expect, Row};
 use crate::ctx::Lab;
-use crate::image::Module;
 use crate::kernel::Kernel;
 use crate::ktap::{Outcome, Test};
 use crate::lanes::Found;
 use crate::machine::{print_test, Report};
 use crate::pair;
 use crate::program;
-use crate::scenarios;
 use crate::sh::say;
+use crate::words;
 use anyhow::{ensure, Context, Result};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+/// Of a machine that stopped in a test without an alarm.
+const NO_WORD: &str = "no word on the console";
+
 /// Boots it with these of its suites.
-pub fn row(lab: &Lab, kernel: &Kernel, image: &Path, row: &Row, suites: &[&str], more: &[String]) -> Result<Found> {
+pub fn row(lab: &Lab, kernel: &Kernel, image: &Path, row: &Row, suites: &[String], more: &[String]) -> Result<Found> {
     let mut boot = row.boot(suites);
     boot.append.extend_from_slice(more);
     let counts = lab.build.join("free-cost.txt");
-    if let Expect::FreeCost(_) = row.expect {
+    if let Expect::FreeCost(_) = &row.expect {
         boot.plugin = Some(program::plugin(lab, &counts)?);
     }
     let mut reports = if row.pair {
@@ -32,7 +35,7 @@ pub fn row(lab: &Lab, kernel: &Kernel, image: &Path, row: &Row, suites: &[&str],
         vec![boot.run(lab, kernel, image, &format!("{}: ", row.name))?]
     };
     let mut found = Found::default();
-    if let Expect::Replay(name) = row.expect {
+    if let Expect::Replay(name) = &row.expect {
         boot.name += "-again";
         reports.push(boot.run(lab, kernel, image, &format!("{}: ", boot.name))?);
         let test = replayed(&reports, name);
@@ -41,25 +44,25 @@ pub fn row(lab: &Lab, kernel: &Kernel, image: &Path, row: &Row, suites: &[&str],
     }
     for mut report in reports {
         let label = format!("{}: ", report.name);
-        let judged = match row.expect {
+        let judged = match &row.expect {
             Expect::Alarms(expected) => {
                 let mut tests = judge(&report, expected, row.module);
                 tests.extend(untested(&report, suites, &label));
                 tests
             }
-            Expect::Replay(_) => judge(&report, &[], row.module),
+            Expect::Replay(_) => judge(&report, &BTreeMap::new(), row.module),
             Expect::FreeCost(most) => {
                 let text = fs::read_to_string(&counts).with_context(|| format!("read {}", counts.display()))?;
-                let mut tests = judge(&report, &[], row.module);
-                let test = free_cost(&text, report.json.get("free_cost").map_or(&[], Vec::as_slice), most)?;
+                let mut tests = judge(&report, &BTreeMap::new(), row.module);
+                let test = free_cost(&text, report.json.get("free_cost").map_or(&[], Vec::as_slice), *most)?;
                 test.notes.iter().for_each(|note| println!("{label}{note}"));
                 tests.push(test);
                 tests
             }
-            Expect::Bite(tests) => {
+            Expect::Canary(tests) => {
                 // Whether the machine outlived it is no test.
                 report.tests.clear();
-                bitten(&report, tests)
+                caught(&report, tests)
             }
         };
         for mut test in judged {
@@ -70,9 +73,9 @@ pub fn row(lab: &Lab, kernel: &Kernel, image: &Path, row: &Row, suites: &[&str],
         if report.tests.iter().any(|t| t.outcome == Outcome::Failed) {
             say(&format!("  {label}console: {}", report.console.display()));
         }
-        if row.module == Module::Rival {
+        if row.module == Module::NvidiaC {
             let lines = report.alarms.iter().map(|a| json!({"boot": report.name, "line": a.line, "number": a.number}));
-            report.json.entry("rival_alarms".to_string()).or_default().extend(lines);
+            report.json.entry("nvidia_c_alarms".to_string()).or_default().extend(lines);
         }
         found.tests.append(&mut report.tests);
         for (name, mut rows) in report.json {
@@ -131,12 +134,12 @@ fn replayed(reports: &[Report], name: &str) -> Test {
 }
 
 /// A suite of which every test was skipped looks like one that passed.
-fn untested(report: &Report, suites: &[&str], label: &str) -> Vec<Test> {
-    let ran = |suite: &&str| {
+fn untested(report: &Report, suites: &[String], label: &str) -> Vec<Test> {
+    let ran = |suite: &&String| {
         let of_suite = |t: &&Test| t.name.strip_prefix(label).is_some_and(|n| n.starts_with(&format!("{suite}/")));
         report.tests.iter().filter(of_suite).any(|t| !matches!(t.outcome, Outcome::Skipped(_)))
     };
-    let nothing = |suite: &&str| Test {
+    let nothing = |suite: &String| Test {
         name: format!("{suite}: something of it is tested"),
         outcome: Outcome::Failed,
         notes: vec!["not one of its tests ran: take it out of this boot, or see why each was skipped".to_string()],
@@ -147,24 +150,44 @@ fn untested(report: &Report, suites: &[&str], label: &str) -> Vec<Test> {
 /// Whether this is memory lost or spoilt: KASAN's word for it, an oops, also as the last word of the machine, or a pin that
 /// nobody puts. A circle of locks, which NVIDIA's module has in any case, is not, nor that something was not as ours would
 /// have it, that time was over or QEMU died.
-fn is_bite(what: &str) -> bool {
+fn is_breakage(what: &str) -> bool {
     let spoilt = |alarm: &str| alarms::scan(alarm).iter().any(|a| matches!(a.kind, Kind::Kasan | Kind::Bug));
     ["the kernel: ", "machine stopped: "].iter().any(|said| what.strip_prefix(said).is_some_and(spoilt))
         || what.starts_with("the GPU's books are not clean: ")
         || what.starts_with("still pinned: ")
 }
 
-/// Whether the rival was caught in each of these tests.
-fn bitten(report: &Report, tests: &[&str]) -> Vec<Test> {
-    let rows = scenarios::rows(report);
-    let bitten = |name: &&str| {
-        let row = rows.iter().find(|r| r["test"] == **name);
+/// What the guest said of each test; of one that never ended, what the console says.
+pub fn told_by_the_guest(report: &Report) -> Vec<Value> {
+    let all = |name: &str| report.json.get(name).into_iter().flatten().cloned();
+    let mut rows: Vec<Value> = all("scenario").collect();
+    if let Some(mut begun) = all("begin").next_back() {
+        if !rows.iter().any(|r| r["test"] == begun["test"]) {
+            let begin = begun["test"].as_str().and_then(|test| report.begun.get(test)).copied().unwrap_or(usize::MAX);
+            let here = || report.alarms.iter().rev().filter(|a| a.number > begin);
+            // What spoilt memory says more than what came of it.
+            let worst = here().find(|a| matches!(a.kind, Kind::Kasan | Kind::Bug)).or_else(|| here().next());
+            let alarm = worst.map_or(NO_WORD, |a| a.line.as_str());
+            // Without the time, which is another one in each boot.
+            let alarm = alarm.split_once("] ").filter(|_| alarm.starts_with('[')).map_or(alarm, |(_, said)| said);
+            begun["what"] = vec![format!("machine stopped: {alarm}")].into();
+            rows.push(begun);
+        }
+    }
+    rows
+}
+
+/// Whether NVIDIA's module was caught in each of these tests.
+fn caught(report: &Report, tests: &[String]) -> Vec<Test> {
+    let rows = told_by_the_guest(report);
+    let caught = |name: &String| {
+        let row = rows.iter().find(|r| r["test"] == words::test(name));
         let what: Option<Vec<String>> = row.map(|r| {
             let all = r["what"].as_array().into_iter().flatten();
             all.filter_map(|w| w.as_str().map(str::to_string)).collect()
         });
         let (outcome, notes) = match what {
-            Some(what) if what.iter().any(|w| is_bite(w)) => (Outcome::Passed, what),
+            Some(what) if what.iter().any(|w| is_breakage(w)) => (Outcome::Passed, what),
             Some(what) => {
                 let mut notes = vec!["no alarm, no lost pin: the lab would not see ours break either".to_string()];
                 notes.extend(what);
@@ -174,12 +197,12 @@ fn bitten(report: &Report, tests: &[&str]) -> Vec<Test> {
         };
         Test { name: format!("NVIDIA's module is caught in {name}"), outcome, notes }
     };
-    tests.iter().map(bitten).collect()
+    tests.iter().map(caught).collect()
 }
 
 /// Tests made of the console: every alarm that nobody expected fails, and so does every expected one that did not come.
 /// What NVIDIA's module does is written down, not judged.
-pub fn judge(report: &Report, expected: &[(Kind, usize)], module: Module) -> Vec<Test> {
+pub fn judge(report: &Report, expected: &BTreeMap<Kind, usize>, module: Module) -> Vec<Test> {
     let got = alarms::count(&report.alarms);
     let mut tests = Vec::new();
     for (kind, want) in expected {
@@ -191,12 +214,14 @@ pub fn judge(report: &Report, expected: &[(Kind, usize)], module: Module) -> Vec
     let unexpected: Vec<String> = report
         .alarms
         .iter()
-        .filter(|a| !expected.iter().any(|(kind, _)| *kind == a.kind))
+        .filter(|a| !expected.contains_key(&a.kind))
         .map(|a| format!("line {}: {}", a.number, a.line))
         .collect();
     let outcome = match (unexpected.first(), module) {
         (None, _) => Outcome::Passed,
-        (Some(first), Module::Rival) => Outcome::Skipped(format!("rival: {} recorded, {first}", unexpected.len())),
+        (Some(first), Module::NvidiaC) => {
+            Outcome::Skipped(format!("NVIDIA's module: {} recorded, {first}", unexpected.len()))
+        }
         (Some(_), _) => Outcome::Failed,
     };
     tests.push(Test { name: "console/no alarm".to_string(), outcome, notes: unexpected });
@@ -228,15 +253,16 @@ mod tests {
 
     #[test]
     fn an_alarm_nobody_expects_fails() {
-        assert_eq!(failures(&judge(&report(&[]), &[], Module::Ours)), 0);
-        assert_eq!(failures(&judge(&report(&[Kind::Warning]), &[], Module::Ours)), 1);
-        let rival = judge(&report(&[Kind::Warning]), &[], Module::Rival);
-        assert!(matches!(&rival[0].outcome, Outcome::Skipped(why) if why.contains("Warning")), "{rival:?}");
+        let none = BTreeMap::new();
+        assert_eq!(failures(&judge(&report(&[]), &none, Module::Ours)), 0);
+        assert_eq!(failures(&judge(&report(&[Kind::Warning]), &none, Module::Ours)), 1);
+        let nvidia_c = judge(&report(&[Kind::Warning]), &none, Module::NvidiaC);
+        assert!(matches!(&nvidia_c[0].outcome, Outcome::Skipped(why) if why.contains("Warning")), "{nvidia_c:?}");
     }
 
     #[test]
     fn expected_alarms_must_come_exactly_so_often() {
-        let expected = [(Kind::Kasan, 1), (Kind::Lockdep, 1)];
+        let expected = BTreeMap::from([(Kind::Kasan, 1), (Kind::Lockdep, 1)]);
         assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Lockdep]), &expected, Module::Ours)), 0);
         assert_eq!(failures(&judge(&report(&[Kind::Kasan]), &expected, Module::Ours)), 1);
         assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Kasan, Kind::Lockdep]), &expected, Module::Ours)), 1);
@@ -254,7 +280,8 @@ mod tests {
             test("c/one", Outcome::Failed),
         ];
         let report = Report { tests, ..report(&[]) };
-        let names: Vec<String> = untested(&report, &["a", "b", "c", "d"], "x: ").into_iter().map(|t| t.name).collect();
+        let names: Vec<String> =
+            untested(&report, &["a", "b", "c", "d"].map(String::from), "x: ").into_iter().map(|t| t.name).collect();
         assert_eq!(names, ["b: something of it is tested", "d: something of it is tested"]);
     }
 
@@ -283,11 +310,11 @@ mod tests {
     }
 
     #[test]
-    fn a_rival_that_comes_out_clean_is_a_failure() {
+    fn a_canary_that_comes_out_clean_is_a_failure() {
         let row = |test: &str, what: &[&str]| json!({"test": test, "what": what});
         let mut report = report(&[Kind::Bug]);
         let judged = |report: &Report| -> Vec<Outcome> {
-            bitten(report, &["s/a", "s/b"]).into_iter().map(|t| t.outcome).collect()
+            caught(report, &["s/a", "s/b"].map(String::from)).into_iter().map(|t| t.outcome).collect()
         };
         assert_eq!(judged(&report), [Outcome::Failed, Outcome::Failed]);
         let alarm = "the kernel: BUG: KASAN: slab-use-after-free";
@@ -297,7 +324,7 @@ mod tests {
         let circle = "the kernel: WARNING: possible circular locking dependency detected";
         report.json.insert("scenario".into(), vec![row("s/a", &[circle]), row("s/b", &[alarm])]);
         assert_eq!(judged(&report), [Outcome::Failed, Outcome::Passed]);
-        // What only ours promises is no bite, a lost pin is one.
+        // What only ours promises is no breakage, a lost pin is one.
         let pins = "the GPU's books are not clean: [(\"live_pins\", 1)]";
         report.json.insert("scenario".into(), vec![row("s/a", &["0 users, wanted 1"]), row("s/b", &[pins])]);
         assert_eq!(judged(&report), [Outcome::Failed, Outcome::Passed]);
@@ -316,5 +343,25 @@ mod tests {
         // And without a word.
         report.alarms.clear();
         assert_eq!(judged(&report), [Outcome::Passed, Outcome::Failed]);
+    }
+
+    #[test]
+    fn what_never_ended_is_told_by_the_console() {
+        let row = |test: &str| json!({"test": test, "generation": "25.04", "mode": "legacy", "what": []});
+        let report = Report {
+            name: "x".into(),
+            tests: Vec::new(),
+            json: BTreeMap::from([
+                ("begin".to_string(), vec![row("scenarios/a"), row("scenarios/b")]),
+                ("scenario".to_string(), vec![row("scenarios/a")]),
+            ]),
+            alarms: vec![Alarm { kind: Kind::Bug, line: "[   10.414051] Kernel panic".into(), number: 1 }],
+            begun: BTreeMap::from([("scenarios/b".to_string(), 0)]),
+            console: "x".into(),
+            elapsed: Duration::ZERO,
+        };
+        let rows = told_by_the_guest(&report);
+        assert_eq!(rows.len(), 2);
+        assert_eq!(rows[1]["what"][0], "machine stopped: Kernel panic");
     }
 }

@@ -1,5 +1,6 @@
 //! The lab's kernel: built once per set of inputs, in two flavours, or a distribution's own (`stock`).
 
+pub use crate::axes::Kernel as Flavour;
 use crate::ctx::Lab;
 use crate::fetch::{self, Linux};
 use crate::key::Key;
@@ -7,7 +8,6 @@ use crate::lock;
 use crate::sh::{self, say, Step};
 use crate::stock;
 use anyhow::{bail, Context, Result};
-use clap::ValueEnum;
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,29 +15,6 @@ use std::time::Instant;
 
 /// The suffix of the LLVM tools that build the kernel and everything for it.
 pub const LLVM: &str = "-19";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Flavour {
-    /// Every alarm of the kernel on.
-    Debug,
-    /// Nothing that costs time; for benchmarks.
-    Fast,
-    /// Debian's own, from its package: no Rust, gcc, the module built with kernel-lite.
-    Stock,
-    /// Debian 12's own 6.1, likewise: the oldest that kernel-lite is made for. No RDMA stack of the lab's there.
-    Oldest,
-}
-
-impl Flavour {
-    pub fn name(self) -> &'static str {
-        match self {
-            Flavour::Debug => "debug",
-            Flavour::Fast => "fast",
-            Flavour::Stock => "stock",
-            Flavour::Oldest => "oldest",
-        }
-    }
-}
 
 pub struct Kernel {
     /// The build tree, or what a header package has of it.
@@ -56,8 +33,8 @@ impl Kernel {
     /// What every `make` for it is given: the compiler is the kernel's own.
     pub fn make_args(&self) -> Vec<String> {
         match self.flavour {
-            Flavour::Debug | Flavour::Fast => vec![format!("LLVM={LLVM}")],
-            Flavour::Stock | Flavour::Oldest => Vec::new(),
+            Flavour::Debug72 | Flavour::Fast72 => vec![format!("LLVM={LLVM}")],
+            Flavour::Debian612 | Flavour::Debian61 => Vec::new(),
         }
     }
 }
@@ -66,10 +43,10 @@ impl Kernel {
 const STAMP: &str = ".lab-finished";
 
 pub fn build(lab: &Lab, linux: &Linux, flavour: Flavour) -> Result<Kernel> {
-    if matches!(flavour, Flavour::Stock | Flavour::Oldest) {
+    if matches!(flavour, Flavour::Debian612 | Flavour::Debian61) {
         return stock::kernel(lab, linux, flavour);
     }
-    let name = flavour.name();
+    let name = flavour.kept_as();
     let conf = lab.qemu("kernel");
     let fragments = [conf.join("base.config"), conf.join(format!("{name}.config"))];
     let mut key = Key::new("kernel");

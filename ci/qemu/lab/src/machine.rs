@@ -1,6 +1,7 @@
 //! One boot of the machine: QEMU, its two serial lines, its time limit.
 
 use crate::alarms::{self, Alarm};
+use crate::axes::{Clock, Iommu};
 use crate::ctx::Lab;
 use crate::kernel::Kernel;
 use crate::ktap::{Outcome, Parser, Test};
@@ -14,26 +15,6 @@ use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
-
-/// How the machine's IOMMU treats the NIC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Iommu {
-    /// No IOMMU in the machine.
-    Off,
-    /// An IOMMU that passes addresses through.
-    Identity,
-    /// An IOMMU that translates.
-    Translating,
-}
-
-/// What the machine's time is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Clock {
-    /// This machine's; two processors.
-    Wall,
-    /// Instructions executed, one nanosecond each; one processor. The same twice, however busy this machine is.
-    Instructions,
-}
 
 /// A boot that has not ended by then hangs. Those of the table (boots.rs) have limits of their own.
 const LIMIT: Duration = Duration::from_secs(300);

@@ -3,6 +3,7 @@
 
 mod alarms;
 mod apt;
+mod axes;
 mod bench;
 mod boots;
 mod cargo;
@@ -28,14 +29,13 @@ mod sh;
 mod soak;
 mod stock;
 mod suite;
+mod words;
 
 use anyhow::Result;
-use boots::Run;
+use axes::{Also, Iommu, Kernel, Module, Run};
 use clap::{Parser, Subcommand};
 use ctx::Lab;
-use image::{Module, More};
-use kernel::Flavour;
-use machine::{Boot, Iommu};
+use machine::Boot;
 use std::process::ExitCode;
 
 /// Builds and runs the virtual machine in which nvidia-peermem is shown and tested.
@@ -49,23 +49,23 @@ struct Args {
 enum Cmd {
     /// Fetch and build everything, and make the machine's image.
     Build {
-        #[arg(long, value_enum, default_value = "debug")]
-        flavour: Flavour,
+        #[arg(long, value_enum, default_value = "debug-7.2")]
+        kernel: Kernel,
     },
     /// RDMA between two processes with GPU memory, proven byte for byte; a table and `demo: PASS`.
     Demo {
         /// NVIDIA's C module in place of ours.
         #[arg(long)]
-        rival: bool,
+        nvidia_c: bool,
         /// The kernel: Debian's own, or the lab's with every alarm on.
-        #[arg(long, value_enum, default_value = "stock")]
-        flavour: Flavour,
+        #[arg(long, value_enum, default_value = "debian-6.12")]
+        kernel: Kernel,
     },
     /// Host tests, lint gates and every guest suite; ends with `N passed, N failed`.
     Test {
         /// NVIDIA's C module in place of ours; guest suites only, what differs is recorded, not judged.
         #[arg(long)]
-        rival: bool,
+        nvidia_c: bool,
         /// Only these: host, lint, suites of the guest, boots of the table; commas between.
         #[arg(long)]
         only: Option<String>,
@@ -100,18 +100,24 @@ enum Cmd {
         #[arg(long)]
         docs: bool,
     },
+    /// The boots: seconds, runs and suites of each.
+    Boots {
+        /// Only these: names, first axes, patterns; commas between.
+        #[arg(long)]
+        only: Option<String>,
+    },
     /// A prompt in the machine with everything loaded.
     Shell {
         #[arg(long)]
-        rival: bool,
+        nvidia_c: bool,
         #[arg(long, default_value_t = 1)]
         gpus: u32,
         #[arg(long, default_value_t = 1)]
         nics: u32,
         #[arg(long, value_enum, default_value = "off")]
         iommu: Iommu,
-        #[arg(long, value_enum, default_value = "debug")]
-        flavour: Flavour,
+        #[arg(long, value_enum, default_value = "debug-7.2")]
+        kernel: Kernel,
         /// More of the kernel's command line.
         #[arg(last = true)]
         append: Vec<String>,
@@ -135,26 +141,30 @@ fn main() -> ExitCode {
 fn run(args: Args) -> Result<bool> {
     let lab = Lab::locate()?;
     match args.command {
-        Cmd::Build { flavour } => {
-            println!("{}", lab.short(&ready::prepare(&lab, flavour)?.image(&lab, (Module::Ours, More::Nothing))?));
+        Cmd::Build { kernel } => {
+            println!("{}", lab.short(&ready::prepare(&lab, kernel)?.image(&lab, (Module::Ours, Also::Nothing))?));
             Ok(true)
         }
-        Cmd::Demo { rival, flavour } => demo::run(&lab, module(rival), flavour),
-        Cmd::Test { rival, only, lanes } => {
-            let run = if rival { Run::Rival } else { Run::Test };
+        Cmd::Demo { nvidia_c, kernel } => demo::run(&lab, module(nvidia_c), kernel),
+        Cmd::Test { nvidia_c, only, lanes } => {
+            let run = if nvidia_c { Run::NvidiaC } else { Run::Test };
             suite::run(&lab, run, only.as_deref(), lanes.unwrap_or_else(lanes::default))
         }
         Cmd::Soak { only, hours, seed, lanes } => {
             soak::run(&lab, only.as_deref(), hours, seed, lanes.unwrap_or_else(lanes::default))
         }
         Cmd::Scenarios { lanes } => scenarios::run(&lab, lanes.unwrap_or_else(lanes::default)),
+        Cmd::Boots { only } => {
+            print!("{}", boots::list(&boots::all()?, only.as_deref()));
+            Ok(true)
+        }
         Cmd::Bench { docs: true } => bench::docs(&lab),
         Cmd::Bench { docs: false } => bench::run(&lab),
-        Cmd::Shell { rival, gpus, nics, iommu, flavour, append } => {
-            let ready = ready::prepare(&lab, flavour)?;
-            let image = ready.image(&lab, (module(rival), More::Nothing))?;
+        Cmd::Shell { nvidia_c, gpus, nics, iommu, kernel, append } => {
+            let ready = ready::prepare(&lab, kernel)?;
+            let image = ready.image(&lab, (module(nvidia_c), Also::Nothing))?;
             let mut boot = Boot { gpus, nics, iommu, append, ..Boot::new("shell", "shell") };
-            boot.append.extend(module(rival).word(flavour));
+            boot.append.extend(words::module(module(nvidia_c), kernel));
             boot.shell(&lab, &ready.kernel, &image)?;
             Ok(true)
         }
@@ -167,9 +177,9 @@ fn run(args: Args) -> Result<bool> {
     }
 }
 
-fn module(rival: bool) -> Module {
-    if rival {
-        Module::Rival
+fn module(nvidia_c: bool) -> Module {
+    if nvidia_c {
+        Module::NvidiaC
     } else {
         Module::Ours
     }

@@ -83,7 +83,7 @@ impl Cable {
 /// Boots both; reports in the order of `ROLES`, tests named `<boot>-<role>: …`.
 pub fn run(lab: &Lab, kernel: &Kernel, image: &Path, boot: &Boot) -> Result<Vec<Report>> {
     // Not in the checkout: the path of a socket may have a hundred characters and no more.
-    let dir = std::env::temp_dir().join(format!("nvpm-{}-{}", std::process::id(), boot.name));
+    let dir = std::env::temp_dir().join(format!("nvpm-{}-{}", std::process::id(), boot.name.replace('/', "-")));
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let fates = Arc::new(Fates::default());
     let reports = std::thread::scope(|scope| {

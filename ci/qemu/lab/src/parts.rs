@@ -3,9 +3,9 @@
 //! came of it is kept in the cache under the key of its inputs (so that a fresh clone builds nothing that any other has
 //! built). The lab's Rust programs: `program.rs`.
 
+use crate::axes::{Also as More, Module};
 use crate::ctx::Lab;
 use crate::fetch::Sources;
-use crate::image::{Module, More};
 use crate::kernel::{Flavour, Kernel};
 use crate::key::Key;
 use crate::lock;
@@ -45,24 +45,24 @@ pub struct Parts {
 }
 
 pub fn build(lab: &Lab, sources: &Sources, kernel: &Kernel) -> Result<Parts> {
-    let flavour = kernel.flavour.name();
+    let flavour = kernel.flavour.kept_as();
     let _lock = lock::take(&lab.build.join(format!("lock-{flavour}")), "build")?;
     let b = Builder { lab, sources, kernel };
     let (pcie, ofed, gpu, alarms) = match kernel.flavour {
-        Flavour::Debug | Flavour::Fast | Flavour::Stock => {
+        Flavour::Debug72 | Flavour::Fast72 | Flavour::Debian612 => {
             let pcie = b.component("pcie", &[])?;
             let ofed = b.component("ofed", &[&pcie])?;
             let gpu = b.component("gpu", &[&pcie])?;
             (Some(pcie), ofed, gpu, Some(b.component("alarms", &[])?))
         }
         // One module stands in for both neighbours.
-        Flavour::Oldest => {
+        Flavour::Debian61 => {
             let bare = b.component("bare", &[])?;
             (None, bare.clone(), bare, None)
         }
     };
     let ours = b.ours("ours", &ofed, &gpu, "")?;
-    let rival = if kernel.flavour == Flavour::Oldest { None } else { Some(b.rival(&ofed, &gpu)?) };
+    let rival = if kernel.flavour == Flavour::Debian61 { None } else { Some(b.rival(&ofed, &gpu)?) };
     let libcuda = program::LIBCUDA.build(lab)?;
     let selftests = program::SELFTESTS.iter().map(|program| program.build(lab)).collect::<Result<_>>()?;
     let guest = program::GUEST.build(lab)?;
@@ -73,12 +73,12 @@ pub fn build(lab: &Lab, sources: &Sources, kernel: &Kernel) -> Result<Parts> {
 
 /// The same with what only this image needs.
 pub fn with(lab: &Lab, sources: &Sources, kernel: &Kernel, parts: &Parts, (module, more): Kind) -> Result<Parts> {
-    let _lock = lock::take(&lab.build.join(format!("lock-{}", kernel.flavour.name())), "build")?;
+    let _lock = lock::take(&lab.build.join(format!("lock-{}", kernel.flavour.kept_as())), "build")?;
     let b = Builder { lab, sources, kernel };
     let lite = || b.ours("lite", &parts.ofed, &parts.gpu, "lite");
     let parts = Parts { lite: if more == More::Lite { Some(lite()?) } else { None }, ..parts.clone() };
     Ok(match module {
-        Module::Ours | Module::Rival | Module::Installed => parts,
+        Module::Ours | Module::NvidiaC | Module::Installed => parts,
         Module::Lite => Parts { ours: lite()?, ..parts },
         Module::Closed => {
             let needs: Vec<&Part> = parts.pcie.iter().collect();
@@ -132,7 +132,7 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn part(&self, name: &str, key: Key, make: impl FnOnce(&Path, &Step) -> Result<()>) -> Result<Part> {
-        part(self.lab, self.kernel.flavour.name(), name, key, make)
+        part(self.lab, self.kernel.flavour.kept_as(), name, key, make)
     }
 
     fn make(&self, dir: &Path, out: &Path) -> Command {
@@ -178,7 +178,7 @@ impl Builder<'_> {
         let repo = &self.lab.repo;
         // The profile of the benchmark names lines. The code is the same with them.
         let lines: &[&str] = match self.kernel.flavour {
-            Flavour::Fast => &["KRUSTFLAGS=-Cdebuginfo=line-tables-only", "KCFLAGS=-g1"],
+            Flavour::Fast72 => &["KRUSTFLAGS=-Cdebuginfo=line-tables-only", "KCFLAGS=-g1"],
             _ => &[],
         };
         let mut key = Key::new("ours");

@@ -1,9 +1,10 @@
 //! What boots need, each built once: kernels with their parts, and images.
 
+use crate::axes::{Also as More, Module};
 use crate::boots::Row;
 use crate::ctx::Lab;
 use crate::fetch::{self, Sources};
-use crate::image::{self, Module, More};
+use crate::image;
 use crate::kernel::{self, Flavour, Kernel};
 use crate::parts::{self, Parts};
 use anyhow::{bail, Result};
@@ -54,7 +55,7 @@ impl Images {
     pub fn of<'r>(lab: &Lab, rows: impl Iterator<Item = &'r Row>) -> Result<Self> {
         let mut kinds: BTreeMap<Flavour, Vec<Kind>> = BTreeMap::new();
         for row in rows {
-            kinds.entry(row.flavour).or_default().push(row.image());
+            kinds.entry(row.kernel).or_default().push(row.image());
         }
         let mut all = Images { ready: BTreeMap::new(), images: BTreeMap::new() };
         for (flavour, kinds) in kinds {
@@ -80,7 +81,7 @@ impl Images {
 
     /// The kernel and the image of a row that was among those of `of()`.
     pub fn get(&self, row: &Row) -> (&Kernel, &Path) {
-        (&self.ready(row.flavour).kernel, &self.images[&row.flavour][&row.image()])
+        (&self.ready(row.kernel).kernel, &self.images[&row.kernel][&row.image()])
     }
 }
 

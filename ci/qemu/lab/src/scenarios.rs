@@ -1,54 +1,50 @@
 //! `make scenarios`: the scenario table against ours and, in legacy mode, against NVIDIA's module; build/scenarios.json
 //! and docs/results/scenarios.md.
 
-use crate::alarms::Kind;
-use crate::boots::{self, Row, Run};
+use crate::axes::{Also as More, Core, Module, Named, Run};
+use crate::boots::{self, Row};
 use crate::ctx::Lab;
-use crate::image::{Module, More};
-use crate::judge;
+use crate::judge::{self, told_by_the_guest};
 use crate::kernel::Flavour;
 use crate::ktap::Outcome;
 use crate::lanes::{self, Found, Job};
-use crate::machine::{print_test, Boot, Report};
+use crate::machine::{print_test, Boot};
 use crate::ready::{prepare, Ready};
 use crate::sh::{self, human, say};
+use crate::words;
 use anyhow::{bail, Context, Result};
-use serde_json::{json, Value};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Generations of the core, the newest first.
-const GENERATIONS: [&str; 4] = ["25.04", "5.5", "5.4", "5.1"];
-/// The suite whose tests exist for each generation; those of others run on the newest.
-const OWN: &str = "scenarios";
-/// The rival is spared what asks for something that only ours promises.
+/// NVIDIA's module is spared what asks for something that only ours promises.
 const NOT_ASKED: &str = "not asked: ";
 /// NVIDIA's module may stop the machine in each scenario; more boots than that come from something else.
 const REBOOTS: usize = 80;
-/// Of a machine that stopped in a test without an alarm.
-const NO_WORD: &str = "no word on the console";
 /// Where its reports are to be found again.
 const TABLE: &str = "docs/results/scenarios.md";
 
 /// A row of the guest's table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize)]
 struct Clause {
     scenario: String,
     suite: String,
     test: String,
-    /// Mode and generation of each test.
+    /// Mode and core of each test.
     places: Vec<(String, String)>,
 }
 
-/// What the guest says of a test of the table, before it and after.
-#[derive(Clone, Debug)]
+/// What the guest says of a test of the table, after it.
+#[derive(Clone, Debug, Deserialize)]
 struct Told {
     test: String,
-    generation: String,
-    /// Empty where nvidia-peermem is not loaded by the runner.
-    mode: String,
+    #[serde(rename = "generation")]
+    core: String,
+    /// None where nvidia-peermem is not loaded by the runner.
+    mode: Option<String>,
     skipped: Option<String>,
     what: Vec<String>,
 }
@@ -63,89 +59,72 @@ struct Ran {
 }
 
 /// A line of build/scenarios.json.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 struct Line {
     name: String,
     test: String,
     mode: String,
-    generation: String,
+    core: String,
     ours: Option<String>,
-    rival: Option<String>,
-}
-
-fn text(value: &Value, key: &str) -> Result<String> {
-    value[key].as_str().map(str::to_string).with_context(|| format!("no text {key:?} in {value}"))
+    nvidia_c: Option<String>,
 }
 
 impl Clause {
-    fn read(value: &Value) -> Result<Self> {
-        let places = serde_json::from_value(value["places"].clone()).with_context(|| format!("places in {value}"))?;
-        Ok(Clause {
-            scenario: text(value, "scenario")?,
-            suite: text(value, "suite")?,
-            test: text(value, "test")?,
-            places,
-        })
+    /// The guest's words become the lab's; what the lab has no word for is not asked of anybody.
+    fn translate(mut self) -> Self {
+        let lab = |(mode, core): (String, String)| {
+            Some((mode, words::core_named(&core)?.name().to_string())).filter(|(mode, _)| words::mode_named(mode))
+        };
+        self.places = self.places.into_iter().filter_map(lab).collect();
+        self
     }
 }
 
 impl Told {
     fn read(value: &Value) -> Result<Self> {
-        let what = value["what"].as_array().with_context(|| format!("no list \"what\" in {value}"))?;
-        Ok(Told {
-            test: text(value, "test")?,
-            generation: text(value, "generation")?,
-            mode: value["mode"].as_str().unwrap_or_default().to_string(),
-            skipped: value["skipped"].as_str().map(str::to_string),
-            what: what.iter().filter_map(|w| w.as_str().map(str::to_string)).collect(),
-        })
-    }
-}
-
-impl Line {
-    fn json(&self) -> Value {
-        json!({
-            "name": self.name, "test": self.test, "mode": self.mode, "generation": self.generation,
-            "ours": self.ours, "rival": self.rival,
-        })
+        let mut told: Told = Told::deserialize(value).with_context(|| format!("a scenario's row {value}"))?;
+        told.core = words::core_named(&told.core).map_or(told.core, |core| core.name());
+        Ok(told)
     }
 }
 
 pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
     let start = Instant::now();
-    let ready = prepare(lab, Flavour::Debug)?;
-    let table: Vec<Value> = serde_json::from_str(&sh::output(sh::command(lab, &ready.parts.guest).arg("table"))?)
+    let ready = prepare(lab, Flavour::Debug72)?;
+    let table: Vec<Clause> = serde_json::from_str(&sh::output(sh::command(lab, &ready.parts.guest).arg("table"))?)
         .context("the guest's table")?;
-    let clauses = table.iter().map(Clause::read).collect::<Result<Vec<_>>>()?;
+    let clauses: Vec<Clause> = table.into_iter().map(Clause::translate).collect();
     let suites: BTreeSet<&str> = clauses.iter().map(|c| c.suite.as_str()).collect();
-    let boots = boots(&suites);
-    let rival = (Module::Rival, More::Nothing);
-    let images = ready.images(lab, boots.iter().map(|(row, ..)| row.image()).chain([rival]))?;
+    let rows = boots::all()?;
+    let boots = boots(&rows, &suites);
+    let nvidia_c = (Module::NvidiaC, More::Nothing);
+    let images = ready.images(lab, boots.iter().map(|(row, _)| row.image()).chain([nvidia_c]))?;
 
     let mut jobs = Vec::new();
-    for (row, generation, suites) in boots {
+    for (row, suites) in boots {
+        let theirs = Row { module: Module::NvidiaC, ..row.clone() };
         let (ready, image, same) = (&ready, images[&row.image()].clone(), suites.clone());
         jobs.push(Job {
-            name: format!("ours {} {generation}", row.name),
-            takes: row.takes,
-            run: Box::new(move || once(lab, ready, &image, row, generation, &suites)),
+            name: format!("ours {}", row.name),
+            takes: row.seconds,
+            run: Box::new(move || once(lab, ready, &image, &row, &suites)),
         });
-        let image = images[&rival].clone();
+        let image = images[&nvidia_c].clone();
         jobs.push(Job {
-            name: format!("rival {} {generation}", row.name),
+            name: format!("nvidia_c {}", theirs.name),
             // It takes the longest, but whoever stops this early is to have what ours does.
             takes: 0,
-            run: Box::new(move || again_and_again(lab, ready, &image, row, generation, &same)),
+            run: Box::new(move || again_and_again(lab, ready, &image, &theirs, &same)),
         });
     }
     let commit = sh::output(sh::command(lab, "git").args(["describe", "--always", "--dirty", "--abbrev=12"]))?;
     let mut ran = Ran { commit: commit.trim().to_string(), jobs: jobs.len(), done: 0, failed: Vec::new() };
-    // What is told of ours, and of the rival.
+    // What is told of ours, and of NVIDIA's module.
     let (mut told, mut kept) = ([Vec::new(), Vec::new()], Ok(Vec::new()));
     lanes::run(jobs, lanes, |done| {
         let whose = usize::from(!done.name.starts_with("ours "));
         ran.done += 1;
-        // What the rival's tests say is recorded and no outcome of the job's; that it could not be asked is.
+        // What NVIDIA's module's tests say is recorded and no outcome of the job's; that it could not be asked is.
         let failed = done.found.tests.iter().filter(|t| t.outcome == Outcome::Failed);
         ran.failed.extend(failed.map(|t| t.name.clone()));
         let rows = done.found.json.get("scenario").into_iter().flatten().map(Told::read);
@@ -162,18 +141,18 @@ pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
     let lines = kept?;
     let not_clean: Vec<&Line> = lines.iter().filter(|l| l.ours.as_deref().is_some_and(|o| o != "clean")).collect();
     for line in &not_clean {
-        println!("{} ({}, {}): {}", line.name, line.mode, line.generation, line.ours.as_deref().unwrap_or_default());
+        println!("{} ({}, {}): {}", line.name, line.mode, line.core, line.ours.as_deref().unwrap_or_default());
     }
     let missing = missing(&clauses, &lines);
     missing.iter().for_each(|what| println!("{what} did not run"));
-    let rivals = || lines.iter().filter_map(|l| l.rival.as_deref()).filter(|r| !r.starts_with(NOT_ASKED));
+    let all_of_theirs = || lines.iter().filter_map(|l| l.nvidia_c.as_deref()).filter(|r| !r.starts_with(NOT_ASKED));
     say(&format!("took {}; {} and {TABLE}", human(start.elapsed()), lab.short(&json_file(lab))));
     println!(
         "ours: {} of {} clean; NVIDIA's module: {} of {}",
         lines.iter().filter(|l| l.ours.as_deref() == Some("clean")).count(),
         lines.iter().filter(|l| l.ours.is_some()).count(),
-        rivals().filter(|r| *r == "clean").count(),
-        rivals().count()
+        all_of_theirs().filter(|r| *r == "clean").count(),
+        all_of_theirs().count()
     );
     if !ran.failed.is_empty() {
         println!("failed, or NVIDIA's module could not be asked: {}", ran.failed.join(", "));
@@ -193,9 +172,9 @@ fn missing(clauses: &[Clause], lines: &[Line]) -> Vec<String> {
         if clause.places.is_empty() {
             missing.push(name.clone());
         }
-        for (mode, generation) in &clause.places {
-            if !asked.iter().any(|l| l.mode == *mode && l.generation == *generation) {
-                missing.push(format!("{name}, {mode} {generation}"));
+        for (mode, core) in &clause.places {
+            if !asked.iter().any(|l| l.mode == *mode && l.core == *core) {
+                missing.push(format!("{name}, {mode} {core}"));
             }
         }
     }
@@ -208,40 +187,44 @@ fn json_file(lab: &Lab) -> PathBuf {
 
 fn keep(lab: &Lab, clauses: &[Clause], lines: &[Line], ran: &Ran) -> Result<()> {
     let file = json_file(lab);
-    let rows: Vec<Value> = lines.iter().map(Line::json).collect();
-    fs::write(&file, serde_json::to_string_pretty(&rows)? + "\n")
+    fs::write(&file, serde_json::to_string_pretty(lines)? + "\n")
         .with_context(|| format!("cannot write {}", file.display()))?;
     fs::write(lab.repo.join(TABLE), page(clauses, lines, ran)).with_context(|| format!("cannot write {TABLE}"))
 }
 
-/// The boots marked for it, with their suites of the table, on the newest core; the table's own suite on each.
-fn boots<'a>(suites: &BTreeSet<&'a str>) -> Vec<(&'static Row, &'static str, Vec<&'a str>)> {
+/// The boots marked for it, with their suites of the table; the table's own suite has one for each core.
+fn boots(rows: &[Row], suites: &BTreeSet<&str>) -> Vec<(Row, Vec<String>)> {
     let mut found = Vec::new();
-    for row in boots::BOOTS.iter().filter(|r| r.runs.contains(&Run::Scenarios)) {
-        let has: Vec<&str> = row.suites.iter().filter_map(|s| suites.get(s).copied()).collect();
-        let generations = if row.name == OWN { &GENERATIONS[..] } else { &GENERATIONS[..1] };
-        found.extend(generations.iter().map(|generation| (row, *generation, has.clone())));
+    for row in rows.iter().filter(|row| row.runs.contains(&Run::Scenarios)) {
+        let has: Vec<String> = row.suites.iter().filter(|s| suites.contains(s.as_str())).cloned().collect();
+        if row.core == Core::Both {
+            let on =
+                |core: Core| (Row { core, name: format!("{}-{}", row.name, core.name()), ..row.clone() }, has.clone());
+            found.extend(Core::TESTED.map(on));
+        } else {
+            found.push((row.clone(), has));
+        }
     }
     found
 }
 
-/// The machine of this row, for the tests of the table alone: which others the row leaves out does not matter, and the
-/// rival may lack what it names.
-fn boot(row: &Row, name: String, suites: &[&str], generation: &str) -> Boot {
+/// The machine of this row, for the tests of the table alone: which others the row leaves out does not matter, and NVIDIA's
+/// module may lack what it names.
+fn boot(row: &Row, suites: &[String]) -> Boot {
     let mut boot = row.boot(suites);
-    boot.name = name;
+    boot.name = format!("scenarios/{}/{}", row.module.name(), row.name);
     boot.append.retain(|word| !word.starts_with("guest.only="));
-    boot.append.extend(["guest.table=1".to_string(), format!("guest.generation={generation}")]);
+    boot.append.push("guest.table=1".to_string());
     boot
 }
 
-fn once(lab: &Lab, ready: &Ready, image: &Path, row: &Row, generation: &str, suites: &[&str]) -> Result<Found> {
-    let boot = boot(row, format!("scenarios-{}-{generation}", row.name), suites, generation);
+fn once(lab: &Lab, ready: &Ready, image: &Path, row: &Row, suites: &[String]) -> Result<Found> {
+    let boot = boot(row, suites);
     let mut report = boot.run(lab, &ready.kernel, image, &format!("{}: ", boot.name))?;
     // A test that the machine did not outlive is a line of the table, too.
-    let told = rows(&report);
+    let told = told_by_the_guest(&report);
     report.json.insert("scenario".to_string(), told);
-    for mut test in judge::judge(&report, &[], Module::Ours) {
+    for mut test in judge::judge(&report, &BTreeMap::new(), Module::Ours) {
         test.name = format!("{}: {}", boot.name, test.name);
         print_test(&test);
         report.tests.push(test);
@@ -250,26 +233,18 @@ fn once(lab: &Lab, ready: &Ready, image: &Path, row: &Row, generation: &str, sui
 }
 
 /// NVIDIA's module in the same machine: after each alarm it boots anew and goes on with the next scenario.
-fn again_and_again(
-    lab: &Lab,
-    ready: &Ready,
-    image: &Path,
-    row: &Row,
-    generation: &str,
-    suites: &[&str],
-) -> Result<Found> {
-    let row = Row { module: Module::Rival, ..*row };
+fn again_and_again(lab: &Lab, ready: &Ready, image: &Path, row: &Row, suites: &[String]) -> Result<Found> {
     let mut found = Found::default();
     let mut suites = suites.to_vec();
     let mut after: Option<String> = None;
     for _ in 0..REBOOTS {
-        let mut boot = boot(&row, format!("scenarios-rival-{}-{generation}", row.name), &suites, generation);
+        let mut boot = boot(row, &suites);
         // Longer than a test's own limit and the death of its process.
         boot.limit = boot.limit.max(Duration::from_secs(900));
         boot.append.push("guest.fragile=1".to_string());
         boot.append.extend(after.as_ref().map(|a| format!("guest.after={a}")));
         let report = boot.run(lab, &ready.kernel, image, &format!("{}: ", boot.name))?;
-        let part = rows(&report);
+        let part = told_by_the_guest(&report);
         let last = part.last().and_then(|v| v["test"].as_str()).map(str::to_string);
         found.json.entry("scenario".to_string()).or_default().extend(part);
         let whole = report.tests.iter().any(|t| t.name.contains("end/"));
@@ -286,27 +261,7 @@ fn again_and_again(
         suites.drain(..suites.iter().position(|s| *s == suite).unwrap_or(0));
         after = Some(last);
     }
-    bail!("rival {} {generation}: booted {REBOOTS} times and still not at the end", row.name)
-}
-
-/// What the guest said of each test; of one that never ended, what the console says.
-pub fn rows(report: &Report) -> Vec<Value> {
-    let all = |name: &str| report.json.get(name).into_iter().flatten().cloned();
-    let mut rows: Vec<Value> = all("scenario").collect();
-    if let Some(mut begun) = all("begin").next_back() {
-        if !rows.iter().any(|r| r["test"] == begun["test"]) {
-            let begin = begun["test"].as_str().and_then(|test| report.begun.get(test)).copied().unwrap_or(usize::MAX);
-            let here = || report.alarms.iter().rev().filter(|a| a.number > begin);
-            // What spoilt memory says more than what came of it.
-            let worst = here().find(|a| matches!(a.kind, Kind::Kasan | Kind::Bug)).or_else(|| here().next());
-            let alarm = worst.map_or(NO_WORD, |a| a.line.as_str());
-            // Without the time, which is another one in each boot.
-            let alarm = alarm.split_once("] ").filter(|_| alarm.starts_with('[')).map_or(alarm, |(_, said)| said);
-            begun["what"] = vec![format!("machine stopped: {alarm}")].into();
-            rows.push(begun);
-        }
-    }
-    rows
+    bail!("nvidia_c {}: booted {REBOOTS} times and still not at the end", row.name)
 }
 
 /// The most telling reason, short enough for a table.
@@ -329,13 +284,13 @@ fn brief(told: &Told) -> String {
     text
 }
 
-fn lines(clauses: &[Clause], ours: &[Told], rival: &[Told]) -> Vec<Line> {
+fn lines(clauses: &[Clause], ours: &[Told], nvidia_c: &[Told]) -> Vec<Line> {
     let mut lines = Vec::new();
     for clause in clauses {
         let stands = |t: &&Told| {
             t.test.split('/').next() == Some(&clause.suite) && t.test.rsplit('/').next() == Some(&clause.test)
         };
-        let key = |t: &Told| (t.mode.clone(), t.generation.clone());
+        let key = |t: &Told| (t.mode.clone().unwrap_or_default(), t.core.clone());
         let by = |told: &[Told], of: fn(&Told) -> Option<String>| -> BTreeMap<(String, String), String> {
             let mut all = BTreeMap::new();
             for (key, brief) in told.iter().filter(stands).filter_map(|t| Some((key(t), of(t)?))) {
@@ -347,16 +302,17 @@ fn lines(clauses: &[Clause], ours: &[Told], rival: &[Told]) -> Vec<Line> {
             all
         };
         let ours = by(ours, |t| t.skipped.is_none().then(|| brief(t)));
-        let rival = by(rival, |t| Some(t.skipped.as_ref().map_or_else(|| brief(t), |why| format!("{NOT_ASKED}{why}"))));
-        let keys: BTreeSet<&(String, String)> = ours.keys().chain(rival.keys()).collect();
+        let nvidia_c =
+            by(nvidia_c, |t| Some(t.skipped.as_ref().map_or_else(|| brief(t), |why| format!("{NOT_ASKED}{why}"))));
+        let keys: BTreeSet<&(String, String)> = ours.keys().chain(nvidia_c.keys()).collect();
         for key in keys {
             lines.push(Line {
                 name: clause.scenario.clone(),
                 test: format!("{}/{}", clause.suite, clause.test),
                 mode: key.0.clone(),
-                generation: key.1.clone(),
+                core: key.1.clone(),
                 ours: ours.get(key).cloned(),
-                rival: rival.get(key).cloned(),
+                nvidia_c: nvidia_c.get(key).cloned(),
             });
         }
     }
@@ -368,7 +324,7 @@ fn together(lines: &[&Line], what: impl Fn(&Line) -> Option<&String>) -> String 
     let mut places: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for line in lines {
         if let Some(text) = what(line) {
-            places.entry(text).or_default().push(format!("{} {}", line.mode, line.generation).trim().to_string());
+            places.entry(text).or_default().push(format!("{} {}", line.mode, line.core).trim().to_string());
         }
     }
     match places.len() {
@@ -419,9 +375,9 @@ fn page(clauses: &[Clause], lines: &[Line], ran: &Ran) -> String {
             clause.suite,
             clause.test,
             set(|l| &l.mode),
-            set(|l| &l.generation),
+            set(|l| &l.core),
             together(&of, |l| l.ours.as_ref()),
-            together(&of, |l| l.rival.as_ref()),
+            together(&of, |l| l.nvidia_c.as_ref()),
         );
     }
     text
@@ -430,14 +386,13 @@ fn page(clauses: &[Clause], lines: &[Line], ran: &Ran) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::alarms::Alarm;
     use serde_json::json;
 
-    fn told(test: &str, mode: &str, generation: &str, what: &[&str]) -> Told {
+    fn told(test: &str, mode: &str, core: &str, what: &[&str]) -> Told {
         Told {
             test: test.into(),
-            generation: generation.into(),
-            mode: mode.into(),
+            core: core.into(),
+            mode: Some(mode.into()),
             skipped: None,
             what: what.iter().map(|w| w.to_string()).collect(),
         }
@@ -448,60 +403,43 @@ mod tests {
             scenario: "free during dma_map".into(),
             suite: "scenarios".into(),
             test: "free_during_dma_map".into(),
-            places: vec![("persistent".into(), "5.5".into()), ("legacy".into(), "25.04".into())],
+            places: vec![("persistent".into(), "24.10".into()), ("legacy".into(), "25.10".into())],
         }
-    }
-
-    #[test]
-    fn what_never_ended_is_told_by_the_console() {
-        let row = |test: &str| json!({"test": test, "generation": "25.04", "mode": "legacy", "what": []});
-        let report = Report {
-            name: "x".into(),
-            tests: Vec::new(),
-            json: BTreeMap::from([
-                ("begin".to_string(), vec![row("scenarios/a"), row("scenarios/b")]),
-                ("scenario".to_string(), vec![row("scenarios/a")]),
-            ]),
-            alarms: vec![Alarm { kind: Kind::Bug, line: "[   10.414051] Kernel panic".into(), number: 1 }],
-            begun: BTreeMap::from([("scenarios/b".to_string(), 0)]),
-            console: "x".into(),
-            elapsed: Duration::ZERO,
-        };
-        let rows = rows(&report);
-        assert_eq!(rows.len(), 2);
-        assert_eq!(rows[1]["what"][0], "machine stopped: Kernel panic");
     }
 
     #[test]
     fn the_worst_first_and_no_offsets() {
         let what = ["2 pins left", "the kernel: BUG: KASAN: slab-use-after-free in f+0x12/0x34 [nvidia_peermem]"];
-        let text = brief(&told("scenarios/x", "legacy", "25.04", &what));
+        let text = brief(&told("scenarios/x", "legacy", "25.10", &what));
         assert_eq!(text, "BUG: KASAN: slab-use-after-free in f [nvidia_peermem]");
-        assert_eq!(brief(&told("scenarios/x", "legacy", "25.04", &[])), "clean");
+        assert_eq!(brief(&told("scenarios/x", "legacy", "25.10", &[])), "clean");
     }
 
     #[test]
-    fn a_skip_is_no_answer_of_ours_and_named_for_the_rival() {
-        let mut skipped = told("scenarios/25.04/legacy/free_during_dma_map", "legacy", "25.04", &[]);
+    fn a_skip_is_no_answer_of_ours_and_named_for_nvidias_module() {
+        let mut skipped = told("scenarios/25.10/legacy/free_during_dma_map", "legacy", "25.10", &[]);
         skipped.skipped = Some("maps by itself".to_string());
         let all = std::slice::from_ref(&skipped);
         assert!(lines(&[clause()], all, &[]).is_empty());
         let lines = lines(&[clause()], &[], all);
-        assert_eq!((&lines[0].ours, lines[0].rival.as_deref()), (&None, Some("not asked: maps by itself")));
+        assert_eq!((&lines[0].ours, lines[0].nvidia_c.as_deref()), (&None, Some("not asked: maps by itself")));
     }
 
     #[test]
-    fn a_line_for_each_mode_and_generation() {
-        let name = "scenarios/25.04/legacy/free_during_dma_map";
-        let ours = [told(name, "legacy", "25.04", &[]), told(name, "persistent", "25.04", &[])];
-        let rival = [told(name, "legacy", "25.04", &["hung: did not end"])];
-        let lines = lines(&[clause()], &ours, &rival);
+    fn a_line_for_each_mode_and_core() {
+        let name = "scenarios/25.10/legacy/free_during_dma_map";
+        let ours = [told(name, "legacy", "25.10", &[]), told(name, "persistent", "25.10", &[])];
+        let nvidia_c = [told(name, "legacy", "25.10", &["hung: did not end"])];
+        let lines = lines(&[clause()], &ours, &nvidia_c);
         assert_eq!(lines.len(), 2);
-        assert_eq!((lines[0].ours.as_deref(), lines[0].rival.as_deref()), (Some("clean"), Some("hung: did not end")));
-        assert_eq!((lines[1].ours.as_deref(), lines[1].rival.as_deref()), (Some("clean"), None));
+        assert_eq!(
+            (lines[0].ours.as_deref(), lines[0].nvidia_c.as_deref()),
+            (Some("clean"), Some("hung: did not end"))
+        );
+        assert_eq!((lines[1].ours.as_deref(), lines[1].nvidia_c.as_deref()), (Some("clean"), None));
         let mut ran = Ran { commit: "abc".to_string(), jobs: 2, done: 2, failed: Vec::new() };
         let whole = page(&[clause()], &lines, &ran);
-        let row = "| `scenarios/free_during_dma_map` | legacy, persistent | 25.04 | clean | hung: did not end |";
+        let row = "| `scenarios/free_during_dma_map` | legacy, persistent | 25.10 | clean | hung: did not end |";
         assert!(whole.contains(row) && !whole.contains("**"), "{whole}");
         (ran.done, ran.failed) = (1, vec!["x: end/nothing_leaked".to_string()]);
         let bad = page(&[clause()], &lines, &ran);
@@ -510,35 +448,40 @@ mod tests {
 
     #[test]
     fn what_ours_gave_no_answer_to_is_missing() {
-        let at = |mode, generation| {
-            told(&format!("scenarios/{generation}/{mode}/free_during_dma_map"), mode, generation, &[])
-        };
-        let of = |ours: &[Told], rival: &[Told]| missing(&[clause()], &lines(&[clause()], ours, rival));
-        let both = [at("persistent", "5.5"), at("legacy", "25.04")];
+        let at = |mode, core| told(&format!("scenarios/{core}/{mode}/free_during_dma_map"), mode, core, &[]);
+        let of = |ours: &[Told], nvidia_c: &[Told]| missing(&[clause()], &lines(&[clause()], ours, nvidia_c));
+        let both = [at("persistent", "24.10"), at("legacy", "25.10")];
         assert!(of(&both, &[]).is_empty());
         let not = of(&both[..1], &both[1..]);
-        assert_eq!(not, ["free during dma_map (scenarios/free_during_dma_map), legacy 25.04"]);
+        assert_eq!(not, ["free during dma_map (scenarios/free_during_dma_map), legacy 25.10"]);
     }
 
     #[test]
     fn every_suite_of_the_table_has_a_boot() {
         let suites =
             ["scenarios", "smoke", "refusals", "unfenced", "errors", "iommu", "matrix", "verbs", "faults", "unload"];
-        let boots = boots(&BTreeSet::from(suites));
-        let of = |suite: &str| boots.iter().filter(|b| b.2.contains(&suite)).count();
+        let rows = boots::all().unwrap();
+        let boots = boots(&rows, &BTreeSet::from(suites));
+        let of = |suite: &str| boots.iter().filter(|(_, has)| has.iter().any(|s| s == suite)).count();
         for suite in suites {
-            assert_eq!(
-                of(suite),
-                match suite {
-                    "scenarios" => GENERATIONS.len(),
-                    "iommu" => 4,
-                    _ => 1,
-                },
-                "{suite}"
-            );
+            let wanted = match suite {
+                "scenarios" => Core::TESTED.len(),
+                "iommu" => 4,
+                _ => 1,
+            };
+            assert_eq!(of(suite), wanted, "{suite}");
         }
-        for (row, ..) in boots {
-            assert!(row.flavour == Flavour::Debug && row.module == Module::Ours, "{}", row.name);
+        for (row, _) in boots {
+            assert!(row.kernel == Flavour::Debug72 && row.module == Module::Ours, "{}", row.name);
         }
+    }
+
+    #[test]
+    fn the_guests_cores_have_the_labs_names() {
+        let row = json!({"test": "s/a", "generation": "5.5", "mode": null, "what": ["x"]});
+        assert_eq!(Told::read(&row).unwrap().core, "24.10");
+        let places = [("legacy", "25.04"), ("old", "25.04"), ("legacy", "5.1")].map(|(m, c)| (m.into(), c.into()));
+        let clause = Clause { places: places.into(), ..clause() }.translate();
+        assert_eq!(clause.places, [("legacy".to_string(), "25.10".to_string())]);
     }
 }

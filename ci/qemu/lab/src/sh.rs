@@ -16,7 +16,9 @@ const TAIL_LINES: usize = 25;
 pub fn command(lab: &Lab, program: impl AsRef<OsStr>) -> Command {
     let mut cmd = Command::new(program);
     // A make that runs the lab must not hand its jobserver or its variables to the makes below.
-    for var in ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "RIVAL", "ONLY", "HOURS", "KDIR", "PROVIDER"] {
+    for var in
+        ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "NVIDIA_C", "ONLY", "HOURS", "KDIR", "KERNEL_CRATE"]
+    {
         cmd.env_remove(var);
     }
     // bindgen is to use the libclang of the compiler that builds the kernel, whatever else is installed.

@@ -1,13 +1,14 @@
 //! `make soak`: what takes hours. Goes on after failures; leaves build/soak.json and the record docs/results/soak.md.
 
-use crate::boots::{self, Row, Run};
+use crate::axes::Run;
+use crate::boots::{self, Row};
 use crate::ctx::Lab;
 use crate::ktap::{Outcome, Test};
 use crate::lanes::{self, Done, Found, Job};
 use crate::ready::Images;
 use crate::sh::{self, human, say};
 use crate::{host, judge};
-use anyhow::{bail, Context, Result};
+use anyhow::{Context, Result};
 use serde_json::{json, Value};
 use std::fs;
 use std::hash::{BuildHasher, Hasher};
@@ -20,18 +21,15 @@ const MODELS: &str = "models";
 pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u32>, lanes: usize) -> Result<bool> {
     let start = Instant::now();
     let chosen: Option<Vec<&str>> = only.map(|o| o.split(',').collect());
-    let mut names = boots::names(Run::Soak);
-    names.push(MODELS);
-    if let Some(name) = chosen.iter().flatten().find(|name| !names.contains(name)) {
-        bail!("there is neither a suite nor a boot {name} in this run; there are: {}", names.join(" "));
-    }
-    let rows = boots::chosen(Run::Soak, chosen.as_deref());
+    let all = boots::all()?;
+    let rows = boots::chosen(&all, Run::Soak, chosen.as_deref(), &[MODELS])?;
     let models = chosen.as_ref().is_none_or(|c| c.contains(&MODELS));
 
     let images = Images::of(lab, rows.iter().map(|(row, _)| *row))?;
     let end = hours.map(|h| Duration::try_from_secs_f64(h * 3600.0)).transpose().context("--hours")?;
     let over = || end.is_some_and(|end| start.elapsed() > end);
-    let mut record = Record::new(lab)?;
+    let jobs = all.iter().filter(|row| row.runs.contains(&Run::Soak)).map(|row| row.name.as_str());
+    let mut record = Record::new(lab, jobs.chain([MODELS]).collect())?;
     let mut failed = 0;
     for round in 1.. {
         let seed = seed.take().unwrap_or_else(new_seed);
@@ -47,9 +45,9 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
             let (kernel, image) = images.get(row);
             let boot = move || judge::row(lab, kernel, image, row, suites, &[format!("guest.seed={seed}")]);
             jobs.push(Job {
-                name: row.name.to_string(),
-                takes: row.takes,
-                run: Box::new(move || unless(over, row.name, boot)),
+                name: row.name.clone(),
+                takes: row.seconds,
+                run: Box::new(move || unless(over, &row.name, boot)),
             });
         }
         let mut kept = Ok(());
@@ -96,6 +94,8 @@ struct Record<'a> {
     commit: String,
     machine: String,
     rows: Vec<Value>,
+    /// Whatever a whole soak runs.
+    jobs: Vec<&'a str>,
 }
 
 const HEAD: &str = "# What was soaked
@@ -108,7 +108,7 @@ those of an emulated machine with another beside it. (Commits of 2026-11-20 that
 ";
 
 impl<'a> Record<'a> {
-    fn new(lab: &'a Lab) -> Result<Self> {
+    fn new(lab: &'a Lab, jobs: Vec<&'a str>) -> Result<Self> {
         let git = |args: &[&str]| sh::output(sh::command(lab, "git").current_dir(&lab.repo).args(args));
         let mut commit = git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_string();
         // The record itself changes while it is written.
@@ -116,7 +116,7 @@ impl<'a> Record<'a> {
             commit += "+changes";
         }
         let date = sh::output(sh::command(lab, "date").arg("+%F"))?.trim().to_string();
-        Ok(Record { lab, date, commit, machine: machine(), rows: Vec::new() })
+        Ok(Record { lab, date, commit, machine: machine(), rows: Vec::new(), jobs })
     }
 
     fn json(&self) -> std::path::PathBuf {
@@ -148,7 +148,7 @@ impl<'a> Record<'a> {
             "| {} | {} | {} | {} | {passed} | {failed} | {} | {seed} |",
             one.name, self.date, self.commit, self.machine, one.seconds
         );
-        fs::write(&file, merged(&old, &one.name, &line, &all_jobs()))
+        fs::write(&file, merged(&old, &one.name, &line, &self.jobs))
             .with_context(|| format!("cannot write {}", file.display()))
     }
 
@@ -164,11 +164,6 @@ impl<'a> Record<'a> {
             );
         }
     }
-}
-
-/// Whatever a whole soak runs.
-fn all_jobs() -> Vec<&'static str> {
-    boots::chosen(Run::Soak, None).into_iter().map(|(row, _)| row.name).chain([MODELS]).collect()
 }
 
 /// The record with this boot's line in the place of its last one, and in words which of `all` have none.
@@ -199,6 +194,7 @@ fn machine() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use anyhow::bail;
 
     #[test]
     fn a_boot_has_one_line_and_others_keep_theirs() {

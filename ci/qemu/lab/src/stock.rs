@@ -29,9 +29,10 @@ struct Series {
 
 /// In Debian 13, and in the backports and security updates of Debian 12.
 const STOCK: Series =
-    Series { flavour: Flavour::Stock, number: "6.12", release: r"\.[0-9]+\+deb@-amd64", source: true };
+    Series { flavour: Flavour::Debian612, number: "6.12", release: r"\.[0-9]+\+deb@-amd64", source: true };
 /// Debian 12's.
-const OLDEST: Series = Series { flavour: Flavour::Oldest, number: "6.1", release: r"\.0-[0-9]+-amd64", source: false };
+const OLDEST: Series =
+    Series { flavour: Flavour::Debian61, number: "6.1", release: r"\.0-[0-9]+-amd64", source: false };
 
 /// Raised when a folder that an older lab unpacked would not do any more.
 const FORMAT: u32 = 2;
@@ -39,14 +40,14 @@ const FORMAT: u32 = 2;
 impl Series {
     fn of(flavour: Flavour) -> &'static Self {
         match flavour {
-            Flavour::Oldest => &OLDEST,
-            Flavour::Stock | Flavour::Debug | Flavour::Fast => &STOCK,
+            Flavour::Debian61 => &OLDEST,
+            Flavour::Debian612 | Flavour::Debug72 | Flavour::Fast72 => &STOCK,
         }
     }
 
     /// Of the folders in the cache.
     fn prefix(&self) -> String {
-        format!("{}-{FORMAT}-", self.flavour.name())
+        format!("{}-{FORMAT}-", self.flavour.kept_as())
     }
 
     /// What stands in the names of linux-kbuild; newer releases have one each.
@@ -94,7 +95,7 @@ pub fn fetch<'a>(lab: &'a Lab, apt: &mut Option<Apt<'a>>, flavour: Flavour) -> R
 
     say(&format!("unpack: Debian's kernel {release} ({version})"));
     let dir = lab.cache.join(format!("kernel/{}{release}", series.prefix()));
-    let step = Step::new("unpack Debian's kernel", lab.build.join(format!("log/unpack-{}.log", flavour.name())))?;
+    let step = Step::new("unpack Debian's kernel", lab.build.join(format!("log/unpack-{}.log", flavour.kept_as())))?;
     let tmp = scratch(&dir)?;
     for deb in &debs {
         step.run(sh::command(lab, "dpkg-deb").arg("-x").arg(deb).arg(tmp.join("root")))?;

@@ -6,11 +6,11 @@ mod profile;
 mod report;
 mod targets;
 
+use crate::axes::{Also, Clock, Module};
 use crate::ctx::Lab;
-use crate::image;
 use crate::kernel::{Flavour, Kernel};
 use crate::ktap::Outcome;
-use crate::machine::{Boot, Clock, COUNTED_CPU};
+use crate::machine::{Boot, COUNTED_CPU};
 use crate::program;
 use crate::ready::prepare;
 use crate::sh::{self, human, say};
@@ -102,8 +102,8 @@ pub fn run(lab: &Lab) -> Result<bool> {
     }
     let commit = sh::output(sh::command(lab, "git").current_dir(&lab.repo).args(["rev-parse", "HEAD"]))?;
     let dirty = !sh::output(&mut git(lab, &["status", "--porcelain"]))?.is_empty();
-    let ready = prepare(lab, Flavour::Fast)?;
-    let image = image::build_both(lab, &ready.kernel, &ready.parts)?;
+    let ready = prepare(lab, Flavour::Fast72)?;
+    let image = ready.image(lab, (Module::Ours, Also::NvidiaC))?;
     let mut boots = Boots {
         lab,
         kernel: &ready.kernel,

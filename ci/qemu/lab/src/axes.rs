@@ -1,0 +1,151 @@
+//! What a boot is made of: the values that `boots.toml` and the command line name.
+
+use clap::ValueEnum;
+use serde::Deserialize;
+
+/// The word for a value, in the data file, on the command line and in names.
+pub trait Named: ValueEnum {
+    fn name(&self) -> String {
+        self.to_possible_value().map_or(String::new(), |value| value.get_name().to_string())
+    }
+}
+
+impl<T: ValueEnum> Named for T {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Deserialize)]
+pub enum Kernel {
+    /// Debian's own 6.12, from its package: no Rust, gcc, the module built with kernel-lite.
+    #[value(name = "debian-6.12")]
+    #[serde(rename = "debian-6.12")]
+    Debian612,
+    /// Debian 12's first, likewise: the oldest that kernel-lite serves. No RDMA there.
+    #[value(name = "debian-6.1")]
+    #[serde(rename = "debian-6.1")]
+    Debian61,
+    /// The lab's, with every alarm on.
+    #[value(name = "debug-7.2")]
+    #[serde(rename = "debug-7.2")]
+    Debug72,
+    /// The lab's, with nothing that costs time.
+    #[value(name = "fast-7.2")]
+    #[serde(rename = "fast-7.2")]
+    Fast72,
+}
+
+impl Kernel {
+    /// Does this kernel's own Rust crate build the module?
+    pub fn has_rust(self) -> bool {
+        matches!(self, Kernel::Debug72 | Kernel::Fast72)
+    }
+
+    /// In the cache and in build/.
+    pub fn kept_as(self) -> &'static str {
+        match self {
+            Kernel::Debian612 => "stock",
+            Kernel::Debian61 => "oldest",
+            Kernel::Debug72 => "debug",
+            Kernel::Fast72 => "fast",
+        }
+    }
+}
+
+/// The peer-memory API of the RDMA core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Core {
+    /// MLNX_OFED 25.04 and later.
+    #[value(name = "25.10")]
+    #[serde(rename = "25.10")]
+    V2510,
+    /// 5.5 to 25.01: the stop test is inverted.
+    #[value(name = "24.10")]
+    #[serde(rename = "24.10")]
+    V2410,
+    /// The suites go from core to core.
+    Both,
+    /// One module stands in for both neighbours.
+    Bare,
+}
+
+impl Core {
+    /// Every API that is tested, the newest first.
+    pub const TESTED: [Core; 2] = [Core::V2510, Core::V2410];
+}
+
+/// How the module pins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    Persistent,
+    Legacy,
+    /// One after the other.
+    Both,
+}
+
+/// Which nvidia-peermem an image has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Deserialize)]
+#[value(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
+pub enum Module {
+    Ours,
+    /// Ours with kernel-lite, where the kernel has a crate of its own.
+    Lite,
+    /// Ours beside an nvidia.ko of the closed flavour.
+    Closed,
+    /// Ours as README has it installed, beside NVIDIA's.
+    Installed,
+    /// NVIDIA's C module in place of ours.
+    NvidiaC,
+}
+
+/// What an image has beside what every boot needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Deserialize)]
+#[value(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
+pub enum Also {
+    Nothing,
+    /// UCX, and rdma-core's own tests.
+    Consumers,
+    /// Ours with kernel-lite, where modprobe does not find it.
+    Lite,
+    /// NVIDIA's C module, likewise.
+    NvidiaC,
+}
+
+/// What a person starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[value(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
+pub enum Run {
+    /// `make test`
+    Test,
+    /// `make test NVIDIA_C=1`: what differs is recorded, not judged.
+    NvidiaC,
+    /// `make soak`
+    Soak,
+    /// `make scenarios`, with either module.
+    Scenarios,
+}
+
+/// How the machine's IOMMU treats the NIC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Iommu {
+    /// No IOMMU in the machine.
+    #[default]
+    Off,
+    /// An IOMMU that passes addresses through.
+    Identity,
+    /// An IOMMU that translates.
+    Translating,
+}
+
+/// What the machine's time is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Clock {
+    /// This machine's; two processors.
+    Wall,
+    /// Instructions executed, one nanosecond each; one processor. The same twice, however busy this machine is.
+    Instructions,
+}
