@@ -1,4 +1,4 @@
-//! The scatterlists of `src/shim.c` on std, for tests without a model.
+//! The scatterlists of `src/ffi/shim.c` on std, for tests without a model.
 
 /// What stands for an `sg_table`, the core's and the module's own.
 #[derive(Default, Clone)]
