@@ -551,6 +551,40 @@ static const struct file_operations reset_fops = {
 	.write = reset_write,
 };
 
+/*
+ * The kernel reads the first bytes of a umem by its pages, as mlx5 reads the
+ * work queue of a QP or SRQ when it handles a page fault.
+ */
+static ssize_t copy_from_write(struct file *file, const char __user *buf,
+			       size_t count, loff_t *pos)
+{
+	struct rxe_peer_mr *peer;
+	u8 bytes[64];
+	u32 lkey;
+	int ret;
+
+	ret = kstrtou32_from_user(buf, count, 0, &lkey);
+	if (ret)
+		return ret;
+	ret = -ENOENT;
+	mutex_lock(&live_mrs_lock);
+	list_for_each_entry(peer, &live_mrs, list) {
+		if (peer->mr->lkey == lkey) {
+			ret = ib_umem_copy_from(bytes, peer->mr->umem, 0,
+						sizeof(bytes));
+			break;
+		}
+	}
+	mutex_unlock(&live_mrs_lock);
+	return ret ?: count;
+}
+
+static const struct file_operations copy_from_fops = {
+	.owner = THIS_MODULE,
+	.open = simple_open,
+	.write = copy_from_write,
+};
+
 static struct dentry *debugfs_dir;
 
 void rxe_peer_module_init(void)
@@ -561,6 +595,8 @@ void rxe_peer_module_init(void)
 	debugfs_create_file("translations", 0400, debugfs_dir, NULL,
 			    &translations_fops);
 	debugfs_create_file("reset", 0200, debugfs_dir, NULL, &reset_fops);
+	debugfs_create_file("copy_from", 0200, debugfs_dir, NULL,
+			    &copy_from_fops);
 	debugfs_create_u32("fence_ms", 0600, debugfs_dir, &fence_ms);
 	debugfs_create_atomic_t("fence_fail", 0600, debugfs_dir, &fence_fail);
 	debugfs_create_atomic_t("fail_mkey", 0600, debugfs_dir, &fail_mkey);

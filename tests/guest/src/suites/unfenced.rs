@@ -60,6 +60,12 @@ fn is_served(env: &Env) -> Result<()> {
     link.write(1, (&source_mr, 0), (&mr, 0), SIZE)?;
     link.done(1)?;
     same_bytes("written", &memory.read(0, SIZE)?, &bytes)?;
+    if !env.rival {
+        // There is no page of the CPU's behind a BAR, and NVIDIA's module lets the kernel look for one.
+        let read = lab::set_nic("copy_from", mr.lkey().into()).expect_err("the kernel read a queue in GPU memory");
+        let errno = read.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+        expect_errno("a queue that the kernel reads", errno.unwrap_or(0), libc::EINVAL)?;
+    }
 
     let callbacks = gpu::books()?.get("callbacks");
     memory.free()?;
