@@ -5,6 +5,7 @@
  * Both neighbours are referenced weakly, so that the module loads without
  * them and can say what is missing, instead of "Unknown symbol".
  */
+#include <linux/capability.h>
 #include <linux/delay.h>
 #include <linux/dma-mapping.h>
 #include <linux/module.h>
@@ -390,9 +391,24 @@ static const struct seq_operations nvpm_rows = {
 	.show = nvpm_rows_show,
 };
 
+/* The mode is not enough: uid 0 of a container would see everybody's processes and addresses. */
+static int nvpm_rows_open(struct inode *inode, struct file *file)
+{
+	if (!capable(CAP_SYS_ADMIN))
+		return -EPERM;
+	return seq_open(file, &nvpm_rows);
+}
+
+static const struct proc_ops nvpm_rows_ops = {
+	.proc_open = nvpm_rows_open,
+	.proc_read = seq_read,
+	.proc_lseek = seq_lseek,
+	.proc_release = seq_release,
+};
+
 static int nvpm_rows_file(const char *name, unsigned long list)
 {
-	return proc_create_seq_data(name, 0400, nvpm_proc, &nvpm_rows, (void *)list) ? 0 : -ENOMEM;
+	return proc_create_data(name, 0400, nvpm_proc, &nvpm_rows_ops, (void *)list) ? 0 : -ENOMEM;
 }
 
 /* Returns 0 or -ENOMEM, and leaves nothing behind then. */

@@ -93,18 +93,23 @@ pub fn peermemctl_json(args: &[&str]) -> Result<(Value, Option<i32>)> {
     Ok((value, said.code))
 }
 
+/// Takes a capability from the program that `command` will run.
+pub fn without_capability(command: &mut Command, capability: libc::c_ulong) {
+    // SAFETY: Between fork and exec there is one system call, which takes numbers only and allocates nothing.
+    unsafe {
+        command.pre_exec(move || match libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        });
+    }
+}
+
 /// `peermemctl doctor --json` of a root whom the limit of locked memory binds, as it does a user: without CAP_IPC_LOCK.
 pub fn doctor_with_memlock() -> Result<(Value, Option<i32>)> {
     const CAP_IPC_LOCK: libc::c_ulong = 14;
     let mut command = Command::new("peermemctl");
     command.args(["doctor", "--json"]);
-    // SAFETY: Between fork and exec there is one system call, which takes numbers only and allocates nothing.
-    unsafe {
-        command.pre_exec(|| match libc::prctl(libc::PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0) {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        });
-    }
+    without_capability(&mut command, CAP_IPC_LOCK);
     let said = said(&mut command)?;
     let value = serde_json::from_str(&said.text).with_context(|| format!("doctor with memlock: {:?}", said.text))?;
     Ok((value, said.code))

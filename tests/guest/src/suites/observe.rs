@@ -45,6 +45,7 @@ pub fn suite(rival: bool) -> Suite {
         add(&BOTH, "tracepoints", tracepoints);
         add(&[Mode::Legacy], "callback_in_flight", callback_in_flight);
         add(&[Mode::Persistent], "status_without_root", status_without_root);
+        add(&[Mode::Persistent], "lists_are_for_admins", lists_are_for_admins);
         add(&[Mode::Persistent], "one_line_per_cause", one_line_per_cause);
         add(&[Mode::Persistent], "many_registrations", many_registrations);
     }
@@ -180,6 +181,26 @@ fn status_without_root(_: &Env) -> Result<()> {
     ensure!(said["mode"] == "persistent" && said["module"] == "rust", "module: {said}");
     emit("status_without_root", &json!({ "ms": u64::try_from(ms)?, "processor_ms": u64::try_from(used.as_millis())? }));
     Ok(mr.dereg()?)
+}
+
+/// The lists show everybody's processes and addresses, so uid 0 is not enough, as the root of an ordinary container is.
+/// The counters are for all.
+fn lists_are_for_admins(_: &Env) -> Result<()> {
+    const CAP_SYS_ADMIN: libc::c_ulong = 21;
+    let read_as_root = |file: &str, with_capability: bool| -> Result<bool> {
+        let mut command = Command::new("cat");
+        command.arg(format!("/proc/driver/nvidia-peermem/{file}"));
+        if !with_capability {
+            peermem::without_capability(&mut command, CAP_SYS_ADMIN);
+        }
+        Ok(command.output().context("cat")?.status.success())
+    };
+    for file in ["registrations", "failures", "callbacks"] {
+        ensure!(read_as_root(file, true)?, "root cannot read {file}");
+        ensure!(!read_as_root(file, false)?, "root without CAP_SYS_ADMIN reads {file}");
+    }
+    ensure!(read_as_root("stats", false)?, "root without CAP_SYS_ADMIN cannot read stats");
+    Ok(())
 }
 
 /// However often it happens, each cause is one line, with who, what, which value and what to do, and how much of the burst
