@@ -157,7 +157,7 @@ pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Regist
         return None;
     }
     // The owner's call is the moment to end what others had to leave behind.
-    orphan::reap(&question.process);
+    orphan::reap(&question.process, orphan::REAPED_BY_ACQUIRE);
     let range = GpuRange::new(addr, size, shim::page_size())?;
     let answer = match pin(client, range) {
         Ok(registration) => {

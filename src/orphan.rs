@@ -82,13 +82,18 @@ fn enlist(registration: &Registration) {
     trace::now(Event::Orphan, &registration.traced());
 }
 
-/// Ends what was left behind for `process`, and persistent pins that the provider had no memory to
-/// put.
+/// Orphans that a registration ends at most. Each costs a call of the provider, and the whole
+/// machine's registrations wait for the peer mutex meanwhile.
+pub(crate) const REAPED_BY_ACQUIRE: usize = 8;
+
+/// Ends at most `limit` orphans of those that were left behind for `process`, and of persistent
+/// pins that the provider had no memory to put.
 ///
 /// Takes the put gate, the RM API lock, state locks and the registry lock: allowed under the peer
-/// mutex only.
-pub(crate) fn reap(process: &Process) {
-    while let Some(registration) = registry::take_orphan(process) {
+/// mutex, or under no lock.
+pub(crate) fn reap(process: &Process, limit: usize) {
+    for _ in 0..limit {
+        let Some(registration) = registry::take_orphan(process) else { return };
         if registration.inner().lock().state.adopt() == Winner::Callback {
             // The callback ends the registration.
             continue;

@@ -7,13 +7,13 @@
 use crate::dma::device::Device;
 use crate::dma::map::ProviderPages;
 use crate::ffi::raw;
-use crate::ffi::shim::{self, Task};
+use crate::ffi::shim::{self, Process, Task};
 use crate::gpu;
 use crate::num;
 use crate::observe::reason::Reason;
 use crate::observe::refusals;
 use crate::observe::trace::{Event, Timer};
-use crate::orphan;
+use crate::orphan::{self, Ended};
 use crate::record::Registration;
 use crate::sg::{self, Table};
 use kernel::prelude::*;
@@ -171,7 +171,10 @@ impl Registration {
         // Not under the state lock, and not left to the end of an orphan: that may be the
         // callback's.
         drop((table, runs));
-        // What the provider had no memory to put is an orphan now, and is tried again.
-        let _ = orphan::end(self);
+        // What the provider had no memory to put is an orphan now, and is tried again later.
+        if orphan::end(self) == Ended::Settled && invalidating.is_none() {
+            // No lock is held here, so nobody waits for what `acquire` left over.
+            orphan::reap(&Process::current(), usize::MAX);
+        }
     }
 }

@@ -4,8 +4,9 @@
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
 
+use super::scenarios::process::dereg_in_fork;
 use super::scenarios::{free_beside, reg_beside, Stop};
-use super::{expect_errno, Bench, MIB};
+use super::{expect_errno, Bench, KIB, MIB};
 use crate::gpu;
 use crate::lab::{self, DmaFail, Event};
 use crate::machine::{Generation, Mode};
@@ -44,6 +45,10 @@ pub fn suite(rival: bool) -> Suite {
                 .map(|t| t.rival(Rival::Recorded)),
         );
     }
+    if !rival {
+        // NVIDIA's module leaves no orphans.
+        tests.extend(in_modes(rival, &[Mode::Legacy], "orphans_are_reaped_in_part", orphans_are_reaped_in_part));
+    }
     // A persistent pin outlives its memory, and get_pages does not fail.
     tests.extend(
         in_modes(rival, &[Mode::Legacy], "failed_get_order", failed_get_order)
@@ -51,6 +56,31 @@ pub fn suite(rival: bool) -> Suite {
             .map(|t| t.rival(Rival::Recorded)),
     );
     Suite { name: "callbacks", tests }
+}
+
+/// A registration ends eight orphans of its process at most while all registrations of the machine wait for it; a
+/// deregistration, for which nobody waits, ends the rest.
+fn orphans_are_reaped_in_part(_: &Env) -> Result<()> {
+    const ORPHANS: usize = 16;
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(MIB)?;
+    // Each has 64 KiB of its own: many mappings of one place alarm the DMA API's own checks.
+    let reg = |i: usize| bench.reg(memory.va() + (i * 64 * KIB) as u64, 64 * KIB);
+    // All are registered before the first becomes an orphan: each registration would end some.
+    let mrs = (0..ORPHANS).map(reg).collect::<std::io::Result<Vec<_>>>()?;
+    for mr in mrs {
+        dereg_in_fork(mr)?;
+    }
+    ensure!(gpu::pins()? == 16, "{} pins, wanted {ORPHANS} orphans", gpu::pins()?);
+    let mr = reg(0)?;
+    ensure!(
+        gpu::pins()? == 16 - 8 + 1,
+        "{} pins after a registration beside {ORPHANS} orphans, wanted 9",
+        gpu::pins()?
+    );
+    mr.dereg()?;
+    ensure!(gpu::pins()? == 0, "{} pins after the deregistration", gpu::pins()?);
+    Ok(())
 }
 
 /// The client's callbacks; the core's own events are left out.
