@@ -86,6 +86,9 @@ fn enlist(registration: &Registration) {
 /// machine's registrations wait for the peer mutex meanwhile.
 pub(crate) const REAPED_BY_ACQUIRE: usize = 8;
 
+/// Orphans that a deregistration ends at most. Nobody waits for it but its own process.
+pub(crate) const REAPED_BY_RELEASE: usize = 64;
+
 /// Ends at most `limit` orphans of those that were left behind for `process`, and of persistent
 /// pins that the provider had no memory to put.
 ///

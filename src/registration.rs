@@ -16,6 +16,7 @@ use crate::observe::trace::{Event, Timer};
 use crate::orphan::{self, Ended};
 use crate::record::Registration;
 use crate::sg::{self, Table};
+use crate::state::Ending;
 use kernel::prelude::*;
 
 impl Registration {
@@ -160,9 +161,10 @@ impl Registration {
     pub(crate) fn release(&self) {
         // From here on no mapping is live, and no further callback will call the hook.
         self.dma_unmap();
-        let (table, runs, invalidating) = {
+        let (table, runs, invalidating, ending) = {
             let mut inner = self.inner().lock();
-            (inner.table.take(), core::mem::take(&mut inner.runs), inner.invalidating)
+            let invalidating = inner.invalidating;
+            (inner.table.take(), core::mem::take(&mut inner.runs), invalidating, inner.state.ending())
         };
         // A core that releases inside its own hook would wait for itself.
         if invalidating.is_some_and(|task| task != Task::current()) {
@@ -172,9 +174,9 @@ impl Registration {
         // callback's.
         drop((table, runs));
         // What the provider had no memory to put is an orphan now, and is tried again later.
-        if orphan::end(self) == Ended::Settled && invalidating.is_none() {
-            // No lock is held here, so nobody waits for what `acquire` left over.
-            orphan::reap(&Process::current(), usize::MAX);
+        // Rule 7: next to a revoked pin the provider is not touched, for other pins' sake either.
+        if orphan::end(self) == Ended::Settled && ending == Ending::Put {
+            orphan::reap(&Process::current(), orphan::REAPED_BY_RELEASE);
         }
     }
 }

@@ -318,6 +318,10 @@ struct scatterlist *nvpm_sg_first(struct sg_table *table)
  * set: ib_umem_copy_from() of a queue's umem then copies nothing, where it
  * would follow the missing page for as long as the CPU's length says.
  */
+#ifndef CONFIG_NEED_SG_DMA_LENGTH
+#error "sg_dma_len() is the CPU's length on this architecture"
+#endif
+
 struct scatterlist *nvpm_sg_set(struct scatterlist *entry, uint64_t dma,
 				uint32_t length)
 {
@@ -401,7 +405,7 @@ static int nvpm_rows_open(struct inode *inode, struct file *file)
 
 static const struct proc_ops nvpm_rows_ops = {
 	.proc_open = nvpm_rows_open,
-	.proc_read = seq_read,
+	.proc_read_iter = seq_read_iter,
 	.proc_lseek = seq_lseek,
 	.proc_release = seq_release,
 };
