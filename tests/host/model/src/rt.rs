@@ -384,7 +384,9 @@ fn check_order(rank: Rank, id: u64, what: &'static str, tolerate: Option<Rank>) 
         return;
     }
     if let Some(&(held, _)) = r.me().held.iter().find(|h| h.0 > rank && Some(h.0) != tolerate) {
-        fail(format!("takes {what} ({rank:?}) while holding {held:?}: the order is P < G < R < invalidation < M < L < registry"));
+        fail(format!(
+            "takes {what} ({rank:?}) while holding {held:?}: the order is P < G < R < invalidation < M < L < registry"
+        ));
     }
 }
 

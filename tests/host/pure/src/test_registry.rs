@@ -2,9 +2,9 @@
 
 //! The registry is one static; its tests take turns.
 
+use crate::ffi::shim::{Process, CPU};
 use crate::record::Registration;
 use crate::registry;
-use crate::ffi::shim::{Process, CPU};
 use crate::small;
 use helpers::{locked, sizes};
 use kernel::error::code::ENOMEM;
