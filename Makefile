@@ -66,6 +66,7 @@ module:
 	@. '$(OUT)/preflight.env' && if [ -n "$$PREFLIGHT_TREE" ]; then \
 		cp "$$PREFLIGHT_TREE/nvidia-peermem.ko" "$$PREFLIGHT_TREE/Module.symvers" '$(OUT)/'; fi
 	@sh mk/no-panic.sh '$(OUT)/nvidia-peermem.ko'
+	@sh mk/callback-tail.sh '$(OUT)/nvidia-peermem.ko'
 	@KDIR='$(KDIR)' OUT='$(OUT)' sh mk/plain-exports.sh
 	@touch '$(OUT)/built'
 	@echo "module: $(OUT)/nvidia-peermem.ko; as root, make install puts it in place"

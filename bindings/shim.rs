@@ -59,10 +59,7 @@ unsafe extern "C" {
         va: u64,
         length: u64,
         table: *mut *mut nvidia_p2p_page_table,
-        free_callback: ::core::option::Option<
-            unsafe extern "C" fn(data: *mut ::kernel::ffi::c_void),
-        >,
-        data: *mut ::kernel::ffi::c_void,
+        ticket: u64,
     ) -> ::kernel::ffi::c_int;
     pub fn nvpm_p2p_put(
         va: u64,
@@ -87,6 +84,8 @@ unsafe extern "C" {
         table: *mut nvidia_p2p_page_table,
         mapping: *mut nvidia_p2p_dma_mapping,
     ) -> ::kernel::ffi::c_int;
+    pub fn nvpm_on_free(data: *mut ::kernel::ffi::c_void) -> ::kernel::ffi::c_int;
+    pub fn nvpm_free_callback(data: *mut ::kernel::ffi::c_void);
     pub fn nvpm_g_lock_shared();
     pub fn nvpm_g_unlock_shared();
     pub fn nvpm_g_lock_exclusive();
@@ -97,10 +96,7 @@ unsafe extern "C" {
     pub fn nvpm_now_ns() -> u64;
     pub fn nvpm_real_ns() -> u64;
     pub fn nvpm_cpu() -> u32;
-    pub fn nvpm_sleep_ms(ms: u32);
     pub fn nvpm_cond_resched();
-    pub fn nvpm_drain_callback_tails();
-    pub fn nvpm_can_drain_callback_tails() -> ::kernel::ffi::c_int;
     pub fn nvpm_page_size() -> u64;
     pub fn nvpm_device_is_pci(dev: *mut device) -> ::kernel::ffi::c_int;
     pub fn nvpm_device_number(dev: *mut device) -> u64;

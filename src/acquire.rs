@@ -6,8 +6,7 @@
 use crate::client::{Client, Place};
 use crate::ffi::shim::{self, Kind, ModuleRef, Process};
 use crate::gpu::page_table::{Reader, TableLayout};
-use crate::gpu::pin::{OnFree, PagePin};
-use crate::invalidate;
+use crate::gpu::pin::PagePin;
 use crate::observe::reason::Reason;
 use crate::observe::refusals;
 use crate::observe::trace::{Event, Timer};
@@ -258,23 +257,19 @@ fn probe(client: Client, range: &GpuRange) -> Result<Start, Unclaimed> {
 
 /// Ends a registration that the core will not hear of.
 fn give_up(registration: &Registration) {
-    // What the provider had no memory to put is an orphan now, and is tried again.
+    // What the provider kept is an orphan now, and is tried again.
     let _ = orphan::end(registration);
 }
 
 /// Calls the provider's get. Takes the put gate and the RM API lock, then the state lock.
 fn get(registration: &Registration) -> Result {
     let timer = Timer::start(Event::Pin);
-    let ticket = registration.ticket();
-    let on_free = registration.is_revocable().then_some(OnFree { call: invalidate::free_callback, ticket });
-    let pin = PagePin::get(registration.range().pinned(), on_free);
+    let ticket = registration.is_revocable().then_some(registration.ticket());
+    let pin = PagePin::get(registration.range().pinned(), ticket);
     timer.end(|| registration.traced(), pin.as_ref().map(|_| ()).map_err(|error| *error));
     let mut inner = registration.inner().lock();
     match pin {
         Ok(pin) => {
-            if registration.is_revocable() {
-                invalidate::arm();
-            }
             registration.count_pin(&mut inner);
             // If the callback was faster, `copy_runs()` finds out.
             if inner.state.pinned(pin) == Winner::Callback {

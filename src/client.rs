@@ -117,8 +117,8 @@ impl Client {
     /// Calls the core's invalidate hook, and waits until that fenced the NIC. The RM API lock is
     /// held by the caller; the core takes a umem mapping lock.
     ///
-    /// The handle is valid: the caller is counted as in flight, and unloading waits for that before
-    /// it unregisters. A ticket that the core does not know any more is no error.
+    /// The handle is valid: the caller has a registration, which holds a module reference, and
+    /// unloading alone unregisters. A ticket that the core does not know any more is no error.
     pub(crate) fn invalidate(self, core_ticket: u64) {
         let slot = Slot::at(self.place);
         // SAFETY: There is a registration, so `READY` was seen: nobody writes the slot any more.
@@ -157,14 +157,9 @@ static FALLBACK_SLOT: Slot = Slot::new();
 /// Release and Acquire, so that who sees it set also sees the slots as they were written.
 static READY: Atomic<bool> = Atomic::new(false);
 
-/// Whether all clients are registered, and unloading has not begun.
+/// Whether all clients are registered.
 pub(crate) fn ready() -> bool {
     READY.load(Acquire)
-}
-
-/// Answers no to every question from now on.
-pub(crate) fn close() {
-    READY.store(false, Release);
 }
 
 impl Slot {
@@ -236,8 +231,8 @@ impl Registered {
 impl Drop for Registered {
     /// Waits, without limit, until the core has released everything that this client acquired.
     fn drop(&mut self) {
-        // SAFETY: By the invariant the handle is the core's, and it is given back once. No callback
-        // is in flight that could use it: unloading has waited for them.
+        // SAFETY: By the invariant the handle is the core's, and it is given back once. No free
+        // callback uses it: there is no registration, as none holds a module reference any more.
         unsafe { raw::nvpm_core_unregister(*self.0.handle.get()) };
     }
 }

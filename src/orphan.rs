@@ -10,6 +10,7 @@ use crate::observe::trace::{self, Event, Timer};
 use crate::record::Registration;
 use crate::registry;
 use crate::state::{Ending, Winner};
+use kernel::prelude::*;
 
 /// What became of a pin that was to end.
 #[derive(PartialEq, Eq)]
@@ -17,8 +18,8 @@ use crate::state::{Ending, Winner};
 pub(crate) enum Ended {
     /// It is gone, or left to its owner or to the callback.
     Settled,
-    /// The provider had no memory to put it. It is an orphan, and another try would fail, too.
-    NoMemory,
+    /// The provider failed and kept it. It is an orphan, and another try would fail, too.
+    Kept,
 }
 
 /// Ends the pin of `registration`, or leaves it to one who can (rules 7 and 8).
@@ -42,6 +43,7 @@ pub(crate) fn end(registration: &Registration) -> Ended {
     }
     let gate = registration.is_revocable().then(PutGateExclusive::lock);
     let pin = registration.inner().lock().state.take_for_put();
+    let mut ended = Ended::Settled;
     if let Some(pin) = pin {
         let timer = Timer::start(Event::Put);
         let put = pin.put();
@@ -52,27 +54,32 @@ pub(crate) fn end(registration: &Registration) -> Ended {
                 inner.state.no_pin();
                 None
             }
-            Put::Kept(pin) => {
-                if inner.state.put_failed(pin) == Winner::Caller {
+            Put::Kept(pin, error) => match inner.state.put_failed(pin) {
+                Winner::Caller => {
                     enlist(registration);
-                    return Ended::NoMemory;
+                    ended = Ended::Kept;
+                    (error != ENOMEM).then_some(error)
                 }
-                None
-            }
+                Winner::Callback => None,
+            },
             Put::Lost(error) => {
                 inner.state.no_pin();
                 Some(error)
             }
         };
-        registration.count_unpin(&mut inner);
+        if ended == Ended::Settled {
+            registration.count_unpin(&mut inner);
+        }
         drop(inner);
         if let Some(error) = failed {
             refusals::not_taken_back(error, registration.client().kind, registration.range().user());
         }
     }
     drop(gate);
-    registry::remove(registration.ticket());
-    Ended::Settled
+    if ended == Ended::Settled {
+        registry::remove(registration.ticket());
+    }
+    ended
 }
 
 /// Enters a pin that became an orphan into the list of orphans. The state lock is held since then.
@@ -102,7 +109,7 @@ pub(crate) fn reap(process: &Process, limit: usize) {
             continue;
         }
         registration.count_adopted();
-        if end(&registration) == Ended::NoMemory {
+        if end(&registration) == Ended::Kept {
             // It is an orphan again, and one try is enough for now.
             return;
         }

@@ -7,7 +7,7 @@
 //!
 //! - [`snapshot`] what `/proc` shows of the module's state
 //! - [`acquire`] whose memory it is: pins it, and judges the provider's errors
-//! - [`invalidate`] the free callback, and what unloading waits for because of it
+//! - [`invalidate`] the free callback
 //! - [`registration`] the core's callbacks on one registration, from `get_pages` to `release`
 //! - [`orphan`] who puts a pin, and what becomes of one that cannot be put here and now
 //! - [`registry`] tickets, the numbers that stand for registrations
@@ -73,11 +73,7 @@ struct PeerMem {
 
 impl Drop for PeerMem {
     fn drop(&mut self) {
-        client::close();
-        invalidate::wait_for_callbacks();
         drop(self.clients.take());
-        invalidate::wait_for_callbacks();
-        invalidate::drain();
         registry::clear();
         bar::forget_gpus();
     }

@@ -23,8 +23,7 @@ fn module() -> Module<impl Iterator<Item = Pair>> {
         core_client: if client::are_plain() { "plain" } else { "extended" },
         clients: [Place::First, Place::Second].map(|place| record::asked(Client::at(place))),
         fallback: client::fallback_name(),
-        stays_loaded: invalidate::stays_loaded(),
-        callbacks_in_flight: invalidate::in_flight(),
+        callbacks_in_flight: invalidate::running(),
         oldest_callback_ms: oldest_callback_ms(),
         pairs: topology::pairs().map(|pair| Pair { gpu: pair.gpu, nic: pair.nic, reach: pair.reach.text() }),
     }
@@ -34,7 +33,7 @@ fn module() -> Module<impl Iterator<Item = Pair>> {
 /// runs.
 fn oldest_callback_ms() -> u64 {
     let mut oldest = 0;
-    if invalidate::in_flight() != 0 {
+    if invalidate::running() != 0 {
         let mut at = 0;
         let mut resched = Resched::default();
         while let Some((index, registration)) = registry::from_index(at) {

@@ -6,12 +6,10 @@
  * them and can say what is missing, instead of "Unknown symbol".
  */
 #include <linux/capability.h>
-#include <linux/delay.h>
 #include <linux/dma-mapping.h>
 #include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/proc_fs.h>
-#include <linux/rcupdate.h>
 #include <linux/rwsem.h>
 #include <linux/scatterlist.h>
 #include <linux/sched.h>
@@ -96,10 +94,10 @@ int nvpm_provider_present(void)
 }
 
 int nvpm_p2p_get(uint64_t va, uint64_t length,
-		 struct nvidia_p2p_page_table **table,
-		 void (*free_callback)(void *data), void *data)
+		 struct nvidia_p2p_page_table **table, uint64_t ticket)
 {
-	return nvidia_p2p_get_pages(0, 0, va, length, table, free_callback, data);
+	return nvidia_p2p_get_pages(0, 0, va, length, table, nvpm_free_callback,
+				    (void *)(uintptr_t)ticket);
 }
 
 int nvpm_p2p_put(uint64_t va, struct nvidia_p2p_page_table *table)
@@ -210,43 +208,9 @@ uint32_t nvpm_cpu(void)
 	return raw_smp_processor_id();
 }
 
-void nvpm_sleep_ms(uint32_t ms)
-{
-	msleep(ms);
-}
-
 void nvpm_cond_resched(void)
 {
 	cond_resched();
-}
-
-/*
- * synchronize_rcu_tasks() is a GPL-only export. A build that must load beside
- * the closed flavour of nvidia.ko does without (NVPM_PLAIN_EXPORTS_ONLY, set by
- * Kbuild with kernel-lite).
- */
-#if defined(CONFIG_TASKS_RCU) && !defined(NVPM_PLAIN_EXPORTS_ONLY)
-#define NVPM_TASKS_RCU 1
-#else
-#define NVPM_TASKS_RCU 0
-#endif
-
-/* Waits until no task is preempted in the last instructions of a callback. */
-void nvpm_drain_callback_tails(void)
-{
-#if NVPM_TASKS_RCU
-	synchronize_rcu_tasks();
-#endif
-}
-
-/*
- * Without tasks RCU synchronize_rcu_tasks() is synchronize_rcu(), which on a
- * preemptible kernel does not wait for a preempted callback tail. On any other
- * the one in free_module(), before the text goes, does.
- */
-int nvpm_can_drain_callback_tails(void)
-{
-	return NVPM_TASKS_RCU || !IS_ENABLED(CONFIG_PREEMPTION);
 }
 
 /* DMA. */

@@ -43,8 +43,7 @@ void nvpm_core_unregister(void *handle);
 /* The provider (nvidia.ko), weak: absent until it is loaded. */
 int nvpm_provider_present(void);
 int nvpm_p2p_get(uint64_t va, uint64_t length,
-		 struct nvidia_p2p_page_table **table,
-		 void (*free_callback)(void *data), void *data);
+		 struct nvidia_p2p_page_table **table, uint64_t ticket);
 int nvpm_p2p_put(uint64_t va, struct nvidia_p2p_page_table *table);
 int nvpm_p2p_get_persistent(uint64_t va, uint64_t length,
 			    struct nvidia_p2p_page_table **table);
@@ -53,6 +52,10 @@ int nvpm_p2p_dma_map(struct device *dev, struct nvidia_p2p_page_table *table,
 		     struct nvidia_p2p_dma_mapping **mapping);
 int nvpm_p2p_dma_unmap(struct device *dev, struct nvidia_p2p_page_table *table,
 		       struct nvidia_p2p_dma_mapping *mapping);
+
+/* The free callback: a C function calls this one, in Rust. See callback.c. */
+int nvpm_on_free(void *data);
+void nvpm_free_callback(void *data);
 
 /* The put gate: shared around every get, exclusive around a revocable put. */
 void nvpm_g_lock_shared(void);
@@ -67,10 +70,7 @@ uint64_t nvpm_current_task(void);
 uint64_t nvpm_now_ns(void);
 uint64_t nvpm_real_ns(void);
 uint32_t nvpm_cpu(void);
-void nvpm_sleep_ms(uint32_t ms);
 void nvpm_cond_resched(void);
-void nvpm_drain_callback_tails(void);
-int nvpm_can_drain_callback_tails(void);
 
 /* DMA. */
 uint64_t nvpm_page_size(void);

@@ -176,24 +176,3 @@ impl Drop for PutGateExclusive {
         unsafe { raw::nvpm_g_unlock_exclusive() };
     }
 }
-
-/// Waits, without limit, until `done` says so.
-pub(crate) fn wait_until(mut done: impl FnMut() -> bool) {
-    while !done() {
-        // SAFETY: Process context.
-        unsafe { raw::nvpm_sleep_ms(1) };
-    }
-}
-
-/// Whether [`drain_callback_tails`] does what it says in this kernel.
-pub(crate) fn can_drain_callback_tails() -> bool {
-    // SAFETY: No precondition.
-    unsafe { raw::nvpm_can_drain_callback_tails() != 0 }
-}
-
-/// Waits until no task runs, or is preempted in, the last instructions of a free callback. Sleeps
-/// for long.
-pub(crate) fn drain_callback_tails() {
-    // SAFETY: Process context.
-    unsafe { raw::nvpm_drain_callback_tails() };
-}

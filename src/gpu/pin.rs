@@ -24,16 +24,7 @@ pub(crate) fn find_provider() -> Result {
     Err(ENODEV)
 }
 
-/// What the provider calls when it takes a pin back: with the RM API lock and the GPU locks held,
-/// in any task.
-pub(crate) struct OnFree {
-    /// The function. It must take any number for a ticket; [`ticket_of`] reads it.
-    pub(crate) call: unsafe extern "C" fn(*mut c_void),
-    /// What the function is given.
-    pub(crate) ticket: u64,
-}
-
-/// The ticket that the provider hands to [`OnFree::call`]. It is a number and never followed.
+/// The ticket that the provider hands to the free callback. It is a number and never followed.
 pub(crate) fn ticket_of(data: *mut c_void) -> u64 {
     num::u64_from(data.addr())
 }
@@ -61,9 +52,9 @@ unsafe impl Send for PagePin {}
 pub(crate) enum Put {
     /// It is gone.
     Done,
-    /// The provider had no memory. The pin is as it was.
-    Kept(PagePin),
-    /// The provider failed otherwise. The pin may be half gone, and cannot be put again.
+    /// The provider failed before it undid anything. The pin is as it was, its callback armed.
+    Kept(PagePin, Error),
+    /// The provider failed in between. The pin may be half gone, and cannot be put again.
     Lost(Error),
 }
 
@@ -72,15 +63,16 @@ impl Put {
     pub(crate) fn answer(&self) -> Result {
         match self {
             Self::Done => Ok(()),
-            Self::Kept(_) => Err(ENOMEM),
-            Self::Lost(error) => Err(*error),
+            Self::Kept(_, error) | Self::Lost(error) => Err(*error),
         }
     }
 }
 
 impl PagePin {
-    /// Asks the provider for `span`, once. With `on_free` the pin is revocable, without it is
-    /// persistent. The callback may come before this returns.
+    /// Asks the provider for `span`, once. With a ticket the pin is revocable: the provider gives the
+    /// ticket to the free callback, `nvpm_on_free()`, when it takes the pin back. It does so in any
+    /// task, with the RM API lock and the GPU locks held, and maybe before this returns. Without a
+    /// ticket the pin is persistent.
     ///
     /// Takes the put gate (shared) and, in the provider, the RM API lock: never under the RM API
     /// lock, a umem mapping lock, a state lock or the registry lock. Sleeps.
@@ -88,18 +80,15 @@ impl PagePin {
     /// # Errors
     ///
     /// The provider's own errno.
-    pub(crate) fn get(span: Span, on_free: Option<OnFree>) -> Result<Self> {
-        let kind = if on_free.is_some() { Kind::Revocable } else { Kind::Persistent };
+    pub(crate) fn get(span: Span, ticket: Option<u64>) -> Result<Self> {
+        let kind = if ticket.is_some() { Kind::Revocable } else { Kind::Persistent };
         let mut table = core::ptr::null_mut();
         let _gate = PutGateShared::lock();
-        to_result(stats::timed(kind, Call::Get, || match on_free {
+        to_result(stats::timed(kind, Call::Get, || match ticket {
             // SAFETY: `table` is a local that outlives the call.
             None => unsafe { raw::nvpm_p2p_get_persistent(span.start(), span.len(), &mut table) },
-            Some(OnFree { call, ticket }) => {
-                let data = core::ptr::without_provenance_mut(num::usize_from(ticket));
-                // SAFETY: `table` is a local that outlives the call, and `call` takes any number.
-                unsafe { raw::nvpm_p2p_get(span.start(), span.len(), &mut table, Some(call), data) }
-            }
+            // SAFETY: As above. The callback takes any number.
+            Some(ticket) => unsafe { raw::nvpm_p2p_get(span.start(), span.len(), &mut table, ticket) },
         }))?;
         // On an error the pointer may be a freed one; here the provider vouches for it.
         // INVARIANT: The provider just returned it.
@@ -123,7 +112,7 @@ impl PagePin {
         });
         match to_result(ret) {
             Ok(()) => Put::Done,
-            Err(error) if error == ENOMEM => Put::Kept(self),
+            Err(error) if self.kind == Kind::Revocable || error == ENOMEM => Put::Kept(self, error),
             Err(error) => Put::Lost(error),
         }
     }

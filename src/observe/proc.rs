@@ -102,7 +102,6 @@ pub(crate) struct Module<P> {
     pub(crate) clients: [Asked; 2],
     /// The client behind those, where there is one. It pins nothing, and counts for the first.
     pub(crate) fallback: Option<&'static str>,
-    pub(crate) stays_loaded: bool,
     pub(crate) callbacks_in_flight: u64,
     pub(crate) oldest_callback_ms: u64,
     /// The pairs of GPU and NIC that met.
@@ -163,7 +162,6 @@ pub(crate) fn stats(f: &mut Seq, module: Module<impl Iterator<Item = Pair>>) -> 
     writeln!(f)?;
     counters(f, clients)?;
     writeln!(f, "late_callbacks {}", stats::late_callbacks())?;
-    writeln!(f, "stays_loaded {}", u8::from(module.stays_loaded))?;
     writeln!(f, "callbacks_in_flight {}", module.callbacks_in_flight)?;
     writeln!(f, "oldest_callback_ms {}", module.oldest_callback_ms)?;
     writeln!(f, "put_errors {}", stats::put_errors())?;

@@ -155,8 +155,8 @@ fn say(failure: &Failure, unsaid: u64) {
     );
 }
 
-/// Counts a pin that the provider neither took back nor kept, and logs whose it was unless one was
-/// logged just now.
+/// Counts a put that the provider failed for another reason than memory, and logs whose pin it was
+/// unless one was logged just now.
 ///
 /// Takes a lock of its own and prints: never under a state lock or the registry lock, never in the
 /// free callback.
@@ -168,14 +168,21 @@ pub(crate) fn not_taken_back(error: Error, kind: Kind, user: Span) {
     if unsaid != 0 {
         let _ = write!(rest, " ({unsaid} more were not logged)");
     }
+    let fate = match kind {
+        Kind::Persistent => "may stay pinned until the GPU is reset when it is free (nvidia-smi -r)",
+        Kind::Revocable => {
+            "stays pinned, and this module loaded, until the process frees the memory, registers again or ends"
+        }
+    };
     pr_warn!(
-        "process {} ({}): the GPU driver failed with error {} to take back the {} pin of {} bytes at {:#x}, which may stay pinned: see its NVRM lines in this log, and reset the GPU when it is free (nvidia-smi -r){}\n",
+        "process {} ({}): the GPU driver failed with error {} to take back the {} pin of {} bytes at {:#x}, which {}; see the driver's NVRM lines in this log{}\n",
         Process::current().tgid(),
         shown(&shim::current_comm()).as_str(),
         error.to_errno(),
         kind.text(),
         user.len(),
         user.start(),
+        fate,
         rest.as_str()
     );
 }

@@ -221,7 +221,7 @@ pub(crate) fn late_callbacks() -> u64 {
     LATE.value()
 }
 
-/// Counts a put that the provider failed without keeping the pin.
+/// Counts a put that the provider failed for another reason than memory.
 pub(crate) fn put_error() {
     PUT_ERRORS.add(1);
 }

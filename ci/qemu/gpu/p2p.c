@@ -569,10 +569,11 @@ noinline int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 	nvlab_count(NVLAB_B_PUTS);
 	if (!page_table || nvlab_fault(NVLAB_F_PUT_FORGET))
 		return 0;
+	/* Every error of this path comes before anything is undone (docs/facts.md#put). */
 	wrong = nvlab_fault(NVLAB_F_PUT_ERRNO);
-	if (wrong == ENOMEM) {
+	if (wrong) {
 		nvlab_count(NVLAB_B_PUT_FAILURES);
-		return -ENOMEM;
+		return -(int)wrong;
 	}
 	nvlab_hold(NVLAB_H_PUT_BEFORE);
 	err = put_revocable(page_table);
@@ -586,9 +587,7 @@ noinline int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 		nvlab_count(NVLAB_B_PUT_FAILURES);
 		return status(err);
 	}
-	if (wrong)
-		nvlab_count(NVLAB_B_PUT_FAILURES);
-	return -(int)wrong;
+	return 0;
 }
 NVLAB_EXPORT(nvidia_p2p_put_pages);
 ALLOW_ERROR_INJECTION(nvidia_p2p_put_pages, ERRNO);

@@ -12,8 +12,6 @@ pub struct Relaxed;
 pub struct Acquire;
 /// What precedes stays before.
 pub struct Release;
-/// What precedes stays before and what follows stays behind, as with a full memory barrier on either side.
-pub struct Full;
 
 mod ordering {
     use super::core_atomic::Ordering as Core;
@@ -22,8 +20,6 @@ mod ordering {
     pub trait Ordering {
         /// The nearest one of `core`.
         const CORE: Core;
-        /// Whether barriers make up for what `core` has no ordering for.
-        const FULL: bool = false;
     }
     /// An ordering of loads.
     pub trait AcquireOrRelaxed: Ordering {}
@@ -39,10 +35,6 @@ mod ordering {
     impl Ordering for super::Release {
         const CORE: Core = Core::Release;
     }
-    impl Ordering for super::Full {
-        const CORE: Core = Core::SeqCst;
-        const FULL: bool = true;
-    }
     impl AcquireOrRelaxed for super::Relaxed {}
     impl AcquireOrRelaxed for super::Acquire {}
     impl ReleaseOrRelaxed for super::Relaxed {}
@@ -50,18 +42,6 @@ mod ordering {
 }
 
 use ordering::{AcquireOrRelaxed, Ordering, ReleaseOrRelaxed};
-
-/// Runs a read-modify-write operation between the barriers that its ordering needs.
-fn ordered<T, O: Ordering>(operation: impl FnOnce() -> T) -> T {
-    if O::FULL {
-        core_atomic::fence(core_atomic::Ordering::SeqCst);
-    }
-    let value = operation();
-    if O::FULL {
-        core_atomic::fence(core_atomic::Ordering::SeqCst);
-    }
-    value
-}
 
 /// A value that is read and written in one piece.
 #[repr(transparent)]
@@ -97,12 +77,6 @@ macro_rules! atomic {
             pub fn store<O: ReleaseOrRelaxed>(&self, value: $type, _: O) {
                 self.core::<O>(Touch::Store).store(value, O::CORE);
             }
-
-            /// Writes, and returns what was there.
-            #[inline]
-            pub fn xchg<O: Ordering>(&self, value: $type, _: O) -> $type {
-                ordered::<_, O>(|| self.core::<O>(Touch::Update).swap(value, O::CORE))
-            }
         }
     };
 }
@@ -114,21 +88,19 @@ impl Atomic<u64> {
     /// Adds, wrapping, and returns what was there.
     #[inline]
     pub fn fetch_add<O: Ordering>(&self, value: u64, _: O) -> u64 {
-        ordered::<_, O>(|| self.core::<O>(Touch::Update).fetch_add(value, O::CORE))
+        self.core::<O>(Touch::Update).fetch_add(value, O::CORE)
     }
 
     /// Writes `new` if `old` is there. `Ok` with the old value if so, else `Err` with the one that was there: then nothing
     /// is ordered.
     #[inline]
     pub fn cmpxchg<O: Ordering>(&self, old: u64, new: u64, _: O) -> Result<u64, u64> {
-        ordered::<_, O>(|| {
-            self.core::<O>(Touch::Update).compare_exchange(old, new, O::CORE, core_atomic::Ordering::Relaxed)
-        })
+        self.core::<O>(Touch::Update).compare_exchange(old, new, O::CORE, core_atomic::Ordering::Relaxed)
     }
 
     /// Subtracts, wrapping, and returns what was there.
     #[inline]
     pub fn fetch_sub<O: Ordering>(&self, value: u64, _: O) -> u64 {
-        ordered::<_, O>(|| self.core::<O>(Touch::Update).fetch_sub(value, O::CORE))
+        self.core::<O>(Touch::Update).fetch_sub(value, O::CORE)
     }
 }

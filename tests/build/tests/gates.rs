@@ -6,7 +6,12 @@ use std::process::Command;
 
 /// An object that refers to this symbol, as the module of a build in `out`.
 fn module(kernel: &FakeKernel, symbol: &str) -> PathBuf {
-    let source = kernel.write("out/module.s", &format!(".data\n.quad {symbol}\n"));
+    assembled(kernel, &format!(".data\n.quad {symbol}\n"))
+}
+
+/// An object made of these lines, as the module of a build in `out`.
+fn assembled(kernel: &FakeKernel, lines: &str) -> PathBuf {
+    let source = kernel.write("out/module.s", lines);
     let object = kernel.path().join("out/nvidia-peermem.ko");
     assert!(run(Command::new("as").arg(source).arg("-o").arg(&object)).ok);
     object
@@ -97,4 +102,19 @@ fn a_panic_path() {
     assert!(!outcome.ok && !built.exists() && outcome.text.contains("panic_bounds_check"), "{}", outcome.text);
     let built = module(&kernel, "kfree");
     assert!(run(&mut no_panic(&built)).ok && built.exists());
+}
+
+#[test]
+fn a_callback_that_returns_through_the_module() {
+    let kernel = FakeKernel::new();
+    let tail = |last: &str| {
+        let built = assembled(&kernel, &format!("nvpm_free_callback:\nnop\n{last}\nother:\njmp module_put\n"));
+        let outcome = run(Command::new("sh").arg(repository().join("mk/callback-tail.sh")).arg(&built));
+        (outcome.ok && built.exists(), outcome.text)
+    };
+    assert_eq!(tail("jmp module_put"), (true, String::new()));
+    for wrong in ["call module_put\nret", "ret"] {
+        let (ok, text) = tail(wrong);
+        assert!(!ok && text.contains("the module was removed"), "{wrong}: {text}");
+    }
 }

@@ -144,11 +144,6 @@ pub fn second_client_asked() -> Result<u64> {
     number(read("/sys/kernel/debug/lab_second_client/acquire")?.trim())
 }
 
-/// Whether nvidia-peermem keeps a reference of its own (docs/proc.md, `stays_loaded`). NVIDIA's has no such file.
-pub fn stays_loaded() -> Result<bool> {
-    Ok(Path::new(STATS).exists() && read(STATS)?.lines().any(|l| l == "stays_loaded 1"))
-}
-
 /// The newest line of /proc/driver/nvidia-peermem/failures (docs/proc.md).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {

@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 
-use crate::gpu;
 use crate::init::run;
-use crate::lab;
 use crate::modules::{self, PEERMEM};
 
 /// The soft NIC's RDMA device.
@@ -160,16 +158,6 @@ pub struct Machine {
 impl Machine {
     pub fn new(rival: bool) -> Self {
         Self { rival, mode: None }
-    }
-
-    /// Why a level cannot be reached any more in this boot.
-    pub fn out_of_reach(&self, level: Level, generation: Generation) -> Result<Option<String>> {
-        let keeps = level == Level::Any
-            || self.mode.is_some() && self.mode == level.mode() && Generation::loaded()? == Some(generation);
-        if keeps || !modules::loaded(PEERMEM)? || !lab::stays_loaded()? {
-            return Ok(None);
-        }
-        Ok(Some("the module stays loaded after the first revocable pin: needs a boot of its own".into()))
     }
 
     pub fn reach(&mut self, level: Level, generation: Generation) -> Result<()> {
@@ -335,14 +323,6 @@ pub fn unload_devices() -> Result<()> {
     unload_rdma()?;
     modules::unload_with_users("nvidia")?;
     modules::unload_with_users("lab_pcie")
-}
-
-/// After the provider lost tables by its own bug: it gives them back when it is unloaded, under a module that stays never.
-pub fn unload_or_forget() -> Result<()> {
-    if lab::stays_loaded()? {
-        return Ok(gpu::lab()?.forget_leaked()?);
-    }
-    unload_devices()
 }
 
 /// Waits up to 30 s.

@@ -8,7 +8,6 @@ use std::process::Command;
 use anyhow::{bail, Context, Result};
 
 use crate::kmsg::Mark;
-use crate::lab;
 
 /// Ours (or the rival's); the kernel writes it with an underscore.
 pub const PEERMEM: &str = "nvidia_peermem";
@@ -91,21 +90,13 @@ pub fn rmmod(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Use count of a loaded module, as lsmod shows it; `None`: not loaded. A reference that our module keeps for good
-/// is not counted: it says so itself, and the suite `end` looks whether it may.
+/// Use count of a loaded module, as lsmod shows it; `None`: not loaded.
 pub fn use_count(name: &str) -> Result<Option<i32>> {
-    let Some(shown) = shown_count(name)? else { return Ok(None) };
-    let kept = name == PEERMEM && lab::stays_loaded()?;
-    Ok(Some(shown - i32::from(kept)))
-}
-
-/// The very number of lsmod.
-pub fn shown_count(name: &str) -> Result<Option<i32>> {
     Ok(procfs::modules().context("read /proc/modules")?.get(name).map(|m| m.refcount))
 }
 
 pub fn loaded(name: &str) -> Result<bool> {
-    Ok(shown_count(name)?.is_some())
+    Ok(use_count(name)?.is_some())
 }
 
 /// Unloads a module and everything that uses it; gone already is fine.

@@ -166,17 +166,9 @@ impl<'a> Runner<'a> {
         if let Some((_, why)) = test.not_on.filter(|(those, _)| those(generation)) {
             return Verdict::Skip(format!("generation {}: {why}", generation.name()));
         }
-        match self.machine.out_of_reach(test.level, generation) {
-            Ok(None) => {}
-            Ok(Some(why)) => return Verdict::Skip(why),
-            Err(e) => {
-                self.ktap.note(&format!("look whether nvidia-peermem can be unloaded: {e:#}"));
-                return Verdict::Fail;
-            }
-        }
         // A line on the console, so that the kernel's messages have a context there.
         println!("guest: {}/{}", suite.name, test.name);
-        if self.dirty && self.machine.out_of_reach(Level::Bare, generation).is_ok_and(|why| why.is_none()) {
+        if self.dirty {
             if let Err(e) = self.machine.reach(Level::Bare, generation) {
                 self.ktap.note(&format!("clean up after the test before: {e:#}"));
             }

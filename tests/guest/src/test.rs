@@ -10,7 +10,6 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::lab;
 use crate::machine::{Generation, Generations, Level, Mode};
 
 /// What a test means when nvidia-peermem is NVIDIA's own module.
@@ -137,16 +136,6 @@ pub fn fail(error: &anyhow::Error) {
     for line in format!("{error:#}").lines() {
         println!("{FAIL_MARK}{line}");
     }
-}
-
-/// Whether the module cannot be unloaded in this boot after revocable pins, which the test takes and then unloads it; then
-/// the test is skipped and must return.
-pub fn stays(env: &Env) -> Result<bool> {
-    let stays = lab::stays_loaded()? || env.kernel_lite() && env.mode()? != Mode::Persistent;
-    if stays {
-        skip("it unloads the module, which stays loaded after revocable pins");
-    }
-    Ok(stays)
 }
 
 /// The machine lacks what the test needs; the test must return after this.

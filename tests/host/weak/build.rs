@@ -8,7 +8,7 @@ use std::{env, fs};
 type Place = (&'static str, &'static str, usize);
 
 /// Shipped files, and what is changed in all of them.
-const FILES: [(&str, &[Place]); 4] = [
+const FILES: [(&str, &[Place]); 2] = [
     (
         "kernel-lite/kernel/sync/atomic.rs",
         &[
@@ -20,30 +20,17 @@ const FILES: [(&str, &[Place]); 4] = [
         "kernel-lite/kernel/sync/arc.rs",
         &[("use core::sync::atomic::", "use loom::sync::atomic::", 1), ("use crate::", "use kernel::", 5)],
     ),
-    ("src/state.rs", &[]),
-    (
-        "src/invalidate.rs",
-        &[
-            ("use kernel::sync::atomic::", "use super::atomic::", 1),
-            ("use crate::state::", "use super::state::", 1),
-            ("use crate::", "use super::world::", 6),
-        ],
-    ),
 ];
 
 /// Too much hangs on this one to be compiled here: what it does with its `READY` is taken out of it.
 const READY: &str = "src/client.rs";
 
 /// A variant's name, and the one place that is weaker in it.
-const WEAKENED: [(&str, &str, &str, &str); 8] = [
+const WEAKENED: [(&str, &str, &str, &str); 4] = [
     ("arc_drop_relaxed", "arc.rs", "fetch_sub(1, Ordering::Release)", "fetch_sub(1, Ordering::Relaxed)"),
     ("arc_without_fence", "arc.rs", "fence(Ordering::Acquire);", ""),
-    ("leave_relaxed", "invalidate.rs", "fetch_sub(1, Release)", "fetch_sub(1, Relaxed)"),
-    ("wait_relaxed", "invalidate.rs", "IN_FLIGHT.load(Acquire)", "IN_FLIGHT.load(Relaxed)"),
-    ("enter_relaxed", "invalidate.rs", "fetch_add(1, Full)", "fetch_add(1, Relaxed)"),
     ("publish_relaxed", "ready.rs", "READY.store(true, Release)", "READY.store(true, Relaxed)"),
     ("seen_relaxed", "ready.rs", "READY.load(Acquire)", "READY.load(Relaxed)"),
-    ("full_without_barriers", "atomic.rs", "const FULL: bool = true;", "const FULL: bool = false;"),
 ];
 
 fn main() {
@@ -99,7 +86,7 @@ fn ready(text: &str) -> String {
     };
     let load = line("READY.load(").trim_start_matches("if !").trim_end_matches(" {");
     format!(
-        "use super::atomic::{{Acquire, Atomic, Full, Relaxed, Release}};\n{}\npub fn publish() {{\n    {}\n}}\npub fn seen() -> bool \
+        "use super::atomic::{{Acquire, Atomic, Relaxed, Release}};\n{}\npub fn publish() {{\n    {}\n}}\npub fn seen() -> bool \
          {{\n    {load}\n}}\n",
         line("static READY:"),
         line("READY.store(true")

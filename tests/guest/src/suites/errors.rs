@@ -196,8 +196,5 @@ fn topology(env: &Env) -> Result<()> {
     gpu.reset_faults()?;
     mr.context("revocable")?.dereg()?;
     ensure!(asked()? == 0, "revocable: the provider was asked {} times", asked()?);
-    if lab::stays_loaded()? {
-        return Ok(());
-    }
     modules::rmmod(PEERMEM)
 }

@@ -58,7 +58,7 @@ pub(super) fn again_and_again(env: &Env) -> Result<()> {
     println!("{loads} loads");
     for round in 1..=loads {
         modules::modprobe("nvidia-peermem", &[]).with_context(|| format!("round {round}"))?;
-        ensure!(modules::shown_count(PEERMEM)? == Some(0), "round {round}: users right after loading");
+        ensure!(modules::use_count(PEERMEM)? == Some(0), "round {round}: users right after loading");
         modules::rmmod(PEERMEM).with_context(|| format!("round {round}"))?;
     }
     Ok(())

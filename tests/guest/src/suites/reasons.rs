@@ -19,7 +19,7 @@ use crate::lab::{self, CoreHold};
 use crate::machine::{Mode, OtherRxe};
 use crate::modules::{self, PEERMEM};
 use crate::peermem;
-use crate::test::{emit, in_modes, skip, stays, Env, Rival, Suite};
+use crate::test::{emit, in_modes, skip, Env, Rival, Suite};
 
 const SIZE: usize = MIB;
 
@@ -105,9 +105,6 @@ fn in_words(env: &Env) -> Result<()> {
 
 /// What the module knows of a pair it does not ask again, and does not forget.
 fn new_pair_in_words(env: &Env) -> Result<()> {
-    if stays(env)? {
-        return Ok(());
-    }
     load_anew(env.mode()?)?;
     // The text is made of the same rows, and looked at once.
     let told = one("topology", libc::EOPNOTSUPP, &How::NewPair).and_then(|words| in_text(&words, libc::EOPNOTSUPP));

@@ -180,21 +180,16 @@ fn use_count(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// rmmod after the last registration: goes, but for a build with kernel-lite that had a revocable pin. That one answers
-/// "in use", says why in stats, and goes on working.
+/// rmmod after the last registration goes, and after a revocation too.
 fn rmmod_after_use(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
-    let memory = bench.cuda.alloc(MIB)?;
-    bench.reg(memory.va(), MIB)?.dereg()?;
-    let stays = env.kernel_lite() && gpu::books()?.get("gets") > 0;
-    ensure!(lab::stays_loaded()? == stays, "stats says stays_loaded {}", u8::from(!stays));
-    ensure!(modules::shown_count(PEERMEM)? == Some(i32::from(stays)), "lsmod: {:?}", modules::shown_count(PEERMEM)?);
-    if !stays {
-        return modules::rmmod(PEERMEM);
+    let (memory, mr) = bench.registered(MIB)?;
+    if env.mode()? == Mode::Legacy {
+        memory.free()?;
     }
-    let refused = modules::try_rmmod(PEERMEM)?;
-    ensure!(!refused.ok && refused.said.contains("in use"), "rmmod: {:?}", refused.said);
-    Ok(bench.reg(memory.va(), MIB)?.dereg()?)
+    mr.dereg()?;
+    ensure!(modules::use_count(PEERMEM)? == Some(0), "lsmod: {:?}", modules::use_count(PEERMEM)?);
+    modules::rmmod(PEERMEM)
 }
 
 /// num_reg_pages is the number of sg entries: one for contiguous memory.

@@ -11,7 +11,7 @@ use anyhow::{bail, ensure, Context, Result};
 
 use crate::counters::{settled, Ledger};
 use crate::gpu;
-use crate::machine::{unload_or_forget, Mode};
+use crate::machine::{unload_devices, Mode};
 use crate::storm::plan::Op;
 use crate::storm::{log, Counts, INTERLEAVING, SEQUENCE};
 use crate::test::{emit, in_modes, Env, Rival, Suite, FAIL_MARK};
@@ -144,7 +144,7 @@ fn everything_at_once(env: &Env) -> Result<()> {
         // Memory that is freed between two steps of the provider's get: it forgets the table, and so does no client
         // ever see it. The module's own figures agreed above.
         println!("the provider lost {lost} tables by its own bug");
-        unload_or_forget()?;
+        unload_devices()?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use crate::gpu;
 use crate::lab;
 use crate::machine::Mode;
 use crate::modules::{self, PEERMEM};
-use crate::test::{in_modes, skip, stays, Env, Rival, Suite};
+use crate::test::{in_modes, skip, Env, Rival, Suite};
 use crate::verbs::Loopback;
 
 pub fn suite(rival: bool) -> Suite {
@@ -36,9 +36,6 @@ fn page_sizes(env: &Env) -> Result<()> {
     // A module that was just loaded asks the provider about the pair of GPU and NIC, by its first persistent registration;
     // the provider cannot be asked with the smallest pages.
     if env.mode()? == Mode::Persistent {
-        if stays(env)? {
-            return Ok(());
-        }
         modules::rmmod(PEERMEM)?;
         modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.rival))?;
     }

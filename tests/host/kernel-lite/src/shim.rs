@@ -18,8 +18,6 @@ const BAR: u64 = 0xe000_0000;
 pub static MODULE_REFS: AtomicI64 = AtomicI64::new(0);
 /// Runs that are mapped for the NIC.
 pub static MAPPED: AtomicI64 = AtomicI64::new(0);
-/// What `nvpm_can_drain_callback_tails()` answers.
-pub static CAN_DRAIN: AtomicBool = AtomicBool::new(true);
 /// Calls of the core's invalidate hook.
 pub static INVALIDATED: AtomicU64 = AtomicU64::new(0);
 /// So many bytes more than it acquired does a core that is out of order ask `get_pages` for.
@@ -27,12 +25,23 @@ pub static OUT_OF_ORDER: AtomicU64 = AtomicU64::new(0);
 /// `persistent_api_support`.
 pub static PERSISTENT: AtomicBool = AtomicBool::new(false);
 
-type Callback = unsafe extern "C" fn(*mut c_void);
+extern "C" {
+    fn nvpm_on_free(data: *mut c_void) -> c_int;
+}
+
+/// The free callback, as src/ffi/callback.c has it.
+fn free_callback(ticket: u64) {
+    let data = std::ptr::without_provenance_mut(usize::try_from(ticket).unwrap());
+    // SAFETY: It takes any number.
+    if unsafe { nvpm_on_free(data) } != 0 {
+        nvpm_module_put();
+    }
+}
 
 /// A pin in the provider's books.
 struct Pin {
     table: usize,
-    callback: Option<(Callback, usize)>,
+    ticket: Option<u64>,
 }
 
 /// R, and what it guards: pins by the address of their table.
@@ -77,10 +86,10 @@ fn free_table(table: usize) {
     }
 }
 
-fn get(length: u64, table: *mut *mut raw::nvidia_p2p_page_table, callback: Option<(Callback, usize)>) -> c_int {
+fn get(length: u64, table: *mut *mut raw::nvidia_p2p_page_table, ticket: Option<u64>) -> c_int {
     let mut r = R.lock().unwrap();
     let made = make_table(length);
-    books(&mut r).insert(made, Pin { table: made, callback });
+    books(&mut r).insert(made, Pin { table: made, ticket });
     // SAFETY: The caller's local.
     unsafe { table.write(std::ptr::with_exposed_provenance_mut(made)) };
     0
@@ -98,32 +107,25 @@ fn put(table: *mut raw::nvidia_p2p_page_table) -> c_int {
 /// The memory of every revocable pin is freed: R is held while the callbacks run.
 pub fn free_all_memory() {
     let mut r = R.lock().unwrap();
-    let mut revoked: Vec<Pin> = Vec::new();
-    books(&mut r).retain(|_, pin| match pin.callback {
-        Some(_) => {
-            revoked.push(Pin { table: pin.table, callback: pin.callback });
+    let mut revoked = Vec::new();
+    books(&mut r).retain(|_, pin| match pin.ticket {
+        Some(ticket) => {
+            revoked.push((pin.table, ticket));
             false
         }
         None => true,
     });
-    for pin in revoked {
-        if let Some((callback, data)) = pin.callback {
-            // SAFETY: What was given with it.
-            unsafe { callback(std::ptr::without_provenance_mut(data)) };
-        }
-        free_table(pin.table);
+    for (table, ticket) in revoked {
+        free_callback(ticket);
+        free_table(table);
     }
 }
 
 /// The callback of a pin that is long gone comes once more.
-pub fn late_callback(callback: u64) {
+pub fn late_callback(ticket: u64) {
     let _r = R.lock().unwrap();
-    let stored = LAST_CALLBACK.lock().unwrap().expect("a callback was given");
-    // SAFETY: It takes any number.
-    unsafe { stored(std::ptr::without_provenance_mut(usize::try_from(callback).unwrap())) };
+    free_callback(ticket);
 }
-
-static LAST_CALLBACK: Mutex<Option<Callback>> = Mutex::new(None);
 
 /// The clients in the order of their registration.
 static CLIENTS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
@@ -267,12 +269,9 @@ unsafe extern "C" fn nvpm_p2p_get(
     _va: u64,
     length: u64,
     table: *mut *mut raw::nvidia_p2p_page_table,
-    callback: Option<Callback>,
-    data: *mut c_void,
+    ticket: u64,
 ) -> c_int {
-    let callback = callback.expect("a revocable pin has a callback");
-    *LAST_CALLBACK.lock().unwrap() = Some(callback);
-    get(length, table, Some((callback, data.addr())))
+    get(length, table, Some(ticket))
 }
 #[no_mangle]
 extern "C" fn nvpm_p2p_put(_va: u64, table: *mut raw::nvidia_p2p_page_table) -> c_int {
@@ -364,17 +363,7 @@ extern "C" fn nvpm_cpu() -> u32 {
     0
 }
 #[no_mangle]
-extern "C" fn nvpm_sleep_ms(_ms: u32) {
-    std::thread::yield_now();
-}
-#[no_mangle]
 extern "C" fn nvpm_cond_resched() {}
-#[no_mangle]
-extern "C" fn nvpm_drain_callback_tails() {}
-#[no_mangle]
-extern "C" fn nvpm_can_drain_callback_tails() -> c_int {
-    CAN_DRAIN.load(SeqCst).into()
-}
 #[no_mangle]
 extern "C" fn nvpm_page_size() -> u64 {
     4096

@@ -4,7 +4,7 @@ use helpers::{fail_after, fail_never, live, take_log};
 use kernel::alloc::{KVVec, KVec};
 use kernel::error::{from_result, to_result};
 use kernel::prelude::*;
-use kernel::sync::atomic::{Acquire, Atomic, Full, Relaxed, Release};
+use kernel::sync::atomic::{Acquire, Atomic, Relaxed, Release};
 use kernel::sync::{global_lock, new_mutex, Arc, Mutex};
 use kernel::types::ForeignOwnable;
 use std::rc::Rc;
@@ -197,15 +197,13 @@ static FLAG: Atomic<bool> = Atomic::new(false);
 
 #[test]
 fn atomics_return_what_was_there() {
-    assert_eq!((NUMBER.fetch_add(3, Full), NUMBER.load(Relaxed)), (u64::MAX, 2));
+    assert_eq!((NUMBER.fetch_add(3, Relaxed), NUMBER.load(Relaxed)), (u64::MAX, 2));
     assert_eq!((NUMBER.fetch_sub(3, Release), NUMBER.load(Acquire)), (2, u64::MAX));
-    assert_eq!(
-        (NUMBER.xchg(5, Relaxed), NUMBER.cmpxchg(6, 7, Relaxed), NUMBER.cmpxchg(5, 7, Full)),
-        (u64::MAX, Err(5), Ok(5))
-    );
+    assert_eq!((NUMBER.cmpxchg(6, 7, Relaxed), NUMBER.cmpxchg(u64::MAX, 7, Relaxed)), (Err(u64::MAX), Ok(u64::MAX)));
     NUMBER.store(0, Release);
     assert_eq!(NUMBER.load(Relaxed), 0);
-    assert!(!FLAG.xchg(true, Full) && FLAG.load(Acquire));
+    FLAG.store(true, Release);
+    assert!(FLAG.load(Acquire));
 }
 
 /// What one thread writes before a release is there for whoever saw it with an acquire.

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering::SeqCst;
 
 #[test]
 fn persistent_pins_keep_no_module() {
-    shim::CAN_DRAIN.store(false, SeqCst);
     shim::PERSISTENT.store(true, SeqCst);
     assert_eq!(shim::load(), 0);
     let umem = Umem::register(0x7f00_0000_0000, 5 * PAGE, 1).unwrap();

@@ -25,6 +25,7 @@ macro_rules! main {
         extern "C" {
             fn init_module() -> i32;
             fn cleanup_module();
+            fn nvpm_on_free(data: *mut std::ffi::c_void) -> i32;
             fn nvpm_proc_seek(list: u32, at: *mut u64) -> i32;
             fn nvpm_proc_row(list: u32, at: u64, seq: *mut std::ffi::c_void);
             fn nvpm_proc_stats(seq: *mut std::ffi::c_void);
@@ -34,6 +35,7 @@ macro_rules! main {
             $crate::cli::main($crate::world::Module {
                 init: init_module,
                 exit: cleanup_module,
+                on_free: nvpm_on_free,
                 seek: nvpm_proc_seek,
                 row: nvpm_proc_row,
                 stats: nvpm_proc_stats,

@@ -285,7 +285,6 @@ impl Exhaustive {
 /// Tasks that can take their step now.
 fn enabled(runnable: &[&Task]) -> Vec<(usize, Op)> {
     let r = rt();
-    r.note_sleepers();
     runnable
         .iter()
         .map(|task| usize::from(task.id()))

@@ -11,7 +11,7 @@
 
 use crate::raw;
 use crate::rt::{self, fail, note, rt, Rank};
-use crate::world::{in_text, w, Fault, HCA, R};
+use crate::world::{free_callback, w, Fault, HCA, R};
 use std::ffi::c_void;
 
 pub const PAGE: u64 = 64 << 10;
@@ -244,8 +244,8 @@ pub(crate) fn get(
     if ours && w().fault(Fault::GetNoMemory) {
         return ENOMEM;
     }
-    if !persistent && (callback.is_none() || data == 0) {
-        fail("gives the provider no callback or no data".into());
+    if !persistent && data == 0 {
+        fail("gives the provider no ticket".into());
     }
     let process = rt().me().process;
     rt::lock(Rank::R, R, "R to find the range");
@@ -335,12 +335,12 @@ pub(crate) fn put(ours: bool, table: *mut raw::nvidia_p2p_page_table) -> i32 {
         }
         if ours && w().fault(Fault::PutNoMemory) {
             ret = ENOMEM;
+        } else if ours && w().fault(Fault::PutIo) {
+            // Every error comes before anything is undone (docs/facts.md#put).
+            ret = EIO;
         } else if ours && w().fault(Fault::PutForgets) {
             w().gpu.pins[pin].how = How::Forgotten;
         } else {
-            if ours && w().fault(Fault::PutIo) {
-                ret = EIO;
-            }
             end_pin(pin, How::Put);
         }
     }
@@ -421,18 +421,16 @@ pub fn free(alloc: usize) {
 
 fn call_back(pin: usize) {
     let p = &w().gpu.pins[pin];
-    let (ours, data) = (p.ours, p.data);
-    let Some(callback) = p.callback else { return };
+    let (ours, callback, data) = (p.ours, p.callback, std::ptr::without_provenance_mut(p.data));
     note(|| format!("callback for pin {pin}"));
     if ours {
         rt().me().in_callback = true;
         w().calls.push((rt().current, pin));
-        // SAFETY: As the provider calls it.
-        in_text(|| unsafe { callback(data as *mut c_void) });
+        free_callback(data);
         w().calls.retain(|c| c.1 != pin);
         rt().me().in_callback = false;
-    } else {
+    } else if let Some(callback) = callback {
         // SAFETY: As the provider calls it.
-        unsafe { callback(data as *mut c_void) }
+        unsafe { callback(data) }
     }
 }

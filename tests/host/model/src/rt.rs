@@ -36,10 +36,6 @@ pub enum Want {
     Flag(usize),
     /// All other tasks have ended.
     Others,
-    /// Somebody wrote the atomic since.
-    Change(u64, u64),
-    /// No task that was in module text at the beginning is still on its way without having slept.
-    Drained,
     Never,
 }
 
@@ -85,9 +81,6 @@ pub struct Task {
     pub held: Vec<(Rank, u64)>,
     /// How deep in module text.
     pub text: usize,
-    /// Not yet slept since `Drained` was first waited for.
-    pub undrained: bool,
-    loaded: Option<(u64, u64)>,
     /// Process on whose behalf it runs.
     pub process: usize,
     /// Running the provider's free callback.
@@ -109,8 +102,6 @@ impl Task {
             started: false,
             held: Vec::new(),
             text: 0,
-            undrained: false,
-            loaded: None,
             process,
             in_callback: false,
             took: Vec::new(),
@@ -130,7 +121,6 @@ pub struct Rt {
     next_id: u64,
     pub tasks: Vec<Task>,
     locks: FxHashMap<u64, Lock>,
-    versions: FxHashMap<u64, u64>,
     pub flags: Vec<bool>,
     pub violation: Option<String>,
     pub deadlock: bool,
@@ -183,7 +173,6 @@ impl Rt {
             next_id: 1000,
             tasks: Vec::new(),
             locks: FxHashMap::with_hasher(FxBuildHasher),
-            versions: FxHashMap::with_hasher(FxBuildHasher),
             flags: Vec::new(),
             violation: None,
             deadlock: false,
@@ -219,7 +208,6 @@ impl Rt {
         self.current = 0;
         self.tasks[0].started = true;
         self.locks.clear();
-        self.versions.clear();
         self.flags.clear();
         self.violation = None;
         self.deadlock = false;
@@ -262,11 +250,6 @@ impl Rt {
         }
     }
 
-    /// How often an atomic was changed.
-    fn version(&self, atomic: u64) -> u64 {
-        self.versions.get(&atomic).copied().unwrap_or_default()
-    }
-
     pub fn enabled(&self, task: usize) -> bool {
         match self.tasks[task].pending.want {
             Want::Go => true,
@@ -274,18 +257,7 @@ impl Rt {
             Want::Shared(id) => self.free_for(id, false),
             Want::Flag(flag) => self.flags[flag],
             Want::Others => self.tasks.iter().enumerate().all(|(i, t)| i == task || t.finished),
-            Want::Change(atomic, seen) => self.version(atomic) != seen,
-            Want::Drained => self.tasks.iter().enumerate().all(|(i, t)| i == task || t.finished || !t.undrained),
             Want::Never => false,
-        }
-    }
-
-    /// Tasks that sleep now, or have left module text, do not hold up the draining of callback tails.
-    pub fn note_sleepers(&mut self) {
-        for i in 0..self.tasks.len() {
-            if self.tasks[i].undrained && (self.tasks[i].text == 0 || !self.enabled(i)) {
-                self.tasks[i].undrained = false;
-            }
         }
     }
 
@@ -425,8 +397,8 @@ pub fn leak(id: u64) {
 }
 
 /// Whether a bug of the core, and nothing else, keeps everybody from going on: each task that is left hangs in the
-/// core, waits for a lock that the core leaked, or for a task of which this is true. One that waits for a flag or for a
-/// change of an atomic is never excused: nobody knows who would have made it.
+/// core, waits for a lock that the core leaked, or for a task of which this is true. One that waits for a flag is
+/// never excused: nobody knows who would have set it.
 pub fn only_core_hangs() -> bool {
     let r = rt();
     let leaked = |id| r.locks.get(&id).is_some_and(|l| l.owner == Some(usize::MAX));
@@ -489,28 +461,6 @@ pub fn wait_flag(flag: usize, what: &'static str) {
     point(Op { object: 0, writes: false, want: Want::Flag(flag), what });
 }
 
-/// Sleeps until what this task read last is written.
-pub fn sleep_for_change() {
-    let r = rt();
-    match r.me().loaded {
-        Some((atomic, seen)) => {
-            point(Op { object: 0, writes: false, want: Want::Change(atomic, seen), what: "sleep" });
-        }
-        None => fail("sleeps without having looked at anything".into()),
-    }
-}
-
-/// Waits as synchronize_rcu_tasks() does: only for tasks that are on their way, not for those that sleep.
-pub fn drain_tails() {
-    let r = rt();
-    let me = r.current;
-    for (i, task) in r.tasks.iter_mut().enumerate() {
-        task.undrained = i != me && !task.finished && task.text != 0;
-    }
-    r.note_sleepers();
-    point(Op { object: 0, writes: false, want: Want::Drained, what: "synchronize_rcu_tasks" });
-}
-
 // The functions behind kernel-lite (kernel-lite/helpers.h, kernel::backend).
 
 /// A static of the module, and what it began as.
@@ -571,7 +521,7 @@ extern "C" fn kl_touch(place: *mut c_void, size: usize, touched: Touch, relaxed:
 fn atomic(object: u64, touched: Touch, relaxed: bool) {
     let r = rt();
     let alone = r.alone();
-    // Nobody is there to wait for a change; the module fills whole tables while it is loaded.
+    // The module fills whole tables while it is loaded.
     if touched == Touch::Store && alone {
         return;
     }
@@ -586,13 +536,6 @@ fn atomic(object: u64, touched: Touch, relaxed: bool) {
             _ => "update",
         };
         touch(object, touched != Touch::Load, what);
-    }
-    let r = rt();
-    if touched == Touch::Load {
-        let seen = r.version(object);
-        r.me().loaded = Some((object, seen));
-    } else {
-        *r.versions.entry(object).or_default() += 1;
     }
 }
 

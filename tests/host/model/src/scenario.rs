@@ -92,10 +92,7 @@ pub fn finish() {
         world::check_counters();
     }
     if !w().unloaded && !world::rmmod() {
-        if w().can_drain {
-            fail(format!("rmmod is refused at the end: {} references", w().refs));
-        }
-        return;
+        fail(format!("rmmod is refused at the end: {} references", w().refs));
     }
     world::check_end();
 }
@@ -255,7 +252,6 @@ fn everything(scenario: &Scenario) {
     // provider that no client can help (docs/safety.md#late-callback). So the two are not mixed.
     let unloads = choose(4) == 0;
     w().late_callbacks = !unloads && choose(8) == 0;
-    w().can_drain = choose(16) != 0;
     let persistent_first = choose(4) == 0;
     load(&Scenario { persistent_first, ..*scenario });
     let memory = [alloc(1, 0), alloc(2, 1)];

@@ -32,6 +32,8 @@ pub const UMEM: u64 = 700;
 pub struct Module {
     pub init: unsafe extern "C" fn() -> c_int,
     pub exit: unsafe extern "C" fn(),
+    /// The free callback's work. 1: the caller gives a module reference back.
+    pub on_free: unsafe extern "C" fn(*mut c_void) -> c_int,
     /// Its proc files: the first row of a list from a place on, a row, the counters.
     pub seek: unsafe extern "C" fn(u32, *mut u64) -> c_int,
     pub row: unsafe extern "C" fn(u32, u64, *mut c_void),
@@ -120,7 +122,6 @@ pub struct World {
     /// What the host bridge adds to an address on its way to the bus.
     pub bus_offset: u64,
     pub late_callbacks: bool,
-    pub can_drain: bool,
     /// Callbacks under way: task and pin.
     pub calls: Vec<(usize, usize)>,
     /// The last pin that each task got.
@@ -162,7 +163,6 @@ impl World {
             iommu: true,
             bus_offset: 0,
             late_callbacks: false,
-            can_drain: true,
             calls: Vec::new(),
             acquiring: [None; 16],
             refs: 0,
@@ -289,6 +289,14 @@ extern "C" fn nvpm_module_get() -> c_int {
     1
 }
 
+/// The free callback as src/ffi/callback.c has it: it leaves the module's text before it gives the reference back.
+pub fn free_callback(data: *mut c_void) {
+    // SAFETY: As the provider calls it.
+    if in_text(|| unsafe { (w().module.on_free)(data) }) != 0 {
+        nvpm_module_put();
+    }
+}
+
 #[no_mangle]
 extern "C" fn nvpm_module_put() {
     rt::touch(MODULE, false, "module_put");
@@ -326,10 +334,9 @@ extern "C" fn nvpm_p2p_get(
     va: u64,
     length: u64,
     table: *mut *mut raw::nvidia_p2p_page_table,
-    callback: Option<unsafe extern "C" fn(*mut c_void)>,
-    data: *mut c_void,
+    ticket: u64,
 ) -> c_int {
-    gpu::get(false, true, va, length, table, callback, data as usize)
+    gpu::get(false, true, va, length, table, None, ticket as usize)
 }
 
 #[no_mangle]
@@ -523,22 +530,7 @@ extern "C" fn nvpm_trace_late_callback() {}
 extern "C" fn nvpm_trace_failure() {}
 
 #[no_mangle]
-extern "C" fn nvpm_sleep_ms(_ms: u32) {
-    rt::sleep_for_change();
-}
-
-#[no_mangle]
 extern "C" fn nvpm_cond_resched() {}
-
-#[no_mangle]
-extern "C" fn nvpm_drain_callback_tails() {
-    rt::drain_tails();
-}
-
-#[no_mangle]
-extern "C" fn nvpm_can_drain_callback_tails() -> c_int {
-    w().can_drain.into()
-}
 
 #[no_mangle]
 extern "C" fn nvpm_page_size() -> u64 {

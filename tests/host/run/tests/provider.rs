@@ -16,6 +16,7 @@ extern crate nvidia_peermem as _;
 extern "C" {
     fn init_module() -> i32;
     fn cleanup_module();
+    fn nvpm_on_free(data: *mut c_void) -> i32;
     fn nvpm_proc_seek(list: u32, at: *mut u64) -> i32;
     fn nvpm_proc_row(list: u32, at: u64, seq: *mut c_void);
     fn nvpm_proc_stats(seq: *mut c_void);
@@ -28,6 +29,7 @@ fn load(persistent_first: bool) -> MutexGuard<'static, ()> {
     let module = Module {
         init: init_module,
         exit: cleanup_module,
+        on_free: nvpm_on_free,
         seek: nvpm_proc_seek,
         row: nvpm_proc_row,
         stats: nvpm_proc_stats,

@@ -1,6 +1,6 @@
 //! loom's atomics behind `from_ptr()`, as `core`'s have it. Each execution begins with what the static says.
 
-pub use loom::sync::atomic::{fence, Ordering};
+pub use loom::sync::atomic::Ordering;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
@@ -39,10 +39,6 @@ macro_rules! atomic {
 
             pub fn store(&self, value: $type, order: Ordering) {
                 self.0.store($to(value), order);
-            }
-
-            pub fn swap(&self, value: $type, order: Ordering) -> $type {
-                $from(self.0.swap($to(value), order))
             }
         }
     };

@@ -7,10 +7,10 @@ use super::process::{actor, wait_no_mr};
 use super::{dereg_beside, free_beside, nic_state, no_pins, write_status, Stop, SIZE};
 use crate::gpu;
 use crate::lab;
-use crate::machine::{unload_or_forget, Mode};
+use crate::machine::{unload_devices, Mode};
 use crate::modules::{self, PEERMEM};
 use crate::suites::{expect_errno, Bench, KIB};
-use crate::test::{stays, Env};
+use crate::test::Env;
 use crate::verbs::Status;
 
 /// `late_callbacks` of ours; the rival keeps no such figure.
@@ -57,9 +57,6 @@ pub fn callback_late(env: &Env) -> Result<()> {
 /// owner's next registration.
 pub fn callback_never_comes(env: &Env) -> Result<()> {
     // What the provider loses of its BAR it has again when it is loaded anew.
-    if stays(env)? {
-        return Ok(());
-    }
     let users = |when: &str, wanted: i32| -> Result<()> {
         let users = modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded")?;
         ensure!(env.rival || users == wanted, "{when}: {users} users, wanted {wanted}");
@@ -90,25 +87,32 @@ pub fn callback_never_comes(env: &Env) -> Result<()> {
     }
     owner.finish()?;
     // The provider lost tables and a part of its BAR for good.
-    unload_or_forget()
+    unload_devices()
 }
 
-/// Without memory the provider has done nothing: the pin stays until the owner's next registration. Any other error means
-/// that it is gone.
+/// Where the put did nothing, the pin stays until the owner's next registration. That is so of each revocable put that
+/// fails, and of a persistent one for lack of memory; any other error of that one means that it is gone.
 pub fn put_fails(env: &Env) -> Result<()> {
     let users = || -> Result<i32> { modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded") };
-    let fault = if env.mode()? == Mode::Persistent { "persistent_put_errno" } else { "put_errno" };
+    let persistent = env.mode()? == Mode::Persistent;
+    let fault = if persistent { "persistent_put_errno" } else { "put_errno" };
     let bench = Bench::new()?;
-    let (memory, mr) = bench.registered(SIZE)?;
-    gpu::lab()?.fault_n(fault, libc::ENOMEM as u64, 1)?;
-    mr.dereg()?;
-    ensure!((gpu::pins()?, users()?) == (1, 1), "{} pins, {} users after ENOMEM", gpu::pins()?, users()?);
-    bench.reg(memory.va(), SIZE)?.dereg()?;
-    ensure!((gpu::pins()?, users()?) == (0, 0), "{} pins, {} users in the end", gpu::pins()?, users()?);
-    let mr = bench.reg(memory.va(), SIZE)?;
-    gpu::lab()?.fault_n(fault, libc::EIO as u64, 1)?;
-    mr.dereg()?;
-    ensure!((gpu::pins()?, users()?) == (0, 0), "{} pins, {} users after EIO", gpu::pins()?, users()?);
+    let memory = bench.cuda.alloc(SIZE)?;
+    for errno in [libc::ENOMEM, libc::EIO] {
+        let mr = bench.reg(memory.va(), SIZE)?;
+        gpu::lab()?.fault_n(fault, errno as u64, 1)?;
+        mr.dereg()?;
+        let name = super::super::errno_name(errno);
+        let left = i32::from(!persistent || errno == libc::ENOMEM);
+        ensure!(
+            (gpu::pins()?, users()?) == (i64::from(left), left),
+            "{} pins, {} users after {name}, wanted {left}",
+            gpu::pins()?,
+            users()?
+        );
+        bench.reg(memory.va(), SIZE)?.dereg()?;
+        ensure!((gpu::pins()?, users()?) == (0, 0), "{} pins, {} users in the end", gpu::pins()?, users()?);
+    }
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use anyhow::{ensure, Context, Result};
 
 use super::{dereg_beside, free_beside, no_pins, reg_beside, Beside, Stop, SIZE};
 use crate::gpu;
-use crate::machine::{unload_or_forget, Mode, RDMA_DEVICE};
+use crate::machine::{unload_devices, Mode, RDMA_DEVICE};
 use crate::suites::{Bench, KIB, PATIENCE};
 use crate::test::Env;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
@@ -93,7 +93,7 @@ pub fn one_address(env: &Env) -> Result<()> {
         // Freed in the gap between a revocable pin and its callback: the provider forgets its own table, whoever calls.
         println!("the provider lost {lost} tables by its own bug");
         drop((rm, pd));
-        unload_or_forget()?;
+        unload_devices()?;
     }
     Ok(())
 }
