@@ -10,9 +10,6 @@ pub struct Lab {
     pub build: PathBuf,
     /// What every checkout shares: sources, kernels, finished parts.
     pub cache: PathBuf,
-    /// The PATH of every tool that is run: the cache's own tools, then the distribution's, never rustup's shims,
-    /// whose toolchains carry no rust-src for the kernel.
-    pub path: String,
 }
 
 impl Lab {
@@ -28,25 +25,9 @@ impl Lab {
             std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from),
             std::env::var_os("HOME").map(PathBuf::from),
         )?;
-        for dir in ["dl", "src", "tools", "kernel", "part", "lock"] {
-            let dir = cache.join(dir);
-            std::fs::create_dir_all(&dir).with_context(|| format!("cannot make the cache folder {}", dir.display()))?;
-        }
         let build = repo.join("build/lab");
         std::fs::create_dir_all(&build).with_context(|| format!("cannot make {}", build.display()))?;
-        let path = format!("{}/tools/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin", cache.display());
-        Ok(Lab { repo, build, cache, path })
-    }
-
-    /// The folder of one of the lab's own parts.
-    pub fn qemu(&self, part: &str) -> PathBuf {
-        self.repo.join("ci/qemu").join(part)
-    }
-
-    /// The target folder of every Rust program that is built for the lab; shared, so that a fresh clone compiles its own
-    /// crates only.
-    pub fn target(&self) -> PathBuf {
-        self.cache.join("target")
+        Ok(Lab { repo, build, cache })
     }
 
     /// A path as a user in the checkout would write it.

@@ -1,14 +1,13 @@
 //! `make demo`: real perftest with GPU memory, within one machine and between two; two tables, one verdict.
 
-use crate::axes::{Also as More, Module};
-use crate::ctx::Lab;
+use lab::artefacts::build;
+use lab::axes::{Also, Kernel, Module};
+use lab::ctx::Lab;
 use crate::judge::judge;
-use crate::kernel::Flavour;
-use crate::ktap::{Outcome, Test};
-use crate::machine::{print_test, Boot, Report};
+use lab::ktap::{print_test, Outcome, Test};
+use lab::machine::{Boot, Report};
 use crate::pair;
-use crate::ready::prepare;
-use crate::words;
+use lab::words;
 use anyhow::{anyhow, Context, Result};
 use comfy_table::{presets, CellAlignment, Table};
 use serde_json::{json, Value};
@@ -19,25 +18,24 @@ use std::time::{Duration, Instant};
 /// Three machines beside each other take longer than one alone.
 const LIMIT: Duration = Duration::from_secs(900);
 
-pub fn run(lab: &Lab, module: Module, flavour: Flavour) -> Result<bool> {
-    let ready = prepare(lab, flavour)?;
-    let kernel = &ready.kernel;
-    let image = ready.image(lab, (module, More::Nothing))?;
+pub fn run(lab: &Lab, module: Module, kernel: Kernel) -> Result<bool> {
+    let built = &build(lab, kernel, &[(module, Also::Nothing)], &[])?;
+    let image = built.image((module, Also::Nothing));
     let what = match module {
         Module::NvidiaC => "NVIDIA's C nvidia-peermem",
         _ => "nvidia-peermem in Rust",
     };
-    let name = name(module, flavour);
+    let name = name(module, kernel);
     let start = Instant::now();
     let mut one = Boot::new(&name, "demo");
-    one.append.extend(words::module(module, flavour));
+    one.append.extend(words::module(module, kernel));
     one.limit = LIMIT;
     let mut two = Boot { name: format!("{name}-pair"), run: "pair".to_string(), ..one.clone() };
     two.append.push(format!("guest.only={}", only(module)));
     // One machine does not keep two processors busy.
     let (one, two) = std::thread::scope(|scope| {
-        let one = scope.spawn(|| one.run(lab, kernel, &image, ""));
-        let two = pair::run(lab, kernel, &image, &two);
+        let one = scope.spawn(|| one.run(lab, built, &image, ""));
+        let two = pair::run(lab, built, &image, &two);
         (one.join().unwrap_or_else(|_| Err(anyhow!("the lab itself panicked"))), two)
     });
     let reports: Vec<Report> = [one?].into_iter().chain(two?).collect();
@@ -49,7 +47,7 @@ pub fn run(lab: &Lab, module: Module, flavour: Flavour) -> Result<bool> {
     reasons.extend(tests.iter().filter(|t| t.outcome == Outcome::Failed).map(|t| t.name.clone()));
     let passed = reasons.is_empty();
 
-    println!("\n{what}, Linux {} in virtual machines (emulated: read the numbers side by side only)", kernel.release);
+    println!("\n{what}, Linux {} in virtual machines (emulated: read the numbers side by side only)", built.release);
     println!("\nOne machine, one GPU, two processes:\n\n{}", table(&one));
     println!("\nTwo machines, a GPU in each (server + client):\n\n{}\n", pair_table(&two));
     let file = lab.repo.join("build").join(format!("{name}.json"));
@@ -59,7 +57,7 @@ pub fn run(lab: &Lab, module: Module, flavour: Flavour) -> Result<bool> {
         "result": if passed { "PASS" } else { "FAIL" },
         "reasons": reasons,
         "module": what,
-        "kernel": kernel.release,
+        "kernel": built.release,
         "seconds": start.elapsed().as_secs(),
         "boots": reports.iter().map(|r| json!({"name": r.name, "seconds": r.elapsed.as_secs()})).collect::<Vec<_>>(),
         "tests": { "passed": count(|o| *o == Outcome::Passed), "failed": count(|o| *o == Outcome::Failed) },
@@ -94,9 +92,9 @@ fn rows(reports: &[Report], name: &str) -> Vec<Value> {
 }
 
 /// Of the boot and of the report.
-fn name(module: Module, flavour: Flavour) -> String {
+fn name(module: Module, kernel: Kernel) -> String {
     let mut name = "demo".to_string();
-    if flavour != Flavour::Debian612 {
+    if kernel != Kernel::Debian612 {
         name += "-kernel";
     }
     if module == Module::NvidiaC {

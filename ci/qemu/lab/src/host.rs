@@ -1,13 +1,11 @@
 //! What is tested on this machine: the Rust programs' own tests, and the gates that a change must pass.
 
-use crate::cargo;
-use crate::ctx::Lab;
-use crate::kernel::{Flavour, LLVM};
-use crate::ktap::{Outcome, Test};
+use lab::artefacts::Built;
+use lab::ctx::Lab;
+use lab::ktap::{print_test, Outcome, Test};
 use crate::lanes::{Found, Job};
-use crate::machine::print_test;
-use crate::ready::{Images, Later, Ready};
-use crate::sh::{self, Step};
+use crate::later::Later;
+use lab::sh::{self, Step};
 use anyhow::{bail, Result};
 use std::fs;
 use std::path::PathBuf;
@@ -35,9 +33,11 @@ const PROGRAMS: [Program; 7] = [
 /// Gates of the top Makefile.
 const MAKE_GATES: [&str; 2] = ["lint", "bindings-check"];
 
-/// Makes the programs' crates this checkout's own.
-pub fn own(lab: &Lab) -> Result<()> {
-    PROGRAMS.iter().try_for_each(|program| cargo::own(lab, program.dir))
+/// cargo in a folder of this checkout, with the target folder that all share.
+fn cargo(lab: &Lab, dir: &str, words: &[&str]) -> Command {
+    let mut cargo = sh::command(lab.repo.join("ci/cargo.sh"));
+    cargo.arg(dir).args(words);
+    cargo
 }
 
 /// The tests of every program, built until nobody wants them: side by side, each would wait for the other's lock on cargo's
@@ -49,7 +49,7 @@ pub fn build(lab: &Lab, wanted: impl Fn() -> bool) -> Result<()> {
         }
         let mut step = Step::new(format!("build tests of {}", program.dir), log(lab, program.name))?;
         step.counts = &["Compiling "];
-        step.run(cargo_test(lab, program.dir)?.arg("--no-run"))?;
+        step.run(cargo_test(lab, program.dir).arg("--no-run"))?;
     }
     Ok(())
 }
@@ -61,7 +61,7 @@ pub fn tests<'a>(lab: &'a Lab, built: &'a Later<()>) -> Vec<Job<'a>> {
         takes: program.takes,
         run: Box::new(move || {
             built.wait()?;
-            run(lab, program.name, cargo_test(lab, program.dir)?.arg("--no-fail-fast"))
+            run(lab, program.name, cargo_test(lab, program.dir).arg("--no-fail-fast"))
         }),
     };
     PROGRAMS.iter().map(job).collect()
@@ -73,7 +73,7 @@ pub const MODEL_SEEDS: &str = "1-6";
 pub fn long_models<'a>(lab: &'a Lab, name: &str) -> Job<'a> {
     let run = move || {
         let words = ["test", "--locked", "-p", "run", "--test", "models", "random"];
-        run(lab, "soak", cargo::command(lab, "tests/host", &words)?.env("NVPM_SOAK", "100"))
+        run(lab, "soak", cargo(lab, "tests/host", &words).env("NVPM_SOAK", "100"))
     };
     Job { name: name.to_string(), takes: 6000, run: Box::new(run) }
 }
@@ -82,8 +82,8 @@ fn log(lab: &Lab, name: &str) -> PathBuf {
     lab.build.join(format!("log/test-{name}.log"))
 }
 
-fn cargo_test(lab: &Lab, dir: &str) -> Result<Command> {
-    cargo::command(lab, dir, &["test", "--locked", "--workspace"])
+fn cargo_test(lab: &Lab, dir: &str) -> Command {
+    cargo(lab, dir, &["test", "--locked", "--workspace"])
 }
 
 /// One test per test of the program.
@@ -135,32 +135,32 @@ fn parse_libtest(name: &str, text: &str) -> Vec<Test> {
 }
 
 /// What a reviewer would not want to look for by eye.
-pub fn gates<'a>(lab: &'a Lab, images: &'a Later<Images>) -> Job<'a> {
-    let run = || run_gates(lab, images.wait()?.ready(Flavour::Debug72));
+pub fn gates<'a>(lab: &'a Lab, built: &'a Later<Built>) -> Job<'a> {
+    let run = || run_gates(lab, built.wait()?);
     Job { name: "gates".to_string(), takes: 28, run: Box::new(run) }
 }
 
-fn run_gates(lab: &Lab, ready: &Ready) -> Result<Found> {
+fn run_gates(lab: &Lab, built: &Built) -> Result<Found> {
     let mut tests = Vec::new();
     for target in MAKE_GATES {
-        let mut cmd = sh::command(lab, "make");
-        cmd.arg("-C").arg(&lab.repo).arg(target).arg(format!("KDIR={}", ready.kernel.dir.display()));
-        cmd.arg(format!("OFED={}", ready.parts.ofed.dir.display()));
-        cmd.arg(format!("NVIDIA={} {}", ready.parts.gpu.dir.display(), ready.sources.rival.display()))
-            .arg(format!("LLVM={LLVM}"));
+        let mut cmd = sh::command("make");
+        cmd.arg("-C").arg(&lab.repo).arg(target).arg(format!("KDIR={}", built.tree().display()));
+        cmd.arg(format!("OFED={}", built.part("ofed").display()));
+        let theirs = lab.build.join("sources/nvidia_c-source");
+        cmd.arg(format!("NVIDIA={} {}", built.part("gpu").display(), theirs.display()));
         tests.push(gate(lab, &format!("make {target}"), &mut cmd)?);
     }
     for Program { name, dir, .. } in &PROGRAMS {
         let manifest = lab.repo.join(dir).join("Cargo.toml");
-        let mut fmt = sh::command(lab, "cargo");
+        let mut fmt = sh::command("cargo");
         fmt.args(["fmt", "--all", "--check", "--manifest-path"]).arg(&manifest);
         tests.push(gate(lab, &format!("rustfmt {name}"), &mut fmt)?);
-        let mut clippy = cargo::command(lab, dir, &["clippy", "--quiet", "--locked", "--workspace", "--all-targets"])?;
+        let mut clippy = cargo(lab, dir, &["clippy", "--quiet", "--locked", "--workspace", "--all-targets"]);
         clippy.args(["--", "-Dwarnings"]);
         tests.push(gate(lab, &format!("clippy {name}"), &mut clippy)?);
     }
-    let mut checkpatch = sh::command(lab, "perl");
-    checkpatch.arg(ready.sources.linux.dir.join("scripts/checkpatch.pl")).args([
+    let mut checkpatch = sh::command("perl");
+    checkpatch.arg(built.source().join("scripts/checkpatch.pl")).args([
         "--no-tree",
         "--terse",
         "--no-summary",

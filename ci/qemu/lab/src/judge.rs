@@ -1,43 +1,42 @@
 //! One row of the table of boots: boots the machine and judges what came out, by its tests and by its console.
 
-use crate::alarms::{self, Kind};
-use crate::axes::Module;
+use lab::alarms::{self, Kind};
+use lab::artefacts::{self, Built};
+use lab::axes::Module;
 use crate::boots::{Expect, Row};
-use crate::ctx::Lab;
-use crate::kernel::Kernel;
-use crate::ktap::{Outcome, Test};
+use lab::ctx::Lab;
+use lab::ktap::{print_test, Outcome, Test};
 use crate::lanes::Found;
-use crate::machine::{print_test, Report};
+use lab::machine::Report;
 use crate::pair;
-use crate::program;
-use crate::sh::say;
-use crate::words;
+use lab::sh::say;
+use lab::words;
 use anyhow::{ensure, Context, Result};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 
 /// Of a machine that stopped in a test without an alarm.
 const NO_WORD: &str = "no word on the console";
 
 /// Boots it with these of its suites.
-pub fn row(lab: &Lab, kernel: &Kernel, image: &Path, row: &Row, suites: &[String], more: &[String]) -> Result<Found> {
+pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[String]) -> Result<Found> {
+    let image = &built.image(row.image());
     let mut boot = row.boot(suites);
     boot.append.extend_from_slice(more);
     let counts = lab.build.join("free-cost.txt");
     if let Expect::FreeCost(_) = &row.expect {
-        boot.plugin = Some(program::plugin(lab, &counts)?);
+        boot.plugin = Some(artefacts::plugin(lab, row.kernel, &counts)?);
     }
     let mut reports = if row.pair {
-        pair::run(lab, kernel, image, &boot)?
+        pair::run(lab, built, image, &boot)?
     } else {
-        vec![boot.run(lab, kernel, image, &format!("{}: ", row.name))?]
+        vec![boot.run(lab, built, image, &format!("{}: ", row.name))?]
     };
     let mut found = Found::default();
     if let Expect::Replay(name) = &row.expect {
         boot.name += "-again";
-        reports.push(boot.run(lab, kernel, image, &format!("{}: ", boot.name))?);
+        reports.push(boot.run(lab, built, image, &format!("{}: ", boot.name))?);
         let test = replayed(&reports, name);
         print_test(&test);
         found.tests.push(test);
@@ -231,7 +230,7 @@ pub fn judge(report: &Report, expected: &BTreeMap<Kind, usize>, module: Module) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::alarms::Alarm;
+    use lab::alarms::Alarm;
     use std::time::Duration;
 
     fn report(kinds: &[Kind]) -> Report {

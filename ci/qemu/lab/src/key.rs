@@ -44,7 +44,7 @@ impl Key {
     }
 
     pub fn hex(&self) -> String {
-        hex(&self.0.clone().finalize())[..16].to_string()
+        self.0.clone().finalize().iter().take(8).map(|b| format!("{b:02x}")).collect()
     }
 }
 
@@ -58,17 +58,6 @@ pub fn counts(read: &Path, file: &Path) -> bool {
 
 fn is_source(name: &str, folder: bool) -> bool {
     !(name.starts_with('.') || (folder && (name == "target" || name == "build")) || name.ends_with(".md"))
-}
-
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-pub fn file_sha256(path: &Path) -> Result<String> {
-    let mut file = fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let mut hash = Sha256::new();
-    std::io::copy(&mut file, &mut hash)?;
-    Ok(hex(&hash.finalize()))
 }
 
 #[cfg(test)]
@@ -105,13 +94,5 @@ mod tests {
         assert!(counts("docs/x.rs") && counts("docs/a/x.rs") && counts("docs"));
         assert!(!counts("docs/x.md") && !counts("docs/build/x.rs") && !counts("docs/.x") && !counts("docs2/x.rs"));
         assert!(super::counts(Path::new("docs/x.md"), Path::new("docs/x.md")), "a file that is named counts");
-    }
-
-    #[test]
-    fn sha256_of_a_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("f");
-        fs::write(&file, "abc").unwrap();
-        assert_eq!(file_sha256(&file).unwrap(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     }
 }

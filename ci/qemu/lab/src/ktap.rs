@@ -19,6 +19,19 @@ pub struct Test {
     pub notes: Vec<String>,
 }
 
+/// In one piece: another lane may be printing too.
+pub fn print_test(test: &Test) {
+    let text = match &test.outcome {
+        Outcome::Passed => format!("ok      {}\n", test.name),
+        Outcome::Skipped(why) => format!("skipped {}: {why}\n", test.name),
+        Outcome::Failed => {
+            let notes: String = test.notes.iter().map(|note| format!("        {note}\n")).collect();
+            format!("FAILED  {}\n{notes}", test.name)
+        }
+    };
+    print!("{text}");
+}
+
 #[derive(Default)]
 pub struct Parser {
     /// Comes before each test's name.

@@ -1,8 +1,7 @@
 //! Jobs that do not need one another, on a few lanes beside each other, the longest first.
 
-use crate::ktap::{Outcome, Test};
-use crate::machine::print_test;
-use crate::sh::{human, say};
+use lab::ktap::{print_test, Outcome, Test};
+use lab::sh::{human, say};
 use anyhow::Result;
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};

@@ -1,11 +1,11 @@
 //! One boot of the machine: QEMU, its two serial lines, its time limit.
 
 use crate::alarms::{self, Alarm};
+use crate::artefacts::Built;
 use crate::axes::{Clock, Iommu};
+use crate::cable::Cable;
 use crate::ctx::Lab;
-use crate::kernel::Kernel;
-use crate::ktap::{Outcome, Parser, Test};
-use crate::pair::Cable;
+use crate::ktap::{print_test, Outcome, Parser, Test};
 use crate::sh::{self, human, say};
 use anyhow::{anyhow, Context, Error, Result};
 use serde_json::Value;
@@ -103,9 +103,9 @@ impl Boot {
         line
     }
 
-    fn qemu(&self, lab: &Lab, kernel: &Kernel, image: &Path) -> Command {
+    fn qemu(&self, built: &Built, image: &Path) -> Command {
         // However this program ends, the machine ends with it.
-        let mut cmd = sh::command(lab, "setpriv");
+        let mut cmd = sh::command("setpriv");
         cmd.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
         let machine = match self.iommu {
             Iommu::Off => "q35",
@@ -153,7 +153,7 @@ impl Boot {
         if let Some(plugin) = &self.plugin {
             cmd.args(["-plugin", plugin]);
         }
-        cmd.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(image).arg("-append").arg(self.command_line());
+        cmd.arg("-kernel").arg(built.kernel()).arg("-initrd").arg(image).arg("-append").arg(self.command_line());
         cmd
     }
 
@@ -163,13 +163,13 @@ impl Boot {
     /// hundred boots: it may give one processor stale code while the other patches it (`Oops: int3` out of a jump label), or
     /// lose what one processor sends to the other that is halted, which nothing else wakes so early (flush_tlb_all() waits
     /// in free_init_pages()). It is booted once more, and that is said.
-    pub fn run(&self, lab: &Lab, kernel: &Kernel, image: &Path, label: &str) -> Result<Report> {
+    pub fn run(&self, lab: &Lab, built: &Built, image: &Path, label: &str) -> Result<Report> {
         let dir = lab.build.join("run").join(&self.name);
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let console = dir.join("console.log");
         let start = Instant::now();
         say(&format!("boot {}: guest.run={} (console: {})", self.name, self.run, lab.short(&console)));
-        let (mut follow, mut end) = self.follow(self.qemu(lab, kernel, image), &dir, label)?;
+        let (mut follow, mut end) = self.follow(self.qemu(built, image), &dir, label)?;
         let mut text = read_lossy(&console);
         let stood_still = end.as_ref().is_err_and(|e| e.is::<StoodStill>());
         if follow.at == 0 && (stood_still || end.is_ok() && died_before_init(&text)) {
@@ -177,7 +177,7 @@ impl Boot {
             fs::rename(&console, &kept).with_context(|| format!("cannot write {}", kept.display()))?;
             let did = if stood_still { "stood still" } else { "died" };
             say(&format!("boot {}: the kernel {did} before /init ({}): once more", self.name, lab.short(&kept)));
-            (follow, end) = self.follow(self.qemu(lab, kernel, image), &dir, label)?;
+            (follow, end) = self.follow(self.qemu(built, image), &dir, label)?;
             text = read_lossy(&console);
         }
         let mut parser = follow.finish();
@@ -254,12 +254,12 @@ impl Boot {
     }
 
     /// A prompt in the machine; ttyS0 is this terminal.
-    pub fn shell(&self, lab: &Lab, kernel: &Kernel, image: &Path) -> Result<()> {
+    pub fn shell(&self, lab: &Lab, built: &Built, image: &Path) -> Result<()> {
         let dir = lab.build.join("run").join(&self.name);
         fs::create_dir_all(&dir)?;
         let mut boot = self.clone();
         boot.append.push("quiet".to_string());
-        let mut cmd = boot.qemu(lab, kernel, image);
+        let mut cmd = boot.qemu(built, image);
         cmd.args(["-chardev", "stdio,id=tty,mux=on,signal=off", "-serial", "chardev:tty"]);
         cmd.args(["-mon", "chardev=tty,mode=readline"]);
         cmd.arg("-serial").arg(format!("file:{}", dir.join("results.ktap").display()));
@@ -380,19 +380,6 @@ impl Follow {
         }
         Ok(())
     }
-}
-
-/// In one piece: another lane may be printing too.
-pub fn print_test(test: &Test) {
-    let text = match &test.outcome {
-        Outcome::Passed => format!("ok      {}\n", test.name),
-        Outcome::Skipped(why) => format!("skipped {}: {why}\n", test.name),
-        Outcome::Failed => {
-            let notes: String = test.notes.iter().map(|note| format!("        {note}\n")).collect();
-            format!("FAILED  {}\n{notes}", test.name)
-        }
-    };
-    print!("{text}");
 }
 
 #[cfg(test)]

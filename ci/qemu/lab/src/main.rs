@@ -1,41 +1,26 @@
 //! The lab: builds a virtual machine in which nvidia-peermem meets real rdma-core and perftest, runs it, and judges what
 //! came out. `make demo`, `make test` and `make shell` call it.
 
-mod alarms;
-mod apt;
-mod axes;
-mod bench;
 mod boots;
-mod cargo;
-mod consumers;
-mod ctx;
 mod demo;
-mod fetch;
 mod host;
-mod image;
 mod judge;
-mod kernel;
+mod keep;
 mod key;
-mod ktap;
 mod lanes;
-mod lock;
-mod machine;
+mod later;
 mod pair;
-mod parts;
-mod program;
-mod ready;
 mod scenarios;
-mod sh;
 mod soak;
-mod stock;
 mod suite;
-mod words;
 
 use anyhow::Result;
-use axes::{Also, Iommu, Kernel, Module, Run};
 use clap::{Parser, Subcommand};
-use ctx::Lab;
-use machine::Boot;
+use keep::Keep;
+use lab::axes::{Also, Iommu, Kernel, Module, Run};
+use lab::ctx::Lab;
+use lab::machine::Boot;
+use lab::{artefacts, sh, words};
 use std::process::ExitCode;
 
 /// Builds and runs the virtual machine in which nvidia-peermem is shown and tested.
@@ -94,12 +79,6 @@ enum Cmd {
         #[arg(long)]
         lanes: Option<usize>,
     },
-    /// Ours beside NVIDIA's C module, measured: a table, build/bench.json and the plots.
-    Bench {
-        /// Boots nothing: writes the tables and plots under docs/ from build/bench.json.
-        #[arg(long)]
-        docs: bool,
-    },
     /// The boots: seconds, runs and suites of each.
     Boots {
         /// Only these: names, first axes, patterns; commas between.
@@ -122,8 +101,8 @@ enum Cmd {
         #[arg(last = true)]
         append: Vec<String>,
     },
-    /// Remove what the lab built in this checkout; the cache stays.
-    Clean,
+    /// Takes an artefact from the cache or builds it: ci/qemu/artefacts.mk.
+    Keep(Keep),
 }
 
 fn main() -> ExitCode {
@@ -140,9 +119,11 @@ fn main() -> ExitCode {
 /// Says whether all was well; an error is what kept it from finding out.
 fn run(args: Args) -> Result<bool> {
     let lab = Lab::locate()?;
+    sh::clean_environment(&lab);
     match args.command {
         Cmd::Build { kernel } => {
-            println!("{}", lab.short(&ready::prepare(&lab, kernel)?.image(&lab, (Module::Ours, Also::Nothing))?));
+            let ours = (Module::Ours, Also::Nothing);
+            println!("{}", lab.short(&artefacts::build(&lab, kernel, &[ours], &[])?.image(ours)));
             Ok(true)
         }
         Cmd::Demo { nvidia_c, kernel } => demo::run(&lab, module(nvidia_c), kernel),
@@ -158,22 +139,15 @@ fn run(args: Args) -> Result<bool> {
             print!("{}", boots::list(&boots::all()?, only.as_deref()));
             Ok(true)
         }
-        Cmd::Bench { docs: true } => bench::docs(&lab),
-        Cmd::Bench { docs: false } => bench::run(&lab),
         Cmd::Shell { nvidia_c, gpus, nics, iommu, kernel, append } => {
-            let ready = ready::prepare(&lab, kernel)?;
-            let image = ready.image(&lab, (module(nvidia_c), Also::Nothing))?;
+            let kind = (module(nvidia_c), Also::Nothing);
+            let built = artefacts::build(&lab, kernel, &[kind], &[])?;
             let mut boot = Boot { gpus, nics, iommu, append, ..Boot::new("shell", "shell") };
             boot.append.extend(words::module(module(nvidia_c), kernel));
-            boot.shell(&lab, &ready.kernel, &image)?;
+            boot.shell(&lab, &built, &built.image(kind))?;
             Ok(true)
         }
-        Cmd::Clean => {
-            if lab.build.exists() {
-                std::fs::remove_dir_all(&lab.build)?;
-            }
-            Ok(true)
-        }
+        Cmd::Keep(keep) => keep.run(&lab).map(|()| true),
     }
 }
 

@@ -1,102 +1,29 @@
 //! Two machines joined by a cable: both boot at once, and neither outlives the other by much.
 
-use crate::ctx::Lab;
-use crate::kernel::Kernel;
-use crate::machine::{Boot, Report};
-use crate::sh::human;
+use lab::artefacts::Built;
+use lab::cable::{Cable, ROLES};
+use lab::ctx::Lab;
+use lab::machine::{Boot, Report};
 use anyhow::{anyhow, Context, Result};
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
-/// `guest.role=` of each.
-pub const ROLES: [&str; 2] = ["server", "client"];
-
-/// What is left to do for one machine when the other has powered off: the end of its last suite, with the scans for leaks.
-const LAST_SUITE: Duration = Duration::from_secs(300);
-/// A machine whose partner is lost may still say what it saw.
-const LAST_WORDS: Duration = Duration::from_secs(5);
-
-#[derive(Clone, Debug, Default)]
-enum State {
-    #[default]
-    Runs,
-    Off(Instant),
-    /// It ended in no good way.
-    Lost(Instant, String),
-}
-
-/// How both of them fare.
-#[derive(Debug, Default)]
-struct Fates(Mutex<[State; 2]>);
-
-/// One machine's end of the cable: a datagram socket of each machine, so that neither has to be there first.
-#[derive(Clone, Debug)]
-pub struct Cable {
-    role: usize,
-    dir: PathBuf,
-    fates: Arc<Fates>,
-}
-
-impl Cable {
-    fn socket(&self, role: usize) -> String {
-        self.dir.join(ROLES[role % 2]).display().to_string()
-    }
-
-    /// For QEMU's -netdev.
-    pub fn netdev(&self) -> String {
-        format!(
-            "dgram,id=net0,local.type=unix,local.path={},remote.type=unix,remote.path={}",
-            self.socket(self.role),
-            self.socket(self.role + 1)
-        )
-    }
-
-    /// QEMU gives every first card the same one.
-    pub fn mac(&self) -> String {
-        format!("52:54:00:77:00:{:02x}", self.role + 1)
-    }
-
-    pub fn ended(&self, why: Option<&str>) {
-        let now = Instant::now();
-        let state = why.map_or(State::Off(now), |why| State::Lost(now, why.to_string()));
-        let mut fates = self.fates.0.lock().unwrap_or_else(|e| e.into_inner());
-        fates[self.role % 2] = state;
-    }
-
-    /// Why this machine need not go on.
-    pub fn alone(&self) -> Option<String> {
-        let other = (self.role + 1) % 2;
-        match &self.fates.0.lock().unwrap_or_else(|e| e.into_inner())[other] {
-            State::Lost(when, why) if when.elapsed() > LAST_WORDS => {
-                Some(format!("stopped, because the {} is lost: {why}", ROLES[other]))
-            }
-            State::Off(when) if when.elapsed() > LAST_SUITE => {
-                Some(format!("stopped: it was still at it {} after the {} was off", human(LAST_SUITE), ROLES[other]))
-            }
-            _ => None,
-        }
-    }
-}
+use std::path::Path;
 
 /// Boots both; reports in the order of `ROLES`, tests named `<boot>-<role>: …`.
-pub fn run(lab: &Lab, kernel: &Kernel, image: &Path, boot: &Boot) -> Result<Vec<Report>> {
+pub fn run(lab: &Lab, built: &Built, image: &Path, boot: &Boot) -> Result<Vec<Report>> {
     // Not in the checkout: the path of a socket may have a hundred characters and no more.
     let dir = std::env::temp_dir().join(format!("nvpm-{}-{}", std::process::id(), boot.name.replace('/', "-")));
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let fates = Arc::new(Fates::default());
+    let cables = Cable::ends(&dir);
     let reports = std::thread::scope(|scope| {
         let machines: Vec<_> = ROLES
             .iter()
-            .enumerate()
-            .map(|(role, name)| {
-                let cable = Cable { role, dir: dir.clone(), fates: fates.clone() };
+            .zip(cables)
+            .map(|(name, cable)| {
                 let mut boot = Boot { name: format!("{}-{name}", boot.name), ..boot.clone() };
                 boot.append.push(format!("guest.role={name}"));
                 boot.cable = Some(cable.clone());
                 scope.spawn(move || {
-                    let report = boot.run(lab, kernel, image, &format!("{}: ", boot.name));
+                    let report = boot.run(lab, built, image, &format!("{}: ", boot.name));
                     if let Err(e) = &report {
                         cable.ended(Some(&format!("{e:#}")));
                     }
@@ -111,37 +38,4 @@ pub fn run(lab: &Lab, kernel: &Kernel, image: &Path, boot: &Boot) -> Result<Vec<
     });
     fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
     reports
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn cables() -> [Cable; 2] {
-        let fates = Arc::new(Fates::default());
-        [0, 1].map(|role| Cable { role, dir: "/tmp/x".into(), fates: fates.clone() })
-    }
-
-    #[test]
-    fn two_ends_of_one_cable() {
-        let [server, client] = cables();
-        assert!(server.netdev().contains("local.path=/tmp/x/server,") && server.netdev().ends_with("=/tmp/x/client"));
-        assert!(client.netdev().contains("local.path=/tmp/x/client,") && client.netdev().ends_with("=/tmp/x/server"));
-        assert_ne!(server.mac(), client.mac());
-    }
-
-    #[test]
-    fn who_is_left_alone_hears_why() {
-        let [server, client] = cables();
-        assert_eq!(client.alone(), None);
-        server.ended(None);
-        assert_eq!(client.alone(), None, "the other one finished its tests first");
-        let [server, client] = cables();
-        server.ended(Some("QEMU ended with signal 9"));
-        assert_eq!(client.alone(), None, "no time for last words");
-        let long_ago = Instant::now().checked_sub(LAST_WORDS + Duration::from_secs(1)).unwrap();
-        server.fates.0.lock().unwrap()[0] = State::Lost(long_ago, "QEMU ended with signal 9".into());
-        assert_eq!(client.alone().unwrap(), "stopped, because the server is lost: QEMU ended with signal 9");
-        assert_eq!(server.alone(), None);
-    }
 }

@@ -1,23 +1,22 @@
 //! `make scenarios`: the scenario table against ours and, in legacy mode, against NVIDIA's module; build/scenarios.json
 //! and docs/results/scenarios.md.
 
-use crate::axes::{Also as More, Core, Module, Named, Run};
+use lab::artefacts::{self, build, Built};
+use lab::axes::{Also, Core, Kernel, Module, Named, Run};
 use crate::boots::{self, Row};
-use crate::ctx::Lab;
+use lab::ctx::Lab;
 use crate::judge::{self, told_by_the_guest};
-use crate::kernel::Flavour;
-use crate::ktap::Outcome;
+use lab::ktap::{print_test, Outcome};
 use crate::lanes::{self, Found, Job};
-use crate::machine::{print_test, Boot};
-use crate::ready::{prepare, Ready};
-use crate::sh::{self, human, say};
-use crate::words;
+use lab::machine::Boot;
+use lab::sh::{self, human, say};
+use lab::words;
 use anyhow::{bail, Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// NVIDIA's module is spared what asks for something that only ours promises.
@@ -90,34 +89,34 @@ impl Told {
 
 pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
     let start = Instant::now();
-    let ready = prepare(lab, Flavour::Debug72)?;
-    let table: Vec<Clause> = serde_json::from_str(&sh::output(sh::command(lab, &ready.parts.guest).arg("table"))?)
+    let theirs = (Module::NvidiaC, Also::Nothing);
+    let rows = boots::all()?;
+    let marked = || rows.iter().filter(|row| row.runs.contains(&Run::Scenarios));
+    let kinds: Vec<_> = marked().map(|row| row.image()).chain([theirs]).collect();
+    let built = &build(lab, Kernel::Debug72, &kinds, &[])?;
+    let guest = artefacts::program(lab, "guest", "guest");
+    let table: Vec<Clause> = serde_json::from_str(&sh::output(sh::command(guest).arg("table"))?)
         .context("the guest's table")?;
     let clauses: Vec<Clause> = table.into_iter().map(Clause::translate).collect();
     let suites: BTreeSet<&str> = clauses.iter().map(|c| c.suite.as_str()).collect();
-    let rows = boots::all()?;
-    let boots = boots(&rows, &suites);
-    let nvidia_c = (Module::NvidiaC, More::Nothing);
-    let images = ready.images(lab, boots.iter().map(|(row, _)| row.image()).chain([nvidia_c]))?;
+    let boots = boots(marked(), &suites);
 
     let mut jobs = Vec::new();
     for (row, suites) in boots {
-        let theirs = Row { module: Module::NvidiaC, ..row.clone() };
-        let (ready, image, same) = (&ready, images[&row.image()].clone(), suites.clone());
+        let same = (Row { module: Module::NvidiaC, ..row.clone() }, suites.clone());
         jobs.push(Job {
             name: format!("ours {}", row.name),
             takes: row.seconds,
-            run: Box::new(move || once(lab, ready, &image, &row, &suites)),
+            run: Box::new(move || once(lab, built, &row, &suites)),
         });
-        let image = images[&nvidia_c].clone();
         jobs.push(Job {
-            name: format!("nvidia_c {}", theirs.name),
+            name: format!("nvidia_c {}", same.0.name),
             // It takes the longest, but whoever stops this early is to have what ours does.
             takes: 0,
-            run: Box::new(move || again_and_again(lab, ready, &image, &theirs, &same)),
+            run: Box::new(move || again_and_again(lab, built, &same.0, &same.1)),
         });
     }
-    let commit = sh::output(sh::command(lab, "git").args(["describe", "--always", "--dirty", "--abbrev=12"]))?;
+    let commit = sh::output(sh::command("git").args(["describe", "--always", "--dirty", "--abbrev=12"]))?;
     let mut ran = Ran { commit: commit.trim().to_string(), jobs: jobs.len(), done: 0, failed: Vec::new() };
     // What is told of ours, and of NVIDIA's module.
     let (mut told, mut kept) = ([Vec::new(), Vec::new()], Ok(Vec::new()));
@@ -193,9 +192,9 @@ fn keep(lab: &Lab, clauses: &[Clause], lines: &[Line], ran: &Ran) -> Result<()> 
 }
 
 /// The boots marked for it, with their suites of the table; the table's own suite has one for each core.
-fn boots(rows: &[Row], suites: &BTreeSet<&str>) -> Vec<(Row, Vec<String>)> {
+fn boots<'a>(rows: impl Iterator<Item = &'a Row>, suites: &BTreeSet<&str>) -> Vec<(Row, Vec<String>)> {
     let mut found = Vec::new();
-    for row in rows.iter().filter(|row| row.runs.contains(&Run::Scenarios)) {
+    for row in rows {
         let has: Vec<String> = row.suites.iter().filter(|s| suites.contains(s.as_str())).cloned().collect();
         if row.core == Core::Both {
             let on =
@@ -218,9 +217,9 @@ fn boot(row: &Row, suites: &[String]) -> Boot {
     boot
 }
 
-fn once(lab: &Lab, ready: &Ready, image: &Path, row: &Row, suites: &[String]) -> Result<Found> {
+fn once(lab: &Lab, built: &Built, row: &Row, suites: &[String]) -> Result<Found> {
     let boot = boot(row, suites);
-    let mut report = boot.run(lab, &ready.kernel, image, &format!("{}: ", boot.name))?;
+    let mut report = boot.run(lab, built, &built.image(row.image()), &format!("{}: ", boot.name))?;
     // A test that the machine did not outlive is a line of the table, too.
     let told = told_by_the_guest(&report);
     report.json.insert("scenario".to_string(), told);
@@ -233,7 +232,7 @@ fn once(lab: &Lab, ready: &Ready, image: &Path, row: &Row, suites: &[String]) ->
 }
 
 /// NVIDIA's module in the same machine: after each alarm it boots anew and goes on with the next scenario.
-fn again_and_again(lab: &Lab, ready: &Ready, image: &Path, row: &Row, suites: &[String]) -> Result<Found> {
+fn again_and_again(lab: &Lab, built: &Built, row: &Row, suites: &[String]) -> Result<Found> {
     let mut found = Found::default();
     let mut suites = suites.to_vec();
     let mut after: Option<String> = None;
@@ -243,7 +242,7 @@ fn again_and_again(lab: &Lab, ready: &Ready, image: &Path, row: &Row, suites: &[
         boot.limit = boot.limit.max(Duration::from_secs(900));
         boot.append.push("guest.fragile=1".to_string());
         boot.append.extend(after.as_ref().map(|a| format!("guest.after={a}")));
-        let report = boot.run(lab, &ready.kernel, image, &format!("{}: ", boot.name))?;
+        let report = boot.run(lab, built, &built.image(row.image()), &format!("{}: ", boot.name))?;
         let part = told_by_the_guest(&report);
         let last = part.last().and_then(|v| v["test"].as_str()).map(str::to_string);
         found.json.entry("scenario".to_string()).or_default().extend(part);
@@ -461,7 +460,7 @@ mod tests {
         let suites =
             ["scenarios", "smoke", "refusals", "unfenced", "errors", "iommu", "matrix", "verbs", "faults", "unload"];
         let rows = boots::all().unwrap();
-        let boots = boots(&rows, &BTreeSet::from(suites));
+        let boots = boots(rows.iter().filter(|row| row.runs.contains(&Run::Scenarios)), &BTreeSet::from(suites));
         let of = |suite: &str| boots.iter().filter(|(_, has)| has.iter().any(|s| s == suite)).count();
         for suite in suites {
             let wanted = match suite {
@@ -472,7 +471,7 @@ mod tests {
             assert_eq!(of(suite), wanted, "{suite}");
         }
         for (row, _) in boots {
-            assert!(row.kernel == Flavour::Debug72 && row.module == Module::Ours, "{}", row.name);
+            assert!(row.kernel == Kernel::Debug72 && row.module == Module::Ours, "{}", row.name);
         }
     }
 

@@ -1,8 +1,8 @@
 //! Running other programs: output into a log, a line every 15 seconds, the log's end when one fails.
 
 use crate::ctx::Lab;
-use crate::kernel::LLVM;
 use anyhow::{anyhow, bail, Context, Result};
+use std::env;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -11,19 +11,56 @@ use std::time::{Duration, Instant};
 
 const PROGRESS: Duration = Duration::from_secs(15);
 const TAIL_LINES: usize = 25;
+/// The suffix of the LLVM tools that build the kernel and everything for it.
+pub const LLVM: &str = "-19";
 
-/// A program with the lab's PATH and no standard input.
-pub fn command(lab: &Lab, program: impl AsRef<OsStr>) -> Command {
-    let mut cmd = Command::new(program);
+/// What changes builds, by how the names begin: those here depend on the checkout, the compilers and cargo's files alone.
+const VARIABLES: [&str; 22] = [
+    "AR",
+    "BINDGEN_",
+    "C_INCLUDE_PATH",
+    "CARGO_BUILD_",
+    "CARGO_ENCODED_",
+    "CARGO_INCREMENTAL",
+    "CARGO_PROFILE_",
+    "CARGO_TARGET_",
+    "CC",
+    "CFLAGS",
+    "CPATH",
+    "HOST_C",
+    "LIBRARY_PATH",
+    "RUSTC",
+    "RUSTFLAGS",
+    "TARGET_C",
     // A make that runs the lab must not hand its jobserver or its variables to the makes below.
-    for var in
-        ["MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "NVIDIA_C", "ONLY", "HOURS", "KDIR", "KERNEL_CRATE"]
-    {
-        cmd.env_remove(var);
+    "KDIR",
+    "KERNEL_CRATE",
+    "MAKE",
+    "MFLAGS",
+    "NVIDIA_C",
+    "ONLY",
+];
+
+/// The environment of this program and of all that it runs. The distribution's tools: rustup's toolchains carry no
+/// rust-src for the kernel.
+pub fn clean_environment(lab: &Lab) {
+    for (name, _) in env::vars_os() {
+        if VARIABLES.iter().any(|start| name.as_encoded_bytes().starts_with(start.as_bytes())) {
+            env::remove_var(name);
+        }
     }
+    let bindgen = lab.build.join("sources/bindgen/bin");
+    env::set_var("PATH", format!("{}:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin", bindgen.display()));
     // bindgen is to use the libclang of the compiler that builds the kernel, whatever else is installed.
-    cmd.env("LIBCLANG_PATH", format!("/usr/lib/llvm{LLVM}/lib"));
-    cmd.env("PATH", &lab.path).env("LC_ALL", "C.UTF-8").stdin(Stdio::null());
+    env::set_var("LIBCLANG_PATH", format!("/usr/lib/llvm{LLVM}/lib"));
+    env::set_var("LC_ALL", "C.UTF-8");
+    env::set_var("NVPM_CACHE", &lab.cache);
+}
+
+/// A program without standard input.
+pub fn command(program: impl AsRef<OsStr>) -> Command {
+    let mut cmd = Command::new(program);
+    cmd.stdin(Stdio::null());
     cmd
 }
 

@@ -1,15 +1,16 @@
 //! `make soak`: what takes hours. Goes on after failures; leaves build/soak.json and the record docs/results/soak.md.
 
-use crate::axes::Run;
+use lab::artefacts::{self, Built};
+use lab::axes::{Kernel, Run};
 use crate::boots::{self, Row};
-use crate::ctx::Lab;
-use crate::ktap::{Outcome, Test};
+use lab::ctx::Lab;
+use lab::ktap::{Outcome, Test};
 use crate::lanes::{self, Done, Found, Job};
-use crate::ready::Images;
-use crate::sh::{self, human, say};
+use lab::sh::{self, human, say};
 use crate::{host, judge};
 use anyhow::{Context, Result};
 use serde_json::{json, Value};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::hash::{BuildHasher, Hasher};
 use std::time::{Duration, Instant};
@@ -25,7 +26,11 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
     let rows = boots::chosen(&all, Run::Soak, chosen.as_deref(), &[MODELS])?;
     let models = chosen.as_ref().is_none_or(|c| c.contains(&MODELS));
 
-    let images = Images::of(lab, rows.iter().map(|(row, _)| *row))?;
+    let mut built: BTreeMap<Kernel, Built> = BTreeMap::new();
+    for kernel in rows.iter().map(|(row, _)| row.kernel).collect::<BTreeSet<_>>() {
+        let kinds: Vec<_> = rows.iter().filter(|(row, _)| row.kernel == kernel).map(|(row, _)| row.image()).collect();
+        built.insert(kernel, artefacts::build(lab, kernel, &kinds, &[])?);
+    }
     let end = hours.map(|h| Duration::try_from_secs_f64(h * 3600.0)).transpose().context("--hours")?;
     let over = || end.is_some_and(|end| start.elapsed() > end);
     let jobs = all.iter().filter(|row| row.runs.contains(&Run::Soak)).map(|row| row.name.as_str());
@@ -42,8 +47,8 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
         for (row, suites) in &rows {
             let over = &over;
             let row: &Row = row;
-            let (kernel, image) = images.get(row);
-            let boot = move || judge::row(lab, kernel, image, row, suites, &[format!("guest.seed={seed}")]);
+            let built = &built[&row.kernel];
+            let boot = move || judge::row(lab, built, row, suites, &[format!("guest.seed={seed}")]);
             jobs.push(Job {
                 name: row.name.clone(),
                 takes: row.seconds,
@@ -109,13 +114,13 @@ those of an emulated machine with another beside it. (Commits of 2026-11-20 that
 
 impl<'a> Record<'a> {
     fn new(lab: &'a Lab, jobs: Vec<&'a str>) -> Result<Self> {
-        let git = |args: &[&str]| sh::output(sh::command(lab, "git").current_dir(&lab.repo).args(args));
+        let git = |args: &[&str]| sh::output(sh::command("git").current_dir(&lab.repo).args(args));
         let mut commit = git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_string();
         // The record itself changes while it is written.
         if !git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results/soak.md"])?.is_empty() {
             commit += "+changes";
         }
-        let date = sh::output(sh::command(lab, "date").arg("+%F"))?.trim().to_string();
+        let date = sh::output(sh::command("date").arg("+%F"))?.trim().to_string();
         Ok(Record { lab, date, commit, machine: machine(), rows: Vec::new(), jobs })
     }
 

@@ -1,13 +1,13 @@
 //! `make test`: what is to be known before a change goes in, one line each, and the count.
 
-use crate::axes::Run;
+use lab::artefacts::{self, Built};
+use lab::axes::{Kernel, Run};
 use crate::boots;
-use crate::ctx::Lab;
-use crate::kernel::Flavour;
-use crate::ktap::Outcome;
+use lab::ctx::Lab;
+use lab::ktap::Outcome;
 use crate::lanes::{self, Done, Job};
-use crate::ready::{Images, Later};
-use crate::sh::{human, say};
+use crate::later::Later;
+use lab::sh::{human, say};
 use crate::{host, judge};
 use anyhow::{anyhow, Context, Error, Result};
 use serde_json::{json, Value};
@@ -26,70 +26,65 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
 
     // The debug kernel's machines run longest, so what they need is built first, with this machine's tests beside it: where
     // programs have changed, that is one crate after the other. Then, beside the first boots, the other kernels.
-    let mut flavours: BTreeSet<Flavour> = rows.iter().map(|(row, _)| row.kernel).collect();
-    flavours.extend(here("lint").then_some(Flavour::Debug72));
-    let images: BTreeMap<Flavour, Later<Images>> = flavours.into_iter().map(|f| (f, Later::default())).collect();
+    let mut kernels: BTreeSet<Kernel> = rows.iter().map(|(row, _)| row.kernel).collect();
+    kernels.extend(here("lint").then_some(Kernel::Debug72));
+    let built: BTreeMap<Kernel, Later<Built>> = kernels.into_iter().map(|f| (f, Later::default())).collect();
     let programs = Later::default();
-    let build = |flavour: Flavour| {
-        let mut built = Images::of(lab, rows.iter().map(|(row, _)| *row).filter(|row| row.kernel == flavour))?;
-        built.build(lab, flavour)?;
-        Ok(built)
+    let build = |kernel: Kernel| {
+        let kinds: Vec<_> = rows.iter().filter(|(row, _)| row.kernel == kernel).map(|(row, _)| row.image()).collect();
+        // What the gates need.
+        let parts: &[&str] = if kernel == Kernel::Debug72 { &["linux", "bindgen", "ofed", "gpu", "nvidia_c-source"] } else { &[] };
+        artefacts::build(lab, kernel, &kinds, parts)
     };
     let mut jobs: Vec<Job> = Vec::new();
     if here("host") {
         jobs.extend(host::tests(lab, &programs));
     }
     if here("lint") {
-        jobs.push(host::gates(lab, &images[&Flavour::Debug72]));
+        jobs.push(host::gates(lab, &built[&Kernel::Debug72]));
     }
     for (row, suites) in &rows {
-        let image = &images[&row.kernel];
+        let built = &built[&row.kernel];
         jobs.push(Job {
             name: format!("boot {}", row.name),
             takes: row.seconds,
-            run: Box::new(move || {
-                let (kernel, image) = image.wait()?.get(row);
-                judge::row(lab, kernel, image, row, suites, &[])
-            }),
+            run: Box::new(move || judge::row(lab, built.wait()?, row, suites, &[])),
         });
     }
-    let debug = images.get(&Flavour::Debug72);
-    let others: Vec<_> = images.iter().filter(|(flavour, _)| **flavour != Flavour::Debug72).collect();
-    if here("host") {
-        host::own(lab)?;
-    }
-    let (built, done) = thread::scope(|scope| -> Result<_> {
+    let debug = built.get(&Kernel::Debug72);
+    let others: Vec<_> = built.iter().filter(|(kernel, _)| **kernel != Kernel::Debug72).collect();
+    let (waited, done) = thread::scope(|scope| -> Result<_> {
         scope.spawn(|| {
             let rest = || {
                 if here("host") {
                     programs.tell(host::build(lab, || !debug.is_some_and(Later::failed)));
                 }
                 if debug.is_none_or(|debug| debug.wait().is_ok()) {
-                    for (flavour, image) in &others {
-                        image.tell(build(**flavour));
+                    for (kernel, later) in &others {
+                        later.tell(build(**kernel));
                     }
                 }
             };
             // Nobody is to wait for what does not come.
             if catch_unwind(AssertUnwindSafe(rest)).is_err() {
                 programs.tell(Err(the_lab_failed()));
-                others.iter().for_each(|(_, image)| image.tell(Err(the_lab_failed())));
+                others.iter().for_each(|(_, later)| later.tell(Err(the_lab_failed())));
             }
         });
         if let Some(debug) = debug {
-            let built = catch_unwind(AssertUnwindSafe(|| build(Flavour::Debug72)));
-            debug.tell(built.unwrap_or_else(|_| Err(the_lab_failed())));
+            let one = catch_unwind(AssertUnwindSafe(|| build(Kernel::Debug72)));
+            debug.tell(one.unwrap_or_else(|_| Err(the_lab_failed())));
             debug.wait()?;
         }
         Ok((start.elapsed(), lanes::run(jobs, lanes, |_| ())))
     })?;
     let name = if run == Run::NvidiaC { "test-nvidia_c" } else { "test" };
     let file = lab.repo.join("build").join(format!("{name}.json"));
-    let report = report(&done, built.as_secs(), start.elapsed().as_secs());
+    let report = report(&done, waited.as_secs(), start.elapsed().as_secs());
     fs::write(&file, serde_json::to_string_pretty(&report)? + "\n")
         .with_context(|| format!("cannot write {}", file.display()))?;
     let failed = list(&done);
-    say(&format!("{:5} s  build, before the first of them began", built.as_secs()));
+    say(&format!("{:5} s  build, before the first of them began", waited.as_secs()));
     for one in &done {
         say(&format!("{:5} s  {}", one.seconds, one.name));
     }
@@ -153,7 +148,7 @@ fn report(done: &[Done], built: u64, all: u64) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ktap::Test;
+    use lab::ktap::Test;
     use crate::lanes::Found;
 
     #[test]

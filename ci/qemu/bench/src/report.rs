@@ -1,17 +1,12 @@
 //! The tables, once for the terminal and once for docs/.
 
-use super::figures::{limit_ns, Figures, Spread, Time, C, C_550, C_NC, GIB, OURS, OURS_REVOCABLE};
-use super::targets::targets;
+use crate::figures::{limit_ns, Figures, Spread, Time, C, C_550, C_NC, GIB, OURS, OURS_REVOCABLE};
+use crate::targets::targets;
+use crate::words::{broken, LAYOUTS, percent, size_text, spread, Table, us, VARIANTS, words};
 use comfy_table::{presets, CellAlignment, Table as Terminal};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-
-pub struct Table {
-    pub title: &'static str,
-    pub header: Vec<&'static str>,
-    pub rows: Vec<Vec<String>>,
-}
 
 pub fn text(figures: &Figures) -> String {
     let mut out = format!("Linux {}, fast kernel, one instruction = 1 ns unless said otherwise\n", figures.kernel);
@@ -77,54 +72,6 @@ fn tables(figures: &Figures) -> Vec<Table> {
     .into_iter()
     .filter(|table| !table.rows.is_empty())
     .collect()
-}
-
-pub fn size_text(bytes: u64) -> String {
-    match bytes {
-        b if b >= 1 << 30 => format!("{} GiB", round(b as f64 / (1u64 << 30) as f64)),
-        b if b >= 1 << 20 => format!("{} MiB", round(b as f64 / (1u64 << 20) as f64)),
-        b if b >= 1 << 10 => format!("{} KiB", round(b as f64 / 1024.0)),
-        b => format!("{b} B"),
-    }
-}
-
-fn round(value: f64) -> String {
-    let text = format!("{value:.1}");
-    text.strip_suffix(".0").map(str::to_string).unwrap_or(text)
-}
-
-fn us(ns: f64) -> String {
-    if ns < 100_000.0 {
-        format!("{:.2}", ns / 1e3)
-    } else {
-        format!("{:.0}", ns / 1e3)
-    }
-}
-
-fn spread(s: Spread) -> String {
-    format!("{} [{}–{}]", us(s.median), us(s.low), us(s.high))
-}
-
-pub fn percent(part: f64, whole: f64) -> String {
-    format!("{:.1} %", 100.0 * part / whole)
-}
-
-/// Layouts as the guest names them, and in words.
-const LAYOUTS: [(&str, &str); 3] =
-    [("contiguous", "contiguous"), ("2m", "broken at 2 MiB"), ("64k", "broken at 64 KiB")];
-const VARIANTS: [(&str, &str); 4] =
-    [(OURS, "ours"), (C, "C nv_mem"), (OURS_REVOCABLE, "ours, revocable"), (C_NC, "C nv_mem_nc")];
-
-pub fn words(variant: &str) -> &str {
-    VARIANTS.iter().find(|v| v.0 == variant).map_or(variant, |v| v.1)
-}
-
-/// Behind a size.
-pub fn broken(layout: &str) -> String {
-    match LAYOUTS.iter().find(|l| l.0 == layout) {
-        Some((_, in_words)) if layout != "contiguous" => format!(" {in_words}"),
-        _ => String::new(),
-    }
 }
 
 fn times(figures: &Figures, cost: &str, title: &'static str) -> Table {
@@ -497,7 +444,7 @@ fn wall(figures: &Figures) -> Table {
     for (key, ours) in figures.wall.iter().filter(|(k, _)| k.variant == OURS) {
         let mut row = vec![size_text(key.size)];
         let of = |variant: &str| {
-            let key = super::figures::Key { variant: variant.to_string(), ..key.clone() };
+            let key = crate::figures::Key { variant: variant.to_string(), ..key.clone() };
             figures.wall.get(&key)
         };
         row.extend(VARIANTS.iter().map(|(variant, _)| of(variant).map_or("-".into(), |t| spread(t.callbacks))));
@@ -508,15 +455,5 @@ fn wall(figures: &Figures) -> Table {
         title: "Cross-check on the wall clock: callbacks, contiguous, V100's pin cost (µs)",
         header: vec!["size", "ours", "C nv_mem", "ours, revocable", "C nv_mem_nc", "ours/C"],
         rows,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_in_words() {
-        assert_eq!([512, 65536, 3 << 19, 64 << 30].map(size_text), ["512 B", "64 KiB", "1.5 MiB", "64 GiB"]);
     }
 }

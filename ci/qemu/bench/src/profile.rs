@@ -1,8 +1,8 @@
 //! Instructions per function and per line of ours, from what the plugin counted (ci/qemu/profile), the guest's list of
 //! functions, and the line tables of the module.
 
-use crate::ctx::Lab;
-use crate::sh;
+use lab::ctx::Lab;
+use lab::sh;
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
@@ -83,7 +83,7 @@ pub struct Module<'a> {
 
 impl<'a> Module<'a> {
     pub fn new(lab: &'a Lab, file: PathBuf) -> Result<Self> {
-        let symbols = sh::output(sh::command(lab, "nm").arg(&file))?;
+        let symbols = sh::output(sh::command("nm").arg(&file))?;
         Ok(Self { lab, file, symbols })
     }
 
@@ -92,7 +92,7 @@ impl<'a> Module<'a> {
         let list = self.lab.build.join("profile-addresses.txt");
         let text: String = offsets.iter().map(|offset| format!("{offset:#x}\n")).collect();
         fs::write(&list, text).with_context(|| format!("cannot write {}", list.display()))?;
-        let mut cmd = sh::command(self.lab, "addr2line");
+        let mut cmd = sh::command("addr2line");
         cmd.args(["-a", "-i", "-j", ".text", "-e"]).arg(&self.file).arg(format!("@{}", list.display()));
         Ok(lines_in(&sh::output(&mut cmd)?))
     }

@@ -1,7 +1,7 @@
 //! The two plots. Both axes are logarithmic: sizes and costs span six decades.
 
-use super::figures::{limit_ns, Figures, C, OURS};
-use super::report::size_text;
+use crate::figures::{limit_ns, Figures, C, OURS};
+use crate::words::size_text;
 use anyhow::{anyhow, Result};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};

@@ -5,28 +5,31 @@ mod plot;
 mod profile;
 mod report;
 mod targets;
+mod words;
 
-use crate::axes::{Also, Clock, Module};
-use crate::ctx::Lab;
-use crate::kernel::{Flavour, Kernel};
-use crate::ktap::Outcome;
-use crate::machine::{Boot, COUNTED_CPU};
-use crate::program;
-use crate::ready::prepare;
-use crate::sh::{self, human, say};
 use anyhow::{bail, Context, Result};
+use clap::Parser;
 use figures::Figures;
+use lab::artefacts::{self, Built};
+use lab::axes::{Also, Clock, Kernel, Module};
+use lab::ctx::Lab;
+use lab::ktap::Outcome;
+use lab::machine::{Boot, COUNTED_CPU};
+use lab::sh::{self, human, say};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 /// The card: all of it is one sparse BAR, twice as large as what is registered, because NVIDIA's module cannot map a BAR's end.
 const GPU_MIB: u64 = 128 << 10;
 /// The longest takes about twenty minutes on two idle cores.
 const LIMIT: Duration = Duration::from_secs(3600);
+
+/// Both modules, loaded in turns.
+const BOTH: artefacts::Kind = (Module::Ours, Also::NvidiaC);
 
 fn file(lab: &Lab) -> PathBuf {
     lab.repo.join("build/bench.json")
@@ -36,7 +39,7 @@ fn file(lab: &Lab) -> PathBuf {
 const MEASURED: [&str; 5] = ["src", "bindings", "Kbuild", "ci/qemu", "tests/guest"];
 
 fn git(lab: &Lab, words: &[&str]) -> Command {
-    let mut cmd = sh::command(lab, "git");
+    let mut cmd = sh::command("git");
     cmd.current_dir(&lab.repo).args(words).arg("--").args(MEASURED).arg(":!*.md");
     cmd
 }
@@ -44,10 +47,7 @@ fn git(lab: &Lab, words: &[&str]) -> Command {
 /// The boots, one after the other, and what the guests said. `false` if anything failed.
 struct Boots<'a> {
     lab: &'a Lab,
-    kernel: &'a Kernel,
-    image: &'a Path,
-    /// Where ours was built.
-    module: &'a Path,
+    built: &'a Built,
     rows: BTreeMap<String, Vec<Value>>,
     alarms: Vec<String>,
     whole: bool,
@@ -60,7 +60,7 @@ impl Boots<'_> {
         let mut boot = Boot { gpu_mib: GPU_MIB, nics: 2, memory_mib: 4096, cpu, limit: LIMIT, clock, plugin, ..new };
         // The processor's own counter is the clock, accounting can be switched on, functions are where System.map says.
         boot.append.extend(["tsc=reliable", "sysctl.vm.mem_profiling=0", "nokaslr"].map(String::from));
-        let report = boot.run(self.lab, self.kernel, self.image, "")?;
+        let report = boot.run(self.lab, self.built, &self.built.image(BOTH), "")?;
         self.whole &= report.tests.iter().all(|t| t.outcome != Outcome::Failed) && !report.tests.is_empty();
         for alarm in &report.alarms {
             println!("FAILED  the kernel: {}", alarm.line);
@@ -75,12 +75,12 @@ impl Boots<'_> {
     /// Counts instructions, in a boot of its own: the plugin slows the machine down.
     fn profile(&mut self) -> Result<()> {
         let file = self.lab.build.join("profile.txt");
-        self.run("bench_profile", Clock::Instructions, Some(program::plugin(self.lab, &file)?))?;
-        let map = self.kernel.dir.join("System.map");
+        self.run("bench_profile", Clock::Instructions, Some(artefacts::plugin(self.lab, Kernel::Fast72, &file)?))?;
+        let map = self.built.tree().join("System.map");
         let read = |path: &Path| fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
         let listed = self.rows.remove("functions").unwrap_or_default();
         let marked = self.rows.remove("profile").unwrap_or_default();
-        let module = profile::Module::new(self.lab, self.module.join("nvidia-peermem.ko"))?;
+        let module = profile::Module::new(self.lab, self.built.part("ours").join("nvidia-peermem.ko"))?;
         match profile::rows(&read(&file)?, &read(&map)?, &marked, &listed, Some(&module)) {
             Ok(rows) => drop(self.rows.insert("profile".to_string(), rows)),
             Err(e) => {
@@ -93,22 +93,19 @@ impl Boots<'_> {
 }
 
 /// Measures. `false` if something could not be measured; what was measured is reported all the same.
-pub fn run(lab: &Lab) -> Result<bool> {
+fn run(lab: &Lab) -> Result<bool> {
     let start = Instant::now();
     let file = file(lab);
     // A run that ends early leaves no older one behind.
     if file.exists() {
         fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
     }
-    let commit = sh::output(sh::command(lab, "git").current_dir(&lab.repo).args(["rev-parse", "HEAD"]))?;
+    let commit = sh::output(sh::command("git").current_dir(&lab.repo).args(["rev-parse", "HEAD"]))?;
     let dirty = !sh::output(&mut git(lab, &["status", "--porcelain"]))?.is_empty();
-    let ready = prepare(lab, Flavour::Fast72)?;
-    let image = ready.image(lab, (Module::Ours, Also::NvidiaC))?;
+    let built = artefacts::build(lab, Kernel::Fast72, &[BOTH], &[])?;
     let mut boots = Boots {
         lab,
-        kernel: &ready.kernel,
-        image: &image,
-        module: &ready.parts.ours.dir,
+        built: &built,
         rows: BTreeMap::new(),
         alarms: Vec::new(),
         whole: true,
@@ -118,7 +115,7 @@ pub fn run(lab: &Lab) -> Result<bool> {
     boots.run("bench_threads", Clock::Wall, None)?;
     let Boots { rows, alarms, whole, .. } = boots;
     let all = json!({
-        "command": "make bench", "kernel": ready.kernel.release, "seconds": start.elapsed().as_secs(),
+        "command": "make bench", "kernel": built.release, "seconds": start.elapsed().as_secs(),
         "commit": commit.trim(), "dirty": dirty, "whole": whole, "alarms": alarms, "rows": rows,
     });
     fs::write(&file, serde_json::to_string(&all)? + "\n")
@@ -147,7 +144,7 @@ fn unfit(all: &Value, changed_since: impl FnOnce(&str) -> Result<bool>) -> Resul
 }
 
 /// Writes what is checked in of the last measurement.
-pub fn docs(lab: &Lab) -> Result<bool> {
+fn docs(lab: &Lab) -> Result<bool> {
     let file = file(lab);
     let text = fs::read_to_string(&file).with_context(|| format!("{}: run `make bench` first", lab.short(&file)))?;
     let all: Value = serde_json::from_str(&text).with_context(|| format!("{} is not JSON", lab.short(&file)))?;
@@ -171,6 +168,30 @@ pub fn docs(lab: &Lab) -> Result<bool> {
         println!("{}", lab.short(&path));
     }
     Ok(true)
+}
+
+/// Ours beside NVIDIA's C module, measured: a table, build/bench.json and the plots.
+#[derive(Parser)]
+struct Args {
+    /// Boots nothing: writes the tables and plots under docs/ from build/bench.json.
+    #[arg(long)]
+    docs: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let measured = Lab::locate().and_then(|lab| {
+        sh::clean_environment(&lab);
+        if args.docs { docs(&lab) } else { run(&lab) }
+    });
+    match measured {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("bench: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! What was promised, what was measured, and whether that is enough.
 
-use super::figures::{ratio, Figures, C, C_NC, GIB, OURS, OURS_REVOCABLE};
-use super::report::{broken, percent, size_text, words, Table};
+use crate::figures::{ratio, Figures, C, C_NC, GIB, OURS, OURS_REVOCABLE};
+use crate::words::{broken, percent, size_text, words, Table};
 
 /// perftest may fail to measure some of its 40 rounds; an interval of few says little of itself. With fewer the guest's test
 /// fails, too (bandwidth.rs), but the tables are printed all the same.

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: GPL-2.0
+# Debian packages of any suite, by name: to be sourced. apt works in a private folder of the cache and
+# checks signatures as always; mirror and keyring are those of the machine's own configuration, whose
+# package lists stay as they are. Files go to dl/, where what is there already is used as it is.
+
+apt=$NVPM_CACHE/apt
+dl=$NVPM_CACHE/dl
+mkdir -p "$apt"/{lists/partial,archives/partial,machine/partial} "$dl"
+
+# Some release's mirror as the machine has it: `deb [signed-by=...] URI`.
+apt_mirror() { # LABEL CODENAME
+	local format='deb [signed-by=$(SIGNED_BY)] $(REPO_URI)'
+	apt-get "${machine[@]}" indextargets --format "$format" 'Origin: Debian' "Label: $1" "Codename: $2" |
+		sed -n '1s,\$(SIGNED_BY),/usr/share/keyrings/debian-archive-keyring.gpg,;1p'
+}
+
+# Fresh lists for an hour.
+apt_update() {
+	[ -z "$(find "$apt/updated" -mmin -60 2>/dev/null)" ] || return 0
+	local VERSION_CODENAME suite mirror security
+	. /etc/os-release
+	machine=()
+	mirror=$(apt_mirror Debian "$VERSION_CODENAME")
+	if [ -z "$mirror" ]; then
+		# apt lists its mirrors only while it has package lists.
+		machine=(-o "Dir::State::lists=$apt/machine")
+		apt-get -q "${machine[@]}" update
+		mirror=$(apt_mirror Debian "$VERSION_CODENAME")
+	fi
+	[ -n "$mirror" ] || {
+		echo "apt's configuration has no Debian mirror for $VERSION_CODENAME: add one to /etc/apt and run apt-get update" >&2
+		return 1
+	}
+	security=$(apt_mirror Debian-Security "$VERSION_CODENAME-security")
+	{
+		# Old releases lack the new pieces; Debian 12 has the oldest kernel.
+		for suite in trixie trixie-backports forky sid bookworm "$VERSION_CODENAME" "$VERSION_CODENAME-backports"; do
+			echo "$mirror $suite main contrib"
+		done
+		[ -z "$security" ] || echo "$security $VERSION_CODENAME-security main contrib"
+		echo "${mirror/#deb/deb-src} trixie main contrib"
+	} | awk '!seen[$0]++' >"$apt/sources.list"
+	# A suite that is gone ends nothing but what only it has.
+	apt_private apt-get -q update || true
+	touch "$apt/updated"
+}
+
+# apt in the private folder.
+apt_private() {
+	local program=$1
+	shift
+	"$program" -o Dir::State="$apt" -o Dir::State::lists="$apt/lists" -o Dir::State::status=/var/lib/dpkg/status \
+		-o Dir::Cache="$apt" -o Dir::Etc::sourcelist="$apt/sources.list" -o Dir::Etc::sourceparts=/dev/null \
+		-o Dir::Etc::preferences="$apt/preferences" -o Dir::Etc::preferencesparts=/dev/null \
+		-o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false \
+		-o APT::Sandbox::User=root -o APT::Update::Post-Invoke-Success= "$@"
+}
+
+# The newest package whose name matches a regular expression.
+apt_newest_name() { # REGEX
+	apt_update >&2
+	local name
+	name=$(apt_private apt-cache search --names-only "$1" | cut -d' ' -f1 | sort -V | tail -n 1)
+	[ -n "$name" ] || {
+		echo "no suite of this machine's mirror has $1" >&2
+		return 1
+	}
+	echo "$name"
+}
+
+# The file of a package, of a version that starts like this if one is named.
+apt_deb() { # PACKAGE [VERSION]
+	local file version
+	file=$(find "$dl" -maxdepth 1 -name "$1_${2:-}*.deb" | sort -V | tail -n 1)
+	if [ -z "$file" ]; then
+		apt_update >&2
+		version=$(apt_private apt-cache madison "$1" | awk -F' *[|] *' -v package="$1" -v series="${2:-}" \
+			'{ sub(/^ */, "", $1) } $1 == package && index($2, series) == 1 { print $2 }' | sort -V | tail -n 1)
+		[ -n "$version" ] || {
+			echo "no suite has $1 ${2:-} any more: put such a package into $dl, or teach the lab a newer one (ci/qemu/artefacts.mk)" >&2
+			return 1
+		}
+		mkdir -p "$dl/partial"
+		(cd "$dl/partial" && apt_private apt-get -q download "$1=$version" && mv "$1"_*.deb "$dl/") >&2
+		file=$(find "$dl" -maxdepth 1 -name "$1_*.deb" | sort -V | tail -n 1)
+	fi
+	echo "$file"
+}

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: GPL-2.0
+# What the machines are made of, one target each: sources, kernels, modules, programs, images.
+#   make -f ci/qemu/artefacts.mk KERNEL=debug-7.2 image-ours      (in the top folder; ci/lab.sh does it)
+# `keep` names a finished artefact by the hash of its inputs, keeps it in the cache, which all
+# checkouts share, and links it into build/lab. So a target runs each time and costs a look.
+# An input is a file, a folder, a link to another artefact (it counts by that one's hash) or =TEXT.
+# The command finds in $OUT where to build. Without --in-place that is a folder of the checkout, where
+# make builds what changed and nothing else, and only products are kept: modules, headers, programs.
+
+K := build/lab/$(KERNEL)
+S := build/lab/sources
+P := build/lab/programs
+keep := $(LAB) keep
+q := ci/qemu
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.SUFFIXES:
+.SECONDEXPANSION:
+.PHONY: $(shell sed -n 's/^\([a-z_][a-z0-9_.-]*\):.*/\1/p' $(lastword $(MAKEFILE_LIST)))
+
+jobs := -j$(shell nproc)
+
+version = $(foreach tool,$(1),$(shell $(tool) --version | head -n 1))
+package = $(foreach name,$(1),$(shell dpkg-query -W -f='$${Package} $${Version}' $(name)))
+
+# Other people's sources. Newest of a known series on the first run, and that one from then on.
+
+LINUX := 7.2
+DEBIAN := debian-6.12 debian-6.1
+own := $(filter-out $(DEBIAN),$(KERNEL))
+linux-patches := $(sort $(wildcard $(q)/kernel/patches/*.patch))
+
+linux:
+	@$(keep) sources/linux --in-place --verb fetch =$(LINUX) $(linux-patches) -- \
+		$(q)/fetch.sh linux $(LINUX) $(linux-patches)
+
+nvidia_c-source:
+	@$(keep) sources/nvidia_c-source --in-place --verb fetch =550 -- $(q)/fetch.sh nvidia_c 550
+
+perftest-source:
+	@$(keep) sources/perftest-source --in-place --verb fetch =25.01 -- $(q)/fetch.sh perftest 25.01
+
+# Only its header is used. The hash is PyPI's own, of the x86-64 wheel.
+cuda := nvidia-cuda-runtime-cu12==12.8.90
+cuda-sha256 := adade8dcbd0edf427b7204d480d6066d33902cab2a4707dcfc48a2d0fd44ab90
+cuda_h:
+	@$(keep) sources/cuda_h --in-place --verb fetch =$(cuda) -- $(q)/fetch.sh cuda_h $(cuda) $(cuda-sha256)
+
+BINDGEN := 0.72.1
+bindgen:
+	@$(keep) sources/bindgen --in-place =$(BINDGEN) -- $(q)/fetch.sh bindgen $(BINDGEN)
+
+# As a user of a kernel without Rust gets them: pin-init and what it is made with, for kernel-lite.
+deps := $(CACHE)/kernel-lite-deps
+deps: $(if $(own),linux)
+	@$(MAKE) -s deps DEPS=$(deps) >/dev/null
+
+# The kernel: KDIR, image, modules, release and source in one folder.
+
+ifeq ($(own),)
+kernel:
+	@$(keep) $(KERNEL)/kernel --in-place --verb fetch $(q)/kernel/debian.sh -- $(q)/kernel/debian.sh $(KERNEL)
+kbuild :=
+compilers := $(call version,gcc rustc)
+else
+configs := $(q)/kernel/base.config $(q)/kernel/$(firstword $(subst -, ,$(KERNEL))).config
+kernel: linux bindgen
+	@$(keep) $(KERNEL)/kernel --in-place --says "once, some 10 to 20 minutes on 2 cores" \
+		$(configs) $(S)/linux $(S)/linux/Makefile $(S)/bindgen "=$(call version,clang$(LLVM) ld.lld$(LLVM) rustc)" -- \
+		$(q)/kernel/build.sh $(S)/linux $(LLVM) $(configs)
+kbuild := LLVM=$(LLVM)
+compilers :=
+endif
+
+# Kernel modules. What is ours builds without a warning of compilers, objtool and modpost.
+
+module = $(keep) $(KERNEL)/$@ --no-warnings "=$(compilers)" $(K)/kernel
+make-in = env OUT=$$OUT make $(jobs) KDIR=$(CURDIR)/$(K)/kernel/build $(kbuild) -C
+symvers = SYMVERS="$(foreach part,$(1),$(CURDIR)/$(K)/$(part)/Module.symvers)"
+component = $(q)/$(1) bindings $(q)/pcie/lab_pcie.h
+linux-src = LINUX_SRC=$(CURDIR)/$(K)/kernel/source
+
+pcie alarms bare: kernel
+	@$(module) $(call component,$@) -- $(make-in) $(q)/$@
+
+ofed: kernel pcie
+	@$(module) $(call component,ofed) $(K)/pcie -- $(make-in) $(q)/ofed $(linux-src) $(call symvers,pcie)
+
+gpu: kernel pcie
+	@$(module) $(call component,gpu) $(K)/pcie -- $(make-in) $(q)/gpu $(call symvers,pcie)
+
+gpu-closed: kernel pcie
+	@$(module) $(call component,gpu) $(K)/pcie -- $(make-in) $(q)/gpu $(call symvers,pcie) NVLAB_CLOSED=1
+
+# The module that all of this is about. The profile of the benchmark names lines; the code is the
+# same with them. NVIDIA's headers are there to compare our own words for its interface with.
+neighbours := $(if $(filter debian-6.1,$(KERNEL)),bare bare,ofed gpu)
+ours-of := src bindings kernel-lite mk Kbuild Makefile VERSION
+lines := $(if $(filter fast-7.2,$(KERNEL)),KRUSTFLAGS=-Cdebuginfo=line-tables-only KCFLAGS=-g1)
+# Arguments: the RDMA core's part, the driver's part, the crate `kernel` (empty: preflight chooses).
+define build-ours
+	@$(module) $(ours-of) $(S)/nvidia_c-source $(deps) $(K)/$(1) $(K)/$(2) "=$(lines)$(3)" -- $(make-in) . \
+		OFED=$(CURDIR)/$(K)/$(1) NVIDIA="$(CURDIR)/$(K)/$(2) $(CURDIR)/$(S)/nvidia_c-source" \
+		DEPS=$(deps) KERNEL_CRATE=$(3) $(lines)
+endef
+
+ours: kernel $(neighbours) nvidia_c-source deps
+	$(call build-ours,$(word 1,$(neighbours)),$(word 2,$(neighbours)),)
+
+lite: kernel $(neighbours) nvidia_c-source deps
+	$(call build-ours,$(word 1,$(neighbours)),$(word 2,$(neighbours)),lite)
+
+ours-closed: kernel ofed gpu-closed nvidia_c-source deps
+	$(call build-ours,ofed,gpu-closed,)
+
+# NVIDIA's C module, as it is.
+nvidia_c: kernel ofed gpu nvidia_c-source
+	@$(keep) $(KERNEL)/$@ "=$(compilers)" $(K)/kernel $(K)/ofed $(K)/gpu $(S)/nvidia_c-source $(q)/nvidia_c.sh -- \
+		$(q)/nvidia_c.sh $(S)/nvidia_c-source $(K) $(kbuild)
+
+# Programs. cargo would compile them anew for each clone.
+
+rust := "=$(call version,rustc cc ld)" $(wildcard $(HOME)/.cargo/config.toml)
+program = $(keep) programs/$@ --made-of $@.d $(rust) $(q)/program.sh
+built = -- $(q)/program.sh
+
+libcuda:
+	@$(program) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda libcuda.so
+
+nvlab-selftest:
+	@$(program) $(q)/gpu/client $(built) $(q)/gpu/client $@
+
+cuda-selftest:
+	@$(program) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda $@
+
+guest:
+	@$(program) tests/guest $(q)/gpu/client docs/checks.md tools/peermemctl/tests/common/table.rs \
+		"=$(call package,libc6-dev libibverbs-dev linux-libc-dev libclang-19-dev)" $(built) tests/guest $@
+
+peermemctl:
+	@$(program) $(addprefix tools/peermemctl/,src Cargo.toml Cargo.lock) VERSION $(built) tools/peermemctl $@
+
+profile:
+	@$(program) $(q)/profile $(built) $(q)/profile libprofile.so
+
+# With CUDA, linked against the stand-in.
+perftest: perftest-source cuda_h libcuda
+	@$(keep) programs/$@ $(S)/perftest-source $(S)/cuda_h $(q)/perftest.sh \
+		"=$(call package,libibverbs-dev librdmacm-dev libc6-dev)" -- \
+		$(q)/perftest.sh $(S)/perftest-source $(S)/cuda_h/cuda.h $(P)/libcuda/bin
+
+programs := guest peermemctl nvlab-selftest cuda-selftest libcuda perftest
+
+# Images: image-<module>[-<what else>].
+
+ifeq ($(KERNEL),debian-6.1)
+base := bare
+image-installed: ours
+else
+base := pcie ofed gpu alarms
+image-installed: nvidia_c
+endif
+modules-ours := $(base) ours
+modules-lite := $(base) lite
+modules-closed := pcie ofed gpu-closed alarms ours-closed
+modules-nvidia_c := $(base) nvidia_c
+# Ours comes by `make install`, beside NVIDIA's where there is that.
+modules-installed := $(base) $(filter-out debian-6.1,$(KERNEL:debian-6.12=nvidia_c))
+also := lite nvidia_c
+
+first = $(firstword $(subst -, ,$(1)))
+second = $(word 2,$(subst -, ,$(1)))
+
+image-%: kernel $(programs) $$(modules-$$(call first,$$*)) $$(filter $$(also),$$(call second,$$*))
+	@$(q)/image.sh $(K) $* "$(modules-$(call first,$*))" "$(call second,$*)" "$(programs)"

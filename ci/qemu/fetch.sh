@@ -1,0 +1,44 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+# fetch.sh WHAT VERSION [MORE]: other people's sources, unpacked into $OUT.
+set -euo pipefail
+. "$(dirname "$0")/apt.sh"
+what=$1 version=$2
+shift 2
+rm -rf "$OUT"
+mkdir -p "$OUT"
+
+case $what in
+linux)
+	dpkg-deb --fsys-tarfile "$(apt_deb "linux-source-$version" "$version.")" |
+		tar -xO --wildcards './usr/src/linux-source-*.tar.xz' | tar -xJ -C "$OUT" --strip-components=1
+	for patch in "$@"; do
+		patch -d "$OUT" -p1 --forward <"$patch"
+	done
+	;;
+nvidia_c)
+	deb=$(apt_deb nvidia-open-kernel-source "$version.")
+	dpkg-deb --fsys-tarfile "$deb" | tar -xO ./usr/src/nvidia-open-kernel.tar.xz |
+		tar -xJ -C "$OUT" --strip-components=3 --wildcards '*/nvidia-open-kernel/nvidia-peermem/*'
+	dpkg-deb -f "$deb" Version | cut -d- -f1 >"$OUT/version"
+	;;
+perftest)
+	tarball() { find "$dl" -maxdepth 1 -name "perftest_$version.*.orig.tar.*" | sort -V | tail -n 1; }
+	if [ -z "$(tarball)" ]; then
+		apt_update
+		(cd "$dl" && apt_private apt-get -q source --download-only --tar-only perftest/trixie)
+	fi
+	tar -xf "$(tarball)" -C "$OUT" --strip-components=1
+	;;
+cuda_h)
+	python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version=3.11 --dest "$OUT" \
+		--platform=manylinux2014_x86_64 --platform=manylinux_2_17_x86_64 "$version"
+	echo "$1  $(echo "$OUT"/*.whl)" | sha256sum --check
+	python3 -m zipfile -e "$OUT"/*.whl "$OUT/wheel"
+	mv "$OUT"/wheel/nvidia/cuda_runtime/include/* "$OUT/"
+	rm -r "$OUT/wheel" "$OUT"/*.whl
+	;;
+bindgen)
+	CARGO_TARGET_DIR=$NVPM_CACHE/target cargo install --locked --force --version "$version" --root "$OUT" bindgen-cli
+	;;
+esac

@@ -1,0 +1,126 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+# image.sh KERNEL_DIR NAME MODULES ALSO PROGRAMS: the machine's root file system, an initramfs, in
+# KERNEL_DIR/image-NAME.cpio: programs of this Debian with their libraries, modules, and what was
+# built. ALSO is consumers (UCX, and rdma-core's own tests with the Python that runs them: ten times
+# the rest), or a module that modprobe is not to find.
+set -euo pipefail
+shopt -s nullglob
+k=$1 name=$2 modules=$3 also=$4 programs=$5
+built=build/lab/programs
+release=$(cat "$k/kernel/release")
+lib=/usr/lib/x86_64-linux-gnu
+# A folder of this process alone, and one rename at the end: two runs may make the same image at once.
+root=$PWD/$k/root-$name.$$
+trap 'rm -rf "$root" "$k/image-$name.cpio.$$"' EXIT
+umask 022
+mkdir -p "$root"/{usr/{bin,sbin,lib64},"$lib",etc/{modprobe.d,libibverbs.d},proc,sys,dev,run,tmp,root,var}
+for dir in bin sbin lib lib64; do ln -s "usr/$dir" "$root/$dir"; done
+
+# Copies a program or library and every library that it needs. The stand-in for libcuda is there
+# before what is linked with it: one of this machine's is not the lab's.
+add() { # FILE [PATH IN THE IMAGE]
+	[ -e "$1" ] || {
+		echo "image: $1 is missing: is its package installed? (ci/bootstrap.sh)" >&2
+		return 1
+	}
+	install -D -m 755 "$1" "$root${2:-$1}"
+	local lib missing
+	missing=$(ldd "$1" 2>/dev/null | sed -n 's/^\t\(.*\) => not found$/\1/p' | grep -vx libcuda.so.1) && {
+		echo "image: $1 needs $missing, which this machine has not" >&2
+		return 1
+	}
+	for lib in $(ldd "$1" 2>/dev/null | sed -n '/libcuda/d;s/^\t\(.* => \)\?\(\/[^ ]*\) .*/\2/p'); do
+		# /lib is /usr/lib here and in the machine.
+		[ -e "$root/usr/${lib#/usr/}" ] || install -D -m 755 "$lib" "$root/usr/${lib#/usr/}"
+	done
+}
+# Copies a folder of this machine, with the libraries that its programs need.
+tree() { # DIR
+	mkdir -p "$root$1"
+	cp -rL "$1/." "$root$1"
+	local file
+	while read -r file; do add "$file"; done < <(find -L "$1" -type f -name '*.so*')
+}
+
+printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/tmp:/bin/sh\n' >"$root/etc/passwd"
+printf 'root:x:0:\nnogroup:x:65534:\n' >"$root/etc/group"
+echo '127.0.0.1 localhost' >"$root/etc/hosts"
+
+for program in kmod ip rdma ibv_devinfo ibv_devices busybox; do add "$(command -v "$program")" "/usr/bin/$program"; done
+for link in modprobe insmod rmmod lsmod depmod modinfo; do ln -s ../bin/kmod "$root/usr/sbin/$link"; done
+for applet in $(busybox --list); do
+	[ -e "$root/usr/bin/$applet" ] || [ -e "$root/usr/sbin/$applet" ] || ln -s busybox "$root/usr/bin/$applet"
+done
+# rdma-core's driver for rxe; the number in its file's name is the version of its interface.
+rxe=("$lib"/libibverbs/librxe-rdmav*.so)
+add "${rxe[0]:-$lib/libibverbs/librxe-rdmav*.so}"
+echo 'driver rxe' >"$root/etc/libibverbs.d/rxe.driver"
+
+for program in $programs; do
+	for file in "$built/$program"/bin/*; do
+		case $file in
+		*/libcuda.so) add "$file" "$lib/libcuda.so.1" && ln -s libcuda.so.1 "$root$lib/libcuda.so" ;;
+		*) add "$file" "/usr/bin/${file##*/}" ;;
+		esac
+	done
+done
+ln -s usr/bin/guest "$root/init"
+
+case $also in
+"") ;;
+consumers)
+	# UCX finds its transports beside its libraries.
+	add /usr/bin/ucx_info
+	tree "$lib/ucx"
+	python=$(python3 -Ic 'import os; print(os.path.dirname(os.__file__))')
+	add "$(realpath /usr/bin/python3)" /usr/bin/python3
+	tree "$python"
+	# No test imports these.
+	(cd "$root$python" && rm -rf test idlelib tkinter turtledemo lib2to3 ensurepip distutils pydoc_data \
+		EXTERNALLY-MANAGED config-*)
+	tree /usr/lib/python3/dist-packages/pyverbs
+	tests=usr/lib/pyverbs-tests
+	docs=/usr/share/doc/rdma-core/tests
+	[ -d "$docs" ] || {
+		echo "image: $docs is missing: install python3-pyverbs with its documentation (dpkg may be told to leave it out)" >&2
+		exit 1
+	}
+	cp -rL "$docs" "$root/$tests"
+	# For hardware that is not here: they could only be skipped.
+	rm -f "$root/$tests"/test_mlx5* "$root/$tests"/test_efa*
+	gz=("$root/$tests"/*.gz)
+	[ -z "${gz[*]}" ] || gzip -d "${gz[@]}"
+	# An emulated processor takes longer to compile them than to run them.
+	python3 -m compileall -q -s "$root" -p / "$root/$tests"
+	;;
+*) install -D "$k/$also/nvidia-peermem.ko" "$root/usr/lib/$also/nvidia-peermem.ko" ;;
+esac
+
+at=$root/usr/lib/modules/$release
+mkdir -p "$at/kernel" "$at/updates"
+(cd "$k/kernel/modules/" && sed 's/\.o$/.ko/' modules.order | xargs cp --parents -t "$at/kernel" &&
+	cp modules.order modules.builtin modules.builtin.modinfo "$at/")
+for part in $modules; do find -L "$k/$part" -name '*.ko' -exec cp -t "$at/updates" {} +; done
+depmod -b "$root" "$release"
+
+if [ "${name%%-*}" = installed ]; then
+	# What README says: `make`, and then `make install` by root, who has another home and finds what
+	# was built in the build folder.
+	neighbours="OFED=$PWD/$k/ofed NVIDIA=$PWD/$k/gpu"
+	[ ! -e "$k/bare" ] || neighbours="OFED=$PWD/$k/bare NVIDIA=$PWD/$k/bare"
+	out=OUT=$PWD/$k/work/installed
+	{
+		flock 9
+		# shellcheck disable=SC2086
+		make "$out" "KDIR=$PWD/$k/kernel/build" $neighbours
+		env -u NVPM_CACHE HOME=/nonexistent make install "$out" "INSTALL_MOD_PATH=$root"
+	} 9>"$k/installed.lock" >"$k/installed.log" 2>&1 || {
+		tail -n 25 "$k/installed.log" >&2
+		exit 1
+	}
+fi
+
+# Not compressed: unpacking costs more than reading on an emulated processor.
+(cd "$root" && find . -print0 | LC_ALL=C sort -z | cpio --quiet --null -o -H newc -R 0:0) >"$k/image-$name.cpio.$$"
+mv "$k/image-$name.cpio.$$" "$k/image-$name.cpio"

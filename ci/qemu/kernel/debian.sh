@@ -1,0 +1,62 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+# debian.sh debian-6.12|debian-6.1: a kernel of Debian's own from its packages, unmodified, in $OUT: no
+# Rust, gcc, symbol versions, every mitigation compiled in. `build` is its header package, `image` what
+# boots, `modules` those of its modules that the machine needs, not compressed, and `source` what of
+# its source the RDMA stack is rebuilt from, as the installation of OFED does.
+set -euo pipefail
+. "$(dirname "$0")/../apt.sh"
+. /etc/os-release
+
+case $1 in
+# In Debian 13, and in the backports and security updates of Debian 12.
+debian-6.12) series=6.12 release="\.[0-9]+\+deb$VERSION_ID-amd64" ;;
+# Debian 12's.
+debian-6.1) series=6.1 release="\.0-[0-9]+-amd64" ;;
+esac
+image=$(apt_newest_name "^linux-image-${series/./\\.}$release\$")
+release=${image#linux-image-}
+base=${release%-amd64}
+case $base in
+*+deb*) kbuild=$base ;;
+*) kbuild=$series ;;
+esac
+
+rm -rf "$OUT"
+mkdir -p "$OUT/root" "$OUT/source"
+for package in "$image" "linux-headers-$release" "linux-headers-$base-common" "linux-kbuild-$kbuild"; do
+	dpkg-deb -x "$(apt_deb "$package")" "$OUT/root"
+done
+if [ "$1" = debian-6.12 ]; then
+	version=$(dpkg-deb -f "$(apt_deb "$image")" Version)
+	dpkg-deb --fsys-tarfile "$(apt_deb "linux-source-$series" "$version")" |
+		tar -xO --wildcards './usr/src/linux-source-*.tar.xz' |
+		tar -xJ -C "$OUT/source" --strip-components=1 --wildcards --no-wildcards-match-slash \
+			'*/Makefile' '*/drivers/infiniband/core' '*/drivers/infiniband/sw/rxe' '*/include/rdma/ib_umem.h'
+fi
+
+# The machine's card, and the kernel's own RDMA stack with all that ours needs of the kernel, too.
+# (rdma_rxe asks for its checksum by the alias.)
+root=$OUT/root
+[ -d "$root/lib/modules" ] || root=$OUT/root/usr
+theirs=$root/lib/modules/$release
+depmod -b "$root" "$release"
+for module in virtio_pci virtio_net rdma_rxe rdma_ucm ib_umad ib_uverbs crypto-crc32; do
+	modprobe -d "$root" -S "$release" --show-depends "$module"
+done | sed -n 's/^insmod \([^ ]*\) *$/\1/p' | sort -u | while read -r file; do
+	name=${file#"$theirs/kernel/"}
+	mkdir -p "$OUT/modules/$(dirname "$name")"
+	case $name in
+	*.xz) xz -dc "$file" >"$OUT/modules/${name%.xz}" ;;
+	*) cp "$file" "$OUT/modules/$name" ;;
+	esac
+	echo "$(echo "$name" | sed 's/\.ko.*//').o" >>"$OUT/modules/modules.order"
+done
+cp "$theirs/modules.builtin" "$theirs/modules.builtin.modinfo" "$OUT/modules/"
+
+# The packages belong below /usr/src; there they are not.
+headers=root/usr/src/linux-headers
+echo "include \$(dir \$(lastword \$(MAKEFILE_LIST)))../linux-headers-$base-common/Makefile" >"$OUT/$headers-$release/Makefile"
+ln -s "$headers-$release" "$OUT/build"
+ln -s "root/boot/vmlinuz-$release" "$OUT/image"
+echo "$release" >"$OUT/release"

@@ -1,0 +1,85 @@
+//! What boots need: `ci/qemu/artefacts.mk` builds it, into `build/lab`.
+
+use crate::axes::{Also, Kernel, Module, Named};
+use crate::ctx::Lab;
+use crate::sh;
+use anyhow::{bail, Context, Result};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A kernel, and what was built for it.
+#[derive(Clone, Debug)]
+pub struct Built {
+    dir: PathBuf,
+    /// What `uname -r` says in the machine.
+    pub release: String,
+}
+
+/// Which image: its module, and what else is in it.
+pub type Kind = (Module, Also);
+
+fn image((module, also): Kind) -> String {
+    match also {
+        Also::Nothing => format!("image-{}", module.name()),
+        also => format!("image-{}-{}", module.name(), also.name()),
+    }
+}
+
+/// Builds images of these kinds, all that they are made of, and these targets.
+pub fn build(lab: &Lab, kernel: Kernel, kinds: &[Kind], targets: &[&str]) -> Result<Built> {
+    let images: BTreeSet<String> = kinds.iter().map(|kind| image(*kind)).collect();
+    make(lab, kernel, images.iter().map(String::as_str).chain(targets.iter().copied()))?;
+    let dir = lab.build.join(kernel.name());
+    let release = fs::read_to_string(dir.join("kernel/release")).context("the kernel has no release")?;
+    Ok(Built { dir, release: release.trim().to_string() })
+}
+
+fn make<'a>(lab: &Lab, kernel: Kernel, targets: impl Iterator<Item = &'a str>) -> Result<()> {
+    let mut make = sh::command("make");
+    make.args(["--no-print-directory", "-f", "ci/qemu/artefacts.mk"]).arg(format!("KERNEL={}", kernel.name()));
+    make.arg(format!("LLVM={}", sh::LLVM)).arg(format!("CACHE={}", lab.cache.display()));
+    make.arg(format!("LAB={}", lab.repo.join("build/bin/lab").display())).args(targets).current_dir(&lab.repo);
+    if !make.status().context("cannot run make")?.success() {
+        bail!("{}: not everything could be built (logs: build/lab/log)", kernel.name());
+    }
+    Ok(())
+}
+
+/// The plugin that counts instructions between marks, as QEMU is to load it; it writes to `out`, where nothing is left of an
+/// earlier run.
+pub fn plugin(lab: &Lab, kernel: Kernel, out: &Path) -> Result<String> {
+    make(lab, kernel, ["profile"].into_iter())?;
+    // Usually there is none.
+    let _ = fs::remove_file(out);
+    Ok(format!("{},out={}", program(lab, "profile", "libprofile.so").display(), out.display()))
+}
+
+pub fn program(lab: &Lab, name: &str, file: &str) -> PathBuf {
+    lab.build.join("programs").join(name).join("bin").join(file)
+}
+
+impl Built {
+    /// What QEMU boots.
+    pub fn kernel(&self) -> PathBuf {
+        self.dir.join("kernel/image")
+    }
+
+    /// Its build tree, or what a header package has of it.
+    pub fn tree(&self) -> PathBuf {
+        self.dir.join("kernel/build")
+    }
+
+    /// Its source, as far as the lab has it.
+    pub fn source(&self) -> PathBuf {
+        self.dir.join("kernel/source")
+    }
+
+    pub fn part(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    pub fn image(&self, kind: Kind) -> PathBuf {
+        self.dir.join(image(kind)).with_extension("cpio")
+    }
+}

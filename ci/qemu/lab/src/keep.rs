@@ -1,0 +1,313 @@
+//! `lab keep`: a finished artefact is named by the hash of its inputs and kept in the cache, which all checkouts share.
+
+use lab::ctx::Lab;
+use crate::key::{counts, Key};
+use lab::lock;
+use lab::sh::{human, say, Step};
+use anyhow::{bail, ensure, Context, Result};
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Component, Path, PathBuf};
+use std::process::Command;
+use std::time::{Instant, SystemTime};
+use walkdir::WalkDir;
+
+/// So many finished builds of one artefact are kept.
+const KEEP: usize = 24;
+/// Written last.
+const DONE: &str = ".done";
+
+#[derive(clap::Args)]
+pub struct Keep {
+    /// Of the artefact, as a path below the cache's `kept` and below `build/lab`.
+    name: String,
+    /// Built in the cache itself, where an interrupted build goes on; all of it is kept.
+    #[arg(long)]
+    in_place: bool,
+    #[arg(long, default_value = "build")]
+    verb: String,
+    /// Said before it is built.
+    #[arg(long)]
+    says: Option<String>,
+    /// A word of warning in the log fails it: what a compiler warns of on one kernel breaks on another.
+    #[arg(long)]
+    no_warnings: bool,
+    /// The file in $OUT in which cargo says what the product is made of: each of the checkout's files must be an input.
+    #[arg(long)]
+    made_of: Option<String>,
+    /// Files, folders, links to other artefacts, or =TEXT.
+    inputs: Vec<String>,
+    /// Builds it in $OUT.
+    #[arg(last = true)]
+    command: Vec<String>,
+}
+
+impl Keep {
+    pub fn run(&self, lab: &Lab) -> Result<()> {
+        let kept = lab.cache.join("kept").join(&self.name);
+        fs::create_dir_all(&kept).with_context(|| format!("cannot make {}", kept.display()))?;
+        let key = self.key(lab)?;
+        let dir = kept.join(&key);
+        if !dir.join(DONE).is_file() {
+            let work = if self.in_place { dir.clone() } else { lab.build.join(self.work()) };
+            fs::create_dir_all(&work).with_context(|| format!("cannot make {}", work.display()))?;
+            let _lock = lock::take(&work.with_extension("lock"), &format!("{} {}", self.verb, self.name))?;
+            if !dir.join(DONE).is_file() {
+                self.make(lab, &work, &key)?;
+                if !self.in_place {
+                    publish(&work, &dir)?;
+                }
+                File::create(dir.join(DONE))?;
+                prune(&kept, if self.in_place { usize::MAX } else { KEEP })?;
+            }
+        }
+        // Its time is that of its last use: what is old is thrown away first.
+        let _ = File::open(&dir).and_then(|d| d.set_modified(SystemTime::now()));
+        link(&dir, &lab.build.join(&self.name))
+    }
+
+    /// Where it is built: `debug-7.2/gpu` in `debug-7.2/work/gpu`.
+    fn work(&self) -> PathBuf {
+        let name = Path::new(&self.name);
+        name.with_file_name("work").join(name.file_name().unwrap_or_default())
+    }
+
+    fn make(&self, lab: &Lab, work: &Path, key: &str) -> Result<()> {
+        let start = Instant::now();
+        let what = format!("{} {}", self.verb, self.name);
+        if let Some(says) = &self.says {
+            say(&format!("{what}: {says}"));
+        }
+        let mut step = Step::new(&what, lab.build.join(format!("log/{}.log", self.name.replace('/', "-"))))?;
+        step.counts = &["CC ", "RUSTC ", "Compiling ", "AS ", "HOSTCC ", "LD ", "AR "];
+        let Some((program, words)) = self.command.split_first() else { bail!("{what}: there is no command") };
+        step.run(Command::new(program).args(words).env("OUT", work).current_dir(&lab.repo))?;
+        if self.no_warnings {
+            let log = fs::read(&step.log)?;
+            let log = String::from_utf8_lossy(&log);
+            let warning = log.lines().find(|line| line.to_ascii_lowercase().contains("warning"));
+            let log = step.log.display();
+            ensure!(warning.is_none(), "{what}: not without a warning: {} (log: {log})", warning.unwrap_or_default());
+        }
+        if let Some(file) = &self.made_of {
+            let list = work.join(file);
+            let list = fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
+            self.check(&made_of(&list, lab))?;
+        }
+        ensure!(self.key(lab)? == key, "{what}: its inputs changed while it was built: again, please");
+        say(&format!("{what}: {}", human(start.elapsed())));
+        Ok(())
+    }
+
+    fn key(&self, lab: &Lab) -> Result<String> {
+        let mut key = Key::new(&self.name);
+        for input in &self.inputs {
+            key.text(input);
+            let path = lab.repo.join(input);
+            match fs::read_link(&path) {
+                _ if input.starts_with('=') => {}
+                Ok(artefact) => drop(key.text(&artefact.file_name().unwrap_or_default().to_string_lossy())),
+                Err(_) => drop(key.path(&path)?),
+            }
+        }
+        Ok(key.hex())
+    }
+
+    /// Is each of these files of the checkout an input?
+    fn check(&self, files: &[PathBuf]) -> Result<()> {
+        ensure!(!files.is_empty(), "cargo does not say what {} is made of", self.name);
+        match files.iter().find(|file| !self.inputs.iter().any(|input| counts(Path::new(input), file))) {
+            Some(file) => bail!("{} is made of {}, too: name it in ci/qemu/artefacts.mk", self.name, file.display()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What others use of a part. Its sources are copied into `src`.
+fn publish(work: &Path, dir: &Path) -> Result<()> {
+    let tmp = dir.with_extension(std::process::id().to_string());
+    let mut any = false;
+    for entry in WalkDir::new(work).into_iter().filter_entry(|e| e.file_name() != "src" && e.file_name() != "tree") {
+        let entry = entry?;
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy());
+        let product = name.ends_with(".ko") || path.parent().is_some_and(|folder| folder.ends_with("bin"));
+        if entry.file_type().is_file() && (product || name.ends_with(".h") || name == "Module.symvers") {
+            let to = tmp.join(path.strip_prefix(work)?);
+            fs::create_dir_all(to.parent().unwrap_or(&tmp))?;
+            fs::copy(path, &to).with_context(|| format!("cannot copy {}", path.display()))?;
+            any |= product;
+        }
+    }
+    ensure!(any, "the build left neither a module nor a program in {}", work.display());
+    // Two checkouts may finish at once: one of them wins the name.
+    if fs::rename(&tmp, dir).is_err() {
+        fs::remove_dir_all(&tmp)?;
+    }
+    Ok(())
+}
+
+fn link(dir: &Path, link: &Path) -> Result<()> {
+    if fs::read_link(link).is_ok_and(|old| old == dir) {
+        return Ok(());
+    }
+    fs::create_dir_all(link.parent().unwrap_or(link))?;
+    let tmp = link.with_extension(std::process::id().to_string());
+    symlink(dir, &tmp)?;
+    fs::rename(&tmp, link).with_context(|| format!("cannot link {}", link.display()))
+}
+
+fn prune(kept: &Path, keep: usize) -> Result<()> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(kept)? {
+        let entry = entry?;
+        if entry.path().join(DONE).is_file() {
+            found.push((entry.metadata()?.modified()?, entry.path()));
+        }
+    }
+    found.sort();
+    for (_, path) in found.iter().rev().skip(keep) {
+        fs::remove_dir_all(path).with_context(|| format!("cannot remove {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// The checkout's files in cargo's list of what a product depends on, as paths in it.
+fn made_of(list: &str, lab: &Lab) -> Vec<PathBuf> {
+    let (_product, files) = list.split_once(": ").unwrap_or_default();
+    // A space in a name has a backslash before it.
+    let files = files.replace("\\ ", "\0");
+    let files = files.split_whitespace().map(|file| without_dots(Path::new(&file.replace('\0', " "))));
+    // What a build script has made is in the cache, which may be in the checkout.
+    let cache = without_dots(&lab.cache);
+    let files = files.filter(|file| !file.starts_with(&cache));
+    files.filter_map(|file| Some(file.strip_prefix(&lab.repo).ok()?.to_path_buf())).collect()
+}
+
+/// By the names alone.
+fn without_dots(path: &Path) -> PathBuf {
+    path.components().fold(PathBuf::new(), |mut path, part| {
+        match part {
+            Component::ParentDir => drop(path.pop()),
+            part => path.push(part),
+        }
+        path
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lab(dir: &Path, checkout: &str) -> Lab {
+        let repo = dir.join(checkout);
+        fs::create_dir_all(repo.join("in")).unwrap();
+        fs::write(repo.join("in/a"), "one").unwrap();
+        Lab { build: repo.join("build/lab"), repo, cache: dir.join("cache") }
+    }
+
+    fn keep(inputs: &[&str], script: &str) -> Keep {
+        Keep {
+            name: "k/x".into(),
+            in_place: false,
+            verb: "build".into(),
+            says: None,
+            no_warnings: false,
+            made_of: None,
+            inputs: inputs.iter().map(|i| i.to_string()).collect(),
+            command: ["sh", "-ec", script].map(String::from).into(),
+        }
+    }
+
+    const BUILD: &str = r#"mkdir -p "$OUT/bin"; cat in/a >"$OUT/bin/x"; touch "$OUT/y.o""#;
+
+    fn said(lab: &Lab) -> String {
+        fs::read_to_string(lab.build.join("k/x/bin/x")).unwrap()
+    }
+
+    #[test]
+    fn checkouts_share_what_is_the_same_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let (first, second) = (lab(dir.path(), "first"), lab(dir.path(), "second"));
+        keep(&["in"], BUILD).run(&first).unwrap();
+        // It would fail if it were built.
+        keep(&["in"], "exit 1").run(&second).unwrap();
+        assert_eq!(said(&second), "one");
+        assert!(!second.build.join("k/x/y.o").exists(), "only products are kept");
+        fs::write(second.repo.join("in/a"), "two").unwrap();
+        assert!(keep(&["in"], "exit 1").run(&second).is_err());
+        keep(&["in"], BUILD).run(&second).unwrap();
+        assert_eq!((said(&first), said(&second)), ("one".into(), "two".into()));
+        assert!(keep(&["in", "=more"], "exit 1").run(&first).is_err(), "a word is an input");
+        assert!(keep(&["in"], "true").key(&first).unwrap() != keep(&["in/a"], "true").key(&first).unwrap());
+    }
+
+    #[test]
+    fn an_artefact_is_an_input_by_its_own_inputs() {
+        let dir = tempfile::tempdir().unwrap();
+        let lab = lab(dir.path(), "first");
+        let second = || Keep { name: "k/z".into(), ..keep(&["build/lab/k/x"], BUILD) }.key(&lab).unwrap();
+        keep(&["in"], BUILD).run(&lab).unwrap();
+        let before = second();
+        fs::write(lab.repo.join("in/a"), "two").unwrap();
+        keep(&["in"], BUILD).run(&lab).unwrap();
+        assert_ne!(second(), before);
+    }
+
+    #[test]
+    fn what_fails_is_not_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let lab = lab(dir.path(), "first");
+        let error = |keep: &Keep| format!("{:#}", keep.run(&lab).unwrap_err());
+        assert!(error(&keep(&["in"], "touch $OUT/y.o")).contains("neither a module nor a program"));
+        assert!(error(&keep(&["in"], &format!("{BUILD}; echo two >in/a"))).contains("changed while"));
+        let warns = Keep { no_warnings: true, ..keep(&["in"], &format!("{BUILD}; echo 'x.c: Warning: y'")) };
+        assert!(error(&warns).contains("x.c: Warning: y"));
+        keep(&["in"], BUILD).run(&lab).unwrap();
+    }
+
+    #[test]
+    fn an_interrupted_build_in_place_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let lab = lab(dir.path(), "first");
+        let kernel = |script: &str| Keep { in_place: true, ..keep(&["in"], script) };
+        assert!(kernel("touch $OUT/half; exit 1").run(&lab).is_err());
+        kernel("test -e $OUT/half; touch $OUT/image").run(&lab).unwrap();
+        assert!(lab.build.join("k/x/image").is_file());
+    }
+
+    #[test]
+    fn a_file_that_the_inputs_lack_ends_the_build() {
+        let dir = tempfile::tempdir().unwrap();
+        let lab = lab(dir.path(), "a checkout");
+        let repo = lab.repo.display().to_string().replace(' ', "\\ ");
+        let with = |inputs: &[&str], files: &str| {
+            fs::write(lab.repo.join("list"), format!("x: {files} /usr/z.rs")).unwrap();
+            let script = format!("{BUILD}; cp list \"$OUT/x.d\"");
+            Keep { made_of: Some("x.d".into()), ..keep(inputs, &script) }.run(&lab).map_err(|e| e.to_string())
+        };
+        let page = format!("{repo}/in/a {repo}/in/../x.md");
+        let error = with(&["in"], &page).unwrap_err();
+        assert!(error.contains("made of x.md, too"), "{error}");
+        assert!(with(&["in"], "").unwrap_err().contains("does not say"));
+        fs::write(lab.repo.join("x.md"), "page").unwrap();
+        with(&["in", "x.md"], &page).unwrap();
+    }
+
+    #[test]
+    fn the_oldest_go_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = SystemTime::now() - std::time::Duration::from_secs(1000);
+        for (i, name) in ["1", "2", "3", "half"].iter().enumerate() {
+            let path = dir.path().join(name);
+            fs::create_dir(&path).unwrap();
+            if *name != "half" {
+                fs::write(path.join(DONE), "").unwrap();
+            }
+            let time = old + std::time::Duration::from_secs(i as u64);
+            File::open(&path).unwrap().set_modified(time).unwrap();
+        }
+        prune(dir.path(), 2).unwrap();
+        let left = |n: &str| dir.path().join(n).exists();
+        assert!(!left("1") && left("2") && left("3") && left("half"), "what is being built stays");
+    }
+}

@@ -1,0 +1,12 @@
+//! What the lab and its benchmark share: building what a machine is made of, booting it, hearing what it says.
+
+pub mod alarms;
+pub mod artefacts;
+pub mod axes;
+pub mod cable;
+pub mod ctx;
+pub mod ktap;
+pub mod lock;
+pub mod machine;
+pub mod sh;
+pub mod words;

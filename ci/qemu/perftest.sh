@@ -1,0 +1,15 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# perftest.sh SOURCE CUDA_H LIB: perftest with CUDA, linked against the libcuda.so in LIB, in $OUT/bin.
+set -eu
+source=$1 cuda_h=$(realpath "$2") lib=$(realpath "$3")
+rm -rf "$OUT/tree" "$OUT/bin"
+mkdir -p "$OUT/bin"
+cp -a "$source/." "$OUT/tree"
+cd "$OUT/tree"
+./autogen.sh
+./configure CUDA_H_PATH="$cuda_h" LDFLAGS="-L$lib"
+make -j"$(nproc)"
+for kind in write read send; do
+	cp "ib_${kind}_bw" "ib_${kind}_lat" "$OUT/bin/"
+done

@@ -1,0 +1,15 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# program.sh DIR PRODUCT: the release build of a Rust program, in $OUT/bin, and what it is made of, in
+# $OUT/<name>.d. Its own crates are compiled from nothing: cargo tells old from new by the time of a
+# file, and another checkout's may lie in the folder that all share.
+set -eu
+here=$(cd "$(dirname "$0")/.." && pwd)
+target=$NVPM_CACHE/target
+mkdir -p "$target" "$OUT/bin"
+exec 9>"$target/.program-lock"
+flock 9
+sh "$here/cargo.sh" "$1" forget release
+sh "$here/cargo.sh" "$1" build --release --locked
+cp "$target/release/$2" "$OUT/bin/"
+cp "$target/release/${2%.so}.d" "$OUT/$(basename "$OUT").d"
