@@ -6,10 +6,8 @@
 # registration is more than 2 % slower than without either. `make bench-cost` builds that kernel first.
 set -eu
 repo=$(cd "$(dirname "$0")/.." && pwd)
-cache=${NVPM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/nvidia-peermem}
-image=$repo/build/lab/fast/initramfs-ours.cpio
-bzimage=$(ls -t "$cache"/kernel/fast-*/arch/x86/boot/bzImage | head -n1)
-newest() { ls -dt "$cache/part/fast-$1"-* | head -n1; }
+lab=$repo/build/lab/fast-7.2
+image=$lab/image-ours.cpio
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
@@ -21,8 +19,8 @@ build() { # NAME PATCH...
 	for patch in "$@"; do
 		patch -d "$work/$name" -p1 --silent --fuzz=0 -i "$repo/bench/$patch.patch"
 	done
-	make -s -C "$work/$name" KDIR="${bzimage%/arch/*}" OUT="$work/out-$name" OFED="$(newest ofed)" \
-		NVIDIA="$(newest gpu)" LLVM=-19 >"$work/log" 2>&1 || {
+	make -s -C "$work/$name" KDIR="$lab/kernel/build" OUT="$work/out-$name" OFED="$lab/ofed" \
+		NVIDIA="$lab/gpu" LLVM=-19 >"$work/log" 2>&1 || {
 		cat "$work/log"
 		exit 1
 	}
@@ -37,7 +35,7 @@ timeout "${LIMIT:-600}" qemu-system-x86_64 -machine q35 -accel tcg,thread=single
 	-m 2048 -nodefaults -display none -no-reboot \
 	-netdev user,id=net0,restrict=on -device virtio-net-pci,netdev=net0,addr=0x4,romfile= \
 	-object memory-backend-ram,id=gpu0,size=256M,share=on -device ivshmem-plain,memdev=gpu0,addr=0x8 \
-	-kernel "$bzimage" -initrd "$work/image.cpio" -append "console=ttyS0 panic=-1 rdinit=/init guest.run=cost" \
+	-kernel "$lab/kernel/image" -initrd "$work/image.cpio" -append "console=ttyS0 panic=-1 rdinit=/init guest.run=cost" \
 	-serial "file:$work/console" -serial "file:$work/results" </dev/null || true
 tr -d '\r' <"$work/results" | sed -n 's/^ *# \(|.*|\)$/\1/p'
 grep -q '^ *ok .* registration' "$work/results" || {

@@ -7,7 +7,7 @@ set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 target=$NVPM_CACHE/target
 mkdir -p "$target" "$OUT/bin"
-exec 9>"$target/.program-lock"
+exec 9>"$target/.lab-lock"
 flock 9
 sh "$here/cargo.sh" "$1" forget release
 sh "$here/cargo.sh" "$1" build --release --locked

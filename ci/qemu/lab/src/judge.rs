@@ -24,7 +24,7 @@ pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[Strin
     let image = &built.image(row.image());
     let mut boot = row.boot(suites);
     boot.append.extend_from_slice(more);
-    let counts = lab.build.join("free-cost.txt");
+    let counts = lab.build.join("free_cost.txt");
     if let Expect::FreeCost(_) = &row.expect {
         boot.plugin = Some(artefacts::plugin(lab, row.kernel, &counts)?);
     }
