@@ -103,13 +103,7 @@ fn run(lab: &Lab) -> Result<bool> {
     let commit = sh::output(sh::command("git").current_dir(&lab.repo).args(["rev-parse", "HEAD"]))?;
     let dirty = !sh::output(&mut git(lab, &["status", "--porcelain"]))?.is_empty();
     let built = artefacts::build(lab, Kernel::Fast72, &[BOTH], &[])?;
-    let mut boots = Boots {
-        lab,
-        built: &built,
-        rows: BTreeMap::new(),
-        alarms: Vec::new(),
-        whole: true,
-    };
+    let mut boots = Boots { lab, built: &built, rows: BTreeMap::new(), alarms: Vec::new(), whole: true };
     boots.run("bench", Clock::Instructions, None)?;
     boots.profile()?;
     boots.run("bench_threads", Clock::Wall, None)?;
@@ -182,7 +176,11 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let measured = Lab::locate().and_then(|lab| {
         sh::clean_environment(&lab);
-        if args.docs { docs(&lab) } else { run(&lab) }
+        if args.docs {
+            docs(&lab)
+        } else {
+            run(&lab)
+        }
     });
     match measured {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,9 +1,9 @@
 //! Instructions per function and per line of ours, from what the plugin counted (ci/qemu/profile), the guest's list of
 //! functions, and the line tables of the module.
 
+use anyhow::{bail, ensure, Context, Result};
 use lab::ctx::Lab;
 use lab::sh;
-use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;

@@ -2,7 +2,7 @@
 
 use crate::figures::{limit_ns, Figures, Spread, Time, C, C_550, C_NC, GIB, OURS, OURS_REVOCABLE};
 use crate::targets::targets;
-use crate::words::{broken, LAYOUTS, percent, size_text, spread, Table, us, VARIANTS, words};
+use crate::words::{broken, percent, size_text, spread, us, words, Table, LAYOUTS, VARIANTS};
 use comfy_table::{presets, CellAlignment, Table as Terminal};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};

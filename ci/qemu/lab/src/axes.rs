@@ -37,16 +37,6 @@ impl Kernel {
     pub fn has_rust(self) -> bool {
         matches!(self, Kernel::Debug72 | Kernel::Fast72)
     }
-
-    /// In the cache and in build/.
-    pub fn kept_as(self) -> &'static str {
-        match self {
-            Kernel::Debian612 => "stock",
-            Kernel::Debian61 => "oldest",
-            Kernel::Debug72 => "debug",
-            Kernel::Fast72 => "fast",
-        }
-    }
 }
 
 /// The peer-memory API of the RDMA core.

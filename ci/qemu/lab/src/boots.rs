@@ -1,10 +1,10 @@
 //! The boots of `ci/qemu/boots.toml`: which virtual machines there are, what runs in each, and which of them a person names.
 
+use anyhow::{ensure, Context, Result};
 use lab::alarms::Kind;
 use lab::axes::{Also, Clock, Core, Iommu, Kernel, Mode, Module, Named, Run};
 use lab::machine::{Boot, COUNTED_CPU, CPU};
 use lab::words;
-use anyhow::{ensure, Context, Result};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

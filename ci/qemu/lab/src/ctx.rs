@@ -8,7 +8,7 @@ pub struct Lab {
     pub repo: PathBuf,
     /// What belongs to this checkout: `build/lab`.
     pub build: PathBuf,
-    /// What every checkout shares: sources, kernels, finished parts.
+    /// What every checkout shares: downloads and finished artefacts.
     pub cache: PathBuf,
 }
 

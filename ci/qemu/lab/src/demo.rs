@@ -1,15 +1,15 @@
 //! `make demo`: real perftest with GPU memory, within one machine and between two; two tables, one verdict.
 
+use crate::judge::judge;
+use crate::pair;
+use anyhow::{anyhow, Context, Result};
+use comfy_table::{presets, CellAlignment, Table};
 use lab::artefacts::build;
 use lab::axes::{Also, Kernel, Module};
 use lab::ctx::Lab;
-use crate::judge::judge;
 use lab::ktap::{print_test, Outcome, Test};
 use lab::machine::{Boot, Report};
-use crate::pair;
 use lab::words;
-use anyhow::{anyhow, Context, Result};
-use comfy_table::{presets, CellAlignment, Table};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;

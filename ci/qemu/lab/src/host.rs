@@ -1,12 +1,12 @@
 //! What is tested on this machine: the Rust programs' own tests, and the gates that a change must pass.
 
+use crate::lanes::{Found, Job};
+use crate::later::Later;
+use anyhow::{bail, Result};
 use lab::artefacts::Built;
 use lab::ctx::Lab;
 use lab::ktap::{print_test, Outcome, Test};
-use crate::lanes::{Found, Job};
-use crate::later::Later;
 use lab::sh::{self, Step};
-use anyhow::{bail, Result};
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -24,7 +24,7 @@ struct Program {
 const PROGRAMS: [Program; 7] = [
     Program { name: "host", dir: "tests/host", takes: 120 },
     Program { name: "build", dir: "tests/build", takes: 5 },
-    Program { name: "lab", dir: "ci/qemu/lab", takes: 5 },
+    Program { name: "lab", dir: "ci/qemu", takes: 5 },
     Program { name: "nvlab", dir: "ci/qemu/gpu/client", takes: 5 },
     Program { name: "libcuda", dir: "ci/qemu/cuda", takes: 5 },
     Program { name: "guest", dir: "tests/guest", takes: 5 },
@@ -160,11 +160,7 @@ fn run_gates(lab: &Lab, built: &Built) -> Result<Found> {
         tests.push(gate(lab, &format!("clippy {name}"), &mut clippy)?);
     }
     let mut checkpatch = sh::command("perl");
-    checkpatch.arg(built.source().join("scripts/checkpatch.pl")).args([
-        "--no-tree",
-        "--terse",
-        "--no-summary",
-    ]);
+    checkpatch.arg(built.source().join("scripts/checkpatch.pl")).args(["--no-tree", "--terse", "--no-summary"]);
     // The stand-ins are external modules: they are built for more than one kernel, and one of them is of a foreign licence.
     checkpatch.args(["--ignore", "LINUX_VERSION_CODE,MODULE_LICENSE", "-f"]);
     for entry in WalkDir::new(lab.repo.join("ci/qemu")).sort_by_file_name() {

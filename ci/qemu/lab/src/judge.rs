@@ -1,17 +1,17 @@
 //! One row of the table of boots: boots the machine and judges what came out, by its tests and by its console.
 
+use crate::boots::{Expect, Row};
+use crate::lanes::Found;
+use crate::pair;
+use anyhow::{ensure, Context, Result};
 use lab::alarms::{self, Kind};
 use lab::artefacts::{self, Built};
 use lab::axes::Module;
-use crate::boots::{Expect, Row};
 use lab::ctx::Lab;
 use lab::ktap::{print_test, Outcome, Test};
-use crate::lanes::Found;
 use lab::machine::Report;
-use crate::pair;
 use lab::sh::say;
 use lab::words;
-use anyhow::{ensure, Context, Result};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;

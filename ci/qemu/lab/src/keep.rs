@@ -1,10 +1,10 @@
 //! `lab keep`: a finished artefact is named by the hash of its inputs and kept in the cache, which all checkouts share.
 
-use lab::ctx::Lab;
 use crate::key::{counts, Key};
+use anyhow::{bail, ensure, Context, Result};
+use lab::ctx::Lab;
 use lab::lock;
 use lab::sh::{human, say, Step};
-use anyhow::{bail, ensure, Context, Result};
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};

@@ -1,8 +1,8 @@
 //! Jobs that do not need one another, on a few lanes beside each other, the longest first.
 
+use anyhow::Result;
 use lab::ktap::{print_test, Outcome, Test};
 use lab::sh::{human, say};
-use anyhow::Result;
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{channel, RecvTimeoutError};

@@ -36,6 +36,8 @@ enum Cmd {
     Build {
         #[arg(long, value_enum, default_value = "debug-7.2")]
         kernel: Kernel,
+        /// More targets of ci/qemu/artefacts.mk.
+        targets: Vec<String>,
     },
     /// RDMA between two processes with GPU memory, proven byte for byte; a table and `demo: PASS`.
     Demo {
@@ -121,9 +123,10 @@ fn run(args: Args) -> Result<bool> {
     let lab = Lab::locate()?;
     sh::clean_environment(&lab);
     match args.command {
-        Cmd::Build { kernel } => {
+        Cmd::Build { kernel, targets } => {
+            let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
             let ours = (Module::Ours, Also::Nothing);
-            println!("{}", lab.short(&artefacts::build(&lab, kernel, &[ours], &[])?.image(ours)));
+            println!("{}", lab.short(&artefacts::build(&lab, kernel, &[ours], &targets)?.image(ours)));
             Ok(true)
         }
         Cmd::Demo { nvidia_c, kernel } => demo::run(&lab, module(nvidia_c), kernel),

@@ -1,10 +1,10 @@
 //! Two machines joined by a cable: both boot at once, and neither outlives the other by much.
 
+use anyhow::{anyhow, Context, Result};
 use lab::artefacts::Built;
 use lab::cable::{Cable, ROLES};
 use lab::ctx::Lab;
 use lab::machine::{Boot, Report};
-use anyhow::{anyhow, Context, Result};
 use std::fs;
 use std::path::Path;
 

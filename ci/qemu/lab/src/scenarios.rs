@@ -1,17 +1,17 @@
 //! `make scenarios`: the scenario table against ours and, in legacy mode, against NVIDIA's module; build/scenarios.json
 //! and docs/results/scenarios.md.
 
+use crate::boots::{self, Row};
+use crate::judge::{self, told_by_the_guest};
+use crate::lanes::{self, Found, Job};
+use anyhow::{bail, Context, Result};
 use lab::artefacts::{self, build, Built};
 use lab::axes::{Also, Core, Kernel, Module, Named, Run};
-use crate::boots::{self, Row};
 use lab::ctx::Lab;
-use crate::judge::{self, told_by_the_guest};
 use lab::ktap::{print_test, Outcome};
-use crate::lanes::{self, Found, Job};
 use lab::machine::Boot;
 use lab::sh::{self, human, say};
 use lab::words;
-use anyhow::{bail, Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -95,8 +95,8 @@ pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
     let kinds: Vec<_> = marked().map(|row| row.image()).chain([theirs]).collect();
     let built = &build(lab, Kernel::Debug72, &kinds, &[])?;
     let guest = artefacts::program(lab, "guest", "guest");
-    let table: Vec<Clause> = serde_json::from_str(&sh::output(sh::command(guest).arg("table"))?)
-        .context("the guest's table")?;
+    let table: Vec<Clause> =
+        serde_json::from_str(&sh::output(sh::command(guest).arg("table"))?).context("the guest's table")?;
     let clauses: Vec<Clause> = table.into_iter().map(Clause::translate).collect();
     let suites: BTreeSet<&str> = clauses.iter().map(|c| c.suite.as_str()).collect();
     let boots = boots(marked(), &suites);

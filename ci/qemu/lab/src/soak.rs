@@ -1,14 +1,14 @@
 //! `make soak`: what takes hours. Goes on after failures; leaves build/soak.json and the record docs/results/soak.md.
 
-use lab::artefacts::{self, Built};
-use lab::axes::{Kernel, Run};
 use crate::boots::{self, Row};
-use lab::ctx::Lab;
-use lab::ktap::{Outcome, Test};
 use crate::lanes::{self, Done, Found, Job};
-use lab::sh::{self, human, say};
 use crate::{host, judge};
 use anyhow::{Context, Result};
+use lab::artefacts::{self, Built};
+use lab::axes::{Kernel, Run};
+use lab::ctx::Lab;
+use lab::ktap::{Outcome, Test};
+use lab::sh::{self, human, say};
 use serde_json::{json, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,15 +1,15 @@
 //! `make test`: what is to be known before a change goes in, one line each, and the count.
 
-use lab::artefacts::{self, Built};
-use lab::axes::{Kernel, Run};
 use crate::boots;
-use lab::ctx::Lab;
-use lab::ktap::Outcome;
 use crate::lanes::{self, Done, Job};
 use crate::later::Later;
-use lab::sh::{human, say};
 use crate::{host, judge};
 use anyhow::{anyhow, Context, Error, Result};
+use lab::artefacts::{self, Built};
+use lab::axes::{Kernel, Run};
+use lab::ctx::Lab;
+use lab::ktap::Outcome;
+use lab::sh::{human, say};
 use serde_json::{json, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -33,7 +33,8 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
     let build = |kernel: Kernel| {
         let kinds: Vec<_> = rows.iter().filter(|(row, _)| row.kernel == kernel).map(|(row, _)| row.image()).collect();
         // What the gates need.
-        let parts: &[&str] = if kernel == Kernel::Debug72 { &["linux", "bindgen", "ofed", "gpu", "nvidia_c-source"] } else { &[] };
+        let parts: &[&str] =
+            if kernel == Kernel::Debug72 { &["linux", "bindgen", "ofed", "gpu", "nvidia_c-source"] } else { &[] };
         artefacts::build(lab, kernel, &kinds, parts)
     };
     let mut jobs: Vec<Job> = Vec::new();
@@ -148,8 +149,8 @@ fn report(done: &[Done], built: u64, all: u64) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lab::ktap::Test;
     use crate::lanes::Found;
+    use lab::ktap::Test;
 
     #[test]
     fn the_report_counts_and_merges() {

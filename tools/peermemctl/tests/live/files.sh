@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
 # Makes what boot.sh needs beside the lab's images, out of what the lab built for its fast kernel and for Debian's own
-# (ci/lab.sh build --flavour fast, and --flavour stock):
+# (ci/lab.sh build --kernel fast-7.2 nvidia_c, and --kernel debian-6.12):
 #   files.sh OUT [COMMIT]    OUT/files: ours.ko nvidia_c.ko stub.ko older.ko other-kernel.ko closed/*.ko; OUT/programs: peermemctl record hold;
 #                            OUT/stock: ours.ko unknown-key.ko other-core.ko nv_peer_mem.ko dkms/ newer/
 # older.ko is built from COMMIT (HEAD~20 without one). Prints the other arguments of boot.sh, a line for each kernel.
@@ -9,28 +9,26 @@ set -eu
 out=$1 commit=${2:-HEAD~20}
 repo=$(cd "$(dirname "$0")/../../../.." && pwd)
 cache=${NVPM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/nvidia-peermem}
-newest() { ls -dt "$cache/$1"-* | head -n1; }
-image=$repo/build/lab/fast/initramfs-ours.cpio
-bzimage=$(ls -t "$cache"/kernel/fast-*/arch/x86/boot/bzImage | head -n1)
-kernel=${bzimage%/arch/*}
-nvidia_c=$(newest part/fast-rival) ofed=$(newest part/fast-ofed)
-gpu=$(newest part/fast-gpu) pcie=$(newest part/fast-pcie)
+fast=$repo/build/lab/fast-7.2
+image=$fast/image-ours.cpio
+kernel=$fast/kernel/build
+ofed=$fast/ofed gpu=$fast/gpu pcie=$fast/pcie
 mkdir -p "$out/files/closed" "$out/programs"
 work=$(mktemp -d)
 trap 'rm -rf "$work"; git -C "$repo" worktree prune' EXIT
 
 cpio --quiet -i --to-stdout '*/updates/nvidia-peermem.ko' <"$image" >"$out/files/ours.ko"
-cp "$nvidia_c/nvidia-peermem.ko" "$out/files/nvidia_c.ko"
+cp "$fast/nvidia_c/nvidia-peermem.ko" "$out/files/nvidia_c.ko"
 # The same file, for the kernel before this one: only the number in its vermagic differs.
 release=$(modinfo -F vermagic "$out/files/ours.ko" | cut -d' ' -f1)
 before=${release%?}$(($(printf %s "$release" | tail -c1) - 1))
 sed "s/vermagic=$release/vermagic=$before/" "$out/files/ours.ko" >"$out/files/other-kernel.ko"
 # NVIDIA's source without what its build defines where it sees the API.
-source=$(ls -d "$cache"/src/nvidia-peermem-* | tail -n1)
+source=$repo/build/lab/sources/nvidia_c-source
 mkdir "$work/stub"
 cp "$source/nvidia-peermem.c" "$source/nv-p2p.h" "$source/peer_mem.h" "$work/stub/"
 : >"$work/stub/conftest.h"
-version=$(basename "$source" | cut -d- -f3)
+version=$(cat "$source/version")
 printf 'obj-m := nvidia-peermem.o\nccflags-y := -I$(src) -DNV_VERSION_STRING=\\"%s\\"\n' "$version" >"$work/stub/Kbuild"
 make -s -C "$kernel" M="$work/stub" LLVM=-19 KBUILD_EXTRA_SYMBOLS="$ofed/Module.symvers $gpu/Module.symvers" modules
 cp "$work/stub/nvidia-peermem.ko" "$out/files/stub.ko"
@@ -44,8 +42,9 @@ make -s -C "$repo/ci/qemu/gpu" KDIR="$kernel" OUT="$work/closed" SYMVERS="$pcie/
 find "$work/closed" -name '*.ko' -exec cp {} "$out/files/closed/" \;
 
 # Debian's kernel, which has symbol versions and signatures.
-stock=$(ls -dt "$cache"/kernel/stock-* | head -n1)
-stock_image=$repo/build/lab/stock/initramfs-ours.cpio
+debian=$repo/build/lab/debian-6.12
+stock=$debian/kernel
+stock_image=$debian/image-ours.cpio
 mkdir -p "$out/stock"
 cpio --quiet -i --to-stdout '*/updates/nvidia-peermem.ko' <"$stock_image" >"$out/stock/ours.ko"
 stock_release=$(modinfo -F vermagic "$out/stock/ours.ko" | cut -d' ' -f1)
@@ -54,7 +53,7 @@ headers=$stock/root/usr/src/linux-headers-$stock_release
 openssl req -x509 -newkey rsa:2048 -nodes -subj "/CN=Local signing key" -keyout "$work/key.pem" -outform DER -out "$work/key.der" 2>/dev/null
 "$stock"/root/usr/lib/linux-kbuild-*/scripts/sign-file sha256 "$work/key.pem" "$work/key.der" "$out/stock/ours.ko" "$out/stock/unknown-key.ko"
 # Built against a core whose ib_register_peer_memory_client() is another one.
-ofed=$(newest part/stock-ofed) gpu=$(ls -dt "$cache"/part/stock-gpu-???????????????? | head -n1)
+ofed=$debian/ofed gpu=$debian/gpu
 mkdir "$work/other-ofed"
 sed 's/^0x[0-9a-f]*\(\tib_register_peer_memory_client\t\)/0x12345678\1/' "$ofed/Module.symvers" >"$work/other-ofed/Module.symvers"
 git -C "$repo" archive HEAD | (mkdir "$work/tree" && tar -x -C "$work/tree")
@@ -81,5 +80,5 @@ cpio --quiet -i --to-stdout "*/lib/modules/$release/modules.dep" <"$image" | gre
 target=$repo/build/target
 cargo build -q --release --locked --bins --examples --manifest-path "$repo/tools/peermemctl/Cargo.toml" --target-dir "$target"
 cp "$target/release/peermemctl" "$target/release/examples/record" "$target/release/examples/hold" "$out/programs/"
-echo "$image $bzimage $out/files $out/programs"
-echo "$stock_image $stock/root/boot/vmlinuz-$stock_release $out/stock $out/programs"
+echo "$image $fast/kernel/image $out/files $out/programs"
+echo "$stock_image $stock/image $out/stock $out/programs"

@@ -29,7 +29,7 @@ use crate::test::{Env, Rival, Suite, Test};
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
 /// Where the image has NVIDIA's module beside ours.
-const RIVAL: &str = "/usr/lib/rival/nvidia-peermem.ko";
+const RIVAL: &str = "/usr/lib/nvidia_c/nvidia-peermem.ko";
 
 /// What runs on the instruction-counted clock.
 pub fn suite() -> Suite {
