@@ -105,8 +105,10 @@ struct Record<'a> {
 
 const HEAD: &str = "# What was soaked
 
-Each line is the last run of that boot (or of the models of `tests/host`) by `make soak`, repeated by `make soak ONLY=<boot>`; `make soak` writes it. Seconds are
-those of an emulated machine with another beside it. (Commits of 2026-11-20 that this history lacks came to it together, up to d989f21.)
+Each line is the last run of that boot (or of the models of `tests/host`) by `make soak`, which
+writes it; `make soak ONLY=<boot>` repeats it. Seconds are those of an emulated machine with another
+beside it. (Commits of 2026-11-20 that this history lacks came to it together, up to d989f21. Boots
+had other names up to 343c0de.)
 
 | boot | date | commit | machine | passed | failed | seconds | seed |
 |---|---|---|---|---|---|---|---|
