@@ -285,12 +285,12 @@ mod tests {
             let script = format!("{BUILD}; cp list \"$OUT/x.d\"");
             Keep { made_of: Some("x.d".into()), ..keep(inputs, &script) }.run(&lab).map_err(|e| e.to_string())
         };
-        let page = format!("{repo}/in/a {repo}/in/../x.md");
+        let page = format!("{repo}/in/a {repo}/in/../x.txt");
         let error = with(&["in"], &page).unwrap_err();
-        assert!(error.contains("made of x.md, too"), "{error}");
+        assert!(error.contains("made of x.txt, too"), "{error}");
         assert!(with(&["in"], "").unwrap_err().contains("does not say"));
-        fs::write(lab.repo.join("x.md"), "page").unwrap();
-        with(&["in", "x.md"], &page).unwrap();
+        fs::write(lab.repo.join("x.txt"), "page").unwrap();
+        with(&["in", "x.txt"], &page).unwrap();
     }
 
     #[test]
