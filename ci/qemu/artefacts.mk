@@ -68,7 +68,7 @@ else
 configs := $(q)/kernel/base.config $(q)/kernel/$(firstword $(subst -, ,$(KERNEL))).config
 kernel: linux bindgen
 	@$(keep) $(KERNEL)/kernel --in-place --says "once, some 10 to 20 minutes on 2 cores" \
-		$(configs) $(S)/linux $(S)/linux/Makefile $(S)/bindgen "=$(call version,clang$(LLVM) ld.lld$(LLVM) rustc)" -- \
+		$(q)/kernel/build.sh $(configs) $(S)/linux $(S)/linux/Makefile $(S)/bindgen "=$(call version,clang$(LLVM) ld.lld$(LLVM) rustc)" -- \
 		$(q)/kernel/build.sh $(S)/linux $(LLVM) $(configs)
 kbuild := LLVM=$(LLVM)
 compilers :=
@@ -77,7 +77,7 @@ endif
 # Kernel modules. What is ours builds without a warning of compilers, objtool and modpost.
 
 module = $(keep) $(KERNEL)/$@ --no-warnings "=$(compilers)" $(K)/kernel
-make-in = env OUT=$$OUT make $(jobs) KDIR=$(CURDIR)/$(K)/kernel/build $(kbuild) -C
+make-in = make $(jobs) KDIR=$(CURDIR)/$(K)/kernel/build $(kbuild) -C
 symvers = SYMVERS="$(foreach part,$(1),$(CURDIR)/$(K)/$(part)/Module.symvers)"
 component = $(q)/$(1) bindings $(q)/pcie/lab_pcie.h
 linux-src = LINUX_SRC=$(CURDIR)/$(K)/kernel/source
