@@ -155,23 +155,18 @@ programs := guest peermemctl nvlab-selftest cuda-selftest libcuda perftest
 
 # Images: image-<module>[-<what else>].
 
-ifeq ($(KERNEL),debian-6.1)
-base := bare
-image-installed: ours
-else
-base := pcie ofed gpu alarms
-image-installed: nvidia_c
-endif
+base := $(if $(filter debian-6.1,$(KERNEL)),bare,pcie ofed gpu alarms)
 modules-ours := $(base) ours
 modules-lite := $(base) lite
 modules-closed := pcie ofed gpu-closed alarms ours-closed
 modules-nvidia_c := $(base) nvidia_c
 # Ours comes by `make install`, beside NVIDIA's where there is that.
-modules-installed := $(base) $(filter-out debian-6.1,$(KERNEL:debian-6.12=nvidia_c))
+modules-installed := $(base) $(if $(filter bare,$(base)),,nvidia_c)
+needs-installed := deps
 also := lite nvidia_c
 
 first = $(firstword $(subst -, ,$(1)))
 second = $(word 2,$(subst -, ,$(1)))
 
-image-%: kernel $(programs) $$(modules-$$(call first,$$*)) $$(filter $$(also),$$(call second,$$*))
+image-%: kernel $(programs) $$(modules-$$(call first,$$*)) $$(needs-$$(call first,$$*)) $$(filter $$(also),$$(call second,$$*))
 	@$(q)/image.sh $(K) $* "$(modules-$(call first,$*))" "$(call second,$*)" "$(programs)"
