@@ -46,9 +46,11 @@ pub struct nvpm_traced {
 unsafe extern "C" {
     pub fn nvpm_param_peerdirect_support() -> ::kernel::ffi::c_int;
     pub fn nvpm_param_persistent_api_support() -> ::kernel::ffi::c_int;
+    pub fn nvpm_param_revocable_fallback() -> ::kernel::ffi::c_int;
     pub fn nvpm_module_get() -> ::kernel::ffi::c_int;
     pub fn nvpm_module_put();
     pub fn nvpm_core_present() -> ::kernel::ffi::c_int;
+    pub fn nvpm_uverbs_loaded() -> ::kernel::ffi::c_int;
     pub fn nvpm_core_register(
         client: *const peer_memory_client,
         invalidate: *mut invalidate_peer_memory,

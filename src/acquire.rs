@@ -5,6 +5,7 @@
 
 use crate::client::{Client, Place};
 use crate::ffi::shim::{self, Kind, ModuleRef, Process};
+use crate::gpu::bar::Bar;
 use crate::gpu::page_table::{Reader, TableLayout};
 use crate::gpu::pin::PagePin;
 use crate::observe::reason::Reason;
@@ -39,6 +40,8 @@ enum FirstAnswer {
     NotMine,
     /// It is ours, and the provider refuses to pin it persistently.
     SteppedAside,
+    /// The provider failed to pin it persistently, whosever it is.
+    Failed,
 }
 
 global_lock! {
@@ -70,8 +73,10 @@ enum Unclaimed {
     NotMine,
     /// Ours, but only the other client's way of pinning can work.
     StepAside,
+    /// Nobody knows yet whose it is: the other client's way of pinning tells.
+    AskFallback,
     /// Nobody could find out whose memory it is.
-    Unproven,
+    Unproven(Reason),
 }
 
 /// What an error of the provider says about the memory.
@@ -86,25 +91,27 @@ enum Verdict {
 /// What a pin of one granule at the start of the range answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Start {
-    /// It works.
-    Pinned,
+    /// It works, in a BAR of so many bytes.
+    InBar(u64),
+    /// It works, in no BAR.
+    OutsideBar,
+    /// It works, and the provider's table is of no use.
+    Unusable(Reason),
     /// It fails.
     Failed(Error),
     /// It was not tried, beside the pin that failed.
     Unknown,
 }
 
-/// Whether `client` leaves memory that the provider cannot pin its way to the next client.
-fn steps_aside(client: Client) -> bool {
-    client.kind == Kind::Persistent && client.place == Place::First
-}
-
 /// The errors that the provider returns only once it has found whose memory it is.
 fn proven(error: Error, client: Client) -> Option<Verdict> {
     if error == ENOTSUPP {
-        Some(match steps_aside(client) {
-            true => Verdict::Unclaimed(Unclaimed::StepAside),
-            false => Verdict::Refused(Reason::NotSupported),
+        Some(if client.has_fallback() {
+            Verdict::Unclaimed(Unclaimed::StepAside)
+        } else if client.kind == Kind::Persistent && client.place == Place::First {
+            Verdict::Refused(Reason::NotPersistent)
+        } else {
+            Verdict::Refused(Reason::NotSupported)
         })
     } else if error == EBUSY {
         Some(Verdict::Refused(Reason::Busy))
@@ -113,6 +120,12 @@ fn proven(error: Error, client: Client) -> Option<Verdict> {
     } else {
         None
     }
+}
+
+/// Whether a revocable pin tells what this `error` of a persistent one means. The provider answers
+/// EIO also where it cannot duplicate an object that it knows, whatever part of it is asked for.
+fn asks_fallback(error: Error, client: Client) -> bool {
+    error == EIO && client.has_fallback()
 }
 
 /// Rule 3: what the provider's `error` means for `client`.
@@ -125,18 +138,27 @@ fn judge(error: Error, client: Client, start: Start) -> Verdict {
             return verdict;
         }
     }
+    if asks_fallback(error, client) {
+        return Verdict::Unclaimed(Unclaimed::AskFallback);
+    }
     if error == ENOMEM || error == EIO {
         let reason = if error == ENOMEM { Reason::OutOfBar } else { Reason::ProviderFault };
+        let unproven = match client {
+            Client { kind: Kind::Persistent, place: Place::First, .. } if error == EIO => Reason::PersistentFault,
+            _ => Reason::Unproven,
+        };
         return match start {
             Start::Failed(other) if other == EINVAL => Verdict::Unclaimed(Unclaimed::NotMine),
-            Start::Failed(other) if other == ENOMEM || other == EIO => Verdict::Unclaimed(Unclaimed::Unproven),
-            Start::Failed(_) | Start::Pinned => Verdict::Refused(reason),
-            Start::Unknown => Verdict::Unclaimed(Unclaimed::Unproven),
+            Start::Failed(other) if other == ENOMEM || other == EIO => {
+                Verdict::Unclaimed(Unclaimed::Unproven(unproven))
+            }
+            Start::Unknown => Verdict::Unclaimed(Unclaimed::Unproven(unproven)),
+            Start::Failed(_) | Start::InBar(_) | Start::OutsideBar | Start::Unusable(_) => Verdict::Refused(reason),
         };
     }
     match start {
-        Start::Pinned => Verdict::Refused(Reason::LeavesAllocation),
         Start::Failed(_) | Start::Unknown => Verdict::Unclaimed(Unclaimed::NotMine),
+        Start::InBar(_) | Start::OutsideBar | Start::Unusable(_) => Verdict::Refused(Reason::LeavesAllocation),
     }
 }
 
@@ -164,8 +186,9 @@ pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Regist
             return Some(registration);
         }
         Err(Unclaimed::StepAside) => FirstAnswer::SteppedAside,
-        Err(Unclaimed::Unproven) => {
-            refusals::refused(Reason::Unproven, record::asked(client), range.user());
+        Err(Unclaimed::AskFallback) => FirstAnswer::Failed,
+        Err(Unclaimed::Unproven(reason)) => {
+            refusals::refused(reason, record::asked(client), range.user());
             FirstAnswer::NotMine
         }
         Err(Unclaimed::NotMine) => FirstAnswer::NotMine,
@@ -176,30 +199,44 @@ pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Regist
     None
 }
 
-/// The same question to the fallback client, which is asked last and pins nothing.
+/// The same question to the client that only refuses, which is asked last.
 ///
 /// It claims what the persistent client stepped aside from and the revocable client was not asked
 /// for: the memory of a umem that cannot be invalidated (a queue, DevX). `get_pages` then says why,
 /// where the application would hear "bad address". The peer mutex is held. Takes the registry lock.
-pub(crate) fn acquire_fallback(addr: u64, size: u64) -> Option<Arc<Registration>> {
-    if first_answer(&Question::new(addr, size)) != Some(FirstAnswer::SteppedAside) {
-        return None;
-    }
+pub(crate) fn acquire_to_refuse(addr: u64, size: u64) -> Option<Arc<Registration>> {
+    let answer = first_answer(&Question::new(addr, size))?;
     let range = GpuRange::new(addr, size, shim::page_size())?;
-    refuse(Client::at(Place::First), range, Verdict::Refused(Reason::NotSupported)).ok()
+    match answer {
+        FirstAnswer::NotMine => None,
+        FirstAnswer::SteppedAside => refuse(Client::first(), range, Verdict::Refused(Reason::NotSupported)).ok(),
+        FirstAnswer::Failed => {
+            refusals::refused(Reason::PersistentFault, record::asked(Client::first()), range.user());
+            None
+        }
+    }
 }
 
 /// Pins `range`. The provider is asked once for memory that gets pinned, and at most once more for
 /// memory that is not ours. A refusal that is ours comes back as a registration: its `get_pages`
 /// tells.
+///
+/// The provider allocates in proportion to the length before it looks whose memory it is. So the
+/// start of a long range is pinned first, and the rest is asked for if the BAR can hold it.
 fn pin(client: Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
-    /// The provider allocates in proportion to the length before it looks whose memory it is.
     const PROBE_FIRST: u64 = 1 << 30;
 
-    let probe_first = range.pinned().len() > PROBE_FIRST;
-    if probe_first {
-        if let Start::Failed(error) = probe(client, &range)? {
-            return refuse(client, range, judge(error, client, Start::Unknown));
+    let length = range.pinned().len();
+    let mut start = Start::Unknown;
+    if length > PROBE_FIRST {
+        start = probe(client, &range)?;
+        match start {
+            Start::Failed(error) => return refuse(client, range, judge(error, client, Start::Unknown)),
+            Start::Unusable(reason) => return refuse(client, range, Verdict::Refused(reason)),
+            Start::InBar(bar) if length > bar => {
+                return refuse(client, range, Verdict::Refused(Reason::LongerThanBar));
+            }
+            Start::InBar(_) | Start::OutsideBar | Start::Unknown => {}
         }
     }
     let registration = enter(client, range)?;
@@ -211,13 +248,10 @@ fn pin(client: Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> 
     };
     give_up(&registration);
     // An error that proves whose memory it is needs no second question.
-    let start = if probe_first {
-        Start::Pinned
-    } else if range.pinned().len() > PIN_GRANULE && proven(error, client).is_none() {
-        probe(client, &range)?
-    } else {
-        Start::Unknown
-    };
+    let asks = proven(error, client).is_none() && !asks_fallback(error, client);
+    if start == Start::Unknown && length > PIN_GRANULE && asks {
+        start = probe(client, &range)?;
+    }
     refuse(client, range, judge(error, client, start))
 }
 
@@ -239,20 +273,30 @@ fn refuse(client: Client, range: GpuRange, verdict: Verdict) -> Result<Arc<Regis
 fn enter(client: Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
     let module = ModuleRef::get().ok_or(Unclaimed::NotMine)?;
     registry::insert(move |ticket| Registration::new(client, range, module, ticket)).map_err(|error| match error {
-        error if error == ENOMEM => Unclaimed::Unproven,
+        error if error == ENOMEM => Unclaimed::Unproven(Reason::Unproven),
         _ => Unclaimed::NotMine,
     })
 }
 
-/// Pins the first granule of `range` and puts it back.
+/// Pins the first granule of `range`, looks where it lies, and puts it back.
 fn probe(client: Client, range: &GpuRange) -> Result<Start, Unclaimed> {
     let registration = enter(client, range.first_granule())?;
-    let answer = get(&registration);
-    give_up(&registration);
-    Ok(match answer {
-        Ok(()) => Start::Pinned,
+    let start = match get(&registration) {
+        Ok(()) => match copy_runs(&registration) {
+            Ok(()) => bar_around(&registration),
+            Err(reason) => Start::Unusable(reason),
+        },
         Err(error) => Start::Failed(error),
-    })
+    };
+    give_up(&registration);
+    Ok(start)
+}
+
+/// The BAR in which the runs of a pin lie.
+fn bar_around(registration: &Registration) -> Start {
+    // Not under the state lock: finding a BAR may sleep.
+    let runs = core::mem::take(&mut registration.inner().lock().runs);
+    Bar::around(&runs).map_or(Start::OutsideBar, |bar| Start::InBar(bar.length()))
 }
 
 /// Ends a registration that the core will not hear of.

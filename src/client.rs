@@ -17,15 +17,22 @@ pub(crate) fn find_core() -> Result {
     if unsafe { raw::nvpm_core_present() } != 0 {
         return Ok(());
     }
-    pr_err!(
-        "this kernel's ib_core has no peer-memory API (no symbol ib_register_peer_memory_client): install DOCA-OFED or MLNX_OFED, or use a linux-nvidia kernel; applications that use dma-buf need neither\n"
-    );
+    // SAFETY: No precondition.
+    if unsafe { raw::nvpm_uverbs_loaded() } == 0 {
+        pr_err!("ib_uverbs is not loaded, which exports the peer-memory API of DOCA-OFED: modprobe ib_uverbs, and load again (modprobe nvidia-peermem does both)\n");
+    } else {
+        pr_err!(
+            "this kernel's RDMA core has no peer-memory API (no symbol ib_register_peer_memory_client): install DOCA-OFED or MLNX_OFED, or use a linux-nvidia kernel; applications that use dma-buf need neither\n"
+        );
+    }
     Err(Error::from_errno(EOPNOTSUPP))
 }
 
 /// One of the clients that pin.
 #[derive(Clone, Copy)]
 pub(crate) struct Client {
+    /// The name under which the core knows it.
+    pub(crate) name: &'static str,
     /// How it pins.
     pub(crate) kind: Kind,
     /// Its place in the order in which the core asks.
@@ -41,55 +48,60 @@ pub(crate) enum Place {
     Second,
 }
 
-/// The name and pinning of one client.
-struct Role {
+/// The parameters' choice of clients (docs/install.md).
+struct Mode {
+    /// Its word in `/proc/driver/nvidia-peermem`.
     name: &'static str,
-    kind: Kind,
+    first: Client,
+    second: Option<Client>,
+    /// Name of a client behind those. It pins nothing: it claims a umem that cannot be invalidated,
+    /// where persistent pins are impossible, just to say why.
+    refusing: Option<&'static str>,
 }
 
-/// Clients by mode, in the order in which the core asks them (README, parameters).
-static PERSISTENT_FIRST: [Role; 2] =
-    [Role { name: "nv_mem", kind: Kind::Persistent }, Role { name: "nv_mem_rv", kind: Kind::Revocable }];
-static REVOCABLE_FIRST: [Role; 2] =
-    [Role { name: "nv_mem", kind: Kind::Revocable }, Role { name: "nv_mem_nc", kind: Kind::Persistent }];
-/// The client behind [`PERSISTENT_FIRST`]. It pins nothing: it claims a umem that cannot be
-/// invalidated, where persistent pins are impossible, just to say why. In the other mode the
-/// persistent client comes second, and says so by itself.
-static FALLBACK: Role = Role { name: "nv_mem_nc", kind: Kind::Persistent };
+static PERSISTENT: Mode = Mode {
+    name: "persistent",
+    first: Client { name: "nv_mem", kind: Kind::Persistent, place: Place::First },
+    second: None,
+    refusing: None,
+};
 
-/// The clients of the mode that the module was loaded in.
-fn roles() -> &'static [Role; 2] {
+/// The core does not ask the second client for umems that cannot be invalidated.
+static PERSISTENT_WITH_FALLBACK: Mode = Mode {
+    name: "fallback",
+    first: Client { name: "nv_mem", kind: Kind::Persistent, place: Place::First },
+    second: Some(Client { name: "nv_mem_rv", kind: Kind::Revocable, place: Place::Second }),
+    refusing: Some("nv_mem_nc"),
+};
+
+/// The second client serves the umems for which the core does not ask the first one.
+static LEGACY: Mode = Mode {
+    name: "legacy",
+    first: Client { name: "nv_mem", kind: Kind::Revocable, place: Place::First },
+    second: Some(Client { name: "nv_mem_nc", kind: Kind::Persistent, place: Place::Second }),
+    refusing: None,
+};
+
+/// The mode that the module was loaded in.
+fn mode() -> &'static Mode {
     // SAFETY: No precondition.
-    match unsafe { raw::nvpm_param_persistent_api_support() } {
-        0 => &REVOCABLE_FIRST,
-        _ => &PERSISTENT_FIRST,
+    let (persistent, fallback) =
+        unsafe { (raw::nvpm_param_persistent_api_support(), raw::nvpm_param_revocable_fallback()) };
+    match (persistent, fallback) {
+        (0, _) => &LEGACY,
+        (_, 0) => &PERSISTENT,
+        _ => &PERSISTENT_WITH_FALLBACK,
     }
 }
 
-fn role(place: Place) -> &'static Role {
-    let [first, second] = roles();
-    match place {
-        Place::First => first,
-        Place::Second => second,
-    }
-}
-
-/// The fallback client, where the mode has one.
-fn fallback() -> Option<&'static Role> {
-    core::ptr::eq(roles(), &PERSISTENT_FIRST).then_some(&FALLBACK)
-}
-
-/// Name of the fallback client, where there is one. It counts for the first client.
-pub(crate) fn fallback_name() -> Option<&'static str> {
-    fallback().map(|role| role.name)
-}
-
-/// The mode's word in `/proc/driver/nvidia-peermem`.
+/// Its word in `/proc/driver/nvidia-peermem`.
 pub(crate) fn mode_name() -> &'static str {
-    match fallback() {
-        Some(_) => "persistent",
-        None => "legacy",
-    }
+    mode().name
+}
+
+/// Name of the client that pins nothing, where there is one. It counts for the first client.
+pub(crate) fn refusing_name() -> Option<&'static str> {
+    mode().refusing
 }
 
 /// Whether the clients are plain ones, for cores without the extended form.
@@ -104,14 +116,19 @@ pub(crate) fn version() -> &'static str {
 }
 
 impl Client {
-    /// The client at `place`.
-    pub(crate) fn at(place: Place) -> Self {
-        Self { kind: role(place).kind, place }
+    /// The client that is asked first.
+    pub(crate) fn first() -> Self {
+        mode().first
     }
 
-    /// Its name.
-    pub(crate) fn name(self) -> &'static str {
-        role(self.place).name
+    /// The client that is asked second, where the mode has one.
+    pub(crate) fn second() -> Option<Self> {
+        mode().second
+    }
+
+    /// Whether another client pins revocably what this one cannot pin.
+    pub(crate) fn has_fallback(self) -> bool {
+        self.place == Place::First && Self::second().is_some_and(|second| second.kind == Kind::Revocable)
     }
 
     /// Calls the core's invalidate hook, and waits until that fenced the NIC. The RM API lock is
@@ -151,7 +168,7 @@ unsafe impl Sync for Slot {}
 
 static FIRST_SLOT: Slot = Slot::new();
 static SECOND_SLOT: Slot = Slot::new();
-static FALLBACK_SLOT: Slot = Slot::new();
+static REFUSING_SLOT: Slot = Slot::new();
 
 /// Set once all handles are written: the core may ask before registering has returned to us.
 /// Release and Acquire, so that who sees it set also sees the slots as they were written.
@@ -194,15 +211,15 @@ fn write_text(field: &mut [c_char], text: &str) {
 struct Registered(&'static Slot);
 
 impl Registered {
-    /// Registers `role` with `callbacks`, whose name and version are all zeroes.
-    fn new(slot: &'static Slot, role: &Role, mut callbacks: raw::peer_memory_client) -> Result<Self> {
+    /// Registers a client with `callbacks`, whose name and version are all zeroes.
+    fn new(slot: &'static Slot, name: &str, kind: Kind, mut callbacks: raw::peer_memory_client) -> Result<Self> {
         let extended = !are_plain();
-        write_text(&mut callbacks.name, role.name);
+        write_text(&mut callbacks.name, name);
         write_text(&mut callbacks.version, version());
         if let Some(last) = callbacks.version.last_mut() {
             *last = extended.into();
         }
-        let revocable = role.kind == Kind::Revocable;
+        let revocable = kind == Kind::Revocable;
         let object = raw::peer_memory_client_ex {
             client: callbacks,
             ex_size: if extended { size_of::<raw::peer_memory_client_ex>() } else { 0 },
@@ -216,8 +233,8 @@ impl Registered {
         if handle.is_null() {
             pr_err!(
                 "ib_core refused the client {}: most likely another module has registered that name: rmmod nv_peer_mem or whatever else serves {} (lsmod; /sys/kernel/mm/memory_peers where the kernel has it), then load again; else see ib_core's own lines above\n",
-                role.name,
-                role.name
+                name,
+                name
             );
             return Err(EBUSY);
         }
@@ -239,34 +256,37 @@ impl Drop for Registered {
 
 /// All clients, registered until this is dropped: from the last to the first.
 pub(crate) struct Clients {
-    _fallback: Option<Registered>,
-    _second: Registered,
+    _refusing: Option<Registered>,
+    _second: Option<Registered>,
     _first: Registered,
 }
 
 impl Clients {
-    /// Registers the clients of the mode: first, second and fallback. Undoes that on an error.
+    /// Registers the clients of the mode: first, second and refusing. Undoes that on an error.
     ///
     /// To be called by module init, once everything else is initialised: the callbacks work from
     /// here on.
     pub(crate) fn register(callbacks: [raw::peer_memory_client; 3]) -> Result<Self> {
-        let [first, second, last] = callbacks;
-        let [first_role, second_role] = roles();
-        let first = Registered::new(&FIRST_SLOT, first_role, first)?;
-        let second = Registered::new(&SECOND_SLOT, second_role, second)?;
-        let fallback = match fallback() {
-            Some(role) => Some(Registered::new(&FALLBACK_SLOT, role, last)?),
+        let [first, second, refusing] = callbacks;
+        let mode = mode();
+        let first = Registered::new(&FIRST_SLOT, mode.first.name, mode.first.kind, first)?;
+        let second = match mode.second {
+            Some(client) => Some(Registered::new(&SECOND_SLOT, client.name, client.kind, second)?),
+            None => None,
+        };
+        let refusing = match mode.refusing {
+            Some(name) => Some(Registered::new(&REFUSING_SLOT, name, Kind::Persistent, refusing)?),
             None => None,
         };
         READY.store(true, Release);
-        pr_info!(
-            "clients {} ({}) and {} ({}) registered{}\n",
-            first_role.name,
-            first_role.kind.text(),
-            second_role.name,
-            second_role.kind.text(),
-            if are_plain() { " as plain clients" } else { "" }
-        );
-        Ok(Self { _fallback: fallback, _second: second, _first: first })
+        for client in [Some(mode.first), mode.second].into_iter().flatten() {
+            pr_info!(
+                "{} client {} ({}) registered\n",
+                if are_plain() { "plain" } else { "extended" },
+                client.name,
+                client.kind.text()
+            );
+        }
+        Ok(Self { _refusing: refusing, _second: second, _first: first })
     }
 }

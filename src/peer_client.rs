@@ -46,7 +46,7 @@ mod sg;
 mod snapshot;
 mod state;
 
-use client::{Client, Clients, Place};
+use client::{Client, Clients};
 use dma::device::Device;
 use ffi::{raw, shim};
 use gpu::{bar, pin, topology};
@@ -90,14 +90,31 @@ fn check_flag(name: &str, value: c_int, meanings: &str) -> Result {
 
 fn check_parameters() -> Result {
     // SAFETY: No precondition.
-    let (peerdirect, persistent) =
-        unsafe { (raw::nvpm_param_peerdirect_support(), raw::nvpm_param_persistent_api_support()) };
+    let (peerdirect, persistent, fallback) = unsafe {
+        (
+            raw::nvpm_param_peerdirect_support(),
+            raw::nvpm_param_persistent_api_support(),
+            raw::nvpm_param_revocable_fallback(),
+        )
+    };
     check_flag(
         "peerdirect_support",
         peerdirect,
         "use 0 (default) or 1 (cores without the extended client, such as MLNX_OFED 4.9 LTS)",
     )?;
-    check_flag("persistent_api_support", persistent, "use 1 (default: persistent pins) or 0 (revocable pins first)")
+    check_flag("persistent_api_support", persistent, "use 1 (default: persistent pins) or 0 (revocable pins first)")?;
+    check_flag(
+        "revocable_fallback",
+        fallback,
+        "use 0 (default) or 1 (revocable pins where the GPU driver refuses persistent ones)",
+    )?;
+    if fallback == 1 && persistent == 0 {
+        pr_err!(
+            "invalid parameter revocable_fallback=1: with persistent_api_support=0 revocable pins come first anyway, so leave one of the two out\n"
+        );
+        return Err(EINVAL);
+    }
+    Ok(())
 }
 
 impl kernel::Module for PeerMem {
@@ -118,7 +135,7 @@ impl kernel::Module for PeerMem {
     }
 }
 
-/// The callbacks of one client: 0 is the first, 1 the second, 2 the fallback.
+/// The callbacks of one client: 0 is the first, 1 the second, 2 the one that only refuses.
 const fn callbacks<const CLIENT: u32>() -> raw::peer_memory_client {
     raw::peer_memory_client {
         name: [0; 64],
@@ -150,9 +167,9 @@ unsafe extern "C" fn acquire<const CLIENT: u32>(
     }
     let (addr, size) = (num::u64_from(addr), num::u64_from(size));
     let found = match CLIENT {
-        0 => acquire::acquire(Client::at(Place::First), addr, size),
-        1 => acquire::acquire(Client::at(Place::Second), addr, size),
-        _ => acquire::acquire_fallback(addr, size),
+        0 => acquire::acquire(Client::first(), addr, size),
+        1 => Client::second().and_then(|client| acquire::acquire(client, addr, size)),
+        _ => acquire::acquire_to_refuse(addr, size),
     };
     let Some(registration) = found else {
         return 0;

@@ -240,5 +240,5 @@ impl Registration {
 
 /// A client as refusals and `/proc` name it.
 pub(crate) fn asked(client: Client) -> Asked {
-    Asked { name: client.name(), kind: client.kind }
+    Asked { name: client.name, kind: client.kind }
 }

@@ -3,7 +3,7 @@
 //! What `/proc/driver/nvidia-peermem` shows of the module's state: collected here when `shim.c`
 //! asks, and written by [`crate::observe::proc`].
 
-use crate::client::{self, Client, Place};
+use crate::client::{self, Client};
 use crate::ffi::raw;
 use crate::ffi::shim::{self, Resched};
 use crate::gpu::topology;
@@ -21,8 +21,8 @@ fn module() -> Module<impl Iterator<Item = Pair>> {
         version: client::version(),
         mode: client::mode_name(),
         core_client: if client::are_plain() { "plain" } else { "extended" },
-        clients: [Place::First, Place::Second].map(|place| record::asked(Client::at(place))),
-        fallback: client::fallback_name(),
+        clients: [Some(Client::first()), Client::second()].map(|client| client.map(record::asked)),
+        refusing: client::refusing_name(),
         callbacks_in_flight: invalidate::running(),
         oldest_callback_ms: oldest_callback_ms(),
         pairs: topology::pairs().map(|pair| Pair { gpu: pair.gpu, nic: pair.nic, reach: pair.reach.text() }),

@@ -7,6 +7,8 @@
  */
 #include <linux/capability.h>
 #include <linux/dma-mapping.h>
+#include <linux/kobject.h>
+#include <linux/list.h>
 #include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/proc_fs.h>
@@ -16,6 +18,7 @@
 #include <linux/seq_file.h>
 #include <linux/slab.h>
 #include <linux/smp.h>
+#include <linux/spinlock.h>
 #include <linux/string.h>
 #include <linux/timekeeping.h>
 
@@ -35,7 +38,17 @@ MODULE_PARM_DESC(peerdirect_support,
 static int persistent_api_support = 1;
 module_param(persistent_api_support, int, 0444);
 MODULE_PARM_DESC(persistent_api_support,
-		 "pins: 1 = persistent, revocable as fallback [default], 0 = revocable, persistent for what cannot be revoked");
+		 "pins: 1 = persistent [default], 0 = revocable, persistent for what cannot be revoked");
+
+/*
+ * A parameter of its own and no third value of persistent_api_support: NVIDIA's
+ * module refuses that, and ignores a parameter that it does not know. So one
+ * modprobe.d file serves both modules.
+ */
+static int revocable_fallback;
+module_param(revocable_fallback, int, 0444);
+MODULE_PARM_DESC(revocable_fallback,
+		 "memory that the GPU driver cannot pin persistently: 0 = refuse [default], 1 = pin revocably; only with persistent_api_support=1");
 
 int nvpm_param_peerdirect_support(void)
 {
@@ -45,6 +58,11 @@ int nvpm_param_peerdirect_support(void)
 int nvpm_param_persistent_api_support(void)
 {
 	return persistent_api_support;
+}
+
+int nvpm_param_revocable_fallback(void)
+{
+	return revocable_fallback;
 }
 
 int nvpm_module_get(void)
@@ -65,6 +83,23 @@ typeof(ib_unregister_peer_memory_client) ib_unregister_peer_memory_client __weak
 int nvpm_core_present(void)
 {
 	return ib_register_peer_memory_client && ib_unregister_peer_memory_client;
+}
+
+/*
+ * Whether ib_uverbs, which exports the API in DOCA-OFED, is loaded. find_module()
+ * is not exported; our own entry in /sys/module leads to all others.
+ */
+int nvpm_uverbs_loaded(void)
+{
+	struct kset *modules = THIS_MODULE->mkobj.kobj.kset;
+	struct kobject *entry;
+	int found = IS_BUILTIN(CONFIG_INFINIBAND_USER_ACCESS);
+
+	spin_lock(&modules->list_lock);
+	list_for_each_entry(entry, &modules->list, entry)
+		found |= !strcmp(kobject_name(entry), "ib_uverbs");
+	spin_unlock(&modules->list_lock);
+	return found;
 }
 
 void *nvpm_core_register(const struct peer_memory_client *client,

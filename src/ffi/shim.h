@@ -31,11 +31,13 @@ struct nvpm_bar {
 /* Module parameters and the module's own reference. */
 int nvpm_param_peerdirect_support(void);
 int nvpm_param_persistent_api_support(void);
+int nvpm_param_revocable_fallback(void);
 int nvpm_module_get(void);
 void nvpm_module_put(void);
 
 /* The peer-memory core, weak: absent on kernels without the API. */
 int nvpm_core_present(void);
+int nvpm_uverbs_loaded(void);
 void *nvpm_core_register(const struct peer_memory_client *client,
 			 invalidate_peer_memory *invalidate);
 void nvpm_core_unregister(void *handle);

@@ -30,6 +30,11 @@ impl Bar {
         run.addr >= self.0.start && last.is_some_and(|last| last <= self.0.last)
     }
 
+    /// Bytes that it has.
+    pub(crate) fn length(&self) -> u64 {
+        self.0.last.saturating_sub(self.0.start).saturating_add(1)
+    }
+
     /// PCI number of the GPU.
     pub(crate) fn gpu(&self) -> u64 {
         self.0.device

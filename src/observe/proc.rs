@@ -99,9 +99,9 @@ pub(crate) struct Module<P> {
     pub(crate) mode: &'static str,
     pub(crate) core_client: &'static str,
     /// The clients that pin, in the order in which the core asks them.
-    pub(crate) clients: [Asked; 2],
+    pub(crate) clients: [Option<Asked>; 2],
     /// The client behind those, where there is one. It pins nothing, and counts for the first.
-    pub(crate) fallback: Option<&'static str>,
+    pub(crate) refusing: Option<&'static str>,
     pub(crate) callbacks_in_flight: u64,
     pub(crate) oldest_callback_ms: u64,
     /// The pairs of GPU and NIC that met.
@@ -138,10 +138,10 @@ pub(crate) struct Snapshot {
 }
 
 /// One line of `stats` for each client and their total.
-fn per_client(f: &mut Seq, clients: &[Asked; 2], name: &str, value: impl Fn(Kind) -> u64) -> fmt::Result {
-    let values = clients.map(|client| (client.name, value(client.kind)));
-    writeln!(f, "total.{name} {}", values.iter().fold(0u64, |sum, (_, value)| sum.wrapping_add(*value)))?;
-    for (client, value) in values {
+fn per_client(f: &mut Seq, clients: &[Option<Asked>], name: &str, value: impl Fn(Kind) -> u64) -> fmt::Result {
+    let values = || clients.iter().flatten().map(|client| (client.name, value(client.kind)));
+    writeln!(f, "total.{name} {}", values().fold(0u64, |sum, (_, value)| sum.wrapping_add(value)))?;
+    for (client, value) in values() {
         writeln!(f, "{client}.{name} {value}")?;
     }
     Ok(())
@@ -150,14 +150,16 @@ fn per_client(f: &mut Seq, clients: &[Asked; 2], name: &str, value: impl Fn(Kind
 /// Writes the file `stats`.
 pub(crate) fn stats(f: &mut Seq, module: Module<impl Iterator<Item = Pair>>) -> fmt::Result {
     let clients = &module.clients;
-    let [first, second] = clients;
     writeln!(f, "format 1")?;
     writeln!(f, "version {}", module.version)?;
     writeln!(f, "mode {}", module.mode)?;
     writeln!(f, "core_client {}", module.core_client)?;
-    write!(f, "clients {} {}", first.name, second.name)?;
-    if let Some(fallback) = module.fallback {
-        write!(f, " {fallback}")?;
+    write!(f, "clients")?;
+    for client in clients.iter().flatten() {
+        write!(f, " {}", client.name)?;
+    }
+    if let Some(name) = module.refusing {
+        write!(f, " {name}")?;
     }
     writeln!(f)?;
     counters(f, clients)?;
@@ -165,9 +167,9 @@ pub(crate) fn stats(f: &mut Seq, module: Module<impl Iterator<Item = Pair>>) -> 
     writeln!(f, "callbacks_in_flight {}", module.callbacks_in_flight)?;
     writeln!(f, "oldest_callback_ms {}", module.oldest_callback_ms)?;
     writeln!(f, "put_errors {}", stats::put_errors())?;
-    refusals_and_times(f, "", "", &[first.kind, second.kind])?;
-    for client in clients {
-        refusals_and_times(f, client.name, ".", &[client.kind])?;
+    refusals_and_times(f, "", "", clients)?;
+    for client in clients.iter().flatten() {
+        refusals_and_times(f, client.name, ".", &[Some(*client)])?;
     }
     for pair in module.pairs {
         writeln!(f, "pair.{}/{} {}", Bdf(pair.gpu), Bdf(pair.nic), pair.reach)?;
@@ -176,7 +178,7 @@ pub(crate) fn stats(f: &mut Seq, module: Module<impl Iterator<Item = Pair>>) -> 
 }
 
 /// What only grows, and what exists now.
-fn counters(f: &mut Seq, clients: &[Asked; 2]) -> fmt::Result {
+fn counters(f: &mut Seq, clients: &[Option<Asked>]) -> fmt::Result {
     type Select = fn(&PerClient) -> &Counter;
     let grown: [(&str, Select); 6] = [
         ("unpins", |c| &c.unpins),
@@ -209,11 +211,11 @@ fn counters(f: &mut Seq, clients: &[Asked; 2]) -> fmt::Result {
     })
 }
 
-/// Refusals by reason and errno, and times of provider calls, of the clients that pin as `kinds`
-/// say.
-fn refusals_and_times(f: &mut Seq, client: &str, dot: &str, kinds: &[Kind]) -> fmt::Result {
+/// Refusals by reason and errno, and times of provider calls, of `clients`.
+fn refusals_and_times(f: &mut Seq, client: &str, dot: &str, clients: &[Option<Asked>]) -> fmt::Result {
+    let kinds = || clients.iter().flatten().map(|client| client.kind);
     let count = |wanted: &dyn Fn(Reason) -> bool| {
-        let all = kinds.iter().flat_map(|kind| refusals::by_reason(*kind));
+        let all = kinds().flat_map(refusals::by_reason);
         all.filter(|(reason, _)| wanted(*reason)).fold(0u64, |sum, (_, count)| sum.wrapping_add(count))
     };
     for reason in Reason::ALL {
@@ -227,8 +229,8 @@ fn refusals_and_times(f: &mut Seq, client: &str, dot: &str, kinds: &[Kind]) -> f
     }
     for (name, call) in [("get", Call::Get), ("put", Call::Put), ("map", Call::Map)] {
         let mut times = Summary::new();
-        for kind in kinds {
-            times.add(*kind, call);
+        for kind in kinds() {
+            times.add(kind, call);
         }
         writeln!(f, "{client}{dot}provider.{name}.calls {}", times.calls)?;
         writeln!(f, "{client}{dot}provider.{name}.total_ns {}", times.total_ns)?;

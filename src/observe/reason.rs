@@ -24,20 +24,26 @@ pub(crate) enum TableFault {
 /// Why a registration of GPU memory is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reason {
-    /// The provider says that this platform cannot pin this way.
+    /// The provider says that this platform cannot pin, in whatever way was left to ask for.
     NotSupported,
+    /// The provider says that this platform cannot pin persistently, and the fallback is off.
+    NotPersistent,
     /// The provider says that the GPU is busy.
     Busy,
     /// The provider does not find the GPU.
     NoGpu,
     /// The start can be pinned, the whole cannot: BAR1 or memory is full.
     OutOfBar,
+    /// The start can be pinned, and its BAR is shorter than the range.
+    LongerThanBar,
     /// The provider failed on memory that it knows.
     ProviderFault,
     /// The range starts in GPU memory and leaves its allocation.
     LeavesAllocation,
     /// Nobody could find out whose memory it is, so it was not claimed.
     Unproven,
+    /// The provider failed on the start, too, when it was asked for a persistent pin.
+    PersistentFault,
     /// The memory was freed while it was being registered.
     Freed,
     /// The provider's table cannot be trusted.
@@ -75,29 +81,32 @@ impl Reason {
     /// The provider's 524 (ENOTSUPP) has no name in user space, so it becomes EOPNOTSUPP.
     fn named_errno(self) -> (&'static str, Error) {
         match self {
-            Self::NotSupported | Self::OutsideBar | Self::NotPci | Self::Topology => {
+            Self::NotSupported | Self::NotPersistent | Self::OutsideBar | Self::NotPci | Self::Topology => {
                 ("EOPNOTSUPP", Error::from_errno(EOPNOTSUPP))
             }
             Self::Busy => ("EBUSY", EBUSY),
             Self::NoGpu | Self::NoDevice => ("ENODEV", ENODEV),
-            Self::OutOfBar | Self::NoMemory => ("ENOMEM", ENOMEM),
+            Self::OutOfBar | Self::LongerThanBar | Self::NoMemory => ("ENOMEM", ENOMEM),
             Self::ProviderFault | Self::Table(_) | Self::DmaMapping => ("EIO", EIO),
             Self::LeavesAllocation | Self::CoreOrder => ("EINVAL", EINVAL),
             // What is not claimed fails with what get_user_pages() said.
-            Self::Freed | Self::Unproven => ("EFAULT", EFAULT),
+            Self::Freed | Self::Unproven | Self::PersistentFault => ("EFAULT", EFAULT),
             Self::TooManyEntries => ("EOVERFLOW", EOVERFLOW),
         }
     }
 
     /// One of each kind, for lists. The number that a fault found is no part of its kind.
-    pub(crate) const ALL: [Self; 21] = [
+    pub(crate) const ALL: [Self; 24] = [
         Self::NotSupported,
+        Self::NotPersistent,
         Self::Busy,
         Self::NoGpu,
         Self::OutOfBar,
+        Self::LongerThanBar,
         Self::ProviderFault,
         Self::LeavesAllocation,
         Self::Unproven,
+        Self::PersistentFault,
         Self::Freed,
         Self::Table(TableFault::Version(0)),
         Self::Table(TableFault::PageSize(0)),
@@ -123,12 +132,15 @@ impl Reason {
     pub(crate) fn key(self) -> &'static str {
         match self {
             Self::NotSupported => "not_supported",
+            Self::NotPersistent => "not_persistent",
             Self::Busy => "busy",
             Self::NoGpu => "no_gpu",
             Self::OutOfBar => "out_of_bar",
+            Self::LongerThanBar => "longer_than_bar",
             Self::ProviderFault => "provider_fault",
             Self::LeavesAllocation => "leaves_allocation",
             Self::Unproven => "unproven",
+            Self::PersistentFault => "persistent_fault",
             Self::Freed => "freed",
             Self::Table(TableFault::Version(_)) => "table_version",
             Self::Table(TableFault::PageSize(_)) => "table_page_size",
@@ -152,10 +164,16 @@ impl Reason {
             Self::NotSupported => {
                 "the GPU driver cannot pin on this platform (vGPU, MIG or confidential computing); use dma-buf"
             }
+            Self::NotPersistent => {
+                "the GPU driver cannot pin persistently on this platform (vGPU, MIG or confidential computing); load with revocable_fallback=1, or use dma-buf"
+            }
             Self::Busy => "the GPU driver is busy with this GPU (reset or MIG change?); try again",
             Self::NoGpu => "the GPU driver does not find the GPU of this memory; see nvidia-smi",
             Self::OutOfBar => {
                 "its start can be pinned but not all of it: BAR1 is full (or kernel memory is); see nvidia-smi -q -d MEMORY, deregister other buffers"
+            }
+            Self::LongerThanBar => {
+                "it is longer than the whole BAR1 of its GPU, so it cannot be pinned: register a part of it; nvidia-smi -q -d MEMORY shows the size"
             }
             Self::ProviderFault => "the GPU driver failed to pin memory that it knows; see its lines in the kernel log",
             Self::LeavesAllocation => {
@@ -163,6 +181,9 @@ impl Reason {
             }
             Self::Unproven => {
                 "the GPU driver failed, or memory or BAR1 space was short, before it could say whether this is GPU memory; see its lines in the kernel log and nvidia-smi -q -d MEMORY"
+            }
+            Self::PersistentFault => {
+                "the GPU driver failed to pin it persistently (EIO), as it does where it cannot share an allocation: load with revocable_fallback=1, or use dma-buf; see the driver's NVRM lines in the kernel log"
             }
             Self::Freed => "the memory was freed while it was being registered; keep it until ibv_reg_mr() has returned",
             Self::Table(TableFault::Version(_)) => {

@@ -22,8 +22,10 @@ const CORE_OPTIONS: &str = "/etc/modprobe.d/ib_core.conf";
 /// How nvidia-peermem is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// No parameter: persistent pins first, revocable ones as the fallback.
+    /// No parameter: persistent pins.
     Persistent,
+    /// `revocable_fallback=1`: revocable pins where persistent ones are impossible.
+    Fallback,
     /// `persistent_api_support=0`: revocable pins first.
     Legacy,
     /// `peerdirect_support=1`: for cores without the extended client.
@@ -36,9 +38,18 @@ impl Mode {
     pub fn name(self) -> &'static str {
         match self {
             Self::Persistent => "persistent",
+            Self::Fallback => "fallback",
             Self::Legacy => "legacy",
             Self::Old => "old",
             Self::OldLegacy => "old_legacy",
+        }
+    }
+
+    /// The mode of the boots in which it is tested.
+    pub fn boots(self) -> Self {
+        match self {
+            Self::Fallback => Self::Persistent,
+            mode => mode,
         }
     }
 
@@ -47,13 +58,14 @@ impl Mode {
         if rival {
             &[Self::Legacy, Self::Old]
         } else {
-            &[Self::Persistent, Self::Legacy, Self::Old, Self::OldLegacy]
+            &[Self::Persistent, Self::Fallback, Self::Legacy, Self::Old, Self::OldLegacy]
         }
     }
 
     pub fn parameters(self, rival: bool) -> &'static [&'static str] {
         match self {
             Self::Persistent => &[],
+            Self::Fallback => &["revocable_fallback=1"],
             Self::Legacy if rival => &[],
             Self::Legacy => &["persistent_api_support=0"],
             Self::Old => &["peerdirect_support=1"],

@@ -113,7 +113,7 @@ impl<'a> Runner<'a> {
     fn other_boot(&self, test: &Test) -> Option<String> {
         let here = self.request.values.get("mode")?;
         let boots = self.request.generation;
-        if let Some(mode) = test.level.mode().filter(|m| m.name() != here) {
+        if let Some(mode) = test.level.mode().filter(|m| m.boots().name() != here) {
             return Some(format!("mode {}, this boot is for {here}", mode.name()));
         }
         let generation = test.generation.filter(|g| *g != boots)?;

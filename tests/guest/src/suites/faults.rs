@@ -23,6 +23,7 @@ use crate::verbs::Mr;
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 const PERSISTENT: &[Mode] = &[Mode::Persistent];
+const FALLBACK: &[Mode] = &[Mode::Fallback];
 const RIVAL: Rival = Rival::Skip("each failure is judged by what our statistics say of it");
 /// What everything may take to settle; a killed process is not involved.
 const SOON: Duration = Duration::from_secs(5);
@@ -46,17 +47,16 @@ pub fn suite(rival: bool) -> Suite {
     // before that.
     const LEGACY: &[Mode] = &[Mode::Legacy];
     const NEVER: &[Mode] = &[];
-    // First: after a revocable pin of the others a module that stays could not be loaded anew.
     add(PERSISTENT, 300, "calls_of_a_new_pair", NEVER, calls_of_a_new_pair);
     add(PERSISTENT, 900, "allocations_of_a_new_pair", NEVER, allocations_of_a_new_pair);
     add(&BOTH, 300, "allocations_contiguous", LEGACY, allocations_contiguous);
     add(&BOTH, 900, "allocations_fragmented", LEGACY, allocations_fragmented);
     add(PERSISTENT, 300, "allocations_coherent", NEVER, allocations_coherent);
-    add(PERSISTENT, 300, "allocations_of_the_fallback", PERSISTENT, allocations_of_the_fallback);
+    add(FALLBACK, 300, "allocations_of_the_fallback", FALLBACK, allocations_of_the_fallback);
     add(&BOTH, 300, "provider_calls", NEVER, provider_calls);
     add(PERSISTENT, 300, "calls_on_coherent_memory", NEVER, calls_on_coherent_memory);
     add(&BOTH, 300, "calls_of_a_long_range", NEVER, calls_of_a_long_range);
-    add(PERSISTENT, 300, "calls_of_the_fallback", NEVER, calls_of_the_fallback);
+    add(FALLBACK, 300, "calls_of_the_fallback", NEVER, calls_of_the_fallback);
     add(&BOTH, 300, "provider_puts", NEVER, provider_puts);
     Suite { name: "faults", tests }
 }
@@ -350,11 +350,12 @@ impl Case {
         use libc::{EBUSY, EFAULT, EINVAL, EIO, ENODEV, ENOMEM, EOPNOTSUPP};
         let one_page = call == Call::Probe || self.size <= GPU_PAGE;
         let get = [Call::Probe, Call::Get, Call::GetRevocable].contains(&call);
-        let steps_aside = self.mode == Mode::Persistent && call != Call::GetRevocable;
+        let persistent = self.mode == Mode::Persistent && call != Call::GetRevocable;
         Some(match (call, errno) {
             // The start of the range is asked next, and answers that persistent pins are refused.
             (Call::Get, ENOMEM | EIO | EINVAL) if self.fallback => return None,
             // The provider says so before it knows whose memory it is, and its start proves nothing more.
+            (_, EIO) if get && one_page && persistent => (EFAULT, Some("persistent_fault")),
             (_, ENOMEM | EIO) if get && one_page => (EFAULT, Some("unproven")),
             (_, EINVAL) if get && one_page => (EFAULT, None),
             (_, ENOMEM) if get => (ENOMEM, Some("out_of_bar")),
@@ -362,9 +363,7 @@ impl Case {
             (_, EINVAL) if get => (EINVAL, Some("leaves_allocation")),
             (_, EBUSY) if get => (EBUSY, Some("busy")),
             (_, ENODEV) if get => (ENODEV, Some("no_gpu")),
-            // The revocable client takes it, if it can.
-            (_, ENOTSUPP) if get && steps_aside && !self.coherent => return None,
-            (_, ENOTSUPP) if get && steps_aside => (EOPNOTSUPP, Some("outside_bar")),
+            (_, ENOTSUPP) if get && persistent => (EOPNOTSUPP, Some("not_persistent")),
             (_, ENOTSUPP) if get => (EOPNOTSUPP, Some("not_supported")),
             // The pin stays for the next registration to put.
             (Call::Unprobe, _) => return None,

@@ -25,10 +25,9 @@ const SIZE: usize = MIB;
 
 pub fn suite(rival: bool) -> Suite {
     let persistent = [Mode::Persistent];
-    // The pair first: after a revocable pin of the other rows a module that stays could not be loaded anew.
     let tests = [
         in_modes(rival, &persistent, "new_pair_in_words", new_pair_in_words),
-        in_modes(rival, &[Mode::Persistent, Mode::Legacy], "in_words", in_words),
+        in_modes(rival, &[Mode::Persistent, Mode::Fallback, Mode::Legacy], "in_words", in_words),
         in_modes(rival, &persistent, "no_memory_in_words", no_memory_in_words),
     ];
     Suite {
@@ -43,6 +42,8 @@ enum How {
     Faults(Faults),
     /// More than was allocated.
     TooLong,
+    /// More than any BAR holds.
+    LongerThanBar,
     /// The memory goes while it is being registered.
     Freed,
     /// The kernel has no memory for one of the module's own allocations.
@@ -61,7 +62,7 @@ type Case = (&'static str, i32, How);
 const ALWAYS: u64 = 100;
 
 fn cases(mode: Mode) -> Vec<Case> {
-    use How::{Faults, Freed, Nic, TooLong};
+    use How::{Faults, Freed, LongerThanBar, Nic, TooLong};
     if mode == Mode::Legacy {
         return vec![
             ("outside_bar", libc::EOPNOTSUPP, Faults(&[("table_outside", 1, 1)])),
@@ -69,13 +70,19 @@ fn cases(mode: Mode) -> Vec<Case> {
             ("busy", libc::EBUSY, Faults(&[("get_errno", 16, ALWAYS)])),
         ];
     }
+    if mode == Mode::Fallback {
+        let neither = &[("persistent_errno", 524, ALWAYS), ("get_errno", 524, ALWAYS)];
+        return vec![("not_supported", libc::EOPNOTSUPP, Faults(neither))];
+    }
     vec![
-        ("not_supported", libc::EOPNOTSUPP, Faults(&[("persistent_errno", 524, ALWAYS), ("get_errno", 524, ALWAYS)])),
+        ("not_persistent", libc::EOPNOTSUPP, Faults(&[("persistent_errno", 524, ALWAYS)])),
         ("busy", libc::EBUSY, Faults(&[("persistent_errno", 16, ALWAYS)])),
         ("no_gpu", libc::ENODEV, Faults(&[("persistent_errno", 19, ALWAYS)])),
         ("out_of_bar", libc::ENOMEM, Faults(&[("persistent_errno", 12, 1)])),
         ("provider_fault", libc::EIO, Faults(&[("persistent_errno", 5, 1)])),
-        ("unproven", libc::EFAULT, Faults(&[("persistent_errno", 5, ALWAYS)])),
+        ("unproven", libc::EFAULT, Faults(&[("persistent_errno", 12, ALWAYS)])),
+        ("persistent_fault", libc::EFAULT, Faults(&[("persistent_errno", 5, ALWAYS)])),
+        ("longer_than_bar", libc::ENOMEM, LongerThanBar),
         ("leaves_allocation", libc::EINVAL, TooLong),
         ("table_version", libc::EIO, Faults(&[("table_version", 0x30000, 1)])),
         ("table_page_size", libc::EIO, Faults(&[("table_page_size", 7, 1)])),
@@ -193,6 +200,16 @@ fn refuse(bench: &Bench, memory: DeviceMemory, reason: &str, how: &How) -> Resul
             bench.refused(reason, va, SIZE)
         }
         How::TooLong => bench.refused(reason, va, 3 * SIZE),
+        How::LongerThanBar => {
+            lab.reset_books()?;
+            let errno = bench.refused(reason, va, 8 << 40)?;
+            let (gets, puts) = gpu::provider_calls()?;
+            ensure!(
+                (gets, puts) == (1, 1),
+                "{gets} gets and {puts} puts: the driver was asked for more than the start"
+            );
+            Ok(errno)
+        }
         How::Freed => {
             let hold = CoreHold::arm("before_dma_map")?;
             std::thread::scope(|scope| {

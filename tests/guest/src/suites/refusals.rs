@@ -52,7 +52,7 @@ fn refused(outcome: &Outcome, errno: &str, words: &[&str]) -> Result<()> {
 
 fn no_rdma_stack(_: &Env) -> Result<()> {
     modules::modprobe("nvidia", &[])?;
-    refused(&insmod()?, "Operation not supported", &["no peer-memory API", "install DOCA-OFED or MLNX_OFED"])
+    refused(&insmod()?, "Operation not supported", &["ib_uverbs is not loaded", "modprobe ib_uverbs"])
 }
 
 /// The distribution's own RDMA stack has no peer-memory API.
@@ -79,7 +79,7 @@ fn no_gpu_driver(_: &Env) -> Result<()> {
 
 /// Nothing is there: still one line.
 fn neither(_: &Env) -> Result<()> {
-    refused(&insmod()?, "Operation not supported", &["no peer-memory API"])
+    refused(&insmod()?, "Operation not supported", &["ib_uverbs is not loaded"])
 }
 
 /// Another vendor's client (or NVIDIA's module) has the name. Where the core makes /sys/kernel/mm/memory_peers of the names,
@@ -120,12 +120,20 @@ fn bad_parameters(_: &Env) -> Result<()> {
         ("peerdirect_support", "-1"),
         ("persistent_api_support", "7"),
         ("persistent_api_support", "-2147483648"),
+        ("revocable_fallback", "2"),
     ] {
         let outcome = modules::try_modprobe("nvidia-peermem", &[&format!("{parameter}={value}")])?;
         // Name, value and the right ones.
         if let Err(e) = refused(&outcome, "Invalid argument", &[&format!("{parameter}={value}:"), "use ", "0", "1"]) {
             wrong.push(format!("{parameter}={value}: {e:#}"));
         }
+    }
+    // Two that exclude each other.
+    let both = modules::try_modprobe("nvidia-peermem", &["persistent_api_support=0", "revocable_fallback=1"])?;
+    if let Err(e) =
+        refused(&both, "Invalid argument", &["revocable_fallback=1", "persistent_api_support=0", "leave one"])
+    {
+        wrong.push(format!("both: {e:#}"));
     }
     // The kernel itself refuses what is no number, with a line of its own.
     let outcome = modules::try_modprobe("nvidia-peermem", &["peerdirect_support=yes"])?;

@@ -17,7 +17,7 @@ use crate::peermem::Stats;
 use crate::test::{emit, in_modes, skip, Env, Rival, Suite, Test};
 use crate::verbs::{Loopback, Mr};
 
-const ALL: [Mode; 4] = [Mode::Persistent, Mode::Legacy, Mode::Old, Mode::OldLegacy];
+const ALL: [Mode; 5] = [Mode::Persistent, Mode::Fallback, Mode::Legacy, Mode::Old, Mode::OldLegacy];
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 
 pub fn suite(rival: bool) -> Suite {
@@ -43,10 +43,10 @@ pub fn suite(rival: bool) -> Suite {
         add(&BOTH, "host_memory_is_left_alone", Rival::Recorded, host_memory_is_left_alone);
         add(&BOTH, "bad_tables", Rival::Recorded, bad_tables);
         add(&BOTH, "provider_errors", Rival::Recorded, provider_errors);
-        add(&[Mode::Persistent], "fallback", Rival::Same, fallback);
+        add(&[Mode::Fallback], "fallback", Rival::Same, fallback);
         if mode != Mode::Old {
             tests.extend(in_modes(rival, &[mode], "mkey_fails", no_key).into_iter().map(|t| match mode {
-                Mode::Persistent => t,
+                Mode::Persistent | Mode::Fallback => t,
                 // Only what can be invalidated has a notifier to stop.
                 _ => t.not_on(Generation::stop_test_is_inverted, STOP_TEST),
             }));
@@ -61,10 +61,11 @@ fn clients_and_parameters(env: &Env) -> Result<()> {
     let version = modules::attribute(PEERMEM, "version")?;
     ensure!(!version.is_empty() && version.len() <= 14, "version {version:?}: 1 to 14 characters");
     let (peerdirect, persistent, clients): (_, _, &[&str]) = match mode {
-        Mode::Persistent => ("0", "1", &["nv_mem", "nv_mem_nc", "nv_mem_rv"]),
+        Mode::Persistent => ("0", "1", &["nv_mem"]),
+        Mode::Fallback => ("0", "1", &["nv_mem", "nv_mem_nc", "nv_mem_rv"]),
         Mode::Legacy => ("0", "0", &["nv_mem", "nv_mem_nc"]),
         // persistent_api_support keeps its default and its meaning.
-        Mode::Old => ("1", "1", &["nv_mem", "nv_mem_nc", "nv_mem_rv"]),
+        Mode::Old => ("1", "1", &["nv_mem"]),
         Mode::OldLegacy => ("1", "0", &["nv_mem", "nv_mem_nc"]),
     };
     for (name, wanted) in [("peerdirect_support", peerdirect), ("persistent_api_support", persistent)] {
@@ -496,7 +497,7 @@ fn provider_errors(env: &Env) -> Result<()> {
         (libc::EBUSY, ALWAYS, libc::EBUSY, "busy"),
         (libc::ENODEV, ALWAYS, libc::ENODEV, "no_gpu"),
         (libc::EIO, 1, libc::EIO, "provider_fault"),
-        (libc::EIO, ALWAYS, libc::EFAULT, "unproven"),
+        (libc::EIO, ALWAYS, libc::EFAULT, if mode == Mode::Persistent { "persistent_fault" } else { "unproven" }),
         (libc::ENOMEM, 1, libc::ENOMEM, "out_of_bar"),
         (libc::ENOMEM, ALWAYS, libc::EFAULT, "unproven"),
     ] {

@@ -13,14 +13,14 @@ use crate::test::{in_modes, Env, Rival, Suite};
 use crate::verbs::Loopback;
 
 const SIZE: usize = MIB;
-const EVERY: [Mode; 4] = [Mode::Persistent, Mode::Legacy, Mode::Old, Mode::OldLegacy];
-const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
+const EVERY: [Mode; 5] = [Mode::Persistent, Mode::Fallback, Mode::Legacy, Mode::Old, Mode::OldLegacy];
+const THREE: [Mode; 3] = [Mode::Persistent, Mode::Fallback, Mode::Legacy];
 
 pub fn suite(rival: bool) -> Suite {
     let mut tests = Vec::new();
     for mode in EVERY {
         tests.extend(in_modes(rival, &[mode], "is_served", is_served));
-        if BOTH.contains(&mode) {
+        if THREE.contains(&mode) {
             for (name, run) in [
                 ("is_refused_with_a_reason", is_refused_with_a_reason as fn(&Env) -> Result<()>),
                 ("host_memory_is_left_alone", host_memory_is_left_alone),
@@ -42,7 +42,7 @@ fn asked() -> Result<Vec<String>> {
 fn is_served(env: &Env) -> Result<()> {
     // NVIDIA's module of driver 550 knows the legacy pair alone.
     let owner = match env.mode()? {
-        Mode::Persistent | Mode::Old if !env.rival => "nv_mem",
+        Mode::Persistent | Mode::Fallback | Mode::Old if !env.rival => "nv_mem",
         _ => "nv_mem_nc",
     };
     let mut rng = env.rng()?;
@@ -82,8 +82,8 @@ fn is_served(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Where the platform refuses persistent pins, and only a revocable client could serve: errno and reason say so, while an
-/// MR of the same memory works.
+/// Where the platform refuses persistent pins, and only a revocable client could serve: errno and reason say so. An MR of the
+/// same memory works where there is such a client.
 fn is_refused_with_a_reason(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(SIZE)?;
@@ -92,15 +92,29 @@ fn is_refused_with_a_reason(env: &Env) -> Result<()> {
     lab::set_nic("no_invalidation", 1)?;
     let errno = bench.refused("without persistent pins", memory.va(), SIZE)?;
     lab::set_nic("no_invalidation", 0)?;
-    let revocable = if env.mode()? == Mode::Persistent { "nv_mem_rv" } else { "nv_mem" };
-    ensure!(!asked()?.iter().any(|c| c == revocable), "{revocable} was asked for what it cannot serve");
+    let (revocable, reason) = match env.mode()? {
+        Mode::Persistent => (None, "not_persistent"),
+        Mode::Fallback => (Some("nv_mem_rv"), "not_supported"),
+        _ => (Some("nv_mem"), "not_supported"),
+    };
+    ensure!(
+        !asked()?.iter().any(|c| Some(c.as_str()) == revocable),
+        "{revocable:?} was asked for what it cannot serve"
+    );
     expect_errno("without persistent pins", errno, libc::EOPNOTSUPP)?;
     let failure = lab::last_failure()?;
     let said = failure.as_ref().map(|f| (f.pid, f.va, f.length, f.errno, f.reason.as_str()));
-    let wanted = (std::process::id(), memory.va(), SIZE as u64, libc::EOPNOTSUPP, "not_supported");
+    let wanted = (std::process::id(), memory.va(), SIZE as u64, libc::EOPNOTSUPP, reason);
     ensure!(said == Some(wanted), "recorded as {failure:?}, wanted {wanted:?}");
     ensure!(gpu::pins()? == 0, "refused, but {} pins stay", gpu::pins()?);
 
+    let Some(revocable) = revocable else {
+        return expect_errno(
+            "an MR without the fallback",
+            bench.refused("an MR", memory.va(), SIZE)?,
+            libc::EOPNOTSUPP,
+        );
+    };
     let mr = bench.reg(memory.va(), SIZE)?;
     ensure!(lab::last_owner()? == revocable, "{} serves the MR, wanted {revocable}", lab::last_owner()?);
     ensure!(lab::last_failure()? == failure, "an MR that is served was recorded as a refusal");

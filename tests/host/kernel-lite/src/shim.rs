@@ -229,6 +229,10 @@ extern "C" fn nvpm_param_persistent_api_support() -> c_int {
     PERSISTENT.load(SeqCst).into()
 }
 #[no_mangle]
+extern "C" fn nvpm_param_revocable_fallback() -> c_int {
+    0
+}
+#[no_mangle]
 extern "C" fn nvpm_module_get() -> c_int {
     MODULE_REFS.fetch_add(1, SeqCst);
     1
@@ -239,6 +243,10 @@ extern "C" fn nvpm_module_put() {
 }
 #[no_mangle]
 extern "C" fn nvpm_core_present() -> c_int {
+    1
+}
+#[no_mangle]
+extern "C" fn nvpm_uverbs_loaded() -> c_int {
     1
 }
 #[no_mangle]

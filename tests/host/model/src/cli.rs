@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `run SCENARIO GENERATION [persistent] [fault=NAME] [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order]
+//! `run SCENARIO GENERATION [persistent|fallback] [fault=NAME] [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order]
 //! [verbose]`: one scenario in one process, because the module's statics exist once per process. Prints one line, with
 //! the number of executions that did each thing of `rt::cover`; after a violation also the steps that led there, and
 //! then the exit status is 86.
@@ -9,7 +9,7 @@ use crate::explore::Outcome;
 use crate::rdma::GENERATIONS;
 use crate::rt::rt;
 use crate::scenario::{search, Scenario, Search, EXHAUSTIVE, RANDOM};
-use crate::world::{Fault, Module, FAULTS};
+use crate::world::{Fault, Mode, Module, FAULTS};
 
 fn fail(text: &str) -> ! {
     eprintln!("{text}");
@@ -47,7 +47,7 @@ macro_rules! main {
 pub fn main(module: Module) {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [name, generation, options @ ..] = &args[..] else {
-        fail("usage: run SCENARIO GENERATION [persistent] [fault=NAME] [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order] [verbose]");
+        fail("usage: run SCENARIO GENERATION [persistent|fallback] [fault=NAME] [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order] [verbose]");
     };
     let Some((name, body)) = EXHAUSTIVE.iter().chain(RANDOM).find(|s| s.0 == name) else {
         fail(&format!("no scenario {name}"));
@@ -56,11 +56,13 @@ pub fn main(module: Module) {
         fail(&format!("no generation {generation}: one of {GENERATIONS:?}"));
     };
     let mut scenario =
-        Scenario { name, generation, persistent_first: false, fault: None, fail_allocation: None, body: *body };
+        Scenario { name, generation, mode: Mode::Legacy, fault: None, fail_allocation: None, body: *body };
     let mut how = Search::All { limit: 10_000_000 };
     for option in options {
         if option == "persistent" {
-            scenario.persistent_first = true;
+            scenario.mode = Mode::Persistent;
+        } else if option == "fallback" {
+            scenario.mode = Mode::Fallback;
         } else if option == "any-order" {
             rt().any_order = true;
         } else if option == "verbose" {

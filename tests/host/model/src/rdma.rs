@@ -91,7 +91,7 @@ pub struct Umem {
 
 pub struct Core {
     pub generation: Generation,
-    clients: Vec<Client>,
+    pub clients: Vec<Client>,
     pub umems: Vec<Umem>,
     pub invalidations: usize,
     /// MRs can be invalidated, queues and the like cannot.

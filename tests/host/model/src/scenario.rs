@@ -6,7 +6,7 @@ use crate::explore::{Exhaustive, Filtered, Outcome};
 use crate::gpu::{self, Alloc, BAR, PAGE};
 use crate::rdma::{self, Generation};
 use crate::rt::{self, fail, rt, spawn};
-use crate::world::{self, w, Fault, Module, World, FAULTS};
+use crate::world::{self, w, Fault, Mode, Module, World, FAULTS};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 use std::cell::RefCell;
@@ -26,7 +26,7 @@ pub enum Search {
 pub struct Scenario {
     pub name: &'static str,
     pub generation: Generation,
-    pub persistent_first: bool,
+    pub mode: Mode,
     pub fault: Option<Fault>,
     /// The so-many-th allocation after loading fails.
     pub fail_allocation: Option<usize>,
@@ -98,7 +98,7 @@ pub fn finish() {
 }
 
 fn load(scenario: &Scenario) {
-    w().persistent_first = scenario.persistent_first;
+    w().mode = scenario.mode;
     if w().insmod() != 0 {
         fail("insmod fails".into());
     }
@@ -234,6 +234,11 @@ fn choose(n: u64) -> u64 {
     shuttle::rand::thread_rng().gen_range(0..n)
 }
 
+/// Revocable pins most of the time: without a callback there is little to explore.
+fn choose_mode() -> Mode {
+    [Mode::Persistent, Mode::Fallback].get(choose(8) as usize).copied().unwrap_or(Mode::Legacy)
+}
+
 unsafe extern "C" fn others_callback(_: *mut std::ffi::c_void) {}
 
 /// Another module's pin in the same process, by the same API.
@@ -252,8 +257,7 @@ fn everything(scenario: &Scenario) {
     // provider that no client can help (docs/safety.md#late-callback). So the two are not mixed.
     let unloads = choose(4) == 0;
     w().late_callbacks = !unloads && choose(8) == 0;
-    let persistent_first = choose(4) == 0;
-    load(&Scenario { persistent_first, ..*scenario });
+    load(&Scenario { mode: choose_mode(), ..*scenario });
     let memory = [alloc(1, 0), alloc(2, 1)];
     let leaks = matches!(w().core.generation, Generation::V51 | Generation::Inverted | Generation::Fixed);
     for _ in 0..choose(3) {
@@ -315,8 +319,7 @@ fn everything(scenario: &Scenario) {
 
 /// The HCA goes away with everything that is registered; its device is gone afterwards.
 fn hca_removal(scenario: &Scenario) {
-    let persistent_first = choose(4) == 0;
-    load(&Scenario { persistent_first, ..*scenario });
+    load(&Scenario { mode: choose_mode(), ..*scenario });
     let memory = [alloc(1, 0), alloc(2, 1)];
     let mut live = Vec::new();
     for number in [0, 0, 1] {

@@ -40,6 +40,19 @@ pub struct Module {
     pub stats: unsafe extern "C" fn(*mut c_void),
 }
 
+/// The parameters that the module is loaded with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// `persistent_api_support=0`.
+    Legacy,
+    /// None.
+    Persistent,
+    /// `revocable_fallback=1`.
+    Fallback,
+}
+
+pub const MODES: [Mode; 3] = [Mode::Legacy, Mode::Persistent, Mode::Fallback];
+
 /// Something that goes wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
@@ -105,7 +118,7 @@ pub struct SgTable {
 
 pub struct World {
     pub module: Module,
-    pub persistent_first: bool,
+    pub mode: Mode,
     pub plain: bool,
     pub gpu: Gpu,
     pub core: Core,
@@ -150,7 +163,7 @@ impl World {
     pub fn create(module: Module, generation: Generation) {
         let world = Self {
             module,
-            persistent_first: false,
+            mode: Mode::Legacy,
             plain: generation == Generation::V49,
             gpu: Gpu::new(),
             core: Core::new(generation),
@@ -276,7 +289,12 @@ extern "C" fn nvpm_param_peerdirect_support() -> c_int {
 
 #[no_mangle]
 extern "C" fn nvpm_param_persistent_api_support() -> c_int {
-    w().persistent_first.into()
+    (w().mode != Mode::Legacy).into()
+}
+
+#[no_mangle]
+extern "C" fn nvpm_param_revocable_fallback() -> c_int {
+    (w().mode == Mode::Fallback).into()
 }
 
 #[no_mangle]
@@ -312,6 +330,11 @@ extern "C" fn nvpm_core_present() -> c_int {
 }
 
 #[no_mangle]
+extern "C" fn nvpm_uverbs_loaded() -> c_int {
+    1
+}
+
+#[no_mangle]
 extern "C" fn nvpm_core_register(
     client: *const raw::peer_memory_client,
     invalidate: *mut raw::invalidate_peer_memory,
@@ -330,12 +353,7 @@ extern "C" fn nvpm_provider_present() -> c_int {
 }
 
 #[no_mangle]
-extern "C" fn nvpm_p2p_get(
-    va: u64,
-    length: u64,
-    table: *mut *mut raw::nvidia_p2p_page_table,
-    ticket: u64,
-) -> c_int {
+extern "C" fn nvpm_p2p_get(va: u64, length: u64, table: *mut *mut raw::nvidia_p2p_page_table, ticket: u64) -> c_int {
     gpu::get(false, true, va, length, table, None, ticket as usize)
 }
 

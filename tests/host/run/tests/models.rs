@@ -126,7 +126,7 @@ fn all_orders_of_the_small_scenarios() {
 #[test]
 fn all_orders_of_every_error_exit() {
     // The fault, floors of revocable pins in the order of GENERATIONS, floor of persistent ones. No callback comes for
-    // those, so there are few orders; where the persistent API is not supported the module goes on with a revocable one.
+    // those, so there are few orders; where the provider cannot pin persistently the module goes on with a revocable one.
     const FLOORS: [(&str, [usize; 4], usize); 14] = [
         ("GetNoMemory", [25, 25, 25, 25], 3),
         ("GetNotSupported", [360, 360, 380, 440], 360),
@@ -157,7 +157,7 @@ fn all_orders_of_every_error_exit() {
         for (fault, revocable_floors, persistent_floor) in FLOORS {
             let fault_is = format!("fault={fault}");
             let revocable = all(&["free-against-one", generation, &fault_is], revocable_floors[at]);
-            let persistent = all(&["free-against-one", generation, &fault_is, "persistent"], persistent_floor);
+            let persistent = all(&["free-against-one", generation, &fault_is, "fallback"], persistent_floor);
             executions += revocable.executions + persistent.executions;
             floor += revocable_floors[at] + persistent_floor;
             // Known bugs of the core are modelled, not repaired: this one locks itself out.

@@ -7,7 +7,7 @@ use model::raw::nvidia_p2p_page_table as PageTable;
 use model::rdma::{self, Generation};
 use model::rt::rt;
 use model::scenario::{alloc, finish, VA};
-use model::world::{w, Fault, Module, World};
+use model::world::{w, Fault, Mode, Module, World, MODES};
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard};
 
@@ -23,7 +23,7 @@ extern "C" {
 }
 
 /// The module's statics exist once per process: tests take turns.
-fn load(persistent_first: bool) -> MutexGuard<'static, ()> {
+fn load(mode: Mode) -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
     let module = Module {
@@ -37,7 +37,7 @@ fn load(persistent_first: bool) -> MutexGuard<'static, ()> {
     rt().begin();
     rt().keep_prints = true;
     World::create(module, Generation::Fixed);
-    w().persistent_first = persistent_first;
+    w().mode = mode;
     assert_eq!(w().insmod(), 0);
     alloc(1, 0);
     rt().me().process = 1;
@@ -74,9 +74,9 @@ fn odd_tables_are_refused_with_the_reason_and_put_back() {
         // SAFETY: As above.
         ("a crooked page", |t| unsafe { (**t.pages).physical_address += 4096 }, "impossible address"),
     ];
-    for persistent_first in [false, true] {
+    for mode in MODES {
         for (name, spoil, reason) in cases {
-            let _turn = load(persistent_first);
+            let _turn = load(mode);
             w().gpu.spoil = Some(spoil);
             assert_eq!(rdma::register(VA + 0x3210, PAGE), Err(gpu::EIO), "{name}");
             assert!(said(reason), "{name}: {:?}", rt().printed);
@@ -88,7 +88,7 @@ fn odd_tables_are_refused_with_the_reason_and_put_back() {
 #[test]
 fn both_table_versions_are_taken() {
     for version in [0x0001_0001, 0x0001_0002, 0x0002_0000] {
-        let _turn = load(false);
+        let _turn = load(Mode::Legacy);
         w().gpu.spoil = Some(match version {
             0x0001_0001 => |t| t.version = 0x0001_0001,
             0x0001_0002 => |t| t.version = 0x0001_0002,
@@ -100,8 +100,8 @@ fn both_table_versions_are_taken() {
 }
 
 /// What one registration of `len` bytes at `va` gives, and how often the provider was asked.
-fn ask(persistent_first: bool, va: u64, len: u64, faults: &[Fault]) -> (Result<(), i32>, usize) {
-    let _turn = load(persistent_first);
+fn ask(mode: Mode, va: u64, len: u64, faults: &[Fault]) -> (Result<(), i32>, usize) {
+    let _turn = load(mode);
     w().faults.extend(faults);
     let result = rdma::register(va, len).map(|_| ());
     let gets = w().gpu.gets;
@@ -114,20 +114,20 @@ const EOPNOTSUPP: i32 = -95;
 
 #[test]
 fn memory_is_pinned_once() {
-    for persistent_first in [false, true] {
-        assert_eq!(ask(persistent_first, VA + 0x3210, PAGE, &[]), (Ok(()), 1));
-        assert_eq!(ask(persistent_first, VA, PAGE, &[]), (Ok(()), 1));
+    for mode in MODES {
+        assert_eq!(ask(mode, VA + 0x3210, PAGE, &[]), (Ok(()), 1));
+        assert_eq!(ask(mode, VA, PAGE, &[]), (Ok(()), 1));
     }
 }
 
 #[test]
 fn host_memory_is_not_ours_and_asked_for_once() {
-    for persistent_first in [false, true] {
+    for mode in MODES {
         // Inside one granule; over two; huge: then the first granule is asked for before anything large is allocated.
         for (va, len, gets) in [(0x5000_0000, 4096, 1), (0x5000_f000, 8192, 2), (0x5000_0000, 2 << 30, 1)] {
-            assert_eq!(ask(persistent_first, va, len, &[]), (Err(EFAULT), gets), "{va:#x} {len:#x}");
+            assert_eq!(ask(mode, va, len, &[]), (Err(EFAULT), gets), "{va:#x} {len:#x}");
         }
-        let _turn = load(persistent_first);
+        let _turn = load(mode);
         let _ = rdma::register(0x5000_f000, 8192);
         assert!(!said("refused"), "not silent for host memory: {:?}", rt().printed);
         unload();
@@ -136,50 +136,119 @@ fn host_memory_is_not_ours_and_asked_for_once() {
 
 #[test]
 fn a_range_that_leaves_its_allocation_is_refused_as_ours() {
-    for persistent_first in [false, true] {
-        assert_eq!(ask(persistent_first, VA + 3 * PAGE, 2 * PAGE, &[]), (Err(gpu::EINVAL), 2));
+    for mode in MODES {
+        assert_eq!(ask(mode, VA + 3 * PAGE, 2 * PAGE, &[]), (Err(gpu::EINVAL), 2));
     }
 }
 
 #[test]
 fn a_wrapping_range_is_not_asked_for() {
-    assert_eq!(ask(true, u64::MAX - 4095, 4096, &[]), (Err(EFAULT), 0));
-    assert_eq!(ask(true, VA, u64::MAX - VA + 1, &[]), (Err(EFAULT), 0));
-    assert_eq!(ask(true, VA, 0, &[]), (Err(EFAULT), 0));
+    assert_eq!(ask(Mode::Fallback, u64::MAX - 4095, 4096, &[]), (Err(EFAULT), 0));
+    assert_eq!(ask(Mode::Fallback, VA, u64::MAX - VA + 1, &[]), (Err(EFAULT), 0));
+    assert_eq!(ask(Mode::Fallback, VA, 0, &[]), (Err(EFAULT), 0));
 }
 
 #[test]
 fn errors_that_prove_ownership_reach_the_user() {
-    for persistent_first in [false, true] {
-        assert_eq!(ask(persistent_first, VA, PAGE, &[Fault::GetBusy]), (Err(gpu::EBUSY), 1));
+    for mode in MODES {
+        assert_eq!(ask(mode, VA, PAGE, &[Fault::GetBusy]), (Err(gpu::EBUSY), 1));
     }
 }
 
 #[test]
 fn a_full_bar_is_ours_if_its_start_can_be_pinned() {
-    for persistent_first in [false, true] {
-        assert_eq!(ask(persistent_first, VA, 2 * PAGE, &[Fault::GetBarFull]), (Err(gpu::ENOMEM), 2));
-        assert_eq!(ask(persistent_first, VA, 2 * PAGE, &[Fault::GetIo]), (Err(gpu::EIO), 2));
+    for mode in MODES {
+        assert_eq!(ask(mode, VA, 2 * PAGE, &[Fault::GetBarFull]), (Err(gpu::ENOMEM), 2));
+        // With the fallback a revocable pin tells what the failure of a persistent one means.
+        let failed = if mode == Mode::Fallback { Ok(()) } else { Err(gpu::EIO) };
+        assert_eq!(ask(mode, VA, 2 * PAGE, &[Fault::GetIo]), (failed, 2));
     }
 }
 
 #[test]
 fn a_provider_without_memory_proves_nothing() {
-    for persistent_first in [false, true] {
+    for mode in MODES {
         // GPU memory: nobody can say so, the user sees what get_user_pages() said, and a line says why.
         let both = [Fault::GetNoMemory, Fault::GetNoMemory];
-        assert_eq!(ask(persistent_first, VA, 2 * PAGE, &both), (Err(EFAULT), 2));
+        assert_eq!(ask(mode, VA, 2 * PAGE, &both), (Err(EFAULT), 2));
         // Two different failures prove no more than one twice.
         let mixed = [Fault::GetNoMemory, Fault::GetIo];
-        assert_eq!(ask(persistent_first, VA, 2 * PAGE, &mixed), (Err(EFAULT), 2));
+        assert_eq!(ask(mode, VA, 2 * PAGE, &mixed), (Err(EFAULT), 2));
         // Host memory: the one-granule pin says that it is not ours.
-        assert_eq!(ask(persistent_first, 0x5000_0000, 2 * PAGE, &both[..1]), (Err(EFAULT), 2));
+        assert_eq!(ask(mode, 0x5000_0000, 2 * PAGE, &both[..1]), (Err(EFAULT), 2));
+    }
+}
+
+/// The provider cannot duplicate the object: it fails in the same way for each part of it.
+#[test]
+fn memory_that_cannot_be_pinned_persistently_is_pinned_revocably_or_refused_in_words() {
+    let always = [Fault::GetIo, Fault::GetIo];
+    assert_eq!(ask(Mode::Persistent, VA, 2 * PAGE, &always), (Err(EFAULT), 2));
+    let _turn = load(Mode::Persistent);
+    w().faults.extend(always);
+    let _ = rdma::register(VA, 2 * PAGE);
+    assert!(said("revocable_fallback=1"), "{:?}", rt().printed);
+    unload();
+    drop(_turn);
+    let _turn = load(Mode::Fallback);
+    w().faults.push(Fault::GetIo);
+    let umem = rdma::register(VA, 2 * PAGE).expect("the revocable client takes it");
+    assert!(!w().gpu.pins[w().core.umems[umem].pin].persistent);
+    // Host memory stays what it is, and nobody speaks of it.
+    w().faults.push(Fault::GetIo);
+    rt().printed.clear();
+    assert_eq!(rdma::register(0x5000_0000, PAGE).map(|_| ()), Err(EFAULT));
+    assert!(!said("refused"), "{:?}", rt().printed);
+    w().faults.clear();
+    // A queue: the revocable client is not asked, so nobody knows whose it is.
+    w().core.invalidation_supported = false;
+    w().faults.push(Fault::GetIo);
+    assert_eq!(rdma::register(VA, PAGE).map(|_| ()), Err(EFAULT));
+    assert!(said("use dma-buf"), "{:?}", rt().printed);
+    w().core.invalidation_supported = true;
+    unload();
+}
+
+/// The provider allocates in proportion to the length: more than the BAR holds is not asked for.
+#[test]
+fn a_range_longer_than_its_bar_is_refused_before_the_provider_is_asked_for_it() {
+    for mode in MODES {
+        assert_eq!(ask(mode, VA, (1 << 40) + PAGE, &[]), (Err(gpu::ENOMEM), 1));
+        let _turn = load(mode);
+        let _ = rdma::register(VA, 1 << 40);
+        assert!(said("longer than the whole BAR1"), "{:?}", rt().printed);
+        unload();
+    }
+}
+
+/// The start of a long range is pinned, and its table is of no use.
+#[test]
+fn a_long_range_whose_start_has_an_odd_table_is_refused_with_the_reason() {
+    let _turn = load(Mode::Persistent);
+    w().gpu.spoil = Some(|t| t.version = 0x0003_0000);
+    assert_eq!(rdma::register(VA, 1 << 40).map(|_| ()), Err(gpu::EIO));
+    assert!(said("unknown version"), "{:?}", rt().printed);
+    assert_eq!(w().gpu.gets, 1);
+    unload();
+}
+
+#[test]
+fn without_the_fallback_the_refusal_names_it() {
+    for queue in [false, true] {
+        let _turn = load(Mode::Persistent);
+        w().core.invalidation_supported = !queue;
+        w().faults.push(Fault::GetNotSupported);
+        assert_eq!(rdma::register(VA, PAGE).map(|_| ()), Err(EOPNOTSUPP));
+        assert_eq!((w().gpu.gets, w().core.clients.len()), (1, 1));
+        assert!(said("revocable_fallback=1"), "{:?}", rt().printed);
+        w().core.invalidation_supported = true;
+        unload();
     }
 }
 
 #[test]
 fn not_supported_makes_the_persistent_client_step_aside_once() {
-    let _turn = load(true);
+    let _turn = load(Mode::Fallback);
     w().faults.push(Fault::GetNotSupported);
     let umem = rdma::register(VA, PAGE).expect("the revocable client takes it");
     assert!(!w().gpu.pins[w().core.umems[umem].pin].persistent);
@@ -189,7 +258,7 @@ fn not_supported_makes_the_persistent_client_step_aside_once() {
 
 #[test]
 fn not_supported_is_the_answer_where_nothing_is_left() {
-    let _turn = load(false);
+    let _turn = load(Mode::Legacy);
     w().faults.push(Fault::GetNotSupported);
     // A queue: the revocable client is not asked, and the persistent one comes last.
     w().core.invalidation_supported = false;
@@ -201,7 +270,7 @@ fn not_supported_is_the_answer_where_nothing_is_left() {
 /// A queue where the platform refuses persistent pins: the core skips the revocable client, and the last one tells.
 #[test]
 fn memory_that_only_a_revocable_client_could_pin_is_refused_with_a_reason() {
-    let _turn = load(true);
+    let _turn = load(Mode::Fallback);
     w().core.invalidation_supported = false;
     w().faults.push(Fault::GetNotSupported);
     assert_eq!(rdma::register(VA, PAGE).map(|_| ()), Err(EOPNOTSUPP));
@@ -219,7 +288,7 @@ fn memory_that_only_a_revocable_client_could_pin_is_refused_with_a_reason() {
 /// The core may skip the second client: what the first one left for it must not be found by a later question.
 #[test]
 fn a_verdict_that_nobody_asked_for_is_forgotten() {
-    let _turn = load(true);
+    let _turn = load(Mode::Fallback);
     let later = VA + (1 << 32);
     w().core.invalidation_supported = false;
     assert_eq!(rdma::register(later, PAGE).map(|_| ()), Err(EFAULT));
@@ -239,8 +308,8 @@ fn the_hca_is_given_bus_addresses() {
     // Bus addresses may lie above and below those of the CPU.
     for bus_offset in [0, 8 << 40, u64::MAX - BAR + 1] {
         for iommu in [false, true] {
-            for persistent_first in [false, true] {
-                let _turn = load(persistent_first);
+            for mode in MODES {
+                let _turn = load(mode);
                 w().bus_offset = bus_offset;
                 w().iommu = iommu;
                 let umem = rdma::register(VA + 0x3210, PAGE).expect("GPU memory");
@@ -260,8 +329,8 @@ fn pages_of_128_kib_begin_where_the_range_does() {
         t.page_size = 2;
         t.entries /= 2;
     }
-    for persistent_first in [false, true] {
-        let _turn = load(persistent_first);
+    for mode in MODES {
+        let _turn = load(mode);
         w().scattered = false;
         w().gpu.spoil = Some(pages_of_128_kib);
         assert_eq!(VA % (2 * PAGE), 0);
@@ -277,7 +346,7 @@ fn pages_of_128_kib_begin_where_the_range_does() {
 #[test]
 fn the_provider_is_asked_once_for_each_of_many_pairs() {
     const NICS: u64 = 500;
-    let _turn = load(true);
+    let _turn = load(Mode::Fallback);
     for round in 0..2 {
         for nic in 0..NICS {
             // Functions of many buses: eight each, then the next device.

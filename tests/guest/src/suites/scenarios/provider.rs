@@ -154,7 +154,7 @@ pub fn both_kinds(env: &Env) -> Result<()> {
     let (_source, source_mr) = bench.registered(SIZE)?;
     for persistent_first in [true, false] {
         let memory = bench.cuda.alloc(SIZE)?;
-        let persistent_mode = env.mode()? == Mode::Persistent;
+        let persistent_mode = env.mode()? != Mode::Legacy;
         let kept = if persistent_mode {
             bench.reg(memory.va(), SIZE)?
         } else {

@@ -24,6 +24,8 @@ pub enum By {
 const BOTH: &[Mode] = &[Mode::Persistent, Mode::Legacy];
 /// There is no callback in the other mode.
 const LEGACY: &[Mode] = &[Mode::Legacy];
+/// Those in which a revocable pin and a persistent one can be had.
+const TWO_KINDS: &[Mode] = &[Mode::Fallback, Mode::Legacy];
 
 const fn here(clause: &'static str, name: &'static str, modes: &'static [Mode], run: fn(&Env) -> Result<()>) -> Row {
     Row { clause, by: By::Here { name, modes, hangs: None, run } }
@@ -58,7 +60,7 @@ pub const TABLE: &[Row] = &[
         LEGACY,
         free::unmapped_and_mapped,
     ),
-    here("persistent and revocable on the same memory", "both_kinds", BOTH, provider::both_kinds),
+    here("persistent and revocable on the same memory", "both_kinds", TWO_KINDS, provider::both_kinds),
     here("kill -9 with MRs live", "killed", BOTH, process::killed),
     here("kill -9 in acquire", "killed_in_acquire", BOTH, process::killed_in_acquire),
     here("kill -9 in get_pages", "killed_in_get_pages", BOTH, process::killed_in_get_pages),
@@ -86,7 +88,7 @@ pub const TABLE: &[Row] = &[
     here(
         "free on the way and during deregistration, -ENOTSUPP with a fallback",
         "free_of_the_fallback",
-        &[Mode::Persistent],
+        &[Mode::Fallback],
         free::of_the_fallback,
     ),
     here("deregistration during the callback", "dereg_during_callback", LEGACY, free::dereg_during_callback),
