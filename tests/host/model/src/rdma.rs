@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! ib_core's peer-memory part and the HCA driver above it, in four generations
+//! ib_core's peer-memory part and the HCA driver above it, in two generations
 //! (docs/facts.md#the-rdma-core).
 //!
 //! The HCA is modelled by what it could do: an mkey that is live and not fenced can touch its memory at any time, so
@@ -12,22 +12,18 @@
 
 use crate::raw;
 use crate::rt::{self, fail, note, rt, Rank};
-use crate::world::{self, device, in_text, w, Fault, SgTable, CLIENT, HCA, MR, P, SG, UMEM};
+use crate::world::{self, device, in_text, w, Fault, SgTable, CLIENT, HCA, P, SG, UMEM};
 use kernel::ffi::c_void;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Generation {
-    /// MLNX_OFED 4.9: unmaps, puts and releases inside invalidate, under a lock per client.
-    V49,
-    /// 5.1 to 5.4 without UNMAPS: unmaps and puts inside invalidate and under mapping_lock.
-    V51,
-    /// UNMAPS, with the inverted test in stop_invalidation_notifier (5.4 to 25.01).
+    /// With the inverted test in stop_invalidation_notifier (OFED 5.5 to 25.01).
     Inverted,
-    /// UNMAPS, as in OFED 25.04 and later.
+    /// As in OFED 25.04 and later.
     Fixed,
 }
 
-pub const GENERATIONS: [Generation; 4] = [Generation::V49, Generation::V51, Generation::Inverted, Generation::Fixed];
+pub const GENERATIONS: [Generation; 2] = [Generation::Inverted, Generation::Fixed];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -48,22 +44,6 @@ pub struct Client {
     next_ticket: u64,
 }
 
-/// invalidation_ctx and the driver's peer_id of the 4.9 core.
-#[derive(Clone, Copy)]
-struct Old {
-    func: bool,
-    peer_invalidated: bool,
-    inflight: bool,
-    peer_callback: bool,
-    /// Completed by who removes the ticket, when the callback waits.
-    comp: usize,
-    /// Completed when it is known whether there is an mkey.
-    mkey_known: usize,
-    /// Completed when the callback destroyed the MR.
-    destroyed: usize,
-    invalidated: usize,
-}
-
 pub struct Umem {
     client: usize,
     context: *mut c_void,
@@ -82,7 +62,6 @@ pub struct Umem {
     released: bool,
     /// Its pointer to the client is NULL.
     forgotten: bool,
-    old: Old,
     va: u64,
     len: u64,
     /// L was last taken in release with this number, per lock.
@@ -117,9 +96,8 @@ pub(crate) fn register_client(
 ) -> *mut c_void {
     // SAFETY: The module's static object, filled in.
     let (version_end, ex) = unsafe { ((*client).version[15], client.cast::<raw::peer_memory_client_ex>()) };
-    let can_unmap = matches!(w().core.generation, Generation::Inverted | Generation::Fixed);
     // SAFETY: The last byte of the version says that the object is the longer one.
-    let unmaps = can_unmap && version_end != 0 && unsafe { (*ex).ex_size >= 148 && (*ex).flags & 1 != 0 };
+    let unmaps = version_end != 0 && unsafe { (*ex).ex_size >= 148 && (*ex).flags & 1 != 0 };
     if !invalidate.is_null() {
         // SAFETY: The module's static place.
         unsafe { invalidate.write(Some(invalidate_peer_memory)) };
@@ -135,7 +113,7 @@ pub(crate) fn register_client(
         users: 0,
         idle,
         tickets: Vec::new(),
-        next_ticket: u64::from(w().core.generation == Generation::V49),
+        next_ticket: 0,
     });
     let number = w().core.clients.len() - 1;
     rt::unlock(P);
@@ -185,9 +163,8 @@ fn get_pages(umem: usize, ticket: u64) -> i32 {
     // SAFETY: As in `call!`.
     let f = unsafe { (*w().core.clients[client].object).get_pages }.expect("mandatory");
     let outer = rt().me().umem.replace(umem);
-    let table = if w().core.generation == Generation::V49 { sgt(umem) } else { std::ptr::null_mut() };
     // SAFETY: As the core calls it.
-    let ret = in_text(|| unsafe { f(va, len, 1, 0, table, context, ticket) });
+    let ret = in_text(|| unsafe { f(va, len, 1, 0, std::ptr::null_mut(), context, ticket) });
     rt().me().umem = outer;
     ret
 }
@@ -312,10 +289,7 @@ fn fence(umem: usize) {
 /// ibv_reg_mr() on memory of a GPU: the number of the umem, or an errno.
 pub fn register(va: u64, len: u64) -> Result<usize, i32> {
     let found = acquire(va, len)?;
-    let result = match w().core.generation {
-        Generation::V49 => register_old(found),
-        _ => register_new(found),
-    };
+    let result = register_umem(found);
     if result.is_ok() {
         w().core.umems[found].registered = true;
         if w().core.umems.iter().filter(|u| u.registered).count() >= 3 {
@@ -347,7 +321,6 @@ fn acquire(va: u64, len: u64) -> Result<usize, i32> {
             let idle = c.idle;
             rt().flags[idle] = false;
             let lock = rt().new_id();
-            let (comp, mkey_known, destroyed) = (rt::new_flag(), rt::new_flag(), rt::new_flag());
             let process = rt().me().process;
             // A refused registration has no pin; it never reaches the HCA.
             let pin = w().acquiring[me].unwrap_or(99);
@@ -366,16 +339,6 @@ fn acquire(va: u64, len: u64) -> Result<usize, i32> {
                 registered: false,
                 released: false,
                 forgotten: false,
-                old: Old {
-                    func: false,
-                    peer_invalidated: false,
-                    inflight: false,
-                    peer_callback: false,
-                    comp,
-                    mkey_known,
-                    destroyed,
-                    invalidated: 0,
-                },
                 va,
                 len,
                 release_took: Vec::new(),
@@ -414,8 +377,6 @@ fn remove_ticket(umem: usize) {
     rt::unlock(lock);
 }
 
-// 5.1 and later.
-
 fn lock_mapping(umem: usize) {
     let lock = w().core.umems[umem].lock;
     if rt::owns(lock) {
@@ -427,7 +388,7 @@ fn lock_mapping(umem: usize) {
     rt::lock(Rank::M, lock, "M");
 }
 
-fn register_new(umem: usize) -> Result<(), i32> {
+fn register_umem(umem: usize) -> Result<(), i32> {
     let client = w().core.umems[umem].client;
     if w().fault(Fault::UmemAlloc) {
         put_client(umem);
@@ -524,7 +485,7 @@ fn stop(umem: usize) {
     } else {
         let lock_now = match w().core.generation {
             Generation::Inverted => has_ticket,
-            _ => !has_ticket,
+            Generation::Fixed => !has_ticket,
         };
         if lock_now {
             lock_mapping(umem);
@@ -579,9 +540,6 @@ pub fn deregister(umem: usize) {
     if rt().me().process != w().core.umems[umem].process {
         rt::cover("foreign-deregistration");
     }
-    if w().core.generation == Generation::V49 {
-        return deregister_old(umem);
-    }
     fence(umem);
     stop(umem);
     release_umem(umem);
@@ -600,10 +558,6 @@ unsafe extern "C" fn invalidate_peer_memory(which: *mut c_void, ticket: u64) -> 
     w().core.invalidations += 1;
     check_decision(client, ticket);
     // The thunk is left for the core's text; the callback's frame below it stays.
-    if w().core.generation == Generation::V49 {
-        invalidate_old(client, ticket);
-        return 0;
-    }
     let lock = CLIENT + client as u64;
     rt::lock(Rank::Leaf, lock, "the core's tickets");
     let found = w().core.clients[client].tickets.iter().find(|t| t.0 == ticket).map(|t| t.1);
@@ -648,145 +602,5 @@ fn check_decision(client: usize, ticket: u64) {
         if rt().on_heap(lock) && took.iter().any(|t| t.0 == lock && t.1 > when) {
             fail(format!("decides to invalidate umem {umem} after its release"));
         }
-    }
-}
-
-// 4.9.
-
-fn register_old(umem: usize) -> Result<(), i32> {
-    let client = w().core.umems[umem].client;
-    let wants = w().core.clients[client].wants_invalidation;
-    let mut ticket = 0;
-    if wants {
-        match add_ticket(umem) {
-            Some(given) => ticket = given,
-            None => {
-                put_client(umem);
-                return Err(-12);
-            }
-        }
-    }
-    let mut ret = get_pages(umem, ticket);
-    if ret == 0 {
-        page_size(umem);
-        ret = dma_map(umem);
-        if ret != 0 {
-            put_pages(umem);
-        }
-    }
-    if ret != 0 {
-        if wants {
-            destroy_context(umem);
-        }
-        put_client(umem);
-        return Err(ret);
-    }
-    w().core.umems[umem].state = State::Mapped;
-    // It walks the list before it activates, whatever the callback does meanwhile.
-    read_table(umem);
-    if wants {
-        // It activates before there is an mkey.
-        let lock = CLIENT + client as u64;
-        rt::lock(Rank::M, lock, "the 4.9 client's lock");
-        let too_late = w().core.umems[umem].old.peer_invalidated;
-        w().core.umems[umem].old.func = !too_late;
-        rt::unlock(lock);
-        if too_late {
-            release_old(umem);
-            return Err(-22);
-        }
-    }
-    let made = make_mkey(umem);
-    let known = w().core.umems[umem].old.mkey_known;
-    rt::touch(MR + umem as u64, true, "it is known whether there is an mkey");
-    rt().flags[known] = true;
-    if !made {
-        if wants {
-            // The callback may be inside func now; which of the two frees the context is the core's own bug.
-            let lock = CLIENT + client as u64;
-            rt::lock(Rank::M, lock, "the 4.9 client's lock");
-            w().core.umems[umem].old.func = false;
-            rt::unlock(lock);
-        }
-        release_old(umem);
-        return Err(-12);
-    }
-    Ok(())
-}
-
-/// ib_peer_destroy_invalidation_ctx.
-fn destroy_context(umem: usize) {
-    let u = &w().core.umems[umem];
-    let (client, old) = (u.client, u.old);
-    let lock = CLIENT + client as u64;
-    if !old.peer_callback {
-        rt::lock(Rank::M, lock, "the 4.9 client's lock");
-    }
-    w().core.clients[client].tickets.retain(|t| t.1 != umem);
-    let old = w().core.umems[umem].old;
-    if old.inflight {
-        rt().flags[old.comp] = true;
-    }
-    if !old.peer_callback {
-        rt::unlock(lock);
-    }
-}
-
-fn release_old(umem: usize) {
-    if w().core.umems[umem].ticket.is_some() {
-        destroy_context(umem);
-    }
-    dma_unmap(umem);
-    put_pages(umem);
-    put_client(umem);
-}
-
-fn deregister_old(umem: usize) {
-    rt::touch(MR + umem as u64, true, "mr->invalidated");
-    w().core.umems[umem].old.invalidated += 1;
-    if w().core.umems[umem].old.invalidated > 1 {
-        let destroyed = w().core.umems[umem].old.destroyed;
-        rt::wait_flag(destroyed, "wait for the callback to destroy the MR");
-        return;
-    }
-    fence(umem);
-    release_old(umem);
-}
-
-fn invalidate_old(client: usize, ticket: u64) {
-    let lock = CLIENT + client as u64;
-    rt::lock(Rank::M, lock, "the 4.9 client's lock");
-    let found = w().core.clients[client].tickets.iter().find(|t| t.0 == ticket).map(|t| t.1);
-    let Some(umem) = found else {
-        rt::unlock(lock);
-        return;
-    };
-    if !w().core.umems[umem].old.func {
-        w().core.umems[umem].old.peer_invalidated = true;
-        rt::unlock(lock);
-        return;
-    }
-    // func: mlx5_invalidate_umem.
-    let known = w().core.umems[umem].old.mkey_known;
-    rt::wait_flag(known, "wait until it is known whether there is an mkey");
-    rt::touch(MR + umem as u64, true, "mr->invalidated");
-    let has_mkey = w().core.umems[umem].mkey;
-    if has_mkey || w().core.umems[umem].old.invalidated > 0 {
-        w().core.umems[umem].old.invalidated += 1;
-        if w().core.umems[umem].old.invalidated > 1 {
-            w().core.umems[umem].old.inflight = true;
-        } else {
-            w().core.umems[umem].old.peer_callback = true;
-            fence(umem);
-            release_old(umem);
-            let destroyed = w().core.umems[umem].old.destroyed;
-            rt().flags[destroyed] = true;
-        }
-    }
-    let inflight = w().core.umems[umem].old.inflight;
-    rt::unlock(lock);
-    if inflight {
-        let comp = w().core.umems[umem].old.comp;
-        rt::wait_flag(comp, "wait for the deregistration");
     }
 }

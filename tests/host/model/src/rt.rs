@@ -57,7 +57,7 @@ pub enum Rank {
     R,
     /// One per registration, held by a free callback over the core's hook.
     Invalidation,
-    /// The per-client lock of the 4.9 core, and mapping_lock.
+    /// mapping_lock.
     M,
     /// One per registration.
     L,

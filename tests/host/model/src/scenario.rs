@@ -259,14 +259,13 @@ fn everything(scenario: &Scenario) {
     w().late_callbacks = !unloads && choose(8) == 0;
     load(&Scenario { mode: choose_mode(), ..*scenario });
     let memory = [alloc(1, 0), alloc(2, 1)];
-    let leaks = matches!(w().core.generation, Generation::V51 | Generation::Inverted | Generation::Fixed);
     for _ in 0..choose(3) {
         w().faults.push(FAULTS[choose(FAULTS.len() as u64) as usize]);
     }
     if unloads {
         w().faults.retain(|f| *f != Fault::PutForgets);
     }
-    if leaks && choose(64) == 0 {
+    if choose(64) == 0 {
         w().faults.extend([Fault::Mkey, Fault::LeakedLock]);
     }
     if choose(6) == 0 {

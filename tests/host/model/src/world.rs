@@ -16,12 +16,10 @@ pub const G: u64 = 3;
 pub const TEXT: u64 = 4;
 pub const MODULE: u64 = 5;
 pub const PROC: u64 = 6;
-/// The client's lock of the 4.9 core, or its table of tickets; plus the client's number.
+/// The client's table of tickets; plus the client's number.
 pub const CLIENT: u64 = 10;
 /// The HCA's use of one pin; plus the pin's number.
 pub const HCA: u64 = 100;
-/// The state of one MR of the 4.9 core; plus the umem's number.
-pub const MR: u64 = 300;
 /// An sg_table; plus its number.
 pub const SG: u64 = 500;
 /// A umem's pointer to its client; plus the umem's number.
@@ -119,7 +117,6 @@ pub struct SgTable {
 pub struct World {
     pub module: Module,
     pub mode: Mode,
-    pub plain: bool,
     pub gpu: Gpu,
     pub core: Core,
     pub processes: Vec<Process>,
@@ -164,7 +161,6 @@ impl World {
         let world = Self {
             module,
             mode: Mode::Legacy,
-            plain: generation == Generation::V49,
             gpu: Gpu::new(),
             core: Core::new(generation),
             processes: (0..4).map(|i| Process { tgid: 100 + i, start_ns: 7_000 + u64::from(i) }).collect(),
@@ -284,7 +280,7 @@ pub fn check_end() {
 
 #[no_mangle]
 extern "C" fn nvpm_param_peerdirect_support() -> c_int {
-    w().plain.into()
+    0
 }
 
 #[no_mangle]

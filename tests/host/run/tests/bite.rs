@@ -16,7 +16,7 @@ struct Fault {
     says: String,
 }
 
-/// What issue 4 names, by the file that plants it.
+/// Mistakes that must stay among them, each with the file that plants it.
 const NAMED: [(&str, &str); 8] = [
     ("pointer instead of ticket", "pointer-instead-of-ticket"),
     ("state lock held over put", "state-lock-over-put"),
