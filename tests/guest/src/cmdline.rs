@@ -48,15 +48,15 @@ mod tests {
     #[test]
     fn words_of_others_are_left_alone() {
         let r = Request::parse(
-            "console=ttyS0 guest.run=smoke,,demo guest.rival=1 guest.seed=7 guest.long guest.generation=5.1 quiet\n",
+            "console=ttyS0 guest.run=smoke,,demo guest.rival=1 guest.seed=7 guest.long guest.generation=5.5 quiet\n",
         )
         .unwrap();
         assert_eq!(r.suites, ["smoke", "demo"]);
         assert!(r.rival);
-        assert_eq!(r.generation, Generation::G51);
+        assert_eq!(r.generation, Generation::G55);
         assert_eq!(r.values["seed"], "7");
         assert_eq!(r.values["long"], "1");
         assert_eq!(Request::parse("console=ttyS0").unwrap(), Request::default());
-        assert!(Request::parse("guest.generation=4.9").is_err());
+        assert!(Request::parse("guest.generation=5.4").is_err());
     }
 }

@@ -28,10 +28,6 @@ pub enum Mode {
     Fallback,
     /// `persistent_api_support=0`: revocable pins first.
     Legacy,
-    /// `peerdirect_support=1`: for cores without the extended client.
-    Old,
-    /// Both: revocable pins first, and no core may leave the unmapping to the callback.
-    OldLegacy,
 }
 
 impl Mode {
@@ -40,8 +36,6 @@ impl Mode {
             Self::Persistent => "persistent",
             Self::Fallback => "fallback",
             Self::Legacy => "legacy",
-            Self::Old => "old",
-            Self::OldLegacy => "old_legacy",
         }
     }
 
@@ -56,9 +50,9 @@ impl Mode {
     /// The modes that exist: the rival of driver 550 has no persistent one and not its parameter.
     pub fn all(rival: bool) -> &'static [Self] {
         if rival {
-            &[Self::Legacy, Self::Old]
+            &[Self::Legacy]
         } else {
-            &[Self::Persistent, Self::Fallback, Self::Legacy, Self::Old, Self::OldLegacy]
+            &[Self::Persistent, Self::Fallback, Self::Legacy]
         }
     }
 
@@ -68,8 +62,6 @@ impl Mode {
             Self::Fallback => &["revocable_fallback=1"],
             Self::Legacy if rival => &[],
             Self::Legacy => &["persistent_api_support=0"],
-            Self::Old => &["peerdirect_support=1"],
-            Self::OldLegacy => &["peerdirect_support=1", "persistent_api_support=0"],
         }
     }
 }
@@ -79,53 +71,25 @@ impl Mode {
 pub enum Generation {
     #[default]
     G2504,
-    /// 5.5 to 25.01: the inverted stop test.
+    /// 5.5 to 25.01: the inverted stop test (docs/facts.md#core-bugs). A registration of a revocable client that fails after
+    /// its mapping hangs for good.
     G55,
-    /// The last of 5.1 and of 5.4, and Ubuntu 5.4: invalidates as 5.5 does, and registers as 5.1.
-    G54,
-    /// 5.1 to 5.4 before those: no UNMAPS, the core unmaps under its lock, also inside the free callback.
-    G51,
 }
 
-/// Those of which something is true.
-pub type Generations = fn(Generation) -> bool;
-
 impl Generation {
-    pub const ALL: [Self; 4] = [Self::G2504, Self::G55, Self::G54, Self::G51];
+    pub const ALL: [Self; 2] = [Self::G2504, Self::G55];
 
     /// As the core's parameter says it.
     pub fn name(self) -> &'static str {
         match self {
             Self::G2504 => "25.04",
             Self::G55 => "5.5",
-            Self::G54 => "5.4",
-            Self::G51 => "5.1",
         }
     }
 
     pub fn parse(name: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|g| g.name() == name);
-        found.with_context(|| format!("there is no core of generation {name}; there are 25.04, 5.5, 5.4 and 5.1"))
-    }
-
-    /// Whether it fences at an invalidation and leaves the rest to a client that asks for that.
-    pub fn knows_unmaps(self) -> bool {
-        self != Self::G51
-    }
-
-    /// docs/facts.md#core-bugs: a registration of a revocable client that fails after its mapping hangs for good.
-    pub fn stop_test_is_inverted(self) -> bool {
-        matches!(self, Self::G54 | Self::G55)
-    }
-
-    /// docs/facts.md#statistics: later ones count what they have just forgotten.
-    pub fn counts_dereg_pages(self) -> bool {
-        matches!(self, Self::G51 | Self::G54)
-    }
-
-    /// docs/facts.md#page-size: get_page_size comes before dma_map.
-    pub fn page_size_comes_first(self) -> bool {
-        matches!(self, Self::G51 | Self::G54)
+        found.with_context(|| format!("there is no core of generation {name}; there are 25.04 and 5.5"))
     }
 
     /// Of the core that is loaded; `None` without one, or with the mainline one.

@@ -163,7 +163,7 @@ impl<'a> Runner<'a> {
                 return Verdict::Skip(format!("rival: {why}"));
             }
         }
-        if let Some((_, why)) = test.not_on.filter(|(those, _)| those(generation)) {
+        if let Some((_, why)) = test.not_on.filter(|(not, _)| *not == generation) {
             return Verdict::Skip(format!("generation {}: {why}", generation.name()));
         }
         // A line on the console, so that the kernel's messages have a context there.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::machine::{Generation, Generations, Level, Mode};
+use crate::machine::{Generation, Level, Mode};
 
 /// What a test means when nvidia-peermem is NVIDIA's own module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,12 +35,6 @@ impl Env {
     /// The mode of a test that declared `Level::Peermem`.
     pub fn mode(&self) -> Result<Mode> {
         self.mode.context("this test runs with nvidia-peermem loaded")
-    }
-
-    /// Whether an invalidation of the client that is loaded first leaves the unmapping to that client: the core knows the
-    /// UNMAPS flag, and the client has it.
-    pub fn client_unmaps(&self) -> Result<bool> {
-        Ok(self.generation.knows_unmaps() && self.mode()? == Mode::Legacy)
     }
 
     /// `guest.provider=kernel-lite`: our module was built with it, and may not import what it would need to unload after a
@@ -74,7 +68,7 @@ pub struct Test {
     /// `None`: the boot's.
     pub generation: Option<Generation>,
     /// On which it cannot exist or would hang because of the core, and why.
-    pub not_on: Option<(Generations, &'static str)>,
+    pub not_on: Option<(Generation, &'static str)>,
     pub rival: Rival,
     pub limit: Duration,
     pub run: fn(&Env) -> Result<()>,
@@ -93,9 +87,9 @@ impl Test {
         self
     }
 
-    /// The fact about those generations is named in `why`; the test is skipped with it.
-    pub fn not_on(mut self, those: Generations, why: &'static str) -> Self {
-        self.not_on = Some((those, why));
+    /// The fact about that generation is named in `why`; the test is skipped with it.
+    pub fn not_on(mut self, generation: Generation, why: &'static str) -> Self {
+        self.not_on = Some((generation, why));
         self
     }
 

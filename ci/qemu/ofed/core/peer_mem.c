@@ -5,22 +5,17 @@
  *
  * What it models: the peer-memory part of ib_core/ib_uverbs in MLNX_OFED and
  * DOCA-OFED, as docs/facts.md#the-rdma-core describes it. Written from such
- * notes, not from that code. Four generations, chosen when the module is
- * loaded (parameter generation, README.md). Bugs of those cores are modelled,
- * not repaired: statistics that stay 0, the inverted stop test of 5.4 to
- * 25.01, the lock inversion of 5.1, get_page_size() called although nobody
- * checked that it is there, put_pages() under the mapping lock when dma_map()
- * fails, a client pointer that a late invalidation reads after release() has
- * returned.
+ * notes, not from that code. Two generations, chosen when the module is loaded
+ * (parameter generation, README.md). Bugs of those cores are modelled, not
+ * repaired: statistics that stay 0, the inverted stop test of 5.5,
+ * get_page_size() called although nobody checked that it is there, put_pages()
+ * under the mapping lock when dma_map() fails, a client pointer that a late
+ * invalidation reads after release() has returned.
  *
  * What it leaves out:
- *  - generations before 5.1 (the models on the host cover 4.9);
- *  - in 5.4 and 5.5, the unlock of an unlocked mutex at each deregistration of
- *    a client without invalidation: no client can notice it, and it would switch
- *    lockdep off in a debug kernel;
- *  - in 5.1, the notifier is stopped where later generations do it; there the
- *    release of the umem did, a moment later, with nothing in between that a
- *    client sees;
+ *  - in 5.5, the unlock of an unlocked mutex at each deregistration of a client
+ *    without invalidation: no client can notice it, and it would switch lockdep
+ *    off in a debug kernel;
  *  - the kernel's complaint about a duplicate sysfs name: one line instead.
  *
  * The mapping lock of a umem without a ticket (its client wants no
@@ -55,15 +50,11 @@
 #define NO_TICKET	U32_MAX
 
 enum generation {
-	GENERATION_5_1,
-	GENERATION_5_4,
 	GENERATION_5_5,
 	GENERATION_25_04,
 };
 
 static const char * const generation_names[] = {
-	[GENERATION_5_1] = "5.1",
-	[GENERATION_5_4] = "5.4",
 	[GENERATION_5_5] = "5.5",
 	[GENERATION_25_04] = "25.04",
 };
@@ -75,7 +66,7 @@ static int generation_set(const char *text, const struct kernel_param *kp)
 	int i = sysfs_match_string(generation_names, text);
 
 	if (i < 0) {
-		pr_err("generation=%s: must be 25.04, 5.5, 5.4 or 5.1\n", text);
+		pr_err("generation=%s: must be 25.04 or 5.5\n", text);
 		return i;
 	}
 	generation = i;
@@ -92,27 +83,16 @@ static const struct kernel_param_ops generation_ops = {
 	.get = generation_get,
 };
 module_param_cb(generation, &generation_ops, NULL, 0444);
-MODULE_PARM_DESC(generation, "peer-memory core to behave as: 25.04, 5.5, 5.4 or 5.1");
+MODULE_PARM_DESC(generation, "peer-memory core to behave as: 25.04 or 5.5");
 
 static bool memory_peers = true;
 module_param(memory_peers, bool, 0444);
 MODULE_PARM_DESC(memory_peers, "create /sys/kernel/mm/memory_peers");
 
-static bool knows_unmaps(void)
-{
-	return generation >= GENERATION_5_4;
-}
-
-/* The stop test of these asks the ticket the wrong way round. */
+/* It asks the ticket the wrong way round. */
 static bool stop_test_inverted(void)
 {
-	return generation == GENERATION_5_4 || generation == GENERATION_5_5;
-}
-
-/* The page size is asked before dma_map(), and the list used untrimmed. */
-static bool page_size_comes_first(void)
-{
-	return generation <= GENERATION_5_4;
+	return generation == GENERATION_5_5;
 }
 
 bool ib_peer_sg_entries_bound_pgsz(void)
@@ -157,7 +137,6 @@ struct ib_umem_peer {
 	void *context;
 	struct device *dma_device;
 	u32 ticket;
-	unsigned long first_offset;
 
 	/*
 	 * Taken in ib_peer_umem_get() and, where there is a ticket, dropped
@@ -394,17 +373,14 @@ static void untrim_sgl(struct ib_umem_peer *peer)
 	peer->last_sg = NULL;
 }
 
-/* The core is done with the table. The memset comes first, as in 5.5 and on. */
+/* The core is done with the table. Real cores forget it before they count. */
 static void forget_sgl(struct ib_umem_peer *peer)
 {
 	struct peer_stats *stats = &peer->client->stats;
 	struct sg_table *sgt = &peer->umem.sgt_append.sgt;
-	unsigned int nents = sgt->nents;
 
 	memset(sgt, 0, sizeof(*sgt));
-	if (generation >= GENERATION_5_5)
-		nents = sgt->nents;
-	atomic64_add(nents, &stats->num_dereg_pages);
+	atomic64_add(sgt->nents, &stats->num_dereg_pages);
 	atomic64_add(peer->umem.length, &stats->num_dereg_bytes);
 	atomic64_inc(&stats->num_dealloc_mrs);
 }
@@ -450,8 +426,8 @@ struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 				 unsigned long peer_mem_flags)
 {
 	struct ib_peer_memory_client *client;
-	unsigned long page_size = PAGE_SIZE;
 	struct ib_umem_peer *peer;
+	unsigned long page_size;
 	void *context = NULL;
 	int ret;
 
@@ -494,21 +470,15 @@ struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 	if (ret)
 		goto err_ticket;
 
-	if (page_size_comes_first())
-		page_size = call_get_page_size(peer);
 	ret = call_dma_map(peer);
 	if (ret) {
 		/* No dma_unmap(), and the lock is held. */
 		call_put_pages(peer);
 		goto err_ticket;
 	}
-	if (!page_size_comes_first()) {
-		page_size = call_get_page_size(peer);
-		if (page_size != PAGE_SIZE)
-			trim_sgl(peer, page_size);
-		page_size = PAGE_SIZE;
-	}
-	peer->first_offset = peer->umem.address & (page_size - 1);
+	page_size = call_get_page_size(peer);
+	if (page_size != PAGE_SIZE)
+		trim_sgl(peer, page_size);
 
 	peer->state = MAPPED;
 	atomic64_add(peer->umem.sgt_append.sgt.nents,
@@ -818,7 +788,7 @@ DEFINE_SHOW_ATTRIBUTE(clients);
 
 static bool has_mandatory_callbacks(const struct peer_memory_client *ops)
 {
-	/* get_page_size is called all the same: 5.1 dropped only the check. */
+	/* get_page_size is called all the same: only the check is gone. */
 	const struct {
 		const char *name;
 		bool there;
@@ -846,7 +816,7 @@ static u32 client_flags(const struct peer_memory_client *ops)
 	const struct peer_memory_client_ex *ex =
 		container_of(ops, struct peer_memory_client_ex, client);
 
-	if (!knows_unmaps() || !ops->version[IB_PEER_MEMORY_VER_MAX - 1])
+	if (!ops->version[IB_PEER_MEMORY_VER_MAX - 1])
 		return 0;
 	if (ex->ex_size < offsetofend(struct peer_memory_client_ex, flags))
 		return 0;
@@ -937,12 +907,6 @@ const char *ib_peer_lab_client_name(struct ib_umem *umem)
 	return client_name(to_peer(umem));
 }
 EXPORT_SYMBOL_GPL(ib_peer_lab_client_name);
-
-unsigned long ib_peer_lab_first_offset(struct ib_umem *umem)
-{
-	return to_peer(umem)->first_offset;
-}
-EXPORT_SYMBOL_GPL(ib_peer_lab_first_offset);
 
 void ib_peer_lab_hold_write(struct ib_umem *umem)
 {

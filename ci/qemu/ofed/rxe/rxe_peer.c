@@ -132,7 +132,7 @@ static struct rxe_peer_mr *read_sgl(struct ib_umem *umem)
 		return ERR_PTR(-ENOMEM);
 	peer->nr_ranges = n;
 	peer->sg_entries = sgt->nents;
-	peer->first_offset = ib_peer_lab_first_offset(umem);
+	peer->first_offset = ib_umem_offset(umem);
 
 	n = 0;
 	for_each_sgtable_dma_sg(sgt, sg, i) {

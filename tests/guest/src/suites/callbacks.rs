@@ -9,21 +9,13 @@ use super::scenarios::{free_beside, reg_beside, Stop};
 use super::{expect_errno, Bench, KIB, MIB};
 use crate::gpu;
 use crate::lab::{self, DmaFail, Event};
-use crate::machine::{Generation, Mode};
+use crate::machine::Mode;
 use crate::test::{emit, in_modes, Env, Rival, Suite};
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 
+const REGISTER: [&str; 4] = ["acquire", "get_pages", "dma_map", "get_page_size"];
 const DEREGISTER: [&str; 3] = ["dma_unmap", "put_pages", "release"];
-
-/// docs/facts.md#page-size: cores before 5.5 ask for the page size between get_pages and dma_map.
-fn register_order(generation: Generation) -> [&'static str; 4] {
-    if generation.page_size_comes_first() {
-        ["acquire", "get_pages", "get_page_size", "dma_map"]
-    } else {
-        ["acquire", "get_pages", "dma_map", "get_page_size"]
-    }
-}
 
 pub fn suite(rival: bool) -> Suite {
     let mut tests = Vec::new();
@@ -37,14 +29,12 @@ pub fn suite(rival: bool) -> Suite {
             tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| t.rival(means)));
         }
     }
-    for mode in [Mode::Legacy, Mode::OldLegacy] {
-        // NVIDIA's module goes on using what its callback gave back.
-        tests.extend(
-            in_modes(rival, &[mode], "revocation_order", revocation_order)
-                .into_iter()
-                .map(|t| t.rival(Rival::Recorded)),
-        );
-    }
+    // NVIDIA's module goes on using what its callback gave back.
+    tests.extend(
+        in_modes(rival, &[Mode::Legacy], "revocation_order", revocation_order)
+            .into_iter()
+            .map(|t| t.rival(Rival::Recorded)),
+    );
     if !rival {
         // NVIDIA's module leaves no orphans.
         tests.extend(in_modes(rival, &[Mode::Legacy], "orphans_are_reaped_in_part", orphans_are_reaped_in_part));
@@ -85,8 +75,7 @@ fn orphans_are_reaped_in_part(_: &Env) -> Result<()> {
 
 /// The client's callbacks; the core's own events are left out.
 fn callbacks(events: &[Event]) -> Vec<&str> {
-    let all = register_order(Generation::G2504);
-    events.iter().map(|e| e.callback.as_str()).filter(|c| all.contains(c) || DEREGISTER.contains(c)).collect()
+    events.iter().map(|e| e.callback.as_str()).filter(|c| REGISTER.contains(c) || DEREGISTER.contains(c)).collect()
 }
 
 fn order(env: &Env) -> Result<()> {
@@ -101,8 +90,7 @@ fn order(env: &Env) -> Result<()> {
     for e in registered.iter().chain(&deregistered) {
         println!("{:>3} {:<13} {:<9} ret={} nents={} {} ns", e.seq, e.callback, e.client, e.ret, e.nents, e.ns);
     }
-    let wanted = register_order(env.generation);
-    ensure!(callbacks(&registered) == wanted, "register: {:?}, wanted {wanted:?}", callbacks(&registered));
+    ensure!(callbacks(&registered) == REGISTER, "register: {:?}, wanted {REGISTER:?}", callbacks(&registered));
     ensure!(
         callbacks(&deregistered) == DEREGISTER,
         "deregister: {:?}, wanted {DEREGISTER:?}",
@@ -127,11 +115,14 @@ fn order(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// docs/facts.md#invalidate: the memory is freed while it is registered. A core that knows UNMAPS fences and leaves the
-/// rest to the client; for a client without the flag, and on a core that does not know it, dma_unmap and put_pages come
-/// in the thread that frees, before the client's call of invalidate returns. `release` comes with the deregistration.
-fn revocation_order(env: &Env) -> Result<()> {
-    let bench = Bench::new()?;
+/// docs/facts.md#invalidate: the memory is freed while it is registered. The core fences and leaves the rest to the client.
+/// `release` comes with the deregistration.
+fn revocation_order(_: &Env) -> Result<()> {
+    freed_while_registered(&Bench::new()?, &["invalidate", "fence"])
+}
+
+/// What the core does when registered memory is freed, and then at the deregistration.
+pub fn freed_while_registered(bench: &Bench, at_the_free: &[&str]) -> Result<()> {
     let (memory, mr) = bench.registered(MIB)?;
     lab::clear_trace()?;
     memory.free()?;
@@ -140,12 +131,7 @@ fn revocation_order(env: &Env) -> Result<()> {
     mr.dereg()?;
     let deregistered = lab::trace()?;
     let names = |events: &[Event]| events.iter().map(|e| e.callback.clone()).collect::<Vec<_>>();
-    let wanted: &[&str] = if env.client_unmaps()? {
-        &["invalidate", "fence"]
-    } else {
-        &["invalidate", "fence", "dma_unmap", "put_pages"]
-    };
-    ensure!(names(&freed) == wanted, "the free: {:?}, wanted {wanted:?}", names(&freed));
+    ensure!(names(&freed) == at_the_free, "the free: {:?}, wanted {at_the_free:?}", names(&freed));
     let wanted = ["stop", "release"];
     ensure!(names(&deregistered) == wanted, "the deregistration: {:?}, wanted {wanted:?}", names(&deregistered));
     Ok(())
@@ -169,11 +155,7 @@ fn failed_map_order(env: &Env) -> Result<()> {
     gpu::lab()?.reset_faults()?;
     expect_errno("dma_map fails", refused?, libc::EIO)?;
     let events = lab::trace()?;
-    let wanted: &[&str] = if env.generation.page_size_comes_first() {
-        &["acquire", "get_pages", "get_page_size", "dma_map", "put_pages", "release"]
-    } else {
-        &["acquire", "get_pages", "dma_map", "put_pages", "release"]
-    };
+    let wanted = ["acquire", "get_pages", "dma_map", "put_pages", "release"];
     ensure!(callbacks(&events) == wanted, "{:?}, wanted {wanted:?}", callbacks(&events));
     for e in &events {
         let right = match e.callback.as_str() {

@@ -16,7 +16,6 @@ mod iommu;
 mod loading;
 mod matrix;
 mod observe;
-mod older;
 mod pair;
 mod pyverbs;
 mod reasons;
@@ -54,7 +53,6 @@ pub fn all(rival: bool) -> Vec<Suite> {
         pair::suite(rival),
         smoke::suite(rival),
         callbacks::suite(rival),
-        older::suite(rival),
         refusals::suite(),
         observe::suite(rival),
         reasons::suite(rival),
@@ -125,7 +123,7 @@ pub fn chosen(request: &Request) -> Result<Vec<Suite>> {
     Ok(chosen)
 }
 
-/// Why a revocable client's registration must not fail after its mapping where `Generation::stop_test_is_inverted`.
+/// Why a revocable client's registration must not fail after its mapping on `Generation::G55`.
 pub const STOP_TEST: &str =
     "the core hangs: its inverted stop test makes the registering thread wait for the mapping lock that it holds";
 

@@ -13,21 +13,18 @@ use crate::test::{in_modes, Env, Rival, Suite};
 use crate::verbs::Loopback;
 
 const SIZE: usize = MIB;
-const EVERY: [Mode; 5] = [Mode::Persistent, Mode::Fallback, Mode::Legacy, Mode::Old, Mode::OldLegacy];
-const THREE: [Mode; 3] = [Mode::Persistent, Mode::Fallback, Mode::Legacy];
+const ALL: [Mode; 3] = [Mode::Persistent, Mode::Fallback, Mode::Legacy];
 
 pub fn suite(rival: bool) -> Suite {
     let mut tests = Vec::new();
-    for mode in EVERY {
+    for mode in ALL {
         tests.extend(in_modes(rival, &[mode], "is_served", is_served));
-        if THREE.contains(&mode) {
-            for (name, run) in [
-                ("is_refused_with_a_reason", is_refused_with_a_reason as fn(&Env) -> Result<()>),
-                ("host_memory_is_left_alone", host_memory_is_left_alone),
-            ] {
-                let tested = in_modes(rival, &[mode], name, run);
-                tests.extend(tested.into_iter().map(|t| t.rival(Rival::Recorded)));
-            }
+        for (name, run) in [
+            ("is_refused_with_a_reason", is_refused_with_a_reason as fn(&Env) -> Result<()>),
+            ("host_memory_is_left_alone", host_memory_is_left_alone),
+        ] {
+            let tested = in_modes(rival, &[mode], name, run);
+            tests.extend(tested.into_iter().map(|t| t.rival(Rival::Recorded)));
         }
     }
     Suite { name: "unfenced", tests }
@@ -42,7 +39,7 @@ fn asked() -> Result<Vec<String>> {
 fn is_served(env: &Env) -> Result<()> {
     // NVIDIA's module of driver 550 knows the legacy pair alone.
     let owner = match env.mode()? {
-        Mode::Persistent | Mode::Fallback | Mode::Old if !env.rival => "nv_mem",
+        Mode::Persistent | Mode::Fallback if !env.rival => "nv_mem",
         _ => "nv_mem_nc",
     };
     let mut rng = env.rng()?;

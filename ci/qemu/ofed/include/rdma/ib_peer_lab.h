@@ -23,12 +23,6 @@ int ib_peer_lab_set_dma_device(struct ib_device *ibdev,
 /* Name of the client that owns this peer umem. */
 const char *ib_peer_lab_client_name(struct ib_umem *umem);
 
-/*
- * Where in the first sg entry the umem's first byte is: the offset in a CPU
- * page, or in a page of the client on cores that do not trim its list.
- */
-unsigned long ib_peer_lab_first_offset(struct ib_umem *umem);
-
 /* Hold point "nic_write": the HCA is about to write to this peer umem. */
 void ib_peer_lab_hold_write(struct ib_umem *umem);
 

@@ -212,24 +212,15 @@ pub fn before_activation(env: &Env) -> Result<()> {
     free_at(env, &Bench::new()?, Stop::core("before_activate")?, waits, true)
 }
 
-/// Every place of a deregistration up to the provider's put. The core holds no lock there, so the free does not wait;
-/// but one of 5.1 unmaps under its lock. Once it has, ours has nothing to tell the core, and the rival tells it all the
-/// same.
+/// Every place of a deregistration up to the provider's put. The core holds no lock there, so the free does not wait.
 pub fn during_dereg(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
-    let revocable = env.mode()? != Mode::Persistent;
     for point in ["before_stop", "in_stop", "before_dma_unmap", "before_put_pages", "before_release"] {
-        let asks = match point {
-            "in_stop" | "before_dma_unmap" => true,
-            "before_put_pages" => env.rival,
-            _ => false,
-        };
-        let locked = !env.generation.knows_unmaps() && asks;
-        free_during(&bench, Stop::core(point)?, revocable && locked)?;
+        free_during(&bench, Stop::core(point)?, false)?;
     }
     if !env.rival {
         // In the kernel's unmapping, under the registration's own lock.
-        free_during(&bench, Stop::core("in_dma_unmap")?, revocable)?;
+        free_during(&bench, Stop::core("in_dma_unmap")?, env.mode()? != Mode::Persistent)?;
     }
     Ok(())
 }
@@ -283,7 +274,7 @@ pub fn dereg_during_callback(env: &Env) -> Result<()> {
         (|| Stop::gpu("callback_after"), false),
     ];
     if !env.rival {
-        // In the kernel's unmapping, under the registration's own lock; the core of 5.1 has its own, too.
+        // In the kernel's unmapping, under the registration's own lock.
         stops.push((|| Stop::core("in_dma_unmap"), true));
     }
     for (stop, waits) in stops {

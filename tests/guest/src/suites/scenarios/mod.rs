@@ -42,14 +42,10 @@ pub fn suite(rival: bool) -> Suite {
 /// run, sees nothing of them; boots that are quicker have it in `scenarios`.
 const REPEATS: &str = "again_with_reused_tables";
 
-/// Invalidates as one neighbour and registers as the other, so it is asked where that takes an eighth of the time: in
-/// `stock-legacy-5.4`, and with KASAN in `scenarios`.
-const BETWEEN: Generation = Generation::G54;
-
-/// As few as show each scenario but [`REPEATS`] in each mode and on each generation but [`BETWEEN`], and each mode on each.
+/// As few as show each scenario but [`REPEATS`] in each mode and on each generation, and each mode on each.
 pub fn pairwise(rival: bool) -> Suite {
     let mut tests = tests(rival, |row, column| (row + column) % 2 == 0);
-    tests.retain(|test| !repeats(test) && test.generation != Some(BETWEEN));
+    tests.retain(|test| !repeats(test));
     Suite { name: "pairwise", tests }
 }
 
@@ -65,7 +61,7 @@ fn tests(rival: bool, wanted: impl Fn(usize, usize) -> bool) -> Vec<Test> {
         for mode in Mode::all(rival) {
             for (r, row) in TABLE.iter().enumerate() {
                 let By::Here { name, modes, hangs, run } = row.by else { continue };
-                let hangs = hangs.filter(|(those, _)| those(generation));
+                let hangs = hangs.filter(|(on, _)| *on == generation);
                 let Some(m) = modes.iter().position(|m| m == mode) else { continue };
                 // Of the two modes the one that can run.
                 let skew =
@@ -76,8 +72,8 @@ fn tests(rival: bool, wanted: impl Fn(usize, usize) -> bool) -> Vec<Test> {
                 let name = format!("{}/{}/{name}", generation.name(), mode.name());
                 let mut test = Test::new(&name, Level::Peermem(*mode), run).rival(Rival::Recorded);
                 test.generation = Some(generation);
-                if let Some((those, _)) = hangs.filter(|(_, m)| m == mode) {
-                    test = test.not_on(those, "the core waits for a lock that it holds itself (inverted stop test)");
+                if let Some((on, _)) = hangs.filter(|(_, m)| m == mode) {
+                    test = test.not_on(on, "the core waits for a lock that it holds itself (inverted stop test)");
                 }
                 tests.push(test);
             }
@@ -112,9 +108,7 @@ fn places(row: &Row) -> Vec<[&'static str; 2]> {
     match row.by {
         By::Here { modes, hangs, .. } => {
             let all = Generation::ALL.into_iter().flat_map(|g| modes.iter().map(move |m| (g, *m)));
-            all.filter(|(g, m)| !hangs.is_some_and(|(those, mode)| mode == *m && those(*g)))
-                .map(|(g, m)| [m.name(), g.name()])
-                .collect()
+            all.filter(|(g, m)| hangs != Some((*g, *m))).map(|(g, m)| [m.name(), g.name()]).collect()
         }
         By::There { suite, test } => {
             let suites = super::all(false);
@@ -311,7 +305,7 @@ mod tests {
         let pairs = |tests: Vec<Test>| -> BTreeSet<[String; 2]> {
             let mut pairs = BTreeSet::new();
             for test in tests {
-                if test.not_on.zip(test.generation).is_some_and(|((those, _), generation)| those(generation)) {
+                if test.not_on.zip(test.generation).is_some_and(|((not, _), generation)| not == generation) {
                     continue;
                 }
                 let words: Vec<&str> = test.name.split('/').collect();
@@ -324,7 +318,6 @@ mod tests {
         };
         let (repeated, all): (Vec<_>, Vec<_>) = suite(false).tests.into_iter().partition(repeats);
         assert_eq!(repeated.len(), 2 * Generation::ALL.len());
-        let all: Vec<Test> = all.into_iter().filter(|t| t.generation != Some(BETWEEN)).collect();
         let some = pairwise(false).tests;
         assert!(some.len() < all.len(), "{} of {}", some.len(), all.len());
         assert_eq!(pairs(all), pairs(some));

@@ -4,7 +4,7 @@
 use anyhow::Result;
 
 use super::{afterwards, free, nic, process, provider, threads};
-use crate::machine::{Generation, Generations, Mode};
+use crate::machine::{Generation, Mode};
 use crate::test::Env;
 
 /// A clause of the table, and a test that stands for it.
@@ -14,9 +14,9 @@ pub struct Row {
 }
 
 pub enum By {
-    /// A test of this suite, in each of these modes and on each generation of the core, but for the pairs on which the
+    /// A test of this suite, in each of these modes and on each generation of the core, but for the pair on which the
     /// core itself hangs for good.
-    Here { name: &'static str, modes: &'static [Mode], hangs: Option<(Generations, Mode)>, run: fn(&Env) -> Result<()> },
+    Here { name: &'static str, modes: &'static [Mode], hangs: Option<(Generation, Mode)>, run: fn(&Env) -> Result<()> },
     /// A test of another suite.
     There { suite: &'static str, test: &'static str },
 }
@@ -114,7 +114,7 @@ pub const TABLE: &[Row] = &[
         provider::table_goes_to_another_user,
     ),
     here(
-        "three threads: acquire waits for R, callback for M, a registration holds M (on 5.1 a deregistration)",
+        "three threads: acquire waits for R, callback for M, a registration holds M",
         "three_wait",
         LEGACY,
         threads::three_wait,
@@ -147,7 +147,7 @@ pub const TABLE: &[Row] = &[
             name: "no_key",
             modes: BOTH,
             // The inverted stop test: the registering thread waits for a lock that it holds itself.
-            hangs: Some((Generation::stop_test_is_inverted, Mode::Legacy)),
+            hangs: Some((Generation::G55, Mode::Legacy)),
             run: nic::no_key,
         },
     },

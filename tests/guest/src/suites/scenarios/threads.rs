@@ -99,22 +99,15 @@ pub fn one_address(env: &Env) -> Result<()> {
 }
 
 /// A callback waits with R for the core's lock of a registration; an acquire waits for R, with P; a deregistration has to
-/// put, for which it needs R. On 5.1 the one who has the core's lock is deregistering, on others it is registering.
-pub fn three_wait(env: &Env) -> Result<()> {
+/// put, for which it needs R. The one who has the core's lock is registering.
+pub fn three_wait(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (_third, third_mr) = bench.registered(SIZE)?;
     let second = bench.cuda.alloc(SIZE)?;
     let host = vec![0u8; 64 * KIB];
-    let (memory, holder, stop) = if !env.generation.knows_unmaps() {
-        let (memory, mr) = bench.registered(SIZE)?;
-        let stop = Stop::core("in_stop")?;
-        (memory, Holder::Deregisters(dereg_beside(mr)), stop)
-    } else {
-        let memory = bench.cuda.alloc(SIZE)?;
-        let stop = Stop::core("before_activate")?;
-        let va = memory.va();
-        (memory, Holder::Registers(reg_beside(&bench, va)), stop)
-    };
+    let memory = bench.cuda.alloc(SIZE)?;
+    let stop = Stop::core("before_activate")?;
+    let holder = reg_beside(&bench, memory.va());
     stop.wait()?;
     let free = free_beside(&bench, memory);
     free.waits("the free")?;
@@ -125,19 +118,11 @@ pub fn three_wait(env: &Env) -> Result<()> {
     // Ordinary memory needs none of these locks.
     bench.reg(host.as_ptr() as u64, host.len()).context("ordinary memory")?.dereg()?;
     stop.release()?;
-    match holder {
-        Holder::Deregisters(dereg) => dereg.finish("the deregistration that held the lock")?,
-        Holder::Registers(reg) => drop(reg.finish("the registration that held the lock")?),
-    }
+    drop(holder.finish("the registration that held the lock")?);
     free.finish("the free")?;
     dereg.finish("the deregistration of other memory")?;
     acquire.finish("the registration of other memory")?.context("ibv_reg_mr")?.dereg()?;
     no_pins("in the end")
-}
-
-enum Holder {
-    Registers(Beside<std::io::Result<Mr>>),
-    Deregisters(Beside<()>),
 }
 
 /// A put that is on its way when its pin is freed: the provider knows the pin by its table's address alone, so nobody of
