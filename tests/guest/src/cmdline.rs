@@ -14,7 +14,7 @@ pub struct Request {
     pub suites: Vec<String>,
     /// `guest.rival=1`: nvidia-peermem is NVIDIA's own.
     pub rival: bool,
-    /// `guest.generation=25.04`: of the RDMA core, where a test does not say.
+    /// `guest.generation=25.10`: of the RDMA core, where a test does not say.
     pub generation: Generation,
     /// Every other `guest.<key>=<value>`, for the suites.
     pub values: BTreeMap<String, String>,
@@ -48,12 +48,12 @@ mod tests {
     #[test]
     fn words_of_others_are_left_alone() {
         let r = Request::parse(
-            "console=ttyS0 guest.run=smoke,,demo guest.rival=1 guest.seed=7 guest.long guest.generation=5.5 quiet\n",
+            "console=ttyS0 guest.run=smoke,,demo guest.rival=1 guest.seed=7 guest.long guest.generation=24.10 quiet\n",
         )
         .unwrap();
         assert_eq!(r.suites, ["smoke", "demo"]);
         assert!(r.rival);
-        assert_eq!(r.generation, Generation::G55);
+        assert_eq!(r.generation, Generation::V2410);
         assert_eq!(r.values["seed"], "7");
         assert_eq!(r.values["long"], "1");
         assert_eq!(Request::parse("console=ttyS0").unwrap(), Request::default());

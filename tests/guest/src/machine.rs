@@ -70,26 +70,26 @@ impl Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Generation {
     #[default]
-    G2504,
+    V2510,
     /// 5.5 to 25.01: the inverted stop test (docs/facts.md#core-bugs). A registration of a revocable client that fails after
     /// its mapping hangs for good.
-    G55,
+    V2410,
 }
 
 impl Generation {
-    pub const ALL: [Self; 2] = [Self::G2504, Self::G55];
+    pub const ALL: [Self; 2] = [Self::V2510, Self::V2410];
 
     /// As the core's parameter says it.
     pub fn name(self) -> &'static str {
         match self {
-            Self::G2504 => "25.04",
-            Self::G55 => "5.5",
+            Self::V2510 => "25.10",
+            Self::V2410 => "24.10",
         }
     }
 
     pub fn parse(name: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|g| g.name() == name);
-        found.with_context(|| format!("there is no core of generation {name}; there are 25.04 and 5.5"))
+        found.with_context(|| format!("there is no core of generation {name}; there are 25.10 and 24.10"))
     }
 
     /// Of the core that is loaded; `None` without one, or with the mainline one.

@@ -11,7 +11,6 @@ use lab::ctx::Lab;
 use lab::ktap::{print_test, Outcome};
 use lab::machine::Boot;
 use lab::sh::{self, human, say};
-use lab::words;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,22 +67,9 @@ struct Line {
     nvidia_c: Option<String>,
 }
 
-impl Clause {
-    /// The guest's words become the lab's; what the lab has no word for is not asked of anybody.
-    fn translate(mut self) -> Self {
-        let lab = |(mode, core): (String, String)| {
-            Some((mode, words::core_named(&core)?.name().to_string())).filter(|(mode, _)| words::mode_named(mode))
-        };
-        self.places = self.places.into_iter().filter_map(lab).collect();
-        self
-    }
-}
-
 impl Told {
     fn read(value: &Value) -> Result<Self> {
-        let mut told: Told = Told::deserialize(value).with_context(|| format!("a scenario's row {value}"))?;
-        told.core = words::core_named(&told.core).map_or(told.core, |core| core.name());
-        Ok(told)
+        Told::deserialize(value).with_context(|| format!("a scenario's row {value}"))
     }
 }
 
@@ -95,9 +81,8 @@ pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
     let kinds: Vec<_> = marked().map(|row| row.image()).chain([theirs]).collect();
     let built = &build(lab, Kernel::Debug72, &kinds, &[])?;
     let guest = artefacts::program(lab, "guest", "guest");
-    let table: Vec<Clause> =
+    let clauses: Vec<Clause> =
         serde_json::from_str(&sh::output(sh::command(guest).arg("table"))?).context("the guest's table")?;
-    let clauses: Vec<Clause> = table.into_iter().map(Clause::translate).collect();
     let suites: BTreeSet<&str> = clauses.iter().map(|c| c.suite.as_str()).collect();
     let boots = boots(marked(), &suites);
 
@@ -385,7 +370,6 @@ fn page(clauses: &[Clause], lines: &[Line], ran: &Ran) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn told(test: &str, mode: &str, core: &str, what: &[&str]) -> Told {
         Told {
@@ -473,14 +457,5 @@ mod tests {
         for (row, _) in boots {
             assert!(row.kernel == Kernel::Debug72 && row.module == Module::Ours, "{}", row.name);
         }
-    }
-
-    #[test]
-    fn the_guests_cores_have_the_labs_names() {
-        let row = json!({"test": "s/a", "generation": "5.5", "mode": null, "what": ["x"]});
-        assert_eq!(Told::read(&row).unwrap().core, "24.10");
-        let places = [("legacy", "25.04"), ("old", "25.04"), ("legacy", "5.1")].map(|(m, c)| (m.into(), c.into()));
-        let clause = Clause { places: places.into(), ..clause() }.translate();
-        assert_eq!(clause.places, [("legacy".to_string(), "25.10".to_string())]);
     }
 }

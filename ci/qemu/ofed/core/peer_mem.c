@@ -7,13 +7,13 @@
  * DOCA-OFED, as docs/facts.md#the-rdma-core describes it. Written from such
  * notes, not from that code. Two generations, chosen when the module is loaded
  * (parameter generation, README.md). Bugs of those cores are modelled, not
- * repaired: statistics that stay 0, the inverted stop test of 5.5,
+ * repaired: statistics that stay 0, the inverted stop test of 24.10,
  * get_page_size() called although nobody checked that it is there, put_pages()
  * under the mapping lock when dma_map() fails, a client pointer that a late
  * invalidation reads after release() has returned.
  *
  * What it leaves out:
- *  - in 5.5, the unlock of an unlocked mutex at each deregistration of a client
+ *  - in 24.10, the unlock of an unlocked mutex at each deregistration of a client
  *    without invalidation: no client can notice it, and it would switch lockdep
  *    off in a debug kernel;
  *  - the kernel's complaint about a duplicate sysfs name: one line instead.
@@ -50,23 +50,23 @@
 #define NO_TICKET	U32_MAX
 
 enum generation {
-	GENERATION_5_5,
-	GENERATION_25_04,
+	GENERATION_24_10,
+	GENERATION_25_10,
 };
 
 static const char * const generation_names[] = {
-	[GENERATION_5_5] = "5.5",
-	[GENERATION_25_04] = "25.04",
+	[GENERATION_24_10] = "24.10",
+	[GENERATION_25_10] = "25.10",
 };
 
-static int generation = GENERATION_25_04;
+static int generation = GENERATION_25_10;
 
 static int generation_set(const char *text, const struct kernel_param *kp)
 {
 	int i = sysfs_match_string(generation_names, text);
 
 	if (i < 0) {
-		pr_err("generation=%s: must be 25.04 or 5.5\n", text);
+		pr_err("generation=%s: must be 25.10 or 24.10\n", text);
 		return i;
 	}
 	generation = i;
@@ -83,7 +83,7 @@ static const struct kernel_param_ops generation_ops = {
 	.get = generation_get,
 };
 module_param_cb(generation, &generation_ops, NULL, 0444);
-MODULE_PARM_DESC(generation, "peer-memory core to behave as: 25.04 or 5.5");
+MODULE_PARM_DESC(generation, "peer-memory core to behave as: 25.10 or 24.10");
 
 static bool memory_peers = true;
 module_param(memory_peers, bool, 0444);
@@ -92,12 +92,12 @@ MODULE_PARM_DESC(memory_peers, "create /sys/kernel/mm/memory_peers");
 /* It asks the ticket the wrong way round. */
 static bool stop_test_inverted(void)
 {
-	return generation == GENERATION_5_5;
+	return generation == GENERATION_24_10;
 }
 
 bool ib_peer_sg_entries_bound_pgsz(void)
 {
-	return generation == GENERATION_5_5;
+	return generation == GENERATION_24_10;
 }
 EXPORT_SYMBOL(ib_peer_sg_entries_bound_pgsz);
 

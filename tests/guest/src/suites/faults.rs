@@ -37,7 +37,7 @@ pub fn suite(rival: bool) -> Suite {
             let hangs = t.level.mode().is_some_and(|mode| revocable.contains(&mode));
             let t = t.rival(RIVAL).limit(limit);
             if hangs {
-                t.not_on(Generation::G55, STOP_TEST)
+                t.not_on(Generation::V2410, STOP_TEST)
             } else {
                 t
             }

@@ -123,7 +123,7 @@ pub fn chosen(request: &Request) -> Result<Vec<Suite>> {
     Ok(chosen)
 }
 
-/// Why a revocable client's registration must not fail after its mapping on `Generation::G55`.
+/// Why a revocable client's registration must not fail after its mapping on `Generation::V2410`.
 pub const STOP_TEST: &str =
     "the core hangs: its inverted stop test makes the registering thread wait for the mapping lock that it holds";
 

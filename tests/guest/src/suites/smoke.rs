@@ -48,7 +48,7 @@ pub fn suite(rival: bool) -> Suite {
         tests.extend(in_modes(rival, &[mode], "mkey_fails", no_key).into_iter().map(|t| match mode {
             Mode::Persistent | Mode::Fallback => t,
             // Only what can be invalidated has a notifier to stop.
-            Mode::Legacy => t.not_on(Generation::G55, STOP_TEST),
+            Mode::Legacy => t.not_on(Generation::V2410, STOP_TEST),
         }));
     }
     Suite { name: "smoke", tests }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A throw-away boot in which a core of 5.5 hangs by its inverted stop test, so that what the other suites leave
+//! A throw-away boot in which a core of 24.10 hangs by its inverted stop test, so that what the other suites leave
 //! out on those cores (`Test::not_on`) is known to be the core's doing.
 
 use std::fs;
@@ -22,7 +22,7 @@ pub fn suite(rival: bool) -> Suite {
 /// docs/facts.md#core-bugs: the HCA has no mkey left, and the registering process waits, for good, for the mapping lock that it
 /// holds itself.
 fn waits_for_itself(env: &Env) -> Result<()> {
-    if env.generation != Generation::G55 {
+    if env.generation != Generation::V2410 {
         skip("the stop test is right on this core");
         return Ok(());
     }

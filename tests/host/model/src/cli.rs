@@ -52,8 +52,8 @@ pub fn main(module: Module) {
     let Some((name, body)) = EXHAUSTIVE.iter().chain(RANDOM).find(|s| s.0 == name) else {
         fail(&format!("no scenario {name}"));
     };
-    let Some(generation) = GENERATIONS.into_iter().find(|g| format!("{g:?}") == *generation) else {
-        fail(&format!("no generation {generation}: one of {GENERATIONS:?}"));
+    let Some(generation) = GENERATIONS.into_iter().find(|g| g.name() == generation) else {
+        fail(&format!("no generation {generation}: one of {:?}", GENERATIONS.map(rdma::Generation::name)));
     };
     let mut scenario =
         Scenario { name, generation, mode: Mode::Legacy, fault: None, fail_allocation: None, body: *body };

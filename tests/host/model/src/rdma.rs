@@ -18,12 +18,21 @@ use kernel::ffi::c_void;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Generation {
     /// With the inverted test in stop_invalidation_notifier (OFED 5.5 to 25.01).
-    Inverted,
+    V2410,
     /// As in OFED 25.04 and later.
-    Fixed,
+    V2510,
 }
 
-pub const GENERATIONS: [Generation; 2] = [Generation::Inverted, Generation::Fixed];
+impl Generation {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::V2410 => "24.10",
+            Self::V2510 => "25.10",
+        }
+    }
+}
+
+pub const GENERATIONS: [Generation; 2] = [Generation::V2410, Generation::V2510];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -484,13 +493,13 @@ fn stop(umem: usize) {
         w().core.umems[umem].func = false;
     } else {
         let lock_now = match w().core.generation {
-            Generation::Inverted => has_ticket,
-            Generation::Fixed => !has_ticket,
+            Generation::V2410 => has_ticket,
+            Generation::V2510 => !has_ticket,
         };
         if lock_now {
             lock_mapping(umem);
         } else if !has_ticket {
-            // Inverted, persistent: unlocks what is not locked; harmless without mutex debugging.
+            // 24.10, persistent: unlocks what is not locked; harmless without mutex debugging.
             locked = false;
         }
     }

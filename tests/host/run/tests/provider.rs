@@ -36,7 +36,7 @@ fn load(mode: Mode) -> MutexGuard<'static, ()> {
     };
     rt().begin();
     rt().keep_prints = true;
-    World::create(module, Generation::Fixed);
+    World::create(module, Generation::V2510);
     w().mode = mode;
     assert_eq!(w().insmod(), 0);
     alloc(1, 0);

@@ -14,7 +14,7 @@ use crate::test::{emit, Env};
 
 pub fn all(_: &Env) -> Result<()> {
     const SIZE: u64 = 1 << 30;
-    for (generation, merges) in [("25.04", true), ("5.5", false)] {
+    for (generation, merges) in [("25.10", true), ("24.10", false)] {
         unload_devices()?;
         modules::modprobe("ib_core", &[&format!("generation={generation}")])?;
         load_devices()?;

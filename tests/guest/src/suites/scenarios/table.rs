@@ -147,7 +147,7 @@ pub const TABLE: &[Row] = &[
             name: "no_key",
             modes: BOTH,
             // The inverted stop test: the registering thread waits for a lock that it holds itself.
-            hangs: Some((Generation::G55, Mode::Legacy)),
+            hangs: Some((Generation::V2410, Mode::Legacy)),
             run: nic::no_key,
         },
     },
