@@ -12,8 +12,8 @@ use crate::machine::Generation;
 pub struct Request {
     /// `guest.run=a,b`: suites in this order.
     pub suites: Vec<String>,
-    /// `guest.rival=1`: nvidia-peermem is NVIDIA's own.
-    pub rival: bool,
+    /// `guest.nvidia_c=1`: nvidia-peermem is NVIDIA's own.
+    pub nvidia_c: bool,
     /// `guest.generation=25.10`: of the RDMA core, where a test does not say.
     pub generation: Generation,
     /// Every other `guest.<key>=<value>`, for the suites.
@@ -30,7 +30,7 @@ impl Request {
         {
             match key {
                 "run" => r.suites = value.split(',').filter(|s| !s.is_empty()).map(str::to_string).collect(),
-                "rival" => r.rival = value == "1",
+                "nvidia_c" => r.nvidia_c = value == "1",
                 "generation" => r.generation = Generation::parse(value)?,
                 _ => {
                     r.values.insert(key.to_string(), value.to_string());
@@ -48,11 +48,11 @@ mod tests {
     #[test]
     fn words_of_others_are_left_alone() {
         let r = Request::parse(
-            "console=ttyS0 guest.run=smoke,,demo guest.rival=1 guest.seed=7 guest.long guest.generation=24.10 quiet\n",
+            "console=ttyS0 guest.run=smoke,,demo guest.nvidia_c=1 guest.seed=7 guest.long guest.generation=24.10 quiet\n",
         )
         .unwrap();
         assert_eq!(r.suites, ["smoke", "demo"]);
-        assert!(r.rival);
+        assert!(r.nvidia_c);
         assert_eq!(r.generation, Generation::V2410);
         assert_eq!(r.values["seed"], "7");
         assert_eq!(r.values["long"], "1");

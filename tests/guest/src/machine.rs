@@ -47,20 +47,20 @@ impl Mode {
         }
     }
 
-    /// The modes that exist: the rival of driver 550 has no persistent one and not its parameter.
-    pub fn all(rival: bool) -> &'static [Self] {
-        if rival {
+    /// The modes that exist: NVIDIA's module of driver 550 has no persistent one and not its parameter.
+    pub fn all(nvidia_c: bool) -> &'static [Self] {
+        if nvidia_c {
             &[Self::Legacy]
         } else {
             &[Self::Persistent, Self::Fallback, Self::Legacy]
         }
     }
 
-    pub fn parameters(self, rival: bool) -> &'static [&'static str] {
+    pub fn parameters(self, nvidia_c: bool) -> &'static [&'static str] {
         match self {
             Self::Persistent => &[],
             Self::Fallback => &["revocable_fallback=1"],
-            Self::Legacy if rival => &[],
+            Self::Legacy if nvidia_c => &[],
             Self::Legacy => &["persistent_api_support=0"],
         }
     }
@@ -126,14 +126,14 @@ impl Level {
 
 /// Brings the machine to a level, from whatever it is in.
 pub struct Machine {
-    rival: bool,
+    nvidia_c: bool,
     /// The mode in which nvidia-peermem was loaded by us.
     mode: Option<Mode>,
 }
 
 impl Machine {
-    pub fn new(rival: bool) -> Self {
-        Self { rival, mode: None }
+    pub fn new(nvidia_c: bool) -> Self {
+        Self { nvidia_c, mode: None }
     }
 
     pub fn reach(&mut self, level: Level, generation: Generation) -> Result<()> {
@@ -160,7 +160,7 @@ impl Machine {
             Level::Peermem(mode) => {
                 load_devices()?;
                 if !modules::loaded(PEERMEM)? {
-                    modules::modprobe("nvidia-peermem", mode.parameters(self.rival))?;
+                    modules::modprobe("nvidia-peermem", mode.parameters(self.nvidia_c))?;
                     self.mode = Some(mode);
                 }
                 Ok(())

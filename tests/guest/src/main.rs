@@ -93,13 +93,13 @@ fn as_init() -> Result<()> {
 fn as_child(args: &[String]) -> Result<()> {
     match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         [_, "test", suite, name] => {
-            let rival = std::env::var("GUEST_RIVAL").is_ok_and(|v| v == "1");
+            let nvidia_c = std::env::var("GUEST_NVIDIA_C").is_ok_and(|v| v == "1");
             let generation = std::env::var("GUEST_GENERATION").context("GUEST_GENERATION")?;
             let generation = Generation::parse(&generation)?;
             let values = std::env::var("GUEST_VALUES").unwrap_or_else(|_| "{}".into());
             let values = serde_json::from_str(&values).context("GUEST_VALUES")?;
-            let mut env = Env { mode: None, generation, rival, values };
-            runner::run_one(&suites::all(rival), suite, name, &mut env)
+            let mut env = Env { mode: None, generation, nvidia_c, values };
+            runner::run_one(&suites::all(nvidia_c), suite, name, &mut env)
         }
         // For the host: the scenario table.
         [_, "table"] => {

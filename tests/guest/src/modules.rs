@@ -9,7 +9,7 @@ use anyhow::{bail, Context, Result};
 
 use crate::kmsg::Mark;
 
-/// Ours (or the rival's); the kernel writes it with an underscore.
+/// Ours (or NVIDIA's); the kernel writes it with an underscore.
 pub const PEERMEM: &str = "nvidia_peermem";
 
 /// What came of one call of modprobe, insmod or rmmod.

@@ -22,7 +22,7 @@ use crate::lab;
 use crate::machine::{Level, Machine, Mode};
 use crate::modules::{self, PEERMEM};
 use crate::suites::{raises_alarms, scenarios::row_of, stop_test};
-use crate::test::{Env, Rival, Suite, Test, FAIL_MARK, JSON_MARK, SKIP_MARK};
+use crate::test::{Env, NvidiaC, Suite, Test, FAIL_MARK, JSON_MARK, SKIP_MARK};
 
 /// How long a killed process may take to go. Longer: it hangs in the kernel, and so may everything after it.
 const DEATH: Duration = Duration::from_secs(20);
@@ -51,12 +51,12 @@ struct Ended {
 
 impl<'a> Runner<'a> {
     pub fn new(request: &'a Request, ktap: &'a mut Ktap) -> Self {
-        Self { request, ktap, machine: Machine::new(request.rival), wedged_by: None, dirty: false, alarmed: false }
+        Self { request, ktap, machine: Machine::new(request.nvidia_c), wedged_by: None, dirty: false, alarmed: false }
     }
 
     /// Everything loaded, for the prompt.
     pub fn load_everything(&mut self) -> Result<()> {
-        let mode = if self.request.rival { Mode::Legacy } else { Mode::Persistent };
+        let mode = if self.request.nvidia_c { Mode::Legacy } else { Mode::Persistent };
         self.machine.reach(Level::Peermem(mode), self.request.generation)
     }
 
@@ -155,12 +155,12 @@ impl<'a> Runner<'a> {
                 "mode": test.level.mode().map(Mode::name),
             })
         });
-        if self.request.rival {
-            if let Rival::Skip(why) = test.rival {
+        if self.request.nvidia_c {
+            if let NvidiaC::Skip(why) = test.nvidia_c {
                 if let Some(row) = row {
                     self.tell(row, Some(why), &[]);
                 }
-                return Verdict::Skip(format!("rival: {why}"));
+                return Verdict::Skip(format!("NVIDIA's module: {why}"));
             }
         }
         if let Some((_, why)) = test.not_on.filter(|(not, _)| *not == generation) {
@@ -247,9 +247,9 @@ impl<'a> Runner<'a> {
         for reason in &reasons {
             self.ktap.note(reason);
         }
-        if self.request.rival && test.rival == Rival::Recorded {
+        if self.request.nvidia_c && test.nvidia_c == NvidiaC::Recorded {
             let row = json!({ "suite": suite.name, "test": test.name, "clean": reasons.is_empty(), "what": reasons });
-            self.ktap.json("rival", &row);
+            self.ktap.json("nvidia_c", &row);
             return Verdict::Pass;
         }
         match (reasons.is_empty(), skip) {
@@ -263,7 +263,7 @@ impl<'a> Runner<'a> {
         let mut command = Command::new("/proc/self/exe");
         command
             .args(["test", suite.name, &test.name])
-            .env("GUEST_RIVAL", if self.request.rival { "1" } else { "0" })
+            .env("GUEST_NVIDIA_C", if self.request.nvidia_c { "1" } else { "0" })
             .env("GUEST_GENERATION", test.generation.unwrap_or(self.request.generation).name())
             .env("GUEST_VALUES", json!(self.request.values).to_string())
             .stdin(Stdio::null())

@@ -14,10 +14,10 @@ use crate::machine::{Generation, Level, Mode};
 
 /// What a test means when nvidia-peermem is NVIDIA's own module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rival {
+pub enum NvidiaC {
     /// It must pass as well.
     Same,
-    /// What happens is written down as `# json rival`, and is no failure.
+    /// What happens is written down as `# json nvidia_c`, and is no failure.
     Recorded,
     /// It asks for something that only ours promises.
     Skip(&'static str),
@@ -27,7 +27,7 @@ pub enum Rival {
 pub struct Env {
     pub mode: Option<Mode>,
     pub generation: Generation,
-    pub rival: bool,
+    pub nvidia_c: bool,
     pub values: BTreeMap<String, String>,
 }
 
@@ -56,9 +56,9 @@ impl Env {
         Ok(fastrand::Rng::with_seed(seed))
     }
 
-    /// The reason that a refusal is to be recorded with: the rival records none.
+    /// The reason that a refusal is to be recorded with: NVIDIA's module records none.
     pub fn reason<'a>(&self, reason: &'a str) -> Option<&'a str> {
-        (!self.rival).then_some(reason)
+        (!self.nvidia_c).then_some(reason)
     }
 }
 
@@ -69,7 +69,7 @@ pub struct Test {
     pub generation: Option<Generation>,
     /// On which it cannot exist or would hang because of the core, and why.
     pub not_on: Option<(Generation, &'static str)>,
-    pub rival: Rival,
+    pub nvidia_c: NvidiaC,
     pub limit: Duration,
     pub run: fn(&Env) -> Result<()>,
 }
@@ -79,11 +79,19 @@ const USUAL_LIMIT: Duration = Duration::from_secs(180);
 
 impl Test {
     pub fn new(name: &str, level: Level, run: fn(&Env) -> Result<()>) -> Self {
-        Self { name: name.into(), level, generation: None, not_on: None, rival: Rival::Same, limit: USUAL_LIMIT, run }
+        Self {
+            name: name.into(),
+            level,
+            generation: None,
+            not_on: None,
+            nvidia_c: NvidiaC::Same,
+            limit: USUAL_LIMIT,
+            run,
+        }
     }
 
-    pub fn rival(mut self, rival: Rival) -> Self {
-        self.rival = rival;
+    pub fn nvidia_c(mut self, nvidia_c: NvidiaC) -> Self {
+        self.nvidia_c = nvidia_c;
         self
     }
 
@@ -102,8 +110,8 @@ impl Test {
 }
 
 /// The same test in each mode that exists, named `mode/name`.
-pub fn in_modes(rival: bool, modes: &[Mode], name: &str, run: fn(&Env) -> Result<()>) -> Vec<Test> {
-    Mode::all(rival)
+pub fn in_modes(nvidia_c: bool, modes: &[Mode], name: &str, run: fn(&Env) -> Result<()>) -> Vec<Test> {
+    Mode::all(nvidia_c)
         .iter()
         .filter(|m| modes.contains(m))
         .map(|m| Test::new(&format!("{}/{name}", m.name()), Level::Peermem(*m), run))

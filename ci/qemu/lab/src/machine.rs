@@ -413,8 +413,8 @@ mod tests {
     #[test]
     fn what_the_guest_is_told() {
         let mut boot = Boot::new("x", "smoke,callbacks");
-        boot.append.push("guest.rival=1".into());
-        assert!(boot.command_line().ends_with(" guest.run=smoke,callbacks guest.rival=1"));
+        boot.append.push("guest.nvidia_c=1".into());
+        assert!(boot.command_line().ends_with(" guest.run=smoke,callbacks guest.nvidia_c=1"));
         boot.iommu = Iommu::Translating;
         assert!(boot.command_line().contains("intel_iommu=on iommu.passthrough=0"));
     }

@@ -13,7 +13,7 @@ pub fn mode(mode: Mode) -> Option<String> {
 /// Which module the guest has.
 pub fn module(module: Module, kernel: Kernel) -> Option<String> {
     match module {
-        Module::NvidiaC => Some("guest.rival=1".to_string()),
+        Module::NvidiaC => Some("guest.nvidia_c=1".to_string()),
         Module::Ours if kernel.has_rust() => None,
         _ => Some("guest.provider=kernel-lite".to_string()),
     }

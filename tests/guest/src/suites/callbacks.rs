@@ -10,40 +10,40 @@ use super::{expect_errno, Bench, KIB, MIB};
 use crate::gpu;
 use crate::lab::{self, DmaFail, Event};
 use crate::machine::Mode;
-use crate::test::{emit, in_modes, Env, Rival, Suite};
+use crate::test::{emit, in_modes, Env, NvidiaC, Suite};
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 
 const REGISTER: [&str; 4] = ["acquire", "get_pages", "dma_map", "get_page_size"];
 const DEREGISTER: [&str; 3] = ["dma_unmap", "put_pages", "release"];
 
-pub fn suite(rival: bool) -> Suite {
+pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     for mode in BOTH {
         for (name, means, run) in [
-            ("order", Rival::Same, order as fn(&Env) -> Result<()>),
-            ("failed_map_order", Rival::Recorded, failed_map_order),
-            ("provider_calls", Rival::Recorded, provider_calls),
-            ("sizes_agree", Rival::Recorded, sizes_agree),
+            ("order", NvidiaC::Same, order as fn(&Env) -> Result<()>),
+            ("failed_map_order", NvidiaC::Recorded, failed_map_order),
+            ("provider_calls", NvidiaC::Recorded, provider_calls),
+            ("sizes_agree", NvidiaC::Recorded, sizes_agree),
         ] {
-            tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| t.rival(means)));
+            tests.extend(in_modes(nvidia_c, &[mode], name, run).into_iter().map(|t| t.nvidia_c(means)));
         }
     }
     // NVIDIA's module goes on using what its callback gave back.
     tests.extend(
-        in_modes(rival, &[Mode::Legacy], "revocation_order", revocation_order)
+        in_modes(nvidia_c, &[Mode::Legacy], "revocation_order", revocation_order)
             .into_iter()
-            .map(|t| t.rival(Rival::Recorded)),
+            .map(|t| t.nvidia_c(NvidiaC::Recorded)),
     );
-    if !rival {
+    if !nvidia_c {
         // NVIDIA's module leaves no orphans.
-        tests.extend(in_modes(rival, &[Mode::Legacy], "orphans_are_reaped_in_part", orphans_are_reaped_in_part));
+        tests.extend(in_modes(nvidia_c, &[Mode::Legacy], "orphans_are_reaped_in_part", orphans_are_reaped_in_part));
     }
     // A persistent pin outlives its memory, and get_pages does not fail.
     tests.extend(
-        in_modes(rival, &[Mode::Legacy], "failed_get_order", failed_get_order)
+        in_modes(nvidia_c, &[Mode::Legacy], "failed_get_order", failed_get_order)
             .into_iter()
-            .map(|t| t.rival(Rival::Recorded)),
+            .map(|t| t.nvidia_c(NvidiaC::Recorded)),
     );
     Suite { name: "callbacks", tests }
 }
@@ -145,7 +145,7 @@ fn failed_map_order(env: &Env) -> Result<()> {
     bench.reg(memory.va(), MIB).context("nothing fails yet")?.dereg()?;
     // Ours maps by itself; NVIDIA's goes through the provider, which has a switch for that.
     let fail = DmaFail::load()?;
-    if env.rival {
+    if env.nvidia_c {
         gpu::lab()?.fault("map_errno", libc::EIO as u64)?;
     } else {
         fail.set(1)?;
@@ -202,7 +202,7 @@ fn provider_calls(env: &Env) -> Result<()> {
     let books = gpu.books()?;
     let names = ["gets", "puts", "persistent_gets", "persistent_puts", "dma_maps", "dma_unmaps"];
     let calls: Vec<(&str, i64)> = names.iter().map(|n| (*n, books.get(n))).collect();
-    emit("provider_calls", &json!({"mode": env.mode()?.name(), "rival": env.rival, "calls": calls}));
+    emit("provider_calls", &json!({"mode": env.mode()?.name(), "nvidia_c": env.nvidia_c, "calls": calls}));
     let wanted: [i64; 6] = match env.mode()? {
         Mode::Persistent => [0, 0, 1, 1, 0, 0],
         _ => [1, 1, 0, 0, 0, 0],

@@ -14,7 +14,7 @@ use super::{Bench, KIB, MIB};
 use crate::gpu;
 use crate::machine::Level;
 use crate::modules::{self, PEERMEM};
-use crate::test::{emit, skip, Env, Rival, Suite, Test};
+use crate::test::{emit, skip, Env, NvidiaC, Suite, Test};
 
 /// Where bench/cost.sh puts the builds.
 const DIR: &str = "/usr/lib/variants";
@@ -37,7 +37,7 @@ const ROUNDS: usize = 21;
 
 pub fn suite() -> Suite {
     let test = Test::new("registration", Level::Devices, registration);
-    Suite { name: "cost", tests: vec![test.rival(Rival::Skip("it loads ours")).limit(600)] }
+    Suite { name: "cost", tests: vec![test.nvidia_c(NvidiaC::Skip("it loads ours")).limit(600)] }
 }
 
 /// Registration and deregistration of one size at one price of the provider's.

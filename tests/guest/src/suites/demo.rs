@@ -16,32 +16,32 @@ use crate::test::{emit, in_modes, Env, Suite, Test};
 /// Messages of a run.
 const ITERATIONS: usize = 20;
 
-pub fn suite(rival: bool) -> Suite {
+pub fn suite(nvidia_c: bool) -> Suite {
     // Each mode is loaded once: some kernels do not let a module go that had revocable pins.
-    let mut tests = gpu_tests(rival, Mode::Persistent);
+    let mut tests = gpu_tests(nvidia_c, Mode::Persistent);
     // Host memory does not pass through the module; one run of each to compare with.
-    let mode = &Mode::all(rival)[..1];
+    let mode = &Mode::all(nvidia_c)[..1];
     for (name, run) in [
         ("host/ib_write_bw", (|env| host_run(env, "ib_write_bw")) as fn(&Env) -> Result<()>),
         ("host/ib_read_bw", |env| host_run(env, "ib_read_bw")),
         ("host/ib_send_bw", |env| host_run(env, "ib_send_bw")),
     ] {
-        tests.extend(in_modes(rival, mode, name, run).into_iter().map(|mut t| {
+        tests.extend(in_modes(nvidia_c, mode, name, run).into_iter().map(|mut t| {
             t.name = name.into();
             t
         }));
     }
-    tests.extend(gpu_tests(rival, Mode::Legacy));
+    tests.extend(gpu_tests(nvidia_c, Mode::Legacy));
     Suite { name: "demo", tests: tests.into_iter().map(|t| t.limit(240)).collect() }
 }
 
-fn gpu_tests(rival: bool, mode: Mode) -> Vec<Test> {
+fn gpu_tests(nvidia_c: bool, mode: Mode) -> Vec<Test> {
     let tests = [
         ("ib_write_bw", (|env| gpu_run(env, "ib_write_bw")) as fn(&Env) -> Result<()>),
         ("ib_read_bw", |env| gpu_run(env, "ib_read_bw")),
         ("ib_send_bw", |env| gpu_run(env, "ib_send_bw")),
     ];
-    tests.into_iter().flat_map(|(name, run)| in_modes(rival, &[mode], name, run)).collect()
+    tests.into_iter().flat_map(|(name, run)| in_modes(nvidia_c, &[mode], name, run)).collect()
 }
 
 fn gpu_run(env: &Env, program: &str) -> Result<()> {

@@ -21,7 +21,7 @@ use crate::lab;
 use crate::machine::{self, Level, Mode, RDMA_DEVICE};
 use crate::modules::{self, PEERMEM};
 use crate::peermem;
-use crate::test::{skip, Env, Rival, Suite, Test};
+use crate::test::{skip, Env, NvidiaC, Suite, Test};
 
 pub fn suite() -> Suite {
     let tests = [
@@ -31,10 +31,10 @@ pub fn suite() -> Suite {
         ("devices_forbidden", Level::Peermem(Mode::Persistent), devices_forbidden),
         ("loaded", Level::Peermem(Mode::Persistent), loaded),
     ];
-    let means = Rival::Skip("it looks for ours");
+    let means = NvidiaC::Skip("it looks for ours");
     Suite {
         name: "doctor",
-        tests: tests.into_iter().map(|(name, level, f)| Test::new(name, level, f).rival(means).limit(600)).collect(),
+        tests: tests.into_iter().map(|(name, level, f)| Test::new(name, level, f).nvidia_c(means).limit(600)).collect(),
     }
 }
 

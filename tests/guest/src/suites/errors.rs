@@ -11,28 +11,28 @@ use crate::helper::Helper;
 use crate::lab;
 use crate::machine::{Level, Mode, OtherRxe};
 use crate::modules::{self, PEERMEM};
-use crate::test::{in_modes, Env, Rival, Suite, Test};
+use crate::test::{in_modes, Env, NvidiaC, Suite, Test};
 use crate::verbs::{Loopback, Mr, Op};
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 
-pub fn suite(rival: bool) -> Suite {
+pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     for mode in BOTH {
         for (name, means, run) in [
-            ("memlock", Rival::Same, memlock as fn(&Env) -> Result<()>),
-            ("bar1_full", Rival::Recorded, bar1_full),
-            ("coherent", Rival::Recorded, coherent),
-            ("no_dma_device", Rival::Recorded, no_dma_device),
-            ("not_pci", Rival::Recorded, not_pci),
+            ("memlock", NvidiaC::Same, memlock as fn(&Env) -> Result<()>),
+            ("bar1_full", NvidiaC::Recorded, bar1_full),
+            ("coherent", NvidiaC::Recorded, coherent),
+            ("no_dma_device", NvidiaC::Recorded, no_dma_device),
+            ("not_pci", NvidiaC::Recorded, not_pci),
         ] {
-            tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| t.rival(means)));
+            tests.extend(in_modes(nvidia_c, &[mode], name, run).into_iter().map(|t| t.nvidia_c(means)));
         }
     }
-    tests.push(
-        Test::new("topology", Level::Devices, topology)
-            .rival(Rival::Skip("asks at each registration; that it is asked once per pair is what ours promises")),
-    );
+    tests
+        .push(Test::new("topology", Level::Devices, topology).nvidia_c(NvidiaC::Skip(
+            "asks at each registration; that it is asked once per pair is what ours promises",
+        )));
     Suite { name: "errors", tests }
 }
 
@@ -44,7 +44,7 @@ fn judged(wrong: Vec<String>) -> Result<()> {
 /// The core counts pages of GPU memory against RLIMIT_MEMLOCK as it does any other, and does not ask the client beyond it.
 fn memlock(env: &Env) -> Result<()> {
     const PAGES: usize = 6;
-    let recorded = || if env.rival { Ok(None) } else { lab::last_failure() };
+    let recorded = || if env.nvidia_c { Ok(None) } else { lab::last_failure() };
     let before = recorded()?;
     lab::clear_trace()?;
     let user = Helper::start(&["memlock", &(PAGES * 4096).to_string()])?;
@@ -168,7 +168,7 @@ fn topology(env: &Env) -> Result<()> {
     let memory = bench.cuda.alloc(MIB)?;
     let asked = || -> Result<i64> { Ok(gpu::books()?.get("dma_maps")) };
 
-    modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.rival))?;
+    modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.nvidia_c))?;
     gpu.fault_n("map_topology", 1, 1)?;
     for what in ["the first registration", "the second"] {
         let got = bench.refused(what, memory.va(), MIB)?;
@@ -181,7 +181,7 @@ fn topology(env: &Env) -> Result<()> {
     // Supported, as a module that is loaded anew finds out.
     gpu.reset_faults()?;
     gpu.reset_books()?;
-    modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.rival))?;
+    modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.nvidia_c))?;
     for _ in 0..2 {
         bench.reg(memory.va(), MIB).context("supported")?.dereg()?;
     }
@@ -191,7 +191,7 @@ fn topology(env: &Env) -> Result<()> {
     // A revocable pin may be gone while the provider is asked: it is not.
     gpu.reset_books()?;
     gpu.fault("map_topology", 1)?;
-    modules::modprobe("nvidia-peermem", Mode::Legacy.parameters(env.rival))?;
+    modules::modprobe("nvidia-peermem", Mode::Legacy.parameters(env.nvidia_c))?;
     let mr = bench.reg(memory.va(), MIB);
     gpu.reset_faults()?;
     mr.context("revocable")?.dereg()?;

@@ -18,24 +18,24 @@ use crate::lab;
 use crate::machine::{Generation, Mode};
 use crate::modules::{self, PEERMEM};
 use crate::peermem::Stats;
-use crate::test::{emit, in_modes, skip, Env, Rival, Suite};
+use crate::test::{emit, in_modes, skip, Env, NvidiaC, Suite};
 use crate::verbs::Mr;
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 const PERSISTENT: &[Mode] = &[Mode::Persistent];
 const FALLBACK: &[Mode] = &[Mode::Fallback];
-const RIVAL: Rival = Rival::Skip("each failure is judged by what our statistics say of it");
+const NVIDIA_C: NvidiaC = NvidiaC::Skip("each failure is judged by what our statistics say of it");
 /// What everything may take to settle; a killed process is not involved.
 const SOON: Duration = Duration::from_secs(5);
 /// The kernel's ENOTSUPP, which has no name in user space.
 const ENOTSUPP: i32 = 524;
 
-pub fn suite(rival: bool) -> Suite {
+pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     let mut add = |modes: &[Mode], limit: u64, name: &str, revocable: &[Mode], run: fn(&Env) -> Result<()>| {
-        tests.extend(in_modes(rival, modes, name, run).into_iter().map(|t| {
+        tests.extend(in_modes(nvidia_c, modes, name, run).into_iter().map(|t| {
             let hangs = t.level.mode().is_some_and(|mode| revocable.contains(&mode));
-            let t = t.rival(RIVAL).limit(limit);
+            let t = t.nvidia_c(NVIDIA_C).limit(limit);
             if hangs {
                 t.not_on(Generation::V2410, STOP_TEST)
             } else {
@@ -64,7 +64,7 @@ pub fn suite(rival: bool) -> Suite {
 /// The module forgets what it allocated and asked once.
 fn load_anew(env: &Env) -> Result<()> {
     modules::rmmod(PEERMEM)?;
-    modules::modprobe("nvidia-peermem", env.mode()?.parameters(env.rival))?;
+    modules::modprobe("nvidia-peermem", env.mode()?.parameters(env.nvidia_c))?;
     Ok(())
 }
 

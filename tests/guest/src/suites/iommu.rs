@@ -13,24 +13,24 @@ use crate::gpu;
 use crate::lab::{self, DmaFail};
 use crate::machine::Mode;
 use crate::modules;
-use crate::test::{emit, in_modes, skip, Env, Rival, Suite};
+use crate::test::{emit, in_modes, skip, Env, NvidiaC, Suite};
 use crate::verbs::{Loopback, Mr, Op, Status};
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 
-pub fn suite(rival: bool) -> Suite {
+pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     for mode in BOTH {
         for (name, means, run) in [
-            ("addresses", Rival::Recorded, addresses as fn(&Env) -> Result<()>),
-            ("bypass_faults", Rival::Recorded, bypass_faults),
-            ("map_fails_at_run_n", Rival::Skip("maps through the provider"), map_fails_at_run_n),
+            ("addresses", NvidiaC::Recorded, addresses as fn(&Env) -> Result<()>),
+            ("bypass_faults", NvidiaC::Recorded, bypass_faults),
+            ("map_fails_at_run_n", NvidiaC::Skip("maps through the provider"), map_fails_at_run_n),
         ] {
-            tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| t.rival(means)));
+            tests.extend(in_modes(nvidia_c, &[mode], name, run).into_iter().map(|t| t.nvidia_c(means)));
         }
     }
-    let fails = in_modes(rival, &[Mode::Legacy], "fence_fails", fence_fails);
-    tests.extend(fails.into_iter().map(|t| t.rival(Rival::Recorded)));
+    let fails = in_modes(nvidia_c, &[Mode::Legacy], "fence_fails", fence_fails);
+    tests.extend(fails.into_iter().map(|t| t.nvidia_c(NvidiaC::Recorded)));
     Suite { name: "iommu", tests }
 }
 
@@ -144,7 +144,7 @@ fn addresses(env: &Env) -> Result<()> {
         }
         let entries = lab::nic_mr(mr.lkey())?.sg_entries;
         let mapped = lab::dma_mappings(&nic, &bar)?;
-        ensure!(env.rival || mapped as u64 == entries, "{layout:?}: {mapped} DMA mappings for {entries} sg entries");
+        ensure!(env.nvidia_c || mapped as u64 == entries, "{layout:?}: {mapped} DMA mappings for {entries} sg entries");
 
         let bytes = pattern(&mut rng, len);
         let host = bench.reg(bytes.as_ptr() as u64, len).context("register host memory")?;

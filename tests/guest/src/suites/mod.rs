@@ -47,39 +47,39 @@ use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 pub use crate::verbs::PATIENCE;
 
 /// Everything there is, in no particular order.
-pub fn all(rival: bool) -> Vec<Suite> {
+pub fn all(nvidia_c: bool) -> Vec<Suite> {
     vec![
-        demo::suite(rival),
-        pair::suite(rival),
-        smoke::suite(rival),
-        callbacks::suite(rival),
+        demo::suite(nvidia_c),
+        pair::suite(nvidia_c),
+        smoke::suite(nvidia_c),
+        callbacks::suite(nvidia_c),
         refusals::suite(),
-        observe::suite(rival),
-        reasons::suite(rival),
+        observe::suite(nvidia_c),
+        reasons::suite(nvidia_c),
         cost::suite(),
         doctor::suite(),
         tool::suite(),
         standins::suite(),
-        matrix::suite(rival),
-        matrix::full(rival),
-        matrix::large(rival),
-        verbs::suite(rival),
-        errors::suite(rival),
-        iommu::suite(rival),
-        tables::suite(rival),
-        unfenced::suite(rival),
-        faults::suite(rival),
-        unload::suite(rival),
-        storm::suite(rival),
+        matrix::suite(nvidia_c),
+        matrix::full(nvidia_c),
+        matrix::large(nvidia_c),
+        verbs::suite(nvidia_c),
+        errors::suite(nvidia_c),
+        iommu::suite(nvidia_c),
+        tables::suite(nvidia_c),
+        unfenced::suite(nvidia_c),
+        faults::suite(nvidia_c),
+        unload::suite(nvidia_c),
+        storm::suite(nvidia_c),
         ucx::suite(),
         pyverbs::suite(),
-        scenarios::suite(rival),
-        scenarios::pairwise(rival),
+        scenarios::suite(nvidia_c),
+        scenarios::pairwise(nvidia_c),
         loading::suite(),
         bare::suite(),
         closed::suite(),
         alarms::suite(),
-        stop_test::suite(rival),
+        stop_test::suite(nvidia_c),
         bench::suite(),
         bench::suite_threads(),
         bench::suite_profile(),
@@ -97,7 +97,7 @@ pub fn raises_alarms(suite: &str) -> bool {
 /// What was asked for, in the order asked for; each boot ends with `end`, except one that raises alarms on purpose and one
 /// without the lab's own stack.
 pub fn chosen(request: &Request) -> Result<Vec<Suite>> {
-    let mut all = all(request.rival);
+    let mut all = all(request.nvidia_c);
     // A word that has become wrong would leave its tests out without a word.
     for word in request.values.get("only").into_iter().flat_map(|only| only.split(',')) {
         if !all.iter().any(|s| s.tests.iter().any(|t| format!("{}/{}", s.name, t.name).contains(word))) {

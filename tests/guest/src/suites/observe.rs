@@ -25,19 +25,20 @@ use crate::lab::CoreHold;
 use crate::machine::Mode;
 use crate::peermem::{self, Stats};
 use crate::rusage;
-use crate::test::{emit, in_modes, skip, Env, Rival, Suite};
+use crate::test::{emit, in_modes, skip, Env, NvidiaC, Suite};
 use crate::verbs::Mr;
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 
-pub fn suite(rival: bool) -> Suite {
+pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     for mode in BOTH {
         let mut add = |modes: &[Mode], name: &str, run: fn(&Env) -> Result<()>| {
             if modes.contains(&mode) {
-                let means = Rival::Skip("it tells nothing");
+                let means = NvidiaC::Skip("it tells nothing");
                 let limit = if name == "many_registrations" { 1800 } else { 600 };
-                tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| t.rival(means).limit(limit)));
+                tests
+                    .extend(in_modes(nvidia_c, &[mode], name, run).into_iter().map(|t| t.nvidia_c(means).limit(limit)));
             }
         };
         add(&BOTH, "counters_add_up", counters_add_up);

@@ -32,27 +32,27 @@ enum Connect {
     RdmaCm,
 }
 
-pub fn suite(rival: bool) -> Suite {
+pub fn suite(nvidia_c: bool) -> Suite {
     // Each mode is loaded once: some kernels do not let a module go that had revocable pins.
-    let mut tests = gpu_tests(rival, Mode::Persistent);
+    let mut tests = gpu_tests(nvidia_c, Mode::Persistent);
     // Host memory does not pass through the module.
-    let mode = &Mode::all(rival)[..1];
+    let mode = &Mode::all(nvidia_c)[..1];
     for (name, run) in [
         ("write_lat_wants_host_memory", write_lat_wants_host_memory as fn(&Env) -> Result<()>),
         ("host/ib_write_lat", |env| host_run(env, "ib_write_lat", Connect::Tcp)),
         ("host/rdma_cm/ib_write_lat", |env| host_run(env, "ib_write_lat", Connect::RdmaCm)),
     ] {
-        tests.extend(in_modes(rival, mode, name, run).into_iter().map(|mut t| {
+        tests.extend(in_modes(nvidia_c, mode, name, run).into_iter().map(|mut t| {
             t.name = name.into();
             t
         }));
     }
-    tests.extend(gpu_tests(rival, Mode::Legacy));
+    tests.extend(gpu_tests(nvidia_c, Mode::Legacy));
     // Four runs at most, and the other machine's time to come.
     Suite { name: "pair", tests: tests.into_iter().map(|t| t.limit(600)).collect() }
 }
 
-fn gpu_tests(rival: bool, mode: Mode) -> Vec<Test> {
+fn gpu_tests(nvidia_c: bool, mode: Mode) -> Vec<Test> {
     let tests = [
         ("ib_write_bw", (|env| gpu_run(env, "ib_write_bw", Connect::Tcp)) as fn(&Env) -> Result<()>),
         ("ib_read_bw", |env| gpu_run(env, "ib_read_bw", Connect::Tcp)),
@@ -64,7 +64,7 @@ fn gpu_tests(rival: bool, mode: Mode) -> Vec<Test> {
         ("rdma_cm/ib_send_bw", |env| gpu_run(env, "ib_send_bw", Connect::RdmaCm)),
         ("rdma_cm/ib_send_lat", |env| gpu_run(env, "ib_send_lat", Connect::RdmaCm)),
     ];
-    tests.into_iter().flat_map(|(name, run)| in_modes(rival, &[mode], name, run)).collect()
+    tests.into_iter().flat_map(|(name, run)| in_modes(nvidia_c, &[mode], name, run)).collect()
 }
 
 /// Starts this machine's side and waits for its end, while the other side does well. `None`: the client came too early.

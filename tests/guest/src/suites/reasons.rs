@@ -19,20 +19,20 @@ use crate::lab::{self, CoreHold};
 use crate::machine::{Mode, OtherRxe};
 use crate::modules::{self, PEERMEM};
 use crate::peermem;
-use crate::test::{emit, in_modes, skip, Env, Rival, Suite};
+use crate::test::{emit, in_modes, skip, Env, NvidiaC, Suite};
 
 const SIZE: usize = MIB;
 
-pub fn suite(rival: bool) -> Suite {
+pub fn suite(nvidia_c: bool) -> Suite {
     let persistent = [Mode::Persistent];
     let tests = [
-        in_modes(rival, &persistent, "new_pair_in_words", new_pair_in_words),
-        in_modes(rival, &[Mode::Persistent, Mode::Fallback, Mode::Legacy], "in_words", in_words),
-        in_modes(rival, &persistent, "no_memory_in_words", no_memory_in_words),
+        in_modes(nvidia_c, &persistent, "new_pair_in_words", new_pair_in_words),
+        in_modes(nvidia_c, &[Mode::Persistent, Mode::Fallback, Mode::Legacy], "in_words", in_words),
+        in_modes(nvidia_c, &persistent, "no_memory_in_words", no_memory_in_words),
     ];
     Suite {
         name: "reasons",
-        tests: tests.into_iter().flatten().map(|t| t.rival(Rival::Skip("it gives none"))).collect(),
+        tests: tests.into_iter().flatten().map(|t| t.nvidia_c(NvidiaC::Skip("it gives none"))).collect(),
     }
 }
 

@@ -7,7 +7,7 @@ use super::{Bench, MIB};
 use crate::lab;
 use crate::machine::{self, Level};
 use crate::modules::{self, Outcome, PEERMEM};
-use crate::test::{Env, Rival, Suite, Test};
+use crate::test::{Env, NvidiaC, Suite, Test};
 
 pub fn suite() -> Suite {
     let tests = [
@@ -22,7 +22,10 @@ pub fn suite() -> Suite {
     ];
     Suite {
         name: "refusals",
-        tests: tests.into_iter().map(|(name, level, run)| Test::new(name, level, run).rival(Rival::Recorded)).collect(),
+        tests: tests
+            .into_iter()
+            .map(|(name, level, run)| Test::new(name, level, run).nvidia_c(NvidiaC::Recorded))
+            .collect(),
     }
 }
 

@@ -15,37 +15,39 @@ use crate::lab;
 use crate::machine::{Generation, Level, Mode};
 use crate::modules::{self, PEERMEM};
 use crate::peermem::Stats;
-use crate::test::{emit, in_modes, skip, Env, Rival, Suite, Test};
+use crate::test::{emit, in_modes, skip, Env, NvidiaC, Suite, Test};
 use crate::verbs::{Loopback, Mr};
 
 const ALL: [Mode; 3] = [Mode::Persistent, Mode::Fallback, Mode::Legacy];
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 
-pub fn suite(rival: bool) -> Suite {
+pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = vec![Test::new("plain_client", Level::Devices, plain_client)];
     // By mode, so that the module is loaded once per mode.
     for mode in ALL {
-        let mut add = |modes: &[Mode], name: &str, rival_means: Rival, run: fn(&Env) -> Result<()>| {
+        let mut add = |modes: &[Mode], name: &str, nvidia_c_means: NvidiaC, run: fn(&Env) -> Result<()>| {
             if modes.contains(&mode) {
-                tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t: Test| t.rival(rival_means)));
+                tests.extend(
+                    in_modes(nvidia_c, &[mode], name, run).into_iter().map(|t: Test| t.nvidia_c(nvidia_c_means)),
+                );
             }
         };
-        add(&ALL, "clients_and_parameters", Rival::Recorded, clients_and_parameters);
-        add(&BOTH, "bytes_move", Rival::Same, bytes_move);
-        add(&BOTH, "use_count", Rival::Same, use_count);
-        add(&ALL, "rmmod_after_use", Rival::Same, rmmod_after_use);
-        add(&BOTH, "memory_peers", Rival::Recorded, memory_peers);
-        add(&BOTH, "statistics", Rival::Recorded, statistics);
-        add(&BOTH, "layouts", Rival::Recorded, layouts);
-        add(&BOTH, "odd_ranges", Rival::Same, odd_ranges);
-        add(&BOTH, "whole_card", Rival::Recorded, whole_card);
-        add(&BOTH, "refused_ranges", Rival::Recorded, refused_ranges);
-        add(&BOTH, "leaves_allocation", Rival::Recorded, leaves_allocation);
-        add(&BOTH, "host_memory_is_left_alone", Rival::Recorded, host_memory_is_left_alone);
-        add(&BOTH, "bad_tables", Rival::Recorded, bad_tables);
-        add(&BOTH, "provider_errors", Rival::Recorded, provider_errors);
-        add(&[Mode::Fallback], "fallback", Rival::Same, fallback);
-        tests.extend(in_modes(rival, &[mode], "mkey_fails", no_key).into_iter().map(|t| match mode {
+        add(&ALL, "clients_and_parameters", NvidiaC::Recorded, clients_and_parameters);
+        add(&BOTH, "bytes_move", NvidiaC::Same, bytes_move);
+        add(&BOTH, "use_count", NvidiaC::Same, use_count);
+        add(&ALL, "rmmod_after_use", NvidiaC::Same, rmmod_after_use);
+        add(&BOTH, "memory_peers", NvidiaC::Recorded, memory_peers);
+        add(&BOTH, "statistics", NvidiaC::Recorded, statistics);
+        add(&BOTH, "layouts", NvidiaC::Recorded, layouts);
+        add(&BOTH, "odd_ranges", NvidiaC::Same, odd_ranges);
+        add(&BOTH, "whole_card", NvidiaC::Recorded, whole_card);
+        add(&BOTH, "refused_ranges", NvidiaC::Recorded, refused_ranges);
+        add(&BOTH, "leaves_allocation", NvidiaC::Recorded, leaves_allocation);
+        add(&BOTH, "host_memory_is_left_alone", NvidiaC::Recorded, host_memory_is_left_alone);
+        add(&BOTH, "bad_tables", NvidiaC::Recorded, bad_tables);
+        add(&BOTH, "provider_errors", NvidiaC::Recorded, provider_errors);
+        add(&[Mode::Fallback], "fallback", NvidiaC::Same, fallback);
+        tests.extend(in_modes(nvidia_c, &[mode], "mkey_fails", no_key).into_iter().map(|t| match mode {
             Mode::Persistent | Mode::Fallback => t,
             // Only what can be invalidated has a notifier to stop.
             Mode::Legacy => t.not_on(Generation::V2410, STOP_TEST),
@@ -70,7 +72,7 @@ fn clients_and_parameters(env: &Env) -> Result<()> {
     }
     let got = lab::clients()?;
     ensure!(got == clients, "the core knows {got:?}, wanted {clients:?}");
-    if !env.rival {
+    if !env.nvidia_c {
         let stats = Stats::read()?;
         let mut told: Vec<&str> = stats.text("clients")?.split(' ').collect();
         told.sort_unstable();
@@ -85,7 +87,7 @@ fn plain_client(env: &Env) -> Result<()> {
     modules::modprobe("nvidia-peermem", &["peerdirect_support=1"])?;
     bytes_move(env)?;
     // What a revocable pin leaves loaded is no longer there for other tests, and NVIDIA's module uses what is put.
-    if !env.kernel_lite() && !env.rival {
+    if !env.kernel_lite() && !env.nvidia_c {
         ensure!(
             Stats::read()?.text("core_client")? == "plain",
             "stats: core_client is {}",
@@ -345,8 +347,8 @@ fn refused_ranges(env: &Env) -> Result<()> {
     let va = memory.va();
     let mut wrong = Vec::new();
     let mut expect = |what: &str, addr: u64, len: usize, errno: i32| -> Result<()> {
-        // The rival records none.
-        let recorded = || if env.rival { Ok(None) } else { lab::last_failure() };
+        // NVIDIA's module records none.
+        let recorded = || if env.nvidia_c { Ok(None) } else { lab::last_failure() };
         let before = recorded()?;
         let got = bench.refused(what, addr, len)?;
         wrong.extend(complaints(what, (addr, len), got, errno, None));
@@ -402,7 +404,7 @@ fn leaves_allocation(env: &Env) -> Result<()> {
         let got = bench.refused(what, at, len)?;
         wrong.extend(complaints(what, (at, len), got, libc::EINVAL, env.reason("leaves_allocation")));
         ensure!(gpu::pins()? == 0, "{what}: refused, but {} pins stay", gpu::pins()?);
-        if i == 0 && !env.rival {
+        if i == 0 && !env.nvidia_c {
             let said = log.since()?;
             ensure!(
                 said.iter().any(|l| l.contains("leaves its allocation")),
@@ -426,8 +428,8 @@ fn host_memory_is_left_alone(env: &Env) -> Result<()> {
     mr.dereg()?;
     ensure!(gpu::provider_calls()?.0 == 0, "the provider was asked about ordinary memory");
 
-    // The rival records none.
-    let recorded = || if env.rival { Ok(None) } else { lab::last_failure() };
+    // NVIDIA's module records none.
+    let recorded = || if env.nvidia_c { Ok(None) } else { lab::last_failure() };
     let failures = recorded()?;
     let mut log = Mark::now()?;
     let errno = bench.refused("a bad host address", 0x7000_dead_0000, 4 * KIB)?;

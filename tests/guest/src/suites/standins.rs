@@ -8,14 +8,14 @@ use anyhow::{ensure, Context, Result};
 
 use crate::machine::{self, Level, RDMA_DEVICE};
 use crate::modules;
-use crate::test::{Env, Rival, Suite, Test};
+use crate::test::{Env, NvidiaC, Suite, Test};
 
 pub fn suite() -> Suite {
     let tests = [("cuda", cuda as fn(&Env) -> Result<()>), ("gpu", gpu)];
-    let means = Rival::Skip("it asks nothing of nvidia-peermem");
+    let means = NvidiaC::Skip("it asks nothing of nvidia-peermem");
     Suite {
         name: "standins",
-        tests: tests.into_iter().map(|(name, f)| Test::new(name, Level::Devices, f).rival(means)).collect(),
+        tests: tests.into_iter().map(|(name, f)| Test::new(name, Level::Devices, f).nvidia_c(means)).collect(),
     }
 }
 

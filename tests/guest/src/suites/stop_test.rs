@@ -15,8 +15,8 @@ use crate::test::{in_modes, skip, Env, Suite};
 pub const NAME: &str = "stop_test";
 const WHERE: &str = "ib_umem_stop_invalidation_notifier";
 
-pub fn suite(rival: bool) -> Suite {
-    Suite { name: NAME, tests: in_modes(rival, &[Mode::Legacy], "waits_for_itself", waits_for_itself) }
+pub fn suite(nvidia_c: bool) -> Suite {
+    Suite { name: NAME, tests: in_modes(nvidia_c, &[Mode::Legacy], "waits_for_itself", waits_for_itself) }
 }
 
 /// docs/facts.md#core-bugs: the HCA has no mkey left, and the registering process waits, for good, for the mapping lock that it

@@ -14,7 +14,7 @@ use crate::gpu;
 use crate::machine::{unload_devices, Mode};
 use crate::storm::plan::Op;
 use crate::storm::{log, Counts, INTERLEAVING, SEQUENCE};
-use crate::test::{emit, in_modes, Env, Rival, Suite, FAIL_MARK};
+use crate::test::{emit, in_modes, Env, NvidiaC, Suite, FAIL_MARK};
 
 const PROCESSES: u64 = 8;
 /// Registrations of all processes together, without `guest.storm=`.
@@ -22,11 +22,11 @@ const REGISTRATIONS: u64 = 500;
 /// For which there is time, under any load and on any kernel: two registrations per second, and what a boot needs.
 const PER_SECOND: u64 = 2;
 
-pub fn suite(rival: bool) -> Suite {
-    let means = Rival::Skip("a use after free in it stops the machine");
-    let tests = in_modes(rival, &[Mode::Persistent, Mode::Legacy], "everything_at_once", everything_at_once);
+pub fn suite(nvidia_c: bool) -> Suite {
+    let means = NvidiaC::Skip("a use after free in it stops the machine");
+    let tests = in_modes(nvidia_c, &[Mode::Persistent, Mode::Legacy], "everything_at_once", everything_at_once);
     // The runner's limit is for a coordinator that hangs itself; the storm has its own.
-    Suite { name: "storm", tests: tests.into_iter().map(|t| t.rival(means).limit(48 * 3600)).collect() }
+    Suite { name: "storm", tests: tests.into_iter().map(|t| t.nvidia_c(means).limit(48 * 3600)).collect() }
 }
 
 /// What a process said, or that it ended.

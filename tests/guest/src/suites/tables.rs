@@ -11,17 +11,17 @@ use crate::gpu;
 use crate::lab;
 use crate::machine::Mode;
 use crate::modules::{self, PEERMEM};
-use crate::test::{in_modes, skip, Env, Rival, Suite};
+use crate::test::{in_modes, skip, Env, NvidiaC, Suite};
 use crate::verbs::Loopback;
 
-pub fn suite(rival: bool) -> Suite {
+pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     for mode in [Mode::Persistent, Mode::Legacy] {
-        tests.extend(in_modes(rival, &[mode], "page_sizes", page_sizes));
-        tests.extend(in_modes(rival, &[mode], "without_high_orders", without_high_orders));
+        tests.extend(in_modes(nvidia_c, &[mode], "page_sizes", page_sizes));
+        tests.extend(in_modes(nvidia_c, &[mode], "without_high_orders", without_high_orders));
     }
     // It takes pages of 64 KiB only.
-    Suite { name: "tables", tests: tests.into_iter().map(|t| t.rival(Rival::Recorded)).collect() }
+    Suite { name: "tables", tests: tests.into_iter().map(|t| t.nvidia_c(NvidiaC::Recorded)).collect() }
 }
 
 /// Runs that `[at, at + len)` touches, each `run` bytes long.
@@ -37,7 +37,7 @@ fn page_sizes(env: &Env) -> Result<()> {
     // the provider cannot be asked with the smallest pages.
     if env.mode()? == Mode::Persistent {
         modules::rmmod(PEERMEM)?;
-        modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.rival))?;
+        modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.nvidia_c))?;
     }
     gpu.set("page_size", 4 << 10)?;
     let bench = Bench::new()?;

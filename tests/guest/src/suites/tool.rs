@@ -17,7 +17,7 @@ use crate::machine::{Level, Mode, RDMA_DEVICE};
 use crate::modules::{self, PEERMEM};
 use crate::peermem;
 use crate::rusage;
-use crate::test::{emit, Env, Rival, Suite, Test};
+use crate::test::{emit, Env, NvidiaC, Suite, Test};
 
 pub fn suite() -> Suite {
     let tests = [
@@ -29,10 +29,10 @@ pub fn suite() -> Suite {
         ("no_kernel_addresses", no_kernel_addresses),
     ];
     let level = Level::Peermem(Mode::Persistent);
-    let means = Rival::Skip("it looks for ours");
+    let means = NvidiaC::Skip("it looks for ours");
     Suite {
         name: "peermemctl",
-        tests: tests.into_iter().map(|(name, f)| Test::new(name, level, f).rival(means).limit(300)).collect(),
+        tests: tests.into_iter().map(|(name, f)| Test::new(name, level, f).nvidia_c(means).limit(300)).collect(),
     }
 }
 

@@ -9,22 +9,22 @@ use super::{expect_errno, pattern, same_bytes, Bench, KIB, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::Mode;
-use crate::test::{in_modes, Env, Rival, Suite};
+use crate::test::{in_modes, Env, NvidiaC, Suite};
 use crate::verbs::Loopback;
 
 const SIZE: usize = MIB;
 const ALL: [Mode; 3] = [Mode::Persistent, Mode::Fallback, Mode::Legacy];
 
-pub fn suite(rival: bool) -> Suite {
+pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     for mode in ALL {
-        tests.extend(in_modes(rival, &[mode], "is_served", is_served));
+        tests.extend(in_modes(nvidia_c, &[mode], "is_served", is_served));
         for (name, run) in [
             ("is_refused_with_a_reason", is_refused_with_a_reason as fn(&Env) -> Result<()>),
             ("host_memory_is_left_alone", host_memory_is_left_alone),
         ] {
-            let tested = in_modes(rival, &[mode], name, run);
-            tests.extend(tested.into_iter().map(|t| t.rival(Rival::Recorded)));
+            let tested = in_modes(nvidia_c, &[mode], name, run);
+            tests.extend(tested.into_iter().map(|t| t.nvidia_c(NvidiaC::Recorded)));
         }
     }
     Suite { name: "unfenced", tests }
@@ -39,7 +39,7 @@ fn asked() -> Result<Vec<String>> {
 fn is_served(env: &Env) -> Result<()> {
     // NVIDIA's module of driver 550 knows the legacy pair alone.
     let owner = match env.mode()? {
-        Mode::Persistent | Mode::Fallback if !env.rival => "nv_mem",
+        Mode::Persistent | Mode::Fallback if !env.nvidia_c => "nv_mem",
         _ => "nv_mem_nc",
     };
     let mut rng = env.rng()?;
@@ -57,7 +57,7 @@ fn is_served(env: &Env) -> Result<()> {
     link.write(1, (&source_mr, 0), (&mr, 0), SIZE)?;
     link.done(1)?;
     same_bytes("written", &memory.read(0, SIZE)?, &bytes)?;
-    if !env.rival {
+    if !env.nvidia_c {
         // There is no page of the CPU's behind a BAR, and NVIDIA's module lets the kernel look for one.
         let read = lab::set_nic("copy_from", mr.lkey().into()).expect_err("the kernel read a queue in GPU memory");
         let errno = read.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
@@ -121,8 +121,8 @@ fn is_refused_with_a_reason(env: &Env) -> Result<()> {
 /// Memory that nobody knows costs one question to the provider and no word, as for MRs.
 fn host_memory_is_left_alone(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
-    // The rival records none.
-    let recorded = || if env.rival { Ok(None) } else { lab::last_failure() };
+    // NVIDIA's module records none.
+    let recorded = || if env.nvidia_c { Ok(None) } else { lab::last_failure() };
     let failures = recorded()?;
     gpu::lab()?.reset_books()?;
     lab::set_nic("no_invalidation", 1)?;

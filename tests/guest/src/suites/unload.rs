@@ -22,7 +22,7 @@ use crate::gpu;
 use crate::lab::CoreHold;
 use crate::machine::Mode;
 use crate::modules::{self, PEERMEM};
-use crate::test::{emit, in_modes, Env, Rival, Suite};
+use crate::test::{emit, in_modes, Env, NvidiaC, Suite};
 use crate::verbs::Loopback;
 
 const NAME: &CStr = c"nvidia_peermem";
@@ -33,11 +33,12 @@ const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 /// Loads of `again_and_again` without `guest.loads=`.
 const LOADS: u32 = 30;
 /// What is no row of the scenario table is not asked of it.
-const OURS: Rival = Rival::Skip("it has neither statistics nor tracepoints, and keeps what it cannot put");
+const OURS: NvidiaC = NvidiaC::Skip("it has neither statistics nor tracepoints, and keeps what it cannot put");
 
-pub fn suite(rival: bool) -> Suite {
+pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
-    let mut add = |modes: &[Mode], name, run: fn(&Env) -> Result<()>| tests.extend(in_modes(rival, modes, name, run));
+    let mut add =
+        |modes: &[Mode], name, run: fn(&Env) -> Result<()>| tests.extend(in_modes(nvidia_c, modes, name, run));
     add(&BOTH, "with_live_mrs", with_live_mrs);
     add(&[Mode::Legacy], "with_orphans", with_orphans);
     add(&BOTH, "with_a_pin_that_was_not_put", with_a_pin_that_was_not_put);
@@ -47,13 +48,13 @@ pub fn suite(rival: bool) -> Suite {
     add(&BOTH, "while_observed", while_observed);
     add(&BOTH, "beside_registrations", beside_registrations);
     // A thousand take a second each on a busy machine with the debug kernel.
-    let again = in_modes(rival, &BOTH, "again_and_again", again_and_again);
+    let again = in_modes(nvidia_c, &BOTH, "again_and_again", again_and_again);
     tests.extend(again.into_iter().map(|t| t.limit(4 * 3600)));
     Suite {
         name: "unload",
         tests: tests
             .into_iter()
-            .map(|t| if row_of("unload", &t.name).is_some() { t.rival(Rival::Recorded) } else { t.rival(OURS) })
+            .map(|t| if row_of("unload", &t.name).is_some() { t.nvidia_c(NvidiaC::Recorded) } else { t.nvidia_c(OURS) })
             .collect(),
     }
 }
@@ -73,7 +74,7 @@ impl Loader {
     fn new(env: &Env) -> Result<Self> {
         let path = modules::file_of("nvidia-peermem")?;
         let file = File::open(&path).with_context(|| format!("open {}", path.display()))?;
-        let parameters = env.mode()?.parameters(env.rival).join(" ");
+        let parameters = env.mode()?.parameters(env.nvidia_c).join(" ");
         Ok(Self { file, parameters: std::ffi::CString::new(parameters)? })
     }
 
@@ -93,8 +94,8 @@ fn refused(why: &str) -> Result<()> {
 
 /// rmmod must work now, and so must the module that is loaded after it.
 fn unloads(env: &Env, bench: &Bench) -> Result<()> {
-    // The rival keeps no books of its own.
-    let settled = || if env.rival { gpu::wait_clean(SETTLE) } else { settled(SETTLE) };
+    // NVIDIA's module keeps no books of its own.
+    let settled = || if env.nvidia_c { gpu::wait_clean(SETTLE) } else { settled(SETTLE) };
     settled()?;
     unload().context("rmmod")?;
     ensure!(!modules::loaded(PEERMEM)?, "it is still there");
@@ -222,8 +223,8 @@ fn during_a_callback(env: &Env) -> Result<()> {
     refused("the MR is dead, but there")?;
     mr.dereg()?;
 
-    if !env.rival {
-        // In the kernel's unmapping, which is the callback's after the fence; the rival's is the provider's.
+    if !env.nvidia_c {
+        // In the kernel's unmapping, which is the callback's after the fence; NVIDIA's is the provider's.
         let (memory, mr) = bench.registered(SIZE)?;
         let hold = CoreHold::arm("in_dma_unmap")?;
         let free = free_beside(&bench, memory);

@@ -22,28 +22,28 @@ use crate::gpu;
 use crate::lab;
 use crate::machine::{Generation, Mode};
 use crate::modules::{self, PEERMEM};
-use crate::test::{emit, in_modes, skip, Env, Rival, Suite};
+use crate::test::{emit, in_modes, skip, Env, NvidiaC, Suite};
 use crate::verbs::{Loopback, Mr, Op, Status, Window, WindowType, FULL_ACCESS, MW_BIND};
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 
-pub fn suite(rival: bool) -> Suite {
+pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     for mode in BOTH {
         for (name, means, run) in [
-            ("reg_mr_iova", Rival::Same, reg_mr_iova as fn(&Env) -> Result<()>),
-            ("rereg", Rival::Recorded, rereg::rereg),
-            ("rereg_fails", Rival::Recorded, rereg::rereg_fails),
-            ("rereg_without_mkey", Rival::Recorded, rereg::rereg_without_mkey),
-            ("overlapping", Rival::Recorded, overlapping),
-            ("many", Rival::Recorded, many),
-            ("fork_safe", Rival::Recorded, fork_safe),
-            ("threads", Rival::Recorded, threads),
-            ("dereg_in_another_thread", Rival::Recorded, dereg_in_another_thread),
-            ("windows", Rival::Recorded, windows),
+            ("reg_mr_iova", NvidiaC::Same, reg_mr_iova as fn(&Env) -> Result<()>),
+            ("rereg", NvidiaC::Recorded, rereg::rereg),
+            ("rereg_fails", NvidiaC::Recorded, rereg::rereg_fails),
+            ("rereg_without_mkey", NvidiaC::Recorded, rereg::rereg_without_mkey),
+            ("overlapping", NvidiaC::Recorded, overlapping),
+            ("many", NvidiaC::Recorded, many),
+            ("fork_safe", NvidiaC::Recorded, fork_safe),
+            ("threads", NvidiaC::Recorded, threads),
+            ("dereg_in_another_thread", NvidiaC::Recorded, dereg_in_another_thread),
+            ("windows", NvidiaC::Recorded, windows),
         ] {
-            tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t| {
-                let t = t.rival(means);
+            tests.extend(in_modes(nvidia_c, &[mode], name, run).into_iter().map(|t| {
+                let t = t.nvidia_c(means);
                 // Only what can be invalidated has a notifier to stop.
                 let hangs = name == "rereg_without_mkey" && mode == Mode::Legacy;
                 if hangs {
@@ -184,7 +184,7 @@ fn many(env: &Env) -> Result<()> {
     let mut mrs = register(&mut rng)?;
     ensure!(gpu::pins()? == COUNT as i64, "{} pins for {COUNT} regions", gpu::pins()?);
     let users = modules::use_count(PEERMEM)?;
-    ensure!(env.rival || users == Some(i32::try_from(COUNT)?), "lsmod counts {users:?} of {COUNT}");
+    ensure!(env.nvidia_c || users == Some(i32::try_from(COUNT)?), "lsmod counts {users:?} of {COUNT}");
     rng.shuffle(&mut mrs);
     for (at, len, mr) in mrs.iter().take(12) {
         source.deliver(&link, &mut rng, (mr, 0), (&memory, *at), *len)?;

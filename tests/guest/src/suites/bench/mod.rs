@@ -25,11 +25,11 @@ use crate::gpu;
 use crate::lab::{self, Event};
 use crate::machine::{Level, RDMA_DEVICE};
 use crate::modules::{self, PEERMEM};
-use crate::test::{Env, Rival, Suite, Test};
+use crate::test::{Env, NvidiaC, Suite, Test};
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
 /// Where the image has NVIDIA's module beside ours.
-const RIVAL: &str = "/usr/lib/nvidia_c/nvidia-peermem.ko";
+const NVIDIA_C: &str = "/usr/lib/nvidia_c/nvidia-peermem.ko";
 
 /// What runs on the instruction-counted clock.
 pub fn suite() -> Suite {
@@ -66,7 +66,7 @@ pub fn suite_threads() -> Suite {
 }
 
 fn test(name: &str, level: Level, run: fn(&Env) -> Result<()>) -> Test {
-    Test::new(name, level, run).rival(Rival::Skip("loads both modules itself")).limit(3000)
+    Test::new(name, level, run).nvidia_c(NvidiaC::Skip("loads both modules itself")).limit(3000)
 }
 
 /// A client as an application meets it.
@@ -102,8 +102,8 @@ impl Variant {
             Self::OursPersistent => drop(modules::modprobe("nvidia-peermem", &[])?),
             Self::OursRevocable => drop(modules::modprobe("nvidia-peermem", &["persistent_api_support=0"])?),
             Self::NvMem | Self::NvMemNc => {
-                let loaded = modules::try_insmod(Path::new(RIVAL), &[])?;
-                ensure!(loaded.ok, "insmod {RIVAL}: {}{}", loaded.said, loaded.kernel.join("\n"));
+                let loaded = modules::try_insmod(Path::new(NVIDIA_C), &[])?;
+                ensure!(loaded.ok, "insmod {NVIDIA_C}: {}{}", loaded.said, loaded.kernel.join("\n"));
             }
         }
         let without = if self == Self::NvMemNc { i32::MAX as u64 } else { 0 };

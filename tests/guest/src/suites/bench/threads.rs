@@ -117,7 +117,7 @@ fn run(rig: &Rig, &Work { variant, threads, second }: &Work) -> Result<Value> {
     }))
 }
 
-/// Time in the provider's gets and puts, over which G is held; `None` with the rival.
+/// Time in the provider's gets and puts, over which G is held; `None` with NVIDIA's module.
 fn provider_ns() -> Result<Option<(u64, u64)>> {
     let Ok(stats) = fs::read_to_string("/proc/driver/nvidia-peermem/stats") else { return Ok(None) };
     let value = |name: &str| -> Result<u64> {

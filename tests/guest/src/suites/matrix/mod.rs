@@ -14,18 +14,18 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::machine::Mode;
-use crate::test::{emit, in_modes, Env, Rival, Suite, Test};
+use crate::test::{emit, in_modes, Env, NvidiaC, Suite, Test};
 use case::{Case, Path};
 use rig::Rig;
 
-const RIVAL: Rival = Rival::Recorded;
+const NVIDIA_C: NvidiaC = NvidiaC::Recorded;
 /// How long all of a card may take to move.
 const WHOLE_CARD: Duration = Duration::from_secs(900);
 
-pub fn suite(rival: bool) -> Suite {
+pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     let mut add = |modes: &[Mode], name: &str, run: fn(&Env) -> Result<()>| {
-        tests.extend(in_modes(rival, modes, name, run).into_iter().map(|t: Test| t.rival(RIVAL).limit(400)));
+        tests.extend(in_modes(nvidia_c, modes, name, run).into_iter().map(|t: Test| t.nvidia_c(NVIDIA_C).limit(400)));
     };
     add(&[Mode::Persistent], "pairs", pairs);
     add(&[Mode::Persistent], "card_ends", card::ends);
@@ -38,11 +38,13 @@ pub fn suite(rival: bool) -> Suite {
 }
 
 /// For `make soak`: hours are no objection.
-pub fn full(rival: bool) -> Suite {
+pub fn full(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     for mode in [Mode::Persistent, Mode::Legacy] {
         let mut add = |name: &str, run: fn(&Env) -> Result<()>| {
-            tests.extend(in_modes(rival, &[mode], name, run).into_iter().map(|t: Test| t.rival(RIVAL).limit(7200)));
+            tests.extend(
+                in_modes(nvidia_c, &[mode], name, run).into_iter().map(|t: Test| t.nvidia_c(NVIDIA_C).limit(7200)),
+            );
         };
         add("gpu_to_gpu", |env| product(env, Path::GpuToGpu));
         add("gpu_to_host", |env| product(env, Path::GpuToHost));
@@ -57,9 +59,9 @@ pub fn full(rival: bool) -> Suite {
 }
 
 /// What needs a card of 4 GiB.
-pub fn large(rival: bool) -> Suite {
-    let tests = in_modes(rival, &[Mode::Persistent, Mode::Legacy], "gibibyte", cap::gibibyte);
-    Suite { name: "matrix_large", tests: tests.into_iter().map(|t| t.rival(RIVAL).limit(400)).collect() }
+pub fn large(nvidia_c: bool) -> Suite {
+    let tests = in_modes(nvidia_c, &[Mode::Persistent, Mode::Legacy], "gibibyte", cap::gibibyte);
+    Suite { name: "matrix_large", tests: tests.into_iter().map(|t| t.nvidia_c(NVIDIA_C).limit(400)).collect() }
 }
 
 /// Each value of each factor beside each value of each other one.

@@ -195,10 +195,10 @@ pub fn before_dma_map(env: &Env) -> Result<()> {
     free_at(env, &Bench::new()?, Stop::core("before_dma_map")?, false, env.mode()? == Mode::Persistent)
 }
 
-/// Ours maps by itself, the rival lets the provider do it.
+/// Ours maps by itself, NVIDIA's module lets the provider do it.
 pub fn during_dma_map(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
-    if env.rival {
+    if env.nvidia_c {
         free_at(env, &bench, Stop::gpu("map_before")?, false, false)?;
         free_at(env, &bench, Stop::gpu("map_after")?, false, false)
     } else {
@@ -218,7 +218,7 @@ pub fn during_dereg(env: &Env) -> Result<()> {
     for point in ["before_stop", "in_stop", "before_dma_unmap", "before_put_pages", "before_release"] {
         free_during(&bench, Stop::core(point)?, false)?;
     }
-    if !env.rival {
+    if !env.nvidia_c {
         // In the kernel's unmapping, under the registration's own lock.
         free_during(&bench, Stop::core("in_dma_unmap")?, env.mode()? != Mode::Persistent)?;
     }
@@ -228,8 +228,12 @@ pub fn during_dereg(env: &Env) -> Result<()> {
 /// The revocable client that steps in where persistent pins are impossible.
 pub fn of_the_fallback(env: &Env) -> Result<()> {
     gpu::lab()?.fault("persistent_errno", 524)?;
-    let revocable =
-        Env { mode: Some(Mode::Legacy), generation: env.generation, rival: env.rival, values: env.values.clone() };
+    let revocable = Env {
+        mode: Some(Mode::Legacy),
+        generation: env.generation,
+        nvidia_c: env.nvidia_c,
+        values: env.values.clone(),
+    };
     before_dma_map(&revocable)?;
     before_activation(&revocable)?;
     during_dereg(&revocable)?;
@@ -273,7 +277,7 @@ pub fn dereg_during_callback(env: &Env) -> Result<()> {
         (|| Stop::core("invalidate_fence"), true),
         (|| Stop::gpu("callback_after"), false),
     ];
-    if !env.rival {
+    if !env.nvidia_c {
         // In the kernel's unmapping, under the registration's own lock.
         stops.push((|| Stop::core("in_dma_unmap"), true));
     }
@@ -283,7 +287,7 @@ pub fn dereg_during_callback(env: &Env) -> Result<()> {
         let free = free_beside(&bench, memory);
         stop.wait()?;
         let dereg = dereg_beside(mr);
-        if env.rival {
+        if env.nvidia_c {
             // Whether it waits is no rule for it.
             let early = dereg.ended(A_WHILE);
             stop.release()?;

@@ -21,7 +21,7 @@ use crate::cuda::DeviceMemory;
 use crate::gpu;
 use crate::lab::{self, CoreHold};
 use crate::machine::{Generation, Level, Mode};
-use crate::test::{Env, Rival, Suite, Test};
+use crate::test::{Env, NvidiaC, Suite, Test};
 use crate::verbs::{Loopback, Mr, Status, FULL_ACCESS};
 
 pub use nic::no_key;
@@ -34,8 +34,8 @@ const SIZE: usize = MIB;
 const A_WHILE: Duration = Duration::from_millis(300);
 
 /// Every scenario in each of its modes on each generation: the full product.
-pub fn suite(rival: bool) -> Suite {
-    Suite { name: "scenarios", tests: tests(rival, |_, _| true) }
+pub fn suite(nvidia_c: bool) -> Suite {
+    Suite { name: "scenarios", tests: tests(nvidia_c, |_, _| true) }
 }
 
 /// Rows once more, each table at the address of the one before. None of these is freed, so KASAN, for which `pairwise` is
@@ -43,8 +43,8 @@ pub fn suite(rival: bool) -> Suite {
 const REPEATS: &str = "again_with_reused_tables";
 
 /// As few as show each scenario but [`REPEATS`] in each mode and on each generation, and each mode on each.
-pub fn pairwise(rival: bool) -> Suite {
-    let mut tests = tests(rival, |row, column| (row + column) % 2 == 0);
+pub fn pairwise(nvidia_c: bool) -> Suite {
+    let mut tests = tests(nvidia_c, |row, column| (row + column) % 2 == 0);
     tests.retain(|test| !repeats(test));
     Suite { name: "pairwise", tests }
 }
@@ -54,11 +54,11 @@ fn repeats(test: &Test) -> bool {
 }
 
 /// `wanted(row, generation + mode)` chooses among those of two modes.
-fn tests(rival: bool, wanted: impl Fn(usize, usize) -> bool) -> Vec<Test> {
+fn tests(nvidia_c: bool, wanted: impl Fn(usize, usize) -> bool) -> Vec<Test> {
     let mut tests = Vec::new();
     // By generation and mode, so that everything is loaded as seldom as can be.
     for (g, generation) in Generation::ALL.into_iter().enumerate() {
-        for mode in Mode::all(rival) {
+        for mode in Mode::all(nvidia_c) {
             for (r, row) in TABLE.iter().enumerate() {
                 let By::Here { name, modes, hangs, run } = row.by else { continue };
                 let hangs = hangs.filter(|(on, _)| *on == generation);
@@ -70,7 +70,7 @@ fn tests(rival: bool, wanted: impl Fn(usize, usize) -> bool) -> Vec<Test> {
                     continue;
                 }
                 let name = format!("{}/{}/{name}", generation.name(), mode.name());
-                let mut test = Test::new(&name, Level::Peermem(*mode), run).rival(Rival::Recorded);
+                let mut test = Test::new(&name, Level::Peermem(*mode), run).nvidia_c(NvidiaC::Recorded);
                 test.generation = Some(generation);
                 if let Some((on, _)) = hangs.filter(|(_, m)| m == mode) {
                     test = test.not_on(on, "the core waits for a lock that it holds itself (inverted stop test)");
@@ -233,12 +233,12 @@ impl Stop {
 /// A registration whose memory was freed on the way. Does it succeed? If so it is dead with a revocable pin, and works
 /// with a persistent one until it is deregistered; if not, the application saw EFAULT.
 fn after_the_free(env: &Env, bench: &Bench, mr: std::io::Result<Mr>, succeeds: bool) -> Result<()> {
-    // What becomes of it with the rival is no rule.
-    ensure!(env.rival || mr.is_ok() == succeeds, "ibv_reg_mr: {:?}", mr.err());
+    // What becomes of it with NVIDIA's module is no rule.
+    ensure!(env.nvidia_c || mr.is_ok() == succeeds, "ibv_reg_mr: {:?}", mr.err());
     match mr {
         Err(e) => {
             println!("ibv_reg_mr: {e}");
-            ensure!(env.rival || e.raw_os_error() == Some(libc::EFAULT), "ibv_reg_mr: {e}, wanted EFAULT");
+            ensure!(env.nvidia_c || e.raw_os_error() == Some(libc::EFAULT), "ibv_reg_mr: {e}, wanted EFAULT");
         }
         Ok(mr) => {
             println!("ibv_reg_mr succeeded; the MR is {:?}", nic_state(&mr)?);

@@ -52,7 +52,7 @@ pub fn removed(env: &Env) -> Result<()> {
 /// The callback stands in the core and the HCA goes: the removal waits, and neither touches what the other took.
 pub fn removed_during_callback(env: &Env) -> Result<()> {
     for point in ["invalidate_entry", "invalidate_found", "invalidate_fence", "in_dma_unmap"] {
-        if env.rival && point == "in_dma_unmap" {
+        if env.nvidia_c && point == "in_dma_unmap" {
             continue;
         }
         let stop = Stop::core(point)?;
@@ -61,7 +61,7 @@ pub fn removed_during_callback(env: &Env) -> Result<()> {
         let free = free_beside(&bench, memory);
         stop.wait()?;
         let removal = remove();
-        if env.rival {
+        if env.nvidia_c {
             // Whether it waits is no rule for it.
             let early = removal.ended(super::A_WHILE);
             stop.release()?;

@@ -25,9 +25,9 @@ fn count() -> Result<i32> {
     modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded")
 }
 
-/// Pins and users of the module. The rival need not keep itself loaded for a pin.
+/// Pins and users of the module. NVIDIA's module need not keep itself loaded for a pin.
 fn expect(env: &Env, when: &str, pins: i64, users: i32) -> Result<()> {
-    let got = (gpu::pins()?, if env.rival { users } else { count()? });
+    let got = (gpu::pins()?, if env.nvidia_c { users } else { count()? });
     ensure!(got == (pins, users), "{when}: {} pins and {} users, wanted {pins} and {users}", got.0, got.1);
     Ok(())
 }
@@ -74,7 +74,7 @@ pub fn killed_in_get_pages(_: &Env) -> Result<()> {
 
 pub fn killed_in_dma_map(env: &Env) -> Result<()> {
     killed_at("reg", Stop::core("before_dma_map")?)?;
-    killed_at("reg", if env.rival { Stop::gpu("map_before")? } else { Stop::core("in_dma_map")? })
+    killed_at("reg", if env.nvidia_c { Stop::gpu("map_before")? } else { Stop::core("in_dma_map")? })
 }
 
 pub fn killed_before_activation(_: &Env) -> Result<()> {
@@ -85,7 +85,7 @@ pub fn killed_in_dereg(env: &Env) -> Result<()> {
     for point in ["before_stop", "in_stop", "before_dma_unmap", "before_put_pages", "before_release"] {
         killed_at("dereg", Stop::core(point)?)?;
     }
-    if !env.rival {
+    if !env.nvidia_c {
         killed_at("dereg", Stop::core("in_dma_unmap")?)?;
     }
     let mode = env.mode()?;
@@ -101,7 +101,7 @@ pub fn killed_in_callback(env: &Env) -> Result<()> {
     for point in ["invalidate_entry", "invalidate_found", "invalidate_fence"] {
         killed_at("free", Stop::core(point)?)?;
     }
-    if !env.rival {
+    if !env.nvidia_c {
         killed_at("free", Stop::core("in_dma_unmap")?)?;
     }
     killed_at("free", Stop::gpu("callback_after")?)
@@ -145,8 +145,8 @@ pub fn closes_meet(env: &Env) -> Result<()> {
         let stop = Stop::core(point)?;
         held.shoot()?;
         stop.wait()?;
-        // A persistent pin outlives its memory's owner; the rival waits for the core.
-        if env.mode()? != Mode::Persistent && !env.rival {
+        // A persistent pin outlives its memory's owner; NVIDIA's module waits for the core.
+        if env.mode()? != Mode::Persistent && !env.nvidia_c {
             wait_for("the memory's end", || gpu::pins().is_ok_and(|pins| pins == 0))?;
         }
         stop.release()?;
@@ -277,13 +277,13 @@ pub fn dereg_in_fork(mr: Mr) -> Result<()> {
 pub fn deregistered_by_a_child(env: &Env) -> Result<()> {
     let orphans = i64::from(env.mode()? != Mode::Persistent);
     let bench = Bench::new()?;
-    // The rival does not get beyond the free.
-    let ends = if env.rival { vec!["the free"] } else { vec!["the next registration", "the free"] };
+    // NVIDIA's module does not get beyond the free.
+    let ends = if env.nvidia_c { vec!["the free"] } else { vec!["the next registration", "the free"] };
     for ended_by in ends {
         let (memory, mr) = bench.registered(SIZE)?;
         dereg_in_fork(mr)?;
         expect(env, "after the child", orphans, i32::try_from(orphans)?)?;
-        if orphans != 0 && !env.rival {
+        if orphans != 0 && !env.nvidia_c {
             ensure!(!modules::try_rmmod(PEERMEM)?.ok, "rmmod went through with a pin left");
         }
         if ended_by == "the free" {

@@ -13,9 +13,9 @@ use crate::suites::{expect_errno, Bench, KIB};
 use crate::test::Env;
 use crate::verbs::Status;
 
-/// `late_callbacks` of ours; the rival keeps no such figure.
+/// `late_callbacks` of ours; NVIDIA's module keeps no such figure.
 fn late_callbacks(env: &Env) -> Result<u64> {
-    if env.rival {
+    if env.nvidia_c {
         return Ok(0);
     }
     lab::module_stat("late_callbacks")
@@ -23,7 +23,7 @@ fn late_callbacks(env: &Env) -> Result<u64> {
 
 fn one_late(env: &Env, before: u64) -> Result<()> {
     let late = late_callbacks(env)? - before;
-    ensure!(env.rival || late == 1, "{late} late callbacks were counted, wanted 1");
+    ensure!(env.nvidia_c || late == 1, "{late} late callbacks were counted, wanted 1");
     Ok(())
 }
 
@@ -59,7 +59,7 @@ pub fn callback_never_comes(env: &Env) -> Result<()> {
     // What the provider loses of its BAR it has again when it is loaded anew.
     let users = |when: &str, wanted: i32| -> Result<()> {
         let users = modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded")?;
-        ensure!(env.rival || users == wanted, "{when}: {users} users, wanted {wanted}");
+        ensure!(env.nvidia_c || users == wanted, "{when}: {users} users, wanted {wanted}");
         Ok(())
     };
     let mut owner = actor("nic")?;

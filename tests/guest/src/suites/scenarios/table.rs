@@ -35,7 +35,7 @@ const fn there(clause: &'static str, suite: &'static str, test: &'static str) ->
     Row { clause, by: By::There { suite, test } }
 }
 
-/// In this order they run; what stops the rival's machine comes after what it survives.
+/// In this order they run; what stops the machine of NVIDIA's module comes after what it survives.
 pub const TABLE: &[Row] = &[
     here("free while registered", "free_while_registered", BOTH, free::while_registered),
     here("free during get_pages, before it returns", "free_during_get_pages", BOTH, free::during_get_pages),

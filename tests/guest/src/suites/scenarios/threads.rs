@@ -29,7 +29,7 @@ fn two_meet(env: &Env, pd: &Arc<Pd>, rm: &nvlab::Client) -> Result<()> {
     stop.release()?;
     let first = first.finish("the first registration")?;
     let persistent = env.mode()? == Mode::Persistent;
-    ensure!(env.rival || first.is_ok() == persistent, "the first registration: {:?}", first.err());
+    ensure!(env.nvidia_c || first.is_ok() == persistent, "the first registration: {:?}", first.err());
     if let Ok(mr) = first {
         mr.dereg()?;
     }
