@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * What a test sees and steers, all of it the lab's own and not NVIDIA's: the
- * books, the configuration, costs, faults, hold points and the allocation log,
- * in debugfs (README.md lists the files and names).
+ * accounting, the configuration, costs, faults, hold points and the allocation
+ * log, in debugfs (README.md lists the files and names).
  */
 #define pr_fmt(fmt) "nvidia_lab: " fmt
 
@@ -27,11 +27,11 @@
 #define MAX_WORDS	3
 #define MAX_WRITE	4096
 
-/* --- books --- */
+/* --- accounting --- */
 
-atomic64_t nvlab_books[NVLAB_B_COUNT];
+atomic64_t nvlab_accounting[NVLAB_B_COUNT];
 
-static const char * const book_names[NVLAB_B_COUNT] = {
+static const char * const counter_names[NVLAB_B_COUNT] = {
 	[NVLAB_B_LIVE_PINS] = "live_pins",
 	[NVLAB_B_LIVE_PERSISTENT] = "live_persistent",
 	[NVLAB_B_LIVE_MAPPINGS] = "live_mappings",
@@ -545,29 +545,29 @@ static int chunks_show(struct seq_file *s, void *unused)
 
 /* --- the remaining files --- */
 
-static int books_show(struct seq_file *s, void *unused)
+static int accounting_show(struct seq_file *s, void *unused)
 {
 	unsigned int i;
 
 	for (i = 0; i < NVLAB_B_COUNT; i++)
-		seq_printf(s, "%s %lld\n", book_names[i],
-			   atomic64_read(&nvlab_books[i]));
+		seq_printf(s, "%s %lld\n", counter_names[i],
+			   atomic64_read(&nvlab_accounting[i]));
 	return 0;
 }
 
-static int books_write(int words, char **word)
+static int accounting_write(int words, char **word)
 {
 	unsigned int i;
 
 	/* The tables themselves stay until the module goes. */
 	if (words == 1 && !strcmp(word[0], "forget_leaked")) {
-		atomic64_set(&nvlab_books[NVLAB_B_LEAKED_TABLES], 0);
+		atomic64_set(&nvlab_accounting[NVLAB_B_LEAKED_TABLES], 0);
 		return 0;
 	}
 	if (words != 1 || strcmp(word[0], "reset"))
 		return -EINVAL;
 	for (i = NVLAB_B_FIRST_COUNTER; i < NVLAB_B_COUNT; i++)
-		atomic64_set(&nvlab_books[i], 0);
+		atomic64_set(&nvlab_accounting[i], 0);
 	return 0;
 }
 
@@ -624,7 +624,7 @@ struct lab_file {
 };
 
 static const struct lab_file lab_files[] = {
-	{ "books", books_show, books_write },
+	{ "accounting", accounting_show, accounting_write },
 	{ "config", config_show, config_write },
 	{ "cost", cost_show, cost_write },
 	{ "faults", faults_show, faults_write },

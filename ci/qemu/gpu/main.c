@@ -42,7 +42,7 @@ static int gpu_access(void *priv, u64 offset, size_t len, bool write)
 	     page <= (offset + len - 1) >> NVLAB_PAGE_SHIFT; page++) {
 		if (atomic_read(&gpu->pins[page]))
 			continue;
-		if (atomic64_inc_return(&nvlab_books[NVLAB_B_VIOLATIONS]) == 1)
+		if (atomic64_inc_return(&nvlab_accounting[NVLAB_B_VIOLATIONS]) == 1)
 			pr_err("VIOLATION: NIC %s of GPU %u at BAR offset %#llx, %zu bytes, without a live pin\n",
 			       write ? "write" : "read", gpu->index, offset,
 			       len);

@@ -69,9 +69,9 @@ struct nvlab_client {
 /* Where in the life of an allocation its log entry is. */
 enum nvlab_log_state { NVLAB_LIVE, NVLAB_KEPT, NVLAB_FREED };
 
-/* --- books, config, cost, faults, holds (lab.c) --- */
+/* --- accounting, config, cost, faults, holds (lab.c) --- */
 
-enum nvlab_book {
+enum nvlab_counter {
 	NVLAB_B_LIVE_PINS,
 	NVLAB_B_LIVE_PERSISTENT,
 	NVLAB_B_LIVE_MAPPINGS,
@@ -110,16 +110,16 @@ enum nvlab_book {
 	NVLAB_B_COUNT
 };
 
-extern atomic64_t nvlab_books[NVLAB_B_COUNT];
+extern atomic64_t nvlab_accounting[NVLAB_B_COUNT];
 
-static inline void nvlab_count(enum nvlab_book book)
+static inline void nvlab_count(enum nvlab_counter counter)
 {
-	atomic64_inc(&nvlab_books[book]);
+	atomic64_inc(&nvlab_accounting[counter]);
 }
 
-static inline void nvlab_add(enum nvlab_book book, s64 by)
+static inline void nvlab_add(enum nvlab_counter counter, s64 by)
 {
-	atomic64_add(by, &nvlab_books[book]);
+	atomic64_add(by, &nvlab_accounting[counter]);
 }
 
 enum nvlab_config_name {
@@ -142,9 +142,9 @@ enum nvlab_config_name {
 u64 nvlab_config(enum nvlab_config_name name);
 
 /* Adds the time since @start_ns, of ktime_get_ns(), to a counter. */
-static inline void nvlab_add_since(enum nvlab_book book, u64 start_ns)
+static inline void nvlab_add_since(enum nvlab_counter counter, u64 start_ns)
 {
-	nvlab_add(book, ktime_get_ns() - start_ns);
+	nvlab_add(counter, ktime_get_ns() - start_ns);
 }
 
 enum nvlab_cost_name {

@@ -233,7 +233,7 @@ static void mem_give_back(struct nvlab_mem *mem)
 static int host_access(void *priv, u64 offset, size_t len, bool write)
 {
 	if (!atomic_read((atomic_t *)priv) &&
-	    atomic64_inc_return(&nvlab_books[NVLAB_B_VIOLATIONS]) == 1)
+	    atomic64_inc_return(&nvlab_accounting[NVLAB_B_VIOLATIONS]) == 1)
 		pr_err("VIOLATION: NIC %s of coherent memory, %zu bytes, without a live pin\n",
 		       write ? "write" : "read", len);
 	return 0;

@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Result};
-use nvlab::Books;
+use nvlab::Accounting;
 
 use crate::gpu;
 use crate::lab;
@@ -13,10 +13,10 @@ use crate::modules::{self, PEERMEM};
 use crate::peermem::{rows, Stats};
 
 /// The counters of both sides when nothing was going on. Whoever asks the GPU for pins meanwhile and is not the
-/// module (`/dev/nvlab_gdr`), or empties the books, makes [`Ledger::check`] fail.
+/// module (`/dev/nvlab_gdr`), or empties the accounting, makes [`Ledger::check`] fail.
 pub struct Ledger {
     stats: Stats,
-    books: Books,
+    accounting: Accounting,
 }
 
 /// A figure of ours, and what somebody else says it is.
@@ -29,7 +29,7 @@ struct Figure {
 impl Ledger {
     /// To be called at rest: nobody registers, deregisters or frees. What is registered already is no matter.
     pub fn begin() -> Result<Self> {
-        Ok(Self { stats: Stats::read()?, books: gpu::books()? })
+        Ok(Self { stats: Stats::read()?, accounting: gpu::accounting()? })
     }
 
     /// Compares every figure; to be called at rest. What is still registered is no matter. What a process that was just
@@ -45,9 +45,9 @@ impl Ledger {
     }
 
     fn compare(&self) -> Result<()> {
-        let (stats, books) = (Stats::read()?, gpu::books()?);
-        let mut figures = self.grown(&stats, &books)?;
-        figures.extend(living(&stats, &books)?);
+        let (stats, accounting) = (Stats::read()?, gpu::accounting()?);
+        let mut figures = self.grown(&stats, &accounting)?;
+        figures.extend(living(&stats, &accounting)?);
         let compared = figures.len();
         figures.extend(sums(&stats)?);
         let wrong: Vec<String> = figures
@@ -63,9 +63,9 @@ impl Ledger {
     }
 
     /// What only grows: since `begin`.
-    fn grown(&self, stats: &Stats, books: &Books) -> Result<Vec<Figure>> {
+    fn grown(&self, stats: &Stats, accounting: &Accounting) -> Result<Vec<Figure>> {
         let ours = |key: &str| -> Result<i64> { Ok(stats.number(key)? - self.stats.number(key)?) };
-        let theirs = |name: &str| books.get(name) - self.books.get(name);
+        let theirs = |name: &str| accounting.get(name) - self.accounting.get(name);
         let (persistent, revocable) = stats.clients()?;
         let mut all = Vec::new();
         for (client, get, put, failures) in [
@@ -102,7 +102,7 @@ impl Ledger {
 }
 
 /// What exists now.
-fn living(stats: &Stats, books: &Books) -> Result<Vec<Figure>> {
+fn living(stats: &Stats, accounting: &Accounting) -> Result<Vec<Figure>> {
     let (persistent, revocable) = stats.clients()?;
     let pins = gpu::lab()?.pins()?;
     let mut all = Vec::new();
@@ -135,7 +135,7 @@ fn living(stats: &Stats, books: &Books) -> Result<Vec<Figure>> {
         ("total.live_runs, against the NIC's lists", stats.number("total.live_runs")?, i64::try_from(entries)?),
         ("runs that are mapped, against the NIC's lists", sum("runs", Some("mapped"))?, i64::try_from(entries)?),
         ("orphans, against the list of registrations", stats.number("total.orphans")?, i64::try_from(orphans)?),
-        ("callbacks in flight", stats.number("callbacks_in_flight")?, books.get("callbacks_running")),
+        ("callbacks in flight", stats.number("callbacks_in_flight")?, accounting.get("callbacks_running")),
         ("live mappings, against the NIC", maps, i64::try_from(nic)?),
         ("live mappings, against the list of registrations", maps, i64::try_from(mapped)?),
     ] {
@@ -207,10 +207,10 @@ fn unsettled() -> Result<Vec<String>> {
     if stats.number("callbacks_in_flight")? != 0 {
         out.push("a free callback is running".to_string());
     }
-    let books = gpu::books()?;
+    let accounting = gpu::accounting()?;
     for key in ["live_pins", "live_persistent", "live_mappings", "violations", "callbacks_running"] {
-        if books.get(key) != 0 {
-            out.push(format!("the GPU's {key} is {}", books.get(key)));
+        if accounting.get(key) != 0 {
+            out.push(format!("the GPU's {key} is {}", accounting.get(key)));
         }
     }
     let mrs = lab::nic_stat("mrs_live")?;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The GPU stand-in's books as the suites read them.
+//! The GPU stand-in's accounting as the suites read it.
 
 use std::fs;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
-use nvlab::{Books, Lab};
+use nvlab::{Accounting, Lab};
 
 pub fn lab() -> Result<Lab> {
     Lab::open().context("the GPU stand-in's debugfs")
 }
 
-pub fn books() -> Result<Books> {
-    Ok(lab()?.books()?)
+pub fn accounting() -> Result<Accounting> {
+    Ok(lab()?.accounting()?)
 }
 
 /// What `Layout::Shuffled` is from now on comes of this test's seed, too.
@@ -37,13 +37,13 @@ pub fn bar(rm: &nvlab::Client, gpu: u32) -> Result<RangeInclusive<u64>> {
 
 /// Live pins of both kinds.
 pub fn pins() -> Result<i64> {
-    let b = books()?;
+    let b = accounting()?;
     Ok(b.get("live_pins") + b.get("live_persistent"))
 }
 
 /// Calls that pin and calls that unpin, of both kinds.
 pub fn provider_calls() -> Result<(i64, i64)> {
-    let b = books()?;
+    let b = accounting()?;
     Ok((b.get("gets") + b.get("persistent_gets"), b.get("puts") + b.get("persistent_puts")))
 }
 
@@ -60,7 +60,7 @@ pub fn place(va: u64) -> Result<u64> {
 pub fn wait_clean(limit: Duration) -> Result<()> {
     let end = Instant::now() + limit;
     loop {
-        let b = books()?;
+        let b = accounting()?;
         if b.is_clean() {
             return Ok(());
         }

@@ -333,7 +333,7 @@ pub struct Fabric {
     pub faults: u64,
     /// An address that no BAR claims.
     pub unclaimed: u64,
-    /// An access that the endpoint refused. The lab's GPU refuses none: without a live pin its books count a violation, and
+    /// An access that the endpoint refused. The lab's GPU refuses none: without a live pin its accounting counts a violation, and
     /// the bytes move.
     pub refused: u64,
 }

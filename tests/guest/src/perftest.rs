@@ -246,7 +246,7 @@ fn totals() -> Result<[u64; 4]> {
 
 impl Before {
     pub fn now() -> Result<Self> {
-        gpu::lab()?.reset_books()?;
+        gpu::lab()?.reset_accounting()?;
         lab::reset_fabric()?;
         lab::reset_nic()?;
         Ok(Self { totals: totals()? })

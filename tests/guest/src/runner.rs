@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Runs suites: each test in a child process with a time limit, the books looked at after each.
+//! Runs suites: each test in a child process with a time limit, the accounting looked at after each.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -224,7 +224,7 @@ impl<'a> Runner<'a> {
             Ok(_) => {}
             Err(e) => reasons.push(format!("{e:#}")),
         }
-        // Who died in the kernel may have died with the lock that the books need; and one test is there to leave a process.
+        // Who died in the kernel may have died with the accounting's lock; and one test is there to leave a process.
         if self.wedged_by.is_none() && !self.over() && suite.name != stop_test::NAME {
             let left = left_behind();
             self.dirty = !left.is_empty();
@@ -380,7 +380,7 @@ fn reset_stand_ins() -> Result<()> {
         gpu.reset_faults()?;
         gpu.reset_config()?;
         gpu.reset_cost()?;
-        gpu.reset_books()?;
+        gpu.reset_accounting()?;
     }
     release_holds()?;
     if modules::loaded("lab_pcie")? {
@@ -406,18 +406,18 @@ fn left_behind() -> Vec<String> {
         // A file closed by a dying process is released a moment after its parent hears of the death.
         let end = Instant::now() + Duration::from_secs(5);
         loop {
-            match gpu.books() {
-                Ok(books) if books.is_clean() => break,
+            match gpu.accounting() {
+                Ok(accounting) if accounting.is_clean() => break,
                 Ok(_) if Instant::now() < end => thread::sleep(Duration::from_millis(50)),
-                Ok(books) => {
-                    out.push(format!("the GPU's books are not clean: {:?}", books.dirt()));
+                Ok(accounting) => {
+                    out.push(format!("the GPU's accounting is not clean: {:?}", accounting.dirt()));
                     if let Ok(pins) = fs::read_to_string("/sys/kernel/debug/nvidia_lab/pins") {
                         out.extend(pins.lines().map(|l| format!("still pinned: {l}")));
                     }
                     break;
                 }
                 Err(e) => {
-                    out.push(format!("read the GPU's books: {e}"));
+                    out.push(format!("read the GPU's accounting: {e}"));
                     break;
                 }
             }

@@ -151,7 +151,7 @@ fn untested(report: &Report, suites: &[String], label: &str) -> Vec<Test> {
 fn is_breakage(what: &str) -> bool {
     let spoilt = |alarm: &str| alarms::scan(alarm).iter().any(|a| matches!(a.kind, Kind::Kasan | Kind::Bug));
     ["the kernel: ", "machine stopped: "].iter().any(|said| what.strip_prefix(said).is_some_and(spoilt))
-        || what.starts_with("the GPU's books are not clean: ")
+        || what.starts_with("the GPU's accounting is not clean: ")
         || what.starts_with("still pinned: ")
 }
 
@@ -323,7 +323,7 @@ mod tests {
         report.json.insert("scenario".into(), vec![row("s/a", &[circle]), row("s/b", &[alarm])]);
         assert_eq!(judged(&report), [Outcome::Failed, Outcome::Passed]);
         // What only ours promises is no breakage, a lost pin is one.
-        let pins = "the GPU's books are not clean: [(\"live_pins\", 1)]";
+        let pins = "the GPU's accounting is not clean: [(\"live_pins\", 1)]";
         report.json.insert("scenario".into(), vec![row("s/a", &["0 users, wanted 1"]), row("s/b", &[pins])]);
         assert_eq!(judged(&report), [Outcome::Failed, Outcome::Passed]);
         // The machine stopped in the second one, with an alarm.

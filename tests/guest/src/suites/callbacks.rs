@@ -197,11 +197,11 @@ fn provider_calls(env: &Env) -> Result<()> {
     // A module that was just loaded asks the provider about the pair of GPU and NIC first.
     bench.reg(memory.va(), MIB)?.dereg()?;
     let gpu = gpu::lab()?;
-    gpu.reset_books()?;
+    gpu.reset_accounting()?;
     bench.reg(memory.va(), MIB)?.dereg()?;
-    let books = gpu.books()?;
+    let accounting = gpu.accounting()?;
     let names = ["gets", "puts", "persistent_gets", "persistent_puts", "dma_maps", "dma_unmaps"];
-    let calls: Vec<(&str, i64)> = names.iter().map(|n| (*n, books.get(n))).collect();
+    let calls: Vec<(&str, i64)> = names.iter().map(|n| (*n, accounting.get(n))).collect();
     emit("provider_calls", &json!({"mode": env.mode()?.name(), "nvidia_c": env.nvidia_c, "calls": calls}));
     let wanted: [i64; 6] = match env.mode()? {
         Mode::Persistent => [0, 0, 1, 1, 0, 0],

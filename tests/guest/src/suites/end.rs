@@ -36,9 +36,9 @@ pub fn suite() -> Suite {
 
 fn nothing_is_pinned(_: &Env) -> Result<()> {
     load_devices()?;
-    let books = gpu::books()?;
-    ensure!(books.is_clean(), "the GPU's books: {:?}", books.dirt());
-    ensure!(books.get("leaked_tables") == 0, "the provider lost {} tables", books.get("leaked_tables"));
+    let accounting = gpu::accounting()?;
+    ensure!(accounting.is_clean(), "the GPU's accounting: {:?}", accounting.dirt());
+    ensure!(accounting.get("leaked_tables") == 0, "the provider lost {} tables", accounting.get("leaked_tables"));
     let fabric = lab::fabric()?;
     ensure!(fabric.errors() == 0, "the fabric saw accesses that nobody may make: {fabric:?}");
     ensure!(lab::nic_mrs()?.is_empty(), "the NIC still has MRs: {:?}", lab::nic_mrs()?);

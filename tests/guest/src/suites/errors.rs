@@ -91,14 +91,17 @@ fn coherent(env: &Env) -> Result<()> {
             continue;
         }
         let (at, len) = (GPU_PAGE + 4097, MIB);
-        gpu.reset_books()?;
+        gpu.reset_accounting()?;
         let mr = bench.reg(memory.va() + at as u64, len).with_context(|| what.clone())?;
-        let books = gpu.books()?;
-        let counts = ["dma_maps", "live_mappings", "live_persistent"].map(|n| books.get(n));
+        let accounting = gpu.accounting()?;
+        let counts = ["dma_maps", "live_mappings", "live_persistent"].map(|n| accounting.get(n));
         ensure!(counts == [1, 1, 1], "{what}: maps, mappings, pins: {counts:?}, wanted one of each, by the provider");
         moves(&bench, &mut rng, &mr, &memory, (at, len)).with_context(|| what.clone())?;
         mr.dereg()?;
-        ensure!(gpu.books()?.get("live_mappings") == 0, "{what}: the provider's mapping outlived the registration");
+        ensure!(
+            gpu.accounting()?.get("live_mappings") == 0,
+            "{what}: the provider's mapping outlived the registration"
+        );
         // The provider cannot map page 3 of it.
         gpu.fault("map_partial", 4)?;
         let got = bench.refused(&what, memory.va(), MIB);
@@ -166,7 +169,7 @@ fn topology(env: &Env) -> Result<()> {
     let gpu = gpu::lab()?;
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
-    let asked = || -> Result<i64> { Ok(gpu::books()?.get("dma_maps")) };
+    let asked = || -> Result<i64> { Ok(gpu::accounting()?.get("dma_maps")) };
 
     modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.nvidia_c))?;
     gpu.fault_n("map_topology", 1, 1)?;
@@ -180,7 +183,7 @@ fn topology(env: &Env) -> Result<()> {
 
     // Supported, as a module that is loaded anew finds out.
     gpu.reset_faults()?;
-    gpu.reset_books()?;
+    gpu.reset_accounting()?;
     modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.nvidia_c))?;
     for _ in 0..2 {
         bench.reg(memory.va(), MIB).context("supported")?.dereg()?;
@@ -189,7 +192,7 @@ fn topology(env: &Env) -> Result<()> {
     modules::rmmod(PEERMEM)?;
 
     // A revocable pin may be gone while the provider is asked: it is not.
-    gpu.reset_books()?;
+    gpu.reset_accounting()?;
     gpu.fault("map_topology", 1)?;
     modules::modprobe("nvidia-peermem", Mode::Legacy.parameters(env.nvidia_c))?;
     let mr = bench.reg(memory.va(), MIB);

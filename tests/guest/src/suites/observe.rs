@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the module and `peermemctl` tell: counters against the stand-ins' books, refusals in words, the log, the
+//! What the module and `peermemctl` tell: counters against the stand-ins' accounting, refusals in words, the log, the
 //! tracepoints, the list of registrations.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -201,7 +201,7 @@ fn refuse(bench: &Bench, memory: DeviceMemory, reason: &str, how: &How) -> Resul
         }
         How::TooLong => bench.refused(reason, va, 3 * SIZE),
         How::LongerThanBar => {
-            lab.reset_books()?;
+            lab.reset_accounting()?;
             let errno = bench.refused(reason, va, 8 << 40)?;
             let (gets, puts) = gpu::provider_calls()?;
             ensure!(

@@ -423,7 +423,7 @@ fn host_memory_is_left_alone(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let gpu = gpu::lab()?;
     let host = vec![1u8; MIB];
-    gpu.reset_books()?;
+    gpu.reset_accounting()?;
     let mr = bench.reg(host.as_ptr() as u64, host.len()).context("register host memory")?;
     mr.dereg()?;
     ensure!(gpu::provider_calls()?.0 == 0, "the provider was asked about ordinary memory");
@@ -463,7 +463,7 @@ fn bad_tables(env: &Env) -> Result<()> {
         ("table_null_entry", 3, "table_no_pages"),
         ("table_wrap", 16, "table_address"),
     ] {
-        gpu.reset_books()?;
+        gpu.reset_accounting()?;
         gpu.fault_n(fault, value, 1)?;
         let what = format!("{fault}={value:#x}");
         let got = bench.refused(&what, memory.va(), SIZE);

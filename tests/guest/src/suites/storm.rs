@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Eight processes that do everything at random, at once (`crate::storm`), and the books afterwards.
+//! Eight processes that do everything at random, at once (`crate::storm`), and the accounting afterwards.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -139,7 +139,7 @@ fn everything_at_once(env: &Env) -> Result<()> {
     );
     settled(Duration::from_secs(30))?;
     ledger.check()?;
-    let lost = gpu::books()?.get("leaked_tables");
+    let lost = gpu::accounting()?.get("leaked_tables");
     if lost > 0 {
         // Memory that is freed between two steps of the provider's get: it forgets the table, and so does no client
         // ever see it. The module's own figures agreed above.

@@ -114,7 +114,7 @@ fn selftest(_: &Env) -> Result<()> {
     for time in ["register_us", "write_us", "deregister_us"] {
         ensure!(way[time].as_f64() > Some(0.0), "{time}: {way}");
     }
-    let after = gpu::books()?;
+    let after = gpu::accounting()?;
     ensure!(after.is_clean(), "left behind: {:?}", after.dirt());
     ensure!(gpu::provider_calls()? == (gets + 1, puts + 1), "pinned otherwise than once: {after:?}");
     for (args, word) in [(["--device", "nosuch0"], "nosuch0"), (["--gpu", "7"], "GPU 7; nvidia-smi -L")] {

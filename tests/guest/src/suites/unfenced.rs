@@ -64,9 +64,9 @@ fn is_served(env: &Env) -> Result<()> {
         expect_errno("a queue that the kernel reads", errno.unwrap_or(0), libc::EINVAL)?;
     }
 
-    let callbacks = gpu::books()?.get("callbacks");
+    let callbacks = gpu::accounting()?.get("callbacks");
     memory.free()?;
-    ensure!(gpu::books()?.get("callbacks") == callbacks, "a pin that nobody can fence was taken back");
+    ensure!(gpu::accounting()?.get("callbacks") == callbacks, "a pin that nobody can fence was taken back");
     link.read(2, (&source_mr, 0), (&mr, 0), SIZE)?;
     link.done(2)?;
     same_bytes("read after the free", &source.read(0, SIZE)?, &bytes)?;
@@ -124,7 +124,7 @@ fn host_memory_is_left_alone(env: &Env) -> Result<()> {
     // NVIDIA's module records none.
     let recorded = || if env.nvidia_c { Ok(None) } else { lab::last_failure() };
     let failures = recorded()?;
-    gpu::lab()?.reset_books()?;
+    gpu::lab()?.reset_accounting()?;
     lab::set_nic("no_invalidation", 1)?;
     let errno = bench.refused("a bad host address", 0x7000_dead_0000, 4 * KIB)?;
     lab::set_nic("no_invalidation", 0)?;

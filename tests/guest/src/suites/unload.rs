@@ -94,7 +94,7 @@ fn refused(why: &str) -> Result<()> {
 
 /// rmmod must work now, and so must the module that is loaded after it.
 fn unloads(env: &Env, bench: &Bench) -> Result<()> {
-    // NVIDIA's module keeps no books of its own.
+    // NVIDIA's module keeps no accounting of its own.
     let settled = || if env.nvidia_c { gpu::wait_clean(SETTLE) } else { settled(SETTLE) };
     settled()?;
     unload().context("rmmod")?;

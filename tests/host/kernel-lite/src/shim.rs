@@ -1,5 +1,5 @@
 //! `src/ffi/shim.c` and both neighbours on std, for the policy files: a provider that pins contiguous pages of one BAR and
-//! frees its tables for real, a core of the UNMAPS generation, and books of everything that must be given back.
+//! frees its tables for real, a core of the UNMAPS generation, and accounting of everything that must be given back.
 
 use crate::raw;
 use helpers::sg::Table;
@@ -38,7 +38,7 @@ fn free_callback(ticket: u64) {
     }
 }
 
-/// A pin in the provider's books.
+/// A pin in the provider's accounting.
 struct Pin {
     table: usize,
     ticket: Option<u64>,
@@ -47,7 +47,7 @@ struct Pin {
 /// R, and what it guards: pins by the address of their table.
 static R: Mutex<Option<HashMap<usize, Pin>>> = Mutex::new(None);
 
-fn books(guard: &mut MutexGuard<'_, Option<HashMap<usize, Pin>>>) -> &'static mut HashMap<usize, Pin> {
+fn accounting(guard: &mut MutexGuard<'_, Option<HashMap<usize, Pin>>>) -> &'static mut HashMap<usize, Pin> {
     let map: *mut HashMap<usize, Pin> = guard.get_or_insert_default();
     // SAFETY: Used by the callers below while they hold the guard only.
     unsafe { &mut *map }
@@ -76,7 +76,7 @@ fn make_table(length: u64) -> usize {
 }
 
 fn free_table(table: usize) {
-    // SAFETY: Made by `make_table()`; whoever calls this took it out of the books.
+    // SAFETY: Made by `make_table()`; whoever calls this took it out of the accounting.
     unsafe {
         let table = Box::from_raw(std::ptr::with_exposed_provenance_mut::<raw::nvidia_p2p_page_table>(table));
         let pages = Box::from_raw(std::ptr::slice_from_raw_parts_mut(table.pages, table.entries as usize));
@@ -89,7 +89,7 @@ fn free_table(table: usize) {
 fn get(length: u64, table: *mut *mut raw::nvidia_p2p_page_table, ticket: Option<u64>) -> c_int {
     let mut r = R.lock().unwrap();
     let made = make_table(length);
-    books(&mut r).insert(made, Pin { table: made, ticket });
+    accounting(&mut r).insert(made, Pin { table: made, ticket });
     // SAFETY: The caller's local.
     unsafe { table.write(std::ptr::with_exposed_provenance_mut(made)) };
     0
@@ -98,7 +98,7 @@ fn get(length: u64, table: *mut *mut raw::nvidia_p2p_page_table, ticket: Option<
 fn put(table: *mut raw::nvidia_p2p_page_table) -> c_int {
     let mut r = R.lock().unwrap();
     // An unknown table is no error, as for the real one.
-    if let Some(pin) = books(&mut r).remove(&table.addr()) {
+    if let Some(pin) = accounting(&mut r).remove(&table.addr()) {
         free_table(pin.table);
     }
     0
@@ -108,7 +108,7 @@ fn put(table: *mut raw::nvidia_p2p_page_table) -> c_int {
 pub fn free_all_memory() {
     let mut r = R.lock().unwrap();
     let mut revoked = Vec::new();
-    books(&mut r).retain(|_, pin| match pin.ticket {
+    accounting(&mut r).retain(|_, pin| match pin.ticket {
         Some(ticket) => {
             revoked.push((pin.table, ticket));
             false

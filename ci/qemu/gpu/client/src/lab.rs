@@ -1,6 +1,6 @@
 //! debugfs `nvidia_lab`: what a test sees and steers.
 
-use crate::parse::{self, Allocation, Books, Chunk, Complaint, HoldState, PinLine};
+use crate::parse::{self, Accounting, Allocation, Chunk, Complaint, HoldState, PinLine};
 use crate::{Error, Result};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ impl Lab {
     /// Find debugfs; it must be mounted and nvidia.ko loaded.
     pub fn open() -> Result<Self> {
         let lab = Self { dir: DIR.into() };
-        lab.read("books")?;
+        lab.read("accounting")?;
         Ok(lab)
     }
 
@@ -36,18 +36,18 @@ impl Lab {
     }
 
     /// Gauges and counters.
-    pub fn books(&self) -> Result<Books> {
-        self.parsed("books", parse::books)
+    pub fn accounting(&self) -> Result<Accounting> {
+        self.parsed("accounting", parse::accounting)
     }
 
     /// Zero the counters, violations included; gauges stay.
-    pub fn reset_books(&self) -> Result<()> {
-        self.write("books", "reset")
+    pub fn reset_accounting(&self) -> Result<()> {
+        self.write("accounting", "reset")
     }
 
     /// Count the tables that the provider lost by its own bug no more: whoever saw them and cannot unload it says so.
     pub fn forget_leaked(&self) -> Result<()> {
-        self.write("books", "forget_leaked")
+        self.write("accounting", "forget_leaked")
     }
 
     /// Change one setting.

@@ -1,7 +1,7 @@
 //! The lab's GPU from user space.
 //!
 //! [`Client`] speaks to `/dev/nvidiactl`: allocate, copy and free video memory. [`Lab`] reads and
-//! steers the stand-in through debugfs: books, faults, hold points, allocation log. [`Gdr`] is the
+//! steers the stand-in through debugfs: accounting, faults, hold points, allocation log. [`Gdr`] is the
 //! second in-kernel user of `nvidia_p2p_*`. Names, values and formats: `../README.md`.
 #![warn(missing_docs)]
 
@@ -16,7 +16,7 @@ pub use client::{Client, Info, Layout, Memory, Request};
 pub use error::{Error, Result};
 pub use gdr::{Gdr, Kind, Pci, Pin};
 pub use lab::{Hold, Lab};
-pub use parse::{Allocation, Books, Chunk, HoldState, PinLine, State};
+pub use parse::{Accounting, Allocation, Chunk, HoldState, PinLine, State};
 
 /// Bytes of one GPU page: what a pin counts in.
 pub const GPU_PAGE: u64 = 64 << 10;

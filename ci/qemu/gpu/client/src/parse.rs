@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 /// What a line could not be read for.
 pub type Complaint = String;
 
-/// The books: gauges and counters by name.
+/// The accounting: gauges and counters by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Books(BTreeMap<String, i64>);
+pub struct Accounting(BTreeMap<String, i64>);
 
-impl Books {
+impl Accounting {
     /// What must be 0 when a test has cleaned up.
     pub const CLEAN: [&'static str; 8] = [
         "live_pins",
@@ -28,7 +28,7 @@ impl Books {
     /// If there is no such line: a test that asks for a wrong name must fail.
     #[must_use]
     pub fn get(&self, name: &str) -> i64 {
-        *self.0.get(name).unwrap_or_else(|| panic!("the books have no line {name:?}: {:?}", self.0.keys()))
+        *self.0.get(name).unwrap_or_else(|| panic!("the accounting has no line {name:?}: {:?}", self.0.keys()))
     }
 
     /// Is nothing pinned, mapped, allocated or violated?
@@ -37,7 +37,7 @@ impl Books {
         self.dirt().is_empty()
     }
 
-    /// The lines of [`Books::CLEAN`] that are not 0, as `name=value`.
+    /// The lines of [`Accounting::CLEAN`] that are not 0, as `name=value`.
     #[must_use]
     pub fn dirt(&self) -> Vec<String> {
         Self::CLEAN.iter().filter(|n| self.get(n) != 0).map(|n| format!("{n}={}", self.get(n))).collect()
@@ -49,15 +49,15 @@ impl Books {
     }
 }
 
-/// Read the `books` file.
-pub fn books(text: &str) -> Result<Books, Complaint> {
+/// Read the `accounting` file.
+pub fn accounting(text: &str) -> Result<Accounting, Complaint> {
     text.lines()
         .map(|line| {
             let (name, value) = line.split_once(' ').ok_or_else(|| format!("no value in line {line:?}"))?;
             Ok((name.to_owned(), number(value, line)?))
         })
         .collect::<Result<_, _>>()
-        .map(Books)
+        .map(Accounting)
 }
 
 /// One hold point.
@@ -275,19 +275,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn books_are_dirty_by_name() {
-        let clean: String = Books::CLEAN.iter().map(|n| format!("{n} 0\n")).collect();
-        let b = books(&(clean.clone() + "gets 7\n")).unwrap();
+    fn accounting_is_dirty_by_name() {
+        let clean: String = Accounting::CLEAN.iter().map(|n| format!("{n} 0\n")).collect();
+        let b = accounting(&(clean.clone() + "gets 7\n")).unwrap();
         assert!(b.is_clean());
         assert_eq!(b.get("gets"), 7);
-        let b = books(&clean.replace("live_pins 0", "live_pins -3")).unwrap();
+        let b = accounting(&clean.replace("live_pins 0", "live_pins -3")).unwrap();
         assert_eq!(b.dirt(), ["live_pins=-3"]);
     }
 
     #[test]
     #[should_panic(expected = "no line \"live_pnis\"")]
     fn a_wrong_name_is_no_zero() {
-        let _ = books("live_pins 0\n").unwrap().get("live_pnis");
+        let _ = accounting("live_pins 0\n").unwrap().get("live_pnis");
     }
 
     #[test]
@@ -322,6 +322,6 @@ mod tests {
             assert!(e.contains(want) && e.contains(text), "{e}");
         }
         assert!(holds("a 1 2").unwrap_err().contains("not four words"));
-        assert!(books("live").unwrap_err().contains("no value"));
+        assert!(accounting("live").unwrap_err().contains("no value"));
     }
 }

@@ -22,9 +22,9 @@ pub fn all(_: &Env) -> Result<()> {
                     let memory = rig.memory(size, Layout::Contiguous)?;
                     let mr = rig.reg(memory.va(), size)?;
                     lab::clear_trace()?;
-                    rig.gpu.reset_books()?;
+                    rig.gpu.reset_accounting()?;
                     memory.free()?;
-                    let callback = positive(rig.gpu.books()?.get("callback_ns"));
+                    let callback = positive(rig.gpu.accounting()?.get("callback_ns"));
                     let invalidate = lab::trace()?
                         .into_iter()
                         .find(|e| e.callback == "invalidate")

@@ -155,7 +155,7 @@ impl Rig {
     /// One registration and deregistration, measured.
     fn round(&self, va: u64, len: u64) -> Result<Round> {
         lab::clear_trace()?;
-        self.gpu.reset_books()?;
+        self.gpu.reset_accounting()?;
         let start = Instant::now();
         let mr = self.reg(va, len)?;
         let registered = start.elapsed();
@@ -164,9 +164,9 @@ impl Rig {
         let deregistered = start.elapsed();
         let mut round = Round::of(&lab::trace()?)?;
         round.verbs = [registered, deregistered].map(|time| ns(time.as_nanos()));
-        let books = self.gpu.books()?;
-        round.provider = PROVIDER_NS.iter().map(|name| positive(books.get(name))).sum();
-        round.calls = PROVIDER_CALLS.map(|names| names.iter().map(|name| positive(books.get(name))).sum());
+        let accounting = self.gpu.accounting()?;
+        round.provider = PROVIDER_NS.iter().map(|name| positive(accounting.get(name))).sum();
+        round.calls = PROVIDER_CALLS.map(|names| names.iter().map(|name| positive(accounting.get(name))).sum());
         Ok(round)
     }
 }

@@ -69,7 +69,7 @@ fn run(rig: &Rig, &Work { variant, threads, second }: &Work) -> Result<Value> {
         rig.gpu.cost(name, value)?;
     }
     lab::clear_trace()?;
-    rig.gpu.reset_books()?;
+    rig.gpu.reset_accounting()?;
     let g_before = provider_ns()?;
     set("trace", "0")?;
     set("events/lock/contention_begin/enable", "1")?;
@@ -103,7 +103,7 @@ fn run(rig: &Rig, &Work { variant, threads, second }: &Work) -> Result<Value> {
     symbols.names_all(variant)?;
     let waits = waits(&text, &symbols)?;
     let p_held: u64 = lab::trace()?.iter().filter(|e| e.callback == "acquire").map(|e| e.ns).sum();
-    let r_held = positive(rig.gpu.books()?.get("r_held_ns"));
+    let r_held = positive(rig.gpu.accounting()?.get("r_held_ns"));
     let g = provider_ns()?.map(|(get, put)| {
         let before = g_before.unwrap_or_default();
         // Persistent pins are put without G.

@@ -30,7 +30,7 @@ fn keeps_the_memory(env: &Env) -> Result<()> {
     let bytes = pattern(&mut rng, SIZE);
     source.write(0, &bytes)?;
     target.free()?;
-    ensure!(gpu::books()?.get("callbacks") == 0, "a persistent pin has no callback");
+    ensure!(gpu::accounting()?.get("callbacks") == 0, "a persistent pin has no callback");
     ensure!(nic_state(&target_mr)?.as_deref() == Some("live"), "the MR is {:?}", nic_state(&target_mr)?);
     // The memory is nobody's but the NIC's now: another allocation must not share it.
     let other = bench.cuda.alloc(SIZE)?;
@@ -97,7 +97,7 @@ pub fn with_many_mrs(env: &Env) -> Result<()> {
     memory.free()?;
     let (pins, callbacks, state) = if env.mode()? == Mode::Persistent { (16, 0, "live") } else { (0, 16, "killed") };
     ensure!(gpu::pins()? == pins, "{} pins after the free, wanted {pins}", gpu::pins()?);
-    ensure!(gpu::books()?.get("callbacks") == callbacks, "{} callbacks", gpu::books()?.get("callbacks"));
+    ensure!(gpu::accounting()?.get("callbacks") == callbacks, "{} callbacks", gpu::accounting()?.get("callbacks"));
     for mr in mrs {
         ensure!(nic_state(&mr)?.as_deref() == Some(state), "an MR is {:?}, wanted {state}", nic_state(&mr)?);
         mr.dereg()?;
@@ -122,7 +122,7 @@ pub fn unmapped_and_mapped(env: &Env) -> Result<()> {
     memory.write(0, &bytes)?;
     let dead = bench.reg(memory.va(), SIZE)?;
     memory.unregister()?;
-    ensure!(gpu::books()?.get("callbacks") == 1, "{} callbacks", gpu::books()?.get("callbacks"));
+    ensure!(gpu::accounting()?.get("callbacks") == 1, "{} callbacks", gpu::accounting()?.get("callbacks"));
     ensure!(nic_state(&dead)?.as_deref() == Some("killed"), "the MR is {:?}, wanted killed", nic_state(&dead)?);
     let status = write_status(&bench, &source_mr, &dead)?;
     ensure!(status != Status::IBV_WC_SUCCESS, "a write to memory without an address succeeded");
@@ -180,7 +180,7 @@ pub fn during_get_pages(env: &Env) -> Result<()> {
         let succeeds = persistent && *point != "get_alloc";
         free_at(env, &bench, Stop::pinning(env.mode()?, point)?, false, succeeds)?;
     }
-    let lost = gpu::books()?.get("leaked_tables");
+    let lost = gpu::accounting()?.get("leaked_tables");
     let wanted = if persistent { 0 } else { gap.len() as i64 };
     ensure!(lost == wanted, "the provider lost {lost} tables, wanted {wanted}");
     // This process has the GPU open: its driver cannot be unloaded here.
@@ -322,7 +322,7 @@ pub fn again_with_reused_tables(env: &Env) -> Result<()> {
 
 /// The NIC writes when the memory goes, and takes its time to stop. Until it is told to, all goes on; one write then stands
 /// in it, begun and not done, and the free waits for that one, too. The next owner sees nothing of it. (A write without a pin
-/// is a violation in the books, which the runner reads.)
+/// is a violation in the accounting, which the runner reads.)
 pub fn under_traffic(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;

@@ -34,7 +34,7 @@ pub fn callback_twice(env: &Env) -> Result<()> {
     let before = late_callbacks(env)?;
     gpu::lab()?.fault_n("callback_double", 1, 1)?;
     memory.free()?;
-    ensure!(gpu::books()?.get("callbacks") == 2, "{} callbacks", gpu::books()?.get("callbacks"));
+    ensure!(gpu::accounting()?.get("callbacks") == 2, "{} callbacks", gpu::accounting()?.get("callbacks"));
     one_late(env, before)?;
     mr.dereg()?;
     no_pins("in the end")
@@ -48,7 +48,7 @@ pub fn callback_late(env: &Env) -> Result<()> {
     gpu::lab()?.fault_n("put_forget", 1, 1)?;
     mr.dereg()?;
     memory.free()?;
-    ensure!(gpu::books()?.get("callbacks") == 1, "{} callbacks", gpu::books()?.get("callbacks"));
+    ensure!(gpu::accounting()?.get("callbacks") == 1, "{} callbacks", gpu::accounting()?.get("callbacks"));
     one_late(env, before)?;
     no_pins("in the end")
 }
@@ -72,7 +72,7 @@ pub fn callback_never_comes(env: &Env) -> Result<()> {
         }
         gpu::lab()?.fault_n("callback_none", 1, 1)?;
         owner.ask("free")?;
-        ensure!(gpu::books()?.get("callbacks") == 0, "{} callbacks", gpu::books()?.get("callbacks"));
+        ensure!(gpu::accounting()?.get("callbacks") == 0, "{} callbacks", gpu::accounting()?.get("callbacks"));
         users("after a free that nobody told of", 1)?;
         if orphan {
             owner.ask("open nic")?;
@@ -166,9 +166,9 @@ pub fn both_kinds(env: &Env) -> Result<()> {
             gpu::lab()?.fault_n("persistent_errno", 524, 1)?;
         }
         let lost = bench.reg(memory.va(), SIZE)?;
-        let books = gpu::books()?;
+        let accounting = gpu::accounting()?;
         let others = (i64::from(!persistent_mode), i64::from(persistent_mode));
-        let kinds = (books.get("live_pins") - others.0, books.get("live_persistent") - others.1);
+        let kinds = (accounting.get("live_pins") - others.0, accounting.get("live_persistent") - others.1);
         ensure!(kinds == (1, 1), "{} revocable, {} persistent pins", kinds.0, kinds.1);
         memory.free()?;
         ensure!(nic_state(&kept)?.as_deref() == Some("live"), "the kept MR is {:?}", nic_state(&kept)?);

@@ -64,7 +64,7 @@ pub fn one_address(env: &Env) -> Result<()> {
         })
         .collect();
     // Freed under a registration at least once, however slow the machine is; a persistent one has no callback.
-    let callbacks = || -> Result<i64> { Ok(gpu::books()?.get("callbacks")) };
+    let callbacks = || -> Result<i64> { Ok(gpu::accounting()?.get("callbacks")) };
     let before = callbacks()?;
     let met = || -> Result<bool> { Ok(env.mode()? == Mode::Persistent || callbacks()? > before) };
     let (mut rounds, end) = (0, Instant::now() + PATIENCE);
@@ -88,7 +88,7 @@ pub fn one_address(env: &Env) -> Result<()> {
     println!("{rounds} times freed, {} registrations, {} refused", all.0, all.1);
     ensure!(all.0 > 0 && all.1 > 0, "the threads never met");
     no_pins("in the end")?;
-    let lost = gpu::books()?.get("leaked_tables");
+    let lost = gpu::accounting()?.get("leaked_tables");
     if lost > 0 {
         // Freed in the gap between a revocable pin and its callback: the provider forgets its own table, whoever calls.
         println!("the provider lost {lost} tables by its own bug");

@@ -2,7 +2,7 @@
 //! KTAP. Needs lab_pcie.ko, nvidia.ko and nvlab_gdr.ko loaded, debugfs mounted, and a PCI device
 //! to map for (`nvlab-selftest <domain:bus:device.function in hex>`).
 
-use nvlab::{Books, Client, Gdr, Kind, Lab, Layout, Pci, State, BACKING, GPU_PAGE};
+use nvlab::{Accounting, Client, Gdr, Kind, Lab, Layout, Pci, State, BACKING, GPU_PAGE};
 use std::time::Duration;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -33,8 +33,8 @@ macro_rules! refused {
 }
 
 impl Test {
-    fn book(&self, name: &str) -> Result<i64, nvlab::Error> {
-        Ok(self.lab.books()?.get(name))
+    fn counter(&self, name: &str) -> Result<i64, nvlab::Error> {
+        Ok(self.lab.accounting()?.get(name))
     }
 
     /// Physical address of a GPU page.
@@ -166,24 +166,24 @@ fn revocable(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, 4 * MIB)?;
     let pin = t.gdr.pin(m.va(), 4 * MIB, Kind::Revocable)?;
     same!(pin.entries, 64);
-    same!(t.book("live_pins")?, 1);
-    same!(t.book("bar1_used")?, 4 * MIB as i64);
-    same!(t.book("table_bytes")? > 64 * 40, true);
+    same!(t.counter("live_pins")?, 1);
+    same!(t.counter("bar1_used")?, 4 * MIB as i64);
+    same!(t.counter("table_bytes")? > 64 * 40, true);
     pin.unpin()?;
-    same!(t.book("live_pins")?, 0);
-    same!(t.book("bar1_used")?, 0);
+    same!(t.counter("live_pins")?, 0);
+    same!(t.counter("bar1_used")?, 0);
     // Many pins of one allocation are called at once by its free.
     let pins = (0..16)
         .map(|i| t.gdr.pin(m.va() + i * GPU_PAGE, 4 * GPU_PAGE, Kind::Revocable))
         .collect::<Result<Vec<_>, _>>()?;
-    same!(t.book("bar1_used")?, 19 * GPU_PAGE as i64);
-    let before = t.book("callbacks")?;
+    same!(t.counter("bar1_used")?, 19 * GPU_PAGE as i64);
+    let before = t.counter("callbacks")?;
     m.free()?;
-    same!(t.book("callbacks")? - before, 16);
+    same!(t.counter("callbacks")? - before, 16);
     for p in &pins {
         same!(p.callbacks()?, 1);
     }
-    same!(t.book("live_pins")?, 0);
+    same!(t.counter("live_pins")?, 0);
     Ok(())
 }
 
@@ -198,12 +198,12 @@ fn persistent(t: &Test) -> Outcome {
         Ok(())
     };
     state(State::Kept)?;
-    same!(t.book("live_persistent")?, 1);
+    same!(t.counter("live_persistent")?, 1);
     let n = t.rm.alloc(0, MIB)?;
     same!(t.phys(n.va())? != phys, true);
     // By object pointer: any process may put it.
     same!(t.forked(|| i32::from(pin.unpin().is_err())), 0);
-    same!(t.book("live_persistent")?, 0);
+    same!(t.counter("live_persistent")?, 0);
     state(State::Freed)?;
     let n = t.rm.alloc(0, MIB)?;
     same!(t.phys(n.va())?, phys);
@@ -244,13 +244,13 @@ fn ownership(t: &Test) -> Outcome {
 fn foreign_put(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
-    let (missed, before) = (t.book("puts_not_found")?, t.book("callbacks")?);
+    let (missed, before) = (t.counter("puts_not_found")?, t.counter("callbacks")?);
     same!(t.forked(|| i32::from(pin.unpin().is_err())), 0);
-    same!(t.book("puts_not_found")? - missed, 1);
-    same!(t.book("live_pins")?, 1);
+    same!(t.counter("puts_not_found")? - missed, 1);
+    same!(t.counter("live_pins")?, 1);
     m.free()?;
-    same!(t.book("callbacks")? - before, 1);
-    same!(t.book("live_pins")?, 0);
+    same!(t.counter("callbacks")? - before, 1);
+    same!(t.counter("live_pins")?, 0);
     Ok(())
 }
 
@@ -278,7 +278,7 @@ fn shared_pid(t: &Test) -> Outcome {
         }
     }
     t.rm.share_with(pid as u32)?;
-    let missed = t.book("puts_not_found")?;
+    let missed = t.counter("puts_not_found")?;
     let mut status = 0;
     // SAFETY: one byte from a literal; then waiting for our own child.
     unsafe {
@@ -286,11 +286,11 @@ fn shared_pid(t: &Test) -> Outcome {
         libc::waitpid(pid, &mut status, 0);
     }
     same!(libc::WEXITSTATUS(status), 0);
-    same!(t.book("puts_not_found")? - missed, 1);
-    same!(t.book("live_pins")?, 1);
+    same!(t.counter("puts_not_found")? - missed, 1);
+    same!(t.counter("live_pins")?, 1);
     refused!(t.rm.unshare(pid as u32), libc::ENOENT);
     m.free()?;
-    same!(t.book("live_pins")?, 0);
+    same!(t.counter("live_pins")?, 0);
     Ok(())
 }
 
@@ -303,7 +303,7 @@ fn bar1(t: &Test) -> Outcome {
     refused!(t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable), libc::ENOMEM);
     t.lab.set("bar1_size", 44 * MIB)?;
     let b = t.gdr.pin(m.va(), 4 * MIB, Kind::Persistent)?;
-    same!(t.book("bar1_used")?, 4 * MIB as i64);
+    same!(t.counter("bar1_used")?, 4 * MIB as i64);
     drop((a, b));
     t.gdr.pin(m.va() + 4 * MIB, 4 * MIB, Kind::Revocable)?;
     t.lab.reset_config()?;
@@ -374,13 +374,13 @@ fn dma(t: &Test) -> Outcome {
             same!(&back[..5], &pattern[4..9]);
         }
         translating |= translated;
-        same!(t.book("live_mappings")?, 1);
+        same!(t.counter("live_mappings")?, 1);
         p.unmap()?;
-        same!(t.book("live_mappings")?, 0);
+        same!(t.counter("live_mappings")?, 0);
         // A put takes what is left along.
         p.map(t.peer)?;
         p.unpin()?;
-        same!(t.book("live_mappings")?, 0);
+        same!(t.counter("live_mappings")?, 0);
         // The last page of the BAR cannot be mapped, its neighbour can.
         let last = t.gdr.pin(m.va() + size - GPU_PAGE, GPU_PAGE, Kind::Revocable)?;
         refused!(last.map(t.peer), libc::EIO);
@@ -399,7 +399,7 @@ fn dma(t: &Test) -> Outcome {
     t.lab.reset_config()?;
     let c = t.rm.request(0, 2 * MIB).coherent(true).alloc()?;
     let p = t.gdr.pin(c.va(), 2 * MIB, Kind::Persistent)?;
-    same!(t.book("bar1_used")?, 0);
+    same!(t.counter("bar1_used")?, 0);
     p.map(t.peer)?;
     c.write(5, b"coherent")?;
     Ok(())
@@ -409,11 +409,11 @@ fn dma(t: &Test) -> Outcome {
 fn reentry(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = t.gdr.pin(m.va(), MIB, Kind::Reentering)?;
-    let before = t.book("reentries")?;
+    let before = t.counter("reentries")?;
     m.free()?;
     same!(pin.callbacks()?, 1);
     same!(pin.reentry()?, -libc::EIO);
-    same!(t.book("reentries")? - before, 1);
+    same!(t.counter("reentries")? - before, 1);
     Ok(())
 }
 
@@ -425,14 +425,14 @@ fn violation(t: &Test) -> Outcome {
     let dma = pin.map(t.peer)?;
     let translates = dma != pin.first;
     t.gdr.dma_write(t.peer, dma, b"pinned")?;
-    same!(t.book("violations")?, 0);
+    same!(t.counter("violations")?, 0);
     let behind = t.gdr.dma_write(t.peer, dma + GPU_PAGE - 2, b"half of it");
     drop(pin);
     let after = t.gdr.dma_write(t.peer, dma, b"unpinned");
-    let counted = t.book("violations")?;
+    let counted = t.counter("violations")?;
     // Where an IOMMU translates, the access never gets as far as the GPU.
     same!((behind.is_err(), after.is_err(), counted), (translates, translates, if translates { 0 } else { 2 }));
-    t.lab.reset_books()?;
+    t.lab.reset_accounting()?;
     t.lab.reset_config()?;
     Ok(())
 }
@@ -455,7 +455,7 @@ fn two_gpus(t: &Test) -> Outcome {
     let a = t.gdr.pin(big.va(), most, Kind::Persistent)?;
     refused!(t.gdr.pin(big.va() + most, GPU_PAGE, Kind::Persistent), libc::ENOMEM);
     let b = t.gdr.pin(small.va(), MIB, Kind::Revocable)?;
-    same!(t.book("bar1_used")?, (most + MIB) as i64);
+    same!(t.counter("bar1_used")?, (most + MIB) as i64);
     drop((a, b));
     Ok(())
 }
@@ -470,7 +470,7 @@ fn gaps(t: &Test) -> Outcome {
     ] {
         let m = t.rm.alloc(0, MIB)?;
         let (va, hold) = (m.va(), t.lab.arm(point)?);
-        let leaked = t.book("leaked_tables")?;
+        let leaked = t.counter("leaked_tables")?;
         let got = std::thread::scope(|s| -> Result<_, nvlab::Error> {
             let pinner = s.spawn(|| {
                 t.gdr
@@ -486,10 +486,10 @@ fn gaps(t: &Test) -> Outcome {
         same!((point, got), (point, ends));
         // The provider's own leak: the range was mapped, then freed under it.
         let leaks = i64::from(point == "get_found" || point == "get_filled");
-        same!((point, t.book("leaked_tables")? - leaked), (point, leaks));
+        same!((point, t.counter("leaked_tables")? - leaked), (point, leaks));
     }
-    same!(t.book("live_pins")?, 0);
-    same!(t.book("bar1_used")?, 0);
+    same!(t.counter("live_pins")?, 0);
+    same!(t.counter("bar1_used")?, 0);
     Ok(())
 }
 
@@ -497,7 +497,7 @@ fn gaps(t: &Test) -> Outcome {
 fn put_behind_callback(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
-    let missed = t.book("puts_not_found")?;
+    let missed = t.counter("puts_not_found")?;
     let hold = t.lab.arm("callback_before")?;
     std::thread::scope(|s| -> Outcome {
         let freer = s.spawn(|| m.free());
@@ -510,7 +510,7 @@ fn put_behind_callback(t: &Test) -> Outcome {
         freer.join().map_err(|_| "freer")??;
         Ok(())
     })?;
-    same!(t.book("puts_not_found")? - missed, 1);
+    same!(t.counter("puts_not_found")? - missed, 1);
     Ok(())
 }
 
@@ -544,7 +544,7 @@ fn closing(t: &Test) -> Outcome {
             Ok(())
         })?;
         let start = std::time::Instant::now();
-        while t.book("live_clients")? != 1 && start.elapsed() < SOON {
+        while t.counter("live_clients")? != 1 && start.elapsed() < SOON {
             std::thread::sleep(Duration::from_millis(5));
         }
         same!(pin.callbacks()?, 1);
@@ -552,7 +552,7 @@ fn closing(t: &Test) -> Outcome {
     }
     t.lab.reset_config()?;
     // A process that just dies.
-    let before = t.book("callbacks")?;
+    let before = t.counter("callbacks")?;
     same!(
         t.forked(|| {
             // A dying process releases its files last opened first.
@@ -565,7 +565,7 @@ fn closing(t: &Test) -> Outcome {
         }),
         0
     );
-    same!(t.book("callbacks")? - before, 1);
+    same!(t.counter("callbacks")? - before, 1);
     Ok(())
 }
 
@@ -589,12 +589,12 @@ fn costs(t: &Test) -> Outcome {
         t.lab.cost("sleep", sleep)?;
         t.lab.cost("pin_base", 30_000_000)?;
         t.lab.cost("pin_gib", 1_000_000_000)?;
-        t.lab.reset_books()?;
+        t.lab.reset_accounting()?;
         let start = std::time::Instant::now();
         let p = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
         same!(start.elapsed() >= Duration::from_nanos(30_976_562), true);
         // Three quarters of it under R, whatever came before that.
-        same!(t.book("r_held_ns")? >= 23_232_421, true);
+        same!(t.counter("r_held_ns")? >= 23_232_421, true);
         drop(p);
     }
     t.lab.reset_cost()?;
@@ -649,7 +649,7 @@ fn main() {
     for (i, (name, case)) in cases.iter().enumerate() {
         let mut outcome = case(&t);
         if outcome.is_ok() {
-            outcome = t.lab.books().map_err(Into::into).and_then(|b| left_over(&b, *name == "gaps"));
+            outcome = t.lab.accounting().map_err(Into::into).and_then(|b| left_over(&b, *name == "gaps"));
         }
         match outcome {
             Ok(()) => println!("ok {} {name}", i + 1),
@@ -665,8 +665,8 @@ fn main() {
     std::process::exit(i32::from(bad != 0));
 }
 
-fn left_over(books: &Books, leaks: bool) -> Outcome {
-    let mut dirt = books.dirt();
+fn left_over(accounting: &Accounting, leaks: bool) -> Outcome {
+    let mut dirt = accounting.dirt();
     dirt.retain(|d| !leaks || !d.starts_with("leaked_tables="));
     if dirt.is_empty() {
         Ok(())
