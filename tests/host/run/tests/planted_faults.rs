@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The models bite: each file in `faults/` is a small patch on the shipped sources, and the models must find what it
-//! breaks, in the words that it says. Fails if a patch no longer applies, or if a model stays green.
+//! The models find planted faults: each file in `faults/` is a small patch on the shipped sources, and the models must
+//! find what it breaks, in the words that it says. Fails if a patch no longer applies, or if a model stays green.
 
 use std::fmt::Write as _;
 use std::fs;
