@@ -74,7 +74,7 @@ download() {
 		why=$(grep '^[EW]:' "$tmp/log" | head -n 1)
 		# One suite that is gone ends nothing, if another has it.
 		[ -n "$(find "$tmp/apt/lists" -maxdepth 1 -name '*Release')" ] ||
-			die "nothing could be fetched from $target ($why): mend the network, or name a kernel source: make deps LINUX_SRC=<dir>"
+			die "nothing could be fetched from $target ($why): fix the network, or name a kernel source: make deps LINUX_SRC=<dir>"
 		say "not every suite answers: $why"
 	}
 	package=$(apt-cache "$@" search --names-only '^linux-source-([7-9]|[1-9][0-9])\.[0-9]*$' | cut -d' ' -f1 | preferred)

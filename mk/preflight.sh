@@ -83,26 +83,26 @@ other_rustc() {
 	done
 }
 
-# Sets no_kernel to why the kernel's own crate is out of the question, to nothing if it is not, and mend to what to do.
+# Sets no_kernel to why the kernel's own crate is out of the question, to nothing if it is not, and fix to what to do.
 ask_kernel() {
-	no_kernel= mend=
+	no_kernel= fix=
 	if [ "$(option CONFIG_RUST)" != y ]; then
 		no_kernel="kernel $kver was built without Rust (CONFIG_RUST is not set)"
-		mend="use a 7.2 kernel built with CONFIG_RUST=y"
+		fix="use a 7.2 kernel built with CONFIG_RUST=y"
 	elif [ "$series" -lt 7002 ]; then
 		no_kernel="kernel $kver is older than 7.2, and the module is written for the kernel crate of 7.2"
-		mend="use a 7.2 kernel built with CONFIG_RUST=y"
+		fix="use a 7.2 kernel built with CONFIG_RUST=y"
 	elif [ ! -r "$KDIR/rust/libkernel.rmeta" ]; then
 		no_kernel="$KDIR has no Rust metadata (rust/libkernel.rmeta), which header packages leave out"
-		mend="build against the kernel's full build tree, or install Ubuntu's linux-lib-rust-$kver"
+		fix="build against the kernel's full build tree, or install Ubuntu's linux-lib-rust-$kver"
 	elif [ "$ours" != "$theirs" ]; then
 		no_kernel="$RUSTC is \"$ours\", the kernel was built by \"$theirs\""
-		mend="put that one first in PATH, or make RUSTC=<its path>"
+		fix="put that one first in PATH, or make RUSTC=<its path>"
 	else
 		case $licence in
 		NVIDIA*)
 			no_kernel="nvidia.ko for kernel $kver is of the closed flavour (licence $licence), beside which no module with GPL-only imports loads"
-			mend="install the open flavour (nvidia-open)"
+			fix="install the open flavour (nvidia-open)"
 			;;
 		esac
 	fi
@@ -144,7 +144,7 @@ case ${KERNEL_CRATE:-} in
 	fi
 	;;
 own)
-	[ -z "$no_kernel" ] || die "KERNEL_CRATE=own is impossible: $no_kernel: $mend"
+	[ -z "$no_kernel" ] || die "KERNEL_CRATE=own is impossible: $no_kernel: $fix"
 	crate=own why="KERNEL_CRATE${newer:+, though $newer}"
 	;;
 lite) crate=lite why="KERNEL_CRATE" ;;

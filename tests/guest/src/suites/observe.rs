@@ -238,14 +238,14 @@ fn one_line_per_cause(_: &Env) -> Result<()> {
     }
     let (pid, name) = (std::process::id(), fs::read_to_string("/proc/self/comm")?);
     let (leaves, busy): (Vec<_>, Vec<_>) = said.iter().partition(|l| l.contains("leaves its allocation"));
-    for (lines, bytes, errno, mend) in
+    for (lines, bytes, errno, fix) in
         [(leaves, 3 * MIB, "EINVAL", "register each allocation by itself"), (busy, MIB, "EBUSY", "try again")]
     {
         // A machine that stands still for seconds makes two bursts of one.
         ensure!(lines.len() == 1 || took > QUIET && !lines.is_empty(), "{} lines", lines.len());
         let start =
             format!("process {pid} ({}): persistent registration of {bytes} bytes at {:#x}", name.trim(), memory.va());
-        for words in [start.as_str(), &format!("refused with {errno}"), mend] {
+        for words in [start.as_str(), &format!("refused with {errno}"), fix] {
             ensure!(lines.iter().all(|l| l.contains(words)), "no {words:?} in {lines:?}");
         }
         let unsaid = "more for this reason were not logged";
