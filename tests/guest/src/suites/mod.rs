@@ -84,7 +84,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         bench::suite_threads(),
         bench::suite_profile(),
         bench::suite_free_cost(),
-        bench::providers::suite(),
+        bench::kernel_crates::suite(),
         end::suite(),
     ]
 }

@@ -9,7 +9,7 @@ mod memory;
 mod nics;
 mod pages;
 mod profile;
-pub mod providers;
+pub mod kernel_crates;
 mod threads;
 mod times;
 
