@@ -37,10 +37,10 @@ impl Env {
         self.mode.context("this test runs with nvidia-peermem loaded")
     }
 
-    /// `guest.provider=kernel-lite`: our module was built with it, and may not import what it would need to unload after a
-    /// revocable pin.
+    /// `guest.kernel_crate=lite`: our module was built with kernel-lite, and may not import what it would need to unload
+    /// after a revocable pin.
     pub fn kernel_lite(&self) -> bool {
-        self.values.get("provider").is_some_and(|p| p == "kernel-lite")
+        self.values.get("kernel_crate").is_some_and(|c| c == "lite")
     }
 
     /// `guest.<key>=` of the command line, or what is asked without it.

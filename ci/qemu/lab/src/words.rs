@@ -15,7 +15,7 @@ pub fn module(module: Module, kernel: Kernel) -> Option<String> {
     match module {
         Module::NvidiaC => Some("guest.nvidia_c=1".to_string()),
         Module::Ours if kernel.has_rust() => None,
-        _ => Some("guest.provider=kernel-lite".to_string()),
+        _ => Some("guest.kernel_crate=lite".to_string()),
     }
 }
 
@@ -28,7 +28,7 @@ mod tests {
         assert_eq!(core(Core::V2410).as_deref(), Some("guest.generation=24.10"));
         assert_eq!((core(Core::Both), core(Core::Bare)), (None, None));
         assert_eq!(module(Module::Ours, Kernel::Fast72), None);
-        assert_eq!(module(Module::Ours, Kernel::Debian61).as_deref(), Some("guest.provider=kernel-lite"));
+        assert_eq!(module(Module::Ours, Kernel::Debian61).as_deref(), Some("guest.kernel_crate=lite"));
         assert_eq!(mode(Mode::Legacy).as_deref(), Some("guest.mode=legacy"));
     }
 }

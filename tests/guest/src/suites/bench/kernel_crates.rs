@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Our module with each provider of the crate `kernel` (docs/kernel-lite.md), in turns on one kernel: a registration costs
+//! Our module with each crate `kernel` (docs/kernel-lite.md), in turns on one kernel: a registration costs
 //! the same with both, and what is ours of it costs no more with kernel-lite. With persistent pins: after a revocable one
 //! a module built with kernel-lite stays, and there would be no turns.
 
@@ -16,7 +16,7 @@ use crate::test::{emit, Env, Suite};
 
 /// Where the image has ours built with kernel-lite; the one that modprobe finds has the kernel's own crate.
 const LITE: &str = "/usr/lib/lite/nvidia-peermem.ko";
-const PROVIDERS: [&str; 2] = ["kernel", "kernel-lite"];
+const KERNEL_CRATES: [&str; 2] = ["own", "lite"];
 /// Size, layout, how often in each turn.
 const CASES: [(u64, Layout, usize); 6] = [
     (64 << 10, Layout::Contiguous, 9),
@@ -31,12 +31,12 @@ const TURNS: usize = 3;
 const SAME: u64 = 30;
 
 pub fn suite() -> Suite {
-    Suite { name: "providers", tests: vec![test("cost_the_same", Level::Devices, cost_the_same)] }
+    Suite { name: "kernel_crates", tests: vec![test("cost_the_same", Level::Devices, cost_the_same)] }
 }
 
-fn load(provider: &str) -> Result<()> {
+fn load(kernel_crate: &str) -> Result<()> {
     unload()?;
-    if provider == "kernel" {
+    if kernel_crate == "own" {
         return modules::modprobe("nvidia-peermem", &[]).map(drop);
     }
     let loaded = modules::try_insmod(Path::new(LITE), &[])?;
@@ -59,7 +59,7 @@ fn cost_the_same(_: &Env) -> Result<()> {
     let rig = Rig::new()?;
     let mut rounds: [[Vec<[u64; 2]>; 2]; CASES.len()] = Default::default();
     for _ in 0..TURNS {
-        for (provider, name) in PROVIDERS.iter().enumerate() {
+        for (of, name) in KERNEL_CRATES.iter().enumerate() {
             load(name)?;
             // What is done once per module.
             let memory = rig.memory(64 << 10, Layout::Contiguous)?;
@@ -69,7 +69,7 @@ fn cost_the_same(_: &Env) -> Result<()> {
             for (at, (size, layout, times)) in CASES.into_iter().enumerate() {
                 let memory = rig.memory(size, layout)?;
                 for _ in 0..times {
-                    rounds[at][provider].push(figures(&rig.round(memory.va(), size)?));
+                    rounds[at][of].push(figures(&rig.round(memory.va(), size)?));
                 }
                 memory.free()?;
             }
@@ -84,9 +84,9 @@ fn cost_the_same(_: &Env) -> Result<()> {
         };
         let (all, own) = (medians(0)?, medians(1)?);
         let row = json!({
-            "size": size, "layout": format!("{layout:?}"), "providers": PROVIDERS, "callbacks_ns": all, "of_it_ours_ns": own,
+            "size": size, "layout": format!("{layout:?}"), "kernel_crates": KERNEL_CRATES, "callbacks_ns": all, "of_it_ours_ns": own,
         });
-        emit("providers", &row);
+        emit("kernel_crates", &row);
         let said = format!(
             "{} KiB, {layout:?}: {} ns in the callbacks with the kernel's crate, {} with kernel-lite; of it ours {} and {}",
             size >> 10,

@@ -4,12 +4,12 @@
 
 mod bandwidth;
 mod free;
+pub mod kernel_crates;
 mod live;
 mod memory;
 mod nics;
 mod pages;
 mod profile;
-pub mod kernel_crates;
 mod threads;
 mod times;
 
