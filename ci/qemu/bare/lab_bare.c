@@ -63,7 +63,7 @@ static struct pci_driver gpu_driver = {
 	.remove = gpu_remove,
 };
 
-/* The provider. R, and the pins under it. */
+/* The provider. The API lock, and the pins under it. */
 
 struct pin {
 	struct nvidia_p2p_page_table table;
@@ -175,7 +175,7 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_dma_unmap_pages);
 
-/* The memory is freed: callbacks first, with R held. */
+/* The memory is freed: callbacks first, with the API lock held. */
 static void free_memory(void)
 {
 	mutex_lock(&r);

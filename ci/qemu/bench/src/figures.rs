@@ -242,8 +242,12 @@ fn threads(rows: &[Value]) -> Result<BTreeMap<(String, u64, u64), Threads>> {
             Spread::of(rows.iter().map(per).collect::<Option<_>>()?)
         };
         let mut held = BTreeMap::new();
-        for (name, at) in [("P", "/held/P"), ("R", "/held/R"), ("G shared", "/held/G/0"), ("G exclusive", "/held/G/1")]
-        {
+        for (name, at) in [
+            ("peer mutex", "/held/peer mutex"),
+            ("RM API lock", "/held/RM API lock"),
+            ("put gate, shared", "/held/put gate/0"),
+            ("put gate, exclusive", "/held/put gate/1"),
+        ] {
             held.extend(spread(&|row| row.pointer(at)?.as_f64()).map(|spread| (name, spread)));
         }
         let names: BTreeSet<&String> =
@@ -345,13 +349,16 @@ mod tests {
     fn repeats_become_one_row_of_threads() {
         let row = |ns: u64| {
             json!({"variant": "ours", "threads": 2, "nics": 1, "registrations": 10,
-                "held": {"P": ns, "R": ns, "G": [ns, 0]}, "waited": if ns > 100 { json!({"P": [ns, 4]}) } else { json!({}) }})
+                "held": {"peer mutex": ns, "RM API lock": ns, "put gate": [ns, 0]}, "waited": if ns > 100 { json!({"peer mutex": [ns, 4]}) } else { json!({}) }})
         };
         let all = json!({"rows": {"threads": [row(100), row(200), row(300)]}});
         let figures = Figures::new(&all).unwrap();
         let threads = &figures.threads[&("ours".to_string(), 2, 1)];
-        assert_eq!((threads.held["P"].low, threads.held["P"].median, threads.held["P"].high), (15.0, 20.0, 25.0));
-        assert_eq!((threads.waited["P"].0.median, threads.waited["P"].1), (20.0, 4.0));
+        assert_eq!(
+            (threads.held["peer mutex"].low, threads.held["peer mutex"].median, threads.held["peer mutex"].high),
+            (15.0, 20.0, 25.0)
+        );
+        assert_eq!((threads.waited["peer mutex"].0.median, threads.waited["peer mutex"].1), (20.0, 4.0));
     }
 
     #[test]

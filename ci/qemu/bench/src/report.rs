@@ -281,20 +281,20 @@ fn threads(figures: &Figures) -> Table {
         let others: Vec<String> = row
             .waited
             .iter()
-            .filter(|(name, _)| !["P", "G", "R", "registry"].contains(&name.as_str()))
+            .filter(|(name, _)| !["peer mutex", "put gate", "RM API lock", "registry"].contains(&name.as_str()))
             .map(|(name, (time, count))| format!("{name} {} ({count})", spread(*time)))
             .collect();
         vec![
             words(variant).to_string(),
             threads.to_string(),
             if *nics == 1 { "1".into() } else { format!("{nics}, one buffer") },
-            held("P"),
-            waited("P"),
-            held("R"),
-            waited("R"),
-            held("G shared"),
-            held("G exclusive"),
-            waited("G"),
+            held("peer mutex"),
+            waited("peer mutex"),
+            held("RM API lock"),
+            waited("RM API lock"),
+            held("put gate, shared"),
+            held("put gate, exclusive"),
+            waited("put gate"),
             waited("registry"),
             others.join(", "),
         ]
@@ -302,8 +302,8 @@ fn threads(figures: &Figures) -> Table {
     Table {
         title: "Threads that register 1 MiB at once: time per registration and deregistration (µs: median, quartiles of five runs; number of waits), provider ten times a V100, asleep, wall clock",
         header: vec![
-            "client", "threads", "NICs", "P held", "P waited", "R held", "R waited", "G held, shared", "G held, exclusive",
-            "G waited", "registry waited", "others waited",
+            "client", "threads", "NICs", "peer mutex held", "peer mutex waited", "RM API lock held", "RM API lock waited", "put gate held, shared", "put gate held, exclusive",
+            "put gate waited", "registry waited", "others waited",
         ],
         rows: rows.collect(),
     }

@@ -106,18 +106,18 @@ fn run(rig: &Rig, &Work { variant, threads, second }: &Work) -> Result<Value> {
     let r_held = positive(rig.gpu.accounting()?.get("r_held_ns"));
     let g = provider_ns()?.map(|(get, put)| {
         let before = g_before.unwrap_or_default();
-        // Persistent pins are put without G.
+        // Persistent pins are put without the gate.
         [get - before.0, if variant == Variant::OursRevocable { put - before.1 } else { 0 }]
     });
     memories.into_iter().try_for_each(|m| m.free())?;
     Ok(json!({
         "variant": variant.name(), "threads": threads, "nics": if second.is_some() { 2 } else { 1 },
         "registrations": threads * ROUNDS, "elapsed": ns(elapsed.as_nanos()),
-        "held": { "P": p_held, "R": r_held, "G": g }, "waited": waits,
+        "held": { "peer mutex": p_held, "RM API lock": r_held, "put gate": g }, "waited": waits,
     }))
 }
 
-/// Time in the provider's gets and puts, over which G is held; `None` with NVIDIA's module.
+/// Time in the provider's gets and puts, over which the put gate is held; `None` with NVIDIA's module.
 fn provider_ns() -> Result<Option<(u64, u64)>> {
     let Ok(stats) = fs::read_to_string("/proc/driver/nvidia-peermem/stats") else { return Ok(None) };
     let value = |name: &str| -> Result<u64> {
@@ -144,16 +144,16 @@ fn nothing_was_lost() -> Result<()> {
 
 /// Static locks: a part of the symbol of each, and its name in docs/rules.md. What has another's part comes before it.
 const LOCKS: [(&str, &str); 7] = [
-    ("peer_memory_mutex", "P"),
+    ("peer_memory_mutex", "peer mutex"),
     ("nvpm_gpus", "GPUs found"),
-    ("nvpm_g", "G"),
-    ("api_lock", "R"),
+    ("nvpm_g", "put gate"),
+    ("api_lock", "RM API lock"),
     ("REGISTRY", "registry"),
     ("WALK", "walk"),
     ("PAIRS", "pairs"),
 ];
 /// Those that are there without our module.
-const NOT_OURS: [&str; 2] = ["P", "R"];
+const NOT_OURS: [&str; 2] = ["peer mutex", "RM API lock"];
 
 fn lock(symbol: &str) -> Option<&'static str> {
     LOCKS.iter().find(|(part, _)| symbol.contains(part)).map(|(_, name)| *name)
@@ -243,8 +243,8 @@ mod tests {
              guest-13    [001] .....    10.000350: contention_begin: ffff80001000 (flags=MUTEX)\n\
              guest-13    [001] .....    10.000360: contention_end: ffff80001000 (ret=0)\n";
         let waits = waits(trace, &symbols).unwrap();
-        assert_eq!(waits["P"].1, 2);
-        assert!((290_000..310_000).contains(&waits["P"].0), "{}", waits["P"].0);
+        assert_eq!(waits["peer mutex"].1, 2);
+        assert!((290_000..310_000).contains(&waits["peer mutex"].0), "{}", waits["peer mutex"].0);
         assert_eq!(waits["heap"].1, 1);
     }
 

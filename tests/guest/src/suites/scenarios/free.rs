@@ -262,13 +262,13 @@ fn free_during(bench: &Bench, stop: Stop, waits: bool) -> Result<()> {
     no_pins("after the deregistration")
 }
 
-/// The callback is about to run, is inside the core's hook, or has just run, with R held: the deregistration waits at most
+/// The callback is about to run, is inside the core's hook, or has just run, with the RM API lock held: the deregistration waits at most
 /// for that. Inside the hook it must wait, because the core forgets the umem's client when the client has released, and a
 /// callback that has found the umem reads that client through it.
 pub fn dereg_during_callback(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mut stops = vec![
-        // R is held, and the deregistration has to put.
+        // The RM API lock is held, and the deregistration has to put.
         ((|| Stop::gpu("callback_before")) as fn() -> Result<Stop>, true),
         // The umem is found and its lock not taken.
         (|| Stop::core("invalidate_found"), true),

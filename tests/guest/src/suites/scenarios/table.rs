@@ -114,7 +114,7 @@ pub const TABLE: &[Row] = &[
         provider::table_goes_to_another_user,
     ),
     here(
-        "three threads: acquire waits for R, callback for M, a registration holds M",
+        "three threads: acquire waits for the RM API lock, callback for the mapping lock, which a registration holds",
         "three_wait",
         LEGACY,
         threads::three_wait,

@@ -98,8 +98,8 @@ pub fn one_address(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A callback waits with R for the core's lock of a registration; an acquire waits for R, with P; a deregistration has to
-/// put, for which it needs R. The one who has the core's lock is registering.
+/// A callback waits with the RM API lock for the mapping lock of a registration; an acquire waits for the RM API lock, with
+/// the peer mutex; a deregistration has to put, for which it needs the RM API lock. Who has the mapping lock registers.
 pub fn three_wait(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (_third, third_mr) = bench.registered(SIZE)?;
