@@ -1,4 +1,5 @@
-//! Copies of shipped files in which `core`'s atomics are loom's, as they are and with one ordering weakened each.
+//! Copies of shipped files in which `core`'s atomics are loom's, as they are and with one ordering weakened each. They are
+//! copies because loom counts accesses by types of its own, and because a weakened file is not what the crate ships.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
