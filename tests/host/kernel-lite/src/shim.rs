@@ -215,8 +215,14 @@ pub fn unload() -> c_int {
     0
 }
 
+/// What a core releases inside its hook.
+pub static RELEASED_IN_HOOK: Mutex<Option<Umem>> = Mutex::new(None);
+
 unsafe extern "C" fn invalidate(_handle: *mut c_void, _core_ticket: u64) -> c_int {
     INVALIDATED.fetch_add(1, SeqCst);
+    if let Some(umem) = RELEASED_IN_HOOK.lock().unwrap().take() {
+        umem.deregister();
+    }
     0
 }
 

@@ -6,7 +6,7 @@
 //! then the exit status is 86.
 
 use crate::explore::Outcome;
-use crate::rdma::GENERATIONS;
+use crate::rdma::{self, GENERATIONS};
 use crate::rt::rt;
 use crate::scenario::{search, Scenario, Search, EXHAUSTIVE, RANDOM};
 use crate::world::{Fault, Mode, Module, FAULTS};

@@ -213,6 +213,30 @@ fn reuse(scenario: &Scenario) {
     finish();
 }
 
+/// Another process deregisters all that one has registered, which then registers once more. The peer mutex is held while
+/// that ends orphans, so their number is bounded (rule 8).
+fn many_orphans(scenario: &Scenario) {
+    const ORPHANS: usize = 12;
+    const BOUND: usize = 8;
+    load(scenario);
+    alloc(1, 0);
+    rt().me().process = 1;
+    let live: Vec<usize> = (0..ORPHANS).filter_map(|_| register(0).ok()).collect();
+    rt().me().process = 2;
+    for umem in live {
+        rdma::deregister(umem);
+    }
+    rt().me().process = 1;
+    let before = w().gpu.puts;
+    let _ = register(0);
+    let ended = w().gpu.puts - before;
+    if ended > BOUND {
+        fail(format!("a registration ends {ended} orphans while it holds the peer mutex"));
+    }
+    rt().me().process = 0;
+    finish();
+}
+
 /// A scenario's name and what happens in it.
 type Named = (&'static str, fn(&Scenario));
 
@@ -225,6 +249,7 @@ pub const EXHAUSTIVE: &[Named] = &[
     ("foreign", foreign),
     ("reuse", reuse),
     ("two-callbacks", two_callbacks),
+    ("many-orphans", many_orphans),
 ];
 
 // What follows is too wide to be run in all orders.

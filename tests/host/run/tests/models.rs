@@ -88,12 +88,13 @@ fn deregistration_in_another_process_with_the_inverted_test() {
 #[test]
 fn all_orders_of_the_small_scenarios() {
     // Floors in the order of GENERATIONS.
-    const FLOORS: [(&str, [usize; 2]); 5] = [
+    const FLOORS: [(&str, [usize; 2]); 6] = [
         ("free-against-one", [360, 360]),
         ("two-callbacks", [3_050, 3_050]),
         ("reuse", [2_440, 2_440]),
         ("unload", [670, 670]),
-        ("unload-against-acquire", [7, 7]),
+        ("unload-against-acquire", [5, 5]),
+        ("many-orphans", [1, 1]),
     ];
     for (scenario, floors) in FLOORS {
         for (generation, floor) in GENERATIONS.into_iter().zip(floors) {
