@@ -37,8 +37,7 @@ impl Env {
         self.mode.context("this test runs with nvidia-peermem loaded")
     }
 
-    /// `guest.kernel_crate=lite`: our module was built with kernel-lite, and may not import what it would need to unload
-    /// after a revocable pin.
+    /// `guest.kernel_crate=lite`: our module was built with kernel-lite, and has no tracepoints.
     pub fn kernel_lite(&self) -> bool {
         self.values.get("kernel_crate").is_some_and(|c| c == "lite")
     }

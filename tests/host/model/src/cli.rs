@@ -6,7 +6,7 @@
 //! then the exit status is 86.
 
 use crate::explore::Outcome;
-use crate::rdma::{self, GENERATIONS};
+use crate::rdma::{Generation, GENERATIONS};
 use crate::rt::rt;
 use crate::scenario::{search, Scenario, Search, EXHAUSTIVE, RANDOM};
 use crate::world::{Fault, Mode, Module, FAULTS};
@@ -53,7 +53,7 @@ pub fn main(module: Module) {
         fail(&format!("no scenario {name}"));
     };
     let Some(generation) = GENERATIONS.into_iter().find(|g| g.name() == generation) else {
-        fail(&format!("no generation {generation}: one of {:?}", GENERATIONS.map(rdma::Generation::name)));
+        fail(&format!("no generation {generation}: one of {:?}", GENERATIONS.map(Generation::name)));
     };
     let mut scenario =
         Scenario { name, generation, mode: Mode::Legacy, fault: None, fail_allocation: None, body: *body };

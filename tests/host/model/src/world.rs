@@ -304,7 +304,7 @@ extern "C" fn nvpm_module_get() -> c_int {
 }
 
 /// The free callback as src/ffi/callback.c has it: it leaves the module's text before it gives the reference back.
-pub fn free_callback(data: *mut c_void) {
+pub(crate) fn free_callback(data: *mut c_void) {
     // SAFETY: As the provider calls it.
     if in_text(|| unsafe { (w().module.on_free)(data) }) != 0 {
         nvpm_module_put();
