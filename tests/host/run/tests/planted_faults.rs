@@ -28,7 +28,7 @@ const NAMED: [(&str, &str); 8] = [
     ("put in put_pages instead of release", "put-in-put-pages"),
     ("no second Revoked check under the put gate", "no-second-check-under-the-gate"),
     ("unmapping after release", "unmap-after-release"),
-    ("module reference dropped before the callback is done", "module-put-too-early"),
+    ("module reference dropped before the callback is done", "reference-dropped-by-the-callback"),
 ];
 
 fn read_faults(folder: &Path) -> Vec<Fault> {
