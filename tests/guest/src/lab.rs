@@ -221,8 +221,10 @@ pub struct NicMr {
     pub longest_entry: u64,
     /// Largest power of two that divides every address at which two entries meet; 0 where none do.
     pub cut_align: u64,
-    /// Largest page that an HCA could map it with.
-    pub best_page_size: u64,
+    /// Bytes per page of its translation table.
+    pub page_size: u64,
+    /// Entries of that table, one address each.
+    pub mtts: u64,
     pub state: String,
     /// Whose DMA it is, as PCI names devices.
     pub initiator: String,
@@ -239,7 +241,8 @@ pub fn nic_mrs() -> Result<Vec<NicMr>> {
                 sg_entries: number(field("sg_entries")?)?,
                 longest_entry: number(field("longest_entry")?)?,
                 cut_align: number(field("cut_align")?)?,
-                best_page_size: number(field("best_page_size")?)?,
+                page_size: number(field("page_size")?)?,
+                mtts: number(field("mtts")?)?,
                 state: field("state")?.to_string(),
                 initiator: field("initiator")?.to_string(),
             })

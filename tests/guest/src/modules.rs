@@ -78,6 +78,18 @@ pub fn try_insmod(file: &Path, parameters: &[&str]) -> Result<Outcome> {
     call("insmod", &args)
 }
 
+/// Where an image that has both modules keeps NVIDIA's, beside ours.
+const NVIDIA_C: &str = "/usr/lib/nvidia_c/nvidia-peermem.ko";
+
+/// NVIDIA's module in place of ours, which is not loaded.
+pub fn insmod_nvidia_c() -> Result<()> {
+    let o = try_insmod(Path::new(NVIDIA_C), &[])?;
+    if !o.ok {
+        bail!("insmod {NVIDIA_C}: {}{}", o.said, o.kernel.join("\n"));
+    }
+    Ok(())
+}
+
 pub fn try_rmmod(name: &str) -> Result<Outcome> {
     call("rmmod", &[name])
 }

@@ -5,9 +5,11 @@
  * What it models: an HCA like a ConnectX behind the peer-memory API
  * (docs/facts.md#calls, #invalidate, #nic-drivers). It knows DMA addresses
  * only and never looks at sg_page; it reads the sg list between dma_map and
- * the activation of the notifier and never again; it holds an MR as DMA
- * ranges. Its DMA device is the NIC's PCI function, and each access goes
- * through lab_pcie, hence through that function's IOMMU domain. The key works
+ * the activation of the notifier and never again. It translates as mlx5's MTTs
+ * do: the core chooses the page size, and a list that allows none is an error;
+ * a table of one address per page is filled block by block, and each access
+ * finds its address there. Its DMA device is the NIC's PCI function, and each
+ * access goes through lab_pcie, hence through that function's IOMMU domain. The key works
  * before the notifier is active. An invalidation stops new accesses, waits for
  * those under way and leaves the MR dead: its users get error completions. A
  * fence takes time while the HCA still has access, and may fail, which the
@@ -29,6 +31,7 @@
 #include <linux/wait_bit.h>
 #include <rdma/ib_peer_lab.h>
 #include <rdma/ib_umem.h>
+#include <rdma/iter.h>
 
 #include "rxe.h"
 #include "rxe_loc.h"
@@ -41,12 +44,6 @@ MODULE_PARM_DESC(peer_max_seg, "DMA segment limit that the HCA announces, 0: lea
 static char *peer_dma_device = "pci";
 module_param(peer_dma_device, charp, 0444);
 MODULE_PARM_DESC(peer_dma_device, "DMA device given to peer clients: pci, platform or none");
-
-struct rxe_peer_range {
-	dma_addr_t addr;
-	u64 start;	/* in the sg list, bytes */
-	u64 len;
-};
 
 enum peer_state {
 	PEER_LIVE,
@@ -62,13 +59,13 @@ struct rxe_peer_mr {
 	rwlock_t lock;		/* readers: who begins an access; writer: the fence */
 	atomic_t accesses;	/* begun and not over */
 	enum peer_state state;
-	u64 first_offset;	/* of the MR's first byte in the sg list */
 	unsigned int sg_entries;
 	unsigned int longest_entry;	/* bytes */
 	u64 cuts;		/* OR of the addresses where neighbours meet */
-	unsigned long best_page_size;
-	unsigned int nr_ranges;
-	struct rxe_peer_range ranges[] __counted_by(nr_ranges);
+	unsigned int page_shift;
+	u64 first;		/* iova that mtt[0] begins with */
+	size_t nr_mtts;
+	dma_addr_t mtt[] __counted_by(nr_mtts);
 };
 
 static LIST_HEAD(live_mrs);
@@ -80,9 +77,9 @@ static struct {
 	atomic64_t mrs_registered, mrs_failed, mrs_killed;
 	atomic64_t fences, fence_failures;
 	atomic64_t sg_entries, bytes;
-	atomic64_t last_sg_entries, last_best_page_size;
+	atomic64_t last_sg_entries, last_page_size, last_mtts;
 } stats;
-static atomic64_t mrs_live, range_bytes;
+static atomic64_t mrs_live, mtt_bytes;
 
 static u32 fence_ms;
 static atomic_t fence_fail;
@@ -107,50 +104,49 @@ struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
 	return umem;
 }
 
-/*
- * The sg list as ranges, neighbours merged. Beside this only
- * ib_umem_find_best_pgsz() looks at the list, right after it.
- */
-static struct rxe_peer_mr *read_sgl(struct ib_umem *umem)
+/* What mlx5 asks for: any power of two from 4 KiB to 2 GiB. */
+#define PAGE_SIZES	GENMASK(31, PAGE_SHIFT)
+
+/* Beside this only ib_umem_find_best_pgsz() looks at the list. */
+static struct rxe_peer_mr *read_sgl(struct ib_umem *umem, u64 iova)
 {
+	unsigned long size = ib_umem_find_best_pgsz(umem, PAGE_SIZES, iova);
 	struct sg_table *sgt = &umem->sgt_append.sgt;
-	struct rxe_peer_range *range = NULL;
+	struct ib_block_iter block;
 	struct rxe_peer_mr *peer;
 	struct scatterlist *sg;
-	unsigned int n = 0;
 	dma_addr_t end = 0;
-	u64 total = 0;
+	size_t count, n = 0;
 	int i;
 
-	for_each_sgtable_dma_sg(sgt, sg, i) {
-		if (!n || sg_dma_address(sg) != end)
-			n++;
-		end = sg_dma_address(sg) + sg_dma_len(sg);
+	if (!size) {
+		pr_err("rxe_peer: client %s: no page size fits the sg list of %u entries\n",
+		       ib_peer_lab_client_name(umem), sgt->nents);
+		return ERR_PTR(-EINVAL);
 	}
-	peer = kvzalloc_flex(*peer, ranges, n);
+	count = ib_umem_num_dma_blocks(umem, size);
+	peer = kvzalloc_flex(*peer, mtt, count);
 	if (!peer)
 		return ERR_PTR(-ENOMEM);
-	peer->nr_ranges = n;
+	peer->nr_mtts = count;
+	peer->page_shift = ilog2(size);
+	peer->first = ALIGN_DOWN(iova, size);
 	peer->sg_entries = sgt->nents;
-	peer->first_offset = ib_umem_offset(umem);
-
-	n = 0;
 	for_each_sgtable_dma_sg(sgt, sg, i) {
-		if (!range || sg_dma_address(sg) != range->addr + range->len) {
-			range = &peer->ranges[n++];
-			range->addr = sg_dma_address(sg);
-			range->start = total;
-		} else {
-			peer->cuts |= sg_dma_address(sg);
-		}
+		if (i && sg_dma_address(sg) == end)
+			peer->cuts |= end;
+		end = sg_dma_address(sg) + sg_dma_len(sg);
 		peer->longest_entry = max(peer->longest_entry, sg_dma_len(sg));
-		range->len += sg_dma_len(sg);
-		total += sg_dma_len(sg);
 	}
-	if (total < peer->first_offset + umem->length) {
-		pr_err("rxe_peer: client %s: the sg list ends after %llu bytes, the umem of %zu bytes needs %llu\n",
-		       ib_peer_lab_client_name(umem), total, umem->length,
-		       peer->first_offset + umem->length);
+	rdma_for_each_block(sgt->sgl, &block, sgt->nents, size) {
+		if (n == count)
+			break;
+		peer->mtt[n++] = rdma_block_iter_dma_address(&block);
+	}
+	if (n < count) {
+		pr_err("rxe_peer: client %s: the sg list ends after %zu pages of %lu, the umem of %zu bytes needs %zu\n",
+		       ib_peer_lab_client_name(umem), n, size, umem->length,
+		       count);
 		kvfree(peer);
 		return ERR_PTR(-EINVAL);
 	}
@@ -167,15 +163,11 @@ int rxe_peer_mr_init(struct rxe_dev *rxe, struct rxe_mr *mr,
 	err = -EINVAL;
 	if (mr->access & IB_ACCESS_FLUSH_PERSISTENT)
 		goto err_umem;
-	peer = read_sgl(umem);
+	peer = read_sgl(umem, mr->ibmr.iova);
 	if (IS_ERR(peer)) {
 		err = PTR_ERR(peer);
 		goto err_umem;
 	}
-	/* What mlx5 asks for: any power of two from 4 KiB to 2 GiB. */
-	peer->best_page_size = ib_umem_find_best_pgsz(umem,
-						      GENMASK(31, PAGE_SHIFT),
-						      mr->ibmr.iova);
 	err = -ENODEV;
 	if (!rxe->peer_initiator) {
 		rxe_err_mr(mr, "no PCI device behind the netdev: peer memory cannot be reached\n");
@@ -198,12 +190,13 @@ int rxe_peer_mr_init(struct rxe_dev *rxe, struct rxe_mr *mr,
 	list_add_tail(&peer->list, &live_mrs);
 	mutex_unlock(&live_mrs_lock);
 	atomic64_inc(&mrs_live);
-	atomic64_add(struct_size(peer, ranges, peer->nr_ranges), &range_bytes);
+	atomic64_add(struct_size(peer, mtt, peer->nr_mtts), &mtt_bytes);
 	atomic64_inc(&stats.mrs_registered);
 	atomic64_add(peer->sg_entries, &stats.sg_entries);
 	atomic64_add(umem->length, &stats.bytes);
 	atomic64_set(&stats.last_sg_entries, peer->sg_entries);
-	atomic64_set(&stats.last_best_page_size, peer->best_page_size);
+	atomic64_set(&stats.last_page_size, BIT_ULL(peer->page_shift));
+	atomic64_set(&stats.last_mtts, peer->nr_mtts);
 	return 0;
 
 err_peer:
@@ -272,7 +265,7 @@ void rxe_peer_mr_free(struct rxe_mr *mr)
 	list_del(&peer->list);
 	mutex_unlock(&live_mrs_lock);
 	atomic64_dec(&mrs_live);
-	atomic64_sub(struct_size(peer, ranges, peer->nr_ranges), &range_bytes);
+	atomic64_sub(struct_size(peer, mtt, peer->nr_mtts), &mtt_bytes);
 	put_device(peer->initiator);
 	mr->peer = NULL;
 	kvfree(peer);
@@ -284,30 +277,24 @@ bool rxe_peer_rereg_recreates(struct rxe_mr *mr, int flags)
 	return mr->umem && (mr->peer || (flags & IB_MR_REREG_TRANS));
 }
 
-static struct rxe_peer_range *find_range(struct rxe_peer_mr *peer, u64 offset)
+/* The DMA address of @iova, and how many bytes follow in its page. */
+static dma_addr_t dma_address(struct rxe_peer_mr *peer, u64 iova, u64 *left)
 {
-	unsigned int low = 0, high = peer->nr_ranges;
+	u64 at = iova - peer->first, size = BIT_ULL(peer->page_shift);
+	u64 into = at & (size - 1);
 
-	while (high - low > 1) {
-		unsigned int middle = low + (high - low) / 2;
-
-		if (peer->ranges[middle].start <= offset)
-			low = middle;
-		else
-			high = middle;
-	}
-	return &peer->ranges[low];
+	*left = size - into;
+	return peer->mtt[at >> peer->page_shift] + into;
 }
 
 /*
  * Begins an access: the DMA address of @iova and how many bytes of @length
- * follow in one range. A fence waits for it from then on. Or -EFAULT.
+ * follow in one page. A fence waits for it from then on. Or -EFAULT.
  */
 static int access_begin(struct rxe_peer_mr *peer, u64 iova, size_t length,
 			dma_addr_t *addr, size_t *piece)
 {
-	u64 offset = iova - peer->mr->ibmr.iova + peer->first_offset;
-	struct rxe_peer_range *range;
+	u64 left;
 
 	read_lock_bh(&peer->lock);
 	if (peer->state == PEER_KILLED) {
@@ -317,9 +304,8 @@ static int access_begin(struct rxe_peer_mr *peer, u64 iova, size_t length,
 	}
 	atomic_inc(&peer->accesses);
 	read_unlock_bh(&peer->lock);
-	range = find_range(peer, offset);
-	*addr = range->addr + (offset - range->start);
-	*piece = min_t(u64, length, range->len - (offset - range->start));
+	*addr = dma_address(peer, iova, &left);
+	*piece = min_t(u64, length, left);
 	return 0;
 }
 
@@ -480,8 +466,9 @@ static int stats_show(struct seq_file *s, void *unused)
 	LINE(sg_entries);
 	LINE(bytes);
 	LINE(last_sg_entries);
-	LINE(last_best_page_size);
-	seq_printf(s, "range_bytes %lld\n", atomic64_read(&range_bytes));
+	LINE(last_page_size);
+	LINE(last_mtts);
+	seq_printf(s, "mtt_bytes %lld\n", atomic64_read(&mtt_bytes));
 #undef LINE
 	return 0;
 }
@@ -498,12 +485,13 @@ static int mrs_show(struct seq_file *s, void *unused)
 
 	mutex_lock(&live_mrs_lock);
 	list_for_each_entry(peer, &live_mrs, list)
-		seq_printf(s, "lkey=0x%x rkey=0x%x addr=0x%lx length=%zu sg_entries=%u ranges=%u longest_entry=%u cut_align=%llu best_page_size=%lu state=%s initiator=%s\n",
+		seq_printf(s, "lkey=0x%x rkey=0x%x addr=0x%lx length=%zu sg_entries=%u longest_entry=%u cut_align=%llu page_size=%llu mtts=%zu state=%s initiator=%s\n",
 			   peer->mr->lkey, peer->mr->rkey,
 			   peer->mr->umem->address, peer->mr->umem->length,
-			   peer->sg_entries, peer->nr_ranges,
-			   peer->longest_entry, peer->cuts & -peer->cuts,
-			   peer->best_page_size, names[peer->state],
+			   peer->sg_entries, peer->longest_entry,
+			   peer->cuts & -peer->cuts,
+			   BIT_ULL(peer->page_shift), peer->nr_mtts,
+			   names[peer->state],
 			   dev_name(peer->initiator));
 	mutex_unlock(&live_mrs_lock);
 	return 0;
@@ -514,20 +502,18 @@ DEFINE_SHOW_ATTRIBUTE(mrs);
 static int translations_show(struct seq_file *s, void *unused)
 {
 	struct iommu_domain *domain;
-	struct rxe_peer_range *range;
 	struct rxe_peer_mr *peer;
+	u64 at, start, left;
 	phys_addr_t phys;
 	dma_addr_t dma;
-	u64 at;
 
 	mutex_lock(&live_mrs_lock);
 	list_for_each_entry(peer, &live_mrs, list) {
 		domain = iommu_get_domain_for_dev(peer->initiator);
-		range = &peer->ranges[peer->nr_ranges - 1];
-		for (at = 0; at < range->start + range->len; at += SZ_64K) {
-			struct rxe_peer_range *in = find_range(peer, at);
-
-			dma = in->addr + (at - in->start);
+		start = ALIGN_DOWN(peer->mr->ibmr.iova, PAGE_SIZE);
+		for (at = 0; start + at < peer->mr->ibmr.iova +
+					  peer->mr->ibmr.length; at += SZ_64K) {
+			dma = dma_address(peer, start + at, &left);
 			phys = domain ? iommu_iova_to_phys(domain, dma) : dma;
 			seq_printf(s, "lkey=0x%x at=%llu dma=%pad phys=%pa\n",
 				   peer->mr->lkey, at, &dma, &phys);

@@ -35,14 +35,14 @@ pub fn suite(nvidia_c: bool) -> Suite {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Iommu {
+pub enum Iommu {
     Off,
     Identity,
     Translating,
 }
 
 /// What the machine was asked for, and that the NIC's IOMMU group agrees.
-fn kind(nic: &str) -> Result<Iommu> {
+pub fn kind(nic: &str) -> Result<Iommu> {
     let line = fs::read_to_string("/proc/cmdline").context("read /proc/cmdline")?;
     let word = |w: &str| line.split_whitespace().any(|x| x == w);
     let kind = if word("iommu.passthrough=0") {

@@ -16,6 +16,7 @@ mod iommu;
 mod loading;
 mod matrix;
 mod observe;
+mod pages;
 mod pair;
 mod pyverbs;
 mod reasons;
@@ -66,6 +67,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         verbs::suite(nvidia_c),
         errors::suite(nvidia_c),
         iommu::suite(nvidia_c),
+        pages::suite(),
         tables::suite(nvidia_c),
         unfenced::suite(nvidia_c),
         faults::suite(nvidia_c),

@@ -257,7 +257,7 @@ fn layouts(env: &Env) -> Result<()> {
         let got = nic_entries(&mr)?;
         let counted = lab::client_number("nv_mem", "num_reg_pages")? - before;
         ensure!(counted == got, "layout {name}: num_reg_pages grew by {counted}, the NIC has {got} entries");
-        let page = lab::nic_stat("last_best_page_size")?;
+        let page = lab::nic_stat("last_page_size")?;
         emit("sg_entries", &serde_json::json!({"layout": name, "bytes": SIZE, "entries": got, "nic_page": page}));
         ensure!(entries.contains(&usize::try_from(got)?), "layout {name}: {got} sg entries, wanted {entries:?}");
         let bytes = pattern(&mut rng, SIZE);

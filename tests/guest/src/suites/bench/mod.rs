@@ -13,7 +13,6 @@ mod profile;
 mod threads;
 mod times;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -27,9 +26,6 @@ use crate::machine::{Level, RDMA_DEVICE};
 use crate::modules::{self, PEERMEM};
 use crate::test::{Env, NvidiaC, Suite, Test};
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
-
-/// Where the image has NVIDIA's module beside ours.
-const NVIDIA_C: &str = "/usr/lib/nvidia_c/nvidia-peermem.ko";
 
 /// What runs on the instruction-counted clock.
 pub fn suite() -> Suite {
@@ -102,8 +98,7 @@ impl Variant {
             Self::OursPersistent => drop(modules::modprobe("nvidia-peermem", &[])?),
             Self::OursRevocable => drop(modules::modprobe("nvidia-peermem", &["persistent_api_support=0"])?),
             Self::NvMem | Self::NvMemNc => {
-                let loaded = modules::try_insmod(Path::new(NVIDIA_C), &[])?;
-                ensure!(loaded.ok, "insmod {NVIDIA_C}: {}{}", loaded.said, loaded.kernel.join("\n"));
+                modules::insmod_nvidia_c()?;
             }
         }
         let without = if self == Self::NvMemNc { i32::MAX as u64 } else { 0 };

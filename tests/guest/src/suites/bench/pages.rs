@@ -24,7 +24,7 @@ pub fn all(_: &Env) -> Result<()> {
             for layout in [Layout::Contiguous, Layout::Broken2M, Layout::Broken64K] {
                 let memory = rig.memory(SIZE, layout)?;
                 rig.reg(memory.va(), SIZE)?.dereg()?;
-                let page = lab::nic_stat("last_best_page_size")?;
+                let page = lab::nic_stat("last_page_size")?;
                 emit(
                     "pages",
                     &json!({

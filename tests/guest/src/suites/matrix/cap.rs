@@ -120,7 +120,7 @@ fn one_cap(setting: &Setting, size: usize, generation: Generation, rng: &mut fas
         );
         // A core of 24.10 takes each entry's end for one of the memory's. As long as addresses and memory are aligned alike:
         if (start, len) == (0, 2 * cap) && len <= 2 * MIB && setting.layout == Layout::Contiguous {
-            let page = held.best_page_size;
+            let page = held.page_size;
             let right = if generation == Generation::V2410 { page == cap as u64 } else { page >= 2 * cap as u64 };
             ensure!(right, "{what}: the core of {} allows the NIC pages of {page}", generation.name());
         }
