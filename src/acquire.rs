@@ -332,8 +332,7 @@ fn get(registration: &Registration) -> Result {
 /// the state lock, often.
 fn copy_runs(registration: &Registration) -> Result<(), Reason> {
     let layout = read_layout(registration)?;
-    let range = registration.range();
-    let mut reader = Reader::new(layout, range.skip(), range.pages().len())?;
+    let mut reader = Reader::new(layout)?;
     while !reader.done() {
         reader.make_room()?;
         reader.read(&registration.inner().lock().page_table().ok_or(Reason::Freed)?)?;

@@ -2,7 +2,7 @@
 
 //! Runs of contiguous memory, and the scatterlist made of them.
 //!
-//! The first half is pure: it merges pages into [`Run`]s, trims them to the user's range and cuts
+//! The first half is pure: it merges pages into [`Run`]s, trims those to the user's range and cuts
 //! them at the cap. The second half, [`Table`], is the only writer of scatterlists.
 
 use crate::ffi::raw;
@@ -29,24 +29,16 @@ pub(crate) enum BadPage {
 }
 
 /// Merges pages of one size, pushed in the order of their virtual addresses, into runs.
-///
-/// It leaves out the bytes in front of the user's range and behind it, so the runs cover exactly
-/// the range that was asked for.
 #[derive(Debug)]
 pub(crate) struct Coalescer {
     page_size: u64,
-    /// Bytes still to be left out at the front.
-    skip: u64,
-    /// Bytes still to be covered.
-    wanted: u64,
     open: Option<Run>,
 }
 
 impl Coalescer {
-    /// `page_size` is a power of two. `skip` bytes of the first pages are left out, and the next
-    /// `wanted` bytes are covered.
-    pub(crate) fn new(page_size: u64, skip: u64, wanted: u64) -> Self {
-        Self { page_size, skip, wanted, open: None }
+    /// `page_size` is a power of two.
+    pub(crate) fn new(page_size: u64) -> Self {
+        Self { page_size, open: None }
     }
 
     /// Takes the next page and hands out a run when the page does not continue it.
@@ -56,52 +48,53 @@ impl Coalescer {
         }
         // A page may end exactly at the end of the address space.
         page.checked_add(self.page_size.wrapping_sub(1)).ok_or(BadPage::Wraps)?;
-        let front = self.skip.min(self.page_size);
-        self.skip = self.skip.saturating_sub(front);
-        let len = self.page_size.saturating_sub(front).min(self.wanted);
-        if len == 0 {
-            return Ok(None);
-        }
-        self.wanted = self.wanted.saturating_sub(len);
-        let piece = Run { addr: page.wrapping_add(front), len };
         match &mut self.open {
-            Some(run) if run.addr.checked_add(run.len) == Some(piece.addr) => {
-                run.len = run.len.saturating_add(len);
+            Some(run) if run.addr.checked_add(run.len) == Some(page) => {
+                run.len = run.len.saturating_add(self.page_size);
                 Ok(None)
             }
-            open => Ok(open.replace(piece)),
+            open => Ok(open.replace(Run { addr: page, len: self.page_size })),
         }
     }
 
     /// Where the next page must lie to continue the open run, and how many pages in a row
-    /// [`Self::extend`] may take: those of which all bytes are wanted, short of the end of the
-    /// address space.
+    /// [`Self::extend`] may take: those short of the end of the address space.
     pub(crate) fn expected(&self) -> Option<(u64, u64)> {
         let run = self.open.as_ref()?;
         let next = run.addr.checked_add(run.len)?;
         // The rest of the address space without its last byte: a page that ends there goes through
         // `push()`.
         let room = u64::MAX.checked_sub(next)?;
-        Some((next, self.wanted.min(room).checked_shr(self.page_size.trailing_zeros())?))
+        Some((next, room.checked_shr(self.page_size.trailing_zeros())?))
     }
 
     /// Takes `pages` pages that continue the open run as [`Self::expected`] said.
     pub(crate) fn extend(&mut self, pages: u64) {
         if let Some(run) = &mut self.open {
-            let len = pages.saturating_mul(self.page_size).min(self.wanted);
-            run.len = run.len.saturating_add(len);
-            self.wanted = self.wanted.saturating_sub(len);
+            run.len = run.len.saturating_add(pages.saturating_mul(self.page_size));
         }
     }
 
-    /// The last run. `Err` with the number of missing bytes if the pages did not cover all that was
-    /// wanted.
-    pub(crate) fn finish(self) -> Result<Option<Run>, u64> {
-        if self.wanted != 0 {
-            return Err(self.wanted);
-        }
-        Ok(self.open)
+    /// The last run; `None` if there was no page.
+    pub(crate) fn finish(self) -> Option<Run> {
+        self.open
     }
+}
+
+/// The `wanted` bytes of `runs` that follow their first `skip` bytes.
+pub(crate) fn trim(
+    runs: impl Iterator<Item = Run> + Clone,
+    skip: u64,
+    wanted: u64,
+) -> impl Iterator<Item = Run> + Clone {
+    let trimmed = runs.scan((skip, wanted), |(skip, wanted), run| {
+        let front = run.len.min(*skip);
+        *skip = skip.saturating_sub(front);
+        let len = run.len.saturating_sub(front).min(*wanted);
+        *wanted = wanted.saturating_sub(len);
+        Some(Run { addr: run.addr.wrapping_add(front), len })
+    });
+    trimmed.filter(|run| run.len != 0)
 }
 
 /// The longest entry with which every core computes correctly: some shift an `int` by the page

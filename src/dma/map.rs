@@ -5,6 +5,10 @@
 //! We map memory in a BAR ourselves, run by run. On kernels from 6.12 on the provider's own mapping
 //! is untranslated behind an IOMMU; it also takes the RM API lock, and races with the free callback
 //! (rule 4).
+//!
+//! A pin is mapped whole, and its DMA addresses are trimmed to the user's range: an IOMMU aligns
+//! where a mapping begins, so a mapping that begins with a GPU page keeps what of the virtual
+//! address's alignment a NIC needs for its pages (rule 13).
 
 use crate::dma::device::Device;
 use crate::ffi::raw;
@@ -13,14 +17,13 @@ use crate::num;
 use crate::observe::reason::Reason;
 use crate::observe::stats::{self, Call};
 use crate::range::PIN_GRANULE;
-use crate::sg::{Coalescer, Run};
+use crate::sg::{self, Coalescer, Run};
 use core::ptr::NonNull;
 use kernel::alloc::KVVec;
 use kernel::error::to_result;
 use kernel::prelude::*;
 
-/// What is needed to read addresses that the provider mapped: its pages, and which bytes of them
-/// are wanted.
+/// Pages that the provider pinned, and which bytes of them are wanted.
 #[derive(Clone, Copy)]
 pub(crate) struct ProviderPages {
     /// Bytes per page.
@@ -39,6 +42,26 @@ impl ProviderPages {
     pub(crate) fn mappable(&self) -> bool {
         self.page_size >= PIN_GRANULE
     }
+}
+
+/// In what the rest of a pin is mapped where the IOMMU has no block of addresses for one of its
+/// runs. As long as what a NIC gets in one entry (rule 13), and a multiple of each page of a NIC
+/// that matters.
+const PIECE: u64 = 1 << 30;
+
+/// `runs` with those behind the first `mapped` cut into pieces.
+fn in_pieces(runs: &[Run], mapped: usize) -> Result<KVVec<Run>, Reason> {
+    let (done, rest) = runs.split_at_checked(mapped).ok_or(Reason::DmaMapping)?;
+    let count = mapped.saturating_add(sg::entries(rest.iter().copied(), PIECE));
+    let mut pieces = KVVec::with_capacity(count, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+    let mut resched = Resched::default();
+    let rest = rest.iter().flat_map(|run| sg::cut(*run, PIECE));
+    // (`pin_init` has a `chain()`, too.)
+    for run in Iterator::chain(done.iter().copied(), rest) {
+        resched.step();
+        pieces.push_within_capacity(run).map_err(|_| Reason::NoMemory)?;
+    }
+    Ok(pieces)
 }
 
 /// The provider's record of a mapping that it made.
@@ -65,34 +88,50 @@ pub(crate) struct Mapping {
     device: Device,
     /// PCI number of the GPU, 0 outside every BAR.
     gpu: u64,
+    /// The whole pin.
     runs: KVVec<Run>,
     by: MappedBy,
+    /// Bytes of the pin in front of the wanted ones.
+    skip: u64,
+    wanted: u64,
 }
 
 // SAFETY: Runs are plain data, and the provider's records are bound to no thread.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Maps `runs` (CPU physical addresses) that lie in one BAR of `gpu`. `bus_offset` is what that
-    /// BAR's bus addresses are away from them.
+    /// Maps `runs` (CPU physical addresses) of `pages`, which lie in one BAR of `gpu`. `bus_offset`
+    /// is what that BAR's bus addresses are away from them.
     ///
     /// May sleep and allocate: never under a state lock or the registry lock.
-    pub(crate) fn of_bar(device: Device, runs: KVVec<Run>, gpu: u64, bar_bus_offset: u64) -> Result<Self, Reason> {
+    pub(crate) fn of_bar(
+        device: Device,
+        runs: KVVec<Run>,
+        pages: ProviderPages,
+        gpu: u64,
+        bar_bus_offset: u64,
+    ) -> Result<Self, Reason> {
         let page_mask = shim::page_size().wrapping_sub(1);
+        let ProviderPages { skip, wanted, .. } = pages;
         // INVARIANT: Nothing is mapped yet. From here on, dropping `this` undoes what was done.
-        let mut this = Self { device, gpu, runs, by: MappedBy::Us { mapped: 0, bus_offset: 0 } };
-        let MappedBy::Us { mapped, bus_offset } = &mut this.by else {
+        let mut this = Self { device, gpu, runs, by: MappedBy::Us { mapped: 0, bus_offset: 0 }, skip, wanted };
+        let Self { runs, by: MappedBy::Us { mapped, bus_offset }, .. } = &mut this else {
             return Err(Reason::DmaMapping);
         };
         let mut unchanged = 0usize;
         let mut resched = Resched::default();
-        for run in this.runs.iter_mut() {
+        while let Some(run) = runs.get_mut(*mapped) {
             resched.step();
             let mut dma = 0;
             // SAFETY: `device` is valid. The address lies in a BAR, as the caller says. `dma` is a
             // local.
             if unsafe { raw::nvpm_dma_map(device.as_ptr(), run.addr, run.len, &mut dma) } != 0 {
-                return Err(Reason::DmaMapping);
+                if run.len <= PIECE {
+                    return Err(Reason::DmaMapping);
+                }
+                // INVARIANT: The mapped runs stay as they are, where they are.
+                *runs = in_pieces(runs, *mapped)?;
+                continue;
             }
             unchanged = unchanged.wrapping_add(usize::from(dma == run.addr));
             run.addr = dma;
@@ -148,8 +187,9 @@ impl Mapping {
         let mapping = NonNull::new(mapping).ok_or(Reason::DmaMapping)?;
         let provider = ProviderMapping { table, mapping };
         runs.clear();
+        let ProviderPages { skip, wanted, .. } = pages;
         // INVARIANT: The provider's mapping is live. Dropping `this` undoes it.
-        let mut this = Self { device, gpu: 0, runs, by: MappedBy::Provider(provider) };
+        let mut this = Self { device, gpu: 0, runs, by: MappedBy::Provider(provider), skip, wanted };
         this.read_provider(mapping, pages)?;
         Ok(this)
     }
@@ -168,7 +208,7 @@ impl Mapping {
         if version >> 16 != raw::NVIDIA_P2P_DMA_MAPPING_MAJOR || addresses.is_null() || entries != pages.entries {
             return Err(Reason::DmaMapping);
         }
-        let mut coalescer = Coalescer::new(pages.page_size, pages.skip, pages.wanted);
+        let mut coalescer = Coalescer::new(pages.page_size);
         let mut resched = Resched::default();
         for index in 0..entries {
             resched.step();
@@ -182,20 +222,20 @@ impl Mapping {
                 self.runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
             }
         }
-        let last = coalescer.finish().map_err(|_| Reason::DmaMapping)?;
-        if let Some(run) = last {
+        if let Some(run) = coalescer.finish() {
             self.runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
         }
         Ok(())
     }
 
-    /// The DMA addresses, as the device must be given them.
+    /// The wanted DMA addresses, as the device must be given them.
     pub(crate) fn dma_runs(&self) -> impl Iterator<Item = Run> + Clone + '_ {
         let offset = match &self.by {
             MappedBy::Us { bus_offset, .. } => *bus_offset,
             MappedBy::Provider(_) => 0,
         };
-        self.runs.iter().map(move |run| Run { addr: run.addr.wrapping_add(offset), len: run.len })
+        let runs = self.runs.iter().map(move |run| Run { addr: run.addr.wrapping_add(offset), len: run.len });
+        sg::trim(runs, self.skip, self.wanted)
     }
 
     /// Number of contiguous runs.

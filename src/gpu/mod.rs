@@ -38,7 +38,7 @@ pub(crate) fn map(
                 Some(table) => topology::ask(bar.gpu(), device, table)?,
                 None => topology::note_unasked(bar.gpu(), device),
             }
-            Mapping::of_bar(device, runs, bar.gpu(), bar.bus_offset())
+            Mapping::of_bar(device, runs, pages, bar.gpu(), bar.bus_offset())
         }
         (None, Some(table)) => Mapping::by_provider(device, runs, pages, table),
         (None, None) => Err(Reason::OutsideBar),

@@ -155,11 +155,10 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Reads a table of `layout`: leaves out `skip` bytes at the front, and covers the next
-    /// `wanted`.
-    pub(crate) fn new(layout: TableLayout, skip: u64, wanted: u64) -> Result<Self, Reason> {
+    /// Reads a table of `layout`.
+    pub(crate) fn new(layout: TableLayout) -> Result<Self, Reason> {
         let runs = KVVec::with_capacity(RUNS_EXPECTED, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-        Ok(Self { layout, coalescer: Coalescer::new(layout.page_size, skip, wanted), next: 0, runs })
+        Ok(Self { layout, coalescer: Coalescer::new(layout.page_size), next: 0, runs })
     }
 
     /// Whether all pages were read.
@@ -210,8 +209,8 @@ impl Reader {
     pub(crate) fn finish(self) -> Result<KVVec<Run>, Reason> {
         let mut runs = self.runs;
         match self.coalescer.finish() {
-            Ok(Some(run)) => runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory)?,
-            _ => return Err(Reason::Table(TableFault::Entries(self.layout.entries))),
+            Some(run) => runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory)?,
+            None => return Err(Reason::Table(TableFault::Entries(self.layout.entries))),
         }
         if runs.len() <= RUNS_EXPECTED || runs.len() == runs.capacity() {
             return Ok(runs);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 use crate::raw;
-use crate::sg::{cap, cut, entries, BadPage, Coalescer, Run, Table};
+use crate::sg::{cap, cut, entries, trim, BadPage, Coalescer, Run, Table};
 use proptest::prelude::*;
 
 /// Pages of one size in stretches, as a provider's table lists them.
@@ -33,19 +33,19 @@ fn expected(size: u64, pages: &[u64], skip: u64, wanted: u64) -> Vec<Run> {
     runs
 }
 
-fn coalesce(size: u64, pages: &[u64], skip: u64, wanted: u64) -> Result<Vec<Run>, u64> {
-    let mut coalescer = Coalescer::new(size, skip, wanted);
+fn coalesce(size: u64, pages: &[u64]) -> Vec<Run> {
+    let mut coalescer = Coalescer::new(size);
     let mut runs = Vec::new();
     for &page in pages {
         runs.extend(coalescer.push(page).expect("aligned, and inside the address space"));
     }
-    runs.extend(coalescer.finish()?);
-    Ok(runs)
+    runs.extend(coalescer.finish());
+    runs
 }
 
 /// As the module does it: whoever continues a run is taken by the row.
-fn coalesce_rows(size: u64, pages: &[u64], skip: u64, wanted: u64) -> Result<Vec<Run>, u64> {
-    let mut coalescer = Coalescer::new(size, skip, wanted);
+fn coalesce_rows(size: u64, pages: &[u64]) -> Vec<Run> {
+    let mut coalescer = Coalescer::new(size);
     let mut runs = Vec::new();
     let mut pages = pages;
     while let Some((&page, rest)) = pages.split_first() {
@@ -57,8 +57,8 @@ fn coalesce_rows(size: u64, pages: &[u64], skip: u64, wanted: u64) -> Result<Vec
             pages = &pages[row..];
         }
     }
-    runs.extend(coalescer.finish()?);
-    Ok(runs)
+    runs.extend(coalescer.finish());
+    runs
 }
 
 /// How few entries rule 13 allows: one, or one per multiple of the cap that the run touches.
@@ -82,25 +82,40 @@ proptest! {
         let total = size * pages.len() as u64;
         let skip = skip % size / 4096 * 4096;
         let wanted = (wanted % (total - skip)) / 4096 * 4096 + 4096;
-        let runs = coalesce(size, &pages, skip, wanted).expect("covers");
-        prop_assert_eq!(coalesce_rows(size, &pages, skip, wanted), Ok(runs.clone()), "by the row");
-        prop_assert_eq!(runs.iter().map(|r| r.len).sum::<u64>(), wanted);
+        let whole = coalesce(size, &pages);
+        prop_assert_eq!(coalesce_rows(size, &pages), whole.clone(), "by the row");
         // Order and every byte, and no two neighbours that could be one.
+        prop_assert_eq!(&whole, &expected(size, &pages, 0, total));
+        let runs: Vec<Run> = trim(whole.into_iter(), skip, wanted).collect();
+        prop_assert_eq!(runs.iter().map(|r| r.len).sum::<u64>(), wanted);
         prop_assert_eq!(runs, expected(size, &pages, skip, wanted));
     }
 
+    /// Wherever an IOMMU puts the runs: what is trimmed moves along.
     #[test]
-    fn what_the_pages_do_not_cover_is_missed((size, pages) in pages(), skip in any::<u64>(), more in 1u64..1 << 30) {
-        let total = size * pages.len() as u64;
-        let skip = skip % size;
-        prop_assert_eq!(coalesce(size, &pages, skip, total - skip + more), Err(more));
-        prop_assert_eq!(coalesce_rows(size, &pages, skip, total - skip + more), Err(more));
+    fn trimming_keeps_to_the_runs(
+        runs in prop::collection::vec((0u64..1 << 30, 1u64..40), 1..8),
+        skip in any::<u64>(),
+        wanted in any::<u64>(),
+    ) {
+        let runs: Vec<Run> = runs.into_iter().map(|(addr, len)| Run { addr: addr << 12, len: len << 12 }).collect();
+        let total = runs.iter().map(|r| r.len).sum::<u64>();
+        let skip = skip % total;
+        let wanted = wanted % (total - skip) + 1;
+        let pages = |runs: &[Run]| -> Vec<u64> {
+            runs.iter().flat_map(|r| (0..r.len / 4096).map(|i| r.addr + i * 4096)).collect()
+        };
+        let (skip, wanted) = (skip / 4096 * 4096, wanted.div_ceil(4096) * 4096);
+        let trimmed: Vec<Run> = trim(runs.iter().copied(), skip, wanted).collect();
+        prop_assert!(trimmed.iter().all(|r| r.len != 0));
+        let (all, kept) = (pages(&runs), pages(&trimmed));
+        prop_assert_eq!(&kept[..], &all[(skip / 4096) as usize..((skip + wanted) / 4096) as usize]);
     }
 
     #[test]
     fn a_crooked_page_is_refused((size, pages) in pages(), by in any::<u64>()) {
         let by = by % (size - 1) + 1;
-        let mut coalescer = Coalescer::new(size, 0, size);
+        let mut coalescer = Coalescer::new(size);
         prop_assert_eq!(coalescer.push(pages[0] + by), Err(BadPage::Misaligned));
     }
 
@@ -154,14 +169,14 @@ proptest! {
 fn one_gib_of_neighbours_is_one_entry() {
     let size = 65536;
     let pages: Vec<u64> = (0..16384).map(|i| (8 << 30) + i * size).collect();
-    let runs = coalesce(size, &pages, 0, 1 << 30).expect("covers");
+    let runs = coalesce(size, &pages);
     assert_eq!(entries(runs.iter().copied(), cap(2 << 30, 4096)), 1);
 }
 
 #[test]
 fn a_page_may_end_at_the_end_of_the_address_space() {
-    assert_eq!(Coalescer::new(65536, 0, 65536).push(u64::MAX - 65535), Ok(None));
-    assert_eq!(Coalescer::new(65536, 0, 65536).push(u64::MAX - 4095), Err(BadPage::Misaligned));
+    assert_eq!(Coalescer::new(65536).push(u64::MAX - 65535), Ok(None));
+    assert_eq!(Coalescer::new(65536).push(u64::MAX - 4095), Err(BadPage::Misaligned));
 }
 
 #[test]
