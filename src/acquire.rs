@@ -4,6 +4,7 @@
 //! (rule 3).
 
 use crate::client::{Client, Place};
+use crate::ffi::raw;
 use crate::ffi::shim::{self, Kind, ModuleRef, Process};
 use crate::gpu::bar::Bar;
 use crate::gpu::page_table::{Reader, TableLayout};
@@ -16,6 +17,7 @@ use crate::range::{GpuRange, PIN_GRANULE};
 use crate::record::{self, Registration};
 use crate::registry;
 use crate::state::Winner;
+use core::ptr::NonNull;
 use kernel::prelude::*;
 use kernel::sync::{global_lock, Arc};
 
@@ -297,6 +299,26 @@ fn bar_around(registration: &Registration) -> Start {
     // Not under the state lock: finding a BAR may sleep.
     let runs = core::mem::take(&mut registration.inner().lock().runs);
     Bar::around(&runs).map_or(Start::OutsideBar, |bar| Start::InBar(bar.length()))
+}
+
+/// Lends the provider's table of a pin that is the first granule of `registration`'s. `None` where
+/// the registration is no longer than that, or where there is no second pin to be had.
+///
+/// `registration` has a persistent pin. Takes the RM API lock, state locks and the registry lock:
+/// for a persistent pin that is legal under a umem mapping lock.
+pub(crate) fn with_first_granule<T>(
+    registration: &Registration,
+    ask: impl FnOnce(NonNull<raw::nvidia_p2p_page_table>) -> T,
+) -> Option<T> {
+    if registration.range().pinned().len() <= PIN_GRANULE {
+        return None;
+    }
+    let granule = enter(registration.client(), registration.range().first_granule()).ok()?;
+    let pinned = get(&granule).is_ok();
+    let table = granule.inner().lock().state.held().and_then(PagePin::persistent_table);
+    let answer = table.filter(|_| pinned).map(ask);
+    give_up(&granule);
+    answer
 }
 
 /// Ends a registration that the core will not hear of.

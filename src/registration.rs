@@ -4,11 +4,12 @@
 //!
 //! Rules and locks: docs/rules.md.
 
+use crate::acquire;
 use crate::dma::device::Device;
 use crate::dma::map::ProviderPages;
 use crate::ffi::raw;
 use crate::ffi::shim::{self, Process, Task};
-use crate::gpu;
+use crate::gpu::{self, topology};
 use crate::num;
 use crate::observe::reason::Reason;
 use crate::observe::refusals;
@@ -94,7 +95,11 @@ impl Registration {
             skip: self.range().skip(),
             wanted: self.range().pages().len(),
         };
-        let mapping = gpu::map(device, runs, pages, provider_table)?;
+        let mapping = gpu::map(device, runs, pages, provider_table, |table| {
+            // One granule says what the whole table would.
+            let granule = acquire::with_first_granule(self, |granule| topology::try_map(device, granule));
+            granule.unwrap_or_else(|| topology::try_map(device, table))
+        })?;
         let cap = sg::cap(device.segment_limit(), shim::page_size());
         let table = Table::new(mapping.dma_runs(), cap).map_err(|error| match error {
             error if error == EOVERFLOW => Reason::TooManyEntries,

@@ -17,9 +17,11 @@ use crate::sg::Run;
 use bar::Bar;
 use core::ptr::NonNull;
 use kernel::alloc::KVVec;
+use kernel::prelude::*;
 
 /// Maps `runs` (CPU physical addresses) of a pin for `device`. `table` is the provider's table of a
-/// persistent pin, `pages` what it holds.
+/// persistent pin, `pages` what it holds. `try_map` asks the provider whether GPU and device can
+/// reach each other ([`topology::ask()`]).
 ///
 /// We map memory in a BAR, run by run. The provider maps memory outside every BAR (coherent
 /// platforms), and for persistent pins only (rule 5).
@@ -31,11 +33,12 @@ pub(crate) fn map(
     runs: KVVec<Run>,
     pages: ProviderPages,
     table: Option<NonNull<raw::nvidia_p2p_page_table>>,
+    try_map: impl FnOnce(NonNull<raw::nvidia_p2p_page_table>) -> Result,
 ) -> Result<Mapping, Reason> {
     match (Bar::around(&runs), table) {
         (Some(bar), table) => {
             match table.filter(|_| pages.mappable()) {
-                Some(table) => topology::ask(bar.gpu(), device, table)?,
+                Some(table) => topology::ask(bar.gpu(), device, || try_map(table))?,
                 None => topology::note_unasked(bar.gpu(), device),
             }
             Mapping::of_bar(device, runs, pages, bar.gpu(), bar.bus_offset())

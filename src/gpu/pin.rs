@@ -74,8 +74,9 @@ impl PagePin {
     /// task, with the RM API lock and the GPU locks held, and maybe before this returns. Without a
     /// ticket the pin is persistent.
     ///
-    /// Takes the put gate (shared) and, in the provider, the RM API lock: never under the RM API
-    /// lock, a umem mapping lock, a state lock or the registry lock. Sleeps.
+    /// Takes the put gate (shared) for a revocable pin and, in the provider, the RM API lock: never
+    /// under the RM API lock, a state lock or the registry lock; under a umem mapping lock for a
+    /// persistent pin only. Sleeps.
     ///
     /// # Errors
     ///
@@ -83,7 +84,8 @@ impl PagePin {
     pub(crate) fn get(span: Span, ticket: Option<u64>) -> Result<Self> {
         let kind = if ticket.is_some() { Kind::Revocable } else { Kind::Persistent };
         let mut table = core::ptr::null_mut();
-        let _gate = PutGateShared::lock();
+        // A stale put names a process and the address of a table. It finds no persistent pin.
+        let _gate = ticket.is_some().then(PutGateShared::lock);
         to_result(stats::timed(kind, Call::Get, || match ticket {
             // SAFETY: `table` is a local that outlives the call.
             None => unsafe { raw::nvpm_p2p_get_persistent(span.start(), span.len(), &mut table) },

@@ -182,13 +182,31 @@ pub(crate) unsafe fn init() {
     unsafe { PAIRS_ADDING.init() };
 }
 
+/// The question to the provider: has it map `table`, and undoes that. The whole table is mapped
+/// under the RM API lock, so it should be short.
+///
+/// Takes the RM API lock in the provider: under a umem mapping lock for a persistent pin only.
+pub(crate) fn try_map(device: Device, table: NonNull<raw::nvidia_p2p_page_table>) -> Result {
+    let mut mapping = core::ptr::null_mut();
+    // SAFETY: `ask()` calls this for PCI devices only. The persistent table is valid until its put,
+    // which comes after every unmapping. `mapping` is a local.
+    let map = || unsafe { raw::nvpm_p2p_dma_map(device.as_ptr(), table.as_ptr(), &mut mapping) };
+    to_result(stats::timed(Kind::Persistent, Call::Map, map))?;
+    if !mapping.is_null() {
+        // SAFETY: The mapping was just made for this PCI device and this table.
+        unsafe { raw::nvpm_p2p_dma_unmap(device.as_ptr(), table.as_ptr(), mapping) };
+    }
+    Ok(())
+}
+
 /// Drivers from 580 on know pairs of GPU and NIC whose peer-to-peer traffic does not work, and say
 /// so when they map. We map BARs ourselves, so we ask them: once per pair, with a persistent pin (a
-/// revocable pin could be freed meanwhile).
+/// revocable pin could be freed meanwhile). `try_map` is [`try_map()`] for memory of this GPU.
 ///
-/// Called under a umem mapping lock; takes the RM API lock in the provider. That is legal for
-/// persistent pins: no callback waits for their mapping lock.
-pub(crate) fn ask(gpu: u64, device: Device, table: NonNull<raw::nvidia_p2p_page_table>) -> Result<(), Reason> {
+/// Called under a umem mapping lock, as the core names the device in `dma_map` only. `try_map`
+/// takes the RM API lock. That is legal for persistent pins: no callback waits for their mapping
+/// lock.
+pub(crate) fn ask(gpu: u64, device: Device, try_map: impl FnOnce() -> Result) -> Result<(), Reason> {
     // The provider maps for PCI devices only: there is nothing to ask for another.
     if !device.is_pci() {
         return Ok(());
@@ -201,16 +219,7 @@ pub(crate) fn ask(gpu: u64, device: Device, table: NonNull<raw::nvidia_p2p_page_
     let reach = match known {
         Some(reach) if reach != Reach::Unasked => reach,
         _ => {
-            let mut mapping = core::ptr::null_mut();
-            // SAFETY: A PCI device, as just tested. The persistent table is valid until its put,
-            // which comes after every unmapping. `mapping` is a local.
-            let map = || unsafe { raw::nvpm_p2p_dma_map(device.as_ptr(), table.as_ptr(), &mut mapping) };
-            let asked = to_result(stats::timed(Kind::Persistent, Call::Map, map));
-            if asked.is_ok() && !mapping.is_null() {
-                // SAFETY: The mapping was just made for this PCI device and this table.
-                unsafe { raw::nvpm_p2p_dma_unmap(device.as_ptr(), table.as_ptr(), mapping) };
-            }
-            let reach = match asked {
+            let reach = match try_map() {
                 Err(error) if error == ENOTSUPP => Reach::Unsupported,
                 // As a rule a mapping that failed, so the pair was good enough. Our own mapping
                 // will tell.

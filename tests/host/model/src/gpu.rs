@@ -142,6 +142,8 @@ pub struct Gpu {
     pub mappings: Vec<Box<raw::nvidia_p2p_dma_mapping>>,
     pub gets: usize,
     pub puts: usize,
+    /// Pages of the tables that it was asked to map.
+    pub mapped_pages: u32,
     pub second_user_losses: usize,
     /// Makes the tables that we get wrong.
     pub spoil: Option<fn(&mut raw::nvidia_p2p_page_table)>,
@@ -235,7 +237,8 @@ pub(crate) fn get(
 ) -> i32 {
     if ours {
         enter("get");
-        w().gpu.gets += 1;
+        // Under M it is a question, which the registrations are not counted by.
+        w().gpu.gets += usize::from(!rt().me().held.iter().any(|h| h.0 == Rank::M));
     }
     if va % PAGE != 0 || len % PAGE != 0 || len == 0 {
         return EINVAL;
@@ -248,7 +251,9 @@ pub(crate) fn get(
         fail("gives the provider no ticket".into());
     }
     let process = rt().me().process;
-    rt::lock(Rank::R, R, "R to find the range");
+    // Under M for persistent pins only: no callback waits for their M (rule 5).
+    let tolerate = persistent.then_some(Rank::M);
+    rt::lock_as(Rank::R, R, "R to find the range", tolerate);
     let found = w().gpu.find(process, va, len);
     let errno = match found {
         None => EINVAL,
@@ -354,7 +359,7 @@ fn is_closed(slot: usize) -> bool {
 
 pub(crate) fn put_persistent(table: *mut raw::nvidia_p2p_page_table) -> i32 {
     enter("persistent put");
-    rt::lock(Rank::R, R, "R to unpin");
+    rt::lock_as(Rank::R, R, "R to unpin", Some(Rank::M));
     w().gpu.puts += 1;
     let found = w()
         .gpu
@@ -381,12 +386,13 @@ pub(crate) fn dma_map(table: *mut raw::nvidia_p2p_page_table, mapping: *mut *mut
     // It looks at the table before it takes R (3.5).
     // SAFETY: As valid as the caller made it: that is what is tested.
     let entries = unsafe { table.read_volatile() }.entries;
-    // Legal for persistent pins only, and then under M: no callback waits for their M (rule 5).
+    // As in a persistent get.
     rt::lock_as(Rank::R, R, "R to map", Some(Rank::M));
     // SAFETY: As above.
     if unsafe { table.read_volatile() }.entries != entries {
         fail("the provider maps a table that changed".into());
     }
+    w().gpu.mapped_pages += entries;
     w().gpu.mappings.push(Box::new(unsafe { std::mem::zeroed() }));
     // SAFETY: The caller's place for the pointer.
     unsafe { mapping.write(&raw mut **w().gpu.mappings.last_mut().expect("just pushed")) };

@@ -343,6 +343,17 @@ fn pages_of_128_kib_begin_where_the_range_does() {
     }
 }
 
+/// The GPUs are locked meanwhile.
+#[test]
+fn the_provider_is_asked_with_one_granule() {
+    let _turn = load(true);
+    let umem = rdma::register(VA, 4 * PAGE).expect("GPU memory");
+    assert_eq!((w().gpu.mappings.len(), w().gpu.mapped_pages), (1, 1));
+    assert_eq!(w().gpu.live_pins(), 1, "the question's pin stays");
+    rdma::deregister(umem);
+    unload();
+}
+
 #[test]
 fn the_provider_is_asked_once_for_each_of_many_pairs() {
     const NICS: u64 = 500;
