@@ -18,11 +18,13 @@
  *    off in a debug kernel;
  *  - the kernel's complaint about a duplicate sysfs name: one line instead.
  *
- * The mapping lock of a umem without a ticket (its client wants no
- * invalidation) is of a lock class of its own. No thread ever takes such a lock
- * while it holds a lock of the client's provider, so the order "mapping lock,
- * then provider" there and "provider, then mapping lock" in an invalidation can
- * not meet; one class would make lockdep report a deadlock that cannot be.
+ * Kinder than real cores: the mapping lock of a umem without a ticket (its
+ * client wants no invalidation) is of a lock class of its own. No thread takes
+ * such a lock while it holds a lock of the client's provider, so the order
+ * "mapping lock, then provider" there and "provider, then mapping lock" in an
+ * invalidation cannot meet. Real cores have one class, and lockdep reports
+ * there what cannot happen; as it goes silent with that, other boots would
+ * lose it. one_lock_class=1 is a real core in that, too.
  */
 #define pr_fmt(fmt) "ib_peer_mem: " fmt
 
@@ -88,6 +90,10 @@ MODULE_PARM_DESC(generation, "peer-memory core to behave as: 25.10 or 24.10");
 static bool memory_peers = true;
 module_param(memory_peers, bool, 0444);
 MODULE_PARM_DESC(memory_peers, "create /sys/kernel/mm/memory_peers");
+
+static bool one_lock_class;
+module_param(one_lock_class, bool, 0444);
+MODULE_PARM_DESC(one_lock_class, "one lock class for the mapping locks of all umems");
 
 /* It asks the ticket the wrong way round. */
 static bool stop_test_inverted(void)
@@ -452,7 +458,7 @@ struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 	peer->dma_device = peer_dma_device(old_umem->ibdev);
 	peer->state = UNMAPPED;
 	mutex_init(&peer->mapping_lock);
-	if (client->invalidation_required)
+	if (client->invalidation_required || one_lock_class)
 		lockdep_set_class_and_name(&peer->mapping_lock,
 					   &mapping_lock_ticket,
 					   "ib_peer_mem mapping_lock");

@@ -16,6 +16,7 @@ mod iommu;
 mod loading;
 mod matrix;
 mod observe;
+mod one_class;
 mod pages;
 mod pair;
 mod pyverbs;
@@ -82,6 +83,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         closed::suite(),
         alarms::suite(),
         stop_test::suite(nvidia_c),
+        one_class::suite(),
         bench::suite(),
         bench::suite_threads(),
         bench::suite_profile(),
@@ -93,7 +95,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
 
 /// Does it raise alarms on purpose, for the host to judge?
 pub fn raises_alarms(suite: &str) -> bool {
-    [alarms::NAME, stop_test::NAME].contains(&suite)
+    [alarms::NAME, stop_test::NAME, one_class::NAME].contains(&suite)
 }
 
 /// What was asked for, in the order asked for; each boot ends with `end`, except one that raises alarms on purpose and one
