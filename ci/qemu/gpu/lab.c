@@ -53,6 +53,7 @@ static const char * const counter_names[NVLAB_B_COUNT] = {
 	[NVLAB_B_PERSISTENT_PUT_FAILURES] = "persistent_put_failures",
 	[NVLAB_B_DMA_MAPS] = "dma_maps",
 	[NVLAB_B_DMA_MAP_FAILURES] = "dma_map_failures",
+	[NVLAB_B_MAPPED_PAGES] = "mapped_pages",
 	[NVLAB_B_DMA_UNMAPS] = "dma_unmaps",
 	[NVLAB_B_DMA_UNMAPS_NOT_FOUND] = "dma_unmaps_not_found",
 	[NVLAB_B_CALLBACKS] = "callbacks",
@@ -86,9 +87,10 @@ static struct setting config[NVLAB_C_COUNT] = {
 	[NVLAB_C_ALIGN] = SETTING("align", 1, 0, 1),
 	[NVLAB_C_LAYOUT] = SETTING("layout", NVLAB_LAYOUT_CONTIGUOUS,
 			     NVLAB_LAYOUT_CONTIGUOUS, NVLAB_LAYOUT_SHUFFLED),
-	[NVLAB_C_COHERENT] = SETTING("coherent", 0, 0, 1),
+	[NVLAB_C_COHERENT] = SETTING("coherent", 0, 0, 2),
 	[NVLAB_C_BAR1_SIZE] = SETTING("bar1_size", 0, 0, U64_MAX),
 	[NVLAB_C_BAR1_RESERVE] = SETTING("bar1_reserve", 36 * SZ_1M, 0, S64_MAX),
+	[NVLAB_C_BAR1_CONTIGUOUS] = SETTING("bar1_contiguous", 0, 0, 1),
 	[NVLAB_C_CLOSE_DEFERRED] = SETTING("close_deferred", 0, 0, 1),
 	[NVLAB_C_KEY_REUSE] = SETTING("key_reuse", 0, 0, 1),
 	[NVLAB_C_POISON] = SETTING("poison", 1, 0, 1),
@@ -617,6 +619,12 @@ static int pins_show(struct seq_file *s, void *unused)
 	return 0;
 }
 
+static int bar1_show(struct seq_file *s, void *unused)
+{
+	nvlab_r_bar1(s);
+	return 0;
+}
+
 struct lab_file {
 	const char *name;
 	int (*show)(struct seq_file *s, void *unused);
@@ -632,6 +640,7 @@ static const struct lab_file lab_files[] = {
 	{ "allocations", allocations_show, NULL },
 	{ "chunks", chunks_show, NULL },
 	{ "pins", pins_show, NULL },
+	{ "bar1", bar1_show, NULL },
 };
 
 static int lab_open(struct inode *inode, struct file *file)

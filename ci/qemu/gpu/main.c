@@ -3,15 +3,16 @@
  * The lab's nvidia.ko: the GPUs.
  *
  * Models: a PCI driver called "nvidia" bound to a device whose BAR holds video
- * memory; endpoint of the lab's PCIe fabric, where every access of a NIC to a
- * 64 KiB page without a live pin is a violation: it is counted, the first one
- * is logged, and the bytes move all the same, as they would. A live persistent
+ * memory, through BAR1 (bar1.h): the 64 KiB behind an address of the BAR are
+ * those that an extent maps there. Endpoint of the lab's PCIe fabric, where
+ * every access of a NIC to 64 KiB that no extent maps is a violation: it is
+ * counted, the first one is logged, a write is lost and a read finds ones. A live persistent
  * pin holds the module, as it holds the real driver
  * (docs/facts.md#persistent).
  *
- * Pins are counted per page, not per MR: an MR whose own pin is gone is no
- * violation while another live pin covers the page that it reaches. Who may
- * still use an MR is the NIC's to tell (ofed/rxe/rxe_peer.c).
+ * Extents are looked at, not MRs: an MR whose own pin is gone is no violation
+ * while another live pin holds the extent, or a later one has its addresses.
+ * Who may still use an MR is the NIC's to tell (ofed/rxe/rxe_peer.c).
  *
  * Left out: everything else a GPU does. The BAR is QEMU's ivshmem-plain
  * (1af4:1110, BAR 2).
@@ -31,27 +32,33 @@
 
 #define GPU_BAR		2
 
+/* An access never crosses 64 KiB: the fabric's pieces are pages of an IOMMU. */
 static int gpu_access(void *priv, u64 offset, size_t len, bool write)
 {
 	struct nvlab_gpu *gpu = priv;
-	u64 page;
 
-	if (!len)
+	if (READ_ONCE(gpu->bar1.video[offset >> NVLAB_PAGE_SHIFT]) != BAR1_NONE)
 		return 0;
-	for (page = offset >> NVLAB_PAGE_SHIFT;
-	     page <= (offset + len - 1) >> NVLAB_PAGE_SHIFT; page++) {
-		if (atomic_read(&gpu->pins[page]))
-			continue;
-		if (atomic64_inc_return(&nvlab_accounting[NVLAB_B_VIOLATIONS]) == 1)
-			pr_err("VIOLATION: NIC %s of GPU %u at BAR offset %#llx, %zu bytes, without a live pin\n",
-			       write ? "write" : "read", gpu->index, offset,
-			       len);
-	}
+	if (atomic64_inc_return(&nvlab_accounting[NVLAB_B_VIOLATIONS]) == 1)
+		pr_err("VIOLATION: NIC %s of GPU %u at BAR offset %#llx, %zu bytes, without a live pin\n",
+		       write ? "write" : "read", gpu->index, offset, len);
 	return 0;
+}
+
+static void *gpu_memory(void *priv, u64 offset)
+{
+	struct nvlab_gpu *gpu = priv;
+	u64 video = READ_ONCE(gpu->bar1.video[offset >> NVLAB_PAGE_SHIFT]);
+
+	if (video == BAR1_NONE)
+		return NULL;
+	return gpu->kva + (video << NVLAB_PAGE_SHIFT) +
+	       (offset & (NVLAB_GPU_PAGE - 1));
 }
 
 static const struct lab_pcie_bar_ops gpu_bar_ops = {
 	.access = gpu_access,
+	.memory = gpu_memory,
 };
 
 static int gpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)

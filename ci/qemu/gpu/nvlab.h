@@ -17,6 +17,7 @@
 #include <linux/sched.h>
 #include <linux/types.h>
 
+#include "bar1.h"
 #include "nvlab_uapi.h"
 
 #define NVLAB_VERSION	"595.45.04"
@@ -36,8 +37,8 @@ struct nvlab_gpu {
 	u8 uuid[NVLAB_UUID_LEN];
 	unsigned long *blocks;	/* 2 MiB blocks in use; under mem_lock */
 	struct mutex mem_lock;
-	atomic_t *pins;		/* live pins of each 64 KiB page; written under R */
-	u64 bar1_used;		/* under R */
+	struct bar1 bar1;	/* written under R */
+	struct bar1_user driver;	/* RM's own subdevice object, for persistent pins */
 	atomic_t users;		/* persistent pins */
 };
 
@@ -53,6 +54,8 @@ struct nvlab_mem {
 	u32 *page;		/* page numbers in the BAR, or */
 	struct page **host;	/* coherent memory */
 	atomic_t *host_pins;	/* live pins of each of its pages */
+	bool coherent;		/* host memory, or a BAR's that is RAM all the same */
+	struct bar1_object duplicate;	/* of persistent pins; under R */
 	struct nvlab_log *log;
 };
 
@@ -64,6 +67,7 @@ struct nvlab_client {
 	u32 pids[NVLAB_MAX_PIDS];	/* under R */
 	unsigned int npids;
 	u32 tgid;
+	struct bar1_user subdevices[NVLAB_MAX_GPUS];	/* under R */
 };
 
 /* Where in the life of an allocation its log entry is. */
@@ -94,6 +98,7 @@ enum nvlab_counter {
 	NVLAB_B_PERSISTENT_PUT_FAILURES,
 	NVLAB_B_DMA_MAPS,
 	NVLAB_B_DMA_MAP_FAILURES,
+	NVLAB_B_MAPPED_PAGES,
 	NVLAB_B_DMA_UNMAPS,
 	NVLAB_B_DMA_UNMAPS_NOT_FOUND,
 	NVLAB_B_CALLBACKS,
@@ -130,6 +135,7 @@ enum nvlab_config_name {
 	NVLAB_C_COHERENT,
 	NVLAB_C_BAR1_SIZE,
 	NVLAB_C_BAR1_RESERVE,
+	NVLAB_C_BAR1_CONTIGUOUS,
 	NVLAB_C_CLOSE_DEFERRED,
 	NVLAB_C_KEY_REUSE,
 	NVLAB_C_POISON,
@@ -251,6 +257,7 @@ int nvlab_r_lock_for(ktime_t *start, const char *who);
 void nvlab_r_unlock(void);
 struct seq_file;
 void nvlab_r_pins(struct seq_file *s);
+void nvlab_r_bar1(struct seq_file *s);
 
 u8 *nvlab_mem_kva(struct nvlab_mem *mem, u32 page);
 void nvlab_mem_put(struct nvlab_mem *mem);

@@ -710,8 +710,10 @@ static int dma_map(struct pci_dev *peer,
 	map->bus_offset = pci_bus_address(info->gpu->pdev, 2) -
 			  info->gpu->pdev->resource[2].start;
 	map->pub.pci_dev = peer;
+	/* Coherent memory has pages; where it is a BAR's, the lab's has none. */
 	if (info->coherent)
-		map->how = MAPPED_PAGES;
+		map->how = map->pub.entries && pfn_valid(PHYS_PFN(map->pub.dma_addresses[0])) ?
+			   MAPPED_PAGES : MAPPED_RESOURCE;
 	else if (nvlab_config(NVLAB_C_DMA_MODE) == 550)
 		map->how = MAPPED_RESOURCE;
 	else
@@ -736,6 +738,7 @@ static int dma_map(struct pci_dev *peer,
 	list_add_tail(&map->node, &info->mappings);
 	mutex_unlock(&info->mappings_lock);
 	nvlab_add(NVLAB_B_LIVE_MAPPINGS, 1);
+	nvlab_add(NVLAB_B_MAPPED_PAGES, map->pub.entries);
 	*dma_mapping = &map->pub;
 	return 0;
 free:

@@ -12,16 +12,18 @@
  * its pins are called one after the other under one hold of R; after each call
  * the pin is unlinked and its BAR1 space unmapped; then the memory goes,
  * unless a persistent pin holds a duplicate. Freed memory is handed out again
- * at once, lowest address first. The space check of BAR1 wants the whole
- * length of the pin plus a reserve to be free; then overlapping pins share
- * their space.
+ * at once, lowest address first. BAR1 is mapped by extents (bar1.h): those of
+ * a process's revocable pins of an allocation, and those of the allocation's
+ * duplicate, which all persistent pins share. What is mapped is counted for
+ * each client, and for the driver itself, and the space check of a new extent
+ * knows its own count only. A duplicate that fails is no lack of memory to the
+ * caller, but -EIO.
  *
  * Left out: MIG, vGPU and confidential computing beyond their error codes; VA
  * spaces and tokens (both must be zero with today's callers, and are ignored);
- * a BAR1 window smaller than video memory (BAR1 is counted, but a page's bus
- * address is its place in video memory); whether a duplicate shares BAR1 space
- * with the original is not known, here it does; suspend. Of coherent memory:
- * that it is contiguous, and that a CPU may map it.
+ * suspend. Of coherent memory: that it is contiguous, and that a CPU may map
+ * it; where it is a BAR's, that its address is its place in video memory, and
+ * that it has pages.
  */
 #define pr_fmt(fmt) "NVRM: " fmt
 
@@ -57,6 +59,7 @@ struct vidmem {
 	u64 va;
 	bool registered;
 	struct list_head pins;
+	struct bar1_object extents;	/* under R */
 };
 
 /* A revocable pin. */
@@ -129,13 +132,6 @@ u8 *nvlab_mem_kva(struct nvlab_mem *mem, u32 page)
 	return mem->gpu->kva + ((u64)mem->page[page] << NVLAB_PAGE_SHIFT);
 }
 
-static u64 mem_phys(struct nvlab_mem *mem, u32 page)
-{
-	if (mem->host)
-		return page_to_phys(mem->host[page]);
-	return mem->gpu->start + ((u64)mem->page[page] << NVLAB_PAGE_SHIFT);
-}
-
 u64 nvlab_memory_free(struct nvlab_gpu *gpu)
 {
 	unsigned long all = gpu->size / NVLAB_BACKING_SIZE;
@@ -155,13 +151,19 @@ u64 nvlab_bar1_size(struct nvlab_gpu *gpu)
 }
 
 /* As layout_seed says, so that a test's seed gives the same order again. */
-static void shuffle(struct nvlab_mem *mem)
+static void layout_state(struct rnd_state *state)
 {
 	u64 seed = nvlab_config(NVLAB_C_LAYOUT_SEED);
+
+	prandom_seed_state(state, seed ?: get_random_u64());
+}
+
+static void shuffle(struct nvlab_mem *mem)
+{
 	struct rnd_state state;
 	u32 i, j;
 
-	prandom_seed_state(&state, seed ?: get_random_u64());
+	layout_state(&state);
 	for (i = mem->npages - 1; i > 0; i--) {
 		j = prandom_u32_state(&state) % (i + 1);
 		swap(mem->page[i], mem->page[j]);
@@ -304,7 +306,7 @@ void nvlab_mem_put(struct nvlab_mem *mem)
 }
 
 static struct nvlab_mem *mem_new(struct nvlab_gpu *gpu, u64 size, u32 layout,
-				 bool coherent, u64 va)
+				 u32 coherent, u64 va)
 {
 	struct nvlab_mem *mem;
 	int err = -ENOMEM;
@@ -319,7 +321,8 @@ static struct nvlab_mem *mem_new(struct nvlab_gpu *gpu, u64 size, u32 layout,
 	mem->backing = ALIGN(size, NVLAB_BACKING_SIZE);
 	mem->npages = mem->backing >> NVLAB_PAGE_SHIFT;
 	mem->layout = layout;
-	if (coherent) {
+	mem->coherent = coherent;
+	if (coherent == 1) {
 		mem->host = kvcalloc(mem->npages, sizeof(*mem->host),
 				     GFP_KERNEL);
 		if (!mem->host)
@@ -365,45 +368,91 @@ free:
 
 /* --- pins of pages; under R --- */
 
-static bool bar1_map(struct nvlab_mem *mem, u32 first, u32 count)
-{
-	struct nvlab_gpu *gpu = mem->gpu;
-	u64 need = (u64)count << NVLAB_PAGE_SHIFT;
-	u32 i;
+/* Whose account, and whose extents. */
+struct mapper {
+	struct bar1_user *user;
+	struct bar1_object *object;
+};
 
-	if (mem->host) {	/* coherent memory needs no BAR1 */
-		for (i = first; i < first + count; i++)
-			atomic_inc(&mem->host_pins[i]);
-		return true;
-	}
-	/* Asked before anybody looks which of it is mapped already. */
-	if (gpu->bar1_used + need + nvlab_config(NVLAB_C_BAR1_RESERVE) >
-	    nvlab_bar1_size(gpu))
-		return false;
-	for (i = first; i < first + count; i++)
-		if (atomic_inc_return(&gpu->pins[mem->page[i]]) > 1)
-			need -= NVLAB_GPU_PAGE;
-	gpu->bar1_used += need;
-	nvlab_add(NVLAB_B_BAR1_USED, need);
-	return true;
+static struct mapper revocable(struct nvlab_client *client, struct vidmem *v)
+{
+	return (struct mapper){ &client->subdevices[v->mem->gpu->index],
+				&v->extents };
 }
 
-static void bar1_unmap(struct nvlab_mem *mem, u32 first, u32 count)
+static struct mapper persistent(struct nvlab_mem *mem)
+{
+	return (struct mapper){ &mem->gpu->driver, &mem->duplicate };
+}
+
+static u32 random_number(void *state)
+{
+	return prandom_u32_state(state);
+}
+
+static int bar1_map(struct nvlab_mem *mem, struct mapper by, u32 first,
+		    u32 count, u64 *phys)
 {
 	struct nvlab_gpu *gpu = mem->gpu;
-	u64 freed = 0;
-	u32 i;
+	struct bar1_limit limit = {
+		.size = nvlab_bar1_size(gpu) >> NVLAB_PAGE_SHIFT,
+		.reserve = DIV_ROUND_UP(nvlab_config(NVLAB_C_BAR1_RESERVE),
+					NVLAB_GPU_PAGE),
+	};
+	enum bar1_layout layout = mem->layout - NVLAB_LAYOUT_CONTIGUOUS;
+	u32 used = gpu->bar1.used, *at, i;
+	struct rnd_state state;
+	int err;
+
+	if (mem->host) {	/* needs no BAR1 */
+		for (i = 0; i < count; i++) {
+			atomic_inc(&mem->host_pins[first + i]);
+			phys[i] = page_to_phys(mem->host[first + i]);
+		}
+		return 0;
+	}
+	if (nvlab_config(NVLAB_C_BAR1_CONTIGUOUS))
+		layout = BAR1_CONTIGUOUS;
+	layout_state(&state);
+	at = kvmalloc_array(count, sizeof(*at), GFP_KERNEL);
+	if (!at)
+		return -ENOMEM;
+	err = bar1_pin(&gpu->bar1, by.user, by.object, first, count, mem->page,
+		       layout, limit, random_number, &state, at);
+	for (i = 0; !err && i < count; i++)
+		phys[i] = gpu->start + ((u64)at[i] << NVLAB_PAGE_SHIFT);
+	kvfree(at);
+	nvlab_add(NVLAB_B_BAR1_USED,
+		  (s64)(gpu->bar1.used - used) << NVLAB_PAGE_SHIFT);
+	return err;
+}
+
+static void bar1_unmap(struct nvlab_mem *mem, struct mapper by, u32 first,
+		       u32 count)
+{
+	struct bar1 *bar1 = &mem->gpu->bar1;
+	u32 used = bar1->used, i;
 
 	if (mem->host) {
 		for (i = first; i < first + count; i++)
 			atomic_dec(&mem->host_pins[i]);
 		return;
 	}
-	for (i = first; i < first + count; i++)
-		if (atomic_dec_and_test(&gpu->pins[mem->page[i]]))
-			freed += NVLAB_GPU_PAGE;
-	gpu->bar1_used -= freed;
-	nvlab_add(NVLAB_B_BAR1_USED, -(s64)freed);
+	bar1_unpin(bar1, by.user, by.object, first, count);
+	nvlab_add(NVLAB_B_BAR1_USED,
+		  -((s64)(used - bar1->used) << NVLAB_PAGE_SHIFT));
+}
+
+/* A GPU that was lost takes its mappings along. */
+static void vidmem_forget(struct nvlab_client *client, struct vidmem *v)
+{
+	struct bar1 *bar1 = &v->mem->gpu->bar1;
+	struct mapper by = revocable(client, v);
+	u32 used = bar1->used;
+
+	bar1_forget(bar1, by.user, by.object);
+	nvlab_add(NVLAB_B_BAR1_USED,
+		  -((s64)(used - bar1->used) << NVLAB_PAGE_SHIFT));
 }
 
 /* --- clients --- */
@@ -513,8 +562,8 @@ static struct vidmem *vidmem_at(struct nvlab_client *client, u64 va, u64 len)
 
 int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 {
-	bool coherent = (req->flags & NVLAB_ALLOC_COHERENT) ||
-			nvlab_config(NVLAB_C_COHERENT);
+	u32 coherent = req->flags & NVLAB_ALLOC_COHERENT ?
+		       1 : nvlab_config(NVLAB_C_COHERENT);
 	u32 layout = req->layout ? req->layout : nvlab_config(NVLAB_C_LAYOUT);
 	struct nvlab_gpu *gpu;
 	struct vidmem *v;
@@ -563,7 +612,7 @@ drop:
 }
 
 /* Call and unlink every pin of this memory. Under R and the GPU lock. */
-static void vidmem_revoke(struct vidmem *v)
+static void vidmem_revoke(struct nvlab_client *client, struct vidmem *v)
 {
 	struct pin *pin;
 	ktime_t start;
@@ -586,12 +635,14 @@ static void vidmem_revoke(struct vidmem *v)
 		}
 		start = ktime_get();
 		list_del(&pin->node);
-		bar1_unmap(v->mem, pin->first, pin->count);
+		bar1_unmap(v->mem, revocable(client, v), pin->first,
+			   pin->count);
 		nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
 			    (u64)pin->count << NVLAB_PAGE_SHIFT, NVLAB_ALL);
 		nvlab_add(NVLAB_B_LIVE_PINS, -1);
 		kfree(pin);
 	}
+	vidmem_forget(client, v);
 }
 
 /* Does a persistent pin hold this memory beyond its handle? Under R. */
@@ -616,7 +667,7 @@ int nvlab_free(struct nvlab_client *client, u64 handle, bool keep)
 	mutex_lock(&gpu_lock);
 	v = vidmem_find(client, handle);
 	if (v) {
-		vidmem_revoke(v);
+		vidmem_revoke(client, v);
 		v->registered = false;
 		if (!keep) {
 			mutex_lock(&client->lock);
@@ -674,7 +725,7 @@ void nvlab_client_close(struct nvlab_client *client)
 		return;
 	mutex_lock(&gpu_lock);
 	list_for_each_entry(v, &client->vidmems, node) {
-		vidmem_revoke(v);
+		vidmem_revoke(client, v);
 		v->registered = false;
 		if (mem_is_kept(v->mem))
 			nvlab_log_state(v->mem->log, NVLAB_KEPT);
@@ -698,7 +749,8 @@ void nvlab_client_close(struct nvlab_client *client)
 /* --- what the exported functions ask --- */
 
 /* The allocation that holds all of [va, va + len), for this process. Under R. */
-static int range_find(u64 va, u64 len, struct vidmem **found)
+static int range_find(u64 va, u64 len, struct nvlab_client **of,
+		      struct vidmem **found)
 {
 	u32 tgid = nvlab_tgid();
 	struct nvlab_client *client;
@@ -712,26 +764,23 @@ static int range_find(u64 va, u64 len, struct vidmem **found)
 			continue;
 		if (va + len > v->va + v->mem->backing)
 			return -EINVAL;
+		*of = client;
 		*found = v;
 		return 0;
 	}
 	return -ENOENT;
 }
 
-static void pages_tell(struct nvlab_mem *mem, u32 first, u32 count, u64 *phys,
-		       struct nvlab_pinned *pinned)
+static void pinned_tell(struct nvlab_mem *mem, struct nvlab_pinned *pinned)
 {
-	u32 i;
-
-	for (i = 0; i < count; i++)
-		phys[i] = mem_phys(mem, first + i);
 	pinned->gpu = mem->gpu;
-	pinned->coherent = mem->host;
+	pinned->coherent = mem->coherent;
 }
 
 int nvlab_rm_get(ktime_t *start, u64 va, u64 len, void *key, u64 *phys,
 		 u32 count, struct nvlab_pinned *pinned)
 {
+	struct nvlab_client *client;
 	struct vidmem *v;
 	struct pin *pin;
 	u64 wrong;
@@ -740,7 +789,7 @@ int nvlab_rm_get(ktime_t *start, u64 va, u64 len, void *key, u64 *phys,
 	err = nvlab_r_lock_for(start, "get_pages");
 	if (err)
 		return err;
-	err = range_find(va, len, &v);
+	err = range_find(va, len, &client, &v);
 	if (err)
 		goto unlock;
 	wrong = nvlab_fault(NVLAB_F_GET_ERRNO);
@@ -758,12 +807,12 @@ int nvlab_rm_get(ktime_t *start, u64 va, u64 len, void *key, u64 *phys,
 	pin->first = (va - v->va) >> NVLAB_PAGE_SHIFT;
 	pin->count = count;
 	pin->tgid = nvlab_tgid();
-	if (!bar1_map(v->mem, pin->first, count)) {
+	err = bar1_map(v->mem, revocable(client, v), pin->first, count, phys);
+	if (err) {
 		kfree(pin);
-		err = -ENOMEM;
 		goto unlock;
 	}
-	pages_tell(v->mem, pin->first, count, phys, pinned);
+	pinned_tell(v->mem, pinned);
 	nvlab_spend(r_since(), NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
 		    NVLAB_RM_PART);
 	list_add_tail(&pin->node, &v->pins);
@@ -776,6 +825,7 @@ unlock:
 int nvlab_rm_register(u64 va, u64 len, void *key, void (*callback)(void *data),
 		      void *data)
 {
+	struct nvlab_client *client;
 	struct vidmem *v;
 	struct pin *pin;
 	int err;
@@ -783,7 +833,7 @@ int nvlab_rm_register(u64 va, u64 len, void *key, void (*callback)(void *data),
 	err = nvlab_r_lock("register_callback");
 	if (err)
 		return err;
-	err = range_find(va, len, &v);
+	err = range_find(va, len, &client, &v);
 	if (err)
 		goto unlock;
 	err = -ENOENT;
@@ -802,7 +852,8 @@ unlock:
 }
 
 /* The pin with this key among everything the caller's number may touch. */
-static struct pin *pin_find(void *key, struct vidmem **in)
+static struct pin *pin_find(void *key, struct nvlab_client **of,
+			    struct vidmem **in)
 {
 	u32 tgid = nvlab_tgid();
 	struct nvlab_client *client;
@@ -815,6 +866,7 @@ static struct pin *pin_find(void *key, struct vidmem **in)
 		list_for_each_entry(v, &client->vidmems, node)
 			list_for_each_entry_reverse(pin, &v->pins, node)
 				if (pin->key == key) {
+					*of = client;
 					*in = v;
 					return pin;
 				}
@@ -824,6 +876,7 @@ static struct pin *pin_find(void *key, struct vidmem **in)
 
 int nvlab_rm_put(ktime_t *start, void *key, u64 *len)
 {
+	struct nvlab_client *client;
 	struct vidmem *v;
 	struct pin *pin;
 	int err;
@@ -832,13 +885,14 @@ int nvlab_rm_put(ktime_t *start, void *key, u64 *len)
 	if (err)
 		return err;
 	nvlab_hold(NVLAB_H_PUT_LOCKED);
-	pin = pin_find(key, &v);
+	pin = pin_find(key, &client, &v);
 	if (!pin) {
 		err = -ENOENT;
 	} else {
 		*len = (u64)pin->count << NVLAB_PAGE_SHIFT;
 		list_del(&pin->node);
-		bar1_unmap(v->mem, pin->first, pin->count);
+		bar1_unmap(v->mem, revocable(client, v), pin->first,
+			   pin->count);
 		nvlab_spend(r_since(), NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
 			    *len, NVLAB_RM_PART);
 		nvlab_add(NVLAB_B_LIVE_PINS, -1);
@@ -850,13 +904,14 @@ int nvlab_rm_put(ktime_t *start, void *key, u64 *len)
 
 int nvlab_rm_gpu_info(ktime_t *start, u64 va, u64 len, struct nvlab_gpu **gpu)
 {
+	struct nvlab_client *client;
 	struct vidmem *v;
 	int err;
 
 	err = nvlab_r_lock_for(start, "get_gpu_info");
 	if (err)
 		return err;
-	err = range_find(va, len, &v);
+	err = range_find(va, len, &client, &v);
 	if (!err)
 		*gpu = v->mem->gpu;
 	nvlab_r_unlock();
@@ -867,6 +922,7 @@ int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 			    u64 *phys, u32 count, struct nvlab_pinned *pinned,
 			    struct nvlab_dup **out)
 {
+	struct nvlab_client *client;
 	struct nvlab_dup *dup;
 	struct vidmem *v;
 	u64 wrong;
@@ -875,7 +931,7 @@ int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 	err = nvlab_r_lock_for(start, "get_pages_persistent");
 	if (err)
 		return err;
-	err = range_find(va, len, &v);
+	err = range_find(va, len, &client, &v);
 	if (err)
 		goto unlock;
 	wrong = nvlab_fault(NVLAB_F_PERSISTENT_ERRNO);
@@ -885,7 +941,7 @@ int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 	}
 	dup = kzalloc_obj(*dup);
 	if (!dup) {
-		err = -ENOMEM;
+		err = -EIO;
 		goto unlock;
 	}
 	dup->mem = v->mem;
@@ -894,13 +950,13 @@ int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 	dup->first = (va - v->va) >> NVLAB_PAGE_SHIFT;
 	dup->count = count;
 	dup->tgid = nvlab_tgid();
-	if (!bar1_map(v->mem, dup->first, count)) {
+	err = bar1_map(v->mem, persistent(v->mem), dup->first, count, phys);
+	if (err) {
 		kfree(dup);
-		err = -ENOMEM;
 		goto unlock;
 	}
 	kref_get(&v->mem->ref);
-	pages_tell(v->mem, dup->first, count, phys, pinned);
+	pinned_tell(v->mem, pinned);
 	nvlab_spend(r_since(), NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
 		    NVLAB_RM_PART);
 	list_add_tail(&dup->node, &dups);
@@ -921,7 +977,7 @@ int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len)
 		return err;
 	*len = (u64)dup->count << NVLAB_PAGE_SHIFT;
 	list_del(&dup->node);
-	bar1_unmap(mem, dup->first, dup->count);
+	bar1_unmap(mem, persistent(mem), dup->first, dup->count);
 	nvlab_spend(r_since(), NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, *len,
 		    NVLAB_RM_PART);
 	nvlab_add(NVLAB_B_LIVE_PERSISTENT, -1);
@@ -959,15 +1015,52 @@ void nvlab_r_pins(struct seq_file *s)
 	nvlab_r_unlock();
 }
 
+static void bar1_show(struct seq_file *s, struct nvlab_mem *mem,
+		      const struct bar1_object *object, const char *kind)
+{
+	const struct bar1_extent *extent;
+	u32 i;
+
+	for (extent = object->extents; extent; extent = extent->next)
+		for (i = 0; i < extent->count; i++)
+			seq_printf(s, "kind=%s gpu=%u bar=%#llx id=%llu page=%u video=%u\n",
+				   kind, mem->gpu->index, mem->gpu->start +
+				   ((u64)extent->at[i] << NVLAB_PAGE_SHIFT),
+				   mem->id, extent->first + i,
+				   mem->page[extent->first + i]);
+}
+
+void nvlab_r_bar1(struct seq_file *s)
+{
+	struct nvlab_client *client;
+	struct nvlab_dup *dup, *other;
+	struct vidmem *v;
+
+	if (nvlab_r_lock("debugfs"))
+		return;
+	list_for_each_entry(client, &clients, node)
+		list_for_each_entry(v, &client->vidmems, node)
+			bar1_show(s, v->mem, &v->extents, "revocable");
+	list_for_each_entry(dup, &dups, node) {
+		/* One duplicate of the memory, however many pins: the first's turn. */
+		list_for_each_entry(other, &dups, node)
+			if (other->mem == dup->mem)
+				break;
+		if (other == dup)
+			bar1_show(s, dup->mem, &dup->mem->duplicate,
+				  "persistent");
+	}
+	nvlab_r_unlock();
+}
+
 int nvlab_gpu_init(struct nvlab_gpu *gpu)
 {
 	unsigned long blocks = gpu->size / NVLAB_BACKING_SIZE;
 
 	mutex_init(&gpu->mem_lock);
 	gpu->blocks = bitmap_zalloc(blocks, GFP_KERNEL);
-	gpu->pins = kvcalloc(gpu->size >> NVLAB_PAGE_SHIFT, sizeof(*gpu->pins),
-			     GFP_KERNEL);
-	if (!gpu->blocks || !gpu->pins) {
+	if (!gpu->blocks ||
+	    bar1_init(&gpu->bar1, gpu->size >> NVLAB_PAGE_SHIFT)) {
 		nvlab_gpu_exit(gpu);
 		return -ENOMEM;
 	}
@@ -976,7 +1069,7 @@ int nvlab_gpu_init(struct nvlab_gpu *gpu)
 
 void nvlab_gpu_exit(struct nvlab_gpu *gpu)
 {
-	kvfree(gpu->pins);
+	bar1_exit(&gpu->bar1);
 	bitmap_free(gpu->blocks);
 	mutex_destroy(&gpu->mem_lock);
 }

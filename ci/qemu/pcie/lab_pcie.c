@@ -104,13 +104,14 @@ static struct bar *find_bar(phys_addr_t addr)
 }
 
 /*
- * Who answers at @addr, and where in his BAR? *len is cut to what one answer
- * covers. Called under RCU. The endpoint has agreed when this returns 0.
+ * Who answers at @addr, and where is his memory? *len is cut to what one
+ * answer covers. Called under RCU. The endpoint has agreed when this returns 0.
  */
 static int claim(struct device *dev, struct initiator *who, dma_addr_t addr,
-		 size_t *len, bool write, struct bar **bar, u64 *offset)
+		 size_t *len, bool write, struct bar **bar, void **memory)
 {
 	phys_addr_t phys = translate(dev, addr);
+	u64 offset;
 	int ret;
 
 	*len = min_t(size_t, *len,
@@ -130,15 +131,19 @@ static int claim(struct device *dev, struct initiator *who, dma_addr_t addr,
 				    &addr, &phys, *len);
 		return -EFAULT;
 	}
-	*offset = phys - (*bar)->start;
-	*len = min_t(u64, *len, (*bar)->size - *offset);
+	offset = phys - (*bar)->start;
+	*len = min_t(u64, *len, (*bar)->size - offset);
 	if ((*bar)->ops && (*bar)->ops->access) {
-		ret = (*bar)->ops->access((*bar)->priv, *offset, *len, write);
+		ret = (*bar)->ops->access((*bar)->priv, offset, *len, write);
 		if (ret) {
 			atomic64_inc(&who->refused);
 			return ret;
 		}
 	}
+	if ((*bar)->ops && (*bar)->ops->memory)
+		*memory = (*bar)->ops->memory((*bar)->priv, offset);
+	else
+		*memory = (*bar)->kva + offset;
 	return 0;
 }
 
@@ -158,8 +163,8 @@ static int transfer(struct device *dev, dma_addr_t addr, void *buf, size_t len,
 {
 	struct initiator *who;
 	struct bar *bar;
+	void *memory;
 	size_t piece;
-	u64 offset;
 	int ret = 0;
 
 	if (WARN_ON_ONCE(!dev))
@@ -171,15 +176,19 @@ static int transfer(struct device *dev, dma_addr_t addr, void *buf, size_t len,
 	rcu_read_lock();
 	while (len) {
 		piece = len;
-		ret = claim(dev, who, addr, &piece, write, &bar, &offset);
+		ret = claim(dev, who, addr, &piece, write, &bar, &memory);
 		if (ret)
 			break;
 		if (write) {
-			move(bar->kva + offset, buf, piece);
+			if (memory)
+				move(memory, buf, piece);
 			atomic64_add(piece, &bar->write_bytes);
 			atomic64_add(piece, &who->write_bytes);
 		} else {
-			move(buf, bar->kva + offset, piece);
+			if (memory)
+				move(buf, memory, piece);
+			else
+				memset(buf, 0xff, piece);
 			atomic64_add(piece, &bar->read_bytes);
 			atomic64_add(piece, &who->read_bytes);
 		}
@@ -212,7 +221,7 @@ int lab_pcie_atomic(struct device *initiator, dma_addr_t addr,
 	struct initiator *who;
 	size_t len = sizeof(u64);
 	struct bar *bar;
-	u64 offset;
+	void *memory;
 	int ret;
 
 	if (WARN_ON_ONCE(!initiator))
@@ -224,9 +233,10 @@ int lab_pcie_atomic(struct device *initiator, dma_addr_t addr,
 	atomic64_inc(&who->atomics);
 
 	rcu_read_lock();
-	ret = claim(initiator, who, addr, &len, true, &bar, &offset);
+	ret = claim(initiator, who, addr, &len, true, &bar, &memory);
 	if (!ret) {
-		atomic64_t *word = bar->kva + offset;
+		atomic64_t nowhere = ATOMIC64_INIT(-1);
+		atomic64_t *word = memory ?: &nowhere;
 
 		if (op == LAB_PCIE_COMPARE_SWAP)
 			*old = atomic64_cmpxchg(word, compare, operand);

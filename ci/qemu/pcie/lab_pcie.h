@@ -35,9 +35,13 @@ struct pci_dev;
  *	errno: the endpoint does not answer, no byte of the piece moves and the
  *	initiator gets that errno. May be called in any context except hard
  *	interrupt, inside an RCU read section: must not sleep.
+ * @memory: after @access, where the piece that begins at @offset is; NULL:
+ *	nothing is there, a write is lost and a read finds ones. Without this
+ *	function the BAR is its memory.
  */
 struct lab_pcie_bar_ops {
 	int (*access)(void *priv, u64 offset, size_t len, bool write);
+	void *(*memory)(void *priv, u64 offset);
 };
 
 /**

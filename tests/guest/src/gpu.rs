@@ -47,13 +47,13 @@ pub fn provider_calls() -> Result<(i64, i64)> {
     Ok((b.get("gets") + b.get("persistent_gets"), b.get("puts") + b.get("persistent_puts")))
 }
 
-/// Bus address of the GPU page at `va`: whether two processes had the same memory. Module nvlab_gdr is loaded.
+/// The page of video memory at `va`: whether two processes had the same memory. Module nvlab_gdr is loaded.
 pub fn place(va: u64) -> Result<u64> {
     let gdr = nvlab::Gdr::open()?;
     let pin = gdr.pin(va, 64 << 10, nvlab::Kind::Persistent)?;
-    let first = pin.first;
+    let mapped = lab()?.bar1()?.into_iter().find(|page| page.bar == pin.first);
     pin.unpin()?;
-    Ok(first)
+    Ok(mapped.with_context(|| format!("BAR1 has nothing for the pin of {va:#x}"))?.video)
 }
 
 /// Until nothing is pinned and nothing allocated.

@@ -23,6 +23,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
             ("memlock", NvidiaC::Same, memlock as fn(&Env) -> Result<()>),
             ("bar1_full", NvidiaC::Recorded, bar1_full),
             ("coherent", NvidiaC::Recorded, coherent),
+            ("coherent_in_a_bar", NvidiaC::Recorded, coherent_in_a_bar),
             ("no_dma_device", NvidiaC::Recorded, no_dma_device),
             ("not_pci", NvidiaC::Recorded, not_pci),
         ] {
@@ -117,6 +118,31 @@ fn coherent(env: &Env) -> Result<()> {
     Ok(())
 }
 
+/// Coherent memory that is a BAR's, as in a virtual machine: RAM to the kernel all the same. The provider maps it where
+/// the table says what it is, and nobody else does.
+fn coherent_in_a_bar(env: &Env) -> Result<()> {
+    let mut rng = env.rng()?;
+    let bench = Bench::new()?;
+    let gpu = gpu::lab()?;
+    gpu.set("coherent", 2)?;
+    let memory = nvlab::Client::open()?.alloc(0, 2 * MIB as u64)?;
+    if env.mode()? == Mode::Legacy {
+        let got = bench.refused("coherent memory in a BAR", memory.va(), MIB)?;
+        judged(complaints("in a BAR", (memory.va(), MIB), got, libc::EOPNOTSUPP, env.reason("outside_bar")))?;
+        ensure!(gpu::pins()? == 0, "{} pins stay", gpu::pins()?);
+        return Ok(());
+    }
+    let (at, len) = (GPU_PAGE + 4097, MIB);
+    let mr = bench.reg(memory.va() + at as u64, len)?;
+    let accounting = gpu.accounting()?;
+    let counts = ["live_mappings", "live_persistent"].map(|n| accounting.get(n));
+    ensure!(counts == [1, 1], "mappings and pins: {counts:?}, wanted one of each, by the provider");
+    moves(&bench, &mut rng, &mr, &memory, (at, len))?;
+    mr.dereg()?;
+    ensure!(gpu.accounting()?.get("live_mappings") == 0, "the provider's mapping outlived the registration");
+    Ok(())
+}
+
 /// Random bytes into the registration that lies at `at`, by the NIC; they and no others change.
 fn moves(bench: &Bench, rng: &mut fastrand::Rng, mr: &Mr, memory: &Memory, (at, len): (usize, usize)) -> Result<()> {
     let link = Loopback::new(&bench.pd)?;
@@ -189,6 +215,9 @@ fn topology(env: &Env) -> Result<()> {
         bench.reg(memory.va(), MIB).context("supported")?.dereg()?;
     }
     ensure!(asked()? == 1, "supported: the provider was asked {} times", asked()?);
+    // Every GPU is locked meanwhile.
+    let pages = gpu::accounting()?.get("mapped_pages");
+    ensure!(pages == 1, "supported: it was asked with {pages} pages");
     modules::rmmod(PEERMEM)?;
 
     // A revocable pin may be gone while the provider is asked: it is not.

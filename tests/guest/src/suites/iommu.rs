@@ -3,6 +3,7 @@
 //! and mappings that fail half way. Which of the three it is, the kernel's command line says. A fault is an address that the
 //! kernel's domain for the NIC has no page for (ci/qemu/pcie/lab_pcie.h).
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{bail, ensure, Context, Result};
@@ -68,24 +69,21 @@ pub fn translates(nic: &str) -> Result<bool> {
     Ok(kind(nic)? == Iommu::Translating)
 }
 
-/// GPU memory beside what the provider says of its pages, learned by another of its users.
+/// GPU memory, and where in the BAR it is mapped for the pins that exist.
 struct Known {
     memory: Memory,
-    phys: Vec<u64>,
 }
 
 impl Known {
-    fn new(rm: &nvlab::Client, gdr: &Gdr, layout: Layout, size: usize) -> Result<Self> {
-        let memory = rm.request(0, size as u64).layout(layout).alloc()?;
-        let page = GPU_PAGE as u64;
-        let pages = (0..size as u64 / page).map(|n| gdr.pin(memory.va() + n * page, page, Kind::Revocable));
-        let phys = pages.map(|pin| Ok(pin?.first)).collect::<Result<_>>()?;
-        Ok(Self { memory, phys })
+    fn new(rm: &nvlab::Client, layout: Layout, size: usize) -> Result<Self> {
+        Ok(Self { memory: rm.request(0, size as u64).layout(layout).alloc()? })
     }
 
-    fn phys(&self, at: u64) -> u64 {
+    /// Byte of the memory by its physical address.
+    fn places(&self) -> Result<BTreeMap<u64, u64>> {
         let page = GPU_PAGE as u64;
-        self.phys[(at / page) as usize] + at % page
+        let pages = gpu::lab()?.bar1()?.into_iter().filter(|p| p.id == self.memory.handle());
+        Ok(pages.map(|p| (p.bar, p.page * page)).collect())
     }
 }
 
@@ -127,15 +125,18 @@ fn addresses(env: &Env) -> Result<()> {
     let (start, len) = (GPU_PAGE + 4097, 3 * MIB);
     for layout in [Layout::Contiguous, Layout::Broken2M, Layout::Broken64K, Layout::Shuffled] {
         gpu::seed_layout(&mut rng)?;
-        let known = Known::new(&rm, &gdr, layout, SIZE)?;
+        let known = Known::new(&rm, layout, SIZE)?;
         let mr = bench.reg(known.memory.va() + start as u64, len).with_context(|| format!("{layout:?}"))?;
         let nic = nic_of(&mr)?;
         let kind = kind(&nic)?;
         let seen = lab::translations(mr.lkey())?;
         ensure!(seen.len() >= len / GPU_PAGE, "{layout:?}: {} addresses for {len} bytes", seen.len());
+        let places = known.places()?;
         for t in &seen {
-            let wanted = known.phys((start / 4096 * 4096) as u64 + t.at);
-            ensure!(t.phys == wanted, "{layout:?}, {kind:?}: {t:x?} leads to the wrong place, wanted {wanted:#x}");
+            let wanted = (start / 4096 * 4096) as u64 + t.at;
+            let into = t.phys % GPU_PAGE as u64;
+            let found = places.get(&(t.phys - into)).map(|page| page + into);
+            ensure!(found == Some(wanted), "{layout:?}, {kind:?}: {t:x?} leads to {found:x?}, wanted {wanted:#x}");
             ensure!(
                 (t.dma == t.phys) == (kind != Iommu::Translating),
                 "{layout:?}, {kind:?}: {t:x?} is{} the BAR's own address",

@@ -36,6 +36,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
             ("rereg_fails", NvidiaC::Recorded, rereg::rereg_fails),
             ("rereg_without_mkey", NvidiaC::Recorded, rereg::rereg_without_mkey),
             ("overlapping", NvidiaC::Recorded, overlapping),
+            ("unrelated_extents", NvidiaC::Recorded, unrelated_extents),
             ("many", NvidiaC::Recorded, many),
             ("fork_safe", NvidiaC::Recorded, fork_safe),
             ("threads", NvidiaC::Recorded, threads),
@@ -158,6 +159,33 @@ fn overlapping(env: &Env) -> Result<()> {
         }
     }
     source.mr.dereg()?;
+    Ok(())
+}
+
+/// Half of a range was mapped in BAR1 before, and the rest comes elsewhere: contiguous memory at two unrelated addresses.
+fn unrelated_extents(env: &Env) -> Result<()> {
+    let mut rng = env.rng()?;
+    let bench = Bench::new()?;
+    let link = Loopback::new(&bench.pd)?;
+    let (memory, other) = (bench.cuda.alloc(4 * MIB)?, bench.cuda.alloc(2 * MIB)?);
+    let mut source = Source::new(&bench, 4 * MIB)?;
+    let first = bench.reg(memory.va(), MIB)?;
+    // Lies behind it.
+    let beside = bench.reg(other.va(), 2 * MIB)?;
+    let whole = bench.reg(memory.va(), 4 * MIB)?;
+    let entries = lab::nic_mr(whole.lkey())?.sg_entries;
+    ensure!(env.nvidia_c || entries == 2, "{entries} sg entries for two extents");
+    for mr in [&first, &whole] {
+        let len = if std::ptr::eq(mr, &first) { MIB } else { 4 * MIB };
+        source.deliver(&link, &mut rng, (mr, 0), (&memory, 0), len)?;
+    }
+    // The first registration goes, and its extent stays.
+    first.dereg()?;
+    source.deliver(&link, &mut rng, (&whole, 0), (&memory, 0), 4 * MIB)?;
+    beside.dereg()?;
+    whole.dereg()?;
+    source.mr.dereg()?;
+    ensure!(gpu::accounting()?.get("bar1_used") == 0, "BAR1 still has {} bytes", gpu::accounting()?.get("bar1_used"));
     Ok(())
 }
 

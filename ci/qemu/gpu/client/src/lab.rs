@@ -1,6 +1,6 @@
 //! debugfs `nvidia_lab`: what a test sees and steers.
 
-use crate::parse::{self, Accounting, Allocation, Chunk, Complaint, HoldState, PinLine};
+use crate::parse::{self, Allocation, BarPage, Accounting, Chunk, Complaint, HoldState, PinLine};
 use crate::{Error, Result};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -119,6 +119,11 @@ impl Lab {
     /// Live pins.
     pub fn pins(&self) -> Result<Vec<PinLine>> {
         self.parsed("pins", parse::pins)
+    }
+
+    /// What BAR1 has mapped, 64 KiB a line.
+    pub fn bar1(&self) -> Result<Vec<BarPage>> {
+        self.parsed("bar1", parse::bar1)
     }
 }
 

@@ -210,11 +210,7 @@ pub fn pins(text: &str) -> Result<Vec<PinLine>, Complaint> {
         .map(|line| {
             let f = Fields::new(line)?;
             Ok(PinLine {
-                persistent: match f.text("kind")? {
-                    "persistent" => true,
-                    "revocable" => false,
-                    other => return Err(format!("unknown kind {other:?} in line {line:?}")),
-                },
+                persistent: f.persistent()?,
                 pid: f.number("pid")?,
                 gpu: f.number("gpu")?,
                 va: f.number("va")?,
@@ -223,6 +219,40 @@ pub fn pins(text: &str) -> Result<Vec<PinLine>, Complaint> {
                 mappings: f.number("mappings")?,
                 table: f.number("table")?,
                 armed: f.number::<u32>("armed")? != 0,
+            })
+        })
+        .collect()
+}
+
+/// 64 KiB of BAR1, and what an extent maps there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BarPage {
+    /// Of the duplicate that persistent pins share, not of a process's revocable pins?
+    pub persistent: bool,
+    /// Number of the GPU.
+    pub gpu: u32,
+    /// Physical address in the BAR.
+    pub bar: u64,
+    /// The allocation.
+    pub id: u64,
+    /// Number of the page in it.
+    pub page: u64,
+    /// Number of the page in video memory.
+    pub video: u64,
+}
+
+/// Read the `bar1` file.
+pub fn bar1(text: &str) -> Result<Vec<BarPage>, Complaint> {
+    text.lines()
+        .map(|line| {
+            let f = Fields::new(line)?;
+            Ok(BarPage {
+                persistent: f.persistent()?,
+                gpu: f.number("gpu")?,
+                bar: f.number("bar")?,
+                id: f.number("id")?,
+                page: f.number("page")?,
+                video: f.number("video")?,
             })
         })
         .collect()
@@ -258,6 +288,14 @@ impl<'a> Fields<'a> {
 
     fn number<T: TryFrom<i128>>(&self, key: &str) -> Result<T, Complaint> {
         number(self.text(key)?, self.line)
+    }
+
+    fn persistent(&self) -> Result<bool, Complaint> {
+        match self.text("kind")? {
+            "persistent" => Ok(true),
+            "revocable" => Ok(false),
+            other => Err(format!("unknown kind {other:?} in line {:?}", self.line)),
+        }
     }
 
     fn crc(&self, key: &str) -> Result<Option<u32>, Complaint> {

@@ -6,8 +6,9 @@ use nvlab::{Layout, Memory};
 
 use super::rig::Nic;
 use crate::gpu;
+use crate::lab;
 use crate::machine::{pci_function, Generation, OtherRxe, RDMA_DEVICE};
-use crate::suites::{iommu, pattern, same_bytes, KIB, MIB};
+use crate::suites::{iommu, pattern, same_bytes, GPU_PAGE, KIB, MIB};
 use crate::test::{emit, Env};
 use crate::verbs::{Mr, Op};
 
@@ -33,14 +34,20 @@ impl Setting {
     }
 
     /// Pieces of the pages from `first` to `last`, and at how many places the memory itself goes on from one to the next.
-    /// The cuts are at multiples of the NIC's addresses: the memory's own, or those of a `translated` range, where each run
-    /// begins at a multiple of its length (rounded up to a power of two; kernel: drivers/iommu/dma-iommu.c).
-    fn pieces(&self, first: usize, last: usize, translated: bool) -> (usize, usize) {
+    /// The cuts are at multiples of the NIC's addresses, of which `begin` is the first: the BAR's own, or those of a
+    /// `translated` range, where each run's mapping begins with a GPU page, at a multiple of its length (rounded up to a
+    /// power of two; kernel: drivers/iommu/dma-iommu.c).
+    fn pieces(&self, first: usize, last: usize, begin: usize, translated: bool) -> (usize, usize) {
         let (run, cap) = (self.run(), self.cap);
         let (mut pieces, mut cuts, mut from) = (0, 0, first);
         while from < last {
             let to = (from / run + 1).saturating_mul(run).min(last);
-            let begin = if translated { 0 } else { from };
+            // Memory and BAR agree below 2 MiB, and no run in pieces is longer.
+            let begin = match (translated, run == usize::MAX) {
+                (true, _) => from % GPU_PAGE,
+                (false, true) => begin,
+                (false, false) => from,
+            };
             let n = if to - from <= cap { 1 } else { (begin + to - from).div_ceil(cap) - begin / cap };
             (pieces, cuts, from) = (pieces + n, cuts + n - 1, to);
         }
@@ -109,7 +116,8 @@ fn one_cap(setting: &Setting, size: usize, generation: Generation, rng: &mut fas
         let mr = nic.reg(memory.va() + start as u64, len)?;
         let held = nic.held(&mr)?;
         let (first, last) = (start / PAGE * PAGE, (start + len).div_ceil(PAGE) * PAGE);
-        let (pieces, cuts) = setting.pieces(first, last, translated);
+        let begin = lab::translations(mr.lkey())?.first().map_or(0, |t| t.dma);
+        let (pieces, cuts) = setting.pieces(first, last, usize::try_from(begin)?, translated);
         rows.push(held.sg_entries);
         ensure!(held.sg_entries == pieces as u64, "{what}: {} sg entries, wanted {pieces}", held.sg_entries);
         ensure!(held.longest_entry <= cap as u64, "{what}: an entry of {} bytes", held.longest_entry);
@@ -233,9 +241,13 @@ mod tests {
             (&broken, 2 * MIB - PAGE, 2 * MIB + PAGE, (2, 0)),
             (&broken, PAGE, 4 * MIB, (4, 2)),
         ] {
-            assert_eq!(setting.pieces(first, last, false), wanted, "{first:#x} to {last:#x}");
+            assert_eq!(setting.pieces(first, last, first, false), wanted, "{first:#x} to {last:#x}");
         }
-        assert_eq!(whole.pieces(PAGE, PAGE + 4 * MIB, true), (2, 1));
-        assert_eq!(broken.pieces(PAGE, 4 * MIB, true), (4, 2));
+        // Elsewhere in the BAR.
+        assert_eq!(whole.pieces(PAGE, PAGE + 4 * MIB, 6 * MIB, false), (2, 1));
+        // The GPU page that a range begins in is mapped whole.
+        assert_eq!(whole.pieces(PAGE, PAGE + 4 * MIB, 0, true), (3, 2));
+        assert_eq!(whole.pieces(GPU_PAGE, GPU_PAGE + 4 * MIB, 0, true), (2, 1));
+        assert_eq!(broken.pieces(PAGE, 4 * MIB, 0, true), (4, 2));
     }
 }

@@ -38,8 +38,11 @@ impl Test {
     }
 
     /// Physical address of a GPU page.
+    /// Where in video memory this page is.
     fn phys(&self, va: u64) -> Result<u64, nvlab::Error> {
-        Ok(self.gdr.pin(va, GPU_PAGE, Kind::Revocable)?.first)
+        let pin = self.gdr.pin(va, GPU_PAGE, Kind::Revocable)?;
+        let page = self.lab.bar1()?.into_iter().find(|p| p.bar == pin.first);
+        Ok(page.map_or(u64::MAX, |p| u64::from(p.gpu) << 40 | p.video))
     }
 
     /// Run something in a forked child; its exit status.
@@ -135,12 +138,17 @@ fn layouts(t: &Test) -> Outcome {
     for (layout, breaks) in [(Layout::Contiguous, 0), (Layout::Broken2M, 3), (Layout::Broken64K, 127)] {
         let m = t.rm.request(0, 8 * MIB).layout(layout).alloc()?;
         let pages = (0..128).map(|i| t.phys(m.va() + i * GPU_PAGE)).collect::<Result<Vec<_>, _>>()?;
-        let n = pages.windows(2).filter(|w| w[1] != w[0] + GPU_PAGE).count();
+        let n = pages.windows(2).filter(|w| w[1] != w[0] + 1).count();
         same!((layout, n), (layout, breaks));
+        let _pin = t.gdr.pin(m.va(), 8 * MIB, Kind::Revocable)?;
+        let mut pages = t.lab.bar1()?;
+        pages.sort_by_key(|p| p.page);
+        let n = pages.windows(2).filter(|w| w[1].bar != w[0].bar + GPU_PAGE).count();
+        same!((layout, pages.len(), n), (layout, 128, breaks));
     }
     let m = t.rm.request(0, 8 * MIB).layout(Layout::Shuffled).alloc()?;
     let mut pages = (0..128).map(|i| t.phys(m.va() + i * GPU_PAGE)).collect::<Result<Vec<_>, _>>()?;
-    let n = pages.windows(2).filter(|w| w[1] != w[0] + GPU_PAGE).count();
+    let n = pages.windows(2).filter(|w| w[1] != w[0] + 1).count();
     same!(n > 60, true);
     pages.sort_unstable();
     pages.dedup();
@@ -190,7 +198,7 @@ fn revocable(t: &Test) -> Outcome {
 fn persistent(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = t.gdr.pin(m.va(), MIB, Kind::Persistent)?;
-    let (phys, id) = (pin.first, m.handle());
+    let (phys, id) = (t.phys(m.va())?, m.handle());
     m.free()?;
     let state = |want: State| -> Outcome {
         let log = t.lab.allocations()?;
@@ -299,13 +307,55 @@ fn bar1(t: &Test) -> Outcome {
     t.lab.set("bar1_size", 40 * MIB)?;
     let a = t.gdr.pin(m.va(), 4 * MIB, Kind::Revocable)?;
     refused!(t.gdr.pin(m.va() + 4 * MIB, GPU_PAGE, Kind::Revocable), libc::ENOMEM);
-    // Shared space must be free all the same, and then costs nothing.
-    refused!(t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable), libc::ENOMEM);
-    t.lab.set("bar1_size", 44 * MIB)?;
+    // What is mapped already needs no space, and a pin of both needs what is not.
+    t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)?;
+    refused!(t.gdr.pin(m.va(), 4 * MIB + GPU_PAGE, Kind::Revocable), libc::ENOMEM);
+    // A duplicate has extents and an account of its own.
     let b = t.gdr.pin(m.va(), 4 * MIB, Kind::Persistent)?;
-    same!(t.counter("bar1_used")?, 4 * MIB as i64);
+    same!(t.counter("bar1_used")?, 8 * MIB as i64);
+    same!(a.first == b.first, false);
+    refused!(t.gdr.pin(m.va(), 4 * MIB + GPU_PAGE, Kind::Persistent), libc::ENOMEM);
     drop((a, b));
     t.gdr.pin(m.va() + 4 * MIB, 4 * MIB, Kind::Revocable)?;
+    // The accounts do not know of each other; the BAR does.
+    t.lab.set("bar1_reserve", 0)?;
+    t.lab.set("bar1_size", 6 * MIB)?;
+    let a = t.gdr.pin(m.va(), 4 * MIB, Kind::Revocable)?;
+    refused!(t.gdr.pin(m.va(), 4 * MIB, Kind::Persistent), libc::ENOMEM);
+    drop(a);
+    t.lab.reset_config()?;
+    Ok(())
+}
+
+/// Overlapping pins: what is mapped is used, and the rest comes elsewhere.
+fn extents(t: &Test) -> Outcome {
+    let m = t.rm.alloc(0, 4 * MIB)?;
+    // Something behind the first extent, so that the second has to go elsewhere.
+    let a = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
+    let other = t.rm.alloc(0, 2 * MIB)?;
+    let beside = t.gdr.pin(other.va(), 2 * MIB, Kind::Revocable)?;
+    let b = t.gdr.pin(m.va(), 4 * MIB, Kind::Revocable)?;
+    same!(b.first, a.first);
+    let mut pages: Vec<_> = t.lab.bar1()?.into_iter().filter(|p| p.id == m.handle()).collect();
+    pages.sort_by_key(|p| p.page);
+    same!(pages.len(), 64);
+    let cuts: Vec<u64> = pages.windows(2).filter(|w| w[0].bar + GPU_PAGE != w[1].bar).map(|w| w[1].page).collect();
+    same!(cuts, vec![MIB / GPU_PAGE]);
+    // The extent stays for whoever needs it.
+    drop(a);
+    same!(t.counter("bar1_used")?, 6 * MIB as i64);
+    drop(b);
+    same!(t.counter("bar1_used")?, 2 * MIB as i64);
+    drop(beside);
+    // Memory that is in pieces may be in one piece there.
+    t.lab.set("bar1_contiguous", 1)?;
+    let broken = t.rm.request(0, 4 * MIB).layout(Layout::Shuffled).alloc()?;
+    let pin = t.gdr.pin(broken.va(), 4 * MIB, Kind::Persistent)?;
+    let mut pages = t.lab.bar1()?;
+    pages.sort_by_key(|p| p.page);
+    same!(pages.windows(2).all(|w| w[0].bar + GPU_PAGE == w[1].bar), true);
+    same!(pages.windows(2).all(|w| w[0].video + 1 == w[1].video), false);
+    drop(pin);
     t.lab.reset_config()?;
     Ok(())
 }
@@ -631,6 +681,7 @@ fn main() {
         ("foreign_put", foreign_put),
         ("shared_pid", shared_pid),
         ("bar1", bar1),
+        ("extents", extents),
         ("faults", faults),
         ("dma", dma),
         ("put_behind_callback", put_behind_callback),
