@@ -6,7 +6,6 @@
 
 use crate::acquire;
 use crate::dma::device::Device;
-use crate::dma::map::ProviderPages;
 use crate::ffi::raw;
 use crate::ffi::shim::{self, Process, Task};
 use crate::gpu::{self, topology};
@@ -89,13 +88,7 @@ impl Registration {
         if runs.is_empty() {
             return Err(Reason::CoreOrder);
         }
-        let pages = ProviderPages {
-            page_size: layout.page_size,
-            entries: layout.entries,
-            skip: self.range().skip(),
-            wanted: self.range().pages().len(),
-        };
-        let mapping = gpu::map(device, runs, pages, provider_table, |table| {
+        let mapping = gpu::map(device, runs, layout, self.range(), provider_table, |table| {
             // One granule says what the whole table would.
             let granule = acquire::with_first_granule(self, |granule| topology::try_map(device, granule));
             granule.unwrap_or_else(|| topology::try_map(device, table))

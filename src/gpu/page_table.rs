@@ -23,6 +23,9 @@ pub(crate) struct TableLayout {
     pub(crate) page_size: u64,
     /// Number of pages. Together they are exactly as long as what was asked for.
     pub(crate) entries: u32,
+    /// Whether the pages are coherent memory, RAM to the kernel wherever they lie. `None` where the
+    /// table cannot say.
+    pub(crate) coherent: Option<bool>,
 }
 
 /// Bytes per page for the provider's code, `None` for one that is unknown.
@@ -35,17 +38,24 @@ fn page_bytes(code: u32) -> Option<u64> {
     }
 }
 
-/// Rule 14 on the numbers of a table.
-fn check_layout(version: u32, page_size: u32, entries: u32, asked: Span) -> Result<TableLayout, TableFault> {
-    let major = version >> 16;
-    if major != raw::NVIDIA_P2P_PAGE_TABLE_MAJOR_V1 && major != raw::NVIDIA_P2P_PAGE_TABLE_MAJOR_V2 {
-        return Err(TableFault::Version(version));
-    }
+/// Rule 14 on the numbers of a table. `flags` reads what tables of version 2 alone have.
+fn check_layout(
+    version: u32,
+    page_size: u32,
+    entries: u32,
+    flags: impl FnOnce() -> u32,
+    asked: Span,
+) -> Result<TableLayout, TableFault> {
+    let coherent = match version >> 16 {
+        raw::NVIDIA_P2P_PAGE_TABLE_MAJOR_V1 => None,
+        raw::NVIDIA_P2P_PAGE_TABLE_MAJOR_V2 => Some(flags() & raw::NVIDIA_P2P_PAGE_TABLE_FLAGS_CPU_CACHEABLE != 0),
+        _ => return Err(TableFault::Version(version)),
+    };
     let bytes = page_bytes(page_size).ok_or(TableFault::PageSize(page_size))?;
     if asked.start() & bytes.wrapping_sub(1) != 0 || u64::from(entries).checked_mul(bytes) != Some(asked.len()) {
         return Err(TableFault::Entries(entries));
     }
-    Ok(TableLayout { page_size: bytes, entries })
+    Ok(TableLayout { page_size: bytes, entries, coherent })
 }
 
 /// The table of a pin that cannot go while this is used.
@@ -74,7 +84,9 @@ impl<'a> PageTable<'a> {
             let table = self.0.table().as_ptr();
             ((*table).version, (*table).page_size, (*table).pages, (*table).entries)
         };
-        let layout = check_layout(version, page_size, entries, asked)?;
+        // SAFETY: As above, and called for a table that has them.
+        let flags = || unsafe { (*self.0.table().as_ptr()).flags };
+        let layout = check_layout(version, page_size, entries, flags, asked)?;
         if pages.is_null() {
             return Err(TableFault::NoPages);
         }

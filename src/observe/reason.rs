@@ -202,11 +202,11 @@ impl Reason {
                 "the GPU driver's page table has a page at an impossible address; report it to NVIDIA with the driver's version"
             }
             Self::OutsideBar => {
-                "it lies in no BAR of a GPU (coherent memory), which the GPU driver maps only in pages of 64 KiB and for persistent pins: use dma-buf, or load with persistent_api_support=1 if it is 0 (pages of 4 KiB stay refused)"
+                "it is coherent memory, or lies in no BAR of a GPU, which the GPU driver maps only in pages of 64 KiB and for persistent pins: use dma-buf, or load with persistent_api_support=1 if it is 0 (pages of 4 KiB stay refused)"
             }
             Self::NoDevice => "the RDMA device named no DMA device; a software device cannot reach a GPU",
             Self::NotPci => {
-                "it lies in no BAR of a GPU, and the GPU driver maps such memory for PCI devices only; use a PCI NIC"
+                "it is coherent memory, or lies in no BAR of a GPU, and the GPU driver maps such memory for PCI devices only; use a PCI NIC"
             }
             Self::Topology => {
                 "the GPU driver says that this GPU and this NIC cannot reach each other on this platform; use another NIC, see peermemctl topo"

@@ -89,10 +89,18 @@ fn cases(mode: Mode) -> Vec<Case> {
         ("table_entries", libc::EIO, Faults(&[("table_short", 1, 1)])),
         ("table_no_pages", libc::EIO, Faults(&[("table_null_pages", 1, 1)])),
         ("table_address", libc::EIO, Faults(&[("table_misalign", 4096, 1)])),
-        ("dma_mapping", libc::EIO, Faults(&[("table_outside", 1, 1), ("map_errno", 5, 1)])),
+        (
+            "dma_mapping",
+            libc::EIO,
+            Faults(&[("table_version", 0x10002, 1), ("table_outside", 1, 1), ("map_errno", 5, 1)]),
+        ),
         // Each leaves no NIC behind: the last ones.
         ("no_device", libc::ENODEV, Nic("peer_dma_device=none", &[])),
-        ("not_pci", libc::EOPNOTSUPP, Nic("peer_dma_device=platform", &[("table_outside", 1, 1)])),
+        (
+            "not_pci",
+            libc::EOPNOTSUPP,
+            Nic("peer_dma_device=platform", &[("table_version", 0x10002, 1), ("table_outside", 1, 1)]),
+        ),
     ]
 }
 

@@ -477,17 +477,21 @@ fn bad_tables(env: &Env) -> Result<()> {
             wrong.push(format!("{what}: {gets} gets, {puts} puts, {} pins left", gpu::pins()?));
         }
     }
-    // Outside every BAR: the revocable client has no way to map it, the persistent one asks the provider.
-    gpu.fault_n("table_outside", 1, 1)?;
-    let got = bench.refused("table_outside", memory.va(), SIZE);
-    gpu.reset_faults()?;
-    let (errno, reason) = match env.mode()? {
-        Mode::Legacy => (libc::EOPNOTSUPP, "outside_bar"),
-        _ => (libc::EIO, "dma_mapping"),
-    };
-    match got {
-        Ok(got) => wrong.extend(complaints("table_outside", (memory.va(), SIZE), got, errno, env.reason(reason))),
-        Err(e) => wrong.push(format!("{e:#}")),
+    // Outside every BAR. Where the table cannot say that it is coherent memory, the persistent client asks the provider.
+    for version in [0x2_0000, 0x1_0002] {
+        gpu.fault_n("table_outside", 1, 1)?;
+        gpu.fault_n("table_version", version, 1)?;
+        let what = format!("table_outside, version {version:#x}");
+        let got = bench.refused(&what, memory.va(), SIZE);
+        gpu.reset_faults()?;
+        let (errno, reason) = match (env.mode()?, version) {
+            (Mode::Persistent, 0x1_0002) => (libc::EIO, "dma_mapping"),
+            _ => (libc::EOPNOTSUPP, "outside_bar"),
+        };
+        match got {
+            Ok(got) => wrong.extend(complaints(&what, (memory.va(), SIZE), got, errno, env.reason(reason))),
+            Err(e) => wrong.push(format!("{e:#}")),
+        }
     }
     // After all that a good table works.
     bench.reg(memory.va(), SIZE).context("register after the faults")?.dereg()?;
