@@ -88,7 +88,8 @@ pub fn main(module: Module) {
     let Outcome { complete, pruned, hangs, longest, covered, violation, exhausted } = search(scenario, how, module);
     let covered: Vec<String> = covered.iter().map(|(what, times)| format!("{what}:{times}")).collect();
     println!(
-        "{name} {generation:?} {}: executions={complete} pruned={pruned} expected_hangs={hangs} longest={longest} exhausted={exhausted} covered={} ms={}",
+        "{name} {} {}: executions={complete} pruned={pruned} expected_hangs={hangs} longest={longest} exhausted={exhausted} covered={} ms={}",
+        generation.name(),
         options.join(" "),
         covered.join(","),
         begun.elapsed().as_millis()
