@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0
+//! `list`: live registrations by process.
+
+use super::told;
+use crate::kernel;
+use crate::peermem::{self, Registration, Stats};
+use crate::root::Root;
+use anyhow::Result;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Live registrations.
+#[derive(Serialize, JsonSchema)]
+pub struct List {
+    /// The most bytes first.
+    pub processes: Vec<Process>,
+    /// How often the module is in use; it can be unloaded at 0. `null` on a kernel that unloads no module.
+    pub references: Option<i64>,
+    /// One of these is the module's own, until the next boot: this build cannot tell when the last free callback has
+    /// left it.
+    pub stays_loaded: bool,
+}
+
+/// A process and what it has registered.
+#[derive(Serialize, JsonSchema)]
+pub struct Process {
+    pub pid: u32,
+    pub comm: String,
+    /// `null` in a container, whose process numbers are not those that the module writes.
+    pub alive: Option<bool>,
+    pub bytes: u64,
+    pub registrations: Vec<Registration>,
+}
+
+impl Process {
+    /// Whether it holds what nobody will use again: the process is gone, or another one deregistered it.
+    pub(super) fn is_stale(&self) -> bool {
+        self.alive == Some(false) || self.registrations.iter().any(|row| row.state == "orphan")
+    }
+}
+
+/// Answers `list`.
+pub fn list(root: &Root) -> Result<List> {
+    let registrations = told(root, peermem::registrations(root))?;
+    let mut by_process: BTreeMap<(u32, String), Process> = BTreeMap::new();
+    for row in &registrations {
+        let process = by_process.entry((row.pid, row.comm.clone())).or_insert_with(|| Process {
+            pid: row.pid,
+            comm: row.comm.clone(),
+            alive: row.process_alive,
+            bytes: 0,
+            registrations: Vec::new(),
+        });
+        process.bytes = process.bytes.saturating_add(row.pinned_bytes);
+        process.registrations.push(row.clone());
+    }
+    let mut processes: Vec<Process> = by_process.into_values().collect();
+    processes.sort_by_key(|process| std::cmp::Reverse(process.bytes));
+    let references = kernel::loaded_modules(root).get(crate::machine::NAME).map_or(Some(0), |module| module.refcount);
+    let stays_loaded = Stats::read(root).is_ok_and(|stats| stats.number("stays_loaded") == Some(1));
+    Ok(List { processes, references, stays_loaded })
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What each command answers: the types behind the text and behind `--json`.
+
+mod failures;
+mod list;
+mod selftest;
+mod status;
+mod topo;
+mod watch;
+
+pub use failures::{failures, Failures};
+pub use list::{list, List, Process};
+pub use selftest::{Selftest, SelftestWay};
+pub use status::{status, Status};
+pub use topo::{topo, Pair, Place, Topo};
+pub use watch::{tick, Tick};
+
+use crate::check::Level;
+use crate::doctor;
+use crate::machine::Machine;
+use crate::peermem;
+use crate::root::{Missing, Root};
+use anyhow::{bail, Result};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// The format of `--json`.
+pub const FORMAT: u32 = 2;
+
+/// One JSON document; `watch` prints one per line.
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Document {
+    Output(Output),
+    Failed(Failed),
+}
+
+/// In place of an answer: what the command failed of. The program exits with 2.
+#[derive(Serialize, JsonSchema)]
+pub struct Failed {
+    pub format: u32,
+    pub error: String,
+}
+
+/// The answer to a command.
+#[derive(Serialize, JsonSchema)]
+pub struct Output {
+    /// Raised when an existing field changes its meaning or goes; new fields may come any time.
+    pub format: u32,
+    #[serde(flatten)]
+    pub answer: Answer,
+}
+
+/// The answer to one command.
+#[derive(Serialize, JsonSchema)]
+#[serde(tag = "command", rename_all = "lowercase")]
+pub enum Answer {
+    Status(Box<Status>),
+    Doctor(doctor::Report),
+    List(List),
+    Watch(Tick),
+    Failures(Failures),
+    Topo(Topo),
+    Selftest(Selftest),
+}
+
+impl Answer {
+    /// What the program exits with.
+    pub fn exit_code(&self) -> u8 {
+        let level = match self {
+            Self::Status(status) => status.level,
+            Self::Doctor(report) => report.verdict,
+            Self::List(list) if list.processes.iter().any(Process::is_stale) => Level::Warn,
+            Self::Watch(tick) => tick.level(),
+            Self::Topo(topo) => topo.level(),
+            Self::Failures(failures) if !failures.failures.is_empty() => Level::Warn,
+            Self::Selftest(selftest) => selftest.level,
+            _ => Level::Ok,
+        };
+        level.exit_code()
+    }
+}
+
+/// The rows of one of the module's files, or why it cannot be read. Of the rest of the machine, nothing is looked at as
+/// long as there are rows: the reason for a refusal is there at once.
+fn told<T>(root: &Root, rows: Result<T, Missing>) -> Result<T> {
+    let missing = match rows {
+        Ok(rows) => return Ok(rows),
+        Err(missing) => missing,
+    };
+    match (missing, &Machine::look(root).loaded) {
+        (Missing::Denied, _) => bail!("only root may see that: run it as root"),
+        (Missing::Unknown, _) => bail!("{}; {}", peermem::UNKNOWN, peermem::KNOW_IT),
+        (_, None) => bail!("nvidia_peermem is not loaded; peermemctl doctor says why"),
+        (_, Some(loaded)) => bail!(
+            "the loaded nvidia_peermem ({}) does not tell: there is no {}",
+            match loaded.maker {
+                crate::module_file::Maker::Nvidia => "NVIDIA's",
+                _ => "a build without it",
+            },
+            crate::peermem::DIR
+        ),
+    }
+}

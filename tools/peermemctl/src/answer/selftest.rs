@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What `selftest` did.
+
+use crate::check::Level;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// What `selftest` did.
+#[derive(Serialize, JsonSchema)]
+pub struct Selftest {
+    pub level: Level,
+    pub gpu: String,
+    pub device: String,
+    pub bytes: u64,
+    /// By peer memory, then by dma-buf.
+    pub ways: Vec<SelftestWay>,
+}
+
+/// One way of registering.
+#[derive(Serialize, JsonSchema)]
+pub struct SelftestWay {
+    /// `peer-memory` or `dma-buf`.
+    pub way: &'static str,
+    pub level: Level,
+    /// What went wrong, or why it was not tried.
+    pub message: Option<String>,
+    pub register_us: Option<f64>,
+    pub write_us: Option<f64>,
+    pub deregister_us: Option<f64>,
+    /// Whether the bytes that the NIC wrote are in GPU memory.
+    pub bytes_equal: Option<bool>,
+}

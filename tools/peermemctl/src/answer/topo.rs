@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0
+//! `topo`: GPUs, NICs, and the ways between them.
+
+use crate::check::Level;
+use crate::machine::Machine;
+use crate::pci::{self, Acs, Distance};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// GPUs, NICs, and the ways between them.
+#[derive(Serialize, JsonSchema)]
+pub struct Topo {
+    pub gpus: Vec<Place>,
+    pub nics: Vec<Place>,
+    pub pairs: Vec<Pair>,
+}
+
+/// Where a device sits.
+#[derive(Serialize, JsonSchema)]
+pub struct Place {
+    /// PCI address.
+    pub address: String,
+    /// Name of the RDMA device, or of the GPU's model.
+    pub name: String,
+    pub numa_node: Option<i32>,
+    /// Host bridge, then the bridges down to the device.
+    pub way: Vec<String>,
+}
+
+/// A GPU and a NIC.
+#[derive(Serialize, JsonSchema)]
+pub struct Pair {
+    pub gpu: String,
+    pub nic: String,
+    pub distance: Distance,
+    /// The bridge where their ways meet; `null` if they share none.
+    pub meet: Option<String>,
+    /// Bridges on the way that send peer-to-peer traffic up to the CPU (ACS redirect); none where it goes there anyway.
+    pub acs_redirects: Vec<String>,
+    /// Whether the ACS words of all bridges on the way could be read (root only).
+    pub acs_known: bool,
+    /// What the GPU driver says of the two, once they met in a registration: `supported`, `unsupported`, or `unasked`
+    /// (revocable pins only).
+    pub driver_says: Option<String>,
+}
+
+impl Topo {
+    /// A warning, as doctor's, if the driver refuses two, ACS redirects, or a GPU has no NIC nearby.
+    pub(super) fn level(&self) -> Level {
+        let hindered =
+            |pair: &Pair| !pair.acs_redirects.is_empty() || pair.driver_says.as_deref() == Some("unsupported");
+        let far = |gpu: &Place| {
+            let nearest = self.pairs.iter().filter(|pair| pair.gpu == gpu.address).map(|pair| pair.distance).min();
+            nearest.is_some_and(|distance| distance > Distance::Phb)
+        };
+        match self.pairs.iter().any(hindered) || self.gpus.iter().any(far) {
+            true => Level::Warn,
+            false => Level::Ok,
+        }
+    }
+}
+
+/// Answers `topo`.
+pub fn topo(machine: &Machine) -> Topo {
+    let gpus = machine.gpus();
+    let nics: Vec<_> =
+        machine.rdma.iter().filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?))).collect();
+    let place = |name: String, device: &pci::Device| Place {
+        address: device.address.clone(),
+        name,
+        numa_node: device.numa,
+        way: device.way.clone(),
+    };
+    let mut pairs = Vec::new();
+    for gpu in &gpus {
+        for (_, nic) in &nics {
+            let way = gpu.way_to(nic);
+            let states: Vec<(String, Acs)> = match way.shares_a_switch() {
+                true => way.between.iter().map(|bridge| (bridge.clone(), pci::acs(machine.root, bridge))).collect(),
+                false => Vec::new(),
+            };
+            let driver_says = machine.stats.as_ref().ok().and_then(|stats| {
+                stats.pairs().find(|(a, b, _)| *a == gpu.address && *b == nic.address).map(|(.., says)| says.to_owned())
+            });
+            pairs.push(Pair {
+                driver_says,
+                gpu: gpu.address.clone(),
+                nic: nic.address.clone(),
+                distance: way.distance,
+                meet: way.meet,
+                acs_known: states.iter().all(|(_, state)| *state != Acs::Unreadable),
+                acs_redirects: states
+                    .into_iter()
+                    .filter(|(_, state)| *state == Acs::Redirects)
+                    .map(|(bridge, _)| bridge)
+                    .collect(),
+            });
+        }
+    }
+    Topo {
+        gpus: gpus.into_iter().map(|gpu| place(gpu.name(), gpu)).collect(),
+        nics: nics.into_iter().map(|(device, nic)| place(device.name.clone(), nic)).collect(),
+        pairs,
+    }
+}

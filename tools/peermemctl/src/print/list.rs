@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: GPL-2.0
+//! `list` as text.
+
+use super::{print_table, table, tame, wrapped};
+use crate::answer::List;
+use crate::text;
+use anstyle::Style;
+use std::fmt::Write;
+
+fn unique<'a>(values: impl Iterator<Item = &'a str>) -> String {
+    let mut values: Vec<&str> = values.collect();
+    values.sort_unstable();
+    values.dedup();
+    if values.is_empty() {
+        "-".to_owned()
+    } else {
+        values.join(" ")
+    }
+}
+
+pub(super) fn print(out: &mut String, list: &List) {
+    if list.processes.is_empty() {
+        let _ = writeln!(out, "No GPU memory is registered.");
+    } else {
+        let mut table =
+            table(&["PID", "COMMAND", "REGS", "BYTES", "GPU", "NIC", "CLIENT", "STATE", "OLDEST"], &[0, 2, 3, 8]);
+        for process in &list.processes {
+            let rows = &process.registrations;
+            let state = match process.alive {
+                Some(false) => "process is gone".to_owned(),
+                _ => unique(rows.iter().map(|row| row.state.as_str())),
+            };
+            table.add_row([
+                process.pid.to_string(),
+                tame(&process.comm),
+                rows.len().to_string(),
+                text::bytes(process.bytes),
+                unique(rows.iter().filter_map(|row| row.gpu.as_deref())),
+                unique(rows.iter().filter_map(|row| row.nic.as_deref())),
+                unique(rows.iter().map(|row| row.client.as_str())),
+                state,
+                text::duration(rows.iter().map(|row| row.age_ms).max().unwrap_or(0)),
+            ]);
+        }
+        print_table(out, &table);
+    }
+    if list.processes.iter().any(|process| process.alive.is_none()) {
+        let why = "PID is the host's number of a process. This is a container, so which of them are gone cannot be told from here.";
+        wrapped(out, "", why, Style::new());
+    }
+    match list.references {
+        None => {
+            let _ = writeln!(out, "rmmod does not work: this kernel unloads no module (CONFIG_MODULE_UNLOAD is off).");
+        }
+        Some(0) => {
+            let _ = writeln!(out, "rmmod nvidia_peermem would work: nothing is in use.");
+        }
+        Some(n) => {
+            let _ = writeln!(out, "rmmod nvidia_peermem is refused: it is used {}.", text::count(n, "time"));
+        }
+    }
+    if list.stays_loaded {
+        let why = "One of these is its own, until the next boot: a revocable pin was taken, and this build (plain exports only) cannot tell when the callback of such a pin has left the module.";
+        wrapped(out, "", why, Style::new());
+    }
+}
