@@ -136,7 +136,7 @@ cuda-selftest:
 	@$(program) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda $@
 
 guest:
-	@$(program) tests/guest $(q)/gpu/client docs/checks.md tools/peermemctl/tests/common/table.rs \
+	@$(program) tests/guest $(q)/gpu/client docs/results/checks.md tools/peermemctl/tests/common/table.rs \
 		"=$(call package,libc6-dev libibverbs-dev linux-libc-dev libclang-19-dev)" $(built) tests/guest $@
 
 peermemctl:

@@ -19,7 +19,7 @@ fn main() -> Result<()> {
     let machine = Machine::look(&root);
     let device = machine.rdma.first().context("no RDMA device")?.name.clone();
     let cuda = Cuda::open()?;
-    let gpu = cuda.gpu(0)?;
+    let gpu = cuda.gpu(&machine.gpus().first().context("no GPU")?.address)?;
     let memory = gpu.allocate(allocated)?;
     let verbs = Verbs::open()?;
     let open = verbs.device(&device)?;

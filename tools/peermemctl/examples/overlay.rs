@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `cargo run --example overlay -- BASE FILE.tree...`: rewrites each recorded machine so that
 //! the file has only the differences from the machine BASE of the same folder.
-//! tests/common/tree.rs describes the format.
+//! src/recorded/tree.rs describes the format.
 
-#[path = "../tests/common/tree.rs"]
-mod tree;
+#[path = "../tests/common/overlay.rs"]
+mod overlay;
 
+use peermemctl::recorded::tree::Tree;
 use std::fs;
 use std::path::Path;
-use tree::Tree;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -17,8 +17,8 @@ fn main() {
         std::process::exit(2);
     };
     for file in files.iter().map(Path::new) {
-        let whole = Tree::read(file);
+        let whole = Tree::read(file).unwrap();
         let base_file = file.with_file_name(format!("{base}.tree"));
-        fs::write(file, whole.overlay(base, &Tree::read(&base_file))).unwrap();
+        fs::write(file, overlay::overlay(&whole, base, &Tree::read(&base_file).unwrap())).unwrap();
     }
 }

@@ -4,32 +4,37 @@
 //! they are, also those whose base is recorded again. A recording that the end of a boot cut off is
 //! left out.
 
-#[path = "../tests/common/tree.rs"]
-mod tree;
+#[path = "../tests/common/overlay.rs"]
+mod overlay;
 
+use peermemctl::recorded::tree::Tree;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use tree::Tree;
 
 fn main() {
     let trees = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trees");
     let file = |name: &str| trees.join(format!("{name}.tree"));
     let names = fs::read_dir(&trees).unwrap().map(|entry| entry.unwrap().path());
-    let mut machines: BTreeMap<String, Tree> =
-        names.map(|path| (path.file_stem().unwrap().to_string_lossy().into_owned(), Tree::read(&path))).collect();
+    let mut machines: BTreeMap<String, Tree> = names
+        .map(|path| (path.file_stem().unwrap().to_string_lossy().into_owned(), Tree::read(&path).unwrap()))
+        .collect();
     for results in std::env::args().skip(1) {
         for (name, text) in recorded(&fs::read_to_string(results).unwrap().replace('\r', "")) {
-            let base = machines.get(&name).and_then(|machine| machine.base.clone());
+            let old = machines.get(&name);
+            let base = old.and_then(|machine| machine.base.clone());
+            let findings = old.map_or(Vec::new(), |machine| machine.findings.clone());
             if base.is_none() {
-                fs::write(file(&name), &text).unwrap();
+                let expected: String = findings.iter().map(|finding| format!("? {finding}\n")).collect();
+                let (about, rest) = text.split_once('\n').unwrap();
+                fs::write(file(&name), format!("{about}\n{expected}{rest}")).unwrap();
             }
-            machines.insert(name.clone(), Tree { base, ..Tree::parse(&text, &file(&name)) });
+            machines.insert(name.clone(), Tree { base, findings, ..Tree::parse(&text, &file(&name)).unwrap() });
         }
     }
     for (name, machine) in &machines {
         if let Some(base) = &machine.base {
-            fs::write(file(name), machine.overlay(base, &machines[base])).unwrap();
+            fs::write(file(name), overlay::overlay(machine, base, &machines[base])).unwrap();
         }
     }
 }

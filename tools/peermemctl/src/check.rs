@@ -38,23 +38,60 @@ impl Level {
     }
 }
 
+/// A sort of thing of which a machine has several.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub enum Kind {
+    #[serde(rename = "GPU")]
+    Gpu,
+    #[serde(rename = "NIC")]
+    Nic,
+}
+
+impl Kind {
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Gpu => "GPU",
+            Self::Nic => "NIC",
+        }
+    }
+}
+
+/// The device that a check is about.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Subject {
+    pub kind: Kind,
+    /// PCI address of a GPU, name of a NIC.
+    pub name: String,
+    /// What is said of several at once, behind "8 GPUs".
+    #[serde(skip)]
+    pub many: String,
+}
+
 /// One check of `doctor`.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Check {
-    /// Stable name, such as `module.file`; docs/checks.md lists all.
+    /// Stable name, such as `module.file`; `peermemctl explain` tells of each.
     pub id: &'static str,
     pub level: Level,
+    /// The device that it is about, if it is about one.
+    pub subject: Option<Subject>,
     /// What was found, in one sentence.
     pub message: String,
     /// Where that was read: file, value.
     pub evidence: Vec<String>,
     /// The one command or change that fixes it.
     pub fix: Option<String>,
+    /// The id of another failure: as long as that lasts, this one does.
+    pub follows: Option<&'static str>,
+    /// The message in a few words.
+    #[serde(skip)]
+    pub brief: Option<String>,
 }
 
 impl Check {
     fn new(id: &'static str, level: Level, message: impl Into<String>) -> Self {
-        Self { id, level, message: message.into(), evidence: Vec::new(), fix: None }
+        let message = message.into();
+        Self { id, level, subject: None, message, evidence: Vec::new(), fix: None, follows: None, brief: None }
     }
 
     pub fn ok(id: &'static str, message: impl Into<String>) -> Self {
@@ -75,10 +112,40 @@ impl Check {
         Self { fix: Some(fix.into()), ..Self::new(id, Level::Fail, message) }
     }
 
+    /// A fault, if nothing works; where something does, it is a warning.
+    pub fn fail_unless(works: bool, id: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Self {
+        match works {
+            true => Self::warn(id, message, fix),
+            false => Self::fail(id, message, fix),
+        }
+    }
+
     /// Adds what was read.
     pub fn seen(mut self, evidence: impl Into<String>) -> Self {
         self.evidence.push(evidence.into());
         self
+    }
+
+    /// Says which device it is about, and what is said where several are alike: `many` follows "8 GPUs".
+    pub fn about(mut self, kind: Kind, name: impl Into<String>, many: impl Into<String>) -> Self {
+        self.subject = Some(Subject { kind, name: name.into(), many: many.into() });
+        self
+    }
+
+    /// Says the message in a few words.
+    pub fn brief(mut self, words: impl Into<String>) -> Self {
+        self.brief = Some(words.into());
+        self
+    }
+
+    /// Whether something is wrong.
+    pub fn is_finding(&self) -> bool {
+        self.level >= Level::Warn
+    }
+
+    /// What was found, in few words where there are such.
+    pub fn headline(&self) -> &str {
+        self.brief.as_deref().unwrap_or(&self.message)
     }
 }
 
@@ -87,11 +154,4 @@ impl Check {
 pub struct Section {
     pub title: &'static str,
     pub checks: Vec<Check>,
-}
-
-impl Section {
-    /// The worst of its checks.
-    pub fn level(&self) -> Level {
-        self.checks.iter().map(|check| check.level).max().unwrap_or(Level::Ok)
-    }
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The command line. Man page and completions are made from this (examples/generate.rs).
+//! The command line. Man pages and completions are made from this (examples/generate.rs).
 
-use crate::print::WIDTH;
-use clap::{CommandFactory, Parser, Subcommand};
+use crate::complete;
+use crate::print::{Detail, WIDTH};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap_complete::ArgValueCandidates;
 use std::path::PathBuf;
 
 /// Says whether GPUDirect RDMA by nvidia-peermem works on this machine, and if not, why and what fixes it.
@@ -18,22 +20,45 @@ pub struct Cli {
     pub command: Command,
 
     /// Print JSON; docs/peermemctl.schema.json describes it
-    #[arg(long, global = true)]
+    #[arg(short, long, global = true)]
     pub json: bool,
 
-    /// Look at the sysfs, procfs and /etc below DIR, such as a tree recorded on another machine
-    #[arg(long, global = true, value_name = "DIR", default_value = "/")]
+    /// With -j: print it over several lines
+    #[arg(short, long, global = true)]
+    pub pretty: bool,
+
+    /// Look at another machine: a FILE that record wrote, or a folder with its sysfs, procfs and /etc
+    #[arg(long, global = true, value_name = "FILE", default_value = "/", env = complete::ROOT)]
     pub root: PathBuf,
 }
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Is GPUDirect RDMA usable, yes or no, and why; in a second, without root
+    /// Is GPUDirect RDMA usable, yes or no, and why; in a moment, without root
     Status,
     /// Every check there is, with evidence and the command that fixes it; complete as root
-    Doctor,
+    Doctor {
+        #[command(flatten)]
+        more: More,
+        /// Judge what applications do by the environment of this process
+        #[arg(long, value_name = "PID", conflicts_with = "launched", add = ArgValueCandidates::new(complete::processes))]
+        pid: Option<u32>,
+        /// Judge it by the environment that this command line would have, such as mpirun -x NCCL_IB_HCA=mlx5_0 ./app; it is not run
+        #[arg(last = true, value_name = "COMMAND")]
+        launched: Vec<String>,
+    },
     /// Live registrations by process, those of the most bytes first; as root
-    List,
+    List {
+        /// Of this process only
+        #[arg(long, add = ArgValueCandidates::new(complete::registrants))]
+        pid: Option<u32>,
+        /// Of this GPU only, by index or address
+        #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
+        gpu: Option<String>,
+        /// Of this NIC only, by name, index or address
+        #[arg(long, add = ArgValueCandidates::new(complete::nics))]
+        nic: Option<String>,
+    },
     /// Live view of the counters with rates, until interrupted
     Watch {
         /// Seconds between two lines
@@ -45,20 +70,77 @@ pub enum Command {
     },
     /// The last 64 refused registrations and why; as root
     Failures,
-    /// Which NIC is how near to which GPU, where their ways meet, and ACS
-    Topo,
+    /// How near each NIC is to each GPU, the best NIC for each, ACS and IOMMU
+    Topo {
+        /// Print a picture (SVG)
+        #[arg(long, conflicts_with = "json")]
+        svg: bool,
+        /// Tell the bridges on each way, too
+        #[arg(short, long)]
+        verbose: bool,
+    },
     /// Allocate GPU memory, register it, write to it through the NIC, compare; by peer memory and by dma-buf
     Selftest {
-        /// RDMA device to use; the first with an active port without this
-        #[arg(long, value_name = "NAME")]
-        device: Option<String>,
-        /// Number of the GPU, as CUDA counts
-        #[arg(long, default_value_t = 0)]
-        gpu: i32,
+        /// GPU to use, by index or address; the first without this
+        #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
+        gpu: Option<String>,
+        /// NIC to use, by name, index or address; the first with an active port without this
+        #[arg(long, add = ArgValueCandidates::new(complete::nics))]
+        nic: Option<String>,
+        /// Measure the bandwidth, too: registers 16 MiB and moves them for about a second each way
+        #[arg(long)]
+        bandwidth: bool,
+    },
+    /// For Slurm's prologs and node problem detectors: one line, exit 0 if it is usable, 1 if not, 2 if that cannot be told
+    Check {
+        /// A warning is a failure, too
+        #[arg(long)]
+        strict: bool,
+    },
+    /// Counters and verdicts as OpenMetrics, for node_exporter's textfile collector; complete as root
+    Metrics {
+        /// Write to this file, in one step
+        #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+        output: Option<PathBuf>,
+    },
+    /// Write down all that this program looks at, for --root elsewhere; complete as root
+    Record {
+        /// Leave out names of hosts, users and programs, and addresses of the network
+        #[arg(long)]
+        anonymous: bool,
+        /// What is wrong with this machine
+        about: String,
+    },
+    /// What a check looks at and why it matters; without an id: all of them
+    Explain {
+        /// Such as api.exported
+        #[arg(add = ArgValueCandidates::new(complete::checks))]
+        id: Option<String>,
     },
 }
 
-/// The parser, for man page and completions.
+/// How much is told.
+#[derive(Args)]
+pub struct More {
+    /// Problems only
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Everything: each device by itself, with what was read
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+impl More {
+    pub fn detail(&self) -> Detail {
+        match (self.quiet, self.verbose) {
+            (true, _) => Detail::Quiet,
+            (_, true) => Detail::Verbose,
+            _ => Detail::Normal,
+        }
+    }
+}
+
+/// The parser, for man pages and completions.
 pub fn parser() -> clap::Command {
     Cli::command()
 }

@@ -3,7 +3,7 @@
 
 use anyhow::{bail, Context as _, Result};
 use libloading::Library;
-use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use std::ffi::{c_char, c_int, c_uint, c_void, CStr, CString};
 use std::os::fd::{FromRawFd, OwnedFd};
 
 type Status = c_int;
@@ -60,10 +60,11 @@ impl Cuda {
         bail!("{name}: error {status}");
     }
 
-    /// GPU number `ordinal`, with its primary context current in this thread.
-    pub fn gpu(&self, ordinal: c_int) -> Result<Gpu<'_>> {
+    /// The GPU at a PCI address, with its primary context current in this thread.
+    pub fn gpu(&self, address: &str) -> Result<Gpu<'_>> {
         let mut device: c_int = 0;
-        call!(self, "cuDeviceGet", (*mut c_int, c_int), &mut device, ordinal)?;
+        let text = CString::new(address).context("PCI address")?;
+        call!(self, "cuDeviceGetByPCIBusId", (*mut c_int, *const c_char), &mut device, text.as_ptr())?;
         let mut context: *mut c_void = std::ptr::null_mut();
         call!(self, "cuDevicePrimaryCtxRetain", (*mut *mut c_void, c_int), &mut context, device)?;
         let gpu = Gpu { cuda: self, device };

@@ -2,20 +2,29 @@
 //! What peermemctl knows; the program itself is main.rs.
 
 pub mod answer;
+pub mod catalogue;
 pub mod check;
 pub mod cli;
+pub mod complete;
+pub mod consumer;
 pub mod cuda;
 pub mod doctor;
+pub mod environment;
 pub mod kernel;
 pub mod machine;
+pub mod manual;
+pub mod metrics;
 pub mod modprobe;
 pub mod module_file;
 pub mod nvidia;
 pub mod pci;
 pub mod peermem;
+pub mod picture;
 pub mod print;
 pub mod rdma;
+pub mod recorded;
 pub mod root;
+pub mod select;
 pub mod selftest;
 pub mod text;
 pub mod verbs;

@@ -108,6 +108,11 @@ impl<'a> Machine<'a> {
         self.devices.iter().find(|device| device.address == address)
     }
 
+    /// Whether a GPU has a coherent link to its processor.
+    pub fn has_c2c(&self, gpu: &Device) -> bool {
+        gpu.way.iter().filter_map(|part| self.pci(part)).any(Device::is_grace_port)
+    }
+
     /// Whether the kernel has a symbol; `None` if nobody can tell.
     pub fn has_symbol(&self, name: &str) -> Option<bool> {
         self.symbols.as_ref().ok().map(|symbols| symbols.contains_key(name))
@@ -131,7 +136,7 @@ impl<'a> Machine<'a> {
     /// What has the module loaded; nothing does while there is no core or no driver for it.
     pub fn load_it(&self) -> &'static str {
         match self.has_symbol(REGISTER) == Some(false) || self.driver.is_none() {
-            true => "first do what sections 1 and 2 say, then modprobe nvidia-peermem",
+            true => "then: modprobe nvidia-peermem",
             false => "modprobe nvidia-peermem",
         }
     }

@@ -2,18 +2,26 @@
 //! peermemctl: status and doctor of GPUDirect RDMA by nvidia-peermem.
 
 use anyhow::{bail, Context, Result};
-use clap::Parser;
-use peermemctl::answer::{self, Answer, Document, Failed, Output, FORMAT};
+use clap::{CommandFactory, Parser};
+use clap_complete::CompleteEnv;
+use peermemctl::answer::{self, Answer, Document, Failed, Output, Status, Wanted, FORMAT};
+use peermemctl::check::Level;
 use peermemctl::cli::{Cli, Command};
+use peermemctl::doctor;
+use peermemctl::environment::Environment;
 use peermemctl::machine::Machine;
 use peermemctl::peermem::{Stats, DIR, KNOW_IT, UNKNOWN};
-use peermemctl::print;
+use peermemctl::print::{self, Detail, Page};
 use peermemctl::root::{Missing, Root};
+use peermemctl::{metrics, picture, recorded, select, selftest};
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
+    // The shell asks what may follow.
+    CompleteEnv::with_factory(Cli::command).complete();
     let cli = Cli::parse();
     match run(&cli) {
         Ok(code) => ExitCode::from(code),
@@ -23,48 +31,102 @@ fn main() -> ExitCode {
                 let _ = json(&cli, &Document::Failed(Failed { format: FORMAT, error: format!("{error:#}") }))
                     .and_then(|text| write(&text));
             }
-            let _ = anstream::stderr().write_all(print::failed(&error).as_bytes());
+            let _ = anstream::stderr().write_all(Page::new(Detail::Normal).failed(&error).as_bytes());
             ExitCode::from(2)
         }
     }
 }
 
 fn run(cli: &Cli) -> Result<u8> {
-    if !cli.root.is_dir() {
-        bail!("--root {}: no such directory", cli.root.display());
-    }
-    let root = Root::new(&cli.root);
-    if let Command::Watch { interval, count } = cli.command {
-        return watch(cli, &root, Duration::from_secs(interval), count);
-    }
+    let root = Root::open(&cli.root)?;
+    let own = || Environment::own(&root);
     let answer = match &cli.command {
-        Command::Status => Answer::Status(Box::new(answer::status(&Machine::look(&root)))),
-        Command::Doctor => {
+        Command::Watch { interval, count } => return watch(cli, &root, Duration::from_secs(*interval), *count),
+        Command::Status => Answer::Status(Box::new(status(&root))),
+        Command::Check { strict } => return check(cli, status(&root), *strict),
+        Command::Metrics { output } => {
             let mut machine = Machine::look(&root);
             machine.ask_tools();
-            Answer::Doctor(peermemctl::doctor::examine(&machine))
-        }
-        Command::List => Answer::List(answer::list(&root)?),
-        Command::Failures => Answer::Failures(answer::failures(&root)?),
-        Command::Topo => Answer::Topo(answer::topo(&Machine::look(&root))),
-        Command::Selftest { device, gpu } => {
-            if !root.is_live() {
-                bail!("selftest works on this machine only, not on a recorded tree");
+            let text = metrics::text(&machine, &doctor::examine(&machine, &own()))?;
+            match output {
+                Some(file) => metrics::write(&text, file)?,
+                None => drop(write(&text)?),
             }
-            Answer::Selftest(peermemctl::selftest::run(&Machine::look(&root), device.as_deref(), *gpu)?)
+            return Ok(0);
         }
-        Command::Watch { .. } => unreachable!("answered above"),
+        Command::Record { anonymous, about } => {
+            let text = recorded::record(&root, about);
+            let host = root.line("/proc/sys/kernel/hostname").unwrap_or_default();
+            write(&if *anonymous { recorded::anonymous::anonymous(&text, &host) } else { text })?;
+            return Ok(0);
+        }
+        Command::Doctor { pid, launched, .. } => {
+            let environment = match (pid, launched.as_slice()) {
+                (Some(pid), _) => Environment::of_process(&root, *pid)?,
+                (None, []) => own(),
+                (None, words) => Environment::of_command(&root, words),
+            };
+            let mut machine = Machine::look(&root);
+            machine.ask_tools();
+            Answer::Doctor(doctor::examine(&machine, &environment))
+        }
+        Command::List { pid, gpu, nic } => Answer::List(answer::list(&root, &wanted(&root, *pid, gpu, nic)?)?),
+        Command::Failures => Answer::Failures(answer::failures(&root)?),
+        Command::Topo { svg, .. } => {
+            let topo = answer::topo(&Machine::look(&root));
+            if *svg {
+                write(&picture::of(&topo))?;
+                return Ok(0);
+            }
+            Answer::Topo(topo)
+        }
+        Command::Selftest { gpu, nic, bandwidth } => {
+            if !root.is_live() {
+                bail!("selftest works on this machine only, not on a recorded one");
+            }
+            let wanted = selftest::Wanted { gpu: gpu.as_deref(), nic: nic.as_deref(), bandwidth: *bandwidth };
+            Answer::Selftest(selftest::run(&Machine::look(&root), &wanted)?)
+        }
+        Command::Explain { id } => Answer::Explain(answer::explain(id.as_deref())?),
     };
     let code = answer.exit_code();
     show(cli, answer)?;
     Ok(code)
 }
 
-/// A JSON document: of `watch` one per line.
+fn status(root: &Root) -> Status {
+    let machine = Machine::look(root);
+    let report = doctor::examine(&machine, &Environment::own(root));
+    answer::status(&machine, report)
+}
+
+/// One line, and an exit code for programs that know no warnings.
+fn check(cli: &Cli, status: Status, strict: bool) -> Result<u8> {
+    let fails = !status.usable || strict && status.level == Level::Warn;
+    match cli.json {
+        true => drop(show(cli, Answer::Status(Box::new(status)))?),
+        false => drop(write(&format!("nvidia-peermem: {}\n", status.verdict))?),
+    }
+    Ok(u8::from(fails))
+}
+
+/// The registrations that `list` is asked for. The rest of the machine is looked at only where that is needed.
+fn wanted(root: &Root, pid: Option<u32>, gpu: &Option<String>, nic: &Option<String>) -> Result<Wanted> {
+    if gpu.is_none() && nic.is_none() {
+        return Ok(Wanted { pid, ..Wanted::default() });
+    }
+    let machine = Machine::look(root);
+    let gpu = gpu.as_ref().map(|text| select::gpu(&machine, text)).transpose()?;
+    let nic = nic.as_ref().map(|text| select::nic(&machine, text)).transpose()?;
+    let nic = nic.map(|nic| nic.pci.clone().with_context(|| format!("{} has no PCI address", nic.name))).transpose()?;
+    Ok(Wanted { pid, gpu: gpu.map(|gpu| gpu.address.clone()), nic })
+}
+
+/// A JSON document in a line, or over several.
 fn json(cli: &Cli, document: &Document) -> Result<String> {
-    let text = match cli.command {
-        Command::Watch { .. } => serde_json::to_string(document),
-        _ => serde_json::to_string_pretty(document),
+    let text = match cli.pretty {
+        false => serde_json::to_string(document),
+        true => serde_json::to_string_pretty(document),
     };
     Ok(text.context("make JSON")? + "\n")
 }
@@ -78,17 +140,28 @@ fn write(text: &str) -> Result<bool> {
     }
 }
 
+/// How much of the answer is told as text.
+fn detail(cli: &Cli) -> Detail {
+    match &cli.command {
+        Command::Doctor { more, .. } => more.detail(),
+        Command::Topo { verbose: true, .. } => Detail::Verbose,
+        _ => Detail::Normal,
+    }
+}
+
 /// Prints an answer; `false` if nobody reads any more.
 fn show(cli: &Cli, answer: Answer) -> Result<bool> {
     match cli.json {
         true => write(&json(cli, &Document::Output(Output { format: FORMAT, answer }))?),
-        false => write(&print::text(&answer)),
+        false => write(&Page::new(detail(cli)).show(&answer)),
     }
 }
 
 fn watch(cli: &Cli, root: &Root, interval: Duration, count: Option<u64>) -> Result<u8> {
     const HEAD_EVERY: u64 = 20;
+    const BARS: usize = 9;
     let mut before: Option<(Stats, Instant)> = None;
+    let mut recent = VecDeque::new();
     let mut code = 0;
     for round in 0u64.. {
         if count.is_some_and(|count| round >= count) {
@@ -103,8 +176,13 @@ fn watch(cli: &Cli, root: &Root, interval: Duration, count: Option<u64>) -> Resu
             Err(_) => bail!("there is no {DIR}/stats: nvidia_peermem is not loaded, or is not this project's"),
         };
         let now = Instant::now();
-        let tick = answer::tick(&stats, before.as_ref().map(|(old, then)| (old, (now - *then).as_secs_f64())));
-        if !cli.json && round % HEAD_EVERY == 0 && !write(&print::watch_head())? {
+        let mut tick = answer::tick(&stats, before.as_ref().map(|(old, then)| (old, (now - *then).as_secs_f64())));
+        recent.push_back(tick.pins_per_second);
+        if recent.len() > BARS {
+            recent.pop_front();
+        }
+        tick.recent = recent.iter().copied().collect();
+        if !cli.json && round % HEAD_EVERY == 0 && !write(&print::watch_head(Page::new(Detail::Normal)))? {
             break;
         }
         let answer = Answer::Watch(tick);

@@ -50,6 +50,17 @@ pub enum Iommu {
     Unknown,
 }
 
+impl Iommu {
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Identity => "identity",
+            Self::Translating => "translates",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 /// How far two devices are from each other; the words of `nvidia-smi topo`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
@@ -197,6 +208,12 @@ impl Device {
     /// Class and subclass.
     pub fn kind(&self) -> u32 {
         self.class >> 8
+    }
+
+    /// Whether it is a root port of NVIDIA's Grace, whose GPUs have a coherent link (NVLink-C2C) to it. The ids are those of rdma-core's
+    /// kernel-boot/rdma_topo (0434340c3bdb).
+    pub fn is_grace_port(&self) -> bool {
+        self.vendor == 0x10de && matches!(self.device, 0x22b1 | 0x22b2 | 0x22b8)
     }
 
     /// What it is called.

@@ -20,6 +20,13 @@ pub struct RdmaDevice {
     pub ports: Vec<Port>,
 }
 
+impl RdmaDevice {
+    /// Whether one of its ports is active.
+    pub fn is_active(&self) -> bool {
+        self.ports.iter().any(|port| port.state == "ACTIVE")
+    }
+}
+
 /// One port.
 pub struct Port {
     pub number: String,
@@ -30,9 +37,12 @@ pub struct Port {
     pub rate: String,
 }
 
-/// All RDMA devices.
+/// All RDMA devices, in the order of nvidia-smi: mlx5_2 before mlx5_10.
 pub fn devices(root: &Root) -> Vec<RdmaDevice> {
-    root.names(CLASS).into_iter().map(|name| device(root, name)).collect()
+    let mut names = root.names(CLASS);
+    names
+        .sort_by_key(|name| (name.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned(), name.len(), name.clone()));
+    names.into_iter().map(|name| device(root, name)).collect()
 }
 
 fn device(root: &Root, name: String) -> RdmaDevice {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Reads files below a root directory: `/`, or a tree recorded on another machine.
 
+use crate::recorded;
+use anyhow::{bail, Context, Result};
 use rustix::fs::Access;
 use rustix::io::Errno;
 use std::fs;
@@ -11,6 +13,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// What a program may take. One that asks the GPU driver takes seconds for each GPU that it has to wake, and for ever where the
 /// driver stands still.
@@ -45,6 +48,8 @@ impl Forbidden {
 pub struct Root {
     dir: PathBuf,
     live: bool,
+    /// Where a recorded machine is unpacked; it goes with this.
+    _unpacked: Option<TempDir>,
 }
 
 /// Why a file could not be read.
@@ -79,7 +84,21 @@ impl From<io::Error> for Missing {
 impl Root {
     /// `/` is this machine; anything else is a recorded tree, for which nothing is run and nothing outside is read.
     pub fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_path_buf(), live: dir == Path::new("/") }
+        Self { dir: dir.to_path_buf(), live: dir == Path::new("/"), _unpacked: None }
+    }
+
+    /// The machine in `path`: a folder, or a file that `record` wrote.
+    pub fn open(path: &Path) -> Result<Self> {
+        if path.is_dir() {
+            return Ok(Self::new(path));
+        }
+        if !path.is_file() {
+            bail!("--root {}: no such file or folder", path.display());
+        }
+        let dir = tempfile::tempdir().context("make a folder to unpack into")?;
+        recorded::unpack(path, dir.path())?;
+        let root = Self::new(dir.path());
+        Ok(Self { _unpacked: Some(dir), ..root })
     }
 
     /// Whether this is the machine we run on.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `selftest`: GPU memory, registered, written to by the NIC, compared; by peer memory and by dma-buf.
 
-use crate::answer::{Selftest, SelftestWay};
+use crate::answer::{Bandwidth, Selftest, SelftestWay};
 use crate::check::Level;
 use crate::cuda::{Cuda, Gpu, Memory};
 use crate::doctor::limits;
@@ -9,39 +9,49 @@ use crate::kernel;
 use crate::machine::Machine;
 use crate::peermem::{self, Failure};
 use crate::root::Root;
+use crate::select;
 use crate::text;
-use crate::verbs::{Domain, PortAddress, Region, Verbs};
+use crate::verbs::{Domain, Loopback, PortAddress, Region, Verbs};
 use anyhow::{Context, Result};
 use std::io;
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What is allocated: one GPU page.
 const PAGE: usize = 65536;
 /// What is registered of it. With as much of the host's memory and the NIC's queues it fits a memlock limit of 64 KiB.
 const SIZE: usize = 8192;
+/// What is registered to measure the bandwidth, and what one write of that moves.
+const MOVED: usize = 16 << 20;
+const PIECE: u32 = 1 << 20;
 /// Under a limit below this, ENOMEM may be the limit's, on kernels with pages of 64 KiB too.
 const TIGHT: u64 = 1 << 20;
 
+/// What is asked for.
+pub struct Wanted<'a> {
+    /// As [`select`] reads them; `None`: the first one.
+    pub gpu: Option<&'a str>,
+    pub nic: Option<&'a str>,
+    pub bandwidth: bool,
+}
+
 /// Runs both ways. An error means that not even a try was possible.
-pub fn run(machine: &Machine, device: Option<&str>, gpu: i32) -> Result<Selftest> {
-    let rdma = machine
-        .rdma
-        .iter()
-        .find(|rdma| match device {
-            Some(name) => rdma.name == name,
-            None => rdma.ports.iter().any(|port| port.state == "ACTIVE"),
-        })
-        .with_context(|| match device {
-            Some(name) => format!("there is no RDMA device {name}; peermemctl topo lists them"),
-            None => "no RDMA device has an active port; peermemctl doctor says more".to_owned(),
-        })?;
+pub fn run(machine: &Machine, wanted: &Wanted) -> Result<Selftest> {
+    let rdma = match wanted.nic {
+        Some(name) => select::nic(machine, name)?,
+        None => machine
+            .rdma
+            .iter()
+            .find(|rdma| rdma.is_active())
+            .context("no RDMA device has an active port; peermemctl doctor says more")?,
+    };
     let port = rdma.ports.iter().find(|port| port.state == "ACTIVE").or(rdma.ports.first());
     let port = port.with_context(|| format!("{} has no port", rdma.name))?;
     let address = PortAddress::read(machine.root, &rdma.name, &port.number)?;
 
+    let gpu = select::gpu(machine, wanted.gpu.unwrap_or("0"))?;
     let cuda = Cuda::open()?;
-    let gpu = cuda.gpu(gpu).with_context(|| format!("GPU {gpu}; nvidia-smi -L lists those that there are"))?;
+    let gpu = cuda.gpu(&gpu.address).with_context(|| format!("GPU {}", gpu.address))?;
     let name = gpu.name()?;
     let verbs = Verbs::open()?;
     let open = verbs.device(&rdma.name)?;
@@ -49,24 +59,24 @@ pub fn run(machine: &Machine, device: Option<&str>, gpu: i32) -> Result<Selftest
 
     let known = last_refusal(machine.root);
     let mut at = 0;
-    let peer = attempt("peer-memory", &gpu, &domain, &address, |memory| {
+    let peer = attempt("peer-memory", &gpu, &domain, &address, wanted.bandwidth, |memory, size| {
         at = memory.address();
-        domain.register(at, SIZE)
+        domain.register(at, size)
     })
     .unwrap_or_else(|error| {
         failed("peer-memory", Level::Fail, format!("{error:#}{}", reason(machine.root, &error, known, at)))
     });
     let dma_buf = if gpu.has_dma_buf() {
-        attempt("dma-buf", &gpu, &domain, &address, |memory| {
+        attempt("dma-buf", &gpu, &domain, &address, wanted.bandwidth, |memory, size| {
             let fd = memory.dma_buf().map_err(io::Error::other)?;
-            domain.register_dma_buf(fd.as_fd(), memory.address(), SIZE)
+            domain.register_dma_buf(fd.as_fd(), memory.address(), size)
         })
         .unwrap_or_else(|error| failed("dma-buf", Level::Skip, format!("does not work here: {error:#}")))
     } else {
         failed("dma-buf", Level::Skip, "the GPU driver does not offer it".to_owned())
     };
     let ways = vec![peer, dma_buf];
-    Ok(Selftest { level: worst(&ways), gpu: name, device: rdma.name.clone(), bytes: SIZE as u64, ways })
+    Ok(Selftest { level: worst(&ways), gpu: name, nic: rdma.name.clone(), bytes: SIZE as u64, ways })
 }
 
 /// A way that is not possible here counts for nothing.
@@ -83,6 +93,7 @@ fn failed(way: &'static str, level: Level, message: String) -> SelftestWay {
         write_us: None,
         deregister_us: None,
         bytes_equal: None,
+        bandwidth: None,
     }
 }
 
@@ -120,7 +131,8 @@ fn attempt<'a>(
     gpu: &Gpu,
     domain: &'a Domain<'a>,
     port: &PortAddress,
-    register: impl FnOnce(&Memory) -> io::Result<Region<'a>>,
+    with_bandwidth: bool,
+    mut register: impl FnMut(&Memory, usize) -> io::Result<Region<'a>>,
 ) -> Result<SelftestWay> {
     let memory = gpu.allocate(PAGE)?;
     memory.clear()?;
@@ -130,7 +142,7 @@ fn attempt<'a>(
     let loopback = domain.loopback(port)?;
 
     let start = Instant::now();
-    let region = register(&memory).context("register GPU memory")?;
+    let region = register(&memory, SIZE).context("register GPU memory")?;
     let register_us = micros(start);
     let start = Instant::now();
     let length = u32::try_from(SIZE).context("size")?;
@@ -144,6 +156,10 @@ fn attempt<'a>(
     let start = Instant::now();
     region.deregister();
     let deregister_us = micros(start);
+    let bandwidth = match with_bandwidth && equal {
+        true => Some(bandwidth(gpu, domain, &loopback, register).context("measure the bandwidth")?),
+        false => None,
+    };
     Ok(SelftestWay {
         way,
         level: if equal { Level::Ok } else { Level::Fail },
@@ -152,7 +168,27 @@ fn attempt<'a>(
         write_us: Some(write_us),
         deregister_us: Some(deregister_us),
         bytes_equal: Some(equal),
+        bandwidth,
     })
+}
+
+/// Moves memory between host and GPU for a while, each way.
+fn bandwidth<'a>(
+    gpu: &Gpu,
+    domain: &'a Domain<'a>,
+    loopback: &Loopback,
+    mut register: impl FnMut(&Memory, usize) -> io::Result<Region<'a>>,
+) -> Result<Bandwidth> {
+    const SPAN: Duration = Duration::from_secs(1);
+    let memory = gpu.allocate(MOVED)?;
+    let host = vec![0u8; MOVED];
+    let at = (memory.address(), host.as_ptr() as u64);
+    let ours = domain.register(at.1, MOVED).context("register host memory")?;
+    let theirs = register(&memory, MOVED).context("register GPU memory")?;
+    let rate = |from, to| loopback.rate(from, to, MOVED as u64, PIECE, SPAN);
+    let to_gpu = rate((&ours, at.1), (&theirs, at.0))?;
+    let from_gpu = rate((&theirs, at.0), (&ours, at.1))?;
+    Ok(Bandwidth { to_gpu, from_gpu, registered: MOVED as u64, piece: u64::from(PIECE) })
 }
 
 fn micros(since: Instant) -> f64 {

@@ -27,6 +27,19 @@ pub fn count(n: impl TryInto<u64>, what: &str) -> String {
     }
 }
 
+/// `GPU a`, `2 GPUs (a, b)`, `8 GPUs (a, b, ...)`; `None` for none.
+pub fn named<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
+    let names: Vec<&str> = names.collect();
+    match names.as_slice() {
+        [] => None,
+        [one] => Some(format!("{what} {one}")),
+        [first, second, rest @ ..] => {
+            let more = if rest.is_empty() { "" } else { ", ..." };
+            Some(format!("{} ({first}, {second}{more})", count(names.len(), what)))
+        }
+    }
+}
+
 /// A duration in milliseconds: `1.5 s`, `3 min`.
 pub fn duration(ms: u64) -> String {
     match ms {
@@ -68,6 +81,11 @@ pub fn time(seconds: f64) -> String {
     let (month, year) = if month < 10 { (month + 3, era * 400 + year) } else { (month - 9, era * 400 + year + 1) };
     let (hour, minute, second) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60);
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{:03}Z", ms % 1000)
+}
+
+/// Seconds since 1970 as a time of day, UTC.
+pub fn clock(seconds: f64) -> String {
+    time(seconds).get(11..19).unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

@@ -23,6 +23,8 @@ const TO_INIT: c_int = 0x39;
 const TO_RTR: c_int = 0x12_9181;
 const TO_RTS: c_int = 0x1_2e01;
 const MTU_1024: u32 = 3;
+/// Writes that are under way at once.
+const DEPTH: u64 = 16;
 
 #[repr(C)]
 struct RawContext {
@@ -329,7 +331,13 @@ impl<'a> Domain<'a> {
             send_cq: cq,
             recv_cq: cq,
             srq: std::ptr::null_mut(),
-            cap: Capabilities { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 },
+            cap: Capabilities {
+                max_send_wr: DEPTH as u32,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
             kind: RC,
             sq_sig_all: 0,
         };
@@ -496,7 +504,32 @@ impl Loopback<'_> {
 
     /// Writes `length` bytes from `from` to `to`, and waits until that is done.
     pub fn write(&self, from: (&Region, u64), to: (&Region, u64), length: u32) -> Result<()> {
-        const PATIENCE: Duration = Duration::from_secs(10);
+        self.post(from, to, length)?;
+        self.wait()
+    }
+
+    /// Writes `size` bytes from `from` to `to` in pieces, again and again for as long as `span`; bytes per second.
+    pub fn rate(&self, from: (&Region, u64), to: (&Region, u64), size: u64, piece: u32, span: Duration) -> Result<f64> {
+        let step = u64::from(piece);
+        let start = Instant::now();
+        let (mut posted, mut done) = (0, 0);
+        while start.elapsed() < span {
+            while posted - done < DEPTH {
+                let offset = posted * step % (size - size % step);
+                self.post((from.0, from.1 + offset), (to.0, to.1 + offset), piece)?;
+                posted += 1;
+            }
+            self.wait()?;
+            done += 1;
+        }
+        while done < posted {
+            self.wait()?;
+            done += 1;
+        }
+        Ok((done * step) as f64 / start.elapsed().as_secs_f64())
+    }
+
+    fn post(&self, from: (&Region, u64), to: (&Region, u64), length: u32) -> Result<()> {
         let mut piece = Piece { address: from.1, length, lkey: from.0.keys().0 };
         let mut request = SendRequest {
             id: 1,
@@ -511,21 +544,25 @@ impl Loopback<'_> {
             rest: [0; 9],
         };
         type PostSend = unsafe extern "C" fn(*mut RawQp, *mut SendRequest, *mut *mut SendRequest) -> c_int;
-        type PollCq = unsafe extern "C" fn(*mut c_void, c_int, *mut Completion) -> c_int;
         let mut bad: *mut SendRequest = std::ptr::null_mut();
-        // SAFETY: The provider filled these places of the context with functions of these types.
-        let (post, poll) = unsafe {
+        // SAFETY: The provider filled this place of the context with a function of this type. It reads the request and what that
+        // points to before it returns; the regions outlive the write, since the caller waits for it.
+        let error = unsafe {
             let ops = &(*self.device.context).ops;
-            (
-                std::mem::transmute::<*const c_void, PostSend>(ops[POST_SEND]),
-                std::mem::transmute::<*const c_void, PollCq>(ops[POLL_CQ]),
-            )
+            std::mem::transmute::<*const c_void, PostSend>(ops[POST_SEND])(self.qp, &mut request, &mut bad)
         };
-        // SAFETY: The request and what it points to live until the write is done.
-        let error = unsafe { post(self.qp, &mut request, &mut bad) };
-        if error != 0 {
-            return Err(io::Error::from_raw_os_error(error)).context("ibv_post_send");
+        match error {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error)).context("ibv_post_send"),
         }
+    }
+
+    /// Waits until one write more is done.
+    fn wait(&self) -> Result<()> {
+        const PATIENCE: Duration = Duration::from_secs(10);
+        type PollCq = unsafe extern "C" fn(*mut c_void, c_int, *mut Completion) -> c_int;
+        // SAFETY: The provider filled this place of the context with a function of this type.
+        let poll = unsafe { std::mem::transmute::<*const c_void, PollCq>((*self.device.context).ops[POLL_CQ]) };
         let start = Instant::now();
         let mut completion = Completion::default();
         loop {

@@ -177,7 +177,8 @@ fn status_without_root(_: &Env) -> Result<()> {
     let out = Command::new("peermemctl").args(["status", "--json"]).uid(65534).gid(65534).output()?;
     let (ms, used) = (start.elapsed().as_millis(), rusage::children()?.saturating_sub(before));
     let said: Value = serde_json::from_slice(&out.stdout).with_context(|| format!("{out:?}"))?;
-    ensure!(said["usable"] == true && out.status.code() == Some(0), "exit {:?}: {said}", out.status.code());
+    // What a bare machine lacks (a start at boot, room to lock memory) is a warning.
+    ensure!(said["usable"] == true && matches!(out.status.code(), Some(0 | 1)), "exit {:?}: {said}", out.status.code());
     ensure!(said["live"] == 1 && said["live_bytes"] == MIB, "live registrations: {said}");
     ensure!(said["mode"] == "persistent" && said["module"] == "rust", "module: {said}");
     emit("status_without_root", &json!({ "ms": u64::try_from(ms)?, "processor_ms": u64::try_from(used.as_millis())? }));

@@ -107,7 +107,7 @@ fn topo(_: &Env) -> Result<()> {
 /// Bytes move, nothing is left; what cannot be tried says why.
 fn selftest(_: &Env) -> Result<()> {
     let (gets, puts) = gpu::provider_calls()?;
-    let (told, code) = peermem::peermemctl_json(&["selftest", "--device", RDMA_DEVICE, "--gpu", "0"])?;
+    let (told, code) = peermem::peermemctl_json(&["selftest", "--nic", RDMA_DEVICE, "--gpu", "0"])?;
     println!("{told}");
     let way = &told["ways"][0];
     ensure!(way["way"] == "peer-memory" && way["bytes_equal"] == true && code == Some(0), "exit {code:?}: {told}");
@@ -117,7 +117,11 @@ fn selftest(_: &Env) -> Result<()> {
     let after = gpu::accounting()?;
     ensure!(after.is_clean(), "left behind: {:?}", after.dirt());
     ensure!(gpu::provider_calls()? == (gets + 1, puts + 1), "pinned otherwise than once: {after:?}");
-    for (args, word) in [(["--device", "nosuch0"], "nosuch0"), (["--gpu", "7"], "GPU 7; nvidia-smi -L")] {
+    let (told, code) = peermem::peermemctl_json(&["selftest", "--bandwidth"])?;
+    let bandwidth = &told["ways"][0]["bandwidth"];
+    ensure!(code == Some(0) && bandwidth["to_gpu"].as_f64() > Some(0.0), "exit {code:?}: {told}");
+    ensure!(bandwidth["from_gpu"].as_f64() > Some(0.0) && gpu::books()?.is_clean(), "bandwidth: {told}");
+    for (args, word) in [(["--nic", "nosuch0"], "nosuch0"), (["--gpu", "7"], "no GPU 7; peermemctl topo lists")] {
         let said = peermem::peermemctl(&[&["selftest"][..], &args].concat())?;
         ensure!(said.code == Some(2) && said.text.contains(word), "{args:?}: {:?} {}", said.code, said.text);
     }

@@ -40,11 +40,28 @@ impl Process {
     }
 }
 
+/// Which registrations are asked for; `None`: of any.
+#[derive(Default)]
+pub struct Wanted {
+    pub pid: Option<u32>,
+    /// PCI address.
+    pub gpu: Option<String>,
+    /// PCI address.
+    pub nic: Option<String>,
+}
+
+impl Wanted {
+    fn is(&self, row: &Registration) -> bool {
+        let fits = |wanted: &Option<String>, is: &Option<String>| wanted.is_none() || wanted == is;
+        self.pid.is_none_or(|pid| pid == row.pid) && fits(&self.gpu, &row.gpu) && fits(&self.nic, &row.nic)
+    }
+}
+
 /// Answers `list`.
-pub fn list(root: &Root) -> Result<List> {
+pub fn list(root: &Root, wanted: &Wanted) -> Result<List> {
     let registrations = told(root, peermem::registrations(root))?;
     let mut by_process: BTreeMap<(u32, String), Process> = BTreeMap::new();
-    for row in &registrations {
+    for row in registrations.iter().filter(|row| wanted.is(row)) {
         let process = by_process.entry((row.pid, row.comm.clone())).or_insert_with(|| Process {
             pid: row.pid,
             comm: row.comm.clone(),

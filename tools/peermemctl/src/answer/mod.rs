@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! What each command answers: the types behind the text and behind `--json`.
 
+mod explain;
 mod failures;
 mod list;
 mod selftest;
@@ -8,9 +9,10 @@ mod status;
 mod topo;
 mod watch;
 
+pub use explain::{explain, Explanation, Explanations};
 pub use failures::{failures, Failures};
-pub use list::{list, List, Process};
-pub use selftest::{Selftest, SelftestWay};
+pub use list::{list, List, Process, Wanted};
+pub use selftest::{Bandwidth, Selftest, SelftestWay};
 pub use status::{status, Status};
 pub use topo::{topo, Pair, Place, Topo};
 pub use watch::{tick, Tick};
@@ -25,7 +27,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 /// The format of `--json`.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// One JSON document; `watch` prints one per line.
 #[derive(Serialize, JsonSchema)]
@@ -62,6 +64,7 @@ pub enum Answer {
     Failures(Failures),
     Topo(Topo),
     Selftest(Selftest),
+    Explain(Explanations),
 }
 
 impl Answer {

@@ -10,7 +10,8 @@ use serde::Serialize;
 pub struct Selftest {
     pub level: Level,
     pub gpu: String,
-    pub device: String,
+    /// Name of the RDMA device.
+    pub nic: String,
     pub bytes: u64,
     /// By peer memory, then by dma-buf.
     pub ways: Vec<SelftestWay>,
@@ -29,4 +30,18 @@ pub struct SelftestWay {
     pub deregister_us: Option<f64>,
     /// Whether the bytes that the NIC wrote are in GPU memory.
     pub bytes_equal: Option<bool>,
+    /// `null` if it was not measured.
+    pub bandwidth: Option<Bandwidth>,
+}
+
+/// What a NIC moves, in bytes per second.
+#[derive(Serialize, JsonSchema)]
+pub struct Bandwidth {
+    /// From host memory to the GPU.
+    pub to_gpu: f64,
+    pub from_gpu: f64,
+    /// Bytes that were registered of each.
+    pub registered: u64,
+    /// Bytes of one RDMA write.
+    pub piece: u64,
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `status`: is it usable?
+//! `status`: is it usable? As doctor judges, and without the programs that doctor asks.
 
 use crate::check::{Check, Level};
-use crate::doctor;
+use crate::doctor::Report;
 use crate::machine::{Machine, REGISTER};
+use crate::module_file::Maker;
 use crate::nvidia::Flavour;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -11,10 +12,13 @@ use serde::Serialize;
 /// Is it usable?
 #[derive(Serialize, JsonSchema)]
 pub struct Status {
+    /// Doctor's verdict.
     pub level: Level,
     /// Whether a plain `ibv_reg_mr()` on GPU memory can work by a loaded nvidia-peermem.
     pub usable: bool,
-    /// What keeps it from working; or what is wrong with it, though it works.
+    /// `yes`; `yes, 1 warning: rxe0 port DOWN`; `no: ...`.
+    pub verdict: String,
+    /// What keeps it from working; or what is wrong with it, though it works. What follows from others is left out.
     pub because: Vec<Check>,
     pub kernel: Option<String>,
     /// `rust` (this project's), `nvidia`, `other`; `null` if none is loaded.
@@ -38,63 +42,34 @@ pub struct Status {
     pub refused: Option<u64>,
 }
 
-/// Checks that decide whether it works at all.
-const DECISIVE: [&str; 17] = [
-    "driver.loaded",
-    "driver.licence",
-    "driver.exports",
-    "api.exported",
-    "api.version",
-    "api.driver",
-    "module.loaded",
-    "module.shut",
-    "module.stub",
-    "clients.taken",
-    "clients.callbacks",
-    "gpus.present",
-    "gpus.nodes",
-    "fabric.rdma",
-    "fabric.nodes",
-    "fabric.iommu",
-    "limits.devices",
-];
-
-/// Checks that say, where all that is decisive is well, that it does not work for everybody, or not for long.
-const WARNINGS: [&str; 5] =
-    ["clients.counters", "clients.put_errors", "registrations.stale", "registrations.orphan", "gpus.bar1"];
-
-/// Answers `status`.
-pub fn status(machine: &Machine) -> Status {
-    let checks = doctor::examine(machine).sections.into_iter().flat_map(|section| section.checks);
-    let is_decisive = |check: &Check| check.level == Level::Fail && DECISIVE.contains(&check.id);
-    let warns = |check: &Check| check.level >= Level::Warn && WARNINGS.contains(&check.id);
-    let mut because: Vec<Check> = checks.filter(|check| is_decisive(check) || warns(check)).collect();
-    let usable = machine.loaded.is_some() && !because.iter().any(is_decisive);
-    if !usable {
-        because.retain(is_decisive);
-    }
+/// Answers `status` with what doctor found.
+pub fn status(machine: &Machine, report: Report) -> Status {
+    let level = report.verdict;
+    let usable = level != Level::Fail;
+    let begin = report.begin_with.as_ref().map(|step| step.id);
+    let mut because: Vec<Check> = report.sections.into_iter().flat_map(|section| section.checks).collect();
+    because.retain(|check| check.is_finding() && check.level == level && check.follows.is_none());
+    // What doctor begins with comes first.
+    because.sort_by_key(|check| Some(check.id) != begin);
     let stats = machine.stats.as_ref().ok();
     let loaded = machine.loaded.as_ref();
     let number = |key: &str| stats.and_then(|stats| stats.number(key));
     Status {
-        level: match (usable, because.is_empty()) {
-            (true, true) => Level::Ok,
-            (true, false) => Level::Warn,
-            (false, _) => Level::Fail,
-        },
+        level,
         usable,
+        verdict: verdict(usable, &because),
         because,
         kernel: machine.release.clone(),
         module: loaded.map(|loaded| match loaded.maker {
-            crate::module_file::Maker::Ours => "rust",
-            crate::module_file::Maker::Nvidia => "nvidia",
-            crate::module_file::Maker::Other => "other",
+            Maker::Ours => "rust",
+            Maker::Nvidia => "nvidia",
+            Maker::Other => "other",
         }),
         module_version: loaded.and_then(|loaded| loaded.version.clone()),
         mode: loaded.and_then(|loaded| match loaded.params.get("persistent_api_support").map(String::as_str) {
-            Some("1") => Some("persistent"),
             Some("0") => Some("legacy"),
-            _ => None,
+            Some(_) => Some("persistent"),
+            None => None,
         }),
         driver_version: machine.driver.as_ref().and_then(|driver| driver.version.clone()),
         driver_flavour: machine.driver.as_ref().and_then(|driver| driver.flavour.map(Flavour::text)),
@@ -112,5 +87,17 @@ pub fn status(machine: &Machine) -> Status {
         }),
         live_bytes: number("total.live_bytes"),
         refused: number("total.refused"),
+    }
+}
+
+/// The answer in a line.
+fn verdict(usable: bool, because: &[Check]) -> String {
+    let first = because.first().map_or("", Check::headline);
+    match (usable, because.len()) {
+        (true, 0) => "yes".to_owned(),
+        (true, 1) => format!("yes, 1 warning: {first}"),
+        (true, n) => format!("yes, {n} warnings: {first}; ..."),
+        (false, 0 | 1) => format!("no: {first}"),
+        (false, _) => format!("no: {first}; ..."),
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `topo`: GPUs, NICs, and the ways between them.
 
-use crate::check::Level;
+use crate::check::{Kind, Level};
 use crate::machine::Machine;
 use crate::pci::{self, Acs, Distance};
 use schemars::JsonSchema;
@@ -18,6 +18,8 @@ pub struct Topo {
 /// Where a device sits.
 #[derive(Serialize, JsonSchema)]
 pub struct Place {
+    /// `GPU0`, `NIC3`: its number in these lists.
+    pub label: String,
     /// PCI address.
     pub address: String,
     /// Name of the RDMA device, or of the GPU's model.
@@ -25,6 +27,10 @@ pub struct Place {
     pub numa_node: Option<i32>,
     /// Host bridge, then the bridges down to the device.
     pub way: Vec<String>,
+    /// What the IOMMU does with its traffic: `off`, `identity`, `translates`, `unknown`.
+    pub iommu: &'static str,
+    /// Of a GPU: the name of the NIC to use with it, which is the nearest one; of several the one that fewest GPUs have.
+    pub best_nic: Option<String>,
 }
 
 /// A GPU and a NIC.
@@ -44,11 +50,17 @@ pub struct Pair {
     pub driver_says: Option<String>,
 }
 
+impl Pair {
+    /// Whether the GPU driver refuses it.
+    pub fn is_refused(&self) -> bool {
+        self.driver_says.as_deref() == Some("unsupported")
+    }
+}
+
 impl Topo {
     /// A warning, as doctor's, if the driver refuses two, ACS redirects, or a GPU has no NIC nearby.
     pub(super) fn level(&self) -> Level {
-        let hindered =
-            |pair: &Pair| !pair.acs_redirects.is_empty() || pair.driver_says.as_deref() == Some("unsupported");
+        let hindered = |pair: &Pair| !pair.acs_redirects.is_empty() || pair.is_refused();
         let far = |gpu: &Place| {
             let nearest = self.pairs.iter().filter(|pair| pair.gpu == gpu.address).map(|pair| pair.distance).min();
             nearest.is_some_and(|distance| distance > Distance::Phb)
@@ -65,11 +77,14 @@ pub fn topo(machine: &Machine) -> Topo {
     let gpus = machine.gpus();
     let nics: Vec<_> =
         machine.rdma.iter().filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?))).collect();
-    let place = |name: String, device: &pci::Device| Place {
+    let place = |kind: Kind, n: usize, name: String, device: &pci::Device| Place {
+        label: format!("{}{n}", kind.text()),
         address: device.address.clone(),
         name,
         numa_node: device.numa,
         way: device.way.clone(),
+        iommu: device.iommu.text(),
+        best_nic: None,
     };
     let mut pairs = Vec::new();
     for gpu in &gpus {
@@ -97,9 +112,24 @@ pub fn topo(machine: &Machine) -> Topo {
             });
         }
     }
-    Topo {
-        gpus: gpus.into_iter().map(|gpu| place(gpu.name(), gpu)).collect(),
-        nics: nics.into_iter().map(|(device, nic)| place(device.name.clone(), nic)).collect(),
-        pairs,
+    let mut gpus: Vec<Place> =
+        gpus.into_iter().enumerate().map(|(n, gpu)| place(Kind::Gpu, n, gpu.name(), gpu)).collect();
+    let nics: Vec<Place> =
+        nics.into_iter().enumerate().map(|(n, (device, nic))| place(Kind::Nic, n, device.name.clone(), nic)).collect();
+    let mut given: Vec<usize> = vec![0; nics.len()];
+    for gpu in &mut gpus {
+        let worth = |n: usize, nic: &Place| {
+            let pair = pairs.iter().find(|pair| pair.gpu == gpu.address && pair.nic == nic.address)?;
+            let is_down = !machine.rdma.iter().any(|rdma| rdma.name == nic.name && rdma.is_active());
+            Some((is_down, pair.distance, !pair.acs_redirects.is_empty(), given.get(n).copied()))
+        };
+        let best = nics.iter().enumerate().min_by_key(|(n, nic)| worth(*n, nic));
+        if let Some((n, nic)) = best {
+            gpu.best_nic = Some(nic.name.clone());
+            if let Some(given) = given.get_mut(n) {
+                *given += 1;
+            }
+        }
     }
+    Topo { gpus, nics, pairs }
 }

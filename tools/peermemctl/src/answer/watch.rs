@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 /// One look at the counters, with what happened since the last one.
 #[derive(Serialize, JsonSchema)]
 pub struct Tick {
+    /// Seconds since 1970.
+    pub time: f64,
     /// Seconds since the last look; 0 at the first.
     pub seconds: f64,
     pub live: u64,
@@ -23,6 +25,9 @@ pub struct Tick {
     pub refused_per_second: f64,
     /// Mean time of the provider's get since the last look, in microseconds.
     pub get_mean_us: Option<f64>,
+    /// Pins per second of the last looks, this one included.
+    #[serde(skip)]
+    pub recent: Vec<f64>,
     /// All counters.
     pub counters: BTreeMap<String, u64>,
 }
@@ -53,7 +58,10 @@ pub fn tick(stats: &Stats, before: Option<(&Stats, f64)>) -> Tick {
         _ => 0.0,
     };
     let calls = grown("provider.get.calls").filter(|calls| *calls > 0.0);
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     Tick {
+        time: since.map_or(0.0, |since| since.as_secs_f64()),
+        recent: Vec::new(),
         seconds,
         live: number("total.live"),
         live_bytes: number("total.live_bytes"),

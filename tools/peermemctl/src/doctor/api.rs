@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Section 2: who exports the peer-memory API, and whether the RDMA drivers ask it.
+//! Section 3: who exports the peer-memory API, and whether the RDMA drivers ask it.
 
 use super::module;
-use crate::check::Check;
+use crate::check::{Check, Kind, Level};
 use crate::kernel::modules_dir;
 use crate::machine::{Machine, REGISTER};
 use crate::module_file::{self, ModuleFile};
+use crate::rdma::RdmaDevice;
 
 const EXPORTED: &str = "api.exported";
 /// What a driver calls that lets peers answer for memory.
@@ -99,29 +100,46 @@ fn version_mismatch(machine: &Machine) -> Option<Check> {
 fn drivers(machine: &Machine) -> Vec<Check> {
     const ID: &str = "api.driver";
     let Some(release) = machine.release.as_deref() else { return Vec::new() };
-    machine
-        .rdma
-        .iter()
-        .map(|device| {
-            let name = &device.name;
-            let Some(module) = &device.module else {
-                return Check::skip(ID, format!("{name}: its driver is not known to this program"));
-            };
-            let Some(path) = module_file::chosen(machine.root, release, module) else {
-                return Check::skip(ID, format!("{name}: the file of its driver {module} is not found"));
-            };
-            match ModuleFile::read(machine.root, &path) {
-                Ok(file) if file.needs(ASK) => {
-                    Check::ok(ID, format!("{name}: its driver {module} asks peers for memory")).seen(format!("{ASK} in {path}"))
-                }
-                Ok(_) => Check::fail(
-                    ID,
-                    format!("{name}: its driver {module} never asks peers for memory: GPU memory cannot be registered with it"),
-                    "install the RDMA driver that comes with the core that has the API (DOCA-OFED's mlx5_ib), then reboot",
-                )
-                .seen(format!("no {ASK} in {path}")),
-                Err(error) => Check::skip(ID, format!("{name}: {error:#}")),
+    let mut checks = Vec::new();
+    // One that does ask serves, whatever the others do.
+    let mut served = false;
+    for device in &machine.rdma {
+        let name = &device.name;
+        let check = match asks(machine, release, device) {
+            Ok((module, path, true)) => {
+                served = true;
+                Check::ok(ID, format!("{name}: its driver {module} asks peers for memory"))
+                    .about(Kind::Nic, name, format!("have a driver ({module}) that asks peers for memory"))
+                    .seen(format!("{ASK} in {path}"))
             }
-        })
-        .collect()
+            Ok((module, path, false)) => Check::fail(
+                ID,
+                format!(
+                    "{name}: its driver {module} never asks peers for memory: GPU memory cannot be registered with it"
+                ),
+                "install the RDMA driver that comes with the core that has the API (DOCA-OFED's mlx5_ib), then reboot",
+            )
+            .about(
+                Kind::Nic,
+                name,
+                format!("have a driver ({module}) that never asks peers: GPU memory cannot be registered with them"),
+            )
+            .seen(format!("no {ASK} in {path}")),
+            Err(why) => Check::skip(ID, format!("{name}: {why}")).about(Kind::Nic, name, format!("({why})")),
+        };
+        checks.push(check);
+    }
+    for check in checks.iter_mut().filter(|check| served && check.level == Level::Fail) {
+        check.level = Level::Warn;
+    }
+    checks
+}
+
+/// Whether the driver of `device` asks: its module and file; or why that cannot be told.
+fn asks(machine: &Machine, release: &str, device: &RdmaDevice) -> Result<(String, String, bool), String> {
+    let module = device.module.as_deref().ok_or("its driver is not known to this program")?;
+    let path = module_file::chosen(machine.root, release, module)
+        .ok_or_else(|| format!("the file of its driver {module} is not found"))?;
+    let file = ModuleFile::read(machine.root, &path).map_err(|error| format!("{error:#}"))?;
+    Ok((module.to_owned(), path, file.needs(ASK)))
 }

@@ -1,110 +1,89 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Section 4: who finds the module, by the very paths that each looks at.
+//! Section 10: what applications do with each GPU and its NIC, by their own rules.
 
-use crate::check::Check;
-use crate::machine::{Machine, NAME, REGISTER};
+use crate::check::{Check, Kind};
+use crate::consumer::{self, Consumer, Registers, Setting};
+use crate::environment::Environment;
+use crate::machine::{Machine, NAME, PEERS};
 
-const SYS_VERSION: &str = "/sys/module/nvidia_peermem/version";
-const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
-const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";
-const NVIDIA_PEERMEM: &str = "/sys/kernel/mm/memory_peers/nvidia-peermem/version";
-const NV_PEER_MEM: &str = "/sys/module/nv_peer_mem/version";
-
-/// A program that looks for the module before it uses it.
-struct Consumer {
-    name: &'static str,
-    /// It takes any of these files for the module.
-    any_of: &'static [&'static str],
-    /// Whether it takes dma-buf as well.
-    dma_buf: bool,
-    /// What it does if it finds neither.
-    else_it: &'static str,
-}
-
-const CONSUMERS: [Consumer; 5] = [
-    Consumer {
-        name: "NCCL",
-        any_of: &[NV_MEM, NV_MEM_NC, SYS_VERSION],
-        dma_buf: true,
-        else_it: "copies through host memory",
-    },
-    Consumer { name: "NCCL GIN", any_of: &[SYS_VERSION], dma_buf: false, else_it: "is not available" },
-    Consumer {
-        name: "UCX",
-        any_of: &[NV_MEM, SYS_VERSION, NV_PEER_MEM],
-        dma_buf: true,
-        else_it: "copies through host memory",
-    },
-    Consumer {
-        name: "NVSHMEM",
-        any_of: &[NV_MEM, NVIDIA_PEERMEM, SYS_VERSION],
-        dma_buf: true,
-        else_it: "skips its InfiniBand transports",
-    },
-    Consumer { name: "NCCL SHARP plugin", any_of: &[NV_MEM], dma_buf: false, else_it: "copies through host memory" },
-];
-
-pub fn checks(machine: &Machine) -> Vec<Check> {
-    let mut checks: Vec<Check> = CONSUMERS.iter().map(|consumer| verdict(machine, consumer)).collect();
-    checks.push(libfabric(machine));
+pub fn checks(machine: &Machine, environment: &Environment) -> Vec<Check> {
+    let settings = consumer::settings(machine);
+    let mut checks: Vec<Check> =
+        consumer::ALL.iter().flat_map(|consumer| judged(machine, environment, consumer, &settings)).collect();
     checks.push(operator(machine));
     checks
 }
 
-fn verdict(machine: &Machine, consumer: &Consumer) -> Check {
-    const ID: &str = "consumers.finds";
-    let name = consumer.name;
-    if let Some(path) = consumer.any_of.iter().find(|path| machine.root.exists(path)) {
-        return Check::ok(ID, format!("{name}: finds the module")).seen(format!("{path} exists"));
-    }
-    let seen = format!("none of {}", consumer.any_of.join(", "));
-    if consumer.dma_buf && machine.dma_buf() {
-        return Check::ok(ID, format!("{name}: does not find the module, and {} use dma-buf", can(machine))).seen(seen);
-    }
+/// What one program does with each GPU, and the nearest NIC that it uses.
+fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, settings: &[Setting]) -> Vec<Check> {
+    let name = format!("{}: GPUDirect {}", consumer.name, environment.judged_for());
     // The directory is the core's, and new kernels have it no more: nothing on this machine fixes that.
-    if machine.loaded.is_some() && !machine.root.exists(crate::machine::PEERS) {
-        return Check::skip(
-            ID,
-            format!("{name}: looks only where this kernel shows no clients, and {}", consumer.else_it),
-        )
-        .seen(seen);
-    }
-    Check::warn(ID, format!("{name}: does not find the module, and {}", consumer.else_it), machine.load_it()).seen(seen)
-}
-
-/// Nothing is registered without a device that does it.
-fn can(machine: &Machine) -> &'static str {
-    match machine.rdma.is_empty() {
-        true => "could, with an RDMA device,",
-        false => "can",
-    }
-}
-
-/// libfabric's verbs provider looks for the core's function, not for a client.
-fn libfabric(machine: &Machine) -> Check {
-    const ID: &str = "consumers.finds";
-    const LOOKS: &str = "ib_register_peer_memory_client and ib_umem_dmabuf_get in /proc/kallsyms";
-    match (machine.has_symbol(REGISTER), machine.has_symbol("ib_umem_dmabuf_get")) {
-        (None, _) => Check::skip(ID, "libfabric: /proc/kallsyms cannot be read"),
-        (Some(true), _) => Check::ok(ID, "libfabric: finds the peer-memory API").seen(LOOKS),
-        (_, Some(true)) => {
-            Check::ok(ID, format!("libfabric: finds no peer-memory API, and {} use dma-buf", can(machine))).seen(LOOKS)
+    let looks_in_vain = consumer.id == "consumers.sharp" && machine.loaded.is_some() && !machine.root.exists(PEERS);
+    let (way, seen) = match (consumer.registers)(machine, environment) {
+        Registers::By(way, seen) => (way, seen),
+        Registers::No(refusal) if looks_in_vain => {
+            let message = format!(
+                "{}: looks only where this kernel shows no clients, and copies through host memory",
+                consumer.name
+            );
+            return vec![Check::skip(consumer.id, message).seen(refusal.seen)];
         }
-        _ => {
-            let fix = machine
-                .api_to_load()
-                .map_or("install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel".to_owned(), |module| {
-                    format!("modprobe {module}")
-                });
-            let message = "libfabric: finds neither the peer-memory API nor dma-buf, and copies through host memory";
-            Check::warn(ID, message, fix).seen(LOOKS)
+        Registers::No(refusal) => {
+            let fix = refusal.set.unwrap_or_else(|| machine.load_it().to_owned());
+            let message = format!("{name}: no, because {}", refusal.because);
+            return vec![Check::warn(consumer.id, message, fix).seen(refusal.seen)];
         }
+    };
+    let mut gpus: Vec<&str> = settings.iter().map(|setting| setting.gpu.address.as_str()).collect();
+    gpus.dedup();
+    if gpus.is_empty() {
+        // Nothing is registered without a device that does it.
+        let check = match machine.rdma.is_empty() {
+            true => Check::skip(consumer.id, format!("{name}: with an RDMA device, by {}", way.text())),
+            false => Check::ok(consumer.id, format!("{name}: yes, by {}", way.text())),
+        };
+        return vec![check.seen(seen)];
     }
+    let of_gpu = |gpu: &str| {
+        let mine = || settings.iter().filter(|setting| setting.gpu.address == gpu);
+        let judge = |setting| (consumer.refuses)(setting, machine, environment);
+        // It takes the nearest of those that it uses at all.
+        let used = mine().filter(|setting| judge(setting).is_none()).min_by_key(|setting| setting.distance);
+        let nearest = used.or_else(|| mine().min_by_key(|setting| setting.distance))?;
+        let (nic, distance) = (&nearest.nic.name, nearest.distance.text());
+        let check = match judge(nearest) {
+            None => {
+                Check::ok(consumer.id, format!("{name}: yes, GPU {gpu} with {nic} ({distance}), by {}", way.text()))
+                    .about(
+                        Kind::Gpu,
+                        gpu,
+                        format!("{name}: yes, {{}} with the nearest NIC ({distance}), by {}", way.text()),
+                    )
+                    .seen(seen.clone())
+            }
+            Some(refusal) => Check::warn(
+                consumer.id,
+                format!("{name}: no, GPU {gpu} with {nic} ({distance}), because {}", refusal.because),
+                refusal.set.map_or_else(
+                    || machine.load_it().to_owned(),
+                    |set| format!("set {set}").replace("set unset", "unset"),
+                ),
+            )
+            .about(
+                Kind::Gpu,
+                gpu,
+                format!("{name}: no, {{}} with the nearest NIC ({distance}), because {}", refusal.because),
+            )
+            .seen(refusal.seen),
+        };
+        Some(check)
+    };
+    gpus.into_iter().filter_map(of_gpu).collect()
 }
 
 /// The validator greps lsmod for the module's name.
 fn operator(machine: &Machine) -> Check {
-    const ID: &str = "consumers.finds";
+    const ID: &str = "consumers.operator";
     let seen = "nvidia_peermem in /proc/modules, as lsmod prints it";
     if machine.modules.contains_key(NAME) {
         Check::ok(ID, "GPU Operator, Mooncake, cloud health checks: find the module").seen(seen)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Section 1: nvidia.ko, its flavour, and whether it lets us bind to it.
+//! Section 2: nvidia.ko, its flavour, and whether it lets us bind to it.
 
 use crate::check::Check;
 use crate::machine::Machine;

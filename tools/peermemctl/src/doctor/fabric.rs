@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Section 8: NICs, and the way between them and the GPUs.
+//! Section 8: the way between GPUs and NICs.
 
-use crate::check::Check;
+use crate::check::{Check, Kind};
 use crate::kernel;
 use crate::machine::Machine;
 use crate::module_file::Maker;
 use crate::pci::{self, Acs, Device, Distance, Iommu};
 use crate::rdma::RdmaDevice;
+use crate::text;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks = Vec::new();
-    if machine.rdma.is_empty() {
-        checks.push(no_device(machine));
-    } else {
+    if !machine.rdma.is_empty() {
         checks.extend(nodes(machine));
-        checks.extend(machine.rdma.iter().map(|device| ports(machine, device)));
         checks.extend(ways(machine));
         checks.extend(pairs(machine));
     }
@@ -23,29 +21,6 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     checks.extend(relaxed_ordering(machine));
     checks.extend(numa_balancing(machine));
     checks
-}
-
-fn no_device(machine: &Machine) -> Check {
-    // Class 02 is network, 0207 InfiniBand.
-    let nic = machine
-        .devices
-        .iter()
-        .find(|device| [0x15b3, 0x14e4, 0x1dd8].contains(&device.vendor) && device.kind() >> 8 == 2);
-    let message = "there is no RDMA device";
-    let seen = "/sys/class/infiniband is empty";
-    match nic {
-        Some(nic) => Check::fail(
-            "fabric.rdma",
-            format!("{message}, although there is a NIC that may be one: {} ({})", nic.address, nic.name()),
-            "modprobe mlx5_ib (bnxt_re for Broadcom's, ionic_rdma for AMD's)",
-        ),
-        None => Check::fail(
-            "fabric.rdma",
-            format!("{message} in this machine"),
-            "install an RDMA NIC, or pass one through to this VM; lspci shows what is there",
-        ),
-    }
-    .seen(seen)
 }
 
 /// What libibverbs opens.
@@ -61,36 +36,14 @@ fn nodes(machine: &Machine) -> Option<Check> {
     })
 }
 
-fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
-    const ID: &str = "fabric.port";
-    let what = device
-        .ports
-        .iter()
-        .map(|port| format!("port {} {} ({}, {})", port.number, port.state, port.link_layer, port.rate))
-        .collect::<Vec<_>>()
-        .join(", ");
-    let at = device.pci.as_deref().unwrap_or("no PCI device");
-    let name = match device.pci.as_deref().and_then(|address| machine.pci(address)) {
-        Some(nic) if !device.software => format!("{} at {at} ({})", device.name, nic.name()),
-        _ => format!("{} over {at}", device.name),
-    };
-    let seen = format!("/sys/class/infiniband/{}/ports", device.name);
-    match device.ports.iter().any(|port| port.state == "ACTIVE") {
-        true => Check::ok(ID, format!("{name}: {what}")),
-        false => Check::warn(
-            ID,
-            format!("{name}: no port is active: {what}"),
-            match &device.netdev {
-                Some(netdev) => format!("ip link set {netdev} up; if that does not do it, plug in the cable"),
-                None => format!("ibstat {}; plug in the cable; InfiniBand needs a subnet manager as well", device.name),
-            },
-        ),
-    }
-    .seen(seen)
-}
-
 fn hardware<'a>(machine: &'a Machine) -> Vec<(&'a RdmaDevice, &'a Device)> {
     machine.rdma.iter().filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?))).collect()
+}
+
+/// NICs and GPUs, NICs that are software over a network interface too: sort, name, PCI function.
+fn with_software<'a>(machine: &'a Machine) -> Vec<(Kind, &'a str, &'a Device)> {
+    let nics = hardware(machine).into_iter().map(|(device, nic)| (Kind::Nic, device.name.as_str(), nic));
+    nics.chain(machine.gpus().into_iter().map(|gpu| (Kind::Gpu, gpu.address.as_str(), gpu))).collect()
 }
 
 /// What the GPU driver says of each GPU and NIC that met in a registration.
@@ -127,7 +80,8 @@ fn ways(machine: &Machine) -> Vec<Check> {
             .map(|(device, nic)| (gpu.way_to(nic), device))
             .min_by_key(|(way, _)| way.distance);
         let Some((way, device)) = nearest else {
-            checks.push(Check::skip(ID, format!("GPU {}: no NIC has a PCI address", gpu.address)));
+            let skip = Check::skip(ID, format!("GPU {}: no NIC has a PCI address", gpu.address));
+            checks.push(skip.about(Kind::Gpu, &gpu.address, "have no NIC with a PCI address"));
             continue;
         };
         let what = format!(
@@ -137,17 +91,25 @@ fn ways(machine: &Machine) -> Vec<Check> {
             way.distance.text(),
             way.distance.words()
         );
-        checks.push(
-            match way.distance {
-                Distance::Pix | Distance::Pxb | Distance::Phb => Check::ok(ID, what),
-                Distance::Node | Distance::Sys => Check::warn(
+        let text = way.distance.text();
+        let (check, many) = match way.distance {
+            Distance::Pix | Distance::Pxb | Distance::Phb => {
+                (Check::ok(ID, what), format!("have a NIC nearby ({text})"))
+            }
+            Distance::Node if machine.has_c2c(gpu) => (
+                Check::ok(ID, format!("{what}, by the coherent link (NVLink-C2C) that it has to the CPU")),
+                format!("have a NIC at the CPU that they have a coherent link to (NVLink-C2C, {text})"),
+            ),
+            Distance::Node | Distance::Sys => (
+                Check::warn(
                     ID,
                     format!("{what}: every byte crosses the CPUs, at a fraction of the speed"),
                     "put a NIC into a slot next to the GPU (peermemctl topo), or run on GPUs that have one",
                 ),
-            }
-            .seen("paths in /sys/bus/pci/devices"),
-        );
+                format!("have no NIC nearby ({text}): every byte crosses the CPUs, at a fraction of the speed"),
+            ),
+        };
+        checks.push(check.about(Kind::Gpu, &gpu.address, many).seen("paths in /sys/bus/pci/devices"));
         checks.extend(redirected(machine, gpu));
     }
     checks
@@ -187,45 +149,47 @@ fn redirected(machine: &Machine, gpu: &Device) -> Option<Check> {
                 ),
                 format!("{off}, which holds until the next boot; for good, switch ACS off in the firmware"),
             )
+            .about(Kind::Gpu, &gpu.address, "reach their NICs only through the CPU: ACS sends the traffic up")
             .seen("request or completion redirect in the ACS control word of the configuration space"),
         );
     }
-    Some(match of(Acs::Unreadable) {
-        unreadable if unreadable.is_empty() => {
-            Check::ok(ID, format!("GPU {}: no ACS redirect between it and its NICs", gpu.address))
-        }
-        unreadable => Check::skip(
-            ID,
-            format!(
-                "GPU {}: the ACS word of {unreadable} cannot be read (by others than root, or on this kernel)",
-                gpu.address
-            ),
+    let (check, many) = match of(Acs::Unreadable) {
+        unreadable if unreadable.is_empty() => (
+            Check::ok(ID, format!("GPU {}: no ACS redirect between it and its NICs", gpu.address)),
+            "have no ACS redirect between them and their NICs",
         ),
-    })
+        unreadable => (
+            Check::skip(
+                ID,
+                format!(
+                    "GPU {}: the ACS word of {unreadable} cannot be read (by others than root, or on this kernel)",
+                    gpu.address
+                ),
+            ),
+            "have bridges on the way whose ACS word cannot be read (by others than root, or on this kernel)",
+        ),
+    };
+    Some(check.about(Kind::Gpu, &gpu.address, many))
 }
 
 fn iommu(machine: &Machine) -> Vec<Check> {
     const ID: &str = "fabric.iommu";
-    let mut devices: Vec<(String, &Device)> =
-        hardware(machine).into_iter().map(|(device, nic)| (format!("NIC {}", device.name), nic)).collect();
-    devices.extend(machine.gpus().into_iter().map(|gpu| (format!("GPU {}", gpu.address), gpu)));
-    let translated: Vec<&str> = devices
-        .iter()
-        .filter(|(_, device)| device.iommu == Iommu::Translating)
-        .map(|(name, _)| name.as_str())
-        .collect();
+    let devices = with_software(machine);
+    let translated: Vec<_> = devices.iter().filter(|(.., device)| device.iommu == Iommu::Translating).collect();
     let seen = "/sys/bus/pci/devices/*/iommu_group/type";
     let fix = "boot with iommu=pt on the kernel command line (or intel_iommu=off in a machine without VMs)";
     if translated.is_empty() {
-        let words = match devices.iter().map(|(_, device)| device.iommu).next() {
+        let words = match devices.iter().map(|(.., device)| device.iommu).next() {
             Some(Iommu::Off) => "no IOMMU",
             Some(Iommu::Identity) => "the IOMMU lets addresses through (identity)",
             _ => "the IOMMU translates neither GPUs nor NICs as far as sysfs tells",
         };
         return vec![Check::ok(ID, words).seen(seen)];
     }
-    let what = format!("the IOMMU translates for {}", translated.join(", "));
-    let nic_translated = translated.iter().any(|name| name.starts_with("NIC"));
+    let of = |wanted: Kind| translated.iter().filter(move |(kind, ..)| *kind == wanted).map(|(_, name, _)| *name);
+    let what = [Kind::Nic, Kind::Gpu].map(|kind| text::named(kind.text(), of(kind))).into_iter().flatten();
+    let what = format!("the IOMMU translates for {}", what.collect::<Vec<_>>().join(", "));
+    let nic_translated = of(Kind::Nic).next().is_some();
     let new_kernel = machine.release.as_deref().is_some_and(|release| kernel::at_least(release, 6, 12));
     let nvidia_loaded = machine.loaded.as_ref().is_some_and(|loaded| loaded.maker == Maker::Nvidia);
     vec![if nvidia_loaded && nic_translated && new_kernel {
@@ -243,58 +207,61 @@ fn iommu(machine: &Machine) -> Vec<Check> {
 /// Links narrower or slower than both ends could be.
 fn links(machine: &Machine) -> Vec<Check> {
     const ID: &str = "fabric.link";
-    let mut devices: Vec<(String, &Device)> = hardware(machine)
-        .into_iter()
-        .filter(|(device, _)| !device.software)
-        .map(|(device, nic)| (format!("NIC {}", device.name), nic))
-        .collect();
-    devices.extend(machine.gpus().into_iter().map(|gpu| (format!("GPU {}", gpu.address), gpu)));
     let mut checks = Vec::new();
-    for (name, device) in devices {
+    let is_software = |name: &str| machine.rdma.iter().any(|device| device.software && device.name == name);
+    for (kind, name, device) in with_software(machine).into_iter().filter(|(_, name, _)| !is_software(name)) {
+        let label = format!("{} {name}", kind.text());
         let Some(link) = &device.link else {
-            checks.push(Check::skip(ID, format!("{name}: its link does not tell width and speed")));
+            let skip = Check::skip(ID, format!("{label}: its link does not tell width and speed"));
+            checks.push(skip.about(kind, name, "have a link that does not tell width and speed"));
             continue;
         };
-        let what = format!("{name}: x{} at {}", link.width, link.speed);
-        let is_gpu = name.starts_with("GPU");
-        checks.push(
-            if link.width < link.width_max {
+        let now = format!("x{} at {}", link.width, link.speed);
+        let what = format!("{label}: {now}");
+        let is_gpu = kind == Kind::Gpu;
+        let (check, many) = if link.width < link.width_max {
+            (
                 Check::warn(
                     ID,
                     format!("{what}, and it could be x{}", link.width_max),
                     "reseat the card, or put it into a slot with all lanes (dmidecode -t slot)",
-                )
-            } else if link.speed != link.speed_max && !is_gpu {
-                Check::warn(
+                ),
+                format!("have a link of {now} that could be x{}", link.width_max),
+            )
+        } else if link.speed != link.speed_max && !is_gpu {
+            (Check::warn(
                     ID,
                     format!("{what}, and it could be {}", link.speed_max),
                     "reseat the card, or put it into a slot of its own generation; see the firmware's PCIe speed setting",
-                )
-            } else if link.speed != link.speed_max {
-                Check::ok(ID, format!("{what} (up to {}; an idle GPU slows its link down)", link.speed_max))
-            } else {
-                Check::ok(ID, what)
-            }
-            .seen(format!("/sys/bus/pci/devices/{}/current_link_*", device.address)),
-        );
+                ), format!("have a link of {now} that could be {}", link.speed_max))
+        } else if link.speed != link.speed_max {
+            let more = format!("up to {}; an idle GPU slows its link down", link.speed_max);
+            (Check::ok(ID, format!("{what} ({more})")), format!("have a link of {now} ({more})"))
+        } else {
+            (Check::ok(ID, what), format!("have a link of {now}"))
+        };
+        let seen = format!("/sys/bus/pci/devices/{}/current_link_*", device.address);
+        checks.push(check.about(kind, name, many).seen(seen));
     }
     checks
 }
 
 /// Writes that may not overtake each other are slower on some platforms; the kernel switches it off on those where it is broken.
 fn relaxed_ordering(machine: &Machine) -> Vec<Check> {
-    let mut devices: Vec<(String, &Device)> =
-        hardware(machine).into_iter().map(|(device, nic)| (format!("NIC {}", device.name), nic)).collect();
-    devices.extend(machine.gpus().into_iter().map(|gpu| (format!("GPU {}", gpu.address), gpu)));
-    let states = devices.iter().filter_map(|(name, device)| {
-        let address = &device.address;
-        let what = match pci::relaxed_ordering(machine.root, address)? {
-            true => format!("{name} may use relaxed ordering"),
+    let states = with_software(machine).into_iter().filter_map(|(kind, name, device)| {
+        let (address, label) = (&device.address, format!("{} {name}", kind.text()));
+        let (what, many) = match pci::relaxed_ordering(machine.root, address)? {
+            true => (format!("{label} may use relaxed ordering"), "may use relaxed ordering".to_owned()),
             false => {
-                format!("{name} may not use relaxed ordering; where writes are slow, try setpci -s {address} CAP_EXP+8.w=10:10")
+                let may_not = "may not use relaxed ordering; where writes are slow, try setpci -s";
+                (
+                    format!("{label} {may_not} {address} CAP_EXP+8.w=10:10"),
+                    format!("{may_not} ADDRESS CAP_EXP+8.w=10:10"),
+                )
             }
         };
-        Some(Check::ok("fabric.relaxed_ordering", what).seen(format!("DevCtl in /sys/bus/pci/devices/{address}/config")))
+        let seen = format!("DevCtl in /sys/bus/pci/devices/{address}/config");
+        Some(Check::ok("fabric.relaxed_ordering", what).about(kind, name, many).seen(seen))
     });
     states.collect()
 }

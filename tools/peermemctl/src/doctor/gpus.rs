@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Section 7: the GPUs, and how much of BAR1 is left.
+//! Section 7: what the GPUs offer, and how much of BAR1 is left.
 
-use crate::check::{Check, Level};
+use crate::check::{Check, Kind, Level};
 use crate::machine::Machine;
 use crate::nvidia;
 use crate::pci::Device;
@@ -20,23 +20,15 @@ const FIX: &str =
     "peermemctl list shows who holds it; Resizable BAR / Above 4G Decoding in the firmware makes it as large as the memory";
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
-    let gpus = machine.gpus();
-    if gpus.is_empty() {
-        return vec![Check::fail(
-            "gpus.present",
-            "there is no GPU of NVIDIA's in this machine",
-            "lspci -d 10de: shows what the firmware found; in a VM or container, pass the GPU through",
-        )
-        .seen("/sys/bus/pci/devices")];
-    }
     let mut checks: Vec<Check> = machine.smi.as_ref().err().and_then(|silent| answers(*silent)).into_iter().collect();
-    for gpu in gpus {
-        checks.push(present(gpu));
+    for gpu in machine.gpus() {
         checks.push(bar1(machine, gpu));
         checks.extend(shared(machine, gpu));
     }
-    checks.extend(nodes(machine));
-    checks.push(dma_buf(machine));
+    if !machine.gpus().is_empty() {
+        checks.extend(nodes(machine));
+        checks.push(dma_buf(machine));
+    }
     checks.extend(override_parameter(machine));
     checks
 }
@@ -53,29 +45,6 @@ fn answers(silent: Silent) -> Option<Check> {
         Check::warn("gpus.answers", message, fix)
             .seen("nvidia-smi -q, not waited for any longer: BAR1, MIG and vGPU are not known"),
     )
-}
-
-fn present(gpu: &Device) -> Check {
-    const ID: &str = "gpus.present";
-    let name = format!("GPU {} ({})", gpu.address, gpu.name());
-    match gpu.driver.as_deref() {
-        Some("nvidia") if gpu.name().contains("GeForce") => Check::warn(
-            ID,
-            format!("{name} is a GeForce board, which NVIDIA's driver gives no GPUDirect RDMA"),
-            "use a data-centre or RTX professional GPU",
-        ),
-        Some("nvidia") => Check::ok(ID, format!("{name} belongs to nvidia.ko")),
-        Some(other) => Check::warn(
-            ID,
-            format!("{name} belongs to the driver {other}"),
-            format!(
-                "echo {0} > /sys/bus/pci/drivers/{other}/unbind && echo {0} > /sys/bus/pci/drivers/nvidia/bind",
-                gpu.address
-            ),
-        ),
-        None => Check::warn(ID, format!("{name} has no driver"), "modprobe nvidia"),
-    }
-    .seen(format!("/sys/bus/pci/devices/{}/driver", gpu.address))
 }
 
 /// Bytes of a GPU's BAR1 that registrations take: where those of one process overlap, they share its place there. Nothing tells
@@ -100,18 +69,25 @@ fn pinned(rows: &[Registration], gpu: &str) -> u64 {
     bytes
 }
 
-fn bar1(machine: &Machine, gpu: &Device) -> Check {
-    let size = nvidia::bar1_size(gpu);
-    let pinned = machine.registrations.as_ref().ok().map(|rows| pinned(rows, &gpu.address));
+/// Size of a GPU's BAR1, how much is in use, and where that was read; `None` where nobody tells.
+pub fn bar1_in_use(machine: &Machine, gpu: &Device) -> Option<(u64, u64, &'static str)> {
     let told = machine.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.bar1);
-    let (total, used, seen) = match (told, pinned) {
-        (Some(bar1), _) => (bar1.total, bar1.used, "nvidia-smi -q"),
-        (None, Some(pinned)) => {
-            (size, pinned, "size of the BAR in sysfs, pinned_bytes in /proc/driver/nvidia-peermem/registrations")
-        }
-        (None, None) => return bar1_by_counters(machine, gpu),
-    };
-    judged(gpu, total, used, pinned).seen(seen)
+    match told {
+        Some(bar1) => Some((bar1.total, bar1.used, "nvidia-smi -q")),
+        None => Some((
+            nvidia::bar1_size(gpu),
+            pinned(machine.registrations.as_ref().ok()?, &gpu.address),
+            "size of the BAR in sysfs, pinned_bytes in /proc/driver/nvidia-peermem/registrations",
+        )),
+    }
+}
+
+fn bar1(machine: &Machine, gpu: &Device) -> Check {
+    let pinned = machine.registrations.as_ref().ok().map(|rows| pinned(rows, &gpu.address));
+    match bar1_in_use(machine, gpu) {
+        Some((total, used, seen)) => judged(gpu, total, used, pinned).seen(seen),
+        None => bar1_by_counters(machine, gpu),
+    }
 }
 
 /// What everybody may know of BAR1, if there is one GPU: no more of it is pinned than the counters say, which count twice what
@@ -121,11 +97,19 @@ fn bar1_by_counters(machine: &Machine, gpu: &Device) -> Check {
     let whole = format!("GPU {}: BAR1 has {}", gpu.address, text::bytes(size));
     let live = machine.stats.as_ref().ok().and_then(|stats| stats.number("total.live_bytes"));
     let (Some(live), [_]) = (live, machine.gpus().as_slice()) else {
-        return Check::skip(ID, format!("{whole}; what is in use is told by nvidia-smi, or to root"));
+        return Check::skip(ID, format!("{whole}; what is in use is told by nvidia-smi, or to root")).about(
+            Kind::Gpu,
+            &gpu.address,
+            format!("have {} of BAR1; what is in use is told by nvidia-smi, or to root", text::bytes(size)),
+        );
     };
     let check = judged(gpu, size, live.min(size), Some(live));
     match check.level {
-        Level::Fail => Check::warn(ID, format!("{whole}, and up to {} are registered", text::bytes(live)), FIX),
+        Level::Fail => Check::warn(ID, format!("{whole}, and up to {} are registered", text::bytes(live)), FIX).about(
+            Kind::Gpu,
+            &gpu.address,
+            "may have no room left in BAR1",
+        ),
         _ => check,
     }
     .seen("size of the BAR in sysfs, total.live_bytes in /proc/driver/nvidia-peermem/stats")
@@ -140,14 +124,19 @@ fn judged(gpu: &Device, total: u64, used: u64, pinned: Option<u64>) -> Check {
     let usable = left.saturating_sub(RESERVE);
     let kept = format!("{} left, and the GPU driver keeps the last {}", text::bytes(left), text::bytes(RESERVE));
     // A share says when to look, but not whether a registration fails: 95 % of an H200's BAR1 leave gigabytes.
-    if usable < GRANULE {
-        Check::fail(ID, format!("{what}: {kept}, so every registration fails"), FIX)
+    let (check, many) = if usable < GRANULE {
+        let brief = format!("GPU {}: BAR1 is full", gpu.address);
+        let message = format!("{what}: {kept}, so every registration fails");
+        (Check::fail(ID, message, FIX).brief(brief), "have no room left in BAR1: every registration fails")
     } else if percent >= 80 {
         let larger = text::bytes(usable);
-        Check::warn(ID, format!("{what}: {kept}, so a registration of more than {larger} fails"), FIX)
+        let brief = format!("GPU {}: BAR1 has {larger} left", gpu.address);
+        let message = format!("{what}: {kept}, so a registration of more than {larger} fails");
+        (Check::warn(ID, message, FIX).brief(brief), "have little room left in BAR1")
     } else {
-        Check::ok(ID, what)
-    }
+        (Check::ok(ID, what), "have room in BAR1")
+    };
+    check.about(Kind::Gpu, &gpu.address, many)
 }
 
 /// Whether this machine has the GPU as a whole. What a part of one cannot do, a refusal tells; here it is only named.
@@ -164,7 +153,12 @@ fn shared(machine: &Machine, gpu: &Device) -> Option<Check> {
         _ => "a host's, shared among VMs",
     };
     let what = format!("GPU {} is {whole}; {mig}", gpu.address);
-    Some(Check::ok("gpus.shared", what).seen("MIG Mode and GPU Virtualization Mode of nvidia-smi -q"))
+    let many = format!("are {whole}; {mig}");
+    Some(
+        Check::ok("gpus.shared", what)
+            .about(Kind::Gpu, &gpu.address, many)
+            .seen("MIG Mode and GPU Virtualization Mode of nvidia-smi -q"),
+    )
 }
 
 /// CUDA opens these; a container that lacks them has no GPU.

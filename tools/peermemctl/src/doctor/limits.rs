@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 9: locked memory, device nodes, what is loaded at boot, DKMS.
 
-use super::module;
 use crate::check::Check;
 use crate::kernel;
 use crate::machine::{Machine, NAME};
@@ -19,7 +18,6 @@ const ENOUGH: u64 = 64 << 30;
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks = vec![login(machine.root)];
     checks.extend(processes(machine.root));
-    checks.extend(module::blocked(machine));
     checks.extend(devices(machine.root));
     checks.push(boot(machine));
     checks.extend(dkms(machine));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Section 3: which nvidia-peermem modprobe would load, which one is loaded, and what keeps it out.
+//! Section 4: which nvidia-peermem modprobe would load, which one is loaded, and what keeps it out.
 
 use crate::check::Check;
 use crate::kernel;
@@ -7,9 +7,15 @@ use crate::machine::{Machine, NAME, REGISTER, SYS};
 use crate::modprobe::{self, Block};
 use crate::module_file::{self, Maker, ModuleFile};
 
+/// Whether a module serves now, whatever becomes of it with the next load.
+fn works(machine: &Machine) -> bool {
+    machine.loaded.as_ref().is_some_and(|loaded| loaded.state == "Live")
+}
+
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks = file(machine);
     checks.extend(shut(machine));
+    checks.extend(blocked(machine));
     checks.extend(signature(machine));
     checks.push(loaded(machine));
     checks.extend(stale(machine));
@@ -36,10 +42,11 @@ fn file(machine: &Machine) -> Vec<Check> {
     let Some(file) = &machine.file else {
         return vec![match module_file::chosen(machine.root, release, NAME) {
             Some(path) => {
-                Check::fail(ID, format!("modprobe would load {path}, which cannot be read"), "make install && depmod")
-                    .seen(list)
+                let message = format!("modprobe would load {path}, which cannot be read");
+                Check::fail_unless(works(machine), ID, message, "make install && depmod").seen(list)
             }
-            None => Check::fail(
+            None => Check::fail_unless(
+                works(machine),
                 ID,
                 format!("no nvidia-peermem.ko is installed for kernel {release}"),
                 "in this project's folder: make && make install",
@@ -57,7 +64,8 @@ fn file(machine: &Machine) -> Vec<Check> {
     let what = format!("modprobe would load {} ({}, {version})", file.path, whose(file.maker()));
     let verdict = match (file.maker(), ours) {
         (Maker::Ours, _) => Check::ok(ID, what),
-        (_, Some(ours)) => Check::fail(
+        (_, Some(ours)) => Check::fail_unless(
+            works(machine),
             ID,
             format!("{what}, although ours is installed as {}", ours.path),
             "make install (writes /etc/depmod.d/nvidia-peermem-rust.conf and runs depmod)",
@@ -73,8 +81,8 @@ fn file(machine: &Machine) -> Vec<Check> {
         check.seen(format!("also there: {} ({})", other.path, whose(other.maker())))
     });
     let mut checks = vec![verdict];
-    checks.extend(vermagic(release, file));
-    checks.extend(stub(file));
+    checks.extend(vermagic(machine, release, file));
+    checks.extend(stub(machine, file));
     checks
 }
 
@@ -91,11 +99,12 @@ fn shut(machine: &Machine) -> Option<Check> {
     })
 }
 
-fn vermagic(release: &str, file: &ModuleFile) -> Option<Check> {
+fn vermagic(machine: &Machine, release: &str, file: &ModuleFile) -> Option<Check> {
     let vermagic = file.field("vermagic")?;
     let built_for = vermagic.split_ascii_whitespace().next()?;
     (built_for != release).then(|| {
-        Check::fail(
+        Check::fail_unless(
+            works(machine),
             "module.vermagic",
             format!("the module file is built for kernel {built_for}, this one is {release}: modprobe fails with \"Exec format error\""),
             "make clean; make; make install (with the headers of the running kernel)",
@@ -105,9 +114,10 @@ fn vermagic(release: &str, file: &ModuleFile) -> Option<Check> {
 }
 
 /// NVIDIA's build leaves out the whole client when it did not see the API, and such a module can only fail.
-fn stub(file: &ModuleFile) -> Option<Check> {
+fn stub(machine: &Machine, file: &ModuleFile) -> Option<Check> {
     (file.maker() == Maker::Nvidia && !file.needs(REGISTER)).then(|| {
-        Check::fail(
+        Check::fail_unless(
+            works(machine),
             "module.stub",
             "NVIDIA's nvidia-peermem.ko is an empty one, built where the peer-memory API was not seen: modprobe says \"Invalid argument\"",
             "make install (ours decides at load time), or install the GPU driver again now that the RDMA stack is there",
@@ -151,7 +161,8 @@ fn signature(machine: &Machine) -> Option<Check> {
     };
     let Some(signature) = &file.signature else {
         return Some(match demand {
-            Some(demand) => Check::fail(
+            Some(demand) => Check::fail_unless(
+                works(machine),
                 ID,
                 format!(
                     "this kernel takes signed modules only, and the module file is not signed: modprobe says \"{}\"",
@@ -349,7 +360,8 @@ fn parameters(machine: &Machine) -> Vec<Check> {
             );
         } else if !matches!(value.as_str(), "0" | "1") {
             checks.push(
-                Check::fail(
+                Check::fail_unless(
+                    works(machine),
                     ID,
                     format!("{name}={value} is not 0 or 1: modprobe says \"Invalid argument\""),
                     format!("write {name}=0 or {name}=1 in {}, then modprobe nvidia-peermem", line.file),
@@ -412,8 +424,8 @@ fn effective_block(machine: &Machine) -> Option<(modprobe::Line, Block)> {
     (block != Block::Always || !has_softdep).then_some((line, block))
 }
 
-/// A configuration that keeps modprobe from loading the module; part of section 9.
-pub(super) fn blocked(machine: &Machine) -> Option<Check> {
+/// A configuration that keeps modprobe from loading the module.
+fn blocked(machine: &Machine) -> Option<Check> {
     const ID: &str = "module.blocked";
     let (line, block) = effective_block(machine)?;
     let fix = format!("take that line out of {}", line.file);
@@ -422,7 +434,9 @@ pub(super) fn blocked(machine: &Machine) -> Option<Check> {
             Check::warn(ID, "nvidia-peermem is blacklisted: it is loaded now, and will not be after the next boot", fix)
         }
         (Block::Alias, false) => Check::fail(ID, "nvidia-peermem is blacklisted: it is not loaded at boot", fix),
-        (Block::Always, _) => Check::fail(ID, "modprobe is told to load nothing for nvidia-peermem", fix),
+        (Block::Always, loaded) => {
+            Check::fail_unless(loaded, ID, "modprobe is told to load nothing for nvidia-peermem", fix)
+        }
     };
     Some(check.seen(format!("{}: {}", line.file, line.text)))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Section 10: whether a registration of our own would have what it needs. `doctor` touches no GPU.
+//! Section 11: whether a registration of our own would have what it needs. `doctor` touches no GPU.
 
 use crate::check::Check;
 use crate::machine::Machine;

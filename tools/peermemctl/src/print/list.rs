@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `list` as text.
 
-use super::{print_table, table, tame, wrapped};
+use super::{table, tame, Page};
 use crate::answer::List;
 use crate::text;
 use anstyle::Style;
-use std::fmt::Write;
 
 fn unique<'a>(values: impl Iterator<Item = &'a str>) -> String {
     let mut values: Vec<&str> = values.collect();
@@ -18,9 +17,9 @@ fn unique<'a>(values: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
-pub(super) fn print(out: &mut String, list: &List) {
+pub(super) fn print(page: &mut Page, list: &List) {
     if list.processes.is_empty() {
-        let _ = writeln!(out, "No GPU memory is registered.");
+        page.line("No GPU memory is registered.");
     } else {
         let mut table =
             table(&["PID", "COMMAND", "REGS", "BYTES", "GPU", "NIC", "CLIENT", "STATE", "OLDEST"], &[0, 2, 3, 8]);
@@ -42,25 +41,29 @@ pub(super) fn print(out: &mut String, list: &List) {
                 text::duration(rows.iter().map(|row| row.age_ms).max().unwrap_or(0)),
             ]);
         }
-        print_table(out, &table);
+        page.table(&mut table);
     }
     if list.processes.iter().any(|process| process.alive.is_none()) {
         let why = "PID is the host's number of a process. This is a container, so which of them are gone cannot be told from here.";
-        wrapped(out, "", why, Style::new());
+        page.wrapped("", why, Style::new());
     }
     match list.references {
         None => {
-            let _ = writeln!(out, "rmmod does not work: this kernel unloads no module (CONFIG_MODULE_UNLOAD is off).");
+            page.wrapped(
+                "",
+                "rmmod does not work: this kernel unloads no module (CONFIG_MODULE_UNLOAD is off).",
+                Style::new(),
+            );
         }
         Some(0) => {
-            let _ = writeln!(out, "rmmod nvidia_peermem would work: nothing is in use.");
+            page.line("rmmod nvidia_peermem would work: nothing is in use.");
         }
         Some(n) => {
-            let _ = writeln!(out, "rmmod nvidia_peermem is refused: it is used {}.", text::count(n, "time"));
+            page.line(&format!("rmmod nvidia_peermem is refused: it is used {}.", text::count(n, "time")));
         }
     }
     if list.stays_loaded {
         let why = "One of these is its own, until the next boot: a revocable pin was taken, and this build (plain exports only) cannot tell when the callback of such a pin has left the module.";
-        wrapped(out, "", why, Style::new());
+        page.wrapped("", why, Style::new());
     }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Answers as text: at most 100 columns, colour only on a terminal.
+//! Answers as text: as wide as the terminal, colour only there.
 
 mod doctor;
+mod explain;
 mod failures;
 mod list;
 mod selftest;
@@ -17,9 +18,120 @@ use anstyle::{AnsiColor, Style};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use std::fmt::Write;
+use terminal_size::{terminal_size, Width};
 
-/// Columns of the text.
+/// Columns where there is no terminal.
 pub const WIDTH: usize = 100;
+/// Lines of prose that are longer are hard to read.
+const WIDEST: usize = 120;
+/// In fewer no table fits.
+const NARROWEST: usize = 60;
+
+/// How much is told.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Detail {
+    /// Problems only.
+    Quiet,
+    #[default]
+    Normal,
+    /// Everything.
+    Verbose,
+}
+
+/// Text of so many columns.
+pub struct Page {
+    text: String,
+    width: usize,
+    detail: Detail,
+}
+
+impl Page {
+    /// An empty one for stdout.
+    pub fn new(detail: Detail) -> Self {
+        let terminal = terminal_size().map(|(Width(columns), _)| usize::from(columns).clamp(NARROWEST, WIDEST));
+        Self::of_width(terminal.unwrap_or(WIDTH), detail)
+    }
+
+    pub fn of_width(width: usize, detail: Detail) -> Self {
+        Self { text: String::new(), width, detail }
+    }
+
+    /// The text of an answer; the caller prints it to a stream that drops colour where there is no terminal.
+    pub fn show(mut self, answer: &Answer) -> String {
+        match answer {
+            Answer::Status(status) => status::print(&mut self, status),
+            Answer::Doctor(report) => doctor::print(&mut self, report),
+            Answer::List(list) => list::print(&mut self, list),
+            Answer::Watch(tick) => watch::print(&mut self, tick),
+            Answer::Failures(failures) => failures::print(&mut self, failures),
+            Answer::Topo(topo) => topo::print(&mut self, topo),
+            Answer::Selftest(selftest) => selftest::print(&mut self, selftest),
+            Answer::Explain(explanations) => explain::print(&mut self, explanations),
+        }
+        self.text
+    }
+
+    /// What the program says on stderr when a command fails.
+    pub fn failed(mut self, error: &anyhow::Error) -> String {
+        self.wrapped("peermemctl: ", &format!("{error:#}"), Style::new());
+        self.text
+    }
+
+    /// A line as it is.
+    fn line(&mut self, text: &str) {
+        self.text.push_str(text);
+        self.text.push('\n');
+    }
+
+    /// `first` and then `text`, wrapped; later lines are indented as far as `first` is wide.
+    fn wrapped(&mut self, first: &str, text: &str, style: Style) {
+        self.behind(first, Style::new(), text, style);
+    }
+
+    /// The same with a style for `first`, too.
+    fn behind(&mut self, first: &str, first_style: Style, text: &str, style: Style) {
+        let text = tame(text);
+        let columns = first.chars().count();
+        let options = textwrap::Options::new(self.width - columns).word_splitter(textwrap::WordSplitter::NoHyphenation);
+        for (n, line) in textwrap::wrap(&text, options).into_iter().enumerate() {
+            let _ = match n {
+                0 => write!(self.text, "{first_style}{first}{first_style:#}"),
+                _ => write!(self.text, "{:columns$}", ""),
+            };
+            let _ = writeln!(self.text, "{style}{line}{style:#}");
+        }
+    }
+
+    /// One check: its message, and what was seen and what to do, unless all is well and nobody wants everything.
+    fn check(&mut self, check: &Check, message: &str) {
+        let first = format!("  {:<5}", check.level.text());
+        self.behind(&first, style(check.level), &format!("[{}] {message}", check.id), Style::new());
+        let in_full = self.detail == Detail::Verbose;
+        if let Some(cause) = check.follows {
+            self.wrapped("       follows from: ", cause, Style::new());
+            // What helps is told there.
+            if !in_full {
+                return;
+            }
+        }
+        if check.is_finding() || in_full {
+            for evidence in &check.evidence {
+                self.wrapped("       seen: ", evidence, Style::new().dimmed());
+            }
+        }
+        if let Some(fix) = &check.fix {
+            self.wrapped("       fix: ", fix, Style::new().bold());
+        }
+    }
+
+    fn table(&mut self, table: &mut Table) {
+        table.set_width(u16::try_from(self.width).unwrap_or(u16::MAX));
+        for line in table.lines() {
+            let line = line.trim_end().to_owned();
+            self.line(&line);
+        }
+    }
+}
 
 fn style(level: Level) -> Style {
     let colour = match level {
@@ -36,57 +148,9 @@ fn tame(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// `first` and then `text`, wrapped; later lines are indented as far as `first` is wide.
-fn wrapped(out: &mut String, first: &str, text: &str, style: Style) {
-    let text = tame(text);
-    let indent = " ".repeat(first.chars().count());
-    let options = textwrap::Options::new(WIDTH - indent.len()).word_splitter(textwrap::WordSplitter::NoHyphenation);
-    for (n, line) in textwrap::wrap(&text, options).into_iter().enumerate() {
-        let lead = if n == 0 { first } else { &indent };
-        let _ = writeln!(out, "{lead}{style}{line}{style:#}");
-    }
-}
-
-/// The text of an answer; the caller prints it to a stream that drops colour where there is no terminal.
-pub fn text(answer: &Answer) -> String {
-    let mut out = String::new();
-    match answer {
-        Answer::Status(status) => status::print(&mut out, status),
-        Answer::Doctor(report) => doctor::print(&mut out, report),
-        Answer::List(list) => list::print(&mut out, list),
-        Answer::Watch(tick) => watch::print(&mut out, tick),
-        Answer::Failures(failures) => failures::print(&mut out, failures),
-        Answer::Topo(topo) => topo::print(&mut out, topo),
-        Answer::Selftest(selftest) => selftest::print(&mut out, selftest),
-    }
-    out
-}
-
-/// What the program says on stderr when a command fails.
-pub fn failed(error: &anyhow::Error) -> String {
-    let mut out = String::new();
-    wrapped(&mut out, "peermemctl: ", &format!("{error:#}"), Style::new());
-    out
-}
-
-fn print_check(out: &mut String, check: &Check) {
-    let style = style(check.level);
-    let _ = write!(out, "  {style}{:<5}{style:#}", check.level.text());
-    let mut body = String::new();
-    wrapped(&mut body, "       ", &check.message, Style::new());
-    out.push_str(body.trim_start());
-    for evidence in &check.evidence {
-        wrapped(out, "       seen: ", evidence, Style::new().dimmed());
-    }
-    if let Some(fix) = &check.fix {
-        wrapped(out, "        fix: ", fix, Style::new().bold());
-    }
-}
-
 fn table(head: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
-    let width = u16::try_from(WIDTH).unwrap_or(u16::MAX);
-    table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(width).set_header(head);
+    table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_header(head);
     for column in right {
         if let Some(column) = table.column_mut(*column) {
             column.set_cell_alignment(CellAlignment::Right);
@@ -95,18 +159,14 @@ fn table(head: &[&str], right: &[usize]) -> Table {
     table
 }
 
-fn print_table(out: &mut String, table: &Table) {
-    for line in table.lines() {
-        let _ = writeln!(out, "{}", line.trim_end());
-    }
-}
-
 /// The text of an answer, without colour; none of its lines is too long.
 #[cfg(test)]
 fn fits(answer: &Answer) -> String {
-    let text = anstream::adapter::strip_str(&text(answer)).to_string();
-    for line in text.lines() {
-        assert!(line.chars().count() <= WIDTH, "{line}");
+    for width in [NARROWEST, 80, WIDEST, WIDTH] {
+        let text = Page::of_width(width, Detail::Normal).show(answer);
+        for line in anstream::adapter::strip_str(&text).to_string().lines() {
+            assert!(line.chars().count() <= width, "{width}: {line}");
+        }
     }
-    text
+    anstream::adapter::strip_str(&Page::of_width(WIDTH, Detail::Normal).show(answer)).to_string()
 }

@@ -1,33 +1,37 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `selftest` as text.
 
-use super::{style, wrapped};
+use super::{style, Page};
 use crate::answer::Selftest;
 use crate::text;
 use anstyle::Style;
-use std::fmt::Write;
 
-pub(super) fn print(out: &mut String, selftest: &Selftest) {
-    let _ = writeln!(out, "{} of {}, through {}", text::bytes(selftest.bytes), selftest.gpu, selftest.device);
+pub(super) fn print(page: &mut Page, selftest: &Selftest) {
+    let head = format!("{} of {}, through {}", text::bytes(selftest.bytes), selftest.gpu, selftest.nic);
+    page.wrapped("", &head, Style::new());
+    let time = |us: Option<f64>| us.map_or("-".to_owned(), |us| format!("{us:.1} µs"));
     for way in &selftest.ways {
-        let style = style(way.level);
-        let _ = write!(out, "  {style}{:<5}{style:#}{:<12}", way.level.text(), way.way);
-        let time = |us: Option<f64>| us.map_or("-".to_owned(), |us| format!("{us:.1} µs"));
-        match &way.message {
-            Some(message) => {
-                let mut body = String::new();
-                wrapped(&mut body, &" ".repeat(19), message, Style::new());
-                out.push_str(body.trim_start());
-            }
-            None => {
-                let _ = writeln!(
-                    out,
-                    "register {}, write {}, deregister {}, bytes equal",
-                    time(way.register_us),
-                    time(way.write_us),
-                    time(way.deregister_us)
-                );
-            }
+        let said = way.message.clone().unwrap_or_else(|| {
+            let times = [way.register_us, way.write_us, way.deregister_us].map(time);
+            let [register, write, deregister] = times;
+            format!("register {register}, write {write}, deregister {deregister}, bytes equal")
+        });
+        page.behind(
+            &format!("  {:<5}", way.level.text()),
+            style(way.level),
+            &format!("{}: {said}", way.way),
+            Style::new(),
+        );
+        if let Some(bandwidth) = &way.bandwidth {
+            let rate = |bytes: f64| format!("{:.2} GB/s", bytes / 1e9);
+            let said = format!(
+                "to the GPU {}, from the GPU {} ({} in pieces of {})",
+                rate(bandwidth.to_gpu),
+                rate(bandwidth.from_gpu),
+                text::bytes(bandwidth.registered),
+                text::bytes(bandwidth.piece)
+            );
+            page.wrapped("       bandwidth: ", &said, Style::new());
         }
     }
 }
@@ -49,9 +53,10 @@ mod tests {
             write_us: Some(123_456.7),
             deregister_us: Some(123_456.7),
             bytes_equal: Some(true),
+            bandwidth: None,
         };
         let ways = vec![way(None), way(Some(&"ibv_reg_mr() says: Bad address ".repeat(9)))];
-        let (gpu, device) = ("GPU 0 (NVIDIA H200)".to_owned(), "mlx5_0".to_owned());
-        fits(&Answer::Selftest(Selftest { level: Level::Ok, gpu, device, bytes: 65536, ways }));
+        let (gpu, nic) = ("GPU 0 (NVIDIA H200)".to_owned(), "mlx5_0".to_owned());
+        fits(&Answer::Selftest(Selftest { level: Level::Ok, gpu, nic, bytes: 65536, ways }));
     }
 }

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `status` as text.
 
-use super::{print_check, style, wrapped};
+use super::{style, Page};
 use crate::answer::Status;
 use crate::check::Level;
 use crate::text;
 use anstyle::Style;
-use std::fmt::Write;
 
-pub(super) fn print(out: &mut String, status: &Status) {
-    let style = style(status.level);
-    let verdict = if status.usable { "yes" } else { "no" };
-    let _ = writeln!(out, "GPUDirect RDMA by nvidia-peermem: {style}{verdict}{style:#}");
-    for check in &status.because {
-        print_check(out, check);
+pub(super) fn print(page: &mut Page, status: &Status) {
+    page.wrapped("GPUDirect RDMA by nvidia-peermem: ", &status.verdict, style(status.level));
+    for folded in super::doctor::fold(status.because.iter(), page.detail) {
+        page.check(&folded.check, &folded.check.message);
     }
     let or = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
     let module = match (status.module, &status.module_version) {
@@ -32,36 +29,36 @@ pub(super) fn print(out: &mut String, status: &Status) {
         _ => "-".to_owned(),
     };
     let list = |names: &[String]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    let gpus = match status.gpus.as_slice() {
+        [] | [_] => list(&status.gpus),
+        [first, ..] => format!("{}, the first {first}", status.gpus.len()),
+    };
+    let dma_buf = match (status.dma_buf, status.rdma_devices.is_empty()) {
+        (false, _) => "no",
+        (true, false) => "possible",
+        (true, true) => "possible with an RDMA device",
+    };
+    let refused = match status.refused {
+        None => "-".to_owned(),
+        Some(0) => "0".to_owned(),
+        Some(refused) => format!("{refused}; peermemctl failures (as root) says why"),
+    };
     for (key, value) in [
         ("module", module),
         ("driver", driver),
         ("kernel", or(&status.kernel)),
         ("peer-memory API", or(&status.api)),
-        (
-            "dma-buf instead",
-            match (status.dma_buf, status.rdma_devices.is_empty()) {
-                (false, _) => "no",
-                (true, false) => "possible",
-                (true, true) => "possible with an RDMA device",
-            }
-            .to_owned(),
-        ),
+        ("dma-buf instead", dma_buf.to_owned()),
         ("clients", list(&status.clients)),
-        ("GPUs", list(&status.gpus)),
+        ("GPUs", gpus),
         ("RDMA devices", list(&status.rdma_devices)),
         ("live", live),
-        (
-            "refused",
-            match status.refused {
-                None => "-".to_owned(),
-                Some(0) => "0".to_owned(),
-                Some(refused) => format!("{refused}; peermemctl failures (as root) says why"),
-            },
-        ),
+        ("refused", refused),
     ] {
-        wrapped(out, &format!("  {key:<17}"), &value, Style::new());
+        page.wrapped(&format!("  {key:<17}"), &value, Style::new());
     }
-    if status.level != Level::Ok {
-        let _ = writeln!(out, "More: peermemctl doctor");
-    }
+    page.line(match status.level {
+        Level::Ok => "Every check, and what applications do: peermemctl doctor",
+        _ => "More: peermemctl doctor (as root it sees more)",
+    });
 }

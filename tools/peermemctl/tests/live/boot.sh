@@ -12,7 +12,7 @@ trap 'rm -rf "$tmp"' EXIT
 chmod 755 "$tmp"
 mkdir -p "$tmp/usr/bin" "$tmp/situations" "$out"
 cp "$here/situations.sh" "$tmp/init"
-cp "$programs/peermemctl" "$programs/record" "$tmp/usr/bin/"
+cp "$programs/peermemctl" "$tmp/usr/bin/"
 cp "$programs/hold" "$tmp/usr/bin/hold-memory"
 cp "$files"/*.ko "$tmp/situations/"
 release=$(modinfo -F vermagic "$files/ours.ko" | cut -d' ' -f1)

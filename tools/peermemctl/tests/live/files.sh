@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 # Makes what boot.sh needs beside the lab's images, out of what the lab built for its fast kernel and for Debian's own
 # (ci/lab.sh build --kernel fast-7.2 nvidia_c, and --kernel debian-6.12):
-#   files.sh OUT [COMMIT]    OUT/files: ours.ko nvidia_c.ko stub.ko older.ko other-kernel.ko closed/*.ko; OUT/programs: peermemctl record hold;
+#   files.sh OUT [COMMIT]    OUT/files: ours.ko nvidia_c.ko stub.ko older.ko other-kernel.ko closed/*.ko; OUT/programs: peermemctl hold;
 #                            OUT/stock: ours.ko unknown-key.ko other-core.ko nv_peer_mem.ko dkms/ newer/
 # older.ko is built from COMMIT (HEAD~20 without one). Prints the other arguments of boot.sh, a line for each kernel.
 set -eu
@@ -79,6 +79,6 @@ cpio --quiet -i --to-stdout "*/lib/modules/$release/modules.dep" <"$image" | gre
 
 target=$repo/build/target
 cargo build -q --release --locked --bins --examples --manifest-path "$repo/tools/peermemctl/Cargo.toml" --target-dir "$target"
-cp "$target/release/peermemctl" "$target/release/examples/record" "$target/release/examples/hold" "$out/programs/"
+cp "$target/release/peermemctl" "$target/release/examples/hold" "$out/programs/"
 echo "$image $fast/kernel/image $out/files $out/programs"
 echo "$stock_image $stock/image $out/stock $out/programs"

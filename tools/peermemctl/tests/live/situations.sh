@@ -20,7 +20,7 @@ shot() { # NAME TEXT...: one situation
 	name=$1
 	shift
 	echo "=== tree $name"
-	record "$@"
+	peermemctl record "$*"
 	echo "=== doctor $name"
 	peermemctl doctor
 	echo "=== exit $?"

@@ -1,33 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Records what `peermemctl` looks at on this machine as one text file, for `tests/trees`.
-//!
-//!     record "what is wrong with this machine" > tests/trees/NAME.tree
+//! Records what this program looks at on a machine as one text file.
 //!
 //! Read-only. What is personal or not needed is left out on the way: serial numbers, MAC addresses and GUIDs are never
 //! read, of logs and configuration only the lines about GPUs and RDMA are kept, of module files only .modinfo, the
-//! names that matter and who signed. tests/common/tree.rs describes the format. `cargo run --example overlay -- BASE
-//! tests/trees/NAME.tree` then leaves only the differences from another machine.
+//! names that matter and who signed. tree.rs describes the format.
 
-use peermemctl::doctor::limits::{device_nodes, DKMS};
-use peermemctl::kernel::{self, SYMBOLS};
-use peermemctl::machine::{NAME, PEERS, REGISTER};
-use peermemctl::module_file::{self, ModuleFile};
-use peermemctl::nvidia::SMI;
-use peermemctl::root::{recorded_name, Root, FORBIDDEN, TOOLS};
+use crate::doctor::limits::{device_nodes, DKMS};
+use crate::kernel::{self, SYMBOLS};
+use crate::machine::{NAME, PEERS, REGISTER};
+use crate::module_file::{self, ModuleFile};
+use crate::nvidia::SMI;
+use crate::root::{recorded_name, Root, FORBIDDEN, TOOLS};
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 
-fn main() {
-    let about = std::env::args().nth(1).unwrap_or_default();
-    let mut recorder = Recorder { root: Root::new(Path::new("/")), done: BTreeSet::new() };
-    println!("# {about}");
+/// The machine as text; `about` says what is wrong with it.
+pub fn record(root: &Root, about: &str) -> String {
+    let mut recorder = Recorder { root, done: BTreeSet::new(), text: format!("# {}\n", about.replace('\n', " ")) };
     recorder.all();
+    recorder.text
 }
 
-struct Recorder {
-    root: Root,
+struct Recorder<'a> {
+    root: &'a Root,
     done: BTreeSet<String>,
+    text: String,
 }
 
 /// Words of the lines that are kept of the log and of configuration.
@@ -82,16 +79,21 @@ fn clear_vendors_words(config: &mut [u8]) {
     }
 }
 
-impl Recorder {
+impl Recorder<'_> {
+    fn say(&mut self, line: &str) {
+        self.text.push_str(line);
+        self.text.push('\n');
+    }
+
     fn text(&mut self, path: &str, text: &str) {
         if !self.done.insert(path.to_owned()) {
             return;
         }
-        println!("F {path}");
+        self.say(&format!("F {path}"));
         for line in text.split_inclusive('\n') {
             match line.strip_suffix('\n') {
-                Some(line) => println!("|{line}"),
-                None => println!("\\{line}"),
+                Some(line) => self.say(&format!("|{line}")),
+                None => self.say(&format!("\\{line}")),
             }
         }
     }
@@ -118,9 +120,13 @@ impl Recorder {
                 bytes.truncate(256);
                 clear_vendors_words(&mut bytes);
             }
-            println!("H {path} {}", bytes.len());
+            self.say(&format!("H {path} {}", bytes.len()));
             for (n, line) in bytes.chunks(32).enumerate().filter(|(_, line)| line.iter().any(|byte| *byte != 0)) {
-                println!("|{:04x} {}", n * 32, line.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+                self.say(&format!(
+                    "|{:04x} {}",
+                    n * 32,
+                    line.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+                ));
             }
         }
     }
@@ -128,14 +134,14 @@ impl Recorder {
     fn link(&mut self, path: &str) -> bool {
         let Ok(target) = fs::read_link(self.root.at(path)) else { return false };
         if self.done.insert(path.to_owned()) {
-            println!("L {path} -> {}", target.display());
+            self.say(&format!("L {path} -> {}", target.display()));
         }
         true
     }
 
     fn existence(&mut self, path: &str) {
         if self.root.exists(path) {
-            println!("E {path}");
+            self.say(&format!("E {path}"));
         }
     }
 
@@ -153,7 +159,7 @@ impl Recorder {
         for name in self.root.names("/dev/infiniband") {
             self.existence(&format!("/dev/infiniband/{name}"));
         }
-        let forbidden: String = device_nodes(&self.root)
+        let forbidden: String = device_nodes(self.root)
             .iter()
             .filter_map(|path| Some(format!("{} {path}\n", self.root.forbidden(path)?.text())))
             .collect();
@@ -179,6 +185,7 @@ impl Recorder {
             "/proc/self/limits",
             "/proc/driver/nvidia/version",
             "/proc/driver/nvidia/params",
+            "/etc/nccl.conf",
         ] {
             self.file(path);
         }
@@ -294,20 +301,20 @@ impl Recorder {
             let list = format!("/lib/modules/{release}/modules.dep");
             self.lines(&list, is_looked_at);
         }
-        let Some(release) = kernel::release(&self.root) else { return };
+        let Some(release) = kernel::release(self.root) else { return };
         self.lines(&format!("{}/modules.symbols", kernel::modules_dir(&release)), |line| {
             kernel::exported_symbol(line) == Some(REGISTER)
         });
-        let mut files = module_file::all(&self.root, &release, NAME);
+        let mut files = module_file::all(self.root, &release, NAME);
         for driver in ["nvidia", "rdma_rxe", "mlx5_ib", "mlx4_ib", "bnxt_re", "irdma", "efa"] {
-            files.extend(module_file::chosen(&self.root, &release, driver));
+            files.extend(module_file::chosen(self.root, &release, driver));
         }
         for path in files {
-            let Ok(file) = ModuleFile::read(&self.root, &path) else { continue };
-            println!("M {path}");
+            let Ok(file) = ModuleFile::read(self.root, &path) else { continue };
+            self.say(&format!("M {path}"));
             for key in ["description", "license", "version", "srcversion", "softdep", "vermagic"] {
                 if let Some(value) = file.field(key) {
-                    println!("|{key}={value}");
+                    self.say(&format!("|{key}={value}"));
                 }
             }
             let matters = |name: &&String| {
@@ -316,13 +323,13 @@ impl Recorder {
                     || name.starts_with("ib_umem_dmabuf_get")
             };
             for name in file.needs.iter().filter(matters) {
-                println!("|needs {name}");
+                self.say(&format!("|needs {name}"));
             }
             if let Some(name) = file.needs.iter().find(|name| name.starts_with("_R") && name.contains("6kernel")) {
-                println!("|needs {name}");
+                self.say(&format!("|needs {name}"));
             }
             if let Some(signature) = file.signature {
-                println!("|signer {}", signature.signer.unwrap_or_default());
+                self.say(&format!("|signer {}", signature.signer.unwrap_or_default()));
             }
         }
     }

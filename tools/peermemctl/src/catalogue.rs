@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What each check looks at, and why: the one source of `explain`, of its completions, and of docs/results/checks.md.
+
+/// What there is to know of a check.
+pub struct Entry {
+    pub id: &'static str,
+    /// What it looks at.
+    pub looks: &'static str,
+    /// Why that matters, and how it is judged.
+    pub why: &'static str,
+}
+
+const fn entry(id: &'static str, looks: &'static str, why: &'static str) -> Entry {
+    Entry { id, looks, why }
+}
+
+/// All checks, in the order of doctor's sections.
+pub const CHECKS: [Entry; 58] = [
+    entry(
+        "gpus.present",
+        "Which GPUs of NVIDIA's sysfs shows, and which driver each belongs to.",
+        "Without a GPU there is nothing to register. A GPU of another driver (vfio-pci) is somebody else's, and NVIDIA gives GeForce boards no GPUDirect RDMA.",
+    ),
+    entry(
+        "fabric.rdma",
+        "Whether /sys/class/infiniband has any device.",
+        "Registrations are made with an RDMA device. A NIC without its RDMA driver looks like an ordinary one.",
+    ),
+    entry(
+        "fabric.port",
+        "The ports of each RDMA device.",
+        "Registering works with a port that is down; talking to other machines does not.",
+    ),
+    entry(
+        "driver.loaded",
+        "Whether nvidia.ko is loaded.",
+        "It hands out the pages of GPU memory. Nothing else can.",
+    ),
+    entry(
+        "driver.version",
+        "Version and flavour (open or closed) of nvidia.ko.",
+        "The module is written for 550 and later.",
+    ),
+    entry(
+        "driver.licence",
+        "Whether nvidia.ko takes our module.",
+        "The closed nvidia.ko takes no module that imports GPL-only symbols, as a build on the kernel's own Rust does.",
+    ),
+    entry(
+        "driver.exports",
+        "Whether nvidia.ko exports nvidia_p2p_get_pages and its persistent form.",
+        "Without the first nobody can pin. Without the second a free of registered memory kills its registration.",
+    ),
+    entry(
+        "api.exported",
+        "Who exports ib_register_peer_memory_client; if nobody does, which installed module would.",
+        "This is the peer-memory API, which mainline kernels do not have. MLNX_OFED, DOCA-OFED and NVIDIA's kernels do.",
+    ),
+    entry(
+        "api.version",
+        "The loader's last words, if it refused the module for a symbol of another version.",
+        "A module is built against one RDMA core and one GPU driver. No CRC is compared before a load failed.",
+    ),
+    entry(
+        "api.driver",
+        "Whether the driver of each RDMA device calls ib_umem_get_peer.",
+        "A driver that never asks peers cannot register GPU memory, whatever the core offers. A kernel's own driver beside an OFED core is one.",
+    ),
+    entry(
+        "module.file",
+        "Which nvidia-peermem.ko modprobe would load, and whose it is.",
+        "NVIDIA's driver brings a file of the same name. depmod.d decides which one wins.",
+    ),
+    entry(
+        "module.vermagic",
+        "The kernel that the file is built for.",
+        "The loader takes a module of the very same kernel only.",
+    ),
+    entry(
+        "module.stub",
+        "Whether NVIDIA's file has the client in it.",
+        "Its build leaves the client out where it does not see the API, and such a module can only fail to load.",
+    ),
+    entry(
+        "module.shut",
+        "Whether the kernel still takes modules.",
+        "kernel.modules_disabled=1 holds until the next boot.",
+    ),
+    entry(
+        "module.blocked",
+        "Lines of modprobe.d that keep the module out.",
+        "A blacklist keeps it from being loaded at boot; an install line with /bin/false keeps it out always.",
+    ),
+    entry(
+        "module.signature",
+        "Whether the kernel demands signed modules, and whether this one's signature is known.",
+        "Secure Boot and sig_enforce demand one.",
+    ),
+    entry(
+        "module.loaded",
+        "Whether nvidia_peermem is loaded; if not, what the kernel log says of the last try.",
+        "Without it a plain ibv_reg_mr() on GPU memory fails with \"Bad address\".",
+    ),
+    entry(
+        "module.stale",
+        "Whether the loaded module is the installed file.",
+        "An update takes effect with the next load.",
+    ),
+    entry(
+        "module.taint",
+        "What the kernel holds against itself.",
+        "After a fault (oops) a process may hold locks for ever, and only a reboot ends that.",
+    ),
+    entry(
+        "module.parameters",
+        "The module's parameters, and lines of modprobe.d about them.",
+        "modprobe fails on a value that the module does not take; the kernel ignores a name that it does not know.",
+    ),
+    entry(
+        "module.kernels",
+        "Whether newer installed kernels have the module, too.",
+        "One of them is booted next.",
+    ),
+    entry(
+        "clients.registered",
+        "The names under which the module serves the core.",
+        "Applications look for nv_mem.",
+    ),
+    entry(
+        "clients.taken",
+        "Whether another module serves the name nv_mem.",
+        "The core takes each name once where it shows its clients in sysfs.",
+    ),
+    entry(
+        "clients.nv_peer_mem",
+        "Whether Mellanox's old nv_peer_mem is loaded beside the module.",
+        "Both answer for GPU memory, and whichever came first is asked.",
+    ),
+    entry(
+        "clients.counters",
+        "What the module has counted since it was loaded.",
+        "Refusals by reason, the longest calls of the GPU driver, late callbacks and stays_loaded are told where they are not zero.",
+    ),
+    entry(
+        "clients.callbacks",
+        "How long the oldest free callback has been waiting.",
+        "A callback waits for the NIC's fence with the GPU driver's lock held: after 10 s every GPU stands still.",
+    ),
+    entry(
+        "clients.put_errors",
+        "Pins that the GPU driver failed to take back.",
+        "They stay until the GPU is reset.",
+    ),
+    entry(
+        "registrations.live",
+        "Live registrations by process; as root.",
+        "They hold GPU memory and BAR1.",
+    ),
+    entry(
+        "registrations.stale",
+        "Registrations whose process is gone; as root.",
+        "Whoever inherited the RDMA device keeps them alive.",
+    ),
+    entry(
+        "registrations.orphan",
+        "Pins whose owner lives, and which another process deregistered.",
+        "They end when the owner registers again, frees the memory or ends.",
+    ),
+    entry(
+        "refusals.recent",
+        "Refused registrations of the last hour, one finding for each reason; as root.",
+        "The module keeps the last 64 with their reason; the application sees an errno only.",
+    ),
+    entry(
+        "gpus.answers",
+        "Whether nvidia-smi ends within 20 s.",
+        "It hangs where the GPU driver does.",
+    ),
+    entry(
+        "gpus.bar1",
+        "How much of BAR1, through which NICs reach video memory, is in use.",
+        "The GPU driver grants a pin only if the pin's length and 36 MiB more are left. nvidia-smi tells of all users, the module of its own.",
+    ),
+    entry(
+        "gpus.shared",
+        "Whether the GPU is whole: MIG, vGPU, passed through.",
+        "A vGPU may be pinned if its profile and its host allow it.",
+    ),
+    entry(
+        "gpus.nodes",
+        "Whether /dev/nvidiactl exists.",
+        "CUDA opens it; a container without it has no GPU.",
+    ),
+    entry(
+        "gpus.dma_buf",
+        "Whether registration by dma-buf is possible as well.",
+        "It needs the open nvidia.ko, an RDMA core of 5.12 or later, and a NIC driver that has it. Applications prefer it.",
+    ),
+    entry(
+        "gpus.override",
+        "PeerMappingOverride of nvidia.ko.",
+        "NVSHMEM IBGDA and UCX GDAKI need it, and nobody else.",
+    ),
+    entry(
+        "fabric.nodes",
+        "Whether /dev/infiniband/uverbs* exists.",
+        "libibverbs opens it.",
+    ),
+    entry(
+        "fabric.distance",
+        "The nearest NIC of each GPU, in nvidia-smi's codes.",
+        "Through the CPUs, transfers reach a fraction of the speed. How far each application goes is told by consumers.*.",
+    ),
+    entry(
+        "fabric.acs",
+        "ACS redirect at the bridges between a GPU and its NICs; as root.",
+        "It sends peer-to-peer traffic up to the CPU. The kernel switches it on where there is an IOMMU, for the sake of VMs.",
+    ),
+    entry(
+        "fabric.iommu",
+        "What the IOMMU does with GPUs and NICs.",
+        "Where it translates, peer-to-peer traffic goes up to the CPU. NVIDIA's module hands out untranslated addresses on kernels from 6.12 on.",
+    ),
+    entry(
+        "fabric.pairs",
+        "What the GPU driver says of GPUs and NICs that met in a registration.",
+        "It refuses pairs that cannot reach each other on this platform.",
+    ),
+    entry(
+        "fabric.link",
+        "Width and speed of each PCIe link.",
+        "A card in the wrong slot loses half its speed. Idle GPUs slow their links down, which is no fault.",
+    ),
+    entry(
+        "fabric.relaxed_ordering",
+        "Whether devices may use relaxed ordering; as root.",
+        "On some platforms writes are slow without it. Only told: the kernel switches it off where it is broken.",
+    ),
+    entry(
+        "fabric.numa_balancing",
+        "Automatic NUMA balancing.",
+        "Its page faults cost latency. Only told.",
+    ),
+    entry(
+        "limits.memlock",
+        "The limit of locked memory of programs started from here.",
+        "GPU memory counts against it, and what exceeds it fails with \"Cannot allocate memory\" before the module is asked. It binds nobody with CAP_IPC_LOCK.",
+    ),
+    entry(
+        "limits.process",
+        "The same limit of running programs that have an RDMA device open; as root.",
+        "A service does not have the limits of your shell.",
+    ),
+    entry(
+        "limits.devices",
+        "Whether this process may open the nodes of GPUs and NICs.",
+        "A container's device cgroup or a node's mode forbids it.",
+    ),
+    entry(
+        "limits.autoload",
+        "Whether something loads the module at boot.",
+        "Nobody else does: NVIDIA's driver does not.",
+    ),
+    entry(
+        "limits.dkms",
+        "Whether DKMS has built the GPU driver and OFED for this and newer kernels.",
+        "The module needs both.",
+    ),
+    entry(
+        "consumers.nccl",
+        "Whether NCCL uses GPUDirect RDMA with each GPU and the nearest NIC that it may use.",
+        "It looks for the module's files or dma-buf, then compares the distance with NCCL_NET_GDR_LEVEL: by default up to PXB, or P2C (through a CPU that the GPU has a coherent link to). NCCL_DMABUF_ENABLE, NCCL_NET_GDR_C2C, NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA count, too, in the environment, ~/.nccl.conf or /etc/nccl.conf.",
+    ),
+    entry(
+        "consumers.gin",
+        "Whether NCCL's GPU-initiated networking (GDAKI) is available.",
+        "It needs an mlx5 NIC, and the module under its own name or dma-buf.",
+    ),
+    entry(
+        "consumers.sharp",
+        "Whether NCCL's SHARP plugin registers GPU memory.",
+        "It looks for the client in /sys/kernel/mm/memory_peers only, which new kernels do not have, or for dma-buf.",
+    ),
+    entry(
+        "consumers.ucx",
+        "Whether UCX registers GPU memory with each GPU and the nearest NIC that it may use.",
+        "It looks for files of the module or of its client, or dma-buf. It registers at any distance, and believes that 220 MB/s pass between NUMA nodes. UCX_IB_GPU_DIRECT_RDMA, UCX_CUDA_COPY_DMABUF and UCX_NET_DEVICES count.",
+    ),
+    entry(
+        "consumers.nvshmem",
+        "Whether NVSHMEM's InfiniBand transports start.",
+        "Without the module's files and without dma-buf they are skipped. NVSHMEM_IB_DISABLE_DMABUF, NVSHMEM_HCA_LIST and NVSHMEM_IB_ENABLE_IBGDA count.",
+    ),
+    entry(
+        "consumers.libfabric",
+        "Whether libfabric's verbs provider registers GPU memory.",
+        "It looks for functions of the kernel in /proc/kallsyms. FI_HMEM_CUDA_USE_DMABUF and FI_HMEM_DISABLE_P2P count.",
+    ),
+    entry(
+        "consumers.operator",
+        "Whether lsmod shows the module.",
+        "GPU Operator, Mooncake and the health checks of clouds look no further.",
+    ),
+    entry(
+        "selftest",
+        "What a registration of our own would need.",
+        "Doctor touches no GPU; peermemctl selftest does.",
+    ),
+];

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: GPL-2.0
+//! libfabric's verbs provider. It looks for functions of the kernel, not for a client.
+
+use super::{Consumer, Refusal, Registers, Way};
+use crate::machine::REGISTER;
+
+const DMA_BUF: &str = "ib_umem_dmabuf_get";
+
+pub const LIBFABRIC: Consumer = Consumer {
+    id: "consumers.libfabric",
+    name: "libfabric",
+    source: "vrb_os_mem_support in prov/verbs/include/linux/verbs_osd.h of libfabric 32dfaf9dadd7, cuda_hmem_init in src/hmem_cuda.c",
+    registers: |machine, environment| {
+        let no_dma_buf = environment.says_no("FI_HMEM_CUDA_USE_DMABUF");
+        let seen = format!("{REGISTER} and {DMA_BUF} in /proc/kallsyms");
+        let refusal = |because: &str, set: Option<String>| {
+            Registers::No(Refusal { because: because.to_owned(), set, seen: seen.clone() })
+        };
+        match (machine.has_symbol(REGISTER), machine.has_symbol(DMA_BUF)) {
+            (_, Some(true)) if !no_dma_buf && machine.dma_buf() => Registers::By(Way::DmaBuf, seen),
+            (Some(true), _) => Registers::By(Way::PeerMemory, seen),
+            (_, Some(true)) if no_dma_buf && machine.dma_buf() => refusal(
+                "the kernel has no peer-memory API, and FI_HMEM_CUDA_USE_DMABUF=0 keeps it from dma-buf",
+                Some("unset FI_HMEM_CUDA_USE_DMABUF".to_owned()),
+            ),
+            _ => refusal(
+                "it finds neither the peer-memory API nor dma-buf and copies through host memory",
+                machine.api_to_load().map(|module| format!("modprobe {module}")),
+            ),
+        }
+    },
+    refuses: |_, _, environment| {
+        environment.says_yes("FI_HMEM_DISABLE_P2P").then(|| Refusal {
+            because: "FI_HMEM_DISABLE_P2P=1 has it copy through host memory".to_owned(),
+            set: Some("unset FI_HMEM_DISABLE_P2P".to_owned()),
+            seen: format!("environment of {}", environment.whose),
+        })
+    },
+};

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Which findings follow from which others, and the one step that helps most.
+
+use crate::check::{Check, Level};
+
+/// What has to be there before anything else can work, in the order in which it does: hardware, GPU driver, API, module.
+const ORDER: [&[&str]; 4] = [
+    &["gpus.present", "fabric.rdma"],
+    &["driver.loaded", "driver.exports"],
+    &["api.exported", "api.driver"],
+    &[
+        "module.shut",
+        "module.blocked",
+        "module.file",
+        "module.vermagic",
+        "module.signature",
+        "module.stub",
+        "api.version",
+        "driver.licence",
+        "module.parameters",
+        "clients.taken",
+        "module.loaded",
+    ],
+];
+
+/// The failures that keep what `id` is about from working, the first ones first.
+fn causes(id: &str) -> Vec<&'static str> {
+    let all = || ORDER.iter().flat_map(|group| group.iter().copied());
+    match id {
+        "driver.loaded" => vec!["gpus.present"],
+        // There are no NICs in what the module does when it is loaded.
+        "module.loaded" => {
+            all().filter(|other| !matches!(*other, "module.loaded" | "fabric.rdma" | "api.driver")).collect()
+        }
+        "gpus.nodes" => vec!["gpus.present", "driver.loaded"],
+        "fabric.nodes" => vec!["fabric.rdma"],
+        _ if id.starts_with("consumers.") => all().chain(["gpus.nodes", "fabric.nodes"]).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Says of each finding which failure it follows from.
+pub fn trace(checks: &mut [&mut Check]) {
+    let failed: Vec<&'static str> =
+        checks.iter().filter(|check| check.level == Level::Fail).map(|check| check.id).collect();
+    for check in checks.iter_mut().filter(|check| check.is_finding()) {
+        check.follows = causes(check.id).into_iter().find(|cause| *cause != check.id && failed.contains(cause));
+    }
+}
+
+/// The finding to begin with: of those that follow from no other the worst, and of these the one whose end unblocks most. What
+/// comes earlier in [`ORDER`] unblocks all that comes later, whatever else is wrong there.
+pub fn first<'a>(checks: &[&'a Check]) -> Option<&'a Check> {
+    let rank = |check: &Check| ORDER.iter().position(|group| group.contains(&check.id)).unwrap_or(ORDER.len());
+    let followers = |check: &Check| checks.iter().filter(|other| causes(other.id).contains(&check.id)).count();
+    let roots = checks.iter().filter(|check| check.is_finding() && check.follows.is_none());
+    // The first of those that are alike.
+    roots
+        .copied()
+        .min_by_key(|check| (std::cmp::Reverse(check.level), rank(check), std::cmp::Reverse(followers(check))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn traced(ids: &[(&'static str, Level)]) -> (Option<&'static str>, Vec<Option<&'static str>>) {
+        let mut checks: Vec<Check> = ids
+            .iter()
+            .map(|(id, level)| match level {
+                Level::Fail => Check::fail(id, "", ""),
+                Level::Warn => Check::warn(id, "", ""),
+                _ => Check::ok(id, ""),
+            })
+            .collect();
+        trace(&mut checks.iter_mut().collect::<Vec<_>>());
+        let first = first(&checks.iter().collect::<Vec<_>>()).map(|check| check.id);
+        (first, checks.iter().map(|check| check.follows).collect())
+    }
+
+    #[test]
+    fn hardware_comes_first() {
+        let (first, follows) = traced(&[
+            ("api.exported", Level::Fail),
+            ("module.loaded", Level::Fail),
+            ("consumers.nccl", Level::Warn),
+            ("fabric.rdma", Level::Fail),
+        ]);
+        assert_eq!(first, Some("fabric.rdma"));
+        assert_eq!(follows, [None, Some("api.exported"), Some("fabric.rdma"), None]);
+    }
+
+    #[test]
+    fn a_warning_blocks_nothing_and_comes_last() {
+        let (first, follows) = traced(&[
+            ("limits.memlock", Level::Warn),
+            ("module.file", Level::Warn),
+            ("clients.callbacks", Level::Fail),
+            ("module.loaded", Level::Ok),
+        ]);
+        assert_eq!((first, follows), (Some("clients.callbacks"), vec![None; 4]));
+    }
+}

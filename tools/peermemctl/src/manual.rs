@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What man pages have beside the command line itself.
+
+/// A command line, and what it is for.
+pub type Example = (&'static str, &'static str);
+
+/// Examples of a command; `""` is the program's own page.
+pub fn examples(command: &str) -> &'static [Example] {
+    match command {
+        "" => &[
+            ("peermemctl status", "Is it usable?"),
+            ("peermemctl doctor", "If not, why, and what fixes it; best as root."),
+            (
+                "peermemctl record --anonymous \"NCCL is slow\" > problem.tree",
+                "Write down this machine for somebody else.",
+            ),
+            ("peermemctl --root problem.tree doctor", "Look at a machine that was written down."),
+        ],
+        "status" => &[
+            ("peermemctl status", "A line with the verdict, then what there is."),
+            ("peermemctl -jp status", "The same as JSON."),
+        ],
+        "doctor" => &[
+            ("peermemctl doctor -q", "Problems only."),
+            ("peermemctl doctor --pid 4711", "Judge NCCL, UCX and others by the environment of process 4711."),
+            (
+                "peermemctl doctor -- mpirun -x NCCL_NET_GDR_LEVEL=PHB ./train",
+                "Judge them by the environment that this command line would have. It is not run.",
+            ),
+        ],
+        "list" => &[
+            ("peermemctl list --gpu 0", "Who has registered memory of the first GPU."),
+            ("peermemctl list --nic mlx5_3", "Who has registered anything with mlx5_3."),
+        ],
+        "watch" => &[
+            ("peermemctl watch --interval 5", "A line every five seconds."),
+            ("peermemctl -j watch", "The same as JSON, a document in each line."),
+        ],
+        "failures" => &[("peermemctl failures", "Why registrations were refused.")],
+        "topo" => &[
+            ("peermemctl topo", "How near each NIC is to each GPU, and the best NIC for each."),
+            ("peermemctl topo --svg > topo.svg", "As a picture."),
+        ],
+        "selftest" => &[
+            ("peermemctl selftest", "The first GPU, and the first NIC with an active port."),
+            ("peermemctl selftest --gpu 0000:18:00.0 --nic mlx5_0 --bandwidth", "These two, with the bandwidth."),
+        ],
+        "check" => &[
+            ("peermemctl check || exit 1", "In a prolog of Slurm: drain the node if it is not usable."),
+            ("peermemctl check --strict", "A warning is a failure, too."),
+        ],
+        "metrics" => &[(
+            "peermemctl metrics --output /var/lib/prometheus/node-exporter/nvidia-peermem.prom",
+            "What the timer of the package runs.",
+        )],
+        "record" => &[(
+            "peermemctl record \"registering fails with ENOMEM\" > problem.tree",
+            "Look through the file before you pass it on.",
+        )],
+        "explain" => &[("peermemctl explain api.exported", "One check."), ("peermemctl explain", "All of them.")],
+        _ => &[],
+    }
+}
+
+/// Files that are read, and what they tell.
+pub const FILES: [(&str, &str); 6] = [
+    ("/proc/driver/nvidia-peermem", "Counters, registrations, refusals and callbacks of the module."),
+    ("/proc/kallsyms, /proc/modules, /lib/modules", "Who exports the API, what is loaded, what would be."),
+    ("/sys/bus/pci/devices, /sys/class/infiniband", "GPUs, NICs, and the way between them."),
+    ("/etc/modprobe.d, /etc/modules-load.d", "Parameters, blacklists, what is loaded at boot."),
+    ("/etc/nccl.conf, ~/.nccl.conf", "NCCL's variables, beside the environment."),
+    ("/dev/kmsg", "Why the kernel refused the module."),
+];
+
+/// Exit codes of a command.
+pub fn exit_status(command: &str) -> [Example; 3] {
+    match command {
+        "check" => [
+            ("0", "It is usable."),
+            ("1", "It is not; with --strict: something is wrong."),
+            ("2", "That cannot be told."),
+        ],
+        _ => [("0", "Fine."), ("1", "A warning."), ("2", "Broken, or the command failed.")],
+    }
+}
+
+/// What to read next.
+pub const SEE_ALSO: &str = "nvidia-smi(1), rdma(8), rdma-resource(8), ibstat(8), modprobe.d(5), node_exporter(1)";

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0
+//! `topo --svg`: GPUs on the left, NICs on the right, a line from each GPU to its best NIC.
+
+use crate::answer::{Place, Topo};
+use crate::pci::Distance;
+use svg::node::element::{Group, Line, Rectangle, Text, Title};
+use svg::Document;
+
+const ROW: usize = 44;
+const BOX: (usize, usize) = (300, 32);
+const WIDTH: usize = 900;
+const MARGIN: usize = 20;
+const TOP: usize = 50;
+
+/// The picture.
+pub fn of(topo: &Topo) -> String {
+    let rows = topo.gpus.len().max(topo.nics.len());
+    let height = TOP + rows * ROW + MARGIN;
+    let mut document = Document::new()
+        .set("viewBox", (0, 0, WIDTH, height))
+        .set("font-family", "sans-serif")
+        .set("font-size", 12)
+        .add(Rectangle::new().set("width", "100%").set("height", "100%").set("fill", "white"));
+    document =
+        document.add(text(MARGIN, 28, "GPUs, and the best NIC for each; dashed: ACS or the IOMMU is in the way"));
+    for (n, gpu) in topo.gpus.iter().enumerate() {
+        let best = topo.nics.iter().position(|nic| gpu.best_nic.as_ref() == Some(&nic.name));
+        if let Some((m, nic)) = best.and_then(|m| Some((m, topo.nics.get(m)?))) {
+            document = document.add(way(topo, (n, gpu), (m, nic)));
+        }
+    }
+    for (n, gpu) in topo.gpus.iter().enumerate() {
+        document = document.add(device(MARGIN, n, gpu, "#76b900"));
+    }
+    for (n, nic) in topo.nics.iter().enumerate() {
+        document = document.add(device(WIDTH - MARGIN - BOX.0, n, nic, "#4a90d9"));
+    }
+    format!("{document}\n")
+}
+
+fn middle(n: usize) -> usize {
+    TOP + n * ROW + BOX.1 / 2
+}
+
+fn text(x: usize, y: usize, words: impl Into<String>) -> Text {
+    Text::new(words).set("x", x).set("y", y)
+}
+
+fn device(x: usize, n: usize, place: &Place, colour: &str) -> Group {
+    let numa = place.numa_node.map_or(String::new(), |node| format!(", NUMA {node}"));
+    let shape = Rectangle::new()
+        .set("x", x)
+        .set("y", TOP + n * ROW)
+        .set("width", BOX.0)
+        .set("height", BOX.1)
+        .set("rx", 4)
+        .set("fill", "white")
+        .set("stroke", colour);
+    Group::new()
+        .add(Title::new(format!("below {}; IOMMU {}", place.way.join(" > "), place.iommu)))
+        .add(shape)
+        .add(text(x + 8, middle(n) + 4, format!("{} {} {}{numa}", place.label, place.address, place.name)))
+}
+
+fn way(topo: &Topo, (n, gpu): (usize, &Place), (m, nic): (usize, &Place)) -> Group {
+    let pair = topo.pairs.iter().find(|pair| pair.gpu == gpu.address && pair.nic == nic.address);
+    let distance = pair.map_or(Distance::Sys, |pair| pair.distance);
+    let hindered = pair.is_some_and(|pair| !pair.acs_redirects.is_empty() || pair.is_refused())
+        || [gpu, nic].iter().any(|place| place.iommu == "translates");
+    let colour = match distance {
+        Distance::Pix | Distance::Pxb => "#2e7d32",
+        Distance::Phb => "#f9a825",
+        Distance::Node | Distance::Sys => "#c62828",
+    };
+    let (left, right) = (MARGIN + BOX.0, WIDTH - MARGIN - BOX.0);
+    let line = Line::new()
+        .set("x1", left)
+        .set("y1", middle(n))
+        .set("x2", right)
+        .set("y2", middle(m))
+        .set("stroke", colour)
+        .set("stroke-width", 2)
+        .set("stroke-dasharray", if hindered { "6 4" } else { "none" });
+    let label = text(left + 8, middle(n).saturating_sub(4), distance.text()).set("fill", colour);
+    Group::new().add(line).add(label)
+}
