@@ -705,7 +705,8 @@ fn what_is_recorded_is_judged_alike() {
         }
     }
     let output = peermemctl(&file("no-such-machine"), &["status"]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("no such file or folder"));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.split_whitespace().collect::<Vec<_>>().join(" ").contains("no such file or folder"), "{said}");
 }
 
 #[test]
