@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! One thing that was looked at, and what came of it.
 
+use crate::catalogue;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -90,6 +91,7 @@ pub struct Check {
 
 impl Check {
     fn new(id: &'static str, level: Level, message: impl Into<String>) -> Self {
+        debug_assert!(catalogue::CHECKS.iter().any(|entry| entry.id == id), "explain knows no {id}");
         let message = message.into();
         Self { id, level, subject: None, message, evidence: Vec::new(), fix: None, follows: None, brief: None }
     }

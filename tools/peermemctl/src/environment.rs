@@ -42,7 +42,7 @@ impl Environment {
     /// Open MPI, `-env NAME VALUE` and `-genv NAME VALUE` of MPICH, `--export=NAME=VALUE,...` of Slurm. Nothing is run.
     pub fn of_command(root: &Root, words: &[String]) -> Self {
         let mut environment = Self::own(root);
-        environment.whose = format!("the command {}", words.join(" "));
+        environment.whose = "that command line".to_owned();
         let mut before_program = true;
         let mut words = words.iter().map(String::as_str).peekable();
         while let Some(word) = words.next() {

@@ -216,6 +216,11 @@ impl Device {
         self.vendor == 0x10de && matches!(self.device, 0x22b1 | 0x22b2 | 0x22b8)
     }
 
+    /// Whether it is the function by which a ConnectX reaches a GPU beside the CPU (DMA Direct), by its id in the same file.
+    pub fn is_dma_direct(&self) -> bool {
+        (self.vendor, self.device) == (0x15b3, 0x2100)
+    }
+
     /// What it is called.
     pub fn name(&self) -> String {
         match pci_ids::Device::from_vid_pid(self.vendor, self.device) {

@@ -22,9 +22,12 @@ fn metrics(tree: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The series in a text by name: their labels and values.
-fn series(text: &str) -> BTreeMap<String, Vec<(BTreeMap<String, String>, f64)>> {
-    let mut all: BTreeMap<String, Vec<_>> = BTreeMap::new();
+/// The labels and the value of a series.
+type Series = (BTreeMap<String, String>, f64);
+
+/// The series in a text by name.
+fn series(text: &str) -> BTreeMap<String, Vec<Series>> {
+    let mut all: BTreeMap<String, Vec<Series>> = BTreeMap::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let (name, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line}"));
         let (name, labels) = name.split_once('{').unwrap_or((name, ""));

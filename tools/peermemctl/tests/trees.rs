@@ -557,6 +557,35 @@ fn status_takes_a_fifth_of_a_second() {
     }
 }
 
+/// Each line of README's example is one of doctor's.
+#[test]
+fn readme_shows_what_doctor_says() {
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
+    let said = String::from_utf8(peermemctl(&unpacked("module-not-loaded"), &["doctor"]).stdout).unwrap();
+    let shown = readme.split("`peermemctl doctor`").nth(1).unwrap().split("\n## ").next().unwrap();
+    let shown: Vec<&str> = shown.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+    assert!(shown.len() >= 6, "{shown:?}");
+    for line in shown.into_iter().filter(|line| line.trim() != "...") {
+        assert!(said.lines().any(|other| other == line), "README: {line}\n{said}");
+    }
+}
+
+#[test]
+fn explain_tells_of_a_check_and_where_its_rule_was_read() {
+    let dir = unpacked("healthy");
+    let said = |args: &[&str]| String::from_utf8(peermemctl(&dir, args).stdout).unwrap();
+    let text = said(&["explain", "consumers.nccl"]);
+    assert!(text.contains("NCCL_NET_GDR_LEVEL") && text.contains("src/graph/paths.cc"), "{text}");
+    for consumer in peermemctl::consumer::ALL {
+        assert!(said(&["-j", "explain", consumer.id]).contains(consumer.source), "{}", consumer.id);
+    }
+    let all = said(&["explain"]);
+    for entry in &peermemctl::catalogue::CHECKS {
+        assert!(all.contains(entry.id), "{}", entry.id);
+    }
+    assert_eq!(peermemctl(&dir, &["explain", "no.such"]).status.code(), Some(2));
+}
+
 #[test]
 fn eight_gpus_and_eight_nics_fit_a_screen() {
     let dir = unpacked("hgx");
@@ -597,7 +626,7 @@ fn nccl_goes_as_far_as_it_is_told() {
     assert!(message.contains("GPUDirect by default: no") && message.contains("PHB apart, and it goes up to P2C only"));
     let told = ["-j", "doctor", "--", "mpirun", "-x", "NCCL_NET_GDR_LEVEL=PHB", "./app"];
     let (level, message, _) = nccl(slots.path(), &told);
-    assert!(level == "OK" && message.contains("for the command mpirun") && message.contains("yes"), "{message}");
+    assert!(level == "OK" && message.contains("for that command line") && message.contains("yes"), "{message}");
     // A process that runs there; and all of them, by NCCL's file.
     let process = slots.path().join("proc/4711");
     fs::create_dir_all(&process).unwrap();

@@ -140,6 +140,12 @@ fn redirected(machine: &Machine, gpu: &Device) -> Option<Check> {
     if !redirecting.is_empty() {
         let off = redirecting.split(", ").map(|bridge| format!("setpci -s {bridge} ECAP_ACS+6.w=0"));
         let off = off.collect::<Vec<_>>().join(" && ");
+        // There, some of the flags must stay on.
+        let fix = match machine.devices.iter().any(Device::is_dma_direct) {
+            true => "rdma_topo check, then rdma_topo write-grub-acs (rdma-core): a ConnectX with DMA Direct needs flags of its own"
+                .to_owned(),
+            false => format!("{off}, which holds until the next boot; for good, switch ACS off in the firmware"),
+        };
         return Some(
             Check::warn(
                 ID,
@@ -147,7 +153,7 @@ fn redirected(machine: &Machine, gpu: &Device) -> Option<Check> {
                     "GPU {}: ACS sends traffic between it and its NIC up to the CPU, at {redirecting}",
                     gpu.address
                 ),
-                format!("{off}, which holds until the next boot; for good, switch ACS off in the firmware"),
+                fix,
             )
             .about(Kind::Gpu, &gpu.address, "reach their NICs only through the CPU: ACS sends the traffic up")
             .seen("request or completion redirect in the ACS control word of the configuration space"),

@@ -13,7 +13,7 @@ use object::{Architecture, BinaryFormat, Endianness, SectionKind, SymbolFlags, S
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Component, Path};
-use tree::Tree;
+use tree::{Entry, Tree};
 
 /// Unpacks the machine in `file` into `dir`.
 pub fn unpack(file: &Path, dir: &Path) -> Result<()> {
@@ -25,17 +25,19 @@ pub fn unpack(file: &Path, dir: &Path) -> Result<()> {
         }
         let at = dir.join(inside);
         fs::create_dir_all(at.parent().unwrap_or(dir))?;
-        let put = || -> Result<()> {
-            Ok(match entry.kind.as_str() {
-                "F" => fs::write(&at, content(&entry.lines))?,
-                "H" => fs::write(&at, bytes(entry.rest.parse()?, &entry.lines)?)?,
-                "L" => symlink(entry.rest.strip_prefix("-> ").context("a link without target")?, &at)?,
-                "E" => fs::write(&at, "")?,
-                "M" => fs::write(&at, module(&entry.lines)?)?,
-                other => bail!("entry of kind {other}"),
-            })
-        };
-        put().with_context(|| format!("{}: {path}", file.display()))?;
+        put(&at, &entry).with_context(|| format!("{}: {path}", file.display()))?;
+    }
+    Ok(())
+}
+
+fn put(at: &Path, entry: &Entry) -> Result<()> {
+    match entry.kind.as_str() {
+        "F" => fs::write(at, content(&entry.lines))?,
+        "H" => fs::write(at, bytes(entry.rest.parse()?, &entry.lines)?)?,
+        "L" => symlink(entry.rest.strip_prefix("-> ").context("a link without target")?, at)?,
+        "E" => fs::write(at, "")?,
+        "M" => fs::write(at, module(&entry.lines)?)?,
+        other => bail!("entry of kind {other}"),
     }
     Ok(())
 }

@@ -3,22 +3,26 @@
 //! overlay with only the differences from another machine, as examples/overlay.rs writes it. A
 //! letter begins each entry:
 //!
-//!     # text            the situation
-//!     ? LEVEL id        what doctor finds there: the finding that the situation is about first
-//!     F path            a file; a | begins each of its lines, or a \ the last one without a newline
-//!     H path size       a file of bytes; lines of an offset and 32 bytes follow, unless all are zero
-//!     L path -> target  a link
-//!     E path            something that is only there
-//!     M path            a module file; lines of .modinfo, `needs SYMBOL` and `signer NAME` follow
+//! ```text
+//! # text            the situation
+//! ? LEVEL id        what doctor finds there: the finding that the situation is about first
+//! F path            a file; a | begins each of its lines, or a \ the last one without a newline
+//! H path size       a file of bytes; lines of an offset and 32 bytes follow, unless all are zero
+//! L path -> target  a link
+//! E path            something that is only there
+//! M path            a module file; lines of .modinfo, `needs SYMBOL` and `signer NAME` follow
+//! ```
 //!
 //! An overlay also has:
 //!
-//!     base NAME         after the situation: this machine has all that the machine NAME has
-//!     F H L E M         adds this entry, or replaces the base's
-//!     R path            removes the base's entry, or all entries in that folder
-//!     P path            patches the lines of the base's entry: -removed, +added. A line after a
-//!                       space stays; it says where the next + goes. Each - and each such line
-//!                       means its first match after the one before.
+//! ```text
+//! base NAME         after the situation: this machine has all that the machine NAME has
+//! F H L E M         adds this entry, or replaces the base's
+//! R path            removes the base's entry, or all entries in that folder
+//! P path            patches the lines of the base's entry: -removed, +added. A line after a
+//!                   space stays; it says where the next + goes. Each - and each such line
+//!                   means its first match after the one before.
+//! ```
 
 use anyhow::{bail, Context, Result};
 use std::collections::BTreeMap;
