@@ -419,21 +419,6 @@ fn list_names_the_process_that_keeps_rmmod_from_working() {
     assert_eq!(list["references"], 1);
 }
 
-/// A recorded machine whose stats say what those of a build with plain exports only say after a revocable pin.
-#[test]
-fn list_says_that_the_module_stays_loaded() {
-    let dir = unpack("legacy");
-    let stats = dir.path().join("proc/driver/nvidia-peermem/stats");
-    let text = fs::read_to_string(&stats).unwrap();
-    let rest: String =
-        text.lines().filter(|line| !line.starts_with("stays_loaded ")).map(|l| l.to_owned() + "\n").collect();
-    for (line, said) in [("stays_loaded 1\n", true), ("stays_loaded 0\n", false), ("", false)] {
-        fs::write(&stats, rest.clone() + line).unwrap();
-        let text = String::from_utf8(peermemctl(dir.path(), &["list"]).stdout).unwrap();
-        assert_eq!(text.contains("until the next boot"), said, "{line}{text}");
-    }
-}
-
 /// The recorded machine with a newer kernel, given another one: the fix is a command line for each.
 #[test]
 fn each_newer_kernel_has_its_own_command() {

@@ -17,9 +17,6 @@ pub struct List {
     pub processes: Vec<Process>,
     /// How often the module is in use; it can be unloaded at 0. `null` on a kernel that unloads no module.
     pub references: Option<i64>,
-    /// One of these is the module's own, until the next boot: this build cannot tell when the last free callback has
-    /// left it.
-    pub stays_loaded: bool,
 }
 
 /// A process and what it has registered.
@@ -75,6 +72,5 @@ pub fn list(root: &Root, wanted: &Wanted) -> Result<List> {
     let mut processes: Vec<Process> = by_process.into_values().collect();
     processes.sort_by_key(|process| std::cmp::Reverse(process.bytes));
     let references = kernel::loaded_modules(root).get(crate::machine::NAME).map_or(Some(0), |module| module.refcount);
-    let stays_loaded = Stats::read(root).is_ok_and(|stats| stats.number("stays_loaded") == Some(1));
-    Ok(List { processes, references, stays_loaded })
+    Ok(List { processes, references })
 }

@@ -66,10 +66,13 @@ pub fn status(machine: &Machine, report: Report) -> Status {
             Maker::Other => "other",
         }),
         module_version: loaded.and_then(|loaded| loaded.version.clone()),
-        mode: loaded.and_then(|loaded| match loaded.params.get("persistent_api_support").map(String::as_str) {
-            Some("0") => Some("legacy"),
-            Some(_) => Some("persistent"),
-            None => None,
+        mode: loaded.and_then(|loaded| {
+            let value = |name: &str| loaded.params.get(name).map(String::as_str);
+            match (value("persistent_api_support")?, value("revocable_fallback")) {
+                ("0", _) => Some("legacy"),
+                (_, Some("1")) => Some("fallback"),
+                _ => Some("persistent"),
+            }
         }),
         driver_version: machine.driver.as_ref().and_then(|driver| driver.version.clone()),
         driver_flavour: machine.driver.as_ref().and_then(|driver| driver.flavour.map(Flavour::text)),

@@ -182,11 +182,6 @@ fn figures(stats: &Stats) -> Vec<String> {
     }
     let late = stats.number("late_callbacks").filter(|late| *late > 0);
     figures.extend(late.map(|late| format!("{} found nothing to do", text::count(late, "late free callback"))));
-    if stats.number("stays_loaded") == Some(1) {
-        figures.push(
-            "stays_loaded: a revocable pin was taken, so rmmod answers \"in use\" until the next boot".to_owned(),
-        );
-    }
     figures
 }
 
@@ -213,14 +208,13 @@ mod tests {
     #[test]
     fn figures_that_are_not_zero_are_told() {
         let told = |text: &str| figures(&Stats::parse(text));
-        assert!(told("refused.busy 0\nprovider.get.longest_ns 0\nlate_callbacks 0\nstays_loaded 0\n").is_empty());
+        assert!(told("refused.busy 0\nprovider.get.longest_ns 0\nlate_callbacks 0\n").is_empty());
         assert_eq!(
-            told("refused.busy 2\nrefused.freed 1\nnv_mem.refused.busy 2\nprovider.get.longest_ns 12345678\nprovider.map.longest_ns 900\nlate_callbacks 1\nstays_loaded 1\n"),
+            told("refused.busy 2\nrefused.freed 1\nnv_mem.refused.busy 2\nprovider.get.longest_ns 12345678\nprovider.map.longest_ns 900\nlate_callbacks 1\n"),
             [
                 "refused since the module was loaded: busy 2, freed 1",
                 "longest calls of the GPU driver: get 12.346 ms, map 0.001 ms",
                 "1 late free callback found nothing to do",
-                "stays_loaded: a revocable pin was taken, so rmmod answers \"in use\" until the next boot",
             ]
         );
     }

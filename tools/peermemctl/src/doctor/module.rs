@@ -345,7 +345,7 @@ fn stale(machine: &Machine) -> Option<Check> {
 
 fn parameters(machine: &Machine) -> Vec<Check> {
     const ID: &str = "module.parameters";
-    const KNOWN: [&str; 2] = ["peerdirect_support", "persistent_api_support"];
+    const KNOWN: [&str; 3] = ["peerdirect_support", "persistent_api_support", "revocable_fallback"];
     let mut checks = Vec::new();
     for (line, name, value) in modprobe::options(machine.root, NAME) {
         let seen = format!("{}: {}", line.file, line.text);
@@ -354,7 +354,7 @@ fn parameters(machine: &Machine) -> Vec<Check> {
                 Check::warn(
                     ID,
                     format!("nvidia-peermem has no parameter {name}; the kernel ignores it"),
-                    format!("take {name} out of {}; known are {}", line.file, KNOWN.join(" and ")),
+                    format!("take {name} out of {}; known are {}", line.file, KNOWN.join(", ")),
                 )
                 .seen(seen),
             );
@@ -386,6 +386,8 @@ fn parameters(machine: &Machine) -> Vec<Check> {
             )
         } else if persistent == "0" {
             Check::ok(ID, format!("{what}: legacy mode, a free kills the registration"))
+        } else if value("revocable_fallback") == "1" {
+            Check::ok(ID, format!("{what}, revocable_fallback=1: persistent pins, revocable where the driver refuses"))
         } else {
             Check::ok(ID, format!("{what}: persistent pins"))
         }

@@ -62,8 +62,4 @@ pub(super) fn print(page: &mut Page, list: &List) {
             page.line(&format!("rmmod nvidia_peermem is refused: it is used {}.", text::count(n, "time")));
         }
     }
-    if list.stays_loaded {
-        let why = "One of these is its own, until the next boot: a revocable pin was taken, and this build (plain exports only) cannot tell when the callback of such a pin has left the module.";
-        page.wrapped("", why, Style::new());
-    }
 }
