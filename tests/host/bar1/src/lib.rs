@@ -245,7 +245,12 @@ fn only_what_is_not_mapped_is_asked_for_and_of_this_user_alone() {
     let inside = rig.pin(0, 10, 20, CONTIGUOUS).unwrap();
     // Half of it is mapped, and that is undone.
     assert_eq!(rig.pin(0, 60, 8, CONTIGUOUS), Err(ENOMEM));
-    rig.check(&[first.clone(), inside]);
+    rig.check(&[first.clone(), inside.clone()]);
+    rig.unpin(&first);
+    rig.unpin(&inside);
+    let most = rig.pin(0, 0, 60, CONTIGUOUS).unwrap();
+    let first = rig.pin(0, 0, 64, CONTIGUOUS).unwrap();
+    rig.unpin(&most);
     // Another user has an account of its own, and the BAR has 36 pages left.
     let other = rig.pin(1, 0, 36, CONTIGUOUS).unwrap();
     assert_eq!(rig.pin(1, 36, 1, CONTIGUOUS), Err(ENOMEM));

@@ -3,7 +3,7 @@
 
 use crate::raw;
 use helpers::sg::Table;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -12,12 +12,19 @@ use std::thread::ThreadId;
 /// Bytes of the provider's pages.
 pub const PAGE: u64 = 64 << 10;
 /// Where the BAR lies.
-const BAR: u64 = 0xe000_0000;
+pub const BAR: u64 = 0xe000_0000;
 
 /// References to the module.
 pub static MODULE_REFS: AtomicI64 = AtomicI64::new(0);
 /// Runs that are mapped for the NIC.
 pub static MAPPED: AtomicI64 = AtomicI64::new(0);
+/// What is mapped for DMA: address of the memory and length, by DMA address.
+pub static MAPPINGS: Mutex<BTreeMap<u64, (u64, u64)>> = Mutex::new(BTreeMap::new());
+/// The longest block of DMA addresses that is to be had.
+pub static LONGEST_BLOCK: AtomicU64 = AtomicU64::new(u64::MAX);
+/// Of the device.
+pub static SEGMENT_LIMIT: AtomicU64 = AtomicU64::new(PAGE * 2);
+static NEXT_DMA: AtomicU64 = AtomicU64::new(1 << 40);
 /// Calls of the core's invalidate hook.
 pub static INVALIDATED: AtomicU64 = AtomicU64::new(0);
 /// So many bytes more than it acquired does a core that is out of order ask `get_pages` for.
@@ -179,6 +186,11 @@ impl Umem {
     /// Bytes of the mapping.
     pub fn bytes(&self) -> u64 {
         self.sg.entries.iter().map(|e| u64::from(e.1)).sum()
+    }
+
+    /// DMA address and length of each entry.
+    pub fn entries(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.sg.entries.iter().map(|e| (e.0, u64::from(e.1)))
     }
 
     /// `dma_unmap`, `put_pages`, `release`.
@@ -392,27 +404,37 @@ extern "C" fn nvpm_device_number(_: *mut raw::device) -> u64 {
 }
 #[no_mangle]
 extern "C" fn nvpm_device_segment_limit(_: *mut raw::device) -> u64 {
-    PAGE * 2
+    SEGMENT_LIMIT.load(SeqCst)
 }
 #[no_mangle]
 unsafe extern "C" fn nvpm_provider_bar(address: u64, bar: *mut raw::nvpm_bar) -> c_int {
     assert!(address >= BAR);
     // SAFETY: The caller's local.
-    unsafe { bar.write(raw::nvpm_bar { start: BAR, last: BAR + (256 << 20) - 1, bus_offset: 0, device: 0x40 }) };
+    unsafe { bar.write(raw::nvpm_bar { start: BAR, last: BAR + (8 << 30) - 1, bus_offset: 0, device: 0x40 }) };
     0
 }
 #[no_mangle]
 extern "C" fn nvpm_forget_gpus() {}
 #[no_mangle]
-unsafe extern "C" fn nvpm_dma_map(_: *mut raw::device, address: u64, _length: u64, dma: *mut u64) -> c_int {
+unsafe extern "C" fn nvpm_dma_map(_: *mut raw::device, address: u64, length: u64, dma: *mut u64) -> c_int {
+    if length > LONGEST_BLOCK.load(SeqCst) {
+        return -5;
+    }
     MAPPED.fetch_add(1, SeqCst);
+    // As an IOMMU does: at a multiple of the length, rounded up to a power of two.
+    let block = length.next_power_of_two();
+    let at = NEXT_DMA.fetch_update(SeqCst, SeqCst, |next| Some(next.next_multiple_of(block) + block)).unwrap();
+    let at = at.next_multiple_of(block);
+    MAPPINGS.lock().unwrap().insert(at, (address, length));
     // SAFETY: The caller's local.
-    unsafe { dma.write(address + (1 << 40)) };
+    unsafe { dma.write(at) };
     0
 }
 #[no_mangle]
-extern "C" fn nvpm_dma_unmap(_: *mut raw::device, dma: u64, _length: u64) {
-    assert!(dma >= 1 << 40 && MAPPED.fetch_sub(1, SeqCst) > 0, "unmapped what was not mapped");
+extern "C" fn nvpm_dma_unmap(_: *mut raw::device, dma: u64, length: u64) {
+    let mapped = MAPPINGS.lock().unwrap().remove(&dma).map(|(_, length)| length);
+    assert_eq!(mapped, Some(length), "unmapped at {dma:#x} what was not mapped so");
+    MAPPED.fetch_sub(1, SeqCst);
 }
 /// Somebody listens, so that what is emitted is made.
 #[no_mangle]

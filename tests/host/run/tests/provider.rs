@@ -322,6 +322,32 @@ fn the_hca_is_given_bus_addresses() {
     }
 }
 
+/// RAM to the kernel, wherever it lies: only a provider's mapping is right for it, and the model's maps nothing.
+#[test]
+fn coherent_memory_is_never_mapped_as_a_bar() {
+    fn coherent(t: &mut PageTable) {
+        t.version = 0x0002_0000;
+        t.flags = 1;
+    }
+    for (persistent_first, errno) in [(true, gpu::EIO), (false, EOPNOTSUPP)] {
+        let _turn = load(persistent_first);
+        w().gpu.spoil = Some(coherent);
+        assert_eq!(rdma::register(VA, 2 * PAGE).map(|_| ()), Err(errno));
+        assert!(w().maps.is_empty(), "mapped as memory of a BAR");
+        assert_eq!(w().gpu.mappings.len(), usize::from(persistent_first));
+        unload();
+    }
+    // Tables of version 1 end before the flags.
+    for persistent_first in [false, true] {
+        let _turn = load(persistent_first);
+        w().gpu.spoil = Some(|t| t.flags = 1);
+        let umem = rdma::register(VA, 2 * PAGE).expect("GPU memory");
+        assert!(w().maps.iter().any(|m| m.live));
+        rdma::deregister(umem);
+        unload();
+    }
+}
+
 /// Pages of 128 KiB: what they describe is known where the range begins with one.
 #[test]
 fn pages_of_128_kib_begin_where_the_range_does() {
