@@ -329,17 +329,17 @@ fn coherent_memory_is_never_mapped_as_a_bar() {
         t.version = 0x0002_0000;
         t.flags = 1;
     }
-    for (persistent_first, errno) in [(true, gpu::EIO), (false, EOPNOTSUPP)] {
-        let _turn = load(persistent_first);
+    for (mode, errno) in [(Mode::Persistent, gpu::EIO), (Mode::Legacy, EOPNOTSUPP)] {
+        let _turn = load(mode);
         w().gpu.spoil = Some(coherent);
         assert_eq!(rdma::register(VA, 2 * PAGE).map(|_| ()), Err(errno));
         assert!(w().maps.is_empty(), "mapped as memory of a BAR");
-        assert_eq!(w().gpu.mappings.len(), usize::from(persistent_first));
+        assert_eq!(w().gpu.mappings.len(), usize::from(mode == Mode::Persistent));
         unload();
     }
     // Tables of version 1 end before the flags.
-    for persistent_first in [false, true] {
-        let _turn = load(persistent_first);
+    for mode in MODES {
+        let _turn = load(mode);
         w().gpu.spoil = Some(|t| t.flags = 1);
         let umem = rdma::register(VA, 2 * PAGE).expect("GPU memory");
         assert!(w().maps.iter().any(|m| m.live));
@@ -372,7 +372,7 @@ fn pages_of_128_kib_begin_where_the_range_does() {
 /// The GPUs are locked meanwhile.
 #[test]
 fn the_provider_is_asked_with_one_granule() {
-    let _turn = load(true);
+    let _turn = load(Mode::Persistent);
     let umem = rdma::register(VA, 4 * PAGE).expect("GPU memory");
     assert_eq!((w().gpu.mappings.len(), w().gpu.mapped_pages), (1, 1));
     assert_eq!(w().gpu.live_pins(), 1, "the question's pin stays");
