@@ -51,6 +51,10 @@ enum peer_state {
 	PEER_KILLED,
 };
 
+static unsigned int peer_dma_bits;
+module_param(peer_dma_bits, uint, 0444);
+MODULE_PARM_DESC(peer_dma_bits, "bits of the DMA addresses that the HCA takes, 0: the device's own");
+
 struct rxe_peer_mr {
 	struct list_head list;
 	struct rxe_mr *mr;
@@ -401,6 +405,7 @@ static struct device *add_platform_device(void)
 int rxe_peer_add_dev(struct rxe_dev *rxe, struct net_device *ndev)
 {
 	struct device *dev = ndev->dev.parent;
+	int err;
 
 	while (dev && !dev_is_pci(dev))
 		dev = dev->parent;
@@ -419,6 +424,12 @@ int rxe_peer_add_dev(struct rxe_dev *rxe, struct net_device *ndev)
 		rxe->peer_device_max_seg = dma_get_max_seg_size(dev);
 		dma_set_max_seg_size(dev, peer_max_seg);
 	}
+	if (dev && peer_dma_bits) {
+		rxe->peer_device_mask = dma_get_mask(dev);
+		err = dma_set_mask(dev, DMA_BIT_MASK(peer_dma_bits));
+		if (err)
+			return err;
+	}
 	if (!strcmp(peer_dma_device, "none"))
 		return 0;
 	return ib_peer_lab_set_dma_device(&rxe->ib_dev, dev);
@@ -434,6 +445,8 @@ void rxe_peer_remove_dev(struct rxe_dev *rxe)
 		return;
 	if (rxe->peer_device_max_seg)
 		dma_set_max_seg_size(dev, rxe->peer_device_max_seg);
+	if (rxe->peer_device_mask)
+		dma_set_mask(dev, rxe->peer_device_mask);
 	if (dev_is_platform(dev))
 		platform_device_unregister(to_platform_device(dev));
 	put_device(dev);

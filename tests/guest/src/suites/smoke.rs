@@ -233,7 +233,7 @@ fn statistics(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// As many sg entries as the memory has pieces, and the right bytes behind each.
+/// As many sg entries as BAR1 has pieces of the memory, and the right bytes behind each.
 fn layouts(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -242,14 +242,17 @@ fn layouts(env: &Env) -> Result<()> {
     const SIZE: usize = 4 * MIB;
     let source = bench.registered(SIZE)?;
     const PAGES: usize = SIZE / GPU_PAGE;
-    for (layout, entries) in [
-        (Layout::Contiguous, 1..=1),
-        (Layout::Broken2M, SIZE / (2 * MIB)..=SIZE / (2 * MIB)),
-        (Layout::Broken64K, PAGES..=PAGES),
+    for (layout, one_piece, entries) in [
+        (Layout::Contiguous, false, 1..=1),
+        (Layout::Broken2M, false, SIZE / (2 * MIB)..=SIZE / (2 * MIB)),
+        (Layout::Broken64K, false, PAGES..=PAGES),
         // Pages in a random order may be neighbours by chance, but not half of them.
-        (Layout::Shuffled, PAGES / 2..=PAGES),
+        (Layout::Shuffled, false, PAGES / 2..=PAGES),
+        // However memory is broken, BAR1 may have it in one piece.
+        (Layout::Shuffled, true, 1..=1),
     ] {
-        let name = format!("{layout:?}");
+        let name = format!("{layout:?}{}", if one_piece { ", in one piece of BAR1" } else { "" });
+        gpu::lab()?.set("bar1_contiguous", one_piece.into())?;
         gpu::seed_layout(&mut rng)?;
         let memory = rm.request(0, SIZE as u64).layout(layout).alloc()?;
         let before = lab::client_number("nv_mem", "num_reg_pages")?;

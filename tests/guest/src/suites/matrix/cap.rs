@@ -9,7 +9,7 @@ use crate::gpu;
 use crate::lab;
 use crate::machine::{pci_function, Generation, OtherRxe, RDMA_DEVICE};
 use crate::suites::{iommu, pattern, same_bytes, GPU_PAGE, KIB, MIB};
-use crate::test::{emit, Env};
+use crate::test::{emit, skip, Env};
 use crate::verbs::{Mr, Op};
 
 /// `limit` is what the NIC announces; `cap` the longest entry that may come of it.
@@ -86,6 +86,38 @@ pub fn gibibyte(env: &Env) -> Result<()> {
     const GIB: usize = 1 << 30;
     gpu::lab()?.set("bar1_reserve", 0)?;
     one_cap(&Setting::contiguous(2 << 30, GIB), 4 * GIB, env.generation, &mut env.rng()?)
+}
+
+/// An IOMMU with 32 bits of addresses has no block of 2 GiB, which a range of more than 1 GiB needs in one piece: all of it
+/// is mapped in pieces, and unmapped. Needs a card of 4 GiB.
+pub fn pieces(env: &Env) -> Result<()> {
+    const GIB: usize = 1 << 30;
+    if !iommu::translates(&pci_function(RDMA_DEVICE)?)? {
+        skip("no IOMMU translates for the NIC");
+        return Ok(());
+    }
+    let mut rng = env.rng()?;
+    gpu::lab()?.set("bar1_reserve", 0)?;
+    gpu::lab()?.set("crc_max", 0)?;
+    let _rxe = OtherRxe::load(&["peer_dma_bits=32"])?;
+    let nic = Nic::open(RDMA_DEVICE)?;
+    let rm = nvlab::Client::open()?;
+    let memory = rm.alloc(0, 2 * GIB as u64)?;
+    let (start, len) = (GPU_PAGE + 4097, GIB + MIB);
+    for _ in 0..2 {
+        let mr = nic.reg(memory.va() + start as u64, len)?;
+        let held = nic.held(&mr)?;
+        ensure!(held.page_size == GPU_PAGE as u64, "pages of {}", held.page_size);
+        let dma: Vec<u64> = lab::translations(mr.lkey())?.iter().map(|t| t.dma).collect();
+        ensure!(dma.iter().all(|dma| *dma < 4 << 30), "an address of more than 32 bits");
+        let breaks = dma.windows(2).filter(|w| w[1] != w[0] + GPU_PAGE as u64).count();
+        ensure!(breaks == 1, "{breaks} breaks in the addresses of two pieces");
+        across_cuts(&nic, &memory, (start, len), &mr, GIB, &mut rng)?;
+        mr.dereg()?;
+    }
+    // What is short needs no pieces.
+    nic.reg(memory.va(), MIB)?.dereg()?;
+    Ok(())
 }
 
 /// `size` is a multiple of the cap, and so is where contiguous memory of that size begins.

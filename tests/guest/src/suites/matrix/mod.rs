@@ -60,7 +60,8 @@ pub fn full(nvidia_c: bool) -> Suite {
 
 /// What needs a card of 4 GiB.
 pub fn large(nvidia_c: bool) -> Suite {
-    let tests = in_modes(nvidia_c, &[Mode::Persistent, Mode::Legacy], "gibibyte", cap::gibibyte);
+    let mut tests = in_modes(nvidia_c, &[Mode::Persistent, Mode::Legacy], "gibibyte", cap::gibibyte);
+    tests.extend(in_modes(nvidia_c, &[Mode::Persistent, Mode::Legacy], "pieces", cap::pieces));
     Suite { name: "matrix_large", tests: tests.into_iter().map(|t| t.nvidia_c(NVIDIA_C).limit(400)).collect() }
 }
 
