@@ -6,8 +6,8 @@
  * memory, through BAR1 (bar1.h): the 64 KiB behind an address of the BAR are
  * those that an extent maps there. Endpoint of the lab's PCIe fabric, where
  * every access of a NIC to 64 KiB that no extent maps is a violation: it is
- * counted, the first one is logged, a write is lost and a read finds ones. A live persistent
- * pin holds the module, as it holds the real driver
+ * counted, the first one is logged, a write is lost and a read finds ones. A
+ * live persistent pin holds the module, as it holds the real driver
  * (docs/facts.md#persistent).
  *
  * Extents are looked at, not MRs: an MR whose own pin is gone is no violation

@@ -9,11 +9,11 @@
  * do: the core chooses the page size, and a list that allows none is an error;
  * a table of one address per page is filled block by block, and each access
  * finds its address there. Its DMA device is the NIC's PCI function, and each
- * access goes through lab_pcie, hence through that function's IOMMU domain. The key works
- * before the notifier is active. An invalidation stops new accesses, waits for
- * those under way and leaves the MR dead: its users get error completions. A
- * fence takes time while the HCA still has access, and may fail, which the
- * core never learns.
+ * access goes through lab_pcie, hence through that function's IOMMU domain.
+ * The key works before the notifier is active. An invalidation stops new
+ * accesses, waits for those under way and leaves the MR dead: its users get
+ * error completions. A fence takes time while the HCA still has access, and
+ * may fail, which the core never learns.
  *
  * What it leaves out: mkeys and translation tables of a limited size, the mkey
  * cache, UMR work requests, ATS, DMA that outlives a deregistration because
