@@ -142,11 +142,8 @@ static struct rxe_peer_mr *read_sgl(struct ib_umem *umem, u64 iova)
 		end = sg_dma_address(sg) + sg_dma_len(sg);
 		peer->longest_entry = max(peer->longest_entry, sg_dma_len(sg));
 	}
-	rdma_for_each_block(sgt->sgl, &block, sgt->nents, size) {
-		if (n == count)
-			break;
+	rdma_umem_for_each_dma_block(umem, &block, size)
 		peer->mtt[n++] = rdma_block_iter_dma_address(&block);
-	}
 	if (n < count) {
 		pr_err("rxe_peer: client %s: the sg list ends after %zu pages of %lu, the umem of %zu bytes needs %zu\n",
 		       ib_peer_lab_client_name(umem), n, size, umem->length,

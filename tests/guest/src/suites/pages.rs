@@ -17,7 +17,7 @@ use crate::verbs::{Device, Loopback, Mr, Op, Pd, FULL_ACCESS};
 
 pub fn suite() -> Suite {
     let mut tests = Vec::new();
-    for generation in [Generation::V2510, Generation::V2410] {
+    for generation in Generation::ALL {
         let name = format!("{}/never_below_nvidias", generation.name());
         let mut test = Test::new(&name, Level::Devices, never_below_nvidias);
         test = test.nvidia_c(NvidiaC::Skip("loads both modules itself"));

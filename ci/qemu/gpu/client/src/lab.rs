@@ -1,6 +1,6 @@
 //! debugfs `nvidia_lab`: what a test sees and steers.
 
-use crate::parse::{self, Allocation, BarPage, Accounting, Chunk, Complaint, HoldState, PinLine};
+use crate::parse::{self, Accounting, Allocation, BarPage, Chunk, Complaint, HoldState, PinLine};
 use crate::{Error, Result};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -16,7 +16,7 @@ pub use client::{Client, Info, Layout, Memory, Request};
 pub use error::{Error, Result};
 pub use gdr::{Gdr, Kind, Pci, Pin};
 pub use lab::{Hold, Lab};
-pub use parse::{Allocation, BarPage, Accounting, Chunk, HoldState, PinLine, State};
+pub use parse::{Accounting, Allocation, BarPage, Chunk, HoldState, PinLine, State};
 
 /// Bytes of one GPU page: what a pin counts in.
 pub const GPU_PAGE: u64 = 64 << 10;
