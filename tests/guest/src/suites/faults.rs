@@ -91,6 +91,9 @@ fn out_of_memory(errno: i32, hit: &Hit, memory: Memory, refused_before: i64) -> 
     let right = match (errno, &recorded) {
         (libc::ENOMEM, None) => !ours,
         (libc::ENOMEM, Some(f)) => f.errno == errno && ["no_memory", "out_of_bar"].contains(&f.reason.as_str()),
+        // The provider could not duplicate the object, which it answers with EIO.
+        (libc::EIO, Some(f)) => f.errno == errno && f.reason == "provider_fault" && hit.owner == "nvidia",
+        (libc::EFAULT, Some(f)) if f.reason == "persistent_fault" => f.errno == errno && memory == Memory::Exhausted,
         (libc::EFAULT, Some(f)) => {
             f.errno == errno && f.reason == "unproven" && (hit.owner == "nvidia_peermem" || memory == Memory::Exhausted)
         }
@@ -353,7 +356,7 @@ impl Case {
         let persistent = self.mode == Mode::Persistent && call != Call::GetRevocable;
         Some(match (call, errno) {
             // The start of the range is asked next, and answers that persistent pins are refused.
-            (Call::Get, ENOMEM | EIO | EINVAL) if self.fallback => return None,
+            (Call::Get, ENOMEM | EIO | EINVAL | ENOTSUPP) if self.fallback => return None,
             // The provider says so before it knows whose memory it is, and its start proves nothing more.
             (_, EIO) if get && one_page && persistent => (EFAULT, Some("persistent_fault")),
             (_, ENOMEM | EIO) if get && one_page => (EFAULT, Some("unproven")),
