@@ -30,6 +30,10 @@ pub fn into(dir: &Path) -> anyhow::Result<()> {
     for (shell, file) in shells {
         let mut script = Vec::new();
         shell.write_registration("COMPLETE", "peermemctl", "peermemctl", "peermemctl", &mut script)?;
+        // zsh loads a file of this name as a function, and calls it once.
+        if file.starts_with('_') {
+            writeln!(script, "[[ $funcstack[1] = {file} ]] && _clap_dynamic_completer_peermemctl \"$@\"")?;
+        }
         fs::write(dir.join(file), script)?;
     }
     let schema = serde_json::to_string_pretty(&schemars::schema_for!(Document))? + "\n";

@@ -2,7 +2,7 @@
 //! `metrics`: the module's counters and doctor's verdicts as OpenMetrics, for node_exporter's textfile collector.
 
 use crate::catalogue;
-use crate::check::{Check, Level};
+use crate::check::Level;
 use crate::doctor::{bar1_in_use, Report};
 use crate::machine::Machine;
 use crate::peermem::Stats;
@@ -53,7 +53,7 @@ fn verdicts(registry: &mut Registry, machine: &Machine, report: &Report) {
     registry.register("usable", "Whether GPUDirect RDMA by nvidia-peermem is usable", usable);
     let checks = Family::<Labels, Gauge>::default();
     for entry in &catalogue::CHECKS {
-        let levels = report.checks().filter(|check| check.id == entry.id).filter(|check| Check::is_finding(check));
+        let levels = report.checks().filter(|check| check.id == entry.id).filter(|check| check.is_finding());
         let worst = levels.map(|check| check.level.exit_code()).max().unwrap_or(0);
         checks.get_or_create(&vec![("id", entry.id.to_owned())]).set(i64::from(worst));
     }

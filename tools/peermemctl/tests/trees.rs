@@ -27,7 +27,9 @@ use table::Row;
 use tempfile::TempDir;
 
 fn peermemctl(root: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_peermemctl")).arg("--root").arg(root).args(args).output().unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peermemctl"));
+    // Without a terminal, whatever this shell says.
+    command.env_remove("COLUMNS").env_remove("PEERMEMCTL_ROOT").arg("--root").arg(root).args(args).output().unwrap()
 }
 
 /// The folder of the tree `name`, which all tests read and none changes: unpacked once in a run.
@@ -186,10 +188,27 @@ const COMMANDS: [&[&str]; 7] =
     [&["status"], &["doctor"], &["list"], &["failures"], &["topo"], &["watch", "--count", "1"], &["explain"]];
 
 fn fits(what: &str, text: &[u8]) {
+    fits_columns(what, text, 100);
+}
+
+fn fits_columns(what: &str, text: &[u8], columns: usize) {
     let text = String::from_utf8_lossy(text);
     assert!(!text.contains('\u{1b}'), "{what} is coloured");
     for line in text.lines() {
-        assert!(line.chars().count() <= 100, "{what}: {line}");
+        assert!(line.chars().count() <= columns, "{what}: {line}");
+    }
+}
+
+#[test]
+fn text_fits_the_terminal() {
+    for tree in ["healthy", "hgx-problems", "bar1-refused", "closed-flavour", "stale-registration"] {
+        for command in COMMANDS {
+            for columns in [60, 80, 120] {
+                let mut run = Command::new(env!("CARGO_BIN_EXE_peermemctl"));
+                let output = run.env("COLUMNS", columns.to_string()).arg("--root").arg(unpacked(tree)).args(command);
+                fits_columns(&format!("{tree} {command:?}"), &output.output().unwrap().stdout, columns);
+            }
+        }
     }
 }
 
@@ -336,7 +355,10 @@ fn a_refusal_is_over_once_the_closed_driver_took_a_build() {
 
 #[test]
 fn exit_codes_of_what_only_shows() {
-    let exits: [(&str, &[&str], i32); 8] = [
+    let exits: [(&str, &[&str], i32); 11] = [
+        ("hgx", &["topo"], 0),
+        ("gb200", &["topo"], 0),
+        ("hgx-problems", &["topo"], 1),
         ("healthy", &["topo"], 0),
         ("two-host-bridges", &["topo"], 1),
         ("refused-topology", &["topo"], 1),

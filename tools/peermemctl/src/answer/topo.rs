@@ -29,6 +29,8 @@ pub struct Place {
     pub way: Vec<String>,
     /// What the IOMMU does with its traffic: `off`, `identity`, `translates`, `unknown`.
     pub iommu: &'static str,
+    /// Of a GPU: whether it has a coherent link (NVLink-C2C) to its processor.
+    pub c2c: bool,
     /// Of a GPU: the name of the NIC to use with it, which is the nearest one; of several the one that fewest GPUs have.
     pub best_nic: Option<String>,
 }
@@ -63,7 +65,8 @@ impl Topo {
         let hindered = |pair: &Pair| !pair.acs_redirects.is_empty() || pair.is_refused();
         let far = |gpu: &Place| {
             let nearest = self.pairs.iter().filter(|pair| pair.gpu == gpu.address).map(|pair| pair.distance).min();
-            nearest.is_some_and(|distance| distance > Distance::Phb)
+            let near = if gpu.c2c { Distance::Node } else { Distance::Phb };
+            nearest.is_some_and(|distance| distance > near)
         };
         match self.pairs.iter().any(hindered) || self.gpus.iter().any(far) {
             true => Level::Warn,
@@ -84,6 +87,7 @@ pub fn topo(machine: &Machine) -> Topo {
         numa_node: device.numa,
         way: device.way.clone(),
         iommu: device.iommu.text(),
+        c2c: kind == Kind::Gpu && machine.has_c2c(device),
         best_nic: None,
     };
     let mut pairs = Vec::new();

@@ -58,7 +58,7 @@ pub enum Registers {
 pub struct Refusal {
     /// Follows "because".
     pub because: String,
-    /// What changes that; `None`: what makes the module work does.
+    /// What changes that, as a command; `None`: what makes the module work does.
     pub set: Option<String>,
     /// What was read.
     pub seen: String,

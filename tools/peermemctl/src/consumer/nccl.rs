@@ -30,7 +30,7 @@ pub const GIN: Consumer = Consumer {
         off(setting, environment).or_else(|| {
             (!mlx5).then(|| Refusal {
                 because: format!("{} is not an mlx5 NIC, and only these serve GPU-initiated queues", setting.nic.name),
-                set: Some("NCCL_GIN_TYPE=2, which has a CPU thread do it".to_owned()),
+                set: Some("set NCCL_GIN_TYPE=2, which has a CPU thread do it".to_owned()),
                 seen: "driver of the NIC".to_owned(),
             })
         })
@@ -70,7 +70,7 @@ fn off(setting: &Setting, environment: &Environment) -> Option<Refusal> {
         return Some(refusal("NCCL_NET", value, place, "unset NCCL_NET".to_owned()));
     }
     let (value, place) = environment.nccl("NCCL_IB_HCA")?;
-    let set = format!("NCCL_IB_HCA={value},{}", setting.nic.name);
+    let set = format!("set NCCL_IB_HCA={value},{}", setting.nic.name);
     (!lists(value, &setting.nic.name)).then(|| refusal("NCCL_IB_HCA", value, place, set))
 }
 
@@ -149,7 +149,7 @@ fn refuses(setting: &Setting, _: &Machine, environment: &Environment) -> Option<
         },
         set: Some(match given.is_some_and(|_| path <= default) {
             true => "unset NCCL_NET_GDR_LEVEL".to_owned(),
-            false => format!("NCCL_NET_GDR_LEVEL={}", path.text()),
+            false => format!("set NCCL_NET_GDR_LEVEL={}", path.text()),
         }),
         seen,
     })

@@ -29,7 +29,7 @@ pub const NVSHMEM: Consumer = Consumer {
         if let Some(list) = list {
             return Some(Refusal {
                 because: format!("NVSHMEM_HCA_LIST={list} takes {nic} away"),
-                set: Some(format!("NVSHMEM_HCA_LIST={list},{nic}:1")),
+                set: Some(format!("set NVSHMEM_HCA_LIST={list},{nic}:1")),
                 seen,
             });
         }
@@ -37,7 +37,7 @@ pub const NVSHMEM: Consumer = Consumer {
         let overridden = params.get("RegistryDwords").is_some_and(|words| words.contains("PeerMappingOverride=1"));
         (environment.says_yes("NVSHMEM_IB_ENABLE_IBGDA") && !overridden).then(|| Refusal {
             because: "NVSHMEM_IB_ENABLE_IBGDA=1 needs PeerMappingOverride=1 of the GPU driver".to_owned(),
-            set: Some("options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d, then load nvidia.ko again".to_owned()),
+            set: Some("write options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again".to_owned()),
             seen: "RegistryDwords in /proc/driver/nvidia/params".to_owned(),
         })
     },

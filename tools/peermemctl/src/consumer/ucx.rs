@@ -32,11 +32,11 @@ pub const UCX: Consumer = Consumer {
             return Some(off("UCX_IB_GPU_DIRECT_RDMA=no", "unset UCX_IB_GPU_DIRECT_RDMA".to_owned()));
         }
         if let Some(list) = environment.get("UCX_NET_DEVICES").filter(|list| *list != "all" && !lists(list, nic)) {
-            return Some(off(&format!("UCX_NET_DEVICES={list}"), format!("UCX_NET_DEVICES={list},{nic}:1")));
+            return Some(off(&format!("UCX_NET_DEVICES={list}"), format!("set UCX_NET_DEVICES={list},{nic}:1")));
         }
         (setting.distance == Distance::Sys).then(|| Refusal {
             because: "it believes that 220 MB/s pass from one NUMA node to another, and takes another way".to_owned(),
-            set: Some("UCX_NET_DEVICES with a NIC of the GPU's own NUMA node".to_owned()),
+            set: Some("set UCX_NET_DEVICES to a NIC of the GPU's own NUMA node".to_owned()),
             seen: "paths in /sys/bus/pci/devices".to_owned(),
         })
     },

@@ -64,10 +64,7 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, set
             Some(refusal) => Check::warn(
                 consumer.id,
                 format!("{name}: no, GPU {gpu} with {nic} ({distance}), because {}", refusal.because),
-                refusal.set.map_or_else(
-                    || machine.load_it().to_owned(),
-                    |set| format!("set {set}").replace("set unset", "unset"),
-                ),
+                refusal.set.unwrap_or_else(|| machine.load_it().to_owned()),
             )
             .about(
                 Kind::Gpu,

@@ -55,8 +55,7 @@ fn pairs(page: &mut Page, report: &Report) {
             Some(way) => format!("yes, by {}", way.text()),
             None => format!("no, because {}", verdict.because),
         };
-        let set =
-            verdict.set.as_ref().map_or(String::new(), |set| format!("; set {set}").replace("set unset", "unset"));
+        let set = verdict.set.as_ref().map_or(String::new(), |set| format!("; {set}"));
         let first = format!("   {} at {} ", verdict.consumer, verdict.distance.text());
         page.wrapped(&first, &format!("{said}{set}: {}", pairs.join(", ")), Style::new());
     }

@@ -48,8 +48,11 @@ pub struct Page {
 impl Page {
     /// An empty one for stdout.
     pub fn new(detail: Detail) -> Self {
-        let terminal = terminal_size().map(|(Width(columns), _)| usize::from(columns).clamp(NARROWEST, WIDEST));
-        Self::of_width(terminal.unwrap_or(WIDTH), detail)
+        let terminal = terminal_size().map(|(Width(columns), _)| usize::from(columns));
+        // As ps and ls do: whoever pipes the text may say how wide it shall be.
+        let told = || std::env::var("COLUMNS").ok()?.parse().ok();
+        let width = terminal.or_else(told).map_or(WIDTH, |columns| columns.clamp(NARROWEST, WIDEST));
+        Self::of_width(width, detail)
     }
 
     pub fn of_width(width: usize, detail: Detail) -> Self {

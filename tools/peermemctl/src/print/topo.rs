@@ -45,7 +45,8 @@ pub(super) fn print(page: &mut Page, topo: &Topo) {
             Detail::Verbose => format!(", below {}", place.way.join(" > ")),
             _ => String::new(),
         };
-        let said = format!("{}  {}, NUMA node {numa}, IOMMU {}{way}", place.address, place.name, place.iommu);
+        let c2c = if place.c2c { ", NVLink-C2C to its CPU" } else { "" };
+        let said = format!("{}  {}, NUMA node {numa}{c2c}, IOMMU {}{way}", place.address, place.name, place.iommu);
         page.wrapped(&format!("{:<6} ", place.label), &said, Style::new());
     }
     if topo.pairs.is_empty() {
@@ -123,6 +124,7 @@ mod tests {
             numa_node: Some(1),
             way: (0..6).map(|n| format!("0000:{bus:02x}:{n:02x}.0")).collect(),
             iommu: "translates",
+            c2c: false,
             best_nic: Some("rocep24s0f0np0".to_owned()),
         };
         let gpus: Vec<Place> =
