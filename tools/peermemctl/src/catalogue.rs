@@ -139,7 +139,7 @@ pub const CHECKS: [Entry; 58] = [
     entry(
         "clients.counters",
         "What the module has counted since it was loaded.",
-        "Refusals by reason, the longest calls of the GPU driver, late callbacks are told where they are not zero.",
+        "Refusals by reason, the longest calls of the GPU driver and late callbacks are told where they are not zero.",
     ),
     entry(
         "clients.callbacks",

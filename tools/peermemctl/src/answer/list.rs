@@ -3,7 +3,7 @@
 
 use super::told;
 use crate::kernel;
-use crate::peermem::{self, Registration, Stats};
+use crate::peermem::{self, Registration};
 use crate::root::Root;
 use anyhow::Result;
 use schemars::JsonSchema;
