@@ -431,7 +431,9 @@ fn dma(t: &Test) -> Outcome {
         p.map(t.peer)?;
         p.unpin()?;
         same!(t.counter("live_mappings")?, 0);
-        // The last page of the BAR cannot be mapped, its neighbour can.
+        // The last page of the BAR cannot be mapped, its neighbour can. All of it is one extent.
+        t.lab.set("bar1_reserve", 0)?;
+        let _card = t.gdr.pin(m.va(), size, Kind::Revocable)?;
         let last = t.gdr.pin(m.va() + size - GPU_PAGE, GPU_PAGE, Kind::Revocable)?;
         refused!(last.map(t.peer), libc::EIO);
         let both = t.gdr.pin(m.va() + size - 2 * GPU_PAGE, GPU_PAGE, Kind::Revocable)?;
