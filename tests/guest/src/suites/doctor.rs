@@ -64,12 +64,15 @@ fn says(situation: &str) -> Result<()> {
 /// The same of what doctor said already, and its exit code.
 fn says_so(situation: &str, (report, code): (Value, Option<i32>)) -> Result<()> {
     let rows = table::rows(PAGE);
-    let row =
-        rows.iter().find(|r| r.tree == situation).with_context(|| format!("docs/results/checks.md has no {situation}"))?;
+    let row = rows
+        .iter()
+        .find(|r| r.tree == situation)
+        .with_context(|| format!("docs/results/checks.md has no {situation}"))?;
     let sections = report["sections"].as_array().context("no sections")?;
     let checks = sections.iter().flat_map(|s| s["checks"].as_array().into_iter().flatten());
     // What applications say follows from the rest.
-    let follows = |c: &Value| c["id"].as_str().is_some_and(|id| id.starts_with("consumers.")) && c["follows"].is_string();
+    let follows =
+        |c: &Value| c["id"].as_str().is_some_and(|id| id.starts_with("consumers.")) && c["follows"].is_string();
     let found: Vec<&Value> =
         checks.filter(|c| matches!(c["level"].as_str(), Some("WARN" | "FAIL")) && !follows(c)).collect();
     ensure!(row.live, "docs/results/checks.md does not call {situation} live");

@@ -120,7 +120,7 @@ fn selftest(_: &Env) -> Result<()> {
     let (told, code) = peermem::peermemctl_json(&["selftest", "--bandwidth"])?;
     let bandwidth = &told["ways"][0]["bandwidth"];
     ensure!(code == Some(0) && bandwidth["to_gpu"].as_f64() > Some(0.0), "exit {code:?}: {told}");
-    ensure!(bandwidth["from_gpu"].as_f64() > Some(0.0) && gpu::books()?.is_clean(), "bandwidth: {told}");
+    ensure!(bandwidth["from_gpu"].as_f64() > Some(0.0) && gpu::accounting()?.is_clean(), "bandwidth: {told}");
     for (args, word) in [(["--nic", "nosuch0"], "nosuch0"), (["--gpu", "7"], "no GPU 7; peermemctl topo lists")] {
         let said = peermem::peermemctl(&[&["selftest"][..], &args].concat())?;
         ensure!(said.code == Some(2) && said.text.contains(word), "{args:?}: {:?} {}", said.code, said.text);
