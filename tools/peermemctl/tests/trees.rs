@@ -441,6 +441,28 @@ fn list_names_the_process_that_keeps_rmmod_from_working() {
     assert_eq!(list["references"], 1);
 }
 
+/// A recorded machine whose modprobe.d asks for two parameters that the module takes one of only.
+#[test]
+fn parameters_that_exclude_each_other_are_told() {
+    let dir = unpack("module-not-loaded");
+    let judged = |options: &str| {
+        let conf = dir.path().join("etc/modprobe.d");
+        fs::create_dir_all(&conf).unwrap();
+        fs::write(conf.join("peermem.conf"), format!("options nvidia-peermem {options}\n")).unwrap();
+        let report: Value = serde_json::from_slice(&peermemctl(dir.path(), &["-j", "doctor"]).stdout).unwrap();
+        findings(&report)
+            .into_iter()
+            .find(|(name, ..)| name.ends_with("module.parameters"))
+            .map(|(name, message, _)| name + message.split(':').next().unwrap())
+    };
+    assert_eq!(judged("revocable_fallback=1"), None);
+    let both = judged("persistent_api_support=0 revocable_fallback=1");
+    assert_eq!(
+        both.as_deref(),
+        Some("FAIL module.parameterspersistent_api_support=0 and revocable_fallback=1 exclude each other")
+    );
+}
+
 /// The recorded machine with a newer kernel, given another one: the fix is a command line for each.
 #[test]
 fn each_newer_kernel_has_its_own_command() {

@@ -24,8 +24,8 @@ pub struct Status {
     /// `rust` (this project's), `nvidia`, `other`; `null` if none is loaded.
     pub module: Option<&'static str>,
     pub module_version: Option<String>,
-    /// `persistent` or `legacy`.
-    pub mode: Option<&'static str>,
+    /// `persistent`, `fallback` or `legacy`.
+    pub mode: Option<String>,
     pub driver_version: Option<String>,
     /// `open` or `closed`.
     pub driver_flavour: Option<&'static str>,
@@ -66,13 +66,10 @@ pub fn status(machine: &Machine, report: Report) -> Status {
             Maker::Other => "other",
         }),
         module_version: loaded.and_then(|loaded| loaded.version.clone()),
-        mode: loaded.and_then(|loaded| {
-            let value = |name: &str| loaded.params.get(name).map(String::as_str);
-            match (value("persistent_api_support")?, value("revocable_fallback")) {
-                ("0", _) => Some("legacy"),
-                (_, Some("1")) => Some("fallback"),
-                _ => Some("persistent"),
-            }
+        mode: stats.and_then(|stats| stats.text("mode").map(str::to_owned)).or_else(|| {
+            // NVIDIA's module has no counters.
+            let persistent = loaded?.params.get("persistent_api_support")? != "0";
+            Some(if persistent { "persistent" } else { "legacy" }.to_owned())
         }),
         driver_version: machine.driver.as_ref().and_then(|driver| driver.version.clone()),
         driver_flavour: machine.driver.as_ref().and_then(|driver| driver.flavour.map(Flavour::text)),

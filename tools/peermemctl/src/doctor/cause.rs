@@ -28,7 +28,7 @@ fn causes(id: &str) -> Vec<&'static str> {
     let all = || ORDER.iter().flat_map(|group| group.iter().copied());
     match id {
         "driver.loaded" => vec!["gpus.present"],
-        // There are no NICs in what the module does when it is loaded.
+        // It loads without a NIC.
         "module.loaded" => {
             all().filter(|other| !matches!(*other, "module.loaded" | "fabric.rdma" | "api.driver")).collect()
         }

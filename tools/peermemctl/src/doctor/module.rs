@@ -347,7 +347,20 @@ fn parameters(machine: &Machine) -> Vec<Check> {
     const ID: &str = "module.parameters";
     const KNOWN: [&str; 3] = ["peerdirect_support", "persistent_api_support", "revocable_fallback"];
     let mut checks = Vec::new();
-    for (line, name, value) in modprobe::options(machine.root, NAME) {
+    let options = modprobe::options(machine.root, NAME);
+    let set = |name: &str, value: &str| options.iter().find(|(_, other, is)| other == name && is == value);
+    if let (Some(_), Some((line, ..))) = (set("persistent_api_support", "0"), set("revocable_fallback", "1")) {
+        checks.push(
+            Check::fail_unless(
+                works(machine),
+                ID,
+                "persistent_api_support=0 and revocable_fallback=1 exclude each other: modprobe says \"Invalid argument\"",
+                format!("take one of the two out of {}, then modprobe nvidia-peermem", line.file),
+            )
+            .seen(format!("{}: {}", line.file, line.text)),
+        );
+    }
+    for (line, name, value) in &options {
         let seen = format!("{}: {}", line.file, line.text);
         if !KNOWN.contains(&name.as_str()) {
             checks.push(
@@ -373,7 +386,9 @@ fn parameters(machine: &Machine) -> Vec<Check> {
     let Some(loaded) = &machine.loaded else { return checks };
     let value = |name: &str| loaded.params.get(name).map_or("?", String::as_str);
     let (plain, persistent) = (value("peerdirect_support"), value("persistent_api_support"));
-    let what = format!("persistent_api_support={persistent}, peerdirect_support={plain}");
+    let falls_back = value("revocable_fallback") == "1";
+    let more = if falls_back { ", revocable_fallback=1" } else { "" };
+    let what = format!("persistent_api_support={persistent}, peerdirect_support={plain}{more}");
     let seen = "/sys/module/nvidia_peermem/parameters";
     // The old core is of MLNX_OFED 4.9 LTS, which has no backport for kernels this new.
     let new_kernel = machine.release.as_deref().is_some_and(|release| kernel::at_least(release, 5, 15));
@@ -386,8 +401,8 @@ fn parameters(machine: &Machine) -> Vec<Check> {
             )
         } else if persistent == "0" {
             Check::ok(ID, format!("{what}: legacy mode, a free kills the registration"))
-        } else if value("revocable_fallback") == "1" {
-            Check::ok(ID, format!("{what}, revocable_fallback=1: persistent pins, revocable where the driver refuses"))
+        } else if falls_back {
+            Check::ok(ID, format!("{what}: persistent pins, and revocable ones where the GPU driver refuses these"))
         } else {
             Check::ok(ID, format!("{what}: persistent pins"))
         }

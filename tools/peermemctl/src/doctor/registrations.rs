@@ -123,6 +123,8 @@ fn counted_orphans(machine: &Machine) -> Option<Check> {
 fn fix(reason: &str) -> &'static str {
     match reason {
         "not_supported" => "use dma-buf (NCCL_DMABUF_ENABLE=1), or give the VM the whole GPU instead of a vGPU or MIG slice",
+        "not_persistent" | "persistent_fault" => "use dma-buf (NCCL_DMABUF_ENABLE=1), or write options nvidia-peermem revocable_fallback=1 in /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem",
+        "longer_than_bar" => "register a part of it; or switch on Resizable BAR / Above 4G Decoding in the firmware",
         "busy" => "wait for the GPU's reset or MIG change to end, then start the application again",
         "no_gpu" => "nvidia-smi: a GPU that fell off the bus is back only after a reset (nvidia-smi -r) or reboot",
         "out_of_bar" => "peermemctl list: end or shrink what holds BAR1; or switch on Resizable BAR / Above 4G Decoding in the firmware",

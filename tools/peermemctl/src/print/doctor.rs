@@ -50,13 +50,17 @@ fn pairs(page: &mut Page, report: &Report) {
             None => alike.push((verdict, vec![pair])),
         }
     }
+    if !alike.is_empty() {
+        let bold = Style::new().bold();
+        page.line(&format!("{bold}   Applications, each GPU and NIC{bold:#}"));
+    }
     for (verdict, pairs) in alike {
         let said = match verdict.direct_by {
             Some(way) => format!("yes, by {}", way.text()),
             None => format!("no, because {}", verdict.because),
         };
         let set = verdict.set.as_ref().map_or(String::new(), |set| format!("; {set}"));
-        let first = format!("   {} at {} ", verdict.consumer, verdict.distance.text());
+        let first = format!("  {} at {}: ", verdict.consumer, verdict.distance.text());
         page.wrapped(&first, &format!("{said}{set}: {}", pairs.join(", ")), Style::new());
     }
 }

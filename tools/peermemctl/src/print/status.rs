@@ -15,7 +15,7 @@ pub(super) fn print(page: &mut Page, status: &Status) {
     let or = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
     let module = match (status.module, &status.module_version) {
         (Some(maker), version) => {
-            format!("nvidia_peermem {} ({maker}), mode {}", or(version), status.mode.unwrap_or("-"))
+            format!("nvidia_peermem {} ({maker}), mode {}", or(version), or(&status.mode))
         }
         (None, _) => "not loaded".to_owned(),
     };
