@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * BAR1 of one GPU: which 64 KiB of video memory lies behind which 64 KiB of
- * the BAR. Memory is mapped by extents, as RM maps it (docs/facts.md#pages): a
- * pin takes what of it is mapped already, from whatever extents there are, and
- * a new extent for each gap. So one pin may consist of unrelated pieces of the
+ * BAR1 of one GPU: which 64 KiB of video memory lies behind which 64 KiB of the
+ * BAR. Memory is mapped by extents, as RM maps it (docs/facts.md#pages): a pin
+ * takes what of it is mapped already, from whatever extents there are, and a
+ * new extent for each gap. So one pin may consist of unrelated pieces of the
  * BAR, and where an extent lies has nothing to do with the memory.
  *
  * Left out: the static mapping of all memory where BAR1 is as large as that.
  *
- * Nothing here locks: the caller holds R. tests/host/bar1 compiles this file
- * as it is.
+ * Nothing here locks: the caller holds the API lock. tests/host/bar1 compiles
+ * this file as it is.
  */
 #ifndef NVLAB_BAR1_H
 #define NVLAB_BAR1_H

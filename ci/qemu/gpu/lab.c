@@ -66,7 +66,7 @@ static const char * const counter_names[NVLAB_B_COUNT] = {
 	[NVLAB_B_MAP_NS] = "map_ns",
 	[NVLAB_B_UNMAP_NS] = "unmap_ns",
 	[NVLAB_B_CALLBACK_NS] = "callback_ns",
-	[NVLAB_B_R_HELD_NS] = "r_held_ns",
+	[NVLAB_B_API_LOCK_HELD_NS] = "api_lock_held_ns",
 };
 
 /* --- configuration and cost: numbers with names --- */

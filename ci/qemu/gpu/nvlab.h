@@ -37,7 +37,7 @@ struct nvlab_gpu {
 	u8 uuid[NVLAB_UUID_LEN];
 	unsigned long *blocks;	/* 2 MiB blocks in use; under mem_lock */
 	struct mutex mem_lock;
-	struct bar1 bar1;	/* written under R */
+	struct bar1 bar1;	/* written under the API lock */
 	struct bar1_user driver;	/* RM's own subdevice object, for persistent pins */
 	atomic_t users;		/* persistent pins */
 };
@@ -55,19 +55,19 @@ struct nvlab_mem {
 	struct page **host;	/* coherent memory */
 	atomic_t *host_pins;	/* live pins of each of its pages */
 	bool coherent;		/* host memory, or a BAR's that is RAM all the same */
-	struct bar1_object duplicate;	/* of persistent pins; under R */
+	struct bar1_object duplicate;	/* of persistent pins; under the API lock */
 	struct nvlab_log *log;
 };
 
 /* An RM client with its one ThirdPartyP2P object: who may pin what it holds. */
 struct nvlab_client {
 	struct list_head node;
-	struct list_head vidmems;	/* written under R and lock */
+	struct list_head vidmems;	/* written under the API lock and lock */
 	struct mutex lock;
-	u32 pids[NVLAB_MAX_PIDS];	/* under R */
+	u32 pids[NVLAB_MAX_PIDS];	/* under the API lock */
 	unsigned int npids;
 	u32 tgid;
-	struct bar1_user subdevices[NVLAB_MAX_GPUS];	/* under R */
+	struct bar1_user subdevices[NVLAB_MAX_GPUS];	/* under the API lock */
 };
 
 /* Where in the life of an allocation its log entry is. */
@@ -111,7 +111,7 @@ enum nvlab_counter {
 	NVLAB_B_MAP_NS,
 	NVLAB_B_UNMAP_NS,
 	NVLAB_B_CALLBACK_NS,
-	NVLAB_B_R_HELD_NS,
+	NVLAB_B_API_LOCK_HELD_NS,
 	NVLAB_B_COUNT
 };
 
@@ -163,11 +163,12 @@ enum nvlab_cost_name {
 };
 
 /*
- * A call that began at @start and is about @len bytes takes as long as @base and
- * @gib say, its own work included, but not what it waits for R: see
- * nvlab_r_lock_for(). RM_PART of it passes under R, where the real driver maps,
- * counted from when R was taken: what the call did or lost before that makes no
- * hold of R shorter. The rest passes before the call returns.
+ * A call that began at @start and is about @len bytes takes as long as @base
+ * and @gib say, its own work included, but not what it waits for the API lock:
+ * see nvlab_api_lock_for(). RM_PART of it passes under the API lock, where the
+ * real driver maps, counted from when the API lock was taken: what the call did
+ * or lost before that makes no hold of the API lock shorter. The rest passes
+ * before the call returns.
  */
 #define NVLAB_RM_PART	75
 #define NVLAB_ALL	100
@@ -251,10 +252,13 @@ static inline u32 nvlab_tgid(void)
  * RM's status, as a negative errno; "object not found" is -ENOENT inside. The
  * exported functions turn it into -EINVAL (get) or success (put).
  */
-int nvlab_r_lock(const char *who);
-/* For a call that began at *@start, which is moved by what it waits for R. */
-int nvlab_r_lock_for(ktime_t *start, const char *who);
-void nvlab_r_unlock(void);
+int nvlab_api_lock(const char *who);
+/*
+ * For a call that began at *@start, which is moved by what it waits for the API
+ * lock.
+ */
+int nvlab_api_lock_for(ktime_t *start, const char *who);
+void nvlab_api_unlock(void);
 struct seq_file;
 void nvlab_r_pins(struct seq_file *s);
 void nvlab_r_bar1(struct seq_file *s);
@@ -297,7 +301,7 @@ int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len);
 
 /* --- exported functions (p2p.c) --- */
 
-/* How many DMA mappings hang on this key; for debugfs, under R. */
+/* How many DMA mappings hang on this key; for debugfs, under the API lock. */
 unsigned int nvlab_p2p_mappings(void *key);
 /* A table that the real driver would lose: kept in sight until the module goes. */
 void nvlab_p2p_leak(void *key);

@@ -125,7 +125,7 @@ struct nvlab_pid {
  * as gdrdrv is. A pin belongs to the open file; closing it puts what is left.
  */
 #define NVLAB_GDR_PERSISTENT	1	/* else revocable */
-#define NVLAB_GDR_REENTER	2	/* the callback calls get_pages: -EIO, R is its own */
+#define NVLAB_GDR_REENTER	2	/* the callback calls get_pages: -EIO: the lock is its own */
 
 struct nvlab_gdr_pin {
 	__u64 va;		/* in */

@@ -3,23 +3,23 @@
  * The exported nvidia_p2p_* functions.
  *
  * Models (docs/facts.md#nvidias-driver, all of it): get in its three gaps
- * (allocate key and arrays; R: find and map; build the table; R: register the
- * callback), with the provider's own leak when memory is freed between the
- * two; a table pointer that the caller sees before the call is done and that
- * may dangle after a failure; the table freed, with the mappings that hang on
- * it, right after the client's callback returned; put by the table's address
- * alone, success when it is not found; dma_map_pages reading the table without
- * a lock before it takes R, in the manner of 550 and of 595; the last 64 KiB
- * of a BAR never mapped; dma_unmap_pages without R; free_page_table and
- * free_dma_mapping doing nothing, init_mapping and destroy_mapping refusing;
- * all three page sizes that a table can name, of which dma_map_pages cannot
- * take the smallest.
+ * (allocate key and arrays; API lock: find and map; build the table; API lock:
+ * register the callback), with the provider's own leak when memory is freed
+ * between the two; a table pointer that the caller sees before the call is done
+ * and that may dangle after a failure; the table freed, with the mappings that
+ * hang on it, right after the client's callback returned; put by the table's
+ * address alone, success when it is not found; dma_map_pages reading the table
+ * without a lock before it takes the API lock, in the manner of 550 and of 595;
+ * the last 64 KiB of a BAR never mapped; dma_unmap_pages without the API lock;
+ * free_page_table and free_dma_mapping doing nothing, init_mapping and
+ * destroy_mapping refusing; all three page sizes that a table can name, of
+ * which dma_map_pages cannot take the smallest.
  *
  * Left out: the request registers of Fermi, rsync (an nvidia.ko of 575 and
  * later answers -ENODEV; nothing in the lab asks), NVLink address compression,
  * the warnings of the real put for errors that a fault switch made, and what a
- * mapping costs: only get and put take a time that can be set; the flag that
- * a persistent get knows since 570 (any is refused, as before that).
+ * mapping costs: only get and put take a time that can be set; the flag that a
+ * persistent get knows since 570 (any is refused, as before that).
  */
 #define pr_fmt(fmt) "NVRM: " fmt
 
@@ -624,7 +624,7 @@ ALLOW_ERROR_INJECTION(nvidia_p2p_put_pages_persistent, ERRNO);
 
 /* --- DMA mapping --- */
 
-/* One 64 KiB page for the peer. Under R. */
+/* One 64 KiB page for the peer. Under the API lock. */
 static int map_one(struct mapping *map, struct mem_info *info, u32 at)
 {
 	struct resource *res = &info->gpu->pdev->resource[2];
@@ -720,7 +720,7 @@ static int dma_map(struct pci_dev *peer,
 		map->how = MAPPED_RAW;
 
 	nvlab_hold(NVLAB_H_MAP_BEFORE);
-	err = nvlab_r_lock("dma_map_pages");
+	err = nvlab_api_lock("dma_map_pages");
 	if (err)
 		goto free;
 	if (nvlab_fault(NVLAB_F_MAP_TOPOLOGY))
@@ -730,7 +730,7 @@ static int dma_map(struct pci_dev *peer,
 		err = -(int)wrong;
 	if (!err)
 		err = map_all(map, info);
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 	if (err)
 		goto free;
 	nvlab_hold(NVLAB_H_MAP_AFTER);

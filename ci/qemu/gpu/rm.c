@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The resource manager: video memory, clients, pins, and the API lock R.
+ * The resource manager: video memory, clients, pins, and the API lock.
  *
- * Models (docs/facts.md#rm-locks, #free-order, #put, #processes, #pages): R is
- * exclusive for every call of the peer-to-peer interface, for allocation and
- * for free; a free takes the GPU lock inside it; a thread that has R and asks
- * for it again is refused. A process is its thread group number. A range is
- * looked up among the objects whose pid list holds the caller's number and
- * must lie inside one registered allocation. A pin is found again by the
- * caller's number and the key's address, nothing else. When memory is freed
- * its pins are called one after the other under one hold of R; after each call
- * the pin is unlinked and its BAR1 space unmapped; then the memory goes,
- * unless a persistent pin holds a duplicate. Freed memory is handed out again
- * at once, lowest address first. BAR1 is mapped by extents (bar1.h): those of
- * a process's revocable pins of an allocation, and those of the allocation's
- * duplicate, which all persistent pins share. What is mapped is counted for
- * each client, and for the driver itself, and the space check of a new extent
- * knows its own count only. A duplicate that fails is no lack of memory to the
- * caller, but -EIO.
+ * Models (docs/facts.md#rm-locks, #free-order, #put, #processes, #pages): the
+ * API lock is exclusive for every call of the peer-to-peer interface, for
+ * allocation and for free; a free takes the GPU lock inside it; a thread that
+ * has the API lock and asks for it again is refused. A process is its thread
+ * group number. A range is looked up among the objects whose pid list holds the
+ * caller's number and must lie inside one registered allocation. A pin is found
+ * again by the caller's number and the key's address, nothing else. When memory
+ * is freed its pins are called one after the other under one hold of the API
+ * lock; after each call the pin is unlinked and its BAR1 space unmapped; then
+ * the memory goes, unless a persistent pin holds a duplicate. Freed memory is
+ * handed out again at once, lowest address first. BAR1 is mapped by extents
+ * (bar1.h): those of a process's revocable pins of an allocation, and those of
+ * the allocation's duplicate, which all persistent pins share. What is mapped
+ * is counted for each client, and for the driver itself, and the space check of
+ * a new extent knows its own count only. A duplicate that fails is no lack of
+ * memory to the caller, but -EIO.
  *
  * Left out: MIG, vGPU and confidential computing beyond their error codes; VA
  * spaces and tokens (both must be zero with today's callers, and are ignored);
@@ -45,11 +45,11 @@ unsigned int nvlab_gpu_count;
 
 static DECLARE_RWSEM(api_lock);
 static struct task_struct *api_owner;
-static u64 api_since_ns;	/* when R was taken; under R */
+static u64 api_since_ns;	/* when it was taken; under the API lock */
 static DEFINE_MUTEX(gpu_lock);
 
-static LIST_HEAD(clients);	/* under R */
-static LIST_HEAD(dups);		/* under R */
+static LIST_HEAD(clients);	/* under the API lock */
+static LIST_HEAD(dups);		/* under the API lock */
 static atomic64_t last_id;
 
 /* One handle: memory at an address, with its revocable pins. */
@@ -59,7 +59,7 @@ struct vidmem {
 	u64 va;
 	bool registered;
 	struct list_head pins;
-	struct bar1_object extents;	/* under R */
+	struct bar1_object extents;	/* under the API lock */
 };
 
 /* A revocable pin. */
@@ -85,9 +85,9 @@ struct nvlab_dup {
 	u32 tgid;
 };
 
-/* --- R --- */
+/* --- the API lock --- */
 
-int nvlab_r_lock(const char *who)
+int nvlab_api_lock(const char *who)
 {
 	if (READ_ONCE(api_owner) == current) {
 		pr_err("%s: this thread holds the API lock already\n", who);
@@ -100,25 +100,25 @@ int nvlab_r_lock(const char *who)
 	return 0;
 }
 
-int nvlab_r_lock_for(ktime_t *start, const char *who)
+int nvlab_api_lock_for(ktime_t *start, const char *who)
 {
 	u64 asked = ktime_get_ns();
-	int err = nvlab_r_lock(who);
+	int err = nvlab_api_lock(who);
 
 	if (!err)
 		*start = ktime_add_ns(*start, api_since_ns - asked);
 	return err;
 }
 
-/* What a call spends under R begins here, whatever went before. */
+/* What a call spends under the API lock begins here, whatever went before. */
 static ktime_t r_since(void)
 {
 	return ns_to_ktime(api_since_ns);
 }
 
-void nvlab_r_unlock(void)
+void nvlab_api_unlock(void)
 {
-	nvlab_add_since(NVLAB_B_R_HELD_NS, api_since_ns);
+	nvlab_add_since(NVLAB_B_API_LOCK_HELD_NS, api_since_ns);
 	WRITE_ONCE(api_owner, NULL);
 	up_write(&api_lock);
 }
@@ -299,7 +299,7 @@ static void mem_release(struct kref *ref)
 	kfree(mem);
 }
 
-/* Not under R: recording what the memory held takes its time. */
+/* Not under the API lock: recording what the memory held takes its time. */
 void nvlab_mem_put(struct nvlab_mem *mem)
 {
 	kref_put(&mem->ref, mem_release);
@@ -366,7 +366,7 @@ free:
 	return ERR_PTR(err);
 }
 
-/* --- pins of pages; under R --- */
+/* --- pins of pages; under the API lock --- */
 
 /* Whose account, and whose extents. */
 struct mapper {
@@ -489,20 +489,20 @@ struct nvlab_client *nvlab_client_open(void)
 	client->tgid = nvlab_tgid();
 	client->pids[0] = client->tgid;
 	client->npids = 1;
-	err = nvlab_r_lock("open");
+	err = nvlab_api_lock("open");
 	if (err) {
 		kfree(client);
 		return ERR_PTR(err);
 	}
 	list_add_tail(&client->node, &clients);
 	nvlab_add(NVLAB_B_LIVE_CLIENTS, 1);
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 	return client;
 }
 
 int nvlab_client_pid(struct nvlab_client *client, u32 pid, bool add)
 {
-	int err = nvlab_r_lock("pid list");
+	int err = nvlab_api_lock("pid list");
 
 	if (err)
 		return err;
@@ -518,11 +518,14 @@ int nvlab_client_pid(struct nvlab_client *client, u32 pid, bool add)
 	} else {
 		client->pids[client->npids++] = pid;
 	}
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 	return err;
 }
 
-/* Under R and the client's lock, or R alone where it cannot be seen any more. */
+/*
+ * Under the API lock and the client's lock, or the API lock alone where it
+ * cannot be seen any more.
+ */
 static struct vidmem *vidmem_find(struct nvlab_client *client, u64 handle)
 {
 	struct vidmem *v;
@@ -590,12 +593,12 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 		kfree(v);
 		return err;
 	}
-	err = nvlab_r_lock("allocate");
+	err = nvlab_api_lock("allocate");
 	if (err)
 		goto drop;
 	if (vidmem_at(client, v->va, v->mem->backing)) {
 		err = -EEXIST;
-		nvlab_r_unlock();
+		nvlab_api_unlock();
 		goto drop;
 	}
 	mutex_lock(&client->lock);
@@ -603,7 +606,7 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 	mutex_unlock(&client->lock);
 	req->handle = v->mem->id;
 	req->backing = v->mem->backing;
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 	return 0;
 drop:
 	nvlab_mem_put(v->mem);
@@ -611,7 +614,10 @@ drop:
 	return err;
 }
 
-/* Call and unlink every pin of this memory. Under R and the GPU lock. */
+/*
+ * Call and unlink every pin of this memory. Under the API lock and the GPU
+ * lock.
+ */
 static void vidmem_revoke(struct nvlab_client *client, struct vidmem *v)
 {
 	struct pin *pin;
@@ -645,7 +651,9 @@ static void vidmem_revoke(struct nvlab_client *client, struct vidmem *v)
 	vidmem_forget(client, v);
 }
 
-/* Does a persistent pin hold this memory beyond its handle? Under R. */
+/*
+ * Does a persistent pin hold this memory beyond its handle? Under the API lock.
+ */
 static bool mem_is_kept(struct nvlab_mem *mem)
 {
 	struct nvlab_dup *dup;
@@ -661,7 +669,7 @@ int nvlab_free(struct nvlab_client *client, u64 handle, bool keep)
 	struct vidmem *v;
 	int err;
 
-	err = nvlab_r_lock("free");
+	err = nvlab_api_lock("free");
 	if (err)
 		return err;
 	mutex_lock(&gpu_lock);
@@ -678,7 +686,7 @@ int nvlab_free(struct nvlab_client *client, u64 handle, bool keep)
 		}
 	}
 	mutex_unlock(&gpu_lock);
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 	if (!v)
 		return -ENOENT;
 	if (!keep) {
@@ -695,7 +703,7 @@ int nvlab_register(struct nvlab_client *client, u64 handle, u64 va)
 
 	if (!IS_ALIGNED(va, NVLAB_BACKING_SIZE))
 		return -EINVAL;
-	err = nvlab_r_lock("register");
+	err = nvlab_api_lock("register");
 	if (err)
 		return err;
 	v = vidmem_find(client, handle);
@@ -708,7 +716,7 @@ int nvlab_register(struct nvlab_client *client, u64 handle, u64 va)
 		v->va = va;
 		v->registered = true;
 	}
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 	return err;
 }
 
@@ -721,7 +729,7 @@ void nvlab_client_close(struct nvlab_client *client)
 	 * Nobody re-enters here: closing the last reference from inside a
 	 * callback would be a bug of the lab.
 	 */
-	if (WARN_ON(nvlab_r_lock("close")))
+	if (WARN_ON(nvlab_api_lock("close")))
 		return;
 	mutex_lock(&gpu_lock);
 	list_for_each_entry(v, &client->vidmems, node) {
@@ -737,7 +745,7 @@ void nvlab_client_close(struct nvlab_client *client)
 		if (other->tgid != client->tgid)
 			client_forget(other, client->tgid);
 	nvlab_add(NVLAB_B_LIVE_CLIENTS, -1);
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 	list_for_each_entry_safe(v, next, &client->vidmems, node) {
 		nvlab_mem_put(v->mem);
 		kfree(v);
@@ -748,7 +756,10 @@ void nvlab_client_close(struct nvlab_client *client)
 
 /* --- what the exported functions ask --- */
 
-/* The allocation that holds all of [va, va + len), for this process. Under R. */
+/*
+ * The allocation that holds all of [va, va + len), for this process. Under the
+ * API lock.
+ */
 static int range_find(u64 va, u64 len, struct nvlab_client **of,
 		      struct vidmem **found)
 {
@@ -786,7 +797,7 @@ int nvlab_rm_get(ktime_t *start, u64 va, u64 len, void *key, u64 *phys,
 	u64 wrong;
 	int err;
 
-	err = nvlab_r_lock_for(start, "get_pages");
+	err = nvlab_api_lock_for(start, "get_pages");
 	if (err)
 		return err;
 	err = range_find(va, len, &client, &v);
@@ -818,7 +829,7 @@ int nvlab_rm_get(ktime_t *start, u64 va, u64 len, void *key, u64 *phys,
 	list_add_tail(&pin->node, &v->pins);
 	nvlab_add(NVLAB_B_LIVE_PINS, 1);
 unlock:
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 	return err;
 }
 
@@ -830,7 +841,7 @@ int nvlab_rm_register(u64 va, u64 len, void *key, void (*callback)(void *data),
 	struct pin *pin;
 	int err;
 
-	err = nvlab_r_lock("register_callback");
+	err = nvlab_api_lock("register_callback");
 	if (err)
 		return err;
 	err = range_find(va, len, &client, &v);
@@ -847,7 +858,7 @@ int nvlab_rm_register(u64 va, u64 len, void *key, void (*callback)(void *data),
 		}
 	}
 unlock:
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 	return err;
 }
 
@@ -881,7 +892,7 @@ int nvlab_rm_put(ktime_t *start, void *key, u64 *len)
 	struct pin *pin;
 	int err;
 
-	err = nvlab_r_lock_for(start, "put_pages");
+	err = nvlab_api_lock_for(start, "put_pages");
 	if (err)
 		return err;
 	nvlab_hold(NVLAB_H_PUT_LOCKED);
@@ -898,7 +909,7 @@ int nvlab_rm_put(ktime_t *start, void *key, u64 *len)
 		nvlab_add(NVLAB_B_LIVE_PINS, -1);
 		kfree(pin);
 	}
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 	return err;
 }
 
@@ -908,13 +919,13 @@ int nvlab_rm_gpu_info(ktime_t *start, u64 va, u64 len, struct nvlab_gpu **gpu)
 	struct vidmem *v;
 	int err;
 
-	err = nvlab_r_lock_for(start, "get_gpu_info");
+	err = nvlab_api_lock_for(start, "get_gpu_info");
 	if (err)
 		return err;
 	err = range_find(va, len, &client, &v);
 	if (!err)
 		*gpu = v->mem->gpu;
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 	return err;
 }
 
@@ -928,7 +939,7 @@ int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 	u64 wrong;
 	int err;
 
-	err = nvlab_r_lock_for(start, "get_pages_persistent");
+	err = nvlab_api_lock_for(start, "get_pages_persistent");
 	if (err)
 		return err;
 	err = range_find(va, len, &client, &v);
@@ -963,7 +974,7 @@ int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 	nvlab_add(NVLAB_B_LIVE_PERSISTENT, 1);
 	*out = dup;
 unlock:
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 	return err;
 }
 
@@ -972,7 +983,7 @@ int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len)
 	struct nvlab_mem *mem = dup->mem;
 	int err;
 
-	err = nvlab_r_lock_for(start, "put_pages_persistent");
+	err = nvlab_api_lock_for(start, "put_pages_persistent");
 	if (err)
 		return err;
 	*len = (u64)dup->count << NVLAB_PAGE_SHIFT;
@@ -982,7 +993,7 @@ int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len)
 		    NVLAB_RM_PART);
 	nvlab_add(NVLAB_B_LIVE_PERSISTENT, -1);
 	kfree(dup);
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 	nvlab_mem_put(mem);
 	return 0;
 }
@@ -994,7 +1005,7 @@ void nvlab_r_pins(struct seq_file *s)
 	struct vidmem *v;
 	struct pin *pin;
 
-	if (nvlab_r_lock("debugfs"))
+	if (nvlab_api_lock("debugfs"))
 		return;
 	list_for_each_entry(client, &clients, node)
 		list_for_each_entry(v, &client->vidmems, node)
@@ -1012,7 +1023,7 @@ void nvlab_r_pins(struct seq_file *s)
 			   (u64)dup->count << NVLAB_PAGE_SHIFT, dup->count,
 			   nvlab_p2p_mappings(dup->key),
 			   (unsigned long)dup->key);
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 }
 
 static void bar1_show(struct seq_file *s, struct nvlab_mem *mem,
@@ -1036,7 +1047,7 @@ void nvlab_r_bar1(struct seq_file *s)
 	struct nvlab_dup *dup, *other;
 	struct vidmem *v;
 
-	if (nvlab_r_lock("debugfs"))
+	if (nvlab_api_lock("debugfs"))
 		return;
 	list_for_each_entry(client, &clients, node)
 		list_for_each_entry(v, &client->vidmems, node)
@@ -1050,7 +1061,7 @@ void nvlab_r_bar1(struct seq_file *s)
 			bar1_show(s, dup->mem, &dup->mem->duplicate,
 				  "persistent");
 	}
-	nvlab_r_unlock();
+	nvlab_api_unlock();
 }
 
 int nvlab_gpu_init(struct nvlab_gpu *gpu)

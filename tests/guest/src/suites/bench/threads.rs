@@ -103,7 +103,7 @@ fn run(rig: &Rig, &Work { variant, threads, second }: &Work) -> Result<Value> {
     symbols.names_all(variant)?;
     let waits = waits(&text, &symbols)?;
     let p_held: u64 = lab::trace()?.iter().filter(|e| e.callback == "acquire").map(|e| e.ns).sum();
-    let r_held = positive(rig.gpu.accounting()?.get("r_held_ns"));
+    let api_held = positive(rig.gpu.accounting()?.get("api_lock_held_ns"));
     let g = provider_ns()?.map(|(get, put)| {
         let before = g_before.unwrap_or_default();
         // Persistent pins are put without the gate.
@@ -113,7 +113,7 @@ fn run(rig: &Rig, &Work { variant, threads, second }: &Work) -> Result<Value> {
     Ok(json!({
         "variant": variant.name(), "threads": threads, "nics": if second.is_some() { 2 } else { 1 },
         "registrations": threads * ROUNDS, "elapsed": ns(elapsed.as_nanos()),
-        "held": { "peer mutex": p_held, "RM API lock": r_held, "put gate": g }, "waited": waits,
+        "held": { "peer mutex": p_held, "RM API lock": api_held, "put gate": g }, "waited": waits,
     }))
 }
 

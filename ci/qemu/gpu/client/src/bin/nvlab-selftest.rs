@@ -457,7 +457,7 @@ fn dma(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// A thread that runs a callback has R: the provider refuses it.
+/// A thread that runs a callback has the API lock: the provider refuses it.
 fn reentry(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = t.gdr.pin(m.va(), MIB, Kind::Reentering)?;
@@ -545,7 +545,7 @@ fn gaps(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// A put that waits for R while the callback runs finds nothing.
+/// A put that waits for the API lock while the callback runs finds nothing.
 fn put_behind_callback(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
@@ -645,8 +645,8 @@ fn costs(t: &Test) -> Outcome {
         let start = std::time::Instant::now();
         let p = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
         same!(start.elapsed() >= Duration::from_nanos(30_976_562), true);
-        // Three quarters of it under R, whatever came before that.
-        same!(t.counter("r_held_ns")? >= 23_232_421, true);
+        // Three quarters of it under the API lock, whatever came before that.
+        same!(t.counter("api_lock_held_ns")? >= 23_232_421, true);
         drop(p);
     }
     t.lab.reset_cost()?;
