@@ -65,11 +65,12 @@ impl Ledger {
     /// What only grows: since `begin`.
     fn grown(&self, stats: &Stats, accounting: &Accounting) -> Result<Vec<Figure>> {
         let ours = |key: &str| -> Result<i64> { Ok(stats.number(key)? - self.stats.number(key)?) };
+        let of = |client, key: &str| -> Result<i64> { Ok(stats.of(client, key)? - self.stats.of(client, key)?) };
         let theirs = |name: &str| accounting.get(name) - self.accounting.get(name);
         let (persistent, revocable) = stats.clients()?;
         let mut all = Vec::new();
         for (client, get, put, failures) in [
-            (persistent, "persistent_gets", "persistent_puts", "persistent_get_failures"),
+            (Some(persistent), "persistent_gets", "persistent_puts", "persistent_get_failures"),
             (revocable, "gets", "puts", "get_failures"),
         ] {
             for (key, theirs) in [
@@ -77,8 +78,8 @@ impl Ledger {
                 ("provider.get.calls", theirs(get)),
                 ("provider.put.calls", theirs(put)),
             ] {
-                let what = format!("{client}.{key}");
-                all.push(Figure { ours: ours(&what)?, theirs, what });
+                let what = format!("{}.{key}", client.unwrap_or("no client"));
+                all.push(Figure { ours: of(client, key)?, theirs, what });
             }
         }
         all.push(Figure {
@@ -106,7 +107,7 @@ fn living(stats: &Stats, accounting: &Accounting) -> Result<Vec<Figure>> {
     let (persistent, revocable) = stats.clients()?;
     let pins = gpu::lab()?.pins()?;
     let mut all = Vec::new();
-    for (client, is_persistent) in [(persistent, true), (revocable, false)] {
+    for (client, is_persistent) in [(Some(persistent), true), (revocable, false)] {
         let mine = || pins.iter().filter(move |p| p.persistent == is_persistent);
         let bytes: u64 = mine().map(|p| p.len).sum();
         let pages: u64 = mine().map(|p| u64::from(p.entries)).sum();
@@ -115,8 +116,8 @@ fn living(stats: &Stats, accounting: &Accounting) -> Result<Vec<Figure>> {
             ("live_bytes", i64::try_from(bytes)?),
             ("live_pages", i64::try_from(pages)?),
         ] {
-            let what = format!("{client}.{key}");
-            all.push(Figure { ours: stats.number(&what)?, theirs, what });
+            let what = format!("{}.{key}", client.unwrap_or("no client"));
+            all.push(Figure { ours: stats.of(client, key)?, theirs, what });
         }
     }
     let listed = rows("registrations")?;
@@ -149,7 +150,7 @@ fn sums(stats: &Stats) -> Result<Vec<Figure>> {
     let (persistent, revocable) = stats.clients()?;
     let mut all = Vec::new();
     let refused = |prefix: &str| stats.below(prefix).map(|(_, n)| n).sum::<i64>();
-    for client in ["total", persistent, revocable] {
+    for client in ["total", persistent].into_iter().chain(revocable) {
         let n = |key: &str| stats.number(&format!("{client}.{key}"));
         let prefix = if client == "total" { String::new() } else { format!("{client}.") };
         for (what, ours, theirs) in [
@@ -172,7 +173,7 @@ fn sums(stats: &Stats) -> Result<Vec<Figure>> {
         all.push(Figure {
             what: format!("total.{key}"),
             ours: stats.number(&format!("total.{key}"))?,
-            theirs: stats.number(&format!("{persistent}.{key}"))? + stats.number(&format!("{revocable}.{key}"))?,
+            theirs: stats.of(Some(persistent), key)? + stats.of(revocable, key)?,
         });
     }
     Ok(all)

@@ -54,11 +54,20 @@ impl Stats {
         self.0.iter().filter_map(|(k, v)| Some((k.strip_prefix("pair.")?, v.as_str()))).collect()
     }
 
-    /// Names of the clients with persistent and with revocable pins. A third one pins nothing.
-    pub fn clients(&self) -> Result<(&str, &str)> {
+    /// Names of the client with persistent pins, and of the one with revocable pins, where there is one. A third one pins
+    /// nothing.
+    pub fn clients(&self) -> Result<(&str, Option<&str>)> {
         let mut names = self.text("clients")?.split(' ');
-        let (first, second) = names.next().zip(names.next()).context("stats: two clients")?;
-        Ok(if self.text("mode")? == "legacy" { (second, first) } else { (first, second) })
+        let first = names.next().context("stats: a client")?;
+        match self.text("mode")? {
+            "legacy" => Ok((names.next().context("stats: two clients")?, Some(first))),
+            _ => Ok((first, names.next())),
+        }
+    }
+
+    /// A figure of this client; 0 where there is none.
+    pub fn of(&self, client: Option<&str>, key: &str) -> Result<i64> {
+        client.map_or(Ok(0), |client| self.number(&format!("{client}.{key}")))
     }
 }
 
@@ -125,9 +134,12 @@ mod tests {
             "mode legacy\nclients nv_mem nv_mem_nc\ntotal.pins 3\nrefused.busy 2\n\
              provider.get.histogram 1 0 2\npair.0000:00:08.0/0000:00:04.0 unasked\n",
         );
-        assert_eq!(s.clients().unwrap(), ("nv_mem_nc", "nv_mem"));
-        let three = Stats::parse("mode persistent\nclients nv_mem nv_mem_rv nv_mem_nc\n");
-        assert_eq!(three.clients().unwrap(), ("nv_mem", "nv_mem_rv"));
+        assert_eq!(s.clients().unwrap(), ("nv_mem_nc", Some("nv_mem")));
+        let three = Stats::parse("mode fallback\nclients nv_mem nv_mem_rv nv_mem_nc\n");
+        assert_eq!(three.clients().unwrap(), ("nv_mem", Some("nv_mem_rv")));
+        let one = Stats::parse("mode persistent\nclients nv_mem\nnv_mem.pins 2\n");
+        assert_eq!(one.clients().unwrap(), ("nv_mem", None));
+        assert_eq!((one.of(Some("nv_mem"), "pins").unwrap(), one.of(None, "pins").unwrap()), (2, 0));
         assert_eq!((s.number("total.pins").unwrap(), s.sum("provider.get.histogram").unwrap()), (3, 3));
         assert_eq!(s.below("refused.").collect::<Vec<_>>(), [("busy", 2)]);
         assert_eq!(s.pairs(), [("0000:00:08.0/0000:00:04.0", "unasked")]);

@@ -11,7 +11,9 @@ const ROUNDS: u64 = if cfg!(miri) { 6 } else { 300 };
 fn the_life_of_the_module() {
     assert_eq!(shim::load(), 0);
     let log = take_log();
-    assert!(log[0].starts_with("<6>nvidia_peermem: clients nv_mem (revocable) and nv_mem_nc"), "{log:?}");
+    let said = ["extended client nv_mem (revocable) registered", "extended client nv_mem_nc (persistent) registered"];
+    assert_eq!(log.len(), said.len(), "{log:?}");
+    assert!(log.iter().zip(said).all(|(line, said)| line.contains(said)), "{log:?}");
 
     // 3 provider pages, unaligned at both ends: 2 more than the whole ones, cut at the device's limit of 2 pages.
     let umem = Umem::register(0x7f00_0000_1000, 2 * PAGE, 7).unwrap();
