@@ -100,7 +100,7 @@ fn check_parameters() -> Result {
     check_flag(
         "peerdirect_support",
         peerdirect,
-        "use 0 (default) or 1 (cores without the extended client, such as MLNX_OFED 4.9 LTS)",
+        "use 0 (default: extended clients) or 1 (plain clients, kept for old configuration files)",
     )?;
     check_flag("persistent_api_support", persistent, "use 1 (default: persistent pins) or 0 (revocable pins first)")?;
     check_flag(
@@ -231,8 +231,8 @@ unsafe extern "C" fn dma_unmap(_sg: *mut raw::sg_table, context: *mut c_void, _d
     0
 }
 
-/// Does nothing: `release` puts the pin and frees the table (rules 6 and 7). Old cores and error
-/// paths hold the umem mapping lock here, so the provider must not be called.
+/// Does nothing: `release` puts the pin and frees the table (rules 6 and 7). Error paths of the core
+/// hold the umem mapping lock here, so the provider must not be called.
 ///
 /// # Safety
 ///

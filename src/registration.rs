@@ -125,8 +125,8 @@ impl Registration {
         }
     }
 
-    /// The core's `dma_unmap`: unmaps, unless the callback did. Old cores hold the umem mapping
-    /// lock. Takes the state lock.
+    /// The core's `dma_unmap`: unmaps, unless the callback did. For a plain client the umem mapping
+    /// lock is held. Takes the state lock.
     pub(crate) fn dma_unmap(&self) {
         let timer = Timer::start(Event::Unmap);
         let mut inner = self.inner().lock();
@@ -154,8 +154,8 @@ impl Registration {
     /// callback of it is inside the core's hook. The core forgets the umem's client once this has
     /// returned, and reads it inside the hook.
     ///
-    /// The core holds no lock, except old ones inside the free callback: then the pin is revoked, and
-    /// neither the put gate nor the provider is touched.
+    /// The core holds no lock. One that releases inside its own hook does so in the callback's task:
+    /// then the pin is revoked, and neither the put gate nor the provider is touched.
     pub(crate) fn release(&self) {
         // From here on no mapping is live, and no further callback will call the hook.
         self.dma_unmap();

@@ -33,7 +33,7 @@ MODULE_SOFTDEP("pre: nvidia ib_uverbs");
 static int peerdirect_support;
 module_param(peerdirect_support, int, 0444);
 MODULE_PARM_DESC(peerdirect_support,
-		 "core generation: 0 = extended client [default], 1 = plain client for old cores such as MLNX_OFED 4.9 LTS");
+		 "client: 0 = extended [default], 1 = plain, kept for old configuration files");
 
 static int persistent_api_support = 1;
 module_param(persistent_api_support, int, 0444);
