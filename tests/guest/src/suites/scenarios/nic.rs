@@ -3,7 +3,8 @@
 
 use anyhow::{ensure, Context, Result};
 
-use super::{free_beside, no_pins, Beside, Stop, SIZE};
+use super::{free_beside, no_pins, reg_beside, Beside, Stop, SIZE};
+use crate::cuda::DeviceMemory;
 use crate::gpu;
 use crate::init::run;
 use crate::lab;
@@ -81,12 +82,37 @@ pub fn removed_during_callback(env: &Env) -> Result<()> {
 }
 
 /// No key is left after everything was mapped: all of it is undone.
-pub fn no_key(_: &Env) -> Result<()> {
+pub fn no_key(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(SIZE)?;
     lab::set_nic("fail_mkey", 1)?;
     expect_errno("no mkey", bench.refused("no mkey", memory.va(), SIZE)?, libc::ENOMEM)?;
     no_pins("after the failure")?;
     ensure!(users()? == 0, "lsmod counts {}", users()?);
-    Ok(bench.reg(memory.va(), SIZE)?.dereg()?)
+    bench.reg(memory.va(), SIZE)?.dereg()?;
+    if env.mode()? == Mode::Legacy {
+        no_key_beside_a_free(env, &bench, memory)?;
+    }
+    Ok(())
+}
+
+/// The registration ends while a callback has found its umem. The core forgets the umem's client behind that end, and the
+/// callback reads it.
+fn no_key_beside_a_free(env: &Env, bench: &Bench, memory: DeviceMemory) -> Result<()> {
+    lab::set_nic("fail_mkey", 1)?;
+    let ending = Stop::core("before_stop")?;
+    let reg = reg_beside(bench, memory.va());
+    ending.wait()?;
+    let found = Stop::core("invalidate_found")?;
+    let free = free_beside(bench, memory);
+    found.wait()?;
+    ending.release()?;
+    if !env.nvidia_c {
+        reg.waits("ibv_reg_mr without a key")?;
+    }
+    found.release()?;
+    free.finish("the free")?;
+    let failed = reg.finish("ibv_reg_mr without a key")?.err().context("it was registered without a key")?;
+    expect_errno("no mkey", failed.raw_os_error().context("an errno")?, libc::ENOMEM)?;
+    no_pins("after both")
 }
