@@ -23,6 +23,8 @@ pub struct Outcome {
     pub text: String,
 }
 
+const CALLBACK: &str = ".text\nnvpm_free_callback:\njmp module_put\n";
+
 impl FakeKernel {
     /// Release of the kernel that the tree is of; no such kernel is installed anywhere.
     pub const RELEASE: &'static str = "7.2.0-fake";
@@ -85,10 +87,11 @@ impl FakeKernel {
         format!("PATH={}:{}", self.path().join("bin").display(), path.join(":"))
     }
 
-    /// An object with a `.modinfo` section, which `modinfo` reads, of these lines.
+    /// An object with a `.modinfo` section, which `modinfo` reads, of these lines, and with the callback that
+    /// mk/callback-tail.sh looks for.
     pub fn module(&self, name: &str, modinfo: &[&str]) -> PathBuf {
         let lines: String = modinfo.iter().map(|line| format!(".asciz \"{line}\"\n")).collect();
-        let source = self.write("module.s", &format!(".section .modinfo,\"a\"\n{lines}"));
+        let source = self.write("module.s", &format!("{CALLBACK}.section .modinfo,\"a\"\n{lines}"));
         let object = self.write(name, "");
         assert!(run(Command::new("as").arg(source).arg("-o").arg(&object)).ok);
         object
