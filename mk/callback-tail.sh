@@ -3,12 +3,16 @@
 # Fails unless the free callback of the module $1 ends in a jump to module_put(). After a call, an
 # instruction of the module would still run once the reference is gone (src/ffi/callback.c).
 set -eu
-objdump=${OBJDUMP:-$(command -v objdump || command -v llvm-objdump || command -v llvm-objdump-19)}
+objdump=${OBJDUMP:-$(command -v objdump || command -v llvm-objdump || command -v llvm-objdump-19 || true)}
+[ -n "$objdump" ] || {
+	echo "callback-tail: neither objdump nor llvm-objdump is installed: apt-get install binutils" >&2
+	exit 1
+}
 found=$("$objdump" -dr "$1" | awk '
 	/^[0-9a-f]+ <.*>:$/ { inside = ($2 == "<nvpm_free_callback>:"); next }
 	!inside { next }
 	/R_[A-Z0-9]+_[A-Z0-9]+/ { if ($0 ~ /[ \t]module_put/) print how; next }
-	{ how = ($0 ~ /[ \t](jmp|b)[ \t]/) ? "jump" : "call" }' | sort -u)
+	{ how = ($0 ~ /[ \t](jmpq?|b)[ \t]/) ? "jump" : "call" }' | sort -u)
 [ "$found" = jump ] || {
 	rm -f "$1"
 	echo "callback-tail: the compiler made no jump of the free callback's last call, so the module was removed: use the kernel's own compiler, and report its version" >&2

@@ -179,8 +179,10 @@ pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Regist
     if client.place == Place::Second && (first == Some(FirstAnswer::NotMine) || unasked) {
         return None;
     }
-    // The owner's call is the moment to end what others had to leave behind.
-    orphan::reap(&question.process, orphan::REAPED_BY_ACQUIRE);
+    // The owner's call is the moment to end what others had to leave behind: once in a walk.
+    if first.is_none() {
+        orphan::reap(&question.process, orphan::REAPED_BY_ACQUIRE);
+    }
     let range = GpuRange::new(addr, size, shim::page_size())?;
     let answer = match pin(client, range) {
         Ok(registration) => {
@@ -213,7 +215,7 @@ pub(crate) fn acquire_to_refuse(addr: u64, size: u64) -> Option<Arc<Registration
         FirstAnswer::NotMine => None,
         FirstAnswer::SteppedAside => refuse(Client::first(), range, Verdict::Refused(Reason::NotSupported)).ok(),
         FirstAnswer::Failed => {
-            refusals::refused(Reason::PersistentFault, record::asked(Client::first()), range.user());
+            refusals::refused(Reason::Unproven, record::asked(Client::first()), range.user());
             None
         }
     }
@@ -301,17 +303,18 @@ fn bar_around(registration: &Registration) -> Start {
     Bar::around(&runs).map_or(Start::OutsideBar, |bar| Start::InBar(bar.length()))
 }
 
-/// Lends the provider's table of a pin that is the first granule of `registration`'s. `None` where
-/// the registration is no longer than that, or where there is no second pin to be had.
+/// Lends the provider's table of a pin that is the first granule of `registration`'s, or its own
+/// one, `whole`, where it is no longer than that. `None` where there is no second pin to be had.
 ///
 /// `registration` has a persistent pin. Takes the RM API lock, state locks and the registry lock:
 /// for a persistent pin that is legal under a umem mapping lock.
 pub(crate) fn with_first_granule<T>(
     registration: &Registration,
+    whole: NonNull<raw::nvidia_p2p_page_table>,
     ask: impl FnOnce(NonNull<raw::nvidia_p2p_page_table>) -> T,
 ) -> Option<T> {
     if registration.range().pinned().len() <= PIN_GRANULE {
-        return None;
+        return Some(ask(whole));
     }
     let granule = enter(registration.client(), registration.range().first_granule()).ok()?;
     let pinned = get(&granule).is_ok();

@@ -19,7 +19,7 @@ pub(crate) fn find_core() -> Result {
     }
     // SAFETY: No precondition.
     if unsafe { raw::nvpm_uverbs_loaded() } == 0 {
-        pr_err!("ib_uverbs is not loaded, which exports the peer-memory API of DOCA-OFED: modprobe ib_uverbs, and load again (modprobe nvidia-peermem does both)\n");
+        pr_err!("ib_uverbs is not loaded, which exports the peer-memory API of DOCA-OFED: modprobe ib_uverbs, and load again; if that is in vain, this kernel's RDMA core has no such API\n");
     } else {
         pr_err!(
             "this kernel's RDMA core has no peer-memory API (no symbol ib_register_peer_memory_client): install DOCA-OFED or MLNX_OFED, or use a linux-nvidia kernel; applications that use dma-buf need neither\n"

@@ -56,9 +56,16 @@ pub(crate) fn end(registration: &Registration) -> Ended {
             }
             Put::Kept(pin, error) => match inner.state.put_failed(pin) {
                 Winner::Caller => {
-                    enlist(registration);
                     ended = Ended::Kept;
-                    (error != ENOMEM).then_some(error)
+                    if error == ENOMEM {
+                        enlist(registration);
+                        None
+                    } else {
+                        // Not tried again: a GPU that is lost frees tables without a callback, and
+                        // the put of a table's address could end a newer pin of this process.
+                        count(registration);
+                        Some(error)
+                    }
                 }
                 Winner::Callback => None,
             },
@@ -85,6 +92,11 @@ pub(crate) fn end(registration: &Registration) -> Ended {
 /// Enters a pin that became an orphan into the list of orphans. The state lock is held since then.
 fn enlist(registration: &Registration) {
     registry::add_orphan(registration);
+    count(registration);
+}
+
+/// Counts a pin that became an orphan.
+fn count(registration: &Registration) {
     registration.counters().orphaned.add(1);
     trace::now(Event::Orphan, &registration.traced());
 }

@@ -89,9 +89,9 @@ impl Registration {
             return Err(Reason::CoreOrder);
         }
         let mapping = gpu::map(device, runs, layout, self.range(), provider_table, |table| {
-            // One granule says what the whole table would.
-            let granule = acquire::with_first_granule(self, |granule| topology::try_map(device, granule));
-            granule.unwrap_or_else(|| topology::try_map(device, table))
+            // One granule says what the whole table would. Where there is none, nobody is asked now.
+            let asked = acquire::with_first_granule(self, table, |granule| topology::try_map(device, granule));
+            asked.unwrap_or(Err(ENOMEM))
         })?;
         let cap = sg::cap(device.segment_limit(), shim::page_size());
         let table = Table::new(mapping.dma_runs(), cap).map_err(|error| match error {

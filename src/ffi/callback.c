@@ -5,7 +5,7 @@
  * It holds a module reference while it runs. The last of its instructions is a
  * jump to module_put(), which returns to the provider: nothing of this module
  * is left to run once that reference is gone, so rmmod may follow at once. Kbuild
- * asks the compiler for the jump, and looks whether it is there.
+ * asks the compiler for the jump, and mk/callback-tail.sh looks whether it is there.
  */
 #include <linux/module.h>
 

@@ -59,7 +59,7 @@ int nvpm_p2p_dma_unmap(struct device *dev, struct nvidia_p2p_page_table *table,
 int nvpm_on_free(void *data);
 void nvpm_free_callback(void *data);
 
-/* The put gate: shared around every get, exclusive around a revocable put. */
+/* The put gate: shared around a revocable get, exclusive around a revocable put. */
 void nvpm_g_lock_shared(void);
 void nvpm_g_unlock_shared(void);
 void nvpm_g_lock_exclusive(void);

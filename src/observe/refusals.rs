@@ -170,9 +170,7 @@ pub(crate) fn not_taken_back(error: Error, kind: Kind, user: Span) {
     }
     let fate = match kind {
         Kind::Persistent => "may stay pinned until the GPU is reset when it is free (nvidia-smi -r)",
-        Kind::Revocable => {
-            "stays pinned, and this module loaded, until the process frees the memory, registers again or ends"
-        }
+        Kind::Revocable => "stays pinned, and this module loaded, until the process frees the memory or ends",
     };
     pr_warn!(
         "process {} ({}): the GPU driver failed with error {} to take back the {} pin of {} bytes at {:#x}, which {}; see the driver's NVRM lines in this log{}\n",

@@ -341,11 +341,10 @@ impl Case {
         })
     }
 
-    /// Whether a call can be made to fail with this errno and nothing more: a persistent put that fails otherwise than for lack
-    /// of memory has put (`provider_puts`), and one that does not begin has not.
-    fn can_fail(&self, call: Call, errno: i32) -> bool {
-        let revocable = self.mode == Mode::Legacy || self.fallback;
-        revocable || errno == libc::ENOMEM || ![Call::Put, Call::Unprobe].contains(&call)
+    /// Whether a call can be made to fail with this errno and nothing more: a put that fails otherwise than for lack of memory
+    /// has put, or leaves a pin that ends with its memory (`provider_puts`).
+    fn can_fail(call: Call, errno: i32) -> bool {
+        errno == libc::ENOMEM || ![Call::Put, Call::Unprobe].contains(&call)
     }
 
     /// The errno and the recorded reason that the application and the admin must see; `None`: it must work.
@@ -405,7 +404,7 @@ impl Case {
         let mut failed = 0;
         for &errno in self.errors {
             for n in 1.. {
-                if self.register.get(n as usize - 1).is_some_and(|call| !self.can_fail(*call, errno)) {
+                if self.register.get(n as usize - 1).is_some_and(|call| !Self::can_fail(*call, errno)) {
                     continue;
                 }
                 if self.reload {
@@ -433,7 +432,7 @@ impl Case {
     /// The next registration ends what could not be put, before it pins.
     fn ends_the_orphan(&self, bench: &Bench, memory: &DeviceMemory) -> Result<()> {
         let orphans = Stats::read()?.number("total.orphans")?;
-        ensure!(orphans == 1, "{orphans} orphans after a put that did nothing");
+        ensure!(orphans == 1, "{orphans} orphans after a put that lacked memory");
         register(bench, memory)?.map_err(io::Error::from_raw_os_error).context("the next one")?.dereg().context("dereg")
     }
 
@@ -442,7 +441,7 @@ impl Case {
     fn deregistrations(&self, bench: &Bench, memory: &DeviceMemory, calls: &Calls, errno: i32) -> Result<usize> {
         for (failed, n) in (1..).enumerate() {
             let call = self.deregister.get(failed);
-            if call.is_some_and(|call| !self.can_fail(*call, errno)) {
+            if call.is_some_and(|call| !Self::can_fail(*call, errno)) {
                 return Ok(failed);
             }
             let mr = register(bench, memory)?.map_err(io::Error::from_raw_os_error).context("register")?;
@@ -481,7 +480,7 @@ impl Case {
         let calls = Calls::of(&PROVIDER)?;
         let failed = self.registrations(env, &bench, &memory, &calls)?;
         println!("{} KiB: {failed} provider calls failed in ibv_reg_mr", self.size / KIB);
-        let can = |calls: &[Call], errno| calls.iter().filter(|call| self.can_fail(**call, errno)).count();
+        let can = |calls: &[Call], errno| calls.iter().filter(|call| Self::can_fail(**call, errno)).count();
         let wanted: usize = self.errors.iter().map(|errno| can(self.register, *errno)).sum();
         ensure!(failed == wanted, "{failed} calls failed, there are {wanted}");
         for errno in [libc::ENOMEM, libc::EIO] {
@@ -544,7 +543,8 @@ fn provider_puts(env: &Env) -> Result<()> {
     let persistent = env.mode()? == Mode::Persistent;
     let fault = if persistent { "persistent_put_errno" } else { "put_errno" };
     let bench = Bench::new()?;
-    let memory = bench.cuda.alloc(4 * MIB)?;
+    let mut memory = bench.cuda.alloc(4 * MIB)?;
+    let first = memory.va();
     let mut said = Vec::new();
     for errno in ERRORS {
         let mr = register(&bench, &memory)?.map_err(io::Error::from_raw_os_error).context("register")?;
@@ -565,12 +565,18 @@ fn provider_puts(env: &Env) -> Result<()> {
         if stays {
             register(&bench, &memory)?.map_err(io::Error::from_raw_os_error).context("the next one")?.dereg()?;
         }
+        if stays && told {
+            // It ends with its memory, and not before.
+            ensure!(gpu::pins()? == 1, "{} pins after the next registration", gpu::pins()?);
+            memory.free()?;
+            memory = bench.cuda.alloc(4 * MIB)?;
+        }
         as_before(&bench, &memory).with_context(|| format!("after a put that failed with {errno}"))?;
     }
     // Whose pin it is, and what to do, is said once per burst: the rest of ERRORS came within seconds.
     let fate = if persistent { "nvidia-smi -r" } else { "stays pinned" };
     let whose = format!("process {} ", std::process::id());
-    let where_ = format!("{:#x}", memory.va());
+    let where_ = format!("{first:#x}");
     ensure!(
         said.first().is_some_and(|l| l.contains(&whose) && l.contains(&where_) && l.contains(fate)),
         "the log says {said:?}"

@@ -90,15 +90,15 @@ pub fn callback_never_comes(env: &Env) -> Result<()> {
     unload_devices()
 }
 
-/// Where the put did nothing, the pin stays until the owner's next registration. That is so of each revocable put that
-/// fails, and of a persistent one for lack of memory; any other error of that one means that it is gone.
+/// Without memory the provider has done nothing: the pin stays until the owner's next registration. After any other error a
+/// revocable pin stays until its memory is freed, and a persistent one is gone.
 pub fn put_fails(env: &Env) -> Result<()> {
     let users = || -> Result<i32> { modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded") };
     let persistent = env.mode()? == Mode::Persistent;
     let fault = if persistent { "persistent_put_errno" } else { "put_errno" };
     let bench = Bench::new()?;
-    let memory = bench.cuda.alloc(SIZE)?;
     for errno in [libc::ENOMEM, libc::EIO] {
+        let memory = bench.cuda.alloc(SIZE)?;
         let mr = bench.reg(memory.va(), SIZE)?;
         gpu::lab()?.fault_n(fault, errno as u64, 1)?;
         mr.dereg()?;
@@ -111,6 +111,9 @@ pub fn put_fails(env: &Env) -> Result<()> {
             users()?
         );
         bench.reg(memory.va(), SIZE)?.dereg()?;
+        let left = if errno == libc::ENOMEM { 0 } else { left };
+        ensure!((gpu::pins()?, users()?) == (i64::from(left), left), "{} pins, {} users then", gpu::pins()?, users()?);
+        memory.free()?;
         ensure!((gpu::pins()?, users()?) == (0, 0), "{} pins, {} users in the end", gpu::pins()?, users()?);
     }
     Ok(())
