@@ -204,7 +204,7 @@ fn memory_that_cannot_be_pinned_persistently_is_pinned_revocably_or_refused_in_w
     w().core.invalidation_supported = false;
     w().faults.push(Fault::GetIo);
     assert_eq!(rdma::register(VA, PAGE).map(|_| ()), Err(EFAULT));
-    assert!(said("use dma-buf"), "{:?}", rt().printed);
+    assert!(said("before it could say whether this is GPU memory"), "{:?}", rt().printed);
     w().core.invalidation_supported = true;
     unload();
 }
