@@ -303,8 +303,8 @@ fn bar_around(registration: &Registration) -> Start {
     Bar::around(&runs).map_or(Start::OutsideBar, |bar| Start::InBar(bar.length()))
 }
 
-/// Lends the provider's table of a pin that is the first granule of `registration`'s, or its own
-/// one, `whole`, where it is no longer than that. `None` where there is no second pin to be had.
+/// Pins the first granule of `registration` once more and lends its table to `ask`. A registration
+/// of one granule lends its own table, `whole`. `None` if the second pin cannot be had.
 ///
 /// `registration` has a persistent pin. Takes the RM API lock, state locks and the registry lock:
 /// for a persistent pin that is legal under a umem mapping lock.
@@ -326,7 +326,7 @@ pub(crate) fn with_first_granule<T>(
 
 /// Ends a registration that the core will not hear of.
 fn give_up(registration: &Registration) {
-    // What the provider kept is an orphan now, and is tried again.
+    // What the provider kept is an orphan now (rule 8).
     let _ = orphan::end(registration);
 }
 

@@ -171,7 +171,7 @@ impl Registration {
         // Not under the state lock, and not left to the end of an orphan: that may be the
         // callback's.
         drop((table, runs));
-        // What the provider kept is an orphan now, and is tried again later.
+        // What the provider kept is an orphan now (rule 8).
         // Rule 7: next to a revoked pin the provider is not touched, for other pins' sake either.
         if orphan::end(self) == Ended::Settled && ending == Ending::Put {
             orphan::reap(&Process::current(), orphan::REAPED_BY_RELEASE);
