@@ -375,7 +375,8 @@ pub fn reset_fabric() -> Result<()> {
     write(&format!("{FABRIC}/reset"), "1")
 }
 
-/// Whether there is /sys/kernel/mm/memory_peers: the kernel must let modules use mm_kobj for that, and stock ones do not.
+/// Whether there is /sys/kernel/mm/memory_peers, as there is while a client is registered. The kernel must let modules use
+/// mm_kobj for that, and stock ones do not.
 pub fn has_memory_peers() -> bool {
     Path::new(CLIENTS).exists()
 }

@@ -17,7 +17,12 @@ pub const RDMA_DEVICE: &str = "rxe0";
 const SECOND_DEVICE: &str = "rxe1";
 
 /// What modprobe reads.
-const CORE_OPTIONS: &str = "/etc/modprobe.d/ib_core.conf";
+const CORE_OPTIONS: &str = "/etc/modprobe.d/peer_memory_core.conf";
+
+/// The module that the lab's peer-memory core is in: `ib_uverbs`, and from 7.x on `ib_core`.
+pub fn peer_memory_core() -> Result<String> {
+    modules::exporter("ib_register_peer_memory_client")?.context("no installed module exports the peer-memory API")
+}
 
 /// How nvidia-peermem is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,11 +99,11 @@ impl Generation {
 
     /// Of the core that is loaded; `None` without one, or with the mainline one.
     fn loaded() -> Result<Option<Self>> {
-        let file = Path::new("/sys/module/ib_core/parameters/generation");
-        if !file.exists() {
+        let core = peer_memory_core()?;
+        if !Path::new("/sys/module").join(&core).join("parameters/generation").exists() {
             return Ok(None);
         }
-        Self::parse(&modules::attribute("ib_core", "parameters/generation")?).map(Some)
+        Self::parse(&modules::attribute(&core, "parameters/generation")?).map(Some)
     }
 }
 
@@ -151,8 +156,8 @@ impl Machine {
             unload_rdma()?;
         }
         // For whatever pulls the core in, a test's own modprobe too.
-        std::fs::write(CORE_OPTIONS, format!("options ib_core generation={}\n", generation.name()))
-            .with_context(|| format!("write {CORE_OPTIONS}"))?;
+        let options = format!("options {} generation={}\n", peer_memory_core()?, generation.name());
+        std::fs::write(CORE_OPTIONS, options).with_context(|| format!("write {CORE_OPTIONS}"))?;
         match level {
             Level::Any => Ok(()),
             Level::Bare => unload_devices(),

@@ -128,6 +128,14 @@ pub fn tree() -> Result<PathBuf> {
     Ok(Path::new("/lib/modules").join(release.trim()))
 }
 
+/// The installed module that exports `symbol`, as depmod knows it; `None`: there is none.
+pub fn exporter(symbol: &str) -> Result<Option<String>> {
+    let file = tree()?.join("modules.symbols");
+    let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+    let alias = format!("alias symbol:{symbol} ");
+    Ok(text.lines().find_map(|line| line.strip_prefix(&alias)).map(str::to_string))
+}
+
 /// The file that `modprobe name` would load.
 pub fn file_of(name: &str) -> Result<PathBuf> {
     let out = crate::init::run("modinfo", &["-F", "filename", name])?;

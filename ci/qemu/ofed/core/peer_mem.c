@@ -91,6 +91,15 @@ static bool memory_peers = true;
 module_param(memory_peers, bool, 0444);
 MODULE_PARM_DESC(memory_peers, "create /sys/kernel/mm/memory_peers");
 
+#ifndef HAVE_MM_KOBJ_EXPORTED
+#define mm_kobj ((struct kobject *)NULL)
+#endif
+
+static bool has_memory_peers(void)
+{
+	return memory_peers && mm_kobj;
+}
+
 static bool one_lock_class;
 module_param(one_lock_class, bool, 0444);
 MODULE_PARM_DESC(one_lock_class, "one lock class for the mapping locks of all umems");
@@ -749,22 +758,50 @@ static const struct kobj_type client_type = {
 	.release = client_free,
 };
 
-static struct kobject *peers_kobj;
+/* memory_peers, there while a client has a folder in it */
+static struct kobject *peers_kobj;	/* under peer_memory_mutex, as the next */
+static unsigned int nr_folders;
+
+static void put_peers_kobj(void)
+{
+	if (nr_folders)
+		return;
+	kobject_put(peers_kobj);
+	peers_kobj = NULL;
+}
 
 static int add_sysfs(struct ib_peer_memory_client *client)
 {
-	struct ib_peer_memory_client *other;
+	struct kernfs_node *same;
+	int ret;
 
-	if (!peers_kobj)
+	if (!has_memory_peers())
 		return 0;
-	list_for_each_entry(other, &peer_memory_list, list) {
-		if (!strcmp(other->ops->name, client->ops->name)) {
-			pr_err("client %s: the name is taken\n",
-			       client->ops->name);
-			return -EEXIST;
-		}
+	if (!peers_kobj)
+		peers_kobj = kobject_create_and_add("memory_peers", mm_kobj);
+	if (!peers_kobj)
+		return -ENOMEM;
+	same = kernfs_find_and_get(peers_kobj->sd, client->ops->name);
+	if (same) {
+		kernfs_put(same);
+		pr_err("client %s: the name is taken\n", client->ops->name);
+		return -EEXIST;
 	}
-	return kobject_add(&client->kobj, peers_kobj, "%s", client->ops->name);
+	ret = kobject_add(&client->kobj, peers_kobj, "%s", client->ops->name);
+	if (ret)
+		put_peers_kobj();
+	else
+		nr_folders++;
+	return ret;
+}
+
+static void remove_sysfs(struct ib_peer_memory_client *client)
+{
+	if (!client->kobj.state_in_sysfs)
+		return;
+	kobject_del(&client->kobj);
+	nr_folders--;
+	put_peers_kobj();
 }
 
 /* debugfs: the same for the lab's tests, where there is no memory_peers */
@@ -887,13 +924,15 @@ void ib_unregister_peer_memory_client(void *reg_handle)
 
 	mutex_lock(&peer_memory_mutex);
 	list_del(&client->list);
-	if (client->kobj.state_in_sysfs)
-		kobject_del(&client->kobj);
 	mutex_unlock(&peer_memory_mutex);
 
 	put_client(client);
 	wait_for_completion(&client->unused);
 	WARN_ON(!xa_empty(&client->tickets));
+	/* Its folder, and so its name, until its last umem is gone. */
+	mutex_lock(&peer_memory_mutex);
+	remove_sysfs(client);
+	mutex_unlock(&peer_memory_mutex);
 	kobject_put(&client->kobj);
 }
 EXPORT_SYMBOL(ib_unregister_peer_memory_client);
@@ -929,18 +968,14 @@ void ib_peer_mem_init(void)
 	if (lab_probe_init())
 		pr_err("no hold points in dma_map_resource and dma_unmap_resource\n");
 	debugfs_create_file("clients", 0400, debugfs_dir, NULL, &clients_fops);
-#ifdef HAVE_MM_KOBJ_EXPORTED
-	if (memory_peers)
-		peers_kobj = kobject_create_and_add("memory_peers", mm_kobj);
-#endif
 	pr_info("core of generation %s, %s memory_peers\n",
-		generation_names[generation], peers_kobj ? "with" : "without");
+		generation_names[generation],
+		has_memory_peers() ? "with" : "without");
 }
 
 void ib_peer_mem_cleanup(void)
 {
 	lab_probe_exit();
-	kobject_put(peers_kobj);
 	debugfs_remove(debugfs_dir);
 	xa_destroy(&lab_dma_devices);
 }

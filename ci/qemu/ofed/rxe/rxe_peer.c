@@ -13,13 +13,14 @@
  * The key works before the notifier is active. An invalidation stops new
  * accesses, waits for those under way and leaves the MR dead: its users get
  * error completions. A fence takes time while the HCA still has access, and
- * may fail, which the core never learns.
+ * may fail. The core never learns that of a fence in an invalidation. In a
+ * deregistration it is the errno, and everything stays: umem, registration,
+ * the client's module. Deregistering again is then possible.
  *
  * What it leaves out: mkeys and translation tables of a limited size, the mkey
  * cache, UMR work requests, ATS, DMA that outlives a deregistration because
  * the PCIe fabric reorders it; drivers that release a umem without stopping its
- * notifier, that never activate it, or that forget the umem when the fence of a
- * deregistration fails.
+ * notifier or that never activate it.
  */
 #include <linux/debugfs.h>
 #include <linux/delay.h>
@@ -246,14 +247,18 @@ void rxe_peer_mr_activate(struct rxe_mr *mr)
 						       mr);
 }
 
-void rxe_peer_mr_stop(struct rxe_mr *mr)
+int rxe_peer_mr_stop(struct rxe_mr *mr)
 {
+	int err = 0;
+
 	if (!mr->peer || !mr->peer->can_fence)
-		return;
+		return 0;
 	/* A second fence of a killed MR costs nothing. */
 	if (mr->peer->state != PEER_KILLED)
-		fence(mr->peer);
-	ib_umem_stop_invalidation_notifier(mr->umem);
+		err = fence(mr->peer);
+	if (!err)
+		ib_umem_stop_invalidation_notifier(mr->umem);
+	return err;
 }
 
 void rxe_peer_mr_free(struct rxe_mr *mr)

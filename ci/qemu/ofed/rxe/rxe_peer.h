@@ -13,7 +13,8 @@ int rxe_peer_mr_init(struct rxe_dev *rxe, struct rxe_mr *mr,
 
 /* The next three do nothing to an MR of host memory. */
 void rxe_peer_mr_activate(struct rxe_mr *mr);
-void rxe_peer_mr_stop(struct rxe_mr *mr);
+/* An error: the HCA could not be stopped, and the MR stays as it is. */
+int rxe_peer_mr_stop(struct rxe_mr *mr);
 void rxe_peer_mr_free(struct rxe_mr *mr);
 
 /* Does this ibv_rereg_mr() need a new MR object? */

@@ -10,7 +10,7 @@ use nvlab::Layout;
 use super::{end, Bench, KIB, MIB};
 use crate::kmsg::Mark;
 use crate::lab;
-use crate::machine::{Level, Mode};
+use crate::machine::{peer_memory_core, Level, Mode};
 use crate::modules;
 use crate::test::{Env, NvidiaC, Suite, Test};
 
@@ -34,8 +34,9 @@ fn quiet() -> Result<()> {
 }
 
 fn one_class() -> Result<()> {
-    let set = modules::attribute("ib_core", "parameters/one_lock_class")?;
-    ensure!(set == "Y", "ib_core.one_lock_class is {set}: the boot must set it");
+    let core = peer_memory_core()?;
+    let set = modules::attribute(&core, "parameters/one_lock_class")?;
+    ensure!(set == "Y", "{core}.one_lock_class is {set}: the boot must set it");
     Ok(())
 }
 

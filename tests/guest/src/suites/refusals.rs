@@ -7,11 +7,12 @@ use super::{Bench, MIB};
 use crate::lab;
 use crate::machine::{self, Level};
 use crate::modules::{self, Outcome, PEERMEM};
-use crate::test::{Env, NvidiaC, Suite, Test};
+use crate::test::{skip, Env, NvidiaC, Suite, Test};
 
 pub fn suite() -> Suite {
     let tests = [
         ("no_rdma_stack", Level::Bare, no_rdma_stack as fn(&Env) -> Result<()>),
+        ("no_uverbs", Level::Bare, no_uverbs),
         ("mainline_rdma_stack", Level::Bare, mainline_rdma_stack),
         ("no_gpu_driver", Level::Bare, no_gpu_driver),
         ("neither", Level::Bare, neither),
@@ -55,6 +56,17 @@ fn refused(outcome: &Outcome, errno: &str, words: &[&str]) -> Result<()> {
 
 fn no_rdma_stack(_: &Env) -> Result<()> {
     modules::modprobe("nvidia", &[])?;
+    refused(&insmod()?, "Operation not supported", &["ib_uverbs is not loaded", "modprobe ib_uverbs"])
+}
+
+/// ib_core is there, and the module that exports the API is not.
+fn no_uverbs(_: &Env) -> Result<()> {
+    if machine::peer_memory_core()? == "ib_core" {
+        skip("on this kernel ib_core exports the peer-memory API");
+        return Ok(());
+    }
+    modules::modprobe("nvidia", &[])?;
+    modules::modprobe("ib_core", &[])?;
     refused(&insmod()?, "Operation not supported", &["ib_uverbs is not loaded", "modprobe ib_uverbs"])
 }
 

@@ -115,6 +115,8 @@ fn memory_peers(_: &Env) -> Result<()> {
             }
         }
     }
+    modules::rmmod(PEERMEM)?;
+    ensure!(!lab::has_memory_peers(), "memory_peers stays, with {:?}, when the last client is gone", lab::clients()?);
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{layout_name, unload, Rig, Variant};
 use crate::lab;
-use crate::machine::{load_devices, unload_devices};
+use crate::machine::{load_devices, peer_memory_core, unload_devices};
 use crate::modules;
 use crate::test::{emit, Env};
 
@@ -16,7 +16,7 @@ pub fn all(_: &Env) -> Result<()> {
     const SIZE: u64 = 1 << 30;
     for (generation, merges) in [("25.10", true), ("24.10", false)] {
         unload_devices()?;
-        modules::modprobe("ib_core", &[&format!("generation={generation}")])?;
+        modules::modprobe(&peer_memory_core()?, &[&format!("generation={generation}")])?;
         load_devices()?;
         let rig = Rig::new()?;
         for variant in [Variant::OursPersistent, Variant::NvMem] {

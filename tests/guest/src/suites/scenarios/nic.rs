@@ -3,7 +3,7 @@
 
 use anyhow::{ensure, Context, Result};
 
-use super::{free_beside, no_pins, reg_beside, Beside, Stop, SIZE};
+use super::{free_beside, nic_state, no_pins, reg_beside, Beside, Stop, SIZE};
 use crate::cuda::DeviceMemory;
 use crate::gpu;
 use crate::init::run;
@@ -77,6 +77,27 @@ pub fn removed_during_callback(env: &Env) -> Result<()> {
         let _ = mr.dereg();
         drop(bench);
         load_rdma()?;
+    }
+    Ok(())
+}
+
+/// The NIC cannot be stopped for a deregistration: that fails, and MR, pin and module stay until somebody tries again.
+pub fn fence_fails_in_dereg(_: &Env) -> Result<()> {
+    for between in ["nothing", "a free"] {
+        let bench = Bench::new()?;
+        let (memory, mr) = bench.registered(SIZE)?;
+        lab::set_nic("fence_fail", 1)?;
+        let (mr, error) = mr.try_dereg().err().context("it was deregistered although the fence failed")?;
+        expect_errno("ibv_dereg_mr", error.raw_os_error().context("an errno")?, libc::EIO)?;
+        ensure!(nic_state(&mr)?.as_deref() == Some("fence_failed"), "the MR is {:?}", nic_state(&mr)?);
+        ensure!(gpu::pins()? == 1, "{} pins beside the MR that is left", gpu::pins()?);
+        ensure!(!modules::try_rmmod(PEERMEM)?.ok, "rmmod went through with an MR left");
+        if between == "a free" {
+            memory.free()?;
+        }
+        mr.dereg().with_context(|| format!("the second ibv_dereg_mr, after {between}"))?;
+        no_pins(between)?;
+        ensure!(users()? == 0, "{between}: {} users", users()?);
     }
     Ok(())
 }
