@@ -97,7 +97,6 @@ unsafe extern "C" {
     pub fn nvpm_current_task() -> u64;
     pub fn nvpm_now_ns() -> u64;
     pub fn nvpm_real_ns() -> u64;
-    pub fn nvpm_cpu() -> u32;
     pub fn nvpm_cond_resched();
     pub fn nvpm_page_size() -> u64;
     pub fn nvpm_device_is_pci(dev: *mut device) -> ::kernel::ffi::c_int;

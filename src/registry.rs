@@ -7,12 +7,9 @@
 //! So it is found in one step, is never zero, and is never given out twice. Slots come in chunks of
 //! a page.
 //!
-//! The registry has eight parts, each with a lock of its own. A thread registers in the part of its
-//! CPU, so only the threads of every eighth CPU share a lock here. A rule that speaks of the
-//! registry lock means each of them: it is a leaf, two are never held at once, and nothing is
-//! allocated, dropped or called under one.
+//! The registry lock is a leaf: nothing is allocated, dropped or called under it.
 
-use crate::ffi::shim::{self, Process};
+use crate::ffi::shim::Process;
 use crate::num;
 use crate::record::Registration;
 use kernel::alloc::KVVec;
@@ -26,6 +23,9 @@ const NONE: u32 = u32::MAX;
 /// Lists of orphans: the first for those that any process may put, the others by process. So a
 /// process walks past few orphans of others.
 const LISTS: usize = 64;
+
+/// No slot has a higher index than this.
+const LAST: u32 = NONE - 1;
 
 /// Slots of one chunk: what fits into 4 KiB.
 const CHUNK: usize = 4096 / size_of::<Slot>();
@@ -59,98 +59,49 @@ struct Slot {
     entry: Entry,
 }
 
-/// The slots of one part. Indices are counted within it.
+/// All slots, and the lists through them.
 struct Registry {
-    part: u32,
     chunks: KVVec<KVec<Slot>>,
     free: u32,
     orphans: [u32; LISTS],
 }
 
-/// The upper bits of a slot's index in a ticket name the part.
-const PART_SHIFT: u32 = 29;
-const PARTS: u32 = 1 << (u32::BITS - PART_SHIFT);
-/// The index within the part.
-const LOCAL: u32 = (1 << PART_SHIFT) - 1;
-
-macro_rules! parts {
-    (0 $first:ident $($part:literal $name:ident)*) => {
-        global_lock! {
-            // SAFETY: Initialised in `init()`, before any client is registered.
-            unsafe(uninit) static $first: Mutex<Registry> = Registry::new(0);
-        }
-        $(global_lock! {
-            // SAFETY: Initialised in `init()`, before any client is registered.
-            unsafe(uninit) static $name: Mutex<Registry> = Registry::new($part);
-        })*
-
-        /// Initialises the registry.
-        ///
-        /// # Safety
-        ///
-        /// To be called once, before anything else of this file.
-        pub(crate) unsafe fn init() {
-            // SAFETY: By this function's contract.
-            unsafe {
-                $first.init();
-                $($name.init();)*
-            }
-        }
-
-        /// Runs `action` with one part under its lock. `part` is below [`PARTS`].
-        fn with<T>(part: u32, action: impl FnOnce(&mut Registry) -> T) -> T {
-            match part {
-                $($part => action(&mut $name.lock()),)*
-                _ => action(&mut $first.lock()),
-            }
-        }
-    };
-}
-parts! {
-    0 REGISTRY_0 1 REGISTRY_1 2 REGISTRY_2 3 REGISTRY_3 4 REGISTRY_4 5 REGISTRY_5 6 REGISTRY_6 7 REGISTRY_7
+global_lock! {
+    // SAFETY: Initialised in `init()`, before any client is registered.
+    unsafe(uninit) static REGISTRY: Mutex<Registry> = Registry::new();
 }
 
-/// Number of orphans in each list, over all parts. So a process takes no lock to find none of its
-/// own.
-static ORPHANS: [Atomic<u64>; LISTS] = [const { Atomic::new(0) }; LISTS];
-
-/// One orphan more in `list`, or one less.
-fn count_orphan(list: usize, more: bool) {
-    if let Some(count) = ORPHANS.get(list) {
-        let _ = if more { count.fetch_add(1, Relaxed) } else { count.fetch_sub(1, Relaxed) };
-    }
+/// Initialises the registry.
+///
+/// # Safety
+///
+/// To be called once, before anything else of this file.
+pub(crate) unsafe fn init() {
+    // SAFETY: By this function's contract.
+    unsafe { REGISTRY.init() };
 }
+
+/// Number of orphans. So a registration takes no lock to find that there are none.
+static ORPHANS: Atomic<u64> = Atomic::new(0);
 
 /// Gives the memory back. For unloading: nothing is registered any more.
 pub(crate) fn clear() {
-    for part in 0..PARTS {
-        // Dropped behind the lock.
-        let _old = with(part, |registry| core::mem::replace(registry, Registry::new(part)));
-    }
+    // Dropped behind the lock.
+    let _old = core::mem::replace(&mut *REGISTRY.lock(), Registry::new());
 }
 
-/// Generation and index, part and all.
-fn halves(ticket: u64) -> Option<(u32, u32)> {
+/// Generation and index of a slot.
+fn split(ticket: u64) -> Option<(u32, u32)> {
     Some((u32::try_from(ticket >> 32).ok()?, u32::try_from(ticket & u64::from(u32::MAX)).ok()?))
 }
 
-/// Generation, and index within the part.
-fn split(ticket: u64) -> Option<(u32, u32)> {
-    let (generation, index) = halves(ticket)?;
-    Some((generation, index & LOCAL))
-}
-
-fn part_of(ticket: u64) -> u32 {
-    halves(ticket).map_or(0, |(_, index)| index >> PART_SHIFT)
-}
-
-fn join(generation: u32, part: u32, local: u32) -> u64 {
-    (u64::from(generation) << 32) | u64::from((part << PART_SHIFT) | local)
+fn join(generation: u32, index: u32) -> u64 {
+    (u64::from(generation) << 32) | u64::from(index)
 }
 
 impl Registry {
-    const fn new(part: u32) -> Self {
-        Self { part, chunks: KVVec::new(), free: NONE, orphans: [NONE; LISTS] }
+    const fn new() -> Self {
+        Self { chunks: KVVec::new(), free: NONE, orphans: [NONE; LISTS] }
     }
 
     fn slot(&mut self, index: u32) -> Option<&mut Slot> {
@@ -166,12 +117,12 @@ impl Registry {
 
     /// Takes a free slot.
     fn take_free(&mut self) -> Option<u64> {
-        let (part, index) = (self.part, self.free);
+        let index = self.free;
         let slot = self.slot(index)?;
         let next = slot.next;
         slot.entry = Entry::Reserved;
         slot.next = NONE;
-        let ticket = join(slot.generation, part, index);
+        let ticket = join(slot.generation, index);
         self.free = next;
         Some(ticket)
     }
@@ -196,7 +147,7 @@ impl Registry {
     fn next_index(&self) -> Option<u32> {
         let first = u32::try_from(self.chunks.len().checked_mul(CHUNK)?).ok()?;
         let behind = first.checked_add(u32::try_from(CHUNK).ok()?)?;
-        (behind <= LOCAL).then_some(first)
+        (behind <= LAST).then_some(first)
     }
 
     /// Adds a chunk of free slots, the first of which is `first`. Hands it back where the list of
@@ -214,6 +165,21 @@ impl Registry {
             }
         }
         None
+    }
+
+    /// A ticket of a free slot, where `chunk` is added if there is none.
+    fn ticket(&mut self, chunk: &mut Option<KVec<Slot>>) -> Result<u64, Need> {
+        loop {
+            if let Some(ticket) = self.take_free() {
+                return Ok(ticket);
+            }
+            let first = self.next_index().ok_or(Need::Indices)?;
+            let new = chunk.take().ok_or(Need::Chunk)?;
+            *chunk = self.add(new, first);
+            if chunk.is_some() {
+                return Err(Need::Room(self.chunks.len()));
+            }
+        }
     }
 
     /// Moves the chunks into a longer list, and hands out the old one.
@@ -243,7 +209,7 @@ impl Registry {
                 return;
             }
         };
-        count_orphan(list, true);
+        let _ = ORPHANS.fetch_add(1, Relaxed);
         slot.next = head;
         slot.before = NONE;
         if let Some(second) = self.slot(head) {
@@ -270,7 +236,7 @@ impl Registry {
         let Some(list) = list else {
             return;
         };
-        count_orphan(list, false);
+        let _ = ORPHANS.fetch_sub(1, Relaxed);
         let next = core::mem::replace(&mut slot.next, NONE);
         let before = core::mem::replace(&mut slot.before, NONE);
         if let Some(slot) = self.slot(next) {
@@ -325,7 +291,7 @@ fn new_chunk() -> Result<KVec<Slot>> {
     Ok(chunk)
 }
 
-/// What a part without a free slot needs.
+/// What the registry needs when it has no free slot.
 enum Need {
     Chunk,
     /// Room for more chunks than this.
@@ -338,36 +304,21 @@ enum Need {
 ///
 /// # Errors
 ///
-/// `ENOMEM`, also where a part has as many slots as an index can name: 500 million, in more than 20
-/// GB.
+/// `ENOMEM`, also where there are as many slots as an index can name: four thousand million.
 fn reserve() -> Result<u64> {
-    // The caller may run elsewhere a moment later: any part will do.
-    let part = shim::cpu() & PARTS.wrapping_sub(1);
     let mut chunk = None;
     loop {
-        let need = with(part, |registry| loop {
-            if let Some(ticket) = registry.take_free() {
-                return Ok(ticket);
-            }
-            let Some(first) = registry.next_index() else {
-                return Err(Need::Indices);
-            };
-            let Some(new) = chunk.take() else {
-                return Err(Need::Chunk);
-            };
-            chunk = registry.add(new, first);
-            if chunk.is_some() {
-                return Err(Need::Room(registry.chunks.len()));
-            }
-        });
-        match need {
+        let need = match REGISTRY.lock().ticket(&mut chunk) {
             Ok(ticket) => return Ok(ticket),
-            Err(Need::Indices) => return Err(ENOMEM),
-            Err(Need::Chunk) => chunk = Some(new_chunk()?),
-            Err(Need::Room(chunks)) => {
+            Err(need) => need,
+        };
+        match need {
+            Need::Indices => return Err(ENOMEM),
+            Need::Chunk => chunk = Some(new_chunk()?),
+            Need::Room(chunks) => {
                 let list = KVVec::with_capacity(chunks.saturating_mul(2).max(8), GFP_KERNEL)?;
                 // The old list is freed here, behind the lock.
-                let _old = with(part, |registry| registry.relocate(list));
+                let _old = REGISTRY.lock().relocate(list);
             }
         }
     }
@@ -379,16 +330,17 @@ fn reserve() -> Result<u64> {
 pub(crate) fn insert(make: impl FnOnce(u64) -> Result<Arc<Registration>>) -> Result<Arc<Registration>> {
     let ticket = reserve()?;
     let made = make(ticket);
-    let unused = with(part_of(ticket), |registry| match &made {
+    let mut registry = REGISTRY.lock();
+    match &made {
         Ok(registration) => {
             if let Some(slot) = registry.owned(ticket) {
                 slot.entry = Entry::Live(registration.clone());
             }
-            None
         }
-        Err(_) => registry.free(ticket),
-    });
-    drop(unused);
+        // There was nothing in the slot.
+        Err(_) => drop(registry.free(ticket)),
+    }
+    drop(registry);
     made
 }
 
@@ -396,7 +348,7 @@ pub(crate) fn insert(make: impl FnOnce(u64) -> Result<Arc<Registration>>) -> Res
 ///
 /// Allowed in the free callback: takes the registry lock only.
 pub(crate) fn get(ticket: u64) -> Option<Arc<Registration>> {
-    with(part_of(ticket), |registry| registry.owned(ticket)?.entry.registration().cloned())
+    REGISTRY.lock().owned(ticket)?.entry.registration().cloned()
 }
 
 /// The first registration whose slot has an index of at least `at`, with that index, counted.
@@ -404,63 +356,44 @@ pub(crate) fn from_index(at: u32) -> Option<(u32, Arc<Registration>)> {
     /// Slots looked at under one hold of the lock.
     const PER_HOLD: u32 = 256;
 
-    let mut at = at;
+    let mut first = at;
     loop {
-        let (part, first) = (at >> PART_SHIFT, at & LOCAL);
-        // `Err`: where to look next, `None` behind the part's last slot.
-        let found = with(part, |registry| {
-            for local in first..first.saturating_add(PER_HOLD) {
-                let Some(slot) = registry.slot(local) else {
-                    return Err(None);
-                };
-                if let Some(registration) = slot.entry.registration() {
-                    return Ok((local, registration.clone()));
-                }
+        let mut registry = REGISTRY.lock();
+        let behind = first.saturating_add(PER_HOLD);
+        for index in first..behind {
+            if let Some(registration) = registry.slot(index)?.entry.registration() {
+                return Some((index, registration.clone()));
             }
-            Err(first.checked_add(PER_HOLD))
-        });
-        let base = part << PART_SHIFT;
-        match found {
-            Ok((local, registration)) => return Some((base | local, registration)),
-            Err(Some(next)) if next <= LOCAL => at = base | next,
-            // The next part; there is none behind the last.
-            Err(_) => at = base.checked_add(LOCAL)?.checked_add(1)?,
         }
+        first = behind;
     }
 }
 
 /// Takes `ticket` out, orphan or not: once, by the one that ended the pin. The registry's count is
 /// dropped behind the lock.
 pub(crate) fn remove(ticket: u64) {
-    let entry = with(part_of(ticket), |registry| {
-        registry.unlink_orphan(ticket);
-        registry.free(ticket)
-    });
+    let mut registry = REGISTRY.lock();
+    registry.unlink_orphan(ticket);
+    let entry = registry.free(ticket);
+    drop(registry);
     drop(entry);
 }
 
 /// Enters `registration` into the list of orphans. Called under the state lock.
 pub(crate) fn add_orphan(registration: &Registration) {
-    let ticket = registration.ticket();
-    with(part_of(ticket), |registry| registry.link_orphan(ticket, list_of(registration)));
+    REGISTRY.lock().link_orphan(registration.ticket(), list_of(registration));
 }
 
 /// Takes one orphan that `process` may put out of the list of orphans. It stays in the registry.
 ///
-/// Each registration asks. Orphans of other processes cost it no lock, unless the two share a list
-/// (one in 63).
+/// Each registration asks. Orphans of other processes cost it a look at a list's head, unless the
+/// two share a list (one in 63).
 pub(crate) fn take_orphan(process: &Process) -> Option<Arc<Registration>> {
-    let take = |list: usize| {
-        if ORPHANS.get(list)?.load(Relaxed) == 0 {
-            return None;
-        }
-        (0..PARTS).find_map(|part| {
-            with(part, |registry| {
-                let found = registry.find_orphan(list, process)?;
-                registry.unlink_orphan(found.ticket());
-                Some(found)
-            })
-        })
-    };
-    take(0).or_else(|| take(list_of_process(process)))
+    if ORPHANS.load(Relaxed) == 0 {
+        return None;
+    }
+    let mut registry = REGISTRY.lock();
+    let found = registry.find_orphan(0, process).or_else(|| registry.find_orphan(list_of_process(process), process))?;
+    registry.unlink_orphan(found.ticket());
+    Some(found)
 }

@@ -4,7 +4,6 @@
  */
 #include <linux/kernel.h>
 #include <linux/pci.h>
-#include <linux/smp.h>
 #include <linux/spinlock.h>
 #include <linux/string.h>
 
@@ -61,94 +60,79 @@ static int nvpm_gpu_bar(struct pci_dev *pdev, u64 address, struct nvpm_bar *bar)
 
 /*
  * GPUs found so far, each with a reference: a server has hundreds of PCI
- * functions, and each registration would walk them. In lists by CPU, so that
- * registrations share a lock no more than they do in the registry. Whether an
- * entry still is the provider's device is looked at each time, as for one that
- * was just found; those that are not go when one that is new is entered.
+ * functions, and each registration would walk them. Whether an entry still is
+ * the provider's device is looked at each time, as for one that was just found;
+ * those that are not go when one that is new is entered.
  */
-struct nvpm_gpus {
+static struct {
 	spinlock_t lock;
 	/* The provider's, for comparing only: another device's may be unloaded. */
 	struct pci_driver *driver;
 	unsigned int count;
 	struct pci_dev *found[32];
+} nvpm_gpus = {
+	.lock = __SPIN_LOCK_UNLOCKED(nvpm_gpus.lock),
 };
-
-static struct nvpm_gpus nvpm_gpus[8] = {
-	[0 ... 7] = { .lock = __SPIN_LOCK_UNLOCKED(nvpm_gpus.lock) },
-};
-
-static struct nvpm_gpus *nvpm_gpus_here(void)
-{
-	return &nvpm_gpus[raw_smp_processor_id() % ARRAY_SIZE(nvpm_gpus)];
-}
 
 static int nvpm_known_bar(u64 address, struct nvpm_bar *bar)
 {
-	struct nvpm_gpus *gpus = nvpm_gpus_here();
 	int ret = -ENOENT;
 	unsigned int i;
 
-	spin_lock(&gpus->lock);
-	for (i = 0; i < gpus->count && ret == -ENOENT; i++)
-		ret = nvpm_gpu_bar(gpus->found[i], address, bar);
-	spin_unlock(&gpus->lock);
+	spin_lock(&nvpm_gpus.lock);
+	for (i = 0; i < nvpm_gpus.count && ret == -ENOENT; i++)
+		ret = nvpm_gpu_bar(nvpm_gpus.found[i], address, bar);
+	spin_unlock(&nvpm_gpus.lock);
 	return ret;
 }
 
 /* The first one that is no GPU (any more), or any if @all; NULL if there is none. */
-static struct pci_dev *nvpm_take_gpu(struct nvpm_gpus *gpus, bool all)
+static struct pci_dev *nvpm_take_gpu(bool all)
 {
 	struct pci_dev *taken = NULL;
 	unsigned int i;
 
-	spin_lock(&gpus->lock);
-	for (i = 0; i < gpus->count; i++) {
-		if (!all && pci_dev_driver(gpus->found[i]) == gpus->driver)
+	spin_lock(&nvpm_gpus.lock);
+	for (i = 0; i < nvpm_gpus.count; i++) {
+		if (!all && pci_dev_driver(nvpm_gpus.found[i]) == nvpm_gpus.driver)
 			continue;
-		taken = gpus->found[i];
-		gpus->found[i] = gpus->found[--gpus->count];
+		taken = nvpm_gpus.found[i];
+		nvpm_gpus.found[i] = nvpm_gpus.found[--nvpm_gpus.count];
 		break;
 	}
-	spin_unlock(&gpus->lock);
+	spin_unlock(&nvpm_gpus.lock);
 	return taken;
 }
 
-static void nvpm_drop_gpus(struct nvpm_gpus *gpus, bool all)
+static void nvpm_drop_gpus(bool all)
 {
 	struct pci_dev *pdev;
 
 	/* Not under the lock: the last reference may sleep. */
-	while ((pdev = nvpm_take_gpu(gpus, all)))
+	while ((pdev = nvpm_take_gpu(all)))
 		pci_dev_put(pdev);
 }
 
 static void nvpm_remember_gpu(struct pci_dev *pdev)
 {
-	struct nvpm_gpus *gpus = nvpm_gpus_here();
 	unsigned int i;
 
-	/* In all lists: the CPU of one may never find another GPU. */
-	for (i = 0; i < ARRAY_SIZE(nvpm_gpus); i++)
-		nvpm_drop_gpus(&nvpm_gpus[i], false);
-	spin_lock(&gpus->lock);
-	for (i = 0; i < gpus->count; i++)
-		if (gpus->found[i] == pdev)
+	nvpm_drop_gpus(false);
+	spin_lock(&nvpm_gpus.lock);
+	for (i = 0; i < nvpm_gpus.count; i++)
+		if (nvpm_gpus.found[i] == pdev)
 			break;
-	if (i == gpus->count && i < ARRAY_SIZE(gpus->found)) {
-		gpus->driver = pci_dev_driver(pdev);
-		gpus->found[gpus->count++] = pci_dev_get(pdev);
+	if (i == nvpm_gpus.count && i < ARRAY_SIZE(nvpm_gpus.found)) {
+		nvpm_gpus.driver = pci_dev_driver(pdev);
+		nvpm_gpus.found[nvpm_gpus.count++] = pci_dev_get(pdev);
 	}
-	spin_unlock(&gpus->lock);
+	spin_unlock(&nvpm_gpus.lock);
 }
 
 /* For unloading: nobody looks any more. */
 void nvpm_forget_gpus(void)
 {
-	unsigned int i;
-
-	for (i = 0; i < ARRAY_SIZE(nvpm_gpus); i++)
-		nvpm_drop_gpus(&nvpm_gpus[i], true);
+	nvpm_drop_gpus(true);
 }
 
 /*

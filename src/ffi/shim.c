@@ -237,12 +237,6 @@ uint64_t nvpm_real_ns(void)
 	return timespec64_to_ns(&now);
 }
 
-/* Where the caller runs now, to choose a counter that few others use. */
-uint32_t nvpm_cpu(void)
-{
-	return raw_smp_processor_id();
-}
-
 void nvpm_cond_resched(void)
 {
 	cond_resched();

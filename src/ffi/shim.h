@@ -71,7 +71,6 @@ void nvpm_current_comm(uint8_t comm[16]);
 uint64_t nvpm_current_task(void);
 uint64_t nvpm_now_ns(void);
 uint64_t nvpm_real_ns(void);
-uint32_t nvpm_cpu(void);
 void nvpm_cond_resched(void);
 
 /* DMA. */

@@ -80,12 +80,6 @@ pub(crate) fn real_ns() -> u64 {
     unsafe { raw::nvpm_real_ns() }
 }
 
-/// The CPU that the caller runs on, or ran on a moment ago.
-pub(crate) fn cpu() -> u32 {
-    // SAFETY: No precondition.
-    unsafe { raw::nvpm_cpu() }
-}
-
 /// The name of the task that the caller runs in, padded with zeroes.
 pub(crate) fn current_comm() -> [u8; 16] {
     let mut comm = [0; 16];

@@ -62,108 +62,59 @@ pub(crate) struct Pair {
 
 /// A pair as it is kept.
 struct Known {
+    /// 0, the host bridge's number, marks a free place. Written last, once.
     gpu: Atomic<u64>,
     nic: Atomic<u64>,
     reach: Atomic<u64>,
 }
 
-/// The pairs that were met: the first [`PAIRS_KNOWN`] of these. Only `reach` of those is written
-/// any more, so a look takes no lock. Pairs for which there is no room are in [`SUPPORTED`] only,
-/// and are not reported.
-static PAIRS: [Known; 256] = [const { Known { gpu: Atomic::new(0), nic: Atomic::new(0), reach: Atomic::new(0) } }; 256];
-static PAIRS_KNOWN: Atomic<u64> = Atomic::new(0);
-
-/// Pairs that the provider supports, each in one word: eight places for each value of a hash, 0 for
-/// an empty place. Each registration looks here first. A pair that finds its places full takes that
-/// of another pair, which then is asked for again. (Of two threads that enter at once one may be
-/// lost.)
-static SUPPORTED: [[Atomic<u64>; 8]; 256] = [const { [const { Atomic::new(0) }; 8] }; 256];
-
-/// Both PCI numbers in one word. `None` for a number that does not fit into half of it (a domain
-/// beyond 65535), and for 0, which is a free place.
-fn word(gpu: u64, nic: u64) -> Option<u64> {
-    let (gpu, nic) = (u32::try_from(gpu).ok()?, u32::try_from(nic).ok()?);
-    Some(u64::from(gpu) << 32 | u64::from(nic)).filter(|word| *word != 0)
-}
-
-/// Where the pair of this word is, if it is anywhere.
-fn places(word: u64) -> &'static [Atomic<u64>] {
-    // The upper eight bits of a product with the golden ratio: neighbouring numbers come far apart.
-    let hash = word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
-    SUPPORTED.get(num::usize_from(hash)).map_or(&[], |places| places)
-}
-
-fn is_supported(gpu: u64, nic: u64) -> bool {
-    word(gpu, nic).is_some_and(|word| places(word).iter().any(|place| place.load(Relaxed) == word))
-}
-
-fn remember_supported(gpu: u64, nic: u64) {
-    let Some(word) = word(gpu, nic) else { return };
-    let places = places(word);
-    if let Some(place) = places.iter().find(|place| place.load(Relaxed) == 0).or(places.first()) {
-        place.store(word, Relaxed);
-    }
-}
-
 impl Known {
-    fn pair(&self) -> Pair {
-        Pair {
-            gpu: self.gpu.load(Relaxed),
-            nic: self.nic.load(Relaxed),
-            reach: Reach::from_number(self.reach.load(Relaxed)),
-        }
+    /// `None` for a free place.
+    fn pair(&self) -> Option<Pair> {
+        // Acquire, for the Release in `remember()`: behind it the NIC's number is there.
+        let gpu = Some(self.gpu.load(Acquire)).filter(|gpu| *gpu != 0)?;
+        Some(Pair { gpu, nic: self.nic.load(Relaxed), reach: Reach::from_number(self.reach.load(Relaxed)) })
     }
 }
 
-fn known_pairs() -> &'static [Known] {
-    // Acquire, for the Release in `remember()`: the pairs below the number are whole.
-    PAIRS.get(..num::usize_from(PAIRS_KNOWN.load(Acquire))).unwrap_or(&[])
-}
+/// The pairs that were met. Each stands at the place of its hash, or at the first one behind it that
+/// was free. Of a place that is taken only `reach` is written any more, so a look takes no lock. A
+/// pair for which there is no room is asked for each time, and not reported.
+static PAIRS: [Known; 1024] =
+    [const { Known { gpu: Atomic::new(0), nic: Atomic::new(0), reach: Atomic::new(0) } }; 1024];
 
-fn find_pair(gpu: u64, nic: u64) -> Option<&'static Known> {
-    known_pairs().iter().find(|known| known.gpu.load(Relaxed) == gpu && known.nic.load(Relaxed) == nic)
+/// The place of the pair, or the free one where it would stand; `None` where there is neither.
+fn place(gpu: u64, nic: u64) -> Option<&'static Known> {
+    // The upper ten bits of a product with the golden ratio: neighbouring numbers come far apart.
+    let hash = ((gpu << 32) ^ nic).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+    let (before, behind) = PAIRS.split_at_checked(num::usize_from(hash))?;
+    let here = |known: &&Known| known.pair().is_none_or(|pair| (pair.gpu, pair.nic) == (gpu, nic));
+    behind.iter().find(here).or_else(|| before.iter().find(here))
 }
 
 /// Enters a pair, or what is now known of it.
 fn remember(pair: Pair) {
-    let learn = |known: &Known| {
-        if pair.reach != Reach::Unasked {
-            known.reach.store(pair.reach.number(), Relaxed);
-        }
-    };
-    if let Some(known) = find_pair(pair.gpu, pair.nic) {
-        return learn(known);
-    }
-    // No place is left: no registration waits for another to learn that.
-    if num::usize_from(PAIRS_KNOWN.load(Relaxed)) >= PAIRS.len() {
-        return;
-    }
     let _adding = PAIRS_ADDING.lock();
-    // Another thread may have entered it meanwhile.
-    if let Some(known) = find_pair(pair.gpu, pair.nic) {
-        return learn(known);
+    let Some(known) = place(pair.gpu, pair.nic) else { return };
+    if known.pair().is_none() || pair.reach != Reach::Unasked {
+        known.reach.store(pair.reach.number(), Relaxed);
     }
-    let count = PAIRS_KNOWN.load(Relaxed);
-    let Some(free) = PAIRS.get(num::usize_from(count)) else {
-        return;
-    };
-    free.gpu.store(pair.gpu, Relaxed);
-    free.nic.store(pair.nic, Relaxed);
-    free.reach.store(pair.reach.number(), Relaxed);
-    // Release: see `known_pairs()`.
-    PAIRS_KNOWN.store(count.saturating_add(1), Release);
+    known.nic.store(pair.nic, Relaxed);
+    // Release: see `pair()`.
+    known.gpu.store(pair.gpu, Release);
 }
 
 /// The pairs that were met.
 pub(crate) fn pairs() -> impl Iterator<Item = Pair> {
-    known_pairs().iter().map(Known::pair)
+    PAIRS.iter().filter_map(Known::pair)
 }
 
 /// A revocable pin joins the two, and the provider cannot be asked for one: the pair is reported,
 /// not guessed (rule 5).
 pub(crate) fn note_unasked(gpu: u64, device: Device) {
-    if device.is_pci() {
-        remember(Pair { gpu, nic: device.number(), reach: Reach::Unasked });
+    let nic = device.number();
+    if device.is_pci() && place(gpu, nic).is_some_and(|known| known.pair().is_none()) {
+        remember(Pair { gpu, nic, reach: Reach::Unasked });
     }
 }
 
@@ -212,10 +163,7 @@ pub(crate) fn ask(gpu: u64, device: Device, try_map: impl FnOnce() -> Result) ->
         return Ok(());
     }
     let nic = device.number();
-    if is_supported(gpu, nic) {
-        return Ok(());
-    }
-    let known = find_pair(gpu, nic).map(|known| known.pair().reach);
+    let known = place(gpu, nic).and_then(Known::pair).map(|pair| pair.reach);
     let reach = match known {
         Some(reach) if reach != Reach::Unasked => reach,
         _ => {
@@ -229,9 +177,6 @@ pub(crate) fn ask(gpu: u64, device: Device, try_map: impl FnOnce() -> Result) ->
                 Ok(()) => Reach::Supported,
             };
             remember(Pair { gpu, nic, reach });
-            if reach == Reach::Supported {
-                remember_supported(gpu, nic);
-            }
             reach
         }
     };

@@ -189,7 +189,7 @@ fn counters(f: &mut Seq, clients: &[Option<Asked>]) -> fmt::Result {
         ("revocations", |c| &c.revocations),
     ];
     for (name, select) in grown {
-        per_client(f, clients, name, |kind| stats::sum(kind, select))?;
+        per_client(f, clients, name, |kind| select(stats::client(kind)).value())?;
     }
     let living: [(&str, Select, Select); 5] = [
         ("live", |c| &c.unpins, |c| &c.pins),
@@ -202,8 +202,8 @@ fn counters(f: &mut Seq, clients: &[Option<Asked>]) -> fmt::Result {
         per_client(f, clients, name, |kind| {
             // The end first: what begins in between makes the difference too large for a moment,
             // never negative.
-            let ended = stats::sum(kind, end);
-            stats::sum(kind, begin).saturating_sub(ended)
+            let ended = end(stats::client(kind)).value();
+            begin(stats::client(kind)).value().saturating_sub(ended)
         })?;
     }
     per_client(f, clients, "refused", |kind| {

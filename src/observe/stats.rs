@@ -2,9 +2,8 @@
 
 //! Counters: kept here, formatted by [`crate::observe::proc`].
 //!
-//! Each counter is one per CPU (up to 64), in cache lines of its own, and summed by its reader:
-//! threads that register share no line. (alloc_percpu() is a GPL-only export.) Counters only grow;
-//! what exists now is a difference.
+//! Counters only grow; what exists now is a difference. Each is one number for all CPUs:
+//! registrations take turns at the peer mutex, for a hundred times as long (docs/bench.md).
 
 use crate::ffi::shim::{self, Kind};
 use crate::num;
@@ -128,44 +127,15 @@ impl Times {
     }
 }
 
-/// One copy of everything that the hot path counts.
-#[repr(align(128))]
-struct Shard {
-    persistent: PerClient,
-    revocable: PerClient,
-}
+static PERSISTENT: PerClient = PerClient::new();
+static REVOCABLE: PerClient = PerClient::new();
 
-impl Shard {
-    const fn new() -> Self {
-        Self { persistent: PerClient::new(), revocable: PerClient::new() }
-    }
-
-    /// The copy for the CPU that the caller runs on. Any other copy would do as well.
-    fn here() -> &'static Self {
-        let at = num::index(shim::cpu()).checked_rem(SHARDS.len()).unwrap_or(0);
-        SHARDS.get(at).unwrap_or(&SPARE)
-    }
-
-    fn client(&self, kind: Kind) -> &PerClient {
-        match kind {
-            Kind::Persistent => &self.persistent,
-            Kind::Revocable => &self.revocable,
-        }
-    }
-}
-
-static SHARDS: [Shard; 64] = [const { Shard::new() }; 64];
-/// Never used: [`Shard::here`] cannot index beyond the array, and must not be able to panic.
-static SPARE: Shard = Shard::new();
-
-/// The counters of the client that pins as `kind` says, for counting.
+/// The counters of the client that pins as `kind` says.
 pub(crate) fn client(kind: Kind) -> &'static PerClient {
-    Shard::here().client(kind)
-}
-
-/// Sums one counter of the client that pins as `kind` says.
-pub(crate) fn sum(kind: Kind, select: impl Fn(&PerClient) -> &Counter) -> u64 {
-    SHARDS.iter().fold(0, |sum, shard| sum.wrapping_add(select(shard.client(kind)).value()))
+    match kind {
+        Kind::Persistent => &PERSISTENT,
+        Kind::Revocable => &REVOCABLE,
+    }
 }
 
 /// Times of one kind of provider call, summed.
@@ -184,15 +154,13 @@ impl Summary {
 
     /// Adds the times of `call` for the client that pins as `kind` says.
     pub(crate) fn add(&mut self, kind: Kind, call: Call) {
-        for shard in &SHARDS {
-            let times = shard.client(kind).times(call);
-            self.total_ns = self.total_ns.wrapping_add(times.total.value());
-            self.longest_ns = self.longest_ns.max(times.longest.value());
-            for (sum, bucket) in self.histogram.iter_mut().zip(&times.histogram) {
-                let calls = bucket.value();
-                *sum = sum.wrapping_add(calls);
-                self.calls = self.calls.wrapping_add(calls);
-            }
+        let times = client(kind).times(call);
+        self.total_ns = self.total_ns.wrapping_add(times.total.value());
+        self.longest_ns = self.longest_ns.max(times.longest.value());
+        for (sum, bucket) in self.histogram.iter_mut().zip(&times.histogram) {
+            let calls = bucket.value();
+            *sum = sum.wrapping_add(calls);
+            self.calls = self.calls.wrapping_add(calls);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::{env, fs};
 
-/// Bits of an index within a part, in that copy.
+/// Bits of an index, in that copy.
 const SHIFT: u32 = 12;
 
 fn main() {
@@ -12,13 +12,9 @@ fn main() {
     let source = here.join("../../../src/registry.rs");
     println!("cargo:rerun-if-changed={}", source.display());
     let mut text = fs::read_to_string(&source).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
-    for (from, to) in [
-        ("const PART_SHIFT: u32 = 29;", format!("const PART_SHIFT: u32 = {SHIFT};")),
-        ("const PARTS: u32 = 1 << (u32::BITS - PART_SHIFT);", "const PARTS: u32 = 8;".to_string()),
-    ] {
-        assert_eq!(text.matches(from).count(), 1, "src/registry.rs has no {from:?}: see tests/host/pure/build.rs");
-        text = text.replace(from, &to);
-    }
+    let from = "const LAST: u32 = NONE - 1;";
+    assert_eq!(text.matches(from).count(), 1, "src/registry.rs has no {from:?}: see tests/host/pure/build.rs");
+    text = text.replace(from, &format!("const LAST: u32 = (1 << {SHIFT}) - 1;"));
     fs::write(out.join("registry.rs"), text).expect("OUT_DIR is writable");
     let module = format!(
         "pub(crate) const SHIFT: u32 = {SHIFT};\n#[path = {:?}]\npub(crate) mod registry;\n",

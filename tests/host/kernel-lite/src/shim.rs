@@ -385,10 +385,6 @@ extern "C" fn nvpm_real_ns() -> u64 {
     CLOCK.fetch_add(1, SeqCst)
 }
 #[no_mangle]
-extern "C" fn nvpm_cpu() -> u32 {
-    0
-}
-#[no_mangle]
 extern "C" fn nvpm_cond_resched() {}
 #[no_mangle]
 extern "C" fn nvpm_page_size() -> u64 {

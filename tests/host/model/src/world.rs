@@ -438,12 +438,6 @@ extern "C" fn nvpm_real_ns() -> u64 {
 }
 
 #[no_mangle]
-extern "C" fn nvpm_cpu() -> u32 {
-    // One for all: they meet in one part of the registry, which is the harder case.
-    0
-}
-
-#[no_mangle]
 extern "C" fn nvpm_proc_create() -> c_int {
     rt::touch(PROC, true, "the proc files appear");
     w().proc_there = true;

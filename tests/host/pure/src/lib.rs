@@ -63,15 +63,6 @@ mod ffi {
     pub(crate) use super::raw;
 
     pub(crate) mod shim {
-        thread_local! {
-            /// Where the caller runs, as the tests choose.
-            pub(crate) static CPU: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-        }
-
-        pub(crate) fn cpu() -> u32 {
-            CPU.get()
-        }
-
         #[derive(Default)]
         pub(crate) struct Resched(());
 
