@@ -134,8 +134,8 @@ pub struct Figures {
     /// By client, layout, size and NICs: the registration by the last of these.
     pub nics: BTreeMap<(String, String, u64, u64), Time>,
     pub pages: Vec<Value>,
-    /// By client, threads and NICs.
-    pub threads: BTreeMap<(String, u64, u64), Threads>,
+    /// By client, threads, NICs, and whether the memory is freed before it is deregistered.
+    pub threads: BTreeMap<(String, u64, u64, bool), Threads>,
     pub profile: Vec<Value>,
 }
 
@@ -230,10 +230,12 @@ fn samples(row: &Value) -> Result<Vec<Vec<f64>>> {
 }
 
 /// The repeats of one row are one row.
-fn threads(rows: &[Value]) -> Result<BTreeMap<(String, u64, u64), Threads>> {
+fn threads(rows: &[Value]) -> Result<BTreeMap<(String, u64, u64, bool), Threads>> {
     let mut repeats: BTreeMap<_, Vec<&Value>> = BTreeMap::new();
     for row in rows {
-        repeats.entry((text(row, "variant")?, int(row, "threads")?, int(row, "nics")?)).or_default().push(row);
+        let frees = row["frees"].as_bool().context("threads without frees")?;
+        let key = (text(row, "variant")?, int(row, "threads")?, int(row, "nics")?, frees);
+        repeats.entry(key).or_default().push(row);
     }
     let mut all = BTreeMap::new();
     for (key, rows) in repeats {
@@ -348,12 +350,12 @@ mod tests {
     #[test]
     fn repeats_become_one_row_of_threads() {
         let row = |ns: u64| {
-            json!({"variant": "ours", "threads": 2, "nics": 1, "registrations": 10,
+            json!({"variant": "ours", "threads": 2, "nics": 1, "frees": false, "registrations": 10,
                 "held": {"peer mutex": ns, "RM API lock": ns, "put gate": [ns, 0]}, "waited": if ns > 100 { json!({"peer mutex": [ns, 4]}) } else { json!({}) }})
         };
         let all = json!({"rows": {"threads": [row(100), row(200), row(300)]}});
         let figures = Figures::new(&all).unwrap();
-        let threads = &figures.threads[&("ours".to_string(), 2, 1)];
+        let threads = &figures.threads[&("ours".to_string(), 2, 1, false)];
         assert_eq!(
             (threads.held["peer mutex"].low, threads.held["peer mutex"].median, threads.held["peer mutex"].high),
             (15.0, 20.0, 25.0)

@@ -28,6 +28,9 @@ const GPU_MIB: u64 = 128 << 10;
 /// The longest takes about twenty minutes on two idle cores.
 const LIMIT: Duration = Duration::from_secs(3600);
 
+/// On the wall clock, so that threads meet at locks.
+const PROCESSORS: u32 = 8;
+
 /// Both modules, loaded in turns.
 const BOTH: artefacts::Kind = (Module::Ours, Also::NvidiaC);
 
@@ -55,9 +58,10 @@ struct Boots<'a> {
 
 impl Boots<'_> {
     fn run(&mut self, name: &str, clock: Clock, plugin: Option<String>) -> Result<()> {
+        let cpus = PROCESSORS;
         let cpu = COUNTED_CPU.to_string();
         let new = Boot::new(name, name);
-        let mut boot = Boot { gpu_mib: GPU_MIB, nics: 2, memory_mib: 4096, cpu, limit: LIMIT, clock, plugin, ..new };
+        let mut boot = Boot { gpu_mib: GPU_MIB, nics: 2, memory_mib: 4096, cpu, cpus, limit: LIMIT, clock, plugin, ..new };
         // The processor's own counter is the clock, accounting can be switched on, functions are where System.map says.
         boot.append.extend(["tsc=reliable", "sysctl.vm.mem_profiling=0", "nokaslr"].map(String::from));
         let report = boot.run(self.lab, self.built, &self.built.image(BOTH), "")?;

@@ -272,7 +272,7 @@ fn pages(figures: &Figures) -> Table {
 }
 
 fn threads(figures: &Figures) -> Table {
-    let rows = figures.threads.iter().map(|((variant, threads, nics), row)| {
+    let rows = figures.threads.iter().map(|((variant, threads, nics, frees), row)| {
         let held = |name: &str| row.held.get(name).map_or("-".into(), |s| spread(*s));
         let waited = |name: &str| match row.waited.get(name) {
             Some((time, count)) => format!("{} ({count})", spread(*time)),
@@ -287,7 +287,11 @@ fn threads(figures: &Figures) -> Table {
         vec![
             words(variant).to_string(),
             threads.to_string(),
-            if *nics == 1 { "1".into() } else { format!("{nics}, one buffer") },
+            match (nics, frees) {
+                (1, false) => "1".into(),
+                (1, true) => "1, freed while registered".into(),
+                _ => format!("{nics}, one buffer"),
+            },
             held("peer mutex"),
             waited("peer mutex"),
             held("RM API lock"),
@@ -300,7 +304,7 @@ fn threads(figures: &Figures) -> Table {
         ]
     });
     Table {
-        title: "Threads that register 1 MiB at once: time per registration and deregistration (µs: median, quartiles of five runs; number of waits), provider ten times a V100, asleep, wall clock",
+        title: "Threads that register 1 MiB at once, on eight processors: time per registration and deregistration (µs: median, quartiles of five runs; number of waits), provider ten times a V100, asleep, wall clock",
         header: vec![
             "client", "threads", "NICs", "peer mutex held", "peer mutex waited", "RM API lock held", "RM API lock waited", "put gate held, shared", "put gate held, exclusive",
             "put gate waited", "registry waited", "others waited",

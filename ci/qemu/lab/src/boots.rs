@@ -54,6 +54,7 @@ struct Entry {
     also: Also,
     cpu: Option<String>,
     clock: Clock,
+    cpus: u32,
     gpu_mib: u64,
     memory_mib: u32,
     expect: Expect,
@@ -75,6 +76,7 @@ impl Default for Entry {
             also: Also::Nothing,
             cpu: None,
             clock: Clock::Wall,
+            cpus: 2,
             gpu_mib: 256,
             memory_mib: 2048,
             expect: Expect::Alarms(BTreeMap::new()),
@@ -158,6 +160,7 @@ impl Entry {
             memory_mib: self.memory_mib,
             cpu: cpu.to_string(),
             clock: self.clock,
+            cpus: self.cpus,
             // There may be others beside it, and other programs on the machine.
             limit: Duration::from_secs((6 * self.seconds).max(300)),
             ..Boot::new(&name, "")

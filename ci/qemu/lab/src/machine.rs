@@ -45,6 +45,8 @@ pub struct Boot {
     pub gpu_mib: u64,
     pub iommu: Iommu,
     pub clock: Clock,
+    /// Processors on the wall clock; the instruction clock has one.
+    pub cpus: u32,
     pub memory_mib: u32,
     /// A model of QEMU's.
     pub cpu: String,
@@ -66,6 +68,7 @@ impl Boot {
             gpu_mib: 256,
             iommu: Iommu::Off,
             clock: Clock::Wall,
+            cpus: 2,
             memory_mib: 2048,
             cpu: CPU.to_string(),
             limit: LIMIT,
@@ -114,7 +117,7 @@ impl Boot {
         // KVM is not looked for: /dev/kvm may be there and hang.
         cmd.args(["-machine", machine, "-cpu", &self.cpu]);
         match self.clock {
-            Clock::Wall => cmd.args(["-accel", "tcg,thread=multi", "-smp", "2"]),
+            Clock::Wall => cmd.args(["-accel", "tcg,thread=multi", "-smp", &self.cpus.to_string()]),
             Clock::Instructions => {
                 cmd.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-smp", "1"]);
                 // What else would differ between two runs: QEMU's own randomness, and this machine's date.
