@@ -390,13 +390,11 @@ fn parameters(machine: &Machine) -> Vec<Check> {
     let more = if falls_back { ", revocable_fallback=1" } else { "" };
     let what = format!("persistent_api_support={persistent}, peerdirect_support={plain}{more}");
     let seen = "/sys/module/nvidia_peermem/parameters";
-    // The old core is of MLNX_OFED 4.9 LTS, which has no backport for kernels this new.
-    let new_kernel = machine.release.as_deref().is_some_and(|release| kernel::at_least(release, 5, 15));
     checks.push(
-        if plain == "1" && new_kernel {
+        if plain == "1" {
             Check::warn(
                 ID,
-                format!("{what}: the plain client is for cores such as MLNX_OFED 4.9 LTS, and this core is newer: revoked memory is not unmapped in time"),
+                format!("{what}: no RDMA core of this kernel needs the plain client, and with it revoked memory is not unmapped in time"),
                 "take peerdirect_support=1 out of /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem",
             )
         } else if persistent == "0" {
