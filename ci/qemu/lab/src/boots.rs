@@ -298,7 +298,7 @@ mod tests {
             "debug-7.2/25.10/both/1gpu/alarms",
             "debug-7.2/25.10/legacy/1gpu/canary",
             "debian-6.12/25.10/legacy/1gpu/nvidia_c-smoke",
-            "debian-6.12/25.10/legacy/1gpu-iommu",
+            "debian-6.12/25.10/both/1gpu-iommu",
         ] {
             assert!(names.iter().any(|n| n == name), "{name} in {names:?}");
         }
