@@ -10,9 +10,11 @@ mod provider;
 mod table;
 mod threads;
 
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 
@@ -30,7 +32,7 @@ pub use table::{By, Row, TABLE};
 /// What most scenarios register.
 const SIZE: usize = MIB;
 
-/// How long somebody who must wait is watched not moving on.
+/// How long NVIDIA's module is given to do something that no rule asks of it.
 const A_WHILE: Duration = Duration::from_millis(300);
 
 /// Every scenario in each of its modes on each generation: the full product.
@@ -138,17 +140,28 @@ fn no_pins(when: &str) -> Result<()> {
 /// A call in a thread of its own, because it may have to wait for somebody.
 pub struct Beside<T> {
     done: Receiver<Result<T>>,
+    /// The task that makes the call, 0 before it has begun.
+    task: Arc<AtomicI32>,
 }
 
 impl<T: Send + 'static> Beside<T> {
     pub fn start(call: impl FnOnce() -> Result<T> + Send + 'static) -> Self {
+        let task = Arc::new(AtomicI32::new(0));
+        let mine = Arc::clone(&task);
+        Self::of(task, move || {
+            mine.store(nix::unistd::gettid().as_raw(), Ordering::SeqCst);
+            call()
+        })
+    }
+
+    fn of(task: Arc<AtomicI32>, call: impl FnOnce() -> Result<T> + Send + 'static) -> Self {
         let (tell, done) = channel();
         // Not joined: a thread that hangs must not hang the test beyond its own limit.
         std::thread::spawn(move || {
             // Nobody listens any more only where the test has failed already.
             let _ = tell.send(call());
         });
-        Self { done }
+        Self { done, task }
     }
 
     pub fn finish(self, what: &str) -> Result<T> {
@@ -163,10 +176,49 @@ impl<T: Send + 'static> Beside<T> {
         self.done.recv_timeout(limit).ok()
     }
 
-    /// It has to wait for somebody who does not move.
+    /// It has to wait for somebody who does not move: the kernel says where it sleeps, and that this is no hold point and
+    /// no wait that time alone ends.
     pub fn waits(&self, what: &str) -> Result<()> {
-        ensure!(self.ended(A_WHILE).is_none(), "{what} did not wait");
+        const LOOKS: usize = 4;
+        let end = Instant::now() + PATIENCE;
+        let mut seen: Vec<String> = Vec::new();
+        while seen.len() < LOOKS {
+            ensure!(self.ended(Duration::ZERO).is_none(), "{what} did not wait");
+            ensure!(Instant::now() < end, "{what} neither ended nor slept at one place within {PATIENCE:?}: {seen:?}");
+            std::thread::sleep(Duration::from_millis(10));
+            match asleep_at(self.task.load(Ordering::SeqCst)) {
+                Some(stack) if seen.last().is_none_or(|last| *last == stack) => seen.push(stack),
+                other => seen = other.into_iter().collect(),
+            }
+        }
+        let stack: Vec<&str> = seen.iter().flat_map(|stack| stack.lines()).take(4).collect();
+        println!("{what} waits in {}", stack.join(" <- "));
         Ok(())
+    }
+}
+
+/// The kernel's functions that a task sleeps in, innermost first; `None` where it runs, can be interrupted, stands at a
+/// hold point or waits for time to pass.
+fn asleep_at(task: i32) -> Option<String> {
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/{task}/{file}")).ok();
+    // `93 (comm) D …`: the name may hold anything.
+    let uninterruptible = read("stat")?.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('D'));
+    let stack = read("stack").filter(|stack| uninterruptible && !stack.is_empty())?;
+    (!["lab_hold", "nvlab_hold", "msleep"].iter().any(|function| stack.contains(function)))
+        .then(|| stack.lines().filter_map(|line| line.split_whitespace().nth(1)).map(|f| format!("{f}\n")).collect())
+}
+
+impl Beside<()> {
+    /// A program.
+    fn program(mut program: Command) -> Result<Self> {
+        let child = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let child = child.with_context(|| format!("start {program:?}"))?;
+        let task = Arc::new(AtomicI32::new(i32::try_from(child.id())?));
+        Ok(Self::of(task, move || {
+            let out = child.wait_with_output()?;
+            ensure!(out.status.success(), "{program:?}: {}: {}", out.status, String::from_utf8_lossy(&out.stderr));
+            Ok(())
+        }))
     }
 }
 

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The HCA goes, or runs out of keys.
 
+use std::process::Command;
+
 use anyhow::{ensure, Context, Result};
 
 use super::{free_beside, nic_state, no_pins, reg_beside, Beside, Stop, SIZE};
 use crate::cuda::DeviceMemory;
 use crate::gpu;
-use crate::init::run;
 use crate::lab;
 use crate::machine::{load_rdma, Mode, RDMA_DEVICE};
 use crate::modules::{self, PEERMEM};
 use crate::suites::{expect_errno, Bench};
 use crate::test::Env;
 
-fn remove() -> Beside<()> {
-    Beside::start(|| run("rdma", &["link", "delete", RDMA_DEVICE]).map(drop))
+fn remove() -> Result<Beside<()>> {
+    let mut rdma = Command::new("rdma");
+    rdma.args(["link", "delete", RDMA_DEVICE]);
+    Beside::program(rdma)
 }
 
 fn users() -> Result<i32> {
@@ -28,7 +31,7 @@ pub fn removed(env: &Env) -> Result<()> {
         println!("ended by {ended_by}");
         let bench = Bench::new()?;
         let (memory, mr) = bench.registered(SIZE)?;
-        remove().finish("the HCA's removal")?;
+        remove()?.finish("the HCA's removal")?;
         ensure!(gpu::pins()? == orphans, "{} pins after the removal, wanted {orphans}", gpu::pins()?);
         ensure!(i64::from(users()?) == orphans, "{} users after the removal, wanted {orphans}", users()?);
         // What it answers is the library's business; the kernel has done it already.
@@ -61,7 +64,7 @@ pub fn removed_during_callback(env: &Env) -> Result<()> {
         let (memory, mr) = bench.registered(SIZE)?;
         let free = free_beside(&bench, memory);
         stop.wait()?;
-        let removal = remove();
+        let removal = remove()?;
         if env.nvidia_c {
             // Whether it waits is no rule for it.
             let early = removal.ended(super::A_WHILE);
