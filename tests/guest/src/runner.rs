@@ -85,7 +85,8 @@ impl<'a> Runner<'a> {
     }
 
     /// Tests that `guest.only=` leaves: those whose name contains one of its words; those after `guest.after=`, in its
-    /// suite; with `guest.table=1` those of the scenario table that are for the boot's generation.
+    /// suite; with `guest.table=1` those of the scenario table that are for the boot's generation. Those of another mode or
+    /// generation than the boot's are another boot's.
     fn wanted<'s>(&self, suite: &'s Suite) -> Vec<&'s Test> {
         let only = self.request.values.get("only");
         let after = self.request.values.get("after").and_then(|a| a.strip_prefix(suite.name)?.strip_prefix('/'));
@@ -103,36 +104,27 @@ impl<'a> Runner<'a> {
             .filter(|t| {
                 suite.name == "end" || {
                     let name = format!("{}/{}", suite.name, t.name);
-                    only.is_none_or(|o| o.split(',').any(|word| name.contains(word)))
+                    self.is_here(t) && only.is_none_or(|o| o.split(',').any(|word| name.contains(word)))
                 }
             })
             .collect()
     }
 
-    /// `guest.mode=`: why a test is left to another boot, where it is not of that mode and of the boot's generation, or of none.
-    fn other_boot(&self, test: &Test) -> Option<String> {
-        let here = self.request.values.get("mode")?;
-        let boots = self.request.generation;
-        if let Some(mode) = test.level.mode().filter(|m| m.boots().name() != here) {
-            return Some(format!("mode {}, this boot is for {here}", mode.name()));
-        }
-        let generation = test.generation.filter(|g| *g != boots)?;
-        Some(format!("generation {}, this boot is for {}", generation.name(), boots.name()))
+    /// `guest.mode=`: whether a test is of that mode and of the boot's generation, or of none. Without it all are.
+    fn is_here(&self, test: &Test) -> bool {
+        self.request.values.get("mode").is_none_or(|here| {
+            test.level.mode().is_none_or(|mode| mode.boots().name() == here)
+                && test.generation.is_none_or(|generation| generation == self.request.generation)
+        })
     }
 
     fn suite(&mut self, suite: &Suite, tests: &[&Test]) -> bool {
         self.ktap.start_subtest(suite.name, tests.len());
         let mut all = true;
         for (i, test) in tests.iter().enumerate() {
-            let verdict = match self.other_boot(test) {
-                Some(why) => Verdict::Skip(why),
-                None => {
-                    let begin = Instant::now();
-                    let verdict = self.test(suite, test);
-                    self.ktap.note(&format!("{}: {} ms", test.name, begin.elapsed().as_millis()));
-                    verdict
-                }
-            };
+            let begin = Instant::now();
+            let verdict = self.test(suite, test);
+            self.ktap.note(&format!("{}: {} ms", test.name, begin.elapsed().as_millis()));
             all &= verdict != Verdict::Fail;
             self.ktap.result(i + 1, &test.name, &verdict);
             if self.over() {
@@ -204,7 +196,8 @@ impl<'a> Runner<'a> {
             reasons.push(format!("hung: did not end within {:?}", test.limit));
         }
         match ended.status {
-            Some(s) if s.success() => {}
+            // One that another thread or process of it said counts as well.
+            Some(s) if s.success() => reasons.extend(ended.failures),
             Some(s) if ended.timed_out && s.signal() == Some(libc::SIGKILL) => {}
             // It has said why, unless it panicked or was killed.
             Some(s) if ended.failures.is_empty() => reasons.push(format!("the test's process: {s}")),

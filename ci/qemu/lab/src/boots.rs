@@ -84,10 +84,33 @@ impl Default for Entry {
     }
 }
 
+/// Why tests of some boots may be skipped.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Skip {
+    /// Patterns of names.
+    boots: Vec<String>,
+    /// What the reason begins with.
+    reasons: Vec<String>,
+    /// Perhaps no boot of `make test` runs the test.
+    #[serde(default)]
+    pub soak: bool,
+}
+
+impl Skip {
+    /// Is it of this boot, and for this reason?
+    pub fn expects(&self, boot: &str, reason: &str) -> bool {
+        let matches = |pattern: &String| glob::Pattern::new(pattern).is_ok_and(|pattern| pattern.matches(boot));
+        self.boots.iter().any(matches) && self.reasons.iter().any(|begin| reason.starts_with(begin))
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
     topology: BTreeMap<String, Topology>,
+    #[serde(default)]
+    skip: Vec<Skip>,
     boot: Vec<Entry>,
 }
 
@@ -106,6 +129,8 @@ pub struct Row {
     pub module: Module,
     pub also: Also,
     pub expect: Expect,
+    /// Of its tests.
+    pub skips: Vec<Skip>,
     pub pair: bool,
     /// Without its suites.
     pub machine: Boot,
@@ -128,7 +153,9 @@ fn read(text: &str) -> Result<Vec<Row>> {
                     for topology in &entry.topology {
                         let of = table.topology.get(topology);
                         let of = of.with_context(|| format!("there is no topology {topology}"))?;
-                        rows.push(entry.row(*kernel, *core, *mode, topology, of));
+                        let mut row = entry.row(*kernel, *core, *mode, topology, of);
+                        row.skips.clone_from(&table.skip);
+                        rows.push(row);
                     }
                 }
             }
@@ -180,6 +207,7 @@ impl Entry {
             module: self.module,
             also: self.also,
             expect: self.expect.clone(),
+            skips: Vec::new(),
             pair: of.pair,
             machine,
         }

@@ -42,7 +42,7 @@ pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[Strin
     }
     for mut report in reports {
         let label = format!("{}: ", report.name);
-        let judged = match &row.expect {
+        let mut judged = match &row.expect {
             Expect::Alarms(expected) => {
                 let mut tests = judge(&report, expected, row.module);
                 tests.extend(untested(&report, suites, &label));
@@ -63,6 +63,9 @@ pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[Strin
                 caught(&report, tests)
             }
         };
+        if row.module != Module::NvidiaC {
+            judged.extend(unexpected_skips(&report, row, &label));
+        }
         for mut test in judged {
             test.name = format!("{label}{}", test.name);
             print_test(&test);
@@ -143,6 +146,40 @@ fn untested(report: &Report, suites: &[String], label: &str) -> Vec<Test> {
         notes: vec!["not one of its tests ran: take it out of this boot, or see why each was skipped".to_string()],
     };
     suites.iter().filter(|suite| !ran(suite)).map(nothing).collect()
+}
+
+/// A test that is skipped is missing, unless somebody has thought of it (the boots' table).
+fn unexpected_skips(report: &Report, row: &Row, label: &str) -> Vec<Test> {
+    let unexpected = |test: &Test| {
+        let Outcome::Skipped(reason) = &test.outcome else { return None };
+        let expected = row.skips.iter().any(|skip| skip.expects(&row.name, reason));
+        (!expected).then(|| Test {
+            name: format!("{}: is not skipped", test.name.strip_prefix(label).unwrap_or(&test.name)),
+            outcome: Outcome::Failed,
+            notes: vec![format!("{reason}; ci/qemu/boots.toml does not expect that of this boot")],
+        })
+    };
+    report.tests.iter().filter_map(unexpected).collect()
+}
+
+/// Of boots in which every test was to run somewhere: tests that were skipped wherever they are, and are not left to the
+/// soak. `tests` have their boot's name and `: ` before their own.
+pub fn never_ran(rows: &[&Row], tests: &[&Test]) -> Vec<Test> {
+    let mut reasons: BTreeMap<&str, Option<Vec<String>>> = BTreeMap::new();
+    for test in tests {
+        let Some((boot, name)) = test.name.split_once(": ") else { continue };
+        let Some(row) = rows.iter().find(|row| row.name == boot) else { continue };
+        let all = reasons.entry(name).or_insert_with(|| Some(Vec::new()));
+        match &test.outcome {
+            Outcome::Skipped(reason) if row.skips.iter().any(|s| s.soak && s.expects(boot, reason)) => *all = None,
+            Outcome::Skipped(reason) => all.iter_mut().for_each(|all| all.push(format!("{boot}: {reason}"))),
+            _ => *all = None,
+        }
+    }
+    let missing = reasons.into_iter().filter_map(|(name, reasons)| Some((name, reasons?)));
+    missing
+        .map(|(name, notes)| Test { name: format!("{name}: runs in some boot"), outcome: Outcome::Failed, notes })
+        .collect()
 }
 
 /// Whether this is memory lost or spoilt: KASAN's word for it, an oops, also as the last word of the machine, or a pin that
@@ -229,6 +266,7 @@ pub fn judge(report: &Report, expected: &BTreeMap<Kind, usize>, module: Module) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::boots;
     use lab::alarms::Alarm;
     use std::time::Duration;
 
@@ -281,6 +319,38 @@ mod tests {
         let names: Vec<String> =
             untested(&report, &["a", "b", "c", "d"].map(String::from), "x: ").into_iter().map(|t| t.name).collect();
         assert_eq!(names, ["b: something of it is tested", "d: something of it is tested"]);
+    }
+
+    #[test]
+    fn a_skip_that_nobody_expects_is_a_failure_and_so_is_a_test_that_never_runs() {
+        let rows = boots::all().unwrap();
+        let of = |name: &str| rows.iter().find(|row| row.name == name).unwrap();
+        let (stock, debug) = (of("debian-6.12/25.10/persistent/1gpu"), of("debug-7.2/25.10/both/1gpu"));
+        let test = |row: &Row, name: &str, skipped: Option<&str>| {
+            let outcome = skipped.map_or(Outcome::Passed, |why| Outcome::Skipped(why.into()));
+            Test { name: format!("{}: {name}", row.name), outcome, notes: Vec::new() }
+        };
+        let (no_lockdep, no_faults) = ("this kernel has no lockdep", "this kernel has no fault injection");
+        let unexpected = |row: &Row, skipped: &str| {
+            let report = Report { tests: vec![test(row, "a/b", Some(skipped))], ..report(&[]) };
+            failures(&unexpected_skips(&report, row, &format!("{}: ", row.name)))
+        };
+        assert_eq!((unexpected(stock, no_lockdep), unexpected(debug, no_lockdep)), (0, 1));
+        assert_eq!(unexpected(stock, "it is Monday"), 1);
+
+        let tests = [
+            test(stock, "skipped/everywhere", Some(no_lockdep)),
+            test(debug, "skipped/everywhere", Some(no_lockdep)),
+            test(stock, "runs/once", Some(no_lockdep)),
+            test(debug, "runs/once", None),
+            test(stock, "left/to_the_soak", Some(no_faults)),
+        ];
+        let missing = never_ran(&[stock, debug], &tests.iter().collect::<Vec<_>>());
+        assert_eq!(
+            missing.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(),
+            ["skipped/everywhere: runs in some boot"]
+        );
+        assert_eq!(missing[0].notes.len(), 2);
     }
 
     #[test]

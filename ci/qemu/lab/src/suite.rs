@@ -1,14 +1,14 @@
 //! `make test`: what is to be known before a change goes in, one line each, and the count.
 
 use crate::boots;
-use crate::lanes::{self, Done, Job};
+use crate::lanes::{self, Done, Found, Job};
 use crate::later::Later;
 use crate::{host, judge};
 use anyhow::{anyhow, Context, Error, Result};
 use lab::artefacts::{self, Built};
 use lab::axes::{Kernel, Run};
 use lab::ctx::Lab;
-use lab::ktap::Outcome;
+use lab::ktap::{print_test, Outcome};
 use lab::sh::{human, say};
 use serde_json::{json, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,6 +79,14 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
         }
         Ok((start.elapsed(), lanes::run(jobs, lanes, |_| ())))
     })?;
+    let mut done = done;
+    if run == Run::Test && only.is_none() {
+        let rows: Vec<_> = rows.iter().map(|(row, _)| *row).collect();
+        let tests: Vec<_> = done.iter().flat_map(|one| &one.found.tests).collect();
+        let tests = judge::never_ran(&rows, &tests);
+        tests.iter().for_each(print_test);
+        done.push(Done { name: "all boots".into(), seconds: 0, found: Found { tests, ..Found::default() } });
+    }
     let name = if run == Run::NvidiaC { "test-nvidia_c" } else { "test" };
     let file = lab.repo.join("build").join(format!("{name}.json"));
     let report = report(&done, waited.as_secs(), start.elapsed().as_secs());
