@@ -20,15 +20,22 @@ kl-core-edition := $(or $(shell sed -n 's/^edition = "\(.*\)"/\1/p' $(kl-core)/C
 
 # The built-in target: the format of target.json files changes from one rustc to the next. It is a position-independent
 # one by default, and the loader knows no GOT.
-kl-flags = --target=x86_64-unknown-none --edition=$(or $(kl-edition),2021) -Crelocation-model=static -Ccode-model=kernel -Zplt=yes \
-	-Zdirect-access-external-data=yes -Cno-redzone=y -Cpanic=abort -Copt-level=2 -Ccodegen-units=1 \
-	-Cforce-unwind-tables=n -Csymbol-mangling-version=v0 -Cdebuginfo=0 -Coverflow-checks=n $(kl-metadata)
+kl-target := $(if $(CONFIG_ARM64),aarch64-unknown-none-softfloat,x86_64-unknown-none)
+kl-flags = --target=$(kl-target) --edition=$(or $(kl-edition),2021) -Crelocation-model=static \
+	-Zdirect-access-external-data=yes -Cpanic=abort -Copt-level=2 -Ccodegen-units=1 $(kl-unwind) \
+	-Csymbol-mangling-version=v0 -Cdebuginfo=0 -Coverflow-checks=n $(kl-metadata)
+kl-flags += $(if $(CONFIG_X86_64),-Ccode-model=kernel -Zplt=yes -Cno-redzone=y)
+# arm64 patches the shadow call stack into functions that it finds by their unwind tables.
+kl-unwind := -Cforce-unwind-tables=$(if $(CONFIG_UNWIND_PATCH_PAC_INTO_SCS),y -Zuse-sync-unwind=n,n)
+kl-flags += $(if $(CONFIG_ARM64_BTI_KERNEL),-Zbranch-protection=bti$(kl-comma)pac-ret,$(if \
+	$(CONFIG_ARM64_PTR_AUTH_KERNEL),-Zbranch-protection=pac-ret))
+kl-flags += $(if $(CONFIG_ARM64),$(if $(CONFIG_SHADOW_CALL_STACK),-Zfixed-x18))
 
 # $(call kl-option,<spelling>...): the first that this rustc knows; within one, a colon stands for a space. The probe is
 # written to a folder of its own: rustc renames its output into place, and as root would replace /dev/null by a file.
 kl-option = $(shell probe=$$(mktemp -d) && trap 'rm -rf "$$probe"' EXIT && for flags in $(1); do \
 	flags=$$(echo "$$flags" | tr : ' '); \
-	printf '%s' '$(pound)![no_core]' | MAKEFLAGS= $(RUSTC) --target=x86_64-unknown-none --sysroot=/dev/null --crate-type=rlib \
+	printf '%s' '$(pound)![no_core]' | MAKEFLAGS= $(RUSTC) --target=$(kl-target) --sysroot=/dev/null --crate-type=rlib \
 	--crate-name=probe -Zcrate-attr='feature(no_core)' -Dwarnings $$flags --emit=metadata="$$probe/probe.rmeta" - \
 	>/dev/null 2>&1 && { echo "$$flags"; exit; }; done; echo "-kernel-lite-no-spelling-of=$(firstword $(1))")
 

@@ -3,7 +3,7 @@
 # Fails unless the free callback of the module $1 ends in a jump to module_put(). After a call, an
 # instruction of the module would still run once the reference is gone (src/ffi/callback.c).
 set -eu
-objdump=${OBJDUMP:-$(command -v objdump || command -v llvm-objdump || command -v llvm-objdump-19 || true)}
+objdump=${OBJDUMP:-$(command -v "${CROSS_COMPILE:-}objdump" || command -v llvm-objdump || command -v llvm-objdump-19 || true)}
 [ -n "$objdump" ] || {
 	echo "callback-tail: neither objdump nor llvm-objdump is installed: apt-get install binutils" >&2
 	exit 1

@@ -8,7 +8,7 @@ set -eu
 [ "$PREFLIGHT_KERNEL_CRATE" = lite ] || exit 0
 module=$OUT/nvidia-peermem.ko
 imports=$OUT/imports
-nm=${NM:-$(command -v nm || command -v llvm-nm || command -v llvm-nm-19)}
+nm=${NM:-$(command -v "${PREFLIGHT_CROSS_COMPILE:-}nm" || command -v llvm-nm || command -v llvm-nm-19)}
 undefined=$("$nm" -u "$module")
 echo "$undefined" | awk '{ print $2 }' >"$imports"
 [ -r "$KDIR/Module.symvers" ] || {

@@ -28,6 +28,21 @@ kver=$(sh "$here/kernel-release.sh" "$KDIR")
 # Whatever an earlier call built is not what this one was told.
 rm -f "$OUT/built"
 
+# What the kernel is for, in words of Kbuild and of uname -m.
+arch=$(uname -m) kernel_arch= cross=${CROSS_COMPILE:-}
+if [ "$(option CONFIG_X86_64)" = y ]; then
+	kernel_arch=x86
+elif [ "$(option CONFIG_ARM64)" = y ]; then
+	kernel_arch=arm64
+fi
+case $kernel_arch:${ARCH:-$kernel_arch} in
+x86:x86 | x86:x86_64 | arm64:arm64 | :*) ;;
+*) die "ARCH=$ARCH, and $KDIR is the build tree of a kernel for $kernel_arch: name another: make KDIR=<dir>, or leave ARCH out" ;;
+esac
+if [ "$kernel_arch" = arm64 ] && [ "$arch" != aarch64 ]; then
+	arch=aarch64 cross=${cross:-aarch64-linux-gnu-}
+fi
+
 # A kernel built by clang wants its modules built by the same.
 llvm=$LLVM
 if [ -z "$llvm" ] && [ "$(option CONFIG_CC_IS_CLANG)" = y ]; then
@@ -38,8 +53,9 @@ fi
 
 # Debian's headers name the compiler that their kernel was built by.
 cc=$(sed -n 's/^CC = .*$(CROSS_COMPILE)\(gcc-[0-9]*\)$/\1/p' "$KDIR/.kernelvariables" 2>/dev/null || true)
-[ -n "${CC:-}" ] || [ -z "$cc" ] || command -v "$cc" >/dev/null ||
-	die "there is no $cc, by which kernel $kver was built: apt-get install $cc"
+cc=${cc:-${cross:+gcc}}
+[ -n "${CC:-}$llvm" ] || [ -z "$cc" ] || command -v "$cross$cc" >/dev/null ||
+	die "there is no $cross$cc, by which kernel $kver is built: apt-get install $cc${cross:+-${cross%-}}"
 
 # Where the crate `kernel` comes from: the kernel's own wherever that is possible, else kernel-lite (docs/kernel-lite.md).
 nvidia_ko=
@@ -112,8 +128,8 @@ ask_lite() {
 	no_lite=
 	minor=$(echo "$ours" | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
 	library=$sysroot/lib/rustlib/src/rust/library
-	if [ "$(option CONFIG_X86_64)" != y ]; then
-		no_lite="kernel-lite knows the compiler flags of x86-64 only: use a kernel built with CONFIG_RUST=y"
+	if [ -z "$kernel_arch" ]; then
+		no_lite="kernel-lite knows the compiler flags of x86-64 and arm64 only: use a kernel built with CONFIG_RUST=y"
 	elif [ "$series" -lt 6001 ]; then
 		no_lite="kernel $kver is older than 6.1, the oldest that kernel-lite is made for: use a newer one"
 	elif [ -n "$(option CONFIG_CFI)$(option CONFIG_CFI_CLANG)" ]; then
@@ -181,7 +197,6 @@ first_with() { # symbol, files...
 		fi
 	done
 }
-arch=$(uname -m)
 found=
 for dir in $OFED; do
 	found=${found:-$(first_with ib_register_peer_memory_client "$dir/Module.symvers")}
@@ -251,6 +266,8 @@ PREFLIGHT_OFED='$OFED'
 PREFLIGHT_NVIDIA='$NVIDIA'
 PREFLIGHT_RUSTC='$rustc'
 PREFLIGHT_LLVM='$llvm'
+PREFLIGHT_ARCH='$kernel_arch'
+PREFLIGHT_CROSS_COMPILE='$cross'
 PREFLIGHT_SYMVERS='$symvers'
 PREFLIGHT_NV_P2P='$nv_p2p'
 PREFLIGHT_PEER_MEM='$peer_mem'

@@ -75,14 +75,58 @@ void nvpm_module_put(void)
 	module_put(THIS_MODULE);
 }
 
-/* The peer-memory core. */
+/* Functions of the neighbours, which may be missing. */
 
 typeof(ib_register_peer_memory_client) ib_register_peer_memory_client __weak;
 typeof(ib_unregister_peer_memory_client) ib_unregister_peer_memory_client __weak;
+typeof(nvidia_p2p_get_pages) nvidia_p2p_get_pages __weak;
+typeof(nvidia_p2p_put_pages) nvidia_p2p_put_pages __weak;
+typeof(nvidia_p2p_get_pages_persistent) nvidia_p2p_get_pages_persistent __weak;
+typeof(nvidia_p2p_put_pages_persistent) nvidia_p2p_put_pages_persistent __weak;
+typeof(nvidia_p2p_dma_map_pages) nvidia_p2p_dma_map_pages __weak;
+typeof(nvidia_p2p_dma_unmap_pages) nvidia_p2p_dma_unmap_pages __weak;
+
+/*
+ * Their addresses, in data. The address of a weak symbol in code goes through a
+ * table of addresses (GOT) on arm64, and its module loader knows no such
+ * relocation; for a direct call of a missing one, that of 6.1 stops the kernel.
+ */
+static struct {
+	typeof(ib_register_peer_memory_client) *ib_register_peer_memory_client;
+	typeof(ib_unregister_peer_memory_client) *ib_unregister_peer_memory_client;
+	typeof(nvidia_p2p_get_pages) *nvidia_p2p_get_pages;
+	typeof(nvidia_p2p_put_pages) *nvidia_p2p_put_pages;
+	typeof(nvidia_p2p_get_pages_persistent) *nvidia_p2p_get_pages_persistent;
+	typeof(nvidia_p2p_put_pages_persistent) *nvidia_p2p_put_pages_persistent;
+	typeof(nvidia_p2p_dma_map_pages) *nvidia_p2p_dma_map_pages;
+	typeof(nvidia_p2p_dma_unmap_pages) *nvidia_p2p_dma_unmap_pages;
+} nvpm_neighbours = {
+	.ib_register_peer_memory_client = ib_register_peer_memory_client,
+	.ib_unregister_peer_memory_client = ib_unregister_peer_memory_client,
+	.nvidia_p2p_get_pages = nvidia_p2p_get_pages,
+	.nvidia_p2p_put_pages = nvidia_p2p_put_pages,
+	.nvidia_p2p_get_pages_persistent = nvidia_p2p_get_pages_persistent,
+	.nvidia_p2p_put_pages_persistent = nvidia_p2p_put_pages_persistent,
+	.nvidia_p2p_dma_map_pages = nvidia_p2p_dma_map_pages,
+	.nvidia_p2p_dma_unmap_pages = nvidia_p2p_dma_unmap_pages,
+};
+
+/* READ_ONCE() keeps the compiler from looking behind the pointer. */
+#define NVPM_AT(f) READ_ONCE(nvpm_neighbours.f)
+
+/* x86 calls directly: no thunk, and no wish for an ENDBR in another's module. */
+#ifdef CONFIG_ARM64
+#define NVPM_CALL(f) NVPM_AT(f)
+#else
+#define NVPM_CALL(f) f
+#endif
+
+/* The peer-memory core. */
 
 int nvpm_core_present(void)
 {
-	return ib_register_peer_memory_client && ib_unregister_peer_memory_client;
+	return NVPM_AT(ib_register_peer_memory_client) &&
+	       NVPM_AT(ib_unregister_peer_memory_client);
 }
 
 /*
@@ -105,66 +149,60 @@ int nvpm_uverbs_loaded(void)
 void *nvpm_core_register(const struct peer_memory_client *client,
 			 invalidate_peer_memory *invalidate)
 {
-	return ib_register_peer_memory_client(client, invalidate);
+	return NVPM_CALL(ib_register_peer_memory_client)(client, invalidate);
 }
 
 void nvpm_core_unregister(void *handle)
 {
-	ib_unregister_peer_memory_client(handle);
+	NVPM_CALL(ib_unregister_peer_memory_client)(handle);
 }
 
 /* The provider. */
 
-typeof(nvidia_p2p_get_pages) nvidia_p2p_get_pages __weak;
-typeof(nvidia_p2p_put_pages) nvidia_p2p_put_pages __weak;
-typeof(nvidia_p2p_get_pages_persistent) nvidia_p2p_get_pages_persistent __weak;
-typeof(nvidia_p2p_put_pages_persistent) nvidia_p2p_put_pages_persistent __weak;
-typeof(nvidia_p2p_dma_map_pages) nvidia_p2p_dma_map_pages __weak;
-typeof(nvidia_p2p_dma_unmap_pages) nvidia_p2p_dma_unmap_pages __weak;
-
 int nvpm_provider_present(void)
 {
-	return nvidia_p2p_get_pages && nvidia_p2p_put_pages &&
-	       nvidia_p2p_dma_map_pages && nvidia_p2p_dma_unmap_pages;
+	return NVPM_AT(nvidia_p2p_get_pages) && NVPM_AT(nvidia_p2p_put_pages) &&
+	       NVPM_AT(nvidia_p2p_dma_map_pages) && NVPM_AT(nvidia_p2p_dma_unmap_pages);
 }
 
 int nvpm_p2p_get(uint64_t va, uint64_t length,
 		 struct nvidia_p2p_page_table **table, uint64_t ticket)
 {
-	return nvidia_p2p_get_pages(0, 0, va, length, table, nvpm_free_callback,
+	return NVPM_CALL(nvidia_p2p_get_pages)(0, 0, va, length, table, nvpm_free_callback,
 				    (void *)(uintptr_t)ticket);
 }
 
 int nvpm_p2p_put(uint64_t va, struct nvidia_p2p_page_table *table)
 {
-	return nvidia_p2p_put_pages(0, 0, va, table);
+	return NVPM_CALL(nvidia_p2p_put_pages)(0, 0, va, table);
 }
 
 /* A driver without the persistent API answers like a platform without it. */
 int nvpm_p2p_get_persistent(uint64_t va, uint64_t length,
 			    struct nvidia_p2p_page_table **table)
 {
-	if (!nvidia_p2p_get_pages_persistent || !nvidia_p2p_put_pages_persistent)
+	if (!NVPM_AT(nvidia_p2p_get_pages_persistent) ||
+	    !NVPM_AT(nvidia_p2p_put_pages_persistent))
 		return -ENOTSUPP;
-	return nvidia_p2p_get_pages_persistent(va, length, table, 0);
+	return NVPM_CALL(nvidia_p2p_get_pages_persistent)(va, length, table, 0);
 }
 
 int nvpm_p2p_put_persistent(uint64_t va, struct nvidia_p2p_page_table *table)
 {
-	return nvidia_p2p_put_pages_persistent(va, table, 0);
+	return NVPM_CALL(nvidia_p2p_put_pages_persistent)(va, table, 0);
 }
 
 /* @dev must be a PCI device: nvpm_device_is_pci() is asked first. */
 int nvpm_p2p_dma_map(struct device *dev, struct nvidia_p2p_page_table *table,
 		     struct nvidia_p2p_dma_mapping **mapping)
 {
-	return nvidia_p2p_dma_map_pages(to_pci_dev(dev), table, mapping);
+	return NVPM_CALL(nvidia_p2p_dma_map_pages)(to_pci_dev(dev), table, mapping);
 }
 
 int nvpm_p2p_dma_unmap(struct device *dev, struct nvidia_p2p_page_table *table,
 		       struct nvidia_p2p_dma_mapping *mapping)
 {
-	return nvidia_p2p_dma_unmap_pages(to_pci_dev(dev), table, mapping);
+	return NVPM_CALL(nvidia_p2p_dma_unmap_pages)(to_pci_dev(dev), table, mapping);
 }
 
 /*

@@ -286,8 +286,9 @@ static int registration(unsigned long va, size_t size, bool free)
 		pci_dev_put(nic);
 		return -ENODEV;
 	}
-	/* As an RDMA NIC's driver says; PCI's default is 64 KiB. */
+	/* As an RDMA NIC's driver says; PCI's defaults are 64 KiB and 32 bits. */
 	dma_set_max_seg_size(&nic->dev, SZ_2G);
+	dma_set_mask(&nic->dev, DMA_BIT_MASK(64));
 	mutex_lock(&clients_mutex);
 	for (i = 0; i < ARRAY_SIZE(clients); i++) {
 		if (!clients[i] || clients[i]->acquire(va, size, NULL, NULL,

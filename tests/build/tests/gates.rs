@@ -118,3 +118,17 @@ fn a_callback_that_returns_through_the_module() {
         assert!(!ok && text.contains("the module was removed"), "{wrong}: {text}");
     }
 }
+
+/// What arm64's loader does not know, x86's does not either.
+#[test]
+fn a_relocation_by_a_table_of_addresses() {
+    let kernel = FakeKernel::new();
+    let relocations = |code: &str| {
+        let built = assembled(&kernel, &format!("f:\n{code}\nret\n"));
+        let outcome = run(Command::new("sh").arg(repository().join("mk/relocations.sh")).arg(&built));
+        (outcome.ok && built.exists(), outcome.text)
+    };
+    assert_eq!(relocations("call kfree"), (true, String::new()));
+    let (ok, text) = relocations("mov kfree@GOTPCREL(%rip), %rax");
+    assert!(!ok && text.contains("was removed") && text.contains("kfree"), "{text}");
+}

@@ -327,8 +327,27 @@ fn kernel_lite_without_its_crates() {
 #[test]
 fn kernel_lite_for_another_machine() {
     let (kernel, deps) = without_rust();
+    kernel.config("CONFIG_RISCV=y\n");
+    refused(&kernel, &[&deps], &["x86-64 and arm64 only", "CONFIG_RUST=y"]);
+}
+
+/// On x86-64, for a kernel of arm64: by the compiler for that.
+#[test]
+fn a_kernel_of_another_architecture() {
+    let (kernel, deps) = without_rust();
     kernel.config("CONFIG_ARM64=y\n");
-    refused(&kernel, &[&deps], &["x86-64", "CONFIG_RUST=y"]);
+    let path = kernel.program("uname", "echo x86_64");
+    refused(&kernel, &[&deps, &path, "ARCH=x86"], &["ARCH=x86", "for arm64", "KDIR=<dir>"]);
+    let named = [&deps, &path, "CROSS_COMPILE=no-such-gnu-"];
+    refused(&kernel, &named, &["no no-such-gnu-gcc", FakeKernel::RELEASE, "apt-get install gcc-no-such-gnu"]);
+    kernel.program("aarch64-linux-gnu-gcc", "");
+    let outcome = kernel.preflight(&[&deps, &path]);
+    assert!(outcome.ok, "{}", outcome.text);
+    let found = std::fs::read_to_string(kernel.path().join("out/preflight.env")).expect("what was found");
+    for line in ["PREFLIGHT_ARCH='arm64'", "PREFLIGHT_CROSS_COMPILE='aarch64-linux-gnu-'"] {
+        assert!(found.lines().any(|l| l == line), "no {line} in {found}");
+    }
+    assert!(kernel.preflight(&[&deps, &path, "ARCH=arm64"]).ok);
 }
 
 #[test]
