@@ -42,13 +42,17 @@ impl Span {
         self.len
     }
 
+    /// The byte behind the last.
+    pub(crate) fn end(self) -> u64 {
+        self.start.wrapping_add(self.len)
+    }
+
     /// The smallest span around this one whose ends are multiples of `granule`, a power of two.
     /// `None` if it wraps.
     fn align_out(self, granule: u64) -> Option<Self> {
         let mask = granule.checked_sub(1)?;
-        let end = self.start.checked_add(self.len)?;
         let start = self.start & !mask;
-        let end = end.checked_add(mask)? & !mask;
+        let end = self.end().checked_add(mask)? & !mask;
         Self::new(start, end.checked_sub(start)?)
     }
 }
@@ -100,8 +104,13 @@ impl GpuRange {
 
     /// The first [`PIN_GRANULE`] of the range. Its owner owns the start of the range.
     pub(crate) fn first_granule(&self) -> Self {
-        // INVARIANT: One span three times, aligned as `pinned` is and no longer than that.
-        let first = Span { start: self.pinned.start, len: PIN_GRANULE };
+        Self::granule_of(self.pinned)
+    }
+
+    /// The first [`PIN_GRANULE`] of `piece`, whose ends are multiples of that.
+    pub(crate) fn granule_of(piece: Span) -> Self {
+        // INVARIANT: One span three times, aligned as `piece` is and no longer than that.
+        let first = Span { start: piece.start, len: PIN_GRANULE };
         Self { user: first, pages: first, pinned: first }
     }
 }

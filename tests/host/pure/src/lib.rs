@@ -9,6 +9,8 @@
 mod burst;
 #[path = "../../../../src/num.rs"]
 mod num;
+#[path = "../../../../src/pieces.rs"]
+mod pieces;
 #[path = "../../../../src/range.rs"]
 mod range;
 #[path = "../../../../src/ffi/raw.rs"]
@@ -19,6 +21,7 @@ mod registry;
 mod sg;
 
 mod test_burst;
+mod test_pieces;
 mod test_range;
 mod test_registry;
 mod test_sg;
