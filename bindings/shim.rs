@@ -98,6 +98,7 @@ unsafe extern "C" {
     pub fn nvpm_now_ns() -> u64;
     pub fn nvpm_real_ns() -> u64;
     pub fn nvpm_cond_resched();
+    pub fn nvpm_is_killed() -> ::kernel::ffi::c_int;
     pub fn nvpm_page_size() -> u64;
     pub fn nvpm_device_is_pci(dev: *mut device) -> ::kernel::ffi::c_int;
     pub fn nvpm_device_number(dev: *mut device) -> u64;

@@ -7,17 +7,23 @@ use crate::client::{Client, Place};
 use crate::ffi::raw;
 use crate::ffi::shim::{self, Kind, ModuleRef, Process};
 use crate::gpu::bar::Bar;
-use crate::gpu::page_table::{Reader, TableLayout};
-use crate::gpu::pin::PagePin;
+use crate::gpu::page_table::{self, Reader};
+use crate::gpu::pin::{PagePin, Pins, Put};
+use crate::gpu::Piece;
+use crate::observe::proc::Tables;
 use crate::observe::reason::Reason;
 use crate::observe::refusals;
 use crate::observe::trace::{Event, Timer};
 use crate::orphan;
-use crate::range::{GpuRange, PIN_GRANULE};
+use crate::pieces::{Finder, Step};
+use crate::range::{GpuRange, Span, PIN_GRANULE};
 use crate::record::{self, Registration};
 use crate::registry;
+use crate::several::Several;
+use crate::sg::Run;
 use crate::state::Winner;
 use core::ptr::NonNull;
+use kernel::alloc::KVVec;
 use kernel::prelude::*;
 use kernel::sync::{global_lock, Arc};
 
@@ -221,7 +227,7 @@ pub(crate) fn acquire_to_refuse(addr: u64, size: u64) -> Option<Arc<Registration
     }
 }
 
-/// Pins `range`. The provider is asked once for memory that gets pinned, and at most once more for
+/// Pins `range`. The provider is asked once for memory of one allocation, and at most once more for
 /// memory that is not ours. A refusal that is ours comes back as a registration: its `get_pages`
 /// tells.
 ///
@@ -256,7 +262,87 @@ fn pin(client: Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> 
     if start == Start::Unknown && length > PIN_GRANULE && asks {
         start = probe(client, &range)?;
     }
-    refuse(client, range, judge(error, client, start))
+    match judge(error, client, start) {
+        // A revocable pin would be one of several that are taken back one by one.
+        Verdict::Refused(Reason::LeavesAllocation) if client.kind == Kind::Persistent => pin_pieces(client, range),
+        verdict => refuse(client, range, verdict),
+    }
+}
+
+/// Calls of the provider for one registration in pieces, while the whole machine's registrations
+/// wait for the peer mutex: enough for 64 GiB in pieces of 2 MiB, twice.
+const MOST_CALLS: usize = 1 << 16;
+
+/// Pins `range`, which begins in memory of ours and leaves its allocation, piece by piece: all of
+/// it or nothing.
+fn pin_pieces(client: Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
+    let registration = enter(client, range)?;
+    let mut pins = None;
+    let found = find_pieces(&registration, &mut pins);
+    let mut inner = registration.inner().lock();
+    match pins {
+        // No callback comes for a persistent pin.
+        Some(pins) => _ = inner.state.pinned(pins),
+        None => inner.state.no_pin(),
+    }
+    drop(inner);
+    match found.and_then(|()| copy_runs(&registration).map_err(Verdict::Refused)) {
+        Ok(()) => {}
+        // `release` puts what was pinned, where nobody waits for the peer mutex.
+        Err(Verdict::Refused(reason)) => registration.inner().lock().refused = Some(reason),
+        Err(Verdict::Unclaimed(unclaimed)) => {
+            give_up(&registration);
+            return Err(unclaimed);
+        }
+    }
+    Ok(registration)
+}
+
+/// Pins the pieces of `registration`, from its start. What was pinned is in `pins`, also after an
+/// error.
+fn find_pieces(registration: &Registration, pins: &mut Option<Pins>) -> Result<(), Verdict> {
+    const NO_MEMORY: Verdict = Verdict::Refused(Reason::NoMemory);
+
+    let mut finder = Finder::new(registration.range().pinned());
+    for _ in 0..MOST_CALLS {
+        let asked = match finder.next() {
+            Step::Ask(span) => span,
+            Step::Done => return Ok(()),
+            Step::Hole(at) => return Err(Verdict::Refused(Reason::Hole(at))),
+        };
+        if shim::is_killed() {
+            return Err(Verdict::Unclaimed(Unclaimed::NotMine));
+        }
+        shim::cond_resched();
+        if let Some(pins) = pins {
+            pins.make_room().map_err(|_| NO_MEMORY)?;
+        }
+        let pin = match get_piece(registration, asked) {
+            Ok(pin) => pin,
+            Err(error) => match judge(error, registration.client(), Start::OutsideBar) {
+                Verdict::Refused(Reason::LeavesAllocation) => {
+                    finder.failed(asked);
+                    continue;
+                }
+                verdict => return Err(verdict),
+            },
+        };
+        let longer = finder.worked(asked);
+        match pins {
+            None => *pins = Some(Several::one(pin)),
+            Some(pins) if longer => {
+                let shorter = core::mem::replace(pins.last_mut(), pin);
+                if let Err(kept) = put_shorter(registration, shorter) {
+                    // There is room. It is put with the others, or is an orphan with them.
+                    let _ = pins.push(kept);
+                    return Err(NO_MEMORY);
+                }
+            }
+            // There is room.
+            Some(pins) => _ = pins.push(pin),
+        }
+    }
+    Err(Verdict::Refused(Reason::TooManyEntries))
 }
 
 /// A registration without a pin, whose `get_pages` tells the reason, if the memory is ours.
@@ -303,22 +389,24 @@ fn bar_around(registration: &Registration) -> Start {
     Bar::around(&runs).map_or(Start::OutsideBar, |bar| Start::InBar(bar.length()))
 }
 
-/// Pins the first granule of `registration` once more and lends its table to `ask`. A registration
-/// of one granule lends its own table, `whole`. `None` if the second pin cannot be had.
+/// Pins the first granule of `piece`, which is pinned with the table `whole`, once more, and lends
+/// its table to `ask`. A piece of one granule lends its own table. `None` if the second pin cannot
+/// be had.
 ///
-/// `registration` has a persistent pin. Takes the RM API lock, state locks and the registry lock:
+/// `piece` is of `registration`, whose pins are persistent. Takes the RM API lock, state locks and the registry lock:
 /// for a persistent pin that is legal under a umem mapping lock.
 pub(crate) fn with_first_granule<T>(
     registration: &Registration,
+    piece: Span,
     whole: NonNull<raw::nvidia_p2p_page_table>,
     ask: impl FnOnce(NonNull<raw::nvidia_p2p_page_table>) -> T,
 ) -> Option<T> {
-    if registration.range().pinned().len() <= PIN_GRANULE {
+    if piece.len() <= PIN_GRANULE {
         return Some(ask(whole));
     }
-    let granule = enter(registration.client(), registration.range().first_granule()).ok()?;
+    let granule = enter(registration.client(), GpuRange::granule_of(piece)).ok()?;
     let pinned = get(&granule).is_ok();
-    let table = granule.inner().lock().state.held().and_then(PagePin::persistent_table);
+    let table = granule.inner().lock().state.held().and_then(|pins| pins.first().persistent_table());
     let answer = table.filter(|_| pinned).map(ask);
     give_up(&granule);
     answer
@@ -339,9 +427,9 @@ fn get(registration: &Registration) -> Result {
     let mut inner = registration.inner().lock();
     match pin {
         Ok(pin) => {
-            registration.count_pin(&mut inner);
+            registration.count_pin(&mut inner, pin.span().len());
             // If the callback was faster, `copy_runs()` finds out.
-            if inner.state.pinned(pin) == Winner::Callback {
+            if inner.state.pinned(Several::one(pin)) == Winner::Callback {
                 registration.count_unpin(&mut inner);
             }
             Ok(())
@@ -353,27 +441,77 @@ fn get(registration: &Registration) -> Result {
     }
 }
 
-/// Copies what is needed of the provider's table, which is never looked at again (rule 4). Takes
-/// the state lock, often.
-fn copy_runs(registration: &Registration) -> Result<(), Reason> {
-    let layout = read_layout(registration)?;
-    let mut reader = Reader::new(layout)?;
-    while !reader.done() {
-        reader.make_room()?;
-        reader.read(&registration.inner().lock().page_table().ok_or(Reason::Freed)?)?;
-        shim::cond_resched();
+/// Calls the provider's get for `asked`, a part of `registration`, whose pins are persistent. Takes
+/// the RM API lock, then the state lock.
+fn get_piece(registration: &Registration, asked: Span) -> Result<PagePin> {
+    let timer = Timer::start(Event::Pin);
+    let pin = PagePin::get(asked, None);
+    timer.end(|| registration.traced_piece(asked), pin.as_ref().map(|_| ()).map_err(|error| *error));
+    if pin.is_ok() {
+        registration.count_pin(&mut registration.inner().lock(), asked.len());
     }
-    let runs = reader.finish()?;
-    registration.inner().lock().runs = runs;
+    pin
+}
+
+/// Puts a pin of [`get_piece`] that a longer one covers. Handed back if the provider keeps it.
+fn put_shorter(registration: &Registration, pin: PagePin) -> Result<(), PagePin> {
+    let span = pin.span();
+    let timer = Timer::start(Event::Put);
+    let put = pin.put();
+    timer.end(|| registration.traced_piece(span), put.answer());
+    match put {
+        Put::Done => {}
+        Put::Lost(error) => refusals::not_taken_back(error, Kind::Persistent, span),
+        Put::Kept(pin, _) => return Err(pin),
+    }
+    registration.count_replaced(&mut registration.inner().lock(), span.len());
     Ok(())
 }
 
-/// Reads and checks the head of the provider's table.
-fn read_layout(registration: &Registration) -> Result<TableLayout, Reason> {
+/// Copies what is needed of the provider's tables, which are never looked at again (rule 4). Takes
+/// the state lock, often.
+fn copy_runs(registration: &Registration) -> Result<(), Reason> {
+    let mut runs = page_table::new_list()?;
+    let (first, count) = copy_piece(registration, 0, &mut runs)?;
+    let mut pieces = Several::one(first);
+    for index in 1..count {
+        pieces.make_room().map_err(|_| Reason::NoMemory)?;
+        let (piece, _) = copy_piece(registration, index, &mut runs)?;
+        pieces.push(piece).map_err(|_| Reason::NoMemory)?;
+    }
+    let runs = page_table::without_slack(runs)?;
     let mut inner = registration.inner().lock();
-    let table = inner.page_table().ok_or(Reason::Freed)?;
-    let layout = table.layout(registration.range().pinned()).map_err(Reason::Table)?;
-    inner.layout = Some(layout);
-    registration.counters().pinned_pages.add(u64::from(layout.entries));
-    Ok(layout)
+    inner.pieces = Some(pieces);
+    inner.runs = runs;
+    Ok(())
+}
+
+/// Appends the runs of the pin at `index` to `runs`. Answers what its table said, and how many pins
+/// there are.
+fn copy_piece(registration: &Registration, index: usize, runs: &mut KVVec<Run>) -> Result<(Piece, usize), Reason> {
+    let (piece, count) = read_head(registration, index)?;
+    let mut reader = Reader::new(piece.layout, runs);
+    while !reader.done() {
+        reader.make_room()?;
+        reader.read(&registration.inner().lock().page_table(index).ok_or(Reason::Freed)?)?;
+        shim::cond_resched();
+    }
+    reader.finish()?;
+    Ok((piece, count))
+}
+
+/// Reads and checks the head of the provider's table of the pin at `index`. Answers with how many
+/// pins there are.
+fn read_head(registration: &Registration, index: usize) -> Result<(Piece, usize), Reason> {
+    let mut inner = registration.inner().lock();
+    let pieces = inner.state.held().map_or(0, Several::len);
+    let table = inner.page_table(index).ok_or(Reason::Freed)?;
+    let layout = table.layout().map_err(Reason::Table)?;
+    let piece = Piece { span: table.pin().span(), layout, table: table.pin().persistent_table() };
+    let entries = u64::from(layout.entries);
+    registration.count_pages(&mut inner, entries);
+    let before = inner.tables.map_or(0, |tables| tables.pages);
+    let page_size = inner.tables.map_or(layout.page_size, |tables| tables.page_size);
+    inner.tables = Some(Tables { pieces, pages: before.saturating_add(entries), page_size });
+    Ok((piece, pieces))
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The end of a pin: who puts it, and what becomes of one that cannot be put here and now (rules 7
-//! and 8). Such a pin is an orphan, and waits for the free callback or for its owner's next call.
+//! The end of the pins of a registration: who puts them, and what becomes of those that cannot be
+//! put here and now (rules 7 and 8). They are an orphan, and wait for the free callback or for their
+//! owner's next call.
 
 use crate::ffi::shim::{Process, PutGateExclusive};
-use crate::gpu::pin::Put;
 use crate::observe::refusals;
 use crate::observe::trace::{self, Event, Timer};
 use crate::record::Registration;
@@ -42,38 +42,30 @@ pub(crate) fn end(registration: &Registration) -> Ended {
         return Ended::Settled;
     }
     let gate = registration.is_revocable().then(PutGateExclusive::lock);
-    let pin = registration.inner().lock().state.take_for_put();
+    let pins = registration.inner().lock().state.take_for_put();
     let mut ended = Ended::Settled;
-    if let Some(pin) = pin {
+    if let Some(pins) = pins {
         let timer = Timer::start(Event::Put);
-        let put = pin.put();
+        let put = pins.put();
         timer.end(|| registration.traced(), put.answer());
+        let mut failed = put.lost;
         let mut inner = registration.inner().lock();
-        let failed = match put {
-            Put::Done => {
-                inner.state.no_pin();
-                None
-            }
-            Put::Kept(pin, error) => match inner.state.put_failed(pin) {
-                Winner::Caller => {
+        match put.kept {
+            None => inner.state.no_pin(),
+            Some((pins, error)) => {
+                if inner.state.put_failed(pins) == Winner::Caller {
                     ended = Ended::Kept;
                     if error == ENOMEM {
                         enlist(registration);
-                        None
                     } else {
                         // Not tried again: a GPU that is lost frees tables without a callback, and
                         // the put of a table's address could end a newer pin of this process.
                         count(registration);
-                        Some(error)
+                        failed = Some(error);
                     }
                 }
-                Winner::Callback => None,
-            },
-            Put::Lost(error) => {
-                inner.state.no_pin();
-                Some(error)
             }
-        };
+        }
         if ended == Ended::Settled {
             registration.count_unpin(&mut inner);
         }

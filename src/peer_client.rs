@@ -6,7 +6,8 @@
 //! seven callbacks. The work is done in these files, each of which uses only those below it:
 //!
 //! - [`snapshot`] what `/proc` shows of the module's state
-//! - [`acquire`] whose memory it is: pins it, and judges the provider's errors
+//! - [`acquire`] whose memory it is: pins it, and judges the provider's errors. [`pieces`] finds
+//!   where allocations end (pure)
 //! - [`invalidate`] the free callback
 //! - [`registration`] the core's callbacks on one registration, from `get_pages` to `release`
 //! - [`orphan`] who puts a pin, and what becomes of one that cannot be put here and now
@@ -16,7 +17,8 @@
 //! - [`gpu`] memory of a GPU: pins, page tables, BARs, topology; [`dma`] mappings for a device
 //! - [`sg`] runs of contiguous memory, and scatterlists of them
 //! - [`observe`] what only reports: counters, refusals, `/proc`, tracepoints
-//! - [`range`] the range of a registration, [`num`] conversions that cannot fail
+//! - [`range`] the range of a registration, [`several`] one of something or more, [`num`] conversions
+//!   that cannot fail
 //! - [`ffi`] everything that is C or speaks to C
 
 #![deny(
@@ -38,10 +40,12 @@ mod invalidate;
 mod num;
 mod observe;
 mod orphan;
+mod pieces;
 mod range;
 mod record;
 mod registration;
 mod registry;
+mod several;
 mod sg;
 mod snapshot;
 mod state;

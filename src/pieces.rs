@@ -11,7 +11,7 @@ use crate::range::{Span, PIN_GRANULE};
 /// Where allocations nearly always begin and end: at multiples of this (docs/facts.md#get).
 const LARGE: u64 = 2 << 20;
 
-/// After how many pieces of one length twice that is tried, once it has failed.
+/// After how many pieces of one length twice that is tried again, where it has failed.
 const PATIENCE: u32 = 64;
 
 /// What to do next.
@@ -150,11 +150,13 @@ impl Finder {
             // pieces may have been found before.
             self.length = self.good.saturating_sub(self.boundary);
             self.boundary = self.good;
-            self.go_on();
         } else if doubt <= length / 4 {
             self.length = length;
-            self.go_on();
+        } else {
+            return;
         }
+        self.patience = 0;
+        self.go_on();
     }
 
     /// To the place behind the piece.

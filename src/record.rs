@@ -6,16 +6,18 @@
 //! answers the core's callbacks, [`crate::invalidate`] the provider's, and [`crate::orphan`] puts.
 
 use crate::client::Client;
-use crate::dma::map::Mapping;
+use crate::dma::map::Mappings;
 use crate::ffi::raw;
 use crate::ffi::shim::{self, Kind, ModuleRef, Process, Task};
-use crate::gpu::page_table::{PageTable, TableLayout};
-use crate::gpu::pin::PagePin;
-use crate::observe::proc::Snapshot;
+use crate::gpu::page_table::PageTable;
+use crate::gpu::pin::Pins;
+use crate::gpu::Piece;
+use crate::observe::proc::{Snapshot, Tables};
 use crate::observe::reason::Reason;
 use crate::observe::refusals::Asked;
 use crate::observe::stats::{self, PerClient};
-use crate::range::GpuRange;
+use crate::range::{GpuRange, Span};
+use crate::several::Several;
 use crate::sg::{Run, Table};
 use crate::state::State;
 use kernel::alloc::KVVec;
@@ -24,18 +26,20 @@ use kernel::sync::{new_mutex, Arc, Mutex};
 
 /// What the state lock protects.
 pub(crate) struct Inner {
-    /// Pin, mapping, revocation.
-    pub(crate) state: State<PagePin, Mapping>,
-    /// The provider's table, as it was checked after the pin; `None` before that.
-    pub(crate) layout: Option<TableLayout>,
-    /// Physical runs, from the pin until `dma_map` consumes them; empty after that.
+    /// Pins, mappings, revocation.
+    pub(crate) state: State<Pins, Mappings>,
+    /// What the provider's tables said, for the admin; `None` before they were read.
+    pub(crate) tables: Option<Tables>,
+    /// What each pin's table said, from the pin until `dma_map` consumes it.
+    pub(crate) pieces: Option<Several<Piece>>,
+    /// Physical runs of all pins, for as long; empty after that.
     pub(crate) runs: KVVec<Run>,
     /// Freed in `release` and nowhere else: the core may walk it until then.
     pub(crate) table: Option<Table>,
     /// Why `get_pages` will fail, for memory that is ours but cannot be registered.
     pub(crate) refused: Option<Reason>,
-    /// Whether the pin is counted as one that exists.
-    counted: bool,
+    /// Pins that are counted as existing, and their bytes and pages.
+    counted: Counted,
     /// When it was pinned, in nanoseconds; 0 before.
     since_ns: u64,
     /// When the free callback that is running now began, 0 without one.
@@ -44,13 +48,22 @@ pub(crate) struct Inner {
     pub(crate) invalidating: Option<Task>,
 }
 
+/// See [`Inner`].
+#[derive(Default)]
+struct Counted {
+    pins: u64,
+    bytes: u64,
+    pages: u64,
+}
+
 impl Inner {
-    /// The provider's table, for reading: `None` once the pin is revoked or put.
-    pub(crate) fn page_table(&self) -> Option<PageTable<'_>> {
+    /// The provider's table of the pin at `index`, for reading: `None` once the pins are revoked or
+    /// put, or if there are fewer.
+    pub(crate) fn page_table(&self, index: usize) -> Option<PageTable<'_>> {
         // SAFETY: The pin is held and not revoked, and the answer borrows from under the state
         // lock. A put takes the pin out of the state first, and a free callback sets its mark
         // before it returns. Both need the state lock.
-        self.state.held().map(|pin| unsafe { PageTable::of(pin) })
+        self.state.held()?.get(index).map(|pin| unsafe { PageTable::of(pin) })
     }
 
     /// A free callback found this registration, and will wait for the core or not.
@@ -96,11 +109,12 @@ impl Registration {
     pub(crate) fn new(client: Client, range: GpuRange, module: ModuleRef, ticket: u64) -> Result<Arc<Self>> {
         let inner = Inner {
             state: State::new(),
-            layout: None,
+            tables: None,
+            pieces: None,
             runs: KVVec::new(),
             table: None,
             refused: None,
-            counted: false,
+            counted: Counted::default(),
             since_ns: 0,
             callback_ns: 0,
             invalidating: None,
@@ -167,23 +181,38 @@ impl Registration {
         stats::client(self.client.kind)
     }
 
-    /// Counts the pin that the provider just gave. Called under the state lock.
-    pub(crate) fn count_pin(&self, inner: &mut Inner) {
+    /// Counts a pin of so many bytes that the provider just gave. Called under the state lock.
+    pub(crate) fn count_pin(&self, inner: &mut Inner, bytes: u64) {
         inner.since_ns = shim::now_ns();
-        inner.counted = true;
+        inner.counted.pins = inner.counted.pins.saturating_add(1);
+        inner.counted.bytes = inner.counted.bytes.saturating_add(bytes);
         self.counters().pins.add(1);
-        self.counters().pinned_bytes.add(self.range.pinned().len());
+        self.counters().pinned_bytes.add(bytes);
     }
 
-    /// Counts the end of the pin: once, for the first that ended it. Called under the state lock.
+    /// Counts the pages of a table that was just read. Called under the state lock.
+    pub(crate) fn count_pages(&self, inner: &mut Inner, pages: u64) {
+        inner.counted.pages = inner.counted.pages.saturating_add(pages);
+        self.counters().pinned_pages.add(pages);
+    }
+
+    /// Counts the end of a pin in favour of a longer one. Called under the state lock.
+    pub(crate) fn count_replaced(&self, inner: &mut Inner, bytes: u64) {
+        inner.counted.pins = inner.counted.pins.saturating_sub(1);
+        inner.counted.bytes = inner.counted.bytes.saturating_sub(bytes);
+        self.counters().unpins.add(1);
+        self.counters().unpinned_bytes.add(bytes);
+    }
+
+    /// Counts the end of all pins: once, for the first that ended them. Called under the state
+    /// lock.
     pub(crate) fn count_unpin(&self, inner: &mut Inner) {
-        if core::mem::take(&mut inner.counted) {
+        let counted = core::mem::take(&mut inner.counted);
+        if counted.pins != 0 {
             let counters = self.counters();
-            counters.unpins.add(1);
-            counters.unpinned_bytes.add(self.range.pinned().len());
-            if let Some(layout) = inner.layout {
-                counters.unpinned_pages.add(u64::from(layout.entries));
-            }
+            counters.unpins.add(counted.pins);
+            counters.unpinned_bytes.add(counted.bytes);
+            counters.unpinned_pages.add(counted.pages);
         }
     }
 
@@ -214,6 +243,11 @@ impl Registration {
         }
     }
 
+    /// What tracepoints show of one of its pieces.
+    pub(crate) fn traced_piece(&self, piece: Span) -> raw::nvpm_traced {
+        raw::nvpm_traced { va: piece.start(), length: piece.len(), ..self.traced() }
+    }
+
     /// This registration as the admin sees it. `inner` is its own.
     pub(crate) fn snapshot(&self, inner: &Inner) -> Snapshot {
         let (runs, (gpu, nic)) = match inner.state.mapping() {
@@ -227,7 +261,7 @@ impl Registration {
             user: self.range.user(),
             pinned: self.range.pinned(),
             state: inner.state.phase().text(),
-            pages: inner.layout.map(|layout| (layout.entries, layout.page_size)),
+            tables: inner.tables,
             runs,
             gpu,
             nic,

@@ -79,29 +79,28 @@ impl Registration {
         nmap: *mut c_int,
     ) -> Result<(), Reason> {
         let device = device.ok_or(Reason::NoDevice)?;
-        let (runs, layout, provider_table) = {
+        let (runs, pieces) = {
             let mut inner = self.inner().lock();
-            let provider_table = inner.state.held().ok_or(Reason::Freed)?.persistent_table();
-            let layout = inner.layout.ok_or(Reason::CoreOrder)?;
-            (core::mem::take(&mut inner.runs), layout, provider_table)
+            inner.state.held().ok_or(Reason::Freed)?;
+            let pieces = inner.pieces.take().ok_or(Reason::CoreOrder)?;
+            (core::mem::take(&mut inner.runs), pieces)
         };
-        if runs.is_empty() {
-            return Err(Reason::CoreOrder);
-        }
-        let mapping = gpu::map(device, runs, layout, self.range(), provider_table, |table| {
+        let mappings = gpu::map(device, runs, &pieces, self.range(), |span, table| {
             // One granule says what the whole table would. Where there is none, nobody is asked now.
-            let asked = acquire::with_first_granule(self, table, |granule| topology::try_map(device, granule));
+            let asked = acquire::with_first_granule(self, span, table, |granule| topology::try_map(device, granule));
             asked.unwrap_or(Err(ENOMEM))
         })?;
+        // Megabytes for many pieces.
+        drop(pieces);
         let cap = sg::cap(device.segment_limit(), shim::page_size());
-        let table = Table::new(mapping.dma_runs(), cap).map_err(|error| match error {
+        let table = Table::new(mappings.dma_runs(), cap).map_err(|error| match error {
             error if error == EOVERFLOW => Reason::TooManyEntries,
             _ => Reason::NoMemory,
         })?;
-        let runs = mapping.runs();
+        let runs = mappings.runs();
         let unpublished = {
             let mut inner = self.inner().lock();
-            match inner.state.publish(mapping) {
+            match inner.state.publish(mappings) {
                 Ok(()) => {
                     self.counters().maps.add(1);
                     self.counters().mapped_runs.add(num::u64_from(runs));
@@ -112,16 +111,16 @@ impl Registration {
                     inner.table = Some(table);
                     None
                 }
-                Err(mapping) => {
+                Err(mappings) => {
                     let reason = if inner.state.held().is_none() { Reason::Freed } else { Reason::CoreOrder };
-                    Some((mapping, reason))
+                    Some((mappings, reason))
                 }
             }
         };
         match unpublished {
             None => Ok(()),
-            // Dropping the mapping undoes it.
-            Some((_mapping, reason)) => Err(reason),
+            // Dropping the mappings undoes them.
+            Some((_mappings, reason)) => Err(reason),
         }
     }
 
@@ -130,23 +129,19 @@ impl Registration {
     pub(crate) fn dma_unmap(&self) {
         let timer = Timer::start(Event::Unmap);
         let mut inner = self.inner().lock();
-        let Some(mapping) = inner.state.take_mapping() else {
+        let Some(mappings) = inner.state.take_mapping() else {
             return;
         };
         let counters = self.counters();
         counters.unmaps.add(1);
-        counters.unmapped_runs.add(num::u64_from(mapping.runs()));
-        if mapping.is_providers() {
-            // The provider is not called under the state lock. Its mappings are of persistent pins,
-            // which no callback races for.
-            drop(inner);
-            drop(mapping);
-        } else {
-            // Unmapped before the state lock goes (rule 6). The list's memory, megabytes for broken
-            // memory, goes in `release`.
-            mapping.undo(&mut inner.runs);
-            drop(inner);
-        }
+        counters.unmapped_runs.add(num::u64_from(mappings.runs()));
+        // Unmapped before the state lock goes (rule 6). The list's memory, megabytes for broken
+        // memory, goes in `release`.
+        let left = mappings.undo(&mut inner.runs);
+        drop(inner);
+        // These are of persistent pins, which no callback races for. The provider is not called
+        // under the state lock.
+        drop(left);
         timer.end(|| self.traced(), Ok(()));
     }
 
@@ -159,10 +154,10 @@ impl Registration {
     pub(crate) fn release(&self) {
         // From here on no mapping is live, and no further callback will call the hook.
         self.dma_unmap();
-        let (table, runs, invalidating, ending) = {
+        let (lists, invalidating, ending) = {
             let mut inner = self.inner().lock();
-            let invalidating = inner.invalidating;
-            (inner.table.take(), core::mem::take(&mut inner.runs), invalidating, inner.state.ending())
+            let lists = (inner.table.take(), core::mem::take(&mut inner.runs), inner.pieces.take());
+            (lists, inner.invalidating, inner.state.ending())
         };
         // A core that releases inside its own hook would wait for itself.
         if invalidating.is_some_and(|task| task != Task::current()) {
@@ -170,7 +165,7 @@ impl Registration {
         }
         // Not under the state lock, and not left to the end of an orphan: that may be the
         // callback's.
-        drop((table, runs));
+        drop(lists);
         // What the provider kept is an orphan now (rule 8).
         // Rule 7: next to a revoked pin the provider is not touched, for other pins' sake either.
         if orphan::end(self) == Ended::Settled && ending == Ending::Put {

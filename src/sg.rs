@@ -76,8 +76,32 @@ impl Coalescer {
     }
 
     /// The last run; `None` if there was no page.
-    pub(crate) fn finish(self) -> Option<Run> {
-        self.open
+    pub(crate) fn finish(&mut self) -> Option<Run> {
+        self.open.take()
+    }
+}
+
+/// Hands out runs by length, in order: those of one piece after the other.
+pub(crate) struct Cursor<'a> {
+    runs: core::slice::Iter<'a, Run>,
+    rest: Option<Run>,
+}
+
+impl<'a> Cursor<'a> {
+    /// At the first byte of `runs`.
+    pub(crate) fn new(runs: &'a [Run]) -> Self {
+        Self { runs: runs.iter(), rest: None }
+    }
+
+    /// The next run, or as much of it as `most` bytes; `None` at the end.
+    pub(crate) fn next(&mut self, most: u64) -> Option<Run> {
+        let run = self.rest.take().or_else(|| self.runs.next().copied())?;
+        let len = run.len.min(most);
+        let left = run.len.saturating_sub(len);
+        if left != 0 {
+            self.rest = Some(Run { addr: run.addr.wrapping_add(len), len: left });
+        }
+        Some(Run { addr: run.addr, len })
     }
 }
 

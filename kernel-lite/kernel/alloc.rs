@@ -182,6 +182,14 @@ impl<T, A: Allocator> Vec<T, A> {
         Ok(())
     }
 
+    /// Takes the last element out.
+    pub fn pop(&mut self) -> Option<T> {
+        // INVARIANT: One element less is in use; what is behind `len` is not looked at.
+        self.len = self.len.checked_sub(1)?;
+        // SAFETY: By the invariant the element was initialised, and it is not the vector's any more.
+        Some(unsafe { self.ptr.as_ptr().add(self.len).read() })
+    }
+
     /// Drops all elements; the memory stays.
     pub fn clear(&mut self) {
         drop(self.drain_all());

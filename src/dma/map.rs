@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One DMA mapping of pinned memory for one device, undone when it is dropped.
+//! DMA mappings of pinned memory for one device, undone when they are dropped.
 //!
 //! We map memory in a BAR ourselves, run by run. On kernels from 6.12 on the provider's own mapping
 //! is untranslated behind an IOMMU; it also takes the RM API lock, and races with the free callback
@@ -17,23 +17,20 @@ use crate::num;
 use crate::observe::reason::Reason;
 use crate::observe::stats::{self, Call};
 use crate::range::PIN_GRANULE;
+use crate::several::Several;
 use crate::sg::{self, Coalescer, Run};
 use core::ptr::NonNull;
 use kernel::alloc::KVVec;
 use kernel::error::to_result;
 use kernel::prelude::*;
 
-/// Pages that the provider pinned, and which bytes of them are wanted.
+/// Pages that the provider pinned.
 #[derive(Clone, Copy)]
 pub(crate) struct ProviderPages {
     /// Bytes per page.
     pub(crate) page_size: u64,
     /// Number of pages.
     pub(crate) entries: u32,
-    /// Bytes to leave out at the front.
-    pub(crate) skip: u64,
-    /// Bytes to cover behind those.
-    pub(crate) wanted: u64,
 }
 
 impl ProviderPages {
@@ -78,7 +75,51 @@ enum MappedBy {
     Provider(ProviderMapping),
 }
 
-/// See the file's text.
+/// The mappings of one registration: one, or one for each piece where its memory is not all in one
+/// BAR.
+pub(crate) struct Mappings {
+    all: Several<Mapping>,
+    /// Bytes of the pins in front of the wanted ones.
+    skip: u64,
+    wanted: u64,
+}
+
+impl Mappings {
+    /// `all` of the mappings, in the order of the user's addresses. The first `skip` bytes are left
+    /// out, and the `wanted` ones behind those are covered.
+    pub(crate) fn new(all: Several<Mapping>, skip: u64, wanted: u64) -> Self {
+        Self { all, skip, wanted }
+    }
+
+    /// The wanted DMA addresses, as the device must be given them.
+    pub(crate) fn dma_runs(&self) -> impl Iterator<Item = Run> + Clone + '_ {
+        sg::trim(self.all.iter().flat_map(Mapping::dma_runs), self.skip, self.wanted)
+    }
+
+    /// Number of contiguous runs.
+    pub(crate) fn runs(&self) -> usize {
+        self.all.iter().fold(0, |sum, mapping| sum.saturating_add(mapping.runs.len()))
+    }
+
+    /// PCI numbers of the first GPU and of the device, 0 for one that has none.
+    pub(crate) fn ends(&self) -> (u64, u64) {
+        let first = self.all.first();
+        (first.gpu, first.device.number())
+    }
+
+    /// Undoes one mapping that we made, and leaves the memory of its list to `list`, empty: the free
+    /// callback frees nothing. Anything else is handed back, to be dropped without a state lock: it
+    /// calls the provider or frees memory, and is never a revocable pin's.
+    pub(crate) fn undo(self, list: &mut KVVec<Run>) -> Option<Self> {
+        if self.all.len() != 1 || matches!(self.all.first().by, MappedBy::Provider(_)) {
+            return Some(self);
+        }
+        self.all.into_first().undo(list);
+        None
+    }
+}
+
+/// One mapping.
 ///
 /// # Invariants
 ///
@@ -88,33 +129,23 @@ pub(crate) struct Mapping {
     device: Device,
     /// PCI number of the GPU, 0 outside every BAR.
     gpu: u64,
-    /// The whole pin.
+    /// Whole pins.
     runs: KVVec<Run>,
     by: MappedBy,
-    /// Bytes of the pin in front of the wanted ones.
-    skip: u64,
-    wanted: u64,
 }
 
 // SAFETY: Runs are plain data, and the provider's records are bound to no thread.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Maps `runs` (CPU physical addresses) of `pages`, which lie in one BAR of `gpu`. `bus_offset`
-    /// is what that BAR's bus addresses are away from them.
+    /// Maps `runs` (CPU physical addresses), which lie in one BAR of `gpu`. `bus_offset` is what
+    /// that BAR's bus addresses are away from them.
     ///
     /// May sleep and allocate: never under a state lock or the registry lock.
-    pub(crate) fn of_bar(
-        device: Device,
-        runs: KVVec<Run>,
-        pages: ProviderPages,
-        gpu: u64,
-        bar_bus_offset: u64,
-    ) -> Result<Self, Reason> {
+    pub(crate) fn of_bar(device: Device, runs: KVVec<Run>, gpu: u64, bar_bus_offset: u64) -> Result<Self, Reason> {
         let page_mask = shim::page_size().wrapping_sub(1);
-        let ProviderPages { skip, wanted, .. } = pages;
         // INVARIANT: Nothing is mapped yet. From here on, dropping `this` undoes what was done.
-        let mut this = Self { device, gpu, runs, by: MappedBy::Us { mapped: 0, bus_offset: 0 }, skip, wanted };
+        let mut this = Self { device, gpu, runs, by: MappedBy::Us { mapped: 0, bus_offset: 0 } };
         let Self { runs, by: MappedBy::Us { mapped, bus_offset }, .. } = &mut this else {
             return Err(Reason::DmaMapping);
         };
@@ -187,9 +218,8 @@ impl Mapping {
         let mapping = NonNull::new(mapping).ok_or(Reason::DmaMapping)?;
         let provider = ProviderMapping { table, mapping };
         runs.clear();
-        let ProviderPages { skip, wanted, .. } = pages;
         // INVARIANT: The provider's mapping is live. Dropping `this` undoes it.
-        let mut this = Self { device, gpu: 0, runs, by: MappedBy::Provider(provider), skip, wanted };
+        let mut this = Self { device, gpu: 0, runs, by: MappedBy::Provider(provider) };
         this.read_provider(mapping, pages)?;
         Ok(this)
     }
@@ -228,35 +258,17 @@ impl Mapping {
         Ok(())
     }
 
-    /// The wanted DMA addresses, as the device must be given them.
-    pub(crate) fn dma_runs(&self) -> impl Iterator<Item = Run> + Clone + '_ {
+    /// All DMA addresses, as the device must be given them.
+    fn dma_runs(&self) -> impl Iterator<Item = Run> + Clone + '_ {
         let offset = match &self.by {
             MappedBy::Us { bus_offset, .. } => *bus_offset,
             MappedBy::Provider(_) => 0,
         };
-        let runs = self.runs.iter().map(move |run| Run { addr: run.addr.wrapping_add(offset), len: run.len });
-        sg::trim(runs, self.skip, self.wanted)
+        self.runs.iter().map(move |run| Run { addr: run.addr.wrapping_add(offset), len: run.len })
     }
 
-    /// Number of contiguous runs.
-    pub(crate) fn runs(&self) -> usize {
-        self.runs.len()
-    }
-
-    /// PCI numbers of GPU and device, 0 for one that has none.
-    pub(crate) fn ends(&self) -> (u64, u64) {
-        (self.gpu, self.device.number())
-    }
-
-    /// Whether dropping this calls the provider, which must not happen under a state lock. Never so
-    /// for a revocable pin.
-    pub(crate) fn is_providers(&self) -> bool {
-        matches!(self.by, MappedBy::Provider(_))
-    }
-
-    /// Undoes the mapping, and leaves the memory of its list to `list`, empty: the free callback
-    /// frees nothing.
-    pub(crate) fn undo(mut self, list: &mut KVVec<Run>) {
+    /// See [`Mappings::undo`].
+    fn undo(mut self, list: &mut KVVec<Run>) {
         self.unmap();
         self.runs.clear();
         core::mem::swap(&mut self.runs, list);
@@ -267,7 +279,7 @@ impl Mapping {
         }
     }
 
-    /// Unmaps what is mapped. Waits for nothing unless [`Mapping::is_providers`].
+    /// Unmaps what is mapped. Waits for nothing unless the provider mapped it.
     fn unmap(&mut self) {
         // INVARIANT: Once this returns nothing is mapped, and `by` holds no provider's mapping.
         match core::mem::replace(&mut self.by, MappedBy::Us { mapped: 0, bus_offset: 0 }) {

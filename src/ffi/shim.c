@@ -280,6 +280,11 @@ void nvpm_cond_resched(void)
 	cond_resched();
 }
 
+int nvpm_is_killed(void)
+{
+	return fatal_signal_pending(current);
+}
+
 /* DMA. */
 
 uint64_t nvpm_page_size(void)

@@ -72,6 +72,7 @@ uint64_t nvpm_current_task(void);
 uint64_t nvpm_now_ns(void);
 uint64_t nvpm_real_ns(void);
 void nvpm_cond_resched(void);
+int nvpm_is_killed(void);
 
 /* DMA. */
 uint64_t nvpm_page_size(void);

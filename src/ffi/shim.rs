@@ -95,6 +95,12 @@ pub(crate) fn cond_resched() {
     unsafe { raw::nvpm_cond_resched() }
 }
 
+/// Whether the caller's task was killed, and only has to notice.
+pub(crate) fn is_killed() -> bool {
+    // SAFETY: No precondition.
+    unsafe { raw::nvpm_is_killed() != 0 }
+}
+
 /// Lets other tasks run now and then in a loop that may have a million rounds.
 #[derive(Default)]
 pub(crate) struct Resched(u32);

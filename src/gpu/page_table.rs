@@ -77,8 +77,13 @@ impl<'a> PageTable<'a> {
         Self(pin)
     }
 
-    /// Reads and checks the head of the table against the span that was asked for.
-    pub(crate) fn layout(&self, asked: Span) -> Result<TableLayout, TableFault> {
+    /// The pin.
+    pub(crate) fn pin(&self) -> &PagePin {
+        self.0
+    }
+
+    /// Reads and checks the head of the table against what the provider was asked for.
+    pub(crate) fn layout(&self) -> Result<TableLayout, TableFault> {
         // SAFETY: The table is valid by the invariant. All versions share the fields read here.
         let (version, page_size, pages, entries) = unsafe {
             let table = self.0.table().as_ptr();
@@ -86,7 +91,7 @@ impl<'a> PageTable<'a> {
         };
         // SAFETY: As above, and called for a table that has them.
         let flags = || unsafe { (*self.0.table().as_ptr()).flags };
-        let layout = check_layout(version, page_size, entries, flags, asked)?;
+        let layout = check_layout(version, page_size, entries, flags, self.0.span())?;
         if pages.is_null() {
             return Err(TableFault::NoPages);
         }
@@ -157,20 +162,38 @@ const PAGES_PER_HOLD: u32 = 4096;
 /// Room for runs before the first was seen. Most registrations need no more.
 const RUNS_EXPECTED: usize = 8;
 
-/// Reads a table into runs. See the file's text.
-pub(crate) struct Reader {
+/// An empty list of runs.
+pub(crate) fn new_list() -> Result<KVVec<Run>, Reason> {
+    KVVec::with_capacity(RUNS_EXPECTED, GFP_KERNEL).map_err(|_| Reason::NoMemory)
+}
+
+/// Appends the runs of a table to a list. See the file's text.
+pub(crate) struct Reader<'a> {
     layout: TableLayout,
     coalescer: Coalescer,
     /// The first page that was not read yet.
     next: u32,
-    runs: KVVec<Run>,
+    runs: &'a mut KVVec<Run>,
+    /// Whether no run was appended yet. The first may continue what is in the list.
+    none_yet: bool,
 }
 
-impl Reader {
+impl<'a> Reader<'a> {
     /// Reads a table of `layout`.
-    pub(crate) fn new(layout: TableLayout) -> Result<Self, Reason> {
-        let runs = KVVec::with_capacity(RUNS_EXPECTED, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-        Ok(Self { layout, coalescer: Coalescer::new(layout.page_size), next: 0, runs })
+    pub(crate) fn new(layout: TableLayout, runs: &'a mut KVVec<Run>) -> Self {
+        Self { layout, coalescer: Coalescer::new(layout.page_size), next: 0, runs, none_yet: true }
+    }
+
+    /// Appends a run, for which there is room.
+    fn append(&mut self, run: Run) -> Result<(), Reason> {
+        if core::mem::take(&mut self.none_yet) {
+            let last = self.runs.last_mut();
+            if let Some(last) = last.filter(|last| last.addr.checked_add(last.len) == Some(run.addr)) {
+                last.len = last.len.saturating_add(run.len);
+                return Ok(());
+            }
+        }
+        self.runs.push_within_capacity(run).map_err(|_| Reason::NoMemory)
     }
 
     /// Whether all pages were read.
@@ -197,7 +220,7 @@ impl Reader {
             })?;
             self.next = self.next.saturating_add(1);
             if let Some(run) = run {
-                self.runs.push_within_capacity(run).map_err(|_| Reason::NoMemory)?;
+                self.append(run)?;
                 if self.runs.len() == self.runs.capacity() {
                     break;
                 }
@@ -217,22 +240,26 @@ impl Reader {
         Ok(())
     }
 
-    /// The runs, in a list without slack where there are many. Allocates: not under a state lock.
-    pub(crate) fn finish(self) -> Result<KVVec<Run>, Reason> {
-        let mut runs = self.runs;
+    /// Appends the last run. Allocates: not under a state lock.
+    pub(crate) fn finish(mut self) -> Result<(), Reason> {
+        self.make_room()?;
         match self.coalescer.finish() {
-            Some(run) => runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory)?,
-            None => return Err(Reason::Table(TableFault::Entries(self.layout.entries))),
+            Some(run) => self.append(run),
+            None => Err(Reason::Table(TableFault::Entries(self.layout.entries))),
         }
-        if runs.len() <= RUNS_EXPECTED || runs.len() == runs.capacity() {
-            return Ok(runs);
-        }
-        let mut exact = KVVec::with_capacity(runs.len(), GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-        let mut resched = Resched::default();
-        for run in runs.iter() {
-            resched.step();
-            exact.push_within_capacity(*run).map_err(|_| Reason::NoMemory)?;
-        }
-        Ok(exact)
     }
+}
+
+/// `runs` in a list without slack where there are many. Allocates: not under a state lock.
+pub(crate) fn without_slack(runs: KVVec<Run>) -> Result<KVVec<Run>, Reason> {
+    if runs.len() <= RUNS_EXPECTED || runs.len() == runs.capacity() {
+        return Ok(runs);
+    }
+    let mut exact = KVVec::with_capacity(runs.len(), GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+    let mut resched = Resched::default();
+    for run in runs.iter() {
+        resched.step();
+        exact.push_within_capacity(*run).map_err(|_| Reason::NoMemory)?;
+    }
+    Ok(exact)
 }

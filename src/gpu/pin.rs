@@ -3,10 +3,11 @@
 //! A pin of GPU pages: the provider's get and put.
 
 use crate::ffi::raw;
-use crate::ffi::shim::{Kind, PutGateShared};
+use crate::ffi::shim::{self, Kind, PutGateShared};
 use crate::num;
 use crate::observe::stats::{self, Call};
 use crate::range::Span;
+use crate::several::Several;
 use core::ffi::c_void;
 use core::ptr::NonNull;
 use kernel::error::to_result;
@@ -35,13 +36,17 @@ pub(crate) fn ticket_of(data: *mut c_void) -> u64 {
 ///
 /// # Invariants
 ///
-/// The provider's get returned `table` for `va`, in the way that `kind` names. A persistent pin's
+/// The provider's get returned `table` for `span`, in the way that `kind` names. A persistent pin's
 /// table is valid until the put, a revocable pin's until the free callback has returned.
 pub(crate) struct PagePin {
     table: NonNull<raw::nvidia_p2p_page_table>,
     kind: Kind,
-    va: u64,
+    span: Span,
 }
+
+/// The pins of one registration, in the order of their addresses. A revocable one is alone: the
+/// provider takes each back by itself, and its callback names the registration only.
+pub(crate) type Pins = Several<PagePin>;
 
 // SAFETY: The table is the provider's memory and bound to no thread. The owner checks which process
 // may put it.
@@ -64,6 +69,48 @@ impl Put {
         match self {
             Self::Done => Ok(()),
             Self::Kept(_, error) | Self::Lost(error) => Err(*error),
+        }
+    }
+}
+
+/// What became of several pins.
+#[must_use]
+pub(crate) struct PutAll {
+    /// Those that the provider kept, and its error. The others are gone.
+    pub(crate) kept: Option<(Pins, Error)>,
+    /// The first error of one that is lost.
+    pub(crate) lost: Option<Error>,
+}
+
+impl PutAll {
+    /// The provider's own answer.
+    pub(crate) fn answer(&self) -> Result {
+        let kept = self.kept.as_ref().map(|(_, error)| *error);
+        kept.or(self.lost).map_or(Ok(()), Err)
+    }
+}
+
+impl Pins {
+    /// Gives all of them back, each once, up to the first that the provider keeps. See
+    /// [`PagePin::put`].
+    pub(crate) fn put(mut self) -> PutAll {
+        let mut lost = None;
+        while let Some(pin) = self.pop() {
+            match pin.put() {
+                Put::Done => {}
+                Put::Lost(error) => lost = lost.or(Some(error)),
+                Put::Kept(pin, error) => {
+                    // There is room: it was just taken out.
+                    let _ = self.push(pin);
+                    return PutAll { kept: Some((self, error)), lost };
+                }
+            }
+            shim::cond_resched();
+        }
+        match self.into_first().put() {
+            Put::Done => PutAll { kept: None, lost },
+            Put::Lost(error) => PutAll { kept: None, lost: lost.or(Some(error)) },
+            Put::Kept(pin, error) => PutAll { kept: Some((Self::one(pin), error)), lost },
         }
     }
 }
@@ -94,7 +141,7 @@ impl PagePin {
         }))?;
         // On an error the pointer may be a freed one; here the provider vouches for it.
         // INVARIANT: The provider just returned it.
-        Ok(Self { table: NonNull::new(table).ok_or(EIO)?, kind, va: span.start() })
+        Ok(Self { table: NonNull::new(table).ok_or(EIO)?, kind, span })
     }
 
     /// Gives the pin back. A revocable pin needs the put gate, exclusive, and its own process as
@@ -106,17 +153,22 @@ impl PagePin {
         let ret = stats::timed(self.kind, Call::Put, || match self.kind {
             // SAFETY: By the invariant the table is a persistent pin's, and `self` is consumed: it
             // was not put yet.
-            Kind::Persistent => unsafe { raw::nvpm_p2p_put_persistent(self.va, self.table.as_ptr()) },
+            Kind::Persistent => unsafe { raw::nvpm_p2p_put_persistent(self.span.start(), self.table.as_ptr()) },
             // SAFETY: By the invariant the table is a revocable pin's. The provider takes it as a
             // key only. A callback that is faster makes the key unknown, and the put gate keeps it
             // from being reused by us.
-            Kind::Revocable => unsafe { raw::nvpm_p2p_put(self.va, self.table.as_ptr()) },
+            Kind::Revocable => unsafe { raw::nvpm_p2p_put(self.span.start(), self.table.as_ptr()) },
         });
         match to_result(ret) {
             Ok(()) => Put::Done,
             Err(error) if self.kind == Kind::Revocable || error == ENOMEM => Put::Kept(self, error),
             Err(error) => Put::Lost(error),
         }
+    }
+
+    /// What the provider was asked for.
+    pub(crate) fn span(&self) -> Span {
+        self.span
     }
 
     /// The provider's table. See the type's invariant for how long it is valid.

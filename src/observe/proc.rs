@@ -115,6 +115,17 @@ pub(crate) struct Pair {
     pub(crate) reach: &'static str,
 }
 
+/// What the provider's tables said of a registration.
+#[derive(Clone, Copy)]
+pub(crate) struct Tables {
+    /// Pins, each with a table: one for each allocation.
+    pub(crate) pieces: usize,
+    /// Pages of all of them.
+    pub(crate) pages: u64,
+    /// Bytes per page of the first.
+    pub(crate) page_size: u64,
+}
+
 /// A registration at one moment.
 pub(crate) struct Snapshot {
     pub(crate) client: Asked,
@@ -123,8 +134,7 @@ pub(crate) struct Snapshot {
     pub(crate) user: Span,
     pub(crate) pinned: Span,
     pub(crate) state: &'static str,
-    /// Number of pages of the provider's table and bytes per page, once they are known.
-    pub(crate) pages: Option<(u32, u64)>,
+    pub(crate) tables: Option<Tables>,
     pub(crate) runs: usize,
     /// PCI numbers, 0 for none.
     pub(crate) gpu: u64,
@@ -261,9 +271,11 @@ pub(crate) fn registration(f: &mut Seq, row: &Snapshot) -> fmt::Result {
     who(f, row)?;
     write!(f, " kind={} state={}", row.client.kind.text(), row.state)?;
     write!(f, " va={:#x} length={} pinned_bytes={}", row.user.start(), row.user.len(), row.pinned.len())?;
-    match row.pages {
-        Some((pages, page_size)) => write!(f, " pages={pages} page_size={page_size}")?,
-        None => f.write_str(" pages=- page_size=-")?,
+    match row.tables {
+        Some(Tables { pieces, pages, page_size }) => {
+            write!(f, " pieces={pieces} pages={pages} page_size={page_size}")?;
+        }
+        None => f.write_str(" pieces=- pages=- page_size=-")?,
     }
     write!(f, " runs={} gpu={} nic={}", row.runs, Bdf(row.gpu), Bdf(row.nic))?;
     match row.since_ns {

@@ -38,8 +38,10 @@ pub(crate) enum Reason {
     LongerThanBar,
     /// The provider failed on memory that it knows.
     ProviderFault,
-    /// The range starts in GPU memory and leaves its allocation.
+    /// The range starts in GPU memory and leaves its allocation, and the pin would be revocable.
     LeavesAllocation,
+    /// The range starts in GPU memory, and at this address is none that can be pinned.
+    Hole(u64),
     /// Nobody could find out whose memory it is, so it was not claimed.
     Unproven,
     /// The provider failed on the start, too, when it was asked for a persistent pin.
@@ -61,7 +63,7 @@ pub(crate) enum Reason {
     DmaMapping,
     /// The kernel is out of memory.
     NoMemory,
-    /// More entries than the core can count.
+    /// More entries than the core can count, or more pieces than the provider is asked for.
     TooManyEntries,
     /// The core asks for another range than it acquired, or in the wrong order.
     CoreOrder,
@@ -88,7 +90,7 @@ impl Reason {
             Self::NoGpu | Self::NoDevice => ("ENODEV", ENODEV),
             Self::OutOfBar | Self::LongerThanBar | Self::NoMemory => ("ENOMEM", ENOMEM),
             Self::ProviderFault | Self::Table(_) | Self::DmaMapping => ("EIO", EIO),
-            Self::LeavesAllocation | Self::CoreOrder => ("EINVAL", EINVAL),
+            Self::LeavesAllocation | Self::Hole(_) | Self::CoreOrder => ("EINVAL", EINVAL),
             // What is not claimed fails with what get_user_pages() said.
             Self::Freed | Self::Unproven | Self::PersistentFault => ("EFAULT", EFAULT),
             Self::TooManyEntries => ("EOVERFLOW", EOVERFLOW),
@@ -96,7 +98,7 @@ impl Reason {
     }
 
     /// One of each kind, for lists. The number that a fault found is no part of its kind.
-    pub(crate) const ALL: [Self; 24] = [
+    pub(crate) const ALL: [Self; 25] = [
         Self::NotSupported,
         Self::NotPersistent,
         Self::Busy,
@@ -105,6 +107,7 @@ impl Reason {
         Self::LongerThanBar,
         Self::ProviderFault,
         Self::LeavesAllocation,
+        Self::Hole(0),
         Self::Unproven,
         Self::PersistentFault,
         Self::Freed,
@@ -139,6 +142,7 @@ impl Reason {
             Self::LongerThanBar => "longer_than_bar",
             Self::ProviderFault => "provider_fault",
             Self::LeavesAllocation => "leaves_allocation",
+            Self::Hole(_) => "hole",
             Self::Unproven => "unproven",
             Self::PersistentFault => "persistent_fault",
             Self::Freed => "freed",
@@ -177,7 +181,10 @@ impl Reason {
             }
             Self::ProviderFault => "the GPU driver failed to pin memory that it knows; see its lines in the kernel log",
             Self::LeavesAllocation => {
-                "it starts in GPU memory but leaves its allocation; register each allocation by itself"
+                "it starts in GPU memory but leaves its allocation, which revocable pins cannot follow; load with persistent_api_support=1, or register each allocation by itself"
+            }
+            Self::Hole(_) => {
+                "it starts in GPU memory, but where found says it has none that can be pinned (freed, unmapped, host or managed memory, or cuMemCreate without gpuDirectRDMACapable); register what lies before and behind that"
             }
             Self::Unproven => {
                 "the GPU driver failed, or memory or BAR1 space was short, before it could say whether this is GPU memory; see its lines in the kernel log and nvidia-smi -q -d MEMORY"
@@ -213,7 +220,7 @@ impl Reason {
             }
             Self::DmaMapping => "it could not be mapped for the NIC; see IOMMU and DMA lines in the kernel log",
             Self::NoMemory => "the kernel is out of memory; free some, see dmesg",
-            Self::TooManyEntries => "it is in too many pieces for the RDMA core; register it in parts",
+            Self::TooManyEntries => "it is in too many pieces; register it in parts",
             Self::CoreOrder => {
                 "the RDMA core asked for another range than it acquired, or out of order; update the RDMA core (DOCA-OFED)"
             }
@@ -221,10 +228,11 @@ impl Reason {
     }
 
     /// The offending number, where there is one.
-    pub(crate) fn found(self) -> Option<u32> {
+    pub(crate) fn found(self) -> Option<u64> {
         match self {
+            Self::Hole(at) => Some(at),
             Self::Table(TableFault::Version(found) | TableFault::PageSize(found) | TableFault::Entries(found)) => {
-                Some(found)
+                Some(found.into())
             }
             _ => None,
         }

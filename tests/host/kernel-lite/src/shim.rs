@@ -386,6 +386,11 @@ extern "C" fn nvpm_real_ns() -> u64 {
 }
 #[no_mangle]
 extern "C" fn nvpm_cond_resched() {}
+
+#[no_mangle]
+extern "C" fn nvpm_is_killed() -> c_int {
+    0
+}
 #[no_mangle]
 extern "C" fn nvpm_page_size() -> u64 {
     4096

@@ -40,6 +40,19 @@ fn a_vector_grows_and_frees_its_elements_once() {
 }
 
 #[test]
+fn the_last_element_comes_out_first() {
+    let mut vector: KVVec<Box<u32>> = KVVec::new();
+    for number in 0..3 {
+        vector.push(Box::new(number), GFP_KERNEL).unwrap();
+    }
+    assert_eq!(vector.pop().as_deref(), Some(&2));
+    vector.push(Box::new(9), GFP_KERNEL).unwrap();
+    let rest: Vec<_> = std::iter::from_fn(|| vector.pop()).map(|number| *number).collect();
+    assert_eq!(rest, [9, 1, 0]);
+    assert!(vector.is_empty() && vector.capacity() >= 3);
+}
+
+#[test]
 fn a_full_vector_hands_the_element_back() {
     let mut v = KVVec::with_capacity(2, GFP_KERNEL).unwrap();
     assert_eq!(v.capacity(), 2);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `run SCENARIO GENERATION [persistent|fallback] [fault=NAME] [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order]
+//! `run SCENARIO GENERATION [persistent|fallback] [fault=NAME [spared=N]] [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order]
 //! [verbose]`: one scenario in one process, because the module's statics exist once per process. Prints one line, with
 //! the number of executions that did each thing of `rt::cover`; after a violation also the steps that led there, and
 //! then the exit status is 86.
@@ -47,7 +47,7 @@ macro_rules! main {
 pub fn main(module: Module) {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [name, generation, options @ ..] = &args[..] else {
-        fail("usage: run SCENARIO GENERATION [persistent|fallback] [fault=NAME] [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order] [verbose]");
+        fail("usage: run SCENARIO GENERATION [persistent|fallback] [fault=NAME [spared=N]] [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order] [verbose]");
     };
     let Some((name, body)) = EXHAUSTIVE.iter().chain(RANDOM).find(|s| s.0 == name) else {
         fail(&format!("no scenario {name}"));
@@ -56,7 +56,7 @@ pub fn main(module: Module) {
         fail(&format!("no generation {generation}: one of {:?}", GENERATIONS.map(Generation::name)));
     };
     let mut scenario =
-        Scenario { name, generation, mode: Mode::Legacy, fault: None, fail_allocation: None, body: *body };
+        Scenario { name, generation, mode: Mode::Legacy, fault: None, spared: 0, fail_allocation: None, body: *body };
     let mut how = Search::All { limit: 10_000_000 };
     for option in options {
         if option == "persistent" {
@@ -72,6 +72,8 @@ pub fn main(module: Module) {
             if scenario.fault.is_none() {
                 fail(&format!("no fault {fault}: LeakedLock or one of {FAULTS:?}"));
             }
+        } else if let Some(number) = option.strip_prefix("spared=").and_then(|n| n.parse().ok()) {
+            scenario.spared = number;
         } else if let Some(numbers) = option.strip_prefix("random=") {
             let parsed = numbers.split_once(',').and_then(|(s, n)| Some((s.parse().ok()?, n.parse().ok()?)));
             let Some((seed, executions)) = parsed else { fail("random=SEED,EXECUTIONS") };

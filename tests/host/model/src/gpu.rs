@@ -52,6 +52,7 @@ pub struct PinRec {
     pub process: usize,
     pub slot: usize,
     va: u64,
+    len: u64,
     pub persistent: bool,
     pub ours: bool,
     pub how: How,
@@ -59,6 +60,13 @@ pub struct PinRec {
     data: usize,
     /// The registration of the core that it serves, once that is known.
     pub umem: Option<usize>,
+}
+
+impl PinRec {
+    /// Behind its last byte.
+    pub fn end(&self) -> u64 {
+        self.va + self.len
+    }
 }
 
 /// One page of memory per table: its head, its array of pages, its pages.
@@ -160,10 +168,10 @@ impl Gpu {
         })
     }
 
-    /// Where the byte at `va` of a pin lies.
+    /// Where the byte at `va` of a pin lies; `None` if the pin does not cover it.
     pub fn phys(&self, pin: usize, va: u64) -> Option<u64> {
         let p = self.pins.get(pin)?;
-        let into = va.checked_sub(p.va)?;
+        let into = va.checked_sub(p.va).filter(|into| *into < p.len)?;
         let gap = if w().scattered { into / PAGE * PAGE } else { 0 };
         Some(self.allocs[p.alloc].phys + (p.va - self.allocs[p.alloc].va) + into + gap)
     }
@@ -290,6 +298,7 @@ pub(crate) fn get(
         process,
         slot,
         va,
+        len,
         persistent,
         ours,
         how: How::Live,
@@ -302,7 +311,7 @@ pub(crate) fn get(
     // SAFETY: The caller's place for the pointer.
     unsafe { table.write(head) };
     if ours {
-        world.acquiring[rt().current] = Some(pin);
+        world.acquiring[rt().current].push(pin);
     }
     0
 }

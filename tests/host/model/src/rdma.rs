@@ -10,6 +10,7 @@
 //!
 //! Left out: memlock accounting, get_user_pages, queues, devx, the driver's page-size arithmetic.
 
+use crate::gpu::How;
 use crate::raw;
 use crate::rt::{self, fail, note, rt, Rank};
 use crate::world::{self, device, in_text, w, Fault, SgTable, CLIENT, HCA, P, SG, UMEM};
@@ -56,7 +57,8 @@ pub struct Client {
 pub struct Umem {
     client: usize,
     context: *mut c_void,
-    pub pin: usize,
+    /// In the order of their addresses.
+    pub pins: Vec<usize>,
     pub process: usize,
     ticket: Option<u64>,
     /// mapping_lock.
@@ -235,7 +237,7 @@ fn drop_user(client: usize) {
 
 /// Can the HCA still reach what just went?
 pub fn check_dma(pin: usize, why: &str) {
-    if w().core.umems.iter().any(|u| u.pin == pin && u.mkey) {
+    if w().core.umems.iter().any(|u| u.pins.contains(&pin) && u.mkey) {
         fail(format!("the HCA can still access pin {pin}, and {why}"));
     }
 }
@@ -251,9 +253,10 @@ fn read_table(umem: usize) {
 
 /// The driver makes an mkey from the sg list. From here on the HCA may access the memory.
 fn make_mkey(umem: usize) -> bool {
-    let pin = w().core.umems[umem].pin;
     read_table(umem);
-    rt::touch(HCA + pin as u64, true, "the HCA gets an mkey");
+    for &pin in &w().core.umems[umem].pins {
+        rt::touch(HCA + pin as u64, true, "the HCA gets an mkey");
+    }
     if w().fault(Fault::Mkey) {
         return false;
     }
@@ -271,7 +274,7 @@ fn make_mkey(umem: usize) -> bool {
             let Some(phys) = world::translate(dma + (at - start), 1) else {
                 fail(format!("the HCA is given {dma:#x}, which is not mapped"));
             };
-            let wanted = w().gpu.phys(pin, at);
+            let wanted = u.pins.iter().find_map(|&pin| w().gpu.phys(pin, at));
             if wanted != Some(phys) {
                 fail(format!("the HCA is given {phys:#x} for address {at:#x}, which is at {wanted:#x?}"));
             }
@@ -282,7 +285,7 @@ fn make_mkey(umem: usize) -> bool {
     if at != end {
         fail(format!("the table covers {first:#x} to {at:#x}, not to {end:#x}"));
     }
-    if w().gpu.pins[pin].how != crate::gpu::How::Live {
+    if let Some(pin) = u.pins.iter().find(|&&pin| w().gpu.pins[pin].how != How::Live) {
         fail(format!("the HCA gets an mkey over pin {pin}, which is gone"));
     }
     w().core.umems[umem].mkey = true;
@@ -290,8 +293,9 @@ fn make_mkey(umem: usize) -> bool {
 }
 
 fn fence(umem: usize) {
-    let pin = w().core.umems[umem].pin;
-    rt::touch(HCA + pin as u64, true, "the HCA is fenced");
+    for &pin in &w().core.umems[umem].pins {
+        rt::touch(HCA + pin as u64, true, "the HCA is fenced");
+    }
     w().core.umems[umem].mkey = false;
 }
 
@@ -317,7 +321,7 @@ fn acquire(va: u64, len: u64) -> Result<usize, i32> {
             continue;
         }
         let me = rt().current;
-        w().acquiring[me] = None;
+        w().acquiring[me].clear();
         let mut context = std::ptr::null_mut();
         // SAFETY: Registered.
         let f = unsafe { (*w().core.clients[client].object).acquire }.expect("mandatory");
@@ -331,12 +335,12 @@ fn acquire(va: u64, len: u64) -> Result<usize, i32> {
             rt().flags[idle] = false;
             let lock = rt().new_id();
             let process = rt().me().process;
-            // A refused registration has no pin; it never reaches the HCA.
-            let pin = w().acquiring[me].unwrap_or(99);
+            let got = std::mem::take(&mut w().acquiring[me]);
+            let pins = covering(&got, va, len);
             w().core.umems.push(Umem {
                 client,
                 context,
-                pin,
+                pins,
                 process,
                 ticket: None,
                 lock,
@@ -353,13 +357,26 @@ fn acquire(va: u64, len: u64) -> Result<usize, i32> {
                 release_took: Vec::new(),
             });
             let umem = w().core.umems.len() - 1;
-            note(|| format!("umem {umem} of client {client}, pin {pin}"));
+            note(|| format!("umem {umem} of client {client}, pins {:?}", w().core.umems[umem].pins));
             rt::unlock(P);
             return Ok(umem);
         }
     }
     rt::unlock(P);
     Err(-14)
+}
+
+/// Which of the pins `got` a registration was made of: not those that were only tried, also where the provider kept
+/// them. A refused registration never reaches the HCA.
+fn covering(got: &[usize], va: u64, len: u64) -> Vec<usize> {
+    let (mut at, mut pins) = (va, Vec::new());
+    while at < va + len {
+        let ours = |pin: &usize| matches!(w().gpu.pins[*pin].how, How::Live | How::Freed);
+        let Some(&pin) = got.iter().rev().find(|&&pin| w().gpu.phys(pin, at).is_some() && ours(&pin)) else { break };
+        pins.push(pin);
+        at = w().gpu.pins[pin].end();
+    }
+    pins
 }
 
 fn add_ticket(umem: usize) -> Option<u64> {
@@ -594,7 +611,7 @@ fn check_decision(client: usize, ticket: u64) {
     if w().refs == 0 {
         fail("calls invalidate without a reference to its own module".into());
     }
-    let Some(umem) = w().core.umems.iter().position(|u| u.pin == pin) else {
+    let Some(umem) = w().core.umems.iter().position(|u| u.pins.contains(&pin)) else {
         fail(format!("calls invalidate for pin {pin}, of which the core knows nothing yet"));
     };
     let u = &w().core.umems[umem];

@@ -28,6 +28,8 @@ pub struct Scenario {
     pub generation: Generation,
     pub mode: Mode,
     pub fault: Option<Fault>,
+    /// What it could hit, and does not, before it does.
+    pub spared: usize,
     /// The so-many-th allocation after loading fails.
     pub fail_allocation: Option<usize>,
     pub body: fn(&Scenario),
@@ -103,6 +105,7 @@ fn load(scenario: &Scenario) {
         fail("insmod fails".into());
     }
     w().faults.extend(scenario.fault);
+    w().spared = scenario.spared;
     if scenario.fault == Some(Fault::LeakedLock) {
         // It is leaked when there can be no mkey.
         w().faults.push(Fault::Mkey);
@@ -237,6 +240,45 @@ fn many_orphans(scenario: &Scenario) {
     finish();
 }
 
+/// One registration over `allocations` of these pages, side by side and in no order, and another one of the same range.
+/// Another process deregisters the first, while the owner registers the second and the memory in the middle is freed.
+fn several(scenario: &Scenario, allocations: &[u64]) {
+    load(scenario);
+    let mut at = VA;
+    let mut memory = Vec::new();
+    for (number, pages) in allocations.iter().enumerate() {
+        let phys = BAR + (allocations.len() - number) as u64 * 16 * PAGE;
+        w().gpu.allocs.push(Alloc { process: 1, va: at, len: pages * PAGE, phys, alive: true });
+        memory.push(w().gpu.allocs.len() - 1);
+        at += pages * PAGE;
+    }
+    let (from, len) = (VA + 0x3210, at - VA - 0x5432);
+    rt().me().process = 1;
+    let live = rdma::register(from, len);
+    rt().me().process = 0;
+    if let Ok(live) = live {
+        if w().core.umems[live].pins.len() == allocations.len() {
+            rt::cover("all-pieces");
+        }
+        spawn("foreign", 2, move || rdma::deregister(live));
+    }
+    spawn("owner", 1, move || {
+        if let Ok(umem) = rdma::register(from, len) {
+            rdma::deregister(umem);
+        }
+    });
+    spawn("free", 1, move || gpu::free(memory[1]));
+    finish();
+}
+
+fn two_pieces(scenario: &Scenario) {
+    several(scenario, &[2, 2]);
+}
+
+fn three_pieces(scenario: &Scenario) {
+    several(scenario, &[1, 1, 1]);
+}
+
 /// A scenario's name and what happens in it.
 type Named = (&'static str, fn(&Scenario));
 
@@ -250,6 +292,8 @@ pub const EXHAUSTIVE: &[Named] = &[
     ("reuse", reuse),
     ("two-callbacks", two_callbacks),
     ("many-orphans", many_orphans),
+    ("two-pieces", two_pieces),
+    ("three-pieces", three_pieces),
 ];
 
 // What follows is too wide to be run in all orders.

@@ -134,11 +134,149 @@ fn host_memory_is_not_ours_and_asked_for_once() {
     }
 }
 
+/// The whole range, its first granule, and that once more as a piece: behind it is nothing.
 #[test]
-fn a_range_that_leaves_its_allocation_is_refused_as_ours() {
-    for mode in MODES {
-        assert_eq!(ask(mode, VA + 3 * PAGE, 2 * PAGE, &[]), (Err(gpu::EINVAL), 2));
+fn a_range_that_leaves_its_allocation_for_nowhere_is_refused_as_ours() {
+    for (mode, gets) in [(Mode::Legacy, 2), (Mode::Persistent, 4), (Mode::Fallback, 4)] {
+        assert_eq!(ask(mode, VA + 3 * PAGE, 2 * PAGE, &[]), (Err(gpu::EINVAL), gets));
     }
+}
+
+/// The process has allocations of so many pages, one behind the other from `VA` on, besides its first.
+fn beside(pages: &[u64]) {
+    w().gpu.allocs.clear();
+    let mut at = VA;
+    for (number, pages) in pages.iter().enumerate() {
+        let phys = BAR + (pages + 64) * PAGE * (8 - number as u64);
+        w().gpu.allocs.push(gpu::Alloc { process: 1, va: at, len: pages * PAGE, phys, alive: true });
+        at += pages * PAGE;
+    }
+}
+
+/// The model compares each byte that the HCA would reach with what the GPU has there.
+#[test]
+fn a_range_over_several_allocations_is_pinned_in_pieces() {
+    for mode in [Mode::Persistent, Mode::Fallback] {
+        for allocations in [&[1, 1][..], &[2, 2], &[3, 5], &[1, 4, 1], &[4, 4, 4, 4], &[5, 1, 1, 7, 2]] {
+            let _turn = load(mode);
+            beside(allocations);
+            let all = allocations.iter().sum::<u64>() * PAGE;
+            for (front, back) in [(0, 0), (0x3210, 0x5432), (PAGE - 1, PAGE - 1), (0, 4096)] {
+                let umem = rdma::register(VA + front, all - front - back).expect("all of it is GPU memory");
+                assert!(w().core.umems[umem].pins.len() >= allocations.len());
+                rdma::deregister(umem);
+                assert_eq!(w().gpu.live_pins(), 0);
+            }
+            unload();
+        }
+    }
+}
+
+#[test]
+fn the_list_says_how_many_pieces() {
+    let _turn = load(Mode::Persistent);
+    beside(&[2, 2]);
+    let umem = rdma::register(VA, 4 * PAGE).expect("GPU memory");
+    let (mut at, mut row) = (0, Vec::<u8>::new());
+    let seq: *mut Vec<u8> = &mut row;
+    // SAFETY: As shim.c calls them while the file is read.
+    unsafe {
+        assert_eq!(nvpm_proc_seek(0, &mut at), 1);
+        nvpm_proc_row(0, at, seq.cast());
+    }
+    let row = String::from_utf8(row).expect("text");
+    assert!(row.contains(" pieces=2 pages=4 page_size=65536 runs=4 "), "{row}");
+    rdma::deregister(umem);
+    unload();
+}
+
+/// Where one allocation's memory ends and the next one's begins, an IOMMU need not cut.
+#[test]
+fn contiguous_memory_of_several_allocations_is_one_mapping() {
+    let _turn = load(Mode::Persistent);
+    w().scattered = false;
+    beside(&[2, 2]);
+    w().gpu.allocs[1].phys = w().gpu.allocs[0].phys + 2 * PAGE;
+    let umem = rdma::register(VA + 0x1000, 4 * PAGE - 0x3000).expect("GPU memory");
+    assert_eq!((w().maps.len(), w().sgs.last().expect("a table").entries.len()), (1, 1));
+    rdma::deregister(umem);
+    unload();
+}
+
+#[test]
+fn a_hole_is_refused_with_its_address() {
+    for (hole, whose) in [(3, 0), (4, 2)] {
+        let _turn = load(Mode::Persistent);
+        beside(&[2, 1, 1, 4]);
+        // Freed, or another process's.
+        match whose {
+            0 => w().gpu.allocs[2].alive = false,
+            process => w().gpu.allocs[3].process = process,
+        }
+        assert_eq!(rdma::register(VA + 0x3210, 7 * PAGE).map(|_| ()), Err(gpu::EINVAL));
+        assert!(said(&format!("(found {:#x})", VA + hole * PAGE)), "{:?}", rt().printed);
+        assert_eq!(w().gpu.live_pins(), 0);
+        unload();
+    }
+}
+
+#[test]
+fn revocable_pins_serve_one_allocation_and_say_so() {
+    for (mode, faults) in [(Mode::Legacy, None), (Mode::Fallback, Some(Fault::GetNotSupported))] {
+        let _turn = load(mode);
+        beside(&[2, 2]);
+        w().faults.extend(faults);
+        // Persistent pins are not supported on this platform, whatever is asked for.
+        let unsupported = faults.into_iter().cycle().take(8);
+        w().faults.extend(unsupported);
+        assert_eq!(rdma::register(VA, 4 * PAGE).map(|_| ()), Err(gpu::EINVAL));
+        assert!(said("revocable pins cannot follow"), "{:?}", rt().printed);
+        w().faults.clear();
+        unload();
+    }
+}
+
+/// The provider fails in the middle: nothing stays pinned, and the reason is that of the piece.
+#[test]
+fn a_piece_that_fails_undoes_the_others() {
+    // 0 is the whole range, 1 its first granule, 2 and 3 the halves of the search.
+    for (fault, errno) in [(Fault::GetBarFull, gpu::ENOMEM), (Fault::GetIo, gpu::EIO), (Fault::GetBusy, gpu::EBUSY)] {
+        let _turn = load(Mode::Persistent);
+        beside(&[2, 2, 2]);
+        // What could be hit is what the provider has found: the granule, a piece, the next one.
+        w().faults.push(fault);
+        w().spared = 2;
+        assert_eq!(rdma::register(VA, 6 * PAGE).map(|_| ()), Err(errno), "{fault:?}");
+        assert_eq!(w().gpu.live_pins(), 0);
+        unload();
+    }
+}
+
+/// A longer pin was had, and the shorter one in its place cannot be put: it waits for the owner's next call.
+#[test]
+fn a_shorter_pin_that_the_provider_keeps_is_an_orphan() {
+    let _turn = load(Mode::Persistent);
+    beside(&[3, 5]);
+    w().faults.extend([Fault::PutNoMemory, Fault::PutNoMemory]);
+    // Not the granule's, and again in `release`.
+    w().spared = 1;
+    assert_eq!(rdma::register(VA, 8 * PAGE).map(|_| ()), Err(gpu::ENOMEM));
+    assert_eq!(w().gpu.live_pins(), 2);
+    let umem = rdma::register(VA, PAGE).expect("GPU memory");
+    assert_eq!(w().gpu.live_pins(), 1, "the owner's call ends what was left");
+    rdma::deregister(umem);
+    unload();
+}
+
+#[test]
+fn who_is_killed_stops_pinning() {
+    let _turn = load(Mode::Persistent);
+    beside(&[2, 2]);
+    w().killed = true;
+    assert_eq!(rdma::register(VA, 4 * PAGE).map(|_| ()), Err(EFAULT));
+    assert_eq!((w().gpu.gets, w().gpu.live_pins()), (2, 0));
+    w().killed = false;
+    unload();
 }
 
 #[test]
@@ -193,7 +331,7 @@ fn memory_that_cannot_be_pinned_persistently_is_pinned_revocably_or_refused_in_w
     let _turn = load(Mode::Fallback);
     w().faults.push(Fault::GetIo);
     let umem = rdma::register(VA, 2 * PAGE).expect("the revocable client takes it");
-    assert!(!w().gpu.pins[w().core.umems[umem].pin].persistent);
+    assert!(!w().gpu.pins[w().core.umems[umem].pins[0]].persistent);
     // Host memory stays what it is, and nobody speaks of it.
     w().faults.push(Fault::GetIo);
     rt().printed.clear();
@@ -251,7 +389,7 @@ fn not_supported_makes_the_persistent_client_step_aside_once() {
     let _turn = load(Mode::Fallback);
     w().faults.push(Fault::GetNotSupported);
     let umem = rdma::register(VA, PAGE).expect("the revocable client takes it");
-    assert!(!w().gpu.pins[w().core.umems[umem].pin].persistent);
+    assert!(!w().gpu.pins[w().core.umems[umem].pins[0]].persistent);
     assert_eq!(w().gpu.gets, 2);
     unload();
 }
@@ -280,7 +418,7 @@ fn memory_that_only_a_revocable_client_could_pin_is_refused_with_a_reason() {
     assert_eq!(w().gpu.gets, 2);
     // Persistent pins work again.
     let umem = rdma::register(VA, PAGE).expect("the persistent client serves a queue");
-    assert!(w().gpu.pins[w().core.umems[umem].pin].persistent);
+    assert!(w().gpu.pins[w().core.umems[umem].pins[0]].persistent);
     w().core.invalidation_supported = true;
     unload();
 }
