@@ -80,6 +80,7 @@ pub fn finish() {
         rt().me().process = w().core.umems[umem].process;
         rdma::deregister(umem);
     }
+    world::check_known();
     for alloc in 0..w().gpu.allocs.len() {
         rt().me().process = w().gpu.allocs[alloc].process;
         gpu::free(alloc);

@@ -268,6 +268,14 @@ pub fn check_released(umem: usize) {
     }
 }
 
+/// Nothing is registered any more: the module still has what is pinned, and cannot be unloaded.
+pub fn check_known() {
+    let left = w().gpu.pins.iter().filter(|p| p.ours && p.how == gpu::How::Live).count();
+    if left != 0 && w().refs == 0 {
+        fail(format!("{left} pins are left, and the module has forgotten them"));
+    }
+}
+
 /// After everything: nothing may be left at all.
 pub fn check_end() {
     let world = w();
