@@ -17,7 +17,7 @@ struct Fault {
 }
 
 /// Mistakes that must stay among them, each with the file that plants it.
-const NAMED: [(&str, &str); 8] = [
+const NAMED: [(&str, &str); 11] = [
     ("pointer instead of ticket", "pointer-instead-of-ticket"),
     ("state lock held over put", "state-lock-over-put"),
     ("no Revoked check after the provider's get", "no-check-after-get"),
@@ -29,6 +29,9 @@ const NAMED: [(&str, &str); 8] = [
     ("no second Revoked check under the put gate", "no-second-check-under-the-gate"),
     ("unmapping after release", "unmap-after-release"),
     ("module reference dropped before the callback is done", "reference-dropped-by-the-callback"),
+    ("one of several pins not put", "piece-not-put"),
+    ("one of several pins put twice", "piece-put-twice"),
+    ("several revocable pins, revoked by the callback of one", "revoked-by-one-callback"),
 ];
 
 fn read_faults(folder: &Path) -> Vec<Fault> {
