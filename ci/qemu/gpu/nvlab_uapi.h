@@ -47,6 +47,8 @@ struct nvlab_info {
 #define NVLAB_LAYOUT_SHUFFLED	4	/* random order of 64 KiB pages */
 
 #define NVLAB_ALLOC_COHERENT	1	/* CPU-cacheable memory outside any BAR */
+#define NVLAB_ALLOC_UNMAPPED	2	/* no address: NVLAB_IOC_REGISTER gives one */
+#define NVLAB_ALLOC_SMALL	4	/* in pages of 64 KiB: address and end, too */
 
 struct nvlab_alloc {
 	__u32 gpu;		/* in */
@@ -56,7 +58,7 @@ struct nvlab_alloc {
 	__u64 va;		/* in, 2 MiB aligned */
 	__u64 size;		/* in, > 0 */
 	__u64 handle;		/* out, never reused */
-	__u64 backing;		/* out, size rounded up to 2 MiB: what can be pinned */
+	__u64 backing;		/* out, size rounded up: what can be pinned */
 };
 
 struct nvlab_handle {
@@ -109,7 +111,7 @@ struct nvlab_pid {
 #define NVLAB_IOC_FREE		_IOW('N', 2, struct nvlab_handle)
 /* What cuMemUnmap does: callbacks of all its pins, the memory stays. */
 #define NVLAB_IOC_UNREGISTER	_IOW('N', 3, struct nvlab_handle)
-/* Make unregistered memory pinnable again, at this address. */
+/* What cuMemMap does: make unregistered memory pinnable, at this address. */
 #define NVLAB_IOC_REGISTER	_IOW('N', 4, struct nvlab_register)
 #define NVLAB_IOC_WRITE		_IOW('N', 5, struct nvlab_copy)	/* host to GPU */
 #define NVLAB_IOC_READ		_IOW('N', 6, struct nvlab_copy)	/* GPU to host */

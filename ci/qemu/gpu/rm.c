@@ -19,7 +19,7 @@
  * a new extent knows its own count only. A duplicate that fails is no lack of
  * memory to the caller, but -EIO.
  *
- * Left out: MIG, vGPU and confidential computing beyond their error codes; VA
+ * Left out: memory at two addresses at once; MIG, vGPU and confidential computing beyond their error codes; VA
  * spaces and tokens (both must be zero with today's callers, and are ignored);
  * suspend. Of coherent memory: that it is contiguous, and that a CPU may map
  * it; where it is a BAR's, that its address is its place in video memory, and
@@ -57,6 +57,8 @@ struct vidmem {
 	struct list_head node;
 	struct nvlab_mem *mem;
 	u64 va;
+	u64 len;		/* what can be pinned, a multiple of unit */
+	u64 unit;
 	bool registered;
 	struct list_head pins;
 	struct bar1_object extents;	/* under the API lock */
@@ -557,7 +559,7 @@ static struct vidmem *vidmem_at(struct nvlab_client *client, u64 va, u64 len)
 	struct vidmem *v;
 
 	list_for_each_entry(v, &client->vidmems, node)
-		if (v->registered && va < v->va + v->mem->backing &&
+		if (v->registered && va < v->va + v->len &&
 		    va + len > v->va)
 			return v;
 	return NULL;
@@ -568,6 +570,8 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 	u32 coherent = req->flags & NVLAB_ALLOC_COHERENT ?
 		       1 : nvlab_config(NVLAB_C_COHERENT);
 	u32 layout = req->layout ? req->layout : nvlab_config(NVLAB_C_LAYOUT);
+	u64 unit = req->flags & NVLAB_ALLOC_SMALL ?
+		   NVLAB_GPU_PAGE : NVLAB_BACKING_SIZE;
 	struct nvlab_gpu *gpu;
 	struct vidmem *v;
 	int err;
@@ -576,9 +580,10 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 		return -ENODEV;
 	gpu = nvlab_gpus[req->gpu];
 	if (!req->size || req->size > gpu->size || req->pad ||
-	    req->flags & ~NVLAB_ALLOC_COHERENT ||
+	    req->flags & ~(NVLAB_ALLOC_COHERENT | NVLAB_ALLOC_UNMAPPED |
+			   NVLAB_ALLOC_SMALL) ||
 	    layout > NVLAB_LAYOUT_SHUFFLED ||
-	    !IS_ALIGNED(req->va, NVLAB_BACKING_SIZE) ||
+	    !IS_ALIGNED(req->va, unit) ||
 	    req->va + ALIGN(req->size, NVLAB_BACKING_SIZE) < req->va)
 		return -EINVAL;
 	v = kzalloc_obj(*v);
@@ -586,7 +591,9 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 		return -ENOMEM;
 	INIT_LIST_HEAD(&v->pins);
 	v->va = req->va;
-	v->registered = true;
+	v->len = ALIGN(req->size, unit);
+	v->unit = unit;
+	v->registered = !(req->flags & NVLAB_ALLOC_UNMAPPED);
 	v->mem = mem_new(gpu, req->size, layout, coherent, req->va);
 	if (IS_ERR(v->mem)) {
 		err = PTR_ERR(v->mem);
@@ -596,7 +603,7 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 	err = nvlab_api_lock("allocate");
 	if (err)
 		goto drop;
-	if (vidmem_at(client, v->va, v->mem->backing)) {
+	if (v->registered && vidmem_at(client, v->va, v->len)) {
 		err = -EEXIST;
 		nvlab_api_unlock();
 		goto drop;
@@ -605,7 +612,7 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 	list_add_tail(&v->node, &client->vidmems);
 	mutex_unlock(&client->lock);
 	req->handle = v->mem->id;
-	req->backing = v->mem->backing;
+	req->backing = v->len;
 	nvlab_api_unlock();
 	return 0;
 drop:
@@ -701,16 +708,16 @@ int nvlab_register(struct nvlab_client *client, u64 handle, u64 va)
 	struct vidmem *v;
 	int err;
 
-	if (!IS_ALIGNED(va, NVLAB_BACKING_SIZE))
-		return -EINVAL;
 	err = nvlab_api_lock("register");
 	if (err)
 		return err;
 	v = vidmem_find(client, handle);
 	if (!v) {
 		err = -ENOENT;
-	} else if (v->registered || va + v->mem->backing < va ||
-		   vidmem_at(client, va, v->mem->backing)) {
+	} else if (!IS_ALIGNED(va, v->unit)) {
+		err = -EINVAL;
+	} else if (v->registered || va + v->len < va ||
+		   vidmem_at(client, va, v->len)) {
 		err = -EEXIST;
 	} else {
 		v->va = va;
@@ -773,7 +780,7 @@ static int range_find(u64 va, u64 len, struct nvlab_client **of,
 		v = vidmem_at(client, va, 1);
 		if (!v)
 			continue;
-		if (va + len > v->va + v->mem->backing)
+		if (va + len > v->va + v->len)
 			return -EINVAL;
 		*of = client;
 		*found = v;

@@ -73,6 +73,140 @@ impl Cuda {
     }
 }
 
+impl Cuda {
+    fn write(&self, va: u64, bytes: &[u8]) -> Result<()> {
+        let copy =
+            self.driver.function::<unsafe extern "C" fn(u64, *const c_void, usize) -> c_int>("cuMemcpyHtoD_v2")?;
+        // SAFETY: the source is a live slice; the driver checks the device range.
+        check("cuMemcpyHtoD", unsafe { copy(va, bytes.as_ptr().cast(), bytes.len()) })
+    }
+
+    fn read(&self, va: u64, len: usize) -> Result<Vec<u8>> {
+        let copy = self.driver.function::<unsafe extern "C" fn(*mut c_void, u64, usize) -> c_int>("cuMemcpyDtoH_v2")?;
+        let mut out = vec![0u8; len];
+        // SAFETY: the destination is a live slice of that length; the driver checks the device range.
+        check("cuMemcpyDtoH", unsafe { copy(out.as_mut_ptr().cast(), va, len) })?;
+        Ok(out)
+    }
+}
+
+/// Addresses from cuMemAddressReserve, with a handle's memory in each segment that is mapped: what PyTorch's expandable
+/// segments are. What is mapped is unmapped when this is dropped, and the addresses are given back.
+pub struct Segments {
+    va: u64,
+    len: usize,
+    /// Offset and length of what is mapped.
+    mapped: Vec<(usize, usize)>,
+    cuda: Arc<Cuda>,
+}
+
+/// CUmemAllocationProp.
+#[repr(C)]
+struct Prop {
+    kind: c_int,
+    handle_types: c_int,
+    location: c_int,
+    device: c_int,
+    win32: Handle,
+    compression: u8,
+    rdma: u8,
+    rest: [u8; 6],
+}
+
+type Map = unsafe extern "C" fn(u64, usize, usize, u64, u64) -> c_int;
+type Create = unsafe extern "C" fn(*mut u64, usize, *const Prop, u64) -> c_int;
+
+impl Cuda {
+    /// Room for `len` bytes, a multiple of 2 MiB.
+    pub fn reserve(self: &Arc<Self>, len: usize) -> Result<Segments> {
+        let reserve = self
+            .driver
+            .function::<unsafe extern "C" fn(*mut u64, usize, usize, u64, u64) -> c_int>("cuMemAddressReserve")?;
+        let mut va = 0u64;
+        // SAFETY: valid out-parameter.
+        check("cuMemAddressReserve", unsafe { reserve(&mut va, len, 0, 0, 0) })?;
+        Ok(Segments { va, len, mapped: Vec::new(), cuda: Arc::clone(self) })
+    }
+
+    /// As many segments of `size` bytes as `len` needs, one behind the other.
+    pub fn segments(self: &Arc<Self>, size: usize, len: usize) -> Result<Segments> {
+        let count = len.div_ceil(size);
+        let mut segments = self.reserve(count * size)?;
+        for i in 0..count {
+            segments.map(i * size, size, true)?;
+        }
+        Ok(segments)
+    }
+}
+
+impl Segments {
+    pub fn va(&self) -> u64 {
+        self.va
+    }
+
+    /// New memory of `size` bytes at this offset, with or without gpuDirectRDMACapable.
+    pub fn map(&mut self, at: usize, size: usize, rdma: bool) -> Result<()> {
+        let driver = &self.cuda.driver;
+        let create = driver.function::<Create>("cuMemCreate")?;
+        let map = driver.function::<Map>("cuMemMap")?;
+        let access =
+            driver.function::<unsafe extern "C" fn(u64, usize, *const [c_int; 3], usize) -> c_int>("cuMemSetAccess")?;
+        let release = driver.function::<unsafe extern "C" fn(u64) -> c_int>("cuMemRelease")?;
+        let prop = Prop {
+            kind: 1,
+            handle_types: 0,
+            location: 1,
+            device: 0,
+            win32: std::ptr::null_mut(),
+            compression: 0,
+            rdma: rdma.into(),
+            rest: [0; 6],
+        };
+        let (mut handle, va) = (0u64, self.va + at as u64);
+        // SAFETY: documented calls, valid out-parameters and blocks of the documented layout.
+        unsafe {
+            check("cuMemCreate", create(&mut handle, size, &prop, 0))?;
+            check("cuMemMap", map(va, size, 0, handle, 0))?;
+            // A device, its number, read and write.
+            check("cuMemSetAccess", access(va, size, &[1, 0, 3], 1))?;
+            // The mapping keeps the memory.
+            check("cuMemRelease", release(handle))?;
+        }
+        self.mapped.push((at, size));
+        Ok(())
+    }
+
+    /// Takes the memory at this offset away.
+    pub fn unmap(&mut self, at: usize) -> Result<()> {
+        let unmap = self.cuda.driver.function::<unsafe extern "C" fn(u64, usize) -> c_int>("cuMemUnmap")?;
+        let which = self.mapped.iter().position(|m| m.0 == at).context("nothing is mapped there")?;
+        let (at, size) = self.mapped.swap_remove(which);
+        // SAFETY: mapped by us, and taken out: no second call.
+        check("cuMemUnmap", unsafe { unmap(self.va + at as u64, size) })
+    }
+
+    pub fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        self.cuda.write(self.va + at as u64, bytes)
+    }
+
+    pub fn read(&self, at: usize, len: usize) -> Result<Vec<u8>> {
+        self.cuda.read(self.va + at as u64, len)
+    }
+}
+
+impl Drop for Segments {
+    fn drop(&mut self) {
+        // A test that cares unmaps.
+        while let Some(&(at, _)) = self.mapped.last() {
+            let _ = self.unmap(at);
+        }
+        if let Ok(free) = self.cuda.driver.function::<unsafe extern "C" fn(u64, usize) -> c_int>("cuMemAddressFree") {
+            // SAFETY: reserved by us; this is the last use.
+            unsafe { free(self.va, self.len) };
+        }
+    }
+}
+
 /// Memory from cuMemAlloc; freed when dropped.
 pub struct DeviceMemory {
     va: Option<u64>,
@@ -90,19 +224,11 @@ impl DeviceMemory {
     }
 
     pub fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
-        let copy =
-            self.cuda.driver.function::<unsafe extern "C" fn(u64, *const c_void, usize) -> c_int>("cuMemcpyHtoD_v2")?;
-        // SAFETY: the source is a live slice; the driver checks the device range.
-        check("cuMemcpyHtoD", unsafe { copy(self.va() + at as u64, bytes.as_ptr().cast(), bytes.len()) })
+        self.cuda.write(self.va() + at as u64, bytes)
     }
 
     pub fn read(&self, at: usize, len: usize) -> Result<Vec<u8>> {
-        let copy =
-            self.cuda.driver.function::<unsafe extern "C" fn(*mut c_void, u64, usize) -> c_int>("cuMemcpyDtoH_v2")?;
-        let mut out = vec![0u8; len];
-        // SAFETY: the destination is a live slice of that length; the driver checks the device range.
-        check("cuMemcpyDtoH", unsafe { copy(out.as_mut_ptr().cast(), self.va() + at as u64, len) })?;
-        Ok(out)
+        self.cuda.read(self.va() + at as u64, len)
     }
 
     fn release(&mut self) -> Result<()> {

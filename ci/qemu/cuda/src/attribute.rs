@@ -21,8 +21,8 @@ pub fn device(attribute: i32, info: &Info) -> Option<i32> {
         76 => 0,                           // COMPUTE_CAPABILITY_MINOR
         83 => 1,                           // MANAGED_MEMORY
         88 => 0,                           // PAGEABLE_MEMORY_ACCESS
-        102 => 0,                          // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: no cuMemCreate here
-        110 => 0,                          // GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: the same
+        102 => 1,                          // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        110 => 1,                          // GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
         116 => 1,                          // GPU_DIRECT_RDMA_SUPPORTED
         117 => 1,                          // GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS: HOST
         118 => 100,                        // GPU_DIRECT_RDMA_WRITES_ORDERING: OWNER

@@ -1,7 +1,7 @@
 //! What the library remembers: devices, contexts, buffers. Safe code; the C ABI is in `lib.rs`.
 
 use crate::code::{Code, Res};
-use nvlab::{Client, Info, Memory};
+use nvlab::{Client, Info, Memory, Reservation, BACKING};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 pub enum Place {
     /// Video memory.
     Device(Memory),
+    /// The same, of a handle that is mapped here.
+    Mapped(Arc<Physical>),
     /// Memory of the host.
     Host {
         /// Its pages.
@@ -37,10 +39,42 @@ pub struct Buffer {
     pub place: Place,
 }
 
+/// Video memory of one handle (`cuMemCreate`). It goes with the handle and its last mapping.
+#[derive(Debug)]
+pub struct Physical {
+    pub memory: Memory,
+    device: usize,
+    /// Whether a mapping of it can be pinned.
+    pub rdma: bool,
+}
+
 impl Buffer {
+    /// Its video memory; `None` for memory of the host.
+    pub fn memory(&self) -> Option<&Memory> {
+        match &self.place {
+            Place::Device(memory) => Some(memory),
+            Place::Mapped(physical) => Some(&physical.memory),
+            Place::Host { .. } => None,
+        }
+    }
+
     /// Does the CPU reach it?
     pub fn on_host(&self) -> bool {
-        !matches!(self.place, Place::Device(_))
+        matches!(self.place, Place::Host { .. })
+    }
+
+    /// Is it a handle's mapping?
+    pub fn is_mapping(&self) -> bool {
+        matches!(self.place, Place::Mapped(_))
+    }
+
+    /// Can a NIC be given it?
+    pub fn rdma_capable(&self) -> bool {
+        match &self.place {
+            Place::Device(_) => true,
+            Place::Mapped(physical) => physical.rdma,
+            Place::Host { .. } => false,
+        }
     }
 }
 
@@ -108,6 +142,10 @@ struct State {
     primary: BTreeMap<usize, (usize, u32)>,
     buffers: BTreeMap<u64, Arc<Buffer>>,
     last_buffer: u64,
+    /// Reserved addresses, by their first.
+    reservations: BTreeMap<u64, Reservation>,
+    /// Handles of `cuMemCreate`.
+    handles: BTreeMap<u64, Arc<Physical>>,
 }
 
 /// The initialised driver of this process.
@@ -322,7 +360,7 @@ impl Driver {
         let gone = {
             let mut state = self.state();
             match state.buffers.get(&base) {
-                Some(b) if matches!(b.place, Place::Host { managed: false, .. }) == pinned => {}
+                Some(b) if matches!(b.place, Place::Host { managed: false, .. }) == pinned && !b.is_mapping() => {}
                 _ => return Err(Code::InvalidValue),
             }
             state.buffers.remove(&base)
@@ -330,6 +368,110 @@ impl Driver {
         // Outside the lock: freeing waits for callbacks in the kernel.
         drop(gone);
         Ok(())
+    }
+
+    /// `cuMemAddressReserve`: addresses without memory.
+    pub fn reserve(&self, size: u64) -> Res<u64> {
+        if size == 0 || size % BACKING != 0 {
+            return Err(Code::InvalidValue);
+        }
+        let reservation = Reservation::new(0, size, None).map_err(|_| Code::OutOfMemory)?;
+        let va = reservation.va();
+        self.state().reservations.insert(va, reservation);
+        Ok(va)
+    }
+
+    /// `cuMemAddressFree`: a whole reservation, in which nothing is mapped any more.
+    pub fn unreserve(&self, va: u64, size: u64) -> Res<()> {
+        let mut state = self.state();
+        match state.reservations.get(&va) {
+            Some(r) if r.span() == size && state.buffers.range(va..va + size).next().is_none() => {}
+            _ => return Err(Code::InvalidValue),
+        }
+        state.reservations.remove(&va);
+        Ok(())
+    }
+
+    /// `cuMemCreate`: memory without an address.
+    pub fn create_memory(&self, device: i32, size: u64, rdma: bool) -> Res<u64> {
+        let (device, info) = self.device(device)?;
+        if size == 0 || size % BACKING != 0 {
+            return Err(Code::InvalidValue);
+        }
+        if size > info.memory {
+            return Err(Code::OutOfMemory);
+        }
+        let gpu = u32::try_from(device).map_err(|_| Code::InvalidDevice)?;
+        let memory = self.client.request(gpu, size).unmapped().alloc().map_err(|e| match e.errno() {
+            Some(libc::ENOMEM) => Code::OutOfMemory,
+            _ => Code::OperatingSystem,
+        })?;
+        let handle = memory.handle();
+        self.state().handles.insert(handle, Arc::new(Physical { memory, device, rdma }));
+        Ok(handle)
+    }
+
+    /// `cuMemRelease`: mappings stay.
+    pub fn release_memory(&self, handle: u64) -> Res<()> {
+        let gone = self.state().handles.remove(&handle);
+        gone.map(drop).ok_or(Code::InvalidValue)
+    }
+
+    /// `cuMemMap`: all of a handle's memory, somewhere in a reservation.
+    pub fn map(&self, va: u64, size: u64, handle: u64) -> Res<()> {
+        let (context, _) = self.here()?;
+        let physical = {
+            let state = self.state();
+            let physical = state.handles.get(&handle).ok_or(Code::InvalidValue)?.clone();
+            let end = va.checked_add(size).ok_or(Code::InvalidValue)?;
+            let reserved = state.reservations.range(..=va).next_back().map(|(_, r)| r);
+            let inside = reserved.is_some_and(|r| end <= r.va() + r.span());
+            let free = state.buffers.range(..end).next_back().is_none_or(|(_, b)| b.base + b.size <= va);
+            if !inside || !free || va % BACKING != 0 || size != physical.memory.size() {
+                return Err(Code::InvalidValue);
+            }
+            physical
+        };
+        if physical.rdma {
+            physical.memory.register_at(va).map_err(|_| Code::NotSupported)?;
+        }
+        self.keep(va, size, context, physical.device, Place::Mapped(physical));
+        Ok(())
+    }
+
+    /// `cuMemUnmap`: whole mappings, which cover the range.
+    pub fn unmap(&self, va: u64, size: u64) -> Res<()> {
+        let end = va.checked_add(size).ok_or(Code::InvalidValue)?;
+        let gone: Vec<Arc<Buffer>> = {
+            let mut state = self.state();
+            let bases: Vec<u64> =
+                state.buffers.range(va..end).filter(|(_, b)| b.is_mapping()).map(|(base, _)| *base).collect();
+            let covered: u64 = bases.iter().map(|base| state.buffers[base].size).sum();
+            if size == 0 || covered != size {
+                return Err(Code::InvalidValue);
+            }
+            bases.iter().filter_map(|base| state.buffers.remove(base)).collect()
+        };
+        // Outside the lock: this waits for callbacks in the kernel.
+        for buffer in gone {
+            if let Some(memory) = buffer.memory().filter(|_| buffer.rdma_capable()) {
+                memory.unregister().map_err(|_| Code::OperatingSystem)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Is all of this mapped?
+    pub fn is_mapped(&self, va: u64, size: u64) -> bool {
+        let state = self.state();
+        let mut at = va;
+        while at < va.saturating_add(size) {
+            match state.buffers.range(..=at).next_back() {
+                Some((_, b)) if b.is_mapping() && at - b.base < b.size => at = b.base + b.size,
+                _ => return false,
+            }
+        }
+        size != 0
     }
 
     /// The buffer that an address lies in.

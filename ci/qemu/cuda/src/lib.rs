@@ -3,10 +3,12 @@
 //! Models `docs/facts.md#cuda` (read on a real card): the codes for a call before `cuInit`, for a
 //! bad device, for a host or freed pointer; addresses that are 2 MiB aligned, belong to a mapping
 //! of the process and that the CPU cannot touch; the same address again after a free, under a new
-//! BUFFER_ID; the attributes about GPUDirect RDMA. After a fork the child is not initialised.
+//! BUFFER_ID; the attributes about GPUDirect RDMA; virtual memory management, where each mapping is
+//! a buffer of its own, with its own BUFFER_ID. After a fork the child is not initialised.
 //!
-//! Left out: kernels, streams, events, virtual memory management (attributes 102 and 110 say 0),
-//! IPC, and dma-buf export: DMA_BUF_SUPPORTED says 0 and `cuMemGetHandleForAddressRange` checks its
+//! Left out: kernels, streams, events, a handle that is mapped twice (NOT_SUPPORTED where it can be
+//! pinned), access rights of mappings (`cuMemSetAccess` checks its arguments), IPC, and dma-buf
+//! export: DMA_BUF_SUPPORTED says 0 and `cuMemGetHandleForAddressRange` checks its
 //! arguments as the real one does and then says NOT_SUPPORTED, so that a program that wants dma-buf
 //! sees that it has none. Managed memory never migrates: it is host memory. Names that the real
 //! library keeps for 32-bit device pointers (`cuMemAlloc` without `_v2`) are missing on purpose.
@@ -21,6 +23,7 @@ mod driver;
 
 use code::{Code, Res, NAMES};
 use driver::{driver, init, Buffer, Driver, Place};
+use nvlab::BACKING;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 
 /// What every function returns: 0 or a [`Code`].
@@ -289,6 +292,78 @@ api! {
     /// Free page-locked host memory.
     fn cuMemFreeHost(address: *mut c_void) { driver()?.free(address as u64, true) }
 
+    /// Multiples in which memory can be made and mapped.
+    fn cuMemGetAllocationGranularity(size: *mut usize, prop: *const AllocationProp, option: c_int) {
+        driver()?;
+        // SAFETY: the caller's pointer.
+        unsafe { prop.as_ref() }.and_then(AllocationProp::device).ok_or(Code::InvalidValue)?;
+        // MINIMUM or RECOMMENDED
+        if option != 0 && option != 1 {
+            return Err(Code::InvalidValue);
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { put(size, BACKING as usize) }
+    }
+
+    /// Reserve addresses. A wish for an address is not heard, as the real one need not.
+    fn cuMemAddressReserve(address: *mut CuPtr, size: usize, alignment: usize, _at: CuPtr, flags: u64) {
+        let d = driver()?;
+        if address.is_null() || flags != 0 || alignment as u64 > BACKING {
+            return Err(Code::InvalidValue);
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { put(address, d.reserve(size as u64)?) }
+    }
+
+    /// Give reserved addresses back.
+    fn cuMemAddressFree(address: CuPtr, size: usize) { driver()?.unreserve(address, size as u64) }
+
+    /// Make memory without an address.
+    fn cuMemCreate(handle: *mut u64, size: usize, prop: *const AllocationProp, flags: u64) {
+        let d = driver()?;
+        // SAFETY: the caller's pointer.
+        let prop = unsafe { prop.as_ref() }.ok_or(Code::InvalidValue)?;
+        let device = prop.device().ok_or(Code::InvalidValue)?;
+        if handle.is_null() || flags != 0 {
+            return Err(Code::InvalidValue);
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { put(handle, d.create_memory(device, size as u64, prop.rdma != 0)?) }
+    }
+
+    /// Give a handle back.
+    fn cuMemRelease(handle: u64) { driver()?.release_memory(handle) }
+
+    /// Map all of a handle's memory.
+    fn cuMemMap(address: CuPtr, size: usize, offset: usize, handle: u64, flags: u64) {
+        let d = driver()?;
+        if offset != 0 || flags != 0 {
+            return Err(Code::InvalidValue);
+        }
+        d.map(address, size as u64, handle)
+    }
+
+    /// Let GPUs use a mapped range.
+    fn cuMemSetAccess(address: CuPtr, size: usize, desc: *const AccessDesc, count: usize) {
+        let d = driver()?;
+        if desc.is_null() || count == 0 || !d.is_mapped(address, size as u64) {
+            return Err(Code::InvalidValue);
+        }
+        for i in 0..count {
+            // SAFETY: an array of `count` elements, says the caller.
+            let AccessDesc { kind, device, access } = unsafe { *desc.add(i) };
+            // A device; NONE, READ or READWRITE
+            if kind != 1 || ![0, 1, 3].contains(&access) {
+                return Err(Code::InvalidValue);
+            }
+            d.device(device)?;
+        }
+        Ok(())
+    }
+
+    /// Unmap whole mappings: callbacks of all their pins.
+    fn cuMemUnmap(address: CuPtr, size: usize) { driver()?.unmap(address, size as u64) }
+
     /// Base and size of the allocation that an address lies in.
     fn cuMemGetAddressRange_v2(base: *mut CuPtr, size: *mut usize, address: CuPtr) {
         let d = driver()?;
@@ -376,6 +451,7 @@ api! {
     fn cuPointerSetAttribute(value: *const c_void, attribute: c_int, address: CuPtr) {
         let d = driver()?;
         match d.buffer(address) {
+            Some(b) if b.is_mapping() && attribute == SYNC_MEMOPS => Err(Code::NotSupported),
             Some(b) if !b.on_host() && attribute == SYNC_MEMOPS && !value.is_null() => Ok(()),
             _ => Err(Code::InvalidValue),
         }
@@ -448,6 +524,47 @@ api! {
     }
 }
 
+/// `CUmemAllocationProp`, as far as it is looked at.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AllocationProp {
+    /// PINNED is 1.
+    pub kind: c_int,
+    /// Kinds of handles to be exported.
+    pub handle_types: c_int,
+    /// DEVICE is 1.
+    pub location: c_int,
+    /// Which one.
+    pub device: c_int,
+    /// Of another system.
+    pub win32: *mut c_void,
+    /// Of allocFlags: compression.
+    pub compression: u8,
+    /// Of allocFlags: gpuDirectRDMACapable.
+    pub rdma: u8,
+    /// Of allocFlags: the rest.
+    pub rest: [u8; 6],
+}
+
+impl AllocationProp {
+    /// The GPU; `None` for anything but plain memory of one.
+    fn device(&self) -> Option<c_int> {
+        (self.kind == 1 && self.location == 1).then_some(self.device)
+    }
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AccessDesc {
+    /// DEVICE is 1.
+    pub kind: c_int,
+    /// Which one.
+    pub device: c_int,
+    /// READWRITE is 3.
+    pub access: c_int,
+}
+
 /// # Safety
 /// `context` is NULL or good for writing a pointer.
 unsafe fn create(context: *mut CuContext, device: c_int) -> Res<()> {
@@ -493,17 +610,19 @@ enum End {
     Host(u64),
 }
 
-/// What an address is for a copy of `size` bytes.
-fn end(d: &Driver, at: u64, size: u64) -> Res<End> {
+/// What an address is for a copy of `size` bytes, and how many of them lie there. The next mapping
+/// may begin behind one.
+fn end(d: &Driver, at: u64, size: u64) -> Res<(End, u64)> {
     match d.buffer(at) {
         Some(b) if !b.on_host() => {
             let offset = at - b.base;
-            if size > b.size - offset {
+            let room = b.size - offset;
+            if size > room && !b.is_mapping() {
                 return Err(Code::InvalidValue);
             }
-            Ok(End::Gpu(b, offset))
+            Ok((End::Gpu(b, offset), room.min(size)))
         }
-        _ => Ok(End::Host(at)),
+        _ => Ok((End::Host(at), size)),
     }
 }
 
@@ -513,25 +632,46 @@ unsafe fn copy(dst: u64, src: u64, size: usize) -> Res<()> {
     let d = driver()?;
     d.here()?;
     let len = size as u64;
+    let mapped = |at: u64| d.buffer(at).is_some_and(|b| b.is_mapping());
+    // Neither runs from a mapping into what is none.
+    for at in [dst, src] {
+        if mapped(at) && !d.is_mapped(at, len) {
+            return Err(Code::InvalidValue);
+        }
+    }
+    let mut done = 0;
+    while done < len {
+        let ((to, to_room), (from, room)) = (end(d, dst + done, len - done)?, end(d, src + done, len - done)?);
+        let n = to_room.min(room);
+        // SAFETY: the caller vouches for host addresses.
+        unsafe { copy_part(to, from, n)? };
+        done += n;
+    }
+    Ok(())
+}
+
+/// # Safety
+/// Host addresses are good for `len` bytes.
+unsafe fn copy_part(to: End, from: End, len: u64) -> Res<()> {
     let failed = |_| Code::InvalidValue;
-    match (end(d, dst, len)?, end(d, src, len)?) {
-        (End::Gpu(to, at), End::Gpu(from, from_at)) => match (&to.place, &from.place) {
-            (Place::Device(to), Place::Device(from)) => to.copy_from(at, from, from_at, len).map_err(failed),
+    match (to, from) {
+        (End::Gpu(to, at), End::Gpu(from, from_at)) => match (to.memory(), from.memory()) {
+            (Some(to), Some(from)) => to.copy_from(at, from, from_at, len).map_err(failed),
             _ => Err(Code::Unknown),
         },
-        (End::Gpu(to, at), End::Host(from)) => match &to.place {
+        (End::Gpu(to, at), End::Host(from)) => match to.memory() {
             // SAFETY: the caller vouches for the host address.
-            Place::Device(to) => unsafe { to.write_from(at, from as *const u8, len).map_err(failed) },
-            _ => Err(Code::Unknown),
+            Some(to) => unsafe { to.write_from(at, from as *const u8, len).map_err(failed) },
+            None => Err(Code::Unknown),
         },
-        (End::Host(to), End::Gpu(from, at)) => match &from.place {
+        (End::Host(to), End::Gpu(from, at)) => match from.memory() {
             // SAFETY: the caller vouches for the host address.
-            Place::Device(from) => unsafe { from.read_to(at, to as *mut u8, len).map_err(failed) },
-            _ => Err(Code::Unknown),
+            Some(from) => unsafe { from.read_to(at, to as *mut u8, len).map_err(failed) },
+            None => Err(Code::Unknown),
         },
         (End::Host(to), End::Host(from)) => {
             // SAFETY: the caller vouches for both host addresses; they may overlap.
-            unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
+            unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len as usize) };
             Ok(())
         }
     }
@@ -540,23 +680,27 @@ unsafe fn copy(dst: u64, src: u64, size: usize) -> Res<()> {
 fn fill(dst: u64, value: u32, width: u32, count: usize) -> Res<()> {
     let d = driver()?;
     d.here()?;
-    let len = (count as u64).checked_mul(u64::from(width)).ok_or(Code::InvalidValue)?;
-    let b = d.buffer(dst).ok_or(Code::InvalidValue)?;
-    let offset = dst - b.base;
-    if len > b.size - offset || dst % u64::from(width) != 0 {
+    let mut at = dst;
+    let mut left = (count as u64).checked_mul(u64::from(width)).ok_or(Code::InvalidValue)?;
+    if dst % u64::from(width) != 0 || d.buffer(dst).is_none_or(|b| b.is_mapping() && !d.is_mapped(dst, left)) {
         return Err(Code::InvalidValue);
     }
-    match &b.place {
-        Place::Device(m) => m.fill_wide(offset, len, value, width).map_err(|_| Code::InvalidValue),
-        Place::Host { pages, .. } => {
-            let word = value.to_le_bytes();
-            if pages.fill(offset, len, &word[..width as usize]) {
-                Ok(())
-            } else {
-                Err(Code::InvalidValue)
-            }
+    while left != 0 {
+        let b = d.buffer(at).ok_or(Code::InvalidValue)?;
+        let offset = at - b.base;
+        let len = if b.is_mapping() { left.min(b.size - offset) } else { left };
+        if len > b.size - offset {
+            return Err(Code::InvalidValue);
         }
+        match (&b.place, b.memory()) {
+            (_, Some(memory)) => memory.fill_wide(offset, len, value, width).map_err(|_| Code::InvalidValue)?,
+            (Place::Host { pages, .. }, _) if pages.fill(offset, len, &value.to_le_bytes()[..width as usize]) => {}
+            _ => return Err(Code::InvalidValue),
+        }
+        at += len;
+        left -= len;
     }
+    Ok(())
 }
 
 const SYNC_MEMOPS: c_int = 6;
@@ -576,17 +720,17 @@ fn fact(attribute: c_int, b: &Buffer, address: u64) -> Option<Fact> {
         3 => Fact::Word(address),                                    // DEVICE_POINTER
         4 if b.on_host() => Fact::Word(address),                     // HOST_POINTER
         SYNC_MEMOPS => Fact::Flag(true),
-        7 => Fact::Word(b.id),           // BUFFER_ID
-        8 => Fact::Flag(managed),        // IS_MANAGED
-        9 => Fact::Int(b.device as u32), // DEVICE_ORDINAL
-        10 => Fact::Flag(false),         // IS_LEGACY_CUDA_IPC_CAPABLE
-        11 => Fact::Word(b.base),        // RANGE_START_ADDR
-        12 => Fact::Word(b.size),        // RANGE_SIZE
-        13 => Fact::Flag(true),          // MAPPED
-        14 => Fact::Word(0),             // ALLOWED_HANDLE_TYPES
-        15 => Fact::Flag(!b.on_host()),  // IS_GPU_DIRECT_RDMA_CAPABLE
-        16 => Fact::Int(3),              // ACCESS_FLAGS: read and write
-        17 => Fact::Word(0),             // MEMPOOL_HANDLE
+        7 => Fact::Word(b.id),              // BUFFER_ID
+        8 => Fact::Flag(managed),           // IS_MANAGED
+        9 => Fact::Int(b.device as u32),    // DEVICE_ORDINAL
+        10 => Fact::Flag(false),            // IS_LEGACY_CUDA_IPC_CAPABLE
+        11 => Fact::Word(b.base),           // RANGE_START_ADDR
+        12 => Fact::Word(b.size),           // RANGE_SIZE
+        13 => Fact::Flag(true),             // MAPPED
+        14 => Fact::Word(0),                // ALLOWED_HANDLE_TYPES
+        15 => Fact::Flag(b.rdma_capable()), // IS_GPU_DIRECT_RDMA_CAPABLE
+        16 => Fact::Int(3),                 // ACCESS_FLAGS: read and write
+        17 => Fact::Word(0),                // MEMPOOL_HANDLE
         _ => return None,
     })
 }
@@ -676,6 +820,14 @@ fn entries() -> impl Iterator<Item = Entry> {
         "cuPointerGetAttribute" 4000 cuPointerGetAttribute;
         "cuPointerGetAttributes" 7000 cuPointerGetAttributes;
         "cuPointerSetAttribute" 6000 cuPointerSetAttribute;
+        "cuMemGetAllocationGranularity" 10020 cuMemGetAllocationGranularity;
+        "cuMemAddressReserve" 10020 cuMemAddressReserve;
+        "cuMemAddressFree" 10020 cuMemAddressFree;
+        "cuMemCreate" 10020 cuMemCreate;
+        "cuMemRelease" 10020 cuMemRelease;
+        "cuMemMap" 10020 cuMemMap;
+        "cuMemSetAccess" 10020 cuMemSetAccess;
+        "cuMemUnmap" 10020 cuMemUnmap;
         "cuMemGetHandleForAddressRange" 11070 cuMemGetHandleForAddressRange;
         "cuFlushGPUDirectRDMAWrites" 11030 cuFlushGPUDirectRDMAWrites;
         "cuGetErrorName" 6000 cuGetErrorName;

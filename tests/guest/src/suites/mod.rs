@@ -19,6 +19,7 @@ mod observe;
 mod one_class;
 mod pages;
 mod pair;
+mod pieces;
 mod pyverbs;
 mod reasons;
 mod refusals;
@@ -69,6 +70,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         errors::suite(nvidia_c),
         iommu::suite(nvidia_c),
         pages::suite(),
+        pieces::suite(nvidia_c),
         tables::suite(nvidia_c),
         unfenced::suite(nvidia_c),
         faults::suite(nvidia_c),

@@ -60,8 +60,10 @@ fn devices() {
     assert_ne!(uuid, [0; 16]);
     // GPU_DIRECT_RDMA_SUPPORTED, UNIFIED_ADDRESSING, FLUSH_WRITES_OPTIONS, WRITES_ORDERING.
     assert_eq!([116, 41, 117, 118].map(attribute), [1, 1, 1, 100]);
+    // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.
+    assert_eq!([102, 110].map(attribute), [1, 1]);
     // INTEGRATED, PAGEABLE_MEMORY_ACCESS; and what this library lacks.
-    assert_eq!([18, 88, 124, 102, 110].map(attribute), [0; 5]);
+    assert_eq!([18, 88, 124].map(attribute), [0; 3]);
     // SAFETY: a live local.
     assert_eq!(unsafe { cuDeviceGetAttribute(&mut n, 9999, 0) }, 1);
 }
@@ -156,6 +158,75 @@ fn copies() {
     assert_eq!((free(a), free(b)), (0, 0));
 }
 
+/// A reservation with three handles, the last of which no NIC may have.
+fn mappings() {
+    const SEGMENT: usize = 2 << 20;
+    let prop = |rdma| AllocationProp {
+        kind: 1,
+        handle_types: 0,
+        location: 1,
+        device: 0,
+        win32: std::ptr::null_mut(),
+        compression: 0,
+        rdma,
+        rest: [0; 6],
+    };
+    let access = AccessDesc { kind: 1, device: 0, access: 3 };
+    let (mut at, mut granularity, mut handles) = (0, 0, [0u64; 3]);
+    // SAFETY: live locals.
+    unsafe {
+        assert_eq!(cuMemGetAllocationGranularity(&mut granularity, &prop(1), 0), 0);
+        assert_eq!(granularity, SEGMENT);
+        assert_eq!(cuMemAddressReserve(&mut at, 4 * SEGMENT, 0, 0, 0), 0);
+        assert_eq!(cuMemCreate(&mut handles[0], SEGMENT + 1, &prop(1), 0), 1);
+        for (i, handle) in handles.iter_mut().enumerate() {
+            assert_eq!(cuMemCreate(handle, SEGMENT, &prop(u8::from(i < 2)), 0), 0);
+            assert_eq!(cuMemMap(at + (i * SEGMENT) as u64, SEGMENT, 0, *handle, 0), 0);
+            // The mapping keeps the memory.
+            assert_eq!(cuMemRelease(*handle), 0);
+        }
+        assert_eq!(cuMemMap(at, SEGMENT, 0, handles[0], 0), 1);
+        assert_eq!(cuMemSetAccess(at, 4 * SEGMENT, &access, 1), 1);
+        assert_eq!(cuMemSetAccess(at, 3 * SEGMENT, &access, 1), 0);
+    }
+    let segment = |i: usize| at + (i * SEGMENT) as u64;
+    // An id each; the range is one segment.
+    let ids: Vec<u64> = (0..3).map(|i| pointer(7, segment(i) + 5).unwrap()).collect();
+    assert_eq!((ids[1], ids[2]), (ids[0] + 1, ids[0] + 2));
+    assert_eq!([0, 1, 2].map(|i| pointer(15, segment(i)).map(|v| v as u32)), [Ok(1), Ok(1), Ok(0)]);
+    let (mut base, mut len) = (0, 0);
+    let bytes: Vec<u8> = (0..3 * SEGMENT).map(|i| (i * 7 + i / 65521) as u8).collect();
+    let mut back = vec![0u8; 3 * SEGMENT];
+    // SAFETY: live locals and buffers of the lengths that are copied.
+    unsafe {
+        assert_eq!(cuMemGetAddressRange_v2(&mut base, &mut len, segment(1) + 9), 0);
+        assert_eq!((base, len), (segment(1), SEGMENT));
+        let on: *const u32 = &1;
+        assert_eq!(cuPointerSetAttribute(on.cast(), 6, at), 801);
+        assert_eq!(free(at), 1);
+        // A copy over all of them; none into the hole.
+        assert_eq!(cuMemcpyHtoD_v2(at, bytes.as_ptr().cast(), 3 * SEGMENT), 0);
+        assert_eq!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), at, 3 * SEGMENT), 0);
+        assert_eq!(back, bytes);
+        assert_eq!(cuMemcpyHtoD_v2(at + 1, bytes.as_ptr().cast(), 3 * SEGMENT), 1);
+        assert_eq!(cuMemsetD8_v2(segment(1) - 1, 9, 2), 0);
+        assert_eq!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), segment(1) - 2, 4), 0);
+        assert_eq!(back[1..3], [9, 9]);
+        // A segment unmapped is nobody's; another handle there has a new number.
+        assert_eq!(cuMemUnmap(segment(1), SEGMENT / 2), 1);
+        assert_eq!(cuMemUnmap(segment(1), SEGMENT), 0);
+        assert_eq!(pointer(7, segment(1)), Err(1));
+        assert_eq!(cuMemAddressFree(at, 4 * SEGMENT), 1);
+        let mut other = 0;
+        assert_eq!(cuMemCreate(&mut other, SEGMENT, &prop(1), 0), 0);
+        assert_eq!(cuMemMap(segment(1), SEGMENT, 0, other, 0), 0);
+        assert_eq!(cuMemRelease(other), 0);
+        assert_eq!(pointer(7, segment(1)), Ok(ids[2] + 1));
+        assert_eq!(cuMemUnmap(at, 3 * SEGMENT), 0);
+        assert_eq!(cuMemAddressFree(at, 4 * SEGMENT), 0);
+    }
+}
+
 fn fork() {
     // SAFETY: the only thread; the child ends at once.
     let pid = unsafe { libc::fork() };
@@ -170,8 +241,14 @@ fn fork() {
 }
 
 fn main() {
-    let cases: &[(&str, fn())] =
-        &[("devices", devices), ("contexts", contexts), ("buffers", buffers), ("copies", copies), ("fork", fork)];
+    let cases: &[(&str, fn())] = &[
+        ("devices", devices),
+        ("contexts", contexts),
+        ("buffers", buffers),
+        ("copies", copies),
+        ("mappings", mappings),
+        ("fork", fork),
+    ];
     println!("KTAP version 1\n1..{}", cases.len());
     let mut bad = 0;
     for (i, (name, case)) in cases.iter().enumerate() {

@@ -110,7 +110,7 @@ impl Client {
     /// Memory with wishes.
     #[must_use]
     pub fn request(&self, gpu: u32, size: u64) -> Request<'_> {
-        Request { client: self, gpu, size, layout: Layout::Default, coherent: false, at: None }
+        Request { client: self, gpu, size, layout: Layout::Default, flags: 0, at: None }
     }
 
     /// Let another process pin this client's memory.
@@ -135,7 +135,7 @@ pub struct Request<'a> {
     gpu: u32,
     size: u64,
     layout: Layout,
-    coherent: bool,
+    flags: u32,
     at: Option<u64>,
 }
 
@@ -149,8 +149,24 @@ impl Request<'_> {
 
     /// Coherent memory, outside any BAR.
     #[must_use]
-    pub fn coherent(mut self, coherent: bool) -> Self {
-        self.coherent = coherent;
+    pub fn coherent(self, coherent: bool) -> Self {
+        self.flag(sys::NVLAB_ALLOC_COHERENT, coherent)
+    }
+
+    /// Without an address, as `cuMemCreate` gives it: [`Memory::register_at`] gives one.
+    #[must_use]
+    pub fn unmapped(self) -> Self {
+        self.flag(sys::NVLAB_ALLOC_UNMAPPED, true)
+    }
+
+    /// In pages of 64 KiB: address and end may be multiples of that.
+    #[must_use]
+    pub fn small(self) -> Self {
+        self.flag(sys::NVLAB_ALLOC_SMALL, true)
+    }
+
+    fn flag(mut self, flag: u32, on: bool) -> Self {
+        self.flags = if on { self.flags | flag } else { self.flags & !flag };
         self
     }
 
@@ -169,11 +185,15 @@ impl Request<'_> {
         let span = self.size.checked_next_multiple_of(BACKING).ok_or_else(|| {
             Error::new(format!("allocating {} bytes", self.size), std::io::Error::from_raw_os_error(libc::ENOMEM))
         })?;
-        let range = Reservation::new(self.gpu, span, self.at)?;
+        let range = if self.flags & sys::NVLAB_ALLOC_UNMAPPED != 0 {
+            Reservation { va: 0, span: 0 }
+        } else {
+            Reservation::new(self.gpu, span, self.at)?
+        };
         let mut a = sys::AllocArg {
             gpu: self.gpu,
             layout: self.layout as u32,
-            flags: u32::from(self.coherent),
+            flags: self.flags,
             va: range.va,
             size: self.size,
             ..Default::default()
@@ -192,15 +212,28 @@ impl Request<'_> {
     }
 }
 
-/// A GPU address range: a mapping of this process that holds no page.
+/// A GPU address range: a mapping of this process that holds no page. Dropping it frees the addresses.
 #[derive(Debug)]
-struct Reservation {
+pub struct Reservation {
     va: u64,
     span: u64,
 }
 
 impl Reservation {
-    fn new(gpu: u32, span: u64, at: Option<u64>) -> Result<Self> {
+    /// Its first address.
+    #[must_use]
+    pub fn va(&self) -> u64 {
+        self.va
+    }
+
+    /// Bytes of it.
+    #[must_use]
+    pub fn span(&self) -> u64 {
+        self.span
+    }
+
+    /// `span` bytes, a multiple of 2 MiB, where there is room, or at `at`, where nothing else may be.
+    pub fn new(gpu: u32, span: u64, at: Option<u64>) -> Result<Self> {
         let path = format!("/dev/nvidia{gpu}");
         let what = || format!("reserving {span} bytes of addresses of {path}");
         let file = OpenOptions::new()
@@ -275,7 +308,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Its GPU address.
+    /// The GPU address that it was allocated at, 0 for none.
     #[must_use]
     pub fn va(&self) -> u64 {
         self.range.va
@@ -287,7 +320,7 @@ impl Memory {
         self.size
     }
 
-    /// Bytes that can be pinned: the size rounded up to 2 MiB.
+    /// Bytes that can be pinned: the size rounded up to 2 MiB, or to 64 KiB.
     #[must_use]
     pub fn backing(&self) -> u64 {
         self.backing
@@ -375,7 +408,12 @@ impl Memory {
 
     /// Make it pinnable again, at the same address.
     pub fn register(&self) -> Result<()> {
-        let mut a = sys::RegisterArg { handle: self.handle, va: self.va() };
+        self.register_at(self.va())
+    }
+
+    /// As `cuMemMap`: makes it pinnable at this address, which is reserved.
+    pub fn register_at(&self, va: u64) -> Result<()> {
+        let mut a = sys::RegisterArg { handle: self.handle, va };
         self.inner.call(sys::NVLAB_IOC_REGISTER, &mut a, || self.what("registering", 0, self.size))
     }
 

@@ -58,6 +58,11 @@ arg!(GdrPinArg { va: u64, len: u64, flags: u32, entries: u32, handle: u64, table
 arg!(GdrStateArg { handle: u64, callbacks: u32, reentry: i32 });
 arg!(GdrMapArg { handle: u64, domain: u32, bus: u32, device: u32, function: u32, first: u64, entries: u64 });
 
+/// Flags of [`AllocArg`].
+pub const NVLAB_ALLOC_COHERENT: u32 = 1;
+pub const NVLAB_ALLOC_UNMAPPED: u32 = 2;
+pub const NVLAB_ALLOC_SMALL: u32 = 4;
+
 /// Most bytes of one access of [`GdrDmaArg`].
 pub const DMA_MAX: usize = 64;
 
