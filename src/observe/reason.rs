@@ -184,7 +184,7 @@ impl Reason {
                 "it starts in GPU memory but leaves its allocation, which revocable pins cannot follow; load with persistent_api_support=1, or register each allocation by itself"
             }
             Self::Hole(_) => {
-                "it starts in GPU memory, but where found says it has none that can be pinned (freed, unmapped, host or managed memory, or cuMemCreate without gpuDirectRDMACapable); register what lies before and behind that"
+                "it starts in GPU memory, but at the address found it has none that can be pinned (freed, unmapped, host or managed memory, or cuMemCreate without gpuDirectRDMACapable); register what lies before and behind that"
             }
             Self::Unproven => {
                 "the GPU driver failed, or memory or BAR1 space was short, before it could say whether this is GPU memory; see its lines in the kernel log and nvidia-smi -q -d MEMORY"

@@ -91,6 +91,8 @@ pub struct Registration {
     pub length: u64,
     /// Bytes pinned for it.
     pub pinned_bytes: u64,
+    /// Allocations, or parts of one, that were pinned apart.
+    pub pieces: u64,
     pub runs: u64,
     /// PCI address of the GPU, once mapped.
     pub gpu: Option<String>,
@@ -115,6 +117,8 @@ pub struct Failure {
     pub errno: i32,
     /// One of the names in docs/proc.md.
     pub reason: String,
+    /// The offending number or address, of some reasons.
+    pub found: Option<String>,
     /// The reason in words, and what to do.
     pub text: String,
 }
@@ -209,6 +213,7 @@ pub fn registrations(root: &Root) -> Result<Vec<Registration>, Missing> {
             va: row.number("va"),
             length: row.number("length"),
             pinned_bytes: row.number("pinned_bytes"),
+            pieces: row.number("pieces"),
             runs: row.number("runs"),
             gpu: row.known("gpu"),
             nic: row.known("nic"),
@@ -236,6 +241,7 @@ pub fn failures(root: &Root) -> Result<Vec<Failure>, Missing> {
             length: row.number("length"),
             errno: i32::try_from(row.number("errno")).unwrap_or(0),
             reason: row.text("reason"),
+            found: row.known("found"),
             text: row.text("text"),
         })
         .collect())

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Real perftest: a server and a client process over the soft NIC, both with their buffer in GPU memory.
+//! Real perftest: a server and a client process over the soft NIC, both with their buffer in GPU memory. And one region over
+//! several allocations, which perftest cannot make.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context, Result};
 use serde_json::json;
 
+use super::{pattern, same_bytes, Bench, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::Mode;
 use crate::modules;
+use crate::peermem;
 use crate::perftest::{arrived, chunks, mb_s, with_rate, Before, Run, Sizes};
-use crate::test::{emit, in_modes, Env, Suite, Test};
+use crate::test::{emit, in_modes, Env, NvidiaC, Suite, Test};
+use crate::verbs::{Loopback, Op};
 
 /// Messages of a run.
 const ITERATIONS: usize = 20;
@@ -19,6 +23,8 @@ const ITERATIONS: usize = 20;
 pub fn suite(nvidia_c: bool) -> Suite {
     // Each mode is loaded once: some kernels do not let a module go that had revocable pins.
     let mut tests = gpu_tests(nvidia_c, Mode::Persistent);
+    let several = in_modes(nvidia_c, &[Mode::Persistent], "several_allocations", several_allocations);
+    tests.extend(several.into_iter().map(|t| t.nvidia_c(NvidiaC::Recorded)));
     // Host memory does not pass through the module; one run of each to compare with.
     let mode = &Mode::all(nvidia_c)[..1];
     for (name, run) in [
@@ -75,6 +81,39 @@ fn gpu_once(env: &Env, program: &str) -> Result<Option<f64>> {
     // A persistent pin outlives the process by nothing; both are gone when the processes are.
     gpu::wait_clean(Duration::from_secs(10))?;
     Ok(report.rate)
+}
+
+/// Segments as PyTorch's expandable segments are, in one region: bytes over the end of one are written and read back.
+fn several_allocations(env: &Env) -> Result<()> {
+    const SEGMENT: usize = 20 * MIB;
+    const LEN: usize = 2 * MIB;
+    let bench = Bench::new()?;
+    let segments = bench.cuda.segments(SEGMENT, 3 * SEGMENT)?;
+    let mr = bench.reg(segments.va(), 3 * SEGMENT).context("a region of three segments")?;
+    let mut host = pattern(&mut env.rng()?, LEN);
+    let host_mr = bench.reg(host.as_ptr() as u64, LEN)?;
+    let (link, at, wanted) = (Loopback::new(&bench.pd)?, SEGMENT - LEN / 2, host.clone());
+    let start = Instant::now();
+    link.run(Op::Write, (&host_mr, 0), (&mr, at), LEN)?;
+    host.fill(0);
+    link.run(Op::Read, (&host_mr, 0), (&mr, at), LEN)?;
+    let seconds = start.elapsed().as_secs_f64();
+    same_bytes("read back by the NIC", &host, &wanted)?;
+    same_bytes("read back by CUDA", &segments.read(at, LEN)?, &wanted)?;
+    if !env.nvidia_c {
+        let rows = peermem::rows("registrations")?;
+        let row = rows.first().context("no row of registrations")?;
+        ensure!(row["pieces"] == "3", "{} pieces, wanted 3", row["pieces"]);
+        emit(
+            "demo",
+            &json!({
+                "mode": env.mode()?.name(), "test": "write, read", "buffer": "3 segments",
+                "mb_s": 2.0 * LEN as f64 / 1e6 / seconds, "mrs": 1, "sg_entries": row["runs"].parse::<u64>()?,
+                "bytes_pinned": row["pinned_bytes"].parse::<u64>()?,
+            }),
+        );
+    }
+    Ok(mr.dereg()?)
 }
 
 fn host_run(env: &Env, program: &str) -> Result<()> {

@@ -18,6 +18,7 @@ pub(super) fn print(page: &mut Page, failures: &Failures) {
             &format!("{who}: {}", text::errno(row.errno)),
             Style::new().bold(),
         );
-        page.wrapped("    ", &format!("{} [{}, client {}]", row.text, row.reason, row.client), Style::new());
+        let found = row.found.as_ref().map_or(String::new(), |found| format!(", found {}", tame(found)));
+        page.wrapped("    ", &format!("{} [{}{found}, client {}]", row.text, row.reason, row.client), Style::new());
     }
 }

@@ -21,8 +21,10 @@ pub(super) fn print(page: &mut Page, list: &List) {
     if list.processes.is_empty() {
         page.line("No GPU memory is registered.");
     } else {
-        let mut table =
-            table(&["PID", "COMMAND", "REGS", "BYTES", "GPU", "NIC", "CLIENT", "STATE", "OLDEST"], &[0, 2, 3, 8]);
+        let mut table = table(
+            &["PID", "COMMAND", "REGS", "PIECES", "BYTES", "GPU", "NIC", "CLIENT", "STATE", "OLDEST"],
+            &[0, 2, 3, 4, 9],
+        );
         for process in &list.processes {
             let rows = &process.registrations;
             let state = match process.alive {
@@ -33,6 +35,7 @@ pub(super) fn print(page: &mut Page, list: &List) {
                 process.pid.to_string(),
                 tame(&process.comm),
                 rows.len().to_string(),
+                rows.iter().map(|row| row.pieces).sum::<u64>().to_string(),
                 text::bytes(process.bytes),
                 unique(rows.iter().filter_map(|row| row.gpu.as_deref())),
                 unique(rows.iter().filter_map(|row| row.nic.as_deref())),
