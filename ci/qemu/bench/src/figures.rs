@@ -111,6 +111,32 @@ pub struct Memory {
     pub total: i64,
 }
 
+/// A range over allocations of one length.
+pub struct Pieces {
+    pub segment: u64,
+    pub size: u64,
+    pub cost: String,
+    pub time: Time,
+    /// Gets that failed.
+    pub failed: u64,
+    /// What the provider takes to pin and unpin each allocation once, in nanoseconds.
+    pub alone: f64,
+}
+
+impl Pieces {
+    fn new(row: &Value) -> Result<Self> {
+        let time = Time::new(&samples(row)?, Vec::new(), 0).context("a row without samples")?;
+        let alone = row["alone_ns"].as_f64().context("no alone_ns")?;
+        let (segment, size, failed) = (int(row, "segment")?, int(row, "size")?, int(row, "failed")?);
+        Ok(Self { segment, size, cost: text(row, "cost")?, time, failed, alone })
+    }
+
+    /// The callbacks against the provider's own pins.
+    pub fn ratio(&self) -> f64 {
+        self.time.callbacks.median / self.alone
+    }
+}
+
 /// Threads that register at the same time, over several runs: nanoseconds per registration, and number of waits.
 pub struct Threads {
     pub held: BTreeMap<&'static str, Spread>,
@@ -127,6 +153,8 @@ pub struct Figures {
     pub memory: BTreeMap<Key, Memory>,
     /// By client and number of live registrations.
     pub live: BTreeMap<(String, u64), Time>,
+    /// Registrations over many allocations.
+    pub pieces: Vec<Pieces>,
     /// By client, size and fence: the free callback, and of it the core's invalidate.
     pub free: BTreeMap<(String, u64, u64), (Spread, Spread)>,
     /// MB/s by program, buffer and client.
@@ -185,6 +213,7 @@ impl Figures {
             wall: times(rows("wall"))?,
             memory,
             live,
+            pieces: rows("pieces").iter().map(Pieces::new).collect::<Result<_>>()?,
             free,
             bandwidth: rates,
             nics,

@@ -60,6 +60,7 @@ fn tables(figures: &Figures) -> Vec<Table> {
         rows(figures, "zero", "Each row whole, the provider's calls cost their own work only (µs, medians)"),
         memory(figures),
         live(figures),
+        pieces(figures),
         free(figures),
         nics(figures),
         pages(figures),
@@ -214,6 +215,39 @@ fn live(figures: &Figures) -> Table {
         title: "One more registration of 64 KiB while others live (µs)",
         header: vec!["client", "live", "client's own", "provider", "ibv_reg_mr + ibv_dereg_mr"],
         rows,
+    }
+}
+
+fn pieces(figures: &Figures) -> Table {
+    let row = |p: &crate::figures::Pieces| {
+        vec![
+            size_text(p.size),
+            p.size.div_ceil(p.segment).to_string(),
+            size_text(p.segment),
+            if p.cost == "v100" { "V100's".into() } else { "its own work".into() },
+            p.failed.to_string(),
+            us(p.alone),
+            spread(p.time.callbacks),
+            format!("{:.3}", p.ratio()),
+            us(p.time.own.median),
+            us(p.time.mutex().median),
+        ]
+    };
+    Table {
+        title: "One registration over many allocations, persistent pins (µs)",
+        header: vec![
+            "size",
+            "allocations",
+            "each",
+            "a pin costs",
+            "gets that failed",
+            "the provider's pins and unpins alone",
+            "callbacks",
+            "against that",
+            "client's own",
+            "under the peer mutex",
+        ],
+        rows: figures.pieces.iter().map(row).collect(),
     }
 }
 

@@ -9,6 +9,7 @@ mod live;
 mod memory;
 mod nics;
 mod pages;
+mod pieces;
 mod profile;
 mod threads;
 mod times;
@@ -35,6 +36,7 @@ pub fn suite() -> Suite {
             test("times", Level::Devices, times::all),
             test("free", Level::Devices, free::all),
             test("live", Level::Devices, live::all),
+            test("pieces", Level::Devices, pieces::all),
             test("bandwidth", Level::Devices, bandwidth::all),
             test("memory", Level::Devices, memory::all),
             test("nics", Level::Devices, nics::all),
