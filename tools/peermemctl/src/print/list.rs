@@ -3,6 +3,7 @@
 
 use super::{table, tame, Page};
 use crate::answer::List;
+use crate::peermem::Registration;
 use crate::text;
 use anstyle::Style;
 
@@ -17,14 +18,21 @@ fn unique<'a>(values: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
+/// How many, and in how many pieces where that is more.
+fn registrations(rows: &[Registration]) -> String {
+    let pieces = rows.iter().map(|row| row.pieces.max(1)).sum::<u64>();
+    match u64::try_from(rows.len()) {
+        Ok(count) if pieces > count => format!("{count} in {}", text::count(pieces, "piece")),
+        _ => rows.len().to_string(),
+    }
+}
+
 pub(super) fn print(page: &mut Page, list: &List) {
     if list.processes.is_empty() {
         page.line("No GPU memory is registered.");
     } else {
-        let mut table = table(
-            &["PID", "COMMAND", "REGS", "PIECES", "BYTES", "GPU", "NIC", "CLIENT", "STATE", "OLDEST"],
-            &[0, 2, 3, 4, 9],
-        );
+        let mut table =
+            table(&["PID", "COMMAND", "REGS", "BYTES", "GPU", "NIC", "CLIENT", "STATE", "OLDEST"], &[0, 2, 3, 4, 9]);
         for process in &list.processes {
             let rows = &process.registrations;
             let state = match process.alive {
@@ -34,8 +42,7 @@ pub(super) fn print(page: &mut Page, list: &List) {
             table.add_row([
                 process.pid.to_string(),
                 tame(&process.comm),
-                rows.len().to_string(),
-                rows.iter().map(|row| row.pieces).sum::<u64>().to_string(),
+                registrations(rows),
                 text::bytes(process.bytes),
                 unique(rows.iter().filter_map(|row| row.gpu.as_deref())),
                 unique(rows.iter().filter_map(|row| row.nic.as_deref())),
@@ -64,5 +71,18 @@ pub(super) fn print(page: &mut Page, list: &List) {
         Some(n) => {
             page.line(&format!("rmmod nvidia_peermem is refused: it is used {}.", text::count(n, "time")));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_told_where_there_are_more_than_registrations() {
+        let row = |pieces| Registration { pieces, ..Registration::default() };
+        // A module of before does not tell.
+        assert_eq!(registrations(&[row(0), row(1)]), "2");
+        assert_eq!(registrations(&[row(1), row(52)]), "2 in 53 pieces");
     }
 }
