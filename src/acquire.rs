@@ -244,7 +244,7 @@ fn pin(client: Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> 
             Start::Failed(error) => return refuse(client, range, judge(error, client, Start::Unknown)),
             Start::Unusable(reason) => return refuse(client, range, Verdict::Refused(reason)),
             Start::InBar(bar) if length > bar => {
-                return refuse(client, range, Verdict::Refused(Reason::LongerThanBar));
+                return refuse(client, range, Verdict::Refused(Reason::LongerThanBar(bar)));
             }
             Start::InBar(_) | Start::OutsideBar | Start::Unknown => {}
         }

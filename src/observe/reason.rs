@@ -34,8 +34,8 @@ pub(crate) enum Reason {
     NoGpu,
     /// The start can be pinned, the whole cannot: BAR1 or memory is full.
     OutOfBar,
-    /// The start can be pinned, and its BAR is shorter than the range.
-    LongerThanBar,
+    /// The start can be pinned, and its BAR is shorter than the range: of so many bytes.
+    LongerThanBar(u64),
     /// The provider failed on memory that it knows.
     ProviderFault,
     /// The range starts in GPU memory and leaves its allocation, and the pin would be revocable.
@@ -88,7 +88,7 @@ impl Reason {
             }
             Self::Busy => ("EBUSY", EBUSY),
             Self::NoGpu | Self::NoDevice => ("ENODEV", ENODEV),
-            Self::OutOfBar | Self::LongerThanBar | Self::NoMemory => ("ENOMEM", ENOMEM),
+            Self::OutOfBar | Self::LongerThanBar(_) | Self::NoMemory => ("ENOMEM", ENOMEM),
             Self::ProviderFault | Self::Table(_) | Self::DmaMapping => ("EIO", EIO),
             Self::LeavesAllocation | Self::Hole(_) | Self::CoreOrder => ("EINVAL", EINVAL),
             // What is not claimed fails with what get_user_pages() said.
@@ -104,7 +104,7 @@ impl Reason {
         Self::Busy,
         Self::NoGpu,
         Self::OutOfBar,
-        Self::LongerThanBar,
+        Self::LongerThanBar(0),
         Self::ProviderFault,
         Self::LeavesAllocation,
         Self::Hole(0),
@@ -139,7 +139,7 @@ impl Reason {
             Self::Busy => "busy",
             Self::NoGpu => "no_gpu",
             Self::OutOfBar => "out_of_bar",
-            Self::LongerThanBar => "longer_than_bar",
+            Self::LongerThanBar(_) => "longer_than_bar",
             Self::ProviderFault => "provider_fault",
             Self::LeavesAllocation => "leaves_allocation",
             Self::Hole(_) => "hole",
@@ -176,8 +176,8 @@ impl Reason {
             Self::OutOfBar => {
                 "its start can be pinned but not all of it: BAR1 is full (or kernel memory is); see nvidia-smi -q -d MEMORY, deregister other buffers"
             }
-            Self::LongerThanBar => {
-                "it is longer than the whole BAR1 of its GPU, so it cannot be pinned: register a part of it; nvidia-smi -q -d MEMORY shows the size"
+            Self::LongerThanBar(_) => {
+                "it is longer than the whole BAR1 of its GPU, whose bytes are the number found, so it cannot be pinned: register a part of it"
             }
             Self::ProviderFault => "the GPU driver failed to pin memory that it knows; see its lines in the kernel log",
             Self::LeavesAllocation => {
@@ -230,7 +230,7 @@ impl Reason {
     /// The offending number, where there is one.
     pub(crate) fn found(self) -> Option<u64> {
         match self {
-            Self::Hole(at) => Some(at),
+            Self::Hole(found) | Self::LongerThanBar(found) => Some(found),
             Self::Table(TableFault::Version(found) | TableFault::PageSize(found) | TableFault::Entries(found)) => {
                 Some(found.into())
             }

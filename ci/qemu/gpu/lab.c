@@ -29,44 +29,44 @@
 
 /* --- accounting --- */
 
-atomic64_t nvlab_accounting[NVLAB_B_COUNT];
+atomic64_t nvlab_accounting[NVLAB_ACCOUNT_COUNT];
 
-static const char * const counter_names[NVLAB_B_COUNT] = {
-	[NVLAB_B_LIVE_PINS] = "live_pins",
-	[NVLAB_B_LIVE_PERSISTENT] = "live_persistent",
-	[NVLAB_B_LIVE_MAPPINGS] = "live_mappings",
-	[NVLAB_B_LIVE_ALLOCATIONS] = "live_allocations",
-	[NVLAB_B_LIVE_CLIENTS] = "live_clients",
-	[NVLAB_B_BAR1_USED] = "bar1_used",
-	[NVLAB_B_MEMORY_USED] = "memory_used",
-	[NVLAB_B_TABLE_BYTES] = "table_bytes",
-	[NVLAB_B_LEAKED_TABLES] = "leaked_tables",
-	[NVLAB_B_CALLBACKS_RUNNING] = "callbacks_running",
-	[NVLAB_B_GETS] = "gets",
-	[NVLAB_B_GET_FAILURES] = "get_failures",
-	[NVLAB_B_PUTS] = "puts",
-	[NVLAB_B_PUTS_NOT_FOUND] = "puts_not_found",
-	[NVLAB_B_PUT_FAILURES] = "put_failures",
-	[NVLAB_B_PERSISTENT_GETS] = "persistent_gets",
-	[NVLAB_B_PERSISTENT_GET_FAILURES] = "persistent_get_failures",
-	[NVLAB_B_PERSISTENT_PUTS] = "persistent_puts",
-	[NVLAB_B_PERSISTENT_PUT_FAILURES] = "persistent_put_failures",
-	[NVLAB_B_DMA_MAPS] = "dma_maps",
-	[NVLAB_B_DMA_MAP_FAILURES] = "dma_map_failures",
-	[NVLAB_B_MAPPED_PAGES] = "mapped_pages",
-	[NVLAB_B_DMA_UNMAPS] = "dma_unmaps",
-	[NVLAB_B_DMA_UNMAPS_NOT_FOUND] = "dma_unmaps_not_found",
-	[NVLAB_B_CALLBACKS] = "callbacks",
-	[NVLAB_B_REENTRIES] = "reentries",
-	[NVLAB_B_VIOLATIONS] = "violations",
-	[NVLAB_B_ALLOCS] = "allocs",
-	[NVLAB_B_FREES] = "frees",
-	[NVLAB_B_GET_NS] = "get_ns",
-	[NVLAB_B_PUT_NS] = "put_ns",
-	[NVLAB_B_MAP_NS] = "map_ns",
-	[NVLAB_B_UNMAP_NS] = "unmap_ns",
-	[NVLAB_B_CALLBACK_NS] = "callback_ns",
-	[NVLAB_B_API_LOCK_HELD_NS] = "api_lock_held_ns",
+static const char * const counter_names[NVLAB_ACCOUNT_COUNT] = {
+	[NVLAB_ACCOUNT_LIVE_PINS] = "live_pins",
+	[NVLAB_ACCOUNT_LIVE_PERSISTENT] = "live_persistent",
+	[NVLAB_ACCOUNT_LIVE_MAPPINGS] = "live_mappings",
+	[NVLAB_ACCOUNT_LIVE_ALLOCATIONS] = "live_allocations",
+	[NVLAB_ACCOUNT_LIVE_CLIENTS] = "live_clients",
+	[NVLAB_ACCOUNT_BAR1_USED] = "bar1_used",
+	[NVLAB_ACCOUNT_MEMORY_USED] = "memory_used",
+	[NVLAB_ACCOUNT_TABLE_BYTES] = "table_bytes",
+	[NVLAB_ACCOUNT_LEAKED_TABLES] = "leaked_tables",
+	[NVLAB_ACCOUNT_CALLBACKS_RUNNING] = "callbacks_running",
+	[NVLAB_ACCOUNT_GETS] = "gets",
+	[NVLAB_ACCOUNT_GET_FAILURES] = "get_failures",
+	[NVLAB_ACCOUNT_PUTS] = "puts",
+	[NVLAB_ACCOUNT_PUTS_NOT_FOUND] = "puts_not_found",
+	[NVLAB_ACCOUNT_PUT_FAILURES] = "put_failures",
+	[NVLAB_ACCOUNT_PERSISTENT_GETS] = "persistent_gets",
+	[NVLAB_ACCOUNT_PERSISTENT_GET_FAILURES] = "persistent_get_failures",
+	[NVLAB_ACCOUNT_PERSISTENT_PUTS] = "persistent_puts",
+	[NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES] = "persistent_put_failures",
+	[NVLAB_ACCOUNT_DMA_MAPS] = "dma_maps",
+	[NVLAB_ACCOUNT_DMA_MAP_FAILURES] = "dma_map_failures",
+	[NVLAB_ACCOUNT_MAPPED_PAGES] = "mapped_pages",
+	[NVLAB_ACCOUNT_DMA_UNMAPS] = "dma_unmaps",
+	[NVLAB_ACCOUNT_DMA_UNMAPS_NOT_FOUND] = "dma_unmaps_not_found",
+	[NVLAB_ACCOUNT_CALLBACKS] = "callbacks",
+	[NVLAB_ACCOUNT_REENTRIES] = "reentries",
+	[NVLAB_ACCOUNT_VIOLATIONS] = "violations",
+	[NVLAB_ACCOUNT_ALLOCS] = "allocs",
+	[NVLAB_ACCOUNT_FREES] = "frees",
+	[NVLAB_ACCOUNT_GET_NS] = "get_ns",
+	[NVLAB_ACCOUNT_PUT_NS] = "put_ns",
+	[NVLAB_ACCOUNT_MAP_NS] = "map_ns",
+	[NVLAB_ACCOUNT_UNMAP_NS] = "unmap_ns",
+	[NVLAB_ACCOUNT_CALLBACK_NS] = "callback_ns",
+	[NVLAB_ACCOUNT_API_LOCK_HELD_NS] = "api_lock_held_ns",
 };
 
 /* --- configuration and cost: numbers with names --- */
@@ -551,7 +551,7 @@ static int accounting_show(struct seq_file *s, void *unused)
 {
 	unsigned int i;
 
-	for (i = 0; i < NVLAB_B_COUNT; i++)
+	for (i = 0; i < NVLAB_ACCOUNT_COUNT; i++)
 		seq_printf(s, "%s %lld\n", counter_names[i],
 			   atomic64_read(&nvlab_accounting[i]));
 	return 0;
@@ -563,12 +563,12 @@ static int accounting_write(int words, char **word)
 
 	/* The tables themselves stay until the module goes. */
 	if (words == 1 && !strcmp(word[0], "forget_leaked")) {
-		atomic64_set(&nvlab_accounting[NVLAB_B_LEAKED_TABLES], 0);
+		atomic64_set(&nvlab_accounting[NVLAB_ACCOUNT_LEAKED_TABLES], 0);
 		return 0;
 	}
 	if (words != 1 || strcmp(word[0], "reset"))
 		return -EINVAL;
-	for (i = NVLAB_B_FIRST_COUNTER; i < NVLAB_B_COUNT; i++)
+	for (i = NVLAB_ACCOUNT_FIRST_COUNTER; i < NVLAB_ACCOUNT_COUNT; i++)
 		atomic64_set(&nvlab_accounting[i], 0);
 	return 0;
 }

@@ -39,7 +39,7 @@ static int gpu_access(void *priv, u64 offset, size_t len, bool write)
 
 	if (READ_ONCE(gpu->bar1.video[offset >> NVLAB_PAGE_SHIFT]) != BAR1_NONE)
 		return 0;
-	if (atomic64_inc_return(&nvlab_accounting[NVLAB_B_VIOLATIONS]) == 1)
+	if (atomic64_inc_return(&nvlab_accounting[NVLAB_ACCOUNT_VIOLATIONS]) == 1)
 		pr_err("VIOLATION: NIC %s of GPU %u at BAR offset %#llx, %zu bytes, without a live pin\n",
 		       write ? "write" : "read", gpu->index, offset, len);
 	return 0;

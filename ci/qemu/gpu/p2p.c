@@ -111,13 +111,13 @@ static struct mem_info *info_alloc(void)
 	memset(info, 0, sizeof(*info));
 	INIT_LIST_HEAD(&info->mappings);
 	mutex_init(&info->mappings_lock);
-	nvlab_add(NVLAB_B_TABLE_BYTES, info_bytes(info));
+	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, info_bytes(info));
 	return info;
 }
 
 static void info_free(struct mem_info *info)
 {
-	nvlab_add(NVLAB_B_TABLE_BYTES, -info_bytes(info));
+	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, -info_bytes(info));
 	mutex_destroy(&info->mappings_lock);
 	if (nvlab_config(NVLAB_C_POISON))
 		memset(info, POISON, sizeof(*info));
@@ -151,7 +151,7 @@ static void mapping_undo(struct mapping *map, u32 from, u32 to)
 static void mapping_free(struct mapping *map)
 {
 	mapping_undo(map, 0, map->pub.entries);
-	nvlab_add(NVLAB_B_LIVE_MAPPINGS, -1);
+	nvlab_add(NVLAB_ACCOUNT_LIVE_MAPPINGS, -1);
 	if (nvlab_config(NVLAB_C_POISON))
 		memset(map->pub.dma_addresses, POISON,
 		       map->pub.entries * sizeof(u64));
@@ -208,7 +208,7 @@ void nvlab_p2p_leak(void *key)
 {
 	struct mem_info *info = info_of(key);
 
-	nvlab_count(NVLAB_B_LEAKED_TABLES);
+	nvlab_count(NVLAB_ACCOUNT_LEAKED_TABLES);
 	mutex_lock(&lists_lock);
 	list_add(&info->node, &leaked);
 	mutex_unlock(&lists_lock);
@@ -308,9 +308,9 @@ static int table_build(struct mem_info *info, const u64 *phys, u32 count)
 				GFP_KERNEL);
 	if (!table->pages)
 		return -ENOMEM;
-	nvlab_add(NVLAB_B_TABLE_BYTES, -info_bytes(info));
+	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, -info_bytes(info));
 	info->pages_room = entries;
-	nvlab_add(NVLAB_B_TABLE_BYTES, info_bytes(info));
+	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, info_bytes(info));
 	table->version = nvlab_config(NVLAB_C_TABLE_VERSION);
 	info->records = nvlab_fault_is(NVLAB_F_GET_NOMEM, 3) ? NULL :
 			kvcalloc(max(entries, 1), sizeof(*info->records),
@@ -341,13 +341,13 @@ static void mem_info_free_callback(void *data)
 	struct mem_info *info = data;
 	u64 start = ktime_get_ns();
 
-	nvlab_count(NVLAB_B_CALLBACKS);
+	nvlab_count(NVLAB_ACCOUNT_CALLBACKS);
 	lab_mark_begin();
 	info->free_callback(info->data);
 	lab_mark_end();
-	nvlab_add_since(NVLAB_B_CALLBACK_NS, start);
+	nvlab_add_since(NVLAB_ACCOUNT_CALLBACK_NS, start);
 	if (nvlab_fault(NVLAB_F_CALLBACK_DOUBLE)) {
-		nvlab_count(NVLAB_B_CALLBACKS);
+		nvlab_count(NVLAB_ACCOUNT_CALLBACKS);
 		info->free_callback(info->data);
 	}
 	nvlab_hold(NVLAB_H_CALLBACK_AFTER);
@@ -521,15 +521,15 @@ noinline int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space,
 	u64 start = ktime_get_ns();
 	int err;
 
-	nvlab_count(NVLAB_B_GETS);
+	nvlab_count(NVLAB_ACCOUNT_GETS);
 	if (!free_callback)
 		err = -EINVAL;
 	else
 		err = get(false, virtual_address, length, page_table,
 			  free_callback, data);
 	if (err)
-		nvlab_count(NVLAB_B_GET_FAILURES);
-	nvlab_add_since(NVLAB_B_GET_NS, start);
+		nvlab_count(NVLAB_ACCOUNT_GET_FAILURES);
+	nvlab_add_since(NVLAB_ACCOUNT_GET_NS, start);
 	return err;
 }
 NVLAB_EXPORT(nvidia_p2p_get_pages);
@@ -543,15 +543,15 @@ nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
 	u64 start = ktime_get_ns();
 	int err;
 
-	nvlab_count(NVLAB_B_PERSISTENT_GETS);
+	nvlab_count(NVLAB_ACCOUNT_PERSISTENT_GETS);
 	if (flags)
 		err = -EINVAL;
 	else
 		err = get(true, virtual_address, length, page_table, NULL,
 			  NULL);
 	if (err)
-		nvlab_count(NVLAB_B_PERSISTENT_GET_FAILURES);
-	nvlab_add_since(NVLAB_B_GET_NS, start);
+		nvlab_count(NVLAB_ACCOUNT_PERSISTENT_GET_FAILURES);
+	nvlab_add_since(NVLAB_ACCOUNT_GET_NS, start);
 	return err;
 }
 NVLAB_EXPORT(nvidia_p2p_get_pages_persistent);
@@ -566,25 +566,25 @@ noinline int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 	u64 start = ktime_get_ns(), wrong;
 	int err;
 
-	nvlab_count(NVLAB_B_PUTS);
+	nvlab_count(NVLAB_ACCOUNT_PUTS);
 	if (!page_table || nvlab_fault(NVLAB_F_PUT_FORGET))
 		return 0;
 	/* Every error of this path comes before anything is undone (docs/facts.md#put). */
 	wrong = nvlab_fault(NVLAB_F_PUT_ERRNO);
 	if (wrong) {
-		nvlab_count(NVLAB_B_PUT_FAILURES);
+		nvlab_count(NVLAB_ACCOUNT_PUT_FAILURES);
 		return -(int)wrong;
 	}
 	nvlab_hold(NVLAB_H_PUT_BEFORE);
 	err = put_revocable(page_table);
-	nvlab_add_since(NVLAB_B_PUT_NS, start);
+	nvlab_add_since(NVLAB_ACCOUNT_PUT_NS, start);
 	if (err == -ENOENT) {
-		nvlab_count(NVLAB_B_PUTS_NOT_FOUND);
+		nvlab_count(NVLAB_ACCOUNT_PUTS_NOT_FOUND);
 		return 0;
 	}
 	if (err) {
 		WARN_ON(err);
-		nvlab_count(NVLAB_B_PUT_FAILURES);
+		nvlab_count(NVLAB_ACCOUNT_PUT_FAILURES);
 		return status(err);
 	}
 	return 0;
@@ -600,23 +600,23 @@ nvidia_p2p_put_pages_persistent(u64 virtual_address,
 	u64 start = ktime_get_ns(), wrong;
 	int err;
 
-	nvlab_count(NVLAB_B_PERSISTENT_PUTS);
+	nvlab_count(NVLAB_ACCOUNT_PERSISTENT_PUTS);
 	if (!page_table)
 		return 0;
 	wrong = flags ? EINVAL : nvlab_fault(NVLAB_F_PERSISTENT_PUT_ERRNO);
 	if (flags || wrong == ENOMEM) {
-		nvlab_count(NVLAB_B_PERSISTENT_PUT_FAILURES);
+		nvlab_count(NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES);
 		return -(int)wrong;
 	}
 	nvlab_hold(NVLAB_H_PPUT_BEFORE);
 	err = put_persistent(info_of(page_table));
 	nvlab_hold(NVLAB_H_PPUT_AFTER);
-	nvlab_add_since(NVLAB_B_PUT_NS, start);
+	nvlab_add_since(NVLAB_ACCOUNT_PUT_NS, start);
 	WARN_ON(err);
 	if (!err)
 		err = -(int)wrong;
 	if (err)
-		nvlab_count(NVLAB_B_PERSISTENT_PUT_FAILURES);
+		nvlab_count(NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES);
 	return err;
 }
 NVLAB_EXPORT(nvidia_p2p_put_pages_persistent);
@@ -737,8 +737,8 @@ static int dma_map(struct pci_dev *peer,
 	mutex_lock(&info->mappings_lock);
 	list_add_tail(&map->node, &info->mappings);
 	mutex_unlock(&info->mappings_lock);
-	nvlab_add(NVLAB_B_LIVE_MAPPINGS, 1);
-	nvlab_add(NVLAB_B_MAPPED_PAGES, map->pub.entries);
+	nvlab_add(NVLAB_ACCOUNT_LIVE_MAPPINGS, 1);
+	nvlab_add(NVLAB_ACCOUNT_MAPPED_PAGES, map->pub.entries);
 	*dma_mapping = &map->pub;
 	return 0;
 free:
@@ -755,14 +755,14 @@ nvidia_p2p_dma_map_pages(struct pci_dev *peer,
 	u64 start = ktime_get_ns();
 	int err;
 
-	nvlab_count(NVLAB_B_DMA_MAPS);
+	nvlab_count(NVLAB_ACCOUNT_DMA_MAPS);
 	if (!peer || !page_table || !dma_mapping || !page_table->gpu_uuid)
 		err = -EINVAL;
 	else
 		err = dma_map(peer, page_table, dma_mapping);
 	if (err)
-		nvlab_count(NVLAB_B_DMA_MAP_FAILURES);
-	nvlab_add_since(NVLAB_B_MAP_NS, start);
+		nvlab_count(NVLAB_ACCOUNT_DMA_MAP_FAILURES);
+	nvlab_add_since(NVLAB_ACCOUNT_MAP_NS, start);
 	return err;
 }
 NVLAB_EXPORT(nvidia_p2p_dma_map_pages);
@@ -776,18 +776,18 @@ nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 	u64 start = ktime_get_ns();
 	struct mapping *map;
 
-	nvlab_count(NVLAB_B_DMA_UNMAPS);
+	nvlab_count(NVLAB_ACCOUNT_DMA_UNMAPS);
 	if (!peer || !page_table || !dma_mapping)
 		return -EINVAL;
 	/* After the callback this reads freed memory, as the real one does. */
 	map = mapping_take(info_of(page_table), dma_mapping);
 	if (!map) {
-		nvlab_count(NVLAB_B_DMA_UNMAPS_NOT_FOUND);
+		nvlab_count(NVLAB_ACCOUNT_DMA_UNMAPS_NOT_FOUND);
 		return 0;
 	}
 	WARN_ON(peer != map->pub.pci_dev);
 	mapping_free(map);
-	nvlab_add_since(NVLAB_B_UNMAP_NS, start);
+	nvlab_add_since(NVLAB_ACCOUNT_UNMAP_NS, start);
 	return 0;
 }
 NVLAB_EXPORT(nvidia_p2p_dma_unmap_pages);

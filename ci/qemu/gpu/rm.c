@@ -93,7 +93,7 @@ int nvlab_api_lock(const char *who)
 {
 	if (READ_ONCE(api_owner) == current) {
 		pr_err("%s: this thread holds the API lock already\n", who);
-		nvlab_count(NVLAB_B_REENTRIES);
+		nvlab_count(NVLAB_ACCOUNT_REENTRIES);
 		return -EIO;
 	}
 	down_write(&api_lock);
@@ -120,7 +120,7 @@ static ktime_t r_since(void)
 
 void nvlab_api_unlock(void)
 {
-	nvlab_add_since(NVLAB_B_API_LOCK_HELD_NS, api_since_ns);
+	nvlab_add_since(NVLAB_ACCOUNT_API_LOCK_HELD_NS, api_since_ns);
 	WRITE_ONCE(api_owner, NULL);
 	up_write(&api_lock);
 }
@@ -237,7 +237,7 @@ static void mem_give_back(struct nvlab_mem *mem)
 static int host_access(void *priv, u64 offset, size_t len, bool write)
 {
 	if (!atomic_read((atomic_t *)priv) &&
-	    atomic64_inc_return(&nvlab_accounting[NVLAB_B_VIOLATIONS]) == 1)
+	    atomic64_inc_return(&nvlab_accounting[NVLAB_ACCOUNT_VIOLATIONS]) == 1)
 		pr_err("VIOLATION: NIC %s of coherent memory, %zu bytes, without a live pin\n",
 		       write ? "write" : "read", len);
 	return 0;
@@ -294,9 +294,9 @@ static void mem_release(struct kref *ref)
 	struct nvlab_mem *mem = container_of(ref, struct nvlab_mem, ref);
 
 	nvlab_log_free(mem);
-	nvlab_add(NVLAB_B_LIVE_ALLOCATIONS, -1);
-	nvlab_add(NVLAB_B_MEMORY_USED, -(s64)mem->backing);
-	nvlab_count(NVLAB_B_FREES);
+	nvlab_add(NVLAB_ACCOUNT_LIVE_ALLOCATIONS, -1);
+	nvlab_add(NVLAB_ACCOUNT_MEMORY_USED, -(s64)mem->backing);
+	nvlab_count(NVLAB_ACCOUNT_FREES);
 	mem_give_back(mem);
 	kfree(mem);
 }
@@ -359,9 +359,9 @@ static struct nvlab_mem *mem_new(struct nvlab_gpu *gpu, u64 size, u32 layout,
 		mem_give_back(mem);
 		goto free;
 	}
-	nvlab_count(NVLAB_B_ALLOCS);
-	nvlab_add(NVLAB_B_LIVE_ALLOCATIONS, 1);
-	nvlab_add(NVLAB_B_MEMORY_USED, mem->backing);
+	nvlab_count(NVLAB_ACCOUNT_ALLOCS);
+	nvlab_add(NVLAB_ACCOUNT_LIVE_ALLOCATIONS, 1);
+	nvlab_add(NVLAB_ACCOUNT_MEMORY_USED, mem->backing);
 	return mem;
 free:
 	kfree(mem);
@@ -424,7 +424,7 @@ static int bar1_map(struct nvlab_mem *mem, struct mapper by, u32 first,
 	for (i = 0; !err && i < count; i++)
 		phys[i] = gpu->start + ((u64)at[i] << NVLAB_PAGE_SHIFT);
 	kvfree(at);
-	nvlab_add(NVLAB_B_BAR1_USED,
+	nvlab_add(NVLAB_ACCOUNT_BAR1_USED,
 		  (s64)(gpu->bar1.used - used) << NVLAB_PAGE_SHIFT);
 	return err;
 }
@@ -441,7 +441,7 @@ static void bar1_unmap(struct nvlab_mem *mem, struct mapper by, u32 first,
 		return;
 	}
 	bar1_unpin(bar1, by.user, by.object, first, count);
-	nvlab_add(NVLAB_B_BAR1_USED,
+	nvlab_add(NVLAB_ACCOUNT_BAR1_USED,
 		  -((s64)(used - bar1->used) << NVLAB_PAGE_SHIFT));
 }
 
@@ -453,7 +453,7 @@ static void vidmem_forget(struct nvlab_client *client, struct vidmem *v)
 	u32 used = bar1->used;
 
 	bar1_forget(bar1, by.user, by.object);
-	nvlab_add(NVLAB_B_BAR1_USED,
+	nvlab_add(NVLAB_ACCOUNT_BAR1_USED,
 		  -((s64)(used - bar1->used) << NVLAB_PAGE_SHIFT));
 }
 
@@ -497,7 +497,7 @@ struct nvlab_client *nvlab_client_open(void)
 		return ERR_PTR(err);
 	}
 	list_add_tail(&client->node, &clients);
-	nvlab_add(NVLAB_B_LIVE_CLIENTS, 1);
+	nvlab_add(NVLAB_ACCOUNT_LIVE_CLIENTS, 1);
 	nvlab_api_unlock();
 	return client;
 }
@@ -636,15 +636,15 @@ static void vidmem_revoke(struct nvlab_client *client, struct vidmem *v)
 			/* The GPU is lost: nobody is told, nothing is undone. */
 			nvlab_p2p_leak(pin->key);
 			list_del(&pin->node);
-			nvlab_add(NVLAB_B_LIVE_PINS, -1);
+			nvlab_add(NVLAB_ACCOUNT_LIVE_PINS, -1);
 			kfree(pin);
 			continue;
 		}
 		if (pin->callback) {
 			nvlab_hold(NVLAB_H_CALLBACK_BEFORE);
-			nvlab_add(NVLAB_B_CALLBACKS_RUNNING, 1);
+			nvlab_add(NVLAB_ACCOUNT_CALLBACKS_RUNNING, 1);
 			pin->callback(pin->data);
-			nvlab_add(NVLAB_B_CALLBACKS_RUNNING, -1);
+			nvlab_add(NVLAB_ACCOUNT_CALLBACKS_RUNNING, -1);
 		}
 		start = ktime_get();
 		list_del(&pin->node);
@@ -652,7 +652,7 @@ static void vidmem_revoke(struct nvlab_client *client, struct vidmem *v)
 			   pin->count);
 		nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
 			    (u64)pin->count << NVLAB_PAGE_SHIFT, NVLAB_ALL);
-		nvlab_add(NVLAB_B_LIVE_PINS, -1);
+		nvlab_add(NVLAB_ACCOUNT_LIVE_PINS, -1);
 		kfree(pin);
 	}
 	vidmem_forget(client, v);
@@ -751,7 +751,7 @@ void nvlab_client_close(struct nvlab_client *client)
 	list_for_each_entry(other, &clients, node)
 		if (other->tgid != client->tgid)
 			client_forget(other, client->tgid);
-	nvlab_add(NVLAB_B_LIVE_CLIENTS, -1);
+	nvlab_add(NVLAB_ACCOUNT_LIVE_CLIENTS, -1);
 	nvlab_api_unlock();
 	list_for_each_entry_safe(v, next, &client->vidmems, node) {
 		nvlab_mem_put(v->mem);
@@ -834,7 +834,7 @@ int nvlab_rm_get(ktime_t *start, u64 va, u64 len, void *key, u64 *phys,
 	nvlab_spend(r_since(), NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
 		    NVLAB_RM_PART);
 	list_add_tail(&pin->node, &v->pins);
-	nvlab_add(NVLAB_B_LIVE_PINS, 1);
+	nvlab_add(NVLAB_ACCOUNT_LIVE_PINS, 1);
 unlock:
 	nvlab_api_unlock();
 	return err;
@@ -913,7 +913,7 @@ int nvlab_rm_put(ktime_t *start, void *key, u64 *len)
 			   pin->count);
 		nvlab_spend(r_since(), NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
 			    *len, NVLAB_RM_PART);
-		nvlab_add(NVLAB_B_LIVE_PINS, -1);
+		nvlab_add(NVLAB_ACCOUNT_LIVE_PINS, -1);
 		kfree(pin);
 	}
 	nvlab_api_unlock();
@@ -978,7 +978,7 @@ int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 	nvlab_spend(r_since(), NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
 		    NVLAB_RM_PART);
 	list_add_tail(&dup->node, &dups);
-	nvlab_add(NVLAB_B_LIVE_PERSISTENT, 1);
+	nvlab_add(NVLAB_ACCOUNT_LIVE_PERSISTENT, 1);
 	*out = dup;
 unlock:
 	nvlab_api_unlock();
@@ -998,7 +998,7 @@ int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len)
 	bar1_unmap(mem, persistent(mem), dup->first, dup->count);
 	nvlab_spend(r_since(), NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, *len,
 		    NVLAB_RM_PART);
-	nvlab_add(NVLAB_B_LIVE_PERSISTENT, -1);
+	nvlab_add(NVLAB_ACCOUNT_LIVE_PERSISTENT, -1);
 	kfree(dup);
 	nvlab_api_unlock();
 	nvlab_mem_put(mem);
