@@ -36,6 +36,7 @@ override DEPS := $(abspath $(DEPS))
 override INSTALL_MOD_PATH := $(abspath $(INSTALL_MOD_PATH))
 
 LLVM ?= $(call told_if_install,LLVM)
+CROSS_COMPILE ?= $(call told_if_install,CROSS_COMPILE)
 RUSTC ?= $(or $(call told_if_install,RUSTC),rustc)
 RUSTFMT ?= rustfmt
 BINDGEN ?= bindgen
@@ -48,7 +49,7 @@ CARGO ?= cargo
 .PHONY: module tools deps install uninstall clean fmt lint doc check miri bindings bindings-check help
 
 PREFLIGHT_ENV = KDIR='$(KDIR)' OFED='$(OFED)' NVIDIA='$(NVIDIA)' OUT='$(OUT)' RUSTC='$(RUSTC)' LLVM='$(LLVM)' \
-	KERNEL_CRATE='$(KERNEL_CRATE)' DEPS='$(DEPS)' ARCH='$(ARCH)' CROSS_COMPILE='$(CROSS_COMPILE)'
+	KERNEL_CRATE='$(KERNEL_CRATE)' DEPS='$(DEPS)' $(if $(ARCH),ARCH='$(ARCH)') CROSS_COMPILE='$(CROSS_COMPILE)'
 TOOLS = $(CURDIR)/build/tools
 INSTALL_ENV = $(PREFLIGHT_ENV) INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)' PREFIX='$(PREFIX)' TOOLS='$(TOOLS)'
 # Preflight leaves its findings in preflight.env: LLVM, the Module.symvers files, vendor headers, the crate.
@@ -56,7 +57,7 @@ INSTALL_ENV = $(PREFLIGHT_ENV) INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)' PREFIX='$(
 sig_key = $(shell sed -n 's/^CONFIG_MODULE_SIG_KEY="*\([^"]*\)"*$$/\1/p' '$(KDIR)/include/config/auto.conf')
 no_signing = $(if $(filter pkcs11:%,$(sig_key))$(wildcard $(sig_key) $(addprefix $(KDIR)/,$(sig_key))),,CONFIG_MODULE_SIG_ALL=)
 kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-$(CURDIR)}" RUSTC="$$PREFLIGHT_RUSTC" \
-	$${PREFLIGHT_ARCH:+ARCH=$$PREFLIGHT_ARCH} $${PREFLIGHT_CROSS_COMPILE:+CROSS_COMPILE=$$PREFLIGHT_CROSS_COMPILE} \
+	$${PREFLIGHT_ARCH:+ARCH=$$PREFLIGHT_ARCH} $${PREFLIGHT_CROSS_COMPILE:+"CROSS_COMPILE=$$PREFLIGHT_CROSS_COMPILE"} \
 	MO="$${PREFLIGHT_TREE:-$(OUT)}" NVPM_KERNEL_CRATE=$$PREFLIGHT_KERNEL_CRATE NVPM_DEPS='$(DEPS)' \
 	$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} KBUILD_EXTRA_SYMBOLS="$$PREFLIGHT_SYMVERS" \
 	NVPM_VENDOR_NV_P2P="$$PREFLIGHT_NV_P2P" NVPM_VENDOR_PEER_MEM="$$PREFLIGHT_PEER_MEM"

@@ -29,7 +29,6 @@ kl-flags += $(if $(CONFIG_X86_64),-Ccode-model=kernel -Zplt=yes -Cno-redzone=y)
 kl-unwind := -Cforce-unwind-tables=$(if $(CONFIG_UNWIND_PATCH_PAC_INTO_SCS),y -Zuse-sync-unwind=n,n)
 kl-flags += $(if $(CONFIG_ARM64_BTI_KERNEL),-Zbranch-protection=bti$(kl-comma)pac-ret,$(if \
 	$(CONFIG_ARM64_PTR_AUTH_KERNEL),-Zbranch-protection=pac-ret))
-kl-flags += $(if $(CONFIG_ARM64),$(if $(CONFIG_SHADOW_CALL_STACK),-Zfixed-x18))
 
 # $(call kl-option,<spelling>...): the first that this rustc knows; within one, a colon stands for a space. The probe is
 # written to a folder of its own: rustc renames its output into place, and as root would replace /dev/null by a file.
@@ -55,10 +54,14 @@ kl-retpoline := $(if $(kl-config-retpoline),$(call kl-option,-Zretpoline-externa
 # Not in 1.85. It makes room to patch an indirect call in place; where there is none, the kernel leaves the call of the thunk.
 kl-cs-prefix := $(if $(kl-config-retpoline),$(call kl-option-if-known,-Zindirect-branch-cs-prefix))
 
+# arm64 keeps its shadow call stack in x18. Where that is not patched in at boot, rustc writes it.
+kl-scs := $(if $(CONFIG_ARM64),$(if $(CONFIG_SHADOW_CALL_STACK),-Zfixed-x18 \
+	$(if $(CONFIG_UNWIND_PATCH_PAC_INTO_SCS),,$(call kl-option-if-known,-Zsanitizer=shadow-call-stack))))
+
 kl-flags += $(if $(CONFIG_X86_KERNEL_IBT),-Zcf-protection=branch)
 # IBT and retpolines rule jump tables out; without them it is objtool that cannot follow some.
 kl-flags += $(kl-no-jump-tables)
-kl-flags += $(kl-retpoline) $(kl-cs-prefix)
+kl-flags += $(kl-retpoline) $(kl-cs-prefix) $(kl-scs)
 # With thunks for returns and indirect jumps nothing is left that straight-line speculation could pass.
 kl-flags += $(if $(kl-config-rethunk),-Zfunction-return=thunk-extern,$(if \
 	$(kl-config-sls),-Ctarget-feature=+harden-sls-ijmp$(kl-comma)+harden-sls-ret))

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
 # Whether $OUT/nvidia-peermem.ko is what `make` would build of these settings: then `make install` runs no compiler, which root
-# may not have. In: KDIR OFED NVIDIA KERNEL_CRATE RUSTC LLVM OUT.
+# may not have. In: KDIR OFED NVIDIA KERNEL_CRATE RUSTC LLVM OUT, and ARCH and
+# CROSS_COMPILE if they were given.
 set -eu
 # kmod's programs are here, which is not in PATH for users of Debian, nor for root by a plain su.
 PATH=$PATH:/usr/sbin:/sbin
@@ -10,6 +11,7 @@ PATH=$PATH:/usr/sbin:/sbin
 . "$OUT/preflight.env"
 [ "$KDIR $OFED $NVIDIA $KERNEL_CRATE $LLVM" = \
 	"$PREFLIGHT_KDIR $PREFLIGHT_OFED $PREFLIGHT_NVIDIA $PREFLIGHT_KERNEL_CRATE $PREFLIGHT_LLVM" ] || exit 1
+[ "${ARCH:-$PREFLIGHT_ARCH} ${CROSS_COMPILE:-$PREFLIGHT_CROSS_COMPILE}" = "$PREFLIGHT_ARCH $PREFLIGHT_CROSS_COMPILE" ] || exit 1
 [ "$RUSTC" = "$PREFLIGHT_RUSTC" ] || [ "$(sh "$(dirname "$0")/rustc-path.sh" "$RUSTC" 2>/dev/null)" = "$PREFLIGHT_RUSTC" ] || exit 1
 # Another kernel may lie where that one lay.
 case $(modinfo -F vermagic "$OUT/nvidia-peermem.ko") in

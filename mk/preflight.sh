@@ -39,9 +39,11 @@ case $kernel_arch:${ARCH:-$kernel_arch} in
 x86:x86 | x86:x86_64 | arm64:arm64 | :*) ;;
 *) die "ARCH=$ARCH, and $KDIR is the build tree of a kernel for $kernel_arch: name another: make KDIR=<dir>, or leave ARCH out" ;;
 esac
-if [ "$kernel_arch" = arm64 ] && [ "$arch" != aarch64 ]; then
-	arch=aarch64 cross=${cross:-aarch64-linux-gnu-}
-fi
+case $kernel_arch:$arch in
+arm64:aarch64 | x86:x86_64 | :*) ;;
+arm64:*) arch=aarch64 cross=${cross:-aarch64-linux-gnu-} ;;
+x86:*) arch=x86_64 cross=${cross:-x86_64-linux-gnu-} ;;
+esac
 
 # A kernel built by clang wants its modules built by the same.
 llvm=$LLVM
@@ -55,7 +57,7 @@ fi
 cc=$(sed -n 's/^CC = .*$(CROSS_COMPILE)\(gcc-[0-9]*\)$/\1/p' "$KDIR/.kernelvariables" 2>/dev/null || true)
 cc=${cc:-${cross:+gcc}}
 [ -n "${CC:-}$llvm" ] || [ -z "$cc" ] || command -v "$cross$cc" >/dev/null ||
-	die "there is no $cross$cc, by which kernel $kver is built: apt-get install $cc${cross:+-${cross%-}}"
+	die "there is no $cross$cc, by which kernel $kver is built: apt-get install $cc${cross:+-$(basename "${cross%-}")}"
 
 # Where the crate `kernel` comes from: the kernel's own wherever that is possible, else kernel-lite (docs/kernel-lite.md).
 nvidia_ko=

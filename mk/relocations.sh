@@ -1,16 +1,17 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Fails if the module $1 has a relocation by a table of addresses (GOT), which no kernel's module loader knows: a compiler
-# makes one of a weak reference (src/ffi/shim.c).
+# Fails if the module $1 has a relocation by a table of addresses (GOT), which the module loaders of x86 and arm64 do not
+# know: a compiler makes one of a weak reference (src/ffi/shim.c).
 set -eu
 readelf=${READELF:-$(command -v "${CROSS_COMPILE:-}readelf" || command -v llvm-readelf || command -v llvm-readelf-19 || true)}
 [ -n "$readelf" ] || {
 	echo "relocations: neither ${CROSS_COMPILE:-}readelf nor llvm-readelf is installed: apt-get install binutils" >&2
 	exit 1
 }
-found=$("$readelf" -rW "$1" | awk '$3 ~ /^R_.*GOT/ { print $3, $5 }' | sort -u | tr '\n' ' ')
+relocations=$("$readelf" -rW "$1")
+found=$(echo "$relocations" | awk '$3 ~ /^R_(X86_64|AARCH64)_.*GOT/ { print $3, $5 }' | sort -u | tr '\n' ' ')
 [ -z "$found" ] || {
 	rm -f "$1"
-	echo "relocations: the kernel would refuse to load the module, so it was removed: use the kernel's own compiler, and report its version: $found" >&2
+	echo "relocations: the kernel would refuse the module for $found, so it was removed: use the kernel's own compiler, and report its version" >&2
 	exit 1
 }

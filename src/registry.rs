@@ -27,6 +27,12 @@ const LISTS: usize = 64;
 /// No slot has a higher index than this.
 const LAST: u32 = NONE - 1;
 
+/// Slots that are looked at under one hold of the lock.
+const PER_HOLD: u32 = 256;
+
+/// Orphans of others that a process walks past, under one hold of the lock.
+const MOST_WALKED: u32 = 4096;
+
 /// Slots of one chunk: what fits into 4 KiB.
 const CHUNK: usize = 4096 / size_of::<Slot>();
 
@@ -252,10 +258,11 @@ impl Registry {
         }
     }
 
-    /// The first orphan of `list` that `process` may put.
+    /// An orphan of `list` that `process` may put, among the first ones: every free callback waits
+    /// for the lock meanwhile.
     fn find_orphan(&mut self, list: usize, process: &Process) -> Option<Arc<Registration>> {
         let mut at = *self.orphans.get(list)?;
-        loop {
+        for _ in 0..MOST_WALKED {
             let slot = self.slot(at)?;
             let next = slot.next;
             match &slot.entry {
@@ -265,6 +272,7 @@ impl Registry {
                 _ => at = next,
             }
         }
+        None
     }
 }
 
@@ -304,7 +312,7 @@ enum Need {
 ///
 /// # Errors
 ///
-/// `ENOMEM`, also where there are as many slots as an index can name: four thousand million.
+/// `ENOMEM`, also where there are as many slots as an index can name: about four billion.
 fn reserve() -> Result<u64> {
     let mut chunk = None;
     loop {
@@ -353,13 +361,10 @@ pub(crate) fn get(ticket: u64) -> Option<Arc<Registration>> {
 
 /// The first registration whose slot has an index of at least `at`, with that index, counted.
 pub(crate) fn from_index(at: u32) -> Option<(u32, Arc<Registration>)> {
-    /// Slots looked at under one hold of the lock.
-    const PER_HOLD: u32 = 256;
-
     let mut first = at;
     loop {
         let mut registry = REGISTRY.lock();
-        let behind = first.saturating_add(PER_HOLD);
+        let behind = first.checked_add(PER_HOLD)?;
         for index in first..behind {
             if let Some(registration) = registry.slot(index)?.entry.registration() {
                 return Some((index, registration.clone()));
@@ -386,8 +391,8 @@ pub(crate) fn add_orphan(registration: &Registration) {
 
 /// Takes one orphan that `process` may put out of the list of orphans. It stays in the registry.
 ///
-/// Each registration asks. Orphans of other processes cost it a look at a list's head, unless the
-/// two share a list (one in 63).
+/// Each registration asks. Orphans of other processes cost it the lock and a look at two lists, of
+/// which it walks the first entries where the two share one (one in 63).
 pub(crate) fn take_orphan(process: &Process) -> Option<Arc<Registration>> {
     if ORPHANS.load(Relaxed) == 0 {
         return None;

@@ -17,7 +17,6 @@
 #include <linux/sched.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
-#include <linux/smp.h>
 #include <linux/spinlock.h>
 #include <linux/string.h>
 #include <linux/timekeeping.h>
@@ -100,7 +99,7 @@ static struct {
 	typeof(nvidia_p2p_put_pages_persistent) *nvidia_p2p_put_pages_persistent;
 	typeof(nvidia_p2p_dma_map_pages) *nvidia_p2p_dma_map_pages;
 	typeof(nvidia_p2p_dma_unmap_pages) *nvidia_p2p_dma_unmap_pages;
-} nvpm_neighbours = {
+} nvpm_neighbours __ro_after_init = {
 	.ib_register_peer_memory_client = ib_register_peer_memory_client,
 	.ib_unregister_peer_memory_client = ib_unregister_peer_memory_client,
 	.nvidia_p2p_get_pages = nvidia_p2p_get_pages,
@@ -114,7 +113,7 @@ static struct {
 /* READ_ONCE() keeps the compiler from looking behind the pointer. */
 #define NVPM_AT(f) READ_ONCE(nvpm_neighbours.f)
 
-/* x86 calls directly: no thunk, and no wish for an ENDBR in another's module. */
+/* x86 calls directly: an indirect call would need an ENDBR in the other module. */
 #ifdef CONFIG_ARM64
 #define NVPM_CALL(f) NVPM_AT(f)
 #else

@@ -62,7 +62,7 @@ pub(crate) struct Pair {
 
 /// A pair as it is kept.
 struct Known {
-    /// 0, the host bridge's number, marks a free place. Written last, once.
+    /// 0, the host bridge's number, marks a free place. Written last.
     gpu: Atomic<u64>,
     nic: Atomic<u64>,
     reach: Atomic<u64>,
@@ -78,8 +78,9 @@ impl Known {
 }
 
 /// The pairs that were met. Each stands at the place of its hash, or at the first one behind it that
-/// was free. Of a place that is taken only `reach` is written any more, so a look takes no lock. A
-/// pair for which there is no room is asked for each time, and not reported.
+/// was free. Of a place that is taken only `reach` changes any more, so a look takes no lock. A pair
+/// for which there is no room is asked for at each of its registrations, and not reported
+/// (docs/proc.md).
 static PAIRS: [Known; 1024] =
     [const { Known { gpu: Atomic::new(0), nic: Atomic::new(0), reach: Atomic::new(0) } }; 1024];
 

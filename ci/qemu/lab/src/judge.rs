@@ -162,8 +162,8 @@ fn unexpected_skips(report: &Report, row: &Row, label: &str) -> Vec<Test> {
     report.tests.iter().filter_map(unexpected).collect()
 }
 
-/// Of boots in which every test was to run somewhere: tests that were skipped wherever they are, and are not left to the
-/// soak. `tests` have their boot's name and `: ` before their own.
+/// Tests that are skipped in each boot that begins them, and are not left to the soak. `tests` have their boot's name and
+/// `: ` before their own. What no boot begins is not seen here.
 pub fn never_ran(rows: &[&Row], tests: &[&Test]) -> Vec<Test> {
     let mut reasons: BTreeMap<&str, Option<Vec<String>>> = BTreeMap::new();
     for test in tests {

@@ -766,6 +766,7 @@ static void put_peers_kobj(void)
 {
 	if (nr_folders)
 		return;
+	kobject_del(peers_kobj);
 	kobject_put(peers_kobj);
 	peers_kobj = NULL;
 }

@@ -13,8 +13,8 @@
  * The key works before the notifier is active. An invalidation stops new
  * accesses, waits for those under way and leaves the MR dead: its users get
  * error completions. A fence takes time while the HCA still has access, and
- * may fail. The core never learns that of a fence in an invalidation. In a
- * deregistration it is the errno, and everything stays: umem, registration,
+ * may fail. The core does not learn that a fence in an invalidation failed. In
+ * a deregistration it is the errno, and everything stays: umem, registration,
  * the client's module. Deregistering again is then possible.
  *
  * What it leaves out: mkeys and translation tables of a limited size, the mkey
@@ -222,7 +222,10 @@ static int fence(struct rxe_peer_mr *peer)
 		msleep(fence_ms);
 	if (take_one(&fence_fail)) {
 		atomic64_inc(&stats.fence_failures);
-		peer->state = PEER_FENCE_FAILED;
+		write_lock_bh(&peer->lock);
+		if (peer->state == PEER_LIVE)
+			peer->state = PEER_FENCE_FAILED;
+		write_unlock_bh(&peer->lock);
 		return -EIO;
 	}
 	write_lock_bh(&peer->lock);

@@ -26,7 +26,7 @@ use crate::machine::{Generation, Level, Mode};
 use crate::test::{Env, NvidiaC, Suite, Test};
 use crate::verbs::{Loopback, Mr, Status, FULL_ACCESS};
 
-pub use nic::no_key;
+pub use nic::{fence_fails_in_dereg, no_key};
 pub use table::{By, Row, TABLE};
 
 /// What most scenarios register.
@@ -197,14 +197,14 @@ impl<T: Send + 'static> Beside<T> {
     }
 }
 
-/// The kernel's functions that a task sleeps in, innermost first; `None` where it runs, can be interrupted, stands at a
-/// hold point or waits for time to pass.
+/// The kernel's functions that a task sleeps in, innermost first; `None` where it runs, can be interrupted by any signal,
+/// stands at a hold point, or waits for time to pass or for RCU.
 fn asleep_at(task: i32) -> Option<String> {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{task}/{file}")).ok();
     // `93 (comm) D …`: the name may hold anything.
     let uninterruptible = read("stat")?.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('D'));
     let stack = read("stack").filter(|stack| uninterruptible && !stack.is_empty())?;
-    (!["lab_hold", "nvlab_hold", "msleep"].iter().any(|function| stack.contains(function)))
+    (!["lab_hold", "msleep", "usleep", "synchronize_", "rcu_barrier"].iter().any(|function| stack.contains(function)))
         .then(|| stack.lines().filter_map(|line| line.split_whitespace().nth(1)).map(|f| format!("{f}\n")).collect())
 }
 
