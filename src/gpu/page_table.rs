@@ -174,26 +174,14 @@ pub(crate) struct Reader<'a> {
     /// The first page that was not read yet.
     next: u32,
     runs: &'a mut KVVec<Run>,
-    /// Whether no run was appended yet. The first may continue what is in the list.
-    none_yet: bool,
 }
 
 impl<'a> Reader<'a> {
     /// Reads a table of `layout`.
     pub(crate) fn new(layout: TableLayout, runs: &'a mut KVVec<Run>) -> Self {
-        Self { layout, coalescer: Coalescer::new(layout.page_size), next: 0, runs, none_yet: true }
-    }
-
-    /// Appends a run, for which there is room.
-    fn append(&mut self, run: Run) -> Result<(), Reason> {
-        if core::mem::take(&mut self.none_yet) {
-            let last = self.runs.last_mut();
-            if let Some(last) = last.filter(|last| last.addr.checked_add(last.len) == Some(run.addr)) {
-                last.len = last.len.saturating_add(run.len);
-                return Ok(());
-            }
-        }
-        self.runs.push_within_capacity(run).map_err(|_| Reason::NoMemory)
+        // The table's first pages may continue what is in the list.
+        let coalescer = Coalescer::behind(runs, layout.page_size);
+        Self { layout, coalescer, next: 0, runs }
     }
 
     /// Whether all pages were read.
@@ -220,7 +208,7 @@ impl<'a> Reader<'a> {
             })?;
             self.next = self.next.saturating_add(1);
             if let Some(run) = run {
-                self.append(run)?;
+                self.runs.push_within_capacity(run).map_err(|_| Reason::NoMemory)?;
                 if self.runs.len() == self.runs.capacity() {
                     break;
                 }
@@ -241,10 +229,9 @@ impl<'a> Reader<'a> {
     }
 
     /// Appends the last run. Allocates: not under a state lock.
-    pub(crate) fn finish(mut self) -> Result<(), Reason> {
-        self.make_room()?;
+    pub(crate) fn finish(self) -> Result<(), Reason> {
         match self.coalescer.finish() {
-            Some(run) => self.append(run),
+            Some(run) => self.runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory),
             None => Err(Reason::Table(TableFault::Entries(self.layout.entries))),
         }
     }
