@@ -85,6 +85,23 @@ case $( (. "${OS_RELEASE:-/etc/os-release}" && echo "${ID:-}-${VERSION_ID:-}") 2
 debian-12) get_rustc="apt-get install rustc-web rust-web-src" ;;
 *) get_rustc="install one with rust-src, by rustup or a newer package of your distribution" ;;
 esac
+# Whether kernel-lite can be built by it.
+usable() { # RUSTC
+	minor=$("$1" --version 2>/dev/null | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
+	[ "${minor:-0}" -ge 85 ] && [ -r "$("$1" --print sysroot)/lib/rustlib/src/rust/library/core/src/lib.rs" ]
+}
+# Ubuntu has newer ones beside its rustc, with the version in the name.
+if [ "$RUSTC" = rustc ] && ! usable rustc; then
+	for versioned in $(for dir in $(echo "$PATH" | tr : ' '); do
+		ls "$dir"/rustc-1.* 2>/dev/null
+	done | sed 's:.*/rustc-\(.*\):\1 &:' | sort -rV | cut -d ' ' -f 2); do
+		if usable "$versioned"; then
+			note "rustc: $versioned, because rustc itself is too old, has no source of its library, or is missing"
+			RUSTC=$versioned
+			break
+		fi
+	done
+fi
 command -v "$RUSTC" >/dev/null || die "no $RUSTC, and 1.85 or later is needed: $get_rustc, or name one: make RUSTC=<its path>"
 ours=$("$RUSTC" --version)
 sysroot=$("$RUSTC" --print sysroot)
@@ -93,8 +110,7 @@ theirs=$(option CONFIG_RUSTC_VERSION_TEXT)
 # "make RUSTC=<path>, or ", if PATH has another rustc behind this one that kernel-lite can be built by.
 other_rustc() {
 	for rustc in $(echo "$PATH" | tr : '\n' | sed 's:$:/rustc:'); do
-		minor=$("$rustc" --version 2>/dev/null | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
-		if [ "${minor:-0}" -ge 85 ] && [ -r "$("$rustc" --print sysroot)/lib/rustlib/src/rust/library/core/src/lib.rs" ]; then
+		if usable "$rustc"; then
 			echo "make RUSTC=$rustc, or "
 			break
 		fi
@@ -204,10 +220,20 @@ for dir in $OFED; do
 	found=${found:-$(first_with ib_register_peer_memory_client "$dir/Module.symvers")}
 done
 [ -n "$found" ] || [ -z "$OFED" ] || die "OFED=$OFED: no Module.symvers with ib_register_peer_memory_client there"
-ofa=/usr/src/ofa_kernel
+# Its package for DKMS and the one with modules have folders of their own. `default` is of the last kernel that it was built for.
+ofa=
+for dir in /usr/src/ofa_kernel /usr/src/ofa_kernel-dkms; do
+	ofa="$ofa $dir/$arch/$kver $dir/$kver"
+	default=$(readlink -f $dir/default || true)
+	case $default in
+	$dir/$arch/"$kver" | $dir/"$kver") ;;
+	$dir/$arch/*) note "$dir/default is of another kernel, $(basename "$default"), and not used" ;;
+	*) ofa="$ofa $dir/default" ;;
+	esac
+done
 # An OFED installed over a kernel that has the API itself replaces the kernel's.
-[ -n "$found" ] || found=$(first_with ib_register_peer_memory_client $ofa/"$arch/$kver"/Module.symvers \
-	$ofa/"$kver"/Module.symvers $ofa/default/Module.symvers "$KDIR/Module.symvers")
+# shellcheck disable=SC2046
+[ -n "$found" ] || found=$(first_with ib_register_peer_memory_client $(printf '%s/Module.symvers ' $ofa) "$KDIR/Module.symvers")
 if [ -n "$found" ]; then
 	note "ib_register_peer_memory_client: $found"
 	[ "$found" = "$KDIR/Module.symvers" ] || symvers=$found
@@ -246,7 +272,7 @@ header() { # name, folders...
 	done
 }
 nv_p2p=$(header nv-p2p.h $NVIDIA "$nvidia_src")
-peer_mem=$(header peer_mem.h $OFED $ofa/"$arch/$kver" $ofa/"$kver" $ofa/default $NVIDIA "$nvidia_src")
+peer_mem=$(header peer_mem.h $OFED $ofa $NVIDIA "$nvidia_src")
 if [ -n "$nv_p2p" ]; then
 	version=$(sed -n 's/^#define NVIDIA_P2P_PAGE_TABLE_VERSION[ 	][ 	]*//p' "$nv_p2p")
 	case $version in

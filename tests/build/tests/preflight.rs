@@ -173,6 +173,39 @@ fn rustc(kernel: &FakeKernel, version: &str) -> String {
     format!("RUSTC={}", kernel.path().join("bin/fake-rustc").display())
 }
 
+/// As on Ubuntu 24.04, whose rustc is 1.75: the newest of the others that has its library's source.
+#[test]
+fn a_rustc_with_its_version_in_the_name() {
+    let (kernel, deps) = without_rust();
+    kernel.write("good/lib/rustlib/src/rust/library/core/src/lib.rs", "");
+    for (name, version, sysroot) in [
+        ("rustc", "1.75.0", "good"),
+        ("rustc-1.89", "1.89.0", "good"),
+        ("rustc-1.91", "1.91.1", "good"),
+        ("rustc-1.100", "1.100.0", "nonexistent"),
+    ] {
+        let sysroot = kernel.path().join(sysroot);
+        let script =
+            format!("case $1 in --version) echo 'rustc {version} (x)' ;; *) echo {} ;; esac", sysroot.display());
+        kernel.program(name, &script);
+    }
+    let path = format!("PATH={}:/usr/bin:/bin", kernel.path().join("bin").display());
+    let outcome = kernel.preflight(&[&deps, &path]);
+    assert!(
+        outcome.ok && outcome.text.contains("rustc: ") && outcome.text.contains("/bin/rustc-1.91"),
+        "{}",
+        outcome.text
+    );
+    let env = std::fs::read_to_string(kernel.path().join("out/preflight.env")).expect("what was found");
+    assert!(env.contains("rustc-1.91'"), "{env}");
+    // Who names one gets that one.
+    refused(
+        &kernel,
+        &[&deps, &path, &format!("RUSTC={}/bin/rustc", kernel.path().display())],
+        &["1.75.0", "1.85 or later"],
+    );
+}
+
 /// Debian 12's own package has 1.63; the newer one there has another name than anywhere else.
 #[test]
 fn a_rustc_that_is_too_old() {
@@ -353,8 +386,8 @@ fn a_kernel_of_another_architecture() {
 #[test]
 fn kernel_lite_for_a_kernel_too_old() {
     let (kernel, deps) = without_rust();
-    kernel.write("include/config/kernel.release", "5.15.0-fake");
-    refused(&kernel, &[&deps], &["5.15.0-fake", "6.1"]);
+    kernel.write("include/config/kernel.release", "4.18.0-fake");
+    refused(&kernel, &[&deps], &["4.18.0-fake", "6.1"]);
 }
 
 #[test]
