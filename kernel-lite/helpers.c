@@ -57,5 +57,5 @@ void kl_mutex_unlock(struct kl_mutex *mutex)
 
 void kl_print(char level, const char *prefix, const char *text, size_t length)
 {
-	_printk(KERN_SOH "%c%s: %.*s", level, prefix, (int)length, text);
+	printk(KERN_SOH "%c%s: %.*s", level, prefix, (int)length, text);
 }

@@ -32,9 +32,10 @@ kl-flags += $(if $(CONFIG_ARM64_BTI_KERNEL),-Zbranch-protection=bti$(kl-comma)pa
 
 # $(call kl-option,<spelling>...): the first that this rustc knows; within one, a colon stands for a space. The probe is
 # written to a folder of its own: rustc renames its output into place, and as root would replace /dev/null by a file.
+# (RUSTC_BOOTSTRAP again: before 4.4, make exports nothing to $(shell), and before 6.1, the kernel does not.)
 kl-option = $(shell probe=$$(mktemp -d) && trap 'rm -rf "$$probe"' EXIT && for flags in $(1); do \
 	flags=$$(echo "$$flags" | tr : ' '); \
-	printf '%s' '$(pound)![no_core]' | MAKEFLAGS= $(RUSTC) --target=$(kl-target) --sysroot=/dev/null --crate-type=rlib \
+	printf '%s' '$(pound)![no_core]' | MAKEFLAGS= RUSTC_BOOTSTRAP=1 $(RUSTC) --target=$(kl-target) --sysroot=/dev/null --crate-type=rlib \
 	--crate-name=probe -Zcrate-attr='feature(no_core)' -Dwarnings $$flags --emit=metadata="$$probe/probe.rmeta" - \
 	>/dev/null 2>&1 && { echo "$$flags"; exit; }; done; echo "-kernel-lite-no-spelling-of=$(firstword $(1))")
 
@@ -88,13 +89,15 @@ quiet_cmd_kl_lib = RUSTC L $@
       cmd_kl_lib = $(RUSTC) $(kl-flags) --sysroot=/dev/null -L$(kl) --crate-type rlib -Clinker-plugin-lto $(kl-args) \
 	--crate-name $(patsubst lib%,%,$(basename $(notdir $@))) $(kl-out-dir) --emit=dep-info=$(depfile) --emit=link=$@ $<; \
 	$(kl-fix-depfile)
+# From 5.16 on it begins with a semicolon.
+kl-objtool = $(if $(cmd_objtool),$(if $(filter ;,$(firstword $(cmd_objtool))),,;) $(cmd_objtool))
 # LTO takes place only where there is something to link, so an archive is made that nobody uses.
 quiet_cmd_kl_module = RUSTC $(quiet_modtag) $@
       cmd_kl_module = $(RUSTC) $(kl-flags) --sysroot=/dev/null -L$(kl) --crate-type staticlib -Clto=fat --cfg MODULE \
 	-Zcrate-attr=no_std -Zcrate-attr='feature(used_with_arg)' --extern pin_init --extern kernel \
 	-Dunsafe_op_in_unsafe_fn -Wrust_2018_idioms -Wunreachable_pub $(NVPM_RUSTFLAGS) \
 	$(kl-out-dir) --emit=dep-info=$(depfile) --emit=obj=$@ --emit=link=$(@:.o=.a) $<; \
-	$(kl-fix-depfile) $(cmd_objtool)
+	$(kl-fix-depfile) $(kl-objtool)
 
 # Preflight has looked whether these are there; whoever calls without it is told.
 $(addprefix $(NVPM_DEPS)/,proc-macro2/lib.rs quote/lib.rs syn/lib.rs pin-init/internal/src/lib.rs pin-init/src/lib.rs) \

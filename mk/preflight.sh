@@ -148,8 +148,8 @@ ask_lite() {
 	library=$sysroot/lib/rustlib/src/rust/library
 	if [ -z "$kernel_arch" ]; then
 		no_lite="kernel-lite knows the compiler flags of x86-64 and arm64 only: use a kernel built with CONFIG_RUST=y"
-	elif [ "$series" -lt 6001 ]; then
-		no_lite="kernel $kver is older than 6.1, the oldest that kernel-lite is made for: use a newer one"
+	elif [ "$series" -lt 5010 ]; then
+		no_lite="kernel $kver is older than 5.10, the oldest that kernel-lite is made for: use a newer one"
 	elif [ -n "$(option CONFIG_CFI)$(option CONFIG_CFI_CLANG)" ]; then
 		no_lite="kernel $kver checks indirect calls (CONFIG_CFI), which kernel-lite does not know how to pass: use a kernel without, or one built with CONFIG_RUST=y"
 	elif [ "${minor:-0}" -lt 85 ]; then

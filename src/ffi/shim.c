@@ -389,7 +389,7 @@ static int nvpm_stats_show(struct seq_file *seq, void *unused)
 
 static u32 nvpm_list(struct seq_file *seq)
 {
-	return (unsigned long)pde_data(file_inode(seq->file));
+	return (unsigned long)seq->private;
 }
 
 static void *nvpm_rows_seek(struct seq_file *seq, loff_t *pos)
@@ -431,24 +431,34 @@ static const struct seq_operations nvpm_rows = {
 };
 
 /* The mode is not enough: uid 0 of a container would see everybody's processes and addresses. */
-static int nvpm_rows_open(struct inode *inode, struct file *file)
+static int nvpm_rows_open(struct file *file, unsigned long list)
 {
+	int ret;
+
 	if (!capable(CAP_SYS_ADMIN))
 		return -EPERM;
-	return seq_open(file, &nvpm_rows);
+	ret = seq_open(file, &nvpm_rows);
+	if (!ret)
+		((struct seq_file *)file->private_data)->private = (void *)list;
+	return ret;
 }
 
-static const struct proc_ops nvpm_rows_ops = {
-	.proc_open = nvpm_rows_open,
-	.proc_read_iter = seq_read_iter,
-	.proc_lseek = seq_lseek,
-	.proc_release = seq_release,
-};
-
-static int nvpm_rows_file(const char *name, unsigned long list)
-{
-	return proc_create_data(name, 0400, nvpm_proc, &nvpm_rows_ops, (void *)list) ? 0 : -ENOMEM;
+/* pde_data() has another name before 5.17, also in kernels that call themselves so: each file has its own open(). */
+#define NVPM_ROWS_FILE(name, list)						\
+static int nvpm_##name##_open(struct inode *inode, struct file *file)	\
+{										\
+	return nvpm_rows_open(file, list);					\
+}										\
+static const struct proc_ops nvpm_##name##_ops = {				\
+	.proc_open = nvpm_##name##_open,					\
+	.proc_read_iter = seq_read_iter,					\
+	.proc_lseek = seq_lseek,						\
+	.proc_release = seq_release,						\
 }
+
+NVPM_ROWS_FILE(registrations, NVPM_PROC_REGISTRATIONS);
+NVPM_ROWS_FILE(failures, NVPM_PROC_FAILURES);
+NVPM_ROWS_FILE(callbacks, NVPM_PROC_CALLBACKS);
 
 /* Returns 0 or -ENOMEM, and leaves nothing behind then. */
 int nvpm_proc_create(void)
@@ -457,9 +467,9 @@ int nvpm_proc_create(void)
 	if (!nvpm_proc)
 		return -ENOMEM;
 	if (proc_create_single("stats", 0444, nvpm_proc, nvpm_stats_show) &&
-	    !nvpm_rows_file("registrations", NVPM_PROC_REGISTRATIONS) &&
-	    !nvpm_rows_file("failures", NVPM_PROC_FAILURES) &&
-	    !nvpm_rows_file("callbacks", NVPM_PROC_CALLBACKS))
+	    proc_create("registrations", 0400, nvpm_proc, &nvpm_registrations_ops) &&
+	    proc_create("failures", 0400, nvpm_proc, &nvpm_failures_ops) &&
+	    proc_create("callbacks", 0400, nvpm_proc, &nvpm_callbacks_ops))
 		return 0;
 	nvpm_proc_remove();
 	return -ENOMEM;
