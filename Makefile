@@ -17,8 +17,9 @@ KERNEL_CRATE ?= $(call told_if_install,KERNEL_CRATE)
 $(if $(PROVIDER),$(error PROVIDER=$(PROVIDER): the variable is called KERNEL_CRATE now, own or lite))
 # Where the lab's is.
 cache = $(or $(NVPM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/nvidia-peermem)
-# Where `make deps` puts what kernel-lite needs of others: where the last build found it, else in the cache.
-DEPS ?= $(or $(if $(shell sh kernel-lite/missing.sh '$(call told,DEPS)'),,$(call told,DEPS)),$(cache)/kernel-lite-deps)
+# What kernel-lite needs of others: where the last build found it, in a source archive, or where `make deps` puts it.
+whole = $(if $(shell sh kernel-lite/missing.sh '$(1)'),,$(1))
+DEPS ?= $(or $(call whole,$(call told,DEPS)),$(call whole,$(CURDIR)/kernel-lite/deps),$(cache)/kernel-lite-deps)
 
 # Packagers' word for another root.
 INSTALL_MOD_PATH ?= $(DESTDIR)
@@ -46,7 +47,7 @@ PREFIX ?= /usr/local
 CARGO ?= cargo
 
 .DEFAULT_GOAL := module
-.PHONY: module tools deps install uninstall clean fmt lint doc check miri bindings bindings-check help
+.PHONY: module preflight tools deps install uninstall clean fmt lint doc check miri bindings bindings-check help
 
 PREFLIGHT_ENV = KDIR='$(KDIR)' OFED='$(OFED)' NVIDIA='$(NVIDIA)' OUT='$(OUT)' RUSTC='$(RUSTC)' LLVM='$(LLVM)' \
 	KERNEL_CRATE='$(KERNEL_CRATE)' DEPS='$(DEPS)' $(if $(ARCH),ARCH='$(ARCH)') CROSS_COMPILE='$(CROSS_COMPILE)'
@@ -62,8 +63,11 @@ kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-
 	$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} KBUILD_EXTRA_SYMBOLS="$$PREFLIGHT_SYMVERS" \
 	NVPM_VENDOR_NV_P2P="$$PREFLIGHT_NV_P2P" NVPM_VENDOR_PEER_MEM="$$PREFLIGHT_PEER_MEM"
 
-module:
+# Says whether the module can be built, and against what.
+preflight:
 	@$(PREFLIGHT_ENV) sh mk/preflight.sh
+
+module: preflight
 	+@$(kbuild) --no-print-directory modules
 	@. '$(OUT)/preflight.env' && if [ -n "$$PREFLIGHT_TREE" ]; then \
 		cp "$$PREFLIGHT_TREE/nvidia-peermem.ko" "$$PREFLIGHT_TREE/Module.symvers" '$(OUT)/'; fi
@@ -141,6 +145,7 @@ help:
 	@echo "make install      as root: install what was built, so that modprobe takes it"
 	@echo "make uninstall    undo that: NVIDIA's own file is used again"
 	@echo "make clean        remove what make built"
+	@echo "make deb, rpm     packages; make dist: a source archive"
 	@echo
 	@echo "make demo         RDMA into GPU memory, in virtual machines, bytes compared"
 	@echo "make shell        a prompt in that machine"
@@ -153,4 +158,5 @@ help:
 	@echo "README.md is the short guide, docs/install.md the long one for admins;"
 	@echo "CONTRIBUTING.md has the other targets: lint, doc, soak, bench, ..."
 
+include mk/packages.mk
 include mk/lab.mk

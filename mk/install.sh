@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
 # `install`: lets modprobe prefer our nvidia-peermem.ko over NVIDIA's file of the same name, wherever that lies.
-# `uninstall`: takes both away, which leaves NVIDIA's file as it was. With the module come and go peermemctl, its man pages and
-# completions, if `make tools` built them. In: KDIR, OUT, INSTALL_MOD_PATH, PREFIX, TOOLS.
+# `uninstall`: takes both away, which leaves NVIDIA's file as it was. With the module come and go peermemctl, its man pages,
+# completions and units, if `make tools` built them; `tools` installs only these.
+# In: KDIR, OUT, INSTALL_MOD_PATH, PREFIX, TOOLS.
 set -eu
 # kmod's programs are here, which is not in PATH for users of Debian, nor for root by a plain su.
 PATH=$PATH:/usr/sbin:/sbin
@@ -20,7 +21,8 @@ place() { # NAME
 	*.bash) echo share/bash-completion/completions ;;
 	_*) echo share/zsh/site-functions ;;
 	*.fish) echo share/fish/vendor_completions.d ;;
-	*.schema.json) echo share/peermemctl ;;
+	*.service | *.timer) echo lib/systemd/system ;;
+	*) echo share/peermemctl ;;
 	esac
 }
 # bash looks for a file of the command's own name.
@@ -32,7 +34,7 @@ put_tools() {
 		echo "install: without peermemctl, which make tools builds"
 		return
 	}
-	for file in "$tools"/*; do
+	for file in "$tools"/* packaging/monitoring/*; do
 		name=${file##*/}
 		mkdir -p "$prefix/$(place "$name")"
 		# Nobody can write to a program that runs.
@@ -63,6 +65,10 @@ release() {
 }
 
 case $1 in
+tools)
+	put_tools
+	exit
+	;;
 install)
 	kver=$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR")
 	mkdir -p "$root/etc/depmod.d"
@@ -85,6 +91,7 @@ uninstall)
 		rm -f "$override" "$prefix/bin/peermemctl" "$prefix"/share/man/man1/peermemctl.1 "$prefix"/share/man/man1/peermemctl-*.1
 		rm -f "$prefix/share/bash-completion/completions/peermemctl" "$prefix/share/zsh/site-functions/_peermemctl"
 		rm -f "$prefix/share/fish/vendor_completions.d/peermemctl.fish"
+		rm -f "$prefix"/lib/systemd/system/peermemctl-metrics.service "$prefix"/lib/systemd/system/peermemctl-metrics.timer
 		rm -rf "$prefix/share/peermemctl"
 	fi
 	# That kernel may have gone, too.
@@ -103,6 +110,8 @@ install-*/$dir/*)
 	running=$(uname -r)
 	[ -n "$root" ] || [ "$kver" = "$running" ] ||
 		echo "install: that is not the running kernel $running: for it make KDIR=/lib/modules/$running/build, and make install"
+	[ -n "$(modinfo -F signer "$won")" ] ||
+		echo "install: it is not signed: where Secure Boot or module.sig_enforce demands that, modprobe says \"Key was rejected\" until it is signed with an enrolled key (peermemctl doctor prints the command)"
 	;;
 install-*)
 	echo "install: that is not the file just installed: look for another override in depmod.d(5)" >&2

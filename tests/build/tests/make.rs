@@ -349,7 +349,7 @@ fn help_fits_one_screen_and_no_target_is_untold() {
     }
     let told = help + &read("CONTRIBUTING.md");
     let told: Vec<&str> = told.split(|c: char| !c.is_alphanumeric() && c != '-').collect();
-    let makefiles = read("Makefile") + &read("mk/lab.mk");
+    let makefiles = read("Makefile") + &read("mk/lab.mk") + &read("mk/packages.mk");
     let targets: Vec<&str> =
         makefiles.lines().filter_map(|line| line.strip_prefix(".PHONY:")).flat_map(str::split_whitespace).collect();
     assert!(targets.contains(&"demo") && targets.contains(&"check"), "{targets:?}");

@@ -1,0 +1,11 @@
+# What users install. Included by the top Makefile; everything is made in build/packages.
+#   make dist    a source archive of the tracked files, with what kernel-lite needs of others, and its checksum
+#   make deb     nvidia-peermem-rust-dkms and peermemctl for Debian and Ubuntu
+#   make rpm     the same for the RHEL and SLES families
+# An unpacked archive makes them, too. BUILD=all leaves peermemctl out, which needs cargo and the network.
+BUILD ?= binary
+
+.PHONY: dist deb rpm
+
+dist deb rpm: deps
+	@DEPS='$(DEPS)' CARGO='$(CARGO)' BUILD='$(BUILD)' sh packaging/make.sh $@ '$(CURDIR)/build/packages'

@@ -1,0 +1,95 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# packaging/make.sh dist|deb|rpm OUT: makes a release's files out of the source archive, which it makes first. In: DEPS, CARGO,
+# BUILD: binary, or all: only the package that is the same for all architectures.
+set -eu
+kind=$1 out=$2
+version=$(cat VERSION)
+name=nvidia-peermem-rust-$version
+archive=$out/$name.tar.xz
+
+need() { # PROGRAM PACKAGE
+	command -v "$1" >/dev/null || {
+		echo "make $kind: there is no $1: apt-get install $2" >&2
+		exit 1
+	}
+}
+
+dist() {
+	stage=$out/stage
+	rm -rf "$stage"
+	mkdir -p "$stage/$name"
+	if [ -d .git ] || [ -f .git ]; then
+		SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+		# The working tree as a commit; nothing if that is the last one.
+		tree=$(git stash create)
+		[ -z "$tree" ] || echo "make $kind: with changes since the last commit" >&2
+		git archive "${tree:-HEAD}" | tar -x -C "$stage/$name"
+	else
+		SOURCE_DATE_EPOCH=$(stat -c %Y VERSION)
+		tar -c --exclude=./build --exclude=target . | tar -x -C "$stage/$name"
+	fi
+	export SOURCE_DATE_EPOCH
+	rm -rf "$stage/$name/kernel-lite/deps"
+	cp -R "$DEPS" "$stage/$name/kernel-lite/deps"
+	# The same source makes the same archive.
+	tar -c -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner --mode=go-w --mtime="@$SOURCE_DATE_EPOCH" "$name" |
+		xz -T0 >"$archive.new"
+	mv "$archive.new" "$archive"
+	(cd "$out" && sha256sum "$name.tar.xz" >"$name.tar.xz.sha256")
+}
+# The archive, unpacked: what the archive lacks no package has.
+unpack() {
+	rm -rf "$out/$kind"
+	mkdir -p "$out/$kind"
+	tar -xf "$archive" -C "$out/$kind"
+	# cargo's own build folder stays from one run to the next.
+	export CARGO_TARGET_DIR="$out/target" CARGO_HOME="${CARGO_HOME:-$HOME/.cargo}"
+}
+# The entry that both formats of changelog need: the version's own head in CHANGELOG.md has the words.
+maintainer="nvidia-peermem-rust <nvidia-peermem-rust@localhost>"
+
+deb() {
+	need dpkg-buildpackage dpkg-dev
+	need dh_dkms dh-dkms
+	unpack
+	tree=$out/deb/$name
+	cp -R "$tree/packaging/debian" "$tree/debian"
+	cat >"$tree/debian/changelog" <<EOF
+nvidia-peermem-rust ($version-1) unstable; urgency=medium
+
+  * See CHANGELOG.md, section $version.
+
+ -- $maintainer  $(date -R -u -d "@$SOURCE_DATE_EPOCH")
+EOF
+	(cd "$tree" && dpkg-buildpackage --no-sign --build="$BUILD") >"$out/deb.log" 2>&1 || {
+		tail -n 20 "$out/deb.log" >&2
+		exit 1
+	}
+	rm -f "$out"/*.deb
+	mv "$out"/deb/*.deb "$out/"
+	ls "$out"/*.deb
+}
+
+rpm() {
+	need rpmbuild rpm
+	unpack
+	set --
+	[ "$BUILD" = binary ] || set -- --define "without_tools 1"
+	rpmbuild -bb --quiet "$@" --define "_topdir $out/rpm" --define "_sourcedir $out" --define "project_version $version" \
+		"$out/rpm/$name/packaging/rpm/nvidia-peermem-rust.spec" >"$out/rpm.log" 2>&1 || {
+		tail -n 20 "$out/rpm.log" >&2
+		exit 1
+	}
+	rm -f "$out"/*.rpm
+	find "$out/rpm/RPMS" -name '*.rpm' -exec mv {} "$out/" \;
+	ls "$out"/*.rpm
+}
+
+need xz xz-utils
+mkdir -p "$out"
+dist
+case $kind in
+dist) cat "$archive.sha256" ;;
+deb | rpm) "$kind" ;;
+esac
