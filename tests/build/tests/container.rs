@@ -1,0 +1,242 @@
+//! packaging/container/peermem against a folder that plays the node and the driver's container. Stand-ins are make, insmod and
+//! rmmod, which are told in a log; insmod and rmmod do to the played `/sys` and `/proc` what the kernel does to its own, and
+//! rmmod refuses while `refcnt` is not 0. Left out: Kubernetes, mounts, and the build itself.
+
+use build_tests::repository;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const MAKE: &str = r#"echo "make $*" >>"$NODE/log"
+for word; do case $word in OUT=*) touch "${word#OUT=}/nvidia-peermem.ko" ;; esac; done
+[ ! -e "$NODE/does-not-build" ] || { echo "preflight: no reason at all"; exit 1; }"#;
+const INSMOD: &str = r#"echo "insmod $*" >>"$NODE/log"
+mkdir -p "$SYS/module/nvidia_peermem" "$PROC/driver/nvidia-peermem"; echo 0 >"$SYS/module/nvidia_peermem/refcnt""#;
+const RMMOD: &str = r#"echo "rmmod $*" >>"$NODE/log"
+[ "$(cat "$SYS/module/nvidia_peermem/refcnt")" = 0 ] && rm -r "$SYS/module/nvidia_peermem" && rm -rf "$PROC/driver/nvidia-peermem""#;
+
+/// A node, with the container's program while that runs.
+struct Node {
+    dir: TempDir,
+    program: Option<Child>,
+}
+
+impl Node {
+    fn new() -> Self {
+        let node = Self { dir: TempDir::new().expect("folder"), program: None };
+        for (name, script) in [("make", MAKE), ("insmod", INSMOD), ("rmmod", RMMOD)] {
+            let file = node.write(&format!("bin/{name}"), &format!("#!/bin/sh\n{script}\n"));
+            fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("mode");
+        }
+        node.write("log", "");
+        node.write("proc/modules", "");
+        node
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let file = self.path(name);
+        fs::create_dir_all(file.parent().expect("folder")).expect("folder");
+        fs::write(&file, text).expect("file");
+        file
+    }
+
+    fn remove(&self, name: &str) {
+        fs::remove_file(self.path(name)).expect("file");
+    }
+
+    /// What the driver's container leaves: its tree, the loaded driver, and last the file that says so.
+    fn driver(&self) {
+        let kernel = kernel();
+        self.write(&format!("run/nvidia/driver/usr/src/linux-headers-{kernel}/include/config/auto.conf"), "");
+        self.write("run/nvidia/driver/usr/src/nvidia-580.95/kernel-open/Module.symvers", "");
+        self.write("sys/module/nvidia/refcnt", "1");
+        self.write("run/nvidia/validations/.driver-ctr-ready", "");
+    }
+
+    fn core(&self) {
+        self.write(&format!("run/mellanox/drivers/usr/src/ofa_kernel/x86_64/{}/Module.symvers", kernel()), "");
+        self.write("run/mellanox/drivers/.driver-ready", "");
+    }
+
+    fn command(&self, word: &str) -> Command {
+        let mut command = Command::new(repository().join("packaging/container/peermem"));
+        for (name, folder) in [
+            ("NODE", ""),
+            ("HOST", "host"),
+            ("RUN", "run"),
+            ("PROC", "proc"),
+            ("SYS", "sys"),
+            ("OUT", "out"),
+            ("SOURCE", "src"),
+        ] {
+            command.env(name, self.path(folder));
+        }
+        let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").expect("PATH"));
+        command
+            .arg(word)
+            .env("PATH", path)
+            .env("PAUSE", "0.05")
+            .env("PARAMETERS", self.path("drivers/nvidia-peermem.conf"));
+        command
+    }
+
+    fn start(&mut self, words: &[(&str, &str)]) {
+        let said = fs::File::create(self.path("said")).expect("file");
+        let mut command = self.command("run");
+        command.envs(words.iter().copied()).stdout(said.try_clone().expect("file")).stderr(said).stdin(Stdio::null());
+        self.program = Some(command.spawn().expect("program"));
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(self.path("said")).expect("text")
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).expect("text")
+    }
+
+    fn wait(&self, what: &str, until: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !until() {
+            assert!(start.elapsed() < Duration::from_secs(20), "{what} did not come:\n{}\n{}", self.said(), self.log());
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn says(&self, words: &str) {
+        self.wait(words, || self.said().contains(words));
+    }
+
+    fn loaded(&self) -> bool {
+        self.path("sys/module/nvidia_peermem").exists()
+    }
+
+    /// As Kubernetes ends a container.
+    fn stop(&mut self) {
+        let program = self.program.as_mut().expect("it runs");
+        assert!(Command::new("kill").arg(program.id().to_string()).status().expect("kill").success());
+        program.wait().expect("its end");
+        self.program = None;
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(program) = &mut self.program {
+            let _ = program.kill();
+            let _ = program.wait();
+        }
+    }
+}
+
+fn kernel() -> String {
+    let uname = Command::new("uname").arg("-r").output().expect("uname");
+    String::from_utf8(uname.stdout).expect("text").trim().to_string()
+}
+
+fn count(text: &str, words: &str) -> usize {
+    text.lines().filter(|line| line.contains(words)).count()
+}
+
+#[test]
+fn waits_for_both_and_builds_against_them() {
+    let mut node = Node::new();
+    node.write("drivers/nvidia-peermem.conf", "# ours\npersistent_api_support=0\nrevocable_fallback=1\n");
+    node.start(&[]);
+    node.says("waiting for the container of the GPU driver");
+    node.driver();
+    node.says("waiting for the RDMA core");
+    assert!(!node.loaded() && node.log().is_empty(), "{}", node.log());
+    node.core();
+    node.says("loaded with persistent_api_support=0 revocable_fallback=1");
+    let log = node.log();
+    let run = node.path("run").display().to_string();
+    for words in [
+        format!("KDIR={run}/nvidia/driver/usr/src/linux-headers-{}", kernel()),
+        format!("NVIDIA={run}/nvidia/driver/usr/src/nvidia-580.95/kernel-open"),
+        format!("OFED={run}/mellanox/drivers/usr/src/ofa_kernel/x86_64/{}", kernel()),
+        "nvidia-peermem.ko persistent_api_support=0 revocable_fallback=1".to_string(),
+    ] {
+        assert!(log.contains(&words), "no {words} in: {log}");
+    }
+    node.stop();
+    assert!(!node.loaded(), "it ends with the container");
+    assert_eq!(count(&node.said(), "waiting for the RDMA core"), 1, "{}", node.said());
+}
+
+#[test]
+fn the_nodes_own_core() {
+    let mut node = Node::new();
+    node.driver();
+    node.start(&[("USE_HOST_MOFED", "true")]);
+    node.says("waiting for the RDMA core (mlx5_core on the node)");
+    node.write("proc/modules", "mlx5_core 1 0 - Live 0x0\n");
+    node.wait("the module", || node.loaded());
+}
+
+/// The driver's container restarts: with it goes the module, and it is built again against the new driver.
+#[test]
+fn a_driver_that_restarts() {
+    let mut node = Node::new();
+    node.driver();
+    node.core();
+    node.start(&[]);
+    node.wait("the module", || node.loaded());
+    node.remove("run/nvidia/validations/.driver-ctr-ready");
+    node.says("waiting for the container of the GPU driver");
+    // As the driver's container does before it unloads the driver.
+    assert!(Command::new(node.path("bin/rmmod")).envs(envs(&node)).status().expect("rmmod").success());
+    node.driver();
+    node.wait("the module", || node.loaded());
+    assert_eq!(count(&node.log(), "make "), 2, "{}", node.log());
+}
+
+fn envs(node: &Node) -> [(&'static str, PathBuf); 3] {
+    [("NODE", node.path("")), ("SYS", node.path("sys")), ("PROC", node.path("proc"))]
+}
+
+#[test]
+fn nvidias_module_gives_way_unless_it_is_in_use() {
+    let mut node = Node::new();
+    node.driver();
+    node.core();
+    node.write("sys/module/nvidia_peermem/refcnt", "1");
+    node.start(&[]);
+    node.says("registrations of GPU memory keep the module loaded");
+    assert_eq!(count(&node.log(), "insmod"), 0, "{}", node.log());
+    node.write("sys/module/nvidia_peermem/refcnt", "0");
+    node.wait("ours", || node.path("proc/driver/nvidia-peermem").exists());
+}
+
+#[test]
+fn a_build_that_fails_says_why_once_and_is_tried_again() {
+    let mut node = Node::new();
+    node.driver();
+    node.core();
+    node.write("does-not-build", "");
+    node.start(&[]);
+    node.says("not built: preflight: no reason at all");
+    node.wait("another try", || count(&node.log(), "make ") > 2);
+    assert_eq!(count(&node.said(), "not built"), 1, "{}", node.said());
+    node.remove("does-not-build");
+    node.wait("the module", || node.loaded());
+}
+
+#[test]
+fn unload_alone() {
+    let node = Node::new();
+    assert!(node.command("unload").status().expect("program").success(), "nothing to do");
+    node.write("sys/module/nvidia_peermem/refcnt", "1");
+    assert!(!node.command("unload").status().expect("program").success(), "in use");
+    node.write("sys/module/nvidia_peermem/refcnt", "0");
+    assert!(node.command("unload").status().expect("program").success() && !node.loaded());
+    assert!(!node.command("nonsense").status().expect("program").success());
+}
