@@ -33,8 +33,8 @@ apt_update() {
 	}
 	security=$(apt_mirror Debian-Security "$VERSION_CODENAME-security")
 	{
-		# Old releases lack the new pieces; Debian 12 has the oldest kernel.
-		for suite in trixie trixie-backports forky sid bookworm "$VERSION_CODENAME" "$VERSION_CODENAME-backports"; do
+		# Old releases lack the new pieces; Debian 11 has the oldest kernel.
+		for suite in trixie trixie-backports forky sid bookworm bullseye "$VERSION_CODENAME" "$VERSION_CODENAME-backports"; do
 			echo "$mirror $suite main contrib"
 		done
 		[ -z "$security" ] || echo "$security $VERSION_CODENAME-security main contrib"

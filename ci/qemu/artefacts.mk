@@ -18,7 +18,11 @@ SHELL := /bin/bash
 .ONESHELL:
 .SUFFIXES:
 .SECONDEXPANSION:
-.PHONY: $(shell sed -n 's/^\([a-z_][a-z0-9_.-]*\):.*/\1/p' $(lastword $(MAKEFILE_LIST)))
+.PHONY: chroot-bookworm $(shell sed -n 's/^\([a-z_][a-z0-9_.-]*\):.*/\1/p' $(lastword $(MAKEFILE_LIST)))
+
+# LLVM= is for the lab's own kernels alone: a make below this one would link Debian's modules by lld.
+MAKEOVERRIDES :=
+unexport LLVM
 
 jobs := -j$(shell nproc)
 
@@ -28,7 +32,9 @@ package = $(foreach name,$(1),$(shell dpkg-query -W -f='$${Package} $${Version}'
 # Other people's sources. Newest of a known series on the first run, and that one from then on.
 
 LINUX := 7.2
-DEBIAN := debian-6.12 debian-6.1
+# Without the lab's RDMA stack and GPU, which are not made for them: one small module stands in.
+BARE := debian-7.3 debian-6.1 debian-5.10
+DEBIAN := debian-6.12 $(BARE)
 own := $(filter-out $(DEBIAN),$(KERNEL))
 linux-patches := $(sort $(wildcard $(q)/kernel/patches/*.patch))
 
@@ -60,7 +66,7 @@ deps: $(if $(own),linux)
 # The kernel: KDIR, image, modules, release and source in one folder.
 
 ifeq ($(own),)
-kernel:
+kernel: $(if $(filter debian-7.3,$(KERNEL)),chroot-trixie)
 	@$(keep) $(KERNEL)/kernel --in-place --verb fetch $(q)/kernel/debian.sh -- $(q)/kernel/debian.sh $(KERNEL)
 kbuild :=
 compilers := $(call version,gcc rustc)
@@ -76,8 +82,10 @@ endif
 
 # Kernel modules. What is ours builds without a warning of compilers, objtool and modpost.
 
-module = $(keep) $(KERNEL)/$@ --no-warnings "=$(compilers)" $(K)/kernel
-make-in = make $(jobs) KDIR=$(CURDIR)/$(K)/kernel/build $(kbuild) -C
+module = $(keep) $(KERNEL)/$@ --no-warnings "=$(compilers)" $(chroot) $(K)/kernel
+# Debian 13's compiler, which Debian 12 does not have; the rest of what Debian 13 has goes with it.
+chroot := $(if $(filter debian-7.3,$(KERNEL)),build/lab/packages/chroot-trixie)
+make-in = $(if $(chroot),tests/packages/inside.sh $(chroot)/root) make $(jobs) KDIR=$(CURDIR)/$(K)/kernel/build $(kbuild) -C
 symvers = SYMVERS="$(foreach part,$(1),$(CURDIR)/$(K)/$(part)/Module.symvers)"
 component = $(q)/$(1) bindings $(q)/pcie/lab_pcie.h
 linux-src = LINUX_SRC=$(CURDIR)/$(K)/kernel/source
@@ -96,7 +104,7 @@ gpu-closed: kernel pcie
 
 # The module that all of this is about. The profile of the benchmark names lines; the code is the
 # same with them. NVIDIA's headers are there to compare our own words for its interface with.
-neighbours := $(if $(filter debian-6.1,$(KERNEL)),bare bare,ofed gpu)
+neighbours := $(if $(filter $(BARE),$(KERNEL)),bare bare,ofed gpu)
 ours-of := src bindings kernel-lite mk Kbuild Makefile VERSION
 lines := $(if $(filter fast-7.2,$(KERNEL)),KRUSTFLAGS=-Cdebuginfo=line-tables-only KCFLAGS=-g1)
 # Arguments: the RDMA core's part, the driver's part, the crate `kernel` (empty: preflight chooses).
@@ -153,9 +161,18 @@ perftest: perftest-source cuda_h libcuda
 
 programs := guest peermemctl nvlab-selftest cuda-selftest libcuda perftest
 
+# Machines of Debian packages, and what `make dist` makes of the checkout: for tests/packages.
+
+chroot-bookworm chroot-trixie:
+	@$(keep) packages/$@ --in-place --verb fetch --says "once, some 3 minutes" \
+		tests/packages/chroot.sh $(q)/apt.sh -- tests/packages/chroot.sh $(@:chroot-%=%)
+
+archive: deps
+	@$(MAKE) -s dist DEPS=$(deps) >/dev/null
+
 # Images: image-<module>[-<what else>].
 
-base := $(if $(filter debian-6.1,$(KERNEL)),bare,pcie ofed gpu alarms)
+base := $(if $(filter $(BARE),$(KERNEL)),bare,pcie ofed gpu alarms)
 modules-ours := $(base) ours
 modules-lite := $(base) lite
 modules-closed := pcie ofed gpu-closed alarms ours-closed

@@ -46,6 +46,13 @@ fn make<'a>(lab: &Lab, kernel: Kernel, targets: impl Iterator<Item = &'a str>) -
     Ok(())
 }
 
+/// The root folders of machines of these Debian releases.
+pub fn chroots(lab: &Lab, releases: &[&str]) -> Result<Vec<PathBuf>> {
+    let names: Vec<String> = releases.iter().map(|release| format!("chroot-{release}")).collect();
+    make(lab, Kernel::Debian612, names.iter().map(String::as_str).chain(["archive"]))?;
+    Ok(names.iter().map(|name| lab.build.join("packages").join(name).join("root")).collect())
+}
+
 /// The plugin that counts instructions between marks, as QEMU is to load it; it writes to `out`, where nothing is left of an
 /// earlier run.
 pub fn plugin(lab: &Lab, kernel: Kernel, out: &Path) -> Result<String> {

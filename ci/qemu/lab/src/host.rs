@@ -3,7 +3,7 @@
 use crate::lanes::{Found, Job};
 use crate::later::Later;
 use anyhow::{bail, Result};
-use lab::artefacts::Built;
+use lab::artefacts::{self, Built};
 use lab::ctx::Lab;
 use lab::ktap::{print_test, Outcome, Test};
 use lab::sh::{self, Step};
@@ -21,9 +21,10 @@ struct Program {
     takes: u64,
 }
 
-const PROGRAMS: [Program; 7] = [
+const PROGRAMS: [Program; 8] = [
     Program { name: "host", dir: "tests/host", takes: 120 },
     Program { name: "build", dir: "tests/build", takes: 5 },
+    Program { name: "packages", dir: "tests/packages", takes: 5 },
     Program { name: "lab", dir: "ci/qemu", takes: 5 },
     Program { name: "nvlab", dir: "ci/qemu/gpu/client", takes: 5 },
     Program { name: "libcuda", dir: "ci/qemu/cuda", takes: 5 },
@@ -76,6 +77,36 @@ pub fn long_models<'a>(lab: &'a Lab, name: &str) -> Job<'a> {
         run(lab, "soak", cargo(lab, "tests/host", &words).env("NVPM_SOAK", "100"))
     };
     Job { name: name.to_string(), takes: 6000, run: Box::new(run) }
+}
+
+/// `ONLY=` of the packages on machines made of Debian packages.
+pub const PACKAGES: &str = "packages";
+
+/// What fits into a minute or two, or everything with the page of results: tests/packages.
+pub fn packages<'a>(lab: &'a Lab, whole: bool) -> Job<'a> {
+    let run = move || {
+        if sh::output(sh::command("id").arg("-u"))?.trim() != "0" {
+            let outcome = Outcome::Skipped("it needs root: dpkg runs in chroots".to_string());
+            return Ok(Found {
+                tests: vec![Test { name: PACKAGES.into(), outcome, notes: vec![] }],
+                ..Default::default()
+            });
+        }
+        let releases: &[&str] = if whole { &["bookworm", "trixie"] } else { &["bookworm"] };
+        let roots = artefacts::chroots(lab, releases)?;
+        let version = fs::read_to_string(lab.repo.join("VERSION"))?;
+        let archive = format!("build/packages/nvidia-peermem-rust-{}.tar.xz", version.trim());
+        let mut program = cargo(lab, "tests/packages", &["run", "--quiet", "--locked", "--", "--archive"]);
+        program.arg(lab.repo.join(archive));
+        for (release, root) in releases.iter().zip(roots) {
+            program.arg("--chroot").arg(format!("{release}={}", root.canonicalize()?.display()));
+        }
+        if whole {
+            program.args(["--whole", "--table"]).arg(lab.repo.join("docs/results/packages.md"));
+        }
+        run(lab, PACKAGES, &mut program)
+    };
+    Job { name: PACKAGES.to_string(), takes: if whole { 3000 } else { 150 }, run: Box::new(run) }
 }
 
 fn log(lab: &Lab, name: &str) -> PathBuf {

@@ -23,8 +23,8 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
     let start = Instant::now();
     let chosen: Option<Vec<&str>> = only.map(|o| o.split(',').collect());
     let all = boots::all()?;
-    let rows = boots::chosen(&all, Run::Soak, chosen.as_deref(), &[MODELS])?;
-    let models = chosen.as_ref().is_none_or(|c| c.contains(&MODELS));
+    let rows = boots::chosen(&all, Run::Soak, chosen.as_deref(), &[MODELS, host::PACKAGES])?;
+    let wanted = |name: &str| chosen.as_ref().is_none_or(|c| c.contains(&name));
 
     let mut built: BTreeMap<Kernel, Built> = BTreeMap::new();
     for kernel in rows.iter().map(|(row, _)| row.kernel).collect::<BTreeSet<_>>() {
@@ -34,15 +34,19 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
     let end = hours.map(|h| Duration::try_from_secs_f64(h * 3600.0)).transpose().context("--hours")?;
     let over = || end.is_some_and(|end| start.elapsed() > end);
     let jobs = all.iter().filter(|row| row.runs.contains(&Run::Soak)).map(|row| row.name.as_str());
-    let mut record = Record::new(lab, jobs.chain([MODELS]).collect())?;
+    let mut record = Record::new(lab, jobs.chain([MODELS, host::PACKAGES]).collect())?;
     let mut failed = 0;
     for round in 1.. {
         let seed = seed.take().unwrap_or_else(new_seed);
         say(&format!("soak: round {round}, guest.seed={seed}"));
         let mut jobs: Vec<Job> = Vec::new();
-        if models {
+        if wanted(MODELS) {
             let job = host::long_models(lab, MODELS);
             jobs.push(Job { run: Box::new(|| unless(&over, MODELS, job.run)), ..job });
+        }
+        if wanted(host::PACKAGES) {
+            let job = host::packages(lab, true);
+            jobs.push(Job { run: Box::new(|| unless(&over, host::PACKAGES, job.run)), ..job });
         }
         for (row, suites) in &rows {
             let over = &over;
@@ -105,10 +109,10 @@ struct Record<'a> {
 
 const HEAD: &str = "# What was soaked
 
-Each line is the last run of that boot (or of the models of `tests/host`) by `make soak`, which
-writes it; `make soak ONLY=<boot>` repeats it. Seconds are those of an emulated machine with another
-beside it. (Commits of 2026-11-20 that this history lacks came to it together, up to d989f21. Boots
-had other names up to 343c0de.)
+Each line is the last run of that boot (or of the models of `tests/host`, or of `tests/packages`) by
+`make soak`, which writes it; `make soak ONLY=<boot>` repeats it. Seconds are those of an emulated
+machine with another beside it. (Commits of 2026-11-20 that this history lacks came to it together,
+up to d989f21. Boots had other names up to 343c0de.)
 
 | boot | date | commit | machine | passed | failed | seconds | seed |
 |---|---|---|---|---|---|---|---|

@@ -22,7 +22,12 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
     let only: Option<Vec<&str>> = only.map(|o| o.split(',').collect());
     let here = |name: &str| run == Run::Test && only.as_ref().is_none_or(|only| only.contains(&name));
     let all = boots::all()?;
-    let rows = boots::chosen(&all, run, only.as_deref(), if run == Run::Test { &["host", "lint"] } else { &[] })?;
+    let rows = boots::chosen(
+        &all,
+        run,
+        only.as_deref(),
+        if run == Run::Test { &["host", "lint", host::PACKAGES] } else { &[] },
+    )?;
 
     // The debug kernel's machines run longest, so what they need is built first, with this machine's tests beside it: where
     // programs have changed, that is one crate after the other. Then, beside the first boots, the other kernels.
@@ -40,6 +45,9 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
     let mut jobs: Vec<Job> = Vec::new();
     if here("host") {
         jobs.extend(host::tests(lab, &programs));
+    }
+    if here(host::PACKAGES) {
+        jobs.push(host::packages(lab, false));
     }
     if here("lint") {
         jobs.push(host::gates(lab, &built[&Kernel::Debug72]));

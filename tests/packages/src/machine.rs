@@ -1,0 +1,153 @@
+//! A machine made of Debian packages: a chroot with layers, in which real dpkg, dkms, depmod and modprobe run.
+
+use anyhow::{bail, ensure, Context, Result};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+use std::{env, fs};
+use tempfile::TempDir;
+
+/// Folder of this crate in the checkout.
+const HERE: &str = env!("CARGO_MANIFEST_DIR");
+
+/// What is kept of a machine, to start others from.
+#[derive(Clone)]
+pub struct Layers(Vec<PathBuf>);
+
+impl Layers {
+    pub fn of(root: &Path) -> Self {
+        Self(vec![root.to_path_buf()])
+    }
+}
+
+/// A machine that is gone when this is dropped, with everything that was written to it.
+pub struct Machine {
+    layers: Layers,
+    dir: TempDir,
+    /// So many MiB are left on its disk; no limit if that is `None`.
+    pub disk: Option<u32>,
+}
+
+/// What a script said.
+pub struct Said {
+    pub ok: bool,
+    /// Standard output and standard error, in the order in which they came.
+    pub text: String,
+}
+
+/// Which file `modprobe nvidia-peermem` takes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Resolved {
+    /// This project's, of that version, built against the neighbours that are there (or not).
+    Ours {
+        version: String,
+        fits: bool,
+    },
+    /// NVIDIA's.
+    Nvidia(String),
+    Nothing,
+}
+
+impl std::fmt::Display for Resolved {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self {
+            Self::Ours { version, fits: true } => write!(f, "ours, {version}"),
+            Self::Ours { version, fits: false } => write!(f, "ours, {version}, built against former neighbours"),
+            Self::Nvidia(file) => write!(f, "NVIDIA's `{file}`"),
+            Self::Nothing => f.write_str("nothing"),
+        }
+    }
+}
+
+impl Machine {
+    pub fn new(layers: &Layers) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("packages-").tempdir().context("temporary folder")?;
+        Ok(Self { layers: layers.clone(), dir, disk: None })
+    }
+
+    /// This machine as it is now, for others to start from. They need `self` no longer than its folder is kept.
+    pub fn layers(&self) -> Layers {
+        let mut layers = vec![self.dir.path().join("upper")];
+        layers.extend(self.layers.0.iter().cloned());
+        Layers(layers)
+    }
+
+    /// Puts a file or folder of this checkout into the machine.
+    pub fn put(&self, from: &Path, to: &str) -> Result<()> {
+        let to = self.dir.path().join("upper").join(to.trim_start_matches('/'));
+        fs::create_dir_all(to.parent().context("a file has a folder")?)?;
+        let copied = Command::new("cp").arg("-RT").arg(from).arg(&to).status()?;
+        ensure!(copied.success(), "cannot copy {} to {}", from.display(), to.display());
+        Ok(())
+    }
+
+    /// Runs a script of `sh -eu` as the machine's root.
+    pub fn run(&self, script: &str) -> Result<Said> {
+        let start = Instant::now();
+        let layers: Vec<String> = self.layers.0.iter().map(|layer| layer.display().to_string()).collect();
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", "exec \"$@\" 2>&1", "sh"]);
+        command.arg(Path::new(HERE).join("enter.sh")).arg(layers.join(":")).arg(self.dir.path());
+        command.arg(self.disk.map_or(String::new(), |mib| mib.to_string())).arg(script);
+        let output = command.stdin(std::process::Stdio::null()).output().context("unshare")?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        if env::var_os("PACKAGES_VERBOSE").is_some() {
+            eprintln!("+ {script}\n{text}({} s, {})", start.elapsed().as_secs(), output.status);
+        }
+        Ok(Said { ok: output.status.success(), text })
+    }
+
+    /// Runs a script that must succeed; what it says.
+    pub fn must(&self, script: &str) -> Result<String> {
+        let said = self.run(script)?;
+        if !said.ok {
+            bail!("{script}\n{}", said.text);
+        }
+        Ok(said.text)
+    }
+
+    /// The kernels that are installed.
+    pub fn kernels(&self) -> Result<Vec<String>> {
+        Ok(self
+            .must("for k in /lib/modules/*/kernel; do basename $(dirname $k); done")?
+            .lines()
+            .map(Into::into)
+            .collect())
+    }
+
+    /// Which file modprobe takes for a kernel, and whether its symbol versions are those of the neighbours that modprobe
+    /// would load before it.
+    pub fn resolved(&self, kernel: &str) -> Result<Resolved> {
+        let text = self.must(&format!(
+            r#"k='{kernel}'
+            depends=$(modprobe -S "$k" -n --show-depends nvidia-peermem 2>/dev/null) || {{ echo none; exit 0; }}
+            # A line `install` of modprobe.d names the module that it loads in the end.
+            name=$(echo "$depends" | sed -nE 's/^install .*(-i|--ignore-install) +([^ ;]*peermem).*/\2/p')
+            [ -z "$name" ] || depends=$(modprobe -S "$k" -n --ignore-install --show-depends "$name")
+            file=$(echo "$depends" | sed -n 's/^insmod \([^ ]*peermem[^ ]*\).*/\1/p')
+            echo "$file"
+            modinfo -F description "$file"
+            modinfo -F version "$file" | head -n 1
+            # Which versions it wants, and which the neighbours' last builds have.
+            modprobe --dump-modversions "$file" | grep -E 'nvidia_p2p_|peer_memory_client' | sed 's/^0x0*/0x/' | sort >/tmp/wants
+            cat /var/lib/dkms/nvidia*/kernel-"$k"-x86_64/module/Module.symvers /usr/src/ofa_kernel/x86_64/"$k"/Module.symvers 2>/dev/null |
+                grep -E '	(nvidia_p2p_|ib_.*peer_memory_client)' | cut -f 1,2 | sed 's/^0x0*/0x/' | sort >/tmp/has
+            # Wanted with another version than it is had.
+            awk 'NR == FNR {{ had[$2] = $1; next }} $2 in had && had[$2] != $1 {{ print $2 }}' /tmp/has /tmp/wants"#
+        ))?;
+        let mut lines = text.lines();
+        let Some(file) = lines.next().filter(|line| *line != "none" && !line.is_empty()) else {
+            return Ok(Resolved::Nothing);
+        };
+        let (description, version) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+        if description.starts_with("NVIDIA's") {
+            return Ok(Resolved::Nvidia(file.rsplit('/').next().unwrap_or(file).to_string()));
+        }
+        let folder = format!("/usr/lib/nvidia-peermem-rust/{kernel}/");
+        ensure!(
+            file.starts_with(&folder),
+            "modprobe takes {file}, which is neither NVIDIA's nor from {folder}:\n{text}"
+        );
+        Ok(Resolved::Ours { version: version.to_string(), fits: lines.next().is_none() })
+    }
+}

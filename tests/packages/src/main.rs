@@ -1,0 +1,110 @@
+//! `packages --chroot bookworm=DIR --archive FILE`: installs the packages on machines made of Debian packages, takes these
+//! through every transition, and asks modprobe. Prints a line per transition as libtest does.
+//!
+//! `PACKAGES_VERBOSE=1` shows every script with what it says.
+
+mod machine;
+mod stubs;
+mod table;
+mod transitions;
+
+use anyhow::{bail, Context, Result};
+use clap::Parser;
+use machine::{Layers, Machine, Resolved};
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+use stubs::{deb, ours, NVIDIA, OFED};
+use transitions::{Test, ALL, RPM};
+
+#[derive(Parser)]
+struct Words {
+    /// NAME=DIR: a distribution, and the root folder of a machine of it.
+    #[arg(long, required = true)]
+    chroot: Vec<String>,
+    /// What `make dist` made.
+    #[arg(long)]
+    archive: PathBuf,
+    /// Also the transitions that build our module, which take minutes.
+    #[arg(long)]
+    whole: bool,
+    /// Only these transitions.
+    #[arg(long)]
+    only: Vec<String>,
+    /// The page that the results are written to.
+    #[arg(long)]
+    table: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let words = Words::parse();
+    match run(&words) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("packages: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(words: &Words) -> Result<bool> {
+    let mut good = true;
+    let mut rows = Vec::new();
+    let version = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../VERSION"))?.trim().to_string();
+    for chroot in &words.chroot {
+        let (distribution, root) = chroot.split_once('=').context("--chroot NAME=DIR")?;
+        let rpm = words.whole;
+        let neighbours = prepare(words, &Layers::of(root.as_ref()), &version, rpm)
+            .with_context(|| format!("{distribution}: the machine with both neighbours"))?;
+        let ready = with_ours(&neighbours, &version)?;
+        for transition in ALL.iter().chain(rpm.then_some(&RPM)) {
+            let wanted = if words.only.is_empty() {
+                words.whole || transition.quick
+            } else {
+                words.only.iter().any(|only| only == transition.name)
+            };
+            if !wanted {
+                continue;
+            }
+            let from = if transition.name == RPM.name { &neighbours } else { &ready };
+            let (name, start) = (format!("{distribution}/{}", transition.name), Instant::now());
+            let mut test = Test { machine: Machine::new(&from.layers())?, version: version.clone(), rows: Vec::new() };
+            let result = (transition.run)(&mut test);
+            rows.extend(
+                test.rows.into_iter().map(|(kernel, action, what)| [distribution.to_string(), kernel, action, what]),
+            );
+            match result {
+                Ok(()) => println!("test {name} ... ok, {} s", start.elapsed().as_secs()),
+                Err(error) => {
+                    good = false;
+                    println!("test {name} ... FAILED\n{error:#}");
+                }
+            }
+        }
+    }
+    if let Some(table) = &words.table {
+        fs::write(table, table::page(&rows)).with_context(|| format!("cannot write {}", table.display()))?;
+    }
+    Ok(good)
+}
+
+/// A machine with stand-ins for the GPU driver and the RDMA core, and packages to install.
+fn prepare(words: &Words, layers: &Layers, version: &str, rpm: bool) -> Result<Machine> {
+    let machine = Machine::new(layers)?;
+    stubs::build(&machine, &words.archive, version, rpm)?;
+    machine.must(&format!("dpkg -i {} {}", deb("nvidia", NVIDIA[0]), deb("mlnx-ofed-kernel", OFED[0])))?;
+    let kernel = machine.kernels()?.pop().context("the machine has no kernel")?;
+    match machine.resolved(&kernel)? {
+        Resolved::Nvidia(_) => Ok(machine),
+        other => bail!("before ours is installed modprobe takes {other}"),
+    }
+}
+
+/// The same with our package.
+fn with_ours(neighbours: &Machine, version: &str) -> Result<Machine> {
+    let machine = Machine::new(&neighbours.layers())?;
+    machine.must(&format!("dpkg -i {}", ours(version))).context("installation of ours")?;
+    Ok(machine)
+}

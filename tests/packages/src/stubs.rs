@@ -1,0 +1,66 @@
+//! Packages of neighbours and of ours, built in the machine by the tools that build the real ones.
+
+use crate::machine::Machine;
+use anyhow::{Context, Result};
+use std::path::Path;
+
+/// Where packages lie in the machine.
+pub const DEBS: &str = "/srv/debs";
+
+/// NVIDIA's driver package, and its former and next ones. The number before the dot is its interface.
+pub const NVIDIA: [&str; 3] = ["580.95", "580.105", "595.10"];
+/// DOCA-OFED's.
+pub const OFED: [&str; 2] = ["24.10", "25.10"];
+/// Ours: the next version, and one that does not compile.
+pub const NEXT: &str = "0.90.0";
+pub const BROKEN: &str = "0.91.0";
+
+/// Builds every Debian package that the transitions need, and the rpm packages where they are wanted. `archive` is what
+/// `make dist` made.
+pub fn build(machine: &Machine, archive: &Path, version: &str, rpm: bool) -> Result<()> {
+    let stubs = Path::new(env!("CARGO_MANIFEST_DIR")).join("stubs");
+    machine.put(&stubs, "/srv/stubs")?;
+    machine.put(archive, "/srv/source.tar.xz")?;
+    // The machine's own kernel is the first, whatever runs outside.
+    machine.must(
+        r#"kernel=$(basename $(dirname /lib/modules/*/kernel))
+        mkdir -p /srv/debs /usr/local/bin
+        printf '#!/bin/sh\n[ "$*" = -r ] && echo %s || exec /usr/bin/uname "$@"\n' "$kernel" >/usr/local/bin/uname
+        chmod +x /usr/local/bin/uname"#,
+    )?;
+    for (stub, name, version) in NVIDIA
+        .iter()
+        .map(|version| ("nvidia", "nvidia", *version))
+        .chain([("nvidia", "nvidia-current-open", NVIDIA[0])])
+        .chain(OFED.iter().map(|version| ("ofed", "mlnx-ofed-kernel", *version)))
+    {
+        machine
+            .must(&format!("sh /srv/stubs/package.sh {stub} {name} {version} {DEBS}"))
+            .context("a stand-in's package")?;
+    }
+    let kinds = if rpm { "deb rpm" } else { "deb" };
+    machine
+        .must(&format!(
+            r#"mkdir /srv/source && tar -xf /srv/source.tar.xz -C /srv/source --strip-components=1
+        cd /srv/source
+        for version in {version} {NEXT} {BROKEN}; do
+            echo $version >VERSION
+            [ $version != {BROKEN} ] || echo '#error no such kernel' >>src/ffi/shim.c
+            for kind in {kinds}; do make -s $kind BUILD=all; done
+            mv build/packages/*.deb {DEBS}/
+            [ '{kinds}' = deb ] || mv build/packages/*.rpm {DEBS}/
+        done"#
+        ))
+        .context("packages of ours")?;
+    Ok(())
+}
+
+/// The file of a package.
+pub fn deb(name: &str, version: &str) -> String {
+    format!("{DEBS}/{name}-dkms_{version}_all.deb")
+}
+
+/// The file of our package.
+pub fn ours(version: &str) -> String {
+    format!("{DEBS}/nvidia-peermem-rust-dkms_{version}-1_all.deb")
+}

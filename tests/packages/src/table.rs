@@ -1,0 +1,25 @@
+//! docs/results/packages.md.
+
+const HEAD: &str = "# What modprobe loads
+
+Written by `make soak ONLY=packages`: machines made of Debian packages, with stand-ins for NVIDIA's
+driver and DOCA-OFED, and the real dpkg, rpm, dkms, depmod and modprobe. Nothing is loaded there.
+
+| distribution | kernel | after | `modprobe nvidia-peermem` takes |
+|---|---|---|---|
+";
+
+/// The page of these rows: distribution, kernel, action, what modprobe takes.
+pub fn page(rows: &[[String; 4]]) -> String {
+    let rows = rows.iter().map(|row| format!("| {} |\n", row.join(" | ")));
+    HEAD.to_string() + &rows.collect::<String>()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_line_per_row() {
+        let row = ["trixie", "6.12", "removal of ours", "NVIDIA's"].map(String::from);
+        assert!(super::page(&[row]).ends_with("|---|---|---|---|\n| trixie | 6.12 | removal of ours | NVIDIA's |\n"));
+    }
+}

@@ -1,0 +1,392 @@
+//! What happens to a machine, and what modprobe must resolve to afterwards.
+
+use crate::machine::{Machine, Resolved};
+use crate::stubs::{deb, ours, BROKEN, DEBS, NEXT, NVIDIA, OFED};
+use anyhow::{ensure, Context, Result};
+
+/// One transition, from a machine with both neighbours and our package.
+pub struct Transition {
+    pub name: &'static str,
+    /// It builds no module of ours, so it is part of `make test`.
+    pub quick: bool,
+    pub run: fn(&mut Test) -> Result<()>,
+}
+
+/// A machine under test, and what was seen on it.
+pub struct Test {
+    pub machine: Machine,
+    /// Of our package that is installed.
+    pub version: String,
+    /// Kernel, action, and what modprobe resolves to.
+    pub rows: Vec<(String, String, String)>,
+}
+
+const fn quick(name: &'static str, run: fn(&mut Test) -> Result<()>) -> Transition {
+    Transition { name, quick: true, run }
+}
+const fn long(name: &'static str, run: fn(&mut Test) -> Result<()>) -> Transition {
+    Transition { name, quick: false, run }
+}
+
+/// In this order they stand in the table.
+pub const ALL: &[Transition] = &[
+    quick("lint", lint),
+    quick("installed", installed),
+    quick("nvidia_same_interface", nvidia_same_interface),
+    long("nvidia_up_and_down", nvidia_up_and_down),
+    quick("nvidia_removed", nvidia_removed),
+    quick("nvidia_half_installed", nvidia_half_installed),
+    quick("debians_driver", debians_driver),
+    quick("another_search_line", another_search_line),
+    long("ofed_upgrade", ofed_upgrade),
+    quick("ofed_of_two_versions", ofed_of_two_versions),
+    quick("neighbour_of_another_abi", neighbour_of_another_abi),
+    long("kernel_upgrade_and_removal", kernel_upgrade_and_removal),
+    long("own_upgrade", own_upgrade),
+    quick("own_upgrade_that_fails", own_upgrade_that_fails),
+    long("dpkg_interrupted", dpkg_interrupted),
+    quick("disk_full", disk_full),
+    quick("key_not_enrolled", key_not_enrolled),
+    quick("openibd_hook", openibd_hook),
+    quick("removed", removed),
+    quick("purged", purged),
+];
+
+/// Only where there is rpm's own dkms flow: from a machine with the neighbours alone.
+pub const RPM: Transition = long("rpm", rpm);
+
+impl Test {
+    fn kernel(&self) -> Result<String> {
+        self.machine.kernels()?.into_iter().next().context("no kernel")
+    }
+
+    /// What modprobe takes after `action` must be this.
+    fn expect(&mut self, action: &str, kernel: &str, want: &Resolved) -> Result<()> {
+        let got = self.machine.resolved(kernel)?;
+        self.rows.push((kernel.to_string(), action.to_string(), got.to_string()));
+        ensure!(got == *want, "after {action} modprobe on {kernel} takes {got}, not {want}");
+        Ok(())
+    }
+
+    /// Ours, built against the neighbours that are there.
+    fn expect_ours(&mut self, action: &str, version: &str) -> Result<()> {
+        for kernel in self.machine.kernels()? {
+            self.expect(action, &kernel, &Resolved::Ours { version: version.to_string(), fits: true })?;
+        }
+        Ok(())
+    }
+
+    fn version(&self) -> String {
+        self.version.clone()
+    }
+}
+
+/// Exactly one line of a text has all these words.
+fn one_line(text: &str, words: &[&str]) -> Result<()> {
+    let lines: Vec<&str> = text.lines().filter(|line| words.iter().all(|word| line.contains(word))).collect();
+    ensure!(lines.len() == 1, "{} lines with {words:?}, not one:\n{text}", lines.len());
+    Ok(())
+}
+
+/// The module's line for DKMS's log is in the text of a failed build.
+fn says_why(text: &str, reason: &str) -> Result<()> {
+    one_line(text, &["nvidia-peermem-rust: not built for kernel ", reason, "modprobe loads "])
+}
+
+/// lintian and rpmlint have nothing to say that packaging/ does not answer with a reason.
+fn lint(test: &mut Test) -> Result<()> {
+    test.machine.must(&format!("lintian --fail-on error,warning {}", ours(&test.version)))?;
+    test.machine.must(&format!(
+        "set -- {DEBS}/nvidia-peermem-rust-dkms-{}-1.noarch.rpm
+        [ ! -e $1 ] || rpmlint -c /srv/source/packaging/rpm/rpmlint.toml $1 /srv/source/packaging/rpm/*.spec",
+        test.version
+    ))?;
+    Ok(())
+}
+
+fn installed(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    test.expect_ours("installation", &version)?;
+    let kernel = test.kernel()?;
+    let status = test.machine.must("dkms status -m nvidia-peermem-rust")?;
+    one_line(&status, &[&kernel, "installed"])?;
+    // Parameters come by the module's name.
+    let options = test.machine.must(&format!(
+        "echo 'options nvidia-peermem persistent_api_support=0' >/etc/modprobe.d/admin.conf
+        modprobe -S {kernel} -n --show-depends nvidia-peermem"
+    ))?;
+    one_line(&options, &["nvidia-peermem.ko", "persistent_api_support=0"])?;
+    test.machine.must("test -f /lib/modules/*/updates/dkms/nvidia-peermem.ko*")?;
+    test.machine.must("systemd-analyze --version >/dev/null 2>&1 || true; udevadm --version >/dev/null")?;
+    Ok(())
+}
+
+fn nvidia_same_interface(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    let text = test.machine.must(&format!("dpkg -i {}", deb("nvidia", NVIDIA[1])))?;
+    ensure!(!text.contains("nvidia-peermem-rust: building"), "nothing that ours needs has changed:\n{text}");
+    test.expect_ours("upgrade of NVIDIA's driver, same interface", &version)
+}
+
+fn nvidia_up_and_down(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    test.machine.must(&format!("dpkg -i {}", deb("nvidia", NVIDIA[2])))?;
+    test.expect_ours("upgrade of NVIDIA's driver", &version)?;
+    test.machine.must(&format!("dpkg -i {}", deb("nvidia", NVIDIA[0])))?;
+    test.expect_ours("downgrade of NVIDIA's driver", &version)
+}
+
+fn nvidia_removed(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    let text = test.machine.must("dpkg -P nvidia-dkms")?;
+    ensure!(!text.contains("nvidia-peermem-rust: building"), "there is nothing new to build against:\n{text}");
+    test.expect_ours("removal of NVIDIA's driver", &version)?;
+    test.machine.must("dpkg -P nvidia-peermem-rust-dkms")?;
+    let kernel = test.kernel()?;
+    test.expect("removal of ours after NVIDIA's", &kernel, &Resolved::Nothing)
+}
+
+/// Its package is unpacked, and its module does not compile.
+fn nvidia_half_installed(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    let said = test.machine.run(&format!(
+        "dpkg --unpack {next} && echo '#error half' >>/usr/src/nvidia-{v}/nvidia.c && dpkg --configure nvidia-dkms",
+        next = deb("nvidia", NVIDIA[2]),
+        v = NVIDIA[2],
+    ))?;
+    ensure!(!said.ok, "the driver's build should have failed");
+    test.expect_ours("NVIDIA's driver half installed", &version)?;
+    test.machine.must("dpkg -P nvidia-peermem-rust-dkms")?;
+    Ok(())
+}
+
+/// Debian's driver packages call their files otherwise, and have modprobe do so by a line `install`.
+fn debians_driver(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    test.machine.must(&format!(
+        "dpkg -P nvidia-dkms
+        echo 'install nvidia modprobe -i nvidia-current-open $CMDLINE_OPTS
+        install nvidia-peermem modprobe nvidia ; modprobe -i nvidia-current-open-peermem $CMDLINE_OPTS' >/etc/modprobe.d/nvidia.conf
+        dpkg -i {}",
+        deb("nvidia-current-open", NVIDIA[0])
+    ))?;
+    test.expect_ours("Debian's own driver packages", &version)?;
+    test.machine.must("dpkg -r nvidia-peermem-rust-dkms")?;
+    let kernel = test.kernel()?;
+    let got = test.machine.resolved(&kernel)?;
+    test.rows.push((kernel, "removal of ours beside them".into(), got.to_string()));
+    ensure!(matches!(&got, Resolved::Nvidia(file) if file.starts_with("nvidia-current-open-peermem.ko")), "{got}");
+    Ok(())
+}
+
+/// As Ubuntu's kmod brings one.
+fn another_search_line(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    test.machine.must(
+        "mkdir -p /etc/depmod.d; echo 'search updates ubuntu built-in' >/etc/depmod.d/ubuntu.conf
+        dpkg-trigger --no-await /lib/modules; dpkg --configure --pending",
+    )?;
+    let conf = test.machine.must("cat /usr/lib/depmod.d/00-nvidia-peermem-rust.conf")?;
+    one_line(&conf, &["search external"])?;
+    ensure!(conf.lines().any(|line| line == "search external"), "Ubuntu's own order is not to be changed:\n{conf}");
+    test.expect_ours("a search line in depmod.d, as Ubuntu's", &version)
+}
+
+fn ofed_upgrade(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    let text = test.machine.must(&format!("dpkg -i {}", deb("mlnx-ofed-kernel", OFED[1])))?;
+    one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
+    test.expect_ours("upgrade of OFED", &version)
+}
+
+/// `default` points at the build for another kernel, and another version's files lie around: only this kernel's counts.
+fn ofed_of_two_versions(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    let text = test.machine.must(
+        "cd /usr/src/ofa_kernel && mkdir -p x86_64/9.9.9-other && sed 's/^0x......../0x12345678/' default/Module.symvers >x86_64/9.9.9-other/Module.symvers
+        ln -sfn /usr/src/ofa_kernel/x86_64/9.9.9-other default
+        dpkg-trigger --no-await /usr/src; dpkg --configure --pending",
+    )?;
+    ensure!(!text.contains("nvidia-peermem-rust: "), "nothing of this kernel has changed:\n{text}");
+    test.expect_ours("a second OFED, for another kernel", &version)?;
+    // Where this kernel's is gone, another kernel's is not taken for it.
+    let kernel = test.kernel()?;
+    let text = test.machine.must(&format!(
+        "rm -r /usr/src/ofa_kernel/x86_64/{kernel}
+        cd /usr/src/nvidia-peermem-rust-*/ && make -s preflight KDIR=/lib/modules/{kernel}/build OUT=/tmp/out 2>&1"
+    ))?;
+    one_line(&text, &["9.9.9-other", "another kernel"])?;
+    ensure!(!text.contains("ib_register_peer_memory_client: /usr/src/ofa_kernel/default"), "{text}");
+    Ok(())
+}
+
+/// A neighbour that the module does not fit: its build fails, and the former module stays.
+fn neighbour_of_another_abi(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    let kernel = test.kernel()?;
+    // Nobody tries again what did not change.
+    let text = test.machine.must(&format!(
+        "mkdir -p /usr/src/ofa_kernel/x86_64/{kernel}/include/rdma
+        echo '#error an interface that nobody knows' >/usr/src/ofa_kernel/x86_64/{kernel}/include/rdma/peer_mem.h
+        for i in 1 2; do dpkg-trigger --no-await /usr/src; dpkg --configure --pending; done"
+    ))?;
+    one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
+    says_why(&text, "an interface that nobody knows")?;
+    test.expect_ours("a rebuild that fails", &version)?;
+    test.machine.must("dkms status -m nvidia-peermem-rust | grep installed")?;
+    test.machine.must("dpkg -P nvidia-peermem-rust-dkms")?;
+    let got = test.machine.resolved(&kernel)?;
+    ensure!(matches!(got, Resolved::Nvidia(_)), "after a removal then: {got}");
+    Ok(())
+}
+
+fn kernel_upgrade_and_removal(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    let old = test.kernel()?;
+    test.machine.must("dpkg -i /srv/kernel/*.deb")?;
+    ensure!(test.machine.kernels()?.len() == 2, "two kernels should be there");
+    test.expect_ours("installation of another kernel", &version)?;
+    test.machine.must(&format!("dpkg -P linux-image-{old} linux-headers-{old}"))?;
+    test.expect_ours("removal of the first kernel", &version)?;
+    let left = test.machine.must(&format!(
+        "ls -d /usr/lib/nvidia-peermem-rust/{old} 2>/dev/null || true; grep -h {old} /usr/lib/depmod.d/00-* || true"
+    ))?;
+    ensure!(left.is_empty(), "of the kernel that is gone there is still: {left}");
+    Ok(())
+}
+
+fn own_upgrade(test: &mut Test) -> Result<()> {
+    test.machine.must(&format!("dpkg -i {}", ours(NEXT)))?;
+    test.expect_ours("upgrade of ours", NEXT)?;
+    let left = test.machine.must("dkms status -m nvidia-peermem-rust")?;
+    ensure!(left.lines().count() == 1, "{left}");
+    Ok(())
+}
+
+fn own_upgrade_that_fails(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    let said = test.machine.run(&format!("dpkg -i {}", ours(BROKEN)))?;
+    ensure!(!said.ok, "it cannot be built");
+    says_why(&said.text, "no such kernel")?;
+    test.expect_ours("upgrade of ours that does not build", &version)?;
+    test.machine.must("dpkg -P nvidia-peermem-rust-dkms")?;
+    let kernel = test.kernel()?;
+    let got = test.machine.resolved(&kernel)?;
+    test.rows.push((kernel, "removal after that".into(), got.to_string()));
+    ensure!(matches!(got, Resolved::Nvidia(_)), "NVIDIA's file is not back: {got}");
+    Ok(())
+}
+
+/// dpkg is killed while it builds; `dpkg --configure --pending` ends what it began.
+fn dpkg_interrupted(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    test.machine.must(&format!(
+        "dpkg -i {} >/tmp/log 2>&1 & pid=$!
+        until pgrep -x rustc >/dev/null 2>&1 || [ -n \"$(grep -ls '^rustc' /proc/[0-9]*/comm)\" ]; do
+            kill -0 $pid 2>/dev/null || {{ cat /tmp/log; exit 1; }}
+            sleep 0.2
+        done
+        kill -9 $pid; sleep 0.2
+        for dir in /proc/[0-9]*; do
+            [ ${{dir#/proc/}} = $$ ] || [ ${{dir#/proc/}} = 1 ] || kill -9 ${{dir#/proc/}} 2>/dev/null || true
+        done",
+        ours(NEXT)
+    ))?;
+    test.expect_ours("upgrade of ours, dpkg killed in it", &version)?;
+    test.machine.must("dpkg --configure --pending")?;
+    test.expect_ours("dpkg --configure --pending after it", NEXT)
+}
+
+/// The disk is full before the build ends: what was there stays, and works.
+fn disk_full(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    test.machine.disk = Some(24);
+    let said = test.machine.run(&format!(
+        "dpkg -i {} && exit 99
+        k=$(uname -r); file=$(modinfo -k $k -n nvidia-peermem); echo resolved $file $(modinfo -F version $file)",
+        ours(NEXT)
+    ))?;
+    test.machine.disk = None;
+    ensure!(said.ok, "{}", said.text);
+    says_why(&said.text, "No space left")?;
+    one_line(&said.text, &["resolved /usr/lib/nvidia-peermem-rust/", &version])?;
+    let kernel = test.kernel()?;
+    test.rows.push((kernel, "upgrade of ours, disk full".into(), format!("ours, {version}")));
+    Ok(())
+}
+
+/// Secure Boot, and a key of DKMS that nobody has enrolled (mokutil is a stand-in: the machine has no firmware).
+fn key_not_enrolled(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    let text = test.machine.must(
+        "printf '#!/bin/sh\\ncase $1 in --sb-state) echo SecureBoot enabled ;; --test-key) echo \"$2 is not enrolled\"; exit 0 ;; esac\\n' >/usr/local/bin/mokutil
+        chmod +x /usr/local/bin/mokutil
+        v=$(cat /usr/lib/nvidia-peermem-rust/VERSION)
+        dkms uninstall -m nvidia-peermem-rust -v $v -k $(uname -r); dkms install -m nvidia-peermem-rust -v $v -k $(uname -r)",
+    )?;
+    one_line(&text, &["nvidia-peermem-rust: ", "mokutil --import", "not enrolled"])?;
+    test.expect_ours("key of DKMS not enrolled", &version)?;
+    let signer = test.machine.must("modinfo -k $(uname -r) -F signer nvidia-peermem")?;
+    ensure!(!signer.trim().is_empty(), "DKMS has not signed it");
+    Ok(())
+}
+
+/// openibd's hook comes with us where OFED is, and an admin's own is left alone.
+fn openibd_hook(test: &mut Test) -> Result<()> {
+    let hook = "/etc/infiniband/pre-stop-hook.sh";
+    let text = test.machine.must(&format!(
+        "mkdir -p /etc/infiniband; echo admin >{hook}; upkeep=/usr/lib/nvidia-peermem-rust/upkeep
+        $upkeep hook; cat {hook}; rm {hook}; $upkeep hook; readlink {hook}; {hook}; dpkg -P nvidia-peermem-rust-dkms >/dev/null; ls /etc/infiniband"
+    ))?;
+    one_line(&text, &["nvidia-peermem-rust: ", hook, "is yours"])?;
+    ensure!(text.lines().nth(1) == Some("admin"), "{text}");
+    ensure!(text.lines().count() == 3 && text.ends_with("/openibd-pre-stop\n"), "{text}");
+    Ok(())
+}
+
+/// NVIDIA's file is back, and nothing of ours is left.
+fn gone(test: &mut Test, action: &str, verb: &str) -> Result<()> {
+    test.machine.must(&format!("dpkg {verb} nvidia-peermem-rust-dkms"))?;
+    let kernel = test.kernel()?;
+    let got = test.machine.resolved(&kernel)?;
+    test.rows.push((kernel, action.to_string(), got.to_string()));
+    ensure!(
+        matches!(&got, Resolved::Nvidia(file) if file.starts_with("nvidia-peermem.ko")),
+        "NVIDIA's file is not back: {got}"
+    );
+    // Whether a unit is enabled is the admin's configuration, which stays until the purge.
+    let units = if verb == "-r" { "! -path '*/systemd/*'" } else { "" };
+    let left = test.machine.must(&format!("find / -xdev -name '*nvidia-peermem-rust*' ! -path '{DEBS}/*' ! -path '/srv/*' ! -path '/var/lib/dpkg/*' {units}"))?;
+    ensure!(left.is_empty(), "left behind:\n{left}");
+    Ok(())
+}
+
+fn removed(test: &mut Test) -> Result<()> {
+    gone(test, "removal of ours", "-r")
+}
+
+fn purged(test: &mut Test) -> Result<()> {
+    gone(test, "purge of ours", "-P")
+}
+
+/// rpm's own order of scripts. (`--nodeps`: what the package needs came as Debian packages.)
+fn rpm(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    let kernel = test.kernel()?;
+    let rpm = |version: &str| format!("{DEBS}/nvidia-peermem-rust-dkms-{version}-1.noarch.rpm");
+    test.machine.must(&format!("rpm -i --nodeps {}", rpm(&version)))?;
+    test.expect_ours("rpm: installation", &version)?;
+    test.machine.must(&format!("rpm -U --nodeps {}", rpm(NEXT)))?;
+    test.expect_ours("rpm: upgrade of ours", NEXT)?;
+    let said = test.machine.run(&format!("rpm -U --nodeps {}", rpm(BROKEN)))?;
+    says_why(&said.text, "no such kernel")?;
+    test.expect_ours("rpm: upgrade of ours that does not build", NEXT)?;
+    test.machine.must("rpm -e nvidia-peermem-rust-dkms")?;
+    let got = test.machine.resolved(&kernel)?;
+    test.rows.push((kernel, "rpm: removal of ours".into(), got.to_string()));
+    ensure!(matches!(got, Resolved::Nvidia(_)), "NVIDIA's file is not back: {got}");
+    let left =
+        test.machine.must("find / -xdev -name '*nvidia-peermem-rust*' ! -path '/srv/*' ! -path '/var/lib/dpkg/*'")?;
+    ensure!(left.is_empty(), "left behind:\n{left}");
+    Ok(())
+}
