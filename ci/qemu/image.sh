@@ -14,7 +14,7 @@ lib=/usr/lib/x86_64-linux-gnu
 root=$PWD/$k/root-$name.$$
 trap 'rm -rf "$root" "$k/image-$name.cpio.$$"' EXIT
 umask 022
-mkdir -p "$root"/{usr/{bin,sbin,lib64},"$lib",etc/{modprobe.d,libibverbs.d},proc,sys,dev,run,tmp,root,var}
+mkdir -p "$root"/{usr/{bin,sbin,lib64,lib/systemd},"$lib",etc/{modprobe.d,libibverbs.d},proc,sys,dev,run,tmp,root,var}
 for dir in bin sbin lib lib64; do ln -s "usr/$dir" "$root/$dir"; done
 
 # Copies a program or library and every library that it needs. The stand-in for libcuda is there
@@ -115,6 +115,10 @@ if [ "${name%%-*}" = installed ]; then
 		# shellcheck disable=SC2086
 		make "$out" "KDIR=$PWD/$k/kernel/build" $neighbours
 		env -u NVPM_CACHE HOME=/nonexistent make install "$out" "INSTALL_MOD_PATH=$root"
+		# And what the packages have besides.
+		add "$(command -v udevadm)" /usr/bin/udevadm
+		ln -s ../../bin/udevadm "$root/usr/lib/systemd/systemd-udevd"
+		install -D -t "$root/usr/lib/udev/rules.d" packaging/dkms/*.rules
 	} 9>"$k/installed.lock" >"$k/installed.log" 2>&1 || {
 		tail -n 25 "$k/installed.log" >&2
 		exit 1

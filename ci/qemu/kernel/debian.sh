@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# debian.sh debian-6.12|debian-6.1: a kernel of Debian's own from its packages, unmodified, in $OUT: no
+# debian.sh debian-7.3|debian-6.12|debian-6.1|debian-5.10: a kernel of Debian's own from its packages, unmodified, in $OUT: no
 # Rust, gcc, symbol versions, every mitigation compiled in. `build` is its header package, `image` what
 # boots, `modules` those of its modules that the machine needs, not compressed, and `source` what of
 # its source the RDMA stack is rebuilt from, as the installation of OFED does.
@@ -9,10 +9,14 @@ set -euo pipefail
 . /etc/os-release
 
 case $1 in
+# The newest, in Debian 13's backports. It has Rust, but its headers have no metadata.
+debian-7.3) series=7.3 release="\.[0-9]+\+deb13-amd64" ;;
 # In Debian 13, and in the backports and security updates of Debian 12.
 debian-6.12) series=6.12 release="\.[0-9]+\+deb$VERSION_ID-amd64" ;;
 # Debian 12's.
 debian-6.1) series=6.1 release="\.0-[0-9]+-amd64" ;;
+# Debian 11's.
+debian-5.10) series=5.10 release="\.0-[0-9]+-amd64" ;;
 esac
 image=$(apt_newest_name "^linux-image-${series/./\\.}$release\$")
 release=${image#linux-image-}
@@ -24,7 +28,9 @@ esac
 
 rm -rf "$OUT"
 mkdir -p "$OUT/root" "$OUT/source"
-for package in "$image" "linux-headers-$release" "linux-headers-$base-common" "linux-kbuild-$kbuild"; do
+# From 7.3 on the image is two packages.
+[ "$1" != debian-7.3 ] || image="linux-binary-$release linux-modules-$release"
+for package in $image "linux-headers-$release" "linux-headers-$base-common" "linux-kbuild-$kbuild"; do
 	dpkg-deb -x "$(apt_deb "$package")" "$OUT/root"
 done
 if [ "$1" = debian-6.12 ]; then
@@ -42,7 +48,8 @@ root=$OUT/root
 theirs=$root/lib/modules/$release
 depmod -b "$root" "$release"
 for module in virtio_pci virtio_net rdma_rxe rdma_ucm ib_umad ib_uverbs crypto-crc32; do
-	modprobe -d "$root" -S "$release" --show-depends "$module"
+	# From 7.0 on no module is behind that alias.
+	modprobe -d "$root" -S "$release" --show-depends "$module" || [ "$1 $module" = "debian-7.3 crypto-crc32" ]
 done | sed -n 's/^insmod \([^ ]*\) *$/\1/p' | sort -u | while read -r file; do
 	name=${file#"$theirs/kernel/"}
 	mkdir -p "$OUT/modules/$(dirname "$name")"
@@ -57,6 +64,8 @@ cp "$theirs/modules.builtin" "$theirs/modules.builtin.modinfo" "$OUT/modules/"
 # The packages belong below /usr/src; there they are not.
 headers=root/usr/src/linux-headers
 echo "include \$(dir \$(lastword \$(MAKEFILE_LIST)))../linux-headers-$base-common/Makefile" >"$OUT/$headers-$release/Makefile"
+# Debian 11's compiler is in no other release. gcc-12 builds modules for its kernel, too.
+sed -i 's/gcc-10$/gcc-12/' "$OUT/$headers-$release/.kernelvariables"
 ln -s "$headers-$release" "$OUT/build"
 ln -s "root/boot/vmlinuz-$release" "$OUT/image"
 echo "$release" >"$OUT/release"

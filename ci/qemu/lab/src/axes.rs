@@ -18,10 +18,18 @@ pub enum Kernel {
     #[value(name = "debian-6.12")]
     #[serde(rename = "debian-6.12")]
     Debian612,
-    /// Debian 12's first, likewise: the oldest that kernel-lite serves. No RDMA there.
+    /// The newest that Debian has, likewise; built inside Debian 13. No RDMA there.
+    #[value(name = "debian-7.3")]
+    #[serde(rename = "debian-7.3")]
+    Debian73,
+    /// Debian 12's first, likewise. No RDMA there.
     #[value(name = "debian-6.1")]
     #[serde(rename = "debian-6.1")]
     Debian61,
+    /// Debian 11's, likewise: the oldest that kernel-lite serves. No RDMA there.
+    #[value(name = "debian-5.10")]
+    #[serde(rename = "debian-5.10")]
+    Debian510,
     /// The lab's, with every alarm on.
     #[value(name = "debug-7.2")]
     #[serde(rename = "debug-7.2")]

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The module's code itself in this kernel: loading and unloading over and over, and the kernel's patching of it.
 
+use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{ensure, Context, Result};
 
@@ -18,6 +20,7 @@ pub fn suite() -> Suite {
         tests: vec![
             Test::new("mitigation", Level::Any, mitigation),
             Test::new("installed_wins", Level::Devices, installed_wins),
+            Test::new("loaded_by_udev", Level::Devices, loaded_by_udev),
             Test::new("again_and_again", Level::Devices, again_and_again).limit(300),
         ],
     }
@@ -30,7 +33,7 @@ fn mitigation(env: &Env) -> Result<()> {
         skip("this boot names no mitigation (guest.retbleed=)");
         return Ok(());
     };
-    let said = std::fs::read_to_string(FILE).with_context(|| format!("read {FILE}"))?;
+    let said = fs::read_to_string(FILE).with_context(|| format!("read {FILE}"))?;
     println!("retbleed: {}", said.trim());
     ensure!(said.contains(wanted.as_str()), "the kernel says {:?}, wanted {wanted:?}", said.trim());
     Ok(())
@@ -50,6 +53,42 @@ pub(super) fn installed_wins(env: &Env) -> Result<()> {
     // NVIDIA's has no such folder.
     ensure!(Path::new("/proc/driver/nvidia-peermem/stats").exists(), "another module was loaded");
     modules::rmmod(PEERMEM)
+}
+
+/// The packages' udev rule, which this image has, with the distribution's udevd: each neighbour's event loads the module, and a
+/// blacklist switches that off.
+fn loaded_by_udev(env: &Env) -> Result<()> {
+    const RULES: &str = "/usr/lib/udev/rules.d/90-nvidia-peermem-rust.rules";
+    if !Path::new(RULES).exists() {
+        skip(&format!("this boot's image has no {RULES}"));
+        return Ok(());
+    }
+    ensure!(env.values.contains_key("installed"), "only an image made by make install has the rules");
+    let said = |program: &str, args: &[&str]| -> Result<()> {
+        let status = Command::new(program).args(args).status().with_context(|| format!("start {program}"))?;
+        ensure!(status.success(), "{program} {args:?}: {status}");
+        Ok(())
+    };
+    // The kernel sends the event once more, as it does for each device when a machine starts.
+    let event = |of: &[&str]| -> Result<bool> {
+        said("udevadm", &[&["trigger", "--action=add"], of].concat())?;
+        said("udevadm", &["settle", "--timeout=60"])?;
+        modules::loaded(PEERMEM)
+    };
+    const DEVICE: [&str; 1] = ["--subsystem-match=infiniband"];
+    const DRIVER: [&str; 2] = ["--subsystem-match=module", "--sysname-match=nvidia"];
+    said("/usr/lib/systemd/systemd-udevd", &["--daemon"])?;
+    for (what, of) in [("an RDMA device", &DEVICE[..]), ("the GPU driver", &DRIVER[..])] {
+        ensure!(event(of)?, "the event of {what} did not load the module");
+        modules::rmmod(PEERMEM)?;
+    }
+    const OFF: &str = "/etc/modprobe.d/off.conf";
+    fs::write(OFF, "blacklist nvidia_peermem\n")?;
+    let loaded = event(&DEVICE)?;
+    fs::remove_file(OFF)?;
+    said("udevadm", &["control", "--exit"])?;
+    ensure!(!loaded, "the module was loaded in spite of a blacklist");
+    Ok(())
 }
 
 pub(super) fn again_and_again(env: &Env) -> Result<()> {
