@@ -471,12 +471,12 @@ fn put_shorter(registration: &Registration, pin: PagePin) -> Result<(), PagePin>
 /// Copies what is needed of the provider's tables, which are never looked at again (rule 4). Takes
 /// the state lock, often.
 fn copy_runs(registration: &Registration) -> Result<(), Reason> {
-    let mut runs = page_table::new_list()?;
-    let (first, count) = copy_piece(registration, 0, &mut runs)?;
+    let (first, count, mut runs) = copy_piece(registration, 0, page_table::new_list()?)?;
     let mut pieces = Several::one(first);
     for index in 1..count {
         pieces.make_room().map_err(|_| Reason::NoMemory)?;
-        let (piece, _) = copy_piece(registration, index, &mut runs)?;
+        let piece;
+        (piece, _, runs) = copy_piece(registration, index, runs)?;
         pieces.push(piece).map_err(|_| Reason::NoMemory)?;
     }
     let runs = page_table::without_slack(runs)?;
@@ -486,9 +486,13 @@ fn copy_runs(registration: &Registration) -> Result<(), Reason> {
     Ok(())
 }
 
-/// Appends the runs of the pin at `index` to `runs`. Answers what its table said, and how many pins
-/// there are.
-fn copy_piece(registration: &Registration, index: usize, runs: &mut KVVec<Run>) -> Result<(Piece, usize), Reason> {
+/// Appends the runs of the pin at `index` to `runs`. Answers what its table said, how many pins
+/// there are, and the list.
+fn copy_piece(
+    registration: &Registration,
+    index: usize,
+    runs: KVVec<Run>,
+) -> Result<(Piece, usize, KVVec<Run>), Reason> {
     let (piece, count) = read_head(registration, index)?;
     let mut reader = Reader::new(piece.layout, runs);
     while !reader.done() {
@@ -496,8 +500,7 @@ fn copy_piece(registration: &Registration, index: usize, runs: &mut KVVec<Run>) 
         reader.read(&registration.inner().lock().page_table(index).ok_or(Reason::Freed)?)?;
         shim::cond_resched();
     }
-    reader.finish()?;
-    Ok((piece, count))
+    Ok((piece, count, reader.finish()?))
 }
 
 /// Reads and checks the head of the provider's table of the pin at `index`. Answers with how many

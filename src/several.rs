@@ -64,6 +64,11 @@ impl<T> Several<T> {
         self.others.len().saturating_add(1)
     }
 
+    /// Those behind the first, in order.
+    pub(crate) fn others(&self) -> &[T] {
+        &self.others
+    }
+
     /// All of them, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> + Clone {
         // (`pin_init` has a `chain()`, too.)

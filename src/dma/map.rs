@@ -93,7 +93,9 @@ impl Mappings {
 
     /// The wanted DMA addresses, as the device must be given them.
     pub(crate) fn dma_runs(&self) -> impl Iterator<Item = Run> + Clone + '_ {
-        sg::trim(self.all.iter().flat_map(Mapping::dma_runs), self.skip, self.wanted)
+        // (`pin_init` has a `chain()`, too.)
+        let others = self.all.others().iter().flat_map(Mapping::dma_runs);
+        sg::trim(Iterator::chain(self.all.first().dma_runs(), others), self.skip, self.wanted)
     }
 
     /// Number of contiguous runs.

@@ -69,7 +69,7 @@ pub(crate) fn map(
             map_piece(device, runs, piece, bar, &try_map)
         };
         let mut all = Several::one(next(pieces.first())?);
-        for piece in pieces.iter().skip(1) {
+        for piece in pieces.others() {
             all.make_room().map_err(|_| Reason::NoMemory)?;
             all.push(next(piece)?).map_err(|_| Reason::NoMemory)?;
             shim::cond_resched();

@@ -168,19 +168,19 @@ pub(crate) fn new_list() -> Result<KVVec<Run>, Reason> {
 }
 
 /// Appends the runs of a table to a list. See the file's text.
-pub(crate) struct Reader<'a> {
+pub(crate) struct Reader {
     layout: TableLayout,
     coalescer: Coalescer,
     /// The first page that was not read yet.
     next: u32,
-    runs: &'a mut KVVec<Run>,
+    runs: KVVec<Run>,
 }
 
-impl<'a> Reader<'a> {
+impl Reader {
     /// Reads a table of `layout`.
-    pub(crate) fn new(layout: TableLayout, runs: &'a mut KVVec<Run>) -> Self {
+    pub(crate) fn new(layout: TableLayout, mut runs: KVVec<Run>) -> Self {
         // The table's first pages may continue what is in the list.
-        let coalescer = Coalescer::behind(runs, layout.page_size);
+        let coalescer = Coalescer::behind(&mut runs, layout.page_size);
         Self { layout, coalescer, next: 0, runs }
     }
 
@@ -228,12 +228,13 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Appends the last run. Allocates: not under a state lock.
-    pub(crate) fn finish(self) -> Result<(), Reason> {
+    /// The list with the last run. Allocates: not under a state lock.
+    pub(crate) fn finish(mut self) -> Result<KVVec<Run>, Reason> {
         match self.coalescer.finish() {
-            Some(run) => self.runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory),
-            None => Err(Reason::Table(TableFault::Entries(self.layout.entries))),
+            Some(run) => self.runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory)?,
+            None => return Err(Reason::Table(TableFault::Entries(self.layout.entries))),
         }
+        Ok(self.runs)
     }
 }
 
