@@ -150,7 +150,7 @@ impl Finder {
             // pieces may have been found before.
             self.length = self.good.saturating_sub(self.boundary);
             self.boundary = self.good;
-        } else if doubt <= length / 4 {
+        } else if doubt <= length / 5 {
             self.length = length;
         } else {
             return;

@@ -70,6 +70,14 @@ fn segments_of_20_mib_cost_eight_attempts() {
 }
 
 #[test]
+fn a_few_segments_are_as_many_pieces() {
+    for count in 2..12 {
+        let found = find(&vec![20 * MIB; count], VA, count as u64 * 20 * MIB);
+        assert_eq!(found.pieces.len(), count, "{found:?}");
+    }
+}
+
+#[test]
 fn the_range_may_begin_anywhere_in_a_segment() {
     for into in (0..20 * MIB).step_by(64 << 10) {
         let found = find(&[20 * MIB; 53], VA + into, GIB);
