@@ -15,7 +15,7 @@ use crate::observe::refusals;
 use crate::observe::trace::{Event, Timer};
 use crate::orphan::{self, Ended};
 use crate::record::Registration;
-use crate::sg::{self, Table};
+use crate::sg;
 use crate::state::Ending;
 use kernel::prelude::*;
 
@@ -93,7 +93,7 @@ impl Registration {
         // Megabytes for many pieces.
         drop(pieces);
         let cap = sg::cap(device.segment_limit(), shim::page_size());
-        let table = Table::new(mappings.dma_runs(), cap).map_err(|error| match error {
+        let table = mappings.table(cap).map_err(|error| match error {
             error if error == EOVERFLOW => Reason::TooManyEntries,
             _ => Reason::NoMemory,
         })?;
