@@ -12,6 +12,11 @@
 
 #include "helpers.h"
 
+/* Before 5.15 the function has the name that is a macro's since. */
+#ifndef printk
+#define _printk printk
+#endif
+
 static_assert(sizeof(struct mutex) <= sizeof(struct kl_mutex));
 static_assert(__alignof__(struct mutex) <= __alignof__(struct kl_mutex));
 #ifdef CONFIG_LOCKDEP
@@ -57,5 +62,5 @@ void kl_mutex_unlock(struct kl_mutex *mutex)
 
 void kl_print(char level, const char *prefix, const char *text, size_t length)
 {
-	printk(KERN_SOH "%c%s: %.*s", level, prefix, (int)length, text);
+	_printk(KERN_SOH "%c%s: %.*s", level, prefix, (int)length, text);
 }

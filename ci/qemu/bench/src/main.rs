@@ -61,7 +61,8 @@ impl Boots<'_> {
         let cpus = PROCESSORS;
         let cpu = COUNTED_CPU.to_string();
         let new = Boot::new(name, name);
-        let mut boot = Boot { gpu_mib: GPU_MIB, nics: 2, memory_mib: 4096, cpu, cpus, limit: LIMIT, clock, plugin, ..new };
+        let mut boot =
+            Boot { gpu_mib: GPU_MIB, nics: 2, memory_mib: 4096, cpu, cpus, limit: LIMIT, clock, plugin, ..new };
         // The processor's own counter is the clock, accounting can be switched on, functions are where System.map says.
         boot.append.extend(["tsc=reliable", "sysctl.vm.mem_profiling=0", "nokaslr"].map(String::from));
         let report = boot.run(self.lab, self.built, &self.built.image(BOTH), "")?;

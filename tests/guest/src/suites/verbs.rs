@@ -23,7 +23,7 @@ use crate::gpu;
 use crate::lab;
 use crate::machine::{Generation, Mode};
 use crate::modules::{self, PEERMEM};
-use crate::test::{emit, in_modes, skip, Env, NvidiaC, Suite};
+use crate::test::{emit, in_modes, Env, NvidiaC, Suite};
 use crate::verbs::{Loopback, Mr, Op, Status, Window, WindowType, FULL_ACCESS, MW_BIND};
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
