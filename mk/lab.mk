@@ -15,7 +15,7 @@
 #   make scenarios            the scenario table, ours beside NVIDIA's module: docs/results/scenarios.md
 #   make shell [NVIDIA_C=1]   a prompt in the machine
 # ONLY= names boots, the first of their axes (debian-6.12/25.10), patterns (*/legacy/*), suites, and
-# in `make test` host and lint.
+# in `make test` host, lint and packages.
 
 .PHONY: demo test soak boots scenarios bench bench-docs bench-cost shell lab-build lab-clean lab-bootstrap
 

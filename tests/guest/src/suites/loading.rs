@@ -69,22 +69,21 @@ fn loaded_by_udev(env: &Env) -> Result<()> {
         ensure!(status.success(), "{program} {args:?}: {status}");
         Ok(())
     };
-    // The kernel sends the event once more, as it does for each device when a machine starts.
-    let event = |of: &[&str]| -> Result<bool> {
-        said("udevadm", &[&["trigger", "--action=add"], of].concat())?;
+    // The kernel sends the event once more, as udev has it do for each device when a machine starts.
+    let event = |of: &Path| -> Result<bool> {
+        fs::write(of.join("uevent"), "add").with_context(|| format!("an event of {}", of.display()))?;
         said("udevadm", &["settle", "--timeout=60"])?;
         modules::loaded(PEERMEM)
     };
-    const DEVICE: [&str; 1] = ["--subsystem-match=infiniband"];
-    const DRIVER: [&str; 2] = ["--subsystem-match=module", "--sysname-match=nvidia"];
+    let device = fs::read_dir("/sys/class/infiniband")?.next().context("no RDMA device")??.path();
     said("/usr/lib/systemd/systemd-udevd", &["--daemon"])?;
-    for (what, of) in [("an RDMA device", &DEVICE[..]), ("the GPU driver", &DRIVER[..])] {
-        ensure!(event(of)?, "the event of {what} did not load the module");
+    for neighbour in [device.as_path(), Path::new("/sys/module/nvidia")] {
+        ensure!(event(neighbour)?, "the event of {} did not load the module", neighbour.display());
         modules::rmmod(PEERMEM)?;
     }
     const OFF: &str = "/etc/modprobe.d/off.conf";
     fs::write(OFF, "blacklist nvidia_peermem\n")?;
-    let loaded = event(&DEVICE)?;
+    let loaded = event(&device)?;
     fs::remove_file(OFF)?;
     said("udevadm", &["control", "--exit"])?;
     ensure!(!loaded, "the module was loaded in spite of a blacklist");

@@ -14,9 +14,8 @@
 #define NAME_OF(x, abi)		x##abi
 #define NAME(x, abi)		NAME_OF(x, abi)
 
-struct nvidia_p2p_page_table {
-	int NAME(since_, ABI);
-};
+#define nvidia_p2p_page_table	NAME(nvidia_p2p_page_table_, ABI)
+struct nvidia_p2p_page_table;
 
 int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space, u64 virtual_address, u64 length,
 			 struct nvidia_p2p_page_table **table, void (*callback)(void *data), void *data);
