@@ -34,7 +34,7 @@ put_tools() {
 		echo "install: without peermemctl, which make tools builds"
 		return
 	}
-	for file in "$tools"/* packaging/monitoring/*; do
+	for file in "$tools"/*; do
 		name=${file##*/}
 		mkdir -p "$prefix/$(place "$name")"
 		# Nobody can write to a program that runs.

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# packaging/make.sh dist|deb|rpm OUT: makes a release's files out of the source archive, which it makes first. In: DEPS, CARGO,
-# BUILD: binary, or all: only the package that is the same for all architectures.
+# packaging/make.sh dist|deb|rpm OUT: makes a release's files out of the source archive, which it
+# makes first. In: DEPS, CARGO, BUILD: binary, or all: only the package that is the same for all
+# architectures.
 set -eu
 kind=$1 out=$2
 version=$(cat VERSION)
@@ -46,7 +47,8 @@ unpack() {
 	# cargo's own build folder stays from one run to the next.
 	export CARGO_TARGET_DIR="$out/target" CARGO_HOME="${CARGO_HOME:-$HOME/.cargo}"
 }
-# The entry that both formats of changelog need: the version's own head in CHANGELOG.md has the words.
+# The entry that both formats of changelog need: the version's own head in CHANGELOG.md has the
+# words.
 maintainer="nvidia-peermem-rust <nvidia-peermem-rust@localhost>"
 
 deb() {

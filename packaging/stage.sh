@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# packaging/stage.sh dkms ROOT DEPS | peermemctl ROOT TOOLS: puts the files of one package below ROOT, for debian/rules and the
-# spec file alike. In the top folder of the source.
+# packaging/stage.sh dkms ROOT DEPS | peermemctl ROOT TOOLS: puts the files of one package below
+# ROOT, for debian/rules and the spec file alike. In the top folder of the source.
 set -eu
 package=$1 root=$2
 case $package in

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# chroot.sh bookworm|trixie: a Debian in $OUT/root with dkms, a kernel with its headers, and what the packages are made and
-# checked with. The packages of the next kernel lie in its /srv/kernel.
+# chroot.sh bookworm|trixie: a Debian in $OUT/root with dkms, a kernel with its headers, and what
+# the packages are made and checked with. The packages of the next kernel lie in its /srv/kernel.
 set -euo pipefail
 . "$(dirname "$0")/../../ci/qemu/apt.sh"
 apt_update

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# inside.sh ROOT COMMAND...: runs a command in the Debian in ROOT, as root and in the current folder, with checkout and cache
-# where they are here: for kernels whose compiler this Debian does not have. What it writes elsewhere is gone afterwards.
+# inside.sh ROOT COMMAND...: runs a command in the Debian in ROOT, as root and in the current
+# folder, with checkout and cache where they are here: for kernels whose compiler this Debian does
+# not have. What it writes elsewhere is gone afterwards.
 set -eu
 if [ "$1" != --mounted ]; then
 	exec unshare --mount "$0" --mounted "$@"

@@ -28,8 +28,8 @@ esac
 
 rm -rf "$OUT"
 mkdir -p "$OUT/root" "$OUT/source"
-# From 7.3 on the image is two packages.
-[ "$1" != debian-7.3 ] || image="linux-binary-$release linux-modules-$release"
+# From 7.3 on the image is three packages.
+[ "$1" != debian-7.3 ] || image="linux-binary-$release linux-modules-$release linux-base-$release"
 for package in $image "linux-headers-$release" "linux-headers-$base-common" "linux-kbuild-$kbuild"; do
 	dpkg-deb -x "$(apt_deb "$package")" "$OUT/root"
 done
@@ -48,8 +48,7 @@ root=$OUT/root
 theirs=$root/lib/modules/$release
 depmod -b "$root" "$release"
 for module in virtio_pci virtio_net rdma_rxe rdma_ucm ib_umad ib_uverbs crypto-crc32; do
-	# From 7.0 on no module is behind that alias.
-	modprobe -d "$root" -S "$release" --show-depends "$module" || [ "$1 $module" = "debian-7.3 crypto-crc32" ]
+	modprobe -d "$root" -S "$release" --show-depends "$module"
 done | sed -n 's/^insmod \([^ ]*\) *$/\1/p' | sort -u | while read -r file; do
 	name=${file#"$theirs/kernel/"}
 	mkdir -p "$OUT/modules/$(dirname "$name")"
@@ -67,5 +66,7 @@ echo "include \$(dir \$(lastword \$(MAKEFILE_LIST)))../linux-headers-$base-commo
 # Debian 11's compiler is in no other release. gcc-12 builds modules for its kernel, too.
 sed -i 's/gcc-10$/gcc-12/' "$OUT/$headers-$release/.kernelvariables"
 ln -s "$headers-$release" "$OUT/build"
-ln -s "root/boot/vmlinuz-$release" "$OUT/image"
+vmlinuz=root/boot/vmlinuz-$release
+[ -e "$OUT/$vmlinuz" ] || vmlinuz=root/usr/lib/modules/$release/vmlinuz
+ln -s "$vmlinuz" "$OUT/image"
 echo "$release" >"$OUT/release"
