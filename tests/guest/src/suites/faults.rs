@@ -360,6 +360,8 @@ impl Case {
             (_, EIO) if get && one_page && persistent => (EFAULT, Some("persistent_fault")),
             (_, ENOMEM | EIO) if get && one_page => (EFAULT, Some("unproven")),
             (_, EINVAL) if get && one_page => (EFAULT, None),
+            // Said of the whole and not of its parts, so it is pinned in parts.
+            (_, EINVAL) if get && persistent => return None,
             (_, ENOMEM) if get => (ENOMEM, Some("out_of_bar")),
             (_, EIO) if get => (EIO, Some("provider_fault")),
             (_, EINVAL) if get => (EINVAL, Some("leaves_allocation")),
