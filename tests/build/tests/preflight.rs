@@ -536,7 +536,14 @@ fn tools_come_and_go_with_the_module() {
     assert!(without.ok && without.text.contains("make tools"), "{}", without.text);
     assert!(!root.join("opt").exists());
     // As tools/peermemctl/examples/generate.rs names them.
-    let made = ["peermemctl.1", "peermemctl-doctor.1", "peermemctl.bash", "_peermemctl", "peermemctl.fish"];
+    let made = [
+        "peermemctl.1",
+        "peermemctl-doctor.1",
+        "peermemctl.bash",
+        "_peermemctl",
+        "peermemctl.fish",
+        "peermemctl-metrics.timer",
+    ];
     for name in made.into_iter().chain(["peermemctl.schema.json"]) {
         kernel.write(&format!("tools/{name}"), "");
     }
@@ -556,6 +563,7 @@ fn tools_come_and_go_with_the_module() {
     for place in places {
         assert!(root.join("opt/share").join(place).is_file(), "{place}: {}", with.text);
     }
+    assert!(root.join("opt/lib/systemd/system/peermemctl-metrics.timer").is_file(), "{}", with.text);
     assert!(call("uninstall").ok);
     let left = run(Command::new("find").arg(root.join("opt")).args(["-type", "f"]));
     assert_eq!(left.text, "", "left behind");
