@@ -81,6 +81,8 @@ fn loaded_by_udev(env: &Env) -> Result<()> {
     }
     const OFF: &str = "/etc/modprobe.d/off.conf";
     fs::write(OFF, "blacklist nvidia_peermem\n")?;
+    // It looks for changes only every three seconds.
+    said("udevadm", &["control", "--reload"])?;
     let loaded = event(&device)?;
     fs::remove_file(OFF)?;
     said("udevadm", &["control", "--exit"])?;
