@@ -62,7 +62,7 @@ cp "$theirs/modules.builtin" "$theirs/modules.builtin.modinfo" "$OUT/modules/"
 
 # The packages belong below /usr/src; there they are not.
 headers=root/usr/src/linux-headers
-echo "include \$(dir \$(lastword \$(MAKEFILE_LIST)))../linux-headers-$base-common/Makefile" >"$OUT/$headers-$release/Makefile"
+sed -i 's,/usr/src/,$(dir $(lastword $(MAKEFILE_LIST)))../,; s/KBUILD_OUTPUT=/KBUILD_OUTPUT := /' "$OUT/$headers-$release/Makefile"
 # Debian 11's compiler is in no other release. gcc-12 builds modules for its kernel, too.
 sed -i 's/gcc-10$/gcc-12/' "$OUT/$headers-$release/.kernelvariables"
 ln -s "$headers-$release" "$OUT/build"
