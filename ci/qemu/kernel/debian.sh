@@ -62,7 +62,11 @@ cp "$theirs/modules.builtin" "$theirs/modules.builtin.modinfo" "$OUT/modules/"
 
 # The packages belong below /usr/src; there they are not.
 headers=root/usr/src/linux-headers
-sed -i 's,/usr/src/,$(dir $(lastword $(MAKEFILE_LIST)))../,; s/KBUILD_OUTPUT=/KBUILD_OUTPUT := /' "$OUT/$headers-$release/Makefile"
+if [ "$1" = debian-7.3 ]; then
+	sed -i 's,/usr/src/,$(dir $(lastword $(MAKEFILE_LIST)))../,; s/KBUILD_OUTPUT=/KBUILD_OUTPUT := /' "$OUT/$headers-$release/Makefile"
+else
+	echo "include \$(dir \$(lastword \$(MAKEFILE_LIST)))../linux-headers-$base-common/Makefile" >"$OUT/$headers-$release/Makefile"
+fi
 # Debian 11's compiler is in no other release. gcc-12 builds modules for its kernel, too.
 sed -i 's/gcc-10$/gcc-12/' "$OUT/$headers-$release/.kernelvariables"
 ln -s "$headers-$release" "$OUT/build"
