@@ -137,6 +137,8 @@ pub const KIB: usize = 1 << 10;
 pub const MIB: usize = 1 << 20;
 /// What the provider pins by.
 pub const GPU_PAGE: usize = 64 * KIB;
+/// An address that no process of this machine uses for anything else.
+pub const FAR: u64 = 0x1000_0000_0000;
 
 /// One process with a NIC and a GPU: what most tests start from.
 pub struct Bench {

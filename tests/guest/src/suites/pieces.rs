@@ -9,8 +9,9 @@ use anyhow::{ensure, Context, Result};
 use nvlab::{Layout, Memory, Reservation};
 
 use super::scenarios::{Beside, Stop};
-use super::{complaints, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
+use super::{complaints, pattern, same_bytes, Bench, FAR, GPU_PAGE, KIB, MIB};
 use crate::gpu;
+use crate::helper::Helper;
 use crate::lab;
 use crate::machine::{Mode, SecondNic};
 use crate::peermem;
@@ -211,7 +212,7 @@ fn two_nics(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Segments of a reservation, one of which is missing, or cannot be pinned.
+/// A range in the middle of which there is nothing, or nothing that this process may pin on a GPU.
 fn holes(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mut segments = bench.cuda.segments(SEGMENT, 4 * SEGMENT)?;
@@ -226,14 +227,54 @@ fn holes(_: &Env) -> Result<()> {
     bench.reg(segments.va() + 77, 4 * SEGMENT - 99).context("with another segment in the hole")?.dereg()?;
     // Behind the last one, where no GPU has anything.
     refused_at(&bench, "the end of a reservation", segments.va(), 5 * SEGMENT, segments.va() + 4 * SEGMENT as u64)?;
-    ensure!(gpu::pins()? == 0, "{} pins are left", gpu::pins()?);
+    segments.unmap(2 * SEGMENT)?;
+    host_memory_at(hole, SEGMENT)?;
+    refused_at(&bench, "host memory in the middle", segments.va(), 4 * SEGMENT, hole)?;
+    of_another_process()
+}
+
+/// Host memory in place of what is reserved there, with bytes in it: until the reservation goes.
+fn host_memory_at(va: u64, len: usize) -> Result<()> {
+    let (rw, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
+    // SAFETY: the addresses are of a segment that was unmapped: nobody reads or writes there.
+    let got = unsafe { libc::mmap(va as *mut libc::c_void, len, rw, kind, -1, 0) };
+    ensure!(got as u64 == va, "mmap({va:#x}, {len}): {}", std::io::Error::last_os_error());
+    // SAFETY: mapped above, for writing.
+    unsafe { std::ptr::write_bytes(got.cast::<u8>(), 0x5a, len) };
     Ok(())
+}
+
+/// A process registers three allocations that were shared with it, and then one in the middle that was not.
+fn of_another_process() -> Result<()> {
+    const MIDDLE: u64 = FAR + SEGMENT as u64;
+    let mut other = Helper::start(&["actor", "nic"])?;
+    let (shared, kept) = (nvlab::Client::open()?, nvlab::Client::open()?);
+    let at = |rm: &nvlab::Client, va: u64| rm.request(0, SEGMENT as u64).at(va).alloc();
+    let _first = at(&shared, FAR)?;
+    let middle = at(&shared, MIDDLE)?;
+    let _last = at(&shared, MIDDLE + SEGMENT as u64)?;
+    shared.share_with(other.pid())?;
+    let reg = format!("reg {FAR} {}", 3 * SEGMENT);
+    let said = other.ask(&reg)?;
+    ensure!(!said.starts_with("refused"), "three allocations that are shared: {said}");
+    other.ask("dereg")?;
+    middle.free()?;
+    let _middle = at(&kept, MIDDLE)?;
+    let said = other.ask(&reg)?;
+    ensure!(said == format!("refused {}", libc::EINVAL), "one that is not shared: {said}");
+    found_hole("memory of another process", MIDDLE)?;
+    other.finish()
 }
 
 fn refused_at(bench: &Bench, what: &str, va: u64, len: usize, hole: u64) -> Result<()> {
     let got = bench.refused(what, va, len)?;
     let wrong = complaints(what, (va, len), got, libc::EINVAL, Some("hole"));
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    found_hole(what, hole)
+}
+
+/// The last refusal was told with this address, and left no pin.
+fn found_hole(what: &str, hole: u64) -> Result<()> {
     let rows = peermem::rows("failures")?;
     let found = rows.last().and_then(|row| row.get("found")).cloned().unwrap_or_default();
     ensure!(found == format!("{hole:#x}"), "{what}: the hole is at {hole:#x}, told is {found}");

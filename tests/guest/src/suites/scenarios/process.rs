@@ -11,15 +11,12 @@ use crate::helper::Helper;
 use crate::lab;
 use crate::machine::{wait_for, Mode};
 use crate::modules::{self, PEERMEM};
-use crate::suites::{Bench, MIB};
+use crate::suites::{Bench, FAR, MIB};
 use crate::test::Env;
 use crate::verbs::Mr;
 
 /// How long what a dead process left may take to go.
 const SETTLE: Duration = Duration::from_secs(15);
-
-/// An address that no process of this machine uses for anything else.
-const FAR: u64 = 0x1000_0000_0000;
 
 fn count() -> Result<i32> {
     modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded")

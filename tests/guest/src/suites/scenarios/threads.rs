@@ -10,12 +10,9 @@ use anyhow::{ensure, Context, Result};
 use super::{dereg_beside, free_beside, no_pins, reg_beside, Beside, Stop, SIZE};
 use crate::gpu;
 use crate::machine::{unload_devices, Mode, RDMA_DEVICE};
-use crate::suites::{Bench, KIB, PATIENCE};
+use crate::suites::{Bench, FAR, KIB, PATIENCE};
 use crate::test::Env;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
-
-/// An address that no process of this machine uses for anything else.
-const FAR: u64 = 0x1000_0000_0000;
 
 /// One thread's registration stands between acquire and get_pages, another's is whole, and the memory of both is freed.
 fn two_meet(env: &Env, pd: &Arc<Pd>, rm: &nvlab::Client) -> Result<()> {
