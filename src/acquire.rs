@@ -178,7 +178,8 @@ fn judge(error: Error, client: Client, start: Start) -> Verdict {
 pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Registration>> {
     let timer = Timer::start(Event::Acquire);
     let question = Question::new(addr, size);
-    let first = first_answer(&question);
+    // What an earlier walk left is nothing to the first client: it begins a new one.
+    let first = first_answer(&question).filter(|_| client.place == Place::Second);
     // The persistent client is never skipped: where the first left no answer, the walk began before
     // the module was ready.
     let unasked = client.kind == Kind::Revocable && first.is_none();

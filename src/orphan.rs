@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The end of the pins of a registration: who puts them, and what becomes of those that cannot be
-//! put here and now (rules 7 and 8). They are an orphan, and wait for the free callback or for their
-//! owner's next call.
+//! put here and now (rules 7 and 8). They are an orphan, and wait for the free callback or for
+//! their owner's next call.
 
 use crate::ffi::shim::{Process, PutGateExclusive};
 use crate::observe::refusals;
 use crate::observe::trace::{self, Event, Timer};
 use crate::record::Registration;
 use crate::registry;
+use crate::several::Several;
 use crate::state::{Ending, Winner};
 use kernel::prelude::*;
 
@@ -93,22 +94,30 @@ fn count(registration: &Registration) {
     trace::now(Event::Orphan, &registration.traced());
 }
 
-/// Orphans that a registration ends at most. Each costs a call of the provider, and the whole
-/// machine's registrations wait for the peer mutex meanwhile.
+/// After so many pins a registration ends no further orphan. Each pin costs a call of the provider,
+/// and the whole machine's registrations wait for the peer mutex meanwhile.
 pub(crate) const REAPED_BY_ACQUIRE: usize = 8;
 
-/// Orphans that a deregistration ends at most. Nobody waits for it but its own process.
+/// After so many pins a deregistration ends no further orphan. Nobody waits for it but its own
+/// process.
 pub(crate) const REAPED_BY_RELEASE: usize = 64;
 
-/// Ends at most `limit` orphans of those that were left behind for `process`, and of persistent
-/// pins that the provider had no memory to put.
+/// Ends orphans that were left behind for `process`, and persistent pins that the provider had no
+/// memory to put, until `most` pins were tried. An orphan of several pins ends as a whole, so the
+/// last one may have more than that.
 ///
 /// Takes the put gate, the RM API lock, state locks and the registry lock: allowed under the peer
 /// mutex, or under no lock.
-pub(crate) fn reap(process: &Process, limit: usize) {
-    for _ in 0..limit {
+pub(crate) fn reap(process: &Process, most: usize) {
+    let mut left = most;
+    while left != 0 {
         let Some(registration) = registry::take_orphan(process) else { return };
-        if registration.inner().lock().state.adopt() == Winner::Callback {
+        let mut inner = registration.inner().lock();
+        let adopted = inner.state.adopt();
+        let pins = inner.state.held().map_or(1, Several::len);
+        drop(inner);
+        left = left.saturating_sub(pins);
+        if adopted == Winner::Callback {
             // The callback ends the registration.
             continue;
         }

@@ -268,6 +268,42 @@ fn a_shorter_pin_that_the_provider_keeps_is_an_orphan() {
     unload();
 }
 
+/// The same call again and again, as a program does that waits for room: each ends what was left before.
+#[test]
+fn the_same_registration_again_ends_what_was_left() {
+    let _turn = load(Mode::Persistent);
+    let umem = rdma::register(VA, PAGE).expect("GPU memory");
+    w().faults.push(Fault::PutNoMemory);
+    rdma::deregister(umem);
+    for left in [1, 0] {
+        // The second call finds the memory to put it.
+        w().faults.extend((left == 1).then_some(Fault::PutNoMemory));
+        w().faults.extend([Fault::GetBarFull, Fault::GetBarFull]);
+        assert_eq!(rdma::register(VA, 2 * PAGE).map(|_| ()), Err(EFAULT));
+        assert_eq!(w().gpu.live_pins(), left);
+        w().faults.clear();
+    }
+    unload();
+}
+
+/// The machine's registrations wait while one ends what was left: it counts pins, not registrations.
+#[test]
+fn orphans_of_several_pins_are_ended_by_pins() {
+    let _turn = load(Mode::Persistent);
+    beside(&[1; 5]);
+    let umems: Vec<_> = (0..4).map(|_| rdma::register(VA, 5 * PAGE).expect("five allocations")).collect();
+    for umem in umems {
+        w().faults.push(Fault::PutNoMemory);
+        rdma::deregister(umem);
+    }
+    assert_eq!(w().gpu.live_pins(), 20);
+    let umem = rdma::register(VA, PAGE).expect("GPU memory");
+    assert_eq!(w().gpu.live_pins(), 11, "two orphans are more than eight pins");
+    rdma::deregister(umem);
+    assert_eq!(w().gpu.live_pins(), 0, "a deregistration ends the others");
+    unload();
+}
+
 #[test]
 fn who_is_killed_stops_pinning() {
     let _turn = load(Mode::Persistent);
