@@ -181,7 +181,7 @@ impl Reason {
             }
             Self::ProviderFault => "the GPU driver failed to pin memory that it knows; see its lines in the kernel log",
             Self::LeavesAllocation => {
-                "it starts in GPU memory but leaves its allocation, which revocable pins cannot follow; load with persistent_api_support=1, or register each allocation by itself"
+                "it starts in GPU memory but leaves its allocation, which revocable pins cannot follow; register each allocation by itself, or load with persistent_api_support=1 if it is 0"
             }
             Self::Hole(_) => {
                 "it starts in GPU memory, but at the address found it has none that can be pinned (freed, unmapped, host or managed memory, or cuMemCreate without gpuDirectRDMACapable); register what lies before and behind that"

@@ -250,6 +250,17 @@ fn a_piece_that_fails_undoes_the_others() {
         assert_eq!(w().gpu.live_pins(), 0);
         unload();
     }
+    // Where the revocable client is asked next, it is one allocation that it can pin.
+    for fault in [Fault::GetIo, Fault::GetNotSupported] {
+        let _turn = load(Mode::Fallback);
+        beside(&[2, 2, 2]);
+        w().faults.push(fault);
+        w().spared = 2;
+        assert_eq!(rdma::register(VA, 6 * PAGE).map(|_| ()), Err(gpu::EINVAL), "{fault:?}");
+        assert!(said("revocable pins cannot follow; register each allocation by itself"), "{:?}", rt().printed);
+        assert_eq!(w().gpu.live_pins(), 0);
+        unload();
+    }
 }
 
 /// A longer pin was had, and the shorter one in its place cannot be put: it waits for the owner's next call.

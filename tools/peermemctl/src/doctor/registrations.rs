@@ -129,7 +129,7 @@ fn fix(reason: &str) -> &'static str {
         "no_gpu" => "nvidia-smi: a GPU that fell off the bus is back only after a reset (nvidia-smi -r) or reboot",
         "out_of_bar" => "peermemctl list: end or shrink what holds BAR1; or switch on Resizable BAR / Above 4G Decoding in the firmware",
         "provider_fault" => "journalctl -k | grep -E 'NVRM|Xid', then nvidia-smi -r",
-        "leaves_allocation" => "take persistent_api_support=0 out of /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem: persistent pins serve several allocations; or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False",
+        "leaves_allocation" => "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False; or, if it is there, take persistent_api_support=0 out of /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem: persistent pins serve several allocations",
         "hole" => "map memory at the address that peermemctl failures names, with gpuDirectRDMACapable=1 in cuMemCreate; or register what lies before and behind it",
         "unproven" => "peermemctl list: BAR1 or kernel memory is full; end what holds it",
         "freed" => "a bug of the application: it frees the buffer while it registers it",

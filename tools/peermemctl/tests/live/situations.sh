@@ -293,7 +293,7 @@ refusals() {
 	again
 	hold 4194304 0 65536
 	let_go
-	shot refused-leaves-allocation "a registration longer than its allocation"
+	shot refused-hole "a registration longer than its allocation"
 	again
 	fault "persistent_errno 16"
 	shot refused-busy "the GPU is busy"
