@@ -3,6 +3,7 @@
 //! release and matters to a test (deregistration) has a method of its own.
 
 use std::ffi::{c_int, c_void, CStr};
+use std::fs;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -82,6 +83,18 @@ impl Device {
             Some(ctx) => Ok(Arc::new(Self { ctx })),
             None => bail!("no RDMA device {name} among {count} that can be opened ({e})"),
         }
+    }
+
+    /// What the NIC counted other than nothing, for a message: packets, retries, errors.
+    fn counters(&self) -> String {
+        // SAFETY: ctx is open, and so its device and the name of that exist.
+        let name = unsafe { CStr::from_ptr(sys::ibv_get_device_name((*self.ctx.as_ptr()).device)) };
+        let folder = format!("/sys/class/infiniband/{}/ports/{PORT}/hw_counters", name.to_string_lossy());
+        let counters = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|file| {
+            let value = fs::read_to_string(file.path()).ok().filter(|value| value.trim() != "0")?;
+            Some(format!("{} {}", file.file_name().to_string_lossy(), value.trim()))
+        });
+        counters.collect::<Vec<_>>().join(", ")
     }
 
     /// Index and value of the GID that is an IPv4 address; RoCE fills the table a moment after the link is up.

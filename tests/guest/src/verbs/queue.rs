@@ -25,7 +25,7 @@ pub struct Completion {
 /// A completion queue; each queue pair on it keeps it.
 pub struct CompletionQueue {
     cq: NonNull<sys::ibv_cq>,
-    _device: Arc<Device>,
+    device: Arc<Device>,
 }
 
 impl CompletionQueue {
@@ -34,7 +34,7 @@ impl CompletionQueue {
         let cq = NonNull::new(unsafe { sys::ibv_create_cq(device.ctx.as_ptr(), entries, null_mut(), null_mut(), 0) })
             .ok_or_else(io::Error::last_os_error)
             .context("ibv_create_cq")?;
-        Ok(Rc::new(Self { cq, _device: Arc::clone(device) }))
+        Ok(Rc::new(Self { cq, device: Arc::clone(device) }))
     }
 
     /// The next completion, within `limit`.
@@ -44,7 +44,9 @@ impl CompletionQueue {
         loop {
             // SAFETY: the queue is live, wc has room for one entry.
             match unsafe { sys::ibv_poll_cq(self.cq.as_ptr(), 1, &mut wc) } {
-                0 if Instant::now() > end => bail!("no completion within {limit:?}"),
+                0 if Instant::now() > end => {
+                    bail!("no completion within {limit:?}; the NIC's counters: {}", self.device.counters())
+                }
                 0 => std::thread::sleep(Duration::from_micros(200)),
                 1 => {
                     let immediate = (wc.wc_flags & sys::ibv_wc_flags_IBV_WC_WITH_IMM != 0)
