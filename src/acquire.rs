@@ -305,12 +305,16 @@ fn find_pieces(registration: &Registration, pins: &mut Option<Pins>) -> Result<(
     const NO_MEMORY: Verdict = Verdict::Refused(Reason::NoMemory);
 
     let mut finder = Finder::new(registration.range().pinned());
-    for _ in 0..MOST_CALLS {
+    let mut calls = 0..MOST_CALLS;
+    loop {
         let asked = match finder.next() {
             Step::Ask(span) => span,
             Step::Done => return Ok(()),
             Step::Hole(at) => return Err(Verdict::Refused(Reason::Hole(at))),
         };
+        if calls.next().is_none() {
+            return Err(Verdict::Refused(Reason::TooManyEntries));
+        }
         if shim::is_killed() {
             return Err(Verdict::Unclaimed(Unclaimed::NotMine));
         }
@@ -343,7 +347,6 @@ fn find_pieces(registration: &Registration, pins: &mut Option<Pins>) -> Result<(
             Some(pins) => _ = pins.push(pin),
         }
     }
-    Err(Verdict::Refused(Reason::TooManyEntries))
 }
 
 /// A registration without a pin, whose `get_pages` tells the reason, if the memory is ours.
@@ -371,7 +374,7 @@ fn enter(client: Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed
 
 /// Pins the first granule of `range`, looks where it lies, and puts it back.
 fn probe(client: Client, range: &GpuRange) -> Result<Start, Unclaimed> {
-    let registration = enter(client, range.first_granule())?;
+    let registration = enter(client, GpuRange::granule_of(range.pinned()))?;
     let start = match get(&registration) {
         Ok(()) => match copy_runs(&registration) {
             Ok(()) => bar_around(&registration),
@@ -394,8 +397,8 @@ fn bar_around(registration: &Registration) -> Start {
 /// its table to `ask`. A piece of one granule lends its own table. `None` if the second pin cannot
 /// be had.
 ///
-/// `piece` is of `registration`, whose pins are persistent. Takes the RM API lock, state locks and the registry lock:
-/// for a persistent pin that is legal under a umem mapping lock.
+/// `piece` is of `registration`, whose pins are persistent. Takes the RM API lock, state locks and
+/// the registry lock: for a persistent pin that is legal under a umem mapping lock.
 pub(crate) fn with_first_granule<T>(
     registration: &Registration,
     piece: Span,

@@ -25,10 +25,11 @@ pub(crate) fn running() -> u64 {
     RUNNING.load(Relaxed)
 }
 
-/// The free callback's work. The provider calls it through the function in callback.c, which gives back
-/// a module reference with its last instruction if this answers 1.
+/// The free callback's work. The provider calls it through the function in callback.c, which gives
+/// back a module reference with its last instruction if this answers 1.
 ///
-/// `data` is the ticket that was given to the provider. A late, repeated or stale one finds nothing.
+/// `data` is the ticket that was given to the provider. A late, repeated or stale one finds
+/// nothing.
 ///
 /// The RM API lock and GPU locks are held: no allocation, no print, no call of the provider. Waits
 /// for the core without limit.

@@ -17,8 +17,8 @@
 //! - [`gpu`] memory of a GPU: pins, page tables, BARs, topology; [`dma`] mappings for a device
 //! - [`sg`] runs of contiguous memory, and scatterlists of them
 //! - [`observe`] what only reports: counters, refusals, `/proc`, tracepoints
-//! - [`range`] the range of a registration, [`several`] one of something or more, [`num`] conversions
-//!   that cannot fail
+//! - [`range`] the range of a registration, [`several`] one of something or more, [`num`]
+//!   conversions that cannot fail
 //! - [`ffi`] everything that is C or speaks to C
 
 #![deny(
@@ -235,8 +235,8 @@ unsafe extern "C" fn dma_unmap(_sg: *mut raw::sg_table, context: *mut c_void, _d
     0
 }
 
-/// Does nothing: `release` puts the pin and frees the table (rules 6 and 7). Error paths of the core
-/// hold the umem mapping lock here, so the provider must not be called.
+/// Does nothing: `release` puts the pin and frees the table (rules 6 and 7). Error paths of the
+/// core hold the umem mapping lock here, so the provider must not be called.
 ///
 /// # Safety
 ///

@@ -102,12 +102,8 @@ impl GpuRange {
         self.pages.start.wrapping_sub(self.pinned.start)
     }
 
-    /// The first [`PIN_GRANULE`] of the range. Its owner owns the start of the range.
-    pub(crate) fn first_granule(&self) -> Self {
-        Self::granule_of(self.pinned)
-    }
-
-    /// The first [`PIN_GRANULE`] of `piece`, whose ends are multiples of that.
+    /// The first [`PIN_GRANULE`] of `piece`, whose ends are multiples of that. Who owns the start
+    /// of `piece` owns it.
     pub(crate) fn granule_of(piece: Span) -> Self {
         // INVARIANT: One span three times, aligned as `piece` is and no longer than that.
         let first = Span { start: piece.start, len: PIN_GRANULE };

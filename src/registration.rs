@@ -86,7 +86,8 @@ impl Registration {
             (core::mem::take(&mut inner.runs), pieces)
         };
         let mappings = gpu::map(device, runs, &pieces, self.range(), |span, table| {
-            // One granule says what the whole table would. Where there is none, nobody is asked now.
+            // One granule says what the whole table would. Where there is none, nobody is asked
+            // now.
             let asked = acquire::with_first_granule(self, span, table, |granule| topology::try_map(device, granule));
             asked.unwrap_or(Err(ENOMEM))
         })?;
@@ -149,8 +150,8 @@ impl Registration {
     /// callback of it is inside the core's hook. The core forgets the umem's client once this has
     /// returned, and reads it inside the hook.
     ///
-    /// The core holds no lock. One that releases inside its own hook does so in the callback's task:
-    /// then the pin is revoked, and neither the put gate nor the provider is touched.
+    /// The core holds no lock. One that releases inside its own hook does so in the callback's
+    /// task: then the pin is revoked, and neither the put gate nor the provider is touched.
     pub(crate) fn release(&self) {
         // From here on no mapping is live, and no further callback will call the hook.
         self.dma_unmap();

@@ -391,8 +391,9 @@ pub(crate) fn add_orphan(registration: &Registration) {
 
 /// Takes one orphan that `process` may put out of the list of orphans. It stays in the registry.
 ///
-/// Each registration asks. Orphans of other processes cost it the lock and a look at two lists, of
-/// which it walks the first entries where the two share one (one in 63).
+/// Each registration asks. Orphans of other processes cost it the lock and a look at two list
+/// heads. Where another process's number falls into the same list (one in 63), it walks the first
+/// [`MOST_WALKED`] of those.
 pub(crate) fn take_orphan(process: &Process) -> Option<Arc<Registration>> {
     if ORPHANS.load(Relaxed) == 0 {
         return None;

@@ -443,7 +443,10 @@ static int nvpm_rows_open(struct file *file, unsigned long list)
 	return ret;
 }
 
-/* pde_data() has another name before 5.17, also in kernels that call themselves so: each file has its own open(). */
+/*
+ * pde_data() is PDE_DATA() before 5.17, and some kernels of distributions have the new name
+ * earlier. So no file needs it: each has its own open().
+ */
 #define NVPM_ROWS_FILE(name, list)						\
 static int nvpm_##name##_open(struct inode *inode, struct file *file)	\
 {										\

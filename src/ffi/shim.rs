@@ -137,8 +137,8 @@ impl Drop for ModuleRef {
     }
 }
 
-/// The put gate, shared: held around every provider get, so that no put of a stale table can meet a
-/// new table at the same address.
+/// The put gate, shared: held around the provider's get of a revocable pin, so that no put of a
+/// stale table can meet a new table at the same address.
 pub(crate) struct PutGateShared(PhantomData<*mut ()>);
 
 impl PutGateShared {

@@ -42,8 +42,8 @@ impl Piece {
 }
 
 /// Maps `runs` (CPU physical addresses) for `device`: the pins of `range`, whose tables `pieces`
-/// describe. `try_map` asks the provider with the table of a span whether its GPU and the device can
-/// reach each other ([`topology::ask()`]).
+/// describe. `try_map` asks the provider with the table of a span whether its GPU and the device
+/// can reach each other ([`topology::ask()`]).
 ///
 /// Memory in one BAR is one mapping, whatever pieces it has, so that an IOMMU keeps contiguous
 /// memory contiguous. Otherwise each piece has a mapping of its own.

@@ -116,10 +116,10 @@ impl Pins {
 }
 
 impl PagePin {
-    /// Asks the provider for `span`, once. With a ticket the pin is revocable: the provider gives the
-    /// ticket to the free callback, `nvpm_on_free()`, when it takes the pin back. It does so in any
-    /// task, with the RM API lock and the GPU locks held, and maybe before this returns. Without a
-    /// ticket the pin is persistent.
+    /// Asks the provider for `span`, once. With a ticket the pin is revocable: the provider gives
+    /// the ticket to the free callback, `nvpm_on_free()`, when it takes the pin back. It does so in
+    /// any task, with the RM API lock and the GPU locks held, and maybe before this returns.
+    /// Without a ticket the pin is persistent.
     ///
     /// Takes the put gate (shared) for a revocable pin and, in the provider, the RM API lock: never
     /// under the RM API lock, a state lock or the registry lock; under a umem mapping lock for a

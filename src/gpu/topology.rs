@@ -77,9 +77,9 @@ impl Known {
     }
 }
 
-/// The pairs that were met. Each stands at the place of its hash, or at the first one behind it that
-/// was free. Of a place that is taken only `reach` changes any more, so a look takes no lock. A pair
-/// for which there is no room is asked for at each of its registrations, and not reported
+/// The pairs that were met. Each stands at the place of its hash, or at the first one behind it
+/// that was free. Of a place that is taken only `reach` changes any more, so a look takes no lock.
+/// A pair for which there is no room is asked for at each of its registrations, and not reported
 /// (docs/proc.md).
 static PAIRS: [Known; 1024] =
     [const { Known { gpu: Atomic::new(0), nic: Atomic::new(0), reach: Atomic::new(0) } }; 1024];
@@ -138,10 +138,17 @@ pub(crate) unsafe fn init() {
 /// under the RM API lock, so it should be short.
 ///
 /// Takes the RM API lock in the provider: under a umem mapping lock for a persistent pin only.
+///
+/// # Errors
+///
+/// `ENODEV` for a device that is not PCI, and the provider's.
 pub(crate) fn try_map(device: Device, table: NonNull<raw::nvidia_p2p_page_table>) -> Result {
+    if !device.is_pci() {
+        return Err(ENODEV);
+    }
     let mut mapping = core::ptr::null_mut();
-    // SAFETY: `ask()` calls this for PCI devices only. The persistent table is valid until its put,
-    // which comes after every unmapping. `mapping` is a local.
+    // SAFETY: A PCI device, as just tested. The persistent table is valid until its put, which
+    // comes after every unmapping. `mapping` is a local.
     let map = || unsafe { raw::nvpm_p2p_dma_map(device.as_ptr(), table.as_ptr(), &mut mapping) };
     to_result(stats::timed(Kind::Persistent, Call::Map, map))?;
     if !mapping.is_null() {

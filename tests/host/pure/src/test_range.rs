@@ -49,7 +49,7 @@ proptest! {
         let starts = down(starts, PIN_GRANULE);
         prop_assert_eq!(range.pinned().start(), starts);
         prop_assert_eq!(u128::from(range.pinned().len()), pinned_end - u128::from(starts));
-        let first = range.first_granule();
+        let first = GpuRange::granule_of(range.pinned());
         prop_assert_eq!(first.pinned().start(), range.pinned().start());
         prop_assert_eq!((first.pinned().len(), first.pages(), first.user()), (PIN_GRANULE, first.pinned(), first.pinned()));
     }
