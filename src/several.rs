@@ -8,32 +8,37 @@ use kernel::prelude::*;
 /// See the file's text.
 pub(crate) struct Several<T> {
     first: T,
-    others: KVVec<T>,
+    /// `None` for none: dropping an empty list would ask the allocator.
+    others: Option<KVVec<T>>,
 }
 
 impl<T> Several<T> {
     /// Just this one.
     pub(crate) fn one(first: T) -> Self {
-        Self { first, others: KVVec::new() }
+        Self { first, others: None }
     }
 
     /// Makes room for one more. Allocates: not under a state lock.
     pub(crate) fn make_room(&mut self) -> Result {
-        let count = self.others.len();
-        if count == self.others.capacity() {
-            self.others.reserve(count.max(8), GFP_KERNEL)?;
+        let others = self.others.get_or_insert_with(KVVec::new);
+        let count = others.len();
+        if count == others.capacity() {
+            others.reserve(count.max(8), GFP_KERNEL)?;
         }
         Ok(())
     }
 
     /// Appends `next`, and hands it back where there is no room.
     pub(crate) fn push(&mut self, next: T) -> Result<(), T> {
-        self.others.push_within_capacity(next).map_err(|full| full.0)
+        match &mut self.others {
+            Some(others) => others.push_within_capacity(next).map_err(|full| full.0),
+            None => Err(next),
+        }
     }
 
     /// Takes the last one; `None` where only the first is left.
     pub(crate) fn pop(&mut self) -> Option<T> {
-        self.others.pop()
+        self.others.as_mut()?.pop()
     }
 
     /// The first.
@@ -48,30 +53,30 @@ impl<T> Several<T> {
 
     /// The last.
     pub(crate) fn last_mut(&mut self) -> &mut T {
-        self.others.last_mut().unwrap_or(&mut self.first)
+        self.others.as_mut().and_then(|others| others.last_mut()).unwrap_or(&mut self.first)
     }
 
     /// The one at `index`, counted from 0.
     pub(crate) fn get(&self, index: usize) -> Option<&T> {
         match index.checked_sub(1) {
             None => Some(&self.first),
-            Some(index) => self.others.get(index),
+            Some(index) => self.others().get(index),
         }
     }
 
     /// How many there are, at least 1.
     pub(crate) fn len(&self) -> usize {
-        self.others.len().saturating_add(1)
+        self.others().len().saturating_add(1)
     }
 
     /// Those behind the first, in order.
     pub(crate) fn others(&self) -> &[T] {
-        &self.others
+        self.others.as_deref().unwrap_or_default()
     }
 
     /// All of them, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> + Clone {
         // (`pin_init` has a `chain()`, too.)
-        Iterator::chain(core::iter::once(&self.first), self.others.iter())
+        Iterator::chain(core::iter::once(&self.first), self.others())
     }
 }

@@ -96,7 +96,8 @@ impl Mappings {
         let first = self.all.first().dma_runs();
         let others = self.all.others();
         if others.is_empty() {
-            // Nearly always, and quicker than a chain: memory in single pages has 16384 runs per GiB.
+            // Nearly always, and quicker than a chain: memory in single pages has 16384 runs per
+            // GiB.
             return Table::new(sg::trim(first, self.skip, self.wanted), cap);
         }
         // (`pin_init` has a `chain()`, too.)

@@ -98,61 +98,60 @@ impl<'a> PageTable<'a> {
         Ok(layout)
     }
 
-    /// Physical address of page `index` of a table that has `layout`.
-    fn page(&self, layout: TableLayout, index: u32) -> Result<u64, TableFault> {
-        if index >= layout.entries {
-            return Err(TableFault::Entries(index));
-        }
+    /// The pages of a table that has `layout`, in order.
+    fn pages(&self, layout: TableLayout) -> &[Page] {
         // SAFETY: The table is valid by the invariant. `layout()` found `pages` not NULL, and it
-        // holds `entries` pointers.
-        let page = unsafe { *(*self.0.table().as_ptr()).pages.add(num::index(index)) };
-        if page.is_null() {
-            return Err(TableFault::NoPages);
+        // holds `entries` pointers, which `Page` is.
+        unsafe {
+            core::slice::from_raw_parts((*self.0.table().as_ptr()).pages.cast(), num::index(layout.entries))
         }
-        // SAFETY: Not NULL, so it is a page record of the same table.
-        Ok(unsafe { (*page).physical_address })
     }
+}
 
-    /// How many pages from `from` on, and before `until`, lie one behind the other, the first of
-    /// them at `at`. The first page that is not as expected ends the run, and is for [`Self::page`]
-    /// to judge.
-    ///
-    /// A large registration spends most of our time here: a handful of instructions per page.
-    fn contiguous_run(&self, layout: TableLayout, from: u32, until: u32, at: u64) -> u32 {
-        let count = until.min(layout.entries).saturating_sub(from);
-        if count == 0 {
-            return 0;
-        }
-        // SAFETY: The table is valid by the invariant. `layout()` found `pages` not NULL, and it
-        // holds `entries` pointers, so those from `from` to `until` lie in it.
-        let pages = unsafe {
-            let pages = (*self.0.table().as_ptr()).pages.add(num::index(from));
-            core::slice::from_raw_parts(pages, num::index(count))
-        };
-        // SAFETY: Not NULL where it is read, so it is a page record of the same table.
-        let lies = |page: &*mut raw::nvidia_p2p_page, at| !page.is_null() && unsafe { (**page).physical_address } == at;
-        let step = layout.page_size;
-        let mut expected = at;
-        let mut same = 0u32;
-        for four in pages.chunks_exact(4) {
-            let [first, second, third, fourth] = four else { break };
-            for page in [first, second, third, fourth] {
-                if !lies(page, expected) {
-                    return same;
+/// One page of a table: a pointer to its record.
+///
+/// # Invariants
+///
+/// It is NULL, or the table that it was read from has such a record.
+#[repr(transparent)]
+struct Page(*mut raw::nvidia_p2p_page);
+
+impl Page {
+    /// Physical address of the page. `None` where the provider left the record out.
+    fn address(&self) -> Option<u64> {
+        // SAFETY: Not NULL where it is read, so it is valid by the invariant: it is borrowed from a
+        // table that does not change meanwhile.
+        (!self.0.is_null()).then(|| unsafe { (*self.0).physical_address })
+    }
+}
+
+/// How many of the first `pages` lie one behind the other, `step` bytes each, the first of them at
+/// `at`. The first one that is not as expected ends the run.
+///
+/// A large registration spends most of our time here: a handful of instructions per page, as long
+/// as it has the registers for itself.
+#[inline(never)]
+fn contiguous(pages: &[Page], at: u64, step: u64) -> usize {
+    let mut expected = at;
+    let fours = pages.chunks_exact(4);
+    let rest = fours.remainder();
+    'run: {
+        for four in fours {
+            for page in four {
+                if page.address() != Some(expected) {
+                    break 'run;
                 }
                 expected = expected.wrapping_add(step);
-                same = same.wrapping_add(1);
             }
         }
-        for page in pages.chunks_exact(4).remainder() {
-            if !lies(page, expected) {
-                break;
+        for page in rest {
+            if page.address() != Some(expected) {
+                break 'run;
             }
             expected = expected.wrapping_add(step);
-            same = same.wrapping_add(1);
         }
-        same
     }
+    num::usize_from(expected.wrapping_sub(at) >> step.trailing_zeros())
 }
 
 /// Pages read under one hold of the state lock. So a callback waits for microseconds, not for the
@@ -200,31 +199,38 @@ impl Reader {
 
     /// Reads on, until the state lock was held long enough or there is no room. Does not allocate.
     pub(crate) fn read(&mut self, table: &PageTable<'_>) -> Result<(), Reason> {
-        let until = self.next.saturating_add(PAGES_PER_HOLD).min(self.layout.entries);
-        while self.next < until {
-            let page = table.page(self.layout, self.next).map_err(Reason::Table)?;
-            let run = self.coalescer.push(page).map_err(|fault| match fault {
+        let TableLayout { page_size, entries, .. } = self.layout;
+        let until = self.next.saturating_add(PAGES_PER_HOLD).min(entries);
+        let pages = table.pages(self.layout).get(num::index(self.next)..num::index(until));
+        let mut left = pages.unwrap_or_default();
+        // By value: memory in single pages comes here for each of them.
+        let mut coalescer = self.coalescer;
+        while let Some((page, behind)) = left.split_first() {
+            let page = page.address().ok_or(Reason::Table(TableFault::NoPages))?;
+            let run = coalescer.push(page).map_err(|fault| match fault {
                 BadPage::Misaligned | BadPage::Wraps => Reason::Table(TableFault::Address),
             })?;
-            self.next = self.next.saturating_add(1);
+            left = behind;
             if let Some(run) = run {
                 self.runs.push_within_capacity(run).map_err(|_| Reason::NoMemory)?;
                 if self.runs.len() == self.runs.capacity() {
                     break;
                 }
                 // A single page. The page that was just read probably is alone, too.
-                if run.len <= self.layout.page_size {
+                if run.len <= page_size {
                     continue;
                 }
             }
-            if let Some((at, most)) = self.coalescer.expected() {
-                let most = u32::try_from(most).unwrap_or(u32::MAX);
-                let end = until.min(self.next.saturating_add(most));
-                let same = table.contiguous_run(self.layout, self.next, end, at);
-                self.coalescer.extend(same.into());
-                self.next = self.next.saturating_add(same);
+            if let Some((at, most)) = coalescer.expected() {
+                let most = usize::try_from(most).unwrap_or(usize::MAX);
+                let same = contiguous(left.get(..most).unwrap_or(left), at, page_size);
+                coalescer.extend(num::u64_from(same));
+                left = left.get(same..).unwrap_or_default();
             }
         }
+        self.coalescer = coalescer;
+        // Fewer than `until`, which is 32 bits long.
+        self.next = until.saturating_sub(u32::try_from(left.len()).unwrap_or(u32::MAX));
         Ok(())
     }
 
