@@ -322,23 +322,38 @@ void nvpm_dma_unmap(struct device *dev, uint64_t dma, uint64_t length)
 
 /* sg_table. */
 
+/* Most tables have one entry, which costs no second allocation. */
+struct nvpm_sg_table {
+	struct sg_table head;
+	struct scatterlist first;
+};
+
 /* A table of exactly @entries, orig_nents == nents; NULL without memory. */
 struct sg_table *nvpm_sg_alloc(uint32_t entries)
 {
-	struct sg_table *table = kmalloc(sizeof(*table), GFP_KERNEL);
+	struct nvpm_sg_table *table = kmalloc(sizeof(*table), GFP_KERNEL);
 
 	if (!table)
 		return NULL;
-	if (sg_alloc_table(table, entries, GFP_KERNEL)) {
+	if (entries == 1) {
+		sg_init_table(&table->first, 1);
+		table->head.sgl = &table->first;
+		table->head.nents = 1;
+		table->head.orig_nents = 1;
+	} else if (sg_alloc_table(&table->head, entries, GFP_KERNEL)) {
 		kfree(table);
 		return NULL;
 	}
-	return table;
+	return &table->head;
 }
 
-void nvpm_sg_free(struct sg_table *table)
+void nvpm_sg_free(struct sg_table *head)
 {
-	sg_free_table(table);
+	struct nvpm_sg_table *table =
+		container_of(head, struct nvpm_sg_table, head);
+
+	if (head->sgl != &table->first)
+		sg_free_table(head);
 	kfree(table);
 }
 
