@@ -9,7 +9,7 @@ use crate::ffi::shim::{self, Kind, ModuleRef, Process};
 use crate::gpu::bar::Bar;
 use crate::gpu::page_table::{self, Reader};
 use crate::gpu::pin::{PagePin, Pins, Put};
-use crate::gpu::Piece;
+use crate::gpu::{Piece, Pinned};
 use crate::observe::proc::Tables;
 use crate::observe::reason::Reason;
 use crate::observe::refusals;
@@ -389,8 +389,8 @@ fn probe(client: Client, range: &GpuRange) -> Result<Start, Unclaimed> {
 /// The BAR in which the runs of a pin lie.
 fn bar_around(registration: &Registration) -> Start {
     // Not under the state lock: finding a BAR may sleep.
-    let runs = core::mem::take(&mut registration.inner().lock().runs);
-    Bar::around(&runs).map_or(Start::OutsideBar, |bar| Start::InBar(bar.length()))
+    let pinned = registration.inner().lock().pinned.take();
+    pinned.and_then(|pinned| Bar::around(&pinned.runs)).map_or(Start::OutsideBar, |bar| Start::InBar(bar.length()))
 }
 
 /// Pins the first granule of `piece`, which is pinned with the table `whole`, once more, and lends
@@ -484,9 +484,7 @@ fn copy_runs(registration: &Registration) -> Result<(), Reason> {
         pieces.push(piece).map_err(|_| Reason::NoMemory)?;
     }
     let runs = page_table::without_slack(runs)?;
-    let mut inner = registration.inner().lock();
-    inner.pieces = Some(pieces);
-    inner.runs = runs;
+    registration.inner().lock().pinned = Some(Pinned { runs, pieces });
     Ok(())
 }
 

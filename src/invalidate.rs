@@ -10,7 +10,7 @@ use crate::ffi::shim::ModuleRef;
 use crate::gpu::pin;
 use crate::observe::stats;
 use crate::observe::trace::{Event, Timer};
-use crate::record::Registration;
+use crate::record::{Inner, Registration};
 use crate::registry;
 use crate::state::Revocation;
 use core::ffi::c_void;
@@ -72,18 +72,18 @@ fn revoke(registration: &Registration) {
     match revocation {
         Revocation::Repeated => return stats::late_callback(registration.ticket()),
         // A thread that registers or ends the memory finds the mark, and fails or stops there.
-        Revocation::Quiet => {}
+        Revocation::Quiet => registration.inner().lock().end_callback(),
         Revocation::QuietOrphan => {
             registration.count_adopted();
             registry::remove(registration.ticket());
+            registration.inner().lock().end_callback();
         }
         Revocation::Invalidate(core_ticket) => {
             registration.client().invalidate(core_ticket);
             drop(invalidation);
             // The NIC is quiet. Cores that unmap by themselves have done so inside the call.
-            registration.dma_unmap();
+            registration.dma_unmap_and(Inner::end_callback);
         }
     }
-    registration.inner().lock().end_callback();
     timer.end(|| registration.traced(), Ok(()));
 }

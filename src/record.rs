@@ -11,16 +11,14 @@ use crate::ffi::raw;
 use crate::ffi::shim::{self, Kind, ModuleRef, Process, Task};
 use crate::gpu::page_table::PageTable;
 use crate::gpu::pin::Pins;
-use crate::gpu::Piece;
+use crate::gpu::Pinned;
 use crate::observe::proc::{Snapshot, Tables};
 use crate::observe::reason::Reason;
 use crate::observe::refusals::Asked;
 use crate::observe::stats::{self, PerClient};
 use crate::range::{GpuRange, Span};
-use crate::several::Several;
-use crate::sg::{Run, Table};
+use crate::sg::Table;
 use crate::state::State;
-use kernel::alloc::KVVec;
 use kernel::prelude::*;
 use kernel::sync::{new_mutex, Arc, Mutex};
 
@@ -30,10 +28,8 @@ pub(crate) struct Inner {
     pub(crate) state: State<Pins, Mappings>,
     /// What the provider's tables said, for the admin; `None` before they were read.
     pub(crate) tables: Option<Tables>,
-    /// What each pin's table said, from the pin until `dma_map` consumes it.
-    pub(crate) pieces: Option<Several<Piece>>,
-    /// Physical runs of all pins, for as long; empty after that.
-    pub(crate) runs: KVVec<Run>,
+    /// What is pinned, from the pin until `dma_map` consumes it.
+    pub(crate) pinned: Option<Pinned>,
     /// Freed in `release` and nowhere else: the core may walk it until then.
     pub(crate) table: Option<Table>,
     /// Why `get_pages` will fail, for memory that is ours but cannot be registered.
@@ -107,18 +103,18 @@ pub(crate) struct Registration {
 impl Registration {
     /// A registration that is about to be pinned. `ticket` stands for it in the registry.
     pub(crate) fn new(client: Client, range: GpuRange, module: ModuleRef, ticket: u64) -> Result<Arc<Self>> {
-        let inner = Inner {
+        // In place: it is large.
+        let inner = init!(Inner {
             state: State::new(),
             tables: None,
-            pieces: None,
-            runs: KVVec::new(),
+            pinned: None,
             table: None,
             refused: None,
             counted: Counted::default(),
             since_ns: 0,
             callback_ns: 0,
             invalidating: None,
-        };
+        });
         // INVARIANT: The caller enters the registration under this ticket. There is no mapping yet.
         Arc::pin_init(
             pin_init!(Self {
@@ -252,7 +248,7 @@ impl Registration {
     pub(crate) fn snapshot(&self, inner: &Inner) -> Snapshot {
         let (runs, (gpu, nic)) = match inner.state.mapping() {
             Some(mapping) => (mapping.runs(), mapping.ends()),
-            None => (inner.runs.len(), (0, 0)),
+            None => (inner.pinned.as_ref().map_or(0, |pinned| pinned.runs.len()), (0, 0)),
         };
         Snapshot {
             client: self.asked(),

@@ -14,7 +14,7 @@ use crate::observe::reason::Reason;
 use crate::observe::refusals;
 use crate::observe::trace::{Event, Timer};
 use crate::orphan::{self, Ended};
-use crate::record::Registration;
+use crate::record::{Inner, Registration};
 use crate::sg;
 use crate::state::Ending;
 use kernel::prelude::*;
@@ -79,20 +79,17 @@ impl Registration {
         nmap: *mut c_int,
     ) -> Result<(), Reason> {
         let device = device.ok_or(Reason::NoDevice)?;
-        let (runs, pieces) = {
+        let pinned = {
             let mut inner = self.inner().lock();
             inner.state.held().ok_or(Reason::Freed)?;
-            let pieces = inner.pieces.take().ok_or(Reason::CoreOrder)?;
-            (core::mem::take(&mut inner.runs), pieces)
+            inner.pinned.take().ok_or(Reason::CoreOrder)?
         };
-        let mappings = gpu::map(device, runs, &pieces, self.range(), |span, table| {
+        let mappings = gpu::map(device, pinned, self.range(), |span, table| {
             // One granule says what the whole table would. Where there is none, nobody is asked
             // now.
             let asked = acquire::with_first_granule(self, span, table, |granule| topology::try_map(device, granule));
             asked.unwrap_or(Err(ENOMEM))
         })?;
-        // Megabytes for many pieces.
-        drop(pieces);
         let cap = sg::cap(device.segment_limit(), shim::page_size());
         let table = mappings.table(cap).map_err(|error| match error {
             error if error == EOVERFLOW => Reason::TooManyEntries,
@@ -128,22 +125,27 @@ impl Registration {
     /// The core's `dma_unmap`: unmaps, unless the callback did. For a plain client the umem mapping
     /// lock is held. Takes the state lock.
     pub(crate) fn dma_unmap(&self) {
+        self.dma_unmap_and(|_| ());
+    }
+
+    /// The same, and `also` under the same hold of the state lock.
+    pub(crate) fn dma_unmap_and(&self, also: impl FnOnce(&mut Inner)) {
         let timer = Timer::start(Event::Unmap);
         let mut inner = self.inner().lock();
-        let Some(mappings) = inner.state.take_mapping() else {
-            return;
-        };
-        let counters = self.counters();
-        counters.unmaps.add(1);
-        counters.unmapped_runs.add(num::u64_from(mappings.runs()));
-        // Unmapped before the state lock goes (rule 6). The list's memory, megabytes for broken
-        // memory, goes in `release`.
-        let left = mappings.undo(&mut inner.runs);
+        // Unmapped before the state lock goes (rule 6). The memory of its runs, megabytes for
+        // broken memory, goes in `release`.
+        let ended = inner.state.end_mapping().map(|mappings| (mappings.runs(), mappings.undo()));
+        let left = if let Some((_, false)) = ended { inner.state.take_ended() } else { None };
+        also(&mut inner);
         drop(inner);
         // These are of persistent pins, which no callback races for. The provider is not called
         // under the state lock.
         drop(left);
-        timer.end(|| self.traced(), Ok(()));
+        if let Some((runs, _)) = ended {
+            self.counters().unmaps.add(1);
+            self.counters().unmapped_runs.add(num::u64_from(runs));
+            timer.end(|| self.traced(), Ok(()));
+        }
     }
 
     /// The core's `release`: ends the registration, in whatever state it is. Waits until no free
@@ -157,7 +159,7 @@ impl Registration {
         self.dma_unmap();
         let (lists, invalidating, ending) = {
             let mut inner = self.inner().lock();
-            let lists = (inner.table.take(), core::mem::take(&mut inner.runs), inner.pieces.take());
+            let lists = (inner.table.take(), inner.pinned.take(), inner.state.take_ended());
             (lists, inner.invalidating, inner.state.ending())
         };
         // A core that releases inside its own hook would wait for itself.

@@ -2,9 +2,9 @@
 
 //! The state of one registration, as one pure machine: what the state lock protects.
 //!
-//! State = pin × mapping × revoked × core ticket (docs/rules.md). Every transition is a method that
-//! consumes the old payload. None of them calls anything, so all of them are legal under the state
-//! lock, and the models run this very file.
+//! State = pin × mapping × revoked × core ticket (docs/rules.md). Every transition is a method. None
+//! of them calls anything, so all of them are legal under the state lock, and the models run this
+//! very file.
 
 /// The pin half of the state. `P` is the pin itself.
 enum PinState<P> {
@@ -20,11 +20,11 @@ enum PinState<P> {
     Orphan(P),
 }
 
-/// The mapping half of the state. `M` is the live mapping.
-enum MapState<M> {
+/// The mapping half of the state.
+enum MapState {
     None,
-    Live(M),
-    Taken,
+    Live,
+    Ended,
 }
 
 /// The machine. See the file's text.
@@ -32,10 +32,12 @@ enum MapState<M> {
 /// # Invariants
 ///
 /// - `Live` is entered only while the pin is `Held` and not revoked, and with a core ticket.
+/// - There is a mapping if `Live`, and none if `None`.
 /// - Once `revoked`, the pin is never again `Held` or `Orphan`.
 pub(crate) struct State<P, M> {
     pin: PinState<P>,
-    map: MapState<M>,
+    map: MapState,
+    mapping: Option<M>,
     revoked: bool,
     core_ticket: Option<u64>,
 }
@@ -113,7 +115,7 @@ pub(crate) enum Ending {
 impl<P, M> State<P, M> {
     /// A registration about to call the provider's get.
     pub(crate) fn new() -> Self {
-        Self { pin: PinState::Pinning, map: MapState::None, revoked: false, core_ticket: None }
+        Self { pin: PinState::Pinning, map: MapState::None, mapping: None, revoked: false, core_ticket: None }
     }
 
     /// The provider's get succeeded. If the callback was faster, the page table of the pin must not
@@ -145,8 +147,8 @@ impl<P, M> State<P, M> {
         match (&self.pin, &self.map) {
             (PinState::Pinning, _) => Phase::Pinning,
             (PinState::Held(_), MapState::None) => Phase::Pinned,
-            (PinState::Held(_), MapState::Live(_)) => Phase::Mapped,
-            (PinState::Held(_), MapState::Taken) => Phase::Unmapped,
+            (PinState::Held(_), MapState::Live) => Phase::Mapped,
+            (PinState::Held(_), MapState::Ended) => Phase::Unmapped,
             (PinState::Putting, _) => Phase::Ending,
             (PinState::Orphan(_), _) => Phase::Orphan,
             (PinState::Gone, _) if self.revoked => Phase::Revoked,
@@ -156,10 +158,7 @@ impl<P, M> State<P, M> {
 
     /// The live mapping, for looking at.
     pub(crate) fn mapping(&self) -> Option<&M> {
-        match &self.map {
-            MapState::Live(mapping) => Some(mapping),
-            MapState::None | MapState::Taken => None,
-        }
+        self.mapping.as_ref().filter(|_| matches!(self.map, MapState::Live))
     }
 
     /// The core's ticket for its invalidate hook. Zero is a valid one.
@@ -174,21 +173,25 @@ impl<P, M> State<P, M> {
             return Err(mapping);
         }
         // INVARIANT: Held, not revoked and with a ticket, as just checked.
-        self.map = MapState::Live(mapping);
+        self.map = MapState::Live;
+        self.mapping = Some(mapping);
         Ok(())
     }
 
-    /// Takes the live mapping out. The caller unmaps it before it drops the state lock, so that
-    /// exactly one caller does, and never late.
-    pub(crate) fn take_mapping(&mut self) -> Option<M> {
-        match core::mem::replace(&mut self.map, MapState::Taken) {
-            MapState::Live(mapping) => Some(mapping),
-            MapState::None => {
-                self.map = MapState::None;
-                None
-            }
-            MapState::Taken => None,
+    /// Ends the live mapping. The caller unmaps it before it drops the state lock, so that exactly
+    /// one caller does, and never late. What is left of it stays here: the free callback frees
+    /// nothing.
+    pub(crate) fn end_mapping(&mut self) -> Option<&mut M> {
+        if !matches!(self.map, MapState::Live) {
+            return None;
         }
+        self.map = MapState::Ended;
+        self.mapping.as_mut()
+    }
+
+    /// What is left of a mapping that ended.
+    pub(crate) fn take_ended(&mut self) -> Option<M> {
+        if matches!(self.map, MapState::Ended) { self.mapping.take() } else { None }
     }
 
     /// The free callback's mark.
@@ -203,7 +206,7 @@ impl<P, M> State<P, M> {
             self.pin = PinState::Gone;
         }
         match (&self.map, self.core_ticket) {
-            (MapState::Live(_), Some(ticket)) => Revocation::Invalidate(ticket),
+            (MapState::Live, Some(ticket)) => Revocation::Invalidate(ticket),
             _ if orphan => Revocation::QuietOrphan,
             _ => Revocation::Quiet,
         }

@@ -116,15 +116,14 @@ impl Mappings {
         (first.gpu, first.device.number())
     }
 
-    /// Undoes one mapping that we made, and leaves the memory of its list to `list`, empty: the free
-    /// callback frees nothing. Anything else is handed back, to be dropped without a state lock: it
-    /// calls the provider or frees memory, and is never a revocable pin's.
-    pub(crate) fn undo(self, list: &mut KVVec<Run>) -> Option<Self> {
-        if self.all.len() != 1 || matches!(self.all.first().by, MappedBy::Provider(_)) {
-            return Some(self);
+    /// Undoes one mapping that we made. `false` for anything else, which is to be dropped without a
+    /// state lock: there are many, or the provider is called, and they are never a revocable pin's.
+    pub(crate) fn undo(&mut self) -> bool {
+        let ours = self.all.len() == 1 && matches!(self.all.first().by, MappedBy::Us { .. });
+        if ours {
+            self.all.last_mut().unmap();
         }
-        self.all.into_first().undo(list);
-        None
+        ours
     }
 }
 
@@ -276,18 +275,6 @@ impl Mapping {
         self.runs.iter().map(move |run| Run { addr: run.addr.wrapping_add(offset), len: run.len })
     }
 
-    /// See [`Mappings::undo`].
-    fn undo(mut self, list: &mut KVVec<Run>) {
-        self.unmap();
-        self.runs.clear();
-        core::mem::swap(&mut self.runs, list);
-        if self.runs.capacity() == 0 {
-            // Nothing is left in it, and dropping an empty list would ask the allocator all the
-            // same.
-            core::mem::forget(self);
-        }
-    }
-
     /// Unmaps what is mapped. Waits for nothing unless the provider mapped it.
     fn unmap(&mut self) {
         // INVARIANT: Once this returns nothing is mapped, and `by` holds no provider's mapping.
@@ -316,5 +303,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.unmap();
+        // A registration may have tens of thousands. Never dropped under a state lock.
+        shim::cond_resched();
     }
 }

@@ -41,9 +41,16 @@ impl Piece {
     }
 }
 
-/// Maps `runs` (CPU physical addresses) for `device`: the pins of `range`, whose tables `pieces`
-/// describe. `try_map` asks the provider with the table of a span whether its GPU and the device
-/// can reach each other ([`topology::ask()`]).
+/// What is pinned, as the provider's tables were read.
+pub(crate) struct Pinned {
+    /// CPU physical addresses of all pins.
+    pub(crate) runs: KVVec<Run>,
+    /// What each pin's table said.
+    pub(crate) pieces: Several<Piece>,
+}
+
+/// Maps `pinned`, the pins of `range`, for `device`. `try_map` asks the provider with the table of a
+/// span whether its GPU and the device can reach each other ([`topology::ask()`]).
 ///
 /// Memory in one BAR is one mapping, whatever pieces it has, so that an IOMMU keeps contiguous
 /// memory contiguous. Otherwise each piece has a mapping of its own.
@@ -52,11 +59,11 @@ impl Piece {
 /// lock or the registry lock.
 pub(crate) fn map(
     device: Device,
-    runs: KVVec<Run>,
-    pieces: &Several<Piece>,
+    pinned: Pinned,
     range: &GpuRange,
     try_map: impl Fn(Span, NonNull<raw::nvidia_p2p_page_table>) -> Result,
 ) -> Result<Mappings, Reason> {
+    let Pinned { runs, pieces } = pinned;
     let coherent = |piece: &Piece| piece.layout.coherent == Some(true);
     let bar = if pieces.iter().any(coherent) { None } else { Bar::around(&runs) };
     let all = if bar.is_some() || pieces.len() == 1 {

@@ -66,13 +66,12 @@ unsafe impl<T: Send> Send for Mutex<T> {}
 unsafe impl<T: Send> Sync for Mutex<T> {}
 
 impl<T> Mutex<T> {
-    /// An initialiser; [`new_mutex!`](crate::new_mutex) is the way to call it. The kernel's own takes an initialiser of
-    /// the `T` too.
-    pub fn new(data: T, name: &'static CStr, key: Pin<&'static LockClassKey>) -> impl PinInit<Self> {
+    /// An initialiser; [`new_mutex!`](crate::new_mutex) is the way to call it.
+    pub fn new(data: impl PinInit<T>, name: &'static CStr, key: Pin<&'static LockClassKey>) -> impl PinInit<Self> {
         let init = move |slot: *mut Self| {
             // SAFETY: `slot` is valid for writing and will not move; name and key are static.
             unsafe {
-                (&raw mut (*slot).data).write(UnsafeCell::new(data));
+                data.__pinned_init(UnsafeCell::raw_get(&raw const (*slot).data))?;
                 backend::kl_mutex_init(
                     UnsafeCell::raw_get(&raw const (*slot).state),
                     name.as_ptr().cast(),
