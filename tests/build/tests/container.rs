@@ -15,9 +15,11 @@ const MAKE: &str = r#"echo "make $*" >>"$NODE/log"
 for word; do case $word in OUT=*) touch "${word#OUT=}/nvidia-peermem.ko" ;; esac; done
 [ ! -e "$NODE/does-not-build" ] || { echo "preflight: no reason at all"; exit 1; }"#;
 const INSMOD: &str = r#"echo "insmod $*" >>"$NODE/log"
+[ ! -e "$NODE/does-not-load" ] || { echo "insmod: ERROR: could not insert module: no reason at all" >&2; exit 1; }
 mkdir -p "$SYS/module/nvidia_peermem" "$PROC/driver/nvidia-peermem"; echo 0 >"$SYS/module/nvidia_peermem/refcnt""#;
 const RMMOD: &str = r#"echo "rmmod $*" >>"$NODE/log"
-[ "$(cat "$SYS/module/nvidia_peermem/refcnt")" = 0 ] && rm -r "$SYS/module/nvidia_peermem" && rm -rf "$PROC/driver/nvidia-peermem""#;
+[ "$(cat "$SYS/module/nvidia_peermem/refcnt")" = 0 ] || { echo "rmmod: ERROR: Module nvidia_peermem is in use" >&2; exit 1; }
+rm -r "$SYS/module/nvidia_peermem" && rm -rf "$PROC/driver/nvidia-peermem""#;
 
 /// A node, with the container's program while that runs.
 struct Node {
@@ -34,6 +36,15 @@ impl Node {
         }
         node.write("log", "");
         node.write("proc/modules", "");
+        node.write("src/VERSION", "1.0\n");
+        node
+    }
+
+    /// A node on which driver and core are ready.
+    fn with_both() -> Self {
+        let node = Self::new();
+        node.driver();
+        node.core();
         node
     }
 
@@ -156,7 +167,7 @@ fn waits_for_both_and_builds_against_them() {
     node.says("waiting for the RDMA core");
     assert!(!node.loaded() && node.log().is_empty(), "{}", node.log());
     node.core();
-    node.says("loaded with persistent_api_support=0 revocable_fallback=1");
+    node.says("loaded: version 1.0 with persistent_api_support=0 revocable_fallback=1");
     let log = node.log();
     let run = node.path("run").display().to_string();
     for words in [
@@ -182,45 +193,79 @@ fn the_nodes_own_core() {
     node.wait("the module", || node.loaded());
 }
 
-/// The driver's container restarts: with it goes the module, and it is built again against the new driver.
+/// The driver's container restarts: the module lets the driver go, and is built again against the new one.
 #[test]
 fn a_driver_that_restarts() {
-    let mut node = Node::new();
-    node.driver();
-    node.core();
+    let mut node = Node::with_both();
     node.start(&[]);
     node.wait("the module", || node.loaded());
     node.remove("run/nvidia/validations/.driver-ctr-ready");
+    node.wait("the unloading", || !node.loaded());
     node.says("waiting for the container of the GPU driver");
-    // As the driver's container does before it unloads the driver.
-    assert!(Command::new(node.path("bin/rmmod")).envs(envs(&node)).status().expect("rmmod").success());
     node.driver();
     node.wait("the module", || node.loaded());
     assert_eq!(count(&node.log(), "make "), 2, "{}", node.log());
 }
 
-fn envs(node: &Node) -> [(&'static str, PathBuf); 3] {
-    [("NODE", node.path("")), ("SYS", node.path("sys")), ("PROC", node.path("proc"))]
+/// The core's container restarts: the module lets the core go, also when a registration ends late, and is not built again
+/// against the same core.
+#[test]
+fn a_core_that_restarts() {
+    let mut node = Node::with_both();
+    node.start(&[]);
+    node.wait("the module", || node.loaded());
+    node.write("sys/module/nvidia_peermem/refcnt", "1");
+    node.remove("run/mellanox/drivers/.driver-ready");
+    node.says("registrations of GPU memory keep the module loaded");
+    assert!(node.loaded() && !node.said().contains("waiting"), "{}", node.said());
+    node.write("sys/module/nvidia_peermem/refcnt", "0");
+    node.wait("the unloading", || !node.loaded());
+    node.says("waiting for the RDMA core");
+    node.write("run/mellanox/drivers/.driver-ready", "");
+    node.wait("the module", || node.loaded());
+    assert_eq!(count(&node.log(), "make "), 1, "{}", node.log());
 }
 
 #[test]
 fn nvidias_module_gives_way_unless_it_is_in_use() {
-    let mut node = Node::new();
-    node.driver();
-    node.core();
+    let mut node = Node::with_both();
     node.write("sys/module/nvidia_peermem/refcnt", "1");
     node.start(&[]);
-    node.says("registrations of GPU memory keep the module loaded");
+    node.wait("three tries", || count(&node.log(), "rmmod") > 2);
+    assert!(node.said().contains("registrations of GPU memory keep the module loaded"), "{}", node.said());
+    assert!(node.said().contains("ERROR: Module nvidia_peermem is in use"), "{}", node.said());
+    assert_eq!(node.said().lines().count(), 1, "{}", node.said());
+    assert_eq!(count(&node.log(), "make "), 1, "{}", node.log());
     assert_eq!(count(&node.log(), "insmod"), 0, "{}", node.log());
     node.write("sys/module/nvidia_peermem/refcnt", "0");
     node.wait("ours", || node.path("proc/driver/nvidia-peermem").exists());
 }
 
+/// What the admin or a new image wants comes as soon as no registration keeps the loaded module.
+#[test]
+fn other_parameters_and_another_version() {
+    let mut node = Node::with_both();
+    node.start(&[]);
+    node.says("loaded: version 1.0");
+    node.write("drivers/nvidia-peermem.conf", "revocable_fallback=1\n");
+    node.says("loaded: version 1.0 with revocable_fallback=1");
+    node.write("sys/module/nvidia_peermem/refcnt", "1");
+    node.stop();
+    assert!(node.loaded(), "{}", node.said());
+    // The same image takes over what is loaded, another one waits.
+    node.start(&[]);
+    node.says("loaded: version 1.0 with revocable_fallback=1");
+    node.write("src/VERSION", "2.0\n");
+    node.says("version 2.0 with revocable_fallback=1 waits: registrations of GPU memory keep the module loaded");
+    assert_eq!(count(&node.log(), "insmod"), 2, "{}", node.log());
+    node.write("sys/module/nvidia_peermem/refcnt", "0");
+    node.says("loaded: version 2.0 with revocable_fallback=1");
+    assert_eq!(count(&node.log(), "insmod"), 3, "{}", node.log());
+}
+
 #[test]
 fn a_build_that_fails_says_why_once_and_is_tried_again() {
-    let mut node = Node::new();
-    node.driver();
-    node.core();
+    let mut node = Node::with_both();
     node.write("does-not-build", "");
     node.start(&[]);
     node.says("not built: preflight: no reason at all");
@@ -228,6 +273,31 @@ fn a_build_that_fails_says_why_once_and_is_tried_again() {
     assert_eq!(count(&node.said(), "not built"), 1, "{}", node.said());
     node.remove("does-not-build");
     node.wait("the module", || node.loaded());
+}
+
+/// It says insmod's reason, does not build the same again, and tries less and less often.
+#[test]
+fn a_module_that_does_not_load() {
+    let mut node = Node::with_both();
+    node.write("does-not-load", "");
+    node.start(&[]);
+    node.says("not loaded: insmod: ERROR: could not insert module: no reason at all");
+    let start = Instant::now();
+    node.wait("four tries", || count(&node.log(), "insmod") > 3);
+    // 1 + 2 + 4 looks that are left out, and 3 tries.
+    assert!(start.elapsed() > Duration::from_millis(400), "{:?}", start.elapsed());
+    assert_eq!(count(&node.log(), "make "), 1, "{}", node.log());
+    assert_eq!(node.said().lines().count(), 1, "{}", node.said());
+    node.remove("does-not-load");
+    node.wait("the module", || node.loaded());
+}
+
+/// The manifest's image is that of this version.
+#[test]
+fn the_image_is_of_this_version() {
+    let text = |name: &str| fs::read_to_string(repository().join(name)).expect("text");
+    let image = format!("image: nvidia-peermem-rust:{}\n", text("VERSION").trim());
+    assert!(text("packaging/container/daemonset.yaml").contains(&image), "no {image}");
 }
 
 #[test]
