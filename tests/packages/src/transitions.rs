@@ -46,6 +46,7 @@ pub const ALL: &[Transition] = &[
     long("own_upgrade_that_fails", own_upgrade_that_fails),
     long("dpkg_interrupted", dpkg_interrupted),
     quick("disk_full", disk_full),
+    quick("disk_full_while_configuring", disk_full_while_configuring),
     quick("key_not_enrolled", key_not_enrolled),
     quick("openibd_hook", openibd_hook),
     quick("removed", removed),
@@ -166,7 +167,8 @@ fn nvidia_half_installed(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// Debian's driver packages call their files otherwise, and have modprobe do so by a line `install`.
+/// Debian's driver packages call their files otherwise, and have modprobe do so by a line `install`. modprobe ignores that for
+/// ours, which has a softdep; so what admin and packages say is left alone.
 fn debians_driver(test: &mut Test) -> Result<()> {
     let version = test.version();
     test.machine.must(&format!(
@@ -177,6 +179,8 @@ fn debians_driver(test: &mut Test) -> Result<()> {
         deb("nvidia-current-open", NVIDIA[0])
     ))?;
     test.expect_ours("Debian's own driver packages", &version)?;
+    let lines = test.machine.must("modprobe --showconfig | grep '^install nvidia_peermem '")?;
+    one_line(&lines, &["install nvidia_peermem"])?;
     test.machine.must("dpkg -r nvidia-peermem-rust-dkms")?;
     let kernel = test.kernel()?;
     let got = test.machine.resolved(&kernel)?;
@@ -319,6 +323,22 @@ fn disk_full(test: &mut Test) -> Result<()> {
     let kernel = test.kernel()?;
     test.rows.push((kernel, "upgrade of ours, disk full".into(), format!("ours, {version}")));
     Ok(())
+}
+
+/// What depmod is told stays as it was where the new text does not fit on the disk.
+fn disk_full_while_configuring(test: &mut Test) -> Result<()> {
+    test.machine.disk = Some(8);
+    let said = test.machine.run(
+        "conf=/usr/lib/depmod.d/00-nvidia-peermem-rust.conf; cp $conf /tmp/
+        mkdir /usr/lib/nvidia-peermem-rust/9.9.9; : >/usr/lib/nvidia-peermem-rust/9.9.9/nvidia-peermem.ko
+        cat /dev/zero >/fill 2>/dev/null || true
+        ! /usr/lib/nvidia-peermem-rust/upkeep removed
+        cmp $conf /tmp/00-nvidia-peermem-rust.conf; ls /usr/lib/depmod.d",
+    );
+    test.machine.disk = None;
+    let said = said?;
+    ensure!(said.ok && !said.text.contains(".new\n"), "{}", said.text);
+    one_line(&said.text, &["cannot write /usr/lib/depmod.d/00-nvidia-peermem-rust.conf"])
 }
 
 /// Secure Boot, and a key of DKMS that nobody has enrolled (mokutil is a stand-in: the machine has no firmware).
