@@ -47,6 +47,7 @@ pub const ALL: &[Transition] = &[
     long("dpkg_interrupted", dpkg_interrupted),
     quick("disk_full", disk_full),
     quick("disk_full_while_configuring", disk_full_while_configuring),
+    quick("a_release_that_begins_another", a_release_that_begins_another),
     quick("key_not_enrolled", key_not_enrolled),
     quick("openibd_hook", openibd_hook),
     quick("removed", removed),
@@ -339,6 +340,19 @@ fn disk_full_while_configuring(test: &mut Test) -> Result<()> {
     let said = said?;
     ensure!(said.ok && !said.text.contains(".new\n"), "{}", said.text);
     one_line(&said.text, &["cannot write /usr/lib/depmod.d/00-nvidia-peermem-rust.conf"])
+}
+
+/// A build forgets what failed for its own kernel, not for 6.1.0.1 with that of 6.1.0.
+fn a_release_that_begins_another(test: &mut Test) -> Result<()> {
+    test.machine.must(
+        "tried=/run/nvidia-peermem-rust; mkdir -p $tried /tmp/build/build/module; cd /tmp/build
+        touch $tried/6.1.0.failed $tried/6.1.0.1.failed $tried/6.1.0.1.tried build/module/preflight.env
+        printf 'PREFLIGHT_SYMVERS=\nPREFLIGHT_NV_P2P=\nPREFLIGHT_PEER_MEM=\n' >build/module/preflight.env
+        echo 'module:' >Makefile
+        /usr/lib/nvidia-peermem-rust/upkeep build 6.1.0 /nowhere
+        test ! -e $tried/6.1.0.failed; test -e $tried/6.1.0.1.failed; test -e $tried/6.1.0.1.tried",
+    )?;
+    Ok(())
 }
 
 /// Secure Boot, and a key of DKMS that nobody has enrolled (mokutil is a stand-in: the machine has no firmware).
