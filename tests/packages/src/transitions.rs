@@ -371,12 +371,12 @@ fn key_not_enrolled(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// openibd's hook comes with us where OFED is, and an admin's own is left alone.
+/// openibd's hook comes with us where OFED is, or with OFED where we are, and an admin's own is left alone.
 fn openibd_hook(test: &mut Test) -> Result<()> {
     let hook = "/etc/infiniband/pre-stop-hook.sh";
     let text = test.machine.must(&format!(
-        "mkdir -p /etc/infiniband; echo admin >{hook}; upkeep=/usr/lib/nvidia-peermem-rust/upkeep
-        $upkeep hook; cat {hook}; rm {hook}; $upkeep hook; readlink {hook}; {hook}; dpkg -P nvidia-peermem-rust-dkms >/dev/null; ls /etc/infiniband"
+        "mkdir -p /etc/infiniband; upkeep=/usr/lib/nvidia-peermem-rust/upkeep
+        $upkeep refresh; rm {hook}; echo admin >{hook}; $upkeep refresh; $upkeep hook; cat {hook}; rm {hook}; $upkeep hook; readlink {hook}; {hook}; dpkg -P nvidia-peermem-rust-dkms >/dev/null; ls /etc/infiniband"
     ))?;
     one_line(&text, &["nvidia-peermem-rust: ", hook, "is yours"])?;
     ensure!(text.lines().nth(1) == Some("admin"), "{text}");
