@@ -239,6 +239,8 @@ fn neighbour_of_another_abi(test: &mut Test) -> Result<()> {
     let text = test.machine.must(&format!(
         "mkdir -p /usr/src/ofa_kernel/x86_64/{kernel}/include/rdma
         echo '#error an interface that nobody knows' >/usr/src/ofa_kernel/x86_64/{kernel}/include/rdma/peer_mem.h
+        # As the service at boot does, beside apt.
+        /usr/lib/nvidia-peermem-rust/upkeep refresh & /usr/lib/nvidia-peermem-rust/upkeep refresh; wait
         for i in 1 2; do dpkg-trigger --no-await /usr/src; dpkg --configure --pending; done"
     ))?;
     one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
