@@ -52,6 +52,7 @@ pub const ALL: &[Transition] = &[
     quick("openibd_hook", openibd_hook),
     quick("removed", removed),
     quick("purged", purged),
+    quick("removed_while_unpacked", removed_while_unpacked),
 ];
 
 /// Only where there is rpm's own dkms flow: from a machine with the neighbours alone.
@@ -404,7 +405,7 @@ fn gone(test: &mut Test, action: &str, verb: &str) -> Result<()> {
     );
     // Whether a unit is enabled is the admin's configuration, which stays until the purge.
     let units = if verb == "-r" { "! -path '*/systemd/*'" } else { "" };
-    let left = test.machine.must(&format!("find / -xdev -name '*nvidia-peermem-rust*' ! -path '{DEBS}/*' ! -path '/srv/*' ! -path '/var/lib/dpkg/*' {units}"))?;
+    let left = test.machine.must(&format!("find / -xdev \\( -name '*nvidia-peermem-rust*' -o -lname '*nvidia-peermem-rust*' \\) ! -path '{DEBS}/*' ! -path '/srv/*' ! -path '/var/lib/dpkg/*' {units}"))?;
     ensure!(left.is_empty(), "left behind:\n{left}");
     Ok(())
 }
@@ -415,6 +416,15 @@ fn removed(test: &mut Test) -> Result<()> {
 
 fn purged(test: &mut Test) -> Result<()> {
     gone(test, "purge of ours", "-P")
+}
+
+/// dpkg runs no prerm then. What an upgrade held goes, too.
+fn removed_while_unpacked(test: &mut Test) -> Result<()> {
+    test.machine.must(&format!(
+        "mkdir -p /etc/infiniband; /usr/lib/nvidia-peermem-rust/upkeep hook; dpkg --unpack {}",
+        ours(&test.version)
+    ))?;
+    gone(test, "removal of ours, unpacked but not configured", "-r")
 }
 
 /// rpm's own order of scripts. (`--nodeps`: what the package needs came as Debian packages.)
