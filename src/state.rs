@@ -191,7 +191,11 @@ impl<P, M> State<P, M> {
 
     /// What is left of a mapping that ended.
     pub(crate) fn take_ended(&mut self) -> Option<M> {
-        if matches!(self.map, MapState::Ended) { self.mapping.take() } else { None }
+        if matches!(self.map, MapState::Ended) {
+            self.mapping.take()
+        } else {
+            None
+        }
     }
 
     /// The free callback's mark.

@@ -102,9 +102,7 @@ impl<'a> PageTable<'a> {
     fn pages(&self, layout: TableLayout) -> &[Page] {
         // SAFETY: The table is valid by the invariant. `layout()` found `pages` not NULL, and it
         // holds `entries` pointers, which `Page` is.
-        unsafe {
-            core::slice::from_raw_parts((*self.0.table().as_ptr()).pages.cast(), num::index(layout.entries))
-        }
+        unsafe { core::slice::from_raw_parts((*self.0.table().as_ptr()).pages.cast(), num::index(layout.entries)) }
     }
 }
 
