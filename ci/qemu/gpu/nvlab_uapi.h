@@ -55,7 +55,7 @@ struct nvlab_alloc {
 	__u32 layout;		/* in */
 	__u32 flags;		/* in */
 	__u32 pad;		/* in, zero */
-	__u64 va;		/* in, 2 MiB aligned */
+	__u64 va;		/* in, a multiple of 2 MiB, or of 64 KiB with NVLAB_ALLOC_SMALL */
 	__u64 size;		/* in, > 0 */
 	__u64 handle;		/* out, never reused */
 	__u64 backing;		/* out, size rounded up: what can be pinned */

@@ -104,13 +104,19 @@ fn a_panic_path() {
     assert!(run(&mut no_panic(&built)).ok && built.exists());
 }
 
+/// What this gate says of a module of this code, and whether it left the module.
+fn judged(gate: &str, code: &str) -> (bool, String) {
+    let kernel = FakeKernel::new();
+    let built = assembled(&kernel, code);
+    let outcome = run(Command::new("sh").arg(repository().join("mk").join(gate)).arg(&built));
+    (outcome.ok && built.exists(), outcome.text)
+}
+
 #[test]
 fn a_callback_that_returns_through_the_module() {
-    let kernel = FakeKernel::new();
     let tail = |last: &str| {
-        let built = assembled(&kernel, &format!("nvpm_free_callback:\nnop\n{last}\nother:\njmp module_put\n"));
-        let outcome = run(Command::new("sh").arg(repository().join("mk/callback-tail.sh")).arg(&built));
-        (outcome.ok && built.exists(), outcome.text)
+        let code = format!("nvpm_free_callback:\nnop\n{last}\nother:\njmp module_put\n");
+        judged("callback-tail.sh", &code)
     };
     assert_eq!(tail("jmp module_put"), (true, String::new()));
     for wrong in ["call module_put\nret", "ret"] {
@@ -122,12 +128,7 @@ fn a_callback_that_returns_through_the_module() {
 /// What arm64's loader does not know, x86's does not either.
 #[test]
 fn a_relocation_by_a_table_of_addresses() {
-    let kernel = FakeKernel::new();
-    let relocations = |code: &str| {
-        let built = assembled(&kernel, &format!("f:\n{code}\nret\n"));
-        let outcome = run(Command::new("sh").arg(repository().join("mk/relocations.sh")).arg(&built));
-        (outcome.ok && built.exists(), outcome.text)
-    };
+    let relocations = |code: &str| judged("relocations.sh", &format!("f:\n{code}\nret\n"));
     assert_eq!(relocations("call kfree"), (true, String::new()));
     let (ok, text) = relocations("mov kfree@GOTPCREL(%rip), %rax");
     assert!(!ok && text.contains("was removed") && text.contains("kfree"), "{text}");

@@ -332,7 +332,7 @@ impl Driver {
             Some(libc::ENOMEM) => Code::OutOfMemory,
             _ => Code::OperatingSystem,
         })?;
-        Ok(self.keep(memory.va(), size, context, device, Place::Device(memory)))
+        Ok(self.state().keep(memory.va(), size, context, device, Place::Device(memory)))
     }
 
     /// `cuMemAllocHost` and, with `managed`, `cuMemAllocManaged`.
@@ -344,15 +344,7 @@ impl Driver {
         }
         let pages = HostMap::new(len)?;
         let base = pages.base;
-        Ok(self.keep(base, size, context, device, Place::Host { pages, managed }))
-    }
-
-    fn keep(&self, base: u64, size: u64, context: usize, device: usize, place: Place) -> u64 {
-        let mut state = self.state();
-        state.last_buffer += 1;
-        let buffer = Buffer { base, size, id: state.last_buffer, context, device, place };
-        state.buffers.insert(base, Arc::new(buffer));
-        base
+        Ok(self.state().keep(base, size, context, device, Place::Host { pages, managed }))
     }
 
     /// `cuMemFree` (device and managed memory) and `cuMemFreeHost` (page-locked memory).
@@ -421,7 +413,7 @@ impl Driver {
     pub fn map(&self, va: u64, size: u64, handle: u64) -> Res<()> {
         let (context, _) = self.here()?;
         let physical = {
-            let state = self.state();
+            let mut state = self.state();
             let physical = state.handles.get(&handle).ok_or(Code::InvalidValue)?.clone();
             let end = va.checked_add(size).ok_or(Code::InvalidValue)?;
             let reserved = state.reservations.range(..=va).next_back().map(|(_, r)| r);
@@ -430,12 +422,13 @@ impl Driver {
             if !inside || !free || va % BACKING != 0 || size != physical.memory.size() {
                 return Err(Code::InvalidValue);
             }
+            state.keep(va, size, context, physical.device, Place::Mapped(Arc::clone(&physical)));
             physical
         };
-        if physical.rdma {
-            physical.memory.register_at(va).map_err(|_| Code::NotSupported)?;
+        if physical.rdma && physical.memory.register_at(va).is_err() {
+            self.state().buffers.remove(&va);
+            return Err(Code::NotSupported);
         }
-        self.keep(va, size, context, physical.device, Place::Mapped(physical));
         Ok(())
     }
 
@@ -481,6 +474,13 @@ impl Driver {
 }
 
 impl State {
+    fn keep(&mut self, base: u64, size: u64, context: usize, device: usize, place: Place) -> u64 {
+        self.last_buffer += 1;
+        let buffer = Buffer { base, size, id: self.last_buffer, context, device, place };
+        self.buffers.insert(base, Arc::new(buffer));
+        base
+    }
+
     fn add(&mut self, device: usize, primary: bool) -> usize {
         // Programs only hand these back; a multiple of a page looks like a pointer.
         self.last_context += 0x1000;

@@ -170,7 +170,7 @@ impl Request<'_> {
         self
     }
 
-    /// At this address (2 MiB aligned), which nothing else may use.
+    /// At this address, a multiple of 2 MiB (or of 64 KiB: [`Self::small`]), which nothing else may use.
     #[must_use]
     pub fn at(mut self, va: u64) -> Self {
         self.at = Some(va);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Our module with each crate `kernel` (docs/kernel-lite.md), in turns on one kernel: a registration costs
-//! the same with both, and what is ours of it costs no more with kernel-lite. With persistent pins: after a revocable one
-//! a module built with kernel-lite stays, and there would be no turns.
+//! the same with both, and what is ours of it costs no more with kernel-lite.
 
 use std::path::Path;
 

@@ -330,7 +330,8 @@ mod tests {
         }
     }
 
-    /// docs/results/scenarios.md is written by `make scenarios`, which takes an hour: a row that it lacks is to be seen before.
+    /// docs/results/scenarios.md is written by `make scenarios`, which takes half an hour: a row that it lacks is to be
+    /// seen before.
     #[test]
     fn the_page_has_these_rows() {
         let page = include_str!("../../../../../docs/results/scenarios.md");
