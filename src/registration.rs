@@ -136,14 +136,16 @@ impl Registration {
         // broken memory, goes in `release`.
         let ended = inner.state.end_mapping().map(|mappings| (mappings.runs(), mappings.undo()));
         let left = if let Some((_, false)) = ended { inner.state.take_ended() } else { None };
+        if let Some((runs, _)) = ended {
+            self.counters().unmaps.add(1);
+            self.counters().unmapped_runs.add(num::u64_from(runs));
+        }
         also(&mut inner);
         drop(inner);
         // These are of persistent pins, which no callback races for. The provider is not called
         // under the state lock.
         drop(left);
-        if let Some((runs, _)) = ended {
-            self.counters().unmaps.add(1);
-            self.counters().unmapped_runs.add(num::u64_from(runs));
+        if ended.is_some() {
             timer.end(|| self.traced(), Ok(()));
         }
     }

@@ -179,8 +179,8 @@ impl<P, M> State<P, M> {
     }
 
     /// Ends the live mapping. The caller unmaps it before it drops the state lock, so that exactly
-    /// one caller does, and never late. What is left of it stays here: the free callback frees
-    /// nothing.
+    /// one caller does, and never late. What is left of it stays here: the free callback itself
+    /// frees nothing.
     pub(crate) fn end_mapping(&mut self) -> Option<&mut M> {
         if !matches!(self.map, MapState::Live) {
             return None;

@@ -49,8 +49,8 @@ pub(crate) struct Pinned {
     pub(crate) pieces: Several<Piece>,
 }
 
-/// Maps `pinned`, the pins of `range`, for `device`. `try_map` asks the provider with the table of a
-/// span whether its GPU and the device can reach each other ([`topology::ask()`]).
+/// Maps `pinned`, the pins of `range`, for `device`. `try_map` asks the provider with the table of
+/// a span whether its GPU and the device can reach each other ([`topology::ask()`]).
 ///
 /// Memory in one BAR is one mapping, whatever pieces it has, so that an IOMMU keeps contiguous
 /// memory contiguous. Otherwise each piece has a mapping of its own.

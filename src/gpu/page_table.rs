@@ -100,8 +100,10 @@ impl<'a> PageTable<'a> {
 
     /// The pages of a table that has `layout`, in order.
     fn pages(&self, layout: TableLayout) -> &[Page] {
-        // SAFETY: The table is valid by the invariant. `layout()` found `pages` not NULL, and it
-        // holds `entries` pointers, which `Page` is.
+        // SAFETY: The table is valid and unchanged as long as `self` by the invariant. `layout()`
+        // found `pages` not NULL, and it holds `entries` aligned pointers, which `Page` is: 2^32
+        // of them are fewer bytes than `isize::MAX`.
+        // INVARIANT: They are the table's own.
         unsafe { core::slice::from_raw_parts((*self.0.table().as_ptr()).pages.cast(), num::index(layout.entries)) }
     }
 }

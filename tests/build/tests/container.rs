@@ -292,6 +292,21 @@ fn a_module_that_does_not_load() {
     node.wait("the module", || node.loaded());
 }
 
+/// Whoever mends the parameters does not wait for the next of the rare tries.
+#[test]
+fn parameters_that_are_mended_apply_at_once() {
+    let mut node = Node::with_both();
+    node.write("does-not-load", "");
+    node.start(&[]);
+    node.wait("six tries", || count(&node.log(), "insmod") > 5);
+    let before = count(&node.log(), "insmod");
+    // The next would come after 32 looks, which take two seconds at least.
+    let start = Instant::now();
+    node.write("drivers/nvidia-peermem.conf", "revocable_fallback=1\n");
+    node.wait("another try", || count(&node.log(), "insmod") > before);
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+}
+
 /// The manifest's image is that of this version.
 #[test]
 fn the_image_is_of_this_version() {

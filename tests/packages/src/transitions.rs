@@ -342,7 +342,7 @@ fn disk_full_while_configuring(test: &mut Test) -> Result<()> {
         "conf=/usr/lib/depmod.d/00-nvidia-peermem-rust.conf; cp $conf /tmp/
         mkdir /usr/lib/nvidia-peermem-rust/9.9.9; : >/usr/lib/nvidia-peermem-rust/9.9.9/nvidia-peermem.ko
         cat /dev/zero >/fill 2>/dev/null || true
-        ! /usr/lib/nvidia-peermem-rust/upkeep removed
+        if /usr/lib/nvidia-peermem-rust/upkeep removed; then exit 1; fi
         cmp $conf /tmp/00-nvidia-peermem-rust.conf; ls /usr/lib/depmod.d",
     );
     test.machine.disk = None;

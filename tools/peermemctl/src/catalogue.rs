@@ -89,7 +89,7 @@ pub const CHECKS: [Entry; 58] = [
     entry(
         "module.blocked",
         "Lines of modprobe.d that keep the module out.",
-        "A blacklist keeps it from being loaded at boot; an install line with /bin/false keeps it out always.",
+        "A blacklist keeps it from being loaded at boot. An install line with /bin/false keeps NVIDIA's out always; ours has a softdep, so modprobe ignores such a line.",
     ),
     entry(
         "module.signature",
