@@ -128,7 +128,8 @@ impl Registration {
         self.dma_unmap_and(|_| ());
     }
 
-    /// The same, and `also` under the same hold of the state lock.
+    /// As [`Self::dma_unmap`]; calls `also`, whoever unmapped, under the same hold of the state
+    /// lock.
     pub(crate) fn dma_unmap_and(&self, also: impl FnOnce(&mut Inner)) {
         let timer = Timer::start(Event::Unmap);
         let mut inner = self.inner().lock();

@@ -22,8 +22,11 @@ enum PinState<P> {
 
 /// The mapping half of the state.
 enum MapState {
+    /// Not mapped yet.
     None,
+    /// Mapped: the NIC may use it.
     Live,
+    /// Unmapped, for good. What is left of the mapping may still be here.
     Ended,
 }
 

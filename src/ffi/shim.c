@@ -322,7 +322,7 @@ void nvpm_dma_unmap(struct device *dev, uint64_t dma, uint64_t length)
 
 /* sg_table. */
 
-/* Most tables have one entry, which costs no second allocation. */
+/* Most tables have one entry. It lies beside the head: no second allocation. */
 struct nvpm_sg_table {
 	struct sg_table head;
 	struct scatterlist first;
