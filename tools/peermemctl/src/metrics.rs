@@ -57,7 +57,11 @@ fn verdicts(registry: &mut Registry, machine: &Machine, report: &Report) {
         let worst = levels.map(|check| check.level.exit_code()).max().unwrap_or(0);
         checks.get_or_create(&vec![("id", entry.id.to_owned())]).set(i64::from(worst));
     }
-    registry.register("check", "Verdict of a check of peermemctl doctor: 0 fine, 1 warning, 2 failed", checks);
+    registry.register(
+        "check",
+        "Verdict of a check of peermemctl doctor: 0 fine or not looked at, 1 warning, 2 failed",
+        checks,
+    );
     let or = |text: Option<&String>| text.cloned().unwrap_or_default();
     let loaded = machine.loaded.as_ref();
     let mode = machine.stats.as_ref().ok().and_then(|stats| stats.text("mode")).unwrap_or_default().to_owned();
