@@ -59,29 +59,44 @@ static int nvpm_gpu_bar(struct pci_dev *pdev, u64 address, struct nvpm_bar *bar)
 }
 
 /*
- * GPUs found so far, each with a reference: a server has hundreds of PCI
- * functions, and each registration would walk them. Whether an entry still is
- * the provider's device is looked at each time, as for one that was just found;
- * those that are not go when one that is new is entered.
+ * BARs found so far, each with a reference to its device: a server has hundreds
+ * of PCI functions, and each registration would walk them. Whether an entry
+ * still is a BAR of the provider's device, and where it was, is looked at each
+ * time; those whose device is not the provider's go when a new one is entered.
  */
 static struct {
 	spinlock_t lock;
 	/* The provider's, for comparing only: another device's may be unloaded. */
 	struct pci_driver *driver;
 	unsigned int count;
-	struct pci_dev *found[32];
+	struct nvpm_known {
+		struct pci_dev *pdev;
+		struct resource *res;
+		struct nvpm_bar bar;
+	} found[32];
 } nvpm_gpus = {
 	.lock = __SPIN_LOCK_UNLOCKED(nvpm_gpus.lock),
 };
 
 static int nvpm_known_bar(u64 address, struct nvpm_bar *bar)
 {
+	const struct nvpm_known *known;
 	int ret = -ENOENT;
 	unsigned int i;
 
 	spin_lock(&nvpm_gpus.lock);
-	for (i = 0; i < nvpm_gpus.count && ret == -ENOENT; i++)
-		ret = nvpm_gpu_bar(nvpm_gpus.found[i], address, bar);
+	for (i = 0; i < nvpm_gpus.count; i++) {
+		known = &nvpm_gpus.found[i];
+		if (address < known->bar.start || address > known->bar.last)
+			continue;
+		if (known->res->start != known->bar.start ||
+		    known->res->end != known->bar.last ||
+		    pci_dev_driver(known->pdev) != nvpm_gpus.driver)
+			continue;
+		*bar = known->bar;
+		ret = 0;
+		break;
+	}
 	spin_unlock(&nvpm_gpus.lock);
 	return ret;
 }
@@ -94,9 +109,11 @@ static struct pci_dev *nvpm_take_gpu(bool all)
 
 	spin_lock(&nvpm_gpus.lock);
 	for (i = 0; i < nvpm_gpus.count; i++) {
-		if (!all && pci_dev_driver(nvpm_gpus.found[i]) == nvpm_gpus.driver)
+		taken = nvpm_gpus.found[i].pdev;
+		if (!all && pci_dev_driver(taken) == nvpm_gpus.driver) {
+			taken = NULL;
 			continue;
-		taken = nvpm_gpus.found[i];
+		}
 		nvpm_gpus.found[i] = nvpm_gpus.found[--nvpm_gpus.count];
 		break;
 	}
@@ -113,18 +130,24 @@ static void nvpm_drop_gpus(bool all)
 		pci_dev_put(pdev);
 }
 
-static void nvpm_remember_gpu(struct pci_dev *pdev)
+static void nvpm_remember_bar(struct pci_dev *pdev, const struct nvpm_bar *bar)
 {
+	struct resource *res = nvpm_bar_around(pdev, bar->start);
 	unsigned int i;
 
 	nvpm_drop_gpus(false);
 	spin_lock(&nvpm_gpus.lock);
 	for (i = 0; i < nvpm_gpus.count; i++)
-		if (nvpm_gpus.found[i] == pdev)
+		if (nvpm_gpus.found[i].res == res)
 			break;
-	if (i == nvpm_gpus.count && i < ARRAY_SIZE(nvpm_gpus.found)) {
+	if (i < ARRAY_SIZE(nvpm_gpus.found)) {
 		nvpm_gpus.driver = pci_dev_driver(pdev);
-		nvpm_gpus.found[nvpm_gpus.count++] = pci_dev_get(pdev);
+		nvpm_gpus.found[i].bar = *bar;
+		if (i == nvpm_gpus.count) {
+			nvpm_gpus.found[i].pdev = pci_dev_get(pdev);
+			nvpm_gpus.found[i].res = res;
+			nvpm_gpus.count++;
+		}
 	}
 	spin_unlock(&nvpm_gpus.lock);
 }
@@ -153,7 +176,7 @@ int nvpm_provider_bar(uint64_t address, struct nvpm_bar *bar)
 		if (ret == -ENOENT)
 			continue;
 		if (!ret)
-			nvpm_remember_gpu(pdev);
+			nvpm_remember_bar(pdev, bar);
 		pci_dev_put(pdev);
 		return ret;
 	}

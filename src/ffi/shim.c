@@ -248,7 +248,9 @@ void nvpm_current_comm(uint8_t comm[16])
 {
 	static_assert(TASK_COMM_LEN == 16);
 
-	strscpy_pad((char *)comm, current->comm, TASK_COMM_LEN);
+	/* The kernel pads it with zeros. A rename in between mixes two names. */
+	memcpy(comm, current->comm, TASK_COMM_LEN);
+	comm[TASK_COMM_LEN - 1] = 0;
 }
 
 /* To be compared only, and only while that task runs. */
