@@ -28,21 +28,25 @@ pub(crate) enum Ended {
 /// Takes the state lock, the put gate and the RM API lock, one after the other. If the pin is
 /// revoked it takes the state lock only.
 pub(crate) fn end(registration: &Registration) -> Ended {
-    if registration.inner().lock().state.ending() == Ending::Done {
-        registry::remove(registration.ticket());
-        return Ended::Settled;
-    }
-    if !registration.may_be_put_by(&Process::current()) {
+    let gate = if registration.is_revocable() {
         let mut inner = registration.inner().lock();
-        if inner.state.orphan() == Winner::Caller {
-            enlist(registration);
-            return Ended::Settled;
+        let mut gone = inner.state.ending() == Ending::Done;
+        if !gone && !registration.may_be_put_by(&Process::current()) {
+            if inner.state.orphan() == Winner::Caller {
+                enlist(registration);
+                return Ended::Settled;
+            }
+            gone = true;
         }
         drop(inner);
-        registry::remove(registration.ticket());
-        return Ended::Settled;
-    }
-    let gate = registration.is_revocable().then(PutGateExclusive::lock);
+        if gone {
+            registry::remove(registration.ticket());
+            return Ended::Settled;
+        }
+        Some(PutGateExclusive::lock())
+    } else {
+        None
+    };
     let pins = registration.inner().lock().state.take_for_put();
     let mut ended = Ended::Settled;
     if let Some(pins) = pins {

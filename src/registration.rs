@@ -130,7 +130,7 @@ impl Registration {
 
     /// As [`Self::dma_unmap`]; calls `also`, whoever unmapped, under the same hold of the state
     /// lock.
-    pub(crate) fn dma_unmap_and(&self, also: impl FnOnce(&mut Inner)) {
+    pub(crate) fn dma_unmap_and<T>(&self, also: impl FnOnce(&mut Inner) -> T) -> T {
         let timer = Timer::start(Event::Unmap);
         let mut inner = self.inner().lock();
         // Unmapped before the state lock goes (rule 6). The memory of its runs, megabytes for
@@ -141,7 +141,7 @@ impl Registration {
             self.counters().unmaps.add(1);
             self.counters().unmapped_runs.add(num::u64_from(runs));
         }
-        also(&mut inner);
+        let answer = also(&mut inner);
         drop(inner);
         // These are of persistent pins, which no callback races for. The provider is not called
         // under the state lock.
@@ -149,6 +149,7 @@ impl Registration {
         if ended.is_some() {
             timer.end(|| self.traced(), Ok(()));
         }
+        answer
     }
 
     /// The core's `release`: ends the registration, in whatever state it is. Waits until no free
@@ -159,12 +160,10 @@ impl Registration {
     /// task: then the pin is revoked, and neither the put gate nor the provider is touched.
     pub(crate) fn release(&self) {
         // From here on no mapping is live, and no further callback will call the hook.
-        self.dma_unmap();
-        let (lists, invalidating, ending) = {
-            let mut inner = self.inner().lock();
+        let (lists, invalidating, ending) = self.dma_unmap_and(|inner| {
             let lists = (inner.table.take(), inner.pinned.take(), inner.state.take_ended());
             (lists, inner.invalidating, inner.state.ending())
-        };
+        });
         // A core that releases inside its own hook would wait for itself.
         if invalidating.is_some_and(|task| task != Task::current()) {
             drop(self.invalidation().lock());
