@@ -7,7 +7,7 @@ use crate::client::{Client, Place};
 use crate::ffi::raw;
 use crate::ffi::shim::{self, Kind, ModuleRef, Process};
 use crate::gpu::bar::Bar;
-use crate::gpu::page_table::{self, Reader};
+use crate::gpu::page_table::Reader;
 use crate::gpu::pin::{PagePin, Pins, Put};
 use crate::gpu::{Piece, Pinned};
 use crate::observe::proc::Tables;
@@ -20,10 +20,9 @@ use crate::range::{GpuRange, Span, PIN_GRANULE};
 use crate::record::{self, Registration};
 use crate::registry;
 use crate::several::Several;
-use crate::sg::Run;
+use crate::sg::Runs;
 use crate::state::Winner;
 use core::ptr::NonNull;
-use kernel::alloc::KVVec;
 use kernel::prelude::*;
 use kernel::sync::{global_lock, Arc};
 
@@ -390,7 +389,9 @@ fn probe(client: Client, range: &GpuRange) -> Result<Start, Unclaimed> {
 fn bar_around(registration: &Registration) -> Start {
     // Not under the state lock: finding a BAR may sleep.
     let pinned = registration.inner().lock().pinned.take();
-    pinned.and_then(|pinned| Bar::around(&pinned.runs)).map_or(Start::OutsideBar, |bar| Start::InBar(bar.length()))
+    pinned
+        .and_then(|pinned| Bar::around(pinned.runs.as_slice()))
+        .map_or(Start::OutsideBar, |bar| Start::InBar(bar.length()))
 }
 
 /// Pins the first granule of `piece`, which is pinned with the table `whole`, once more, and lends
@@ -431,7 +432,7 @@ fn get(registration: &Registration) -> Result {
     let mut inner = registration.inner().lock();
     match pin {
         Ok(pin) => {
-            registration.count_pin(&mut inner, pin.span().len());
+            registration.count_pin(&mut inner, &pin);
             // If the callback was faster, `copy_runs()` finds out.
             if inner.state.pinned(Several::one(pin)) == Winner::Callback {
                 registration.count_unpin(&mut inner);
@@ -451,8 +452,8 @@ fn get_piece(registration: &Registration, asked: Span) -> Result<PagePin> {
     let timer = Timer::start(Event::Pin);
     let pin = PagePin::get(asked, None);
     timer.end(|| registration.traced_piece(asked), pin.as_ref().map(|_| ()).map_err(|error| *error));
-    if pin.is_ok() {
-        registration.count_pin(&mut registration.inner().lock(), asked.len());
+    if let Ok(pin) = &pin {
+        registration.count_pin(&mut registration.inner().lock(), pin);
     }
     pin
 }
@@ -475,7 +476,7 @@ fn put_shorter(registration: &Registration, pin: PagePin) -> Result<(), PagePin>
 /// Copies what is needed of the provider's tables, which are never looked at again (rule 4). Takes
 /// the state lock, often.
 fn copy_runs(registration: &Registration) -> Result<(), Reason> {
-    let (first, count, mut runs) = copy_piece(registration, 0, page_table::new_list()?)?;
+    let (first, count, mut runs) = copy_piece(registration, 0, Runs::None)?;
     let mut pieces = Several::one(first);
     for index in 1..count {
         pieces.make_room().map_err(|_| Reason::NoMemory)?;
@@ -483,18 +484,14 @@ fn copy_runs(registration: &Registration) -> Result<(), Reason> {
         (piece, _, runs) = copy_piece(registration, index, runs)?;
         pieces.push(piece).map_err(|_| Reason::NoMemory)?;
     }
-    let runs = page_table::without_slack(runs)?;
+    let runs = runs.without_slack().map_err(|_| Reason::NoMemory)?;
     registration.inner().lock().pinned = Some(Pinned { runs, pieces });
     Ok(())
 }
 
 /// Appends the runs of the pin at `index` to `runs`. Answers what its table said, how many pins
 /// there are, and the list.
-fn copy_piece(
-    registration: &Registration,
-    index: usize,
-    runs: KVVec<Run>,
-) -> Result<(Piece, usize, KVVec<Run>), Reason> {
+fn copy_piece(registration: &Registration, index: usize, runs: Runs) -> Result<(Piece, usize, Runs), Reason> {
     let (piece, count) = read_head(registration, index)?;
     let mut reader = Reader::new(piece.layout, runs);
     while !reader.done() {

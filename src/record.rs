@@ -10,7 +10,7 @@ use crate::dma::map::Mappings;
 use crate::ffi::raw;
 use crate::ffi::shim::{self, Kind, ModuleRef, Process, Task};
 use crate::gpu::page_table::PageTable;
-use crate::gpu::pin::Pins;
+use crate::gpu::pin::{PagePin, Pins};
 use crate::gpu::Pinned;
 use crate::observe::proc::{Snapshot, Tables};
 use crate::observe::reason::Reason;
@@ -177,9 +177,10 @@ impl Registration {
         stats::client(self.client.kind)
     }
 
-    /// Counts a pin of so many bytes that the provider just gave. Called under the state lock.
-    pub(crate) fn count_pin(&self, inner: &mut Inner, bytes: u64) {
-        inner.since_ns = shim::now_ns();
+    /// Counts a pin that the provider just gave. Called under the state lock.
+    pub(crate) fn count_pin(&self, inner: &mut Inner, pin: &PagePin) {
+        let bytes = pin.span().len();
+        inner.since_ns = pin.since_ns();
         inner.counted.pins = inner.counted.pins.saturating_add(1);
         inner.counted.bytes = inner.counted.bytes.saturating_add(bytes);
         self.counters().pins.add(1);
@@ -248,7 +249,7 @@ impl Registration {
     pub(crate) fn snapshot(&self, inner: &Inner) -> Snapshot {
         let (runs, (gpu, nic)) = match inner.state.mapping() {
             Some(mapping) => (mapping.runs(), mapping.ends()),
-            None => (inner.pinned.as_ref().map_or(0, |pinned| pinned.runs.len()), (0, 0)),
+            None => (inner.pinned.as_ref().map_or(0, |pinned| pinned.runs.as_slice().len()), (0, 0)),
         };
         Snapshot {
             client: self.asked(),

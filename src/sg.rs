@@ -20,6 +20,114 @@ pub(crate) struct Run {
     pub(crate) len: u64,
 }
 
+/// Room for runs where there are several. Most registrations need no more.
+const RUNS_EXPECTED: usize = 8;
+
+/// Runs in order. One alone, as contiguous memory has, takes no memory of its own.
+pub(crate) enum Runs {
+    /// None yet.
+    None,
+    /// One.
+    One(Run),
+    /// As many as the list has.
+    Many(KVVec<Run>),
+}
+
+impl Runs {
+    /// All of them.
+    pub(crate) fn as_slice(&self) -> &[Run] {
+        match self {
+            Self::None => &[],
+            Self::One(run) => core::slice::from_ref(run),
+            Self::Many(list) => list,
+        }
+    }
+
+    /// All of them.
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [Run] {
+        match self {
+            Self::None => &mut [],
+            Self::One(run) => core::slice::from_mut(run),
+            Self::Many(list) => list,
+        }
+    }
+
+    /// Makes room for at least one more. Allocates: not under a state lock.
+    pub(crate) fn make_room(&mut self) -> Result {
+        match self {
+            Self::None => {}
+            Self::One(run) => {
+                let mut list = KVVec::with_capacity(RUNS_EXPECTED, GFP_KERNEL)?;
+                list.push_within_capacity(*run).map_err(|_| ENOMEM)?;
+                *self = Self::Many(list);
+            }
+            Self::Many(list) if list.len() == list.capacity() => list.reserve(list.len(), GFP_KERNEL)?,
+            Self::Many(_) => {}
+        }
+        Ok(())
+    }
+
+    /// The list, where there is one.
+    pub(crate) fn list(&mut self) -> Option<&mut KVVec<Run>> {
+        match self {
+            Self::Many(list) => Some(list),
+            Self::None | Self::One(_) => None,
+        }
+    }
+
+    /// Appends `run`, where there is room. Does not allocate.
+    pub(crate) fn push(&mut self, run: Run) -> Result {
+        match self {
+            Self::None => *self = Self::One(run),
+            Self::One(_) => return Err(ENOMEM),
+            Self::Many(list) => list.push_within_capacity(run).map_err(|_| ENOMEM)?,
+        }
+        Ok(())
+    }
+
+    /// Appends `run`. Allocates: not under a state lock.
+    pub(crate) fn append(&mut self, run: Run) -> Result {
+        self.make_room()?;
+        self.push(run)
+    }
+
+    /// Takes out the last one.
+    fn pop(&mut self) -> Option<Run> {
+        match self {
+            Self::None => None,
+            Self::One(run) => {
+                let run = *run;
+                *self = Self::None;
+                Some(run)
+            }
+            Self::Many(list) => list.pop(),
+        }
+    }
+
+    /// Takes out all of them. Their memory stays.
+    pub(crate) fn clear(&mut self) {
+        match self {
+            Self::None | Self::One(_) => *self = Self::None,
+            Self::Many(list) => list.clear(),
+        }
+    }
+
+    /// The same without slack where there are many. Allocates: not under a state lock.
+    pub(crate) fn without_slack(self) -> Result<Self> {
+        let list = match self {
+            Self::Many(list) if list.len() > RUNS_EXPECTED && list.len() != list.capacity() => list,
+            other => return Ok(other),
+        };
+        let mut exact = KVVec::with_capacity(list.len(), GFP_KERNEL)?;
+        let mut resched = Resched::default();
+        for run in list.iter() {
+            resched.step();
+            exact.push_within_capacity(*run).map_err(|_| ENOMEM)?;
+        }
+        Ok(Self::Many(exact))
+    }
+}
+
 /// Why a list of page addresses cannot be made into runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BadPage {
@@ -43,9 +151,9 @@ impl Coalescer {
     }
 
     /// The same, behind the last of `runs`, which is taken out if a page could continue it.
-    pub(crate) fn behind(runs: &mut KVVec<Run>, page_size: u64) -> Self {
+    pub(crate) fn behind(runs: &mut Runs, page_size: u64) -> Self {
         let aligned = |run: &Run| run.addr.wrapping_add(run.len) & page_size.wrapping_sub(1) == 0;
-        let open = if runs.last().is_some_and(aligned) { runs.pop() } else { None };
+        let open = if runs.as_slice().last().is_some_and(aligned) { runs.pop() } else { None };
         Self { page_size, open }
     }
 

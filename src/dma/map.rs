@@ -18,7 +18,7 @@ use crate::observe::reason::Reason;
 use crate::observe::stats::{self, Call};
 use crate::range::PIN_GRANULE;
 use crate::several::Several;
-use crate::sg::{self, Coalescer, Run, Table};
+use crate::sg::{self, Coalescer, Run, Runs, Table};
 use core::ptr::NonNull;
 use kernel::alloc::KVVec;
 use kernel::error::to_result;
@@ -47,7 +47,7 @@ impl ProviderPages {
 const PIECE: u64 = 1 << 30;
 
 /// `runs` with those behind the first `mapped` cut into pieces.
-fn in_pieces(runs: &[Run], mapped: usize) -> Result<KVVec<Run>, Reason> {
+fn in_pieces(runs: &[Run], mapped: usize) -> Result<Runs, Reason> {
     let (done, rest) = runs.split_at_checked(mapped).ok_or(Reason::DmaMapping)?;
     let count = mapped.saturating_add(sg::entries(rest.iter().copied(), PIECE));
     let mut pieces = KVVec::with_capacity(count, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
@@ -58,7 +58,7 @@ fn in_pieces(runs: &[Run], mapped: usize) -> Result<KVVec<Run>, Reason> {
         resched.step();
         pieces.push_within_capacity(run).map_err(|_| Reason::NoMemory)?;
     }
-    Ok(pieces)
+    Ok(Runs::Many(pieces))
 }
 
 /// The provider's record of a mapping that it made.
@@ -107,7 +107,7 @@ impl Mappings {
 
     /// Number of contiguous runs.
     pub(crate) fn runs(&self) -> usize {
-        self.all.iter().fold(0, |sum, mapping| sum.saturating_add(mapping.runs.len()))
+        self.all.iter().fold(0, |sum, mapping| sum.saturating_add(mapping.runs.as_slice().len()))
     }
 
     /// PCI numbers of the first GPU and of the device, 0 for one that has none.
@@ -138,7 +138,7 @@ pub(crate) struct Mapping {
     /// PCI number of the GPU, 0 outside every BAR.
     gpu: u64,
     /// Whole pins.
-    runs: KVVec<Run>,
+    runs: Runs,
     by: MappedBy,
 }
 
@@ -150,7 +150,7 @@ impl Mapping {
     /// that BAR's bus addresses are away from them.
     ///
     /// May sleep and allocate: never under a state lock or the registry lock.
-    pub(crate) fn of_bar(device: Device, runs: KVVec<Run>, gpu: u64, bar_bus_offset: u64) -> Result<Self, Reason> {
+    pub(crate) fn of_bar(device: Device, runs: Runs, gpu: u64, bar_bus_offset: u64) -> Result<Self, Reason> {
         let page_mask = shim::page_size().wrapping_sub(1);
         // INVARIANT: Nothing is mapped yet. From here on, dropping `this` undoes what was done.
         let mut this = Self { device, gpu, runs, by: MappedBy::Us { mapped: 0, bus_offset: 0 } };
@@ -159,26 +159,33 @@ impl Mapping {
         };
         let mut unchanged = 0usize;
         let mut resched = Resched::default();
-        while let Some(run) = runs.get_mut(*mapped) {
-            resched.step();
-            let mut dma = 0;
-            // SAFETY: `device` is valid. The address lies in a BAR, as the caller says. `dma` is a
-            // local.
-            if unsafe { raw::nvpm_dma_map(device.as_ptr(), run.addr, run.len, &mut dma) } != 0 {
-                if run.len <= PIECE {
+        loop {
+            let mut too_long = false;
+            for run in runs.as_mut_slice().get_mut(*mapped..).unwrap_or_default() {
+                resched.step();
+                let mut dma = 0;
+                // SAFETY: `device` is valid. The address lies in a BAR, as the caller says. `dma`
+                // is a local.
+                if unsafe { raw::nvpm_dma_map(device.as_ptr(), run.addr, run.len, &mut dma) } != 0 {
+                    if run.len <= PIECE {
+                        return Err(Reason::DmaMapping);
+                    }
+                    too_long = true;
+                    break;
+                }
+                unchanged = unchanged.wrapping_add(usize::from(dma == run.addr));
+                run.addr = dma;
+                // INVARIANT: One run more is mapped.
+                *mapped = mapped.wrapping_add(1);
+                if dma & page_mask != 0 || dma.checked_add(run.len).is_none() {
                     return Err(Reason::DmaMapping);
                 }
-                // INVARIANT: The mapped runs stay as they are, where they are.
-                *runs = in_pieces(runs, *mapped)?;
-                continue;
             }
-            unchanged = unchanged.wrapping_add(usize::from(dma == run.addr));
-            run.addr = dma;
-            // INVARIANT: One run more is mapped.
-            *mapped = mapped.wrapping_add(1);
-            if dma & page_mask != 0 || dma.checked_add(run.len).is_none() {
-                return Err(Reason::DmaMapping);
+            if !too_long {
+                break;
             }
+            // INVARIANT: The mapped runs stay as they are, where they are.
+            *runs = in_pieces(runs.as_slice(), *mapped)?;
         }
         // Without translation the device must be told the bus address, which the DMA API does not
         // know for MMIO. The API answers for the device as a whole; a mixture would make the bus
@@ -199,7 +206,7 @@ impl Mapping {
     /// registry lock.
     pub(crate) fn by_provider(
         device: Device,
-        mut runs: KVVec<Run>,
+        mut runs: Runs,
         pages: ProviderPages,
         table: NonNull<raw::nvidia_p2p_page_table>,
     ) -> Result<Self, Reason> {
@@ -214,7 +221,7 @@ impl Mapping {
         // SAFETY: A PCI device, as just tested. The persistent table is valid until its put, which
         // comes after every unmapping. `mapping` is a local.
         let map = || unsafe { raw::nvpm_p2p_dma_map(device.as_ptr(), table.as_ptr(), &mut mapping) };
-        to_result(stats::timed(Kind::Persistent, Call::Map, map)).map_err(|error| {
+        to_result(stats::timed(Kind::Persistent, Call::Map, map).0).map_err(|error| {
             if error == ENOTSUPP {
                 Reason::Topology
             } else if error == ENOMEM {
@@ -257,11 +264,11 @@ impl Mapping {
                 return Err(Reason::DmaMapping);
             }
             if let Some(run) = coalescer.push(dma).map_err(|_| Reason::DmaMapping)? {
-                self.runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+                self.runs.append(run).map_err(|_| Reason::NoMemory)?;
             }
         }
         if let Some(run) = coalescer.finish() {
-            self.runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+            self.runs.append(run).map_err(|_| Reason::NoMemory)?;
         }
         Ok(())
     }
@@ -272,7 +279,7 @@ impl Mapping {
             MappedBy::Us { bus_offset, .. } => *bus_offset,
             MappedBy::Provider(_) => 0,
         };
-        self.runs.iter().map(move |run| Run { addr: run.addr.wrapping_add(offset), len: run.len })
+        self.runs.as_slice().iter().map(move |run| Run { addr: run.addr.wrapping_add(offset), len: run.len })
     }
 
     /// Unmaps what is mapped. Waits for nothing unless the provider mapped it.
@@ -281,7 +288,7 @@ impl Mapping {
         match core::mem::replace(&mut self.by, MappedBy::Us { mapped: 0, bus_offset: 0 }) {
             MappedBy::Us { mapped, .. } => {
                 let mut resched = Resched::default();
-                for run in self.runs.iter().take(mapped) {
+                for run in self.runs.as_slice().iter().take(mapped) {
                     resched.step();
                     // SAFETY: By the invariant this run is mapped for this device, which is still
                     // valid.

@@ -15,10 +15,9 @@ use crate::ffi::{raw, shim};
 use crate::observe::reason::Reason;
 use crate::range::{GpuRange, Span};
 use crate::several::Several;
-use crate::sg::{Cursor, Run};
+use crate::sg::{Cursor, Runs};
 use bar::Bar;
 use core::ptr::NonNull;
-use kernel::alloc::KVVec;
 use kernel::prelude::*;
 use page_table::TableLayout;
 
@@ -44,7 +43,7 @@ impl Piece {
 /// What is pinned, as the provider's tables were read.
 pub(crate) struct Pinned {
     /// CPU physical addresses of all pins.
-    pub(crate) runs: KVVec<Run>,
+    pub(crate) runs: Runs,
     /// What each pin's table said.
     pub(crate) pieces: Several<Piece>,
 }
@@ -65,14 +64,14 @@ pub(crate) fn map(
 ) -> Result<Mappings, Reason> {
     let Pinned { runs, pieces } = pinned;
     let coherent = |piece: &Piece| piece.layout.coherent == Some(true);
-    let bar = if pieces.iter().any(coherent) { None } else { Bar::around(&runs) };
+    let bar = if pieces.iter().any(coherent) { None } else { Bar::around(runs.as_slice()) };
     let all = if bar.is_some() || pieces.len() == 1 {
         Several::one(map_piece(device, runs, pieces.first(), bar, &try_map)?)
     } else {
-        let mut cursor = Cursor::new(&runs);
+        let mut cursor = Cursor::new(runs.as_slice());
         let mut next = |piece: &Piece| {
             let runs = runs_of(piece, &mut cursor)?;
-            let bar = if coherent(piece) { None } else { Bar::around(&runs) };
+            let bar = if coherent(piece) { None } else { Bar::around(runs.as_slice()) };
             map_piece(device, runs, piece, bar, &try_map)
         };
         let mut all = Several::one(next(pieces.first())?);
@@ -87,12 +86,12 @@ pub(crate) fn map(
 }
 
 /// The runs of `piece`, which is the next one.
-fn runs_of(piece: &Piece, cursor: &mut Cursor<'_>) -> Result<KVVec<Run>, Reason> {
-    let mut runs = KVVec::new();
+fn runs_of(piece: &Piece, cursor: &mut Cursor<'_>) -> Result<Runs, Reason> {
+    let mut runs = Runs::None;
     let mut left = piece.span.len();
     while left != 0 {
         let run = cursor.next(left).ok_or(Reason::CoreOrder)?;
-        runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
+        runs.append(run).map_err(|_| Reason::NoMemory)?;
         left = left.saturating_sub(run.len);
     }
     Ok(runs)
@@ -105,7 +104,7 @@ fn runs_of(piece: &Piece, cursor: &mut Cursor<'_>) -> Result<KVVec<Run>, Reason>
 /// table says what it is, that counts, and otherwise memory in no BAR is coherent.
 fn map_piece(
     device: Device,
-    runs: KVVec<Run>,
+    runs: Runs,
     piece: &Piece,
     bar: Option<Bar>,
     try_map: impl Fn(Span, NonNull<raw::nvidia_p2p_page_table>) -> Result,

@@ -7,13 +7,11 @@
 //! one that keeps them; so the list grows by doubling, and is as long as its runs in the end.
 
 use crate::ffi::raw;
-use crate::ffi::shim::Resched;
 use crate::gpu::pin::PagePin;
 use crate::num;
 use crate::observe::reason::{Reason, TableFault};
 use crate::range::Span;
-use crate::sg::{BadPage, Coalescer, Run};
-use kernel::alloc::KVVec;
+use crate::sg::{BadPage, Coalescer, Runs};
 use kernel::prelude::*;
 
 /// What a checked table looks like.
@@ -158,26 +156,18 @@ fn contiguous(pages: &[Page], at: u64, step: u64) -> usize {
 /// whole of a fragmented 80 GiB table.
 const PAGES_PER_HOLD: u32 = 4096;
 
-/// Room for runs before the first was seen. Most registrations need no more.
-const RUNS_EXPECTED: usize = 8;
-
-/// An empty list of runs.
-pub(crate) fn new_list() -> Result<KVVec<Run>, Reason> {
-    KVVec::with_capacity(RUNS_EXPECTED, GFP_KERNEL).map_err(|_| Reason::NoMemory)
-}
-
 /// Appends the runs of a table to a list. See the file's text.
 pub(crate) struct Reader {
     layout: TableLayout,
     coalescer: Coalescer,
     /// The first page that was not read yet.
     next: u32,
-    runs: KVVec<Run>,
+    runs: Runs,
 }
 
 impl Reader {
     /// Reads a table of `layout`.
-    pub(crate) fn new(layout: TableLayout, mut runs: KVVec<Run>) -> Self {
+    pub(crate) fn new(layout: TableLayout, mut runs: Runs) -> Self {
         // The table's first pages may continue what is in the list.
         let coalescer = Coalescer::behind(&mut runs, layout.page_size);
         Self { layout, coalescer, next: 0, runs }
@@ -191,10 +181,7 @@ impl Reader {
     /// Makes room for at least one run: before each [`Self::read`]. Allocates: not under a state
     /// lock.
     pub(crate) fn make_room(&mut self) -> Result<(), Reason> {
-        if self.runs.len() == self.runs.capacity() {
-            self.runs.reserve(self.runs.len(), GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-        }
-        Ok(())
+        self.runs.make_room().map_err(|_| Reason::NoMemory)
     }
 
     /// Reads on, until the state lock was held long enough or there is no room. Does not allocate.
@@ -205,6 +192,8 @@ impl Reader {
         let mut left = pages.unwrap_or_default();
         // By value: memory in single pages comes here for each of them.
         let mut coalescer = self.coalescer;
+        let mut list = self.runs.list();
+        let mut first = None;
         while let Some((page, behind)) = left.split_first() {
             let page = page.address().ok_or(Reason::Table(TableFault::NoPages))?;
             let run = coalescer.push(page).map_err(|fault| match fault {
@@ -212,8 +201,12 @@ impl Reader {
             })?;
             left = behind;
             if let Some(run) = run {
-                self.runs.push_within_capacity(run).map_err(|_| Reason::NoMemory)?;
-                if self.runs.len() == self.runs.capacity() {
+                let Some(list) = &mut list else {
+                    first = Some(run);
+                    break;
+                };
+                list.push_within_capacity(run).map_err(|_| Reason::NoMemory)?;
+                if list.len() == list.capacity() {
                     break;
                 }
                 // A single page. The page that was just read probably is alone, too.
@@ -229,31 +222,20 @@ impl Reader {
             }
         }
         self.coalescer = coalescer;
+        if let Some(run) = first {
+            self.runs.push(run).map_err(|_| Reason::NoMemory)?;
+        }
         // Fewer than `until`, which is 32 bits long.
         self.next = until.saturating_sub(u32::try_from(left.len()).unwrap_or(u32::MAX));
         Ok(())
     }
 
     /// The list with the last run. Allocates: not under a state lock.
-    pub(crate) fn finish(mut self) -> Result<KVVec<Run>, Reason> {
+    pub(crate) fn finish(mut self) -> Result<Runs, Reason> {
         match self.coalescer.finish() {
-            Some(run) => self.runs.push(run, GFP_KERNEL).map_err(|_| Reason::NoMemory)?,
+            Some(run) => self.runs.append(run).map_err(|_| Reason::NoMemory)?,
             None => return Err(Reason::Table(TableFault::Entries(self.layout.entries))),
         }
         Ok(self.runs)
     }
-}
-
-/// `runs` in a list without slack where there are many. Allocates: not under a state lock.
-pub(crate) fn without_slack(runs: KVVec<Run>) -> Result<KVVec<Run>, Reason> {
-    if runs.len() <= RUNS_EXPECTED || runs.len() == runs.capacity() {
-        return Ok(runs);
-    }
-    let mut exact = KVVec::with_capacity(runs.len(), GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-    let mut resched = Resched::default();
-    for run in runs.iter() {
-        resched.step();
-        exact.push_within_capacity(*run).map_err(|_| Reason::NoMemory)?;
-    }
-    Ok(exact)
 }

@@ -42,6 +42,8 @@ pub(crate) struct PagePin {
     table: NonNull<raw::nvidia_p2p_page_table>,
     kind: Kind,
     span: Span,
+    /// When the provider gave it, in nanoseconds.
+    since_ns: u64,
 }
 
 /// The pins of one registration, in the order of their addresses. A revocable one is alone: the
@@ -133,15 +135,16 @@ impl PagePin {
         let mut table = core::ptr::null_mut();
         // A stale put names a process and the address of a table. It finds no persistent pin.
         let _gate = ticket.is_some().then(PutGateShared::lock);
-        to_result(stats::timed(kind, Call::Get, || match ticket {
+        let (answer, since_ns) = stats::timed(kind, Call::Get, || match ticket {
             // SAFETY: `table` is a local that outlives the call.
             None => unsafe { raw::nvpm_p2p_get_persistent(span.start(), span.len(), &mut table) },
             // SAFETY: As above. The callback takes any number.
             Some(ticket) => unsafe { raw::nvpm_p2p_get(span.start(), span.len(), &mut table, ticket) },
-        }))?;
+        });
+        to_result(answer)?;
         // On an error the pointer may be a freed one; here the provider vouches for it.
         // INVARIANT: The provider just returned it.
-        Ok(Self { table: NonNull::new(table).ok_or(EIO)?, kind, span })
+        Ok(Self { table: NonNull::new(table).ok_or(EIO)?, kind, span, since_ns })
     }
 
     /// Gives the pin back. A revocable pin needs the put gate, exclusive, and its own process as
@@ -150,7 +153,7 @@ impl PagePin {
     /// Takes the RM API lock in the provider: never under the RM API lock, a state lock or the
     /// registry lock; under a umem mapping lock for a persistent pin only. Sleeps.
     pub(crate) fn put(self) -> Put {
-        let ret = stats::timed(self.kind, Call::Put, || match self.kind {
+        let (ret, _) = stats::timed(self.kind, Call::Put, || match self.kind {
             // SAFETY: By the invariant the table is a persistent pin's, and `self` is consumed: it
             // was not put yet.
             Kind::Persistent => unsafe { raw::nvpm_p2p_put_persistent(self.span.start(), self.table.as_ptr()) },
@@ -169,6 +172,11 @@ impl PagePin {
     /// What the provider was asked for.
     pub(crate) fn span(&self) -> Span {
         self.span
+    }
+
+    /// When the provider gave it, in nanoseconds.
+    pub(crate) fn since_ns(&self) -> u64 {
+        self.since_ns
     }
 
     /// The provider's table. See the type's invariant for how long it is valid.

@@ -150,7 +150,7 @@ pub(crate) fn try_map(device: Device, table: NonNull<raw::nvidia_p2p_page_table>
     // SAFETY: A PCI device, as just tested. The persistent table is valid until its put, which
     // comes after every unmapping. `mapping` is a local.
     let map = || unsafe { raw::nvpm_p2p_dma_map(device.as_ptr(), table.as_ptr(), &mut mapping) };
-    to_result(stats::timed(Kind::Persistent, Call::Map, map))?;
+    to_result(stats::timed(Kind::Persistent, Call::Map, map).0)?;
     if !mapping.is_null() {
         // SAFETY: The mapping was just made for this PCI device and this table.
         unsafe { raw::nvpm_p2p_dma_unmap(device.as_ptr(), table.as_ptr(), mapping) };

@@ -165,12 +165,14 @@ impl Summary {
     }
 }
 
-/// Runs `provider`, for a pin of `kind`, and counts how long it took.
-pub(crate) fn timed<T>(kind: Kind, call: Call, provider: impl FnOnce() -> T) -> T {
+/// Runs `provider`, for a pin of `kind`, and counts how long it took. Answers with the time of its
+/// end, in nanoseconds of [`shim::now_ns()`].
+pub(crate) fn timed<T>(kind: Kind, call: Call, provider: impl FnOnce() -> T) -> (T, u64) {
     let start = shim::now_ns();
     let result = provider();
-    client(kind).times(call).add(shim::now_ns().saturating_sub(start));
-    result
+    let end = shim::now_ns();
+    client(kind).times(call).add(end.saturating_sub(start));
+    (result, end)
 }
 
 /// Callbacks that found nothing to do: late, repeated or stale.
