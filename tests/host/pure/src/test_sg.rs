@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 use crate::raw;
-use crate::sg::{cap, cut, entries, trim, BadPage, Coalescer, Run, Table};
+use crate::sg::{cap, cut, entries, trim, BadPage, Coalescer, Run, Runs, Table};
 use proptest::prelude::*;
 
 /// Pages of one size in stretches, as a provider's table lists them.
@@ -182,4 +182,23 @@ fn a_page_may_end_at_the_end_of_the_address_space() {
 #[test]
 fn an_empty_table_is_refused() {
     assert_eq!(Table::new(std::iter::empty::<Run>(), 1 << 30).err(), Some(kernel::error::code::EINVAL));
+}
+
+#[test]
+fn runs_keep_their_order_and_one_takes_no_memory() {
+    let run = |at: u64| Run { addr: at << 20, len: 4096 };
+    let mut runs = Runs::None;
+    assert!(runs.make_room().is_ok() && runs.push(run(0)).is_ok());
+    assert!(matches!(&runs, Runs::One(one) if *one == run(0)));
+    // No room, and nothing is lost.
+    assert!(runs.push(run(1)).is_err());
+    (1..100).for_each(|at| assert!(runs.append(run(at)).is_ok()));
+    let all: Vec<Run> = (0..100).map(run).collect();
+    assert_eq!(runs.as_slice(), all);
+    let mut runs = runs.without_slack().unwrap_or(Runs::None);
+    assert!(matches!(&runs, Runs::Many(list) if list.len() == list.capacity()));
+    assert_eq!(runs.as_slice(), all);
+    runs.clear();
+    assert!(runs.as_slice().is_empty() && runs.append(run(7)).is_ok());
+    assert_eq!(runs.as_slice(), [run(7)]);
 }
