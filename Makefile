@@ -71,8 +71,8 @@ module: preflight
 	+@$(kbuild) --no-print-directory modules
 	@. '$(OUT)/preflight.env' && if [ -n "$$PREFLIGHT_TREE" ]; then \
 		cp "$$PREFLIGHT_TREE/nvidia-peermem.ko" "$$PREFLIGHT_TREE/Module.symvers" '$(OUT)/'; fi
-	@. '$(OUT)/preflight.env' && export CROSS_COMPILE="$$PREFLIGHT_CROSS_COMPILE" && \
-		for gate in no-panic callback-tail relocations; do sh mk/$$gate.sh '$(OUT)/nvidia-peermem.ko' || exit; done
+	@. '$(OUT)/preflight.env' && export CROSS_COMPILE="$$PREFLIGHT_CROSS_COMPILE" KDIR='$(KDIR)' && \
+		for gate in no-panic callback-tail relocations landing-pads; do sh mk/$$gate.sh '$(OUT)/nvidia-peermem.ko' || exit; done
 	@KDIR='$(KDIR)' OUT='$(OUT)' sh mk/plain-exports.sh
 	@touch '$(OUT)/built'
 	@echo "module: $(OUT)/nvidia-peermem.ko; as root, make install puts it in place"

@@ -106,9 +106,14 @@ fn a_panic_path() {
 
 /// What this gate says of a module of this code, and whether it left the module.
 fn judged(gate: &str, code: &str) -> (bool, String) {
-    let kernel = FakeKernel::new();
-    let built = assembled(&kernel, code);
-    let outcome = run(Command::new("sh").arg(repository().join("mk").join(gate)).arg(&built));
+    judged_for(&FakeKernel::new(), gate, code)
+}
+
+/// The same for this kernel.
+fn judged_for(kernel: &FakeKernel, gate: &str, code: &str) -> (bool, String) {
+    let built = assembled(kernel, code);
+    let gate = repository().join("mk").join(gate);
+    let outcome = run(Command::new("sh").arg(gate).arg(&built).env("KDIR", kernel.path()));
     (outcome.ok && built.exists(), outcome.text)
 }
 
@@ -132,4 +137,25 @@ fn a_relocation_by_a_table_of_addresses() {
     assert_eq!(relocations("call kfree"), (true, String::new()));
     let (ok, text) = relocations("mov kfree@GOTPCREL(%rip), %rax");
     assert!(!ok && text.contains("was removed") && text.contains("kfree"), "{text}");
+}
+
+/// Where the processor checks indirect calls, in a table of callbacks or as an argument.
+#[test]
+fn a_callback_that_an_indirect_call_must_not_reach() {
+    let kernel = FakeKernel::new();
+    let pads = |first: &str, taken: &str| {
+        let code = format!(".type f,@function\nnop\nf:\n{first}\nret\n.type g,@function\ng:\ncall f\n{taken}\n");
+        judged_for(&kernel, "landing-pads.sh", &code)
+    };
+    let (table, argument) = (".data\n.quad f", "mov $f, %rdi");
+    // This kernel does not check.
+    assert_eq!(pads("nop", table), (true, String::new()));
+    kernel.config("CONFIG_X86_KERNEL_IBT=y\n");
+    for taken in [table, argument] {
+        assert_eq!(pads("endbr64", taken), (true, String::new()));
+        let (ok, text) = pads("nop", taken);
+        assert!(!ok && text.contains("the kernel would stop in f"), "{taken}: {text}");
+    }
+    // Nobody takes its address.
+    assert_eq!(pads("nop", "ret"), (true, String::new()));
 }

@@ -1,0 +1,42 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# Fails if a function of the module $1 whose address is taken does not begin with an instruction that
+# an indirect call may reach: the kernel of $KDIR would stop there (IBT of x86, BTI of arm64). objtool
+# only warns of it.
+set -eu
+grep -qsE '^CONFIG_(X86_KERNEL_IBT|ARM64_BTI_KERNEL)=y' "$KDIR/include/config/auto.conf" || exit 0
+tool() { # NAME [OVERRIDE]
+	[ -z "${2:-}" ] || { echo "$2"; return; }
+	command -v "${CROSS_COMPILE:-}$1" || command -v "llvm-$1" || command -v "llvm-$1-19" || {
+		echo "landing-pads: neither ${CROSS_COMPILE:-}$1 nor llvm-$1 is installed: apt-get install binutils" >&2
+		exit 1
+	}
+}
+objdump=$(tool objdump "${OBJDUMP:-}")
+readelf=$(tool readelf "${READELF:-}")
+# A place is a section's name and an offset in it. First where a landing pad is, then the functions, then
+# what refers to one: as an address in data, or as an operand in code.
+found=$({
+	"$objdump" -d --no-show-raw-insn "$1" | awk '
+		/^Disassembly of section/ { section = $4; sub(/:$/, "", section); next }
+		$2 ~ /^(endbr64|bti|paciasp)$/ { sub(/:$/, "", $1); print "pad", section, $1 }'
+	"$readelf" -SW "$1" | sed -n 's/^ *\[ *\([0-9]*\)\] \([^ ]*\) .*/section \1 \2/p'
+	"$readelf" -sW "$1" | awk '$4 == "FUNC" && $7 ~ /^[0-9]+$/ { print "function", $7, $2, $8 }'
+	"$readelf" -rW "$1" | awk '
+		/^Relocation section/ { inside = ($3 ~ /\.(data|rodata|gnu\.linkonce|text|init\.text|exit\.text)/); next }
+		inside && $3 ~ /^R_(X86_64_(64|32S)|AARCH64_(ABS64|ADR_PREL_PG_HI21))$/ {
+			print "reference", $5, ($7 == "" ? "0" : ($6 == "-" ? "-" : "") $7) }'
+} | awk '
+	function place(section, offset) { sub(/^0+/, "", offset); return section " " (offset == "" ? "0" : offset) }
+	$1 == "pad" { pad[place($2, $3)] = 1 }
+	$1 == "section" { named[$2] = $3 }
+	$1 == "function" { at = place(named[$2], $3); is[at] = $4; where[$4] = at; }
+	$1 == "reference" {
+		at = $2 in where && $3 == "0" ? where[$2] : place($2, $3)
+		if (at in is && !(at in pad)) print is[at]
+	}' | sort -u | tr '\n' ' ')
+[ -z "$found" ] || {
+	rm -f "$1"
+	echo "landing-pads: the kernel would stop in $found, so the module was removed: use the kernel's own compiler, and report its version" >&2
+	exit 1
+}
