@@ -6,10 +6,10 @@
 //! seven callbacks. The work is done in these files, each of which uses only those below it:
 //!
 //! - [`snapshot`] what `/proc` shows of the module's state
+//! - [`registration`] the core's callbacks on one registration, from `get_pages` to `release`
 //! - [`acquire`] whose memory it is: pins it, and judges the provider's errors. [`pieces`] finds
 //!   where allocations end (pure)
 //! - [`invalidate`] the free callback
-//! - [`registration`] the core's callbacks on one registration, from `get_pages` to `release`
 //! - [`orphan`] who puts a pin, and what becomes of one that cannot be put here and now
 //! - [`registry`] tickets, the numbers that stand for registrations
 //! - [`record`] what is kept of one registration, [`state`] its states (pure)
