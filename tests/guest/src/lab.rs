@@ -207,7 +207,7 @@ pub fn reset_nic() -> Result<()> {
     write(&format!("{NIC}/reset"), "1")
 }
 
-/// A setting of the soft NIC (`fence_ms`, `fail_mkey`, …).
+/// A setting of the soft NIC (`fence_us`, `fail_mkey`, …).
 pub fn set_nic(name: &str, value: u64) -> Result<()> {
     write(&format!("{NIC}/{name}"), &value.to_string())
 }

@@ -86,7 +86,7 @@ static struct {
 } stats;
 static atomic64_t mrs_live, mtt_bytes;
 
-static u32 fence_ms;
+static u32 fence_us;
 static atomic_t fence_fail;
 static atomic_t fail_mkey;
 static atomic_t no_invalidation;
@@ -212,14 +212,14 @@ err_umem:
 }
 
 /*
- * When this returns 0, no access runs and none will start. Until fence_ms are
+ * When this returns 0, no access runs and none will start. Until fence_us are
  * over the HCA goes on as before.
  */
 static int fence(struct rxe_peer_mr *peer)
 {
 	atomic64_inc(&stats.fences);
-	if (fence_ms)
-		msleep(fence_ms);
+	if (fence_us)
+		fsleep(fence_us);
 	if (take_one(&fence_fail)) {
 		atomic64_inc(&stats.fence_failures);
 		write_lock_bh(&peer->lock);
@@ -601,7 +601,7 @@ void rxe_peer_module_init(void)
 	debugfs_create_file("reset", 0200, debugfs_dir, NULL, &reset_fops);
 	debugfs_create_file("copy_from", 0200, debugfs_dir, NULL,
 			    &copy_from_fops);
-	debugfs_create_u32("fence_ms", 0600, debugfs_dir, &fence_ms);
+	debugfs_create_u32("fence_us", 0600, debugfs_dir, &fence_us);
 	debugfs_create_atomic_t("fence_fail", 0600, debugfs_dir, &fence_fail);
 	debugfs_create_atomic_t("fail_mkey", 0600, debugfs_dir, &fail_mkey);
 	debugfs_create_atomic_t("no_invalidation", 0600, debugfs_dir,

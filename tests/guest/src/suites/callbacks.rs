@@ -39,6 +39,11 @@ pub fn suite(nvidia_c: bool) -> Suite {
         // NVIDIA's module leaves no orphans.
         tests.extend(in_modes(nvidia_c, &[Mode::Legacy], "orphans_are_reaped_in_part", orphans_are_reaped_in_part));
     }
+    tests.extend(
+        in_modes(nvidia_c, &[Mode::Legacy], "many_freed_at_once", many_freed_at_once)
+            .into_iter()
+            .map(|t| t.nvidia_c(NvidiaC::Recorded)),
+    );
     // A persistent pin outlives its memory, and get_pages does not fail.
     tests.extend(
         in_modes(nvidia_c, &[Mode::Legacy], "failed_get_order", failed_get_order)
@@ -70,6 +75,34 @@ fn orphans_are_reaped_in_part(_: &Env) -> Result<()> {
     );
     mr.dereg()?;
     ensure!(gpu::pins()? == 0, "{} pins after the deregistration", gpu::pins()?);
+    Ok(())
+}
+
+/// One free takes back 512 registrations, one after the other: the NIC is stopped for each, while no other process gets
+/// anything of any GPU. How long that takes is recorded.
+fn many_freed_at_once(_: &Env) -> Result<()> {
+    const MANY: u64 = 512;
+    /// A guess: no NIC of the field was measured.
+    const FENCE_US: u64 = 20;
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(MANY as usize * 64 * KIB)?;
+    let place = |n: u64| memory.va() + n * (64 * KIB) as u64;
+    let mrs = (0..MANY).map(|n| bench.reg(place(n), 64 * KIB)).collect::<std::io::Result<Vec<_>>>()?;
+    lab::set_nic("fence_us", FENCE_US)?;
+    let (fences, killed) = (lab::nic_stat("fences")?, lab::nic_stat("mrs_killed")?);
+    let held_before = gpu::accounting()?.get("api_lock_held_ns");
+    memory.free()?;
+    let held_ns = gpu::accounting()?.get("api_lock_held_ns") - held_before;
+    let (fences, killed) = (lab::nic_stat("fences")? - fences, lab::nic_stat("mrs_killed")? - killed);
+    ensure!((fences, killed) == (MANY, MANY), "{fences} fences, {killed} MRs stopped, wanted {MANY}");
+    ensure!(gpu::pins()? == 0, "{} pins after the free", gpu::pins()?);
+    let least = i64::try_from(MANY * FENCE_US * 1000)?;
+    ensure!(held_ns >= least, "the API lock was held for {held_ns} ns, and the fences alone took {least}");
+    emit("many_freed_at_once", &json!({ "registrations": MANY, "fence_us": FENCE_US, "api_lock_held_ns": held_ns }));
+    println!("the RM API lock was held for {} us", held_ns / 1000);
+    for mr in mrs {
+        mr.dereg()?;
+    }
     Ok(())
 }
 

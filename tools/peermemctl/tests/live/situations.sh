@@ -134,12 +134,12 @@ plain() {
 	modprobe nvidia-peermem persistent_api_support=0
 	shot legacy "legacy mode, on purpose"
 
-	echo 60000 >/sys/kernel/debug/rxe_peer/fence_ms
+	echo 60000000 >/sys/kernel/debug/rxe_peer/fence_us
 	hold 65536 0 65536 free
 	let_go_of_last
 	sleep 12
 	shot callback-stuck "a free callback waits for the RDMA core"
-	echo 0 >/sys/kernel/debug/rxe_peer/fence_ms
+	echo 0 >/sys/kernel/debug/rxe_peer/fence_us
 	wait
 	rmmod nvidia_peermem
 

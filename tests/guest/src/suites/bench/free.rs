@@ -16,7 +16,7 @@ pub fn all(_: &Env) -> Result<()> {
         for size in [64 << 10, 1 << 30] {
             // The NIC's fence: none, and a millisecond.
             for fence_ms in [0, 1] {
-                lab::set_nic("fence_ms", fence_ms)?;
+                lab::set_nic("fence_us", fence_ms * 1000)?;
                 let mut samples = Vec::new();
                 for _ in 0..5 {
                     let memory = rig.memory(size, Layout::Contiguous)?;
@@ -32,7 +32,7 @@ pub fn all(_: &Env) -> Result<()> {
                     mr.dereg()?;
                     samples.push([callback, invalidate.ns]);
                 }
-                lab::set_nic("fence_ms", 0)?;
+                lab::set_nic("fence_us", 0)?;
                 emit(
                     "free",
                     &json!({ "variant": variant.name(), "size": size, "fence_ms": fence_ms, "samples": samples }),

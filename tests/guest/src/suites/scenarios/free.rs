@@ -329,7 +329,7 @@ pub fn under_traffic(env: &Env) -> Result<()> {
     let link = Loopback::new(&bench.pd)?;
     let (_source, source_mr) = bench.registered(SIZE)?;
     let (target, target_mr) = bench.registered(SIZE)?;
-    lab::set_nic("fence_ms", 200)?;
+    lab::set_nic("fence_us", 200_000)?;
     let stop = Stop::core("invalidate_fence")?;
     let free = free_beside(&bench, target);
     stop.wait()?;
