@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What `/proc/driver/nvidia-peermem` shows of the module's state: collected here when `shim.c`
+//! What `/proc/driver/nvidia-peermem` shows of the module's state: collected here when `proc.c`
 //! asks, and written by [`crate::observe::proc`].
 
 use crate::client::{self, Client};
@@ -73,7 +73,7 @@ fn row_from(list: u32, at: u64) -> Option<(u64, Snapshot)> {
 ///
 /// # Safety
 ///
-/// Called by `shim.c` while the file is read: `seq` is valid.
+/// Called by `proc.c` while the file is read: `seq` is valid.
 #[no_mangle]
 unsafe extern "C" fn nvpm_proc_stats(seq: *mut raw::seq_file) {
     // SAFETY: By this function's contract.
@@ -85,7 +85,7 @@ unsafe extern "C" fn nvpm_proc_stats(seq: *mut raw::seq_file) {
 ///
 /// # Safety
 ///
-/// Called by `shim.c` while the file is read: `at` is valid.
+/// Called by `proc.c` while the file is read: `at` is valid.
 #[no_mangle]
 unsafe extern "C" fn nvpm_proc_seek(list: u32, at: *mut u64) -> c_int {
     // SAFETY: By this function's contract.
@@ -108,7 +108,7 @@ unsafe extern "C" fn nvpm_proc_seek(list: u32, at: *mut u64) -> c_int {
 ///
 /// # Safety
 ///
-/// Called by `shim.c` while the file is read: `seq` is valid.
+/// Called by `proc.c` while the file is read: `seq` is valid.
 #[no_mangle]
 unsafe extern "C" fn nvpm_proc_row(list: u32, at: u64, seq: *mut raw::seq_file) {
     // SAFETY: By this function's contract.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Everything that is C or speaks to C: `shim.c`, `bar.c`, `callback.c` and `trace.c` with their
-//! bindings, and safe functions over what needs no more than a call.
+//! Everything that is C or speaks to C: the C files with their bindings, and safe functions over
+//! what needs no more than a call. `core.c` and `proc.c` are nvidia-peermem's; the others belong to
+//! the pin layer, and the sample driver has them, too.
 
 pub(crate) mod raw;
 pub(crate) mod shim;

@@ -1,68 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The C half of nvidia-peermem; see shim.h.
- *
- * Both neighbours are referenced weakly, so that the module loads without
- * them and can say what is missing, instead of "Unknown symbol".
+ * The C half of the pin layer; see shim.h. nvidia-peermem and the sample driver
+ * each have it in their module.
  */
-#include <linux/capability.h>
 #include <linux/dma-mapping.h>
-#include <linux/kobject.h>
-#include <linux/list.h>
 #include <linux/module.h>
 #include <linux/pci.h>
-#include <linux/proc_fs.h>
 #include <linux/rwsem.h>
 #include <linux/scatterlist.h>
 #include <linux/sched.h>
-#include <linux/seq_file.h>
 #include <linux/slab.h>
-#include <linux/spinlock.h>
 #include <linux/string.h>
 #include <linux/timekeeping.h>
 
+#include "neighbours.h"
 #include "shim.h"
-
-static_assert(sizeof(NVPM_VERSION) <= IB_PEER_MEMORY_VER_MAX - 1,
-	      "the core reads at most 14 characters of version text");
-
-MODULE_VERSION(NVPM_VERSION);
-MODULE_SOFTDEP("pre: nvidia ib_uverbs");
-
-static int peerdirect_support;
-module_param(peerdirect_support, int, 0444);
-MODULE_PARM_DESC(peerdirect_support,
-		 "client: 0 = extended [default], 1 = plain, kept for old configuration files");
-
-static int persistent_api_support = 1;
-module_param(persistent_api_support, int, 0444);
-MODULE_PARM_DESC(persistent_api_support,
-		 "pins: 1 = persistent [default], 0 = revocable, persistent for what cannot be revoked");
-
-/*
- * A parameter of its own and no third value of persistent_api_support: NVIDIA's
- * module refuses that, and ignores a parameter that it does not know. So one
- * modprobe.d file serves both modules.
- */
-static int revocable_fallback;
-module_param(revocable_fallback, int, 0444);
-MODULE_PARM_DESC(revocable_fallback,
-		 "memory that the GPU driver cannot pin persistently: 0 = refuse [default], 1 = pin revocably; only with persistent_api_support=1");
-
-int nvpm_param_peerdirect_support(void)
-{
-	return peerdirect_support;
-}
-
-int nvpm_param_persistent_api_support(void)
-{
-	return persistent_api_support;
-}
-
-int nvpm_param_revocable_fallback(void)
-{
-	return revocable_fallback;
-}
 
 int nvpm_module_get(void)
 {
@@ -74,10 +26,8 @@ void nvpm_module_put(void)
 	module_put(THIS_MODULE);
 }
 
-/* Functions of the neighbours, which may be missing. */
+/* The provider, which may be missing. */
 
-typeof(ib_register_peer_memory_client) ib_register_peer_memory_client __weak;
-typeof(ib_unregister_peer_memory_client) ib_unregister_peer_memory_client __weak;
 typeof(nvidia_p2p_get_pages) nvidia_p2p_get_pages __weak;
 typeof(nvidia_p2p_put_pages) nvidia_p2p_put_pages __weak;
 typeof(nvidia_p2p_get_pages_persistent) nvidia_p2p_get_pages_persistent __weak;
@@ -85,14 +35,7 @@ typeof(nvidia_p2p_put_pages_persistent) nvidia_p2p_put_pages_persistent __weak;
 typeof(nvidia_p2p_dma_map_pages) nvidia_p2p_dma_map_pages __weak;
 typeof(nvidia_p2p_dma_unmap_pages) nvidia_p2p_dma_unmap_pages __weak;
 
-/*
- * Their addresses, in data. The address of a weak symbol in code goes through a
- * table of addresses (GOT) on arm64, and its module loader knows no such
- * relocation; for a direct call of a missing one, that of 6.1 stops the kernel.
- */
 static struct {
-	typeof(ib_register_peer_memory_client) *ib_register_peer_memory_client;
-	typeof(ib_unregister_peer_memory_client) *ib_unregister_peer_memory_client;
 	typeof(nvidia_p2p_get_pages) *nvidia_p2p_get_pages;
 	typeof(nvidia_p2p_put_pages) *nvidia_p2p_put_pages;
 	typeof(nvidia_p2p_get_pages_persistent) *nvidia_p2p_get_pages_persistent;
@@ -100,8 +43,6 @@ static struct {
 	typeof(nvidia_p2p_dma_map_pages) *nvidia_p2p_dma_map_pages;
 	typeof(nvidia_p2p_dma_unmap_pages) *nvidia_p2p_dma_unmap_pages;
 } nvpm_neighbours __ro_after_init = {
-	.ib_register_peer_memory_client = ib_register_peer_memory_client,
-	.ib_unregister_peer_memory_client = ib_unregister_peer_memory_client,
 	.nvidia_p2p_get_pages = nvidia_p2p_get_pages,
 	.nvidia_p2p_put_pages = nvidia_p2p_put_pages,
 	.nvidia_p2p_get_pages_persistent = nvidia_p2p_get_pages_persistent,
@@ -109,54 +50,6 @@ static struct {
 	.nvidia_p2p_dma_map_pages = nvidia_p2p_dma_map_pages,
 	.nvidia_p2p_dma_unmap_pages = nvidia_p2p_dma_unmap_pages,
 };
-
-/* READ_ONCE() keeps the compiler from looking behind the pointer. */
-#define NVPM_AT(f) READ_ONCE(nvpm_neighbours.f)
-
-/* x86 calls directly: an indirect call would need an ENDBR in the other module. */
-#ifdef CONFIG_ARM64
-#define NVPM_CALL(f) NVPM_AT(f)
-#else
-#define NVPM_CALL(f) f
-#endif
-
-/* The peer-memory core. */
-
-int nvpm_core_present(void)
-{
-	return NVPM_AT(ib_register_peer_memory_client) &&
-	       NVPM_AT(ib_unregister_peer_memory_client);
-}
-
-/*
- * Whether ib_uverbs, which exports the API in DOCA-OFED, is loaded. find_module()
- * is not exported; our own entry in /sys/module leads to all others.
- */
-int nvpm_uverbs_loaded(void)
-{
-	struct kset *modules = THIS_MODULE->mkobj.kobj.kset;
-	struct kobject *entry;
-	int found = IS_BUILTIN(CONFIG_INFINIBAND_USER_ACCESS);
-
-	spin_lock(&modules->list_lock);
-	list_for_each_entry(entry, &modules->list, entry)
-		found |= !strcmp(kobject_name(entry), "ib_uverbs");
-	spin_unlock(&modules->list_lock);
-	return found;
-}
-
-void *nvpm_core_register(const struct peer_memory_client *client,
-			 invalidate_peer_memory *invalidate)
-{
-	return NVPM_CALL(ib_register_peer_memory_client)(client, invalidate);
-}
-
-void nvpm_core_unregister(void *handle)
-{
-	NVPM_CALL(ib_unregister_peer_memory_client)(handle);
-}
-
-/* The provider. */
 
 int nvpm_provider_present(void)
 {
@@ -387,116 +280,4 @@ struct scatterlist *nvpm_sg_set(struct scatterlist *entry, uint64_t dma,
 void nvpm_sg_publish(struct sg_table *to, const struct sg_table *from)
 {
 	*to = *from;
-}
-
-/* /proc/driver/nvidia-peermem. */
-
-static struct proc_dir_entry *nvpm_proc;
-
-void nvpm_proc_write(struct seq_file *seq, const uint8_t *text, size_t length)
-{
-	seq_write(seq, text, length);
-}
-
-static int nvpm_stats_show(struct seq_file *seq, void *unused)
-{
-	nvpm_proc_stats(seq);
-	return 0;
-}
-
-static u32 nvpm_list(struct seq_file *seq)
-{
-	return (unsigned long)seq->private;
-}
-
-static void *nvpm_rows_seek(struct seq_file *seq, loff_t *pos)
-{
-	u64 at = *pos;
-
-	if (!nvpm_proc_seek(nvpm_list(seq), &at))
-		return NULL;
-	*pos = at;
-	return pos;
-}
-
-static void *nvpm_rows_start(struct seq_file *seq, loff_t *pos)
-{
-	return nvpm_rows_seek(seq, pos);
-}
-
-static void *nvpm_rows_next(struct seq_file *seq, void *v, loff_t *pos)
-{
-	++*pos;
-	return nvpm_rows_seek(seq, pos);
-}
-
-static int nvpm_rows_show(struct seq_file *seq, void *v)
-{
-	nvpm_proc_row(nvpm_list(seq), *(loff_t *)v, seq);
-	return 0;
-}
-
-static void nvpm_rows_stop(struct seq_file *seq, void *v)
-{
-}
-
-static const struct seq_operations nvpm_rows = {
-	.start = nvpm_rows_start,
-	.next = nvpm_rows_next,
-	.stop = nvpm_rows_stop,
-	.show = nvpm_rows_show,
-};
-
-/* The mode is not enough: uid 0 of a container would see everybody's processes and addresses. */
-static int nvpm_rows_open(struct file *file, unsigned long list)
-{
-	int ret;
-
-	if (!capable(CAP_SYS_ADMIN))
-		return -EPERM;
-	ret = seq_open(file, &nvpm_rows);
-	if (!ret)
-		((struct seq_file *)file->private_data)->private = (void *)list;
-	return ret;
-}
-
-/*
- * pde_data() is PDE_DATA() before 5.17, and some kernels of distributions have the new name
- * earlier. So no file needs it: each has its own open().
- */
-#define NVPM_ROWS_FILE(name, list)						\
-static int nvpm_##name##_open(struct inode *inode, struct file *file)	\
-{										\
-	return nvpm_rows_open(file, list);					\
-}										\
-static const struct proc_ops nvpm_##name##_ops = {				\
-	.proc_open = nvpm_##name##_open,					\
-	.proc_read_iter = seq_read_iter,					\
-	.proc_lseek = seq_lseek,						\
-	.proc_release = seq_release,						\
-}
-
-NVPM_ROWS_FILE(registrations, NVPM_PROC_REGISTRATIONS);
-NVPM_ROWS_FILE(failures, NVPM_PROC_FAILURES);
-NVPM_ROWS_FILE(callbacks, NVPM_PROC_CALLBACKS);
-
-/* Returns 0 or -ENOMEM, and leaves nothing behind then. */
-int nvpm_proc_create(void)
-{
-	nvpm_proc = proc_mkdir("driver/nvidia-peermem", NULL);
-	if (!nvpm_proc)
-		return -ENOMEM;
-	if (proc_create_single("stats", 0444, nvpm_proc, nvpm_stats_show) &&
-	    proc_create("registrations", 0400, nvpm_proc, &nvpm_registrations_ops) &&
-	    proc_create("failures", 0400, nvpm_proc, &nvpm_failures_ops) &&
-	    proc_create("callbacks", 0400, nvpm_proc, &nvpm_callbacks_ops))
-		return 0;
-	nvpm_proc_remove();
-	return -ENOMEM;
-}
-
-/* Waits until nobody reads any more. */
-void nvpm_proc_remove(void)
-{
-	proc_remove(nvpm_proc);
 }

@@ -3,7 +3,8 @@
  * What Rust needs from C: weak symbols of the two neighbours, parameters, and
  * what the kernel offers only as inline functions, macros or types whose
  * layout depends on its configuration. Every function may be called from any
- * task; what else it needs is said at its definition in shim.c.
+ * task; what else it needs is said at its definition. nvidia-peermem's own
+ * parameters and the core are in core.c, its files of /proc in proc.c.
  */
 #ifndef NVPM_SHIM_H
 #define NVPM_SHIM_H
@@ -117,7 +118,7 @@ struct scatterlist *nvpm_sg_set(struct scatterlist *entry, uint64_t dma,
 void nvpm_sg_publish(struct sg_table *to, const struct sg_table *from);
 
 /*
- * /proc/driver/nvidia-peermem: shim.c has the seq_files, Rust the contents.
+ * /proc/driver/nvidia-peermem: proc.c has the seq_files, Rust the contents.
  * nvpm_proc_seek() moves *at to the first row of a list from there on, or
  * answers 0; nvpm_proc_row() writes that row, unless it is gone by now.
  */

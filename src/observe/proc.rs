@@ -2,7 +2,7 @@
 
 //! The contents of `/proc/driver/nvidia-peermem`. Formats: docs/proc.md.
 //!
-//! `shim.c` has the files themselves. What they show of the module's state is handed in, as a
+//! `proc.c` has the files themselves. What they show of the module's state is handed in, as a
 //! [`Module`] or a [`Snapshot`].
 
 use crate::ffi::raw;

@@ -486,7 +486,7 @@ extern "C" fn nvpm_proc_write(seq: *mut c_void, text: *const u8, length: usize) 
 pub fn check_counters() {
     let mut text: Vec<u8> = Vec::new();
     let seq: *mut Vec<u8> = &mut text;
-    // SAFETY: As shim.c calls it while the file is read.
+    // SAFETY: As proc.c calls it while the file is read.
     in_text(|| unsafe { (w().module.stats)(seq.cast()) });
     let text = String::from_utf8_lossy(&text);
     let value = |key: &str| {
@@ -523,7 +523,7 @@ pub fn read_proc() {
         let seq = std::ptr::null_mut();
         for list in 0..3 {
             let mut at = 0;
-            // SAFETY: As shim.c calls it while a file is read.
+            // SAFETY: As proc.c calls it while a file is read.
             while unsafe { seek(list, &mut at) } != 0 {
                 // SAFETY: As above.
                 unsafe { row(list, at, seq) };

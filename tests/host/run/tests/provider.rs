@@ -179,7 +179,7 @@ fn the_list_says_how_many_pieces() {
     let umem = rdma::register(VA, 4 * PAGE).expect("GPU memory");
     let (mut at, mut row) = (0, Vec::<u8>::new());
     let seq: *mut Vec<u8> = &mut row;
-    // SAFETY: As shim.c calls them while the file is read.
+    // SAFETY: As proc.c calls them while the file is read.
     unsafe {
         assert_eq!(nvpm_proc_seek(0, &mut at), 1);
         nvpm_proc_row(0, at, seq.cast());
