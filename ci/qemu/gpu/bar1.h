@@ -6,7 +6,8 @@
  * new extent for each gap. So one pin may consist of unrelated pieces of the
  * BAR, and where an extent lies has nothing to do with the memory.
  *
- * Left out: the static mapping of all memory where BAR1 is as large as that.
+ * The static mapping of all memory, where BAR1 is as large as that, needs none
+ * of this: rm.c has it.
  *
  * Nothing here locks: the caller holds the API lock. tests/host/bar1 compiles
  * this file as it is.

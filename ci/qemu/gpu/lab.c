@@ -91,6 +91,7 @@ static struct setting config[NVLAB_C_COUNT] = {
 	[NVLAB_C_BAR1_SIZE] = SETTING("bar1_size", 0, 0, U64_MAX),
 	[NVLAB_C_BAR1_RESERVE] = SETTING("bar1_reserve", 36 * SZ_1M, 0, S64_MAX),
 	[NVLAB_C_BAR1_CONTIGUOUS] = SETTING("bar1_contiguous", 0, 0, 1),
+	[NVLAB_C_BAR1_STATIC] = SETTING("bar1_static", 0, 0, 1),
 	[NVLAB_C_CLOSE_DEFERRED] = SETTING("close_deferred", 0, 0, 1),
 	[NVLAB_C_KEY_REUSE] = SETTING("key_reuse", 0, 0, 1),
 	[NVLAB_C_POISON] = SETTING("poison", 1, 0, 1),

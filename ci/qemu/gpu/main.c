@@ -32,12 +32,21 @@
 
 #define GPU_BAR		2
 
+/* The page of video memory behind a byte of the BAR. */
+static u32 video_behind(struct nvlab_gpu *gpu, u64 offset)
+{
+	u32 page = offset >> NVLAB_PAGE_SHIFT;
+
+	return nvlab_config(NVLAB_C_BAR1_STATIC) ? page :
+						   READ_ONCE(gpu->bar1.video[page]);
+}
+
 /* An access never crosses 64 KiB: the fabric's pieces are pages of an IOMMU. */
 static int gpu_access(void *priv, u64 offset, size_t len, bool write)
 {
 	struct nvlab_gpu *gpu = priv;
 
-	if (READ_ONCE(gpu->bar1.video[offset >> NVLAB_PAGE_SHIFT]) != BAR1_NONE)
+	if (video_behind(gpu, offset) != BAR1_NONE)
 		return 0;
 	if (atomic64_inc_return(&nvlab_accounting[NVLAB_ACCOUNT_VIOLATIONS]) == 1)
 		pr_err("VIOLATION: NIC %s of GPU %u at BAR offset %#llx, %zu bytes, without a live pin\n",
@@ -48,7 +57,7 @@ static int gpu_access(void *priv, u64 offset, size_t len, bool write)
 static void *gpu_memory(void *priv, u64 offset)
 {
 	struct nvlab_gpu *gpu = priv;
-	u64 video = READ_ONCE(gpu->bar1.video[offset >> NVLAB_PAGE_SHIFT]);
+	u64 video = video_behind(gpu, offset);
 
 	if (video == BAR1_NONE)
 		return NULL;

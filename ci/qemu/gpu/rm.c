@@ -413,6 +413,12 @@ static int bar1_map(struct nvlab_mem *mem, struct mapper by, u32 first,
 		}
 		return 0;
 	}
+	if (nvlab_config(NVLAB_C_BAR1_STATIC)) {	/* has all memory already */
+		for (i = 0; i < count; i++)
+			phys[i] = gpu->start +
+				  ((u64)mem->page[first + i] << NVLAB_PAGE_SHIFT);
+		return 0;
+	}
 	if (nvlab_config(NVLAB_C_BAR1_CONTIGUOUS))
 		layout = BAR1_CONTIGUOUS;
 	layout_state(&state);
