@@ -47,17 +47,18 @@ PREFIX ?= /usr/local
 CARGO ?= cargo
 
 .DEFAULT_GOAL := module
-.PHONY: module preflight tools deps install uninstall clean fmt lint doc check miri bindings bindings-check help
+.PHONY: module sample preflight tools deps install uninstall clean fmt lint doc check miri bindings bindings-check help
 
 PREFLIGHT_ENV = KDIR='$(KDIR)' OFED='$(OFED)' NVIDIA='$(NVIDIA)' OUT='$(OUT)' RUSTC='$(RUSTC)' LLVM='$(LLVM)' \
 	KERNEL_CRATE='$(KERNEL_CRATE)' DEPS='$(DEPS)' $(if $(ARCH),ARCH='$(ARCH)') CROSS_COMPILE='$(CROSS_COMPILE)'
 TOOLS = $(CURDIR)/build/tools
 INSTALL_ENV = $(PREFLIGHT_ENV) INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)' PREFIX='$(PREFIX)' TOOLS='$(TOOLS)'
+TREE = $(CURDIR)
 # Preflight leaves its findings in preflight.env: LLVM, the Module.symvers files, vendor headers, the crate.
 # Without the kernel's own key nothing can be signed, and sign-file would say so in words of OpenSSL.
 sig_key = $(shell sed -n 's/^CONFIG_MODULE_SIG_KEY="*\([^"]*\)"*$$/\1/p' '$(KDIR)/include/config/auto.conf')
 no_signing = $(if $(filter pkcs11:%,$(sig_key))$(wildcard $(sig_key) $(addprefix $(KDIR)/,$(sig_key))),,CONFIG_MODULE_SIG_ALL=)
-kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-$(CURDIR)}" RUSTC="$$PREFLIGHT_RUSTC" \
+kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-$(TREE)}" RUSTC="$$PREFLIGHT_RUSTC" \
 	$${PREFLIGHT_ARCH:+ARCH=$$PREFLIGHT_ARCH} $${PREFLIGHT_CROSS_COMPILE:+"CROSS_COMPILE=$$PREFLIGHT_CROSS_COMPILE"} \
 	MO="$${PREFLIGHT_TREE:-$(OUT)}" NVPM_KERNEL_CRATE=$$PREFLIGHT_KERNEL_CRATE NVPM_DEPS='$(DEPS)' \
 	$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} KBUILD_EXTRA_SYMBOLS="$$PREFLIGHT_SYMVERS" \
@@ -76,6 +77,15 @@ module: preflight
 	@KDIR='$(KDIR)' OUT='$(OUT)' sh mk/plain-exports.sh
 	@touch '$(OUT)/built'
 	@echo "module: $(OUT)/nvidia-peermem.ko; as root, make install puts it in place"
+
+# A driver of one's own on the pin layer (docs/own-driver.md), in a folder of its own: what `make` built is for `make install`.
+sample: override OUT := $(OUT)/sample
+sample: TREE = $(CURDIR)/samples/edu-dma
+sample:
+	@$(PREFLIGHT_ENV) KERNEL_CRATE=own SAMPLE=1 sh mk/preflight.sh
+	+@$(kbuild) --no-print-directory modules
+	@for gate in no-panic callback-tail relocations; do sh mk/$$gate.sh '$(OUT)/edu-dma.ko' || exit; done
+	@echo "sample: $(OUT)/edu-dma.ko; as root, insmod it beside nvidia.ko"
 
 # peermemctl, its man pages and completions, as whoever has cargo: `make install` runs as root.
 tools:
@@ -98,16 +108,20 @@ clean:
 	rm -rf '$(OUT)' '$(OUT)-lint' '$(OUT)-doc'
 
 fmt:
-	$(RUSTFMT) src/peer_client.rs
+	$(RUSTFMT) src/peer_client.rs samples/edu-dma/edu_dma.rs
+
+# Arguments: the folder of a Kbuild, the one that it builds in, a crate's object.
+clippy = . '$(OUT)-lint/preflight.env' && $(MAKE) -C '$(KDIR)' M='$(1)' MO='$(2)' NVPM_KERNEL_CRATE=own RUSTC='$(RUSTC)' CLIPPY=1 \
+	$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} NVPM_RUSTFLAGS=-Dwarnings --no-print-directory $(3)
 
 # What the kernel's own checks would say: rustfmt, clippy with the kernel's lints as errors, checkpatch.
 lint:
-	$(RUSTFMT) --check src/peer_client.rs
+	$(RUSTFMT) --check src/peer_client.rs samples/edu-dma/edu_dma.rs
 	@$(PREFLIGHT_ENV) OUT='$(OUT)-lint' KERNEL_CRATE=own sh mk/preflight.sh
-	+@. '$(OUT)-lint/preflight.env' && $(MAKE) -C '$(KDIR)' M='$(CURDIR)' MO='$(OUT)-lint' NVPM_KERNEL_CRATE=own RUSTC='$(RUSTC)' CLIPPY=1 \
-		$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} NVPM_RUSTFLAGS=-Dwarnings --no-print-directory src/peer_client.o
+	+@$(call clippy,$(CURDIR),$(OUT)-lint,src/peer_client.o)
+	+@$(call clippy,$(CURDIR)/samples/edu-dma,$(OUT)-lint/sample,edu_dma.o)
 	perl '$(KDIR)/source/scripts/checkpatch.pl' --no-tree --terse --no-summary -f src/ffi/*.[ch] \
-		bindings/*.h bindings/*.c kernel-lite/helpers.[ch]
+		bindings/*.h bindings/*.c kernel-lite/helpers.[ch] samples/edu-dma/*.c
 
 # In a folder of its own: what `make` built is for `make install`.
 doc: override OUT := $(OUT)-doc
@@ -141,6 +155,7 @@ bindings-check:
 help:
 	@echo "make              build nvidia-peermem.ko for the running kernel"
 	@echo "make deps         fetch, once, what kernels without Rust need for that"
+	@echo "make sample       build a driver of one's own on the same source (docs/own-driver.md)"
 	@echo "make tools        build peermemctl, its man pages and completions"
 	@echo "make install      as root: install what was built, so that modprobe takes it"
 	@echo "make uninstall    undo that: NVIDIA's own file is used again"

@@ -4,7 +4,7 @@
 # only the small searches: the long ones belong to `make test`. In: cargo, and the folder for what it builds.
 set -eu
 cargo=$1 out=$2
-rustfmt --check src/peer_client.rs
+rustfmt --check src/peer_client.rs samples/edu-dma/edu_dma.rs
 for lock in $(git ls-files '*Cargo.lock'); do
 	dir=$(dirname "$lock")
 	echo "check: $dir"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
 # Looks before building whether the module can be built and would load, and says in one line what is wrong.
-# In: KDIR OFED NVIDIA OUT RUSTC LLVM KERNEL_CRATE DEPS, and OS_RELEASE if another file than /etc/os-release is to say which
+# In: KDIR OFED NVIDIA OUT RUSTC LLVM KERNEL_CRATE DEPS, SAMPLE for the sample driver, which needs no RDMA core, and OS_RELEASE if another file than /etc/os-release is to say which
 # distribution this is. Out: $OUT/preflight.env, which `make install` reads too (mk/built.sh).
 set -eu
 # kmod's programs are here, which is not in PATH for users of Debian, nor for root by a plain su.
@@ -237,7 +237,7 @@ done
 if [ -n "$found" ]; then
 	note "ib_register_peer_memory_client: $found"
 	[ "$found" = "$KDIR/Module.symvers" ] || symvers=$found
-else
+elif [ -z "${SAMPLE:-}" ]; then
 	note "warning: no Module.symvers exports ib_register_peer_memory_client: the module will load only where DOCA-OFED, MLNX_OFED or a linux-nvidia kernel provides it"
 fi
 found=

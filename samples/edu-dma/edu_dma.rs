@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A driver of your own on the pin layer: GPU memory to and from QEMU's `edu` device.
+//!
+//! docs/own-driver.md explains it. The driver is these files:
+//!
+//! - this one: the module and the PCI driver
+//! - [`client`] what the layer asks of a driver: stop your device
+//! - [`pin`] one pinned range: the layer's calls, in their order
+//! - [`engine`] the device: its commands, its interrupt, and its end
+//! - [`session`] the character device, and [`uapi`] its ioctls
+//!
+//! All others are files of nvidia-peermem, as they are.
+
+#![deny(
+    clippy::arithmetic_side_effects,
+    clippy::as_conversions,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unreachable,
+    clippy::unwrap_used
+)]
+
+mod client;
+mod engine;
+mod pin;
+mod session;
+mod uapi;
+
+// The layer. What this driver leaves out of it is dead code here.
+#[allow(dead_code)]
+#[path = "../../src/acquire.rs"]
+mod acquire;
+#[allow(dead_code)]
+#[path = "../../src/dma/mod.rs"]
+mod dma;
+#[allow(dead_code)]
+#[path = "../../src/ffi/mod.rs"]
+mod ffi;
+#[allow(dead_code)]
+#[path = "../../src/gpu/mod.rs"]
+mod gpu;
+#[allow(dead_code)]
+#[path = "../../src/invalidate.rs"]
+mod invalidate;
+#[path = "../../src/num.rs"]
+mod num;
+#[allow(dead_code)]
+#[path = "../../src/observe/mod.rs"]
+mod observe;
+#[path = "../../src/orphan.rs"]
+mod orphan;
+#[path = "../../src/pieces.rs"]
+mod pieces;
+#[allow(dead_code)]
+#[path = "../../src/range.rs"]
+mod range;
+#[allow(dead_code)]
+#[path = "../../src/record.rs"]
+mod record;
+#[path = "../../src/registration.rs"]
+mod registration;
+#[path = "../../src/registry.rs"]
+mod registry;
+#[path = "../../src/several.rs"]
+mod several;
+#[allow(dead_code)]
+#[path = "../../src/sg.rs"]
+mod sg;
+#[allow(dead_code)]
+#[path = "../../src/state.rs"]
+mod state;
+
+use engine::{Edu, Interrupt};
+use gpu::{bar, topology};
+use kernel::device::Core;
+use kernel::device_id::{IdArray, IdTable, RawDeviceId};
+use kernel::dma::{Device, DmaMask};
+use kernel::irq::{Flags, ThreadedRegistration};
+use kernel::miscdevice::MiscDeviceRegistration;
+use kernel::pci;
+use kernel::prelude::*;
+use kernel::sync::Arc;
+use observe::refusals;
+use session::Session;
+
+module! {
+    type: EduDma,
+    name: "edu_dma",
+    authors: ["The nvidia-peermem in Rust authors"],
+    description: "GPU memory to and from QEMU's edu device",
+    license: "GPL",
+    params: {
+        dma_bits: u32 {
+            default: 28,
+            description: "Bits of an address that the device puts on the bus, which it does not tell: as QEMU's dma_mask has [default 28, as there]",
+        },
+    },
+}
+
+/// The module while it is loaded. The driver goes before the layer.
+#[pin_data]
+struct EduDma {
+    #[pin]
+    driver: kernel::driver::Registration<pci::Adapter<Driver>>,
+    layer: Layer,
+}
+
+/// What the layer keeps for the whole module.
+struct Layer;
+
+impl Layer {
+    /// # Safety
+    ///
+    /// To be called once, before the driver is registered.
+    unsafe fn new() -> Self {
+        // SAFETY: By this function's contract.
+        unsafe {
+            registry::init();
+            acquire::init();
+            topology::init();
+            refusals::init();
+        }
+        Self
+    }
+}
+
+impl Drop for Layer {
+    /// No pin is left: each holds the module.
+    fn drop(&mut self) {
+        registry::clear();
+        bar::forget_gpus();
+    }
+}
+
+impl kernel::InPlaceModule for EduDma {
+    fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        pin_init::pin_init_scope(move || {
+            let bits = *module_parameters::dma_bits.value();
+            if !(1..=64).contains(&bits) {
+                pr_err!(
+                    "invalid parameter dma_bits={}: use 28 (default), or as many bits as QEMU's dma_mask has, at most 64\n",
+                    bits
+                );
+                return Err(EINVAL);
+            }
+            gpu::pin::find_provider()?;
+            // SAFETY: Module init runs once, and the driver is not registered yet.
+            let layer = unsafe {
+                engine::init();
+                Layer::new()
+            };
+            Ok(try_pin_init!(Self {
+                driver <- kernel::driver::Registration::new(<Self as kernel::ModuleMetadata>::NAME, module),
+                layer,
+            }))
+        })
+    }
+}
+
+struct Driver;
+
+/// QEMU's number, which is in no list that the kernel crate was made of.
+// SAFETY: `Vendor` is a transparent wrapper of the number, and any number is one.
+const QEMU: pci::Vendor = unsafe { core::mem::transmute::<u16, pci::Vendor>(0x1234) };
+
+kernel::pci_device_table!(
+    PCI_TABLE,
+    MODULE_PCI_TABLE,
+    <Driver as pci::Driver>::IdInfo,
+    [(pci::DeviceId::from_id(QEMU, 0x11e8), ())]
+);
+
+/// The table without the crate's look-up by index, which can panic.
+struct Ids;
+
+const TABLE: &IdArray<pci::DeviceId, (), 1> = &PCI_TABLE;
+
+impl IdTable<pci::DeviceId, ()> for Ids {
+    fn as_ptr(&self) -> *const <pci::DeviceId as RawDeviceId>::RawType {
+        TABLE.as_ptr()
+    }
+
+    fn id(&self, index: usize) -> &<pci::DeviceId as RawDeviceId>::RawType {
+        TABLE.id(index)
+    }
+
+    fn info(&self, _index: usize) -> &() {
+        &()
+    }
+}
+
+/// What belongs to a bound device. Files go first, the interrupt last.
+#[pin_data]
+struct Bound {
+    #[pin]
+    node: MiscDeviceRegistration<Session>,
+    edu: Arc<Edu>,
+    #[pin]
+    interrupt: ThreadedRegistration<Interrupt>,
+}
+
+impl pci::Driver for Driver {
+    type IdInfo = ();
+    type Data<'bound> = Bound;
+
+    const ID_TABLE: pci::IdTable<Self::IdInfo> = &Ids;
+
+    fn probe<'bound>(
+        pdev: &'bound pci::Device<Core<'_>>,
+        _info: &'bound Self::IdInfo,
+    ) -> impl PinInit<Bound, Error> + 'bound {
+        pin_init::pin_init_scope(move || {
+            let bits = *module_parameters::dma_bits.value();
+            // Before the node, whose name would be taken.
+            if engine::current().is_ok() {
+                pr_err!("this driver serves one device, and has one: the second is left alone\n");
+                return Err(EBUSY);
+            }
+            pdev.enable_device_mem()?;
+            pdev.set_master();
+            // SAFETY: Nothing is mapped for the device yet.
+            unsafe { pdev.dma_set_mask_and_coherent(DmaMask::try_new(bits)?)? };
+            let bar = pdev.iomap_region_sized(0, c"edu_dma")?;
+            let edu = Edu::new(pdev, bar, bits)?;
+            let vector = *pdev.alloc_irq_vectors(1, 1, pci::IrqTypes::all())?.start();
+            let (known, handler) = (edu.clone(), Interrupt(edu.clone()));
+            Ok(try_pin_init!(Bound {
+                interrupt <- pdev.request_threaded_irq(vector, Flags::SHARED, c"edu-dma", Ok(handler)),
+                node <- session::node(),
+                edu,
+                _: {
+                    session::own(&node);
+                    known.publish()?;
+                },
+            }))
+        })
+    }
+
+    fn unbind<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Bound>) {
+        this.edu.unbind();
+    }
+}

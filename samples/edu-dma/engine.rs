@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The device: QEMU's `edu` (docs/specs/edu of QEMU). It has one DMA engine, a buffer of 4 KiB that
+//! only the engine reaches, and one interrupt.
+//!
+//! Locks, in this order: the mappings' (`bound`), the engine's, the state lock of a pin. A free
+//! callback takes the last two. So nothing is done under the engine's lock that may wait for the
+//! GPU driver: no call of it, and no access to memory of a process, whose page fault might.
+
+use crate::dma::device::Device;
+use crate::ffi::shim;
+use crate::num;
+use crate::pin::Pinned;
+use crate::record::Registration;
+use crate::registry;
+use kernel::bindings;
+use kernel::device::{self, Bound};
+use kernel::devres::Devres;
+use kernel::dma::Coherent;
+use kernel::io::Io;
+use kernel::irq::{IrqReturn, ThreadedHandler, ThreadedIrqReturn};
+use kernel::pci;
+use kernel::prelude::*;
+use kernel::sync::atomic::{Atomic, Relaxed};
+use kernel::sync::{global_lock, new_condvar, new_mutex, Arc, CondVar, CondVarTimeoutResult, Mutex};
+use kernel::time::delay::fsleep;
+use kernel::time::{msecs_to_jiffies, Delta};
+
+/// Registers, by offset in BAR 0.
+mod regs {
+    pub(super) const IRQ_STATUS: usize = 0x24;
+    pub(super) const IRQ_ACKNOWLEDGE: usize = 0x64;
+    pub(super) const DMA_SOURCE: usize = 0x80;
+    pub(super) const DMA_DESTINATION: usize = 0x88;
+    pub(super) const DMA_COUNT: usize = 0x90;
+    pub(super) const DMA_COMMAND: usize = 0x98;
+    /// Bytes of the BAR that are used.
+    pub(crate) const END: usize = 0xa0;
+}
+
+/// Bits of the command: run, the direction, and an interrupt at the end.
+const RUN: u64 = 1;
+const TO_MEMORY: u64 = 2;
+const INTERRUPT: u64 = 4;
+
+/// Address of the device's buffer in its own address space.
+const BUFFER: u64 = 0x40000;
+
+/// Bytes of one command. The buffer has 4 KiB, of which QEMU 7.2 does not let the last byte be
+/// used: its range check stops the machine.
+pub(crate) const CHUNK: usize = 2048;
+
+/// A command takes 100 ms. After so long without an interrupt something is wrong.
+const PATIENCE_NS: u64 = 10_000_000_000;
+
+/// BAR 0.
+pub(crate) type Bar = pci::Bar<'static, { regs::END }>;
+
+/// One end of a command that is not the device's buffer.
+#[derive(Clone, Copy)]
+pub(crate) enum Side<'a> {
+    /// The page that the driver shares with the device.
+    Page,
+    /// A DMA address of this pin.
+    Gpu(&'a Pinned, u64),
+}
+
+/// What commands need while the device is bound.
+struct Engine {
+    /// What the device reads and writes for processes.
+    page: Coherent<[u8]>,
+}
+
+/// The device, as open files know it. It may be gone.
+///
+/// # Invariants
+///
+/// - A command runs only while the engine's lock is held, and only while the device is bound.
+/// - Pins are mapped for the device only while `bound` holds it.
+#[pin_data]
+pub(crate) struct Edu {
+    bar: Devres<Bar>,
+    /// How many bits of an address it puts on the bus.
+    bits: u32,
+    /// The device while it is bound: pins are mapped under this lock, and none of it is mapped once
+    /// it is taken out.
+    #[pin]
+    bound: Mutex<Option<Device>>,
+    /// Held over each command. `None` once the device is gone.
+    #[pin]
+    engine: Mutex<Option<Engine>>,
+    /// Whether an interrupt came since the command was given.
+    #[pin]
+    done: Mutex<bool>,
+    #[pin]
+    interrupted: CondVar,
+    started: Atomic<u64>,
+    finished: Atomic<u64>,
+    interrupts: Atomic<u64>,
+}
+
+global_lock! {
+    // SAFETY: Initialised in `init()`, before the driver is registered.
+    unsafe(uninit) static EDU: Mutex<Option<Arc<Edu>>> = None;
+}
+
+/// Initialises what this file keeps for the whole module.
+///
+/// # Safety
+///
+/// To be called once, before anything else of this file.
+pub(crate) unsafe fn init() {
+    // SAFETY: By this function's contract.
+    unsafe { EDU.init() };
+}
+
+/// The device that files are opened for.
+pub(crate) fn current() -> Result<Arc<Edu>> {
+    EDU.lock().clone().ok_or(ENODEV)
+}
+
+/// Waits until the command that runs now has ended. For the free callback: takes the engine's lock.
+pub(crate) fn wait_for_command() {
+    if let Ok(edu) = current() {
+        drop(edu.engine.lock());
+    }
+}
+
+impl Edu {
+    /// The device behind `bar`, which puts the lower `bits` bits of an address on the bus.
+    pub(crate) fn new(device: &pci::Device<Bound>, bar: pci::Bar<'_, { regs::END }>, bits: u32) -> Result<Arc<Self>> {
+        let bar = bar.into_devres()?;
+        let page = Coherent::zeroed_slice(device.as_ref(), CHUNK, GFP_KERNEL)?;
+        let raw = core::ptr::from_ref::<device::Device<Bound>>(device.as_ref()).cast_mut();
+        // SAFETY: `Device` is a transparent wrapper of `struct device`, and not NULL. `unbind()`
+        // undoes the last mapping while it is valid.
+        let bound = unsafe { Device::new(raw.cast()) };
+        Arc::pin_init(
+            pin_init!(Self {
+                bar,
+                bits,
+                bound <- new_mutex!(bound, "edu_dma::Edu::bound"),
+                engine <- new_mutex!(Some(Engine { page }), "edu_dma::Edu::engine"),
+                done <- new_mutex!(false, "edu_dma::Edu::done"),
+                interrupted <- new_condvar!("edu_dma::Edu::interrupted"),
+                started: Atomic::new(0),
+                finished: Atomic::new(0),
+                interrupts: Atomic::new(0),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Lets files be opened for this device.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while there is another.
+    pub(crate) fn publish(self: &Arc<Self>) -> Result {
+        let mut current = EDU.lock();
+        if current.is_some() {
+            return Err(EBUSY);
+        }
+        *current = Some(self.clone());
+        Ok(())
+    }
+
+    /// The device goes: waits for the command that runs, unmaps every pin and forgets the device.
+    /// The pins stay, as the GPU driver takes most of them back from their own processes only. A
+    /// file that is open fails with `ENODEV` from here on.
+    pub(crate) fn unbind(self: &Arc<Self>) {
+        let mut bound = self.bound.lock();
+        // The page goes while the device is still bound.
+        drop(self.engine.lock().take());
+        let mut at = 0;
+        while let Some((index, registration)) = registry::from_index(at) {
+            registration.dma_unmap();
+            at = index.saturating_add(1);
+            shim::cond_resched();
+        }
+        *bound = None;
+        drop(bound);
+        // Last: until nothing is mapped, a free callback has to find the engine.
+        let forgotten = EDU.lock().take_if(|current| Arc::ptr_eq(current, self));
+        drop(forgotten);
+    }
+
+    /// Calls `map` with the device, which stays bound meanwhile. `map` may call the GPU driver.
+    pub(crate) fn map_with(&self, map: impl FnOnce(Device) -> Result) -> Result {
+        let bound = self.bound.lock();
+        map((*bound).ok_or(ENODEV)?)
+    }
+
+    /// Refuses memory whose addresses the device cuts off, before the kernel's DMA mapping warns of
+    /// it. The device is bound. Takes the state lock, for a moment.
+    pub(crate) fn check_reach(&self, registration: &Registration) -> Result {
+        let last = {
+            let inner = registration.inner().lock();
+            let runs = inner.pinned.iter().flat_map(|pinned| pinned.runs.as_slice());
+            runs.map(|run| run.addr.saturating_add(run.len).saturating_sub(1)).max().unwrap_or(0)
+        };
+        if last.checked_shr(self.bits).unwrap_or(0) == 0 || self.is_translated() {
+            return Ok(());
+        }
+        let user = registration.range().user();
+        pr_err!(
+            "{} bytes at {:#x} refused with EOPNOTSUPP: they end at bus address {:#x}, and the device puts {} bits of an address on the bus (dma_bits): have an IOMMU translate for it (intel_iommu=on iommu.passthrough=0), or give QEMU -device edu,dma_mask=0xffffffffffffffff and load with dma_bits=64\n",
+            user.len(),
+            user.start(),
+            last,
+            self.bits
+        );
+        Err(Error::from_errno(shim::EOPNOTSUPP))
+    }
+
+    /// Whether an IOMMU gives the device addresses of its own, which fit its mask.
+    fn is_translated(&self) -> bool {
+        let device: *mut bindings::device = core::ptr::from_ref(self.bar.device()).cast_mut().cast();
+        // SAFETY: A valid device, of which `Device` is a transparent wrapper. The domain of a bound
+        // device stays.
+        let domain = unsafe { bindings::iommu_get_domain_for_dev(device) };
+        // SAFETY: Not NULL, and valid as above.
+        !domain.is_null() && unsafe { (*domain).type_ } & bindings::__IOMMU_DOMAIN_DMA_API != 0
+    }
+
+    /// Moves `bytes.len()` bytes, at most [`CHUNK`], from one side through the device's buffer to
+    /// the other. `bytes` are those of the shared page. Waits for the commands of others.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` once the device is gone, `ECANCELED` once the memory is, `ETIMEDOUT` where the
+    /// device ended a command and no interrupt came.
+    pub(crate) fn pass(&self, from: Side<'_>, to: Side<'_>, bytes: &mut [u8]) -> Result {
+        let engine = self.engine.lock();
+        let page = &engine.as_ref().ok_or(ENODEV)?.page;
+        let address = |side| match side {
+            Side::Page => Ok(page.dma_handle()),
+            Side::Gpu(pin, address) if pin.is_live() => Ok(address),
+            Side::Gpu(..) => Err(Error::from_errno(ECANCELED)),
+        };
+        let (source, destination) = (address(from)?, address(to)?);
+        let length = num::u64_from(bytes.len());
+        if let Side::Page = from {
+            // SAFETY: No command runs: the engine's lock is held, and each is waited for under it.
+            let page = unsafe { page.as_mut() };
+            page.get_mut(..bytes.len()).ok_or(EINVAL)?.copy_from_slice(bytes);
+        }
+        self.command(source, BUFFER, length, RUN | INTERRUPT)?;
+        self.command(BUFFER, destination, length, RUN | TO_MEMORY | INTERRUPT)?;
+        if let Side::Page = to {
+            // SAFETY: As above.
+            let page = unsafe { page.as_ref() };
+            bytes.copy_from_slice(page.get(..bytes.len()).ok_or(EINVAL)?);
+        }
+        Ok(())
+    }
+
+    /// Has the engine move bytes, and waits until it has. The engine's lock is held.
+    fn command(&self, source: u64, destination: u64, length: u64, command: u64) -> Result {
+        *self.done.lock() = false;
+        let bar = self.bar.try_access().ok_or(ENODEV)?;
+        let _ = self.started.fetch_add(1, Relaxed);
+        bar.write64(source, regs::DMA_SOURCE);
+        bar.write64(destination, regs::DMA_DESTINATION);
+        bar.write64(length, regs::DMA_COUNT);
+        bar.write64(command, regs::DMA_COMMAND);
+        drop(bar);
+        let ended = self.wait();
+        let _ = self.finished.fetch_add(1, Relaxed);
+        ended
+    }
+
+    /// Waits until the engine stands still, whatever becomes of the calling task: the memory must
+    /// not go before.
+    fn wait(&self) -> Result {
+        let deadline = shim::now_ns().saturating_add(PATIENCE_NS);
+        let mut done = self.done.lock();
+        loop {
+            // An interrupt of an earlier command may have been late.
+            if *done && !self.is_running()? {
+                return Ok(());
+            }
+            *done = false;
+            if shim::now_ns() >= deadline {
+                break;
+            }
+            let waited = self.interrupted.wait_interruptible_timeout(&mut done, msecs_to_jiffies(1000));
+            if let CondVarTimeoutResult::Signal { .. } = waited {
+                // A task that is to die does not sleep interruptibly any more.
+                drop(done);
+                fsleep(Delta::from_millis(1));
+                done = self.done.lock();
+            }
+        }
+        drop(done);
+        while self.is_running()? {
+            fsleep(Delta::from_millis(10));
+        }
+        pr_err!("no interrupt came for a command that the device has ended: see its line in /proc/interrupts\n");
+        Err(ETIMEDOUT)
+    }
+
+    /// Whether the engine is at work. `ENODEV` for a device that does not answer.
+    fn is_running(&self) -> Result<bool> {
+        match self.bar.try_access().ok_or(ENODEV)?.read64(regs::DMA_COMMAND) {
+            u64::MAX => Err(ENODEV),
+            command => Ok(command & RUN != 0),
+        }
+    }
+
+    /// Commands started, commands finished, interrupts.
+    pub(crate) fn counts(&self) -> (u64, u64, u64) {
+        // The end first: what begins in between makes the difference too large, never negative.
+        let finished = self.finished.load(Relaxed);
+        (self.started.load(Relaxed), finished, self.interrupts.load(Relaxed))
+    }
+}
+
+/// The kernel crate does not have it.
+const ECANCELED: i32 = -125;
+
+/// The interrupt.
+pub(crate) struct Interrupt(pub(crate) Arc<Edu>);
+
+impl ThreadedHandler for Interrupt {
+    fn handle(&self, device: &device::Device<Bound>) -> ThreadedIrqReturn {
+        let Ok(bar) = self.0.bar.access(device) else {
+            return ThreadedIrqReturn::None;
+        };
+        let status = bar.read32(regs::IRQ_STATUS);
+        if status == 0 {
+            return ThreadedIrqReturn::None;
+        }
+        bar.write32(status, regs::IRQ_ACKNOWLEDGE);
+        let _ = self.0.interrupts.fetch_add(1, Relaxed);
+        ThreadedIrqReturn::WakeThread
+    }
+
+    fn handle_threaded(&self, _device: &device::Device<Bound>) -> IrqReturn {
+        *self.0.done.lock() = true;
+        self.0.interrupted.notify_all();
+        IrqReturn::Handled
+    }
+}

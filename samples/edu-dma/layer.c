@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The pin layer's C files, as they are. Tracepoints are a module's own: two
+ * modules cannot have them under one name, and this one does without.
+ */
+#include <linux/module.h>
+
+#define NVPM_PLAIN_EXPORTS_ONLY
+#include "../../src/ffi/shim.c"
+#include "../../src/ffi/bar.c"
+#include "../../src/ffi/trace.c"
+
+/* Its symbols are weak, so modprobe would not load it for them. */
+MODULE_SOFTDEP("pre: nvidia");
+
+/* The layer's files in /proc are never made here. rustc keeps their text all the same. */
+
+void nvpm_proc_write(struct seq_file *seq, const uint8_t *text, size_t length)
+{
+}
+
+void nvpm_proc_remove(void)
+{
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! One pinned range of GPU memory, mapped for the device.
+
+use crate::acquire;
+use crate::client::Client;
+use crate::engine::Edu;
+use crate::ffi::shim::{self, Kind};
+use crate::record::Registration;
+use crate::sg::{self, Run};
+use core::mem::MaybeUninit;
+use kernel::alloc::KVVec;
+use kernel::bindings;
+use kernel::prelude::*;
+use kernel::scatterlist::SGTable;
+use kernel::sync::Arc;
+
+/// What the layer keeps of the pin, until this is dropped.
+struct Held(Arc<Registration>);
+
+impl Drop for Held {
+    /// Unmaps, and gives the pin back or leaves it to one who can. Takes the put gate and the RM
+    /// API lock: under no lock of ours.
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+/// GPU memory that the device can reach.
+pub(crate) struct Pinned {
+    held: Held,
+    /// DMA addresses of the pages around the range.
+    runs: KVVec<Run>,
+    /// Bytes of them in front of the range.
+    skip: u64,
+    /// Bytes of the range.
+    length: u64,
+}
+
+impl Pinned {
+    /// Pins `length` bytes at `va` of the calling process, and maps them for `edu`.
+    ///
+    /// Sleeps. Takes the put gate, the RM API lock and the lock of `edu`'s mappings: under no lock
+    /// of ours.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` where that is no GPU memory; else what the log gives the reason of. `ENODEV` once
+    /// the device is gone.
+    pub(crate) fn new(edu: &Edu, kind: Kind, va: u64, length: u64) -> Result<Self> {
+        let held = Held(acquire::acquire(Client::new(kind), va, length).ok_or(EFAULT)?);
+        held.0.get_pages(va, length, 0)?;
+        let mut table = MaybeUninit::<bindings::sg_table>::zeroed();
+        let mut entries = 0;
+        edu.map_with(|device| {
+            edu.check_reach(&held.0)?;
+            // SAFETY: `table` and `entries` are locals. `table` is read below and not again, before
+            // `release`. The device is bound as long as its mappings are locked.
+            unsafe { held.0.dma_map(table.as_mut_ptr().cast(), Some(device), &mut entries) }
+        })?;
+        // SAFETY: `dma_map` has filled it, and its entries stay until `release`.
+        let table = unsafe { SGTable::from_raw(table.as_mut_ptr()) };
+        let mut runs = KVVec::with_capacity(usize::try_from(entries)?, GFP_KERNEL)?;
+        for entry in table.iter() {
+            runs.push_within_capacity(Run { addr: entry.dma_address(), len: entry.dma_len() })
+                .map_err(|_| EOVERFLOW)?;
+            shim::cond_resched();
+        }
+        let range = held.0.range();
+        let skip = range.user().start().wrapping_sub(range.pages().start());
+        Ok(Self { held, runs, skip, length })
+    }
+
+    /// The DMA addresses of `length` bytes from `at` on; `None` where there are fewer.
+    pub(crate) fn runs(&self, at: u64, length: u64) -> Option<impl Iterator<Item = Run> + '_> {
+        at.checked_add(length).filter(|end| *end <= self.length)?;
+        Some(sg::trim(self.runs.iter().copied(), self.skip.wrapping_add(at), length))
+    }
+
+    /// Whether the device may be told its addresses. Under the lock of the engine that stays so
+    /// until the lock goes: a free callback marks the pin first, and then waits for that lock.
+    pub(crate) fn is_live(&self) -> bool {
+        let inner = self.held.0.inner().lock();
+        inner.state.held().is_some() && inner.state.mapping().is_some()
+    }
+}
