@@ -120,6 +120,10 @@ ours: kernel $(neighbours) nvidia_c-source deps
 lite: kernel $(neighbours) nvidia_c-source deps
 	$(call build-ours,$(word 1,$(neighbours)),$(word 2,$(neighbours)),lite)
 
+# A driver of one's own on the same source.
+sample: kernel gpu
+	@$(module) $(ours-of) samples $(K)/gpu -- $(make-in) . sample NVIDIA=$(CURDIR)/$(K)/gpu
+
 ours-closed: kernel ofed gpu-closed nvidia_c-source deps
 	$(call build-ours,ofed,gpu-closed,)
 
@@ -144,7 +148,7 @@ cuda-selftest:
 	@$(program) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda $@
 
 guest:
-	@$(program) tests/guest $(q)/gpu/client docs/results/checks.md tools/peermemctl/tests/common/table.rs \
+	@$(program) tests/guest $(q)/gpu/client docs/results/checks.md samples/edu-dma/uapi.rs tools/peermemctl/tests/common/table.rs \
 		"=$(call package,libc6-dev libibverbs-dev linux-libc-dev libclang-19-dev)" $(built) tests/guest $@
 
 peermemctl:
@@ -173,7 +177,7 @@ archive: deps
 # Images: image-<module>[-<what else>].
 
 base := $(if $(filter $(BARE),$(KERNEL)),bare,pcie ofed gpu alarms)
-modules-ours := $(base) ours
+modules-ours := $(base) ours $(if $(own),sample)
 modules-lite := $(base) lite
 modules-closed := pcie ofed gpu-closed alarms ours-closed
 modules-nvidia_c := $(base) nvidia_c

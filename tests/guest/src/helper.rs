@@ -66,6 +66,8 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
         ("storm-victim", [seed]) => storm::victim(seed.parse().context("seed")?),
         // Does what it is told, line by line.
         ("actor", [first]) => actor::run(first),
+        // A user of the sample driver, which does what it is told.
+        ("edu", [kind, len]) => crate::edu::helper(kind, len),
         // What is left of an actor after exec: its open files.
         ("idle", []) => {
             println!("ok");

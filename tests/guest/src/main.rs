@@ -9,6 +9,7 @@ mod actor;
 mod cmdline;
 mod counters;
 mod cuda;
+mod edu;
 mod gpu;
 mod helper;
 mod init;

@@ -32,6 +32,8 @@ struct Topology {
     nics: u32,
     #[serde(default)]
     iommu: Iommu,
+    /// With devices that the sample driver drives: bits of an address that they put on the bus.
+    edu: Option<u32>,
     /// Two machines with a cable between them, or one.
     #[serde(default)]
     pair: bool,
@@ -183,6 +185,7 @@ impl Entry {
             gpus: of.gpus,
             nics: of.nics,
             iommu: of.iommu,
+            edu: of.edu,
             gpu_mib: self.gpu_mib,
             memory_mib: self.memory_mib,
             cpu: cpu.to_string(),
@@ -193,6 +196,7 @@ impl Entry {
             ..Boot::new(&name, "")
         };
         machine.append.extend(self.words.iter().cloned());
+        machine.append.extend(of.edu.map(|bits| format!("guest.dma_bits={bits}")));
         if let Expect::Canary(tests) = &self.expect {
             machine.append.push(format!("guest.only={}", tests.join(",")));
         }

@@ -44,6 +44,8 @@ pub struct Boot {
     /// Video memory of each GPU, all of it in one BAR; memory of this machine only where it is touched.
     pub gpu_mib: u64,
     pub iommu: Iommu,
+    /// Two devices `edu` beside the GPUs, which put so many bits of an address on the bus.
+    pub edu: Option<u32>,
     pub clock: Clock,
     /// Processors on the wall clock; the instruction clock has one.
     pub cpus: u32,
@@ -67,6 +69,7 @@ impl Boot {
             nics: 1,
             gpu_mib: 256,
             iommu: Iommu::Off,
+            edu: None,
             clock: Clock::Wall,
             cpus: 2,
             memory_mib: 2048,
@@ -152,6 +155,13 @@ impl Boot {
             let size = self.gpu_mib;
             cmd.args(["-object", &format!("memory-backend-ram,id=gpu{gpu},size={size}M,share=on,reserve=off")]);
             cmd.args(["-device", &format!("ivshmem-plain,memdev=gpu{gpu},addr={:#x}", 8 + gpu)]);
+        }
+        if let Some(bits) = self.edu {
+            // The driver serves one, and says so of the other.
+            for addr in [0xc, 0xd] {
+                let mask = u64::MAX >> (64 - bits);
+                cmd.args(["-device", &format!("edu,addr={addr:#x},dma_mask={mask:#x}")]);
+            }
         }
         if let Some(plugin) = &self.plugin {
             cmd.args(["-plugin", plugin]);

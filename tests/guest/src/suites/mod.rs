@@ -9,6 +9,7 @@ mod closed;
 mod cost;
 mod demo;
 mod doctor;
+mod edu;
 mod end;
 mod errors;
 mod faults;
@@ -82,6 +83,8 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         scenarios::pairwise(nvidia_c),
         loading::suite(),
         bare::suite(),
+        edu::suite(),
+        edu::long(),
         closed::suite(),
         alarms::suite(),
         stop_test::suite(nvidia_c),
