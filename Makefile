@@ -84,7 +84,8 @@ sample: TREE = $(CURDIR)/samples/edu-dma
 sample:
 	@$(PREFLIGHT_ENV) KERNEL_CRATE=own SAMPLE=1 sh mk/preflight.sh
 	+@$(kbuild) --no-print-directory modules
-	@for gate in no-panic callback-tail relocations; do sh mk/$$gate.sh '$(OUT)/edu-dma.ko' || exit; done
+	@export KDIR='$(KDIR)' && for gate in no-panic callback-tail relocations landing-pads; do \
+		sh mk/$$gate.sh '$(OUT)/edu-dma.ko' || exit; done
 	@echo "sample: $(OUT)/edu-dma.ko; as root, insmod it beside nvidia.ko"
 
 # peermemctl, its man pages and completions, as whoever has cargo: `make install` runs as root.
