@@ -3,7 +3,6 @@
 # with what is used of them (fat LTO). Included by Kbuild. Variables:
 #   RUSTC       any rustc from 1.85 on, with its rust-src
 #   NVPM_DEPS   folder with pin-init, syn, quote and proc-macro2 of the kernel's rust/ (`make deps`)
-# What every flag is for, and what went wrong without it: docs/kernel-lite.md.
 
 RUSTC ?= rustc
 export RUSTC_BOOTSTRAP := 1
