@@ -294,6 +294,10 @@ refusals() {
 	hold 4194304 0 65536
 	let_go
 	shot refused-hole "a registration longer than its allocation"
+	again persistent_api_support=0
+	hold 4194304 0 65536
+	let_go
+	shot refused-leaves-allocation "a revocable registration over two allocations"
 	again
 	fault "persistent_errno 16"
 	shot refused-busy "the GPU is busy"
