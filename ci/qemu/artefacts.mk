@@ -167,7 +167,7 @@ programs := guest peermemctl nvlab-selftest cuda-selftest libcuda perftest
 
 # Machines of Debian packages, and what `make dist` makes of the checkout: for tests/packages.
 
-chroot-bookworm chroot-trixie:
+chroot-bookworm chroot-trixie chroot-sid:
 	@$(keep) packages/$@ --in-place --verb fetch --says "once, some 3 minutes" \
 		tests/packages/chroot.sh $(q)/apt.sh -- tests/packages/chroot.sh $(@:chroot-%=%)
 

@@ -1,23 +1,27 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# chroot.sh bookworm|trixie: a Debian in $OUT/root with dkms, a kernel with its headers, and what
-# the packages are made and checked with. The packages of the next kernel lie in its /srv/kernel.
+# chroot.sh bookworm|trixie|sid: a Debian in $OUT/root with systemd, dkms, a kernel with its headers,
+# and what the packages are made and checked with. The packages of the next kernel lie in its
+# /srv/kernel. sid is for its compiler, and has one kernel.
 set -euo pipefail
 . "$(dirname "$0")/../../ci/qemu/apt.sh"
 apt_update
 suite=$1
 case $suite in
-bookworm) flavour='6\.1\.0-[0-9]+' rust=rustc-web,rust-web-src ;;
-trixie) flavour='6\.12\.[0-9]+\+deb13' rust=rustc,rust-src ;;
+bookworm) flavour='6\.1\.0-[0-9]+' rust=rustc-web,rust-web-src,cargo-web count=2 ;;
+trixie) flavour='6\.12\.[0-9]+\+deb13' rust=rustc,rust-src,cargo count=2 ;;
+# A mirror may be some days behind: what it has is signed all the same.
+sid) flavour='[0-9]+\.[0-9]+\.[0-9]+\+deb14' rust=rustc,rust-src count=1 aptopt='Acquire::Check-Valid-Until "false";' ;;
 esac
 mapfile -t kernels < <(apt_private apt-cache search --names-only "^linux-headers-$flavour-amd64\$" |
-	sed 's/^linux-headers-\(.*\)-amd64 .*/\1/' | sort -V | tail -n 2)
-old=${kernels[0]} new=${kernels[1]}
+	sed 's/^linux-headers-\(.*\)-amd64 .*/\1/' | sort -V | tail -n $count)
+old=${kernels[0]} new=${kernels[-1]}
 rm -rf "$OUT/root"
 mkdir -p "$OUT"
 # tiny-initramfs: nobody boots this, and others take half a minute for each kernel.
 grep -E "^deb .* $suite(-security)? " "$apt/sources.list" | mmdebstrap --quiet --variant=minbase \
-	--include="dkms,kmod,udev,openssl,tiny-initramfs,linux-image-$old-amd64,linux-headers-$old-amd64,$rust" \
+	--include="systemd,dkms,kmod,udev,openssl,tiny-initramfs,linux-image-$old-amd64,linux-headers-$old-amd64,$rust" \
+	--aptopt="${aptopt:-}" \
 	--include="build-essential,debhelper,dh-dkms,xz-utils,lintian,rpm,rpmlint" \
 	--dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/doc/*/changelog*' \
 	--customize-hook="mkdir \"\$1/srv/kernel\"" \

@@ -106,6 +106,43 @@ impl Machine {
         Ok(said.text)
     }
 
+    /// Boots the machine, as containers boot: systemd is its process 1, on the kernel of this one, whose devices it does not
+    /// get. A script of `sh -eu` runs as root once the boot is over; then the machine ends. What the script says.
+    pub fn boot(&self, script: &str) -> Result<String> {
+        // systemd makes cgroups, which would stay.
+        let name = self.dir.path().file_name().context("a temporary folder has a name")?.to_string_lossy();
+        let boot = format!(
+            r#"cat >/srv/boot.sh <<'END_OF_SCRIPT'
+{script}
+END_OF_SCRIPT
+            cat >/etc/systemd/system/boot-test.service <<'END_OF_UNIT'
+[Service]
+ExecStart=/bin/sh -c 'systemctl is-system-running --wait; sh -eu /srv/boot.sh >/srv/boot.log 2>&1; systemctl --no-block exit $?'
+StandardOutput=null
+[Install]
+WantedBy=multi-user.target
+END_OF_UNIT
+            systemctl -q enable boot-test.service
+            rm -rf /var/log/journal
+            mount --bind /proc/sys /proc/sys
+            mount -o remount,bind,ro /proc/sys
+            mount -t sysfs -o ro sys /sys
+            mount -t cgroup2 cgroup /sys/fs/cgroup
+            mkdir '/sys/fs/cgroup/{name}'
+            echo 1 >'/sys/fs/cgroup/{name}/cgroup.procs'
+            exec unshare --cgroup --uts --ipc --net sh -euc 'umount /sys/fs/cgroup; mount -t cgroup2 cgroup /sys/fs/cgroup
+                exec env -i container=packages /lib/systemd/systemd'"#
+        );
+        let said = self.run(&boot)?;
+        let text = self.must(&format!(
+            "cat /srv/boot.log; rm -f /srv/boot.* /etc/systemd/system/boot-test.service /etc/systemd/system/*/boot-test.service
+            mount -t cgroup2 cgroup /sys
+            find '/sys/{name}' -depth -type d -exec rmdir {{}} ';'"
+        ))?;
+        ensure!(said.ok, "{script}\n{text}{}", said.text);
+        Ok(text)
+    }
+
     /// The kernels that are installed.
     pub fn kernels(&self) -> Result<Vec<String>> {
         Ok(self

@@ -16,13 +16,19 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 use stubs::{deb, ours, NVIDIA, OFED};
-use transitions::{Test, ALL, RPM};
+use transitions::{Test, ALL, INSTALLED, RPM};
 
 #[derive(Parser)]
 struct Words {
     /// NAME=DIR: a distribution, and the root folder of a machine of it.
     #[arg(long, required = true)]
     chroot: Vec<String>,
+    /// One more, of which only the installation counts: for its compiler.
+    #[arg(long)]
+    compiler: Option<String>,
+    /// What cargo needs for peermemctl, as `cargo vendor` leaves it.
+    #[arg(long)]
+    vendor: Option<PathBuf>,
     /// What `make dist` made.
     #[arg(long)]
     archive: PathBuf,
@@ -53,28 +59,31 @@ fn run(words: &Words) -> Result<bool> {
     let mut good = true;
     let mut rows = Vec::new();
     let version = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../VERSION"))?.trim().to_string();
-    for chroot in &words.chroot {
-        let (distribution, root) = chroot.split_once('=').context("--chroot NAME=DIR")?;
-        let rpm = words.whole;
-        let neighbours = prepare(words, &Layers::of(root.as_ref()), &version, rpm)
+    for chroot in words.chroot.iter().chain(&words.compiler) {
+        let (distribution, root) = chroot.split_once('=').context("NAME=DIR")?;
+        let compiler = words.compiler.as_ref() == Some(chroot);
+        let whole = words.whole && !compiler;
+        let neighbours = prepare(words, &Layers::of(root.as_ref()), &version, whole)
             .with_context(|| format!("{distribution}: the machine with both neighbours"))?;
-        let ready = with_ours(&neighbours, &version)?;
-        for transition in ALL.iter().chain(rpm.then_some(&RPM)) {
-            let wanted = if words.only.is_empty() {
-                words.whole || transition.quick
+        let rustc = neighbours.must("rustc --version | cut -d ' ' -f 2")?.trim().to_string();
+        let ready = with_ours(&neighbours, &version).with_context(|| format!("{distribution}, rustc {rustc}"))?;
+        for transition in ALL {
+            let wanted = if compiler {
+                transition.name == INSTALLED
+            } else if words.only.is_empty() {
+                whole || transition.quick
             } else {
                 words.only.iter().any(|only| only == transition.name)
             };
             if !wanted {
                 continue;
             }
-            let from = if transition.name == RPM.name { &neighbours } else { &ready };
+            let from = if transition.name == RPM { &neighbours } else { &ready };
             let (name, start) = (format!("{distribution}/{}", transition.name), Instant::now());
             let mut test = Test { machine: Machine::new(&from.layers())?, version: version.clone(), rows: Vec::new() };
             let result = (transition.run)(&mut test);
-            rows.extend(
-                test.rows.into_iter().map(|(kernel, action, what)| [distribution.to_string(), kernel, action, what]),
-            );
+            let row = |(kernel, action, what)| [distribution.to_string(), rustc.clone(), kernel, action, what];
+            rows.extend(test.rows.into_iter().map(row));
             match result {
                 Ok(()) => println!("test {name} ... ok, {} s", start.elapsed().as_secs()),
                 Err(error) => {
@@ -91,9 +100,10 @@ fn run(words: &Words) -> Result<bool> {
 }
 
 /// A machine with stand-ins for the GPU driver and the RDMA core, and packages to install.
-fn prepare(words: &Words, layers: &Layers, version: &str, rpm: bool) -> Result<Machine> {
+fn prepare(words: &Words, layers: &Layers, version: &str, whole: bool) -> Result<Machine> {
     let machine = Machine::new(layers)?;
-    stubs::build(&machine, &words.archive, version, rpm)?;
+    let vendor = words.vendor.as_deref().filter(|_| whole);
+    stubs::build(&machine, &words.archive, version, whole, vendor)?;
     machine.must(&format!("dpkg -i {} {}", deb("nvidia", NVIDIA[0]), deb("mlnx-ofed-kernel", OFED[0])))?;
     let kernel = machine.kernels()?.pop().context("the machine has no kernel")?;
     match machine.resolved(&kernel)? {

@@ -16,8 +16,8 @@ pub const NEXT: &str = "0.90.0";
 pub const BROKEN: &str = "0.91.0";
 
 /// Builds every Debian package that the transitions need, and the rpm packages where they are wanted. `archive` is what
-/// `make dist` made.
-pub fn build(machine: &Machine, archive: &Path, version: &str, rpm: bool) -> Result<()> {
+/// `make dist` made; peermemctl is built of what cargo needs for it in `vendor`, without the network.
+pub fn build(machine: &Machine, archive: &Path, version: &str, rpm: bool, vendor: Option<&Path>) -> Result<()> {
     let stubs = Path::new(env!("CARGO_MANIFEST_DIR")).join("stubs");
     machine.put(&stubs, "/srv/stubs")?;
     machine.put(archive, "/srv/source.tar.xz")?;
@@ -38,6 +38,14 @@ pub fn build(machine: &Machine, archive: &Path, version: &str, rpm: bool) -> Res
             .must(&format!("sh /srv/stubs/package.sh {stub} {name} {version} {DEBS}"))
             .context("a stand-in's package")?;
     }
+    if let Some(vendor) = vendor {
+        machine.put(vendor, "/srv/vendor")?;
+        machine.must(
+            r#"mkdir -p /root/.cargo
+            printf '[source.crates-io]\nreplace-with = "here"\n[source.here]\ndirectory = "/srv/vendor"\n' >/root/.cargo/config.toml"#,
+        )?;
+    }
+    let first = if vendor.is_some() { "binary" } else { "all" };
     let kinds = if rpm { "deb rpm" } else { "deb" };
     machine
         .must(&format!(
@@ -46,7 +54,9 @@ pub fn build(machine: &Machine, archive: &Path, version: &str, rpm: bool) -> Res
         for version in {version} {NEXT} {BROKEN}; do
             echo $version >VERSION
             [ $version != {BROKEN} ] || echo '#error no such kernel' >>src/ffi/shim.c
-            for kind in {kinds}; do make -s $kind BUILD=all; done
+            build=all
+            [ $version != {version} ] || build={first}
+            for kind in {kinds}; do make -s $kind BUILD=$build; done
             mv build/packages/*.deb {DEBS}/
             [ '{kinds}' = deb ] || mv build/packages/*.rpm {DEBS}/
         done"#

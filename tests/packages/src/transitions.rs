@@ -31,7 +31,8 @@ const fn long(name: &'static str, run: fn(&mut Test) -> Result<()>) -> Transitio
 /// In this order they stand in the table.
 pub const ALL: &[Transition] = &[
     quick("lint", lint),
-    quick("installed", installed),
+    quick("units", units),
+    quick(INSTALLED, installed),
     quick("nvidia_same_interface", nvidia_same_interface),
     long("nvidia_up_and_down", nvidia_up_and_down),
     quick("nvidia_removed", nvidia_removed),
@@ -50,13 +51,24 @@ pub const ALL: &[Transition] = &[
     quick("a_release_that_begins_another", a_release_that_begins_another),
     quick("key_not_enrolled", key_not_enrolled),
     quick("openibd_hook", openibd_hook),
+    quick("each_kernel_by_itself", each_kernel_by_itself),
+    quick("uninstalled_by_the_admin", uninstalled_by_the_admin),
+    quick("one_refresh_at_a_time", one_refresh_at_a_time),
+    quick("booted", booted),
+    long("booted_after_a_change", booted_after_a_change),
     quick("removed", removed),
     quick("purged", purged),
     quick("removed_while_unpacked", removed_while_unpacked),
+    long(RPM, rpm),
+    long("peermemctl", peermemctl),
+    long("peermemctl_by_rpm", peermemctl_by_rpm),
+    long("metrics", metrics),
 ];
 
-/// Only where there is rpm's own dkms flow: from a machine with the neighbours alone.
-pub const RPM: Transition = long("rpm", rpm);
+/// What a new compiler has to pass.
+pub const INSTALLED: &str = "installed";
+/// From a machine with the neighbours alone: rpm's own dkms flow.
+pub const RPM: &str = "rpm";
 
 impl Test {
     fn kernel(&self) -> Result<String> {
@@ -98,12 +110,21 @@ fn says_why(text: &str, reason: &str) -> Result<()> {
 
 /// lintian and rpmlint have nothing to say that packaging/ does not answer with a reason.
 fn lint(test: &mut Test) -> Result<()> {
-    test.machine.must(&format!("lintian --fail-on error,warning {}", ours(&test.version)))?;
     test.machine.must(&format!(
-        "set -- {DEBS}/nvidia-peermem-rust-dkms-{}-1.noarch.rpm
-        [ ! -e $1 ] || rpmlint -c /srv/source/packaging/rpm/rpmlint.toml $1 /srv/source/packaging/rpm/*.spec",
-        test.version
+        "cd {DEBS}; lintian --fail-on error,warning *peerm*_{v}-1_*.deb
+        set -- *peerm*-{v}-1.*.rpm
+        [ ! -e $1 ] || rpmlint -c /srv/source/packaging/rpm/rpmlint.toml $* /srv/source/packaging/rpm/*.spec",
+        v = test.version
     ))?;
+    Ok(())
+}
+
+/// systemd has nothing to say about the units.
+fn units(test: &mut Test) -> Result<()> {
+    let said = test.machine.must(
+        "systemd-analyze verify --man=no /usr/lib/systemd/system/nvidia-peermem-rust.service /srv/source/packaging/monitoring/*.service /srv/source/packaging/monitoring/*.timer",
+    )?;
+    ensure!(said.is_empty(), "{said}");
     Ok(())
 }
 
@@ -380,17 +401,123 @@ fn key_not_enrolled(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// openibd's hook comes with us where OFED is, or with OFED where we are, and an admin's own is left alone.
+/// openibd's hook comes with us where OFED is, or with OFED where we are. An admin's own is left alone, and none comes back.
 fn openibd_hook(test: &mut Test) -> Result<()> {
     let hook = "/etc/infiniband/pre-stop-hook.sh";
     let text = test.machine.must(&format!(
         "mkdir -p /etc/infiniband; upkeep=/usr/lib/nvidia-peermem-rust/upkeep
-        $upkeep refresh; rm {hook}; echo admin >{hook}; $upkeep refresh; $upkeep hook; cat {hook}; rm {hook}; $upkeep hook; readlink {hook}; {hook}; dpkg -P nvidia-peermem-rust-dkms >/dev/null; ls /etc/infiniband"
+        $upkeep refresh; rm {hook}; $upkeep refresh; test ! -e {hook}
+        echo admin >{hook}; $upkeep refresh; $upkeep hook; cat {hook}
+        rm -r /etc/infiniband; $upkeep refresh; mkdir /etc/infiniband; $upkeep hook; readlink {hook}; {hook}
+        dpkg -P nvidia-peermem-rust-dkms >/dev/null; ls /etc/infiniband"
     ))?;
-    one_line(&text, &["nvidia-peermem-rust: ", hook, "is yours"])?;
+    one_line(&text, &["nvidia-peermem-rust: ", hook, "is left to you"])?;
     ensure!(text.lines().nth(1) == Some("admin"), "{text}");
     ensure!(text.lines().count() == 3 && text.ends_with("/openibd-pre-stop\n"), "{text}");
     Ok(())
+}
+
+/// A rebuild for one kernel leaves the others' links as they are; an upgrade holds every kernel's module.
+fn each_kernel_by_itself(test: &mut Test) -> Result<()> {
+    let kernel = test.kernel()?;
+    let text = test.machine.must(&format!(
+        "cd /usr/lib/nvidia-peermem-rust; mkdir -p 9.9.9 /lib/modules/9.9.9/kernel
+        ln -s $(readlink {kernel}/nvidia-peermem.ko*) 9.9.9/
+        mv 9.9.9/nvidia-peermem-rust.ko* 9.9.9/nvidia-peermem.ko 2>/dev/null || true
+        printf '#!/bin/sh\ncase $1 in status) exec /usr/sbin/dkms \"$@\" ;; esac; echo \"error: of the test\"; exit 1\n' >/usr/local/sbin/dkms
+        chmod +x /usr/local/sbin/dkms
+        sed -i 's/^0x......../0x12345678/' /usr/src/ofa_kernel/x86_64/{kernel}/Module.symvers
+        ./upkeep refresh
+        test -L 9.9.9/nvidia-peermem.ko; test -L {kernel}/nvidia-peermem.ko*
+        ./upkeep hold
+        test ! -L 9.9.9/nvidia-peermem.ko; test -f 9.9.9/nvidia-peermem.ko; test ! -L {kernel}/nvidia-peermem.ko*"
+    ))?;
+    one_line(&text, &["nvidia-peermem-rust: building for kernel", &kernel])?;
+    says_why(&text, "of the test")
+}
+
+/// What an admin takes away from one kernel stays away, until he installs it again.
+fn uninstalled_by_the_admin(test: &mut Test) -> Result<()> {
+    let (kernel, version) = (test.kernel()?, test.version());
+    let dkms = |verb| format!("dkms {verb} -m nvidia-peermem-rust -v {version} -k {kernel} >/dev/null");
+    let text = test.machine.must(&format!(
+        "{}; dpkg-trigger --no-await /usr/src; dpkg --configure --pending",
+        dkms("uninstall")
+    ))?;
+    ensure!(!text.contains("nvidia-peermem-rust: "), "{text}");
+    let got = test.machine.resolved(&kernel)?;
+    test.rows.push((kernel.clone(), "dkms uninstall of ours".into(), got.to_string()));
+    ensure!(matches!(got, Resolved::Nvidia(_)), "the admin wanted NVIDIA's: {got}");
+    test.machine.must(&format!("{}; /usr/lib/nvidia-peermem-rust/upkeep refresh", dkms("install")))?;
+    test.expect_ours("dkms install of ours", &version)?;
+    test.machine.must(&format!("test ! -e /var/lib/nvidia-peermem-rust/{kernel}/uninstalled"))?;
+    Ok(())
+}
+
+/// Who has to wait says for what.
+fn one_refresh_at_a_time(test: &mut Test) -> Result<()> {
+    let text = test.machine.must(
+        "lib=/usr/lib/nvidia-peermem-rust; flock $lib sh -c 'touch /tmp/locked; sleep 2; echo first' &
+        until [ -e /tmp/locked ]; do sleep 0.1; done; $lib/upkeep refresh; echo second; wait",
+    )?;
+    one_line(&text, &["nvidia-peermem-rust: waiting for another refresh"])?;
+    ensure!(text.ends_with("first\nsecond\n"), "{text}");
+    Ok(())
+}
+
+/// The service at boot, and what it said.
+const SERVICE: &str = "unit=nvidia-peermem-rust.service
+    systemctl show -p Result,ActiveState $unit
+    started=$(systemctl show -p ExecMainStartTimestampMonotonic --value $unit)
+    for target in local-fs sysinit; do
+        [ $started -gt $(systemctl show -p ActiveEnterTimestampMonotonic --value $target.target) ] && echo after $target
+    done
+    systemctl show -p After $unit | grep -o dkms.service
+    journalctl -q -o cat -u $unit | grep nvidia-peermem-rust: || true";
+
+/// It has run, after what it needs, has ended well, and nobody waited for it. What it said.
+fn service_ran(test: &Test) -> Result<Vec<String>> {
+    let text = test.machine.boot(SERVICE)?;
+    let lines: Vec<&str> = text.lines().collect();
+    let (status, said) = lines.split_at(5.min(lines.len()));
+    for want in ["Result=success", "ActiveState=inactive", "after local-fs", "after sysinit", "dkms.service"] {
+        ensure!(status.contains(&want), "no {want}:\n{text}");
+    }
+    Ok(said.iter().map(|line| (*line).to_string()).collect())
+}
+
+/// systemd runs the service at each boot. It is silent where nothing changed, and fails no boot.
+fn booted(test: &mut Test) -> Result<()> {
+    let (kernel, version) = (test.kernel()?, test.version());
+    let said = service_ran(test)?;
+    ensure!(said.is_empty(), "nothing had changed: {said:?}");
+    test.expect_ours("a boot", &version)?;
+    // A build that fails.
+    test.machine.must(&format!(
+        "printf '#!/bin/sh\ncase $1 in status) exec /usr/sbin/dkms \"$@\" ;; esac; echo \"error: of the test\"; exit 1\n' >/usr/local/sbin/dkms
+        chmod +x /usr/local/sbin/dkms
+        cp /usr/src/ofa_kernel/x86_64/{kernel}/Module.symvers /srv/
+        sed -i 's/^0x......../0x12345678/' /usr/src/ofa_kernel/x86_64/{kernel}/Module.symvers"
+    ))?;
+    let said = service_ran(test)?;
+    says_why(&said.join("\n"), "of the test")?;
+    test.machine.must(&format!("mv /srv/Module.symvers /usr/src/ofa_kernel/x86_64/{kernel}/; rm /usr/local/sbin/dkms"))?;
+    test.expect_ours("a boot at which a build fails", &version)?;
+    // Neither GPU driver nor OFED.
+    test.machine.must("dpkg -P --no-triggers nvidia-dkms mlnx-ofed-kernel-dkms; rm -rf /usr/src/ofa_kernel")?;
+    let said = service_ran(test)?;
+    ensure!(said.len() <= 1, "more than a line: {said:?}");
+    Ok(())
+}
+
+/// What changed without a package, and so without a trigger.
+fn booted_after_a_change(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    test.machine.must(&format!("dpkg -i --no-triggers {}", deb("mlnx-ofed-kernel", OFED[1])))?;
+    let said = service_ran(test)?.join("\n");
+    one_line(&said, &["nvidia-peermem-rust: building for kernel"])?;
+    one_line(&said, &["nvidia-peermem-rust: kernel ", "has a new module"])?;
+    test.expect_ours("a boot after a change of OFED without a trigger", &version)
 }
 
 /// NVIDIA's file is back, and nothing of ours is left.
@@ -453,5 +580,53 @@ fn rpm(test: &mut Test) -> Result<()> {
     let left =
         test.machine.must("find / -xdev -name '*nvidia-peermem-rust*' ! -path '/srv/*' ! -path '/var/lib/dpkg/*'")?;
     ensure!(left.is_empty(), "left behind:\n{left}");
+    Ok(())
+}
+
+/// What `PACKAGE` brings is where users look, works, and goes again.
+const LOOKS: &str = "peermemctl --version; peermemctl doctor >/tmp/doctor || true; grep -c '^ *1 ' /tmp/doctor
+    for file in man/man1/peermemctl.1 man/man1/peermemctl-metrics.1 bash-completion/completions/peermemctl peermemctl/alerts.yml doc/peermemctl/doctor.md; do
+        set -- /usr/share/$file*; test -s $1
+    done
+    test -s /usr/lib/systemd/system/peermemctl-metrics.service; test -s /usr/lib/systemd/system/peermemctl-metrics.timer";
+const LEFT: &str = "find / -xdev -name '*peermemctl*' ! -path '/srv/*' ! -path '/var/lib/dpkg/*' ! -path '/var/log/*'";
+
+fn looks(test: &Test) -> Result<()> {
+    let text = test.machine.must(LOOKS)?;
+    one_line(&text, &["peermemctl ", &test.version])
+}
+
+fn peermemctl(test: &mut Test) -> Result<()> {
+    test.machine.must(&format!("dpkg -i {DEBS}/peermemctl_{}-1_*.deb", test.version))?;
+    looks(test)?;
+    test.machine.must("dpkg -P peermemctl")?;
+    let left = test.machine.must(LEFT)?;
+    ensure!(left.is_empty(), "left behind:\n{left}");
+    Ok(())
+}
+
+fn peermemctl_by_rpm(test: &mut Test) -> Result<()> {
+    test.machine.must(&format!("rpm -i --nodeps {DEBS}/peermemctl-{}-1.*.rpm", test.version))?;
+    looks(test)?;
+    test.machine.must("rpm -e peermemctl")?;
+    let left = test.machine.must(LEFT)?;
+    ensure!(left.is_empty(), "left behind:\n{left}");
+    Ok(())
+}
+
+/// The timer is off until somebody enables it; then it writes what node_exporter reads.
+fn metrics(test: &mut Test) -> Result<()> {
+    let folder = "/var/lib/prometheus/node-exporter";
+    test.machine.must(&format!("dpkg -i {DEBS}/peermemctl_{}-1_*.deb; mkdir -p {folder}", test.version))?;
+    let text = test.machine.boot(&format!(
+        "systemctl is-enabled peermemctl-metrics.timer || true
+        systemctl -q enable --now peermemctl-metrics.timer
+        for i in $(seq 90); do [ ! -s {folder}/nvidia-peermem.prom ] || break; sleep 1; done
+        systemctl show -p Result peermemctl-metrics.service
+        cat {folder}/nvidia-peermem.prom; ls -A {folder}"
+    ))?;
+    let (status, file) = text.split_once("Result=success\n").with_context(|| text.clone())?;
+    ensure!(status == "disabled\n", "{text}");
+    ensure!(file.contains("# TYPE nvidia_peermem") && file.ends_with("\nnvidia-peermem.prom\n"), "{text}");
     Ok(())
 }

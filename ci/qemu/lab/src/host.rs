@@ -92,16 +92,21 @@ pub fn packages<'a>(lab: &'a Lab, whole: bool) -> Job<'a> {
                 ..Default::default()
             });
         }
-        let releases: &[&str] = if whole { &["bookworm", "trixie"] } else { &["bookworm"] };
+        let releases: &[&str] = if whole { &["bookworm", "trixie", "sid"] } else { &["bookworm"] };
         let roots = artefacts::chroots(lab, releases)?;
         let version = fs::read_to_string(lab.repo.join("VERSION"))?;
         let archive = format!("build/packages/nvidia-peermem-rust-{}.tar.xz", version.trim());
         let mut program = cargo(lab, "tests/packages", &["run", "--quiet", "--locked", "--", "--archive"]);
         program.arg(lab.repo.join(archive));
         for (release, root) in releases.iter().zip(roots) {
-            program.arg("--chroot").arg(format!("{release}={}", root.canonicalize()?.display()));
+            let word = if *release == "sid" { "--compiler" } else { "--chroot" };
+            program.arg(word).arg(format!("{release}={}", root.canonicalize()?.display()));
         }
         if whole {
+            let vendor = lab.build.join("packages/vendor");
+            let words = ["vendor", "--quiet", "--locked"];
+            sh::output(cargo(lab, "tools/peermemctl", &words).arg(&vendor))?;
+            program.arg("--vendor").arg(vendor);
             program.args(["--whole", "--table"]).arg(lab.repo.join("docs/results/packages.md"));
         }
         run(lab, PACKAGES, &mut program)
