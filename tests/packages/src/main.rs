@@ -84,6 +84,10 @@ fn run(words: &Words) -> Result<bool> {
             let result = (transition.run)(&mut test);
             let row = |(kernel, action, what)| [distribution.to_string(), rustc.clone(), kernel, action, what];
             rows.extend(test.rows.into_iter().map(row));
+            // Whoever stops it keeps what it has found.
+            if let Some(table) = &words.table {
+                fs::write(table, table::page(&rows)).with_context(|| format!("cannot write {}", table.display()))?;
+            }
             match result {
                 Ok(()) => println!("test {name} ... ok, {} s", start.elapsed().as_secs()),
                 Err(error) => {
@@ -92,9 +96,6 @@ fn run(words: &Words) -> Result<bool> {
                 }
             }
         }
-    }
-    if let Some(table) = &words.table {
-        fs::write(table, table::page(&rows)).with_context(|| format!("cannot write {}", table.display()))?;
     }
     Ok(good)
 }

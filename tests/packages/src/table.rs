@@ -20,6 +20,7 @@ mod tests {
     #[test]
     fn a_line_per_row() {
         let row = ["trixie", "1.85.0", "6.12", "removal of ours", "NVIDIA's"].map(String::from);
-        assert!(super::page(&[row]).ends_with("|---|---|---|---|---|\n| trixie | 1.85.0 | 6.12 | removal of ours | NVIDIA's |\n"));
+        assert!(super::page(&[row])
+            .ends_with("|---|---|---|---|---|\n| trixie | 1.85.0 | 6.12 | removal of ours | NVIDIA's |\n"));
     }
 }

@@ -440,10 +440,9 @@ fn each_kernel_by_itself(test: &mut Test) -> Result<()> {
 fn uninstalled_by_the_admin(test: &mut Test) -> Result<()> {
     let (kernel, version) = (test.kernel()?, test.version());
     let dkms = |verb| format!("dkms {verb} -m nvidia-peermem-rust -v {version} -k {kernel} >/dev/null");
-    let text = test.machine.must(&format!(
-        "{}; dpkg-trigger --no-await /usr/src; dpkg --configure --pending",
-        dkms("uninstall")
-    ))?;
+    let text = test
+        .machine
+        .must(&format!("{}; dpkg-trigger --no-await /usr/src; dpkg --configure --pending", dkms("uninstall")))?;
     ensure!(!text.contains("nvidia-peermem-rust: "), "{text}");
     let got = test.machine.resolved(&kernel)?;
     test.rows.push((kernel.clone(), "dkms uninstall of ours".into(), got.to_string()));
@@ -501,7 +500,8 @@ fn booted(test: &mut Test) -> Result<()> {
     ))?;
     let said = service_ran(test)?;
     says_why(&said.join("\n"), "of the test")?;
-    test.machine.must(&format!("mv /srv/Module.symvers /usr/src/ofa_kernel/x86_64/{kernel}/; rm /usr/local/sbin/dkms"))?;
+    test.machine
+        .must(&format!("mv /srv/Module.symvers /usr/src/ofa_kernel/x86_64/{kernel}/; rm /usr/local/sbin/dkms"))?;
     test.expect_ours("a boot at which a build fails", &version)?;
     // Neither GPU driver nor OFED.
     test.machine.must("dpkg -P --no-triggers nvidia-dkms mlnx-ofed-kernel-dkms; rm -rf /usr/src/ofa_kernel")?;
