@@ -48,6 +48,7 @@ pub const ALL: &[Transition] = &[
     long("dpkg_interrupted", dpkg_interrupted),
     quick("disk_full", disk_full),
     quick("disk_full_while_configuring", disk_full_while_configuring),
+    quick("disk_full_at_a_refresh", disk_full_at_a_refresh),
     quick("a_release_that_begins_another", a_release_that_begins_another),
     quick("key_not_enrolled", key_not_enrolled),
     quick("openibd_hook", openibd_hook),
@@ -370,6 +371,27 @@ fn disk_full_while_configuring(test: &mut Test) -> Result<()> {
     let said = said?;
     ensure!(said.ok && !said.text.contains(".new\n"), "{}", said.text);
     one_line(&said.text, &["cannot write /usr/lib/depmod.d/00-nvidia-peermem-rust.conf"])
+}
+
+/// A neighbour has changed, and there is no room even to keep the module beside a build: nothing is begun.
+fn disk_full_at_a_refresh(test: &mut Test) -> Result<()> {
+    let kernel = test.kernel()?;
+    let version = test.version();
+    test.machine.disk = Some(8);
+    let said = test.machine.run(&format!(
+        "sed -i 's/^0x......../0x12345678/' /usr/src/ofa_kernel/x86_64/{kernel}/Module.symvers
+        cat /dev/zero >/fill 2>/dev/null || true
+        /usr/lib/nvidia-peermem-rust/upkeep refresh
+        file=$(modinfo -k {kernel} -n nvidia-peermem); echo resolved $file $(modinfo -F version $file)
+        rm /fill; dkms status -m nvidia-peermem-rust"
+    ));
+    test.machine.disk = None;
+    let said = said?;
+    ensure!(said.ok, "{}", said.text);
+    one_line(&said.text, &["nvidia-peermem-rust: cannot keep the module of kernel", "make room"])?;
+    ensure!(!said.text.contains("cp: "), "{}", said.text);
+    one_line(&said.text, &["resolved /usr/lib/nvidia-peermem-rust/", &version])?;
+    one_line(&said.text, &[&kernel, "installed"])
 }
 
 /// A build forgets what failed for its own kernel, not for 6.1.0.1 with that of 6.1.0.
