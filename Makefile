@@ -156,7 +156,7 @@ bindings-check:
 help:
 	@echo "make              build nvidia-peermem.ko for the running kernel"
 	@echo "make deps         fetch, once, what kernels without Rust need for that"
-	@echo "make sample       build a driver of one's own on the same source (docs/own-driver.md)"
+	@echo "make sample       build the sample driver (docs/own-driver.md)"
 	@echo "make tools        build peermemctl, its man pages and completions"
 	@echo "make install      as root: install what was built, so that modprobe takes it"
 	@echo "make uninstall    undo that: NVIDIA's own file is used again"
