@@ -65,8 +65,8 @@ impl Side {
 
 impl<'a> Run<'a> {
     pub fn new(program: &'a str, sizes: &'a Sizes, on_gpu: bool) -> Self {
-        // Far from the ports of an earlier run that still linger.
-        Self { program, sizes, on_gpu, rdma_cm: false, port: fastrand::u16(20_000..60_000) }
+        // Far from the ports of an earlier run that still linger, and below those that the kernel gives to clients.
+        Self { program, sizes, on_gpu, rdma_cm: false, port: fastrand::u16(20_000..32_000) }
     }
 
     fn report_file(&self, who: &str) -> String {
