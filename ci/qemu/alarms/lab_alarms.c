@@ -5,22 +5,25 @@
  * kind. For throw-away boots only: lockdep is off after any of them, and the
  * machine is not to be trusted any more.
  *
- *   modprobe lab_alarms raise=lockdep|kasan|kmemleak
+ *   modprobe lab_alarms raise=lockdep|kasan|ubsan|debug_objects|debug_vm|kmemleak
  */
+#include <linux/jiffies.h>
+#include <linux/mmdebug.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/slab.h>
 #include <linux/string.h>
+#include <linux/timer.h>
 
 static char *raise = "";
 module_param(raise, charp, 0);
-MODULE_PARM_DESC(raise, "alarm to raise: lockdep, kasan or kmemleak");
+MODULE_PARM_DESC(raise, "alarm to raise: lockdep, kasan, ubsan, debug_objects, debug_vm or kmemleak");
 
 static DEFINE_MUTEX(lock_a);
 static DEFINE_MUTEX(lock_b);
 
 /* Two locks in either order: a deadlock that one thread alone never meets. */
-static void raise_lockdep(void)
+static int raise_lockdep(void)
 {
 	mutex_lock(&lock_a);
 	mutex_lock(&lock_b);
@@ -31,6 +34,7 @@ static void raise_lockdep(void)
 	mutex_lock(&lock_a);
 	mutex_unlock(&lock_a);
 	mutex_unlock(&lock_b);
+	return 0;
 }
 
 /* One byte read from memory that was freed. */
@@ -43,6 +47,34 @@ static int raise_kasan(void)
 	kfree(byte);
 	OPTIMIZER_HIDE_VAR(byte);
 	pr_info("lab_alarms: read %u\n", READ_ONCE(byte[8]));
+	return 0;
+}
+
+/* A shift by more bits than there are. */
+static int raise_ubsan(void)
+{
+	unsigned int bits = 40;
+
+	OPTIMIZER_HIDE_VAR(bits);
+	pr_info("lab_alarms: shifted to %d\n", 1 << bits);
+	return 0;
+}
+
+static void never(struct timer_list *timer)
+{
+}
+
+/* A timer that is freed while it runs. */
+static int raise_debug_objects(void)
+{
+	struct timer_list *timer = kzalloc(sizeof(*timer), GFP_KERNEL);
+
+	if (!timer)
+		return -ENOMEM;
+	timer_setup(timer, never, 0);
+	mod_timer(timer, jiffies + 3600 * HZ);
+	/* The kernel says so, and stops the timer. */
+	kfree(timer);
 	return 0;
 }
 
@@ -85,18 +117,33 @@ static int raise_kmemleak(void)
 	return ret;
 }
 
+/* A condition that the kernel checks with CONFIG_DEBUG_VM only. */
+static int raise_debug_vm(void)
+{
+	VM_WARN_ON(raise[0]);
+	return 0;
+}
+
+static const struct {
+	const char *name;
+	int (*raise)(void);
+} alarms[] = {
+	{ "lockdep", raise_lockdep },
+	{ "kasan", raise_kasan },
+	{ "ubsan", raise_ubsan },
+	{ "debug_objects", raise_debug_objects },
+	{ "debug_vm", raise_debug_vm },
+	{ "kmemleak", raise_kmemleak },
+};
+
 static int __init lab_alarms_init(void)
 {
-	if (!strcmp(raise, "lockdep")) {
-		raise_lockdep();
-		return 0;
-	}
-	if (!strcmp(raise, "kasan"))
-		return raise_kasan();
-	if (!strcmp(raise, "kmemleak"))
-		return raise_kmemleak();
-	pr_err("lab_alarms: raise=%s is unknown: lockdep, kasan or kmemleak\n",
-	       raise);
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(alarms); i++)
+		if (!strcmp(raise, alarms[i].name))
+			return alarms[i].raise();
+	pr_err("lab_alarms: raise=%s is unknown: see modinfo lab_alarms\n", raise);
 	return -EINVAL;
 }
 

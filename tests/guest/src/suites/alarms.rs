@@ -19,6 +19,9 @@ pub fn suite() -> Suite {
         tests: vec![
             Test::new("lockdep", Level::Bare, |_: &Env| raise("lockdep")),
             Test::new("kasan", Level::Bare, |_: &Env| raise("kasan")),
+            Test::new("ubsan", Level::Bare, |_: &Env| raise("ubsan")),
+            Test::new("debug_objects", Level::Bare, |_: &Env| raise("debug_objects")),
+            Test::new("debug_vm", Level::Bare, |_: &Env| raise("debug_vm")),
             Test::new("kmemleak", Level::Bare, kmemleak),
         ],
     }
