@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Eight processes that do everything at random, at once (`crate::storm`), and the accounting afterwards.
+//! Eight processes that do everything at random, at once (`crate::storm`), with a reader of /proc, and the accounting
+//! afterwards.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
@@ -12,6 +15,7 @@ use anyhow::{bail, ensure, Context, Result};
 use crate::counters::{settled, Ledger};
 use crate::gpu;
 use crate::machine::{unload_devices, Mode};
+use crate::peermem::{self, Stats};
 use crate::storm::plan::Op;
 use crate::storm::{log, Counts, INTERLEAVING, SEQUENCE};
 use crate::test::{emit, in_modes, Env, NvidiaC, Suite, FAIL_MARK};
@@ -45,7 +49,7 @@ fn start(seed: u64, process: u64, registrations: u64, to: Sender<Said>) -> Resul
         .spawn()
         .context("start a process of the storm")?;
     let out = child.stdout.take().context("its output")?;
-    std::thread::spawn(move || {
+    thread::spawn(move || {
         for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
             // Nobody listens any more only where the test has failed already.
             let _ = to.send(Said::Line(process, String::from_utf8_lossy(&line).into_owned()));
@@ -82,6 +86,25 @@ fn listen(from: &Receiver<Said>, limit: Duration) -> Result<BTreeMap<u64, Counts
     Ok(counts)
 }
 
+/// What a reader of /proc sees meanwhile: whole rows, and counters that never fall. How often it looked.
+fn watch(done: &AtomicBool) -> Result<u64> {
+    let (mut looks, mut before) = (0, 0);
+    while !done.load(Ordering::Relaxed) {
+        let stats = Stats::read()?;
+        let (unpins, pins) = (stats.number("total.unpins")?, stats.number("total.pins")?);
+        ensure!(before <= pins && unpins <= pins, "{pins} pins after {before}, {unpins} unpins");
+        before = pins;
+        for (file, last) in [("registrations", "age_ms"), ("failures", "text"), ("callbacks", "age_ms")] {
+            for row in peermem::rows(file)? {
+                ensure!(row.contains_key("pid") && row.contains_key(last), "{file} has half a row: {row:?}");
+            }
+        }
+        looks += 1;
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(looks)
+}
+
 fn everything_at_once(env: &Env) -> Result<()> {
     let registrations = env.number("storm", REGISTRATIONS)?;
     let seed = env.rng()?.u64(..);
@@ -92,7 +115,13 @@ fn everything_at_once(env: &Env) -> Result<()> {
         .map(|process| start(seed, process, registrations.div_ceil(PROCESSES), to.clone()))
         .collect::<Result<Vec<_>>>()?;
     drop(to);
-    let listened = listen(&from, Duration::from_secs(120 + registrations / PER_SECOND));
+    let done = AtomicBool::new(false);
+    let (listened, watched) = thread::scope(|scope| {
+        let reader = scope.spawn(|| watch(&done));
+        let listened = listen(&from, Duration::from_secs(120 + registrations / PER_SECOND));
+        done.store(true, Ordering::Relaxed);
+        (listened, reader.join().expect("no panic"))
+    });
     let took = begin.elapsed();
     if let Err(e) = listened.as_ref() {
         println!("{e:#}");
@@ -109,11 +138,13 @@ fn everything_at_once(env: &Env) -> Result<()> {
         child.wait().context("wait for a process of the storm")?;
     }
     let all = listened?;
+    let looks = watched.context("read /proc meanwhile")?;
+    ensure!(looks > 0, "nobody read /proc");
     let sum = |name: &str| all.values().map(|c| c.get(name)).sum::<u64>();
     let what = ["registered", "refused", "arrived", "errors", "slow", "hca_lost"];
     let figures: Vec<String> = what.iter().chain(&Op::NAMES).map(|name| format!("{name} {}", sum(name))).collect();
     println!("{}", figures.join(", "));
-    println!("{} registrations in {took:.1?}", sum("registered"));
+    println!("{} registrations in {took:.1?}, /proc read {looks} times", sum("registered"));
     let times = Op::NAMES.iter().chain(&["start", "reopen"]);
     let times: Vec<String> = times.map(|name| format!("{name} {}", sum(&format!("{name} us")) / 1000)).collect();
     println!("processor time of all processes in each, in ms: {}", times.join(", "));
