@@ -37,7 +37,7 @@ fn main() -> Result<()> {
             if args.iter().any(|arg| arg == "free") {
                 drop(memory);
             } else {
-                region.deregister();
+                region.deregister()?;
             }
         }
         Err(error) => println!("{error}"),
@@ -66,9 +66,9 @@ fn wait_for_child(region: Region<'_>) -> Result<()> {
     // SAFETY: This process has one thread; the child deregisters what it has a copy of, and ends without unwinding.
     match unsafe { libc::fork() } {
         0 => {
-            ManuallyDrop::into_inner(region).deregister();
+            let left = ManuallyDrop::into_inner(region).deregister().is_err();
             // SAFETY: Ends the child at once: nothing of its parent's is written or dropped twice.
-            unsafe { libc::_exit(0) }
+            unsafe { libc::_exit(left.into()) }
         }
         child => {
             let child = rustix::process::Pid::from_raw(child).context("fork")?;

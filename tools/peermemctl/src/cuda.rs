@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The few calls of the CUDA driver API that the self-test makes; libcuda is opened at run time.
+//! The few calls of the CUDA driver API that `selftest` and `verify` make; libcuda is opened at run time.
 
 use anyhow::{bail, Context as _, Result};
 use libloading::Library;
@@ -60,6 +60,13 @@ impl Cuda {
         bail!("{name}: error {status}");
     }
 
+    /// Of the API, as the driver numbers it: 13000 is 13.0.
+    pub fn version(&self) -> Result<c_int> {
+        let mut version: c_int = 0;
+        call!(self, "cuDriverGetVersion", (*mut c_int), &mut version)?;
+        Ok(version)
+    }
+
     /// The GPU at a PCI address, with its primary context current in this thread.
     pub fn gpu(&self, address: &str) -> Result<Gpu<'_>> {
         let mut device: c_int = 0;
@@ -103,6 +110,13 @@ impl<'a> Gpu<'a> {
         };
         let mut asked = asked;
         asked().is_ok() && value == 1
+    }
+
+    /// Bytes of its memory that nobody uses, and bytes of all of it.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        let (mut free, mut total) = (0usize, 0usize);
+        call!(self.cuda, "cuMemGetInfo_v2", (*mut usize, *mut usize), &mut free, &mut total)?;
+        Ok((free, total))
     }
 
     /// Allocates `size` bytes of GPU memory.
@@ -152,11 +166,44 @@ impl Memory<'_> {
         call!(self.cuda, "cuCtxSynchronize", (),)
     }
 
+    /// Its bytes.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
     /// Copies all of it here.
     pub fn read(&self) -> Result<Vec<u8>> {
-        let mut bytes = vec![0u8; self.size];
-        call!(self.cuda, "cuMemcpyDtoH_v2", (*mut u8, DevicePointer, usize), bytes.as_mut_ptr(), self.at, self.size)?;
+        self.read_part(0, self.size)
+    }
+
+    /// Copies `length` bytes from `offset` on here.
+    pub fn read_part(&self, offset: usize, length: usize) -> Result<Vec<u8>> {
+        self.within(offset, length)?;
+        let mut bytes = vec![0u8; length];
+        let from = self.at + offset as u64;
+        call!(self.cuda, "cuMemcpyDtoH_v2", (*mut u8, DevicePointer, usize), bytes.as_mut_ptr(), from, length)?;
         Ok(bytes)
+    }
+
+    /// Copies `bytes` to it, from `offset` on.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.within(offset, bytes.len())?;
+        let to = self.at + offset as u64;
+        call!(self.cuda, "cuMemcpyHtoD_v2", (DevicePointer, *const u8, usize), to, bytes.as_ptr(), bytes.len())
+    }
+
+    fn within(&self, offset: usize, length: usize) -> Result<()> {
+        match offset.checked_add(length) {
+            Some(end) if end <= self.size => Ok(()),
+            _ => bail!("{length} bytes from {offset} on, of {}", self.size),
+        }
+    }
+
+    /// Frees it.
+    pub fn free(self) -> Result<()> {
+        // Not once more.
+        let this = std::mem::ManuallyDrop::new(self);
+        call!(this.cuda, "cuMemFree_v2", (DevicePointer), this.at)
     }
 
     /// A dma-buf of all of it.

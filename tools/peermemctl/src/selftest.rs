@@ -154,7 +154,7 @@ fn attempt<'a>(
     // Behind what was written, nothing was.
     let equal = bytes.strip_prefix(pattern.as_slice()).is_some_and(|rest| rest.iter().all(|byte| *byte == 0));
     let start = Instant::now();
-    region.deregister();
+    region.deregister().context("deregister GPU memory")?;
     let deregister_us = micros(start);
     let bandwidth = match with_bandwidth && equal {
         true => Some(bandwidth(gpu, domain, &loopback, register).context("measure the bandwidth")?),

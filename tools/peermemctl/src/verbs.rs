@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The part of libibverbs that the self-test needs: one reliable connection from a device to itself. The library is
+//! The part of libibverbs that `selftest` and `verify` need: reliable connections from a device to itself. The library is
 //! opened at run time; the layouts are its stable ABI, checked below.
 
 use crate::root::Root;
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 /// Local write, remote write, remote read.
 const ACCESS: c_int = 1 | 2 | 4;
+const REMOTE_ATOMIC: c_int = 8;
 const RC: u32 = 2;
-const RDMA_WRITE: u32 = 0;
 const SIGNALED: u32 = 2;
 const STATE_INIT: u32 = 1;
 const STATE_RTR: u32 = 2;
@@ -25,6 +25,27 @@ const TO_RTS: c_int = 0x1_2e01;
 const MTU_1024: u32 = 3;
 /// Writes that are under way at once.
 const DEPTH: u64 = 16;
+/// Within this a request ends, with success or an error: a NIC's own retries take 8 s at most.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The status of a completion that is a success.
+pub const SUCCESS: u32 = 0;
+/// That of a request that was not tried, as one before it failed.
+pub const FLUSHED: u32 = 5;
+
+/// A status as `ibv_wc_status_str()` would name the frequent ones.
+pub fn status_words(status: u32) -> String {
+    let words = match status {
+        SUCCESS => "success",
+        4 => "local protection error",
+        FLUSHED => "flushed",
+        9 => "remote invalid request error",
+        10 => "remote access error",
+        11 => "remote operation error",
+        12 => "no answer",
+        _ => "error",
+    };
+    format!("{words}, work completion status {status}")
+}
 
 #[repr(C)]
 struct RawContext {
@@ -32,9 +53,20 @@ struct RawContext {
     ops: [*const c_void; 32],
 }
 
-/// Places of the two calls that the library makes through the context.
+/// Places of the calls that the library makes through the context.
 const POLL_CQ: usize = 11;
 const POST_SEND: usize = 25;
+const POST_RECEIVE: usize = 26;
+
+/// What a device can do: of its 232 bytes, the words with `atomic_cap`.
+#[repr(C)]
+struct DeviceAttributes {
+    before: [u8; 164],
+    /// 0: no atomics.
+    atomics: u32,
+    /// Room for a library that knows more.
+    rest: [u8; 344],
+}
 
 #[repr(C)]
 struct RawMr {
@@ -138,9 +170,57 @@ struct SendRequest {
     flags: u32,
     immediate: u32,
     remote_address: u64,
-    rkey: u32,
-    /// What other opcodes use.
-    rest: [u64; 9],
+    /// Of an atomic: two operands, then the rkey; otherwise the rkey first.
+    words: [u64; 10],
+}
+
+#[repr(C)]
+struct ReceiveRequest {
+    id: u64,
+    next: *mut Self,
+    pieces: *mut Piece,
+    count: c_int,
+}
+
+/// One kind of request.
+#[derive(Clone, Copy, Debug)]
+pub enum Op {
+    Write,
+    Read,
+    /// Into a receive that [`Loopback::run`] posts.
+    Send,
+    FetchAdd(u64),
+    CompareSwap {
+        compare: u64,
+        swap: u64,
+    },
+}
+
+impl Op {
+    fn opcode(self) -> u32 {
+        match self {
+            Self::Write => 0,
+            Self::Send => 2,
+            Self::Read => 4,
+            Self::CompareSwap { .. } => 5,
+            Self::FetchAdd(_) => 6,
+        }
+    }
+
+    /// What follows the remote address in a request.
+    fn words(self, rkey: u32) -> [u64; 10] {
+        // The key is the first half of a word, whatever the byte order.
+        let [a, b, c, d] = rkey.to_ne_bytes();
+        let key = u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]);
+        let mut words = [0; 10];
+        let head: &[u64] = match self {
+            Self::FetchAdd(add) => &[add, 0, key],
+            Self::CompareSwap { compare, swap } => &[compare, swap, key],
+            _ => &[key],
+        };
+        words.iter_mut().zip(head).for_each(|(word, value)| *word = *value);
+        words
+    }
 }
 
 #[repr(C)]
@@ -218,7 +298,7 @@ impl Verbs {
         // SAFETY: As returned; open devices outlive the list.
         unsafe { free(devices) };
         match context {
-            Some((context, _)) if !context.is_null() => Ok(Device { verbs: self, context }),
+            Some((context, _)) if !context.is_null() => Device { verbs: self, context, atomics: false }.asked(),
             Some((_, error)) => Err(error).with_context(|| format!("open {name}")),
             None => bail!("libibverbs does not know {name}: install its provider (package ibverbs-providers)"),
         }
@@ -229,9 +309,44 @@ impl Verbs {
 pub struct Device<'a> {
     verbs: &'a Verbs,
     context: *mut RawContext,
+    atomics: bool,
 }
 
+// SAFETY: The library's objects may be used from any thread, as its documentation says.
+unsafe impl Send for Device<'_> {}
+// SAFETY: As above, from several at once.
+unsafe impl Sync for Device<'_> {}
+
 impl<'a> Device<'a> {
+    /// The same device, which was asked what it can do.
+    fn asked(mut self) -> Result<Self> {
+        type Query = unsafe extern "C" fn(*mut RawContext, *mut DeviceAttributes) -> c_int;
+        let mut attributes = DeviceAttributes { before: [0; 164], atomics: 0, rest: [0; 344] };
+        // SAFETY: Type of the header; the context is open, and there is room for what the library writes.
+        let error = unsafe { self.verbs.function::<Query>("ibv_query_device")?(self.context, &mut attributes) };
+        match error {
+            0 => {
+                self.atomics = attributes.atomics != 0;
+                Ok(self)
+            }
+            error => Err(io::Error::from_raw_os_error(error)).context("ibv_query_device"),
+        }
+    }
+
+    /// Whether it has atomic operations.
+    pub fn has_atomics(&self) -> bool {
+        self.atomics
+    }
+
+    /// What memory is registered for.
+    fn access(&self) -> c_int {
+        if self.atomics {
+            ACCESS | REMOTE_ATOMIC
+        } else {
+            ACCESS
+        }
+    }
+
     /// A protection domain.
     pub fn domain(&'a self) -> Result<Domain<'a>> {
         // SAFETY: Type of the header; the context is open.
@@ -258,15 +373,22 @@ impl Drop for Device<'_> {
     }
 }
 
-/// Gives `raw` back by the library's function `name`; says so if that fails.
-fn destroy(verbs: &Verbs, name: &str, raw: *mut c_void) {
+/// Gives `raw` back by the library's function `name`.
+fn give_back(verbs: &Verbs, name: &str, raw: *mut c_void) -> io::Result<()> {
     // SAFETY: All destroyers take one pointer and return an errno; `raw` is live and the caller's.
     let error =
         unsafe { verbs.function::<unsafe extern "C" fn(*mut c_void) -> c_int>(name).map(|destroy| destroy(raw)) };
     match error {
-        Ok(0) => {}
-        Ok(error) => eprintln!("peermemctl: {name}: {}", io::Error::from_raw_os_error(error)),
-        Err(error) => eprintln!("peermemctl: {error:#}"),
+        Ok(0) => Ok(()),
+        Ok(error) => Err(io::Error::from_raw_os_error(error.abs())),
+        Err(error) => Err(io::Error::other(format!("{error:#}"))),
+    }
+}
+
+/// The same where nobody can be told but the user.
+fn destroy(verbs: &Verbs, name: &str, raw: *mut c_void) {
+    if let Err(error) = give_back(verbs, name, raw) {
+        eprintln!("peermemctl: {name}: {error}");
     }
 }
 
@@ -275,6 +397,11 @@ pub struct Domain<'a> {
     device: &'a Device<'a>,
     raw: *mut c_void,
 }
+
+// SAFETY: As for Device.
+unsafe impl Send for Domain<'_> {}
+// SAFETY: As for Device.
+unsafe impl Sync for Domain<'_> {}
 
 impl<'a> Domain<'a> {
     /// Registers memory by its address. Errors are the system's, as `ibv_reg_mr()` sets them.
@@ -286,7 +413,7 @@ impl<'a> Domain<'a> {
                 .verbs
                 .function::<unsafe extern "C" fn(*mut c_void, u64, usize, c_int) -> *mut RawMr>("ibv_reg_mr")
                 .map_err(io::Error::other)?;
-            register(self.raw, address, length, ACCESS)
+            register(self.raw, address, length, self.device.access())
         };
         self.region(raw)
     }
@@ -309,15 +436,25 @@ impl<'a> Domain<'a> {
         Ok(Region { verbs: self.device.verbs, raw: Some(raw), _domain: self })
     }
 
-    /// A queue pair connected to itself.
+    /// A queue pair connected to itself: it takes least memory.
     pub fn loopback(&'a self, port: &PortAddress) -> Result<Loopback<'a>> {
+        self.connected(port, false)
+    }
+
+    /// Two queue pairs connected to each other: the one that asks learns why the other refused.
+    pub fn pair(&'a self, port: &PortAddress) -> Result<Loopback<'a>> {
+        self.connected(port, true)
+    }
+
+    fn connected(&'a self, port: &PortAddress, with_peer: bool) -> Result<Loopback<'a>> {
         type CreateCq = unsafe extern "C" fn(*mut RawContext, c_int, *mut c_void, *mut c_void, c_int) -> *mut c_void;
-        let verbs = self.device.verbs;
+        /// Room for all that is flushed after an error.
+        const ENTRIES: c_int = 2 * DEPTH as c_int;
         // SAFETY: Type of the header; no channel.
         let cq = unsafe {
-            verbs.function::<CreateCq>("ibv_create_cq")?(
+            self.device.verbs.function::<CreateCq>("ibv_create_cq")?(
                 self.device.context,
-                16,
+                ENTRIES,
                 std::ptr::null_mut(),
                 std::ptr::null_mut(),
                 0,
@@ -326,6 +463,20 @@ impl<'a> Domain<'a> {
         if cq.is_null() {
             return Err(io::Error::last_os_error()).context("ibv_create_cq");
         }
+        // Gives back what there is so far where the next step fails.
+        let mut loopback = Loopback { device: self.device, cq, qps: Vec::new() };
+        for _ in 0..1 + usize::from(with_peer) {
+            let qp = self.queue_pair(cq)?;
+            loopback.qps.push(qp);
+        }
+        let numbers: Vec<u32> = loopback.qps.iter().map(|qp| qp.number()).collect();
+        for (qp, number) in loopback.qps.iter().zip(numbers.iter().rev()) {
+            loopback.connect(*qp, *number, port)?;
+        }
+        Ok(loopback)
+    }
+
+    fn queue_pair(&self, cq: *mut c_void) -> Result<QueuePair> {
         let mut init = QpInit {
             context: std::ptr::null_mut(),
             send_cq: cq,
@@ -341,20 +492,13 @@ impl<'a> Domain<'a> {
             kind: RC,
             sq_sig_all: 0,
         };
+        type Create = unsafe extern "C" fn(*mut c_void, *mut QpInit) -> *mut RawQp;
         // SAFETY: Type of the header; `init` is a local.
-        let qp = unsafe {
-            verbs.function::<unsafe extern "C" fn(*mut c_void, *mut QpInit) -> *mut RawQp>("ibv_create_qp")?(
-                self.raw, &mut init,
-            )
-        };
-        if qp.is_null() {
-            let error = io::Error::last_os_error();
-            destroy(verbs, "ibv_destroy_cq", cq);
-            return Err(error).context("ibv_create_qp");
+        let qp = unsafe { self.device.verbs.function::<Create>("ibv_create_qp")?(self.raw, &mut init) };
+        match qp.is_null() {
+            false => Ok(QueuePair(qp)),
+            true => Err(io::Error::last_os_error()).context("ibv_create_qp"),
         }
-        let loopback = Loopback { device: self.device, cq, qp };
-        loopback.connect(port)?;
-        Ok(loopback)
     }
 }
 
@@ -371,6 +515,11 @@ pub struct Region<'a> {
     _domain: &'a Domain<'a>,
 }
 
+// SAFETY: As for Device.
+unsafe impl Send for Region<'_> {}
+// SAFETY: As for Device; through a shared reference only the keys are read.
+unsafe impl Sync for Region<'_> {}
+
 impl Region<'_> {
     fn keys(&self) -> (u32, u32) {
         // SAFETY: Live until taken out, which only ends it.
@@ -378,20 +527,16 @@ impl Region<'_> {
     }
 
     /// Ends it.
-    pub fn deregister(mut self) {
-        self.end();
-    }
-
-    fn end(&mut self) {
-        if let Some(raw) = self.raw.take() {
-            destroy(self.verbs, "ibv_dereg_mr", raw.cast());
-        }
+    pub fn deregister(mut self) -> io::Result<()> {
+        self.raw.take().map_or(Ok(()), |raw| give_back(self.verbs, "ibv_dereg_mr", raw.cast()))
     }
 }
 
 impl Drop for Region<'_> {
     fn drop(&mut self) {
-        self.end();
+        if let Some(raw) = self.raw.take() {
+            destroy(self.verbs, "ibv_dereg_mr", raw.cast());
+        }
     }
 }
 
@@ -444,18 +589,33 @@ fn parse_gid(text: &str) -> Option<[u8; 16]> {
     (gid != [0; 16]).then_some(gid)
 }
 
-/// A queue pair connected to itself.
+/// A live queue pair.
+#[derive(Clone, Copy)]
+struct QueuePair(*mut RawQp);
+
+impl QueuePair {
+    fn number(self) -> u32 {
+        // SAFETY: The queue pair is live.
+        unsafe { (*self.0).number }
+    }
+}
+
+/// Queue pairs of one device that are connected with themselves or each other, and their completion queue.
 pub struct Loopback<'a> {
     device: &'a Device<'a>,
     cq: *mut c_void,
-    qp: *mut RawQp,
+    /// The first one asks; the last one, which may be the same, receives.
+    qps: Vec<QueuePair>,
 }
 
+/// A place in a registered range.
+pub type At<'a, 'b> = (&'a Region<'b>, u64);
+
 impl Loopback<'_> {
-    fn modify(&self, attributes: &mut QpAttributes, mask: c_int) -> Result<()> {
+    fn modify(&self, qp: QueuePair, attributes: &mut QpAttributes, mask: c_int) -> Result<()> {
         type Modify = unsafe extern "C" fn(*mut RawQp, *mut QpAttributes, c_int) -> c_int;
         // SAFETY: Type of the header; the queue pair is live.
-        let error = unsafe { self.device.verbs.function::<Modify>("ibv_modify_qp")?(self.qp, attributes, mask) };
+        let error = unsafe { self.device.verbs.function::<Modify>("ibv_modify_qp")?(qp.0, attributes, mask) };
         match error {
             0 => Ok(()),
             error => Err(io::Error::from_raw_os_error(error))
@@ -463,9 +623,15 @@ impl Loopback<'_> {
         }
     }
 
-    fn connect(&self, port: &PortAddress) -> Result<()> {
+    fn connect(&self, qp: QueuePair, peer: u32, port: &PortAddress) -> Result<()> {
         self.modify(
-            &mut QpAttributes { state: STATE_INIT, port: port.port, access: 1 | 2 | 4, ..Default::default() },
+            qp,
+            &mut QpAttributes {
+                state: STATE_INIT,
+                port: port.port,
+                access: self.device.access() as u32,
+                ..Default::default()
+            },
             TO_INIT,
         )?;
         let mut ah = AddressHandle { dlid: port.lid, port: port.port, ..Default::default() };
@@ -475,13 +641,12 @@ impl Loopback<'_> {
             };
             ah = AddressHandle { dgid: [half(0..8), half(8..16)], sgid_index: index, hop_limit: 1, is_global: 1, ..ah };
         }
-        // SAFETY: The queue pair is live.
-        let number = unsafe { (*self.qp).number };
         self.modify(
+            qp,
             &mut QpAttributes {
                 state: STATE_RTR,
                 path_mtu: MTU_1024,
-                dest_qp_num: number,
+                dest_qp_num: peer,
                 max_dest_rd_atomic: 1,
                 min_rnr_timer: 12,
                 ah,
@@ -490,9 +655,11 @@ impl Loopback<'_> {
             TO_RTR,
         )?;
         self.modify(
+            qp,
             &mut QpAttributes {
                 state: STATE_RTS,
-                timeout: 14,
+                // 4.096 µs * 2^18 = 1 s, retried seven times: an emulated NIC answers late.
+                timeout: 18,
                 retry_cnt: 7,
                 rnr_retry: 7,
                 max_rd_atomic: 1,
@@ -503,53 +670,96 @@ impl Loopback<'_> {
     }
 
     /// Writes `length` bytes from `from` to `to`, and waits until that is done.
-    pub fn write(&self, from: (&Region, u64), to: (&Region, u64), length: u32) -> Result<()> {
-        self.post(from, to, length)?;
-        self.wait()
+    pub fn write(&self, from: At, to: At, length: u32) -> Result<()> {
+        self.run(Op::Write, from, to, length)
+    }
+
+    /// Does `op` between a local and a remote place, and waits until that is done. The local one is the source, but of a read,
+    /// and of an atomic, which leaves there what it found.
+    pub fn run(&self, op: Op, local: At, remote: At, length: u32) -> Result<()> {
+        match self.attempt(op, local, remote, length)? {
+            SUCCESS => Ok(()),
+            status => bail!("a {op:?} of {length} bytes failed: {}", status_words(status)),
+        }
+    }
+
+    /// The same, and with which work completion status it ended. After another one than [`SUCCESS`] every request fails.
+    pub fn attempt(&self, op: Op, local: At, remote: At, length: u32) -> Result<u32> {
+        let has_receive = matches!(op, Op::Send);
+        if has_receive {
+            self.receive(remote, length)?;
+        }
+        self.post(op, local, remote, length)?;
+        let first = self.ended()?;
+        if !has_receive {
+            return Ok(first);
+        }
+        // Both ends complete here, in either order.
+        let second = self.ended()?;
+        Ok(if first == SUCCESS { second } else { first })
     }
 
     /// Writes `size` bytes from `from` to `to` in pieces, again and again for as long as `span`; bytes per second.
-    pub fn rate(&self, from: (&Region, u64), to: (&Region, u64), size: u64, piece: u32, span: Duration) -> Result<f64> {
+    pub fn rate(&self, from: At, to: At, size: u64, piece: u32, span: Duration) -> Result<f64> {
         let step = u64::from(piece);
         let start = Instant::now();
-        let (mut posted, mut done) = (0, 0);
-        while start.elapsed() < span {
-            while posted - done < DEPTH {
-                let offset = posted * step % (size - size % step);
-                self.post((from.0, from.1 + offset), (to.0, to.1 + offset), piece)?;
-                posted += 1;
-            }
-            self.wait()?;
-            done += 1;
-        }
-        while done < posted {
-            self.wait()?;
-            done += 1;
+        let (done, status) = self.stream(from, to, size, piece, |_| start.elapsed() < span)?;
+        if status != SUCCESS {
+            bail!("a write failed: {}", status_words(status));
         }
         Ok((done * step) as f64 / start.elapsed().as_secs_f64())
     }
 
-    fn post(&self, from: (&Region, u64), to: (&Region, u64), length: u32) -> Result<()> {
-        let mut piece = Piece { address: from.1, length, lkey: from.0.keys().0 };
+    /// Writes `size` bytes from `from` to `to` in pieces, again and again while `go_on` says so, which is told the number of
+    /// writes that are done. That number, and the status of the first write that failed, or [`SUCCESS`].
+    pub fn stream(
+        &self,
+        from: At,
+        to: At,
+        size: u64,
+        piece: u32,
+        mut go_on: impl FnMut(u64) -> bool,
+    ) -> Result<(u64, u32)> {
+        let step = u64::from(piece);
+        let (mut posted, mut done) = (0, 0);
+        loop {
+            let more = go_on(done);
+            while more && posted - done < DEPTH {
+                let offset = posted * step % (size - size % step);
+                self.post(Op::Write, (from.0, from.1 + offset), (to.0, to.1 + offset), piece)?;
+                posted += 1;
+            }
+            if posted == done {
+                return Ok((done, SUCCESS));
+            }
+            match self.ended()? {
+                SUCCESS => done += 1,
+                status => return Ok((done, status)),
+            }
+        }
+    }
+
+    fn post(&self, op: Op, local: At, remote: At, length: u32) -> Result<()> {
+        let mut piece = Piece { address: local.1, length, lkey: local.0.keys().0 };
         let mut request = SendRequest {
             id: 1,
             next: std::ptr::null_mut(),
             pieces: &mut piece,
             count: 1,
-            opcode: RDMA_WRITE,
+            opcode: op.opcode(),
             flags: SIGNALED,
             immediate: 0,
-            remote_address: to.1,
-            rkey: to.0.keys().1,
-            rest: [0; 9],
+            remote_address: remote.1,
+            words: op.words(remote.0.keys().1),
         };
         type PostSend = unsafe extern "C" fn(*mut RawQp, *mut SendRequest, *mut *mut SendRequest) -> c_int;
+        let qp = self.qps.first().context("no queue pair")?;
         let mut bad: *mut SendRequest = std::ptr::null_mut();
         // SAFETY: The provider filled this place of the context with a function of this type. It reads the request and what that
-        // points to before it returns; the regions outlive the write, since the caller waits for it.
+        // points to before it returns; the regions outlive the request, since the caller waits for it.
         let error = unsafe {
             let ops = &(*self.device.context).ops;
-            std::mem::transmute::<*const c_void, PostSend>(ops[POST_SEND])(self.qp, &mut request, &mut bad)
+            std::mem::transmute::<*const c_void, PostSend>(ops[POST_SEND])(qp.0, &mut request, &mut bad)
         };
         match error {
             0 => Ok(()),
@@ -557,30 +767,54 @@ impl Loopback<'_> {
         }
     }
 
-    /// Waits until one write more is done.
-    fn wait(&self) -> Result<()> {
-        const PATIENCE: Duration = Duration::from_secs(10);
+    fn receive(&self, into: At, length: u32) -> Result<()> {
+        let mut piece = Piece { address: into.1, length, lkey: into.0.keys().0 };
+        let mut request = ReceiveRequest { id: 2, next: std::ptr::null_mut(), pieces: &mut piece, count: 1 };
+        type Post = unsafe extern "C" fn(*mut RawQp, *mut ReceiveRequest, *mut *mut ReceiveRequest) -> c_int;
+        let qp = self.qps.last().context("no queue pair")?;
+        let mut bad: *mut ReceiveRequest = std::ptr::null_mut();
+        // SAFETY: As in post().
+        let error = unsafe {
+            let ops = &(*self.device.context).ops;
+            std::mem::transmute::<*const c_void, Post>(ops[POST_RECEIVE])(qp.0, &mut request, &mut bad)
+        };
+        match error {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error)).context("ibv_post_recv"),
+        }
+    }
+
+    /// Waits until one request more has ended; its status.
+    fn ended(&self) -> Result<u32> {
         type PollCq = unsafe extern "C" fn(*mut c_void, c_int, *mut Completion) -> c_int;
         // SAFETY: The provider filled this place of the context with a function of this type.
         let poll = unsafe { std::mem::transmute::<*const c_void, PollCq>((*self.device.context).ops[POLL_CQ]) };
+        /// As often before others may have the processor, which a NIC in software needs.
+        const SPINS: u32 = 10_000;
         let start = Instant::now();
         let mut completion = Completion::default();
-        loop {
+        for round in 0u32.. {
             // SAFETY: Room for one completion.
             match unsafe { poll(self.cq, 1, &mut completion) } {
-                0 if start.elapsed() > PATIENCE => bail!("the write did not complete within {} s", PATIENCE.as_secs()),
-                0 => std::hint::spin_loop(),
-                1 if completion.status == 0 => return Ok(()),
-                1 => bail!("the write failed with work completion status {}", completion.status),
+                0 if round < SPINS => std::hint::spin_loop(),
+                0 if start.elapsed() > PATIENCE => break,
+                0 => std::thread::yield_now(),
+                1 => return Ok(completion.status),
                 _ => bail!("ibv_poll_cq failed"),
             }
         }
+        bail!("no completion within {} s", PATIENCE.as_secs())
     }
 }
 
+// SAFETY: As for Device.
+unsafe impl Send for Loopback<'_> {}
+
 impl Drop for Loopback<'_> {
     fn drop(&mut self) {
-        destroy(self.device.verbs, "ibv_destroy_qp", self.qp.cast());
+        for qp in &self.qps {
+            destroy(self.device.verbs, "ibv_destroy_qp", qp.0.cast());
+        }
         destroy(self.device.verbs, "ibv_destroy_cq", self.cq);
     }
 }
@@ -595,6 +829,8 @@ const _: () = {
     assert!(size_of::<AddressHandle>() == 32 && offset_of!(AddressHandle, dlid) == 24);
     assert!(size_of::<QpAttributes>() == 144 && offset_of!(QpAttributes, ah) == 56);
     assert!(offset_of!(QpAttributes, pkey_index) == 120 && offset_of!(QpAttributes, rate_limit) == 136);
-    assert!(size_of::<SendRequest>() == 128 && offset_of!(SendRequest, remote_address) == 40);
+    assert!(size_of::<SendRequest>() == 128 && offset_of!(SendRequest, words) == 48);
+    assert!(size_of::<ReceiveRequest>() == 32 && offset_of!(ReceiveRequest, count) == 24);
+    assert!(offset_of!(DeviceAttributes, atomics) == 164);
     assert!(size_of::<Completion>() == 48 && offset_of!(Completion, pkey_index) == 40);
 };
