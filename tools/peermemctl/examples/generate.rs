@@ -59,7 +59,7 @@ fn page(command: &Command, name: &str, dir: &Path) -> io::Result<()> {
     roff.control("SH", ["FILES"]);
     listed(&mut roff, &manual::FILES);
     roff.control("SH", ["EXIT STATUS"]);
-    listed(&mut roff, &manual::exit_status(name));
+    listed(&mut roff, manual::exit_status(name));
     roff.control("SH", ["SEE ALSO"]);
     roff.text([roman(manual::SEE_ALSO)]);
     write!(text, "{}", roff.render())?;

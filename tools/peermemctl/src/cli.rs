@@ -7,11 +7,14 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::ArgValueCandidates;
 use std::path::PathBuf;
 
+/// Of this program, and of the module that it comes with.
+pub const VERSION: &str = include_str!("../../../VERSION").trim_ascii();
+
 /// Says whether GPUDirect RDMA by nvidia-peermem works on this machine, and if not, why and what fixes it.
 #[derive(Parser)]
 #[command(
     name = "peermemctl",
-    version = include_str!("../../../VERSION").trim_ascii(),
+    version = VERSION,
     max_term_width = WIDTH,
     after_help = "Exit codes: 0 fine, 1 warning, 2 broken (or the command failed)."
 )]
@@ -91,6 +94,8 @@ pub enum Command {
         #[arg(long)]
         bandwidth: bool,
     },
+    /// Test registration, bytes, frees, processes, a storm and unloading on this machine; write a report; best as root
+    Verify(Box<Verify>),
     /// For Slurm's prologs and node problem detectors: one line, exit 0 if it is usable, 1 if not, 2 if that cannot be told
     Check {
         /// A warning is a failure, too
@@ -117,6 +122,41 @@ pub enum Command {
         #[arg(add = ArgValueCandidates::new(complete::checks))]
         id: Option<String>,
     },
+}
+
+/// What `verify` does.
+#[derive(Args)]
+pub struct Verify {
+    /// GPU to use, by index or address; the first without this
+    #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
+    pub gpu: Option<String>,
+    /// NIC to use, by name, index or address; the first with an active port without this
+    #[arg(long, add = ArgValueCandidates::new(complete::nics))]
+    pub nic: Option<String>,
+    /// Only the checks whose names begin so, such as bytes,free.traffic
+    #[arg(long, value_name = "CHECKS", value_delimiter = ',', add = ArgValueCandidates::new(complete::verifications))]
+    pub only: Vec<String>,
+    /// Seconds that the storm takes, each time
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub storm: u64,
+    /// Repeat what was random in the run with this seed
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Test this module file afterwards, such as NVIDIA's own, in place of the loaded module; its failures do not count
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub compare: Option<PathBuf>,
+    /// Load and unload nvidia_peermem without asking
+    #[arg(long)]
+    pub yes: bool,
+    /// Write the report to this new file; without it: peermemctl-verify-TIME.txt in this folder
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub report: Option<PathBuf>,
+    /// Be a process that a check needs
+    #[arg(long, hide = true)]
+    pub process: Option<String>,
+    /// What machine this is, for those who read the report
+    #[arg(default_value = "")]
+    pub about: String,
 }
 
 /// How much is told.

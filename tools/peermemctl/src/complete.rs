@@ -5,6 +5,7 @@ use crate::catalogue;
 use crate::machine::Machine;
 use crate::peermem;
 use crate::root::Root;
+use crate::verify;
 use clap_complete::CompletionCandidate;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -58,6 +59,11 @@ pub fn processes() -> Vec<CompletionCandidate> {
         let comm = root.line(&format!("/proc/{pid}/comm")).unwrap_or_default();
         (pid, comm)
     }))
+}
+
+/// Checks of `verify`.
+pub fn verifications() -> Vec<CompletionCandidate> {
+    candidates(verify::checks::CHECKS.iter().map(|check| (check.id.to_owned(), String::new())))
 }
 
 pub fn checks() -> Vec<CompletionCandidate> {

@@ -28,3 +28,4 @@ pub mod select;
 pub mod selftest;
 pub mod text;
 pub mod verbs;
+pub mod verify;

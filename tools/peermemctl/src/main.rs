@@ -13,7 +13,7 @@ use peermemctl::machine::Machine;
 use peermemctl::peermem::{Stats, DIR, KNOW_IT, UNKNOWN};
 use peermemctl::print::{self, Detail, Page};
 use peermemctl::root::{Missing, Root};
-use peermemctl::{metrics, picture, recorded, select, selftest};
+use peermemctl::{metrics, picture, recorded, select, selftest, verify};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -87,10 +87,38 @@ fn run(cli: &Cli) -> Result<u8> {
             let wanted = selftest::Wanted { gpu: gpu.as_deref(), nic: nic.as_deref(), bandwidth: *bandwidth };
             Answer::Selftest(selftest::run(&Machine::look(&root), &wanted)?)
         }
+        Command::Verify(asked) => return verified(cli, &root, asked),
         Command::Explain { id } => Answer::Explain(answer::explain(id.as_deref())?),
     };
     let code = answer.exit_code();
     show(cli, answer)?;
+    Ok(code)
+}
+
+/// What `verify` found, which its report has as well.
+fn verified(cli: &Cli, root: &Root, asked: &peermemctl::cli::Verify) -> Result<u8> {
+    if !root.is_live() {
+        bail!("verify works on this machine only, not on a recorded one");
+    }
+    let wanted = verify::Wanted {
+        gpu: asked.gpu.as_deref(),
+        nic: asked.nic.as_deref(),
+        only: &asked.only,
+        storm: Duration::from_secs(asked.storm),
+        seed: asked.seed,
+        compare: asked.compare.clone(),
+        yes: asked.yes,
+        report: asked.report.clone(),
+        about: &asked.about,
+    };
+    if let Some(kind) = &asked.process {
+        return verify::process(root, kind, &wanted);
+    }
+    let (found, report) = verify::run(root, &wanted)?;
+    let answer = Answer::Verify(Box::new(found));
+    let code = answer.exit_code();
+    show(cli, answer)?;
+    eprintln!("report: {}", report.display());
     Ok(code)
 }
 

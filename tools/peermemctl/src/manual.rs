@@ -45,6 +45,14 @@ pub fn examples(command: &str) -> &'static [Example] {
             ("peermemctl selftest", "The first GPU, and the first NIC with an active port."),
             ("peermemctl selftest --gpu 0000:18:00.0 --nic mlx5_0 --bandwidth", "These two, with the bandwidth."),
         ],
+        "verify" => &[
+            ("peermemctl verify \"two H100, ConnectX-7, DOCA 2.9\"", "Everything; asks before it unloads the module."),
+            ("peermemctl verify --only bytes,free --storm 0", "Some of it."),
+            (
+                "peermemctl verify --compare /lib/modules/6.12.0/updates/dkms/nvidia-peermem.ko",
+                "NVIDIA's module as well, beside it.",
+            ),
+        ],
         "check" => &[
             ("peermemctl check || exit 1", "In a prolog of Slurm: drain the node if it is not usable."),
             ("peermemctl check --strict", "A warning is a failure, too."),
@@ -73,14 +81,20 @@ pub const FILES: [(&str, &str); 6] = [
 ];
 
 /// Exit codes of a command.
-pub fn exit_status(command: &str) -> [Example; 3] {
+pub fn exit_status(command: &str) -> &'static [Example] {
     match command {
-        "check" => [
+        "verify" => &[
+            ("0", "Everything was tried, and held."),
+            ("1", "Something was not tried."),
+            ("2", "Something does not hold."),
+            ("3", "The machine lacks a GPU, a NIC or a module to test."),
+        ],
+        "check" => &[
             ("0", "It is usable."),
             ("1", "It is not; with --strict: something is wrong."),
             ("2", "That cannot be told."),
         ],
-        _ => [("0", "Fine."), ("1", "A warning."), ("2", "Broken, or the command failed.")],
+        _ => &[("0", "Fine."), ("1", "A warning."), ("2", "Broken, or the command failed.")],
     }
 }
 

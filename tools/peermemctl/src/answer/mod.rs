@@ -7,6 +7,7 @@ mod list;
 mod selftest;
 mod status;
 mod topo;
+mod verify;
 mod watch;
 
 pub use explain::{explain, Explanation, Explanations};
@@ -15,6 +16,7 @@ pub use list::{list, List, Process, Wanted};
 pub use selftest::{Bandwidth, Selftest, SelftestWay};
 pub use status::{status, Status};
 pub use topo::{topo, Pair, Place, Topo};
+pub use verify::{Fact, Verify, VerifyCheck, VerifyPass};
 pub use watch::{tick, Tick};
 
 use crate::check::Level;
@@ -64,6 +66,7 @@ pub enum Answer {
     Failures(Failures),
     Topo(Topo),
     Selftest(Selftest),
+    Verify(Box<Verify>),
     Explain(Explanations),
 }
 
@@ -78,6 +81,7 @@ impl Answer {
             Self::Topo(topo) => topo.level(),
             Self::Failures(failures) if !failures.failures.is_empty() => Level::Warn,
             Self::Selftest(selftest) => selftest.level,
+            Self::Verify(verify) => return verify.exit_code(),
             _ => Level::Ok,
         };
         level.exit_code()

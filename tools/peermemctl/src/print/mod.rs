@@ -8,6 +8,7 @@ mod list;
 mod selftest;
 mod status;
 mod topo;
+mod verify;
 mod watch;
 
 pub use watch::watch_head;
@@ -69,6 +70,7 @@ impl Page {
             Answer::Failures(failures) => failures::print(&mut self, failures),
             Answer::Topo(topo) => topo::print(&mut self, topo),
             Answer::Selftest(selftest) => selftest::print(&mut self, selftest),
+            Answer::Verify(verify) => verify::print(&mut self, verify),
             Answer::Explain(explanations) => explain::print(&mut self, explanations),
         }
         self.text

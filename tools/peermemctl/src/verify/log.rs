@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What the kernel says while a check runs.
+
+use crate::root::{Missing, Root};
+
+/// How lines begin by which the kernel reports a bug of its own, or a stuck task.
+const BEGIN: [&str; 12] = [
+    "BUG: ",
+    "WARNING: ",
+    "Oops",
+    "general protection fault",
+    "DMA-API: ",
+    "INFO: task ",
+    "INFO: rcu",
+    "UBSAN: ",
+    "refcount_t: ",
+    "list_add corruption",
+    "list_del corruption",
+    "Unable to handle kernel",
+];
+/// What drivers say of an access that went wrong: the GPU's, an IOMMU's.
+const INSIDE: [&str; 3] = ["NVRM: Xid", "DMAR: [DMA", "IO_PAGE_FAULT"];
+
+/// Whether a line is one that no check may cause.
+fn is_alarm(line: &str) -> bool {
+    BEGIN.iter().any(|begin| line.starts_with(begin)) || INSIDE.iter().any(|word| line.contains(word))
+}
+
+/// A place in the log.
+pub struct Mark(Option<u64>);
+
+/// Number and text of each of the kernel's own records.
+fn records(log: &str) -> impl Iterator<Item = (u64, &str)> {
+    log.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| {
+        let (head, text) = line.split_once(';')?;
+        let mut words = head.split(',');
+        let from_kernel = words.next()?.parse::<u32>().ok()? >> 3 == 0;
+        let number = words.next()?.parse().ok()?;
+        from_kernel.then_some((number, text))
+    })
+}
+
+impl Mark {
+    /// The end of the log; `Err` where this user may not read it.
+    pub fn now(root: &Root) -> Result<Self, Missing> {
+        Ok(Self(records(&root.kernel_log()?).map(|(number, _)| number).max()))
+    }
+
+    /// The alarms since then.
+    pub fn alarms(&self, root: &Root) -> Vec<String> {
+        let log = root.kernel_log().unwrap_or_default();
+        let is_new = |number: u64| self.0.is_none_or(|last| number > last);
+        let alarms = records(&log).filter(|(number, text)| is_new(*number) && is_alarm(text));
+        alarms.map(|(_, text)| text.to_owned()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_new_alarms_of_the_kernel_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        std::fs::create_dir(dir.path().join("dev")).unwrap();
+        let write = |log: &str| std::fs::write(dir.path().join("dev/kmsg"), log).unwrap();
+        let old = "4,10,5,-;WARNING: CPU: 0 PID: 1 at old\n SUBSYSTEM=x\n";
+        write(old);
+        let mark = Mark::now(&root).unwrap();
+        assert!(mark.alarms(&root).is_empty());
+        let new =
+            "12,11,6,-;BUG: says a program\n6,12,7,-;nvidia_peermem: fine\n3,13,8,-;NVRM: Xid (PCI:0000:18:00): 31\n";
+        write(&format!("{old}{new}"));
+        assert_eq!(mark.alarms(&root), ["NVRM: Xid (PCI:0000:18:00): 31"]);
+    }
+}

@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: GPL-2.0
+//! `verify`: tries on this machine what users of the module count on, by libcuda, libibverbs, /proc
+//! and the kernel log alone, and writes one report.
+
+pub mod checks;
+mod log;
+mod module;
+mod process;
+mod rig;
+mod watchdog;
+
+use crate::answer::{self, Fact, Verify, VerifyCheck, VerifyPass};
+use crate::check::Level;
+use crate::cuda::Cuda;
+use crate::doctor;
+use crate::environment::Environment;
+use crate::kernel;
+use crate::machine::{Machine, REGISTER};
+use crate::nvidia::Flavour;
+use crate::peermem::Stats;
+use crate::print::{Detail, Page};
+use crate::recorded;
+use crate::root::Root;
+use crate::select;
+use crate::text;
+use crate::verbs::Verbs;
+use anyhow::{anyhow, bail, Context, Result};
+use checks::{Check, Held, Setting, CHECKS};
+use log::Mark;
+use module::{Found, Load};
+use rig::Place;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use watchdog::Watchdog;
+
+/// What is asked for.
+pub struct Wanted<'a> {
+    /// As [`select`] reads them; `None`: the first ones.
+    pub gpu: Option<&'a str>,
+    pub nic: Option<&'a str>,
+    /// Checks whose names begin so; all of them if it is empty.
+    pub only: &'a [String],
+    pub storm: Duration,
+    pub seed: Option<u64>,
+    pub compare: Option<PathBuf>,
+    /// Whether modules may be loaded and unloaded without asking.
+    pub yes: bool,
+    /// `None`: a file of this folder that is named by the time.
+    pub report: Option<PathBuf>,
+    /// What machine this is.
+    pub about: &'a str,
+}
+
+/// Set by Ctrl-C and its like: the checks end, and the module is as it was.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn interrupted(signal: libc::c_int) {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+    // Once more ends this program at once.
+    // SAFETY: A handler may call signal().
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+/// Runs the checks, and writes the report; also the report's path.
+pub fn run(root: &Root, wanted: &Wanted) -> Result<(Verify, PathBuf)> {
+    let chosen = chosen(wanted.only)?;
+    let machine = Machine::look(root);
+    let (gpu, place) = places(&machine, wanted)?;
+    let comparison = wanted.compare.as_ref().map(|file| module::file_words(root, file)).transpose()?;
+    let begun = Instant::now();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64());
+    let time = text::time(now);
+    let name =
+        || PathBuf::from(format!("peermemctl-verify-{}.txt", time.get(..19).unwrap_or("").replace([':', ' '], "-")));
+    let path = wanted.report.clone().unwrap_or_else(name);
+    // Before any check: what takes minutes is not to be lost for want of a folder.
+    let mut file = File::create_new(&path).with_context(|| format!("write the report {}", path.display()))?;
+
+    let seed = wanted.seed.unwrap_or_else(|| fastrand::u64(..));
+    let mut verify = Verify {
+        level: Level::Ok,
+        version: crate::cli::VERSION.to_owned(),
+        arguments: std::env::args().skip(1).collect(),
+        begun: time,
+        seconds: 0.0,
+        seed,
+        missing: Vec::new(),
+        facts: Vec::new(),
+        passes: Vec::new(),
+    };
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: The handler stores to an atomic and calls signal(), no more.
+        unsafe { libc::signal(signal, interrupted as *const () as libc::sighandler_t) };
+    }
+    let late = file.try_clone().context("the report")?;
+    let watchdog = Watchdog::new({
+        let (about, at) = (wanted.about.to_owned(), path.clone());
+        move |mut verify: Verify, hung: VerifyCheck| hang(&mut verify, hung, &about, late, &at)
+    });
+    let all = Run { root, wanted, chosen: &chosen, place: place.as_ref(), watchdog: &watchdog };
+    let ran = passes(&all, machine, gpu.as_deref(), comparison.as_deref(), &mut verify);
+    verify.seconds = begun.elapsed().as_secs_f64();
+    verify.level = verify.worst();
+    let error = ran.as_ref().err().map(|error| format!("{error:#}"));
+    file.write_all(report(root, &verify, wanted.about, error.as_deref()).as_bytes())
+        .with_context(|| format!("write the report {}", path.display()))?;
+    ran.with_context(|| format!("the report {} has what was found until then", path.display()))?;
+    Ok((verify, path))
+}
+
+/// A check does not end, and maybe never will: what is known is written down, and the module stays as it is.
+fn hang(verify: &mut Verify, hung: VerifyCheck, about: &str, mut report_file: File, path: &Path) {
+    let root = Root::new(Path::new("/"));
+    if let Some(pass) = verify.passes.last_mut() {
+        // It stands still, whoever's module that is.
+        pass.counts = true;
+        pass.checks.push(hung);
+    }
+    verify.level = verify.worst();
+    let text = report(&root, verify, about, Some("a check hangs; nvidia_peermem was left as it is"));
+    let written = report_file.write_all(text.as_bytes());
+    eprintln!("peermemctl: a check hangs; report: {} ({written:?})", path.display());
+    std::process::exit(2);
+}
+
+/// A process that a check started; its exit code.
+pub fn process(root: &Root, kind: &str, wanted: &Wanted) -> Result<u8> {
+    let (gpu, nic) = (wanted.gpu.context("--gpu")?.to_owned(), wanted.nic.context("--nic")?.to_owned());
+    let devices = crate::rdma::devices(root);
+    let device = devices.iter().find(|device| device.name == nic).with_context(|| format!("no NIC {nic}"))?;
+    let port = port(device).context("no port")?;
+    Ok(process::run(root, kind, &Place { gpu, nic, port }, wanted.seed.context("--seed")?))
+}
+
+fn chosen(only: &[String]) -> Result<Vec<&'static Check>> {
+    for word in only {
+        if !CHECKS.iter().any(|check| check.id.starts_with(word.as_str())) {
+            let ids: Vec<&str> = CHECKS.iter().map(|check| check.id).collect();
+            bail!("--only {word}: there is no such check; there are {}", ids.join(", "));
+        }
+    }
+    let is_wanted = |check: &&Check| only.is_empty() || only.iter().any(|word| check.id.starts_with(word.as_str()));
+    Ok(CHECKS.iter().filter(is_wanted).collect())
+}
+
+/// An active port, or any.
+fn port(device: &crate::rdma::RdmaDevice) -> Option<String> {
+    let active = device.ports.iter().find(|port| port.state == "ACTIVE");
+    active.or(device.ports.first()).map(|port| port.number.clone())
+}
+
+/// The GPU's address, and that GPU with a NIC, if there are both. An error: there is not what was asked for.
+fn places(machine: &Machine, wanted: &Wanted) -> Result<(Option<String>, Option<Place>)> {
+    let gpu = match wanted.gpu {
+        Some(text) => Some(select::gpu(machine, text)?),
+        None => machine.gpus().first().copied(),
+    };
+    let nic = match wanted.nic {
+        Some(text) => Some(select::nic(machine, text)?),
+        None => machine.rdma.iter().find(|rdma| rdma.is_active()),
+    };
+    let both = |(gpu, nic): (&crate::pci::Device, &crate::rdma::RdmaDevice)| {
+        Some(Place { gpu: gpu.address.clone(), nic: nic.name.clone(), port: port(nic)? })
+    };
+    Ok((gpu.map(|gpu| gpu.address.clone()), gpu.zip(nic).and_then(both)))
+}
+
+/// All that is wanted, into `verify`. An error means that the module could not be brought back, or
+/// that somebody interrupted it.
+fn passes(run: &Run, machine: Machine, gpu: Option<&str>, comparison: Option<&str>, verify: &mut Verify) -> Result<()> {
+    let (root, wanted) = (run.root, run.wanted);
+    verify.facts = facts(&machine, run.place);
+    verify.missing = missing(&machine);
+    // What can be said of the GPU alone.
+    if let Some(gpu) = gpu.filter(|_| Cuda::open().is_ok()) {
+        verify.passes.push(VerifyPass {
+            module: "none: the GPU alone".to_owned(),
+            counts: true,
+            checks: vec![judged("gpu.memory", || gpu_memory(gpu))],
+        });
+    }
+
+    let found = Found::look(&machine);
+    let before = module::words(root, None);
+    drop(machine);
+    let Some(place) = run.place.filter(|_| verify.missing.is_empty()) else { return Ok(()) };
+    if before.is_none() {
+        if let Some(why) = &found.stays {
+            verify.missing.push(format!("nvidia_peermem is not loaded, and {why}"));
+            return Ok(());
+        }
+        if !module::agreed(wanted.yes, "nvidia_peermem is not loaded. Load it for the tests, and unload it afterwards?")
+        {
+            verify.missing.push("nvidia_peermem is not loaded, and was not to be (--yes loads it)".to_owned());
+            return Ok(());
+        }
+        if let Err(error) = found.again().load() {
+            verify.missing.push(format!("nvidia_peermem cannot be loaded: {error:#}; peermemctl doctor says why"));
+            return Ok(());
+        }
+    }
+    let done = run.loaded(place, &found, comparison, verify);
+    let restored = match module::words(root, None) == before {
+        true => Ok(()),
+        false => found.restore(root).context("bring nvidia_peermem back as it was found"),
+    };
+    done.and(restored)
+}
+
+/// What all passes have in common.
+struct Run<'a> {
+    root: &'a Root,
+    wanted: &'a Wanted<'a>,
+    chosen: &'a [&'a Check],
+    place: Option<&'a Place>,
+    watchdog: &'a Watchdog<Verify>,
+}
+
+impl Run<'_> {
+    /// The passes that need the module, which is loaded.
+    fn loaded(&self, place: &Place, found: &Found, comparison: Option<&str>, verify: &mut Verify) -> Result<()> {
+        let question =
+            "May nvidia_peermem be unloaded and loaded again for the tests, also with the other kind of pins? \
+                        Programs that register GPU memory meanwhile fail.";
+        let stays = match &found.stays {
+            Some(why) => Some(why.clone()),
+            None if module::agreed(self.wanted.yes, question) => None,
+            None => Some("the module was not to be unloaded (--yes allows it)".to_owned()),
+        };
+        let again = |load: Load| stays.clone().map_or(Ok(load), Err);
+        self.pass(place, again(found.again()), None, verify)?;
+        if let (Some(load), None) = (found.other_pins(self.root), &stays) {
+            module::unload()?;
+            load.load()?;
+            self.pass(place, again(load), None, verify)?;
+        }
+        let Some(whose) = comparison else { return Ok(()) };
+        if let Some(why) = &stays {
+            bail!("--compare: {why}");
+        }
+        let question = format!(
+            "May the module of --compare, {whose}, be loaded instead? One that does not stand these tests may stop \
+             this machine."
+        );
+        if module::agreed(self.wanted.yes, &question) {
+            let load = Load { file: self.wanted.compare.clone(), parameters: Vec::new() };
+            module::unload()?;
+            load.load()?;
+            self.pass(place, Ok(load), Some(whose), verify)?;
+        }
+        Ok(())
+    }
+
+    /// All checks with the loaded module; `comparison` says whose that is, if it does not count.
+    fn pass(
+        &self,
+        place: &Place,
+        again: Result<Load, String>,
+        comparison: Option<&str>,
+        verify: &mut Verify,
+    ) -> Result<()> {
+        /// A check that takes longer hangs.
+        const LIMIT: Duration = Duration::from_secs(600);
+        let root = self.root;
+        let setting = Setting {
+            root,
+            place,
+            pins: module::pins(root),
+            ours: module::is_ours(root),
+            again: again.as_ref().map_err(String::as_str),
+            storm: self.wanted.storm,
+            seed: verify.seed,
+        };
+        let module = module::words(root, comparison).context("nvidia_peermem is not loaded")?;
+        eprintln!("{module}");
+        verify.passes.push(VerifyPass { module, counts: comparison.is_none(), checks: Vec::new() });
+        rig::with(root, place, |rig| {
+            for check in self.chosen {
+                if INTERRUPTED.load(Ordering::Relaxed) {
+                    bail!("interrupted");
+                }
+                self.watchdog.begin(verify.clone(), check.id, LIMIT + self.wanted.storm);
+                let result = judged(check.id, || one(rig, &setting, check));
+                self.watchdog.end();
+                eprintln!("  {:<4}  {:<17} {:>6.1} s", result.level.text(), result.id, result.ms as f64 / 1000.0);
+                verify.passes.last_mut().context("no pass")?.checks.push(result);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// One check, what it left behind, and what the kernel said meanwhile.
+fn one(rig: &rig::Rig, setting: &Setting, check: &Check) -> Result<Held> {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let before = checks::Level::now(setting.root);
+    let put_errors = || Stats::read(setting.root).ok().and_then(|stats| stats.number("put_errors")).unwrap_or(0);
+    let errors = put_errors();
+    let mark = Mark::now(setting.root);
+    let mut ran = (check.run)(rig, setting);
+    if ran.is_ok() {
+        if let Err(error) = checks::settle(setting.root, &before, PATIENCE) {
+            ran = Err(error);
+        }
+    }
+    if let (Ok(Held::Yes(..)), Some(more)) = (&ran, put_errors().checked_sub(errors).filter(|more| *more > 0)) {
+        ran = Err(anyhow!("the GPU driver failed {}: peermemctl doctor says more", text::count(more, "unpin")));
+    }
+    let alarms = mark.map(|mark| mark.alarms(setting.root)).unwrap_or_default();
+    match (ran, alarms.first()) {
+        (ran, None) => ran,
+        (Ok(_), Some(first)) => bail!("the kernel says: {first}"),
+        (Err(error), Some(first)) => Err(error.context(format!("the kernel says: {first}"))),
+    }
+}
+
+/// What became of a check.
+fn judged(id: &str, run: impl FnOnce() -> Result<Held>) -> VerifyCheck {
+    let start = Instant::now();
+    let (level, message, details) = match run() {
+        Ok(Held::Yes(message, details)) => (Level::Ok, message, details),
+        Ok(Held::Skipped(why)) => (Level::Skip, why, Vec::new()),
+        Err(error) => (Level::Fail, format!("{error:#}"), Vec::new()),
+    };
+    let ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+    VerifyCheck { id: id.to_owned(), level, message, details, ms }
+}
+
+/// GPU memory is allocated, written, read and freed: libcuda and the driver work.
+fn gpu_memory(address: &str) -> Result<Held> {
+    const SIZE: usize = 16 * rig::MIB;
+    let cuda = Cuda::open()?;
+    let gpu = cuda.gpu(address)?;
+    let (free, total) = gpu.memory()?;
+    let size = SIZE.min(free / 4);
+    let start = Instant::now();
+    let memory = gpu.allocate(size)?;
+    let allocated = start.elapsed();
+    let bytes: Vec<u8> = (0..size).map(|n| (n % 251) as u8 ^ (n >> 8) as u8).collect();
+    memory.write(0, &bytes)?;
+    rig::same("GPU memory", &memory.read()?, &bytes, 0)?;
+    let start = Instant::now();
+    memory.free()?;
+    let details = vec![format!(
+        "allocated in {:.1} µs, freed in {:.1} µs; {} of {} free",
+        allocated.as_secs_f64() * 1e6,
+        start.elapsed().as_secs_f64() * 1e6,
+        text::bytes(free as u64),
+        text::bytes(total as u64)
+    )];
+    Ok(Held::Yes(format!("{} written and read by the CPU", text::bytes(size as u64)), details))
+}
+
+/// What the tests need and this machine lacks.
+fn missing(machine: &Machine) -> Vec<String> {
+    let mut missing = Vec::new();
+    match (machine.gpus().is_empty(), Cuda::open()) {
+        (true, _) => missing.push("a GPU: no PCI function of NVIDIA's with the class of a GPU".to_owned()),
+        (false, Err(error)) => missing.push(format!("CUDA: {error:#}")),
+        _ => {}
+    }
+    if machine.rdma.is_empty() {
+        missing.push("a NIC: /sys/class/infiniband has no RDMA device".to_owned());
+    } else if !machine.rdma.iter().any(|rdma| rdma.is_active()) {
+        missing.push("a NIC with a link: no RDMA device has an active port".to_owned());
+    }
+    if let Err(error) = Verbs::open() {
+        missing.push(format!("libibverbs: {error:#}"));
+    }
+    if machine.loaded.is_none() {
+        if machine.has_symbol(REGISTER) == Some(false) && machine.api_to_load().is_none() {
+            missing.push("the peer-memory API: no RDMA core that exports ib_register_peer_memory_client".to_owned());
+        }
+        if machine.file.is_none() {
+            missing.push("the module: nvidia_peermem is not loaded, and not installed for this kernel".to_owned());
+        }
+    }
+    missing
+}
+
+/// Versions, and where the devices are.
+fn facts(machine: &Machine, place: Option<&Place>) -> Vec<Fact> {
+    let root = machine.root;
+    let mut facts = Vec::new();
+    let mut say = |name: &str, value: Option<String>| {
+        facts.push(Fact { name: name.to_owned(), value: value.unwrap_or_else(|| "none".to_owned()) });
+    };
+    say("kernel", machine.release.clone());
+    let tainted = root.line("/proc/sys/kernel/tainted").filter(|flags| flags != "0");
+    say("kernel log", Some(if Mark::now(root).is_ok() { "read" } else { "not readable: run it as root" }.to_owned()));
+    say("taint flags", tainted.or_else(|| Some("0".to_owned())));
+    say("processors", std::thread::available_parallelism().ok().map(|count| count.to_string()));
+    say(
+        "GPU driver",
+        machine.driver.as_ref().map(|driver| {
+            let flavour = driver.flavour.map_or("of unknown flavour", Flavour::text);
+            format!("{}, {flavour}", driver.version.as_deref().unwrap_or("unknown"))
+        }),
+    );
+    say("CUDA", Cuda::open().and_then(|cuda| cuda.version()).ok().map(|n| format!("{}.{}", n / 1000, n % 1000 / 10)));
+    for gpu in machine.gpus() {
+        say("GPU", Some(format!("{} {}", gpu.address, gpu.name())));
+    }
+    for device in &machine.rdma {
+        let line = |file: &str| root.line(&format!("/sys/class/infiniband/{}/{file}", device.name));
+        let at = device.pci.as_deref().unwrap_or("no PCI function");
+        let firmware = line("fw_ver").filter(|text| !text.is_empty()).unwrap_or_else(|| "unknown".to_owned());
+        let ports: Vec<String> =
+            device.ports.iter().map(|port| format!("{} {} {}", port.link_layer, port.rate, port.state)).collect();
+        say("NIC", Some(format!("{} at {at}, firmware {firmware}, {}", device.name, ports.join(", "))));
+    }
+    for name in ["ib_core", "mlx5_ib"] {
+        let version = |file: &str| root.line(&format!("/sys/module/{name}/{file}"));
+        if let Some(version) = version("version").or_else(|| version("srcversion")) {
+            say(name, Some(version));
+        }
+    }
+    say("peer-memory API", machine.owner_of_symbol(REGISTER));
+    if let Some(place) = place {
+        let topo = answer::topo(machine);
+        let nic = topo.nics.iter().find(|nic| nic.name == place.nic).map(|nic| nic.address.as_str());
+        let pair = topo.pairs.iter().find(|pair| pair.gpu == place.gpu && Some(pair.nic.as_str()) == nic);
+        let distance = pair.map_or("unknown distance", |pair| pair.distance.text());
+        let iommu = |name: &str| {
+            let place = topo.gpus.iter().chain(&topo.nics).find(|place| place.address == name || place.name == name);
+            place.map_or("unknown", |place| place.iommu)
+        };
+        say("tested", Some(format!("GPU {} and {} port {}, {distance}", place.gpu, place.nic, place.port)));
+        say("IOMMU", Some(format!("GPU: {}; NIC: {}", iommu(&place.gpu), iommu(&place.nic))));
+    }
+    if !kernel::has_initial_pids(root) {
+        say("container", Some("yes: process numbers are not the host's".to_owned()));
+    }
+    facts
+}
+
+/// The report: a recorded machine, for `--root`, with the results in front of it.
+fn report(root: &Root, verify: &Verify, about: &str, error: Option<&str>) -> String {
+    let mut results = Page::of_width(100, Detail::Normal).show(&answer::Answer::Verify(Box::new(verify.clone())));
+    if let Some(error) = error {
+        results += &format!("ended early: {error}\n");
+    }
+    let machine = Machine::look(root);
+    let doctor = doctor::examine(&machine, &Environment::own(root));
+    let findings = doctor.sections.iter().flat_map(|section| &section.checks).filter(|check| check.is_finding());
+    // What applications do follows from the rest.
+    let findings = findings.filter(|check| !check.id.starts_with("consumers."));
+    for check in findings {
+        results += &format!("doctor: {} {}: {}\n", check.level.text(), check.id, check.message);
+    }
+    let about = if about.is_empty() { "a machine that was verified" } else { about };
+    let host = root.line("/proc/sys/kernel/hostname").unwrap_or_default();
+    let machine = recorded::anonymous::anonymous(&recorded::record(root, about), &host);
+    let results = anstream::adapter::strip_str(&results).to_string();
+    let head = "The results, and then the machine: peermemctl --root FILE doctor (or topo) looks at it.";
+    let lines = std::iter::once(head).chain(results.lines());
+    lines.map(|line| format!("# {line}\n")).collect::<String>() + &machine
+}
