@@ -35,6 +35,7 @@ mod ucx;
 mod unfenced;
 mod unload;
 mod verbs;
+mod verify;
 
 use std::io;
 use std::sync::Arc;
@@ -63,6 +64,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         cost::suite(),
         doctor::suite(),
         tool::suite(),
+        verify::suite(),
         standins::suite(),
         matrix::suite(nvidia_c),
         matrix::full(nvidia_c),

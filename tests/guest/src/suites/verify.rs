@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: GPL-2.0
+//! `peermemctl verify`, as an owner of hardware runs it, on this machine's stand-ins: what holds, what
+//! a break makes of it, and that it leaves the machine as it found it.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{ensure, Context, Result};
+use serde_json::{json, Value};
+
+use crate::gpu;
+use crate::helper::Helper;
+use crate::init::run;
+use crate::lab;
+use crate::machine::{load_rdma, wait_for, Level, Mode, RDMA_DEVICE};
+use crate::modules::{self, PEERMEM};
+use crate::peermem;
+use crate::suites::MIB;
+use crate::test::{emit, Env, NvidiaC, Suite, Test};
+
+const PERSISTENT: Level = Level::Peermem(Mode::Persistent);
+const LEGACY: Level = Level::Peermem(Mode::Legacy);
+
+pub fn suite() -> Suite {
+    let tests = [
+        ("everything", PERSISTENT, everything as fn(&Env) -> Result<()>),
+        ("beside_nvidias", LEGACY, beside_nvidias),
+        ("loads_and_unloads", Level::Devices, loads_and_unloads),
+        ("others_registrations", PERSISTENT, others_registrations),
+        ("nothing_to_test", PERSISTENT, nothing_to_test),
+        ("bad_words", PERSISTENT, bad_words),
+        ("fence_that_fails", LEGACY, fence_that_fails),
+        ("refused", PERSISTENT, refused),
+        ("pin_that_is_lost", PERSISTENT, pin_that_is_lost),
+        ("left_behind", PERSISTENT, left_behind),
+    ];
+    let means = NvidiaC::Skip("it loads both modules itself");
+    Suite {
+        name: "verify",
+        tests: tests
+            .into_iter()
+            .map(|(name, level, f)| Test::new(name, level, f).nvidia_c(means).limit(1200))
+            .collect(),
+    }
+}
+
+const REPORT: &str = "/tmp/verify-report.txt";
+
+/// What `peermemctl verify` found, its exit code, and its report.
+fn verify(args: &[&str]) -> Result<(Value, Option<i32>, String)> {
+    let _ = fs::remove_file(REPORT);
+    let said = peermem::peermemctl(&[&["verify", "--json", "--report", REPORT][..], args].concat())?;
+    let line = said.text.lines().find(|line| line.starts_with('{'));
+    let found = line.with_context(|| format!("verify {args:?}: {}", said.text))?;
+    let report = fs::read_to_string(REPORT).unwrap_or_default();
+    for line in report.lines().take_while(|line| line.starts_with("# ")) {
+        println!("{line}");
+    }
+    Ok((serde_json::from_str(found)?, said.code, report))
+}
+
+/// The checks of a pass that have this level, by name.
+fn checks<'a>(found: &'a Value, pass: usize, level: &str) -> Vec<&'a str> {
+    let checks = found["passes"][pass]["checks"].as_array().into_iter().flatten();
+    checks.filter(|check| check["level"] == level).filter_map(|check| check["id"].as_str()).collect()
+}
+
+/// The first check that failed: its name, and what it says.
+fn failure(found: &Value) -> Result<(&str, &str)> {
+    let passes = found["passes"].as_array().into_iter().flatten();
+    let mut checks = passes.flat_map(|pass| pass["checks"].as_array().into_iter().flatten());
+    let check = checks.find(|check| check["level"] == "FAIL").with_context(|| format!("nothing failed: {found}"))?;
+    Ok((check["id"].as_str().context("id")?, check["message"].as_str().context("message")?))
+}
+
+const CHECKS: usize = 12;
+
+/// Both kinds of pins hold in every check; the module is loaded as it was; the report is a recorded machine, too.
+fn everything(_: &Env) -> Result<()> {
+    let before = modules::attribute(PEERMEM, "parameters/persistent_api_support")?;
+    let (found, code, report) = verify(&["--yes", "--storm", "10", "the lab, a boot of its verify suite"])?;
+    emit("verify", &json!({ "report": report }));
+    ensure!(code == Some(0) && found["level"] == "OK", "exit {code:?}: {:?}", failure(&found));
+    // The GPU alone; as found; with the other kind of pins.
+    for (pass, count) in [(0, 1), (1, CHECKS), (2, CHECKS)] {
+        let held = checks(&found, pass, "OK");
+        ensure!(held.len() == count, "pass {pass}: only {held:?} held: {found}");
+    }
+    let module = |pass: usize| found["passes"][pass]["module"].as_str().unwrap_or_default();
+    ensure!(module(1).contains("persistent_api_support=1"), "first {}", module(1));
+    ensure!(module(2).contains("persistent_api_support=0"), "then {}", module(2));
+    let after = modules::attribute(PEERMEM, "parameters/persistent_api_support")?;
+    ensure!(before == after, "persistent_api_support was {before}, and is {after}");
+    let (told, _) = peermem::peermemctl_json(&["--root", REPORT, "status"])?;
+    ensure!(told["module"] == "rust" && told["rdma_devices"][0] == RDMA_DEVICE, "the report as a machine: {told}");
+    Ok(())
+}
+
+/// NVIDIA's module in the same run: what it does is in the report, and does not count.
+fn beside_nvidias(_: &Env) -> Result<()> {
+    // Its storm may stop the machine.
+    let only = "register.sizes,bytes.write,free.registered,unload";
+    let file = "/usr/lib/nvidia_c/nvidia-peermem.ko";
+    let (found, code, _) = verify(&["--yes", "--storm", "0", "--only", only, "--compare", file])?;
+    ensure!(code == Some(0), "exit {code:?}: {:?}", failure(&found));
+    let theirs = &found["passes"][3];
+    ensure!(theirs["counts"] == false, "the fourth pass is no comparison: {theirs}");
+    let module = theirs["module"].as_str().unwrap_or_default();
+    ensure!(module.starts_with("nvidia_peermem, NVIDIA's, version 550."), "not NVIDIA's: {module}");
+    let held = checks(&found, 3, "OK");
+    ensure!(held.contains(&"bytes.write") && held.contains(&"unload"), "of NVIDIA's module held {held:?}: {theirs}");
+    ensure!(Path::new("/proc/driver/nvidia-peermem").exists(), "ours is not loaded again");
+    ensure!(modules::attribute(PEERMEM, "parameters/persistent_api_support")? == "0", "not as it was loaded");
+    Ok(())
+}
+
+/// A module that was not loaded is not loaded afterwards either; without --yes it is not loaded at all.
+fn loads_and_unloads(_: &Env) -> Result<()> {
+    let args = ["--storm", "0", "--only", "bytes.write"];
+    let (found, code, _) = verify(&args)?;
+    let missing = found["missing"][0].as_str().unwrap_or_default();
+    ensure!(code == Some(3) && missing.contains("was not to be"), "exit {code:?}: {missing}");
+    ensure!(!modules::loaded(PEERMEM)?, "loaded without being asked to");
+    let (found, code, _) = verify(&[&args[..], &["--yes"]].concat())?;
+    ensure!(code == Some(0) && checks(&found, 1, "OK") == ["bytes.write"], "exit {code:?}: {found}");
+    ensure!(!modules::loaded(PEERMEM)?, "still loaded");
+    Ok(())
+}
+
+/// Nothing is unloaded under the registrations of others, and these do not count as left behind.
+fn others_registrations(_: &Env) -> Result<()> {
+    let other = Helper::start(&["hold", &MIB.to_string(), "1"])?;
+    let (found, code, _) = verify(&["--yes", "--storm", "0", "--only", "bytes.write,unload"])?;
+    ensure!(code == Some(1) && checks(&found, 1, "OK") == ["bytes.write"], "exit {code:?}: {found}");
+    ensure!(checks(&found, 1, "SKIP") == ["unload"] && found["passes"].as_array().map(Vec::len) == Some(2), "{found}");
+    other.finish()
+}
+
+fn nothing_to_test(_: &Env) -> Result<()> {
+    run("rdma", &["link", "delete", RDMA_DEVICE])?;
+    let said = verify(&["--yes"]);
+    load_rdma()?;
+    let (found, code, report) = said?;
+    let missing = found["missing"][0].as_str().unwrap_or_default();
+    ensure!(code == Some(3) && missing.starts_with("a NIC"), "exit {code:?}: {found}");
+    ensure!(checks(&found, 0, "OK") == ["gpu.memory"], "of the GPU alone: {found}");
+    ensure!(report.contains("MISSING a NIC"), "the report: {report}");
+    Ok(())
+}
+
+/// A wrong word costs no run and no report.
+fn bad_words(_: &Env) -> Result<()> {
+    fs::write(REPORT, "another's")?;
+    for (args, words) in [
+        (["--only", "bites"], "--only bites: there is no such check; there are register.offsets"),
+        (["--gpu", "7"], "there is no GPU 7"),
+        (["--compare", "/etc/passwd"], "--compare: /etc/passwd"),
+        (["--report", REPORT], "File exists"),
+    ] {
+        let own = "/tmp/verify-bad.txt";
+        let _ = fs::remove_file(own);
+        let report = if args[0] == "--report" { vec![] } else { vec!["--report", own] };
+        let said = peermem::peermemctl(&[&["verify"][..], &args, &report].concat())?;
+        let flat = said.text.split_whitespace().collect::<Vec<_>>().join(" ");
+        ensure!(said.code == Some(2) && flat.contains(words), "{args:?}: exit {:?}, {flat}", said.code);
+        ensure!(!Path::new(own).exists(), "{args:?} left a report");
+    }
+    ensure!(fs::read_to_string(REPORT)? == "another's", "a report was overwritten");
+    Ok(())
+}
+
+/// A NIC that is not stopped by the free writes on, and that is a failure, not a success.
+fn fence_that_fails(_: &Env) -> Result<()> {
+    lab::set_nic("fence_fail", 1)?;
+    let told = verify(&["--storm", "0", "--only", "free.registered"]);
+    lab::set_nic("fence_fail", 0)?;
+    let (found, code, _) = told?;
+    let (check, message) = failure(&found)?;
+    ensure!(code == Some(2) && check == "free.registered" && message.contains("revoked"), "exit {code:?}: {message}");
+    // So it was, as the GPU counts.
+    ensure!(gpu::accounting()?.get("violations") > 0, "the NIC wrote nowhere");
+    Ok(gpu::lab()?.reset_accounting()?)
+}
+
+fn refused(_: &Env) -> Result<()> {
+    gpu::lab()?.fault("persistent_errno", libc::EBUSY as u64)?;
+    let told = verify(&["--storm", "0", "--only", "register.offsets"]);
+    gpu::lab()?.reset_faults()?;
+    let (found, code, _) = told?;
+    let (check, message) = failure(&found)?;
+    ensure!(code == Some(2) && check == "register.offsets" && message.contains("busy"), "exit {code:?}: {message}");
+    Ok(())
+}
+
+fn pin_that_is_lost(_: &Env) -> Result<()> {
+    gpu::lab()?.fault("persistent_put_errno", libc::EIO as u64)?;
+    let told = verify(&["--storm", "0", "--only", "bytes.atomics"]);
+    gpu::lab()?.reset_faults()?;
+    let (found, code, _) = told?;
+    let (check, message) = failure(&found)?;
+    ensure!(code == Some(2) && check == "bytes.atomics" && message.contains("unpin"), "exit {code:?}: {message}");
+    Ok(())
+}
+
+/// What comes during a check and stays after it.
+fn left_behind(_: &Env) -> Result<()> {
+    let before = peermem::Stats::read()?.number("total.pins")?;
+    let mut other = None;
+    let told = std::thread::scope(|scope| -> Result<_> {
+        let run = scope.spawn(|| verify(&["--storm", "5", "--only", "storm"]));
+        wait_for("the storm's first pin", || {
+            peermem::Stats::read().and_then(|stats| stats.number("total.pins")).is_ok_and(|pins| pins > before)
+        })?;
+        other = Some(Helper::start(&["hold", &MIB.to_string(), "1"])?);
+        run.join().map_err(|_| anyhow::anyhow!("the thread panicked"))?
+    });
+    let (found, code, _) = told?;
+    other.context("the other process")?.finish()?;
+    let (check, message) = failure(&found)?;
+    ensure!(code == Some(2) && check == "storm", "exit {code:?}: {check} {message}");
+    ensure!(message.contains("left behind: the module is used 1 times"), "{message}");
+    Ok(())
+}
