@@ -9,6 +9,7 @@ mod keep;
 mod key;
 mod lanes;
 mod later;
+mod mutants;
 mod pair;
 mod scenarios;
 mod soak;

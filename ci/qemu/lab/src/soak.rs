@@ -2,6 +2,7 @@
 
 use crate::boots::{self, Row};
 use crate::lanes::{self, Done, Found, Job};
+use crate::mutants::{self, MUTANTS};
 use crate::{host, judge};
 use anyhow::{Context, Result};
 use lab::artefacts::{self, Built};
@@ -23,7 +24,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
     let start = Instant::now();
     let chosen: Option<Vec<&str>> = only.map(|o| o.split(',').collect());
     let all = boots::all()?;
-    let rows = boots::chosen(&all, Run::Soak, chosen.as_deref(), &[MODELS, host::PACKAGES])?;
+    let rows = boots::chosen(&all, Run::Soak, chosen.as_deref(), &[MODELS, host::PACKAGES, MUTANTS])?;
     let wanted = |name: &str| chosen.as_ref().is_none_or(|c| c.contains(&name));
 
     let mut built: BTreeMap<Kernel, Built> = BTreeMap::new();
@@ -34,7 +35,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
     let end = hours.map(|h| Duration::try_from_secs_f64(h * 3600.0)).transpose().context("--hours")?;
     let over = || end.is_some_and(|end| start.elapsed() > end);
     let jobs = all.iter().filter(|row| row.runs.contains(&Run::Soak)).map(|row| row.name.as_str());
-    let mut record = Record::new(lab, jobs.chain([MODELS, host::PACKAGES]).collect())?;
+    let mut record = Record::new(lab, jobs.chain([MODELS, host::PACKAGES, MUTANTS]).collect())?;
     let mut failed = 0;
     for round in 1.. {
         let seed = seed.take().unwrap_or_else(new_seed);
@@ -47,6 +48,10 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
         if wanted(host::PACKAGES) {
             let job = host::packages(lab, true);
             jobs.push(Job { run: Box::new(|| unless(&over, host::PACKAGES, job.run)), ..job });
+        }
+        if wanted(MUTANTS) {
+            let job = mutants::job(lab);
+            jobs.push(Job { run: Box::new(|| unless(&over, MUTANTS, job.run)), ..job });
         }
         for (row, suites) in &rows {
             let over = &over;
@@ -109,7 +114,7 @@ struct Record<'a> {
 
 const HEAD: &str = "# What was soaked
 
-Each line is the last run of that boot (or of the models of `tests/host`, or of `tests/packages`) by
+Each line is the last run of that boot (or of the models of `tests/host`, of `tests/packages`, or of `tests/mutants`) by
 `make soak`, which writes it; `make soak ONLY=<boot>` repeats it. Seconds are those of an emulated
 machine with another beside it. (Commits of 2026-11-20 that this history lacks came to it together,
 up to d989f21. Boots had other names up to 343c0de.)

@@ -1,0 +1,152 @@
+//! `make soak ONLY=mutants`: boots the module with one fault planted at a time, each a patch of `tests/mutants`, and demands
+//! that the test which the patch names fails. Leaves the table docs/results/mutants.md.
+
+use crate::boots::{self, Row};
+use crate::judge;
+use crate::lanes::{Found, Job};
+use anyhow::{ensure, Context, Result};
+use lab::artefacts;
+use lab::ctx::Lab;
+use lab::ktap::{print_test, Outcome, Test};
+use lab::sh;
+use std::fs;
+use std::path::Path;
+
+/// Its word in `ONLY=`.
+pub const MUTANTS: &str = "mutants";
+
+struct Mutant {
+    name: String,
+    /// In one line, what is broken.
+    what: String,
+    boot: String,
+    suites: Vec<String>,
+    /// Begins the name of the test that must fail.
+    caught_by: String,
+}
+
+impl Mutant {
+    fn read(file: &Path) -> Result<Self> {
+        let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+        let field = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+            line.with_context(|| format!("{} has no line \"{key}\"", file.display()))
+        };
+        Ok(Mutant {
+            name: file.file_stem().context("a name")?.to_string_lossy().into_owned(),
+            what: text.lines().next().unwrap_or_default().to_string(),
+            boot: field("Boot:")?.to_string(),
+            suites: field("Suites:")?.split(' ').map(str::to_string).collect(),
+            caught_by: field("Caught by:")?.to_string(),
+        })
+    }
+
+    /// Of the tests that failed, the one that is named for it.
+    fn caught<'a>(&self, failed: &[&'a str]) -> Option<&'a str> {
+        failed.iter().copied().find(|name| name.starts_with(&self.caught_by))
+    }
+}
+
+pub fn job(lab: &Lab) -> Job<'_> {
+    Job { name: MUTANTS.to_string(), takes: 900, run: Box::new(|| all(lab)) }
+}
+
+fn all(lab: &Lab) -> Result<Found> {
+    let patches = sh::output(sh::command("git").current_dir(&lab.repo).args(["ls-files", "tests/mutants/*.patch"]))?;
+    let rows = boots::all()?;
+    let (mut tests, mut table) = (Vec::new(), String::new());
+    for patch in patches.lines() {
+        let file = lab.repo.join(patch);
+        let mutant = Mutant::read(&file)?;
+        let row = rows.iter().find(|row| row.name == mutant.boot);
+        let row = row.with_context(|| format!("{patch}: there is no boot {}", mutant.boot))?;
+        let failed = boot(&planted(lab, &file)?, row, &mutant)?;
+        let names: Vec<&str> = failed.iter().map(String::as_str).collect();
+        let caught = mutant.caught(&names);
+        if let Some(test) = caught {
+            table += &format!("| {} | {} | {} | `{test}` | {} |\n", mutant.name, mutant.what, mutant.boot, names.len());
+        }
+        let test = Test {
+            name: format!("{MUTANTS}/{}", mutant.name),
+            outcome: if caught.is_some() { Outcome::Passed } else { Outcome::Failed },
+            notes: if caught.is_some() { Vec::new() } else { vec![format!("{} passed; failed: {names:?}", mutant.caught_by)] },
+        };
+        print_test(&test);
+        tests.push(test);
+    }
+    ensure!(!tests.is_empty(), "tests/mutants has no patch that git knows");
+    if tests.iter().all(|test| test.outcome == Outcome::Passed) {
+        fs::write(lab.repo.join("docs/results/mutants.md"), format!("{HEAD}{table}")).context("write the table")?;
+    }
+    Ok(Found { tests, ..Default::default() })
+}
+
+const HEAD: &str = "# Faults that the lab's machines find
+
+Written by `make soak ONLY=mutants`. Each patch of `tests/mutants` breaks the module, Rust or C; it
+is built and booted, and the test below fails. The models find more of them: `tests/host/faults`.
+
+| patch | what it breaks | boot | found by | tests that failed |
+|---|---|---|---|---|
+";
+
+/// A copy of the checkout with this fault. Files that are as they were keep their times, so little is built anew.
+fn planted(lab: &Lab, patch: &Path) -> Result<Lab> {
+    let repo = lab.repo.join("build/mutants");
+    let files = sh::output(sh::command("git").current_dir(&lab.repo).args(["ls-files"]))?;
+    for file in files.lines().chain(["build/bin/lab"]) {
+        let (from, to) = (lab.repo.join(file), repo.join(file));
+        // A file that was removed and not committed yet.
+        let Ok(new) = fs::read(&from) else { continue };
+        if fs::read(&to).is_ok_and(|old| old == new) {
+            continue;
+        }
+        fs::create_dir_all(to.parent().context("a folder")?)?;
+        fs::copy(&from, &to).with_context(|| format!("write {}", to.display()))?;
+    }
+    let mut apply = sh::command("patch");
+    apply.args(["-p1", "--silent", "--forward", "--fuzz=0", "--no-backup-if-mismatch", "-i"]).arg(patch);
+    sh::output(apply.current_dir(&repo)).context("make the patch again for the sources as they are now")?;
+    let build = repo.join("build/lab");
+    fs::create_dir_all(&build)?;
+    Ok(Lab { repo, build, cache: lab.cache.clone() })
+}
+
+/// The tests that failed, without the boot's name.
+fn boot(lab: &Lab, row: &Row, mutant: &Mutant) -> Result<Vec<String>> {
+    let built = artefacts::build(lab, row.kernel, &[row.image()], &[])?;
+    println!("  mutant {}: of the tests below, {} must fail", mutant.name, mutant.caught_by);
+    let found = judge::row(lab, &built, row, &mutant.suites, &[])?;
+    let failed = found.tests.into_iter().filter(|test| test.outcome == Outcome::Failed);
+    let label = format!("{}: ", row.name);
+    Ok(failed.map(|test| test.name.strip_prefix(&label).unwrap_or(&test.name).to_string()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_test_that_fails_does_not_count() {
+        let mutant = Mutant {
+            name: "x".into(),
+            what: String::new(),
+            boot: String::new(),
+            suites: Vec::new(),
+            caught_by: "smoke/".into(),
+        };
+        assert_eq!(mutant.caught(&["end/a", "smoke/b"]), Some("smoke/b"));
+        assert_eq!(mutant.caught(&["end/smoke/"]), None);
+    }
+
+    #[test]
+    fn every_mutant_names_a_boot_and_suites_of_it() {
+        let rows = boots::all().unwrap();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/mutants");
+        for file in fs::read_dir(folder).unwrap() {
+            let mutant = Mutant::read(&file.unwrap().path()).unwrap();
+            let row = rows.iter().find(|row| row.name == mutant.boot).expect(&mutant.boot);
+            assert!(mutant.suites.iter().all(|suite| row.suites.contains(suite)), "{}: {:?}", mutant.name, mutant.suites);
+        }
+    }
+}
