@@ -42,8 +42,8 @@ impl Mutant {
     }
 
     /// Of the tests that failed, the one that is named for it.
-    fn caught<'a>(&self, failed: &[&'a str]) -> Option<&'a str> {
-        failed.iter().copied().find(|name| name.starts_with(&self.caught_by))
+    fn caught<'a>(&self, failed: &'a [String]) -> Option<&'a str> {
+        failed.iter().map(String::as_str).find(|name| name.starts_with(&self.caught_by))
     }
 }
 
@@ -60,16 +60,19 @@ fn all(lab: &Lab) -> Result<Found> {
         let mutant = Mutant::read(&file)?;
         let row = rows.iter().find(|row| row.name == mutant.boot);
         let row = row.with_context(|| format!("{patch}: there is no boot {}", mutant.boot))?;
-        let failed = boot(&planted(lab, &file)?, row, &mutant)?;
-        let names: Vec<&str> = failed.iter().map(String::as_str).collect();
-        let caught = mutant.caught(&names);
-        if let Some(test) = caught {
+        let failed = planted(lab, &file).and_then(|lab| boot(&lab, row, &mutant));
+        let test = match &failed {
+            // A fault that cannot be built shows nothing about the tests.
+            Err(why) => Err(format!("it could not be tried: {why:#}")),
+            Ok(names) => mutant.caught(names).ok_or(format!("{} passed; failed: {names:?}", mutant.caught_by)),
+        };
+        if let (Ok(test), Ok(names)) = (&test, &failed) {
             table += &format!("| {} | {} | {} | `{test}` | {} |\n", mutant.name, mutant.what, mutant.boot, names.len());
         }
         let test = Test {
             name: format!("{MUTANTS}/{}", mutant.name),
-            outcome: if caught.is_some() { Outcome::Passed } else { Outcome::Failed },
-            notes: if caught.is_some() { Vec::new() } else { vec![format!("{} passed; failed: {names:?}", mutant.caught_by)] },
+            outcome: if test.is_ok() { Outcome::Passed } else { Outcome::Failed },
+            notes: test.err().into_iter().collect(),
         };
         print_test(&test);
         tests.push(test);
@@ -135,8 +138,8 @@ mod tests {
             suites: Vec::new(),
             caught_by: "smoke/".into(),
         };
-        assert_eq!(mutant.caught(&["end/a", "smoke/b"]), Some("smoke/b"));
-        assert_eq!(mutant.caught(&["end/smoke/"]), None);
+        assert_eq!(mutant.caught(&["end/a".into(), "smoke/b".into()]), Some("smoke/b"));
+        assert_eq!(mutant.caught(&["end/smoke/".into()]), None);
     }
 
     #[test]
@@ -146,7 +149,12 @@ mod tests {
         for file in fs::read_dir(folder).unwrap() {
             let mutant = Mutant::read(&file.unwrap().path()).unwrap();
             let row = rows.iter().find(|row| row.name == mutant.boot).expect(&mutant.boot);
-            assert!(mutant.suites.iter().all(|suite| row.suites.contains(suite)), "{}: {:?}", mutant.name, mutant.suites);
+            assert!(
+                mutant.suites.iter().all(|suite| row.suites.contains(suite)),
+                "{}: {:?}",
+                mutant.name,
+                mutant.suites
+            );
         }
     }
 }
