@@ -21,8 +21,9 @@ struct Program {
     takes: u64,
 }
 
-const PROGRAMS: [Program; 8] = [
+const PROGRAMS: [Program; 9] = [
     Program { name: "host", dir: "tests/host", takes: 120 },
+    Program { name: "user", dir: "user", takes: 60 },
     Program { name: "build", dir: "tests/build", takes: 5 },
     Program { name: "packages", dir: "tests/packages", takes: 5 },
     Program { name: "lab", dir: "ci/qemu", takes: 5 },

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What the cache needs of CUDA and of verbs. The real libraries implement it, and so do the models.
+
+use crate::range::Range;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// Access flags, as `ibv_reg_mr()` takes them.
+pub type Access = i32;
+
+/// What an address belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Memory of a GPU.
+    Device,
+    /// Managed memory, which moves between GPU and host.
+    Managed,
+    /// Host memory that CUDA knows.
+    Host,
+    /// Nothing that CUDA knows: freed, of another process, or plain host memory.
+    Unknown,
+}
+
+/// CUDA, as far as registrations need it. Called without a lock of the cache.
+pub trait Gpu: Send + Sync + 'static {
+    /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: the number of the allocation, unique in the process, `None` for
+    /// freed and foreign memory, and where CUDA cannot say (a destroyed context).
+    fn buffer_id(&self, address: u64) -> Option<u64>;
+    /// What the address belongs to.
+    fn kind(&self, address: u64) -> Kind;
+    /// The allocation or the segment around the address (`cuMemGetAddressRange`).
+    fn allocation(&self, address: u64) -> Option<Range>;
+    /// A dma-buf of the range, which is made of whole 4 KiB pages. Errors in words.
+    fn export(&self, range: Range) -> Result<OwnedFd, String>;
+}
+
+/// Verbs, as far as registrations need them. Called without a lock of the cache.
+pub trait Verbs: Send + Sync + 'static {
+    /// A protection domain.
+    type Pd: Copy + Ord + Send + Sync + 'static;
+    /// A memory region.
+    type Mr: Send + Sync + 'static;
+    /// `ibv_reg_mr()`.
+    fn register(&self, pd: Self::Pd, range: Range, access: Access) -> io::Result<Self::Mr>;
+    /// `ibv_reg_dmabuf_mr()`: `range` lies `offset` bytes into the dma-buf.
+    fn register_dma_buf(
+        &self,
+        pd: Self::Pd,
+        range: Range,
+        offset: u64,
+        fd: BorrowedFd<'_>,
+        access: Access,
+    ) -> io::Result<Self::Mr>;
+    /// `ibv_dereg_mr()`.
+    fn deregister(&self, mr: Self::Mr) -> io::Result<()>;
+    /// lkey and rkey.
+    fn keys(&self, mr: &Self::Mr) -> (u32, u32);
+}

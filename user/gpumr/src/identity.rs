@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Which allocations a range is made of. CUDA numbers allocations and never uses a number twice, and
+//! memory goes by whole allocations or segments: while each piece has its number, nothing has changed.
+
+use crate::backend::{Gpu, Kind};
+use crate::error::Error;
+use crate::range::Range;
+
+/// The pieces of a range.
+///
+/// # Invariants
+///
+/// There is at least one piece, in order of address; together they cover the range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pieces: Vec<Piece>,
+    last: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    at: u64,
+    id: u64,
+}
+
+impl Identity {
+    /// Asks CUDA. Errors: an address of the range is no device memory.
+    pub fn read(gpu: &impl Gpu, range: Range) -> Result<Self, Error> {
+        let mut pieces = Vec::with_capacity(1);
+        let mut at = range.start();
+        while at < range.end() {
+            let unknown = || match gpu.kind(at) {
+                Kind::Managed => Error::Managed { address: at },
+                Kind::Host => Error::Host { address: at },
+                Kind::Device | Kind::Unknown => Error::Unknown { address: at, range },
+            };
+            let (Some(id), Kind::Device) = (gpu.buffer_id(at), gpu.kind(at)) else { return Err(unknown()) };
+            pieces.push(Piece { at, id });
+            at = gpu.allocation(at).filter(|piece| piece.end() > at).ok_or_else(unknown)?.end();
+        }
+        Ok(Self { pieces, last: range.last() })
+    }
+
+    /// Whether the memory is still the same: each piece, and both ends.
+    pub fn holds(&self, gpu: &impl Gpu) -> bool {
+        let end = self.pieces.last().map(|piece| piece.id);
+        self.pieces.iter().all(|piece| gpu.buffer_id(piece.at) == Some(piece.id)) && gpu.buffer_id(self.last) == end
+    }
+}

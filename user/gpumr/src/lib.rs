@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: GPL-2.0
+//! A cache of memory registrations that is never stale: for GPU memory and RDMA NICs.
+//!
+//! Registering costs up to milliseconds, so programs keep registrations. An address alone does not
+//! name a buffer: it may be freed and given out again. [`Cache::register`] asks CUDA at each hit
+//! whether the memory is still the same, unless the program says when it frees ([`hooks`]).
+//!
+//! | module | what |
+//! |---|---|
+//! | [`cache`] | look-up, registration, eviction |
+//! | [`lease`] | what `register` returns; ends with drop |
+//! | [`identity`] | which allocations a range is made of |
+//! | [`policy`] | peer memory or dma-buf |
+//! | [`sweep`] | lets go of what was freed, within a stated time |
+//! | [`hooks`] | lets go of it at once |
+//! | [`backend`] | what the cache needs of CUDA and of verbs |
+//! | [`stats`], [`error`] | counters; errors in words |
+
+pub mod backend;
+pub mod cache;
+mod entry;
+pub mod error;
+mod fork;
+pub mod hooks;
+pub mod identity;
+pub mod lease;
+pub mod policy;
+pub mod range;
+pub mod stats;
+pub mod sweep;
+mod sync;
+
+pub use backend::{Access, Gpu, Verbs};
+pub use cache::{Cache, Limits};
+pub use error::Error;
+pub use lease::Lease;
+pub use policy::{Policy, Way};
+pub use range::Range;
+pub use stats::Stats;
+pub use sweep::Sweeper;

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Counters.
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// What the cache did so far, and what it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Calls that found a registration.
+    pub hits: u64,
+    /// Calls that registered.
+    pub misses: u64,
+    /// Entries whose memory had gone when a hit or a sweep asked.
+    pub stale: u64,
+    /// Entries that a free took along.
+    pub freed: u64,
+    /// Entries that made room.
+    pub evicted: u64,
+    /// Registrations that worked after making room.
+    pub retried: u64,
+    /// Deregistrations that failed, as of a NIC that is gone.
+    pub lost: u64,
+    /// Entries now, and those in use by leases alone are not among them.
+    pub entries: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Their bytes of BAR1, in pages of 64 KiB.
+    pub bar1_bytes: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) hits: Counter,
+    pub(crate) misses: Counter,
+    pub(crate) stale: Counter,
+    pub(crate) freed: Counter,
+    pub(crate) evicted: Counter,
+    pub(crate) retried: Counter,
+    pub(crate) lost: Counter,
+}
+
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, by: u64) {
+        self.0.fetch_add(by, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Locks and atomics: std's, or those of the models.
+
+#[cfg(feature = "shuttle")]
+pub(crate) use shuttle::sync::{
+    atomic::{AtomicU64, Ordering},
+    Arc, Mutex, MutexGuard,
+};
+#[cfg(not(feature = "shuttle"))]
+pub(crate) use std::sync::{
+    atomic::{AtomicU64, Ordering},
+    Arc, Mutex, MutexGuard,
+};
+
+/// Locks. A panic while it was held (of a test's stand-in) leaves whole maps: nothing here stops half-way.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: GPL-2.0
+//! A model of CUDA's memory and of verbs.
+//!
+//! As read on an H200 with driver 580: BUFFER_ID grows by one per allocation, also of a segment mapped again and of
+//! pool memory given out again, and freed memory has none; addresses are used again. An MR keeps the memory that it
+//! was made of. Left out: costs, contexts, several GPUs.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use gpumr::backend::{Gpu, Kind, Verbs};
+use gpumr::{Access, Range};
+use std::collections::BTreeMap;
+use std::io::{self, Read as _};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+pub const PAGE: u64 = 4096;
+const ARENA: u64 = 0x7f00_0000_0000;
+const ARENA_PAGES: u64 = 48;
+
+type Meanwhile = Box<dyn FnOnce(&World) + Send>;
+
+/// Memory itself, which no two allocations share.
+type Object = u64;
+
+#[derive(Clone, Copy)]
+struct Block {
+    range: Range,
+    id: u64,
+    object: Object,
+    kind: Kind,
+}
+
+struct Region {
+    range: Range,
+    /// What lies behind each page.
+    pages: BTreeMap<u64, Object>,
+    alive: bool,
+}
+
+#[derive(Default)]
+struct State {
+    blocks: BTreeMap<u64, Block>,
+    next: u64,
+    regions: Vec<Region>,
+    exports: BTreeMap<RawFd, (Range, BTreeMap<u64, Object>)>,
+    peers: Vec<UnixStream>,
+    exported: usize,
+    /// Pages that may be registered at once; 0: no limit.
+    room: u64,
+    no_peer_memory: bool,
+    no_deregistration: bool,
+    /// Runs once, when the next registration has its memory and has not returned.
+    meanwhile: Option<Meanwhile>,
+}
+
+#[derive(Clone, Default)]
+pub struct World(Arc<Mutex<State>>);
+
+impl World {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The first gap that is large enough, so freed addresses come back.
+    pub fn allocate(&self, pages: u64) -> Option<Range> {
+        self.allocate_as(pages, Kind::Device)
+    }
+
+    pub fn allocate_as(&self, pages: u64, kind: Kind) -> Option<Range> {
+        let mut state = self.state();
+        let mut at = ARENA;
+        for block in state.blocks.values() {
+            if block.range.start() - at >= pages * PAGE {
+                break;
+            }
+            at = block.range.end();
+        }
+        if at + pages * PAGE > ARENA + ARENA_PAGES * PAGE {
+            return None;
+        }
+        let range = Range::new(at, pages * PAGE).unwrap();
+        state.next += 1;
+        let id = state.next;
+        state.blocks.insert(at, Block { range, id, object: id, kind });
+        Some(range)
+    }
+
+    pub fn free(&self, range: Range) {
+        assert!(self.state().blocks.remove(&range.start()).is_some(), "the test frees what is not allocated");
+    }
+
+    /// cuMemUnmap and cuMemMap of another handle; or the pool gives the block to somebody else.
+    pub fn remap(&self, range: Range) {
+        self.free(range);
+        let mut state = self.state();
+        state.next += 1;
+        let id = state.next;
+        state.blocks.insert(range.start(), Block { range, id, object: id, kind: Kind::Device });
+    }
+
+    pub fn limit(&self, pages: u64) {
+        self.state().room = pages;
+    }
+
+    pub fn refuse_peer_memory(&self) {
+        self.state().no_peer_memory = true;
+    }
+
+    pub fn refuse_deregistration(&self) {
+        self.state().no_deregistration = true;
+    }
+
+    pub fn meanwhile(&self, what: impl FnOnce(&World) + Send + 'static) {
+        self.state().meanwhile = Some(Box::new(what));
+    }
+
+    /// Number of regions that live.
+    pub fn regions(&self) -> usize {
+        self.state().regions.iter().filter(|r| r.alive).count()
+    }
+
+    /// dma-bufs that were made, and those that are open.
+    pub fn exports(&self) -> (usize, usize) {
+        let mut state = self.state();
+        let mut open = 0;
+        for peer in &mut state.peers {
+            peer.set_nonblocking(true).unwrap();
+            open += usize::from(peer.read(&mut [0]).is_err());
+        }
+        (state.exported, open)
+    }
+
+    /// Whether a NIC that uses region `key` reaches exactly what the program sees in `range`.
+    pub fn reaches(&self, key: u32, range: Range) -> Result<(), String> {
+        let state = self.state();
+        let region = &state.regions[key as usize];
+        if !region.alive {
+            return Err(format!("region {key} is deregistered in use"));
+        }
+        if !region.range.contains(&range) {
+            return Err(format!("region {key} does not cover {range}"));
+        }
+        for (at, object) in state.pages(&region.range) {
+            if region.pages[&at] != object {
+                return Err(format!("region {key} reaches other memory than the program at {at:#x}"));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn is_alive(&self, key: u32) -> bool {
+        self.state().regions[key as usize].alive
+    }
+
+    /// Regions that live and keep memory that is freed, but for those in `keys`.
+    pub fn keeps_freed(&self, keys: &[u32]) -> usize {
+        let state = self.state();
+        let live: Vec<Object> = state.blocks.values().map(|block| block.object).collect();
+        let regions = state.regions.iter().enumerate().filter(|(key, r)| r.alive && !keys.contains(&(*key as u32)));
+        regions.filter(|(_, r)| r.pages.values().any(|object| !live.contains(object))).count()
+    }
+}
+
+impl State {
+    fn block(&self, address: u64) -> Option<&Block> {
+        let (_, block) = self.blocks.range(..=address).next_back()?;
+        (address < block.range.end()).then_some(block)
+    }
+
+    /// Pages without memory have object 0, which is none.
+    fn pages(&self, range: &Range) -> BTreeMap<u64, Object> {
+        let pages = range.widened(PAGE).unwrap();
+        let at = |at| (at, self.block(at).map_or(0, |block| block.object));
+        (pages.start()..pages.end()).step_by(PAGE as usize).map(at).collect()
+    }
+
+    fn add(&mut self, range: Range, pages: BTreeMap<u64, Object>) -> io::Result<u32> {
+        let used: usize = self.regions.iter().filter(|r| r.alive).map(|r| r.pages.len()).sum();
+        if self.room > 0 && (used + pages.len()) as u64 > self.room {
+            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        }
+        if pages.values().any(|object| *object == 0) {
+            return Err(io::Error::from_raw_os_error(libc::EFAULT));
+        }
+        self.regions.push(Region { range, pages, alive: true });
+        Ok(self.regions.len() as u32 - 1)
+    }
+}
+
+impl Gpu for World {
+    fn buffer_id(&self, address: u64) -> Option<u64> {
+        super::step();
+        self.state().block(address).map(|block| block.id)
+    }
+
+    fn kind(&self, address: u64) -> Kind {
+        self.state().block(address).map_or(Kind::Unknown, |block| block.kind)
+    }
+
+    fn allocation(&self, address: u64) -> Option<Range> {
+        super::step();
+        self.state().block(address).map(|block| block.range)
+    }
+
+    fn export(&self, range: Range) -> Result<OwnedFd, String> {
+        super::step();
+        let mut state = self.state();
+        let pages = state.pages(&range);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let fd = OwnedFd::from(theirs);
+        state.exports.insert(fd.as_raw_fd(), (range, pages));
+        state.peers.push(ours);
+        state.exported += 1;
+        Ok(fd)
+    }
+}
+
+impl Verbs for World {
+    type Pd = u8;
+    type Mr = u32;
+
+    fn register(&self, _: u8, range: Range, _: Access) -> io::Result<u32> {
+        super::step();
+        let mut state = self.state();
+        if state.no_peer_memory {
+            return Err(io::Error::from_raw_os_error(libc::EFAULT));
+        }
+        let pages = state.pages(&range);
+        let made = state.add(range, pages);
+        let meanwhile = state.meanwhile.take();
+        drop(state);
+        if let Some(meanwhile) = meanwhile {
+            meanwhile(self);
+        }
+        super::step();
+        made
+    }
+
+    fn register_dma_buf(&self, _: u8, range: Range, offset: u64, fd: BorrowedFd<'_>, _: Access) -> io::Result<u32> {
+        super::step();
+        let mut state = self.state();
+        let (exported, pages) = state.exports[&fd.as_raw_fd()].clone();
+        assert_eq!(exported.start() + offset, range.start(), "the offset leads elsewhere");
+        assert!(exported.contains(&range), "beyond the dma-buf");
+        let wide = range.widened(PAGE).unwrap();
+        let pages = pages.into_iter().filter(|(at, _)| (wide.start()..wide.end()).contains(at)).collect();
+        state.add(range, pages)
+    }
+
+    fn deregister(&self, mr: u32) -> io::Result<()> {
+        super::step();
+        let mut state = self.state();
+        assert!(state.regions[mr as usize].alive, "region {mr} is deregistered twice");
+        if state.no_deregistration {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        state.regions[mr as usize].alive = false;
+        Ok(())
+    }
+
+    fn keys(&self, mr: &u32) -> (u32, u32) {
+        (*mr, *mr)
+    }
+}

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Cases that other caches are known to get wrong, and what ours promises at its edges.
+
+#[path = "common/world.rs"]
+mod world;
+
+fn step() {}
+
+use gpumr::backend::Kind;
+use gpumr::hooks::Hooks;
+use gpumr::{Cache, Error, Limits, Policy, Range, Sweeper, Way};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use world::{World, PAGE};
+
+fn cache(world: &World) -> Cache<World, World> {
+    Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default())
+}
+
+/// Registers, and says which region it got, which must reach what the program sees.
+fn region(world: &World, cache: &Cache<World, World>, range: Range) -> u32 {
+    let lease = cache.register(0, range.start(), range.length(), 1).unwrap();
+    world.reaches(lease.lkey(), range).unwrap();
+    lease.lkey()
+}
+
+/// NCCL's net_ib cache looks at the address alone.
+#[test]
+fn nccl_an_address_given_out_again_is_another_buffer() {
+    let world = World::default();
+    let cache = cache(&world);
+    let first = world.allocate(4).unwrap();
+    let old = region(&world, &cache, first);
+    assert_eq!(region(&world, &cache, first), old, "the same memory is registered once");
+    world.free(first);
+    assert_eq!(world.allocate(4).unwrap(), first, "the address comes back");
+    assert_ne!(region(&world, &cache, first), old);
+    assert_eq!(cache.stats().stale, 1);
+}
+
+/// libfabric's CUDA monitor asks for the start address alone.
+#[test]
+fn libfabric_the_end_of_a_range_is_replaced() {
+    let world = World::default();
+    let cache = cache(&world);
+    let (a, b) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+    let both = Range::new(a.start(), 4 * PAGE).unwrap();
+    let old = region(&world, &cache, both);
+    world.remap(b);
+    assert_ne!(region(&world, &cache, both), old);
+}
+
+/// Both ends are the same, and a segment between them is another.
+#[test]
+fn the_middle_of_a_range_is_replaced() {
+    let world = World::default();
+    let cache = cache(&world);
+    let blocks: Vec<Range> = (0..3).map(|_| world.allocate(2).unwrap()).collect();
+    let all = Range::new(blocks[0].start(), 6 * PAGE).unwrap();
+    let old = region(&world, &cache, all);
+    world.remap(blocks[1]);
+    assert_ne!(region(&world, &cache, all), old);
+}
+
+/// UCX caches GPU memory only with hooks, and misses a free that does not go through them: here CUDA is asked.
+#[test]
+fn ucx_a_free_that_no_hook_saw() {
+    let world = World::default();
+    let cache = cache(&world);
+    let first = world.allocate(4).unwrap();
+    let hooks = Hooks::promise(&cache);
+    let old = region(&world, &cache, first);
+    drop(hooks);
+    world.remap(first);
+    assert_ne!(region(&world, &cache, first), old);
+}
+
+/// Libraries that never sweep keep freed memory allocated until the process ends.
+#[test]
+fn freed_memory_is_let_go_within_the_interval() {
+    let world = World::default();
+    let cache = cache(&world);
+    let block = world.allocate(4).unwrap();
+    region(&world, &cache, block);
+    let _sweeper = Sweeper::start(&cache, Duration::from_millis(5)).unwrap();
+    world.free(block);
+    let start = Instant::now();
+    while world.regions() > 0 {
+        assert!(start.elapsed() < Duration::from_secs(10), "freed memory stays registered");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn with_hooks_freed_memory_is_let_go_at_once() {
+    let world = World::default();
+    let cache = cache(&world);
+    let (a, b) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+    let hooks = Hooks::promise(&cache);
+    let (_, kept) = (region(&world, &cache, a), region(&world, &cache, b));
+    hooks.free(a.start(), a.length()).unwrap();
+    assert_eq!(world.regions(), 1);
+    assert_eq!(region(&world, &cache, b), kept);
+    hooks.free_all();
+    assert_eq!(world.regions(), 0, "a destroyed context takes all memory along");
+}
+
+#[test]
+fn memory_replaced_during_registration_is_registered_again() {
+    let world = World::default();
+    let cache = cache(&world);
+    let block = world.allocate(2).unwrap();
+    world.meanwhile(move |world| world.remap(block));
+    region(&world, &cache, block);
+    assert_eq!(world.regions(), 1);
+}
+
+/// A free that is reported while it is registered must not leave an entry that hits trust.
+#[test]
+fn memory_freed_during_registration_is_not_kept() {
+    let world = World::default();
+    let cache = cache(&world);
+    let block = world.allocate(2).unwrap();
+    let hooks = Arc::new(Hooks::promise(&cache));
+    let reporter = hooks.clone();
+    world.meanwhile(move |_| reporter.free(block.start(), block.length()).unwrap());
+    drop(cache.register(0, block.start(), block.length(), 1).unwrap());
+    assert_eq!((cache.stats().entries, world.regions()), (0, 0));
+}
+
+#[test]
+fn a_part_of_a_registration_is_a_hit() {
+    let world = World::default();
+    let cache = cache(&world);
+    let block = world.allocate(8).unwrap();
+    let whole = region(&world, &cache, block);
+    let part = Range::new(block.start() + 100, 3 * PAGE).unwrap();
+    assert_eq!(region(&world, &cache, part), whole);
+    let other = cache.register(1, part.start(), part.length(), 1).unwrap();
+    assert_ne!(other.lkey(), whole, "another domain");
+    let read_only = cache.register(0, part.start(), part.length(), 0).unwrap();
+    assert_ne!(read_only.lkey(), whole, "another access");
+}
+
+#[test]
+fn a_larger_registration_replaces_those_inside() {
+    let world = World::default();
+    let cache = cache(&world);
+    let block = world.allocate(8).unwrap();
+    for page in [0, 2, 5] {
+        region(&world, &cache, Range::new(block.start() + page * PAGE, PAGE).unwrap());
+    }
+    let whole = region(&world, &cache, block);
+    assert_eq!((world.regions(), cache.stats().entries), (1, 1));
+    assert_eq!(region(&world, &cache, Range::new(block.start() + 5 * PAGE, PAGE).unwrap()), whole);
+}
+
+#[test]
+fn short_memory_evicts_and_is_tried_once_more() {
+    let world = World::default();
+    let cache = cache(&world);
+    world.limit(4);
+    let blocks: Vec<Range> = (0..3).map(|_| world.allocate(2).unwrap()).collect();
+    let held = cache.register(0, blocks[0].start(), blocks[0].length(), 1).unwrap();
+    region(&world, &cache, blocks[1]);
+    region(&world, &cache, blocks[2]);
+    assert_eq!((cache.stats().evicted, cache.stats().retried), (1, 1));
+    assert!(world.is_alive(held.lkey()), "what is in use stays");
+    world.limit(2);
+    let error = cache.register(0, blocks[1].start(), blocks[1].length(), 1).err().unwrap();
+    assert_eq!(error.errno(), libc::ENOMEM);
+}
+
+#[test]
+fn the_longest_unused_goes_first() {
+    let world = World::default();
+    let limits = Limits { entries: 2, ..Limits::default() };
+    let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
+    let blocks: Vec<Range> = (0..3).map(|_| world.allocate(2).unwrap()).collect();
+    let first = region(&world, &cache, blocks[0]);
+    let second = region(&world, &cache, blocks[1]);
+    region(&world, &cache, blocks[0]);
+    region(&world, &cache, blocks[2]);
+    assert!(world.is_alive(first) && !world.is_alive(second));
+}
+
+#[test]
+fn one_dma_buf_serves_all_nics() {
+    let world = World::default();
+    world.refuse_peer_memory();
+    let cache = cache(&world);
+    let block = world.allocate(4).unwrap();
+    let leases: Vec<_> = (0..4).map(|nic| cache.register(nic, block.start() + 8, 5000, 1).unwrap()).collect();
+    assert!(leases.iter().all(|lease| lease.way() == Way::DmaBuf));
+    assert_eq!((world.regions(), world.exports()), (4, (1, 1)));
+    drop(leases);
+    drop(cache);
+    assert_eq!(world.exports(), (1, 0), "closed with the last");
+}
+
+#[test]
+fn a_removed_nic_takes_its_registrations_along() {
+    let world = World::default();
+    let cache = cache(&world);
+    let block = world.allocate(4).unwrap();
+    let held = cache.register(7, block.start(), block.length(), 1).unwrap();
+    world.refuse_deregistration();
+    cache.forget(7);
+    assert_eq!((cache.stats().entries, cache.stats().lost), (0, 0), "it waits for the lease");
+    drop(held);
+    assert_eq!(cache.stats().lost, 1, "counted; nothing aborts");
+}
+
+#[test]
+fn a_child_touches_nothing() {
+    let world = World::default();
+    let cache = cache(&world);
+    let block = world.allocate(4).unwrap();
+    let lease = cache.register(0, block.start(), block.length(), 1).unwrap();
+    // SAFETY: The child calls what follows and _exit alone; another test's thread may hold the allocator's lock, which
+    // glibc takes over fork().
+    match unsafe { libc::fork() } {
+        0 => {
+            let refused = matches!(cache.register(0, block.start(), block.length(), 1), Err(Error::Forked));
+            drop(lease);
+            cache.sweep();
+            drop(cache);
+            let untouched = world.regions() == 1;
+            // SAFETY: Ends this process.
+            unsafe { libc::_exit(i32::from(!(refused && untouched))) };
+        }
+        child => {
+            let mut status = -1;
+            // SAFETY: A child of ours, a local.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0, "the child used the parent's registrations");
+            assert_eq!(region(&world, &cache, block), lease.lkey());
+        }
+    }
+}
+
+#[test]
+fn bad_input_is_named() {
+    let world = World::default();
+    let cache = cache(&world);
+    let words = |address, length| {
+        let error = cache.register(0, address, length, 1).err().expect("refused");
+        (error.errno(), error.to_string())
+    };
+    let block = world.allocate(2).unwrap();
+    let hole = world.allocate(1).unwrap();
+    let beyond = world.allocate(2).unwrap();
+    let managed = world.allocate_as(2, Kind::Managed).unwrap();
+    let host = world.allocate_as(2, Kind::Host).unwrap();
+    world.free(hole);
+    let check = |(errno, text): (i32, String), expected, part: &str| {
+        assert_eq!(errno, expected, "{text}");
+        assert!(text.contains(part), "{text}");
+    };
+    check(words(block.start(), 0), libc::EINVAL, "has no bytes");
+    check(words(block.start(), u64::MAX), libc::EINVAL, "pass the end of the address space");
+    check(words(hole.start(), 10), libc::EFAULT, "is no memory that CUDA knows: freed");
+    check(words(block.start(), beyond.end() - block.start()), libc::EFAULT, "leave allocated memory at 0x7f0000002000");
+    check(words(managed.start(), 10), libc::EFAULT, "is managed memory");
+    check(words(host.start(), 10), libc::EFAULT, "is host memory: use ibv_reg_mr()");
+    world.refuse_peer_memory();
+    let cache = Cache::new(world.clone(), world.clone(), Policy::only(Way::PeerMemory), Limits::default());
+    let error = cache.register(0, block.start(), 10, 1).err().expect("refused");
+    assert!(error.to_string().contains("is nvidia-peermem loaded?"), "{error}");
+    assert!(Policy::parse("fast").unwrap_err().to_string().contains("\"fast\" is no way to register"));
+    assert_eq!(world.regions(), 0, "nothing leaks");
+}

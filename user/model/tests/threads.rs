@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Threads that share a cache, in random and PCT orders: each registers and frees memory of its own, at addresses that
+//! another had before, while others evict and sweep.
+
+#[path = "../../gpumr/tests/common/world.rs"]
+mod world;
+
+fn step() {
+    shuttle::thread::yield_now();
+}
+
+use gpumr::hooks::Hooks;
+use gpumr::{Cache, Limits, Policy};
+use shuttle::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use world::World;
+
+/// One thread's life: its memory is its own from allocation to free, so each lease must reach it.
+fn live(world: &World, cache: &Cache<World, World>, hooks: Option<&Hooks<World, World>>, rounds: usize) {
+    for _ in 0..rounds {
+        let Some(block) = world.allocate(2) else { continue };
+        for _ in 0..2 {
+            match cache.register(0, block.start(), block.length(), 1) {
+                Ok(lease) => {
+                    if let Err(what) = world.reaches(lease.lkey(), block) {
+                        panic!("STALE: {what}");
+                    }
+                    step();
+                    assert!(world.is_alive(lease.lkey()), "IN USE: deregistered under a lease");
+                }
+                Err(error) => assert_eq!(error.errno(), libc::ENOMEM, "{error}"),
+            }
+        }
+        if let Some(hooks) = hooks {
+            hooks.free(block.start(), block.length()).unwrap();
+        }
+        world.free(block);
+    }
+}
+
+fn run(hooked: bool, limits: Limits, room: u64) {
+    let world = World::default();
+    world.limit(room);
+    let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
+    let hooks = hooked.then(|| Arc::new(Hooks::promise(&cache)));
+    let threads: Vec<_> = (0..2)
+        .map(|_| {
+            let (world, cache, hooks) = (world.clone(), cache.clone(), hooks.clone());
+            shuttle::thread::spawn(move || live(&world, &cache, hooks.as_deref(), 2))
+        })
+        .collect();
+    cache.sweep();
+    cache.forget(0);
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    cache.sweep();
+    assert_eq!(world.keeps_freed(&[]), 0, "LEAK: a sweep leaves freed memory");
+    if hooked {
+        assert_eq!(cache.stats().entries, 0, "LEAK: hooks leave freed memory");
+    }
+    drop((cache, hooks));
+    assert_eq!(world.regions(), 0, "LEAK: regions outlive the cache");
+}
+
+fn search(name: &str, what: impl Fn() + Send + Sync + Clone + 'static) {
+    const EXECUTIONS: usize = 4000;
+    shuttle::check_random(what.clone(), EXECUTIONS);
+    shuttle::check_pct(what, EXECUTIONS, 3);
+    eprintln!("model: cache {name}: {} random executions, half of them PCT of depth 3", 2 * EXECUTIONS);
+}
+
+#[test]
+fn identity() {
+    search("identity", || run(false, Limits::default(), 0));
+}
+
+#[test]
+fn eviction() {
+    search("eviction", || run(false, Limits { entries: 1, ..Limits::default() }, 0));
+}
+
+#[test]
+fn short_memory() {
+    search("short memory", || run(false, Limits::default(), 4));
+}
+
+#[test]
+fn hooks() {
+    search("hooks", || run(true, Limits::default(), 0));
+}
+
+/// Two that ask for the same at once, and one that frees: one region is left, or none.
+#[test]
+fn the_same_buffer() {
+    let seen: &'static Mutex<BTreeSet<u64>> = Box::leak(Box::default());
+    search("the same buffer", move || {
+        let world = World::default();
+        let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default());
+        let block = world.allocate(4).unwrap();
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (world, cache) = (world.clone(), cache.clone());
+                shuttle::thread::spawn(move || {
+                    let lease = cache.register(0, block.start(), block.length(), 1).unwrap();
+                    world.reaches(lease.lkey(), block).unwrap();
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!((world.regions(), cache.stats().entries), (1, 1));
+        seen.lock().unwrap().insert(cache.stats().misses);
+    });
+    let seen = seen.lock().unwrap();
+    assert_eq!(*seen, BTreeSet::from([1, 2]), "both orders happened");
+}
