@@ -52,6 +52,8 @@ pub enum Error {
     },
     /// This process is a child of the one that made the cache.
     Forked,
+    /// What was passed makes no sense; in words.
+    Argument(&'static str),
     /// A library is missing, or lacks a function.
     Library(String),
 }
@@ -70,7 +72,7 @@ impl Error {
     pub fn errno(&self) -> i32 {
         let of = |error: &io::Error| error.raw_os_error().unwrap_or(libc::EIO);
         match self {
-            Self::NoLength { .. } | Self::Wraps { .. } => libc::EINVAL,
+            Self::NoLength { .. } | Self::Wraps { .. } | Self::Argument(_) => libc::EINVAL,
             Self::Unknown { .. } | Self::Managed { .. } | Self::Host { .. } => libc::EFAULT,
             Self::Changed { .. } => libc::EAGAIN,
             Self::Refused { dma_buf: Some(Refusal::Register(error)), .. } => of(error),
@@ -125,6 +127,7 @@ impl fmt::Display for Error {
                 }
             }
             Self::Forked => write!(f, "this process was forked: registrations belong to the parent; make a new cache"),
+            Self::Argument(why) => f.write_str(why),
             Self::Library(why) => f.write_str(why),
         }
     }

@@ -14,14 +14,17 @@
 //! | [`sweep`] | lets go of what was freed, within a stated time |
 //! | [`hooks`] | lets go of it at once |
 //! | [`backend`] | what the cache needs of CUDA and of verbs |
+//! | [`cuda`], [`ibverbs`] | libcuda and libibverbs, opened at run time |
 //! | [`stats`], [`error`] | counters; errors in words |
 
 pub mod backend;
 pub mod cache;
+pub mod cuda;
 mod entry;
 pub mod error;
 mod fork;
 pub mod hooks;
+pub mod ibverbs;
 pub mod identity;
 pub mod lease;
 pub mod policy;

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: GPL-2.0
+//! libgpumr-preload.so: stands before libibverbs in unmodified programs (LD_PRELOAD). See libgpumr-preload.so(7).
+//!
+//! A registration is tried as the program asked. Where that fails on GPU memory, dma-buf is tried. Host memory and
+//! programs without CUDA take the first step alone. With GPUMR_CACHE=1 GPU memory goes through the cache.
+#![allow(clippy::missing_safety_doc, reason = "these are libibverbs' functions, with its contracts")]
+
+use gpumr::backend::{Gpu, Kind};
+use gpumr::cuda::Cuda;
+use gpumr::ibverbs::{IbVerbs, Pd, RawMr};
+use gpumr::{Cache, Error, Lease, Limits, Policy, Range, Sweeper};
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Freed memory stays registered so long, with the cache on.
+const SWEEP: Duration = Duration::from_secs(1);
+const PAGE: u64 = 4096;
+
+fn verbs() -> Option<&'static IbVerbs> {
+    static VERBS: OnceLock<Option<IbVerbs>> = OnceLock::new();
+    VERBS.get_or_init(|| IbVerbs::open().map_err(|error| eprintln!("libgpumr-preload: {error}")).ok()).as_ref()
+}
+
+/// libcuda, once the program has loaded it.
+fn cuda() -> Option<&'static Cuda> {
+    static CUDA: OnceLock<Cuda> = OnceLock::new();
+    if let Some(cuda) = CUDA.get() {
+        return Some(cuda);
+    }
+    let cuda = Cuda::loaded()?;
+    Some(CUDA.get_or_init(|| cuda))
+}
+
+struct Cached {
+    cache: Cache<Cuda, IbVerbs>,
+    /// Of each region, as often as the program registered it.
+    leases: Mutex<HashMap<usize, Vec<Lease<Cuda, IbVerbs>>>>,
+    _sweeper: Sweeper,
+}
+
+/// The cache, if the user wants it and CUDA is there.
+fn cached() -> Option<&'static Cached> {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    static CACHED: OnceLock<Option<Cached>> = OnceLock::new();
+    if !*WANTED.get_or_init(|| std::env::var_os("GPUMR_CACHE").is_some_and(|value| value == "1")) {
+        return None;
+    }
+    cuda()?;
+    let open = || -> Result<Cached, Error> {
+        let way = std::env::var("GPUMR_WAY").unwrap_or_else(|_| "auto".into());
+        let cache = Cache::new(Cuda::open()?, IbVerbs::open()?, Policy::parse(&way)?, Limits::default());
+        let sweeper = Sweeper::start(&cache, SWEEP).map_err(|error| Error::Library(error.to_string()))?;
+        Ok(Cached { cache, leases: Mutex::default(), _sweeper: sweeper })
+    };
+    CACHED.get_or_init(|| open().map_err(|error| eprintln!("libgpumr-preload: no cache: {error}")).ok()).as_ref()
+}
+
+fn errno() -> c_int {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+fn fail(errno: c_int) -> *mut RawMr {
+    // SAFETY: This thread's errno.
+    unsafe { *libc::__errno_location() = errno };
+    std::ptr::null_mut()
+}
+
+/// GPU memory, asked only of a CUDA that the program uses.
+fn on_gpu(address: u64) -> Option<&'static Cuda> {
+    cuda().filter(|cuda| cuda.kind(address) == Kind::Device)
+}
+
+/// By dma-buf what the plain call refused with `error`, which stays the answer if this fails, too.
+fn by_dma_buf(pd: *mut c_void, at: u64, length: usize, iova: u64, access: c_int, error: c_int) -> *mut RawMr {
+    let made = || -> Option<*mut RawMr> {
+        let cuda = on_gpu(at)?;
+        let range = Range::new(at, length as u64).ok()?;
+        let pages = range.widened(PAGE)?;
+        let say = |why: String| eprintln!("libgpumr-preload: {range} by dma-buf: {why}");
+        let fd = cuda.export(pages).map_err(say).ok()?;
+        // SAFETY: The caller's, as for ibv_reg_mr(); it is used during this call only.
+        let pd = unsafe { Pd::new(NonNull::new(pd)?) };
+        let offset = at - pages.start();
+        // The region keeps the memory; the descriptor is no longer needed.
+        let mr = verbs()?.dma_buf(pd, range, offset, iova, fd.as_fd(), access).map_err(|error| say(error.to_string()));
+        mr.ok().map(|mr| mr.as_ptr())
+    };
+    made().unwrap_or_else(|| fail(error))
+}
+
+/// From the cache, if that is on and this is GPU memory.
+fn from_cache(pd: *mut c_void, at: u64, length: usize, access: c_int) -> Option<*mut RawMr> {
+    let cached = cached()?;
+    on_gpu(at)?;
+    // SAFETY: The caller's; ibv_dealloc_pd() below tells the cache.
+    let pd = unsafe { Pd::new(NonNull::new(pd)?) };
+    Some(match cached.cache.register(pd, at, length as u64, access) {
+        Ok(lease) => {
+            let mr = lease.mr().as_ptr();
+            cached.leases.lock().unwrap_or_else(PoisonError::into_inner).entry(mr as usize).or_default().push(lease);
+            mr
+        }
+        Err(error) => {
+            eprintln!("libgpumr-preload: {error}");
+            fail(error.errno())
+        }
+    })
+}
+
+/// See ibv_reg_mr(3).
+#[no_mangle]
+pub unsafe extern "C" fn ibv_reg_mr(pd: *mut c_void, addr: *mut c_void, length: usize, access: c_int) -> *mut RawMr {
+    let Some(verbs) = verbs() else { return fail(libc::ENOSYS) };
+    if let Some(mr) = from_cache(pd, addr as u64, length, access) {
+        return mr;
+    }
+    // SAFETY: The caller's arguments.
+    let mr = unsafe { verbs.plain(pd, addr, length, access) };
+    if mr.is_null() {
+        return by_dma_buf(pd, addr as u64, length, addr as u64, access, errno());
+    }
+    mr
+}
+
+/// See ibv_reg_mr(3); the macro ibv_reg_mr() calls this where flags are not constant or optional.
+#[no_mangle]
+pub unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut c_void,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: u32,
+) -> *mut RawMr {
+    let Some(verbs) = verbs() else { return fail(libc::ENOSYS) };
+    if iova == addr as u64 {
+        if let Some(mr) = from_cache(pd, addr as u64, length, access as c_int) {
+            return mr;
+        }
+    }
+    // SAFETY: The caller's arguments.
+    let mr = unsafe { verbs.iova2(pd, addr, length, iova, access) };
+    if mr.is_null() {
+        return by_dma_buf(pd, addr as u64, length, iova, access as c_int, errno());
+    }
+    mr
+}
+
+/// See ibv_dereg_mr(3).
+#[no_mangle]
+pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut RawMr) -> c_int {
+    if let Some(cached) = cached() {
+        let mut leases = cached.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(held) = leases.get_mut(&(mr as usize)) {
+            let lease = held.pop();
+            if held.is_empty() {
+                leases.remove(&(mr as usize));
+            }
+            drop(leases);
+            drop(lease);
+            return 0;
+        }
+    }
+    match verbs() {
+        // SAFETY: The caller's region.
+        Some(verbs) => unsafe { verbs.dereg(mr) },
+        None => libc::ENOSYS,
+    }
+}
+
+/// See ibv_alloc_pd(3). What the cache holds of the domain goes first.
+#[no_mangle]
+pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut c_void) -> c_int {
+    if let (Some(cached), Some(domain)) = (cached(), NonNull::new(pd)) {
+        // SAFETY: The caller's; it lives until the call below.
+        cached.cache.forget(unsafe { Pd::new(domain) });
+    }
+    match verbs() {
+        // SAFETY: The caller's domain.
+        Some(verbs) => unsafe { verbs.dealloc(pd) },
+        None => libc::ENOSYS,
+    }
+}

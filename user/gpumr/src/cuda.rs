@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The CUDA driver, opened at run time. Four calls are needed; cudarc would bring its whole driver API and contexts.
+
+use crate::backend::{Gpu, Kind};
+use crate::error::Error;
+use crate::range::Range;
+use libloading::os::unix::{Library, Symbol, RTLD_LAZY};
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
+use std::os::fd::{FromRawFd, OwnedFd};
+
+const MEMORY_TYPE: c_int = 2;
+const BUFFER_ID: c_int = 7;
+const IS_MANAGED: c_int = 8;
+const DMA_BUF_FD: c_int = 1;
+const HOST: c_uint = 1;
+const DEVICE: c_uint = 2;
+/// dlopen: only what the program has loaded itself.
+const RTLD_NOLOAD: c_int = 4;
+
+type GetAttribute = unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int;
+type GetRange = unsafe extern "C" fn(*mut u64, *mut usize, u64) -> c_int;
+type GetHandle = unsafe extern "C" fn(*mut c_int, u64, usize, c_int, c_ulonglong) -> c_int;
+type ErrorName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
+
+/// libcuda.
+pub struct Cuda {
+    attribute: Symbol<GetAttribute>,
+    range: Symbol<GetRange>,
+    /// Since CUDA 11.7.
+    handle: Option<Symbol<GetHandle>>,
+    name: Symbol<ErrorName>,
+    /// Last: the functions are its.
+    _lib: Library,
+}
+
+impl Cuda {
+    /// Opens the library and starts the driver. Errors: it is missing, or finds no GPU.
+    pub fn open() -> Result<Self, Error> {
+        let cuda = Self::with(RTLD_LAZY)?;
+        // SAFETY: The type is cuda.h's; it may be called at any time.
+        let status = unsafe {
+            let init = cuda._lib.get::<unsafe extern "C" fn(c_uint) -> c_int>(b"cuInit\0");
+            init.map_err(|error| Error::Library(format!("libcuda has no cuInit: {error}")))?(0)
+        };
+        match status {
+            0 => Ok(cuda),
+            error => Err(Error::Library(format!("cuInit: {}: is there a GPU, and its driver?", cuda.words(error)))),
+        }
+    }
+
+    /// The library, if the program has it loaded. It is not started.
+    pub fn loaded() -> Option<Self> {
+        Self::with(RTLD_LAZY | RTLD_NOLOAD).ok()
+    }
+
+    fn with(flags: c_int) -> Result<Self, Error> {
+        // SAFETY: libcuda's constructors are safe to run.
+        let lib = unsafe { Library::open(Some("libcuda.so.1"), flags) }.map_err(|error| {
+            Error::Library(format!("libcuda.so.1 cannot be opened: install the GPU driver's user space ({error})"))
+        })?;
+        let missing = |error| Error::Library(format!("libcuda.so.1 is too old: {error}"));
+        // SAFETY: The types are those of cuda.h.
+        unsafe {
+            Ok(Self {
+                attribute: lib.get(b"cuPointerGetAttribute\0").map_err(missing)?,
+                range: lib.get(b"cuMemGetAddressRange_v2\0").map_err(missing)?,
+                handle: lib.get(b"cuMemGetHandleForAddressRange\0").ok(),
+                name: lib.get(b"cuGetErrorName\0").map_err(missing)?,
+                _lib: lib,
+            })
+        }
+    }
+
+    fn words(&self, status: c_int) -> String {
+        let mut text: *const c_char = std::ptr::null();
+        // SAFETY: `text` is a local, set to a static string or left alone.
+        let known = unsafe { (self.name)(status, &mut text) } == 0 && !text.is_null();
+        if known {
+            // SAFETY: A static string of the library.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        } else {
+            format!("CUDA error {status}")
+        }
+    }
+}
+
+impl Gpu for Cuda {
+    fn buffer_id(&self, address: u64) -> Option<u64> {
+        let mut id: c_ulonglong = 0;
+        // SAFETY: This attribute is a number of eight bytes; every address may be asked for.
+        let status = unsafe { (self.attribute)(std::ptr::from_mut(&mut id).cast(), BUFFER_ID, address) };
+        (status == 0).then_some(id)
+    }
+
+    fn kind(&self, address: u64) -> Kind {
+        let (mut kind, mut managed): (c_uint, c_uint) = (0, 0);
+        // SAFETY: Both attributes are numbers of at most four bytes.
+        let (known, _) = unsafe {
+            (
+                (self.attribute)(std::ptr::from_mut(&mut kind).cast(), MEMORY_TYPE, address),
+                (self.attribute)(std::ptr::from_mut(&mut managed).cast(), IS_MANAGED, address),
+            )
+        };
+        match (known, kind, managed) {
+            (0, _, 1) => Kind::Managed,
+            (0, HOST, _) => Kind::Host,
+            (0, DEVICE, _) => Kind::Device,
+            _ => Kind::Unknown,
+        }
+    }
+
+    fn allocation(&self, address: u64) -> Option<Range> {
+        let (mut base, mut size) = (0u64, 0usize);
+        // SAFETY: Two locals; every address may be asked for.
+        let status = unsafe { (self.range)(&mut base, &mut size, address) };
+        if status != 0 {
+            return None;
+        }
+        Range::new(base, size as u64).ok()
+    }
+
+    fn export(&self, range: Range) -> Result<OwnedFd, String> {
+        let handle = self.handle.as_ref().ok_or("libcuda has no cuMemGetHandleForAddressRange (CUDA 11.7)")?;
+        let mut fd: c_int = -1;
+        // SAFETY: A local; the range is made of whole pages, and a wrong one is refused.
+        let status = unsafe { handle(&mut fd, range.start(), range.length() as usize, DMA_BUF_FD, 0) };
+        if status != 0 || fd < 0 {
+            return Err(format!("cuMemGetHandleForAddressRange: {}", self.words(status)));
+        }
+        // SAFETY: The driver made it for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
