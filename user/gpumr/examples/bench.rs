@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What a hit costs on this machine's GPU: the real libcuda, and verbs that only count, so no NIC is needed.
+//! user/bench.sh builds and runs it.
+
+use gpumr::cuda::Cuda;
+use gpumr::hooks::Hooks;
+use gpumr::{Access, Cache, Limits, Policy, Range, Verbs, Way};
+use std::error::Error;
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+const BUFFERS: usize = 1265;
+const ROUNDS: usize = 200;
+const HITS: u32 = 200_000;
+
+/// Registers nothing.
+#[derive(Default)]
+struct Counting(AtomicU32);
+
+impl Verbs for Counting {
+    type Pd = u32;
+    type Mr = u32;
+
+    fn register(&self, _: u32, _: Range, _: Access) -> io::Result<u32> {
+        Ok(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn register_dma_buf(&self, _: u32, _: Range, _: u64, _: BorrowedFd<'_>, _: Access) -> io::Result<u32> {
+        Ok(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn deregister(&self, _: u32) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn keys(&self, mr: &u32) -> (u32, u32) {
+        (*mr, *mr)
+    }
+}
+
+fn checked(name: &str, status: c_int) -> Result<(), Box<dyn Error>> {
+    if status == 0 {
+        Ok(())
+    } else {
+        Err(format!("{name}: CUDA error {status}").into())
+    }
+}
+
+/// GPU memory, until the process ends.
+fn allocate(count: usize, size: usize) -> Result<Vec<u64>, Box<dyn Error>> {
+    // SAFETY: libcuda, with the types of cuda.h; locals for the answers.
+    unsafe {
+        let lib = Box::leak(Box::new(libloading::Library::new("libcuda.so.1")?));
+        let mut context: *mut c_void = std::ptr::null_mut();
+        let retain =
+            lib.get::<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int>(b"cuDevicePrimaryCtxRetain\0")?;
+        checked("cuDevicePrimaryCtxRetain", retain(&mut context, 0))?;
+        let current = lib.get::<unsafe extern "C" fn(*mut c_void) -> c_int>(b"cuCtxSetCurrent\0")?;
+        checked("cuCtxSetCurrent", current(context))?;
+        let alloc = lib.get::<unsafe extern "C" fn(*mut u64, usize) -> c_int>(b"cuMemAlloc_v2\0")?;
+        let one = |_| {
+            let mut at = 0;
+            checked("cuMemAlloc", alloc(&mut at, size))?;
+            Ok(at)
+        };
+        (0..count).map(one).collect()
+    }
+}
+
+/// The median of many rounds over all buffers: nanoseconds per buffer.
+fn hit(cache: &Cache<Cuda, Counting>, buffers: &[u64], size: u64) -> Result<f64, Box<dyn Error>> {
+    let mut rounds = Vec::new();
+    for _ in 0..(HITS as usize / buffers.len()).clamp(ROUNDS, 20_000) {
+        let start = Instant::now();
+        for &at in buffers {
+            drop(cache.register(0, at, size, 1)?);
+        }
+        rounds.push(start.elapsed().as_nanos() as f64 / buffers.len() as f64);
+    }
+    rounds.sort_by(f64::total_cmp);
+    Ok(rounds[rounds.len() / 2])
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let size = 2 << 20;
+    let cuda = Cuda::open()?;
+    let buffers = allocate(BUFFERS, size)?;
+    let cache = Cache::new(cuda, Counting::default(), Policy::only(Way::PeerMemory), Limits::default());
+    println!("real libcuda, verbs that count; {BUFFERS} buffers of {size} bytes; medians");
+    let start = Instant::now();
+    for &at in &buffers {
+        drop(cache.register(0, at, size as u64, 1)?);
+    }
+    println!("first time, without a NIC's cost: {:.0} ns a buffer", start.elapsed().as_nanos() as f64 / BUFFERS as f64);
+    for (what, hooked) in [("identity checked", false), ("with hooks", true)] {
+        let hooks = hooked.then(|| Hooks::promise(&cache));
+        println!("hit, one buffer, {what}: {:.0} ns", hit(&cache, &buffers[..1], size as u64)?);
+        let each = hit(&cache, &buffers, size as u64)?;
+        println!("hit, {BUFFERS} buffers again, {what}: {:.3} ms, {each:.0} ns each", each * BUFFERS as f64 / 1e6);
+        drop(hooks);
+    }
+    let stats = cache.stats();
+    if stats.misses != BUFFERS as u64 || stats.stale != 0 {
+        return Err(format!("not only hits: {stats:?}").into());
+    }
+    Ok(())
+}

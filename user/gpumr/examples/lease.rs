@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Registers GPU memory, twice: the second time it is a hit. Arguments: a protection domain and GPU memory, which a
+//! program gets of its verbs and CUDA crates.
+
+use gpumr::cuda::Cuda;
+use gpumr::ibverbs::{IbVerbs, Pd};
+use gpumr::{Cache, Error, Limits, Policy, Sweeper};
+use std::time::Duration;
+
+/// Local write, remote write.
+const ACCESS: i32 = 1 | 2;
+
+/// The registrations that are left in the cache.
+pub fn example(pd: Pd, gpu_memory: u64, length: u64) -> Result<u64, Error> {
+    let limits = Limits { entries: 1000, ..Limits::default() };
+    let cache = Cache::new(Cuda::open()?, IbVerbs::open()?, Policy::automatic(), limits);
+    // Freed memory stays registered for at most a second.
+    let _sweeper = Sweeper::start(&cache, Duration::from_secs(1)).map_err(|e| Error::Library(e.to_string()))?;
+    for _ in 0..2 {
+        let lease = cache.register(pd, gpu_memory, length, ACCESS)?;
+        println!("lkey {}, rkey {}, by {:?}: {}", lease.lkey(), lease.rkey(), lease.way(), cache.reason());
+    }
+    let left = cache.stats().entries;
+    cache.forget(pd);
+    Ok(left)
+}
+
+fn main() -> Result<(), Error> {
+    // A bare machine gets the reason in words.
+    Cuda::open().and_then(|_| IbVerbs::open()).map(|_| println!("libcuda and libibverbs are there"))
+}
