@@ -208,6 +208,7 @@ static int do_info(struct nvlab_info *info)
 	info->bus = gpu->pdev->bus->number;
 	info->device = PCI_SLOT(gpu->pdev->devfn);
 	info->function = PCI_FUNC(gpu->pdev->devfn);
+	info->dma_buf = NVLAB_HAS_DMA_BUF;
 	return 0;
 }
 
@@ -221,6 +222,7 @@ union args {
 	struct nvlab_fill fill;
 	struct nvlab_crc crc;
 	struct nvlab_pid pid;
+	struct nvlab_export export;
 };
 
 static int dispatch(struct nvlab_client *client, unsigned int cmd,
@@ -266,6 +268,8 @@ static int dispatch(struct nvlab_client *client, unsigned int cmd,
 		return nvlab_client_pid(client, a->pid.pid, true);
 	case NVLAB_IOC_PID_DEL:
 		return nvlab_client_pid(client, a->pid.pid, false);
+	case NVLAB_IOC_EXPORT:
+		return nvlab_dma_buf_export(client, &a->export);
 	}
 	return -ENOTTY;
 }

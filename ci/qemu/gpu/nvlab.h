@@ -81,6 +81,7 @@ enum nvlab_counter {
 	NVLAB_ACCOUNT_LIVE_MAPPINGS,
 	NVLAB_ACCOUNT_LIVE_ALLOCATIONS,
 	NVLAB_ACCOUNT_LIVE_CLIENTS,
+	NVLAB_ACCOUNT_LIVE_DMA_BUFS,
 	NVLAB_ACCOUNT_BAR1_USED,
 	NVLAB_ACCOUNT_MEMORY_USED,
 	NVLAB_ACCOUNT_TABLE_BYTES,
@@ -101,6 +102,8 @@ enum nvlab_counter {
 	NVLAB_ACCOUNT_MAPPED_PAGES,
 	NVLAB_ACCOUNT_DMA_UNMAPS,
 	NVLAB_ACCOUNT_DMA_UNMAPS_NOT_FOUND,
+	NVLAB_ACCOUNT_DMA_BUFS,
+	NVLAB_ACCOUNT_DMA_BUF_MAPS,
 	NVLAB_ACCOUNT_CALLBACKS,
 	NVLAB_ACCOUNT_REENTRIES,
 	NVLAB_ACCOUNT_VIOLATIONS,
@@ -300,13 +303,63 @@ int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 			    struct nvlab_dup **dup);
 int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len);
 
+/* What a dma-buf holds of one allocation, by a duplicate of the memory object. */
+struct nvlab_piece {
+	struct list_head node;	/* under the API lock */
+	struct nvlab_mem *mem;
+	u64 offset;		/* in the memory, bytes */
+	u64 len;
+	struct bar1_object extents;	/* under the API lock */
+	u64 *phys;		/* while mapped: of each 64 KiB that it touches */
+};
+
+/* The 64 KiB that a piece touches: the first, and how many. */
+static inline u32 nvlab_piece_first(const struct nvlab_piece *piece)
+{
+	return piece->offset >> NVLAB_PAGE_SHIFT;
+}
+
+static inline u32 nvlab_piece_pages(const struct nvlab_piece *piece)
+{
+	return DIV_ROUND_UP(piece->offset + piece->len, NVLAB_GPU_PAGE) -
+	       nvlab_piece_first(piece);
+}
+
+/*
+ * Fills @piece, of memory of @gpu: -ENOENT, or -EINVAL for what is not whole
+ * pages inside the memory.
+ */
+int nvlab_rm_duplicate(struct nvlab_client *client, struct nvlab_gpu *gpu,
+		       const struct nvlab_part *part, struct nvlab_piece *piece);
+void nvlab_rm_undo_duplicates(struct nvlab_piece *piece, u32 count);
+/* All pieces, or an errno with none mapped. */
+int nvlab_rm_map_pieces(struct nvlab_piece *piece, u32 count);
+void nvlab_rm_unmap_pieces(struct nvlab_piece *piece, u32 count);
+
 /* --- exported functions (p2p.c) --- */
+
+/*
+ * Where @peer finds @len bytes of the GPU's BAR: *@addr, the CPU's address of
+ * them, becomes one of the bus or, with @remap, one of the peer's IOMMU. -EIO.
+ */
+int nvlab_map_peer(struct nvlab_gpu *gpu, struct device *peer, bool remap,
+		   u64 len, u64 *addr);
 
 /* How many DMA mappings hang on this key; for debugfs, under the API lock. */
 unsigned int nvlab_p2p_mappings(void *key);
 /* A table that the real driver would lose: kept in sight until the module goes. */
 void nvlab_p2p_leak(void *key);
 void nvlab_p2p_exit(void);
+
+/* --- dma-buf (dmabuf.c) --- */
+
+#ifdef NVLAB_CLOSED_CORE
+#define NVLAB_HAS_DMA_BUF	0
+#else
+#define NVLAB_HAS_DMA_BUF	1
+#endif
+
+int nvlab_dma_buf_export(struct nvlab_client *client, struct nvlab_export *req);
 
 /* --- device nodes (ctl.c) --- */
 

@@ -37,6 +37,8 @@ struct nvlab_info {
 	__u32 bus;
 	__u32 device;
 	__u32 function;
+	__u32 dma_buf;		/* 1: NVLAB_IOC_EXPORT works */
+	__u32 pad;
 };
 
 /* Physical layout of an allocation's 64 KiB pages. */
@@ -105,6 +107,23 @@ struct nvlab_pid {
 	__u32 pid;		/* thread group id in the initial pid namespace */
 };
 
+/* One piece of a dma-buf: bytes of one handle, in pages of the CPU. */
+struct nvlab_part {
+	__u64 handle;
+	__u64 offset;
+	__u64 len;
+};
+
+struct nvlab_export {
+	__u64 parts;		/* in, user pointer: struct nvlab_part, in the buffer's order */
+	__u32 count;		/* in, at most NVLAB_EXPORT_MAX */
+	__u32 gpu;		/* in, which has all of them */
+	__s32 fd;		/* out, close-on-exec */
+	__u32 pad;
+};
+
+#define NVLAB_EXPORT_MAX	65536
+
 #define NVLAB_IOC_INFO		_IOWR('N', 0, struct nvlab_info)
 #define NVLAB_IOC_ALLOC		_IOWR('N', 1, struct nvlab_alloc)
 /* Free memory: callbacks of all its pins, then the memory goes. */
@@ -121,6 +140,8 @@ struct nvlab_pid {
 /* Let another process pin this client's memory (as an MPS server does), and stop it. */
 #define NVLAB_IOC_PID_ADD	_IOW('N', 10, struct nvlab_pid)
 #define NVLAB_IOC_PID_DEL	_IOW('N', 11, struct nvlab_pid)
+/* Make a dma-buf of this client's memory; -EOPNOTSUPP: the closed flavour has none. */
+#define NVLAB_IOC_EXPORT	_IOWR('N', 12, struct nvlab_export)
 
 /*
  * /dev/nvlab_gdr (module nvlab_gdr.ko): a second in-kernel user of nvidia_p2p_*,

@@ -68,7 +68,6 @@ struct mapping {
 	struct list_head node;
 	enum mapping_how how;
 	u64 page_size;
-	u64 bus_offset;		/* from the CPU's address of the BAR */
 };
 
 static DEFINE_MUTEX(lists_lock);
@@ -624,10 +623,25 @@ ALLOW_ERROR_INJECTION(nvidia_p2p_put_pages_persistent, ERRNO);
 
 /* --- DMA mapping --- */
 
+int nvlab_map_peer(struct nvlab_gpu *gpu, struct device *peer, bool remap,
+		   u64 len, u64 *addr)
+{
+	struct resource *res = &gpu->pdev->resource[2];
+
+	/* The resource's end is inclusive, which costs the last page. */
+	if (*addr < res->start || *addr + len > res->end)
+		return -EIO;
+	if (!remap) {
+		*addr += pci_bus_address(gpu->pdev, 2) - res->start;
+		return 0;
+	}
+	*addr = dma_map_resource(peer, *addr, len, DMA_BIDIRECTIONAL, 0);
+	return dma_mapping_error(peer, *addr) ? -EIO : 0;
+}
+
 /* One 64 KiB page for the peer. Under the API lock. */
 static int map_one(struct mapping *map, struct mem_info *info, u32 at)
 {
-	struct resource *res = &info->gpu->pdev->resource[2];
 	struct device *dev = &map->pub.pci_dev->dev;
 	u64 *addr = &map->pub.dma_addresses[at];
 
@@ -641,16 +655,8 @@ static int map_one(struct mapping *map, struct mem_info *info, u32 at)
 				     DMA_BIDIRECTIONAL);
 		return dma_mapping_error(dev, *addr) ? -EIO : 0;
 	}
-	/* The resource's end is inclusive, which costs the last page. */
-	if (*addr < res->start || *addr + map->page_size > res->end)
-		return -EIO;
-	if (map->how == MAPPED_RAW) {
-		*addr += map->bus_offset;
-		return 0;
-	}
-	*addr = dma_map_resource(dev, *addr, map->page_size, DMA_BIDIRECTIONAL,
-				 0);
-	return dma_mapping_error(dev, *addr) ? -EIO : 0;
+	return nvlab_map_peer(info->gpu, dev, map->how == MAPPED_RESOURCE,
+			      map->page_size, addr);
 }
 
 static int map_all(struct mapping *map, struct mem_info *info)
@@ -707,8 +713,6 @@ static int dma_map(struct pci_dev *peer,
 	map->pub.version = MAPPING_VERSION;
 	map->pub.page_size_type = page_table->page_size;
 	map->page_size = code_bytes(page_table->page_size);
-	map->bus_offset = pci_bus_address(info->gpu->pdev, 2) -
-			  info->gpu->pdev->resource[2].start;
 	map->pub.pci_dev = peer;
 	/* Coherent memory has pages; where it is a BAR's, the lab's has none. */
 	if (info->coherent)

@@ -17,7 +17,7 @@
  * the allocation's duplicate, which all persistent pins share. What is mapped
  * is counted for each client, and for the driver itself, and the space check of
  * a new extent knows its own count only. A duplicate that fails is no lack of
- * memory to the caller, but -EIO.
+ * memory to the caller, but -EIO. The exports of dma-buf are in dmabuf.c.
  *
  * Left out: memory at two addresses at once; MIG, vGPU and confidential computing beyond their error codes; VA
  * spaces and tokens (both must be zero with today's callers, and are ignored);
@@ -50,6 +50,7 @@ static DEFINE_MUTEX(gpu_lock);
 
 static LIST_HEAD(clients);	/* under the API lock */
 static LIST_HEAD(dups);		/* under the API lock */
+static LIST_HEAD(pieces);	/* of dma-bufs; under the API lock */
 static atomic64_t last_id;
 
 /* One handle: memory at an address, with its revocable pins. */
@@ -387,6 +388,11 @@ static struct mapper persistent(struct nvlab_mem *mem)
 	return (struct mapper){ &mem->gpu->driver, &mem->duplicate };
 }
 
+static struct mapper exported(struct nvlab_piece *piece)
+{
+	return (struct mapper){ &piece->mem->gpu->driver, &piece->extents };
+}
+
 static u32 random_number(void *state)
 {
 	return prandom_u32_state(state);
@@ -665,14 +671,19 @@ static void vidmem_revoke(struct nvlab_client *client, struct vidmem *v)
 }
 
 /*
- * Does a persistent pin hold this memory beyond its handle? Under the API lock.
+ * Does a persistent pin or a dma-buf hold this memory beyond its handle? Under
+ * the API lock.
  */
 static bool mem_is_kept(struct nvlab_mem *mem)
 {
+	struct nvlab_piece *piece;
 	struct nvlab_dup *dup;
 
 	list_for_each_entry(dup, &dups, node)
 		if (dup->mem == mem)
+			return true;
+	list_for_each_entry(piece, &pieces, node)
+		if (piece->mem == mem)
 			return true;
 	return false;
 }
@@ -1011,6 +1022,105 @@ int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len)
 	return 0;
 }
 
+/* --- what dma-bufs ask --- */
+
+int nvlab_rm_duplicate(struct nvlab_client *client, struct nvlab_gpu *gpu,
+		       const struct nvlab_part *part, struct nvlab_piece *piece)
+{
+	struct vidmem *v;
+	int err;
+
+	err = nvlab_api_lock("duplicate");
+	if (err)
+		return err;
+	v = vidmem_find(client, part->handle);
+	if (!v) {
+		err = -ENOENT;
+	} else if (v->mem->gpu != gpu || !part->len || part->len > v->len ||
+		   part->offset > v->len - part->len ||
+		   !IS_ALIGNED(part->offset | part->len, PAGE_SIZE)) {
+		err = -EINVAL;
+	} else {
+		piece->mem = v->mem;
+		piece->offset = part->offset;
+		piece->len = part->len;
+		kref_get(&v->mem->ref);
+		list_add_tail(&piece->node, &pieces);
+	}
+	nvlab_api_unlock();
+	return err;
+}
+
+void nvlab_rm_undo_duplicates(struct nvlab_piece *piece, u32 count)
+{
+	u32 i;
+
+	if (WARN_ON(nvlab_api_lock("free duplicates")))
+		return;
+	for (i = 0; i < count; i++)
+		list_del(&piece[i].node);
+	nvlab_api_unlock();
+	for (i = 0; i < count; i++)
+		nvlab_mem_put(piece[i].mem);
+}
+
+/* Under the API lock and the GPU lock. */
+static void unmap_pieces(struct nvlab_piece *piece, u32 count)
+{
+	ktime_t start = ktime_get();
+	u64 len = 0;
+	u32 i;
+
+	for (i = 0; i < count; i++) {
+		bar1_unmap(piece[i].mem, exported(&piece[i]),
+			   nvlab_piece_first(&piece[i]),
+			   nvlab_piece_pages(&piece[i]));
+		len += piece[i].len;
+	}
+	nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, len,
+		    NVLAB_ALL);
+}
+
+int nvlab_rm_map_pieces(struct nvlab_piece *piece, u32 count)
+{
+	ktime_t start;
+	u64 len = 0;
+	int err;
+	u32 i;
+
+	err = nvlab_api_lock("map dma-buf");
+	if (err)
+		return err;
+	mutex_lock(&gpu_lock);
+	start = ktime_get();
+	for (i = 0; i < count; i++) {
+		err = bar1_map(piece[i].mem, exported(&piece[i]),
+			       nvlab_piece_first(&piece[i]),
+			       nvlab_piece_pages(&piece[i]), piece[i].phys);
+		if (err) {
+			unmap_pieces(piece, i);
+			break;
+		}
+		len += piece[i].len;
+	}
+	if (!err)
+		nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
+			    NVLAB_ALL);
+	mutex_unlock(&gpu_lock);
+	nvlab_api_unlock();
+	return err;
+}
+
+void nvlab_rm_unmap_pieces(struct nvlab_piece *piece, u32 count)
+{
+	if (WARN_ON(nvlab_api_lock("unmap dma-buf")))
+		return;
+	mutex_lock(&gpu_lock);
+	unmap_pieces(piece, count);
+	mutex_unlock(&gpu_lock);
+	nvlab_api_unlock();
+}
+
 void nvlab_r_pins(struct seq_file *s)
 {
 	struct nvlab_client *client;
@@ -1058,10 +1168,13 @@ void nvlab_r_bar1(struct seq_file *s)
 {
 	struct nvlab_client *client;
 	struct nvlab_dup *dup, *other;
+	struct nvlab_piece *piece;
 	struct vidmem *v;
 
 	if (nvlab_api_lock("debugfs"))
 		return;
+	list_for_each_entry(piece, &pieces, node)
+		bar1_show(s, piece->mem, &piece->extents, "dma_buf");
 	list_for_each_entry(client, &clients, node)
 		list_for_each_entry(v, &client->vidmems, node)
 			bar1_show(s, v->mem, &v->extents, "revocable");

@@ -26,7 +26,7 @@ pub fn device(attribute: i32, info: &Info) -> Option<i32> {
         116 => 1,                          // GPU_DIRECT_RDMA_SUPPORTED
         117 => 1,                          // GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS: HOST
         118 => 100,                        // GPU_DIRECT_RDMA_WRITES_ORDERING: OWNER
-        124 => 0,                          // DMA_BUF_SUPPORTED: no exporter here
+        124 => i32::from(info.dma_buf),    // DMA_BUF_SUPPORTED
         _ => return None,
     })
 }

@@ -1,10 +1,14 @@
 //! What the library remembers: devices, contexts, buffers. Safe code; the C ABI is in `lib.rs`.
 
 use crate::code::{Code, Res};
-use nvlab::{Client, Info, Memory, Reservation, BACKING};
+use nvlab::{Client, Info, Memory, Piece, Reservation, BACKING};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// What a dma-buf consists of: a page of the CPU.
+const PAGE: u64 = 4096;
 
 /// Where the bytes of a buffer are.
 #[derive(Debug)]
@@ -465,6 +469,40 @@ impl Driver {
             }
         }
         size != 0
+    }
+
+    /// `cuMemGetHandleForAddressRange`: a dma-buf of these whole pages, from what buffers hold them.
+    pub fn export(&self, va: u64, size: u64, flags: u64) -> Res<OwnedFd> {
+        let end = va.checked_add(size).ok_or(Code::InvalidValue)?;
+        if size == 0 || va % PAGE != 0 || size % PAGE != 0 {
+            return Err(Code::InvalidValue);
+        }
+        let (mut at, mut pieces, mut held) = (va, Vec::new(), Vec::new());
+        {
+            let state = self.state();
+            while at < end {
+                let buffer = state.buffers.range(..=at).next_back().map(|(_, b)| b).ok_or(Code::InvalidValue)?;
+                let memory = buffer.memory().ok_or(Code::InvalidValue)?;
+                let offset = at - buffer.base;
+                let len = memory.backing().saturating_sub(offset).min(end - at);
+                let device = held.first().map_or(buffer.device, |b: &Arc<Buffer>| b.device);
+                if len == 0 || device != buffer.device {
+                    return Err(Code::InvalidValue);
+                }
+                pieces.push(Piece { handle: memory.handle(), offset, len });
+                held.push(Arc::clone(buffer));
+                at += len;
+            }
+        }
+        let device = held.first().map_or(0, |b| b.device);
+        if flags != 0 || !self.devices.get(device).is_some_and(|d| d.dma_buf) {
+            return Err(Code::NotSupported);
+        }
+        let gpu = u32::try_from(device).map_err(|_| Code::InvalidDevice)?;
+        self.client.export(gpu, &pieces).map_err(|e| match e.errno() {
+            Some(libc::ENOMEM) => Code::OutOfMemory,
+            _ => Code::OperatingSystem,
+        })
     }
 
     /// The buffer that an address lies in.

@@ -6,11 +6,14 @@
 //! BUFFER_ID; the attributes about GPUDirect RDMA; virtual memory management, where each mapping is
 //! a buffer of its own, with its own BUFFER_ID. After a fork the child is not initialised.
 //!
+//! A range can be exported as dma-buf, over as many allocations and mappings as it touches, up to the
+//! end of the last one's memory; a hole, memory of the host and of two GPUs are INVALID_VALUE (the
+//! last was not asked on a card).
+//!
 //! Left out: kernels, streams, events, a handle that is mapped twice (NOT_SUPPORTED where it can be
-//! pinned), access rights of mappings (`cuMemSetAccess` checks its arguments), IPC, and dma-buf
-//! export: DMA_BUF_SUPPORTED says 0 and `cuMemGetHandleForAddressRange` checks its
-//! arguments as the real one does and then says NOT_SUPPORTED, so that a program that wants dma-buf
-//! sees that it has none. Managed memory never migrates: it is host memory. Names that the real
+//! pinned), access rights of mappings (`cuMemSetAccess` checks its arguments), IPC, and dma-buf over
+//! PCIe where the memory is coherent (the flag is NOT_SUPPORTED, as where there is no such way).
+//! Managed memory never migrates: it is host memory. Names that the real
 //! library keeps for 32-bit device pointers (`cuMemAlloc` without `_v2`) are missing on purpose.
 //!
 //! `cuGetProcAddress` without a suffix may be called with four or five arguments, as programs do
@@ -25,6 +28,7 @@ use code::{Code, Res, NAMES};
 use driver::{driver, init, Buffer, Driver, Place};
 use nvlab::BACKING;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use std::os::fd::IntoRawFd;
 
 /// What every function returns: 0 or a [`Code`].
 type CuResult = c_uint;
@@ -457,21 +461,22 @@ api! {
         }
     }
 
-    /// Export a range as dma-buf: checked, then refused, as DMA_BUF_SUPPORTED 0 announces.
+    /// Export a range as dma-buf.
     fn cuMemGetHandleForAddressRange(
         handle: *mut c_void,
         address: CuPtr,
         size: usize,
         kind: c_int,
-        _flags: u64,
+        flags: u64,
     ) {
         let d = driver()?;
-        let b = d.buffer(address).ok_or(Code::InvalidValue)?;
         // DMA_BUF_FD is the only kind there is.
-        if handle.is_null() || kind != 1 || size == 0 || size % 4096 != 0 || b.on_host() {
+        if handle.is_null() || kind != 1 {
             return Err(Code::InvalidValue);
         }
-        Err(Code::NotSupported)
+        let fd = d.export(address, size as u64, flags)?;
+        // SAFETY: the caller's pointer, for an int with this kind.
+        unsafe { put(handle.cast(), fd.into_raw_fd()) }
     }
 
     /// Wait until what NICs wrote is visible to the GPU: it always is.

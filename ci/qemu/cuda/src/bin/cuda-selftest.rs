@@ -2,6 +2,7 @@
 
 use cuda::*;
 use std::ffi::{c_int, CStr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// A page of the host, not CUDA's.
 static HOST: [u8; 4096] = [0; 4096];
@@ -62,8 +63,8 @@ fn devices() {
     assert_eq!([116, 41, 117, 118].map(attribute), [1, 1, 1, 100]);
     // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.
     assert_eq!([102, 110].map(attribute), [1, 1]);
-    // INTEGRATED, PAGEABLE_MEMORY_ACCESS; and what this library lacks.
-    assert_eq!([18, 88, 124].map(attribute), [0; 3]);
+    // DMA_BUF_SUPPORTED; INTEGRATED, PAGEABLE_MEMORY_ACCESS.
+    assert_eq!([124, 18, 88].map(attribute), [1, 0, 0]);
     // SAFETY: a live local.
     assert_eq!(unsafe { cuDeviceGetAttribute(&mut n, 9999, 0) }, 1);
 }
@@ -120,15 +121,46 @@ fn buffers() {
     assert_eq!(pointer(7, HOST.as_ptr() as u64), Err(1));
     assert_eq!(alloc(0), Err(1));
     assert_eq!(alloc(1 << 45), Err(2));
+}
+
+/// A dma-buf of a range, or the code.
+fn export(at: u64, size: usize, kind: c_int, flags: u64) -> Result<OwnedFd, u32> {
     let mut fd = -1;
     let to: *mut c_int = &mut fd;
-    let at = alloc(1 << 20).unwrap();
-    // SAFETY: a live local; the call refuses before it would write.
-    unsafe {
-        assert_eq!(cuMemGetHandleForAddressRange(to.cast(), at, 4095, 1, 0), 1);
-        assert_eq!(cuMemGetHandleForAddressRange(to.cast(), at, 4096, 1, 0), 801);
+    // SAFETY: a live local.
+    match unsafe { cuMemGetHandleForAddressRange(to.cast(), at, size, kind, flags) } {
+        // SAFETY: the call made it for us.
+        0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        rc => Err(rc),
     }
+}
+
+fn dma_buf() {
+    const PAGE: usize = 4096;
+    const BACKING: usize = 2 << 20;
+    let at = alloc(BACKING + 1).unwrap();
+    let refused = |at, size, kind, flags| export(at, size, kind, flags).err();
+    // Whole pages, of the one kind, without flags.
+    assert_eq!(refused(at, PAGE - 1, 1, 0), Some(1));
+    assert_eq!(refused(at + 1, PAGE, 1, 0), Some(1));
+    assert_eq!(refused(at, 0, 1, 0), Some(1));
+    assert_eq!(refused(at, PAGE, 2, 0), Some(1));
+    assert_eq!(refused(at, PAGE, 1, 1), Some(801));
+    assert_eq!(refused(HOST.as_ptr() as u64, PAGE, 1, 0), Some(1));
+    assert_eq!(refused(at, usize::MAX - PAGE + 1, 1, 0), Some(1));
+    // A part, or all up to the end of the memory behind it, and no further.
+    for (offset, size) in [(0, PAGE), (PAGE, BACKING), (0, 2 * BACKING)] {
+        let fd = export(at + offset as u64, size, 1, 0).unwrap();
+        let mut file = std::fs::File::from(fd);
+        assert_eq!(std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0)).unwrap(), size as u64);
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).unwrap();
+        assert!(info.contains("exp_name:\tnv_dmabuf\n"), "{info}");
+        // SAFETY: asks for the flags of a live descriptor.
+        assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFD) }, libc::FD_CLOEXEC);
+    }
+    assert_eq!(refused(at, 2 * BACKING + PAGE, 1, 0), Some(1));
     assert_eq!(free(at), 0);
+    assert_eq!(refused(at, PAGE, 1, 0), Some(1));
 }
 
 fn copies() {
@@ -212,10 +244,14 @@ fn mappings() {
         assert_eq!(cuMemsetD8_v2(segment(1) - 1, 9, 2), 0);
         assert_eq!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), segment(1) - 2, 4), 0);
         assert_eq!(back[1..3], [9, 9]);
+        // One dma-buf over all of them, whether a NIC may have them or not; none over the hole.
+        assert!(export(at + 4096, 3 * SEGMENT - 4096, 1, 0).is_ok());
+        assert_eq!(export(at, 3 * SEGMENT + 4096, 1, 0).err(), Some(1));
         // A segment unmapped is nobody's; another handle there has a new number.
         assert_eq!(cuMemUnmap(segment(1), SEGMENT / 2), 1);
         assert_eq!(cuMemUnmap(segment(1), SEGMENT), 0);
         assert_eq!(pointer(7, segment(1)), Err(1));
+        assert_eq!(export(at, 3 * SEGMENT, 1, 0).err(), Some(1));
         assert_eq!(cuMemAddressFree(at, 4 * SEGMENT), 1);
         let mut other = 0;
         assert_eq!(cuMemCreate(&mut other, SEGMENT, &prop(1), 0), 0);
@@ -245,6 +281,7 @@ fn main() {
         ("devices", devices),
         ("contexts", contexts),
         ("buffers", buffers),
+        ("dma_buf", dma_buf),
         ("copies", copies),
         ("mappings", mappings),
         ("fork", fork),

@@ -3,7 +3,7 @@
 use crate::sys::{self, Arg};
 use crate::{Error, Result, BACKING};
 use std::fs::{File, OpenOptions};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 const CTL: &str = "/dev/nvidiactl";
@@ -40,6 +40,19 @@ pub struct Info {
     pub uuid: [u8; 16],
     /// PCI domain, bus, device, function.
     pub pci: (u32, u32, u32, u32),
+    /// Whether its memory can be exported as dma-buf.
+    pub dma_buf: bool,
+}
+
+/// A piece of a dma-buf: whole pages of the CPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// Of which memory: [`Memory::handle`].
+    pub handle: u64,
+    /// Where it begins in that memory.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
 }
 
 #[derive(Debug)]
@@ -99,7 +112,23 @@ impl Client {
             bar1_size: a.bar1_size,
             uuid: a.uuid,
             pci: (a.domain, a.bus, a.device, a.function),
+            dma_buf: a.dma_buf != 0,
         })
+    }
+
+    /// A dma-buf of these pieces of one GPU's memory, in this order. It holds the memory.
+    pub fn export(&self, gpu: u32, pieces: &[Piece]) -> Result<OwnedFd> {
+        let what = || format!("exporting {} pieces of GPU {gpu}", pieces.len());
+        let parts: Vec<sys::PartArg> =
+            pieces.iter().map(|p| sys::PartArg { handle: p.handle, offset: p.offset, len: p.len }).collect();
+        let count = u32::try_from(parts.len())
+            .map_err(|_| Error::new(what(), std::io::Error::from_raw_os_error(libc::EINVAL)))?;
+        let mut a = sys::ExportArg { parts: parts.as_ptr() as u64, count, gpu, ..Default::default() };
+        let file = self.inner.file(&what())?;
+        // SAFETY: the driver reads `count` parts at the address, which are there until it returns.
+        unsafe { sys::call(&file, sys::NVLAB_IOC_EXPORT, &mut a, what) }?;
+        // SAFETY: a descriptor that the driver has made for us, and that nobody else knows.
+        Ok(unsafe { OwnedFd::from_raw_fd(a.fd) })
     }
 
     /// Memory as `cuMemAlloc` would give it.

@@ -12,7 +12,7 @@ mod lab;
 pub mod parse;
 mod sys;
 
-pub use client::{Client, Info, Layout, Memory, Request, Reservation};
+pub use client::{Client, Info, Layout, Memory, Piece, Request, Reservation};
 pub use error::{Error, Result};
 pub use gdr::{Gdr, Kind, Pci, Pin};
 pub use lab::{Hold, Lab};

@@ -11,9 +11,10 @@ pub struct Accounting(BTreeMap<String, i64>);
 
 impl Accounting {
     /// What must be 0 when a test has cleaned up.
-    pub const CLEAN: [&'static str; 8] = [
+    pub const CLEAN: [&'static str; 9] = [
         "live_pins",
         "live_persistent",
+        "live_dma_bufs",
         "live_mappings",
         "live_allocations",
         "bar1_used",
@@ -227,8 +228,6 @@ pub fn pins(text: &str) -> Result<Vec<PinLine>, Complaint> {
 /// 64 KiB of BAR1, and what an extent maps there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BarPage {
-    /// Of the duplicate that persistent pins share, not of a process's revocable pins?
-    pub persistent: bool,
     /// Number of the GPU.
     pub gpu: u32,
     /// Physical address in the BAR.
@@ -247,7 +246,6 @@ pub fn bar1(text: &str) -> Result<Vec<BarPage>, Complaint> {
         .map(|line| {
             let f = Fields::new(line)?;
             Ok(BarPage {
-                persistent: f.persistent()?,
                 gpu: f.number("gpu")?,
                 bar: f.number("bar")?,
                 id: f.number("id")?,

@@ -44,7 +44,9 @@ arg!(InfoArg {
     domain: u32,
     bus: u32,
     device: u32,
-    function: u32
+    function: u32,
+    dma_buf: u32,
+    pad: u32
 });
 arg!(AllocArg { gpu: u32, layout: u32, flags: u32, pad: u32, va: u64, size: u64, handle: u64, backing: u64 });
 arg!(HandleArg { handle: u64 });
@@ -54,6 +56,8 @@ arg!(DtodArg { dst_handle: u64, dst_offset: u64, src_handle: u64, src_offset: u6
 arg!(FillArg { handle: u64, offset: u64, len: u64, value: u32, width: u32 });
 arg!(CrcArg { handle: u64, offset: u64, len: u64, crc: u32, pad: u32 });
 arg!(PidArg { pid: u32 });
+arg!(PartArg { handle: u64, offset: u64, len: u64 });
+arg!(ExportArg { parts: u64, count: u32, gpu: u32, fd: i32, pad: u32 });
 arg!(GdrPinArg { va: u64, len: u64, flags: u32, entries: u32, handle: u64, table: u64, first: u64 });
 arg!(GdrStateArg { handle: u64, callbacks: u32, reentry: i32 });
 arg!(GdrMapArg { handle: u64, domain: u32, bus: u32, device: u32, function: u32, first: u64, entries: u64 });
@@ -104,6 +108,7 @@ numbers! {
     NVLAB_IOC_CRC = RW b'N' 9 CrcArg;
     NVLAB_IOC_PID_ADD = W b'N' 10 PidArg;
     NVLAB_IOC_PID_DEL = W b'N' 11 PidArg;
+    NVLAB_IOC_EXPORT = RW b'N' 12 ExportArg;
     NVLAB_GDR_IOC_PIN = RW b'G' 0 GdrPinArg;
     NVLAB_GDR_IOC_UNPIN = W b'G' 1 HandleArg;
     NVLAB_GDR_IOC_STATE = RW b'G' 2 GdrStateArg;
@@ -115,8 +120,8 @@ numbers! {
 /// One ioctl with an argument block; `what` names it in the error.
 ///
 /// # Safety
-/// Addresses inside `arg` (the `user` field of [`CopyArg`]) must be good for as many bytes as the
-/// argument says, for writing where the ioctl writes there.
+/// Addresses inside `arg` (`user` of [`CopyArg`], `parts` of [`ExportArg`]) must be good for as many
+/// bytes as the argument says, for writing where the ioctl writes there.
 pub unsafe fn call<A: Arg>(
     file: &File,
     number: libc::c_ulong,

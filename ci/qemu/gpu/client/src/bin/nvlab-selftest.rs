@@ -2,7 +2,7 @@
 //! KTAP. Needs lab_pcie.ko, nvidia.ko and nvlab_gdr.ko loaded, debugfs mounted, and a PCI device
 //! to map for (`nvlab-selftest <domain:bus:device.function in hex>`).
 
-use nvlab::{Accounting, Client, Gdr, Kind, Lab, Layout, Pci, State, BACKING, GPU_PAGE};
+use nvlab::{Accounting, Client, Gdr, Kind, Lab, Layout, Pci, Piece, State, BACKING, GPU_PAGE};
 use std::time::Duration;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -360,6 +360,35 @@ fn extents(t: &Test) -> Outcome {
     Ok(())
 }
 
+/// What an export takes, and that it holds the memory. (What an importer gets: suite `dma_buf`.)
+fn dma_buf(t: &Test) -> Outcome {
+    const PAGE: u64 = 4096;
+    let m = t.rm.alloc(0, MIB)?;
+    let export = |offset, len| t.rm.export(0, &[Piece { handle: m.handle(), offset, len }]);
+    refused!(t.rm.export(0, &[]), libc::EINVAL);
+    refused!(t.rm.export(99, &[Piece { handle: m.handle(), offset: 0, len: PAGE }]), libc::ENODEV);
+    refused!(t.rm.export(0, &[Piece { handle: m.handle() + 1, offset: 0, len: PAGE }]), libc::ENOENT);
+    for (offset, len) in
+        [(1, PAGE), (0, PAGE + 1), (0, 0), (BACKING, PAGE), (PAGE, BACKING), (u64::MAX - PAGE + 1, PAGE)]
+    {
+        refused!(export(offset, len), libc::EINVAL);
+    }
+    if t.rm.info(0)?.gpus > 1 {
+        refused!(t.rm.export(1, &[Piece { handle: m.handle(), offset: 0, len: PAGE }]), libc::EINVAL);
+    }
+    same!(t.counter("live_dma_bufs")?, 0);
+    // Nothing is in BAR1 before somebody maps it.
+    let fd = export(PAGE, BACKING - PAGE)?;
+    same!((t.counter("live_dma_bufs")?, t.counter("bar1_used")?), (1, 0));
+    let (id, state) =
+        (m.handle(), || Ok::<_, nvlab::Error>(t.lab.allocations()?.into_iter().rev().map(|a| (a.id, a.state))));
+    m.free()?;
+    same!(state()?.find(|a| a.0 == id), Some((id, State::Kept)));
+    drop(fd);
+    same!(state()?.find(|a| a.0 == id), Some((id, State::Freed)));
+    Ok(())
+}
+
 fn faults(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = |kind| t.gdr.pin(m.va(), MIB, kind).map(drop);
@@ -684,6 +713,7 @@ fn main() {
         ("shared_pid", shared_pid),
         ("bar1", bar1),
         ("extents", extents),
+        ("dma_buf", dma_buf),
         ("faults", faults),
         ("dma", dma),
         ("put_behind_callback", put_behind_callback),
