@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Peer memory regions of rdma_rxe.
+ * Regions of rdma_rxe that are memory of another PCI device.
  *
  * What it models: an HCA like a ConnectX behind the peer-memory API
  * (docs/facts.md#calls, #invalidate, #nic-drivers). It knows DMA addresses
@@ -16,6 +16,15 @@
  * may fail. The core does not learn that a fence in an invalidation failed. In
  * a deregistration it is the errno, and everything stays: umem, registration,
  * the client's module. Deregistering again is then possible.
+ *
+ * And an HCA that imports dma-bufs as irdma, efa, bnxt_re and mana do, pinned
+ * for as long as the MR lives (ib_umem_dmabuf_get_pinned()), for the same DMA
+ * device and by the same tables. An exporter that wants to move such a buffer
+ * cannot. mlx5 imports without pinning and would fault; the stand-in for
+ * nvidia.ko never moves a buffer, so nobody can tell.
+ *
+ * On a core without the peer-memory API (../mainline) dma-bufs are all that is
+ * left.
  *
  * What it leaves out: mkeys and translation tables of a limited size, the mkey
  * cache, UMR work requests, ATS, DMA that outlives a deregistration because
@@ -104,9 +113,20 @@ struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
 	mr->peer_can_fence = atomic_read(&no_invalidation) <= 0;
 	umem = ib_umem_get_peer(&rxe->ib_dev, start, length, access,
 				mr->peer_can_fence ? IB_PEER_MEM_INVAL_SUPP : 0);
-	if (!IS_ERR(umem) && umem->is_peer && !mr->peer_can_fence)
+	if (!IS_ERR(umem) && rxe_peer_is_umem(umem) && !mr->peer_can_fence)
 		take_one(&no_invalidation);
 	return umem;
+}
+
+bool rxe_peer_is_umem(const struct ib_umem *umem)
+{
+	return ib_peer_lab_is_peer(umem);
+}
+
+/* Whose list it is, for messages. */
+static const char *owner(struct ib_umem *umem)
+{
+	return umem->is_dmabuf ? "of a dma-buf" : ib_peer_lab_client_name(umem);
 }
 
 /* What mlx5 asks for: any power of two from 4 KiB to 2 GiB. */
@@ -126,7 +146,7 @@ static struct rxe_peer_mr *read_sgl(struct ib_umem *umem, u64 iova)
 
 	if (!size) {
 		pr_err("rxe_peer: client %s: no page size fits the sg list of %u entries\n",
-		       ib_peer_lab_client_name(umem), sgt->nents);
+		       owner(umem), sgt->nents);
 		return ERR_PTR(-EINVAL);
 	}
 	count = ib_umem_num_dma_blocks(umem, size);
@@ -147,8 +167,7 @@ static struct rxe_peer_mr *read_sgl(struct ib_umem *umem, u64 iova)
 		peer->mtt[n++] = rdma_block_iter_dma_address(&block);
 	if (n < count) {
 		pr_err("rxe_peer: client %s: the sg list ends after %zu pages of %lu, the umem of %zu bytes needs %zu\n",
-		       ib_peer_lab_client_name(umem), n, size, umem->length,
-		       count);
+		       owner(umem), n, size, umem->length, count);
 		kvfree(peer);
 		return ERR_PTR(-EINVAL);
 	}
@@ -209,6 +228,49 @@ err_umem:
 		ib_umem_stop_invalidation_notifier(umem);
 	ib_umem_release(umem);
 	return err;
+}
+
+struct ib_mr *rxe_peer_reg_dmabuf(struct ib_pd *ibpd, u64 offset, u64 length,
+				  u64 iova, int fd, int access,
+#if KERNEL_VERSION(6, 17, 0) <= LINUX_VERSION_CODE
+				  struct ib_dmah *dmah,
+#endif
+				  struct uverbs_attr_bundle *attrs)
+{
+	struct rxe_dev *rxe = to_rdev(ibpd->device);
+	struct ib_umem_dmabuf *umem;
+	struct rxe_mr *mr;
+	int err;
+
+	if (access & ~RXE_ACCESS_SUPPORTED_MR || !rxe->peer_initiator)
+		return ERR_PTR(-EOPNOTSUPP);
+	mr = kzalloc_obj(*mr);
+	if (!mr)
+		return ERR_PTR(-ENOMEM);
+	err = rxe_add_to_pool(&rxe->mr_pool, mr);
+	if (err) {
+		kfree(mr);
+		return ERR_PTR(err);
+	}
+	rxe_get(to_rpd(ibpd));
+	mr->ibmr.pd = ibpd;
+	mr->ibmr.device = ibpd->device;
+	mr->ibmr.iova = iova;
+	mr->ibmr.length = length;
+	rxe_mr_init(access, mr);
+	umem = ib_umem_dmabuf_get_pinned_with_dma_device(&rxe->ib_dev,
+							 rxe->peer_initiator,
+							 offset, length, fd,
+							 access);
+	err = IS_ERR(umem) ? PTR_ERR(umem) :
+			     rxe_peer_mr_init(rxe, mr, &umem->umem);
+	if (err) {
+		rxe_cleanup(mr);
+		kfree(mr);
+		return ERR_PTR(err);
+	}
+	rxe_finalize(mr);
+	return &mr->ibmr;
 }
 
 /*
@@ -280,10 +342,14 @@ void rxe_peer_mr_free(struct rxe_mr *mr)
 	kvfree(peer);
 }
 
-/* As mlx5: new memory and every change of a peer MR mean a new object. */
+/*
+ * As mlx5: new memory and every change of a peer MR mean a new object. A
+ * dma-buf has no address to make it of, and keeps its own.
+ */
 bool rxe_peer_rereg_recreates(struct rxe_mr *mr, int flags)
 {
-	return mr->umem && (mr->peer || (flags & IB_MR_REREG_TRANS));
+	return mr->umem && ((mr->peer && !mr->umem->is_dmabuf) ||
+			    (flags & IB_MR_REREG_TRANS));
 }
 
 /* The DMA address of @iova, and how many bytes follow in its page. */
@@ -342,7 +408,8 @@ int rxe_peer_copy(struct rxe_mr *mr, u64 iova, void *addr, unsigned int length,
 			return err;
 		if (dir == RXE_TO_MR_OBJ) {
 			/* Begun, but its bytes are not there yet. */
-			ib_peer_lab_hold_write(mr->umem);
+			if (rxe_peer_is_umem(mr->umem))
+				ib_peer_lab_hold_write(mr->umem);
 			err = lab_pcie_write(peer->initiator, dma_addr, addr,
 					     piece);
 		} else {
@@ -503,13 +570,13 @@ static int mrs_show(struct seq_file *s, void *unused)
 
 	mutex_lock(&live_mrs_lock);
 	list_for_each_entry(peer, &live_mrs, list)
-		seq_printf(s, "lkey=0x%x rkey=0x%x addr=0x%lx length=%zu sg_entries=%u longest_entry=%u cut_align=%llu page_size=%llu mtts=%zu state=%s initiator=%s\n",
+		seq_printf(s, "lkey=0x%x rkey=0x%x addr=0x%lx length=%zu sg_entries=%u longest_entry=%u cut_align=%llu page_size=%llu mtts=%zu dma_buf=%u state=%s initiator=%s\n",
 			   peer->mr->lkey, peer->mr->rkey,
 			   peer->mr->umem->address, peer->mr->umem->length,
 			   peer->sg_entries, peer->longest_entry,
 			   peer->cuts & -peer->cuts,
 			   BIT_ULL(peer->page_shift), peer->nr_mtts,
-			   names[peer->state],
+			   peer->mr->umem->is_dmabuf, names[peer->state],
 			   dev_name(peer->initiator));
 	mutex_unlock(&live_mrs_lock);
 	return 0;

@@ -1,15 +1,31 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Peer memory regions of rdma_rxe: what rxe's own files call (rxe_peer.c). */
+/*
+ * Regions of rdma_rxe that are memory of another PCI device, a peer client's or
+ * a dma-buf's: what rxe's own files call (rxe_peer.c).
+ */
 #ifndef RXE_PEER_H
 #define RXE_PEER_H
+
+#include <linux/version.h>
 
 /* The umem of a user MR: host memory, or a peer client's. */
 struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
 				  u64 start, u64 length, int access);
 
+/* Is that a peer client's? */
+bool rxe_peer_is_umem(const struct ib_umem *umem);
+
 /* Takes over @umem, also when it fails. */
 int rxe_peer_mr_init(struct rxe_dev *rxe, struct rxe_mr *mr,
 		     struct ib_umem *umem);
+
+/* ibv_reg_dmabuf_mr(). */
+struct ib_mr *rxe_peer_reg_dmabuf(struct ib_pd *ibpd, u64 offset, u64 length,
+				  u64 iova, int fd, int access,
+#if KERNEL_VERSION(6, 17, 0) <= LINUX_VERSION_CODE
+				  struct ib_dmah *dmah,
+#endif
+				  struct uverbs_attr_bundle *attrs);
 
 /* The next three do nothing to an MR of host memory. */
 void rxe_peer_mr_activate(struct rxe_mr *mr);

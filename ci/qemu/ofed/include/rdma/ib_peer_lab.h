@@ -7,10 +7,16 @@
 #define RDMA_IB_PEER_LAB_H
 
 #include <linux/types.h>
+#include <rdma/ib_umem.h>
 
 struct device;
 struct ib_device;
-struct ib_umem;
+
+/* Is it of a peer client's memory? */
+static inline bool ib_peer_lab_is_peer(const struct ib_umem *umem)
+{
+	return umem->is_peer;
+}
 
 /*
  * Clients of @ibdev's umems get @dma_device, not ibdev->dma_device: rdma_rxe
