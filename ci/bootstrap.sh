@@ -14,12 +14,12 @@ debian-13) rust="rustc cargo rust-src rustfmt rust-clippy gcc-12" ;;
 	;;
 esac
 
-# kernel and modules; the machine; what runs in it; perftest's build; machines of packages; fetching
+# kernel and modules; the machine; what runs in it; builds of perftest and rdma-core; machines of packages; fetching
 packages="$rust clang-19 lld-19 llvm-19 libclang-19-dev
 	build-essential flex bison bc cpio kmod libelf-dev libssl-dev pahole patch perl xz-utils rsync
 	qemu-system-x86 util-linux udev
 	busybox-static rdma-core ibverbs-utils ibverbs-providers iproute2 ucx-utils python3-pyverbs
-	autoconf automake libtool pkg-config libibverbs-dev librdmacm-dev libibumad-dev libpci-dev
+	autoconf automake libtool cmake pkg-config libibverbs-dev librdmacm-dev libibumad-dev libpci-dev
 	mmdebstrap ca-certificates debian-archive-keyring python3 python3-pip"
 
 missing=

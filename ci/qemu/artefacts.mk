@@ -48,6 +48,9 @@ nvidia_c-source:
 perftest-source:
 	@$(keep) sources/perftest-source --in-place --verb fetch =25.01 -- $(q)/fetch.sh perftest 25.01
 
+rdma-core-source:
+	@$(keep) sources/rdma-core-source --in-place --verb fetch =56.1 -- $(q)/fetch.sh rdma-core 56.1
+
 # Only its header is used. The hash is PyPI's own, of the x86-64 wheel.
 cuda := nvidia-cuda-runtime-cu12==12.8.90
 cuda-sha256 := adade8dcbd0edf427b7204d480d6066d33902cab2a4707dcfc48a2d0fd44ab90
@@ -95,6 +98,10 @@ pcie alarms bare: kernel
 
 ofed: kernel pcie
 	@$(module) $(call component,ofed) $(K)/pcie -- $(make-in) $(q)/ofed $(linux-src) $(call symvers,pcie)
+
+# rdma_rxe alone, for the kernel's own RDMA core.
+mainline: kernel pcie
+	@$(module) $(call component,ofed) $(K)/pcie -- $(make-in) $(q)/ofed $(linux-src) $(call symvers,pcie) MAINLINE=1
 
 gpu: kernel pcie
 	@$(module) $(call component,gpu) $(K)/pcie -- $(make-in) $(q)/gpu $(call symvers,pcie)
@@ -163,7 +170,14 @@ perftest: perftest-source cuda_h libcuda
 		"=$(call package,libibverbs-dev librdmacm-dev libc6-dev)" -- \
 		$(q)/perftest.sh $(S)/perftest-source $(S)/cuda_h/cuda.h $(P)/libcuda/bin
 
-programs := guest peermemctl nvlab-selftest cuda-selftest libcuda perftest
+rdma-core-patches := $(wildcard $(q)/rdma-core/*.patch)
+rdma-core: rdma-core-source
+	@$(keep) programs/$@ $(S)/rdma-core-source $(q)/rdma_core.sh $(rdma-core-patches) \
+		"=$(call package,cmake gcc libnl-3-dev libnl-route-3-dev)" -- \
+		$(q)/rdma_core.sh $(S)/rdma-core-source $(rdma-core-patches)
+
+# First what the others are linked with.
+programs := rdma-core guest peermemctl nvlab-selftest cuda-selftest libcuda perftest
 
 # Machines of Debian packages, and what `make dist` makes of the checkout: for tests/packages.
 
@@ -176,7 +190,7 @@ archive: deps
 
 # Images: image-<module>[-<what else>].
 
-base := $(if $(filter $(BARE),$(KERNEL)),bare,pcie ofed gpu alarms)
+base := $(if $(filter $(BARE),$(KERNEL)),bare,pcie ofed mainline gpu alarms)
 modules-ours := $(base) ours $(if $(own),sample)
 modules-lite := $(base) lite
 modules-closed := pcie ofed gpu-closed alarms ours-closed

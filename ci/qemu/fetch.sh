@@ -22,11 +22,11 @@ nvidia_c)
 		tar -xJ -C "$OUT" --strip-components=3 --wildcards '*/nvidia-open-kernel/nvidia-peermem/*'
 	dpkg-deb -f "$deb" Version | cut -d- -f1 >"$OUT/version"
 	;;
-perftest)
-	tarball() { find "$dl" -maxdepth 1 -name "perftest_$version.*.orig.tar.*" | sort -V | tail -n 1; }
+perftest | rdma-core)
+	tarball() { find "$dl" -maxdepth 1 -name "${what}_$version[.+]*orig.tar.*" | sort -V | tail -n 1; }
 	if [ -z "$(tarball)" ]; then
 		apt_update
-		(cd "$dl" && apt_private apt-get -q source --download-only --tar-only perftest/trixie)
+		(cd "$dl" && apt_private apt-get -q source --download-only --tar-only "$what/trixie")
 	fi
 	tar -xf "$(tarball)" -C "$OUT" --strip-components=1
 	;;

@@ -17,8 +17,8 @@ umask 022
 mkdir -p "$root"/{usr/{bin,sbin,lib64,lib/systemd},"$lib",etc/{modprobe.d,libibverbs.d},proc,sys,dev,run,tmp,root,var}
 for dir in bin sbin lib lib64; do ln -s "usr/$dir" "$root/$dir"; done
 
-# Copies a program or library and every library that it needs. The stand-in for libcuda is there
-# before what is linked with it: one of this machine's is not the lab's.
+# Copies a program or library and every library that it needs, unless it is there already: libibverbs
+# is, and one of this machine's is not the lab's. Nor is its libcuda.
 add() { # FILE [PATH IN THE IMAGE]
 	[ -e "$1" ] || {
 		echo "image: $1 is missing: is its package installed? (ci/bootstrap.sh)" >&2
@@ -47,20 +47,26 @@ printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/tmp:/bin/sh\
 printf 'root:x:0:\nnogroup:x:65534:\n' >"$root/etc/group"
 echo '127.0.0.1 localhost' >"$root/etc/hosts"
 
-for program in kmod ip rdma ibv_devinfo ibv_devices busybox; do add "$(command -v "$program")" "/usr/bin/$program"; done
+for program in kmod ip rdma busybox; do add "$(command -v "$program")" "/usr/bin/$program"; done
 for link in modprobe insmod rmmod lsmod depmod modinfo; do ln -s ../bin/kmod "$root/usr/sbin/$link"; done
 for applet in $(busybox --list); do
 	[ -e "$root/usr/bin/$applet" ] || [ -e "$root/usr/sbin/$applet" ] || ln -s busybox "$root/usr/bin/$applet"
 done
-# rdma-core's driver for rxe; the number in its file's name is the version of its interface.
-rxe=("$lib"/libibverbs/librxe-rdmav*.so)
-add "${rxe[0]:-$lib/libibverbs/librxe-rdmav*.so}"
 echo 'driver rxe' >"$root/etc/libibverbs.d/rxe.driver"
 
+# Of rdma-core the lab's, except where programs are linked with the insides of this machine's.
+if [ "$also" = consumers ]; then
+	programs=${programs/rdma-core/}
+	# The number in its file's name is the version of its interface.
+	rxe=("$lib"/libibverbs/librxe-rdmav*.so)
+	add "${rxe[0]:-$lib/libibverbs/librxe-rdmav*.so}"
+fi
 for program in $programs; do
 	for file in "$built/$program"/bin/*; do
 		case $file in
 		*/libcuda.so) add "$file" "$lib/libcuda.so.1" && ln -s libcuda.so.1 "$root$lib/libcuda.so" ;;
+		*/libibverbs.so.1) add "$file" "$lib/${file##*/}" ;;
+		*/librxe-rdmav*.so) add "$file" "$lib/libibverbs/${file##*/}" ;;
 		*) add "$file" "/usr/bin/${file##*/}" ;;
 		esac
 	done
@@ -101,7 +107,12 @@ at=$root/usr/lib/modules/$release
 mkdir -p "$at/kernel" "$at/updates"
 (cd "$k/kernel/modules/" && sed 's/\.o$/.ko/' modules.order | xargs cp --parents -t "$at/kernel" &&
 	cp modules.order modules.builtin modules.builtin.modinfo "$at/")
-for part in $modules; do find -L "$k/$part" -name '*.ko' -exec cp -t "$at/updates" {} +; done
+for part in $modules; do
+	to=$at/updates
+	# Not for modprobe, unless a test says so; it needs what lies beside it.
+	[ "$part" != mainline ] || { to=$root/usr/lib/mainline && mkdir -p "$to" && cp "$at/updates/lab_pcie.ko" "$to"; }
+	find -L "$k/$part" -name '*.ko' -exec cp -t "$to" {} +
+done
 depmod -b "$root" "$release"
 
 if [ "${name%%-*}" = installed ]; then

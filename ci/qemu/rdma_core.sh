@@ -1,0 +1,20 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# rdma_core.sh SOURCE PATCH...: libibverbs, its driver for rxe, which registers dma-bufs by the patch,
+# and its two programs, in $OUT/bin.
+set -eu
+source=$1
+shift
+lib=/usr/lib/$(cc -print-multiarch)
+rm -rf "$OUT/tree" "$OUT/bin"
+mkdir -p "$OUT/bin"
+cp -a "$source/." "$OUT/tree"
+for patch in "$@"; do
+	patch -s -p1 --fuzz=0 -d "$OUT/tree" <"$patch"
+done
+cd "$OUT/tree"
+# The folder of drivers and that of their names are as in Debian's packages.
+cmake -B build -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX=/usr -DCMAKE_INSTALL_LIBDIR="${lib#/usr/}" \
+	-DCMAKE_INSTALL_SYSCONFDIR=/etc -DENABLE_VALGRIND=0 -DNO_PYVERBS=1 -DNO_MAN_PAGES=1
+make -C build -j"$(nproc)" ibverbs rxe-rdmav34 ibv_devinfo ibv_devices
+cp -L build/lib/libibverbs.so.1 build/lib/librxe-rdmav*.so build/bin/ibv_devinfo build/bin/ibv_devices "$OUT/bin/"
