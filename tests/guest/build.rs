@@ -13,7 +13,7 @@ fn main() {
     bindgen::Builder::default()
         .header("verbs.h")
         .allowlist_function("ibv_(get_device_list|free_device_list|get_device_name|open_device|close_device)")
-        .allowlist_function("ibv_(alloc_pd|dealloc_pd|reg_mr|reg_mr_iova|dereg_mr)")
+        .allowlist_function("ibv_(alloc_pd|dealloc_pd|reg_mr|reg_mr_iova|reg_dmabuf_mr|dereg_mr)")
         .allowlist_function("ibv_(alloc_mw|dealloc_mw|bind_mw|inc_rkey)")
         .allowlist_function("ibv_(create_cq|destroy_cq|poll_cq|wc_status_str)")
         .allowlist_function("ibv_(create_qp|modify_qp|destroy_qp|post_send|post_recv)")

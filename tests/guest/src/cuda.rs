@@ -3,6 +3,7 @@
 //! finds it.
 
 use std::ffi::{c_int, c_void};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use anyhow::{bail, Context as _, Result};
@@ -74,6 +75,18 @@ impl Cuda {
 }
 
 impl Cuda {
+    /// A dma-buf of whole pages.
+    pub fn dma_buf(&self, va: u64, len: usize) -> Result<OwnedFd> {
+        const DMA_BUF_FD: c_int = 1;
+        type Export = unsafe extern "C" fn(*mut c_int, u64, usize, c_int, u64) -> c_int;
+        let export = self.driver.function::<Export>("cuMemGetHandleForAddressRange")?;
+        let mut fd = -1;
+        // SAFETY: an int for the descriptor; the driver checks the range.
+        check("cuMemGetHandleForAddressRange", unsafe { export(&mut fd, va, len, DMA_BUF_FD, 0) })?;
+        // SAFETY: the driver made it for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
     fn write(&self, va: u64, bytes: &[u8]) -> Result<()> {
         let copy =
             self.driver.function::<unsafe extern "C" fn(u64, *const c_void, usize) -> c_int>("cuMemcpyHtoD_v2")?;

@@ -212,7 +212,7 @@ pub fn set_nic(name: &str, value: u64) -> Result<()> {
     write(&format!("{NIC}/{name}"), &value.to_string())
 }
 
-/// One live MR over peer memory, as the NIC holds it.
+/// One live MR over memory of a PCI device, as the NIC holds it.
 #[derive(Debug, Clone)]
 pub struct NicMr {
     pub lkey: u32,
@@ -225,6 +225,8 @@ pub struct NicMr {
     pub page_size: u64,
     /// Entries of that table, one address each.
     pub mtts: u64,
+    /// Of a dma-buf, not of a peer client's memory.
+    pub dma_buf: bool,
     pub state: String,
     /// Whose DMA it is, as PCI names devices.
     pub initiator: String,
@@ -243,6 +245,7 @@ pub fn nic_mrs() -> Result<Vec<NicMr>> {
                 cut_align: number(field("cut_align")?)?,
                 page_size: number(field("page_size")?)?,
                 mtts: number(field("mtts")?)?,
+                dma_buf: number(field("dma_buf")?)? == 1,
                 state: field("state")?.to_string(),
                 initiator: field("initiator")?.to_string(),
             })
@@ -381,8 +384,11 @@ pub fn has_memory_peers() -> bool {
     Path::new(CLIENTS).exists()
 }
 
-/// Names of the registered clients.
+/// Names of the registered clients; a core without the peer-memory API has none.
 pub fn clients() -> Result<Vec<String>> {
+    if !fs::exists(CORE)? {
+        return Ok(Vec::new());
+    }
     if !has_memory_peers() {
         let mut names: Vec<String> =
             clients_by_core()?.lines().filter_map(|l| fields(l).get("client").map(|n| n.to_string())).collect();

@@ -260,26 +260,39 @@ fn load_rdma_with(rxe: &[&str]) -> Result<()> {
 
 /// The kernel's own RDMA stack with its soft NIC, as if the lab's had never been installed.
 pub fn load_mainline_rdma(more: &[&str]) -> Result<()> {
-    const ROOT: &str = "/run/mainline";
+    load_from("/run/mainline", None, &[&["ib_uverbs", "rdma_rxe"], more].concat())
+}
+
+/// The kernel's own RDMA core, which has no peer-memory API, under the lab's soft NIC, which imports dma-bufs; and the GPU.
+pub fn load_mainline_dma_buf() -> Result<()> {
+    load_from("/run/mainline-dma-buf", Some("/usr/lib/mainline"), &["ib_uverbs", "rdma_rxe"])?;
+    modules::load("nvidia", &[])
+}
+
+/// Modules of the kernel's own, before which those in the folder `other` come, and the soft NIC. `root`: where modprobe is to
+/// find them.
+fn load_from(root: &str, other: Option<&str>, names: &[&str]) -> Result<()> {
     let tree = modules::tree()?;
     let release = tree.file_name().and_then(|n| n.to_str()).context("the folder of modules has no name")?;
-    let own = Path::new(ROOT).join("lib/modules").join(release);
+    let own = Path::new(root).join("lib/modules").join(release);
     if !own.exists() {
         std::fs::create_dir_all(&own)?;
-        std::os::unix::fs::symlink(tree.join("kernel"), own.join("kernel"))?;
-        for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+        for name in ["kernel", "modules.order", "modules.builtin", "modules.builtin.modinfo"] {
             std::os::unix::fs::symlink(tree.join(name), own.join(name))?;
         }
-        run("depmod", &["-b", ROOT, release])?;
+        if let Some(other) = other {
+            std::os::unix::fs::symlink(other, own.join("updates"))?;
+        }
+        run("depmod", &["-b", root, release])?;
     }
-    for name in ["ib_uverbs", "rdma_rxe"].iter().chain(more) {
-        let outcome = modules::try_modprobe("-d", &[ROOT, name])?;
+    for name in names {
+        let outcome = modules::try_modprobe("-d", &[root, name])?;
         if !outcome.ok {
-            bail!("modprobe -d {ROOT} {name}: {}{}", outcome.said, outcome.kernel.join("\n"));
+            bail!("modprobe -d {root} {name}: {}{}", outcome.said, outcome.kernel.join("\n"));
         }
     }
     if Generation::loaded()?.is_some() {
-        bail!("modprobe -d {ROOT} loaded the lab's ib_core");
+        bail!("modprobe -d {root} loaded the lab's ib_core");
     }
     add_rdma_device()
 }

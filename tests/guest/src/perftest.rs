@@ -45,6 +45,8 @@ pub struct Run<'a> {
     pub program: &'a str,
     pub sizes: &'a Sizes,
     pub on_gpu: bool,
+    /// `--use_cuda_dmabuf`: registered by that, not by a plain `ibv_reg_mr()`.
+    pub dma_buf: bool,
     /// Connected by rdma_cm (`-R`), otherwise by addresses exchanged over TCP.
     pub rdma_cm: bool,
     pub port: u16,
@@ -66,7 +68,7 @@ impl Side {
 impl<'a> Run<'a> {
     pub fn new(program: &'a str, sizes: &'a Sizes, on_gpu: bool) -> Self {
         // Far from the ports of an earlier run that still linger, and below those that the kernel gives to clients.
-        Self { program, sizes, on_gpu, rdma_cm: false, port: fastrand::u16(20_000..32_000) }
+        Self { program, sizes, on_gpu, dma_buf: false, rdma_cm: false, port: fastrand::u16(20_000..32_000) }
     }
 
     fn report_file(&self, who: &str) -> String {
@@ -84,6 +86,7 @@ impl<'a> Run<'a> {
         a.push("-u20".into());
         a.extend(["--out_json".into(), format!("--out_json_file={}", self.report_file(who))]);
         a.extend(self.on_gpu.then(|| "--use_cuda=0".into()));
+        a.extend(self.dma_buf.then(|| "--use_cuda_dmabuf".into()));
         a.extend(self.rdma_cm.then(|| "-R".into()));
         a.extend(to.map(String::from));
         a

@@ -5,6 +5,7 @@
 use std::ffi::{c_int, c_void, CStr};
 use std::fs;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -182,6 +183,21 @@ impl Mr {
     pub fn reg_iova(pd: &Arc<Pd>, addr: u64, len: usize, iova: u64, access: i32) -> io::Result<Self> {
         // SAFETY: as in reg().
         let mr = unsafe { sys::ibv_reg_mr_iova(pd.pd.as_ptr(), addr as *mut c_void, len, iova, access) };
+        let mr = NonNull::new(mr).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { mr: Some(mr), addr: iova, pd: Arc::clone(pd) })
+    }
+
+    /// Of `len` bytes of a dma-buf, from `offset` on.
+    pub fn reg_dma_buf(
+        pd: &Arc<Pd>,
+        fd: BorrowedFd,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: i32,
+    ) -> io::Result<Self> {
+        // SAFETY: the library hands all of it to the kernel.
+        let mr = unsafe { sys::ibv_reg_dmabuf_mr(pd.pd.as_ptr(), offset, len, iova, fd.as_raw_fd(), access) };
         let mr = NonNull::new(mr).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { mr: Some(mr), addr: iova, pd: Arc::clone(pd) })
     }

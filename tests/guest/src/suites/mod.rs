@@ -8,6 +8,7 @@ mod callbacks;
 mod closed;
 mod cost;
 mod demo;
+mod dma_buf;
 mod doctor;
 mod edu;
 mod end;
@@ -55,6 +56,7 @@ pub use crate::verbs::PATIENCE;
 pub fn all(nvidia_c: bool) -> Vec<Suite> {
     vec![
         demo::suite(nvidia_c),
+        dma_buf::suite(),
         pair::suite(nvidia_c),
         smoke::suite(nvidia_c),
         callbacks::suite(nvidia_c),

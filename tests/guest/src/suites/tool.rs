@@ -111,16 +111,22 @@ fn selftest(_: &Env) -> Result<()> {
     println!("{told}");
     let way = &told["ways"][0];
     ensure!(way["way"] == "peer-memory" && way["bytes_equal"] == true && code == Some(0), "exit {code:?}: {told}");
-    for time in ["register_us", "write_us", "deregister_us"] {
+    let dma_buf = &told["ways"][1];
+    ensure!(dma_buf["way"] == "dma-buf" && dma_buf["bytes_equal"] == true, "by dma-buf: {told}");
+    for (time, way) in ["register_us", "write_us", "deregister_us"].into_iter().flat_map(|t| [(t, way), (t, dma_buf)]) {
         ensure!(way[time].as_f64() > Some(0.0), "{time}: {way}");
     }
     let after = gpu::accounting()?;
     ensure!(after.is_clean(), "left behind: {:?}", after.dirt());
     ensure!(gpu::provider_calls()? == (gets + 1, puts + 1), "pinned otherwise than once: {after:?}");
+    ensure!(after.get("dma_buf_maps") == 1, "imported otherwise than once: {after:?}");
     let (told, code) = peermem::peermemctl_json(&["selftest", "--bandwidth"])?;
-    let bandwidth = &told["ways"][0]["bandwidth"];
-    ensure!(code == Some(0) && bandwidth["to_gpu"].as_f64() > Some(0.0), "exit {code:?}: {told}");
-    ensure!(bandwidth["from_gpu"].as_f64() > Some(0.0) && gpu::accounting()?.is_clean(), "bandwidth: {told}");
+    for way in [0, 1] {
+        let bandwidth = &told["ways"][way]["bandwidth"];
+        ensure!(code == Some(0) && bandwidth["to_gpu"].as_f64() > Some(0.0), "exit {code:?}: {told}");
+        ensure!(bandwidth["from_gpu"].as_f64() > Some(0.0), "bandwidth: {told}");
+    }
+    ensure!(gpu::accounting()?.is_clean(), "left behind by the bandwidth");
     for (args, word) in [(["--nic", "nosuch0"], "nosuch0"), (["--gpu", "7"], "no GPU 7; peermemctl topo lists")] {
         let said = peermem::peermemctl(&[&["selftest"][..], &args].concat())?;
         ensure!(said.code == Some(2) && said.text.contains(word), "{args:?}: {:?} {}", said.code, said.text);
