@@ -216,11 +216,11 @@ pub fn before_activation(env: &Env) -> Result<()> {
 pub fn during_dereg(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     for point in ["before_stop", "in_stop", "before_dma_unmap", "before_put_pages", "before_release"] {
-        free_during(&bench, Stop::core(point)?, false)?;
+        free_during(&bench, || Stop::core(point), false)?;
     }
     if !env.nvidia_c {
         // In the kernel's unmapping, under the registration's own lock.
-        free_during(&bench, Stop::core("in_dma_unmap")?, env.mode()? != Mode::Persistent)?;
+        free_during(&bench, || Stop::core("in_dma_unmap"), env.mode()? != Mode::Persistent)?;
     }
     Ok(())
 }
@@ -245,17 +245,19 @@ pub fn of_the_fallback(env: &Env) -> Result<()> {
 pub fn during_put(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mode = env.mode()?;
-    free_during(&bench, Stop::pinning(mode, "put_before")?, false)?;
-    free_during(&bench, Stop::pinning(mode, "put_after")?, false)?;
+    free_during(&bench, || Stop::pinning(mode, "put_before"), false)?;
+    free_during(&bench, || Stop::pinning(mode, "put_after"), false)?;
     if mode != Mode::Persistent {
-        free_during(&bench, Stop::gpu("put_locked")?, true)?;
+        free_during(&bench, || Stop::gpu("put_locked"), true)?;
     }
     Ok(())
 }
 
-/// The memory goes while its deregistration stands at `stop`.
-fn free_during(bench: &Bench, stop: Stop, waits: bool) -> Result<()> {
+/// The memory goes while its deregistration stands at the stop that `arm` makes. It is armed when the memory is registered:
+/// a registration with NVIDIA's module puts, too.
+fn free_during(bench: &Bench, arm: impl FnOnce() -> Result<Stop>, waits: bool) -> Result<()> {
     let (memory, mr) = bench.registered(SIZE)?;
+    let stop = arm()?;
     let dereg = dereg_beside(mr);
     free_while_it_stands(bench, memory, stop, waits)?;
     dereg.finish("ibv_dereg_mr")?;

@@ -42,12 +42,14 @@ pub fn killed(_: &Env) -> Result<()> {
     gpu::wait_clean(SETTLE)
 }
 
-/// A process is killed while it stands at `stop` in `command`; whoever stands there goes on only then.
-fn killed_at(command: &str, stop: Stop) -> Result<()> {
+/// A process is killed while it stands in `command` at the stop that `arm` makes; whoever stands there goes on only then.
+/// The stop is armed after what comes before the command: a registration with NVIDIA's module puts, too.
+fn killed_at(command: &str, arm: impl FnOnce() -> Result<Stop>) -> Result<()> {
     let mut actor = actor("nic")?;
     if command != "reg" {
         actor.ask("reg")?;
     }
+    let stop = arm()?;
     actor.tell(command)?;
     stop.wait()?;
     // When kill() has returned, every thread has the signal pending: no sleep that can be interrupted lasts.
@@ -58,50 +60,50 @@ fn killed_at(command: &str, stop: Stop) -> Result<()> {
 }
 
 pub fn killed_in_acquire(env: &Env) -> Result<()> {
-    killed_at("reg", Stop::core("before_acquire")?)?;
+    killed_at("reg", || Stop::core("before_acquire"))?;
     for point in ["get_alloc", "get_found", "get_done"] {
-        killed_at("reg", Stop::pinning(env.mode()?, point)?)?;
+        killed_at("reg", || Stop::pinning(env.mode()?, point))?;
     }
     Ok(())
 }
 
 pub fn killed_in_get_pages(_: &Env) -> Result<()> {
-    killed_at("reg", Stop::core("before_get_pages")?)
+    killed_at("reg", || Stop::core("before_get_pages"))
 }
 
 pub fn killed_in_dma_map(env: &Env) -> Result<()> {
-    killed_at("reg", Stop::core("before_dma_map")?)?;
-    killed_at("reg", if env.nvidia_c { Stop::gpu("map_before")? } else { Stop::core("in_dma_map")? })
+    killed_at("reg", || Stop::core("before_dma_map"))?;
+    killed_at("reg", || if env.nvidia_c { Stop::gpu("map_before") } else { Stop::core("in_dma_map") })
 }
 
 pub fn killed_before_activation(_: &Env) -> Result<()> {
-    killed_at("reg", Stop::core("before_activate")?)
+    killed_at("reg", || Stop::core("before_activate"))
 }
 
 pub fn killed_in_dereg(env: &Env) -> Result<()> {
     for point in ["before_stop", "in_stop", "before_dma_unmap", "before_put_pages", "before_release"] {
-        killed_at("dereg", Stop::core(point)?)?;
+        killed_at("dereg", || Stop::core(point))?;
     }
     if !env.nvidia_c {
-        killed_at("dereg", Stop::core("in_dma_unmap")?)?;
+        killed_at("dereg", || Stop::core("in_dma_unmap"))?;
     }
     let mode = env.mode()?;
-    killed_at("dereg", Stop::pinning(mode, "put_before")?)?;
+    killed_at("dereg", || Stop::pinning(mode, "put_before"))?;
     if mode != Mode::Persistent {
-        killed_at("dereg", Stop::gpu("put_locked")?)?;
+        killed_at("dereg", || Stop::gpu("put_locked"))?;
     }
-    killed_at("dereg", Stop::pinning(mode, "put_after")?)
+    killed_at("dereg", || Stop::pinning(mode, "put_after"))
 }
 
 pub fn killed_in_callback(env: &Env) -> Result<()> {
-    killed_at("free", Stop::gpu("callback_before")?)?;
+    killed_at("free", || Stop::gpu("callback_before"))?;
     for point in ["invalidate_entry", "invalidate_found", "invalidate_fence"] {
-        killed_at("free", Stop::core(point)?)?;
+        killed_at("free", || Stop::core(point))?;
     }
     if !env.nvidia_c {
-        killed_at("free", Stop::core("in_dma_unmap")?)?;
+        killed_at("free", || Stop::core("in_dma_unmap"))?;
     }
-    killed_at("free", Stop::gpu("callback_after")?)
+    killed_at("free", || Stop::gpu("callback_after"))
 }
 
 /// The GPU's file goes first or the NIC's, in the dying task or in a kernel thread beside it.
