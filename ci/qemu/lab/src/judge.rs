@@ -3,6 +3,7 @@
 use crate::boots::{Expect, Row};
 use crate::lanes::Found;
 use crate::pair;
+use crate::verdict::Verdict;
 use anyhow::{ensure, Context, Result};
 use lab::alarms::{self, Kind};
 use lab::artefacts::{self, Built};
@@ -182,16 +183,6 @@ pub fn never_ran(rows: &[&Row], tests: &[&Test]) -> Vec<Test> {
         .collect()
 }
 
-/// Whether this is memory lost or spoilt: KASAN's word for it, an oops, also as the last word of the machine, or a pin that
-/// nobody puts. A circle of locks, which NVIDIA's module has in any case, is not, nor that something was not as ours would
-/// have it, that time was over or QEMU died.
-fn is_breakage(what: &str) -> bool {
-    let spoilt = |alarm: &str| alarms::scan(alarm).iter().any(|a| matches!(a.kind, Kind::Kasan | Kind::Bug));
-    ["the kernel: ", "machine stopped: "].iter().any(|said| what.strip_prefix(said).is_some_and(spoilt))
-        || what.starts_with("the GPU's accounting is not clean: ")
-        || what.starts_with("still pinned: ")
-}
-
 /// What the guest said of each test; of one that never ended, what the console says.
 pub fn told_by_the_guest(report: &Report) -> Vec<Value> {
     let all = |name: &str| report.json.get(name).into_iter().flatten().cloned();
@@ -222,7 +213,7 @@ fn caught(report: &Report, tests: &[String]) -> Vec<Test> {
             all.filter_map(|w| w.as_str().map(str::to_string)).collect()
         });
         let (outcome, notes) = match what {
-            Some(what) if what.iter().any(|w| is_breakage(w)) => (Outcome::Passed, what),
+            Some(what) if Verdict::worst(&what).0 == Verdict::MemorySafety => (Outcome::Passed, what),
             Some(what) => {
                 let mut notes = vec!["no alarm, no lost pin: the lab would not see ours break either".to_string()];
                 notes.extend(what);

@@ -14,6 +14,7 @@ mod pair;
 mod scenarios;
 mod soak;
 mod suite;
+mod verdict;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};

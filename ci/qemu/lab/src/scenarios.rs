@@ -4,6 +4,7 @@
 use crate::boots::{self, Row};
 use crate::judge::{self, told_by_the_guest};
 use crate::lanes::{self, Found, Job};
+use crate::verdict::Verdict;
 use anyhow::{bail, Context, Result};
 use lab::artefacts::{self, build, Built};
 use lab::axes::{Also, Core, Kernel, Module, Named, Run};
@@ -14,12 +15,11 @@ use lab::sh::{self, human, say};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// NVIDIA's module is spared what asks for something that only ours promises.
-const NOT_ASKED: &str = "not asked: ";
 /// NVIDIA's module may stop the machine in each scenario; more boots than that come from something else.
 const REBOOTS: usize = 80;
 /// Where its reports are to be found again.
@@ -56,6 +56,16 @@ struct Ran {
     failed: Vec<String>,
 }
 
+/// What a module did in a scenario. The worst compares as the least.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    /// In words, short enough for a table; empty where it is clean.
+    Judged(Verdict, String),
+    /// NVIDIA's module is spared what asks for something that only ours promises.
+    NotAsked(String),
+}
+
 /// A line of build/scenarios.json.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Line {
@@ -63,8 +73,27 @@ struct Line {
     test: String,
     mode: String,
     core: String,
-    ours: Option<String>,
-    nvidia_c: Option<String>,
+    ours: Option<Answer>,
+    nvidia_c: Option<Answer>,
+}
+
+impl Answer {
+    fn verdict(&self) -> Option<Verdict> {
+        match self {
+            Answer::Judged(verdict, _) => Some(*verdict),
+            Answer::NotAsked(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Answer::Judged(Verdict::Clean, _) => f.write_str(Verdict::Clean.name()),
+            Answer::Judged(verdict, words) => write!(f, "{}: {words}", verdict.name()),
+            Answer::NotAsked(why) => write!(f, "not asked: {why}"),
+        }
+    }
 }
 
 impl Told {
@@ -123,25 +152,22 @@ pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
         }
     });
     let lines = kept?;
-    let not_clean: Vec<&Line> = lines.iter().filter(|l| l.ours.as_deref().is_some_and(|o| o != "clean")).collect();
-    for line in &not_clean {
-        println!("{} ({}, {}): {}", line.name, line.mode, line.core, line.ours.as_deref().unwrap_or_default());
+    let mut all_clean = true;
+    for line in &lines {
+        if let Some(ours) = line.ours.as_ref().filter(|ours| ours.verdict() != Some(Verdict::Clean)) {
+            println!("{} ({}, {}): {ours}", line.name, line.mode, line.core);
+            all_clean = false;
+        }
     }
     let missing = missing(&clauses, &lines);
     missing.iter().for_each(|what| println!("{what} did not run"));
-    let all_of_theirs = || lines.iter().filter_map(|l| l.nvidia_c.as_deref()).filter(|r| !r.starts_with(NOT_ASKED));
     say(&format!("took {}; {} and {TABLE}", human(start.elapsed()), lab.short(&json_file(lab))));
-    println!(
-        "ours: {} of {} clean; NVIDIA's module: {} of {}",
-        lines.iter().filter(|l| l.ours.as_deref() == Some("clean")).count(),
-        lines.iter().filter(|l| l.ours.is_some()).count(),
-        all_of_theirs().filter(|r| *r == "clean").count(),
-        all_of_theirs().count()
-    );
+    println!("ours: {}", split(lines.iter().filter_map(|l| l.ours.as_ref())));
+    println!("NVIDIA's module: {}", split(lines.iter().filter_map(|l| l.nvidia_c.as_ref())));
     if !ran.failed.is_empty() {
         println!("failed, or NVIDIA's module could not be asked: {}", ran.failed.join(", "));
     }
-    Ok(not_clean.is_empty() && missing.is_empty() && ran.failed.is_empty())
+    Ok(all_clean && missing.is_empty() && ran.failed.is_empty())
 }
 
 /// What ours was not asked, or gave no answer to.
@@ -248,16 +274,18 @@ fn again_and_again(lab: &Lab, built: &Built, row: &Row, suites: &[String]) -> Re
     bail!("nvidia_c {}: booted {REBOOTS} times and still not at the end", row.name)
 }
 
-/// The most telling reason, short enough for a table.
-fn brief(told: &Told) -> String {
-    let telling = |words: &[&str]| told.what.iter().find(|w| words.iter().any(|x| w.contains(x)));
-    let reason = telling(&["machine stopped"])
-        .or_else(|| telling(&["hung:", "cannot be killed"]))
-        .or_else(|| telling(&["BUG: KASAN"]))
-        .or_else(|| telling(&["the kernel:"]))
-        .or_else(|| told.what.first());
-    let Some(reason) = reason else { return "clean".to_string() };
-    let reason = reason.replace("the kernel: ", "");
+/// How many of these answers have which verdict: `12 clean, 2 lockdep`.
+fn split<'a>(answers: impl Iterator<Item = &'a Answer>) -> String {
+    let all: Vec<Option<Verdict>> = answers.map(Answer::verdict).collect();
+    let count = |verdict: Option<Verdict>| all.iter().filter(|v| **v == verdict).count();
+    let counted = Verdict::ALL.iter().rev().map(|v| (count(Some(*v)), v.name())).chain([(count(None), "not asked")]);
+    counted.filter(|(n, _)| *n > 0).map(|(n, name)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
+}
+
+/// The worst of what was said, short enough for a table.
+fn brief(told: &Told) -> Answer {
+    let (verdict, reason) = Verdict::worst(&told.what);
+    let reason = reason.unwrap_or_default().replace("the kernel: ", "");
     // Offsets and addresses are others in each build.
     let words: Vec<&str> = reason.split_whitespace().map(|w| w.split("+0x").next().unwrap_or(w)).collect();
     let mut text = words.join(" ").replace('|', "/");
@@ -265,7 +293,7 @@ fn brief(told: &Told) -> String {
         text.truncate(at);
         text += " …";
     }
-    text
+    Answer::Judged(verdict, text)
 }
 
 fn lines(clauses: &[Clause], ours: &[Told], nvidia_c: &[Told]) -> Vec<Line> {
@@ -275,19 +303,17 @@ fn lines(clauses: &[Clause], ours: &[Told], nvidia_c: &[Told]) -> Vec<Line> {
             t.test.split('/').next() == Some(&clause.suite) && t.test.rsplit('/').next() == Some(&clause.test)
         };
         let key = |t: &Told| (t.mode.clone().unwrap_or_default(), t.core.clone());
-        let by = |told: &[Told], of: fn(&Told) -> Option<String>| -> BTreeMap<(String, String), String> {
+        let by = |told: &[Told], of: fn(&Told) -> Option<Answer>| -> BTreeMap<(String, String), Answer> {
             let mut all = BTreeMap::new();
-            for (key, brief) in told.iter().filter(stands).filter_map(|t| Some((key(t), of(t)?))) {
-                // It may run in more than one machine: what broke in any of them counts.
-                if brief != "clean" || !all.contains_key(&key) {
-                    all.insert(key, brief);
-                }
+            for (key, answer) in told.iter().filter(stands).filter_map(|t| Some((key(t), of(t)?))) {
+                // It may run in more than one machine: the worst counts.
+                let worst = all.entry(key).or_insert_with(|| answer.clone());
+                *worst = answer.min(worst.clone());
             }
             all
         };
         let ours = by(ours, |t| t.skipped.is_none().then(|| brief(t)));
-        let nvidia_c =
-            by(nvidia_c, |t| Some(t.skipped.as_ref().map_or_else(|| brief(t), |why| format!("{NOT_ASKED}{why}"))));
+        let nvidia_c = by(nvidia_c, |t| Some(t.skipped.clone().map_or_else(|| brief(t), Answer::NotAsked)));
         let keys: BTreeSet<&(String, String)> = ours.keys().chain(nvidia_c.keys()).collect();
         for key in keys {
             lines.push(Line {
@@ -304,16 +330,19 @@ fn lines(clauses: &[Clause], ours: &[Told], nvidia_c: &[Told]) -> Vec<Line> {
 }
 
 /// What several lines have in common, or each with where it was.
-fn together(lines: &[&Line], what: impl Fn(&Line) -> Option<&String>) -> String {
-    let mut places: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+fn together(lines: &[&Line], what: impl Fn(&Line) -> Option<&Answer>) -> String {
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for line in lines {
-        if let Some(text) = what(line) {
-            places.entry(text).or_default().push(format!("{} {}", line.mode, line.core).trim().to_string());
+        if let Some(answer) = what(line) {
+            places
+                .entry(answer.to_string())
+                .or_default()
+                .push(format!("{} {}", line.mode, line.core).trim().to_string());
         }
     }
     match places.len() {
         0 => "–".to_string(),
-        1 => places.keys().map(|t| t.to_string()).collect(),
+        1 => places.into_keys().collect(),
         _ => places.iter().map(|(t, p)| format!("{t} ({})", p.join(", "))).collect::<Vec<_>>().join("; "),
     }
 }
@@ -326,8 +355,18 @@ fn page(clauses: &[Clause], lines: &[Line], ran: &Ran) -> String {
          (kmemleak at the end of each boot), and its races are forced: by hold points in the GPU driver, the RDMA core and the NIC, by\n\
          kprobes in the kernel's DMA mapping. *Ours* is judged: clean means that the test passed, the kernel said nothing and nothing was\n\
          left behind. What NVIDIA's module does (driver 550, its only mode there is legacy) is recorded: the first and worst thing that\n\
-         happened; it is not asked for what only ours promises.\n\n"
+         happened; it is not asked for what only ours promises.\n\n\
+         | verdict | means | ours | NVIDIA's module |\n|---|---|---|---|\n"
     );
+    let of = |answer: fn(&Line) -> Option<&Answer>, verdict: Option<Verdict>| {
+        lines.iter().filter_map(answer).filter(|answer| answer.verdict() == verdict).count()
+    };
+    for verdict in Verdict::ALL {
+        let (ours, theirs) = (of(|l| l.ours.as_ref(), Some(verdict)), of(|l| l.nvidia_c.as_ref(), Some(verdict)));
+        text += &format!("| {} | {} | {ours} | {theirs} |\n", verdict.name(), verdict.means());
+    }
+    let spared = of(|l| l.nvidia_c.as_ref(), None);
+    text += &format!("| not asked | only ours promises it | 0 | {spared} |\n\nCounted by scenario, mode and core.\n\n");
     if ran.done < ran.jobs {
         text += &format!("**Not whole**: {} of the run's {} machines are in it.\n\n", ran.done, ran.jobs);
     }
@@ -381,6 +420,10 @@ mod tests {
         }
     }
 
+    fn words(answer: &Option<Answer>) -> String {
+        answer.as_ref().map_or(String::new(), ToString::to_string)
+    }
+
     fn clause() -> Clause {
         Clause {
             scenario: "free during dma_map".into(),
@@ -393,9 +436,9 @@ mod tests {
     #[test]
     fn the_worst_first_and_no_offsets() {
         let what = ["2 pins left", "the kernel: BUG: KASAN: slab-use-after-free in f+0x12/0x34 [nvidia_peermem]"];
-        let text = brief(&told("scenarios/x", "legacy", "25.10", &what));
-        assert_eq!(text, "BUG: KASAN: slab-use-after-free in f [nvidia_peermem]");
-        assert_eq!(brief(&told("scenarios/x", "legacy", "25.10", &[])), "clean");
+        let text = |what: &[&str]| brief(&told("scenarios/x", "legacy", "25.10", what)).to_string();
+        assert_eq!(text(&what), "memory safety: BUG: KASAN: slab-use-after-free in f [nvidia_peermem]");
+        assert_eq!(text(&[]), "clean");
     }
 
     #[test]
@@ -405,7 +448,7 @@ mod tests {
         let all = std::slice::from_ref(&skipped);
         assert!(lines(&[clause()], all, &[]).is_empty());
         let lines = lines(&[clause()], &[], all);
-        assert_eq!((&lines[0].ours, lines[0].nvidia_c.as_deref()), (&None, Some("not asked: maps by itself")));
+        assert_eq!((&lines[0].ours, words(&lines[0].nvidia_c)), (&None, "not asked: maps by itself".to_string()));
     }
 
     #[test]
@@ -415,15 +458,15 @@ mod tests {
         let nvidia_c = [told(name, "legacy", "25.10", &["hung: did not end"])];
         let lines = lines(&[clause()], &ours, &nvidia_c);
         assert_eq!(lines.len(), 2);
-        assert_eq!(
-            (lines[0].ours.as_deref(), lines[0].nvidia_c.as_deref()),
-            (Some("clean"), Some("hung: did not end"))
-        );
-        assert_eq!((lines[1].ours.as_deref(), lines[1].nvidia_c.as_deref()), (Some("clean"), None));
+        let both = |line: &Line| [words(&line.ours), words(&line.nvidia_c)];
+        assert_eq!(both(&lines[0]), ["clean", "hang: hung: did not end"]);
+        assert_eq!(both(&lines[1]), ["clean", ""]);
+        assert_eq!(split(lines.iter().filter_map(|l| l.nvidia_c.as_ref())), "1 hang");
         let mut ran = Ran { commit: "abc".to_string(), jobs: 2, done: 2, failed: Vec::new() };
         let whole = page(&[clause()], &lines, &ran);
-        let row = "| `scenarios/free_during_dma_map` | legacy, persistent | 25.10 | clean | hung: did not end |";
-        assert!(whole.contains(row) && !whole.contains("**"), "{whole}");
+        let row = "| `scenarios/free_during_dma_map` | legacy, persistent | 25.10 | clean | hang: hung: did not end |";
+        let verdict = "| hang | a task or the machine does not go on | 0 | 1 |";
+        assert!(whole.contains(verdict) && whole.contains(row) && !whole.contains("**"), "{whole}");
         (ran.done, ran.failed) = (1, vec!["x: end/nothing_leaked".to_string()]);
         let bad = page(&[clause()], &lines, &ran);
         assert!(bad.contains("**Not whole**: 1 of the run's 2 ") && bad.contains("x: end/nothing_leaked"), "{bad}");

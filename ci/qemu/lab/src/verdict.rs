@@ -1,0 +1,118 @@
+//! What a test's complaints say of a module: is memory spoilt, does something hang, is there a circle of locks, or is an
+//! answer another one than ours promises?
+
+use lab::alarms::{self, Kind};
+use serde::Serialize;
+
+/// The worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Memory spoilt or lost: KASAN's word for it, an oops, also as the last word of the machine, or a pin that nobody puts.
+    MemorySafety,
+    /// A task that does not end, or a machine that stopped without a word.
+    Hang,
+    /// Another answer than ours promises: an errno, a row, a line in the log.
+    Promise,
+    /// A circle of locks, and nothing else: what was tested came out as it should.
+    Lockdep,
+    /// A stand-in says that the test itself went wrong.
+    Lab,
+    Clean,
+}
+
+impl Verdict {
+    pub const ALL: [Verdict; 6] =
+        [Verdict::MemorySafety, Verdict::Hang, Verdict::Promise, Verdict::Lockdep, Verdict::Lab, Verdict::Clean];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::MemorySafety => "memory safety",
+            Verdict::Hang => "hang",
+            Verdict::Lockdep => "lockdep",
+            Verdict::Promise => "promise",
+            Verdict::Lab => "lab",
+            Verdict::Clean => "clean",
+        }
+    }
+
+    /// In words, for the page's legend.
+    pub fn means(self) -> &'static str {
+        match self {
+            Verdict::MemorySafety => "memory used after its end, an oops, or a pin that is never put",
+            Verdict::Hang => "a task or the machine does not go on",
+            Verdict::Lockdep => "lockdep reports a circle of locks; the rest came out as it should",
+            Verdict::Promise => {
+                "another errno, row or message than ours promises, also where lockdep had something to say"
+            }
+            Verdict::Lab => "the test itself went wrong",
+            Verdict::Clean => "as it should",
+        }
+    }
+
+    /// Of one complaint, as the guest writes them (tests/guest/src/runner.rs) or [`crate::judge::told_by_the_guest`] does.
+    pub fn of(what: &str) -> Self {
+        let stopped = what.strip_prefix("machine stopped: ");
+        if let Some(said) = stopped.or_else(|| what.strip_prefix("the kernel: ")) {
+            let kind = alarms::scan(said).first().map(|alarm| alarm.kind);
+            return match kind {
+                Some(Kind::Kasan | Kind::Bug) => Verdict::MemorySafety,
+                _ if stopped.is_some() => Verdict::Hang,
+                Some(Kind::Hung) => Verdict::Hang,
+                Some(Kind::Lockdep) => Verdict::Lockdep,
+                Some(Kind::StandIn) => Verdict::Lab,
+                _ => Verdict::Promise,
+            };
+        }
+        let begins = |words: &[&str]| words.iter().any(|word| what.starts_with(word));
+        if begins(&["the GPU's accounting is not clean: ", "still pinned: "]) {
+            Verdict::MemorySafety
+        } else if begins(&["hung: ", "its process cannot be killed"]) {
+            Verdict::Hang
+        } else {
+            Verdict::Promise
+        }
+    }
+
+    /// The worst of them, and the complaint that says so; none: clean.
+    pub fn worst(what: &[String]) -> (Self, Option<&str>) {
+        let all = what.iter().map(|what| (Self::of(what), Some(what.as_str())));
+        all.min_by_key(|(verdict, _)| *verdict).unwrap_or((Verdict::Clean, None))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_complaint_has_its_verdict() {
+        for (what, verdict) in [
+            (
+                "the kernel: BUG: KASAN: slab-use-after-free in nv_dma_map+0x4ef/0x570 [nvidia_peermem]",
+                Verdict::MemorySafety,
+            ),
+            ("machine stopped: Kernel panic - not syncing: Fatal exception", Verdict::MemorySafety),
+            ("the GPU's accounting is not clean: [(\"live_pins\", 1)]", Verdict::MemorySafety),
+            ("machine stopped: no word on the console", Verdict::Hang),
+            ("machine stopped: WARNING: possible circular locking dependency detected", Verdict::Hang),
+            ("the kernel: INFO: task guest:55 blocked for more than 60 seconds.", Verdict::Hang),
+            ("hung: did not end within 60s", Verdict::Hang),
+            ("its process cannot be killed", Verdict::Hang),
+            ("the kernel: WARNING: possible circular locking dependency detected", Verdict::Lockdep),
+            ("the kernel: nvidia_lab: hold put_before timed out", Verdict::Lab),
+            ("BAR1 full: EFAULT, wanted ENOMEM", Verdict::Promise),
+        ] {
+            assert_eq!(Verdict::of(what), verdict, "{what}");
+        }
+    }
+
+    #[test]
+    fn the_worst_complaint_is_the_verdict() {
+        let circle = "the kernel: WARNING: possible circular locking dependency detected".to_string();
+        let spoilt = "the kernel: BUG: KASAN: slab-use-after-free in f".to_string();
+        assert_eq!(Verdict::worst(&[]), (Verdict::Clean, None));
+        assert_eq!(Verdict::worst(&[circle.clone(), spoilt.clone()]), (Verdict::MemorySafety, Some(spoilt.as_str())));
+        assert_eq!(Verdict::worst(&["0 users, wanted 1".to_string(), circle.clone()]).0, Verdict::Promise);
+    }
+}
