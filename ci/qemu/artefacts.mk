@@ -36,10 +36,13 @@ LINUX := 7.2
 BARE := debian-7.3 debian-6.1 debian-5.10
 DEBIAN := debian-6.12 $(BARE)
 own := $(filter-out $(DEBIAN),$(KERNEL))
-linux-patches := $(sort $(wildcard $(q)/kernel/patches/*.patch))
+flavour := $(firstword $(subst -, ,$(KERNEL)))
+linux-patches := $(sort $(wildcard $(q)/kernel/patches/*.patch $(q)/kernel/patches/$(flavour)/*.patch))
+# A kernel with patches of its own has a source tree of its own.
+linux-tree := sources/linux$(if $(wildcard $(q)/kernel/patches/$(flavour)),-$(flavour))
 
 linux:
-	@$(keep) sources/linux --in-place --verb fetch =$(LINUX) $(linux-patches) -- \
+	@$(keep) $(linux-tree) --in-place --verb fetch =$(LINUX) $(linux-patches) -- \
 		$(q)/fetch.sh linux $(LINUX) $(linux-patches)
 
 nvidia_c-source:
@@ -74,11 +77,11 @@ kernel: $(if $(filter debian-7.3,$(KERNEL)),chroot-trixie)
 kbuild :=
 compilers := $(call version,gcc rustc)
 else
-configs := $(q)/kernel/base.config $(q)/kernel/$(firstword $(subst -, ,$(KERNEL))).config
+configs := $(q)/kernel/base.config $(q)/kernel/$(flavour).config
 kernel: linux bindgen
 	@$(keep) $(KERNEL)/kernel --in-place --says "once, some 10 to 20 minutes on 2 cores" \
-		$(q)/kernel/build.sh $(configs) $(S)/linux $(S)/linux/Makefile $(S)/bindgen "=$(call version,clang$(LLVM) ld.lld$(LLVM) rustc)" -- \
-		$(q)/kernel/build.sh $(S)/linux $(LLVM) $(configs)
+		$(q)/kernel/build.sh $(configs) build/lab/$(linux-tree) build/lab/$(linux-tree)/Makefile $(S)/bindgen "=$(call version,clang$(LLVM) ld.lld$(LLVM) rustc)" -- \
+		$(q)/kernel/build.sh build/lab/$(linux-tree) $(LLVM) $(configs)
 kbuild := LLVM=$(LLVM)
 compilers :=
 endif
@@ -114,6 +117,10 @@ gpu-closed: kernel pcie
 neighbours := $(if $(filter $(BARE),$(KERNEL)),bare bare,ofed gpu)
 ours-of := src bindings kernel-lite mk Kbuild Makefile VERSION
 lines := $(if $(filter fast-7.2,$(KERNEL)),KRUSTFLAGS=-Cdebuginfo=line-tables-only KCFLAGS=-g1)
+# KCSAN watches our Rust code too: what scripts/Makefile.kcsan says of C, in rustc's words. The
+# kernel's crates stay as they are.
+lines += $(if $(filter kcsan-7.2,$(KERNEL)),KRUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer \
+	$(addprefix -Cllvm-args=-tsan-,compound-read-before-write=1 distinguish-volatile=1)')
 # Arguments: the RDMA core's part, the driver's part, the crate `kernel` (empty: preflight chooses).
 define build-ours
 	@$(module) $(ours-of) $(S)/nvidia_c-source $(deps) $(K)/$(1) $(K)/$(2) "=$(lines)$(3)" -- $(make-in) . \

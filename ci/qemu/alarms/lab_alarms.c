@@ -5,19 +5,21 @@
  * kind. For throw-away boots only: lockdep is off after any of them, and the
  * machine is not to be trusted any more.
  *
- *   modprobe lab_alarms raise=lockdep|kasan|ubsan|debug_objects|debug_vm|kmemleak
+ *   modprobe lab_alarms raise=lockdep|kasan|kcsan|ubsan|debug_objects|debug_vm|kmemleak
  */
 #include <linux/jiffies.h>
+#include <linux/kthread.h>
 #include <linux/mmdebug.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 #include <linux/string.h>
 #include <linux/timer.h>
 
 static char *raise = "";
 module_param(raise, charp, 0);
-MODULE_PARM_DESC(raise, "alarm to raise: lockdep, kasan, ubsan, debug_objects, debug_vm or kmemleak");
+MODULE_PARM_DESC(raise, "alarm to raise: lockdep, kasan, kcsan, ubsan, debug_objects, debug_vm or kmemleak");
 
 static DEFINE_MUTEX(lock_a);
 static DEFINE_MUTEX(lock_b);
@@ -47,6 +49,34 @@ static int raise_kasan(void)
 	kfree(byte);
 	OPTIMIZER_HIDE_VAR(byte);
 	pr_info("lab_alarms: read %u\n", READ_ONCE(byte[8]));
+	return 0;
+}
+
+static int raced;
+
+static int race(void *unused)
+{
+	while (!kthread_should_stop()) {
+		raced++;
+		cond_resched();
+	}
+	return 0;
+}
+
+/* Two threads count in one variable, without a lock. */
+static int raise_kcsan(void)
+{
+	unsigned long end = jiffies + 2 * HZ;
+	struct task_struct *other = kthread_run(race, NULL, "lab_alarms");
+
+	if (IS_ERR(other))
+		return PTR_ERR(other);
+	while (time_before(jiffies, end)) {
+		raced++;
+		cond_resched();
+	}
+	kthread_stop(other);
+	pr_info("lab_alarms: counted to %d\n", raced);
 	return 0;
 }
 
@@ -130,6 +160,7 @@ static const struct {
 } alarms[] = {
 	{ "lockdep", raise_lockdep },
 	{ "kasan", raise_kasan },
+	{ "kcsan", raise_kcsan },
 	{ "ubsan", raise_ubsan },
 	{ "debug_objects", raise_debug_objects },
 	{ "debug_vm", raise_debug_vm },

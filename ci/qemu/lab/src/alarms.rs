@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     Kasan,
+    /// Of data races, those alone that a module of the lab is in: the kernel has races of its own.
+    Kcsan,
     Ubsan,
     Lockdep,
     Kmemleak,
@@ -46,6 +48,9 @@ const LOCKDEP: [&str; 17] = [
     "BUG: MAX_LOCK",
     "exit with locks held",
 ];
+
+/// How a report of KCSAN names the modules whose races count.
+const RACES_IN: [&str; 2] = ["[nvidia_peermem]", "[lab_alarms]"];
 
 /// What the DMA debugging code says while it starts.
 const DMA_API_QUIET: [&str; 4] =
@@ -87,6 +92,8 @@ fn kind(text: &str) -> Option<Kind> {
     let starts = |s: &str| text.starts_with(s);
     if has("BUG: KASAN:") {
         Some(Kind::Kasan)
+    } else if has("BUG: KCSAN:") {
+        RACES_IN.iter().any(|module| has(module)).then_some(Kind::Kcsan)
     } else if starts("UBSAN:") {
         Some(Kind::Ubsan)
     } else if LOCKDEP.iter().any(|s| has(s)) {

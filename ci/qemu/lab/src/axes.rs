@@ -38,12 +38,16 @@ pub enum Kernel {
     #[value(name = "fast-7.2")]
     #[serde(rename = "fast-7.2")]
     Fast72,
+    /// The lab's, with KCSAN, which excludes KASAN: data races.
+    #[value(name = "kcsan-7.2")]
+    #[serde(rename = "kcsan-7.2")]
+    Kcsan72,
 }
 
 impl Kernel {
     /// Does this kernel's own Rust crate build the module?
     pub fn has_rust(self) -> bool {
-        matches!(self, Kernel::Debug72 | Kernel::Fast72)
+        matches!(self, Kernel::Debug72 | Kernel::Fast72 | Kernel::Kcsan72)
     }
 }
 

@@ -19,6 +19,7 @@ pub fn suite() -> Suite {
         tests: vec![
             Test::new("lockdep", Level::Bare, |_: &Env| raise("lockdep")),
             Test::new("kasan", Level::Bare, |_: &Env| raise("kasan")),
+            Test::new("kcsan", Level::Bare, |_: &Env| raise("kcsan")),
             Test::new("ubsan", Level::Bare, |_: &Env| raise("ubsan")),
             Test::new("debug_objects", Level::Bare, |_: &Env| raise("debug_objects")),
             Test::new("debug_vm", Level::Bare, |_: &Env| raise("debug_vm")),
