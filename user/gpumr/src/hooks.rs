@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Frees that the program reports. CUDA calls nobody back, so whoever frees must say so: an allocator
-//! by its own hook, or libgpumr-preload.so for programs that call libcuda by name. Then hits ask CUDA
-//! nothing, and freed memory is let go at once.
+//! Frees that the program reports. CUDA calls nobody back, so whoever frees must say so: the program,
+//! or its allocator by a hook of its own. Then hits ask CUDA nothing, and freed memory is let go at once.
 
 use crate::backend::{Gpu, Verbs};
 use crate::cache::Cache;
