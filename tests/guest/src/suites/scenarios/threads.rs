@@ -3,14 +3,14 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 
 use super::{dereg_beside, free_beside, no_pins, reg_beside, Beside, Stop, SIZE};
 use crate::gpu;
 use crate::machine::{unload_devices, Mode, RDMA_DEVICE};
-use crate::suites::{Bench, FAR, KIB, PATIENCE};
+use crate::suites::{Bench, FAR, KIB};
 use crate::test::Env;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
@@ -64,13 +64,9 @@ pub fn one_address(env: &Env) -> Result<()> {
     let callbacks = || -> Result<i64> { Ok(gpu::accounting()?.get("callbacks")) };
     let before = callbacks()?;
     let met = || -> Result<bool> { Ok(env.mode()? == Mode::Persistent || callbacks()? > before) };
-    let (mut rounds, end) = (0, Instant::now() + PATIENCE);
+    let mut rounds = 0;
     while rounds < ROUNDS || !met()? {
-        ensure!(
-            Instant::now() < end,
-            "not over after {PATIENCE:?}: {rounds} times freed, while it was registered: {}",
-            met()?
-        );
+        ensure!(rounds < 10 * ROUNDS, "{rounds} times freed, and never while it was registered");
         let memory = rm.request(0, SIZE as u64).at(FAR).alloc()?;
         std::thread::sleep(Duration::from_micros(rng.u64(0..20_000)));
         memory.free()?;
