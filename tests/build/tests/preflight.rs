@@ -383,6 +383,32 @@ fn a_kernel_of_another_architecture() {
     assert!(kernel.preflight(&[&deps, &path, "ARCH=arm64"]).ok);
 }
 
+/// A `nvidia.ko` for another architecture, or for another kernel, which may have other pages.
+#[test]
+fn a_driver_of_another_kernel() {
+    let (kernel, deps) = without_rust();
+    let nvidia = format!("NVIDIA={}", kernel.path().join("nvidia").display());
+    let other = |magic: &str| {
+        kernel.module("nvidia/nvidia.ko", &["license=Dual MIT/GPL", &format!("vermagic={magic}")]);
+        kernel.preflight(&[&deps, &nvidia])
+    };
+    let same = other(&format!("{} SMP mod_unload modversions ", FakeKernel::RELEASE));
+    assert!(same.ok && !same.text.contains("nvidia.ko is"), "{}", same.text);
+    let pages = other("6.12.1-other-64k SMP mod_unload modversions ");
+    assert!(pages.ok && pages.text.contains("warning: ") && pages.text.contains("6.12.1-other-64k"), "{}", pages.text);
+
+    let wrong = ["nvidia.ko is of another architecture", "NVIDIA=<dir>"];
+    other(&format!("{} SMP mod_unload modversions aarch64", FakeKernel::RELEASE));
+    refused(&kernel, &[&deps, &nvidia], &wrong);
+    kernel.config("CONFIG_ARM64=y\n");
+    kernel.program("aarch64-linux-gnu-gcc", "");
+    let path = kernel.program("uname", "echo x86_64");
+    let right = kernel.preflight(&[&deps, &nvidia, &path]);
+    assert!(right.ok && !right.text.contains("nvidia.ko is"), "{}", right.text);
+    other(&format!("{} SMP mod_unload modversions ", FakeKernel::RELEASE));
+    refused(&kernel, &[&deps, &nvidia, &path], &wrong);
+}
+
 #[test]
 fn kernel_lite_for_a_kernel_too_old() {
     let (kernel, deps) = without_rust();
