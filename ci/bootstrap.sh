@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Installs the Debian packages that the build and the lab need, on Debian 12 or 13. Says nothing when all are there.
+# bootstrap.sh [arm64]: installs the Debian packages that the build and the lab need, on Debian 12 or 13,
+# and those for machines of arm64. Says nothing when all are there.
 set -eu
 
 . /etc/os-release
@@ -17,10 +18,16 @@ esac
 # kernel and modules; the machine; what runs in it; builds of perftest and rdma-core; machines of packages; fetching
 packages="$rust clang-19 lld-19 llvm-19 libclang-19-dev
 	build-essential flex bison bc cpio kmod libelf-dev libssl-dev pahole patch perl xz-utils rsync
-	qemu-system-x86 util-linux udev
+	util-linux udev
 	busybox-static rdma-core ibverbs-utils ibverbs-providers iproute2 ucx-utils python3-pyverbs
 	autoconf automake libtool cmake pkg-config libibverbs-dev librdmacm-dev libibumad-dev libpci-dev
 	mmdebstrap ca-certificates debian-archive-keyring python3 python3-pip"
+
+case $(uname -m):${1:-} in
+aarch64:*) packages="$packages qemu-system-arm" ;;
+*:arm64) packages="$packages qemu-system-x86 qemu-system-arm gcc-aarch64-linux-gnu" ;;
+*) packages="$packages qemu-system-x86" ;;
+esac
 
 missing=
 for package in $packages; do

@@ -2,8 +2,12 @@
 # Debian packages of any suite, by name: to be sourced. apt works in a private folder of the cache and
 # checks signatures as always; mirror and keyring are those of the machine's own configuration, whose
 # package lists stay as they are. Files go to dl/, where what is there already is used as it is.
+# Packages are of this machine's architecture, unless apt_arch names another one beforehand.
 
+host_arch=$(dpkg --print-architecture)
+apt_arch=${apt_arch:-$host_arch}
 apt=$NVPM_CACHE/apt
+[ "$apt_arch" = "$host_arch" ] || apt=$apt-$apt_arch
 dl=$NVPM_CACHE/dl
 mkdir -p "$apt"/{lists/partial,archives/partial,machine/partial} "$dl"
 
@@ -32,9 +36,12 @@ apt_update() {
 		return 1
 	}
 	security=$(apt_mirror Debian-Security "$VERSION_CODENAME-security")
+	# Old releases lack the new pieces; Debian 11 has the oldest kernel.
+	local suites="trixie trixie-backports forky sid bookworm bullseye"
+	# Libraries of another architecture are to be those of this release.
+	[ "$apt_arch" = "$host_arch" ] || suites=
 	{
-		# Old releases lack the new pieces; Debian 11 has the oldest kernel.
-		for suite in trixie trixie-backports forky sid bookworm bullseye "$VERSION_CODENAME" "$VERSION_CODENAME-backports"; do
+		for suite in $suites "$VERSION_CODENAME" "$VERSION_CODENAME-backports"; do
 			echo "$mirror $suite main contrib"
 		done
 		[ -z "$security" ] || echo "$security $VERSION_CODENAME-security main contrib"
@@ -45,11 +52,13 @@ apt_update() {
 	touch "$apt/updated"
 }
 
-# apt in the private folder.
+# apt in the private folder. Of another architecture nothing is installed here.
 apt_private() {
-	local program=$1
+	local program=$1 status=/var/lib/dpkg/status
 	shift
-	"$program" -o Dir::State="$apt" -o Dir::State::lists="$apt/lists" -o Dir::State::status=/var/lib/dpkg/status \
+	[ "$apt_arch" = "$host_arch" ] || status=/dev/null
+	"$program" -o APT::Architecture="$apt_arch" -o APT::Architectures::="$apt_arch" \
+		-o Dir::State="$apt" -o Dir::State::lists="$apt/lists" -o Dir::State::status="$status" \
 		-o Dir::Cache="$apt" -o Dir::Etc::sourcelist="$apt/sources.list" -o Dir::Etc::sourceparts=/dev/null \
 		-o Dir::Etc::preferences="$apt/preferences" -o Dir::Etc::preferencesparts=/dev/null \
 		-o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false \
@@ -68,10 +77,15 @@ apt_newest_name() { # REGEX
 	echo "$name"
 }
 
+# The newest file in dl/ whose name begins by this pattern.
+apt_found() { # PATTERN
+	find "$dl" -maxdepth 1 \( -name "$1_$apt_arch.deb" -o -name "$1_all.deb" \) | sort -V | tail -n 1
+}
+
 # The file of a package, of a version that starts like this if one is named.
 apt_deb() { # PACKAGE [VERSION]
 	local file version
-	file=$(find "$dl" -maxdepth 1 -name "$1_${2:-}*.deb" | sort -V | tail -n 1)
+	file=$(apt_found "$1_${2:-}*")
 	if [ -z "$file" ]; then
 		apt_update >&2
 		version=$(apt_private apt-cache madison "$1" | awk -F' *[|] *' -v package="$1" -v series="${2:-}" \
@@ -82,7 +96,7 @@ apt_deb() { # PACKAGE [VERSION]
 		}
 		mkdir -p "$dl/partial"
 		(cd "$dl/partial" && apt_private apt-get -q download "$1=$version" && mv "$1"_*.deb "$dl/") >&2
-		file=$(find "$dl" -maxdepth 1 -name "$1_*.deb" | sort -V | tail -n 1)
+		file=$(apt_found "$1_*")
 	fi
 	echo "$file"
 }

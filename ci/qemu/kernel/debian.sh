@@ -1,26 +1,32 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# debian.sh debian-7.3|debian-6.12|debian-6.1|debian-5.10: a kernel of Debian's own from its packages, unmodified, in $OUT: no
-# Rust, gcc, symbol versions, every mitigation compiled in. `build` is its header package, `image` what
-# boots, `modules` those of its modules that the machine needs, not compressed, and `source` what of
-# its source the RDMA stack is rebuilt from, as the installation of OFED does.
+# debian.sh debian-7.3|debian-6.12[-arm64[-16k]]|debian-6.1|debian-5.10: a kernel of Debian's own from
+# its packages, unmodified, in $OUT: no Rust, gcc, symbol versions, every mitigation compiled in. `build`
+# is its header package, `image` what boots, `modules` those of its modules that the machine needs, not
+# compressed, and `source` what of its source the RDMA stack is rebuilt from, as the installation of
+# OFED does.
 set -euo pipefail
+flavour=amd64
+case $1 in
+*-arm64*) flavour=arm64${1#*-arm64} ;;
+esac
+apt_arch=${flavour%%-*}
 . "$(dirname "$0")/../apt.sh"
 . /etc/os-release
 
 case $1 in
 # The newest, in Debian 13's backports. It has Rust, but its headers have no metadata.
-debian-7.3) series=7.3 release="\.[0-9]+\+deb13-amd64" ;;
+debian-7.3) series=7.3 release="\.[0-9]+\+deb13" ;;
 # In Debian 13, and in the backports and security updates of Debian 12.
-debian-6.12) series=6.12 release="\.[0-9]+\+deb$VERSION_ID-amd64" ;;
+debian-6.12*) series=6.12 release="\.[0-9]+\+deb$VERSION_ID" ;;
 # Debian 12's.
-debian-6.1) series=6.1 release="\.0-[0-9]+-amd64" ;;
+debian-6.1) series=6.1 release="\.0-[0-9]+" ;;
 # Debian 11's.
-debian-5.10) series=5.10 release="\.0-[0-9]+-amd64" ;;
+debian-5.10) series=5.10 release="\.0-[0-9]+" ;;
 esac
-image=$(apt_newest_name "^linux-image-${series/./\\.}$release\$")
+image=$(apt_newest_name "^linux-image-${series/./\\.}$release-$flavour\$")
 release=${image#linux-image-}
-base=${release%-amd64}
+base=${release%"-$flavour"}
 case $base in
 *+deb*) kbuild=$base ;;
 *) kbuild=$series ;;
@@ -30,10 +36,12 @@ rm -rf "$OUT"
 mkdir -p "$OUT/root" "$OUT/source"
 # From 7.3 on the image is three packages.
 [ "$1" != debian-7.3 ] || image="linux-binary-$release linux-modules-$release linux-base-$release"
-for package in $image "linux-headers-$release" "linux-headers-$base-common" "linux-kbuild-$kbuild"; do
+for package in $image "linux-headers-$release" "linux-headers-$base-common"; do
 	dpkg-deb -x "$(apt_deb "$package")" "$OUT/root"
 done
-if [ "$1" = debian-6.12 ]; then
+# Programs that run on this machine.
+dpkg-deb -x "$(apt_arch=$host_arch && . "$(dirname "$0")/../apt.sh" && apt_deb "linux-kbuild-$kbuild")" "$OUT/root"
+if [ "$series" = 6.12 ]; then
 	version=$(dpkg-deb -f "$(apt_deb "$image")" Version)
 	dpkg-deb --fsys-tarfile "$(apt_deb "linux-source-$series" "$version")" |
 		tar -xO --wildcards './usr/src/linux-source-*.tar.xz' |
