@@ -7,9 +7,11 @@
 # The command finds in $OUT where to build. Without --in-place that is a folder of the checkout, where
 # make builds what changed and nothing else, and only products are kept: modules, headers, programs.
 
+# The kernel's architecture, where it is not this machine's: everything for it is built across.
+cross := $(filter-out $(shell uname -m),$(if $(findstring -arm64,$(KERNEL)),aarch64))
 K := build/lab/$(KERNEL)
 S := build/lab/sources
-P := build/lab/programs
+P := build/lab/programs$(cross:%=-%)
 keep := $(LAB) keep
 q := ci/qemu
 
@@ -34,7 +36,7 @@ package = $(foreach name,$(1),$(shell dpkg-query -W -f='$${Package} $${Version}'
 LINUX := 7.2
 # Without the lab's RDMA stack and GPU, which are not made for them: one small module stands in.
 BARE := debian-7.3 debian-6.1 debian-5.10
-DEBIAN := debian-6.12 $(BARE)
+DEBIAN := debian-6.12 debian-6.12-arm64 debian-6.12-arm64-16k $(BARE)
 own := $(filter-out $(DEBIAN),$(KERNEL))
 flavour := $(firstword $(subst -, ,$(KERNEL)))
 linux-patches := $(sort $(wildcard $(q)/kernel/patches/*.patch $(q)/kernel/patches/$(flavour)/*.patch))
@@ -74,8 +76,8 @@ deps: $(if $(own),linux)
 ifeq ($(own),)
 kernel: $(if $(filter debian-7.3,$(KERNEL)),chroot-trixie)
 	@$(keep) $(KERNEL)/kernel --in-place --verb fetch $(q)/kernel/debian.sh -- $(q)/kernel/debian.sh $(KERNEL)
-kbuild :=
-compilers := $(call version,gcc rustc)
+kbuild := $(if $(cross),ARCH=arm64 CROSS_COMPILE=$(cross)-linux-gnu-)
+compilers := $(call version,$(cross:%=%-linux-gnu-)gcc rustc)
 else
 configs := $(q)/kernel/base.config $(q)/kernel/$(flavour).config
 kernel: linux bindgen
@@ -146,10 +148,22 @@ nvidia_c: kernel ofed gpu nvidia_c-source
 	@$(keep) $(KERNEL)/$@ "=$(compilers)" $(K)/kernel $(K)/ofed $(K)/gpu $(S)/nvidia_c-source $(q)/nvidia_c.sh -- \
 		$(q)/nvidia_c.sh $(S)/nvidia_c-source $(K) $(kbuild)
 
+# What programs of another architecture are built with, and what of Debian's runs beside them. The
+# scripts that build programs take it from LAB_SYSROOT, by cross.sh.
+sysroot := $(if $(cross),$(S)/sysroot-$(cross))
+export LAB_SYSROOT := $(sysroot)
+in-sysroot := libc6-dev linux-libc-dev libibverbs-dev librdmacm-dev libibumad-dev libpci-dev \
+	libnl-3-dev libnl-route-3-dev busybox-static iproute2 kmod
+$(sysroot:$(S)/%=%):
+	@$(keep) sources/$@ --in-place --verb fetch $(q)/sysroot.sh "=$(in-sysroot) $(call version,rustc)" -- \
+		$(q)/sysroot.sh arm64 $(in-sysroot)
+
 # Programs. cargo would compile them anew for each clone.
 
-rust := "=$(call version,rustc cc ld)" $(wildcard $(HOME)/.cargo/config.toml)
-program = $(keep) programs/$@ --made-of $@.d $(rust) $(q)/program.sh
+libraries = $(or $(sysroot),"=$(call package,$(1))")
+rust := "=$(call version,rustc cc ld)" $(wildcard $(HOME)/.cargo/config.toml) \
+	$(if $(cross),$(sysroot) $(q)/cross.sh "=$(call version,$(cross)-linux-gnu-gcc)")
+program = $(keep) $(P:build/lab/%=%)/$@ --made-of $@.d $(rust) $(q)/program.sh
 built = -- $(q)/program.sh
 
 libcuda:
@@ -163,7 +177,8 @@ cuda-selftest:
 
 guest:
 	@$(program) tests/guest $(q)/gpu/client docs/results/checks.md samples/edu-dma/uapi.rs tools/peermemctl/tests/common/table.rs \
-		"=$(call package,libc6-dev libibverbs-dev linux-libc-dev libclang-19-dev)" $(built) tests/guest $@
+		"=$(call package,libclang-19-dev)" $(call libraries,libc6-dev libibverbs-dev linux-libc-dev) \
+		$(built) tests/guest $@
 
 peermemctl:
 	@$(program) $(addprefix tools/peermemctl/,src Cargo.toml Cargo.lock) VERSION $(built) tools/peermemctl $@
@@ -173,18 +188,21 @@ profile:
 
 # With CUDA, linked against the stand-in.
 perftest: perftest-source cuda_h libcuda
-	@$(keep) programs/$@ $(S)/perftest-source $(S)/cuda_h $(q)/perftest.sh \
-		"=$(call package,libibverbs-dev librdmacm-dev libc6-dev)" -- \
+	@$(keep) $(P:build/lab/%=%)/$@ $(S)/perftest-source $(S)/cuda_h $(q)/perftest.sh $(if $(cross),$(q)/cross.sh) \
+		$(call libraries,libibverbs-dev librdmacm-dev libc6-dev) -- \
 		$(q)/perftest.sh $(S)/perftest-source $(S)/cuda_h/cuda.h $(P)/libcuda/bin
 
 rdma-core-patches := $(wildcard $(q)/rdma-core/*.patch)
 rdma-core: rdma-core-source
-	@$(keep) programs/$@ $(S)/rdma-core-source $(q)/rdma_core.sh $(rdma-core-patches) \
-		"=$(call package,cmake gcc libnl-3-dev libnl-route-3-dev)" -- \
+	@$(keep) $(P:build/lab/%=%)/$@ $(S)/rdma-core-source $(q)/rdma_core.sh $(if $(cross),$(q)/cross.sh) $(rdma-core-patches) \
+		"=$(call package,cmake gcc)" $(call libraries,libnl-3-dev libnl-route-3-dev) -- \
 		$(q)/rdma_core.sh $(S)/rdma-core-source $(rdma-core-patches)
 
 # First what the others are linked with.
 programs := rdma-core guest peermemctl nvlab-selftest cuda-selftest libcuda perftest
+ifneq ($(cross),)
+$(programs): sysroot-$(cross)
+endif
 
 # Machines of Debian packages, and what `make dist` makes of the checkout: for tests/packages.
 
@@ -211,4 +229,4 @@ first = $(firstword $(subst -, ,$(1)))
 second = $(word 2,$(subst -, ,$(1)))
 
 image-%: kernel $(programs) $$(modules-$$(call first,$$*)) $$(needs-$$(call first,$$*)) $$(filter $$(also),$$(call second,$$*))
-	@$(q)/image.sh $(K) $* "$(modules-$(call first,$*))" "$(call second,$*)" "$(programs)"
+	@$(q)/image.sh $(K) $* "$(modules-$(call first,$*))" "$(call second,$*)" $(P) "$(programs)"

@@ -1,21 +1,52 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# image.sh KERNEL_DIR NAME MODULES ALSO PROGRAMS: the machine's root file system, an initramfs, in
+# image.sh KERNEL_DIR NAME MODULES ALSO BUILT PROGRAMS: the machine's root file system, an initramfs, in
 # KERNEL_DIR/image-NAME.cpio: programs of this Debian with their libraries, modules, and what was
-# built. ALSO is consumers (UCX, and rdma-core's own tests with the Python that runs them: ten times
+# built: the folders PROGRAMS of BUILT. For another architecture, Debian's are those of LAB_SYSROOT. ALSO is consumers (UCX, and rdma-core's own tests with the Python that runs them: ten times
 # the rest), or a module that modprobe is not to find.
 set -euo pipefail
 shopt -s nullglob
-k=$1 name=$2 modules=$3 also=$4 programs=$5
-built=build/lab/programs
+k=$1 name=$2 modules=$3 also=$4 built=$5 programs=$6
+. "$(dirname "$0")/cross.sh"
 release=$(cat "$k/kernel/release")
-lib=/usr/lib/x86_64-linux-gnu
+lib=/usr/lib/${cross:-$(cc -print-multiarch)}
 # A folder of this process alone, and one rename at the end: two runs may make the same image at once.
 root=$PWD/$k/root-$name.$$
 trap 'rm -rf "$root" "$k/image-$name.cpio.$$"' EXIT
 umask 022
 mkdir -p "$root"/{usr/{bin,sbin,lib64,lib/systemd},"$lib",etc/{modprobe.d,libibverbs.d},proc,sys,dev,run,tmp,root,var}
 for dir in bin sbin lib lib64; do ln -s "usr/$dir" "$root/$dir"; done
+
+# Where this Debian has a program.
+program() { # NAME
+	[ -n "$cross" ] || { command -v "$1" && return; }
+	ls "$sysroot"/usr/*bin/"$1" 2>/dev/null || echo "$sysroot/usr/bin/$1"
+}
+
+# The libraries that a program needs, directly or by others, as ldd writes it. ldd would run it.
+libraries() { # FILE
+	if [ -z "$cross" ]; then
+		ldd "$1" 2>/dev/null
+		return
+	fi
+	local -A seen=()
+	local todo=("$1") needed
+	while [ -n "${todo[*]}" ]; do
+		for needed in $(readelf -d "${todo[0]}" 2>/dev/null | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'); do
+			[ -z "${seen[$needed]:-}" ] || continue
+			seen[$needed]=1
+			if [ -e "$root$lib/$needed" ]; then
+				todo+=("$root$lib/$needed")
+			elif [ -e "$sysroot$lib/$needed" ]; then
+				todo+=("$sysroot$lib/$needed")
+				printf '\t%s => %s (0)\n' "$needed" "$sysroot$lib/$needed"
+			else
+				printf '\t%s => not found\n' "$needed"
+			fi
+		done
+		todo=("${todo[@]:1}")
+	done
+}
 
 # Copies a program or library and every library that it needs, unless it is there already: libibverbs
 # is, and one of this machine's is not the lab's. Nor is its libcuda.
@@ -25,14 +56,16 @@ add() { # FILE [PATH IN THE IMAGE]
 		return 1
 	}
 	install -D -m 755 "$1" "$root${2:-$1}"
-	local lib missing
-	missing=$(ldd "$1" 2>/dev/null | sed -n 's/^\t\(.*\) => not found$/\1/p' | grep -vx libcuda.so.1) && {
-		echo "image: $1 needs $missing, which this machine has not" >&2
+	local lib missing to
+	missing=$(libraries "$1" | sed -n 's/^\t\(.*\) => not found$/\1/p' | grep -vx libcuda.so.1) && {
+		echo "image: $1 needs $missing, which ${cross:+the sysroot for }${cross:-this machine} has not" >&2
 		return 1
 	}
-	for lib in $(ldd "$1" 2>/dev/null | sed -n '/libcuda/d;s/^\t\(.* => \)\?\(\/[^ ]*\) .*/\2/p'); do
+	for lib in $(libraries "$1" | sed -n '/libcuda/d;s/^\t\(.* => \)\?\(\/[^ ]*\) .*/\2/p'); do
+		to=${lib#"$sysroot"}
 		# /lib is /usr/lib here and in the machine.
-		[ -e "$root/usr/${lib#/usr/}" ] || install -D -m 755 "$lib" "$root/usr/${lib#/usr/}"
+		to=$root/usr/${to#/usr/}
+		[ -e "$to" ] || install -D -m 755 "$lib" "$to"
 	done
 }
 # Copies a folder of this machine, with the libraries that its programs need.
@@ -47,7 +80,9 @@ printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/tmp:/bin/sh\
 printf 'root:x:0:\nnogroup:x:65534:\n' >"$root/etc/group"
 echo '127.0.0.1 localhost' >"$root/etc/hosts"
 
-for program in kmod ip rdma busybox; do add "$(command -v "$program")" "/usr/bin/$program"; done
+for program in kmod ip rdma busybox; do add "$(program "$program")" "/usr/bin/$program"; done
+# A program names its loader outside the folder of its architecture's libraries.
+[ -z "$cross" ] || cp -P "$sysroot"/lib/ld-linux-*.so.* "$root/usr/lib/"
 for link in modprobe insmod rmmod lsmod depmod modinfo; do ln -s ../bin/kmod "$root/usr/sbin/$link"; done
 for applet in $(busybox --list); do
 	[ -e "$root/usr/bin/$applet" ] || [ -e "$root/usr/sbin/$applet" ] || ln -s busybox "$root/usr/bin/$applet"

@@ -5,11 +5,13 @@
 # file, and another checkout's may lie in the folder that all share.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
+. "$here/qemu/cross.sh"
 target=$NVPM_CACHE/target
 mkdir -p "$target" "$OUT/bin"
 exec 9>"$target/.lab-lock"
 flock 9
 sh "$here/cargo.sh" "$1" forget release
 sh "$here/cargo.sh" "$1" build --release --locked
-cp "$target/release/$2" "$OUT/bin/"
-cp "$target/release/${2%.so}.d" "$OUT/$(basename "$OUT").d"
+release=$target/${CARGO_BUILD_TARGET:+$CARGO_BUILD_TARGET/}release
+cp "$release/$2" "$OUT/bin/"
+cp "$release/${2%.so}.d" "$OUT/$(basename "$OUT").d"
