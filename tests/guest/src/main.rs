@@ -2,10 +2,11 @@
 //! PID 1 of the lab's virtual machine, and the tests that it runs.
 //!
 //! `/init` (as PID 1) reads `guest.*` from the kernel command line, runs the suites named there, reports KTAP on
-//! /dev/ttyS1 and powers off. The same binary is each test's process (`guest test SUITE NAME`) and the second
+//! a serial line of its own and powers off. The same binary is each test's process (`guest test SUITE NAME`) and the second
 //! process that some tests need (`guest helper NAME ARGUMENTS`).
 
 mod actor;
+mod arch;
 mod cmdline;
 mod counters;
 mod cuda;
@@ -33,14 +34,13 @@ use std::process::ExitCode;
 
 use anyhow::{bail, Context, Result};
 
+use arch::KTAP_LINE;
 use cmdline::Request;
 use ktap::Ktap;
 use machine::Generation;
 use peer::Role;
 use runner::Runner;
 use test::Env;
-
-const KTAP_LINE: &str = "/dev/ttyS1";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();

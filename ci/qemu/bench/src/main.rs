@@ -59,7 +59,7 @@ struct Boots<'a> {
 impl Boots<'_> {
     fn run(&mut self, name: &str, clock: Clock, plugin: Option<String>) -> Result<()> {
         let cpus = PROCESSORS;
-        let cpu = COUNTED_CPU.to_string();
+        let cpu = Some(COUNTED_CPU.to_string());
         let new = Boot::new(name, name);
         let mut boot =
             Boot { gpu_mib: GPU_MIB, nics: 2, memory_mib: 4096, cpu, cpus, limit: LIMIT, clock, plugin, ..new };

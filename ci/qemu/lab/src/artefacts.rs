@@ -1,5 +1,6 @@
 //! What boots need: `ci/qemu/artefacts.mk` builds it, into `build/lab`.
 
+use crate::arch::Arch;
 use crate::axes::{Also, Kernel, Module, Named};
 use crate::ctx::Lab;
 use crate::sh;
@@ -14,6 +15,7 @@ pub struct Built {
     dir: PathBuf,
     /// What `uname -r` says in the machine.
     pub release: String,
+    pub arch: Arch,
 }
 
 /// Which image: its module, and what else is in it.
@@ -32,7 +34,7 @@ pub fn build(lab: &Lab, kernel: Kernel, kinds: &[Kind], targets: &[&str]) -> Res
     make(lab, kernel, images.iter().map(String::as_str).chain(targets.iter().copied()))?;
     let dir = lab.build.join(kernel.name());
     let release = fs::read_to_string(dir.join("kernel/release")).context("the kernel has no release")?;
-    Ok(Built { dir, release: release.trim().to_string() })
+    Ok(Built { dir, release: release.trim().to_string(), arch: kernel.arch() })
 }
 
 fn make<'a>(lab: &Lab, kernel: Kernel, targets: impl Iterator<Item = &'a str>) -> Result<()> {

@@ -1,5 +1,6 @@
 //! What a boot is made of: the values that `boots.toml` and the command line name.
 
+use crate::arch::Arch;
 use clap::ValueEnum;
 use serde::Deserialize;
 
@@ -18,6 +19,14 @@ pub enum Kernel {
     #[value(name = "debian-6.12")]
     #[serde(rename = "debian-6.12")]
     Debian612,
+    /// The same for arm64, with pages of 4 KiB.
+    #[value(name = "debian-6.12-arm64")]
+    #[serde(rename = "debian-6.12-arm64")]
+    Debian612Arm64,
+    /// The same with pages of 16 KiB.
+    #[value(name = "debian-6.12-arm64-16k")]
+    #[serde(rename = "debian-6.12-arm64-16k")]
+    Debian612Arm64Pages16k,
     /// The newest that Debian has, likewise; built inside Debian 13. No RDMA there.
     #[value(name = "debian-7.3")]
     #[serde(rename = "debian-7.3")]
@@ -45,6 +54,13 @@ pub enum Kernel {
 }
 
 impl Kernel {
+    pub fn arch(self) -> Arch {
+        match self {
+            Kernel::Debian612Arm64 | Kernel::Debian612Arm64Pages16k => Arch::Arm64,
+            _ => Arch::X86,
+        }
+    }
+
     /// Does this kernel's own Rust crate build the module?
     pub fn has_rust(self) -> bool {
         matches!(self, Kernel::Debug72 | Kernel::Fast72 | Kernel::Kcsan72)

@@ -3,7 +3,7 @@
 use anyhow::{ensure, Context, Result};
 use lab::alarms::Kind;
 use lab::axes::{Also, Clock, Core, Iommu, Kernel, Mode, Module, Named, Run};
-use lab::machine::{Boot, COUNTED_CPU, CPU};
+use lab::machine::{Boot, COUNTED_CPU};
 use lab::words;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -177,9 +177,8 @@ impl Entry {
             name = format!("{name}/{what}");
         }
         let cpu = match self.cpu.as_deref() {
-            None => CPU,
-            Some("counted") => COUNTED_CPU,
-            Some(model) => model,
+            Some("counted") => Some(COUNTED_CPU),
+            other => other,
         };
         let mut machine = Boot {
             gpus: of.gpus,
@@ -188,7 +187,7 @@ impl Entry {
             edu: of.edu,
             gpu_mib: self.gpu_mib,
             memory_mib: self.memory_mib,
-            cpu: cpu.to_string(),
+            cpu: cpu.map(str::to_string),
             clock: self.clock,
             cpus: self.cpus,
             // There may be others beside it, and other programs on the machine.

@@ -95,8 +95,10 @@ fn rows(reports: &[Report], name: &str) -> Vec<Value> {
 /// Of the boot and of the report.
 fn name(module: Module, kernel: Kernel) -> String {
     let mut name = "demo".to_string();
-    if kernel != Kernel::Debian612 {
-        name += "-kernel";
+    match kernel {
+        Kernel::Debian612 => (),
+        Kernel::Debian612Arm64 => name += "-arm64",
+        _ => name += "-kernel",
     }
     if module == Module::NvidiaC {
         name += "-nvidia_c";

@@ -1,6 +1,7 @@
 //! What the lab and its benchmark share: building what a machine is made of, booting it, hearing what it says.
 
 pub mod alarms;
+pub mod arch;
 pub mod artefacts;
 pub mod axes;
 pub mod cable;

@@ -1,6 +1,7 @@
 //! One boot of the machine: QEMU, its two serial lines, its time limit.
 
 use crate::alarms::{self, Alarm};
+use crate::arch::Arch;
 use crate::artefacts::Built;
 use crate::axes::{Clock, Iommu};
 use crate::cable::Cable;
@@ -22,11 +23,6 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// How long a kernel may say nothing before it starts /init; it says something in each of the twenty seconds that it takes.
 const SILENT: Duration = Duration::from_secs(100);
 
-/// Four levels of page tables: identify_cpu() clears the CPU's features for a moment, and an interrupt just then makes KASAN
-/// take every address above the four-level ones for a wild one. And without what kernel and libc take to be fast: QEMU does
-/// `rep movsb` by the byte and a carry-less multiplication, of which RoCE's checksum is made, by the bit. One and the same
-/// suite takes a quarter to a third less processor time.
-pub const CPU: &str = "max,la57=off,erms=off,fsrm=off,pclmulqdq=off";
 /// On which costs are measured (docs/bench.md): with the string instructions that a server's kernel uses.
 pub const COUNTED_CPU: &str = "max,la57=off";
 
@@ -50,8 +46,8 @@ pub struct Boot {
     /// Processors on the wall clock; the instruction clock has one.
     pub cpus: u32,
     pub memory_mib: u32,
-    /// A model of QEMU's.
-    pub cpu: String,
+    /// A model of QEMU's, if it is not the architecture's usual one.
+    pub cpu: Option<String>,
     pub limit: Duration,
     /// A plugin of QEMU's, with its arguments.
     pub plugin: Option<String>,
@@ -73,7 +69,7 @@ impl Boot {
             clock: Clock::Wall,
             cpus: 2,
             memory_mib: 2048,
-            cpu: CPU.to_string(),
+            cpu: None,
             limit: LIMIT,
             plugin: None,
             cable: None,
@@ -94,14 +90,8 @@ pub struct Report {
 }
 
 impl Boot {
-    fn command_line(&self) -> String {
-        // An emulated timer on a busy machine is late, and the kernel takes it for broken.
-        let mut line = String::from("console=ttyS0 earlyprintk=serial,ttyS0 no_timer_check panic=-1 rdinit=/init");
-        match self.iommu {
-            Iommu::Off => (),
-            Iommu::Identity => line += " intel_iommu=on iommu=pt",
-            Iommu::Translating => line += " intel_iommu=on iommu.passthrough=0 iommu.strict=1",
-        }
+    fn command_line(&self, arch: Arch) -> String {
+        let mut line = format!("{} panic=-1 rdinit=/init{}", arch.console(), arch.iommu(self.iommu));
         line += &format!(" guest.run={}", self.run);
         for word in &self.append {
             line += &format!(" {word}");
@@ -112,13 +102,10 @@ impl Boot {
     fn qemu(&self, built: &Built, image: &Path) -> Command {
         // However this program ends, the machine ends with it.
         let mut cmd = sh::command("setpriv");
-        cmd.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
-        let machine = match self.iommu {
-            Iommu::Off => "q35",
-            _ => "q35,kernel-irqchip=split",
-        };
+        let arch = built.arch;
+        cmd.args(["--pdeathsig", "KILL", arch.qemu()]);
         // KVM is not looked for: /dev/kvm may be there and hang.
-        cmd.args(["-machine", machine, "-cpu", &self.cpu]);
+        cmd.args(["-machine", arch.machine(self.iommu), "-cpu", self.cpu.as_deref().unwrap_or(arch.cpu())]);
         match self.clock {
             Clock::Wall => cmd.args(["-accel", "tcg,thread=multi", "-smp", &self.cpus.to_string()]),
             Clock::Instructions => {
@@ -128,9 +115,7 @@ impl Boot {
             }
         };
         cmd.args(["-nodefaults", "-display", "none", "-no-reboot", "-m", &self.memory_mib.to_string()]);
-        if self.iommu != Iommu::Off {
-            cmd.args(["-device", "intel-iommu,intremap=off"]);
-        }
+        cmd.args(arch.devices(self.iommu, self.gpu_mib * u64::from(self.gpus)));
         // A slot of its own for each, so that each has its own IOMMU group.
         let platform = if self.iommu == Iommu::Off { "" } else { ",disable-legacy=on,iommu_platform=on" };
         for nic in 0..self.nics {
@@ -148,9 +133,6 @@ impl Boot {
             let device = format!("virtio-net-pci,netdev=net{nic},addr={addr:#x},romfile={mac}{platform}{answers}");
             cmd.args(["-device", &device]);
         }
-        // Room for the BARs above the memory; 32 GiB where nothing is said.
-        let hole = (2 * self.gpu_mib * u64::from(self.gpus)).next_power_of_two().max(32 << 10);
-        cmd.args(["-global", &format!("q35-pcihost.pci-hole64-size={hole}M")]);
         for gpu in 0..self.gpus {
             let size = self.gpu_mib;
             cmd.args(["-object", &format!("memory-backend-ram,id=gpu{gpu},size={size}M,share=on,reserve=off")]);
@@ -166,7 +148,7 @@ impl Boot {
         if let Some(plugin) = &self.plugin {
             cmd.args(["-plugin", plugin]);
         }
-        cmd.arg("-kernel").arg(built.kernel()).arg("-initrd").arg(image).arg("-append").arg(self.command_line());
+        cmd.arg("-kernel").arg(built.kernel()).arg("-initrd").arg(image).arg("-append").arg(self.command_line(arch));
         cmd
     }
 
@@ -182,7 +164,7 @@ impl Boot {
         let console = dir.join("console.log");
         let start = Instant::now();
         say(&format!("boot {}: guest.run={} (console: {})", self.name, self.run, lab.short(&console)));
-        let (mut follow, mut end) = self.follow(self.qemu(built, image), &dir, label)?;
+        let (mut follow, mut end) = self.follow(self.qemu(built, image), built.arch, &dir, label)?;
         let mut text = read_lossy(&console);
         let stood_still = end.as_ref().is_err_and(|e| e.is::<StoodStill>());
         if follow.at == 0 && (stood_still || end.is_ok() && died_before_init(&text)) {
@@ -190,7 +172,7 @@ impl Boot {
             fs::rename(&console, &kept).with_context(|| format!("cannot write {}", kept.display()))?;
             let did = if stood_still { "stood still" } else { "died" };
             say(&format!("boot {}: the kernel {did} before /init ({}): once more", self.name, lab.short(&kept)));
-            (follow, end) = self.follow(self.qemu(built, image), &dir, label)?;
+            (follow, end) = self.follow(self.qemu(built, image), built.arch, &dir, label)?;
             text = read_lossy(&console);
         }
         let mut parser = follow.finish();
@@ -225,14 +207,14 @@ impl Boot {
     }
 
     /// Starts the machine and reads its results until it is gone: how it ended, or why it was stopped.
-    fn follow(&self, mut cmd: Command, dir: &Path, label: &str) -> Result<(Follow, Result<ExitStatus>)> {
+    fn follow(&self, mut cmd: Command, arch: Arch, dir: &Path, label: &str) -> Result<(Follow, Result<ExitStatus>)> {
         let console = dir.join("console.log");
         let results = dir.join("results.ktap");
         for file in [&console, &results] {
             File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
         }
         cmd.arg("-serial").arg(format!("file:{}", console.display()));
-        cmd.arg("-serial").arg(format!("file:{}", results.display()));
+        cmd.args(arch.results(&results));
         let said = File::create(dir.join("qemu.log"))?;
         let start = Instant::now();
         let mut child = cmd.stdout(said.try_clone()?).stderr(said).spawn().context("cannot run setpriv and QEMU")?;
@@ -266,7 +248,7 @@ impl Boot {
         self.cable.as_ref().and_then(Cable::alone).map(Error::msg)
     }
 
-    /// A prompt in the machine; ttyS0 is this terminal.
+    /// A prompt in the machine; its console is this terminal.
     pub fn shell(&self, lab: &Lab, built: &Built, image: &Path) -> Result<()> {
         let dir = lab.build.join("run").join(&self.name);
         fs::create_dir_all(&dir)?;
@@ -275,7 +257,7 @@ impl Boot {
         let mut cmd = boot.qemu(built, image);
         cmd.args(["-chardev", "stdio,id=tty,mux=on,signal=off", "-serial", "chardev:tty"]);
         cmd.args(["-mon", "chardev=tty,mode=readline"]);
-        cmd.arg("-serial").arg(format!("file:{}", dir.join("results.ktap").display()));
+        cmd.args(built.arch.results(&dir.join("results.ktap")));
         say("shell: starting; Ctrl-A X ends the machine, as does `exit`");
         let status = if std::io::stdin().is_terminal() {
             cmd.stdin(Stdio::inherit()).status().context("cannot run setpriv and QEMU")?
@@ -427,8 +409,10 @@ mod tests {
     fn what_the_guest_is_told() {
         let mut boot = Boot::new("x", "smoke,callbacks");
         boot.append.push("guest.nvidia_c=1".into());
-        assert!(boot.command_line().ends_with(" guest.run=smoke,callbacks guest.nvidia_c=1"));
+        assert!(boot.command_line(Arch::X86).ends_with(" guest.run=smoke,callbacks guest.nvidia_c=1"));
         boot.iommu = Iommu::Translating;
-        assert!(boot.command_line().contains("intel_iommu=on iommu.passthrough=0"));
+        assert!(boot.command_line(Arch::X86).contains("intel_iommu=on iommu.passthrough=0"));
+        let line = boot.command_line(Arch::Arm64);
+        assert!(line.starts_with("console=ttyAMA0 ") && line.contains(" iommu.passthrough=0 "), "{line}");
     }
 }

@@ -19,6 +19,7 @@ mod verdict;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use keep::Keep;
+use lab::arch::Arch;
 use lab::axes::{Also, Iommu, Kernel, Module, Run};
 use lab::ctx::Lab;
 use lab::machine::Boot;
@@ -46,9 +47,9 @@ enum Cmd {
         /// NVIDIA's C module in place of ours.
         #[arg(long)]
         nvidia_c: bool,
-        /// The kernel: Debian's own, or the lab's with every alarm on.
-        #[arg(long, value_enum, default_value = "debian-6.12")]
-        kernel: Kernel,
+        /// The kernel: Debian's own, for this machine's architecture or for arm64, or the lab's with every alarm on.
+        #[arg(long, value_enum)]
+        kernel: Option<Kernel>,
     },
     /// Host tests, lint gates and every guest suite; ends with `N passed, N failed`.
     Test {
@@ -131,7 +132,7 @@ fn run(args: Args) -> Result<bool> {
             println!("{}", lab.short(&artefacts::build(&lab, kernel, &[ours], &targets)?.image(ours)));
             Ok(true)
         }
-        Cmd::Demo { nvidia_c, kernel } => demo::run(&lab, module(nvidia_c), kernel),
+        Cmd::Demo { nvidia_c, kernel } => demo::run(&lab, module(nvidia_c), kernel.unwrap_or_else(debian)),
         Cmd::Test { nvidia_c, only, lanes } => {
             let run = if nvidia_c { Run::NvidiaC } else { Run::Test };
             suite::run(&lab, run, only.as_deref(), lanes.unwrap_or_else(lanes::default))
@@ -153,6 +154,14 @@ fn run(args: Args) -> Result<bool> {
             Ok(true)
         }
         Cmd::Keep(keep) => keep.run(&lab).map(|()| true),
+    }
+}
+
+/// Debian's own 6.12 for this machine's architecture.
+fn debian() -> Kernel {
+    match Arch::host() {
+        Arch::X86 => Kernel::Debian612,
+        Arch::Arm64 => Kernel::Debian612Arm64,
     }
 }
 

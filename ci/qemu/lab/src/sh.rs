@@ -15,7 +15,7 @@ const TAIL_LINES: usize = 25;
 pub const LLVM: &str = "-19";
 
 /// What changes builds, by how the names begin: those here depend on the checkout, the compilers and cargo's files alone.
-const VARIABLES: [&str; 22] = [
+const VARIABLES: [&str; 23] = [
     "AR",
     "BINDGEN_",
     "C_INCLUDE_PATH",
@@ -27,6 +27,7 @@ const VARIABLES: [&str; 22] = [
     "CC",
     "CFLAGS",
     "CPATH",
+    "CROSS_COMPILE",
     "HOST_C",
     "LIBRARY_PATH",
     "RUSTC",

@@ -272,7 +272,7 @@ fn hide_copy_on_fork() -> Result<()> {
     let rule = SeccompRule::new(vec![is(0, libc::AF_NETLINK)?, is(2, libc::NETLINK_RDMA)?])?;
     let errno = SeccompAction::Errno(u32::try_from(libc::EPROTONOSUPPORT)?);
     let rules = BTreeMap::from([(libc::SYS_socket, vec![rule])]);
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, errno, TargetArch::x86_64)?;
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, errno, TargetArch::try_from(std::env::consts::ARCH)?)?;
     if let Err(e) = seccompiler::apply_filter(&BpfProgram::try_from(filter)?) {
         println!("no seccomp: {e}");
     }
