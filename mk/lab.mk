@@ -1,9 +1,9 @@
 # The lab: a virtual machine with rdma-core, perftest, a GPU stand-in and this module (ci/qemu/README.md).
 # Included by the top Makefile.
-#   make demo [NVIDIA_C=1] [KERNEL_CRATE=own]
+#   make demo [NVIDIA_C=1] [KERNEL_CRATE=own | ARCH=arm64]
 #                             RDMA into GPU memory, proven; ends with demo: PASS. On Debian's kernel,
 #                             with kernel-lite; KERNEL_CRATE=own: on the lab's 7.2, with the kernel's
-#                             own Rust crate
+#                             own Rust crate; ARCH=arm64: on Debian's kernel for arm64
 #   make test [NVIDIA_C=1] [ONLY=a,b]
 #                             what fits into twelve minutes; ends with N passed, N failed
 #   make soak [ONLY=a,b] [HOURS=n] [SEED=n]
@@ -32,7 +32,10 @@ lab = $(lab_env) ci/lab.sh
 
 demo: lab-bootstrap
 	@$(if $(filter-out own lite,$(KERNEL_CRATE)),echo "make demo: KERNEL_CRATE=$(KERNEL_CRATE) is neither own nor lite" >&2; exit 1)
-	@$(lab) demo $(if $(NVIDIA_C),--nvidia-c) $(if $(filter own,$(KERNEL_CRATE)),--kernel debug-7.2)
+	@$(if $(filter-out arm64,$(ARCH)),echo "make demo: ARCH=$(ARCH) is not arm64; without it, the machine is as this one" >&2; exit 1)
+	@$(if $(and $(ARCH),$(filter own,$(KERNEL_CRATE))),echo "make demo: KERNEL_CRATE=own is for x86-64: leave one of it and ARCH= out" >&2; exit 1)
+	@$(lab) demo $(if $(NVIDIA_C),--nvidia-c) $(if $(filter own,$(KERNEL_CRATE)),--kernel debug-7.2) \
+		$(ARCH:arm64=--kernel debian-6.12-arm64)
 
 test: lab-bootstrap
 	@$(lab) test $(if $(NVIDIA_C),--nvidia-c) $(if $(ONLY),--only '$(ONLY)')
@@ -66,5 +69,6 @@ lab-build: lab-bootstrap
 lab-clean:
 	rm -rf build
 
+# Their boots have arm64 among them.
 lab-bootstrap:
-	@$(lab_env) ci/bootstrap.sh
+	@$(lab_env) ci/bootstrap.sh $(or $(ARCH),$(if $(filter test soak,$(MAKECMDGOALS)),arm64))
