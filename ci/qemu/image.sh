@@ -6,8 +6,8 @@
 # the rest), or a module that modprobe is not to find.
 set -euo pipefail
 shopt -s nullglob
-k=$1 name=$2 modules=$3 also=$4 built=$5 programs=$6
 . "$(dirname "$0")/cross.sh"
+k=$1 name=$2 modules=$3 also=$4 built=$5 programs=$6
 release=$(cat "$k/kernel/release")
 lib=/usr/lib/${cross:-$(cc -print-multiarch)}
 # A folder of this process alone, and one rename at the end: two runs may make the same image at once.
@@ -19,8 +19,13 @@ for dir in bin sbin lib lib64; do ln -s "usr/$dir" "$root/$dir"; done
 
 # Where this Debian has a program.
 program() { # NAME
-	[ -n "$cross" ] || { command -v "$1" && return; }
-	ls "$sysroot"/usr/*bin/"$1" 2>/dev/null || echo "$sysroot/usr/bin/$1"
+	if [ -z "$cross" ]; then
+		command -v "$1"
+	elif [ -e "$sysroot/usr/bin/$1" ]; then
+		echo "$sysroot/usr/bin/$1"
+	else
+		echo "$sysroot/usr/sbin/$1"
+	fi
 }
 
 # The libraries that a program needs, directly or by others, as ldd writes it. ldd would run it.
@@ -56,16 +61,16 @@ add() { # FILE [PATH IN THE IMAGE]
 		return 1
 	}
 	install -D -m 755 "$1" "$root${2:-$1}"
-	local lib missing to
+	local library missing to
 	missing=$(libraries "$1" | sed -n 's/^\t\(.*\) => not found$/\1/p' | grep -vx libcuda.so.1) && {
 		echo "image: $1 needs $missing, which ${cross:+the sysroot for }${cross:-this machine} has not" >&2
 		return 1
 	}
-	for lib in $(libraries "$1" | sed -n '/libcuda/d;s/^\t\(.* => \)\?\(\/[^ ]*\) .*/\2/p'); do
-		to=${lib#"$sysroot"}
+	for library in $(libraries "$1" | sed -n '/libcuda/d;s/^\t\(.* => \)\?\(\/[^ ]*\) .*/\2/p'); do
+		to=${library#"$sysroot"}
 		# /lib is /usr/lib here and in the machine.
 		to=$root/usr/${to#/usr/}
-		[ -e "$to" ] || install -D -m 755 "$lib" "$to"
+		[ -e "$to" ] || install -D -m 755 "$library" "$to"
 	done
 }
 # Copies a folder of this machine, with the libraries that its programs need.
