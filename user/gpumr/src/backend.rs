@@ -2,6 +2,7 @@
 //! What the cache needs of CUDA and of verbs. The real libraries implement it, and so do the models.
 
 use crate::range::Range;
+use std::hash::Hash;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -26,6 +27,10 @@ pub trait Gpu: Send + Sync + 'static {
     /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: the number of the allocation, unique in the process, `None` for
     /// freed and foreign memory, and where CUDA cannot say (a destroyed context).
     fn buffer_id(&self, address: u64) -> Option<u64>;
+    /// The same number and the allocation around the address, by one question, where CUDA answers both at once.
+    fn buffer(&self, _address: u64) -> Option<(u64, Range)> {
+        None
+    }
     /// What the address belongs to.
     fn kind(&self, address: u64) -> Kind;
     /// The allocation or the segment around the address (`cuMemGetAddressRange`).
@@ -37,7 +42,7 @@ pub trait Gpu: Send + Sync + 'static {
 /// Verbs, as far as registrations need them. Called without a lock of the cache.
 pub trait Verbs: Send + Sync + 'static {
     /// A protection domain.
-    type Pd: Copy + Ord + Send + Sync + 'static;
+    type Pd: Copy + Ord + Hash + Send + Sync + 'static;
     /// A memory region.
     type Mr: Send + Sync + 'static;
     /// `ibv_reg_mr()`.

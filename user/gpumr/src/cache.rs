@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Look-up, registration, eviction. One lock, which is never held over a call of CUDA or verbs.
+//! Look-up, registration, eviction. One lock, which is never held over a call of CUDA or verbs, and which a hit of what
+//! the thread used lately does not take.
 
 use crate::backend::{Access, Gpu, Verbs};
-use crate::entry::{Entry, Export};
+use crate::entry::{Entry, Export, Held, Parts, Region, Removed};
 use crate::error::{Error, Refusal};
 use crate::fork;
 use crate::identity::Identity;
 use crate::lease::Lease;
 use crate::policy::{Policy, Way};
 use crate::range::Range;
+use crate::recent;
 use crate::stats::{Counters, Stats};
 use crate::sync::{lock, Arc, AtomicU64, Mutex, Ordering};
 use std::collections::BTreeMap;
@@ -59,20 +61,25 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
     limits: Limits,
     counters: Arc<Counters>,
     generation: u64,
+    /// Registrations so far. An entry's last use is told by it, so that hits do not write to what all share.
     clock: AtomicU64,
-    state: Mutex<State<V>>,
+    /// How many promise to report frees, and had what was freed before swept.
+    trusted: AtomicU64,
+    state: Mutex<State<G, V>>,
 }
 
 /// A region, and what keeps its memory if that was exported.
 type Made<V> = (<V as Verbs>::Mr, Option<Arc<Export>>);
-type Regions<V> = BTreeMap<u64, Arc<Entry<V>>>;
+/// An entry, and the lease of whoever made it.
+type New<G, V> = (Arc<Entry<G, V>>, Held<G, V>);
+type Regions<G, V> = BTreeMap<u64, Arc<Entry<G, V>>>;
 
 /// # Invariants
 ///
 /// Of one domain and access no entry contains another, so starts and ends have the same order. The sums are those
-/// of all entries.
-struct State<V: Verbs> {
-    regions: BTreeMap<(V::Pd, Access), Regions<V>>,
+/// of all entries. What is in it is not removed, and what leaves it is.
+struct State<G: Gpu, V: Verbs> {
+    regions: BTreeMap<(V::Pd, Access), Regions<G, V>>,
     entries: u64,
     bytes: u64,
     bar1_bytes: u64,
@@ -82,63 +89,63 @@ struct State<V: Verbs> {
     frees: u64,
 }
 
-impl<V: Verbs> State<V> {
+impl<G: Gpu, V: Verbs> State<G, V> {
     /// The last entry that begins before `range` does ends after all others that do.
-    fn find(&self, key: (V::Pd, Access), range: &Range) -> Option<&Arc<Entry<V>>> {
+    fn find(&self, key: (V::Pd, Access), range: &Range) -> Option<&Arc<Entry<G, V>>> {
         let (_, entry) = self.regions.get(&key)?.range(..=range.start()).next_back()?;
         entry.range.contains(range).then_some(entry)
     }
 
-    fn all(&self) -> impl Iterator<Item = &Arc<Entry<V>>> {
+    fn all(&self) -> impl Iterator<Item = &Arc<Entry<G, V>>> {
         self.regions.values().flat_map(BTreeMap::values)
     }
 
-    /// Takes `entry` out, if it is still in.
-    #[must_use = "it is deregistered where no lock is held"]
-    fn remove(&mut self, entry: &Arc<Entry<V>>) -> Option<Arc<Entry<V>>> {
+    /// This entry, if it is in.
+    fn same(&self, entry: &Entry<G, V>) -> Option<&Arc<Entry<G, V>>> {
+        let found = self.regions.get(&(entry.pd, entry.access))?.get(&entry.range.start())?;
+        std::ptr::eq(Arc::as_ptr(found), entry).then_some(found)
+    }
+
+    /// Takes out `entry`, which is in.
+    fn take(&mut self, entry: &Entry<G, V>) {
         let key = (entry.pd, entry.access);
-        let regions = self.regions.get_mut(&key)?;
-        if !regions.get(&entry.range.start()).is_some_and(|found| Arc::ptr_eq(found, entry)) {
-            return None;
-        }
-        let removed = regions.remove(&entry.range.start());
-        if regions.is_empty() {
-            self.regions.remove(&key);
+        if let Some(regions) = self.regions.get_mut(&key) {
+            regions.remove(&entry.range.start());
+            if regions.is_empty() {
+                self.regions.remove(&key);
+            }
         }
         self.entries -= 1;
         self.bytes -= entry.range.length();
         self.bar1_bytes -= entry.bar1_bytes();
-        removed
     }
 
-    /// Puts `entry` in, unless one that contains it is there; what it contains itself comes out.
-    #[must_use = "they are deregistered where no lock is held"]
-    fn insert(&mut self, entry: &Arc<Entry<V>>) -> Vec<Arc<Entry<V>>> {
+    /// Puts `entry` in, unless one that contains it is there; what it contains itself is for the caller to remove.
+    fn insert(&mut self, entry: &Arc<Entry<G, V>>) -> Option<Vec<Arc<Entry<G, V>>>> {
         let key = (entry.pd, entry.access);
         if self.find(key, &entry.range).is_some() {
-            return Vec::new();
+            return None;
         }
         let regions = self.regions.entry(key).or_default();
-        let inside: Vec<_> = regions.range(entry.range.start()..entry.range.end()).map(|(_, e)| e.clone()).collect();
-        let mut out = Vec::new();
-        for old in inside.into_iter().filter(|old| entry.range.contains(&old.range)) {
-            out.extend(self.remove(&old));
+        let inside = regions.range(entry.range.start()..entry.range.end()).map(|(_, inside)| inside);
+        let inside: Vec<_> = inside.filter(|inside| entry.range.contains(&inside.range)).cloned().collect();
+        for old in &inside {
+            self.take(old);
         }
         self.regions.entry(key).or_default().insert(entry.range.start(), entry.clone());
         self.entries += 1;
         self.bytes += entry.range.length();
         self.bar1_bytes += entry.bar1_bytes();
-        out
+        Some(inside)
     }
 
     fn exceeds(&self, limits: &Limits) -> bool {
         self.entries > limits.entries || self.bytes > limits.bytes || self.bar1_bytes > limits.bar1_bytes
     }
 
-    /// The entry that nobody uses and that was used longest ago. References come from here alone, under the lock: one
-    /// that only the map has stays unused.
-    fn oldest_unused(&self) -> Option<Arc<Entry<V>>> {
-        let unused = self.all().filter(|entry| Arc::strong_count(entry) == 1);
+    /// The entry that nobody uses and that was used longest ago.
+    fn oldest_unused(&self) -> Option<Arc<Entry<G, V>>> {
+        let unused = self.all().filter(|entry| !entry.word.in_use());
         unused.min_by_key(|entry| entry.used.load(Ordering::Relaxed)).cloned()
     }
 }
@@ -155,6 +162,7 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
             counters: Arc::default(),
             generation: fork::watch(),
             clock: AtomicU64::new(0),
+            trusted: AtomicU64::new(0),
             state: Mutex::new(state),
         }))
     }
@@ -172,15 +180,16 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         let range = Range::new(address, length)?;
         let inner = &self.0;
         inner.check_process()?;
+        if let Some(entry) = inner.recent(pd, access, &range) {
+            return Ok(Lease::new(entry, range));
+        }
         if let Some(entry) = inner.hit(pd, access, &range) {
-            inner.counters.hits.add(1);
-            return Ok(Lease::new(inner, entry, range));
+            return Ok(Lease::new(entry, range));
         }
         inner.counters.misses.add(1);
         let entry = inner.miss(pd, access, range)?;
-        let lease = Lease::new(inner, entry, range);
         inner.trim();
-        Ok(lease)
+        Ok(Lease::new(entry, range))
     }
 
     /// Lets go of every registration whose memory is freed. What a lease holds ends with that.
@@ -209,6 +218,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         if self.0.check_process().is_ok() {
             let state = lock(&self.0.state);
             (stats.entries, stats.bytes, stats.bar1_bytes) = (state.entries, state.bytes, state.bar1_bytes);
+            // Under the lock: who removes an entry counts its hits there.
+            stats.hits = counters.hits.get() + state.all().map(|entry| entry.word.hits()).sum::<u64>();
         }
         stats
     }
@@ -228,57 +239,98 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         }
     }
 
-    fn hit(&self, pd: V::Pd, access: Access, range: &Range) -> Option<Arc<Entry<V>>> {
-        let (entry, trusted) = {
-            let state = lock(&self.state);
-            let entry = state.find((pd, access), range)?.clone();
-            (entry, state.hooks > 0)
-        };
-        entry.used.store(self.tick(), Ordering::Relaxed);
-        if trusted || entry.identity.holds(&self.gpu) {
-            return Some(entry);
-        }
-        self.stale(&entry);
-        None
+    /// What this thread had lately, without a lock.
+    #[inline]
+    fn recent(self: &Arc<Self>, pd: V::Pd, access: Access, range: &Range) -> Option<Held<G, V>> {
+        recent::find(self, pd, access, range, |entry| self.lease(entry))
     }
 
-    fn miss(&self, pd: V::Pd, access: Access, range: Range) -> Result<Arc<Entry<V>>, Error> {
+    fn hit(&self, pd: V::Pd, access: Access, range: &Range) -> Option<Held<G, V>> {
+        let entry = lock(&self.state).find((pd, access), range)?.clone();
+        let held = self.lease(&entry);
+        if held.is_some() {
+            recent::keep(entry, range.start());
+        } else {
+            self.stale(&entry);
+        }
+        held
+    }
+
+    /// A lease, if the memory is still the same. An entry that was removed meanwhile, as by a hook, gives none.
+    #[inline]
+    fn lease(&self, entry: &Entry<G, V>) -> Option<Held<G, V>> {
+        if self.trusted.load(Ordering::Acquire) == 0 && !entry.identity.holds(&self.gpu) {
+            return None;
+        }
+        let (held, hits) = entry.hit()?;
+        if hits > 0 {
+            self.counters.hits.add(hits);
+        }
+        let now = self.clock.load(Ordering::Relaxed);
+        if entry.used.load(Ordering::Relaxed) != now {
+            entry.used.store(now, Ordering::Relaxed);
+        }
+        Some(held)
+    }
+
+    fn miss(self: &Arc<Self>, pd: V::Pd, access: Access, range: Range) -> Result<Held<G, V>, Error> {
         for _ in 0..CHANGES {
             let frees = lock(&self.state).frees;
             let identity = Identity::read(&self.gpu, range)?;
-            let entry = self.make(pd, access, range, &identity)?;
+            let (entry, held) = self.make(pd, access, range, &identity)?;
             // What was freed meanwhile may have been registered, or what took its place.
             if !entry.identity.holds(&self.gpu) {
+                let _none = self.remove(&entry);
                 continue;
             }
-            let _out = {
+            let mut out = Vec::new();
+            let kept = {
                 let mut state = lock(&self.state);
                 // A free that was reported before the entry is in did not see it: this one is not kept.
-                if state.hooks > 0 && state.frees != frees {
-                    Vec::new()
-                } else {
-                    state.insert(&entry)
+                let known = state.hooks > 0 && state.frees != frees;
+                let inside = if known { None } else { state.insert(&entry) };
+                let kept = inside.is_some();
+                out.extend(inside.into_iter().flatten().filter_map(|old| self.remove(&old)));
+                if !kept {
+                    out.extend(self.remove(&entry));
                 }
+                kept
             };
-            return Ok(entry);
+            drop(out);
+            if kept {
+                recent::keep(entry, range.start());
+            }
+            return Ok(held);
         }
         Err(Error::Changed { range })
     }
 
     /// Registers; once more after making room, if memory is short.
-    fn make(&self, pd: V::Pd, access: Access, range: Range, identity: &Identity) -> Result<Arc<Entry<V>>, Error> {
+    fn make(
+        self: &Arc<Self>,
+        pd: V::Pd,
+        access: Access,
+        range: Range,
+        identity: &Identity,
+    ) -> Result<New<G, V>, Error> {
         let first = self.make_once(pd, access, range, identity);
         match first {
             Err(error) if error.lacks_memory() && self.evict_all() => {
-                let entry = self.make_once(pd, access, range, identity)?;
+                let made = self.make_once(pd, access, range, identity)?;
                 self.counters.retried.add(1);
-                Ok(entry)
+                Ok(made)
             }
             other => other,
         }
     }
 
-    fn make_once(&self, pd: V::Pd, access: Access, range: Range, identity: &Identity) -> Result<Arc<Entry<V>>, Error> {
+    fn make_once(
+        self: &Arc<Self>,
+        pd: V::Pd,
+        access: Access,
+        range: Range,
+        identity: &Identity,
+    ) -> Result<New<G, V>, Error> {
         let (mut peer_memory, mut dma_buf) = (None, None);
         for &way in self.policy.ways() {
             let made = match way {
@@ -290,18 +342,21 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 }),
             };
             let Ok((mr, export)) = made else { continue };
-            return Ok(Arc::new(Entry {
-                verbs: self.verbs.clone(),
-                counters: self.counters.clone(),
+            return Ok(Entry::new(Parts {
                 pd,
                 access,
                 range,
-                identity: identity.clone(),
                 way,
-                export,
-                generation: self.generation,
-                used: AtomicU64::new(self.tick()),
-                mr: Some(mr),
+                cache: Arc::downgrade(self),
+                identity: identity.clone(),
+                used: self.tick(),
+                region: Region {
+                    verbs: self.verbs.clone(),
+                    counters: self.counters.clone(),
+                    export,
+                    generation: self.generation,
+                    mr: Some(mr),
+                },
             }));
         }
         Err(Error::Refused { range, peer_memory, dma_buf })
@@ -322,27 +377,46 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     /// A dma-buf of the same memory, which another NIC has.
     fn exported(&self, pages: &Range, identity: &Identity) -> Option<Arc<Export>> {
         let state = lock(&self.state);
-        let same = state.all().find(|entry| {
-            entry.identity == *identity && entry.export.as_ref().is_some_and(|export| export.range.contains(pages))
-        })?;
-        same.export.clone()
+        let mut same = state.all().filter(|entry| entry.identity == *identity);
+        let export = same.find_map(|entry| {
+            // SAFETY: It is in the map, whose lock is held, so it is not removed.
+            let export = unsafe { entry.region() }.export.as_ref()?;
+            export.range.contains(pages).then(|| export.clone())
+        });
+        export
     }
 
     fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Nobody gets this entry again.
-    pub(crate) fn detach(&self, entry: &Arc<Entry<V>>) {
-        if self.check_process().is_ok() {
-            let removed = lock(&self.state).remove(entry);
-            drop(removed);
-        }
+    /// Nobody gets this entry, which left the map or was never in it, again. What is returned is dropped where no lock is
+    /// held.
+    #[must_use = "it is deregistered where no lock is held"]
+    fn remove(&self, entry: &Arc<Entry<G, V>>) -> Option<Removed<G, V>> {
+        let (hits, unused) = entry.word.remove();
+        self.counters.hits.add(hits);
+        // SAFETY: The word said so.
+        unused.then(|| unsafe { Removed::new(entry.clone()) })
     }
 
-    fn stale(&self, entry: &Arc<Entry<V>>) {
-        let removed = lock(&self.state).remove(entry);
-        self.counters.stale.add(u64::from(removed.is_some()));
+    /// Nobody gets this entry again. Whether it was in the map.
+    pub(crate) fn detach(&self, entry: &Entry<G, V>) -> bool {
+        if self.check_process().is_err() {
+            return false;
+        }
+        let mut state = lock(&self.state);
+        let Some(entry) = state.same(entry).cloned() else { return false };
+        state.take(&entry);
+        let _removed = self.remove(&entry);
+        // The lock first.
+        drop(state);
+        true
+    }
+
+    fn stale(&self, entry: &Entry<G, V>) {
+        let removed = self.detach(entry);
+        self.counters.stale.add(u64::from(removed));
     }
 
     fn sweep(&self) {
@@ -360,12 +434,19 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     }
 
     pub(crate) fn trust(&self, on: bool) {
-        let mut state = lock(&self.state);
-        state.hooks = if on { state.hooks + 1 } else { state.hooks - 1 };
-        drop(state);
         if on {
-            // What was freed before nobody reported.
+            {
+                let mut state = lock(&self.state);
+                state.hooks += 1;
+                // What is being registered may be of memory that was freed, and nobody reported: it is not kept.
+                state.frees += 1;
+            }
+            // What was freed before nobody reported. Only then hits stop asking.
             self.sweep();
+            self.trusted.fetch_add(1, Ordering::Release);
+        } else {
+            self.trusted.fetch_sub(1, Ordering::Release);
+            lock(&self.state).hooks -= 1;
         }
     }
 
@@ -378,19 +459,20 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     }
 
     /// Takes out what `which` says; how many.
-    fn take_out(&self, which: impl Fn(&Entry<V>) -> bool) -> u64 {
+    fn take_out(&self, which: impl Fn(&Entry<G, V>) -> bool) -> u64 {
         if self.check_process().is_err() {
             return 0;
         }
-        let out: Vec<_> = {
-            let mut state = lock(&self.state);
-            let chosen: Vec<_> = state.all().filter(|entry| which(entry)).cloned().collect();
-            chosen.iter().filter_map(|entry| state.remove(entry)).collect()
-        };
-        out.len() as u64
+        let mut state = lock(&self.state);
+        let chosen: Vec<_> = state.all().filter(|entry| which(entry)).cloned().collect();
+        chosen.iter().for_each(|entry| state.take(entry));
+        let out: Vec<_> = chosen.iter().filter_map(|entry| self.remove(entry)).collect();
+        drop(state);
+        drop(out);
+        chosen.len() as u64
     }
 
-    /// Evicts until the limits hold, or all that is left is in use.
+    /// Evicts until the limits hold. If all that is left is in use, the ends of leases go on with it.
     pub(crate) fn trim(&self) {
         self.evict_while(|state| state.exceeds(&self.limits));
     }
@@ -400,18 +482,34 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         self.evict_while(|_| true)
     }
 
-    fn evict_while(&self, more: impl Fn(&State<V>) -> bool) -> bool {
+    fn evict_while(&self, more: impl Fn(&State<G, V>) -> bool) -> bool {
         if self.check_process().is_err() {
             return false;
         }
         let mut out = Vec::new();
         let mut state = lock(&self.state);
         while more(&state) {
-            let Some(entry) = state.oldest_unused() else { break };
-            out.extend(state.remove(&entry));
+            // The oldest, or the first whose lease just ended; all others are told that they are awaited.
+            let evict = |entry: Arc<Entry<G, V>>| entry.word.remove_or_await().map(|hits| (entry, hits));
+            let oldest = state.oldest_unused();
+            let Some((entry, hits)) = oldest.and_then(evict).or_else(|| state.all().cloned().find_map(evict)) else {
+                break;
+            };
+            self.counters.hits.add(hits);
+            state.take(&entry);
+            // SAFETY: The word said that it is removed and unused.
+            out.push(unsafe { Removed::new(entry) });
         }
         drop(state);
         self.counters.evicted.add(out.len() as u64);
         !out.is_empty()
+    }
+}
+
+impl<G: Gpu, V: Verbs> Drop for Inner<G, V> {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let left: Vec<_> = std::mem::take(&mut state.regions).into_values().flat_map(BTreeMap::into_values).collect();
+        left.iter().for_each(|entry| drop(self.remove(entry)));
     }
 }

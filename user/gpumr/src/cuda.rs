@@ -11,6 +11,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 const MEMORY_TYPE: c_int = 2;
 const BUFFER_ID: c_int = 7;
 const IS_MANAGED: c_int = 8;
+const RANGE_START: c_int = 11;
+const RANGE_SIZE: c_int = 12;
 const DMA_BUF_FD: c_int = 1;
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
@@ -18,6 +20,7 @@ const DEVICE: c_uint = 2;
 const RTLD_NOLOAD: c_int = 4;
 
 type GetAttribute = unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int;
+type GetAttributes = unsafe extern "C" fn(c_uint, *mut c_int, *mut *mut c_void, u64) -> c_int;
 type GetRange = unsafe extern "C" fn(*mut u64, *mut usize, u64) -> c_int;
 type GetHandle = unsafe extern "C" fn(*mut c_int, u64, usize, c_int, c_ulonglong) -> c_int;
 type ErrorName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
@@ -25,6 +28,8 @@ type ErrorName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 /// libcuda.
 pub struct Cuda {
     attribute: Symbol<GetAttribute>,
+    /// Since CUDA 7.0; the attributes of a range since 10.2.
+    attributes: Option<Symbol<GetAttributes>>,
     range: Symbol<GetRange>,
     /// Since CUDA 11.7.
     handle: Option<Symbol<GetHandle>>,
@@ -63,6 +68,7 @@ impl Cuda {
         unsafe {
             Ok(Self {
                 attribute: lib.get(b"cuPointerGetAttribute\0").map_err(missing)?,
+                attributes: lib.get(b"cuPointerGetAttributes\0").ok(),
                 range: lib.get(b"cuMemGetAddressRange_v2\0").map_err(missing)?,
                 handle: lib.get(b"cuMemGetHandleForAddressRange\0").ok(),
                 name: lib.get(b"cuGetErrorName\0").map_err(missing)?,
@@ -90,6 +96,21 @@ impl Gpu for Cuda {
         // SAFETY: This attribute is a number of eight bytes; every address may be asked for.
         let status = unsafe { (self.attribute)(std::ptr::from_mut(&mut id).cast(), BUFFER_ID, address) };
         (status == 0).then_some(id)
+    }
+
+    #[inline]
+    fn buffer(&self, address: u64) -> Option<(u64, Range)> {
+        let ask = self.attributes.as_ref()?;
+        let (mut id, mut start, mut size) = (0u64, 0u64, 0usize);
+        let mut what = [BUFFER_ID, RANGE_START, RANGE_SIZE];
+        let mut out: [*mut c_void; 3] = [(&raw mut id).cast(), (&raw mut start).cast(), (&raw mut size).cast()];
+        // SAFETY: Three attributes of eight bytes each, and room for each; every address may be asked for.
+        let status = unsafe { ask(3, what.as_mut_ptr(), out.as_mut_ptr(), address) };
+        // What CUDA does not know has number 0 and no bytes, and is no error.
+        if status != 0 || id == 0 {
+            return None;
+        }
+        Range::new(start, size as u64).ok().map(|range| (id, range))
     }
 
     fn kind(&self, address: u64) -> Kind {

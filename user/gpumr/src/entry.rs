@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One registration. It ends with its last reference: the cache has one, each lease has one.
+//! One registration. It ends when it is removed from the cache and its last lease has ended.
 
-use crate::backend::{Access, Verbs};
+use crate::backend::{Access, Gpu, Verbs};
+use crate::cache::Inner;
 use crate::fork;
 use crate::identity::Identity;
 use crate::policy::Way;
 use crate::range::Range;
 use crate::stats::Counters;
-use crate::sync::{Arc, AtomicU64};
+use crate::sync::{Arc, AtomicU64, Weak};
+use crate::word::{End, Word};
+use std::cell::UnsafeCell;
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 
 /// Pages of the GPU in BAR1.
 const GPU_PAGE: u64 = 64 << 10;
@@ -19,31 +24,20 @@ pub(crate) struct Export {
     pub(crate) fd: OwnedFd,
 }
 
+/// What an entry has until it ends.
+///
 /// # Invariants
 ///
 /// `mr` is `Some` until drop.
-pub(crate) struct Entry<V: Verbs> {
+pub(crate) struct Region<V: Verbs> {
     pub(crate) verbs: Arc<V>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) pd: V::Pd,
-    pub(crate) access: Access,
-    pub(crate) range: Range,
-    pub(crate) identity: Identity,
-    pub(crate) way: Way,
     pub(crate) export: Option<Arc<Export>>,
     pub(crate) generation: u64,
-    /// The cache's clock when it was last asked for.
-    pub(crate) used: AtomicU64,
     pub(crate) mr: Option<V::Mr>,
 }
 
-impl<V: Verbs> Entry<V> {
-    pub(crate) fn bar1_bytes(&self) -> u64 {
-        self.range.widened(GPU_PAGE).map_or(self.range.length(), |pages| pages.length())
-    }
-}
-
-impl<V: Verbs> Drop for Entry<V> {
+impl<V: Verbs> Drop for Region<V> {
     fn drop(&mut self) {
         let Some(mr) = self.mr.take() else { return };
         if self.generation != fork::generation() {
@@ -51,6 +45,156 @@ impl<V: Verbs> Drop for Entry<V> {
             std::mem::forget(mr);
         } else if self.verbs.deregister(mr).is_err() {
             self.counters.lost.add(1);
+        }
+    }
+}
+
+struct Alive<G: Gpu, V: Verbs> {
+    region: Region<V>,
+    /// The entry itself, which leases therefore need not count a second time.
+    _own: Arc<Entry<G, V>>,
+}
+
+/// # Invariants
+///
+/// `alive` is `Some` and nobody writes to it until `word` is removed and without leases; then it belongs to the caller
+/// that `word` told so.
+pub(crate) struct Entry<G: Gpu, V: Verbs> {
+    pub(crate) word: Word,
+    /// The cache's clock when it was last asked for.
+    pub(crate) used: AtomicU64,
+    pub(crate) pd: V::Pd,
+    pub(crate) access: Access,
+    pub(crate) range: Range,
+    pub(crate) way: Way,
+    pub(crate) cache: Weak<Inner<G, V>>,
+    pub(crate) identity: Identity,
+    alive: UnsafeCell<Option<Alive<G, V>>>,
+}
+
+// SAFETY: All fields may be sent and shared but `alive`, whose parts may, and whose one writer is alone by the invariant.
+unsafe impl<G: Gpu, V: Verbs> Sync for Entry<G, V> {}
+
+/// What an entry is made of.
+pub(crate) struct Parts<G: Gpu, V: Verbs> {
+    pub(crate) pd: V::Pd,
+    pub(crate) access: Access,
+    pub(crate) range: Range,
+    pub(crate) way: Way,
+    pub(crate) cache: Weak<Inner<G, V>>,
+    pub(crate) identity: Identity,
+    pub(crate) used: u64,
+    pub(crate) region: Region<V>,
+}
+
+impl<G: Gpu, V: Verbs> Entry<G, V> {
+    /// A new one, with a lease.
+    pub(crate) fn new(parts: Parts<G, V>) -> (Arc<Self>, Held<G, V>) {
+        let entry = Arc::new(Self {
+            word: Word::new(),
+            used: AtomicU64::new(parts.used),
+            pd: parts.pd,
+            access: parts.access,
+            range: parts.range,
+            way: parts.way,
+            cache: parts.cache,
+            identity: parts.identity,
+            alive: UnsafeCell::new(None),
+        });
+        let alive = Alive { region: parts.region, _own: entry.clone() };
+        // SAFETY: Nobody else has it yet.
+        unsafe { *entry.alive.get() = Some(alive) };
+        let held = Held(NonNull::from(&*entry));
+        (entry, held)
+    }
+
+    /// A lease, unless the entry is removed; and hits to be counted.
+    pub(crate) fn hit(&self) -> Option<(Held<G, V>, u64)> {
+        let hits = self.word.hit()?;
+        Some((Held(NonNull::from(self)), hits))
+    }
+
+    /// Its memory region, and what keeps the memory.
+    ///
+    /// # Safety
+    ///
+    /// The entry is not removed, or has a lease, until the reference is no longer used.
+    pub(crate) unsafe fn region(&self) -> &Region<V> {
+        // SAFETY: By this function's contract and the invariant nobody writes.
+        let alive = unsafe { &*self.alive.get() };
+        &alive.as_ref().expect("until it ends").region
+    }
+
+    /// What it has, which deregisters with drop, where no lock is held. The entry may go with it.
+    ///
+    /// # Safety
+    ///
+    /// `word` told the caller that the entry is removed and without leases.
+    unsafe fn finish(&self) -> Option<Alive<G, V>> {
+        // SAFETY: By this function's contract and the invariant it belongs to the caller.
+        unsafe { (*self.alive.get()).take() }
+    }
+
+    pub(crate) fn bar1_bytes(&self) -> u64 {
+        self.range.widened(GPU_PAGE).map_or(self.range.length(), |pages| pages.length())
+    }
+}
+
+/// An entry that was removed when nobody used it. It is deregistered with drop, where no lock is held.
+pub(crate) struct Removed<G: Gpu, V: Verbs>(Arc<Entry<G, V>>);
+
+impl<G: Gpu, V: Verbs> Removed<G, V> {
+    /// # Safety
+    ///
+    /// As for [`Entry::finish()`].
+    pub(crate) unsafe fn new(entry: Arc<Entry<G, V>>) -> Self {
+        Self(entry)
+    }
+}
+
+impl<G: Gpu, V: Verbs> Drop for Removed<G, V> {
+    fn drop(&mut self) {
+        // SAFETY: Promised in `new()`.
+        drop(unsafe { self.0.finish() });
+    }
+}
+
+/// A lease of an entry.
+///
+/// # Invariants
+///
+/// It is counted in the entry's word, so the entry lives.
+pub(crate) struct Held<G: Gpu, V: Verbs>(NonNull<Entry<G, V>>);
+
+// SAFETY: It is a counted reference, as `Arc` is one, to what may be sent and shared.
+unsafe impl<G: Gpu, V: Verbs> Send for Held<G, V> {}
+// SAFETY: As for Send.
+unsafe impl<G: Gpu, V: Verbs> Sync for Held<G, V> {}
+
+impl<G: Gpu, V: Verbs> Deref for Held<G, V> {
+    type Target = Entry<G, V>;
+
+    fn deref(&self) -> &Entry<G, V> {
+        // SAFETY: By the invariant it lives.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<G: Gpu, V: Verbs> Held<G, V> {
+    pub(crate) fn region(&self) -> &Region<V> {
+        // SAFETY: This lease lives as long as the reference.
+        unsafe { (**self).region() }
+    }
+}
+
+impl<G: Gpu, V: Verbs> Drop for Held<G, V> {
+    fn drop(&mut self) {
+        // From here on the entry may go, but for whoever is told to end it.
+        match self.word.end(|| self.cache.upgrade()) {
+            End::Nothing | End::Awaited(None) => {}
+            End::Awaited(Some(cache)) => cache.trim(),
+            // SAFETY: The word said so.
+            End::Removed => drop(unsafe { self.finish() }),
         }
     }
 }

@@ -33,7 +33,7 @@ pub struct RawMr {
 const _: () = assert!(std::mem::offset_of!(RawMr, rkey) == 40);
 
 /// `struct ibv_pd *`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pd(NonNull<c_void>);
 
 // SAFETY: Verbs may be called from every thread.

@@ -15,6 +15,8 @@ use crate::range::Range;
 pub struct Identity {
     pieces: Vec<Piece>,
     last: u64,
+    /// Of a single piece, if CUDA tells its number and its bounds at once: the bounds.
+    at_once: Option<Range>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +29,7 @@ impl Identity {
     /// Asks CUDA. Errors: an address of the range is no device memory.
     pub fn read(gpu: &impl Gpu, range: Range) -> Result<Self, Error> {
         let mut pieces = Vec::with_capacity(1);
+        let mut at_once = None;
         let mut at = range.start();
         while at < range.end() {
             let unknown = || match gpu.kind(at) {
@@ -36,13 +39,22 @@ impl Identity {
             };
             let (Some(id), Kind::Device) = (gpu.buffer_id(at), gpu.kind(at)) else { return Err(unknown()) };
             pieces.push(Piece { at, id });
-            at = gpu.allocation(at).filter(|piece| piece.end() > at).ok_or_else(unknown)?.end();
+            let piece = gpu.allocation(at).filter(|piece| piece.end() > at).ok_or_else(unknown)?;
+            if piece.contains(&range) && gpu.buffer(at) == Some((id, piece)) {
+                at_once = Some(piece);
+            }
+            at = piece.end();
         }
-        Ok(Self { pieces, last: range.last() })
+        Ok(Self { pieces, last: range.last(), at_once })
     }
 
-    /// Whether the memory is still the same: each piece, and both ends.
+    /// Whether the memory is still the same: each piece, and both ends. Where one answer holds number and bounds, and
+    /// these are as they were, it speaks for both ends.
+    #[inline]
     pub fn holds(&self, gpu: &impl Gpu) -> bool {
+        if let ([piece], Some(bounds)) = (&self.pieces[..], self.at_once) {
+            return gpu.buffer(piece.at) == Some((piece.id, bounds));
+        }
         let end = self.pieces.last().map(|piece| piece.id);
         self.pieces.iter().all(|piece| gpu.buffer_id(piece.at) == Some(piece.id)) && gpu.buffer_id(self.last) == end
     }

@@ -29,9 +29,11 @@ pub mod identity;
 pub mod lease;
 pub mod policy;
 pub mod range;
+mod recent;
 pub mod stats;
 pub mod sweep;
 mod sync;
+mod word;
 
 pub use backend::{Access, Gpu, Verbs};
 pub use cache::{Cache, Limits};

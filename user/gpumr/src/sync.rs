@@ -2,14 +2,20 @@
 //! Locks and atomics: std's, or those of the models.
 
 #[cfg(feature = "shuttle")]
-pub(crate) use shuttle::sync::{
-    atomic::{AtomicU64, Ordering},
-    Arc, Mutex, MutexGuard,
+pub(crate) use shuttle::{
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, Weak,
+    },
+    thread_local,
 };
 #[cfg(not(feature = "shuttle"))]
-pub(crate) use std::sync::{
-    atomic::{AtomicU64, Ordering},
-    Arc, Mutex, MutexGuard,
+pub(crate) use std::{
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, Weak,
+    },
+    thread_local,
 };
 
 /// Locks. A panic while it was held (of a test's stand-in) leaves whole maps: nothing here stops half-way.

@@ -11,7 +11,7 @@ use gpumr::hooks::Hooks;
 use gpumr::{Cache, Error, Limits, Policy, Range, Sweeper, Way};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use world::{World, PAGE};
+use world::{Bounds, World, PAGE};
 
 fn cache(world: &World) -> Cache<World, World> {
     Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default())
@@ -103,6 +103,70 @@ fn with_hooks_freed_memory_is_let_go_at_once() {
     assert_eq!(region(&world, &cache, b), kept);
     hooks.free_all();
     assert_eq!(world.regions(), 0, "a destroyed context takes all memory along");
+}
+
+/// What a thread used lately it finds without a lock; a free that was reported is seen there, too.
+#[test]
+fn with_hooks_an_address_given_out_again_is_another_buffer() {
+    let world = World::default();
+    let cache = cache(&world);
+    let hooks = Hooks::promise(&cache);
+    let block = world.allocate(4).unwrap();
+    let old = region(&world, &cache, block);
+    assert_eq!(region(&world, &cache, block), old);
+    hooks.free(block.start(), block.length()).unwrap();
+    world.remap(block);
+    assert_ne!(region(&world, &cache, block), old);
+    assert_eq!((cache.stats().hits, cache.stats().misses), (1, 2));
+}
+
+/// A program may report frees from some time on: what it freed before, and nobody reported, is not trusted.
+#[test]
+fn what_was_freed_before_the_hooks_is_not_trusted() {
+    let world = World::default();
+    let cache = cache(&world);
+    let block = world.allocate(4).unwrap();
+    let old = region(&world, &cache, block);
+    world.remap(block);
+    let _hooks = Hooks::promise(&cache);
+    assert_ne!(region(&world, &cache, block), old);
+}
+
+/// One answer with number and bounds speaks for both ends; bounds that are not the allocation's speak for nothing.
+#[test]
+fn one_question_is_enough_where_its_answer_has_the_bounds() {
+    for (bounds, questions) in [(Bounds::Unknown, 2), (Bounds::Allocation, 1), (Bounds::Reservation, 2)] {
+        let world = World::default();
+        world.tell(bounds);
+        let cache = cache(&world);
+        let (a, b) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+        let old = region(&world, &cache, a);
+        let before = world.questions();
+        assert_eq!(region(&world, &cache, a), old);
+        assert_eq!(world.questions() - before, questions, "{bounds:?}");
+        world.remap(a);
+        let new = region(&world, &cache, a);
+        assert_ne!(new, old, "{bounds:?}");
+        let both = Range::new(a.start(), 4 * PAGE).unwrap();
+        let wide = region(&world, &cache, both);
+        world.remap(b);
+        assert_ne!(region(&world, &cache, both), wide, "{bounds:?}");
+    }
+}
+
+#[test]
+fn a_cache_that_is_closed_leaves_its_leases() {
+    let world = World::default();
+    let cache = cache(&world);
+    let (a, b) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+    let held = cache.register(0, a.start(), a.length(), 1).unwrap();
+    let revoked = cache.register(0, b.start(), b.length(), 1).unwrap();
+    drop(cache);
+    world.reaches(held.lkey(), a).unwrap();
+    revoked.revoked();
+    assert_eq!(world.regions(), 1);
+    drop(held);
+    assert_eq!(world.regions(), 0);
 }
 
 #[test]

@@ -10,7 +10,7 @@ fn step() {}
 use gpumr::hooks::Hooks;
 use gpumr::{Cache, Lease, Limits, Policy, Range, Way};
 use proptest::prelude::*;
-use world::{World, PAGE};
+use world::{Bounds, World, PAGE};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -160,14 +160,19 @@ fn limits() -> impl Strategy<Value = Limits> {
     ]
 }
 
+fn bounds() -> impl Strategy<Value = Bounds> {
+    prop_oneof![Just(Bounds::Unknown), Just(Bounds::Allocation), Just(Bounds::Reservation)]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_lease_reaches_what_the_program_sees(
-        ops in prop::collection::vec(op(), 1..60), policy in policy(), limits in limits(),
+        ops in prop::collection::vec(op(), 1..60), policy in policy(), limits in limits(), bounds in bounds(),
     ) {
         let world = World::default();
+        world.tell(bounds);
         let cache = Cache::new(world.clone(), world.clone(), policy, limits);
         let mut program =
             Program { world: world.clone(), cache, hooks: None, blocks: vec![], leases: vec![], asked: vec![], limits };

@@ -10,8 +10,8 @@ fn step() {
 }
 
 use gpumr::hooks::Hooks;
-use gpumr::{Cache, Limits, Policy};
-use shuttle::sync::Arc;
+use gpumr::{Cache, Limits, Policy, Range};
+use shuttle::sync::{Arc, Barrier};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use world::World;
@@ -55,6 +55,8 @@ fn run(hooked: bool, limits: Limits, room: u64) {
     for thread in threads {
         thread.join().unwrap();
     }
+    let left = cache.stats().entries;
+    assert!(left <= limits.entries, "LIMIT: {left} entries are left");
     cache.sweep();
     assert_eq!(world.keeps_freed(&[]), 0, "LEAK: a sweep leaves freed memory");
     if hooked {
@@ -62,6 +64,13 @@ fn run(hooked: bool, limits: Limits, room: u64) {
     }
     drop((cache, hooks));
     assert_eq!(world.regions(), 0, "LEAK: regions outlive the cache");
+}
+
+fn register(world: &World, cache: &Cache<World, World>, block: Range) {
+    let lease = cache.register(0, block.start(), block.length(), 1).unwrap();
+    if let Err(what) = world.reaches(lease.lkey(), block) {
+        panic!("STALE: {what}");
+    }
 }
 
 fn search(name: &str, what: impl Fn() + Send + Sync + Clone + 'static) {
@@ -116,4 +125,71 @@ fn the_same_buffer() {
     });
     let seen = seen.lock().unwrap();
     assert_eq!(*seen, BTreeSet::from([1, 2]), "both orders happened");
+}
+
+/// One thread frees what another registered and will find again without a lock.
+#[test]
+fn a_free_by_another_thread() {
+    search("a free by another thread", || {
+        let world = World::default();
+        let limits = Limits { entries: 1, ..Limits::default() };
+        let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
+        let hooks = Hooks::promise(&cache);
+        let (block, other) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+        let (registered, freed) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+        let user = {
+            let (world, cache, registered, freed) = (world.clone(), cache.clone(), registered.clone(), freed.clone());
+            shuttle::thread::spawn(move || {
+                register(&world, &cache, block);
+                registered.wait();
+                freed.wait();
+                register(&world, &cache, block);
+                register(&world, &cache, block);
+            })
+        };
+        let third = {
+            let (world, cache) = (world.clone(), cache.clone());
+            shuttle::thread::spawn(move || register(&world, &cache, other))
+        };
+        registered.wait();
+        hooks.free(block.start(), block.length()).unwrap();
+        world.remap(block);
+        freed.wait();
+        user.join().unwrap();
+        third.join().unwrap();
+        assert!(cache.stats().entries <= 1, "LIMIT");
+        drop((cache, hooks));
+        assert_eq!(world.regions(), 0, "LEAK: regions outlive the cache");
+    });
+}
+
+/// What was freed before hooks were promised nobody reported: neither a hit meanwhile may trust it, nor a registration
+/// that was under way be kept.
+#[test]
+fn the_promise() {
+    search("the promise", || {
+        let world = World::default();
+        let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default());
+        let (first, second) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+        register(&world, &cache, first);
+        world.remap(first);
+        let threads = [
+            shuttle::thread::spawn({
+                let (world, cache) = (world.clone(), cache.clone());
+                move || register(&world, &cache, first)
+            }),
+            shuttle::thread::spawn({
+                let cache = cache.clone();
+                // Replaced meanwhile, so what this gets may be either.
+                move || drop(cache.register(0, second.start(), second.length(), 1))
+            }),
+        ];
+        world.remap(second);
+        let hooks = Hooks::promise(&cache);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        register(&world, &cache, second);
+        drop(hooks);
+    });
 }

@@ -18,6 +18,18 @@ pub const PAGE: u64 = 4096;
 const ARENA: u64 = 0x7f00_0000_0000;
 const ARENA_PAGES: u64 = 48;
 
+/// What CUDA says of an allocation's bounds along with its number.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Bounds {
+    /// Nothing: an old driver.
+    #[default]
+    Unknown,
+    /// Those of `cuMemGetAddressRange`.
+    Allocation,
+    /// Those of the whole reservation, as of virtual memory.
+    Reservation,
+}
+
 type Meanwhile = Box<dyn FnOnce(&World) + Send>;
 
 /// Memory itself, which no two allocations share.
@@ -50,6 +62,8 @@ struct State {
     room: u64,
     no_peer_memory: bool,
     no_deregistration: bool,
+    bounds: Bounds,
+    questions: usize,
     /// Runs once, when the next registration has its memory and has not returned.
     meanwhile: Option<Meanwhile>,
 }
@@ -109,6 +123,15 @@ impl World {
 
     pub fn refuse_deregistration(&self) {
         self.state().no_deregistration = true;
+    }
+
+    pub fn tell(&self, bounds: Bounds) {
+        self.state().bounds = bounds;
+    }
+
+    /// How often a number was asked for.
+    pub fn questions(&self) -> usize {
+        self.state().questions
     }
 
     pub fn meanwhile(&self, what: impl FnOnce(&World) + Send + 'static) {
@@ -191,7 +214,21 @@ impl State {
 impl Gpu for World {
     fn buffer_id(&self, address: u64) -> Option<u64> {
         super::step();
-        self.state().block(address).map(|block| block.id)
+        let mut state = self.state();
+        state.questions += 1;
+        state.block(address).map(|block| block.id)
+    }
+
+    fn buffer(&self, address: u64) -> Option<(u64, Range)> {
+        super::step();
+        let mut state = self.state();
+        state.questions += 1;
+        let block = state.block(address)?;
+        match state.bounds {
+            Bounds::Unknown => None,
+            Bounds::Allocation => Some((block.id, block.range)),
+            Bounds::Reservation => Some((block.id, Range::new(ARENA, ARENA_PAGES * PAGE).unwrap())),
+        }
     }
 
     fn kind(&self, address: u64) -> Kind {
