@@ -1,20 +1,58 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* A libcuda.so.1 of one block of "GPU memory". As read on an H200 (driver 580): BUFFER_ID grows with each allocation, and
- * is INVALID_VALUE (1) once freed; addresses come back; exports need whole pages. Left out: everything else. */
-#include <stdint.h>
+/* A libcuda.so.1 of a megabyte of "GPU memory". As read on an H200 (driver 580): BUFFER_ID grows
+ * with each allocation, and is INVALID_VALUE (1) once freed; addresses come back, blocks lie side
+ * by side; exports need whole pages, may run over several blocks, and managed and host memory has
+ * none. As NVIDIA's manual says: cuPointerGetAttributes() answers 0 for memory that it does not
+ * know, and no error. Left out: costs, contexts, sizes of 2 MiB, virtual memory. */
 #include <fcntl.h>
+#include <stddef.h>
+#include <stdint.h>
 
-static char memory[1 << 20] __attribute__((aligned(4096)));
-static uint64_t id, last_id;
+enum { HOST = 1, DEVICE = 2, PAGE = 4096, BLOCKS = 16 };
 
-static int within(uint64_t at)
+static char memory[1 << 20] __attribute__((aligned(PAGE)));
+static struct block {
+	uint64_t at, size, id;
+	unsigned int type, managed;
+} blocks[BLOCKS];
+static uint64_t last_id;
+
+static struct block *find(uint64_t at)
 {
-	return id && at - (uint64_t)(uintptr_t)memory < sizeof(memory);
+	for (struct block *b = blocks; b < blocks + BLOCKS; b++)
+		if (b->id && at - b->at < b->size)
+			return b;
+	return NULL;
 }
 
+/* GPU memory that is or was: where the CPU has no page. */
 int stand_in_is_gpu(const void *addr)
 {
-	return within((uintptr_t)addr);
+	struct block *b = find((uintptr_t)addr);
+
+	return (uintptr_t)addr - (uintptr_t)memory < sizeof(memory) && (!b || (b->type == DEVICE && !b->managed));
+}
+
+static int allocate(uint64_t *out, uint64_t size, unsigned int type, unsigned int managed)
+{
+	uint64_t at = (uintptr_t)memory, end = at + sizeof(memory);
+	struct block *new = NULL, *b;
+
+	for (b = blocks; b < blocks + BLOCKS && !new; b++)
+		if (!b->id)
+			new = b;
+	size = (size + PAGE - 1) & -(uint64_t)PAGE;
+	/* The first gap. */
+	for (b = blocks; b < blocks + BLOCKS; b++)
+		if (b->id && at < b->at + b->size && b->at < at + size) {
+			at = b->at + b->size;
+			b = blocks - 1;
+		}
+	if (!new || !size || size > end - at)
+		return 2;
+	*new = (struct block){ at, size, ++last_id, type, managed };
+	*out = at;
+	return 0;
 }
 
 int cuInit(unsigned int flags)
@@ -24,58 +62,99 @@ int cuInit(unsigned int flags)
 
 int cuMemAlloc_v2(uint64_t *at, uint64_t size)
 {
-	if (id || size > sizeof(memory))
-		return 2;
-	id = ++last_id;
-	*at = (uintptr_t)memory;
-	return 0;
+	return allocate(at, size, DEVICE, 0);
+}
+
+int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags)
+{
+	return flags == 1 ? allocate(at, size, DEVICE, 1) : 1;
+}
+
+int cuMemHostAlloc(void **at, size_t size, unsigned int flags)
+{
+	uint64_t block;
+	int status = allocate(&block, size, HOST, 0);
+
+	(void)flags;
+	if (!status)
+		*at = (void *)block;
+	return status;
 }
 
 int cuMemFree_v2(uint64_t at)
 {
-	if (!within(at))
+	struct block *b = find(at);
+
+	if (!b || b->at != at)
 		return 1;
-	id = 0;
+	b->id = 0;
 	return 0;
 }
 
 int cuPointerGetAttribute(void *out, int attribute, uint64_t at)
 {
-	if (!within(at))
+	struct block *b = find(at);
+
+	if (!b)
 		return 1;
 	switch (attribute) {
 	case 2:
-		*(unsigned int *)out = 2;
+		*(unsigned int *)out = b->type;
 		return 0;
 	case 7:
-		*(uint64_t *)out = id;
+		*(uint64_t *)out = b->id;
 		return 0;
 	case 8:
-		*(unsigned int *)out = 0;
+		*(unsigned int *)out = b->managed;
+		return 0;
+	case 11:
+		*(uint64_t *)out = b->at;
+		return 0;
+	case 12:
+		*(uint64_t *)out = b->size;
 		return 0;
 	}
 	return 1;
 }
 
+int cuPointerGetAttributes(unsigned int count, int *attributes, void **out, uint64_t at)
+{
+	for (unsigned int i = 0; i < count; i++) {
+		if (attributes[i] != 7 && attributes[i] != 11 && attributes[i] != 12)
+			return 1;
+		*(uint64_t *)out[i] = 0;
+		cuPointerGetAttribute(out[i], attributes[i], at);
+	}
+	return 0;
+}
+
 int cuMemGetAddressRange_v2(uint64_t *base, uint64_t *size, uint64_t at)
 {
-	if (!within(at))
+	struct block *b = find(at);
+
+	if (!b)
 		return 1;
-	*base = (uintptr_t)memory;
-	*size = sizeof(memory);
+	*base = b->at;
+	*size = b->size;
 	return 0;
 }
 
 int cuMemGetHandleForAddressRange(int *fd, uint64_t at, uint64_t size, int type, unsigned long long flags)
 {
-	if (!within(at) || (at | size) & 4095 || type != 1)
+	if ((at | size) & (PAGE - 1) || !size || type != 1 || flags)
 		return 1;
+	for (uint64_t page = at; page < at + size; page += PAGE) {
+		struct block *b = find(page);
+
+		if (!b || b->type != DEVICE || b->managed)
+			return 1;
+	}
 	*fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-	return *fd < 0;
+	return *fd < 0 ? 999 : 0;
 }
 
 int cuGetErrorName(int status, const char **name)
 {
-	*name = status == 1 ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR";
+	*name = status == 1 ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_UNKNOWN";
 	return 0;
 }

@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* A libibverbs.so.1 that counts. It models: symbol versions as in rdma-core 44 (libibverbs.map), ibv_reg_mr() that fails
- * with EFAULT on GPU memory (without the peer-memory API, as mainline's ib_umem_get()), ibv_reg_dmabuf_mr() that leaves
- * addr empty, ibv_dealloc_pd() that fails with EBUSY while regions live. Left out: devices, queues, data. */
+/* A libibverbs.so.1 that counts. It models: symbol versions as in rdma-core 44 (libibverbs.map);
+ * ibv_reg_mr() that fails with EFAULT on GPU memory (without the peer-memory API), and with EINVAL
+ * on no bytes and on ranges that wrap, as mainline's ib_umem_get(); ibv_reg_mr() and
+ * ibv_reg_mr_iova() that call ibv_reg_mr_iova2(), which a library before this one may catch, as in
+ * Debian's libibverbs1 44; ibv_reg_dmabuf_mr() that leaves addr empty; ibv_dealloc_pd() that fails
+ * with EBUSY while regions live; ibv_dereg_mr() that answers EIO once its NIC was removed
+ * (STAND_IN_REMOVED). Left out: devices, queues, data. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
 #include <stdlib.h>
 #undef ibv_reg_mr
+#undef ibv_reg_mr_iova
 
 extern int stand_in_is_gpu(const void *addr) __attribute__((weak));
-static unsigned int plain, dma_buf, live;
+static unsigned int plain, dma_buf, live, keys;
 
 static struct ibv_mr *make(struct ibv_pd *pd, void *addr, size_t length)
 {
@@ -18,18 +23,29 @@ static struct ibv_mr *make(struct ibv_pd *pd, void *addr, size_t length)
 	mr->pd = pd;
 	mr->addr = addr;
 	mr->length = length;
-	mr->lkey = mr->rkey = ++live;
+	mr->lkey = mr->rkey = ++keys;
+	live++;
 	return mr;
 }
 
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
 {
+	(void)iova, (void)access;
 	plain++;
+	if (!length || (uintptr_t)addr + length < length) {
+		errno = EINVAL;
+		return NULL;
+	}
 	if (stand_in_is_gpu && stand_in_is_gpu(addr) && !getenv("STAND_IN_PEER_MEMORY")) {
 		errno = EFAULT;
 		return NULL;
 	}
 	return make(pd, addr, length);
+}
+
+struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
+{
+	return ibv_reg_mr_iova2(pd, addr, length, iova, access);
 }
 
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
@@ -40,6 +56,7 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 #ifndef WITHOUT_DMA_BUF
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access)
 {
+	(void)offset, (void)iova, (void)fd, (void)access;
 	dma_buf++;
 	return make(pd, NULL, length);
 }
@@ -47,6 +64,8 @@ struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
 
 int ibv_dereg_mr(struct ibv_mr *mr)
 {
+	if (getenv("STAND_IN_REMOVED"))
+		return EIO;
 	live--;
 	free(mr);
 	return 0;
@@ -54,6 +73,7 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 
 int ibv_dealloc_pd(struct ibv_pd *pd)
 {
+	(void)pd;
 	return live ? EBUSY : 0;
 }
 

@@ -1,52 +1,154 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* A program that knows nothing of dma-buf: registers GPU memory and host memory, as arguments say; prints what happened. */
+/* A program that knows nothing of dma-buf; prints what happened. Its argument says what it does. */
+#include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 int cuInit(unsigned int flags);
 int cuMemAlloc_v2(uint64_t *at, uint64_t size);
+int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
+int cuMemHostAlloc(void **at, size_t size, unsigned int flags);
 int cuMemFree_v2(uint64_t at);
 void stand_in_counts(unsigned int *counts);
 
-static void show(const char *what, struct ibv_mr *mr, uint64_t at)
+static struct ibv_pd pd;
+
+static struct ibv_mr *show(const char *what, struct ibv_mr *mr, uint64_t at)
 {
 	if (mr)
 		printf("%s: addr %s\n", what, mr->addr == (void *)at ? "right" : "wrong");
 	else
 		printf("%s: %s\n", what, strerrorname_np(errno));
+	return mr;
+}
+
+/* The forms that verbs.h makes of ibv_reg_mr() and ibv_reg_mr_iova(). */
+static void forms(uint64_t at)
+{
+	/* Not constant for the compiler: the macros then call ibv_reg_mr_iova2(). */
+	volatile int access = IBV_ACCESS_LOCAL_WRITE;
+	struct ibv_mr *mr[6];
+	char host[64];
+
+	at += 100;
+	mr[0] = show("constant", ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+	mr[1] = show("variable", ibv_reg_mr(&pd, (void *)at, 5000, access), at);
+	mr[2] = show("optional", ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_RELAXED_ORDERING), at);
+	mr[3] = show("iova, constant", ibv_reg_mr_iova(&pd, (void *)at, 5000, 0, IBV_ACCESS_LOCAL_WRITE), at);
+	mr[4] = show("iova, variable", ibv_reg_mr_iova(&pd, (void *)at, 5000, 0, access), at);
+	mr[5] = show("host", ibv_reg_mr(&pd, host, sizeof(host), IBV_ACCESS_LOCAL_WRITE), (uintptr_t)host);
+	for (int i = 0; i < 6; i++)
+		if (mr[i])
+			ibv_dereg_mr(mr[i]);
+}
+
+/* The same buffer twice, and once more after it was freed and allocated again. */
+static void again(uint64_t at)
+{
+	for (int i = 0; i < 3; i++) {
+		struct ibv_mr *mr = show("buffer", ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+
+		if (mr)
+			ibv_dereg_mr(mr);
+		if (i == 1 && (cuMemFree_v2(at) || cuMemAlloc_v2(&at, 8192)))
+			printf("no memory\n");
+	}
+}
+
+/* How NCCL and others find the function. */
+static void by_name(uint64_t at)
+{
+	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int);
+	void *lib = dlopen("libibverbs.so.1", RTLD_NOW);
+
+	struct ibv_mr *mr[3];
+
+	*(void **)&reg = dlsym(lib, "ibv_reg_mr");
+	mr[0] = show("dlsym of a handle", reg(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+	*(void **)&reg = dlvsym(lib, "ibv_reg_mr", "IBVERBS_1.1");
+	mr[1] = show("dlvsym of a handle", reg(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+	*(void **)&reg = dlsym(RTLD_DEFAULT, "ibv_reg_mr");
+	mr[2] = show("dlsym of all", reg(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+	for (int i = 0; i < 3; i++)
+		if (mr[i])
+			ibv_dereg_mr(mr[i]);
+}
+
+static void wrong(uint64_t at)
+{
+	uint64_t hole, beyond, managed;
+	void *host;
+
+	if (cuMemAlloc_v2(&hole, 8192) || cuMemAlloc_v2(&beyond, 8192) || cuMemAllocManaged(&managed, 8192, 1) ||
+	    cuMemHostAlloc(&host, 8192, 0) || cuMemFree_v2(hole))
+		return;
+	show("no bytes", ibv_reg_mr(&pd, (void *)at, 0, IBV_ACCESS_LOCAL_WRITE), at);
+	show("wrapping", ibv_reg_mr(&pd, (void *)at, -4096ul, IBV_ACCESS_LOCAL_WRITE), at);
+	show("freed", ibv_reg_mr(&pd, (void *)hole, 4096, IBV_ACCESS_LOCAL_WRITE), hole);
+	show("hole", ibv_reg_mr(&pd, (void *)at, beyond + 4096 - at, IBV_ACCESS_LOCAL_WRITE), at);
+	struct ibv_mr *mr[] = {
+		show("managed", ibv_reg_mr(&pd, (void *)managed, 4096, IBV_ACCESS_LOCAL_WRITE), managed),
+		show("host of CUDA", ibv_reg_mr(&pd, host, 4096, IBV_ACCESS_LOCAL_WRITE), (uintptr_t)host),
+	};
+	for (int i = 0; i < 2; i++)
+		if (mr[i])
+			ibv_dereg_mr(mr[i]);
+}
+
+/* A child has its parent's regions in memory, and must end none. */
+static void forked(uint64_t at)
+{
+	struct ibv_mr *mr = show("parent", ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+	unsigned int counts[3];
+	int status = -1;
+
+	fflush(stdout);
+	if (!fork()) {
+		ibv_dereg_mr(mr);
+		stand_in_counts(counts);
+		_exit(counts[2]);
+	}
+	wait(&status);
+	printf("child leaves %d\n", WEXITSTATUS(status));
+	ibv_dereg_mr(mr);
+}
+
+static int descriptors(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	int count = 0;
+
+	while (folder && readdir(folder))
+		count++;
+	closedir(folder);
+	return count;
 }
 
 int main(int argc, char **argv)
 {
-	struct ibv_pd pd = { 0 };
-	/* Not constant for the compiler: the macro then calls ibv_reg_mr_iova2(). */
-	volatile int access = IBV_ACCESS_LOCAL_WRITE;
+	static const struct {
+		const char *name;
+		void (*run)(uint64_t at);
+	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
+		      { "forked", forked } };
+	int open = descriptors();
 	unsigned int counts[3];
-	struct ibv_mr *mr[3];
-	char host[64];
 	uint64_t at;
 
-	if (cuInit(0) || cuMemAlloc_v2(&at, 8192))
+	if (argc < 2 || cuInit(0) || cuMemAlloc_v2(&at, 8192))
 		return 1;
-	mr[0] = ibv_reg_mr(&pd, (void *)(at + 100), 5000, IBV_ACCESS_LOCAL_WRITE);
-	show("constant", mr[0], at + 100);
-	mr[1] = ibv_reg_mr(&pd, (void *)(at + 100), 5000, access);
-	show("variable", mr[1], at + 100);
-	mr[2] = ibv_reg_mr(&pd, host, sizeof(host), IBV_ACCESS_LOCAL_WRITE);
-	show("host", mr[2], (uintptr_t)host);
-	for (int i = 0; i < 3; i++)
-		if (mr[i])
-			ibv_dereg_mr(mr[i]);
-	cuMemFree_v2(at);
-	if (cuMemAlloc_v2(&at, 8192))
-		return 1;
-	mr[0] = ibv_reg_mr(&pd, (void *)(at + 100), 5000, IBV_ACCESS_LOCAL_WRITE);
-	if (mr[0])
-		ibv_dereg_mr(mr[0]);
+	for (unsigned int i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+		if (!strcmp(argv[1], parts[i].name))
+			parts[i].run(at);
 	printf("dealloc: %d\n", ibv_dealloc_pd(&pd));
 	stand_in_counts(counts);
 	printf("plain %u, dma-buf %u, live %u\n", counts[0], counts[1], counts[2]);
+	if (descriptors() != open)
+		printf("%d descriptors are left open\n", descriptors() - open);
 	return 0;
 }

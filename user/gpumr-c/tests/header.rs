@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! gpumr.h and libgpumr.so fit: the same functions, and the C example runs, on stand-ins of libcuda and libibverbs.
 
+#[path = "../../stand-ins/build.rs"]
+mod stand_ins;
+
+use stand_ins::{cc, libraries, source, Without};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,24 +36,70 @@ fn the_header_names_what_the_library_has() {
     assert!(declared.contains("gpumr_register"));
 }
 
-#[test]
-fn the_example_in_c_runs() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("example-c");
-    std::fs::create_dir_all(&folder).expect("writable");
+/// A folder with the libraries, and a program of these sources in it.
+fn build(name: &str, without: Without, sources: &[&str], linked: &[&str]) -> PathBuf {
+    let folder = libraries(name, without);
     std::fs::copy(library(), folder.join("libgpumr.so.0")).expect("writable");
-    let user = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("user/");
-    let cc = |words: &[&str]| output(Command::new("cc").args(["-Wall", "-Werror"]).args(words).current_dir(&folder));
-    let at = |path: &str| user.join(path).display().to_string();
-    let shared = ["-shared", "-fPIC", "-o"];
-    cc(&[&shared[..], &["libcuda.so.1", "-Wl,-soname,libcuda.so.1", &at("stand-ins/cuda.c")]].concat());
-    let map = format!("-Wl,--version-script={}", at("stand-ins/ibverbs.map"));
-    cc(&[&shared[..], &["libibverbs.so.1", "-Wl,-soname,libibverbs.so.1", &map, &at("stand-ins/ibverbs.c")]].concat());
-    let include = format!("-I{}", at("gpumr-c/include"));
-    let libraries = ["libgpumr.so.0", "libcuda.so.1", "libibverbs.so.1"];
-    cc(&[&["-o", "example", &include, &at("examples/lease.c"), &at("stand-ins/main.c")][..], &libraries].concat());
-    let (out, said) = output(Command::new(folder.join("example")).env("LD_LIBRARY_PATH", &folder));
-    assert!(out.contains("hits 1, misses 1\n"), "{out}{said}");
-    assert!(out.ends_with("results 0 1 1, live 0\n"), "{out}{said}");
-    assert!(said.contains("is no memory that CUDA knows"), "{said}");
-    assert!(said.contains("the protection domain is NULL"), "{said}");
+    let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
+    let sources: Vec<String> = sources.iter().map(|file| source(file)).collect();
+    let sources: Vec<&str> = sources.iter().map(String::as_str).collect();
+    cc(&[&["-o", "program", &include][..], &sources, &["libgpumr.so.0"], linked].concat(), &folder);
+    folder
+}
+
+fn run(folder: &Path) -> (String, String) {
+    output(Command::new(folder.join("program")).env("LD_LIBRARY_PATH", folder))
+}
+
+#[test]
+fn the_example_in_c_runs_and_wrong_input_is_named() {
+    let sources = ["../examples/lease.c", "main.c"];
+    let folder = build("example-c", Without::Nothing, &sources, &["libcuda.so.1", "libibverbs.so.1"]);
+    let (out, said) = run(&folder);
+    assert_eq!(said, "");
+    let mut lines = out.lines();
+    for wanted in [
+        "; hits 1, misses 1",
+        "example: 0, live 0",
+        "way: \"fast\" is no way to register: say peer-memory, dma-buf or auto",
+        "no domain: EINVAL: the protection domain is NULL",
+        "no bytes: EINVAL: the range at *has no bytes",
+        "wrapping: EINVAL: *pass the end of the address space",
+        "freed: EFAULT: *is no memory that CUDA knows: freed",
+        "hole: EFAULT: *leave allocated memory at",
+        "plain host: EFAULT: *plain host memory",
+        "host: EFAULT: *is host memory: use ibv_reg_mr()",
+        "managed: EFAULT: *is managed memory",
+        "free: no hooks: call gpumr_hooks() first",
+        "live 0",
+        "hooked: good",
+        "again: good",
+        "the same: 1",
+        "freed: live 0",
+        "revoked: good",
+        "revoked: live 0",
+        "outlives: good",
+        "NIC removed: lost 1, entries 0",
+        "outlives: good",
+        // The one of the removed NIC is still there.
+        "closed: live 2",
+        "released: live 1",
+    ] {
+        let line = lines.next().unwrap_or_default();
+        let (start, part) = wanted.split_once('*').unwrap_or(("", wanted));
+        assert!(line.starts_with(start) && line.contains(part), "{wanted}: {out}");
+    }
+    assert_eq!(lines.next(), None, "{out}");
+}
+
+#[test]
+fn missing_libraries_are_named() {
+    for (name, without, words) in [
+        ("no-cuda", Without::Cuda, "open: libcuda.so.1 cannot be opened: install the GPU driver's user space"),
+        ("no-verbs", Without::Verbs, "open: libibverbs.so.1 cannot be opened: install rdma-core"),
+        ("no-dma-buf", Without::DmaBuf, "by dma-buf: libibverbs has no ibv_reg_dmabuf_mr(): it needs rdma-core 34"),
+    ] {
+        let (out, _) = run(&build(name, without, &["open.c"], &[]));
+        assert!(out.contains(words), "{words}: {out}");
+    }
 }

@@ -8,7 +8,9 @@
 use gpumr::backend::{Gpu, Kind};
 use gpumr::cuda::Cuda;
 use gpumr::ibverbs::{IbVerbs, Pd, RawMr};
+use gpumr::identity::Identity;
 use gpumr::{Cache, Error, Lease, Limits, Policy, Range, Sweeper};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsFd;
@@ -22,7 +24,7 @@ const PAGE: u64 = 4096;
 
 fn verbs() -> Option<&'static IbVerbs> {
     static VERBS: OnceLock<Option<IbVerbs>> = OnceLock::new();
-    VERBS.get_or_init(|| IbVerbs::open().map_err(|error| eprintln!("libgpumr-preload: {error}")).ok()).as_ref()
+    VERBS.get_or_init(|| IbVerbs::open().map_err(say).ok()).as_ref()
 }
 
 /// libcuda, once the program has loaded it.
@@ -56,7 +58,7 @@ fn cached() -> Option<&'static Cached> {
         let sweeper = Sweeper::start(&cache, SWEEP).map_err(|error| Error::Library(error.to_string()))?;
         Ok(Cached { cache, leases: Mutex::default(), _sweeper: sweeper })
     };
-    CACHED.get_or_init(|| open().map_err(|error| eprintln!("libgpumr-preload: no cache: {error}")).ok()).as_ref()
+    CACHED.get_or_init(|| open().map_err(|error| say(format!("no cache: {error}"))).ok()).as_ref()
 }
 
 fn errno() -> c_int {
@@ -74,20 +76,41 @@ fn on_gpu(address: u64) -> Option<&'static Cuda> {
     cuda().filter(|cuda| cuda.kind(address) == Kind::Device)
 }
 
+fn say(why: impl std::fmt::Display) {
+    eprintln!("libgpumr-preload: {why}");
+}
+
 /// By dma-buf what the plain call refused with `error`, which stays the answer if this fails, too.
 fn by_dma_buf(pd: *mut c_void, at: u64, length: usize, iova: u64, access: c_int, error: c_int) -> *mut RawMr {
     let made = || -> Option<*mut RawMr> {
-        let cuda = on_gpu(at)?;
-        let range = Range::new(at, length as u64).ok()?;
+        let cuda = cuda()?;
+        match cuda.kind(at) {
+            Kind::Device => {}
+            // Freed, perhaps; host memory that exists is refused for other reasons.
+            Kind::Unknown if error == libc::EFAULT => {
+                say(Range::new(at, length as u64).map_or_else(|e| e, |range| Error::Unknown { address: at, range }));
+                return None;
+            }
+            Kind::Managed => {
+                say(Error::Managed { address: at });
+                return None;
+            }
+            Kind::Unknown | Kind::Host => return None,
+        }
+        let range = Range::new(at, length as u64).map_err(say).ok()?;
         let pages = range.widened(PAGE)?;
-        let say = |why: String| eprintln!("libgpumr-preload: {range} by dma-buf: {why}");
-        let fd = cuda.export(pages).map_err(say).ok()?;
+        let fd = cuda.export(pages).map_err(|why| match Identity::read(cuda, range) {
+            // More than CUDA's own word.
+            Err(cause) => say(cause),
+            Ok(_) => say(format!("{range} by dma-buf: {why}")),
+        });
+        let fd = fd.ok()?;
         // SAFETY: The caller's, as for ibv_reg_mr(); it is used during this call only.
         let pd = unsafe { Pd::new(NonNull::new(pd)?) };
         let offset = at - pages.start();
         // The region keeps the memory; the descriptor is no longer needed.
-        let mr = verbs()?.dma_buf(pd, range, offset, iova, fd.as_fd(), access).map_err(|error| say(error.to_string()));
-        mr.ok().map(|mr| mr.as_ptr())
+        let mr = verbs()?.dma_buf(pd, range, offset, iova, fd.as_fd(), access);
+        mr.map_err(|error| say(format!("{range} by dma-buf: {error}"))).ok().map(|mr| mr.as_ptr())
     };
     made().unwrap_or_else(|| fail(error))
 }
@@ -105,7 +128,7 @@ fn from_cache(pd: *mut c_void, at: u64, length: usize, access: c_int) -> Option<
             mr
         }
         Err(error) => {
-            eprintln!("libgpumr-preload: {error}");
+            say(&error);
             fail(error.errno())
         }
     })
@@ -114,16 +137,10 @@ fn from_cache(pd: *mut c_void, at: u64, length: usize, access: c_int) -> Option<
 /// See ibv_reg_mr(3).
 #[no_mangle]
 pub unsafe extern "C" fn ibv_reg_mr(pd: *mut c_void, addr: *mut c_void, length: usize, access: c_int) -> *mut RawMr {
-    let Some(verbs) = verbs() else { return fail(libc::ENOSYS) };
-    if let Some(mr) = from_cache(pd, addr as u64, length, access) {
-        return mr;
-    }
-    // SAFETY: The caller's arguments.
-    let mr = unsafe { verbs.plain(pd, addr, length, access) };
-    if mr.is_null() {
-        return by_dma_buf(pd, addr as u64, length, addr as u64, access, errno());
-    }
-    mr
+    register(pd, addr as u64, length, addr as u64, access, |verbs| {
+        // SAFETY: The caller's arguments.
+        unsafe { verbs.plain(pd, addr, length, access) }
+    })
 }
 
 /// See ibv_reg_mr(3); the macro ibv_reg_mr() calls this where flags are not constant or optional.
@@ -135,17 +152,52 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: u32,
 ) -> *mut RawMr {
+    register(pd, addr as u64, length, iova, access as c_int, |verbs| {
+        // SAFETY: The caller's arguments.
+        unsafe { verbs.iova2(pd, addr, length, iova, access) }
+    })
+}
+
+/// See ibv_reg_mr(3); the macro ibv_reg_mr_iova() calls this where flags are constant and not optional.
+#[no_mangle]
+pub unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut c_void,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut RawMr {
+    register(pd, addr as u64, length, iova, access, |verbs| {
+        // SAFETY: The caller's arguments.
+        unsafe { verbs.iova(pd, addr, length, iova, access) }
+    })
+}
+
+thread_local! {
+    /// This thread is in libibverbs on our behalf. Its functions call each other, and where it is linked without
+    /// -Bsymbolic (Debian's is), such a call comes back to us.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+fn register(
+    pd: *mut c_void,
+    at: u64,
+    length: usize,
+    iova: u64,
+    access: c_int,
+    plain: impl FnOnce(&IbVerbs) -> *mut RawMr,
+) -> *mut RawMr {
     let Some(verbs) = verbs() else { return fail(libc::ENOSYS) };
-    if iova == addr as u64 {
-        if let Some(mr) = from_cache(pd, addr as u64, length, access as c_int) {
-            return mr;
-        }
+    if INSIDE.replace(true) {
+        return plain(verbs);
     }
-    // SAFETY: The caller's arguments.
-    let mr = unsafe { verbs.iova2(pd, addr, length, iova, access) };
-    if mr.is_null() {
-        return by_dma_buf(pd, addr as u64, length, iova, access as c_int, errno());
-    }
+    // The cache has only what is at its own address.
+    let cached = (iova == at).then(|| from_cache(pd, at, length, access)).flatten();
+    let mr = cached.unwrap_or_else(|| match plain(verbs) {
+        mr if mr.is_null() => by_dma_buf(pd, at, length, iova, access, errno()),
+        mr => mr,
+    });
+    INSIDE.set(false);
     mr
 }
 

@@ -2,74 +2,179 @@
 //! Programs that were not changed, with the library before them: `stand-ins/program.c` against stand-ins of libcuda and
 //! libibverbs whose symbols have rdma-core's versions.
 
+#[path = "../../stand-ins/build.rs"]
+mod stand_ins;
+
+use stand_ins::{cc, libraries, source, Without};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-fn cc(words: &[&str], folder: &Path) {
-    let ran = Command::new("cc").args(["-D_GNU_SOURCE", "-O2"]).args(words).current_dir(folder).output().expect("cc");
-    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-}
-
 /// Builds program and libraries in a folder of the test's own.
-fn build(name: &str, dma_buf: bool) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    std::fs::create_dir_all(&folder).expect("writable");
-    let source = |file: &str| format!("{}/../stand-ins/{file}", env!("CARGO_MANIFEST_DIR"));
-    let map = format!("-Wl,--version-script={}", source("ibverbs.map"));
-    let without = if dma_buf { "-DWITH_DMA_BUF" } else { "-DWITHOUT_DMA_BUF" };
-    let shared = ["-shared", "-fPIC", "-Wl,--undefined-version"];
-    cc(&[&shared[..], &["-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", &source("cuda.c")]].concat(), &folder);
-    let verbs = ["-Wl,-soname,libibverbs.so.1", &map, without, "-o", "libibverbs.so.1", &source("ibverbs.c")];
-    cc(&[&shared[..], &verbs].concat(), &folder);
+fn build(name: &str, without: Without) -> PathBuf {
+    let folder = libraries(name, without);
     cc(&["-o", "program", &source("program.c"), "libcuda.so.1", "libibverbs.so.1"], &folder);
     folder
 }
 
-fn run(folder: &Path, preload: bool, settings: &[(&str, &str)]) -> (String, String) {
+/// Runs a part of the program; what it said on both outputs.
+fn run(folder: &Path, part: &str, preload: bool, settings: &[(&str, &str)]) -> (String, String) {
     // cargo builds it beside the test.
     let library = std::env::current_exe().expect("this program").with_file_name("libgpumr_preload.so");
     assert!(library.exists(), "{} is built with this test", library.display());
     let mut program = Command::new(folder.join("program"));
-    program.env("LD_LIBRARY_PATH", folder).envs(settings.iter().copied());
+    program.arg(part).env("LD_LIBRARY_PATH", folder).envs(settings.iter().copied());
     if preload {
         program.env("LD_PRELOAD", library);
     }
     let ran = program.output().expect("built");
-    assert!(ran.status.success(), "{:?}", ran.status);
-    (String::from_utf8_lossy(&ran.stdout).into_owned(), String::from_utf8_lossy(&ran.stderr).into_owned())
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(ran.status.success(), "{:?}: {}", ran.status, text(&ran.stderr));
+    (text(&ran.stdout), text(&ran.stderr))
 }
+
+const FORMS: [&str; 5] = ["constant", "variable", "optional", "iova, constant", "iova, variable"];
 
 #[test]
 fn without_the_library_gpu_memory_is_refused() {
-    let (out, _) = run(&build("without", true), false, &[]);
-    assert_eq!(out, "constant: EFAULT\nvariable: EFAULT\nhost: addr right\ndealloc: 0\nplain 4, dma-buf 0, live 0\n");
+    let (out, _) = run(&build("without", Without::Nothing), "forms", false, &[]);
+    let all: String = FORMS.map(|form| format!("{form}: EFAULT\n")).concat();
+    assert_eq!(out, format!("{all}host: addr right\ndealloc: 0\nplain 6, dma-buf 0, live 0\n"));
 }
 
+/// Each form that verbs.h makes of the calls, and symbols with their versions.
 #[test]
 fn gpu_memory_is_registered_by_dma_buf_after_the_plain_call() {
-    let (out, said) = run(&build("with", true), true, &[]);
-    let all = "constant: addr right\nvariable: addr right\nhost: addr right\ndealloc: 0\n";
-    assert_eq!(out, format!("{all}plain 4, dma-buf 3, live 0\n"), "{said}");
+    let folder = build("with", Without::Nothing);
+    let names = Command::new("nm").args(["-D", "--with-symbol-versions", "program"]).current_dir(&folder).output();
+    let names = String::from_utf8_lossy(&names.expect("binutils").stdout).into_owned();
+    for name in [
+        "ibv_reg_mr@IBVERBS_1.1",
+        "ibv_reg_mr_iova@IBVERBS_1.7",
+        "ibv_reg_mr_iova2@IBVERBS_1.8",
+        "ibv_dereg_mr@IBVERBS_1.1",
+    ] {
+        assert!(names.contains(&format!(" U {name}\n")), "the program asks for {name}: {names}");
+    }
+    let (out, said) = run(&folder, "forms", true, &[]);
+    let all: String = FORMS.map(|form| format!("{form}: addr right\n")).concat();
+    assert_eq!(out, format!("{all}host: addr right\ndealloc: 0\nplain 6, dma-buf 5, live 0\n"), "{said}");
     assert_eq!(said, "");
 }
 
 #[test]
 fn with_peer_memory_the_plain_call_is_enough() {
-    let (out, _) = run(&build("peer", true), true, &[("STAND_IN_PEER_MEMORY", "1")]);
-    assert!(out.ends_with("plain 4, dma-buf 0, live 0\n"), "{out}");
+    let (out, _) = run(&build("peer", Without::Nothing), "forms", true, &[("STAND_IN_PEER_MEMORY", "1")]);
+    assert!(out.ends_with("plain 6, dma-buf 0, live 0\n"), "{out}");
 }
 
 /// Two registrations of one buffer are one; after free and allocation it is another; the domain can go.
 #[test]
 fn the_cache_registers_once_and_again_after_a_free() {
     let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
-    let (out, said) = run(&build("cache", true), true, &settings);
-    assert!(out.ends_with("dealloc: 0\nplain 1, dma-buf 2, live 0\n"), "{out}{said}");
+    let (out, said) = run(&build("cache", Without::Nothing), "again", true, &settings);
+    let all = "buffer: addr right\n".repeat(3);
+    assert_eq!(out, format!("{all}dealloc: 0\nplain 0, dma-buf 2, live 0\n"), "{said}");
+}
+
+/// A region that is not at its own address goes past the cache; the others are one.
+#[test]
+fn with_the_cache_all_forms_still_work() {
+    let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
+    let (out, said) = run(&build("cache-forms", Without::Nothing), "forms", true, &settings);
+    let all: String = FORMS.map(|form| format!("{form}: addr right\n")).concat();
+    // Constant and variable are one; optional is another access.
+    assert_eq!(out, format!("{all}host: addr right\ndealloc: 0\nplain 3, dma-buf 4, live 0\n"), "{said}");
+}
+
+/// The manual page says whom the library reaches: who asks a handle for the function, as NCCL does, calls libibverbs,
+/// whose own calls come to us or do not.
+#[test]
+fn a_function_found_by_name_is_reached_where_libibverbs_can_be_caught() {
+    for (name, without, answer) in
+        [("by-name", Without::Nothing, "addr right"), ("by-name-symbolic", Without::Interposition, "EFAULT")]
+    {
+        let (out, said) = run(&build(name, without), "by-name", true, &[]);
+        let lines: Vec<String> = out.lines().take(3).map(Into::into).collect();
+        let handles = [format!("dlsym of a handle: {answer}"), format!("dlvsym of a handle: {answer}")];
+        assert_eq!(lines, [&handles[..], &["dlsym of all: addr right".into()]].concat(), "{said}");
+    }
+}
+
+/// Peer memory first: the cache's own plain call comes back to us from within libibverbs.
+#[test]
+fn the_cache_does_not_call_itself() {
+    let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "peer-memory"), ("STAND_IN_PEER_MEMORY", "1")];
+    for (name, without) in [("itself", Without::Nothing), ("itself-symbolic", Without::Interposition)] {
+        let (out, said) = run(&build(name, without), "again", true, &settings);
+        let all = "buffer: addr right\n".repeat(3);
+        assert_eq!(out, format!("{all}dealloc: 0\nplain 2, dma-buf 0, live 0\n"), "{said}");
+    }
+}
+
+#[test]
+fn wrong_input_is_named_and_the_errno_stays() {
+    let (out, said) = run(&build("wrong", Without::Nothing), "wrong", true, &[]);
+    let errnos = "no bytes: EINVAL\nwrapping: EINVAL\nfreed: EFAULT\nhole: EFAULT\n";
+    let cuda_of_the_host = "managed: addr right\nhost of CUDA: addr right\n";
+    assert_eq!(out, format!("{errnos}{cuda_of_the_host}dealloc: 0\nplain 6, dma-buf 0, live 0\n"), "{said}");
+    let said: Vec<&str> = said.lines().collect();
+    let parts = [
+        "has no bytes: pass a length above 0",
+        "pass the end of the address space",
+        "is no memory that CUDA knows: freed, of another process, or plain host memory",
+        "leave allocated memory at",
+    ];
+    assert_eq!(said.len(), parts.len(), "{said:?}");
+    for (line, part) in said.iter().zip(parts) {
+        assert!(line.starts_with("libgpumr-preload: ") && line.contains(part), "{part}: {line}");
+    }
+}
+
+#[test]
+fn with_the_cache_wrong_input_is_named_too() {
+    let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
+    let (out, said) = run(&build("cache-wrong", Without::Nothing), "wrong", true, &settings);
+    assert!(out.starts_with("no bytes: EINVAL\nwrapping: EINVAL\nfreed: EFAULT\nhole: EFAULT\n"), "{out}{said}");
+    assert!(out.ends_with("dealloc: 0\nplain 3, dma-buf 0, live 0\n"), "{out}{said}");
+    for part in ["has no bytes", "pass the end", "is no memory that CUDA knows", "leave allocated memory at"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
+#[test]
+fn a_child_leaves_its_parents_registration() {
+    let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
+    let (out, said) = run(&build("forked", Without::Nothing), "forked", true, &settings);
+    assert_eq!(out, "parent: addr right\nchild leaves 1\ndealloc: 0\nplain 0, dma-buf 1, live 0\n", "{said}");
 }
 
 #[test]
 fn a_library_without_dma_buf_is_named_and_the_errno_stays() {
-    let (out, said) = run(&build("old", false), true, &[]);
+    let (out, said) = run(&build("old", Without::DmaBuf), "forms", true, &[]);
     assert!(out.starts_with("constant: EFAULT\n"), "{out}");
     assert!(said.contains("libibverbs has no ibv_reg_dmabuf_mr(): it needs rdma-core 34 or later"), "{said}");
+}
+
+/// A program that uses neither CUDA nor verbs runs as ever, where neither is installed.
+#[test]
+fn other_programs_are_left_alone() {
+    let folder = libraries("bare", Without::Verbs);
+    std::fs::write(folder.join("libcuda.so.1"), "no library").expect("writable");
+    std::fs::write(folder.join("program.c"), "int main(void) { return 0; }\n").expect("writable");
+    cc(&["-o", "program", "program.c"], &folder);
+    assert_eq!(run(&folder, "", true, &[("GPUMR_CACHE", "1")]), (String::new(), String::new()));
+}
+
+/// A program that finds verbs by name where libibverbs is missing is told so.
+#[test]
+fn a_missing_libibverbs_is_named() {
+    let folder = libraries("no-verbs", Without::Verbs);
+    let text = "#include <dlfcn.h>\n#include <errno.h>\n#include <stdio.h>\nint main(void)\n{\n\
+        void *(*reg)(void *, void *, unsigned long, int);\n*(void **)&reg = dlsym(RTLD_DEFAULT, \"ibv_reg_mr\");\n\
+        void *mr = reg(0, 0, 1, 1);\nprintf(\"%d\\n\", mr ? 0 : errno);\nreturn 0;\n}\n";
+    std::fs::write(folder.join("program.c"), text).expect("writable");
+    cc(&["-o", "program", "program.c"], &folder);
+    let (out, said) = run(&folder, "", true, &[]);
+    assert_eq!(out, format!("{}\n", libc::ENOSYS));
+    assert!(said.contains("libibverbs.so.1 cannot be opened: install rdma-core"), "{said}");
 }

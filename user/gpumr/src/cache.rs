@@ -390,8 +390,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Nobody gets this entry, which left the map or was never in it, again. What is returned is dropped where no lock is
-    /// held.
+    /// Nobody gets this entry, which left the map or was never in it, again.
     #[must_use = "it is deregistered where no lock is held"]
     fn remove(&self, entry: &Arc<Entry<G, V>>) -> Option<Removed<G, V>> {
         let (hits, unused) = entry.word.remove();

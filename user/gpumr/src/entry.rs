@@ -72,7 +72,7 @@ pub(crate) struct Entry<G: Gpu, V: Verbs> {
     alive: UnsafeCell<Option<Alive<G, V>>>,
 }
 
-// SAFETY: All fields may be sent and shared but `alive`, whose parts may, and whose one writer is alone by the invariant.
+// SAFETY: All fields may be sent and shared but `alive`. Its parts may, and its one writer is alone by the invariant.
 unsafe impl<G: Gpu, V: Verbs> Sync for Entry<G, V> {}
 
 /// What an entry is made of.

@@ -69,6 +69,7 @@ impl Mr {
 }
 
 type RegMr = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int) -> *mut RawMr;
+type RegIova = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u64, c_int) -> *mut RawMr;
 type RegIova2 = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u64, u32) -> *mut RawMr;
 type RegDmaBuf = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut RawMr;
 type DeallocPd = unsafe extern "C" fn(*mut c_void) -> c_int;
@@ -77,6 +78,8 @@ type DeregMr = unsafe extern "C" fn(*mut RawMr) -> c_int;
 /// libibverbs.
 pub struct IbVerbs {
     reg_mr: Symbol<RegMr>,
+    /// Since rdma-core 26.
+    reg_iova: Option<Symbol<RegIova>>,
     /// Since rdma-core 28.
     reg_iova2: Option<Symbol<RegIova2>>,
     /// Since rdma-core 34.
@@ -90,6 +93,13 @@ pub struct IbVerbs {
 fn lacks(function: &str, since: u32) -> io::Error {
     let why = format!("libibverbs has no {function}(): it needs rdma-core {since} or later");
     io::Error::new(io::ErrorKind::Unsupported, why)
+}
+
+/// The answer in C of a function that the library lacks.
+fn no_function() -> *mut RawMr {
+    // SAFETY: This thread's errno.
+    unsafe { *libc::__errno_location() = libc::ENOSYS };
+    std::ptr::null_mut()
 }
 
 fn made(mr: *mut RawMr) -> io::Result<Mr> {
@@ -108,6 +118,7 @@ impl IbVerbs {
         unsafe {
             Ok(Self {
                 reg_mr: lib.get(b"ibv_reg_mr\0").map_err(missing)?,
+                reg_iova: lib.get(b"ibv_reg_mr_iova\0").ok(),
                 reg_iova2: lib.get(b"ibv_reg_mr_iova2\0").ok(),
                 reg_dma_buf: lib.get(b"ibv_reg_dmabuf_mr\0").ok(),
                 dereg_mr: lib.get(b"ibv_dereg_mr\0").map_err(missing)?,
@@ -127,6 +138,19 @@ impl IbVerbs {
         unsafe { (self.reg_mr)(pd, at, length, access) }
     }
 
+    /// `ibv_reg_mr_iova()` itself.
+    ///
+    /// # Safety
+    ///
+    /// As for that.
+    pub unsafe fn iova(&self, pd: *mut c_void, at: *mut c_void, length: usize, iova: u64, access: c_int) -> *mut RawMr {
+        match &self.reg_iova {
+            // SAFETY: By this function's contract.
+            Some(call) => unsafe { call(pd, at, length, iova, access) },
+            None => no_function(),
+        }
+    }
+
     /// `ibv_reg_mr_iova2()` itself.
     ///
     /// # Safety
@@ -136,7 +160,7 @@ impl IbVerbs {
         match &self.reg_iova2 {
             // SAFETY: By this function's contract.
             Some(call) => unsafe { call(pd, at, length, iova, access) },
-            None => std::ptr::null_mut(),
+            None => no_function(),
         }
     }
 

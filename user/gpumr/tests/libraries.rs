@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The crate on libcuda and libibverbs, which are stand-ins: the example, wrong input, and libraries that are missing.
+//! Each part runs in a process of its own, which finds the stand-ins.
+
+#[allow(dead_code, reason = "the example's main() is not called")]
+#[path = "../examples/lease.rs"]
+mod lease;
+#[path = "../../stand-ins/build.rs"]
+mod stand_ins;
+
+use gpumr::cuda::Cuda;
+use gpumr::ibverbs::{IbVerbs, Pd};
+use gpumr::{Cache, Error, Limits, Policy, Range, Way};
+use libloading::{Library, Symbol};
+use stand_ins::{libraries, Without};
+use std::ffi::{c_int, c_uint, c_void};
+use std::process::Command;
+use std::ptr::NonNull;
+
+const INSIDE: &str = "GPUMR_TEST_INSIDE";
+
+/// Runs `part` in a process whose libraries are stand-ins: this test once more.
+fn on_stand_ins(test: &str, without: Without, part: impl FnOnce()) {
+    if std::env::var_os(INSIDE).is_some() {
+        return part();
+    }
+    let folder = libraries(test, without);
+    let mut again = Command::new(std::env::current_exe().expect("this program"));
+    again.args(["--exact", test, "--nocapture"]).env(INSIDE, "1").env("LD_LIBRARY_PATH", folder);
+    let ran = again.output().expect("this program");
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+}
+
+/// The stand-ins' own calls.
+struct StandIns {
+    cuda: Library,
+    verbs: Library,
+}
+
+impl StandIns {
+    fn open() -> Self {
+        // SAFETY: Their constructors do nothing.
+        unsafe { Self { cuda: Library::new("libcuda.so.1").unwrap(), verbs: Library::new("libibverbs.so.1").unwrap() } }
+    }
+
+    fn allocate(&self, size: u64) -> Range {
+        let mut at = 0;
+        // SAFETY: The type is cuda.c's.
+        let status = unsafe {
+            let call: Symbol<unsafe extern "C" fn(*mut u64, u64) -> c_int> = self.cuda.get(b"cuMemAlloc_v2").unwrap();
+            call(&mut at, size)
+        };
+        assert_eq!(status, 0);
+        Range::new(at, size).unwrap()
+    }
+
+    fn managed(&self, size: u64) -> u64 {
+        let mut at = 0;
+        // SAFETY: The type is cuda.c's.
+        unsafe {
+            let call: Symbol<unsafe extern "C" fn(*mut u64, u64, c_uint) -> c_int> =
+                self.cuda.get(b"cuMemAllocManaged").unwrap();
+            assert_eq!(call(&mut at, size, 1), 0);
+        }
+        at
+    }
+
+    fn host(&self, size: usize) -> u64 {
+        let mut at = 0;
+        // SAFETY: The type is cuda.c's.
+        unsafe {
+            let call: Symbol<unsafe extern "C" fn(*mut u64, usize, c_uint) -> c_int> =
+                self.cuda.get(b"cuMemHostAlloc").unwrap();
+            assert_eq!(call(&mut at, size, 0), 0);
+        }
+        at
+    }
+
+    fn free(&self, at: u64) {
+        // SAFETY: The type is cuda.c's.
+        unsafe {
+            let call: Symbol<unsafe extern "C" fn(u64) -> c_int> = self.cuda.get(b"cuMemFree_v2").unwrap();
+            assert_eq!(call(at), 0);
+        }
+    }
+
+    /// Plain registrations, those by dma-buf, and regions that live.
+    fn counts(&self) -> [u32; 3] {
+        let mut counts = [0; 3];
+        // SAFETY: The type is ibverbs.c's.
+        unsafe {
+            let call: Symbol<unsafe extern "C" fn(*mut u32)> = self.verbs.get(b"stand_in_counts").unwrap();
+            call(counts.as_mut_ptr());
+        }
+        counts
+    }
+}
+
+fn domain() -> Pd {
+    let room: &'static mut [u64; 8] = Box::leak(Box::default());
+    // SAFETY: The stand-in looks at nothing in it, and it lives for ever.
+    unsafe { Pd::new(NonNull::from(room).cast::<c_void>()) }
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn the_example_runs() {
+    on_stand_ins("the_example_runs", Without::Nothing, || {
+        let stand_ins = StandIns::open();
+        let memory = stand_ins.allocate(8192);
+        assert_eq!(lease::example(domain(), memory.start(), memory.length()).unwrap(), 1);
+        assert_eq!(stand_ins.counts()[1..], [1, 0], "one registration by dma-buf, and it is gone");
+    });
+}
+
+#[test]
+fn wrong_input_is_named() {
+    on_stand_ins("wrong_input_is_named", Without::Nothing, || {
+        let stand_ins = StandIns::open();
+        let cache =
+            Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::by_module(false), Limits::default());
+        let (first, hole, last) = (stand_ins.allocate(8192), stand_ins.allocate(8192), stand_ins.allocate(8192));
+        let (managed, host) = (stand_ins.managed(4096), stand_ins.host(4096));
+        stand_ins.free(hole.start());
+        let (pd, open) = (domain(), descriptors());
+        let foreign = 0x7000_0000_0000;
+        for (address, length, errno, words) in [
+            (first.start(), 0, libc::EINVAL, "has no bytes".to_string()),
+            (first.start(), u64::MAX, libc::EINVAL, "pass the end of the address space".into()),
+            (hole.start(), 100, libc::EFAULT, "is no memory that CUDA knows: freed".into()),
+            (foreign, 100, libc::EFAULT, "is no memory that CUDA knows: freed, of another process".into()),
+            (
+                first.start(),
+                last.end() - first.start(),
+                libc::EFAULT,
+                format!("leave allocated memory at {:#x}", hole.start()),
+            ),
+            (managed, 100, libc::EFAULT, "is managed memory".into()),
+            (host, 100, libc::EFAULT, "is host memory".into()),
+        ] {
+            let error = cache.register(pd, address, length, 1).err().expect("refused");
+            assert!(error.errno() == errno && error.to_string().contains(&words), "{words}: {error}");
+        }
+        assert_eq!(stand_ins.counts(), [0, 0, 0], "nothing got as far as verbs");
+        assert_eq!(descriptors(), open, "nothing leaks");
+    });
+}
+
+/// A hit asks once where number and bounds come together, and sees memory that was freed and allocated again.
+#[test]
+fn an_address_given_out_again_is_another_buffer() {
+    on_stand_ins("an_address_given_out_again_is_another_buffer", Without::Nothing, || {
+        let stand_ins = StandIns::open();
+        let cache =
+            Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::by_module(false), Limits::default());
+        let (pd, memory) = (domain(), stand_ins.allocate(8192));
+        let key = || cache.register(pd, memory.start() + 4096, 100, 1).unwrap().lkey();
+        let old = key();
+        assert_eq!(key(), old);
+        stand_ins.free(memory.start());
+        assert_eq!(stand_ins.allocate(8192), memory, "the address comes back");
+        assert_ne!(key(), old);
+        stand_ins.free(memory.start());
+        assert_eq!(stand_ins.allocate(4096).start(), memory.start(), "a shorter one");
+        assert!(cache.register(pd, memory.start() + 4096, 100, 1).is_err());
+        assert_eq!(stand_ins.counts()[2], 0, "nothing stays registered");
+    });
+}
+
+fn library_error<T>(result: Result<T, Error>) -> String {
+    let error = result.err().expect("refused");
+    assert_eq!(error.errno(), libc::ENOSYS);
+    error.to_string()
+}
+
+#[test]
+fn a_missing_libcuda_is_named() {
+    on_stand_ins("a_missing_libcuda_is_named", Without::Cuda, || {
+        let why = library_error(Cuda::open());
+        assert!(why.contains("libcuda.so.1 cannot be opened: install the GPU driver's user space"), "{why}");
+        assert!(Cuda::loaded().is_none());
+    });
+}
+
+#[test]
+fn a_missing_libibverbs_is_named() {
+    on_stand_ins("a_missing_libibverbs_is_named", Without::Verbs, || {
+        let why = library_error(IbVerbs::open());
+        assert!(why.contains("libibverbs.so.1 cannot be opened: install rdma-core"), "{why}");
+    });
+}
+
+#[test]
+fn a_libibverbs_without_dma_buf_is_named() {
+    on_stand_ins("a_libibverbs_without_dma_buf_is_named", Without::DmaBuf, || {
+        let stand_ins = StandIns::open();
+        let memory = stand_ins.allocate(8192);
+        let (cuda, verbs) = (Cuda::open().unwrap(), IbVerbs::open().unwrap());
+        let cache = Cache::new(cuda, verbs, Policy::only(Way::DmaBuf), Limits::default());
+        let open = descriptors();
+        let error = cache.register(domain(), memory.start(), 100, 1).err().expect("refused");
+        let words = "libibverbs has no ibv_reg_dmabuf_mr(): it needs rdma-core 34 or later";
+        assert!(error.to_string().contains(words), "{error}");
+        assert_eq!(descriptors(), open, "the dma-buf is closed");
+    });
+}

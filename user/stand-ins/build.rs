@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Builds the stand-ins, for tests of several crates.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What is wrong with the libraries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "each test uses a part")]
+pub enum Without {
+    Nothing,
+    /// libcuda cannot be opened, as where it is missing.
+    Cuda,
+    /// libibverbs cannot be opened.
+    Verbs,
+    /// libibverbs is older than rdma-core 34.
+    DmaBuf,
+    /// libibverbs calls its own functions directly, as where it is linked with -Bsymbolic.
+    Interposition,
+}
+
+pub fn source(file: &str) -> String {
+    format!("{}/../stand-ins/{file}", env!("CARGO_MANIFEST_DIR"))
+}
+
+pub fn cc(words: &[&str], folder: &Path) {
+    let warnings = ["-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror"];
+    let ran = Command::new("cc").args(warnings).args(words).current_dir(folder).output().expect("cc is installed");
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+}
+
+/// A folder of the test's own with libcuda.so.1 and libibverbs.so.1.
+pub fn libraries(name: &str, without: Without) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).expect("writable");
+    let shared = ["-shared", "-fPIC", "-Wl,--undefined-version"];
+    cc(&[&shared[..], &["-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", &source("cuda.c")]].concat(), &folder);
+    let map = format!("-Wl,--version-script={}", source("ibverbs.map"));
+    let old = if without == Without::DmaBuf { "-DWITHOUT_DMA_BUF" } else { "-DWITH_DMA_BUF" };
+    let binding = if without == Without::Interposition { "-Wl,-Bsymbolic" } else { "-Wl,-znow" };
+    let verbs = ["-Wl,-soname,libibverbs.so.1", &map, binding, old, "-o", "libibverbs.so.1", &source("ibverbs.c")];
+    cc(&[&shared[..], &verbs].concat(), &folder);
+    let missing = match without {
+        Without::Cuda => "libcuda.so.1",
+        Without::Verbs => "libibverbs.so.1",
+        Without::Nothing | Without::DmaBuf | Without::Interposition => return folder,
+    };
+    // It must not be found elsewhere either: the machine may have one.
+    std::fs::write(folder.join(missing), "no library").expect("writable");
+    folder
+}

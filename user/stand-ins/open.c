@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* Opens a cache, on a machine where a library may be missing, and registers GPU memory. */
+#include <dlfcn.h>
+#include <gpumr.h>
+#include <stdio.h>
+
+int main(void)
+{
+	int (*allocate)(uint64_t *at, uint64_t size);
+	static char domain[64];
+	struct gpumr_lease *lease;
+	struct gpumr *cache;
+	uint64_t at;
+
+	if (gpumr_open(&cache, "dma-buf", NULL, 0)) {
+		printf("open: %s\n", gpumr_error());
+		return 0;
+	}
+	*(void **)&allocate = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuMemAlloc_v2");
+	if (allocate(&at, 8192))
+		return 1;
+	if (gpumr_register(cache, (void *)domain, (void *)at, 8192, 1, &lease))
+		printf("register: %s\n", gpumr_error());
+	gpumr_close(cache);
+	return 0;
+}
