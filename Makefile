@@ -47,7 +47,7 @@ PREFIX ?= /usr/local
 CARGO ?= cargo
 
 .DEFAULT_GOAL := module
-.PHONY: module sample preflight tools user verify deps install uninstall clean fmt lint doc check miri bindings bindings-check help
+.PHONY: module sample preflight tools user user-install verify deps install uninstall clean fmt lint doc check miri bindings bindings-check help
 
 PREFLIGHT_ENV = KDIR='$(KDIR)' OFED='$(OFED)' NVIDIA='$(NVIDIA)' OUT='$(OUT)' RUSTC='$(RUSTC)' LLVM='$(LLVM)' \
 	KERNEL_CRATE='$(KERNEL_CRATE)' DEPS='$(DEPS)' $(if $(ARCH),ARCH='$(ARCH)') CROSS_COMPILE='$(CROSS_COMPILE)'
@@ -94,7 +94,11 @@ tools:
 
 # The libraries for programs (docs/dma-buf.md).
 user:
-	+@CARGO_TARGET_DIR='$(CURDIR)/build/target' sh mk/user.sh '$(CARGO)' '$(CURDIR)/build/user' '$(PREFIX)'
+	+@CARGO_TARGET_DIR='$(CURDIR)/build/target' sh mk/user.sh build '$(CARGO)' '$(CURDIR)/build/user' '$(PREFIX)'
+
+# Root, who may have no cargo, installs what `make user` built.
+user-install:
+	@sh mk/user.sh install '$(CURDIR)/build/user' '$(PREFIX)' '$(DESTDIR)'
 
 # Tries on this machine's GPU and NIC what users count on. It asks before it loads or unloads the module. VERIFY='--storm 60':
 # options of peermemctl verify. Root, who may have no cargo, takes what `make tools` built.
@@ -168,7 +172,7 @@ help:
 	@echo "make deps         fetch, once, what kernels without Rust need for that"
 	@echo "make sample       build the sample driver (docs/own-driver.md)"
 	@echo "make tools        build peermemctl, its man pages and completions"
-	@echo "make user         build the libraries for programs (docs/dma-buf.md)"
+	@echo "make user         build the libraries for programs; as root: make user-install"
 	@echo "make verify       as root: test the module on this machine's GPU and NIC"
 	@echo "make install      as root: install what was built, so that modprobe takes it"
 	@echo "make uninstall    undo that: NVIDIA's own file is used again"

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: GPL-2.0
+//! `make user-install`: what it puts below another root is what a compiler and a program need.
+
+#[allow(dead_code, reason = "this test uses a part")]
+#[path = "../../stand-ins/build.rs"]
+mod stand_ins;
+
+use stand_ins::{cc, libraries, source, Without};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+fn script(folder: &Path, words: &[&str]) -> Output {
+    let script = format!("{}/../../mk/user.sh", env!("CARGO_MANIFEST_DIR"));
+    let mut sh = Command::new("sh");
+    // What cargo would build, the tests have.
+    sh.arg(script).args(words).current_dir(folder).env("CARGO_TARGET_DIR", folder.join("target"));
+    sh.output().expect("a shell")
+}
+
+#[test]
+fn what_is_installed_is_found_by_compilers_and_programs() {
+    let folder = libraries("install", Without::Nothing);
+    let root = folder.join("root");
+    let at = |path: &Path| path.display().to_string();
+    let install = ["install", "built", "/opt/rdma", &at(&root)];
+    let early = script(&folder, &install);
+    assert!(!early.status.success() && text(&early).contains("has no libgpumr.so.0: make user"), "{}", text(&early));
+
+    fs::create_dir_all(folder.join("target/release")).expect("writable");
+    let own = std::env::current_exe().expect("this program").with_file_name("libgpumr_c.so");
+    for name in ["libgpumr_c.so", "libgpumr_preload.so"] {
+        fs::copy(&own, folder.join("target/release").join(name)).expect("writable");
+    }
+    // The prefix of the build is another one.
+    for words in [&["build", "true", "built", "/usr/local"][..], &install] {
+        let ran = script(&folder, words);
+        assert!(ran.status.success(), "{}", text(&ran));
+    }
+    let prefix = root.join("opt/rdma");
+    let files = ["lib/libgpumr.so.0", "lib/libgpumr-preload.so", "lib/pkgconfig/gpumr.pc", "include/gpumr.h"];
+    for file in files.into_iter().chain(["share/man/man7/libgpumr-preload.so.7"]) {
+        let mode = fs::metadata(prefix.join(file)).unwrap_or_else(|_| panic!("no {file}")).permissions().mode();
+        assert_eq!(mode & 0o777, 0o644, "{file}");
+    }
+
+    let mut config = Command::new("pkg-config");
+    config.args(["--cflags", "--libs", "gpumr"]).env("PKG_CONFIG_SYSROOT_DIR", &root);
+    let said = config.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).output().expect("pkg-config");
+    assert!(said.status.success(), "{}", text(&said));
+    let said = text(&said);
+    let sources = [source("../examples/lease.c"), source("main.c")];
+    let mut words = vec!["-o", "program", &sources[0], &sources[1], "libcuda.so.1", "libibverbs.so.1"];
+    words.extend(said.split_whitespace());
+    cc(&words, &folder);
+    let path = format!("{}:{}", at(&folder), at(&prefix.join("lib")));
+    let ran = Command::new(folder.join("program")).env("LD_LIBRARY_PATH", path).output().expect("built");
+    assert!(ran.status.success() && text(&ran).contains("hits 1, misses 1"), "{}", text(&ran));
+}
