@@ -77,6 +77,22 @@ int ibv_dealloc_pd(struct ibv_pd *pd)
 	return live ? EBUSY : 0;
 }
 
+/* What is still registered goes with the device, and no region of it may be touched any more. */
+int ibv_close_device(struct ibv_context *context)
+{
+	(void)context;
+	printf("close: %u regions are left\n", live);
+	return 0;
+}
+
+int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	(void)flags, (void)pd, (void)access;
+	mr->addr = addr;
+	mr->length = length;
+	return 0;
+}
+
 void stand_in_counts(unsigned int *counts)
 {
 	counts[0] = plain;

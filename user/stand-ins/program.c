@@ -118,6 +118,28 @@ static void forked(uint64_t at)
 	ibv_dereg_mr(mr);
 }
 
+/* Closes its device, and leaves the domain to that. */
+static void closes(uint64_t at)
+{
+	struct ibv_context device, other;
+
+	pd.context = &device;
+	struct ibv_mr *mr = show("buffer", ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+
+	ibv_dereg_mr(mr);
+	ibv_close_device(&other);
+	ibv_close_device(&device);
+}
+
+static void rereg(uint64_t at)
+{
+	struct ibv_mr *mr = show("buffer", ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+	int status = ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, (void *)at, 100, 0);
+
+	printf("rereg: %d %s, length %zu\n", status, status ? strerrorname_np(errno) : "", mr->length);
+	ibv_dereg_mr(mr);
+}
+
 static int descriptors(void)
 {
 	DIR *folder = opendir("/proc/self/fd");
@@ -135,7 +157,7 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(uint64_t at);
 	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
-		      { "forked", forked } };
+		      { "forked", forked }, { "closes", closes }, { "rereg", rereg } };
 	int open = descriptors();
 	unsigned int counts[3];
 	uint64_t at;

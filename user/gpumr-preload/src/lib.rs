@@ -21,6 +21,8 @@ use std::time::Duration;
 /// Freed memory stays registered so long, with the cache on.
 const SWEEP: Duration = Duration::from_secs(1);
 const PAGE: u64 = 4096;
+/// `IBV_REREG_MR_ERR_INPUT`: the region is as it was.
+const UNCHANGED: c_int = -1;
 
 fn verbs() -> Option<&'static IbVerbs> {
     static VERBS: OnceLock<Option<IbVerbs>> = OnceLock::new();
@@ -234,5 +236,42 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut c_void) -> c_int {
         // SAFETY: The caller's domain.
         Some(verbs) => unsafe { verbs.dealloc(pd) },
         None => libc::ENOSYS,
+    }
+}
+
+/// See ibv_open_device(3). What the cache holds of the device goes first: domains that were not deallocated go with it.
+#[no_mangle]
+pub unsafe extern "C" fn ibv_close_device(context: *mut c_void) -> c_int {
+    if let Some(cached) = cached() {
+        cached.cache.forget_where(|pd| pd.context() == context);
+    }
+    match verbs() {
+        // SAFETY: The caller's device.
+        Some(verbs) => unsafe { verbs.close(context) },
+        None => libc::ENOSYS,
+    }
+}
+
+/// See ibv_rereg_mr(3). A region of the cache may be another caller's, too: it stays as it is.
+#[no_mangle]
+pub unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut RawMr,
+    flags: c_int,
+    pd: *mut c_void,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    if let Some(cached) = cached() {
+        if cached.leases.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&(mr as usize)) {
+            say("ibv_rereg_mr() of a region in the cache: start the program without GPUMR_CACHE");
+            fail(libc::EOPNOTSUPP);
+            return UNCHANGED;
+        }
+    }
+    match verbs() {
+        // SAFETY: The caller's arguments.
+        Some(verbs) => unsafe { verbs.rereg(mr, flags, pd, addr, length, access) },
+        None => UNCHANGED,
     }
 }

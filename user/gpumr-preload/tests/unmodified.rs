@@ -148,6 +148,26 @@ fn a_child_leaves_its_parents_registration() {
     assert_eq!(out, "parent: addr right\nchild leaves 1\ndealloc: 0\nplain 0, dma-buf 1, live 0\n", "{said}");
 }
 
+/// Whoever closes a device without its domains must not leave the cache with regions of it.
+#[test]
+fn a_closed_device_takes_its_registrations_along() {
+    let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
+    let (out, said) = run(&build("closes", Without::Nothing), "closes", true, &settings);
+    let left = "close: 1 regions are left\nclose: 0 regions are left\n";
+    assert_eq!(out, format!("buffer: addr right\n{left}dealloc: 0\nplain 0, dma-buf 1, live 0\n"), "{said}");
+}
+
+#[test]
+fn a_region_of_the_cache_is_not_changed() {
+    let folder = build("rereg", Without::Nothing);
+    let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
+    let (out, said) = run(&folder, "rereg", true, &settings);
+    assert!(out.contains("rereg: -1 EOPNOTSUPP, length 5000\n"), "{out}");
+    assert!(said.contains("start the program without GPUMR_CACHE"), "{said}");
+    let (out, said) = run(&folder, "rereg", true, &[]);
+    assert!(out.contains("rereg: 0 , length 100\n") && said.is_empty(), "{out}{said}");
+}
+
 #[test]
 fn a_library_without_dma_buf_is_named_and_the_errno_stays() {
     let (out, said) = run(&build("old", Without::DmaBuf), "forms", true, &[]);

@@ -199,7 +199,12 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
 
     /// Lets go of every registration of a domain: before `ibv_dealloc_pd()`, and when its NIC is removed.
     pub fn forget(&self, pd: V::Pd) {
-        self.0.take_out(|entry| entry.pd == pd);
+        self.forget_where(|of| of == pd);
+    }
+
+    /// The same for each domain that `which` names.
+    pub fn forget_where(&self, which: impl Fn(V::Pd) -> bool) {
+        self.0.take_out(|entry| which(entry.pd));
     }
 
     /// Counters.

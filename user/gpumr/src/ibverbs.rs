@@ -50,6 +50,12 @@ impl Pd {
     pub unsafe fn new(pd: NonNull<c_void>) -> Self {
         Self(pd)
     }
+
+    /// Its device, as `ibv_open_device()` returned it.
+    pub fn context(self) -> *mut c_void {
+        // SAFETY: It lives (new), and begins with that pointer since libibverbs 1.1.
+        unsafe { self.0.cast::<*mut c_void>().read() }
+    }
 }
 
 /// `struct ibv_mr *`, which lives until it is deregistered.
@@ -73,6 +79,8 @@ type RegIova = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u64, c_int)
 type RegIova2 = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u64, u32) -> *mut RawMr;
 type RegDmaBuf = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut RawMr;
 type DeallocPd = unsafe extern "C" fn(*mut c_void) -> c_int;
+type CloseDevice = unsafe extern "C" fn(*mut c_void) -> c_int;
+type ReregMr = unsafe extern "C" fn(*mut RawMr, c_int, *mut c_void, *mut c_void, usize, c_int) -> c_int;
 type DeregMr = unsafe extern "C" fn(*mut RawMr) -> c_int;
 
 /// libibverbs.
@@ -86,6 +94,9 @@ pub struct IbVerbs {
     reg_dma_buf: Option<Symbol<RegDmaBuf>>,
     dereg_mr: Symbol<DeregMr>,
     dealloc_pd: Symbol<DeallocPd>,
+    close_device: Symbol<CloseDevice>,
+    /// The function is as old as the others; some libraries leave it out.
+    rereg_mr: Option<Symbol<ReregMr>>,
     /// Last: the functions are its.
     _lib: Library,
 }
@@ -123,6 +134,8 @@ impl IbVerbs {
                 reg_dma_buf: lib.get(b"ibv_reg_dmabuf_mr\0").ok(),
                 dereg_mr: lib.get(b"ibv_dereg_mr\0").map_err(missing)?,
                 dealloc_pd: lib.get(b"ibv_dealloc_pd\0").map_err(missing)?,
+                close_device: lib.get(b"ibv_close_device\0").map_err(missing)?,
+                rereg_mr: lib.get(b"ibv_rereg_mr\0").ok(),
                 _lib: lib,
             })
         }
@@ -182,6 +195,40 @@ impl IbVerbs {
     pub unsafe fn dealloc(&self, pd: *mut c_void) -> c_int {
         // SAFETY: By this function's contract.
         unsafe { (self.dealloc_pd)(pd) }
+    }
+
+    /// `ibv_close_device()` itself.
+    ///
+    /// # Safety
+    ///
+    /// As for that.
+    pub unsafe fn close(&self, context: *mut c_void) -> c_int {
+        // SAFETY: By this function's contract.
+        unsafe { (self.close_device)(context) }
+    }
+
+    /// `ibv_rereg_mr()` itself.
+    ///
+    /// # Safety
+    ///
+    /// As for that.
+    pub unsafe fn rereg(
+        &self,
+        mr: *mut RawMr,
+        flags: c_int,
+        pd: *mut c_void,
+        at: *mut c_void,
+        length: usize,
+        access: c_int,
+    ) -> c_int {
+        match &self.rereg_mr {
+            // SAFETY: By this function's contract.
+            Some(call) => unsafe { call(mr, flags, pd, at, length, access) },
+            None => {
+                no_function();
+                -1
+            }
+        }
     }
 
     /// `ibv_reg_dmabuf_mr()`, at the NIC's address `iova`, with the address that the program knows in it.

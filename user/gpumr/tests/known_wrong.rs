@@ -275,6 +275,69 @@ fn a_removed_nic_takes_its_registrations_along() {
     assert_eq!(cache.stats().lost, 1, "counted; nothing aborts");
 }
 
+/// Nobody says when a context goes: CUDA then knows none of its memory, whatever address comes back.
+#[test]
+fn a_destroyed_context_leaves_nothing_that_is_hit() {
+    let world = World::default();
+    let cache = cache(&world);
+    let (a, b) = (world.allocate(4).unwrap(), world.allocate(4).unwrap());
+    let held = cache.register(0, a.start(), a.length(), 1).unwrap();
+    let old = region(&world, &cache, b);
+    world.destroy();
+    assert_eq!(cache.register(0, a.start(), a.length(), 1).err().unwrap().errno(), libc::EFAULT);
+    cache.sweep();
+    assert_eq!((cache.stats().entries, world.regions()), (0, 1), "what is leased stays until then");
+    drop(held);
+    assert_eq!(world.regions(), 0);
+    let (first, second) = (world.allocate(4).unwrap(), world.allocate(4).unwrap());
+    assert_eq!((first, second), (a, b), "the addresses come back");
+    assert_ne!(region(&world, &cache, b), old);
+}
+
+/// The memory was freed, the module revoked the region, and the address is in use again: a hit sees another buffer. A
+/// program that hears of a revocation earlier says so, and nobody gets the region again.
+#[test]
+fn a_region_that_the_module_revoked_is_not_given_out() {
+    let world = World::default();
+    let cache = cache(&world);
+    let block = world.allocate(4).unwrap();
+    let old = region(&world, &cache, block);
+    world.revoke(old);
+    world.remap(block);
+    let new = region(&world, &cache, block);
+    assert_ne!(new, old);
+    let (first, second) = (
+        cache.register(0, block.start(), block.length(), 1).unwrap(),
+        cache.register(0, block.start(), 100, 1).unwrap(),
+    );
+    world.revoke(new);
+    first.revoked();
+    assert!(world.is_alive(new), "another lease has it");
+    assert_ne!(region(&world, &cache, block), new);
+    second.revoked();
+    assert!(!world.is_alive(new));
+    assert_eq!(cache.stats().entries, 1, "the new one is still there");
+}
+
+/// Memory of a stream-ordered pool: freed and given out again in one step, to somebody else.
+#[test]
+fn pool_memory_given_to_somebody_else_is_another_buffer() {
+    for bounds in [Bounds::Unknown, Bounds::Allocation, Bounds::Reservation] {
+        let world = World::default();
+        world.tell(bounds);
+        world.refuse_peer_memory();
+        let cache = cache(&world);
+        let block = world.allocate(4).unwrap();
+        let half = Range::new(block.start(), 2 * PAGE).unwrap();
+        let (old, part) = (region(&world, &cache, block), region(&world, &cache, half));
+        assert_eq!(old, part);
+        world.remap(block);
+        assert_ne!(region(&world, &cache, half), part, "{bounds:?}");
+        assert_ne!(region(&world, &cache, block), old, "{bounds:?}");
+        assert_eq!(world.exports().0, 3, "the old dma-buf serves nobody");
+    }
+}
+
 #[test]
 fn a_child_touches_nothing() {
     let world = World::default();

@@ -113,6 +113,16 @@ impl World {
         state.blocks.insert(range.start(), Block { range, id, object: id, kind: Kind::Device });
     }
 
+    /// A context is destroyed, and all memory with it.
+    pub fn destroy(&self) {
+        self.state().blocks.clear();
+    }
+
+    /// The module revoked a region: it lives, and reaches nothing any more.
+    pub fn revoke(&self, key: u32) {
+        self.state().regions[key as usize].pages.clear();
+    }
+
     pub fn limit(&self, pages: u64) {
         self.state().room = pages;
     }
@@ -165,7 +175,7 @@ impl World {
             return Err(format!("region {key} does not cover {range}"));
         }
         for (at, object) in state.pages(&region.range) {
-            if region.pages[&at] != object {
+            if region.pages.get(&at) != Some(&object) {
                 return Err(format!("region {key} reaches other memory than the program at {at:#x}"));
             }
         }
