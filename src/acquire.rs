@@ -111,7 +111,7 @@ enum Start {
 }
 
 /// The errors that the provider returns only once it has found whose memory it is.
-fn proven(error: Error, client: Client) -> Option<Verdict> {
+fn proven(error: Error, client: &'static Client) -> Option<Verdict> {
     if error == ENOTSUPP {
         Some(if client.has_fallback() {
             Verdict::Unclaimed(Unclaimed::StepAside)
@@ -131,12 +131,12 @@ fn proven(error: Error, client: Client) -> Option<Verdict> {
 
 /// Whether a revocable pin tells what this `error` of a persistent one means. The provider answers
 /// EIO also where it cannot duplicate an object that it knows, whatever part of it is asked for.
-fn asks_fallback(error: Error, client: Client) -> bool {
+fn asks_fallback(error: Error, client: &'static Client) -> bool {
     error == EIO && client.has_fallback()
 }
 
 /// Rule 3: what the provider's `error` means for `client`.
-fn judge(error: Error, client: Client, start: Start) -> Verdict {
+fn judge(error: Error, client: &'static Client, start: Start) -> Verdict {
     if let Some(verdict) = proven(error, client) {
         return verdict;
     }
@@ -174,7 +174,7 @@ fn judge(error: Error, client: Client, start: Start) -> Verdict {
 /// The peer mutex is held, for every registration of the machine that get_user_pages() refused:
 /// this is silent and cheap for memory that is not ours. Takes the put gate, the RM API lock, state
 /// locks and the registry lock, one after the other. Sleeps.
-pub(crate) fn acquire(client: Client, addr: u64, size: u64) -> Option<Arc<Registration>> {
+pub(crate) fn acquire(client: &'static Client, addr: u64, size: u64) -> Option<Arc<Registration>> {
     let timer = Timer::start(Event::Acquire);
     let question = Question::new(addr, size);
     // What an earlier walk left is nothing to the first client: it begins a new one.
@@ -233,7 +233,7 @@ pub(crate) fn acquire_to_refuse(addr: u64, size: u64) -> Option<Arc<Registration
 ///
 /// The provider allocates in proportion to the length before it looks whose memory it is. So the
 /// start of a long range is pinned first, and the rest is asked for if the BAR can hold it.
-fn pin(client: Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
+fn pin(client: &'static Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
     const PROBE_FIRST: u64 = 1 << 30;
 
     let length = range.pinned().len();
@@ -275,7 +275,7 @@ const MOST_CALLS: usize = 1 << 16;
 
 /// Pins `range`, which begins in memory of ours and leaves its allocation, piece by piece: all of
 /// it or nothing.
-fn pin_pieces(client: Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
+fn pin_pieces(client: &'static Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
     let registration = enter(client, range)?;
     let mut pins = None;
     let found = find_pieces(&registration, &mut pins);
@@ -349,7 +349,7 @@ fn find_pieces(registration: &Registration, pins: &mut Option<Pins>) -> Result<(
 }
 
 /// A registration without a pin, whose `get_pages` tells the reason, if the memory is ours.
-fn refuse(client: Client, range: GpuRange, verdict: Verdict) -> Result<Arc<Registration>, Unclaimed> {
+fn refuse(client: &'static Client, range: GpuRange, verdict: Verdict) -> Result<Arc<Registration>, Unclaimed> {
     let reason = match verdict {
         Verdict::Refused(reason) => reason,
         Verdict::Unclaimed(unclaimed) => return Err(unclaimed),
@@ -363,7 +363,7 @@ fn refuse(client: Client, range: GpuRange, verdict: Verdict) -> Result<Arc<Regis
 }
 
 /// Enters a registration. While rmmod is under way nothing is claimed.
-fn enter(client: Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
+fn enter(client: &'static Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
     let module = ModuleRef::get().ok_or(Unclaimed::NotMine)?;
     registry::insert(move |ticket| Registration::new(client, range, module, ticket)).map_err(|error| match error {
         error if error == ENOMEM => Unclaimed::Unproven(Reason::Unproven),
@@ -372,7 +372,7 @@ fn enter(client: Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed
 }
 
 /// Pins the first granule of `range`, looks where it lies, and puts it back.
-fn probe(client: Client, range: &GpuRange) -> Result<Start, Unclaimed> {
+fn probe(client: &'static Client, range: &GpuRange) -> Result<Start, Unclaimed> {
     let registration = enter(client, GpuRange::granule_of(range.pinned()))?;
     let start = match get(&registration) {
         Ok(()) => match copy_runs(&registration) {
@@ -388,7 +388,7 @@ fn probe(client: Client, range: &GpuRange) -> Result<Start, Unclaimed> {
 /// The BAR in which the runs of a pin lie.
 fn bar_around(registration: &Registration) -> Start {
     // Not under the state lock: finding a BAR may sleep.
-    let pinned = registration.inner().lock().pinned.take();
+    let pinned = registration.inner().lock().state.take_read();
     pinned
         .and_then(|pinned| Bar::around(pinned.runs.as_slice()))
         .map_or(Start::OutsideBar, |bar| Start::InBar(bar.length()))
@@ -485,7 +485,7 @@ fn copy_runs(registration: &Registration) -> Result<(), Reason> {
         pieces.push(piece).map_err(|_| Reason::NoMemory)?;
     }
     let runs = runs.without_slack().map_err(|_| Reason::NoMemory)?;
-    registration.inner().lock().pinned = Some(Pinned { runs, pieces });
+    registration.inner().lock().state.keep_read(Pinned { runs, pieces });
     Ok(())
 }
 

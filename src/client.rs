@@ -29,7 +29,6 @@ pub(crate) fn find_core() -> Result {
 }
 
 /// One of the clients that pin.
-#[derive(Clone, Copy)]
 pub(crate) struct Client {
     /// The name under which the core knows it.
     pub(crate) name: &'static str,
@@ -117,17 +116,17 @@ pub(crate) fn version() -> &'static str {
 
 impl Client {
     /// The client that is asked first.
-    pub(crate) fn first() -> Self {
-        mode().first
+    pub(crate) fn first() -> &'static Self {
+        &mode().first
     }
 
     /// The client that is asked second, where the mode has one.
-    pub(crate) fn second() -> Option<Self> {
-        mode().second
+    pub(crate) fn second() -> Option<&'static Self> {
+        mode().second.as_ref()
     }
 
     /// Whether another client pins revocably what this one cannot pin.
-    pub(crate) fn has_fallback(self) -> bool {
+    pub(crate) fn has_fallback(&self) -> bool {
         self.place == Place::First && Self::second().is_some_and(|second| second.kind == Kind::Revocable)
     }
 
@@ -136,7 +135,7 @@ impl Client {
     ///
     /// The handle is valid: the caller has a registration, which holds a module reference, and
     /// unloading alone unregisters. A ticket that the core does not know any more is no error.
-    pub(crate) fn invalidate(self, core_ticket: u64) {
+    pub(crate) fn invalidate(&self, core_ticket: u64) {
         let slot = Slot::at(self.place);
         // SAFETY: There is a registration, so `READY` was seen: nobody writes the slot any more.
         let (hook, handle) = unsafe { (*slot.invalidate.get(), *slot.handle.get()) };
@@ -270,7 +269,7 @@ impl Clients {
         let [first, second, refusing] = callbacks;
         let mode = mode();
         let first = Registered::new(&FIRST_SLOT, mode.first.name, mode.first.kind, first)?;
-        let second = match mode.second {
+        let second = match &mode.second {
             Some(client) => Some(Registered::new(&SECOND_SLOT, client.name, client.kind, second)?),
             None => None,
         };
@@ -279,7 +278,7 @@ impl Clients {
             None => None,
         };
         READY.store(true, Release);
-        for client in [Some(mode.first), mode.second].into_iter().flatten() {
+        for client in [Some(&mode.first), mode.second.as_ref()].into_iter().flatten() {
             pr_info!(
                 "{} client {} ({}) registered\n",
                 if are_plain() { "plain" } else { "extended" },

@@ -57,18 +57,16 @@ impl Span {
     }
 }
 
-/// What the user asked for, and the two wider spans derived from it.
+/// What the user asked for, and the two wider spans that follow from it.
 ///
 /// # Invariants
 ///
-/// - `user` lies in `pages`, and `pages` lies in `pinned`.
-/// - The ends of `pages` are multiples of the CPU's page size, those of `pinned` of
-///   [`PIN_GRANULE`], too.
+/// - `user` lies in `pages`, whose ends are multiples of the CPU's page size.
+/// - `pages`, aligned outwards to [`PIN_GRANULE`], does not wrap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct GpuRange {
     user: Span,
     pages: Span,
-    pinned: Span,
 }
 
 impl GpuRange {
@@ -77,9 +75,9 @@ impl GpuRange {
     pub(crate) fn new(addr: u64, size: u64, page_size: u64) -> Option<Self> {
         let user = Span::new(addr, size)?;
         let pages = user.align_out(page_size)?;
-        let pinned = pages.align_out(PIN_GRANULE)?;
-        // INVARIANT: Each span was made from the one before by aligning outwards.
-        Some(Self { user, pages, pinned })
+        pages.align_out(PIN_GRANULE)?;
+        // INVARIANT: `pages` is `user` aligned outwards, and was just tried.
+        Some(Self { user, pages })
     }
 
     /// Exactly the addresses of `ibv_reg_mr()`.
@@ -92,21 +90,25 @@ impl GpuRange {
         self.pages
     }
 
-    /// What the provider pins.
+    /// What the provider pins: [`Self::pages`], aligned outwards to [`PIN_GRANULE`].
     pub(crate) fn pinned(&self) -> Span {
-        self.pinned
+        let mask = PIN_GRANULE.wrapping_sub(1);
+        let start = self.pages.start & !mask;
+        let end = self.pages.end().wrapping_add(mask) & !mask;
+        // INVARIANT: By this type's invariant nothing wrapped, and `pages` is not empty.
+        Span { start, len: end.wrapping_sub(start) }
     }
 
     /// Bytes of the pinned span in front of what the sg_table covers.
     pub(crate) fn skip(&self) -> u64 {
-        self.pages.start.wrapping_sub(self.pinned.start)
+        self.pages.start & PIN_GRANULE.wrapping_sub(1)
     }
 
     /// The first [`PIN_GRANULE`] of `piece`, whose ends are multiples of that. Who owns the start
     /// of `piece` owns it.
     pub(crate) fn granule_of(piece: Span) -> Self {
-        // INVARIANT: One span three times, aligned as `piece` is and no longer than that.
+        // INVARIANT: One span twice, aligned as `piece` is and no longer than that.
         let first = Span { start: piece.start, len: PIN_GRANULE };
-        Self { user: first, pages: first, pinned: first }
+        Self { user: first, pages: first }
     }
 }

@@ -18,18 +18,16 @@ use crate::observe::refusals::Asked;
 use crate::observe::stats::{self, PerClient};
 use crate::range::{GpuRange, Span};
 use crate::sg::Table;
-use crate::state::State;
+use crate::state::{Memory, State};
 use kernel::prelude::*;
 use kernel::sync::{new_mutex, Arc, Mutex};
 
 /// What the state lock protects.
 pub(crate) struct Inner {
-    /// Pins, mappings, revocation.
-    pub(crate) state: State<Pins, Mappings>,
+    /// Pins, what is known of their memory, revocation.
+    pub(crate) state: State<Pins, Pinned, Mappings>,
     /// What the provider's tables said, for the admin; `None` before they were read.
     pub(crate) tables: Option<Tables>,
-    /// What is pinned, from the pin until `dma_map` consumes it.
-    pub(crate) pinned: Option<Pinned>,
     /// Freed in `release` and nowhere else: the core may walk it until then.
     pub(crate) table: Option<Table>,
     /// Why `get_pages` will fail, for memory that is ours but cannot be registered.
@@ -84,7 +82,7 @@ impl Inner {
 /// - After `release` no mapping and no device pointer is left in `inner`.
 #[pin_data]
 pub(crate) struct Registration {
-    client: Client,
+    client: &'static Client,
     range: GpuRange,
     owner: Process,
     /// Name of the task that registered.
@@ -102,12 +100,11 @@ pub(crate) struct Registration {
 
 impl Registration {
     /// A registration that is about to be pinned. `ticket` stands for it in the registry.
-    pub(crate) fn new(client: Client, range: GpuRange, module: ModuleRef, ticket: u64) -> Result<Arc<Self>> {
+    pub(crate) fn new(client: &'static Client, range: GpuRange, module: ModuleRef, ticket: u64) -> Result<Arc<Self>> {
         // In place: it is large.
         let inner = init!(Inner {
             state: State::new(),
             tables: None,
-            pinned: None,
             table: None,
             refused: None,
             counted: Counted::default(),
@@ -137,7 +134,7 @@ impl Registration {
     }
 
     /// The client that the core asked.
-    pub(crate) fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> &'static Client {
         self.client
     }
 
@@ -247,9 +244,10 @@ impl Registration {
 
     /// This registration as the admin sees it. `inner` is its own.
     pub(crate) fn snapshot(&self, inner: &Inner) -> Snapshot {
-        let (runs, (gpu, nic)) = match inner.state.mapping() {
-            Some(mapping) => (mapping.runs(), mapping.ends()),
-            None => (inner.pinned.as_ref().map_or(0, |pinned| pinned.runs.as_slice().len()), (0, 0)),
+        let (runs, (gpu, nic)) = match inner.state.memory() {
+            Memory::None => (0, (0, 0)),
+            Memory::Read(pinned) => (pinned.runs.as_slice().len(), (0, 0)),
+            Memory::Mapped(mappings) => (mappings.runs(), mappings.ends()),
         };
         Snapshot {
             client: self.asked(),
@@ -270,6 +268,6 @@ impl Registration {
 }
 
 /// A client as refusals and `/proc` name it.
-pub(crate) fn asked(client: Client) -> Asked {
+pub(crate) fn asked(client: &'static Client) -> Asked {
     Asked { name: client.name, kind: client.kind }
 }

@@ -16,7 +16,7 @@ use crate::observe::trace::{Event, Timer};
 use crate::orphan::{self, Ended};
 use crate::record::{Inner, Registration};
 use crate::sg;
-use crate::state::Ending;
+use crate::state::{Ending, Memory};
 use kernel::prelude::*;
 
 impl Registration {
@@ -82,7 +82,7 @@ impl Registration {
         let pinned = {
             let mut inner = self.inner().lock();
             inner.state.held().ok_or(Reason::Freed)?;
-            inner.pinned.take().ok_or(Reason::CoreOrder)?
+            inner.state.take_read().ok_or(Reason::CoreOrder)?
         };
         let mappings = gpu::map(device, pinned, self.range(), |span, table| {
             // One granule says what the whole table would. Where there is none, nobody is asked
@@ -136,7 +136,7 @@ impl Registration {
         // Unmapped before the state lock goes (rule 6). The memory of its runs, megabytes for
         // broken memory, goes in `release`.
         let ended = inner.state.end_mapping().map(|mappings| (mappings.runs(), mappings.undo()));
-        let left = if let Some((_, false)) = ended { inner.state.take_ended() } else { None };
+        let left = if let Some((_, false)) = ended { inner.state.take_rest() } else { Memory::None };
         if let Some((runs, _)) = ended {
             self.counters().unmaps.add(1);
             self.counters().unmapped_runs.add(num::u64_from(runs));
@@ -161,7 +161,7 @@ impl Registration {
     pub(crate) fn release(&self) {
         // From here on no mapping is live, and no further callback will call the hook.
         let (lists, invalidating, ending) = self.dma_unmap_and(|inner| {
-            let lists = (inner.table.take(), inner.pinned.take(), inner.state.take_ended());
+            let lists = (inner.table.take(), inner.state.take_rest());
             (lists, inner.invalidating, inner.state.ending())
         });
         // A core that releases inside its own hook would wait for itself.

@@ -30,17 +30,27 @@ enum MapState {
     Ended,
 }
 
+/// What is known of the pinned memory. It becomes a mapping, so there is never both.
+pub(crate) enum Memory<R, M> {
+    /// Nothing: not read yet, being mapped, or taken out.
+    None,
+    /// What was read of the provider's tables, to be mapped.
+    Read(R),
+    /// The mapping, or what is left of it.
+    Mapped(M),
+}
+
 /// The machine. See the file's text.
 ///
 /// # Invariants
 ///
 /// - `Live` is entered only while the pin is `Held` and not revoked, and with a core ticket.
-/// - There is a mapping if `Live`, and none if `None`.
+/// - The memory is `Mapped` if `Live`, and never if `None`.
 /// - Once `revoked`, the pin is never again `Held` or `Orphan`.
-pub(crate) struct State<P, M> {
+pub(crate) struct State<P, R, M> {
     pin: PinState<P>,
     map: MapState,
-    mapping: Option<M>,
+    memory: Memory<R, M>,
     revoked: bool,
     core_ticket: Option<u64>,
 }
@@ -115,10 +125,10 @@ pub(crate) enum Ending {
     Put,
 }
 
-impl<P, M> State<P, M> {
+impl<P, R, M> State<P, R, M> {
     /// A registration about to call the provider's get.
     pub(crate) fn new() -> Self {
-        Self { pin: PinState::Pinning, map: MapState::None, mapping: None, revoked: false, core_ticket: None }
+        Self { pin: PinState::Pinning, map: MapState::None, memory: Memory::None, revoked: false, core_ticket: None }
     }
 
     /// The provider's get succeeded. If the callback was faster, the page table of the pin must not
@@ -159,9 +169,29 @@ impl<P, M> State<P, M> {
         }
     }
 
-    /// The live mapping, for looking at.
-    pub(crate) fn mapping(&self) -> Option<&M> {
-        self.mapping.as_ref().filter(|_| matches!(self.map, MapState::Live))
+    /// What is known of the pinned memory, for looking at.
+    pub(crate) fn memory(&self) -> &Memory<R, M> {
+        match self.map {
+            MapState::Ended => &Memory::None,
+            MapState::None | MapState::Live => &self.memory,
+        }
+    }
+
+    /// Keeps what was read of the provider's tables, until [`Self::take_read`]. To be called once.
+    pub(crate) fn keep_read(&mut self, read: R) {
+        // INVARIANT: Nothing is mapped before this was taken out again.
+        self.memory = Memory::Read(read);
+    }
+
+    /// What was read of the provider's tables; `None` but for the first time.
+    pub(crate) fn take_read(&mut self) -> Option<R> {
+        match core::mem::replace(&mut self.memory, Memory::None) {
+            Memory::Read(read) => Some(read),
+            other => {
+                self.memory = other;
+                None
+            }
+        }
     }
 
     /// The core's ticket for its invalidate hook. Zero is a valid one.
@@ -177,7 +207,7 @@ impl<P, M> State<P, M> {
         }
         // INVARIANT: Held, not revoked and with a ticket, as just checked.
         self.map = MapState::Live;
-        self.mapping = Some(mapping);
+        self.memory = Memory::Mapped(mapping);
         Ok(())
     }
 
@@ -189,15 +219,17 @@ impl<P, M> State<P, M> {
             return None;
         }
         self.map = MapState::Ended;
-        self.mapping.as_mut()
+        match &mut self.memory {
+            Memory::Mapped(mapping) => Some(mapping),
+            Memory::None | Memory::Read(_) => None,
+        }
     }
 
-    /// What is left of a mapping that ended.
-    pub(crate) fn take_ended(&mut self) -> Option<M> {
-        if matches!(self.map, MapState::Ended) {
-            self.mapping.take()
-        } else {
-            None
+    /// What is left of a mapping that ended, or was read for one that never was.
+    pub(crate) fn take_rest(&mut self) -> Memory<R, M> {
+        match self.map {
+            MapState::Live => Memory::None,
+            MapState::None | MapState::Ended => core::mem::replace(&mut self.memory, Memory::None),
         }
     }
 
