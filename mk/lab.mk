@@ -1,10 +1,10 @@
 # The lab: a virtual machine with rdma-core, perftest, a GPU stand-in and this module (ci/qemu/README.md).
 # Included by the top Makefile.
-#   make demo [NVIDIA_C=1] [KERNEL_CRATE=own | ARCH=arm64]
+#   make demo [NVIDIA_C=1] [NVIDIA_SRC=dir] [KERNEL_CRATE=own | ARCH=arm64]
 #                             RDMA into GPU memory, proven; ends with demo: PASS. On Debian's kernel,
 #                             with kernel-lite; KERNEL_CRATE=own: on the lab's 7.2, with the kernel's
 #                             own Rust crate; ARCH=arm64: on Debian's kernel for arm64
-#   make test [NVIDIA_C=1] [ONLY=a,b]
+#   make test [NVIDIA_C=1] [NVIDIA_SRC=dir] [ONLY=a,b]
 #                             what fits into twelve minutes; ends with N passed, N failed
 #   make soak [ONLY=a,b] [HOURS=n] [SEED=n]
 #                             what takes hours; ends with soak: PASS
@@ -16,8 +16,19 @@
 #   make shell [NVIDIA_C=1]   a prompt in the machine
 # ONLY= names boots, the first of their axes (debian-6.12/25.10), patterns (*/legacy/*), suites, and
 # in `make test` host, lint and packages.
+# NVIDIA_C=1 loads NVIDIA's C module in place of ours: driver 550's, from Debian. NVIDIA_SRC=dir takes
+# the one in a driver's source instead, for example /usr/src/nvidia-595.45.04; scenarios and bench
+# take it, too.
 
 .PHONY: demo test soak boots scenarios bench bench-docs bench-cost shell lab-build lab-clean lab-bootstrap
+
+ifneq ($(NVIDIA_SRC),)
+ifeq ($(wildcard $(addsuffix /nvidia-peermem/nvidia-peermem.c,$(NVIDIA_SRC) $(NVIDIA_SRC)/kernel-open)),)
+$(error NVIDIA_SRC=$(NVIDIA_SRC) has no nvidia-peermem/nvidia-peermem.c, nor has its kernel-open: name the folder of a \
+driver's source, for example /usr/src/nvidia-595.45.04)
+endif
+export NVIDIA_SRC := $(abspath $(NVIDIA_SRC))
+endif
 
 # Each boot has the crate that its kernel has.
 no_crate := $(filter test soak scenarios bench bench-docs bench-cost shell,$(MAKECMDGOALS))
@@ -29,16 +40,17 @@ endif
 # for the kernel.
 lab_env := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin
 lab = $(lab_env) ci/lab.sh
+nvidia_c := $(if $(NVIDIA_C)$(NVIDIA_SRC),--nvidia-c)
 
 demo: lab-bootstrap
 	@$(if $(filter-out own lite,$(KERNEL_CRATE)),echo "make demo: KERNEL_CRATE=$(KERNEL_CRATE) is neither own nor lite" >&2; exit 1)
 	@$(if $(filter-out arm64,$(ARCH)),echo "make demo: ARCH=$(ARCH) is not arm64; without it, the machine is as this one" >&2; exit 1)
 	@$(if $(and $(ARCH),$(filter own,$(KERNEL_CRATE))),echo "make demo: KERNEL_CRATE=own is for x86-64: leave one of it and ARCH= out" >&2; exit 1)
-	@$(lab) demo $(if $(NVIDIA_C),--nvidia-c) $(if $(filter own,$(KERNEL_CRATE)),--kernel debug-7.2) \
+	@$(lab) demo $(nvidia_c) $(if $(filter own,$(KERNEL_CRATE)),--kernel debug-7.2) \
 		$(ARCH:arm64=--kernel debian-6.12-arm64)
 
 test: lab-bootstrap
-	@$(lab) test $(if $(NVIDIA_C),--nvidia-c) $(if $(ONLY),--only '$(ONLY)')
+	@$(lab) test $(nvidia_c) $(if $(ONLY),--only '$(ONLY)')
 
 soak: lab-bootstrap
 	@$(lab) soak $(if $(ONLY),--only '$(ONLY)') $(if $(HOURS),--hours $(HOURS)) $(if $(SEED),--seed $(SEED))
@@ -60,7 +72,7 @@ bench-cost: lab-bootstrap
 	@$(lab_env) sh bench/cost.sh
 
 shell: lab-bootstrap
-	@$(lab) shell $(if $(NVIDIA_C),--nvidia-c)
+	@$(lab) shell $(nvidia_c)
 
 lab-build: lab-bootstrap
 	@$(lab) build

@@ -50,6 +50,13 @@ linux:
 nvidia_c-source:
 	@$(keep) sources/nvidia_c-source --in-place --verb fetch =550 -- $(q)/fetch.sh nvidia_c 550
 
+# NVIDIA_SRC=<dir>: the module of a driver source that the user has, in place of Debian's.
+users := $(firstword $(wildcard $(addsuffix /nvidia-peermem/nvidia-peermem.c,$(NVIDIA_SRC) $(NVIDIA_SRC:%=%/kernel-open))))
+users-tree := $(users:%/nvidia-peermem/nvidia-peermem.c=%)
+nvidia_src:
+	@$(keep) sources/nvidia_src --in-place --verb copy $(users-tree)/nvidia-peermem $(users-tree)/Kbuild -- $(q)/fetch.sh nvidia_src $(users-tree)
+theirs := $(if $(NVIDIA_SRC),nvidia_src,nvidia_c-source)
+
 perftest-source:
 	@$(keep) sources/perftest-source --in-place --verb fetch =25.01 -- $(q)/fetch.sh perftest 25.01
 
@@ -144,9 +151,9 @@ ours-closed: kernel ofed gpu-closed nvidia_c-source deps
 	$(call build-ours,ofed,gpu-closed,)
 
 # NVIDIA's C module, as it is.
-nvidia_c: kernel ofed gpu nvidia_c-source
-	@$(keep) $(KERNEL)/$@ "=$(compilers)" $(K)/kernel $(K)/ofed $(K)/gpu $(S)/nvidia_c-source $(q)/nvidia_c.sh -- \
-		$(q)/nvidia_c.sh $(S)/nvidia_c-source $(K) $(kbuild)
+nvidia_c: kernel ofed gpu $(theirs)
+	@$(keep) $(KERNEL)/$@ "=$(compilers)" $(K)/kernel $(K)/ofed $(K)/gpu $(S)/$(theirs) $(q)/nvidia_c.sh -- \
+		$(q)/nvidia_c.sh $(S)/$(theirs) $(K) $(kbuild)
 
 # What programs of another architecture are built with, and what of Debian's runs beside them. The
 # scripts that build programs take it from LAB_SYSROOT, by cross.sh.

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# fetch.sh WHAT VERSION [MORE]: other people's sources, unpacked into $OUT.
+# fetch.sh WHAT VERSION [MORE]: other people's sources, unpacked into $OUT. For nvidia_src a folder is in VERSION's place.
 set -euo pipefail
 . "$(dirname "$0")/apt.sh"
 what=$1 version=$2
@@ -21,6 +21,11 @@ nvidia_c)
 	dpkg-deb --fsys-tarfile "$deb" | tar -xO ./usr/src/nvidia-open-kernel.tar.xz |
 		tar -xJ -C "$OUT" --strip-components=3 --wildcards '*/nvidia-open-kernel/nvidia-peermem/*'
 	dpkg-deb -f "$deb" Version | cut -d- -f1 >"$OUT/version"
+	;;
+nvidia_src)
+	cp "$version"/nvidia-peermem/{nvidia-peermem.c,nv-p2p.h,peer_mem.h} "$OUT/"
+	sed -n 's/.*-DNV_VERSION_STRING=\\"\([0-9.]*\)\\".*/\1/p' "$version/Kbuild" >"$OUT/version"
+	[ -s "$OUT/version" ] || { echo "$version/Kbuild names no NV_VERSION_STRING: is this a driver's source?" >&2; exit 1; }
 	;;
 perftest | rdma-core)
 	tarball() { find "$dl" -maxdepth 1 -name "${what}_$version[.+]*orig.tar.*" | sort -V | tail -n 1; }

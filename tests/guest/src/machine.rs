@@ -3,6 +3,7 @@
 //! behind does not spoil the next one.
 
 use std::path::Path;
+use std::sync::LazyLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -52,12 +53,12 @@ impl Mode {
         }
     }
 
-    /// The modes that exist: NVIDIA's module of driver 550 has no persistent one and not its parameter.
+    /// The modes that exist. NVIDIA's module has no fallback, and before driver 560 no persistent mode.
     pub fn all(nvidia_c: bool) -> &'static [Self] {
-        if nvidia_c {
-            &[Self::Legacy]
-        } else {
-            &[Self::Persistent, Self::Fallback, Self::Legacy]
+        match nvidia_c {
+            false => &[Self::Persistent, Self::Fallback, Self::Legacy],
+            true if nvidia_c_is_persistent() => &[Self::Persistent, Self::Legacy],
+            true => &[Self::Legacy],
         }
     }
 
@@ -65,10 +66,18 @@ impl Mode {
         match self {
             Self::Persistent => &[],
             Self::Fallback => &["revocable_fallback=1"],
-            Self::Legacy if nvidia_c => &[],
+            Self::Legacy if nvidia_c && !nvidia_c_is_persistent() => &[],
             Self::Legacy => &["persistent_api_support=0"],
         }
     }
+}
+
+/// Whether NVIDIA's module, which is installed in place of ours, pins persistently by default.
+fn nvidia_c_is_persistent() -> bool {
+    static IS: LazyLock<bool> = LazyLock::new(|| {
+        modules::has_parameter("nvidia-peermem", "persistent_api_support").expect("NVIDIA's module is installed")
+    });
+    *IS
 }
 
 /// Which generation of the RDMA core is loaded: what it models is in ci/qemu/ofed/README.md.

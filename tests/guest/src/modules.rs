@@ -82,12 +82,31 @@ pub fn try_insmod(file: &Path, parameters: &[&str]) -> Result<Outcome> {
 const NVIDIA_C: &str = "/usr/lib/nvidia_c/nvidia-peermem.ko";
 
 /// NVIDIA's module in place of ours, which is not loaded.
-pub fn insmod_nvidia_c() -> Result<()> {
-    let o = try_insmod(Path::new(NVIDIA_C), &[])?;
+pub fn insmod_nvidia_c(pins: Pins) -> Result<()> {
+    let parameters: &[&str] = match pins {
+        Pins::Revocable if has_parameter(NVIDIA_C, "persistent_api_support")? => &["persistent_api_support=0"],
+        _ => &[],
+    };
+    let o = try_insmod(Path::new(NVIDIA_C), parameters)?;
     if !o.ok {
-        bail!("insmod {NVIDIA_C}: {}{}", o.said, o.kernel.join("\n"));
+        bail!("insmod {NVIDIA_C} {}: {}{}", parameters.join(" "), o.said, o.kernel.join("\n"));
     }
     Ok(())
+}
+
+/// How NVIDIA's module is to pin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pins {
+    /// As it does where nobody says anything: persistently from driver 560 on, revocably before.
+    AsByDefault,
+    /// Revocably first.
+    Revocable,
+}
+
+/// Whether `module`, a name or a file, has this parameter.
+pub fn has_parameter(module: &str, parameter: &str) -> Result<bool> {
+    let all = crate::init::run("modinfo", &["-F", "parm", module])?;
+    Ok(all.lines().any(|line| line.split(':').next() == Some(parameter)))
 }
 
 pub fn try_rmmod(name: &str) -> Result<Outcome> {

@@ -56,7 +56,7 @@ impl<'a> Runner<'a> {
 
     /// Everything loaded, for the prompt.
     pub fn load_everything(&mut self) -> Result<()> {
-        let mode = if self.request.nvidia_c { Mode::Legacy } else { Mode::Persistent };
+        let mode = Mode::all(self.request.nvidia_c)[0];
         self.machine.reach(Level::Peermem(mode), self.request.generation)
     }
 

@@ -147,6 +147,8 @@ pub struct Threads {
 pub struct Figures {
     pub kernel: String,
     pub commit: String,
+    /// The version of NVIDIA's module.
+    pub driver: String,
     pub times: BTreeMap<Key, Time>,
     /// On the wall's clock.
     pub wall: BTreeMap<Key, Time>,
@@ -209,6 +211,7 @@ impl Figures {
         Ok(Self {
             kernel: all["kernel"].as_str().unwrap_or_default().to_string(),
             commit: all["commit"].as_str().unwrap_or_default().to_string(),
+            driver: all["nvidia_c"].as_str().unwrap_or("-").to_string(),
             times: times(rows("times"))?,
             wall: times(rows("wall"))?,
             memory,

@@ -15,6 +15,7 @@ use lab::axes::{Also, Clock, Kernel, Module};
 use lab::ctx::Lab;
 use lab::ktap::Outcome;
 use lab::machine::{Boot, COUNTED_CPU};
+use lab::nvidia_c;
 use lab::sh::{self, human, say};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
@@ -115,7 +116,7 @@ fn run(lab: &Lab) -> Result<bool> {
     let Boots { rows, alarms, whole, .. } = boots;
     let all = json!({
         "command": "make bench", "kernel": built.release, "seconds": start.elapsed().as_secs(),
-        "commit": commit.trim(), "dirty": dirty, "whole": whole, "alarms": alarms, "rows": rows,
+        "commit": commit.trim(), "nvidia_c": nvidia_c::version(lab)?, "dirty": dirty, "whole": whole, "alarms": alarms, "rows": rows,
     });
     fs::write(&file, serde_json::to_string(&all)? + "\n")
         .with_context(|| format!("cannot write {}", file.display()))?;

@@ -9,7 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 pub fn text(figures: &Figures) -> String {
-    let mut out = format!("Linux {}, fast kernel, one instruction = 1 ns unless said otherwise\n", figures.kernel);
+    let mut out = format!(
+        "Linux {}, fast kernel, NVIDIA's module of driver {}; one instruction = 1 ns unless said otherwise\n",
+        figures.kernel, figures.driver
+    );
     for table in tables(figures) {
         let mut terminal = Terminal::new();
         terminal.load_preset(presets::UTF8_HORIZONTAL_ONLY);
@@ -24,9 +27,10 @@ pub fn text(figures: &Figures) -> String {
 
 pub fn markdown(figures: &Figures) -> String {
     let mut out = format!(
-        "# Tables of the last benchmark\n\nWritten by `make bench-docs` from `build/bench.json` of `make bench` at commit {}; Linux {}, fast kernel. Read [bench.md](../../bench.md) first.\n",
+        "# Tables of the last benchmark\n\nWritten by `make bench-docs` from `build/bench.json` of `make bench` at commit {}; Linux {}, fast kernel; NVIDIA's module of driver {}. Read [bench.md](../../bench.md) first.\n",
         figures.commit.get(..12).unwrap_or("-"),
-        figures.kernel
+        figures.kernel,
+        figures.driver
     );
     for table in tables(figures) {
         let _ = write!(

@@ -9,6 +9,7 @@ use lab::axes::{Also, Kernel, Module};
 use lab::ctx::Lab;
 use lab::ktap::{print_test, Outcome, Test};
 use lab::machine::{Boot, Report};
+use lab::nvidia_c;
 use lab::words;
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
@@ -21,9 +22,10 @@ const LIMIT: Duration = Duration::from_secs(900);
 pub fn run(lab: &Lab, module: Module, kernel: Kernel) -> Result<bool> {
     let built = &build(lab, kernel, &[(module, Also::Nothing)], &[])?;
     let image = built.image((module, Also::Nothing));
+    let modes = modes(lab, module)?;
     let what = match module {
-        Module::NvidiaC => "NVIDIA's C nvidia-peermem",
-        _ => "nvidia-peermem in Rust",
+        Module::NvidiaC => format!("NVIDIA's C nvidia-peermem {}", nvidia_c::version(lab)?),
+        _ => "nvidia-peermem in Rust".to_string(),
     };
     let name = name(module, kernel);
     let start = Instant::now();
@@ -31,7 +33,7 @@ pub fn run(lab: &Lab, module: Module, kernel: Kernel) -> Result<bool> {
     one.append.extend(words::module(module, kernel));
     one.limit = LIMIT;
     let mut two = Boot { name: format!("{name}-pair"), run: "pair".to_string(), ..one.clone() };
-    two.append.push(format!("guest.only={}", only(module)));
+    two.append.push(format!("guest.only={}", only(modes)));
     // One machine does not keep two processors busy.
     let (one, two) = std::thread::scope(|scope| {
         let one = scope.spawn(|| one.run(lab, built, &image, ""));
@@ -42,9 +44,9 @@ pub fn run(lab: &Lab, module: Module, kernel: Kernel) -> Result<bool> {
 
     let tests: Vec<Test> = reports.iter().flat_map(|report| judged(report, module)).collect();
     let (one, two) = (rows(&reports, "demo"), rows(&reports, "pair"));
-    let mut reasons: Vec<String> = missing(&one, modes(module).len());
+    let mut reasons: Vec<String> = missing(&one, modes.len());
     reasons.extend(missing_segments(&one, module));
-    reasons.extend(missing_pair(&two, module));
+    reasons.extend(missing_pair(&two, modes));
     reasons.extend(tests.iter().filter(|t| t.outcome == Outcome::Failed).map(|t| t.name.clone()));
     let passed = reasons.is_empty();
 
@@ -131,34 +133,34 @@ fn text(row: &Value, name: &str) -> String {
     }
 }
 
-/// NVIDIA's module of driver 550 has one mode only, revocable pins.
-fn modes(module: Module) -> &'static [&'static str] {
-    match module {
-        Module::NvidiaC => &["legacy"],
+/// NVIDIA's module has revocable pins only before driver 560.
+fn modes(lab: &Lab, module: Module) -> Result<&'static [&'static str]> {
+    Ok(match module {
+        Module::NvidiaC if !nvidia_c::is_persistent(lab)? => &["legacy"],
         _ => &["persistent", "legacy"],
-    }
+    })
 }
 
 /// Every (mode, program, connection, buffer) to be shown between two machines; host memory knows of no mode.
-fn pairs(module: Module) -> Vec<(Option<&'static str>, &'static str, &'static str, &'static str)> {
+fn pairs(modes: &[&str]) -> Vec<(Option<&'static str>, &'static str, &'static str, &'static str)> {
     let mut all = Vec::new();
     for (program, connect, buffer, in_modes) in PAIR {
         if in_modes.is_empty() {
             all.push((None, program, connect, buffer));
         }
-        let shown = in_modes.iter().filter(|m| modes(module).contains(m));
+        let shown = in_modes.iter().filter(|m| modes.contains(m));
         all.extend(shown.map(|mode| (Some(*mode), program, connect, buffer)));
     }
     all
 }
 
 /// `guest.only=` for all of them; the leading slash keeps `host/x` from matching more than itself.
-fn only(module: Module) -> String {
+fn only(modes: &[&str]) -> String {
     let name = |(mode, program, connect, buffer): (Option<&str>, &str, &str, &str)| {
         let cm = if connect == "rdma_cm" { "rdma_cm/" } else { "" };
         format!("pair/{}/{cm}{program}", mode.unwrap_or(buffer))
     };
-    let mut words: Vec<String> = pairs(module).into_iter().map(name).collect();
+    let mut words: Vec<String> = pairs(modes).into_iter().map(name).collect();
     words.push("pair/write_lat_wants_host_memory".to_string());
     words.join(",")
 }
@@ -199,7 +201,7 @@ fn missing_segments(rows: &[Value], module: Module) -> Option<String> {
     (wanted && !shown).then(|| "a region over several allocations was not shown".to_string())
 }
 
-fn missing_pair(rows: &[Value], module: Module) -> Vec<String> {
+fn missing_pair(rows: &[Value], modes: &[&str]) -> Vec<String> {
     let shown = |(mode, program, connect, buffer): (Option<&str>, &str, &str, &str)| {
         rows.iter().any(|r| {
             r["mode"].as_str() == mode
@@ -215,7 +217,7 @@ fn missing_pair(rows: &[Value], module: Module) -> Vec<String> {
         let mode = mode.map_or(String::new(), |m| format!(" in mode {m}"));
         format!("{program} between two machines by {connect} with a {buffer} buffer{mode} was not shown")
     };
-    pairs(module).into_iter().filter(|p| !shown(*p)).map(say).collect()
+    pairs(modes).into_iter().filter(|p| !shown(*p)).map(say).collect()
 }
 
 fn new_table(columns: &[&str], left: usize) -> Table {
@@ -305,19 +307,18 @@ mod tests {
     #[test]
     fn so_must_everything_between_two_machines() {
         let row = |(mode, test, connect, buffer): (Option<&str>, &str, &str, &str)| json!({"mode": mode, "test": test, "connect": connect, "buffer": buffer, "mb_s": 1.5, "chunks": 4});
-        for module in [Module::Ours, Module::NvidiaC] {
-            let mut rows: Vec<Value> = pairs(module).into_iter().map(row).collect();
-            assert!(missing_pair(&rows, module).is_empty());
-            assert_eq!(missing_pair(&[], module).len(), rows.len());
+        for modes in [&["persistent", "legacy"][..], &["legacy"]] {
+            let mut rows: Vec<Value> = pairs(modes).into_iter().map(row).collect();
+            assert!(missing_pair(&rows, modes).is_empty());
+            assert_eq!(missing_pair(&[], modes).len(), rows.len());
             rows[0]["chunks"] = json!(null);
-            assert_eq!(missing_pair(&rows, module).len(), 1, "bytes that nobody proved count as shown");
+            assert_eq!(missing_pair(&rows, modes).len(), 1, "bytes that nobody proved count as shown");
             rows.remove(0);
-            assert_eq!(missing_pair(&rows, module).len(), 1);
+            assert_eq!(missing_pair(&rows, modes).len(), 1);
         }
-        assert!(only(Module::Ours).contains("pair/persistent/rdma_cm/ib_read_bw"));
-        assert!(
-            !only(Module::NvidiaC).contains("persistent") && only(Module::NvidiaC).contains("pair/host/ib_write_lat")
-        );
+        assert!(only(&["persistent", "legacy"]).contains("pair/persistent/rdma_cm/ib_read_bw"));
+        let legacy = only(&["legacy"]);
+        assert!(!legacy.contains("persistent") && legacy.contains("pair/host/ib_write_lat"));
     }
 
     #[test]

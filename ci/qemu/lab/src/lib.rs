@@ -9,5 +9,6 @@ pub mod ctx;
 pub mod ktap;
 pub mod lock;
 pub mod machine;
+pub mod nvidia_c;
 pub mod sh;
 pub mod words;

@@ -11,6 +11,7 @@ use lab::axes::{Also, Core, Kernel, Module, Named, Run};
 use lab::ctx::Lab;
 use lab::ktap::{print_test, Outcome};
 use lab::machine::Boot;
+use lab::nvidia_c;
 use lab::sh::{self, human, say};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -22,8 +23,9 @@ use std::time::{Duration, Instant};
 
 /// NVIDIA's module may stop the machine in each scenario; more boots than that come from something else.
 const REBOOTS: usize = 80;
-/// Where its reports are to be found again.
+/// Where the table of Debian's NVIDIA module is kept, and where one that a user has.
 const TABLE: &str = "docs/results/scenarios.md";
+const USERS_TABLE: &str = "build/scenarios.md";
 
 /// A row of the guest's table.
 #[derive(Clone, Debug, Deserialize)]
@@ -50,6 +52,10 @@ struct Told {
 /// The run that the page is of.
 struct Ran {
     commit: String,
+    /// The version of NVIDIA's module.
+    driver: String,
+    /// Where the page goes.
+    table: &'static str,
     jobs: usize,
     done: usize,
     /// Tests of ours that failed, also those that end a boot and that its console is; and what could not be asked.
@@ -131,7 +137,9 @@ pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
         });
     }
     let commit = sh::output(sh::command("git").args(["describe", "--always", "--dirty", "--abbrev=12"]))?;
-    let mut ran = Ran { commit: commit.trim().to_string(), jobs: jobs.len(), done: 0, failed: Vec::new() };
+    let (driver, table) = (nvidia_c::version(lab)?, if nvidia_c::is_users() { USERS_TABLE } else { TABLE });
+    let mut ran =
+        Ran { commit: commit.trim().to_string(), driver, table, jobs: jobs.len(), done: 0, failed: Vec::new() };
     // What is told of ours, and of NVIDIA's module.
     let (mut told, mut kept) = ([Vec::new(), Vec::new()], Ok(Vec::new()));
     lanes::run(jobs, lanes, |done| {
@@ -161,7 +169,7 @@ pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
     }
     let missing = missing(&clauses, &lines);
     missing.iter().for_each(|what| println!("{what} did not run"));
-    say(&format!("took {}; {} and {TABLE}", human(start.elapsed()), lab.short(&json_file(lab))));
+    say(&format!("took {}; {} and {table}", human(start.elapsed()), lab.short(&json_file(lab))));
     println!("ours: {}", split(lines.iter().filter_map(|l| l.ours.as_ref())));
     println!("NVIDIA's module: {}", split(lines.iter().filter_map(|l| l.nvidia_c.as_ref())));
     if !ran.failed.is_empty() {
@@ -199,7 +207,8 @@ fn keep(lab: &Lab, clauses: &[Clause], lines: &[Line], ran: &Ran) -> Result<()> 
     let file = json_file(lab);
     fs::write(&file, serde_json::to_string_pretty(lines)? + "\n")
         .with_context(|| format!("cannot write {}", file.display()))?;
-    fs::write(lab.repo.join(TABLE), page(clauses, lines, ran)).with_context(|| format!("cannot write {TABLE}"))
+    let table = ran.table;
+    fs::write(lab.repo.join(table), page(clauses, lines, ran)).with_context(|| format!("cannot write {table}"))
 }
 
 /// The boots marked for it, with their suites of the table; the table's own suite has one for each core.
@@ -348,14 +357,14 @@ fn together(lines: &[&Line], what: impl Fn(&Line) -> Option<&Answer>) -> String 
 }
 
 fn page(clauses: &[Clause], lines: &[Line], ran: &Ran) -> String {
-    let commit = &ran.commit;
+    let Ran { commit, driver, .. } = ran;
     let mut text = format!(
         "# The scenario table\n\n\
          Made by `make scenarios` at {commit}; do not edit. Each scenario is one test in the lab (`tests/guest`), with KASAN and lockdep\n\
          (kmemleak at the end of each boot), and its races are forced: by hold points in the GPU driver, the RDMA core and the NIC, by\n\
          kprobes in the kernel's DMA mapping. *Ours* is judged: clean means that the test passed, the kernel said nothing and nothing was\n\
-         left behind. What NVIDIA's module does (driver 550, its only mode there is legacy) is recorded: the first and worst thing that\n\
-         happened; it is not asked for what only ours promises.\n\n\
+         left behind. What NVIDIA's module does (driver {driver}) is recorded: the first and worst thing that happened; it is not asked for\n\
+         what only ours promises.\n\n\
          | verdict | means | ours | NVIDIA's module |\n|---|---|---|---|\n"
     );
     let of = |answer: fn(&Line) -> Option<&Answer>, verdict: Option<Verdict>| {
@@ -462,7 +471,8 @@ mod tests {
         assert_eq!(both(&lines[0]), ["clean", "hang: hung: did not end"]);
         assert_eq!(both(&lines[1]), ["clean", ""]);
         assert_eq!(split(lines.iter().filter_map(|l| l.nvidia_c.as_ref())), "1 hang");
-        let mut ran = Ran { commit: "abc".to_string(), jobs: 2, done: 2, failed: Vec::new() };
+        let (commit, driver) = ("abc".to_string(), "550.163.01".to_string());
+        let mut ran = Ran { commit, driver, table: TABLE, jobs: 2, done: 2, failed: Vec::new() };
         let whole = page(&[clause()], &lines, &ran);
         let row = "| `scenarios/free_during_dma_map` | legacy, persistent | 25.10 | clean | hang: hung: did not end |";
         let verdict = "| hang | a task or the machine does not go on | 0 | 1 |";

@@ -11,7 +11,7 @@ use super::{pattern, same_bytes, GPU_PAGE, KIB, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::{pci_function, Generation, Level, RDMA_DEVICE};
-use crate::modules::{self, PEERMEM};
+use crate::modules::{self, Pins, PEERMEM};
 use crate::test::{emit, Env, NvidiaC, Suite, Test};
 use crate::verbs::{Device, Loopback, Mr, Op, Pd, FULL_ACCESS};
 
@@ -42,7 +42,7 @@ fn never_below_nvidias(env: &Env) -> Result<()> {
     modules::rmmod(PEERMEM)?;
     // Its driver of then mapped behind an IOMMU, where later ones hand out the BAR's own addresses.
     gpu::lab()?.set("dma_mode", 550)?;
-    modules::insmod_nvidia_c()?;
+    modules::insmod_nvidia_c(Pins::AsByDefault)?;
     let theirs = every_range(&mut env.rng()?)?;
     modules::rmmod(PEERMEM)?;
     let mut wrong = Vec::new();

@@ -37,10 +37,9 @@ fn asked() -> Result<Vec<String>> {
 
 /// By the persistent client, whichever mode: the memory outlives its free, and the object can be used until it goes.
 fn is_served(env: &Env) -> Result<()> {
-    // NVIDIA's module of driver 550 knows the legacy pair alone.
     let owner = match env.mode()? {
-        Mode::Persistent | Mode::Fallback if !env.nvidia_c => "nv_mem",
-        _ => "nv_mem_nc",
+        Mode::Persistent | Mode::Fallback => "nv_mem",
+        Mode::Legacy => "nv_mem_nc",
     };
     let mut rng = env.rng()?;
     let bench = Bench::new()?;

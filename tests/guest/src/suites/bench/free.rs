@@ -11,7 +11,7 @@ use crate::test::{emit, Env};
 
 pub fn all(_: &Env) -> Result<()> {
     let rig = Rig::new()?;
-    for variant in [Variant::OursRevocable, Variant::NvMem] {
+    for variant in [Variant::OursRevocable, Variant::NvMemRevocable] {
         variant.load(&rig)?;
         for size in [64 << 10, 1 << 30] {
             // The NIC's fence: none, and a millisecond.

@@ -24,7 +24,7 @@ use serde_json::{json, Value};
 use crate::gpu;
 use crate::lab::{self, Event};
 use crate::machine::{Level, RDMA_DEVICE};
-use crate::modules::{self, PEERMEM};
+use crate::modules::{self, Pins, PEERMEM};
 use crate::test::{Env, NvidiaC, Suite, Test};
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
@@ -74,8 +74,10 @@ enum Variant {
     OursPersistent,
     /// Ours with `persistent_api_support=0`.
     OursRevocable,
-    /// NVIDIA's first client, revocable pins.
+    /// NVIDIA's as it is loaded by default: revocable pins, from driver 560 on persistent ones.
     NvMem,
+    /// The same, with revocable pins.
+    NvMemRevocable,
     /// NVIDIA's second client, persistent pins: the core is kept from the first one by a NIC that cannot invalidate.
     NvMemNc,
 }
@@ -87,7 +89,7 @@ impl Variant {
         match self {
             Self::OursPersistent => "ours",
             Self::OursRevocable => "ours_revocable",
-            Self::NvMem => "c_nv_mem",
+            Self::NvMem | Self::NvMemRevocable => "c_nv_mem",
             Self::NvMemNc => "c_nv_mem_nc",
         }
     }
@@ -99,9 +101,8 @@ impl Variant {
         match self {
             Self::OursPersistent => drop(modules::modprobe("nvidia-peermem", &[])?),
             Self::OursRevocable => drop(modules::modprobe("nvidia-peermem", &["persistent_api_support=0"])?),
-            Self::NvMem | Self::NvMemNc => {
-                modules::insmod_nvidia_c()?;
-            }
+            Self::NvMem => modules::insmod_nvidia_c(Pins::AsByDefault)?,
+            Self::NvMemRevocable | Self::NvMemNc => modules::insmod_nvidia_c(Pins::Revocable)?,
         }
         let without = if self == Self::NvMemNc { i32::MAX as u64 } else { 0 };
         lab::set_nic("no_invalidation", without)?;
