@@ -13,6 +13,7 @@ use nix::unistd::{setgid, setgroups, setuid, Gid, Pid, Uid};
 
 use crate::actor;
 use crate::cuda::Cuda;
+use crate::fuzz::Fuzzer;
 use crate::machine::RDMA_DEVICE;
 use crate::storm::{self, Counts};
 use crate::test::FAIL_MARK;
@@ -62,6 +63,12 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
             let number = |text: &str| text.parse().with_context(|| format!("{text:?} is no number"));
             let counts = Counts::parse(counts)?;
             storm::main(number(seed)?, number(process)?, number(life)?, number(registrations)?, counts)
+        }
+        ("fuzz", [seed, process, steps]) => {
+            let number = |text: &str| text.parse().with_context(|| format!("{text:?} is no number"));
+            let fuzzer = Fuzzer::new(number(seed)?, number(process)?)?;
+            as_user(libc::RLIM_INFINITY)?;
+            fuzzer.run(number(steps)?)
         }
         ("storm-victim", [seed]) => storm::victim(seed.parse().context("seed")?),
         // Does what it is told, line by line.

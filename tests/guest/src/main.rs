@@ -11,6 +11,7 @@ mod cmdline;
 mod counters;
 mod cuda;
 mod edu;
+mod fuzz;
 mod gpu;
 mod helper;
 mod init;

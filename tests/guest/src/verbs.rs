@@ -40,6 +40,10 @@ pub const REMOTE_READ: i32 = sys::ibv_access_flags_IBV_ACCESS_REMOTE_READ as i32
 pub const FULL_ACCESS: i32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ;
 pub const MW_BIND: i32 = sys::ibv_access_flags_IBV_ACCESS_MW_BIND as i32;
 pub const REMOTE_ATOMIC: i32 = sys::ibv_access_flags_IBV_ACCESS_REMOTE_ATOMIC as i32;
+/// The keys' addresses begin at 0.
+pub const ZERO_BASED: i32 = sys::ibv_access_flags_IBV_ACCESS_ZERO_BASED as i32;
+/// The NIC faults pages in; nothing is pinned.
+pub const ON_DEMAND: i32 = sys::ibv_access_flags_IBV_ACCESS_ON_DEMAND as i32;
 
 /// How long a single request may take on a debug kernel under emulation.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -200,6 +204,15 @@ impl Mr {
         let mr = unsafe { sys::ibv_reg_dmabuf_mr(pd.pd.as_ptr(), offset, len, iova, fd.as_raw_fd(), access) };
         let mr = NonNull::new(mr).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { mr: Some(mr), addr: iova, pd: Arc::clone(pd) })
+    }
+
+    /// Asks the NIC to fault `len` bytes from `addr` on in, as `ibv_advise_mr()` does for a region on demand.
+    pub fn prefetch(&self, addr: u64, len: u32) -> io::Result<()> {
+        let mut sge = sys::ibv_sge { addr, length: len, lkey: self.lkey() };
+        let advice = sys::ib_uverbs_advise_mr_advice_IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE;
+        let flush = sys::ib_uverbs_advise_mr_flag_IB_UVERBS_ADVISE_MR_FLAG_FLUSH;
+        // SAFETY: the protection domain is live, and the call copies the one range that it is given.
+        check(unsafe { sys::ibv_advise_mr(self.pd.pd.as_ptr(), advice, flush, &mut sge, 1) })
     }
 
     fn raw(&self) -> &sys::ibv_mr {

@@ -56,7 +56,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    fn add(&mut self, name: &str) {
+    pub fn add(&mut self, name: &str) {
         *self.of.entry(name.to_string()).or_default() += 1;
     }
 

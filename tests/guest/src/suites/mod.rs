@@ -14,6 +14,7 @@ mod edu;
 mod end;
 mod errors;
 mod faults;
+mod fuzz;
 mod iommu;
 mod loading;
 mod matrix;
@@ -81,6 +82,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         faults::suite(nvidia_c),
         unload::suite(nvidia_c),
         storm::suite(nvidia_c),
+        fuzz::suite(nvidia_c),
         ucx::suite(),
         pyverbs::suite(),
         scenarios::suite(nvidia_c),

@@ -1,0 +1,543 @@
+// SPDX-License-Identifier: GPL-2.0
+//! One process of the fuzzer: an ordinary user who calls verbs with addresses of a GPU, of any length, alignment and access,
+//! and who frees, forks and posts as it comes. What it does is a function of the seed and its number.
+//!
+//! Most calls are refused. What succeeds is checked: a region lies in memory that this process has, a request that arrives
+//! lies in its region, and memory that no region has keeps its bytes.
+
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use nix::sys::wait::waitpid;
+use nix::unistd::{fork, ForkResult};
+
+use crate::cuda::{Cuda, DeviceMemory, Segments};
+use crate::machine::RDMA_DEVICE;
+use crate::storm::log::Log;
+use crate::storm::Counts;
+use crate::suites::{pattern, same_bytes, FAR, GPU_PAGE, KIB, MIB};
+use crate::verbs::{
+    Device, Loopback, Mr, Op, Pd, Rereg, Status, Window, WindowType, FULL_ACCESS, LOCAL_WRITE, ON_DEMAND, REMOTE_READ,
+    REMOTE_WRITE, ZERO_BASED,
+};
+
+/// What is kept at a time.
+const BUFFERS: usize = 6;
+const REGIONS: usize = 12;
+/// A segment of memory that is mapped and unmapped piecemeal, and how many there are room for.
+const SEGMENT: usize = 2 * MIB;
+const SEGMENTS: usize = 3;
+/// For a request whose end nobody can say.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What is done, and how often of all times.
+const CALLS: [(&str, usize, fn(&mut Fuzzer) -> Result<()>); 14] = [
+    ("allocate", 8, Fuzzer::allocate),
+    ("free", 6, Fuzzer::free),
+    ("map", 3, Fuzzer::map),
+    ("unmap", 3, Fuzzer::unmap),
+    ("register", 30, Fuzzer::register),
+    ("register_iova", 6, Fuzzer::register_iova),
+    ("dma_buf", 5, Fuzzer::dma_buf),
+    ("reregister", 5, Fuzzer::reregister),
+    ("deregister", 10, Fuzzer::deregister),
+    ("prefetch", 4, Fuzzer::prefetch),
+    ("request", 14, Fuzzer::request),
+    ("abandon", 3, Fuzzer::abandon),
+    ("bind", 2, Fuzzer::bind),
+    ("child", 2, Fuzzer::child),
+];
+
+/// Names of what is counted: the calls, and what came of them.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    CALLS.iter().map(|call| call.0).chain(["registered", "refused", "arrived", "errors"])
+}
+
+/// A region, and what the keys reach by what addresses.
+struct Region {
+    mr: Mr,
+    /// `None` where that cannot be told.
+    reach: Option<Range<u64>>,
+    access: i32,
+}
+
+pub struct Fuzzer {
+    rng: fastrand::Rng,
+    log: Log,
+    counts: Counts,
+    cuda: Arc<Cuda>,
+    pds: [Arc<Pd>; 2],
+    link: Option<Loopback>,
+    buffers: Vec<DeviceMemory>,
+    segments: Segments,
+    /// Which segments are mapped.
+    mapped: [bool; SEGMENTS],
+    host: Vec<u8>,
+    regions: Vec<Region>,
+    /// Keys of regions that are gone.
+    stale: Vec<u32>,
+    /// Memory that is never registered by itself, and its bytes.
+    guard: DeviceMemory,
+    guarded: Vec<u8>,
+    /// A region reached into it all the same, as one over several allocations may.
+    guard_registered: bool,
+}
+
+/// `start .. start + len`, if that does not wrap.
+fn span(start: u64, len: usize) -> Option<Range<u64>> {
+    Some(start..start.checked_add(len as u64)?)
+}
+
+fn within(inner: &Range<u64>, outer: &Range<u64>) -> bool {
+    outer.start <= inner.start && inner.end <= outer.end
+}
+
+impl Fuzzer {
+    /// Opens what only root may open on this machine.
+    pub fn new(seed: u64, process: u64) -> Result<Self> {
+        let mut rng = fastrand::Rng::with_seed(seed ^ process.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let device = Device::open(RDMA_DEVICE)?;
+        let cuda = Cuda::open()?;
+        let guard = cuda.alloc(4 * GPU_PAGE)?;
+        let guarded = pattern(&mut rng, guard.size());
+        guard.write(0, &guarded)?;
+        Ok(Self {
+            log: Log::open(process, true, 0)?,
+            counts: Counts::default(),
+            pds: [Pd::new(&device)?, Pd::new(&device)?],
+            link: None,
+            buffers: Vec::new(),
+            segments: cuda.reserve(SEGMENTS * SEGMENT)?,
+            mapped: [false; SEGMENTS],
+            host: vec![0; MIB],
+            regions: Vec::new(),
+            stale: vec![0],
+            guard,
+            guarded,
+            guard_registered: false,
+            cuda,
+            rng,
+        })
+    }
+
+    /// So many calls, and what came of them as a line. What is left is left to the end of the process, or not.
+    pub fn run(mut self, steps: u64) -> Result<()> {
+        let all: usize = CALLS.iter().map(|call| call.1).sum();
+        for step in 0..steps {
+            let mut at = self.rng.usize(..all);
+            let (name, _, call) = CALLS
+                .iter()
+                .find(|call| match at.checked_sub(call.1) {
+                    Some(rest) => {
+                        at = rest;
+                        false
+                    }
+                    None => true,
+                })
+                .context("a call")?;
+            self.counts.add(name);
+            call(&mut self).with_context(|| format!("step {step}, {name}"))?;
+        }
+        if !self.guard_registered {
+            same_bytes("memory that no region has", &self.guard.read(0, self.guarded.len())?, &self.guarded)?;
+        }
+        println!("fuzz {}", self.counts.print());
+        if self.rng.bool() {
+            std::mem::forget(self);
+        }
+        Ok(())
+    }
+
+    fn some<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.rng.usize(..of.len())]
+    }
+
+    /// Addresses that this process has.
+    fn owned(&self) -> Vec<Range<u64>> {
+        let mut all: Vec<_> = self.buffers.iter().chain([&self.guard]).filter_map(|b| span(b.va(), b.size())).collect();
+        let segment = |i: usize| span(self.segments.va() + (i * SEGMENT) as u64, SEGMENT);
+        all.extend((0..SEGMENTS).filter(|i| self.mapped[*i]).filter_map(segment));
+        all.extend(span(self.host.as_ptr() as u64, self.host.len()));
+        all
+    }
+
+    /// Whether each of these bytes is this process's.
+    fn owns(&self, asked: &Range<u64>) -> bool {
+        let all = self.owned();
+        let mut at = asked.start;
+        while at < asked.end {
+            match all.iter().find(|area| area.contains(&at)) {
+                Some(area) => at = area.end,
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// An address and a length, mostly near memory that is there.
+    fn range(&mut self) -> (u64, usize) {
+        let areas = self.owned();
+        let area = areas[self.rng.usize(..areas.len())].clone();
+        let size = area.end - area.start;
+        if self.rng.u8(..10) == 0 {
+            let any = self.rng.u64(..);
+            let addr = self.some(&[0, 1, 4095, 1 << 47, FAR, u64::MAX, u64::MAX - 4095, any]);
+            return (addr, self.length(size));
+        }
+        let (page, any) = (GPU_PAGE as u64, self.rng.u64(..size));
+        let offset = self.some(&[
+            0,
+            0,
+            0,
+            1,
+            63,
+            4095,
+            4096,
+            4097,
+            page - 1,
+            page,
+            page + 1,
+            size - 1,
+            size,
+            size + 1,
+            any,
+            any,
+        ]);
+        let back = self.some(&[0, 0, 0, 0, 0, 1, 4096, page]);
+        let left = size.saturating_sub(offset);
+        let length = self.length(size);
+        let len = if self.rng.bool() { left as usize } else { length };
+        (area.start.wrapping_add(offset).wrapping_sub(back), len)
+    }
+
+    fn length(&mut self, size: u64) -> usize {
+        let (size, any) = (size as usize, self.rng.usize(..size as usize));
+        self.some(&[
+            0,
+            1,
+            63,
+            64,
+            4095,
+            4096,
+            4097,
+            GPU_PAGE - 1,
+            GPU_PAGE,
+            GPU_PAGE + 1,
+            size - 1,
+            size,
+            size + 1,
+            2 * size,
+            any,
+            any,
+            1 << 30,
+            1 << 40,
+            1 << 47,
+            usize::MAX / 2,
+            usize::MAX - 4095,
+            usize::MAX,
+        ])
+    }
+
+    fn access(&mut self) -> i32 {
+        let known = self.rng.i32(0..0x200) | self.some(&[0, 0, 1 << 20]);
+        let any = self.rng.i32(..);
+        self.some(&[FULL_ACCESS, FULL_ACCESS, FULL_ACCESS, 0, LOCAL_WRITE, FULL_ACCESS | ON_DEMAND, known, any])
+    }
+
+    /// Keeps a region that the kernel made of `memory`, if it may be one; `iova` is what its keys call the first byte.
+    fn keep(&mut self, mr: Mr, memory: Option<Range<u64>>, (iova, len): (u64, usize), access: i32) -> Result<()> {
+        self.counts.add("registered");
+        // Nothing is pinned on demand: what is not there fails when it is used.
+        if access & ON_DEMAND == 0 {
+            let memory = memory.context("a region whose end wraps was registered")?;
+            ensure!(self.owns(&memory), "{memory:x?} was registered, which is not all of it this process's");
+            let guard = span(self.guard.va(), self.guard.size()).context("the guard")?;
+            self.guard_registered |= memory.start < guard.end && guard.start < memory.end;
+        } else {
+            self.guard_registered = true;
+        }
+        let reach = if access & (ZERO_BASED | ON_DEMAND) == 0 { span(iova, len) } else { None };
+        if self.regions.len() == REGIONS {
+            let at = self.rng.usize(..REGIONS);
+            self.drop_region(at);
+        }
+        self.regions.push(Region { mr, reach, access });
+        Ok(())
+    }
+
+    fn drop_region(&mut self, at: usize) {
+        let region = self.regions.swap_remove(at);
+        self.stale.push(region.mr.rkey());
+        // A child may have been faster.
+        let _ = region.mr.dereg();
+    }
+
+    fn any_region(&mut self) -> Option<usize> {
+        (!self.regions.is_empty()).then(|| self.rng.usize(..self.regions.len()))
+    }
+
+    fn allocate(&mut self) -> Result<()> {
+        let size = self.some(&[1, 1, 2, 3, 16, 32, 33, 80]) * GPU_PAGE;
+        self.log.line(&format!("allocate {size:#x}"))?;
+        if self.buffers.len() == BUFFERS {
+            self.free()?;
+        }
+        // The card may be full.
+        if let Ok(buffer) = self.cuda.alloc(size) {
+            self.buffers.push(buffer);
+        }
+        Ok(())
+    }
+
+    fn free(&mut self) -> Result<()> {
+        if self.buffers.is_empty() {
+            return Ok(());
+        }
+        let at = self.rng.usize(..self.buffers.len());
+        let buffer = self.buffers.swap_remove(at);
+        self.log.line(&format!("free {:#x}", buffer.va()))?;
+        buffer.free()
+    }
+
+    fn map(&mut self) -> Result<()> {
+        let (at, rdma) = (self.rng.usize(..SEGMENTS), self.rng.u8(..4) != 0);
+        if !self.mapped[at] {
+            self.log.line(&format!("map segment {at}, for RDMA: {rdma}"))?;
+            self.mapped[at] = self.segments.map(at * SEGMENT, SEGMENT, rdma).is_ok();
+        }
+        Ok(())
+    }
+
+    fn unmap(&mut self) -> Result<()> {
+        let at = self.rng.usize(..SEGMENTS);
+        if self.mapped[at] {
+            self.log.line(&format!("unmap segment {at}"))?;
+            self.segments.unmap(at * SEGMENT)?;
+            self.mapped[at] = false;
+        }
+        Ok(())
+    }
+
+    fn register(&mut self) -> Result<()> {
+        let ((addr, len), access) = (self.range(), self.access());
+        self.log.line(&format!("ibv_reg_mr {addr:#x} {len:#x} access {access:#x}"))?;
+        match Mr::reg(&self.pds[0], addr, len, access) {
+            Ok(mr) => self.keep(mr, span(addr, len), (addr, len), access),
+            Err(_) => {
+                self.counts.add("refused");
+                Ok(())
+            }
+        }
+    }
+
+    fn register_iova(&mut self) -> Result<()> {
+        let ((addr, len), access) = (self.range(), self.access());
+        let any = self.rng.u64(..);
+        let iova = self.some(&[0, addr, addr & 0xfff, any, u64::MAX, addr.wrapping_add(1)]);
+        self.log.line(&format!("ibv_reg_mr_iova {addr:#x} {len:#x} iova {iova:#x} access {access:#x}"))?;
+        match Mr::reg_iova(&self.pds[0], addr, len, iova, access) {
+            Ok(mr) => self.keep(mr, span(addr, len), (iova, len), access),
+            Err(_) => {
+                self.counts.add("refused");
+                Ok(())
+            }
+        }
+    }
+
+    fn dma_buf(&mut self) -> Result<()> {
+        let Some(at) = (!self.buffers.is_empty()).then(|| self.rng.usize(..self.buffers.len())) else { return Ok(()) };
+        let (va, size) = (self.buffers[at].va(), self.buffers[at].size());
+        let exported = self.some(&[size, size, size, GPU_PAGE, size + GPU_PAGE]);
+        let Ok(fd) = self.cuda.dma_buf(va, exported) else { return Ok(()) };
+        let (len, access) = (self.length(size as u64), self.access());
+        let offset = self.some(&[0, 0, 0, 1, 4096, size as u64, u64::MAX]);
+        let iova = self.some(&[va.wrapping_add(offset), 0, u64::MAX]);
+        self.log.line(&format!("ibv_reg_dmabuf_mr {va:#x}+{offset:#x} {len:#x} iova {iova:#x} access {access:#x}"))?;
+        if self.rng.u8(..8) == 0 {
+            // The buffer outlives the memory.
+            self.buffers.swap_remove(at).free()?;
+        }
+        match Mr::reg_dma_buf(&self.pds[0], fd.as_fd(), offset, len, iova, access) {
+            Ok(mr) => {
+                let asked = span(offset, len).context("a region whose end wraps was registered")?;
+                ensure!(
+                    within(&asked, &(0..exported as u64)),
+                    "{asked:x?} of a dma-buf of {exported:#x} was registered"
+                );
+                // Of memory that may be free by now: what its keys reach is checked all the same.
+                self.keep(mr, Some(0..0), (iova, len), access & !ON_DEMAND)
+            }
+            Err(_) => {
+                self.counts.add("refused");
+                Ok(())
+            }
+        }
+    }
+
+    fn reregister(&mut self) -> Result<()> {
+        let Some(at) = self.any_region() else { return Ok(()) };
+        let (range, access, pd) = (self.range(), self.access(), self.rng.usize(..2));
+        let mut region = self.regions.swap_remove(at);
+        self.stale.push(region.mr.rkey());
+        let wish = Rereg {
+            translation: self.rng.bool().then_some(range),
+            access: self.rng.bool().then_some(access),
+            pd: self.rng.bool().then(|| &self.pds[pd]),
+        };
+        self.log.line(&format!("rereg {:x?} access {:x?} pd {}", wish.translation, wish.access, wish.pd.is_some()))?;
+        if region.mr.rereg(wish).is_err() {
+            // What it reaches now is the kernel's affair.
+            self.counts.add("refused");
+            let _ = region.mr.dereg();
+            return Ok(());
+        }
+        let access = wish.access.unwrap_or(region.access);
+        match wish.translation {
+            Some((addr, len)) => self.keep(region.mr, span(addr, len), (addr, len), access),
+            None => {
+                // A region that was on demand, and is not any more, was read anew.
+                region.reach = region.reach.filter(|_| (access ^ region.access) & (ON_DEMAND | ZERO_BASED) == 0);
+                region.access = access;
+                self.regions.push(region);
+                Ok(())
+            }
+        }
+    }
+
+    fn deregister(&mut self) -> Result<()> {
+        if let Some(at) = self.any_region() {
+            self.log.line("ibv_dereg_mr")?;
+            self.drop_region(at);
+        }
+        Ok(())
+    }
+
+    fn prefetch(&mut self) -> Result<()> {
+        let (Some(at), (addr, len)) = (self.any_region(), self.range()) else { return Ok(()) };
+        let len = len.min(4 * MIB) as u32;
+        self.log.line(&format!("ibv_advise_mr {addr:#x} {len:#x}"))?;
+        // rdma-core may know no such call for this NIC.
+        let _ = self.regions[at].mr.prefetch(addr, len);
+        Ok(())
+    }
+
+    fn linked(&mut self) -> Result<&Loopback> {
+        if self.link.is_none() {
+            self.link = Some(Loopback::new(&self.pds[0])?);
+        }
+        self.link.as_ref().context("just made")
+    }
+
+    /// A request between regions, with an offset, a length and a key that may be wrong.
+    fn request(&mut self) -> Result<()> {
+        let (Some(local), Some(remote)) = (self.any_region(), self.any_region()) else { return Ok(()) };
+        let op = self.some(&[
+            Op::Write,
+            Op::Read,
+            Op::Write,
+            Op::Read,
+            Op::FetchAdd(1),
+            Op::CmpSwap { compare: 0, swap: 1 },
+        ]);
+        let len = match op {
+            Op::FetchAdd(_) | Op::CmpSwap { .. } => 8,
+            _ => self.some(&[0, 1, 64, 4096, 4097, GPU_PAGE, 256 * KIB]),
+        };
+        let at = self.some(&[0, 0, 0, 1, 8, 4096, GPU_PAGE]);
+        let region = &self.regions[remote];
+        let (right, first) = (region.mr.rkey(), region.mr.addr());
+        let (wild, guard, stale) = (self.rng.u64(..), self.guard.va(), self.stale.len());
+        let stale = self.stale[self.rng.usize(..stale)];
+        let to = self.some(&[first, first, first, first.wrapping_add(at as u64), guard, wild]);
+        let rkey = self.some(&[right, right, right, right, stale, wild as u32]);
+        self.log.line(&format!("{op:?} {len:#x} to {to:#x} key {rkey:#x} (its own {right:#x})"))?;
+        self.linked()?;
+        let (link, region) = (self.link.take().context("just made")?, &self.regions[remote]);
+        // With an error the queue pairs are of no more use; without an answer, too.
+        match link.attempt(op, (&self.regions[local].mr, at), (rkey, to), len) {
+            Ok(Status::IBV_WC_SUCCESS) => {
+                let (needs, name) = match op {
+                    Op::Write => (REMOTE_WRITE, "write"),
+                    Op::Read => (REMOTE_READ, "read"),
+                    _ => (crate::verbs::REMOTE_ATOMIC, "atomic"),
+                };
+                let asked = span(to, len).context("a request whose end wraps arrived")?;
+                if rkey == right && len != 0 && region.access & ON_DEMAND == 0 {
+                    ensure!(region.access & needs != 0, "a {name} arrived by a key of access {:#x}", region.access);
+                    if let Some(reach) = &region.reach {
+                        ensure!(
+                            within(&asked, reach),
+                            "a {name} at {asked:x?} arrived by a key that reaches {reach:x?}"
+                        );
+                    }
+                }
+                self.counts.add("arrived");
+                self.link = Some(link);
+            }
+            Ok(_) | Err(_) => self.counts.add("errors"),
+        }
+        Ok(())
+    }
+
+    /// A request whose end nobody waits for, and often memory and region that do not wait for it either.
+    fn abandon(&mut self) -> Result<()> {
+        let Some(at) = self.any_region() else { return Ok(()) };
+        self.log.line("a request, abandoned")?;
+        self.linked()?;
+        let link = self.link.take().context("just made")?;
+        let mr = &self.regions[at].mr;
+        // The send queue may refuse it.
+        let _ = link.write(1, (mr, 0), (mr, 0), GPU_PAGE);
+        match self.rng.u8(..4) {
+            0 => self.free()?,
+            1 => self.drop_region(at),
+            2 => drop(link.wait(LIMIT)),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn bind(&mut self) -> Result<()> {
+        let Some(at) = self.any_region() else { return Ok(()) };
+        let (kind, offset, len) =
+            (self.some(&[WindowType::One, WindowType::Two]), self.some(&[0, 1, 4096]), self.some(&[0, 1, 4096, MIB]));
+        self.log.line(&format!("bind a window, {kind:?}"))?;
+        let Ok(mut window) = Window::new(&self.pds[0], kind) else { return Ok(()) };
+        self.linked()?;
+        let link = self.link.take().context("just made")?;
+        if window.bind(&link, &self.regions[at].mr, offset, len).is_ok() {
+            self.stale.push(window.rkey());
+            self.link = Some(link);
+        }
+        Ok(())
+    }
+
+    /// A child that has what its parent has: it deregisters some of that, and ends without a word.
+    fn child(&mut self) -> Result<()> {
+        self.log.line("fork")?;
+        // SAFETY: this process has one thread, so the child may do what it likes.
+        match unsafe { fork() }.context("fork")? {
+            ForkResult::Parent { child } => drop(waitpid(child, None).context("wait for the child")?),
+            ForkResult::Child => {
+                for _ in 0..self.rng.usize(..3) {
+                    if let Some(at) = self.any_region() {
+                        self.drop_region(at);
+                    }
+                }
+                // SAFETY: ends the process, with all of its memory.
+                unsafe { libc::_exit(0) };
+            }
+        }
+        // What the child deregistered is the parent's no more, and it cannot know what that was.
+        for region in &mut self.regions {
+            region.reach = None;
+        }
+        if self.regions.len() > REGIONS {
+            bail!("{} regions", self.regions.len());
+        }
+        Ok(())
+    }
+}
