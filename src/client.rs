@@ -5,6 +5,7 @@
 
 use crate::ffi::raw;
 use crate::ffi::shim::{Kind, EOPNOTSUPP};
+use crate::parameters;
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -83,10 +84,7 @@ static LEGACY: Mode = Mode {
 
 /// The mode that the module was loaded in.
 fn mode() -> &'static Mode {
-    // SAFETY: No precondition.
-    let (persistent, fallback) =
-        unsafe { (raw::nvpm_param_persistent_api_support(), raw::nvpm_param_revocable_fallback()) };
-    match (persistent, fallback) {
+    match (parameters::persistent_api_support(), parameters::revocable_fallback()) {
         (0, _) => &LEGACY,
         (_, 0) => &PERSISTENT,
         _ => &PERSISTENT_WITH_FALLBACK,
@@ -105,8 +103,7 @@ pub(crate) fn refusing_name() -> Option<&'static str> {
 
 /// Whether the clients are plain ones, for cores without the extended form.
 pub(crate) fn are_plain() -> bool {
-    // SAFETY: No precondition.
-    unsafe { raw::nvpm_param_peerdirect_support() != 0 }
+    parameters::peerdirect_support() != 0
 }
 
 /// This module's version, as modinfo says.

@@ -13,7 +13,7 @@
 //! - [`orphan`] who puts a pin, and what becomes of one that cannot be put here and now
 //! - [`registry`] tickets, the numbers that stand for registrations
 //! - [`record`] what is kept of one registration, [`state`] its states (pure)
-//! - [`client`] which clients the core knows
+//! - [`client`] which clients the core knows, [`parameters`] what an admin chooses
 //! - [`gpu`] memory of a GPU: pins, page tables, BARs, topology; [`dma`] mappings for a device
 //! - [`sg`] runs of contiguous memory, and scatterlists of them
 //! - [`observe`] what only reports: counters, refusals, `/proc`, tracepoints
@@ -40,6 +40,7 @@ mod invalidate;
 mod num;
 mod observe;
 mod orphan;
+mod parameters;
 mod pieces;
 mod range;
 mod record;
@@ -83,47 +84,9 @@ impl Drop for PeerMem {
     }
 }
 
-/// A module parameter that is 0 or 1. Anything else is refused in one line.
-fn check_flag(name: &str, value: c_int, meanings: &str) -> Result {
-    if matches!(value, 0 | 1) {
-        return Ok(());
-    }
-    pr_err!("invalid parameter {}={}: {}\n", name, value, meanings);
-    Err(EINVAL)
-}
-
-fn check_parameters() -> Result {
-    // SAFETY: No precondition.
-    let (peerdirect, persistent, fallback) = unsafe {
-        (
-            raw::nvpm_param_peerdirect_support(),
-            raw::nvpm_param_persistent_api_support(),
-            raw::nvpm_param_revocable_fallback(),
-        )
-    };
-    check_flag(
-        "peerdirect_support",
-        peerdirect,
-        "use 0 (default: extended clients) or 1 (plain clients, kept for old configuration files)",
-    )?;
-    check_flag("persistent_api_support", persistent, "use 1 (default: persistent pins) or 0 (revocable pins first)")?;
-    check_flag(
-        "revocable_fallback",
-        fallback,
-        "use 0 (default) or 1 (revocable pins where the GPU driver refuses persistent ones)",
-    )?;
-    if fallback == 1 && persistent == 0 {
-        pr_err!(
-            "invalid parameter revocable_fallback=1: with persistent_api_support=0 revocable pins come first anyway, so leave one of the two out\n"
-        );
-        return Err(EINVAL);
-    }
-    Ok(())
-}
-
 impl kernel::Module for PeerMem {
     fn init(_module: &'static ThisModule) -> Result<Self> {
-        check_parameters()?;
+        parameters::check()?;
         client::find_core()?;
         pin::find_provider()?;
         // SAFETY: Module init runs once, and no client is registered yet.
