@@ -190,6 +190,11 @@ guest:
 peermemctl:
 	@$(program) $(addprefix tools/peermemctl/,src Cargo.toml Cargo.lock) VERSION $(built) tools/peermemctl $@
 
+# For unmodified programs (docs/dma-buf.md).
+preload:
+	@$(program) user/gpumr user/gpumr-preload user/Cargo.toml user/Cargo.lock tests/host/rustc.sh \
+		$(built) user/gpumr-preload libgpumr_preload.so
+
 profile:
 	@$(program) $(q)/profile $(built) $(q)/profile libprofile.so
 
@@ -206,7 +211,7 @@ rdma-core: rdma-core-source
 		$(q)/rdma_core.sh $(S)/rdma-core-source $(rdma-core-patches)
 
 # First what the others are linked with.
-programs := rdma-core guest peermemctl nvlab-selftest cuda-selftest libcuda perftest
+programs := rdma-core guest peermemctl preload nvlab-selftest cuda-selftest libcuda perftest
 ifneq ($(cross),)
 $(programs): sysroot-$(cross)
 endif

@@ -105,6 +105,7 @@ for program in $programs; do
 	for file in "$built/$program"/bin/*; do
 		case $file in
 		*/libcuda.so) add "$file" "$lib/libcuda.so.1" && ln -s libcuda.so.1 "$root$lib/libcuda.so" ;;
+		*/libgpumr_preload.so) add "$file" "$lib/libgpumr-preload.so" ;;
 		*/libibverbs.so.1) add "$file" "$lib/${file##*/}" ;;
 		*/librxe-rdmav*.so) add "$file" "$lib/libibverbs/${file##*/}" ;;
 		*) add "$file" "/usr/bin/${file##*/}" ;;

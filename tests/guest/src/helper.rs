@@ -8,7 +8,8 @@ use std::os::fd::RawFd;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{bail, ensure, Context, Result};
-use nix::sys::signal::{kill, Signal};
+use nix::sys::ptrace;
+use nix::sys::signal::{kill, raise, Signal};
 use nix::unistd::{setgid, setgroups, setuid, Gid, Pid, Uid};
 
 use crate::actor;
@@ -75,6 +76,27 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
         ("actor", [first]) => actor::run(first),
         // A user of the sample driver, which does what it is told.
         ("edu", [kind, len]) => crate::edu::helper(kind, len),
+        // Registers host memory; stops before that and after it, for who looks at its system calls.
+        ("host-memory", [cuda]) => {
+            let _cuda = (*cuda == "with-cuda").then(Cuda::open).transpose()?;
+            let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
+            let memory = vec![0u8; 1 << 20];
+            let at = memory.as_ptr() as u64;
+            let register = || -> io::Result<()> {
+                Mr::reg(&pd, at, memory.len(), FULL_ACCESS)?.dereg()?;
+                // Another address, with the same place in its page.
+                Mr::reg_iova(&pd, at, memory.len(), 0x7000_0000 + at % 4096, FULL_ACCESS)?.dereg()
+            };
+            // What is done once.
+            register()?;
+            ptrace::traceme().context("ptrace")?;
+            raise(Signal::SIGSTOP)?;
+            for _ in 0..5 {
+                register()?;
+            }
+            raise(Signal::SIGSTOP)?;
+            Ok(())
+        }
         // What is left of an actor after exec: its open files.
         ("idle", []) => {
             println!("ok");

@@ -49,6 +49,8 @@ pub struct Run<'a> {
     pub dma_buf: bool,
     /// Connected by rdma_cm (`-R`), otherwise by addresses exchanged over TCP.
     pub rdma_cm: bool,
+    /// More of its environment.
+    pub settings: &'a [(&'a str, &'a str)],
     pub port: u16,
 }
 
@@ -68,7 +70,8 @@ impl Side {
 impl<'a> Run<'a> {
     pub fn new(program: &'a str, sizes: &'a Sizes, on_gpu: bool) -> Self {
         // Far from the ports of an earlier run that still linger, and below those that the kernel gives to clients.
-        Self { program, sizes, on_gpu, dma_buf: false, rdma_cm: false, port: fastrand::u16(20_000..32_000) }
+        let port = fastrand::u16(20_000..32_000);
+        Self { program, sizes, on_gpu, dma_buf: false, rdma_cm: false, settings: &[], port }
     }
 
     fn report_file(&self, who: &str) -> String {
@@ -101,6 +104,7 @@ impl<'a> Run<'a> {
         let out = fs::File::create(&log).with_context(|| format!("create {}", log.display()))?;
         let child = Command::new(self.program)
             .args(args)
+            .envs(self.settings.iter().copied())
             .stdin(Stdio::null())
             .stderr(out.try_clone()?)
             .stdout(out)

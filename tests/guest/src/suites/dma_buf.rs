@@ -78,7 +78,8 @@ impl Rig {
     }
 }
 
-fn prepare(env: &Env) -> Result<()> {
+/// Without nvidia-peermem a core that has no peer-memory API.
+pub fn prepare(env: &Env) -> Result<()> {
     if env.mode.is_some() {
         return Ok(());
     }

@@ -23,6 +23,7 @@ mod one_class;
 mod pages;
 mod pair;
 mod pieces;
+mod preload;
 mod pyverbs;
 mod reasons;
 mod refusals;
@@ -58,6 +59,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
     vec![
         demo::suite(nvidia_c),
         dma_buf::suite(),
+        preload::suite(),
         pair::suite(nvidia_c),
         smoke::suite(nvidia_c),
         callbacks::suite(nvidia_c),

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: GPL-2.0
+//! `libgpumr-preload.so` before real perftest, which is told nothing of dma-buf: on the kernel's own RDMA core, where
+//! perftest alone fails on GPU memory, and beside nvidia-peermem, where the plain call is enough. Host memory is
+//! registered by the same system calls with the library and without.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use nix::errno::Errno;
+use nix::sys::ptrace;
+use nix::sys::signal::Signal;
+use nix::sys::wait::{waitpid, WaitStatus};
+use nix::unistd::Pid;
+
+use super::dma_buf::prepare;
+use crate::gpu;
+use crate::lab;
+use crate::machine::{self, Level, Mode};
+use crate::modules;
+use crate::perftest::{arrived, chunks, with_rate, Before, Run, Sizes};
+use crate::test::{Env, NvidiaC, Suite, Test};
+
+type Settings = &'static [(&'static str, &'static str)];
+
+const LIBRARY: (&str, &str) = ("LD_PRELOAD", "libgpumr-preload.so");
+const ALONE: Settings = &[];
+const PRELOAD: Settings = &[LIBRARY];
+const CACHED: Settings = &[LIBRARY, ("GPUMR_CACHE", "1")];
+/// perftest's own words for a registration that fails.
+const REFUSED: &str = "Couldn't allocate MR";
+
+const IOCTL: u64 = libc::SYS_ioctl as u64;
+
+pub fn suite() -> Suite {
+    let mainline = [
+        ("fails_without", fails_without as fn(&Env) -> Result<()>),
+        ("ib_write_bw", |env| on_gpu(env, "ib_write_bw", PRELOAD)),
+        ("ib_read_bw", |env| on_gpu(env, "ib_read_bw", PRELOAD)),
+        ("ib_send_bw", |env| on_gpu(env, "ib_send_bw", PRELOAD)),
+        ("cached", |env| on_gpu(env, "ib_write_bw", CACHED)),
+        ("host_memory", host_memory),
+        ("same_calls", same_calls),
+        ("no_importer", no_importer),
+    ];
+    let beside = [
+        ("ib_write_bw", (|env| on_gpu(env, "ib_write_bw", PRELOAD)) as fn(&Env) -> Result<()>),
+        ("cached", |env| on_gpu(env, "ib_write_bw", CACHED)),
+        ("same_calls", same_calls),
+    ];
+    let mut tests = Vec::new();
+    for (place, level, list) in
+        [("mainline", Level::Bare, &mainline[..]), ("beside", Level::Peermem(Mode::Persistent), &beside)]
+    {
+        for (name, run) in list {
+            let means = NvidiaC::Skip("the library comes with ours");
+            tests.push(Test::new(&format!("{place}/{name}"), level, *run).nvidia_c(means));
+        }
+    }
+    Suite { name: "preload", tests }
+}
+
+/// The same command without the library: perftest's own error, and nothing is exported or left.
+fn fails_without(env: &Env) -> Result<()> {
+    prepare(env)?;
+    let sizes = Sizes::of(env, 20)?;
+    gpu::lab()?.reset_accounting()?;
+    refused(&sizes, ALONE)?;
+    let after = gpu::accounting()?;
+    ensure!(after.get("dma_bufs") == 0, "exported without the library: {after:?}");
+    gpu::wait_clean(Duration::from_secs(10))
+}
+
+/// What perftest says when it cannot register.
+fn refused(sizes: &Sizes, settings: Settings) -> Result<String> {
+    let run = Run { settings, ..Run::new("ib_write_bw", sizes, true) };
+    let said = match run.on_this_machine() {
+        Ok(_) => bail!("perftest registered GPU memory, which nothing here can"),
+        Err(e) => format!("{e:#}"),
+    };
+    ensure!(said.contains(REFUSED), "perftest failed otherwise: {said}");
+    Ok(said)
+}
+
+/// The bytes by CRC and through BAR1: by dma-buf where the plain call fails, by that alone where it works.
+fn on_gpu(env: &Env, program: &str, settings: Settings) -> Result<()> {
+    prepare(env)?;
+    with_rate(|| {
+        let sizes = Sizes::of(env, 20)?;
+        let before = Before::now()?;
+        let run = Run { settings, ..Run::new(program, &sizes, true) };
+        let (server, client, report) = run.on_this_machine()?;
+        let counts = before.counts()?;
+        arrived(program, &chunks("server", server, sizes.message)?, &chunks("client", client, sizes.message)?)?;
+        ensure!(report.bytes == (sizes.message * sizes.iterations) as u64, "perftest counted {}", report.bytes);
+        counts.reconcile("the NIC", report.bytes, report.bytes)?;
+        let after = gpu::accounting()?;
+        // The module's first pin may come with one that tries what the driver can.
+        let pinned = gpu::provider_calls()?.0 >= 2;
+        let ways = (after.get("dma_bufs"), after.get("dma_buf_maps"), counts.mrs, pinned);
+        let wanted = if env.mode.is_some() { (0, 0, 2, true) } else { (2, 2, 0, false) };
+        ensure!(ways == wanted, "exports, imports, peer regions, pinned: {ways:?}, wanted {wanted:?}");
+        gpu::wait_clean(Duration::from_secs(10))?;
+        Ok(report.rate)
+    })
+}
+
+fn host_memory(env: &Env) -> Result<()> {
+    prepare(env)?;
+    with_rate(|| {
+        let sizes = Sizes::of(env, 20)?;
+        let before = Before::now()?;
+        let run = Run { settings: PRELOAD, ..Run::new("ib_write_bw", &sizes, false) };
+        let (_, _, report) = run.on_this_machine()?;
+        ensure!(report.bytes == (sizes.message * sizes.iterations) as u64, "perftest counted {}", report.bytes);
+        before.counts()?.reconcile("the NIC", 0, 0)?;
+        let after = gpu::accounting()?;
+        ensure!(after.get("dma_bufs") == 0 && after.get("allocs") == 0, "host memory, but {after:?}");
+        Ok(report.rate)
+    })
+}
+
+/// Every system call of registrations of host memory, in a program with CUDA and in one without.
+fn same_calls(env: &Env) -> Result<()> {
+    prepare(env)?;
+    for cuda in ["with-cuda", "without-cuda"] {
+        let alone = system_calls(cuda, ALONE)?;
+        let with = system_calls(cuda, PRELOAD)?;
+        println!("{cuda}: {} system calls", alone.len());
+        ensure!(alone.iter().filter(|call| call.0 == IOCTL).count() >= 20, "these are no registrations: {alone:?}");
+        ensure!(with == alone, "{cuda}: with the library {with:?}, without it {alone:?}");
+    }
+    Ok(())
+}
+
+/// Numbers of the helper's system calls between its two stops, each with its second argument: the command of an ioctl.
+fn system_calls(cuda: &str, settings: Settings) -> Result<Vec<(u64, u64)>> {
+    let mut helper = Command::new("/proc/self/exe");
+    let mut helper = helper.args(["helper", "host-memory", cuda]).envs(settings.iter().copied()).spawn()?;
+    let calls = calls_between_stops(Pid::from_raw(i32::try_from(helper.id())?));
+    if calls.is_err() {
+        // It may be stopped, or gone.
+        let _ = helper.kill();
+        let _ = helper.wait();
+    }
+    let calls = calls?;
+    let status = helper.wait().context("wait for the helper")?;
+    ensure!(status.success(), "the helper: {status}");
+    Ok(calls)
+}
+
+fn calls_between_stops(pid: Pid) -> Result<Vec<(u64, u64)>> {
+    let stop = |status| match status {
+        WaitStatus::Stopped(_, Signal::SIGSTOP) => Ok(true),
+        WaitStatus::PtraceSyscall(_) => Ok(false),
+        other => bail!("the helper: {other:?}"),
+    };
+    ensure!(stop(waitpid(pid, None)?)?, "the helper is not at its first stop");
+    ptrace::setoptions(pid, ptrace::Options::PTRACE_O_TRACESYSGOOD | ptrace::Options::PTRACE_O_EXITKILL)?;
+    let mut calls = Vec::new();
+    loop {
+        ptrace::syscall(pid, None)?;
+        if stop(waitpid(pid, None)?)? {
+            ptrace::detach(pid, None)?;
+            return Ok(calls);
+        }
+        calls.extend(entered(pid)?);
+    }
+}
+
+/// The system call that a stopped process is entering. (nix passes no length for this, so the kernel writes nothing.)
+fn entered(pid: Pid) -> Result<Option<(u64, u64)>> {
+    // SAFETY: It is made of integers.
+    let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
+    // SAFETY: The kernel writes at most so many bytes to a local of that size.
+    let got = unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, pid.as_raw(), size_of_val(&info), &mut info) };
+    Errno::result(got).context("PTRACE_GET_SYSCALL_INFO")?;
+    if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
+        return Ok(None);
+    }
+    // SAFETY: `op` says that this is the part of the union that the kernel wrote.
+    let entry = unsafe { info.u.entry };
+    Ok(Some((entry.nr, if entry.nr == IOCTL { entry.args[1] } else { 0 })))
+}
+
+/// A NIC whose driver takes no dma-buf: perftest's error is as without the library, which says why.
+fn no_importer(env: &Env) -> Result<()> {
+    machine::load_mainline_rdma(&[])?;
+    modules::load("nvidia", &[])?;
+    let sizes = Sizes::of(env, 20)?;
+    let said = refused(&sizes, PRELOAD)?;
+    let why = "by dma-buf: Operation not supported";
+    ensure!(said.contains("libgpumr-preload: ") && said.contains(why), "the library does not say {why:?}: {said}");
+    gpu::wait_clean(Duration::from_secs(10))?;
+    ensure!(lab::clients()?.is_empty(), "this core has the peer-memory API");
+    Ok(())
+}
