@@ -87,6 +87,26 @@ impl Cuda {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
+    /// Managed memory, for the rest of this process.
+    pub fn managed(&self, size: usize) -> Result<u64> {
+        const GLOBAL: u32 = 1;
+        type Alloc = unsafe extern "C" fn(*mut u64, usize, u32) -> c_int;
+        let alloc = self.driver.function::<Alloc>("cuMemAllocManaged")?;
+        let mut va = 0u64;
+        // SAFETY: valid out-parameter.
+        check("cuMemAllocManaged", unsafe { alloc(&mut va, size, GLOBAL) })?;
+        Ok(va)
+    }
+
+    /// Page-locked host memory, for the rest of this process.
+    pub fn page_locked(&self, size: usize) -> Result<u64> {
+        let alloc = self.driver.function::<unsafe extern "C" fn(*mut Handle, usize) -> c_int>("cuMemAllocHost_v2")?;
+        let mut at: Handle = std::ptr::null_mut();
+        // SAFETY: valid out-parameter.
+        check("cuMemAllocHost", unsafe { alloc(&mut at, size) })?;
+        Ok(at as u64)
+    }
+
     fn write(&self, va: u64, bytes: &[u8]) -> Result<()> {
         let copy =
             self.driver.function::<unsafe extern "C" fn(u64, *const c_void, usize) -> c_int>("cuMemcpyHtoD_v2")?;

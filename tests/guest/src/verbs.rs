@@ -153,6 +153,11 @@ impl Pd {
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
+
+    /// libibverbs' own.
+    pub fn raw(&self) -> NonNull<c_void> {
+        self.pd.cast()
+    }
 }
 
 // SAFETY: as for Device.

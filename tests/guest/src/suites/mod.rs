@@ -4,6 +4,7 @@
 mod alarms;
 mod bare;
 mod bench;
+mod cache;
 mod callbacks;
 mod closed;
 mod cost;
@@ -60,6 +61,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         demo::suite(nvidia_c),
         dma_buf::suite(),
         preload::suite(),
+        cache::suite(),
         pair::suite(nvidia_c),
         smoke::suite(nvidia_c),
         callbacks::suite(nvidia_c),

@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The registration cache (`user/gpumr`) on a NIC: threads that register, free, allocate again at the same address and
+//! move bytes. Each byte lands in the buffer that the program means, or the operation fails.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use gpumr::ibverbs::{self, IbVerbs};
+use gpumr::{Error, Limits, Policy, Sweeper, Way};
+use serde_json::json;
+
+use super::dma_buf::prepare;
+use super::{expect_errno, pattern, same_bytes, Bench, KIB, MIB};
+use crate::cuda::{Cuda, DeviceMemory, Segments};
+use crate::gpu;
+use crate::helper::Helper;
+use crate::machine::{Level, Mode};
+use crate::test::{emit, Env, NvidiaC, Suite, Test};
+use crate::verbs::{Loopback, Mr, Op, Pd, Status, FULL_ACCESS};
+
+type Cache = gpumr::Cache<gpumr::cuda::Cuda, IbVerbs>;
+type Lease = gpumr::Lease<gpumr::cuda::Cuda, IbVerbs>;
+
+const THREADS: usize = 4;
+/// Of each thread, without `guest.cached=`.
+const STEPS: usize = 60;
+/// Buffers that a thread has at most, beside one of several segments.
+const BUFFERS: usize = 3;
+/// Of one transfer.
+const MOST: usize = 16 * KIB;
+const SEGMENT: usize = 2 * MIB;
+const SWEEP: Duration = Duration::from_millis(50);
+
+pub fn suite() -> Suite {
+    let tests = [
+        ("mainline/storm", Level::Bare, (|env| storm(env, Policy::automatic)) as fn(&Env) -> Result<()>),
+        ("persistent/storm", Level::Peermem(Mode::Persistent), |env| storm(env, Policy::automatic)),
+        ("persistent/storm_by_dma_buf", Level::Peermem(Mode::Persistent), |env| {
+            storm(env, || Policy::only(Way::DmaBuf))
+        }),
+        ("mainline/replaced_memory", Level::Bare, replaced_memory),
+        ("persistent/replaced_memory", Level::Peermem(Mode::Persistent), replaced_memory),
+        ("legacy/replaced_memory", Level::Peermem(Mode::Legacy), replaced_memory),
+        ("mainline/wrong_input", Level::Bare, wrong_input),
+        ("persistent/wrong_input", Level::Peermem(Mode::Persistent), wrong_input),
+        ("legacy/wrong_input", Level::Peermem(Mode::Legacy), wrong_input),
+        ("legacy/storm", Level::Peermem(Mode::Legacy), |env| storm(env, Policy::automatic)),
+    ];
+    let means = NvidiaC::Skip("the cache comes with ours");
+    // A long storm has a limit of its own.
+    let tests = tests.map(|(name, level, run)| Test::new(name, level, run).nvidia_c(means).limit(48 * 3600));
+    Suite { name: "cache", tests: tests.into() }
+}
+
+/// A domain for the cache, which must be told to forget it before it goes.
+fn domain(pd: &Pd) -> ibverbs::Pd {
+    // SAFETY: Each test's cache goes before its domain.
+    unsafe { ibverbs::Pd::new(pd.raw()) }
+}
+
+fn storm(env: &Env, policy: fn() -> Policy) -> Result<()> {
+    prepare(env)?;
+    let steps = env.number("cached", STEPS)?;
+    let mut rng = env.rng()?;
+    let bench = Bench::new()?;
+    let limits = Limits { entries: 6, ..Limits::default() };
+    let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, policy(), limits);
+    println!("{}", cache.reason());
+    let sweeper = Sweeper::start(&cache, SWEEP)?;
+    let begin = Instant::now();
+    let seeds = [(); THREADS].map(|()| rng.u64(..));
+    let counts: Vec<Counts> = thread::scope(|scope| {
+        let run = |seed| {
+            let (bench, cache) = (&bench, &cache);
+            scope.spawn(move || Worker::run(bench, cache, seed, steps))
+        };
+        let threads = seeds.map(run);
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<_>>()
+    })?;
+    let lost = gpu::accounting()?.get("leaked_tables");
+    if lost > 0 {
+        ensure!(env.mode == Some(Mode::Legacy), "the provider lost {lost} tables of persistent pins");
+        // Memory that is freed between two steps of the provider's get: it forgets the table.
+        println!("the provider lost {lost} tables by its own bug");
+        gpu::lab()?.forget_leaked()?;
+    }
+    // Everything is freed, and the cache is still there: the sweep lets go of all.
+    gpu::wait_clean(Duration::from_secs(10)).context("freed memory stays registered")?;
+    let stats = cache.stats();
+    drop(sweeper);
+    cache.forget(domain(&bench.pd));
+    let mut all = Counts::new();
+    for (name, count) in counts.into_iter().flatten() {
+        *all.entry(name).or_default() += count;
+    }
+    println!("{all:?} in {:.1?}; {stats:?}", begin.elapsed());
+    emit("cached", &json!({ "mode": env.mode.map(Mode::name), "counts": all, "seconds": begin.elapsed().as_secs() }));
+    for name in ["moved", "same address", "remapped", "freed under a lease", "freed while it is registered"] {
+        ensure!(all.get(name).is_some_and(|n| *n > 0), "no {name} in all of it: nothing was tested");
+    }
+    for (name, count) in [("hits", stats.hits), ("stale", stats.stale), ("evicted", stats.evicted)] {
+        ensure!(count > 0, "no {name} in all of it: nothing was tested");
+    }
+    ensure!((stats.entries, stats.lost) == (0, 0), "{stats:?}");
+    Ok(())
+}
+
+/// What other caches get wrong (user/gpumr/tests/known_wrong.rs): a buffer is registered, its memory is replaced at the
+/// same address, and what the NIC then writes must be in the new memory.
+fn replaced_memory(env: &Env) -> Result<()> {
+    const N: usize = 3 * KIB;
+    prepare(env)?;
+    let bench = Bench::new()?;
+    let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, Policy::automatic(), Limits::default());
+    let mut worker = Worker::new(&bench, &cache, env.rng()?.u64(..))?;
+    let len = 64 * KIB;
+    worker.allocate(Some(len))?;
+    for _ in 0..2 {
+        worker.exchange(0, (0, len), (0, N))?;
+    }
+    worker.replace(0)?;
+    ensure!(worker.counts.contains_key("same address"), "the address did not come back");
+    worker.exchange(0, (0, len), (0, N)).context("as in NCCL: the address is given out again")?;
+    ensure!((cache.stats().hits, cache.stats().stale) == (1, 1), "{:?}", cache.stats());
+    let len = 3 * SEGMENT;
+    worker.buffers = vec![Buffer::new(Memory::Several(bench.cuda.segments(SEGMENT, len)?), len)?];
+    for (what, at) in
+        [("as in libfabric: the end is replaced", 2), ("the middle is replaced", 1), ("the beginning is", 0)]
+    {
+        worker.exchange(0, (0, len), (at * SEGMENT, N))?;
+        let Buffer { memory: Memory::Several(segments), wanted } = &mut worker.buffers[0] else { bail!("segments") };
+        replace_segment(segments, wanted, at * SEGMENT)?;
+        worker.exchange(0, (0, len), (at * SEGMENT, N)).context(what)?;
+    }
+    ensure!(cache.stats().stale == 4, "{:?}", cache.stats());
+    // As in UCX, where no hook sees the free: nobody says it, and nobody registers again. The sweep finds it.
+    worker.buffers.clear();
+    cache.sweep();
+    ensure!(cache.stats().entries == 0, "freed memory stays registered: {:?}", cache.stats());
+    drop(worker);
+    gpu::wait_clean(Duration::from_secs(10))
+}
+
+/// Each with its errno and its cause in words; nothing stays pinned, mapped or exported.
+fn wrong_input(env: &Env) -> Result<()> {
+    const SAYS_UNKNOWN: &str = "is no memory that CUDA knows: freed, of another process, or plain host memory";
+    prepare(env)?;
+    let bench = Bench::new()?;
+    let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, Policy::automatic(), Limits::default());
+    let refused = |what: &str, at: u64, len: u64, errno: i32, says: &str| -> Result<()> {
+        let error = match cache.register(domain(&bench.pd), at, len, FULL_ACCESS) {
+            Ok(lease) => bail!("{what}: registered, by {:?}", lease.way()),
+            Err(error) => error,
+        };
+        expect_errno(what, error.errno(), errno)?;
+        ensure!(error.to_string().contains(says), "{what}: {error}");
+        let after = gpu::accounting()?;
+        let left = ["live_pins", "live_persistent", "live_mappings", "live_dma_bufs", "bar1_used"];
+        ensure!(left.iter().all(|name| after.get(name) == 0), "{what}: {after:?}");
+        Ok(())
+    };
+    // Before this process has memory of its own at that address.
+    let other = Helper::start(&["hold", "65536", "0"])?;
+    let theirs = u64::from_str_radix(other.said.trim_start_matches("0x"), 16).context("the helper's address")?;
+    refused("another process's", theirs, 4096, libc::EFAULT, SAYS_UNKNOWN)?;
+    other.finish()?;
+    let memory = bench.cuda.alloc(SEGMENT)?;
+    let va = memory.va();
+    refused("of no length", va, 0, libc::EINVAL, "has no bytes: pass a length above 0")?;
+    refused("an end that wraps", va, u64::MAX, libc::EINVAL, "pass the end of the address space")?;
+    let beyond = format!("leave allocated memory at {:#x}", va + SEGMENT as u64);
+    refused("beyond the end", va, SEGMENT as u64 + 1, libc::EFAULT, &beyond)?;
+    memory.free()?;
+    refused("freed", va, 4096, libc::EFAULT, SAYS_UNKNOWN)?;
+    let mut segments = bench.cuda.reserve(3 * SEGMENT)?;
+    segments.map(0, SEGMENT, true)?;
+    segments.map(2 * SEGMENT, SEGMENT, true)?;
+    let hole = format!("leave allocated memory at {:#x}", segments.va() + SEGMENT as u64);
+    refused("over a hole", segments.va(), 3 * SEGMENT as u64, libc::EFAULT, &hole)?;
+    drop(segments);
+    let host = vec![0u8; 4096];
+    refused("host memory", host.as_ptr() as u64, 4096, libc::EFAULT, SAYS_UNKNOWN)?;
+    let locked = bench.cuda.page_locked(4096)?;
+    refused("page-locked host memory", locked, 4096, libc::EFAULT, "is host memory: use ibv_reg_mr()")?;
+    let managed = bench.cuda.managed(4096)?;
+    refused("managed memory", managed, 4096, libc::EFAULT, "is managed memory, which moves: use cudaMalloc()")?;
+    let stats = cache.stats();
+    ensure!((stats.entries, stats.bytes, stats.bar1_bytes) == (0, 0, 0), "{stats:?}");
+    gpu::wait_clean(Duration::from_secs(10))
+}
+
+type Counts = BTreeMap<&'static str, u64>;
+
+enum Memory {
+    One(DeviceMemory),
+    Several(Segments),
+}
+
+impl Memory {
+    fn va(&self) -> u64 {
+        match self {
+            Self::One(memory) => memory.va(),
+            Self::Several(segments) => segments.va(),
+        }
+    }
+
+    fn read(&self, len: usize) -> Result<Vec<u8>> {
+        match self {
+            Self::One(memory) => memory.read(0, len),
+            Self::Several(segments) => segments.read(0, len),
+        }
+    }
+}
+
+struct Buffer {
+    memory: Memory,
+    /// What it must hold.
+    wanted: Vec<u8>,
+}
+
+impl Buffer {
+    fn new(memory: Memory, len: usize) -> Result<Self> {
+        Ok(Self { wanted: memory.read(len)?, memory })
+    }
+
+    fn check(&self) -> Result<()> {
+        let what = format!("the buffer at {:#x}", self.memory.va());
+        same_bytes(&what, &self.memory.read(self.wanted.len())?, &self.wanted)
+    }
+}
+
+/// Other memory at this offset of the segments, and what it holds.
+fn replace_segment(segments: &mut Segments, wanted: &mut [u8], at: usize) -> Result<()> {
+    segments.unmap(at)?;
+    segments.map(at, SEGMENT, true)?;
+    wanted[at..at + SEGMENT].copy_from_slice(&segments.read(at, SEGMENT)?);
+    Ok(())
+}
+
+/// One thread, whose buffers are its own.
+struct Worker<'a> {
+    rng: fastrand::Rng,
+    cuda: &'a Arc<Cuda>,
+    cache: &'a Cache,
+    pd: &'a Arc<Pd>,
+    /// Made when it is needed, again after an error.
+    link: Option<Loopback>,
+    host: Vec<u8>,
+    host_mr: Mr,
+    buffers: Vec<Buffer>,
+    counts: Counts,
+}
+
+impl<'a> Worker<'a> {
+    fn new(bench: &'a Bench, cache: &'a Cache, seed: u64) -> Result<Self> {
+        bench.cuda.attach()?;
+        let host = vec![0u8; MOST];
+        let host_mr = bench.reg(host.as_ptr() as u64, MOST).context("register host memory")?;
+        let rng = fastrand::Rng::with_seed(seed);
+        let (link, buffers, counts) = Default::default();
+        Ok(Self { rng, cuda: &bench.cuda, cache, pd: &bench.pd, link, host, host_mr, buffers, counts })
+    }
+
+    fn run(bench: &'a Bench, cache: &'a Cache, seed: u64, steps: usize) -> Result<Counts> {
+        let mut this = Self::new(bench, cache, seed)?;
+        for step in 0..steps {
+            this.step().with_context(|| format!("step {step} of the thread with seed {seed}"))?;
+        }
+        this.buffers.iter().try_for_each(Buffer::check)?;
+        Ok(this.counts)
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.counts.entry(what).or_default() += 1;
+    }
+
+    fn step(&mut self) -> Result<()> {
+        if self.buffers.is_empty() {
+            return self.allocate(None);
+        }
+        let which = self.rng.usize(..self.buffers.len());
+        match self.rng.u32(..100) {
+            0..15 if self.buffers.len() < BUFFERS => self.allocate(None),
+            0..30 => self.replace(which),
+            30..45 if self.buffers.len() <= BUFFERS => self.remap(),
+            45..55 => self.free_under_a_lease(which),
+            55..65 => self.free_while_it_is_registered(which),
+            _ => self.transfer(which),
+        }
+    }
+
+    /// Of this length, or of some.
+    fn allocate(&mut self, len: Option<usize>) -> Result<()> {
+        let len = len.unwrap_or_else(|| self.rng.usize(1..=512 * KIB));
+        self.buffers.push(Buffer::new(Memory::One(self.cuda.alloc(len)?), len)?);
+        Ok(())
+    }
+
+    fn register(&self, at: u64, len: usize) -> Result<Lease, Error> {
+        self.cache.register(domain(self.pd), at, len as u64, FULL_ACCESS)
+    }
+
+    /// All of it, or a part that a larger registration may have.
+    fn transfer(&mut self, which: usize) -> Result<()> {
+        let len = self.buffers[which].wanted.len();
+        let at = if self.rng.bool() { 0 } else { self.rng.usize(..len) };
+        let room = if at == 0 { len } else { self.rng.usize(1..=len - at) };
+        let n = self.rng.usize(1..=room.min(MOST));
+        let to = at + self.rng.usize(..=room - n);
+        self.exchange(which, (at, room), (to, n))
+    }
+
+    /// New bytes by the NIC to `n` bytes at `to` of a buffer, and back, through a registration of `room` bytes at `at`.
+    fn exchange(&mut self, which: usize, (at, room): (usize, usize), (to, n): (usize, usize)) -> Result<()> {
+        let va = self.buffers[which].memory.va();
+        let lease = self.register(va + at as u64, room)?;
+        let status = self.write(&lease, va + to as u64, n)?;
+        ensure!(status == Status::IBV_WC_SUCCESS, "a write to live memory ends with {status:?}");
+        let buffer = &mut self.buffers[which];
+        buffer.wanted[to..to + n].copy_from_slice(&self.host[..n]);
+        buffer.check()?;
+        self.host[..n].fill(0);
+        self.rdma(Op::Read, &lease, va + to as u64, n)?;
+        same_bytes("read back by the NIC", &self.host[..n], &self.buffers[which].wanted[to..to + n])?;
+        self.count("moved");
+        Ok(())
+    }
+
+    /// New bytes to this address, by the lease's key.
+    fn write(&mut self, lease: &Lease, to: u64, n: usize) -> Result<Status> {
+        let bytes = pattern(&mut self.rng, n);
+        self.host[..n].copy_from_slice(&bytes);
+        self.rdma(Op::Write, lease, to, n)
+    }
+
+    fn rdma(&mut self, op: Op, lease: &Lease, at: u64, n: usize) -> Result<Status> {
+        if self.link.is_none() {
+            self.link = Some(Loopback::new(self.pd)?);
+        }
+        let link = self.link.as_ref().context("just made")?;
+        let status = link.attempt(op, (&self.host_mr, 0), (lease.rkey(), at), n)?;
+        if status != Status::IBV_WC_SUCCESS {
+            // The queues are in the error state.
+            self.link = None;
+        }
+        Ok(status)
+    }
+
+    /// Freed, and as much allocated: as a rule at the same address.
+    fn replace(&mut self, which: usize) -> Result<()> {
+        let old = self.buffers.swap_remove(which);
+        old.check()?;
+        let (va, len) = (old.memory.va(), old.wanted.len());
+        drop(old);
+        self.allocate(Some(len.min(512 * KIB)))?;
+        self.came_back(va);
+        Ok(())
+    }
+
+    /// Whether the newest buffer is where another was.
+    fn came_back(&mut self, va: u64) {
+        if self.buffers.last().is_some_and(|new| new.memory.va() == va) {
+            self.count("same address");
+        }
+    }
+
+    /// Other memory in one segment of a buffer that has several.
+    fn remap(&mut self) -> Result<()> {
+        let several = |buffer: &Buffer| matches!(buffer.memory, Memory::Several(_));
+        let Some(which) = self.buffers.iter().position(several) else {
+            let segments = self.cuda.segments(SEGMENT, 2 * SEGMENT)?;
+            self.buffers.push(Buffer::new(Memory::Several(segments), 2 * SEGMENT)?);
+            return Ok(());
+        };
+        let buffer = &mut self.buffers[which];
+        buffer.check()?;
+        let at = SEGMENT * self.rng.usize(..2);
+        if let Memory::Several(segments) = &mut buffer.memory {
+            replace_segment(segments, &mut buffer.wanted, at)?;
+        }
+        self.count("remapped");
+        self.transfer(which)
+    }
+
+    /// What the NIC writes afterwards lands in nobody's buffer.
+    fn free_under_a_lease(&mut self, which: usize) -> Result<()> {
+        let old = self.buffers.swap_remove(which);
+        let (va, len) = (old.memory.va(), old.wanted.len());
+        let lease = self.register(va, len)?;
+        drop(old);
+        self.allocate(Some(len.min(512 * KIB)))?;
+        self.came_back(va);
+        if self.write(&lease, va, len.min(MOST))? == Status::IBV_WC_SUCCESS {
+            drop(lease);
+        } else {
+            lease.revoked();
+        }
+        self.count("freed under a lease");
+        self.buffers.iter().try_for_each(Buffer::check)
+    }
+
+    fn free_while_it_is_registered(&mut self, which: usize) -> Result<()> {
+        let old = self.buffers.swap_remove(which);
+        let (va, len) = (old.memory.va(), old.wanted.len());
+        let registered = thread::scope(|scope| {
+            scope.spawn(move || drop(old));
+            self.register(va, len).map(drop)
+        });
+        self.count("freed while it is registered");
+        match registered {
+            Ok(()) | Err(Error::Unknown { .. } | Error::Changed { .. } | Error::Refused { .. }) => Ok(()),
+            Err(other) => bail!("memory that is being freed: {other}"),
+        }
+    }
+}
