@@ -11,6 +11,8 @@
 #   make boots [ONLY=a,b]     the boots: seconds, runs and suites of each
 #   make bench                ours beside NVIDIA's C module: a table and build/bench.json
 #   make bench-docs           tables and plots under docs/ from build/bench.json
+#   make bench-ways           peer memory beside dma-buf: tables and build/bench-ways.json; bench-ways-docs
+#                             writes them under docs/
 #   make bench-cost           what counters and tracepoints cost, in instructions
 #   make scenarios            the scenario table, ours beside NVIDIA's module: docs/results/scenarios.md
 #   make shell [NVIDIA_C=1]   a prompt in the machine
@@ -20,7 +22,7 @@
 # the one in a driver's source instead, for example /usr/src/nvidia-595.45.04; scenarios and bench
 # take it, too.
 
-.PHONY: demo test soak boots scenarios bench bench-docs bench-cost shell lab-build lab-clean lab-bootstrap
+.PHONY: demo test soak boots scenarios bench bench-docs bench-ways bench-ways-docs bench-cost shell lab-build lab-clean lab-bootstrap
 
 ifneq ($(NVIDIA_SRC),)
 ifeq ($(wildcard $(addsuffix /nvidia-peermem/nvidia-peermem.c,$(NVIDIA_SRC) $(NVIDIA_SRC)/kernel-open)),)
@@ -31,7 +33,7 @@ export NVIDIA_SRC := $(abspath $(NVIDIA_SRC))
 endif
 
 # Each boot has the crate that its kernel has.
-no_crate := $(filter test soak scenarios bench bench-docs bench-cost shell,$(MAKECMDGOALS))
+no_crate := $(filter test soak scenarios bench bench-docs bench-ways bench-ways-docs bench-cost shell,$(MAKECMDGOALS))
 ifneq ($(and $(KERNEL_CRATE),$(no_crate)),)
 $(error make $(no_crate) takes no KERNEL_CRATE=, each boot has its own (make boots): leave it out)
 endif
@@ -66,6 +68,12 @@ bench: lab-bootstrap
 
 bench-docs: lab-bootstrap
 	@$(lab) bench --docs
+
+bench-ways: lab-bootstrap
+	@$(lab) bench --ways
+
+bench-ways-docs: lab-bootstrap
+	@$(lab) bench --ways --docs
 
 bench-cost: lab-bootstrap
 	@$(lab) build --kernel fast-7.2

@@ -143,12 +143,16 @@ pub struct Threads {
     pub waited: BTreeMap<String, (Spread, f64)>,
 }
 
+/// The kernel, and whose module ours is compared with.
+pub fn machine(all: &Value) -> String {
+    let text = |name: &str| all[name].as_str().unwrap_or("-").to_string();
+    format!("{}, NVIDIA's module of driver {}", text("kernel"), text("nvidia_c"))
+}
+
 /// Everything that is shown.
 pub struct Figures {
-    pub kernel: String,
+    pub machine: String,
     pub commit: String,
-    /// The version of NVIDIA's module.
-    pub driver: String,
     pub times: BTreeMap<Key, Time>,
     /// On the wall's clock.
     pub wall: BTreeMap<Key, Time>,
@@ -209,9 +213,8 @@ impl Figures {
             );
         }
         Ok(Self {
-            kernel: all["kernel"].as_str().unwrap_or_default().to_string(),
+            machine: machine(all) + ", fast kernel",
             commit: all["commit"].as_str().unwrap_or_default().to_string(),
-            driver: all["nvidia_c"].as_str().unwrap_or("-").to_string(),
             times: times(rows("times"))?,
             wall: times(rows("wall"))?,
             memory,

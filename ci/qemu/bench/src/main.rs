@@ -1,10 +1,12 @@
-//! `make bench`: ours beside NVIDIA's C module, measured in three boots, and what is made of the numbers.
+//! `make bench`: ours beside NVIDIA's C module, measured in three boots, and what is made of the numbers. `make bench-ways`:
+//! peer memory beside dma-buf, in one.
 
 mod figures;
 mod plot;
 mod profile;
 mod report;
 mod targets;
+mod ways;
 mod words;
 
 use anyhow::{bail, Context, Result};
@@ -23,6 +25,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
+use ways::Ways;
 
 /// The card: all of it is one sparse BAR, twice as large as what is registered, because NVIDIA's module cannot map a BAR's end.
 const GPU_MIB: u64 = 128 << 10;
@@ -35,8 +38,73 @@ const PROCESSORS: u32 = 8;
 /// Both modules, loaded in turns.
 const BOTH: artefacts::Kind = (Module::Ours, Also::NvidiaC);
 
-fn file(lab: &Lab) -> PathBuf {
-    lab.repo.join("build/bench.json")
+/// What is measured together.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// Ours beside NVIDIA's C module.
+    Modules,
+    /// Peer memory beside dma-buf.
+    Ways,
+}
+
+impl What {
+    fn command(self) -> &'static str {
+        match self {
+            Self::Modules => "make bench",
+            Self::Ways => "make bench-ways",
+        }
+    }
+
+    /// Memory is counted by who allocates it on the first alone.
+    fn kernel(self) -> Kernel {
+        match self {
+            Self::Modules => Kernel::Fast72,
+            Self::Ways => Kernel::Debian612,
+        }
+    }
+
+    /// Where the numbers are.
+    fn file(self, lab: &Lab) -> PathBuf {
+        lab.repo.join(match self {
+            Self::Modules => "build/bench.json",
+            Self::Ways => "build/bench-ways.json",
+        })
+    }
+
+    fn text(self, all: &Value) -> Result<String> {
+        Ok(match self {
+            Self::Modules => {
+                let figures = Figures::new(all)?;
+                report::text(&figures.machine, report::tables(&figures))
+            }
+            Self::Ways => {
+                let ways = Ways::new(all)?;
+                report::text(&ways.machine, ways.tables())
+            }
+        })
+    }
+
+    /// Files below `docs/results/bench`.
+    fn docs(self, all: &Value) -> Result<Vec<(&'static str, String)>> {
+        Ok(match self {
+            Self::Modules => {
+                let figures = Figures::new(all)?;
+                let how = "`make bench-docs` from `build/bench.json` of `make bench`";
+                let tables = report::markdown(how, &figures.commit, &figures.machine, report::tables(&figures));
+                vec![
+                    ("tables.md", tables),
+                    ("time.svg", plot::time(&figures)?),
+                    ("memory.svg", plot::memory(&figures)?),
+                ]
+            }
+            Self::Ways => {
+                let ways = Ways::new(all)?;
+                let how = "`make bench-ways-docs` from `build/bench-ways.json` of `make bench-ways`";
+                let tables = report::markdown(how, &ways.commit, &ways.machine, ways.tables());
+                vec![("ways.md", tables), ("ways.svg", ways.plot()?)]
+            }
+        })
+    }
 }
 
 /// What a measurement is of: changes there make the last one a thing of the past.
@@ -51,6 +119,7 @@ fn git(lab: &Lab, words: &[&str]) -> Command {
 /// The boots, one after the other, and what the guests said. `false` if anything failed.
 struct Boots<'a> {
     lab: &'a Lab,
+    kernel: Kernel,
     built: &'a Built,
     rows: BTreeMap<String, Vec<Value>>,
     alarms: Vec<String>,
@@ -64,8 +133,12 @@ impl Boots<'_> {
         let new = Boot::new(name, name);
         let mut boot =
             Boot { gpu_mib: GPU_MIB, nics: 2, memory_mib: 4096, cpu, cpus, limit: LIMIT, clock, plugin, ..new };
-        // The processor's own counter is the clock, accounting can be switched on, functions are where System.map says.
-        boot.append.extend(["tsc=reliable", "sysctl.vm.mem_profiling=0", "nokaslr"].map(String::from));
+        // The processor's own counter is the clock, functions are where System.map says.
+        boot.append.extend(["tsc=reliable", "nokaslr"].map(String::from));
+        if self.kernel == Kernel::Fast72 {
+            // So that accounting can be switched on.
+            boot.append.push("sysctl.vm.mem_profiling=0".to_string());
+        }
         let report = boot.run(self.lab, self.built, &self.built.image(BOTH), "")?;
         self.whole &= report.tests.iter().all(|t| t.outcome != Outcome::Failed) && !report.tests.is_empty();
         for alarm in &report.alarms {
@@ -99,28 +172,34 @@ impl Boots<'_> {
 }
 
 /// Measures. `false` if something could not be measured; what was measured is reported all the same.
-fn run(lab: &Lab) -> Result<bool> {
+fn run(lab: &Lab, what: What) -> Result<bool> {
     let start = Instant::now();
-    let file = file(lab);
+    let file = what.file(lab);
     // A run that ends early leaves no older one behind.
     if file.exists() {
         fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
     }
     let commit = sh::output(sh::command("git").current_dir(&lab.repo).args(["rev-parse", "HEAD"]))?;
     let dirty = !sh::output(&mut git(lab, &["status", "--porcelain"]))?.is_empty();
-    let built = artefacts::build(lab, Kernel::Fast72, &[BOTH], &[])?;
-    let mut boots = Boots { lab, built: &built, rows: BTreeMap::new(), alarms: Vec::new(), whole: true };
-    boots.run("bench", Clock::Instructions, None)?;
-    boots.profile()?;
-    boots.run("bench_threads", Clock::Wall, None)?;
+    let kernel = what.kernel();
+    let built = artefacts::build(lab, kernel, &[BOTH], &[])?;
+    let mut boots = Boots { lab, kernel, built: &built, rows: BTreeMap::new(), alarms: Vec::new(), whole: true };
+    match what {
+        What::Modules => {
+            boots.run("bench", Clock::Instructions, None)?;
+            boots.profile()?;
+            boots.run("bench_threads", Clock::Wall, None)?;
+        }
+        What::Ways => boots.run("bench_ways", Clock::Instructions, None)?,
+    }
     let Boots { rows, alarms, whole, .. } = boots;
     let all = json!({
-        "command": "make bench", "kernel": built.release, "seconds": start.elapsed().as_secs(),
+        "command": what.command(), "kernel": built.release, "seconds": start.elapsed().as_secs(),
         "commit": commit.trim(), "nvidia_c": nvidia_c::version(lab)?, "dirty": dirty, "whole": whole, "alarms": alarms, "rows": rows,
     });
     fs::write(&file, serde_json::to_string(&all)? + "\n")
         .with_context(|| format!("cannot write {}", file.display()))?;
-    println!("{}", report::text(&Figures::new(&all)?));
+    println!("{}", what.text(&all)?);
     say(&format!("took {}; every sample: {}", human(start.elapsed()), lab.short(&file)));
     if !whole {
         println!("bench: not everything could be measured");
@@ -144,25 +223,20 @@ fn unfit(all: &Value, changed_since: impl FnOnce(&str) -> Result<bool>) -> Resul
 }
 
 /// Writes what is checked in of the last measurement.
-fn docs(lab: &Lab) -> Result<bool> {
-    let file = file(lab);
-    let text = fs::read_to_string(&file).with_context(|| format!("{}: run `make bench` first", lab.short(&file)))?;
+fn docs(lab: &Lab, what: What) -> Result<bool> {
+    let (file, command) = (what.file(lab), what.command());
+    let text = fs::read_to_string(&file).with_context(|| format!("{}: run `{command}` first", lab.short(&file)))?;
     let all: Value = serde_json::from_str(&text).with_context(|| format!("{} is not JSON", lab.short(&file)))?;
     let changed = |commit: &str| {
         let status = git(lab, &["diff", "--quiet", commit]).status().context("cannot run git")?;
         Ok(!status.success())
     };
     if let Some(why) = unfit(&all, changed)? {
-        bail!("{}: {why}; run `make bench` again", lab.short(&file));
+        bail!("{}: {why}; run `{command}` again", lab.short(&file));
     }
-    let figures = Figures::new(&all)?;
     let dir = lab.repo.join("docs/results/bench");
     fs::create_dir_all(&dir)?;
-    for (name, text) in [
-        ("tables.md", report::markdown(&figures)),
-        ("time.svg", plot::time(&figures)?),
-        ("memory.svg", plot::memory(&figures)?),
-    ] {
+    for (name, text) in what.docs(&all)? {
         let path = dir.join(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         println!("{}", lab.short(&path));
@@ -176,16 +250,20 @@ struct Args {
     /// Boots nothing: writes the tables and plots under docs/ from build/bench.json.
     #[arg(long)]
     docs: bool,
+    /// Peer memory beside dma-buf instead.
+    #[arg(long)]
+    ways: bool,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let measured = Lab::locate().and_then(|lab| {
         sh::clean_environment(&lab);
+        let what = if args.ways { What::Ways } else { What::Modules };
         if args.docs {
-            docs(&lab)
+            docs(&lab, what)
         } else {
-            run(&lab)
+            run(&lab, what)
         }
     });
     match measured {

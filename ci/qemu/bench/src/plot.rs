@@ -1,4 +1,4 @@
-//! The two plots. Both axes are logarithmic: sizes and costs span six decades.
+//! The plots. Both axes are logarithmic: sizes and costs span six decades.
 
 use crate::figures::{limit_ns, Figures, C, OURS};
 use crate::words::size_text;
@@ -6,11 +6,11 @@ use anyhow::{anyhow, Result};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-struct Line {
-    name: &'static str,
-    color: RGBColor,
+pub struct Line {
+    pub name: &'static str,
+    pub color: RGBColor,
     /// Size in bytes, value.
-    points: Vec<(f64, f64)>,
+    pub points: Vec<(f64, f64)>,
 }
 
 fn sizes(figures: &Figures) -> Vec<u64> {
@@ -21,9 +21,9 @@ fn sizes(figures: &Figures) -> Vec<u64> {
     sizes
 }
 
-const BLUE: RGBColor = RGBColor(31, 119, 180);
-const RED: RGBColor = RGBColor(214, 39, 40);
-const GREY: RGBColor = RGBColor(120, 120, 120);
+pub const BLUE: RGBColor = RGBColor(31, 119, 180);
+pub const RED: RGBColor = RGBColor(214, 39, 40);
+pub const GREY: RGBColor = RGBColor(120, 120, 120);
 
 pub fn time(figures: &Figures) -> Result<String> {
     let sizes = sizes(figures);
@@ -71,7 +71,7 @@ pub fn memory(figures: &Figures) -> Result<String> {
     )
 }
 
-fn draw(title: &str, lines: &[Line], base: f64, value_text: &dyn Fn(f64) -> String) -> Result<String> {
+pub fn draw(title: &str, lines: &[Line], base: f64, value_text: &dyn Fn(f64) -> String) -> Result<String> {
     let mut svg = String::new();
     {
         let failed = |e: &dyn std::fmt::Display| anyhow!("cannot draw {title}: {e}");

@@ -102,6 +102,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         bench::suite(),
         bench::suite_threads(),
         bench::suite_profile(),
+        bench::suite_ways(),
         bench::suite_free_cost(),
         bench::kernel_crates::suite(),
         end::suite(),

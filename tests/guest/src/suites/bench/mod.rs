@@ -13,6 +13,7 @@ mod pieces;
 mod profile;
 mod threads;
 mod times;
+mod ways;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -43,6 +44,11 @@ pub fn suite() -> Suite {
             test("pages", Level::Bare, pages::all),
         ],
     }
+}
+
+/// Peer memory beside dma-buf.
+pub fn suite_ways() -> Suite {
+    Suite { name: "bench_ways", tests: vec![test("ways", Level::Devices, ways::all)] }
 }
 
 /// What runs under the plugin that counts instructions.
