@@ -2,6 +2,7 @@
 //! Peer memory beside dma-buf: what a registration costs and holds, what a free costs while it lives and what memory
 //! stays, and one registration over many allocations.
 
+use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
@@ -31,12 +32,14 @@ const ROUNDS: usize = 3;
 /// As PyTorch's expandable segments.
 const SEGMENT: u64 = 20 * MIB;
 
-/// Registrations that live at once where the memory of one is asked for, below 1 GiB and from there on.
-const MANY: u64 = 64;
-const FEW: u64 = 16;
+/// Registrations that live at once where the memory of one is asked for.
+const LIVE: u64 = 64;
 
 /// Bytes that the kernel has left: whatever a registration holds is no longer among them.
 fn free_memory() -> Result<u64> {
+    // Pages that a processor keeps at hand are given back.
+    const COMPACT: &str = "/proc/sys/vm/compact_memory";
+    fs::write(COMPACT, "1").with_context(|| format!("write {COMPACT}"))?;
     Ok(procfs::Meminfo::current().context("read /proc/meminfo")?.mem_free)
 }
 
@@ -111,10 +114,9 @@ fn one(rig: &Rig, way: Way, size: u64, layout: Layout) -> Result<()> {
     let (va, all) = (memory.va(), [&memory]);
     // The first meeting of a GPU and a NIC is once per module.
     way.register(rig, va, &all)??.dereg()?;
-    let count = if size < GIB { MANY } else { FEW };
     let before = free_memory()?;
-    let live = (0..count).map(|_| Ok(way.register(rig, va, &all)??)).collect::<Result<Vec<Mr>>>()?;
-    let held = before.saturating_sub(free_memory()?) / count;
+    let live = (0..LIVE).map(|_| Ok(way.register(rig, va, &all)??)).collect::<Result<Vec<Mr>>>()?;
+    let held = before.saturating_sub(free_memory()?) / LIVE;
     // The newest first, as the provider's stand-in finds them.
     live.into_iter().rev().try_for_each(Mr::dereg)?;
     Cost::V100.set(&rig.gpu)?;
