@@ -4,7 +4,7 @@
 
 use gpumr::cuda::Cuda;
 use gpumr::hooks::Hooks;
-use gpumr::{Access, Cache, Limits, Policy, Range, Verbs, Way};
+use gpumr::{Access, Cache, Gpu, Limits, Policy, Range, Verbs, Way};
 use std::error::Error;
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -15,6 +15,7 @@ use std::time::Instant;
 const BUFFERS: usize = 1265;
 const ROUNDS: usize = 400;
 const HITS_A_ROUND: usize = 1000;
+const THREADS: usize = 4;
 
 /// Registers nothing.
 #[derive(Default)]
@@ -86,12 +87,43 @@ fn hit(cache: &Cache<Cuda, Counting>, buffers: &[u64], size: u64) -> Result<f64,
     Ok(rounds[rounds.len() / 2])
 }
 
+/// What an answer of CUDA costs, in nanoseconds: the median of many rounds.
+fn answer<T>(ask: impl Fn() -> T) -> f64 {
+    let mut rounds = Vec::new();
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        for _ in 0..HITS_A_ROUND {
+            std::hint::black_box(ask());
+        }
+        rounds.push(start.elapsed().as_nanos() as f64 / HITS_A_ROUND as f64);
+    }
+    rounds.sort_by(f64::total_cmp);
+    rounds[rounds.len() / 2]
+}
+
+/// Threads with a buffer each: the median of the slowest.
+fn threads(cache: &Cache<Cuda, Counting>, buffers: &[u64], size: u64) -> Result<f64, Box<dyn Error>> {
+    let one = |at: u64| hit(cache, &[at], size).map_err(|error| error.to_string());
+    let each: Vec<Result<f64, String>> = std::thread::scope(|scope| {
+        let started: Vec<_> = buffers[..THREADS].iter().map(|&at| scope.spawn(move || one(at))).collect();
+        started.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into()))).collect()
+    });
+    let each: Vec<f64> = each.into_iter().collect::<Result<_, _>>()?;
+    Ok(each.into_iter().fold(0.0, f64::max))
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let size = 2 << 20;
     let cuda = Cuda::open()?;
     let buffers = allocate(BUFFERS, size)?;
-    let cache = Cache::new(cuda, Counting::default(), Policy::only(Way::PeerMemory), Limits::default());
     println!("real libcuda, verbs that count; {BUFFERS} buffers of {size} bytes; medians");
+    let at = buffers[0];
+    let at_once =
+        cuda.buffer(at).is_some_and(|(id, range)| cuda.buffer_id(at) == Some(id) && cuda.allocation(at) == Some(range));
+    let questions = if at_once { "one question a hit" } else { "two questions a hit" };
+    let (number, both) = (answer(|| cuda.buffer_id(at)), answer(|| cuda.buffer(at)));
+    println!("BUFFER_ID: {number:.0} ns; with bounds: {both:.0} ns; {questions}");
+    let cache = Cache::new(cuda, Counting::default(), Policy::only(Way::PeerMemory), Limits::default());
     let start = Instant::now();
     for &at in &buffers {
         drop(cache.register(0, at, size as u64, 1)?);
@@ -102,6 +134,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("hit, one buffer, {what}: {:.0} ns", hit(&cache, &buffers[..1], size as u64)?);
         let each = hit(&cache, &buffers, size as u64)?;
         println!("hit, {BUFFERS} buffers again, {what}: {:.3} ms, {each:.0} ns each", each * BUFFERS as f64 / 1e6);
+        println!("hit, {THREADS} threads, a buffer each, {what}: {:.0} ns", threads(&cache, &buffers, size as u64)?);
         drop(hooks);
     }
     let stats = cache.stats();

@@ -92,7 +92,10 @@ struct State<G: Gpu, V: Verbs> {
 impl<G: Gpu, V: Verbs> State<G, V> {
     /// The last entry that begins before `range` does ends after all others that do.
     fn find(&self, key: (V::Pd, Access), range: &Range) -> Option<&Arc<Entry<G, V>>> {
-        let (_, entry) = self.regions.get(&key)?.range(..=range.start()).next_back()?;
+        let regions = self.regions.get(&key)?;
+        // Most hits are of the same range: that is one search instead of two.
+        let exact = regions.get(&range.start());
+        let entry = exact.or_else(|| regions.range(..range.start()).next_back().map(|(_, entry)| entry))?;
         entry.range.contains(range).then_some(entry)
     }
 

@@ -109,6 +109,7 @@ impl<G: Gpu, V: Verbs> Entry<G, V> {
     }
 
     /// A lease, unless the entry is removed; and hits to be counted.
+    #[inline]
     pub(crate) fn hit(&self) -> Option<(Held<G, V>, u64)> {
         let hits = self.word.hit()?;
         Some((Held(NonNull::from(self)), hits))
@@ -188,6 +189,7 @@ impl<G: Gpu, V: Verbs> Held<G, V> {
 }
 
 impl<G: Gpu, V: Verbs> Drop for Held<G, V> {
+    #[inline]
     fn drop(&mut self) {
         // From here on the entry may go, but for whoever is told to end it.
         match self.word.end(|| self.cache.upgrade()) {

@@ -40,6 +40,7 @@ impl Word {
     }
 
     /// A lease, unless it is removed. Some: hits to be counted, almost always none.
+    #[inline]
     pub(crate) fn hit(&self) -> Option<u64> {
         let mut old = self.0.load(Ordering::Relaxed);
         loop {
@@ -56,7 +57,21 @@ impl Word {
     }
 
     /// Ends a lease. Another may end everything as soon as this has, so `prepare` comes before, if it may be needed.
+    #[inline]
     pub(crate) fn end<T>(&self, prepare: impl Fn() -> T) -> End<T> {
+        let old = self.0.load(Ordering::Relaxed);
+        // Release, as below; what else there is to do, flags say.
+        let plain = old & (REMOVED | AWAITED) == 0
+            && self.0.compare_exchange_weak(old, old - LEASE, Ordering::Release, Ordering::Relaxed).is_ok();
+        if plain {
+            End::Nothing
+        } else {
+            self.end_slowly(prepare)
+        }
+    }
+
+    #[cold]
+    fn end_slowly<T>(&self, prepare: impl Fn() -> T) -> End<T> {
         let mut old = self.0.load(Ordering::Relaxed);
         loop {
             let last = old & LEASES == LEASE;
