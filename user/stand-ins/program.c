@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -118,6 +119,43 @@ static void forked(uint64_t at)
 	ibv_dereg_mr(mr);
 }
 
+static void *busy(void *stop)
+{
+	char at[64];
+
+	while (!*(volatile int *)stop) {
+		struct ibv_mr *mr = ibv_reg_mr(&pd, at, sizeof(at), IBV_ACCESS_LOCAL_WRITE);
+
+		ibv_dereg_mr(mr);
+	}
+	return NULL;
+}
+
+/* Forks while another thread registers and deregisters. A child that waits for ever is killed. */
+static void forks(uint64_t at)
+{
+	struct ibv_mr *mr = ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE);
+	int stop = 0, stuck = 0, status;
+	pthread_t thread;
+
+	pthread_create(&thread, NULL, busy, &stop);
+	for (int i = 0; i < 500 && !stuck; i++) {
+		pid_t child = fork();
+
+		if (!child) {
+			alarm(10);
+			ibv_dereg_mr(mr);
+			_exit(0);
+		}
+		waitpid(child, &status, 0);
+		stuck += status != 0;
+	}
+	stop = 1;
+	pthread_join(thread, NULL);
+	printf("stuck children: %d\n", stuck);
+	ibv_dereg_mr(mr);
+}
+
 /* Closes its device, and leaves the domain to that. */
 static void closes(uint64_t at)
 {
@@ -157,7 +195,7 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(uint64_t at);
 	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
-		      { "forked", forked }, { "closes", closes }, { "rereg", rereg } };
+		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg } };
 	int open = descriptors();
 	unsigned int counts[3];
 	uint64_t at;

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// Freed memory stays registered so long, with the cache on.
@@ -42,8 +42,25 @@ fn cuda() -> Option<&'static Cuda> {
 struct Cached {
     cache: Cache<Cuda, IbVerbs>,
     /// Of each region, as often as the program registered it.
-    leases: Mutex<HashMap<usize, Vec<Lease<Cuda, IbVerbs>>>>,
+    leases: Mutex<Leases>,
     _sweeper: Sweeper,
+}
+
+type Leases = HashMap<usize, Vec<Lease<Cuda, IbVerbs>>>;
+
+impl Cached {
+    /// None in a child that was forked while another thread of its parent had them.
+    fn leases(&self) -> Option<MutexGuard<'_, Leases>> {
+        if self.cache.forked() {
+            match self.leases.try_lock() {
+                Ok(leases) => Some(leases),
+                Err(TryLockError::Poisoned(leases)) => Some(leases.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            }
+        } else {
+            Some(self.leases.lock().unwrap_or_else(PoisonError::into_inner))
+        }
+    }
 }
 
 /// The cache, if the user wants it and CUDA is there.
@@ -126,7 +143,7 @@ fn from_cache(pd: *mut c_void, at: u64, length: usize, access: c_int) -> Option<
     Some(match cached.cache.register(pd, at, length as u64, access) {
         Ok(lease) => {
             let mr = lease.mr().as_ptr();
-            cached.leases.lock().unwrap_or_else(PoisonError::into_inner).entry(mr as usize).or_default().push(lease);
+            cached.leases()?.entry(mr as usize).or_default().push(lease);
             mr
         }
         Err(error) => {
@@ -207,7 +224,8 @@ fn register(
 #[no_mangle]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut RawMr) -> c_int {
     if let Some(cached) = cached() {
-        let mut leases = cached.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        // A child has nothing to end: what it may mean is its parent's.
+        let Some(mut leases) = cached.leases() else { return 0 };
         if let Some(held) = leases.get_mut(&(mr as usize)) {
             let lease = held.pop();
             if held.is_empty() {
@@ -263,7 +281,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     access: c_int,
 ) -> c_int {
     if let Some(cached) = cached() {
-        if cached.leases.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&(mr as usize)) {
+        if cached.leases().is_none_or(|leases| leases.contains_key(&(mr as usize))) {
             say("ibv_rereg_mr() of a region in the cache: start the program without GPUMR_CACHE");
             fail(libc::EOPNOTSUPP);
             return UNCHANGED;

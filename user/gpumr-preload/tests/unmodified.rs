@@ -148,6 +148,14 @@ fn a_child_leaves_its_parents_registration() {
     assert_eq!(out, "parent: addr right\nchild leaves 1\ndealloc: 0\nplain 0, dma-buf 1, live 0\n", "{said}");
 }
 
+/// The leases' lock may be another thread's at that moment, which the child does not have.
+#[test]
+fn a_child_never_waits_for_a_thread_of_its_parent() {
+    let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
+    let (out, said) = run(&build("forks", Without::Nothing), "forks", true, &settings);
+    assert!(out.starts_with("stuck children: 0\ndealloc: 0\n"), "{out}{said}");
+}
+
 /// Whoever closes a device without its domains must not leave the cache with regions of it.
 #[test]
 fn a_closed_device_takes_its_registrations_along() {

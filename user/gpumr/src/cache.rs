@@ -232,6 +232,11 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         stats
     }
 
+    /// Whether this process is a child of the one that made the cache. What is registered is the parent's.
+    pub fn forked(&self) -> bool {
+        self.0.check_process().is_err()
+    }
+
     /// Why it registers in the way that it does.
     pub fn reason(&self) -> &'static str {
         self.0.policy.reason()
