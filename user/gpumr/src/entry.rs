@@ -57,8 +57,8 @@ struct Alive<G: Gpu, V: Verbs> {
 
 /// # Invariants
 ///
-/// `alive` is `Some` and nobody writes to it until `word` is removed and without leases; then it belongs to the caller
-/// that `word` told so.
+/// `alive` is `Some` and nobody writes to it until `word` is removed and without leases; then it
+/// belongs to the caller that `word` told so.
 pub(crate) struct Entry<G: Gpu, V: Verbs> {
     pub(crate) word: Word,
     /// The cache's clock when it was last asked for.
@@ -72,7 +72,8 @@ pub(crate) struct Entry<G: Gpu, V: Verbs> {
     alive: UnsafeCell<Option<Alive<G, V>>>,
 }
 
-// SAFETY: All fields may be sent and shared but `alive`. Its parts may, and its one writer is alone by the invariant.
+// SAFETY: All fields may be sent and shared but `alive`. Its parts may, and its one writer is alone
+// by the invariant.
 unsafe impl<G: Gpu, V: Verbs> Sync for Entry<G, V> {}
 
 /// What an entry is made of.
@@ -141,7 +142,8 @@ impl<G: Gpu, V: Verbs> Entry<G, V> {
     }
 }
 
-/// An entry that was removed when nobody used it. It is deregistered with drop, where no lock is held.
+/// An entry that was removed when nobody used it. It is deregistered with drop, where no lock is
+/// held.
 pub(crate) struct Removed<G: Gpu, V: Verbs>(Arc<Entry<G, V>>);
 
 impl<G: Gpu, V: Verbs> Removed<G, V> {

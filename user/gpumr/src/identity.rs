@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Which allocations a range is made of. CUDA numbers allocations and never uses a number twice, and
-//! memory goes by whole allocations or segments: while each piece has its number, nothing has changed.
+//! Which allocations a range is made of. CUDA numbers allocations and never uses a number twice,
+//! and memory goes by whole allocations or segments: while each piece has its number, nothing has
+//! changed.
 
 use crate::backend::{Gpu, Kind};
 use crate::error::Error;
@@ -48,8 +49,8 @@ impl Identity {
         Ok(Self { pieces, last: range.last(), at_once })
     }
 
-    /// Whether the memory is still the same: each piece, and both ends. Where one answer holds number and bounds, and
-    /// these are as they were, it speaks for both ends.
+    /// Whether the memory is still the same: each piece, and both ends. Where one answer holds
+    /// number and bounds, and these are as they were, it speaks for both ends.
     #[inline]
     pub fn holds(&self, gpu: &impl Gpu) -> bool {
         if let ([piece], Some(bounds)) = (&self.pieces[..], self.at_once) {

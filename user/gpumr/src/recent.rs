@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What this thread registered last, so that a hit needs no lock. An entry that is found here may be removed: its word
-//! says so. Kept is the entry alone, never its region.
+//! What this thread registered last, so that a hit needs no lock. An entry that is found here may
+//! be removed: its word says so. Kept is the entry alone, never its region.
 
 use crate::backend::{Access, Gpu, Verbs};
 use crate::cache::Inner;

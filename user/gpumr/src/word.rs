@@ -30,7 +30,8 @@ pub(crate) enum End<T> {
 
 /// # Invariants
 ///
-/// From "removed, without leases" nothing leads away, and only one caller is told of it: the one whose step led there.
+/// From "removed, without leases" nothing leads away, and only one caller is told of it: the one
+/// whose step led there.
 pub(crate) struct Word(AtomicU64);
 
 impl Word {
@@ -56,7 +57,8 @@ impl Word {
         }
     }
 
-    /// Ends a lease. Another may end everything as soon as this has, so `prepare` comes before, if it may be needed.
+    /// Ends a lease. Another may end everything as soon as this has, so `prepare` comes before, if
+    /// it may be needed.
     #[inline]
     pub(crate) fn end<T>(&self, prepare: impl Fn() -> T) -> End<T> {
         let old = self.0.load(Ordering::Relaxed);
@@ -77,7 +79,8 @@ impl Word {
             let last = old & LEASES == LEASE;
             let awaited = (last && old & AWAITED != 0).then(&prepare);
             let new = (old - LEASE) & if last { !AWAITED } else { !0 };
-            // Release: what the lease was used for comes before; Acquire: the same of other leases, for the last.
+            // Release: what the lease was used for comes before; Acquire: the same of other leases,
+            // for the last.
             match self.0.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) if last && old & REMOVED != 0 => return End::Removed,
                 Ok(_) => return awaited.map_or(End::Nothing, End::Awaited),
@@ -86,14 +89,15 @@ impl Word {
         }
     }
 
-    /// Nobody gets it any more. Called once, by whoever takes it out of the map. Its hits; whether the caller ends it.
+    /// Nobody gets it any more. Called once, by whoever takes it out of the map. Its hits; whether
+    /// the caller ends it.
     pub(crate) fn remove(&self) -> (u64, bool) {
         let old = self.0.fetch_or(REMOVED, Ordering::AcqRel);
         (old / HIT, old & LEASES == 0)
     }
 
-    /// Removes it if nobody uses it; else its last lease will say that it was awaited. Some: its hits, and the caller
-    /// ends it.
+    /// Removes it if nobody uses it; else its last lease will say that it was awaited. Some: its
+    /// hits, and the caller ends it.
     pub(crate) fn remove_or_await(&self) -> Option<u64> {
         let mut old = self.0.load(Ordering::Relaxed);
         loop {

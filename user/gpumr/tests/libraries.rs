@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The crate on libcuda and libibverbs, which are stand-ins: the example, wrong input, and libraries that are missing.
-//! Each part runs in a process of its own, which finds the stand-ins.
+//! The crate on libcuda and libibverbs, which are stand-ins: the example, wrong input, and
+//! libraries that are missing. Each part runs in a process of its own, which finds the stand-ins.
 
 #[allow(dead_code, reason = "the example's main() is not called")]
 #[path = "../examples/lease.rs"]
@@ -150,7 +150,8 @@ fn wrong_input_is_named() {
     });
 }
 
-/// A hit asks once where number and bounds come together, and sees memory that was freed and allocated again.
+/// A hit asks once where number and bounds come together, and sees memory that was freed and
+/// allocated again.
 #[test]
 fn an_address_given_out_again_is_another_buffer() {
     on_stand_ins("an_address_given_out_again_is_another_buffer", Without::Nothing, || {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The word that counts leases (`gpumr/src/word.rs`), under loom: every order of steps, and every value that its memory
-//! orderings let a load see. shuttle, which runs the whole cache, knows one order only.
+//! The word that counts leases (`gpumr/src/word.rs`), under loom: every order of steps, and every
+//! value that its memory orderings let a load see. shuttle, which runs the whole cache, knows one
+//! order only.
 
 mod sync {
     pub use loom::sync::atomic::{AtomicU64, Ordering};
