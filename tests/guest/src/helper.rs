@@ -17,6 +17,7 @@ use crate::cuda::Cuda;
 use crate::fuzz::Fuzzer;
 use crate::machine::RDMA_DEVICE;
 use crate::storm::{self, Counts};
+use crate::suites::page;
 use crate::test::FAIL_MARK;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
@@ -43,7 +44,7 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
             let cuda = Cuda::open()?;
             let memory = cuda.alloc(2 << 20)?;
             as_user(limit.parse().context("limit")?)?;
-            let reg = |n: usize| Mr::reg(&pd, memory.va() + n as u64 * 4096, 4096, FULL_ACCESS);
+            let reg = |n: usize| Mr::reg(&pd, memory.va() + (n * page()) as u64, page(), FULL_ACCESS);
             let mut mrs = Vec::new();
             let refused = loop {
                 match reg(mrs.len()) {

@@ -8,7 +8,10 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What a dma-buf consists of: a page of the CPU.
-const PAGE: u64 = 4096;
+fn page() -> u64 {
+    // SAFETY: No preconditions.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
+}
 
 /// Where the bytes of a buffer are.
 #[derive(Debug)]
@@ -474,7 +477,7 @@ impl Driver {
     /// `cuMemGetHandleForAddressRange`: a dma-buf of these whole pages, from what buffers hold them.
     pub fn export(&self, va: u64, size: u64, flags: u64) -> Res<OwnedFd> {
         let end = va.checked_add(size).ok_or(Code::InvalidValue)?;
-        if size == 0 || va % PAGE != 0 || size % PAGE != 0 {
+        if size == 0 || va % page() != 0 || size % page() != 0 {
             return Err(Code::InvalidValue);
         }
         let (mut at, mut pieces, mut held) = (va, Vec::new(), Vec::new());

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::scenarios::process::dereg_in_fork;
 use super::scenarios::{free_beside, reg_beside, Stop};
-use super::{expect_errno, Bench, KIB, MIB};
+use super::{expect_errno, page, Bench, KIB, MIB};
 use crate::gpu;
 use crate::lab::{self, DmaFail, Event};
 use crate::machine::Mode;
@@ -260,7 +260,7 @@ fn sizes_agree(_: &Env) -> Result<()> {
             ensure!(e.nents == 1, "{} sg entries for contiguous memory", e.nents);
         }
         if e.callback == "get_page_size" {
-            ensure!(e.ret == 4096, "get_page_size says {}, wanted PAGE_SIZE", e.ret);
+            ensure!(e.ret == page() as i64, "get_page_size says {}, wanted {}", e.ret, page());
         }
     }
     Ok(())

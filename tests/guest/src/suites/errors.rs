@@ -5,7 +5,7 @@
 use anyhow::{ensure, Context, Result};
 use nvlab::Memory;
 
-use super::{complaints, pattern, same_bytes, Bench, GPU_PAGE, MIB};
+use super::{complaints, page, pattern, same_bytes, Bench, GPU_PAGE, MIB};
 use crate::gpu;
 use crate::helper::Helper;
 use crate::lab;
@@ -48,7 +48,7 @@ fn memlock(env: &Env) -> Result<()> {
     let recorded = || if env.nvidia_c { Ok(None) } else { lab::last_failure() };
     let before = recorded()?;
     lab::clear_trace()?;
-    let user = Helper::start(&["memlock", &(PAGES * 4096).to_string()])?;
+    let user = Helper::start(&["memlock", &(PAGES * page()).to_string()])?;
     let wanted = format!("{PAGES} {} 0", libc::ENOMEM);
     ensure!(
         user.said == wanted,

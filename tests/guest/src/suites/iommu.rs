@@ -9,7 +9,7 @@ use std::fs;
 use anyhow::{bail, ensure, Context, Result};
 use nvlab::{Gdr, Kind, Layout, Memory};
 
-use super::{complaints, pattern, same_bytes, Bench, GPU_PAGE, MIB, PATIENCE};
+use super::{complaints, page, pattern, same_bytes, Bench, GPU_PAGE, MIB, PATIENCE};
 use crate::gpu;
 use crate::lab::{self, DmaFail};
 use crate::machine::Mode;
@@ -48,7 +48,7 @@ pub fn kind(nic: &str) -> Result<Iommu> {
     let word = |w: &str| line.split_whitespace().any(|x| x == w);
     let kind = if word("iommu.passthrough=0") {
         Iommu::Translating
-    } else if word("iommu=pt") {
+    } else if word("iommu=pt") || word("iommu.passthrough=1") {
         Iommu::Identity
     } else {
         Iommu::Off
@@ -133,7 +133,7 @@ fn addresses(env: &Env) -> Result<()> {
         ensure!(seen.len() >= len / GPU_PAGE, "{layout:?}: {} addresses for {len} bytes", seen.len());
         let places = known.places()?;
         for t in &seen {
-            let wanted = (start / 4096 * 4096) as u64 + t.at;
+            let wanted = (start / page() * page()) as u64 + t.at;
             let into = t.phys % GPU_PAGE as u64;
             let found = places.get(&(t.phys - into)).map(|page| page + into);
             ensure!(found == Some(wanted), "{layout:?}, {kind:?}: {t:x?} leads to {found:x?}, wanted {wanted:#x}");

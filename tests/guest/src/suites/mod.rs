@@ -151,6 +151,12 @@ pub const KIB: usize = 1 << 10;
 pub const MIB: usize = 1 << 20;
 /// What the provider pins by.
 pub const GPU_PAGE: usize = 64 * KIB;
+
+/// The kernel's page: 4 KiB, or on arm64 16 or 64 KiB.
+pub fn page() -> usize {
+    procfs::page_size() as usize
+}
+
 /// An address that no process of this machine uses for anything else.
 pub const FAR: u64 = 0x1000_0000_0000;
 

@@ -40,6 +40,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
         add(&BOTH, "statistics", NvidiaC::Recorded, statistics);
         add(&BOTH, "layouts", NvidiaC::Recorded, layouts);
         add(&BOTH, "odd_ranges", NvidiaC::Same, odd_ranges);
+        add(&BOTH, "every_offset", NvidiaC::Same, every_offset);
         add(&BOTH, "whole_card", NvidiaC::Recorded, whole_card);
         add(&BOTH, "refused_ranges", NvidiaC::Recorded, refused_ranges);
         add(&BOTH, "leaves_allocation", NvidiaC::Recorded, leaves_allocation);
@@ -314,6 +315,38 @@ fn odd_ranges(env: &Env) -> Result<()> {
         let mut wanted = before;
         wanted[at..at + len].copy_from_slice(&bytes);
         same_bytes(what, &target.read(0, size)?, &wanted)?;
+    }
+    Ok(())
+}
+
+/// A registration that begins at each multiple of 4 KiB in a GPU page: the bytes of the range move and no others, whatever the
+/// kernel's page is. Inside one GPU page, and across several.
+fn every_offset(env: &Env) -> Result<()> {
+    const STEP: usize = 4 * KIB;
+    let mut rng = env.rng()?;
+    let bench = Bench::new()?;
+    let link = Loopback::new(&bench.pd)?;
+    let size = 6 * GPU_PAGE;
+    let (source, source_mr) = bench.registered(size)?;
+    for layout in [Layout::Contiguous, Layout::Shuffled] {
+        gpu::seed_layout(&mut rng)?;
+        let target = nvlab::Client::open()?.request(0, size as u64).layout(layout).alloc()?;
+        for at in (GPU_PAGE..2 * GPU_PAGE).step_by(STEP) {
+            for len in [STEP, 3 * GPU_PAGE + 1] {
+                let what = format!("{layout:?}, {len} bytes at {at:#x}");
+                let (bytes, mut wanted) = (pattern(&mut rng, len), pattern(&mut rng, size));
+                source.write(0, &bytes)?;
+                target.write(0, &wanted)?;
+                let mr = bench.reg(target.va() + at as u64, len).with_context(|| format!("register {what}"))?;
+                link.write(1, (&source_mr, 0), (&mr, 0), len)?;
+                link.done(1).with_context(|| what.clone())?;
+                mr.dereg()?;
+                wanted[at..at + len].copy_from_slice(&bytes);
+                let mut got = vec![0; size];
+                target.read(0, &mut got)?;
+                same_bytes(&what, &got, &wanted)?;
+            }
+        }
     }
     Ok(())
 }

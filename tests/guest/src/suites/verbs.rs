@@ -17,7 +17,7 @@ use seccompiler::{
 };
 
 use super::scenarios::fence_fails_in_dereg;
-use super::{expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB, STOP_TEST};
+use super::{expect_errno, page, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB, STOP_TEST};
 use crate::cuda::DeviceMemory;
 use crate::gpu;
 use crate::lab;
@@ -101,9 +101,9 @@ fn reg_mr_iova(env: &Env) -> Result<()> {
     // The offset in a page is the same at both, as the kernel asks.
     for (from, iova, len) in [
         (0, 0, MIB),
-        (0, 0x1000, MIB),
-        (GPU_PAGE + 123, 0x7654_3000 + 123, 300_001),
-        (5 * 4096 + 1, 0xffff_8000_0000_0001, 70_000),
+        (0, page() as u64, MIB),
+        (GPU_PAGE + 123, 0x7654_0000 + 123, 300_001),
+        (5 * page() + 1, 0xffff_8000_0000_0001, 70_000),
     ] {
         let what = format!("iova {iova:#x}, {len} bytes from {from:#x}");
         let mr = Mr::reg_iova(&bench.pd, memory.va() + from as u64, len, iova, FULL_ACCESS).context(what.clone())?;

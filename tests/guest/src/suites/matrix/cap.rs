@@ -8,7 +8,7 @@ use super::rig::Nic;
 use crate::gpu;
 use crate::lab;
 use crate::machine::{pci_function, Generation, OtherRxe, RDMA_DEVICE};
-use crate::suites::{iommu, pattern, same_bytes, GPU_PAGE, KIB, MIB};
+use crate::suites::{iommu, page, pattern, same_bytes, GPU_PAGE, KIB, MIB};
 use crate::test::{emit, skip, Env};
 use crate::verbs::{Mr, Op};
 
@@ -20,7 +20,7 @@ struct Setting {
 }
 
 impl Setting {
-    const fn contiguous(limit: u64, cap: usize) -> Self {
+    fn contiguous(limit: u64, cap: usize) -> Self {
         Self { limit, cap, layout: Layout::Contiguous }
     }
 
@@ -55,24 +55,24 @@ impl Setting {
     }
 }
 
-const SETTINGS: [Setting; 6] = [
-    Setting::contiguous(2 * MIB as u64, 2 * MIB),
-    // A PCI device that says nothing.
-    Setting::contiguous(64 << 10, 64 * KIB),
-    // No power of two: the next one below.
-    Setting::contiguous(3 * MIB as u64 - 4096, 2 * MIB),
-    Setting::contiguous(100_001, 64 * KIB),
-    // Less than a page is a page.
-    Setting::contiguous(511, 4 * KIB),
-    // Each of several runs is longer.
-    Setting { limit: MIB as u64, cap: MIB, layout: Layout::Broken2M },
-];
-
-const PAGE: usize = 4 * KIB;
+fn settings() -> [Setting; 6] {
+    [
+        Setting::contiguous(2 * MIB as u64, 2 * MIB),
+        // A PCI device that says nothing.
+        Setting::contiguous(64 << 10, 64 * KIB),
+        // No power of two: the next one below.
+        Setting::contiguous(3 * MIB as u64 - 4096, 2 * MIB),
+        Setting::contiguous(100_001, 64 * KIB),
+        // Less than a page is a page.
+        Setting::contiguous(511, page()),
+        // Each of several runs is longer.
+        Setting { limit: MIB as u64, cap: MIB, layout: Layout::Broken2M },
+    ]
+}
 
 pub fn cap(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
-    for setting in &SETTINGS {
+    for setting in &settings() {
         let rxe = OtherRxe::load(&[&format!("peer_max_seg={}", setting.limit)])?;
         one_cap(setting, 8 * MIB, env.generation, &mut rng)
             .with_context(|| format!("segment limit {}", setting.limit))?;
@@ -129,7 +129,7 @@ fn one_cap(setting: &Setting, size: usize, generation: Generation, rng: &mut fas
     let translated = iommu::translates(&pci_function(RDMA_DEVICE)?)?;
     let rm = nvlab::Client::open()?;
     let memory = rm.request(0, size as u64).layout(setting.layout).alloc()?;
-    let mut rows = Vec::new();
+    let (page, mut rows) = (page(), Vec::new());
     for (start, len) in [
         // At its multiples.
         (0, cap),
@@ -140,14 +140,14 @@ fn one_cap(setting: &Setting, size: usize, generation: Generation, rng: &mut fas
         (0, 2 * cap - 1),
         (0, 2 * cap + 1),
         (cap - 1, 2),
-        (cap - PAGE, PAGE + cap + PAGE),
-        (PAGE, 2 * cap),
+        (cap - page, page + cap + page),
+        (page, 2 * cap),
         (cap / 2 + 1, cap),
     ] {
         let what = format!("{len} bytes at {start:#x}, cap {cap}");
         let mr = nic.reg(memory.va() + start as u64, len)?;
         let held = nic.held(&mr)?;
-        let (first, last) = (start / PAGE * PAGE, (start + len).div_ceil(PAGE) * PAGE);
+        let (first, last) = (start / page * page, (start + len).div_ceil(page) * page);
         let begin = lab::translations(mr.lkey())?.first().map_or(0, |t| t.dma);
         let (pieces, cuts) = setting.pieces(first, last, usize::try_from(begin)?, translated);
         rows.push(held.sg_entries);
@@ -160,9 +160,9 @@ fn one_cap(setting: &Setting, size: usize, generation: Generation, rng: &mut fas
         );
         // A core of 24.10 takes each entry's end for one of the memory's. As long as addresses and memory are aligned alike:
         if (start, len) == (0, 2 * cap) && len <= 2 * MIB && setting.layout == Layout::Contiguous {
-            let page = held.page_size;
-            let right = if generation == Generation::V2410 { page == cap as u64 } else { page >= 2 * cap as u64 };
-            ensure!(right, "{what}: the core of {} allows the NIC pages of {page}", generation.name());
+            let hca = held.page_size;
+            let right = if generation == Generation::V2410 { hca == cap as u64 } else { hca >= 2 * cap as u64 };
+            ensure!(right, "{what}: the core of {} allows the NIC pages of {hca}", generation.name());
         }
         across_cuts(&nic, &memory, (start, len), &mr, cap, rng).with_context(|| what.clone())?;
         mr.dereg()?;
@@ -196,7 +196,7 @@ fn across_cuts(
         if part.is_empty() {
             continue;
         }
-        let guard = part.start.saturating_sub(PAGE)..(part.end + PAGE).min(size);
+        let guard = part.start.saturating_sub(page())..(part.end + page()).min(size);
         let mut wanted = pattern(rng, guard.len());
         memory.write(guard.start as u64, &wanted)?;
         let what = format!("{part:x?}, {op:?} {}", if *into { "into it" } else { "out of it" });
@@ -261,9 +261,11 @@ fn count_beside(
 mod tests {
     use super::*;
 
+    const PAGE: usize = 4 * KIB;
+
     #[test]
     fn pieces_of_runs_and_the_cuts_in_them() {
-        let [whole, .., broken] = SETTINGS;
+        let [whole, .., broken] = settings();
         for (setting, first, last, wanted) in [
             (&whole, PAGE, PAGE + 2 * MIB, (1, 0)),
             (&whole, PAGE, PAGE + 4 * MIB, (3, 2)),
