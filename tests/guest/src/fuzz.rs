@@ -155,9 +155,11 @@ impl Fuzzer {
         of[self.rng.usize(..of.len())]
     }
 
-    /// Addresses that this process has.
+    /// Addresses that this process has. What `cuMemAlloc()` gives is backed to the next multiple of 2 MiB, and can be
+    /// pinned as far (docs/facts.md#get).
     fn owned(&self) -> Vec<Range<u64>> {
-        let mut all: Vec<_> = self.buffers.iter().chain([&self.guard]).filter_map(|b| span(b.va(), b.size())).collect();
+        let backed = |buffer: &DeviceMemory| span(buffer.va(), buffer.size().next_multiple_of(SEGMENT));
+        let mut all: Vec<_> = self.buffers.iter().chain([&self.guard]).filter_map(backed).collect();
         let segment = |i: usize| span(self.segments.va() + (i * SEGMENT) as u64, SEGMENT);
         all.extend((0..SEGMENTS).filter(|i| self.mapped[*i]).filter_map(segment));
         all.extend(span(self.host.as_ptr() as u64, self.host.len()));
