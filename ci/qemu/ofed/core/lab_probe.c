@@ -6,11 +6,11 @@
  *
  * A kprobe's handler may not sleep. It sends the thread to a function of the
  * same signature instead, which waits and then calls the one that was meant;
- * by then the point is disarmed. That takes a probe on the function's ftrace
- * site: other kinds may be optimized, and an optimized one ignores where its
- * handler wants to go. Without CONFIG_KPROBES_ON_FTRACE nobody is ever stopped
- * here. A probe costs each call, so it is switched on when its point is first
- * armed. Left out: two points armed at once stop one thread twice.
+ * by then the point is disarmed. An optimized probe ignores where its handler
+ * wants to go, and one on the function's ftrace site is never optimized. Where
+ * there is neither CONFIG_KPROBES_ON_FTRACE nor an architecture without
+ * CONFIG_OPTPROBES, such as arm64, nobody is ever stopped here. A probe costs
+ * each call, so it is switched on when its point is first armed. Left out: two points armed at once stop one thread twice.
  */
 #include <linux/dma-mapping.h>
 #include <linux/kprobes.h>
@@ -18,7 +18,7 @@
 
 #include "lab_trace.h"
 
-#ifdef CONFIG_KPROBES_ON_FTRACE
+#if defined(CONFIG_KPROBES_ON_FTRACE) || !defined(CONFIG_OPTPROBES)
 static dma_addr_t held_map(struct device *dev, phys_addr_t addr, size_t size,
 			   enum dma_data_direction dir, unsigned long attrs)
 {
