@@ -1,9 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# image.sh KERNEL_DIR NAME MODULES ALSO BUILT PROGRAMS: the machine's root file system, an initramfs, in
-# KERNEL_DIR/image-NAME.cpio: programs of this Debian with their libraries, modules, and what was
-# built: the folders PROGRAMS of BUILT. For another architecture, Debian's are those of LAB_SYSROOT. ALSO is consumers (UCX, and rdma-core's own tests with the Python that runs them: ten times
-# the rest), or a module that modprobe is not to find.
+# image.sh KERNEL_DIR NAME MODULES ALSO BUILT PROGRAMS: the machine's root file system, an initramfs,
+# in KERNEL_DIR/image-NAME.cpio: programs of this Debian with their libraries, modules, and what was
+# built: the folders PROGRAMS of BUILT. For another architecture Debian's are those of LAB_SYSROOT.
+# ALSO is consumers (UCX, and rdma-core's own tests with the Python that runs them: ten times the
+# rest), or a module that modprobe is not to find.
 set -euo pipefail
 shopt -s nullglob
 . "$(dirname "$0")/cross.sh"
@@ -63,7 +64,7 @@ add() { # FILE [PATH IN THE IMAGE]
 	install -D -m 755 "$1" "$root${2:-$1}"
 	local library missing to
 	missing=$(libraries "$1" | sed -n 's/^\t\(.*\) => not found$/\1/p' | grep -vx libcuda.so.1) && {
-		echo "image: $1 needs $missing, which ${cross:+the sysroot for }${cross:-this machine} has not" >&2
+		echo "image: $1 needs $missing, which ${cross:-this machine} has not" >&2
 		return 1
 	}
 	for library in $(libraries "$1" | sed -n '/libcuda/d;s/^\t\(.* => \)\?\(\/[^ ]*\) .*/\2/p'); do
@@ -117,6 +118,10 @@ ln -s usr/bin/guest "$root/init"
 case $also in
 "") ;;
 consumers)
+	[ -z "$cross" ] || {
+		echo "image: the consumers are programs of this machine: none are built for $cross" >&2
+		exit 1
+	}
 	# UCX finds its transports beside its libraries.
 	add /usr/bin/ucx_info
 	tree "$lib/ucx"
