@@ -17,7 +17,7 @@ use crate::cuda::Cuda;
 use crate::fuzz::Fuzzer;
 use crate::machine::RDMA_DEVICE;
 use crate::storm::{self, Counts};
-use crate::suites::page;
+use crate::suites::{errno_name, page};
 use crate::test::FAIL_MARK;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
@@ -96,6 +96,27 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
                 register()?;
             }
             raise(Signal::SIGSTOP)?;
+            Ok(())
+        }
+        // Registers what cannot be; says how each attempt ends.
+        ("wrong-input", []) => {
+            const SEGMENT: usize = 2 << 20;
+            let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
+            let cuda = Cuda::open()?;
+            let attempt = |what: &str, at: u64, len: usize| {
+                let errno = Mr::reg(&pd, at, len, FULL_ACCESS).map_or_else(|e| e.raw_os_error().unwrap_or(-1), |_| 0);
+                println!("{what}: {}", errno_name(errno));
+            };
+            let memory = cuda.alloc(SEGMENT)?;
+            let freed = memory.va();
+            memory.free()?;
+            attempt("freed", freed, SEGMENT);
+            let mut segments = cuda.reserve(3 * SEGMENT)?;
+            segments.map(0, SEGMENT, true)?;
+            segments.map(2 * SEGMENT, SEGMENT, true)?;
+            attempt("over a hole", segments.va(), 3 * SEGMENT);
+            attempt("of no length", segments.va(), 0);
+            attempt("an end that wraps", segments.va(), usize::MAX);
             Ok(())
         }
         // What is left of an actor after exec: its open files.

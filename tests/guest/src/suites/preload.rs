@@ -41,6 +41,7 @@ pub fn suite() -> Suite {
         ("cached", |env| on_gpu(env, "ib_write_bw", CACHED)),
         ("host_memory", host_memory),
         ("same_calls", same_calls),
+        ("wrong_input", wrong_input),
         ("no_importer", no_importer),
     ];
     let beside = [
@@ -181,6 +182,27 @@ fn entered(pid: Pid) -> Result<Option<(u64, u64)>> {
     // SAFETY: `op` says that this is the part of the union that the kernel wrote.
     let entry = unsafe { info.u.entry };
     Ok(Some((entry.nr, if entry.nr == IOCTL { entry.args[1] } else { 0 })))
+}
+
+/// What cannot be registered fails as without the library; where dma-buf was tried, it says why.
+fn wrong_input(env: &Env) -> Result<()> {
+    prepare(env)?;
+    let run = |settings: Settings| -> Result<(String, String)> {
+        let ran =
+            Command::new("/proc/self/exe").args(["helper", "wrong-input"]).envs(settings.iter().copied()).output()?;
+        let [out, said] = [ran.stdout, ran.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        ensure!(ran.status.success(), "the helper: {}: {out}{said}", ran.status);
+        Ok((out, said))
+    };
+    let (alone, _) = run(ALONE)?;
+    let (with, said) = run(PRELOAD)?;
+    println!("{}", alone.trim().replace('\n', ", "));
+    let refused = alone.lines().filter(|line| line.ends_with("EFAULT") || line.ends_with("EINVAL")).count();
+    ensure!((alone.lines().count(), refused) == (4, 4), "without the library: {alone}");
+    ensure!(with == alone, "with the library: {with}");
+    let why = "by dma-buf: cuMemGetHandleForAddressRange: CUDA_ERROR_INVALID_VALUE";
+    ensure!(said.lines().any(|line| line.contains(why)), "the library does not say {why:?}: {said}");
+    gpu::wait_clean(Duration::from_secs(10))
 }
 
 /// A NIC whose driver takes no dma-buf: perftest's error is as without the library, which says why.
