@@ -26,8 +26,13 @@ const FILES: [(&str, &[Place]); 2] = [
 /// Too much hangs on this one to be compiled here: what it does with its `READY` is taken out of it.
 const READY: &str = "src/client.rs";
 
+/// Likewise: how it keeps the pairs of a GPU and a NIC.
+const PAIRS: &str = "src/gpu/topology.rs";
+
 /// A variant's name, and the one place that is weaker in it.
-const WEAKENED: [(&str, &str, &str, &str); 4] = [
+const WEAKENED: [(&str, &str, &str, &str); 6] = [
+    ("pair_written_relaxed", "pairs.rs", "known.gpu.store(pair.gpu, Release)", "known.gpu.store(pair.gpu, Relaxed)"),
+    ("pair_read_relaxed", "pairs.rs", "self.gpu.load(Acquire)", "self.gpu.load(Relaxed)"),
     ("arc_drop_relaxed", "arc.rs", "fetch_sub(1, Ordering::Release)", "fetch_sub(1, Ordering::Relaxed)"),
     ("arc_without_fence", "arc.rs", "fence(Ordering::Acquire);", ""),
     ("publish_relaxed", "ready.rs", "READY.store(true, Release)", "READY.store(true, Relaxed)"),
@@ -55,7 +60,7 @@ fn variant(modules: &mut String, repo: &Path, here: &Path, out: &Path, name: &st
         println!("cargo:rerun-if-changed={}", source.display());
         fs::read_to_string(&source).unwrap_or_else(|e| panic!("{}: {e}", source.display()))
     };
-    let mut files: Vec<(&str, String)> = vec![("ready.rs", ready(&read(READY)))];
+    let mut files: Vec<(&str, String)> = vec![("ready.rs", ready(&read(READY))), ("pairs.rs", pairs(&read(PAIRS)))];
     for (path, places) in FILES {
         let mut text = read(path);
         for (from, to, times) in places {
@@ -91,6 +96,23 @@ fn ready(text: &str) -> String {
          {{\n    {load}\n}}\n",
         line("static READY:"),
         line("READY.store(true")
+    )
+}
+
+/// A pair as it is kept, how a look at it goes, and how one is entered.
+fn pairs(text: &str) -> String {
+    let part = |from: &str, to: &str| {
+        let part = text.split_once(from).and_then(|(_, rest)| rest.split_once(to));
+        part.unwrap_or_else(|| panic!("{PAIRS} has nothing from {from:?} to {to:?}: see tests/host/weak/build.rs")).0
+    };
+    let kept = part("use kernel::sync::global_lock;\n", "/// The pairs that were met.").replace("pub(crate)", "pub");
+    let kept = replace(PAIRS, &kept, "    fn pair(&self)", "    pub fn pair(&self)", 1);
+    let kept = replace(PAIRS, &kept, "struct Known", "pub struct Known", 1);
+    let enter = part("place(pair.gpu, pair.nic) else { return };\n", "}\n\n");
+    format!(
+        "use super::atomic::{{Acquire, Atomic, Relaxed, Release}};\n{kept}\npub static KNOWN: Known = Known {{ gpu: \
+         Atomic::new(0), nic: Atomic::new(0), reach: Atomic::new(0) }};\npub fn remember(known: &Known, pair: Pair) {{\n{enter}}}\n\
+         pub fn begin(known: &Known) {{\n    known.nic.load(Relaxed);\n    known.reach.load(Relaxed);\n    known.gpu.load(Relaxed);\n}}\n"
     )
 }
 

@@ -1,6 +1,7 @@
 //! The scenarios.
 
 use super::arc::Arc;
+use super::pairs::{self, Pair, Reach};
 use super::ready;
 use crate::by_address;
 use kernel::alloc::flags::GFP_KERNEL;
@@ -62,4 +63,19 @@ pub fn slots_are_written_before_ready() {
     slots.write(1);
     ready::publish();
     asked.join().unwrap();
+}
+
+/// Who sees a pair's GPU sees its NIC and what is known of the two, also where that changes meanwhile.
+pub fn a_pair_is_whole() {
+    by_address::begin();
+    pairs::begin(&pairs::KNOWN);
+    let looks = thread::spawn(|| {
+        if let Some(pair) = pairs::KNOWN.pair() {
+            assert!(pair.nic == 7 && pair.reach != Reach::Unsupported, "half a pair");
+        }
+    });
+    for reach in [Reach::Unasked, Reach::Supported] {
+        pairs::remember(&pairs::KNOWN, Pair { gpu: 5, nic: 7, reach });
+    }
+    looks.join().unwrap();
 }
