@@ -8,7 +8,6 @@ use crate::engine;
 use crate::ffi::shim::Kind;
 
 /// How this driver pins: as the program asked for.
-#[derive(Clone, Copy)]
 pub(crate) struct Client {
     /// Its name in refusals.
     pub(crate) name: &'static str,
@@ -28,19 +27,29 @@ pub(crate) enum Place {
     Second,
 }
 
+static PERSISTENT: Client = Client::new(Kind::Persistent);
+static REVOCABLE: Client = Client::new(Kind::Revocable);
+
 impl Client {
-    /// The client that pins as `kind` says.
-    pub(crate) const fn new(kind: Kind) -> Self {
+    const fn new(kind: Kind) -> Self {
         Self { name: "edu-dma", kind, place: Place::First }
     }
 
+    /// The client that pins as `kind` says.
+    pub(crate) fn of(kind: Kind) -> &'static Self {
+        match kind {
+            Kind::Persistent => &PERSISTENT,
+            Kind::Revocable => &REVOCABLE,
+        }
+    }
+
     /// The one that is asked first.
-    pub(crate) fn first() -> Self {
-        Self::new(Kind::Persistent)
+    pub(crate) fn first() -> &'static Self {
+        &PERSISTENT
     }
 
     /// Whether another client pins what this one cannot pin.
-    pub(crate) fn has_fallback(self) -> bool {
+    pub(crate) fn has_fallback(&self) -> bool {
         false
     }
 
@@ -49,7 +58,7 @@ impl Client {
     ///
     /// The RM API lock and the GPU locks are held, and every GPU of the machine waits. So nothing
     /// is waited for here but the device.
-    pub(crate) fn invalidate(self, _ticket: u64) {
+    pub(crate) fn invalidate(&self, _ticket: u64) {
         engine::wait_for_command();
     }
 }

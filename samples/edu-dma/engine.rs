@@ -13,6 +13,7 @@ use crate::num;
 use crate::pin::Pinned;
 use crate::record::Registration;
 use crate::registry;
+use crate::state::Memory;
 use kernel::bindings;
 use kernel::device::{self, Bound};
 use kernel::devres::Devres;
@@ -196,8 +197,11 @@ impl Edu {
     pub(crate) fn check_reach(&self, registration: &Registration) -> Result {
         let last = {
             let inner = registration.inner().lock();
-            let runs = inner.pinned.iter().flat_map(|pinned| pinned.runs.as_slice());
-            runs.map(|run| run.addr.saturating_add(run.len).saturating_sub(1)).max().unwrap_or(0)
+            let runs = match inner.state.memory() {
+                Memory::Read(pinned) => pinned.runs.as_slice(),
+                Memory::None | Memory::Mapped(_) => &[],
+            };
+            runs.iter().map(|run| run.addr.saturating_add(run.len).saturating_sub(1)).max().unwrap_or(0)
         };
         if last.checked_shr(self.bits).unwrap_or(0) == 0 || self.is_translated() {
             return Ok(());

@@ -8,6 +8,7 @@ use crate::engine::Edu;
 use crate::ffi::shim::{self, Kind};
 use crate::record::Registration;
 use crate::sg::{self, Run};
+use crate::state::Memory;
 use core::mem::MaybeUninit;
 use kernel::alloc::KVVec;
 use kernel::bindings;
@@ -48,7 +49,7 @@ impl Pinned {
     /// `EFAULT` where that is no GPU memory; else what the log gives the reason of. `ENODEV` once
     /// the device is gone.
     pub(crate) fn new(edu: &Edu, kind: Kind, va: u64, length: u64) -> Result<Self> {
-        let held = Held(acquire::acquire(Client::new(kind), va, length).ok_or(EFAULT)?);
+        let held = Held(acquire::acquire(Client::of(kind), va, length).ok_or(EFAULT)?);
         held.0.get_pages(va, length, 0)?;
         let mut table = MaybeUninit::<bindings::sg_table>::zeroed();
         let mut entries = 0;
@@ -81,6 +82,6 @@ impl Pinned {
     /// until the lock goes: a free callback marks the pin first, and then waits for that lock.
     pub(crate) fn is_live(&self) -> bool {
         let inner = self.held.0.inner().lock();
-        inner.state.held().is_some() && inner.state.mapping().is_some()
+        inner.state.held().is_some() && matches!(inner.state.memory(), Memory::Mapped(_))
     }
 }
