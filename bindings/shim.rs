@@ -43,6 +43,11 @@ pub struct nvpm_traced {
     pub length: u64,
     pub revocable: u32,
 }
+#[repr(C)]
+#[derive(Default, Copy, Clone)]
+pub struct nvpm_sg_room {
+    pub words: [u64; 6usize],
+}
 unsafe extern "C" {
     pub fn nvpm_param_peerdirect_support() -> ::kernel::ffi::c_int;
     pub fn nvpm_param_persistent_api_support() -> ::kernel::ffi::c_int;
@@ -127,7 +132,10 @@ unsafe extern "C" {
         reason: *const u8,
         reason_length: usize,
     );
-    pub fn nvpm_sg_alloc(entries: u32) -> *mut sg_table;
+    pub fn nvpm_sg_alloc(
+        entries: ::kernel::ffi::c_int,
+        room: *mut nvpm_sg_room,
+    ) -> *mut sg_table;
     pub fn nvpm_sg_free(table: *mut sg_table);
     pub fn nvpm_sg_first(table: *mut sg_table) -> *mut scatterlist;
     pub fn nvpm_sg_set(
@@ -135,7 +143,10 @@ unsafe extern "C" {
         dma: u64,
         length: u32,
     ) -> *mut scatterlist;
-    pub fn nvpm_sg_publish(to: *mut sg_table, from: *const sg_table);
+    pub fn nvpm_sg_publish(
+        to: *mut sg_table,
+        from: *const sg_table,
+    ) -> ::kernel::ffi::c_int;
     pub fn nvpm_proc_create() -> ::kernel::ffi::c_int;
     pub fn nvpm_proc_remove();
     pub fn nvpm_proc_write(seq: *mut seq_file, text: *const u8, length: usize);

@@ -17,14 +17,14 @@ use crate::observe::trace::{Event, Timer};
 use crate::orphan;
 use crate::pieces::{Finder, Step};
 use crate::range::{GpuRange, Span, PIN_GRANULE};
-use crate::record::{self, Registration};
+use crate::record::{self, Inner, Registration};
 use crate::registry;
 use crate::several::Several;
 use crate::sg::Runs;
 use crate::state::Winner;
 use core::ptr::NonNull;
 use kernel::prelude::*;
-use kernel::sync::{global_lock, Arc};
+use kernel::sync::{global_lock, Arc, MutexGuard};
 
 /// What the core asks every client of one walk.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,7 @@ enum FirstAnswer {
     NotMine,
     /// It is ours, and the provider refuses to pin it persistently.
     SteppedAside,
-    /// The provider failed to pin it persistently, whosever it is.
+    /// The provider failed to pin it persistently. Nobody knows whose it is.
     Failed,
 }
 
@@ -115,7 +115,7 @@ fn proven(error: Error, client: &'static Client) -> Option<Verdict> {
     if error == ENOTSUPP {
         Some(if client.has_fallback() {
             Verdict::Unclaimed(Unclaimed::StepAside)
-        } else if client.kind == Kind::Persistent && client.place == Place::First {
+        } else if client.kind == Kind::Persistent && client.place == Place::Only {
             Verdict::Refused(Reason::NotPersistent)
         } else {
             Verdict::Refused(Reason::NotSupported)
@@ -151,7 +151,7 @@ fn judge(error: Error, client: &'static Client, start: Start) -> Verdict {
     if error == ENOMEM || error == EIO {
         let reason = if error == ENOMEM { Reason::OutOfBar } else { Reason::ProviderFault };
         let unproven = match client {
-            Client { kind: Kind::Persistent, place: Place::First, .. } if error == EIO => Reason::PersistentFault,
+            Client { kind: Kind::Persistent, place: Place::Only, .. } if error == EIO => Reason::PersistentFault,
             _ => Reason::Unproven,
         };
         return match start {
@@ -176,18 +176,24 @@ fn judge(error: Error, client: &'static Client, start: Start) -> Verdict {
 /// locks and the registry lock, one after the other. Sleeps.
 pub(crate) fn acquire(client: &'static Client, addr: u64, size: u64) -> Option<Arc<Registration>> {
     let timer = Timer::start(Event::Acquire);
-    let question = Question::new(addr, size);
-    // What an earlier walk left is nothing to the first client: it begins a new one.
-    let first = first_answer(&question).filter(|_| client.place == Place::Second);
-    // The persistent client is never skipped: where the first left no answer, the walk began before
-    // the module was ready.
+    let first = match client.place {
+        Place::Only => None,
+        Place::First => {
+            // It begins a walk, and ignores older answers.
+            *WALK.lock() = None;
+            None
+        }
+        Place::Second => first_answer(&Question::new(addr, size)),
+    };
+    // The persistent client answers even where the first one did not: then the walk began before the
+    // module was ready.
     let unasked = client.kind == Kind::Revocable && first.is_none();
     if client.place == Place::Second && (first == Some(FirstAnswer::NotMine) || unasked) {
         return None;
     }
-    // The owner's call is the moment to end what others had to leave behind: once in a walk.
+    // Orphans of this process end here, once in a walk.
     if first.is_none() {
-        orphan::reap(&question.process, orphan::REAPED_BY_ACQUIRE);
+        orphan::reap(orphan::REAPED_BY_ACQUIRE);
     }
     let range = GpuRange::new(addr, size, shim::page_size())?;
     let answer = match pin(client, range) {
@@ -204,16 +210,16 @@ pub(crate) fn acquire(client: &'static Client, addr: u64, size: u64) -> Option<A
         Err(Unclaimed::NotMine) => FirstAnswer::NotMine,
     };
     if client.place == Place::First {
-        *WALK.lock() = Some((question, answer));
+        *WALK.lock() = Some((Question::new(addr, size), answer));
     }
     None
 }
 
 /// The same question to the client that only refuses, which is asked last.
 ///
-/// It claims what the persistent client stepped aside from and the revocable client was not asked
-/// for: the memory of a umem that cannot be invalidated (a queue, DevX). `get_pages` then says why,
-/// where the application would hear "bad address". The peer mutex is held. Takes the registry lock.
+/// It claims the memory of a umem that cannot be invalidated (a queue, DevX) after the persistent
+/// client refused it, only to report the reason in `get_pages`: the application would hear "bad
+/// address" otherwise. The peer mutex is held. Takes the registry lock.
 pub(crate) fn acquire_to_refuse(addr: u64, size: u64) -> Option<Arc<Registration>> {
     let answer = first_answer(&Question::new(addr, size))?;
     let range = GpuRange::new(addr, size, shim::page_size())?;
@@ -228,8 +234,8 @@ pub(crate) fn acquire_to_refuse(addr: u64, size: u64) -> Option<Arc<Registration
 }
 
 /// Pins `range`. The provider is asked once for memory of one allocation, and at most once more for
-/// memory that is not ours. A refusal that is ours comes back as a registration: its `get_pages`
-/// tells.
+/// memory that is not ours. If we refuse memory of ours, the answer is a registration whose
+/// `get_pages` fails with the reason.
 ///
 /// The provider allocates in proportion to the length before it looks whose memory it is. So the
 /// start of a long range is pinned first, and the rest is asked for if the BAR can hold it.
@@ -250,11 +256,14 @@ fn pin(client: &'static Client, range: GpuRange) -> Result<Arc<Registration>, Un
         }
     }
     let registration = enter(client, range)?;
-    let Err(error) = get(&registration) else {
-        if let Err(reason) = copy_runs(&registration) {
-            registration.inner().lock().refused = Some(reason);
+    let error = match get(&registration).map(|inner| copy_runs(&registration, inner)) {
+        Ok(copied) => {
+            if let Err(reason) = copied {
+                registration.inner().lock().refused = Some(reason);
+            }
+            return Ok(registration);
         }
-        return Ok(registration);
+        Err(error) => error,
     };
     give_up(&registration);
     // An error that proves whose memory it is needs no second question.
@@ -285,8 +294,7 @@ fn pin_pieces(client: &'static Client, range: GpuRange) -> Result<Arc<Registrati
         Some(pins) => _ = inner.state.pinned(pins),
         None => inner.state.no_pin(),
     }
-    drop(inner);
-    match found.and_then(|()| copy_runs(&registration).map_err(Verdict::Refused)) {
+    match found.and_then(|()| copy_runs(&registration, inner).map_err(Verdict::Refused)) {
         Ok(()) => {}
         // `release` puts what was pinned, where nobody waits for the peer mutex.
         Err(Verdict::Refused(reason)) => registration.inner().lock().refused = Some(reason),
@@ -375,7 +383,7 @@ fn enter(client: &'static Client, range: GpuRange) -> Result<Arc<Registration>, 
 fn probe(client: &'static Client, range: &GpuRange) -> Result<Start, Unclaimed> {
     let registration = enter(client, GpuRange::granule_of(range.pinned()))?;
     let start = match get(&registration) {
-        Ok(()) => match copy_runs(&registration) {
+        Ok(inner) => match copy_runs(&registration, inner) {
             Ok(()) => bar_around(&registration),
             Err(reason) => Start::Unusable(reason),
         },
@@ -410,9 +418,11 @@ pub(crate) fn with_first_granule<T>(
         return Some(ask(whole));
     }
     let granule = enter(registration.client(), GpuRange::granule_of(piece)).ok()?;
-    let pinned = get(&granule).is_ok();
-    let table = granule.inner().lock().state.held().and_then(|pins| pins.first().persistent_table());
-    let answer = table.filter(|_| pinned).map(ask);
+    let table = match get(&granule) {
+        Ok(inner) => inner.state.held().and_then(|pins| pins.first().persistent_table()),
+        Err(_) => None,
+    };
+    let answer = table.map(ask);
     give_up(&granule);
     answer
 }
@@ -423,8 +433,9 @@ fn give_up(registration: &Registration) {
     let _ = orphan::end(registration);
 }
 
-/// Calls the provider's get. Takes the put gate and the RM API lock, then the state lock.
-fn get(registration: &Registration) -> Result {
+/// Calls the provider's get. Takes the put gate and the RM API lock, then the state lock, which the
+/// answer holds.
+fn get(registration: &Registration) -> Result<MutexGuard<'_, Inner>> {
     let timer = Timer::start(Event::Pin);
     let ticket = registration.is_revocable().then_some(registration.ticket());
     let pin = PagePin::get(registration.range().pinned(), ticket);
@@ -437,7 +448,7 @@ fn get(registration: &Registration) -> Result {
             if inner.state.pinned(Several::one(pin)) == Winner::Callback {
                 registration.count_unpin(&mut inner);
             }
-            Ok(())
+            Ok(inner)
         }
         Err(error) => {
             inner.state.no_pin();
@@ -473,47 +484,70 @@ fn put_shorter(registration: &Registration, pin: PagePin) -> Result<(), PagePin>
     Ok(())
 }
 
-/// Copies what is needed of the provider's tables, which are never looked at again (rule 4). Takes
-/// the state lock, often.
-fn copy_runs(registration: &Registration) -> Result<(), Reason> {
-    let (first, count, mut runs) = copy_piece(registration, 0, Runs::None)?;
-    let mut pieces = Several::one(first);
-    for index in 1..count {
-        pieces.make_room().map_err(|_| Reason::NoMemory)?;
-        let piece;
-        (piece, _, runs) = copy_piece(registration, index, runs)?;
-        pieces.push(piece).map_err(|_| Reason::NoMemory)?;
-    }
-    let runs = runs.without_slack().map_err(|_| Reason::NoMemory)?;
-    registration.inner().lock().state.keep_read(Pinned { runs, pieces });
+/// Copies what is needed of the provider's tables, which are never looked at again (rule 4). Gives
+/// `inner`, the state lock, up in between, and takes it again.
+fn copy_runs<'a>(registration: &'a Registration, mut inner: MutexGuard<'a, Inner>) -> Result<(), Reason> {
+    let count = inner.state.held().map_or(0, Several::len);
+    let piece = read_head(registration, &mut inner, 0)?;
+    let mut reader = Reader::new(piece.layout, Runs::None);
+    inner = read_pages(registration, inner, 0, &mut reader)?;
+    let mut pieces = Several::one(piece);
+    let runs = match reader.alone() {
+        // Nothing is allocated for memory in one piece.
+        Some(run) if count == 1 => Runs::One(run),
+        _ => {
+            drop(inner);
+            let mut runs = reader.finish()?;
+            for index in 1..count {
+                pieces.make_room().map_err(|_| Reason::NoMemory)?;
+                runs.make_room().map_err(|_| Reason::NoMemory)?;
+                let mut inner = registration.inner().lock();
+                let piece = read_head(registration, &mut inner, index)?;
+                let mut reader = Reader::new(piece.layout, runs);
+                drop(read_pages(registration, inner, index, &mut reader)?);
+                pieces.push(piece).map_err(|_| Reason::NoMemory)?;
+                runs = reader.finish()?;
+                shim::cond_resched();
+            }
+            let runs = runs.without_slack().map_err(|_| Reason::NoMemory)?;
+            inner = registration.inner().lock();
+            runs
+        }
+    };
+    inner.state.keep_read(Pinned { runs, pieces });
     Ok(())
 }
 
-/// Appends the runs of the pin at `index` to `runs`. Answers what its table said, how many pins
-/// there are, and the list.
-fn copy_piece(registration: &Registration, index: usize, runs: Runs) -> Result<(Piece, usize, Runs), Reason> {
-    let (piece, count) = read_head(registration, index)?;
-    let mut reader = Reader::new(piece.layout, runs);
-    while !reader.done() {
+/// Has `reader` read all pages of the provider's table of the pin at `index`. Gives `inner`, the
+/// state lock, up now and then; the answer holds it.
+fn read_pages<'a>(
+    registration: &'a Registration,
+    mut inner: MutexGuard<'a, Inner>,
+    index: usize,
+    reader: &mut Reader,
+) -> Result<MutexGuard<'a, Inner>, Reason> {
+    loop {
+        reader.read(&inner.page_table(index).ok_or(Reason::Freed)?)?;
+        if reader.done() {
+            return Ok(inner);
+        }
+        drop(inner);
         reader.make_room()?;
-        reader.read(&registration.inner().lock().page_table(index).ok_or(Reason::Freed)?)?;
         shim::cond_resched();
+        inner = registration.inner().lock();
     }
-    Ok((piece, count, reader.finish()?))
 }
 
-/// Reads and checks the head of the provider's table of the pin at `index`. Answers with how many
-/// pins there are.
-fn read_head(registration: &Registration, index: usize) -> Result<(Piece, usize), Reason> {
-    let mut inner = registration.inner().lock();
+/// Reads and checks the head of the provider's table of the pin at `index`.
+fn read_head(registration: &Registration, inner: &mut Inner, index: usize) -> Result<Piece, Reason> {
     let pieces = inner.state.held().map_or(0, Several::len);
     let table = inner.page_table(index).ok_or(Reason::Freed)?;
     let layout = table.layout().map_err(Reason::Table)?;
     let piece = Piece { span: table.pin().span(), layout, table: table.pin().persistent_table() };
     let entries = u64::from(layout.entries);
-    registration.count_pages(&mut inner, entries);
+    registration.count_pages(inner, entries);
     let before = inner.tables.map_or(0, |tables| tables.pages);
     let page_size = inner.tables.map_or(layout.page_size, |tables| tables.page_size);
     inner.tables = Some(Tables { pieces, pages: before.saturating_add(entries), page_size });
-    Ok((piece, pieces))
+    Ok(piece)
 }

@@ -20,7 +20,7 @@ pub(crate) fn find_core() -> Result {
     }
     // SAFETY: No precondition.
     if unsafe { raw::nvpm_uverbs_loaded() } == 0 {
-        pr_err!("ib_uverbs is not loaded, which exports the peer-memory API of DOCA-OFED: modprobe ib_uverbs, and load again; if that is in vain, this kernel's RDMA core has no such API\n");
+        pr_err!("ib_uverbs is not loaded, which exports the peer-memory API of DOCA-OFED: modprobe ib_uverbs, and load again; if it still fails, this kernel's RDMA core has no such API\n");
     } else {
         pr_err!(
             "this kernel's RDMA core has no peer-memory API (no symbol ib_register_peer_memory_client): install DOCA-OFED or MLNX_OFED, or use a linux-nvidia kernel; applications that use dma-buf need neither\n"
@@ -42,6 +42,8 @@ pub(crate) struct Client {
 /// Place of a client in the core's walk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
+    /// There is no other.
+    Only,
     /// Asked first.
     First,
     /// Asked when the first one said no.
@@ -61,7 +63,7 @@ struct Mode {
 
 static PERSISTENT: Mode = Mode {
     name: "persistent",
-    first: Client { name: "nv_mem", kind: Kind::Persistent, place: Place::First },
+    first: Client { name: "nv_mem", kind: Kind::Persistent, place: Place::Only },
     second: None,
     refusing: None,
 };
@@ -186,7 +188,7 @@ impl Slot {
 
     fn at(place: Place) -> &'static Self {
         match place {
-            Place::First => &FIRST_SLOT,
+            Place::Only | Place::First => &FIRST_SLOT,
             Place::Second => &SECOND_SLOT,
         }
     }

@@ -39,8 +39,8 @@ pub(crate) fn running() -> u64 {
 /// None beyond the C prototype.
 #[no_mangle]
 unsafe extern "C" fn nvpm_on_free(data: *mut c_void) -> c_int {
-    // There is one to get as long as a registration exists. So where there is none, nobody waits
-    // for this callback.
+    // Each registration holds a module reference. Where none can be had, no registration is left to
+    // revoke.
     let Some(module) = ModuleRef::get() else {
         return 0;
     };
@@ -82,7 +82,7 @@ fn revoke(registration: &Registration) {
             registration.client().invalidate(core_ticket);
             drop(invalidation);
             // The NIC is quiet. Cores that unmap by themselves have done so inside the call.
-            registration.dma_unmap_and(Inner::end_callback);
+            registration.unmap_and(Inner::end_callback);
         }
     }
     timer.end(|| registration.traced(), Ok(()));

@@ -5,6 +5,7 @@
 //! their owner's next call.
 
 use crate::ffi::shim::{Process, PutGateExclusive};
+use crate::gpu::pin::Pins;
 use crate::observe::refusals;
 use crate::observe::trace::{self, Event, Timer};
 use crate::record::Registration;
@@ -28,33 +29,41 @@ pub(crate) enum Ended {
 /// Takes the state lock, the put gate and the RM API lock, one after the other. If the pin is
 /// revoked it takes the state lock only.
 pub(crate) fn end(registration: &Registration) -> Ended {
-    let gate = if registration.is_revocable() {
-        let mut inner = registration.inner().lock();
-        let mut gone = inner.state.ending() == Ending::Done;
-        if !gone && !registration.may_be_put_by(&Process::current()) {
-            if inner.state.orphan() == Winner::Caller {
-                enlist(registration);
-                return Ended::Settled;
-            }
-            gone = true;
-        }
+    let mut inner = registration.inner().lock();
+    if !registration.is_revocable() {
+        let pins = inner.state.take_for_put();
         drop(inner);
-        if gone {
-            registry::remove(registration.ticket());
+        return put(registration, pins);
+    }
+    let mut gone = inner.state.ending() == Ending::Done;
+    if !gone && !registration.may_be_put_by(&Process::current()) {
+        if inner.state.orphan() == Winner::Caller {
+            enlist(registration);
             return Ended::Settled;
         }
-        Some(PutGateExclusive::lock())
-    } else {
-        None
-    };
+        gone = true;
+    }
+    drop(inner);
+    if gone {
+        return put(registration, None);
+    }
+    let _gate = PutGateExclusive::lock();
     let pins = registration.inner().lock().state.take_for_put();
-    let mut ended = Ended::Settled;
+    put(registration, pins)
+}
+
+/// Puts the pins of `registration`, which were taken out of its state for that: `None` if they are
+/// gone. For revocable ones the put gate is held exclusively.
+///
+/// Takes the RM API lock, the state lock and the registry lock, one after the other.
+pub(crate) fn put(registration: &Registration, pins: Option<Pins>) -> Ended {
     if let Some(pins) = pins {
         let timer = Timer::start(Event::Put);
         let put = pins.put();
         timer.end(|| registration.traced(), put.answer());
         let mut failed = put.lost;
         let mut inner = registration.inner().lock();
+        let mut ended = Ended::Settled;
         match put.kept {
             None => inner.state.no_pin(),
             Some((pins, error)) => {
@@ -78,12 +87,12 @@ pub(crate) fn end(registration: &Registration) -> Ended {
         if let Some(error) = failed {
             refusals::not_taken_back(error, registration.client().kind, registration.range().user());
         }
+        if ended == Ended::Kept {
+            return ended;
+        }
     }
-    drop(gate);
-    if ended == Ended::Settled {
-        registry::remove(registration.ticket());
-    }
-    ended
+    registry::remove(registration.ticket());
+    Ended::Settled
 }
 
 /// Enters a pin that became an orphan into the list of orphans. The state lock is held since then.
@@ -98,24 +107,32 @@ fn count(registration: &Registration) {
     trace::now(Event::Orphan, &registration.traced());
 }
 
-/// After so many pins a registration ends no further orphan. Each pin costs a call of the provider,
-/// and the whole machine's registrations wait for the peer mutex meanwhile.
+/// Most pins of orphans that one registration ends. Each costs a call of the provider, and the whole
+/// machine's registrations wait for the peer mutex meanwhile.
 pub(crate) const REAPED_BY_ACQUIRE: usize = 8;
 
-/// After so many pins a deregistration ends no further orphan. Nobody waits for it but its own
-/// process.
+/// Most pins of orphans that one deregistration ends. Only its own process waits for it.
 pub(crate) const REAPED_BY_RELEASE: usize = 64;
 
-/// Ends orphans that were left behind for `process`, and persistent pins that the provider had no
-/// memory to put, until `most` pins were tried. An orphan of several pins ends as a whole, so the
+/// Ends orphans that were left behind for this process, and persistent pins that the provider had
+/// no memory to put, until `most` pins were tried. An orphan of several pins ends as a whole, so the
 /// last one may have more than that.
 ///
 /// Takes the put gate, the RM API lock, state locks and the registry lock: allowed under the peer
 /// mutex, or under no lock.
-pub(crate) fn reap(process: &Process, most: usize) {
+#[inline]
+pub(crate) fn reap(most: usize) {
+    if registry::has_orphans() {
+        reap_some(most);
+    }
+}
+
+/// See [`reap`].
+fn reap_some(most: usize) {
+    let process = Process::current();
     let mut left = most;
     while left != 0 {
-        let Some(registration) = registry::take_orphan(process) else { return };
+        let Some(registration) = registry::take_orphan(&process) else { return };
         let mut inner = registration.inner().lock();
         let adopted = inner.state.adopt();
         let pins = inner.state.held().map_or(1, Several::len);

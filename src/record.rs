@@ -12,15 +12,17 @@ use crate::ffi::shim::{self, Kind, ModuleRef, Process, Task};
 use crate::gpu::page_table::PageTable;
 use crate::gpu::pin::{PagePin, Pins};
 use crate::gpu::Pinned;
+use crate::num;
 use crate::observe::proc::{Snapshot, Tables};
 use crate::observe::reason::Reason;
 use crate::observe::refusals::Asked;
 use crate::observe::stats::{self, PerClient};
+use crate::observe::trace::{Event, Timer};
 use crate::range::{GpuRange, Span};
-use crate::sg::Table;
+use crate::sg::{Room, Table};
 use crate::state::{Memory, State};
 use kernel::prelude::*;
-use kernel::sync::{new_mutex, Arc, Mutex};
+use kernel::sync::{new_mutex, Mutex};
 
 /// What the state lock protects.
 pub(crate) struct Inner {
@@ -63,7 +65,7 @@ impl Inner {
     /// A free callback found this registration, and will wait for the core or not.
     pub(crate) fn begin_callback(&mut self, invalidating: bool) {
         self.callback_ns = shim::now_ns();
-        self.invalidating = invalidating.then(Task::current);
+        self.invalidating = if invalidating { Task::current() } else { None };
     }
 
     /// It is done here.
@@ -91,6 +93,8 @@ pub(crate) struct Registration {
     /// Filled by `acquire` before the core knows of this registration.
     #[pin]
     inner: Mutex<Inner>,
+    /// Where a table of one entry lies.
+    room: Room,
     /// Held by a free callback from before its mark until the core's hook has returned.
     #[pin]
     invalidation: Mutex<()>,
@@ -100,7 +104,7 @@ pub(crate) struct Registration {
 
 impl Registration {
     /// A registration that is about to be pinned. `ticket` stands for it in the registry.
-    pub(crate) fn new(client: &'static Client, range: GpuRange, module: ModuleRef, ticket: u64) -> Result<Arc<Self>> {
+    pub(crate) fn new(client: &'static Client, range: GpuRange, module: ModuleRef, ticket: u64) -> impl PinInit<Self> {
         // In place: it is large.
         let inner = init!(Inner {
             state: State::new(),
@@ -113,19 +117,17 @@ impl Registration {
             invalidating: None,
         });
         // INVARIANT: The caller enters the registration under this ticket. There is no mapping yet.
-        Arc::pin_init(
-            pin_init!(Self {
-                client,
-                range,
-                owner: Process::current(),
-                comm: shim::current_comm(),
-                ticket,
-                inner <- new_mutex!(inner, "nvidia_peermem::Registration::inner"),
-                invalidation <- new_mutex!((), "nvidia_peermem::Registration::invalidation"),
-                _module: module,
-            }),
-            GFP_KERNEL,
-        )
+        pin_init!(Self {
+            client,
+            range,
+            owner: Process::current(),
+            comm: shim::current_comm(),
+            ticket,
+            room: Room::new(),
+            inner <- new_mutex!(inner, "nvidia_peermem::Registration::inner"),
+            invalidation <- new_mutex!((), "nvidia_peermem::Registration::invalidation"),
+            _module: module,
+        })
     }
 
     /// This registration's ticket.
@@ -151,6 +153,11 @@ impl Registration {
     /// The state lock, and what it protects.
     pub(crate) fn inner(&self) -> &Mutex<Inner> {
         &self.inner
+    }
+
+    /// Room for the only table that this registration ever has.
+    pub(crate) fn room(&self) -> &Room {
+        &self.room
     }
 
     /// The invalidation lock.
@@ -220,6 +227,30 @@ impl Registration {
     /// Counts that this registration is no orphan any more: once, by who ended that state.
     pub(crate) fn count_adopted(&self) {
         self.counters().adopted.add(1);
+    }
+
+    /// Ends the live mapping, if there is one. Calls `also` under the same hold of the state lock,
+    /// whether or not this call unmapped. Takes the state lock.
+    pub(crate) fn unmap_and<T>(&self, also: impl FnOnce(&mut Inner) -> T) -> T {
+        let timer = Timer::start(Event::Unmap);
+        let mut inner = self.inner().lock();
+        // Unmapped before the state lock goes (rule 6). The memory of its runs, megabytes for
+        // broken memory, goes in `release`.
+        let ended = inner.state.end_mapping().map(|mappings| (mappings.runs(), mappings.undo()));
+        let left = if let Some((_, false)) = ended { inner.state.take_rest() } else { Memory::None };
+        if let Some((runs, _)) = ended {
+            self.counters().unmaps.add(1);
+            self.counters().unmapped_runs.add(num::u64_from(runs));
+        }
+        let answer = also(&mut inner);
+        drop(inner);
+        // These are of persistent pins, which no callback races for. The provider is not called
+        // under the state lock.
+        drop(left);
+        if ended.is_some() {
+            timer.end(|| self.traced(), Ok(()));
+        }
+        answer
     }
 
     /// The client as refusals and `/proc` name it.

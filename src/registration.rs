@@ -7,16 +7,16 @@
 use crate::acquire;
 use crate::dma::device::Device;
 use crate::ffi::raw;
-use crate::ffi::shim::{self, Process, Task};
+use crate::ffi::shim::{self, Task};
 use crate::gpu::{self, topology};
 use crate::num;
 use crate::observe::reason::Reason;
 use crate::observe::refusals;
 use crate::observe::trace::{Event, Timer};
 use crate::orphan::{self, Ended};
-use crate::record::{Inner, Registration};
+use crate::record::Registration;
 use crate::sg;
-use crate::state::{Ending, Memory};
+use crate::state::Ending;
 use kernel::prelude::*;
 
 impl Registration {
@@ -91,7 +91,9 @@ impl Registration {
             asked.unwrap_or(Err(ENOMEM))
         })?;
         let cap = sg::cap(device.segment_limit(), shim::page_size());
-        let table = mappings.table(cap).map_err(|error| match error {
+        // SAFETY: The room is the registration's, which does not move, and which drops the table in
+        // `release`. There is one table: what was read is taken once.
+        let table = unsafe { mappings.table(cap, self.room()) }.map_err(|error| match error {
             error if error == EOVERFLOW => Reason::TooManyEntries,
             _ => Reason::NoMemory,
         })?;
@@ -125,31 +127,7 @@ impl Registration {
     /// The core's `dma_unmap`: unmaps, unless the callback did. For a plain client the umem mapping
     /// lock is held. Takes the state lock.
     pub(crate) fn dma_unmap(&self) {
-        self.dma_unmap_and(|_| ());
-    }
-
-    /// As [`Self::dma_unmap`]; calls `also`, whoever unmapped, under the same hold of the state
-    /// lock.
-    pub(crate) fn dma_unmap_and<T>(&self, also: impl FnOnce(&mut Inner) -> T) -> T {
-        let timer = Timer::start(Event::Unmap);
-        let mut inner = self.inner().lock();
-        // Unmapped before the state lock goes (rule 6). The memory of its runs, megabytes for
-        // broken memory, goes in `release`.
-        let ended = inner.state.end_mapping().map(|mappings| (mappings.runs(), mappings.undo()));
-        let left = if let Some((_, false)) = ended { inner.state.take_rest() } else { Memory::None };
-        if let Some((runs, _)) = ended {
-            self.counters().unmaps.add(1);
-            self.counters().unmapped_runs.add(num::u64_from(runs));
-        }
-        let answer = also(&mut inner);
-        drop(inner);
-        // These are of persistent pins, which no callback races for. The provider is not called
-        // under the state lock.
-        drop(left);
-        if ended.is_some() {
-            timer.end(|| self.traced(), Ok(()));
-        }
-        answer
+        self.unmap_and(|_| ());
     }
 
     /// The core's `release`: ends the registration, in whatever state it is. Waits until no free
@@ -160,21 +138,24 @@ impl Registration {
     /// task: then the pin is revoked, and neither the put gate nor the provider is touched.
     pub(crate) fn release(&self) {
         // From here on no mapping is live, and no further callback will call the hook.
-        let (lists, invalidating, ending) = self.dma_unmap_and(|inner| {
+        let (lists, invalidating, ending, pins) = self.unmap_and(|inner| {
             let lists = (inner.table.take(), inner.state.take_rest());
-            (lists, inner.invalidating, inner.state.ending())
+            let ending = inner.state.ending();
+            let pins = if self.is_revocable() { None } else { inner.state.take_for_put() };
+            (lists, inner.invalidating, ending, pins)
         });
         // A core that releases inside its own hook would wait for itself.
-        if invalidating.is_some_and(|task| task != Task::current()) {
+        if invalidating.is_some() && invalidating != Task::current() {
             drop(self.invalidation().lock());
         }
-        // Not under the state lock, and not left to the end of an orphan: that may be the
-        // callback's.
+        // Not under the state lock. Nor later: an orphan may end in the callback, which must not
+        // free.
         drop(lists);
         // What the provider kept is an orphan now (rule 8).
-        // Rule 7: next to a revoked pin the provider is not touched, for other pins' sake either.
-        if orphan::end(self) == Ended::Settled && ending == Ending::Put {
-            orphan::reap(&Process::current(), orphan::REAPED_BY_RELEASE);
+        // Rule 7: after a revocation the provider is not called, not even for orphans.
+        let ended = if self.is_revocable() { orphan::end(self) } else { orphan::put(self, pins) };
+        if ended == Ended::Settled && ending == Ending::Put {
+            orphan::reap(orphan::REAPED_BY_RELEASE);
         }
     }
 }

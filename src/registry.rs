@@ -7,15 +7,17 @@
 //! So it is found in one step, is never zero, and is never given out twice. Slots come in chunks of
 //! a page.
 //!
-//! The registry lock is a leaf: nothing is allocated, dropped or called under it.
+//! The registry lock is a leaf: nothing is allocated, dropped or called under it, but that a new
+//! registration is written into its memory.
 
 use crate::ffi::shim::Process;
 use crate::num;
 use crate::record::Registration;
+use core::mem::MaybeUninit;
 use kernel::alloc::KVVec;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
-use kernel::sync::{global_lock, Arc};
+use kernel::sync::{global_lock, Arc, UniqueArc};
 
 /// Behind the last slot of a list.
 const NONE: u32 = u32::MAX;
@@ -37,10 +39,8 @@ const MOST_WALKED: u32 = 4096;
 const CHUNK: usize = 4096 / size_of::<Slot>();
 
 enum Entry {
-    /// In the list of free slots.
+    /// Stands for nothing.
     Free,
-    /// Given out; the registration is still being made.
-    Reserved,
     /// Stands for this registration.
     Live(Arc<Registration>),
     /// The same, and in a list of orphans.
@@ -51,7 +51,7 @@ impl Entry {
     fn registration(&self) -> Option<&Arc<Registration>> {
         match self {
             Self::Live(registration) | Self::Orphan(registration) => Some(registration),
-            Self::Free | Self::Reserved => None,
+            Self::Free => None,
         }
     }
 }
@@ -125,12 +125,25 @@ impl Registry {
     fn take_free(&mut self) -> Option<u64> {
         let index = self.free;
         let slot = self.slot(index)?;
-        let next = slot.next;
-        slot.entry = Entry::Reserved;
-        slot.next = NONE;
+        let next = core::mem::replace(&mut slot.next, NONE);
         let ticket = join(slot.generation, index);
         self.free = next;
         Some(ticket)
+    }
+
+    /// Writes what `make` makes of `ticket` into `room`, and enters it.
+    fn enter<I: PinInit<Registration>>(
+        &mut self,
+        ticket: u64,
+        room: UniqueArc<MaybeUninit<Registration>>,
+        make: impl FnOnce(u64) -> I,
+    ) -> Arc<Registration> {
+        let Ok(made) = room.pin_init_with(make(ticket));
+        let registration = Arc::from(made);
+        if let Some(slot) = self.owned(ticket) {
+            slot.entry = Entry::Live(registration.clone());
+        }
+        registration
     }
 
     /// Frees the slot of `ticket` and hands out what was in it, to be dropped outside the lock.
@@ -208,7 +221,7 @@ impl Registry {
         let Some(slot) = self.owned(ticket) else {
             return;
         };
-        slot.entry = match core::mem::replace(&mut slot.entry, Entry::Reserved) {
+        slot.entry = match core::mem::replace(&mut slot.entry, Entry::Free) {
             Entry::Live(registration) => Entry::Orphan(registration),
             other => {
                 slot.entry = other;
@@ -231,16 +244,13 @@ impl Registry {
         let Some(slot) = self.owned(ticket) else {
             return;
         };
-        let (entry, list) = match core::mem::replace(&mut slot.entry, Entry::Reserved) {
-            Entry::Orphan(registration) => {
-                let list = list_of(&registration);
-                (Entry::Live(registration), Some(list))
-            }
-            other => (other, None),
+        let list = match &slot.entry {
+            Entry::Orphan(registration) => list_of(registration),
+            Entry::Free | Entry::Live(_) => return,
         };
-        slot.entry = entry;
-        let Some(list) = list else {
-            return;
+        slot.entry = match core::mem::replace(&mut slot.entry, Entry::Free) {
+            Entry::Orphan(registration) => Entry::Live(registration),
+            other => other,
         };
         let _ = ORPHANS.fetch_sub(1, Relaxed);
         let next = core::mem::replace(&mut slot.next, NONE);
@@ -308,18 +318,23 @@ enum Need {
     Indices,
 }
 
-/// Gives out a ticket. Allocates: not under a state lock.
+/// Makes a registration that knows its ticket, and enters it.
+///
+/// Takes the registry lock and allocates: not under a state lock.
 ///
 /// # Errors
 ///
 /// `ENOMEM`, also where there are as many slots as an index can name: about four billion.
-fn reserve() -> Result<u64> {
+pub(crate) fn insert<I: PinInit<Registration>>(make: impl FnOnce(u64) -> I) -> Result<Arc<Registration>> {
+    let room = UniqueArc::new_uninit(GFP_KERNEL)?;
     let mut chunk = None;
     loop {
-        let need = match REGISTRY.lock().ticket(&mut chunk) {
-            Ok(ticket) => return Ok(ticket),
+        let mut registry = REGISTRY.lock();
+        let need = match registry.ticket(&mut chunk) {
+            Ok(ticket) => return Ok(registry.enter(ticket, room, make)),
             Err(need) => need,
         };
+        drop(registry);
         match need {
             Need::Indices => return Err(ENOMEM),
             Need::Chunk => chunk = Some(new_chunk()?),
@@ -330,26 +345,6 @@ fn reserve() -> Result<u64> {
             }
         }
     }
-}
-
-/// Makes a registration that knows its ticket, and enters it.
-///
-/// Takes the registry lock and allocates: not under a state lock.
-pub(crate) fn insert(make: impl FnOnce(u64) -> Result<Arc<Registration>>) -> Result<Arc<Registration>> {
-    let ticket = reserve()?;
-    let made = make(ticket);
-    let mut registry = REGISTRY.lock();
-    match &made {
-        Ok(registration) => {
-            if let Some(slot) = registry.owned(ticket) {
-                slot.entry = Entry::Live(registration.clone());
-            }
-        }
-        // There was nothing in the slot.
-        Err(_) => drop(registry.free(ticket)),
-    }
-    drop(registry);
-    made
 }
 
 /// The registration that `ticket` stands for, counted; `None` if there is none (any more).
@@ -389,15 +384,17 @@ pub(crate) fn add_orphan(registration: &Registration) {
     REGISTRY.lock().link_orphan(registration.ticket(), list_of(registration));
 }
 
+/// Whether there are orphans, of whatever process. Takes no lock.
+pub(crate) fn has_orphans() -> bool {
+    ORPHANS.load(Relaxed) != 0
+}
+
 /// Takes one orphan that `process` may put out of the list of orphans. It stays in the registry.
 ///
-/// Each registration asks. Orphans of other processes cost it the lock and a look at two list
-/// heads. Where another process's number falls into the same list (one in 63), it walks the first
+/// Each registration asks where there are orphans. Those of other processes cost it the lock and a
+/// look at two list heads. Where another process's number falls into the same list (one in 63), it walks the first
 /// [`MOST_WALKED`] of those.
 pub(crate) fn take_orphan(process: &Process) -> Option<Arc<Registration>> {
-    if ORPHANS.load(Relaxed) == 0 {
-        return None;
-    }
     let mut registry = REGISTRY.lock();
     let found = registry.find_orphan(0, process).or_else(|| registry.find_orphan(list_of_process(process), process))?;
     registry.unlink_orphan(found.ticket());

@@ -7,6 +7,8 @@
 
 use crate::ffi::raw;
 use crate::ffi::shim::Resched;
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use kernel::alloc::KVVec;
 use kernel::prelude::*;
@@ -112,7 +114,7 @@ impl Runs {
         }
     }
 
-    /// The same without slack where there are many. Allocates: not under a state lock.
+    /// Shrinks a long list to its exact length. Allocates: not under a state lock.
     pub(crate) fn without_slack(self) -> Result<Self> {
         let list = match self {
             Self::Many(list) if list.len() > RUNS_EXPECTED && list.len() != list.capacity() => list,
@@ -295,15 +297,26 @@ pub(crate) fn entries(runs: impl Iterator<Item = Run>, cap: u64) -> usize {
     })
 }
 
+/// Room for a table of one entry. Contiguous memory needs no other.
+pub(crate) struct Room(UnsafeCell<MaybeUninit<raw::nvpm_sg_room>>);
+
+// SAFETY: Plain memory, which one table at a time uses, by the contract of `Table::new()`.
+unsafe impl Sync for Room {}
+
+impl Room {
+    /// Room that no table uses.
+    pub(crate) const fn new() -> Self {
+        Self(UnsafeCell::new(MaybeUninit::uninit()))
+    }
+}
+
 /// A scatterlist of DMA addresses without struct pages, owned by one registration.
 ///
 /// # Invariants
 ///
-/// `raw` came from `nvpm_sg_alloc()` and has exactly `entries` entries, all of them filled.
-pub(crate) struct Table {
-    raw: NonNull<raw::sg_table>,
-    entries: c_int,
-}
+/// It came from `nvpm_sg_alloc()`, and all of its entries are filled. It may lie in a [`Room`] that
+/// stays where it is, and that no other table uses.
+pub(crate) struct Table(NonNull<raw::sg_table>);
 
 // SAFETY: The table is plain memory that nothing ties to the thread that allocated it.
 unsafe impl Send for Table {}
@@ -311,22 +324,26 @@ unsafe impl Send for Table {}
 impl Table {
     /// Fills a table with `runs`, cut at `cap`. Allocates and may sleep: not under a state lock.
     ///
+    /// # Safety
+    ///
+    /// Until the table is dropped, `room` stays where it is, and no other table uses it.
+    ///
     /// # Errors
     ///
     /// `EOVERFLOW` where the core's `int` cannot hold the number of entries, `EINVAL` for no runs
     /// at all, `ENOMEM`.
-    pub(crate) fn new(mut runs: impl Iterator<Item = Run> + Clone, cap: u64) -> Result<Self> {
+    pub(crate) unsafe fn new(mut runs: impl Iterator<Item = Run> + Clone, cap: u64, room: &Room) -> Result<Self> {
         let count = c_int::try_from(entries(runs.clone(), cap)).map_err(|_| EOVERFLOW)?;
-        let wanted = u32::try_from(count).map_err(|_| EOVERFLOW)?;
-        if wanted == 0 {
+        if count == 0 {
             return Err(EINVAL);
         }
-        // SAFETY: No precondition; called where sleeping is allowed.
-        let raw = NonNull::new(unsafe { raw::nvpm_sg_alloc(wanted) }).ok_or(ENOMEM)?;
+        // SAFETY: Called where sleeping is allowed. The room is free, and stays until the table is
+        // dropped, by this function's contract.
+        let raw = NonNull::new(unsafe { raw::nvpm_sg_alloc(count, room.0.get().cast()) }).ok_or(ENOMEM)?;
         // Owned from here on, so that an early return frees it.
-        let table = Self { raw, entries: count };
+        let table = Self(raw);
         // SAFETY: `raw` was just allocated and is not shared yet.
-        let mut entry = unsafe { raw::nvpm_sg_first(table.raw.as_ptr()) };
+        let mut entry = unsafe { raw::nvpm_sg_first(raw.as_ptr()) };
         let mut resched = Resched::default();
         let mut fill = |piece: Run| {
             resched.step();
@@ -353,16 +370,17 @@ impl Table {
     /// `to` and `nmap` must be valid for writing, and nobody may read `*to` once this table is
     /// dropped.
     pub(crate) unsafe fn publish(&self, to: *mut raw::sg_table, nmap: *mut c_int) {
-        // SAFETY: `to` is valid by this function's contract; `raw` by the invariant.
-        unsafe { raw::nvpm_sg_publish(to, self.raw.as_ptr()) };
+        // SAFETY: `to` is valid by this function's contract, the table by the invariant.
+        let entries = unsafe { raw::nvpm_sg_publish(to, self.0.as_ptr()) };
         // SAFETY: Valid by this function's contract.
-        unsafe { nmap.write(self.entries) };
+        unsafe { nmap.write(entries) };
     }
 }
 
 impl Drop for Table {
     fn drop(&mut self) {
-        // SAFETY: By the invariant this is the only owner of what `nvpm_sg_alloc()` returned.
-        unsafe { raw::nvpm_sg_free(self.raw.as_ptr()) };
+        // SAFETY: By the invariant this is the only owner of what `nvpm_sg_alloc()` returned, and its
+        // room is still there.
+        unsafe { raw::nvpm_sg_free(self.0.as_ptr()) };
     }
 }

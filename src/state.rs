@@ -183,7 +183,7 @@ impl<P, R, M> State<P, R, M> {
         self.memory = Memory::Read(read);
     }
 
-    /// What was read of the provider's tables; `None` but for the first time.
+    /// What was read of the provider's tables: once, then `None`.
     pub(crate) fn take_read(&mut self) -> Option<R> {
         match core::mem::replace(&mut self.memory, Memory::None) {
             Memory::Read(read) => Some(read),

@@ -17,7 +17,6 @@ pub mod backend;
 pub mod error;
 pub mod ffi;
 pub mod fmt;
-pub mod init;
 mod module;
 pub mod prelude;
 #[doc(hidden)]

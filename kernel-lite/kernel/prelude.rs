@@ -7,7 +7,6 @@ pub use crate::{
     alloc::{flags::*, KVVec, KVec},
     error::{code::*, Error, Result},
     ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void, CStr},
-    init::InPlaceInit,
     module, pr_err, pr_info, pr_warn, ThisModule,
 };
 #[doc(no_inline)]

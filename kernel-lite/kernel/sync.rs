@@ -7,5 +7,5 @@ pub mod atomic;
 mod lock;
 
 pub use crate::{global_lock, new_mutex};
-pub use arc::{Arc, ArcBorrow};
+pub use arc::{Arc, ArcBorrow, UniqueArc};
 pub use lock::{GlobalLock, LockClassKey, Mutex, MutexGuard};

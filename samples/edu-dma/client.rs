@@ -20,9 +20,12 @@ pub(crate) struct Client {
 /// Place of a client among those that are asked for the same memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Asked first.
+    /// There is no other.
+    Only,
+    /// Asked first: nvidia-peermem has such a client, this driver has not.
+    #[allow(dead_code)]
     First,
-    /// Asked when the first one said no: nvidia-peermem has such a client, this driver has not.
+    /// Asked when the first one said no: likewise.
     #[allow(dead_code)]
     Second,
 }
@@ -32,7 +35,7 @@ static REVOCABLE: Client = Client::new(Kind::Revocable);
 
 impl Client {
     const fn new(kind: Kind) -> Self {
-        Self { name: "edu-dma", kind, place: Place::First }
+        Self { name: "edu-dma", kind, place: Place::Only }
     }
 
     /// The client that pins as `kind` says.

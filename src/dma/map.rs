@@ -6,9 +6,9 @@
 //! is untranslated behind an IOMMU; it also takes the RM API lock, and races with the free callback
 //! (rule 4).
 //!
-//! A pin is mapped whole, and its DMA addresses are trimmed to the user's range: an IOMMU aligns
-//! where a mapping begins, so a mapping that begins with a GPU page keeps what of the virtual
-//! address's alignment a NIC needs for its pages (rule 13).
+//! A pin is mapped whole, and its DMA addresses are trimmed to the user's range. An IOMMU aligns
+//! each mapping to its length. So whole GPU pages keep the alignment that a NIC needs for its pages
+//! (rule 13).
 
 use crate::dma::device::Device;
 use crate::ffi::raw;
@@ -18,7 +18,7 @@ use crate::observe::reason::Reason;
 use crate::observe::stats::{self, Call};
 use crate::range::PIN_GRANULE;
 use crate::several::Several;
-use crate::sg::{self, Coalescer, Run, Runs, Table};
+use crate::sg::{self, Coalescer, Room, Run, Runs, Table};
 use core::ptr::NonNull;
 use kernel::alloc::KVVec;
 use kernel::error::to_result;
@@ -41,9 +41,8 @@ impl ProviderPages {
     }
 }
 
-/// In what the rest of a pin is mapped where the IOMMU has no block of addresses for one of its
-/// runs. As long as what a NIC gets in one entry (rule 13), and a multiple of each page of a NIC
-/// that matters.
+/// Bytes of a piece, where the IOMMU has no single block of addresses for a run. A NIC gets no more
+/// in one entry (rule 13), and its page sizes divide this.
 const PIECE: u64 = 1 << 30;
 
 /// `runs` with those behind the first `mapped` cut into pieces.
@@ -92,17 +91,23 @@ impl Mappings {
     }
 
     /// The table of the wanted DMA addresses, as the device must be given them. See [`Table::new`].
-    pub(crate) fn table(&self, cap: u64) -> Result<Table> {
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    pub(crate) unsafe fn table(&self, cap: u64, room: &Room) -> Result<Table> {
         let first = self.all.first().dma_runs();
         let others = self.all.others();
         if others.is_empty() {
             // Nearly always, and quicker than a chain: memory in single pages has 16384 runs per
             // GiB.
-            return Table::new(sg::trim(first, self.skip, self.wanted), cap);
+            // SAFETY: By this function's contract.
+            return unsafe { Table::new(sg::trim(first, self.skip, self.wanted), cap, room) };
         }
         // (`pin_init` has a `chain()`, too.)
         let runs = Iterator::chain(first, others.iter().flat_map(Mapping::dma_runs));
-        Table::new(sg::trim(runs, self.skip, self.wanted), cap)
+        // SAFETY: By this function's contract.
+        unsafe { Table::new(sg::trim(runs, self.skip, self.wanted), cap, room) }
     }
 
     /// Number of contiguous runs.

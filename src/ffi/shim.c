@@ -217,38 +217,43 @@ void nvpm_dma_unmap(struct device *dev, uint64_t dma, uint64_t length)
 
 /* sg_table. */
 
-/* Most tables have one entry. It lies beside the head: no second allocation. */
-struct nvpm_sg_table {
+struct nvpm_sg_one {
 	struct sg_table head;
-	struct scatterlist first;
+	struct scatterlist entry;
 };
 
-/* A table of exactly @entries, orig_nents == nents; NULL without memory. */
-struct sg_table *nvpm_sg_alloc(uint32_t entries)
-{
-	struct nvpm_sg_table *table = kmalloc(sizeof(*table), GFP_KERNEL);
+static_assert(sizeof(struct nvpm_sg_one) <= sizeof(struct nvpm_sg_room));
 
-	if (!table)
-		return NULL;
+/*
+ * A table of exactly @entries, orig_nents == nents; NULL without memory. A
+ * table of one entry is in @room, which stays until nvpm_sg_free().
+ */
+struct sg_table *nvpm_sg_alloc(int entries, struct nvpm_sg_room *room)
+{
+	struct nvpm_sg_one *one = (struct nvpm_sg_one *)room;
+	struct sg_table *table;
+
 	if (entries == 1) {
-		sg_init_table(&table->first, 1);
-		table->head.sgl = &table->first;
-		table->head.nents = 1;
-		table->head.orig_nents = 1;
-	} else if (sg_alloc_table(&table->head, entries, GFP_KERNEL)) {
-		kfree(table);
-		return NULL;
+		one->entry = (struct scatterlist){ };
+		sg_mark_end(&one->entry);
+		one->head.sgl = &one->entry;
+		one->head.nents = 1;
+		one->head.orig_nents = 1;
+		return &one->head;
 	}
-	return &table->head;
+	table = kmalloc(sizeof(*table), GFP_KERNEL);
+	if (table && sg_alloc_table(table, entries, GFP_KERNEL)) {
+		kfree(table);
+		table = NULL;
+	}
+	return table;
 }
 
-void nvpm_sg_free(struct sg_table *head)
+void nvpm_sg_free(struct sg_table *table)
 {
-	struct nvpm_sg_table *table =
-		container_of(head, struct nvpm_sg_table, head);
-
-	if (head->sgl != &table->first)
-		sg_free_table(head);
+	if (table->orig_nents == 1)
+		return;
+	sg_free_table(table);
 	kfree(table);
 }
 
@@ -277,7 +282,9 @@ struct scatterlist *nvpm_sg_set(struct scatterlist *entry, uint64_t dma,
 	return sg_next(entry);
 }
 
-void nvpm_sg_publish(struct sg_table *to, const struct sg_table *from)
+/* Returns the number of entries. */
+int nvpm_sg_publish(struct sg_table *to, const struct sg_table *from)
 {
 	*to = *from;
+	return from->nents;
 }

@@ -109,13 +109,20 @@ void nvpm_trace_late_callback(uint64_t ticket);
 void nvpm_trace_failure(uint64_t va, uint64_t length, int err,
 			const uint8_t *reason, size_t reason_length);
 
-/* sg_table, whose layout depends on the configuration. */
-struct sg_table *nvpm_sg_alloc(uint32_t entries);
+/*
+ * sg_table, whose layout depends on the configuration. Room for one with one
+ * entry lies inside of its registration: most need no other memory.
+ */
+struct nvpm_sg_room {
+	uint64_t words[6];
+};
+
+struct sg_table *nvpm_sg_alloc(int entries, struct nvpm_sg_room *room);
 void nvpm_sg_free(struct sg_table *table);
 struct scatterlist *nvpm_sg_first(struct sg_table *table);
 struct scatterlist *nvpm_sg_set(struct scatterlist *entry, uint64_t dma,
 				uint32_t length);
-void nvpm_sg_publish(struct sg_table *to, const struct sg_table *from);
+int nvpm_sg_publish(struct sg_table *to, const struct sg_table *from);
 
 /*
  * /proc/driver/nvidia-peermem: proc.c has the seq_files, Rust the contents.

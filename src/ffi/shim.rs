@@ -5,6 +5,7 @@
 
 use crate::ffi::raw;
 use core::marker::PhantomData;
+use core::num::NonZero;
 
 /// An errno that the kernel crate does not have.
 pub(crate) const EOPNOTSUPP: i32 = -95;
@@ -52,13 +53,13 @@ impl Process {
 
 /// A task, to be compared with others while it runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Task(u64);
+pub(crate) struct Task(NonZero<u64>);
 
 impl Task {
-    /// The task that runs this.
-    pub(crate) fn current() -> Self {
+    /// The task that runs this. There always is one.
+    pub(crate) fn current() -> Option<Self> {
         // SAFETY: No precondition.
-        Self(unsafe { raw::nvpm_current_task() })
+        NonZero::new(unsafe { raw::nvpm_current_task() }).map(Self)
     }
 }
 

@@ -90,7 +90,7 @@ fn runs_of(piece: &Piece, cursor: &mut Cursor<'_>) -> Result<Runs, Reason> {
     let mut runs = Runs::None;
     let mut left = piece.span.len();
     while left != 0 {
-        let run = cursor.next(left).ok_or(Reason::CoreOrder)?;
+        let run = cursor.next(left).ok_or(Reason::DmaMapping)?;
         runs.append(run).map_err(|_| Reason::NoMemory)?;
         left = left.saturating_sub(run.len);
     }

@@ -2,16 +2,16 @@
 
 //! The provider's page table of a pin: checked (rule 14), and read into runs.
 //!
-//! The reader looks at each record once. It reads some of them under one hold of the state lock,
-//! and makes room in between. A first reading, just to count the runs, would cost as much as the
-//! one that keeps them; so the list grows by doubling, and is as long as its runs in the end.
+//! The reader looks at each record once: a first pass that only counts the runs would cost as much
+//! as this one. It reads some records under one hold of the state lock, and makes room in between.
+//! The list of runs doubles, and is cut to its length at the end.
 
 use crate::ffi::raw;
 use crate::gpu::pin::PagePin;
 use crate::num;
 use crate::observe::reason::{Reason, TableFault};
 use crate::range::Span;
-use crate::sg::{BadPage, Coalescer, Runs};
+use crate::sg::{BadPage, Coalescer, Run, Runs};
 use kernel::prelude::*;
 
 /// What a checked table looks like.
@@ -166,7 +166,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Reads a table of `layout`.
+    /// Reads a table of `layout`. `runs` has room for one.
     pub(crate) fn new(layout: TableLayout, mut runs: Runs) -> Self {
         // The table's first pages may continue what is in the list.
         let coalescer = Coalescer::behind(&mut runs, layout.page_size);
@@ -178,8 +178,8 @@ impl Reader {
         self.next >= self.layout.entries
     }
 
-    /// Makes room for at least one run: before each [`Self::read`]. Allocates: not under a state
-    /// lock.
+    /// Makes room for at least one run: between two calls of [`Self::read`]. Allocates: not under a
+    /// state lock.
     pub(crate) fn make_room(&mut self) -> Result<(), Reason> {
         self.runs.make_room().map_err(|_| Reason::NoMemory)
     }
@@ -228,6 +228,14 @@ impl Reader {
         // Fewer than `until`, which is 32 bits long.
         self.next = until.saturating_sub(u32::try_from(left.len()).unwrap_or(u32::MAX));
         Ok(())
+    }
+
+    /// The run of all pages, once they were read: `None` where there are more runs than this one.
+    pub(crate) fn alone(&self) -> Option<Run> {
+        match self.runs {
+            Runs::None => self.coalescer.finish(),
+            Runs::One(_) | Runs::Many(_) => None,
+        }
     }
 
     /// The list with the last run. Allocates: not under a state lock.

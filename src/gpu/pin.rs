@@ -20,7 +20,7 @@ pub(crate) fn find_provider() -> Result {
         return Ok(());
     }
     pr_err!(
-        "the GPU driver is not loaded, or keeps its nvidia_p2p symbols from this build (a closed nvidia.ko does from one with GPL-only imports): modprobe nvidia and load again, or build with KERNEL_CRATE=lite\n"
+        "the GPU driver is not loaded, or it is closed and this build with GPL-only imports may not use it: modprobe nvidia and load again, or build with KERNEL_CRATE=lite\n"
     );
     Err(ENODEV)
 }

@@ -177,7 +177,7 @@ impl Reason {
                 "its start can be pinned but not all of it: BAR1 is full (or kernel memory is); see nvidia-smi -q -d MEMORY, deregister other buffers"
             }
             Self::LongerThanBar(_) => {
-                "it is longer than the whole BAR1 of its GPU, whose bytes are the number found, so it cannot be pinned: register a part of it"
+                "it is longer than BAR1 of its GPU (its bytes are the number found): register a part of it"
             }
             Self::ProviderFault => "the GPU driver failed to pin memory that it knows; see its lines in the kernel log",
             Self::LeavesAllocation => {

@@ -5,11 +5,11 @@
 use crate::alloc::{AllocError, Allocator, Flags, Kmalloc, Room};
 use crate::backend::{touch, Touch};
 use crate::ffi::c_void;
-use crate::init::InPlaceInit;
 use crate::types::ForeignOwnable;
 use core::marker::PhantomData;
-use core::mem::ManuallyDrop;
+use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ops::Deref;
+use core::pin::Pin;
 use core::ptr::NonNull;
 use core::sync::atomic::{fence, AtomicI32, Ordering};
 use pin_init::PinInit;
@@ -44,6 +44,8 @@ impl Refcount {
     }
 }
 
+/// In C's order, so that room for a `T` is what holds a `T`.
+#[repr(C)]
 struct ArcInner<T> {
     refcount: Refcount,
     data: T,
@@ -79,21 +81,51 @@ impl<T> Arc<T> {
     }
 }
 
-impl<T> InPlaceInit<T> for Arc<T> {
-    type PinnedSelf = Self;
+/// The only reference to a `T`, or to room for one.
+///
+/// # Invariants
+///
+/// There is no other reference.
+pub struct UniqueArc<T>(Arc<T>);
 
-    fn try_pin_init<E>(init: impl PinInit<T, E>, flags: Flags) -> Result<Self, E>
-    where
-        E: From<AllocError>,
-    {
-        let room = Room::<ArcInner<T>, Kmalloc>::new(flags)?;
-        let inner = room.as_ptr();
+impl<T> UniqueArc<T> {
+    /// Allocates room for a `T`.
+    pub fn new_uninit(flags: Flags) -> Result<UniqueArc<MaybeUninit<T>>, AllocError> {
+        let room = Room::<ArcInner<MaybeUninit<T>>, Kmalloc>::new(flags)?;
         // SAFETY: The memory is valid for writing.
-        unsafe { (&raw mut (*inner).refcount).write(Refcount(AtomicI32::new(1))) };
+        unsafe { (&raw mut (*room.as_ptr()).refcount).write(Refcount(AtomicI32::new(1))) };
+        // INVARIANT: The count was just initialised, and is this one; room needs no initialisation.
+        Ok(UniqueArc(Arc { ptr: room.take(), _owned: PhantomData }))
+    }
+}
+
+impl<T> UniqueArc<MaybeUninit<T>> {
+    /// Initialises what is there, pinned from then on.
+    pub fn pin_init_with<E>(self, init: impl PinInit<T, E>) -> Result<Pin<UniqueArc<T>>, E> {
+        let inner: NonNull<ArcInner<T>> = self.0.ptr.cast();
         // SAFETY: The memory is valid for writing, and will not move. After an error nothing is left in it.
-        unsafe { init.__pinned_init(&raw mut (*inner).data)? };
-        // INVARIANT: Both fields were just initialised, and the count is this one.
-        Ok(Self { ptr: room.take(), _owned: PhantomData })
+        unsafe { init.__pinned_init(&raw mut (*inner.as_ptr()).data)? };
+        // The count goes on in the new one.
+        let _room = ManuallyDrop::new(self);
+        // INVARIANT: Just initialised, and there is still one reference.
+        let unique = UniqueArc(Arc { ptr: inner, _owned: PhantomData });
+        // SAFETY: Nobody moves the `T` out of what is pinned.
+        Ok(unsafe { Pin::new_unchecked(unique) })
+    }
+}
+
+impl<T> Deref for UniqueArc<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> From<Pin<UniqueArc<T>>> for Arc<T> {
+    fn from(unique: Pin<UniqueArc<T>>) -> Self {
+        // SAFETY: What an `Arc` holds does not move either.
+        unsafe { Pin::into_inner_unchecked(unique) }.0
     }
 }
 

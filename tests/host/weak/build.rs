@@ -19,7 +19,7 @@ const FILES: [(&str, &[Place]); 2] = [
     ),
     (
         "kernel-lite/kernel/sync/arc.rs",
-        &[("use core::sync::atomic::", "use loom::sync::atomic::", 1), ("use crate::", "use kernel::", 5)],
+        &[("use core::sync::atomic::", "use loom::sync::atomic::", 1), ("use crate::", "use kernel::", 4)],
     ),
 ];
 

@@ -9,7 +9,7 @@ pub struct Table {
 }
 
 #[no_mangle]
-extern "C" fn nvpm_sg_alloc(entries: u32) -> *mut Table {
+extern "C" fn nvpm_sg_alloc(entries: i32, _room: *mut std::ffi::c_void) -> *mut Table {
     Box::into_raw(Box::new(Table { entries: vec![(0, 0); entries as usize], filled: 0 }))
 }
 #[no_mangle]
@@ -35,7 +35,10 @@ unsafe extern "C" fn nvpm_sg_set(entry: *mut Table, dma: u64, length: u32) -> *m
     }
 }
 #[no_mangle]
-unsafe extern "C" fn nvpm_sg_publish(to: *mut Table, from: *const Table) {
+unsafe extern "C" fn nvpm_sg_publish(to: *mut Table, from: *const Table) -> i32 {
     // SAFETY: The caller's promise.
-    unsafe { *to = (*from).clone() };
+    unsafe {
+        *to = (*from).clone();
+        i32::try_from((*to).entries.len()).expect("few")
+    }
 }

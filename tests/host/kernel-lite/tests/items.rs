@@ -5,7 +5,7 @@ use kernel::alloc::{KVVec, KVec};
 use kernel::error::{from_result, to_result};
 use kernel::prelude::*;
 use kernel::sync::atomic::{Acquire, Atomic, Relaxed, Release};
-use kernel::sync::{global_lock, new_mutex, Arc, Mutex};
+use kernel::sync::{global_lock, new_mutex, Arc, Mutex, UniqueArc};
 use kernel::types::ForeignOwnable;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -106,11 +106,16 @@ struct Shared<'a> {
     counted: Counted<'a>,
 }
 
+/// What `init` makes, in memory of its own.
+fn arc<T, E>(init: impl pinned_init::PinInit<T, E>) -> Result<Arc<T>>
+where
+    Error: From<E>,
+{
+    Ok(UniqueArc::new_uninit(GFP_KERNEL)?.pin_init_with(init)?.into())
+}
+
 fn shared(drops: &AtomicUsize) -> Result<Arc<Shared<'_>>> {
-    Arc::pin_init(
-        pinned_init::pin_init!(Shared { body <- new_mutex!(KVec::new(), "body"), counted: Counted(drops, 1) }),
-        GFP_KERNEL,
-    )
+    arc(pinned_init::pin_init!(Shared { body <- new_mutex!(KVec::new(), "body"), counted: Counted(drops, 1) }))
 }
 
 #[test]
@@ -135,13 +140,13 @@ fn an_arc_without_memory_or_whose_value_fails_leaves_nothing() {
     let dropped = drops.load(Ordering::Relaxed);
     // SAFETY: It fails and has written nothing.
     let failing = unsafe { pinned_init::pin_init_from_closure::<u64, Error>(|_| Err(EBUSY)) };
-    assert_eq!(Arc::pin_init(failing, GFP_KERNEL).err(), Some(EBUSY));
+    assert_eq!(arc(failing).err(), Some(EBUSY));
     assert_eq!((live(), drops.load(Ordering::Relaxed)), (0, dropped));
 }
 
 #[test]
 fn an_arc_goes_through_c_and_comes_back() {
-    let arc = Arc::pin_init(new_mutex!(5u64, "foreign"), GFP_KERNEL).unwrap();
+    let arc = arc(new_mutex!(5u64, "foreign")).unwrap();
     let kept = arc.clone();
     let ptr = arc.into_foreign();
     assert!(!ptr.is_null() && ptr.addr() % <Arc<Mutex<u64>> as ForeignOwnable>::FOREIGN_ALIGN == 0);
@@ -159,7 +164,7 @@ fn an_arc_goes_through_c_and_comes_back() {
 #[test]
 fn threads_share_an_arc_and_its_lock() {
     const ROUNDS: u64 = if cfg!(miri) { 20 } else { 5000 };
-    let arc = Arc::pin_init(new_mutex!(0u64, "threads"), GFP_KERNEL).unwrap();
+    let arc = arc(new_mutex!(0u64, "threads")).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
@@ -177,7 +182,7 @@ fn threads_share_an_arc_and_its_lock() {
 #[test]
 fn either_thread_may_drop_the_last_arc() {
     for _ in 0..if cfg!(miri) { 4 } else { 500 } {
-        let arc = Arc::pin_init(new_mutex!(KVec::<u64>::new(), "race"), GFP_KERNEL).unwrap();
+        let arc = arc(new_mutex!(KVec::<u64>::new(), "race")).unwrap();
         let other = arc.clone();
         std::thread::scope(|scope| {
             scope.spawn(move || {

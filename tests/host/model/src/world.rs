@@ -644,7 +644,7 @@ pub fn translate(dma: u64, len: u64) -> Option<u64> {
 }
 
 #[no_mangle]
-extern "C" fn nvpm_sg_alloc(entries: u32) -> *mut raw::sg_table {
+extern "C" fn nvpm_sg_alloc(entries: i32, _room: *mut raw::nvpm_sg_room) -> *mut raw::sg_table {
     if rt().me().held.iter().any(|h| h.0 >= Rank::L) {
         fail("allocates an sg_table under L".into());
     }
@@ -694,7 +694,11 @@ extern "C" fn nvpm_sg_set(at: *mut raw::scatterlist, dma: u64, length: u32) -> *
 }
 
 #[no_mangle]
-extern "C" fn nvpm_sg_publish(to: *mut raw::sg_table, from: *const raw::sg_table) {
+extern "C" fn nvpm_sg_publish(to: *mut raw::sg_table, from: *const raw::sg_table) -> i32 {
     // SAFETY: Both are tables of the model.
-    unsafe { (*to.cast::<SgTable>()).number = (*from.cast::<SgTable>()).number };
+    let number = unsafe {
+        (*to.cast::<SgTable>()).number = (*from.cast::<SgTable>()).number;
+        (*to.cast::<SgTable>()).number
+    };
+    i32::try_from(w().sgs[number].entries.len()).expect("few")
 }

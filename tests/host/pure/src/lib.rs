@@ -34,9 +34,6 @@ mod small {
 /// As far as `registry` looks into it.
 mod record {
     use crate::ffi::shim::Process;
-    use kernel::alloc::flags::GFP_KERNEL;
-    use kernel::init::InPlaceInit;
-    use kernel::sync::Arc;
 
     pub(crate) struct Registration {
         ticket: u64,
@@ -44,8 +41,8 @@ mod record {
     }
 
     impl Registration {
-        pub(crate) fn new(ticket: u64, owner: u32) -> kernel::error::Result<Arc<Self>> {
-            Arc::pin_init(Self { ticket, owner: Process(owner) }, GFP_KERNEL)
+        pub(crate) fn new(ticket: u64, owner: u32) -> Self {
+            Self { ticket, owner: Process(owner) }
         }
 
         pub(crate) fn ticket(&self) -> u64 {

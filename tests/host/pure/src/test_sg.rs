@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 use crate::raw;
-use crate::sg::{cap, cut, entries, trim, BadPage, Coalescer, Run, Runs, Table};
+use crate::sg::{cap, cut, entries, trim, BadPage, Coalescer, Room, Run, Runs, Table};
 use proptest::prelude::*;
 
 /// Pages of one size in stretches, as a provider's table lists them.
@@ -155,7 +155,9 @@ proptest! {
             .map(|p| (p.addr, u32::try_from(p.len).expect("at most 1 GiB")))
             .collect();
         prop_assert_eq!(entries(runs.iter().copied(), cap), wanted.len());
-        let table = Table::new(runs.iter().copied(), cap).expect("memory");
+        let room = Room::new();
+        // SAFETY: The room is a local, and the only table in it is dropped first.
+        let table = unsafe { Table::new(runs.iter().copied(), cap, &room) }.expect("memory");
         let (mut published, mut nmap) = (helpers::sg::Table::default(), 0);
         let to: *mut helpers::sg::Table = &mut published;
         // SAFETY: Both places outlive the call.
@@ -181,7 +183,10 @@ fn a_page_may_end_at_the_end_of_the_address_space() {
 
 #[test]
 fn an_empty_table_is_refused() {
-    assert_eq!(Table::new(std::iter::empty::<Run>(), 1 << 30).err(), Some(kernel::error::code::EINVAL));
+    let room = Room::new();
+    // SAFETY: The room is a local, and no table is in it.
+    let made = unsafe { Table::new(std::iter::empty::<Run>(), 1 << 30, &room) };
+    assert_eq!(made.err(), Some(kernel::error::code::EINVAL));
 }
 
 #[test]

@@ -401,7 +401,7 @@ fn a_range_longer_than_its_bar_is_refused_before_the_provider_is_asked_for_it() 
         assert_eq!(ask(mode, VA, (1 << 40) + PAGE, &[]), (Err(gpu::ENOMEM), 1));
         let _turn = load(mode);
         let _ = rdma::register(VA, 1 << 40);
-        assert!(said("longer than the whole BAR1") && said("(found 0x"), "{:?}", rt().printed);
+        assert!(said("longer than BAR1 of its GPU") && said("(found 0x"), "{:?}", rt().printed);
         unload();
     }
 }

@@ -1,11 +1,10 @@
 //! The scenarios.
 
-use super::arc::Arc;
+use super::arc::{Arc, UniqueArc};
 use super::pairs::{self, Pair, Reach};
 use super::ready;
 use crate::by_address;
 use kernel::alloc::flags::GFP_KERNEL;
-use kernel::init::InPlaceInit;
 use loom::cell::UnsafeCell;
 use loom::thread;
 
@@ -41,7 +40,9 @@ pub fn last_reference() {
             assert_eq!(self.0.read(), 7);
         }
     }
-    let first = Arc::pin_init(Payload(Word::new()), GFP_KERNEL).unwrap_or_else(|error| panic!("{error:?}"));
+    let room = UniqueArc::new_uninit(GFP_KERNEL).unwrap_or_else(|error| panic!("{error:?}"));
+    let Ok(made) = room.pin_init_with(Payload(Word::new()));
+    let first = Arc::from(made);
     let second = first.clone();
     let writer = thread::spawn(move || second.0.write(7));
     let reader = thread::spawn(move || drop(first));
