@@ -2,6 +2,7 @@
 //! A process that does what a test tells it, line by line: `guest helper actor nic|gpu` opens the NIC or the GPU first,
 //! then answers each command with `ok …` or `error …`. (The order decides which file a dying process closes first.)
 
+use std::collections::BTreeMap;
 use std::io::{self, BufRead};
 use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt;
@@ -9,13 +10,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use nix::fcntl::{fcntl, FcntlArg, FdFlag};
 use nix::sys::socket::{sendmsg, socketpair, AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType};
 
 use crate::cuda::{Cuda, DeviceMemory};
 use crate::gpu;
-use crate::helper::device_files;
 use crate::machine::RDMA_DEVICE;
 use crate::verbs::{Device, Endpoint, Mr, Pd, Remote, Status, FULL_ACCESS};
 
@@ -190,6 +190,20 @@ impl Actor {
         };
         Err(e).context("exec")
     }
+}
+
+/// This process's descriptors of character devices, by what they are open on.
+fn device_files() -> Result<BTreeMap<String, RawFd>> {
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc/self/fd").context("read /proc/self/fd")? {
+        let entry = entry?;
+        // The folder's own descriptor is gone by the time it is looked at.
+        let Ok(target) = std::fs::read_link(entry.path()) else { continue };
+        let fd = entry.file_name().to_string_lossy().parse().context("a name in /proc/self/fd")?;
+        files.insert(target.to_string_lossy().into_owned(), fd);
+    }
+    ensure!(!files.is_empty(), "/proc/self/fd is empty");
+    Ok(files)
 }
 
 fn seeded(seed: u64, len: usize) -> Vec<u8> {

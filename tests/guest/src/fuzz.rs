@@ -14,11 +14,11 @@ use anyhow::{bail, ensure, Context, Result};
 use nix::sys::wait::waitpid;
 use nix::unistd::{fork, ForkResult};
 
+use crate::common::{pattern, same_bytes, FAR, GPU_PAGE, KIB, MIB};
 use crate::cuda::{Cuda, DeviceMemory, Segments};
 use crate::machine::RDMA_DEVICE;
 use crate::storm::log::Log;
 use crate::storm::Counts;
-use crate::suites::{pattern, same_bytes, FAR, GPU_PAGE, KIB, MIB};
 use crate::verbs::{
     Device, Loopback, Mr, Op, Pd, Rereg, Status, Window, WindowType, FULL_ACCESS, LOCAL_WRITE, ON_DEMAND, REMOTE_READ,
     REMOTE_WRITE, ZERO_BASED,

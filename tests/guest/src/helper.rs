@@ -2,22 +2,20 @@
 //! The other processes that some tests need: `guest helper NAME ARGUMENTS`. A helper prints `ready …` when it has begun,
 //! and ends with its standard input (or is killed).
 
-use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::RawFd;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{bail, Context, Result};
 use nix::sys::ptrace;
 use nix::sys::signal::{kill, raise, Signal};
 use nix::unistd::{setgid, setgroups, setuid, Gid, Pid, Uid};
 
 use crate::actor;
+use crate::common::{errno_name, page};
 use crate::cuda::Cuda;
 use crate::fuzz::Fuzzer;
 use crate::machine::RDMA_DEVICE;
 use crate::storm::{self, Counts};
-use crate::suites::{errno_name, page};
 use crate::test::FAIL_MARK;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
@@ -241,18 +239,4 @@ impl Drop for Helper {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// This process's descriptors of character devices, by what they are open on.
-pub fn device_files() -> Result<BTreeMap<String, RawFd>> {
-    let mut files = BTreeMap::new();
-    for entry in std::fs::read_dir("/proc/self/fd").context("read /proc/self/fd")? {
-        let entry = entry?;
-        // The folder's own descriptor is gone by the time it is looked at.
-        let Ok(target) = std::fs::read_link(entry.path()) else { continue };
-        let fd = entry.file_name().to_string_lossy().parse().context("a name in /proc/self/fd")?;
-        files.insert(target.to_string_lossy().into_owned(), fd);
-    }
-    ensure!(!files.is_empty(), "/proc/self/fd is empty");
-    Ok(files)
 }

@@ -8,6 +8,7 @@
 mod actor;
 mod arch;
 mod cmdline;
+mod common;
 mod counters;
 mod cuda;
 mod edu;

@@ -16,11 +16,11 @@ use std::time::Duration;
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Value};
 
+use crate::common::GPU_PAGE;
 use crate::gpu;
 use crate::init::run;
 use crate::lab;
 use crate::machine::{self, wait_for, RDMA_DEVICE};
-use crate::suites::GPU_PAGE;
 use crate::test::Env;
 
 /// The message: whole 64 KiB chunks, because the stand-in's log has a CRC for each of those.

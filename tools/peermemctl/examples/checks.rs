@@ -7,8 +7,7 @@ use peermemctl::consumer;
 use peermemctl::doctor;
 use peermemctl::environment::Environment;
 use peermemctl::machine::Machine;
-use peermemctl::recorded::tree::Tree;
-use peermemctl::root::Root;
+use peermemctl::recorded::{self, tree::Tree};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -67,7 +66,7 @@ pub fn page() -> anyhow::Result<String> {
     let suite = std::fs::read_to_string(suite)?;
     for (name, file) in machines() {
         let tree = Tree::read(&file)?;
-        let root = Root::open(&file)?;
+        let root = recorded::open(&file)?;
         let mut machine = Machine::look(&root);
         machine.ask_tools();
         let report = doctor::examine(&machine, &Environment::own(&root));

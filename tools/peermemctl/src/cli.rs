@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The command line. Man pages and completions are made from this (examples/generate.rs).
 
+use crate::answer::VERSION;
 use crate::complete;
 use crate::print::{Detail, WIDTH};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::ArgValueCandidates;
 use std::path::PathBuf;
-
-/// Of this program, and of the module that it comes with.
-pub const VERSION: &str = include_str!("../../../VERSION").trim_ascii();
 
 /// Says whether GPUDirect RDMA by nvidia-peermem works on this machine, and if not, why and what fixes it.
 #[derive(Parser)]

@@ -4,6 +4,7 @@
 use crate::catalogue;
 use crate::machine::Machine;
 use crate::peermem;
+use crate::recorded;
 use crate::root::Root;
 use crate::verify;
 use clap_complete::CompletionCandidate;
@@ -16,7 +17,7 @@ pub const ROOT: &str = "PEERMEMCTL_ROOT";
 /// The machine that is completed for; nothing where that cannot be looked at.
 fn root() -> Option<Root> {
     let path = std::env::var_os(ROOT).map_or_else(|| PathBuf::from("/"), PathBuf::from);
-    Root::open(&path).ok()
+    recorded::open(&path).ok()
 }
 
 fn candidates(pairs: impl Iterator<Item = (String, String)>) -> Vec<CompletionCandidate> {

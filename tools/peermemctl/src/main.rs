@@ -38,7 +38,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<u8> {
-    let root = Root::open(&cli.root)?;
+    let root = recorded::open(&cli.root)?;
     let own = || Environment::own(&root);
     let answer = match &cli.command {
         Command::Watch { interval, count } => return watch(cli, &root, Duration::from_secs(*interval), *count),

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Reads files below a root directory: `/`, or a tree recorded on another machine.
 
-use crate::recorded;
-use anyhow::{bail, Context, Result};
 use rustix::fs::Access;
 use rustix::io::Errno;
 use std::fs;
@@ -87,18 +85,10 @@ impl Root {
         Self { dir: dir.to_path_buf(), live: dir == Path::new("/"), _unpacked: None }
     }
 
-    /// The machine in `path`: a folder, or a file that `record` wrote.
-    pub fn open(path: &Path) -> Result<Self> {
-        if path.is_dir() {
-            return Ok(Self::new(path));
-        }
-        if !path.is_file() {
-            bail!("--root {}: no such file or folder", path.display());
-        }
-        let dir = tempfile::tempdir().context("make a folder to unpack into")?;
-        recorded::unpack(path, dir.path())?;
+    /// A recorded machine that was unpacked into this folder.
+    pub fn unpacked(dir: TempDir) -> Self {
         let root = Self::new(dir.path());
-        Ok(Self { _unpacked: Some(dir), ..root })
+        Self { _unpacked: Some(dir), ..root }
     }
 
     /// Whether this is the machine we run on.

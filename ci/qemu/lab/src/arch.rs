@@ -1,8 +1,22 @@
 //! What differs between the architectures: QEMU's machine, its processor, what the kernel is told. The guest's side is
 //! `tests/guest/src/arch.rs`.
 
-use crate::axes::Iommu;
+use clap::ValueEnum;
+use serde::Deserialize;
 use std::path::Path;
+
+/// How the machine's IOMMU treats the NIC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Iommu {
+    /// No IOMMU in the machine.
+    #[default]
+    Off,
+    /// An IOMMU that passes addresses through.
+    Identity,
+    /// An IOMMU that translates.
+    Translating,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arch {

@@ -145,19 +145,6 @@ pub enum Run {
     Scenarios,
 }
 
-/// How the machine's IOMMU treats the NIC.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Iommu {
-    /// No IOMMU in the machine.
-    #[default]
-    Off,
-    /// An IOMMU that passes addresses through.
-    Identity,
-    /// An IOMMU that translates.
-    Translating,
-}
-
 /// What the machine's time is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -2,7 +2,8 @@
 
 use anyhow::{ensure, Context, Result};
 use lab::alarms::Kind;
-use lab::axes::{Also, Clock, Core, Iommu, Kernel, Mode, Module, Named, Run};
+use lab::arch::Iommu;
+use lab::axes::{Also, Clock, Core, Kernel, Mode, Module, Named, Run};
 use lab::machine::{Boot, COUNTED_CPU};
 use lab::words;
 use serde::Deserialize;

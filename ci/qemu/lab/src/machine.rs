@@ -1,9 +1,9 @@
 //! One boot of the machine: QEMU, its two serial lines, its time limit.
 
 use crate::alarms::{self, Alarm};
-use crate::arch::Arch;
+use crate::arch::{Arch, Iommu};
 use crate::artefacts::Built;
-use crate::axes::{Clock, Iommu};
+use crate::axes::Clock;
 use crate::cable::Cable;
 use crate::ctx::Lab;
 use crate::ktap::{print_test, Outcome, Parser, Test};

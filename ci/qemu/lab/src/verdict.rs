@@ -50,7 +50,7 @@ impl Verdict {
         }
     }
 
-    /// Of one complaint, as the guest writes them (tests/guest/src/runner.rs) or [`crate::judge::told_by_the_guest`] does.
+    /// Of one complaint, as the guest writes them (tests/guest/src/runner.rs) or the lab for a machine that stopped.
     pub fn of(what: &str) -> Self {
         let stopped = what.strip_prefix("machine stopped: ");
         if let Some(said) = stopped.or_else(|| what.strip_prefix("the kernel: ")) {

@@ -22,11 +22,11 @@ use nix::sys::wait::{waitpid, WaitPidFlag, WaitStatus};
 use nix::time::{clock_gettime, ClockId};
 use nix::unistd::{fork, ForkResult, Pid};
 
+use crate::common::{pattern, same_bytes, KIB};
 use crate::cuda::{Cuda, DeviceMemory};
 use crate::init::run;
 use crate::machine::RDMA_DEVICE;
 use crate::rusage;
-use crate::suites::{pattern, same_bytes, KIB};
 use crate::test::FAIL_MARK;
 use crate::verbs::{Completion, Device, Loopback, Mr, Pd, Status, FULL_ACCESS};
 use log::Log;

@@ -28,6 +28,9 @@ use anyhow::{bail, Result};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+/// Of this program, and of the module that it comes with.
+pub const VERSION: &str = include_str!("../../../../VERSION").trim_ascii();
+
 /// The format of `--json`.
 pub const FORMAT: u32 = 3;
 

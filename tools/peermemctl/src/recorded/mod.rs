@@ -7,6 +7,7 @@ pub mod tree;
 
 pub use record::record;
 
+use crate::root::Root;
 use anyhow::{bail, Context, Result};
 use object::write::{Object, Symbol, SymbolSection};
 use object::{Architecture, BinaryFormat, Endianness, SectionKind, SymbolFlags, SymbolKind, SymbolScope};
@@ -14,6 +15,19 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Component, Path};
 use tree::{Entry, Tree};
+
+/// The machine in `path`: a folder, or a file that `record` wrote.
+pub fn open(path: &Path) -> Result<Root> {
+    if path.is_dir() {
+        return Ok(Root::new(path));
+    }
+    if !path.is_file() {
+        bail!("--root {}: no such file or folder", path.display());
+    }
+    let dir = tempfile::tempdir().context("make a folder to unpack into")?;
+    unpack(path, dir.path())?;
+    Ok(Root::unpacked(dir))
+}
 
 /// Unpacks the machine in `file` into `dir`.
 pub fn unpack(file: &Path, dir: &Path) -> Result<()> {

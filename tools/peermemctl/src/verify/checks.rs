@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The checks: what users of GPU memory and RDMA count on.
 
-use super::module::{self, Load, Pins};
+use super::module::{self, Pins};
 use super::process::{self, Child};
-use super::rig::{deliver, same, Place, Rig, GPU_PAGE, KIB, MIB};
+use super::rig::{deliver, same, Rig, Setting, GPU_PAGE, KIB, MIB};
 use crate::cuda::Memory;
 use crate::peermem::{self, Stats};
 use crate::root::Root;
@@ -14,19 +14,6 @@ use fastrand::Rng;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// What a check is told.
-pub struct Setting<'a> {
-    pub root: &'a Root,
-    pub place: &'a Place,
-    pub pins: Pins,
-    /// Whether the loaded module is this project's.
-    pub ours: bool,
-    /// How the loaded module is loaded again; `Err`: why it must stay.
-    pub again: Result<&'a Load, &'a str>,
-    pub storm: Duration,
-    pub seed: u64,
-}
 
 /// How a check ended that found nothing wrong.
 pub enum Held {

@@ -25,10 +25,10 @@ use crate::select;
 use crate::text;
 use crate::verbs::Verbs;
 use anyhow::{anyhow, bail, Context, Result};
-use checks::{Check, Held, Setting, CHECKS};
+use checks::{Check, Held, CHECKS};
 use log::Mark;
 use module::{Found, Load};
-use rig::Place;
+use rig::{Place, Setting};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -82,7 +82,7 @@ pub fn run(root: &Root, wanted: &Wanted) -> Result<(Verify, PathBuf)> {
     let seed = wanted.seed.unwrap_or_else(|| fastrand::u64(..));
     let mut verify = Verify {
         level: Level::Ok,
-        version: crate::cli::VERSION.to_owned(),
+        version: answer::VERSION.to_owned(),
         arguments: std::env::args().skip(1).collect(),
         begun: time,
         seconds: 0.0,

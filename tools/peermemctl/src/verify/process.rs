@@ -2,8 +2,7 @@
 //! Other processes that checks need: `peermemctl verify --process KIND`, which says `ready`, then what
 //! it counted, line by line.
 
-use super::checks::Setting;
-use super::rig::{self, deliver, Place, Rig, GPU_PAGE, MIB};
+use super::rig::{self, deliver, Place, Rig, Setting, GPU_PAGE, MIB};
 use crate::root::Root;
 use crate::verbs::{Op, Region};
 use anyhow::{bail, ensure, Context, Result};

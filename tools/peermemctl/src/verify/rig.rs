@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! A GPU and a NIC, open in this process, and how bytes are moved between them and compared.
 
+use super::module::{Load, Pins};
 use crate::cuda::{Cuda, Gpu, Memory};
 use crate::root::Root;
 use crate::verbs::{At, Domain, Loopback, Op, PortAddress, Region, Verbs};
@@ -8,6 +9,7 @@ use anyhow::{bail, Context, Result};
 use fastrand::Rng;
 use std::io;
 use std::ops::Range;
+use std::time::Duration;
 
 pub const KIB: usize = 1 << 10;
 pub const MIB: usize = 1 << 20;
@@ -29,6 +31,19 @@ pub struct Rig<'a> {
     pub domain: &'a Domain<'a>,
     pub has_atomics: bool,
     port: &'a PortAddress,
+}
+
+/// What a check is told.
+pub struct Setting<'a> {
+    pub root: &'a Root,
+    pub place: &'a Place,
+    pub pins: Pins,
+    /// Whether the loaded module is this project's.
+    pub ours: bool,
+    /// How the loaded module is loaded again; `Err`: why it must stay.
+    pub again: Result<&'a Load, &'a str>,
+    pub storm: Duration,
+    pub seed: u64,
 }
 
 /// Opens both, and runs `run` with them.
