@@ -97,7 +97,7 @@ fn many_freed_at_once(_: &Env) -> Result<()> {
     ensure!((fences, killed) == (MANY, MANY), "{fences} fences, {killed} MRs stopped, wanted {MANY}");
     ensure!(gpu::pins()? == 0, "{} pins after the free", gpu::pins()?);
     let least = i64::try_from(MANY * FENCE_US * 1000)?;
-    ensure!(held_ns >= least, "the API lock was held for {held_ns} ns, and the fences alone took {least}");
+    ensure!(held_ns >= least, "the RM API lock was held for {held_ns} ns, and the fences alone took {least}");
     emit("many_freed_at_once", &json!({ "registrations": MANY, "fence_us": FENCE_US, "api_lock_held_ns": held_ns }));
     println!("the RM API lock was held for {} us", held_ns / 1000);
     for mr in mrs {

@@ -51,8 +51,8 @@ struct Pin {
     ticket: Option<u64>,
 }
 
-/// R, and what it guards: pins by the address of their table.
-static R: Mutex<Option<HashMap<usize, Pin>>> = Mutex::new(None);
+/// The RM API lock, and what it guards: pins by the address of their table.
+static RM_API: Mutex<Option<HashMap<usize, Pin>>> = Mutex::new(None);
 
 fn accounting(guard: &mut MutexGuard<'_, Option<HashMap<usize, Pin>>>) -> &'static mut HashMap<usize, Pin> {
     let map: *mut HashMap<usize, Pin> = guard.get_or_insert_default();
@@ -62,7 +62,7 @@ fn accounting(guard: &mut MutexGuard<'_, Option<HashMap<usize, Pin>>>) -> &'stat
 
 /// Pins that were not given back.
 pub fn pins() -> usize {
-    R.lock().unwrap().as_ref().map_or(0, HashMap::len)
+    RM_API.lock().unwrap().as_ref().map_or(0, HashMap::len)
 }
 
 fn make_table(length: u64) -> usize {
@@ -94,7 +94,7 @@ fn free_table(table: usize) {
 }
 
 fn get(length: u64, table: *mut *mut raw::nvidia_p2p_page_table, ticket: Option<u64>) -> c_int {
-    let mut r = R.lock().unwrap();
+    let mut r = RM_API.lock().unwrap();
     let made = make_table(length);
     accounting(&mut r).insert(made, Pin { table: made, ticket });
     // SAFETY: The caller's local.
@@ -103,7 +103,7 @@ fn get(length: u64, table: *mut *mut raw::nvidia_p2p_page_table, ticket: Option<
 }
 
 fn put(table: *mut raw::nvidia_p2p_page_table) -> c_int {
-    let mut r = R.lock().unwrap();
+    let mut r = RM_API.lock().unwrap();
     // An unknown table is no error, as for the real one.
     if let Some(pin) = accounting(&mut r).remove(&table.addr()) {
         free_table(pin.table);
@@ -111,9 +111,9 @@ fn put(table: *mut raw::nvidia_p2p_page_table) -> c_int {
     0
 }
 
-/// The memory of every revocable pin is freed: R is held while the callbacks run.
+/// The memory of every revocable pin is freed: the RM API lock is held while the callbacks run.
 pub fn free_all_memory() {
-    let mut r = R.lock().unwrap();
+    let mut r = RM_API.lock().unwrap();
     let mut revoked = Vec::new();
     accounting(&mut r).retain(|_, pin| match pin.ticket {
         Some(ticket) => {
@@ -130,7 +130,7 @@ pub fn free_all_memory() {
 
 /// The callback of a pin that is long gone comes once more.
 pub fn late_callback(ticket: u64) {
-    let _r = R.lock().unwrap();
+    let _r = RM_API.lock().unwrap();
     free_callback(ticket);
 }
 
@@ -331,8 +331,8 @@ extern "C" fn nvpm_p2p_dma_unmap(
     0
 }
 
-static G: RwLock<()> = RwLock::new(());
-/// Guards of G by the thread that holds them.
+static PUT_GATE: RwLock<()> = RwLock::new(());
+/// Guards of the put gate by the thread that holds them.
 static SHARED: Mutex<Option<HashMap<ThreadId, Held<RwLockReadGuard<'static, ()>>>>> = Mutex::new(None);
 static EXCLUSIVE: Mutex<Option<HashMap<ThreadId, Held<RwLockWriteGuard<'static, ()>>>>> = Mutex::new(None);
 struct Held<T>(#[allow(dead_code)] T);
@@ -341,23 +341,23 @@ unsafe impl<T> Send for Held<T> {}
 
 #[no_mangle]
 extern "C" fn nvpm_g_lock_shared() {
-    let guard = Held(G.read().unwrap());
+    let guard = Held(PUT_GATE.read().unwrap());
     SHARED.lock().unwrap().get_or_insert_default().insert(std::thread::current().id(), guard);
 }
 #[no_mangle]
 extern "C" fn nvpm_g_unlock_shared() {
     let guard = SHARED.lock().unwrap().get_or_insert_default().remove(&std::thread::current().id());
-    assert!(guard.is_some(), "G was not held");
+    assert!(guard.is_some(), "the put gate was not held");
 }
 #[no_mangle]
 extern "C" fn nvpm_g_lock_exclusive() {
-    let guard = Held(G.write().unwrap());
+    let guard = Held(PUT_GATE.write().unwrap());
     EXCLUSIVE.lock().unwrap().get_or_insert_default().insert(std::thread::current().id(), guard);
 }
 #[no_mangle]
 extern "C" fn nvpm_g_unlock_exclusive() {
     let guard = EXCLUSIVE.lock().unwrap().get_or_insert_default().remove(&std::thread::current().id());
-    assert!(guard.is_some(), "G was not held");
+    assert!(guard.is_some(), "the put gate was not held");
 }
 
 #[no_mangle]

@@ -2,16 +2,16 @@
 
 //! The provider (nvidia.ko), as docs/facts.md#nvidias-driver describes it.
 //!
-//! R is held by whoever frees memory, over the callbacks and until the tables are gone. A get looks for the range and
-//! registers the callback in two separate holds of R, with gaps before, between and after. A put knows the process and
-//! the address of the table, nothing else, and says 0 to what it does not know. Tables are pages of their own that
-//! cannot be touched any more once they are freed, and whose address the next get hands out at once.
+//! A task that frees memory holds the RM API lock over the callbacks and until the tables are gone. A get looks for the
+//! range and registers the callback in two separate holds of it, with gaps before, between and after. A put knows the
+//! process and the address of the table, nothing else, and says 0 to what it does not know. Tables are pages of their own
+//! that cannot be touched any more once they are freed, and whose address the next get hands out at once.
 //!
-//! Left out: tokens, MIG, several GPUs, the order of BAR1 and page-table release within one hold of R.
+//! Left out: tokens, MIG, several GPUs, the order of BAR1 and page-table release within one hold of the RM API lock.
 
 use crate::raw;
 use crate::rt::{self, fail, note, rt, Rank};
-use crate::world::{free_callback, w, Fault, HCA, R};
+use crate::world::{free_callback, w, Fault, HCA, RM_API};
 use std::ffi::c_void;
 
 pub const PAGE: u64 = 64 << 10;
@@ -245,8 +245,8 @@ pub(crate) fn get(
 ) -> i32 {
     if ours {
         enter("get");
-        // Under M it is a question, which the registrations are not counted by.
-        w().gpu.gets += usize::from(!rt().me().held.iter().any(|h| h.0 == Rank::M));
+        // Under the umem mapping lock it is a question, which the registrations are not counted by.
+        w().gpu.gets += usize::from(!rt().me().held.iter().any(|h| h.0 == Rank::Mapping));
     }
     if va % PAGE != 0 || len % PAGE != 0 || len == 0 {
         return EINVAL;
@@ -259,9 +259,9 @@ pub(crate) fn get(
         fail("gives the provider no ticket".into());
     }
     let process = rt().me().process;
-    // Under M for persistent pins only: no callback waits for their M (rule 5).
-    let tolerate = persistent.then_some(Rank::M);
-    rt::lock_as(Rank::R, R, "R to find the range", tolerate);
+    // Under the umem mapping lock for persistent pins only: no callback waits for theirs (rule 5).
+    let tolerate = persistent.then_some(Rank::Mapping);
+    rt::lock_as(Rank::RmApi, RM_API, "RM API lock to find the range", tolerate);
     let found = w().gpu.find(process, va, len);
     let errno = match found {
         None => EINVAL,
@@ -272,17 +272,17 @@ pub(crate) fn get(
         Some(_) => 0,
     };
     if errno != 0 || !persistent {
-        rt::unlock(R);
+        rt::unlock(RM_API);
         if errno != 0 {
             return errno;
         }
-        rt::lock(Rank::R, R, "R to register the callback");
+        rt::lock(Rank::RmApi, RM_API, "RM API lock to register the callback");
     }
     let world = w();
     let alloc = found.expect("no error");
     if !world.gpu.allocs[alloc].alive {
-        // Freed between the two: an error, and nothing is left (3.2 a).
-        rt::unlock(R);
+        // Freed between the two: an error, and nothing is left (docs/facts.md#get).
+        rt::unlock(RM_API);
         return EINVAL;
     }
     let slot = world.gpu.slots.pop().expect("enough slots");
@@ -307,7 +307,7 @@ pub(crate) fn get(
         umem: None,
     });
     note(|| format!("pin {pin} is made, table {slot}"));
-    rt::unlock(R);
+    rt::unlock(RM_API);
     // SAFETY: The caller's place for the pointer.
     unsafe { table.write(head) };
     if ours {
@@ -335,7 +335,7 @@ pub(crate) fn put(ours: bool, table: *mut raw::nvidia_p2p_page_table) -> i32 {
             None => fail("puts a table that was never its own".into()),
         }
     }
-    rt::lock(Rank::R, R, "R to unpin");
+    rt::lock(Rank::RmApi, RM_API, "RM API lock to unpin");
     let found =
         w().gpu.pins.iter().rposition(|p| !p.persistent && p.how == How::Live && p.process == process && slot_of(p));
     let mut ret = 0;
@@ -344,7 +344,7 @@ pub(crate) fn put(ours: bool, table: *mut raw::nvidia_p2p_page_table) -> i32 {
             if w().gpu.pins[pin].ours {
                 fail("its put of a stale table released a newer pin of its own".into());
             }
-            // Another module got the address while the put waited for R: nobody can help (docs/safety.md#reused-table).
+            // Another module got the address while the put waited for the RM API lock: nobody can help (docs/safety.md#reused-table).
             w().gpu.second_user_losses += 1;
         }
         if ours && w().fault(Fault::PutNoMemory) {
@@ -358,7 +358,7 @@ pub(crate) fn put(ours: bool, table: *mut raw::nvidia_p2p_page_table) -> i32 {
             end_pin(pin, How::Put);
         }
     }
-    rt::unlock(R);
+    rt::unlock(RM_API);
     ret
 }
 
@@ -368,7 +368,7 @@ fn is_closed(slot: usize) -> bool {
 
 pub(crate) fn put_persistent(table: *mut raw::nvidia_p2p_page_table) -> i32 {
     enter("persistent put");
-    rt::lock_as(Rank::R, R, "R to unpin", Some(Rank::M));
+    rt::lock_as(Rank::RmApi, RM_API, "RM API lock to unpin", Some(Rank::Mapping));
     w().gpu.puts += 1;
     let found = w()
         .gpu
@@ -385,18 +385,18 @@ pub(crate) fn put_persistent(table: *mut raw::nvidia_p2p_page_table) -> i32 {
         }
         end_pin(pin, How::Put);
     }
-    rt::unlock(R);
+    rt::unlock(RM_API);
     ret
 }
 
 /// The provider's own mapping: what it says of the two devices, and addresses nobody should need.
 pub(crate) fn dma_map(table: *mut raw::nvidia_p2p_page_table, mapping: *mut *mut raw::nvidia_p2p_dma_mapping) -> i32 {
     enter("dma_map");
-    // It looks at the table before it takes R (3.5).
+    // It looks at the table before it takes the RM API lock.
     // SAFETY: As valid as the caller made it: that is what is tested.
     let entries = unsafe { table.read_volatile() }.entries;
     // As in a persistent get.
-    rt::lock_as(Rank::R, R, "R to map", Some(Rank::M));
+    rt::lock_as(Rank::RmApi, RM_API, "RM API lock to map", Some(Rank::Mapping));
     // SAFETY: As above.
     if unsafe { table.read_volatile() }.entries != entries {
         fail("the provider maps a table that changed".into());
@@ -405,15 +405,15 @@ pub(crate) fn dma_map(table: *mut raw::nvidia_p2p_page_table, mapping: *mut *mut
     w().gpu.mappings.push(Box::new(unsafe { std::mem::zeroed() }));
     // SAFETY: The caller's place for the pointer.
     unsafe { mapping.write(&raw mut **w().gpu.mappings.last_mut().expect("just pushed")) };
-    rt::unlock(R);
+    rt::unlock(RM_API);
     0
 }
 
-/// A process frees memory: R and the GPU locks are held over all callbacks (docs/facts.md#rm-locks).
+/// A process frees memory: the RM API lock and the GPU locks are held over all callbacks (docs/facts.md#rm-locks).
 pub fn free(alloc: usize) {
-    rt::lock(Rank::R, R, "R to free memory");
+    rt::lock(Rank::RmApi, RM_API, "RM API lock to free memory");
     if !w().gpu.allocs[alloc].alive {
-        rt::unlock(R);
+        rt::unlock(RM_API);
         return;
     }
     let mut pin = 0;
@@ -431,7 +431,7 @@ pub fn free(alloc: usize) {
         pin += 1;
     }
     w().gpu.allocs[alloc].alive = false;
-    rt::unlock(R);
+    rt::unlock(RM_API);
 }
 
 fn call_back(pin: usize) {

@@ -13,7 +13,7 @@
 use crate::gpu::How;
 use crate::raw;
 use crate::rt::{self, fail, note, rt, Rank};
-use crate::world::{self, device, in_text, w, Fault, SgTable, CLIENT, HCA, P, SG, UMEM};
+use crate::world::{self, device, in_text, w, Fault, SgTable, CLIENT, HCA, PEER_MUTEX, SG, UMEM};
 use kernel::ffi::c_void;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,7 +61,7 @@ pub struct Umem {
     pub pins: Vec<usize>,
     pub process: usize,
     ticket: Option<u64>,
-    /// mapping_lock.
+    /// The umem mapping lock.
     lock: u64,
     state: State,
     func: bool,
@@ -75,7 +75,7 @@ pub struct Umem {
     forgotten: bool,
     va: u64,
     len: u64,
-    /// L was last taken in release with this number, per lock.
+    /// The state lock was last taken in release with this number, per lock.
     release_took: Vec<(u64, u64)>,
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn register_client(
         // SAFETY: The module's static place.
         unsafe { invalidate.write(Some(invalidate_peer_memory)) };
     }
-    rt::lock(Rank::P, P, "P to register a client");
+    rt::lock(Rank::PeerMutex, PEER_MUTEX, "peer mutex to register a client");
     let idle = rt::new_flag();
     rt().flags[idle] = true;
     w().core.clients.push(Client {
@@ -127,19 +127,19 @@ pub(crate) fn register_client(
         next_ticket: 0,
     });
     let number = w().core.clients.len() - 1;
-    rt::unlock(P);
+    rt::unlock(PEER_MUTEX);
     handle(number)
 }
 
 pub(crate) fn unregister_client(which: *mut c_void) {
     let number = which.addr() - 0x100;
-    rt::lock(Rank::P, P, "P to unregister a client");
+    rt::lock(Rank::PeerMutex, PEER_MUTEX, "peer mutex to unregister a client");
     if !w().core.clients[number].registered {
         fail("unregisters a client twice".into());
     }
     // Out of the list: no acquire from now on.
     w().core.clients[number].registered = false;
-    rt::unlock(P);
+    rt::unlock(PEER_MUTEX);
     rt::wait_flag(w().core.clients[number].idle, "wait until the client has no users");
     // The client is freed: its handle is a dangling pointer.
     rt::touch(CLIENT + number as u64, true, "free the client");
@@ -312,9 +312,9 @@ pub fn register(va: u64, len: u64) -> Result<usize, i32> {
     result.map(|()| found)
 }
 
-/// ib_get_peer_client: asks the clients in their order, under P.
+/// ib_get_peer_client: asks the clients in their order, under the peer mutex.
 fn acquire(va: u64, len: u64) -> Result<usize, i32> {
-    rt::lock(Rank::P, P, "P to ask the clients");
+    rt::lock(Rank::PeerMutex, PEER_MUTEX, "peer mutex to ask the clients");
     for client in 0..w().core.clients.len() {
         let c = &w().core.clients[client];
         if !c.registered || (c.wants_invalidation && !w().core.invalidation_supported) {
@@ -358,11 +358,11 @@ fn acquire(va: u64, len: u64) -> Result<usize, i32> {
             });
             let umem = w().core.umems.len() - 1;
             note(|| format!("umem {umem} of client {client}, pins {:?}", w().core.umems[umem].pins));
-            rt::unlock(P);
+            rt::unlock(PEER_MUTEX);
             return Ok(umem);
         }
     }
-    rt::unlock(P);
+    rt::unlock(PEER_MUTEX);
     Err(-14)
 }
 
@@ -408,10 +408,10 @@ fn lock_mapping(umem: usize) {
     if rt::owns(lock) {
         // The core locks itself out; the task sleeps in D state until reboot (docs/facts.md#core-bugs).
         rt().me().hung = true;
-        note(|| "hangs in the core on its own mapping_lock".into());
-        rt::halt("its own mapping_lock");
+        note(|| "hangs in the core on its own umem mapping lock".into());
+        rt::halt("its own umem mapping lock");
     }
-    rt::lock(Rank::M, lock, "M");
+    rt::lock(Rank::Mapping, lock, "umem mapping lock");
 }
 
 fn register_umem(umem: usize) -> Result<(), i32> {
@@ -438,7 +438,7 @@ fn register_umem(umem: usize) -> Result<(), i32> {
     if ret == 0 {
         ret = dma_map(umem);
         if ret != 0 {
-            // With M held, and without dma_unmap.
+            // With the umem mapping lock held, and without dma_unmap.
             put_pages(umem);
         }
     }
@@ -461,8 +461,8 @@ fn register_umem(umem: usize) -> Result<(), i32> {
     let made = make_mkey(umem);
     if !made {
         if w().fault(Fault::LeakedLock) {
-            // ib_umem_release() without stop: M stays locked for good (docs/facts.md#core-bugs).
-            note(|| "the core leaks mapping_lock".into());
+            // ib_umem_release() without stop: the umem mapping lock stays locked for good (docs/facts.md#core-bugs).
+            note(|| "the core leaks the umem mapping lock".into());
             rt::leak(lock);
             unmap(umem, w().core.umems[umem].state, State::Unmapped);
             remove_ticket(umem);
@@ -552,7 +552,7 @@ fn release_umem(umem: usize) {
     w().core.umems[umem].forgotten = true;
 }
 
-/// An invalidation asks the umem for its client, under mapping_lock and unchecked.
+/// An invalidation asks the umem for its client, under the umem mapping lock and unchecked.
 fn read_client(umem: usize) {
     rt::touch(UMEM + umem as u64, false, "read the umem's client");
     if w().core.umems[umem].forgotten {

@@ -11,6 +11,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use std::cell::UnsafeCell;
 use std::collections::BTreeSet;
 use std::ffi::{c_char, c_void, CStr};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 
@@ -52,19 +53,34 @@ impl Op {
 /// Locks in the order in which they may be taken (docs/rules.md).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Rank {
-    P,
-    G,
-    R,
+    PeerMutex,
+    PutGate,
+    RmApi,
     /// One per registration, held by a free callback over the core's hook.
     Invalidation,
-    /// mapping_lock.
-    M,
+    /// One per umem.
+    Mapping,
     /// One per registration.
-    L,
-    /// The registry's and the other static ones.
-    Global,
+    State,
+    /// The registry lock and the other static ones.
+    Static,
     /// The core's own leaf locks.
     Leaf,
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Rank::PeerMutex => "the peer mutex",
+            Rank::PutGate => "the put gate",
+            Rank::RmApi => "the RM API lock",
+            Rank::Invalidation => "an invalidation lock",
+            Rank::Mapping => "a umem mapping lock",
+            Rank::State => "a state lock",
+            Rank::Static => "a static lock",
+            Rank::Leaf => "a leaf lock of the core",
+        })
+    }
 }
 
 #[derive(Default)]
@@ -85,7 +101,7 @@ pub struct Task {
     pub process: usize,
     /// Running the provider's free callback.
     pub in_callback: bool,
-    /// L and registry locks taken, with the number of the acquisition.
+    /// State and registry locks taken, with the number of the acquisition.
     pub took: Vec<(u64, u64)>,
     /// The registration that it works on, for the model.
     pub umem: Option<usize>,
@@ -350,14 +366,15 @@ pub fn join_all() {
 fn check_order(rank: Rank, id: u64, what: &'static str, tolerate: Option<Rank>) {
     let r = rt();
     if r.me().held.iter().any(|h| h.1 == id) {
-        fail(format!("takes {what} ({rank:?}) twice"));
+        fail(format!("takes the {what} twice"));
     }
     if r.any_order {
         return;
     }
     if let Some(&(held, _)) = r.me().held.iter().find(|h| h.0 > rank && Some(h.0) != tolerate) {
         fail(format!(
-            "takes {what} ({rank:?}) while holding {held:?}: the order is P < G < R < invalidation < M < L < registry"
+            "takes the {what} while holding {held}: the order is peer mutex, put gate, RM API lock, invalidation lock, \
+              umem mapping lock, state lock, registry lock"
         ));
     }
 }
@@ -545,8 +562,8 @@ extern "C" fn kl_kmalloc(bytes: usize) -> *mut c_void {
     if r.me().in_callback {
         fail(format!("allocates {bytes} bytes in the free callback"));
     }
-    if let Some(&(rank, _)) = r.me().held.iter().find(|h| h.0 >= Rank::L) {
-        fail(format!("allocates {bytes} bytes, which may sleep and reclaim, under {rank:?}"));
+    if let Some(&(rank, _)) = r.me().held.iter().find(|h| h.0 >= Rank::State) {
+        fail(format!("allocates {bytes} bytes, which may sleep and reclaim, under {rank}"));
     }
     r.allocations += 1;
     if r.fail_allocation == Some(r.allocations) {
@@ -604,11 +621,11 @@ extern "C" fn kl_mutex_lock(mutex: *const u64) {
     }
     let id = mutex.addr() as u64;
     let (rank, what) = if !rt().on_heap(id) {
-        (Rank::Global, "a static lock")
+        (Rank::Static, "registry lock or another static one")
     } else if rt().invalidation_locks.contains(&id) {
-        (Rank::Invalidation, "the invalidation lock")
+        (Rank::Invalidation, "invalidation lock")
     } else {
-        (Rank::L, "L")
+        (Rank::State, "state lock")
     };
     lock(rank, id, what);
     check(mutex.cast(), LOCK);

@@ -10,9 +10,9 @@ use kernel::ffi::{c_int, c_void};
 use std::cell::UnsafeCell;
 
 // Objects of steps; numbers from 1000 on are given out, addresses are higher.
-pub const P: u64 = 1;
-pub const R: u64 = 2;
-pub const G: u64 = 3;
+pub const PEER_MUTEX: u64 = 1;
+pub const RM_API: u64 = 2;
+pub const PUT_GATE: u64 = 3;
 pub const TEXT: u64 = 4;
 pub const MODULE: u64 = 5;
 pub const PROC: u64 = 6;
@@ -68,7 +68,7 @@ pub enum Fault {
     SecondDmaMap,
     SgAlloc,
     Mkey,
-    /// The core forgets to unlock mapping_lock when registration fails late (docs/safety.md#leaked-lock).
+    /// The core forgets to unlock the umem mapping lock when registration fails late (docs/safety.md#leaked-lock).
     LeakedLock,
 }
 
@@ -408,22 +408,22 @@ extern "C" fn nvpm_p2p_dma_unmap(
 
 #[no_mangle]
 extern "C" fn nvpm_g_lock_shared() {
-    rt::lock_shared(Rank::G, G, "G, shared");
+    rt::lock_shared(Rank::PutGate, PUT_GATE, "put gate (shared)");
 }
 
 #[no_mangle]
 extern "C" fn nvpm_g_unlock_shared() {
-    rt::unlock_shared(G);
+    rt::unlock_shared(PUT_GATE);
 }
 
 #[no_mangle]
 extern "C" fn nvpm_g_lock_exclusive() {
-    rt::lock(Rank::G, G, "G, exclusive");
+    rt::lock(Rank::PutGate, PUT_GATE, "put gate (exclusive)");
 }
 
 #[no_mangle]
 extern "C" fn nvpm_g_unlock_exclusive() {
-    rt::unlock(G);
+    rt::unlock(PUT_GATE);
 }
 
 #[no_mangle]
@@ -473,7 +473,7 @@ extern "C" fn nvpm_proc_remove() {
 
 #[no_mangle]
 extern "C" fn nvpm_proc_write(seq: *mut c_void, text: *const u8, length: usize) {
-    if rt().me().held.iter().any(|h| h.0 >= Rank::L) {
+    if rt().me().held.iter().any(|h| h.0 >= Rank::State) {
         fail("writes a proc file under a lock of its own".into());
     }
     if !seq.is_null() {
@@ -604,8 +604,8 @@ extern "C" fn nvpm_forget_gpus() {}
 #[no_mangle]
 extern "C" fn nvpm_dma_map(device: *mut raw::device, address: u64, length: u64, dma: *mut u64) -> c_int {
     pci(device);
-    if rt().me().held.iter().any(|h| h.0 >= Rank::L) {
-        fail("maps for DMA, which may allocate, under L".into());
+    if rt().me().held.iter().any(|h| h.0 >= Rank::State) {
+        fail("maps for DMA, which may allocate, under a state or registry lock".into());
     }
     let first = !w().maps.iter().any(|m| m.live);
     if first && w().fault(Fault::DmaMap) || !first && w().fault(Fault::SecondDmaMap) {
@@ -645,8 +645,8 @@ pub fn translate(dma: u64, len: u64) -> Option<u64> {
 
 #[no_mangle]
 extern "C" fn nvpm_sg_alloc(entries: i32, _room: *mut raw::nvpm_sg_room) -> *mut raw::sg_table {
-    if rt().me().held.iter().any(|h| h.0 >= Rank::L) {
-        fail("allocates an sg_table under L".into());
+    if rt().me().held.iter().any(|h| h.0 >= Rank::State) {
+        fail("allocates an sg_table under a state or registry lock".into());
     }
     let umem = rt().me().umem;
     let world = w();

@@ -189,7 +189,7 @@ fn all_orders_of_pieces() {
     }
 }
 
-/// The core leaks mapping_lock (docs/safety.md#leaked-lock): who waits for it hangs, and nothing else goes wrong.
+/// The core leaks a umem mapping lock (docs/safety.md#leaked-lock): the tasks that wait for it hang, and nothing else goes wrong.
 #[test]
 fn all_orders_when_the_core_leaks_its_lock() {
     for generation in GENERATIONS {
