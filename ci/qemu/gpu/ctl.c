@@ -25,7 +25,7 @@
 
 #include "nvlab.h"
 
-/* Its name before 6.14, in the stock flavour's kernel. */
+/* Its name before 6.14, which Debian's kernel has. */
 #if KERNEL_VERSION(6, 14, 0) > LINUX_VERSION_CODE
 #define kthread_run_worker kthread_create_worker
 #endif

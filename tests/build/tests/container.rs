@@ -292,9 +292,9 @@ fn a_module_that_does_not_load() {
     node.wait("the module", || node.loaded());
 }
 
-/// Whoever mends the parameters does not wait for the next of the rare tries.
+/// An admin who fixes the parameters does not wait for the next of the rare tries.
 #[test]
-fn parameters_that_are_mended_apply_at_once() {
+fn fixed_parameters_apply_at_once() {
     let mut node = Node::with_both();
     node.write("does-not-load", "");
     node.start(&[]);

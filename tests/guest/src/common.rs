@@ -13,7 +13,7 @@ use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
 /// Why a revocable client's registration must not fail after its mapping on `Generation::V2410`.
 pub const STOP_TEST: &str =
-    "the core hangs: its inverted stop test makes the registering thread wait for the mapping lock that it holds";
+    "the core hangs: its inverted stop test makes the registering thread wait for the umem mapping lock that it holds";
 
 pub const KIB: usize = 1 << 10;
 pub const MIB: usize = 1 << 20;

@@ -379,7 +379,7 @@ pub fn reset_fabric() -> Result<()> {
 }
 
 /// Whether there is /sys/kernel/mm/memory_peers, as there is while a client is registered. The kernel must let modules use
-/// mm_kobj for that, and stock ones do not.
+/// mm_kobj for that, and Debian's does not.
 pub fn has_memory_peers() -> bool {
     Path::new(CLIENTS).exists()
 }

@@ -117,7 +117,7 @@ struct Table {
     boot: Vec<Entry>,
 }
 
-/// One boot.
+/// A row of the table of boots: one boot, with a value for each axis.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Its axes, in `ONLY=`, in the results and in build/lab/run.

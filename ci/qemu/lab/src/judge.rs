@@ -316,7 +316,7 @@ mod tests {
     fn a_skip_that_nobody_expects_is_a_failure_and_so_is_a_test_that_never_runs() {
         let rows = boots::all().unwrap();
         let of = |name: &str| rows.iter().find(|row| row.name == name).unwrap();
-        let (stock, debug) = (of("debian-6.12/25.10/persistent/1gpu"), of("debug-7.2/25.10/both/1gpu"));
+        let (debian, debug) = (of("debian-6.12/25.10/persistent/1gpu"), of("debug-7.2/25.10/both/1gpu"));
         let test = |row: &Row, name: &str, skipped: Option<&str>| {
             let outcome = skipped.map_or(Outcome::Passed, |why| Outcome::Skipped(why.into()));
             Test { name: format!("{}: {name}", row.name), outcome, notes: Vec::new() }
@@ -326,17 +326,17 @@ mod tests {
             let report = Report { tests: vec![test(row, "a/b", Some(skipped))], ..report(&[]) };
             failures(&unexpected_skips(&report, row, &format!("{}: ", row.name)))
         };
-        assert_eq!((unexpected(stock, no_lockdep), unexpected(debug, no_lockdep)), (0, 1));
-        assert_eq!(unexpected(stock, "it is Monday"), 1);
+        assert_eq!((unexpected(debian, no_lockdep), unexpected(debug, no_lockdep)), (0, 1));
+        assert_eq!(unexpected(debian, "it is Monday"), 1);
 
         let tests = [
-            test(stock, "skipped/everywhere", Some(no_lockdep)),
+            test(debian, "skipped/everywhere", Some(no_lockdep)),
             test(debug, "skipped/everywhere", Some(no_lockdep)),
-            test(stock, "runs/once", Some(no_lockdep)),
+            test(debian, "runs/once", Some(no_lockdep)),
             test(debug, "runs/once", None),
-            test(stock, "left/to_the_soak", Some(no_faults)),
+            test(debian, "left/to_the_soak", Some(no_faults)),
         ];
-        let missing = never_ran(&[stock, debug], &tests.iter().collect::<Vec<_>>());
+        let missing = never_ran(&[debian, debug], &tests.iter().collect::<Vec<_>>());
         assert_eq!(
             missing.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(),
             ["skipped/everywhere: runs in some boot"]

@@ -253,7 +253,7 @@ fn refusals(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// From Linux 6.12 on the driver hands out untranslated addresses: behind an IOMMU that translates no byte arrives, and the
+/// From Linux 6.12 on nvidia.ko hands out untranslated addresses: behind an IOMMU that translates no byte arrives, and the
 /// registration does not say so. An older one translates.
 fn behind_an_iommu(env: &Env) -> Result<()> {
     let mut rig = Rig::new(env)?;

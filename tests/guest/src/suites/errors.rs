@@ -64,7 +64,7 @@ fn memlock(env: &Env) -> Result<()> {
 /// BAR1 holds less than the memory: what no longer fits is refused until something else goes.
 fn bar1_full(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
-    // 256 MiB, of which the driver keeps 36.
+    // 256 MiB, of which the provider keeps 36.
     let (large, small) = (bench.cuda.alloc(200 * MIB)?, bench.cuda.alloc(40 * MIB)?);
     let first = bench.reg(large.va(), 200 * MIB)?;
     let got = bench.refused("BAR1 full", small.va(), 40 * MIB)?;
@@ -171,7 +171,7 @@ fn no_dma_device(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// An HCA that is no PCI device: a BAR is mapped for it as for any, and only what the provider would map is refused.
+/// A NIC that is no PCI device: a BAR is mapped for it as for any, and only what the provider would map is refused.
 fn not_pci(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let _rxe = OtherRxe::load(&["peer_dma_device=platform"])?;

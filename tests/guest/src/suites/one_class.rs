@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A boot in which the mapping locks of all umems are one lock class, as on a real core (`ib_core.one_lock_class`). The
-//! module takes the RM API lock under the mapping lock of a persistent registration, to ask for a pair of GPU and NIC, and
-//! the freeing thread holds it when a mapping lock of a revocable one is taken. With one class lockdep takes the two for
-//! one lock (docs/rules.md): it must say so where both kinds meet, once, and be quiet before.
+//! A boot in which all umem mapping locks are one lock class, as on a real core (`ib_core.one_lock_class`). The module
+//! takes the RM API lock under the umem mapping lock of a persistent registration, to ask for a pair of GPU and NIC. The
+//! freeing thread holds the RM API lock when it takes the umem mapping lock of a revocable one. With one class lockdep
+//! takes both mapping locks for one (docs/rules.md): it must say so where both kinds meet, once, and be quiet before.
 
 use anyhow::{ensure, Result};
 use nvlab::Layout;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The pages of the HCA: how large they are, how many there are, and that bytes go through them. Ours beside NVIDIA's
+//! HCA pages: how large they are, how many there are, and that bytes go through them. Ours beside NVIDIA's
 //! module in one boot, for each layout of the memory and each way in which a range may begin.
 
 use anyhow::{ensure, Context, Result};

@@ -377,7 +377,7 @@ fn driver_fails(_: &Env) -> Result<()> {
     ensure!(gpu::pins()? == 4, "{} pins after a put without memory", gpu::pins()?);
     bench.reg(segments.va(), KIB)?.dereg()?;
     ensure!(gpu::pins()? == 0, "{} pins after the owner's next call", gpu::pins()?);
-    // What fails without a trace in the driver's books.
+    // A put that fails and leaves no trace in the provider's accounting.
     lab.fault_n("persistent_put_errno", libc::EIO as u64, 2)?;
     bench.reg(segments.va(), 4 * SEGMENT)?.dereg()?;
     ensure!(gpu::pins()? == 0, "{} pins after two puts that failed", gpu::pins()?);

@@ -48,7 +48,7 @@ enum How {
     Freed,
     /// The kernel has no memory for one of the module's own allocations.
     NoMemory,
-    /// The first time that GPU and NIC meet: the driver is asked, and says no.
+    /// The first time that GPU and NIC meet: the provider is asked, and says no.
     NewPair,
     /// The NIC hands out this DMA device (ci/qemu/ofed/README.md); and faults of the GPU driver.
     Nic(&'static str, Faults),
@@ -215,7 +215,7 @@ fn refuse(bench: &Bench, memory: DeviceMemory, reason: &str, how: &How) -> Resul
             let (gets, puts) = gpu::provider_calls()?;
             ensure!(
                 (gets, puts) == (1, 1),
-                "{gets} gets and {puts} puts: the driver was asked for more than the start"
+                "{gets} gets and {puts} puts: the provider was asked for more than the start"
             );
             Ok(errno)
         }

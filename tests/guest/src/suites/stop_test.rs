@@ -19,8 +19,8 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: NAME, tests: in_modes(nvidia_c, &[Mode::Legacy], "waits_for_itself", waits_for_itself) }
 }
 
-/// docs/facts.md#core-bugs: the HCA has no mkey left, and the registering process waits, for good, for the mapping lock that it
-/// holds itself.
+/// docs/facts.md#core-bugs: the NIC has no mkey left, and the registering process waits for good for the umem mapping lock
+/// that it holds itself.
 fn waits_for_itself(env: &Env) -> Result<()> {
     if env.generation != Generation::V2410 {
         skip("the stop test is right on this core");

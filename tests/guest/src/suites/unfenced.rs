@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! GPU memory under an object that the HCA cannot fence, such as a queue or a DevX umem: the core asks only clients
+//! GPU memory under an object that the NIC cannot fence, such as a queue or a DevX umem: the core asks only clients
 //! whose memory never goes away by itself (docs/facts.md#nic-drivers). rxe's queues are kernel memory, so the lab's NIC
 //! asks for an MR in that way (`no_invalidation`).
 

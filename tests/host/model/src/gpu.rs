@@ -11,7 +11,7 @@
 
 use crate::raw;
 use crate::rt::{self, fail, note, rt, Rank};
-use crate::world::{free_callback, w, Fault, HCA, RM_API};
+use crate::world::{free_callback, w, Fault, NIC, RM_API};
 use std::ffi::c_void;
 
 pub const PAGE: u64 = 64 << 10;
@@ -218,7 +218,7 @@ fn enter(what: &str) {
 /// The pin is gone: whoever can still do DMA through it corrupts memory.
 fn end_pin(pin: usize, how: How) {
     rt::touch(
-        HCA + pin as u64,
+        NIC + pin as u64,
         true,
         match how {
             How::Freed => "provider takes the pin back",

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! ib_core's peer-memory part and the HCA driver above it, in two generations
+//! ib_core's peer-memory part and the NIC driver above it, in two generations
 //! (docs/facts.md#the-rdma-core).
 //!
-//! The HCA is modelled by what it could do: an mkey that is live and not fenced can touch its memory at any time, so
+//! The NIC is modelled by what it could do: an mkey that is live and not fenced can touch its memory at any time, so
 //! it is an error when a pin or a DMA mapping goes while such an mkey exists, and when an mkey becomes live over one
 //! that is gone. The core's own bugs are modelled, not repaired: a task that they block forever is marked, and an
 //! execution that ends in such a hang counts as one.
 //!
-//! Left out: memlock accounting, get_user_pages, queues, devx, the driver's page-size arithmetic.
+//! Left out: memlock accounting, get_user_pages, queues, devx, the NIC driver's page-size arithmetic.
 
 use crate::gpu::How;
 use crate::raw;
 use crate::rt::{self, fail, note, rt, Rank};
-use crate::world::{self, device, in_text, w, Fault, SgTable, CLIENT, HCA, PEER_MUTEX, SG, UMEM};
+use crate::world::{self, device, in_text, w, Fault, SgTable, CLIENT, NIC, PEER_MUTEX, SG, UMEM};
 use kernel::ffi::c_void;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,7 +67,7 @@ pub struct Umem {
     func: bool,
     sgt: Box<SgTable>,
     nmap: Box<i32>,
-    /// Live in the HCA, not fenced.
+    /// Live in the NIC, not fenced.
     mkey: bool,
     pub registered: bool,
     released: bool,
@@ -235,10 +235,10 @@ fn drop_user(client: usize) {
     rt().flags[idle] = users == 0;
 }
 
-/// Can the HCA still reach what just went?
+/// Can the NIC still reach what just went?
 pub fn check_dma(pin: usize, why: &str) {
     if w().core.umems.iter().any(|u| u.pins.contains(&pin) && u.mkey) {
-        fail(format!("the HCA can still access pin {pin}, and {why}"));
+        fail(format!("the NIC can still access pin {pin}, and {why}"));
     }
 }
 
@@ -251,11 +251,11 @@ fn read_table(umem: usize) {
     }
 }
 
-/// The driver makes an mkey from the sg list. From here on the HCA may access the memory.
+/// The NIC driver makes an mkey from the sg list. From here on the NIC may access the memory.
 fn make_mkey(umem: usize) -> bool {
     read_table(umem);
     for &pin in &w().core.umems[umem].pins {
-        rt::touch(HCA + pin as u64, true, "the HCA gets an mkey");
+        rt::touch(NIC + pin as u64, true, "the NIC gets an mkey");
     }
     if w().fault(Fault::Mkey) {
         return false;
@@ -272,11 +272,11 @@ fn make_mkey(umem: usize) -> bool {
         let start = at;
         while at < end {
             let Some(phys) = world::translate(dma + (at - start), 1) else {
-                fail(format!("the HCA is given {dma:#x}, which is not mapped"));
+                fail(format!("the NIC is given {dma:#x}, which is not mapped"));
             };
             let wanted = u.pins.iter().find_map(|&pin| w().gpu.phys(pin, at));
             if wanted != Some(phys) {
-                fail(format!("the HCA is given {phys:#x} for address {at:#x}, which is at {wanted:#x?}"));
+                fail(format!("the NIC is given {phys:#x} for address {at:#x}, which is at {wanted:#x?}"));
             }
             at += 4096;
         }
@@ -286,7 +286,7 @@ fn make_mkey(umem: usize) -> bool {
         fail(format!("the table covers {first:#x} to {at:#x}, not to {end:#x}"));
     }
     if let Some(pin) = u.pins.iter().find(|&&pin| w().gpu.pins[pin].how != How::Live) {
-        fail(format!("the HCA gets an mkey over pin {pin}, which is gone"));
+        fail(format!("the NIC gets an mkey over pin {pin}, which is gone"));
     }
     w().core.umems[umem].mkey = true;
     true
@@ -294,7 +294,7 @@ fn make_mkey(umem: usize) -> bool {
 
 fn fence(umem: usize) {
     for &pin in &w().core.umems[umem].pins {
-        rt::touch(HCA + pin as u64, true, "the HCA is fenced");
+        rt::touch(NIC + pin as u64, true, "the NIC is fenced");
     }
     w().core.umems[umem].mkey = false;
 }
@@ -367,7 +367,7 @@ fn acquire(va: u64, len: u64) -> Result<usize, i32> {
 }
 
 /// Which of the pins `got` a registration was made of: not those that were only tried, also where the provider kept
-/// them. A refused registration never reaches the HCA.
+/// them. A refused registration never reaches the NIC.
 fn covering(got: &[usize], va: u64, len: u64) -> Vec<usize> {
     let (mut at, mut pins) = (va, Vec::new());
     while at < va + len {

@@ -169,7 +169,7 @@ fn unload_against_acquire(scenario: &Scenario) {
     finish();
 }
 
-/// A file descriptor in another process is the last one, or the HCA goes away: deregistration in a foreign task.
+/// A file descriptor in another process is the last one, or the NIC goes away: deregistration in a foreign task.
 fn foreign(scenario: &Scenario) {
     load(scenario);
     let memory = alloc(1, 0);
@@ -386,8 +386,8 @@ fn everything(scenario: &Scenario) {
     finish();
 }
 
-/// The HCA goes away with everything that is registered; its device is gone afterwards.
-fn hca_removal(scenario: &Scenario) {
+/// The NIC goes away with everything that is registered; its device is gone afterwards.
+fn nic_removal(scenario: &Scenario) {
     load(&Scenario { mode: choose_mode(), ..*scenario });
     let memory = [alloc(1, 0), alloc(2, 1)];
     let mut live = Vec::new();
@@ -396,14 +396,14 @@ fn hca_removal(scenario: &Scenario) {
         live.extend(register(number));
         rt().me().process = 0;
     }
-    spawn("HCA removal", 0, move || {
+    spawn("NIC removal", 0, move || {
         let any = !live.is_empty();
         for umem in live {
             rdma::deregister(umem);
         }
         w().device_gone = true;
         if any {
-            rt::cover("hca-removal");
+            rt::cover("nic-removal");
         }
     });
     spawn("free", 1, move || gpu::free(memory[0]));
@@ -412,7 +412,7 @@ fn hca_removal(scenario: &Scenario) {
 }
 
 /// Not small enough.
-pub const RANDOM: &[Named] = &[("everything", everything), ("hca-removal", hca_removal)];
+pub const RANDOM: &[Named] = &[("everything", everything), ("nic-removal", nic_removal)];
 
 /// How shuttle runs us.
 pub fn config() -> Config {

@@ -18,8 +18,8 @@ pub const MODULE: u64 = 5;
 pub const PROC: u64 = 6;
 /// The client's table of tickets; plus the client's number.
 pub const CLIENT: u64 = 10;
-/// The HCA's use of one pin; plus the pin's number.
-pub const HCA: u64 = 100;
+/// The NIC's use of one pin; plus the pin's number.
+pub const NIC: u64 = 100;
 /// An sg_table; plus its number.
 pub const SG: u64 = 500;
 /// A umem's pointer to its client; plus the umem's number.
@@ -127,7 +127,7 @@ pub struct World {
     /// What they could hit, and do not, before they do.
     pub spared: usize,
     pub scattered: bool,
-    /// PCI number of the HCA that registers.
+    /// PCI number of the NIC that registers.
     pub nic: u64,
     /// Whether an IOMMU translates; without one the DMA API gives MMIO back as it came.
     pub iommu: bool,
@@ -250,7 +250,7 @@ pub fn rmmod() -> bool {
 
 fn pci(device: *mut raw::device) {
     if w().device_gone {
-        fail(format!("uses the HCA's device {device:?} after it is gone"));
+        fail(format!("uses the NIC's device {device:?} after it is gone"));
     }
 }
 
@@ -628,7 +628,7 @@ extern "C" fn nvpm_dma_unmap(device: *mut raw::device, dma: u64, length: u64) {
     };
     let umem = w().maps[at].umem;
     for &pin in &w().core.umems[umem].pins {
-        rt::touch(HCA + pin as u64, true, "unmap for DMA");
+        rt::touch(NIC + pin as u64, true, "unmap for DMA");
     }
     w().maps[at].live = false;
     for &pin in &w().core.umems[umem].pins {
@@ -636,7 +636,7 @@ extern "C" fn nvpm_dma_unmap(device: *mut raw::device, dma: u64, length: u64) {
     }
 }
 
-/// What the HCA finds at a DMA address: the physical one. Without an IOMMU it speaks bus addresses.
+/// What the NIC finds at a DMA address: the physical one. Without an IOMMU it speaks bus addresses.
 pub fn translate(dma: u64, len: u64) -> Option<u64> {
     let dma = if w().iommu { dma } else { dma.wrapping_sub(w().bus_offset) };
     let map = w().maps.iter().find(|m| m.live && dma >= m.dma && dma + len <= m.dma + m.len)?;

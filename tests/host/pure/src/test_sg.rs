@@ -43,8 +43,8 @@ fn coalesce(size: u64, pages: &[u64]) -> Vec<Run> {
     runs
 }
 
-/// As the module does it: whoever continues a run is taken by the row.
-fn coalesce_rows(size: u64, pages: &[u64]) -> Vec<Run> {
+/// Merges contiguous pages in one step, as the module does.
+fn coalesce_in_steps(size: u64, pages: &[u64]) -> Vec<Run> {
     let mut coalescer = Coalescer::new(size);
     let mut runs = Vec::new();
     let mut pages = pages;
@@ -52,9 +52,9 @@ fn coalesce_rows(size: u64, pages: &[u64]) -> Vec<Run> {
         runs.extend(coalescer.push(page).expect("aligned, and inside the address space"));
         pages = rest;
         if let Some((at, most)) = coalescer.expected() {
-            let row = (0..most).zip(pages).take_while(|&(i, &page)| page == at + i * size).count();
-            coalescer.extend(row as u64);
-            pages = &pages[row..];
+            let contiguous = (0..most).zip(pages).take_while(|&(i, &page)| page == at + i * size).count();
+            coalescer.extend(contiguous as u64);
+            pages = &pages[contiguous..];
         }
     }
     runs.extend(coalescer.finish());
@@ -83,7 +83,7 @@ proptest! {
         let skip = skip % size / 4096 * 4096;
         let wanted = (wanted % (total - skip)) / 4096 * 4096 + 4096;
         let whole = coalesce(size, &pages);
-        prop_assert_eq!(coalesce_rows(size, &pages), whole.clone(), "by the row");
+        prop_assert_eq!(coalesce_in_steps(size, &pages), whole.clone(), "in steps");
         // Order and every byte, and no two neighbours that could be one.
         prop_assert_eq!(&whole, &expected(size, &pages, 0, total));
         let runs: Vec<Run> = trim(whole.into_iter(), skip, wanted).collect();

@@ -247,17 +247,17 @@ fn random_everything_unmaps_with_the_inverted_test() {
     random_everything("24.10");
 }
 
-fn random_hca_removal(generation: &str) {
-    let covers = ["hca-removal", "three-registrations", "foreign-deregistration"];
-    random("hca-removal", generation, 1..5, 2_000, &covers);
+fn random_nic_removal(generation: &str) {
+    let covers = ["nic-removal", "three-registrations", "foreign-deregistration"];
+    random("nic-removal", generation, 1..5, 2_000, &covers);
 }
 
 #[test]
-fn random_hca_removal_unmaps() {
-    random_hca_removal("25.10");
+fn random_nic_removal_unmaps() {
+    random_nic_removal("25.10");
 }
 
 #[test]
-fn random_hca_removal_unmaps_with_the_inverted_test() {
-    random_hca_removal("24.10");
+fn random_nic_removal_unmaps_with_the_inverted_test() {
+    random_nic_removal("24.10");
 }

@@ -153,7 +153,7 @@ fn beside(pages: &[u64]) {
     }
 }
 
-/// The model compares each byte that the HCA would reach with what the GPU has there.
+/// The model compares each byte that the NIC would reach with what the GPU has there.
 #[test]
 fn a_range_over_several_allocations_is_pinned_in_pieces() {
     for mode in [Mode::Persistent, Mode::Fallback] {
@@ -485,11 +485,11 @@ fn a_verdict_that_nobody_asked_for_is_forgotten() {
     unload();
 }
 
-/// The host bridge may have its own numbers for the bus. Without an IOMMU the HCA must be given those, which the DMA API
-/// does not know for MMIO; with one, what that says. The model looks each byte up as the HCA does, and takes an unmapping
+/// The host bridge may have its own numbers for the bus. Without an IOMMU the NIC must be given those, which the DMA API
+/// does not know for MMIO; with one, what that says. The model looks each byte up as the NIC does, and takes an unmapping
 /// only of what the DMA API gave.
 #[test]
-fn the_hca_is_given_bus_addresses() {
+fn the_nic_is_given_bus_addresses() {
     // Bus addresses may lie above and below those of the CPU.
     for bus_offset in [0, 8 << 40, u64::MAX - BAR + 1] {
         for iommu in [false, true] {

@@ -3,7 +3,7 @@
 # Makes what boot.sh needs beside the lab's images, out of what the lab built for its fast kernel and for Debian's own
 # (ci/lab.sh build --kernel fast-7.2 nvidia_c, and --kernel debian-6.12):
 #   files.sh OUT [COMMIT]    OUT/files: ours.ko nvidia_c.ko stub.ko older.ko other-kernel.ko closed/*.ko; OUT/programs: peermemctl hold;
-#                            OUT/stock: ours.ko unknown-key.ko other-core.ko nv_peer_mem.ko dkms/ newer/
+#                            OUT/debian: ours.ko unknown-key.ko other-core.ko nv_peer_mem.ko dkms/ newer/
 # older.ko is built from COMMIT (HEAD~20 without one). Prints the other arguments of boot.sh, a line for each kernel.
 set -eu
 out=$1 commit=${2:-HEAD~20}
@@ -43,15 +43,15 @@ find "$work/closed" -name '*.ko' -exec cp {} "$out/files/closed/" \;
 
 # Debian's kernel, which has symbol versions and signatures.
 debian=$repo/build/lab/debian-6.12
-stock=$debian/kernel
-stock_image=$debian/image-ours.cpio
-mkdir -p "$out/stock"
-cpio --quiet -i --to-stdout '*/updates/nvidia-peermem.ko' <"$stock_image" >"$out/stock/ours.ko"
-stock_release=$(modinfo -F vermagic "$out/stock/ours.ko" | cut -d' ' -f1)
-headers=$stock/root/usr/src/linux-headers-$stock_release
+debian_kernel=$debian/kernel
+debian_image=$debian/image-ours.cpio
+mkdir -p "$out/debian"
+cpio --quiet -i --to-stdout '*/updates/nvidia-peermem.ko' <"$debian_image" >"$out/debian/ours.ko"
+debian_release=$(modinfo -F vermagic "$out/debian/ours.ko" | cut -d' ' -f1)
+headers=$debian_kernel/root/usr/src/linux-headers-$debian_release
 # Signed by somebody whom the kernel does not know.
 openssl req -x509 -newkey rsa:2048 -nodes -subj "/CN=Local signing key" -keyout "$work/key.pem" -outform DER -out "$work/key.der" 2>/dev/null
-"$stock"/root/usr/lib/linux-kbuild-*/scripts/sign-file sha256 "$work/key.pem" "$work/key.der" "$out/stock/ours.ko" "$out/stock/unknown-key.ko"
+"$debian_kernel"/root/usr/lib/linux-kbuild-*/scripts/sign-file sha256 "$work/key.pem" "$work/key.der" "$out/debian/ours.ko" "$out/debian/unknown-key.ko"
 # Built against a core whose ib_register_peer_memory_client() is another one.
 ofed=$debian/ofed gpu=$debian/gpu
 mkdir "$work/other-ofed"
@@ -59,26 +59,26 @@ sed 's/^0x[0-9a-f]*\(\tib_register_peer_memory_client\t\)/0x12345678\1/' "$ofed/
 git -C "$repo" archive HEAD | (mkdir "$work/tree" && tar -x -C "$work/tree")
 make -s -C "$work/tree" KDIR="$headers" OUT="$work/other-core" OFED="$work/other-ofed" NVIDIA="$gpu $source" KERNEL_CRATE=lite \
 	DEPS="$cache/kernel-lite-deps"
-cp "$work/other-core/nvidia-peermem.ko" "$out/stock/other-core.ko"
+cp "$work/other-core/nvidia-peermem.ko" "$out/debian/other-core.ko"
 # The deprecated module under whose name people still find it: a client that says "not mine" to everything stands for it.
 mkdir -p "$work/old/rdma"
 cp "$repo/ci/qemu/ofed/second_client/lab_second_client.c" "$work/old/nv_peer_mem.c"
 find "$repo/ci/qemu/ofed/include/rdma" "$repo/bindings" -name '*.h' -exec cp {} "$work/old/rdma/" \;
 printf 'obj-m := nv_peer_mem.o\nccflags-y := -I$(src)\n' >"$work/old/Kbuild"
 make -s -C "$headers" M="$work/old" KBUILD_EXTRA_SYMBOLS="$ofed/Module.symvers" modules
-cp "$work/old/nv_peer_mem.ko" "$out/stock/"
+cp "$work/old/nv_peer_mem.ko" "$out/debian/"
 # What DKMS itself leaves of a GPU driver that it was told of and has not built.
 (cd "$work" && apt-get -qq download dkms && dpkg -x dkms_*.deb dkms)
-mkdir -p "$work/dkms-source/nvidia-current-open-$version" "$out/stock/dkms"
+mkdir -p "$work/dkms-source/nvidia-current-open-$version" "$out/debian/dkms"
 printf '%s\n' 'PACKAGE_NAME="nvidia-current-open"' "PACKAGE_VERSION=\"$version\"" 'BUILT_MODULE_NAME[0]="nvidia"' \
 	'DEST_MODULE_LOCATION[0]="/updates/dkms"' 'AUTOINSTALL="yes"' >"$work/dkms-source/nvidia-current-open-$version/dkms.conf"
-bash "$work/dkms/usr/sbin/dkms" --dkmstree "$out/stock/dkms" --sourcetree "$work/dkms-source" add "nvidia-current-open/$version" >/dev/null
+bash "$work/dkms/usr/sbin/dkms" --dkmstree "$out/debian/dkms" --sourcetree "$work/dkms-source" add "nvidia-current-open/$version" >/dev/null
 # A newer kernel: the lab's, without nvidia-peermem.
-mkdir -p "$out/stock/newer/$release"
-cpio --quiet -i --to-stdout "*/lib/modules/$release/modules.dep" <"$image" | grep -v nvidia-peermem >"$out/stock/newer/$release/modules.dep"
+mkdir -p "$out/debian/newer/$release"
+cpio --quiet -i --to-stdout "*/lib/modules/$release/modules.dep" <"$image" | grep -v nvidia-peermem >"$out/debian/newer/$release/modules.dep"
 
 target=$repo/build/target
 cargo build -q --release --locked --bins --examples --manifest-path "$repo/tools/peermemctl/Cargo.toml" --target-dir "$target"
 cp "$target/release/peermemctl" "$target/release/examples/hold" "$out/programs/"
 echo "$image $fast/kernel/image $out/files $out/programs"
-echo "$stock_image $stock/image $out/stock $out/programs"
+echo "$debian_image $debian_kernel/image $out/debian $out/programs"

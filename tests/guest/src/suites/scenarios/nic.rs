@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The HCA goes, or runs out of keys.
+//! The NIC goes, or runs out of keys.
 
 use std::process::Command;
 
@@ -24,14 +24,14 @@ fn users() -> Result<i32> {
     modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded")
 }
 
-/// The task that removes the HCA deregisters for everybody. A revocable pin then waits for its owner.
+/// The task that removes the NIC deregisters for everybody. A revocable pin then waits for its owner.
 pub fn removed(env: &Env) -> Result<()> {
     let orphans = i64::from(env.mode()? != Mode::Persistent);
     for ended_by in ["the free", "the next registration"] {
         println!("ended by {ended_by}");
         let bench = Bench::new()?;
         let (memory, mr) = bench.registered(SIZE)?;
-        remove()?.finish("the HCA's removal")?;
+        remove()?.finish("the NIC's removal")?;
         ensure!(gpu::pins()? == orphans, "{} pins after the removal, wanted {orphans}", gpu::pins()?);
         ensure!(i64::from(users()?) == orphans, "{} users after the removal, wanted {orphans}", users()?);
         // What it answers is the library's business; the kernel has done it already.
@@ -53,7 +53,7 @@ pub fn removed(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The callback stands in the core and the HCA goes: the removal waits, and neither touches what the other took.
+/// The callback stands in the core and the NIC goes: the removal waits, and neither touches what the other took.
 pub fn removed_during_callback(env: &Env) -> Result<()> {
     for point in ["invalidate_entry", "invalidate_found", "invalidate_fence", "in_dma_unmap"] {
         if env.nvidia_c && point == "in_dma_unmap" {
@@ -69,11 +69,11 @@ pub fn removed_during_callback(env: &Env) -> Result<()> {
             // Whether it waits is no rule for it.
             let early = removal.ended(super::A_WHILE);
             stop.release()?;
-            early.unwrap_or_else(|| removal.finish("the HCA's removal"))?;
+            early.unwrap_or_else(|| removal.finish("the NIC's removal"))?;
         } else {
-            removal.waits("the HCA's removal")?;
+            removal.waits("the NIC's removal")?;
             stop.release()?;
-            removal.finish("the HCA's removal")?;
+            removal.finish("the NIC's removal")?;
         }
         free.finish("the free")?;
         no_pins("after both")?;

@@ -91,8 +91,9 @@ pub fn one_address(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A callback waits with the RM API lock for the mapping lock of a registration; an acquire waits for the RM API lock, with
-/// the peer mutex; a deregistration has to put, for which it needs the RM API lock. Who has the mapping lock registers.
+/// A callback holds the RM API lock and waits for the umem mapping lock of a registration. An acquire holds the peer mutex
+/// and waits for the RM API lock. A deregistration has to put, for which it needs the RM API lock. The task that has the
+/// umem mapping lock registers.
 pub fn three_wait(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (_third, third_mr) = bench.registered(SIZE)?;

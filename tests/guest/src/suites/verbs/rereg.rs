@@ -95,7 +95,7 @@ pub fn rereg_fails(env: &Env) -> Result<()> {
     refused(env, &bench, wishes, 0)
 }
 
-/// The HCA has no mkey left for it, after everything was mapped.
+/// The NIC has no mkey left for it, after everything was mapped.
 pub fn rereg_without_mkey(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let other = bench.cuda.alloc(2 * MIB)?;
