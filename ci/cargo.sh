@@ -25,16 +25,18 @@ cd "$checkout/$dir"
 # The crates of this checkout are those that lie in a folder.
 forget() { # PROFILE
 	crates=$(cargo tree --workspace --locked --edges all --prefix none --format '{p}')
-	echo "$crates" | sed -n 's/^\([^ ]*\) v[^ ]* (.*\/.*/\1/p' | sort -u | while read -r crate; do
-		cargo clean --quiet --locked --profile "$1" -p "$crate"
-	done
+	# shellcheck disable=SC2046
+	cargo clean --quiet --locked --profile "$1" \
+		$(echo "$crates" | sed -n 's/^\([^ ]*\) v[^ ]* (.*\/.*/-p \1/p' | sort -u)
 }
 
 if [ "$1" = forget ]; then
 	forget "$2"
 	exit
 fi
-owner=$CARGO_TARGET_DIR/.checkout-$(echo "$dir" | tr / -)
+# One for a whole workspace: any of its folders builds its crates.
+workspace=$(dirname "$(cargo locate-project --workspace --message-format plain)")
+owner=$CARGO_TARGET_DIR/.checkout-$(echo "${workspace#"$checkout"/}" | tr / -)
 exec 8>"$CARGO_TARGET_DIR/.checkout-lock"
 flock 8
 if [ "$(cat "$owner" 2>/dev/null)" != "$checkout" ]; then

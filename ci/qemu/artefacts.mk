@@ -172,15 +172,17 @@ rust := "=$(call version,rustc cc ld)" $(wildcard $(HOME)/.cargo/config.toml) \
 	$(if $(cross),$(sysroot) $(q)/cross.sh "=$(call version,$(cross)-linux-gnu-gcc)")
 program = $(keep) $(P:build/lab/%=%)/$@ --made-of $@.d $(rust) $(q)/program.sh
 built = -- $(q)/program.sh
+# What each program of this workspace is made of.
+workspace := $(q)/Cargo.toml $(q)/Cargo.lock
 
 libcuda:
-	@$(program) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda libcuda.so
+	@$(program) $(workspace) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda libcuda.so
 
 nvlab-selftest:
-	@$(program) $(q)/gpu/client $(built) $(q)/gpu/client $@
+	@$(program) $(workspace) $(q)/gpu/client $(built) $(q)/gpu/client $@
 
 cuda-selftest:
-	@$(program) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda $@
+	@$(program) $(workspace) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda $@
 
 guest:
 	@$(program) tests/guest user/gpumr $(q)/gpu/client docs/results/checks.md samples/edu-dma/uapi.rs tools/peermemctl/tests/common/table.rs \
@@ -196,7 +198,7 @@ preload:
 		$(built) user/gpumr-preload libgpumr_preload.so
 
 profile:
-	@$(program) $(q)/profile $(built) $(q)/profile libprofile.so
+	@$(program) $(workspace) $(q)/profile $(built) $(q)/profile libprofile.so
 
 # With CUDA, linked against the stand-in.
 perftest: perftest-source cuda_h libcuda
