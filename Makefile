@@ -2,8 +2,8 @@
 # nvidia-peermem in Rust. `make help` lists the targets.
 
 OUT ?= $(CURDIR)/build/module
-# What the last build was told or found. `make install` is of that build, unless it is told otherwise itself, and root, who runs
-# it, has another PATH and another home.
+# What the last build was told or found. `make install` reads it, because it installs that build, and root has another PATH and
+# another home. What `make install` is told itself comes first.
 told = $(shell . '$(OUT)/preflight.env' 2>/dev/null && echo "$$PREFLIGHT_$(1)")
 told_if_install = $(if $(filter install uninstall,$(MAKECMDGOALS)),$(call told,$(1)))
 
@@ -14,6 +14,7 @@ NVIDIA ?= $(call told_if_install,NVIDIA)
 
 # Which crate `kernel`: the kernel's own, or kernel-lite (own, lite); chosen by preflight if empty.
 KERNEL_CRATE ?= $(call told_if_install,KERNEL_CRATE)
+# The name up to 0.1.0: for one release it is refused, because it would be ignored without a word.
 $(if $(PROVIDER),$(error PROVIDER=$(PROVIDER): the variable is called KERNEL_CRATE now, own or lite))
 # Where the lab's is.
 cache = $(or $(NVPM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/nvidia-peermem)
@@ -88,7 +89,7 @@ sample:
 		sh mk/$$gate.sh '$(OUT)/edu-dma.ko' || exit; done
 	@echo "sample: $(OUT)/edu-dma.ko; as root, insmod it beside nvidia.ko"
 
-# peermemctl, its man pages and completions, as whoever has cargo: `make install` runs as root.
+# peermemctl, its man pages and completions, by a user who has cargo: `make install` runs as root.
 tools:
 	+@CARGO_TARGET_DIR='$(CURDIR)/build/target' sh mk/tools.sh '$(CARGO)' '$(TOOLS)'
 
@@ -119,8 +120,9 @@ install:
 uninstall:
 	@$(INSTALL_ENV) sh mk/install.sh uninstall
 
+# What the lab made stays: lab-clean.
 clean:
-	rm -rf '$(OUT)' '$(OUT)-lint' '$(OUT)-doc'
+	rm -rf '$(OUT)' '$(OUT)-lint' '$(OUT)-doc' $(foreach name,packages target tools user,'$(CURDIR)/build/$(name)')
 
 fmt:
 	$(RUSTFMT) src/peer_client.rs samples/edu-dma/edu_dma.rs

@@ -23,10 +23,8 @@ pub(crate) enum Place {
     /// There is no other.
     Only,
     /// Asked first: nvidia-peermem has such a client, this driver has not.
-    #[allow(dead_code)]
     First,
     /// Asked when the first one said no: likewise.
-    #[allow(dead_code)]
     Second,
 }
 

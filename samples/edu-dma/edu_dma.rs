@@ -21,6 +21,8 @@
     clippy::unreachable,
     clippy::unwrap_used
 )]
+// What this driver leaves out of the layer.
+#![allow(dead_code)]
 
 mod client;
 mod engine;
@@ -28,35 +30,27 @@ mod pin;
 mod session;
 mod uapi;
 
-// The layer. What this driver leaves out of it is dead code here.
-#[allow(dead_code)]
+// The layer.
 #[path = "../../src/acquire.rs"]
 mod acquire;
-#[allow(dead_code)]
 #[path = "../../src/dma/mod.rs"]
 mod dma;
-#[allow(dead_code)]
 #[path = "../../src/ffi/mod.rs"]
 mod ffi;
-#[allow(dead_code)]
 #[path = "../../src/gpu/mod.rs"]
 mod gpu;
-#[allow(dead_code)]
 #[path = "../../src/invalidate.rs"]
 mod invalidate;
 #[path = "../../src/num.rs"]
 mod num;
-#[allow(dead_code)]
 #[path = "../../src/observe/mod.rs"]
 mod observe;
 #[path = "../../src/orphan.rs"]
 mod orphan;
 #[path = "../../src/pieces.rs"]
 mod pieces;
-#[allow(dead_code)]
 #[path = "../../src/range.rs"]
 mod range;
-#[allow(dead_code)]
 #[path = "../../src/record.rs"]
 mod record;
 #[path = "../../src/registration.rs"]
@@ -65,10 +59,8 @@ mod registration;
 mod registry;
 #[path = "../../src/several.rs"]
 mod several;
-#[allow(dead_code)]
 #[path = "../../src/sg.rs"]
 mod sg;
-#[allow(dead_code)]
 #[path = "../../src/state.rs"]
 mod state;
 

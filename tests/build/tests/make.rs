@@ -328,6 +328,33 @@ fn signed_with_the_kernels_key_only() {
     assert_eq!(signs().as_deref(), Some("SIG_ALL y"));
 }
 
+/// `make clean` in a copy of the Makefiles: every folder that they name in build/ goes, what the lab made stays.
+#[test]
+fn clean_removes_what_make_built() {
+    let tree = tempfile::tempdir().expect("temporary folder");
+    let copy = |name: &str| {
+        let to = tree.path().join(name);
+        fs::create_dir_all(to.parent().expect("a parent")).expect("folder");
+        fs::copy(repository().join(name), to).expect(name);
+    };
+    let makefiles = ["Makefile", "mk/packages.mk", "mk/lab.mk"];
+    makefiles.iter().chain(&["kernel-lite/missing.sh"]).for_each(|name| copy(name));
+    let text = makefiles.map(read).concat();
+    let named =
+        text.split("$(CURDIR)/build/").skip(1).filter_map(|rest| rest.split(|c: char| !c.is_alphanumeric()).next());
+    let named: BTreeSet<&str> =
+        named.filter(|name| !name.is_empty()).chain(["lab", "module-lint", "module-doc"]).collect();
+    assert!(named.contains("module") && named.contains("target"), "{named:?}");
+    for name in &named {
+        fs::create_dir_all(tree.path().join("build").join(name)).expect("folder");
+    }
+    let outcome = run(Command::new("make").current_dir(tree.path()).arg("clean").env_remove("MAKEFLAGS"));
+    assert!(outcome.ok, "{}", outcome.text);
+    let left = fs::read_dir(tree.path().join("build")).expect("folder");
+    let left: Vec<_> = left.map(|entry| entry.expect("entry").file_name().into_string().expect("name")).collect();
+    assert_eq!(left, ["lab"], "{}", outcome.text);
+}
+
 /// The name of before, which would be ignored without a word.
 #[test]
 fn the_old_name_of_the_kernel_crate() {

@@ -49,7 +49,7 @@ fn verdict(verify: &Verify) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answer::{Answer, Fact, VerifyCheck, VerifyPass};
+    use crate::answer::{self, Answer, Fact, VerifyCheck, VerifyPass};
     use crate::print::fits;
 
     fn verify(level: Level, missing: &[&str]) -> Verify {
@@ -64,7 +64,7 @@ mod tests {
             |counts: bool| VerifyPass { module: "nvidia_peermem".to_owned(), counts, checks: vec![check.clone()] };
         let mut verify = Verify {
             level,
-            version: "0.2.0".to_owned(),
+            version: answer::VERSION.to_owned(),
             arguments: vec!["verify".to_owned(), "about ".repeat(40)],
             begun: "2026-11-24 02:41:29.553Z".to_owned(),
             seconds: 1234.5,
