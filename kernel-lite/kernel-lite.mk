@@ -98,7 +98,7 @@ quiet_cmd_kl_module = RUSTC $(quiet_modtag) $@
 	$(kl-out-dir) --emit=dep-info=$(depfile) --emit=obj=$@ --emit=link=$(@:.o=.a) $<; \
 	$(kl-fix-depfile) $(kl-objtool)
 
-# Preflight has looked whether these are there; whoever calls without it is told.
+# Preflight has looked whether these are there. This is for a call without it.
 $(addprefix $(NVPM_DEPS)/,proc-macro2/lib.rs quote/lib.rs syn/lib.rs pin-init/internal/src/lib.rs pin-init/src/lib.rs) \
 $(kl-core)/src/lib.rs:
 	@echo "nvidia-peermem: there is no $@: in $(abspath $(src)), make deps and make KDIR=$(abspath $(objtree)), which says what else is missing" >&2; exit 1

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Prints where the rustc $1 is. Root, who installs, has another PATH, and rustup's rustc asks for the toolchain of whoever runs
+# Prints where the rustc $1 is. Root, who installs, has another PATH, and rustup's rustc takes the toolchain of the user who runs
 # it: the one in the toolchain is the same for everybody.
 set -eu
 unset MAKEFLAGS MFLAGS

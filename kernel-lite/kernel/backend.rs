@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What stands behind this crate: the functions of `helpers.c`, see `helpers.h`. On a host whoever runs the crate defines
-//! them (`tests/host/helpers`, `tests/host/model`), and [`kl_touch`], which tells it what the crate does by itself.
+//! What stands behind this crate: the functions of `helpers.c`, see `helpers.h`. On a host `tests/host/helpers` or
+//! `tests/host/model` defines them, and [`kl_touch`], by which the crate tells what it does by itself.
 
 use crate::ffi::{c_char, c_void};
 

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
 # enter.sh LAYERS DIR MIB SCRIPT: runs a script as root of a machine made of read-only layers and of
-# what DIR/upper says differently. With MIB, that lies on a disk of so many MiB, which is full when
-# they are used up. Called by unshare, in mount and process namespaces of its own.
+# what DIR/upper says differently. With MIB, that lies on a disk of this size in MiB, which can
+# become full. Called by unshare, in mount and process namespaces of its own.
 set -eu
 layers=$1 dir=$2 mib=$3 script=$4
 mount --make-rprivate /

@@ -68,10 +68,10 @@ pub struct Arc<T> {
     _owned: PhantomData<ArcInner<T>>,
 }
 
-// SAFETY: Whoever has one may share the `T`, and whoever drops the last one drops the `T`.
+// SAFETY: A thread that has one may share the `T`, and the thread that drops the last one drops the `T`.
 unsafe impl<T: Sync + Send> Send for Arc<T> {}
 
-// SAFETY: Whoever shares one may clone it.
+// SAFETY: A thread that shares one may clone it.
 unsafe impl<T: Sync + Send> Sync for Arc<T> {}
 
 impl<T> Arc<T> {

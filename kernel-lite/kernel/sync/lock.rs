@@ -187,7 +187,7 @@ macro_rules! global_lock {
         $pub static $name: $crate::sync::GlobalLock<$type> = {
             // Outside the unsafe block.
             let value: $type = $value;
-            // SAFETY: Whoever declares it promises to initialise it first; it is a static.
+            // SAFETY: The declaration promises that it is initialised first; it is a static.
             unsafe { $crate::sync::GlobalLock::new(value, $crate::c_str!(::core::stringify!($name))) }
         };
     };

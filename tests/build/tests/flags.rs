@@ -80,7 +80,7 @@ fn a_build_tree_that_only_root_may_write() {
         let makefile = out.join("Makefile");
         fs::write(&makefile, text).expect("file");
         fs::set_permissions(&tree, fs::Permissions::from_mode(0o555)).expect("mode");
-        // Whoever runs this may be root, whom the mode of a folder would not stop.
+        // The test may run as root, whom the mode of a folder would not stop.
         let mut make = Command::new("setpriv");
         make.args(["--bounding-set=-dac_override", "make", "-sf"]).arg(makefile).current_dir(&tree);
         // As the kernel's own Makefile has it.

@@ -148,7 +148,7 @@ fn kernel_lite_with_another_rustc_than_the_kernels() {
     falls_back(&kernel, &[&deps], &["the kernel was built by \"rustc 1.0.0 (old)\""]);
 }
 
-/// The module is written for the kernel crate of 7.2, and no other has been tried: only whoever asks for it gets it.
+/// The module is written for the kernel crate of 7.2, and no other has been tried: a user gets it only by asking for it.
 #[test]
 fn another_series_with_rust() {
     for (release, says) in

@@ -12,8 +12,8 @@ use crate::lab;
 use crate::modules::{self, PEERMEM};
 use crate::peermem::{rows, Stats};
 
-/// The counters of both sides when nothing was going on. Whoever asks the GPU for pins meanwhile and is not the
-/// module (`/dev/nvlab_gdr`), or empties the accounting, makes [`Ledger::check`] fail.
+/// The counters of both sides when nothing was going on. [`Ledger::check`] fails if anything but the module asks the GPU
+/// for pins meanwhile (`/dev/nvlab_gdr`), or empties the accounting.
 pub struct Ledger {
     stats: Stats,
     accounting: Accounting,

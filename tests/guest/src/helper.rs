@@ -35,7 +35,7 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
             drop(mrs);
             Ok(())
         }
-        // As an ordinary user with so many bytes of RLIMIT_MEMLOCK: registers single pages until one is refused, lets
+        // As an ordinary user with `limit` bytes of RLIMIT_MEMLOCK: registers single pages until one is refused, lets
         // one go, and tries again. Says how many there were, and both errnos.
         ("memlock", [limit]) => {
             let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;

@@ -149,6 +149,19 @@ impl<'a> Run<'a> {
         Ok((server.child.id(), client.child.id(), self.report(&said)?))
     }
 
+    /// The same over GPU memory: what the client reported, and what was counted. What arrived is right by CRC, and every
+    /// byte of it went through BAR1.
+    pub fn over_gpu_memory(&self) -> Result<(Report, Counts)> {
+        let Sizes { message, iterations } = *self.sizes;
+        let before = Before::now()?;
+        let (server, client, report) = self.on_this_machine()?;
+        let counts = before.counts()?;
+        arrived(self.program, &chunks("server", server, message)?, &chunks("client", client, message)?)?;
+        ensure!(report.bytes == (message * iterations) as u64, "perftest counted {}", report.bytes);
+        counts.reconcile("the NIC", report.bytes, report.bytes)?;
+        Ok((report, counts))
+    }
+
     fn tcp_listens(&self) -> bool {
         procfs::net::tcp()
             .into_iter()

@@ -281,7 +281,7 @@ impl<'a> Runner<'a> {
         if ended.status.is_none() {
             ended.timed_out = true;
             ended.notes.extend(stacks());
-            // Whoever stands at a hold point cannot be killed there.
+            // A task at a hold point cannot be killed there.
             if let Err(e) = release_holds() {
                 ended.notes.push(format!("release the hold points: {e:#}"));
             }

@@ -84,7 +84,7 @@ fn run(words: &Words) -> Result<bool> {
             let result = (transition.run)(&mut test);
             let row = |(kernel, action, what)| [distribution.to_string(), rustc.clone(), kernel, action, what];
             rows.extend(test.rows.into_iter().map(row));
-            // Whoever stops it keeps what it has found.
+            // A run that is stopped keeps what it has found.
             if let Some(table) = &words.table {
                 fs::write(table, table::page(&rows)).with_context(|| format!("cannot write {}", table.display()))?;
             }

@@ -159,7 +159,7 @@ pub const CHECKS: [Entry; 58] = [
     entry(
         "registrations.stale",
         "Registrations whose process is gone; as root.",
-        "Whoever inherited the RDMA device keeps them alive.",
+        "A process that inherited the RDMA device keeps them alive.",
     ),
     entry(
         "registrations.orphan",

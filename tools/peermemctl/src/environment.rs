@@ -75,7 +75,7 @@ impl Environment {
         Self { whose, nccl: files.filter_map(read).collect(), variables }
     }
 
-    /// For whom a verdict is: nobody set anything, or whoever did.
+    /// Whom a verdict is for, in words: whose environment it is, or nobody in particular where that sets nothing.
     pub fn judged_for(&self) -> String {
         const OURS: [&str; 4] = ["NCCL_", "UCX_", "NVSHMEM_", "FI_"];
         let mut names = self.variables.keys().chain(self.nccl.iter().flat_map(|(_, variables)| variables.keys()));

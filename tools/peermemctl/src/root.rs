@@ -236,7 +236,7 @@ mod tests {
             (printed(Command::new("sh").args(["-c", script]), limit), start.elapsed())
         };
         let (limit, ample) = (Duration::from_millis(100), Duration::from_secs(60));
-        // The second has printed all of it, and does not end. A child of the third holds the pipe, whoever is killed.
+        // The second has printed all of it, and does not end. A child of the third holds the pipe, also when its parent is killed.
         for script in ["exec sleep 50", "echo told; exec >&-; exec sleep 50", "sleep 50; true"] {
             let (told, took) = sh(script, limit);
             assert!(told == Err(Silent::Late(limit)) && took < ample / 2, "{script}: {told:?} after {took:?}");

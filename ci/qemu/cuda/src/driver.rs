@@ -121,8 +121,8 @@ impl HostMap {
             return false;
         }
         for (at, byte) in (self.base + offset..).zip(word.iter().cycle().take(len as usize)) {
-            // SAFETY: inside our own mapping, checked above; whoever else writes there is the
-            // program's own race.
+            // SAFETY: inside our own mapping, checked above; another writer is the program's
+            // own race.
             unsafe { (at as *mut u8).write_volatile(*byte) };
         }
         true

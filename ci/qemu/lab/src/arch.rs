@@ -66,7 +66,7 @@ impl Arch {
         }
     }
 
-    /// More of QEMU's words: the IOMMU where it is a device, and room for BARs of so many MiB above the memory.
+    /// More of QEMU's words: the IOMMU where it is a device, and room above the memory for BARs of `bars_mib` MiB.
     pub fn devices(self, iommu: Iommu, bars_mib: u64) -> Vec<String> {
         let mut words = Vec::new();
         // The board of arm64 has 512 GiB of room.

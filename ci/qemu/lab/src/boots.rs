@@ -20,7 +20,7 @@ pub enum Expect {
     Alarms(BTreeMap<Kind, usize>),
     /// None of these tests comes out clean: a lab in which NVIDIA's module does would not see ours break either.
     Canary(Vec<String>),
-    /// No alarm; and what a plugin of QEMU's counts of ours in a free with one registration is at most so many instructions.
+    /// No alarm; and QEMU's plugin counts at most this many instructions of ours in a free with one registration.
     FreeCost(u64),
     /// No alarm; and when it is booted a second time with the same seed, the guest's rows of this name are the same.
     Replay(String),

@@ -16,7 +16,7 @@ impl<T> Default for Later<T> {
 }
 
 impl<T> Later<T> {
-    /// Whoever waits goes on. What was told first stays.
+    /// Those who wait go on. What was told first stays.
     pub fn tell(&self, built: Result<T>) {
         let _guard = self.waiting.lock().unwrap_or_else(|e| e.into_inner());
         let _ = self.built.set(built.map_err(|e| format!("{e:#}")));
@@ -47,7 +47,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn whoever_waits_gets_what_was_built_or_why_not() {
+    fn all_who_wait_get_what_was_built_or_why_not() {
         let (good, bad) = (Later::default(), Later::<u32>::default());
         thread::scope(|scope| {
             let early = scope.spawn(|| *good.wait().unwrap());

@@ -40,7 +40,7 @@ pub struct Boot {
     /// Video memory of each GPU, all of it in one BAR; memory of this machine only where it is touched.
     pub gpu_mib: u64,
     pub iommu: Iommu,
-    /// Two devices `edu` beside the GPUs, which put so many bits of an address on the bus.
+    /// Two devices `edu` beside the GPUs, which put this many bits of an address on the bus.
     pub edu: Option<u32>,
     pub clock: Clock,
     /// Processors on the wall clock; the instruction clock has one.

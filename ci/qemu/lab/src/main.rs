@@ -59,7 +59,7 @@ enum Cmd {
         /// Only these: host, lint, suites of the guest, boots of the table; commas between.
         #[arg(long)]
         only: Option<String>,
-        /// So many jobs beside each other, instead of one for each processor and at most two.
+        /// Number of parallel jobs (default: processors, at most 2).
         #[arg(long)]
         lanes: Option<usize>,
     },
@@ -68,19 +68,19 @@ enum Cmd {
         /// Only these: models, suites of the guest, boots of the table; commas between.
         #[arg(long)]
         only: Option<String>,
-        /// Round after round with new seeds, until so many hours are over.
+        /// Repeat for this many hours, each round with new seeds.
         #[arg(long)]
         hours: Option<f64>,
         /// Of the boots, as an earlier run printed it; without it, or in later rounds, a new one.
         #[arg(long)]
         seed: Option<u32>,
-        /// So many jobs beside each other, instead of one for each processor and at most two.
+        /// Number of parallel jobs (default: processors, at most 2).
         #[arg(long)]
         lanes: Option<usize>,
     },
     /// The scenario table against ours and against NVIDIA's module; writes build/scenarios.json and docs/results/scenarios.md.
     Scenarios {
-        /// Boots beside each other.
+        /// Number of parallel boots (default: processors, at most 2).
         #[arg(long)]
         lanes: Option<usize>,
     },

@@ -131,7 +131,7 @@ pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
         });
         jobs.push(Job {
             name: format!("nvidia_c {}", same.0.name),
-            // It takes the longest, but whoever stops this early is to have what ours does.
+            // It takes the longest. Ours comes first, for a person who stops this early.
             takes: 0,
             run: Box::new(move || again_and_again(lab, built, &same.0, &same.1)),
         });
@@ -149,7 +149,7 @@ pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
         let failed = done.found.tests.iter().filter(|t| t.outcome == Outcome::Failed);
         ran.failed.extend(failed.map(|t| t.name.clone()));
         let rows = done.found.json.get("scenario").into_iter().flatten().map(Told::read);
-        // After each, so that whoever stops it keeps what it found so far.
+        // After each, so that a run that is stopped keeps what it found.
         if kept.is_ok() {
             kept = rows.collect::<Result<Vec<_>>>().and_then(|rows| {
                 told[whose].extend(rows);

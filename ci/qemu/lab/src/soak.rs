@@ -101,7 +101,7 @@ fn new_seed() -> u32 {
     (random >> 32) as u32
 }
 
-/// What was run, kept after each job: whoever stops a soak keeps what it found so far.
+/// What was run, written after each job: a soak that is stopped keeps what it found.
 struct Record<'a> {
     lab: &'a Lab,
     date: String,

@@ -15,7 +15,7 @@ use crate::gpu;
 use crate::lab;
 use crate::machine::{self, Level, Mode, SecondNic, RDMA_DEVICE};
 use crate::peermem;
-use crate::perftest::{arrived, chunks, with_rate, Before, Run, Sizes};
+use crate::perftest::{with_rate, Run, Sizes};
 use crate::suites::iommu;
 use crate::test::{skip, Env, NvidiaC, Suite, Test};
 use crate::verbs::{Device, Loopback, Mr, Op, Pd, Status, FULL_ACCESS};
@@ -284,13 +284,8 @@ fn perftest(env: &Env) -> Result<()> {
     for program in ["ib_write_bw", "ib_read_bw", "ib_send_bw"] {
         with_rate(|| {
             let sizes = Sizes::of(env, 20)?;
-            let before = Before::now()?;
             let run = Run { dma_buf: true, ..Run::new(program, &sizes, true) };
-            let (server, client, report) = run.on_this_machine()?;
-            let counts = before.counts()?;
-            arrived(program, &chunks("server", server, sizes.message)?, &chunks("client", client, sizes.message)?)?;
-            ensure!(report.bytes == (sizes.message * sizes.iterations) as u64, "perftest counted {}", report.bytes);
-            counts.reconcile("the NIC", report.bytes, report.bytes)?;
+            let (report, counts) = run.over_gpu_memory()?;
             let after = gpu::accounting()?;
             let buffers = (after.get("dma_bufs"), after.get("dma_buf_maps"), gpu::provider_calls()?.0, counts.mrs);
             ensure!(buffers == (2, 2, 0, 0), "exports, imports, pins, peer regions: {buffers:?}, wanted (2, 2, 0, 0)");

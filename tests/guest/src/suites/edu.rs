@@ -391,7 +391,7 @@ fn persistent_outlives_the_free(env: &Env) -> Result<()> {
     let copy = copy_in_thread(&edu, pin, false);
     edu.wait_until_running(&before)?;
     known.memory.free()?;
-    // Whoever allocates now gets other memory.
+    // What is allocated now is other memory.
     let next = Known::new(&mut rng, &rm, Layout::Contiguous, LONG)?;
     let (bytes, ended) = copy.join().ok().context("the thread panicked")?;
     copied("persistent memory that was freed", ended)?;

@@ -76,8 +76,8 @@ fn register(bench: &Bench, memory: &DeviceMemory) -> Result<Result<Mr, i32>> {
     }
 }
 
-/// What a registration that failed for lack of memory may look like. Whoever of provider and module was refused memory, the
-/// module has written it down. EFAULT is what the core says when nobody claims the memory, and it is right only where the
+/// What a registration that failed for lack of memory may look like. The module has written down which of provider and
+/// module was refused memory. EFAULT is what the core says when nobody claims the memory, and it is right only where the
 /// module could not find out whose it is: it has no memory for a registration, which comes before the first question, or
 /// there was none either for the question that follows a provider's ENOMEM. Where all fails from a place on, that place may
 /// be one that is survived, and what ended the registration was the core's or the NIC's.
@@ -540,8 +540,8 @@ fn calls_of_a_new_pair(env: &Env) -> Result<()> {
     .run(env)
 }
 
-/// Puts that fail in the provider's own way: a revocable one has done nothing, and a persistent one has put, but for lack of
-/// memory.
+/// Puts that fail in the provider's own way: a revocable one has done nothing. A persistent one has put, unless it failed
+/// for lack of memory.
 fn provider_puts(env: &Env) -> Result<()> {
     let persistent = env.mode()? == Mode::Persistent;
     let fault = if persistent { "persistent_put_errno" } else { "put_errno" };

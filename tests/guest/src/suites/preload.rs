@@ -18,7 +18,7 @@ use crate::gpu;
 use crate::lab;
 use crate::machine::{self, Level, Mode};
 use crate::modules;
-use crate::perftest::{arrived, chunks, with_rate, Before, Run, Sizes};
+use crate::perftest::{with_rate, Before, Run, Sizes};
 use crate::test::{Env, NvidiaC, Suite, Test};
 
 type Settings = &'static [(&'static str, &'static str)];
@@ -88,15 +88,10 @@ fn on_gpu(env: &Env, program: &str, settings: Settings) -> Result<()> {
     prepare(env)?;
     with_rate(|| {
         let sizes = Sizes::of(env, 20)?;
-        let before = Before::now()?;
         let run = Run { settings, ..Run::new(program, &sizes, true) };
-        let (server, client, report) = run.on_this_machine()?;
-        let counts = before.counts()?;
-        arrived(program, &chunks("server", server, sizes.message)?, &chunks("client", client, sizes.message)?)?;
-        ensure!(report.bytes == (sizes.message * sizes.iterations) as u64, "perftest counted {}", report.bytes);
-        counts.reconcile("the NIC", report.bytes, report.bytes)?;
+        let (report, counts) = run.over_gpu_memory()?;
         let after = gpu::accounting()?;
-        // The module's first pin may come with one that tries what the driver can.
+        // The module's first pin may come with one that tries what the provider can.
         let pinned = gpu::provider_calls()?.0 >= 2;
         let ways = (after.get("dma_bufs"), after.get("dma_buf_maps"), counts.mrs, pinned);
         let wanted = if env.mode.is_some() { (0, 0, 2, true) } else { (2, 2, 0, false) };
@@ -173,7 +168,7 @@ fn calls_between_stops(pid: Pid) -> Result<Vec<(u64, u64)>> {
 fn entered(pid: Pid) -> Result<Option<(u64, u64)>> {
     // SAFETY: It is made of integers.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
-    // SAFETY: The kernel writes at most so many bytes to a local of that size.
+    // SAFETY: The kernel writes at most the local's size to it.
     let got = unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, pid.as_raw(), size_of_val(&info), &mut info) };
     Errno::result(got).context("PTRACE_GET_SYSCALL_INFO")?;
     if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {

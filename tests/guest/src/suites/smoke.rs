@@ -215,15 +215,7 @@ fn rmmod_after_use(env: &Env) -> Result<()> {
 /// num_reg_pages is the number of sg entries: one for contiguous memory. num_dereg_pages stays 0 (docs/facts.md#statistics).
 fn statistics(_: &Env) -> Result<()> {
     const SIZE: usize = 4 * MIB;
-    let names = [
-        "num_alloc_mrs",
-        "num_dealloc_mrs",
-        "num_reg_pages",
-        "num_dereg_pages",
-        "num_reg_bytes",
-        "num_dereg_bytes",
-        "num_free_callbacks",
-    ];
+    let names = &lab::CLIENT_FILES[1..];
     let read = || -> Result<Vec<u64>> { names.iter().map(|n| lab::client_number("nv_mem", n)).collect() };
     let bench = Bench::new()?;
     let before = read()?;

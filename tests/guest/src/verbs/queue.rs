@@ -81,7 +81,7 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    /// With room for so many requests and receives, of one range each.
+    /// With room for these numbers of requests and receives, of one range each.
     pub fn new(pd: &Arc<Pd>, cq: &Rc<CompletionQueue>, requests: u32, receives: u32) -> Result<Self> {
         let mut init = sys::ibv_qp_init_attr {
             send_cq: cq.cq.as_ptr(),

@@ -219,7 +219,7 @@ fn what_is_mapped_is_used_and_the_rest_comes_elsewhere() {
     assert_eq!(second.2[..16], first.2[..]);
     assert_eq!(cuts(&second.2), [16]);
     assert_eq!(rig.users[0].mapped, 64);
-    // The extent stays for whoever needs a part of it.
+    // The extent stays while another pin needs a part of it.
     rig.unpin(&first);
     rig.check(&[other, second]);
     assert_eq!(rig.users[0].mapped, 64);

@@ -83,7 +83,7 @@ fn make_table(length: u64) -> usize {
 }
 
 fn free_table(table: usize) {
-    // SAFETY: Made by `make_table()`; whoever calls this took it out of the accounting.
+    // SAFETY: Made by `make_table()`; the caller took it out of the accounting.
     unsafe {
         let table = Box::from_raw(std::ptr::with_exposed_provenance_mut::<raw::nvidia_p2p_page_table>(table));
         let pages = Box::from_raw(std::ptr::slice_from_raw_parts_mut(table.pages, table.entries as usize));

@@ -224,7 +224,7 @@ fn atomics_return_what_was_there() {
     assert!(FLAG.load(Acquire));
 }
 
-/// What one thread writes before a release is there for whoever saw it with an acquire.
+/// What one thread writes before a release is there for a thread that saw it with an acquire.
 #[test]
 fn release_and_acquire_order_what_lies_between() {
     let data = Atomic::<u64>::new(0);

@@ -198,7 +198,7 @@ impl Exhaustive {
         false
     }
 
-    /// Whoever conflicts with `op` of `task` and is not ordered before it could have come after it: sees to it that
+    /// A step that conflicts with `op` of `task` and is not ordered before it could have come after it: sees to it that
     /// one of the first steps of such an order is tried (source sets of Abdulla and others, 2014).
     fn races(&mut self, task: usize, op: &Op) {
         if op.object == 0 || self.plain {

@@ -215,7 +215,7 @@ fn enter(what: &str) {
     }
 }
 
-/// The pin is gone: whoever can still do DMA through it corrupts memory.
+/// The pin is gone: a NIC that can still do DMA through it corrupts memory.
 fn end_pin(pin: usize, how: How) {
     rt::touch(
         NIC + pin as u64,

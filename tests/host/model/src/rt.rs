@@ -141,7 +141,7 @@ pub struct Rt {
     pub violation: Option<String>,
     pub deadlock: bool,
     /// The module's heap. It begins at the same address in each execution, and nothing is given out twice in one, so that
-    /// whoever uses what was freed can be told.
+    /// a use of what was freed is noticed.
     heap: Vec<u64>,
     /// Places of [`STATICS`] that this thread knows of.
     statics: FxHashSet<u64>,

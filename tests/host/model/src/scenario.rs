@@ -17,7 +17,7 @@ use std::rc::Rc;
 pub enum Search {
     /// All of them, up to a limit that is an error to reach.
     All { limit: usize },
-    /// So many with a random scheduler and so many with PCT, from this seed on.
+    /// This many with a random scheduler and as many with PCT, from this seed on.
     Random { seed: u64, executions: usize },
 }
 
@@ -114,14 +114,20 @@ fn load(scenario: &Scenario) {
     rt().fail_allocation = scenario.fail_allocation.map(|n| rt().allocations + n);
 }
 
+/// What the scenario's own task does in that process before others begin.
+fn in_process<T>(process: usize, work: impl FnOnce() -> T) -> T {
+    rt().me().process = process;
+    let done = work();
+    rt().me().process = 0;
+    done
+}
+
 /// Two registrations, one callback thread, one deregistration: one buffer is being registered and the other one
 /// deregistered while the memory of both is freed.
 fn free_against_both(scenario: &Scenario) {
     load(scenario);
     let memory = alloc(1, 0);
-    rt().me().process = 1;
-    let second = register(0);
-    rt().me().process = 0;
+    let second = in_process(1, || register(0));
     spawn("register", 1, || {
         let _ = register(0);
     });
@@ -145,9 +151,7 @@ fn free_against_one(scenario: &Scenario) {
 fn unload(scenario: &Scenario) {
     load(scenario);
     let memory = alloc(1, 0);
-    rt().me().process = 1;
-    let live = register(0);
-    rt().me().process = 0;
+    let live = in_process(1, || register(0));
     if let Ok(live) = live {
         spawn("deregister", 1, move || rdma::deregister(live));
     }
@@ -173,9 +177,7 @@ fn unload_against_acquire(scenario: &Scenario) {
 fn foreign(scenario: &Scenario) {
     load(scenario);
     let memory = alloc(1, 0);
-    rt().me().process = 1;
-    let live = register(0);
-    rt().me().process = 0;
+    let live = in_process(1, || register(0));
     if let Ok(live) = live {
         spawn("foreign", 2, move || rdma::deregister(live));
     }
@@ -204,9 +206,7 @@ fn reuse(scenario: &Scenario) {
     load(scenario);
     let memory = alloc(1, 0);
     alloc(1, 1);
-    rt().me().process = 1;
-    let live = register(0);
-    rt().me().process = 0;
+    let live = in_process(1, || register(0));
     if let Ok(live) = live {
         spawn("deregister", 1, move || rdma::deregister(live));
     }
@@ -254,9 +254,7 @@ fn several(scenario: &Scenario, allocations: &[u64]) {
         at += pages * PAGE;
     }
     let (from, len) = (VA + 0x3210, at - VA - 0x5432);
-    rt().me().process = 1;
-    let live = rdma::register(from, len);
-    rt().me().process = 0;
+    let live = in_process(1, || rdma::register(from, len));
     if let Ok(live) = live {
         if w().core.umems[live].pins.len() == allocations.len() {
             rt::cover("all-pieces");

@@ -142,7 +142,7 @@ pub struct World {
     pub going: bool,
     pub unloaded: bool,
     pub device_gone: bool,
-    /// Whoever asks is being killed.
+    /// The task that asks is being killed.
     pub killed: bool,
     proc_there: bool,
     readers: usize,

@@ -39,7 +39,7 @@ fn run(args: &[&str]) -> Found {
     }
 }
 
-/// A line for whoever watches, and for who collects them by their first word; libtest does not swallow it.
+/// A line for people who watch and for programs that collect them by their first word; libtest does not swallow it.
 fn say(text: &str) {
     let _ = std::io::stderr().write_all(format!("model: {text}\n").as_bytes());
 }

@@ -142,7 +142,7 @@ fn a_range_that_leaves_its_allocation_for_nowhere_is_refused_as_ours() {
     }
 }
 
-/// The process has allocations of so many pages, one behind the other from `VA` on, besides its first.
+/// The process has allocations of these numbers of pages, one behind the other from `VA` on, besides its first.
 fn beside(pages: &[u64]) {
     w().gpu.allocs.clear();
     let mut at = VA;

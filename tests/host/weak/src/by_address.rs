@@ -8,7 +8,7 @@ loom::lazy_static! {
     static ref WORDS: Mutex<HashMap<usize, &'static loom::sync::atomic::AtomicU64>> = Mutex::new(HashMap::new());
 }
 
-/// To be called before the first thread is started: whoever makes the table is ordered before all others.
+/// To be called before the first thread is started: the thread that makes the table is ordered before all others.
 pub fn begin() {
     drop(WORDS.lock());
 }

@@ -39,7 +39,7 @@ pub enum Detail {
     Verbose,
 }
 
-/// Text of so many columns.
+/// Text of `width` columns.
 pub struct Page {
     text: String,
     width: usize,
@@ -50,7 +50,7 @@ impl Page {
     /// An empty one for stdout.
     pub fn new(detail: Detail) -> Self {
         let terminal = terminal_size().map(|(Width(columns), _)| usize::from(columns));
-        // As ps and ls do: whoever pipes the text may say how wide it shall be.
+        // As ps and ls do: the environment may say how wide piped text shall be.
         let told = || std::env::var("COLUMNS").ok()?.parse().ok();
         let width = terminal.or_else(told).map_or(WIDTH, |columns| columns.clamp(NARROWEST, WIDEST));
         Self::of_width(width, detail)

@@ -115,7 +115,7 @@ pub fn run(root: &Root, wanted: &Wanted) -> Result<(Verify, PathBuf)> {
 fn hang(verify: &mut Verify, hung: VerifyCheck, about: &str, mut report_file: File, path: &Path) {
     let root = Root::new(Path::new("/"));
     if let Some(pass) = verify.passes.last_mut() {
-        // It stands still, whoever's module that is.
+        // It stands still, with any module.
         pass.counts = true;
         pass.checks.push(hung);
     }

@@ -277,7 +277,7 @@ fn forks(rig: &Rig, seed: u64, deregister: bool) -> Result<()> {
 fn life(rig: &Rig, seed: u64) -> Result<()> {
     const LARGEST: usize = 8 * MIB;
     const PIECE: usize = 2 * GPU_PAGE;
-    /// One in so many rounds.
+    /// One round in this many.
     const FORKS: u32 = 16;
     let mut rng = Rng::with_seed(seed);
     let mut host = rig.host(PIECE, &mut rng)?;

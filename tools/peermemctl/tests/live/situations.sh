@@ -393,7 +393,7 @@ orphan() {
 	let_go
 }
 
-# Boots with other hardware: the machine works, but for one thing.
+# Boots with other hardware: the machine works, except for one thing.
 hardware() {
 	up
 	configured

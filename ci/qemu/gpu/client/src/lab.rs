@@ -45,7 +45,7 @@ impl Lab {
         self.write("accounting", "reset")
     }
 
-    /// Count the tables that the provider lost by its own bug no more: whoever saw them and cannot unload it says so.
+    /// Resets `leaked_tables`, for tests that cannot unload nvidia.ko.
     pub fn forget_leaked(&self) -> Result<()> {
         self.write("accounting", "forget_leaked")
     }
@@ -127,7 +127,7 @@ impl Lab {
     }
 }
 
-/// An armed hold point; dropping it releases whoever stands there.
+/// An armed hold point; dropping it releases the tasks that stand there.
 #[derive(Debug)]
 pub struct Hold {
     lab: Lab,

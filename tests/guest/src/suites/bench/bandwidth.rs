@@ -10,7 +10,7 @@ use super::{unload, Rig, Variant};
 use crate::perftest::{mb_s, Report, Run, Sizes};
 use crate::test::{emit, Env};
 
-/// One run moves by two per cent: so many show one per cent of the median.
+/// One run moves by two per cent: this many show one per cent of the median.
 const ROUNDS: usize = 40;
 /// Of these, measured in each series of GPU memory; fewer are another measurement than the one that is described.
 const ENOUGH: usize = 30;

@@ -170,7 +170,7 @@ fn free_at(env: &Env, bench: &Bench, stop: Stop, waits: bool, succeeds: bool) ->
 }
 
 /// The provider's get in its gaps, up to a callback that comes before the get returns: its table is gone then. In the gap
-/// between a revocable pin and its callback the provider loses its own table, whoever calls.
+/// between a revocable pin and its callback the provider loses its own table, with any module.
 pub fn during_get_pages(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let persistent = env.mode()? == Mode::Persistent;

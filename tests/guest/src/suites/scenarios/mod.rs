@@ -239,7 +239,7 @@ pub fn dereg_beside(mr: Mr) -> Beside<()> {
     Beside::start(move || Ok(mr.dereg()?))
 }
 
-/// A hold point of the core or of the GPU stand-in, armed; whoever stands there goes on when it is dropped.
+/// A hold point of the core or of the GPU stand-in, armed. The tasks that stand there go on when it is dropped.
 pub enum Stop {
     Core(CoreHold),
     Gpu(nvlab::Hold),

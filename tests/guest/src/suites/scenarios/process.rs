@@ -42,7 +42,7 @@ pub fn killed(_: &Env) -> Result<()> {
     gpu::wait_clean(SETTLE)
 }
 
-/// A process is killed while it stands in `command` at the stop that `arm` makes; whoever stands there goes on only then.
+/// A process is killed while it stands in `command` at the stop that `arm` makes, and goes on only then.
 /// The stop is armed after what comes before the command: a registration with NVIDIA's module puts, too.
 fn killed_at(command: &str, arm: impl FnOnce() -> Result<Stop>) -> Result<()> {
     let mut actor = actor("nic")?;

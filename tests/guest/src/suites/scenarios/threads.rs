@@ -83,7 +83,7 @@ pub fn one_address(env: &Env) -> Result<()> {
     no_pins("in the end")?;
     let lost = gpu::accounting()?.get("leaked_tables");
     if lost > 0 {
-        // Freed in the gap between a revocable pin and its callback: the provider forgets its own table, whoever calls.
+        // Freed in the gap between a revocable pin and its callback: the provider forgets its own table, with any module.
         println!("the provider lost {lost} tables by its own bug");
         drop((rm, pd));
         unload_devices()?;

@@ -341,7 +341,7 @@ fn extents(t: &Test) -> Outcome {
     same!(pages.len(), 64);
     let cuts: Vec<u64> = pages.windows(2).filter(|w| w[0].bar + GPU_PAGE != w[1].bar).map(|w| w[1].page).collect();
     same!(cuts, vec![MIB / GPU_PAGE]);
-    // The extent stays for whoever needs it.
+    // The extent stays while the other pin needs it.
     drop(a);
     same!(t.counter("bar1_used")?, 6 * MIB as i64);
     drop(b);
