@@ -21,10 +21,10 @@ pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     for mode in BOTH {
         for (name, means, run) in [
-            ("order", NvidiaC::Same, order as fn(&Env) -> Result<()>),
-            ("failed_map_order", NvidiaC::Recorded, failed_map_order),
-            ("provider_calls", NvidiaC::Recorded, provider_calls),
-            ("sizes_agree", NvidiaC::Recorded, sizes_agree),
+            ("each_callback_once_in_order", NvidiaC::Same, each_callback_once_in_order as fn(&Env) -> Result<()>),
+            ("a_failed_mapping_is_undone", NvidiaC::Recorded, a_failed_mapping_is_undone),
+            ("pins_once", NvidiaC::Recorded, pins_once),
+            ("callbacks_name_the_range_asked_for", NvidiaC::Recorded, callbacks_name_the_range_asked_for),
         ] {
             tests.extend(in_modes(nvidia_c, &[mode], name, run).into_iter().map(|t| t.nvidia_c(means)));
         }
@@ -46,9 +46,14 @@ pub fn suite(nvidia_c: bool) -> Suite {
     );
     // A persistent pin outlives its memory, and get_pages does not fail.
     tests.extend(
-        in_modes(nvidia_c, &[Mode::Legacy], "failed_get_order", failed_get_order)
-            .into_iter()
-            .map(|t| t.nvidia_c(NvidiaC::Recorded)),
+        in_modes(
+            nvidia_c,
+            &[Mode::Legacy],
+            "memory_gone_before_get_pages_is_refused",
+            memory_gone_before_get_pages_is_refused,
+        )
+        .into_iter()
+        .map(|t| t.nvidia_c(NvidiaC::Recorded)),
     );
     Suite { name: "callbacks", tests }
 }
@@ -111,7 +116,7 @@ fn callbacks(events: &[Event]) -> Vec<&str> {
     events.iter().map(|e| e.callback.as_str()).filter(|c| REGISTER.contains(c) || DEREGISTER.contains(c)).collect()
 }
 
-fn order(env: &Env) -> Result<()> {
+fn each_callback_once_in_order(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
     lab::clear_trace()?;
@@ -171,7 +176,7 @@ pub fn freed_while_registered(bench: &Bench, at_the_free: &[&str]) -> Result<()>
 }
 
 /// dma_map fails: the core calls put_pages without dma_unmap, then release; nothing may stay behind.
-fn failed_map_order(env: &Env) -> Result<()> {
+fn a_failed_mapping_is_undone(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
     // A module that was just loaded asks the provider about the pair of GPU and NIC first.
@@ -205,7 +210,7 @@ fn failed_map_order(env: &Env) -> Result<()> {
 
 /// The memory goes between acquire and get_pages: the core calls release, and nothing that would undo what get_pages did
 /// not do (docs/facts.md#calls).
-fn failed_get_order(_: &Env) -> Result<()> {
+fn memory_gone_before_get_pages_is_refused(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
     lab::clear_trace()?;
@@ -224,7 +229,7 @@ fn failed_get_order(_: &Env) -> Result<()> {
 }
 
 /// One pin and one unpin per registration.
-fn provider_calls(env: &Env) -> Result<()> {
+fn pins_once(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
     // A module that was just loaded asks the provider about the pair of GPU and NIC first.
@@ -246,7 +251,7 @@ fn provider_calls(env: &Env) -> Result<()> {
 }
 
 /// Every callback of a registration is about the range that the user named.
-fn sizes_agree(_: &Env) -> Result<()> {
+fn callbacks_name_the_range_asked_for(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
     let (va, len) = (memory.va() + 12_345, 400_001);

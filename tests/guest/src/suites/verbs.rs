@@ -38,7 +38,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
             ("rereg_without_mkey", NvidiaC::Recorded, rereg::rereg_without_mkey),
             ("overlapping", NvidiaC::Recorded, overlapping),
             ("unrelated_extents", NvidiaC::Recorded, unrelated_extents),
-            ("many", NvidiaC::Recorded, many),
+            ("thousand_regions_on_one_allocation", NvidiaC::Recorded, thousand_regions_on_one_allocation),
             ("fork_safe", NvidiaC::Recorded, fork_safe),
             ("threads", NvidiaC::Recorded, threads),
             ("dereg_in_another_thread", NvidiaC::Recorded, dereg_in_another_thread),
@@ -193,7 +193,7 @@ fn unrelated_extents(env: &Env) -> Result<()> {
 
 /// More regions than anything of ours has room for at once, on one allocation, and all of them over in any order; the
 /// revocable ones once more, by a free.
-fn many(env: &Env) -> Result<()> {
+fn thousand_regions_on_one_allocation(env: &Env) -> Result<()> {
     const COUNT: usize = 1100;
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
