@@ -168,7 +168,7 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// After `ALIKE` failures at one place, try every `STEP`th.
+    /// So many failures at a place are a row; of the rest of it one in so many is tried.
     const ALIKE: u32 = 8;
     const STEP: u32 = 17;
 
