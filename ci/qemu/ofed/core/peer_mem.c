@@ -155,7 +155,7 @@ struct ib_umem_peer {
 
 	/*
 	 * Taken in ib_peer_umem_get() and, where there is a ticket, dropped
-	 * only when the HCA driver activates or stops the notifier.
+	 * only when the NIC driver activates or stops the notifier.
 	 */
 	struct mutex mapping_lock;
 	enum mapped_state state;
@@ -501,7 +501,7 @@ struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 	atomic64_add(peer->umem.length, &client->stats.num_reg_bytes);
 	atomic64_inc(&client->stats.num_alloc_mrs);
 
-	/* With a ticket, an invalidation waits until the HCA can be fenced. */
+	/* With a ticket, an invalidation waits until the NIC can be fenced. */
 	if (peer->ticket == NO_TICKET)
 		mutex_unlock(&peer->mapping_lock);
 	kfree(old_umem);
@@ -521,7 +521,7 @@ EXPORT_SYMBOL(ib_peer_umem_get);
 /**
  * ib_umem_activate_invalidation_notifier - from now on @umem can be fenced
  * @umem: a peer umem
- * @func: stops the HCA's accesses and waits for those under way
+ * @func: stops the NIC's accesses and waits for those under way
  * @priv: @func's second argument
  */
 void ib_umem_activate_invalidation_notifier(struct ib_umem *umem,
@@ -558,7 +558,7 @@ static bool still_locked(struct ib_umem_peer *peer)
 
 /**
  * ib_umem_stop_invalidation_notifier - no fence of @umem from now on
- * @umem: a peer umem whose HCA accesses are over
+ * @umem: a peer umem whose NIC accesses are over
  */
 void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
 {
@@ -671,7 +671,7 @@ static int invalidate_ticket(void *reg_handle, u64 core_context)
 
 /*
  * The hook that a client with invalidation calls when its memory goes away.
- * Returns when the HCA does not touch the memory any more. Whether the client
+ * Returns when the NIC does not touch the memory any more. Whether the client
  * then unmaps by itself is the UNMAPS flag's business.
  */
 static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
@@ -871,7 +871,7 @@ static u32 client_flags(const struct peer_memory_client *ops)
  * ib_register_peer_memory_client - let a client be asked
  * @ops: the client; must stay until it is unregistered
  * @invalidate: NULL, or where to store the hook that the client will call when
- *	memory goes away; umems whose HCA objects cannot be fenced then never
+ *	memory goes away; umems whose NIC objects cannot be fenced then never
  *	come to this client
  *
  * Return: a handle, NULL on any error.
@@ -938,7 +938,7 @@ void ib_unregister_peer_memory_client(void *reg_handle)
 }
 EXPORT_SYMBOL(ib_unregister_peer_memory_client);
 
-/* Interface of the lab's HCA */
+/* Interface of the lab's NIC */
 
 int ib_peer_lab_set_dma_device(struct ib_device *ibdev,
 			       struct device *dma_device)

@@ -2,7 +2,7 @@
 /*
  * Regions of rdma_rxe that are memory of another PCI device.
  *
- * What it models: an HCA like a ConnectX behind the peer-memory API
+ * What it models: a NIC like a ConnectX behind the peer-memory API
  * (docs/facts.md#calls, #invalidate, #nic-drivers). It knows DMA addresses
  * only and never looks at sg_page; it reads the sg list between dma_map and
  * the activation of the notifier and never again. It translates as mlx5's MTTs
@@ -12,12 +12,12 @@
  * access goes through lab_pcie, hence through that function's IOMMU domain.
  * The key works before the notifier is active. An invalidation stops new
  * accesses, waits for those under way and leaves the MR dead: its users get
- * error completions. A fence takes time while the HCA still has access, and
+ * error completions. A fence takes time while the NIC still has access, and
  * may fail. The core does not learn that a fence in an invalidation failed. In
  * a deregistration it is the errno, and everything stays: umem, registration,
  * the client's module. Deregistering again is then possible.
  *
- * And an HCA that imports dma-bufs as irdma, efa, bnxt_re and mana do, pinned
+ * And a NIC that imports dma-bufs as irdma, efa, bnxt_re and mana do, pinned
  * for as long as the MR lives (ib_umem_dmabuf_get_pinned()), for the same DMA
  * device and by the same tables. An exporter that wants to move such a buffer
  * cannot. mlx5 imports without pinning and would fault; the stand-in for
@@ -63,7 +63,7 @@ enum peer_state {
 
 static unsigned int peer_dma_bits;
 module_param(peer_dma_bits, uint, 0444);
-MODULE_PARM_DESC(peer_dma_bits, "bits of the DMA addresses that the HCA takes, 0: the device's own");
+MODULE_PARM_DESC(peer_dma_bits, "bits of the DMA addresses that the NIC takes, 0: the device's own");
 
 struct rxe_peer_mr {
 	struct list_head list;
@@ -275,7 +275,7 @@ struct ib_mr *rxe_peer_reg_dmabuf(struct ib_pd *ibpd, u64 offset, u64 length,
 
 /*
  * When this returns 0, no access runs and none will start. Until fence_us are
- * over the HCA goes on as before.
+ * over the NIC goes on as before.
  */
 static int fence(struct rxe_peer_mr *peer)
 {
@@ -461,7 +461,7 @@ enum resp_states rxe_peer_atomic_write(struct rxe_mr *mr, u64 iova, u64 value)
 	return RESPST_NONE;
 }
 
-/* An HCA that is no PCI device, as there are on Arm machines. */
+/* A NIC that is no PCI device, as there are on Arm machines. */
 static struct device *add_platform_device(void)
 {
 	struct platform_device *pdev;

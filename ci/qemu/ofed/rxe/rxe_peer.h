@@ -29,7 +29,7 @@ struct ib_mr *rxe_peer_reg_dmabuf(struct ib_pd *ibpd, u64 offset, u64 length,
 
 /* The next three do nothing to an MR of host memory. */
 void rxe_peer_mr_activate(struct rxe_mr *mr);
-/* An error: the HCA could not be stopped, and the MR stays as it is. */
+/* An error: the NIC could not be stopped, and the MR stays as it is. */
 int rxe_peer_mr_stop(struct rxe_mr *mr);
 void rxe_peer_mr_free(struct rxe_mr *mr);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * What the lab adds to the peer-memory core and no real core has: a DMA device
- * for a software HCA, and a look at a peer umem from the HCA driver.
+ * for a software NIC, and a look at a peer umem from the NIC driver.
  */
 #ifndef RDMA_IB_PEER_LAB_H
 #define RDMA_IB_PEER_LAB_H
@@ -29,7 +29,7 @@ int ib_peer_lab_set_dma_device(struct ib_device *ibdev,
 /* Name of the client that owns this peer umem. */
 const char *ib_peer_lab_client_name(struct ib_umem *umem);
 
-/* Hold point "nic_write": the HCA is about to write to this peer umem. */
+/* Hold point "nic_write": the NIC is about to write to this peer umem. */
 void ib_peer_lab_hold_write(struct ib_umem *umem);
 
 #endif
