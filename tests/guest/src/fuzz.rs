@@ -5,6 +5,7 @@
 //! Most calls are refused. What succeeds is checked: a region lies in memory that this process has, a request that arrives
 //! lies in its region, and memory that no region has keeps its bytes.
 
+use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -56,12 +57,54 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     CALLS.iter().map(|call| call.0).chain(["registered", "refused", "arrived", "errors"])
 }
 
+/// Pages that nobody may touch on either side of the host memory: a range that begins beside it is refused, wherever the
+/// program's own memory is. Wider than any step of [`Fuzzer::range`].
+const FENCE: usize = 4 * GPU_PAGE;
+
 /// A region, and what the keys reach by what addresses.
 struct Region {
     mr: Mr,
     /// `None` where that cannot be told.
     reach: Option<Range<u64>>,
     access: i32,
+    /// Its first byte. On demand, the region is whatever is there when it is used.
+    at: u64,
+}
+
+/// Host memory to register, between fences. Mapped to the end of the process.
+fn host_memory() -> Result<Range<u64>> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping where the kernel likes.
+    let all = unsafe { libc::mmap(std::ptr::null_mut(), MIB + 2 * FENCE, libc::PROT_NONE, flags, -1, 0) };
+    ensure!(all != libc::MAP_FAILED, "mmap: {}", io::Error::last_os_error());
+    let start = all as u64 + FENCE as u64;
+    // SAFETY: the middle of the mapping just made, which nobody else knows.
+    let rc = unsafe { libc::mprotect(start as *mut libc::c_void, MIB, libc::PROT_READ | libc::PROT_WRITE) };
+    ensure!(rc == 0, "mprotect: {}", io::Error::last_os_error());
+    Ok(start..start + MIB as u64)
+}
+
+/// Memory of the host in this process: neither addresses of a GPU nor fences.
+fn host_mappings() -> Result<Vec<Range<u64>>> {
+    let maps = std::fs::read_to_string("/proc/self/maps").context("read /proc/self/maps")?;
+    let host = maps.lines().filter(|line| !line.contains("/dev/nvidia") && !line.contains(" ---"));
+    let parse = |line: &str| {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        Some(u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
+    };
+    host.map(|line| parse(line).with_context(|| format!("/proc/self/maps: {line}"))).collect()
+}
+
+/// Whether each of these bytes is in one of the areas.
+fn covers(areas: &[Range<u64>], asked: &Range<u64>) -> bool {
+    let mut at = asked.start;
+    while at < asked.end {
+        match areas.iter().find(|area| area.contains(&at)) {
+            Some(area) => at = area.end,
+            None => return false,
+        }
+    }
+    true
 }
 
 pub struct Fuzzer {
@@ -75,7 +118,7 @@ pub struct Fuzzer {
     segments: Segments,
     /// Which segments are mapped.
     mapped: [bool; SEGMENTS],
-    host: Vec<u8>,
+    host: Range<u64>,
     regions: Vec<Region>,
     /// Keys of regions that are gone.
     stale: Vec<u32>,
@@ -112,7 +155,7 @@ impl Fuzzer {
             buffers: Vec::new(),
             segments: cuda.reserve(SEGMENTS * SEGMENT)?,
             mapped: [false; SEGMENTS],
-            host: vec![0; MIB],
+            host: host_memory()?,
             regions: Vec::new(),
             stale: vec![0],
             guard,
@@ -162,21 +205,17 @@ impl Fuzzer {
         let mut all: Vec<_> = self.buffers.iter().chain([&self.guard]).filter_map(backed).collect();
         let segment = |i: usize| span(self.segments.va() + (i * SEGMENT) as u64, SEGMENT);
         all.extend((0..SEGMENTS).filter(|i| self.mapped[*i]).filter_map(segment));
-        all.extend(span(self.host.as_ptr() as u64, self.host.len()));
+        all.push(self.host.clone());
         all
     }
 
-    /// Whether each of these bytes is this process's.
-    fn owns(&self, asked: &Range<u64>) -> bool {
-        let all = self.owned();
-        let mut at = asked.start;
-        while at < asked.end {
-            match all.iter().find(|area| area.contains(&at)) {
-                Some(area) => at = area.end,
-                None => return false,
-            }
-        }
-        true
+    /// Whether requests to this region would write to the program's own memory: what is on demand may lie beside memory of
+    /// the GPU, or where such memory was.
+    fn would_hurt(&self, at: usize) -> Result<bool> {
+        let Region { access, at, .. } = self.regions[at];
+        let end = at.saturating_add(MIB as u64);
+        let hit = |area: &Range<u64>| !within(area, &self.host) && area.start < end && at < area.end;
+        Ok(access & ON_DEMAND != 0 && host_mappings()?.iter().any(hit))
     }
 
     /// An address and a length, mostly near memory that is there.
@@ -252,10 +291,17 @@ impl Fuzzer {
     /// Keeps a region that the kernel made of `memory`, if it may be one; `iova` is what its keys call the first byte.
     fn keep(&mut self, mr: Mr, memory: Option<Range<u64>>, (iova, len): (u64, usize), access: i32) -> Result<()> {
         self.counts.add("registered");
+        let at = memory.as_ref().map_or(0, |memory| memory.start);
         // Nothing is pinned on demand: what is not there fails when it is used.
         if access & ON_DEMAND == 0 {
             let memory = memory.context("a region whose end wraps was registered")?;
-            ensure!(self.owns(&memory), "{memory:x?} was registered, which is not all of it this process's");
+            if !covers(&self.owned(), &memory) {
+                let host = covers(&host_mappings()?, &memory);
+                ensure!(host, "{memory:x?} was registered, which is not all of it this process's");
+                // The program's own memory, beside that of the GPU: requests would hurt it.
+                let _ = mr.dereg();
+                return Ok(());
+            }
             let guard = span(self.guard.va(), self.guard.size()).context("the guard")?;
             self.guard_registered |= memory.start < guard.end && guard.start < memory.end;
         } else {
@@ -266,7 +312,7 @@ impl Fuzzer {
             let at = self.rng.usize(..REGIONS);
             self.drop_region(at);
         }
-        self.regions.push(Region { mr, reach, access });
+        self.regions.push(Region { mr, reach, access, at });
         Ok(())
     }
 
@@ -436,6 +482,9 @@ impl Fuzzer {
     /// A request between regions, with an offset, a length and a key that may be wrong.
     fn request(&mut self) -> Result<()> {
         let (Some(local), Some(remote)) = (self.any_region(), self.any_region()) else { return Ok(()) };
+        if self.would_hurt(local)? || self.would_hurt(remote)? {
+            return Ok(());
+        }
         let op = self.some(&[
             Op::Write,
             Op::Read,
@@ -487,6 +536,9 @@ impl Fuzzer {
     /// A request whose end nobody waits for, and often memory and region that do not wait for it either.
     fn abandon(&mut self) -> Result<()> {
         let Some(at) = self.any_region() else { return Ok(()) };
+        if self.would_hurt(at)? {
+            return Ok(());
+        }
         self.log.line("a request, abandoned")?;
         self.linked()?;
         let link = self.link.take().context("just made")?;
