@@ -123,6 +123,19 @@ up to d989f21. Boots had other names up to 343c0de.)
 |---|---|---|---|---|---|---|---|
 ";
 
+const DEEDS: &str = "
+## What storms and the fuzzer did
+
+Counted by all of their processes, in each mode of those runs. `hca_lost`: how often a process lost
+its NIC.
+
+| boot | mode | seconds | counted |
+|---|---|---|---|
+";
+
+/// Result rows of the guest that are recorded.
+const COUNTED: [&str; 2] = ["storm", "fuzz"];
+
 impl<'a> Record<'a> {
     fn new(lab: &'a Lab, jobs: Vec<&'a str>) -> Result<Self> {
         let git = |args: &[&str]| sh::output(sh::command("git").current_dir(&lab.repo).args(args));
@@ -164,7 +177,9 @@ impl<'a> Record<'a> {
             "| {} | {} | {} | {} | {passed} | {failed} | {} | {seed} |",
             one.name, self.date, self.commit, self.machine, one.seconds
         );
-        fs::write(&file, merged(&old, &one.name, &line, &self.jobs))
+        let rows = COUNTED.iter().filter_map(|name| one.found.json.get(*name)).flatten();
+        let counted: Vec<_> = rows.map(|row| counted(&one.name, row)).collect();
+        fs::write(&file, merged(&old, &one.name, &line, &counted, &self.jobs))
             .with_context(|| format!("cannot write {}", file.display()))
     }
 
@@ -182,17 +197,31 @@ impl<'a> Record<'a> {
     }
 }
 
-/// The record with this boot's line in the place of its last one, and in words which of `all` have none.
-fn merged(old: &str, boot: &str, line: &str, all: &[&str]) -> String {
+/// What a storm or the fuzzer did, in one mode.
+fn counted(boot: &str, row: &Value) -> String {
+    let counts = row["counts"].as_object().into_iter().flatten().map(|(name, n)| format!("{name} {n}"));
+    let counts = counts.collect::<Vec<_>>().join(", ");
+    format!("| {boot} | {} | {} | {counts} |", row["mode"].as_str().unwrap_or_default(), row["seconds"])
+}
+
+/// The record with this boot's lines in the place of its last ones, and in words which of `all` have none.
+fn merged(old: &str, boot: &str, line: &str, counted: &[String], all: &[&str]) -> String {
     let named = |line: &str, name: &str| line.split('|').nth(1).map(str::trim) == Some(name);
-    let rows = old.lines().filter(|l| l.starts_with("| ") && !l.starts_with("| boot "));
-    let mut rows: Vec<&str> = rows.filter(|l| !named(l, boot)).collect();
-    rows.push(line);
+    let others = |text: &str| -> Vec<String> {
+        let rows = text.lines().filter(|l| l.starts_with("| ") && !l.starts_with("| boot ") && !named(l, boot));
+        rows.map(str::to_string).collect()
+    };
+    let (runs, deeds) = old.split_once(DEEDS).unwrap_or((old, ""));
+    let (mut rows, mut deeds) = (others(runs), others(deeds));
+    rows.push(line.to_string());
     rows.sort_unstable();
+    deeds.extend_from_slice(counted);
+    deeds.sort_unstable();
     let missing = all.iter().filter(|name| !rows.iter().any(|l| named(l, name)));
     let missing: Vec<String> = missing.map(|name| format!("`{name}`")).collect();
     let end = if missing.is_empty() { String::new() } else { format!("\nNot soaked yet: {}.\n", missing.join(", ")) };
-    format!("{HEAD}{}\n{end}", rows.join("\n"))
+    let deeds: String = deeds.iter().map(|line| format!("{line}\n")).collect();
+    format!("{HEAD}{}\n{end}{DEEDS}{deeds}", rows.join("\n"))
 }
 
 /// Processors and memory, in words.
@@ -215,16 +244,19 @@ mod tests {
     #[test]
     fn a_boot_has_one_line_and_others_keep_theirs() {
         let all = ["suites", "storm", "models"];
-        let first = merged("", "suites", "| suites | 2026-01-01 | a | m | 1 | 0 | 9 | 5 |", &all);
-        assert!(first.ends_with("\nNot soaked yet: `storm`, `models`.\n"));
-        let both = merged(&first, "models", "| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 |", &all[..2]);
-        let again = merged(&both, "suites", "| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 |", &["suites", "models"]);
+        let deed = |n: u64| vec![counted("suites", &json!({"mode": "legacy", "seconds": 8, "counts": {"kill": n}}))];
+        let first = merged("", "suites", "| suites | 2026-01-01 | a | m | 1 | 0 | 9 | 5 |", &deed(2), &all);
+        assert!(first.contains("\nNot soaked yet: `storm`, `models`.\n"));
+        let both = merged(&first, "models", "| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 |", &[], &all[..2]);
+        assert!(both.ends_with("|---|\n| suites | legacy | 8 | kill 2 |\n"), "{both}");
+        let all = ["suites", "models"];
+        let again = merged(&both, "suites", "| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 |", &deed(3), &all);
         let rows: Vec<&str> = again.lines().filter(|l| l.starts_with("| ") && l.contains("2026")).collect();
         assert_eq!(
             rows,
             ["| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 |", "| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 |"]
         );
-        assert!(again.starts_with(HEAD) && again.ends_with(" |\n"));
+        assert!(again.starts_with(HEAD) && again.ends_with("|---|\n| suites | legacy | 8 | kill 3 |\n"), "{again}");
     }
 
     #[test]
