@@ -40,6 +40,9 @@ fn processor_us() -> Result<u64> {
     Ok(u64::try_from((rusage::own()? + rusage::children()?).as_micros())?)
 }
 
+/// Registrations of one process that make a storm a long one.
+const LONG: u64 = 10_000;
+
 /// There while the HCA goes and comes back.
 const AWAY: &str = "/tmp/storm-away";
 
@@ -164,7 +167,7 @@ struct Process {
 
 /// `guest helper storm SEED PROCESS LIFE REGISTRATIONS COUNTS`.
 pub fn main(seed: u64, process: u64, life: u64, registrations: u64, counts: Counts) -> Result<()> {
-    let who = Who { seed, process, life, victim: false };
+    let who = Who { seed, process, life, victim: false, long: registrations >= LONG };
     let log = Log::open(process, life == 0, counts.get("log"))?;
     if process == 0 && life == 0 {
         // An earlier storm that failed may have left it.
@@ -184,7 +187,7 @@ pub fn main(seed: u64, process: u64, life: u64, registrations: u64, counts: Coun
 
 /// `guest helper storm-victim SEED`: a process that is to be killed.
 pub fn victim(seed: u64) -> Result<()> {
-    let who = Who { seed, process: 0, life: 0, victim: true };
+    let who = Who { seed, process: 0, life: 0, victim: true, long: false };
     let mut this = Process::start(who, None, Counts::default())?;
     println!("ready");
     io::stdout().flush().context("flush")?;
@@ -257,7 +260,13 @@ impl Process {
                 self.alloc(mem, kib * KIB)?;
             }
             Op::Free { mem } => self.free(mem)?,
-            Op::Register { mr, mem, from, to, odd } => return self.register(mr, mem, (from, to, odd)),
+            Op::Register { mr, mem, times } => {
+                for _ in 0..times {
+                    if let Flow::Gone = self.register(mr, mem)? {
+                        return Ok(Flow::Gone);
+                    }
+                }
+            }
             Op::Deregister { mr } => return self.deregister(mr),
             Op::Write { from, to, kib } => return self.transfer(from, to, kib * KIB, true),
             Op::Read { from, to, kib } => return self.transfer(from, to, kib * KIB, false),
@@ -323,10 +332,13 @@ impl Process {
         self.mrs[mr] = Some(registration);
     }
 
-    fn register(&mut self, mr: usize, mem: usize, (from, to, odd): (usize, usize, usize)) -> Result<Flow> {
+    fn register(&mut self, mr: usize, mem: usize) -> Result<Flow> {
         if let Flow::Gone = self.deregister(mr)? {
             return Ok(Flow::Gone);
         }
+        let rng = self.plan.rng();
+        let (a, b, odd) = (rng.usize(..4096), rng.usize(..4096), rng.usize(..4096));
+        let (from, to) = (a.min(b), a.max(b));
         let allocation = self.memory(mem)?;
         let (memory, va, size) = (allocation.id, allocation.memory.va(), allocation.memory.size());
         let at = (size / 4096 * from + odd).min(size - 1);

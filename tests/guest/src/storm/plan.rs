@@ -17,13 +17,11 @@ pub enum Op {
     Free {
         mem: usize,
     },
-    /// Registers from `from` to `to` (in 1/4096 of the allocation, and `odd` bytes further).
+    /// Registers any ranges of the allocation, one after the other, and keeps the last.
     Register {
         mr: usize,
         mem: usize,
-        from: usize,
-        to: usize,
-        odd: usize,
+        times: usize,
     },
     Deregister {
         mr: usize,
@@ -125,6 +123,9 @@ pub struct Who {
     pub life: u64,
     /// Only memory and registrations: what a victim does until it is killed.
     pub victim: bool,
+    /// One that is to register tens of thousands of times: more often in one operation, and also of large memory. A fork,
+    /// a kill or a free costs as much as dozens of registrations.
+    pub long: bool,
 }
 
 pub struct Plan {
@@ -173,14 +174,13 @@ impl Plan {
                 _ => {}
             }
         }
+        let large = self.who.long && rng.u8(..16) == 0;
+        let times = if self.who.long { rng.usize(1..=LONG_TIMES) } else { 1 };
         // A new process costs as much as dozens of registrations, and the HCA's removal makes all processes wait.
         match rng.u32(..1000) {
-            0..80 => Op::Alloc { mem, kib: rng.usize(1..=12) * 64 },
+            0..80 => Op::Alloc { mem, kib: rng.usize(1..=12) * if large { 1024 } else { 64 } },
             80..140 => Op::Free { mem },
-            140..490 => {
-                let (a, b) = (rng.usize(..4096), rng.usize(..4096));
-                Op::Register { mr, mem, from: a.min(b), to: a.max(b), odd: rng.usize(..4096) }
-            }
+            140..490 => Op::Register { mr, mem, times },
             490..590 => Op::Deregister { mr },
             590..690 => Op::Write { from: mr, to: other, kib },
             690..720 => Op::Read { from: mr, to: other, kib },
@@ -198,6 +198,9 @@ impl Plan {
     }
 }
 
+/// Registrations of one operation, at most.
+const LONG_TIMES: usize = 12;
+
 /// The longest that a child keeps its parent's files, and that a victim lives.
 const HOLD_US: u64 = 50_000;
 const KILL_US: u64 = 200_000;
@@ -211,7 +214,7 @@ mod tests {
         (0..n).map(|_| plan.next()).collect()
     }
 
-    const WHO: Who = Who { seed: 7, process: 0, life: 0, victim: false };
+    const WHO: Who = Who { seed: 7, process: 0, life: 0, victim: false, long: false };
 
     #[test]
     fn a_seed_is_a_sequence() {
@@ -233,7 +236,7 @@ mod tests {
         let shares = ["remove-hca", "exec", "kill", "fork+hold", "fork+deregister"];
         for seed in 0..1000 {
             for (process, share) in (0..).zip(shares) {
-                let ops = ops(Who { seed, process, ..WHO }, RARE_AT as usize);
+                let ops = ops(Who { seed, process, long: seed % 2 == 0, ..WHO }, RARE_AT as usize);
                 let at = ops.iter().position(|op| shares.contains(&op.name()));
                 assert_eq!(at.map(|at| (at, ops[at].name())), Some((ops.len() - 1, share)), "seed {seed}");
             }
