@@ -136,7 +136,9 @@ impl Client {
     /// unloading alone unregisters. A ticket that the core does not know any more is no error.
     pub(crate) fn invalidate(&self, core_ticket: u64) {
         let slot = Slot::at(self.place);
-        // SAFETY: There is a registration, so `READY` was seen: nobody writes the slot any more.
+        // SAFETY: There is a registration, so `READY` was seen: nobody writes the slot any more. The
+        // task that saw it entered the registration under the registry lock, under which this one
+        // found it: what that one saw, this one sees.
         let (hook, handle) = unsafe { (*slot.invalidate.get(), *slot.handle.get()) };
         if let Some(hook) = hook {
             // SAFETY: The core gave hook and handle together, and the handle is still registered.

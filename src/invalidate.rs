@@ -17,7 +17,8 @@ use core::ffi::c_void;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 
-/// Callbacks that run now. For `/proc` alone, so Relaxed is enough.
+/// Callbacks that run now. Nobody acts on it, it is for `/proc` alone: Relaxed is enough. Each
+/// callback adds before it subtracts, so the number is never negative.
 static RUNNING: Atomic<u64> = Atomic::new(0);
 
 /// How many callbacks run now.

@@ -87,7 +87,9 @@ pub(crate) unsafe fn init() {
     unsafe { REGISTRY.init() };
 }
 
-/// Number of orphans. So a registration takes no lock to find that there are none.
+/// Number of orphans, changed under the registry lock. So a registration takes no lock to find that
+/// there are none. Relaxed: who was told of an orphan, by a `wait()` for the process that left it, is
+/// ordered behind its count by that. To others an old zero is as if they had come before.
 static ORPHANS: Atomic<u64> = Atomic::new(0);
 
 /// Gives the memory back. For unloading: nothing is registered any more.

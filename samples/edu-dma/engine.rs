@@ -22,7 +22,7 @@ use kernel::io::Io;
 use kernel::irq::{IrqReturn, ThreadedHandler, ThreadedIrqReturn};
 use kernel::pci;
 use kernel::prelude::*;
-use kernel::sync::atomic::{Atomic, Relaxed};
+use kernel::sync::atomic::{Acquire, Atomic, Relaxed, Release};
 use kernel::sync::{global_lock, new_condvar, new_mutex, Arc, CondVar, CondVarTimeoutResult, Mutex};
 use kernel::time::delay::fsleep;
 use kernel::time::{msecs_to_jiffies, Delta};
@@ -270,7 +270,7 @@ impl Edu {
         bar.write64(command, regs::DMA_COMMAND);
         drop(bar);
         let ended = self.wait();
-        let _ = self.finished.fetch_add(1, Relaxed);
+        let _ = self.finished.fetch_add(1, Release);
         ended
     }
 
@@ -315,7 +315,7 @@ impl Edu {
     /// Commands started, commands finished, interrupts.
     pub(crate) fn counts(&self) -> (u64, u64, u64) {
         // The end first: what begins in between makes the difference too large, never negative.
-        let finished = self.finished.load(Relaxed);
+        let finished = self.finished.load(Acquire);
         (self.started.load(Relaxed), finished, self.interrupts.load(Relaxed))
     }
 }

@@ -63,6 +63,9 @@ static int nvpm_gpu_bar(struct pci_dev *pdev, u64 address, struct nvpm_bar *bar)
  * of PCI functions, and each registration would walk them. Whether an entry
  * still is a BAR of the provider's device, and where it was, is looked at each
  * time; those whose device is not the provider's go when a new one is entered.
+ * The lock orders the entries. A driver and its BARs come and go under the PCI
+ * core's locks, not ours; but a pin keeps its GPU's, and an old value of any
+ * other leads to the walk, or tells of a BAR in which no pin lies.
  */
 static struct {
 	spinlock_t lock;

@@ -6,6 +6,8 @@
  * jump to module_put(), which returns to the provider: nothing of this module
  * is left to run once that reference is gone, so rmmod may follow at once. Kbuild
  * asks the compiler for the jump, and mk/callback-tail.sh looks whether it is there.
+ * module_put() and what rmmod looks at are one atomic with a full barrier: all that
+ * the callback wrote is there before rmmod goes on, on arm64 too.
  */
 #include <linux/module.h>
 

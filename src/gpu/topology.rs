@@ -71,7 +71,8 @@ struct Known {
 impl Known {
     /// `None` for a free place.
     fn pair(&self) -> Option<Pair> {
-        // Acquire, for the Release in `remember()`: behind it the NIC's number is there.
+        // Acquire, for the Release in `remember()`: behind it the NIC's number is there. `reach` may
+        // be newer, and either is true of the pair.
         let gpu = Some(self.gpu.load(Acquire)).filter(|gpu| *gpu != 0)?;
         Some(Pair { gpu, nic: self.nic.load(Relaxed), reach: Reach::from_number(self.reach.load(Relaxed)) })
     }

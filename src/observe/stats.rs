@@ -8,9 +8,14 @@
 use crate::ffi::shim::{self, Kind};
 use crate::num;
 use crate::observe::trace;
-use kernel::sync::atomic::{Atomic, Relaxed};
+use kernel::sync::atomic::{Acquire, Atomic, Relaxed};
 
 /// A number that only grows.
+///
+/// What counts beginnings and what counts their ends are two of these, added to under one state
+/// lock. The kernel's locks order the first before the second for everybody, not for holders alone,
+/// so Relaxed is enough there. A reader needs Acquire: whoever reads the ends first, and the
+/// beginnings then, finds no end without its beginning.
 pub(crate) struct Counter(Atomic<u64>);
 
 impl Counter {
@@ -24,7 +29,7 @@ impl Counter {
     }
 
     pub(crate) fn value(&self) -> u64 {
-        self.0.load(Relaxed)
+        self.0.load(Acquire)
     }
 
     /// Raises the value to `to`, if it is lower.

@@ -56,7 +56,8 @@ impl Timer {
     /// Starts the clock, if somebody listens to an event of registrations.
     pub(crate) fn start(event: Event) -> Self {
         // SAFETY: The variable of trace.c is aligned and lives as long as the module. C writes it
-        // with WRITE_ONCE(), and a volatile read is the counterpart.
+        // with WRITE_ONCE(), and a volatile read is the counterpart. Nothing is ordered by it: an
+        // old value loses events of the moment in which a listener came.
         let listened = unsafe { (&raw const raw::nvpm_trace_listened).read_volatile() };
         Self { event, start_ns: if listened == 0 { 0 } else { shim::now_ns() } }
     }

@@ -1,11 +1,14 @@
 //! The scenarios.
 
 use super::arc::{Arc, UniqueArc};
+use super::counts::{orphans, running, Counter};
 use super::pairs::{self, Pair, Reach};
 use super::ready;
 use crate::by_address;
 use kernel::alloc::flags::GFP_KERNEL;
 use loom::cell::UnsafeCell;
+use loom::sync::atomic::{fence, Ordering};
+use loom::sync::{Mutex, MutexGuard};
 use loom::thread;
 
 /// What one thread writes and another reads: loom looks whether the one is ordered before the other.
@@ -32,6 +35,19 @@ impl Word {
     }
 }
 
+/// A lock as the kernel has it: what one holder wrote comes before what a later one writes, also for those who do not take
+/// the lock (po-unlock-lock-po of tools/memory-model). C11 does not promise that; a fence does.
+fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    let guard = lock.lock().expect("no panic under it");
+    fence(Ordering::Release);
+    guard
+}
+
+/// What is shared by threads of one execution, without ordering them.
+fn shared<T>(value: T) -> &'static T {
+    Box::leak(Box::new(value))
+}
+
 /// The last reference's end sees what all others did.
 pub fn last_reference() {
     struct Payload(Word);
@@ -53,8 +69,7 @@ pub fn last_reference() {
 /// Who is asked and sees that module init is over reads what it wrote.
 pub fn slots_are_written_before_ready() {
     by_address::begin();
-    // Not in an `Arc` of loom's: that would order what is to be shown unordered.
-    let slots: &Word = Box::leak(Box::new(Word::new()));
+    let slots = shared(Word::new());
     assert!(!ready::seen());
     let asked = thread::spawn(|| {
         if ready::seen() {
@@ -64,6 +79,107 @@ pub fn slots_are_written_before_ready() {
     slots.write(1);
     ready::publish();
     asked.join().unwrap();
+}
+
+/// The free callback reads the slots without a look at `READY`: it finds a registration under the registry lock, which one
+/// that saw `READY` has entered there.
+pub fn a_callback_reads_the_slots() {
+    by_address::begin();
+    let (slots, registry) = (shared(Word::new()), shared(Mutex::new(false)));
+    assert!(!ready::seen());
+    let asked = thread::spawn(|| {
+        if ready::seen() {
+            *locked(registry) = true;
+        }
+    });
+    let callback = thread::spawn(|| {
+        if *locked(registry) {
+            assert_eq!(slots.read(), 1);
+        }
+    });
+    slots.write(1);
+    ready::publish();
+    asked.join().unwrap();
+    callback.join().unwrap();
+}
+
+/// Who reads the ends first finds no end without its beginning; another task ended it.
+pub fn no_end_without_a_beginning() {
+    by_address::begin();
+    let (pins, unpins) = (shared(Counter::new()), shared(Counter::new()));
+    assert_eq!((pins.value(), unpins.value()), (0, 0));
+    let state = shared(Mutex::new(0));
+    let reader = thread::spawn(|| {
+        let ended = unpins.value();
+        assert!(pins.value() >= ended, "an end without a beginning");
+    });
+    let other = thread::spawn(|| {
+        let mut live = locked(state);
+        if *live == 1 {
+            *live = 0;
+            unpins.add(1);
+        }
+    });
+    {
+        let mut live = locked(state);
+        *live = 1;
+        pins.add(1);
+    }
+    other.join().unwrap();
+    reader.join().unwrap();
+}
+
+/// The longest of two calls is the longest.
+pub fn the_longest_stays() {
+    by_address::begin();
+    let longest = shared(Counter::new());
+    assert_eq!(longest.value(), 0);
+    let other = thread::spawn(|| longest.raise(7));
+    longest.raise(5);
+    other.join().unwrap();
+    assert_eq!(longest.value(), 7, "a longer one was forgotten");
+}
+
+/// Callbacks that run are never fewer than none, and none when all have ended.
+pub fn callbacks_are_counted() {
+    by_address::begin();
+    assert_eq!(running::now(), 0);
+    let callback = || {
+        running::up();
+        assert!(running::now() <= 2, "a callback is counted wrong");
+        running::down();
+    };
+    let other = thread::spawn(callback);
+    callback();
+    other.join().unwrap();
+    assert_eq!(running::now(), 0, "a callback is counted wrong");
+}
+
+/// Whoever was told of an orphan finds it, though the look at the count takes no lock.
+pub fn an_orphan_is_found() {
+    told_of_an_orphan(Ordering::Release);
+}
+
+/// The same where nobody is told: it may be missed, so the look is not ordered by anything else.
+pub fn an_orphan_is_missed() {
+    told_of_an_orphan(Ordering::Relaxed);
+}
+
+fn told_of_an_orphan(tells: Ordering) {
+    by_address::begin();
+    assert_eq!(orphans::now(), 0);
+    let (list, told) = (shared(Mutex::new(0)), shared(loom::sync::atomic::AtomicBool::new(false)));
+    let child = thread::spawn(move || {
+        *locked(list) += 1;
+        orphans::up();
+        told.store(true, tells);
+    });
+    if told.load(Ordering::Acquire) {
+        assert_ne!(orphans::now(), 0, "an orphan was missed");
+        *locked(list) -= 1;
+        orphans::down();
+    }
+    child.join().unwrap();
 }
 
 /// Who sees a pair's GPU sees its NIC and what is known of the two, also where that changes meanwhile.

@@ -31,6 +31,32 @@ mod shipped {
     fn a_pair_is_whole() {
         super::good(world::a_pair_is_whole);
     }
+
+    #[test]
+    fn a_callback_reads_the_slots() {
+        super::good(world::a_callback_reads_the_slots);
+    }
+
+    #[test]
+    fn no_end_without_a_beginning() {
+        super::good(world::no_end_without_a_beginning);
+    }
+
+    #[test]
+    fn the_longest_stays() {
+        super::good(world::the_longest_stays);
+    }
+
+    #[test]
+    fn callbacks_are_counted() {
+        super::good(world::callbacks_are_counted);
+    }
+
+    #[test]
+    fn an_orphan_is_found() {
+        super::good(world::an_orphan_is_found);
+        super::caught(world::an_orphan_is_missed, "an orphan was missed");
+    }
 }
 
 mod weakened {
@@ -58,6 +84,22 @@ mod weakened {
     #[test]
     fn seen_relaxed() {
         caught(weak::seen_relaxed::world::slots_are_written_before_ready, RACE);
+        caught(weak::seen_relaxed::world::a_callback_reads_the_slots, RACE);
+    }
+
+    #[test]
+    fn ends_read_relaxed() {
+        caught(weak::ends_read_relaxed::world::no_end_without_a_beginning, "an end without a beginning");
+    }
+
+    #[test]
+    fn raised_in_two_steps() {
+        caught(weak::raised_in_two_steps::world::the_longest_stays, "a longer one was forgotten");
+    }
+
+    #[test]
+    fn running_in_two_steps() {
+        caught(weak::running_in_two_steps::world::callbacks_are_counted, "a callback is counted wrong");
     }
 
     #[test]
