@@ -2,12 +2,13 @@
 # Debian packages of any suite, by name: to be sourced. apt works in a private folder of the cache and
 # checks signatures as always; mirror and keyring are those of the machine's own configuration, whose
 # package lists stay as they are. Files go to dl/, where what is there already is used as it is.
-# Packages are of this machine's architecture, unless apt_arch names another one beforehand.
+# Packages are of this machine's architecture, unless apt_arch names another one beforehand; of that
+# one there are this release's, and those of apt_suites.
 
 host_arch=$(dpkg --print-architecture)
 apt_arch=${apt_arch:-$host_arch}
 apt=$NVPM_CACHE/apt
-[ "$apt_arch" = "$host_arch" ] || apt=$apt-$apt_arch
+[ "$apt_arch" = "$host_arch" ] || apt=$apt-$apt_arch${apt_suites:+-$apt_suites}
 dl=$NVPM_CACHE/dl
 mkdir -p "$apt"/{lists/partial,archives/partial,machine/partial} "$dl"
 
@@ -39,7 +40,7 @@ apt_update() {
 	# Old releases lack the new pieces; Debian 11 has the oldest kernel.
 	local suites="trixie trixie-backports forky sid bookworm bullseye"
 	# Libraries of another architecture are to be those of this release.
-	[ "$apt_arch" = "$host_arch" ] || suites=
+	[ "$apt_arch" = "$host_arch" ] || suites=${apt_suites:-}
 	{
 		for suite in $suites "$VERSION_CODENAME" "$VERSION_CODENAME-backports"; do
 			echo "$mirror $suite main contrib"

@@ -35,7 +35,7 @@ package = $(foreach name,$(1),$(shell dpkg-query -W -f='$${Package} $${Version}'
 
 LINUX := 7.2
 # Without the lab's RDMA stack and GPU, which are not made for them: one small module stands in.
-BARE := debian-7.3 debian-6.1 debian-5.10
+BARE := debian-7.3 debian-7.3-arm64 debian-6.1 debian-6.1-arm64 debian-5.10
 DEBIAN := debian-6.12 debian-6.12-arm64 debian-6.12-arm64-16k $(BARE)
 own := $(filter-out $(DEBIAN),$(KERNEL))
 flavour := $(firstword $(subst -, ,$(KERNEL)))
@@ -81,17 +81,18 @@ deps: $(if $(own),linux)
 # The kernel: KDIR, image, modules, release and source in one folder.
 
 ifeq ($(own),)
-kernel: $(if $(filter debian-7.3,$(KERNEL)),chroot-trixie)
+kernel: $(if $(filter debian-7.3%,$(KERNEL)),chroot-trixie)
 	@$(keep) $(KERNEL)/kernel --in-place --verb fetch $(q)/kernel/debian.sh -- $(q)/kernel/debian.sh $(KERNEL)
 kbuild := $(if $(cross),ARCH=arm64 CROSS_COMPILE=$(cross)-linux-gnu-)
 compilers := $(call version,$(cross:%=%-linux-gnu-)gcc rustc)
 else
-configs := $(q)/kernel/base.config $(q)/kernel/$(flavour).config
+kernel-arch := $(if $(findstring -arm64,$(KERNEL)),arm64,x86)
+configs := $(wildcard $(patsubst %,$(q)/kernel/%.config,base $(kernel-arch) $(flavour) $(kernel-arch)-$(flavour)))
 kernel: linux bindgen
 	@$(keep) $(KERNEL)/kernel --in-place --says "once, some 10 to 20 minutes on 2 cores" \
 		$(q)/kernel/build.sh $(configs) build/lab/$(linux-tree) build/lab/$(linux-tree)/Makefile $(S)/bindgen "=$(call version,clang$(LLVM) ld.lld$(LLVM) rustc)" -- \
-		$(q)/kernel/build.sh build/lab/$(linux-tree) $(LLVM) $(configs)
-kbuild := LLVM=$(LLVM)
+		$(q)/kernel/build.sh build/lab/$(linux-tree) $(LLVM) $(kernel-arch) $(configs)
+kbuild := LLVM=$(LLVM) $(if $(cross),ARCH=$(kernel-arch))
 compilers :=
 endif
 
@@ -99,7 +100,7 @@ endif
 
 module = $(keep) $(KERNEL)/$@ --no-warnings "=$(compilers)" $(chroot) $(K)/kernel
 # Debian 13's compiler, which Debian 12 does not have; the rest of what Debian 13 has goes with it.
-chroot := $(if $(filter debian-7.3,$(KERNEL)),build/lab/packages/chroot-trixie)
+chroot := $(if $(filter debian-7.3%,$(KERNEL)),build/lab/packages/chroot-trixie)
 make-in = $(if $(chroot),tests/packages/inside.sh $(chroot)/root) make $(jobs) KDIR=$(CURDIR)/$(K)/kernel/build $(kbuild) -C
 symvers = SYMVERS="$(foreach part,$(1),$(CURDIR)/$(K)/$(part)/Module.symvers)"
 component = $(q)/$(1) bindings $(q)/pcie/lab_pcie.h

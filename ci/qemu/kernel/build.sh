@@ -1,18 +1,24 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# build.sh LINUX LLVM CONFIG...: a kernel of tinyconfig and these fragments, in $OUT. Goes on where an
-# interrupted build stopped. Leaves `build` (its tree), `source`, `image`, `modules` and `release`.
+# build.sh LINUX LLVM x86|arm64 CONFIG...: a kernel of tinyconfig and these fragments, in $OUT. Goes on
+# where an interrupted build stopped. Leaves `build` (its tree), `source`, `image`, `modules` and `release`.
 set -eu
-linux=$(realpath "$1") llvm=$2
-shift 2
+linux=$(realpath "$1") llvm=$2 arch=$3
+shift 3
 tree=$OUT/tree
 mkdir -p "$tree"
+tiny=kernel/configs/tiny.config image=Image
+if [ "$arch" = x86 ]; then
+	tiny="$tiny arch/x86/configs/tiny.config" image=bzImage
+else
+	export ARCH="$arch"
+fi
 kmake() { make -C "$linux" O="$tree" LLVM="$llvm" "$@"; }
 if [ ! -e "$OUT/configured" ]; then
 	configs=$(realpath "$@")
 	# shellcheck disable=SC2086
 	(cd "$linux" && LLVM=$llvm sh scripts/kconfig/merge_config.sh -n -O "$tree" \
-		kernel/configs/tiny.config arch/x86/configs/tiny.config $configs) >"$OUT/config.log"
+		$tiny $configs) >"$OUT/config.log"
 	cat "$OUT/config.log"
 	# What merge_config.sh says of the options of tinyconfig does not matter.
 	ours=$(sed -n 's/^\(# \)\?\(CONFIG_[A-Z0-9_]*\)\(=.*\| is not set\)$/\2/p' "$@")
@@ -24,9 +30,9 @@ if [ ! -e "$OUT/configured" ]; then
 	}
 	touch "$OUT/configured"
 fi
-kmake -j"$(nproc)" bzImage modules
+kmake -j"$(nproc)" "$image" modules
 ln -sfn tree "$OUT/build"
 ln -sfn tree "$OUT/modules"
 ln -sfn "$linux" "$OUT/source"
-ln -sfn tree/arch/x86/boot/bzImage "$OUT/image"
+ln -sfn "tree/arch/$arch/boot/$image" "$OUT/image"
 cp "$tree/include/config/kernel.release" "$OUT/release"

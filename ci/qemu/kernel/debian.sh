@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# debian.sh debian-7.3|debian-6.12[-arm64[-16k]]|debian-6.1|debian-5.10: a kernel of Debian's own from
+# debian.sh debian-7.3|debian-6.12|debian-6.1|debian-5.10[-arm64[-16k]]: a kernel of Debian's own from
 # its packages, unmodified, in $OUT: no Rust, gcc, symbol versions, every mitigation compiled in. `build`
 # is its header package, `image` what boots, `modules` those of its modules that the machine needs, not
 # compressed, and `source` what of its source the RDMA stack is rebuilt from, as the installation of
@@ -11,16 +11,19 @@ case $1 in
 *-arm64*) flavour=arm64${1#*-arm64} ;;
 esac
 apt_arch=${flavour%%-*}
+case $1 in
+debian-7.3*) apt_suites=trixie-backports ;;
+esac
 . "$(dirname "$0")/../apt.sh"
 . /etc/os-release
 
 case $1 in
 # The newest, in Debian 13's backports. It has Rust, but its headers have no metadata.
-debian-7.3) series=7.3 release="\.[0-9]+\+deb13" ;;
+debian-7.3*) series=7.3 release="\.[0-9]+\+deb13" ;;
 # In Debian 13, and in the backports and security updates of Debian 12.
 debian-6.12*) series=6.12 release="\.[0-9]+\+deb$VERSION_ID" ;;
 # Debian 12's.
-debian-6.1) series=6.1 release="\.0-[0-9]+" ;;
+debian-6.1 | debian-6.1-*) series=6.1 release="\.0-[0-9]+" ;;
 # Debian 11's.
 debian-5.10) series=5.10 release="\.0-[0-9]+" ;;
 esac
@@ -35,7 +38,7 @@ esac
 rm -rf "$OUT"
 mkdir -p "$OUT/root" "$OUT/source"
 # From 7.3 on the image is three packages.
-[ "$1" != debian-7.3 ] || image="linux-binary-$release linux-modules-$release linux-base-$release"
+[ "$series" != 7.3 ] || image="linux-binary-$release linux-modules-$release linux-base-$release"
 for package in $image "linux-headers-$release" "linux-headers-$base-common"; do
 	dpkg-deb -x "$(apt_deb "$package")" "$OUT/root"
 done
@@ -70,7 +73,7 @@ cp "$theirs/modules.builtin" "$theirs/modules.builtin.modinfo" "$OUT/modules/"
 
 # The packages belong below /usr/src; there they are not.
 headers=root/usr/src/linux-headers
-if [ "$1" = debian-7.3 ]; then
+if [ "$series" = 7.3 ]; then
 	sed -i 's,/usr/src/,$(dir $(lastword $(MAKEFILE_LIST)))../,; s/KBUILD_OUTPUT=/KBUILD_OUTPUT := /' "$OUT/$headers-$release/Makefile"
 else
 	echo "include \$(dir \$(lastword \$(MAKEFILE_LIST)))../linux-headers-$base-common/Makefile" >"$OUT/$headers-$release/Makefile"

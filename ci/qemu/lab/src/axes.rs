@@ -35,6 +35,13 @@ pub enum Kernel {
     #[value(name = "debian-6.1")]
     #[serde(rename = "debian-6.1")]
     Debian61,
+    /// Both for arm64.
+    #[value(name = "debian-7.3-arm64")]
+    #[serde(rename = "debian-7.3-arm64")]
+    Debian73Arm64,
+    #[value(name = "debian-6.1-arm64")]
+    #[serde(rename = "debian-6.1-arm64")]
+    Debian61Arm64,
     /// Debian 11's, likewise: the oldest that kernel-lite serves. No RDMA there.
     #[value(name = "debian-5.10")]
     #[serde(rename = "debian-5.10")]
@@ -43,6 +50,10 @@ pub enum Kernel {
     #[value(name = "debug-7.2")]
     #[serde(rename = "debug-7.2")]
     Debug72,
+    /// The lab's for arm64, with pages of 64 KiB and the alarms that cost less.
+    #[value(name = "debug-7.2-arm64-64k")]
+    #[serde(rename = "debug-7.2-arm64-64k")]
+    Debug72Arm64Pages64k,
     /// The lab's, with nothing that costs time.
     #[value(name = "fast-7.2")]
     #[serde(rename = "fast-7.2")]
@@ -56,14 +67,24 @@ pub enum Kernel {
 impl Kernel {
     pub fn arch(self) -> Arch {
         match self {
-            Kernel::Debian612Arm64 | Kernel::Debian612Arm64Pages16k => Arch::Arm64,
-            _ => Arch::X86,
+            Kernel::Debian612Arm64
+            | Kernel::Debian612Arm64Pages16k
+            | Kernel::Debian61Arm64
+            | Kernel::Debian73Arm64
+            | Kernel::Debug72Arm64Pages64k => Arch::Arm64,
+            Kernel::Debian612
+            | Kernel::Debian73
+            | Kernel::Debian61
+            | Kernel::Debian510
+            | Kernel::Debug72
+            | Kernel::Fast72
+            | Kernel::Kcsan72 => Arch::X86,
         }
     }
 
     /// Does this kernel's own Rust crate build the module?
     pub fn has_rust(self) -> bool {
-        matches!(self, Kernel::Debug72 | Kernel::Fast72 | Kernel::Kcsan72)
+        matches!(self, Kernel::Debug72 | Kernel::Debug72Arm64Pages64k | Kernel::Fast72 | Kernel::Kcsan72)
     }
 }
 
