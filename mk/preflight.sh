@@ -58,6 +58,28 @@ cc=$(sed -n 's/^CC = .*$(CROSS_COMPILE)\(gcc-[0-9]*\)$/\1/p' "$KDIR/.kernelvaria
 cc=${cc:-${cross:+gcc}}
 [ -n "${CC:-}$llvm" ] || [ -z "$cc" ] || command -v "$cross$cc" >/dev/null ||
 	die "there is no $cross$cc, by which kernel $kver is built: apt-get install $cc${cross:+-$(basename "${cross%-}")}"
+case $llvm in
+'') compiler=${CC:-$cross${cc:-gcc}} ;;
+*/) compiler=${llvm}clang ;;
+-*) compiler=clang$llvm ;;
+*) compiler=clang ;;
+esac
+built_by=$(option CONFIG_CC_VERSION_TEXT)
+[ -z "$llvm" ] || command -v "$compiler" >/dev/null ||
+	die "there is no $compiler, and kernel $kver is built by clang ($built_by): install clang and lld of that version, or name others: make LLVM=-<version>"
+# What arm64's kernel asks of everything that runs in it.
+asked() { # OPTION FLAGS
+	# shellcheck disable=SC2086
+	[ "$(option "$1")" != y ] || $compiler ${llvm:+--target=aarch64-linux-gnu} $2 -x c -c -o "$OUT/asked.o" /dev/null 2>/dev/null ||
+		die "$compiler does not know $2, with which kernel $kver is built ($1): use that kernel's compiler ($built_by)"
+	rm -f "$OUT/asked.o"
+}
+if [ "$kernel_arch" = arm64 ]; then
+	mkdir -p "$OUT"
+	asked CONFIG_SHADOW_CALL_STACK "-fsanitize=shadow-call-stack -ffixed-x18"
+	asked CONFIG_ARM64_BTI_KERNEL -mbranch-protection=pac-ret+bti
+	asked CONFIG_ARM64_PTR_AUTH_KERNEL -mbranch-protection=pac-ret
+fi
 
 # Where the crate `kernel` comes from: the kernel's own wherever that is possible, else kernel-lite (docs/kernel-lite.md).
 nvidia_ko=

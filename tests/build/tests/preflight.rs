@@ -383,6 +383,38 @@ fn a_kernel_of_another_architecture() {
     assert!(kernel.preflight(&[&deps, &path, "ARCH=arm64"]).ok);
 }
 
+/// Code without the kernel's marks on calls and returns would stop an arm64 machine, or lose its shadow call stack.
+#[test]
+fn a_compiler_that_lacks_what_the_kernel_asks() {
+    let (kernel, deps) = without_rust();
+    let path = kernel.program("uname", "echo x86_64");
+    for (option, flag) in [
+        ("CONFIG_SHADOW_CALL_STACK", "-fsanitize=shadow-call-stack"),
+        ("CONFIG_ARM64_BTI_KERNEL", "-mbranch-protection=pac-ret+bti"),
+        ("CONFIG_ARM64_PTR_AUTH_KERNEL", "-mbranch-protection=pac-ret"),
+    ] {
+        kernel.config(&format!("CONFIG_ARM64=y\n{option}=y\nCONFIG_CC_VERSION_TEXT=\"gcc 12\"\n"));
+        kernel.program("aarch64-linux-gnu-gcc", &format!("for flag; do [ \"$flag\" != {flag} ] || exit 1; done"));
+        let words = ["aarch64-linux-gnu-gcc does not know", flag, option, FakeKernel::RELEASE, "gcc 12"];
+        refused(&kernel, &[&deps, &path], &words);
+        kernel.program("aarch64-linux-gnu-gcc", "");
+        let outcome = kernel.preflight(&[&deps, &path]);
+        assert!(outcome.ok, "{}", outcome.text);
+    }
+}
+
+#[test]
+fn a_kernel_by_a_clang_that_is_not_there() {
+    let (kernel, deps) = without_rust();
+    kernel.config(
+        "CONFIG_X86_64=y\nCONFIG_CC_IS_CLANG=y\nCONFIG_CLANG_VERSION=990100\nCONFIG_CC_VERSION_TEXT=\"clang 99\"\n",
+    );
+    refused(&kernel, &[&deps, "LLVM=-99"], &["no clang-99", FakeKernel::RELEASE, "clang 99", "LLVM=-<version>"]);
+    let path = kernel.program("clang-99", "");
+    let outcome = kernel.preflight(&[&deps, &path]);
+    assert!(outcome.ok, "{}", outcome.text);
+}
+
 /// A `nvidia.ko` for another architecture, or for another kernel, which may have other pages.
 #[test]
 fn a_driver_of_another_kernel() {
