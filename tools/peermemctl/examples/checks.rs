@@ -34,7 +34,7 @@ const TABLE: &str = "
 ## Situations
 
 Each row is a machine that was brought into that state in the lab, or is one as it is (`h200-no-api`),
-recorded in `tools/peermemctl/tests/trees`; `hgx*`, `slots` and `gb200` are made up. The head of each file
+recorded in `tools/peermemctl/tests/trees`; `hgx*`, `slots` and `gb*` are made up. The head of each file
 says which findings doctor must have there; the words are doctor's. Live: suite `doctor` of tests/guest
 brings a machine there and asks again.
 

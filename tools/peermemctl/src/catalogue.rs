@@ -15,7 +15,7 @@ const fn entry(id: &'static str, looks: &'static str, why: &'static str) -> Entr
 }
 
 /// All checks, in the order of doctor's sections.
-pub const CHECKS: [Entry; 58] = [
+pub const CHECKS: [Entry; 60] = [
     entry(
         "gpus.present",
         "Which GPUs of NVIDIA's sysfs shows, and which driver each belongs to.",
@@ -187,6 +187,11 @@ pub const CHECKS: [Entry; 58] = [
         "A vGPU may be pinned if its profile and its host allow it.",
     ),
     entry(
+        "gpus.coherent",
+        "Whether a GPU hangs at a Grace processor by NVLink-C2C.",
+        "Its memory is the CPU's, too. The GPU driver maps it for NICs, for persistent pins only. Data Direct of ConnectX-8 goes beside the CPU, by dma-buf.",
+    ),
+    entry(
         "gpus.nodes",
         "Whether /dev/nvidiactl exists.",
         "CUDA opens it; a container without it has no GPU.",
@@ -240,6 +245,11 @@ pub const CHECKS: [Entry; 58] = [
         "fabric.numa_balancing",
         "Automatic NUMA balancing.",
         "Its page faults cost latency. Only told.",
+    ),
+    entry(
+        "limits.pages",
+        "The kernel's page size, where huge pages tell it.",
+        "Locked memory is counted in pages, and a region's addresses end with one. Grace runs with 64 KiB.",
     ),
     entry(
         "limits.memlock",

@@ -353,6 +353,20 @@ fn a_refusal_is_over_once_the_closed_driver_took_a_build() {
     assert!(!String::from_utf8_lossy(&status.stdout).contains("driver.licence"));
 }
 
+/// Grace: coherent memory, no ATS, pages of 64 KiB; and where Data Direct is, dma-buf is the faster way.
+#[test]
+fn grace_is_known() {
+    let message = |tree: &str, id: &str| check(&unpacked(tree), id)["message"].as_str().unwrap_or_default().to_owned();
+    let (gb200, gb300) = (message("gb200", "gpus.coherent"), message("gb300", "gpus.coherent"));
+    assert!(gb200.contains("NVLink-C2C") && gb200.contains("no ATS") && !gb200.contains("dma-buf"), "{gb200}");
+    assert!(gb300.contains("Data Direct") && gb300.contains("by dma-buf alone: that is faster"), "{gb300}");
+    assert!(message("gb200", "limits.pages").contains("pages of 64 KiB"));
+    for id in ["gpus.coherent", "limits.pages"] {
+        let output = peermemctl(&unpacked("healthy"), &["doctor", "--json"]);
+        assert!(!String::from_utf8_lossy(&output.stdout).contains(id), "{id}");
+    }
+}
+
 #[test]
 fn exit_codes_of_what_only_shows() {
     let exits: [(&str, &[&str], i32); 11] = [

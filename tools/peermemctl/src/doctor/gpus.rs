@@ -24,6 +24,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     for gpu in machine.gpus() {
         checks.push(bar1(machine, gpu));
         checks.extend(shared(machine, gpu));
+        checks.extend(coherent(machine, gpu));
     }
     if !machine.gpus().is_empty() {
         checks.extend(nodes(machine));
@@ -159,6 +160,40 @@ fn shared(machine: &Machine, gpu: &Device) -> Option<Check> {
             .about(Kind::Gpu, &gpu.address, many)
             .seen("MIG Mode and GPU Virtualization Mode of nvidia-smi -q"),
     )
+}
+
+/// Memory that is the CPU's, too, which the GPU driver maps for a NIC, for persistent pins only.
+fn coherent(machine: &Machine, gpu: &Device) -> Option<Check> {
+    const ID: &str = "gpus.coherent";
+    if !machine.has_c2c(gpu) {
+        return None;
+    }
+    let about = |check: Check, many: &str| check.about(Kind::Gpu, &gpu.address, many);
+    let what = format!("GPU {}: its memory is coherent (NVLink-C2C)", gpu.address);
+    let mode = machine.stats.as_ref().ok().and_then(|stats| stats.text("mode"));
+    Some(match mode {
+        Some("legacy") => about(
+            Check::warn(
+                ID,
+                format!("{what}, and the module pins revocably: it refuses to register such memory"),
+                "load the module with persistent_api_support=1",
+            )
+            .seen("mode in /proc/driver/nvidia-peermem/stats"),
+            "have coherent memory (NVLink-C2C), which the module refuses to register: it pins revocably",
+        ),
+        _ if machine.devices.iter().any(Device::is_dma_direct) => about(
+            Check::ok(
+                ID,
+                format!("{what}; NICs reach it through the CPU, whose PCIe has no ATS. A ConnectX with Data Direct goes beside the CPU, by dma-buf alone: that is faster here"),
+            ),
+            "have coherent memory (NVLink-C2C); a ConnectX with Data Direct reaches it beside the CPU, by dma-buf alone",
+        ),
+        _ => about(
+            Check::ok(ID, format!("{what}; NICs reach it through the CPU, whose PCIe has no ATS")),
+            "have coherent memory (NVLink-C2C); NICs reach it through the CPU, whose PCIe has no ATS",
+        ),
+    }
+    .seen("root ports of Grace above it in /sys/bus/pci/devices"))
 }
 
 /// CUDA opens these; a container that lacks them has no GPU.

@@ -16,12 +16,26 @@ const CAP_IPC_LOCK: u64 = 1 << 14;
 const ENOUGH: u64 = 64 << 30;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
-    let mut checks = vec![login(machine.root)];
+    let mut checks: Vec<Check> = pages(machine.root).into_iter().collect();
+    checks.push(login(machine.root));
     checks.extend(processes(machine.root));
     checks.extend(devices(machine.root));
     checks.push(boot(machine));
     checks.extend(dkms(machine));
     checks
+}
+
+/// A table of pages is a page of eight-byte entries, and a huge page is what one of them covers.
+fn pages(root: &Root) -> Option<Check> {
+    const HUGE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
+    let page = match root.line(HUGE)?.as_str() {
+        "2097152" => 4,
+        "33554432" => 16,
+        "536870912" => 64,
+        _ => return None,
+    };
+    let what = format!("the kernel has pages of {page} KiB: locked memory is counted in them");
+    Some(Check::ok("limits.pages", what).seen(HUGE))
 }
 
 /// The limit of locked memory of a process; `None` for no limit or a process that no limit binds.

@@ -183,6 +183,7 @@ impl Recorder<'_> {
             "/proc/sys/kernel/modules_disabled",
             "/proc/sys/kernel/tainted",
             "/proc/self/limits",
+            "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size",
             "/proc/driver/nvidia/version",
             "/proc/driver/nvidia/params",
             "/etc/nccl.conf",
