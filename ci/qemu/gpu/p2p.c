@@ -13,13 +13,16 @@
  * the last 64 KiB of a BAR never mapped; dma_unmap_pages without the API lock;
  * free_page_table and free_dma_mapping doing nothing, init_mapping and
  * destroy_mapping refusing; all three page sizes that a table can name, of
- * which dma_map_pages cannot take the smallest.
+ * which dma_map_pages cannot take the smallest; coherent memory mapped at once
+ * by dma_map_sg() in pages of the CPU, so that behind an IOMMU one range of
+ * addresses has all of it, however it is laid out.
  *
  * Left out: the request registers of Fermi, rsync (an nvidia.ko of 575 and
  * later answers -ENODEV; nothing in the lab asks), NVLink address compression,
  * the warnings of the real put for errors that a fault switch made, and what a
  * mapping costs: only get and put take a time that can be set; the flag that a
- * persistent get knows since 570 (any is refused, as before that).
+ * persistent get knows since 570 (any is refused, as before that); of coherent
+ * memory, parts of more than 4 GiB, which are mapped one by one.
  */
 #define pr_fmt(fmt) "NVRM: " fmt
 
@@ -29,6 +32,7 @@
 #include <linux/list.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/scatterlist.h>
 #include <linux/sizes.h>
 #include <linux/slab.h>
 #include <linux/string.h>
@@ -68,6 +72,7 @@ struct mapping {
 	struct list_head node;
 	enum mapping_how how;
 	u64 page_size;
+	struct sg_table pages;	/* of MAPPED_PAGES, while it is mapped */
 };
 
 static DEFINE_MUTEX(lists_lock);
@@ -136,14 +141,14 @@ static void mapping_undo(struct mapping *map, u32 from, u32 to)
 	struct device *dev = &map->pub.pci_dev->dev;
 	u32 i;
 
-	for (i = from; i < to; i++) {
-		if (map->how == MAPPED_RESOURCE)
+	if (map->how == MAPPED_RESOURCE)
+		for (i = from; i < to; i++)
 			dma_unmap_resource(dev, map->pub.dma_addresses[i],
 					   map->page_size, DMA_BIDIRECTIONAL,
 					   0);
-		else if (map->how == MAPPED_PAGES)
-			dma_unmap_page(dev, map->pub.dma_addresses[i],
-				       map->page_size, DMA_BIDIRECTIONAL);
+	if (map->pages.sgl) {
+		dma_unmap_sgtable(dev, &map->pages, DMA_BIDIRECTIONAL, 0);
+		sg_free_table(&map->pages);
 	}
 }
 
@@ -639,24 +644,62 @@ int nvlab_map_peer(struct nvlab_gpu *gpu, struct device *peer, bool remap,
 	return dma_mapping_error(peer, *addr) ? -EIO : 0;
 }
 
-/* One 64 KiB page for the peer. Under the API lock. */
-static int map_one(struct mapping *map, struct mem_info *info, u32 at)
+/* The pages of coherent memory in the order of the table; NULL for -ENOMEM. */
+static struct page **pages_of(const struct mapping *map, u32 count)
 {
-	struct device *dev = &map->pub.pci_dev->dev;
-	u64 *addr = &map->pub.dma_addresses[at];
+	const u32 each = map->page_size / PAGE_SIZE;
+	struct page **pages = kvmalloc_array(max(count, 1), sizeof(*pages),
+					     GFP_KERNEL);
+	u32 i;
 
-	if (map->how == MAPPED_PAGES) {
-		unsigned long pfn = PHYS_PFN(*addr);
+	for (i = 0; pages && i < count; i++) {
+		unsigned long pfn = PHYS_PFN(map->pub.dma_addresses[i / each]) +
+				    i % each;
 
-		if (!pfn_valid(pfn))
-			return -EIO;
-		*addr = dma_map_page(dev, pfn_to_page(pfn),
-				     offset_in_page(*addr), map->page_size,
-				     DMA_BIDIRECTIONAL);
-		return dma_mapping_error(dev, *addr) ? -EIO : 0;
+		if (!pfn_valid(pfn)) {
+			kvfree(pages);
+			return ERR_PTR(-EIO);
+		}
+		pages[i] = pfn_to_page(pfn);
 	}
-	return nvlab_map_peer(info->gpu, dev, map->how == MAPPED_RESOURCE,
-			      map->page_size, addr);
+	return pages;
+}
+
+/* Coherent memory, all at once. Under the API lock. */
+static int map_pages(struct mapping *map)
+{
+	const u32 each = map->page_size / PAGE_SIZE;
+	const u32 count = map->pub.entries * each;
+	struct device *dev = &map->pub.pci_dev->dev;
+	struct page **pages = pages_of(map, count);
+	struct sg_dma_page_iter it;
+	u64 next = 0;
+	int err, i = 0;
+
+	if (IS_ERR_OR_NULL(pages))
+		return pages ? PTR_ERR(pages) : -ENOMEM;
+	err = sg_alloc_table_from_pages(&map->pages, pages, count, 0,
+					(u64)count << PAGE_SHIFT, GFP_KERNEL);
+	kvfree(pages);
+	if (err)
+		return err;
+	if (dma_map_sgtable(dev, &map->pages, DMA_BIDIRECTIONAL, 0)) {
+		sg_free_table(&map->pages);
+		return -EIO;
+	}
+	for_each_sgtable_dma_page(&map->pages, &it, 0) {
+		u64 addr = sg_page_iter_dma_address(&it);
+
+		if (i % each == 0)
+			map->pub.dma_addresses[i / each] = addr;
+		else if (addr != next)
+			err = -EIO;
+		next = addr + PAGE_SIZE;
+		i++;
+	}
+	if (err)
+		mapping_undo(map, 0, 0);
+	return err;
 }
 
 static int map_all(struct mapping *map, struct mem_info *info)
@@ -666,8 +709,14 @@ static int map_all(struct mapping *map, struct mem_info *info)
 	int err = 0;
 	u32 i;
 
+	if (map->how == MAPPED_PAGES)
+		return partial && partial <= map->pub.entries ? -EIO : map_pages(map);
 	for (i = 0; i < map->pub.entries; i++) {
-		err = i + 1 == partial ? -EIO : map_one(map, info, i);
+		err = i + 1 == partial ? -EIO :
+		      nvlab_map_peer(info->gpu, &map->pub.pci_dev->dev,
+				     map->how == MAPPED_RESOURCE,
+				     map->page_size,
+				     &map->pub.dma_addresses[i]);
 		if (!err)
 			continue;
 		if (map->how == MAPPED_RESOURCE)

@@ -7,6 +7,7 @@ mod bench;
 mod cache;
 mod callbacks;
 mod closed;
+mod coherent;
 mod cost;
 mod demo;
 mod dma_buf;
@@ -74,6 +75,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         matrix::large(nvidia_c),
         verbs::suite(nvidia_c),
         errors::suite(nvidia_c),
+        coherent::suite(),
         iommu::suite(nvidia_c),
         pages::suite(),
         pieces::suite(nvidia_c),

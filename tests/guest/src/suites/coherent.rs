@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: GPL-2.0
+//! A card whose memory is coherent, as Grace's: RAM of the machine in no BAR, and the driver's tables say so (ci/qemu/gpu).
+//! Real perftest and plain verbs with each kind of IOMMU. The provider alone maps it, for persistent pins; a revocable pin
+//! is refused in words. What else can go wrong with it is in `errors` and `faults`.
+
+use std::time::Duration;
+
+use anyhow::{ensure, Context, Result};
+
+use super::iommu::{self, Iommu};
+use super::{complaints, pattern, same_bytes, Bench, GPU_PAGE, MIB};
+use crate::gpu;
+use crate::lab;
+use crate::machine::Mode;
+use crate::perftest::{arrived, chunks, with_rate, Before, Run, Sizes};
+use crate::test::{in_modes, Env, Suite};
+use crate::verbs::{Loopback, Op};
+
+pub fn suite() -> Suite {
+    let mut tests = Vec::new();
+    for (name, run) in [
+        ("ib_write_bw", (|env| perftest(env, "ib_write_bw")) as fn(&Env) -> Result<()>),
+        ("ib_read_bw", |env| perftest(env, "ib_read_bw")),
+        ("ib_send_bw", |env| perftest(env, "ib_send_bw")),
+        ("bytes", bytes),
+    ] {
+        tests.extend(in_modes(false, &[Mode::Persistent], name, run));
+    }
+    tests.extend(in_modes(false, &[Mode::Legacy], "ib_write_bw", perftest_fails));
+    Suite { name: "coherent", tests: tests.into_iter().map(|t| t.limit(240)).collect() }
+}
+
+/// The bytes arrive, and the driver mapped each buffer for the NIC, once.
+fn perftest(env: &Env, program: &str) -> Result<()> {
+    let gpu = gpu::lab()?;
+    gpu.set("coherent", 1)?;
+    let sizes = Sizes::of(env, 20)?;
+    with_rate(|| {
+        let before = Before::now()?;
+        let (server, client, report) = Run::new(program, &sizes, true).on_this_machine()?;
+        let counts = before.counts()?;
+        arrived(program, &chunks("server", server, sizes.message)?, &chunks("client", client, sizes.message)?)?;
+        counts.reconcile("the NIC", report.bytes, report.bytes)?;
+        let accounting = gpu.accounting()?;
+        let maps = ["persistent_gets", "dma_maps", "dma_unmaps", "bar1_used"].map(|name| accounting.get(name));
+        ensure!(maps == [2, 2, 2, 0], "pins, mappings, unmappings, bytes in BAR1: {maps:?}, wanted [2, 2, 2, 0]");
+        gpu::wait_clean(Duration::from_secs(10))?;
+        Ok(report.rate)
+    })
+}
+
+/// Wherever a region begins and ends: its bytes and no others change, and the NIC is
+/// given the memory's own addresses or the IOMMU's.
+fn bytes(env: &Env) -> Result<()> {
+    const SIZE: usize = 2 * MIB;
+    let mut rng = env.rng()?;
+    let bench = Bench::new()?;
+    let link = Loopback::new(&bench.pd)?;
+    let rm = nvlab::Client::open()?;
+    for (at, len) in [(0, SIZE), (GPU_PAGE + 4097, MIB), (4096, 1), (GPU_PAGE - 1, 2), (SIZE - 4096, 4096)] {
+        let memory = rm.request(0, SIZE as u64).coherent(true).alloc()?;
+        let mr = bench.reg(memory.va() + at as u64, len).with_context(|| format!("{len} bytes at {at}"))?;
+        let nic = lab::nic_mr(mr.lkey())?.initiator;
+        let kind = iommu::kind(&nic)?;
+        let seen = lab::translations(mr.lkey())?;
+        ensure!(!seen.is_empty(), "the NIC has no address");
+        for t in &seen {
+            ensure!(t.phys != 0 && (t.phys == t.dma) == (kind != Iommu::Translating), "{kind:?}: {t:x?}");
+        }
+        let bytes = pattern(&mut rng, len);
+        let host = bench.reg(bytes.as_ptr() as u64, len).context("register host memory")?;
+        let mut wanted = pattern(&mut rng, SIZE);
+        memory.write(0, &wanted)?;
+        link.run(Op::Write, (&host, 0), (&mr, 0), len)?;
+        wanted[at..at + len].copy_from_slice(&bytes);
+        let mut got = vec![0; SIZE];
+        memory.read(0, &mut got)?;
+        same_bytes(&format!("{len} bytes at {at}"), &got, &wanted)?;
+        host.dereg()?;
+        mr.dereg()?;
+        let left = gpu::lab()?.accounting()?.get("live_mappings");
+        ensure!(left == 0, "{left} mappings left");
+    }
+    ensure!(gpu::pins()? == 0, "{} pins left", gpu::pins()?);
+    Ok(())
+}
+
+/// perftest says that it cannot register, and the module why.
+fn perftest_fails(env: &Env) -> Result<()> {
+    let gpu = gpu::lab()?;
+    gpu.set("coherent", 1)?;
+    let sizes = Sizes::of(env, 20)?;
+    let Err(why) = Run::new("ib_write_bw", &sizes, true).on_this_machine() else {
+        anyhow::bail!("ib_write_bw registered coherent memory revocably");
+    };
+    ensure!(format!("{why:#}").contains("Couldn't allocate MR"), "perftest failed for another reason: {why:#}");
+    let found = lab::last_failure()?.context("no failure is recorded")?;
+    let wanted = (libc::EOPNOTSUPP, "outside_bar");
+    ensure!((found.errno, found.reason.as_str()) == wanted, "recorded as {found:?}, wanted {wanted:?}");
+    let bench = Bench::new()?;
+    let memory = nvlab::Client::open()?.request(0, MIB as u64).coherent(true).alloc()?;
+    let got = bench.refused("coherent memory", memory.va(), MIB)?;
+    let wrong = complaints("coherent memory", (memory.va(), MIB), got, libc::EOPNOTSUPP, env.reason("outside_bar"));
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    ensure!(gpu::pins()? == 0, "{} pins stay", gpu::pins()?);
+    Ok(())
+}
