@@ -18,6 +18,7 @@
  */
 #include <linux/debugfs.h>
 #include <linux/dma-mapping.h>
+#include <linux/iommu.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/pci.h>
@@ -243,11 +244,21 @@ void ib_unregister_peer_memory_client(void *reg_handle)
 }
 EXPORT_SYMBOL(ib_unregister_peer_memory_client);
 
+/* Where what the NIC puts on the bus arrives. */
+static phys_addr_t arrives(struct device *nic, dma_addr_t dma)
+{
+	struct iommu_domain *domain = iommu_get_domain_for_dev(nic);
+
+	if (domain)
+		return iommu_iova_to_phys(domain, dma);
+	return dma - pci_bus_address(gpu, 2) + pci_resource_start(gpu, 2);
+}
+
 static int map_and_check(const struct peer_memory_client *client, void *context,
 			 struct device *nic, unsigned long va, size_t size,
 			 bool free)
 {
-	phys_addr_t bus = pci_resource_start(gpu, 2) + va - GPU_VA;
+	phys_addr_t phys = pci_resource_start(gpu, 2) + va - GPU_VA;
 	struct sg_table sg = {};
 	int nmap = 0;
 	int ret;
@@ -258,9 +269,12 @@ static int map_and_check(const struct peer_memory_client *client, void *context,
 		return ret;
 	ret = client->dma_map(&sg, context, nic, 0, &nmap);
 	if (!ret) {
+		dma_addr_t dma = sg_dma_address(sg.sgl);
+
 		/* Contiguous memory: one entry, exactly the range. */
-		if (nmap != 1 || sg_dma_address(sg.sgl) != bus ||
-		    sg_dma_len(sg.sgl) != size ||
+		if (nmap != 1 || sg_dma_len(sg.sgl) != size ||
+		    arrives(nic, dma) != phys ||
+		    arrives(nic, dma + size - 1) != phys + size - 1 ||
 		    client->get_page_size(context) != PAGE_SIZE)
 			ret = -EILSEQ;
 		if (free)
