@@ -82,6 +82,15 @@ impl Kernel {
         }
     }
 
+    /// Its page, in words.
+    pub fn pages(self) -> &'static str {
+        match self {
+            Kernel::Debian612Arm64Pages16k => "16 KiB",
+            Kernel::Debug72Arm64Pages64k => "64 KiB",
+            _ => "4 KiB",
+        }
+    }
+
     /// Does this kernel's own Rust crate build the module?
     pub fn has_rust(self) -> bool {
         matches!(self, Kernel::Debug72 | Kernel::Debug72Arm64Pages64k | Kernel::Fast72 | Kernel::Kcsan72)

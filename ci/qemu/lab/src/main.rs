@@ -1,6 +1,7 @@
 //! The lab: builds a virtual machine in which nvidia-peermem meets real rdma-core and perftest, runs it, and judges what
 //! came out. `make demo`, `make test` and `make shell` call it.
 
+mod arm64;
 mod boots;
 mod demo;
 mod host;

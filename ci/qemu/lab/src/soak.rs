@@ -1,5 +1,6 @@
 //! `make soak`: what takes hours. Goes on after failures; leaves build/soak.json and the record docs/results/soak.md.
 
+use crate::arm64;
 use crate::boots::{self, Row};
 use crate::lanes::{self, Done, Found, Job};
 use crate::mutants::{self, MUTANTS};
@@ -141,7 +142,8 @@ impl<'a> Record<'a> {
         let git = |args: &[&str]| sh::output(sh::command("git").current_dir(&lab.repo).args(args));
         let mut commit = git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_string();
         // The record itself changes while it is written.
-        if !git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results/soak.md"])?.is_empty() {
+        let but = [":!docs/results/soak.md", &format!(":!{}", arm64::FILE)];
+        if !git(&[&["status", "--porcelain", "--untracked-files=no", "--", "."], &but[..]].concat())?.is_empty() {
             commit += "+changes";
         }
         let date = sh::output(sh::command("date").arg("+%F"))?.trim().to_string();
@@ -170,6 +172,10 @@ impl<'a> Record<'a> {
         let (passed, failed) = (one.count(|o| *o == Outcome::Passed), one.count(|o| *o == Outcome::Failed));
         if passed + failed == 0 {
             return Ok(());
+        }
+        let page = self.lab.repo.join(arm64::FILE);
+        if let Some(text) = arm64::merged(&fs::read_to_string(&page).unwrap_or_default(), &one.name, &one.found.tests) {
+            fs::write(&page, text).with_context(|| format!("cannot write {}", page.display()))?;
         }
         let file = self.lab.repo.join("docs/results/soak.md");
         let old = fs::read_to_string(&file).unwrap_or_default();
