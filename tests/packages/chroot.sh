@@ -8,10 +8,11 @@ set -euo pipefail
 apt_update
 suite=$1 aptopt=()
 case $suite in
-bookworm) flavour='6\.1\.0-[0-9]+' rust=rustc-web,rust-web-src,cargo-web count=2 ;;
-trixie) flavour='6\.12\.[0-9]+\+deb13' rust=rustc,rust-src,cargo count=2 ;;
+bookworm) flavour='6\.1\.0-[0-9]+' compilers=rustc-web,rust-web-src,cargo-web count=2 ;;
+# Modules for the kernel 7.3 are built in it, for arm64, too.
+trixie) flavour='6\.12\.[0-9]+\+deb13' compilers=rustc,rust-src,cargo,gcc-aarch64-linux-gnu count=2 ;;
 # A mirror may be some days behind: what it has is signed all the same.
-sid) flavour='[0-9]+\.[0-9]+\.[0-9]+\+deb14' rust=rustc,rust-src count=1 aptopt=(--aptopt='Acquire::Check-Valid-Until "false"') ;;
+sid) flavour='[0-9]+\.[0-9]+\.[0-9]+\+deb14' compilers=rustc,rust-src count=1 aptopt=(--aptopt='Acquire::Check-Valid-Until "false"') ;;
 esac
 mapfile -t kernels < <(apt_private apt-cache search --names-only "^linux-headers-$flavour-amd64\$" |
 	sed 's/^linux-headers-\(.*\)-amd64 .*/\1/' | sort -V | tail -n $count)
@@ -20,7 +21,7 @@ rm -rf "$OUT/root"
 mkdir -p "$OUT"
 # tiny-initramfs: nobody boots this, and others take half a minute for each kernel.
 grep -E "^deb .* $suite(-security)? " "$apt/sources.list" | mmdebstrap --quiet --variant=minbase "${aptopt[@]}" \
-	--include="systemd,dkms,kmod,udev,openssl,tiny-initramfs,linux-image-$old-amd64,linux-headers-$old-amd64,$rust" \
+	--include="systemd,dkms,kmod,udev,openssl,tiny-initramfs,linux-image-$old-amd64,linux-headers-$old-amd64,$compilers" \
 	--include="build-essential,debhelper,dh-dkms,xz-utils,lintian,rpm,rpmlint" \
 	--dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/doc/*/changelog*' \
 	--customize-hook="mkdir \"\$1/srv/kernel\"" \

@@ -84,7 +84,7 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
             let register = || -> io::Result<()> {
                 Mr::reg(&pd, at, memory.len(), FULL_ACCESS)?.dereg()?;
                 // Another address, with the same place in its page.
-                Mr::reg_iova(&pd, at, memory.len(), 0x7000_0000 + at % 4096, FULL_ACCESS)?.dereg()
+                Mr::reg_iova(&pd, at, memory.len(), 0x7000_0000 + at % page() as u64, FULL_ACCESS)?.dereg()
             };
             // What is done once.
             register()?;
