@@ -3,19 +3,35 @@
  * with each allocation, and is INVALID_VALUE (1) once freed; addresses come back, blocks lie side
  * by side; exports need whole pages, may run over several blocks, and managed and host memory has
  * none. As NVIDIA's manual says: cuPointerGetAttributes() answers 0 for memory that it does not
- * know, and no error. Left out: costs, contexts, sizes of 2 MiB, virtual memory. */
+ * know, and no error. A thread without a context may ask for attributes, and for nothing else; memory
+ * of a pool belongs to no context, and any serves for it. When a program ends, it ends, too, and must not be asked any more; this may take
+ * long (STAND_IN_SLOW_EXIT). Left out: costs, contexts, sizes of 2 MiB, virtual memory. */
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <unistd.h>
 
-enum { HOST = 1, DEVICE = 2, PAGE = 4096, BLOCKS = 16 };
+enum { HOST = 1, DEVICE = 2, PAGE = 4096, BLOCKS = 16, CONTEXTS = 8 };
 
 static char memory[1 << 20] __attribute__((aligned(PAGE)));
 static struct block {
 	uint64_t at, size, id;
 	unsigned int type, managed;
+	void *context;
 } blocks[BLOCKS];
 static uint64_t last_id;
+static char primary;
+static __thread void *contexts[CONTEXTS];
+static __thread int current;
+static volatile int over;
+
+__attribute__((destructor)) static void end(void)
+{
+	over = 1;
+	if (getenv("STAND_IN_SLOW_EXIT"))
+		usleep(1500000);
+}
 
 static struct block *find(uint64_t at)
 {
@@ -38,6 +54,8 @@ static int allocate(uint64_t *out, uint64_t size, unsigned int type, unsigned in
 	uint64_t at = (uintptr_t)memory, end = at + sizeof(memory);
 	struct block *new = NULL, *b;
 
+	if (!contexts[current])
+		return 201;
 	for (b = blocks; b < blocks + BLOCKS && !new; b++)
 		if (!b->id)
 			new = b;
@@ -50,7 +68,7 @@ static int allocate(uint64_t *out, uint64_t size, unsigned int type, unsigned in
 		}
 	if (!new || !size || size > end - at)
 		return 2;
-	*new = (struct block){ at, size, ++last_id, type, managed };
+	*new = (struct block){ at, size, ++last_id, type, managed, contexts[current] };
 	*out = at;
 	return 0;
 }
@@ -60,9 +78,45 @@ int cuInit(unsigned int flags)
 	return flags ? 1 : 0;
 }
 
+int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+	*context = &primary;
+	return device ? 101 : 0;
+}
+
+int cuDevicePrimaryCtxRelease_v2(int device)
+{
+	return device ? 101 : 0;
+}
+
+int cuCtxPushCurrent_v2(void *context)
+{
+	if (!context || current == CONTEXTS - 1)
+		return 201;
+	contexts[++current] = context;
+	return 0;
+}
+
+int cuCtxPopCurrent_v2(void **context)
+{
+	if (!current)
+		return 201;
+	*context = contexts[current--];
+	return 0;
+}
+
 int cuMemAlloc_v2(uint64_t *at, uint64_t size)
 {
 	return allocate(at, size, DEVICE, 0);
+}
+
+int cuMemAllocAsync(uint64_t *at, size_t size, void *stream)
+{
+	int status = allocate(at, size, DEVICE, 0);
+
+	if (!status)
+		find(*at)->context = NULL;
+	return stream ? 400 : status;
 }
 
 int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags)
@@ -95,9 +149,14 @@ int cuPointerGetAttribute(void *out, int attribute, uint64_t at)
 {
 	struct block *b = find(at);
 
+	if (over)
+		abort();
 	if (!b)
 		return 1;
 	switch (attribute) {
+	case 1:
+		*(void **)out = b->context;
+		return 0;
 	case 2:
 		*(unsigned int *)out = b->type;
 		return 0;
@@ -106,6 +165,9 @@ int cuPointerGetAttribute(void *out, int attribute, uint64_t at)
 		return 0;
 	case 8:
 		*(unsigned int *)out = b->managed;
+		return 0;
+	case 9:
+		*(int *)out = 0;
 		return 0;
 	case 11:
 		*(uint64_t *)out = b->at;
@@ -132,6 +194,8 @@ int cuMemGetAddressRange_v2(uint64_t *base, uint64_t *size, uint64_t at)
 {
 	struct block *b = find(at);
 
+	if (!contexts[current])
+		return 201;
 	if (!b)
 		return 1;
 	*base = b->at;
@@ -141,6 +205,8 @@ int cuMemGetAddressRange_v2(uint64_t *base, uint64_t *size, uint64_t at)
 
 int cuMemGetHandleForAddressRange(int *fd, uint64_t at, uint64_t size, int type, unsigned long long flags)
 {
+	if (!contexts[current])
+		return 201;
 	if ((at | size) & (PAGE - 1) || !size || type != 1 || flags)
 		return 1;
 	for (uint64_t page = at; page < at + size; page += PAGE) {

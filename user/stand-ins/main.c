@@ -8,6 +8,8 @@
 #include <string.h>
 
 int cuInit(unsigned int flags);
+int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuCtxPushCurrent_v2(void *context);
 int cuMemAlloc_v2(uint64_t *at, uint64_t size);
 int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
 int cuMemHostAlloc(void **at, size_t size, unsigned int flags);
@@ -47,7 +49,7 @@ int main(void)
 	char plain[64];
 	void *host;
 
-	if (cuInit(0) || cuMemAlloc_v2(&first, 8192) || cuMemAlloc_v2(&hole, 8192) || cuMemAlloc_v2(&last, 8192) ||
+	if (cuInit(0) || cuDevicePrimaryCtxRetain(&host, 0) || cuCtxPushCurrent_v2(host) || cuMemAlloc_v2(&first, 8192) || cuMemAlloc_v2(&hole, 8192) || cuMemAlloc_v2(&last, 8192) ||
 	    cuMemAllocManaged(&managed, 4096, 1) || cuMemHostAlloc(&host, 4096, 0) || cuMemFree_v2(hole))
 		return 1;
 	printf("example: %d, live %u\n", example(pd, (void *)first, 8192, 1), live());
@@ -64,9 +66,14 @@ int main(void)
 	ask("plain host", cache, pd, (uintptr_t)plain, sizeof(plain));
 	ask("host", cache, pd, (uintptr_t)host, 100);
 	ask("managed", cache, pd, managed, 100);
-	if (gpumr_free(cache, (void *)first, 100))
+	if (gpumr_free(cache, (void *)first, 0))
 		printf("free: %s\n", gpumr_error());
 	printf("live %u\n", live());
+
+	/* What is reported is let go, promised or not. */
+	gpumr_release(ask("reported", cache, pd, first, 8192));
+	gpumr_free(cache, (void *)(first + 4096), 1);
+	printf("reported: live %u\n", live());
 
 	/* What hooks report is another buffer at once. */
 	gpumr_hooks(cache, 1);

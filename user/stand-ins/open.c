@@ -6,18 +6,23 @@
 
 int main(void)
 {
+	int (*retain)(void **context, int device), (*push)(void *context);
 	int (*allocate)(uint64_t *at, uint64_t size);
 	static char domain[64];
 	struct gpumr_lease *lease;
 	struct gpumr *cache;
+	void *lib, *context;
 	uint64_t at;
 
 	if (gpumr_open(&cache, "dma-buf", NULL, 0)) {
 		printf("open: %s\n", gpumr_error());
 		return 0;
 	}
-	*(void **)&allocate = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuMemAlloc_v2");
-	if (allocate(&at, 8192))
+	lib = dlopen("libcuda.so.1", RTLD_NOW);
+	*(void **)&retain = dlsym(lib, "cuDevicePrimaryCtxRetain");
+	*(void **)&push = dlsym(lib, "cuCtxPushCurrent_v2");
+	*(void **)&allocate = dlsym(lib, "cuMemAlloc_v2");
+	if (retain(&context, 0) || push(context) || allocate(&at, 8192))
 		return 1;
 	if (gpumr_register(cache, (void *)domain, (void *)at, 8192, 1, &lease))
 		printf("register: %s\n", gpumr_error());

@@ -6,11 +6,14 @@
 #include <infiniband/verbs.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 int cuInit(unsigned int flags);
+int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuCtxPushCurrent_v2(void *context);
 int cuMemAlloc_v2(uint64_t *at, uint64_t size);
 int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
 int cuMemHostAlloc(void **at, size_t size, unsigned int flags);
@@ -78,6 +81,51 @@ static void by_name(uint64_t at)
 	for (int i = 0; i < 3; i++)
 		if (mr[i])
 			ibv_dereg_mr(mr[i]);
+}
+
+/* Parts of a buffer, which a cache may have as a whole. */
+static void parts_of(uint64_t at)
+{
+	static const struct {
+		const char *name;
+		uint64_t from, length;
+		int access;
+	} parts[] = { { "whole", 0, 8192, 0 },		{ "end", 4096, 4096, 0 },
+		      { "beginning", 0, 100, 0 },	{ "end again", 4096, 4096, 0 },
+		      { "zero-based", 0, 8192, IBV_ACCESS_ZERO_BASED } };
+
+	for (unsigned int i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+		uint64_t from = at + parts[i].from;
+		struct ibv_mr *mr = ibv_reg_mr(&pd, (void *)from, parts[i].length, parts[i].access);
+
+		show(parts[i].name, mr, from);
+		if (!mr)
+			continue;
+		printf("length %zu\n", mr->length);
+		ibv_dereg_mr(mr);
+	}
+}
+
+/* Ends while a cache has its buffer. */
+static void ends(uint64_t at)
+{
+	ibv_dereg_mr(ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE));
+	exit(0);
+}
+
+static void *other(void *at)
+{
+	ibv_dereg_mr(show("buffer", ibv_reg_mr(&pd, at, 5000, IBV_ACCESS_LOCAL_WRITE), (uintptr_t)at));
+	return NULL;
+}
+
+/* A thread that only talks to NICs has no context. */
+static void threads(uint64_t at)
+{
+	pthread_t thread;
+
+	pthread_create(&thread, NULL, other, (void *)at);
+	pthread_join(thread, NULL);
 }
 
 static void wrong(uint64_t at)
@@ -195,12 +243,15 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(uint64_t at);
 	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
-		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg } };
+		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg },
+		      { "parts", parts_of }, { "ends", ends }, { "threads", threads } };
 	int open = descriptors();
 	unsigned int counts[3];
+	void *context;
 	uint64_t at;
 
-	if (argc < 2 || cuInit(0) || cuMemAlloc_v2(&at, 8192))
+	if (argc < 2 || cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxPushCurrent_v2(context) ||
+	    cuMemAlloc_v2(&at, 8192))
 		return 1;
 	for (unsigned int i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
 		if (!strcmp(argv[1], parts[i].name))

@@ -175,6 +175,10 @@ pub unsafe extern "C" fn gpumr_sweep(cache: *mut Gpumr) {
 pub unsafe extern "C" fn gpumr_hooks(cache: *mut Gpumr, on: c_int) {
     // SAFETY: gpumr.h: an open cache.
     let cache = unsafe { &*cache };
+    if cache.cache.forked() {
+        // Another thread of the parent may have the lock.
+        return;
+    }
     let mut hooks = cache.hooks.lock().unwrap_or_else(PoisonError::into_inner);
     if on == 0 {
         *hooks = None;
@@ -187,19 +191,14 @@ pub unsafe extern "C" fn gpumr_hooks(cache: *mut Gpumr, on: c_int) {
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_free(cache: *mut Gpumr, addr: *mut c_void, length: usize) -> c_int {
     // SAFETY: gpumr.h: an open cache.
-    let hooks = unsafe { &(*cache).hooks }.lock().unwrap_or_else(PoisonError::into_inner);
-    let hooks = hooks.as_ref().ok_or(Error::Argument("no hooks: call gpumr_hooks() first"));
-    status(hooks.and_then(|hooks| hooks.free(addr as u64, length as u64)))
+    status(unsafe { &(*cache).cache }.before_free(addr as u64, length as u64))
 }
 
 /// See gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_free_all(cache: *mut Gpumr) {
     // SAFETY: gpumr.h: an open cache.
-    let hooks = unsafe { &(*cache).hooks }.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(hooks) = hooks.as_ref() {
-        hooks.free_all();
-    }
+    unsafe { &(*cache).cache }.before_free_all();
 }
 
 /// See gpumr.h.

@@ -13,6 +13,7 @@ use gpumr::{Cache, Error, Lease, Limits, Policy, Range, Sweeper};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -21,6 +22,8 @@ use std::time::Duration;
 /// Freed memory stays registered so long, with the cache on.
 const SWEEP: Duration = Duration::from_secs(1);
 const PAGE: u64 = 4096;
+/// `IBV_ACCESS_ZERO_BASED`.
+const ZERO_BASED: c_int = 1 << 5;
 /// `IBV_REREG_MR_ERR_INPUT`: the region is as it was.
 const UNCHANGED: c_int = -1;
 
@@ -95,8 +98,9 @@ fn on_gpu(address: u64) -> Option<&'static Cuda> {
     cuda().filter(|cuda| cuda.kind(address) == Kind::Device)
 }
 
+/// Where the program has closed its standard error, or nobody reads it, it is not said.
 fn say(why: impl std::fmt::Display) {
-    eprintln!("libgpumr-preload: {why}");
+    let _ = writeln!(std::io::stderr(), "libgpumr-preload: {why}");
 }
 
 /// By dma-buf what the plain call refused with `error`, which stays the answer if this fails, too.
@@ -134,7 +138,8 @@ fn by_dma_buf(pd: *mut c_void, at: u64, length: usize, iova: u64, access: c_int,
     made().unwrap_or_else(|| fail(error))
 }
 
-/// From the cache, if that is on and this is GPU memory.
+/// From the cache, if that is on and this is GPU memory. None, too, if the cache has it as a part of something larger:
+/// programs look at `addr` and `length` of what they get.
 fn from_cache(pd: *mut c_void, at: u64, length: usize, access: c_int) -> Option<*mut RawMr> {
     let cached = cached()?;
     on_gpu(at)?;
@@ -143,6 +148,11 @@ fn from_cache(pd: *mut c_void, at: u64, length: usize, access: c_int) -> Option<
     Some(match cached.cache.register(pd, at, length as u64, access) {
         Ok(lease) => {
             let mr = lease.mr().as_ptr();
+            // SAFETY: It lives as long as the lease, and nobody writes to it.
+            let (addr, size) = unsafe { ((*mr).addr, (*mr).length) };
+            if (addr as u64, size) != (at, length) {
+                return None;
+            }
             cached.leases()?.entry(mr as usize).or_default().push(lease);
             mr
         }
@@ -211,7 +221,7 @@ fn register(
         return plain(verbs);
     }
     // The cache has only what is at its own address.
-    let cached = (iova == at).then(|| from_cache(pd, at, length, access)).flatten();
+    let cached = (iova == at && access & ZERO_BASED == 0).then(|| from_cache(pd, at, length, access)).flatten();
     let mr = cached.unwrap_or_else(|| match plain(verbs) {
         mr if mr.is_null() => by_dma_buf(pd, at, length, iova, access, errno()),
         mr => mr,

@@ -16,8 +16,8 @@ fn build(name: &str, without: Without) -> PathBuf {
     folder
 }
 
-/// Runs a part of the program; what it said on both outputs.
-fn run(folder: &Path, part: &str, preload: bool, settings: &[(&str, &str)]) -> (String, String) {
+/// A part of the program, to be run.
+fn program(folder: &Path, part: &str, preload: bool, settings: &[(&str, &str)]) -> Command {
     // cargo builds it beside the test.
     let library = std::env::current_exe().expect("this program").with_file_name("libgpumr_preload.so");
     assert!(library.exists(), "{} is built with this test", library.display());
@@ -26,7 +26,12 @@ fn run(folder: &Path, part: &str, preload: bool, settings: &[(&str, &str)]) -> (
     if preload {
         program.env("LD_PRELOAD", library);
     }
-    let ran = program.output().expect("built");
+    program
+}
+
+/// Runs a part of the program; what it said on both outputs.
+fn run(folder: &Path, part: &str, preload: bool, settings: &[(&str, &str)]) -> (String, String) {
+    let ran = program(folder, part, preload, settings).output().expect("built");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(ran.status.success(), "{:?}: {}", ran.status, text(&ran.stderr));
     (text(&ran.stdout), text(&ran.stderr))
@@ -163,6 +168,43 @@ fn a_closed_device_takes_its_registrations_along() {
     let (out, said) = run(&build("closes", Without::Nothing), "closes", true, &settings);
     let left = "close: 1 regions are left\nclose: 0 regions are left\n";
     assert_eq!(out, format!("buffer: addr right\n{left}dealloc: 0\nplain 0, dma-buf 1, live 0\n"), "{said}");
+}
+
+/// Programs take address and length out of the region that they get.
+#[test]
+fn with_the_cache_a_part_of_a_buffer_has_its_own_address() {
+    let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
+    let (out, said) = run(&build("parts", Without::Nothing), "parts", true, &settings);
+    let part = |name, length| format!("{name}: addr right\nlength {length}\n");
+    let parts = [("whole", 8192), ("end", 4096), ("beginning", 100), ("end again", 4096), ("zero-based", 8192)];
+    let all: String = parts.map(|(name, length)| part(name, length)).concat();
+    assert_eq!(out, format!("{all}dealloc: 0\nplain 4, dma-buf 5, live 0\n"), "{said}");
+}
+
+/// A sweep while CUDA ends would ask it for what it no longer has.
+#[test]
+fn with_the_cache_a_program_ends_in_peace() {
+    let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf"), ("STAND_IN_SLOW_EXIT", "1")];
+    let (out, said) = run(&build("ends", Without::Nothing), "ends", true, &settings);
+    assert_eq!((out, said), Default::default());
+}
+
+#[test]
+fn a_thread_without_a_context_is_served() {
+    let folder = build("threads", Without::Nothing);
+    for settings in [&[][..], &[("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")]] {
+        let (out, said) = run(&folder, "threads", true, settings);
+        assert!(out.starts_with("buffer: addr right\n") && said.is_empty(), "{out}{said}");
+    }
+}
+
+/// What cannot be said must not end the program.
+#[test]
+fn a_full_disk_for_the_words_is_no_error() {
+    let folder = build("full", Without::Nothing);
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux");
+    let ran = program(&folder, "wrong", true, &[]).stderr(full).output().expect("built");
+    assert!(ran.status.success(), "{:?}", ran.status);
 }
 
 #[test]

@@ -5,21 +5,23 @@
 use crate::backend::{Access, Gpu, Verbs};
 use crate::entry::{Entry, Export, Held, Parts, Region, Removed};
 use crate::error::{Error, Refusal};
-use crate::fork;
+use crate::fork::{self, Closed};
 use crate::identity::Identity;
 use crate::lease::Lease;
 use crate::policy::{Policy, Way};
 use crate::range::Range;
 use crate::recent;
 use crate::stats::{Counters, Stats};
-use crate::sync::{lock, Arc, AtomicU64, Mutex, Ordering};
-use std::collections::BTreeMap;
+use crate::sync::{lock, Arc, AtomicU64, Mutex, Ordering, Weak};
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd;
 
 /// What CUDA exports is made of whole pages of this size.
 const PAGE: u64 = 4096;
 /// As often memory may change during its registration before the caller hears of it.
 const CHANGES: usize = 3;
+/// A region that is not at its own address: who asks for a part of it must not get the whole.
+const ZERO_BASED: Access = 1 << 5;
 
 /// How much may stay registered that nobody uses. What is in use counts, and is never evicted.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +37,8 @@ pub struct Limits {
 impl Limits {
     /// No limit but this share of a BAR1 of so many bytes, in percent.
     pub fn share_of_bar1(size: u64, percent: u64) -> Self {
-        Self { bar1_bytes: size / 100 * percent, ..Self::default() }
+        let share = u128::from(size) * u128::from(percent) / 100;
+        Self { bar1_bytes: u64::try_from(share).unwrap_or(u64::MAX), ..Self::default() }
     }
 }
 
@@ -87,9 +90,19 @@ struct State<G: Gpu, V: Verbs> {
     hooks: usize,
     /// How often a free was reported.
     frees: u64,
+    /// dma-bufs that other NICs may have, the oldest first.
+    exports: VecDeque<Weak<Export>>,
 }
 
 impl<G: Gpu, V: Verbs> State<G, V> {
+    /// A program may have 1024 files open: of very many buffers the oldest is exported anew for the next NIC. What is to
+    /// be closed where no lock is held.
+    fn keep(&mut self, export: &Arc<Export>) -> Option<Arc<Closed>> {
+        self.exports.push_back(Arc::downgrade(export));
+        let oldest = (self.exports.len() > fork::PLACES).then(|| self.exports.pop_front())?;
+        oldest?.upgrade()?.close()
+    }
+
     /// The last entry that begins before `range` does ends after all others that do.
     fn find(&self, key: (V::Pd, Access), range: &Range) -> Option<&Arc<Entry<G, V>>> {
         let regions = self.regions.get(&key)?;
@@ -156,7 +169,15 @@ impl<G: Gpu, V: Verbs> State<G, V> {
 impl<G: Gpu, V: Verbs> Cache<G, V> {
     /// An empty cache.
     pub fn new(gpu: G, verbs: V, policy: Policy, limits: Limits) -> Self {
-        let state = State { regions: BTreeMap::new(), entries: 0, bytes: 0, bar1_bytes: 0, hooks: 0, frees: 0 };
+        let state = State {
+            regions: BTreeMap::new(),
+            entries: 0,
+            bytes: 0,
+            bar1_bytes: 0,
+            hooks: 0,
+            frees: 0,
+            exports: VecDeque::new(),
+        };
         Self(Arc::new(Inner {
             gpu,
             verbs: Arc::new(verbs),
@@ -198,6 +219,18 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
     /// Lets go of every registration whose memory is freed. What a lease holds ends with that.
     pub fn sweep(&self) {
         self.0.sweep();
+    }
+
+    /// This memory is about to be freed or unmapped: lets go of it, with or without a promise ([`crate::hooks`]).
+    /// Errors: an empty or wrapping range.
+    pub fn before_free(&self, address: u64, length: u64) -> Result<(), Error> {
+        self.0.freed(Some(Range::new(address, length)?));
+        Ok(())
+    }
+
+    /// All memory is about to be freed: a context is destroyed or reset.
+    pub fn before_free_all(&self) {
+        self.0.freed(None);
     }
 
     /// Lets go of every registration of a domain: before `ibv_dealloc_pd()`, and when its NIC is removed.
@@ -287,6 +320,9 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     }
 
     fn miss(self: &Arc<Self>, pd: V::Pd, access: Access, range: Range) -> Result<Held<G, V>, Error> {
+        if access & ZERO_BASED != 0 {
+            return Err(Error::Argument("a zero-based region cannot be shared: leave out IBV_ACCESS_ZERO_BASED"));
+        }
         for _ in 0..CHANGES {
             let frees = lock(&self.state).frees;
             let identity = Identity::read(&self.gpu, range)?;
@@ -377,24 +413,30 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
 
     fn by_dma_buf(&self, pd: V::Pd, access: Access, range: Range, identity: &Identity) -> Result<Made<V>, Refusal> {
         let pages = range.widened(PAGE).ok_or_else(|| Refusal::Export("the range ends the address space".into()))?;
-        let export = match self.exported(&pages, identity) {
-            Some(export) => export,
-            None => Arc::new(Export { range: pages, fd: self.gpu.export(pages).map_err(Refusal::Export)? }),
+        let (export, fd) = match self.exported(&pages, identity) {
+            Some(shared) => shared,
+            None => {
+                let fd = Arc::new(Closed::in_children(self.gpu.export(pages).map_err(Refusal::Export)?));
+                let export = Arc::new(Export::new(pages, &fd));
+                let oldest = lock(&self.state).keep(&export);
+                drop(oldest);
+                (export, fd)
+            }
         };
         let offset = range.start() - export.range.start();
-        let mr =
-            self.verbs.register_dma_buf(pd, range, offset, export.fd.as_fd(), access).map_err(Refusal::Register)?;
+        let mr = self.verbs.register_dma_buf(pd, range, offset, (*fd).as_fd(), access).map_err(Refusal::Register)?;
         Ok((mr, Some(export)))
     }
 
     /// A dma-buf of the same memory, which another NIC has.
-    fn exported(&self, pages: &Range, identity: &Identity) -> Option<Arc<Export>> {
+    fn exported(&self, pages: &Range, identity: &Identity) -> Option<(Arc<Export>, Arc<Closed>)> {
         let state = lock(&self.state);
         let mut same = state.all().filter(|entry| entry.identity == *identity);
         let export = same.find_map(|entry| {
             // SAFETY: It is in the map, whose lock is held, so it is not removed.
             let export = unsafe { entry.region() }.export.as_ref()?;
-            export.range.contains(pages).then(|| export.clone())
+            let fd = export.fd().filter(|_| export.range.contains(pages))?;
+            Some((export.clone(), fd))
         });
         export
     }
@@ -441,11 +483,12 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 self.stale(&entry);
             }
         }
-        // Those entries looked used meanwhile.
-        self.trim();
     }
 
     pub(crate) fn trust(&self, on: bool) {
+        if self.check_process().is_err() {
+            return;
+        }
         if on {
             {
                 let mut state = lock(&self.state);
@@ -486,35 +529,38 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
 
     /// Evicts until the limits hold. If all that is left is in use, the ends of leases go on with it.
     pub(crate) fn trim(&self) {
-        self.evict_while(|state| state.exceeds(&self.limits));
+        if self.check_process().is_err() {
+            return;
+        }
+        let mut out = Vec::new();
+        let mut state = lock(&self.state);
+        while state.exceeds(&self.limits) {
+            // The oldest, or the first whose lease just ended; all others are told that they are awaited.
+            let evict = |entry| self.evict(entry);
+            let oldest = state.oldest_unused();
+            let Some(evicted) = oldest.and_then(evict).or_else(|| state.all().cloned().find_map(evict)) else { break };
+            state.take(&evicted);
+            out.push(evicted);
+        }
+        drop(state);
     }
 
     /// Evicts everything that nobody uses; whether there was something.
     fn evict_all(&self) -> bool {
-        self.evict_while(|_| true)
+        let mut state = lock(&self.state);
+        let out: Vec<_> = state.all().cloned().filter_map(|entry| self.evict(entry)).collect();
+        out.iter().for_each(|evicted| state.take(evicted));
+        drop(state);
+        !out.is_empty()
     }
 
-    fn evict_while(&self, more: impl Fn(&State<G, V>) -> bool) -> bool {
-        if self.check_process().is_err() {
-            return false;
-        }
-        let mut out = Vec::new();
-        let mut state = lock(&self.state);
-        while more(&state) {
-            // The oldest, or the first whose lease just ended; all others are told that they are awaited.
-            let evict = |entry: Arc<Entry<G, V>>| entry.word.remove_or_await().map(|hits| (entry, hits));
-            let oldest = state.oldest_unused();
-            let Some((entry, hits)) = oldest.and_then(evict).or_else(|| state.all().cloned().find_map(evict)) else {
-                break;
-            };
-            self.counters.hits.add(hits);
-            state.take(&entry);
-            // SAFETY: The word said that it is removed and unused.
-            out.push(unsafe { Removed::new(entry) });
-        }
-        drop(state);
-        self.counters.evicted.add(out.len() as u64);
-        !out.is_empty()
+    /// Nobody gets this entry again, if nobody uses it. It is then to be taken out of the map.
+    fn evict(&self, entry: Arc<Entry<G, V>>) -> Option<Removed<G, V>> {
+        let hits = entry.word.remove_or_await()?;
+        self.counters.hits.add(hits);
+        self.counters.evicted.add(1);
+        // SAFETY: The word said that it is removed and unused.
+        Some(unsafe { Removed::new(entry) })
     }
 }
 

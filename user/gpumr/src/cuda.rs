@@ -5,15 +5,20 @@ use crate::backend::{Gpu, Kind};
 use crate::error::Error;
 use crate::range::Range;
 use libloading::os::unix::{Library, Symbol, RTLD_LAZY};
+use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
 use std::os::fd::{FromRawFd, OwnedFd};
 
+const CONTEXT: c_int = 1;
 const MEMORY_TYPE: c_int = 2;
 const BUFFER_ID: c_int = 7;
 const IS_MANAGED: c_int = 8;
+const DEVICE_ORDINAL: c_int = 9;
 const RANGE_START: c_int = 11;
 const RANGE_SIZE: c_int = 12;
 const DMA_BUF_FD: c_int = 1;
+/// No context is current in this thread.
+const INVALID_CONTEXT: c_int = 201;
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
 /// dlopen: only what the program has loaded itself.
@@ -23,6 +28,11 @@ type GetAttribute = unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int;
 type GetAttributes = unsafe extern "C" fn(c_uint, *mut c_int, *mut *mut c_void, u64) -> c_int;
 type GetRange = unsafe extern "C" fn(*mut u64, *mut usize, u64) -> c_int;
 type GetHandle = unsafe extern "C" fn(*mut c_int, u64, usize, c_int, c_ulonglong) -> c_int;
+type Context = *mut c_void;
+type PushContext = unsafe extern "C" fn(Context) -> c_int;
+type PopContext = unsafe extern "C" fn(*mut Context) -> c_int;
+type RetainPrimary = unsafe extern "C" fn(*mut Context, c_int) -> c_int;
+type ReleasePrimary = unsafe extern "C" fn(c_int) -> c_int;
 type ErrorName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
 /// libcuda.
@@ -34,6 +44,10 @@ pub struct Cuda {
     /// Since CUDA 11.7.
     handle: Option<Symbol<GetHandle>>,
     name: Symbol<ErrorName>,
+    push: Symbol<PushContext>,
+    pop: Symbol<PopContext>,
+    retain: Symbol<RetainPrimary>,
+    release: Symbol<ReleasePrimary>,
     /// Last: the functions are its.
     _lib: Library,
 }
@@ -72,6 +86,10 @@ impl Cuda {
                 range: lib.get(b"cuMemGetAddressRange_v2\0").map_err(missing)?,
                 handle: lib.get(b"cuMemGetHandleForAddressRange\0").ok(),
                 name: lib.get(b"cuGetErrorName\0").map_err(missing)?,
+                push: lib.get(b"cuCtxPushCurrent_v2\0").map_err(missing)?,
+                pop: lib.get(b"cuCtxPopCurrent_v2\0").map_err(missing)?,
+                retain: lib.get(b"cuDevicePrimaryCtxRetain\0").map_err(missing)?,
+                release: lib.get(b"cuDevicePrimaryCtxRelease_v2\0").map_err(missing)?,
                 _lib: lib,
             })
         }
@@ -86,6 +104,40 @@ impl Cuda {
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         } else {
             format!("CUDA error {status}")
+        }
+    }
+}
+
+impl Cuda {
+    /// What `ask` answers, in a context: a thread that only talks to NICs may have none. Any will do; that of the memory
+    /// is there already.
+    fn in_context(&self, address: u64, ask: impl Fn() -> c_int) -> c_int {
+        let status = ask();
+        if status != INVALID_CONTEXT {
+            return status;
+        }
+        let (mut context, mut device): (Context, c_int) = (std::ptr::null_mut(), -1);
+        // SAFETY: The first attribute is a pointer, the second a number of four bytes; both are locals.
+        unsafe {
+            (self.attribute)(std::ptr::from_mut(&mut context).cast(), CONTEXT, address);
+            (self.attribute)(std::ptr::from_mut(&mut device).cast(), DEVICE_ORDINAL, address);
+        }
+        // Memory of a pool, and virtual memory, belong to none.
+        let primary = context.is_null();
+        // SAFETY: A local. What is pushed here is popped here, what is retained is released.
+        unsafe {
+            if primary && (self.retain)(&mut context, device) != 0 {
+                return status;
+            }
+            let mut status = (self.push)(context);
+            if status == 0 {
+                status = ask();
+                (self.pop)(&mut context);
+            }
+            if primary {
+                (self.release)(device);
+            }
+            status
         }
     }
 }
@@ -131,20 +183,22 @@ impl Gpu for Cuda {
     }
 
     fn allocation(&self, address: u64) -> Option<Range> {
-        let (mut base, mut size) = (0u64, 0usize);
+        let (base, size) = (Cell::new(0u64), Cell::new(0usize));
         // SAFETY: Two locals; every address may be asked for.
-        let status = unsafe { (self.range)(&mut base, &mut size, address) };
+        let status = self.in_context(address, || unsafe { (self.range)(base.as_ptr(), size.as_ptr(), address) });
         if status != 0 {
             return None;
         }
-        Range::new(base, size as u64).ok()
+        Range::new(base.get(), size.get() as u64).ok()
     }
 
     fn export(&self, range: Range) -> Result<OwnedFd, String> {
         let handle = self.handle.as_ref().ok_or("libcuda has no cuMemGetHandleForAddressRange (CUDA 11.7)")?;
-        let mut fd: c_int = -1;
+        let fd: Cell<c_int> = Cell::new(-1);
+        let (at, length) = (range.start(), range.length() as usize);
         // SAFETY: A local; the range is made of whole pages, and a wrong one is refused.
-        let status = unsafe { handle(&mut fd, range.start(), range.length() as usize, DMA_BUF_FD, 0) };
+        let status = self.in_context(at, || unsafe { handle(fd.as_ptr(), at, length, DMA_BUF_FD, 0) });
+        let fd = fd.get();
         if status != 0 || fd < 0 {
             return Err(format!("cuMemGetHandleForAddressRange: {}", self.words(status)));
         }

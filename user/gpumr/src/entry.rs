@@ -3,16 +3,15 @@
 
 use crate::backend::{Access, Gpu, Verbs};
 use crate::cache::Inner;
-use crate::fork;
+use crate::fork::{self, Closed};
 use crate::identity::Identity;
 use crate::policy::Way;
 use crate::range::Range;
 use crate::stats::Counters;
-use crate::sync::{Arc, AtomicU64, Weak};
+use crate::sync::{lock, Arc, AtomicU64, Mutex, Weak};
 use crate::word::{End, Word};
 use std::cell::UnsafeCell;
 use std::ops::Deref;
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 /// Pages of the GPU in BAR1.
@@ -21,7 +20,23 @@ const GPU_PAGE: u64 = 64 << 10;
 /// A dma-buf, shared by the registrations of all NICs. Open, it keeps the memory.
 pub(crate) struct Export {
     pub(crate) range: Range,
-    pub(crate) fd: OwnedFd,
+    /// None once newer ones have its place: what is registered needs it no longer.
+    fd: Mutex<Option<Arc<Closed>>>,
+}
+
+impl Export {
+    pub(crate) fn new(range: Range, fd: &Arc<Closed>) -> Self {
+        Self { range, fd: Mutex::new(Some(fd.clone())) }
+    }
+
+    pub(crate) fn fd(&self) -> Option<Arc<Closed>> {
+        lock(&self.fd).clone()
+    }
+
+    /// Nobody gets it any more. It is closed with the last who has it.
+    pub(crate) fn close(&self) -> Option<Arc<Closed>> {
+        lock(&self.fd).take()
+    }
 }
 
 /// What an entry has until it ends.
@@ -152,6 +167,14 @@ impl<G: Gpu, V: Verbs> Removed<G, V> {
     /// As for [`Entry::finish()`].
     pub(crate) unsafe fn new(entry: Arc<Entry<G, V>>) -> Self {
         Self(entry)
+    }
+}
+
+impl<G: Gpu, V: Verbs> Deref for Removed<G, V> {
+    type Target = Entry<G, V>;
+
+    fn deref(&self) -> &Entry<G, V> {
+        &self.0
     }
 }
 

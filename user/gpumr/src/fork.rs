@@ -1,14 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Notices that this process is a child of the one that registered. A child owns no registration and
-//! may find the cache's lock taken for ever, so it touches neither.
+//! may find the cache's lock taken for ever, so it touches neither. It closes the dma-bufs that it
+//! inherits: open, they would keep memory that its parent frees.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::Once;
 
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
+/// Of dma-bufs that children close.
+pub(crate) const PLACES: usize = 256;
+const FREE: RawFd = -1;
+static OPEN: [AtomicI32; PLACES] = [const { AtomicI32::new(FREE) }; PLACES];
+
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+    for place in &OPEN {
+        let fd = place.swap(FREE, Ordering::Relaxed);
+        if fd != FREE {
+            // SAFETY: It was open at the fork, and its owner knows by the count above that it is not its own here. A
+            // child may call close().
+            unsafe { libc::close(fd) };
+        }
+    }
 }
 
 /// How many forks lie between this process and the first that asked. No system call.
@@ -20,8 +36,44 @@ pub(crate) fn generation() -> u64 {
 pub(crate) fn watch() -> u64 {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: The handler only adds to an atomic, which a child may do. It fails for lack of memory only.
+        // SAFETY: The handler only touches atomics and closes, which a child may do. It fails for lack of memory only.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
     generation()
+}
+
+/// A descriptor that children close. (One that is forked while it is made or closed keeps it.)
+pub(crate) struct Closed {
+    fd: ManuallyDrop<OwnedFd>,
+    place: Option<&'static AtomicI32>,
+    generation: u64,
+}
+
+impl Closed {
+    pub(crate) fn in_children(fd: OwnedFd) -> Self {
+        let take = |place: &&AtomicI32| {
+            place.compare_exchange(FREE, fd.as_raw_fd(), Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        Self { place: OPEN.iter().find(take), fd: ManuallyDrop::new(fd), generation: watch() }
+    }
+}
+
+impl AsFd for Closed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            if self.generation != generation() {
+                return;
+            }
+            // First: what is open under that number later is not ours.
+            place.store(FREE, Ordering::Relaxed);
+        }
+        // SAFETY: Once, here.
+        unsafe { ManuallyDrop::drop(&mut self.fd) };
+    }
 }

@@ -8,8 +8,7 @@ fn step() {}
 
 use gpumr::backend::Kind;
 use gpumr::hooks::Hooks;
-use gpumr::{Cache, Error, Limits, Policy, Range, Sweeper, Way};
-use std::sync::Arc;
+use gpumr::{Cache, Limits, Policy, Range, Sweeper, Way};
 use std::time::{Duration, Instant};
 use world::{Bounds, World, PAGE};
 
@@ -96,12 +95,12 @@ fn with_hooks_freed_memory_is_let_go_at_once() {
     let world = World::default();
     let cache = cache(&world);
     let (a, b) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
-    let hooks = Hooks::promise(&cache);
+    let _hooks = Hooks::promise(&cache);
     let (_, kept) = (region(&world, &cache, a), region(&world, &cache, b));
-    hooks.free(a.start(), a.length()).unwrap();
+    cache.before_free(a.start(), a.length()).unwrap();
     assert_eq!(world.regions(), 1);
     assert_eq!(region(&world, &cache, b), kept);
-    hooks.free_all();
+    cache.before_free_all();
     assert_eq!(world.regions(), 0, "a destroyed context takes all memory along");
 }
 
@@ -110,11 +109,11 @@ fn with_hooks_freed_memory_is_let_go_at_once() {
 fn with_hooks_an_address_given_out_again_is_another_buffer() {
     let world = World::default();
     let cache = cache(&world);
-    let hooks = Hooks::promise(&cache);
+    let _hooks = Hooks::promise(&cache);
     let block = world.allocate(4).unwrap();
     let old = region(&world, &cache, block);
     assert_eq!(region(&world, &cache, block), old);
-    hooks.free(block.start(), block.length()).unwrap();
+    cache.before_free(block.start(), block.length()).unwrap();
     world.remap(block);
     assert_ne!(region(&world, &cache, block), old);
     assert_eq!((cache.stats().hits, cache.stats().misses), (1, 2));
@@ -185,9 +184,9 @@ fn memory_freed_during_registration_is_not_kept() {
     let world = World::default();
     let cache = cache(&world);
     let block = world.allocate(2).unwrap();
-    let hooks = Arc::new(Hooks::promise(&cache));
-    let reporter = hooks.clone();
-    world.meanwhile(move |_| reporter.free(block.start(), block.length()).unwrap());
+    let _hooks = Hooks::promise(&cache);
+    let reporter = cache.clone();
+    world.meanwhile(move |_| reporter.before_free(block.start(), block.length()).unwrap());
     drop(cache.register(0, block.start(), block.length(), 1).unwrap());
     assert_eq!((cache.stats().entries, world.regions()), (0, 0));
 }
@@ -260,6 +259,50 @@ fn one_dma_buf_serves_all_nics() {
     drop(leases);
     drop(cache);
     assert_eq!(world.exports(), (1, 0), "closed with the last");
+}
+
+/// What a GPU can show a NIC is a part of its memory, and a cache may have a part of that.
+#[test]
+fn a_share_of_bar1_is_not_exceeded() {
+    let world = World::default();
+    // Two pages of the GPU's of 64 KiB, as a quarter of half a MiB.
+    let limits = Limits::share_of_bar1(512 << 10, 25);
+    let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
+    let block = world.allocate(48).unwrap();
+    // Each in pages of the GPU's of its own.
+    let regions =
+        [0, 16, 32].map(|page| region(&world, &cache, Range::new(block.start() + page * PAGE, PAGE).unwrap()));
+    assert_eq!(regions.map(|key| world.is_alive(key)), [false, true, true]);
+    assert_eq!(cache.stats().bar1_bytes, 128 << 10);
+}
+
+/// A program may have 1024 files open, and more buffers.
+#[test]
+fn dma_bufs_are_closed_before_the_files_of_a_program_are_used_up() {
+    let world = World::default();
+    world.refuse_peer_memory();
+    let cache = cache(&world);
+    let block = world.allocate(4).unwrap();
+    let register = |pd: u8, n: u64| drop(cache.register(pd, block.start() + 8 * n, PAGE, 1).unwrap());
+    (0..300).for_each(|n| register(0, n));
+    assert_eq!((world.regions(), world.exports()), (300, (300, 256)));
+    register(1, 299);
+    assert_eq!(world.exports().0, 300, "the last one is there for another NIC");
+    register(1, 0);
+    assert_eq!(world.exports(), (301, 256), "the first one is made again");
+    drop(cache);
+    assert_eq!((world.regions(), world.exports().1), (0, 0));
+}
+
+/// A free may be reported by whoever has promised nothing.
+#[test]
+fn without_a_promise_a_reported_free_lets_go_at_once() {
+    let world = World::default();
+    let cache = cache(&world);
+    let block = world.allocate(2).unwrap();
+    region(&world, &cache, block);
+    cache.before_free(block.start(), block.length()).unwrap();
+    assert_eq!((world.regions(), cache.stats().freed), (0, 1));
 }
 
 #[test]
@@ -339,34 +382,6 @@ fn pool_memory_given_to_somebody_else_is_another_buffer() {
 }
 
 #[test]
-fn a_child_touches_nothing() {
-    let world = World::default();
-    let cache = cache(&world);
-    let block = world.allocate(4).unwrap();
-    let lease = cache.register(0, block.start(), block.length(), 1).unwrap();
-    // SAFETY: The child calls what follows and _exit alone; another test's thread may hold the allocator's lock, which
-    // glibc takes over fork().
-    match unsafe { libc::fork() } {
-        0 => {
-            let refused = matches!(cache.register(0, block.start(), block.length(), 1), Err(Error::Forked));
-            drop(lease);
-            cache.sweep();
-            drop(cache);
-            let untouched = world.regions() == 1;
-            // SAFETY: Ends this process.
-            unsafe { libc::_exit(i32::from(!(refused && untouched))) };
-        }
-        child => {
-            let mut status = -1;
-            // SAFETY: A child of ours, a local.
-            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-            assert_eq!(status, 0, "the child used the parent's registrations");
-            assert_eq!(region(&world, &cache, block), lease.lkey());
-        }
-    }
-}
-
-#[test]
 fn bad_input_is_named() {
     let world = World::default();
     let cache = cache(&world);
@@ -390,6 +405,8 @@ fn bad_input_is_named() {
     check(words(block.start(), beyond.end() - block.start()), libc::EFAULT, "leave allocated memory at 0x7f0000002000");
     check(words(managed.start(), 10), libc::EFAULT, "is managed memory");
     check(words(host.start(), 10), libc::EFAULT, "is host memory: use ibv_reg_mr()");
+    let error = cache.register(0, block.start(), 10, 1 << 5).err().expect("refused");
+    check((error.errno(), error.to_string()), libc::EINVAL, "leave out IBV_ACCESS_ZERO_BASED");
     world.refuse_peer_memory();
     let cache = Cache::new(world.clone(), world.clone(), Policy::only(Way::PeerMemory), Limits::default());
     let error = cache.register(0, block.start(), 10, 1).err().expect("refused");

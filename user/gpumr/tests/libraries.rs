@@ -39,9 +39,21 @@ struct StandIns {
 }
 
 impl StandIns {
+    /// With a context for this thread.
     fn open() -> Self {
-        // SAFETY: Their constructors do nothing.
-        unsafe { Self { cuda: Library::new("libcuda.so.1").unwrap(), verbs: Library::new("libibverbs.so.1").unwrap() } }
+        // SAFETY: Their constructors do nothing; the types are cuda.c's.
+        unsafe {
+            let this =
+                Self { cuda: Library::new("libcuda.so.1").unwrap(), verbs: Library::new("libibverbs.so.1").unwrap() };
+            let mut context = std::ptr::null_mut();
+            let retain: Symbol<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int> =
+                this.cuda.get(b"cuDevicePrimaryCtxRetain").unwrap();
+            assert_eq!(retain(&mut context, 0), 0);
+            let push: Symbol<unsafe extern "C" fn(*mut c_void) -> c_int> =
+                this.cuda.get(b"cuCtxPushCurrent_v2").unwrap();
+            assert_eq!(push(context), 0);
+            this
+        }
     }
 
     fn allocate(&self, size: u64) -> Range {
@@ -53,6 +65,18 @@ impl StandIns {
         };
         assert_eq!(status, 0);
         Range::new(at, size).unwrap()
+    }
+
+    /// Stream-ordered.
+    fn of_a_pool(&self, size: usize) -> Range {
+        let mut at = 0;
+        // SAFETY: The type is cuda.c's.
+        unsafe {
+            let call: Symbol<unsafe extern "C" fn(*mut u64, usize, *mut c_void) -> c_int> =
+                self.cuda.get(b"cuMemAllocAsync").unwrap();
+            assert_eq!(call(&mut at, size, std::ptr::null_mut()), 0);
+        }
+        Range::new(at, size as u64).unwrap()
     }
 
     fn managed(&self, size: u64) -> u64 {
@@ -169,6 +193,25 @@ fn an_address_given_out_again_is_another_buffer() {
         assert_eq!(stand_ins.allocate(4096).start(), memory.start(), "a shorter one");
         assert!(cache.register(pd, memory.start() + 4096, 100, 1).is_err());
         assert_eq!(stand_ins.counts()[2], 0, "nothing stays registered");
+    });
+}
+
+/// A thread that only talks to NICs may have none; and memory of a pool belongs to none.
+#[test]
+fn a_thread_without_a_context_is_served() {
+    on_stand_ins("a_thread_without_a_context_is_served", Without::Nothing, || {
+        let stand_ins = StandIns::open();
+        let cache =
+            Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::only(Way::DmaBuf), Limits::default());
+        let pd = domain();
+        for memory in [stand_ins.allocate(8192), stand_ins.of_a_pool(8192)] {
+            std::thread::scope(|scope| {
+                let register = || cache.register(pd, memory.start(), memory.length(), 1).map(|lease| lease.lkey());
+                let key = scope.spawn(register).join().unwrap().unwrap();
+                assert_eq!(register().unwrap(), key, "a hit for a thread with one");
+            });
+        }
+        assert_eq!(stand_ins.counts(), [0, 2, 2]);
     });
 }
 

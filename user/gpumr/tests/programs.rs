@@ -76,8 +76,8 @@ impl Program {
 
     fn gone(&mut self, index: usize, really: impl FnOnce(&World, Range)) {
         let range = self.blocks[index];
-        if let Some(hooks) = &self.hooks {
-            hooks.free(range.start(), range.length()).unwrap();
+        if self.hooks.is_some() {
+            self.cache.before_free(range.start(), range.length()).unwrap();
         }
         really(&self.world, range);
         if self.hooks.is_some() {

@@ -17,7 +17,7 @@ use std::sync::Mutex;
 use world::World;
 
 /// One thread's life: its memory is its own from allocation to free, so each lease must reach it.
-fn live(world: &World, cache: &Cache<World, World>, hooks: Option<&Hooks<World, World>>, rounds: usize) {
+fn live(world: &World, cache: &Cache<World, World>, hooked: bool, rounds: usize) {
     for _ in 0..rounds {
         let Some(block) = world.allocate(2) else { continue };
         for _ in 0..2 {
@@ -32,8 +32,8 @@ fn live(world: &World, cache: &Cache<World, World>, hooks: Option<&Hooks<World, 
                 Err(error) => assert_eq!(error.errno(), libc::ENOMEM, "{error}"),
             }
         }
-        if let Some(hooks) = hooks {
-            hooks.free(block.start(), block.length()).unwrap();
+        if hooked {
+            cache.before_free(block.start(), block.length()).unwrap();
         }
         world.free(block);
     }
@@ -43,11 +43,11 @@ fn run(hooked: bool, limits: Limits, room: u64) {
     let world = World::default();
     world.limit(room);
     let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
-    let hooks = hooked.then(|| Arc::new(Hooks::promise(&cache)));
+    let hooks = hooked.then(|| Hooks::promise(&cache));
     let threads: Vec<_> = (0..2)
         .map(|_| {
-            let (world, cache, hooks) = (world.clone(), cache.clone(), hooks.clone());
-            shuttle::thread::spawn(move || live(&world, &cache, hooks.as_deref(), 2))
+            let (world, cache) = (world.clone(), cache.clone());
+            shuttle::thread::spawn(move || live(&world, &cache, hooked, 2))
         })
         .collect();
     cache.sweep();
@@ -152,7 +152,7 @@ fn a_free_by_another_thread() {
             shuttle::thread::spawn(move || register(&world, &cache, other))
         };
         registered.wait();
-        hooks.free(block.start(), block.length()).unwrap();
+        cache.before_free(block.start(), block.length()).unwrap();
         world.remap(block);
         freed.wait();
         user.join().unwrap();
@@ -191,5 +191,55 @@ fn the_promise() {
         }
         register(&world, &cache, second);
         drop(hooks);
+    });
+}
+
+/// A free may be under way while another thread promises: whoever reported it earlier is heard.
+#[test]
+fn a_free_under_way() {
+    search("a free under way", || {
+        let world = World::default();
+        let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default());
+        let block = world.allocate(2).unwrap();
+        register(&world, &cache, block);
+        let frees = shuttle::thread::spawn({
+            let (world, cache) = (world.clone(), cache.clone());
+            move || {
+                cache.before_free(block.start(), block.length()).unwrap();
+                step();
+                world.remap(block);
+            }
+        });
+        let hooks = Hooks::promise(&cache);
+        frees.join().unwrap();
+        register(&world, &cache, block);
+        drop(hooks);
+    });
+}
+
+/// A region that one thread found revoked is given to nobody, while another uses it and gives it back.
+#[test]
+fn a_revocation() {
+    search("a revocation", || {
+        let world = World::default();
+        let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default());
+        let block = world.allocate(2).unwrap();
+        let lease = || cache.register(0, block.start(), block.length(), 1).unwrap();
+        let held = lease();
+        let other = {
+            let (world, cache) = (world.clone(), cache.clone());
+            shuttle::thread::spawn(move || {
+                let lease = cache.register(0, block.start(), block.length(), 1).unwrap();
+                step();
+                assert!(world.is_alive(lease.lkey()), "IN USE: deregistered under a lease");
+            })
+        };
+        let key = held.lkey();
+        world.revoke(key);
+        held.revoked();
+        assert_ne!(lease().lkey(), key, "REVOKED: given out again");
+        other.join().unwrap();
+        assert!(!world.is_alive(key), "LEAK: nobody ends it");
+        assert_eq!((world.regions(), cache.stats().entries), (1, 1));
     });
 }
