@@ -2,70 +2,118 @@
 //! The tests find planted faults: each file in `faults/` is a small patch on the cache. Fails if one no longer applies,
 //! or if the tests that it names stay green or say something else.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).expect("writable");
-    for entry in fs::read_dir(from).expect("readable") {
-        let entry = entry.expect("readable").path();
-        let to = to.join(entry.file_name().expect("a name"));
-        if entry.is_dir() {
-            copy(&entry, &to);
-        } else {
-            fs::copy(&entry, to).expect("writable");
+/// Cargo builds one at a time, and meanwhile the tests of another run.
+const AT_ONCE: usize = 2;
+
+/// Every file below a folder, by its path in it.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    fn add(root: &Path, folder: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
+        for entry in fs::read_dir(folder).expect("readable") {
+            let path = entry.expect("readable").path();
+            if path.is_dir() {
+                add(root, &path, files);
+            } else {
+                let name = path.strip_prefix(root).expect("below it").to_path_buf();
+                files.insert(name, fs::read(&path).expect("readable"));
+            }
         }
     }
+    let mut all = BTreeMap::new();
+    if folder.exists() {
+        add(folder, folder, &mut all);
+    }
+    all
+}
+
+/// Makes a folder hold these files. One that it has stays untouched: cargo tells old from new by the time.
+fn hold(folder: &Path, wanted: &BTreeMap<PathBuf, Vec<u8>>) {
+    let there = files(folder);
+    for name in there.keys().filter(|name| !wanted.contains_key(*name)) {
+        fs::remove_file(folder.join(name)).expect("writable");
+    }
+    for (name, bytes) in wanted.iter().filter(|(name, bytes)| there.get(*name) != Some(*bytes)) {
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("writable");
+        fs::write(path, bytes).expect("writable");
+    }
+}
+
+/// What the patch is applied to, as a workspace of its own. The version has the fault's name: cargo would take a crate of
+/// the same name and version in another folder for this one.
+fn sources(user: &Path, name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+    let read = |file: &str| fs::read_to_string(user.join(file)).expect("readable");
+    let mut all = BTreeMap::new();
+    for part in ["gpumr", "model"] {
+        all.extend(files(&user.join(part)).into_iter().map(|(path, bytes)| (Path::new(part).join(path), bytes)));
+    }
+    let manifest = read("Cargo.toml");
+    let line = |start: &str| manifest.lines().find(|line| line.starts_with(start)).expect("a workspace");
+    let (members, version) = (line("members"), line("version"));
+    let own = format!("{}-{name}\"", version.trim_end_matches('"'));
+    let manifest = manifest.replace(members, "members = [\"gpumr\", \"model\"]").replace(version, &own);
+    let mut lock = read("Cargo.lock");
+    for part in ["gpumr", "gpumr-model"] {
+        let head = format!("name = \"{part}\"\n");
+        lock = lock.replace(&format!("{head}{version}"), &format!("{head}{own}"));
+    }
+    all.insert("Cargo.toml".into(), manifest.into_bytes());
+    all.insert("Cargo.lock".into(), lock.into_bytes());
+    all
+}
+
+fn find(user: &Path, folder: &Path, fault: &Path) {
+    let text = fs::read_to_string(fault).expect("readable");
+    let field = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).expect("Run: and Says:").trim();
+    let name = fault.file_stem().expect("a name").to_string_lossy();
+    let (fresh, work) = (folder.join("fresh").join(&*name), folder.join("work").join(&*name));
+    let _ = fs::remove_dir_all(&fresh);
+    hold(&fresh, &sources(user, &name));
+    let patched = Command::new("patch")
+        .args(["-p1", "--silent", "--forward", "--fuzz=0", "--no-backup-if-mismatch", "-i"])
+        .arg(fault)
+        .current_dir(&fresh)
+        .output()
+        .expect("patch is installed");
+    assert!(patched.status.success(), "{name} does not apply any more; make it again for the sources as they are");
+    hold(&work, &files(&fresh));
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["test", "--offline", "--target-dir"]).arg(folder.join("target")).current_dir(&work);
+    cargo.env("RUSTC_WRAPPER", user.join("../tests/host/rustc.sh"));
+    let ran = cargo.args(field("Run:").split(' ')).output().expect("cargo runs");
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+    assert!(!said.contains("could not compile"), "{name} does not build:\n{said}");
+    assert!(!ran.status.success() && said.contains(field("Says:")), "{name} is not found:\n{said}");
+    eprintln!("model: cache fault {name} is found: {}", field("Says:"));
 }
 
 #[test]
 fn every_planted_fault_is_found() {
     let user = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a parent");
     let own = std::env::current_exe().expect("this program");
-    let target = own.ancestors().nth(3).expect("the target folder");
-    let mut names: Vec<_> = fs::read_dir(user.join("faults"))
+    let folder = own.ancestors().nth(3).expect("the target folder").join("cache-faults");
+    let mut faults: Vec<_> = fs::read_dir(user.join("faults"))
         .expect("faults/ is there")
         .map(|entry| entry.expect("readable").path())
         .collect();
-    names.sort();
+    faults.sort();
     for needed in ["one-end-only", "no-sweep", "evicted-in-use"] {
-        assert!(names.iter().any(|path| path.ends_with(format!("{needed}.patch"))), "{needed}.patch is gone");
+        assert!(faults.iter().any(|path| path.ends_with(format!("{needed}.patch"))), "{needed}.patch is gone");
     }
-    for path in names {
-        let text = fs::read_to_string(&path).expect("readable");
-        let field = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).expect("Run: and Says:").trim();
-        let name = path.file_stem().expect("a name").to_string_lossy();
-        let work = target.join("cache-faults").join(&*name);
-        let _ = fs::remove_dir_all(&work);
-        for part in ["gpumr", "model"] {
-            copy(&user.join(part), &work.join(part));
+    let faults = Mutex::new(faults.into_iter());
+    let next = || faults.lock().expect("no panic holds it").next();
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some(fault) = next() {
+                    find(user, &folder, &fault);
+                }
+            });
         }
-        fs::copy(user.join("Cargo.lock"), work.join("Cargo.lock")).expect("writable");
-        let manifest = fs::read_to_string(user.join("Cargo.toml")).expect("readable");
-        let members = manifest.lines().find(|line| line.starts_with("members")).expect("a workspace");
-        fs::write(work.join("Cargo.toml"), manifest.replace(members, "members = [\"gpumr\", \"model\"]"))
-            .expect("writable");
-        let patched = Command::new("patch")
-            .args(["-p1", "--silent", "--forward", "--fuzz=0", "-i"])
-            .arg(&path)
-            .current_dir(&work)
-            .output()
-            .expect("patch is installed");
-        assert!(patched.status.success(), "{name} does not apply any more; make it again for the sources as they are");
-        let cargo = |words: &[&str]| {
-            let mut cargo = Command::new(env!("CARGO"));
-            cargo.args(words).arg("--target-dir").arg(target.join("cache-faults/target")).current_dir(&work);
-            cargo.env("RUSTC_WRAPPER", user.join("../tests/host/rustc.sh")).output().expect("cargo runs")
-        };
-        // cargo takes another folder's crate of the same name for this one; what they are made of stays.
-        cargo(&["clean", "--offline", "-p", "gpumr", "-p", "gpumr-model"]);
-        let mut words = vec!["test", "--offline"];
-        words.extend(field("Run:").split(' '));
-        let ran = cargo(&words);
-        let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
-        assert!(!said.contains("could not compile"), "{name} does not build:\n{said}");
-        assert!(!ran.status.success() && said.contains(field("Says:")), "{name} is not found:\n{said}");
-        eprintln!("model: cache fault {name} is found: {}", field("Says:"));
-    }
+    });
 }
