@@ -18,8 +18,8 @@ fn page() -> u64 {
 pub enum Place {
     /// Video memory.
     Device(Memory),
-    /// The same, of a handle that is mapped here.
-    Mapped(Arc<Physical>),
+    /// The same, of a handle that is mapped here, in a reservation from there on, of so many bytes.
+    Mapped(Arc<Physical>, u64, u64),
     /// Memory of the host.
     Host {
         /// Its pages.
@@ -60,7 +60,7 @@ impl Buffer {
     pub fn memory(&self) -> Option<&Memory> {
         match &self.place {
             Place::Device(memory) => Some(memory),
-            Place::Mapped(physical) => Some(&physical.memory),
+            Place::Mapped(physical, ..) => Some(&physical.memory),
             Place::Host { .. } => None,
         }
     }
@@ -72,14 +72,14 @@ impl Buffer {
 
     /// Is it a handle's mapping?
     pub fn is_mapping(&self) -> bool {
-        matches!(self.place, Place::Mapped(_))
+        matches!(self.place, Place::Mapped(..))
     }
 
     /// Can a NIC be given it?
     pub fn rdma_capable(&self) -> bool {
         match &self.place {
             Place::Device(_) => true,
-            Place::Mapped(physical) => physical.rdma,
+            Place::Mapped(physical, ..) => physical.rdma,
             Place::Host { .. } => false,
         }
     }
@@ -424,12 +424,13 @@ impl Driver {
             let physical = state.handles.get(&handle).ok_or(Code::InvalidValue)?.clone();
             let end = va.checked_add(size).ok_or(Code::InvalidValue)?;
             let reserved = state.reservations.range(..=va).next_back().map(|(_, r)| r);
-            let inside = reserved.is_some_and(|r| end <= r.va() + r.span());
+            let reserved = reserved.map(|r| (r.va(), r.span())).filter(|(at, span)| end <= at + span);
             let free = state.buffers.range(..end).next_back().is_none_or(|(_, b)| b.base + b.size <= va);
-            if !inside || !free || va % BACKING != 0 || size != physical.memory.size() {
+            let (at, span) = reserved.ok_or(Code::InvalidValue)?;
+            if !free || va % BACKING != 0 || size != physical.memory.size() {
                 return Err(Code::InvalidValue);
             }
-            state.keep(va, size, context, physical.device, Place::Mapped(Arc::clone(&physical)));
+            state.keep(va, size, context, physical.device, Place::Mapped(Arc::clone(&physical), at, span));
             physical
         };
         if physical.rdma && physical.memory.register_at(va).is_err() {
@@ -476,6 +477,7 @@ impl Driver {
 
     /// `cuMemGetHandleForAddressRange`: a dma-buf of these whole pages, from what buffers hold them.
     pub fn export(&self, va: u64, size: u64, flags: u64) -> Res<OwnedFd> {
+        self.here()?;
         let end = va.checked_add(size).ok_or(Code::InvalidValue)?;
         if size == 0 || va % page() != 0 || size % page() != 0 {
             return Err(Code::InvalidValue);

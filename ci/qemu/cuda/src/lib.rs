@@ -719,8 +719,13 @@ enum Fact {
 
 fn fact(attribute: c_int, b: &Buffer, address: u64) -> Option<Fact> {
     let managed = matches!(b.place, Place::Host { managed: true, .. });
+    // Of a mapping the range is the whole reservation, and no context has it.
+    let (start, size, context) = match b.place {
+        Place::Mapped(_, start, size) => (start, size, 0),
+        _ => (b.base, b.size, b.context),
+    };
     Some(match attribute {
-        1 => Fact::Word(b.context as u64),                           // CONTEXT
+        1 => Fact::Word(context as u64),                             // CONTEXT
         2 => Fact::Int(if b.on_host() && !managed { 1 } else { 2 }), // MEMORY_TYPE
         3 => Fact::Word(address),                                    // DEVICE_POINTER
         4 if b.on_host() => Fact::Word(address),                     // HOST_POINTER
@@ -729,8 +734,8 @@ fn fact(attribute: c_int, b: &Buffer, address: u64) -> Option<Fact> {
         8 => Fact::Flag(managed),           // IS_MANAGED
         9 => Fact::Int(b.device as u32),    // DEVICE_ORDINAL
         10 => Fact::Flag(false),            // IS_LEGACY_CUDA_IPC_CAPABLE
-        11 => Fact::Word(b.base),           // RANGE_START_ADDR
-        12 => Fact::Word(b.size),           // RANGE_SIZE
+        11 => Fact::Word(start),            // RANGE_START_ADDR
+        12 => Fact::Word(size),             // RANGE_SIZE
         13 => Fact::Flag(true),             // MAPPED
         14 => Fact::Word(0),                // ALLOWED_HANDLE_TYPES
         15 => Fact::Flag(b.rdma_capable()), // IS_GPU_DIRECT_RDMA_CAPABLE

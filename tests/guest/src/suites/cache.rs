@@ -3,11 +3,13 @@
 //! move bytes. Each byte lands in the buffer that the program means, or the operation fails.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
+use gpumr::hooks::Hooks;
 use gpumr::ibverbs::{self, IbVerbs};
 use gpumr::{Error, Limits, Policy, Sweeper, Way};
 use serde_json::json;
@@ -17,9 +19,9 @@ use super::{expect_errno, pattern, same_bytes, Bench, KIB, MIB};
 use crate::cuda::{Cuda, DeviceMemory, Segments};
 use crate::gpu;
 use crate::helper::Helper;
-use crate::machine::{Level, Mode};
+use crate::machine::{Level, Mode, SecondNic};
 use crate::test::{emit, Env, NvidiaC, Suite, Test};
-use crate::verbs::{Loopback, Mr, Op, Pd, Status, FULL_ACCESS};
+use crate::verbs::{Device, Loopback, Mr, Op, Pd, Status, FULL_ACCESS};
 
 type Cache = gpumr::Cache<gpumr::cuda::Cuda, IbVerbs>;
 type Lease = gpumr::Lease<gpumr::cuda::Cuda, IbVerbs>;
@@ -36,18 +38,24 @@ const SWEEP: Duration = Duration::from_millis(50);
 
 pub fn suite() -> Suite {
     let tests = [
-        ("mainline/storm", Level::Bare, (|env| storm(env, Policy::automatic)) as fn(&Env) -> Result<()>),
-        ("persistent/storm", Level::Peermem(Mode::Persistent), |env| storm(env, Policy::automatic)),
+        ("mainline/storm", Level::Bare, (|env| storm(env, Policy::automatic, Frees::Unseen)) as fn(&Env) -> Result<()>),
+        ("mainline/storm_with_hooks", Level::Bare, |env| storm(env, Policy::automatic, Frees::Reported)),
+        ("persistent/storm", Level::Peermem(Mode::Persistent), |env| storm(env, Policy::automatic, Frees::Unseen)),
         ("persistent/storm_by_dma_buf", Level::Peermem(Mode::Persistent), |env| {
-            storm(env, || Policy::only(Way::DmaBuf))
+            storm(env, || Policy::only(Way::DmaBuf), Frees::Unseen)
         }),
         ("mainline/replaced_memory", Level::Bare, replaced_memory),
         ("persistent/replaced_memory", Level::Peermem(Mode::Persistent), replaced_memory),
         ("legacy/replaced_memory", Level::Peermem(Mode::Legacy), replaced_memory),
+        ("mainline/thread_without_context", Level::Bare, thread_without_context),
+        ("persistent/thread_without_context", Level::Peermem(Mode::Persistent), thread_without_context),
+        ("mainline/removed_nic", Level::Bare, removed_nic),
+        ("persistent/removed_nic", Level::Peermem(Mode::Persistent), removed_nic),
         ("mainline/wrong_input", Level::Bare, wrong_input),
         ("persistent/wrong_input", Level::Peermem(Mode::Persistent), wrong_input),
         ("legacy/wrong_input", Level::Peermem(Mode::Legacy), wrong_input),
-        ("legacy/storm", Level::Peermem(Mode::Legacy), |env| storm(env, Policy::automatic)),
+        ("legacy/storm", Level::Peermem(Mode::Legacy), |env| storm(env, Policy::automatic, Frees::Unseen)),
+        ("legacy/storm_with_hooks", Level::Peermem(Mode::Legacy), |env| storm(env, Policy::automatic, Frees::Reported)),
     ];
     let means = NvidiaC::Skip("the cache comes with ours");
     // A long storm has a limit of its own.
@@ -61,7 +69,16 @@ fn domain(pd: &Pd) -> ibverbs::Pd {
     unsafe { ibverbs::Pd::new(pd.raw()) }
 }
 
-fn storm(env: &Env, policy: fn() -> Policy) -> Result<()> {
+/// Whether the cache hears of frees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Frees {
+    /// It asks CUDA, and sweeps.
+    Unseen,
+    /// By hooks.
+    Reported,
+}
+
+fn storm(env: &Env, policy: fn() -> Policy, frees: Frees) -> Result<()> {
     prepare(env)?;
     let steps = env.number("cached", STEPS)?;
     let mut rng = env.rng()?;
@@ -69,13 +86,14 @@ fn storm(env: &Env, policy: fn() -> Policy) -> Result<()> {
     let limits = Limits { entries: 6, ..Limits::default() };
     let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, policy(), limits);
     println!("{}", cache.reason());
-    let sweeper = Sweeper::start(&cache, SWEEP)?;
+    let hooks = (frees == Frees::Reported).then(|| Hooks::promise(&cache));
+    let sweeper = if hooks.is_none() { Some(Sweeper::start(&cache, SWEEP)?) } else { None };
     let begin = Instant::now();
     let seeds = [(); THREADS].map(|()| rng.u64(..));
     let counts: Vec<Counts> = thread::scope(|scope| {
         let run = |seed| {
             let (bench, cache) = (&bench, &cache);
-            scope.spawn(move || Worker::run(bench, cache, seed, steps))
+            scope.spawn(move || Worker::run(bench, cache, frees, seed, steps))
         };
         let threads = seeds.map(run);
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<_>>()
@@ -87,10 +105,11 @@ fn storm(env: &Env, policy: fn() -> Policy) -> Result<()> {
         println!("the provider lost {lost} tables by its own bug");
         gpu::lab()?.forget_leaked()?;
     }
-    // Everything is freed, and the cache is still there: the sweep lets go of all.
-    gpu::wait_clean(Duration::from_secs(10)).context("freed memory stays registered")?;
+    // Everything is freed, and the cache is still there: the sweep lets go of all, or hooks have.
+    let wait = Duration::from_secs(if frees == Frees::Reported { 1 } else { 10 });
+    gpu::wait_clean(wait).context("freed memory stays registered")?;
     let stats = cache.stats();
-    drop(sweeper);
+    drop((sweeper, hooks));
     cache.forget(domain(&bench.pd));
     let mut all = Counts::new();
     for (name, count) in counts.into_iter().flatten() {
@@ -98,10 +117,13 @@ fn storm(env: &Env, policy: fn() -> Policy) -> Result<()> {
     }
     println!("{all:?} in {:.1?}; {stats:?}", begin.elapsed());
     emit("cached", &json!({ "mode": env.mode.map(Mode::name), "counts": all, "seconds": begin.elapsed().as_secs() }));
-    for name in ["moved", "same address", "remapped", "freed under a lease", "freed while it is registered"] {
+    // A free that runs beside a registration is one that nobody can report in time.
+    let beside = if frees == Frees::Unseen { Some("freed while it is registered") } else { None };
+    for name in ["moved", "same address", "remapped", "freed under a lease"].into_iter().chain(beside) {
         ensure!(all.get(name).is_some_and(|n| *n > 0), "no {name} in all of it: nothing was tested");
     }
-    for (name, count) in [("hits", stats.hits), ("stale", stats.stale), ("evicted", stats.evicted)] {
+    let gone = if frees == Frees::Unseen { ("stale", stats.stale) } else { ("freed", stats.freed) };
+    for (name, count) in [("hits", stats.hits), gone, ("evicted", stats.evicted)] {
         ensure!(count > 0, "no {name} in all of it: nothing was tested");
     }
     ensure!((stats.entries, stats.lost) == (0, 0), "{stats:?}");
@@ -115,7 +137,7 @@ fn replaced_memory(env: &Env) -> Result<()> {
     prepare(env)?;
     let bench = Bench::new()?;
     let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, Policy::automatic(), Limits::default());
-    let mut worker = Worker::new(&bench, &cache, env.rng()?.u64(..))?;
+    let mut worker = Worker::new(&bench, &cache, Frees::Unseen, env.rng()?.u64(..))?;
     let len = 64 * KIB;
     worker.allocate(Some(len))?;
     for _ in 0..2 {
@@ -141,6 +163,52 @@ fn replaced_memory(env: &Env) -> Result<()> {
     cache.sweep();
     ensure!(cache.stats().entries == 0, "freed memory stays registered: {:?}", cache.stats());
     drop(worker);
+    gpu::wait_clean(Duration::from_secs(10))
+}
+
+/// One of two NICs goes, under a lease and with a registration that nobody uses. The other's are as they were.
+fn removed_nic(env: &Env) -> Result<()> {
+    const N: usize = 3 * KIB;
+    prepare(env)?;
+    let second = SecondNic::add()?;
+    let bench = Bench::new()?;
+    let pd = Pd::new(&Device::open(second.name())?)?;
+    let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, Policy::automatic(), Limits::default());
+    let mut worker = Worker::new(&bench, &cache, Frees::Unseen, env.rng()?.u64(..))?;
+    worker.allocate(Some(64 * KIB))?;
+    worker.allocate(Some(64 * KIB))?;
+    let [va, other] = [0, 1].map(|i| worker.buffers[i].memory.va());
+    let held = cache.register(domain(&pd), va, 64 * KIB as u64, FULL_ACCESS)?;
+    drop(cache.register(domain(&pd), other, 64 * KIB as u64, FULL_ACCESS)?);
+    worker.exchange(0, (0, 64 * KIB), (0, N))?;
+    drop(second);
+    ensure!(!Path::new("/dev/infiniband/uverbs1").exists(), "the second NIC is still there");
+    held.revoked();
+    cache.forget(domain(&pd));
+    // rdma-core calls it a success where the kernel has done it.
+    ensure!((cache.stats().entries, cache.stats().lost) == (1, 0), "{:?}", cache.stats());
+    worker.exchange(0, (0, 64 * KIB), (N, N)).context("by the NIC that is left")?;
+    ensure!(cache.stats().hits == 1, "{:?}", cache.stats());
+    drop(worker);
+    cache.sweep();
+    ensure!(cache.stats().entries == 0, "{:?}", cache.stats());
+    gpu::wait_clean(Duration::from_secs(10))
+}
+
+/// A thread that only talks to NICs has no CUDA context, without which CUDA tells no range and makes no dma-buf.
+fn thread_without_context(env: &Env) -> Result<()> {
+    prepare(env)?;
+    let bench = Bench::new()?;
+    let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, Policy::automatic(), Limits::default());
+    let (one, several) = (bench.cuda.alloc(SEGMENT)?, bench.cuda.segments(SEGMENT, 2 * SEGMENT)?);
+    let (cache, pd) = (&cache, domain(&bench.pd));
+    for (at, len) in [(one.va(), SEGMENT), (several.va(), 2 * SEGMENT)] {
+        let register = move || cache.register(pd, at, len as u64, FULL_ACCESS).map(drop);
+        thread::scope(|scope| scope.spawn(register).join().expect("no panic"))?;
+    }
+    ensure!(cache.stats().entries == 2, "{:?}", cache.stats());
+    cache.forget(pd);
+    drop((one, several));
     gpu::wait_clean(Duration::from_secs(10))
 }
 
@@ -245,6 +313,7 @@ struct Worker<'a> {
     rng: fastrand::Rng,
     cuda: &'a Arc<Cuda>,
     cache: &'a Cache,
+    frees: Frees,
     pd: &'a Arc<Pd>,
     /// Made when it is needed, again after an error.
     link: Option<Loopback>,
@@ -255,22 +324,39 @@ struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    fn new(bench: &'a Bench, cache: &'a Cache, seed: u64) -> Result<Self> {
+    fn new(bench: &'a Bench, cache: &'a Cache, frees: Frees, seed: u64) -> Result<Self> {
         bench.cuda.attach()?;
         let host = vec![0u8; MOST];
         let host_mr = bench.reg(host.as_ptr() as u64, MOST).context("register host memory")?;
         let rng = fastrand::Rng::with_seed(seed);
         let (link, buffers, counts) = Default::default();
-        Ok(Self { rng, cuda: &bench.cuda, cache, pd: &bench.pd, link, host, host_mr, buffers, counts })
+        Ok(Self { rng, cuda: &bench.cuda, cache, frees, pd: &bench.pd, link, host, host_mr, buffers, counts })
     }
 
-    fn run(bench: &'a Bench, cache: &'a Cache, seed: u64, steps: usize) -> Result<Counts> {
-        let mut this = Self::new(bench, cache, seed)?;
+    fn run(bench: &'a Bench, cache: &'a Cache, frees: Frees, seed: u64, steps: usize) -> Result<Counts> {
+        let mut this = Self::new(bench, cache, frees, seed)?;
         for step in 0..steps {
             this.step().with_context(|| format!("step {step} of the thread with seed {seed}"))?;
         }
-        this.buffers.iter().try_for_each(Buffer::check)?;
+        for buffer in std::mem::take(&mut this.buffers) {
+            buffer.check()?;
+            this.free(buffer)?;
+        }
         Ok(this.counts)
+    }
+
+    fn free(&self, old: Buffer) -> Result<()> {
+        self.report(old.memory.va(), old.wanted.len())?;
+        drop(old);
+        Ok(())
+    }
+
+    /// This memory is about to go.
+    fn report(&self, at: u64, len: usize) -> Result<()> {
+        if self.frees == Frees::Reported {
+            self.cache.before_free(at, len as u64)?;
+        }
+        Ok(())
     }
 
     fn count(&mut self, what: &'static str) {
@@ -287,7 +373,7 @@ impl<'a> Worker<'a> {
             0..30 => self.replace(which),
             30..45 if self.buffers.len() <= BUFFERS => self.remap(),
             45..55 => self.free_under_a_lease(which),
-            55..65 => self.free_while_it_is_registered(which),
+            55..65 if self.frees == Frees::Unseen => self.free_while_it_is_registered(which),
             _ => self.transfer(which),
         }
     }
@@ -354,7 +440,7 @@ impl<'a> Worker<'a> {
         let old = self.buffers.swap_remove(which);
         old.check()?;
         let (va, len) = (old.memory.va(), old.wanted.len());
-        drop(old);
+        self.free(old)?;
         self.allocate(Some(len.min(512 * KIB)))?;
         self.came_back(va);
         Ok(())
@@ -375,9 +461,11 @@ impl<'a> Worker<'a> {
             self.buffers.push(Buffer::new(Memory::Several(segments), 2 * SEGMENT)?);
             return Ok(());
         };
-        let buffer = &mut self.buffers[which];
+        let buffer = &self.buffers[which];
         buffer.check()?;
         let at = SEGMENT * self.rng.usize(..2);
+        self.report(buffer.memory.va() + at as u64, SEGMENT)?;
+        let buffer = &mut self.buffers[which];
         if let Memory::Several(segments) = &mut buffer.memory {
             replace_segment(segments, &mut buffer.wanted, at)?;
         }
@@ -390,7 +478,7 @@ impl<'a> Worker<'a> {
         let old = self.buffers.swap_remove(which);
         let (va, len) = (old.memory.va(), old.wanted.len());
         let lease = self.register(va, len)?;
-        drop(old);
+        self.free(old)?;
         self.allocate(Some(len.min(512 * KIB)))?;
         self.came_back(va);
         if self.write(&lease, va, len.min(MOST))? == Status::IBV_WC_SUCCESS {

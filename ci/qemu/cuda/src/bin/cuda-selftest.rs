@@ -82,6 +82,12 @@ fn contexts() {
         assert_eq!(cuCtxGetCurrent(&mut now), 0);
         assert_eq!(now, b);
         assert_eq!(pointer(1, at), Ok(a as u64));
+        // Without a context a number is told, and neither a range nor a dma-buf.
+        assert_eq!(cuCtxSetCurrent(std::ptr::null_mut()), 0);
+        assert!(pointer(7, at).is_ok());
+        assert_eq!(cuMemGetAddressRange_v2(&mut 0, &mut 0, at), 201);
+        assert_eq!(export(at, 4096, 1, 0).err(), Some(201));
+        assert_eq!(cuCtxSetCurrent(b), 0);
         // Destroying a context frees its memory.
         assert_eq!(cuCtxDestroy_v2(a), 0);
         assert_eq!(cuCtxDestroy_v2(a), 201);
@@ -226,6 +232,8 @@ fn mappings() {
     let ids: Vec<u64> = (0..3).map(|i| pointer(7, segment(i) + 5).unwrap()).collect();
     assert_eq!((ids[1], ids[2]), (ids[0] + 1, ids[0] + 2));
     assert_eq!([0, 1, 2].map(|i| pointer(15, segment(i)).map(|v| v as u32)), [Ok(1), Ok(1), Ok(0)]);
+    // By attribute the range is the whole reservation, and no context has it.
+    assert_eq!([1, 11, 12].map(|fact| pointer(fact, segment(1))), [0, at, 4 * SEGMENT as u64].map(Ok));
     let (mut base, mut len) = (0, 0);
     let bytes: Vec<u8> = (0..3 * SEGMENT).map(|i| (i * 7 + i / 65521) as u8).collect();
     let mut back = vec![0u8; 3 * SEGMENT];
