@@ -95,11 +95,11 @@ tools:
 
 # The libraries for programs (docs/dma-buf.md).
 user:
-	+@CARGO_TARGET_DIR='$(CURDIR)/build/target' sh mk/user.sh build '$(CARGO)' '$(CURDIR)/build/user' '$(PREFIX)'
+	+@CARGO_TARGET_DIR='$(CURDIR)/build/target' sh mk/user.sh build '$(CARGO)' '$(CURDIR)/build/user'
 
 # Root, who may have no cargo, installs what `make user` built.
 user-install:
-	@sh mk/user.sh install '$(CURDIR)/build/user' '$(PREFIX)' '$(DESTDIR)'
+	@sh mk/user.sh install '$(CURDIR)/build/user' '$(PREFIX)' '$(PREFIX)/lib' '$(DESTDIR)'
 
 # Tries on this machine's GPU and NIC what users count on. It asks before it loads or unloads the module. VERIFY='--storm 60':
 # options of peermemctl verify. Root, who may have no cargo, takes what `make tools` built.

@@ -1,8 +1,8 @@
 # What users install. Included by the top Makefile; everything is made in build/packages.
 #   make dist    a source archive of the tracked files, with what kernel-lite needs of others, and its checksum
-#   make deb     nvidia-peermem-rust-dkms and peermemctl for Debian and Ubuntu
+#   make deb     nvidia-peermem-rust-dkms, peermemctl and the libraries for Debian and Ubuntu
 #   make rpm     the same for the RHEL and SLES families
-# An unpacked archive makes them, too. BUILD=all leaves peermemctl out, which needs cargo and the network.
+# An unpacked archive makes them, too. BUILD=all makes that of DKMS alone: the others need cargo and the network.
 BUILD ?= binary
 
 .PHONY: dist deb rpm

@@ -1,19 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
 # The user-space libraries, with header, pkg-config file and man page.
-# mk/user.sh build CARGO OUT PREFIX: builds them into a folder.
-# mk/user.sh install OUT PREFIX ROOT: puts what was built where programs and compilers look, below ROOT.
+# mk/user.sh build CARGO OUT: builds them into a folder.
+# mk/user.sh install OUT PREFIX LIBDIR ROOT: puts what was built where programs and compilers look, below ROOT.
 set -eu
 user=$(cd "$(dirname "$0")/../user" && pwd)
 
-describe() { # OUT PREFIX
-	version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$user/Cargo.toml")
-	sed "s|@prefix@|$2|; s|@version@|$version|" "$user/gpumr-c/gpumr.pc.in" >"$1/gpumr.pc"
-}
-
 case $1 in
 build)
-	cargo=$2 out=$3 prefix=$4
+	cargo=$2 out=$3
 	command -v "$cargo" >/dev/null || {
 		echo "make user: there is no $cargo: install Rust 1.85 or later, or say CARGO=<path>" >&2
 		exit 1
@@ -21,30 +16,28 @@ build)
 	(cd "$user" && "$cargo" build --quiet --release --locked -p gpumr-c -p gpumr-preload)
 	mkdir -p "$out"
 	cp "$CARGO_TARGET_DIR/release/libgpumr_c.so" "$out/libgpumr.so.0"
-	ln -sf libgpumr.so.0 "$out/libgpumr.so"
 	cp "$CARGO_TARGET_DIR/release/libgpumr_preload.so" "$out/libgpumr-preload.so"
-	cp "$user/gpumr-c/include/gpumr.h" "$user/gpumr-preload/libgpumr-preload.so.7" "$out/"
-	describe "$out" "$prefix"
 	echo "user: $out; as root, make user-install puts them in place"
 	;;
 install)
-	out=$2 prefix=$3 root=$4
+	out=$2 prefix=$3 libdir=$4 root=$5
 	[ -e "$out/libgpumr.so.0" ] || {
 		echo "make user-install: $out has no libgpumr.so.0: make user, as whoever has cargo" >&2
 		exit 1
 	}
-	to=$root$prefix
-	mkdir -p "$to/lib/pkgconfig" "$to/include" "$to/share/man/man7"
+	to=$root$prefix lib=$root$libdir
+	mkdir -p "$lib/pkgconfig" "$to/include" "$to/share/man/man7"
 	# Programs that run keep the file that they have.
-	install -m 644 "$out/libgpumr.so.0" "$out/libgpumr-preload.so" "$to/lib/"
-	ln -sf libgpumr.so.0 "$to/lib/libgpumr.so"
-	install -m 644 "$out/gpumr.h" "$to/include/"
-	install -m 644 "$out/libgpumr-preload.so.7" "$to/share/man/man7/"
-	# The build may have been told another prefix.
-	describe "$to/lib/pkgconfig" "$prefix"
-	chmod 644 "$to/lib/pkgconfig/gpumr.pc"
+	install -m 644 "$out/libgpumr.so.0" "$out/libgpumr-preload.so" "$lib/"
+	ln -sf libgpumr.so.0 "$lib/libgpumr.so"
+	install -m 644 "$user/gpumr-c/include/gpumr.h" "$to/include/"
+	install -m 644 "$user/gpumr-preload/libgpumr-preload.so.7" "$to/share/man/man7/"
+	version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$user/Cargo.toml")
+	sed "s|@prefix@|$prefix|; s|@libdir@|$libdir|; s|@version@|$version|" "$user/gpumr-c/gpumr.pc.in" \
+		>"$lib/pkgconfig/gpumr.pc"
+	chmod 644 "$lib/pkgconfig/gpumr.pc"
 	# Below another root there is no cache of libraries to renew.
 	[ -n "$root" ] || PATH=$PATH:/usr/sbin:/sbin ldconfig
-	echo "user-install: $to/lib/libgpumr.so and libgpumr-preload.so"
+	echo "user-install: $lib/libgpumr.so and libgpumr-preload.so"
 	;;
 esac

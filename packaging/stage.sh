@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# packaging/stage.sh dkms ROOT DEPS | peermemctl ROOT TOOLS: puts the files of one package below
-# ROOT, for debian/rules and the spec file alike. In the top folder of the source.
+# packaging/stage.sh dkms ROOT DEPS | peermemctl ROOT TOOLS | libraries ROOT BUILT LIBDIR: puts the
+# files of one package below ROOT, or of the three of the libraries, for debian/rules and the spec
+# file alike. In the top folder of the source.
 set -eu
 package=$1 root=$2
 case $package in
@@ -29,5 +30,8 @@ dkms)
 	;;
 peermemctl)
 	INSTALL_MOD_PATH=$root PREFIX=/usr TOOLS=$3 sh mk/install.sh tools
+	;;
+libraries)
+	sh mk/user.sh install "$3" /usr "$4" "$root"
 	;;
 esac

@@ -26,7 +26,7 @@ struct Words {
     /// One more, of which only the installation counts: for its compiler.
     #[arg(long)]
     compiler: Option<String>,
-    /// What cargo needs for peermemctl, as `cargo vendor` leaves it.
+    /// What cargo needs for peermemctl and the libraries, as `cargo vendor` leaves it.
     #[arg(long)]
     vendor: Option<PathBuf>,
     /// What `make dist` made.

@@ -16,7 +16,8 @@ pub const NEXT: &str = "0.90.0";
 pub const BROKEN: &str = "0.91.0";
 
 /// Builds every Debian package that the transitions need, and the rpm packages where they are wanted. `archive` is what
-/// `make dist` made; peermemctl is built of what cargo needs for it in `vendor`, without the network.
+/// `make dist` made; peermemctl and the libraries are built of what cargo needs for them in `vendor`,
+/// without the network.
 pub fn build(machine: &Machine, archive: &Path, version: &str, rpm: bool, vendor: Option<&Path>) -> Result<()> {
     let stubs = Path::new(env!("CARGO_MANIFEST_DIR")).join("stubs");
     machine.put(&stubs, "/srv/stubs")?;

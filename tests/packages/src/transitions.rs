@@ -64,6 +64,8 @@ pub const ALL: &[Transition] = &[
     long("peermemctl", peermemctl),
     long("peermemctl_by_rpm", peermemctl_by_rpm),
     long("metrics", metrics),
+    long("libraries", libraries),
+    long("libraries_by_rpm", libraries_by_rpm),
 ];
 
 /// What a new compiler has to pass.
@@ -112,8 +114,8 @@ fn says_why(text: &str, reason: &str) -> Result<()> {
 /// lintian and rpmlint have nothing to say that packaging/ does not answer with a reason.
 fn lint(test: &mut Test) -> Result<()> {
     test.machine.must(&format!(
-        "cd {DEBS}; lintian --fail-on error,warning *peerm*_{v}-1_*.deb
-        set -- *peerm*-{v}-1.*.rpm
+        "cd {DEBS}; lintian --fail-on error,warning *_{v}-1_*.deb
+        set -- *-{v}-1.*.rpm
         [ ! -e $1 ] || rpmlint -c /srv/source/packaging/rpm/rpmlint.toml $* /srv/source/packaging/rpm/*.spec",
         v = test.version
     ))?;
@@ -632,6 +634,50 @@ fn peermemctl_by_rpm(test: &mut Test) -> Result<()> {
     looks(test)?;
     test.machine.must("rpm -e peermemctl")?;
     let left = test.machine.must(LEFT)?;
+    ensure!(left.is_empty(), "left behind:\n{left}");
+    Ok(())
+}
+
+/// A program in C is compiled with what `gpumr.pc` says, finds its library, and is told what it lacks; and so is one that
+/// knows nothing of the other library, which is in LD_PRELOAD.
+const LINKS: &str = r#"cd /tmp
+    pc=$(find /usr/lib* -name gpumr.pc)
+    libs=$(sed -n 's/^Libs: *//p' $pc); libdir=$(sed -n 's/^libdir=//p' $pc); includedir=$(sed -n 's/^includedir=//p' $pc)
+    case $libs in '-L${libdir} -lgpumr') ;; *) echo "Libs: $libs"; exit 1 ;; esac
+    [ "$includedir" = '${prefix}/include' ]
+    export LD_LIBRARY_PATH=$libdir
+    cc -o program /srv/source/user/stand-ins/open.c -L$libdir -lgpumr
+    ./program
+    cat >plain.c <<'END'
+#include <dlfcn.h>
+int main(void) { void *(*reg)(void *, void *, unsigned long, int); *(void **)&reg = dlsym(RTLD_DEFAULT, "ibv_reg_mr"); return !reg || reg(0, 0, 1, 1); }
+END
+    cc -D_GNU_SOURCE -o plain plain.c
+    LD_PRELOAD=libgpumr-preload.so ./plain
+    set -- /usr/share/man/man7/libgpumr-preload.so.7*; test -s $1"#;
+const NOTHING_OF_GPUMR: &str =
+    "find / -xdev -name '*gpumr*' ! -path '/srv/*' ! -path '/var/lib/dpkg/*' ! -path '/var/log/*'";
+
+fn links(test: &Test) -> Result<()> {
+    let text = test.machine.must(LINKS)?;
+    one_line(&text, &["open: libcuda.so.1 cannot be opened: install the GPU driver's user space"])?;
+    one_line(&text, &["libgpumr-preload: libibverbs.so.1 cannot be opened: install rdma-core"])
+}
+
+fn libraries(test: &mut Test) -> Result<()> {
+    test.machine.must(&format!("dpkg -i {DEBS}/libgpumr*_{}-1_*.deb", test.version))?;
+    links(test)?;
+    test.machine.must("dpkg -P libgpumr-dev libgpumr-preload libgpumr0")?;
+    let left = test.machine.must(NOTHING_OF_GPUMR)?;
+    ensure!(left.is_empty(), "left behind:\n{left}");
+    Ok(())
+}
+
+fn libraries_by_rpm(test: &mut Test) -> Result<()> {
+    test.machine.must(&format!("rpm -i --nodeps {DEBS}/libgpumr*-{}-1.*.rpm", test.version))?;
+    links(test)?;
+    test.machine.must("rpm -e libgpumr-devel libgpumr-preload libgpumr")?;
+    let left = test.machine.must(NOTHING_OF_GPUMR)?;
     ensure!(left.is_empty(), "left behind:\n{left}");
     Ok(())
 }

@@ -28,7 +28,7 @@ fn what_is_installed_is_found_by_compilers_and_programs() {
     let folder = libraries("install", Without::Nothing);
     let root = folder.join("root");
     let at = |path: &Path| path.display().to_string();
-    let install = ["install", "built", "/opt/rdma", &at(&root)];
+    let install = ["install", "built", "/opt/rdma", "/opt/rdma/lib/here", &at(&root)];
     let early = script(&folder, &install);
     assert!(!early.status.success() && text(&early).contains("has no libgpumr.so.0: make user"), "{}", text(&early));
 
@@ -37,28 +37,29 @@ fn what_is_installed_is_found_by_compilers_and_programs() {
     for name in ["libgpumr_c.so", "libgpumr_preload.so"] {
         fs::copy(&own, folder.join("target/release").join(name)).expect("writable");
     }
-    // The prefix of the build is another one.
-    for words in [&["build", "true", "built", "/usr/local"][..], &install] {
+    for words in [&["build", "true", "built"][..], &install] {
         let ran = script(&folder, words);
         assert!(ran.status.success(), "{}", text(&ran));
     }
     let prefix = root.join("opt/rdma");
-    let files = ["lib/libgpumr.so.0", "lib/libgpumr-preload.so", "lib/pkgconfig/gpumr.pc", "include/gpumr.h"];
-    for file in files.into_iter().chain(["share/man/man7/libgpumr-preload.so.7"]) {
-        let mode = fs::metadata(prefix.join(file)).unwrap_or_else(|_| panic!("no {file}")).permissions().mode();
+    let libraries =
+        ["libgpumr.so.0", "libgpumr-preload.so", "pkgconfig/gpumr.pc"].map(|file| format!("lib/here/{file}"));
+    let others = ["include/gpumr.h", "share/man/man7/libgpumr-preload.so.7"].map(String::from);
+    for file in libraries.into_iter().chain(others) {
+        let mode = fs::metadata(prefix.join(&file)).unwrap_or_else(|_| panic!("no {file}")).permissions().mode();
         assert_eq!(mode & 0o777, 0o644, "{file}");
     }
 
     let mut config = Command::new("pkg-config");
     config.args(["--cflags", "--libs", "gpumr"]).env("PKG_CONFIG_SYSROOT_DIR", &root);
-    let said = config.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).output().expect("pkg-config");
+    let said = config.env("PKG_CONFIG_PATH", prefix.join("lib/here/pkgconfig")).output().expect("pkg-config");
     assert!(said.status.success(), "{}", text(&said));
     let said = text(&said);
     let sources = [source("../examples/lease.c"), source("main.c")];
     let mut words = vec!["-o", "program", &sources[0], &sources[1], "libcuda.so.1", "libibverbs.so.1"];
     words.extend(said.split_whitespace());
     cc(&words, &folder);
-    let path = format!("{}:{}", at(&folder), at(&prefix.join("lib")));
+    let path = format!("{}:{}", at(&folder), at(&prefix.join("lib/here")));
     let ran = Command::new(folder.join("program")).env("LD_LIBRARY_PATH", path).output().expect("built");
     assert!(ran.status.success() && text(&ran).contains("hits 1, misses 1"), "{}", text(&ran));
 }

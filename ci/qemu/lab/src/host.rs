@@ -101,7 +101,7 @@ pub fn packages<'a>(lab: &'a Lab, whole: bool) -> Job<'a> {
         }
         if whole {
             let vendor = lab.build.join("packages/vendor");
-            let words = ["vendor", "--quiet", "--locked"];
+            let words = ["vendor", "--quiet", "--locked", "--sync", "../../user/Cargo.toml"];
             sh::output(cargo(lab, "tools/peermemctl", &words).arg(&vendor))?;
             program.arg("--vendor").arg(vendor);
             program.args(["--whole", "--table"]).arg(lab.repo.join("docs/results/packages.md"));

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The name that a library in a folder of libraries must have.
+
+fn main() {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libgpumr-preload.so");
+}
