@@ -101,8 +101,8 @@ pub fn packages<'a>(lab: &'a Lab, whole: bool) -> Job<'a> {
         }
         if whole {
             let vendor = lab.build.join("packages/vendor");
-            let words = ["vendor", "--quiet", "--locked", "--sync", "../../user/Cargo.toml"];
-            sh::output(cargo(lab, "tools/peermemctl", &words).arg(&vendor))?;
+            let words = ["vendor", "--quiet", "--locked", "--sync"];
+            sh::output(cargo(lab, "tools/peermemctl", &words).arg(lab.repo.join("user/Cargo.toml")).arg(&vendor))?;
             program.arg("--vendor").arg(vendor);
             program.args(["--whole", "--table"]).arg(lab.repo.join("docs/results/packages.md"));
         }
