@@ -233,6 +233,12 @@ impl Figures {
         self.times.get(&Key { cost: cost.into(), layout: layout.into(), size, variant: variant.into() })
     }
 
+    /// Instructions of the client's module in one registration and deregistration, with those of the kernel that it called for.
+    pub fn instructions(&self, variant: &str, size: u64) -> Option<u64> {
+        let row = self.profile.iter().find(|row| row["variant"] == variant && row["size"] == size)?;
+        row["modules"]["nvidia_peermem"].as_u64()
+    }
+
     pub fn memory(&self, variant: &str, size: u64, layout: &str) -> Option<&Memory> {
         self.memory.get(&Key { cost: String::new(), layout: layout.into(), size, variant: variant.into() })
     }

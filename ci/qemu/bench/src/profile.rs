@@ -112,7 +112,8 @@ fn by_line(module: &Module<'_>, begin: u64, counts: &BTreeMap<u64, u64>) -> Resu
 }
 
 /// The guest's `profile` rows, each with `functions`: `[module, name, instructions]`, and, where `module` was loaded, `lines`:
-/// `[line, instructions]`; the most instructions first.
+/// `[line, instructions]`; the most instructions first. `modules` has the instructions of each module, with those of the
+/// kernel that it called for.
 pub fn rows(
     counted: &str,
     system_map: &str,
@@ -138,11 +139,20 @@ pub fn rows(
         }
         let mut sums: BTreeMap<&(String, String), u64> = BTreeMap::new();
         let mut ours: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut by_module: BTreeMap<&str, u64> = BTreeMap::new();
         for line in section.lines() {
             let (address, count) = line.split_once(' ').with_context(|| format!("plugin's line {line:?}"))?;
-            let address = u64::from_str_radix(address, 16).with_context(|| format!("plugin's line {line:?}"))?;
+            let called_for = address.strip_prefix('+');
+            let address = u64::from_str_radix(called_for.unwrap_or(address), 16)
+                .with_context(|| format!("plugin's line {line:?}"))?;
             if let Some((_, function)) = functions.range(..=address).next_back() {
                 let count = count.parse::<u64>().context("plugin's count")?;
+                if called_for.is_some() || !function.0.is_empty() {
+                    *by_module.entry(function.0.as_str()).or_default() += count;
+                }
+                if called_for.is_some() {
+                    continue;
+                }
                 *sums.entry(function).or_default() += count;
                 if function.0 == OURS {
                     ours.insert(address, count);
@@ -154,6 +164,7 @@ pub fn rows(
         let sums: Vec<Value> = sums.iter().map(|((module, name), count)| json!([module, name, count])).collect();
         let mut row = row.clone();
         row["functions"] = sums.into();
+        row["modules"] = json!(by_module);
         let began = module.and_then(|m| Some((m, text_at(&modules["functions"], &m.symbols)?)));
         if let (Some((module, begin)), true) = (began, row["variant"].as_str().is_some_and(|v| v.starts_with("ours"))) {
             row["lines"] = by_line(module, begin, &ours)?.into();
@@ -173,9 +184,10 @@ mod tests {
         let listed =
             [json!({"variant": "ours", "functions": [["ffffffffc0000000", "nvpm_dma_map", "nvidia_peermem"]]})];
         let marked = [json!({"variant": "ours", "size": 1})];
-        let counted = "==\nffffffff81000100 5\nffffffff81000120 2\nffffffffc0000010 9\n";
+        let counted = "==\nffffffff81000100 5\nffffffff81000120 2\nffffffffc0000010 9\n+ffffffffc0000010 4\n+0 3\n";
         let rows = rows(counted, map, &marked, &listed, None).unwrap();
         assert_eq!(rows[0]["functions"], json!([["nvidia_peermem", "nvpm_dma_map", 9], ["", "memcpy", 7]]));
+        assert_eq!(rows[0]["modules"], json!({"nvidia_peermem": 13}), "its own and what the kernel did for it");
         assert!(super::rows("==\n==\n", map, &marked, &listed, None).is_err(), "a mark too many");
     }
 

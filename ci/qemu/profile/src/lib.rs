@@ -1,8 +1,10 @@
 //! A QEMU plugin that counts the kernel's instructions between two marks: `-plugin libprofile.so,out=FILE`.
 //!
 //! A mark is a no-op with a number in its operand (tests/guest, suite `bench_profile`; ci/qemu/pcie/lab_mark.h). At each
-//! second one `FILE` gets a line `==` and a line per instruction that ran: its address, and how often. Counted is by block,
-//! which is what QEMU translates at once, up to a jump. For machines of one processor: what another does is counted, too.
+//! second one `FILE` gets a line `==` and a line per instruction that ran: its address, and how often. Lines with a `+` tell
+//! whom the kernel worked for: a module's address, and how many instructions of the kernel itself ran before the next of any
+//! module. Counted is by block, which is what QEMU translates at once, up to a jump. For machines of one processor: what
+//! another does is counted, too.
 //!
 //! The plugin interface is that of QEMU 7.2 (version 1, which QEMU takes until 8.2); QEMU's headers are not needed.
 
@@ -54,9 +56,13 @@ struct Counted {
     /// Where its instructions are.
     addresses: Vec<u64>,
     runs: AtomicU64,
+    /// How often after which block of a module, if it is none itself.
+    after: Mutex<BTreeMap<u64, u64>>,
 }
 
 static COUNTING: AtomicBool = AtomicBool::new(false);
+/// The block of a module that ran last, 0 for none since the first mark.
+static LAST: AtomicU64 = AtomicU64::new(0);
 /// Never freed: QEMU keeps their addresses.
 static BLOCKS: Mutex<Vec<&'static Counted>> = Mutex::new(Vec::new());
 static OUT: Mutex<Option<File>> = Mutex::new(None);
@@ -66,6 +72,9 @@ const MARK: [u8; 6] = [0x0f, 0x1f, 0x80, b'n', b'v', b'p'];
 
 /// Where the kernel's half of the address space begins.
 const KERNEL: u64 = 0xffff_8000_0000_0000;
+
+/// Modules lie from here on, the kernel itself below: `MODULES_VADDR` of x86-64, where it is lowest.
+const MODULES: u64 = 0xffff_ffff_a000_0000;
 
 extern "C" fn translated(_: Id, block: *mut Block) {
     // SAFETY: QEMU's block, valid during this call.
@@ -78,7 +87,8 @@ extern "C" fn translated(_: Id, block: *mut Block) {
         // SAFETY: As above; the instruction is one of the block's.
         .map(|at| unsafe { qemu_plugin_insn_vaddr(qemu_plugin_tb_get_insn(block, at)) })
         .collect();
-    let counted: &'static Counted = Box::leak(Box::new(Counted { addresses, runs: AtomicU64::new(0) }));
+    let counted: &'static Counted =
+        Box::leak(Box::new(Counted { addresses, runs: AtomicU64::new(0), after: Mutex::default() }));
     BLOCKS.lock().expect("no panic under it").push(counted);
     // SAFETY: As above; the data is never freed.
     unsafe {
@@ -87,9 +97,15 @@ extern "C" fn translated(_: Id, block: *mut Block) {
 }
 
 extern "C" fn ran(_: c_uint, data: *mut c_void) {
-    if COUNTING.load(Relaxed) {
-        // SAFETY: What `translated()` registered, which is never freed.
-        unsafe { &*data.cast::<Counted>() }.runs.fetch_add(1, Relaxed);
+    if !COUNTING.load(Relaxed) {
+        return;
+    }
+    // SAFETY: What `translated()` registered, which is never freed.
+    let block = unsafe { &*data.cast::<Counted>() };
+    block.runs.fetch_add(1, Relaxed);
+    match block.addresses.first() {
+        Some(address) if *address >= MODULES => LAST.store(*address, Relaxed),
+        _ => *block.after.lock().expect("no panic under it").entry(LAST.load(Relaxed)).or_default() += 1,
     }
 }
 
@@ -112,7 +128,9 @@ fn look_for_mark(block: *mut Block, at: usize) {
 extern "C" fn begin(_: c_uint, _: *mut c_void) {
     for block in BLOCKS.lock().expect("no panic under it").iter() {
         block.runs.store(0, Relaxed);
+        block.after.lock().expect("no panic under it").clear();
     }
+    LAST.store(0, Relaxed);
     COUNTING.store(true, Relaxed);
 }
 
@@ -120,15 +138,22 @@ extern "C" fn end(_: c_uint, _: *mut c_void) {
     COUNTING.store(false, Relaxed);
     // Blocks overlap, where one is entered in the middle.
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut after: BTreeMap<u64, u64> = BTreeMap::new();
     for block in BLOCKS.lock().expect("no panic under it").iter() {
         let runs = block.runs.load(Relaxed);
         if runs != 0 {
             block.addresses.iter().for_each(|address| *counts.entry(*address).or_default() += runs);
         }
+        for (module, runs) in block.after.lock().expect("no panic under it").iter() {
+            *after.entry(*module).or_default() += runs * block.addresses.len() as u64;
+        }
     }
     let mut text = String::from("==\n");
     for (address, count) in counts {
         text += &format!("{address:x} {count}\n");
+    }
+    for (module, count) in after {
+        text += &format!("+{module:x} {count}\n");
     }
     let written = OUT.lock().expect("no panic under it").as_mut().map(|out| out.write_all(text.as_bytes()));
     if !matches!(written, Some(Ok(()))) {
