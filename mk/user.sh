@@ -22,7 +22,7 @@ build)
 install)
 	out=$2 prefix=$3 libdir=$4 root=$5
 	[ -e "$out/libgpumr.so.0" ] || {
-		echo "make user-install: $out has no libgpumr.so.0: make user, as whoever has cargo" >&2
+		echo "make user-install: $out has no libgpumr.so.0: make user, as a user who has cargo" >&2
 		exit 1
 	}
 	to=$root$prefix lib=$root$libdir
@@ -32,8 +32,7 @@ install)
 	ln -sf libgpumr.so.0 "$lib/libgpumr.so"
 	install -m 644 "$user/gpumr-c/include/gpumr.h" "$to/include/"
 	install -m 644 "$user/gpumr-preload/libgpumr-preload.so.7" "$to/share/man/man7/"
-	version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$user/Cargo.toml")
-	sed "s|@prefix@|$prefix|; s|@libdir@|$libdir|; s|@version@|$version|" "$user/gpumr-c/gpumr.pc.in" \
+	sed "s|@prefix@|$prefix|; s|@libdir@|$libdir|; s|@version@|$(cat "$user/../VERSION")|" "$user/gpumr-c/gpumr.pc.in" \
 		>"$lib/pkgconfig/gpumr.pc"
 	chmod 644 "$lib/pkgconfig/gpumr.pc"
 	# Below another root there is no cache of libraries to renew.

@@ -18,7 +18,8 @@ fn page() -> u64 {
 pub enum Place {
     /// Video memory.
     Device(Memory),
-    /// The same, of a handle that is mapped here, in a reservation from there on, of so many bytes.
+    /// The same, of a handle that is mapped here: in the reservation that begins at the first number and has the second
+    /// number of bytes.
     Mapped(Arc<Physical>, u64, u64),
     /// Memory of the host.
     Host {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One process of the storm: registers, posts, deregisters, frees, forks, kills, execs and removes the HCA as its plan
+//! One process of the storm: registers, posts, deregisters, frees, forks, kills, execs and removes the NIC as its plan
 //! says, and looks at what each of them answers. Several of them at once are the suite `storm`.
 
 pub mod log;
@@ -43,7 +43,7 @@ fn processor_us() -> Result<u64> {
 /// Registrations of one process that make a storm a long one.
 const LONG: u64 = 10_000;
 
-/// There while the HCA goes and comes back.
+/// There while the NIC goes and comes back.
 const AWAY: &str = "/tmp/storm-away";
 
 /// Names of what [`Counts::chain`] makes: of the operations, and of operations and times.
@@ -240,10 +240,10 @@ impl Process {
         self.counts.took(op.name(), begin)?;
         if matches!(flow, Flow::Gone) {
             self.counts.add("hca_lost");
-            self.note("    the HCA is gone")?;
+            self.note("    the NIC is gone")?;
             self.mrs = Default::default();
             let begin = processor_us()?;
-            self.nic = Nic::open().context("open the HCA again")?;
+            self.nic = Nic::open().context("open the NIC again")?;
             self.counts.took("reopen", begin)?;
         }
         // Children that held files open for a while.
@@ -315,7 +315,7 @@ impl Process {
         }
     }
 
-    /// A registration that failed must have a reason: the HCA is gone, or, where another thread frees, the memory is.
+    /// A registration that failed must have a reason: the NIC is gone, or, where another thread frees, the memory is.
     fn refused(&mut self, error: &io::Error, memory_goes: bool) -> Result<Flow> {
         self.counts.add("refused");
         if self.nic.is_gone() {
@@ -368,7 +368,7 @@ impl Process {
         }
     }
 
-    /// Pair of queues; `None`: the HCA is gone.
+    /// Pair of queues; `None`: the NIC is gone.
     fn link(&mut self) -> Result<Option<&Loopback>> {
         if self.nic.link.is_none() {
             match Loopback::new(&self.nic.pd) {
@@ -380,7 +380,7 @@ impl Process {
         Ok(self.nic.link.as_ref())
     }
 
-    /// The next completion; `None`: the HCA is gone.
+    /// The next completion; `None`: the NIC is gone.
     fn completion(&mut self) -> Result<Option<Completion>> {
         let end = Instant::now() + LIMIT;
         loop {

@@ -176,7 +176,7 @@ impl Plan {
         }
         let large = self.who.long && rng.u8(..16) == 0;
         let times = if self.who.long { rng.usize(1..=LONG_TIMES) } else { 1 };
-        // A new process costs as much as dozens of registrations, and the HCA's removal makes all processes wait.
+        // A new process costs as much as dozens of registrations, and the NIC's removal makes all processes wait.
         match rng.u32(..1000) {
             0..80 => Op::Alloc { mem, kib: rng.usize(1..=12) * if large { 1024 } else { 64 } },
             80..140 => Op::Free { mem },
@@ -250,6 +250,6 @@ mod tests {
         let victim = ops(Who { victim: true, ..WHO }, 3000);
         assert!(!victim.iter().any(|op| matches!(op, Op::Exec { .. } | Op::Kill { .. } | Op::RemoveHca)));
         let second = ops(Who { process: 1, ..WHO }, 3000);
-        assert!(!second.contains(&Op::RemoveHca), "one process is enough to remove the HCA");
+        assert!(!second.contains(&Op::RemoveHca), "one process is enough to remove the NIC");
     }
 }

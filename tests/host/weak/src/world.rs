@@ -155,7 +155,7 @@ pub fn callbacks_are_counted() {
     assert_eq!(running::now(), 0, "a callback is counted wrong");
 }
 
-/// Whoever was told of an orphan finds it, though the look at the count takes no lock.
+/// A thread that was told of an orphan finds it, though the look at the count takes no lock.
 pub fn an_orphan_is_found() {
     told_of_an_orphan(Ordering::Release);
 }
