@@ -85,8 +85,8 @@ sample: TREE = $(CURDIR)/samples/edu-dma
 sample:
 	@$(PREFLIGHT_ENV) KERNEL_CRATE=own SAMPLE=1 sh mk/preflight.sh
 	+@$(kbuild) --no-print-directory modules
-	@export KDIR='$(KDIR)' && for gate in no-panic callback-tail relocations landing-pads; do \
-		sh mk/$$gate.sh '$(OUT)/edu-dma.ko' || exit; done
+	@. '$(OUT)/preflight.env' && export CROSS_COMPILE="$$PREFLIGHT_CROSS_COMPILE" KDIR='$(KDIR)' && \
+		for gate in no-panic callback-tail relocations landing-pads; do sh mk/$$gate.sh '$(OUT)/edu-dma.ko' || exit; done
 	@echo "sample: $(OUT)/edu-dma.ko; as root, insmod it beside nvidia.ko"
 
 # peermemctl, its man pages and completions, by a user who has cargo: `make install` runs as root.
