@@ -39,7 +39,8 @@ pub fn merged(old: &str, boot: &str, tests: &[Test]) -> Option<String> {
     let cores: Vec<String> = Core::TESTED.iter().map(Named::name).collect();
     let mut counts: BTreeMap<(String, &str), (usize, usize)> = BTreeMap::new();
     for test in tests {
-        let mut parts = test.name.split('/');
+        // Each begins with the boot's name.
+        let mut parts = test.name.rsplit(": ").next().unwrap_or_default().split('/');
         let suite = parts.next().filter(|suite| !["end", "console"].contains(suite) && !suite.contains(' '));
         // A boot that goes from core to core names each in its tests.
         let named = parts.next().filter(|_| core == "both").filter(|part| cores.iter().any(|core| core == part));
@@ -96,13 +97,13 @@ mod tests {
 
     #[test]
     fn a_suite_has_one_cell_and_others_keep_theirs() {
-        let smoke = [test("smoke/persistent/a", Outcome::Passed), test("smoke/legacy/a", Outcome::Passed)];
+        let smoke = [test("x/25.10: smoke/persistent/a", Outcome::Passed), test("smoke/legacy/a", Outcome::Passed)];
         assert_eq!(merged("", "debian-6.12/25.10/both/1gpu", &smoke), None);
         let first = merged("", "debian-6.12-arm64-16k/25.10/both/1gpu-iommu", &smoke).unwrap();
         let second = [
             test("scenarios/24.10/legacy/a", Outcome::Passed),
             test("scenarios/25.10/legacy/a", Outcome::Failed),
-            test("console: no alarm", Outcome::Passed),
+            test("x/both: console/no alarm", Outcome::Passed),
         ];
         let both = merged(&first, "debug-7.2-arm64-64k/both/both/1gpu/lite-scenarios", &second).unwrap();
         let smoke = [test("smoke/persistent/a", Outcome::Failed), test("smoke/x", Outcome::Skipped(String::new()))];
