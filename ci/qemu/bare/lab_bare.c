@@ -64,7 +64,7 @@ static struct pci_driver gpu_driver = {
 	.remove = gpu_remove,
 };
 
-/* The provider. The API lock, and the pins under it. */
+/* The provider. The RM API lock, and the pins under it. */
 
 struct pin {
 	struct nvidia_p2p_page_table table;
@@ -176,7 +176,7 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_dma_unmap_pages);
 
-/* The memory is freed: callbacks first, with the API lock held. */
+/* The memory is freed: callbacks first, with the RM API lock held. */
 static void free_memory(void)
 {
 	mutex_lock(&r);

@@ -9,7 +9,7 @@
  * The static mapping of all memory, where BAR1 is as large as that, needs none
  * of this: rm.c has it.
  *
- * Nothing here locks: the caller holds the API lock. tests/host/bar1 compiles
+ * Nothing here locks: the caller holds the RM API lock. tests/host/bar1 compiles
  * this file as it is.
  */
 #ifndef NVLAB_BAR1_H

@@ -7,7 +7,9 @@
  * mincore succeeds, get_user_pages fails, a load faults (docs/facts.md#cuda);
  * memory is freed when the last reference to the file goes, in the closing
  * task or, as after an interrupted close, in the kernel thread nv_queue
- * (docs/facts.md#exit).
+ * (docs/facts.md#exit). The kernel releases a dying process's files last opened
+ * first, so the order of opening decides whether a free callback or a put comes
+ * first at exit.
  *
  * Left out: NVIDIA's major number 195 and its ioctls, UVM, memory that the CPU
  * may map.

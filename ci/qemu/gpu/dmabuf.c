@@ -16,7 +16,7 @@
  *   that does not announce peer2peer, both with -ENOTSUPP. Older drivers have
  *   neither, and refuse the second in map.
  * - BAR1 is mapped by the first attachment's map_dma_buf, not by the export,
- *   under the API lock and the GPU lock. The next attachment shares it, and the
+ *   under the RM API lock and the GPU lock. The next attachment shares it, and the
  *   last unmap undoes it. Any failure is a NULL, which the importer sees as
  *   -ENOMEM.
  * - The list has an entry for each run of a piece in BAR1, cut at the importer's

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What a test sees and steers, all of it the lab's own and not NVIDIA's: the
- * accounting, the configuration, costs, faults, hold points and the allocation
- * log, in debugfs (README.md lists the files and names).
+ * What a test sees and steers, all of it the lab's own and not NVIDIA's: text
+ * files in /sys/kernel/debug/nvidia_lab/. The table of each file is below, with
+ * what its names mean.
+ *
+ * A write may hold several lines; each line is one command. An unknown name or
+ * a bad value is -EINVAL, and the lines before it stay in force. Numbers are
+ * decimal or hexadecimal with 0x.
  */
 #define pr_fmt(fmt) "nvidia_lab: " fmt
 
@@ -27,26 +31,40 @@
 #define MAX_WORDS	3
 #define MAX_WRITE	4096
 
-/* --- accounting --- */
+/*
+ * --- accounting: a line "name value" each ---
+ *
+ * Write "reset" to zero the counters (not the gauges), "forget_leaked" to zero
+ * leaked_tables. After a test these must be 0: live_pins, live_persistent,
+ * live_dma_bufs, live_mappings, live_allocations, bar1_used, leaked_tables,
+ * callbacks_running, violations.
+ */
 
 atomic64_t nvlab_accounting[NVLAB_ACCOUNT_COUNT];
 
 static const char * const counter_names[NVLAB_ACCOUNT_COUNT] = {
-	[NVLAB_ACCOUNT_LIVE_PINS] = "live_pins",
+	/* Gauges. */
+	[NVLAB_ACCOUNT_LIVE_PINS] = "live_pins",	/* revocable pins */
 	[NVLAB_ACCOUNT_LIVE_PERSISTENT] = "live_persistent",
+	/* DMA mappings made by dma_map_pages, or by importers of dma-bufs */
 	[NVLAB_ACCOUNT_LIVE_MAPPINGS] = "live_mappings",
+	/* memory not yet given back: held by a handle, a persistent pin or a dma-buf */
 	[NVLAB_ACCOUNT_LIVE_ALLOCATIONS] = "live_allocations",
-	[NVLAB_ACCOUNT_LIVE_CLIENTS] = "live_clients",
+	[NVLAB_ACCOUNT_LIVE_CLIENTS] = "live_clients",	/* open /dev/nvidiactl */
+	/* until the file and its attachments are gone */
 	[NVLAB_ACCOUNT_LIVE_DMA_BUFS] = "live_dma_bufs",
-	[NVLAB_ACCOUNT_BAR1_USED] = "bar1_used",
+	[NVLAB_ACCOUNT_BAR1_USED] = "bar1_used",	/* bytes that extents map */
 	[NVLAB_ACCOUNT_MEMORY_USED] = "memory_used",
+	/* kernel memory of the page tables, without mappings */
 	[NVLAB_ACCOUNT_TABLE_BYTES] = "table_bytes",
+	/* tables lost by the driver's own bug (docs/facts.md#get) */
 	[NVLAB_ACCOUNT_LEAKED_TABLES] = "leaked_tables",
 	[NVLAB_ACCOUNT_CALLBACKS_RUNNING] = "callbacks_running",
+	/* Counters. */
 	[NVLAB_ACCOUNT_GETS] = "gets",
 	[NVLAB_ACCOUNT_GET_FAILURES] = "get_failures",
-	[NVLAB_ACCOUNT_PUTS] = "puts",
-	[NVLAB_ACCOUNT_PUTS_NOT_FOUND] = "puts_not_found",
+	[NVLAB_ACCOUNT_PUTS] = "puts",	/* all calls */
+	[NVLAB_ACCOUNT_PUTS_NOT_FOUND] = "puts_not_found",	/* returned 0 and did nothing */
 	[NVLAB_ACCOUNT_PUT_FAILURES] = "put_failures",
 	[NVLAB_ACCOUNT_PERSISTENT_GETS] = "persistent_gets",
 	[NVLAB_ACCOUNT_PERSISTENT_GET_FAILURES] = "persistent_get_failures",
@@ -54,25 +72,31 @@ static const char * const counter_names[NVLAB_ACCOUNT_COUNT] = {
 	[NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES] = "persistent_put_failures",
 	[NVLAB_ACCOUNT_DMA_MAPS] = "dma_maps",
 	[NVLAB_ACCOUNT_DMA_MAP_FAILURES] = "dma_map_failures",
+	/* of the tables that dma_map_pages mapped */
 	[NVLAB_ACCOUNT_MAPPED_PAGES] = "mapped_pages",
 	[NVLAB_ACCOUNT_DMA_UNMAPS] = "dma_unmaps",
 	[NVLAB_ACCOUNT_DMA_UNMAPS_NOT_FOUND] = "dma_unmaps_not_found",
-	[NVLAB_ACCOUNT_DMA_BUFS] = "dma_bufs",
-	[NVLAB_ACCOUNT_DMA_BUF_MAPS] = "dma_buf_maps",
+	[NVLAB_ACCOUNT_DMA_BUFS] = "dma_bufs",	/* exported */
+	[NVLAB_ACCOUNT_DMA_BUF_MAPS] = "dma_buf_maps",	/* by importers */
 	[NVLAB_ACCOUNT_CALLBACKS] = "callbacks",
+	/* calls by the owner of the RM API lock, answered -EIO */
 	[NVLAB_ACCOUNT_REENTRIES] = "reentries",
+	/* NIC accesses to a page of BAR1 that no extent maps */
 	[NVLAB_ACCOUNT_VIOLATIONS] = "violations",
 	[NVLAB_ACCOUNT_ALLOCS] = "allocs",
 	[NVLAB_ACCOUNT_FREES] = "frees",
+	/* get_ns to unmap_ns: in all exported calls of that kind */
 	[NVLAB_ACCOUNT_GET_NS] = "get_ns",
 	[NVLAB_ACCOUNT_PUT_NS] = "put_ns",
 	[NVLAB_ACCOUNT_MAP_NS] = "map_ns",
 	[NVLAB_ACCOUNT_UNMAP_NS] = "unmap_ns",
-	[NVLAB_ACCOUNT_CALLBACK_NS] = "callback_ns",
+	[NVLAB_ACCOUNT_CALLBACK_NS] = "callback_ns",	/* in clients' free callbacks */
 	[NVLAB_ACCOUNT_API_LOCK_HELD_NS] = "api_lock_held_ns",
 };
 
-/* --- configuration and cost: numbers with names --- */
+/*
+ * --- config and cost: a line "name value" each; "reset" restores the defaults ---
+ */
 
 struct setting {
 	const char *name;
@@ -85,30 +109,84 @@ struct setting {
 #define SETTING(name, normal, min, max) { name, normal, min, max, normal }
 
 static struct setting config[NVLAB_C_COUNT] = {
+	/* Version word of a table; 0x10002: drivers up to 575. */
 	[NVLAB_C_TABLE_VERSION] = SETTING("table_version", 0x20000, 0, U32_MAX),
+	/*
+	 * 595: dma_map_pages answers raw bus addresses (kernels >= 6.12). 550: one
+	 * dma_map_resource per 64 KiB; pages that fail do not stop the loop, and the
+	 * last page's status is returned.
+	 */
 	[NVLAB_C_DMA_MODE] = SETTING("dma_mode", 595, 550, 595),
+	/*
+	 * 1: an address or length that is no multiple of 64 KiB is -EINVAL (>= 555).
+	 * 0: it is rounded outwards (550).
+	 */
 	[NVLAB_C_ALIGN] = SETTING("align", 1, 0, 1),
+	/* NVLAB_LAYOUT_*: 1 contiguous, 2 broken at 2 MiB, 3 broken at 64 KiB, 4 shuffled. */
 	[NVLAB_C_LAYOUT] = SETTING("layout", NVLAB_LAYOUT_CONTIGUOUS,
 			     NVLAB_LAYOUT_CONTIGUOUS, NVLAB_LAYOUT_SHUFFLED),
+	/*
+	 * 1: new allocations are coherent memory outside any BAR; a NIC reaches it while
+	 * it is pinned. 2: coherent memory that is a BAR's, as in a virtual machine.
+	 */
 	[NVLAB_C_COHERENT] = SETTING("coherent", 0, 0, 2),
+	/* Bytes of BAR1 of each GPU, 0: the BAR's. Less is sooner exhausted. */
 	[NVLAB_C_BAR1_SIZE] = SETTING("bar1_size", 0, 0, U64_MAX),
+	/*
+	 * Bytes that stay free. A new extent needs its length and this by its client's
+	 * account (persistent pins: by the driver's), else -ENOMEM.
+	 */
 	[NVLAB_C_BAR1_RESERVE] = SETTING("bar1_reserve", 36 * SZ_1M, 0, S64_MAX),
+	/*
+	 * 1: each extent is in one piece, however the memory is laid out.
+	 * 0: an extent has the memory's layout.
+	 */
 	[NVLAB_C_BAR1_CONTIGUOUS] = SETTING("bar1_contiguous", 0, 0, 1),
+	/*
+	 * 1: all memory lies in BAR1 at its own place, as where RM maps it statically; a
+	 * pin maps and unmaps nothing there. A device of QEMU's own reaches memory in
+	 * this way alone: it does not ask the fabric.
+	 */
 	[NVLAB_C_BAR1_STATIC] = SETTING("bar1_static", 0, 0, 1),
+	/*
+	 * 1: closing /dev/nvidiactl frees in the kernel thread nv_queue, beside the
+	 * closing task.
+	 */
 	[NVLAB_C_CLOSE_DEFERRED] = SETTING("close_deferred", 0, 0, 1),
+	/*
+	 * 1: the next get hands out a freed table's address at once (KASAN's quarantine
+	 * would delay it). 0: plain kmalloc and kfree.
+	 */
 	[NVLAB_C_KEY_REUSE] = SETTING("key_reuse", 0, 0, 1),
+	/* Tables are overwritten before they are freed. */
 	[NVLAB_C_POISON] = SETTING("poison", 1, 0, 1),
+	/*
+	 * Allocations up to this size get a random pattern and CRCs; larger ones
+	 * neither.
+	 */
 	[NVLAB_C_CRC_MAX] = SETTING("crc_max", SZ_64M, 0, U32_MAX),
+	/*
+	 * Bytes per page of a table: 4096, 65536, or 131072 (where the pinned memory has
+	 * only such pages; elsewhere 65536). dma_map_pages cannot take 4096: a warning
+	 * and -EIO here, where the real one stops the machine.
+	 */
 	[NVLAB_C_PAGE_SIZE] = SETTING("page_size", NVLAB_GPU_PAGE, SZ_4K, SZ_128K),
+	/* The order of the pages of shuffled allocations from now on; 0: a new one each time. */
 	[NVLAB_C_LAYOUT_SEED] = SETTING("layout_seed", 0, 0, U64_MAX),
 };
 
+/*
+ * Nanoseconds, all 0 by default: how long a whole call takes, the stand-in's own
+ * work included (which may take longer). Waiting for the RM API lock comes on
+ * top; three quarters of the time pass under it. "v100" on a line of its own
+ * sets what was published for that card.
+ */
 static struct setting cost[NVLAB_T_COUNT] = {
 	[NVLAB_T_PIN_BASE] = SETTING("pin_base", 0, 0, NSEC_PER_SEC),
 	[NVLAB_T_PIN_GIB] = SETTING("pin_gib", 0, 0, NSEC_PER_SEC),
 	[NVLAB_T_UNPIN_BASE] = SETTING("unpin_base", 0, 0, NSEC_PER_SEC),
 	[NVLAB_T_UNPIN_GIB] = SETTING("unpin_gib", 0, 0, NSEC_PER_SEC),
-	[NVLAB_T_SLEEP] = SETTING("sleep", 0, 0, 1),
+	[NVLAB_T_SLEEP] = SETTING("sleep", 0, 0, 1),	/* 0: busy wait */
 };
 
 u64 nvlab_config(enum nvlab_config_name name)
@@ -168,7 +246,13 @@ static int setting_write(struct setting *table, unsigned int count, int words,
 	return 0;
 }
 
-/* --- faults --- */
+/*
+ * --- faults ---
+ *
+ * Read: "name value count". Write: "name value [count]", or "reset" to switch all
+ * off. Value 0 switches a fault off; count is how often it strikes (default:
+ * until it is switched off). An errno is written as a positive number.
+ */
 
 struct fault {
 	u64 value;
@@ -176,25 +260,60 @@ struct fault {
 };
 
 static const char * const fault_names[NVLAB_F_COUNT] = {
+	/*
+	 * Get, of both kinds, fails with -ENOMEM. 1: at the first allocation, before
+	 * ownership is known. 2: at the table, after the RM API lock was taken and
+	 * dropped. 3: at one page struct.
+	 */
 	[NVLAB_F_GET_NOMEM] = "get_nomem",
+	/* Errno of a revocable get after the range was found. 22 (EINVAL) is "not mine". */
 	[NVLAB_F_GET_ERRNO] = "get_errno",
+	/* Errno of a persistent get after the range was found. 524 is ENOTSUPP. */
 	[NVLAB_F_PERSISTENT_ERRNO] = "persistent_errno",
+	/* Errno of a revocable put that has done nothing: the callback stays armed. */
 	[NVLAB_F_PUT_ERRNO] = "put_errno",
+	/*
+	 * Errno of a persistent put. 12 (ENOMEM): it has done nothing. Others: the pin is
+	 * gone.
+	 */
 	[NVLAB_F_PERSISTENT_PUT_ERRNO] = "persistent_put_errno",
+	/* 1: a revocable put returns 0 and does nothing: the callback stays armed. */
 	[NVLAB_F_PUT_FORGET] = "put_forget",
+	/* 1: the client's free callback is called twice. */
 	[NVLAB_F_CALLBACK_DOUBLE] = "callback_double",
+	/*
+	 * 1: memory is freed without callbacks, as when the GPU is lost. Tables and pins
+	 * leak until the module goes.
+	 */
 	[NVLAB_F_CALLBACK_NONE] = "callback_none",
+	/* Errno of dma_map_pages, after the RM API lock. */
 	[NVLAB_F_MAP_ERRNO] = "map_errno",
+	/* n+1: page n of dma_map_pages cannot be mapped; dma_mode decides what follows. */
 	[NVLAB_F_MAP_PARTIAL] = "map_partial",
+	/*
+	 * 1: dma_map_pages, or attaching to a dma-buf, is -ENOTSUPP: the chipset is
+	 * refused (>= 580).
+	 */
 	[NVLAB_F_MAP_TOPOLOGY] = "map_topology",
+	/* Version word of the next table. */
 	[NVLAB_F_TABLE_VERSION] = "table_version",
+	/* Its page_size field. 0 cannot be set; 4 KiB is value 0x100. */
 	[NVLAB_F_TABLE_PAGE_SIZE] = "table_page_size",
+	/*
+	 * n entries less than the length asks for, and with table_long n more. The array
+	 * is as long as the count says.
+	 */
 	[NVLAB_F_TABLE_SHORT] = "table_short",
 	[NVLAB_F_TABLE_LONG] = "table_long",
+	/* n bytes are added to every physical address. */
 	[NVLAB_F_TABLE_MISALIGN] = "table_misalign",
+	/* 1: pages is NULL. */
 	[NVLAB_F_TABLE_NULL_PAGES] = "table_null_pages",
+	/* n+1: pages[n] is NULL. */
 	[NVLAB_F_TABLE_NULL_ENTRY] = "table_null_entry",
+	/* n+1: page n's physical address is 2^64 - 32 KiB, so its end wraps past 0. */
 	[NVLAB_F_TABLE_WRAP] = "table_wrap",
+	/* n+1: page n's physical address is outside every BAR (system memory). */
 	[NVLAB_F_TABLE_OUTSIDE] = "table_outside",
 };
 
@@ -278,7 +397,14 @@ static int faults_show(struct seq_file *s, void *unused)
 	return 0;
 }
 
-/* --- hold points --- */
+/*
+ * --- holds: hold points ---
+ *
+ * Read: "name armed waiting arrived". Write: "arm NAME", "release NAME" or
+ * "release all". An armed point stops the next arrival until its release, which
+ * lets it go and disarms. "arrived" counts all arrivals since the last arm. A
+ * hold ends by itself after 50 s, with a line in the log that counts as an alarm.
+ */
 
 struct hold {
 	bool armed;	/* the next arrival will stop */
@@ -288,22 +414,41 @@ struct hold {
 };
 
 static const char * const hold_names[NVLAB_H_COUNT] = {
+	/* In get, after key and arrays were allocated, before the RM API lock. */
 	[NVLAB_H_GET_ALLOC] = "get_alloc",
+	/* Range found and BAR1 mapped, RM API lock dropped, table not yet built. */
 	[NVLAB_H_GET_FOUND] = "get_found",
+	/* Table built, before the RM API lock is taken to register the callback. */
 	[NVLAB_H_GET_FILLED] = "get_filled",
+	/* Callback registered, RM API lock dropped, before the call returns. */
 	[NVLAB_H_GET_DONE] = "get_done",
+	/*
+	 * The same in the persistent get. pget_alloc: before the RM API lock is taken to
+	 * find the GPU.
+	 */
 	[NVLAB_H_PGET_ALLOC] = "pget_alloc",
 	[NVLAB_H_PGET_FOUND] = "pget_found",
 	[NVLAB_H_PGET_DONE] = "pget_done",
+	/* Revocable put: before, under and after the RM API lock, the table not yet freed. */
 	[NVLAB_H_PUT_BEFORE] = "put_before",
 	[NVLAB_H_PUT_LOCKED] = "put_locked",
 	[NVLAB_H_PUT_AFTER] = "put_after",
+	/* Persistent put, without the RM API lock. */
 	[NVLAB_H_PPUT_BEFORE] = "pput_before",
 	[NVLAB_H_PPUT_AFTER] = "pput_after",
+	/*
+	 * dma_map_pages, without the RM API lock: the table already read once; the
+	 * mapping not yet linked to the table.
+	 */
 	[NVLAB_H_MAP_BEFORE] = "map_before",
 	[NVLAB_H_MAP_AFTER] = "map_after",
+	/*
+	 * Before and after one client's callback, under the RM API lock and the GPU lock.
+	 * After: the table is not yet freed.
+	 */
 	[NVLAB_H_CALLBACK_BEFORE] = "callback_before",
 	[NVLAB_H_CALLBACK_AFTER] = "callback_after",
+	/* In the thread nv_queue, before a deferred close. */
 	[NVLAB_H_DEFERRED] = "deferred",
 };
 
@@ -391,7 +536,16 @@ static int holds_show(struct seq_file *s, void *unused)
 	return 0;
 }
 
-/* --- allocation log --- */
+/*
+ * --- allocations and chunks: the last 256, oldest first ---
+ *
+ * id=7 pid=123 comm=ib_write_bw gpu=0 va=0x7f0000200000 size=131072
+ *   backing=2097152 layout=1 state=live crc_alloc=1a2b3c4d crc_free=-
+ * id is the handle. state is live, kept (freed by its owner, held by a persistent
+ * pin or a dma-buf) or freed. The CRC-32 (zlib's) is of exactly size bytes, after
+ * the random pattern was written and when the memory is given back; "-" where
+ * there is none. chunks has the same for each 64 KiB: id=7 chunk=0 crc_alloc=...
+ */
 
 struct nvlab_log {
 	struct list_head node;
@@ -549,7 +703,20 @@ static int chunks_show(struct seq_file *s, void *unused)
 	return 0;
 }
 
-/* --- the remaining files --- */
+/*
+ * --- the remaining files ---
+ *
+ * pins, live pins and mappings:
+ *   kind=revocable pid=123 gpu=0 va=0x... len=65536 entries=1 mappings=1 table=0xffff... armed=1
+ * pid is who pinned, table the key's kernel address; armed is 0 until the callback
+ * is registered.
+ *
+ * bar1, a line for each 64 KiB that BAR1 has mapped:
+ *   kind=revocable gpu=0 bar=0xfe0000000 id=7 page=3 video=35
+ * bar is the physical address, page is that in the allocation, video that in video
+ * memory. kind says whose extents these are: of a process's revocable pins, of the
+ * duplicate that persistent pins share, or of a dma-buf.
+ */
 
 static int accounting_show(struct seq_file *s, void *unused)
 {

@@ -37,7 +37,7 @@ struct nvlab_gpu {
 	u8 uuid[NVLAB_UUID_LEN];
 	unsigned long *blocks;	/* 2 MiB blocks in use; under mem_lock */
 	struct mutex mem_lock;
-	struct bar1 bar1;	/* written under the API lock */
+	struct bar1 bar1;	/* written under the RM API lock */
 	struct bar1_user driver;	/* RM's own subdevice object, for persistent pins */
 	atomic_t users;		/* persistent pins */
 };
@@ -55,19 +55,19 @@ struct nvlab_mem {
 	struct page **host;	/* coherent memory */
 	atomic_t *host_pins;	/* live pins of each of its pages */
 	bool coherent;		/* host memory, or a BAR's that is RAM all the same */
-	struct bar1_object duplicate;	/* of persistent pins; under the API lock */
+	struct bar1_object duplicate;	/* of persistent pins; under the RM API lock */
 	struct nvlab_log *log;
 };
 
 /* An RM client with its one ThirdPartyP2P object: who may pin what it holds. */
 struct nvlab_client {
 	struct list_head node;
-	struct list_head vidmems;	/* written under the API lock and lock */
+	struct list_head vidmems;	/* written under the RM API lock and lock */
 	struct mutex lock;
-	u32 pids[NVLAB_MAX_PIDS];	/* under the API lock */
+	u32 pids[NVLAB_MAX_PIDS];	/* under the RM API lock */
 	unsigned int npids;
 	u32 tgid;
-	struct bar1_user subdevices[NVLAB_MAX_GPUS];	/* under the API lock */
+	struct bar1_user subdevices[NVLAB_MAX_GPUS];	/* under the RM API lock */
 };
 
 /* Where in the life of an allocation its log entry is. */
@@ -168,10 +168,10 @@ enum nvlab_cost_name {
 
 /*
  * A call that began at @start and is about @len bytes takes as long as @base
- * and @gib say, its own work included, but not what it waits for the API lock:
- * see nvlab_api_lock_for(). RM_PART of it passes under the API lock, where the
- * real driver maps, counted from when the API lock was taken: what the call did
- * or lost before that makes no hold of the API lock shorter. The rest passes
+ * and @gib say, its own work included, but not what it waits for the RM API lock:
+ * see nvlab_api_lock_for(). RM_PART of it passes under the RM API lock, where the
+ * real driver maps, counted from when the RM API lock was taken: what the call did
+ * or lost before that makes no hold of the RM API lock shorter. The rest passes
  * before the call returns.
  */
 #define NVLAB_RM_PART	75
@@ -305,11 +305,11 @@ int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len);
 
 /* What a dma-buf holds of one allocation, by a duplicate of the memory object. */
 struct nvlab_piece {
-	struct list_head node;	/* under the API lock */
+	struct list_head node;	/* under the RM API lock */
 	struct nvlab_mem *mem;
 	u64 offset;		/* in the memory, bytes */
 	u64 len;
-	struct bar1_object extents;	/* under the API lock */
+	struct bar1_object extents;	/* under the RM API lock */
 	u64 *phys;		/* while mapped: of each 64 KiB that it touches */
 };
 
@@ -345,7 +345,7 @@ void nvlab_rm_unmap_pieces(struct nvlab_piece *piece, u32 count);
 int nvlab_map_peer(struct nvlab_gpu *gpu, struct device *peer, bool remap,
 		   u64 len, u64 *addr);
 
-/* How many DMA mappings hang on this key; for debugfs, under the API lock. */
+/* How many DMA mappings hang on this key; for debugfs, under the RM API lock. */
 unsigned int nvlab_p2p_mappings(void *key);
 /* A table that the real driver would lose: kept in sight until the module goes. */
 void nvlab_p2p_leak(void *key);

@@ -3,14 +3,14 @@
  * The exported nvidia_p2p_* functions.
  *
  * Models (docs/facts.md#nvidias-driver, all of it): get in its three gaps
- * (allocate key and arrays; API lock: find and map; build the table; API lock:
+ * (allocate key and arrays; RM API lock: find and map; build the table; RM API lock:
  * register the callback), with the provider's own leak when memory is freed
  * between the two; a table pointer that the caller sees before the call is done
  * and that may dangle after a failure; the table freed, with the mappings that
  * hang on it, right after the client's callback returned; put by the table's
  * address alone, success when it is not found; dma_map_pages reading the table
- * without a lock before it takes the API lock, in the manner of 550 and of 595;
- * the last 64 KiB of a BAR never mapped; dma_unmap_pages without the API lock;
+ * without a lock before it takes the RM API lock, in the manner of 550 and of 595;
+ * the last 64 KiB of a BAR never mapped; dma_unmap_pages without the RM API lock;
  * free_page_table and free_dma_mapping doing nothing, init_mapping and
  * destroy_mapping refusing; all three page sizes that a table can name, of
  * which dma_map_pages cannot take the smallest; coherent memory mapped at once
@@ -665,7 +665,7 @@ static struct page **pages_of(const struct mapping *map, u32 count)
 	return pages;
 }
 
-/* Coherent memory, all at once. Under the API lock. */
+/* Coherent memory, all at once. Under the RM API lock. */
 static int map_pages(struct mapping *map)
 {
 	const u32 each = map->page_size / PAGE_SIZE;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The resource manager: video memory, clients, pins, and the API lock.
+ * The resource manager: video memory, clients, pins, and the RM API lock.
  *
  * Models (docs/facts.md#rm-locks, #free-order, #put, #processes, #pages): the
- * API lock is exclusive for every call of the peer-to-peer interface, for
+ * RM API lock is exclusive for every call of the peer-to-peer interface, for
  * allocation and for free; a free takes the GPU lock inside it; a thread that
- * has the API lock and asks for it again is refused. A process is its thread
+ * has the RM API lock and asks for it again is refused. A process is its thread
  * group number. A range is looked up among the objects whose pid list holds the
  * caller's number and must lie inside one registered allocation. A pin is found
  * again by the caller's number and the key's address, nothing else. When memory
@@ -45,12 +45,12 @@ unsigned int nvlab_gpu_count;
 
 static DECLARE_RWSEM(api_lock);
 static struct task_struct *api_owner;
-static u64 api_since_ns;	/* when it was taken; under the API lock */
+static u64 api_since_ns;	/* when it was taken; under the RM API lock */
 static DEFINE_MUTEX(gpu_lock);
 
-static LIST_HEAD(clients);	/* under the API lock */
-static LIST_HEAD(dups);		/* under the API lock */
-static LIST_HEAD(pieces);	/* of dma-bufs; under the API lock */
+static LIST_HEAD(clients);	/* under the RM API lock */
+static LIST_HEAD(dups);		/* under the RM API lock */
+static LIST_HEAD(pieces);	/* of dma-bufs; under the RM API lock */
 static atomic64_t last_id;
 
 /* One handle: memory at an address, with its revocable pins. */
@@ -62,7 +62,7 @@ struct vidmem {
 	u64 unit;
 	bool registered;
 	struct list_head pins;
-	struct bar1_object extents;	/* under the API lock */
+	struct bar1_object extents;	/* under the RM API lock */
 };
 
 /* A revocable pin. */
@@ -88,7 +88,7 @@ struct nvlab_dup {
 	u32 tgid;
 };
 
-/* --- the API lock --- */
+/* --- the RM API lock --- */
 
 int nvlab_api_lock(const char *who)
 {
@@ -113,7 +113,7 @@ int nvlab_api_lock_for(ktime_t *start, const char *who)
 	return err;
 }
 
-/* What a call spends under the API lock begins here, whatever went before. */
+/* What a call spends under the RM API lock begins here, whatever went before. */
 static ktime_t r_since(void)
 {
 	return ns_to_ktime(api_since_ns);
@@ -302,7 +302,7 @@ static void mem_release(struct kref *ref)
 	kfree(mem);
 }
 
-/* Not under the API lock: recording what the memory held takes its time. */
+/* Not under the RM API lock: recording what the memory held takes its time. */
 void nvlab_mem_put(struct nvlab_mem *mem)
 {
 	kref_put(&mem->ref, mem_release);
@@ -369,7 +369,7 @@ free:
 	return ERR_PTR(err);
 }
 
-/* --- pins of pages; under the API lock --- */
+/* --- pins of pages; under the RM API lock --- */
 
 /* Whose account, and whose extents. */
 struct mapper {
@@ -537,7 +537,7 @@ int nvlab_client_pid(struct nvlab_client *client, u32 pid, bool add)
 }
 
 /*
- * Under the API lock and the client's lock, or the API lock alone where it
+ * Under the RM API lock and the client's lock, or the RM API lock alone where it
  * cannot be seen any more.
  */
 static struct vidmem *vidmem_find(struct nvlab_client *client, u64 handle)
@@ -634,7 +634,7 @@ drop:
 }
 
 /*
- * Call and unlink every pin of this memory. Under the API lock and the GPU
+ * Call and unlink every pin of this memory. Under the RM API lock and the GPU
  * lock.
  */
 static void vidmem_revoke(struct nvlab_client *client, struct vidmem *v)
@@ -672,7 +672,7 @@ static void vidmem_revoke(struct nvlab_client *client, struct vidmem *v)
 
 /*
  * Does a persistent pin or a dma-buf hold this memory beyond its handle? Under
- * the API lock.
+ * the RM API lock.
  */
 static bool mem_is_kept(struct nvlab_mem *mem)
 {
@@ -782,7 +782,7 @@ void nvlab_client_close(struct nvlab_client *client)
 
 /*
  * The allocation that holds all of [va, va + len), for this process. Under the
- * API lock.
+ * RM API lock.
  */
 static int range_find(u64 va, u64 len, struct nvlab_client **of,
 		      struct vidmem **found)
@@ -1064,7 +1064,7 @@ void nvlab_rm_undo_duplicates(struct nvlab_piece *piece, u32 count)
 		nvlab_mem_put(piece[i].mem);
 }
 
-/* Under the API lock and the GPU lock. */
+/* Under the RM API lock and the GPU lock. */
 static void unmap_pieces(struct nvlab_piece *piece, u32 count)
 {
 	ktime_t start = ktime_get();

@@ -1,5 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `guest.*` words of the kernel command line.
+//! `guest.*` words of the kernel command line. Those of one suite are not listed: that suite's `env.number()` reads them.
+//!
+//! - `run=a,b`: suites, in this order. `end` is added, except to `bare` and to suites that raise alarms on purpose.
+//!   `run=shell` alone: a prompt with everything loaded.
+//! - `only=TEXT,…`: only tests whose `suite/name` contains one of these.
+//! - `mode=legacy`: only tests of this mode (persistent, legacy) and of the boot's generation, or of none. The others are
+//!   skipped and say so.
+//! - `generation=24.10`: the core's generation where a test does not say; 25.10 without it.
+//! - `nvidia_c=1`: nvidia-peermem is NVIDIA's own.
+//! - `kernel_crate=lite`: our module was built with kernel-lite. It has no tracepoints, and tests of them are skipped.
+//! - `installed`: `make install` put the module into this image.
+//! - `role=server` or `client`: which of two machines this is; addresses are fixed.
+//! - `table=1`: only tests that a row of the scenario table names, for the boot's generation.
+//! - `after=SUITE/TEST`: in this suite, only what comes after that test.
+//! - `fragile=1`: power off after the first alarm or hang.
+//! - `seed=N`: seed of random contents; each test that has some prints it.
+//! - `size=N`, `iterations=N`: the demo's message (a multiple of 65536) and count.
+//! - `dma_bits=N`: bits of an address that the boot's `edu` device puts on the bus.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +27,8 @@ use crate::machine::Generation;
 /// What the host asked for.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// `guest.run=a,b`: suites in this order.
     pub suites: Vec<String>,
-    /// `guest.nvidia_c=1`: nvidia-peermem is NVIDIA's own.
     pub nvidia_c: bool,
-    /// `guest.generation=25.10`: of the RDMA core, where a test does not say.
     pub generation: Generation,
     /// Every other `guest.<key>=<value>`, for the suites.
     pub values: BTreeMap<String, String>,

@@ -168,7 +168,7 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// So many failures at a place are a row; of the rest of it one in so many is tried.
+    /// After 8 failures at one place, every 17th is tried.
     const ALIKE: u32 = 8;
     const STEP: u32 = 17;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //! What the stand-ins tell through debugfs: the peer-memory core, the soft NIC, the PCIe fabric. (The GPU has its own
-//! crate, `nvlab`.) Formats: ci/qemu/ofed/README.md.
+//! crate, `nvlab`.) Formats: ci/qemu/ofed/core/lab_trace.c, ci/qemu/ofed/rxe/rxe_peer.c, ci/qemu/pcie/lab_pcie.c.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -80,7 +80,7 @@ fn nvidia_c_is_persistent() -> bool {
     *IS
 }
 
-/// Which generation of the RDMA core is loaded: what it models is in ci/qemu/ofed/README.md.
+/// Which generation of the RDMA core is loaded (docs/facts.md#core-versions).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Generation {
     #[default]

@@ -1,9 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Callback trace and hold points of the lab's peer-memory core. A real core
- * has neither; both only observe and delay, and never change a result. What
- * they leave out: the trace keeps the last 4096 calls and no history behind
- * them, and a hold point stops whole threads, never a CPU.
+ * Callback trace and hold points of the lab's peer-memory core, in
+ * /sys/kernel/debug/ib_peer_mem. A real core has neither; both only observe and
+ * delay, and never change a result. What they leave out: the trace keeps the
+ * last 4096 calls and no history behind them, and a hold point stops whole
+ * threads, never a CPU.
+ *
+ *   trace    read: a line for each callback or event of the core that is over,
+ *            oldest first. Write anything to empty it.
+ *   hold     read: the armed points. Write a point's name: the next thread that
+ *            comes there stops. Each write stops one thread.
+ *   release  write a point's name: the threads that wait there go on, and it is
+ *            disarmed; "all": every thread and every point.
+ *   waiting  who waits: point=before_dma_map client=nv_mem pid=93 tgid=93 ms=120 comm=reg
+ *   clients  a line for each registered client, with its counters, for kernels
+ *            without mm_kobj (peer_mem.c). Takes the peer mutex.
+ *
+ * A line of trace:
+ *   seq=4 start_ns=81234567890 ns=51234 pid=93 tgid=93 client=nv_mem cb=dma_map
+ *   addr=0x7f0000000000 size=65536 ticket=0 nents=1 ret=0 comm=reg
+ * seq numbers the lines in the order in which the calls began. ns is the time in
+ * the call. ticket is the registration's core_context, "-" where there is none.
+ * nents is the sg list's length after the call. cb is a callback's name or an
+ * event: activate (the HCA armed the notifier), stop, invalidate (the client
+ * called the core's hook; ret is what it got, nents=1 a known ticket, 0 an
+ * unknown one), fence (the HCA's invalidation function).
  */
 #include <linux/debugfs.h>
 #include <linux/ktime.h>
@@ -131,20 +152,52 @@ static const struct file_operations trace_fops = {
 };
 
 static const char * const point_names[LAB_POINTS] = {
+	/* Under the peer mutex. */
 	[LAB_BEFORE_ACQUIRE] = "before_acquire",
+	/* acquire has said "mine"; under the umem mapping lock. */
 	[LAB_BEFORE_GET_PAGES] = "before_get_pages",
+	/* After get_pages; under the umem mapping lock. */
 	[LAB_BEFORE_DMA_MAP] = "before_dma_map",
+	/*
+	 * Mapped, mkey live, notifier not armed; under the umem mapping lock if the
+	 * client is revocable.
+	 */
 	[LAB_BEFORE_ACTIVATE] = "before_activate",
+	/* Deregistration, fence done; no lock. */
 	[LAB_BEFORE_STOP] = "before_stop",
+	/*
+	 * in_stop to before_put_pages: notifier off. No lock for a client with
+	 * PEER_MEM_INVALIDATE_UNMAPS, otherwise the umem mapping lock; so before_put_pages
+	 * after a dma_map that failed.
+	 */
 	[LAB_IN_STOP] = "in_stop",
 	[LAB_BEFORE_DMA_UNMAP] = "before_dma_unmap",
 	[LAB_BEFORE_PUT_PAGES] = "before_put_pages",
+	/* No lock. */
 	[LAB_BEFORE_RELEASE] = "before_release",
+	/*
+	 * The client has called the core's hook. Nothing of the core is touched yet, not
+	 * even the handle. The locks are those that the caller holds.
+	 */
 	[LAB_INVALIDATE_ENTRY] = "invalidate_entry",
+	/* The umem is found and counted, its mapping lock not yet taken. */
 	[LAB_INVALIDATE_FOUND] = "invalidate_found",
+	/* Before the HCA's fence; under the umem mapping lock. */
 	[LAB_INVALIDATE_FENCE] = "invalidate_fence",
+	/*
+	 * The caller of dma_map_resource stands at its beginning: a client that maps by
+	 * itself, in its dma_map, under the umem mapping lock.
+	 */
 	[LAB_IN_DMA_MAP] = "in_dma_map",
+	/*
+	 * The same for dma_unmap_resource, with the locks of the callback that the client
+	 * is in.
+	 */
 	[LAB_IN_DMA_UNMAP] = "in_dma_unmap",
+	/*
+	 * The NIC has begun to write to peer memory, and no byte of that packet is there
+	 * yet: a fence waits for it. No lock; a kernel thread of rxe's.
+	 */
 	[LAB_NIC_WRITE] = "nic_write",
 };
 

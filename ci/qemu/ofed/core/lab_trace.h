@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Callback trace and hold points of the lab's peer-memory core, both in
- * debugfs ib_peer_mem/ (README.md has the formats).
+ * debugfs ib_peer_mem/ (lab_trace.c has the formats).
  */
 #ifndef LAB_TRACE_H
 #define LAB_TRACE_H

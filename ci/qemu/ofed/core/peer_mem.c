@@ -6,7 +6,7 @@
  * What it models: the peer-memory part of ib_core/ib_uverbs in MLNX_OFED and
  * DOCA-OFED, as docs/facts.md#the-rdma-core describes it. Written from such
  * notes, not from that code. Two generations, chosen when the module is loaded
- * (parameter generation, README.md). Bugs of those cores are modelled, not
+ * (parameter generation). Bugs of those cores are modelled, not
  * repaired: statistics that stay 0, the inverted stop test of 24.10,
  * get_page_size() called although nobody checked that it is there, put_pages()
  * under the mapping lock when dma_map() fails, a client pointer that a late
@@ -51,6 +51,7 @@
 /* The ticket of a umem that cannot be invalidated. */
 #define NO_TICKET	U32_MAX
 
+/* What each stands for: docs/facts.md#core-versions. */
 enum generation {
 	GENERATION_24_10,
 	GENERATION_25_10,
@@ -85,11 +86,11 @@ static const struct kernel_param_ops generation_ops = {
 	.get = generation_get,
 };
 module_param_cb(generation, &generation_ops, NULL, 0444);
-MODULE_PARM_DESC(generation, "peer-memory core to behave as: 25.10 or 24.10");
+MODULE_PARM_DESC(generation, "peer-memory core to behave as: 25.10 (default) or 24.10");
 
 static bool memory_peers = true;
 module_param(memory_peers, bool, 0444);
-MODULE_PARM_DESC(memory_peers, "create /sys/kernel/mm/memory_peers");
+MODULE_PARM_DESC(memory_peers, "create /sys/kernel/mm/memory_peers; 0: none, and two clients may have one name");
 
 #ifndef HAVE_MM_KOBJ_EXPORTED
 #define mm_kobj ((struct kobject *)NULL)
@@ -102,7 +103,7 @@ static bool has_memory_peers(void)
 
 static bool one_lock_class;
 module_param(one_lock_class, bool, 0444);
-MODULE_PARM_DESC(one_lock_class, "one lock class for the mapping locks of all umems");
+MODULE_PARM_DESC(one_lock_class, "one lock class for the mapping locks of all umems, as on real cores; 0: those of clients without invalidation have their own");
 
 /* It asks the ticket the wrong way round. */
 static bool stop_test_inverted(void)

@@ -26,6 +26,8 @@
  * On a core without the peer-memory API (../mainline) dma-bufs are all that is
  * left.
  *
+ * /sys/kernel/debug/rxe_peer has its state and its faults: below.
+ *
  * What it leaves out: mkeys and translation tables of a limited size, the mkey
  * cache, UMR work requests, ATS, DMA that outlives a deregistration because
  * the PCIe fabric reorders it; drivers that release a umem without stopping its
@@ -49,11 +51,11 @@
 
 static unsigned int peer_max_seg = SZ_2G;
 module_param(peer_max_seg, uint, 0444);
-MODULE_PARM_DESC(peer_max_seg, "DMA segment limit that the HCA announces, 0: leave the device's");
+MODULE_PARM_DESC(peer_max_seg, "DMA segment limit in bytes that the HCA announces (2 GiB), 0: the device's, 64 KiB for PCI");
 
 static char *peer_dma_device = "pci";
 module_param(peer_dma_device, charp, 0444);
-MODULE_PARM_DESC(peer_dma_device, "DMA device given to peer clients: pci, platform or none");
+MODULE_PARM_DESC(peer_dma_device, "DMA device given to peer clients: pci (the netdev's PCI ancestor), platform (which then does the accesses, too) or none (NULL)");
 
 enum peer_state {
 	PEER_LIVE,
@@ -86,18 +88,26 @@ static LIST_HEAD(live_mrs);
 static DEFINE_MUTEX(live_mrs_lock);
 
 static struct {
-	atomic64_t wr_bytes, rd_bytes, atomics;
+	atomic64_t wr_bytes, rd_bytes, atomics;	/* by the NIC, through BAR addresses */
+	/* Accesses that the fabric did not take; those that met a killed MR. */
 	atomic64_t dma_errors, killed_accesses;
-	atomic64_t mrs_registered, mrs_failed, mrs_killed;
+	atomic64_t mrs_registered, mrs_failed, mrs_killed;	/* killed: by invalidation */
 	atomic64_t fences, fence_failures;
-	atomic64_t sg_entries, bytes;
+	atomic64_t sg_entries, bytes;		/* of all registrations so far */
 	atomic64_t last_sg_entries, last_page_size, last_mtts;
 } stats;
 static atomic64_t mrs_live, mtt_bytes;
 
+/* A fence takes this long, and the NIC still reaches the memory meanwhile. */
 static u32 fence_us;
+/*
+ * The next n fences fail and their MRs stay live; a deregistration then fails
+ * with -EIO and can be tried again.
+ */
 static atomic_t fence_fail;
+/* The next n registrations fail with -ENOMEM: mapped, the notifier not armed. */
 static atomic_t fail_mkey;
+/* The next n registrations ask for no invalidation, as a CQ or a DevX umem does. */
 static atomic_t no_invalidation;
 
 static bool take_one(atomic_t *switched)
@@ -559,6 +569,11 @@ static int stats_show(struct seq_file *s, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(stats);
 
+/*
+ * Each live MR of peer memory or a dma-buf. Of a dma-buf, addr is the offset.
+ * cut_align is the largest power of two that divides every DMA address at which
+ * two sg entries meet, 0 where none do.
+ */
 static int mrs_show(struct seq_file *s, void *unused)
 {
 	static const char * const names[] = {
@@ -583,7 +598,7 @@ static int mrs_show(struct seq_file *s, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(mrs);
 
-/* Each 64 KiB of each MR: what the NIC puts on the bus, what comes out. */
+/* Each 64 KiB of each MR: what the NIC puts on the bus, what comes out (0: a fault). */
 static int translations_show(struct seq_file *s, void *unused)
 {
 	struct iommu_domain *domain;
@@ -609,6 +624,7 @@ static int translations_show(struct seq_file *s, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(translations);
 
+/* Zeroes the counters of stats, not mrs_live and mtt_bytes. */
 static ssize_t reset_write(struct file *file, const char __user *buf,
 			   size_t count, loff_t *pos)
 {
@@ -624,7 +640,8 @@ static const struct file_operations reset_fops = {
 
 /*
  * The kernel reads the first bytes of a umem by its pages, as mlx5 reads the
- * work queue of a QP or SRQ when it handles a page fault.
+ * work queue of a QP or SRQ when it handles a page fault. Write an lkey; the
+ * write fails with the errno of ib_umem_copy_from().
  */
 static ssize_t copy_from_write(struct file *file, const char __user *buf,
 			       size_t count, loff_t *pos)

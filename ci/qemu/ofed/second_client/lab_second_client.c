@@ -3,7 +3,9 @@
  * A second vendor's peer-memory client: registers under a given name, says "not
  * mine" to everything and counts how often it was asked. Models the machine on
  * which nvidia-peermem is not the only client (docs/facts.md#calls);
- * leaves out everything behind acquire, which never says yes.
+ * leaves out everything behind acquire, which never says yes. How often it was
+ * asked is in debugfs lab_second_client/acquire. Where the core refuses the name,
+ * loading fails with -EINVAL.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 

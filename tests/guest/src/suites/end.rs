@@ -107,6 +107,9 @@ pub(super) fn lockdep_works() -> Result<Option<bool>> {
 
 /// Has kmemleak look at all that is there now. The first scan takes checksums; the second reports what did not change, has
 /// no reference and is older than five seconds.
+///
+/// It has found lost objects of 16, 192 and 4096 bytes of the module, and once missed one of 3000: 7.2's slab allocator keeps
+/// arrays of free objects, where an address may stay (not proven). The stand-ins' accounting does not depend on it.
 pub(super) fn kmemleak_scan() -> Result<()> {
     const OLD_ENOUGH: Duration = Duration::from_secs(6);
     let scan = || fs::write(KMEMLEAK, "scan").context("kmemleak scan");

@@ -50,7 +50,7 @@ enum How {
     NoMemory,
     /// The first time that GPU and NIC meet: the provider is asked, and says no.
     NewPair,
-    /// The NIC hands out this DMA device (ci/qemu/ofed/README.md); and faults of the GPU driver.
+    /// The NIC hands out this DMA device (`rdma_rxe.peer_dma_device`); and faults of the GPU driver.
     Nic(&'static str, Faults),
 }
 

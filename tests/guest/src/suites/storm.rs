@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Eight processes that do everything at random, at once (`crate::storm`), with a reader of /proc, and the accounting
-//! afterwards.
+//! afterwards. What a process does is a function of seed, process number and life (`crate::storm::plan`): a failure prints the
+//! last operations of each process, and `guest.seed=` repeats them.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};

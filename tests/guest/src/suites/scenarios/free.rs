@@ -240,8 +240,8 @@ pub fn of_the_fallback(env: &Env) -> Result<()> {
     dereg_during_callback(&revocable)
 }
 
-/// The provider's put, until it has the API lock, with it, and after. (The provider puts a persistent pin so that a free
-/// knows nothing of it.)
+/// The provider's put, until it has the RM API lock, with it, and after. (The provider puts a persistent pin so that a
+/// free knows nothing of it.)
 pub fn during_put(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mode = env.mode()?;

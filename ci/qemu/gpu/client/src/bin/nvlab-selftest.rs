@@ -1,6 +1,7 @@
 //! The stand-in tested inside the machine: is the lab's GPU what the reference pages say? Speaks
 //! KTAP. Needs lab_pcie.ko, nvidia.ko and nvlab_gdr.ko loaded, debugfs mounted, and a PCI device
-//! to map for (`nvlab-selftest <domain:bus:device.function in hex>`).
+//! to map for (`nvlab-selftest <domain:bus:device.function in hex>`). More runs with two GPUs and
+//! behind an IOMMU that translates. The last case leaves `leaked_tables` behind on purpose.
 
 use nvlab::{Accounting, Client, Gdr, Kind, Lab, Layout, Pci, Piece, State, BACKING, GPU_PAGE};
 use std::time::Duration;
@@ -486,7 +487,7 @@ fn dma(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// A thread that runs a callback has the API lock: the provider refuses it.
+/// A thread that runs a callback has the RM API lock: the provider refuses it.
 fn reentry(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = t.gdr.pin(m.va(), MIB, Kind::Reentering)?;
@@ -574,7 +575,7 @@ fn gaps(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// A put that waits for the API lock while the callback runs finds nothing.
+/// A put that waits for the RM API lock while the callback runs finds nothing.
 fn put_behind_callback(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
@@ -674,7 +675,7 @@ fn costs(t: &Test) -> Outcome {
         let start = std::time::Instant::now();
         let p = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
         same!(start.elapsed() >= Duration::from_nanos(30_976_562), true);
-        // Three quarters of it under the API lock, whatever came before that.
+        // Three quarters of it under the RM API lock, whatever came before that.
         same!(t.counter("api_lock_held_ns")? >= 23_232_421, true);
         drop(p);
     }
