@@ -184,7 +184,7 @@ help:
 	@echo "make demo         RDMA into GPU memory, in virtual machines, bytes compared"
 	@echo "make shell        a prompt in that machine"
 	@echo "make check        format, lints and host tests, in two minutes"
-	@echo "make test         everything that runs before a merge; ONLY=<suite or boot>"
+	@echo "make test         all tests before a merge; ONLY=<suite or boot>"
 	@echo
 	@echo "Settings: KDIR=<kernel build tree>  OFED=<dir>  NVIDIA=<dir>  RUSTC=<path>"
 	@echo "          KERNEL_CRATE=own|lite  LLVM=<suffix>  LINUX_SRC=<dir>"

@@ -5,7 +5,7 @@
 #                             with kernel-lite; KERNEL_CRATE=own: on the lab's 7.2, with the kernel's
 #                             own Rust crate; ARCH=arm64: on Debian's kernel for arm64
 #   make test [NVIDIA_C=1] [NVIDIA_SRC=dir] [ONLY=a,b]
-#                             what fits into twelve minutes; ends with N passed, N failed
+#                             all tests before a merge; ends with N passed, N failed
 #   make soak [ONLY=a,b] [HOURS=n] [SEED=n]
 #                             what takes hours; ends with soak: PASS
 #   make boots [ONLY=a,b]     the boots: seconds, runs and suites of each
