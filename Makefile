@@ -2,13 +2,14 @@
 # nvidia-peermem in Rust. `make help` lists the targets.
 
 OUT ?= $(CURDIR)/build/module
-# What the last build was told or found. `make install` reads it, because it installs that build, and root has another PATH and
-# another home. What `make install` is told itself comes first.
+# What the last build was told or found. `make install` reads it, because it installs that build,
+# and root has another PATH and another home. What `make install` is told itself comes first.
 told = $(shell . '$(OUT)/preflight.env' 2>/dev/null && echo "$$PREFLIGHT_$(1)")
 told_if_install = $(if $(filter install uninstall,$(MAKECMDGOALS)),$(call told,$(1)))
 
 KDIR ?= $(or $(if $(filter uninstall,$(MAKECMDGOALS)),$(call told,KDIR)),$(wildcard $(call told_if_install,KDIR)),/lib/modules/$(shell uname -r)/build)
-# Folders with the neighbours' Module.symvers (and, where they have them, headers to compare our ABI with).
+# Folders with the neighbours' Module.symvers (and, where they have them, headers to compare our ABI
+# with).
 OFED ?= $(call told_if_install,OFED)
 NVIDIA ?= $(call told_if_install,NVIDIA)
 
@@ -18,7 +19,8 @@ KERNEL_CRATE ?= $(call told_if_install,KERNEL_CRATE)
 $(if $(PROVIDER),$(error PROVIDER=$(PROVIDER): the variable is called KERNEL_CRATE now, own or lite))
 # Where the lab's is.
 cache = $(or $(NVPM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/nvidia-peermem)
-# What kernel-lite needs of others: where the last build found it, in a source archive, or where `make deps` puts it.
+# What kernel-lite needs of others: where the last build found it, in a source archive, or where
+# `make deps` puts it.
 whole = $(if $(shell sh kernel-lite/missing.sh '$(1)'),,$(1))
 DEPS ?= $(or $(call whole,$(call told,DEPS)),$(call whole,$(CURDIR)/kernel-lite/deps),$(cache)/kernel-lite-deps)
 
@@ -55,8 +57,9 @@ PREFLIGHT_ENV = KDIR='$(KDIR)' OFED='$(OFED)' NVIDIA='$(NVIDIA)' OUT='$(OUT)' RU
 TOOLS = $(CURDIR)/build/tools
 INSTALL_ENV = $(PREFLIGHT_ENV) INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)' PREFIX='$(PREFIX)' TOOLS='$(TOOLS)'
 TREE = $(CURDIR)
-# Preflight leaves its findings in preflight.env: LLVM, the Module.symvers files, vendor headers, the crate.
-# Without the kernel's own key nothing can be signed, and sign-file would say so in words of OpenSSL.
+# Preflight leaves its findings in preflight.env: LLVM, the Module.symvers files, vendor headers,
+# the crate. Without the kernel's own key nothing can be signed, and sign-file would say so in words
+# of OpenSSL.
 sig_key = $(shell sed -n 's/^CONFIG_MODULE_SIG_KEY="*\([^"]*\)"*$$/\1/p' '$(KDIR)/include/config/auto.conf')
 no_signing = $(if $(filter pkcs11:%,$(sig_key))$(wildcard $(sig_key) $(addprefix $(KDIR)/,$(sig_key))),,CONFIG_MODULE_SIG_ALL=)
 kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-$(TREE)}" RUSTC="$$PREFLIGHT_RUSTC" \
@@ -79,7 +82,8 @@ module: preflight
 	@touch '$(OUT)/built'
 	@echo "module: $(OUT)/nvidia-peermem.ko; as root, make install puts it in place"
 
-# A driver of one's own on the pin layer (docs/own-driver.md), in a folder of its own: what `make` built is for `make install`.
+# A driver of one's own on the pin layer (docs/own-driver.md), in a folder of its own: what `make`
+# built is for `make install`.
 sample: override OUT := $(OUT)/sample
 sample: TREE = $(CURDIR)/samples/edu-dma
 sample:
@@ -101,13 +105,15 @@ user:
 user-install:
 	@sh mk/user.sh install '$(CURDIR)/build/user' '$(PREFIX)' '$(PREFIX)/lib' '$(DESTDIR)'
 
-# Tries on this machine's GPU and NIC what users count on. It asks before it loads or unloads the module. VERIFY='--storm 60':
-# options of peermemctl verify. Root, who may have no cargo, takes what `make tools` built.
+# Tries on this machine's GPU and NIC what users count on. It asks before it loads or unloads the
+# module. VERIFY='--storm 60': options of peermemctl verify. Root, who may have no cargo, takes what
+# `make tools` built.
 verify:
 	@[ -x '$(TOOLS)/peermemctl' ] || $(MAKE) --no-print-directory tools
 	@'$(TOOLS)/peermemctl' verify $(VERIFY)
 
-# What kernel-lite needs of others, by name, into the cache. LINUX_SRC=<dir>: out of that kernel source.
+# What kernel-lite needs of others, by name, into the cache. LINUX_SRC=<dir>: out of that kernel
+# source.
 deps:
 	@NVPM_CACHE='$(cache)' LINUX_SRC='$(LINUX_SRC)' sh kernel-lite/deps.sh '$(DEPS)'
 
@@ -131,7 +137,8 @@ fmt:
 clippy = . '$(OUT)-lint/preflight.env' && $(MAKE) -C '$(KDIR)' M='$(1)' MO='$(2)' NVPM_KERNEL_CRATE=own RUSTC='$(RUSTC)' CLIPPY=1 \
 	$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} NVPM_RUSTFLAGS=-Dwarnings --no-print-directory $(3)
 
-# What the kernel's own checks would say: rustfmt, clippy with the kernel's lints as errors, checkpatch.
+# What the kernel's own checks would say: rustfmt, clippy with the kernel's lints as errors,
+# checkpatch.
 lint:
 	$(RUSTFMT) --check src/peer_client.rs samples/edu-dma/edu_dma.rs
 	@$(PREFLIGHT_ENV) OUT='$(OUT)-lint' KERNEL_CRATE=own sh mk/preflight.sh

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# bootstrap.sh [arm64]: installs the Debian packages that the build and the lab need, on Debian 12 or 13,
-# and those for machines of arm64. Says nothing when all are there.
+# bootstrap.sh [arm64]: installs the Debian packages that the build and the lab need, on Debian 12
+# or 13, and those for machines of arm64. Says nothing when all are there.
 set -eu
 
 . /etc/os-release
@@ -15,7 +15,8 @@ debian-13) rust="rustc cargo rust-src rustfmt rust-clippy gcc-12" ;;
 	;;
 esac
 
-# kernel and modules; the machine; what runs in it; builds of perftest and rdma-core; machines of packages; fetching
+# kernel and modules; the machine; what runs in it; builds of perftest and rdma-core; machines of
+# packages; fetching
 packages="$rust clang-19 lld-19 llvm-19 libclang-19-dev
 	build-essential flex bison bc cpio kmod libelf-dev libssl-dev pahole patch perl xz-utils rsync
 	util-linux udev

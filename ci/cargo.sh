@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# cargo.sh DIR WORDS...: cargo in a folder of this checkout, with one target folder for all checkouts,
-# so that a fresh clone compiles its own crates only. cargo tells old from new by the time of a file
-# and would take another checkout's build of a crate for this one's: the checkout's own crates are
-# forgotten where another one was the last here. `forget PROFILE` does only that.
+# cargo.sh DIR WORDS...: cargo in a folder of this checkout, with one target folder for all
+# checkouts, so that a fresh clone compiles its own crates only. cargo tells old from new by the
+# time of a file and would take another checkout's build of a crate for this one's: the checkout's
+# own crates are forgotten where another one was the last here. `forget PROFILE` does only that.
 # (Two that build at the same time are not kept apart.)
 set -eu
 dir=$1

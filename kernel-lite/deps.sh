@@ -1,9 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# `make deps`: what kernel-lite needs of others, into the folder $1: pin-init, syn, quote and proc-macro2, as the kernel
-# has them in its rust/ folder. From an unpacked kernel source (LINUX_SRC), from what the lab has in the cache
-# (NVPM_CACHE), or else from Debian's package linux-source-7.2, fetched without touching the machine's own apt.
-# OS_RELEASE names another file than /etc/os-release.
+# `make deps`: what kernel-lite needs of others, into the folder $1: pin-init, syn, quote and
+# proc-macro2, as the kernel has them in its rust/ folder. From an unpacked kernel source
+# (LINUX_SRC), from what the lab has in the cache (NVPM_CACHE), or else from Debian's package
+# linux-source-7.2, fetched without touching the machine's own apt. OS_RELEASE names another file
+# than /etc/os-release.
 set -eu
 out=$1
 here=$(dirname "$0")
@@ -29,7 +30,8 @@ trap 'rm -rf "$tmp" "$new"' EXIT
 trap 'exit 1' HUP INT TERM
 mkdir -p "$new"
 
-# Copies them out of the unpacked kernel source $1, which is of this series, and says where they are from.
+# Copies them out of the unpacked kernel source $1, which is of this series, and says where they are
+# from.
 take() { # SOURCE SERIES FROM
 	for crate in pin-init syn quote proc-macro2; do
 		cp -a "$1/rust/$crate" "$new/"
@@ -49,7 +51,8 @@ take_deb() {
 	name=$(basename "$1")
 	take "$tmp" "$(echo "$name" | sed -n 's/^linux-source-\([0-9.]*\).*/\1/p')" "$name"
 }
-# Of some kernel sources on standard input, one per line: the one that kernel-lite is made for, or else the newest.
+# Of some kernel sources on standard input, one per line: the one that kernel-lite is made for, or
+# else the newest.
 preferred() {
 	sort -V | awk '/linux-(source-)?7\.2([^0-9]|$)/ { found = $0 } END { print found == "" ? $0 : found }'
 }

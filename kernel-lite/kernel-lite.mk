@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
-# Builds src/peer_client.o on kernels without Rust: core, pin-init and kernel-lite as rlibs of bitcode, then one object
-# with what is used of them (fat LTO). Included by Kbuild. Variables:
+# Builds src/peer_client.o on kernels without Rust: core, pin-init and kernel-lite as rlibs of
+# bitcode, then one object with what is used of them (fat LTO). Included by Kbuild. Variables:
 #   RUSTC       any rustc from 1.85 on, with its rust-src
 #   NVPM_DEPS   folder with pin-init, syn, quote and proc-macro2 of the kernel's rust/ (`make deps`)
 
@@ -13,12 +13,13 @@ kl-comma := ,
 kl-core := $(shell MAKEFLAGS= $(RUSTC) --print sysroot)/lib/rustlib/src/rust/library/core
 kl-rustc := $(shell MAKEFLAGS= $(RUSTC) --version)
 kl-rustc-minor := $(word 3,$(subst ., ,$(kl-rustc)))
-# With the compiler's version in its command, each object is made anew by a new rustc, which cannot read those of another.
+# With the compiler's version in its command, each object is made anew by a new rustc, which cannot
+# read those of another.
 kl-metadata := -Cmetadata=$(shell echo '$(kl-rustc)' | tr -dc 'a-z0-9.')
 kl-core-edition := $(or $(shell sed -n 's/^edition = "\(.*\)"/\1/p' $(kl-core)/Cargo.toml 2>/dev/null),2021)
 
-# The built-in target: the format of target.json files changes from one rustc to the next. It is a position-independent
-# one by default, and the loader knows no GOT.
+# The built-in target: the format of target.json files changes from one rustc to the next. It is a
+# position-independent one by default, and the loader knows no GOT.
 kl-target := $(if $(CONFIG_ARM64),aarch64-unknown-none-softfloat,x86_64-unknown-none)
 kl-flags = --target=$(kl-target) --edition=$(or $(kl-edition),2021) -Crelocation-model=static \
 	-Zdirect-access-external-data=yes -Cpanic=abort -Copt-level=2 -Ccodegen-units=1 $(kl-unwind) \
@@ -29,9 +30,10 @@ kl-unwind := -Cforce-unwind-tables=$(if $(CONFIG_UNWIND_PATCH_PAC_INTO_SCS),y -Z
 kl-flags += $(if $(CONFIG_ARM64_BTI_KERNEL),-Zbranch-protection=bti$(kl-comma)pac-ret,$(if \
 	$(CONFIG_ARM64_PTR_AUTH_KERNEL),-Zbranch-protection=pac-ret))
 
-# $(call kl-option,<spelling>...): the first that this rustc knows; within one, a colon stands for a space. The probe is
-# written to a folder of its own: rustc renames its output into place, and as root would replace /dev/null by a file.
-# (RUSTC_BOOTSTRAP again: before 4.4, make exports nothing to $(shell), and before 6.1, the kernel does not.)
+# $(call kl-option,<spelling>...): the first that this rustc knows; within one, a colon stands for a
+# space. The probe is written to a folder of its own: rustc renames its output into place, and as
+# root would replace /dev/null by a file. (RUSTC_BOOTSTRAP again: before 4.4, make exports nothing
+# to $(shell), and before 6.1, the kernel does not.)
 kl-option = $(shell probe=$$(mktemp -d) && trap 'rm -rf "$$probe"' EXIT && for flags in $(1); do \
 	flags=$$(echo "$$flags" | tr : ' '); \
 	printf '%s' '$(pound)![no_core]' | MAKEFLAGS= RUSTC_BOOTSTRAP=1 $(RUSTC) --target=$(kl-target) --sysroot=/dev/null --crate-type=rlib \
@@ -48,10 +50,12 @@ kl-config-sls := $(CONFIG_MITIGATION_SLS)$(CONFIG_SLS)
 
 # From 1.93 on a codegen option.
 kl-no-jump-tables := $(call kl-option,-Cjump-tables=n -Zno-jump-tables)
-# Around 1.90 the target features became options of their own; before, rustc warns of them in each crate.
+# Around 1.90 the target features became options of their own; before, rustc warns of them in each
+# crate.
 kl-retpoline := $(if $(kl-config-retpoline),$(call kl-option,-Zretpoline-external-thunk \
 	-Ctarget-feature=+retpoline-external-thunk$(kl-comma)+retpoline-indirect-branches$(kl-comma)+retpoline-indirect-calls:-Awarnings))
-# Not in 1.85. It makes room to patch an indirect call in place; where there is none, the kernel leaves the call of the thunk.
+# Not in 1.85. It makes room to patch an indirect call in place; where there is none, the kernel
+# leaves the call of the thunk.
 kl-cs-prefix := $(if $(kl-config-retpoline),$(call kl-option-if-known,-Zindirect-branch-cs-prefix))
 
 # arm64 keeps its shadow call stack in x18. Where that is not patched in at boot, rustc writes it.
@@ -62,7 +66,8 @@ kl-flags += $(if $(CONFIG_X86_KERNEL_IBT),-Zcf-protection=branch)
 # IBT and retpolines rule jump tables out; without them it is objtool that cannot follow some.
 kl-flags += $(kl-no-jump-tables)
 kl-flags += $(kl-retpoline) $(kl-cs-prefix) $(kl-scs)
-# With thunks for returns and indirect jumps nothing is left that straight-line speculation could pass.
+# With thunks for returns and indirect jumps nothing is left that straight-line speculation could
+# pass.
 kl-flags += $(if $(kl-config-rethunk),-Zfunction-return=thunk-extern,$(if \
 	$(kl-config-sls),-Ctarget-feature=+harden-sls-ijmp$(kl-comma)+harden-sls-ret))
 kl-flags += $(if $(CONFIG_CALL_PADDING),-Zpatchable-function-entry=$(CONFIG_FUNCTION_PADDING_BYTES)$(kl-comma)$(CONFIG_FUNCTION_PADDING_BYTES))
@@ -74,7 +79,8 @@ kl-cfgs := --check-cfg='cfg(kl_debug_locks)' $(if $(CONFIG_DEBUG_MUTEXES)$(CONFI
 kl-host-flags := -O --cap-lints=allow -Clinker=$(HOSTCC) -L$(kl) $(kl-metadata)
 kl-syn-features := clone-impls derive full parsing printing proc-macro visit visit-mut
 
-# rustc puts temporary files into its output folder. Without one that is where make runs, the kernel's build tree before
+# rustc puts temporary files into its output folder. Without one that is where make runs, the
+# kernel's build tree before
 # 6.13, which belongs to root.
 kl-out-dir = --out-dir=$(@D)
 

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Whether $OUT/nvidia-peermem.ko is what `make` would build of these settings: then `make install` runs no compiler, which root
-# may not have. In: KDIR OFED NVIDIA KERNEL_CRATE RUSTC LLVM OUT, and ARCH and
-# CROSS_COMPILE if they were given.
+# Whether $OUT/nvidia-peermem.ko is what `make` would build of these settings: then `make install`
+# runs no compiler, which root may not have. In: KDIR OFED NVIDIA KERNEL_CRATE RUSTC LLVM OUT, and
+# ARCH and CROSS_COMPILE if they were given.
 set -eu
 # kmod's programs are here, which is not in PATH for users of Debian, nor for root by a plain su.
 PATH=$PATH:/usr/sbin:/sbin

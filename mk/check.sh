@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Format, lints and tests of the module's Rust and of every program here, as far as they need no kernel tree. Of the models
-# only the small searches: the long ones belong to `make test`. In: cargo, and the folder for what it builds.
+# Format, lints and tests of the module's Rust and of every program here, as far as they need no
+# kernel tree. Of the models only the small searches: the long ones belong to `make test`. In:
+# cargo, and the folder for what it builds.
 set -eu
 cargo=$1 out=$2
 rustfmt --check src/peer_client.rs samples/edu-dma/edu_dma.rs

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# `install`: lets modprobe prefer our nvidia-peermem.ko over NVIDIA's file of the same name, wherever that lies.
-# `uninstall`: takes both away, which leaves NVIDIA's file as it was. With the module come and go peermemctl, its man pages,
-# completions and units, if `make tools` built them; `tools` installs only these.
-# In: KDIR, OUT, INSTALL_MOD_PATH, PREFIX, TOOLS.
+# `install`: lets modprobe prefer our nvidia-peermem.ko over NVIDIA's file of the same name,
+# wherever that lies. `uninstall`: takes both away, which leaves NVIDIA's file as it was. With the
+# module come and go peermemctl, its man pages, completions and units, if `make tools` built them;
+# `tools` installs only these. In: KDIR, OUT, INSTALL_MOD_PATH, PREFIX, TOOLS.
 set -eu
 # kmod's programs are here, which is not in PATH for users of Debian, nor for root by a plain su.
 PATH=$PATH:/usr/sbin:/sbin

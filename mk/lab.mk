@@ -1,5 +1,5 @@
-# The lab: a virtual machine with rdma-core, perftest, a GPU stand-in and this module (ci/qemu/README.md).
-# Included by the top Makefile.
+# The lab: a virtual machine with rdma-core, perftest, a GPU stand-in and this module
+# (ci/qemu/README.md). Included by the top Makefile.
 #   make demo [NVIDIA_C=1] [NVIDIA_SRC=dir] [KERNEL_CRATE=own | ARCH=arm64]
 #                             RDMA into GPU memory, proven; ends with demo: PASS. On Debian's kernel,
 #                             with kernel-lite; KERNEL_CRATE=own: on the lab's 7.2, with the kernel's
@@ -17,10 +17,9 @@
 #   make scenarios            the scenario table, ours beside NVIDIA's module: docs/results/scenarios.md
 #   make shell [NVIDIA_C=1]   a prompt in the machine
 # ONLY= names boots, the first of their axes (debian-6.12/25.10), patterns (*/legacy/*), suites, and
-# in `make test` host, lint and packages.
-# NVIDIA_C=1 loads NVIDIA's C module in place of ours: driver 550's, from Debian. NVIDIA_SRC=dir takes
-# the one in a driver's source instead, for example /usr/src/nvidia-595.45.04; scenarios and bench
-# take it, too.
+# in `make test` host, lint and packages. NVIDIA_C=1 loads NVIDIA's C module in place of ours:
+# driver 550's, from Debian. NVIDIA_SRC=dir takes the one in a driver's source instead, for example
+# /usr/src/nvidia-595.45.04; scenarios and bench take it, too.
 
 .PHONY: demo test soak boots scenarios bench bench-docs bench-ways bench-ways-docs bench-cost shell lab-build lab-clean lab-bootstrap
 

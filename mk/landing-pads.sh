@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Fails if a function of the module $1 whose address is taken does not begin with an instruction that
-# an indirect call may reach: the kernel of $KDIR would stop there (IBT of x86, BTI of arm64). objtool
-# only warns of it.
+# Fails if a function of the module $1 whose address is taken does not begin with an instruction
+# that an indirect call may reach: the kernel of $KDIR would stop there (IBT of x86, BTI of arm64).
+# objtool only warns of it.
 set -eu
 grep -qsE '^CONFIG_(X86_KERNEL_IBT|ARM64_BTI_KERNEL)=y' "$KDIR/include/config/auto.conf" || exit 0
 tool() { # NAME [OVERRIDE]
@@ -14,8 +14,8 @@ tool() { # NAME [OVERRIDE]
 }
 objdump=$(tool objdump "${OBJDUMP:-}")
 readelf=$(tool readelf "${READELF:-}")
-# A place is a section's name and an offset in it. First where a landing pad is, then the functions, then
-# what refers to one: as an address in data, or as an operand in code.
+# A place is a section's name and an offset in it. First where a landing pad is, then the functions,
+# then what refers to one: as an address in data, or as an operand in code.
 found=$({
 	"$objdump" -d --no-show-raw-insn "$1" | awk '
 		/^Disassembly of section/ { section = $4; sub(/:$/, "", section); next }

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Fails if the module $1 can reach a panic: one in the free callback would stop the whole GPU driver (docs/rules.md, rule 11).
+# Fails if the module $1 can reach a panic: one in the free callback would stop the whole GPU driver
+# (docs/rules.md, rule 11).
 set -eu
 nm=${NM:-$(command -v "${CROSS_COMPILE:-}nm" || command -v llvm-nm || command -v llvm-nm-19)}
 symbols=$("$nm" "$1")

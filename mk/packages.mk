@@ -2,7 +2,8 @@
 #   make dist    a source archive of the tracked files, with what kernel-lite needs of others, and its checksum
 #   make deb     nvidia-peermem-rust-dkms, peermemctl and the libraries for Debian and Ubuntu
 #   make rpm     the same for the RHEL and SLES families
-# An unpacked archive makes them, too. BUILD=all makes that of DKMS alone: the others need cargo and the network.
+# An unpacked archive makes them, too. BUILD=all makes that of DKMS alone: the others need cargo and
+# the network.
 BUILD ?= binary
 
 .PHONY: dist deb rpm

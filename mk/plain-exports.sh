@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Fails if the module was built with kernel-lite and imports a GPL-only symbol of anybody but an open nvidia.ko: beside a
-# closed one it would not load. With lock debugging mutex_lock() is a GPL-only function of another name; that is said only.
-# In: KDIR OUT.
+# Fails if the module was built with kernel-lite and imports a GPL-only symbol of anybody but an
+# open nvidia.ko: beside a closed one it would not load. With lock debugging mutex_lock() is a
+# GPL-only function of another name; that is said only. In: KDIR OUT.
 set -eu
 . "$OUT/preflight.env"
 [ "$PREFLIGHT_KERNEL_CRATE" = lite ] || exit 0

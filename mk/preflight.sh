@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Looks before building whether the module can be built and would load, and says in one line what is wrong.
-# In: KDIR OFED NVIDIA OUT RUSTC LLVM KERNEL_CRATE DEPS, SAMPLE for the sample driver, which needs no RDMA core, and OS_RELEASE if another file than /etc/os-release is to say which
+# Looks before building whether the module can be built and would load, and says in one line what is
+# wrong. In: KDIR OFED NVIDIA OUT RUSTC LLVM KERNEL_CRATE DEPS, SAMPLE for the sample driver, which
+# needs no RDMA core, and OS_RELEASE if another file than /etc/os-release is to say which
 # distribution this is. Out: $OUT/preflight.env, which `make install` reads too (mk/built.sh).
 set -eu
 # kmod's programs are here, which is not in PATH for users of Debian, nor for root by a plain su.
@@ -81,13 +82,14 @@ if [ "$kernel_arch" = arm64 ]; then
 	asked CONFIG_ARM64_PTR_AUTH_KERNEL -mbranch-protection=pac-ret
 fi
 
-# Where the crate `kernel` comes from: the kernel's own wherever that is possible, else kernel-lite (docs/kernel-lite.md).
+# Where the crate `kernel` comes from: the kernel's own wherever that is possible, else kernel-lite
+# (docs/kernel-lite.md).
 nvidia_ko=
 for dir in $NVIDIA; do
 	[ ! -r "$dir/nvidia.ko" ] || nvidia_ko=$dir/nvidia.ko
 done
-# A module's magic names its kernel and, for arm64, the architecture. A kernel with other pages has another name, and the loader
-# does not look at names where symbols have versions.
+# A module's magic names its kernel and, for arm64, the architecture. A kernel with other pages has
+# another name, and the loader does not look at names where symbols have versions.
 magic=$([ -z "$nvidia_ko" ] || modinfo -F vermagic "$nvidia_ko" 2>/dev/null || true)
 case "$kernel_arch: $magic " in
 *:"  " | arm64:*" aarch64 "*) ;;
@@ -97,8 +99,9 @@ arm64:* | x86:*" aarch64 "*)
 esac
 [ -z "$magic" ] || [ "${magic%% *}" = "$kver" ] ||
 	note "warning: $nvidia_ko is for kernel ${magic%% *}, not for $kver: its pages may have another size"
-# The driver's module: nvidia, or what modprobe takes for it. Debian's packages call theirs nvidia-current and
-# nvidia-current-open, with a line `install nvidia modprobe -i nvidia-current` in modprobe.d.
+# The driver's module: nvidia, or what modprobe takes for it. Debian's packages call theirs
+# nvidia-current and nvidia-current-open, with a line `install nvidia modprobe -i nvidia-current` in
+# modprobe.d.
 nvidia=nvidia
 instead=$(modprobe -S "$kver" --show-depends nvidia 2>/dev/null |
 	sed -nE 's/^install .*modprobe .*(-i|--ignore-install) +([^ ;]+).*/\2/p')
@@ -140,7 +143,8 @@ ours=$("$RUSTC" --version)
 sysroot=$("$RUSTC" --print sysroot)
 theirs=$(option CONFIG_RUSTC_VERSION_TEXT)
 
-# "make RUSTC=<path>, or ", if PATH has another rustc behind this one that kernel-lite can be built by.
+# "make RUSTC=<path>, or ", if PATH has another rustc behind this one that kernel-lite can be built
+# by.
 other_rustc() {
 	for rustc in $(echo "$PATH" | tr : '\n' | sed 's:$:/rustc:'); do
 		if usable "$rustc"; then
@@ -150,7 +154,8 @@ other_rustc() {
 	done
 }
 
-# Sets no_kernel to why the kernel's own crate is out of the question, to nothing if it is not, and fix to what to do.
+# Sets no_kernel to why the kernel's own crate is out of the question, to nothing if it is not, and
+# fix to what to do.
 ask_kernel() {
 	no_kernel= fix=
 	if [ "$(option CONFIG_RUST)" != y ]; then
@@ -253,7 +258,8 @@ for dir in $OFED; do
 	found=${found:-$(first_with ib_register_peer_memory_client "$dir/Module.symvers")}
 done
 [ -n "$found" ] || [ -z "$OFED" ] || die "OFED=$OFED: no Module.symvers with ib_register_peer_memory_client there"
-# Its package for DKMS and the one with modules have folders of their own. `default` is of the last kernel that it was built for.
+# Its package for DKMS and the one with modules have folders of their own. `default` is of the last
+# kernel that it was built for.
 ofa=
 for dir in /usr/src/ofa_kernel /usr/src/ofa_kernel-dkms; do
 	ofa="$ofa $dir/$arch/$kver $dir/$kver"

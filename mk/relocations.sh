@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Fails if the module $1 has a relocation by a table of addresses (GOT), which the module loaders of x86 and arm64 do not
-# know: a compiler makes one of a weak reference (src/ffi/neighbours.h).
+# Fails if the module $1 has a relocation by a table of addresses (GOT), which the module loaders of
+# x86 and arm64 do not know: a compiler makes one of a weak reference (src/ffi/neighbours.h).
 set -eu
 readelf=${READELF:-$(command -v "${CROSS_COMPILE:-}readelf" || command -v llvm-readelf || command -v llvm-readelf-19 || true)}
 [ -n "$readelf" ] || {

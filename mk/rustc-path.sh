@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Prints where the rustc $1 is. Root, who installs, has another PATH, and rustup's rustc takes the toolchain of the user who runs
-# it: the one in the toolchain is the same for everybody.
+# Prints where the rustc $1 is. Root, who installs, has another PATH, and rustup's rustc takes the
+# toolchain of the user who runs it: the one in the toolchain is the same for everybody.
 set -eu
 unset MAKEFLAGS MFLAGS
 rustc=$("$1" --print sysroot)/bin/rustc

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Builds peermemctl, and makes its man pages, shell completions and schema; with its units and what is
-# for monitoring: mk/tools.sh CARGO OUT
+# Builds peermemctl, and makes its man pages, shell completions and schema; with its units and what
+# is for monitoring: mk/tools.sh CARGO OUT
 set -eu
 cargo=$1 out=$2
 manifest=$(dirname "$0")/../tools/peermemctl/Cargo.toml

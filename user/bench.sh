@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# What a hit costs (gpumr/examples/bench.rs): `bench.sh build OUT` puts the program into a folder, for a
-# machine with a GPU; `bench.sh` builds and runs it here.
+# What a hit costs (gpumr/examples/bench.rs): `bench.sh build OUT` puts the program into a folder,
+# for a machine with a GPU; `bench.sh` builds and runs it here.
 set -eu
 cd "$(dirname "$0")"
 out=${2:-../build/bench}

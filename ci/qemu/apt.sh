@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
-# Debian packages of any suite, by name: to be sourced. apt works in a private folder of the cache and
-# checks signatures as always; mirror and keyring are those of the machine's own configuration, whose
-# package lists stay as they are. Files go to dl/, where what is there already is used as it is.
-# Packages are of this machine's architecture, unless apt_arch names another one beforehand; of that
-# one there are this release's, and those of apt_suites.
+# Debian packages of any suite, by name: to be sourced. apt works in a private folder of the cache
+# and checks signatures as always; mirror and keyring are those of the machine's own configuration,
+# whose package lists stay as they are. Files go to dl/, where what is there already is used as it
+# is. Packages are of this machine's architecture, unless apt_arch names another one beforehand; of
+# that one there are this release's, and those of apt_suites.
 
 host_arch=$(dpkg --print-architecture)
 apt_arch=${apt_arch:-$host_arch}

@@ -2,9 +2,9 @@
 # What the machines are made of, one target each: sources, kernels, modules, programs, images.
 #   make -f ci/qemu/artefacts.mk KERNEL=debug-7.2 image-ours      (in the top folder; ci/lab.sh does it)
 # `keep` names a finished artefact by the hash of its inputs, keeps it in the cache, which all
-# checkouts share, and links it into build/lab. So a target runs each time and costs a look.
-# An input is a file, a folder, a link to another artefact (it counts by that one's hash) or =TEXT.
-# The command finds in $OUT where to build. Without --in-place that is a folder of the checkout, where
+# checkouts share, and links it into build/lab. So a target runs each time and costs a look. An
+# input is a file, a folder, a link to another artefact (it counts by that one's hash) or =TEXT. The
+# command finds in $OUT where to build. Without --in-place that is a folder of the checkout, where
 # make builds what changed and nothing else, and only products are kept: modules, headers, programs.
 
 # The kernel's architecture, where it is not this machine's: everything for it is built across.
@@ -22,7 +22,8 @@ SHELL := /bin/bash
 .SECONDEXPANSION:
 .PHONY: chroot-bookworm $(shell sed -n 's/^\([a-z_][a-z0-9_.-]*\):.*/\1/p' $(lastword $(MAKEFILE_LIST)))
 
-# LLVM= is for the lab's own kernels alone: a make below this one would link Debian's modules by lld.
+# LLVM= is for the lab's own kernels alone: a make below this one would link Debian's modules by
+# lld.
 MAKEOVERRIDES :=
 unexport LLVM
 

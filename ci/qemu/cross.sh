@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
-# Compilers for the architecture of LAB_SYSROOT, the folder that sysroot.sh makes: to be sourced. cross
-# is empty where programs are built for this machine.
+# Compilers for the architecture of LAB_SYSROOT, the folder that sysroot.sh makes: to be sourced.
+# cross is empty where programs are built for this machine.
 
 cross= sysroot=
 if [ -n "${LAB_SYSROOT:-}" ]; then

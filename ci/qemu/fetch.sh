@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# fetch.sh WHAT VERSION [MORE]: other people's sources, unpacked into $OUT. For nvidia_src a folder is in VERSION's place.
+# fetch.sh WHAT VERSION [MORE]: other people's sources, unpacked into $OUT. For nvidia_src a folder
+# is in VERSION's place.
 set -euo pipefail
 . "$(dirname "$0")/apt.sh"
 what=$1 version=$2

@@ -1,17 +1,18 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# image.sh KERNEL_DIR NAME MODULES ALSO BUILT PROGRAMS: the machine's root file system, an initramfs,
-# in KERNEL_DIR/image-NAME.cpio: programs of this Debian with their libraries, modules, and what was
-# built: the folders PROGRAMS of BUILT. For another architecture Debian's are those of LAB_SYSROOT.
-# ALSO is consumers (UCX, and rdma-core's own tests with the Python that runs them: ten times the
-# rest), or a module that modprobe is not to find.
+# image.sh KERNEL_DIR NAME MODULES ALSO BUILT PROGRAMS: the machine's root file system, an
+# initramfs, in KERNEL_DIR/image-NAME.cpio: programs of this Debian with their libraries, modules,
+# and what was built: the folders PROGRAMS of BUILT. For another architecture Debian's are those of
+# LAB_SYSROOT. ALSO is consumers (UCX, and rdma-core's own tests with the Python that runs them: ten
+# times the rest), or a module that modprobe is not to find.
 set -euo pipefail
 shopt -s nullglob
 . "$(dirname "$0")/cross.sh"
 k=$1 name=$2 modules=$3 also=$4 built=$5 programs=$6
 release=$(cat "$k/kernel/release")
 lib=/usr/lib/${cross:-$(cc -print-multiarch)}
-# A folder of this process alone, and one rename at the end: two runs may make the same image at once.
+# A folder of this process alone, and one rename at the end: two runs may make the same image at
+# once.
 root=$PWD/$k/root-$name.$$
 trap 'rm -rf "$root" "$k/image-$name.cpio.$$"' EXIT
 umask 022
@@ -54,8 +55,8 @@ libraries() { # FILE
 	done
 }
 
-# Copies a program or library and every library that it needs, unless it is there already: libibverbs
-# is, and one of this machine's is not the lab's. Nor is its libcuda.
+# Copies a program or library and every library that it needs, unless it is there already:
+# libibverbs is, and one of this machine's is not the lab's. Nor is its libcuda.
 add() { # FILE [PATH IN THE IMAGE]
 	[ -e "$1" ] || {
 		echo "image: $1 is missing: is its package installed? (ci/bootstrap.sh)" >&2
@@ -162,8 +163,8 @@ done
 depmod -b "$root" "$release"
 
 if [ "${name%%-*}" = installed ]; then
-	# What README says: `make`, and then `make install` by root, who has another home and finds what
-	# was built in the build folder.
+	# What README says: `make`, and then `make install` by root, who has another home and finds
+	# what was built in the build folder.
 	neighbours="OFED=$PWD/$k/ofed NVIDIA=$PWD/$k/gpu"
 	[ ! -e "$k/bare" ] || neighbours="OFED=$PWD/$k/bare NVIDIA=$PWD/$k/bare"
 	out=OUT=$PWD/$k/work/installed

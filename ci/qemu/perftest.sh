@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# perftest.sh SOURCE CUDA_H LIB: perftest with CUDA, linked against the libcuda.so in LIB, in $OUT/bin.
+# perftest.sh SOURCE CUDA_H LIB: perftest with CUDA, linked against the libcuda.so in LIB, in
+# $OUT/bin.
 set -eu
 . "$(dirname "$0")/cross.sh"
 source=$1 cuda_h=$(realpath "$2") lib=$(realpath "$3")

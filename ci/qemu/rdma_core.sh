@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# rdma_core.sh SOURCE PATCH...: libibverbs, its driver for rxe, which registers dma-bufs by the patch,
-# and its two programs, in $OUT/bin.
+# rdma_core.sh SOURCE PATCH...: libibverbs, its driver for rxe, which registers dma-bufs by the
+# patch, and its two programs, in $OUT/bin.
 set -eu
 . "$(dirname "$0")/cross.sh"
 source=$1

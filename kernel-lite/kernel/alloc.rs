@@ -34,7 +34,8 @@ pub mod flags {
 ///
 /// # Safety
 ///
-/// What `alloc` returns is valid for `size` bytes, aligned to eight bytes, and owned by the caller until `free`.
+/// What `alloc` returns is valid for `size` bytes, aligned to eight bytes, and owned by the caller
+/// until `free`.
 pub unsafe trait Allocator {
     /// `size` bytes, not zero.
     fn alloc(size: usize, flags: Flags) -> Result<NonNull<c_void>, AllocError>;
@@ -89,8 +90,8 @@ pub(crate) fn alloc_one<T, A: Allocator>(flags: Flags) -> Result<NonNull<T>, All
 ///
 /// # Invariants
 ///
-/// - `ptr` dangles if `capacity` is zero; else it came from `A` and is valid for `capacity` elements, whose bytes are
-///   no more than `isize::MAX`.
+/// - `ptr` dangles if `capacity` is zero; else it came from `A` and is valid for `capacity`
+///   elements, whose bytes are no more than `isize::MAX`.
 /// - The first `len` elements are initialised and owned; `len <= capacity`.
 pub struct Vec<T, A: Allocator> {
     ptr: NonNull<T>,
@@ -151,14 +152,15 @@ impl<T, A: Allocator> Vec<T, A> {
         let size = capacity.checked_mul(size_of::<T>()).ok_or(AllocError)?;
         isize::try_from(size).map_err(|_| AllocError)?;
         let ptr = A::alloc(size, flags)?.cast::<T>();
-        // SAFETY: By the invariant `len` elements are initialised; there is more room for them in the new memory, which
-        // overlaps with no other.
+        // SAFETY: By the invariant `len` elements are initialised; there is more room for them in
+        // the new memory, which overlaps with no other.
         unsafe { ptr::copy_nonoverlapping(self.ptr.as_ptr(), ptr.as_ptr(), self.len) };
         if self.capacity != 0 {
             // SAFETY: By the invariant this came from `A`; the elements have moved out of it.
             unsafe { A::free(self.ptr.cast()) };
         }
-        // INVARIANT: `ptr` was just allocated for `capacity` elements, and the first `len` were moved there.
+        // INVARIANT: `ptr` was just allocated for `capacity` elements, and the first `len` were
+        // moved there.
         self.ptr = ptr;
         self.capacity = capacity;
         Ok(())
@@ -175,7 +177,8 @@ impl<T, A: Allocator> Vec<T, A> {
         if self.len >= self.capacity {
             return Err(PushError(value));
         }
-        // SAFETY: `len` is below `capacity`, so it is an element of the memory, and by the invariant not initialised.
+        // SAFETY: `len` is below `capacity`, so it is an element of the memory, and by the
+        // invariant not initialised.
         unsafe { self.ptr.as_ptr().add(self.len).write(value) };
         // INVARIANT: One element more is initialised, and `len` was below `capacity`.
         self.len = self.len.wrapping_add(1);
@@ -186,7 +189,8 @@ impl<T, A: Allocator> Vec<T, A> {
     pub fn pop(&mut self) -> Option<T> {
         // INVARIANT: One element less is in use; what is behind `len` is not looked at.
         self.len = self.len.checked_sub(1)?;
-        // SAFETY: By the invariant the element was initialised, and it is not the vector's any more.
+        // SAFETY: By the invariant the element was initialised, and it is not the vector's any
+        // more.
         Some(unsafe { self.ptr.as_ptr().add(self.len).read() })
     }
 
@@ -195,12 +199,15 @@ impl<T, A: Allocator> Vec<T, A> {
         drop(self.drain_all());
     }
 
-    /// Takes all elements out; those that the iterator does not hand out are dropped with it. The memory stays.
+    /// Takes all elements out; those that the iterator does not hand out are dropped with it. The
+    /// memory stays.
     pub fn drain_all(&mut self) -> DrainAll<'_, T> {
         let len = core::mem::take(&mut self.len);
-        // SAFETY: By the invariant the first `len` elements are initialised; from here on they are the iterator's alone.
+        // SAFETY: By the invariant the first `len` elements are initialised; from here on they are
+        // the iterator's alone.
         let elements = unsafe { slice::from_raw_parts_mut(self.ptr.as_ptr(), len) };
-        // INVARIANT: The vector has no elements any more, and is borrowed as long as the iterator lives.
+        // INVARIANT: The vector has no elements any more, and is borrowed as long as the iterator
+        // lives.
         DrainAll { elements: elements.iter_mut() }
     }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What stands behind this crate: the functions of `helpers.c`, see `helpers.h`. On a host `tests/host/helpers` or
-//! `tests/host/model` defines them, and [`kl_touch`], by which the crate tells what it does by itself.
+//! What stands behind this crate: the functions of `helpers.c`, see `helpers.h`. On a host
+//! `tests/host/helpers` or `tests/host/model` defines them, and [`kl_touch`], by which the crate
+//! tells what it does by itself.
 
 use crate::ffi::{c_char, c_void};
 
@@ -37,7 +38,8 @@ pub fn touch<T>(place: *const T, touch: Touch, relaxed: bool) {
 /// 64-bit words of [`Mutex`]; `KL_MUTEX_WORDS` of `helpers.h`.
 const MUTEX_WORDS: usize = if cfg!(kl_debug_locks) { 32 } else { 8 };
 
-/// Room for the kernel's `struct mutex`, whose size depends on its configuration. `helpers.c` asserts that it fits.
+/// Room for the kernel's `struct mutex`, whose size depends on its configuration. `helpers.c`
+/// asserts that it fits.
 #[repr(C)]
 pub struct Mutex([u64; MUTEX_WORDS]);
 
@@ -70,7 +72,8 @@ unsafe extern "C" {
     pub fn kl_mutex_lock(mutex: *mut Mutex);
     /// By the task that locked it.
     pub fn kl_mutex_unlock(mutex: *mut Mutex);
-    /// Logs `length` bytes at `level`, one of b'0' to b'7', behind the text `prefix`, which ends in a zero.
+    /// Logs `length` bytes at `level`, one of b'0' to b'7', behind the text `prefix`, which ends in
+    /// a zero.
     pub fn kl_print(level: c_char, prefix: *const c_char, text: *const c_char, length: usize);
     /// Of `size` bytes at `place`. Defined on hosts only.
     #[cfg(not(target_os = "none"))]

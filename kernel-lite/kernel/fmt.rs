@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Formatting, in place of `core::fmt`: [`Display`] is a trait of the kernel, so that types of `core` can have it.
+//! Formatting, in place of `core::fmt`: [`Display`] is a trait of the kernel, so that types of
+//! `core` can have it.
 
 pub use core::fmt::{Arguments, Debug, Error, Formatter, Result, Write};
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A crate named `kernel` for kernels that have none: the paths and signatures of Linux 7.2's `kernel` crate, for exactly
-//! the items that this module's policy uses, over the few C functions of `helpers.c`, all of which use plain exports.
+//! A crate named `kernel` for kernels that have none: the paths and signatures of Linux 7.2's
+//! `kernel` crate, for exactly the items that this module's policy uses, over the few C functions
+//! of `helpers.c`, all of which use plain exports.
 //!
-//! Which items, why there are two crates, and how to add an item: `docs/kernel-lite.md`. Where an item behaves
-//! differently from the kernel's own, its documentation says so.
+//! Which items, why there are two crates, and how to add an item: `docs/kernel-lite.md`. Where an
+//! item behaves differently from the kernel's own, its documentation says so.
 //!
-//! The same files compile on a host with std, where [`backend`] is a test's: plain functions, or a model checker.
+//! The same files compile on a host with std, where [`backend`] is a test's: plain functions, or a
+//! model checker.
 
 #![cfg_attr(target_os = "none", no_std)]
 #![deny(unsafe_op_in_unsafe_fn, missing_docs)]
@@ -32,8 +34,9 @@ pub use module::{InPlaceModule, Module, ThisModule};
 #[doc(hidden)]
 pub use pin_init;
 
-/// A panic path that survives optimisation makes the module refer to a function that exists nowhere, so modpost refuses
-/// it: a panic in the free callback would stop the whole GPU driver (docs/rules.md, rule 11).
+/// A panic path that survives optimisation makes the module refer to a function that exists
+/// nowhere, so modpost refuses it: a panic in the free callback would stop the whole GPU driver
+/// (docs/rules.md, rule 11).
 #[cfg(target_os = "none")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

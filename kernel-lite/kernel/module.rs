@@ -59,7 +59,8 @@ impl<T: Module> InPlaceModule for T {
 macro_rules! modinfo {
     ($text:expr) => {
         const _: () = {
-            // `used(compiler)`: the linker's form would make a second section of this name, and the loader sees one.
+            // `used(compiler)`: the linker's form would make a second section of this name, and the
+            // loader sees one.
             #[cfg_attr(MODULE, used(compiler), link_section = ".modinfo")]
             #[cfg_attr(not(MODULE), allow(dead_code))]
             static INFO: [u8; $text.len()] = *match $text.as_bytes().first_chunk() {
@@ -93,7 +94,8 @@ macro_rules! module {
             /// Holds a value from a successful `init_module()` until `cleanup_module()`.
             struct Slot(::core::cell::UnsafeCell<::core::mem::MaybeUninit<$type>>);
 
-            // SAFETY: Used by `init_module()` and `cleanup_module()` only, which never run at the same time.
+            // SAFETY: Used by `init_module()` and `cleanup_module()` only, which never run at the
+            // same time.
             unsafe impl Sync for Slot {}
 
             // INVARIANT: Nothing was initialised yet.
@@ -112,8 +114,8 @@ macro_rules! module {
             static THIS_MODULE: $crate::ThisModule =
                 unsafe { $crate::ThisModule::from_ptr(::core::ptr::null_mut()) };
 
-            // As ___ADDRESSABLE of C: a reference keeps objtool from sealing the ENDBR of a function that only the
-            // loader calls, indirectly.
+            // As ___ADDRESSABLE of C: a reference keeps objtool from sealing the ENDBR of a
+            // function that only the loader calls, indirectly.
             #[cfg_attr(MODULE, used(compiler), link_section = ".init.data")]
             #[cfg_attr(not(MODULE), allow(dead_code))]
             static ADDRESSABLE_INIT: extern "C" fn() -> $crate::ffi::c_int = init_module;
@@ -126,8 +128,8 @@ macro_rules! module {
             extern "C" fn init_module() -> $crate::ffi::c_int {
                 let init = <$type as $crate::InPlaceModule>::init(&THIS_MODULE);
                 let slot = SLOT.0.get().cast::<$type>();
-                // SAFETY: The slot is static, so pinned; nothing is in it, as the loader calls this once.
-                // INVARIANT: On success there is a value in it.
+                // SAFETY: The slot is static, so pinned; nothing is in it, as the loader calls this
+                // once. INVARIANT: On success there is a value in it.
                 match unsafe { $crate::pin_init::PinInit::__pinned_init(init, slot) } {
                     Ok(()) => 0,
                     Err(error) => error.to_errno(),

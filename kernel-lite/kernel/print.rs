@@ -2,8 +2,8 @@
 
 //! Printing.
 //!
-//! The kernel formats inside `printk`, through `%pA`, which exists with CONFIG_RUST only. Here a line is formatted on
-//! the stack first.
+//! The kernel formats inside `printk`, through `%pA`, which exists with CONFIG_RUST only. Here a
+//! line is formatted on the stack first.
 
 use crate::backend;
 use crate::fmt::{self, Write};
@@ -48,7 +48,8 @@ pub unsafe fn call_printk(level: u8, prefix: &[u8], args: fmt::Arguments<'_>) {
             *last = b'\n';
         }
     }
-    // SAFETY: By the invariant the text has `length` bytes; the prefix ends by this function's contract.
+    // SAFETY: By the invariant the text has `length` bytes; the prefix ends by this function's
+    // contract.
     unsafe { backend::kl_print(level, prefix.as_ptr(), line.text.as_ptr(), line.length) };
 }
 

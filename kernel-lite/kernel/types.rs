@@ -26,13 +26,15 @@ pub unsafe trait ForeignOwnable: Sized {
     ///
     /// # Safety
     ///
-    /// `ptr` came from [`into_foreign`](Self::into_foreign), and was not given to `from_foreign` since.
+    /// `ptr` came from [`into_foreign`](Self::into_foreign), and was not given to `from_foreign`
+    /// since.
     unsafe fn from_foreign(ptr: *mut c_void) -> Self;
 
     /// Borrows it.
     ///
     /// # Safety
     ///
-    /// `ptr` came from [`into_foreign`](Self::into_foreign), and is not given to `from_foreign` during `'a`.
+    /// `ptr` came from [`into_foreign`](Self::into_foreign), and is not given to `from_foreign`
+    /// during `'a`.
     unsafe fn borrow<'a>(ptr: *mut c_void) -> Self::Borrowed<'a>;
 }

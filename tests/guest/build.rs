@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Bindings of the system's libibverbs, made where they are used: they follow the rdma-core that is installed.
+//! Bindings of the system's libibverbs, made where they are used: they follow the rdma-core that is
+//! installed.
 
 use std::env;
 use std::path::PathBuf;

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# shuttle-engine uses one method of integers that is stable since Rust 1.87; Debian 13 has 1.85. Nothing else is let in.
+# shuttle-engine uses one method of integers that is stable since Rust 1.87; Debian 13 has 1.85.
+# Nothing else is let in.
 case " $* " in
 *" --crate-name shuttle_engine "*)
 	minor=$("$1" --version | cut -d. -f2)

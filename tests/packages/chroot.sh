@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# chroot.sh bookworm|trixie|sid: a Debian in $OUT/root with systemd, dkms, a kernel with its headers,
-# and what the packages are made and checked with. The packages of the next kernel lie in its
-# /srv/kernel. sid is for its compiler, and has one kernel.
+# chroot.sh bookworm|trixie|sid: a Debian in $OUT/root with systemd, dkms, a kernel with its
+# headers, and what the packages are made and checked with. The packages of the next kernel lie in
+# its /srv/kernel. sid is for its compiler, and has one kernel.
 set -euo pipefail
 . "$(dirname "$0")/../../ci/qemu/apt.sh"
 apt_update

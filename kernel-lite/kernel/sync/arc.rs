@@ -68,7 +68,8 @@ pub struct Arc<T> {
     _owned: PhantomData<ArcInner<T>>,
 }
 
-// SAFETY: A thread that has one may share the `T`, and the thread that drops the last one drops the `T`.
+// SAFETY: A thread that has one may share the `T`, and the thread that drops the last one drops the
+// `T`.
 unsafe impl<T: Sync + Send> Send for Arc<T> {}
 
 // SAFETY: A thread that shares one may clone it.
@@ -103,7 +104,8 @@ impl<T> UniqueArc<MaybeUninit<T>> {
     /// Initialises what is there, pinned from then on.
     pub fn pin_init_with<E>(self, init: impl PinInit<T, E>) -> Result<Pin<UniqueArc<T>>, E> {
         let inner: NonNull<ArcInner<T>> = self.0.ptr.cast();
-        // SAFETY: The memory is valid for writing, and will not move. After an error nothing is left in it.
+        // SAFETY: The memory is valid for writing, and will not move. After an error nothing is
+        // left in it.
         unsafe { init.__pinned_init(&raw mut (*inner.as_ptr()).data)? };
         // The count goes on in the new one.
         let _room = ManuallyDrop::new(self);
@@ -140,8 +142,8 @@ impl<T> Clone for Arc<T> {
 impl<T> Drop for Arc<T> {
     fn drop(&mut self) {
         if self.inner().refcount.dec_and_test() {
-            // SAFETY: There is no other reference, so nobody looks at it any more; by the invariant it came from
-            // `Kmalloc`.
+            // SAFETY: There is no other reference, so nobody looks at it any more; by the invariant
+            // it came from `Kmalloc`.
             unsafe {
                 (&raw mut (*self.ptr.as_ptr()).data).drop_in_place();
                 Kmalloc::free(self.ptr.cast());
@@ -176,7 +178,8 @@ unsafe impl<T: 'static> ForeignOwnable for Arc<T> {
     }
 
     unsafe fn borrow<'a>(ptr: *mut c_void) -> ArcBorrow<'a, T> {
-        // SAFETY: By this function's contract it came from `into_foreign()`, and its reference lives as long as `'a`.
+        // SAFETY: By this function's contract it came from `into_foreign()`, and its reference
+        // lives as long as `'a`.
         ArcBorrow(unsafe { &*ptr.cast() })
     }
 }

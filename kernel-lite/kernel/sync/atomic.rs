@@ -62,7 +62,8 @@ macro_rules! atomic {
         impl Atomic<$type> {
             fn core<O: Ordering>(&self, access: Touch) -> &core_atomic::$core {
                 touch(self.0.get(), access, matches!(O::CORE, core_atomic::Ordering::Relaxed));
-                // SAFETY: The pointer is valid and aligned as long as `self`, and is used for atomic accesses only.
+                // SAFETY: The pointer is valid and aligned as long as `self`, and is used for
+                // atomic accesses only.
                 unsafe { core_atomic::$core::from_ptr(self.0.get()) }
             }
 
@@ -91,8 +92,8 @@ impl Atomic<u64> {
         self.core::<O>(Touch::Update).fetch_add(value, O::CORE)
     }
 
-    /// Writes `new` if `old` is there. `Ok` with the old value if so, else `Err` with the one that was there: then nothing
-    /// is ordered.
+    /// Writes `new` if `old` is there. `Ok` with the old value if so, else `Err` with the one that
+    /// was there: then nothing is ordered.
     #[inline]
     pub fn cmpxchg<O: Ordering>(&self, old: u64, new: u64, _: O) -> Result<u64, u64> {
         self.core::<O>(Touch::Update).compare_exchange(old, new, O::CORE, core_atomic::Ordering::Relaxed)

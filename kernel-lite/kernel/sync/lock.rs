@@ -51,7 +51,8 @@ macro_rules! new_mutex {
 ///
 /// # Invariants
 ///
-/// `state` is a mutex that was initialised: by [`Mutex::new`], or by [`GlobalLock::init`] before anything else.
+/// `state` is a mutex that was initialised: by [`Mutex::new`], or by [`GlobalLock::init`] before
+/// anything else.
 pub struct Mutex<T> {
     state: UnsafeCell<backend::Mutex>,
     data: UnsafeCell<T>,
@@ -166,7 +167,8 @@ impl<T> GlobalLock<T> {
     /// Called once.
     pub unsafe fn init(&'static self) {
         touch(self.inner.data.get(), Touch::Begin, false);
-        // SAFETY: Nobody uses the lock yet, by the contracts of this function and of `new()`; all of it is static.
+        // SAFETY: Nobody uses the lock yet, by the contracts of this function and of `new()`; all
+        // of it is static.
         unsafe { backend::kl_mutex_init(self.inner.state.get(), self.name.as_ptr().cast(), self.key.0.get()) };
     }
 

@@ -63,7 +63,8 @@ impl FakeKernel {
         fs::remove_file(self.path().join(name)).expect("file");
     }
 
-    /// The four crates that kernel-lite needs, as far as anybody looks, in the folder `deps`; the setting that names it.
+    /// The four crates that kernel-lite needs, as far as anybody looks, in the folder `deps`; the
+    /// setting that names it.
     pub fn deps(&self) -> String {
         for file in CRATES {
             self.write(&format!("deps/{file}"), "");
@@ -71,7 +72,8 @@ impl FakeKernel {
         format!("DEPS={}", self.path().join("deps").display())
     }
 
-    /// A program that the tests put before the system's own of the same name; the `PATH` that has it.
+    /// A program that the tests put before the system's own of the same name; the `PATH` that has
+    /// it.
     pub fn program(&self, name: &str, script: &str) -> String {
         let program = self.write(&format!("bin/{name}"), &format!("#!/bin/sh\n{script}\n"));
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("mode");
@@ -87,8 +89,8 @@ impl FakeKernel {
         format!("PATH={}:{}", self.path().join("bin").display(), path.join(":"))
     }
 
-    /// An object with a `.modinfo` section, which `modinfo` reads, of these lines, and with the callback that
-    /// mk/callback-tail.sh looks for.
+    /// An object with a `.modinfo` section, which `modinfo` reads, of these lines, and with the
+    /// callback that mk/callback-tail.sh looks for.
     pub fn module(&self, name: &str, modinfo: &[&str]) -> PathBuf {
         let lines: String = modinfo.iter().map(|line| format!(".asciz \"{line}\"\n")).collect();
         let source = self.write("module.s", &format!("{CALLBACK}.section .modinfo,\"a\"\n{lines}"));

@@ -1,6 +1,7 @@
-//! packaging/container/peermem against a folder that plays the node and the driver's container. Stand-ins are make, insmod and
-//! rmmod, which are told in a log; insmod and rmmod do to the played `/sys` and `/proc` what the kernel does to its own, and
-//! rmmod refuses while `refcnt` is not 0. Left out: Kubernetes, mounts, and the build itself.
+//! packaging/container/peermem against a folder that plays the node and the driver's container.
+//! Stand-ins are make, insmod and rmmod, which are told in a log; insmod and rmmod do to the played
+//! `/sys` and `/proc` what the kernel does to its own, and rmmod refuses while `refcnt` is not 0.
+//! Left out: Kubernetes, mounts, and the build itself.
 
 use build_tests::repository;
 use std::fs;
@@ -63,7 +64,8 @@ impl Node {
         fs::remove_file(self.path(name)).expect("file");
     }
 
-    /// What the driver's container leaves: its tree, the loaded driver, and last the file that says so.
+    /// What the driver's container leaves: its tree, the loaded driver, and last the file that says
+    /// so.
     fn driver(&self) {
         let kernel = kernel();
         self.write(&format!("run/nvidia/driver/usr/src/linux-headers-{kernel}/include/config/auto.conf"), "");
@@ -193,7 +195,8 @@ fn the_nodes_own_core() {
     node.wait("the module", || node.loaded());
 }
 
-/// The driver's container restarts: the module lets the driver go, and is built again against the new one.
+/// The driver's container restarts: the module lets the driver go, and is built again against the
+/// new one.
 #[test]
 fn a_driver_that_restarts() {
     let mut node = Node::with_both();
@@ -207,8 +210,8 @@ fn a_driver_that_restarts() {
     assert_eq!(count(&node.log(), "make "), 2, "{}", node.log());
 }
 
-/// The core's container restarts: the module lets the core go, also when a registration ends late, and is not built again
-/// against the same core.
+/// The core's container restarts: the module lets the core go, also when a registration ends late,
+/// and is not built again against the same core.
 #[test]
 fn a_core_that_restarts() {
     let mut node = Node::with_both();

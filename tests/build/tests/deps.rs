@@ -57,7 +57,8 @@ fn program(cache: &Path, name: &str, script: &str) -> PathBuf {
     bin
 }
 
-/// The files and folders of this one, without those that begin with `deps.new`, which no call may leave.
+/// The files and folders of this one, without those that begin with `deps.new`, which no call may
+/// leave.
 fn nothing_half_made(cache: &Path) {
     let left = fs::read_dir(cache).expect("folder").map(|entry| entry.expect("entry").file_name());
     let left: Vec<_> = left.filter(|name| name.to_string_lossy().starts_with("deps.new")).collect();

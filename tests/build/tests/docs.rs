@@ -16,7 +16,8 @@ fn read(file: &str) -> String {
     fs::read_to_string(repository().join(file)).unwrap_or_default()
 }
 
-/// The names that a link may have behind its `#`: of headings as forges make them, and those set by hand.
+/// The names that a link may have behind its `#`: of headings as forges make them, and those set by
+/// hand.
 fn anchors(page: &str) -> BTreeSet<String> {
     let text = read(page);
     let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| {

@@ -1,4 +1,5 @@
-//! kernel-lite.mk: the flags that it finds for a compiler, asked of one that knows what it is told to; and where it writes.
+//! kernel-lite.mk: the flags that it finds for a compiler, asked of one that knows what it is told
+//! to; and where it writes.
 
 use build_tests::{repository, run};
 use std::fs;
@@ -6,7 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// The flags on a kernel of Debian's configuration, for a rustc of this version that refuses these options.
+/// The flags on a kernel of Debian's configuration, for a rustc of this version that refuses these
+/// options.
 fn flags(version: &str, unknown: &[&str]) -> String {
     let dir = TempDir::new().expect("temporary folder");
     let rustc = dir.path().join("rustc");
@@ -31,7 +33,8 @@ fn flags(version: &str, unknown: &[&str]) -> String {
     made.text
 }
 
-/// Debian 13's: other spellings, warnings of the target features in each crate, and no prefix of indirect calls at all.
+/// Debian 13's: other spellings, warnings of the target features in each crate, and no prefix of
+/// indirect calls at all.
 #[test]
 fn rustc_1_85() {
     let flags = flags("1.85.1", &["-Cjump-tables", "-Zretpoline-external-thunk", "-Zindirect-branch-cs-prefix"]);

@@ -1,4 +1,5 @@
-//! The gates behind each build: a module that they find fault with is removed, and one line says with what.
+//! The gates behind each build: a module that they find fault with is removed, and one line says
+//! with what.
 
 use build_tests::{repository, run, FakeKernel};
 use std::path::{Path, PathBuf};
@@ -74,7 +75,8 @@ fn without_binutils() {
     assert!(!outcome.ok && !built.exists() && outcome.text.contains("panic_bounds_check"), "{}", outcome.text);
 }
 
-/// With lock debugging mutex_lock() is a GPL-only function of another name; everything else is as anywhere.
+/// With lock debugging mutex_lock() is a GPL-only function of another name; everything else is as
+/// anywhere.
 #[test]
 fn a_gpl_only_import_where_locks_are_debugged() {
     let kernel = FakeKernel::new();

@@ -6,7 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// `modules` makes an object with this kernel's vermagic in the place of the module, `modules_install` puts it where kbuild would.
+/// `modules` makes an object with this kernel's vermagic in the place of the module,
+/// `modules_install` puts it where kbuild would.
 const KBUILD: &str = r#"
 modules:
 	@echo "$(NVPM_KERNEL_CRATE) $(RUSTC) $(KBUILD_EXTRA_SYMBOLS) $(NVPM_DEPS) LLVM $(LLVM)" >>$(CURDIR)/log
@@ -62,7 +63,8 @@ fn build(kernel: &FakeKernel) {
     assert!(built.ok, "{}", built.text);
 }
 
-/// `make install` as root: another home, no rustc but this one in `PATH`, and nothing said again but these words.
+/// `make install` as root: another home, no rustc but this one in `PATH`, and nothing said again
+/// but these words.
 fn install(kernel: &FakeKernel, rustc: &str, words: &[&str]) -> Outcome {
     let path = kernel.program("rustc", rustc);
     let mut install = make(kernel, &["install"]);
@@ -159,7 +161,8 @@ fn uninstall_without_headers() {
     gone(uninstall(&[&forgotten, &format!("{build}/")]));
 }
 
-/// A source that is newer than the module: it is built again, as it was the first time, by the same compiler.
+/// A source that is newer than the module: it is built again, as it was the first time, by the same
+/// compiler.
 #[test]
 fn install_builds_again_what_is_not_up_to_date() {
     let kernel = kernel();
@@ -218,7 +221,8 @@ fn install_after_a_build_that_failed() {
     );
 }
 
-/// `make` itself, and what is no install, take nothing from the last build but where the crates are.
+/// `make` itself, and what is no install, take nothing from the last build but where the crates
+/// are.
 #[test]
 fn make_begins_anew() {
     let kernel = kernel();
@@ -328,7 +332,8 @@ fn signed_with_the_kernels_key_only() {
     assert_eq!(signs().as_deref(), Some("SIG_ALL y"));
 }
 
-/// `make clean` in a copy of the Makefiles: every folder that they name in build/ goes, what the lab made stays.
+/// `make clean` in a copy of the Makefiles: every folder that they name in build/ goes, what the
+/// lab made stays.
 #[test]
 fn clean_removes_what_make_built() {
     let tree = tempfile::tempdir().expect("temporary folder");

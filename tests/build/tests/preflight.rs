@@ -88,7 +88,8 @@ fn the_closed_nvidia_ko() {
     refused(&kernel, &["KERNEL_CRATE=own", &closed], &["closed flavour", "NVIDIA", "nvidia-open"]);
 }
 
-/// A kernel without Rust for which kernel-lite can be built, as far as preflight looks; `DEPS` is its folder `deps`.
+/// A kernel without Rust for which kernel-lite can be built, as far as preflight looks; `DEPS` is
+/// its folder `deps`.
 fn without_rust() -> (FakeKernel, String) {
     let kernel = FakeKernel::new();
     kernel.config("CONFIG_X86_64=y\n");
@@ -101,7 +102,8 @@ fn with_either(rustc: &str) -> String {
     format!("CONFIG_RUST=y\nCONFIG_X86_64=y\nCONFIG_RUSTC_VERSION_TEXT=\"{}\"\n", rustc.trim())
 }
 
-/// A kernel for which either crate can be built, as far as preflight looks; `DEPS` is its folder `deps`.
+/// A kernel for which either crate can be built, as far as preflight looks; `DEPS` is its folder
+/// `deps`.
 fn with_rust() -> (FakeKernel, String) {
     let kernel = FakeKernel::new();
     kernel.config(&with_either(&run(Command::new("rustc").arg("--version")).text));
@@ -109,7 +111,8 @@ fn with_rust() -> (FakeKernel, String) {
     (kernel, deps)
 }
 
-/// Asserts that kernel-lite is taken without being asked for, and that the line which says so has these words.
+/// Asserts that kernel-lite is taken without being asked for, and that the line which says so has
+/// these words.
 fn falls_back(kernel: &FakeKernel, settings: &[&str], words: &[&str]) {
     let (crate_name, line) = chosen(kernel, settings);
     assert_eq!(crate_name, "'lite'", "{line}");
@@ -148,7 +151,8 @@ fn kernel_lite_with_another_rustc_than_the_kernels() {
     falls_back(&kernel, &[&deps], &["the kernel was built by \"rustc 1.0.0 (old)\""]);
 }
 
-/// The module is written for the kernel crate of 7.2, and no other has been tried: a user gets it only by asking for it.
+/// The module is written for the kernel crate of 7.2, and no other has been tried: a user gets it
+/// only by asking for it.
 #[test]
 fn another_series_with_rust() {
     for (release, says) in
@@ -383,7 +387,8 @@ fn a_kernel_of_another_architecture() {
     assert!(kernel.preflight(&[&deps, &path, "ARCH=arm64"]).ok);
 }
 
-/// Code without the kernel's marks on calls and returns would stop an arm64 machine, or lose its shadow call stack.
+/// Code without the kernel's marks on calls and returns would stop an arm64 machine, or lose its
+/// shadow call stack.
 #[test]
 fn a_compiler_that_lacks_what_the_kernel_asks() {
     let (kernel, deps) = without_rust();
@@ -513,8 +518,9 @@ fn another_rustc_in_path() {
     );
 }
 
-/// NVIDIA's file keeps its place, ours wins while it is installed, and uninstalling gives the place back: in each of the
-/// folders where NVIDIA's packages put theirs. (Only in `updates` itself would depmod prefer theirs by itself.)
+/// NVIDIA's file keeps its place, ours wins while it is installed, and uninstalling gives the place
+/// back: in each of the folders where NVIDIA's packages put theirs. (Only in `updates` itself would
+/// depmod prefer theirs by itself.)
 #[test]
 fn install_wins_and_uninstall_restores() {
     for theirs in ["updates", "updates/dkms", "kernel/drivers/video"] {
@@ -571,8 +577,8 @@ fn uninstall_for_one_of_two_kernels() {
     assert!(uninstall("7.2.0-other").ok && !ours.exists());
 }
 
-/// What `make tools` built goes where shells and man look, and goes again with the module of the last kernel. Without it the
-/// module is installed all the same.
+/// What `make tools` built goes where shells and man look, and goes again with the module of the
+/// last kernel. Without it the module is installed all the same.
 #[test]
 fn tools_come_and_go_with_the_module() {
     let kernel = FakeKernel::new();
@@ -627,8 +633,8 @@ fn tools_come_and_go_with_the_module() {
     assert_eq!(left.text, "", "left behind");
 }
 
-/// `peermemctl watch` runs while the next version is installed, which takes its place; and whatever becomes of the tools,
-/// modprobe takes our module.
+/// `peermemctl watch` runs while the next version is installed, which takes its place; and whatever
+/// becomes of the tools, modprobe takes our module.
 #[test]
 fn the_module_is_installed_before_the_tools() {
     let kernel = FakeKernel::new();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A process that does what a test tells it, line by line: `guest helper actor nic|gpu` opens the NIC or the GPU first,
-//! then answers each command with `ok …` or `error …`. (The order decides which file a dying process closes first.)
+//! A process that does what a test tells it, line by line: `guest helper actor nic|gpu` opens the
+//! NIC or the GPU first, then answers each command with `ok …` or `error …`. (The order decides
+//! which file a dying process closes first.)
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead};
@@ -106,15 +107,17 @@ impl Actor {
                 let endpoint = Endpoint::new(self.pd()?)?;
                 Ok(self.endpoint.insert(endpoint).number().to_string())
             }
-            // Connected to `peer`, writes this often to memory of its MR; how often it succeeded, and how it ended.
+            // Connected to `peer`, writes this often to memory of its MR; how often it succeeded,
+            // and how it ended.
             ["write", peer, addr, rkey, len, times] => {
                 let endpoint = self.endpoint.take().context("no endpoint")?;
                 endpoint.connect(u32::try_from(number(peer)?)?)?;
                 let to = Remote { addr: number(addr)?, rkey: u32::try_from(number(rkey)?)? };
                 self.write(&endpoint, to, usize::try_from(number(len)?)?, number(times)?)
             }
-            // The NIC's file is from now on referenced by nothing but a message that lies unread in a socket that lies in
-            // a message of its own: a kernel thread finds that, and closes it.
+            // The NIC's file is from now on referenced by nothing but a message that lies unread in
+            // a socket that lies in a message of its own: a kernel thread finds that, and closes
+            // it.
             ["leave", "nic"] => {
                 let nic = self.give_up("uverbs")?;
                 hand_to_the_kernel(nic)?;
@@ -177,7 +180,8 @@ impl Actor {
         for (name, fd) in device_files()? {
             if name.contains("uverbs") || name.contains("nvidiactl") {
                 let flags = if keep { FdFlag::empty() } else { FdFlag::FD_CLOEXEC };
-                // SAFETY: the descriptor was open a moment ago, and nothing in this process closes one meanwhile.
+                // SAFETY: the descriptor was open a moment ago, and nothing in this process closes
+                // one meanwhile.
                 let file = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
                 fcntl(file, FcntlArg::F_SETFD(flags)).with_context(|| format!("flags of {name}"))?;
             }
@@ -221,6 +225,7 @@ fn hand_to_the_kernel(fd: RawFd) -> Result<()> {
         .context("send the descriptors")?;
     nix::unistd::close(fd).context("close the NIC's file")?;
     drop((to, from));
-    // Neither is released, for the message has them; the kernel looks for such when any other socket is.
+    // Neither is released, for the message has them; the kernel looks for such when any other
+    // socket is.
     socketpair(AddressFamily::Unix, SockType::Datagram, None, SockFlag::SOCK_CLOEXEC).map(drop).context("socketpair")
 }

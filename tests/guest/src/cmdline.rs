@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `guest.*` words of the kernel command line. Those of one suite are not listed: that suite's `env.number()` reads them.
+//! `guest.*` words of the kernel command line. Those of one suite are not listed: that suite's
+//! `env.number()` reads them.
 //!
-//! - `run=a,b`: suites, in this order. `end` is added, except to `bare` and to suites that raise alarms on purpose.
-//!   `run=shell` alone: a prompt with everything loaded.
+//! - `run=a,b`: suites, in this order. `end` is added, except to `bare` and to suites that raise
+//!   alarms on purpose. `run=shell` alone: a prompt with everything loaded.
 //! - `only=TEXT,…`: only tests whose `suite/name` contains one of these.
-//! - `mode=legacy`: only tests of this mode (persistent, legacy) and of the boot's generation, or of none. The others are
-//!   skipped and say so.
+//! - `mode=legacy`: only tests of this mode (persistent, legacy) and of the boot's generation, or
+//!   of none. The others are skipped and say so.
 //! - `generation=24.10`: the core's generation where a test does not say; 25.10 without it.
 //! - `nvidia_c=1`: nvidia-peermem is NVIDIA's own.
-//! - `kernel_crate=lite`: our module was built with kernel-lite. It has no tracepoints, and tests of them are skipped.
+//! - `kernel_crate=lite`: our module was built with kernel-lite. It has no tracepoints, and tests
+//!   of them are skipped.
 //! - `installed`: `make install` put the module into this image.
 //! - `role=server` or `client`: which of two machines this is; addresses are fixed.
 //! - `table=1`: only tests that a row of the scenario table names, for the boot's generation.

@@ -87,7 +87,8 @@ pub fn errno_name(errno: i32) -> String {
     format!("{:?}", nix::errno::Errno::from_raw(errno))
 }
 
-/// What does not hold of a refusal that has just happened: its errno, and the reason that the module recorded for it.
+/// What does not hold of a refusal that has just happened: its errno, and the reason that the
+/// module recorded for it.
 pub fn complaints(what: &str, (va, len): (u64, usize), got: i32, errno: i32, reason: Option<&str>) -> Vec<String> {
     let mut wrong: Vec<String> = expect_errno(what, got, errno).err().map(|e| format!("{e:#}")).into_iter().collect();
     let Some(reason) = reason else { return wrong };

@@ -12,8 +12,8 @@ use crate::lab;
 use crate::modules::{self, PEERMEM};
 use crate::peermem::{rows, Stats};
 
-/// The counters of both sides when nothing was going on. [`Ledger::check`] fails if anything but the module asks the GPU
-/// for pins meanwhile (`/dev/nvlab_gdr`), or empties the accounting.
+/// The counters of both sides when nothing was going on. [`Ledger::check`] fails if anything but
+/// the module asks the GPU for pins meanwhile (`/dev/nvlab_gdr`), or empties the accounting.
 pub struct Ledger {
     stats: Stats,
     accounting: Accounting,
@@ -27,13 +27,15 @@ struct Figure {
 }
 
 impl Ledger {
-    /// To be called at rest: nobody registers, deregisters or frees. What is registered already is no matter.
+    /// To be called at rest: nobody registers, deregisters or frees. What is registered already is
+    /// no matter.
     pub fn begin() -> Result<Self> {
         Ok(Self { stats: Stats::read()?, accounting: gpu::accounting()? })
     }
 
-    /// Compares every figure; to be called at rest. What is still registered is no matter. What a process that was just
-    /// killed had is given back a moment after its death: for that there is some patience.
+    /// Compares every figure; to be called at rest. What is still registered is no matter. What a
+    /// process that was just killed had is given back a moment after its death: for that there is
+    /// some patience.
     pub fn check(&self) -> Result<()> {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
@@ -87,7 +89,8 @@ impl Ledger {
             ours: ours("provider.map.calls")?,
             theirs: theirs("dma_maps"),
         });
-        // The module counts no put that fails with ENOMEM, after which the pin is still there: here, nobody makes one fail so.
+        // The module counts no put that fails with ENOMEM, after which the pin is still there:
+        // here, nobody makes one fail so.
         all.push(Figure {
             what: "put_errors".into(),
             ours: ours("put_errors")?,
@@ -179,7 +182,8 @@ fn sums(stats: &Stats) -> Result<Vec<Figure>> {
     Ok(all)
 }
 
-/// Nothing is pinned, mapped, left behind or referenced, by the module's word and by everybody else's.
+/// Nothing is pinned, mapped, left behind or referenced, by the module's word and by everybody
+/// else's.
 pub fn settled(limit: Duration) -> Result<()> {
     let end = Instant::now() + limit;
     loop {

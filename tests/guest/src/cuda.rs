@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The few calls of the CUDA driver API that an RDMA application makes, through libcuda.so.1 as such a program
-//! finds it.
+//! The few calls of the CUDA driver API that an RDMA application makes, through libcuda.so.1 as
+//! such a program finds it.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -18,7 +18,8 @@ struct Driver {
 impl Driver {
     /// The function `name`, which must have the signature `F`.
     fn function<F>(&self, name: &str) -> Result<Symbol<'_, F>> {
-        // SAFETY: each caller names a documented driver-API function with its documented C signature.
+        // SAFETY: each caller names a documented driver-API function with its documented C
+        // signature.
         unsafe { self.lib.get(name.as_bytes()) }.with_context(|| format!("libcuda.so.1 has no {name}"))
     }
 }
@@ -39,7 +40,8 @@ pub struct Cuda {
 
 impl Cuda {
     pub fn open() -> Result<Arc<Self>> {
-        // SAFETY: loading runs the initialisers of the stand-in (or of NVIDIA's library), which are made for that.
+        // SAFETY: loading runs the initialisers of the stand-in (or of NVIDIA's library), which are
+        // made for that.
         let lib = unsafe { Library::new("libcuda.so.1") }.context("open libcuda.so.1")?;
         let driver = Driver { lib };
         let mut device: c_int = 0;
@@ -117,14 +119,16 @@ impl Cuda {
     fn read(&self, va: u64, len: usize) -> Result<Vec<u8>> {
         let copy = self.driver.function::<unsafe extern "C" fn(*mut c_void, u64, usize) -> c_int>("cuMemcpyDtoH_v2")?;
         let mut out = vec![0u8; len];
-        // SAFETY: the destination is a live slice of that length; the driver checks the device range.
+        // SAFETY: the destination is a live slice of that length; the driver checks the device
+        // range.
         check("cuMemcpyDtoH", unsafe { copy(out.as_mut_ptr().cast(), va, len) })?;
         Ok(out)
     }
 }
 
-/// Addresses from cuMemAddressReserve, with a handle's memory in each segment that is mapped: what PyTorch's expandable
-/// segments are. What is mapped is unmapped when this is dropped, and the addresses are given back.
+/// Addresses from cuMemAddressReserve, with a handle's memory in each segment that is mapped: what
+/// PyTorch's expandable segments are. What is mapped is unmapped when this is dropped, and the
+/// addresses are given back.
 pub struct Segments {
     va: u64,
     len: usize,

@@ -65,8 +65,8 @@ impl Edu {
 
     fn call<T>(&self, number: u32, argument: &mut T) -> io::Result<()> {
         let number = 3 << 30 | (size_of::<T>() as u64) << 16 | u64::from(uapi::TYPE) << 8 | u64::from(number);
-        // SAFETY: a live block of the size that the number encodes. Addresses in it are a test's own buffers, or bad on
-        // purpose, which the driver answers with an error.
+        // SAFETY: a live block of the size that the number encodes. Addresses in it are a test's
+        // own buffers, or bad on purpose, which the driver answers with an error.
         match unsafe { libc::ioctl(self.0.as_raw_fd(), number, std::ptr::from_mut(argument)) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -178,7 +178,8 @@ impl Edu {
         match unsafe { nix::unistd::fork() }.context("fork")? {
             nix::unistd::ForkResult::Child => {
                 let mut byte = 0u8;
-                // SAFETY: a local is written; the end closes what is open, and nothing of the parent's is dropped twice.
+                // SAFETY: a local is written; the end closes what is open, and nothing of the
+                // parent's is dropped twice.
                 unsafe {
                     libc::read(theirs.as_raw_fd(), (&raw mut byte).cast(), 1);
                     libc::_exit(0)
@@ -226,8 +227,8 @@ impl Drop for Guarded {
     }
 }
 
-/// The helper `edu`: memory and a pin of its own. `copy` moves random bytes there, `check` compares them with the GPU's,
-/// `free` frees the memory.
+/// The helper `edu`: memory and a pin of its own. `copy` moves random bytes there, `check` compares
+/// them with the GPU's, `free` frees the memory.
 pub fn helper(kind: &str, len: &str) -> Result<()> {
     let kind = match kind {
         "Persistent" => Kind::Persistent,

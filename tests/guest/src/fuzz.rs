@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One process of the fuzzer: an ordinary user who calls verbs with addresses of a GPU, of any length, alignment and access,
-//! and who frees, forks and posts as it comes. What it does is a function of the seed and its number.
+//! One process of the fuzzer: an ordinary user who calls verbs with addresses of a GPU, of any
+//! length, alignment and access, and who frees, forks and posts as it comes. What it does is a
+//! function of the seed and its number.
 //!
-//! Most calls are refused. What succeeds is checked: a region lies in memory that this process has, a request that arrives
-//! lies in its region, and memory that no region has keeps its bytes.
+//! Most calls are refused. What succeeds is checked: a region lies in memory that this process has,
+//! a request that arrives lies in its region, and memory that no region has keeps its bytes.
 
 use std::io;
 use std::ops::Range;
@@ -57,8 +58,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     CALLS.iter().map(|call| call.0).chain(["registered", "refused", "arrived", "errors"])
 }
 
-/// Pages that nobody may touch on either side of the host memory: a range that begins beside it is refused, wherever the
-/// program's own memory is. Wider than any step of [`Fuzzer::range`].
+/// Pages that nobody may touch on either side of the host memory: a range that begins beside it is
+/// refused, wherever the program's own memory is. Wider than any step of [`Fuzzer::range`].
 const FENCE: usize = 4 * GPU_PAGE;
 
 /// A region, and what the keys reach by what addresses.
@@ -166,7 +167,8 @@ impl Fuzzer {
         })
     }
 
-    /// So many calls, and what came of them as a line. What is left is left to the end of the process, or not.
+    /// So many calls, and what came of them as a line. What is left is left to the end of the
+    /// process, or not.
     pub fn run(mut self, steps: u64) -> Result<()> {
         let all: usize = CALLS.iter().map(|call| call.1).sum();
         for step in 0..steps {
@@ -198,8 +200,8 @@ impl Fuzzer {
         of[self.rng.usize(..of.len())]
     }
 
-    /// Addresses that this process has. What `cuMemAlloc()` gives is backed to the next multiple of 2 MiB, and can be
-    /// pinned as far (docs/facts.md#get).
+    /// Addresses that this process has. What `cuMemAlloc()` gives is backed to the next multiple of
+    /// 2 MiB, and can be pinned as far (docs/facts.md#get).
     fn owned(&self) -> Vec<Range<u64>> {
         let backed = |buffer: &DeviceMemory| span(buffer.va(), buffer.size().next_multiple_of(SEGMENT));
         let mut all: Vec<_> = self.buffers.iter().chain([&self.guard]).filter_map(backed).collect();
@@ -209,8 +211,8 @@ impl Fuzzer {
         all
     }
 
-    /// Whether requests to this region would write to the program's own memory: what is on demand may lie beside memory of
-    /// the GPU, or where such memory was.
+    /// Whether requests to this region would write to the program's own memory: what is on demand
+    /// may lie beside memory of the GPU, or where such memory was.
     fn would_hurt(&self, at: usize) -> Result<bool> {
         let Region { access, at, .. } = self.regions[at];
         let end = at.saturating_add(MIB as u64);
@@ -288,7 +290,8 @@ impl Fuzzer {
         self.some(&[FULL_ACCESS, FULL_ACCESS, FULL_ACCESS, 0, LOCAL_WRITE, FULL_ACCESS | ON_DEMAND, known, any])
     }
 
-    /// Keeps a region that the kernel made of `memory`, if it may be one; `iova` is what its keys call the first byte.
+    /// Keeps a region that the kernel made of `memory`, if it may be one; `iova` is what its keys
+    /// call the first byte.
     fn keep(&mut self, mr: Mr, memory: Option<Range<u64>>, (iova, len): (u64, usize), access: i32) -> Result<()> {
         self.counts.add("registered");
         let at = memory.as_ref().map_or(0, |memory| memory.start);
@@ -533,7 +536,8 @@ impl Fuzzer {
         Ok(())
     }
 
-    /// A request whose end nobody waits for, and often memory and region that do not wait for it either.
+    /// A request whose end nobody waits for, and often memory and region that do not wait for it
+    /// either.
     fn abandon(&mut self) -> Result<()> {
         let Some(at) = self.any_region() else { return Ok(()) };
         if self.would_hurt(at)? {

@@ -47,7 +47,8 @@ pub fn provider_calls() -> Result<(i64, i64)> {
     Ok((b.get("gets") + b.get("persistent_gets"), b.get("puts") + b.get("persistent_puts")))
 }
 
-/// The page of video memory at `va`: whether two processes had the same memory. Module nvlab_gdr is loaded.
+/// The page of video memory at `va`: whether two processes had the same memory. Module nvlab_gdr is
+/// loaded.
 pub fn place(va: u64) -> Result<u64> {
     let gdr = nvlab::Gdr::open()?;
     let pin = gdr.pin(va, 64 << 10, nvlab::Kind::Persistent)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The other processes that some tests need: `guest helper NAME ARGUMENTS`. A helper prints `ready …` when it has begun,
-//! and ends with its standard input (or is killed).
+//! The other processes that some tests need: `guest helper NAME ARGUMENTS`. A helper prints `ready
+//! …` when it has begun, and ends with its standard input (or is killed).
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -35,8 +35,8 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
             drop(mrs);
             Ok(())
         }
-        // As an ordinary user with `limit` bytes of RLIMIT_MEMLOCK: registers single pages until one is refused, lets
-        // one go, and tries again. Says how many there were, and both errnos.
+        // As an ordinary user with `limit` bytes of RLIMIT_MEMLOCK: registers single pages until
+        // one is refused, lets one go, and tries again. Says how many there were, and both errnos.
         ("memlock", [limit]) => {
             let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
             let cuda = Cuda::open()?;

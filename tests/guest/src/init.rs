@@ -56,7 +56,8 @@ pub fn run(program: &str, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// Loopback and the cards that carry the soft NICs. Nothing answers to the first but a second machine, if there is one.
+/// Loopback and the cards that carry the soft NICs. Nothing answers to the first but a second
+/// machine, if there is one.
 pub fn network(address: &str) -> Result<()> {
     // The cards' driver is a module in a distribution's kernel.
     run("modprobe", &["-a", "virtio_pci", "virtio_net"])?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The kernel's fault injection: the n-th allocation of one thread (fail-nth), and the n-th call of named functions
-//! (fail_function). Kernel: Documentation/fault-injection.
+//! The kernel's fault injection: the n-th allocation of one thread (fail-nth), and the n-th call of
+//! named functions (fail_function). Kernel: Documentation/fault-injection.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -28,7 +28,8 @@ pub fn available() -> bool {
 /// Where an allocation failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hit {
-    /// Module of the innermost frame that is in one; `kernel` for none, or where the allocation asked for silence.
+    /// Module of the innermost frame that is in one; `kernel` for none, or where the allocation
+    /// asked for silence.
     pub owner: String,
     /// The kernel's stack, innermost frame first.
     pub stack: Vec<String>,
@@ -37,8 +38,9 @@ pub struct Hit {
 /// Which allocations are counted and fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
-    /// Objects of slab caches, one at a time. Their number does not depend on how full the caches are, but now and then an
-    /// index of the core's or the NIC's grows by a node: then the one that was meant is stepped over.
+    /// Objects of slab caches, one at a time. Their number does not depend on how full the caches
+    /// are, but now and then an index of the core's or the NIC's grows by a node: then the one that
+    /// was meant is stepped over.
     Objects,
     /// Pages, one at a time: vmalloc's, and those by which a slab cache grows.
     Pages,
@@ -82,7 +84,8 @@ impl Allocations {
         }
         for what in ["failslab", "fail_page_alloc"] {
             for (file, value) in [
-                // For threads that ask for it, which is this one, once its chosen allocation has failed.
+                // For threads that ask for it, which is this one, once its chosen allocation has
+                // failed.
                 ("task-filter", "Y"),
                 ("probability", "100"),
                 ("times", "-1"),
@@ -94,7 +97,8 @@ impl Allocations {
             }
         }
         let printk = fs::read_to_string(PRINTK).with_context(|| format!("read {PRINTK}"))?;
-        // The stacks are for us, not for the slow console, which keeps everything from "warning" up.
+        // The stacks are for us, not for the slow console, which keeps everything from "warning"
+        // up.
         write(PRINTK, "5 7")?;
         let thread = |name: &str| {
             let file = format!("/proc/thread-self/{name}");
@@ -152,8 +156,8 @@ impl Hit {
     }
 }
 
-/// Which allocation is to fail next: each in turn, but of a long row at one place (a record for each page of a table) only
-/// a sample, unless all are asked for.
+/// Which allocation is to fail next: each in turn, but of a long row at one place (a record for
+/// each page of a table) only a sample, unless all are asked for.
 pub struct Sweep {
     /// The number of the allocation, from 1.
     pub n: u32,
@@ -179,7 +183,8 @@ impl Sweep {
     /// After `hit`; `false`: there are no more.
     pub fn next(&mut self, hit: Option<&Hit>) -> bool {
         match hit {
-            // It may be of the row (the leak detector's own allocations say nothing) or not: the next one tells.
+            // It may be of the row (the leak detector's own allocations say nothing) or not: the
+            // next one tells.
             Some(h) if h.stack.is_empty() => {
                 self.n += 1;
                 return true;
@@ -260,7 +265,8 @@ impl Calls {
         Ok(this)
     }
 
-    /// Makes the `n`-th call in `call` of any of the functions return `-errno` at once, from 1. `false`: there were fewer.
+    /// Makes the `n`-th call in `call` of any of the functions return `-errno` at once, from 1.
+    /// `false`: there were fewer.
     pub fn during<T>(&self, n: u32, errno: i32, call: impl FnOnce() -> T) -> Result<(T, bool)> {
         ensure!(errno > 0, "an errno is positive");
         for function in &self.functions {

@@ -37,10 +37,11 @@ impl Mark {
     }
 }
 
-/// Is this the first line of a report that no test may cause? (The host judges the whole console, by a longer list;
-/// this one says which test it was.)
+/// Is this the first line of a report that no test may cause? (The host judges the whole console,
+/// by a longer list; this one says which test it was.)
 pub fn is_alarm(line: &str) -> bool {
-    // How the kernel's own checkers begin (lib/, mm/kasan, kernel/locking, kernel/dma/debug.c, kernel/panic.c).
+    // How the kernel's own checkers begin (lib/, mm/kasan, kernel/locking, kernel/dma/debug.c,
+    // kernel/panic.c).
     const BEGIN: [&str; 9] = [
         "BUG: ",
         "WARNING: ",
@@ -59,7 +60,8 @@ pub fn is_alarm(line: &str) -> bool {
         || line.starts_with("nvidia_lab:") && line.contains("timed out")
 }
 
-/// `prio,seq,time,flags;text\n KEY=value...` → text. User-space records (facility > 0) are not the kernel's.
+/// `prio,seq,time,flags;text\n KEY=value...` → text. User-space records (facility > 0) are not the
+/// kernel's.
 fn message(record: &str) -> Option<String> {
     let (head, rest) = record.split_once(';')?;
     let prio: u32 = head.split(',').next()?.parse().ok()?;

@@ -34,7 +34,8 @@ impl Ktap {
     }
 
     fn line(&mut self, text: &str) {
-        // A line that cannot be written has no other place to go: the host sees the plan unfulfilled.
+        // A line that cannot be written has no other place to go: the host sees the plan
+        // unfulfilled.
         let _ = writeln!(self.out, "{:width$}{text}", "", width = self.depth * 2);
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the stand-ins tell through debugfs: the peer-memory core, the soft NIC, the PCIe fabric. (The GPU has its own
-//! crate, `nvlab`.) Formats: ci/qemu/ofed/core/lab_trace.c, ci/qemu/ofed/rxe/rxe_peer.c, ci/qemu/pcie/lab_pcie.c.
+//! What the stand-ins tell through debugfs: the peer-memory core, the soft NIC, the PCIe fabric.
+//! (The GPU has its own crate, `nvlab`.) Formats: ci/qemu/ofed/core/lab_trace.c,
+//! ci/qemu/ofed/rxe/rxe_peer.c, ci/qemu/pcie/lab_pcie.c.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -96,7 +97,8 @@ pub fn last_owner() -> Result<String> {
         .context("no client said \"mine\" since the trace was emptied")
 }
 
-/// A hold point of the core; released when dropped, so that a failing test leaves nobody standing there.
+/// A hold point of the core; released when dropped, so that a failing test leaves nobody standing
+/// there.
 pub struct CoreHold {
     point: &'static str,
 }
@@ -253,7 +255,8 @@ pub fn nic_mrs() -> Result<Vec<NicMr>> {
         .collect()
 }
 
-/// One place of a live MR: what the NIC puts on the bus, and what its IOMMU makes of it (0: a fault).
+/// One place of a live MR: what the NIC puts on the bus, and what its IOMMU makes of it (0: a
+/// fault).
 #[derive(Debug, Clone, Copy)]
 pub struct Translation {
     /// Bytes from the page that the MR begins in.
@@ -283,8 +286,9 @@ pub fn tells_dma_mappings() -> bool {
     Path::new(DMA_DUMP).exists()
 }
 
-/// How many DMA mappings the kernel counts for this device with physical addresses in this range (CONFIG_DMA_API_DEBUG).
-/// The fabric lets a NIC write through any of them; an IOMMU does only through those that are for both directions.
+/// How many DMA mappings the kernel counts for this device with physical addresses in this range
+/// (CONFIG_DMA_API_DEBUG). The fabric lets a NIC write through any of them; an IOMMU does only
+/// through those that are for both directions.
 pub fn dma_mappings(device: &str, range: &std::ops::RangeInclusive<u64>) -> Result<usize> {
     let mut count = 0;
     for line in read(DMA_DUMP)?.lines() {
@@ -339,8 +343,8 @@ pub struct Fabric {
     pub faults: u64,
     /// An address that no BAR claims.
     pub unclaimed: u64,
-    /// An access that the endpoint refused. The lab's GPU refuses none: without a live pin its accounting counts a violation, and
-    /// the bytes move.
+    /// An access that the endpoint refused. The lab's GPU refuses none: without a live pin its
+    /// accounting counts a violation, and the bytes move.
     pub refused: u64,
 }
 
@@ -378,8 +382,8 @@ pub fn reset_fabric() -> Result<()> {
     write(&format!("{FABRIC}/reset"), "1")
 }
 
-/// Whether there is /sys/kernel/mm/memory_peers, as there is while a client is registered. The kernel must let modules use
-/// mm_kobj for that, and Debian's does not.
+/// Whether there is /sys/kernel/mm/memory_peers, as there is while a client is registered. The
+/// kernel must let modules use mm_kobj for that, and Debian's does not.
 pub fn has_memory_peers() -> bool {
     Path::new(CLIENTS).exists()
 }

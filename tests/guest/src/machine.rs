@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What is loaded when a test starts. The state is read from the kernel each time, so a test that leaves things
-//! behind does not spoil the next one.
+//! What is loaded when a test starts. The state is read from the kernel each time, so a test that
+//! leaves things behind does not spoil the next one.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -53,7 +53,8 @@ impl Mode {
         }
     }
 
-    /// The modes that exist. NVIDIA's module has no fallback, and before driver 560 no persistent mode.
+    /// The modes that exist. NVIDIA's module has no fallback, and before driver 560 no persistent
+    /// mode.
     pub fn all(nvidia_c: bool) -> &'static [Self] {
         match nvidia_c {
             false => &[Self::Persistent, Self::Fallback, Self::Legacy],
@@ -272,14 +273,15 @@ pub fn load_mainline_rdma(more: &[&str]) -> Result<()> {
     load_from("/run/mainline", None, &[&["ib_uverbs", "rdma_rxe"], more].concat())
 }
 
-/// The kernel's own RDMA core, which has no peer-memory API, under the lab's soft NIC, which imports dma-bufs; and the GPU.
+/// The kernel's own RDMA core, which has no peer-memory API, under the lab's soft NIC, which
+/// imports dma-bufs; and the GPU.
 pub fn load_mainline_dma_buf() -> Result<()> {
     load_from("/run/mainline-dma-buf", Some("/usr/lib/mainline"), &["ib_uverbs", "rdma_rxe"])?;
     modules::load("nvidia", &[])
 }
 
-/// Modules of the kernel's own, before which those in the folder `other` come, and the soft NIC. `root`: where modprobe is to
-/// find them.
+/// Modules of the kernel's own, before which those in the folder `other` come, and the soft NIC.
+/// `root`: where modprobe is to find them.
 fn load_from(root: &str, other: Option<&str>, names: &[&str]) -> Result<()> {
     let tree = modules::tree()?;
     let release = tree.file_name().and_then(|n| n.to_str()).context("the folder of modules has no name")?;

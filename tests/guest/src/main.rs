@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! PID 1 of the lab's virtual machine, and the tests that it runs.
 //!
-//! `/init` (as PID 1) reads `guest.*` from the kernel command line, runs the suites named there, reports KTAP on
-//! a serial line of its own and powers off. The same binary is each test's process (`guest test SUITE NAME`) and the second
-//! process that some tests need (`guest helper NAME ARGUMENTS`).
+//! `/init` (as PID 1) reads `guest.*` from the kernel command line, runs the suites named there,
+//! reports KTAP on a serial line of its own and powers off. The same binary is each test's process
+//! (`guest test SUITE NAME`) and the second process that some tests need (`guest helper NAME
+//! ARGUMENTS`).
 
 mod actor;
 mod arch;

@@ -24,7 +24,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The one kernel message that holds all of `words`; none or a second one is an error that shows them all.
+    /// The one kernel message that holds all of `words`; none or a second one is an error that
+    /// shows them all.
     pub fn one_line(&self, words: &[&str]) -> Result<&str> {
         let hits: Vec<&String> = self.kernel.iter().filter(|l| words.iter().all(|w| l.contains(w))).collect();
         match hits.as_slice() {
@@ -61,8 +62,8 @@ pub fn modprobe(name: &str, parameters: &[&str]) -> Result<Outcome> {
     Ok(o)
 }
 
-/// `modprobe` for what is not loaded. It would find that out itself, but every program that a machine with all alarms starts
-/// takes half a second, and every test begins here.
+/// `modprobe` for what is not loaded. It would find that out itself, but every program that a
+/// machine with all alarms starts takes half a second, and every test begins here.
 pub fn load(name: &str, parameters: &[&str]) -> Result<()> {
     if loaded(name)? {
         return Ok(());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The other machine, where two are joined by a cable: both run the same tests, and in each test their processes talk
-//! over a TCP connection of their own, a line of JSON at a time.
+//! The other machine, where two are joined by a cable: both run the same tests, and in each test
+//! their processes talk over a TCP connection of their own, a line of JSON at a time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -144,7 +144,8 @@ impl Peer {
         said
     }
 
-    /// Fails if the other side has failed or is gone; asked again and again while this machine is at work.
+    /// Fails if the other side has failed or is gone; asked again and again while this machine is
+    /// at work.
     pub fn is_well(&mut self) -> Result<()> {
         let other = self.role.other().name();
         loop {

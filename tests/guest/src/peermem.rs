@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the module tells in /proc/driver/nvidia-peermem (docs/proc.md), and what `peermemctl` makes of it.
+//! What the module tells in /proc/driver/nvidia-peermem (docs/proc.md), and what `peermemctl` makes
+//! of it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -54,8 +55,8 @@ impl Stats {
         self.0.iter().filter_map(|(k, v)| Some((k.strip_prefix("pair.")?, v.as_str()))).collect()
     }
 
-    /// Names of the client with persistent pins, and of the one with revocable pins, where there is one. A third one pins
-    /// nothing.
+    /// Names of the client with persistent pins, and of the one with revocable pins, where there is
+    /// one. A third one pins nothing.
     pub fn clients(&self) -> Result<(&str, Option<&str>)> {
         let mut names = self.text("clients")?.split(' ');
         let first = names.next().context("stats: a client")?;
@@ -104,7 +105,8 @@ pub fn peermemctl_json(args: &[&str]) -> Result<(Value, Option<i32>)> {
 
 /// Takes a capability from the program that `command` will run.
 pub fn without_capability(command: &mut Command, capability: libc::c_ulong) {
-    // SAFETY: Between fork and exec there is one system call, which takes numbers only and allocates nothing.
+    // SAFETY: Between fork and exec there is one system call, which takes numbers only and
+    // allocates nothing.
     unsafe {
         command.pre_exec(move || match libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) {
             0 => Ok(()),
@@ -113,7 +115,8 @@ pub fn without_capability(command: &mut Command, capability: libc::c_ulong) {
     }
 }
 
-/// `peermemctl doctor --json` of a root whom the limit of locked memory binds, as it does a user: without CAP_IPC_LOCK.
+/// `peermemctl doctor --json` of a root whom the limit of locked memory binds, as it does a user:
+/// without CAP_IPC_LOCK.
 pub fn doctor_with_memlock() -> Result<(Value, Option<i32>)> {
     const CAP_IPC_LOCK: libc::c_ulong = 14;
     let mut command = Command::new("peermemctl");

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Real perftest: how it is started, what it reports, and what its buffers must hold afterwards.
 //!
-//! Who writes where (perftest 25.01, perftest_resources.c `ctx_set_send_reg_wqes`, `ctx_set_recv_wqes`,
-//! perftest_communication.c `set_up_connection`): the buffer is two halves of one message each. A client's work
-//! requests use its first half; what it tells or is told as the remote address, and where a receive lands, is the
-//! second half. So the bytes go from the client's first half to the server's second (write, send), or from the
-//! server's second to the client's first (read); a send's latency is measured by sending to and fro. The other halves
-//! are not touched. perftest fills no GPU buffer (`can_init`): each starts with the allocation's own random pattern.
+//! Who writes where (perftest 25.01, perftest_resources.c `ctx_set_send_reg_wqes`,
+//! `ctx_set_recv_wqes`, perftest_communication.c `set_up_connection`): the buffer is two halves of
+//! one message each. A client's work requests use its first half; what it tells or is told as the
+//! remote address, and where a receive lands, is the second half. So the bytes go from the client's
+//! first half to the server's second (write, send), or from the server's second to the client's
+//! first (read); a send's latency is measured by sending to and fro. The other halves are not
+//! touched. perftest fills no GPU buffer (`can_init`): each starts with the allocation's own random
+//! pattern.
 
 use std::fs;
 use std::path::PathBuf;
@@ -69,7 +71,8 @@ impl Side {
 
 impl<'a> Run<'a> {
     pub fn new(program: &'a str, sizes: &'a Sizes, on_gpu: bool) -> Self {
-        // Far from the ports of an earlier run that still linger, and below those that the kernel gives to clients.
+        // Far from the ports of an earlier run that still linger, and below those that the kernel
+        // gives to clients.
         let port = fastrand::u16(20_000..32_000);
         Self { program, sizes, on_gpu, dma_buf: false, rdma_cm: false, settings: &[], port }
     }
@@ -85,7 +88,8 @@ impl<'a> Run<'a> {
             format!("-n{}", self.sizes.iterations),
             format!("-p{}", self.port),
         ]);
-        // Retry after 4.096 us * 2^20 = 4 s: the default of 67 ms is shorter than an emulated machine's gaps.
+        // Retry after 4.096 us * 2^20 = 4 s: the default of 67 ms is shorter than an emulated
+        // machine's gaps.
         a.push("-u20".into());
         a.extend(["--out_json".into(), format!("--out_json_file={}", self.report_file(who))]);
         a.extend(self.on_gpu.then(|| "--use_cuda=0".into()));
@@ -149,8 +153,8 @@ impl<'a> Run<'a> {
         Ok((server.child.id(), client.child.id(), self.report(&said)?))
     }
 
-    /// The same over GPU memory: what the client reported, and what was counted. What arrived is right by CRC, and every
-    /// byte of it went through BAR1.
+    /// The same over GPU memory: what the client reported, and what was counted. What arrived is
+    /// right by CRC, and every byte of it went through BAR1.
     pub fn over_gpu_memory(&self) -> Result<(Report, Counts)> {
         let Sizes { message, iterations } = *self.sizes;
         let before = Before::now()?;
@@ -176,14 +180,16 @@ impl<'a> Run<'a> {
             .is_ok_and(|ids| ids.lines().any(|l| l.contains("LISTEN") && format!("{l} ").contains(&port)))
     }
 
-    /// With `-R` perftest's server tells its client to connect before it listens for that (perftest_communication.c,
-    /// `create_rdma_cm_connection`: `ctx_hand_shake`, then `rdma_cm_server_connection`). A client that is quicker is told
-    /// IB_CM_REJ_INVALID_SERVICE_ID, and its own second attempt crashes.
+    /// With `-R` perftest's server tells its client to connect before it listens for that
+    /// (perftest_communication.c, `create_rdma_cm_connection`: `ctx_hand_shake`, then
+    /// `rdma_cm_server_connection`). A client that is quicker is told IB_CM_REJ_INVALID_SERVICE_ID,
+    /// and its own second attempt crashes.
     pub fn came_too_early(&self, client: &str) -> bool {
         self.rdma_cm && client.contains("RDMA_CM_EVENT_REJECTED; error: 8.")
     }
 
-    /// What the client reported: a send is counted by both; write and read by the client, who tells the server.
+    /// What the client reported: a send is counted by both; write and read by the client, who tells
+    /// the server.
     pub fn report(&self, said: &str) -> Result<Report> {
         let text = fs::read_to_string(self.report_file("client")).context("perftest's report")?;
         Report::parse(&text, said).with_context(|| format!("perftest's report: {text}"))
@@ -193,8 +199,9 @@ impl<'a> Run<'a> {
 pub struct Report {
     /// perftest's own count times its own size.
     pub bytes: u64,
-    /// MiB/s, or microseconds for one message. `None`: perftest could not calibrate its clock (a regression over 200 short
-    /// waits, get_clock.c), which happens on an emulated machine that is busy; it then says 0 or infinity.
+    /// MiB/s, or microseconds for one message. `None`: perftest could not calibrate its clock (a
+    /// regression over 200 short waits, get_clock.c), which happens on an emulated machine that is
+    /// busy; it then says 0 or infinity.
     pub rate: Option<f64>,
 }
 
@@ -202,7 +209,8 @@ impl Report {
     /// `said`: perftest's output.
     fn parse(text: &str, said: &str) -> Result<Self> {
         let uncalibrated = said.contains("Correlation coefficient");
-        // Neither infinity (without a clock) nor what an int overflowed to (the deviation of long times) is JSON.
+        // Neither infinity (without a clock) nor what an int overflowed to (the deviation of long
+        // times) is JSON.
         let clean = ["-inf", "inf", "-nan", "nan"]
             .iter()
             .fold(text.to_string(), |text, word| text.replace(&format!(": {word}"), ": 0"));
@@ -226,7 +234,8 @@ pub fn mb_s(mib_s: f64) -> f64 {
     (mib_s * 1.048_576 * 100.0).round() / 100.0
 }
 
-/// A run without a rate is checked like any other, as far as it went, and then repeated; why is said where it is found.
+/// A run without a rate is checked like any other, as far as it went, and then repeated; why is
+/// said where it is found.
 pub fn with_rate(mut run: impl FnMut() -> Result<Option<f64>>) -> Result<()> {
     for _ in 0..5 {
         if run()?.is_some() {
@@ -245,7 +254,8 @@ pub struct Counts {
     /// Through BAR addresses.
     pub read: u64,
     pub wrote: u64,
-    /// Packets that had to be sent again: only then may the NIC have read more than perftest counted.
+    /// Packets that had to be sent again: only then may the NIC have read more than perftest
+    /// counted.
     pub repeated: u64,
 }
 
@@ -385,8 +395,8 @@ pub fn expected_bytes(program: &str, bytes: u64) -> ((u64, u64), (u64, u64)) {
     }
 }
 
-/// Each receiver's half holds the sender's bytes, no longer its own, and the halves that nobody named are as they were.
-/// Returns how many chunks arrived.
+/// Each receiver's half holds the sender's bytes, no longer its own, and the halves that nobody
+/// named are as they were. Returns how many chunks arrived.
 pub fn arrived(program: &str, server: &Chunks, client: &Chunks) -> Result<usize> {
     let flows = flows(program);
     let mut count = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Runs suites: each test in a child process with a time limit, the accounting looked at after each.
+//! Runs suites: each test in a child process with a time limit, the accounting looked at after
+//! each.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -24,7 +25,8 @@ use crate::modules::{self, PEERMEM};
 use crate::suites::{raises_alarms, scenarios::row_of, stop_test};
 use crate::test::{Env, NvidiaC, Suite, Test, FAIL_MARK, JSON_MARK, SKIP_MARK};
 
-/// How long a killed process may take to go. Longer: it hangs in the kernel, and so may everything after it.
+/// How long a killed process may take to go. Longer: it hangs in the kernel, and so may everything
+/// after it.
 const DEATH: Duration = Duration::from_secs(20);
 
 pub struct Runner<'a> {
@@ -79,14 +81,16 @@ impl<'a> Runner<'a> {
         all
     }
 
-    /// `guest.fragile=1`: what comes after an alarm or a hang says nothing about a module that is known to break.
+    /// `guest.fragile=1`: what comes after an alarm or a hang says nothing about a module that is
+    /// known to break.
     fn over(&self) -> bool {
         self.request.values.contains_key("fragile") && (self.alarmed || self.wedged_by.is_some())
     }
 
-    /// Tests that `guest.only=` leaves: those whose name contains one of its words; those after `guest.after=`, in its
-    /// suite; with `guest.table=1` those of the scenario table that are for the boot's generation. Those of another mode or
-    /// generation than the boot's are another boot's.
+    /// Tests that `guest.only=` leaves: those whose name contains one of its words; those after
+    /// `guest.after=`, in its suite; with `guest.table=1` those of the scenario table that are for
+    /// the boot's generation. Those of another mode or generation than the boot's are another
+    /// boot's.
     fn wanted<'s>(&self, suite: &'s Suite) -> Vec<&'s Test> {
         let only = self.request.values.get("only");
         let after = self.request.values.get("after").and_then(|a| a.strip_prefix(suite.name)?.strip_prefix('/'));
@@ -110,7 +114,8 @@ impl<'a> Runner<'a> {
             .collect()
     }
 
-    /// `guest.mode=`: whether a test is of that mode and of the boot's generation, or of none. Without it all are.
+    /// `guest.mode=`: whether a test is of that mode and of the boot's generation, or of none.
+    /// Without it all are.
     fn is_here(&self, test: &Test) -> bool {
         self.request.values.get("mode").is_none_or(|here| {
             test.level.mode().is_none_or(|mode| mode.boots().name() == here)
@@ -217,7 +222,8 @@ impl<'a> Runner<'a> {
             Ok(_) => {}
             Err(e) => reasons.push(format!("{e:#}")),
         }
-        // Who died in the kernel may have died with the accounting's lock; and one test is there to leave a process.
+        // Who died in the kernel may have died with the accounting's lock; and one test is there to
+        // leave a process.
         if self.wedged_by.is_none() && !self.over() && suite.name != stop_test::NAME {
             let left = left_behind();
             self.dirty = !left.is_empty();
@@ -396,7 +402,8 @@ fn left_behind() -> Vec<String> {
         None
     });
     if let Some(gpu) = gpu {
-        // A file closed by a dying process is released a moment after its parent hears of the death.
+        // A file closed by a dying process is released a moment after its parent hears of the
+        // death.
         let end = Instant::now() + Duration::from_secs(5);
         loop {
             match gpu.accounting() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What a test is. A test runs in a process of its own, so that a panic, an abort or a hang is one failure with a
-//! name, and so that whatever it held is given back when it ends.
+//! What a test is. A test runs in a process of its own, so that a panic, an abort or a hang is one
+//! failure with a name, and so that whatever it held is given back when it ends.
 
 use std::collections::BTreeMap;
 use std::num::ParseIntError;
@@ -73,7 +73,8 @@ pub struct Test {
     pub run: fn(&Env) -> Result<()>,
 }
 
-/// What hangs is found all the same; a test of ten seconds may take two minutes where seven machines share two processors.
+/// What hangs is found all the same; a test of ten seconds may take two minutes where seven
+/// machines share two processors.
 const USUAL_LIMIT: Duration = Duration::from_secs(180);
 
 impl Test {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The verbs that the suites use, over the system's libibverbs. Each object releases itself; what can fail on
-//! release and matters to a test (deregistration) has a method of its own.
+//! The verbs that the suites use, over the system's libibverbs. Each object releases itself; what
+//! can fail on release and matters to a test (deregistration) has a method of its own.
 
 use std::ffi::{c_int, c_void, CStr};
 use std::fs;
@@ -102,7 +102,8 @@ impl Device {
         counters.collect::<Vec<_>>().join(", ")
     }
 
-    /// Index and value of the GID that is an IPv4 address; RoCE fills the table a moment after the link is up.
+    /// Index and value of the GID that is an IPv4 address; RoCE fills the table a moment after the
+    /// link is up.
     fn gid(&self) -> Result<(u8, sys::ibv_gid)> {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
@@ -211,12 +212,14 @@ impl Mr {
         Ok(Self { mr: Some(mr), addr: iova, pd: Arc::clone(pd) })
     }
 
-    /// Asks the NIC to fault `len` bytes from `addr` on in, as `ibv_advise_mr()` does for a region on demand.
+    /// Asks the NIC to fault `len` bytes from `addr` on in, as `ibv_advise_mr()` does for a region
+    /// on demand.
     pub fn prefetch(&self, addr: u64, len: u32) -> io::Result<()> {
         let mut sge = sys::ibv_sge { addr, length: len, lkey: self.lkey() };
         let advice = sys::ib_uverbs_advise_mr_advice_IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE;
         let flush = sys::ib_uverbs_advise_mr_flag_IB_UVERBS_ADVISE_MR_FLAG_FLUSH;
-        // SAFETY: the protection domain is live, and the call copies the one range that it is given.
+        // SAFETY: the protection domain is live, and the call copies the one range that it is
+        // given.
         check(unsafe { sys::ibv_advise_mr(self.pd.pd.as_ptr(), advice, flush, &mut sge, 1) })
     }
 
@@ -249,7 +252,8 @@ impl Mr {
     /// Hands the MR back where the kernel refused: then it is as it was.
     pub fn try_dereg(mut self) -> Result<(), (Self, io::Error)> {
         let Some(mr) = self.mr.take() else { return Ok(()) };
-        // SAFETY: registered by us, and taken out unless it fails: no second call of one that succeeded.
+        // SAFETY: registered by us, and taken out unless it fails: no second call of one that
+        // succeeded.
         check(unsafe { sys::ibv_dereg_mr(mr.as_ptr()) }).map_err(|e| {
             self.mr = Some(mr);
             (self, e)

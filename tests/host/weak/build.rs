@@ -1,5 +1,6 @@
-//! Copies of shipped files in which `core`'s atomics are loom's, as they are and with one ordering weakened each. They are
-//! copies because loom counts accesses by types of its own, and because a weakened file is not what the crate ships.
+//! Copies of shipped files in which `core`'s atomics are loom's, as they are and with one ordering
+//! weakened each. They are copies because loom counts accesses by types of its own, and because a
+//! weakened file is not what the crate ships.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -23,7 +24,8 @@ const FILES: [(&str, &[Place]); 2] = [
     ),
 ];
 
-/// Too much hangs on this one to be compiled here: what it does with its `READY` is taken out of it.
+/// Too much hangs on this one to be compiled here: what it does with its `READY` is taken out of
+/// it.
 const READY: &str = "src/client.rs";
 
 /// Likewise: how it keeps the pairs of a GPU and a NIC.

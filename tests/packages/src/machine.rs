@@ -1,4 +1,5 @@
-//! A machine made of Debian packages: a chroot with layers, in which real dpkg, dkms, depmod and modprobe run.
+//! A machine made of Debian packages: a chroot with layers, in which real dpkg, dkms, depmod and
+//! modprobe run.
 
 use anyhow::{bail, ensure, Context, Result};
 use std::path::{Path, PathBuf};
@@ -65,7 +66,8 @@ impl Machine {
         Ok(Self { layers: layers.clone(), dir, disk: None })
     }
 
-    /// This machine as it is now, for others to start from. They need `self` no longer than its folder is kept.
+    /// This machine as it is now, for others to start from. They need `self` no longer than its
+    /// folder is kept.
     pub fn layers(&self) -> Layers {
         let mut layers = vec![self.dir.path().join("upper")];
         layers.extend(self.layers.0.iter().cloned());
@@ -106,8 +108,9 @@ impl Machine {
         Ok(said.text)
     }
 
-    /// Boots the machine, as containers boot: systemd is its process 1, on the kernel of this one, whose devices it does not
-    /// get. A script of `sh -eu` runs as root once the boot is over; then the machine ends. What the script says.
+    /// Boots the machine, as containers boot: systemd is its process 1, on the kernel of this one,
+    /// whose devices it does not get. A script of `sh -eu` runs as root once the boot is over; then
+    /// the machine ends. What the script says.
     pub fn boot(&self, script: &str) -> Result<String> {
         // systemd makes cgroups, which would stay.
         let name = self.dir.path().file_name().context("a temporary folder has a name")?.to_string_lossy();
@@ -152,8 +155,8 @@ END_OF_UNIT
             .collect())
     }
 
-    /// Which file modprobe takes for a kernel, and whether its symbol versions are those of the neighbours that modprobe
-    /// would load before it.
+    /// Which file modprobe takes for a kernel, and whether its symbol versions are those of the
+    /// neighbours that modprobe would load before it.
     pub fn resolved(&self, kernel: &str) -> Result<Resolved> {
         let text = self.must(&format!(
             r#"k='{kernel}'

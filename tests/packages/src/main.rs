@@ -1,5 +1,6 @@
-//! `packages --chroot bookworm=DIR --archive FILE`: installs the packages on machines made of Debian packages, takes these
-//! through every transition, and asks modprobe. Prints a line per transition as libtest does.
+//! `packages --chroot bookworm=DIR --archive FILE`: installs the packages on machines made of
+//! Debian packages, takes these through every transition, and asks modprobe. Prints a line per
+//! transition as libtest does.
 //!
 //! `PACKAGES_VERBOSE=1` shows every script with what it says.
 

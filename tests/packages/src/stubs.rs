@@ -7,7 +7,8 @@ use std::path::Path;
 /// Where packages lie in the machine.
 pub const DEBS: &str = "/srv/debs";
 
-/// NVIDIA's driver package, and its former and next ones. The number before the dot is its interface.
+/// NVIDIA's driver package, and its former and next ones. The number before the dot is its
+/// interface.
 pub const NVIDIA: [&str; 3] = ["580.95", "580.105", "595.10"];
 /// DOCA-OFED's.
 pub const OFED: [&str; 2] = ["24.10", "25.10"];
@@ -15,9 +16,9 @@ pub const OFED: [&str; 2] = ["24.10", "25.10"];
 pub const NEXT: &str = "0.90.0";
 pub const BROKEN: &str = "0.91.0";
 
-/// Builds every Debian package that the transitions need, and the rpm packages where they are wanted. `archive` is what
-/// `make dist` made; peermemctl and the libraries are built of what cargo needs for them in `vendor`,
-/// without the network.
+/// Builds every Debian package that the transitions need, and the rpm packages where they are
+/// wanted. `archive` is what `make dist` made; peermemctl and the libraries are built of what cargo
+/// needs for them in `vendor`, without the network.
 pub fn build(machine: &Machine, archive: &Path, version: &str, rpm: bool, vendor: Option<&Path>) -> Result<()> {
     let stubs = Path::new(env!("CARGO_MANIFEST_DIR")).join("stubs");
     machine.put(&stubs, "/srv/stubs")?;

@@ -161,7 +161,8 @@ fn nvidia_same_interface(test: &mut Test) -> Result<()> {
     test.expect_ours("upgrade of NVIDIA's driver, same interface", &version)
 }
 
-/// dkms before 3.1 keeps no Module.symvers: then nothing says that the interface has changed, and the kernel checks nothing.
+/// dkms before 3.1 keeps no Module.symvers: then nothing says that the interface has changed, and
+/// the kernel checks nothing.
 fn nvidia_up_and_down(test: &mut Test) -> Result<()> {
     let version = test.version();
     let known = test.machine.run("ls /var/lib/dkms/nvidia/*/*/*/module/Module.symvers")?.ok;
@@ -199,8 +200,9 @@ fn nvidia_half_installed(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// Debian's driver packages call their files otherwise, and have modprobe do so by a line `install`. modprobe ignores that for
-/// ours, which has a softdep; so what admin and packages say is left alone.
+/// Debian's driver packages call their files otherwise, and have modprobe do so by a line
+/// `install`. modprobe ignores that for ours, which has a softdep; so what admin and packages say
+/// is left alone.
 fn debians_driver(test: &mut Test) -> Result<()> {
     let version = test.version();
     test.machine.must(&format!(
@@ -241,7 +243,8 @@ fn ofed_upgrade(test: &mut Test) -> Result<()> {
     test.expect_ours("upgrade of OFED", &version)
 }
 
-/// `default` points at the build for another kernel, and another version's files lie around: only this kernel's counts.
+/// `default` points at the build for another kernel, and another version's files lie around: only
+/// this kernel's counts.
 fn ofed_of_two_versions(test: &mut Test) -> Result<()> {
     let version = test.version();
     let text = test.machine.must(
@@ -375,7 +378,8 @@ fn disk_full_while_configuring(test: &mut Test) -> Result<()> {
     one_line(&said.text, &["cannot write /usr/lib/depmod.d/00-nvidia-peermem-rust.conf"])
 }
 
-/// A neighbour has changed, and there is no room even to keep the module beside a build: nothing is begun.
+/// A neighbour has changed, and there is no room even to keep the module beside a build: nothing is
+/// begun.
 fn disk_full_at_a_refresh(test: &mut Test) -> Result<()> {
     let kernel = test.kernel()?;
     let version = test.version();
@@ -409,7 +413,8 @@ fn a_release_that_begins_another(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// Secure Boot, and a key of DKMS that nobody has enrolled (mokutil is a stand-in: the machine has no firmware).
+/// Secure Boot, and a key of DKMS that nobody has enrolled (mokutil is a stand-in: the machine has
+/// no firmware).
 fn key_not_enrolled(test: &mut Test) -> Result<()> {
     let version = test.version();
     let text = test.machine.must(
@@ -425,7 +430,8 @@ fn key_not_enrolled(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// openibd's hook comes with us where OFED is, or with OFED where we are. An admin's own is left alone, and none comes back.
+/// openibd's hook comes with us where OFED is, or with OFED where we are. An admin's own is left
+/// alone, and none comes back.
 fn openibd_hook(test: &mut Test) -> Result<()> {
     let hook = "/etc/infiniband/pre-stop-hook.sh";
     let text = test.machine.must(&format!(
@@ -441,7 +447,8 @@ fn openibd_hook(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// A rebuild for one kernel leaves the others' links as they are; an upgrade holds every kernel's module.
+/// A rebuild for one kernel leaves the others' links as they are; an upgrade holds every kernel's
+/// module.
 fn each_kernel_by_itself(test: &mut Test) -> Result<()> {
     let kernel = test.kernel()?;
     let text = test.machine.must(&format!(
@@ -638,8 +645,8 @@ fn peermemctl_by_rpm(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// A program in C is compiled with what `gpumr.pc` says, finds its library, and is told what it lacks; and so is one that
-/// knows nothing of the other library, which is in LD_PRELOAD.
+/// A program in C is compiled with what `gpumr.pc` says, finds its library, and is told what it
+/// lacks; and so is one that knows nothing of the other library, which is in LD_PRELOAD.
 const LINKS: &str = r#"cd /tmp
     pc=$(find /usr/lib* -name gpumr.pc)
     libs=$(sed -n 's/^Libs: *//p' $pc); libdir=$(sed -n 's/^libdir=//p' $pc); includedir=$(sed -n 's/^includedir=//p' $pc)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `cargo run --example checks > ../../docs/results/checks.md`: every check, and what doctor says of every recorded machine.
+//! `cargo run --example checks > ../../docs/results/checks.md`: every check, and what doctor says
+//! of every recorded machine.
 
 use peermemctl::catalogue;
 use peermemctl::check::Level;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `cargo run --example generate -- DIR`: man pages, shell completions and the schema of `--json`, from the parser and the
-//! types that are printed.
+//! `cargo run --example generate -- DIR`: man pages, shell completions and the schema of `--json`,
+//! from the parser and the types that are printed.
 
 use clap::Command;
 use clap_complete::env::{Bash, EnvCompleter, Fish, Zsh};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Registers GPU memory and holds it, for the live situations of tests/live: `hold BYTES [OFFSET [ALLOCATED]]`.
-//! Prints `held` or the error, then waits until its input ends. `free`: then frees the memory before it deregisters;
-//! `heir`: leaves at once, while a child still has the RDMA device open; `child`: has a child deregister it.
+//! Registers GPU memory and holds it, for the live situations of tests/live: `hold BYTES [OFFSET
+//! [ALLOCATED]]`. Prints `held` or the error, then waits until its input ends. `free`: then frees
+//! the memory before it deregisters; `heir`: leaves at once, while a child still has the RDMA
+//! device open; `child`: has a child deregister it.
 
 use anyhow::{Context, Result};
 use peermemctl::verbs::{Region, Verbs};
@@ -60,10 +61,12 @@ fn leave_to_heir() -> Result<()> {
     std::process::exit(0)
 }
 
-/// Lets a child deregister `region`, which for this process then is registered no more, and waits for the end of its input.
+/// Lets a child deregister `region`, which for this process then is registered no more, and waits
+/// for the end of its input.
 fn wait_for_child(region: Region<'_>) -> Result<()> {
     let region = ManuallyDrop::new(region);
-    // SAFETY: This process has one thread; the child deregisters what it has a copy of, and ends without unwinding.
+    // SAFETY: This process has one thread; the child deregisters what it has a copy of, and ends
+    // without unwinding.
     match unsafe { libc::fork() } {
         0 => {
             let left = ManuallyDrop::into_inner(region).deregister().is_err();

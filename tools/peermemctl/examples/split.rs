@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `cargo run --example split -- OUT/*.txt`: puts the machines that tests/live/boot.sh recorded into
-//! tests/trees. What was an overlay stays an overlay of the same base. All other machines stay as
-//! they are, also those whose base is recorded again. A recording that the end of a boot cut off is
-//! left out.
+//! `cargo run --example split -- OUT/*.txt`: puts the machines that tests/live/boot.sh recorded
+//! into tests/trees. What was an overlay stays an overlay of the same base. All other machines stay
+//! as they are, also those whose base is recorded again. A recording that the end of a boot cut off
+//! is left out.
 
 #[path = "../tests/common/overlay.rs"]
 mod overlay;

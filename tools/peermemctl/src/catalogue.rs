@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What each check looks at, and why: the one source of `explain`, of its completions, and of docs/results/checks.md.
+//! What each check looks at, and why: the one source of `explain`, of its completions, and of
+//! docs/results/checks.md.
 
 /// What there is to know of a check.
 pub struct Entry {

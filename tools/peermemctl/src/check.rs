@@ -128,7 +128,8 @@ impl Check {
         self
     }
 
-    /// Says which device it is about, and what is said where several are alike: `many` follows "8 GPUs".
+    /// Says which device it is about, and what is said where several are alike: `many` follows "8
+    /// GPUs".
     pub fn about(mut self, kind: Kind, name: impl Into<String>, many: impl Into<String>) -> Self {
         self.subject = Some(Subject { kind, name: name.into(), many: many.into() });
         self

@@ -8,7 +8,8 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::ArgValueCandidates;
 use std::path::PathBuf;
 
-/// Says whether GPUDirect RDMA by nvidia-peermem works on this machine, and if not, why and what fixes it.
+/// Says whether GPUDirect RDMA by nvidia-peermem works on this machine, and if not, why and what
+/// fixes it.
 #[derive(Parser)]
 #[command(
     name = "peermemctl",
@@ -28,7 +29,8 @@ pub struct Cli {
     #[arg(short, long, global = true)]
     pub pretty: bool,
 
-    /// Look at another machine: a FILE that record wrote, or a folder with its sysfs, procfs and /etc
+    /// Look at another machine: a FILE that record wrote, or a folder with its sysfs, procfs and
+    /// /etc
     #[arg(long, global = true, value_name = "FILE", default_value = "/", env = complete::ROOT)]
     pub root: PathBuf,
 }
@@ -44,7 +46,8 @@ pub enum Command {
         /// Judge what applications do by the environment of this process
         #[arg(long, value_name = "PID", conflicts_with = "launched", add = ArgValueCandidates::new(complete::processes))]
         pid: Option<u32>,
-        /// Judge it by the environment that this command line would have, such as mpirun -x NCCL_IB_HCA=mlx5_0 ./app; it is not run
+        /// Judge it by the environment that this command line would have, such as mpirun -x
+        /// NCCL_IB_HCA=mlx5_0 ./app; it is not run
         #[arg(last = true, value_name = "COMMAND")]
         launched: Vec<String>,
     },
@@ -80,7 +83,8 @@ pub enum Command {
         #[arg(short, long)]
         verbose: bool,
     },
-    /// Allocate GPU memory, register it, write to it through the NIC, compare; by peer memory and by dma-buf
+    /// Allocate GPU memory, register it, write to it through the NIC, compare; by peer memory and
+    /// by dma-buf
     Selftest {
         /// GPU to use, by index or address; the first without this
         #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
@@ -92,15 +96,18 @@ pub enum Command {
         #[arg(long)]
         bandwidth: bool,
     },
-    /// Test registration, bytes, frees, processes, a storm and unloading on this machine; write a report; best as root
+    /// Test registration, bytes, frees, processes, a storm and unloading on this machine; write a
+    /// report; best as root
     Verify(Box<Verify>),
-    /// For Slurm's prologs and node problem detectors: one line, exit 0 if it is usable, 1 if not, 2 if that cannot be told
+    /// For Slurm's prologs and node problem detectors: one line, exit 0 if it is usable, 1 if not,
+    /// 2 if that cannot be told
     Check {
         /// A warning is a failure, too
         #[arg(long)]
         strict: bool,
     },
-    /// Counters and verdicts as OpenMetrics, for node_exporter's textfile collector; complete as root
+    /// Counters and verdicts as OpenMetrics, for node_exporter's textfile collector; complete as
+    /// root
     Metrics {
         /// Write to this file, in one step
         #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
@@ -140,7 +147,8 @@ pub struct Verify {
     /// Repeat what was random in the run with this seed
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Test this module file afterwards, such as NVIDIA's own, in place of the loaded module; its failures do not count
+    /// Test this module file afterwards, such as NVIDIA's own, in place of the loaded module; its
+    /// failures do not count
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub compare: Option<PathBuf>,
     /// Load and unload nvidia_peermem without asking

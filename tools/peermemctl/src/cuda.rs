@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The few calls of the CUDA driver API that `selftest` and `verify` make; libcuda is opened at run time.
+//! The few calls of the CUDA driver API that `selftest` and `verify` make; libcuda is opened at run
+//! time.
 
 use anyhow::{bail, Context as _, Result};
 use libloading::Library;
@@ -20,7 +21,8 @@ pub struct Cuda {
 
 macro_rules! call {
     ($cuda:expr, $name:literal, ($($type:ty),*), $($arg:expr),*) => {{
-        // SAFETY: The type is the one that CUDA documents for this function; the arguments are checked by the caller.
+        // SAFETY: The type is the one that CUDA documents for this function; the arguments are
+        // checked by the caller.
         let status = unsafe {
             let function = $cuda.lib.get::<unsafe extern "C" fn($($type),*) -> Status>(concat!($name, "\0").as_bytes())
                 .with_context(|| format!("libcuda has no {}", $name))?;

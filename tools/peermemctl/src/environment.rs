@@ -38,8 +38,9 @@ impl Environment {
         Ok(Self::new(root, format!("process {pid} ({comm})"), variables.collect()))
     }
 
-    /// That of this program, and what a command line adds: assignments before the program (with or without `env`), `-x NAME=VALUE` of
-    /// Open MPI, `-env NAME VALUE` and `-genv NAME VALUE` of MPICH, `--export=NAME=VALUE,...` of Slurm. Nothing is run.
+    /// That of this program, and what a command line adds: assignments before the program (with or
+    /// without `env`), `-x NAME=VALUE` of Open MPI, `-env NAME VALUE` and `-genv NAME VALUE` of
+    /// MPICH, `--export=NAME=VALUE,...` of Slurm. Nothing is run.
     pub fn of_command(root: &Root, words: &[String]) -> Self {
         let mut environment = Self::own(root);
         environment.whose = "that command line".to_owned();
@@ -75,7 +76,8 @@ impl Environment {
         Self { whose, nccl: files.filter_map(read).collect(), variables }
     }
 
-    /// Whom a verdict is for, in words: whose environment it is, or nobody in particular where that sets nothing.
+    /// Whom a verdict is for, in words: whose environment it is, or nobody in particular where that
+    /// sets nothing.
     pub fn judged_for(&self) -> String {
         const OURS: [&str; 4] = ["NCCL_", "UCX_", "NVSHMEM_", "FI_"];
         let mut names = self.variables.keys().chain(self.nccl.iter().flat_map(|(_, variables)| variables.keys()));

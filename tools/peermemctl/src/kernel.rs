@@ -29,19 +29,20 @@ pub fn at_least(release: &str, major: u32, minor: u32) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
 }
 
-/// Whether the process numbers of /proc are those of the initial namespace, which the module writes. In a container they are
-/// not, as a rule: there the module's numbers are of nobody, or of somebody else.
+/// Whether the process numbers of /proc are those of the initial namespace, which the module
+/// writes. In a container they are not, as a rule: there the module's numbers are of nobody, or of
+/// somebody else.
 pub fn has_initial_pids(root: &Root) -> bool {
     // PROC_PID_INIT_INO: the same in every kernel.
     const INITIAL: &str = "pid:[4026531836]";
-    // The namespace of a /proc is that of its process 1, which root may ask; our own is the same, but where the host's /proc
-    // was mounted. A recorded tree has neither, and is of no container.
+    // The namespace of a /proc is that of its process 1, which root may ask; our own is the same,
+    // but where the host's /proc was mounted. A recorded tree has neither, and is of no container.
     let namespace = ["1", "self"].iter().find_map(|pid| root.link_name(&format!("/proc/{pid}/ns/pid")));
     namespace.is_none_or(|namespace| namespace == INITIAL)
 }
 
-/// The symbols of [`SYMBOLS`] that exist, with the module that has them (`None`: the kernel itself). An error if the
-/// list cannot be read at all.
+/// The symbols of [`SYMBOLS`] that exist, with the module that has them (`None`: the kernel
+/// itself). An error if the list cannot be read at all.
 pub fn symbols(root: &Root) -> Result<BTreeMap<String, Option<String>>, Missing> {
     let text = root.text("/proc/kallsyms")?;
     let mut found = BTreeMap::new();
@@ -55,7 +56,8 @@ pub fn symbols(root: &Root) -> Result<BTreeMap<String, Option<String>>, Missing>
     Ok(found)
 }
 
-/// The module whose installed file exports `symbol`, as depmod found it when it last looked at the modules of `release`.
+/// The module whose installed file exports `symbol`, as depmod found it when it last looked at the
+/// modules of `release`.
 pub fn exporter(root: &Root, release: &str, symbol: &str) -> Option<String> {
     let list = root.text(&format!("{}/modules.symbols", modules_dir(release))).ok()?;
     let exports = |line: &str| exported_symbol(line) == Some(symbol);
@@ -69,8 +71,8 @@ pub fn exported_symbol(line: &str) -> Option<&str> {
 
 /// A loaded module.
 pub struct Loaded {
-    /// How often it is used; of nvidia-peermem: its live registrations. `None` where the kernel does not count, since it
-    /// unloads no module.
+    /// How often it is used; of nvidia-peermem: its live registrations. `None` where the kernel
+    /// does not count, since it unloads no module.
     pub refcount: Option<i64>,
     /// Modules that use it.
     pub used_by: Vec<String>,
@@ -83,8 +85,8 @@ pub fn loaded_modules(root: &Root) -> BTreeMap<String, Loaded> {
     root.text("/proc/modules").unwrap_or_default().lines().filter_map(module).collect()
 }
 
-/// A line of /proc/modules: name, size, how often used, by whom, state. What is odd in one costs neither the others nor its
-/// name; procfs-core gives up on all of them.
+/// A line of /proc/modules: name, size, how often used, by whom, state. What is odd in one costs
+/// neither the others nor its name; procfs-core gives up on all of them.
 fn module(line: &str) -> Option<(String, Loaded)> {
     let mut words = line.split_ascii_whitespace();
     let name = words.next()?.to_owned();
@@ -99,7 +101,8 @@ fn module(line: &str) -> Option<(String, Loaded)> {
 /// The lines of the kernel log since boot, as far as it reaches back.
 pub fn log(root: &Root) -> Result<Vec<String>, Missing> {
     let text = root.kernel_log()?;
-    // A record is "level,sequence,time,flags;text"; lines with a leading space belong to the record before.
+    // A record is "level,sequence,time,flags;text"; lines with a leading space belong to the record
+    // before.
     Ok(text
         .lines()
         .filter(|line| !line.starts_with(' '))

@@ -124,7 +124,8 @@ impl<'a> Machine<'a> {
         Some(owner.as_ref().map_or("the kernel itself".to_owned(), |module| format!("module {module}")))
     }
 
-    /// The module that exports the peer-memory API and is not loaded, while no other one exports it.
+    /// The module that exports the peer-memory API and is not loaded, while no other one exports
+    /// it.
     pub fn api_to_load(&self) -> Option<String> {
         if self.has_symbol(REGISTER) != Some(false) {
             return None;

@@ -138,7 +138,8 @@ fn check(cli: &Cli, status: Status, strict: bool) -> Result<u8> {
     Ok(u8::from(fails))
 }
 
-/// The registrations that `list` is asked for. The rest of the machine is looked at only where that is needed.
+/// The registrations that `list` is asked for. The rest of the machine is looked at only where that
+/// is needed.
 fn wanted(root: &Root, pid: Option<u32>, gpu: &Option<String>, nic: &Option<String>) -> Result<Wanted> {
     if gpu.is_none() && nic.is_none() {
         return Ok(Wanted { pid, ..Wanted::default() });

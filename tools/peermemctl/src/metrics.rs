@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `metrics`: the module's counters and doctor's verdicts as OpenMetrics, for node_exporter's textfile collector.
+//! `metrics`: the module's counters and doctor's verdicts as OpenMetrics, for node_exporter's
+//! textfile collector.
 
 use crate::catalogue;
 use crate::check::Level;

@@ -57,7 +57,8 @@ pub fn options(root: &Root, module: &str) -> Vec<(Line, String, String)> {
     found
 }
 
-/// The line that keeps modprobe from loading a module: `blacklist`, or `install` with a command that loads nothing.
+/// The line that keeps modprobe from loading a module: `blacklist`, or `install` with a command
+/// that loads nothing.
 pub fn blocked(root: &Root, module: &str) -> Option<(Line, Block)> {
     lines(root, &MODPROBE).into_iter().find_map(|line| {
         let mut words = line.text.split_ascii_whitespace();

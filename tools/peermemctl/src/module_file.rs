@@ -114,14 +114,17 @@ fn unpack(path: &str, packed: Vec<u8>) -> Result<Vec<u8>> {
     Ok(image)
 }
 
-/// The common name in the signature's issuer: the last one before the signature's own bytes is the signer's.
+/// The common name in the signature's issuer: the last one before the signature's own bytes is the
+/// signer's.
 fn signer(image: &[u8]) -> Option<String> {
-    // A struct module_signature of 12 bytes precedes the magic; its last four are the signature's length.
+    // A struct module_signature of 12 bytes precedes the magic; its last four are the signature's
+    // length.
     let head = image.len().checked_sub(SIGNED.len() + 12)?;
     let length = image.get(head + 8..head + 12)?;
     let length = usize::try_from(u32::from_be_bytes(length.try_into().ok()?)).ok()?;
     let signature = image.get(head.checked_sub(length)?..head)?;
-    // DER: OBJECT IDENTIFIER 2.5.4.3 (commonName), then a string with its tag and a length below 128.
+    // DER: OBJECT IDENTIFIER 2.5.4.3 (commonName), then a string with its tag and a length below
+    // 128.
     const COMMON_NAME: [u8; 5] = [0x06, 0x03, 0x55, 0x04, 0x03];
     let at = signature.windows(COMMON_NAME.len()).rposition(|window| window == COMMON_NAME)?;
     let text = signature.get(at + COMMON_NAME.len() + 1..)?;
@@ -129,7 +132,8 @@ fn signer(image: &[u8]) -> Option<String> {
     Some(String::from_utf8_lossy(text.get(..usize::from(*length))?).into_owned())
 }
 
-/// The file that modprobe would load for `name` (with underscores) on `release`, from depmod's list.
+/// The file that modprobe would load for `name` (with underscores) on `release`, from depmod's
+/// list.
 pub fn chosen(root: &Root, release: &str, name: &str) -> Option<String> {
     let dir = modules_dir(release);
     let list = root.text(&format!("{dir}/modules.dep")).ok()?;

@@ -77,7 +77,8 @@ pub fn gpus(devices: &[Device]) -> Vec<&Device> {
         .collect()
 }
 
-/// Size of BAR1, through which NICs reach video memory: the second 64-bit BAR of NVIDIA's GPUs, and the largest of all.
+/// Size of BAR1, through which NICs reach video memory: the second 64-bit BAR of NVIDIA's GPUs, and
+/// the largest of all.
 pub fn bar1_size(gpu: &Device) -> u64 {
     gpu.bars.into_iter().max().unwrap_or(0)
 }

@@ -102,7 +102,8 @@ impl Distance {
 /// The way between two devices.
 pub struct Way {
     pub distance: Distance,
-    /// The bridge below which both lie, `pci0000:00` for the host bridge; `None` if they share not even that.
+    /// The bridge below which both lie, `pci0000:00` for the host bridge; `None` if they share not
+    /// even that.
     pub meet: Option<String>,
     /// Bridges between either device and the meeting point, without it.
     pub between: Vec<String>,
@@ -126,7 +127,8 @@ pub enum Acs {
     Unreadable,
 }
 
-/// Whether a word is a PCI address: `0000:01:00.0`, with more digits in front for domains above 16 bits.
+/// Whether a word is a PCI address: `0000:01:00.0`, with more digits in front for domains above 16
+/// bits.
 pub fn is_address(word: &str) -> bool {
     let mut parts = word.split([':', '.']);
     let mut hex = |shortest: usize| {
@@ -210,13 +212,14 @@ impl Device {
         self.class >> 8
     }
 
-    /// Whether it is a root port of NVIDIA's Grace, whose GPUs have a coherent link (NVLink-C2C) to it. The ids are those of rdma-core's
-    /// kernel-boot/rdma_topo (0434340c3bdb).
+    /// Whether it is a root port of NVIDIA's Grace, whose GPUs have a coherent link (NVLink-C2C) to
+    /// it. The ids are those of rdma-core's kernel-boot/rdma_topo (0434340c3bdb).
     pub fn is_grace_port(&self) -> bool {
         self.vendor == 0x10de && matches!(self.device, 0x22b1 | 0x22b2 | 0x22b8)
     }
 
-    /// Whether it is the function by which a ConnectX reaches a GPU beside the CPU (DMA Direct), by its id in the same file.
+    /// Whether it is the function by which a ConnectX reaches a GPU beside the CPU (DMA Direct), by
+    /// its id in the same file.
     pub fn is_dma_direct(&self) -> bool {
         (self.vendor, self.device) == (0x15b3, 0x2100)
     }
@@ -251,7 +254,8 @@ impl Device {
     }
 }
 
-/// What the ACS capability of the bridge at `address` says. Reads the extended configuration space: root only.
+/// What the ACS capability of the bridge at `address` says. Reads the extended configuration space:
+/// root only.
 pub fn acs(root: &Root, address: &str) -> Acs {
     const EXTENDED: usize = 0x100;
     const ACS: u32 = 0x0d;
@@ -279,8 +283,9 @@ pub fn acs(root: &Root, address: &str) -> Acs {
     Acs::Direct
 }
 
-/// Whether a device may mark its writes as free to overtake each other (Enable Relaxed Ordering in Device Control of
-/// its PCI Express capability); `None` where it has no such capability or its configuration space may not be read.
+/// Whether a device may mark its writes as free to overtake each other (Enable Relaxed Ordering in
+/// Device Control of its PCI Express capability); `None` where it has no such capability or its
+/// configuration space may not be read.
 pub fn relaxed_ordering(root: &Root, address: &str) -> Option<bool> {
     const FIRST: usize = 0x34;
     const EXPRESS: u8 = 0x10;

@@ -21,7 +21,8 @@ pub const KNOW_IT: &str = "install the peermemctl that comes with the module";
 pub struct Stats(BTreeMap<String, String>);
 
 impl Stats {
-    /// Reads the file. `Absent`: the loaded module is not ours, or there is none. `Unknown` goes for the other files as well.
+    /// Reads the file. `Absent`: the loaded module is not ours, or there is none. `Unknown` goes
+    /// for the other files as well.
     pub fn read(root: &Root) -> Result<Self, Missing> {
         let stats = Self::parse(&root.text(&format!("{DIR}/stats"))?);
         match stats.text("format") {
@@ -48,8 +49,8 @@ impl Stats {
         self.text("clients").unwrap_or_default().split_ascii_whitespace().collect()
     }
 
-    /// GPUs and NICs that met in a registration, and what the GPU driver says of the two: `supported`, `unsupported`,
-    /// `unasked`.
+    /// GPUs and NICs that met in a registration, and what the GPU driver says of the two:
+    /// `supported`, `unsupported`, `unasked`.
     pub fn pairs(&self) -> impl Iterator<Item = (&str, &str, &str)> {
         self.0.iter().filter_map(|(key, value)| {
             let (gpu, nic) = key.strip_prefix("pair.")?.split_once('/')?;
@@ -99,7 +100,8 @@ pub struct Registration {
     /// PCI address of the NIC, once mapped.
     pub nic: Option<String>,
     pub age_ms: u64,
-    /// Whether a process of that number still exists; `null` in a container, whose numbers are others.
+    /// Whether a process of that number still exists; `null` in a container, whose numbers are
+    /// others.
     pub process_alive: Option<bool>,
 }
 

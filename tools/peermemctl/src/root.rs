@@ -13,8 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// What a program may take. One that asks the GPU driver takes seconds for each GPU that it has to wake, and for ever where the
-/// driver stands still.
+/// What a program may take. One that asks the GPU driver takes seconds for each GPU that it has to
+/// wake, and for ever where the driver stands still.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Where recorded trees keep what programs printed.
@@ -80,7 +80,8 @@ impl From<io::Error> for Missing {
 }
 
 impl Root {
-    /// `/` is this machine; anything else is a recorded tree, for which nothing is run and nothing outside is read.
+    /// `/` is this machine; anything else is a recorded tree, for which nothing is run and nothing
+    /// outside is read.
     pub fn new(dir: &Path) -> Self {
         Self { dir: dir.to_path_buf(), live: dir == Path::new("/"), _unpacked: None }
     }
@@ -116,7 +117,8 @@ impl Root {
         Ok(fs::read(self.at(path))?)
     }
 
-    /// The records of the kernel log that `/dev/kmsg` holds, one per line. Does not wait for new ones.
+    /// The records of the kernel log that `/dev/kmsg` holds, one per line. Does not wait for new
+    /// ones.
     pub fn kernel_log(&self) -> Result<String, Missing> {
         if !self.live {
             return self.text("/dev/kmsg");
@@ -155,7 +157,8 @@ impl Root {
         self.at(path).exists()
     }
 
-    /// Why this process may not open a file to read and write, as the kernel would answer; nothing is opened.
+    /// Why this process may not open a file to read and write, as the kernel would answer; nothing
+    /// is opened.
     pub fn forbidden(&self, path: &str) -> Option<Forbidden> {
         if !self.live {
             let rows = self.text(&format!("{TOOLS}/{FORBIDDEN}")).unwrap_or_default();
@@ -191,8 +194,9 @@ impl Root {
     }
 }
 
-/// What a program prints that ends within `limit`. One that does not is killed and left alone: who waits for a driver that
-/// stands still does not die of that, so waiting for its end would be waiting for the driver.
+/// What a program prints that ends within `limit`. One that does not is killed and left alone: who
+/// waits for a driver that stands still does not die of that, so waiting for its end would be
+/// waiting for the driver.
 fn printed(program: &mut Command, limit: Duration) -> Result<String, Silent> {
     const LOOK_AGAIN: Duration = Duration::from_millis(5);
     let start = Instant::now();
@@ -236,7 +240,8 @@ mod tests {
             (printed(Command::new("sh").args(["-c", script]), limit), start.elapsed())
         };
         let (limit, ample) = (Duration::from_millis(100), Duration::from_secs(60));
-        // The second has printed all of it, and does not end. A child of the third holds the pipe, also when its parent is killed.
+        // The second has printed all of it, and does not end. A child of the third holds the pipe,
+        // also when its parent is killed.
         for script in ["exec sleep 50", "echo told; exec >&-; exec sleep 50", "sleep 50; true"] {
             let (told, took) = sh(script, limit);
             assert!(told == Err(Silent::Late(limit)) && took < ample / 2, "{script}: {told:?} after {took:?}");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `selftest`: GPU memory, registered, written to by the NIC, compared; by peer memory and by dma-buf.
+//! `selftest`: GPU memory, registered, written to by the NIC, compared; by peer memory and by
+//! dma-buf.
 
 use crate::answer::{Bandwidth, Selftest, SelftestWay};
 use crate::check::Level;
@@ -19,7 +20,8 @@ use std::time::{Duration, Instant};
 
 /// What is allocated: one GPU page.
 const PAGE: usize = 65536;
-/// What is registered of it. With as much of the host's memory and the NIC's queues it fits a memlock limit of 64 KiB.
+/// What is registered of it. With as much of the host's memory and the NIC's queues it fits a
+/// memlock limit of 64 KiB.
 const SIZE: usize = 8192;
 /// What is registered to measure the bandwidth, and what one write of that moves.
 const MOVED: usize = 16 << 20;
@@ -102,8 +104,8 @@ fn last_refusal(root: &Root) -> u64 {
     peermem::failures(root).unwrap_or_default().last().map_or(0, |row| row.seq)
 }
 
-/// Why registering at `at` failed: what the module noted down behind the refusal `known`, or the limit of locked memory, which
-/// refuses before the module is asked.
+/// Why registering at `at` failed: what the module noted down behind the refusal `known`, or the
+/// limit of locked memory, which refuses before the module is asked.
 fn reason(root: &Root, error: &anyhow::Error, known: u64, at: u64) -> String {
     let rows = peermem::failures(root).unwrap_or_default();
     if let Some(row) = own(&rows, known, at, kernel::has_initial_pids(root)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The part of libibverbs that `selftest` and `verify` need: reliable connections from a device to itself. The library is
-//! opened at run time; the layouts are its stable ABI, checked below.
+//! The part of libibverbs that `selftest` and `verify` need: reliable connections from a device to
+//! itself. The library is opened at run time; the layouts are its stable ABI, checked below.
 
 use crate::root::Root;
 use anyhow::{bail, Context as _, Result};
@@ -322,7 +322,8 @@ impl<'a> Device<'a> {
     fn asked(mut self) -> Result<Self> {
         type Query = unsafe extern "C" fn(*mut RawContext, *mut DeviceAttributes) -> c_int;
         let mut attributes = DeviceAttributes { before: [0; 164], atomics: 0, rest: [0; 344] };
-        // SAFETY: Type of the header; the context is open, and there is room for what the library writes.
+        // SAFETY: Type of the header; the context is open, and there is room for what the library
+        // writes.
         let error = unsafe { self.verbs.function::<Query>("ibv_query_device")?(self.context, &mut attributes) };
         match error {
             0 => {
@@ -549,8 +550,8 @@ pub struct PortAddress {
 }
 
 impl PortAddress {
-    /// Reads the address of a port from sysfs. On Ethernet the RoCE v2 address with an IPv4 in it is preferred, as it
-    /// needs no neighbour discovery.
+    /// Reads the address of a port from sysfs. On Ethernet the RoCE v2 address with an IPv4 in it
+    /// is preferred, as it needs no neighbour discovery.
     pub fn read(root: &Root, device: &str, port: &str) -> Result<Self> {
         let dir = format!("/sys/class/infiniband/{device}/ports/{port}");
         let number = port.parse().with_context(|| format!("port {port}"))?;
@@ -600,7 +601,8 @@ impl QueuePair {
     }
 }
 
-/// Queue pairs of one device that are connected with themselves or each other, and their completion queue.
+/// Queue pairs of one device that are connected with themselves or each other, and their completion
+/// queue.
 pub struct Loopback<'a> {
     device: &'a Device<'a>,
     cq: *mut c_void,
@@ -674,8 +676,8 @@ impl Loopback<'_> {
         self.run(Op::Write, from, to, length)
     }
 
-    /// Does `op` between a local and a remote place, and waits until that is done. The local one is the source, but of a read,
-    /// and of an atomic, which leaves there what it found.
+    /// Does `op` between a local and a remote place, and waits until that is done. The local one is
+    /// the source, but of a read, and of an atomic, which leaves there what it found.
     pub fn run(&self, op: Op, local: At, remote: At, length: u32) -> Result<()> {
         match self.attempt(op, local, remote, length)? {
             SUCCESS => Ok(()),
@@ -683,7 +685,8 @@ impl Loopback<'_> {
         }
     }
 
-    /// The same, and with which work completion status it ended. After another one than [`SUCCESS`] every request fails.
+    /// The same, and with which work completion status it ended. After another one than [`SUCCESS`]
+    /// every request fails.
     pub fn attempt(&self, op: Op, local: At, remote: At, length: u32) -> Result<u32> {
         let has_receive = matches!(op, Op::Send);
         if has_receive {
@@ -699,7 +702,8 @@ impl Loopback<'_> {
         Ok(if first == SUCCESS { second } else { first })
     }
 
-    /// Writes `size` bytes from `from` to `to` in pieces, again and again for as long as `span`; bytes per second.
+    /// Writes `size` bytes from `from` to `to` in pieces, again and again for as long as `span`;
+    /// bytes per second.
     pub fn rate(&self, from: At, to: At, size: u64, piece: u32, span: Duration) -> Result<f64> {
         let step = u64::from(piece);
         let start = Instant::now();
@@ -710,8 +714,9 @@ impl Loopback<'_> {
         Ok((done * step) as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// Writes `size` bytes from `from` to `to` in pieces, again and again while `go_on` says so, which is told the number of
-    /// writes that are done. That number, and the status of the first write that failed, or [`SUCCESS`].
+    /// Writes `size` bytes from `from` to `to` in pieces, again and again while `go_on` says so,
+    /// which is told the number of writes that are done. That number, and the status of the first
+    /// write that failed, or [`SUCCESS`].
     pub fn stream(
         &self,
         from: At,
@@ -755,8 +760,9 @@ impl Loopback<'_> {
         type PostSend = unsafe extern "C" fn(*mut RawQp, *mut SendRequest, *mut *mut SendRequest) -> c_int;
         let qp = self.qps.first().context("no queue pair")?;
         let mut bad: *mut SendRequest = std::ptr::null_mut();
-        // SAFETY: The provider filled this place of the context with a function of this type. It reads the request and what that
-        // points to before it returns; the regions outlive the request, since the caller waits for it.
+        // SAFETY: The provider filled this place of the context with a function of this type. It
+        // reads the request and what that points to before it returns; the regions outlive the
+        // request, since the caller waits for it.
         let error = unsafe {
             let ops = &(*self.device.context).ops;
             std::mem::transmute::<*const c_void, PostSend>(ops[POST_SEND])(qp.0, &mut request, &mut bad)

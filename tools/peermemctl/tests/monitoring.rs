@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What `metrics` writes is OpenMetrics, and dashboard and alerts (packaging/monitoring) ask for nothing else.
+//! What `metrics` writes is OpenMetrics, and dashboard and alerts (packaging/monitoring) ask for
+//! nothing else.
 
 use promql_parser::parser::{self, Expr};
 use promql_parser::util::{walk_expr, ExprVisitor};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Every recorded machine is judged as its file says: exactly these findings, with the words of docs/results/checks.md.
+//! Every recorded machine is judged as its file says: exactly these findings, with the words of
+//! docs/results/checks.md.
 
 #[path = "../examples/checks.rs"]
 #[expect(dead_code, reason = "its main()")]
@@ -71,7 +72,8 @@ fn table() -> Vec<Row> {
     rows
 }
 
-/// Warnings and failures, but not those of applications that follow from others: `LEVEL id`, message, fix.
+/// Warnings and failures, but not those of applications that follow from others: `LEVEL id`,
+/// message, fix.
 fn findings(report: &Value) -> Vec<(String, String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     report["sections"]
@@ -119,7 +121,8 @@ fn the_page_of_checks_has_doctors_words() {
     assert_eq!(committed.len(), made.len(), "cargo run --example checks > ../../docs/results/checks.md");
 }
 
-/// Both say yes, or both say no, with the same exit code; and what doctor begins with is what status names first.
+/// Both say yes, or both say no, with the same exit code; and what doctor begins with is what
+/// status names first.
 #[test]
 fn status_and_doctor_agree_on_every_machine() {
     for (name, _) in checks::machines() {
@@ -299,7 +302,8 @@ fn one_cause_has_one_fix() {
     assert!(found.len() == 2 && fixes.len() == 1, "{found:#?}");
 }
 
-/// The log of a try to load the module by insmod, which loads nothing else, names no other stack to install either.
+/// The log of a try to load the module by insmod, which loads nothing else, names no other stack to
+/// install either.
 #[test]
 fn an_api_that_is_installed_is_loaded_and_not_installed() {
     let dir = unpack("api-not-loaded");
@@ -339,7 +343,8 @@ fn the_module_that_exports_the_api_is_named() {
     }
 }
 
-/// The log keeps the refusal of a build that imports GPL-only symbols after one that does not was taken.
+/// The log keeps the refusal of a build that imports GPL-only symbols after one that does not was
+/// taken.
 #[test]
 fn a_refusal_is_over_once_the_closed_driver_took_a_build() {
     let dir = unpack("closed-flavour");
@@ -353,7 +358,8 @@ fn a_refusal_is_over_once_the_closed_driver_took_a_build() {
     assert!(!String::from_utf8_lossy(&status.stdout).contains("driver.licence"));
 }
 
-/// Grace: coherent memory, no ATS, pages of 64 KiB; and where Data Direct is, dma-buf is the faster way.
+/// Grace: coherent memory, no ATS, pages of 64 KiB; and where Data Direct is, dma-buf is the faster
+/// way.
 #[test]
 fn grace_is_known() {
     let message = |tree: &str, id: &str| check(&unpacked(tree), id)["message"].as_str().unwrap_or_default().to_owned();
@@ -514,7 +520,8 @@ fn a_format_that_is_not_known_is_said() {
     assert_eq!((&status["level"], &status["because"][0]["id"]), (&"WARN".into(), &"clients.counters".into()));
 }
 
-/// Recorded machines, looked at from a container: there, the numbers of processes that live are of nobody.
+/// Recorded machines, looked at from a container: there, the numbers of processes that live are of
+/// nobody.
 #[test]
 fn a_container_cannot_tell_who_is_gone() {
     for (tree, finding) in [("stale-registration", 0), ("orphan", 1)] {
@@ -534,8 +541,8 @@ fn a_container_cannot_tell_who_is_gone() {
     assert!(String::from_utf8(peermemctl(&dir, &["list"]).stdout).unwrap().contains("process is gone"));
 }
 
-/// A recorded machine where users may lock 64 KiB, looked at by somebody whom that does not bind, or with a configuration that
-/// lifts it for some.
+/// A recorded machine where users may lock 64 KiB, looked at by somebody whom that does not bind,
+/// or with a configuration that lifts it for some.
 #[test]
 fn a_limit_that_binds_nobody_is_no_warning() {
     let judged = |change: &dyn Fn(&Path)| {
@@ -589,7 +596,8 @@ fn status_takes_a_fifth_of_a_second() {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // SAFETY: Zeroes are a valid rusage, which is all that wait4() writes; the child is this test's, and nobody waits for it.
+        // SAFETY: Zeroes are a valid rusage, which is all that wait4() writes; the child is this
+        // test's, and nobody waits for it.
         let used = unsafe {
             let mut usage: libc::rusage = std::mem::zeroed();
             let pid = libc::pid_t::try_from(child.id()).unwrap();
@@ -652,7 +660,8 @@ fn eight_gpus_and_eight_nics_fit_a_screen() {
     assert!(said(&["topo", "--svg"]).starts_with("<svg") && said(&["topo", "--svg"]).matches("<line").count() == 8);
 }
 
-/// NCCL's rule, on machines whose distances it treats differently, with what a process or a command line sets.
+/// NCCL's rule, on machines whose distances it treats differently, with what a process or a command
+/// line sets.
 #[test]
 fn nccl_goes_as_far_as_it_is_told() {
     let nccl = |dir: &Path, args: &[&str]| {

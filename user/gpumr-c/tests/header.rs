@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! gpumr.h and libgpumr.so fit: the same functions, and the C example runs, on stand-ins of libcuda and libibverbs.
+//! gpumr.h and libgpumr.so fit: the same functions, and the C example runs, on stand-ins of libcuda
+//! and libibverbs.
 
 #[path = "../../stand-ins/build.rs"]
 mod stand_ins;

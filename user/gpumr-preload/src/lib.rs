@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! libgpumr-preload.so: stands before libibverbs in unmodified programs (LD_PRELOAD). See libgpumr-preload.so(7).
+//! libgpumr-preload.so: stands before libibverbs in unmodified programs (LD_PRELOAD). See
+//! libgpumr-preload.so(7).
 //!
-//! A registration is tried as the program asked. Where that fails on GPU memory, dma-buf is tried. Host memory and
-//! programs without CUDA take the first step alone. With GPUMR_CACHE=1 GPU memory goes through the cache.
+//! A registration is tried as the program asked. Where that fails on GPU memory, dma-buf is tried.
+//! Host memory and programs without CUDA take the first step alone. With GPUMR_CACHE=1 GPU memory
+//! goes through the cache.
 #![allow(clippy::missing_safety_doc, reason = "these are libibverbs' functions, with its contracts")]
 
 use gpumr::backend::{Gpu, Kind};
@@ -138,8 +140,8 @@ fn by_dma_buf(pd: *mut c_void, at: u64, length: usize, iova: u64, access: c_int,
     made().unwrap_or_else(|| fail(error))
 }
 
-/// From the cache, if that is on and this is GPU memory. None, too, if the cache has it as a part of something larger:
-/// programs look at `addr` and `length` of what they get.
+/// From the cache, if that is on and this is GPU memory. None, too, if the cache has it as a part
+/// of something larger: programs look at `addr` and `length` of what they get.
 fn from_cache(pd: *mut c_void, at: u64, length: usize, access: c_int) -> Option<*mut RawMr> {
     let cached = cached()?;
     on_gpu(at)?;
@@ -187,7 +189,8 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     })
 }
 
-/// See ibv_reg_mr(3); the macro ibv_reg_mr_iova() calls this where flags are constant and not optional.
+/// See ibv_reg_mr(3); the macro ibv_reg_mr_iova() calls this where flags are constant and not
+/// optional.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_reg_mr_iova(
     pd: *mut c_void,
@@ -203,7 +206,8 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
 }
 
 thread_local! {
-    /// This thread is in libibverbs on our behalf. Its functions call each other, and where it is linked without
+    /// This thread is in libibverbs on our behalf. Its functions call each other, and where it is
+    /// linked without
     /// -Bsymbolic (Debian's is), such a call comes back to us.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
@@ -267,7 +271,8 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut c_void) -> c_int {
     }
 }
 
-/// See ibv_open_device(3). What the cache holds of the device goes first: domains that were not deallocated go with it.
+/// See ibv_open_device(3). What the cache holds of the device goes first: domains that were not
+/// deallocated go with it.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_close_device(context: *mut c_void) -> c_int {
     if let Some(cached) = cached() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Programs that were not changed, with the library before them: `stand-ins/program.c` against stand-ins of libcuda and
-//! libibverbs whose symbols have rdma-core's versions.
+//! Programs that were not changed, with the library before them: `stand-ins/program.c` against
+//! stand-ins of libcuda and libibverbs whose symbols have rdma-core's versions.
 
 #[path = "../../stand-ins/build.rs"]
 mod stand_ins;
@@ -72,7 +72,8 @@ fn with_peer_memory_the_plain_call_is_enough() {
     assert!(out.ends_with("plain 6, dma-buf 0, live 0\n"), "{out}");
 }
 
-/// Two registrations of one buffer are one; after free and allocation it is another; the domain can go.
+/// Two registrations of one buffer are one; after free and allocation it is another; the domain can
+/// go.
 #[test]
 fn the_cache_registers_once_and_again_after_a_free() {
     let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
@@ -91,8 +92,8 @@ fn with_the_cache_all_forms_still_work() {
     assert_eq!(out, format!("{all}host: addr right\ndealloc: 0\nplain 3, dma-buf 4, live 0\n"), "{said}");
 }
 
-/// The manual page says whom the library reaches: who asks a handle for the function, as NCCL does, calls libibverbs,
-/// whose own calls come to us or do not.
+/// The manual page says whom the library reaches: who asks a handle for the function, as NCCL does,
+/// calls libibverbs, whose own calls come to us or do not.
 #[test]
 fn a_function_found_by_name_is_reached_where_libibverbs_can_be_caught() {
     for (name, without, answer) in

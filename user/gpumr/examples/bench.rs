@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What a hit costs on this machine's GPU: the real libcuda, and verbs that only count, so no NIC is needed.
-//! user/bench.sh builds and runs it.
+//! What a hit costs on this machine's GPU: the real libcuda, and verbs that only count, so no NIC
+//! is needed. user/bench.sh builds and runs it.
 
 use gpumr::cuda::Cuda;
 use gpumr::hooks::Hooks;
@@ -71,8 +71,8 @@ fn allocate(count: usize, size: usize) -> Result<Vec<u64>, Box<dyn Error>> {
     }
 }
 
-/// The median of many rounds over all buffers: nanoseconds per buffer. A round is long enough that the clock's own cost
-/// does not count.
+/// The median of many rounds over all buffers: nanoseconds per buffer. A round is long enough that
+/// the clock's own cost does not count.
 fn hit(cache: &Cache<Cuda, Counting>, buffers: &[u64], size: u64) -> Result<f64, Box<dyn Error>> {
     let again = HITS_A_ROUND.div_ceil(buffers.len());
     let mut rounds = Vec::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Registers GPU memory, twice: the second time it is a hit. Arguments: a protection domain and GPU memory, which a
-//! program gets of its verbs and CUDA crates.
+//! Registers GPU memory, twice: the second time it is a hit. Arguments: a protection domain and GPU
+//! memory, which a program gets of its verbs and CUDA crates.
 
 use gpumr::cuda::Cuda;
 use gpumr::ibverbs::{IbVerbs, Pd};

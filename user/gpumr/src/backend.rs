@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the cache needs of CUDA and of verbs. The real libraries implement it, and so do the models.
+//! What the cache needs of CUDA and of verbs. The real libraries implement it, and so do the
+//! models.
 
 use crate::range::Range;
 use std::hash::Hash;
@@ -24,10 +25,11 @@ pub enum Kind {
 
 /// CUDA, as far as registrations need it. Called without a lock of the cache.
 pub trait Gpu: Send + Sync + 'static {
-    /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: the number of the allocation, unique in the process, `None` for
-    /// freed and foreign memory, and where CUDA cannot say (a destroyed context).
+    /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: the number of the allocation, unique in the process,
+    /// `None` for freed and foreign memory, and where CUDA cannot say (a destroyed context).
     fn buffer_id(&self, address: u64) -> Option<u64>;
-    /// The same number and the allocation around the address, by one question, where CUDA answers both at once.
+    /// The same number and the allocation around the address, by one question, where CUDA answers
+    /// both at once.
     fn buffer(&self, _address: u64) -> Option<(u64, Range)> {
         None
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Look-up, registration, eviction. One lock, which is never held over a call of CUDA or verbs, and which a hit of what
-//! the thread used lately does not take.
+//! Look-up, registration, eviction. One lock, which is never held over a call of CUDA or verbs, and
+//! which a hit of what the thread used lately does not take.
 
 use crate::backend::{Access, Gpu, Verbs};
 use crate::entry::{Entry, Export, Held, Parts, Region, Removed};
@@ -64,7 +64,8 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
     limits: Limits,
     counters: Arc<Counters>,
     generation: u64,
-    /// Registrations so far. An entry's last use is told by it, so that hits do not write to what all share.
+    /// Registrations so far. An entry's last use is told by it, so that hits do not write to what
+    /// all share.
     clock: AtomicU64,
     /// How many promise to report frees, and had what was freed before swept.
     trusted: AtomicU64,
@@ -79,8 +80,8 @@ type Regions<G, V> = BTreeMap<u64, Arc<Entry<G, V>>>;
 
 /// # Invariants
 ///
-/// Of one domain and access no entry contains another, so starts and ends have the same order. The sums are those
-/// of all entries. What is in it is not removed, and what leaves it is.
+/// Of one domain and access no entry contains another, so starts and ends have the same order. The
+/// sums are those of all entries. What is in it is not removed, and what leaves it is.
 struct State<G: Gpu, V: Verbs> {
     regions: BTreeMap<(V::Pd, Access), Regions<G, V>>,
     entries: u64,
@@ -95,8 +96,8 @@ struct State<G: Gpu, V: Verbs> {
 }
 
 impl<G: Gpu, V: Verbs> State<G, V> {
-    /// A program may have 1024 files open: of very many buffers the oldest is exported anew for the next NIC. What is to
-    /// be closed where no lock is held.
+    /// A program may have 1024 files open: of very many buffers the oldest is exported anew for the
+    /// next NIC. What is to be closed where no lock is held.
     fn keep(&mut self, export: &Arc<Export>) -> Option<Arc<Closed>> {
         self.exports.push_back(Arc::downgrade(export));
         let oldest = (self.exports.len() > fork::PLACES).then(|| self.exports.pop_front())?;
@@ -136,7 +137,8 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         self.bar1_bytes -= entry.bar1_bytes();
     }
 
-    /// Puts `entry` in, unless one that contains it is there; what it contains itself is for the caller to remove.
+    /// Puts `entry` in, unless one that contains it is there; what it contains itself is for the
+    /// caller to remove.
     fn insert(&mut self, entry: &Arc<Entry<G, V>>) -> Option<Vec<Arc<Entry<G, V>>>> {
         let key = (entry.pd, entry.access);
         if self.find(key, &entry.range).is_some() {
@@ -195,11 +197,11 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         &self.0
     }
 
-    /// A registration of `length` bytes at `address` with `access`: one that is there, if the memory is still the same,
-    /// or a new one. Callable from every thread.
+    /// A registration of `length` bytes at `address` with `access`: one that is there, if the
+    /// memory is still the same, or a new one. Callable from every thread.
     ///
-    /// Errors say in words what is wrong ([`Error`]). If memory is short, unused registrations are evicted and it is
-    /// tried once more.
+    /// Errors say in words what is wrong ([`Error`]). If memory is short, unused registrations are
+    /// evicted and it is tried once more.
     pub fn register(&self, pd: V::Pd, address: u64, length: u64, access: Access) -> Result<Lease<G, V>, Error> {
         let range = Range::new(address, length)?;
         let inner = &self.0;
@@ -221,8 +223,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         self.0.sweep();
     }
 
-    /// This memory is about to be freed or unmapped: lets go of it, with or without a promise ([`crate::hooks`]).
-    /// Errors: an empty or wrapping range.
+    /// This memory is about to be freed or unmapped: lets go of it, with or without a promise
+    /// ([`crate::hooks`]). Errors: an empty or wrapping range.
     pub fn before_free(&self, address: u64, length: u64) -> Result<(), Error> {
         self.0.freed(Some(Range::new(address, length)?));
         Ok(())
@@ -233,7 +235,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         self.0.freed(None);
     }
 
-    /// Lets go of every registration of a domain: before `ibv_dealloc_pd()`, and when its NIC is removed.
+    /// Lets go of every registration of a domain: before `ibv_dealloc_pd()`, and when its NIC is
+    /// removed.
     pub fn forget(&self, pd: V::Pd) {
         self.forget_where(|of| of == pd);
     }
@@ -265,7 +268,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         stats
     }
 
-    /// Whether this process is a child of the one that made the cache. What is registered is the parent's.
+    /// Whether this process is a child of the one that made the cache. What is registered is the
+    /// parent's.
     pub fn forked(&self) -> bool {
         self.0.check_process().is_err()
     }
@@ -302,7 +306,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         held
     }
 
-    /// A lease, if the memory is still the same. An entry that was removed meanwhile, as by a hook, gives none.
+    /// A lease, if the memory is still the same. An entry that was removed meanwhile, as by a hook,
+    /// gives none.
     #[inline]
     fn lease(&self, entry: &Entry<G, V>) -> Option<Held<G, V>> {
         if self.trusted.load(Ordering::Acquire) == 0 && !entry.identity.holds(&self.gpu) {
@@ -335,7 +340,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             let mut out = Vec::new();
             let kept = {
                 let mut state = lock(&self.state);
-                // A free that was reported before the entry is in did not see it: this one is not kept.
+                // A free that was reported before the entry is in did not see it: this one is not
+                // kept.
                 let known = state.hooks > 0 && state.frees != frees;
                 let inside = if known { None } else { state.insert(&entry) };
                 let kept = inside.is_some();
@@ -493,7 +499,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             {
                 let mut state = lock(&self.state);
                 state.hooks += 1;
-                // What is being registered may be of memory that was freed, and nobody reported: it is not kept.
+                // What is being registered may be of memory that was freed, and nobody reported: it
+                // is not kept.
                 state.frees += 1;
             }
             // What was freed before nobody reported. Only then hits stop asking.
@@ -527,7 +534,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         chosen.len() as u64
     }
 
-    /// Evicts until the limits hold. If all that is left is in use, the ends of leases go on with it.
+    /// Evicts until the limits hold. If all that is left is in use, the ends of leases go on with
+    /// it.
     pub(crate) fn trim(&self) {
         if self.check_process().is_err() {
             return;
@@ -535,7 +543,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         let mut out = Vec::new();
         let mut state = lock(&self.state);
         while state.exceeds(&self.limits) {
-            // The oldest, or the first whose lease just ended; all others are told that they are awaited.
+            // The oldest, or the first whose lease just ended; all others are told that they are
+            // awaited.
             let evict = |entry| self.evict(entry);
             let oldest = state.oldest_unused();
             let Some(evicted) = oldest.and_then(evict).or_else(|| state.all().cloned().find_map(evict)) else { break };

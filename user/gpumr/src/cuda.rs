@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The CUDA driver, opened at run time. Four calls are needed; cudarc would bring its whole driver API and contexts.
+//! The CUDA driver, opened at run time. Four calls are needed; cudarc would bring its whole driver
+//! API and contexts.
 
 use crate::backend::{Gpu, Kind};
 use crate::error::Error;
@@ -109,15 +110,16 @@ impl Cuda {
 }
 
 impl Cuda {
-    /// What `ask` answers, in a context: a thread that only talks to NICs may have none. Any will do; that of the memory
-    /// is there already.
+    /// What `ask` answers, in a context: a thread that only talks to NICs may have none. Any will
+    /// do; that of the memory is there already.
     fn in_context(&self, address: u64, ask: impl Fn() -> c_int) -> c_int {
         let status = ask();
         if status != INVALID_CONTEXT {
             return status;
         }
         let (mut context, mut device): (Context, c_int) = (std::ptr::null_mut(), -1);
-        // SAFETY: The first attribute is a pointer, the second a number of four bytes; both are locals.
+        // SAFETY: The first attribute is a pointer, the second a number of four bytes; both are
+        // locals.
         unsafe {
             (self.attribute)(std::ptr::from_mut(&mut context).cast(), CONTEXT, address);
             (self.attribute)(std::ptr::from_mut(&mut device).cast(), DEVICE_ORDINAL, address);
@@ -156,7 +158,8 @@ impl Gpu for Cuda {
         let (mut id, mut start, mut size) = (0u64, 0u64, 0usize);
         let mut what = [BUFFER_ID, RANGE_START, RANGE_SIZE];
         let mut out: [*mut c_void; 3] = [(&raw mut id).cast(), (&raw mut start).cast(), (&raw mut size).cast()];
-        // SAFETY: Three attributes of eight bytes each, and room for each; every address may be asked for.
+        // SAFETY: Three attributes of eight bytes each, and room for each; every address may be
+        // asked for.
         let status = unsafe { ask(3, what.as_mut_ptr(), out.as_mut_ptr(), address) };
         // What CUDA does not know has number 0 and no bytes, and is no error.
         if status != 0 || id == 0 {

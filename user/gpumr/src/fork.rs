@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Notices that this process is a child of the one that registered. A child owns no registration and
-//! may find the cache's lock taken for ever, so it touches neither. It closes the dma-bufs that it
-//! inherits: open, they would keep memory that its parent frees.
+//! Notices that this process is a child of the one that registered. A child owns no registration
+//! and may find the cache's lock taken for ever, so it touches neither. It closes the dma-bufs that
+//! it inherits: open, they would keep memory that its parent frees.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -20,8 +20,8 @@ extern "C" fn in_child() {
     for place in &OPEN {
         let fd = place.swap(FREE, Ordering::Relaxed);
         if fd != FREE {
-            // SAFETY: It was open at the fork, and its owner knows by the count above that it is not its own here. A
-            // child may call close().
+            // SAFETY: It was open at the fork, and its owner knows by the count above that it is
+            // not its own here. A child may call close().
             unsafe { libc::close(fd) };
         }
     }
@@ -36,7 +36,8 @@ pub(crate) fn generation() -> u64 {
 pub(crate) fn watch() -> u64 {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: The handler only touches atomics and closes, which a child may do. It fails for lack of memory only.
+        // SAFETY: The handler only touches atomics and closes, which a child may do. It fails for
+        // lack of memory only.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
     generation()

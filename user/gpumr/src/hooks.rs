@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Frees that the program reports ([`Cache::before_free`]). CUDA calls nobody back, so whoever frees must say so: the
-//! program, or its allocator by a hook of its own. Freed memory is then let go at once, and once all frees are
-//! promised to be reported, hits ask CUDA nothing.
+//! Frees that the program reports ([`Cache::before_free`]). CUDA calls nobody back, so whoever
+//! frees must say so: the program, or its allocator by a hook of its own. Freed memory is then let
+//! go at once, and once all frees are promised to be reported, hits ask CUDA nothing.
 
 use crate::backend::{Gpu, Verbs};
 use crate::cache::Cache;
@@ -10,9 +10,9 @@ use crate::cache::Cache;
 pub struct Hooks<G: Gpu, V: Verbs>(Cache<G, V>);
 
 impl<G: Gpu, V: Verbs> Hooks<G, V> {
-    /// Every free, unmapping and destruction of a context is reported before it happens, until this is dropped: also
-    /// one that another thread has begun by now. So a program reports from its start, and promises then. Whoever
-    /// leaves one out gets stale registrations.
+    /// Every free, unmapping and destruction of a context is reported before it happens, until this
+    /// is dropped: also one that another thread has begun by now. So a program reports from its
+    /// start, and promises then. Whoever leaves one out gets stale registrations.
     pub fn promise(cache: &Cache<G, V>) -> Self {
         cache.inner().trust(true);
         Self(cache.clone())

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! libibverbs, opened at run time: a program starts where it or its dma-buf call is missing. The crate `ibverbs` links a
-//! copy of its own, and rdma-mummy-sys, which opens it, lacks `ibv_reg_dmabuf_mr()`.
+//! libibverbs, opened at run time: a program starts where it or its dma-buf call is missing. The
+//! crate `ibverbs` links a copy of its own, and rdma-mummy-sys, which opens it, lacks
+//! `ibv_reg_dmabuf_mr()`.
 
 use crate::backend::{Access, Verbs};
 use crate::error::Error;
@@ -46,7 +47,8 @@ impl Pd {
     ///
     /// # Safety
     ///
-    /// It is one of libibverbs', and lives until the cache was told to forget it and all its leases ended.
+    /// It is one of libibverbs', and lives until the cache was told to forget it and all its leases
+    /// ended.
     pub unsafe fn new(pd: NonNull<c_void>) -> Self {
         Self(pd)
     }
@@ -62,7 +64,8 @@ impl Pd {
 #[derive(Debug)]
 pub struct Mr(NonNull<RawMr>);
 
-// SAFETY: Verbs may be called from every thread, and nobody writes to it but `register_dma_buf()` before it returns.
+// SAFETY: Verbs may be called from every thread, and nobody writes to it but `register_dma_buf()`
+// before it returns.
 unsafe impl Send for Mr {}
 // SAFETY: As for Send.
 unsafe impl Sync for Mr {}
@@ -231,7 +234,8 @@ impl IbVerbs {
         }
     }
 
-    /// `ibv_reg_dmabuf_mr()`, at the NIC's address `iova`, with the address that the program knows in it.
+    /// `ibv_reg_dmabuf_mr()`, at the NIC's address `iova`, with the address that the program knows
+    /// in it.
     pub fn dma_buf(
         &self,
         pd: Pd,
@@ -242,7 +246,8 @@ impl IbVerbs {
         access: Access,
     ) -> io::Result<Mr> {
         let call = self.reg_dma_buf.as_ref().ok_or_else(|| lacks("ibv_reg_dmabuf_mr", 34))?;
-        // SAFETY: The domain lives (Pd::new), the descriptor is borrowed; a wrong range or flag is refused.
+        // SAFETY: The domain lives (Pd::new), the descriptor is borrowed; a wrong range or flag is
+        // refused.
         let mr = made(unsafe { call(pd.0.as_ptr(), offset, range.length() as usize, iova, fd.as_raw_fd(), access) })?;
         // SAFETY: It is new, so nobody else has it. libibverbs leaves the address empty here.
         unsafe { (*mr.as_ptr()).addr = range.start() as *mut c_void };

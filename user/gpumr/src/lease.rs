@@ -47,7 +47,8 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
         self.entry.way
     }
 
-    /// Ends the lease of a region that no longer works: the module revoked it, or its NIC is gone. Nobody gets it again.
+    /// Ends the lease of a region that no longer works: the module revoked it, or its NIC is gone.
+    /// Nobody gets it again.
     pub fn revoked(self) {
         if let Some(cache) = self.entry.cache.upgrade() {
             cache.detach(&self.entry);

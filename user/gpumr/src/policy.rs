@@ -21,7 +21,8 @@ pub struct Policy {
 const MODULE: &str = "/sys/module/nvidia_peermem";
 
 impl Policy {
-    /// Peer memory first where its module is loaded, which needs one call and no descriptor; the other way upon failure.
+    /// Peer memory first where its module is loaded, which needs one call and no descriptor; the
+    /// other way upon failure.
     pub fn automatic() -> Self {
         Self::by_module(std::path::Path::new(MODULE).exists())
     }

@@ -54,7 +54,8 @@ impl Range {
         self.start < other.end && other.start < self.end
     }
 
-    /// The smallest range around it of whole granules, a power of two; `None` beyond the address space.
+    /// The smallest range around it of whole granules, a power of two; `None` beyond the address
+    /// space.
     pub fn widened(&self, granule: u64) -> Option<Self> {
         let end = self.end.checked_next_multiple_of(granule)?;
         Some(Self { start: self.start & !(granule - 1), end })

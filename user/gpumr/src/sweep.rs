@@ -9,7 +9,8 @@ use std::sync::{Once, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A thread that sweeps: freed memory stays for one interval at most, and the time of one sweep. Ends with drop.
+/// A thread that sweeps: freed memory stays for one interval at most, and the time of one sweep.
+/// Ends with drop.
 pub struct Sweeper {
     /// Both `Some` until drop.
     stop: Option<Sender<()>>,

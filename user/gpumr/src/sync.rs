@@ -18,7 +18,8 @@ pub(crate) use std::{
     thread_local,
 };
 
-/// Locks. A panic while it was held (of a test's stand-in) leaves whole maps: nothing here stops half-way.
+/// Locks. A panic while it was held (of a test's stand-in) leaves whole maps: nothing here stops
+/// half-way.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Processes that fork: what is registered is the parent's, and its other threads are not there any more.
+//! Processes that fork: what is registered is the parent's, and its other threads are not there any
+//! more.
 
 #[path = "common/world.rs"]
 mod world;
@@ -22,8 +23,8 @@ fn region(cache: &Cache<World, World>, range: Range) -> u32 {
 
 /// `None` in the child.
 fn fork() -> Option<libc::pid_t> {
-    // SAFETY: The child calls end() alone; another test's thread may hold the allocator's lock, which glibc takes over
-    // fork().
+    // SAFETY: The child calls end() alone; another test's thread may hold the allocator's lock,
+    // which glibc takes over fork().
     match unsafe { libc::fork() } {
         0 => None,
         child => Some(child),

@@ -61,7 +61,8 @@ fn the_middle_of_a_range_is_replaced() {
     assert_ne!(region(&world, &cache, all), old);
 }
 
-/// UCX caches GPU memory only with hooks, and misses a free that does not go through them: here CUDA is asked.
+/// UCX caches GPU memory only with hooks, and misses a free that does not go through them: here
+/// CUDA is asked.
 #[test]
 fn ucx_a_free_that_no_hook_saw() {
     let world = World::default();
@@ -119,7 +120,8 @@ fn with_hooks_an_address_given_out_again_is_another_buffer() {
     assert_eq!((cache.stats().hits, cache.stats().misses), (1, 2));
 }
 
-/// A program may report frees from some time on: what it freed before, and nobody reported, is not trusted.
+/// A program may report frees from some time on: what it freed before, and nobody reported, is not
+/// trusted.
 #[test]
 fn what_was_freed_before_the_hooks_is_not_trusted() {
     let world = World::default();
@@ -131,7 +133,8 @@ fn what_was_freed_before_the_hooks_is_not_trusted() {
     assert_ne!(region(&world, &cache, block), old);
 }
 
-/// One answer with number and bounds speaks for both ends; bounds that are not the allocation's speak for nothing.
+/// One answer with number and bounds speaks for both ends; bounds that are not the allocation's
+/// speak for nothing.
 #[test]
 fn one_question_is_enough_where_its_answer_has_the_bounds() {
     for (bounds, questions) in [(Bounds::Unknown, 2), (Bounds::Allocation, 1), (Bounds::Reservation, 2)] {
@@ -318,7 +321,8 @@ fn a_removed_nic_takes_its_registrations_along() {
     assert_eq!(cache.stats().lost, 1, "counted; nothing aborts");
 }
 
-/// Nobody says when a context goes: CUDA then knows none of its memory, whatever address comes back.
+/// Nobody says when a context goes: CUDA then knows none of its memory, whatever address comes
+/// back.
 #[test]
 fn a_destroyed_context_leaves_nothing_that_is_hit() {
     let world = World::default();
@@ -337,8 +341,9 @@ fn a_destroyed_context_leaves_nothing_that_is_hit() {
     assert_ne!(region(&world, &cache, b), old);
 }
 
-/// The memory was freed, the module revoked the region, and the address is in use again: a hit sees another buffer. A
-/// program that hears of a revocation earlier says so, and nobody gets the region again.
+/// The memory was freed, the module revoked the region, and the address is in use again: a hit sees
+/// another buffer. A program that hears of a revocation earlier says so, and nobody gets the region
+/// again.
 #[test]
 fn a_region_that_the_module_revoked_is_not_given_out() {
     let world = World::default();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Random programs against the cache: whatever they allocate, free, map again, register and release, a lease reaches
-//! the memory that the program sees.
+//! Random programs against the cache: whatever they allocate, free, map again, register and
+//! release, a lease reaches the memory that the program sees.
 
 #[path = "common/world.rs"]
 mod world;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The tests find planted faults: each file in `faults/` is a small patch on the cache. Fails if one no longer applies,
-//! or if the tests that it names stay green or say something else.
+//! The tests find planted faults: each file in `faults/` is a small patch on the cache. Fails if
+//! one no longer applies, or if the tests that it names stay green or say something else.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,7 +31,8 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     all
 }
 
-/// Makes a folder hold these files. One that it has stays untouched: cargo tells old from new by the time.
+/// Makes a folder hold these files. One that it has stays untouched: cargo tells old from new by
+/// the time.
 fn hold(folder: &Path, wanted: &BTreeMap<PathBuf, Vec<u8>>) {
     let there = files(folder);
     for name in there.keys().filter(|name| !wanted.contains_key(*name)) {
@@ -44,8 +45,8 @@ fn hold(folder: &Path, wanted: &BTreeMap<PathBuf, Vec<u8>>) {
     }
 }
 
-/// What the patch is applied to, as a workspace of its own. The version has the fault's name: cargo would take a crate of
-/// the same name and version in another folder for this one.
+/// What the patch is applied to, as a workspace of its own. The version has the fault's name: cargo
+/// would take a crate of the same name and version in another folder for this one.
 fn sources(user: &Path, name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     let read = |file: &str| fs::read_to_string(user.join(file)).expect("readable");
     let mut all = BTreeMap::new();

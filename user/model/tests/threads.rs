@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Threads that share a cache, in random and PCT orders: each registers and frees memory of its own, at addresses that
-//! another had before, while others evict and sweep.
+//! Threads that share a cache, in random and PCT orders: each registers and frees memory of its
+//! own, at addresses that another had before, while others evict and sweep.
 
 #[path = "../../gpumr/tests/common/world.rs"]
 mod world;
@@ -163,8 +163,8 @@ fn a_free_by_another_thread() {
     });
 }
 
-/// What was freed before hooks were promised nobody reported: neither a hit meanwhile may trust it, nor a registration
-/// that was under way be kept.
+/// What was freed before hooks were promised nobody reported: neither a hit meanwhile may trust it,
+/// nor a registration that was under way be kept.
 #[test]
 fn the_promise() {
     search("the promise", || {
@@ -217,7 +217,8 @@ fn a_free_under_way() {
     });
 }
 
-/// A region that one thread found revoked is given to nobody, while another uses it and gives it back.
+/// A region that one thread found revoked is given to nobody, while another uses it and gives it
+/// back.
 #[test]
 fn a_revocation() {
     search("a revocation", || {

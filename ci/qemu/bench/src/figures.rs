@@ -58,7 +58,8 @@ pub struct Key {
 pub struct Time {
     /// All seven callbacks.
     pub callbacks: Spread,
-    /// Each of them, in the order acquire, get_pages, dma_map, get_page_size, dma_unmap, put_pages, release.
+    /// Each of them, in the order acquire, get_pages, dma_map, get_page_size, dma_unmap, put_pages,
+    /// release.
     pub each: [Spread; 7],
     /// In the provider.
     pub provider: Spread,
@@ -137,7 +138,8 @@ impl Pieces {
     }
 }
 
-/// Threads that register at the same time, over several runs: nanoseconds per registration, and number of waits.
+/// Threads that register at the same time, over several runs: nanoseconds per registration, and
+/// number of waits.
 pub struct Threads {
     pub held: BTreeMap<&'static str, Spread>,
     pub waited: BTreeMap<String, (Spread, f64)>,
@@ -233,7 +235,8 @@ impl Figures {
         self.times.get(&Key { cost: cost.into(), layout: layout.into(), size, variant: variant.into() })
     }
 
-    /// Instructions of the client's module in one registration and deregistration, with those of the kernel that it called for.
+    /// Instructions of the client's module in one registration and deregistration, with those of
+    /// the kernel that it called for.
     pub fn instructions(&self, variant: &str, size: u64) -> Option<u64> {
         let row = self.profile.iter().find(|row| row["variant"] == variant && row["size"] == size)?;
         row["modules"]["nvidia_peermem"].as_u64()
@@ -308,8 +311,8 @@ fn threads(rows: &[Value]) -> Result<BTreeMap<(String, u64, u64, bool), Threads>
     Ok(all)
 }
 
-/// The median of the quotients of two sets of samples, and an interval that has it with 95 % probability: by 2000
-/// resamplings of either set (bootstrap, always with the same random numbers).
+/// The median of the quotients of two sets of samples, and an interval that has it with 95 %
+/// probability: by 2000 resamplings of either set (bootstrap, always with the same random numbers).
 pub fn ratio(ours: &[f64], theirs: &[f64]) -> Option<Spread> {
     let median = |samples: Vec<f64>| Spread::of(samples).map(|s| s.median);
     let whole = median(ours.to_vec())? / median(theirs.to_vec())?;

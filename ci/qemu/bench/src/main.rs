@@ -1,5 +1,5 @@
-//! `make bench`: ours beside NVIDIA's C module, measured in three boots, and what is made of the numbers. `make bench-ways`:
-//! peer memory beside dma-buf, in one.
+//! `make bench`: ours beside NVIDIA's C module, measured in three boots, and what is made of the
+//! numbers. `make bench-ways`: peer memory beside dma-buf, in one.
 
 mod figures;
 mod plot;
@@ -27,7 +27,8 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 use ways::Ways;
 
-/// The card: all of it is one sparse BAR, twice as large as what is registered, because NVIDIA's module cannot map a BAR's end.
+/// The card: all of it is one sparse BAR, twice as large as what is registered, because NVIDIA's
+/// module cannot map a BAR's end.
 const GPU_MIB: u64 = 128 << 10;
 /// The longest takes about twenty minutes on two idle cores.
 const LIMIT: Duration = Duration::from_secs(3600);
@@ -171,7 +172,8 @@ impl Boots<'_> {
     }
 }
 
-/// Measures. `false` if something could not be measured; what was measured is reported all the same.
+/// Measures. `false` if something could not be measured; what was measured is reported all the
+/// same.
 fn run(lab: &Lab, what: What) -> Result<bool> {
     let start = Instant::now();
     let file = what.file(lab);

@@ -1,5 +1,5 @@
-//! Instructions per function and per line of ours, from what the plugin counted (ci/qemu/profile), the guest's list of
-//! functions, and the line tables of the module.
+//! Instructions per function and per line of ours, from what the plugin counted (ci/qemu/profile),
+//! the guest's list of functions, and the line tables of the module.
 
 use anyhow::{bail, ensure, Context, Result};
 use lab::ctx::Lab;
@@ -34,7 +34,8 @@ fn plain(name: &str) -> String {
     name.split(".llvm.").next().unwrap_or(&name).replace("peer_client::", "")
 }
 
-/// Where the code of the module begins in a boot: `functions` as the guest lists them, `symbols` as nm does.
+/// Where the code of the module begins in a boot: `functions` as the guest lists them, `symbols` as
+/// nm does.
 fn text_at(functions: &Value, symbols: &str) -> Option<u64> {
     let offsets: BTreeMap<&str, u64> = symbols
         .lines()
@@ -60,7 +61,8 @@ fn of_ours(line: &str) -> Option<String> {
     ours.then(|| place.to_string())
 }
 
-/// binutils' answer to `addr2line -a -i`: for each address the innermost of its lines that is in one of our sources.
+/// binutils' answer to `addr2line -a -i`: for each address the innermost of its lines that is in
+/// one of our sources.
 fn lines_in(answer: &str) -> BTreeMap<u64, String> {
     let mut lines = BTreeMap::new();
     let mut address = None;
@@ -111,9 +113,9 @@ fn by_line(module: &Module<'_>, begin: u64, counts: &BTreeMap<u64, u64>) -> Resu
     Ok(sums.iter().map(|(line, count)| json!([line, count])).collect())
 }
 
-/// The guest's `profile` rows, each with `functions`: `[module, name, instructions]`, and, where `module` was loaded, `lines`:
-/// `[line, instructions]`; the most instructions first. `modules` has the instructions of each module, with those of the
-/// kernel that it called for.
+/// The guest's `profile` rows, each with `functions`: `[module, name, instructions]`, and, where
+/// `module` was loaded, `lines`: `[line, instructions]`; the most instructions first. `modules` has
+/// the instructions of each module, with those of the kernel that it called for.
 pub fn rows(
     counted: &str,
     system_map: &str,

@@ -118,7 +118,8 @@ fn times(figures: &Figures, cost: &str, title: &'static str) -> Table {
     }
 }
 
-/// Each row of the tables of times whole: each callback, the verbs around them, the provider's calls.
+/// Each row of the tables of times whole: each callback, the verbs around them, the provider's
+/// calls.
 fn rows(figures: &Figures, cost: &str, title: &'static str) -> Table {
     let mut rows = Vec::new();
     let more = [(C_550, "C nv_mem, the provider maps as 550")];
@@ -386,7 +387,8 @@ fn profiled(column: &&Value) -> &'static str {
     }
 }
 
-/// Instructions by function: ours one by one, the kernel's where they are many, others' modules as one.
+/// Instructions by function: ours one by one, the kernel's where they are many, others' modules as
+/// one.
 fn profile(figures: &Figures) -> Table {
     /// A kernel function with fewer in all columns is one of the others.
     const SHOWN: u64 = 2_000;

@@ -3,11 +3,12 @@
 use crate::figures::{ratio, Figures, C, C_NC, GIB, OURS, OURS_REVOCABLE};
 use crate::words::{broken, percent, size_text, words, Table};
 
-/// perftest may fail to measure some of its 40 rounds; an interval of few says little of itself. With fewer the guest's test
-/// fails, too (bandwidth.rs), but the tables are printed all the same.
+/// perftest may fail to measure some of its 40 rounds; an interval of few says little of itself.
+/// With fewer the guest's test fails, too (bandwidth.rs), but the tables are printed all the same.
 const ROUNDS: usize = 30;
 
-/// What docs/bench.md promises for contiguous memory, the same for broken memory, and what was measured.
+/// What docs/bench.md promises for contiguous memory, the same for broken memory, and what was
+/// measured.
 pub fn targets(figures: &Figures) -> Table {
     let mut rows = Vec::new();
     let mut row = |what: &str, wanted: String, got: Option<(f64, String)>, good: &dyn Fn(f64) -> bool| {

@@ -18,8 +18,8 @@ fn page() -> u64 {
 pub enum Place {
     /// Video memory.
     Device(Memory),
-    /// The same, of a handle that is mapped here: in the reservation that begins at the first number and has the second
-    /// number of bytes.
+    /// The same, of a handle that is mapped here: in the reservation that begins at the first
+    /// number and has the second number of bytes.
     Mapped(Arc<Physical>, u64, u64),
     /// Memory of the host.
     Host {
@@ -476,7 +476,8 @@ impl Driver {
         size != 0
     }
 
-    /// `cuMemGetHandleForAddressRange`: a dma-buf of these whole pages, from what buffers hold them.
+    /// `cuMemGetHandleForAddressRange`: a dma-buf of these whole pages, from what buffers hold
+    /// them.
     pub fn export(&self, va: u64, size: u64, flags: u64) -> Res<OwnedFd> {
         self.here()?;
         let end = va.checked_add(size).ok_or(Code::InvalidValue)?;

@@ -6,15 +6,15 @@
 //! BUFFER_ID; the attributes about GPUDirect RDMA; virtual memory management, where each mapping is
 //! a buffer of its own, with its own BUFFER_ID. After a fork the child is not initialised.
 //!
-//! A range can be exported as dma-buf, over as many allocations and mappings as it touches, up to the
-//! end of the last one's memory; a hole, memory of the host and of two GPUs are INVALID_VALUE (the
-//! last was not asked on a card).
+//! A range can be exported as dma-buf, over as many allocations and mappings as it touches, up to
+//! the end of the last one's memory; a hole, memory of the host and of two GPUs are INVALID_VALUE
+//! (the last was not asked on a card).
 //!
 //! Left out: kernels, streams, events, a handle that is mapped twice (NOT_SUPPORTED where it can be
-//! pinned), access rights of mappings (`cuMemSetAccess` checks its arguments), IPC, and dma-buf over
-//! PCIe where the memory is coherent (the flag is NOT_SUPPORTED, as where there is no such way).
-//! Managed memory never migrates: it is host memory. Names that the real
-//! library keeps for 32-bit device pointers (`cuMemAlloc` without `_v2`) are missing on purpose.
+//! pinned), access rights of mappings (`cuMemSetAccess` checks its arguments), IPC, and dma-buf
+//! over PCIe where the memory is coherent (the flag is NOT_SUPPORTED, as where there is no such
+//! way). Managed memory never migrates: it is host memory. Names that the real library keeps for
+//! 32-bit device pointers (`cuMemAlloc` without `_v2`) are missing on purpose.
 //!
 //! `cuGetProcAddress` without a suffix may be called with four or five arguments, as programs do
 //! that look it up by name (perftest 25.07 and later): the fifth is not touched.

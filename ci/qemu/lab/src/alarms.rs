@@ -139,8 +139,9 @@ fn kind(text: &str) -> Option<Kind> {
 mod tests {
     use super::*;
 
-    // Written by the lab's own kernel: a boot without incident; one of each alarm of the suite `alarms`; and a module
-    // that warned, overused a reference count, unmapped what was not mapped, slept under a spinlock and hung.
+    // Written by the lab's own kernel: a boot without incident; one of each alarm of the suite
+    // `alarms`; and a module that warned, overused a reference count, unmapped what was not mapped,
+    // slept under a spinlock and hung.
     const CLEAN: &str = include_str!("../samples/clean.log");
     const ALARMS: &str = include_str!("../samples/alarms.log");
     const COMPLAINTS: &str = include_str!("../samples/complaints.log");

@@ -1,5 +1,5 @@
-//! What differs between the architectures: QEMU's machine, its processor, what the kernel is told. The guest's side is
-//! `tests/guest/src/arch.rs`.
+//! What differs between the architectures: QEMU's machine, its processor, what the kernel is told.
+//! The guest's side is `tests/guest/src/arch.rs`.
 
 use clap::ValueEnum;
 use serde::Deserialize;
@@ -53,10 +53,11 @@ impl Arch {
 
     /// The processor, if a boot names none.
     ///
-    /// On x86-64, four levels of page tables: identify_cpu() clears the CPU's features for a moment, and an interrupt just then
-    /// makes KASAN take every address above the four-level ones for a wild one. And without what kernel and libc take to be
-    /// fast: QEMU does `rep movsb` by the byte and a carry-less multiplication, of which RoCE's checksum is made, by the bit.
-    /// One and the same suite takes a quarter to a third less processor time.
+    /// On x86-64, four levels of page tables: identify_cpu() clears the CPU's features for a
+    /// moment, and an interrupt just then makes KASAN take every address above the four-level ones
+    /// for a wild one. And without what kernel and libc take to be fast: QEMU does `rep movsb` by
+    /// the byte and a carry-less multiplication, of which RoCE's checksum is made, by the bit. One
+    /// and the same suite takes a quarter to a third less processor time.
     ///
     /// On arm64, signed pointers by a hash that QEMU computes fast.
     pub fn cpu(self) -> &'static str {
@@ -66,7 +67,8 @@ impl Arch {
         }
     }
 
-    /// More of QEMU's words: the IOMMU where it is a device, and room above the memory for BARs of `bars_mib` MiB.
+    /// More of QEMU's words: the IOMMU where it is a device, and room above the memory for BARs of
+    /// `bars_mib` MiB.
     pub fn devices(self, iommu: Iommu, bars_mib: u64) -> Vec<String> {
         let mut words = Vec::new();
         // The board of arm64 has 512 GiB of room.

@@ -1,5 +1,5 @@
-//! docs/results/arm64.md: what passed on arm64, a line for each kernel, crate, core and IOMMU, a column for each suite. `make soak`
-//! writes it after each boot; what it did not run again stays.
+//! docs/results/arm64.md: what passed on arm64, a line for each kernel, crate, core and IOMMU, a
+//! column for each suite. `make soak` writes it after each boot; what it did not run again stays.
 
 use clap::ValueEnum;
 use lab::arch::Arch;
@@ -25,7 +25,8 @@ const BOOT: &str = "boot";
 
 type Lines = BTreeMap<Vec<String>, BTreeMap<String, String>>;
 
-/// The page with what this boot found in the place of what it had; `None` for a boot of another architecture.
+/// The page with what this boot found in the place of what it had; `None` for a boot of another
+/// architecture.
 pub fn merged(old: &str, boot: &str, tests: &[Test]) -> Option<String> {
     let axes: Vec<&str> = boot.split('/').collect();
     let [kernel, core, _mode, topology, ref what @ ..] = axes[..] else { return None };

@@ -55,8 +55,8 @@ pub fn chroots(lab: &Lab, releases: &[&str]) -> Result<Vec<PathBuf>> {
     Ok(names.iter().map(|name| lab.build.join("packages").join(name).join("root")).collect())
 }
 
-/// The plugin that counts instructions between marks, as QEMU is to load it; it writes to `out`, where nothing is left of an
-/// earlier run.
+/// The plugin that counts instructions between marks, as QEMU is to load it; it writes to `out`,
+/// where nothing is left of an earlier run.
 pub fn plugin(lab: &Lab, kernel: Kernel, out: &Path) -> Result<String> {
     make(lab, kernel, ["profile"].into_iter())?;
     // Usually there is none.

@@ -181,6 +181,7 @@ pub enum Run {
 pub enum Clock {
     /// This machine's; two processors.
     Wall,
-    /// Instructions executed, one nanosecond each; one processor. The same twice, however busy this machine is.
+    /// Instructions executed, one nanosecond each; one processor. The same twice, however busy this
+    /// machine is.
     Instructions,
 }

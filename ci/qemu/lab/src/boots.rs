@@ -1,4 +1,5 @@
-//! The boots of `ci/qemu/boots.toml`: which virtual machines there are, what runs in each, and which of them a person names.
+//! The boots of `ci/qemu/boots.toml`: which virtual machines there are, what runs in each, and
+//! which of them a person names.
 
 use anyhow::{ensure, Context, Result};
 use lab::alarms::Kind;
@@ -18,11 +19,14 @@ const TEXT: &str = include_str!("../../boots.toml");
 pub enum Expect {
     /// Exactly these alarms, each so often. NVIDIA's module may raise others: they are recorded.
     Alarms(BTreeMap<Kind, usize>),
-    /// None of these tests comes out clean: a lab in which NVIDIA's module does would not see ours break either.
+    /// None of these tests comes out clean: a lab in which NVIDIA's module does would not see ours
+    /// break either.
     Canary(Vec<String>),
-    /// No alarm; and QEMU's plugin counts at most this many instructions of ours in a free with one registration.
+    /// No alarm; and QEMU's plugin counts at most this many instructions of ours in a free with one
+    /// registration.
     FreeCost(u64),
-    /// No alarm; and when it is booted a second time with the same seed, the guest's rows of this name are the same.
+    /// No alarm; and when it is booted a second time with the same seed, the guest's rows of this
+    /// name are the same.
     Replay(String),
 }
 
@@ -127,7 +131,8 @@ pub struct Row {
     pub mode: Mode,
     pub suites: Vec<String>,
     pub runs: Vec<Run>,
-    /// On two idle cores; the longest start first. Six times that is too long for a boot on a busy machine.
+    /// On two idle cores; the longest start first. Six times that is too long for a boot on a busy
+    /// machine.
     pub seconds: u64,
     pub module: Module,
     pub also: Also,
@@ -243,7 +248,8 @@ impl Row {
 /// Boots, each with what is to run in it.
 pub type Chosen<'a> = Vec<(&'a Row, Vec<String>)>;
 
-/// The boots of a run, of which `only` names some by name or suite. `others` are what else it may name.
+/// The boots of a run, of which `only` names some by name or suite. `others` are what else it may
+/// name.
 pub fn chosen<'a>(rows: &'a [Row], run: Run, only: Option<&[&str]>, others: &[&str]) -> Result<Chosen<'a>> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.runs.contains(&run)).collect();
     let Some(only) = only else {

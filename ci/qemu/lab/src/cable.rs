@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 /// `guest.role=` of each.
 pub const ROLES: [&str; 2] = ["server", "client"];
 
-/// What is left to do for one machine when the other has powered off: the end of its last suite, with the scans for leaks.
+/// What is left to do for one machine when the other has powered off: the end of its last suite,
+/// with the scans for leaks.
 const LAST_SUITE: Duration = Duration::from_secs(300);
 /// A machine whose partner is lost may still say what it saw.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -26,7 +27,8 @@ enum State {
 #[derive(Debug, Default)]
 struct Fates(Mutex<[State; 2]>);
 
-/// One machine's end of the cable: a datagram socket of each machine, so that neither has to be there first.
+/// One machine's end of the cable: a datagram socket of each machine, so that neither has to be
+/// there first.
 #[derive(Clone, Debug)]
 pub struct Cable {
     role: usize,

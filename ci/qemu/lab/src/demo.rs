@@ -1,4 +1,5 @@
-//! `make demo`: real perftest with GPU memory, within one machine and between two; two tables, one verdict.
+//! `make demo`: real perftest with GPU memory, within one machine and between two; two tables, one
+//! verdict.
 
 use crate::judge::judge;
 use crate::pair;
@@ -110,8 +111,9 @@ fn name(module: Module, kernel: Kernel) -> String {
 
 const PROGRAMS: [&str; 3] = ["ib_write_bw", "ib_read_bw", "ib_send_bw"];
 
-/// What is shown between two machines: program, connection, buffer; in which modes. (ib_write_lat polls its buffer with the
-/// CPU: perftest refuses it with GPU memory, and the suite `pair` sees that it does.)
+/// What is shown between two machines: program, connection, buffer; in which modes. (ib_write_lat
+/// polls its buffer with the CPU: perftest refuses it with GPU memory, and the suite `pair` sees
+/// that it does.)
 const PAIR: [(&str, &str, &str, &[&str]); 9] = [
     ("ib_write_bw", "tcp", "gpu", &["persistent", "legacy"]),
     ("ib_read_bw", "tcp", "gpu", &["persistent", "legacy"]),
@@ -141,7 +143,8 @@ fn modes(lab: &Lab, module: Module) -> Result<&'static [&'static str]> {
     })
 }
 
-/// Every (mode, program, connection, buffer) to be shown between two machines; host memory knows of no mode.
+/// Every (mode, program, connection, buffer) to be shown between two machines; host memory knows of
+/// no mode.
 fn pairs(modes: &[&str]) -> Vec<(Option<&'static str>, &'static str, &'static str, &'static str)> {
     let mut all = Vec::new();
     for (program, connect, buffer, in_modes) in PAIR {

@@ -1,4 +1,5 @@
-//! What is tested on this machine: the Rust programs' own tests, and the gates that a change must pass.
+//! What is tested on this machine: the Rust programs' own tests, and the gates that a change must
+//! pass.
 
 use crate::lanes::{Found, Job};
 use crate::later::Later;
@@ -38,8 +39,8 @@ fn cargo(lab: &Lab, dir: &str, words: &[&str]) -> Command {
     cargo
 }
 
-/// The tests of every workspace, built until nobody wants them: side by side, each would wait for the other's lock on cargo's
-/// folder.
+/// The tests of every workspace, built until nobody wants them: side by side, each would wait for
+/// the other's lock on cargo's folder.
 pub fn build(lab: &Lab, wanted: impl Fn() -> bool) -> Result<()> {
     for program in &PROGRAMS {
         if !wanted() {
@@ -65,7 +66,8 @@ pub fn tests<'a>(lab: &'a Lab, built: &'a Later<()>) -> Vec<Job<'a>> {
     PROGRAMS.iter().map(job).collect()
 }
 
-/// The random searches' own seeds, which stay; a soak tries three hundred times as many executions of each.
+/// The random searches' own seeds, which stay; a soak tries three hundred times as many executions
+/// of each.
 pub const MODEL_SEEDS: &str = "1-6";
 
 pub fn long_models<'a>(lab: &'a Lab, name: &str) -> Job<'a> {
@@ -194,7 +196,8 @@ fn run_gates(lab: &Lab, built: &Built) -> Result<Found> {
     }
     let mut checkpatch = sh::command("perl");
     checkpatch.arg(built.source().join("scripts/checkpatch.pl")).args(["--no-tree", "--terse", "--no-summary"]);
-    // The stand-ins are external modules: they are built for more than one kernel, and one of them is of a foreign licence.
+    // The stand-ins are external modules: they are built for more than one kernel, and one of them
+    // is of a foreign licence.
     checkpatch.args(["--ignore", "LINUX_VERSION_CODE,MODULE_LICENSE", "-f"]);
     for entry in WalkDir::new(lab.repo.join("ci/qemu")).sort_by_file_name() {
         let entry = entry?;

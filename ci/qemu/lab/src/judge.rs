@@ -1,4 +1,5 @@
-//! One row of the table of boots: boots the machine and judges what came out, by its tests and by its console.
+//! One row of the table of boots: boots the machine and judges what came out, by its tests and by
+//! its console.
 
 use crate::boots::{Expect, Row};
 use crate::lanes::Found;
@@ -87,8 +88,9 @@ pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[Strin
     Ok(found)
 }
 
-/// What the plugin counted, two sections for each row of the guest's: from the provider's call to the core's hook, and from
-/// there back. A tick of the timer in one of them is nobody's cost, so each size is judged by its median.
+/// What the plugin counted, two sections for each row of the guest's: from the provider's call to
+/// the core's hook, and from there back. A tick of the timer in one of them is nobody's cost, so
+/// each size is judged by its median.
 fn free_cost(counted: &str, rows: &[Value], most: u64) -> Result<Test> {
     let section = |text: &str| -> Result<u64> {
         let counts = text.lines().map(|l| l.split_once(' ').and_then(|(_, n)| n.parse::<u64>().ok()));
@@ -163,8 +165,8 @@ fn unexpected_skips(report: &Report, row: &Row, label: &str) -> Vec<Test> {
     report.tests.iter().filter_map(unexpected).collect()
 }
 
-/// Tests that are skipped in each boot that begins them, and are not left to the soak. `tests` have their boot's name and
-/// `: ` before their own. What no boot begins is not seen here.
+/// Tests that are skipped in each boot that begins them, and are not left to the soak. `tests` have
+/// their boot's name and `: ` before their own. What no boot begins is not seen here.
 pub fn never_ran(rows: &[&Row], tests: &[&Test]) -> Vec<Test> {
     let mut reasons: BTreeMap<&str, Option<Vec<String>>> = BTreeMap::new();
     for test in tests {
@@ -226,8 +228,8 @@ fn caught(report: &Report, tests: &[String]) -> Vec<Test> {
     tests.iter().map(caught).collect()
 }
 
-/// Tests made of the console: every alarm that nobody expected fails, and so does every expected one that did not come.
-/// What NVIDIA's module does is written down, not judged.
+/// Tests made of the console: every alarm that nobody expected fails, and so does every expected
+/// one that did not come. What NVIDIA's module does is written down, not judged.
 pub fn judge(report: &Report, expected: &BTreeMap<Kind, usize>, module: Module) -> Vec<Test> {
     let got = alarms::count(&report.alarms);
     let mut tests = Vec::new();

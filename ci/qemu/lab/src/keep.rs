@@ -1,4 +1,5 @@
-//! `lab keep`: a finished artefact is named by the hash of its inputs and kept in the cache, which all checkouts share.
+//! `lab keep`: a finished artefact is named by the hash of its inputs and kept in the cache, which
+//! all checkouts share.
 
 use crate::key::{counts, Key};
 use anyhow::{bail, ensure, Context, Result};
@@ -29,10 +30,12 @@ pub struct Keep {
     /// Said before it is built.
     #[arg(long)]
     says: Option<String>,
-    /// A word of warning in the log fails it: what a compiler warns of on one kernel breaks on another.
+    /// A word of warning in the log fails it: what a compiler warns of on one kernel breaks on
+    /// another.
     #[arg(long)]
     no_warnings: bool,
-    /// The file in $OUT in which cargo says what the product is made of: each of the checkout's files must be an input.
+    /// The file in $OUT in which cargo says what the product is made of: each of the checkout's
+    /// files must be an input.
     #[arg(long)]
     made_of: Option<String>,
     /// Files, folders, links to other artefacts, or =TEXT.

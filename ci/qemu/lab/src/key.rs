@@ -27,7 +27,8 @@ impl Key {
         self.bytes(text.as_bytes())
     }
 
-    /// The file's bytes, or, for a folder, every file in it by its path; what builds leave behind is not looked at.
+    /// The file's bytes, or, for a folder, every file in it by its path; what builds leave behind
+    /// is not looked at.
     pub fn path(&mut self, path: &Path) -> Result<&mut Self> {
         let counts =
             |e: &DirEntry| e.depth() == 0 || is_source(&e.file_name().to_string_lossy(), e.file_type().is_dir());

@@ -1,4 +1,5 @@
-//! The guest's second serial line: KTAP results, and `# json <name> {...}` lines that carry numbers.
+//! The guest's second serial line: KTAP results, and `# json <name> {...}` lines that carry
+//! numbers.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -119,7 +120,8 @@ impl Parser {
         &mut self.levels[at]
     }
 
-    /// Closes every level deeper than `indent`; says whether there was one and whether a test in it failed.
+    /// Closes every level deeper than `indent`; says whether there was one and whether a test in it
+    /// failed.
     fn close(&mut self, indent: usize) -> (bool, bool) {
         let (mut any, mut failed) = (false, false);
         while self.levels.last().is_some_and(|l| l.indent > indent) {

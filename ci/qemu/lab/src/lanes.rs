@@ -39,13 +39,14 @@ impl Done {
     }
 }
 
-/// As many as there are processors, but a boot is emulated by two threads and tests of this machine use all: two are enough.
+/// As many as there are processors, but a boot is emulated by two threads and tests of this machine
+/// use all: two are enough.
 pub fn default() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(2)
 }
 
-/// Runs all of them, whatever becomes of each; what ended, in the order of `jobs`. A job that could not be done is a failed
-/// test. `ended` is told of each at once.
+/// Runs all of them, whatever becomes of each; what ended, in the order of `jobs`. A job that could
+/// not be done is a failed test. `ended` is told of each at once.
 pub fn run(jobs: Vec<Job>, lanes: usize, mut ended: impl FnMut(&Done)) -> Vec<Done> {
     let mut queue: Vec<(usize, Job)> = jobs.into_iter().enumerate().collect();
     let total = queue.len();

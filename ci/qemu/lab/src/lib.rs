@@ -1,4 +1,5 @@
-//! What the lab and its benchmark share: building what a machine is made of, booting it, hearing what it says.
+//! What the lab and its benchmark share: building what a machine is made of, booting it, hearing
+//! what it says.
 
 pub mod alarms;
 pub mod arch;

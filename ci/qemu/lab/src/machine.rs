@@ -20,10 +20,12 @@ use std::time::{Duration, Instant};
 /// A boot that has not ended by then hangs. Those of the table (boots.rs) have limits of their own.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// How long a kernel may say nothing before it starts /init; it says something in each of the twenty seconds that it takes.
+/// How long a kernel may say nothing before it starts /init; it says something in each of the
+/// twenty seconds that it takes.
 const SILENT: Duration = Duration::from_secs(100);
 
-/// On which costs are measured (docs/bench.md): with the string instructions that a server's kernel uses.
+/// On which costs are measured (docs/bench.md): with the string instructions that a server's kernel
+/// uses.
 pub const COUNTED_CPU: &str = "max,la57=off";
 
 #[derive(Clone, Debug)]
@@ -37,7 +39,8 @@ pub struct Boot {
     pub gpus: u32,
     /// Network cards, each in a network of its own.
     pub nics: u32,
-    /// Video memory of each GPU, all of it in one BAR; memory of this machine only where it is touched.
+    /// Video memory of each GPU, all of it in one BAR; memory of this machine only where it is
+    /// touched.
     pub gpu_mib: u64,
     pub iommu: Iommu,
     /// Two devices `edu` beside the GPUs, which put this many bits of an address on the bus.
@@ -110,7 +113,8 @@ impl Boot {
             Clock::Wall => cmd.args(["-accel", "tcg,thread=multi", "-smp", &self.cpus.to_string()]),
             Clock::Instructions => {
                 cmd.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-smp", "1"]);
-                // What else would differ between two runs: QEMU's own randomness, and this machine's date.
+                // What else would differ between two runs: QEMU's own randomness, and this
+                // machine's date.
                 cmd.args(["-seed", "1", "-rtc", "base=2026-01-01T00:00:00,clock=vm"])
             }
         };
@@ -127,8 +131,8 @@ impl Boot {
             };
             cmd.args(["-netdev", &netdev]);
             let addr = 4 + nic;
-            // The driver spins until it is answered: by the processor's own thread, as QEMU's main thread would do it at
-            // this machine's pleasure.
+            // The driver spins until it is answered: by the processor's own thread, as QEMU's main
+            // thread would do it at this machine's pleasure.
             let answers = if self.clock == Clock::Instructions { ",ioeventfd=off,tx=timer" } else { "" };
             let device = format!("virtio-net-pci,netdev=net{nic},addr={addr:#x},romfile={mac}{platform}{answers}");
             cmd.args(["-device", &device]);
@@ -152,12 +156,14 @@ impl Boot {
         cmd
     }
 
-    /// Boots, follows the results as they come, and looks for alarms on the console. `label` comes before each test's name.
+    /// Boots, follows the results as they come, and looks for alarms on the console. `label` comes
+    /// before each test's name.
     ///
-    /// A kernel that dies or stands still before /init has run nothing of what is tested here. QEMU 7.2 does both, once in some
-    /// hundred boots: it may give one processor stale code while the other patches it (`Oops: int3` out of a jump label), or
-    /// lose what one processor sends to the other that is halted, which nothing else wakes so early (flush_tlb_all() waits
-    /// in free_init_pages()). It is booted once more, and that is said.
+    /// A kernel that dies or stands still before /init has run nothing of what is tested here. QEMU
+    /// 7.2 does both, once in some hundred boots: it may give one processor stale code while the
+    /// other patches it (`Oops: int3` out of a jump label), or lose what one processor sends to the
+    /// other that is halted, which nothing else wakes so early (flush_tlb_all() waits in
+    /// free_init_pages()). It is booted once more, and that is said.
     pub fn run(&self, lab: &Lab, built: &Built, image: &Path, label: &str) -> Result<Report> {
         let dir = lab.build.join("run").join(&self.name);
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -206,7 +212,8 @@ impl Boot {
         })
     }
 
-    /// Starts the machine and reads its results until it is gone: how it ended, or why it was stopped.
+    /// Starts the machine and reads its results until it is gone: how it ended, or why it was
+    /// stopped.
     fn follow(&self, mut cmd: Command, arch: Arch, dir: &Path, label: &str) -> Result<(Follow, Result<ExitStatus>)> {
         let console = dir.join("console.log");
         let results = dir.join("results.ktap");
@@ -277,7 +284,8 @@ fn begun(log: &str) -> BTreeMap<String, usize> {
     lines.filter_map(|(i, line)| Some((line.strip_prefix("guest: ")?.trim_end().to_string(), i + 1))).collect()
 }
 
-/// A shell whose input is a file or a pipe: what is written before the prompt is there would be lost.
+/// A shell whose input is a file or a pipe: what is written before the prompt is there would be
+/// lost.
 fn scripted(mut cmd: Command) -> Result<ExitStatus> {
     const PROMPT: &[u8] = b"lab# ";
     let mut child = cmd.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot run setpriv and QEMU")?;
@@ -300,7 +308,8 @@ fn scripted(mut cmd: Command) -> Result<ExitStatus> {
         if seen.windows(PROMPT.len()).any(|w| w == PROMPT) {
             seen.clear();
             if let Some(mut input) = input.take() {
-                // The machine may be gone before it has read all of it. The shell ends where its input does.
+                // The machine may be gone before it has read all of it. The shell ends where its
+                // input does.
                 std::thread::spawn(move || {
                     let _ = std::io::copy(&mut std::io::stdin(), &mut input);
                     let _ = input.write_all(b"\nexit\n");

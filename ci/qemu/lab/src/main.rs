@@ -1,5 +1,5 @@
-//! The lab: builds a virtual machine in which nvidia-peermem meets real rdma-core and perftest, runs it, and judges what
-//! came out. `make demo`, `make test` and `make shell` call it.
+//! The lab: builds a virtual machine in which nvidia-peermem meets real rdma-core and perftest,
+//! runs it, and judges what came out. `make demo`, `make test` and `make shell` call it.
 
 mod arm64;
 mod boots;
@@ -48,13 +48,15 @@ enum Cmd {
         /// NVIDIA's C module in place of ours.
         #[arg(long)]
         nvidia_c: bool,
-        /// The kernel: Debian's own, for this machine's architecture or for arm64, or the lab's with every alarm on.
+        /// The kernel: Debian's own, for this machine's architecture or for arm64, or the lab's
+        /// with every alarm on.
         #[arg(long, value_enum)]
         kernel: Option<Kernel>,
     },
     /// Host tests, lint gates and every guest suite; ends with `N passed, N failed`.
     Test {
-        /// NVIDIA's C module in place of ours; guest suites only, what differs is recorded, not judged.
+        /// NVIDIA's C module in place of ours; guest suites only, what differs is recorded, not
+        /// judged.
         #[arg(long)]
         nvidia_c: bool,
         /// Only these: host, lint, suites of the guest, boots of the table; commas between.
@@ -64,7 +66,8 @@ enum Cmd {
         #[arg(long)]
         lanes: Option<usize>,
     },
-    /// What takes hours; ends with `soak: PASS`, and leaves build/soak.json and docs/results/soak.md.
+    /// What takes hours; ends with `soak: PASS`, and leaves build/soak.json and
+    /// docs/results/soak.md.
     Soak {
         /// Only these: models, suites of the guest, boots of the table; commas between.
         #[arg(long)]
@@ -79,7 +82,8 @@ enum Cmd {
         #[arg(long)]
         lanes: Option<usize>,
     },
-    /// The scenario table against ours and against NVIDIA's module; writes build/scenarios.json and docs/results/scenarios.md.
+    /// The scenario table against ours and against NVIDIA's module; writes build/scenarios.json and
+    /// docs/results/scenarios.md.
     Scenarios {
         /// Number of parallel boots (default: processors, at most 2).
         #[arg(long)]

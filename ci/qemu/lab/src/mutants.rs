@@ -1,5 +1,6 @@
-//! `make soak ONLY=mutants`: boots the module with one fault planted at a time, each a patch of `tests/mutants`, and demands
-//! that the test which the patch names fails. Leaves the table docs/results/mutants.md.
+//! `make soak ONLY=mutants`: boots the module with one fault planted at a time, each a patch of
+//! `tests/mutants`, and demands that the test which the patch names fails. Leaves the table
+//! docs/results/mutants.md.
 
 use crate::boots::{self, Row};
 use crate::judge;
@@ -93,7 +94,8 @@ is built and booted, and the test below fails. The models find more of them: `te
 |---|---|---|---|---|
 ";
 
-/// A copy of the checkout with this fault. Files that are as they were keep their times, so little is built anew.
+/// A copy of the checkout with this fault. Files that are as they were keep their times, so little
+/// is built anew.
 fn planted(lab: &Lab, patch: &Path) -> Result<Lab> {
     let repo = lab.repo.join("build/mutants");
     let files = sh::output(sh::command("git").current_dir(&lab.repo).args(["ls-files"]))?;

@@ -1,4 +1,5 @@
-//! NVIDIA's C module beside ours: driver 550's from Debian, or with `NVIDIA_SRC=<dir>` that of a driver source of the user's.
+//! NVIDIA's C module beside ours: driver 550's from Debian, or with `NVIDIA_SRC=<dir>` that of a
+//! driver source of the user's.
 
 use crate::ctx::Lab;
 use anyhow::{Context, Result};

@@ -1,5 +1,5 @@
-//! `make scenarios`: the scenario table against ours and, in legacy mode, against NVIDIA's module; build/scenarios.json
-//! and docs/results/scenarios.md.
+//! `make scenarios`: the scenario table against ours and, in legacy mode, against NVIDIA's module;
+//! build/scenarios.json and docs/results/scenarios.md.
 
 use crate::boots::{self, Row};
 use crate::judge::{self, told_by_the_guest};
@@ -21,7 +21,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// NVIDIA's module may stop the machine in each scenario; more boots than that come from something else.
+/// NVIDIA's module may stop the machine in each scenario; more boots than that come from something
+/// else.
 const REBOOTS: usize = 80;
 /// Where the table of Debian's NVIDIA module is kept, and where one that a user has.
 const TABLE: &str = "docs/results/scenarios.md";
@@ -58,7 +59,8 @@ struct Ran {
     table: &'static str,
     jobs: usize,
     done: usize,
-    /// Tests of ours that failed, also those that end a boot and that its console is; and what could not be asked.
+    /// Tests of ours that failed, also those that end a boot and that its console is; and what
+    /// could not be asked.
     failed: Vec<String>,
 }
 
@@ -145,7 +147,8 @@ pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
     lanes::run(jobs, lanes, |done| {
         let whose = usize::from(!done.name.starts_with("ours "));
         ran.done += 1;
-        // What NVIDIA's module's tests say is recorded and no outcome of the job's; that it could not be asked is.
+        // What NVIDIA's module's tests say is recorded and no outcome of the job's; that it could
+        // not be asked is.
         let failed = done.found.tests.iter().filter(|t| t.outcome == Outcome::Failed);
         ran.failed.extend(failed.map(|t| t.name.clone()));
         let rows = done.found.json.get("scenario").into_iter().flatten().map(Told::read);
@@ -211,7 +214,8 @@ fn keep(lab: &Lab, clauses: &[Clause], lines: &[Line], ran: &Ran) -> Result<()> 
     fs::write(lab.repo.join(table), page(clauses, lines, ran)).with_context(|| format!("cannot write {table}"))
 }
 
-/// The boots marked for it, with their suites of the table; the table's own suite has one for each core.
+/// The boots marked for it, with their suites of the table; the table's own suite has one for each
+/// core.
 fn boots<'a>(rows: impl Iterator<Item = &'a Row>, suites: &BTreeSet<&str>) -> Vec<(Row, Vec<String>)> {
     let mut found = Vec::new();
     for row in rows {
@@ -227,8 +231,8 @@ fn boots<'a>(rows: impl Iterator<Item = &'a Row>, suites: &BTreeSet<&str>) -> Ve
     found
 }
 
-/// The machine of this row, for the tests of the table alone: which others the row leaves out does not matter, and NVIDIA's
-/// module may lack what it names.
+/// The machine of this row, for the tests of the table alone: which others the row leaves out does
+/// not matter, and NVIDIA's module may lack what it names.
 fn boot(row: &Row, suites: &[String]) -> Boot {
     let mut boot = row.boot(suites);
     boot.name = format!("scenarios/{}/{}", row.module.name(), row.name);
@@ -251,7 +255,8 @@ fn once(lab: &Lab, built: &Built, row: &Row, suites: &[String]) -> Result<Found>
     Ok(Found { tests: report.tests, json: report.json })
 }
 
-/// NVIDIA's module in the same machine: after each alarm it boots anew and goes on with the next scenario.
+/// NVIDIA's module in the same machine: after each alarm it boots anew and goes on with the next
+/// scenario.
 fn again_and_again(lab: &Lab, built: &Built, row: &Row, suites: &[String]) -> Result<Found> {
     let mut found = Found::default();
     let mut suites = suites.to_vec();

@@ -1,4 +1,5 @@
-//! Running other programs: output into a log, a line every 15 seconds, the log's end when one fails.
+//! Running other programs: output into a log, a line every 15 seconds, the log's end when one
+//! fails.
 
 use crate::ctx::Lab;
 use anyhow::{anyhow, bail, Context, Result};
@@ -14,7 +15,8 @@ const TAIL_LINES: usize = 25;
 /// The suffix of the LLVM tools that build the kernel and everything for it.
 pub const LLVM: &str = "-19";
 
-/// What changes builds, by how the names begin: those here depend on the checkout, the compilers and cargo's files alone.
+/// What changes builds, by how the names begin: those here depend on the checkout, the compilers
+/// and cargo's files alone.
 const VARIABLES: [&str; 23] = [
     "AR",
     "BINDGEN_",
@@ -42,8 +44,8 @@ const VARIABLES: [&str; 23] = [
     "ONLY",
 ];
 
-/// The environment of this program and of all that it runs. The distribution's tools: rustup's toolchains carry no
-/// rust-src for the kernel.
+/// The environment of this program and of all that it runs. The distribution's tools: rustup's
+/// toolchains carry no rust-src for the kernel.
 pub fn clean_environment(lab: &Lab) {
     for (name, _) in env::vars_os() {
         if VARIABLES.iter().any(|start| name.as_encoded_bytes().starts_with(start.as_bytes())) {
@@ -52,7 +54,8 @@ pub fn clean_environment(lab: &Lab) {
     }
     let bindgen = lab.build.join("sources/bindgen/bin");
     env::set_var("PATH", format!("{}:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin", bindgen.display()));
-    // bindgen is to use the libclang of the compiler that builds the kernel, whatever else is installed.
+    // bindgen is to use the libclang of the compiler that builds the kernel, whatever else is
+    // installed.
     env::set_var("LIBCLANG_PATH", format!("/usr/lib/llvm{LLVM}/lib"));
     env::set_var("LC_ALL", "C.UTF-8");
     env::set_var("NVPM_CACHE", &lab.cache);

@@ -1,4 +1,5 @@
-//! `make soak`: what takes hours. Goes on after failures; leaves build/soak.json and the record docs/results/soak.md.
+//! `make soak`: what takes hours. Goes on after failures; leaves build/soak.json and the record
+//! docs/results/soak.md.
 
 use crate::arm64;
 use crate::boots::{self, Row};
@@ -20,7 +21,8 @@ use std::time::{Duration, Instant};
 /// `ONLY=` of the long form of the models in tests/host.
 const MODELS: &str = "models";
 
-/// One round through what was chosen; with `hours`, round after round with new seeds, and no job starts after that time.
+/// One round through what was chosen; with `hours`, round after round with new seeds, and no job
+/// starts after that time.
 pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u32>, lanes: usize) -> Result<bool> {
     let start = Instant::now();
     let chosen: Option<Vec<&str>> = only.map(|o| o.split(',').collect());
@@ -210,7 +212,8 @@ fn counted(boot: &str, row: &Value) -> String {
     format!("| {boot} | {} | {} | {counts} |", row["mode"].as_str().unwrap_or_default(), row["seconds"])
 }
 
-/// The record with this boot's lines in the place of its last ones, and in words which of `all` have none.
+/// The record with this boot's lines in the place of its last ones, and in words which of `all`
+/// have none.
 fn merged(old: &str, boot: &str, line: &str, counted: &[String], all: &[&str]) -> String {
     let named = |line: &str, name: &str| line.split('|').nth(1).map(str::trim) == Some(name);
     let others = |text: &str| -> Vec<String> {

@@ -29,8 +29,9 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
         if run == Run::Test { &["host", "lint", host::PACKAGES] } else { &[] },
     )?;
 
-    // The debug kernel's machines run longest, so what they need is built first, with this machine's tests beside it: where
-    // programs have changed, that is one crate after the other. Then, beside the first boots, the other kernels.
+    // The debug kernel's machines run longest, so what they need is built first, with this
+    // machine's tests beside it: where programs have changed, that is one crate after the other.
+    // Then, beside the first boots, the other kernels.
     let mut kernels: BTreeSet<Kernel> = rows.iter().map(|(row, _)| row.kernel).collect();
     kernels.extend(here("lint").then_some(Kernel::Debug72));
     let built: BTreeMap<Kernel, Later<Built>> = kernels.into_iter().map(|f| (f, Later::default())).collect();

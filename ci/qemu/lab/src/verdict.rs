@@ -1,5 +1,5 @@
-//! What a test's complaints say of a module: is memory spoilt, does something hang, is there a circle of locks, or is an
-//! answer another one than ours promises?
+//! What a test's complaints say of a module: is memory spoilt, does something hang, is there a
+//! circle of locks, or is an answer another one than ours promises?
 
 use lab::alarms::{self, Kind};
 use serde::Serialize;
@@ -8,7 +8,8 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Memory spoilt or lost: KASAN's word for it, an oops, also as the last word of the machine, or a pin that nobody puts.
+    /// Memory spoilt or lost: KASAN's word for it, an oops, also as the last word of the machine,
+    /// or a pin that nobody puts.
     MemorySafety,
     /// A task that does not end, or a machine that stopped without a word.
     Hang,
@@ -50,7 +51,8 @@ impl Verdict {
         }
     }
 
-    /// Of one complaint, as the guest writes them (tests/guest/src/runner.rs) or the lab for a machine that stopped.
+    /// Of one complaint, as the guest writes them (tests/guest/src/runner.rs) or the lab for a
+    /// machine that stopped.
     pub fn of(what: &str) -> Self {
         let stopped = what.strip_prefix("machine stopped: ");
         if let Some(said) = stopped.or_else(|| what.strip_prefix("the kernel: ")) {

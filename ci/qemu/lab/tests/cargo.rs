@@ -27,7 +27,8 @@ fn said(repo: &Path, folder: &str, cache: &Path) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
-/// The files of either are older than what was built of the other, in whichever folder of the workspace it was built.
+/// The files of either are older than what was built of the other, in whichever folder of the
+/// workspace it was built.
 #[test]
 fn another_checkouts_build_is_not_taken() {
     let dir = tempfile::tempdir().unwrap();

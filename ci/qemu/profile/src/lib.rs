@@ -1,12 +1,15 @@
-//! A QEMU plugin that counts the kernel's instructions between two marks: `-plugin libprofile.so,out=FILE`.
+//! A QEMU plugin that counts the kernel's instructions between two marks: `-plugin
+//! libprofile.so,out=FILE`.
 //!
-//! A mark is a no-op with a number in its operand (tests/guest, suite `bench_profile`; ci/qemu/pcie/lab_mark.h). At each
-//! second one `FILE` gets a line `==` and a line per instruction that ran: its address, and how often. Lines with a `+` tell
-//! whom the kernel worked for: a module's address, and how many instructions of the kernel itself ran before the next of any
-//! module. Counted is by block, which is what QEMU translates at once, up to a jump. For machines of one processor: what
-//! another does is counted, too.
+//! A mark is a no-op with a number in its operand (tests/guest, suite `bench_profile`;
+//! ci/qemu/pcie/lab_mark.h). At each second one `FILE` gets a line `==` and a line per instruction
+//! that ran: its address, and how often. Lines with a `+` tell whom the kernel worked for: a
+//! module's address, and how many instructions of the kernel itself ran before the next of any
+//! module. Counted is by block, which is what QEMU translates at once, up to a jump. For machines
+//! of one processor: what another does is counted, too.
 //!
-//! The plugin interface is that of QEMU 7.2 (version 1, which QEMU takes until 8.2); QEMU's headers are not needed.
+//! The plugin interface is that of QEMU 7.2 (version 1, which QEMU takes until 8.2); QEMU's headers
+//! are not needed.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
@@ -73,7 +76,8 @@ const MARK: [u8; 6] = [0x0f, 0x1f, 0x80, b'n', b'v', b'p'];
 /// Where the kernel's half of the address space begins.
 const KERNEL: u64 = 0xffff_8000_0000_0000;
 
-/// Modules lie from here on, the kernel itself below: `MODULES_VADDR` of x86-64, where it is lowest.
+/// Modules lie from here on, the kernel itself below: `MODULES_VADDR` of x86-64, where it is
+/// lowest.
 const MODULES: u64 = 0xffff_ffff_a000_0000;
 
 extern "C" fn translated(_: Id, block: *mut Block) {
@@ -110,7 +114,8 @@ extern "C" fn ran(_: c_uint, data: *mut c_void) {
 }
 
 fn look_for_mark(block: *mut Block, at: usize) {
-    // SAFETY: QEMU's block and an instruction in it, valid during the call that it is translated in.
+    // SAFETY: QEMU's block and an instruction in it, valid during the call that it is translated
+    // in.
     let (instruction, bytes) = unsafe {
         let instruction = qemu_plugin_tb_get_insn(block, at);
         let size = qemu_plugin_insn_size(instruction);

@@ -21,7 +21,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// `fresh`: what an earlier run left is not this one's. `next`: lines that an earlier life wrote.
+    /// `fresh`: what an earlier run left is not this one's. `next`: lines that an earlier life
+    /// wrote.
     pub fn open(process: u64, fresh: bool, next: u64) -> Result<Self> {
         let path = path(process);
         let file = OpenOptions::new()

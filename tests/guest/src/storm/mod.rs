@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One process of the storm: registers, posts, deregisters, frees, forks, kills, execs and removes the NIC as its plan
-//! says, and looks at what each of them answers. Several of them at once are the suite `storm`.
+//! One process of the storm: registers, posts, deregisters, frees, forks, kills, execs and removes
+//! the NIC as its plan says, and looks at what each of them answers. Several of them at once are
+//! the suite `storm`.
 
 pub mod log;
 pub mod plan;
@@ -53,8 +54,8 @@ pub const INTERLEAVING: &str = "interleaving";
 /// What a process did in all its lives.
 #[derive(Debug, Default, Clone)]
 pub struct Counts {
-    /// By [`Op::name`], and `registered`, `refused`, `arrived`, `errors`, `slow`, `hca_lost`; microseconds of the
-    /// processor, as `NAME us`; and two chains.
+    /// By [`Op::name`], and `registered`, `refused`, `arrived`, `errors`, `slow`, `hca_lost`;
+    /// microseconds of the processor, as `NAME us`; and two chains.
     pub of: BTreeMap<String, u64>,
 }
 
@@ -69,7 +70,8 @@ impl Counts {
         Ok(())
     }
 
-    /// A number that is the same in another run if all that was chained, in this order, is the same.
+    /// A number that is the same in another run if all that was chained, in this order, is the
+    /// same.
     fn chain(&mut self, name: &str, what: impl Hash) {
         let so_far = self.of.entry(name.to_string()).or_default();
         // With fixed keys.
@@ -178,7 +180,8 @@ pub fn main(seed: u64, process: u64, life: u64, registrations: u64, counts: Coun
         this.step(registrations)?;
     }
     println!("storm {}", this.counts.print());
-    // What is still registered and allocated is left to the end of the process, or not, as the plan says.
+    // What is still registered and allocated is left to the end of the process, or not, as the plan
+    // says.
     if this.plan.rng().bool() {
         std::mem::forget(this);
     }
@@ -233,7 +236,8 @@ impl Process {
         self.note(&text)?;
         self.counts.add(op.name());
         self.counts.chain(SEQUENCE, &text);
-        // To the nanosecond: where the clock counts instructions, equal times are equal interleavings.
+        // To the nanosecond: where the clock counts instructions, equal times are equal
+        // interleavings.
         self.counts.chain(INTERLEAVING, (&text, clock_gettime(ClockId::CLOCK_MONOTONIC)?.num_nanoseconds()));
         let begin = processor_us()?;
         let flow = self.apply(op, registrations).with_context(|| format!("life {} {op:?}", self.who.life))?;
@@ -315,7 +319,8 @@ impl Process {
         }
     }
 
-    /// A registration that failed must have a reason: the NIC is gone, or, where another thread frees, the memory is.
+    /// A registration that failed must have a reason: the NIC is gone, or, where another thread
+    /// frees, the memory is.
     fn refused(&mut self, error: &io::Error, memory_goes: bool) -> Result<Flow> {
         self.counts.add("refused");
         if self.nic.is_gone() {
@@ -405,7 +410,8 @@ impl Process {
         (mr..MRS).chain(0..mr).find(|at| self.mrs[*at].is_some()).unwrap_or(mr)
     }
 
-    /// Bytes that were written arrive, or the completion is an error; and it is one only where there is a reason.
+    /// Bytes that were written arrive, or the completion is an error; and it is one only where
+    /// there is a reason.
     fn transfer(&mut self, from: usize, to: usize, most: usize, write: bool) -> Result<Flow> {
         let from = self.held(from);
         let to = self.held((to + from + 1) % MRS);
@@ -443,7 +449,8 @@ impl Process {
                 if self.nic.is_gone() {
                     return Ok(Flow::Gone);
                 }
-                // Eight processes under emulation: an answer may be later than the queue pair waits.
+                // Eight processes under emulation: an answer may be later than the queue pair
+                // waits.
                 if !dead && status == Status::IBV_WC_RETRY_EXC_ERR {
                     self.counts.add("slow");
                     return Ok(Flow::Next);
@@ -593,11 +600,13 @@ impl Process {
     /// In a child, which has the file but did not pin.
     fn fork_deregister(&mut self, mr: usize) -> Result<Flow> {
         let Some(registration) = self.mrs[mr].take() else { return Ok(Flow::Next) };
-        // SAFETY: this process has one thread; the child calls the library and ends without unwinding.
+        // SAFETY: this process has one thread; the child calls the library and ends without
+        // unwinding.
         match unsafe { fork() }.context("fork")? {
             ForkResult::Child => {
                 let code = i32::from(registration.mr.dereg().is_err());
-                // SAFETY: ends the child at once; nothing of the parent's is flushed or dropped twice.
+                // SAFETY: ends the child at once; nothing of the parent's is flushed or dropped
+                // twice.
                 unsafe { libc::_exit(code) }
             }
             ForkResult::Parent { child } => {
@@ -612,7 +621,8 @@ impl Process {
         }
     }
 
-    /// Everything that is open and pinned goes with the old program, or with a child that still has it.
+    /// Everything that is open and pinned goes with the old program, or with a child that still has
+    /// it.
     fn exec(&mut self, thread: bool, registrations: u64) -> Result<()> {
         let mut command = Command::new("/proc/self/exe");
         command.args(["helper", "storm"]);

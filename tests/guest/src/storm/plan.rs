@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What a process of the storm does: a pure function of seed, process number and life (a process gets a new life by
-//! exec). Slots are picked without a look at what became of earlier operations; one that needs a registration takes
-//! the next that there is.
+//! What a process of the storm does: a pure function of seed, process number and life (a process
+//! gets a new life by exec). Slots are picked without a look at what became of earlier operations;
+//! one that needs a registration takes the next that there is.
 
 /// Allocations and registrations that a process holds at most.
 pub const MEMS: usize = 3;
@@ -123,14 +123,15 @@ pub struct Who {
     pub life: u64,
     /// Only memory and registrations: what a victim does until it is killed.
     pub victim: bool,
-    /// One that is to register tens of thousands of times: more often in one operation, and also of large memory. A fork,
-    /// a kill or a free costs as much as dozens of registrations.
+    /// One that is to register tens of thousands of times: more often in one operation, and also of
+    /// large memory. A fork, a kill or a free costs as much as dozens of registrations.
     pub long: bool,
 }
 
 pub struct Plan {
     who: Who,
-    /// One number per operation and no more: how many its contents take depends on what became of earlier ones.
+    /// One number per operation and no more: how many its contents take depends on what became of
+    /// earlier ones.
     rng: fastrand::Rng,
     /// Of this operation: its arguments, then its contents.
     own: fastrand::Rng,
@@ -138,8 +139,9 @@ pub struct Plan {
     n: u32,
 }
 
-/// When each process does its share of what is rare and takes long: so late that something is registered, so early that
-/// the shortest storm comes to it. Nothing else that is rare comes before: an exec would end the life that has this share.
+/// When each process does its share of what is rare and takes long: so late that something is
+/// registered, so early that the shortest storm comes to it. Nothing else that is rare comes
+/// before: an exec would end the life that has this share.
 const RARE_AT: u32 = 12;
 
 impl Plan {
@@ -176,7 +178,8 @@ impl Plan {
         }
         let large = self.who.long && rng.u8(..16) == 0;
         let times = if self.who.long { rng.usize(1..=LONG_TIMES) } else { 1 };
-        // A new process costs as much as dozens of registrations, and the NIC's removal makes all processes wait.
+        // A new process costs as much as dozens of registrations, and the NIC's removal makes all
+        // processes wait.
         match rng.u32(..1000) {
             0..80 => Op::Alloc { mem, kib: rng.usize(1..=12) * if large { 1024 } else { 64 } },
             80..140 => Op::Free { mem },

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A throw-away boot that raises each of the kernel's alarms once, so that the host can show that it would notice.
-//! Passing here means that the alarm was asked for; whether it was heard is the host's test.
+//! A throw-away boot that raises each of the kernel's alarms once, so that the host can show that
+//! it would notice. Passing here means that the alarm was asked for; whether it was heard is the
+//! host's test.
 
 use anyhow::Result;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Kernels that the lab's RDMA stack is not made for: the module between the least of both neighbours (ci/qemu/bare).
+//! Kernels that the lab's RDMA stack is not made for: the module between the least of both
+//! neighbours (ci/qemu/bare).
 
 use std::fs;
 

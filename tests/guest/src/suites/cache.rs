@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The registration cache (`user/gpumr`) on a NIC: threads that register, free, allocate again at the same address and
-//! move bytes. Each byte lands in the buffer that the program means, or the operation fails.
+//! The registration cache (`user/gpumr`) on a NIC: threads that register, free, allocate again at
+//! the same address and move bytes. Each byte lands in the buffer that the program means, or the
+//! operation fails.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -130,8 +131,8 @@ fn storm(env: &Env, policy: fn() -> Policy, frees: Frees) -> Result<()> {
     Ok(())
 }
 
-/// What other caches get wrong (user/gpumr/tests/known_wrong.rs): a buffer is registered, its memory is replaced at the
-/// same address, and what the NIC then writes must be in the new memory.
+/// What other caches get wrong (user/gpumr/tests/known_wrong.rs): a buffer is registered, its
+/// memory is replaced at the same address, and what the NIC then writes must be in the new memory.
 fn replaced_memory(env: &Env) -> Result<()> {
     const N: usize = 3 * KIB;
     prepare(env)?;
@@ -158,7 +159,8 @@ fn replaced_memory(env: &Env) -> Result<()> {
         worker.exchange(0, (0, len), (at * SEGMENT, N)).context(what)?;
     }
     ensure!(cache.stats().stale == 4, "{:?}", cache.stats());
-    // As in UCX, where no hook sees the free: nobody says it, and nobody registers again. The sweep finds it.
+    // As in UCX, where no hook sees the free: nobody says it, and nobody registers again. The sweep
+    // finds it.
     worker.buffers.clear();
     cache.sweep();
     ensure!(cache.stats().entries == 0, "freed memory stays registered: {:?}", cache.stats());
@@ -166,7 +168,8 @@ fn replaced_memory(env: &Env) -> Result<()> {
     gpu::wait_clean(Duration::from_secs(10))
 }
 
-/// One of two NICs goes, under a lease and with a registration that nobody uses. The other's are as they were.
+/// One of two NICs goes, under a lease and with a registration that nobody uses. The other's are as
+/// they were.
 fn removed_nic(env: &Env) -> Result<()> {
     const N: usize = 3 * KIB;
     prepare(env)?;
@@ -195,7 +198,8 @@ fn removed_nic(env: &Env) -> Result<()> {
     gpu::wait_clean(Duration::from_secs(10))
 }
 
-/// A thread that only talks to NICs has no CUDA context, without which CUDA tells no range and makes no dma-buf.
+/// A thread that only talks to NICs has no CUDA context, without which CUDA tells no range and
+/// makes no dma-buf.
 fn thread_without_context(env: &Env) -> Result<()> {
     prepare(env)?;
     let bench = Bench::new()?;
@@ -399,7 +403,8 @@ impl<'a> Worker<'a> {
         self.exchange(which, (at, room), (to, n))
     }
 
-    /// New bytes by the NIC to `n` bytes at `to` of a buffer, and back, through a registration of `room` bytes at `at`.
+    /// New bytes by the NIC to `n` bytes at `to` of a buffer, and back, through a registration of
+    /// `room` bytes at `at`.
     fn exchange(&mut self, which: usize, (at, room): (usize, usize), (to, n): (usize, usize)) -> Result<()> {
         let va = self.buffers[which].memory.va();
         let lease = self.register(va + at as u64, room)?;

@@ -58,8 +58,8 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: "callbacks", tests }
 }
 
-/// A registration ends eight orphans of its process at most while all registrations of the machine wait for it; a
-/// deregistration, for which nobody waits, ends the rest.
+/// A registration ends eight orphans of its process at most while all registrations of the machine
+/// wait for it; a deregistration, for which nobody waits, ends the rest.
 fn orphans_are_reaped_in_part(_: &Env) -> Result<()> {
     const ORPHANS: usize = 16;
     let bench = Bench::new()?;
@@ -83,8 +83,8 @@ fn orphans_are_reaped_in_part(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// One free takes back 512 registrations, one after the other: the NIC is stopped for each, while no other process gets
-/// anything of any GPU. How long that takes is recorded.
+/// One free takes back 512 registrations, one after the other: the NIC is stopped for each, while
+/// no other process gets anything of any GPU. How long that takes is recorded.
 fn many_freed_at_once(_: &Env) -> Result<()> {
     const MANY: u64 = 512;
     /// A guess: no NIC of the field was measured.
@@ -153,8 +153,8 @@ fn each_callback_once_in_order(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// docs/facts.md#invalidate: the memory is freed while it is registered. The core fences and leaves the rest to the client.
-/// `release` comes with the deregistration.
+/// docs/facts.md#invalidate: the memory is freed while it is registered. The core fences and leaves
+/// the rest to the client. `release` comes with the deregistration.
 fn revocation_order(_: &Env) -> Result<()> {
     freed_while_registered(&Bench::new()?, &["invalidate", "fence"])
 }
@@ -175,7 +175,8 @@ pub fn freed_while_registered(bench: &Bench, at_the_free: &[&str]) -> Result<()>
     Ok(())
 }
 
-/// dma_map fails: the core calls put_pages without dma_unmap, then release; nothing may stay behind.
+/// dma_map fails: the core calls put_pages without dma_unmap, then release; nothing may stay
+/// behind.
 fn a_failed_mapping_is_undone(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
@@ -208,8 +209,8 @@ fn a_failed_mapping_is_undone(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The memory goes between acquire and get_pages: the core calls release, and nothing that would undo what get_pages did
-/// not do (docs/facts.md#calls).
+/// The memory goes between acquire and get_pages: the core calls release, and nothing that would
+/// undo what get_pages did not do (docs/facts.md#calls).
 fn memory_gone_before_get_pages_is_refused(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;

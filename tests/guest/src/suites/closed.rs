@@ -14,8 +14,9 @@ pub fn suite() -> Suite {
     }
 }
 
-/// The kernel takes no module that has imports of both kinds, as the module built with the kernel's own crate has; and then
-/// takes ours. Which kind it comes upon first, and so what it says of the other, is the linker's doing.
+/// The kernel takes no module that has imports of both kinds, as the module built with the kernel's
+/// own crate has; and then takes ours. Which kind it comes upon first, and so what it says of the
+/// other, is the linker's doing.
 fn gpl_only_imports_are_refused(_: &Env) -> Result<()> {
     ensure!(modules::loaded("lab_pcie")?, "what nvlab_gdr imports from lab_pcie is not there anyway");
     let refused = modules::try_modprobe("nvlab_gdr", &[])?;

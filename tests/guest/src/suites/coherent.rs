@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A card whose memory is coherent, as Grace's: RAM of the machine in no BAR, and the driver's tables say so (ci/qemu/gpu).
-//! Real perftest and plain verbs with each kind of IOMMU. The provider alone maps it, for persistent pins; a revocable pin
-//! is refused in words. What else can go wrong with it is in `errors` and `faults`.
+//! A card whose memory is coherent, as Grace's: RAM of the machine in no BAR, and the driver's
+//! tables say so (ci/qemu/gpu). Real perftest and plain verbs with each kind of IOMMU. The provider
+//! alone maps it, for persistent pins; a revocable pin is refused in words. What else can go wrong
+//! with it is in `errors` and `faults`.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What counters and tracepoints cost: the same module as it is shipped, and without either, by turns. Meant for a clock
-//! that counts instructions; bench/cost.sh makes the modules, boots, and reads the rows.
+//! What counters and tracepoints cost: the same module as it is shipped, and without either, by
+//! turns. Meant for a clock that counts instructions; bench/cost.sh makes the modules, boots, and
+//! reads the rows.
 
 use std::collections::BTreeMap;
 use std::fs;

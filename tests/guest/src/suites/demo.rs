@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Real perftest: a server and a client process over the soft NIC, both with their buffer in GPU memory. And one region over
-//! several allocations, which perftest cannot make.
+//! Real perftest: a server and a client process over the soft NIC, both with their buffer in GPU
+//! memory. And one region over several allocations, which perftest cannot make.
 
 use std::time::{Duration, Instant};
 
@@ -83,7 +83,8 @@ fn gpu_once(env: &Env, program: &str) -> Result<Option<f64>> {
     Ok(report.rate)
 }
 
-/// Segments as PyTorch's expandable segments are, in one region: bytes over the end of one are written and read back.
+/// Segments as PyTorch's expandable segments are, in one region: bytes over the end of one are
+/// written and read back.
 fn several_allocations(env: &Env) -> Result<()> {
     const SEGMENT: usize = 20 * MIB;
     const LEN: usize = 2 * MIB;

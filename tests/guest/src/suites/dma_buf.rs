@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! GPU memory registered by dma-buf: on the kernel's own RDMA core, where a plain `ibv_reg_mr()` cannot work, and beside
-//! nvidia-peermem. What the exporter does and refuses is NVIDIA's (ci/qemu/gpu/dmabuf.c); the importer is the lab's soft NIC.
+//! GPU memory registered by dma-buf: on the kernel's own RDMA core, where a plain `ibv_reg_mr()`
+//! cannot work, and beside nvidia-peermem. What the exporter does and refuses is NVIDIA's
+//! (ci/qemu/gpu/dmabuf.c); the importer is the lab's soft NIC.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +22,8 @@ use crate::test::{skip, Env, NvidiaC, Suite, Test};
 use crate::verbs::{Device, Loopback, Mr, Op, Pd, Status, FULL_ACCESS};
 
 const SEGMENT: usize = 2 * MIB;
-/// Linux's own number, which no libc has: what the exporter answers to an attachment that it refuses.
+/// Linux's own number, which no libc has: what the exporter answers to an attachment that it
+/// refuses.
 const ENOTSUPP: i32 = 524;
 
 pub fn suite() -> Suite {
@@ -89,8 +91,9 @@ pub fn prepare(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Whole buffers and parts of them, in every layout of the memory, under addresses of their own; what is around stays as it
-/// was. On the kernel's own core a plain registration of the same memory fails.
+/// Whole buffers and parts of them, in every layout of the memory, under addresses of their own;
+/// what is around stays as it was. On the kernel's own core a plain registration of the same memory
+/// fails.
 fn bytes(env: &Env) -> Result<()> {
     const LEN: usize = 5 * MIB;
     let mut rig = Rig::new(env)?;
@@ -133,7 +136,8 @@ fn bytes(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// One descriptor and one region over four segments, two of which no pin may have. The process ends with it.
+/// One descriptor and one region over four segments, two of which no pin may have. The process ends
+/// with it.
 fn several_allocations(env: &Env) -> Result<()> {
     let mut rig = Rig::new(env)?;
     let mut segments = rig.bench.cuda.reserve(5 * SEGMENT)?;
@@ -155,7 +159,8 @@ fn several_allocations(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Nobody tells the importer that memory is freed: it stays, and what the NIC writes to it lands in nobody else's.
+/// Nobody tells the importer that memory is freed: it stays, and what the NIC writes to it lands in
+/// nobody else's.
 fn outlives_the_memory(env: &Env) -> Result<()> {
     let mut rig = Rig::new(env)?;
     let memory = rig.bench.cuda.alloc(SEGMENT)?;
@@ -253,8 +258,8 @@ fn refusals(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// From Linux 6.12 on nvidia.ko hands out untranslated addresses: behind an IOMMU that translates no byte arrives, and the
-/// registration does not say so. An older one translates.
+/// From Linux 6.12 on nvidia.ko hands out untranslated addresses: behind an IOMMU that translates
+/// no byte arrives, and the registration does not say so. An older one translates.
 fn behind_an_iommu(env: &Env) -> Result<()> {
     let mut rig = Rig::new(env)?;
     if !iommu::translates(&machine::pci_function(RDMA_DEVICE)?)? {
@@ -278,7 +283,8 @@ fn behind_an_iommu(env: &Env) -> Result<()> {
     lab::reset_fabric()
 }
 
-/// Real perftest with `--use_cuda_dmabuf`: what arrived, by CRC, and through BAR1, and that nothing was pinned the other way.
+/// Real perftest with `--use_cuda_dmabuf`: what arrived, by CRC, and through BAR1, and that nothing
+/// was pinned the other way.
 fn perftest(env: &Env) -> Result<()> {
     prepare(env)?;
     for program in ["ib_write_bw", "ib_read_bw", "ib_send_bw"] {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Machines that are broken in one way each, made live: `peermemctl doctor` names the way, with a fix, and exits
-//! with 1 or 2; on a machine that is whole it finds nothing and exits with 0. Situations have the names of docs/results/checks.md,
-//! where many more are recorded.
+//! Machines that are broken in one way each, made live: `peermemctl doctor` names the way, with a
+//! fix, and exits with 1 or 2; on a machine that is whole it finds nothing and exits with 0.
+//! Situations have the names of docs/results/checks.md, where many more are recorded.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -41,7 +41,8 @@ pub fn suite() -> Suite {
 const AUTOLOAD: &str = "/etc/modules-load.d/nvidia-peermem.conf";
 const OPTIONS: &str = "/etc/modprobe.d/peermem.conf";
 
-/// What an admin of a working machine has done. Everything that this process starts may lock all memory.
+/// What an admin of a working machine has done. Everything that this process starts may lock all
+/// memory.
 fn configured() -> Result<()> {
     for dir in ["/etc/modules-load.d", "/etc/modprobe.d"] {
         fs::create_dir_all(dir)?;
@@ -55,8 +56,8 @@ const PAGE: &str = include_str!("../../../../docs/results/checks.md");
 /// Of the kernel on which the page's trees were recorded.
 const RECORDED: &str = "7.2.13";
 
-/// What doctor must say now is what the page says of this situation: exit code, finding, message, fix; or no finding at
-/// all. What is wrong besides follows from that.
+/// What doctor must say now is what the page says of this situation: exit code, finding, message,
+/// fix; or no finding at all. What is wrong besides follows from that.
 fn says(situation: &str) -> Result<()> {
     says_so(situation, peermem::peermemctl_json(&["doctor"])?)
 }

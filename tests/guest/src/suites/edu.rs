@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The sample driver on the pin layer: GPU memory to and from QEMU's `edu` device, in both directions.
+//! The sample driver on the pin layer: GPU memory to and from QEMU's `edu` device, in both
+//! directions.
 //!
-//! The device takes 100 ms for each command, and the driver moves 2 KiB by two commands. Its boots count instructions as
-//! time, and QEMU skips what nobody waits for, so a command costs what the kernel does for it: 64 MiB are 65 536 commands,
-//! which suite `edu_long` runs in the soak. What is asserted is state: commands, interrupts, pins, bytes.
+//! The device takes 100 ms for each command, and the driver moves 2 KiB by two commands. Its boots
+//! count instructions as time, and QEMU skips what nobody waits for, so a command costs what the
+//! kernel does for it: 64 MiB are 65 536 commands, which suite `edu_long` runs in the soak. What is
+//! asserted is state: commands, interrupts, pins, bytes.
 
 use std::sync::Arc;
 use std::thread;
@@ -93,7 +95,8 @@ fn stopped(what: &str, got: Result<(), Stopped>, errno: i32) -> Result<u64> {
     }
 }
 
-/// There and back again, with each byte compared: those of the copy, and those around it in both memories.
+/// There and back again, with each byte compared: those of the copy, and those around it in both
+/// memories.
 fn there_and_back(
     rng: &mut fastrand::Rng,
     edu: &Edu,
@@ -139,7 +142,8 @@ fn both_directions(env: &Env) -> Result<()> {
             }
         }
     }
-    // As many commands as the bytes need, and an interrupt for each, which the kernel has seen as well.
+    // As many commands as the bytes need, and an interrupt for each, which the kernel has seen as
+    // well.
     let mut known = Known::new(&mut rng, &rm, Layout::Contiguous, 2 * GPU_PAGE)?;
     let (before, seen) = (edu.stats()?, edu::kernel_interrupts()?);
     let len = 9 * CHUNK + 5;
@@ -171,8 +175,8 @@ fn from_gpu_to_gpu(env: &Env) -> Result<()> {
     source.check("the source")
 }
 
-/// Several requests at once, each of its own thread: the engine has one command at a time, all end, and each has its own
-/// bytes.
+/// Several requests at once, each of its own thread: the engine has one command at a time, all end,
+/// and each has its own bytes.
 fn queue(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm) = (env.rng()?, Client::open()?);
@@ -211,7 +215,8 @@ fn queue(env: &Env) -> Result<()> {
         ends.push(stats?.finished - before.finished);
         edu.unpin(pin)?;
     }
-    // They took turns: the first to end had waited for the others, so it did not end after its own commands alone.
+    // They took turns: the first to end had waited for the others, so it did not end after its own
+    // commands alone.
     let first = *ends.iter().min().context("four")?;
     let alone = commands(6 * CHUNK + 1);
     ensure!(first > 2 * alone, "one request was done after {first} commands of all, {alone} of them its own");
@@ -238,7 +243,8 @@ fn two_processes(env: &Env) -> Result<()> {
     other.finish()
 }
 
-/// A device that reaches no BAR: refused in words, and nothing stays pinned; unless an IOMMU gives it addresses.
+/// A device that reaches no BAR: refused in words, and nothing stays pinned; unless an IOMMU gives
+/// it addresses.
 fn mask(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm) = (env.rng()?, Client::open()?);
@@ -312,8 +318,8 @@ fn wrong_arguments(env: &Env) -> Result<()> {
     refused("twice", edu.unpin(pin).map(|()| 0), libc::EINVAL)
 }
 
-/// The free of revocable memory returns when the engine stands still, and not before; the copy ends with ECANCELED; and the
-/// memory's next owner has what he wrote. In both directions.
+/// The free of revocable memory returns when the engine stands still, and not before; the copy ends
+/// with ECANCELED; and the memory's next owner has what he wrote. In both directions.
 fn free_stops_the_engine(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm) = (env.rng()?, Client::open()?);
@@ -427,7 +433,8 @@ fn kill(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The file's last holder is another process, which cannot give a revocable pin back: its owner's next call does.
+/// The file's last holder is another process, which cannot give a revocable pin back: its owner's
+/// next call does.
 fn closed_by_a_child(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm) = (env.rng()?, Client::open()?);
@@ -444,8 +451,8 @@ fn closed_by_a_child(env: &Env) -> Result<()> {
     known.check("memory that nobody wrote")
 }
 
-/// The device goes in the middle of a command: the copy ends with ENODEV, nothing is mapped, the pins stay until their
-/// file goes; and a device that comes back works.
+/// The device goes in the middle of a command: the copy ends with ENODEV, nothing is mapped, the
+/// pins stay until their file goes; and a device that comes back works.
 fn device_removed(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm) = (env.rng()?, Client::open()?);
@@ -561,7 +568,8 @@ fn lengths(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Six processes pin, copy, free and die at random, while this one takes the device away now and then.
+/// Six processes pin, copy, free and die at random, while this one takes the device away now and
+/// then.
 fn storm(env: &Env) -> Result<()> {
     edu::load(env)?;
     let mut rng = env.rng()?;

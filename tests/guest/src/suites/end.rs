@@ -45,8 +45,8 @@ fn nothing_is_pinned(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Out of tree, and unsigned where the kernel asks for signatures; anything else is a fault. (Documentation/admin-guide/
-/// tainted-kernels.rst has the numbers.)
+/// Out of tree, and unsigned where the kernel asks for signatures; anything else is a fault.
+/// (Documentation/admin-guide/ tainted-kernels.rst has the numbers.)
 pub(super) fn taint(_: &Env) -> Result<()> {
     const PROPRIETARY: u64 = 1;
     const OUT_OF_TREE: u64 = 1 << 12;
@@ -105,11 +105,12 @@ pub(super) fn lockdep_works() -> Result<Option<bool>> {
     Ok(Some(line.split_whitespace().last() == Some("1")))
 }
 
-/// Has kmemleak look at all that is there now. The first scan takes checksums; the second reports what did not change, has
-/// no reference and is older than five seconds.
+/// Has kmemleak look at all that is there now. The first scan takes checksums; the second reports
+/// what did not change, has no reference and is older than five seconds.
 ///
-/// It has found lost objects of 16, 192 and 4096 bytes of the module, and once missed one of 3000: 7.2's slab allocator keeps
-/// arrays of free objects, where an address may stay (not proven). The stand-ins' accounting does not depend on it.
+/// It has found lost objects of 16, 192 and 4096 bytes of the module, and once missed one of 3000:
+/// 7.2's slab allocator keeps arrays of free objects, where an address may stay (not proven). The
+/// stand-ins' accounting does not depend on it.
 pub(super) fn kmemleak_scan() -> Result<()> {
     const OLD_ENOUGH: Duration = Duration::from_secs(6);
     let scan = || fs::write(KMEMLEAK, "scan").context("kmemleak scan");

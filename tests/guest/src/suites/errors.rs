@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What stands between a user and a registration: limits, devices, platforms. Each refusal has its errno and, where it
-//! is ours, a recorded reason. Bad ranges and the provider's own errors are in `smoke`.
+//! What stands between a user and a registration: limits, devices, platforms. Each refusal has its
+//! errno and, where it is ours, a recorded reason. Bad ranges and the provider's own errors are in
+//! `smoke`.
 
 use anyhow::{ensure, Context, Result};
 use nvlab::Memory;
@@ -42,7 +43,8 @@ fn judged(wrong: Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// The core counts pages of GPU memory against RLIMIT_MEMLOCK as it does any other, and does not ask the client beyond it.
+/// The core counts pages of GPU memory against RLIMIT_MEMLOCK as it does any other, and does not
+/// ask the client beyond it.
 fn memlock(env: &Env) -> Result<()> {
     const PAGES: usize = 6;
     let recorded = || if env.nvidia_c { Ok(None) } else { lab::last_failure() };
@@ -75,7 +77,8 @@ fn bar1_full(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Memory outside every BAR, as on Grace-Hopper; what the provider's table calls it makes no difference.
+/// Memory outside every BAR, as on Grace-Hopper; what the provider's table calls it makes no
+/// difference.
 fn coherent(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -118,8 +121,8 @@ fn coherent(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Coherent memory that is a BAR's, as in a virtual machine: RAM to the kernel all the same. The provider maps it where
-/// the table says what it is, and nobody else does.
+/// Coherent memory that is a BAR's, as in a virtual machine: RAM to the kernel all the same. The
+/// provider maps it where the table says what it is, and nobody else does.
 fn coherent_in_a_bar(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -171,7 +174,8 @@ fn no_dma_device(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A NIC that is no PCI device: a BAR is mapped for it as for any, and only what the provider would map is refused.
+/// A NIC that is no PCI device: a BAR is mapped for it as for any, and only what the provider would
+/// map is refused.
 fn not_pci(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let _rxe = OtherRxe::load(&["peer_dma_device=platform"])?;
@@ -189,8 +193,8 @@ fn not_pci(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A GPU and a NIC that the provider does not let talk to each other: asked once per pair, with a persistent pin, and
-/// believed until the module goes.
+/// A GPU and a NIC that the provider does not let talk to each other: asked once per pair, with a
+/// persistent pin, and believed until the module goes.
 fn topology(env: &Env) -> Result<()> {
     let gpu = gpu::lab()?;
     let bench = Bench::new()?;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Everything inside ibv_reg_mr() and ibv_dereg_mr() that can fail fails once, one after the other: each allocation
-//! (of the RDMA core, the NIC, the provider and the module alike) and each call of the provider, from the first until
-//! a run passes untouched. Each time: the right errno, nothing left behind, and the next registration works.
+//! Everything inside ibv_reg_mr() and ibv_dereg_mr() that can fail fails once, one after the other:
+//! each allocation (of the RDMA core, the NIC, the provider and the module alike) and each call of
+//! the provider, from the first until a run passes untouched. Each time: the right errno, nothing
+//! left behind, and the next registration works.
 
 use std::io;
 use std::time::Duration;
@@ -43,8 +44,8 @@ pub fn suite(nvidia_c: bool) -> Suite {
             }
         }));
     };
-    // In which modes an allocation may fail between the mapping and the mkey of a revocable client. The provider's calls come
-    // before that.
+    // In which modes an allocation may fail between the mapping and the mkey of a revocable client.
+    // The provider's calls come before that.
     const LEGACY: &[Mode] = &[Mode::Legacy];
     const NEVER: &[Mode] = &[];
     add(PERSISTENT, 300, "calls_of_a_new_pair", NEVER, calls_of_a_new_pair);
@@ -76,10 +77,11 @@ fn register(bench: &Bench, memory: &DeviceMemory) -> Result<Result<Mr, i32>> {
     }
 }
 
-/// What a registration that failed for lack of memory may look like. The module has written down which of provider and
-/// module was refused memory. EFAULT is what the core says when nobody claims the memory, and it is right only where the
-/// module could not find out whose it is: it has no memory for a registration, which comes before the first question, or
-/// there was none either for the question that follows a provider's ENOMEM. Where all fails from a place on, that place may
+/// What a registration that failed for lack of memory may look like. The module has written down
+/// which of provider and module was refused memory. EFAULT is what the core says when nobody claims
+/// the memory, and it is right only where the module could not find out whose it is: it has no
+/// memory for a registration, which comes before the first question, or there was none either for
+/// the question that follows a provider's ENOMEM. Where all fails from a place on, that place may
 /// be one that is survived, and what ended the registration was the core's or the NIC's.
 fn out_of_memory(errno: i32, hit: &Hit, memory: Memory, refused_before: i64) -> Result<()> {
     let recorded = match Stats::read()?.number("total.refused")? - refused_before {
@@ -113,14 +115,15 @@ fn as_before(bench: &Bench, memory: &DeviceMemory) -> Result<()> {
     settled(SOON).context("after the next registration")
 }
 
-/// One failing allocation after the other, in the registration and in the deregistration of `memory`.
+/// One failing allocation after the other, in the registration and in the deregistration of
+/// `memory`.
 fn allocations(env: &Env, shape: &str, bench: &Bench, memory: &DeviceMemory) -> Result<()> {
     if !inject::available() {
         skip("this kernel has no fault injection");
         return Ok(());
     }
-    // What is allocated once only, in the library or the RDMA stack, is no part of a registration; what is in the module has a
-    // test of its own.
+    // What is allocated once only, in the library or the RDMA stack, is no part of a registration;
+    // what is in the module has a test of its own.
     as_before(bench, memory)?;
     for kind in [Memory::Objects, Memory::Pages, Memory::Exhausted] {
         let mut faults = Allocations::prepare(kind)?;
@@ -146,7 +149,8 @@ fn allocations(env: &Env, shape: &str, bench: &Bench, memory: &DeviceMemory) -> 
 /// A place that one sweep stepped over is met by the next.
 const SWEEPS: usize = 3;
 
-/// Whose allocations did not all fail. (On longer tables one place of the NIC's is met, and a row that counts as the kernel's.)
+/// Whose allocations did not all fail. (On longer tables one place of the NIC's is met, and a row
+/// that counts as the kernel's.)
 fn too_few(tally: &Tally, shape: &str) -> Option<&'static str> {
     let (ours, provider, nic) = match shape {
         // A registration, which holds the one run, and its scatterlist.
@@ -159,7 +163,8 @@ fn too_few(tally: &Tally, shape: &str) -> Option<&'static str> {
     least.into_iter().find_map(|(owner, least)| (tally.places(owner) < least).then_some(owner))
 }
 
-/// One registration, of which the sweep's next allocation fails. Whether there is another one to try.
+/// One registration, of which the sweep's next allocation fails. Whether there is another one to
+/// try.
 fn one_fails(
     sweep: &mut Sweep,
     bench: &Bench,
@@ -230,7 +235,8 @@ fn allocations_contiguous(env: &Env) -> Result<()> {
     allocations(env, "contiguous", &bench, &memory)
 }
 
-/// 272 runs: more than a page of records, so that kvmalloc falls back to vmalloc, and three pages of scatterlist.
+/// 272 runs: more than a page of records, so that kvmalloc falls back to vmalloc, and three pages
+/// of scatterlist.
 fn allocations_fragmented(env: &Env) -> Result<()> {
     gpu::lab()?.set("layout", 4)?;
     let bench = Bench::new()?;
@@ -256,8 +262,8 @@ fn allocations_of_the_fallback(env: &Env) -> Result<()> {
 
 const NEW_PAIR: &str = "new pair";
 
-/// The first registration after the module was loaded: what it allocates once, and what the provider does where it is asked
-/// whether GPU and NIC reach each other.
+/// The first registration after the module was loaded: what it allocates once, and what the
+/// provider does where it is asked whether GPU and NIC reach each other.
 fn allocations_of_a_new_pair(env: &Env) -> Result<()> {
     if !inject::available() {
         skip("this kernel has no fault injection");
@@ -342,13 +348,15 @@ impl Case {
         })
     }
 
-    /// Whether a call can be made to fail with this errno and nothing more: a put that fails otherwise than for lack of memory
-    /// has put, or leaves a pin that ends with its memory (`provider_puts`).
+    /// Whether a call can be made to fail with this errno and nothing more: a put that fails
+    /// otherwise than for lack of memory has put, or leaves a pin that ends with its memory
+    /// (`provider_puts`).
     fn can_fail(call: Call, errno: i32) -> bool {
         errno == libc::ENOMEM || ![Call::Put, Call::Unprobe].contains(&call)
     }
 
-    /// The errno and the recorded reason that the application and the admin must see; `None`: it must work.
+    /// The errno and the recorded reason that the application and the admin must see; `None`: it
+    /// must work.
     fn wanted(&self, call: Call, errno: i32) -> Option<(i32, Option<&'static str>)> {
         use libc::{EBUSY, EFAULT, EINVAL, EIO, ENODEV, ENOMEM, EOPNOTSUPP};
         let one_page = call == Call::Probe || self.size <= GPU_PAGE;
@@ -357,7 +365,8 @@ impl Case {
         Some(match (call, errno) {
             // The start of the range is asked next, and answers that persistent pins are refused.
             (Call::Get, ENOMEM | EIO | EINVAL | ENOTSUPP) if self.fallback => return None,
-            // The provider says so before it knows whose memory it is, and its start proves nothing more.
+            // The provider says so before it knows whose memory it is, and its start proves nothing
+            // more.
             (_, EIO) if get && one_page && persistent => (EFAULT, Some("persistent_fault")),
             (_, ENOMEM | EIO) if get && one_page => (EFAULT, Some("unproven")),
             (_, EINVAL) if get && one_page => (EFAULT, None),
@@ -439,8 +448,9 @@ impl Case {
         register(bench, memory)?.map_err(io::Error::from_raw_os_error).context("the next one")?.dereg().context("dereg")
     }
 
-    /// A deregistration works for the application, whatever the provider says; a put that did nothing leaves the pin to the
-    /// next registration. (Most errors of a persistent put come after it is done: `provider_puts`.)
+    /// A deregistration works for the application, whatever the provider says; a put that did
+    /// nothing leaves the pin to the next registration. (Most errors of a persistent put come after
+    /// it is done: `provider_puts`.)
     fn deregistrations(&self, bench: &Bench, memory: &DeviceMemory, calls: &Calls, errno: i32) -> Result<usize> {
         for (failed, n) in (1..).enumerate() {
             let call = self.deregister.get(failed);
@@ -540,8 +550,8 @@ fn calls_of_a_new_pair(env: &Env) -> Result<()> {
     .run(env)
 }
 
-/// Puts that fail in the provider's own way: a revocable one has done nothing. A persistent one has put, unless it failed
-/// for lack of memory.
+/// Puts that fail in the provider's own way: a revocable one has done nothing. A persistent one has
+/// put, unless it failed for lack of memory.
 fn provider_puts(env: &Env) -> Result<()> {
     let persistent = env.mode()? == Mode::Persistent;
     let fault = if persistent { "persistent_put_errno" } else { "put_errno" };
@@ -576,7 +586,8 @@ fn provider_puts(env: &Env) -> Result<()> {
         }
         as_before(&bench, &memory).with_context(|| format!("after a put that failed with {errno}"))?;
     }
-    // Whose pin it is, and what to do, is said once per burst: the rest of ERRORS came within seconds.
+    // Whose pin it is, and what to do, is said once per burst: the rest of ERRORS came within
+    // seconds.
     let fate = if persistent { "nvidia-smi -r" } else { "stays pinned" };
     let whose = format!("process {} ", std::process::id());
     let where_ = format!("{first:#x}");

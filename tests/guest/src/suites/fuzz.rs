@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Ordinary users who call verbs with GPU addresses at random (`crate::fuzz`), while the NIC asks for memory now with and now
-//! without invalidation, as for queues, and one of the users is killed. The accounting afterwards, round by round.
+//! Ordinary users who call verbs with GPU addresses at random (`crate::fuzz`), while the NIC asks
+//! for memory now with and now without invalidation, as for queues, and one of the users is killed.
+//! The accounting afterwards, round by round.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};

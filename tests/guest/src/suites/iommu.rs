@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The addresses that the NIC gets, without an IOMMU, with one that passes addresses on and with one that translates;
-//! and mappings that fail half way. Which of the three it is, the kernel's command line says. A fault is an address that the
-//! kernel's domain for the NIC has no page for (ci/qemu/pcie/lab_pcie.h).
+//! The addresses that the NIC gets, without an IOMMU, with one that passes addresses on and with
+//! one that translates; and mappings that fail half way. Which of the three it is, the kernel's
+//! command line says. A fault is an address that the kernel's domain for the NIC has no page for
+//! (ci/qemu/pcie/lab_pcie.h).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -108,9 +109,9 @@ fn pci(name: &str) -> Result<nvlab::Pci> {
     }
 }
 
-/// Each address that the NIC holds leads to the page that the provider named: the very one where nothing translates,
-/// another where something does. As many mappings as runs while registered, none afterwards; and then the IOMMU lets
-/// none of these addresses through any more.
+/// Each address that the NIC holds leads to the page that the provider named: the very one where
+/// nothing translates, another where something does. As many mappings as runs while registered,
+/// none afterwards; and then the IOMMU lets none of these addresses through any more.
 fn addresses(env: &Env) -> Result<()> {
     if !lab::tells_dma_mappings() {
         skip("this kernel does not tell its DMA mappings (CONFIG_DMA_API_DEBUG)");
@@ -176,8 +177,8 @@ fn addresses(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// What the check above would miss if it could not fail: the BAR's own address, given to the NIC as it is, faults behind a
-/// translating IOMMU and nowhere else.
+/// What the check above would miss if it could not fail: the BAR's own address, given to the NIC as
+/// it is, faults behind a translating IOMMU and nowhere else.
 fn bypass_faults(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -210,9 +211,9 @@ fn bypass_faults(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The NIC cannot stop, and the core does not say so: the free returns, the MR lives. What is left is that its addresses
-/// are unmapped by then, so behind a translating IOMMU no byte of it reaches the next owner. (Elsewhere nothing would stop
-/// it, and so nothing is sent.)
+/// The NIC cannot stop, and the core does not say so: the free returns, the MR lives. What is left
+/// is that its addresses are unmapped by then, so behind a translating IOMMU no byte of it reaches
+/// the next owner. (Elsewhere nothing would stop it, and so nothing is sent.)
 fn fence_fails(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let rm = nvlab::Client::open()?;
@@ -244,7 +245,8 @@ fn fence_fails(_: &Env) -> Result<()> {
     Ok(target_mr.dereg()?)
 }
 
-/// Run n cannot be mapped: the runs before it are unmapped, the pin is put, the user hears EIO; for each n.
+/// Run n cannot be mapped: the runs before it are unmapped, the pin is put, the user hears EIO; for
+/// each n.
 fn map_fails_at_run_n(_: &Env) -> Result<()> {
     if !lab::tells_dma_mappings() {
         skip("this kernel does not tell its DMA mappings (CONFIG_DMA_API_DEBUG)");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The module's code itself in this kernel: loading and unloading over and over, and the kernel's patching of it.
+//! The module's code itself in this kernel: loading and unloading over and over, and the kernel's
+//! patching of it.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +27,8 @@ pub fn suite() -> Suite {
     }
 }
 
-/// `guest.retbleed=TEXT`: this boot is for a kernel that patches returns (and calls) of modules, so it must be doing so.
+/// `guest.retbleed=TEXT`: this boot is for a kernel that patches returns (and calls) of modules, so
+/// it must be doing so.
 fn mitigation(env: &Env) -> Result<()> {
     const FILE: &str = "/sys/devices/system/cpu/vulnerabilities/retbleed";
     let Some(wanted) = env.values.get("retbleed") else {
@@ -39,7 +41,8 @@ fn mitigation(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// `guest.installed`: `make install` put it into this image, in which NVIDIA's file of the same name is where it always is.
+/// `guest.installed`: `make install` put it into this image, in which NVIDIA's file of the same
+/// name is where it always is.
 pub(super) fn installed_wins(env: &Env) -> Result<()> {
     const OURS: &str = "/updates/nvidia-peermem-rust/";
     if !env.values.contains_key("installed") {
@@ -55,8 +58,8 @@ pub(super) fn installed_wins(env: &Env) -> Result<()> {
     modules::rmmod(PEERMEM)
 }
 
-/// The packages' udev rule, which this image has, with the distribution's udevd: each neighbour's event loads the module, and a
-/// blacklist switches that off.
+/// The packages' udev rule, which this image has, with the distribution's udevd: each neighbour's
+/// event loads the module, and a blacklist switches that off.
 fn loaded_by_udev(env: &Env) -> Result<()> {
     if !env.values.contains_key("installed") {
         skip("this boot's image was not made by make install (guest.installed)");
@@ -67,7 +70,8 @@ fn loaded_by_udev(env: &Env) -> Result<()> {
         ensure!(status.success(), "{program} {args:?}: {status}");
         Ok(())
     };
-    // The kernel sends the event once more, as udev has it do for each device when a machine starts.
+    // The kernel sends the event once more, as udev has it do for each device when a machine
+    // starts.
     let event = |of: &Path| -> Result<bool> {
         fs::write(of.join("uevent"), "add").with_context(|| format!("an event of {}", of.display()))?;
         said("udevadm", &["settle", "--timeout=60"])?;

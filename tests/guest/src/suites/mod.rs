@@ -112,8 +112,8 @@ pub fn raises_alarms(suite: &str) -> bool {
     [alarms::NAME, stop_test::NAME, one_class::NAME].contains(&suite)
 }
 
-/// What was asked for, in the order asked for; each boot ends with `end`, except one that raises alarms on purpose and one
-/// without the lab's own stack.
+/// What was asked for, in the order asked for; each boot ends with `end`, except one that raises
+/// alarms on purpose and one without the lab's own stack.
 pub fn chosen(request: &Request) -> Result<Vec<Suite>> {
     let mut all = all(request.nvidia_c);
     // A word that has become wrong would leave its tests out without a word.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the module and `peermemctl` tell: counters against the stand-ins' accounting, refusals in words, the log, the
-//! tracepoints, the list of registrations.
+//! What the module and `peermemctl` tell: counters against the stand-ins' accounting, refusals in
+//! words, the log, the tracepoints, the list of registrations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -53,13 +53,14 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: "observe", tests }
 }
 
-/// Why a range that is longer than its allocation is refused: only persistent pins look at what lies behind.
+/// Why a range that is longer than its allocation is refused: only persistent pins look at what
+/// lies behind.
 fn too_long(env: &Env) -> Result<&'static str> {
     Ok(if env.mode()? == Mode::Legacy { "leaves_allocation" } else { "hole" })
 }
 
-/// All kinds of operations in a random order, with a tally of our own; then everything is compared, with
-/// registrations alive and without.
+/// All kinds of operations in a random order, with a tally of our own; then everything is compared,
+/// with registrations alive and without.
 fn counters_add_up(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let legacy = env.mode()? == Mode::Legacy;
@@ -124,8 +125,8 @@ fn counters_add_up(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Whether GPU and NIC can reach each other is asked with persistent pins, and with revocable ones reported as not
-/// asked.
+/// Whether GPU and NIC can reach each other is asked with persistent pins, and with revocable ones
+/// reported as not asked.
 fn pairs(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (_memory, mr) = bench.registered(MIB)?;
@@ -141,7 +142,8 @@ fn pairs(env: &Env) -> Result<()> {
     Ok(mr.dereg()?)
 }
 
-/// While a free waits for the core, its callback is listed, with what it is about and how long it has been at it.
+/// While a free waits for the core, its callback is listed, with what it is about and how long it
+/// has been at it.
 fn callback_in_flight(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (memory, mr) = bench.registered(MIB)?;
@@ -193,8 +195,8 @@ fn status_without_root(_: &Env) -> Result<()> {
     Ok(mr.dereg()?)
 }
 
-/// The lists show everybody's processes and addresses, so uid 0 is not enough, as the root of an ordinary container is.
-/// The counters are for all.
+/// The lists show everybody's processes and addresses, so uid 0 is not enough, as the root of an
+/// ordinary container is. The counters are for all.
 fn lists_are_for_admins(_: &Env) -> Result<()> {
     const CAP_SYS_ADMIN: libc::c_ulong = 21;
     let read_as_root = |file: &str, with_capability: bool| -> Result<String> {
@@ -215,8 +217,8 @@ fn lists_are_for_admins(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// However often it happens, each cause is one line, with who, what, which value and what to do, and how much of the burst
-/// before was not said.
+/// However often it happens, each cause is one line, with who, what, which value and what to do,
+/// and how much of the burst before was not said.
 fn one_line_per_cause(_: &Env) -> Result<()> {
     /// Without an event, this ends a burst (docs/proc.md).
     const QUIET: Duration = Duration::from_secs(5);
@@ -375,13 +377,14 @@ fn tracepoints(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// As many registrations as a short test can have, listed while others come and go: each that stays is there once.
+/// As many registrations as a short test can have, listed while others come and go: each that stays
+/// is there once.
 fn many_registrations(env: &Env) -> Result<()> {
     const LEN: usize = 512;
     let wanted: usize = env.number("registrations", 1000)?;
     let bench = Bench::new()?;
-    // Four in each GPU page, where the card is large enough: each maps all of it, and DMA debugging takes seven mappings of
-    // a place.
+    // Four in each GPU page, where the card is large enough: each maps all of it, and DMA debugging
+    // takes seven mappings of a place.
     let pages = wanted.div_ceil(4).min(1024);
     let memory = bench.cuda.alloc((pages + 1) * GPU_PAGE)?;
     let place = |n: usize| memory.va() + (n % pages * GPU_PAGE + n / pages * LEN) as u64;

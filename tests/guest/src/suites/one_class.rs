@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A boot in which all umem mapping locks are one lock class, as on a real core (`ib_core.one_lock_class`). The module
-//! takes the RM API lock under the umem mapping lock of a persistent registration, to ask for a pair of GPU and NIC. The
-//! freeing thread holds the RM API lock when it takes the umem mapping lock of a revocable one. With one class lockdep
-//! takes both mapping locks for one (docs/rules.md): it must say so where both kinds meet, once, and be quiet before.
+//! A boot in which all umem mapping locks are one lock class, as on a real core
+//! (`ib_core.one_lock_class`). The module takes the RM API lock under the umem mapping lock of a
+//! persistent registration, to ask for a pair of GPU and NIC. The freeing thread holds the RM API
+//! lock when it takes the umem mapping lock of a revocable one. With one class lockdep takes both
+//! mapping locks for one (docs/rules.md): it must say so where both kinds meet, once, and be quiet
+//! before.
 
 use anyhow::{ensure, Result};
 use nvlab::Layout;
@@ -40,8 +42,8 @@ fn one_class() -> Result<()> {
     Ok(())
 }
 
-/// Persistent pins alone: the pair is asked for, coherent memory is refused or mapped by the provider, ranges are
-/// registered, freed and deregistered in both orders.
+/// Persistent pins alone: the pair is asked for, coherent memory is refused or mapped by the
+/// provider, ranges are registered, freed and deregistered in both orders.
 fn persistent(_: &Env) -> Result<()> {
     one_class()?;
     every_order()?;
@@ -68,7 +70,8 @@ fn every_order() -> Result<()> {
     Ok(())
 }
 
-/// A queue's umem is served persistently, beside revocable MRs: what lockdep then reports, of NVIDIA's module as of ours.
+/// A queue's umem is served persistently, beside revocable MRs: what lockdep then reports, of
+/// NVIDIA's module as of ours.
 fn a_queue_beside(_: &Env) -> Result<()> {
     one_class()?;
     quiet()?;

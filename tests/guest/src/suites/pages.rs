@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! HCA pages: how large they are, how many there are, and that bytes go through them. Ours beside NVIDIA's
-//! module in one boot, for each layout of the memory and each way in which a range may begin.
+//! HCA pages: how large they are, how many there are, and that bytes go through them. Ours beside
+//! NVIDIA's module in one boot, for each layout of the memory and each way in which a range may
+//! begin.
 
 use anyhow::{ensure, Context, Result};
 use nvlab::Layout;
@@ -67,8 +68,8 @@ fn never_below_nvidias(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The page size that the memory allows at least. An IOMMU aligns where a mapping begins, and a mapping begins with
-/// the first GPU page: what does not begin 2 MiB there begins 2 MiB nowhere.
+/// The page size that the memory allows at least. An IOMMU aligns where a mapping begins, and a
+/// mapping begins with the first GPU page: what does not begin 2 MiB there begins 2 MiB nowhere.
 fn least(kind: Iommu, layout: Layout, offset: usize) -> u64 {
     let large = match layout {
         Layout::Contiguous | Layout::Broken2M => {

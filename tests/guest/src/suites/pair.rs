@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Real perftest between two machines, a GPU in each. Both machines run every test; each looks at its own GPU and NIC,
-//! they tell each other what they saw, and both judge.
+//! Real perftest between two machines, a GPU in each. Both machines run every test; each looks at
+//! its own GPU and NIC, they tell each other what they saw, and both judge.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -67,7 +67,8 @@ fn gpu_tests(nvidia_c: bool, mode: Mode) -> Vec<Test> {
     tests.into_iter().flat_map(|(name, run)| in_modes(nvidia_c, &[mode], name, run)).collect()
 }
 
-/// Starts this machine's side and waits for its end, while the other side does well. `None`: the client came too early.
+/// Starts this machine's side and waits for its end, while the other side does well. `None`: the
+/// client came too early.
 fn perftest(run: &mut Run, peer: &mut Peer) -> Result<Option<Side>> {
     if run.rdma_cm {
         modules::modprobe("rdma_ucm", &[])?;
@@ -232,8 +233,8 @@ fn host_once(env: &Env, peer: &mut Peer, program: &str, connect: Connect) -> Res
     Ok(rate)
 }
 
-/// ib_write_lat polls the buffer with the CPU, so perftest itself refuses it with GPU memory; if a later one does not,
-/// it belongs into the list above.
+/// ib_write_lat polls the buffer with the CPU, so perftest itself refuses it with GPU memory; if a
+/// later one does not, it belongs into the list above.
 fn write_lat_wants_host_memory(_: &Env) -> Result<()> {
     let out = Command::new("ib_write_lat")
         .args(["-F", "-d", RDMA_DEVICE, "--use_cuda=0"])

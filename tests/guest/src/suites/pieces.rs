@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One registration over several allocations: neighbouring ones, of one GPU or two, and segments of a reservation as
-//! PyTorch's expandable segments are. Bytes are written and read back by the CPU through the GPU's control interface.
+//! One registration over several allocations: neighbouring ones, of one GPU or two, and segments of
+//! a reservation as PyTorch's expandable segments are. Bytes are written and read back by the CPU
+//! through the GPU's control interface.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -87,7 +88,8 @@ impl Neighbours {
         same_bytes(what, &self.read(0..self.wanted.len())?, &self.wanted)
     }
 
-    /// A NIC writes new bytes to `range`, which lies in `mr`, and reads them back; around them nothing changes.
+    /// A NIC writes new bytes to `range`, which lies in `mr`, and reads them back; around them
+    /// nothing changes.
     fn move_bytes(&mut self, nic: &mut Nic, (mr, from): (&Mr, usize), range: Range<usize>) -> Result<()> {
         let what = format!("{} bytes at {:#x} of a region from {from:#x}", range.len(), range.start);
         let (at, len) = (range.start - from, range.len());
@@ -129,7 +131,8 @@ fn pieces_of(va: u64) -> Result<usize> {
     Ok(row.get("pieces").context("no pieces in the row")?.parse()?)
 }
 
-/// The whole of each case in one region, and regions with odd ends; bytes over each boundary, and at both ends.
+/// The whole of each case in one region, and regions with odd ends; bytes over each boundary, and
+/// at both ends.
 fn bytes(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -244,7 +247,8 @@ fn host_memory_at(va: u64, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// A process registers three allocations that were shared with it, and then one in the middle that was not.
+/// A process registers three allocations that were shared with it, and then one in the middle that
+/// was not.
 fn of_another_process() -> Result<()> {
     const MIDDLE: u64 = FAR + SEGMENT as u64;
     let mut other = Helper::start(&["actor", "nic"])?;
@@ -282,8 +286,8 @@ fn found_hole(what: &str, hole: u64) -> Result<()> {
     Ok(())
 }
 
-/// A segment goes at each step of a registration and of its end: persistent pins keep the memory for the NIC, or the
-/// registration is refused; whatever happens, nothing is left.
+/// A segment goes at each step of a registration and of its end: persistent pins keep the memory
+/// for the NIC, or the registration is refused; whatever happens, nothing is left.
 fn segment_unmapped(_: &Env) -> Result<()> {
     const LEN: usize = 3 * SEGMENT;
     let bench = Bench::new()?;

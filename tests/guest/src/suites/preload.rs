@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `libgpumr-preload.so` before real perftest, which is told nothing of dma-buf: on the kernel's own RDMA core, where
-//! perftest alone fails on GPU memory, and beside nvidia-peermem, where the plain call is enough. Host memory is
-//! registered by the same system calls with the library and without.
+//! `libgpumr-preload.so` before real perftest, which is told nothing of dma-buf: on the kernel's
+//! own RDMA core, where perftest alone fails on GPU memory, and beside nvidia-peermem, where the
+//! plain call is enough. Host memory is registered by the same system calls with the library and
+//! without.
 
 use std::process::Command;
 use std::time::Duration;
@@ -83,7 +84,8 @@ fn refused(sizes: &Sizes, settings: Settings) -> Result<String> {
     Ok(said)
 }
 
-/// The bytes by CRC and through BAR1: by dma-buf where the plain call fails, by that alone where it works.
+/// The bytes by CRC and through BAR1: by dma-buf where the plain call fails, by that alone where it
+/// works.
 fn on_gpu(env: &Env, program: &str, settings: Settings) -> Result<()> {
     prepare(env)?;
     with_rate(|| {
@@ -129,7 +131,8 @@ fn same_calls(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Numbers of the helper's system calls between its two stops, each with its second argument: the command of an ioctl.
+/// Numbers of the helper's system calls between its two stops, each with its second argument: the
+/// command of an ioctl.
 fn system_calls(cuda: &str, settings: Settings) -> Result<Vec<(u64, u64)>> {
     let mut helper = Command::new("/proc/self/exe");
     let mut helper = helper.args(["helper", "host-memory", cuda]).envs(settings.iter().copied()).spawn()?;
@@ -164,7 +167,8 @@ fn calls_between_stops(pid: Pid) -> Result<Vec<(u64, u64)>> {
     }
 }
 
-/// The system call that a stopped process is entering. (nix passes no length for this, so the kernel writes nothing.)
+/// The system call that a stopped process is entering. (nix passes no length for this, so the
+/// kernel writes nothing.)
 fn entered(pid: Pid) -> Result<Option<(u64, u64)>> {
     // SAFETY: It is made of integers.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! rdma-core's own test suite, on the lab's RDMA stack with nvidia-peermem and on the kernel's own of the same version:
-//! what differs was broken by the lab's patches or by the module.
+//! rdma-core's own test suite, on the lab's RDMA stack with nvidia-peermem and on the kernel's own
+//! of the same version: what differs was broken by the lab's patches or by the module.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -53,8 +53,8 @@ fn same_as_mainline(env: &Env) -> Result<()> {
         let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
         names.into_iter().filter(|n| a.get(*n) != b.get(*n)).cloned().collect()
     };
-    // A test with a time limit of its own may miss it once on a busy machine: what differs is asked again, together with all
-    // that stands before it in its file, and must differ each time.
+    // A test with a time limit of its own may miss it once on a busy machine: what differs is asked
+    // again, together with all that stands before it in its file, and must differ each time.
     let mut names = differ(&mainline, &ours);
     let mut last = (mainline, ours);
     for time in 1..=3 {
@@ -129,8 +129,9 @@ fn run(chosen: &[String]) -> Result<Outcomes> {
     Ok(outcomes)
 }
 
-/// unittest's verbose output: `name (tests.file.Class.name)`, maybe the first line of its description, ` ... `, and what
-/// came of it, with whatever the test and its children print in between.
+/// unittest's verbose output: `name (tests.file.Class.name)`, maybe the first line of its
+/// description, ` ... `, and what came of it, with whatever the test and its children print in
+/// between.
 fn parse(said: &str) -> Outcomes {
     let mut outcomes = Outcomes::new();
     let mut running: Option<String> = None;

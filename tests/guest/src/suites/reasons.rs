@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Every refusal that the lab can bring about: the first read of `failures` after the failed call has it, and
-//! `peermemctl failures` gives the reason in words.
+//! Every refusal that the lab can bring about: the first read of `failures` after the failed call
+//! has it, and `peermemctl failures` gives the reason in words.
 //!
-//! Not brought about here: `core_order` (no core is known that calls out of order; tests/host/kernel-lite plays one) and
-//! `too_many_entries` (2^31 entries or 65 536 pieces), which nothing tests.
+//! Not brought about here: `core_order` (no core is known that calls out of order;
+//! tests/host/kernel-lite plays one) and `too_many_entries` (2^31 entries or 65 536 pieces), which
+//! nothing tests.
 
 use std::fs;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -50,7 +51,8 @@ enum How {
     NoMemory,
     /// The first time that GPU and NIC meet: the provider is asked, and says no.
     NewPair,
-    /// The NIC hands out this DMA device (`rdma_rxe.peer_dma_device`); and faults of the GPU driver.
+    /// The NIC hands out this DMA device (`rdma_rxe.peer_dma_device`); and faults of the GPU
+    /// driver.
     Nic(&'static str, Faults),
 }
 

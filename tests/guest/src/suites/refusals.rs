@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Loading where something is missing or wrong: the module stays out, and one line says why and what to do.
+//! Loading where something is missing or wrong: the module stays out, and one line says why and
+//! what to do.
 
 use anyhow::{bail, ensure, Context, Result};
 
@@ -97,8 +98,8 @@ fn neither(_: &Env) -> Result<()> {
     refused(&insmod()?, "Operation not supported", &["ib_uverbs is not loaded"])
 }
 
-/// Another vendor's client (or NVIDIA's module) has the name. Where the core makes /sys/kernel/mm/memory_peers of the names,
-/// it takes none twice.
+/// Another vendor's client (or NVIDIA's module) has the name. Where the core makes
+/// /sys/kernel/mm/memory_peers of the names, it takes none twice.
 fn name_taken(_: &Env) -> Result<()> {
     modules::modprobe("lab_second_client", &["name=nv_mem"])?;
     if !lab::has_memory_peers() {
@@ -112,7 +113,8 @@ fn name_taken(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Both are loaded: the core asks the one that came first, and ours where that one does not want the memory.
+/// Both are loaded: the core asks the one that came first, and ours where that one does not want
+/// the memory.
 fn name_shared() -> Result<()> {
     modules::modprobe("nvidia-peermem", &[])?;
     let clients = lab::clients()?;

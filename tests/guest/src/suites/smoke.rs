@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Register, move bytes, deregister, in each parameter setting; what the admin sees meanwhile; which ranges and
-//! which provider tables are refused, with which errno.
+//! Register, move bytes, deregister, in each parameter setting; what the admin sees meanwhile;
+//! which ranges and which provider tables are refused, with which errno.
 
 use anyhow::{bail, ensure, Context, Result};
 use nvlab::Layout;
@@ -82,8 +82,9 @@ fn clients_and_parameters(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// `peerdirect_support=1`, with revocable pins: bytes move. A client without the extended form leaves the unmapping at a
-/// revocation to the core, which does it in the thread that frees, before the client's call of invalidate returns.
+/// `peerdirect_support=1`, with revocable pins: bytes move. A client without the extended form
+/// leaves the unmapping at a revocation to the core, which does it in the thread that frees, before
+/// the client's call of invalidate returns.
 fn plain_client(env: &Env) -> Result<()> {
     let parameters = [&["peerdirect_support=1"], Mode::Legacy.parameters(env.nvidia_c)].concat();
     modules::modprobe("nvidia-peermem", &parameters)?;
@@ -163,7 +164,8 @@ fn bytes_move(env: &Env) -> Result<()> {
         same_bytes(&format!("{verb} of {len} bytes"), &into.read(0, size)?, &wanted)?;
         same_bytes(&format!("{verb}: its source"), &from.read(0, size)?, &source)?;
     }
-    // Two ranges that are wrong in the same way would not show above: ordinary memory is never wrong.
+    // Two ranges that are wrong in the same way would not show above: ordinary memory is never
+    // wrong.
     let mut host = pattern(&mut rng, size);
     let host_mr = bench.reg(host.as_mut_ptr() as u64, size).context("register host memory")?;
     link.write(3, (&host_mr, 0), (&b_mr, 0), size)?;
@@ -212,7 +214,8 @@ fn rmmod_after_use(env: &Env) -> Result<()> {
     modules::rmmod(PEERMEM)
 }
 
-/// num_reg_pages is the number of sg entries: one for contiguous memory. num_dereg_pages stays 0 (docs/facts.md#statistics).
+/// num_reg_pages is the number of sg entries: one for contiguous memory. num_dereg_pages stays 0
+/// (docs/facts.md#statistics).
 fn statistics(_: &Env) -> Result<()> {
     const SIZE: usize = 4 * MIB;
     let names = &lab::CLIENT_FILES[1..];
@@ -311,8 +314,8 @@ fn odd_ranges(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A registration that begins at each multiple of 4 KiB in a GPU page: the bytes of the range move and no others, whatever the
-/// kernel's page is. Inside one GPU page, and across several.
+/// A registration that begins at each multiple of 4 KiB in a GPU page: the bytes of the range move
+/// and no others, whatever the kernel's page is. Inside one GPU page, and across several.
 fn every_offset(env: &Env) -> Result<()> {
     const STEP: usize = 4 * KIB;
     let mut rng = env.rng()?;
@@ -411,7 +414,8 @@ fn refused_ranges(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// What begins in GPU memory and ends elsewhere, or in other GPU memory: only our persistent pins follow there.
+/// What begins in GPU memory and ends elsewhere, or in other GPU memory: only our persistent pins
+/// follow there.
 fn leaves_allocation(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(2 * MIB)?;
@@ -430,7 +434,8 @@ fn leaves_allocation(env: &Env) -> Result<()> {
         true => ("hole", "none that can be pinned"),
         false => ("leaves_allocation", "leaves its allocation"),
     };
-    // The kernel log has one line per cause and burst: the first, which is another one in each mode.
+    // The kernel log has one line per cause and burst: the first, which is another one in each
+    // mode.
     if !persistent {
         leaving.reverse();
     }
@@ -454,7 +459,8 @@ fn leaves_allocation(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Ordinary memory costs the GPU driver nothing; a bad host address costs one question and no word in the log.
+/// Ordinary memory costs the GPU driver nothing; a bad host address costs one question and no word
+/// in the log.
 fn host_memory_is_left_alone(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let gpu = gpu::lab()?;
@@ -513,7 +519,8 @@ fn bad_tables(env: &Env) -> Result<()> {
             wrong.push(format!("{what}: {gets} gets, {puts} puts, {} pins left", gpu::pins()?));
         }
     }
-    // Outside every BAR. Where the table cannot say that it is coherent memory, the persistent client asks the provider.
+    // Outside every BAR. Where the table cannot say that it is coherent memory, the persistent
+    // client asks the provider.
     for version in [0x2_0000, 0x1_0002] {
         gpu.fault_n("table_outside", 1, 1)?;
         gpu.fault_n("table_version", version, 1)?;
@@ -545,8 +552,9 @@ fn provider_errors(env: &Env) -> Result<()> {
     let memory = bench.cuda.alloc(MIB)?;
     let fault = if mode == Mode::Persistent { "persistent_errno" } else { "get_errno" };
     let mut wrong = Vec::new();
-    // ENOMEM and EIO prove nothing by themselves: with the first call alone failing, a pin of one page shows that the
-    // memory is the GPU's; where that fails too it may be anybody's, and the user hears what ordinary memory says.
+    // ENOMEM and EIO prove nothing by themselves: with the first call alone failing, a pin of one
+    // page shows that the memory is the GPU's; where that fails too it may be anybody's, and the
+    // user hears what ordinary memory says.
     const ALWAYS: u64 = 100;
     for (errno, times, seen, reason) in [
         (libc::EBUSY, ALWAYS, libc::EBUSY, "busy"),

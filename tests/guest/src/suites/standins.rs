@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The stand-ins' own tests, programs that come with them (ci/qemu/gpu/client, ci/qemu/cuda): is the lab's GPU what the
-//! reference pages say? What every other suite finds rests on that.
+//! The stand-ins' own tests, programs that come with them (ci/qemu/gpu/client, ci/qemu/cuda): is
+//! the lab's GPU what the reference pages say? What every other suite finds rests on that.
 
 use std::process::Command;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Eight processes that do everything at random, at once (`crate::storm`), with a reader of /proc, and the accounting
-//! afterwards. What a process does is a function of seed, process number and life (`crate::storm::plan`): a failure prints the
-//! last operations of each process, and `guest.seed=` repeats them.
+//! Eight processes that do everything at random, at once (`crate::storm`), with a reader of /proc,
+//! and the accounting afterwards. What a process does is a function of seed, process number and
+//! life (`crate::storm::plan`): a failure prints the last operations of each process, and
+//! `guest.seed=` repeats them.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -24,7 +25,8 @@ use crate::test::{emit, in_modes, Env, NvidiaC, Suite, FAIL_MARK};
 const PROCESSES: u64 = 8;
 /// Registrations of all processes together, without `guest.storm=`.
 const REGISTRATIONS: u64 = 500;
-/// For which there is time, under any load and on any kernel: two registrations per second, and what a boot needs.
+/// For which there is time, under any load and on any kernel: two registrations per second, and
+/// what a boot needs.
 const PER_SECOND: u64 = 2;
 
 pub fn suite(nvidia_c: bool) -> Suite {
@@ -87,7 +89,8 @@ fn listen(from: &Receiver<Said>, limit: Duration) -> Result<BTreeMap<u64, Counts
     Ok(counts)
 }
 
-/// What a reader of /proc sees meanwhile: whole rows, and counters that never fall. How often it looked.
+/// What a reader of /proc sees meanwhile: whole rows, and counters that never fall. How often it
+/// looked.
 fn watch(done: &AtomicBool) -> Result<u64> {
     let (mut looks, mut before) = (0, 0);
     while !done.load(Ordering::Relaxed) {
@@ -109,7 +112,8 @@ fn watch(done: &AtomicBool) -> Result<u64> {
 fn everything_at_once(env: &Env) -> Result<()> {
     let registrations = env.number("storm", REGISTRATIONS)?;
     let seed = env.rng()?.u64(..);
-    // The processes compare bytes themselves; sums of all of them would take most of the storm's time.
+    // The processes compare bytes themselves; sums of all of them would take most of the storm's
+    // time.
     gpu::lab()?.set("crc_max", 0)?;
     let ledger = Ledger::begin()?;
     let begin = Instant::now();
@@ -175,8 +179,8 @@ fn everything_at_once(env: &Env) -> Result<()> {
     ledger.check()?;
     let lost = gpu::accounting()?.get("leaked_tables");
     if lost > 0 {
-        // Memory that is freed between two steps of the provider's get: it forgets the table, and so does no client
-        // ever see it. The module's own figures agreed above.
+        // Memory that is freed between two steps of the provider's get: it forgets the table, and
+        // so does no client ever see it. The module's own figures agreed above.
         println!("the provider lost {lost} tables by its own bug");
         unload_devices()?;
     }

@@ -33,8 +33,8 @@ fn page_sizes(env: &Env) -> Result<()> {
     const SIZE: usize = 4 * MIB;
     let mut rng = env.rng()?;
     let gpu = gpu::lab()?;
-    // A module that was just loaded asks the provider about the pair of GPU and NIC, by its first persistent registration;
-    // the provider cannot be asked with the smallest pages.
+    // A module that was just loaded asks the provider about the pair of GPU and NIC, by its first
+    // persistent registration; the provider cannot be asked with the smallest pages.
     if env.mode()? == Mode::Persistent {
         modules::rmmod(PEERMEM)?;
         modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.nvidia_c))?;
@@ -76,8 +76,9 @@ fn page_sizes(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Makes the page allocator fail for this thread, for more pages at once than one object of a page needs: one, but where
-/// KASAN or slab debugging adds to each object, two. Switched off when dropped.
+/// Makes the page allocator fail for this thread, for more pages at once than one object of a page
+/// needs: one, but where KASAN or slab debugging adds to each object, two. Switched off when
+/// dropped.
 struct OnePageOnly;
 
 impl OnePageOnly {

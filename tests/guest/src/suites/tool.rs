@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `peermemctl` beside a module that works: what `watch`, `list`, `topo` and `selftest` say is what is going on, and how soon after
-//! a refusal `failures` has told it.
+//! `peermemctl` beside a module that works: what `watch`, `list`, `topo` and `selftest` say is what
+//! is going on, and how soon after a refusal `failures` has told it.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -36,7 +36,8 @@ pub fn suite() -> Suite {
     }
 }
 
-/// A registration is in the line after it, and in its rate; then it is gone. As many lines come as were asked for.
+/// A registration is in the line after it, and in its rate; then it is gone. As many lines come as
+/// were asked for.
 fn watch(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mut child = Command::new("peermemctl")
@@ -141,9 +142,9 @@ fn selftest(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// From the failure's own time stamp until all is printed: that time is written down, since a busy machine stretches it. What is
-/// asserted is the processor time of `peermemctl`, and of three tries the least: an emulator that has to wait for its host's
-/// processor counts that as used.
+/// From the failure's own time stamp until all is printed: that time is written down, since a busy
+/// machine stretches it. What is asserted is the processor time of `peermemctl`, and of three tries
+/// the least: an emulator that has to wait for its host's processor counts that as used.
 fn failures_at_once(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;

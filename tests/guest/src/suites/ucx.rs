@@ -17,8 +17,8 @@ pub fn suite() -> Suite {
     Suite { name: "ucx", tests: vec![Test::new("finds_the_module", Level::Devices, finds_the_module)] }
 }
 
-/// What `ucx_info -d` says of the NIC's memory domain, with UCX told to use GPUDirect RDMA `try` (its default), `y` or
-/// `n`; `None` where UCX could not open the domain.
+/// What `ucx_info -d` says of the NIC's memory domain, with UCX told to use GPUDirect RDMA `try`
+/// (its default), `y` or `n`; `None` where UCX could not open the domain.
 fn domain(gpu_direct: &str) -> Result<Option<String>> {
     let out = Command::new(PROGRAM)
         .arg("-d")
@@ -39,8 +39,9 @@ fn domain(gpu_direct: &str) -> Result<Option<String>> {
     Ok(Some(of_nic.to_string()))
 }
 
-/// UCX registers GPU memory with a NIC where it finds the module, and nowhere else. Where `ucx_info` lists the memory
-/// types (newer ones), they say so; where it does not, its refusal to do without says it.
+/// UCX registers GPU memory with a NIC where it finds the module, and nowhere else. Where
+/// `ucx_info` lists the memory types (newer ones), they say so; where it does not, its refusal to
+/// do without says it.
 fn finds_the_module(_: &Env) -> Result<()> {
     if !Path::new(PROGRAM).exists() {
         skip("ucx_info is not in this image");

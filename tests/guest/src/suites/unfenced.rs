@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! GPU memory under an object that the NIC cannot fence, such as a queue or a DevX umem: the core asks only clients
-//! whose memory never goes away by itself (docs/facts.md#nic-drivers). rxe's queues are kernel memory, so the lab's NIC
-//! asks for an MR in that way (`no_invalidation`).
+//! GPU memory under an object that the NIC cannot fence, such as a queue or a DevX umem: the core
+//! asks only clients whose memory never goes away by itself (docs/facts.md#nic-drivers). rxe's
+//! queues are kernel memory, so the lab's NIC asks for an MR in that way (`no_invalidation`).
 
 use anyhow::{ensure, Result};
 
@@ -35,7 +35,8 @@ fn asked() -> Result<Vec<String>> {
     Ok(lab::trace()?.into_iter().filter(|e| e.callback == "acquire").map(|e| e.client).collect())
 }
 
-/// By the persistent client, whichever mode: the memory outlives its free, and the object can be used until it goes.
+/// By the persistent client, whichever mode: the memory outlives its free, and the object can be
+/// used until it goes.
 fn is_served(env: &Env) -> Result<()> {
     let owner = match env.mode()? {
         Mode::Persistent | Mode::Fallback => "nv_mem",
@@ -57,7 +58,8 @@ fn is_served(env: &Env) -> Result<()> {
     link.done(1)?;
     same_bytes("written", &memory.read(0, SIZE)?, &bytes)?;
     if !env.nvidia_c {
-        // There is no page of the CPU's behind a BAR, and NVIDIA's module lets the kernel look for one.
+        // There is no page of the CPU's behind a BAR, and NVIDIA's module lets the kernel look for
+        // one.
         let read = lab::set_nic("copy_from", mr.lkey().into()).expect_err("the kernel read a queue in GPU memory");
         let errno = read.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
         expect_errno("a queue that the kernel reads", errno.unwrap_or(0), libc::EINVAL)?;
@@ -78,8 +80,8 @@ fn is_served(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Where the platform refuses persistent pins, and only a revocable client could serve: errno and reason say so. An MR of the
-/// same memory works where there is such a client.
+/// Where the platform refuses persistent pins, and only a revocable client could serve: errno and
+/// reason say so. An MR of the same memory works where there is such a client.
 fn is_refused_with_a_reason(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(SIZE)?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! rmmod at every inconvenient moment: refused as long as anything of the module is in use, clean from then on.
+//! rmmod at every inconvenient moment: refused as long as anything of the module is in use, clean
+//! from then on.
 
 use std::ffi::CStr;
 use std::fs::{self, File};
@@ -125,7 +126,8 @@ fn with_live_mrs(env: &Env) -> Result<()> {
     unloads(env, &bench)
 }
 
-/// A file of /proc half read, and the tracepoints on: neither holds the module, and neither outlives it.
+/// A file of /proc half read, and the tracepoints on: neither holds the module, and neither
+/// outlives it.
 fn while_observed(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mut stats = File::open("/proc/driver/nvidia-peermem/stats").context("open stats")?;
@@ -167,8 +169,8 @@ fn with_orphans(env: &Env) -> Result<()> {
     unloads(env, &bench)
 }
 
-/// The provider failed to put it, and its callback is armed: it waits for the next registration (without memory only), or for
-/// the free.
+/// The provider failed to put it, and its callback is armed: it waits for the next registration
+/// (without memory only), or for the free.
 fn with_a_pin_that_was_not_put(env: &Env) -> Result<()> {
     let persistent = env.mode()? == Mode::Persistent;
     let fault = if persistent { "persistent_put_errno" } else { "put_errno" };
@@ -195,8 +197,8 @@ fn with_a_pin_that_was_not_put(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The callback has set its mark and is about to call invalidate, with the core's handle in hand. The deregistration waits
-/// for it. Unloading would free that handle.
+/// The callback has set its mark and is about to call invalidate, with the core's handle in hand.
+/// The deregistration waits for it. Unloading would free that handle.
 fn before_invalidate(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (memory, mr) = bench.registered(SIZE)?;
@@ -227,7 +229,8 @@ fn during_a_callback(env: &Env) -> Result<()> {
     mr.dereg()?;
 
     if !env.nvidia_c {
-        // In the kernel's unmapping, which is the callback's after the fence; NVIDIA's is the provider's.
+        // In the kernel's unmapping, which is the callback's after the fence; NVIDIA's is the
+        // provider's.
         let (memory, mr) = bench.registered(SIZE)?;
         let hold = CoreHold::arm("in_dma_unmap")?;
         let free = free_beside(&bench, memory);
@@ -249,8 +252,8 @@ fn during_a_callback(env: &Env) -> Result<()> {
     unloads(env, &bench)
 }
 
-/// The callback is out of our text and the MR is gone: nothing is left to wait for, although the provider still is in
-/// the middle of its free.
+/// The callback is out of our text and the MR is gone: nothing is left to wait for, although the
+/// provider still is in the middle of its free.
 fn after_the_callback_returned(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (memory, mr) = bench.registered(SIZE)?;
@@ -266,7 +269,8 @@ fn after_the_callback_returned(env: &Env) -> Result<()> {
     unloads(env, &bench)
 }
 
-/// One thread registers as fast as it can, another unloads and loads: a registration works, or finds no client.
+/// One thread registers as fast as it can, another unloads and loads: a registration works, or
+/// finds no client.
 fn beside_registrations(env: &Env) -> Result<()> {
     const UNLOADS: u32 = 4;
     let bench = Bench::new()?;
@@ -342,15 +346,17 @@ fn grown(before: &[Figure], after: &[Figure], bound: i64) -> Vec<String> {
     pairs.filter(|(b, a)| a.1 - b.1 > bound).map(|(b, a)| format!("{} by {} KiB", b.0, a.1 - b.1)).collect()
 }
 
-/// Load and unload, `guest.loads=` times, up to three times as often where memory seems to grow with it; every tenth module
-/// registers once. With all alarms only the first ten, and kmemleak is asked instead.
+/// Load and unload, `guest.loads=` times, up to three times as often where memory seems to grow
+/// with it; every tenth module registers once. With all alarms only the first ten, and kmemleak is
+/// asked instead.
 fn again_and_again(env: &Env) -> Result<()> {
     /// Until caches and tables that grow once have grown.
     const WARM: u32 = 10;
     /// What the figures move by although nothing is lost.
     const NOISE_KIB: i64 = 100;
     const PAGE_KIB: i64 = 4;
-    /// Slabs move by a little more than that now and then, but not again and again, as what is lost with each load does.
+    /// Slabs move by a little more than that now and then, but not again and again, as what is lost
+    /// with each load does.
     const ROUNDS: i64 = 3;
     let loads = env.number("loads", LOADS)?;
     // A quarter of a page per load, where that is more than noise.

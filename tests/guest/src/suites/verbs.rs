@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Registration beyond `ibv_reg_mr()` of one buffer: other addresses, re-registration, many regions on one
-//! allocation, several threads, fork, memory windows.
+//! Registration beyond `ibv_reg_mr()` of one buffer: other addresses, re-registration, many regions
+//! on one allocation, several threads, fork, memory windows.
 
 mod rereg;
 
@@ -73,8 +73,8 @@ impl Source {
         Ok(Self { bytes, mr })
     }
 
-    /// Random bytes into `mr` at `at`, and whether they are all that has changed in `memory`. `from` is where the
-    /// region lies in it.
+    /// Random bytes into `mr` at `at`, and whether they are all that has changed in `memory`.
+    /// `from` is where the region lies in it.
     fn deliver(
         &mut self,
         link: &Loopback,
@@ -125,7 +125,8 @@ fn reg_mr_iova(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Regions inside each other and across each other, in the same pages: each its own pin, each its own end.
+/// Regions inside each other and across each other, in the same pages: each its own pin, each its
+/// own end.
 fn overlapping(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -164,7 +165,8 @@ fn overlapping(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Half of a range was mapped in BAR1 before, and the rest comes elsewhere: contiguous memory at two unrelated addresses.
+/// Half of a range was mapped in BAR1 before, and the rest comes elsewhere: contiguous memory at
+/// two unrelated addresses.
 fn unrelated_extents(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -191,8 +193,8 @@ fn unrelated_extents(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// More regions than anything of ours has room for at once, on one allocation, and all of them over in any order; the
-/// revocable ones once more, by a free.
+/// More regions than anything of ours has room for at once, on one allocation, and all of them over
+/// in any order; the revocable ones once more, by a free.
 fn thousand_regions_on_one_allocation(env: &Env) -> Result<()> {
     const COUNT: usize = 1100;
     let mut rng = env.rng()?;
@@ -203,7 +205,8 @@ fn thousand_regions_on_one_allocation(env: &Env) -> Result<()> {
     let register = |rng: &mut fastrand::Rng| -> Result<Vec<(usize, usize, Mr)>> {
         let mut mrs = Vec::new();
         for n in 0..COUNT {
-            // Three at most begin in one page: the kernel's DMA checks warn of an eighth mapping of one cache line.
+            // Three at most begin in one page: the kernel's DMA checks warn of an eighth mapping of
+            // one cache line.
             let at = n * 4 * KIB % (2 * MIB - GPU_PAGE) + rng.usize(0..4 * KIB);
             let len = rng.usize(1..=GPU_PAGE - 4 * KIB);
             let mr = bench.reg(memory.va() + at as u64, len).with_context(|| format!("region {n}"))?;
@@ -262,8 +265,9 @@ fn dont_fork(va: u64) -> Result<bool> {
     Ok(map.with_context(|| format!("{va:#x} is not mapped"))?.extension.vm_flags.contains(VmFlags::DC))
 }
 
-/// Keeps this thread from asking the RDMA core whether the kernel copies pinned pages at fork. libibverbs then takes it for an
-/// older kernel, on which RDMAV_FORK_SAFE does something. Without effect where the kernel has no seccomp.
+/// Keeps this thread from asking the RDMA core whether the kernel copies pinned pages at fork.
+/// libibverbs then takes it for an older kernel, on which RDMAV_FORK_SAFE does something. Without
+/// effect where the kernel has no seccomp.
 fn hide_copy_on_fork() -> Result<()> {
     let is = |argument, value: libc::c_int| {
         SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, u64::try_from(value)?)
@@ -279,8 +283,9 @@ fn hide_copy_on_fork() -> Result<()> {
     Ok(())
 }
 
-/// RDMAV_FORK_SAFE=1: the parent's regions outlive a child that exits, one that execs, and one that deregisters another.
-/// (No child has the GPU's addresses, with the variable or without: the driver's mappings are never copied.)
+/// RDMAV_FORK_SAFE=1: the parent's regions outlive a child that exits, one that execs, and one that
+/// deregisters another. (No child has the GPU's addresses, with the variable or without: the
+/// driver's mappings are never copied.)
 fn fork_safe(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     // Read by libibverbs when it is first called.
@@ -329,8 +334,9 @@ fn fork_safe(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Threads that register and write on one allocation at once, each in its own part, and deregister what their neighbour has
-/// registered. Nobody's region ends before its neighbour's has begun, so in each round some that share a page live at once.
+/// Threads that register and write on one allocation at once, each in its own part, and deregister
+/// what their neighbour has registered. Nobody's region ends before its neighbour's has begun, so
+/// in each round some that share a page live at once.
 fn threads(env: &Env) -> Result<()> {
     const THREADS: usize = 6;
     const ROUNDS: usize = 12;
@@ -407,8 +413,9 @@ fn dereg_in_another_thread(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Data through a memory window on GPU memory; the region is held by it; and after a revocation nothing comes through. (What
-/// lies beside the window is not asked for: rxe looks at the region's borders alone, check_rkey() in rxe_resp.c.)
+/// Data through a memory window on GPU memory; the region is held by it; and after a revocation
+/// nothing comes through. (What lies beside the window is not asked for: rxe looks at the region's
+/// borders alone, check_rkey() in rxe_resp.c.)
 fn windows(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;

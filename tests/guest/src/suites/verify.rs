@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `peermemctl verify`, as an owner of hardware runs it, on this machine's stand-ins: what holds, what
-//! a break makes of it, and that it leaves the machine as it found it.
+//! `peermemctl verify`, as an owner of hardware runs it, on this machine's stand-ins: what holds,
+//! what a break makes of it, and that it leaves the machine as it found it.
 
 use std::fs;
 use std::path::Path;
@@ -75,7 +75,8 @@ fn failure(found: &Value) -> Result<(&str, &str)> {
 
 const CHECKS: usize = 12;
 
-/// Both kinds of pins hold in every check; the module is loaded as it was; the report is a recorded machine, too.
+/// Both kinds of pins hold in every check; the module is loaded as it was; the report is a recorded
+/// machine, too.
 fn everything(_: &Env) -> Result<()> {
     let before = modules::attribute(PEERMEM, "parameters/persistent_api_support")?;
     let (found, code, report) = verify(&["--yes", "--storm", "10", "the lab, a boot of its verify suite"])?;
@@ -114,7 +115,8 @@ fn beside_nvidias(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A module that was not loaded is not loaded afterwards either; without --yes it is not loaded at all.
+/// A module that was not loaded is not loaded afterwards either; without --yes it is not loaded at
+/// all.
 fn loads_and_unloads(_: &Env) -> Result<()> {
     let args = ["--storm", "0", "--only", "bytes.write"];
     let (found, code, _) = verify(&args)?;

@@ -10,7 +10,8 @@ use anyhow::{bail, Context, Result};
 use super::queue::{CompletionQueue, QueuePair};
 use super::{sys, Completion, Mr, Pd, Remote, Status, PATIENCE};
 
-/// Two connected RC queue pairs on the same device with one completion queue: what one sends the other gets.
+/// Two connected RC queue pairs on the same device with one completion queue: what one sends the
+/// other gets.
 pub struct Loopback {
     pub(super) qp: [QueuePair; 2],
 }
@@ -27,7 +28,8 @@ impl Loopback {
         Ok(Self { qp })
     }
 
-    /// RDMA of `len` bytes between offset `at` of a local and offset `to` of a remote range, on the first queue pair.
+    /// RDMA of `len` bytes between offset `at` of a local and offset `to` of a remote range, on the
+    /// first queue pair.
     fn rdma(&self, opcode: u32, id: u64, local: (&Mr, usize), (mr, to): (&Mr, usize), len: usize) -> io::Result<()> {
         self.qp[0].rdma(opcode, id, local, Remote { addr: mr.addr() + to as u64, rkey: mr.rkey() }, len)
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Completion queues and queue pairs, of which [`Loopback`](super::Loopback) and [`Endpoint`](super::Endpoint) are made.
+//! Completion queues and queue pairs, of which [`Loopback`](super::Loopback) and
+//! [`Endpoint`](super::Endpoint) are made.
 
 use std::ffi::c_int;
 use std::io;
@@ -191,7 +192,8 @@ impl QueuePair {
 
     pub fn post(&self, wr: &mut sys::ibv_send_wr) -> io::Result<()> {
         let mut bad = null_mut();
-        // SAFETY: the queue pair is live; the request and its list live through the call, which copies them.
+        // SAFETY: the queue pair is live; the request and its list live through the call, which
+        // copies them.
         check(unsafe { sys::ibv_post_send(self.qp.as_ptr(), wr, &mut bad) })
     }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `ibv_rereg_mr()`. The rxe provider of rdma-core 44 leaves it out, so this is the uverbs command that it would write.
+//! `ibv_rereg_mr()`. The rxe provider of rdma-core 44 leaves it out, so this is the uverbs command
+//! that it would write.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -57,12 +58,14 @@ impl Mr {
         };
         // SAFETY: plain integers without padding, read as bytes.
         let bytes = unsafe { std::slice::from_raw_parts((&raw const command).cast::<u8>(), size_of::<Command>()) };
-        // SAFETY: the context is open as long as the protection domain lives; ManuallyDrop leaves its file open.
+        // SAFETY: the context is open as long as the protection domain lives; ManuallyDrop leaves
+        // its file open.
         let mut file = ManuallyDrop::new(unsafe { File::from_raw_fd(self.pd.device.ctx.as_ref().cmd_fd) });
         // The kernel takes a command in one write or not at all.
         file.write_all(bytes)?;
         if let Some(mr) = &mut self.mr {
-            // SAFETY: the library's structure, which nobody else writes; ibv_rereg_mr() would do the same.
+            // SAFETY: the library's structure, which nobody else writes; ibv_rereg_mr() would do
+            // the same.
             let mr = unsafe { mr.as_mut() };
             (mr.lkey, mr.rkey) = (answer.lkey, answer.rkey);
         }

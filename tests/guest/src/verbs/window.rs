@@ -43,7 +43,8 @@ impl Window {
         self.rkey
     }
 
-    /// Opens it for `len` bytes of `mr` from `at` on, to those who ask the second queue pair of `link`.
+    /// Opens it for `len` bytes of `mr` from `at` on, to those who ask the second queue pair of
+    /// `link`.
     pub fn bind(&mut self, link: &Loopback, mr: &Mr, at: usize, len: usize) -> Result<()> {
         const BOUND: u64 = 3;
         let info = sys::ibv_mw_bind_info {

@@ -50,7 +50,8 @@ impl Op {
         }
     }
 
-    /// Length of the receive that it takes at the other end; an immediate takes one, but none of its memory.
+    /// Length of the receive that it takes at the other end; an immediate takes one, but none of
+    /// its memory.
     fn receive(self, len: usize) -> Option<usize> {
         match self {
             Self::Send | Self::SendImm(_) => Some(len),
@@ -64,8 +65,9 @@ const REQUEST: u64 = 1;
 const RECEIVE: u64 = 2;
 
 impl Loopback {
-    /// Does `op` between a local and a remote range and wants every completion right: status, length, immediate. The
-    /// local range is the source, but of a read, and of an atomic, which leaves there what it found.
+    /// Does `op` between a local and a remote range and wants every completion right: status,
+    /// length, immediate. The local range is the source, but of a read, and of an atomic, which
+    /// leaves there what it found.
     pub fn run(&self, op: Op, local: (&Mr, usize), remote: (&Mr, usize), len: usize) -> Result<()> {
         self.run_within(PATIENCE, op, local, remote, len)
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The extents of the lab's BAR1 (`ci/qemu/gpu/bar1.c`), compiled as they are, against what a map of pages would be.
+//! The extents of the lab's BAR1 (`ci/qemu/gpu/bar1.c`), compiled as they are, against what a map
+//! of pages would be.
 
 #![cfg(test)]
 
@@ -95,7 +96,8 @@ impl Rig {
 
     fn pin(&mut self, who: usize, first: u32, count: u32, layout: u32) -> Result<Pin, i32> {
         let mut at = vec![NONE; count as usize];
-        // SAFETY: All of it lives as long as the call, and `video` has a page for each of the object.
+        // SAFETY: All of it lives as long as the call, and `video` has a page for each of the
+        // object.
         let ret = unsafe {
             bar1_pin(
                 &mut self.bar1,

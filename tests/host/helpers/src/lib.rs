@@ -1,7 +1,8 @@
 //! `kernel-lite/helpers.c` on std, for tests without a model checker.
 //!
-//! Memory carries its size in front, so that a free of what was not allocated is found, and everything allocated is
-//! counted. A mutex is one word that is asked again and again: short, and Miri sees every step.
+//! Memory carries its size in front, so that a free of what was not allocated is found, and
+//! everything allocated is counted. A mutex is one word that is asked again and again: short, and
+//! Miri sees every step.
 
 pub mod sg;
 

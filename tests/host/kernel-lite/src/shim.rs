@@ -1,5 +1,6 @@
-//! `src/ffi/shim.c` and both neighbours on std, for the policy files: a provider that pins contiguous pages of one BAR and
-//! frees its tables for real, a core of the UNMAPS generation, and accounting of everything that must be given back.
+//! `src/ffi/shim.c` and both neighbours on std, for the policy files: a provider that pins
+//! contiguous pages of one BAR and frees its tables for real, a core of the UNMAPS generation, and
+//! accounting of everything that must be given back.
 
 use crate::raw;
 use helpers::sg::Table;
@@ -148,7 +149,8 @@ pub struct Umem {
 unsafe impl Send for Umem {}
 
 impl Umem {
-    /// `acquire` of the clients in turn, then `get_pages` and `dma_map`; `Err` with the errno of the step that failed.
+    /// `acquire` of the clients in turn, then `get_pages` and `dma_map`; `Err` with the errno of
+    /// the step that failed.
     pub fn register(addr: u64, size: u64, core_ticket: u64) -> Result<Self, c_int> {
         let clients = CLIENTS.lock().unwrap().clone();
         for client in clients {

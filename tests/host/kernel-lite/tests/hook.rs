@@ -1,5 +1,5 @@
-//! A core that releases a registration inside its own hook does so in the callback's task, which does not wait for itself
-//! (rule 6).
+//! A core that releases a registration inside its own hook does so in the callback's task, which
+//! does not wait for itself (rule 6).
 
 use kernel_lite_tests::shim::{self, Umem, PAGE};
 use std::sync::atomic::Ordering::SeqCst;

@@ -1,4 +1,5 @@
-//! Every item of kernel-lite, as the module uses it: results, failures, drops, and what two threads see.
+//! Every item of kernel-lite, as the module uses it: results, failures, drops, and what two threads
+//! see.
 
 use helpers::{fail_after, fail_never, live, take_log};
 use kernel::alloc::{KVVec, KVec};

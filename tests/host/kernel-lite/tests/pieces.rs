@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An IOMMU without a block of addresses that is long enough: the pin is mapped in pieces of 1 GiB, the table leads to
-//! the right bytes all the same, and what was mapped is unmapped, exactly.
+//! An IOMMU without a block of addresses that is long enough: the pin is mapped in pieces of 1 GiB,
+//! the table leads to the right bytes all the same, and what was mapped is unmapped, exactly.
 //!
 //! Its tables have 50 000 pages, which would take Miri minutes and show it nothing new.
 #![cfg(not(miri))]

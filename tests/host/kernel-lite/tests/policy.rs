@@ -1,4 +1,5 @@
-//! The module's policy, as shipped, over kernel-lite: registration, revocation in the middle of deregistration, unload.
+//! The module's policy, as shipped, over kernel-lite: registration, revocation in the middle of
+//! deregistration, unload.
 
 use helpers::take_log;
 use kernel_lite_tests::shim::{self, Umem, PAGE};
@@ -15,7 +16,8 @@ fn the_life_of_the_module() {
     assert_eq!(log.len(), said.len(), "{log:?}");
     assert!(log.iter().zip(said).all(|(line, said)| line.contains(said)), "{log:?}");
 
-    // 3 provider pages, unaligned at both ends: 2 more than the whole ones, cut at the device's limit of 2 pages.
+    // 3 provider pages, unaligned at both ends: 2 more than the whole ones, cut at the device's
+    // limit of 2 pages.
     let umem = Umem::register(0x7f00_0000_1000, 2 * PAGE, 7).unwrap();
     assert_eq!(umem.bytes(), 2 * PAGE);
     assert_eq!((shim::pins(), shim::MAPPED.load(SeqCst), shim::unload()), (1, 1, -16));

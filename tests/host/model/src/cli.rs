@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `run SCENARIO GENERATION [persistent|fallback] [fault=NAME [spared=N]] [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order]
-//! [verbose]`: one scenario in one process, because the module's statics exist once per process. Prints one line, with
-//! the number of executions that did each thing of `rt::cover`; after a violation also the steps that led there, and
-//! then the exit status is 86.
+//! `run SCENARIO GENERATION [persistent|fallback] [fault=NAME [spared=N]] [allocation=N]
+//! [random=SEED,EXECUTIONS] [limit=N] [any-order] [verbose]`: one scenario in one process, because
+//! the module's statics exist once per process. Prints one line, with the number of executions that
+//! did each thing of `rt::cover`; after a violation also the steps that led there, and then the
+//! exit status is 86.
 
 use crate::explore::Outcome;
 use crate::rdma::{Generation, GENERATIONS};

@@ -2,10 +2,10 @@
 
 //! The schedulers: exhaustive with partial-order reduction, and filters for shuttle's random ones.
 //!
-//! Exhaustive means: of all orders of steps that differ only by swapping independent neighbours (see
-//! [`crate::rt::Op::independent`]) at least one is run. This is dynamic partial-order reduction with source sets
-//! (Abdulla, Aronis, Jonsson, Sagonas, 2014) and sleep sets, without any bound on preemptions. `tests/explorer.rs`
-//! compares it with a plain enumeration of all orders.
+//! Exhaustive means: of all orders of steps that differ only by swapping independent neighbours
+//! (see [`crate::rt::Op::independent`]) at least one is run. This is dynamic partial-order
+//! reduction with source sets (Abdulla, Aronis, Jonsson, Sagonas, 2014) and sleep sets, without any
+//! bound on preemptions. `tests/explorer.rs` compares it with a plain enumeration of all orders.
 
 use crate::rt::{rt, Op, Want};
 use rustc_hash::FxHashMap;
@@ -198,8 +198,9 @@ impl Exhaustive {
         false
     }
 
-    /// A step that conflicts with `op` of `task` and is not ordered before it could have come after it: sees to it that
-    /// one of the first steps of such an order is tried (source sets of Abdulla and others, 2014).
+    /// A step that conflicts with `op` of `task` and is not ordered before it could have come after
+    /// it: sees to it that one of the first steps of such an order is tried (source sets of Abdulla
+    /// and others, 2014).
     fn races(&mut self, task: usize, op: &Op) {
         if op.object == 0 || self.plain {
             return;
@@ -223,7 +224,8 @@ impl Exhaustive {
                 join(&mut clock, &object.read_clock);
             }
             for race in racing {
-                // The steps since that do not depend on the racing one, then ours: who can begin them?
+                // The steps since that do not depend on the racing one, then ours: who can begin
+                // them?
                 let by = nodes[race].chosen;
                 let kept: Vec<usize> = (race + 1..depth).filter(|&k| !before(race, by, &order.steps[k])).collect();
                 let mut first = 0u64;
@@ -356,8 +358,8 @@ impl Scheduler for Exhaustive {
 }
 
 impl Exhaustive {
-    /// Who need not be run at the new choice, because its step was run before the last one, and swapping the two
-    /// changes nothing.
+    /// Who need not be run at the new choice, because its step was run before the last one, and
+    /// swapping the two changes nothing.
     fn sleepers(&self) -> Vec<(usize, Op)> {
         let Some(last) = self.nodes.last().filter(|_| !self.plain) else {
             return Vec::new();

@@ -2,12 +2,14 @@
 
 //! The provider (nvidia.ko), as docs/facts.md#nvidias-driver describes it.
 //!
-//! A task that frees memory holds the RM API lock over the callbacks and until the tables are gone. A get looks for the
-//! range and registers the callback in two separate holds of it, with gaps before, between and after. A put knows the
-//! process and the address of the table, nothing else, and says 0 to what it does not know. Tables are pages of their own
-//! that cannot be touched any more once they are freed, and whose address the next get hands out at once.
+//! A task that frees memory holds the RM API lock over the callbacks and until the tables are gone.
+//! A get looks for the range and registers the callback in two separate holds of it, with gaps
+//! before, between and after. A put knows the process and the address of the table, nothing else,
+//! and says 0 to what it does not know. Tables are pages of their own that cannot be touched any
+//! more once they are freed, and whose address the next get hands out at once.
 //!
-//! Left out: tokens, MIG, several GPUs, the order of BAR1 and page-table release within one hold of the RM API lock.
+//! Left out: tokens, MIG, several GPUs, the order of BAR1 and page-table release within one hold of
+//! the RM API lock.
 
 use crate::raw;
 use crate::rt::{self, fail, note, rt, Rank};
@@ -43,7 +45,8 @@ pub enum How {
     /// The provider took it back, the callback returned.
     Freed,
     Put,
-    /// Put returned 0 without doing anything, as an MPS server's teardown makes it (docs/facts.md#processes); the callback is still armed.
+    /// Put returned 0 without doing anything, as an MPS server's teardown makes it
+    /// (docs/facts.md#processes); the callback is still armed.
     Forgotten,
 }
 
@@ -344,7 +347,8 @@ pub(crate) fn put(ours: bool, table: *mut raw::nvidia_p2p_page_table) -> i32 {
             if w().gpu.pins[pin].ours {
                 fail("its put of a stale table released a newer pin of its own".into());
             }
-            // Another module got the address while the put waited for the RM API lock: nobody can help (docs/safety.md#reused-table).
+            // Another module got the address while the put waited for the RM API lock: nobody can
+            // help (docs/safety.md#reused-table).
             w().gpu.second_user_losses += 1;
         }
         if ours && w().fault(Fault::PutNoMemory) {
@@ -409,7 +413,8 @@ pub(crate) fn dma_map(table: *mut raw::nvidia_p2p_page_table, mapping: *mut *mut
     0
 }
 
-/// A process frees memory: the RM API lock and the GPU locks are held over all callbacks (docs/facts.md#rm-locks).
+/// A process frees memory: the RM API lock and the GPU locks are held over all callbacks
+/// (docs/facts.md#rm-locks).
 pub fn free(alloc: usize) {
     rt::lock(Rank::RmApi, RM_API, "RM API lock to free memory");
     if !w().gpu.allocs[alloc].alive {

@@ -3,12 +3,14 @@
 //! ib_core's peer-memory part and the NIC driver above it, in two generations
 //! (docs/facts.md#the-rdma-core).
 //!
-//! The NIC is modelled by what it could do: an mkey that is live and not fenced can touch its memory at any time, so
-//! it is an error when a pin or a DMA mapping goes while such an mkey exists, and when an mkey becomes live over one
-//! that is gone. The core's own bugs are modelled, not repaired: a task that they block forever is marked, and an
-//! execution that ends in such a hang counts as one.
+//! The NIC is modelled by what it could do: an mkey that is live and not fenced can touch its
+//! memory at any time, so it is an error when a pin or a DMA mapping goes while such an mkey
+//! exists, and when an mkey becomes live over one that is gone. The core's own bugs are modelled,
+//! not repaired: a task that they block forever is marked, and an execution that ends in such a
+//! hang counts as one.
 //!
-//! Left out: memlock accounting, get_user_pages, queues, devx, the NIC driver's page-size arithmetic.
+//! Left out: memlock accounting, get_user_pages, queues, devx, the NIC driver's page-size
+//! arithmetic.
 
 use crate::gpu::How;
 use crate::raw;
@@ -366,8 +368,8 @@ fn acquire(va: u64, len: u64) -> Result<usize, i32> {
     Err(-14)
 }
 
-/// Which of the pins `got` a registration was made of: not those that were only tried, also where the provider kept
-/// them. A refused registration never reaches the NIC.
+/// Which of the pins `got` a registration was made of: not those that were only tried, also where
+/// the provider kept them. A refused registration never reaches the NIC.
 fn covering(got: &[usize], va: u64, len: u64) -> Vec<usize> {
     let (mut at, mut pins) = (va, Vec::new());
     while at < va + len {
@@ -406,7 +408,8 @@ fn remove_ticket(umem: usize) {
 fn lock_mapping(umem: usize) {
     let lock = w().core.umems[umem].lock;
     if rt::owns(lock) {
-        // The core locks itself out; the task sleeps in D state until reboot (docs/facts.md#core-bugs).
+        // The core locks itself out; the task sleeps in D state until reboot
+        // (docs/facts.md#core-bugs).
         rt().me().hung = true;
         note(|| "hangs in the core on its own umem mapping lock".into());
         rt::halt("its own umem mapping lock");
@@ -461,7 +464,8 @@ fn register_umem(umem: usize) -> Result<(), i32> {
     let made = make_mkey(umem);
     if !made {
         if w().fault(Fault::LeakedLock) {
-            // ib_umem_release() without stop: the umem mapping lock stays locked for good (docs/facts.md#core-bugs).
+            // ib_umem_release() without stop: the umem mapping lock stays locked for good
+            // (docs/facts.md#core-bugs).
             note(|| "the core leaks the umem mapping lock".into());
             rt::leak(lock);
             unmap(umem, w().core.umems[umem].state, State::Unmapped);
@@ -602,8 +606,8 @@ unsafe extern "C" fn invalidate_peer_memory(which: *mut c_void, ticket: u64) -> 
     0
 }
 
-/// Nobody may decide to call invalidate for a registration whose release already ran under its lock. Locks of the heap
-/// are those of registrations.
+/// Nobody may decide to call invalidate for a registration whose release already ran under its
+/// lock. Locks of the heap are those of registrations.
 fn check_decision(client: usize, ticket: u64) {
     let Some(&(task, pin)) = w().calls.iter().find(|c| c.0 == rt().current) else {
         fail("calls invalidate outside a free callback".into());

@@ -2,9 +2,10 @@
 
 //! What runs below the module and the model: tasks, scheduling points, locks, atomics, memory.
 //!
-//! A task announces what it is about to do ([`Op`]) and gives way. The scheduler (see [`crate::explore`]) picks among
-//! the tasks whose operation is possible now; so a task that cannot go on is never run, and when no task can, that is a
-//! deadlock. Everything between two announcements of a task is one step.
+//! A task announces what it is about to do ([`Op`]) and gives way. The scheduler (see
+//! [`crate::explore`]) picks among the tasks whose operation is possible now; so a task that cannot
+//! go on is never run, and when no task can, that is a deadlock. Everything between two
+//! announcements of a task is one step.
 
 use kernel::backend::Touch;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
@@ -15,8 +16,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 
-/// What a step is about, so that the scheduler knows which steps may be swapped. Two steps are independent if their
-/// objects differ, or if both only read.
+/// What a step is about, so that the scheduler knows which steps may be swapped. Two steps are
+/// independent if their objects differ, or if both only read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Op {
     /// 0: nothing shared.
@@ -140,8 +141,8 @@ pub struct Rt {
     pub flags: Vec<bool>,
     pub violation: Option<String>,
     pub deadlock: bool,
-    /// The module's heap. It begins at the same address in each execution, and nothing is given out twice in one, so that
-    /// a use of what was freed is noticed.
+    /// The module's heap. It begins at the same address in each execution, and nothing is given out
+    /// twice in one, so that a use of what was freed is noticed.
     heap: Vec<u64>,
     /// Places of [`STATICS`] that this thread knows of.
     statics: FxHashSet<u64>,
@@ -175,7 +176,8 @@ thread_local! {
     static RT: UnsafeCell<Rt> = const { UnsafeCell::new(Rt::empty()) };
 }
 
-/// The runtime. One thread of the operating system runs all tasks; no reference outlives a scheduling point.
+/// The runtime. One thread of the operating system runs all tasks; no reference outlives a
+/// scheduling point.
 #[allow(clippy::mut_from_ref)]
 pub fn rt() -> &'static mut Rt {
     // SAFETY: Single-threaded, and never kept over a switch.
@@ -413,9 +415,9 @@ pub fn leak(id: u64) {
     r.locks.entry(id).or_default().owner = Some(usize::MAX);
 }
 
-/// Whether a bug of the core, and nothing else, keeps everybody from going on: each task that is left hangs in the
-/// core, waits for a lock that the core leaked, or for a task of which this is true. One that waits for a flag is
-/// never excused: nobody knows who would have set it.
+/// Whether a bug of the core, and nothing else, keeps everybody from going on: each task that is
+/// left hangs in the core, waits for a lock that the core leaked, or for a task of which this is
+/// true. One that waits for a flag is never excused: nobody knows who would have set it.
 pub fn only_core_hangs() -> bool {
     let r = rt();
     let leaked = |id| r.locks.get(&id).is_some_and(|l| l.owner == Some(usize::MAX));
@@ -492,7 +494,8 @@ unsafe impl Send for Kept {}
 /// Statics begin each execution as they began the first: those that were ever touched.
 static STATICS: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 
-/// Comes before a place of the module is used; nobody has used it yet if it is a static that nobody knows of.
+/// Comes before a place of the module is used; nobody has used it yet if it is a static that nobody
+/// knows of.
 fn keep(place: *mut u8, size: usize) {
     let r = rt();
     let object = place.addr() as u64;
@@ -584,7 +587,8 @@ extern "C" fn kl_kvmalloc(bytes: usize) -> *mut c_void {
 
 #[no_mangle]
 extern "C" fn kl_kfree(memory: *mut c_void) {
-    // SAFETY: From `kl_kmalloc()`, which put the size in front; nobody uses it any more, or is told.
+    // SAFETY: From `kl_kmalloc()`, which put the size in front; nobody uses it any more, or is
+    // told.
     unsafe {
         let bytes = *memory.cast::<u64>().sub(1) as usize;
         std::slice::from_raw_parts_mut(memory.cast::<u32>(), bytes.div_ceil(size_of::<u32>())).fill(DEAD);

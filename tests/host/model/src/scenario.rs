@@ -122,8 +122,8 @@ fn in_process<T>(process: usize, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Two registrations, one callback thread, one deregistration: one buffer is being registered and the other one
-/// deregistered while the memory of both is freed.
+/// Two registrations, one callback thread, one deregistration: one buffer is being registered and
+/// the other one deregistered while the memory of both is freed.
 fn free_against_both(scenario: &Scenario) {
     load(scenario);
     let memory = alloc(1, 0);
@@ -173,7 +173,8 @@ fn unload_against_acquire(scenario: &Scenario) {
     finish();
 }
 
-/// A file descriptor in another process is the last one, or the NIC goes away: deregistration in a foreign task.
+/// A file descriptor in another process is the last one, or the NIC goes away: deregistration in a
+/// foreign task.
 fn foreign(scenario: &Scenario) {
     load(scenario);
     let memory = alloc(1, 0);
@@ -188,7 +189,8 @@ fn foreign(scenario: &Scenario) {
     finish();
 }
 
-/// Two frees at once: memory that is being registered, and memory of another process that is registered.
+/// Two frees at once: memory that is being registered, and memory of another process that is
+/// registered.
 fn two_callbacks(scenario: &Scenario) {
     load(scenario);
     let memory = [alloc(1, 0), alloc(2, 1)];
@@ -217,8 +219,8 @@ fn reuse(scenario: &Scenario) {
     finish();
 }
 
-/// Another process deregisters all that one has registered, which then registers once more. The peer mutex is held while
-/// that ends orphans, so their number is bounded (rule 8).
+/// Another process deregisters all that one has registered, which then registers once more. The
+/// peer mutex is held while that ends orphans, so their number is bounded (rule 8).
 fn many_orphans(scenario: &Scenario) {
     const ORPHANS: usize = 12;
     const BOUND: usize = 8;
@@ -241,8 +243,9 @@ fn many_orphans(scenario: &Scenario) {
     finish();
 }
 
-/// One registration over `allocations` of these pages, side by side and in no order, and another one of the same range.
-/// Another process deregisters the first, while the owner registers the second and the memory in the middle is freed.
+/// One registration over `allocations` of these pages, side by side and in no order, and another
+/// one of the same range. Another process deregisters the first, while the owner registers the
+/// second and the memory in the middle is freed.
 fn several(scenario: &Scenario, allocations: &[u64]) {
     load(scenario);
     let mut at = VA;
@@ -318,11 +321,13 @@ fn second_user(number: u64) {
     }
 }
 
-/// Three registrations of two processes, two frees, foreign deregistration, another user, faults, rmmod.
+/// Three registrations of two processes, two frees, foreign deregistration, another user, faults,
+/// rmmod.
 fn everything(scenario: &Scenario) {
     w().scattered = choose(2) == 0;
-    // A callback for a pin that the provider said was gone meets no module once that is unloaded: a residual of the
-    // provider that no client can help (docs/safety.md#late-callback). So the two are not mixed.
+    // A callback for a pin that the provider said was gone meets no module once that is unloaded: a
+    // residual of the provider that no client can help (docs/safety.md#late-callback). So the two
+    // are not mixed.
     let unloads = choose(4) == 0;
     w().late_callbacks = !unloads && choose(8) == 0;
     load(&Scenario { mode: choose_mode(), ..*scenario });

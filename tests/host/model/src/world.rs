@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Everything outside the module in one execution, and the C functions of src/ffi/shim.h as the module finds it there.
+//! Everything outside the module in one execution, and the C functions of src/ffi/shim.h as the
+//! module finds it there.
 
 use crate::gpu::{self, Gpu, BAR, BAR_LEN};
 use crate::raw;
@@ -68,7 +69,8 @@ pub enum Fault {
     SecondDmaMap,
     SgAlloc,
     Mkey,
-    /// The core forgets to unlock the umem mapping lock when registration fails late (docs/safety.md#leaked-lock).
+    /// The core forgets to unlock the umem mapping lock when registration fails late
+    /// (docs/safety.md#leaked-lock).
     LeakedLock,
 }
 
@@ -321,7 +323,8 @@ extern "C" fn nvpm_module_get() -> c_int {
     1
 }
 
-/// The free callback as src/ffi/callback.c has it: it leaves the module's text before it gives the reference back.
+/// The free callback as src/ffi/callback.c has it: it leaves the module's text before it gives the
+/// reference back.
 pub(crate) fn free_callback(data: *mut c_void) {
     // SAFETY: As the provider calls it.
     if in_text(|| unsafe { (w().module.on_free)(data) }) != 0 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The reduction loses nothing: small random programs end in the same states whether all orders of their steps are run
-//! or only those that `explore` picks.
+//! The reduction loses nothing: small random programs end in the same states whether all orders of
+//! their steps are run or only those that `explore` picks.
 
 use model::explore::{Exhaustive, Outcome};
 use model::rt::{self, Rank};

@@ -17,8 +17,8 @@ fn lock(id: u64) {
     rt::lock(Rank::Leaf, id, "lock");
 }
 
-/// The core leaks a lock; one task waits for it, one for what that task holds. And two of ours block each other, or
-/// one waits for something that nobody does, or neither.
+/// The core leaks a lock; one task waits for it, one for what that task holds. And two of ours
+/// block each other, or one waits for something that nobody does, or neither.
 fn explore(crossed: bool, forgotten: bool) -> Outcome {
     let outcome = Rc::new(RefCell::new(Outcome::default()));
     Runner::new(Exhaustive::new(100_000, false, outcome.clone()), config()).run(move || {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Unit tests of the files that need no neighbours: the shipped files by path, and stubs of what they name.
+//! Unit tests of the files that need no neighbours: the shipped files by path, and stubs of what
+//! they name.
 
 #![cfg_attr(test, allow(dead_code))]
 #![cfg(test)]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The models, on the shipped sources. Each search is a process of its own (the module's statics exist once per
-//! process). `NVPM_SOAK=n` makes the random ones 3n times as long.
+//! The models, on the shipped sources. Each search is a process of its own (the module's statics
+//! exist once per process). `NVPM_SOAK=n` makes the random ones 3n times as long.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -39,7 +39,8 @@ fn run(args: &[&str]) -> Found {
     }
 }
 
-/// A line for people who watch and for programs that collect them by their first word; libtest does not swallow it.
+/// A line for people who watch and for programs that collect them by their first word; libtest does
+/// not swallow it.
 fn say(text: &str) {
     let _ = std::io::stderr().write_all(format!("model: {text}\n").as_bytes());
 }
@@ -74,7 +75,8 @@ fn free_against_both_with_the_inverted_test() {
     all_shown(&["free-against-both", "24.10"], 26_300);
 }
 
-/// The last file descriptor is in another process: it deregisters, while the owner registers and the memory is freed.
+/// The last file descriptor is in another process: it deregisters, while the owner registers and
+/// the memory is freed.
 #[test]
 fn deregistration_in_another_process() {
     all_shown(&["foreign", "25.10"], 31_700);
@@ -102,11 +104,13 @@ fn all_orders_of_the_small_scenarios() {
     }
 }
 
-/// Each thing that can go wrong, in each generation, for both ways of pinning, while the memory is freed.
+/// Each thing that can go wrong, in each generation, for both ways of pinning, while the memory is
+/// freed.
 #[test]
 fn all_orders_of_every_error_exit() {
-    // The fault, floors of revocable pins in the order of GENERATIONS, floor of persistent ones. No callback comes for
-    // those, so there are few orders; where the provider cannot pin persistently the module goes on with a revocable one.
+    // The fault, floors of revocable pins in the order of GENERATIONS, floor of persistent ones. No
+    // callback comes for those, so there are few orders; where the provider cannot pin persistently
+    // the module goes on with a revocable one.
     const FLOORS: [(&str, [usize; 2], usize); 14] = [
         ("GetNoMemory", [25, 25], 3),
         ("GetNotSupported", [150, 150], 150),
@@ -123,8 +127,8 @@ fn all_orders_of_every_error_exit() {
         ("SgAlloc", [80, 80], 4),
         ("Mkey", [125, 75], 4),
     ];
-    // An allocation of the module fails. The first three come before anything that a free could meet; from the fifth on
-    // there is none.
+    // An allocation of the module fails. The first three come before anything that a free could
+    // meet; from the fifth on there is none.
     const ALLOCATIONS: [(&str, usize); 5] =
         [("allocation=1", 1), ("allocation=2", 1), ("allocation=3", 1), ("allocation=4", 70), ("allocation=5", 150)];
     for (at, generation) in GENERATIONS.into_iter().enumerate() {
@@ -152,8 +156,9 @@ fn all_orders_of_every_error_exit() {
     }
 }
 
-/// A range over several allocations: another process deregisters it, while the owner registers the same one and the
-/// memory in the middle is freed. And each put, get and mapping of it that may fail does.
+/// A range over several allocations: another process deregisters it, while the owner registers the
+/// same one and the memory in the middle is freed. And each put, get and mapping of it that may
+/// fail does.
 #[test]
 fn all_orders_of_pieces() {
     const FLOORS: [(&str, usize); 2] = [("two-pieces", 1_280), ("three-pieces", 8_300)];
@@ -189,7 +194,8 @@ fn all_orders_of_pieces() {
     }
 }
 
-/// The core leaks a umem mapping lock (docs/safety.md#leaked-lock): the tasks that wait for it hang, and nothing else goes wrong.
+/// The core leaks a umem mapping lock (docs/safety.md#leaked-lock): the tasks that wait for it
+/// hang, and nothing else goes wrong.
 #[test]
 fn all_orders_when_the_core_leaks_its_lock() {
     for generation in GENERATIONS {
@@ -230,8 +236,8 @@ fn random(scenario: &str, generation: &str, seeds: std::ops::Range<u64>, executi
     }
 }
 
-/// Three registrations, two processes, two callbacks, foreign deregistration, another user of the provider, readers of
-/// the proc files, rmmod, faults and failing allocations.
+/// Three registrations, two processes, two callbacks, foreign deregistration, another user of the
+/// provider, readers of the proc files, rmmod, faults and failing allocations.
 fn random_everything(generation: &str) {
     let covers = ["second-user", "late-callback", "rmmod", "three-registrations", "foreign-deregistration"];
     random("everything", generation, 1..7, 2_500, &covers);

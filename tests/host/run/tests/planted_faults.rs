@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The models find planted faults: each file in `faults/` is a small patch on the shipped sources, and the models must
-//! find what it breaks, in the words that it says. Fails if a patch no longer applies, or if a model stays green.
+//! The models find planted faults: each file in `faults/` is a small patch on the shipped sources,
+//! and the models must find what it breaks, in the words that it says. Fails if a patch no longer
+//! applies, or if a model stays green.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -66,8 +67,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// One package per fault, in one workspace that shares what is built already. A fault runs for a moment only, so what the
-/// compiler would do for its speed is left out.
+/// One package per fault, in one workspace that shares what is built already. A fault runs for a
+/// moment only, so what the compiler would do for its speed is left out.
 fn prepare(faults: &[Fault], host: &Path, work: &Path) {
     let root = host.join("../..");
     let (mut members, mut quick) = (String::new(), String::new());

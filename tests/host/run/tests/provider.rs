@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the module makes of the provider's answers: odd tables (rule 14) and errors (rule 3), one task at a time.
+//! What the module makes of the provider's answers: odd tables (rule 14) and errors (rule 3), one
+//! task at a time.
 
 use model::gpu::{self, BAR, PAGE};
 use model::raw::nvidia_p2p_page_table as PageTable;
@@ -123,7 +124,8 @@ fn memory_is_pinned_once() {
 #[test]
 fn host_memory_is_not_ours_and_asked_for_once() {
     for mode in MODES {
-        // Inside one granule; over two; huge: then the first granule is asked for before anything large is allocated.
+        // Inside one granule; over two; huge: then the first granule is asked for before anything
+        // large is allocated.
         for (va, len, gets) in [(0x5000_0000, 4096, 1), (0x5000_f000, 8192, 2), (0x5000_0000, 2 << 30, 1)] {
             assert_eq!(ask(mode, va, len, &[]), (Err(EFAULT), gets), "{va:#x} {len:#x}");
         }
@@ -142,7 +144,8 @@ fn a_range_that_leaves_its_allocation_for_nowhere_is_refused_as_ours() {
     }
 }
 
-/// The process has allocations of these numbers of pages, one behind the other from `VA` on, besides its first.
+/// The process has allocations of these numbers of pages, one behind the other from `VA` on,
+/// besides its first.
 fn beside(pages: &[u64]) {
     w().gpu.allocs.clear();
     let mut at = VA;
@@ -263,7 +266,8 @@ fn a_piece_that_fails_undoes_the_others() {
     }
 }
 
-/// A longer pin was had, and the shorter one in its place cannot be put: it waits for the owner's next call.
+/// A longer pin was had, and the shorter one in its place cannot be put: it waits for the owner's
+/// next call.
 #[test]
 fn a_shorter_pin_that_the_provider_keeps_is_an_orphan() {
     let _turn = load(Mode::Persistent);
@@ -279,7 +283,8 @@ fn a_shorter_pin_that_the_provider_keeps_is_an_orphan() {
     unload();
 }
 
-/// The same call again and again, as a program does that waits for room: each ends what was left before.
+/// The same call again and again, as a program does that waits for room: each ends what was left
+/// before.
 #[test]
 fn the_same_registration_again_ends_what_was_left() {
     let _turn = load(Mode::Persistent);
@@ -297,7 +302,8 @@ fn the_same_registration_again_ends_what_was_left() {
     unload();
 }
 
-/// The machine's registrations wait while one ends what was left: it counts pins, not registrations.
+/// The machine's registrations wait while one ends what was left: it counts pins, not
+/// registrations.
 #[test]
 fn orphans_of_several_pins_are_ended_by_pins() {
     let _turn = load(Mode::Persistent);
@@ -353,7 +359,8 @@ fn a_full_bar_is_ours_if_its_start_can_be_pinned() {
 #[test]
 fn a_provider_without_memory_proves_nothing() {
     for mode in MODES {
-        // GPU memory: nobody can say so, the user sees what get_user_pages() said, and a line says why.
+        // GPU memory: nobody can say so, the user sees what get_user_pages() said, and a line says
+        // why.
         let both = [Fault::GetNoMemory, Fault::GetNoMemory];
         assert_eq!(ask(mode, VA, 2 * PAGE, &both), (Err(EFAULT), 2));
         // Two different failures prove no more than one twice.
@@ -452,7 +459,8 @@ fn not_supported_is_the_answer_where_nothing_is_left() {
     unload();
 }
 
-/// A queue where the platform refuses persistent pins: the core skips the revocable client, and the last one tells.
+/// A queue where the platform refuses persistent pins: the core skips the revocable client, and the
+/// last one tells.
 #[test]
 fn memory_that_only_a_revocable_client_could_pin_is_refused_with_a_reason() {
     let _turn = load(Mode::Fallback);
@@ -470,7 +478,8 @@ fn memory_that_only_a_revocable_client_could_pin_is_refused_with_a_reason() {
     unload();
 }
 
-/// The core may skip the second client: what the first one left for it must not be found by a later question.
+/// The core may skip the second client: what the first one left for it must not be found by a later
+/// question.
 #[test]
 fn a_verdict_that_nobody_asked_for_is_forgotten() {
     let _turn = load(Mode::Fallback);
@@ -485,9 +494,9 @@ fn a_verdict_that_nobody_asked_for_is_forgotten() {
     unload();
 }
 
-/// The host bridge may have its own numbers for the bus. Without an IOMMU the NIC must be given those, which the DMA API
-/// does not know for MMIO; with one, what that says. The model looks each byte up as the NIC does, and takes an unmapping
-/// only of what the DMA API gave.
+/// The host bridge may have its own numbers for the bus. Without an IOMMU the NIC must be given
+/// those, which the DMA API does not know for MMIO; with one, what that says. The model looks each
+/// byte up as the NIC does, and takes an unmapping only of what the DMA API gave.
 #[test]
 fn the_nic_is_given_bus_addresses() {
     // Bus addresses may lie above and below those of the CPU.
@@ -507,7 +516,8 @@ fn the_nic_is_given_bus_addresses() {
     }
 }
 
-/// RAM to the kernel, wherever it lies: only a provider's mapping is right for it, and the model's maps nothing.
+/// RAM to the kernel, wherever it lies: only a provider's mapping is right for it, and the model's
+/// maps nothing.
 #[test]
 fn coherent_memory_is_never_mapped_as_a_bar() {
     fn coherent(t: &mut PageTable) {

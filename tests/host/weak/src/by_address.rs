@@ -1,4 +1,5 @@
-//! loom's atomics behind `from_ptr()`, as `core`'s have it. Each execution begins with what the static says.
+//! loom's atomics behind `from_ptr()`, as `core`'s have it. Each execution begins with what the
+//! static says.
 
 pub use loom::sync::atomic::Ordering;
 use std::collections::HashMap;
@@ -8,7 +9,8 @@ loom::lazy_static! {
     static ref WORDS: Mutex<HashMap<usize, &'static loom::sync::atomic::AtomicU64>> = Mutex::new(HashMap::new());
 }
 
-/// To be called before the first thread is started: the thread that makes the table is ordered before all others.
+/// To be called before the first thread is started: the thread that makes the table is ordered
+/// before all others.
 pub fn begin() {
     drop(WORDS.lock());
 }

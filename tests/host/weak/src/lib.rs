@@ -1,6 +1,7 @@
-//! kernel-lite's atomics and `Arc`, and the orderings of the module's `READY`, under loom: the shipped files, with `core`'s
-//! atomics replaced by loom's (build.rs), in every order of steps and with every value that a weak load may see.
-//! The models beside this crate explore more of the module, but know sequentially consistent atomics only.
+//! kernel-lite's atomics and `Arc`, and the orderings of the module's `READY`, under loom: the
+//! shipped files, with `core`'s atomics replaced by loom's (build.rs), in every order of steps and
+//! with every value that a weak load may see. The models beside this crate explore more of the
+//! module, but know sequentially consistent atomics only.
 
 // `world` is compiled once for each variant: that is the point.
 #![allow(clippy::duplicate_mod)]

@@ -11,7 +11,8 @@ use loom::sync::atomic::{fence, Ordering};
 use loom::sync::{Mutex, MutexGuard};
 use loom::thread;
 
-/// What one thread writes and another reads: loom looks whether the one is ordered before the other.
+/// What one thread writes and another reads: loom looks whether the one is ordered before the
+/// other.
 struct Word(UnsafeCell<u64>);
 
 // SAFETY: loom finds accesses that race.
@@ -35,8 +36,9 @@ impl Word {
     }
 }
 
-/// A lock as the kernel has it: what one holder wrote comes before what a later one writes, also for those who do not take
-/// the lock (po-unlock-lock-po of tools/memory-model). C11 does not promise that; a fence does.
+/// A lock as the kernel has it: what one holder wrote comes before what a later one writes, also
+/// for those who do not take the lock (po-unlock-lock-po of tools/memory-model). C11 does not
+/// promise that; a fence does.
 fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     let guard = lock.lock().expect("no panic under it");
     fence(Ordering::Release);
@@ -81,8 +83,8 @@ pub fn slots_are_written_before_ready() {
     asked.join().unwrap();
 }
 
-/// The free callback reads the slots without a look at `READY`: it finds a registration under the registry lock, which one
-/// that saw `READY` has entered there.
+/// The free callback reads the slots without a look at `READY`: it finds a registration under the
+/// registry lock, which one that saw `READY` has entered there.
 pub fn a_callback_reads_the_slots() {
     by_address::begin();
     let (slots, registry) = (shared(Word::new()), shared(Mutex::new(false)));
@@ -182,7 +184,8 @@ fn told_of_an_orphan(tells: Ordering) {
     child.join().unwrap();
 }
 
-/// Who sees a pair's GPU sees its NIC and what is known of the two, also where that changes meanwhile.
+/// Who sees a pair's GPU sees its NIC and what is known of the two, also where that changes
+/// meanwhile.
 pub fn a_pair_is_whole() {
     by_address::begin();
     pairs::begin(&pairs::KNOWN);

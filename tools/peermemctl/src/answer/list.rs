@@ -15,7 +15,8 @@ use std::collections::BTreeMap;
 pub struct List {
     /// The most bytes first.
     pub processes: Vec<Process>,
-    /// How often the module is in use; it can be unloaded at 0. `null` on a kernel that unloads no module.
+    /// How often the module is in use; it can be unloaded at 0. `null` on a kernel that unloads no
+    /// module.
     pub references: Option<i64>,
 }
 
@@ -31,7 +32,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Whether it holds what nobody will use again: the process is gone, or another one deregistered it.
+    /// Whether it holds what nobody will use again: the process is gone, or another one
+    /// deregistered it.
     pub(super) fn is_stale(&self) -> bool {
         self.alive == Some(false) || self.registrations.iter().any(|row| row.state == "orphan")
     }

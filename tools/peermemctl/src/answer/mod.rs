@@ -91,8 +91,8 @@ impl Answer {
     }
 }
 
-/// The rows of one of the module's files, or why it cannot be read. Of the rest of the machine, nothing is looked at as
-/// long as there are rows: the reason for a refusal is there at once.
+/// The rows of one of the module's files, or why it cannot be read. Of the rest of the machine,
+/// nothing is looked at as long as there are rows: the reason for a refusal is there at once.
 fn told<T>(root: &Root, rows: Result<T, Missing>) -> Result<T> {
     let missing = match rows {
         Ok(rows) => return Ok(rows),

@@ -18,7 +18,8 @@ pub struct Status {
     pub usable: bool,
     /// `yes`; `yes, 1 warning: rxe0 port DOWN`; `no: ...`.
     pub verdict: String,
-    /// What keeps it from working; or what is wrong with it, though it works. What follows from others is left out.
+    /// What keeps it from working; or what is wrong with it, though it works. What follows from
+    /// others is left out.
     pub because: Vec<Check>,
     pub kernel: Option<String>,
     /// `rust` (this project's), `nvidia`, `other`; `null` if none is loaded.

@@ -31,7 +31,8 @@ pub struct Place {
     pub iommu: &'static str,
     /// Of a GPU: whether it has a coherent link (NVLink-C2C) to its processor.
     pub c2c: bool,
-    /// Of a GPU: the name of the NIC to use with it, which is the nearest one; of several the one that fewest GPUs have.
+    /// Of a GPU: the name of the NIC to use with it, which is the nearest one; of several the one
+    /// that fewest GPUs have.
     pub best_nic: Option<String>,
 }
 
@@ -43,12 +44,13 @@ pub struct Pair {
     pub distance: Distance,
     /// The bridge where their ways meet; `null` if they share none.
     pub meet: Option<String>,
-    /// Bridges on the way that send peer-to-peer traffic up to the CPU (ACS redirect); none where it goes there anyway.
+    /// Bridges on the way that send peer-to-peer traffic up to the CPU (ACS redirect); none where
+    /// it goes there anyway.
     pub acs_redirects: Vec<String>,
     /// Whether the ACS words of all bridges on the way could be read (root only).
     pub acs_known: bool,
-    /// What the GPU driver says of the two, once they met in a registration: `supported`, `unsupported`, or `unasked`
-    /// (revocable pins only).
+    /// What the GPU driver says of the two, once they met in a registration: `supported`,
+    /// `unsupported`, or `unasked` (revocable pins only).
     pub driver_says: Option<String>,
 }
 
@@ -60,7 +62,8 @@ impl Pair {
 }
 
 impl Topo {
-    /// A warning, as doctor's, if the driver refuses two, ACS redirects, or a GPU has no NIC nearby.
+    /// A warning, as doctor's, if the driver refuses two, ACS redirects, or a GPU has no NIC
+    /// nearby.
     pub(super) fn level(&self) -> Level {
         let hindered = |pair: &Pair| !pair.acs_redirects.is_empty() || pair.is_refused();
         let far = |gpu: &Place| {

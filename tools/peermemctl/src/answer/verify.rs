@@ -57,8 +57,8 @@ pub struct VerifyCheck {
 }
 
 impl Verify {
-    /// 0: everything was tried and held; 1: something was not tried; 2: something does not hold; 3: no
-    /// check of the module could be tried.
+    /// 0: everything was tried and held; 1: something was not tried; 2: something does not hold; 3:
+    /// no check of the module could be tried.
     pub fn exit_code(&self) -> u8 {
         match (self.level, self.missing.is_empty()) {
             (Level::Fail, _) => 2,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Programs that register GPU memory, and whether they do with a GPU and a NIC. Each judges by its own rule: the file named in
-//! [`Consumer::source`] is where that was read.
+//! Programs that register GPU memory, and whether they do with a GPU and a NIC. Each judges by its
+//! own rule: the file named in [`Consumer::source`] is where that was read.
 
 mod libfabric;
 mod nccl;
@@ -91,8 +91,8 @@ pub struct Verdict {
     pub set: Option<String>,
 }
 
-/// Each pair of a GPU and a NIC with an active port, which is what all of them look for. Software devices are left out: with them
-/// the CPU moves every byte.
+/// Each pair of a GPU and a NIC with an active port, which is what all of them look for. Software
+/// devices are left out: with them the CPU moves every byte.
 pub fn settings<'a>(machine: &'a Machine) -> Vec<Setting<'a>> {
     let mut settings = Vec::new();
     for gpu in machine.gpus() {
@@ -162,7 +162,8 @@ fn by_file(machine: &Machine, files: &[&str], dma_buf: Result<bool, String>, els
     }
 }
 
-/// Whether a list such as `mlx5_0:1,mlx5_3` names a NIC. A `^` in front means all others, a `=` (NCCL) whole names only.
+/// Whether a list such as `mlx5_0:1,mlx5_3` names a NIC. A `^` in front means all others, a `=`
+/// (NCCL) whole names only.
 fn lists(list: &str, nic: &str) -> bool {
     let (others, list) = match list.strip_prefix('^') {
         Some(list) => (true, list),

@@ -75,8 +75,9 @@ fn loaded_core(machine: &Machine) -> bool {
         || machine.has_symbol("ib_umem_dmabuf_get") == Some(true)
 }
 
-/// What the loader says, after it has refused the module, when that was built against another core than the one that is
-/// loaded. Before that nothing is said: the versions in a module file are compared with nobody's.
+/// What the loader says, after it has refused the module, when that was built against another core
+/// than the one that is loaded. Before that nothing is said: the versions in a module file are
+/// compared with nobody's.
 fn version_mismatch(machine: &Machine) -> Option<Check> {
     if machine.loaded.is_some() {
         return None;
@@ -96,7 +97,8 @@ fn version_mismatch(machine: &Machine) -> Option<Check> {
     )
 }
 
-/// Whether the drivers of the RDMA devices let peers answer. A driver of the kernel's own next to an OFED core does not.
+/// Whether the drivers of the RDMA devices let peers answer. A driver of the kernel's own next to
+/// an OFED core does not.
 fn drivers(machine: &Machine) -> Vec<Check> {
     const ID: &str = "api.driver";
     let Some(release) = machine.release.as_deref() else { return Vec::new() };

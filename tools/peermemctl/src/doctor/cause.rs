@@ -3,7 +3,8 @@
 
 use crate::check::{Check, Level};
 
-/// What has to be there before anything else can work, in the order in which it does: hardware, GPU driver, API, module.
+/// What has to be there before anything else can work, in the order in which it does: hardware, GPU
+/// driver, API, module.
 const ORDER: [&[&str]; 4] = [
     &["gpus.present", "fabric.rdma"],
     &["driver.loaded", "driver.exports"],
@@ -48,8 +49,9 @@ pub fn trace(checks: &mut [&mut Check]) {
     }
 }
 
-/// The finding to begin with: of those that follow from no other the worst, and of these the one whose end unblocks most. What
-/// comes earlier in [`ORDER`] unblocks all that comes later, whatever else is wrong there.
+/// The finding to begin with: of those that follow from no other the worst, and of these the one
+/// whose end unblocks most. What comes earlier in [`ORDER`] unblocks all that comes later, whatever
+/// else is wrong there.
 pub fn first<'a>(checks: &[&'a Check]) -> Option<&'a Check> {
     let rank = |check: &Check| ORDER.iter().position(|group| group.contains(&check.id)).unwrap_or(ORDER.len());
     let followers = |check: &Check| checks.iter().filter(|other| causes(other.id).contains(&check.id)).count();

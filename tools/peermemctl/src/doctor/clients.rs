@@ -8,8 +8,8 @@ use crate::peermem::{Stats, KNOW_IT, STUCK_MS, UNKNOWN};
 use crate::root::Missing;
 use crate::text;
 
-/// Mellanox's module from before nvidia-peermem; it registers the same client name, which a core without memory_peers takes
-/// twice.
+/// Mellanox's module from before nvidia-peermem; it registers the same client name, which a core
+/// without memory_peers takes twice.
 const OLD_MODULE: &str = "nv_peer_mem";
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
@@ -165,7 +165,8 @@ fn counters(machine: &Machine) -> Vec<Check> {
     checks
 }
 
-/// Figures that say something as soon as they are not zero, though of none a value is wrong by itself.
+/// Figures that say something as soon as they are not zero, though of none a value is wrong by
+/// itself.
 fn figures(stats: &Stats) -> Vec<String> {
     let mut figures = Vec::new();
     let refused: Vec<String> = stats.nonzero("refused.").map(|(reason, count)| format!("{reason} {count}")).collect();

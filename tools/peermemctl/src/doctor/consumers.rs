@@ -17,7 +17,8 @@ pub fn checks(machine: &Machine, environment: &Environment) -> Vec<Check> {
 /// What one program does with each GPU, and the nearest NIC that it uses.
 fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, settings: &[Setting]) -> Vec<Check> {
     let name = format!("{}: GPUDirect {}", consumer.name, environment.judged_for());
-    // The directory is the core's, and new kernels have it no more: nothing on this machine fixes that.
+    // The directory is the core's, and new kernels have it no more: nothing on this machine fixes
+    // that.
     let looks_in_vain = consumer.id == "consumers.sharp" && machine.loaded.is_some() && !machine.root.exists(PEERS);
     let (way, seen) = match (consumer.registers)(machine, environment) {
         Registers::By(way, seen) => (way, seen),

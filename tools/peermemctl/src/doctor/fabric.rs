@@ -252,7 +252,8 @@ fn links(machine: &Machine) -> Vec<Check> {
     checks
 }
 
-/// Writes that may not overtake each other are slower on some platforms; the kernel switches it off on those where it is broken.
+/// Writes that may not overtake each other are slower on some platforms; the kernel switches it off
+/// on those where it is broken.
 fn relaxed_ordering(machine: &Machine) -> Vec<Check> {
     let states = with_software(machine).into_iter().filter_map(|(kind, name, device)| {
         let (address, label) = (&device.address, format!("{} {name}", kind.text()));

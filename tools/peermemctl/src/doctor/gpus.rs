@@ -9,7 +9,8 @@ use crate::peermem::Registration;
 use crate::root::Silent;
 use crate::text;
 
-/// What the GPU driver keeps free of BAR1: it grants a pin only if the pin's length and this are left.
+/// What the GPU driver keeps free of BAR1: it grants a pin only if the pin's length and this are
+/// left.
 const RESERVE: u64 = 36 << 20;
 /// What a pin takes at least.
 const GRANULE: u64 = 64 << 10;
@@ -48,8 +49,8 @@ fn answers(silent: Silent) -> Option<Check> {
     )
 }
 
-/// Bytes of a GPU's BAR1 that registrations take: where those of one process overlap, they share its place there. Nothing tells
-/// whether memory was freed and another lies at its address now.
+/// Bytes of a GPU's BAR1 that registrations take: where those of one process overlap, they share
+/// its place there. Nothing tells whether memory was freed and another lies at its address now.
 fn pinned(rows: &[Registration], gpu: &str) -> u64 {
     // A revoked pin has gone with its memory.
     let rows = rows.iter().filter(|row| row.gpu.as_deref() == Some(gpu) && row.state != "revoked");
@@ -91,8 +92,8 @@ fn bar1(machine: &Machine, gpu: &Device) -> Check {
     }
 }
 
-/// What everybody may know of BAR1, if there is one GPU: no more of it is pinned than the counters say, which count twice what
-/// is registered twice.
+/// What everybody may know of BAR1, if there is one GPU: no more of it is pinned than the counters
+/// say, which count twice what is registered twice.
 fn bar1_by_counters(machine: &Machine, gpu: &Device) -> Check {
     let size = nvidia::bar1_size(gpu);
     let whole = format!("GPU {}: BAR1 has {}", gpu.address, text::bytes(size));
@@ -124,7 +125,8 @@ fn judged(gpu: &Device, total: u64, used: u64, pinned: Option<u64>) -> Check {
     let left = total.saturating_sub(used);
     let usable = left.saturating_sub(RESERVE);
     let kept = format!("{} left, and the GPU driver keeps the last {}", text::bytes(left), text::bytes(RESERVE));
-    // A share says when to look, but not whether a registration fails: 95 % of an H200's BAR1 leave gigabytes.
+    // A share says when to look, but not whether a registration fails: 95 % of an H200's BAR1 leave
+    // gigabytes.
     let (check, many) = if usable < GRANULE {
         let brief = format!("GPU {}: BAR1 is full", gpu.address);
         let message = format!("{what}: {kept}, so every registration fails");
@@ -140,7 +142,8 @@ fn judged(gpu: &Device, total: u64, used: u64, pinned: Option<u64>) -> Check {
     check.about(Kind::Gpu, &gpu.address, many)
 }
 
-/// Whether this machine has the GPU as a whole. What a part of one cannot do, a refusal tells; here it is only named.
+/// Whether this machine has the GPU as a whole. What a part of one cannot do, a refusal tells; here
+/// it is only named.
 fn shared(machine: &Machine, gpu: &Device) -> Option<Check> {
     let told = machine.smi.as_ref().ok()?.get(&gpu.address)?;
     let mig = match told.mig.as_deref()? {
@@ -262,7 +265,8 @@ mod tests {
             ..Registration::default()
         };
         let at = 0x7f00_0000_0000;
-        // Twice the same, a part of it, one that goes on behind it, one apart; from the middle of a granule.
+        // Twice the same, a part of it, one that goes on behind it, one apart; from the middle of a
+        // granule.
         let mut rows = vec![
             row(1, at, 4 << 20),
             row(1, at + 100, 4 << 20),

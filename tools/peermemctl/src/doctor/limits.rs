@@ -52,8 +52,8 @@ pub fn memlock(root: &Root) -> Option<u64> {
     limit(root, "self")?.filter(|_| !is_exempt(root, "self"))
 }
 
-/// Whether no limit binds a process. A capability counts if it is one of the initial user namespace, which root of a rootless
-/// container is not in.
+/// Whether no limit binds a process. A capability counts if it is one of the initial user
+/// namespace, which root of a rootless container is not in.
 fn is_exempt(root: &Root, pid: &str) -> bool {
     let status =
         root.bytes(&format!("/proc/{pid}/status")).ok().and_then(|bytes| Status::from_read(bytes.as_slice()).ok());
@@ -73,7 +73,8 @@ fn configured(root: &Root, file: &str, folder: &str) -> Vec<(String, String)> {
     files.flat_map(lines).collect()
 }
 
-/// Who may lock all memory by configuration, and where that is written: users that log in, those of a group, services.
+/// Who may lock all memory by configuration, and where that is written: users that log in, those of
+/// a group, services.
 fn allowed(root: &Root) -> Option<(String, String)> {
     let mut groups = Vec::new();
     for (file, line) in configured(root, "/etc/security/limits.conf", "/etc/security/limits.d") {
@@ -176,7 +177,8 @@ fn boot(machine: &Machine) -> Check {
 /// Where DKMS keeps what it knows: package, version, kernel, architecture.
 pub const DKMS: &str = "/var/lib/dkms";
 
-/// Whether DKMS has built the neighbours (the GPU driver, OFED) for this kernel and for those that may be booted next.
+/// Whether DKMS has built the neighbours (the GPU driver, OFED) for this kernel and for those that
+/// may be booted next.
 fn dkms(machine: &Machine) -> Vec<Check> {
     const ID: &str = "limits.dkms";
     let root = machine.root;

@@ -113,7 +113,8 @@ fn vermagic(machine: &Machine, release: &str, file: &ModuleFile) -> Option<Check
     })
 }
 
-/// NVIDIA's build leaves out the whole client when it did not see the API, and such a module can only fail.
+/// NVIDIA's build leaves out the whole client when it did not see the API, and such a module can
+/// only fail.
 fn stub(machine: &Machine, file: &ModuleFile) -> Option<Check> {
     (file.maker() == Maker::Nvidia && !file.needs(REGISTER)).then(|| {
         Check::fail_unless(
@@ -144,8 +145,8 @@ fn signatures_demanded(machine: &Machine) -> Option<Demand> {
     Some(Demand { seen: format!("/sys/kernel/security/lockdown: {mode}"), modprobe: "Operation not permitted" })
 }
 
-/// The kernel's word on a module whose signature it does not accept, which names no module: where sig_enforce demands one, and
-/// where lockdown does.
+/// The kernel's word on a module whose signature it does not accept, which names no module: where
+/// sig_enforce demands one, and where lockdown does.
 fn is_rejection(line: &str) -> bool {
     line.contains("Loading of ") && line.contains("is rejected") || line.contains("module loading is restricted")
 }
@@ -259,7 +260,8 @@ fn loaded(machine: &Machine) -> Check {
     }
 }
 
-/// What the kernel log says about the last try to load the module: in words, what fixes it, the line.
+/// What the kernel log says about the last try to load the module: in words, what fixes it, the
+/// line.
 pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, &'static str, String)> {
     const SIGN: &str = "sign the module file: module.signature says how";
     const NO_DRIVER: &str = "the GPU driver is not loaded";
@@ -431,8 +433,8 @@ fn other_kernels(machine: &Machine) -> Option<Check> {
     })
 }
 
-/// The line that keeps modprobe from loading the module. An install line of a module with soft dependencies does not: modprobe
-/// heeds none of such a module.
+/// The line that keeps modprobe from loading the module. An install line of a module with soft
+/// dependencies does not: modprobe heeds none of such a module.
 fn effective_block(machine: &Machine) -> Option<(modprobe::Line, Block)> {
     let (line, block) = modprobe::blocked(machine.root, NAME)?;
     let has_softdep = machine.file.as_ref().is_some_and(|file| file.field("softdep").is_some());

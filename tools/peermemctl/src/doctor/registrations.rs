@@ -86,7 +86,8 @@ fn live(rows: &[Registration]) -> Vec<Check> {
     checks
 }
 
-/// Pins that wait for their owner, which lives, as far as that can be told: one finding for each process.
+/// Pins that wait for their owner, which lives, as far as that can be told: one finding for each
+/// process.
 fn orphans(rows: &[Registration]) -> Vec<Check> {
     let mut by_process: BTreeMap<(u32, &str), Vec<&Registration>> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.process_alive != Some(false) && row.state == "orphan") {

@@ -60,7 +60,8 @@ impl Page {
         Self { text: String::new(), width, detail }
     }
 
-    /// The text of an answer; the caller prints it to a stream that drops colour where there is no terminal.
+    /// The text of an answer; the caller prints it to a stream that drops colour where there is no
+    /// terminal.
     pub fn show(mut self, answer: &Answer) -> String {
         match answer {
             Answer::Status(status) => status::print(&mut self, status),
@@ -107,7 +108,8 @@ impl Page {
         }
     }
 
-    /// One check: its message, and what was seen and what to do, unless all is well and nobody wants everything.
+    /// One check: its message, and what was seen and what to do, unless all is well and nobody
+    /// wants everything.
     fn check(&mut self, check: &Check, message: &str) {
         let first = format!("  {:<5}", check.level.text());
         self.behind(&first, style(check.level), &format!("[{}] {message}", check.id), Style::new());

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 /// Names that tell nothing of whose machine it is.
 const KEPT: [&str; 4] = ["*", "root", "-", ""];
 
-/// The text without the host's name, names of processes, users, groups and signers, MAC and IP addresses, and UUIDs. A name is
-/// replaced by the same word wherever it stands.
+/// The text without the host's name, names of processes, users, groups and signers, MAC and IP
+/// addresses, and UUIDs. A name is replaced by the same word wherever it stands.
 pub fn anonymous(text: &str, host: &str) -> String {
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     if !host.is_empty() {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Records what this program looks at on a machine as one text file.
 //!
-//! Read-only. What is personal or not needed is left out on the way: serial numbers, MAC addresses and GUIDs are never
-//! read, of logs and configuration only the lines about GPUs and RDMA are kept, of module files only .modinfo, the
-//! names that matter and who signed. tree.rs describes the format.
+//! Read-only. What is personal or not needed is left out on the way: serial numbers, MAC addresses
+//! and GUIDs are never read, of logs and configuration only the lines about GPUs and RDMA are kept,
+//! of module files only .modinfo, the names that matter and who signed. tree.rs describes the
+//! format.
 
 use crate::doctor::limits::{device_nodes, DKMS};
 use crate::kernel::{self, SYMBOLS};
@@ -45,7 +46,8 @@ fn is_looked_at(line: &str) -> bool {
         .any(|name| file.starts_with(name))
 }
 
-/// Of what nvidia-smi tells, the blocks that are looked at: the rest has serial numbers and processes.
+/// Of what nvidia-smi tells, the blocks that are looked at: the rest has serial numbers and
+/// processes.
 fn of_smi(text: &str) -> String {
     let mut kept = String::new();
     let mut in_block = false;
@@ -112,8 +114,8 @@ impl Recorder<'_> {
         }
     }
 
-    /// A PCI configuration space. Other devices than bridges may have a serial number beyond the first bytes, or in words of the
-    /// vendor's own.
+    /// A PCI configuration space. Other devices than bridges may have a serial number beyond the
+    /// first bytes, or in words of the vendor's own.
     fn config(&mut self, path: &str, is_bridge: bool) {
         if let Ok(mut bytes) = self.root.bytes(path) {
             if !is_bridge {

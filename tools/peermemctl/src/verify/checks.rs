@@ -48,7 +48,8 @@ fn held(message: impl Into<String>) -> Result<Held> {
     Ok(Held::Yes(message.into(), Vec::new()))
 }
 
-/// Every place in a page in which a registration can begin and end: of the host's page, the GPU's, and the next larger.
+/// Every place in a page in which a registration can begin and end: of the host's page, the GPU's,
+/// and the next larger.
 fn offsets(rig: &Rig, setting: &Setting) -> Result<Held> {
     const LARGE: usize = 2 * MIB;
     const SIZE: usize = 3 * LARGE;
@@ -209,7 +210,8 @@ fn moved(rig: &Rig, setting: &Setting, op: Op) -> Result<Held> {
     Ok(Held::Yes(message, details))
 }
 
-/// Fetch-and-add and compare-and-swap on words of GPU memory, at ends of pages and of the registration.
+/// Fetch-and-add and compare-and-swap on words of GPU memory, at ends of pages and of the
+/// registration.
 fn atomics(rig: &Rig, setting: &Setting) -> Result<Held> {
     const SIZE: usize = 2 * MIB;
     if !rig.has_atomics {
@@ -244,7 +246,8 @@ fn atomics(rig: &Rig, setting: &Setting) -> Result<Held> {
     held(format!("{count} operations on words of GPU memory"))
 }
 
-/// Memory is freed while it is registered. What is allocated afterwards is never written through the old registration.
+/// Memory is freed while it is registered. What is allocated afterwards is never written through
+/// the old registration.
 fn free_registered(rig: &Rig, setting: &Setting) -> Result<Held> {
     const SIZE: usize = 4 * MIB;
     const ROUNDS: usize = 5;
@@ -433,7 +436,8 @@ fn storm(_: &Rig, setting: &Setting) -> Result<Held> {
     ))
 }
 
-/// Refused while memory is registered; then it unloads, registrations find no module, and it loads again.
+/// Refused while memory is registered; then it unloads, registrations find no module, and it loads
+/// again.
 fn unload(rig: &Rig, setting: &Setting) -> Result<Held> {
     const ROUNDS: usize = 3;
     let load = match setting.again {

@@ -111,7 +111,8 @@ pub fn run(root: &Root, wanted: &Wanted) -> Result<(Verify, PathBuf)> {
     Ok((verify, path))
 }
 
-/// A check does not end, and maybe never will: what is known is written down, and the module stays as it is.
+/// A check does not end, and maybe never will: what is known is written down, and the module stays
+/// as it is.
 fn hang(verify: &mut Verify, hung: VerifyCheck, about: &str, mut report_file: File, path: &Path) {
     let root = Root::new(Path::new("/"));
     if let Some(pass) = verify.passes.last_mut() {
@@ -152,7 +153,8 @@ fn port(device: &crate::rdma::RdmaDevice) -> Option<String> {
     active.or(device.ports.first()).map(|port| port.number.clone())
 }
 
-/// The GPU's address, and that GPU with a NIC, if there are both. An error: there is not what was asked for.
+/// The GPU's address, and that GPU with a NIC, if there are both. An error: there is not what was
+/// asked for.
 fn places(machine: &Machine, wanted: &Wanted) -> Result<(Option<String>, Option<Place>)> {
     let gpu = match wanted.gpu {
         Some(text) => Some(select::gpu(machine, text)?),

@@ -93,7 +93,8 @@ pub fn is_ours(root: &Root) -> bool {
     root.exists(peermem::DIR)
 }
 
-/// Whose, version and parameters of the loaded module; `None` if none is. `whose`, if that is known.
+/// Whose, version and parameters of the loaded module; `None` if none is. `whose`, if that is
+/// known.
 pub fn words(root: &Root, whose: Option<&str>) -> Option<String> {
     if !is_loaded(root) {
         return None;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Other processes that checks need: `peermemctl verify --process KIND`, which says `ready`, then what
-//! it counted, line by line.
+//! Other processes that checks need: `peermemctl verify --process KIND`, which says `ready`, then
+//! what it counted, line by line.
 
 use super::rig::{self, deliver, Place, Rig, Setting, GPU_PAGE, MIB};
 use crate::root::Root;
@@ -121,7 +121,8 @@ impl Drop for Child {
 /// Processes of the storm at a time.
 const AT_ONCE: u64 = 4;
 
-/// Lives of processes until the time is up, half of which end by kill -9; what all counted, and how many were killed.
+/// Lives of processes until the time is up, half of which end by kill -9; what all counted, and how
+/// many were killed.
 pub fn storm(setting: &Setting) -> Result<(Counts, u64)> {
     let end = Instant::now() + setting.storm;
     let lives = |slot: u64| -> Result<(Counts, u64)> {
@@ -213,7 +214,8 @@ fn mover(rig: &Rig, seed: u64) -> Result<()> {
 
 /// Runs `run` in a child of fork, which then ends at once; its exit code.
 fn in_child(run: impl FnOnce() -> i32) -> Result<i32> {
-    // SAFETY: The child runs `run`, which takes no lock that another thread may have held, and ends without unwinding.
+    // SAFETY: The child runs `run`, which takes no lock that another thread may have held, and ends
+    // without unwinding.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()).context("fork"),
         0 => {
@@ -240,7 +242,8 @@ fn exec() -> i32 {
     127
 }
 
-/// The parent's registration outlives a child that exits, one that runs exec, and one that deregisters another.
+/// The parent's registration outlives a child that exits, one that runs exec, and one that
+/// deregisters another.
 fn forks(rig: &Rig, seed: u64, deregister: bool) -> Result<()> {
     const SIZE: usize = MIB;
     let mut rng = Rng::with_seed(seed);

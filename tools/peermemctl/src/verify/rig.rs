@@ -167,8 +167,8 @@ pub fn same(what: &str, got: &[u8], wanted: &[u8], begin: usize) -> Result<()> {
     }
 }
 
-/// Moves `length` bytes by `op` (a write, a read or a send) from one side to the other, and looks at
-/// both and at what lies beside.
+/// Moves `length` bytes by `op` (a write, a read or a send) from one side to the other, and looks
+/// at both and at what lies beside.
 pub fn deliver(
     link: &Loopback,
     op: Op,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Notices a check that does not end: what it waits for may never come, and then nobody else would tell.
+//! Notices a check that does not end: what it waits for may never come, and then nobody else would
+//! tell.
 
 use crate::answer::VerifyCheck;
 use crate::check::Level;
@@ -17,7 +18,8 @@ pub struct Watchdog<T> {
 }
 
 impl<T: Send + 'static> Watchdog<T> {
-    /// `late` is called with what was known and with what is to be said of a check that has not ended in time.
+    /// `late` is called with what was known and with what is to be said of a check that has not
+    /// ended in time.
     pub fn new(late: impl FnOnce(T, VerifyCheck) + Send + 'static) -> Self {
         let (tell, told) = channel::<Begun<T>>();
         thread::spawn(move || {

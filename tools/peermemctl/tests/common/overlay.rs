@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Writes a recorded machine as an overlay of another one: src/recorded/tree.rs describes the format.
+//! Writes a recorded machine as an overlay of another one: src/recorded/tree.rs describes the
+//! format.
 
 use peermemctl::recorded::tree::{Entry, Tree};
 use similar::{capture_diff_slices, Algorithm, DiffOp};
@@ -34,7 +35,8 @@ pub fn overlay(tree: &Tree, name: &str, base: &Tree) -> String {
     text
 }
 
-/// The topmost folder of `path` in which `tree` has nothing; `path` itself if it has something in each.
+/// The topmost folder of `path` in which `tree` has nothing; `path` itself if it has something in
+/// each.
 fn gone<'a>(tree: &Tree, path: &'a str) -> &'a str {
     let is_gone = |folder: &&Path| !tree.entries.keys().any(|other| Path::new(other).starts_with(folder));
     let gone = Path::new(path).ancestors().take_while(is_gone).last();

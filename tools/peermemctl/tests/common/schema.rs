@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Judges JSON by a schema, as far as the schema of `--json` goes; a keyword that is not known here is an error. A crate for all
-//! of JSON Schema brings sixty others, a minute of building for what these lines do.
+//! Judges JSON by a schema, as far as the schema of `--json` goes; a keyword that is not known here
+//! is an error. A crate for all of JSON Schema brings sixty others, a minute of building for what
+//! these lines do.
 
 use serde_json::Value;
 

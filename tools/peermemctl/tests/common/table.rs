@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The table of situations in docs/results/checks.md, which recorded trees (tests/trees.rs) and live machines (tests/guest) are held against.
+//! The table of situations in docs/results/checks.md, which recorded trees (tests/trees.rs) and
+//! live machines (tests/guest) are held against.
 
 use std::collections::BTreeSet;
 

@@ -1,9 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Boots the lab's machine into the broken situations of situations.sh and leaves what it told in OUT/SITUATIONS.txt.
+# Boots the lab's machine into the broken situations of situations.sh and leaves what it told in
+# OUT/SITUATIONS.txt.
 #   boot.sh IMAGE KERNEL FILES PROGRAMS OUT SITUATIONS
-# The first four as files.sh printed them. SITUATIONS: plain, user, refusals, files, core, translating, identity, switch, acs, node, numa,
-# closed on the fast kernel; distribution, orphan on Debian's.
+# The first four as files.sh printed them. SITUATIONS: plain, user, refusals, files, core,
+# translating, identity, switch, acs, node, numa, closed on the fast kernel; distribution, orphan on
+# Debian's.
 set -eu
 image=$1 kernel=$2 files=$3 programs=$4 out=$5 situations=$6
 here=$(cd "$(dirname "$0")" && pwd)
@@ -31,8 +33,9 @@ machine=q35 append= iommu= platform= nic=bus=pcie.0,addr=0x4 gpu=bus=pcie.0,addr
 switch="-device pcie-root-port,id=rp,chassis=1,addr=0x5 -device x3130-upstream,id=up,bus=rp
 -device xio3130-downstream,id=d0,bus=up,chassis=2,slot=0,addr=0x0
 -device xio3130-downstream,id=d1,bus=up,chassis=3,slot=1,addr=0x1"
-# QEMU's switch ports have no ACS and its root ports do. Two of these below the switch's upper port are ports of a switch as far as
-# a walk through its config spaces tells, and the kernel switches ACS on in them, as it does wherever there is an IOMMU.
+# QEMU's switch ports have no ACS and its root ports do. Two of these below the switch's upper port
+# are ports of a switch as far as a walk through its config spaces tells, and the kernel switches
+# ACS on in them, as it does wherever there is an IOMMU.
 ports=$(echo "$switch" | sed 's/xio3130-downstream/pcie-root-port/')
 case $situations in
 acs) append="intel_iommu=on iommu=pt" iommu=y more=$ports nic=bus=d0 gpu=bus=d1 ;;

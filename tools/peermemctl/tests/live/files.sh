@@ -1,10 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Makes what boot.sh needs beside the lab's images, out of what the lab built for its fast kernel and for Debian's own
-# (ci/lab.sh build --kernel fast-7.2 nvidia_c, and --kernel debian-6.12):
+# Makes what boot.sh needs beside the lab's images, out of what the lab built for its fast kernel
+# and for Debian's own (ci/lab.sh build --kernel fast-7.2 nvidia_c, and --kernel debian-6.12):
 #   files.sh OUT [COMMIT]    OUT/files: ours.ko nvidia_c.ko stub.ko older.ko other-kernel.ko closed/*.ko; OUT/programs: peermemctl hold;
 #                            OUT/debian: ours.ko unknown-key.ko other-core.ko nv_peer_mem.ko dkms/ newer/
-# older.ko is built from COMMIT (HEAD~20 without one). Prints the other arguments of boot.sh, a line for each kernel.
+# older.ko is built from COMMIT (HEAD~20 without one). Prints the other arguments of boot.sh, a line
+# for each kernel.
 set -eu
 out=$1 commit=${2:-HEAD~20}
 repo=$(cd "$(dirname "$0")/../../../.." && pwd)
@@ -60,7 +61,8 @@ git -C "$repo" archive HEAD | (mkdir "$work/tree" && tar -x -C "$work/tree")
 make -s -C "$work/tree" KDIR="$headers" OUT="$work/other-core" OFED="$work/other-ofed" NVIDIA="$gpu $source" KERNEL_CRATE=lite \
 	DEPS="$cache/kernel-lite-deps"
 cp "$work/other-core/nvidia-peermem.ko" "$out/debian/other-core.ko"
-# The deprecated module under whose name people still find it: a client that says "not mine" to everything stands for it.
+# The deprecated module under whose name people still find it: a client that says "not mine" to
+# everything stands for it.
 mkdir -p "$work/old/rdma"
 cp "$repo/ci/qemu/ofed/second_client/lab_second_client.c" "$work/old/nv_peer_mem.c"
 find "$repo/ci/qemu/ofed/include/rdma" "$repo/bindings" -name '*.h' -exec cp {} "$work/old/rdma/" \;

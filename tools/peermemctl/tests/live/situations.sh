@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# /init of a machine of the lab, made by boot.sh: brings the machine into one broken situation after the other, and at
-# each records the tree and what doctor says live. Everything goes to ttyS1, between lines that begin with ===.
+# /init of a machine of the lab, made by boot.sh: brings the machine into one broken situation after
+# the other, and at each records the tree and what doctor says live. Everything goes to ttyS1,
+# between lines that begin with ===.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu NO_COLOR=1
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
@@ -231,7 +232,8 @@ files() {
 	modprobe nvidia-peermem
 	shot nvidia-only "NVIDIA's C module, and ours is not installed"
 	rmmod nvidia_peermem
-	# modprobe heeds an install line only for a module without softdep, which ours has and NVIDIA's has not.
+	# modprobe heeds an install line only for a module without softdep, which ours has and
+	# NVIDIA's has not.
 	echo "install nvidia-peermem /bin/false" >/etc/modprobe.d/peermem.conf
 	modprobe nvidia-peermem
 	shot install-false "modprobe is told to run /bin/false instead of loading NVIDIA's module"
@@ -332,7 +334,8 @@ api_not_loaded() {
 	shot api-not-loaded "ib_core is loaded, and ib_uverbs, which exports the peer-memory API, is not"
 }
 
-# Debian's own kernel: what only a kernel with symbol versions, signatures and cgroups has, or one without memory_peers.
+# Debian's own kernel: what only a kernel with symbol versions, signatures and cgroups has, or one
+# without memory_peers.
 distribution() {
 	ours=$MODULES/updates/nvidia-peermem.ko
 	api_not_loaded

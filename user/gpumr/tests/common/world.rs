@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! A model of CUDA's memory and of verbs.
 //!
-//! As read on an H200 with driver 580: BUFFER_ID grows by one per allocation, also of a segment mapped again and of
-//! pool memory given out again, and freed memory has none; addresses are used again. An MR keeps the memory that it
-//! was made of. Left out: costs, contexts, several GPUs.
+//! As read on an H200 with driver 580: BUFFER_ID grows by one per allocation, also of a segment
+//! mapped again and of pool memory given out again, and freed memory has none; addresses are used
+//! again. An MR keeps the memory that it was made of. Left out: costs, contexts, several GPUs.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use gpumr::backend::{Gpu, Kind, Verbs};

@@ -199,7 +199,8 @@ impl Request<'_> {
         self
     }
 
-    /// At this address, a multiple of 2 MiB (or of 64 KiB: [`Self::small`]), which nothing else may use.
+    /// At this address, a multiple of 2 MiB (or of 64 KiB: [`Self::small`]), which nothing else may
+    /// use.
     #[must_use]
     pub fn at(mut self, va: u64) -> Self {
         self.at = Some(va);
@@ -241,7 +242,8 @@ impl Request<'_> {
     }
 }
 
-/// A GPU address range: a mapping of this process that holds no page. Dropping it frees the addresses.
+/// A GPU address range: a mapping of this process that holds no page. Dropping it frees the
+/// addresses.
 #[derive(Debug)]
 pub struct Reservation {
     va: u64,
@@ -261,7 +263,8 @@ impl Reservation {
         self.span
     }
 
-    /// `span` bytes, a multiple of 2 MiB, where there is room, or at `at`, where nothing else may be.
+    /// `span` bytes, a multiple of 2 MiB, where there is room, or at `at`, where nothing else may
+    /// be.
     pub fn new(gpu: u32, span: u64, at: Option<u64>) -> Result<Self> {
         let path = format!("/dev/nvidia{gpu}");
         let what = || format!("reserving {span} bytes of addresses of {path}");

@@ -1,8 +1,8 @@
 //! The lab's GPU from user space.
 //!
 //! [`Client`] speaks to `/dev/nvidiactl`: allocate, copy and free video memory. [`Lab`] reads and
-//! steers the stand-in through debugfs: accounting, faults, hold points, allocation log. [`Gdr`] is the
-//! second in-kernel user of `nvidia_p2p_*`. Names, values and formats: `../lab.c`.
+//! steers the stand-in through debugfs: accounting, faults, hold points, allocation log. [`Gdr`] is
+//! the second in-kernel user of `nvidia_p2p_*`. Names, values and formats: `../lab.c`.
 #![warn(missing_docs)]
 
 mod client;

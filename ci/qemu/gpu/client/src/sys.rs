@@ -120,8 +120,8 @@ numbers! {
 /// One ioctl with an argument block; `what` names it in the error.
 ///
 /// # Safety
-/// Addresses inside `arg` (`user` of [`CopyArg`], `parts` of [`ExportArg`]) must be good for as many
-/// bytes as the argument says, for writing where the ioctl writes there.
+/// Addresses inside `arg` (`user` of [`CopyArg`], `parts` of [`ExportArg`]) must be good for as
+/// many bytes as the argument says, for writing where the ioctl writes there.
 pub unsafe fn call<A: Arg>(
     file: &File,
     number: libc::c_ulong,

@@ -12,7 +12,8 @@ use crate::test::{emit, Env};
 
 /// One run moves by two per cent: this many show one per cent of the median.
 const ROUNDS: usize = 40;
-/// Of these, measured in each series of GPU memory; fewer are another measurement than the one that is described.
+/// Of these, measured in each series of GPU memory; fewer are another measurement than the one that
+/// is described.
 const ENOUGH: usize = 30;
 /// Runs that perftest may take to find its clock.
 const TRIES: usize = 4;

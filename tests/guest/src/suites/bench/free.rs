@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What it costs the freeing thread that its memory is registered: the free callback, and in it the core's invalidate.
+//! What it costs the freeing thread that its memory is registered: the free callback, and in it the
+//! core's invalidate.
 
 use anyhow::{Context, Result};
 use nvlab::Layout;
@@ -43,8 +44,8 @@ pub fn all(_: &Env) -> Result<()> {
     unload()
 }
 
-/// A free with one registration, for the plugin that counts what is ours in it (ci/qemu/pcie/lab_mark.h): two sections of
-/// its file for each row.
+/// A free with one registration, for the plugin that counts what is ours in it
+/// (ci/qemu/pcie/lab_mark.h): two sections of its file for each row.
 pub fn counted(_: &Env) -> Result<()> {
     const TIMES: usize = 5;
     let rig = Rig::new()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Our module with each crate `kernel` (docs/kernel-lite.md), in turns on one kernel: a registration costs
-//! the same with both, and what is ours of it costs no more with kernel-lite.
+//! Our module with each crate `kernel` (docs/kernel-lite.md), in turns on one kernel: a
+//! registration costs the same with both, and what is ours of it costs no more with kernel-lite.
 
 use std::path::Path;
 
@@ -13,7 +13,8 @@ use crate::machine::Level;
 use crate::modules;
 use crate::test::{emit, Env, Suite};
 
-/// Where the image has ours built with kernel-lite; the one that modprobe finds has the kernel's own crate.
+/// Where the image has ours built with kernel-lite; the one that modprobe finds has the kernel's
+/// own crate.
 const LITE: &str = "/usr/lib/lite/nvidia-peermem.ko";
 const KERNEL_CRATES: [&str; 2] = ["own", "lite"];
 /// Size, layout, how often in each turn.
@@ -43,7 +44,8 @@ fn load(kernel_crate: &str) -> Result<()> {
     Ok(())
 }
 
-/// Instructions in the callbacks of one registration and deregistration, and those of them that are ours.
+/// Instructions in the callbacks of one registration and deregistration, and those of them that are
+/// ours.
 fn figures(round: &Round) -> [u64; 2] {
     let all: u64 = round.callbacks.iter().sum();
     [all, all.saturating_sub(round.provider)]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Kernel memory held by a live registration, by who allocated it: the kernel's own accounting of slab, pages and
-//! vmalloc per allocation site, beside its totals.
+//! Kernel memory held by a live registration, by who allocated it: the kernel's own accounting of
+//! slab, pages and vmalloc per allocation site, beside its totals.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,7 +34,8 @@ impl Drop for Accounting {
 /// Whose memory, in bytes.
 #[derive(Default, Clone, Copy)]
 struct Held {
-    /// nvidia-peermem's, with what others allocate on its behalf: scatterlists, and all of Rust (no other module is in Rust).
+    /// nvidia-peermem's, with what others allocate on its behalf: scatterlists, and all of Rust (no
+    /// other module is in Rust).
     client: i64,
     provider: i64,
     /// RDMA core and NIC.

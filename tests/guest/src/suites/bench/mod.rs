@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Measurements, ours beside NVIDIA's C module in one boot. Rows go to the host, which judges and draws nothing here:
-//! a measurement fails only where something could not be measured.
+//! Measurements, ours beside NVIDIA's C module in one boot. Rows go to the host, which judges and
+//! draws nothing here: a measurement fails only where something could not be measured.
 
 mod bandwidth;
 mod free;
@@ -84,7 +84,8 @@ enum Variant {
     NvMem,
     /// The same, with revocable pins.
     NvMemRevocable,
-    /// NVIDIA's second client, persistent pins: the core is kept from the first one by a NIC that cannot invalidate.
+    /// NVIDIA's second client, persistent pins: the core is kept from the first one by a NIC that
+    /// cannot invalidate.
     NvMemNc,
 }
 
@@ -100,8 +101,8 @@ impl Variant {
         }
     }
 
-    /// Loads the module that has this client, in place of whatever is loaded, and registers once, so that what is
-    /// done once per module is done.
+    /// Loads the module that has this client, in place of whatever is loaded, and registers once,
+    /// so that what is done once per module is done.
     fn load(self, machine: &Rig) -> Result<()> {
         unload()?;
         match self {
@@ -203,7 +204,8 @@ struct Round {
 }
 
 impl Round {
-    /// The callbacks of one registration, each of which must have come once and done what it is there for.
+    /// The callbacks of one registration, each of which must have come once and done what it is
+    /// there for.
     fn of(trace: &[Event]) -> Result<Self> {
         let mut round = Self::default();
         let mut good = [0; CALLBACKS.len()];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One registration over many allocations, beside what the provider takes to pin and unpin each of them once.
+//! One registration over many allocations, beside what the provider takes to pin and unpin each of
+//! them once.
 
 use anyhow::{ensure, Context, Result};
 use nvlab::{Gdr, Kind, Layout, Memory, Reservation};

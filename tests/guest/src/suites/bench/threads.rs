@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Who waits for which lock while several threads register. The provider sleeps for its cost, so that the threads
-//! really overlap; speed is not what is asked here.
+//! Who waits for which lock while several threads register. The provider sleeps for its cost, so
+//! that the threads really overlap; speed is not what is asked here.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,8 @@ use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
 const TRACING: &str = "/sys/kernel/tracing";
 const SIZE: u64 = 1 << 20;
-/// Registrations of each thread: the core's trace keeps 4096 lines, and a registration is at most 10.
+/// Registrations of each thread: the core's trace keeps 4096 lines, and a registration is at most
+/// 10.
 const ROUNDS: usize = 24;
 /// Each row so often, after one that warms up.
 const REPEATS: usize = 5;
@@ -61,7 +62,8 @@ pub fn all(_: &Env) -> Result<()> {
 struct Work<'a> {
     variant: Variant,
     threads: usize,
-    /// Another NIC: then all threads register the same buffer, every second one there. Otherwise each has its own.
+    /// Another NIC: then all threads register the same buffer, every second one there. Otherwise
+    /// each has its own.
     second: Option<&'a Arc<Pd>>,
     /// Each round's buffer is allocated for it, and freed before it is deregistered.
     frees: bool,
@@ -127,7 +129,8 @@ fn run(rig: &Rig, &Work { variant, threads, second, frees }: &Work) -> Result<Va
     }))
 }
 
-/// Time in the provider's gets and puts, over which the put gate is held; `None` with NVIDIA's module.
+/// Time in the provider's gets and puts, over which the put gate is held; `None` with NVIDIA's
+/// module.
 fn provider_ns() -> Result<Option<(u64, u64)>> {
     let Ok(stats) = fs::read_to_string("/proc/driver/nvidia-peermem/stats") else { return Ok(None) };
     let value = |name: &str| -> Result<u64> {
@@ -152,7 +155,8 @@ fn nothing_was_lost() -> Result<()> {
     Ok(())
 }
 
-/// Static locks: a part of the symbol of each, and its name in docs/rules.md. What has another's part comes before it.
+/// Static locks: a part of the symbol of each, and its name in docs/rules.md. What has another's
+/// part comes before it.
 const LOCKS: [(&str, &str); 7] = [
     ("peer_memory_mutex", "peer mutex"),
     ("nvpm_gpus", "GPUs found"),
@@ -212,7 +216,8 @@ impl Symbols {
     }
 }
 
-/// Nanoseconds and number of waits per lock, from pairs of contention_begin and contention_end of one thread.
+/// Nanoseconds and number of waits per lock, from pairs of contention_begin and contention_end of
+/// one thread.
 fn waits(trace: &str, symbols: &Symbols) -> Result<BTreeMap<String, (u64, u64)>> {
     let mut waiting: BTreeMap<(String, u64), f64> = BTreeMap::new();
     let mut sums: BTreeMap<String, (u64, u64)> = BTreeMap::new();

@@ -50,7 +50,8 @@ fn measure(row: &str, cases: &[Case], costs: &[Cost]) -> Result<()> {
             variant.load(&rig)?;
             for case in cases {
                 let memory = rig.memory(case.size, case.layout)?;
-                // 595's driver writes addresses down; 550's, of which the module is, calls the DMA API for each page.
+                // 595's driver writes addresses down; 550's, of which the module is, calls the DMA
+                // API for each page.
                 let as_550 = (row == "times" && variant == Variant::NvMem && case.size == GIB).then_some((
                     Cost::V100,
                     550,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Peer memory beside dma-buf: what a registration costs and holds, what a free costs while it lives and what memory
-//! stays, and one registration over many allocations.
+//! Peer memory beside dma-buf: what a registration costs and holds, what a free costs while it
+//! lives and what memory stays, and one registration over many allocations.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};

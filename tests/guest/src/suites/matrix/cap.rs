@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Runs longer than the cap: cut at its multiples and nowhere else, and the right bytes on both sides of each cut.
+//! Runs longer than the cap: cut at its multiples and nowhere else, and the right bytes on both
+//! sides of each cut.
 
 use anyhow::{ensure, Context, Result};
 use nvlab::{Layout, Memory};
@@ -33,10 +34,11 @@ impl Setting {
         }
     }
 
-    /// Pieces of the pages from `first` to `last`, and at how many places the memory itself goes on from one to the next.
-    /// The cuts are at multiples of the NIC's addresses, of which `begin` is the first: the BAR's own, or those of a
-    /// `translated` range, where each run's mapping begins with a GPU page, at a multiple of its length (rounded up to a
-    /// power of two; kernel: drivers/iommu/dma-iommu.c).
+    /// Pieces of the pages from `first` to `last`, and at how many places the memory itself goes on
+    /// from one to the next. The cuts are at multiples of the NIC's addresses, of which `begin` is
+    /// the first: the BAR's own, or those of a `translated` range, where each run's mapping begins
+    /// with a GPU page, at a multiple of its length (rounded up to a power of two; kernel:
+    /// drivers/iommu/dma-iommu.c).
     fn pieces(&self, first: usize, last: usize, begin: usize, translated: bool) -> (usize, usize) {
         let (run, cap) = (self.run(), self.cap);
         let (mut pieces, mut cuts, mut from) = (0, 0, first);
@@ -88,8 +90,8 @@ pub fn gibibyte(env: &Env) -> Result<()> {
     one_cap(&Setting::contiguous(2 << 30, GIB), 4 * GIB, env.generation, &mut env.rng()?)
 }
 
-/// An IOMMU with 32 bits of addresses has no block of 2 GiB, which a range of more than 1 GiB needs in one piece: all of it
-/// is mapped in pieces, and unmapped. Needs a card of 4 GiB.
+/// An IOMMU with 32 bits of addresses has no block of 2 GiB, which a range of more than 1 GiB needs
+/// in one piece: all of it is mapped in pieces, and unmapped. Needs a card of 4 GiB.
 pub fn pieces(env: &Env) -> Result<()> {
     const GIB: usize = 1 << 30;
     if !iommu::translates(&pci_function(RDMA_DEVICE)?)? {
@@ -158,7 +160,8 @@ fn one_cap(setting: &Setting, size: usize, generation: Generation, rng: &mut fas
             "{what}: two entries meet at an address that is only a multiple of {}",
             held.cut_align
         );
-        // A core of 24.10 takes each entry's end for one of the memory's. As long as addresses and memory are aligned alike:
+        // A core of 24.10 takes each entry's end for one of the memory's. As long as addresses and
+        // memory are aligned alike:
         if (start, len) == (0, 2 * cap) && len <= 2 * MIB && setting.layout == Layout::Contiguous {
             let hca = held.page_size;
             let right = if generation == Generation::V2410 { hca == cap as u64 } else { hca >= 2 * cap as u64 };
@@ -175,8 +178,8 @@ fn one_cap(setting: &Setting, size: usize, generation: Generation, rng: &mut fas
 const MOVES: [(Op, bool); 6] =
     [(Op::Write, true), (Op::Read, true), (Op::Send, true), (Op::Write, false), (Op::Read, false), (Op::Send, false)];
 
-/// Moves both ends of a registration, a little across each cut, and all of it if that is not too much, and counts on both
-/// sides of each cut; the neighbours stay as they are.
+/// Moves both ends of a registration, a little across each cut, and all of it if that is not too
+/// much, and counts on both sides of each cut; the neighbours stay as they are.
 fn across_cuts(
     nic: &Nic,
     memory: &Memory,

@@ -19,7 +19,8 @@ fn card(rm: &nvlab::Client, gpu: u32, layout: Layout, rng: &mut fastrand::Rng) -
     memory.with_context(|| format!("all of GPU {gpu}"))
 }
 
-/// First and last page, last byte, and each side of every sort of border, in the card's one registration.
+/// First and last page, last byte, and each side of every sort of border, in the card's one
+/// registration.
 pub fn ends(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     gpu::lab()?.set("bar1_reserve", 0)?;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Integrity, byte by byte: every way to move bytes, over every layout, start and length. `matrix` takes each pair of
-//! values, `matrix_full` their whole product. Needs a machine with two GPUs and two network cards.
+//! Integrity, byte by byte: every way to move bytes, over every layout, start and length. `matrix`
+//! takes each pair of values, `matrix_full` their whole product. Needs a machine with two GPUs and
+//! two network cards.
 
 mod cap;
 mod card;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Two NICs, two GPUs, host memory, and beside each buffer what it must hold. Bytes are written and read back by the
-//! CPU through the GPU's control interface, never through the NIC that is being tested.
+//! Two NICs, two GPUs, host memory, and beside each buffer what it must hold. Bytes are written and
+//! read back by the CPU through the GPU's control interface, never through the NIC that is being
+//! tested.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -201,7 +202,8 @@ impl Rig {
         let len = case.len;
         source.refill(at..at + len, rng)?;
         target.refill(around(to, len), rng)?;
-        // Registered exactly, so that first and last byte of a registration are looked at, not only of a transfer.
+        // Registered exactly, so that first and last byte of a registration are looked at, not only
+        // of a transfer.
         let from_mr = self.first.reg(source.va() + at as u64, len)?;
         let to_mr = self.first.reg(target.va() + to as u64, len)?;
         let second_mr = match case.path {

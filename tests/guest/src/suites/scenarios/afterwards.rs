@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! After the memory is gone: its next owner, while the first one and its peer go on as if nothing had happened.
+//! After the memory is gone: its next owner, while the first one and its peer go on as if nothing
+//! had happened.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -99,9 +100,10 @@ impl Poster {
     }
 }
 
-/// The freed range goes to another process at once, which fills it. The first process reads into it and its peer writes
-/// to it, before, during and after, without a pause: revocable, every request posted after the free ends in an error;
-/// persistent, they go on into memory that is kept for them. Not one byte of the next owner's changes.
+/// The freed range goes to another process at once, which fills it. The first process reads into it
+/// and its peer writes to it, before, during and after, without a pause: revocable, every request
+/// posted after the free ends in an error; persistent, they go on into memory that is kept for
+/// them. Not one byte of the next owner's changes.
 pub fn next_owner_is_safe(env: &Env) -> Result<()> {
     const ROUNDS: u64 = 5;
     const SEED: u64 = 0x5eed;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! GPU memory that is freed while it is registered, or while it is being registered or deregistered.
+//! GPU memory that is freed while it is registered, or while it is being registered or
+//! deregistered.
 
 use anyhow::{ensure, Context, Result};
 
@@ -105,8 +106,9 @@ pub fn with_many_mrs(env: &Env) -> Result<()> {
     no_pins("after the last deregistration")
 }
 
-/// The driver takes the memory's address away and not the memory (cuMemUnmap): the MR ends as with a free. Once the address
-/// is back, it is registered as if nothing had been, whatever becomes of the dead MR.
+/// The driver takes the memory's address away and not the memory (cuMemUnmap): the MR ends as with
+/// a free. Once the address is back, it is registered as if nothing had been, whatever becomes of
+/// the dead MR.
 pub fn unmapped_and_mapped(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -146,7 +148,8 @@ pub fn unmapped_and_mapped(env: &Env) -> Result<()> {
     Ok(mr.dereg()?)
 }
 
-/// Frees while another thread stands at `stop`, and lets that one go on: before the free is over, if it `waits` for it.
+/// Frees while another thread stands at `stop`, and lets that one go on: before the free is over,
+/// if it `waits` for it.
 fn free_while_it_stands(bench: &Bench, memory: DeviceMemory, stop: Stop, waits: bool) -> Result<()> {
     stop.wait()?;
     let free = free_beside(bench, memory);
@@ -160,8 +163,8 @@ fn free_while_it_stands(bench: &Bench, memory: DeviceMemory, stop: Stop, waits: 
     }
 }
 
-/// The memory goes while its registration stands at `stop`. Does the free have to wait until it goes on, and does the
-/// registration succeed?
+/// The memory goes while its registration stands at `stop`. Does the free have to wait until it
+/// goes on, and does the registration succeed?
 fn free_at(env: &Env, bench: &Bench, stop: Stop, waits: bool, succeeds: bool) -> Result<()> {
     let memory = bench.cuda.alloc(SIZE)?;
     let reg = reg_beside(bench, memory.va());
@@ -169,8 +172,9 @@ fn free_at(env: &Env, bench: &Bench, stop: Stop, waits: bool, succeeds: bool) ->
     after_the_free(env, bench, reg.finish("ibv_reg_mr")?, succeeds)
 }
 
-/// The provider's get in its gaps, up to a callback that comes before the get returns: its table is gone then. In the gap
-/// between a revocable pin and its callback the provider loses its own table, with any module.
+/// The provider's get in its gaps, up to a callback that comes before the get returns: its table is
+/// gone then. In the gap between a revocable pin and its callback the provider loses its own table,
+/// with any module.
 pub fn during_get_pages(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let persistent = env.mode()? == Mode::Persistent;
@@ -206,13 +210,15 @@ pub fn during_dma_map(env: &Env) -> Result<()> {
     }
 }
 
-/// Mapped, the mkey is live, the notifier is not armed: nobody could tell the NIC to stop, so a free has to wait.
+/// Mapped, the mkey is live, the notifier is not armed: nobody could tell the NIC to stop, so a
+/// free has to wait.
 pub fn before_activation(env: &Env) -> Result<()> {
     let waits = env.mode()? != Mode::Persistent;
     free_at(env, &Bench::new()?, Stop::core("before_activate")?, waits, true)
 }
 
-/// Every place of a deregistration up to the provider's put. The core holds no lock there, so the free does not wait.
+/// Every place of a deregistration up to the provider's put. The core holds no lock there, so the
+/// free does not wait.
 pub fn during_dereg(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     for point in ["before_stop", "in_stop", "before_dma_unmap", "before_put_pages", "before_release"] {
@@ -240,8 +246,8 @@ pub fn of_the_fallback(env: &Env) -> Result<()> {
     dereg_during_callback(&revocable)
 }
 
-/// The provider's put, until it has the RM API lock, with it, and after. (The provider puts a persistent pin so that a
-/// free knows nothing of it.)
+/// The provider's put, until it has the RM API lock, with it, and after. (The provider puts a
+/// persistent pin so that a free knows nothing of it.)
 pub fn during_put(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mode = env.mode()?;
@@ -253,8 +259,8 @@ pub fn during_put(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The memory goes while its deregistration stands at the stop that `arm` makes. It is armed when the memory is registered:
-/// a registration with NVIDIA's module puts, too.
+/// The memory goes while its deregistration stands at the stop that `arm` makes. It is armed when
+/// the memory is registered: a registration with NVIDIA's module puts, too.
 fn free_during(bench: &Bench, arm: impl FnOnce() -> Result<Stop>, waits: bool) -> Result<()> {
     let (memory, mr) = bench.registered(SIZE)?;
     let stop = arm()?;
@@ -264,9 +270,10 @@ fn free_during(bench: &Bench, arm: impl FnOnce() -> Result<Stop>, waits: bool) -
     no_pins("after the deregistration")
 }
 
-/// The callback is about to run, is inside the core's hook, or has just run, with the RM API lock held: the deregistration waits at most
-/// for that. Inside the hook it must wait, because the core forgets the umem's client when the client has released, and a
-/// callback that has found the umem reads that client through it.
+/// The callback is about to run, is inside the core's hook, or has just run, with the RM API lock
+/// held: the deregistration waits at most for that. Inside the hook it must wait, because the core
+/// forgets the umem's client when the client has released, and a callback that has found the umem
+/// reads that client through it.
 pub fn dereg_during_callback(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mut stops = vec![
@@ -310,7 +317,8 @@ pub fn dereg_during_callback(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The same with each table at the address of the one before, which is what the provider knows a pin by.
+/// The same with each table at the address of the one before, which is what the provider knows a
+/// pin by.
 pub fn again_with_reused_tables(env: &Env) -> Result<()> {
     gpu::lab()?.set("key_reuse", 1)?;
     for run in [before_dma_map as fn(&Env) -> Result<()>, before_activation, during_dereg, during_put] {
@@ -322,9 +330,10 @@ pub fn again_with_reused_tables(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The NIC writes when the memory goes, and takes its time to stop. Until it is told to, all goes on; one write then stands
-/// in it, begun and not done, and the free waits for that one, too. The next owner sees nothing of it. (A write without a pin
-/// is a violation in the accounting, which the runner reads.)
+/// The NIC writes when the memory goes, and takes its time to stop. Until it is told to, all goes
+/// on; one write then stands in it, begun and not done, and the free waits for that one, too. The
+/// next owner sees nothing of it. (A write without a pin is a violation in the accounting, which
+/// the runner reads.)
 pub fn under_traffic(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;

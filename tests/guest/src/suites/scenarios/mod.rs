@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The scenario table: what may happen to a registration, in each mode and on each generation of the core. One list,
-//! [`TABLE`]; the suites `scenarios` and `pairwise`, `make scenarios` and docs/results/scenarios.md are made of it.
+//! The scenario table: what may happen to a registration, in each mode and on each generation of
+//! the core. One list, [`TABLE`]; the suites `scenarios` and `pairwise`, `make scenarios` and
+//! docs/results/scenarios.md are made of it.
 
 mod afterwards;
 mod free;
@@ -40,11 +41,13 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: "scenarios", tests: tests(nvidia_c, |_, _| true) }
 }
 
-/// Rows once more, each table at the address of the one before. None of these is freed, so KASAN, for which `pairwise` is
-/// run, sees nothing of them; boots that are quicker have it in `scenarios`.
+/// Rows once more, each table at the address of the one before. None of these is freed, so KASAN,
+/// for which `pairwise` is run, sees nothing of them; boots that are quicker have it in
+/// `scenarios`.
 const REPEATS: &str = "again_with_reused_tables";
 
-/// As few as show each scenario but [`REPEATS`] in each mode and on each generation, and each mode on each.
+/// As few as show each scenario but [`REPEATS`] in each mode and on each generation, and each mode
+/// on each.
 pub fn pairwise(nvidia_c: bool) -> Suite {
     let mut tests = tests(nvidia_c, |row, column| (row + column) % 2 == 0);
     tests.retain(|test| !repeats(test));
@@ -92,7 +95,8 @@ pub fn row_of(suite: &str, test: &str) -> Option<&'static Row> {
     })
 }
 
-/// `guest table`: clause, suite and test of each row, and in which modes and on which generations `make scenarios` asks it.
+/// `guest table`: clause, suite and test of each row, and in which modes and on which generations
+/// `make scenarios` asks it.
 pub fn table_for_the_host() -> serde_json::Value {
     let rows = TABLE.iter().map(|row| {
         let (suite, test) = match row.by {
@@ -104,8 +108,8 @@ pub fn table_for_the_host() -> serde_json::Value {
     rows.collect()
 }
 
-/// Mode (none: nvidia-peermem is not loaded for it) and generation of each test that stands for the row. Other suites are
-/// asked on the newest core there.
+/// Mode (none: nvidia-peermem is not loaded for it) and generation of each test that stands for the
+/// row. Other suites are asked on the newest core there.
 fn places(row: &Row) -> Vec<[&'static str; 2]> {
     match row.by {
         By::Here { modes, hangs, .. } => {
@@ -176,8 +180,8 @@ impl<T: Send + 'static> Beside<T> {
         self.done.recv_timeout(limit).ok()
     }
 
-    /// It has to wait for somebody who does not move: the kernel says where it sleeps, and that this is no hold point and
-    /// no wait that time alone ends.
+    /// It has to wait for somebody who does not move: the kernel says where it sleeps, and that
+    /// this is no hold point and no wait that time alone ends.
     pub fn waits(&self, what: &str) -> Result<()> {
         const LOOKS: usize = 4;
         let end = Instant::now() + PATIENCE;
@@ -197,8 +201,8 @@ impl<T: Send + 'static> Beside<T> {
     }
 }
 
-/// The kernel's functions that a task sleeps in, innermost first; `None` where it runs, can be interrupted by any signal,
-/// stands at a hold point, or waits for time to pass or for RCU.
+/// The kernel's functions that a task sleeps in, innermost first; `None` where it runs, can be
+/// interrupted by any signal, stands at a hold point, or waits for time to pass or for RCU.
 fn asleep_at(task: i32) -> Option<String> {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{task}/{file}")).ok();
     // `93 (comm) D …`: the name may hold anything.
@@ -239,7 +243,8 @@ pub fn dereg_beside(mr: Mr) -> Beside<()> {
     Beside::start(move || Ok(mr.dereg()?))
 }
 
-/// A hold point of the core or of the GPU stand-in, armed. The tasks that stand there go on when it is dropped.
+/// A hold point of the core or of the GPU stand-in, armed. The tasks that stand there go on when it
+/// is dropped.
 pub enum Stop {
     Core(CoreHold),
     Gpu(nvlab::Hold),
@@ -282,8 +287,9 @@ impl Stop {
     }
 }
 
-/// A registration whose memory was freed on the way. Does it succeed? If so it is dead with a revocable pin, and works
-/// with a persistent one until it is deregistered; if not, the application saw EFAULT.
+/// A registration whose memory was freed on the way. Does it succeed? If so it is dead with a
+/// revocable pin, and works with a persistent one until it is deregistered; if not, the application
+/// saw EFAULT.
 fn after_the_free(env: &Env, bench: &Bench, mr: std::io::Result<Mr>, succeeds: bool) -> Result<()> {
     // What becomes of it with NVIDIA's module is no rule.
     ensure!(env.nvidia_c || mr.is_ok() == succeeds, "ibv_reg_mr: {:?}", mr.err());
@@ -330,8 +336,8 @@ mod tests {
         }
     }
 
-    /// docs/results/scenarios.md is written by `make scenarios`, which takes half an hour: a row that it lacks is to be
-    /// seen before.
+    /// docs/results/scenarios.md is written by `make scenarios`, which takes half an hour: a row
+    /// that it lacks is to be seen before.
     #[test]
     fn the_page_has_these_rows() {
         let page = include_str!("../../../../../docs/results/scenarios.md");

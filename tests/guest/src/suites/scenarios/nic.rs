@@ -24,7 +24,8 @@ fn users() -> Result<i32> {
     modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded")
 }
 
-/// The task that removes the NIC deregisters for everybody. A revocable pin then waits for its owner.
+/// The task that removes the NIC deregisters for everybody. A revocable pin then waits for its
+/// owner.
 pub fn removed(env: &Env) -> Result<()> {
     let orphans = i64::from(env.mode()? != Mode::Persistent);
     for ended_by in ["the free", "the next registration"] {
@@ -53,7 +54,8 @@ pub fn removed(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The callback stands in the core and the NIC goes: the removal waits, and neither touches what the other took.
+/// The callback stands in the core and the NIC goes: the removal waits, and neither touches what
+/// the other took.
 pub fn removed_during_callback(env: &Env) -> Result<()> {
     for point in ["invalidate_entry", "invalidate_found", "invalidate_fence", "in_dma_unmap"] {
         if env.nvidia_c && point == "in_dma_unmap" {
@@ -84,7 +86,8 @@ pub fn removed_during_callback(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The NIC cannot be stopped for a deregistration: that fails, and MR, pin and module stay until somebody tries again.
+/// The NIC cannot be stopped for a deregistration: that fails, and MR, pin and module stay until
+/// somebody tries again.
 pub fn fence_fails_in_dereg(_: &Env) -> Result<()> {
     for between in ["nothing", "a free"] {
         let bench = Bench::new()?;
@@ -120,8 +123,8 @@ pub fn no_key(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The registration ends while a callback has found its umem. The core forgets the umem's client behind that end, and the
-/// callback reads it.
+/// The registration ends while a callback has found its umem. The core forgets the umem's client
+/// behind that end, and the callback reads it.
 fn no_key_beside_a_free(env: &Env, bench: &Bench, memory: DeviceMemory) -> Result<()> {
     lab::set_nic("fail_mkey", 1)?;
     let ending = Stop::core("before_stop")?;

@@ -42,8 +42,9 @@ pub fn killed(_: &Env) -> Result<()> {
     gpu::wait_clean(SETTLE)
 }
 
-/// A process is killed while it stands in `command` at the stop that `arm` makes, and goes on only then.
-/// The stop is armed after what comes before the command: a registration with NVIDIA's module puts, too.
+/// A process is killed while it stands in `command` at the stop that `arm` makes, and goes on only
+/// then. The stop is armed after what comes before the command: a registration with NVIDIA's module
+/// puts, too.
 fn killed_at(command: &str, arm: impl FnOnce() -> Result<Stop>) -> Result<()> {
     let mut actor = actor("nic")?;
     if command != "reg" {
@@ -52,7 +53,8 @@ fn killed_at(command: &str, arm: impl FnOnce() -> Result<Stop>) -> Result<()> {
     let stop = arm()?;
     actor.tell(command)?;
     stop.wait()?;
-    // When kill() has returned, every thread has the signal pending: no sleep that can be interrupted lasts.
+    // When kill() has returned, every thread has the signal pending: no sleep that can be
+    // interrupted lasts.
     actor.shoot()?;
     stop.release()?;
     actor.bury()?;
@@ -121,8 +123,8 @@ pub fn exits(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The GPU's file is closed by a kernel thread while the dying task closes the NIC's: either of them stands, and the other
-/// does what it has to.
+/// The GPU's file is closed by a kernel thread while the dying task closes the NIC's: either of
+/// them stands, and the other does what it has to.
 pub fn closes_meet(env: &Env) -> Result<()> {
     gpu::lab()?.set("close_deferred", 1)?;
     println!("the NIC's is first");
@@ -164,8 +166,8 @@ pub fn wait_no_mr() -> Result<()> {
     Ok(())
 }
 
-/// A kernel thread closes the NIC's file and with it deregisters. A revocable pin is then nobody's to put; it waits for
-/// its owner's next registration, or for the memory's end.
+/// A kernel thread closes the NIC's file and with it deregisters. A revocable pin is then nobody's
+/// to put; it waits for its owner's next registration, or for the memory's end.
 pub fn deregistered_by_a_kernel_thread(env: &Env) -> Result<()> {
     let orphans = i64::from(env.mode()? != Mode::Persistent);
     let mut actor = actor("nic")?;
@@ -197,7 +199,8 @@ pub fn dies_after_a_kernel_thread(_: &Env) -> Result<()> {
     gpu::wait_clean(SETTLE)
 }
 
-/// A new program in the same process, from the first thread or from another one, with the files open or closed by it.
+/// A new program in the same process, from the first thread or from another one, with the files
+/// open or closed by it.
 pub fn executes(env: &Env) -> Result<()> {
     for thread in ["", " from-a-thread"] {
         for files in ["keep", "close"] {
@@ -217,7 +220,8 @@ pub fn executes(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Memory of another process: refused; shared by the driver: registered, and each of both may go first.
+/// Memory of another process: refused; shared by the driver: registered, and each of both may go
+/// first.
 pub fn registers_foreign_memory(env: &Env) -> Result<()> {
     let persistent = env.mode()? == Mode::Persistent;
     let rm = nvlab::Client::open()?;
@@ -271,8 +275,8 @@ pub fn dereg_in_fork(mr: Mr) -> Result<()> {
     }
 }
 
-/// The provider takes a revocable pin back from its pinner only: what a child deregisters stays pinned, and the module
-/// loaded, until the pinner's next registration or the memory's end.
+/// The provider takes a revocable pin back from its pinner only: what a child deregisters stays
+/// pinned, and the module loaded, until the pinner's next registration or the memory's end.
 pub fn deregistered_by_a_child(env: &Env) -> Result<()> {
     let orphans = i64::from(env.mode()? != Mode::Persistent);
     let bench = Bench::new()?;

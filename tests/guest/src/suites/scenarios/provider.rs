@@ -40,7 +40,8 @@ pub fn callback_twice(env: &Env) -> Result<()> {
     no_pins("in the end")
 }
 
-/// The provider says that the pin is put and calls back all the same, when the registration is long gone.
+/// The provider says that the pin is put and calls back all the same, when the registration is long
+/// gone.
 pub fn callback_late(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (memory, mr) = bench.registered(SIZE)?;
@@ -53,8 +54,8 @@ pub fn callback_late(env: &Env) -> Result<()> {
     no_pins("in the end")
 }
 
-/// A GPU that is lost frees memory and calls nobody: the registration is there, and so is an orphan, which then ends with its
-/// owner's next registration.
+/// A GPU that is lost frees memory and calls nobody: the registration is there, and so is an
+/// orphan, which then ends with its owner's next registration.
 pub fn callback_never_comes(env: &Env) -> Result<()> {
     // What the provider loses of its BAR it has again when it is loaded anew.
     let users = |when: &str, wanted: i32| -> Result<()> {
@@ -90,8 +91,9 @@ pub fn callback_never_comes(env: &Env) -> Result<()> {
     unload_devices()
 }
 
-/// Without memory the provider has done nothing: the pin stays until the owner's next registration. After any other error a
-/// revocable pin stays until its memory is freed, and a persistent one is gone.
+/// Without memory the provider has done nothing: the pin stays until the owner's next registration.
+/// After any other error a revocable pin stays until its memory is freed, and a persistent one is
+/// gone.
 pub fn put_fails(env: &Env) -> Result<()> {
     let users = || -> Result<i32> { modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded") };
     let persistent = env.mode()? == Mode::Persistent;
@@ -134,8 +136,8 @@ pub fn not_supported(env: &Env) -> Result<()> {
     no_pins("after the refusal")
 }
 
-/// The provider has no memory to look whose address it is: the user hears what ordinary memory says, and the client
-/// behind ours is asked.
+/// The provider has no memory to look whose address it is: the user hears what ordinary memory
+/// says, and the client behind ours is asked.
 pub fn no_memory_for_a_host_range(_: &Env) -> Result<()> {
     let asked = || -> Result<u64> { lab::second_client_asked() };
     let bench = Bench::new()?;
@@ -151,7 +153,8 @@ pub fn no_memory_for_a_host_range(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A persistent and a revocable pin of one memory, which is freed under both; either may be deregistered first.
+/// A persistent and a revocable pin of one memory, which is freed under both; either may be
+/// deregistered first.
 pub fn both_kinds(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (_source, source_mr) = bench.registered(SIZE)?;
@@ -192,7 +195,8 @@ pub fn both_kinds(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Another user of the provider in the same process gets the address that a freed table of ours had.
+/// Another user of the provider in the same process gets the address that a freed table of ours
+/// had.
 pub fn table_goes_to_another_user(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     modules::modprobe("nvlab_gdr", &[])?;

@@ -14,8 +14,8 @@ pub struct Row {
 }
 
 pub enum By {
-    /// A test of this suite, in each of these modes and on each generation of the core, without the pair on which
-    /// the core itself hangs for good.
+    /// A test of this suite, in each of these modes and on each generation of the core, without the
+    /// pair on which the core itself hangs for good.
     Here { name: &'static str, modes: &'static [Mode], hangs: Option<(Generation, Mode)>, run: fn(&Env) -> Result<()> },
     /// A test of another suite.
     There { suite: &'static str, test: &'static str },

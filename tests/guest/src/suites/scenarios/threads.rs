@@ -14,7 +14,8 @@ use crate::suites::{Bench, FAR, KIB};
 use crate::test::Env;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
-/// One thread's registration stands between acquire and get_pages, another's is whole, and the memory of both is freed.
+/// One thread's registration stands between acquire and get_pages, another's is whole, and the
+/// memory of both is freed.
 fn two_meet(env: &Env, pd: &Arc<Pd>, rm: &nvlab::Client) -> Result<()> {
     let memory = rm.request(0, SIZE as u64).at(FAR).alloc()?;
     let stop = Stop::core("before_get_pages")?;
@@ -34,7 +35,8 @@ fn two_meet(env: &Env, pd: &Arc<Pd>, rm: &nvlab::Client) -> Result<()> {
     no_pins("after both")
 }
 
-/// Two threads register and deregister at one address, a third one frees and allocates there all the while.
+/// Two threads register and deregister at one address, a third one frees and allocates there all
+/// the while.
 pub fn one_address(env: &Env) -> Result<()> {
     const ROUNDS: usize = 40;
     let mut rng = env.rng()?;
@@ -60,7 +62,8 @@ pub fn one_address(env: &Env) -> Result<()> {
             })
         })
         .collect();
-    // Freed under a registration at least once, however slow the machine is; a persistent one has no callback.
+    // Freed under a registration at least once, however slow the machine is; a persistent one has
+    // no callback.
     let callbacks = || -> Result<i64> { Ok(gpu::accounting()?.get("callbacks")) };
     let before = callbacks()?;
     let met = || -> Result<bool> { Ok(env.mode()? == Mode::Persistent || callbacks()? > before) };
@@ -83,7 +86,8 @@ pub fn one_address(env: &Env) -> Result<()> {
     no_pins("in the end")?;
     let lost = gpu::accounting()?.get("leaked_tables");
     if lost > 0 {
-        // Freed in the gap between a revocable pin and its callback: the provider forgets its own table, with any module.
+        // Freed in the gap between a revocable pin and its callback: the provider forgets its own
+        // table, with any module.
         println!("the provider lost {lost} tables by its own bug");
         drop((rm, pd));
         unload_devices()?;
@@ -91,9 +95,9 @@ pub fn one_address(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A callback holds the RM API lock and waits for the umem mapping lock of a registration. An acquire holds the peer mutex
-/// and waits for the RM API lock. A deregistration has to put, for which it needs the RM API lock. The task that has the
-/// umem mapping lock registers.
+/// A callback holds the RM API lock and waits for the umem mapping lock of a registration. An
+/// acquire holds the peer mutex and waits for the RM API lock. A deregistration has to put, for
+/// which it needs the RM API lock. The task that has the umem mapping lock registers.
 pub fn three_wait(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (_third, third_mr) = bench.registered(SIZE)?;
@@ -119,8 +123,8 @@ pub fn three_wait(_: &Env) -> Result<()> {
     no_pins("in the end")
 }
 
-/// A put that is on its way when its pin is freed: the provider knows the pin by its table's address alone, so nobody of
-/// ours may get that address before the put is over.
+/// A put that is on its way when its pin is freed: the provider knows the pin by its table's
+/// address alone, so nobody of ours may get that address before the put is over.
 pub fn no_new_pin_before_a_stale_put(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     gpu::lab()?.set("key_reuse", 1)?;

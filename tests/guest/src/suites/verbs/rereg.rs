@@ -11,8 +11,8 @@ use crate::suites::{expect_errno, same_bytes, Bench, GPU_PAGE, MIB};
 use crate::test::Env;
 use crate::verbs::{Loopback, Op, Pd, Rereg, Status, FULL_ACCESS, LOCAL_WRITE, REMOTE_READ};
 
-/// Onto, within and off GPU memory, and access and protection domain alone: bytes go where the region now lies, and
-/// no pin stays behind.
+/// Onto, within and off GPU memory, and access and protection domain alone: bytes go where the
+/// region now lies, and no pin stays behind.
 pub fn rereg(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -38,7 +38,8 @@ pub fn rereg(env: &Env) -> Result<()> {
         let status = status.attempt(Op::Write, (&source.mr, 0), (old, at), 1)?;
         ensure!(status == Status::IBV_WC_REM_ACCESS_ERR, "{what}: the old key's write ended with {status:?}");
     }
-    // Access alone: remote writes end, remote reads go on. Then another domain, and all rights again.
+    // Access alone: remote writes end, remote reads go on. Then another domain, and all rights
+    // again.
     let (at, len) = (second.va() + GPU_PAGE as u64, MIB);
     mr.rereg(Rereg { translation: Some((at, len)), ..Default::default() })?;
     mr.rereg(Rereg { access: Some(LOCAL_WRITE | REMOTE_READ), ..Default::default() })?;
@@ -105,8 +106,8 @@ pub fn rereg_without_mkey(env: &Env) -> Result<()> {
 /// What is wished for, an address, a length, and the errno that it gets.
 type Wish = (&'static str, u64, usize, i32);
 
-/// A re-registration that fails leaves the region as it was: key, memory, bytes. The wishes are made when nothing is allocated
-/// any more; `fail_mkey` is set for each.
+/// A re-registration that fails leaves the region as it was: key, memory, bytes. The wishes are
+/// made when nothing is allocated any more; `fail_mkey` is set for each.
 fn refused(env: &Env, bench: &Bench, wishes: impl FnOnce() -> Result<Vec<Wish>>, fail_mkey: u64) -> Result<()> {
     let mut rng = env.rng()?;
     let link = Loopback::new(&bench.pd)?;
