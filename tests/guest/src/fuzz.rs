@@ -35,8 +35,10 @@ const SEGMENTS: usize = 3;
 /// For a request whose end nobody can say.
 const LIMIT: Duration = Duration::from_secs(30);
 
+type Call = fn(&mut Fuzzer) -> Result<()>;
+
 /// What is done, and how often of all times.
-const CALLS: [(&str, usize, fn(&mut Fuzzer) -> Result<()>); 14] = [
+const CALLS: [(&str, usize, Call); 14] = [
     ("allocate", 8, Fuzzer::allocate),
     ("free", 6, Fuzzer::free),
     ("map", 3, Fuzzer::map),
