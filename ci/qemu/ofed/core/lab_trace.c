@@ -22,9 +22,9 @@
  * seq numbers the lines in the order in which the calls began. ns is the time in
  * the call. ticket is the registration's core_context, "-" where there is none.
  * nents is the sg list's length after the call. cb is a callback's name or an
- * event: activate (the HCA armed the notifier), stop, invalidate (the client
+ * event: activate (the NIC armed the notifier), stop, invalidate (the client
  * called the core's hook; ret is what it got, nents=1 a known ticket, 0 an
- * unknown one), fence (the HCA's invalidation function).
+ * unknown one), fence (the NIC's invalidation function).
  */
 #include <linux/debugfs.h>
 #include <linux/ktime.h>
@@ -182,7 +182,7 @@ static const char * const point_names[LAB_POINTS] = {
 	[LAB_INVALIDATE_ENTRY] = "invalidate_entry",
 	/* The umem is found and counted, its mapping lock not yet taken. */
 	[LAB_INVALIDATE_FOUND] = "invalidate_found",
-	/* Before the HCA's fence; under the umem mapping lock. */
+	/* Before the NIC's fence; under the umem mapping lock. */
 	[LAB_INVALIDATE_FENCE] = "invalidate_fence",
 	/*
 	 * The caller of dma_map_resource stands at its beginning: a client that maps by

@@ -51,7 +51,7 @@
 
 static unsigned int peer_max_seg = SZ_2G;
 module_param(peer_max_seg, uint, 0444);
-MODULE_PARM_DESC(peer_max_seg, "DMA segment limit in bytes that the HCA announces (2 GiB), 0: the device's, 64 KiB for PCI");
+MODULE_PARM_DESC(peer_max_seg, "DMA segment limit in bytes that the NIC announces (2 GiB), 0: the device's, 64 KiB for PCI");
 
 static char *peer_dma_device = "pci";
 module_param(peer_dma_device, charp, 0444);
