@@ -10,7 +10,7 @@ fn step() {}
 use gpumr::hooks::Hooks;
 use gpumr::{Cache, Error, Limits, Policy, Range, Sweeper};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use world::World;
 
 fn cache(world: &World) -> Cache<World, World> {
@@ -81,6 +81,11 @@ fn a_child_keeps_no_dma_buf() {
     assert_eq!(world.exports(), (1, 1));
     drop(lease);
     drop(cache);
+    let start = Instant::now();
+    // It may not have run yet.
+    while world.exports().1 > 0 && start.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let exports = world.exports();
     // SAFETY: A child of ours, which has not been waited for.
     unsafe { libc::kill(child, libc::SIGKILL) };
