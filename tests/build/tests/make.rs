@@ -196,6 +196,7 @@ fn install_with_another_compiler() {
     let rustc = |words: &[&str]| install(&kernel, "PATH=${PATH#*:} exec rustc \"$@\"", words);
     let outcome = rustc(&["RUSTC=rustc"]);
     assert!(outcome.ok && log(&kernel).len() == 1, "{}", outcome.text);
+    kernel.program("clang-99", "");
     let outcome = rustc(&["LLVM=-99"]);
     assert!(outcome.ok && log(&kernel).len() == 2 && log(&kernel)[1].contains("LLVM -99"), "{}", outcome.text);
     let other = kernel.path().join("bin/other-rustc");
