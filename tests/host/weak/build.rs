@@ -91,7 +91,7 @@ fn variant(modules: &mut String, repo: &Path, here: &Path, out: &Path, name: &st
         }
         fs::write(dir.join(file), text).expect("OUT_DIR is writable");
         let module = file.trim_end_matches(".rs");
-        writeln!(modules, "#[allow(clippy::new_without_default, dead_code, unused_imports)] #[path = {:?}] pub mod {module};", dir.join(file))
+        writeln!(modules, "#[allow(clippy::new_without_default, clippy::unit_arg, dead_code, unused_imports)] #[path = {:?}] pub mod {module};", dir.join(file))
             .expect("a String");
     }
     writeln!(modules, "#[path = {:?}] pub mod world;\n}}", here.join("src/world.rs")).expect("a String");
