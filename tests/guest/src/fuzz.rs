@@ -22,8 +22,8 @@ use crate::machine::RDMA_DEVICE;
 use crate::storm::log::Log;
 use crate::storm::Counts;
 use crate::verbs::{
-    Device, Loopback, Mr, Op, Pd, Rereg, Status, Window, WindowType, FULL_ACCESS, LOCAL_WRITE, ON_DEMAND, REMOTE_READ,
-    REMOTE_WRITE, ZERO_BASED,
+    Device, Loopback, Mr, Op, Pd, Rereg, Status, Window, WindowType, FULL_ACCESS, LOCAL_WRITE, ON_DEMAND,
+    REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, ZERO_BASED,
 };
 
 /// What is kept at a time.
@@ -72,6 +72,7 @@ struct Region {
     access: i32,
     /// Its first byte. On demand, the region is whatever is there when it is used.
     at: u64,
+    len: usize,
 }
 
 /// Host memory to register, between fences. Mapped to the end of the process.
@@ -289,7 +290,8 @@ impl Fuzzer {
     fn access(&mut self) -> i32 {
         let known = self.rng.i32(0..0x200) | self.some(&[0, 0, 1 << 20]);
         let any = self.rng.i32(..);
-        self.some(&[FULL_ACCESS, FULL_ACCESS, FULL_ACCESS, 0, LOCAL_WRITE, FULL_ACCESS | ON_DEMAND, known, any])
+        let all = FULL_ACCESS | REMOTE_ATOMIC;
+        self.some(&[FULL_ACCESS, FULL_ACCESS, all, all, all, 0, LOCAL_WRITE, FULL_ACCESS | ON_DEMAND, known, any])
     }
 
     /// Keeps a region that the kernel made of `memory`, if it may be one; `iova` is what its keys
@@ -317,7 +319,7 @@ impl Fuzzer {
             let at = self.rng.usize(..REGIONS);
             self.drop_region(at);
         }
-        self.regions.push(Region { mr, reach, access, at });
+        self.regions.push(Region { mr, reach, access, at, len });
         Ok(())
     }
 
@@ -330,6 +332,13 @@ impl Fuzzer {
 
     fn any_region(&mut self) -> Option<usize> {
         (!self.regions.is_empty()).then(|| self.rng.usize(..self.regions.len()))
+    }
+
+    /// A region that a program may mean to use: on both sides of a request, and with some bytes.
+    fn good_region(&mut self) -> Option<usize> {
+        let good = |r: &Region| r.access & (FULL_ACCESS | ON_DEMAND) == FULL_ACCESS && r.len >= 64;
+        let good: Vec<usize> = (0..self.regions.len()).filter(|i| good(&self.regions[*i])).collect();
+        (!good.is_empty()).then(|| self.some(&good))
     }
 
     fn allocate(&mut self) -> Result<()> {
@@ -484,9 +493,11 @@ impl Fuzzer {
         self.link.as_ref().context("just made")
     }
 
-    /// A request between regions, with an offset, a length and a key that may be wrong.
+    /// A request between regions; half of them with an offset, a length and a key that may be wrong.
     fn request(&mut self) -> Result<()> {
-        let (Some(local), Some(remote)) = (self.any_region(), self.any_region()) else { return Ok(()) };
+        let sane = self.rng.bool();
+        let ends = if sane { (self.good_region(), self.good_region()) } else { (self.any_region(), self.any_region()) };
+        let (Some(local), Some(remote)) = ends else { return Ok(()) };
         if self.would_hurt(local)? || self.would_hurt(remote)? {
             return Ok(());
         }
@@ -498,17 +509,25 @@ impl Fuzzer {
             Op::FetchAdd(1),
             Op::CmpSwap { compare: 0, swap: 1 },
         ]);
+        let room = self.regions[local].len.min(self.regions[remote].len).min(256 * KIB);
         let len = match op {
             Op::FetchAdd(_) | Op::CmpSwap { .. } => 8,
+            _ if sane => self.some(&[1, 64, room]),
             _ => self.some(&[0, 1, 64, 4096, 4097, GPU_PAGE, 256 * KIB]),
         };
-        let at = self.some(&[0, 0, 0, 1, 8, 4096, GPU_PAGE]);
+        let at = if sane { 0 } else { self.some(&[0, 0, 0, 1, 8, 4096, GPU_PAGE]) };
         let region = &self.regions[remote];
         let (right, first) = (region.mr.rkey(), region.mr.addr());
         let (wild, guard, stale) = (self.rng.u64(..), self.guard.va(), self.stale.len());
         let stale = self.stale[self.rng.usize(..stale)];
-        let to = self.some(&[first, first, first, first.wrapping_add(at as u64), guard, wild]);
-        let rkey = self.some(&[right, right, right, right, stale, wild as u32]);
+        let (to, rkey) = if sane {
+            (first, right)
+        } else {
+            (
+                self.some(&[first, first, first, first.wrapping_add(at as u64), guard, wild]),
+                self.some(&[right, right, right, right, stale, wild as u32]),
+            )
+        };
         self.log.line(&format!("{op:?} {len:#x} to {to:#x} key {rkey:#x} (its own {right:#x})"))?;
         self.linked()?;
         let (link, region) = (self.link.take().context("just made")?, &self.regions[remote]);
@@ -518,7 +537,7 @@ impl Fuzzer {
                 let (needs, name) = match op {
                     Op::Write => (REMOTE_WRITE, "write"),
                     Op::Read => (REMOTE_READ, "read"),
-                    _ => (crate::verbs::REMOTE_ATOMIC, "atomic"),
+                    _ => (REMOTE_ATOMIC, "atomic"),
                 };
                 let asked = span(to, len).context("a request whose end wraps arrived")?;
                 if rkey == right && len != 0 && region.access & ON_DEMAND == 0 {
