@@ -57,7 +57,7 @@ const CALLS: [(&str, usize, Call); 14] = [
 
 /// Names of what is counted: the calls, and what came of them.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    CALLS.iter().map(|call| call.0).chain(["registered", "refused", "arrived", "errors"])
+    CALLS.iter().map(|call| call.0).chain(["registered", "reregistered", "refused", "arrived", "errors"])
 }
 
 /// Pages that nobody may touch on either side of the host memory: a range that begins beside it is
@@ -143,16 +143,15 @@ fn within(inner: &Range<u64>, outer: &Range<u64>) -> bool {
 }
 
 impl Fuzzer {
-    /// Opens what only root may open on this machine.
-    pub fn new(seed: u64, process: u64) -> Result<Self> {
+    /// By the user that it is to be: the kernel takes a request only from whom the device's file was opened by.
+    pub fn new(seed: u64, process: u64, cuda: Arc<Cuda>, log: Log) -> Result<Self> {
         let mut rng = fastrand::Rng::with_seed(seed ^ process.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let device = Device::open(RDMA_DEVICE)?;
-        let cuda = Cuda::open()?;
         let guard = cuda.alloc(4 * GPU_PAGE)?;
         let guarded = pattern(&mut rng, guard.size());
         guard.write(0, &guarded)?;
         Ok(Self {
-            log: Log::open(process, true, 0)?,
+            log,
             counts: Counts::default(),
             pds: [Pd::new(&device)?, Pd::new(&device)?],
             link: None,
@@ -456,6 +455,7 @@ impl Fuzzer {
             let _ = region.mr.dereg();
             return Ok(());
         }
+        self.counts.add("reregistered");
         let access = wish.access.unwrap_or(region.access);
         match wish.translation {
             Some((addr, len)) => self.keep(region.mr, span(addr, len), (addr, len), access),

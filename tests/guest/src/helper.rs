@@ -15,6 +15,7 @@ use crate::common::{errno_name, page};
 use crate::cuda::Cuda;
 use crate::fuzz::Fuzzer;
 use crate::machine::RDMA_DEVICE;
+use crate::storm::log::Log;
 use crate::storm::{self, Counts};
 use crate::test::FAIL_MARK;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
@@ -66,9 +67,10 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
         }
         ("fuzz", [seed, process, steps]) => {
             let number = |text: &str| text.parse().with_context(|| format!("{text:?} is no number"));
-            let fuzzer = Fuzzer::new(number(seed)?, number(process)?)?;
+            // What only root may open on this machine.
+            let (cuda, log) = (Cuda::open()?, Log::open(number(process)?, true, 0)?);
             as_user(libc::RLIM_INFINITY)?;
-            fuzzer.run(number(steps)?)
+            Fuzzer::new(number(seed)?, number(process)?, cuda, log)?.run(number(steps)?)
         }
         ("storm-victim", [seed]) => storm::victim(seed.parse().context("seed")?),
         // Does what it is told, line by line.
