@@ -93,10 +93,10 @@ unsafe extern "C" {
     ) -> ::kernel::ffi::c_int;
     pub fn nvpm_on_free(data: *mut ::kernel::ffi::c_void) -> ::kernel::ffi::c_int;
     pub fn nvpm_free_callback(data: *mut ::kernel::ffi::c_void);
-    pub fn nvpm_g_lock_shared();
-    pub fn nvpm_g_unlock_shared();
-    pub fn nvpm_g_lock_exclusive();
-    pub fn nvpm_g_unlock_exclusive();
+    pub fn nvpm_put_gate_lock_shared();
+    pub fn nvpm_put_gate_unlock_shared();
+    pub fn nvpm_put_gate_lock_exclusive();
+    pub fn nvpm_put_gate_unlock_exclusive();
     pub fn nvpm_current_process(process: *mut nvpm_process);
     pub fn nvpm_current_comm(comm: *mut u8);
     pub fn nvpm_current_task() -> u64;

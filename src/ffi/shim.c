@@ -102,26 +102,26 @@ int nvpm_p2p_dma_unmap(struct device *dev, struct nvidia_p2p_page_table *table,
  * in parallel.
  */
 
-static DECLARE_RWSEM(nvpm_g);
+static DECLARE_RWSEM(nvpm_put_gate);
 
-void nvpm_g_lock_shared(void)
+void nvpm_put_gate_lock_shared(void)
 {
-	down_read(&nvpm_g);
+	down_read(&nvpm_put_gate);
 }
 
-void nvpm_g_unlock_shared(void)
+void nvpm_put_gate_unlock_shared(void)
 {
-	up_read(&nvpm_g);
+	up_read(&nvpm_put_gate);
 }
 
-void nvpm_g_lock_exclusive(void)
+void nvpm_put_gate_lock_exclusive(void)
 {
-	down_write(&nvpm_g);
+	down_write(&nvpm_put_gate);
 }
 
-void nvpm_g_unlock_exclusive(void)
+void nvpm_put_gate_unlock_exclusive(void)
 {
-	up_write(&nvpm_g);
+	up_write(&nvpm_put_gate);
 }
 
 /* Tasks and time. */

@@ -61,10 +61,10 @@ int nvpm_on_free(void *data);
 void nvpm_free_callback(void *data);
 
 /* The put gate: shared around a revocable get, exclusive around a revocable put. */
-void nvpm_g_lock_shared(void);
-void nvpm_g_unlock_shared(void);
-void nvpm_g_lock_exclusive(void);
-void nvpm_g_unlock_exclusive(void);
+void nvpm_put_gate_lock_shared(void);
+void nvpm_put_gate_unlock_shared(void);
+void nvpm_put_gate_lock_exclusive(void);
+void nvpm_put_gate_unlock_exclusive(void);
 
 /* Tasks and time. */
 void nvpm_current_process(struct nvpm_process *process);

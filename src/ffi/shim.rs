@@ -147,7 +147,7 @@ impl PutGateShared {
     /// state lock or the registry lock.
     pub(crate) fn lock() -> Self {
         // SAFETY: Process context; the lock order is the caller's duty as documented.
-        unsafe { raw::nvpm_g_lock_shared() };
+        unsafe { raw::nvpm_put_gate_lock_shared() };
         Self(PhantomData)
     }
 }
@@ -155,7 +155,7 @@ impl PutGateShared {
 impl Drop for PutGateShared {
     fn drop(&mut self) {
         // SAFETY: `lock()` took it in this task: the type is not `Send`.
-        unsafe { raw::nvpm_g_unlock_shared() };
+        unsafe { raw::nvpm_put_gate_unlock_shared() };
     }
 }
 
@@ -166,7 +166,7 @@ impl PutGateExclusive {
     /// As [`PutGateShared::lock`].
     pub(crate) fn lock() -> Self {
         // SAFETY: Process context; the lock order is the caller's duty as documented.
-        unsafe { raw::nvpm_g_lock_exclusive() };
+        unsafe { raw::nvpm_put_gate_lock_exclusive() };
         Self(PhantomData)
     }
 }
@@ -174,6 +174,6 @@ impl PutGateExclusive {
 impl Drop for PutGateExclusive {
     fn drop(&mut self) {
         // SAFETY: `lock()` took it in this task: the type is not `Send`.
-        unsafe { raw::nvpm_g_unlock_exclusive() };
+        unsafe { raw::nvpm_put_gate_unlock_exclusive() };
     }
 }

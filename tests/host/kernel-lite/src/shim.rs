@@ -342,22 +342,22 @@ struct Held<T>(#[allow(dead_code)] T);
 unsafe impl<T> Send for Held<T> {}
 
 #[no_mangle]
-extern "C" fn nvpm_g_lock_shared() {
+extern "C" fn nvpm_put_gate_lock_shared() {
     let guard = Held(PUT_GATE.read().unwrap());
     SHARED.lock().unwrap().get_or_insert_default().insert(std::thread::current().id(), guard);
 }
 #[no_mangle]
-extern "C" fn nvpm_g_unlock_shared() {
+extern "C" fn nvpm_put_gate_unlock_shared() {
     let guard = SHARED.lock().unwrap().get_or_insert_default().remove(&std::thread::current().id());
     assert!(guard.is_some(), "the put gate was not held");
 }
 #[no_mangle]
-extern "C" fn nvpm_g_lock_exclusive() {
+extern "C" fn nvpm_put_gate_lock_exclusive() {
     let guard = Held(PUT_GATE.write().unwrap());
     EXCLUSIVE.lock().unwrap().get_or_insert_default().insert(std::thread::current().id(), guard);
 }
 #[no_mangle]
-extern "C" fn nvpm_g_unlock_exclusive() {
+extern "C" fn nvpm_put_gate_unlock_exclusive() {
     let guard = EXCLUSIVE.lock().unwrap().get_or_insert_default().remove(&std::thread::current().id());
     assert!(guard.is_some(), "the put gate was not held");
 }

@@ -410,22 +410,22 @@ extern "C" fn nvpm_p2p_dma_unmap(
 }
 
 #[no_mangle]
-extern "C" fn nvpm_g_lock_shared() {
+extern "C" fn nvpm_put_gate_lock_shared() {
     rt::lock_shared(Rank::PutGate, PUT_GATE, "put gate (shared)");
 }
 
 #[no_mangle]
-extern "C" fn nvpm_g_unlock_shared() {
+extern "C" fn nvpm_put_gate_unlock_shared() {
     rt::unlock_shared(PUT_GATE);
 }
 
 #[no_mangle]
-extern "C" fn nvpm_g_lock_exclusive() {
+extern "C" fn nvpm_put_gate_lock_exclusive() {
     rt::lock(Rank::PutGate, PUT_GATE, "put gate (exclusive)");
 }
 
 #[no_mangle]
-extern "C" fn nvpm_g_unlock_exclusive() {
+extern "C" fn nvpm_put_gate_unlock_exclusive() {
     rt::unlock(PUT_GATE);
 }
 

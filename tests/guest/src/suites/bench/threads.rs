@@ -160,7 +160,7 @@ fn nothing_was_lost() -> Result<()> {
 const LOCKS: [(&str, &str); 7] = [
     ("peer_memory_mutex", "peer mutex"),
     ("nvpm_gpus", "GPUs found"),
-    ("nvpm_g", "put gate"),
+    ("nvpm_put_gate", "put gate"),
     ("api_lock", "RM API lock"),
     ("REGISTRY", "registry"),
     ("WALK", "walk"),
@@ -268,7 +268,7 @@ mod tests {
         let kallsyms = "ffff00001000 d peer_memory_mutex\t[ib_core]\n\
              ffff00002000 d api_lock\t[nvidia]\n\
              ffff00003000 b nvpm_gpus\t[nvidia_peermem]\n\
-             ffff00004000 t nvpm_g_lock_shared\t[nvidia_peermem]\n\
+             ffff00004000 t nvpm_put_gate_lock_shared\t[nvidia_peermem]\n\
              ffff00005000 d _RNv11peer_client7acquire4WALK\t[nvidia_peermem]\n\
              ffff00006000 d _RNv11peer_client8topology12PAIRS_ADDING\t[nvidia_peermem]\n\
              ffff00007000 d _RNv11peer_client8registry10REGISTRY_0\t[nvidia_peermem]\n\
@@ -277,8 +277,8 @@ mod tests {
         assert_eq!(symbols.name(0xffff_0000_7008), "registry");
         symbols.names_all(Variant::NvMem).unwrap();
         let missed = symbols.names_all(Variant::OursRevocable).unwrap_err().to_string();
-        assert!(missed.contains("nvpm_g:"), "{missed}");
-        let whole = format!("{kallsyms}ffff00008000 d nvpm_g\t[nvidia_peermem]\n");
+        assert!(missed.contains("nvpm_put_gate:"), "{missed}");
+        let whole = format!("{kallsyms}ffff00008000 d nvpm_put_gate\t[nvidia_peermem]\n");
         Symbols::parse(&whole).names_all(Variant::OursRevocable).unwrap();
     }
 }
