@@ -93,7 +93,7 @@ struct nvlab_dup {
 int nvlab_api_lock(const char *who)
 {
 	if (READ_ONCE(api_owner) == current) {
-		pr_err("%s: this thread holds the API lock already\n", who);
+		pr_err("%s: this thread holds the RM API lock already\n", who);
 		nvlab_count(NVLAB_ACCOUNT_REENTRIES);
 		return -EIO;
 	}
