@@ -84,7 +84,7 @@ impl Registration {
             inner.state.held().ok_or(Reason::Freed)?;
             inner.state.take_read().ok_or(Reason::CoreOrder)?
         };
-        let mappings = gpu::map(device, pinned, self.range(), |span, table| {
+        let mut mappings = gpu::map(device, pinned, |span, table| {
             // One granule says what the whole table would. Where there is none, nobody is asked
             // now.
             let asked = acquire::with_first_granule(self, span, table, |granule| topology::try_map(device, granule));
@@ -93,7 +93,7 @@ impl Registration {
         let cap = sg::cap(device.segment_limit(), shim::page_size());
         // SAFETY: The room is the registration's, which does not move, and which drops the table in
         // `release`. There is one table: what was read is taken once.
-        let table = unsafe { mappings.table(cap, self.room()) }.map_err(|error| match error {
+        let table = unsafe { mappings.table(self.range(), cap, self.room()) }.map_err(|error| match error {
             error if error == EOVERFLOW => Reason::TooManyEntries,
             _ => Reason::NoMemory,
         })?;

@@ -22,6 +22,32 @@ pub(crate) struct Run {
     pub(crate) len: u64,
 }
 
+/// Where runs lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Extent {
+    /// From the lowest byte to the highest.
+    pub(crate) whole: Run,
+    /// The largest power of two of which every run's address is a multiple; 0 if all are 0.
+    pub(crate) alignment: u64,
+}
+
+impl Extent {
+    /// That of `runs`; `None` where there are none, or one reaches beyond the address space.
+    pub(crate) fn of(runs: &[Run]) -> Option<Self> {
+        let first = runs.first()?;
+        let (mut lowest, mut last, mut bits) = (first.addr, first.addr, 0);
+        let mut resched = Resched::default();
+        for run in runs {
+            resched.step();
+            lowest = lowest.min(run.addr);
+            last = last.max(run.addr.checked_add(run.len.wrapping_sub(1))?);
+            bits |= run.addr;
+        }
+        let len = last.wrapping_sub(lowest).checked_add(1)?;
+        Some(Self { whole: Run { addr: lowest, len }, alignment: bits & bits.wrapping_neg() })
+    }
+}
+
 /// Room for runs where there are several. Most registrations need no more.
 const RUNS_EXPECTED: usize = 8;
 
@@ -225,18 +251,28 @@ impl<'a> Cursor<'a> {
 
 /// The `wanted` bytes of `runs` that follow their first `skip` bytes.
 pub(crate) fn trim(
-    runs: impl Iterator<Item = Run> + Clone,
-    skip: u64,
-    wanted: u64,
+    mut runs: impl Iterator<Item = Run> + Clone,
+    mut skip: u64,
+    mut wanted: u64,
 ) -> impl Iterator<Item = Run> + Clone {
-    let trimmed = runs.scan((skip, wanted), |(skip, wanted), run| {
-        let front = run.len.min(*skip);
-        *skip = skip.saturating_sub(front);
-        let len = run.len.saturating_sub(front).min(*wanted);
-        *wanted = wanted.saturating_sub(len);
-        Some(Run { addr: run.addr.wrapping_add(front), len })
-    });
-    trimmed.filter(|run| run.len != 0)
+    core::iter::from_fn(move || loop {
+        let run = runs.next()?;
+        // Nearly every one.
+        if skip == 0 && run.len <= wanted {
+            wanted = wanted.wrapping_sub(run.len);
+            return Some(run);
+        }
+        if wanted == 0 {
+            return None;
+        }
+        let front = run.len.min(skip);
+        skip = skip.wrapping_sub(front);
+        let len = run.len.wrapping_sub(front).min(wanted);
+        if len != 0 {
+            wanted = wanted.wrapping_sub(len);
+            return Some(Run { addr: run.addr.wrapping_add(front), len });
+        }
+    })
 }
 
 /// The longest entry with which every core computes correctly: some shift an `int` by the page
@@ -292,8 +328,11 @@ pub(crate) fn entries(runs: impl Iterator<Item = Run>, cap: u64) -> usize {
     runs.fold(0usize, |entries, run| {
         resched.step();
         // Nearly all runs are short: no loop for each.
-        let pieces = if run.len <= cap { 1 } else { cut(run, cap).count() };
-        entries.saturating_add(pieces)
+        if run.len <= cap {
+            entries.wrapping_add(1)
+        } else {
+            entries.saturating_add(cut(run, cap).count())
+        }
     })
 }
 

@@ -2,9 +2,9 @@
 
 //! DMA mappings of pinned memory for one device, undone when they are dropped.
 //!
-//! We map memory in a BAR ourselves, run by run. On kernels from 6.12 on the provider's own mapping
-//! is untranslated behind an IOMMU; it also takes the RM API lock, and races with the free callback
-//! (rule 4).
+//! We map memory in a BAR ourselves: run by run behind an IOMMU, and otherwise all at once. On
+//! kernels from 6.12 on the provider's own mapping is untranslated behind an IOMMU. It also takes
+//! the RM API lock, and races with the free callback (rule 4).
 //!
 //! A pin is mapped whole, and its DMA addresses are trimmed to the user's range. An IOMMU aligns
 //! each mapping to its length. So whole GPU pages keep the alignment that a NIC needs for its pages
@@ -16,9 +16,9 @@ use crate::ffi::shim::{self, Kind, Resched};
 use crate::num;
 use crate::observe::reason::Reason;
 use crate::observe::stats::{self, Call};
-use crate::range::PIN_GRANULE;
+use crate::range::{GpuRange, PIN_GRANULE};
 use crate::several::Several;
-use crate::sg::{self, Coalescer, Room, Run, Runs, Table};
+use crate::sg::{self, Coalescer, Extent, Room, Run, Runs, Table};
 use core::ptr::NonNull;
 use kernel::alloc::KVVec;
 use kernel::error::to_result;
@@ -60,73 +60,75 @@ fn in_pieces(runs: &[Run], mapped: usize) -> Result<Runs, Reason> {
     Ok(Runs::Many(pieces))
 }
 
-/// The provider's record of a mapping that it made.
-struct ProviderMapping {
-    table: NonNull<raw::nvidia_p2p_page_table>,
-    mapping: NonNull<raw::nvidia_p2p_dma_mapping>,
-}
-
-/// Who mapped, and so who unmaps.
-enum MappedBy {
-    /// We did. The first `mapped` runs carry addresses as the DMA API returned them.
-    Us { mapped: usize, bus_offset: u64 },
-    /// The provider did.
-    Provider(ProviderMapping),
+/// What is mapped, and by whom.
+///
+/// `count` is the number of runs, once they are forgotten.
+enum Mapped {
+    /// The first so many runs, by us. They carry the addresses that the DMA API returned.
+    Runs(usize),
+    /// All at once, by us, for a device without translation. The runs keep their CPU addresses,
+    /// which are `bus_offset` away from what the device must be given.
+    Whole { whole: Run, bus_offset: u64, count: usize },
+    /// All, by the provider. The runs carry its addresses.
+    ByProvider {
+        table: NonNull<raw::nvidia_p2p_page_table>,
+        mapping: NonNull<raw::nvidia_p2p_dma_mapping>,
+        count: usize,
+    },
 }
 
 /// The mappings of one registration: one, or one for each piece where its memory is not all in one
 /// BAR.
-pub(crate) struct Mappings {
-    all: Several<Mapping>,
-    /// Bytes of the pins in front of the wanted ones.
-    skip: u64,
-    wanted: u64,
-}
+pub(crate) struct Mappings(Several<Mapping>);
 
 impl Mappings {
-    /// `all` of the mappings, in the order of the user's addresses. The first `skip` bytes are left
-    /// out, and the `wanted` ones behind those are covered.
-    pub(crate) fn new(all: Several<Mapping>, skip: u64, wanted: u64) -> Self {
-        Self { all, skip, wanted }
+    /// `all` of the mappings, in the order of the user's addresses.
+    pub(crate) fn new(all: Several<Mapping>) -> Self {
+        Self(all)
     }
 
-    /// The table of the wanted DMA addresses, as the device must be given them. See [`Table::new`].
+    /// The table of the DMA addresses of `range`, as the device must be given them. See
+    /// [`Table::new`]. What is not needed to unmap is gone afterwards: call it once.
     ///
     /// # Safety
     ///
     /// As there.
-    pub(crate) unsafe fn table(&self, cap: u64, room: &Room) -> Result<Table> {
-        let first = self.all.first().dma_runs();
-        let others = self.all.others();
-        if others.is_empty() {
+    pub(crate) unsafe fn table(&mut self, range: &GpuRange, cap: u64, room: &Room) -> Result<Table> {
+        let (skip, wanted) = (range.skip(), range.pages().len());
+        let first = self.0.first().dma_runs();
+        let others = self.0.others();
+        let table = if others.is_empty() {
             // Nearly always, and quicker than a chain: memory in single pages has 16384 runs per
             // GiB.
             // SAFETY: By this function's contract.
-            return unsafe { Table::new(sg::trim(first, self.skip, self.wanted), cap, room) };
-        }
-        // (`pin_init` has a `chain()`, too.)
-        let runs = Iterator::chain(first, others.iter().flat_map(Mapping::dma_runs));
-        // SAFETY: By this function's contract.
-        unsafe { Table::new(sg::trim(runs, self.skip, self.wanted), cap, room) }
+            unsafe { Table::new(sg::trim(first, skip, wanted), cap, room) }
+        } else {
+            // (`pin_init` has a `chain()`, too.)
+            let runs = Iterator::chain(first, others.iter().flat_map(Mapping::dma_runs));
+            // SAFETY: By this function's contract.
+            unsafe { Table::new(sg::trim(runs, skip, wanted), cap, room) }
+        };
+        self.0.iter_mut().for_each(Mapping::forget_runs);
+        table
     }
 
     /// Number of contiguous runs.
     pub(crate) fn runs(&self) -> usize {
-        self.all.iter().fold(0, |sum, mapping| sum.saturating_add(mapping.runs.as_slice().len()))
+        self.0.iter().fold(0, |sum, mapping| sum.saturating_add(mapping.count()))
     }
 
     /// PCI numbers of the first GPU and of the device, 0 for one that has none.
     pub(crate) fn ends(&self) -> (u64, u64) {
-        let first = self.all.first();
+        let first = self.0.first();
         (first.gpu, first.device.number())
     }
 
     /// Undoes one mapping that we made. `false` for anything else, which is to be dropped without a
     /// state lock: there are many, or the provider is called, and they are never a revocable pin's.
     pub(crate) fn undo(&mut self) -> bool {
-        let ours = self.all.len() == 1 && matches!(self.all.first().by, MappedBy::Us { .. });
+        let ours = self.0.len() == 1 && !matches!(self.0.first().mapped, Mapped::ByProvider { .. });
         if ours {
-            self.all.last_mut().unmap();
+            self.0.last_mut().unmap();
         }
         ours
     }
@@ -136,72 +138,100 @@ impl Mappings {
 ///
 /// # Invariants
 ///
-/// With [`MappedBy::Us`] exactly the first `mapped` runs are mapped for `device`. With
-/// [`MappedBy::Provider`] the provider's mapping is live, and `device` is a PCI device.
+/// What `mapped` says is mapped for `device`, and nothing else of `runs`. With
+/// [`Mapped::ByProvider`] `device` is a PCI device.
 pub(crate) struct Mapping {
     device: Device,
     /// PCI number of the GPU, 0 outside every BAR.
     gpu: u64,
     /// Whole pins.
     runs: Runs,
-    by: MappedBy,
+    mapped: Mapped,
 }
 
 // SAFETY: Runs are plain data, and the provider's records are bound to no thread.
 unsafe impl Send for Mapping {}
 
+/// The DMA address of `run`, which lies in a BAR, mapped for `device`. `None` if the DMA API fails.
+fn map_run(device: Device, run: Run) -> Option<u64> {
+    let mut dma = 0;
+    // SAFETY: `device` is valid. `dma` is a local.
+    (unsafe { raw::nvpm_dma_map(device.as_ptr(), run.addr, run.len, &mut dma) } == 0).then_some(dma)
+}
+
+/// Unmaps what [`map_run`] mapped. `run` has the DMA address.
+fn unmap_run(device: Device, run: Run) {
+    // SAFETY: `device` is valid.
+    unsafe { raw::nvpm_dma_unmap(device.as_ptr(), run.addr, run.len) };
+}
+
 impl Mapping {
-    /// Maps `runs` (CPU physical addresses), which lie in one BAR of `gpu`. `bus_offset` is what
-    /// that BAR's bus addresses are away from them.
+    /// Maps `runs` (CPU physical addresses), which lie in one BAR of `gpu`, within `extent`.
+    /// `bus_offset` is what that BAR's bus addresses are away from them.
     ///
     /// May sleep and allocate: never under a state lock or the registry lock.
-    pub(crate) fn of_bar(device: Device, runs: Runs, gpu: u64, bar_bus_offset: u64) -> Result<Self, Reason> {
-        let page_mask = shim::page_size().wrapping_sub(1);
+    pub(crate) fn of_bar(
+        device: Device,
+        runs: Runs,
+        extent: Extent,
+        gpu: u64,
+        bus_offset: u64,
+    ) -> Result<Self, Reason> {
+        let page_size = shim::page_size();
         // INVARIANT: Nothing is mapped yet. From here on, dropping `this` undoes what was done.
-        let mut this = Self { device, gpu, runs, by: MappedBy::Us { mapped: 0, bus_offset: 0 } };
-        let Self { runs, by: MappedBy::Us { mapped, bus_offset }, .. } = &mut this else {
-            return Err(Reason::DmaMapping);
-        };
-        let mut unchanged = 0usize;
+        let mut this = Self { device, gpu, runs, mapped: Mapped::Runs(0) };
         let mut resched = Resched::default();
-        loop {
-            let mut too_long = false;
-            for run in runs.as_mut_slice().get_mut(*mapped..).unwrap_or_default() {
-                resched.step();
-                let mut dma = 0;
-                // SAFETY: `device` is valid. The address lies in a BAR, as the caller says. `dma`
-                // is a local.
-                if unsafe { raw::nvpm_dma_map(device.as_ptr(), run.addr, run.len, &mut dma) } != 0 {
-                    if run.len <= PIECE {
-                        return Err(Reason::DmaMapping);
-                    }
-                    too_long = true;
-                    break;
-                }
-                unchanged = unchanged.wrapping_add(usize::from(dma == run.addr));
-                run.addr = dma;
-                // INVARIANT: One run more is mapped.
-                *mapped = mapped.wrapping_add(1);
-                if dma & page_mask != 0 || dma.checked_add(run.len).is_none() {
+        let mut mapped = 0usize;
+        while let Some(run) = this.runs.as_mut_slice().get_mut(mapped) {
+            resched.step();
+            let Some(dma) = map_run(device, *run) else {
+                if run.len <= PIECE {
                     return Err(Reason::DmaMapping);
                 }
+                // INVARIANT: The mapped runs stay as they are, where they are.
+                this.runs = in_pieces(this.runs.as_slice(), mapped)?;
+                continue;
+            };
+            let untranslated = dma == run.addr;
+            run.addr = dma;
+            mapped = mapped.wrapping_add(1);
+            // INVARIANT: One run more is mapped.
+            this.mapped = Mapped::Runs(mapped);
+            if untranslated {
+                // The API answers for the device as a whole.
+                return if mapped == 1 {
+                    this.without_translation(extent, bus_offset)
+                } else {
+                    Err(Reason::DmaMapping)
+                };
             }
-            if !too_long {
-                break;
-            }
-            // INVARIANT: The mapped runs stay as they are, where they are.
-            *runs = in_pieces(runs.as_slice(), *mapped)?;
-        }
-        // Without translation the device must be told the bus address, which the DMA API does not
-        // know for MMIO. The API answers for the device as a whole; a mixture would make the bus
-        // offset wrong for one half.
-        if unchanged != 0 {
-            if unchanged != *mapped {
+            if dma & page_size.wrapping_sub(1) != 0 || dma.checked_add(run.len).is_none() {
                 return Err(Reason::DmaMapping);
             }
-            *bus_offset = bar_bus_offset;
         }
         Ok(this)
+    }
+
+    /// Maps all in place of the first run alone, for a device without translation. It reaches all
+    /// of the BAR, whatever is mapped. Run by run would take as long as all the rest, where memory
+    /// is in single pages.
+    ///
+    /// The device must be told the bus address, which the DMA API does not know for MMIO.
+    fn without_translation(mut self, extent: Extent, bus_offset: u64) -> Result<Self, Reason> {
+        let Extent { whole, alignment } = extent;
+        if alignment < shim::page_size() {
+            return Err(Reason::DmaMapping);
+        }
+        if self.runs.as_slice().len() > 1 {
+            self.unmap();
+            let dma = map_run(self.device, whole).ok_or(Reason::DmaMapping)?;
+            // INVARIANT: It is mapped.
+            self.mapped = Mapped::Whole { whole: Run { addr: dma, ..whole }, bus_offset, count: 0 };
+            return (dma == whole.addr).then_some(self).ok_or(Reason::DmaMapping);
+        }
+        // INVARIANT: The first run is all.
+        self.mapped = Mapped::Whole { whole, bus_offset, count: 0 };
+        Ok(self)
     }
 
     /// Has the provider map its `table`, of which `pages` tells the layout. `runs` lends its
@@ -236,10 +266,9 @@ impl Mapping {
             }
         })?;
         let mapping = NonNull::new(mapping).ok_or(Reason::DmaMapping)?;
-        let provider = ProviderMapping { table, mapping };
         runs.clear();
         // INVARIANT: The provider's mapping is live. Dropping `this` undoes it.
-        let mut this = Self { device, gpu: 0, runs, by: MappedBy::Provider(provider) };
+        let mut this = Self { device, gpu: 0, runs, mapped: Mapped::ByProvider { table, mapping, count: 0 } };
         this.read_provider(mapping, pages)?;
         Ok(this)
     }
@@ -278,35 +307,49 @@ impl Mapping {
         Ok(())
     }
 
+    /// Number of contiguous runs, once they are forgotten.
+    fn count(&self) -> usize {
+        match &self.mapped {
+            Mapped::Runs(_) => self.runs.as_slice().len(),
+            Mapped::Whole { count, .. } | Mapped::ByProvider { count, .. } => *count,
+        }
+    }
+
+    /// Forgets the runs, where they are not needed to unmap. For memory in single pages they are
+    /// half as much as the table.
+    fn forget_runs(&mut self) {
+        if let Mapped::Whole { count, .. } | Mapped::ByProvider { count, .. } = &mut self.mapped {
+            *count = self.runs.as_slice().len();
+            self.runs = Runs::None;
+        }
+    }
+
     /// All DMA addresses, as the device must be given them.
     fn dma_runs(&self) -> impl Iterator<Item = Run> + Clone + '_ {
-        let offset = match &self.by {
-            MappedBy::Us { bus_offset, .. } => *bus_offset,
-            MappedBy::Provider(_) => 0,
+        let offset = match &self.mapped {
+            Mapped::Whole { bus_offset, .. } => *bus_offset,
+            Mapped::Runs(_) | Mapped::ByProvider { .. } => 0,
         };
         self.runs.as_slice().iter().map(move |run| Run { addr: run.addr.wrapping_add(offset), len: run.len })
     }
 
     /// Unmaps what is mapped. Waits for nothing unless the provider mapped it.
     fn unmap(&mut self) {
-        // INVARIANT: Once this returns nothing is mapped, and `by` holds no provider's mapping.
-        match core::mem::replace(&mut self.by, MappedBy::Us { mapped: 0, bus_offset: 0 }) {
-            MappedBy::Us { mapped, .. } => {
+        // INVARIANT: Once this returns nothing is mapped.
+        match core::mem::replace(&mut self.mapped, Mapped::Runs(0)) {
+            Mapped::Runs(mapped) => {
                 let mut resched = Resched::default();
                 for run in self.runs.as_slice().iter().take(mapped) {
                     resched.step();
-                    // SAFETY: By the invariant this run is mapped for this device, which is still
-                    // valid.
-                    unsafe { raw::nvpm_dma_unmap(self.device.as_ptr(), run.addr, run.len) };
+                    unmap_run(self.device, *run);
                 }
             }
-            MappedBy::Provider(provider) => {
+            Mapped::Whole { whole, .. } => unmap_run(self.device, whole),
+            Mapped::ByProvider { table, mapping, .. } => {
                 // SAFETY: By the invariant the device is PCI and the mapping live. Its persistent
                 // table is put only after every unmapping. The call's only error is an unknown
                 // mapping.
-                unsafe {
-                    raw::nvpm_p2p_dma_unmap(self.device.as_ptr(), provider.table.as_ptr(), provider.mapping.as_ptr())
-                };
+                unsafe { raw::nvpm_p2p_dma_unmap(self.device.as_ptr(), table.as_ptr(), mapping.as_ptr()) };
             }
         }
     }

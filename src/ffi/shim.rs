@@ -102,19 +102,26 @@ pub(crate) fn is_killed() -> bool {
     unsafe { raw::nvpm_is_killed() != 0 }
 }
 
-/// Lets other tasks run now and then in a loop that may have a million rounds.
-#[derive(Default)]
+/// Lets other tasks run now and then in a loop that may have a million rounds: counts down those
+/// that are left.
 pub(crate) struct Resched(u32);
 
 impl Resched {
+    const ROUNDS: u32 = 1024;
+
     /// To be called once in each round. As [`cond_resched`].
     pub(crate) fn step(&mut self) {
-        const ROUNDS: u32 = 1024;
-
-        self.0 = self.0.wrapping_add(1);
-        if self.0 & ROUNDS.wrapping_sub(1) == 0 {
+        self.0 = self.0.wrapping_sub(1);
+        if self.0 == 0 {
+            *self = Self::default();
             cond_resched();
         }
+    }
+}
+
+impl Default for Resched {
+    fn default() -> Self {
+        Self(Self::ROUNDS)
     }
 }
 

@@ -3,46 +3,45 @@
 //! The BAR of a GPU in which pinned memory lies.
 
 use crate::ffi::raw;
-use crate::ffi::shim::Resched;
-use crate::sg::Run;
+use crate::sg::{Extent, Run};
 use kernel::error::to_result;
 
 /// A BAR of a PCI device that the provider's driver drives.
-pub(crate) struct Bar(raw::nvpm_bar);
+pub(crate) struct Bar {
+    raw: raw::nvpm_bar,
+    around: Extent,
+}
 
 impl Bar {
     /// The BAR in which every one of `runs` lies; `None` if there is no such BAR. May sleep.
     pub(crate) fn around(runs: &[Run]) -> Option<Self> {
-        let mut bar = raw::nvpm_bar::default();
-        // SAFETY: `bar` is a local.
-        to_result(unsafe { raw::nvpm_provider_bar(runs.first()?.addr, &mut bar) }).ok()?;
-        let bar = Self(bar);
-        let mut resched = Resched::default();
-        let all = runs.iter().all(|run| {
-            resched.step();
-            bar.contains(run)
-        });
-        all.then_some(bar)
+        let around = Extent::of(runs)?;
+        let mut raw = raw::nvpm_bar::default();
+        // SAFETY: `raw` is a local.
+        to_result(unsafe { raw::nvpm_provider_bar(around.whole.addr, &mut raw) }).ok()?;
+        // An extent does not wrap.
+        let last = around.whole.addr.wrapping_add(around.whole.len.wrapping_sub(1));
+        (around.whole.addr >= raw.start && last <= raw.last).then_some(Self { raw, around })
     }
 
-    fn contains(&self, run: &Run) -> bool {
-        let last = run.len.checked_sub(1).and_then(|len| run.addr.checked_add(len));
-        run.addr >= self.0.start && last.is_some_and(|last| last <= self.0.last)
+    /// Where the runs lie that it was found for.
+    pub(crate) fn extent(&self) -> Extent {
+        self.around
     }
 
     /// Bytes that it has.
     pub(crate) fn length(&self) -> u64 {
-        self.0.last.saturating_sub(self.0.start).saturating_add(1)
+        self.raw.last.saturating_sub(self.raw.start).saturating_add(1)
     }
 
     /// PCI number of the GPU.
     pub(crate) fn gpu(&self) -> u64 {
-        self.0.device
+        self.raw.device
     }
 
     /// What to add to a CPU address for the bus address, wrapping.
     pub(crate) fn bus_offset(&self) -> u64 {
-        self.0.bus_offset
+        self.raw.bus_offset
     }
 }
 

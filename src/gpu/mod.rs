@@ -13,7 +13,7 @@ use crate::dma::device::Device;
 use crate::dma::map::{Mapping, Mappings, ProviderPages};
 use crate::ffi::{raw, shim};
 use crate::observe::reason::Reason;
-use crate::range::{GpuRange, Span};
+use crate::range::Span;
 use crate::several::Several;
 use crate::sg::{Cursor, Runs};
 use bar::Bar;
@@ -48,7 +48,7 @@ pub(crate) struct Pinned {
     pub(crate) pieces: Several<Piece>,
 }
 
-/// Maps `pinned`, the pins of `range`, for `device`. `try_map` asks the provider with the table of
+/// Maps `pinned`, the pins of a registration, for `device`. `try_map` asks the provider with the table of
 /// a span whether its GPU and the device can reach each other ([`topology::ask()`]).
 ///
 /// Memory in one BAR is one mapping, whatever pieces it has, so that an IOMMU keeps contiguous
@@ -59,7 +59,6 @@ pub(crate) struct Pinned {
 pub(crate) fn map(
     device: Device,
     pinned: Pinned,
-    range: &GpuRange,
     try_map: impl Fn(Span, NonNull<raw::nvidia_p2p_page_table>) -> Result,
 ) -> Result<Mappings, Reason> {
     let Pinned { runs, pieces } = pinned;
@@ -82,7 +81,7 @@ pub(crate) fn map(
         }
         all
     };
-    Ok(Mappings::new(all, range.skip(), range.pages().len()))
+    Ok(Mappings::new(all))
 }
 
 /// The runs of `piece`, which is the next one.
@@ -99,7 +98,7 @@ fn runs_of(piece: &Piece, cursor: &mut Cursor<'_>) -> Result<Runs, Reason> {
 
 /// Maps `runs` of `piece`, which lie in `bar`, or in none or in coherent memory.
 ///
-/// We map memory in a BAR, run by run. The provider maps coherent memory, and for persistent pins
+/// We map memory in a BAR. The provider maps coherent memory, and for persistent pins
 /// only (rule 5). In a virtual machine that is in a BAR, too, and is RAM all the same: where the
 /// table says what it is, that counts, and otherwise memory in no BAR is coherent.
 fn map_piece(
@@ -116,7 +115,7 @@ fn map_piece(
                 Some(table) => topology::ask(bar.gpu(), device, || try_map(piece.span, table))?,
                 None => topology::note_unasked(bar.gpu(), device),
             }
-            Mapping::of_bar(device, runs, bar.gpu(), bar.bus_offset())
+            Mapping::of_bar(device, runs, bar.extent(), bar.gpu(), bar.bus_offset())
         }
         (None, Some(table)) if piece.layout.coherent != Some(false) => Mapping::by_provider(device, runs, pages, table),
         (None, _) => Err(Reason::OutsideBar),

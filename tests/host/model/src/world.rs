@@ -98,7 +98,7 @@ pub struct Process {
 
 pub struct DmaMap {
     phys: u64,
-    len: u64,
+    pub len: u64,
     pub dma: u64,
     pub live: bool,
     umem: usize,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 use crate::raw;
-use crate::sg::{cap, cut, entries, trim, BadPage, Coalescer, Room, Run, Runs, Table};
+use crate::sg::{cap, cut, entries, trim, BadPage, Coalescer, Extent, Room, Run, Runs, Table};
 use proptest::prelude::*;
 
 /// Pages of one size in stretches, as a provider's table lists them.
@@ -113,6 +113,16 @@ proptest! {
     }
 
     #[test]
+    fn an_extent_is_from_the_lowest_to_the_highest(runs in prop::collection::vec((0u64..1 << 40, 1u64..40), 1..8)) {
+        let runs: Vec<Run> = runs.into_iter().map(|(addr, len)| Run { addr: addr << 12, len: len << 12 }).collect();
+        let Extent { whole, alignment } = Extent::of(&runs).expect("runs");
+        prop_assert_eq!(Some(whole.addr), runs.iter().map(|r| r.addr).min());
+        prop_assert_eq!(Some(whole.addr + whole.len), runs.iter().map(|r| r.addr + r.len).max());
+        let multiple = |of: u64| runs.iter().all(|r| r.addr % of == 0);
+        prop_assert!(alignment == 0 && runs.iter().all(|r| r.addr == 0) || multiple(alignment) && !multiple(alignment * 2));
+    }
+
+    #[test]
     fn a_crooked_page_is_refused((size, pages) in pages(), by in any::<u64>()) {
         let by = by % (size - 1) + 1;
         let mut coalescer = Coalescer::new(size);
@@ -165,6 +175,16 @@ proptest! {
         prop_assert_eq!(usize::try_from(nmap), Ok(wanted.len()));
         prop_assert_eq!(published.entries, wanted);
     }
+}
+
+#[test]
+fn an_extent_ends_with_the_address_space() {
+    let page = Run { addr: u64::MAX - 4095, len: 4096 };
+    assert_eq!(Extent::of(&[page]), Some(Extent { whole: page, alignment: 4096 }));
+    assert_eq!(Extent::of(&[Run { len: 8192, ..page }]), None);
+    // More bytes than a number can say.
+    assert_eq!(Extent::of(&[Run { addr: 0, len: 4096 }, page]), None);
+    assert_eq!(Extent::of(&[]), None);
 }
 
 #[test]

@@ -516,6 +516,28 @@ fn the_nic_is_given_bus_addresses() {
     }
 }
 
+/// A device without translation reaches the whole BAR anyway. An IOMMU lets it reach what is mapped,
+/// which is to be the pin and nothing else.
+#[test]
+fn broken_memory_is_mapped_at_once_where_nothing_is_translated() {
+    for (iommu, mappings) in [(false, 1), (true, 4)] {
+        for mode in MODES {
+            let _turn = load(mode);
+            assert!(w().scattered);
+            w().iommu = iommu;
+            // The model looks each byte up as the NIC does.
+            let umem = rdma::register(VA, 4 * PAGE).expect("GPU memory");
+            let live = || w().maps.iter().filter(|m| m.live);
+            assert_eq!(live().count(), mappings);
+            // Four pages, each with a gap of one behind it but the last.
+            assert_eq!(live().map(|m| m.len).sum::<u64>(), if iommu { 4 } else { 7 } * PAGE);
+            rdma::deregister(umem);
+            assert_eq!(live().count(), 0);
+            unload();
+        }
+    }
+}
+
 /// RAM to the kernel, wherever it lies: only a provider's mapping is right for it, and the model's
 /// maps nothing.
 #[test]
