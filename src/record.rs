@@ -235,7 +235,7 @@ impl Registration {
         let timer = Timer::start(Event::Unmap);
         let mut inner = self.inner().lock();
         // Unmapped before the state lock goes (rule 6). The memory of its runs, megabytes for
-        // broken memory, goes in `release`.
+        // broken memory behind an IOMMU, goes in `release`.
         let ended = inner.state.end_mapping().map(|mappings| (mappings.runs(), mappings.undo()));
         let left = if let Some((_, false)) = ended { inner.state.take_rest() } else { Memory::None };
         if let Some((runs, _)) = ended {

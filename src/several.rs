@@ -79,8 +79,10 @@ impl<T> Several<T> {
         // (`pin_init` has a `chain()`, too.)
         Iterator::chain(core::iter::once(&self.first), self.others())
     }
+
     /// As [`Self::iter`].
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        // (`pin_init` has a `chain()`, too.)
         Iterator::chain(core::iter::once(&mut self.first), self.others.as_deref_mut().unwrap_or_default())
     }
 }

@@ -60,11 +60,10 @@ fn in_pieces(runs: &[Run], mapped: usize) -> Result<Runs, Reason> {
     Ok(Runs::Many(pieces))
 }
 
-/// What is mapped, and by whom.
-///
-/// `count` is the number of runs, once they are forgotten.
+/// What is mapped, and by whom. `count` is the number of runs that were forgotten.
 enum Mapped {
-    /// The first so many runs, by us. They carry the addresses that the DMA API returned.
+    /// This number of runs, from the first on, by us. They carry the addresses that the DMA API
+    /// returned.
     Runs(usize),
     /// All at once, by us, for a device without translation. The runs keep their CPU addresses,
     /// which are `bus_offset` away from what the device must be given.
@@ -144,7 +143,7 @@ pub(crate) struct Mapping {
     device: Device,
     /// PCI number of the GPU, 0 outside every BAR.
     gpu: u64,
-    /// Whole pins.
+    /// Those of whole pins, until they are forgotten.
     runs: Runs,
     mapped: Mapped,
 }
@@ -159,14 +158,18 @@ fn map_run(device: Device, run: Run) -> Option<u64> {
     (unsafe { raw::nvpm_dma_map(device.as_ptr(), run.addr, run.len, &mut dma) } == 0).then_some(dma)
 }
 
-/// Unmaps what [`map_run`] mapped. `run` has the DMA address.
-fn unmap_run(device: Device, run: Run) {
-    // SAFETY: `device` is valid.
+/// Unmaps what [`map_run`] mapped.
+///
+/// # Safety
+///
+/// `run`, with its DMA address, is mapped for `device`, and nobody unmaps it again.
+unsafe fn unmap_run(device: Device, run: Run) {
+    // SAFETY: `device` is valid. The rest is this function's contract.
     unsafe { raw::nvpm_dma_unmap(device.as_ptr(), run.addr, run.len) };
 }
 
 impl Mapping {
-    /// Maps `runs` (CPU physical addresses), which lie in one BAR of `gpu`, within `extent`.
+    /// Maps `runs` (CPU physical addresses), which lie in one BAR of `gpu`. `extent` is theirs,
     /// `bus_offset` is what that BAR's bus addresses are away from them.
     ///
     /// May sleep and allocate: never under a state lock or the registry lock.
@@ -213,8 +216,8 @@ impl Mapping {
     }
 
     /// Maps all in place of the first run alone, for a device without translation. It reaches all
-    /// of the BAR, whatever is mapped. Run by run would take as long as all the rest, where memory
-    /// is in single pages.
+    /// of the BAR, whatever is mapped. Run by run would be a quarter of the registration, where
+    /// memory is in single pages.
     ///
     /// The device must be told the bus address, which the DMA API does not know for MMIO.
     fn without_translation(mut self, extent: Extent, bus_offset: u64) -> Result<Self, Reason> {
@@ -229,7 +232,7 @@ impl Mapping {
             self.mapped = Mapped::Whole { whole: Run { addr: dma, ..whole }, bus_offset, count: 0 };
             return (dma == whole.addr).then_some(self).ok_or(Reason::DmaMapping);
         }
-        // INVARIANT: The first run is all.
+        // INVARIANT: The first run is all, so it is its own extent.
         self.mapped = Mapped::Whole { whole, bus_offset, count: 0 };
         Ok(self)
     }
@@ -307,12 +310,13 @@ impl Mapping {
         Ok(())
     }
 
-    /// Number of contiguous runs, once they are forgotten.
+    /// Number of contiguous runs, forgotten or not.
     fn count(&self) -> usize {
-        match &self.mapped {
-            Mapped::Runs(_) => self.runs.as_slice().len(),
+        let forgotten = match &self.mapped {
+            Mapped::Runs(_) => 0,
             Mapped::Whole { count, .. } | Mapped::ByProvider { count, .. } => *count,
-        }
+        };
+        forgotten.max(self.runs.as_slice().len())
     }
 
     /// Forgets the runs, where they are not needed to unmap. For memory in single pages they are
@@ -341,10 +345,12 @@ impl Mapping {
                 let mut resched = Resched::default();
                 for run in self.runs.as_slice().iter().take(mapped) {
                     resched.step();
-                    unmap_run(self.device, *run);
+                    // SAFETY: By the invariant it is mapped. `self.mapped` has forgotten it.
+                    unsafe { unmap_run(self.device, *run) };
                 }
             }
-            Mapped::Whole { whole, .. } => unmap_run(self.device, whole),
+            // SAFETY: As above.
+            Mapped::Whole { whole, .. } => unsafe { unmap_run(self.device, whole) },
             Mapped::ByProvider { table, mapping, .. } => {
                 // SAFETY: By the invariant the device is PCI and the mapping live. Its persistent
                 // table is put only after every unmapping. The call's only error is an unknown

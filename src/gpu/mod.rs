@@ -48,8 +48,8 @@ pub(crate) struct Pinned {
     pub(crate) pieces: Several<Piece>,
 }
 
-/// Maps `pinned`, the pins of a registration, for `device`. `try_map` asks the provider with the table of
-/// a span whether its GPU and the device can reach each other ([`topology::ask()`]).
+/// Maps `pinned`, the pins of a registration, for `device`. `try_map` asks the provider with the
+/// table of a span whether its GPU and the device can reach each other ([`topology::ask()`]).
 ///
 /// Memory in one BAR is one mapping, whatever pieces it has, so that an IOMMU keeps contiguous
 /// memory contiguous. Otherwise each piece has a mapping of its own.
@@ -98,9 +98,9 @@ fn runs_of(piece: &Piece, cursor: &mut Cursor<'_>) -> Result<Runs, Reason> {
 
 /// Maps `runs` of `piece`, which lie in `bar`, or in none or in coherent memory.
 ///
-/// We map memory in a BAR. The provider maps coherent memory, and for persistent pins
-/// only (rule 5). In a virtual machine that is in a BAR, too, and is RAM all the same: where the
-/// table says what it is, that counts, and otherwise memory in no BAR is coherent.
+/// We map memory in a BAR. The provider maps coherent memory, and for persistent pins only (rule
+/// 5). In a virtual machine that is in a BAR, too, and is RAM all the same: where the table says
+/// what it is, that counts, and otherwise memory in no BAR is coherent.
 fn map_piece(
     device: Device,
     runs: Runs,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `run SCENARIO GENERATION [persistent|fallback] [fault=NAME [spared=N]] [allocation=N]
-//! [random=SEED,EXECUTIONS] [limit=N] [any-order] [verbose]`: one scenario in one process, because
-//! the module's statics exist once per process. Prints one line, with the number of executions that
+//! `run SCENARIO GENERATION [persistent|fallback] [untranslated] [fault=NAME [spared=N]]
+//! [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order] [verbose]`: one scenario in one
+//! process, because the module's statics exist once per process. Prints one line, with the number of executions that
 //! did each thing of `rt::cover`; after a violation also the steps that led there, and then the
 //! exit status is 86.
 
@@ -48,7 +48,7 @@ macro_rules! main {
 pub fn main(module: Module) {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [name, generation, options @ ..] = &args[..] else {
-        fail("usage: run SCENARIO GENERATION [persistent|fallback] [fault=NAME [spared=N]] [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order] [verbose]");
+        fail("usage: run SCENARIO GENERATION [persistent|fallback] [untranslated] [fault=NAME [spared=N]] [allocation=N] [random=SEED,EXECUTIONS] [limit=N] [any-order] [verbose]");
     };
     let Some((name, body)) = EXHAUSTIVE.iter().chain(RANDOM).find(|s| s.0 == name) else {
         fail(&format!("no scenario {name}"));
@@ -56,14 +56,24 @@ pub fn main(module: Module) {
     let Some(generation) = GENERATIONS.into_iter().find(|g| g.name() == generation) else {
         fail(&format!("no generation {generation}: one of {:?}", GENERATIONS.map(Generation::name)));
     };
-    let mut scenario =
-        Scenario { name, generation, mode: Mode::Legacy, fault: None, spared: 0, fail_allocation: None, body: *body };
+    let mut scenario = Scenario {
+        name,
+        generation,
+        mode: Mode::Legacy,
+        fault: None,
+        spared: 0,
+        iommu: true,
+        fail_allocation: None,
+        body: *body,
+    };
     let mut how = Search::All { limit: 10_000_000 };
     for option in options {
         if option == "persistent" {
             scenario.mode = Mode::Persistent;
         } else if option == "fallback" {
             scenario.mode = Mode::Fallback;
+        } else if option == "untranslated" {
+            scenario.iommu = false;
         } else if option == "any-order" {
             rt().any_order = true;
         } else if option == "verbose" {

@@ -30,6 +30,8 @@ pub struct Scenario {
     pub fault: Option<Fault>,
     /// What it could hit, and does not, before it does.
     pub spared: usize,
+    /// Whether an IOMMU translates for the NIC.
+    pub iommu: bool,
     /// The so-many-th allocation after loading fails.
     pub fail_allocation: Option<usize>,
     pub body: fn(&Scenario),
@@ -107,6 +109,7 @@ fn load(scenario: &Scenario) {
     }
     w().faults.extend(scenario.fault);
     w().spared = scenario.spared;
+    w().iommu = scenario.iommu;
     if scenario.fault == Some(Fault::LeakedLock) {
         // It is leaked when there can be no mkey.
         w().faults.push(Fault::Mkey);

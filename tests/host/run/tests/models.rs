@@ -102,6 +102,14 @@ fn all_orders_of_the_small_scenarios() {
             all_shown(&[scenario, generation], floor);
         }
     }
+    for generation in GENERATIONS {
+        all_shown(&["free-against-one", generation, "untranslated"], 145);
+        // The first run cannot be mapped; all of them cannot; there is no memory for the table.
+        for (fault, spared) in [("DmaMap", 0), ("DmaMap", 1), ("SgAlloc", 0)] {
+            let (fault, spared) = (format!("fault={fault}"), format!("spared={spared}"));
+            all(&["free-against-one", generation, "untranslated", &fault, &spared], 80);
+        }
+    }
 }
 
 /// Each thing that can go wrong, in each generation, for both ways of pinning, while the memory is
