@@ -67,8 +67,8 @@ const FENCE: usize = 4 * GPU_PAGE;
 /// A region, and what the keys reach by what addresses.
 struct Region {
     mr: Mr,
-    /// `None` where that cannot be told.
-    reach: Option<Range<u64>>,
+    /// By what address its keys reach the first byte. `None` where that cannot be told.
+    first: Option<u64>,
     access: i32,
     /// Its first byte. On demand, the region is whatever is there when it is used.
     at: u64,
@@ -313,12 +313,12 @@ impl Fuzzer {
         } else {
             self.guard_registered = true;
         }
-        let reach = if access & (ZERO_BASED | ON_DEMAND) == 0 { span(iova, len) } else { None };
+        let first = (access & (ZERO_BASED | ON_DEMAND) == 0).then_some(iova);
         if self.regions.len() == REGIONS {
             let at = self.rng.usize(..REGIONS);
             self.drop_region(at);
         }
-        self.regions.push(Region { mr, reach, access, at, len });
+        self.regions.push(Region { mr, first, access, at, len });
         Ok(())
     }
 
@@ -461,7 +461,7 @@ impl Fuzzer {
             Some((addr, len)) => self.keep(region.mr, span(addr, len), (addr, len), access),
             None => {
                 // A region that was on demand, and is not any more, was read anew.
-                region.reach = region.reach.filter(|_| (access ^ region.access) & (ON_DEMAND | ZERO_BASED) == 0);
+                region.first = region.first.filter(|_| (access ^ region.access) & (ON_DEMAND | ZERO_BASED) == 0);
                 region.access = access;
                 self.regions.push(region);
                 Ok(())
@@ -539,13 +539,15 @@ impl Fuzzer {
                     Op::Read => (REMOTE_READ, "read"),
                     _ => (REMOTE_ATOMIC, "atomic"),
                 };
-                let asked = span(to, len).context("a request whose end wraps arrived")?;
                 if rkey == right && len != 0 && region.access & ON_DEMAND == 0 {
                     ensure!(region.access & needs != 0, "a {name} arrived by a key of access {:#x}", region.access);
-                    if let Some(reach) = &region.reach {
+                    if let Some(first) = region.first {
+                        // A region may end behind the last address: its next is 0.
+                        let end = to.wrapping_sub(first).checked_add(len as u64);
                         ensure!(
-                            within(&asked, reach),
-                            "a {name} at {asked:x?} arrived by a key that reaches {reach:x?}"
+                            end.is_some_and(|end| end <= region.len as u64),
+                            "a {name} of {len:#x} bytes at {to:#x} arrived by the key of {:#x} bytes at {first:#x}",
+                            region.len
                         );
                     }
                 }
@@ -612,7 +614,7 @@ impl Fuzzer {
         }
         // What the child deregistered is the parent's no more, and it cannot know what that was.
         for region in &mut self.regions {
-            region.reach = None;
+            region.first = None;
         }
         if self.regions.len() > REGIONS {
             bail!("{} regions", self.regions.len());
