@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The CUDA driver, opened at run time. Four calls are needed; cudarc would bring its whole driver
-//! API and contexts.
+//! The CUDA driver, opened at run time: ten functions. cudarc (0.19) does not serve here: it opens
+//! libcuda by itself, panics where a function is missing, and its results are a Rust enum, for
+//! which an error code of a newer driver is undefined behaviour.
 
 use crate::backend::{Gpu, Kind};
 use crate::error::Error;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! libibverbs, opened at run time: a program starts where it or its dma-buf call is missing. The
-//! crate `ibverbs` links a copy of its own, and rdma-mummy-sys, which opens it, lacks
-//! `ibv_reg_dmabuf_mr()`.
+//! crates `ibverbs` (ibverbs-sys 0.3) and `rdma-sys` (0.3) link it. `sideway` (0.4) is made of
+//! rdma-mummy-sys (0.2.6), C functions of the same names, which the preload library has to define.
 
 use crate::backend::{Access, Verbs};
 use crate::error::Error;
