@@ -6,7 +6,7 @@
 //! them at the cap. The second half, [`Table`], is the only writer of scatterlists.
 
 use crate::ffi::raw;
-use crate::ffi::shim::Resched;
+use crate::ffi::shim::{self, Resched};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
@@ -36,12 +36,15 @@ impl Extent {
     pub(crate) fn of(runs: &[Run]) -> Option<Self> {
         let first = runs.first()?;
         let (mut lowest, mut last, mut bits) = (first.addr, first.addr, 0);
-        let mut resched = Resched::default();
-        for run in runs {
-            resched.step();
-            lowest = lowest.min(run.addr);
-            last = last.max(run.addr.checked_add(run.len.wrapping_sub(1))?);
-            bits |= run.addr;
+        for runs in runs.chunks(Resched::ROUNDS) {
+            for run in runs {
+                lowest = lowest.min(run.addr);
+                last = last.max(run.addr.checked_add(run.len.wrapping_sub(1))?);
+                bits |= run.addr;
+            }
+            if runs.len() == Resched::ROUNDS {
+                shim::cond_resched();
+            }
         }
         let len = last.wrapping_sub(lowest).checked_add(1)?;
         Some(Self { whole: Run { addr: lowest, len }, alignment: bits & bits.wrapping_neg() })
@@ -277,16 +280,13 @@ pub(crate) fn trim(
 
 /// The longest entry with which every core computes correctly: some shift an `int` by the page
 /// shift, others keep page sizes in an `unsigned int`. Hugepage registrations have tested 1 GiB.
-const CAP_LIMIT: u64 = 1 << 30;
+const CAP_LIMIT: u32 = 1 << 30;
 
 /// Rule 13: the device's segment limit in bytes, at most 1 GiB, rounded down to a power of two.
 /// So cuts fall on multiples that a NIC can use as its page size. Never below `page_size`.
-pub(crate) fn cap(device_limit: u64, page_size: u64) -> u64 {
-    let limit = device_limit.min(CAP_LIMIT).max(page_size);
-    match limit.checked_ilog2() {
-        Some(shift) => 1 << shift,
-        None => page_size,
-    }
+pub(crate) fn cap(device_limit: u64, page_size: u64) -> u32 {
+    let limit = u32::try_from(device_limit.max(page_size)).map_or(CAP_LIMIT, |limit| limit.min(CAP_LIMIT));
+    limit.checked_ilog2().map_or(CAP_LIMIT, |shift| 1 << shift)
 }
 
 /// Cuts a run where its (DMA) address is a multiple of `cap`, a power of two. A run that is no
@@ -322,16 +322,16 @@ impl Iterator for Cut {
 }
 
 /// Number of entries that `runs` need under `cap`.
-pub(crate) fn entries(runs: impl Iterator<Item = Run>, cap: u64) -> usize {
+pub(crate) fn entries(runs: impl Iterator<Item = Run>, cap: u32) -> usize {
     let mut resched = Resched::default();
     // Not `for`: a chain of adapters is quicker from inside.
     runs.fold(0usize, |entries, run| {
         resched.step();
         // Nearly all runs are short: no loop for each.
-        if run.len <= cap {
+        if run.len <= cap.into() {
             entries.wrapping_add(1)
         } else {
-            entries.saturating_add(cut(run, cap).count())
+            entries.saturating_add(cut(run, cap.into()).count())
         }
     })
 }
@@ -371,7 +371,7 @@ impl Table {
     ///
     /// `EOVERFLOW` where the core's `int` cannot hold the number of entries, `EINVAL` for no runs
     /// at all, `ENOMEM`.
-    pub(crate) unsafe fn new(mut runs: impl Iterator<Item = Run> + Clone, cap: u64, room: &Room) -> Result<Self> {
+    pub(crate) unsafe fn new(mut runs: impl Iterator<Item = Run> + Clone, cap: u32, room: &Room) -> Result<Self> {
         let count = c_int::try_from(entries(runs.clone(), cap)).map_err(|_| EOVERFLOW)?;
         if count == 0 {
             return Err(EINVAL);
@@ -396,7 +396,13 @@ impl Table {
             Ok(())
         };
         // As in `entries()`.
-        runs.try_for_each(|run| if run.len <= cap { fill(run) } else { cut(run, cap).try_for_each(&mut fill) })?;
+        runs.try_for_each(|run| {
+            if run.len <= cap.into() {
+                fill(run)
+            } else {
+                cut(run, cap.into()).try_for_each(&mut fill)
+            }
+        })?;
         // INVARIANT: `entries()` counted what `cut()` just yielded, so each entry was filled.
         Ok(table)
     }

@@ -43,7 +43,7 @@ impl ProviderPages {
 
 /// Bytes of a piece, where the IOMMU has no single block of addresses for a run. A NIC gets no more
 /// in one entry (rule 13), and its page sizes divide this.
-const PIECE: u64 = 1 << 30;
+const PIECE: u32 = 1 << 30;
 
 /// `runs` with those behind the first `mapped` cut into pieces.
 fn in_pieces(runs: &[Run], mapped: usize) -> Result<Runs, Reason> {
@@ -51,7 +51,7 @@ fn in_pieces(runs: &[Run], mapped: usize) -> Result<Runs, Reason> {
     let count = mapped.saturating_add(sg::entries(rest.iter().copied(), PIECE));
     let mut pieces = KVVec::with_capacity(count, GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
     let mut resched = Resched::default();
-    let rest = rest.iter().flat_map(|run| sg::cut(*run, PIECE));
+    let rest = rest.iter().flat_map(|run| sg::cut(*run, PIECE.into()));
     // (`pin_init` has a `chain()`, too.)
     for run in Iterator::chain(done.iter().copied(), rest) {
         resched.step();
@@ -92,7 +92,7 @@ impl Mappings {
     /// # Safety
     ///
     /// As there.
-    pub(crate) unsafe fn table(&mut self, range: &GpuRange, cap: u64, room: &Room) -> Result<Table> {
+    pub(crate) unsafe fn table(&mut self, range: &GpuRange, cap: u32, room: &Room) -> Result<Table> {
         let (skip, wanted) = (range.skip(), range.pages().len());
         let first = self.0.first().dma_runs();
         let others = self.0.others();
@@ -180,7 +180,6 @@ impl Mapping {
         gpu: u64,
         bus_offset: u64,
     ) -> Result<Self, Reason> {
-        let page_size = shim::page_size();
         // INVARIANT: Nothing is mapped yet. From here on, dropping `this` undoes what was done.
         let mut this = Self { device, gpu, runs, mapped: Mapped::Runs(0) };
         let mut resched = Resched::default();
@@ -188,7 +187,7 @@ impl Mapping {
         while let Some(run) = this.runs.as_mut_slice().get_mut(mapped) {
             resched.step();
             let Some(dma) = map_run(device, *run) else {
-                if run.len <= PIECE {
+                if run.len <= PIECE.into() {
                     return Err(Reason::DmaMapping);
                 }
                 // INVARIANT: The mapped runs stay as they are, where they are.
@@ -202,13 +201,13 @@ impl Mapping {
             this.mapped = Mapped::Runs(mapped);
             if untranslated {
                 // The API answers for the device as a whole.
-                return if mapped == 1 {
-                    this.without_translation(extent, bus_offset)
-                } else {
-                    Err(Reason::DmaMapping)
-                };
+                if mapped != 1 {
+                    return Err(Reason::DmaMapping);
+                }
+                this.without_translation(extent, bus_offset)?;
+                break;
             }
-            if dma & page_size.wrapping_sub(1) != 0 || dma.checked_add(run.len).is_none() {
+            if dma & shim::page_size().wrapping_sub(1) != 0 || dma.checked_add(run.len).is_none() {
                 return Err(Reason::DmaMapping);
             }
         }
@@ -220,21 +219,24 @@ impl Mapping {
     /// memory is in single pages.
     ///
     /// The device must be told the bus address, which the DMA API does not know for MMIO.
-    fn without_translation(mut self, extent: Extent, bus_offset: u64) -> Result<Self, Reason> {
+    fn without_translation(&mut self, extent: Extent, bus_offset: u64) -> Result<(), Reason> {
         let Extent { whole, alignment } = extent;
         if alignment < shim::page_size() {
             return Err(Reason::DmaMapping);
         }
+        let mut dma = whole.addr;
+        // The first run alone is its own extent.
         if self.runs.as_slice().len() > 1 {
             self.unmap();
-            let dma = map_run(self.device, whole).ok_or(Reason::DmaMapping)?;
-            // INVARIANT: It is mapped.
-            self.mapped = Mapped::Whole { whole: Run { addr: dma, ..whole }, bus_offset, count: 0 };
-            return (dma == whole.addr).then_some(self).ok_or(Reason::DmaMapping);
+            dma = map_run(self.device, whole).ok_or(Reason::DmaMapping)?;
         }
-        // INVARIANT: The first run is all, so it is its own extent.
-        self.mapped = Mapped::Whole { whole, bus_offset, count: 0 };
-        Ok(self)
+        // INVARIANT: It is mapped.
+        self.mapped = Mapped::Whole { whole: Run { addr: dma, ..whole }, bus_offset, count: 0 };
+        if dma == whole.addr {
+            Ok(())
+        } else {
+            Err(Reason::DmaMapping)
+        }
     }
 
     /// Has the provider map its `table`, of which `pages` tells the layout. `runs` lends its

@@ -264,9 +264,10 @@ struct scatterlist *nvpm_sg_first(struct sg_table *table)
 
 /*
  * Fills one entry and returns the next, NULL behind the last. There is no
- * struct page behind it, so the CPU's length is 0 and only the DMA length is
- * set: ib_umem_copy_from() of a queue's umem then copies nothing, where it
- * would follow the missing page for as long as the CPU's length says.
+ * struct page behind it, so the CPU's length stays 0, as it was allocated, and
+ * only the DMA length is set: ib_umem_copy_from() of a queue's umem then
+ * copies nothing, where it would follow the missing page for as long as the
+ * CPU's length says.
  */
 #ifndef CONFIG_NEED_SG_DMA_LENGTH
 #error "sg_dma_len() is the CPU's length on this architecture"
@@ -275,8 +276,6 @@ struct scatterlist *nvpm_sg_first(struct sg_table *table)
 struct scatterlist *nvpm_sg_set(struct scatterlist *entry, uint64_t dma,
 				uint32_t length)
 {
-	entry->offset = 0;
-	entry->length = 0;
 	sg_dma_address(entry) = dma;
 	sg_dma_len(entry) = length;
 	return sg_next(entry);

@@ -104,10 +104,11 @@ pub(crate) fn is_killed() -> bool {
 
 /// Lets other tasks run now and then in a loop that may have a million rounds: counts down those
 /// that are left.
-pub(crate) struct Resched(u32);
+pub(crate) struct Resched(usize);
 
 impl Resched {
-    const ROUNDS: u32 = 1024;
+    /// Rounds between two calls of [`cond_resched`].
+    pub(crate) const ROUNDS: usize = 1024;
 
     /// To be called once in each round. As [`cond_resched`].
     pub(crate) fn step(&mut self) {

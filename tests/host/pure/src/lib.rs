@@ -68,8 +68,13 @@ mod ffi {
         pub(crate) struct Resched(());
 
         impl Resched {
+            /// Few, so that small tests end a round.
+            pub(crate) const ROUNDS: usize = 4;
+
             pub(crate) fn step(&mut self) {}
         }
+
+        pub(crate) fn cond_resched() {}
 
         #[derive(Clone, Copy, PartialEq, Eq)]
         pub(crate) struct Process(pub(crate) u32);
