@@ -64,12 +64,18 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// refused, wherever the program's own memory is. Wider than any step of [`Fuzzer::range`].
 const FENCE: usize = 4 * GPU_PAGE;
 
+/// In place of a region's memory: no address of this process.
+const DMA_BUF: Range<u64> = 0..0;
+
 /// A region, and what the keys reach by what addresses.
 struct Region {
     mr: Mr,
     /// By what address its keys reach the first byte. `None` where that cannot be told.
     first: Option<u64>,
+    /// As the kernel was told, which goes on with it in a re-registration.
     access: i32,
+    /// A dma-buf never is, whatever its access says.
+    on_demand: bool,
     /// Its first byte. On demand, the region is whatever is there when it is used.
     at: u64,
     len: usize,
@@ -298,8 +304,9 @@ impl Fuzzer {
     fn keep(&mut self, mr: Mr, memory: Option<Range<u64>>, (iova, len): (u64, usize), access: i32) -> Result<()> {
         self.counts.add("registered");
         let at = memory.as_ref().map_or(0, |memory| memory.start);
+        let on_demand = access & ON_DEMAND != 0 && memory != Some(DMA_BUF);
         // Nothing is pinned on demand: what is not there fails when it is used.
-        if access & ON_DEMAND == 0 {
+        if !on_demand {
             let memory = memory.context("a region whose end wraps was registered")?;
             if !covers(&self.owned(), &memory) {
                 let host = covers(&host_mappings()?, &memory);
@@ -313,12 +320,12 @@ impl Fuzzer {
         } else {
             self.guard_registered = true;
         }
-        let first = (access & (ZERO_BASED | ON_DEMAND) == 0).then_some(iova);
+        let first = (access & ZERO_BASED == 0 && !on_demand).then_some(iova);
         if self.regions.len() == REGIONS {
             let at = self.rng.usize(..REGIONS);
             self.drop_region(at);
         }
-        self.regions.push(Region { mr, first, access, at, len });
+        self.regions.push(Region { mr, first, access, on_demand, at, len });
         Ok(())
     }
 
@@ -429,7 +436,7 @@ impl Fuzzer {
                     "{asked:x?} of a dma-buf of {exported:#x} was registered"
                 );
                 // Of memory that may be free by now: what its keys reach is checked all the same.
-                self.keep(mr, Some(0..0), (iova, len), access & !ON_DEMAND)
+                self.keep(mr, Some(DMA_BUF), (iova, len), access)
             }
             Err(_) => {
                 self.counts.add("refused");
@@ -462,6 +469,7 @@ impl Fuzzer {
             None => {
                 // A region that was on demand, and is not any more, was read anew.
                 region.first = region.first.filter(|_| (access ^ region.access) & (ON_DEMAND | ZERO_BASED) == 0);
+                region.on_demand = wish.access.map_or(region.on_demand, |access| access & ON_DEMAND != 0);
                 region.access = access;
                 self.regions.push(region);
                 Ok(())
@@ -539,7 +547,7 @@ impl Fuzzer {
                     Op::Read => (REMOTE_READ, "read"),
                     _ => (REMOTE_ATOMIC, "atomic"),
                 };
-                if rkey == right && len != 0 && region.access & ON_DEMAND == 0 {
+                if rkey == right && len != 0 && !region.on_demand {
                     ensure!(region.access & needs != 0, "a {name} arrived by a key of access {:#x}", region.access);
                     if let Some(first) = region.first {
                         // A region may end behind the last address: its next is 0.
