@@ -11,6 +11,10 @@ pub enum Without {
     Nothing,
     /// libcuda cannot be opened, as where it is missing.
     Cuda,
+    /// libcuda is older than what it has optional: CUDA 10.2 and 11.7.
+    NewCuda,
+    /// libcuda finds no GPU.
+    Gpu,
     /// libibverbs cannot be opened.
     Verbs,
     /// libibverbs is older than rdma-core 34.
@@ -35,7 +39,13 @@ pub fn libraries(name: &str, without: Without) -> PathBuf {
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).expect("writable");
     let shared = ["-shared", "-fPIC", "-Wl,--undefined-version"];
-    cc(&[&shared[..], &["-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", &source("cuda.c")]].concat(), &folder);
+    let lacks = match without {
+        Without::NewCuda => "-DWITHOUT_NEW_CUDA",
+        Without::Gpu => "-DWITHOUT_GPU",
+        _ => "-DWITH_ALL",
+    };
+    let cuda = ["-Wl,-soname,libcuda.so.1", lacks, "-o", "libcuda.so.1", &source("cuda.c")];
+    cc(&[&shared[..], &cuda].concat(), &folder);
     let map = format!("-Wl,--version-script={}", source("ibverbs.map"));
     let old = if without == Without::DmaBuf { "-DWITHOUT_DMA_BUF" } else { "-DWITH_DMA_BUF" };
     let binding = if without == Without::Interposition { "-Wl,-Bsymbolic" } else { "-Wl,-znow" };
@@ -44,7 +54,7 @@ pub fn libraries(name: &str, without: Without) -> PathBuf {
     let missing = match without {
         Without::Cuda => "libcuda.so.1",
         Without::Verbs => "libibverbs.so.1",
-        Without::Nothing | Without::DmaBuf | Without::Interposition => return folder,
+        _ => return folder,
     };
     // It must not be found elsewhere either: the machine may have one.
     std::fs::write(folder.join(missing), "no library").expect("writable");

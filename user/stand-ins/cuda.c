@@ -5,7 +5,8 @@
  * none. As NVIDIA's manual says: cuPointerGetAttributes() answers 0 for memory that it does not
  * know, and no error. A thread without a context may ask for attributes, and for nothing else; memory
  * of a pool belongs to no context, and any serves for it. When a program ends, it ends, too, and must not be asked any more; this may take
- * long (STAND_IN_SLOW_EXIT). Left out: costs, contexts, sizes of 2 MiB, virtual memory. */
+ * long (STAND_IN_SLOW_EXIT). The CPU has pages of managed memory, or has none at the moment
+ * (STAND_IN_MANAGED_ON_GPU). Left out: costs, contexts, sizes of 2 MiB, virtual memory. */
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -46,7 +47,9 @@ int stand_in_is_gpu(const void *addr)
 {
 	struct block *b = find((uintptr_t)addr);
 
-	return (uintptr_t)addr - (uintptr_t)memory < sizeof(memory) && (!b || (b->type == DEVICE && !b->managed));
+	if (b && b->managed)
+		return getenv("STAND_IN_MANAGED_ON_GPU") != NULL;
+	return (uintptr_t)addr - (uintptr_t)memory < sizeof(memory) && (!b || b->type == DEVICE);
 }
 
 static int allocate(uint64_t *out, uint64_t size, unsigned int type, unsigned int managed)
@@ -75,6 +78,9 @@ static int allocate(uint64_t *out, uint64_t size, unsigned int type, unsigned in
 
 int cuInit(unsigned int flags)
 {
+#ifdef WITHOUT_GPU
+	return 100;
+#endif
 	return flags ? 1 : 0;
 }
 
@@ -179,6 +185,7 @@ int cuPointerGetAttribute(void *out, int attribute, uint64_t at)
 	return 1;
 }
 
+#ifndef WITHOUT_NEW_CUDA
 int cuPointerGetAttributes(unsigned int count, int *attributes, void **out, uint64_t at)
 {
 	for (unsigned int i = 0; i < count; i++) {
@@ -189,6 +196,7 @@ int cuPointerGetAttributes(unsigned int count, int *attributes, void **out, uint
 	}
 	return 0;
 }
+#endif
 
 int cuMemGetAddressRange_v2(uint64_t *base, uint64_t *size, uint64_t at)
 {
@@ -203,6 +211,7 @@ int cuMemGetAddressRange_v2(uint64_t *base, uint64_t *size, uint64_t at)
 	return 0;
 }
 
+#ifndef WITHOUT_NEW_CUDA
 int cuMemGetHandleForAddressRange(int *fd, uint64_t at, uint64_t size, int type, unsigned long long flags)
 {
 	if (!contexts[current])
@@ -218,9 +227,12 @@ int cuMemGetHandleForAddressRange(int *fd, uint64_t at, uint64_t size, int type,
 	*fd = open("/dev/null", O_RDWR | O_CLOEXEC);
 	return *fd < 0 ? 999 : 0;
 }
+#endif
 
 int cuGetErrorName(int status, const char **name)
 {
-	*name = status == 1 ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_UNKNOWN";
+	*name = status == 1   ? "CUDA_ERROR_INVALID_VALUE" :
+		status == 100 ? "CUDA_ERROR_NO_DEVICE" :
+				"CUDA_ERROR_UNKNOWN";
 	return 0;
 }

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 int cuInit(unsigned int flags);
 int cuDevicePrimaryCtxRetain(void **context, int device);
@@ -30,6 +32,27 @@ static struct gpumr_lease *ask(const char *what, struct gpumr *cache, struct ibv
 	else
 		printf("%s: good\n", what);
 	return lease;
+}
+
+/* Where another process has memory, and this one has none. */
+static uint64_t of_another(void)
+{
+	uint64_t at = 0;
+	int ends[2];
+
+	if (pipe(ends))
+		return 0;
+	if (!fork()) {
+		if (cuMemAlloc_v2(&at, 4096) || write(ends[1], &at, sizeof(at)) < 0)
+			_exit(1);
+		_exit(0);
+	}
+	close(ends[1]);
+	if (read(ends[0], &at, sizeof(at)) < 0)
+		at = 0;
+	close(ends[0]);
+	wait(NULL);
+	return at;
 }
 
 static unsigned int live(void)
@@ -63,9 +86,11 @@ int main(void)
 	ask("wrapping", cache, pd, first, -1ul);
 	ask("freed", cache, pd, hole, 100);
 	ask("hole", cache, pd, first, last + 100 - first);
+	ask("another's", cache, pd, of_another(), 100);
 	ask("plain host", cache, pd, (uintptr_t)plain, sizeof(plain));
 	ask("host", cache, pd, (uintptr_t)host, 100);
 	ask("managed", cache, pd, managed, 100);
+	ask("into managed", cache, pd, last, managed + 100 - last);
 	if (gpumr_free(cache, (void *)first, 0))
 		printf("free: %s\n", gpumr_error());
 	printf("live %u\n", live());

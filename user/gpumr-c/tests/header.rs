@@ -68,9 +68,11 @@ fn the_example_in_c_runs_and_wrong_input_is_named() {
         "wrapping: EINVAL: *pass the end of the address space",
         "freed: EFAULT: *is no memory that CUDA knows: freed",
         "hole: EFAULT: *leave allocated memory at",
+        "another's: EFAULT: *is no memory that CUDA knows: freed, of another process",
         "plain host: EFAULT: *plain host memory",
         "host: EFAULT: *is host memory: use ibv_reg_mr()",
         "managed: EFAULT: *is managed memory",
+        "into managed: EFAULT: *is managed memory",
         "free: the range at *has no bytes",
         "live 0",
         "reported: good",
@@ -99,6 +101,8 @@ fn the_example_in_c_runs_and_wrong_input_is_named() {
 fn missing_libraries_are_named() {
     for (name, without, words) in [
         ("no-cuda", Without::Cuda, "open: libcuda.so.1 cannot be opened: install the GPU driver's user space"),
+        ("no-gpu", Without::Gpu, "open: cuInit: CUDA_ERROR_NO_DEVICE: is there a GPU, and its driver?"),
+        ("old-cuda", Without::NewCuda, "exports none: libcuda has no cuMemGetHandleForAddressRange (CUDA 11.7)"),
         ("no-verbs", Without::Verbs, "open: libibverbs.so.1 cannot be opened: install rdma-core"),
         ("no-dma-buf", Without::DmaBuf, "by dma-buf: libibverbs has no ibv_reg_dmabuf_mr(): it needs rdma-core 34"),
     ] {

@@ -120,13 +120,14 @@ fn the_cache_does_not_call_itself() {
 #[test]
 fn wrong_input_is_named_and_the_errno_stays() {
     let (out, said) = run(&build("wrong", Without::Nothing), "wrong", true, &[]);
-    let errnos = "no bytes: EINVAL\nwrapping: EINVAL\nfreed: EFAULT\nhole: EFAULT\n";
+    let errnos = "no bytes: EINVAL\nwrapping: EINVAL\nfreed: EFAULT\nanother's: EFAULT\nhole: EFAULT\n";
     let cuda_of_the_host = "managed: addr right\nhost of CUDA: addr right\n";
-    assert_eq!(out, format!("{errnos}{cuda_of_the_host}dealloc: 0\nplain 6, dma-buf 0, live 0\n"), "{said}");
+    assert_eq!(out, format!("{errnos}{cuda_of_the_host}dealloc: 0\nplain 7, dma-buf 0, live 0\n"), "{said}");
     let said: Vec<&str> = said.lines().collect();
     let parts = [
         "has no bytes: pass a length above 0",
         "pass the end of the address space",
+        "is no memory that CUDA knows: freed, of another process, or plain host memory",
         "is no memory that CUDA knows: freed, of another process, or plain host memory",
         "leave allocated memory at",
     ];
@@ -140,11 +141,21 @@ fn wrong_input_is_named_and_the_errno_stays() {
 fn with_the_cache_wrong_input_is_named_too() {
     let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
     let (out, said) = run(&build("cache-wrong", Without::Nothing), "wrong", true, &settings);
-    assert!(out.starts_with("no bytes: EINVAL\nwrapping: EINVAL\nfreed: EFAULT\nhole: EFAULT\n"), "{out}{said}");
-    assert!(out.ends_with("dealloc: 0\nplain 3, dma-buf 0, live 0\n"), "{out}{said}");
+    let errnos = "no bytes: EINVAL\nwrapping: EINVAL\nfreed: EFAULT\nanother's: EFAULT\nhole: EFAULT\n";
+    assert!(out.starts_with(errnos), "{out}{said}");
+    assert!(out.ends_with("dealloc: 0\nplain 4, dma-buf 0, live 0\n"), "{out}{said}");
     for part in ["has no bytes", "pass the end", "is no memory that CUDA knows", "leave allocated memory at"] {
         assert!(said.contains(part), "{part}: {said}");
     }
+}
+
+/// Where the kernel refuses managed memory, dma-buf cannot help, and the program is told why.
+#[test]
+fn managed_memory_that_is_refused_is_named() {
+    let (out, said) = run(&build("managed", Without::Nothing), "wrong", true, &[("STAND_IN_MANAGED_ON_GPU", "1")]);
+    assert!(out.contains("managed: EFAULT\nhost of CUDA: addr right\n"), "{out}{said}");
+    assert!(out.ends_with("dealloc: 0\nplain 7, dma-buf 0, live 0\n"), "{out}{said}");
+    assert!(said.contains("is managed memory, which moves: use cudaMalloc()"), "{said}");
 }
 
 #[test]
@@ -224,6 +235,29 @@ fn a_library_without_dma_buf_is_named_and_the_errno_stays() {
     let (out, said) = run(&build("old", Without::DmaBuf), "forms", true, &[]);
     assert!(out.starts_with("constant: EFAULT\n"), "{out}");
     assert!(said.contains("libibverbs has no ibv_reg_dmabuf_mr(): it needs rdma-core 34 or later"), "{said}");
+}
+
+#[test]
+fn a_libcuda_without_dma_buf_is_named_and_the_errno_stays() {
+    let (out, said) = run(&build("old-cuda", Without::NewCuda), "forms", true, &[]);
+    assert!(out.starts_with("constant: EFAULT\n"), "{out}");
+    let why = "by dma-buf: libcuda has no cuMemGetHandleForAddressRange (CUDA 11.7)";
+    assert!(said.contains(why), "{said}");
+}
+
+/// Without libcuda the plain call is all there is, with the cache, too.
+#[test]
+fn a_program_without_cuda_registers_as_ever() {
+    let folder = libraries("no-cuda", Without::Cuda);
+    let text = "#include <errno.h>\n#include <infiniband/verbs.h>\n#include <stdio.h>\nint main(void)\n{\n\
+        struct ibv_pd pd = { 0 };\nstruct ibv_mr *mr = ibv_reg_mr(&pd, &pd, sizeof(pd), 1);\n\
+        printf(\"%d\\n\", mr && mr->addr == &pd && !ibv_dereg_mr(mr) && !ibv_dealloc_pd(&pd));\n\
+        mr = ibv_reg_mr(&pd, &pd, 0, 1);\nprintf(\"%d\\n\", mr ? 0 : errno);\nreturn 0;\n}\n";
+    std::fs::write(folder.join("program.c"), text).expect("writable");
+    cc(&["-o", "program", "program.c", "libibverbs.so.1"], &folder);
+    for settings in [&[][..], &[("GPUMR_CACHE", "1")]] {
+        assert_eq!(run(&folder, "", true, settings), (format!("1\n{}\n", libc::EINVAL), String::new()));
+    }
 }
 
 /// A program that uses neither CUDA nor verbs runs as ever, where neither is installed.

@@ -14,6 +14,8 @@ use gpumr::{Cache, Error, Limits, Policy, Range, Way};
 use libloading::{Library, Symbol};
 use stand_ins::{libraries, Without};
 use std::ffi::{c_int, c_uint, c_void};
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::ptr::NonNull;
 
@@ -121,6 +123,24 @@ impl StandIns {
     }
 }
 
+/// Where another process has memory, and this one has none.
+fn of_another_process(stand_ins: &StandIns) -> u64 {
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    // SAFETY: glibc takes the allocator's lock over fork(); no other thread has the stand-ins.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let told = theirs.write_all(&stand_ins.allocate(4096).start().to_ne_bytes());
+        // SAFETY: Ends this process.
+        unsafe { libc::_exit(i32::from(told.is_err())) };
+    }
+    drop(theirs);
+    let mut at = [0; 8];
+    ours.read_exact(&mut at).unwrap();
+    // SAFETY: A child of ours; its status is not asked for.
+    assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+    u64::from_ne_bytes(at)
+}
+
 fn domain() -> Pd {
     let room: &'static mut [u64; 8] = Box::leak(Box::default());
     // SAFETY: The stand-in looks at nothing in it, and it lives for ever.
@@ -148,15 +168,17 @@ fn wrong_input_is_named() {
         let cache =
             Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::by_module(false), Limits::default());
         let (first, hole, last) = (stand_ins.allocate(8192), stand_ins.allocate(8192), stand_ins.allocate(8192));
-        let (managed, host) = (stand_ins.managed(4096), stand_ins.host(4096));
+        // Each right behind memory of the GPU.
+        let (before_managed, managed) = (stand_ins.allocate(4096), stand_ins.managed(4096));
+        let (before_host, host) = (stand_ins.allocate(4096), stand_ins.host(4096));
+        let theirs = of_another_process(&stand_ins);
         stand_ins.free(hole.start());
         let (pd, open) = (domain(), descriptors());
-        let foreign = 0x7000_0000_0000;
         for (address, length, errno, words) in [
             (first.start(), 0, libc::EINVAL, "has no bytes".to_string()),
             (first.start(), u64::MAX, libc::EINVAL, "pass the end of the address space".into()),
             (hole.start(), 100, libc::EFAULT, "is no memory that CUDA knows: freed".into()),
-            (foreign, 100, libc::EFAULT, "is no memory that CUDA knows: freed, of another process".into()),
+            (theirs, 100, libc::EFAULT, "is no memory that CUDA knows: freed, of another process".into()),
             (
                 first.start(),
                 last.end() - first.start(),
@@ -165,6 +187,8 @@ fn wrong_input_is_named() {
             ),
             (managed, 100, libc::EFAULT, "is managed memory".into()),
             (host, 100, libc::EFAULT, "is host memory".into()),
+            (before_managed.start(), 4097, libc::EFAULT, format!("{managed:#x} is managed memory")),
+            (before_host.start(), 4097, libc::EFAULT, format!("{host:#x} is host memory")),
         ] {
             let error = cache.register(pd, address, length, 1).err().expect("refused");
             assert!(error.errno() == errno && error.to_string().contains(&words), "{words}: {error}");
@@ -227,6 +251,36 @@ fn a_missing_libcuda_is_named() {
         let why = library_error(Cuda::open());
         assert!(why.contains("libcuda.so.1 cannot be opened: install the GPU driver's user space"), "{why}");
         assert!(Cuda::loaded().is_none());
+    });
+}
+
+#[test]
+fn a_libcuda_without_a_gpu_is_named() {
+    on_stand_ins("a_libcuda_without_a_gpu_is_named", Without::Gpu, || {
+        let why = library_error(Cuda::open());
+        assert!(why.contains("cuInit: CUDA_ERROR_NO_DEVICE: is there a GPU, and its driver?"), "{why}");
+    });
+}
+
+/// It still serves peer memory, which needs neither of the functions that it lacks.
+#[test]
+fn a_libcuda_without_dma_buf_is_named() {
+    on_stand_ins("a_libcuda_without_dma_buf_is_named", Without::NewCuda, || {
+        let stand_ins = StandIns::open();
+        let memory = stand_ins.allocate(8192);
+        let (cuda, verbs) = (Cuda::open().unwrap(), IbVerbs::open().unwrap());
+        let cache = Cache::new(cuda, verbs, Policy::only(Way::DmaBuf), Limits::default());
+        let error = cache.register(domain(), memory.start(), 100, 1).err().expect("refused");
+        let words = "by dma-buf: CUDA exports none: libcuda has no cuMemGetHandleForAddressRange (CUDA 11.7)";
+        assert!(error.errno() == libc::EOPNOTSUPP && error.to_string().contains(words), "{error}");
+        std::env::set_var("STAND_IN_PEER_MEMORY", "1");
+        let (cuda, verbs) = (Cuda::loaded().unwrap(), IbVerbs::open().unwrap());
+        let cache = Cache::new(cuda, verbs, Policy::by_module(true), Limits::default());
+        let pd = domain();
+        for _ in 0..2 {
+            assert_eq!(cache.register(pd, memory.start(), 100, 1).unwrap().way(), Way::PeerMemory);
+        }
+        assert_eq!((stand_ins.counts(), cache.stats().hits), ([1, 0, 1], 1));
     });
 }
 
