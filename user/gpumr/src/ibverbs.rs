@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! libibverbs, opened at run time: a program starts where it or its dma-buf call is missing. The
-//! crates `ibverbs` (ibverbs-sys 0.3) and `rdma-sys` (0.3) link it. `sideway` (0.4) is made of
-//! rdma-mummy-sys (0.2.6), C functions of the same names, which the preload library has to define.
+//! crates `ibverbs` 0.9.2 (ibverbs-sys 0.3.2) and `rdma-sys` 0.3.0 link it. `sideway` 0.4.3 is made
+//! of rdma-mummy-sys 0.2.6: C functions of the same names, which the preload library has to define,
+//! and a constructor that opens libibverbs in every process.
 
 use crate::backend::{Access, Verbs};
 use crate::error::Error;

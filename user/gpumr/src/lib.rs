@@ -16,6 +16,9 @@
 //! | [`backend`] | what the cache needs of CUDA and of verbs |
 //! | [`cuda`], [`ibverbs`] | libcuda and libibverbs, opened at run time |
 //! | [`stats`], [`error`] | counters; errors in words |
+//!
+//! The crate `libloading` opens both libraries, and their functions are declared here: the crates
+//! for CUDA and verbs link them, or panic where a function is missing ([`cuda`], [`ibverbs`]).
 
 pub mod backend;
 pub mod cache;
