@@ -13,7 +13,7 @@ impl<G: Gpu, V: Verbs> Hooks<G, V> {
     /// Every free, unmapping and destruction of a context is reported before it happens, until this
     /// is dropped: also one that another thread has begun by now. So a program reports from its
     /// start, and promises then. Whoever leaves one out gets stale registrations. So does whoever
-    /// registers memory between the report and its free: nothing says that it went.
+    /// registers memory between the report and its free: only a sweep finds that it went.
     pub fn promise(cache: &Cache<G, V>) -> Self {
         cache.inner().trust(true);
         Self(cache.clone())

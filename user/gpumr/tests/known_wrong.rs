@@ -120,6 +120,24 @@ fn with_hooks_an_address_given_out_again_is_another_buffer() {
     assert_eq!((cache.stats().hits, cache.stats().misses), (1, 2));
 }
 
+/// Whoever registers between the report and the free owes a sweep, if hits do not ask.
+#[test]
+fn what_is_registered_between_report_and_free_is_found_by_a_sweep() {
+    for promised in [false, true] {
+        let world = World::default();
+        let cache = cache(&world);
+        let block = world.allocate(2).unwrap();
+        let _hooks = promised.then(|| Hooks::promise(&cache));
+        cache.before_free(block.start(), block.length()).unwrap();
+        let old = region(&world, &cache, block);
+        world.remap(block);
+        if promised {
+            cache.sweep();
+        }
+        assert_ne!(region(&world, &cache, block), old);
+    }
+}
+
 /// A program may report frees from some time on: what it freed before, and nobody reported, is not
 /// trusted.
 #[test]
