@@ -11,7 +11,7 @@ pub enum Without {
     Nothing,
     /// libcuda cannot be opened, as where it is missing.
     Cuda,
-    /// libcuda is older than what it has optional: CUDA 10.2 and 11.7.
+    /// libcuda lacks what CUDA 10.2 and 11.7 brought.
     NewCuda,
     /// libcuda finds no GPU.
     Gpu,

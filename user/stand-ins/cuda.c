@@ -3,14 +3,15 @@
  * with each allocation, and is INVALID_VALUE (1) once freed; addresses come back, blocks lie side
  * by side; exports need whole pages, may run over several blocks, and managed and host memory has
  * none. As NVIDIA's manual says: cuPointerGetAttributes() answers 0 for memory that it does not
- * know, and no error. A thread without a context may ask for attributes, and for nothing else; memory
- * of a pool belongs to no context, and any serves for it. When a program ends, it ends, too, and must not be asked any more; this may take
- * long (STAND_IN_SLOW_EXIT). The CPU has pages of managed memory, or has none at the moment
- * (STAND_IN_MANAGED_ON_GPU). Left out: costs, contexts, sizes of 2 MiB, virtual memory. */
+ * know, and no error. A thread without a context may ask for attributes, and for nothing else;
+ * memory of a pool belongs to no context, and any serves for it. When a program ends, it ends, too,
+ * and must not be asked any more; this may take long (STAND_IN_SLOW_EXIT). Managed memory has pages
+ * of the CPU, unless STAND_IN_MANAGED_ON_GPU is set. Left out: costs, contexts, sizes of 2 MiB, virtual memory. */
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { HOST = 1, DEVICE = 2, PAGE = 4096, BLOCKS = 16, CONTEXTS = 8 };
@@ -235,4 +236,25 @@ int cuGetErrorName(int status, const char **name)
 		status == 100 ? "CUDA_ERROR_NO_DEVICE" :
 				"CUDA_ERROR_UNKNOWN";
 	return 0;
+}
+
+/* Where another process has memory, and this one has none. */
+uint64_t stand_in_of_another(void)
+{
+	uint64_t at = 0;
+	int ends[2];
+
+	if (pipe(ends))
+		return 0;
+	if (!fork()) {
+		if (cuMemAlloc_v2(&at, 4096) || write(ends[1], &at, sizeof(at)) < 0)
+			_exit(1);
+		_exit(0);
+	}
+	close(ends[1]);
+	if (read(ends[0], &at, sizeof(at)) < 0)
+		at = 0;
+	close(ends[0]);
+	wait(NULL);
+	return at;
 }

@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 int cuInit(unsigned int flags);
 int cuDevicePrimaryCtxRetain(void **context, int device);
@@ -17,6 +15,7 @@ int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
 int cuMemHostAlloc(void **at, size_t size, unsigned int flags);
 int cuMemFree_v2(uint64_t at);
 void stand_in_counts(unsigned int *counts);
+uint64_t stand_in_of_another(void);
 int example(struct ibv_pd *pd, void *gpu_memory, size_t length, int access);
 
 static char domain[64];
@@ -32,27 +31,6 @@ static struct gpumr_lease *ask(const char *what, struct gpumr *cache, struct ibv
 	else
 		printf("%s: good\n", what);
 	return lease;
-}
-
-/* Where another process has memory, and this one has none. */
-static uint64_t of_another(void)
-{
-	uint64_t at = 0;
-	int ends[2];
-
-	if (pipe(ends))
-		return 0;
-	if (!fork()) {
-		if (cuMemAlloc_v2(&at, 4096) || write(ends[1], &at, sizeof(at)) < 0)
-			_exit(1);
-		_exit(0);
-	}
-	close(ends[1]);
-	if (read(ends[0], &at, sizeof(at)) < 0)
-		at = 0;
-	close(ends[0]);
-	wait(NULL);
-	return at;
 }
 
 static unsigned int live(void)
@@ -86,7 +64,7 @@ int main(void)
 	ask("wrapping", cache, pd, first, -1ul);
 	ask("freed", cache, pd, hole, 100);
 	ask("hole", cache, pd, first, last + 100 - first);
-	ask("another's", cache, pd, of_another(), 100);
+	ask("another's", cache, pd, stand_in_of_another(), 100);
 	ask("plain host", cache, pd, (uintptr_t)plain, sizeof(plain));
 	ask("host", cache, pd, (uintptr_t)host, 100);
 	ask("managed", cache, pd, managed, 100);

@@ -19,6 +19,7 @@ int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
 int cuMemHostAlloc(void **at, size_t size, unsigned int flags);
 int cuMemFree_v2(uint64_t at);
 void stand_in_counts(unsigned int *counts);
+uint64_t stand_in_of_another(void);
 
 static struct ibv_pd pd;
 
@@ -128,27 +129,6 @@ static void threads(uint64_t at)
 	pthread_join(thread, NULL);
 }
 
-/* Where another process has memory, and this one has none. */
-static uint64_t of_another(void)
-{
-	uint64_t at = 0;
-	int ends[2];
-
-	if (pipe(ends))
-		return 0;
-	if (!fork()) {
-		if (cuMemAlloc_v2(&at, 4096) || write(ends[1], &at, sizeof(at)) < 0)
-			_exit(1);
-		_exit(0);
-	}
-	close(ends[1]);
-	if (read(ends[0], &at, sizeof(at)) < 0)
-		at = 0;
-	close(ends[0]);
-	wait(NULL);
-	return at;
-}
-
 static void wrong(uint64_t at)
 {
 	uint64_t hole, beyond, managed, another;
@@ -160,7 +140,7 @@ static void wrong(uint64_t at)
 	show("no bytes", ibv_reg_mr(&pd, (void *)at, 0, IBV_ACCESS_LOCAL_WRITE), at);
 	show("wrapping", ibv_reg_mr(&pd, (void *)at, -4096ul, IBV_ACCESS_LOCAL_WRITE), at);
 	show("freed", ibv_reg_mr(&pd, (void *)hole, 4096, IBV_ACCESS_LOCAL_WRITE), hole);
-	another = of_another();
+	another = stand_in_of_another();
 	show("another's", ibv_reg_mr(&pd, (void *)another, 4096, IBV_ACCESS_LOCAL_WRITE), another);
 	show("hole", ibv_reg_mr(&pd, (void *)at, beyond + 4096 - at, IBV_ACCESS_LOCAL_WRITE), at);
 	struct ibv_mr *mr[] = {

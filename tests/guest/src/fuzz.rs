@@ -64,7 +64,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// refused, wherever the program's own memory is. Wider than any step of [`Fuzzer::range`].
 const FENCE: usize = 4 * GPU_PAGE;
 
-/// In place of a region's memory: no address of this process.
+/// The memory of a dma-buf's region, which has no address in this process.
 const DMA_BUF: Range<u64> = 0..0;
 
 /// A region, and what the keys reach by what addresses.
@@ -72,7 +72,7 @@ struct Region {
     mr: Mr,
     /// By what address its keys reach the first byte. `None` where that cannot be told.
     first: Option<u64>,
-    /// As the kernel was told, which goes on with it in a re-registration.
+    /// What the kernel was told. It keeps that in a re-registration that says nothing of it.
     access: i32,
     /// A dma-buf never is, whatever its access says.
     on_demand: bool,
@@ -149,7 +149,8 @@ fn within(inner: &Range<u64>, outer: &Range<u64>) -> bool {
 }
 
 impl Fuzzer {
-    /// By the user that it is to be: the kernel takes a request only from whom the device's file was opened by.
+    /// Call it as the user who is to post: the kernel takes requests only from the user who opened
+    /// the NIC's file.
     pub fn new(seed: u64, process: u64, cuda: Arc<Cuda>, log: Log) -> Result<Self> {
         let mut rng = fastrand::Rng::with_seed(seed ^ process.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let device = Device::open(RDMA_DEVICE)?;
@@ -222,10 +223,10 @@ impl Fuzzer {
     /// Whether requests to this region would write to the program's own memory: what is on demand
     /// may lie beside memory of the GPU, or where such memory was.
     fn would_hurt(&self, at: usize) -> Result<bool> {
-        let Region { access, at, .. } = self.regions[at];
+        let Region { on_demand, at, .. } = self.regions[at];
         let end = at.saturating_add(MIB as u64);
         let hit = |area: &Range<u64>| !within(area, &self.host) && area.start < end && at < area.end;
-        Ok(access & ON_DEMAND != 0 && host_mappings()?.iter().any(hit))
+        Ok(on_demand && host_mappings()?.iter().any(hit))
     }
 
     /// An address and a length, mostly near memory that is there.
@@ -342,7 +343,7 @@ impl Fuzzer {
 
     /// A region that a program may mean to use: on both sides of a request, and with some bytes.
     fn good_region(&mut self) -> Option<usize> {
-        let good = |r: &Region| r.access & (FULL_ACCESS | ON_DEMAND) == FULL_ACCESS && r.len >= 64;
+        let good = |r: &Region| !r.on_demand && r.access & FULL_ACCESS == FULL_ACCESS && r.len >= 64;
         let good: Vec<usize> = (0..self.regions.len()).filter(|i| good(&self.regions[*i])).collect();
         (!good.is_empty()).then(|| self.some(&good))
     }

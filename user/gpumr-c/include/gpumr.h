@@ -50,12 +50,11 @@ void gpumr_sweep(struct gpumr *cache);
 
 /* Memory is about to be freed or unmapped, or all of it with its context: nobody gets its
  * registrations again, and each ends now or with its last lease. From this call to the free no
- * thread may register that memory: only a sweep is sure to let go of that. */
+ * thread may register that memory: only a sweep is sure to find such a registration. */
 int gpumr_free(struct gpumr *cache, void *addr, size_t length);
 void gpumr_free_all(struct gpumr *cache);
 /* on: every free is reported so, also one that another thread has begun by now: report from the
- * start, and promise it then. Hits then do not ask CUDA, so memory that is registered between
- * the report and the free is taken for whatever comes to its address next, until a sweep. */
+ * start, and promise it then. Hits then do not ask CUDA. */
 void gpumr_hooks(struct gpumr *cache, int on);
 
 void gpumr_get_stats(const struct gpumr *cache, struct gpumr_stats *out);

@@ -224,8 +224,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
     }
 
     /// This memory is about to be freed or unmapped: lets go of it, with or without a promise
-    /// ([`crate::hooks`]). No thread may register it until it is freed. Errors: an empty or
-    /// wrapping range.
+    /// ([`crate::hooks`]). Until it is freed no thread may register it: only a sweep is sure to
+    /// find such a registration. Errors: an empty or wrapping range.
     pub fn before_free(&self, address: u64, length: u64) -> Result<(), Error> {
         self.0.freed(Some(Range::new(address, length)?));
         Ok(())

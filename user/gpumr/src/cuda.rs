@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The CUDA driver, opened at run time: ten functions. cudarc does not serve here. 0.19.10 needs
 //! Rust 1.88 (by libloading 0.9), opens libcuda by itself and panics where a function is missing.
-//! 0.18.2 builds with 1.85 and takes a library that is open, and then panics at the first of its
-//! hundreds of functions that this lacks. Both return a Rust enum, for which an error code of a
-//! newer driver is undefined behaviour. What is left are the constants below.
+//! 0.18.2 builds with 1.85 and takes a library that is open, but panics if that lacks any of its
+//! hundreds of functions. Both return a Rust enum, for which an error code of a newer driver is
+//! undefined behaviour.
 
 use crate::backend::{Gpu, Kind};
 use crate::error::Error;

@@ -12,8 +12,7 @@ pub struct Hooks<G: Gpu, V: Verbs>(Cache<G, V>);
 impl<G: Gpu, V: Verbs> Hooks<G, V> {
     /// Every free, unmapping and destruction of a context is reported before it happens, until this
     /// is dropped: also one that another thread has begun by now. So a program reports from its
-    /// start, and promises then. Whoever leaves one out gets stale registrations. So does whoever
-    /// registers memory between the report and its free: only a sweep finds that it went.
+    /// start, and promises then. Whoever leaves one out gets stale registrations.
     pub fn promise(cache: &Cache<G, V>) -> Self {
         cache.inner().trust(true);
         Self(cache.clone())

@@ -17,8 +17,7 @@
 //! | [`cuda`], [`ibverbs`] | libcuda and libibverbs, opened at run time |
 //! | [`stats`], [`error`] | counters; errors in words |
 //!
-//! The crate `libloading` opens both libraries, and their functions are declared here: the crates
-//! for CUDA and verbs link them, or panic where a function is missing ([`cuda`], [`ibverbs`]).
+//! [`cuda`] and [`ibverbs`] say why no crate for CUDA and for verbs serves here.
 
 pub mod backend;
 pub mod cache;

@@ -14,8 +14,6 @@ use gpumr::{Cache, Error, Limits, Policy, Range, Way};
 use libloading::{Library, Symbol};
 use stand_ins::{libraries, Without};
 use std::ffi::{c_int, c_uint, c_void};
-use std::io::{Read as _, Write as _};
-use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::ptr::NonNull;
 
@@ -103,6 +101,15 @@ impl StandIns {
         at
     }
 
+    /// Where another process has memory, and this one has none.
+    fn of_another_process(&self) -> u64 {
+        // SAFETY: The type is cuda.c's.
+        unsafe {
+            let call: Symbol<unsafe extern "C" fn() -> u64> = self.cuda.get(b"stand_in_of_another").unwrap();
+            call()
+        }
+    }
+
     fn free(&self, at: u64) {
         // SAFETY: The type is cuda.c's.
         unsafe {
@@ -121,24 +128,6 @@ impl StandIns {
         }
         counts
     }
-}
-
-/// Where another process has memory, and this one has none.
-fn of_another_process(stand_ins: &StandIns) -> u64 {
-    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
-    // SAFETY: glibc takes the allocator's lock over fork(); no other thread has the stand-ins.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let told = theirs.write_all(&stand_ins.allocate(4096).start().to_ne_bytes());
-        // SAFETY: Ends this process.
-        unsafe { libc::_exit(i32::from(told.is_err())) };
-    }
-    drop(theirs);
-    let mut at = [0; 8];
-    ours.read_exact(&mut at).unwrap();
-    // SAFETY: A child of ours; its status is not asked for.
-    assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
-    u64::from_ne_bytes(at)
 }
 
 fn domain() -> Pd {
@@ -171,7 +160,7 @@ fn wrong_input_is_named() {
         // Each right behind memory of the GPU.
         let (before_managed, managed) = (stand_ins.allocate(4096), stand_ins.managed(4096));
         let (before_host, host) = (stand_ins.allocate(4096), stand_ins.host(4096));
-        let theirs = of_another_process(&stand_ins);
+        let theirs = stand_ins.of_another_process();
         stand_ins.free(hole.start());
         let (pd, open) = (domain(), descriptors());
         for (address, length, errno, words) in [

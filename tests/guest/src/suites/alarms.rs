@@ -35,7 +35,8 @@ fn raise(which: &str) -> Result<()> {
     rmmod(MODULE)
 }
 
-/// Two threads race for seconds. On a busy machine their processors may not run at the same time.
+/// Two threads race until KCSAN tells of it: on a busy machine their processors may not run at the
+/// same time.
 fn kcsan(_: &Env) -> Result<()> {
     for _ in 0..20 {
         let mut log = Mark::now()?;

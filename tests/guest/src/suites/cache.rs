@@ -30,7 +30,7 @@ type Lease = gpumr::Lease<gpumr::cuda::Cuda, IbVerbs>;
 const THREADS: usize = 4;
 /// Of each thread, without `guest.cached=`.
 const STEPS: usize = 60;
-/// Of all threads, until each thing was done that a storm is for.
+/// Rounds of all threads, at most, until each thing was done that a storm is for.
 const MOST_ROUNDS: usize = 20;
 /// Buffers that a thread has at most, beside one of several segments.
 const BUFFERS: usize = 3;
@@ -131,18 +131,18 @@ fn storm(env: &Env, policy: fn() -> Policy, frees: Frees) -> Result<()> {
 
 /// What a storm did not do yet, without which it tests nothing.
 fn missing(all: &Counts, stats: &gpumr::Stats, frees: Frees) -> Option<&'static str> {
-    let done = |name| all.get(name).copied().unwrap_or(0);
-    let mut counts =
-        ["moved", "same address", "remapped", "freed under a lease"].map(|name| (name, done(name))).to_vec();
-    counts.extend([("hits", stats.hits), ("evicted", stats.evicted)]);
-    counts.extend(match frees {
-        // A free that runs beside a registration is one that nobody can report in time.
+    let mut names = vec!["moved", "same address", "remapped", "freed under a lease"];
+    let gone = match frees {
         Frees::Unseen => {
-            vec![("stale", stats.stale), ("freed while it is registered", done("freed while it is registered"))]
+            // A free that runs beside a registration is one that nobody can report in time.
+            names.push("freed while it is registered");
+            ("stale", stats.stale)
         }
-        Frees::Reported => vec![("freed", stats.freed)],
-    });
-    counts.into_iter().find(|(_, count)| *count == 0).map(|(name, _)| name)
+        Frees::Reported => ("freed", stats.freed),
+    };
+    let counts = names.into_iter().map(|name| (name, all.get(name).copied().unwrap_or(0)));
+    let mut counts = counts.chain([("hits", stats.hits), ("evicted", stats.evicted), gone]);
+    counts.find(|(_, count)| *count == 0).map(|(name, _)| name)
 }
 
 /// What other caches get wrong (user/gpumr/tests/known_wrong.rs): a buffer is registered, its

@@ -516,8 +516,8 @@ fn the_nic_is_given_bus_addresses() {
     }
 }
 
-/// A device without translation reaches the whole BAR anyway. An IOMMU lets it reach what is mapped,
-/// which is to be the pin and nothing else.
+/// A device without translation reaches the whole BAR anyway. Behind an IOMMU it reaches what is
+/// mapped: the pin, and nothing else.
 #[test]
 fn broken_memory_is_mapped_at_once_where_nothing_is_translated() {
     for (iommu, mappings) in [(false, 1), (true, 4)] {
