@@ -1,6 +1,7 @@
 //! packaging/container/peermem against a folder that plays the node and the driver's container.
-//! Stand-ins are make, insmod and rmmod, which are told in a log; insmod and rmmod do to the played
+//! Stand-ins are make, insmod and rmmod, which write a log; insmod and rmmod do to the played
 //! `/sys` and `/proc` what the kernel does to its own, and rmmod refuses while `refcnt` is not 0.
+//! sleep counts the program's looks, since seconds say little on a busy machine.
 //! Left out: Kubernetes, mounts, and the build itself.
 
 use build_tests::repository;
@@ -17,10 +18,13 @@ for word; do case $word in OUT=*) touch "${word#OUT=}/nvidia-peermem.ko" ;; esac
 [ ! -e "$NODE/does-not-build" ] || { echo "preflight: no reason at all"; exit 1; }"#;
 const INSMOD: &str = r#"echo "insmod $*" >>"$NODE/log"
 [ ! -e "$NODE/does-not-load" ] || { echo "insmod: ERROR: could not insert module: no reason at all" >&2; exit 1; }
-mkdir -p "$SYS/module/nvidia_peermem" "$PROC/driver/nvidia-peermem"; echo 0 >"$SYS/module/nvidia_peermem/refcnt""#;
+mkdir -p "$NODE/new" "$PROC/driver/nvidia-peermem"; echo 0 >"$NODE/new/refcnt"; mv "$NODE/new" "$SYS/module/nvidia_peermem""#;
 const RMMOD: &str = r#"echo "rmmod $*" >>"$NODE/log"
 [ "$(cat "$SYS/module/nvidia_peermem/refcnt")" = 0 ] || { echo "rmmod: ERROR: Module nvidia_peermem is in use" >&2; exit 1; }
 rm -r "$SYS/module/nvidia_peermem" && rm -rf "$PROC/driver/nvidia-peermem""#;
+// The program sleeps between two looks.
+const SLEEP: &str = r#"echo look >>"$NODE/log"
+exec /bin/sleep "$@""#;
 
 /// A node, with the container's program while that runs.
 struct Node {
@@ -31,7 +35,7 @@ struct Node {
 impl Node {
     fn new() -> Self {
         let node = Self { dir: TempDir::new().expect("folder"), program: None };
-        for (name, script) in [("make", MAKE), ("insmod", INSMOD), ("rmmod", RMMOD)] {
+        for (name, script) in [("make", MAKE), ("insmod", INSMOD), ("rmmod", RMMOD), ("sleep", SLEEP)] {
             let file = node.write(&format!("bin/{name}"), &format!("#!/bin/sh\n{script}\n"));
             fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("mode");
         }
@@ -116,6 +120,11 @@ impl Node {
         fs::read_to_string(self.path("log")).expect("text")
     }
 
+    /// How often the program has looked before the insmod of this number.
+    fn looks_before(&self, insmod: usize) -> usize {
+        self.log().split("insmod").take(insmod).map(|part| count(part, "look")).sum()
+    }
+
     fn wait(&self, what: &str, until: impl Fn() -> bool) {
         let start = Instant::now();
         while !until() {
@@ -167,7 +176,7 @@ fn waits_for_both_and_builds_against_them() {
     node.says("waiting for the container of the GPU driver");
     node.driver();
     node.says("waiting for the RDMA core");
-    assert!(!node.loaded() && node.log().is_empty(), "{}", node.log());
+    assert!(!node.loaded() && count(&node.log(), "make ") == 0, "{}", node.log());
     node.core();
     node.says("loaded: version 1.0 with persistent_api_support=0 revocable_fallback=1");
     let log = node.log();
@@ -285,10 +294,9 @@ fn a_module_that_does_not_load() {
     node.write("does-not-load", "");
     node.start(&[]);
     node.says("not loaded: insmod: ERROR: could not insert module: no reason at all");
-    let start = Instant::now();
     node.wait("four tries", || count(&node.log(), "insmod") > 3);
-    // 1 + 2 + 4 looks that are left out, and 3 tries.
-    assert!(start.elapsed() > Duration::from_millis(400), "{:?}", start.elapsed());
+    // Before the fourth: three tries, and 1 + 2 + 4 looks without one.
+    assert_eq!(node.looks_before(4), 10, "{}", node.log());
     assert_eq!(count(&node.log(), "make "), 1, "{}", node.log());
     assert_eq!(node.said().lines().count(), 1, "{}", node.said());
     node.remove("does-not-load");
@@ -302,12 +310,10 @@ fn fixed_parameters_apply_at_once() {
     node.write("does-not-load", "");
     node.start(&[]);
     node.wait("six tries", || count(&node.log(), "insmod") > 5);
-    let before = count(&node.log(), "insmod");
-    // The next would come after 32 looks, which take two seconds at least.
-    let start = Instant::now();
+    // The seventh would come after 33 looks.
     node.write("drivers/nvidia-peermem.conf", "revocable_fallback=1\n");
-    node.wait("another try", || count(&node.log(), "insmod") > before);
-    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    node.wait("another try", || count(&node.log(), "insmod") > 6);
+    assert!(node.looks_before(7) - node.looks_before(6) < 33, "{}", node.log());
 }
 
 /// The manifest's image is that of this version.
