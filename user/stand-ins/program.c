@@ -70,6 +70,7 @@ static void by_name(uint64_t at)
 {
 	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int);
 	void *lib = dlopen("libibverbs.so.1", RTLD_NOW);
+	int (*dereg)(struct ibv_mr *);
 
 	struct ibv_mr *mr[3];
 
@@ -79,9 +80,12 @@ static void by_name(uint64_t at)
 	mr[1] = show("dlvsym of a handle", reg(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
 	*(void **)&reg = dlsym(RTLD_DEFAULT, "ibv_reg_mr");
 	mr[2] = show("dlsym of all", reg(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
-	for (int i = 0; i < 3; i++)
+	*(void **)&dereg = dlsym(lib, "ibv_dereg_mr");
+	for (int i = 0; i < 2; i++)
 		if (mr[i])
-			ibv_dereg_mr(mr[i]);
+			dereg(mr[i]);
+	if (mr[2])
+		ibv_dereg_mr(mr[2]);
 }
 
 /* Parts of a buffer, which a cache may have as a whole. */

@@ -12,13 +12,13 @@ use gpumr::cuda::Cuda;
 use gpumr::ibverbs::{IbVerbs, Pd, RawMr};
 use gpumr::identity::Identity;
 use gpumr::{Cache, Error, Lease, Limits, Policy, Range, Sweeper};
+use once_cell::race::OnceBox;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::io::Write;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// Freed memory stays registered so long, with the cache on.
@@ -29,18 +29,22 @@ const ZERO_BASED: c_int = 1 << 5;
 /// `IBV_REREG_MR_ERR_INPUT`: the region is as it was.
 const UNCHANGED: c_int = -1;
 
+// What is made once is made without a lock: a child may be forked while another thread makes it,
+// and would wait for that thread for ever. Of two threads that make it at once one throws its own
+// away.
+
 fn verbs() -> Option<&'static IbVerbs> {
-    static VERBS: OnceLock<Option<IbVerbs>> = OnceLock::new();
-    VERBS.get_or_init(|| IbVerbs::open().map_err(say).ok()).as_ref()
+    static VERBS: OnceBox<Option<IbVerbs>> = OnceBox::new();
+    VERBS.get_or_init(|| Box::new(IbVerbs::open().map_err(say).ok())).as_ref()
 }
 
 /// libcuda, once the program has loaded it.
 fn cuda() -> Option<&'static Cuda> {
-    static CUDA: OnceLock<Cuda> = OnceLock::new();
+    static CUDA: OnceBox<Cuda> = OnceBox::new();
     if let Some(cuda) = CUDA.get() {
         return Some(cuda);
     }
-    let cuda = Cuda::loaded()?;
+    let cuda = Box::new(Cuda::loaded()?);
     Some(CUDA.get_or_init(|| cuda))
 }
 
@@ -70,9 +74,9 @@ impl Cached {
 
 /// The cache, if the user wants it and CUDA is there.
 fn cached() -> Option<&'static Cached> {
-    static WANTED: OnceLock<bool> = OnceLock::new();
-    static CACHED: OnceLock<Option<Cached>> = OnceLock::new();
-    if !*WANTED.get_or_init(|| std::env::var_os("GPUMR_CACHE").is_some_and(|value| value == "1")) {
+    static WANTED: OnceBox<bool> = OnceBox::new();
+    static CACHED: OnceBox<Option<Cached>> = OnceBox::new();
+    if !*WANTED.get_or_init(|| Box::new(std::env::var_os("GPUMR_CACHE").is_some_and(|value| value == "1"))) {
         return None;
     }
     cuda()?;
@@ -82,7 +86,7 @@ fn cached() -> Option<&'static Cached> {
         let sweeper = Sweeper::start(&cache, SWEEP).map_err(|error| Error::Library(error.to_string()))?;
         Ok(Cached { cache, leases: Mutex::default(), _sweeper: sweeper })
     };
-    CACHED.get_or_init(|| open().map_err(|error| say(format!("no cache: {error}"))).ok()).as_ref()
+    CACHED.get_or_init(|| Box::new(open().map_err(|error| say(format!("no cache: {error}"))).ok())).as_ref()
 }
 
 fn errno() -> c_int {
@@ -100,9 +104,27 @@ fn on_gpu(address: u64) -> Option<&'static Cuda> {
     cuda().filter(|cuda| cuda.kind(address) == Kind::Device)
 }
 
-/// Where the program has closed its standard error, or nobody reads it, it is not said.
+/// To standard error, without its lock, which a child's parent may have held. Where that is closed,
+/// or nobody reads it, it is not said, and the program gets no SIGPIPE.
 fn say(why: impl std::fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "libgpumr-preload: {why}");
+    let line = format!("libgpumr-preload: {why}\n");
+    // SAFETY: Signal sets are made of integers.
+    let (mut pipe, mut before, mut pending): (libc::sigset_t, libc::sigset_t, libc::sigset_t) =
+        unsafe { std::mem::zeroed() };
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: Locals; this thread's mask, which is as before in the end. A SIGPIPE of ours comes to
+    // this thread, and is taken unless one waited before.
+    unsafe {
+        libc::sigemptyset(&mut pipe);
+        libc::sigaddset(&mut pipe, libc::SIGPIPE);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &pipe, &mut before);
+        libc::sigpending(&mut pending);
+        libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len());
+        if libc::sigismember(&pending, libc::SIGPIPE) == 0 {
+            libc::sigtimedwait(&pipe, std::ptr::null_mut(), &now);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+    }
 }
 
 /// By dma-buf what the plain call refused with `error`, which stays the answer if this fails, too.

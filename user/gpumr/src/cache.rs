@@ -12,7 +12,7 @@ use crate::policy::{Policy, Way};
 use crate::range::Range;
 use crate::recent;
 use crate::stats::{Counters, Stats};
-use crate::sync::{lock, Arc, AtomicU64, Mutex, Ordering, Weak};
+use crate::sync::{lock, wait, Arc, AtomicU64, Condvar, Mutex, Ordering, Weak};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd;
 
@@ -70,6 +70,8 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
     /// How many promise to report frees, and had what was freed before swept.
     trusted: AtomicU64,
     state: Mutex<State<G, V>>,
+    /// Something left [`State::ending`].
+    ended: Condvar,
 }
 
 /// A region, and what keeps its memory if that was exported.
@@ -77,6 +79,13 @@ type Made<V> = (<V as Verbs>::Mr, Option<Arc<Export>>);
 /// An entry, and the lease of whoever made it.
 type New<G, V> = (Arc<Entry<G, V>>, Held<G, V>);
 type Regions<G, V> = BTreeMap<u64, Arc<Entry<G, V>>>;
+
+/// A registration under way.
+struct Making {
+    range: Range,
+    /// Its memory was reported as freed since it began, or nobody knows.
+    freed: bool,
+}
 
 /// # Invariants
 ///
@@ -87,10 +96,10 @@ struct State<G: Gpu, V: Verbs> {
     entries: u64,
     bytes: u64,
     bar1_bytes: u64,
-    /// How many promise to report frees.
-    hooks: usize,
-    /// How often a free was reported.
-    frees: u64,
+    /// By the clock when they began.
+    making: BTreeMap<u64, Making>,
+    /// What was removed without leases and is not yet deregistered.
+    ending: Vec<Arc<Entry<G, V>>>,
     /// dma-bufs that other NICs may have, the oldest first.
     exports: VecDeque<Weak<Export>>,
 }
@@ -157,6 +166,23 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         Some(inside)
     }
 
+    /// This memory is reported as freed, or all that there is.
+    fn freed(&mut self, range: Option<Range>) {
+        let freed = |making: &&mut Making| range.is_none_or(|range| making.range.overlaps(&range));
+        self.making.values_mut().filter(freed).for_each(|making| making.freed = true);
+    }
+
+    /// Until it is dropped, whoever forgets its domain waits.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Removed::new()`].
+    unsafe fn end(&mut self, entry: &Arc<Entry<G, V>>) -> Removed<G, V> {
+        self.ending.push(entry.clone());
+        // SAFETY: By this function's contract.
+        unsafe { Removed::new(entry.clone()) }
+    }
+
     fn exceeds(&self, limits: &Limits) -> bool {
         self.entries > limits.entries || self.bytes > limits.bytes || self.bar1_bytes > limits.bar1_bytes
     }
@@ -176,8 +202,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
             entries: 0,
             bytes: 0,
             bar1_bytes: 0,
-            hooks: 0,
-            frees: 0,
+            making: BTreeMap::new(),
+            ending: Vec::new(),
             exports: VecDeque::new(),
         };
         Self(Arc::new(Inner {
@@ -190,6 +216,7 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
             clock: AtomicU64::new(0),
             trusted: AtomicU64::new(0),
             state: Mutex::new(state),
+            ended: Condvar::new(),
         }))
     }
 
@@ -237,7 +264,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
     }
 
     /// Lets go of every registration of a domain: before `ibv_dealloc_pd()`, and when its NIC is
-    /// removed.
+    /// removed. Those that no lease holds are deregistered when it returns, also where another
+    /// thread ends them.
     pub fn forget(&self, pd: V::Pd) {
         self.forget_where(|of| of == pd);
     }
@@ -330,35 +358,35 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             return Err(Error::Argument("a zero-based region cannot be shared: leave out IBV_ACCESS_ZERO_BASED"));
         }
         for _ in 0..CHANGES {
-            let frees = lock(&self.state).frees;
-            let identity = Identity::read(&self.gpu, range)?;
-            let (entry, held) = self.make(pd, access, range, &identity)?;
-            // What was freed meanwhile may have been registered, or what took its place.
-            if !entry.identity.holds(&self.gpu) {
-                let _none = self.remove(&entry);
-                continue;
-            }
-            let mut out = Vec::new();
-            let kept = {
-                let mut state = lock(&self.state);
-                // A free that was reported before the entry is in did not see it: this one is not
-                // kept.
-                let known = state.hooks > 0 && state.frees != frees;
-                let inside = if known { None } else { state.insert(&entry) };
-                let kept = inside.is_some();
-                out.extend(inside.into_iter().flatten().filter_map(|old| self.remove(&old)));
-                if !kept {
-                    out.extend(self.remove(&entry));
-                }
-                kept
-            };
+            let number = self.tick();
+            lock(&self.state).making.insert(number, Making { range, freed: false });
+            let made = self.make_of(pd, access, range);
+            let mut state = lock(&self.state);
+            let freed = state.making.remove(&number).is_none_or(|making| making.freed);
+            let ((entry, held), same) = made?;
+            // A free that was reported before the entry is in did not see it: this one is not kept.
+            let inside = if same && !freed { state.insert(&entry) } else { None };
+            let kept = inside.is_some();
+            let out = inside.unwrap_or_else(|| vec![entry.clone()]);
+            let out: Vec<_> = out.iter().filter_map(|entry| self.remove(&mut state, entry)).collect();
+            drop(state);
             drop(out);
             if kept {
                 recent::keep(entry, range.start());
             }
-            return Ok(held);
+            if same {
+                return Ok(held);
+            }
         }
         Err(Error::Changed { range })
+    }
+
+    /// Registers; and whether the memory is still what it was before. What was freed meanwhile may
+    /// have been registered, or what took its place.
+    fn make_of(self: &Arc<Self>, pd: V::Pd, access: Access, range: Range) -> Result<(New<G, V>, bool), Error> {
+        let identity = Identity::read(&self.gpu, range)?;
+        let made = self.make(pd, access, range, &identity)?;
+        Ok((made, identity.holds(&self.gpu)))
     }
 
     /// Registers; once more after making room, if memory is short.
@@ -371,7 +399,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     ) -> Result<New<G, V>, Error> {
         let first = self.make_once(pd, access, range, identity);
         match first {
-            Err(error) if error.lacks_memory() && self.evict_all() => {
+            Err(error) if self.make_room(&error) => {
                 let made = self.make_once(pd, access, range, identity)?;
                 self.counters.retried.add(1);
                 Ok(made)
@@ -454,11 +482,17 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
 
     /// Nobody gets this entry, which left the map or was never in it, again.
     #[must_use = "it is deregistered where no lock is held"]
-    fn remove(&self, entry: &Arc<Entry<G, V>>) -> Option<Removed<G, V>> {
+    fn remove(&self, state: &mut State<G, V>, entry: &Arc<Entry<G, V>>) -> Option<Removed<G, V>> {
         let (hits, unused) = entry.word.remove();
         self.counters.hits.add(hits);
         // SAFETY: The word said so.
-        unused.then(|| unsafe { Removed::new(entry.clone()) })
+        unused.then(|| unsafe { state.end(entry) })
+    }
+
+    /// It is deregistered.
+    pub(crate) fn ended(&self, entry: &Arc<Entry<G, V>>) {
+        lock(&self.state).ending.retain(|ending| !Arc::ptr_eq(ending, entry));
+        self.ended.notify_all();
     }
 
     /// Nobody gets this entry again. Whether it was in the map.
@@ -469,7 +503,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         let mut state = lock(&self.state);
         let Some(entry) = state.same(entry).cloned() else { return false };
         state.take(&entry);
-        let _removed = self.remove(&entry);
+        let _removed = self.remove(&mut state, &entry);
         // The lock first.
         drop(state);
         true
@@ -497,31 +531,27 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             return;
         }
         if on {
-            {
-                let mut state = lock(&self.state);
-                state.hooks += 1;
-                // What is being registered may be of memory that was freed, and nobody reported: it
-                // is not kept.
-                state.frees += 1;
-            }
+            // What is being registered may be of memory that was freed, and nobody reported: it is
+            // not kept.
+            lock(&self.state).freed(None);
             // What was freed before nobody reported. Only then hits stop asking.
             self.sweep();
             self.trusted.fetch_add(1, Ordering::Release);
         } else {
             self.trusted.fetch_sub(1, Ordering::Release);
-            lock(&self.state).hooks -= 1;
         }
     }
 
     pub(crate) fn freed(&self, range: Option<Range>) {
         if self.check_process().is_ok() {
-            lock(&self.state).frees += 1;
+            lock(&self.state).freed(range);
             let out = self.take_out(|entry| range.is_none_or(|range| entry.range.overlaps(&range)));
             self.counters.freed.add(out);
         }
     }
 
-    /// Takes out what `which` says; how many.
+    /// Takes out what `which` says, and waits for those of them that other threads deregister just
+    /// now; how many it took out.
     fn take_out(&self, which: impl Fn(&Entry<G, V>) -> bool) -> u64 {
         if self.check_process().is_err() {
             return 0;
@@ -529,9 +559,13 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         let mut state = lock(&self.state);
         let chosen: Vec<_> = state.all().filter(|entry| which(entry)).cloned().collect();
         chosen.iter().for_each(|entry| state.take(entry));
-        let out: Vec<_> = chosen.iter().filter_map(|entry| self.remove(entry)).collect();
+        let out: Vec<_> = chosen.iter().filter_map(|entry| self.remove(&mut state, entry)).collect();
         drop(state);
         drop(out);
+        let mut state = lock(&self.state);
+        while state.ending.iter().any(|entry| which(entry)) {
+            state = wait(&self.ended, state);
+        }
         chosen.len() as u64
     }
 
@@ -546,31 +580,39 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         while state.exceeds(&self.limits) {
             // The oldest, or the first whose lease just ended; all others are told that they are
             // awaited.
-            let evict = |entry| self.evict(entry);
-            let oldest = state.oldest_unused();
-            let Some(evicted) = oldest.and_then(evict).or_else(|| state.all().cloned().find_map(evict)) else { break };
+            let oldest = state.oldest_unused().filter(|entry| self.evict(entry));
+            let first = || state.all().find(|entry| self.evict(entry)).cloned();
+            let Some(evicted) = oldest.or_else(first) else { break };
             state.take(&evicted);
-            out.push(evicted);
+            // SAFETY: evict() said so.
+            out.push(unsafe { state.end(&evicted) });
         }
         drop(state);
     }
 
-    /// Evicts everything that nobody uses; whether there was something.
-    fn evict_all(&self) -> bool {
+    /// Evicts what nobody uses, if that may help against `error`; whether there was something.
+    fn make_room(&self, error: &Error) -> bool {
+        let (short, perhaps) = (error.lacks_memory(), error.may_lack_bar1());
+        if !short && !perhaps {
+            return false;
+        }
+        let helps = |entry: &Entry<G, V>| short || entry.way == Way::PeerMemory;
         let mut state = lock(&self.state);
-        let out: Vec<_> = state.all().cloned().filter_map(|entry| self.evict(entry)).collect();
-        out.iter().for_each(|evicted| state.take(evicted));
+        let evicted: Vec<_> = state.all().filter(|entry| helps(entry) && self.evict(entry)).cloned().collect();
+        evicted.iter().for_each(|entry| state.take(entry));
+        // SAFETY: evict() said so.
+        let out: Vec<_> = evicted.iter().map(|entry| unsafe { state.end(entry) }).collect();
         drop(state);
         !out.is_empty()
     }
 
-    /// Nobody gets this entry again, if nobody uses it. It is then to be taken out of the map.
-    fn evict(&self, entry: Arc<Entry<G, V>>) -> Option<Removed<G, V>> {
-        let hits = entry.word.remove_or_await()?;
+    /// Nobody gets this entry again, if nobody uses it. If so, it is to be taken out of the map and
+    /// ended.
+    fn evict(&self, entry: &Entry<G, V>) -> bool {
+        let Some(hits) = entry.word.remove_or_await() else { return false };
         self.counters.hits.add(hits);
         self.counters.evicted.add(1);
-        // SAFETY: The word said that it is removed and unused.
-        Some(unsafe { Removed::new(entry) })
+        true
     }
 }
 
@@ -578,6 +620,11 @@ impl<G: Gpu, V: Verbs> Drop for Inner<G, V> {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         let left: Vec<_> = std::mem::take(&mut state.regions).into_values().flat_map(BTreeMap::into_values).collect();
-        left.iter().for_each(|entry| drop(self.remove(entry)));
+        for entry in left {
+            if entry.word.remove().1 {
+                // SAFETY: The word said so.
+                drop(unsafe { Removed::new(entry) });
+            }
+        }
     }
 }

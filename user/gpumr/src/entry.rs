@@ -170,18 +170,13 @@ impl<G: Gpu, V: Verbs> Removed<G, V> {
     }
 }
 
-impl<G: Gpu, V: Verbs> Deref for Removed<G, V> {
-    type Target = Entry<G, V>;
-
-    fn deref(&self) -> &Entry<G, V> {
-        &self.0
-    }
-}
-
 impl<G: Gpu, V: Verbs> Drop for Removed<G, V> {
     fn drop(&mut self) {
         // SAFETY: Promised in `new()`.
         drop(unsafe { self.0.finish() });
+        if let Some(cache) = self.0.cache.upgrade() {
+            cache.ended(&self.0);
+        }
     }
 }
 

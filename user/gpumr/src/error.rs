@@ -94,6 +94,12 @@ impl Error {
             _ => false,
         }
     }
+
+    /// Whether BAR1 may be full: to nvidia-peermem memory of which the driver pins not even one
+    /// page looks like none of a GPU, so `ibv_reg_mr()` answers EFAULT.
+    pub(crate) fn may_lack_bar1(&self) -> bool {
+        matches!(self, Self::Refused { peer_memory: Some(error), .. } if error.raw_os_error() == Some(libc::EFAULT))
+    }
 }
 
 impl fmt::Display for Error {
@@ -126,7 +132,9 @@ impl fmt::Display for Error {
                     None => write!(f, " dma-buf was not tried"),
                 }
             }
-            Self::Forked => write!(f, "this process was forked: registrations belong to the parent; make a new cache"),
+            Self::Forked => {
+                write!(f, "this process was forked: registrations and CUDA belong to the parent: use exec()")
+            }
             Self::Argument(why) => f.write_str(why),
             Self::Library(why) => f.write_str(why),
         }

@@ -19,8 +19,12 @@ pub struct Sweeper {
 }
 
 impl Sweeper {
-    /// Sweeps `cache` each `interval`. Errors: no thread.
+    /// Sweeps `cache` each `interval`. Errors: no thread, or an interval of 0.
     pub fn start<G: Gpu, V: Verbs>(cache: &Cache<G, V>, interval: Duration) -> std::io::Result<Self> {
+        if interval.is_zero() {
+            let why = "an interval of 0 would sweep without end: take some milliseconds";
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
+        }
         let cache = cache.clone();
         let (stop, stopped) = channel();
         let generation = fork::watch();

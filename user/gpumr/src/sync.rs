@@ -5,7 +5,7 @@
 pub(crate) use shuttle::{
     sync::{
         atomic::{AtomicU64, Ordering},
-        Arc, Mutex, MutexGuard, Weak,
+        Arc, Condvar, Mutex, MutexGuard, Weak,
     },
     thread_local,
 };
@@ -13,7 +13,7 @@ pub(crate) use shuttle::{
 pub(crate) use std::{
     sync::{
         atomic::{AtomicU64, Ordering},
-        Arc, Mutex, MutexGuard, Weak,
+        Arc, Condvar, Mutex, MutexGuard, Weak,
     },
     thread_local,
 };
@@ -22,4 +22,9 @@ pub(crate) use std::{
 /// half-way.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Waits, for whatever reason it wakes.
+pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    condvar.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner)
 }

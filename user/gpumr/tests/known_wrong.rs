@@ -62,17 +62,21 @@ fn the_middle_of_a_range_is_replaced() {
 }
 
 /// UCX caches GPU memory only with hooks, and misses a free that does not go through them: here
-/// CUDA is asked.
+/// CUDA is asked. Where frees were promised, the next sweep finds the one that was not reported.
 #[test]
 fn ucx_a_free_that_no_hook_saw() {
-    let world = World::default();
-    let cache = cache(&world);
-    let first = world.allocate(4).unwrap();
-    let hooks = Hooks::promise(&cache);
-    let old = region(&world, &cache, first);
-    drop(hooks);
-    world.remap(first);
-    assert_ne!(region(&world, &cache, first), old);
+    for promised in [false, true] {
+        let world = World::default();
+        let cache = cache(&world);
+        let first = world.allocate(4).unwrap();
+        let _hooks = promised.then(|| Hooks::promise(&cache));
+        let old = region(&world, &cache, first);
+        world.remap(first);
+        if promised {
+            cache.sweep();
+        }
+        assert_ne!(region(&world, &cache, first), old);
+    }
 }
 
 /// Libraries that never sweep keep freed memory allocated until the process ends.
@@ -212,6 +216,20 @@ fn memory_freed_during_registration_is_not_kept() {
     assert_eq!((cache.stats().entries, world.regions()), (0, 0));
 }
 
+/// Frees of other memory do not keep a registration from being kept.
+#[test]
+fn other_memory_freed_during_registration_changes_nothing() {
+    let world = World::default();
+    let cache = cache(&world);
+    let (block, other) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+    let _hooks = Hooks::promise(&cache);
+    let reporter = cache.clone();
+    world.meanwhile(move |_| reporter.before_free(other.start(), other.length()).unwrap());
+    let first = region(&world, &cache, block);
+    assert_eq!(region(&world, &cache, block), first);
+    assert_eq!(cache.stats().hits, 1);
+}
+
 #[test]
 fn a_part_of_a_registration_is_a_hit() {
     let world = World::default();
@@ -253,6 +271,40 @@ fn short_memory_evicts_and_is_tried_once_more() {
     world.limit(2);
     let error = cache.register(0, blocks[1].start(), blocks[1].length(), 1).err().unwrap();
     assert_eq!(error.errno(), libc::ENOMEM);
+}
+
+/// Where BAR1 has no room for one page, nvidia-peermem cannot tell the memory from another's, and
+/// `ibv_reg_mr()` answers EFAULT. What helps is room in BAR1, which only peer memory takes.
+#[test]
+fn a_full_bar1_evicts_and_is_tried_once_more() {
+    let world = World::default();
+    let cache = Cache::new(world.clone(), world.clone(), Policy::only(Way::PeerMemory), Limits::default());
+    world.limit(4);
+    world.answer_when_full(libc::EFAULT);
+    let blocks: Vec<Range> = (0..3).map(|_| world.allocate(2).unwrap()).collect();
+    let held = cache.register(0, blocks[0].start(), blocks[0].length(), 1).unwrap();
+    region(&world, &cache, blocks[1]);
+    region(&world, &cache, blocks[2]);
+    assert_eq!((cache.stats().evicted, cache.stats().retried), (1, 1));
+    assert!(world.is_alive(held.lkey()), "what is in use stays");
+    world.limit(2);
+    let error = cache.register(0, blocks[1].start(), blocks[1].length(), 1).err().unwrap();
+    assert_eq!(error.errno(), libc::EFAULT);
+    assert_eq!((world.regions(), cache.stats().evicted), (1, 2));
+}
+
+/// Without nvidia-peermem every plain call answers EFAULT, and no eviction changes that.
+#[test]
+fn where_peer_memory_never_works_nothing_is_evicted_for_it() {
+    let world = World::default();
+    world.refuse_peer_memory();
+    let cache = cache(&world);
+    let (block, other) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+    let kept = region(&world, &cache, block);
+    world.refuse_export();
+    let error = cache.register(0, other.start(), other.length(), 1).err().unwrap();
+    assert_eq!((error.errno(), cache.stats().evicted), (libc::EFAULT, 0));
+    assert_eq!(region(&world, &cache, block), kept);
 }
 
 #[test]
@@ -434,6 +486,8 @@ fn bad_input_is_named() {
     let cache = Cache::new(world.clone(), world.clone(), Policy::only(Way::PeerMemory), Limits::default());
     let error = cache.register(0, block.start(), 10, 1).err().expect("refused");
     assert!(error.to_string().contains("is nvidia-peermem loaded?"), "{error}");
+    let error = Sweeper::start(&cache, Duration::ZERO).err().expect("refused");
+    assert!(error.to_string().contains("would sweep without end"), "{error}");
     assert!(Policy::parse("fast").unwrap_err().to_string().contains("\"fast\" is no way to register"));
     assert_eq!(world.regions(), 0, "nothing leaks");
 }

@@ -100,6 +100,32 @@ fn hooks() {
     search("hooks", || run(true, Limits::default(), 0));
 }
 
+/// A domain that was told to be forgotten is about to go: nobody may deregister in it any more,
+/// also what another thread had just taken out.
+#[test]
+fn a_forgotten_domain() {
+    search("a forgotten domain", || {
+        let world = World::default();
+        let limits = Limits { entries: 1, ..Limits::default() };
+        let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
+        let (freed, other) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+        register(&world, &cache, freed);
+        world.remap(freed);
+        let sweeps = {
+            let cache = cache.clone();
+            shuttle::thread::spawn(move || cache.sweep())
+        };
+        let evicts = {
+            let cache = cache.clone();
+            shuttle::thread::spawn(move || drop(cache.register(1, other.start(), other.length(), 1).unwrap()))
+        };
+        cache.forget(0);
+        assert!(!world.is_alive(0), "DOMAIN: deregistered in a domain that is gone");
+        sweeps.join().unwrap();
+        evicts.join().unwrap();
+    });
+}
+
 /// Two that ask for the same at once, and one that frees: one region is left, or none.
 #[test]
 fn the_same_buffer() {

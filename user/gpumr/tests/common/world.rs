@@ -60,7 +60,10 @@ struct State {
     exported: usize,
     /// Pages that may be registered at once; 0: no limit.
     room: u64,
+    /// The errno where there is no room; 0: ENOMEM.
+    full: i32,
     no_peer_memory: bool,
+    no_export: bool,
     no_deregistration: bool,
     bounds: Bounds,
     questions: usize,
@@ -125,6 +128,14 @@ impl World {
 
     pub fn limit(&self, pages: u64) {
         self.state().room = pages;
+    }
+
+    pub fn answer_when_full(&self, errno: i32) {
+        self.state().full = errno;
+    }
+
+    pub fn refuse_export(&self) {
+        self.state().no_export = true;
     }
 
     pub fn refuse_peer_memory(&self) {
@@ -211,7 +222,8 @@ impl State {
     fn add(&mut self, range: Range, pages: BTreeMap<u64, Object>) -> io::Result<u32> {
         let used: usize = self.regions.iter().filter(|r| r.alive).map(|r| r.pages.len()).sum();
         if self.room > 0 && (used + pages.len()) as u64 > self.room {
-            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+            let errno = if self.full == 0 { libc::ENOMEM } else { self.full };
+            return Err(io::Error::from_raw_os_error(errno));
         }
         if pages.values().any(|object| *object == 0) {
             return Err(io::Error::from_raw_os_error(libc::EFAULT));
@@ -253,6 +265,9 @@ impl Gpu for World {
     fn export(&self, range: Range) -> Result<OwnedFd, String> {
         super::step();
         let mut state = self.state();
+        if state.no_export {
+            return Err("not supported".into());
+        }
         let pages = state.pages(&range);
         let (ours, theirs) = UnixStream::pair().unwrap();
         let fd = OwnedFd::from(theirs);
