@@ -2,8 +2,8 @@
 
 //! nvidia-peermem: GPU memory for the peer-memory API of ib_core, in Rust.
 //!
-//! This file is the way in: the module, its parameters, and a thin function for each of the core's
-//! seven callbacks. The work is done in these files, each of which uses only those below it:
+//! This file is the way in: loading and unloading, and a thin function for each of the core's seven
+//! callbacks. The work is done in these files, each of which uses only those below it:
 //!
 //! - [`snapshot`] what `/proc` shows of the module's state
 //! - [`registration`] the core's callbacks on one registration, from `get_pages` to `release`

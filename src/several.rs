@@ -5,7 +5,7 @@
 use kernel::alloc::KVVec;
 use kernel::prelude::*;
 
-/// See the file's text.
+/// One `T`, or several.
 pub(crate) struct Several<T> {
     first: T,
     /// `None` for none: dropping an empty list would ask the allocator.

@@ -2,7 +2,7 @@
 
 //! The state of one registration, as one pure machine: what the state lock protects.
 //!
-//! State = pin × mapping × revoked × core ticket (docs/rules.md). Every transition is a method. None
+//! State = pin × mapping × revoked × core ticket. Every transition is a method. None
 //! of them calls anything, so all of them are legal under the state lock, and the models run this
 //! very file.
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What nvidia-peermem alone has: its parameters, and the peer-memory core; see
- * shim.h.
+ * What nvidia-peermem alone has: its parameters, and weak references to the
+ * peer-memory core's functions; see shim.h.
  */
 #include <linux/kobject.h>
 #include <linux/list.h>

@@ -90,9 +90,9 @@ fn listen(from: &Receiver<Said>, limit: Duration) -> Result<BTreeMap<u64, Counts
 }
 
 /// What a reader of /proc sees meanwhile: whole rows, and counters that never fall. How often it
-/// looked.
+/// looked. On the console it says each minute how far the storm is.
 fn watch(done: &AtomicBool) -> Result<u64> {
-    let (mut looks, mut before) = (0, 0);
+    let (mut looks, mut before, mut said) = (0, 0, Instant::now());
     while !done.load(Ordering::Relaxed) {
         let stats = Stats::read()?;
         let (unpins, pins) = (stats.number("total.unpins")?, stats.number("total.pins")?);
@@ -104,6 +104,10 @@ fn watch(done: &AtomicBool) -> Result<u64> {
             }
         }
         looks += 1;
+        if said.elapsed() > Duration::from_secs(60) {
+            said = Instant::now();
+            std::fs::write("/dev/kmsg", format!("guest: storm: {pins} pins so far")).context("write /dev/kmsg")?;
+        }
         thread::sleep(Duration::from_millis(50));
     }
     Ok(looks)
