@@ -358,6 +358,16 @@ fn a_refusal_is_over_once_the_closed_driver_took_a_build() {
     assert!(!String::from_utf8_lossy(&status.stdout).contains("driver.licence"));
 }
 
+/// Nobody here has had such a machine.
+#[test]
+fn what_was_constructed_says_so() {
+    for (name, path) in checks::machines() {
+        let constructed = ["gb", "hgx", "slots"].iter().any(|start| name.starts_with(start));
+        let text = fs::read_to_string(path).unwrap();
+        assert_eq!(text.starts_with("# made up"), constructed, "{name}");
+    }
+}
+
 /// Grace: coherent memory, no ATS, pages of 64 KiB; and where Data Direct is, dma-buf is the faster
 /// way.
 #[test]
