@@ -17,7 +17,8 @@ struct gpumr_lease;
 struct ibv_pd;
 struct ibv_mr;
 
-/* 0 means no limit. What is in use is never evicted. */
+/* 0 means no limit. What is in use is never evicted. bar1_bytes: of all GPUs together; what is
+ * registered with several NICs counts for each. */
 struct gpumr_limits {
 	uint64_t entries;
 	uint64_t bytes;

@@ -30,7 +30,8 @@ pub struct Limits {
     pub entries: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Their bytes of BAR1.
+    /// Their bytes of BAR1, of all GPUs together. What is registered with several NICs counts for
+    /// each, though a dma-buf takes BAR1 once: the limit may evict early, never late.
     pub bar1_bytes: u64,
 }
 

@@ -16,7 +16,7 @@ use gpumr::{Error, Limits, Policy, Sweeper, Way};
 use serde_json::json;
 
 use super::dma_buf::prepare;
-use super::{expect_errno, pattern, same_bytes, Bench, KIB, MIB};
+use super::{expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
 use crate::cuda::{Cuda, DeviceMemory, Segments};
 use crate::gpu;
 use crate::helper::Helper;
@@ -57,6 +57,8 @@ pub fn suite() -> Suite {
         ("mainline/wrong_input", Level::Bare, wrong_input),
         ("persistent/wrong_input", Level::Peermem(Mode::Persistent), wrong_input),
         ("legacy/wrong_input", Level::Peermem(Mode::Legacy), wrong_input),
+        ("persistent/bar1_full", Level::Peermem(Mode::Persistent), bar1_full),
+        ("legacy/bar1_full", Level::Peermem(Mode::Legacy), bar1_full),
         ("legacy/storm", Level::Peermem(Mode::Legacy), |env| storm(env, Policy::automatic, Frees::Unseen)),
         ("legacy/storm_with_hooks", Level::Peermem(Mode::Legacy), |env| storm(env, Policy::automatic, Frees::Reported)),
     ];
@@ -281,6 +283,34 @@ fn wrong_input(env: &Env) -> Result<()> {
     let stats = cache.stats();
     ensure!((stats.entries, stats.bytes, stats.bar1_bytes) == (0, 0, 0), "{stats:?}");
     gpu::wait_clean(Duration::from_secs(10))
+}
+
+/// What nobody uses makes room in BAR1: where there is room for one page, which the module answers
+/// with ENOMEM, and where there is none, which it answers with EFAULT.
+fn bar1_full(env: &Env) -> Result<()> {
+    const LEN: usize = 2 * GPU_PAGE;
+    prepare(env)?;
+    let bench = Bench::new()?;
+    let memory = (0..3).map(|_| bench.cuda.alloc(SEGMENT)).collect::<Result<Vec<_>>>()?;
+    for (room, errno) in [(4, libc::EFAULT), (5, libc::ENOMEM)] {
+        let policy = Policy::only(Way::PeerMemory);
+        let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, policy, Limits::default());
+        let register = |at: u64| cache.register(domain(&bench.pd), at, LEN as u64, FULL_ACCESS);
+        // Beside what the driver keeps.
+        gpu::lab()?.set("bar1_size", 36 * MIB as u64 + room * GPU_PAGE as u64)?;
+        let held = register(memory[0].va())?;
+        drop(register(memory[1].va())?);
+        let plain = Mr::reg(&bench.pd, memory[2].va(), LEN, FULL_ACCESS);
+        expect_errno("the plain call", plain.err().and_then(|e| e.raw_os_error()).unwrap_or(0), errno)?;
+        drop(register(memory[2].va()).with_context(|| format!("{room} pages of BAR1"))?);
+        let stats = cache.stats();
+        ensure!((stats.evicted, stats.retried, stats.entries) == (1, 1, 2), "{room} pages: {stats:?}");
+        drop(held);
+        drop(cache);
+        gpu::lab()?.reset_config()?;
+        gpu::wait_clean(Duration::from_secs(10))?;
+    }
+    Ok(())
 }
 
 type Counts = BTreeMap<&'static str, u64>;
