@@ -36,7 +36,7 @@ package = $(foreach name,$(1),$(shell dpkg-query -W -f='$${Package} $${Version}'
 
 LINUX := 7.2
 # Without the lab's RDMA stack and GPU, which are not made for them: one small module stands in.
-BARE := debian-7.3 debian-7.3-arm64 debian-6.1 debian-6.1-arm64 debian-5.10
+BARE := debian-7.3 debian-7.3-arm64 debian-7.3-arm64-16k debian-6.1 debian-6.1-arm64 debian-5.10
 DEBIAN := debian-6.12 debian-6.12-arm64 debian-6.12-arm64-16k $(BARE)
 own := $(filter-out $(DEBIAN),$(KERNEL))
 flavour := $(firstword $(subst -, ,$(KERNEL)))

@@ -39,6 +39,9 @@ pub enum Kernel {
     #[value(name = "debian-7.3-arm64")]
     #[serde(rename = "debian-7.3-arm64")]
     Debian73Arm64,
+    #[value(name = "debian-7.3-arm64-16k")]
+    #[serde(rename = "debian-7.3-arm64-16k")]
+    Debian73Arm64Pages16k,
     #[value(name = "debian-6.1-arm64")]
     #[serde(rename = "debian-6.1-arm64")]
     Debian61Arm64,
@@ -71,6 +74,7 @@ impl Kernel {
             | Kernel::Debian612Arm64Pages16k
             | Kernel::Debian61Arm64
             | Kernel::Debian73Arm64
+            | Kernel::Debian73Arm64Pages16k
             | Kernel::Debug72Arm64Pages64k => Arch::Arm64,
             Kernel::Debian612
             | Kernel::Debian73
@@ -85,7 +89,7 @@ impl Kernel {
     /// Its page, in words.
     pub fn pages(self) -> &'static str {
         match self {
-            Kernel::Debian612Arm64Pages16k => "16 KiB",
+            Kernel::Debian612Arm64Pages16k | Kernel::Debian73Arm64Pages16k => "16 KiB",
             Kernel::Debug72Arm64Pages64k => "64 KiB",
             _ => "4 KiB",
         }
