@@ -255,8 +255,9 @@ impl Boot {
         self.cable.as_ref().and_then(Cable::alone).map(Error::msg)
     }
 
-    /// A prompt in the machine; its console is this terminal.
-    pub fn shell(&self, lab: &Lab, built: &Built, image: &Path) -> Result<()> {
+    /// A prompt in the machine; its console is this terminal. With `guest.run=` tests instead, whose
+    /// results are told at the end. Whether none failed.
+    pub fn shell(&self, lab: &Lab, built: &Built, image: &Path) -> Result<bool> {
         let dir = lab.build.join("run").join(&self.name);
         fs::create_dir_all(&dir)?;
         let mut boot = self.clone();
@@ -264,7 +265,9 @@ impl Boot {
         let mut cmd = boot.qemu(built, image);
         cmd.args(["-chardev", "stdio,id=tty,mux=on,signal=off", "-serial", "chardev:tty"]);
         cmd.args(["-mon", "chardev=tty,mode=readline"]);
-        cmd.args(built.arch.results(&dir.join("results.ktap")));
+        let results = dir.join("results.ktap");
+        let _ = fs::remove_file(&results);
+        cmd.args(built.arch.results(&results));
         say("shell: starting; Ctrl-A X ends the machine, as does `exit`");
         let status = if std::io::stdin().is_terminal() {
             cmd.stdin(Stdio::inherit()).status().context("cannot run setpriv and QEMU")?
@@ -274,7 +277,9 @@ impl Boot {
         if !status.success() {
             return Err(anyhow!("QEMU ended with {status}"));
         }
-        Ok(())
+        let told = read_lossy(&results);
+        told.lines().filter(|line| !line.starts_with("# json ")).for_each(|line| println!("{line}"));
+        Ok(!told.lines().any(|line| line.trim_start().starts_with("not ok ")))
     }
 }
 

@@ -155,8 +155,7 @@ fn run(args: Args) -> Result<bool> {
             let built = artefacts::build(&lab, kernel, &[kind], &[])?;
             let mut boot = Boot { gpus, nics, iommu, append, ..Boot::new("shell", "shell") };
             boot.append.extend(words::module(module(nvidia_c), kernel));
-            boot.shell(&lab, &built, &built.image(kind))?;
-            Ok(true)
+            boot.shell(&lab, &built, &built.image(kind))
         }
         Cmd::Keep(keep) => keep.run(&lab).map(|()| true),
     }

@@ -291,8 +291,8 @@ fn bar1_full(env: &Env) -> Result<()> {
     const LEN: usize = 2 * GPU_PAGE;
     prepare(env)?;
     let bench = Bench::new()?;
-    let memory = (0..3).map(|_| bench.cuda.alloc(SEGMENT)).collect::<Result<Vec<_>>>()?;
     for (room, errno) in [(4, libc::EFAULT), (5, libc::ENOMEM)] {
+        let memory = (0..3).map(|_| bench.cuda.alloc(SEGMENT)).collect::<Result<Vec<_>>>()?;
         let policy = Policy::only(Way::PeerMemory);
         let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, policy, Limits::default());
         let register = |at: u64| cache.register(domain(&bench.pd), at, LEN as u64, FULL_ACCESS);
@@ -305,8 +305,7 @@ fn bar1_full(env: &Env) -> Result<()> {
         drop(register(memory[2].va()).with_context(|| format!("{room} pages of BAR1"))?);
         let stats = cache.stats();
         ensure!((stats.evicted, stats.retried, stats.entries) == (1, 1, 2), "{room} pages: {stats:?}");
-        drop(held);
-        drop(cache);
+        drop((held, cache, memory));
         gpu::lab()?.reset_config()?;
         gpu::wait_clean(Duration::from_secs(10))?;
     }
