@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Registers GPU memory, twice: the second time it is a hit. Arguments: a protection domain and GPU
-//! memory, which a program gets of its verbs and CUDA crates.
+//! memory, which a program gets of its verbs and CUDA crates. By itself it only says whether the
+//! libraries are there.
 
 use gpumr::cuda::Cuda;
 use gpumr::ibverbs::{IbVerbs, Pd};
