@@ -337,6 +337,14 @@ impl Fuzzer {
         let _ = region.mr.dereg();
     }
 
+    fn drop_some(&mut self) {
+        for _ in 0..self.rng.usize(..3) {
+            if let Some(at) = self.any_region() {
+                self.drop_region(at);
+            }
+        }
+    }
+
     fn any_region(&mut self) -> Option<usize> {
         (!self.regions.is_empty()).then(|| self.rng.usize(..self.regions.len()))
     }
@@ -612,19 +620,14 @@ impl Fuzzer {
         match unsafe { fork() }.context("fork")? {
             ForkResult::Parent { child } => drop(waitpid(child, None).context("wait for the child")?),
             ForkResult::Child => {
-                for _ in 0..self.rng.usize(..3) {
-                    if let Some(at) = self.any_region() {
-                        self.drop_region(at);
-                    }
-                }
+                self.drop_some();
                 // SAFETY: ends the process, with all of its memory.
                 unsafe { libc::_exit(0) };
             }
         }
-        // What the child deregistered is the parent's no more, and it cannot know what that was.
-        for region in &mut self.regions {
-            region.first = None;
-        }
+        // The same ones, by the same random numbers: the kernel gives their handles out again, and
+        // a call by such a handle would change another region.
+        self.drop_some();
         if self.regions.len() > REGIONS {
             bail!("{} regions", self.regions.len());
         }
