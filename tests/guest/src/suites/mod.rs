@@ -89,6 +89,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         pyverbs::suite(),
         scenarios::suite(nvidia_c),
         scenarios::pairwise(nvidia_c),
+        scenarios::once(nvidia_c),
         loading::suite(),
         bare::suite(),
         edu::suite(),

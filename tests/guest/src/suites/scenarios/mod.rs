@@ -42,7 +42,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
 }
 
 /// Rows once more, each table at the address of the one before. None of these is freed, so KASAN,
-/// for which `pairwise` is run, sees nothing of them; boots that are quicker have it in
+/// for which `pairwise` and `once` are run, sees nothing of them; boots that are quicker have it in
 /// `scenarios`.
 const REPEATS: &str = "again_with_reused_tables";
 
@@ -54,8 +54,24 @@ pub fn pairwise(nvidia_c: bool) -> Suite {
     Suite { name: "pairwise", tests }
 }
 
+/// Each scenario but [`REPEATS`] in one place: modes and generations in turn. One of a generation on
+/// which it hangs in some mode is on both.
+pub fn once(nvidia_c: bool) -> Suite {
+    let mut tests = pairwise(nvidia_c).tests;
+    tests.retain(|test| {
+        let row = TABLE.iter().position(|row| matches!(row.by, By::Here { name, .. } if is_named(test, name)));
+        let hangs = row.is_some_and(|r| matches!(TABLE[r].by, By::Here { hangs: Some(_), .. }));
+        hangs || row.is_some_and(|r| test.generation == Some(Generation::ALL[r % Generation::ALL.len()]))
+    });
+    Suite { name: "once", tests }
+}
+
+fn is_named(test: &Test, name: &str) -> bool {
+    test.name.rsplit('/').next() == Some(name)
+}
+
 fn repeats(test: &Test) -> bool {
-    test.name.rsplit('/').next() == Some(REPEATS)
+    is_named(test, REPEATS)
 }
 
 /// `wanted(row, generation + mode)` chooses among those of two modes.
@@ -90,7 +106,9 @@ fn tests(nvidia_c: bool, wanted: impl Fn(usize, usize) -> bool) -> Vec<Test> {
 /// The row that a test stands for.
 pub fn row_of(suite: &str, test: &str) -> Option<&'static Row> {
     TABLE.iter().find(|row| match row.by {
-        By::Here { name, .. } => ["scenarios", "pairwise"].contains(&suite) && test.rsplit('/').next() == Some(name),
+        By::Here { name, .. } => {
+            ["scenarios", "pairwise", "once"].contains(&suite) && test.rsplit('/').next() == Some(name)
+        }
         By::There { suite: s, test: t } => s == suite && test.rsplit('/').next() == Some(t),
     })
 }
@@ -380,5 +398,19 @@ mod tests {
         let some = pairwise(false).tests;
         assert!(some.len() < all.len(), "{} of {}", some.len(), all.len());
         assert_eq!(pairs(all), pairs(some));
+    }
+
+    #[test]
+    fn once_leaves_no_scenario_and_no_mode_out() {
+        let last = |tests: Vec<Test>| -> BTreeSet<String> {
+            let runs = tests.into_iter().filter(|t| t.not_on.map(|(not, _)| not) != t.generation);
+            runs.filter_map(|t| t.name.rsplit('/').next().map(Into::into)).collect()
+        };
+        assert_eq!(last(once(false).tests), last(pairwise(false).tests));
+        for place in ["25.10/persistent/", "25.10/legacy/", "24.10/persistent/", "24.10/legacy/"] {
+            assert!(once(false).tests.iter().any(|test| test.name.starts_with(place)), "{place}");
+        }
+        let (few, some) = (once(false).tests.len(), pairwise(false).tests.len());
+        assert!(few < some * 2 / 3, "{few} of {some}");
     }
 }
