@@ -196,12 +196,23 @@ uint64_t nvpm_device_segment_limit(struct device *dev)
 	return dma_get_max_seg_size(dev);
 }
 
+/*
+ * A buffer that is registered often is mapped as often. The kernel's DMA
+ * debugging takes more than seven mappings for a leak unless it is told that
+ * they share no CPU cache line; kernels without this flag cannot be told.
+ */
+#ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
+#define NVPM_DMA_ATTRS DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
+#else
+#define NVPM_DMA_ATTRS 0
+#endif
+
 /* Never under a state lock: an IOMMU driver may allocate page tables. */
 int nvpm_dma_map(struct device *dev, uint64_t address, uint64_t length,
 		 uint64_t *dma)
 {
 	dma_addr_t mapped = dma_map_resource(dev, address, length,
-					     DMA_BIDIRECTIONAL, 0);
+					     DMA_BIDIRECTIONAL, NVPM_DMA_ATTRS);
 
 	if (dma_mapping_error(dev, mapped))
 		return -EIO;
@@ -212,7 +223,7 @@ int nvpm_dma_map(struct device *dev, uint64_t address, uint64_t length,
 /* Does not sleep. */
 void nvpm_dma_unmap(struct device *dev, uint64_t dma, uint64_t length)
 {
-	dma_unmap_resource(dev, dma, length, DMA_BIDIRECTIONAL, 0);
+	dma_unmap_resource(dev, dma, length, DMA_BIDIRECTIONAL, NVPM_DMA_ATTRS);
 }
 
 /* sg_table. */
