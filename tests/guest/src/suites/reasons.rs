@@ -6,7 +6,6 @@
 //! tests/host/kernel-lite plays one) and `too_many_entries` (2^31 entries or 65 536 pieces), which
 //! nothing tests.
 
-use std::fs;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{bail, ensure, Context, Result};
@@ -15,7 +14,7 @@ use serde_json::json;
 use super::{errno_name, expect_errno, Bench, MIB, PATIENCE};
 use crate::cuda::DeviceMemory;
 use crate::gpu;
-use crate::inject;
+use crate::inject::{self, Allocations, Memory};
 use crate::lab::{self, CoreHold};
 use crate::machine::{Mode, OtherRxe};
 use crate::modules::{self, PEERMEM};
@@ -240,31 +239,25 @@ fn refuse(bench: &Bench, memory: DeviceMemory, reason: &str, how: &How) -> Resul
     }
 }
 
-/// Each allocation of a registration fails in turn, until it is one of the module's own.
+/// Memory ends at each allocation of a registration in turn, until the module says that it has
+/// none. (One that fails alone does not do: some lists are asked for twice.)
 fn no_memory(bench: &Bench, va: u64) -> Result<i32> {
-    const FAILSLAB: &str = "/sys/kernel/debug/failslab";
-    for (file, value) in [("ignore-gfp-wait", "N"), ("verbose", "0")] {
-        fs::write(format!("{FAILSLAB}/{file}"), value).with_context(|| format!("write {FAILSLAB}/{file}"))?;
-    }
     let known = lab::last_failure()?.map(|f| f.seq);
+    let mut allocations = Allocations::prepare(Memory::Exhausted)?;
     let mut found = None;
     for nth in 1..200 {
-        fs::write("/proc/thread-self/fail-nth", nth.to_string()).context("write fail-nth")?;
-        let got = bench.reg(va, SIZE);
-        // 0 once it has struck; anything else means that there were fewer allocations, also where
-        // it strikes in the look itself.
-        let left = fs::read_to_string("/proc/thread-self/fail-nth").unwrap_or_else(|e| e.to_string());
-        fs::write("/proc/thread-self/fail-nth", "0").context("clear fail-nth")?;
+        let (got, hit) = allocations.during(nth, || bench.reg(va, SIZE))?;
         let told = lab::last_failure()?.filter(|f| Some(f.seq) != known && f.reason == "no_memory");
         match (got, told) {
             (Err(e), Some(_)) => found = e.raw_os_error(),
             (Ok(mr), _) => mr.dereg()?,
             (Err(_), None) => {}
         }
-        if found.is_some() || left.trim() != "0" {
+        if found.is_some() || hit.is_none() {
             break;
         }
     }
-    fs::write(format!("{FAILSLAB}/ignore-gfp-wait"), "Y").context("reset failslab")?;
+    // A registration takes along what could not be put without memory.
+    bench.reg(va, SIZE)?.dereg()?;
     found.context("no allocation of the module failed")
 }
