@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who puts the pins of a registration (rule 7). Pins that cannot be put here and now are an orphan:
-//! they wait for the free callback or for their owner's next call (rule 8).
+//! Who puts the pins of a registration (rule 7). Pins that cannot be put here and now are an
+//! orphan: they wait for the free callback or for their owner's next call (rule 8).
 
 use crate::ffi::shim::{Process, PutGateExclusive};
 use crate::gpu::pin::Pins;

@@ -2,9 +2,8 @@
 
 //! The state of one registration, as one pure machine: what the state lock protects.
 //!
-//! State = pin × mapping × revoked × core ticket. Every transition is a method. None
-//! of them calls anything, so all of them are legal under the state lock, and the models run this
-//! very file.
+//! State = pin × mapping × revoked × core ticket. Every transition is a method. None of them calls
+//! anything, so all of them are legal under the state lock, and the models run this very file.
 
 /// The pin half of the state. `P` is the pin itself.
 enum PinState<P> {

@@ -197,9 +197,9 @@ uint64_t nvpm_device_segment_limit(struct device *dev)
 }
 
 /*
- * A buffer that is registered often is mapped as often. The kernel's DMA
- * debugging takes more than seven mappings for a leak unless it is told that
- * they share no CPU cache line; kernels without this flag cannot be told.
+ * The kernel's DMA debugging takes the eighth mapping of an address for a leak.
+ * Each registration of a buffer maps it, so it is told that this is meant, where
+ * the kernel has a flag for that.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #define NVPM_DMA_ATTRS DMA_ATTR_DEBUGGING_IGNORE_CACHELINES

@@ -6,7 +6,8 @@
  * know, and no error. A thread without a context may ask for attributes, and for nothing else;
  * memory of a pool belongs to no context, and any serves for it. When a program ends, it ends, too,
  * and must not be asked any more; this may take long (STAND_IN_SLOW_EXIT). Managed memory has pages
- * of the CPU, unless STAND_IN_MANAGED_ON_GPU is set. Left out: costs, contexts, sizes of 2 MiB, virtual memory. */
+ * of the CPU, unless STAND_IN_MANAGED_ON_GPU is set. Left out: costs, contexts, sizes of 2 MiB,
+ * virtual memory. */
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>

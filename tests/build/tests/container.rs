@@ -1,7 +1,7 @@
 //! packaging/container/peermem against a folder that plays the node and the driver's container.
-//! Stand-ins are make, insmod and rmmod, which write a log; insmod and rmmod do to the played
-//! `/sys` and `/proc` what the kernel does to its own, and rmmod refuses while `refcnt` is not 0.
-//! sleep counts the program's looks, since seconds say little on a busy machine.
+//! Stand-ins are make, insmod, rmmod and sleep, which write a log. insmod and rmmod do to the
+//! played `/sys` and `/proc` what the kernel does to its own, and rmmod refuses while `refcnt` is not
+//! 0. Tests count the program's looks by its sleeps: seconds say little on a busy machine.
 //! Left out: Kubernetes, mounts, and the build itself.
 
 use build_tests::repository;
@@ -22,7 +22,6 @@ mkdir -p "$NODE/new" "$PROC/driver/nvidia-peermem"; echo 0 >"$NODE/new/refcnt"; 
 const RMMOD: &str = r#"echo "rmmod $*" >>"$NODE/log"
 [ "$(cat "$SYS/module/nvidia_peermem/refcnt")" = 0 ] || { echo "rmmod: ERROR: Module nvidia_peermem is in use" >&2; exit 1; }
 rm -r "$SYS/module/nvidia_peermem" && rm -rf "$PROC/driver/nvidia-peermem""#;
-// The program sleeps between two looks.
 const SLEEP: &str = r#"echo look >>"$NODE/log"
 exec /bin/sleep "$@""#;
 

@@ -625,8 +625,8 @@ impl Fuzzer {
                 unsafe { libc::_exit(0) };
             }
         }
-        // The same ones, by the same random numbers: the kernel gives their handles out again, and
-        // a call by such a handle would change another region.
+        // Those that the child deregistered, by the same random numbers. The kernel gives their
+        // handles out again, and a call by such a handle would change another region.
         self.drop_some();
         if self.regions.len() > REGIONS {
             bail!("{} regions", self.regions.len());

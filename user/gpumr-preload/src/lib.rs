@@ -29,9 +29,8 @@ const ZERO_BASED: c_int = 1 << 5;
 /// `IBV_REREG_MR_ERR_INPUT`: the region is as it was.
 const UNCHANGED: c_int = -1;
 
-// What is made once is made without a lock: a child may be forked while another thread makes it,
-// and would wait for that thread for ever. Of two threads that make it at once one throws its own
-// away.
+// Statics are made without a lock: a child that is forked while another thread makes one would wait
+// for that thread for ever. If two threads make one at once, the second throws its own away.
 
 fn verbs() -> Option<&'static IbVerbs> {
     static VERBS: OnceBox<Option<IbVerbs>> = OnceBox::new();
@@ -104,16 +103,16 @@ fn on_gpu(address: u64) -> Option<&'static Cuda> {
     cuda().filter(|cuda| cuda.kind(address) == Kind::Device)
 }
 
-/// To standard error, without its lock, which a child's parent may have held. Where that is closed,
-/// or nobody reads it, it is not said, and the program gets no SIGPIPE.
+/// Writes a line to standard error. Takes no lock: in a child, a thread of its parent may hold it
+/// for ever. If nobody reads standard error, the line is lost, and the program gets no SIGPIPE.
 fn say(why: impl std::fmt::Display) {
     let line = format!("libgpumr-preload: {why}\n");
     // SAFETY: Signal sets are made of integers.
     let (mut pipe, mut before, mut pending): (libc::sigset_t, libc::sigset_t, libc::sigset_t) =
         unsafe { std::mem::zeroed() };
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: Locals; this thread's mask, which is as before in the end. A SIGPIPE of ours comes to
-    // this thread, and is taken unless one waited before.
+    // SAFETY: Locals; this thread's mask, which is as before in the end. The SIGPIPE of a write is
+    // this thread's, and is taken unless one was pending before.
     unsafe {
         libc::sigemptyset(&mut pipe);
         libc::sigaddset(&mut pipe, libc::SIGPIPE);

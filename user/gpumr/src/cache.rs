@@ -65,8 +65,8 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
     limits: Limits,
     counters: Arc<Counters>,
     generation: u64,
-    /// Registrations so far. An entry's last use is told by it, so that hits do not write to what
-    /// all share.
+    /// Goes on with each registration. An entry's last use is told by it, so that hits do not write
+    /// to what all share.
     clock: AtomicU64,
     /// How many promise to report frees, and had what was freed before swept.
     trusted: AtomicU64,

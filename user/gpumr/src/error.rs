@@ -133,7 +133,7 @@ impl fmt::Display for Error {
                 }
             }
             Self::Forked => {
-                write!(f, "this process was forked: registrations and CUDA belong to the parent: use exec()")
+                write!(f, "this process was forked: registrations and CUDA belong to the parent; use exec()")
             }
             Self::Argument(why) => f.write_str(why),
             Self::Library(why) => f.write_str(why),

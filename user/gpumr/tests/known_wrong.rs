@@ -257,40 +257,26 @@ fn a_larger_registration_replaces_those_inside() {
     assert_eq!(region(&world, &cache, Range::new(block.start() + 5 * PAGE, PAGE).unwrap()), whole);
 }
 
+/// ENOMEM, or EFAULT: where BAR1 has no room for one page, nvidia-peermem cannot tell the memory
+/// from another's.
 #[test]
 fn short_memory_evicts_and_is_tried_once_more() {
-    let world = World::default();
-    let cache = cache(&world);
-    world.limit(4);
-    let blocks: Vec<Range> = (0..3).map(|_| world.allocate(2).unwrap()).collect();
-    let held = cache.register(0, blocks[0].start(), blocks[0].length(), 1).unwrap();
-    region(&world, &cache, blocks[1]);
-    region(&world, &cache, blocks[2]);
-    assert_eq!((cache.stats().evicted, cache.stats().retried), (1, 1));
-    assert!(world.is_alive(held.lkey()), "what is in use stays");
-    world.limit(2);
-    let error = cache.register(0, blocks[1].start(), blocks[1].length(), 1).err().unwrap();
-    assert_eq!(error.errno(), libc::ENOMEM);
-}
-
-/// Where BAR1 has no room for one page, nvidia-peermem cannot tell the memory from another's, and
-/// `ibv_reg_mr()` answers EFAULT. What helps is room in BAR1, which only peer memory takes.
-#[test]
-fn a_full_bar1_evicts_and_is_tried_once_more() {
-    let world = World::default();
-    let cache = Cache::new(world.clone(), world.clone(), Policy::only(Way::PeerMemory), Limits::default());
-    world.limit(4);
-    world.answer_when_full(libc::EFAULT);
-    let blocks: Vec<Range> = (0..3).map(|_| world.allocate(2).unwrap()).collect();
-    let held = cache.register(0, blocks[0].start(), blocks[0].length(), 1).unwrap();
-    region(&world, &cache, blocks[1]);
-    region(&world, &cache, blocks[2]);
-    assert_eq!((cache.stats().evicted, cache.stats().retried), (1, 1));
-    assert!(world.is_alive(held.lkey()), "what is in use stays");
-    world.limit(2);
-    let error = cache.register(0, blocks[1].start(), blocks[1].length(), 1).err().unwrap();
-    assert_eq!(error.errno(), libc::EFAULT);
-    assert_eq!((world.regions(), cache.stats().evicted), (1, 2));
+    for errno in [libc::ENOMEM, libc::EFAULT] {
+        let world = World::default();
+        let cache = cache(&world);
+        world.limit(4);
+        world.answer_when_full(errno);
+        let blocks: Vec<Range> = (0..3).map(|_| world.allocate(2).unwrap()).collect();
+        let held = cache.register(0, blocks[0].start(), blocks[0].length(), 1).unwrap();
+        region(&world, &cache, blocks[1]);
+        region(&world, &cache, blocks[2]);
+        assert_eq!((cache.stats().evicted, cache.stats().retried), (1, 1));
+        assert!(world.is_alive(held.lkey()), "what is in use stays");
+        world.limit(2);
+        let error = cache.register(0, blocks[1].start(), blocks[1].length(), 1).err().unwrap();
+        assert_eq!(error.errno(), errno);
+        assert_eq!((world.regions(), cache.stats().evicted), (1, 2), "{errno}");
+    }
 }
 
 /// Without nvidia-peermem every plain call answers EFAULT, and no eviction changes that.

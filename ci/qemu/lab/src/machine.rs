@@ -255,8 +255,8 @@ impl Boot {
         self.cable.as_ref().and_then(Cable::alone).map(Error::msg)
     }
 
-    /// A prompt in the machine; its console is this terminal. With `guest.run=` tests instead, whose
-    /// results are told at the end. Whether none failed.
+    /// A prompt in the machine, whose console is this terminal. With `guest.run=` it runs tests
+    /// instead, and their results follow at the end. `false`: one failed.
     pub fn shell(&self, lab: &Lab, built: &Built, image: &Path) -> Result<bool> {
         let dir = lab.build.join("run").join(&self.name);
         fs::create_dir_all(&dir)?;
@@ -266,7 +266,6 @@ impl Boot {
         cmd.args(["-chardev", "stdio,id=tty,mux=on,signal=off", "-serial", "chardev:tty"]);
         cmd.args(["-mon", "chardev=tty,mode=readline"]);
         let results = dir.join("results.ktap");
-        let _ = fs::remove_file(&results);
         cmd.args(built.arch.results(&results));
         say("shell: starting; Ctrl-A X ends the machine, as does `exit`");
         let status = if std::io::stdin().is_terminal() {
@@ -277,9 +276,9 @@ impl Boot {
         if !status.success() {
             return Err(anyhow!("QEMU ended with {status}"));
         }
-        let told = read_lossy(&results);
-        told.lines().filter(|line| !line.starts_with("# json ")).for_each(|line| println!("{line}"));
-        Ok(!told.lines().any(|line| line.trim_start().starts_with("not ok ")))
+        let mut follow = Follow::new(&results, "")?;
+        follow.read()?;
+        Ok(!follow.parser.tests.iter().any(|test| test.outcome == Outcome::Failed))
     }
 }
 

@@ -252,14 +252,14 @@ fn no_memory(bench: &Bench, va: u64) -> Result<i32> {
     }
     let known = lab::last_failure()?.map(|f| f.seq);
     let (mut found, mut nth, mut rounds) = (None, 0, 0);
-    // How many allocations come before one of the module's changes from time to time, and then it
-    // is stepped over.
+    // How many allocations come before the module's own differs from one registration to the next,
+    // so a round may step over it.
     while found.is_none() && rounds < 5 {
         nth += 1;
         fs::write("/proc/thread-self/fail-nth", nth.to_string()).context("write fail-nth")?;
         let got = bench.reg(va, SIZE);
-        // 0 once it has struck; anything else means that there were fewer allocations, also where
-        // it strikes in the look itself.
+        // 0 once one has failed. Else there were fewer allocations; the read's own may have failed,
+        // or that of the write below.
         let left = fs::read_to_string("/proc/thread-self/fail-nth").unwrap_or_else(|e| e.to_string());
         fs::write("/proc/thread-self/fail-nth", "0").or_else(|_| fs::write("/proc/thread-self/fail-nth", "0"))?;
         let told = lab::last_failure()?.filter(|f| Some(f.seq) != known && f.reason == "no_memory");

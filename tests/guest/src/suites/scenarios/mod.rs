@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The scenario table: what may happen to a registration, in each mode and on each generation of
-//! the core. One list, [`TABLE`]; the suites `scenarios` and `pairwise`, `make scenarios` and
-//! docs/results/scenarios.md are made of it.
+//! the core. One list, [`TABLE`]; the suites `scenarios`, `pairwise` and `once`, `make scenarios`
+//! and docs/results/scenarios.md are made of it.
 
 mod afterwards;
 mod free;
@@ -54,24 +54,27 @@ pub fn pairwise(nvidia_c: bool) -> Suite {
     Suite { name: "pairwise", tests }
 }
 
-/// Each scenario but [`REPEATS`] in one place: modes and generations in turn. One of a generation on
-/// which it hangs in some mode is on both.
+/// Each scenario but [`REPEATS`] once: the rows take the generations in turn. A scenario that hangs
+/// on one of them is there for both.
 pub fn once(nvidia_c: bool) -> Suite {
     let mut tests = pairwise(nvidia_c).tests;
     tests.retain(|test| {
-        let row = TABLE.iter().position(|row| matches!(row.by, By::Here { name, .. } if is_named(test, name)));
-        let hangs = row.is_some_and(|r| matches!(TABLE[r].by, By::Here { hangs: Some(_), .. }));
-        hangs || row.is_some_and(|r| test.generation == Some(Generation::ALL[r % Generation::ALL.len()]))
+        let named = |row: &Row| matches!(row.by, By::Here { name, .. } if is_named(&test.name, name));
+        TABLE.iter().enumerate().filter(|(_, row)| named(row)).any(|(r, row)| {
+            matches!(row.by, By::Here { hangs: Some(_), .. })
+                || test.generation == Some(Generation::ALL[r % Generation::ALL.len()])
+        })
     });
     Suite { name: "once", tests }
 }
 
-fn is_named(test: &Test, name: &str) -> bool {
-    test.name.rsplit('/').next() == Some(name)
+/// Whether a test's name, without generation and mode, is this one.
+fn is_named(test: &str, name: &str) -> bool {
+    test.rsplit('/').next() == Some(name)
 }
 
 fn repeats(test: &Test) -> bool {
-    is_named(test, REPEATS)
+    is_named(&test.name, REPEATS)
 }
 
 /// `wanted(row, generation + mode)` chooses among those of two modes.
@@ -106,10 +109,8 @@ fn tests(nvidia_c: bool, wanted: impl Fn(usize, usize) -> bool) -> Vec<Test> {
 /// The row that a test stands for.
 pub fn row_of(suite: &str, test: &str) -> Option<&'static Row> {
     TABLE.iter().find(|row| match row.by {
-        By::Here { name, .. } => {
-            ["scenarios", "pairwise", "once"].contains(&suite) && test.rsplit('/').next() == Some(name)
-        }
-        By::There { suite: s, test: t } => s == suite && test.rsplit('/').next() == Some(t),
+        By::Here { name, .. } => ["scenarios", "pairwise", "once"].contains(&suite) && is_named(test, name),
+        By::There { suite: s, test: t } => s == suite && is_named(test, t),
     })
 }
 
