@@ -16,8 +16,8 @@ use crate::range::Range;
 pub struct Identity {
     pieces: Vec<Piece>,
     last: u64,
-    /// Of a single piece, if CUDA tells its number and its bounds at once: the bounds.
-    at_once: Option<Range>,
+    /// A single piece, if CUDA tells its number and its bounds at once: it, and the bounds.
+    at_once: Option<(Piece, Range)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,10 +39,11 @@ impl Identity {
                 Kind::Device | Kind::Unknown => Error::Unknown { address: at, range },
             };
             let (Some(id), Kind::Device) = (gpu.buffer_id(at), gpu.kind(at)) else { return Err(unknown()) };
-            pieces.push(Piece { at, id });
+            let start = Piece { at, id };
+            pieces.push(start);
             let piece = gpu.allocation(at).filter(|piece| piece.end() > at).ok_or_else(unknown)?;
             if piece.contains(&range) && gpu.buffer(at) == Some((id, piece)) {
-                at_once = Some(piece);
+                at_once = Some((start, piece));
             }
             at = piece.end();
         }
@@ -53,7 +54,7 @@ impl Identity {
     /// number and bounds, and these are as they were, it speaks for both ends.
     #[inline]
     pub fn holds(&self, gpu: &impl Gpu) -> bool {
-        if let ([piece], Some(bounds)) = (&self.pieces[..], self.at_once) {
+        if let Some((piece, bounds)) = self.at_once {
             return gpu.buffer(piece.at) == Some((piece.id, bounds));
         }
         let end = self.pieces.last().map(|piece| piece.id);
