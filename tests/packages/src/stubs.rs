@@ -16,10 +16,10 @@ pub const OFED: [&str; 2] = ["24.10", "25.10"];
 pub const NEXT: &str = "0.90.0";
 pub const BROKEN: &str = "0.91.0";
 
-/// Builds every Debian package that the transitions need, and the rpm packages where they are
-/// wanted. `archive` is what `make dist` made; peermemctl and the libraries are built of what cargo
-/// needs for them in `vendor`, without the network.
-pub fn build(machine: &Machine, archive: &Path, version: &str, rpm: bool, vendor: Option<&Path>) -> Result<()> {
+/// Builds the Debian packages that the quick transitions need, or all and the rpm packages.
+/// `archive` is what `make dist` made; peermemctl and the libraries are built of what cargo needs for
+/// them in `vendor`, without the network.
+pub fn build(machine: &Machine, archive: &Path, version: &str, whole: bool, vendor: Option<&Path>) -> Result<()> {
     let stubs = Path::new(env!("CARGO_MANIFEST_DIR")).join("stubs");
     machine.put(&stubs, "/srv/stubs")?;
     machine.put(archive, "/srv/source.tar.xz")?;
@@ -48,12 +48,12 @@ pub fn build(machine: &Machine, archive: &Path, version: &str, rpm: bool, vendor
         )?;
     }
     let first = if vendor.is_some() { "binary" } else { "all" };
-    let kinds = if rpm { "deb rpm" } else { "deb" };
+    let (kinds, broken) = if whole { ("deb rpm", BROKEN) } else { ("deb", "") };
     machine
         .must(&format!(
             r#"mkdir /srv/source && tar -xf /srv/source.tar.xz -C /srv/source --strip-components=1
         cd /srv/source
-        for version in {version} {NEXT} {BROKEN}; do
+        for version in {version} {NEXT} {broken}; do
             echo $version >VERSION
             [ $version != {BROKEN} ] || echo '#error no such kernel' >>src/ffi/shim.c
             build=all
