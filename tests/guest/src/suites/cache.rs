@@ -13,6 +13,8 @@ use anyhow::{bail, ensure, Context, Result};
 use gpumr::hooks::Hooks;
 use gpumr::ibverbs::{self, IbVerbs};
 use gpumr::{Error, Limits, Policy, Sweeper, Way};
+use nix::sys::wait::{waitpid, WaitStatus};
+use nix::unistd::{fork, ForkResult};
 use serde_json::json;
 
 use super::dma_buf::prepare;
@@ -138,7 +140,7 @@ fn storm(env: &Env, policy: fn() -> Policy, frees: Frees) -> Result<()> {
 
 /// What a storm did not do yet, without which it tests nothing.
 fn missing(all: &Counts, stats: &gpumr::Stats, frees: Frees) -> Option<&'static str> {
-    let mut names = vec!["moved", "same address", "remapped", "freed under a lease"];
+    let mut names = vec!["moved", "same address", "remapped", "freed under a lease", "forked"];
     let gone = match frees {
         Frees::Unseen => {
             // A free that runs beside a registration is one that nobody can report in time.
@@ -426,6 +428,7 @@ impl<'a> Worker<'a> {
             30..45 if self.buffers.len() <= BUFFERS => self.remap(),
             45..55 => self.free_under_a_lease(which),
             55..65 if self.frees == Frees::Unseen => self.free_while_it_is_registered(which),
+            65..70 => self.fork(which),
             _ => self.transfer(which),
         }
     }
@@ -555,5 +558,28 @@ impl<'a> Worker<'a> {
             Ok(()) | Err(Error::Unknown { .. } | Error::Changed { .. } | Error::Refused { .. }) => Ok(()),
             Err(other) => bail!("memory that is being freed: {other}"),
         }
+    }
+
+    /// A child is refused, and what its parent registered serves the parent on.
+    fn fork(&mut self, which: usize) -> Result<()> {
+        let (va, len) = (self.buffers[which].memory.va(), self.buffers[which].wanted.len());
+        let lease = self.register(va, len)?;
+        // SAFETY: The cache takes no lock in a child, where another thread may have held it, and the
+        // child ends without unwinding.
+        match unsafe { fork() }.context("fork")? {
+            ForkResult::Child => {
+                let refused = matches!(self.register(va, len), Err(Error::Forked));
+                drop(lease);
+                // SAFETY: It ends the child at once; nothing of the parent's is flushed or dropped.
+                unsafe { libc::_exit(i32::from(!refused)) }
+            }
+            ForkResult::Parent { child } => {
+                let ended = waitpid(child, None).context("wait for the child")?;
+                ensure!(matches!(ended, WaitStatus::Exited(_, 0)), "the child was not refused: {ended:?}");
+            }
+        }
+        drop(lease);
+        self.count("forked");
+        self.transfer(which)
     }
 }
