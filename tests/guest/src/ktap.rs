@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! KTAP version 1 on the second serial line: one subtest per suite, `# json` lines for results.
+//! KTAP version 1 on the second serial line, without subtests: a test's name has its suite. `# json`
+//! lines carry results.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -16,10 +17,10 @@ pub enum Verdict {
     Skip(String),
 }
 
-/// The stream to the host. Lines of a suite are indented by two spaces; `# json` lines never are.
+/// The stream to the host.
 pub struct Ktap {
     out: File,
-    depth: usize,
+    results: usize,
 }
 
 impl Ktap {
@@ -30,13 +31,13 @@ impl Ktap {
             termios::cfmakeraw(&mut t);
             termios::tcsetattr(out.as_fd(), termios::SetArg::TCSANOW, &t)?;
         }
-        Ok(Self { out, depth: 0 })
+        Ok(Self { out, results: 0 })
     }
 
     fn line(&mut self, text: &str) {
         // A line that cannot be written has no other place to go: the host sees the plan
         // unfulfilled.
-        let _ = writeln!(self.out, "{:width$}{text}", "", width = self.depth * 2);
+        let _ = writeln!(self.out, "{text}");
     }
 
     pub fn start(&mut self, tests: usize) {
@@ -44,18 +45,9 @@ impl Ktap {
         self.line(&format!("1..{tests}"));
     }
 
-    pub fn start_subtest(&mut self, name: &str, tests: usize) {
-        self.depth += 1;
-        self.line("KTAP version 1");
-        self.line(&format!("# Subtest: {name}"));
-        self.line(&format!("1..{tests}"));
-    }
-
-    pub fn end_subtest(&mut self) {
-        self.depth -= 1;
-    }
-
-    pub fn result(&mut self, number: usize, name: &str, verdict: &Verdict) {
+    pub fn result(&mut self, name: &str, verdict: &Verdict) {
+        self.results += 1;
+        let number = self.results;
         let text = match verdict {
             Verdict::Pass => format!("ok {number} {name}"),
             Verdict::Fail => format!("not ok {number} {name}"),
@@ -71,7 +63,7 @@ impl Ktap {
     }
 
     pub fn json(&mut self, name: &str, value: &Value) {
-        let _ = writeln!(self.out, "# json {name} {value}");
+        self.line(&format!("# json {name} {value}"));
     }
 }
 
@@ -80,24 +72,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nests_and_keeps_json_at_the_margin() {
+    fn each_line_says_all_of_it() {
         let path = std::env::temp_dir().join(format!("ktap.{}", std::process::id()));
         File::create(&path).unwrap();
         let mut k = Ktap::open(path.to_str().unwrap()).unwrap();
-        k.start(1);
-        k.start_subtest("smoke", 2);
+        k.start(2);
         k.note("two\nlines");
         k.json("row", &serde_json::json!({"a": 1}));
-        k.result(1, "one", &Verdict::Fail);
-        k.result(2, "two", &Verdict::Skip("no device".into()));
-        k.end_subtest();
-        k.result(1, "smoke", &Verdict::Fail);
+        k.result("smoke/one", &Verdict::Fail);
+        k.result("smoke/two", &Verdict::Skip("no device".into()));
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(
             text,
-            "KTAP version 1\n1..1\n  KTAP version 1\n  # Subtest: smoke\n  1..2\n  # two\n  # lines\n\
-             # json row {\"a\":1}\n  not ok 1 one\n  ok 2 two # SKIP no device\nnot ok 1 smoke\n"
+            "KTAP version 1\n1..2\n# two\n# lines\n# json row {\"a\":1}\nnot ok 1 smoke/one\n\
+             ok 2 smoke/two # SKIP no device\n"
         );
     }
 }

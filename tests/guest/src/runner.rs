@@ -64,19 +64,20 @@ impl<'a> Runner<'a> {
 
     /// Returns whether all passed.
     pub fn suites(&mut self, suites: &[Suite]) -> bool {
-        let suites: Vec<(&Suite, Vec<&Test>)> =
-            suites.iter().map(|s| (s, self.wanted(s))).filter(|(_, tests)| !tests.is_empty()).collect();
-        self.ktap.start(suites.len());
+        let wanted = |suite| self.wanted(suite).into_iter().map(move |test| (suite, test));
+        let tests: Vec<(&Suite, &Test)> = suites.iter().flat_map(wanted).collect();
+        self.ktap.start(tests.len());
         let mut all = true;
-        for (i, (suite, tests)) in suites.iter().enumerate() {
-            let ok = self.suite(suite, tests);
+        for (suite, test) in tests {
+            let begin = Instant::now();
+            let verdict = self.test(suite, test);
+            self.ktap.note(&format!("{}: {} ms", test.name, begin.elapsed().as_millis()));
+            self.ktap.result(&format!("{}/{}", suite.name, test.name), &verdict);
+            all &= verdict != Verdict::Fail;
             if self.over() {
                 self.ktap.json("stopped", &json!({ "alarm": self.alarmed }));
                 return false;
             }
-            all &= ok;
-            let verdict = if ok { Verdict::Pass } else { Verdict::Fail };
-            self.ktap.result(i + 1, suite.name, &verdict);
         }
         all
     }
@@ -121,23 +122,6 @@ impl<'a> Runner<'a> {
             test.level.mode().is_none_or(|mode| mode.boots().name() == here)
                 && test.generation.is_none_or(|generation| generation == self.request.generation)
         })
-    }
-
-    fn suite(&mut self, suite: &Suite, tests: &[&Test]) -> bool {
-        self.ktap.start_subtest(suite.name, tests.len());
-        let mut all = true;
-        for (i, test) in tests.iter().enumerate() {
-            let begin = Instant::now();
-            let verdict = self.test(suite, test);
-            self.ktap.note(&format!("{}: {} ms", test.name, begin.elapsed().as_millis()));
-            all &= verdict != Verdict::Fail;
-            self.ktap.result(i + 1, &test.name, &verdict);
-            if self.over() {
-                break;
-            }
-        }
-        self.ktap.end_subtest();
-        all
     }
 
     fn test(&mut self, suite: &Suite, test: &Test) -> Verdict {
