@@ -6,7 +6,6 @@ use lab::alarms::Kind;
 use lab::arch::Iommu;
 use lab::axes::{Also, Clock, Core, Kernel, Mode, Module, Named, Run};
 use lab::machine::{Boot, COUNTED_CPU};
-use lab::words;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -232,9 +231,9 @@ impl Row {
     /// The machine, with these of its suites.
     pub fn boot(&self, suites: &[String]) -> Boot {
         let mut boot = Boot { run: suites.join(","), ..self.machine.clone() };
-        boot.append.extend(words::mode(self.mode));
-        boot.append.extend(words::module(self.module, self.kernel));
-        boot.append.extend(words::core(self.core));
+        boot.append.extend(self.mode.word());
+        boot.append.extend(self.module.word(self.kernel));
+        boot.append.extend(self.core.word());
         boot
     }
 

@@ -11,7 +11,6 @@ use lab::ctx::Lab;
 use lab::ktap::{print_test, Outcome, Test};
 use lab::machine::{Boot, Report};
 use lab::nvidia_c;
-use lab::words;
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,7 +30,7 @@ pub fn run(lab: &Lab, module: Module, kernel: Kernel) -> Result<bool> {
     let name = name(module, kernel);
     let start = Instant::now();
     let mut one = Boot::new(&name, "demo");
-    one.append.extend(words::module(module, kernel));
+    one.append.extend(module.word(kernel));
     one.limit = LIMIT;
     let mut two = Boot { name: format!("{name}-pair"), run: "pair".to_string(), ..one.clone() };
     two.append.push(format!("guest.only={}", only(modes)));

@@ -12,4 +12,3 @@ pub mod lock;
 pub mod machine;
 pub mod nvidia_c;
 pub mod sh;
-pub mod words;

@@ -24,7 +24,7 @@ use lab::arch::{Arch, Iommu};
 use lab::axes::{Also, Kernel, Module, Run};
 use lab::ctx::Lab;
 use lab::machine::Boot;
-use lab::{artefacts, sh, words};
+use lab::{artefacts, sh};
 use std::process::ExitCode;
 
 /// Builds and runs the virtual machine in which nvidia-peermem is shown and tested.
@@ -154,7 +154,7 @@ fn run(args: Args) -> Result<bool> {
             let kind = (module(nvidia_c), Also::Nothing);
             let built = artefacts::build(&lab, kernel, &[kind], &[])?;
             let mut boot = Boot { gpus, nics, iommu, append, ..Boot::new("shell", "shell") };
-            boot.append.extend(words::module(module(nvidia_c), kernel));
+            boot.append.extend(module(nvidia_c).word(kernel));
             boot.shell(&lab, &built, &built.image(kind))
         }
         Cmd::Keep(keep) => keep.run(&lab).map(|()| true),
