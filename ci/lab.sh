@@ -5,7 +5,8 @@
 # What they are made of is compiled once for all checkouts, in a folder of its own in the cache:
 # nobody waits here for cargo's lock on the tests.
 set -eu
-cache=${NVPM_CACHE:-${XDG_CACHE_HOME:-${HOME:?is not set: set NVPM_CACHE}/.cache}/nvidia-peermem}
+export NVPM_CACHE="${NVPM_CACHE:-${XDG_CACHE_HOME:-${HOME:?is not set: set NVPM_CACHE}/.cache}/nvidia-peermem}"
+cache=$NVPM_CACHE
 checkout=$(cd "$(dirname "$0")/.." && pwd -P)
 program=lab
 if [ "${1:-}" = bench ]; then

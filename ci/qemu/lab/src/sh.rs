@@ -58,7 +58,6 @@ pub fn clean_environment(lab: &Lab) {
     // installed.
     env::set_var("LIBCLANG_PATH", format!("/usr/lib/llvm{LLVM}/lib"));
     env::set_var("LC_ALL", "C.UTF-8");
-    env::set_var("NVPM_CACHE", &lab.cache);
 }
 
 /// A program without standard input.
