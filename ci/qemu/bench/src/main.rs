@@ -140,7 +140,7 @@ impl Boots<'_> {
             // So that accounting can be switched on.
             boot.append.push("sysctl.vm.mem_profiling=0".to_string());
         }
-        let report = boot.run(self.lab, self.built, &self.built.image(BOTH), "")?;
+        let report = boot.run(self.lab, self.built, &self.built.image(BOTH))?;
         self.whole &= report.tests.iter().all(|t| t.outcome != Outcome::Failed) && !report.tests.is_empty();
         for alarm in &report.alarms {
             println!("FAILED  the kernel: {}", alarm.line);

@@ -2,8 +2,9 @@
 //! which of them a person names.
 
 use anyhow::{ensure, Context, Result};
-use lab::alarms::Kind;
+use lab::alarms;
 use lab::arch::Iommu;
+use lab::artefacts::Kind;
 use lab::axes::{Also, Clock, Core, Kernel, Mode, Module, Named, Run};
 use lab::machine::{Boot, COUNTED_CPU};
 use serde::Deserialize;
@@ -17,7 +18,7 @@ const TEXT: &str = include_str!("../../boots.toml");
 #[serde(rename_all = "snake_case")]
 pub enum Expect {
     /// Exactly these alarms, each so often. NVIDIA's module may raise others: they are recorded.
-    Alarms(BTreeMap<Kind, usize>),
+    Alarms(BTreeMap<alarms::Kind, usize>),
     /// None of these tests comes out clean: a lab in which NVIDIA's module does would not see ours
     /// break either.
     Canary(Vec<String>),
@@ -224,7 +225,7 @@ impl Entry {
 
 impl Row {
     /// The image: which module, and what else is in it.
-    pub fn image(&self) -> (Module, Also) {
+    pub fn image(&self) -> Kind {
         (self.module, self.also)
     }
 
@@ -278,6 +279,13 @@ pub fn chosen<'a>(rows: &'a [Row], run: Run, only: Option<&[&str]>, others: &[&s
 fn suites(rows: &[&Row], others: &[&str]) -> String {
     let suites = rows.iter().flat_map(|row| &row.suites).map(String::as_str).chain(others.iter().copied());
     suites.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
+}
+
+/// The images that boots need of each kernel.
+pub fn images(chosen: &Chosen) -> BTreeMap<Kernel, Vec<Kind>> {
+    let mut images: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    chosen.iter().for_each(|(row, _)| images.entry(row.kernel).or_default().push(row.image()));
+    images
 }
 
 /// For a person: the boots that `only` names, or all.

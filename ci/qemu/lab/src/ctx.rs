@@ -1,6 +1,7 @@
 //! Where things lie: the checkout, its build folder, and the cache outside of it.
 
 use anyhow::{anyhow, Context, Result};
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 pub struct Lab {
@@ -24,6 +25,15 @@ impl Lab {
         let build = repo.join("build/lab");
         std::fs::create_dir_all(&build).with_context(|| format!("cannot make {}", build.display()))?;
         Ok(Lab { repo, build, cache })
+    }
+
+    /// Writes a file of the checkout.
+    pub fn write(&self, file: &str, text: &str) -> Result<()> {
+        std::fs::write(self.repo.join(file), text).with_context(|| format!("cannot write {file}"))
+    }
+
+    pub fn write_json(&self, file: &str, value: &impl Serialize) -> Result<()> {
+        self.write(file, &(serde_json::to_string_pretty(value)? + "\n"))
     }
 
     /// A path as a user in the checkout would write it.

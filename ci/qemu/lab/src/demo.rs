@@ -3,17 +3,15 @@
 
 use crate::judge::judge;
 use crate::pair;
-use anyhow::{anyhow, Context, Result};
+use anyhow::{anyhow, Result};
 use comfy_table::{presets, CellAlignment, Table};
 use lab::artefacts::build;
 use lab::axes::{Also, Kernel, Module};
 use lab::ctx::Lab;
-use lab::ktap::{print_test, Outcome, Test};
 use lab::machine::{Boot, Report};
 use lab::nvidia_c;
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
-use std::fs;
 use std::time::{Duration, Instant};
 
 /// Three machines beside each other take longer than one alone.
@@ -36,58 +34,35 @@ pub fn run(lab: &Lab, module: Module, kernel: Kernel) -> Result<bool> {
     two.append.push(format!("guest.only={}", only(modes)));
     // One machine does not keep two processors busy.
     let (one, two) = std::thread::scope(|scope| {
-        let one = scope.spawn(|| one.run(lab, built, &image, ""));
+        let one = scope.spawn(|| one.run(lab, built, &image));
         let two = pair::run(lab, built, &image, &two);
         (one.join().unwrap_or_else(|_| Err(anyhow!("the lab itself panicked"))), two)
     });
-    let reports: Vec<Report> = [one?].into_iter().chain(two?).collect();
-
-    let tests: Vec<Test> = reports.iter().flat_map(|report| judged(report, module)).collect();
+    let mut reports: Vec<Report> = [one?].into_iter().chain(two?).collect();
+    for report in &mut reports {
+        judge(report, &BTreeMap::new(), module).into_iter().for_each(|test| report.add(test));
+    }
     let (one, two) = (rows(&reports, "demo"), rows(&reports, "pair"));
     let mut reasons: Vec<String> = missing(&one, modes.len());
     reasons.extend(missing_segments(&one, module));
     reasons.extend(missing_pair(&two, modes));
-    reasons.extend(tests.iter().filter(|t| t.outcome == Outcome::Failed).map(|t| t.name.clone()));
+    reasons.extend(reports.iter().flat_map(|r| &r.tests).filter(|t| t.has_failed()).map(|t| t.name.clone()));
     let passed = reasons.is_empty();
 
     println!("\n{what}, Linux {} in virtual machines (emulated: read the numbers side by side only)", built.release);
     println!("\nOne machine, one GPU, two processes:\n\n{}", table(&one));
     println!("\nTwo machines, a GPU in each (server + client):\n\n{}\n", pair_table(&two));
-    let file = lab.repo.join("build").join(format!("{name}.json"));
-    let count = |want: fn(&Outcome) -> bool| tests.iter().filter(|t| want(&t.outcome)).count();
-    let guest: Vec<&_> = reports.iter().map(|r| &r.json).collect();
-    let all = json!({
-        "result": if passed { "PASS" } else { "FAIL" },
-        "reasons": reasons,
-        "module": what,
-        "kernel": built.release,
-        "seconds": start.elapsed().as_secs(),
-        "boots": reports.iter().map(|r| json!({"name": r.name, "seconds": r.elapsed.as_secs()})).collect::<Vec<_>>(),
-        "tests": { "passed": count(|o| *o == Outcome::Passed), "failed": count(|o| *o == Outcome::Failed) },
-        "alarms": reports.iter().flat_map(|r| &r.alarms).map(|a| a.line.clone()).collect::<Vec<_>>(),
-        "guest": guest,
-    });
-    fs::write(&file, serde_json::to_string_pretty(&all)? + "\n")
-        .with_context(|| format!("cannot write {}", file.display()))?;
+    let file = format!("build/{name}.json");
+    let result = if passed { "PASS" } else { "FAIL" };
+    lab.write_json(
+        &file,
+        &json!({"result": result, "reasons": reasons, "module": what, "kernel": built.release,
+            "seconds": start.elapsed().as_secs(), "boots": reports}),
+    )?;
     let consoles: Vec<String> = reports.iter().map(|r| lab.short(&r.console).to_string()).collect();
-    println!("numbers: {}   consoles: {}", lab.short(&file), consoles.join(" "));
-    if passed {
-        println!("demo: PASS");
-    } else {
-        println!("demo: FAIL {}", reasons.join("; "));
-    }
+    println!("numbers: {file}   consoles: {}", consoles.join(" "));
+    println!("{}", format!("demo: {result} {}", reasons.join("; ")).trim_end());
     Ok(passed)
-}
-
-/// A machine's tests and what its console says.
-fn judged(report: &Report, module: Module) -> Vec<Test> {
-    let mut tests = report.tests.clone();
-    for mut test in judge(report, &BTreeMap::new(), module) {
-        test.name = format!("{}: {}", report.name, test.name);
-        print_test(&test);
-        tests.push(test);
-    }
-    tests
 }
 
 fn rows(reports: &[Report], name: &str) -> Vec<Value> {

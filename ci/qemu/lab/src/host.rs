@@ -54,14 +54,12 @@ pub fn build(lab: &Lab, wanted: impl Fn() -> bool) -> Result<()> {
 }
 
 /// A job for each workspace, once all are built.
-pub fn tests<'a>(lab: &'a Lab, built: &'a Later<()>) -> Vec<Job<'a>> {
-    let job = |program: &'static Program| Job {
-        name: format!("cargo test {}", program.dir),
-        takes: program.takes,
-        run: Box::new(move || {
-            built.wait()?;
+pub fn tests<'a, 'b: 'a>(lab: &'a Lab, built: &'a Later<'b, ()>) -> Vec<Job<'a>> {
+    let job = |program: &'static Program| {
+        Job::new(format!("cargo test {}", program.dir), program.takes, move || {
+            built.get()?;
             run(lab, program.name, cargo_test(lab, program.dir).arg("--no-fail-fast"))
-        }),
+        })
     };
     PROGRAMS.iter().map(job).collect()
 }
@@ -71,25 +69,20 @@ pub fn tests<'a>(lab: &'a Lab, built: &'a Later<()>) -> Vec<Job<'a>> {
 pub const MODEL_SEEDS: &str = "1-6";
 
 pub fn long_models<'a>(lab: &'a Lab, name: &str) -> Job<'a> {
-    let run = move || {
+    Job::new(name, 6000, move || {
         let words = ["test", "--locked", "-p", "run", "--test", "models", "random"];
         run(lab, "soak", cargo(lab, "tests/host", &words).env("NVPM_SOAK", "100"))
-    };
-    Job { name: name.to_string(), takes: 6000, run: Box::new(run) }
+    })
 }
 
 /// `ONLY=` of the packages on machines made of Debian packages.
 pub const PACKAGES: &str = "packages";
 
 /// What fits into a minute or two, or everything with the page of results: tests/packages.
-pub fn packages<'a>(lab: &'a Lab, whole: bool) -> Job<'a> {
-    let run = move || {
+pub fn packages(lab: &Lab, whole: bool) -> Job<'_> {
+    Job::new(PACKAGES, if whole { 3000 } else { 150 }, move || {
         if sh::output(sh::command("id").arg("-u"))?.trim() != "0" {
-            let outcome = Outcome::Skipped("it needs root: dpkg runs in chroots".to_string());
-            return Ok(Found {
-                tests: vec![Test { name: PACKAGES.into(), outcome, notes: vec![] }],
-                ..Default::default()
-            });
+            return Ok(vec![Test::skipped(PACKAGES, "it needs root: dpkg runs in chroots")].into());
         }
         let releases: &[&str] = if whole { &["bookworm", "trixie", "sid"] } else { &["bookworm"] };
         let roots = artefacts::chroots(lab, releases)?;
@@ -109,8 +102,7 @@ pub fn packages<'a>(lab: &'a Lab, whole: bool) -> Job<'a> {
             program.args(["--whole", "--table"]).arg(lab.repo.join("docs/results/packages.md"));
         }
         run(lab, PACKAGES, &mut program)
-    };
-    Job { name: PACKAGES.to_string(), takes: if whole { 3000 } else { 150 }, run: Box::new(run) }
+    })
 }
 
 fn log(lab: &Lab, name: &str) -> PathBuf {
@@ -133,24 +125,13 @@ fn run(lab: &Lab, name: &str, cmd: &mut Command) -> Result<Found> {
         println!("        {}", line.trim());
     }
     let mut tests = parse_libtest(name, &text);
-    if let (Err(e), false) = (&ran, tests.iter().any(|t| t.outcome == Outcome::Failed)) {
-        tests.push(Test {
-            name: format!("{name}/cargo test"),
-            outcome: Outcome::Failed,
-            notes: vec![format!("{e:#}")],
-        });
-    }
-    if tests.is_empty() {
-        tests.push(Test {
-            name: format!("{name}/cargo test"),
-            outcome: Outcome::Failed,
-            notes: vec!["it ran no test".to_string()],
-        });
-    }
-    for test in &tests {
-        print_test(test);
-    }
-    Ok(Found { tests, ..Default::default() })
+    let why = match ran {
+        Err(e) if !tests.iter().any(Test::has_failed) => Some(format!("{e:#}")),
+        _ => tests.is_empty().then(|| "it ran no test".to_string()),
+    };
+    tests.extend(why.map(|why| Test::failed(format!("{name}/cargo test"), why)));
+    tests.iter().for_each(print_test);
+    Ok(tests.into())
 }
 
 /// Reads `test a::b ... ok` lines.
@@ -170,9 +151,8 @@ fn parse_libtest(name: &str, text: &str) -> Vec<Test> {
 }
 
 /// What a reviewer would not want to look for by eye.
-pub fn gates<'a>(lab: &'a Lab, built: &'a Later<Built>) -> Job<'a> {
-    let run = || run_gates(lab, built.wait()?);
-    Job { name: "gates".to_string(), takes: 28, run: Box::new(run) }
+pub fn gates<'a, 'b: 'a>(lab: &'a Lab, built: &'a Later<'b, Built>) -> Job<'a> {
+    Job::new("gates", 28, || run_gates(lab, built.get()?))
 }
 
 fn run_gates(lab: &Lab, built: &Built) -> Result<Found> {
@@ -206,7 +186,7 @@ fn run_gates(lab: &Lab, built: &Built) -> Result<Found> {
         }
     }
     tests.push(gate(lab, "checkpatch of the stand-ins", &mut checkpatch)?);
-    Ok(Found { tests, ..Default::default() })
+    Ok(tests.into())
 }
 
 /// A program that passes or fails as a whole.
@@ -214,11 +194,8 @@ fn gate(lab: &Lab, name: &str, cmd: &mut Command) -> Result<Test> {
     let log = lab.build.join(format!("log/{}.log", name.replace(' ', "-")));
     let mut step = Step::new(name, log)?;
     step.quiet = true;
-    let (outcome, notes) = match step.run(cmd) {
-        Ok(()) => (Outcome::Passed, Vec::new()),
-        Err(e) => (Outcome::Failed, vec![format!("{e:#}")]),
-    };
-    let test = Test { name: format!("gate/{name}"), outcome, notes };
+    let why = step.run(cmd).err().map(|e| format!("{e:#}"));
+    let test = Test::new(format!("gate/{name}"), why.is_none(), why.into_iter().collect());
     print_test(&test);
     Ok(test)
 }

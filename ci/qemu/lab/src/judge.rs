@@ -29,15 +29,11 @@ pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[Strin
     if let Expect::FreeCost(_) = &row.expect {
         boot.plugin = Some(artefacts::plugin(lab, row.kernel, &counts)?);
     }
-    let mut reports = if row.pair {
-        pair::run(lab, built, image, &boot)?
-    } else {
-        vec![boot.run(lab, built, image, &format!("{}: ", row.name))?]
-    };
+    let mut reports = if row.pair { pair::run(lab, built, image, &boot)? } else { vec![boot.run(lab, built, image)?] };
     let mut found = Found::default();
     if let Expect::Replay(name) = &row.expect {
         boot.name += "-again";
-        reports.push(boot.run(lab, built, image, &format!("{}: ", boot.name))?);
+        reports.push(boot.run(lab, built, image)?);
         let test = replayed(&reports, name);
         print_test(&test);
         found.tests.push(test);
@@ -68,12 +64,8 @@ pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[Strin
         if row.module != Module::NvidiaC {
             judged.extend(unexpected_skips(&report, row, &label));
         }
-        for mut test in judged {
-            test.name = format!("{label}{}", test.name);
-            print_test(&test);
-            report.tests.push(test);
-        }
-        if report.tests.iter().any(|t| t.outcome == Outcome::Failed) {
+        judged.into_iter().for_each(|test| report.add(test));
+        if report.tests.iter().any(Test::has_failed) {
             say(&format!("  {label}console: {}", report.console.display()));
         }
         if row.module == Module::NvidiaC {
@@ -108,7 +100,7 @@ fn free_cost(counted: &str, rows: &[Value], most: u64) -> Result<Test> {
         let size = row["size"].as_u64().with_context(|| format!("no size in {row}"))?;
         sizes.entry(size).or_default().push([halves[0], halves[1]]);
     }
-    let (mut notes, mut outcome) = (Vec::new(), Outcome::Passed);
+    let (mut notes, mut passed) = (Vec::new(), true);
     for (size, mut frees) in sizes {
         frees.sort_unstable_by_key(|halves| halves[0] + halves[1]);
         let [before, after] = frees[frees.len() / 2];
@@ -117,24 +109,17 @@ fn free_cost(counted: &str, rows: &[Value], most: u64) -> Result<Test> {
             size >> 10,
             before + after
         ));
-        if before + after > most {
-            outcome = Outcome::Failed;
-        }
+        passed &= before + after <= most;
     }
-    Ok(Test { name: "a free with one registration".to_string(), outcome, notes })
+    Ok(Test::new("a free with one registration", passed, notes))
 }
 
 /// Whether every boot gave the same rows of this name.
 fn replayed(reports: &[Report], name: &str) -> Test {
     let rows: Vec<_> = reports.iter().map(|r| r.json.get(name)).collect();
-    let (outcome, notes) = match rows.first() {
-        Some(Some(first)) if rows.iter().all(|r| *r == Some(first)) => (Outcome::Passed, Vec::new()),
-        _ => {
-            let line = |r: &Report| format!("{}: {:?}", r.name, r.json.get(name));
-            (Outcome::Failed, reports.iter().map(line).collect())
-        }
-    };
-    Test { name: format!("the same {name} twice"), outcome, notes }
+    let same = rows[0].is_some() && rows.iter().all(|row| *row == rows[0]);
+    let notes = if same { Vec::new() } else { rows.iter().map(|row| format!("{row:?}")).collect() };
+    Test::new(format!("the same {name} twice"), same, notes)
 }
 
 /// A suite of which every test was skipped looks like one that passed.
@@ -143,11 +128,8 @@ fn untested(report: &Report, suites: &[String], label: &str) -> Vec<Test> {
         let of_suite = |t: &&Test| t.name.strip_prefix(label).is_some_and(|n| n.starts_with(&format!("{suite}/")));
         report.tests.iter().filter(of_suite).any(|t| !matches!(t.outcome, Outcome::Skipped(_)))
     };
-    let nothing = |suite: &String| Test {
-        name: format!("{suite}: something of it is tested"),
-        outcome: Outcome::Failed,
-        notes: vec!["not one of its tests ran: take it out of this boot, or see why each was skipped".to_string()],
-    };
+    let why = "not one of its tests ran: take it out of this boot, or see why each was skipped";
+    let nothing = |suite: &String| Test::failed(format!("{suite}: something of it is tested"), why);
     suites.iter().filter(|suite| !ran(suite)).map(nothing).collect()
 }
 
@@ -156,11 +138,9 @@ fn unexpected_skips(report: &Report, row: &Row, label: &str) -> Vec<Test> {
     let unexpected = |test: &Test| {
         let Outcome::Skipped(reason) = &test.outcome else { return None };
         let expected = row.skips.iter().any(|skip| skip.expects(&row.name, reason));
-        (!expected).then(|| Test {
-            name: format!("{}: is not skipped", test.name.strip_prefix(label).unwrap_or(&test.name)),
-            outcome: Outcome::Failed,
-            notes: vec![format!("{reason}; ci/qemu/boots.toml does not expect that of this boot")],
-        })
+        let name = test.name.strip_prefix(label).unwrap_or(&test.name);
+        let why = format!("{reason}; ci/qemu/boots.toml does not expect that of this boot");
+        (!expected).then(|| Test::failed(format!("{name}: is not skipped"), why))
     };
     report.tests.iter().filter_map(unexpected).collect()
 }
@@ -180,9 +160,7 @@ pub fn never_ran(rows: &[&Row], tests: &[&Test]) -> Vec<Test> {
         }
     }
     let missing = reasons.into_iter().filter_map(|(name, reasons)| Some((name, reasons?)));
-    missing
-        .map(|(name, notes)| Test { name: format!("{name}: runs in some boot"), outcome: Outcome::Failed, notes })
-        .collect()
+    missing.map(|(name, notes)| Test::new(format!("{name}: runs in some boot"), false, notes)).collect()
 }
 
 /// What the guest said of each test; of one that never ended, what the console says.
@@ -214,16 +192,12 @@ fn caught(report: &Report, tests: &[String]) -> Vec<Test> {
             let all = r["what"].as_array().into_iter().flatten();
             all.filter_map(|w| w.as_str().map(str::to_string)).collect()
         });
-        let (outcome, notes) = match what {
-            Some(what) if Verdict::worst(&what).0 == Verdict::MemorySafety => (Outcome::Passed, what),
-            Some(what) => {
-                let mut notes = vec!["no alarm, no lost pin: the lab would not see ours break either".to_string()];
-                notes.extend(what);
-                (Outcome::Failed, notes)
-            }
-            None => (Outcome::Failed, vec!["it did not run".to_string()]),
-        };
-        Test { name: format!("NVIDIA's module is caught in {name}"), outcome, notes }
+        let caught = what.as_ref().is_some_and(|what| Verdict::worst(what).0 == Verdict::MemorySafety);
+        let mut notes = what.unwrap_or_else(|| vec!["it did not run".to_string()]);
+        if !caught {
+            notes.push("no alarm, no lost pin: the lab would not see ours break either".to_string());
+        }
+        Test::new(format!("NVIDIA's module is caught in {name}"), caught, notes)
     };
     tests.iter().map(caught).collect()
 }
@@ -235,9 +209,8 @@ pub fn judge(report: &Report, expected: &BTreeMap<Kind, usize>, module: Module) 
     let mut tests = Vec::new();
     for (kind, want) in expected {
         let have = got.get(kind).copied().unwrap_or(0);
-        let outcome = if have == *want { Outcome::Passed } else { Outcome::Failed };
         let notes = vec![format!("{want} wanted, {have} on the console")];
-        tests.push(Test { name: format!("console/{kind:?} alarm is caught"), outcome, notes });
+        tests.push(Test::new(format!("console/{kind:?} alarm is caught"), have == *want, notes));
     }
     let unexpected: Vec<String> = report
         .alarms
@@ -245,14 +218,13 @@ pub fn judge(report: &Report, expected: &BTreeMap<Kind, usize>, module: Module) 
         .filter(|a| !expected.contains_key(&a.kind))
         .map(|a| format!("line {}: {}", a.number, a.line))
         .collect();
-    let outcome = match (unexpected.first(), module) {
-        (None, _) => Outcome::Passed,
-        (Some(first), Module::NvidiaC) => {
-            Outcome::Skipped(format!("NVIDIA's module: {} recorded, {first}", unexpected.len()))
+    let name = "console/no alarm";
+    tests.push(match unexpected.first() {
+        Some(first) if module == Module::NvidiaC => {
+            Test::skipped(name, format!("NVIDIA's module: {} recorded, {first}", unexpected.len()))
         }
-        (Some(_), _) => Outcome::Failed,
-    };
-    tests.push(Test { name: "console/no alarm".to_string(), outcome, notes: unexpected });
+        _ => Test::new(name, unexpected.is_empty(), unexpected),
+    });
     tests
 }
 
@@ -261,6 +233,7 @@ mod tests {
     use super::*;
     use crate::boots;
     use lab::alarms::Alarm;
+    use lab::ktap::Counts;
     use std::time::Duration;
 
     fn report(kinds: &[Kind]) -> Report {
@@ -277,7 +250,7 @@ mod tests {
     }
 
     fn failures(tests: &[Test]) -> usize {
-        tests.iter().filter(|t| t.outcome == Outcome::Failed).count()
+        Counts::of(tests).failed
     }
 
     #[test]

@@ -1,23 +1,64 @@
 //! The guest's second serial line: KTAP results, and `# json <name> {...}` lines that carry
 //! numbers.
 
+use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Outcome {
     Passed,
     Failed,
     Skipped(String),
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Test {
     /// `suite/test`
     pub name: String,
     pub outcome: Outcome,
     /// Comment lines before the result.
     pub notes: Vec<String>,
+}
+
+impl Test {
+    pub fn new(name: impl Into<String>, passed: bool, notes: Vec<String>) -> Self {
+        Test { name: name.into(), outcome: if passed { Outcome::Passed } else { Outcome::Failed }, notes }
+    }
+
+    pub fn failed(name: impl Into<String>, why: impl Into<String>) -> Self {
+        Test::new(name, false, vec![why.into()])
+    }
+
+    pub fn skipped(name: impl Into<String>, why: impl Into<String>) -> Self {
+        Test { name: name.into(), outcome: Outcome::Skipped(why.into()), notes: Vec::new() }
+    }
+
+    pub fn has_failed(&self) -> bool {
+        self.outcome == Outcome::Failed
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counts {
+    pub passed: usize,
+    pub failed: usize,
+    pub skipped: usize,
+}
+
+impl Counts {
+    pub fn of<'a>(tests: impl IntoIterator<Item = &'a Test>) -> Self {
+        let mut counts = Counts::default();
+        for test in tests {
+            match test.outcome {
+                Outcome::Passed => counts.passed += 1,
+                Outcome::Failed => counts.failed += 1,
+                Outcome::Skipped(_) => counts.skipped += 1,
+            }
+        }
+        counts
+    }
 }
 
 /// In one piece: another lane may be printing too.
@@ -88,7 +129,7 @@ impl Parser {
     }
 
     fn fail(&mut self, name: &str, notes: Vec<String>) {
-        self.tests.push(Test { name: format!("{}{name}", self.label), outcome: Outcome::Failed, notes });
+        self.tests.push(Test::new(format!("{}{name}", self.label), false, notes));
     }
 
     /// `7 smoke/load`, or `7 smoke/load # SKIP why`.
@@ -130,7 +171,8 @@ mod tests {
         let p = parse("KTAP version 1\n1..3\nok 1 s/a\n# why it failed\nnot ok 2 s/b\nok 3 s/c # SKIP no GPU\n");
         assert_eq!(names(&p), [("iommu: s/a", true), ("iommu: s/b", false), ("iommu: s/c", false)]);
         assert_eq!((&p.tests[1].outcome, p.tests[1].notes.join("")), (&Outcome::Failed, "why it failed".into()));
-        assert_eq!(p.tests[2].outcome, Outcome::Skipped("no GPU".into()));
+        assert_eq!(p.tests[2], Test::skipped("iommu: s/c", "no GPU"));
+        assert_eq!(Counts::of(&p.tests), Counts { passed: 1, failed: 1, skipped: 1 });
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Jobs that do not need one another, on a few lanes beside each other, the longest first.
 
 use anyhow::Result;
-use lab::ktap::{print_test, Outcome, Test};
+use lab::ktap::{print_test, Counts, Test};
 use lab::sh::{human, say};
+use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{channel, RecvTimeoutError};
@@ -13,11 +14,17 @@ use std::time::{Duration, Instant};
 const HEARTBEAT: Duration = Duration::from_secs(30);
 
 /// What a job found out.
-#[derive(Default)]
+#[derive(Default, Serialize)]
 pub struct Found {
     pub tests: Vec<Test>,
     /// Result rows, by name.
     pub json: BTreeMap<String, Vec<Value>>,
+}
+
+impl From<Vec<Test>> for Found {
+    fn from(tests: Vec<Test>) -> Self {
+        Found { tests, json: BTreeMap::new() }
+    }
 }
 
 pub struct Job<'a> {
@@ -27,27 +34,39 @@ pub struct Job<'a> {
     pub run: Box<dyn FnOnce() -> Result<Found> + Send + 'a>,
 }
 
+impl<'a> Job<'a> {
+    pub fn new(name: impl Into<String>, takes: u64, run: impl FnOnce() -> Result<Found> + Send + 'a) -> Self {
+        Job { name: name.into(), takes, run: Box::new(run) }
+    }
+}
+
+#[derive(Serialize)]
 pub struct Done {
     pub name: String,
     pub seconds: u64,
+    #[serde(flatten)]
     pub found: Found,
 }
 
 impl Done {
-    pub fn count(&self, want: impl Fn(&Outcome) -> bool) -> usize {
-        self.found.tests.iter().filter(|t| want(&t.outcome)).count()
+    pub fn counts(&self) -> Counts {
+        Counts::of(&self.found.tests)
     }
 }
 
 /// As many as there are processors, but a boot is emulated by two threads and tests of this machine
 /// use all: two are enough.
-pub fn default() -> usize {
+fn lanes() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(2)
 }
 
 /// Runs all of them, whatever becomes of each; what ended, in the order of `jobs`. A job that could
 /// not be done is a failed test. `ended` is told of each at once.
-pub fn run(jobs: Vec<Job>, lanes: usize, mut ended: impl FnMut(&Done)) -> Vec<Done> {
+pub fn run(jobs: Vec<Job>, ended: impl FnMut(&Done)) -> Vec<Done> {
+    run_on(lanes(), jobs, ended)
+}
+
+fn run_on(lanes: usize, jobs: Vec<Job>, mut ended: impl FnMut(&Done)) -> Vec<Done> {
     let mut queue: Vec<(usize, Job)> = jobs.into_iter().enumerate().collect();
     let total = queue.len();
     queue.sort_by_key(|(_, job)| std::cmp::Reverse(job.takes));
@@ -76,15 +95,10 @@ pub fn run(jobs: Vec<Job>, lanes: usize, mut ended: impl FnMut(&Done)) -> Vec<Do
         loop {
             match results.recv_timeout(HEARTBEAT) {
                 Ok((number, one)) => {
-                    let failed = one.count(|o| *o == Outcome::Failed);
+                    let Counts { passed, failed, .. } = one.counts();
                     let verdict = if failed == 0 { String::new() } else { format!(", {failed} FAILED") };
-                    say(&format!(
-                        "  {}: {} passed{verdict}, {} ({} of {total} jobs done)",
-                        one.name,
-                        one.count(|o| *o == Outcome::Passed),
-                        human(Duration::from_secs(one.seconds)),
-                        done.len() + 1
-                    ));
+                    let (name, took, count) = (&one.name, human(Duration::from_secs(one.seconds)), done.len() + 1);
+                    say(&format!("  {name}: {passed} passed{verdict}, {took} ({count} of {total} jobs done)"));
                     ended(&one);
                     done.push((number, one));
                 }
@@ -103,10 +117,9 @@ pub fn run(jobs: Vec<Job>, lanes: usize, mut ended: impl FnMut(&Done)) -> Vec<Do
 }
 
 fn could_not(name: &str, error: &anyhow::Error) -> Found {
-    let test =
-        Test { name: format!("{name}: could not be run"), outcome: Outcome::Failed, notes: vec![format!("{error:#}")] };
+    let test = Test::failed(format!("{name}: could not be run"), format!("{error:#}"));
     print_test(&test);
-    Found { tests: vec![test], ..Default::default() }
+    vec![test].into()
 }
 
 #[cfg(test)]
@@ -115,23 +128,19 @@ mod tests {
     use anyhow::bail;
     use std::sync::{Arc, Barrier};
 
-    fn job<'a>(name: &str, takes: u64, run: impl FnOnce() -> Result<Found> + Send + 'a) -> Job<'a> {
-        Job { name: name.to_string(), takes, run: Box::new(run) }
-    }
-
     #[test]
     fn two_lanes_run_beside_each_other_and_the_order_stays() {
         let meet = Arc::new(Barrier::new(2));
         let jobs = (0..4)
             .map(|i| {
                 let meet = meet.clone();
-                job(&format!("job{i}"), 10 - i, move || {
+                Job::new(format!("job{i}"), 10 - i, move || {
                     meet.wait();
                     Ok(Found::default())
                 })
             })
             .collect();
-        let names: Vec<String> = run(jobs, 2, |_| ()).into_iter().map(|d| d.name).collect();
+        let names: Vec<String> = run_on(2, jobs, |_| ()).into_iter().map(|d| d.name).collect();
         assert_eq!(names, ["job0", "job1", "job2", "job3"]);
     }
 
@@ -141,29 +150,28 @@ mod tests {
         let jobs = [("short", 1), ("long", 100), ("middle", 50)]
             .map(|(name, takes)| {
                 let order = &order;
-                job(name, takes, move || {
+                Job::new(name, takes, move || {
                     order.lock().unwrap().push(name);
                     Ok(Found::default())
                 })
             })
             .into();
-        run(jobs, 1, |_| ());
+        run_on(1, jobs, |_| ());
         assert_eq!(order.into_inner().unwrap(), ["long", "middle", "short"]);
     }
 
     #[test]
     fn what_cannot_be_run_is_a_failure_and_the_rest_goes_on() {
         let mut told = 0;
-        let jobs = vec![job("a", 1, || bail!("no such file")), job("b", 1, || Ok(Found::default()))];
-        let done = run(jobs, 1, |_| told += 1);
+        let jobs = vec![Job::new("a", 1, || bail!("no such file")), Job::new("b", 1, || Ok(Found::default()))];
+        let done = run_on(1, jobs, |_| told += 1);
         assert_eq!((done.len(), told), (2, 2));
-        assert_eq!(done[0].count(|o| *o == Outcome::Failed), 1);
+        assert_eq!(done.iter().map(|done| done.counts().failed).collect::<Vec<_>>(), [1, 0]);
         assert!(done[0].found.tests[0].notes[0].contains("no such file"));
-        assert_eq!(done[1].count(|o| *o == Outcome::Failed), 0);
     }
 
     #[test]
     fn nothing_to_do_is_done_at_once() {
-        assert!(run(Vec::new(), 2, |_| ()).is_empty());
+        assert!(run(Vec::new(), |_| ()).is_empty());
     }
 }

@@ -1,64 +1,38 @@
 //! What is being built while others wait for it.
 
-use anyhow::{bail, Result};
-use std::sync::{Condvar, Mutex, OnceLock};
+use anyhow::{anyhow, Result};
+use std::sync::LazyLock;
 
-pub struct Later<T> {
-    built: OnceLock<Result<T, String>>,
-    waiting: Mutex<()>,
-    told: Condvar,
-}
+type Build<'a, T> = Box<dyn FnOnce() -> Result<T, String> + Send + 'a>;
 
-impl<T> Default for Later<T> {
-    fn default() -> Self {
-        Later { built: OnceLock::new(), waiting: Mutex::default(), told: Condvar::new() }
-    }
-}
+/// The first that wants it builds it; others sleep meanwhile.
+pub struct Later<'a, T>(LazyLock<Result<T, String>, Build<'a, T>>);
 
-impl<T> Later<T> {
-    /// Those who wait go on. What was told first stays.
-    pub fn tell(&self, built: Result<T>) {
-        let _guard = self.waiting.lock().unwrap_or_else(|e| e.into_inner());
-        let _ = self.built.set(built.map_err(|e| format!("{e:#}")));
-        self.told.notify_all();
+impl<'a, T> Later<'a, T> {
+    pub fn new(build: impl FnOnce() -> Result<T> + Send + 'a) -> Self {
+        Later(LazyLock::new(Box::new(|| build().map_err(|e| format!("{e:#}")))))
     }
 
-    /// It could not be built: who builds something else need not go on.
-    pub fn failed(&self) -> bool {
-        self.built.get().is_some_and(Result::is_err)
-    }
-
-    /// Sleeps until it is there, or could not be built.
-    pub fn wait(&self) -> Result<&T> {
-        let guard = self.waiting.lock().unwrap_or_else(|e| e.into_inner());
-        drop(self.told.wait_while(guard, |()| self.built.get().is_none()).unwrap_or_else(|e| e.into_inner()));
-        match self.built.get() {
-            Some(Ok(built)) => Ok(built),
-            Some(Err(why)) => bail!("it was not built: {why}"),
-            None => bail!("it was not built"),
-        }
+    pub fn get(&self) -> Result<&T> {
+        self.0.as_ref().map_err(|why| anyhow!("it was not built: {why}"))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::thread;
-    use std::time::Duration;
 
     #[test]
-    fn all_who_wait_get_what_was_built_or_why_not() {
-        let (good, bad) = (Later::default(), Later::<u32>::default());
-        thread::scope(|scope| {
-            let early = scope.spawn(|| *good.wait().unwrap());
-            thread::sleep(Duration::from_millis(20));
-            assert!(!good.failed() && !bad.failed());
-            good.tell(Ok(17));
-            bad.tell(Err(anyhow::anyhow!("no compiler")));
-            assert_eq!(early.join().unwrap(), 17);
+    fn all_who_wait_get_what_was_built_once_or_why_not() {
+        let mut tries = 0;
+        let bad = Later::<u32>::new(|| {
+            tries += 1;
+            Err(anyhow!("no compiler"))
         });
-        assert_eq!(*good.wait().unwrap(), 17);
-        assert!(!good.failed() && bad.failed());
-        assert!(bad.wait().unwrap_err().to_string().contains("no compiler"));
+        for _ in 0..2 {
+            assert!(bad.get().unwrap_err().to_string().contains("no compiler"));
+        }
+        drop(bad);
+        assert_eq!((tries, *Later::new(|| Ok(17)).get().unwrap()), (1, 17));
     }
 }

@@ -6,9 +6,10 @@ use crate::artefacts::Built;
 use crate::axes::Clock;
 use crate::cable::Cable;
 use crate::ctx::Lab;
-use crate::ktap::{print_test, Outcome, Parser, Test};
+use crate::ktap::{print_test, Parser, Test};
 use crate::sh::{self, human, say};
 use anyhow::{anyhow, Context, Error, Result};
+use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -80,6 +81,7 @@ impl Boot {
     }
 }
 
+#[derive(Serialize)]
 pub struct Report {
     /// The boot's.
     pub name: String,
@@ -90,6 +92,15 @@ pub struct Report {
     pub begun: BTreeMap<String, usize>,
     pub console: PathBuf,
     pub elapsed: Duration,
+}
+
+impl Report {
+    /// What the lab finds out of the boot, as a test of it.
+    pub fn add(&mut self, mut test: Test) {
+        test.name = format!("{}: {}", self.name, test.name);
+        print_test(&test);
+        self.tests.push(test);
+    }
 }
 
 impl Boot {
@@ -156,21 +167,21 @@ impl Boot {
         cmd
     }
 
-    /// Boots, follows the results as they come, and looks for alarms on the console. `label` comes
-    /// before each test's name.
+    /// Boots, follows the results as they come, and looks for alarms on the console. The boot's
+    /// name comes before each test's.
     ///
     /// A kernel that dies or stands still before /init has run nothing of what is tested here. QEMU
     /// 7.2 does both, once in some hundred boots: it may give one processor stale code while the
     /// other patches it (`Oops: int3` out of a jump label), or lose what one processor sends to the
     /// other that is halted, which nothing else wakes so early (flush_tlb_all() waits in
     /// free_init_pages()). It is booted once more, and that is said.
-    pub fn run(&self, lab: &Lab, built: &Built, image: &Path, label: &str) -> Result<Report> {
+    pub fn run(&self, lab: &Lab, built: &Built, image: &Path) -> Result<Report> {
         let dir = lab.build.join("run").join(&self.name);
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let console = dir.join("console.log");
         let start = Instant::now();
         say(&format!("boot {}: guest.run={} (console: {})", self.name, self.run, lab.short(&console)));
-        let (mut follow, mut end) = self.follow(self.qemu(built, image), built.arch, &dir, label)?;
+        let (mut follow, mut end) = self.follow(self.qemu(built, image), built.arch, &dir)?;
         let mut text = read_lossy(&console);
         let stood_still = end.as_ref().is_err_and(|e| e.is::<StoodStill>());
         if follow.at == 0 && (stood_still || end.is_ok() && died_before_init(&text)) {
@@ -178,10 +189,10 @@ impl Boot {
             fs::rename(&console, &kept).with_context(|| format!("cannot write {}", kept.display()))?;
             let did = if stood_still { "stood still" } else { "died" };
             say(&format!("boot {}: the kernel {did} before /init ({}): once more", self.name, lab.short(&kept)));
-            (follow, end) = self.follow(self.qemu(built, image), built.arch, &dir, label)?;
+            (follow, end) = self.follow(self.qemu(built, image), built.arch, &dir)?;
             text = read_lossy(&console);
         }
-        let mut parser = follow.finish();
+        let parser = follow.finish();
         let bad = match end {
             Err(e) => Some((e.to_string(), sh::tail(&console, 12))),
             Ok(status) if !status.success() => {
@@ -195,13 +206,7 @@ impl Boot {
         if let Some(cable) = &self.cable {
             cable.ended(bad.as_ref().map(|(why, _)| why.as_str()));
         }
-        if let Some((why, said)) = bad {
-            let notes = [why].into_iter().chain(said).collect();
-            let test = Test { name: format!("{label}machine"), outcome: Outcome::Failed, notes };
-            print_test(&test);
-            parser.tests.push(test);
-        }
-        Ok(Report {
+        let mut report = Report {
             name: self.name.clone(),
             tests: parser.tests,
             json: parser.json,
@@ -209,12 +214,16 @@ impl Boot {
             begun: begun(&text),
             console,
             elapsed: start.elapsed(),
-        })
+        };
+        if let Some((why, said)) = bad {
+            report.add(Test::new("machine", false, [why].into_iter().chain(said).collect()));
+        }
+        Ok(report)
     }
 
     /// Starts the machine and reads its results until it is gone: how it ended, or why it was
     /// stopped.
-    fn follow(&self, mut cmd: Command, arch: Arch, dir: &Path, label: &str) -> Result<(Follow, Result<ExitStatus>)> {
+    fn follow(&self, mut cmd: Command, arch: Arch, dir: &Path) -> Result<(Follow, Result<ExitStatus>)> {
         let console = dir.join("console.log");
         let results = dir.join("results.ktap");
         for file in [&console, &results] {
@@ -225,7 +234,7 @@ impl Boot {
         let said = File::create(dir.join("qemu.log"))?;
         let start = Instant::now();
         let mut child = cmd.stdout(said.try_clone()?).stderr(said).spawn().context("cannot run setpriv and QEMU")?;
-        let mut follow = Follow::new(&results, label)?;
+        let mut follow = Follow::new(&results, &format!("{}: ", self.name))?;
         let end = loop {
             let status = child.try_wait()?;
             follow.read()?;
@@ -278,7 +287,7 @@ impl Boot {
         }
         let mut follow = Follow::new(&results, "")?;
         follow.read()?;
-        Ok(!follow.parser.tests.iter().any(|test| test.outcome == Outcome::Failed))
+        Ok(!follow.parser.tests.iter().any(Test::has_failed))
     }
 }
 

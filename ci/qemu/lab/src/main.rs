@@ -62,9 +62,6 @@ enum Cmd {
         /// Only these: host, lint, suites of the guest, boots of the table; commas between.
         #[arg(long)]
         only: Option<String>,
-        /// Number of parallel jobs (default: processors, at most 2).
-        #[arg(long)]
-        lanes: Option<usize>,
     },
     /// What takes hours; ends with `soak: PASS`, and leaves build/soak.json and
     /// docs/results/soak.md.
@@ -78,17 +75,10 @@ enum Cmd {
         /// Of the boots, as an earlier run printed it; without it, or in later rounds, a new one.
         #[arg(long)]
         seed: Option<u32>,
-        /// Number of parallel jobs (default: processors, at most 2).
-        #[arg(long)]
-        lanes: Option<usize>,
     },
     /// The scenario table against ours and against NVIDIA's module; writes build/scenarios.json and
     /// docs/results/scenarios.md.
-    Scenarios {
-        /// Number of parallel boots (default: processors, at most 2).
-        #[arg(long)]
-        lanes: Option<usize>,
-    },
+    Scenarios,
     /// The boots: seconds, runs and suites of each.
     Boots {
         /// Only these: names, first axes, patterns; commas between.
@@ -138,14 +128,11 @@ fn run(args: Args) -> Result<bool> {
             Ok(true)
         }
         Cmd::Demo { nvidia_c, kernel } => demo::run(&lab, module(nvidia_c), kernel.unwrap_or_else(debian)),
-        Cmd::Test { nvidia_c, only, lanes } => {
-            let run = if nvidia_c { Run::NvidiaC } else { Run::Test };
-            suite::run(&lab, run, only.as_deref(), lanes.unwrap_or_else(lanes::default))
+        Cmd::Test { nvidia_c, only } => {
+            suite::run(&lab, if nvidia_c { Run::NvidiaC } else { Run::Test }, only.as_deref())
         }
-        Cmd::Soak { only, hours, seed, lanes } => {
-            soak::run(&lab, only.as_deref(), hours, seed, lanes.unwrap_or_else(lanes::default))
-        }
-        Cmd::Scenarios { lanes } => scenarios::run(&lab, lanes.unwrap_or_else(lanes::default)),
+        Cmd::Soak { only, hours, seed } => soak::run(&lab, only.as_deref(), hours, seed),
+        Cmd::Scenarios => scenarios::run(&lab),
         Cmd::Boots { only } => {
             print!("{}", boots::list(&boots::all()?, only.as_deref()));
             Ok(true)

@@ -8,7 +8,7 @@ use crate::lanes::{Found, Job};
 use anyhow::{ensure, Context, Result};
 use lab::artefacts;
 use lab::ctx::Lab;
-use lab::ktap::{print_test, Outcome, Test};
+use lab::ktap::{print_test, Test};
 use lab::sh;
 use std::fs;
 use std::path::Path;
@@ -49,7 +49,7 @@ impl Mutant {
 }
 
 pub fn job(lab: &Lab) -> Job<'_> {
-    Job { name: MUTANTS.to_string(), takes: 900, run: Box::new(|| all(lab)) }
+    Job::new(MUTANTS, 900, || all(lab))
 }
 
 fn all(lab: &Lab) -> Result<Found> {
@@ -70,19 +70,15 @@ fn all(lab: &Lab) -> Result<Found> {
         if let (Ok(test), Ok(names)) = (&test, &failed) {
             table += &format!("| {} | {} | {} | `{test}` | {} |\n", mutant.name, mutant.what, mutant.boot, names.len());
         }
-        let test = Test {
-            name: format!("{MUTANTS}/{}", mutant.name),
-            outcome: if test.is_ok() { Outcome::Passed } else { Outcome::Failed },
-            notes: test.err().into_iter().collect(),
-        };
+        let test = Test::new(format!("{MUTANTS}/{}", mutant.name), test.is_ok(), test.err().into_iter().collect());
         print_test(&test);
         tests.push(test);
     }
     ensure!(!tests.is_empty(), "tests/mutants has no patch that git knows");
-    if tests.iter().all(|test| test.outcome == Outcome::Passed) {
-        fs::write(lab.repo.join("docs/results/mutants.md"), format!("{HEAD}{table}")).context("write the table")?;
+    if !tests.iter().any(Test::has_failed) {
+        lab.write("docs/results/mutants.md", &format!("{HEAD}{table}"))?;
     }
-    Ok(Found { tests, ..Default::default() })
+    Ok(tests.into())
 }
 
 const HEAD: &str = "# Faults that the lab's machines find
@@ -122,7 +118,7 @@ fn boot(lab: &Lab, row: &Row, mutant: &Mutant) -> Result<Vec<String>> {
     let built = artefacts::build(lab, row.kernel, &[row.image()], &[])?;
     println!("  mutant {}: of the tests below, {} must fail", mutant.name, mutant.caught_by);
     let found = judge::row(lab, &built, row, &mutant.suites, &[])?;
-    let failed = found.tests.into_iter().filter(|test| test.outcome == Outcome::Failed);
+    let failed = found.tests.into_iter().filter(Test::has_failed);
     let label = format!("{}: ", row.name);
     Ok(failed.map(|test| test.name.strip_prefix(&label).unwrap_or(&test.name).to_string()).collect())
 }

@@ -23,7 +23,7 @@ pub fn run(lab: &Lab, built: &Built, image: &Path, boot: &Boot) -> Result<Vec<Re
                 boot.append.push(format!("guest.role={name}"));
                 boot.cable = Some(cable.clone());
                 scope.spawn(move || {
-                    let report = boot.run(lab, built, image, &format!("{}: ", boot.name));
+                    let report = boot.run(lab, built, image);
                     if let Err(e) = &report {
                         cable.ended(Some(&format!("{e:#}")));
                     }

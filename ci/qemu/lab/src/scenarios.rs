@@ -9,7 +9,6 @@ use anyhow::{bail, Context, Result};
 use lab::artefacts::{self, build, Built};
 use lab::axes::{Also, Core, Kernel, Module, Named, Run};
 use lab::ctx::Lab;
-use lab::ktap::{print_test, Outcome};
 use lab::machine::Boot;
 use lab::nvidia_c;
 use lab::sh::{self, human, say};
@@ -110,7 +109,7 @@ impl Told {
     }
 }
 
-pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
+pub fn run(lab: &Lab) -> Result<bool> {
     let start = Instant::now();
     let theirs = (Module::NvidiaC, Also::Nothing);
     let rows = boots::all()?;
@@ -125,18 +124,12 @@ pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
 
     let mut jobs = Vec::new();
     for (row, suites) in boots {
+        let name = row.name.clone();
         let same = (Row { module: Module::NvidiaC, ..row.clone() }, suites.clone());
-        jobs.push(Job {
-            name: format!("ours {}", row.name),
-            takes: row.seconds,
-            run: Box::new(move || once(lab, built, &row, &suites)),
-        });
-        jobs.push(Job {
-            name: format!("nvidia_c {}", same.0.name),
-            // It takes the longest. Ours comes first, for a person who stops this early.
-            takes: 0,
-            run: Box::new(move || again_and_again(lab, built, &same.0, &same.1)),
-        });
+        jobs.push(Job::new(format!("ours {}", row.name), row.seconds, move || once(lab, built, &row, &suites)));
+        let theirs = move || again_and_again(lab, built, &same.0, &same.1);
+        // It takes the longest. Ours comes first, for a person who stops this early.
+        jobs.push(Job::new(format!("nvidia_c {name}"), 0, theirs));
     }
     let commit = sh::output(sh::command("git").args(["describe", "--always", "--dirty", "--abbrev=12"]))?;
     let (driver, table) = (nvidia_c::version(lab)?, if nvidia_c::is_users() { USERS_TABLE } else { TABLE });
@@ -144,12 +137,12 @@ pub fn run(lab: &Lab, lanes: usize) -> Result<bool> {
         Ran { commit: commit.trim().to_string(), driver, table, jobs: jobs.len(), done: 0, failed: Vec::new() };
     // What is told of ours, and of NVIDIA's module.
     let (mut told, mut kept) = ([Vec::new(), Vec::new()], Ok(Vec::new()));
-    lanes::run(jobs, lanes, |done| {
+    lanes::run(jobs, |done| {
         let whose = usize::from(!done.name.starts_with("ours "));
         ran.done += 1;
         // What NVIDIA's module's tests say is recorded and no outcome of the job's; that it could
         // not be asked is.
-        let failed = done.found.tests.iter().filter(|t| t.outcome == Outcome::Failed);
+        let failed = done.found.tests.iter().filter(|t| t.has_failed());
         ran.failed.extend(failed.map(|t| t.name.clone()));
         let rows = done.found.json.get("scenario").into_iter().flatten().map(Told::read);
         // After each, so that a run that is stopped keeps what it found.
@@ -243,15 +236,11 @@ fn boot(row: &Row, suites: &[String]) -> Boot {
 
 fn once(lab: &Lab, built: &Built, row: &Row, suites: &[String]) -> Result<Found> {
     let boot = boot(row, suites);
-    let mut report = boot.run(lab, built, &built.image(row.image()), &format!("{}: ", boot.name))?;
+    let mut report = boot.run(lab, built, &built.image(row.image()))?;
     // A test that the machine did not outlive is a line of the table, too.
     let told = told_by_the_guest(&report);
     report.json.insert("scenario".to_string(), told);
-    for mut test in judge::judge(&report, &BTreeMap::new(), Module::Ours) {
-        test.name = format!("{}: {}", boot.name, test.name);
-        print_test(&test);
-        report.tests.push(test);
-    }
+    judge::judge(&report, &BTreeMap::new(), Module::Ours).into_iter().for_each(|test| report.add(test));
     Ok(Found { tests: report.tests, json: report.json })
 }
 
@@ -267,7 +256,7 @@ fn again_and_again(lab: &Lab, built: &Built, row: &Row, suites: &[String]) -> Re
         boot.limit = boot.limit.max(Duration::from_secs(900));
         boot.append.push("guest.fragile=1".to_string());
         boot.append.extend(after.as_ref().map(|a| format!("guest.after={a}")));
-        let report = boot.run(lab, built, &built.image(row.image()), &format!("{}: ", boot.name))?;
+        let report = boot.run(lab, built, &built.image(row.image()))?;
         let part = told_by_the_guest(&report);
         let last = part.last().and_then(|v| v["test"].as_str()).map(str::to_string);
         found.json.entry("scenario".to_string()).or_default().extend(part);

@@ -2,18 +2,18 @@
 //! docs/results/soak.md.
 
 use crate::arm64;
-use crate::boots::{self, Row};
-use crate::lanes::{self, Done, Found, Job};
+use crate::boots;
+use crate::lanes::{self, Done, Job};
 use crate::mutants::{self, MUTANTS};
 use crate::{host, judge};
 use anyhow::{Context, Result};
 use lab::artefacts::{self, Built};
 use lab::axes::{Kernel, Run};
 use lab::ctx::Lab;
-use lab::ktap::{Outcome, Test};
+use lab::ktap::{Counts, Test};
 use lab::sh::{self, human, say};
 use serde_json::{json, Value};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{BuildHasher, Hasher};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ const MODELS: &str = "models";
 
 /// One round through what was chosen; with `hours`, round after round with new seeds, and no job
 /// starts after that time.
-pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u32>, lanes: usize) -> Result<bool> {
+pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u32>) -> Result<bool> {
     let start = Instant::now();
     let chosen: Option<Vec<&str>> = only.map(|o| o.split(',').collect());
     let all = boots::all()?;
@@ -31,8 +31,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
     let wanted = |name: &str| chosen.as_ref().is_none_or(|c| c.contains(&name));
 
     let mut built: BTreeMap<Kernel, Built> = BTreeMap::new();
-    for kernel in rows.iter().map(|(row, _)| row.kernel).collect::<BTreeSet<_>>() {
-        let kinds: Vec<_> = rows.iter().filter(|(row, _)| row.kernel == kernel).map(|(row, _)| row.image()).collect();
+    for (kernel, kinds) in boots::images(&rows) {
         built.insert(kernel, artefacts::build(lab, kernel, &kinds, &[])?);
     }
     let end = hours.map(|h| Duration::try_from_secs_f64(h * 3600.0)).transpose().context("--hours")?;
@@ -44,58 +43,42 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
         let seed = seed.take().unwrap_or_else(new_seed);
         say(&format!("soak: round {round}, guest.seed={seed}"));
         let mut jobs: Vec<Job> = Vec::new();
-        if wanted(MODELS) {
-            let job = host::long_models(lab, MODELS);
-            jobs.push(Job { run: Box::new(|| unless(&over, MODELS, job.run)), ..job });
-        }
-        if wanted(host::PACKAGES) {
-            let job = host::packages(lab, true);
-            jobs.push(Job { run: Box::new(|| unless(&over, host::PACKAGES, job.run)), ..job });
-        }
-        if wanted(MUTANTS) {
-            let job = mutants::job(lab);
-            jobs.push(Job { run: Box::new(|| unless(&over, MUTANTS, job.run)), ..job });
-        }
+        let others = [host::long_models(lab, MODELS), host::packages(lab, true), mutants::job(lab)];
+        jobs.extend(others.into_iter().filter(|job| wanted(&job.name)));
         for (row, suites) in &rows {
-            let over = &over;
-            let row: &Row = row;
             let built = &built[&row.kernel];
             let boot = move || judge::row(lab, built, row, suites, &[format!("guest.seed={seed}")]);
-            jobs.push(Job {
-                name: row.name.clone(),
-                takes: row.seconds,
-                run: Box::new(move || unless(over, &row.name, boot)),
-            });
+            jobs.push(Job::new(&row.name, row.seconds, boot));
         }
+        let jobs = jobs.into_iter().map(|job| unless(&over, job)).collect();
         let mut kept = Ok(());
-        let done = lanes::run(jobs, lanes, |one| {
+        let done = lanes::run(jobs, |one| {
             let seed = if one.name == MODELS { host::MODEL_SEEDS.to_string() } else { seed.to_string() };
             if let (Ok(()), Err(e)) = (&kept, record.add(one, &seed)) {
                 kept = Err(e);
             }
         });
         kept?;
-        failed += done.iter().map(|d| d.count(|o| *o == Outcome::Failed)).sum::<usize>();
+        failed += done.iter().map(|one| one.counts().failed).sum::<usize>();
         if end.is_none() || over() {
             break;
         }
     }
     record.print();
-    say(&format!(
-        "took {}; {} and docs/results/soak.md are written",
-        human(start.elapsed()),
-        lab.short(&record.json())
-    ));
+    say(&format!("took {}; {JSON} and {FILE} are written", human(start.elapsed())));
     println!("soak: {}", if failed == 0 { "PASS".to_string() } else { format!("FAIL, {failed} failed") });
     Ok(failed == 0)
 }
 
-fn unless(over: &(dyn Fn() -> bool + Sync), name: &str, run: impl FnOnce() -> Result<Found>) -> Result<Found> {
-    if !over() {
-        return run();
-    }
-    let outcome = Outcome::Skipped("the hours are over".to_string());
-    Ok(Found { tests: vec![Test { name: name.to_string(), outcome, notes: Vec::new() }], ..Default::default() })
+/// Skipped where its turn comes after the end.
+fn unless<'a>(over: &'a (dyn Fn() -> bool + Sync), job: Job<'a>) -> Job<'a> {
+    let name = job.name.clone();
+    Job::new(job.name, job.takes, move || {
+        if over() {
+            return Ok(vec![Test::skipped(name, "the hours are over")].into());
+        }
+        (job.run)()
+    })
 }
 
 /// The one source of randomness in std.
@@ -114,6 +97,9 @@ struct Record<'a> {
     /// Whatever a whole soak runs.
     jobs: Vec<&'a str>,
 }
+
+const FILE: &str = "docs/results/soak.md";
+const JSON: &str = "build/soak.json";
 
 const HEAD: &str = "# What was soaked
 
@@ -144,61 +130,44 @@ impl<'a> Record<'a> {
         let git = |args: &[&str]| sh::output(sh::command("git").current_dir(&lab.repo).args(args));
         let mut commit = git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_string();
         // The record itself changes while it is written.
-        let but = [":!docs/results/soak.md", &format!(":!{}", arm64::FILE)];
-        if !git(&[&["status", "--porcelain", "--untracked-files=no", "--", "."], &but[..]].concat())?.is_empty() {
+        let but = [FILE, arm64::FILE].map(|file| format!(":!{file}"));
+        if !git(&["status", "--porcelain", "--untracked-files=no", "--", ".", &but[0], &but[1]])?.is_empty() {
             commit += "+changes";
         }
         let date = sh::output(sh::command("date").arg("+%F"))?.trim().to_string();
         Ok(Record { lab, date, commit, machine: machine(), rows: Vec::new(), jobs })
     }
 
-    fn json(&self) -> std::path::PathBuf {
-        self.lab.repo.join("build/soak.json")
-    }
-
     fn add(&mut self, one: &Done, seed: &str) -> Result<()> {
-        let failures = one.found.tests.iter().filter(|t| t.outcome == Outcome::Failed);
-        self.rows.push(json!({
-            "boot": one.name,
-            "seed": seed,
-            "passed": one.count(|o| *o == Outcome::Passed),
-            "failed": one.count(|o| *o == Outcome::Failed),
-            "skipped": one.count(|o| matches!(o, Outcome::Skipped(_))),
-            "seconds": one.seconds,
-            "failures": failures.map(|t| json!({"name": t.name, "notes": t.notes})).collect::<Vec<_>>(),
-            "guest": one.found.json,
-        }));
+        let Counts { passed, failed, .. } = one.counts();
+        self.rows.push(json!({"seed": seed, "passed": passed, "failed": failed, "job": one}));
         let all = json!({"date": self.date, "commit": self.commit, "machine": self.machine, "rows": self.rows});
-        fs::write(self.json(), serde_json::to_string_pretty(&all)? + "\n")
-            .with_context(|| format!("cannot write {}", self.json().display()))?;
-        let (passed, failed) = (one.count(|o| *o == Outcome::Passed), one.count(|o| *o == Outcome::Failed));
+        self.lab.write_json(JSON, &all)?;
         if passed + failed == 0 {
             return Ok(());
         }
-        let page = self.lab.repo.join(arm64::FILE);
-        if let Some(text) = arm64::merged(&fs::read_to_string(&page).unwrap_or_default(), &one.name, &one.found.tests) {
-            fs::write(&page, text).with_context(|| format!("cannot write {}", page.display()))?;
+        let read = |file| fs::read_to_string(self.lab.repo.join(file)).unwrap_or_default();
+        if let Some(text) = arm64::merged(&read(arm64::FILE), &one.name, &one.found.tests) {
+            self.lab.write(arm64::FILE, &text)?;
         }
-        let file = self.lab.repo.join("docs/results/soak.md");
-        let old = fs::read_to_string(&file).unwrap_or_default();
+        let old = read(FILE);
         let line = format!(
             "| {} | {} | {} | {} | {passed} | {failed} | {} | {seed} |",
             one.name, self.date, self.commit, self.machine, one.seconds
         );
         let rows = COUNTED.iter().filter_map(|name| one.found.json.get(*name)).flatten();
         let counted: Vec<_> = rows.map(|row| counted(&one.name, row)).collect();
-        fs::write(&file, merged(&old, &one.name, &line, &counted, &self.jobs))
-            .with_context(|| format!("cannot write {}", file.display()))
+        self.lab.write(FILE, &merged(&old, &one.name, &line, &counted, &self.jobs))
     }
 
     fn print(&self) {
         for row in &self.rows {
             println!(
                 "{:>6} s  {:4} passed {:3} failed  {} (seed {})",
-                row["seconds"],
+                row["job"]["seconds"],
                 row["passed"],
                 row["failed"],
-                row["boot"].as_str().unwrap_or_default(),
+                row["job"]["name"].as_str().unwrap_or_default(),
                 row["seed"]
             );
         }
@@ -270,8 +239,9 @@ mod tests {
 
     #[test]
     fn nothing_starts_when_the_hours_are_over() {
-        let found = unless(&|| true, "x", || bail!("it ran")).unwrap();
-        assert!(matches!(found.tests[0].outcome, Outcome::Skipped(_)));
-        assert!(unless(&|| false, "x", || bail!("it ran")).is_err());
+        let job = || Job::new("x", 1, || bail!("it ran"));
+        let found = (unless(&|| true, job()).run)().unwrap();
+        assert_eq!(found.tests, [Test::skipped("x", "the hours are over")]);
+        assert!((unless(&|| false, job()).run)().is_err());
     }
 }

@@ -1,48 +1,51 @@
 //! `make test`: what is to be known before a change goes in, one line each, and the count.
 
 use crate::boots;
-use crate::lanes::{self, Done, Found, Job};
+use crate::lanes::{self, Done, Job};
 use crate::later::Later;
 use crate::{host, judge};
-use anyhow::{anyhow, Context, Error, Result};
+use anyhow::Result;
 use lab::artefacts::{self, Built};
 use lab::axes::{Kernel, Run};
 use lab::ctx::Lab;
-use lab::ktap::{print_test, Outcome};
+use lab::ktap::{print_test, Counts, Test};
 use lab::sh::{human, say};
-use serde_json::{json, Value};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
-pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool> {
+pub fn run(lab: &Lab, run: Run, only: Option<&str>) -> Result<bool> {
     let start = Instant::now();
     let only: Option<Vec<&str>> = only.map(|o| o.split(',').collect());
     let here = |name: &str| run == Run::Test && only.as_ref().is_none_or(|only| only.contains(&name));
     let all = boots::all()?;
-    let rows = boots::chosen(
-        &all,
-        run,
-        only.as_deref(),
-        if run == Run::Test { &["host", "lint", host::PACKAGES] } else { &[] },
-    )?;
+    let others: &[&str] = if run == Run::Test { &["host", "lint", host::PACKAGES] } else { &[] };
+    let rows = boots::chosen(&all, run, only.as_deref(), others)?;
 
     // The debug kernel's machines run longest, so what they need is built first, with this
     // machine's tests beside it: where programs have changed, that is one crate after the other.
-    // Then, beside the first boots, the other kernels.
-    let mut kernels: BTreeSet<Kernel> = rows.iter().map(|(row, _)| row.kernel).collect();
-    kernels.extend(here("lint").then_some(Kernel::Debug72));
-    let built: BTreeMap<Kernel, Later<Built>> = kernels.into_iter().map(|f| (f, Later::default())).collect();
-    let programs = Later::default();
-    let build = |kernel: Kernel| {
-        let kinds: Vec<_> = rows.iter().filter(|(row, _)| row.kernel == kernel).map(|(row, _)| row.image()).collect();
+    // Then, beside the first boots, the other kernels, one at a time.
+    let mut kernels = boots::images(&rows);
+    if here("lint") {
+        kernels.entry(Kernel::Debug72).or_default();
+    }
+    let one_at_a_time = Mutex::new(());
+    let build = |kernel: Kernel, kinds: &[artefacts::Kind]| {
+        let _turn = one_at_a_time.lock().unwrap_or_else(|e| e.into_inner());
         // What the gates need.
         let parts: &[&str] =
             if kernel == Kernel::Debug72 { &["linux", "bindgen", "ofed", "gpu", "nvidia_c-source"] } else { &[] };
-        artefacts::build(lab, kernel, &kinds, parts)
+        artefacts::build(lab, kernel, kinds, parts)
     };
+    let build = &build;
+    let later = |(kernel, kinds): (Kernel, Vec<artefacts::Kind>)| (kernel, Later::new(move || build(kernel, &kinds)));
+    let built: BTreeMap<Kernel, Later<Built>> = kernels.into_iter().map(later).collect();
+    let (debug, failed) = (built.get(&Kernel::Debug72), AtomicBool::new(false));
+    let programs = Later::new(|| host::build(lab, || !failed.load(Relaxed)));
+
     let mut jobs: Vec<Job> = Vec::new();
     if here("host") {
         jobs.extend(host::tests(lab, &programs));
@@ -55,136 +58,53 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>, lanes: usize) -> Result<bool
     }
     for (row, suites) in &rows {
         let built = &built[&row.kernel];
-        jobs.push(Job {
-            name: format!("boot {}", row.name),
-            takes: row.seconds,
-            run: Box::new(move || judge::row(lab, built.wait()?, row, suites, &[])),
-        });
+        let boot = move || judge::row(lab, built.get()?, row, suites, &[]);
+        jobs.push(Job::new(format!("boot {}", row.name), row.seconds, boot));
     }
-    let debug = built.get(&Kernel::Debug72);
-    let others: Vec<_> = built.iter().filter(|(kernel, _)| **kernel != Kernel::Debug72).collect();
-    let (waited, done) = thread::scope(|scope| -> Result<_> {
+    let (waited, mut done) = thread::scope(|scope| -> Result<_> {
         scope.spawn(|| {
-            let rest = || {
-                if here("host") {
-                    programs.tell(host::build(lab, || !debug.is_some_and(Later::failed)));
-                }
-                if debug.is_none_or(|debug| debug.wait().is_ok()) {
-                    for (kernel, later) in &others {
-                        later.tell(build(**kernel));
-                    }
-                }
-            };
-            // Nobody is to wait for what does not come.
-            if catch_unwind(AssertUnwindSafe(rest)).is_err() {
-                programs.tell(Err(the_lab_failed()));
-                others.iter().for_each(|(_, later)| later.tell(Err(the_lab_failed())));
+            // Who waits for it hears what is wrong.
+            let tests = here("host").then(|| programs.get());
+            drop(tests);
+            if debug.is_none_or(|debug| debug.get().is_ok()) {
+                built.values().for_each(|later| drop(later.get()));
             }
         });
         if let Some(debug) = debug {
-            let one = catch_unwind(AssertUnwindSafe(|| build(Kernel::Debug72)));
-            debug.tell(one.unwrap_or_else(|_| Err(the_lab_failed())));
-            debug.wait()?;
+            debug.get().inspect_err(|_| failed.store(true, Relaxed))?;
         }
-        Ok((start.elapsed(), lanes::run(jobs, lanes, |_| ())))
+        Ok((start.elapsed(), lanes::run(jobs, |_| ())))
     })?;
-    let mut done = done;
     if run == Run::Test && only.is_none() {
         let rows: Vec<_> = rows.iter().map(|(row, _)| *row).collect();
         let tests: Vec<_> = done.iter().flat_map(|one| &one.found.tests).collect();
         let tests = judge::never_ran(&rows, &tests);
         tests.iter().for_each(print_test);
-        done.push(Done { name: "all boots".into(), seconds: 0, found: Found { tests, ..Found::default() } });
+        done.push(Done { name: "all boots".into(), seconds: 0, found: tests.into() });
     }
-    let name = if run == Run::NvidiaC { "test-nvidia_c" } else { "test" };
-    let file = lab.repo.join("build").join(format!("{name}.json"));
-    let report = report(&done, waited.as_secs(), start.elapsed().as_secs());
-    fs::write(&file, serde_json::to_string_pretty(&report)? + "\n")
-        .with_context(|| format!("cannot write {}", file.display()))?;
-    let failed = list(&done);
+    let Counts { passed, failed, skipped } = Counts::of(tests(&done));
+    let file = format!("build/{}.json", if run == Run::NvidiaC { "test-nvidia_c" } else { "test" });
+    lab.write_json(
+        &file,
+        &json!({"passed": passed, "failed": failed, "skipped": skipped, "seconds": start.elapsed().as_secs(),
+            "build_seconds": waited.as_secs(), "jobs": done}),
+    )?;
+    if failed > 0 {
+        println!("\nfailed:");
+        tests(&done).filter(|test| test.has_failed()).for_each(|test| println!("  {}", test.name));
+    }
+    if skipped > 0 {
+        println!("{skipped} skipped");
+    }
     say(&format!("{:5} s  build, before the first of them began", waited.as_secs()));
     for one in &done {
         say(&format!("{:5} s  {}", one.seconds, one.name));
     }
-    say(&format!("took {} on {lanes} lanes; report: {}", human(start.elapsed()), lab.short(&file)));
-    let passed = count(&done, |o| *o == Outcome::Passed);
+    say(&format!("took {}; report: {file}", human(start.elapsed())));
     println!("{passed} passed, {failed} failed");
     Ok(failed == 0 && passed > 0)
 }
 
-/// Of what is built by a thread that panicked, which the thread itself has printed.
-fn the_lab_failed() -> Error {
-    anyhow!("the lab itself failed")
-}
-
-fn count(done: &[Done], want: fn(&Outcome) -> bool) -> usize {
-    done.iter().map(|d| d.count(want)).sum()
-}
-
-/// Says once more what failed; returns how many did.
-fn list(done: &[Done]) -> usize {
-    let failed = count(done, |o| *o == Outcome::Failed);
-    if failed > 0 {
-        println!("\nfailed:");
-        for test in done.iter().flat_map(|d| &d.found.tests).filter(|t| t.outcome == Outcome::Failed) {
-            println!("  {}", test.name);
-        }
-    }
-    let skipped = count(done, |o| matches!(o, Outcome::Skipped(_)));
-    if skipped > 0 {
-        println!("{skipped} skipped");
-    }
-    failed
-}
-
-fn report(done: &[Done], built: u64, all: u64) -> Value {
-    let failures = done.iter().flat_map(|d| &d.found.tests).filter(|t| t.outcome == Outcome::Failed);
-    let mut guest: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
-    for (name, rows) in done.iter().flat_map(|d| &d.found.json) {
-        guest.entry(name).or_default().extend(rows);
-    }
-    let jobs = done.iter().map(|d| {
-        json!({
-            "name": d.name,
-            "seconds": d.seconds,
-            "passed": d.count(|o| *o == Outcome::Passed),
-            "failed": d.count(|o| *o == Outcome::Failed),
-        })
-    });
-    json!({
-        "passed": count(done, |o| *o == Outcome::Passed),
-        "failed": count(done, |o| *o == Outcome::Failed),
-        "skipped": count(done, |o| matches!(o, Outcome::Skipped(_))),
-        "seconds": all,
-        "build_seconds": built,
-        "jobs": jobs.collect::<Vec<_>>(),
-        "failures": failures.map(|t| json!({"name": t.name, "notes": t.notes})).collect::<Vec<_>>(),
-        "guest": guest,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::lanes::Found;
-    use lab::ktap::Test;
-
-    #[test]
-    fn the_report_counts_and_merges() {
-        let test = |name: &str, outcome| Test { name: name.into(), outcome, notes: vec!["why".into()] };
-        let job = |name: &str, tests, row: i32| Done {
-            name: name.into(),
-            seconds: 7,
-            found: Found { tests, json: BTreeMap::from([("x".to_string(), vec![json!(row)])]) },
-        };
-        let done = [
-            job("a", vec![test("x", Outcome::Passed), test("y", Outcome::Failed)], 1),
-            job("b", vec![test("z", Outcome::Passed), test("s", Outcome::Skipped("no GPU".into()))], 2),
-        ];
-        let report = report(&done, 3, 20);
-        assert_eq!((&report["passed"], &report["failed"], &report["skipped"]), (&json!(2), &json!(1), &json!(1)));
-        assert_eq!(report["jobs"][0], json!({"name": "a", "seconds": 7, "passed": 1, "failed": 1}));
-        assert_eq!(report["failures"], json!([{"name": "y", "notes": ["why"]}]));
-        assert_eq!(report["guest"], json!({"x": [1, 2]}));
-    }
+fn tests(done: &[Done]) -> impl Iterator<Item = &Test> {
+    done.iter().flat_map(|one| &one.found.tests)
 }
