@@ -4,6 +4,7 @@ use crate::figures::{limit_ns, Figures, Spread, Time, C, C_550, C_NC, GIB, OURS,
 use crate::targets::targets;
 use crate::words::{broken, percent, size_text, spread, us, words, Table, LAYOUTS, VARIANTS};
 use comfy_table::{presets, CellAlignment, Table as Terminal};
+use lab::page;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -29,16 +30,7 @@ pub fn markdown(how: &str, commit: &str, kernel: &str, tables: Vec<Table>) -> St
         commit.get(..12).unwrap_or("-"),
     );
     for table in tables {
-        let _ = write!(
-            out,
-            "\n## {}\n\n| {} |\n|{}\n",
-            table.title,
-            table.header.join(" | "),
-            "---|".repeat(table.header.len())
-        );
-        for row in &table.rows {
-            let _ = writeln!(out, "| {} |", row.join(" | "));
-        }
+        let _ = write!(out, "\n## {}\n\n{}", table.title, page::table(&table.header, table.rows));
     }
     out
 }

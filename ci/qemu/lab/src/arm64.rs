@@ -4,7 +4,8 @@
 use clap::ValueEnum;
 use lab::arch::Arch;
 use lab::axes::{Core, Kernel, Named};
-use lab::ktap::{Outcome, Test};
+use lab::ktap::{Counts, Test};
+use lab::page;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub const FILE: &str = "docs/results/arm64.md";
@@ -38,23 +39,22 @@ pub fn merged(old: &str, boot: &str, tests: &[Test]) -> Option<String> {
         _ => "off",
     };
     let cores: Vec<String> = Core::TESTED.iter().map(Named::name).collect();
-    let mut counts: BTreeMap<(String, &str), (usize, usize)> = BTreeMap::new();
+    let mut of_suites: BTreeMap<(String, &str), Vec<&Test>> = BTreeMap::new();
     for test in tests {
         // Each begins with the boot's name.
         let mut parts = test.name.rsplit(": ").next().unwrap_or_default().split('/');
         let suite = parts.next().filter(|suite| !["end", "console"].contains(suite) && !suite.contains(' '));
         // A boot that goes from core to core names each in its tests.
         let named = parts.next().filter(|_| core == "both").filter(|part| cores.iter().any(|core| core == part));
-        let count = counts.entry((named.unwrap_or(core).to_string(), suite.unwrap_or(BOOT))).or_default();
-        match test.outcome {
-            Outcome::Passed => count.0 += 1,
-            Outcome::Failed => count.1 += 1,
-            Outcome::Skipped(_) => {}
-        }
+        of_suites.entry((named.unwrap_or(core).to_string(), suite.unwrap_or(BOOT))).or_default().push(test);
     }
     let mut lines = read(old);
-    for ((core, suite), (passed, failed)) in counts.into_iter().filter(|(_, (passed, failed))| passed + failed > 0) {
-        let cell = if failed == 0 { passed.to_string() } else { format!("**{failed} failed**, {passed}") };
+    for ((core, suite), tests) in of_suites {
+        let cell = match Counts::of(tests) {
+            Counts { passed: 0, failed: 0, .. } => continue,
+            Counts { passed, failed: 0, .. } => passed.to_string(),
+            Counts { passed, failed, .. } => format!("**{failed} failed**, {passed}"),
+        };
         let crate_name = if own { "its own" } else { "kernel-lite" };
         let key = [kernel, of.pages(), crate_name, &core, iommu].map(str::to_string).to_vec();
         lines.entry(key).or_default().insert(suite.to_string(), cell);
@@ -62,17 +62,12 @@ pub fn merged(old: &str, boot: &str, tests: &[Test]) -> Option<String> {
     Some(write(&lines))
 }
 
-fn cells(line: &str) -> Vec<String> {
-    line.trim().trim_matches('|').split('|').map(|cell| cell.trim().to_string()).collect()
-}
-
 fn read(page: &str) -> Lines {
-    let mut rows = page.lines().filter(|line| line.starts_with("| ")).map(cells);
+    let mut rows = page::rows(page);
     let suites = rows.next().unwrap_or_default();
     let line = |row: Vec<String>| {
-        let found =
-            suites.iter().cloned().zip(row.iter().cloned()).skip(KEYS.len()).filter(|(_, cell)| !cell.is_empty());
-        (row[..KEYS.len().min(row.len())].to_vec(), found.collect())
+        let found = suites.iter().zip(&row).skip(KEYS.len()).filter(|(_, cell)| !cell.is_empty());
+        (row.iter().take(KEYS.len()).cloned().collect(), found.map(|(a, b)| (a.clone(), b.clone())).collect())
     };
     rows.map(line).collect()
 }
@@ -80,34 +75,29 @@ fn read(page: &str) -> Lines {
 fn write(lines: &Lines) -> String {
     let suites: BTreeSet<&str> = lines.values().flat_map(BTreeMap::keys).map(String::as_str).collect();
     let head: Vec<&str> = KEYS.into_iter().chain(suites.iter().copied()).collect();
-    let mut page = format!("{HEAD}| {} |\n|{}\n", head.join(" | "), "---|".repeat(head.len()));
-    for (key, found) in lines {
-        let cells = suites.iter().map(|suite| found.get(*suite).map_or("", String::as_str));
-        page += &format!("| {} |\n", key.iter().map(String::as_str).chain(cells).collect::<Vec<_>>().join(" | "));
-    }
-    page
+    let row = |(key, found): (&Vec<String>, &BTreeMap<String, String>)| {
+        let cells = suites.iter().map(|suite| found.get(*suite).cloned().unwrap_or_default());
+        key.iter().cloned().chain(cells).collect()
+    };
+    format!("{HEAD}{}", page::table(&head, lines.iter().map(row)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn test(name: &str, outcome: Outcome) -> Test {
-        Test { name: name.to_string(), outcome, notes: Vec::new() }
-    }
-
     #[test]
     fn a_suite_has_one_cell_and_others_keep_theirs() {
-        let smoke = [test("x/25.10: smoke/persistent/a", Outcome::Passed), test("smoke/legacy/a", Outcome::Passed)];
+        let smoke = [Test::new("x/25.10: smoke/persistent/a", true, vec![]), Test::new("smoke/legacy/a", true, vec![])];
         assert_eq!(merged("", "debian-6.12/25.10/both/1gpu", &smoke), None);
         let first = merged("", "debian-6.12-arm64-16k/25.10/both/1gpu-iommu", &smoke).unwrap();
         let second = [
-            test("scenarios/24.10/legacy/a", Outcome::Passed),
-            test("scenarios/25.10/legacy/a", Outcome::Failed),
-            test("x/both: console/no alarm", Outcome::Passed),
+            Test::new("scenarios/24.10/legacy/a", true, vec![]),
+            Test::failed("scenarios/25.10/legacy/a", ""),
+            Test::new("x/both: console/no alarm", true, vec![]),
         ];
         let both = merged(&first, "debug-7.2-arm64-64k/both/both/1gpu/lite-scenarios", &second).unwrap();
-        let smoke = [test("smoke/persistent/a", Outcome::Failed), test("smoke/x", Outcome::Skipped(String::new()))];
+        let smoke = [Test::failed("smoke/persistent/a", ""), Test::skipped("smoke/x", "")];
         let again = merged(&both, "debian-6.12-arm64-16k/25.10/both/1gpu-iommu", &smoke).unwrap();
         let rows: Vec<&str> = again.lines().filter(|line| line.starts_with("| ")).collect();
         assert_eq!(

@@ -11,4 +11,5 @@ pub mod ktap;
 pub mod lock;
 pub mod machine;
 pub mod nvidia_c;
+pub mod page;
 pub mod sh;

@@ -9,6 +9,7 @@ use anyhow::{ensure, Context, Result};
 use lab::artefacts;
 use lab::ctx::Lab;
 use lab::ktap::{print_test, Test};
+use lab::page;
 use lab::sh;
 use std::fs;
 use std::path::Path;
@@ -54,12 +55,12 @@ pub fn job(lab: &Lab) -> Job<'_> {
 
 fn all(lab: &Lab) -> Result<Found> {
     let patches = sh::output(sh::command("git").current_dir(&lab.repo).args(["ls-files", "tests/mutants/*.patch"]))?;
-    let rows = boots::all()?;
-    let (mut tests, mut table) = (Vec::new(), String::new());
+    let boots = boots::all()?;
+    let (mut tests, mut rows) = (Vec::new(), Vec::new());
     for patch in patches.lines() {
         let file = lab.repo.join(patch);
         let mutant = Mutant::read(&file)?;
-        let row = rows.iter().find(|row| row.name == mutant.boot);
+        let row = boots.iter().find(|row| row.name == mutant.boot);
         let row = row.with_context(|| format!("{patch}: there is no boot {}", mutant.boot))?;
         let failed = planted(lab, &file).and_then(|lab| boot(&lab, row, &mutant));
         let test = match &failed {
@@ -68,7 +69,8 @@ fn all(lab: &Lab) -> Result<Found> {
             Ok(names) => mutant.caught(names).ok_or(format!("{} passed; failed: {names:?}", mutant.caught_by)),
         };
         if let (Ok(test), Ok(names)) = (&test, &failed) {
-            table += &format!("| {} | {} | {} | `{test}` | {} |\n", mutant.name, mutant.what, mutant.boot, names.len());
+            let (test, failed) = (format!("`{test}`"), names.len().to_string());
+            rows.push(vec![mutant.name.clone(), mutant.what.clone(), mutant.boot.clone(), test, failed]);
         }
         let test = Test::new(format!("{MUTANTS}/{}", mutant.name), test.is_ok(), test.err().into_iter().collect());
         print_test(&test);
@@ -76,7 +78,7 @@ fn all(lab: &Lab) -> Result<Found> {
     }
     ensure!(!tests.is_empty(), "tests/mutants has no patch that git knows");
     if !tests.iter().any(Test::has_failed) {
-        lab.write("docs/results/mutants.md", &format!("{HEAD}{table}"))?;
+        lab.write("docs/results/mutants.md", &format!("{HEAD}{}", page::table(&COLUMNS, rows)))?;
     }
     Ok(tests.into())
 }
@@ -86,9 +88,8 @@ const HEAD: &str = "# Faults that the lab's machines find
 Written by `make soak ONLY=mutants`. Each patch of `tests/mutants` breaks the module, Rust or C; it
 is built and booted, and the test below fails. The models find more of them: `tests/host/faults`.
 
-| patch | what it breaks | boot | found by | tests that failed |
-|---|---|---|---|---|
 ";
+const COLUMNS: [&str; 5] = ["patch", "what it breaks", "boot", "found by", "tests that failed"];
 
 /// A copy of the checkout with this fault. Files that are as they were keep their times, so little
 /// is built anew.

@@ -11,6 +11,7 @@ use lab::artefacts::{self, Built};
 use lab::axes::{Kernel, Run};
 use lab::ctx::Lab;
 use lab::ktap::{Counts, Test};
+use lab::page;
 use lab::sh::{self, human, say};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
@@ -108,9 +109,8 @@ Each line is the last run of that boot (or of `tests/host`, `tests/packages`, `t
 machine with another beside it. (Commits of 2026-11-20 that this history lacks came to it together,
 up to d989f21. Boots had other names up to 343c0de.)
 
-| boot | date | commit | machine | passed | failed | seconds | seed |
-|---|---|---|---|---|---|---|---|
 ";
+const RUNS: [&str; 8] = ["boot", "date", "commit", "machine", "passed", "failed", "seconds", "seed"];
 
 const DEEDS: &str = "
 ## What storms and the fuzzer did
@@ -118,9 +118,8 @@ const DEEDS: &str = "
 Counted by all of their processes, in each mode of those runs. `hca_lost`: how often a process lost
 its NIC.
 
-| boot | mode | seconds | counted |
-|---|---|---|---|
 ";
+const COUNTS: [&str; 4] = ["boot", "mode", "seconds", "counted"];
 
 /// Result rows of the guest that are recorded.
 const COUNTED: [&str; 2] = ["storm", "fuzz"];
@@ -151,13 +150,11 @@ impl<'a> Record<'a> {
             self.lab.write(arm64::FILE, &text)?;
         }
         let old = read(FILE);
-        let line = format!(
-            "| {} | {} | {} | {} | {passed} | {failed} | {} | {seed} |",
-            one.name, self.date, self.commit, self.machine, one.seconds
-        );
+        let [passed, failed, seconds] = [passed, failed, one.seconds as usize].map(|n| n.to_string());
+        let words = [&one.name, &self.date, &self.commit, &self.machine, &passed, &failed, &seconds, seed];
         let rows = COUNTED.iter().filter_map(|name| one.found.json.get(*name)).flatten();
-        let counted: Vec<_> = rows.map(|row| counted(&one.name, row)).collect();
-        self.lab.write(FILE, &merged(&old, &one.name, &line, &counted, &self.jobs))
+        let counted = rows.map(|row| counted(&one.name, row)).collect();
+        self.lab.write(FILE, &merged(&old, words.map(str::to_string).to_vec(), counted, &self.jobs))
     }
 
     fn print(&self) {
@@ -175,31 +172,28 @@ impl<'a> Record<'a> {
 }
 
 /// What a storm or the fuzzer did, in one mode.
-fn counted(boot: &str, row: &Value) -> String {
+fn counted(boot: &str, row: &Value) -> Vec<String> {
     let counts = row["counts"].as_object().into_iter().flatten().map(|(name, n)| format!("{name} {n}"));
-    let counts = counts.collect::<Vec<_>>().join(", ");
-    format!("| {boot} | {} | {} | {counts} |", row["mode"].as_str().unwrap_or_default(), row["seconds"])
+    let mode = row["mode"].as_str().unwrap_or_default();
+    vec![boot.to_string(), mode.to_string(), row["seconds"].to_string(), counts.collect::<Vec<_>>().join(", ")]
 }
 
-/// The record with this boot's lines in the place of its last ones, and in words which of `all`
-/// have none.
-fn merged(old: &str, boot: &str, line: &str, counted: &[String], all: &[&str]) -> String {
-    let named = |line: &str, name: &str| line.split('|').nth(1).map(str::trim) == Some(name);
-    let others = |text: &str| -> Vec<String> {
-        let rows = text.lines().filter(|l| l.starts_with("| ") && !l.starts_with("| boot ") && !named(l, boot));
-        rows.map(str::to_string).collect()
-    };
+/// The record with this run and what it counted in the place of the boot's last ones, and in words
+/// which of `all` have none.
+fn merged(old: &str, run: Vec<String>, counted: Vec<Vec<String>>, all: &[&str]) -> String {
     let (runs, deeds) = old.split_once(DEEDS).unwrap_or((old, ""));
-    let (mut rows, mut deeds) = (others(runs), others(deeds));
-    rows.push(line.to_string());
-    rows.sort_unstable();
-    deeds.extend_from_slice(counted);
-    deeds.sort_unstable();
-    let missing = all.iter().filter(|name| !rows.iter().any(|l| named(l, name)));
+    let boot = run[0].clone();
+    let with = |old: &str, new: Vec<Vec<String>>| {
+        let others = page::rows(old).filter(|row| row[0] != boot && row[0] != RUNS[0]);
+        let mut rows: Vec<_> = others.chain(new).collect();
+        rows.sort_unstable();
+        rows
+    };
+    let (runs, deeds) = (with(runs, vec![run]), with(deeds, counted));
+    let missing = all.iter().filter(|name| !runs.iter().any(|run| run[0] == **name));
     let missing: Vec<String> = missing.map(|name| format!("`{name}`")).collect();
     let end = if missing.is_empty() { String::new() } else { format!("\nNot soaked yet: {}.\n", missing.join(", ")) };
-    let deeds: String = deeds.iter().map(|line| format!("{line}\n")).collect();
-    format!("{HEAD}{}\n{end}{DEEDS}{deeds}", rows.join("\n"))
+    format!("{HEAD}{}{end}{DEEDS}{}", page::table(&RUNS, runs), page::table(&COUNTS, deeds))
 }
 
 /// Processors and memory, in words.
@@ -222,13 +216,14 @@ mod tests {
     #[test]
     fn a_boot_has_one_line_and_others_keep_theirs() {
         let all = ["suites", "storm", "models"];
+        let run = |line: &str| page::rows(line).next().unwrap();
         let deed = |n: u64| vec![counted("suites", &json!({"mode": "legacy", "seconds": 8, "counts": {"kill": n}}))];
-        let first = merged("", "suites", "| suites | 2026-01-01 | a | m | 1 | 0 | 9 | 5 |", &deed(2), &all);
+        let first = merged("", run("| suites | 2026-01-01 | a | m | 1 | 0 | 9 | 5 |"), deed(2), &all);
         assert!(first.contains("\nNot soaked yet: `storm`, `models`.\n"));
-        let both = merged(&first, "models", "| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 |", &[], &all[..2]);
+        let both = merged(&first, run("| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 |"), Vec::new(), &all[..2]);
         assert!(both.ends_with("|---|\n| suites | legacy | 8 | kill 2 |\n"), "{both}");
         let all = ["suites", "models"];
-        let again = merged(&both, "suites", "| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 |", &deed(3), &all);
+        let again = merged(&both, run("| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 |"), deed(3), &all);
         let rows: Vec<&str> = again.lines().filter(|l| l.starts_with("| ") && l.contains("2026")).collect();
         assert_eq!(
             rows,
