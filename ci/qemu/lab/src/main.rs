@@ -76,7 +76,7 @@ enum Cmd {
         #[arg(long)]
         seed: Option<u32>,
     },
-    /// The scenario table against ours and against NVIDIA's module; writes build/scenarios.json and
+    /// The scenario table against ours and against NVIDIA's module; writes
     /// docs/results/scenarios.md.
     Scenarios,
     /// The boots: seconds, runs and suites of each.

@@ -1,5 +1,5 @@
 //! `make scenarios`: the scenario table against ours and, in legacy mode, against NVIDIA's module;
-//! build/scenarios.json and docs/results/scenarios.md.
+//! docs/results/scenarios.md.
 
 use crate::boots::{self, Row};
 use crate::judge::{self, told_by_the_guest};
@@ -11,13 +11,12 @@ use lab::axes::{Also, Core, Kernel, Module, Named, Run};
 use lab::ctx::Lab;
 use lab::machine::Boot;
 use lab::nvidia_c;
+use lab::page;
 use lab::sh::{self, human, say};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::fs;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// NVIDIA's module may stop the machine in each scenario; more boots than that come from something
@@ -64,8 +63,7 @@ struct Ran {
 }
 
 /// What a module did in a scenario. The worst compares as the least.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Answer {
     /// In words, short enough for a table; empty where it is clean.
     Judged(Verdict, String),
@@ -73,15 +71,29 @@ enum Answer {
     NotAsked(String),
 }
 
-/// A line of build/scenarios.json.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Line {
-    name: String,
-    test: String,
-    mode: String,
-    core: String,
-    ours: Option<Answer>,
-    nvidia_c: Option<Answer>,
+/// Of ours, and of NVIDIA's module.
+type Both<T> = [T; 2];
+const OURS: usize = 0;
+const THEIRS: usize = 1;
+
+/// What both did in a clause, by mode and core.
+struct Line<'a> {
+    clause: &'a Clause,
+    answers: BTreeMap<(String, String), Both<Option<Answer>>>,
+}
+
+impl Clause {
+    /// The test's name, without mode and core.
+    fn test(&self) -> String {
+        format!("{}/{}", self.suite, self.test)
+    }
+}
+
+impl Line<'_> {
+    /// Of one module, with mode and core.
+    fn of(&self, whose: usize) -> impl Iterator<Item = (&(String, String), &Answer)> {
+        self.answers.iter().filter_map(move |(place, both)| Some((place, both[whose].as_ref()?)))
+    }
 }
 
 impl Answer {
@@ -135,10 +147,9 @@ pub fn run(lab: &Lab) -> Result<bool> {
     let (driver, table) = (nvidia_c::version(lab)?, if nvidia_c::is_users() { USERS_TABLE } else { TABLE });
     let mut ran =
         Ran { commit: commit.trim().to_string(), driver, table, jobs: jobs.len(), done: 0, failed: Vec::new() };
-    // What is told of ours, and of NVIDIA's module.
-    let (mut told, mut kept) = ([Vec::new(), Vec::new()], Ok(Vec::new()));
+    let (mut told, mut kept) = (Both::<Vec<Told>>::default(), Ok(()));
     lanes::run(jobs, |done| {
-        let whose = usize::from(!done.name.starts_with("ours "));
+        let whose = if done.name.starts_with("ours ") { OURS } else { THEIRS };
         ran.done += 1;
         // What NVIDIA's module's tests say is recorded and no outcome of the job's; that it could
         // not be asked is.
@@ -149,25 +160,24 @@ pub fn run(lab: &Lab) -> Result<bool> {
         if kept.is_ok() {
             kept = rows.collect::<Result<Vec<_>>>().and_then(|rows| {
                 told[whose].extend(rows);
-                let lines = lines(&clauses, &told[0], &told[1]);
-                keep(lab, &clauses, &lines, &ran)?;
-                Ok(lines)
+                lab.write(ran.table, &page(&lines(&clauses, &told), &ran))
             });
         }
     });
-    let lines = kept?;
+    kept?;
+    let lines = lines(&clauses, &told);
     let mut all_clean = true;
     for line in &lines {
-        if let Some(ours) = line.ours.as_ref().filter(|ours| ours.verdict() != Some(Verdict::Clean)) {
-            println!("{} ({}, {}): {ours}", line.name, line.mode, line.core);
+        for ((mode, core), ours) in line.of(OURS).filter(|(_, ours)| ours.verdict() != Some(Verdict::Clean)) {
+            println!("{} ({mode}, {core}): {ours}", line.clause.scenario);
             all_clean = false;
         }
     }
-    let missing = missing(&clauses, &lines);
+    let missing = missing(&lines);
     missing.iter().for_each(|what| println!("{what} did not run"));
-    say(&format!("took {}; {} and {table}", human(start.elapsed()), lab.short(&json_file(lab))));
-    println!("ours: {}", split(lines.iter().filter_map(|l| l.ours.as_ref())));
-    println!("NVIDIA's module: {}", split(lines.iter().filter_map(|l| l.nvidia_c.as_ref())));
+    say(&format!("took {}; {table}", human(start.elapsed())));
+    println!("ours: {}", split(lines.iter().flat_map(|line| line.of(OURS))));
+    println!("NVIDIA's module: {}", split(lines.iter().flat_map(|line| line.of(THEIRS))));
     if !ran.failed.is_empty() {
         println!("failed, or NVIDIA's module could not be asked: {}", ran.failed.join(", "));
     }
@@ -175,36 +185,17 @@ pub fn run(lab: &Lab) -> Result<bool> {
 }
 
 /// What ours was not asked, or gave no answer to.
-fn missing(clauses: &[Clause], lines: &[Line]) -> Vec<String> {
+fn missing(lines: &[Line]) -> Vec<String> {
     let mut missing = Vec::new();
-    for clause in clauses {
-        let of = |l: &&Line| {
-            l.name == clause.scenario && l.test == format!("{}/{}", clause.suite, clause.test) && l.ours.is_some()
-        };
-        let asked: Vec<&Line> = lines.iter().filter(of).collect();
-        let name = format!("{} ({}/{})", clause.scenario, clause.suite, clause.test);
+    for Line { clause, answers } in lines {
+        let name = format!("{} ({})", clause.scenario, clause.test());
         if clause.places.is_empty() {
             missing.push(name.clone());
         }
-        for (mode, core) in &clause.places {
-            if !asked.iter().any(|l| l.mode == *mode && l.core == *core) {
-                missing.push(format!("{name}, {mode} {core}"));
-            }
-        }
+        let silent = clause.places.iter().filter(|place| answers.get(place).is_none_or(|both| both[OURS].is_none()));
+        missing.extend(silent.map(|(mode, core)| format!("{name}, {mode} {core}")));
     }
     missing
-}
-
-fn json_file(lab: &Lab) -> PathBuf {
-    lab.repo.join("build/scenarios.json")
-}
-
-fn keep(lab: &Lab, clauses: &[Clause], lines: &[Line], ran: &Ran) -> Result<()> {
-    let file = json_file(lab);
-    fs::write(&file, serde_json::to_string_pretty(lines)? + "\n")
-        .with_context(|| format!("cannot write {}", file.display()))?;
-    let table = ran.table;
-    fs::write(lab.repo.join(table), page(clauses, lines, ran)).with_context(|| format!("cannot write {table}"))
 }
 
 /// The boots marked for it, with their suites of the table; the table's own suite has one for each
@@ -278,11 +269,12 @@ fn again_and_again(lab: &Lab, built: &Built, row: &Row, suites: &[String]) -> Re
 }
 
 /// How many of these answers have which verdict: `12 clean, 2 lockdep`.
-fn split<'a>(answers: impl Iterator<Item = &'a Answer>) -> String {
-    let all: Vec<Option<Verdict>> = answers.map(Answer::verdict).collect();
+fn split<'a>(answers: impl Iterator<Item = (&'a (String, String), &'a Answer)>) -> String {
+    let all: Vec<Option<Verdict>> = answers.map(|(_, answer)| answer.verdict()).collect();
     let count = |verdict: Option<Verdict>| all.iter().filter(|v| **v == verdict).count();
-    let counted = Verdict::ALL.iter().rev().map(|v| (count(Some(*v)), v.name())).chain([(count(None), "not asked")]);
-    counted.filter(|(n, _)| *n > 0).map(|(n, name)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
+    let counted = Verdict::LEGEND.iter().rev().map(|(v, name, _)| (count(Some(*v)), *name));
+    let counted = counted.chain([(count(None), "not asked")]).filter(|(n, _)| *n > 0);
+    counted.map(|(n, name)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
 }
 
 /// The worst of what was said, short enough for a table.
@@ -299,49 +291,36 @@ fn brief(told: &Told) -> Answer {
     Answer::Judged(verdict, text)
 }
 
-fn lines(clauses: &[Clause], ours: &[Told], nvidia_c: &[Told]) -> Vec<Line> {
-    let mut lines = Vec::new();
-    for clause in clauses {
+fn lines<'a>(clauses: &'a [Clause], told: &Both<Vec<Told>>) -> Vec<Line<'a>> {
+    let line = |clause: &'a Clause| {
         let stands = |t: &&Told| {
             t.test.split('/').next() == Some(&clause.suite) && t.test.rsplit('/').next() == Some(&clause.test)
         };
-        let key = |t: &Told| (t.mode.clone().unwrap_or_default(), t.core.clone());
-        let by = |told: &[Told], of: fn(&Told) -> Option<Answer>| -> BTreeMap<(String, String), Answer> {
-            let mut all = BTreeMap::new();
-            for (key, answer) in told.iter().filter(stands).filter_map(|t| Some((key(t), of(t)?))) {
+        let mut answers: BTreeMap<_, Both<Option<Answer>>> = BTreeMap::new();
+        for (whose, told) in told.iter().enumerate() {
+            for one in told.iter().filter(stands) {
+                let answer = match &one.skipped {
+                    None => brief(one),
+                    // It is no answer.
+                    Some(_) if whose == OURS => continue,
+                    Some(why) => Answer::NotAsked(why.clone()),
+                };
+                let place = (one.mode.clone().unwrap_or_default(), one.core.clone());
                 // It may run in more than one machine: the worst counts.
-                let worst = all.entry(key).or_insert_with(|| answer.clone());
-                *worst = answer.min(worst.clone());
+                let worst = &mut answers.entry(place).or_default()[whose];
+                *worst = worst.take().into_iter().chain([answer]).min();
             }
-            all
-        };
-        let ours = by(ours, |t| t.skipped.is_none().then(|| brief(t)));
-        let nvidia_c = by(nvidia_c, |t| Some(t.skipped.clone().map_or_else(|| brief(t), Answer::NotAsked)));
-        let keys: BTreeSet<&(String, String)> = ours.keys().chain(nvidia_c.keys()).collect();
-        for key in keys {
-            lines.push(Line {
-                name: clause.scenario.clone(),
-                test: format!("{}/{}", clause.suite, clause.test),
-                mode: key.0.clone(),
-                core: key.1.clone(),
-                ours: ours.get(key).cloned(),
-                nvidia_c: nvidia_c.get(key).cloned(),
-            });
         }
-    }
-    lines
+        Line { clause, answers }
+    };
+    clauses.iter().map(line).collect()
 }
 
-/// What several lines have in common, or each with where it was.
-fn together(lines: &[&Line], what: impl Fn(&Line) -> Option<&Answer>) -> String {
+/// What the answers of one module have in common, or each with where it was.
+fn together(line: &Line, whose: usize) -> String {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for line in lines {
-        if let Some(answer) = what(line) {
-            places
-                .entry(answer.to_string())
-                .or_default()
-                .push(format!("{} {}", line.mode, line.core).trim().to_string());
-        }
+    for ((mode, core), answer) in line.of(whose) {
+        places.entry(answer.to_string()).or_default().push(format!("{mode} {core}").trim().to_string());
     }
     match places.len() {
         0 => "–".to_string(),
@@ -350,7 +329,7 @@ fn together(lines: &[&Line], what: impl Fn(&Line) -> Option<&Answer>) -> String 
     }
 }
 
-fn page(clauses: &[Clause], lines: &[Line], ran: &Ran) -> String {
+fn page(lines: &[Line], ran: &Ran) -> String {
     let Ran { commit, driver, .. } = ran;
     let mut text = format!(
         "# The scenario table\n\n\
@@ -358,35 +337,33 @@ fn page(clauses: &[Clause], lines: &[Line], ran: &Ran) -> String {
          (kmemleak at the end of each boot), and its races are forced: by hold points in the GPU driver, the RDMA core and the NIC, by\n\
          kprobes in the kernel's DMA mapping. *Ours* is judged: clean means that the test passed, the kernel said nothing and nothing was\n\
          left behind. What NVIDIA's module does (driver {driver}) is recorded: the first and worst thing that happened; it is not asked for\n\
-         what only ours promises.\n\n\
-         | verdict | means | ours | NVIDIA's module |\n|---|---|---|---|\n"
+         what only ours promises.\n\n"
     );
-    let of = |answer: fn(&Line) -> Option<&Answer>, verdict: Option<Verdict>| {
-        lines.iter().filter_map(answer).filter(|answer| answer.verdict() == verdict).count()
+    let count = |verdict: Option<Verdict>| {
+        [OURS, THEIRS].map(|whose| {
+            let all = lines.iter().flat_map(|line| line.of(whose));
+            all.filter(|(_, answer)| answer.verdict() == verdict).count().to_string()
+        })
     };
-    for verdict in Verdict::ALL {
-        let (ours, theirs) = (of(|l| l.ours.as_ref(), Some(verdict)), of(|l| l.nvidia_c.as_ref(), Some(verdict)));
-        text += &format!("| {} | {} | {ours} | {theirs} |\n", verdict.name(), verdict.means());
-    }
-    let spared = of(|l| l.nvidia_c.as_ref(), None);
-    text += &format!("| not asked | only ours promises it | 0 | {spared} |\n\nCounted by scenario, mode and core.\n\n");
+    let legend = Verdict::LEGEND.iter().map(|(verdict, name, means)| (Some(*verdict), *name, *means));
+    let legend = legend.chain([(None, "not asked", "only ours promises it")]).map(|(verdict, name, means)| {
+        let [ours, theirs] = count(verdict);
+        vec![name.to_string(), means.to_string(), ours, theirs]
+    });
+    text += &page::table(&["verdict", "means", "ours", "NVIDIA's module"], legend);
+    text += "\nCounted by scenario, mode and core.\n\n";
     if ran.done < ran.jobs {
         text += &format!("**Not whole**: {} of the run's {} machines are in it.\n\n", ran.done, ran.jobs);
     }
     if !ran.failed.is_empty() {
         text += &format!("**Failed**, what ends a boot and its console among it: {}.\n\n", ran.failed.join(", "));
     }
-    text += "| scenario | test | modes | cores | ours | NVIDIA's module |\n|---|---|---|---|---|---|\n";
-    for clause in clauses {
-        let of: Vec<&Line> = lines
-            .iter()
-            .filter(|l| l.name == clause.scenario && l.test == format!("{}/{}", clause.suite, clause.test))
-            .collect();
-        let set = |f: fn(&Line) -> &String| {
+    let rows = lines.iter().map(|line| {
+        let set = |name: fn(&(String, String)) -> &String| {
             let mut all: Vec<&str> = Vec::new();
-            for line in of.iter().filter(|l| l.ours.is_some()) {
-                if !f(line).is_empty() && !all.contains(&f(line).as_str()) {
-                    all.push(f(line));
+            for name in line.of(OURS).map(|(place, _)| name(place)) {
+                if !name.is_empty() && !all.contains(&name.as_str()) {
+                    all.push(name);
                 }
             }
             if all.is_empty() {
@@ -395,18 +372,11 @@ fn page(clauses: &[Clause], lines: &[Line], ran: &Ran) -> String {
                 all.join(", ")
             }
         };
-        text += &format!(
-            "| {} | `{}/{}` | {} | {} | {} | {} |\n",
-            clause.scenario,
-            clause.suite,
-            clause.test,
-            set(|l| &l.mode),
-            set(|l| &l.core),
-            together(&of, |l| l.ours.as_ref()),
-            together(&of, |l| l.nvidia_c.as_ref()),
-        );
-    }
-    text
+        let test = format!("`{}`", line.clause.test());
+        let (modes, cores) = (set(|place| &place.0), set(|place| &place.1));
+        vec![line.clause.scenario.clone(), test, modes, cores, together(line, OURS), together(line, THEIRS)]
+    });
+    text + &page::table(&["scenario", "test", "modes", "cores", "ours", "NVIDIA's module"], rows)
 }
 
 #[cfg(test)]
@@ -423,8 +393,8 @@ mod tests {
         }
     }
 
-    fn words(answer: &Option<Answer>) -> String {
-        answer.as_ref().map_or(String::new(), ToString::to_string)
+    fn words(both: &Both<Option<Answer>>) -> Both<String> {
+        [OURS, THEIRS].map(|whose| both[whose].as_ref().map_or(String::new(), ToString::to_string))
     }
 
     fn clause() -> Clause {
@@ -448,10 +418,10 @@ mod tests {
     fn a_skip_is_no_answer_of_ours_and_named_for_nvidias_module() {
         let mut skipped = told("scenarios/25.10/legacy/free_during_dma_map", "legacy", "25.10", &[]);
         skipped.skipped = Some("maps by itself".to_string());
-        let all = std::slice::from_ref(&skipped);
-        assert!(lines(&[clause()], all, &[]).is_empty());
-        let lines = lines(&[clause()], &[], all);
-        assert_eq!((&lines[0].ours, words(&lines[0].nvidia_c)), (&None, "not asked: maps by itself".to_string()));
+        let clauses = [clause()];
+        let lines = lines(&clauses, &[vec![skipped.clone()], vec![skipped]]);
+        let answers: Vec<_> = lines[0].answers.values().map(words).collect();
+        assert_eq!(answers, [["", "not asked: maps by itself"]]);
     }
 
     #[test]
@@ -459,27 +429,26 @@ mod tests {
         let name = "scenarios/25.10/legacy/free_during_dma_map";
         let ours = [told(name, "legacy", "25.10", &[]), told(name, "persistent", "25.10", &[])];
         let nvidia_c = [told(name, "legacy", "25.10", &["hung: did not end"])];
-        let lines = lines(&[clause()], &ours, &nvidia_c);
-        assert_eq!(lines.len(), 2);
-        let both = |line: &Line| [words(&line.ours), words(&line.nvidia_c)];
-        assert_eq!(both(&lines[0]), ["clean", "hang: hung: did not end"]);
-        assert_eq!(both(&lines[1]), ["clean", ""]);
-        assert_eq!(split(lines.iter().filter_map(|l| l.nvidia_c.as_ref())), "1 hang");
+        let clauses = [clause()];
+        let lines = lines(&clauses, &[ours.to_vec(), nvidia_c.to_vec()]);
+        let answers: Vec<_> = lines[0].answers.values().map(words).collect();
+        assert_eq!(answers, [["clean", "hang: hung: did not end"], ["clean", ""]]);
+        assert_eq!(split(lines[0].of(THEIRS)), "1 hang");
         let (commit, driver) = ("abc".to_string(), "550.163.01".to_string());
         let mut ran = Ran { commit, driver, table: TABLE, jobs: 2, done: 2, failed: Vec::new() };
-        let whole = page(&[clause()], &lines, &ran);
+        let whole = page(&lines, &ran);
         let row = "| `scenarios/free_during_dma_map` | legacy, persistent | 25.10 | clean | hang: hung: did not end |";
         let verdict = "| hang | a task or the machine does not go on | 0 | 1 |";
         assert!(whole.contains(verdict) && whole.contains(row) && !whole.contains("**"), "{whole}");
         (ran.done, ran.failed) = (1, vec!["x: end/nothing_leaked".to_string()]);
-        let bad = page(&[clause()], &lines, &ran);
+        let bad = page(&lines, &ran);
         assert!(bad.contains("**Not whole**: 1 of the run's 2 ") && bad.contains("x: end/nothing_leaked"), "{bad}");
     }
 
     #[test]
     fn what_ours_gave_no_answer_to_is_missing() {
         let at = |mode, core| told(&format!("scenarios/{core}/{mode}/free_during_dma_map"), mode, core, &[]);
-        let of = |ours: &[Told], nvidia_c: &[Told]| missing(&[clause()], &lines(&[clause()], ours, nvidia_c));
+        let of = |ours: &[Told], nvidia_c: &[Told]| missing(&lines(&[clause()], &[ours.to_vec(), nvidia_c.to_vec()]));
         let both = [at("persistent", "24.10"), at("legacy", "25.10")];
         assert!(of(&both, &[]).is_empty());
         let not = of(&both[..1], &both[1..]);

@@ -2,53 +2,37 @@
 //! circle of locks, or is an answer another one than ours promises?
 
 use lab::alarms::{self, Kind};
-use serde::Serialize;
 
 /// The worst first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// Memory spoilt or lost: KASAN's word for it, an oops, also as the last word of the machine,
-    /// or a pin that nobody puts.
+    /// KASAN's word for it, an oops, also as the last word of the machine, or a pin that nobody puts.
     MemorySafety,
-    /// A task that does not end, or a machine that stopped without a word.
     Hang,
-    /// Another answer than ours promises: an errno, a row, a line in the log.
     Promise,
-    /// A circle of locks, and nothing else: what was tested came out as it should.
     Lockdep,
-    /// A stand-in says that the test itself went wrong.
+    /// A stand-in says so.
     Lab,
     Clean,
 }
 
 impl Verdict {
-    pub const ALL: [Verdict; 6] =
-        [Verdict::MemorySafety, Verdict::Hang, Verdict::Promise, Verdict::Lockdep, Verdict::Lab, Verdict::Clean];
+    /// Each, with its name and what it means.
+    pub const LEGEND: [(Verdict, &'static str, &'static str); 6] = [
+        (Verdict::MemorySafety, "memory safety", "memory used after its end, an oops, or a pin that is never put"),
+        (Verdict::Hang, "hang", "a task or the machine does not go on"),
+        (
+            Verdict::Promise,
+            "promise",
+            "another errno, row or message than ours promises, also where lockdep had something to say",
+        ),
+        (Verdict::Lockdep, "lockdep", "lockdep reports a circle of locks; the rest came out as it should"),
+        (Verdict::Lab, "lab", "the test itself went wrong"),
+        (Verdict::Clean, "clean", "as it should"),
+    ];
 
     pub fn name(self) -> &'static str {
-        match self {
-            Verdict::MemorySafety => "memory safety",
-            Verdict::Hang => "hang",
-            Verdict::Lockdep => "lockdep",
-            Verdict::Promise => "promise",
-            Verdict::Lab => "lab",
-            Verdict::Clean => "clean",
-        }
-    }
-
-    /// In words, for the page's legend.
-    pub fn means(self) -> &'static str {
-        match self {
-            Verdict::MemorySafety => "memory used after its end, an oops, or a pin that is never put",
-            Verdict::Hang => "a task or the machine does not go on",
-            Verdict::Lockdep => "lockdep reports a circle of locks; the rest came out as it should",
-            Verdict::Promise => {
-                "another errno, row or message than ours promises, also where lockdep had something to say"
-            }
-            Verdict::Lab => "the test itself went wrong",
-            Verdict::Clean => "as it should",
-        }
+        Verdict::LEGEND.iter().find(|row| row.0 == self).map_or("", |row| row.1)
     }
 
     /// Of one complaint, as the guest writes them (tests/guest/src/runner.rs) or the lab for a
