@@ -116,6 +116,20 @@ fn run_on(lanes: usize, jobs: Vec<Job>, mut ended: impl FnMut(&Done)) -> Vec<Don
     done.into_iter().map(|(_, one)| one).collect()
 }
 
+/// Counts all tests, and says once more what failed.
+pub fn count(done: &[Done]) -> Counts {
+    let tests = || done.iter().flat_map(|one| &one.found.tests);
+    let counts = Counts::of(tests());
+    if counts.failed > 0 {
+        println!("\nfailed:");
+        tests().filter(|test| test.has_failed()).for_each(|test| println!("  {}", test.name));
+    }
+    if counts.skipped > 0 {
+        println!("{} skipped", counts.skipped);
+    }
+    counts
+}
+
 fn could_not(name: &str, error: &anyhow::Error) -> Found {
     let test = Test::failed(format!("{name}: could not be run"), format!("{error:#}"));
     print_test(&test);

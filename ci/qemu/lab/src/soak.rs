@@ -60,12 +60,11 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
             }
         });
         kept?;
-        failed += done.iter().map(|one| one.counts().failed).sum::<usize>();
+        failed += lanes::count(&done).failed;
         if end.is_none() || over() {
             break;
         }
     }
-    record.print();
     say(&format!("took {}; {JSON} and {FILE} are written", human(start.elapsed())));
     println!("soak: {}", if failed == 0 { "PASS".to_string() } else { format!("FAIL, {failed} failed") });
     Ok(failed == 0)
@@ -139,7 +138,7 @@ impl<'a> Record<'a> {
 
     fn add(&mut self, one: &Done, seed: &str) -> Result<()> {
         let Counts { passed, failed, .. } = one.counts();
-        self.rows.push(json!({"seed": seed, "passed": passed, "failed": failed, "job": one}));
+        self.rows.push(json!({"seed": seed, "job": one}));
         let all = json!({"date": self.date, "commit": self.commit, "machine": self.machine, "rows": self.rows});
         self.lab.write_json(JSON, &all)?;
         if passed + failed == 0 {
@@ -155,19 +154,6 @@ impl<'a> Record<'a> {
         let rows = COUNTED.iter().filter_map(|name| one.found.json.get(*name)).flatten();
         let counted = rows.map(|row| counted(&one.name, row)).collect();
         self.lab.write(FILE, &merged(&old, words.map(str::to_string).to_vec(), counted, &self.jobs))
-    }
-
-    fn print(&self) {
-        for row in &self.rows {
-            println!(
-                "{:>6} s  {:4} passed {:3} failed  {} (seed {})",
-                row["job"]["seconds"],
-                row["passed"],
-                row["failed"],
-                row["job"]["name"].as_str().unwrap_or_default(),
-                row["seed"]
-            );
-        }
     }
 }
 

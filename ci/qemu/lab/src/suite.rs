@@ -8,7 +8,7 @@ use anyhow::Result;
 use lab::artefacts::{self, Built};
 use lab::axes::{Kernel, Run};
 use lab::ctx::Lab;
-use lab::ktap::{print_test, Counts, Test};
+use lab::ktap::{print_test, Counts};
 use lab::sh::{human, say};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -82,20 +82,13 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>) -> Result<bool> {
         tests.iter().for_each(print_test);
         done.push(Done { name: "all boots".into(), seconds: 0, found: tests.into() });
     }
-    let Counts { passed, failed, skipped } = Counts::of(tests(&done));
+    let Counts { passed, failed, skipped } = lanes::count(&done);
     let file = format!("build/{}.json", if run == Run::NvidiaC { "test-nvidia_c" } else { "test" });
     lab.write_json(
         &file,
         &json!({"passed": passed, "failed": failed, "skipped": skipped, "seconds": start.elapsed().as_secs(),
             "build_seconds": waited.as_secs(), "jobs": done}),
     )?;
-    if failed > 0 {
-        println!("\nfailed:");
-        tests(&done).filter(|test| test.has_failed()).for_each(|test| println!("  {}", test.name));
-    }
-    if skipped > 0 {
-        println!("{skipped} skipped");
-    }
     say(&format!("{:5} s  build, before the first of them began", waited.as_secs()));
     for one in &done {
         say(&format!("{:5} s  {}", one.seconds, one.name));
@@ -103,8 +96,4 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>) -> Result<bool> {
     say(&format!("took {}; report: {file}", human(start.elapsed())));
     println!("{passed} passed, {failed} failed");
     Ok(failed == 0 && passed > 0)
-}
-
-fn tests(done: &[Done]) -> impl Iterator<Item = &Test> {
-    done.iter().flat_map(|one| &one.found.tests)
 }
