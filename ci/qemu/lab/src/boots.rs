@@ -30,7 +30,7 @@ pub enum Expect {
     Replay(String),
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Topology {
     gpus: u32,
@@ -42,53 +42,6 @@ struct Topology {
     /// Two machines with a cable between them, or one.
     #[serde(default)]
     pair: bool,
-}
-
-/// An entry of the file: one boot for each combination of its axes.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Entry {
-    kernel: Vec<Kernel>,
-    core: Vec<Core>,
-    mode: Vec<Mode>,
-    topology: Vec<String>,
-    what: Option<String>,
-    suites: Vec<String>,
-    runs: Vec<Run>,
-    seconds: u64,
-    words: Vec<String>,
-    module: Module,
-    also: Also,
-    cpu: Option<String>,
-    clock: Clock,
-    cpus: u32,
-    gpu_mib: u64,
-    memory_mib: u32,
-    expect: Expect,
-}
-
-impl Default for Entry {
-    fn default() -> Self {
-        Entry {
-            kernel: Vec::new(),
-            core: vec![Core::V2510],
-            mode: vec![Mode::Both],
-            topology: vec!["1gpu".to_string()],
-            what: None,
-            suites: Vec::new(),
-            runs: vec![Run::Soak],
-            seconds: 0,
-            words: Vec::new(),
-            module: Module::Ours,
-            also: Also::Nothing,
-            cpu: None,
-            clock: Clock::Wall,
-            cpus: 2,
-            gpu_mib: 256,
-            memory_mib: 2048,
-            expect: Expect::Alarms(BTreeMap::new()),
-        }
-    }
 }
 
 /// Why tests of some boots may be skipped.
@@ -118,30 +71,46 @@ struct Table {
     topology: BTreeMap<String, Topology>,
     #[serde(default)]
     skip: Vec<Skip>,
-    boot: Vec<Entry>,
+    /// What is so where an entry does not say.
+    default: toml::Table,
+    /// Each is one boot for each combination of its axes.
+    boot: Vec<toml::Table>,
 }
 
+/// In the order of a name.
+const AXES: [&str; 4] = ["kernel", "core", "mode", "topology"];
+
 /// A row of the table of boots: one boot, with a value for each axis.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Row {
     /// Its axes, in `ONLY=`, in the results and in build/lab/run.
+    #[serde(skip)]
     pub name: String,
     pub kernel: Kernel,
     pub core: Core,
     pub mode: Mode,
+    topology: String,
+    what: Option<String>,
     pub suites: Vec<String>,
     pub runs: Vec<Run>,
     /// On two idle cores; the longest start first. Six times that is too long for a boot on a busy
     /// machine.
     pub seconds: u64,
+    words: Vec<String>,
     pub module: Module,
     pub also: Also,
+    cpu: Option<String>,
+    clock: Clock,
+    cpus: u32,
+    gpu_mib: u64,
+    memory_mib: u32,
     pub expect: Expect,
+    #[serde(skip)]
+    machine: Topology,
     /// Of its tests.
+    #[serde(skip)]
     pub skips: Vec<Skip>,
-    pub pair: bool,
-    /// Without its suites.
-    pub machine: Boot,
 }
 
 /// All boots, in the order of the file.
@@ -151,76 +120,36 @@ pub fn all() -> Result<Vec<Row>> {
 
 fn read(text: &str) -> Result<Vec<Row>> {
     let table: Table = toml::from_str(text)?;
-    let mut rows = Vec::new();
+    let mut rows: Vec<Row> = Vec::new();
     for entry in &table.boot {
-        let axes = [entry.kernel.len(), entry.core.len(), entry.mode.len(), entry.topology.len(), entry.suites.len()];
-        ensure!(!axes.contains(&0) && entry.seconds > 0, "a boot lacks a kernel, suites or seconds: {:?}", entry.what);
-        for kernel in &entry.kernel {
-            for core in &entry.core {
-                for mode in &entry.mode {
-                    for topology in &entry.topology {
-                        let of = table.topology.get(topology);
-                        let of = of.with_context(|| format!("there is no topology {topology}"))?;
-                        let mut row = entry.row(*kernel, *core, *mode, topology, of);
-                        row.skips.clone_from(&table.skip);
-                        rows.push(row);
-                    }
-                }
-            }
+        let mut whole = table.default.clone();
+        whole.extend(entry.clone());
+        let mut boots = vec![whole];
+        for axis in AXES {
+            boots = boots.iter().flat_map(|boot| by_value(boot, axis)).collect();
         }
-    }
-    let mut names = BTreeSet::new();
-    for row in &rows {
-        ensure!(names.insert(&row.name), "two boots are called {}: give one of them `what`", row.name);
+        ensure!(!boots.is_empty(), "a boot lacks one of {AXES:?}: {entry:?}");
+        for boot in boots {
+            let mut row: Row = boot.try_into().with_context(|| format!("the boot {entry:?}"))?;
+            ensure!(!row.suites.is_empty() && row.seconds > 0, "a boot lacks suites or seconds: {entry:?}");
+            let machine = table.topology.get(&row.topology);
+            row.machine = machine.with_context(|| format!("there is no topology {}", row.topology))?.clone();
+            row.name = format!("{}/{}/{}/{}", row.kernel.name(), row.core.name(), row.mode.name(), row.topology);
+            row.name.extend(row.what.iter().flat_map(|what| ["/", what]));
+            row.skips.clone_from(&table.skip);
+            let twice = rows.iter().any(|other| other.name == row.name);
+            ensure!(!twice, "two boots are called {}: give one of them `what`", row.name);
+            rows.push(row);
+        }
     }
     Ok(rows)
 }
 
-impl Entry {
-    fn row(&self, kernel: Kernel, core: Core, mode: Mode, topology: &str, of: &Topology) -> Row {
-        let mut name = format!("{}/{}/{}/{topology}", kernel.name(), core.name(), mode.name());
-        if let Some(what) = &self.what {
-            name = format!("{name}/{what}");
-        }
-        let cpu = match self.cpu.as_deref() {
-            Some("counted") => Some(COUNTED_CPU),
-            other => other,
-        };
-        let mut machine = Boot {
-            gpus: of.gpus,
-            nics: of.nics,
-            iommu: of.iommu,
-            edu: of.edu,
-            gpu_mib: self.gpu_mib,
-            memory_mib: self.memory_mib,
-            cpu: cpu.map(str::to_string),
-            clock: self.clock,
-            cpus: self.cpus,
-            // There may be others beside it, and other programs on the machine.
-            limit: Duration::from_secs((6 * self.seconds).max(300)),
-            ..Boot::new(&name, "")
-        };
-        machine.append.extend(self.words.iter().cloned());
-        machine.append.extend(of.edu.map(|bits| format!("guest.dma_bits={bits}")));
-        if let Expect::Canary(tests) = &self.expect {
-            machine.append.push(format!("guest.only={}", tests.join(",")));
-        }
-        Row {
-            name,
-            kernel,
-            core,
-            mode,
-            suites: self.suites.clone(),
-            runs: self.runs.clone(),
-            seconds: self.seconds,
-            module: self.module,
-            also: self.also,
-            expect: self.expect.clone(),
-            skips: Vec::new(),
-            pair: of.pair,
-            machine,
-        }
-    }
+/// An entry for each value of its list.
+fn by_value(entry: &toml::Table, axis: &str) -> Vec<toml::Table> {
+    let values = entry.get(axis).and_then(toml::Value::as_array).cloned().unwrap_or_default();
+    let with = |value| entry.clone().into_iter().chain([(axis.to_string(), value)]).collect();
+    values.into_iter().map(with).collect()
 }
 
 impl Row {
@@ -229,9 +158,29 @@ impl Row {
         (self.module, self.also)
     }
 
+    /// The boot for one core alone, of one that goes from core to core.
+    pub fn on(&self, core: Core) -> Self {
+        Row { core, name: format!("{}-{}", self.name, core.name()), ..self.clone() }
+    }
+
+    pub fn is_pair(&self) -> bool {
+        self.machine.pair
+    }
+
     /// The machine, with these of its suites.
     pub fn boot(&self, suites: &[String]) -> Boot {
-        let mut boot = Boot { run: suites.join(","), ..self.machine.clone() };
+        let Topology { gpus, nics, iommu, edu, .. } = self.machine;
+        let Row { gpu_mib, memory_mib, clock, cpus, .. } = *self;
+        let cpu = self.cpu.as_deref().map(|cpu| if cpu == "counted" { COUNTED_CPU } else { cpu }.to_string());
+        // There may be others beside it, and other programs on the machine.
+        let limit = Duration::from_secs((6 * self.seconds).max(300));
+        let new = Boot::new(&self.name, &suites.join(","));
+        let mut boot = Boot { gpus, nics, iommu, edu, gpu_mib, memory_mib, cpu, clock, cpus, limit, ..new };
+        boot.append.extend(self.words.iter().cloned());
+        boot.append.extend(edu.map(|bits| format!("guest.dma_bits={bits}")));
+        if let Expect::Canary(tests) = &self.expect {
+            boot.append.push(format!("guest.only={}", tests.join(",")));
+        }
         boot.append.extend(self.mode.word());
         boot.append.extend(self.module.word(self.kernel));
         boot.append.extend(self.core.word());
@@ -308,8 +257,10 @@ mod tests {
         chosen.into_iter().map(|(row, suites)| (row.name.clone(), suites.join(","))).collect()
     }
 
-    const ENTRY: &str = "[topology]\n1gpu = { gpus = 1, nics = 1 }\n2gpu = { gpus = 2, nics = 2 }\n[[boot]]\n\
-        kernel = [\"debian-6.12\"]\nsuites = [\"smoke\", \"callbacks\"]\nseconds = 100\n";
+    const ENTRY: &str = "[topology]\n1gpu = { gpus = 1, nics = 1 }\n2gpu = { gpus = 2, nics = 2 }\n[default]\n\
+        core = [\"25.10\"]\nmode = [\"both\"]\ntopology = [\"1gpu\"]\nruns = [\"soak\"]\nwords = []\nmodule = \"ours\"\n\
+        also = \"nothing\"\nclock = \"wall\"\ncpus = 2\ngpu_mib = 256\nmemory_mib = 2048\nexpect.alarms = {}\n\
+        [[boot]]\nkernel = [\"debian-6.12\"]\nsuites = [\"smoke\", \"callbacks\"]\nseconds = 100\n";
 
     #[test]
     fn an_entry_is_a_boot_for_each_combination_of_its_axes() {

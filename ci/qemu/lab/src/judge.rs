@@ -29,7 +29,8 @@ pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[Strin
     if let Expect::FreeCost(_) = &row.expect {
         boot.plugin = Some(artefacts::plugin(lab, row.kernel, &counts)?);
     }
-    let mut reports = if row.pair { pair::run(lab, built, image, &boot)? } else { vec![boot.run(lab, built, image)?] };
+    let mut reports =
+        if row.is_pair() { pair::run(lab, built, image, &boot)? } else { vec![boot.run(lab, built, image)?] };
     let mut found = Found::default();
     if let Expect::Replay(name) = &row.expect {
         boot.name += "-again";

@@ -136,12 +136,12 @@ pub fn run(lab: &Lab) -> Result<bool> {
 
     let mut jobs = Vec::new();
     for (row, suites) in boots {
-        let name = row.name.clone();
-        let same = (Row { module: Module::NvidiaC, ..row.clone() }, suites.clone());
+        let (mut theirs, same) = (row.clone(), suites.clone());
+        theirs.module = Module::NvidiaC;
+        let name = format!("nvidia_c {}", row.name);
         jobs.push(Job::new(format!("ours {}", row.name), row.seconds, move || once(lab, built, &row, &suites)));
-        let theirs = move || again_and_again(lab, built, &same.0, &same.1);
         // It takes the longest. Ours comes first, for a person who stops this early.
-        jobs.push(Job::new(format!("nvidia_c {name}"), 0, theirs));
+        jobs.push(Job::new(name, 0, move || again_and_again(lab, built, &theirs, &same)));
     }
     let commit = sh::output(sh::command("git").args(["describe", "--always", "--dirty", "--abbrev=12"]))?;
     let (driver, table) = (nvidia_c::version(lab)?, if nvidia_c::is_users() { USERS_TABLE } else { TABLE });
@@ -205,9 +205,7 @@ fn boots<'a>(rows: impl Iterator<Item = &'a Row>, suites: &BTreeSet<&str>) -> Ve
     for row in rows {
         let has: Vec<String> = row.suites.iter().filter(|s| suites.contains(s.as_str())).cloned().collect();
         if row.core == Core::Both {
-            let on =
-                |core: Core| (Row { core, name: format!("{}-{}", row.name, core.name()), ..row.clone() }, has.clone());
-            found.extend(Core::TESTED.map(on));
+            found.extend(Core::TESTED.map(|core| (row.on(core), has.clone())));
         } else {
             found.push((row.clone(), has));
         }
