@@ -6,7 +6,7 @@ use crate::pair;
 use anyhow::{anyhow, Result};
 use comfy_table::{presets, CellAlignment, Table};
 use lab::artefacts::build;
-use lab::axes::{Also, Kernel, Module};
+use lab::axes::{Also, Kernel, Module, Named};
 use lab::ctx::Lab;
 use lab::machine::{Boot, Report};
 use lab::nvidia_c;
@@ -43,9 +43,8 @@ pub fn run(lab: &Lab, module: Module, kernel: Kernel) -> Result<bool> {
         judge(report, &BTreeMap::new(), module).into_iter().for_each(|test| report.add(test));
     }
     let (one, two) = (rows(&reports, "demo"), rows(&reports, "pair"));
-    let mut reasons: Vec<String> = missing(&one, modes.len());
-    reasons.extend(missing_segments(&one, module));
-    reasons.extend(missing_pair(&two, modes));
+    let mut reasons = missing(&one, &alone(modes, module));
+    reasons.extend(missing(&two, &pairs(modes)));
     reasons.extend(reports.iter().flat_map(|r| &r.tests).filter(|t| t.has_failed()).map(|t| t.name.clone()));
     let passed = reasons.is_empty();
 
@@ -71,16 +70,8 @@ fn rows(reports: &[Report], name: &str) -> Vec<Value> {
 
 /// Of the boot and of the report.
 fn name(module: Module, kernel: Kernel) -> String {
-    let mut name = "demo".to_string();
-    match kernel {
-        Kernel::Debian612 => (),
-        Kernel::Debian612Arm64 => name += "-arm64",
-        _ => name += "-kernel",
-    }
-    if module == Module::NvidiaC {
-        name += "-nvidia_c";
-    }
-    name
+    let kernel = if kernel == Kernel::Debian612 { String::new() } else { format!("-{}", kernel.name()) };
+    format!("demo{kernel}{}", if module == Module::NvidiaC { "-nvidia_c" } else { "" })
 }
 
 const PROGRAMS: [&str; 3] = ["ib_write_bw", "ib_read_bw", "ib_send_bw"];
@@ -117,84 +108,69 @@ fn modes(lab: &Lab, module: Module) -> Result<&'static [&'static str]> {
     })
 }
 
-/// Every (mode, program, connection, buffer) to be shown between two machines; host memory knows of
-/// no mode.
-fn pairs(modes: &[&str]) -> Vec<(Option<&'static str>, &'static str, &'static str, &'static str)> {
+/// A row that the guest's report must have: a demo that did not show what it is there to show has
+/// not passed, whatever the guest says.
+struct Wanted {
+    /// Host memory knows of no mode: once is enough.
+    mode: Option<&'static str>,
+    program: &'static str,
+    /// Between two machines.
+    connect: Option<&'static str>,
+    buffer: &'static str,
+}
+
+impl Wanted {
+    fn is_shown_by(&self, row: &Value) -> bool {
+        self.mode.is_none_or(|mode| row["mode"] == mode)
+            && row["test"] == self.program
+            && row["connect"].as_str() == self.connect
+            && row["buffer"] == self.buffer
+            && (row["mb_s"].as_f64() > Some(0.0) || row["usec"].as_f64() > Some(0.0))
+            // Between two machines, bytes moved and proven, on both sides.
+            && (self.connect.is_none() || self.buffer == "host" || row["chunks"].as_u64() > Some(0))
+    }
+}
+
+fn alone(modes: &[&'static str], module: Module) -> Vec<Wanted> {
+    let of = |program, buffer, mode| Wanted { mode, program, connect: None, buffer };
+    let gpu = |program| modes.iter().map(move |mode| of(program, "gpu", Some(*mode)));
+    let mut all: Vec<_> = PROGRAMS.into_iter().flat_map(|p| gpu(p).chain([of(p, "host", None)])).collect();
+    // NVIDIA's module refuses a region over several allocations.
+    all.extend((module != Module::NvidiaC).then(|| of("write, read", "3 segments", None)));
+    all
+}
+
+fn pairs(modes: &[&str]) -> Vec<Wanted> {
     let mut all = Vec::new();
     for (program, connect, buffer, in_modes) in PAIR {
+        let of = |mode| Wanted { mode, program, connect: Some(connect), buffer };
         if in_modes.is_empty() {
-            all.push((None, program, connect, buffer));
+            all.push(of(None));
         }
-        let shown = in_modes.iter().filter(|m| modes.contains(m));
-        all.extend(shown.map(|mode| (Some(*mode), program, connect, buffer)));
+        all.extend(in_modes.iter().filter(|mode| modes.contains(mode)).map(|mode| of(Some(*mode))));
     }
     all
 }
 
-/// `guest.only=` for all of them; the leading slash keeps `host/x` from matching more than itself.
-fn only(modes: &[&str]) -> String {
-    let name = |(mode, program, connect, buffer): (Option<&str>, &str, &str, &str)| {
-        let cm = if connect == "rdma_cm" { "rdma_cm/" } else { "" };
-        format!("pair/{}/{cm}{program}", mode.unwrap_or(buffer))
+fn missing(rows: &[Value], wanted: &[Wanted]) -> Vec<String> {
+    let missing = wanted.iter().filter(|wanted| !rows.iter().any(|row| wanted.is_shown_by(row)));
+    let words = |Wanted { mode, program, connect, buffer }: &Wanted| {
+        let mode = mode.map_or(String::new(), |mode| format!(" in mode {mode}"));
+        let connect = connect.map_or(String::new(), |connect| format!(" between two machines by {connect}"));
+        format!("{program}{connect} with a buffer \"{buffer}\"{mode} was not shown")
     };
-    let mut words: Vec<String> = pairs(modes).into_iter().map(name).collect();
+    missing.map(words).collect()
+}
+
+/// `guest.only=` for all pairs; the leading slash keeps `host/x` from matching more than itself.
+fn only(modes: &[&str]) -> String {
+    let name = |wanted: &Wanted| {
+        let cm = if wanted.connect == Some("rdma_cm") { "rdma_cm/" } else { "" };
+        format!("pair/{}/{cm}{}", wanted.mode.unwrap_or(wanted.buffer), wanted.program)
+    };
+    let mut words: Vec<String> = pairs(modes).iter().map(name).collect();
     words.push("pair/write_lat_wants_host_memory".to_string());
     words.join(",")
-}
-
-/// A demo that did not show what it is there to show has not passed, whatever the guest says.
-fn missing(rows: &[Value], wanted: usize) -> Vec<String> {
-    let mut modes: Vec<String> = rows.iter().map(|r| text(r, "mode")).collect();
-    modes.sort();
-    modes.dedup();
-    modes.retain(|m| m != "-");
-    let mut missing = Vec::new();
-    if modes.len() < wanted {
-        missing.push(format!("{wanted} modes were to be shown, these were: {}", modes.join(" ")));
-    }
-    for mode in &modes {
-        for program in PROGRAMS {
-            for buffer in ["gpu", "host"] {
-                // Host memory does not know of modes: once is enough.
-                let shown = rows.iter().any(|r| {
-                    r["test"] == program
-                        && r["buffer"] == buffer
-                        && (buffer == "host" || r["mode"] == mode.as_str())
-                        && r["mb_s"].as_f64() > Some(0.0)
-                });
-                if !shown {
-                    missing.push(format!("{program} with a {buffer} buffer in mode {mode} was not shown"));
-                }
-            }
-        }
-    }
-    missing
-}
-
-/// NVIDIA's module refuses such a region.
-fn missing_segments(rows: &[Value], module: Module) -> Option<String> {
-    let shown = rows.iter().any(|r| r["buffer"] == "3 segments" && r["mb_s"].as_f64() > Some(0.0));
-    let wanted = module != Module::NvidiaC;
-    (wanted && !shown).then(|| "a region over several allocations was not shown".to_string())
-}
-
-fn missing_pair(rows: &[Value], modes: &[&str]) -> Vec<String> {
-    let shown = |(mode, program, connect, buffer): (Option<&str>, &str, &str, &str)| {
-        rows.iter().any(|r| {
-            r["mode"].as_str() == mode
-                && r["test"] == program
-                && r["connect"] == connect
-                && r["buffer"] == buffer
-                && (r["mb_s"].as_f64() > Some(0.0) || r["usec"].as_f64() > Some(0.0))
-                // Bytes moved and proven, on both sides.
-                && (buffer == "host" || r["chunks"].as_u64() > Some(0))
-        })
-    };
-    let say = |(mode, program, connect, buffer): (Option<&str>, &str, &str, &str)| {
-        let mode = mode.map_or(String::new(), |m| format!(" in mode {m}"));
-        format!("{program} between two machines by {connect} with a {buffer} buffer{mode} was not shown")
-    };
-    pairs(modes).into_iter().filter(|p| !shown(*p)).map(say).collect()
 }
 
 fn new_table(columns: &[&str], left: usize) -> Table {
@@ -249,51 +225,36 @@ fn pair_table(rows: &[Value]) -> Table {
 mod tests {
     use super::*;
 
-    fn rows() -> Vec<Value> {
-        let mut rows = Vec::new();
-        for mode in ["persistent", "legacy"] {
-            for test in PROGRAMS {
-                for buffer in ["gpu", "host"] {
-                    rows.push(json!({"mode": mode, "test": test, "buffer": buffer, "mb_s": 10.0}));
-                }
-            }
-        }
-        rows
+    const BOTH: [&str; 2] = ["persistent", "legacy"];
+
+    fn shown(wanted: &[Wanted]) -> Vec<Value> {
+        let row = |Wanted { mode, program, connect, buffer }: &Wanted| json!({"mode": mode, "test": program, "connect": connect, "buffer": buffer, "mb_s": 1.5, "chunks": 4});
+        wanted.iter().map(row).collect()
     }
 
     #[test]
     fn everything_promised_must_be_shown() {
-        assert!(missing(&rows(), 2).is_empty());
-        let mut short = rows();
-        short.retain(|r| !(r["mode"] == "legacy" && r["test"] == "ib_send_bw" && r["buffer"] == "gpu"));
-        assert_eq!(missing(&short, 2), ["ib_send_bw with a gpu buffer in mode legacy was not shown"]);
-        short.retain(|r| r["mode"] == "persistent");
-        assert_eq!(missing(&short, 1), [] as [&str; 0]);
-        assert_eq!(missing(&short, 2), ["2 modes were to be shown, these were: persistent"]);
-        let mut still = rows();
-        still[0]["mb_s"] = json!(0.0);
-        assert_eq!(missing(&still, 2).len(), 1, "a row without any data moved counts as shown");
-        assert!(!missing(&[], 1).is_empty());
-        assert!(
-            missing_segments(&still, Module::Ours).is_some() && missing_segments(&still, Module::NvidiaC).is_none()
-        );
-        still.push(json!({"mode": "persistent", "test": "write, read", "buffer": "3 segments", "mb_s": 5.0}));
-        assert!(missing_segments(&still, Module::Ours).is_none());
+        for wanted in [alone(&BOTH, Module::Ours), alone(&["legacy"], Module::NvidiaC), pairs(&BOTH)] {
+            let rows = shown(&wanted);
+            assert_eq!(missing(&rows, &wanted), [] as [&str; 0]);
+            assert_eq!(missing(&[], &wanted).len(), wanted.len());
+            assert_eq!(missing(&rows[1..], &wanted).len(), 1);
+            let mut still = rows;
+            still[0]["mb_s"] = json!(0.0);
+            assert_eq!(missing(&still, &wanted).len(), 1, "a row without any data moved counts as shown");
+        }
+        let mut rows = shown(&pairs(&BOTH));
+        rows[0]["chunks"] = json!(null);
+        assert_eq!(missing(&rows, &pairs(&BOTH)).len(), 1, "bytes that nobody proved count as shown");
+        let rows = shown(&alone(&["persistent"], Module::NvidiaC));
+        let not = missing(&rows, &alone(&BOTH, Module::Ours));
+        assert_eq!(not.len(), 4);
+        assert_eq!(not[0], "ib_write_bw with a buffer \"gpu\" in mode legacy was not shown");
     }
 
     #[test]
-    fn so_must_everything_between_two_machines() {
-        let row = |(mode, test, connect, buffer): (Option<&str>, &str, &str, &str)| json!({"mode": mode, "test": test, "connect": connect, "buffer": buffer, "mb_s": 1.5, "chunks": 4});
-        for modes in [&["persistent", "legacy"][..], &["legacy"]] {
-            let mut rows: Vec<Value> = pairs(modes).into_iter().map(row).collect();
-            assert!(missing_pair(&rows, modes).is_empty());
-            assert_eq!(missing_pair(&[], modes).len(), rows.len());
-            rows[0]["chunks"] = json!(null);
-            assert_eq!(missing_pair(&rows, modes).len(), 1, "bytes that nobody proved count as shown");
-            rows.remove(0);
-            assert_eq!(missing_pair(&rows, modes).len(), 1);
-        }
-        assert!(only(&["persistent", "legacy"]).contains("pair/persistent/rdma_cm/ib_read_bw"));
+    fn the_guest_is_asked_for_what_must_be_shown() {
+        assert!(only(&BOTH).contains("pair/persistent/rdma_cm/ib_read_bw"));
         let legacy = only(&["legacy"]);
         assert!(!legacy.contains("persistent") && legacy.contains("pair/host/ib_write_lat"));
     }
