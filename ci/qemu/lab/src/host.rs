@@ -46,8 +46,7 @@ pub fn build(lab: &Lab, wanted: impl Fn() -> bool) -> Result<()> {
         if !wanted() {
             bail!("nobody wants them any more");
         }
-        let mut step = Step::new(format!("build tests of {}", program.dir), log(lab, program.name))?;
-        step.counts = &["Compiling "];
+        let step = Step::new(format!("build tests of {}", program.dir), log(lab, program.name))?;
         step.run(cargo_test(lab, program.dir).arg("--no-run"))?;
     }
     Ok(())

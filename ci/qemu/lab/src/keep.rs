@@ -1,14 +1,15 @@
 //! `lab keep`: a finished artefact is named by the hash of its inputs and kept in the cache, which
 //! all checkouts share.
 
-use crate::key::{counts, Key};
+use crate::key::{sources, Key};
 use anyhow::{bail, ensure, Context, Result};
 use lab::ctx::Lab;
-use lab::lock;
 use lab::sh::{human, say, Step};
-use std::fs::{self, File};
+use rustix::fs::{flock, FlockOperation};
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::symlink;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Instant, SystemTime};
 use walkdir::WalkDir;
@@ -54,7 +55,7 @@ impl Keep {
         if !dir.join(DONE).is_file() {
             let work = if self.in_place { dir.clone() } else { lab.build.join(self.work()) };
             fs::create_dir_all(&work).with_context(|| format!("cannot make {}", work.display()))?;
-            let _lock = lock::take(&work.with_extension("lock"), &format!("{} {}", self.verb, self.name))?;
+            let _lock = lock(&work.with_extension("lock"), &format!("{} {}", self.verb, self.name))?;
             if !dir.join(DONE).is_file() {
                 self.make(lab, &work, &key)?;
                 if !self.in_place {
@@ -81,8 +82,7 @@ impl Keep {
         if let Some(says) = &self.says {
             say(&format!("{what}: {says}"));
         }
-        let mut step = Step::new(&what, lab.build.join(format!("log/{}.log", self.name.replace('/', "-"))))?;
-        step.counts = &["CC ", "RUSTC ", "Compiling ", "AS ", "HOSTCC ", "LD ", "AR "];
+        let step = Step::new(&what, lab.build.join(format!("log/{}.log", self.name.replace('/', "-"))))?;
         let Some((program, words)) = self.command.split_first() else { bail!("{what}: there is no command") };
         step.run(Command::new(program).args(words).env("OUT", work).current_dir(&lab.repo))?;
         if self.no_warnings {
@@ -95,7 +95,7 @@ impl Keep {
         if let Some(file) = &self.made_of {
             let list = work.join(file);
             let list = fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
-            self.check(&made_of(&list, lab))?;
+            self.check(lab, &made_of(&list, lab)?)?;
         }
         ensure!(self.key(lab)? == key, "{what}: its inputs changed while it was built: again, please");
         say(&format!("{what}: {}", human(start.elapsed())));
@@ -110,20 +110,35 @@ impl Keep {
             match fs::read_link(&path) {
                 _ if input.starts_with('=') => {}
                 Ok(artefact) => drop(key.text(&artefact.file_name().unwrap_or_default().to_string_lossy())),
-                Err(_) => drop(key.path(&path)?),
+                Err(_) => drop(key.files(&path, &sources(&path)?)?),
             }
         }
         Ok(key.hex())
     }
 
     /// Is each of these files of the checkout an input?
-    fn check(&self, files: &[PathBuf]) -> Result<()> {
+    fn check(&self, lab: &Lab, files: &[PathBuf]) -> Result<()> {
         ensure!(!files.is_empty(), "cargo does not say what {} is made of", self.name);
-        match files.iter().find(|file| !self.inputs.iter().any(|input| counts(Path::new(input), file))) {
-            Some(file) => bail!("{} is made of {}, too: name it in ci/qemu/artefacts.mk", self.name, file.display()),
+        let mut inputs = BTreeSet::new();
+        for input in self.inputs.iter().map(|input| lab.repo.join(input)).filter(|input| input.exists()) {
+            inputs.extend(sources(&input)?);
+        }
+        match files.iter().find(|file| !inputs.contains(*file)) {
+            Some(file) => bail!("{} is made of {}, too: name it in ci/qemu/artefacts.mk", self.name, lab.short(file)),
             None => Ok(()),
         }
     }
+}
+
+/// One run at a time for whatever is built once: flock(2), gone with the process however it ends.
+fn lock(path: &Path, what: &str) -> Result<File> {
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
+    let file = file.with_context(|| format!("cannot open the lock {}", path.display()))?;
+    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        say(&format!("  {what}: another run is at it, waiting ({})", path.display()));
+        flock(&file, FlockOperation::LockExclusive).with_context(|| format!("cannot lock {}", path.display()))?;
+    }
+    Ok(file)
 }
 
 /// What others use of a part. Its sources are copied into `src`.
@@ -174,27 +189,15 @@ fn prune(kept: &Path, keep: usize) -> Result<()> {
     Ok(())
 }
 
-/// The checkout's files in cargo's list of what a product depends on, as paths in it.
-fn made_of(list: &str, lab: &Lab) -> Vec<PathBuf> {
+/// The checkout's files in cargo's list of what a product depends on.
+fn made_of(list: &str, lab: &Lab) -> Result<Vec<PathBuf>> {
     let (_product, files) = list.split_once(": ").unwrap_or_default();
     // A space in a name has a backslash before it.
     let files = files.replace("\\ ", "\0");
-    let files = files.split_whitespace().map(|file| without_dots(Path::new(&file.replace('\0', " "))));
+    let files = files.split_whitespace().filter_map(|file| fs::canonicalize(file.replace('\0', " ")).ok());
     // What a build script has made is in the cache, which may be in the checkout.
-    let cache = without_dots(&lab.cache);
-    let files = files.filter(|file| !file.starts_with(&cache));
-    files.filter_map(|file| Some(file.strip_prefix(&lab.repo).ok()?.to_path_buf())).collect()
-}
-
-/// By the names alone.
-fn without_dots(path: &Path) -> PathBuf {
-    path.components().fold(PathBuf::new(), |mut path, part| {
-        match part {
-            Component::ParentDir => drop(path.pop()),
-            part => path.push(part),
-        }
-        path
-    })
+    let (repo, cache) = (fs::canonicalize(&lab.repo)?, fs::canonicalize(&lab.cache)?);
+    Ok(files.filter(|file| file.starts_with(&repo) && !file.starts_with(&cache)).collect())
 }
 
 #[cfg(test)]
@@ -288,12 +291,25 @@ mod tests {
             let script = format!("{BUILD}; cp list \"$OUT/x.d\"");
             Keep { made_of: Some("x.d".into()), ..keep(inputs, &script) }.run(&lab).map_err(|e| e.to_string())
         };
+        fs::write(lab.repo.join("x.txt"), "page").unwrap();
         let page = format!("{repo}/in/a {repo}/in/../x.txt");
         let error = with(&["in"], &page).unwrap_err();
         assert!(error.contains("made of x.txt, too"), "{error}");
         assert!(with(&["in"], "").unwrap_err().contains("does not say"));
-        fs::write(lab.repo.join("x.txt"), "page").unwrap();
         with(&["in", "x.txt"], &page).unwrap();
+    }
+
+    #[test]
+    fn the_second_waits_for_the_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let first = lock(&path, "test").unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| lock(&path, "test").unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            assert!(!second.is_finished(), "the second got in beside the first");
+            drop(first);
+        });
     }
 
     #[test]

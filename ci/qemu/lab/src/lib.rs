@@ -8,7 +8,6 @@ pub mod axes;
 pub mod cable;
 pub mod ctx;
 pub mod ktap;
-pub mod lock;
 pub mod machine;
 pub mod nvidia_c;
 pub mod page;

@@ -1,4 +1,4 @@
-//! Running other programs: output into a log, a line every 15 seconds, the log's end when one
+//! Running other programs: output into a log, its last line every 15 seconds, its end when one
 //! fails.
 
 use crate::ctx::Lab;
@@ -82,8 +82,6 @@ pub fn output(cmd: &mut Command) -> Result<String> {
 pub struct Step {
     pub what: String,
     pub log: PathBuf,
-    /// Only lines that start like this count as work done, in the progress line.
-    pub counts: &'static [&'static str],
     /// Somebody else says that it is still at it.
     pub quiet: bool,
 }
@@ -95,7 +93,7 @@ impl Step {
             fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
         }
         File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-        Ok(Step { what: what.into(), log, counts: &[], quiet: false })
+        Ok(Step { what: what.into(), log, quiet: false })
     }
 
     /// Runs one program of the step to its end.
@@ -117,7 +115,8 @@ impl Step {
             std::thread::sleep(Duration::from_millis(if start.elapsed().as_secs() < 2 { 20 } else { 200 }));
             if !self.quiet && said.elapsed() >= PROGRESS {
                 said = Instant::now();
-                say(&format!("  {}: {}{}", self.what, self.done(), human(start.elapsed())));
+                let last: String = tail(&self.log, 1).iter().flat_map(|line| line.trim().chars().take(80)).collect();
+                say(&format!("  {}, {}: {last}", self.what, human(start.elapsed())));
             }
         };
         if status.success() {
@@ -127,18 +126,6 @@ impl Step {
         let end: String = tail(&self.log, TAIL_LINES).into_iter().map(|line| format!("    {line}\n")).collect();
         eprint!("--- end of {}\n{end}", self.log.display());
         Err(anyhow!("{}: {name} failed ({status}); whole log: {}", self.what, self.log.display()))
-    }
-
-    fn done(&self) -> String {
-        if self.counts.is_empty() {
-            return String::new();
-        }
-        let text = fs::read(&self.log).unwrap_or_default();
-        let n = String::from_utf8_lossy(&text)
-            .lines()
-            .filter(|l| self.counts.iter().any(|c| l.trim_start().starts_with(c)))
-            .count();
-        format!("{n} files, ")
     }
 }
 
