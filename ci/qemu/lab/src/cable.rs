@@ -1,31 +1,14 @@
-//! The cable between the network cards of two machines, and how each of them fares.
+//! The cable between the network cards of two machines, and which of them is lost.
 
-use crate::sh::human;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// `guest.role=` of each.
 pub const ROLES: [&str; 2] = ["server", "client"];
 
-/// What is left to do for one machine when the other has powered off: the end of its last suite,
-/// with the scans for leaks.
-const LAST_SUITE: Duration = Duration::from_secs(300);
 /// A machine whose partner is lost may still say what it saw.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-
-#[derive(Clone, Debug, Default)]
-enum State {
-    #[default]
-    Runs,
-    Off(Instant),
-    /// It ended in no good way.
-    Lost(Instant, String),
-}
-
-/// How both of them fare.
-#[derive(Debug, Default)]
-struct Fates(Mutex<[State; 2]>);
 
 /// One machine's end of the cable: a datagram socket of each machine, so that neither has to be
 /// there first.
@@ -33,14 +16,15 @@ struct Fates(Mutex<[State; 2]>);
 pub struct Cable {
     role: usize,
     dir: PathBuf,
-    fates: Arc<Fates>,
+    /// Which was lost first, when, and why.
+    lost: Arc<OnceLock<(usize, Instant, String)>>,
 }
 
 impl Cable {
     /// Both, in the order of `ROLES`; their sockets are in this folder.
     pub fn ends(dir: &Path) -> [Cable; 2] {
-        let fates = Arc::new(Fates::default());
-        [0, 1].map(|role| Cable { role, dir: dir.to_path_buf(), fates: fates.clone() })
+        let lost = Arc::default();
+        [0, 1].map(|role| Cable { role, dir: dir.to_path_buf(), lost: Arc::clone(&lost) })
     }
 
     fn socket(&self, role: usize) -> String {
@@ -61,25 +45,16 @@ impl Cable {
         format!("52:54:00:77:00:{:02x}", self.role + 1)
     }
 
-    pub fn ended(&self, why: Option<&str>) {
-        let now = Instant::now();
-        let state = why.map_or(State::Off(now), |why| State::Lost(now, why.to_string()));
-        let mut fates = self.fates.0.lock().unwrap_or_else(|e| e.into_inner());
-        fates[self.role % 2] = state;
+    /// This machine ended in no good way.
+    pub fn lose(&self, why: &str) {
+        let _ = self.lost.set((self.role, Instant::now(), why.to_string()));
     }
 
     /// Why this machine need not go on.
     pub fn alone(&self) -> Option<String> {
-        let other = (self.role + 1) % 2;
-        match &self.fates.0.lock().unwrap_or_else(|e| e.into_inner())[other] {
-            State::Lost(when, why) if when.elapsed() > LAST_WORDS => {
-                Some(format!("stopped, because the {} is lost: {why}", ROLES[other]))
-            }
-            State::Off(when) if when.elapsed() > LAST_SUITE => {
-                Some(format!("stopped: it was still at it {} after the {} was off", human(LAST_SUITE), ROLES[other]))
-            }
-            _ => None,
-        }
+        let (role, when, why) = self.lost.get().filter(|lost| lost.0 != self.role)?;
+        let over = when.elapsed() > LAST_WORDS;
+        over.then(|| format!("stopped, because the {} is lost: {why}", ROLES[*role]))
     }
 }
 
@@ -87,13 +62,9 @@ impl Cable {
 mod tests {
     use super::*;
 
-    fn cables() -> [Cable; 2] {
-        Cable::ends(Path::new("/tmp/x"))
-    }
-
     #[test]
     fn two_ends_of_one_cable() {
-        let [server, client] = cables();
+        let [server, client] = Cable::ends(Path::new("/tmp/x"));
         assert!(server.netdev().contains("local.path=/tmp/x/server,") && server.netdev().ends_with("=/tmp/x/client"));
         assert!(client.netdev().contains("local.path=/tmp/x/client,") && client.netdev().ends_with("=/tmp/x/server"));
         assert_ne!(server.mac(), client.mac());
@@ -101,16 +72,14 @@ mod tests {
 
     #[test]
     fn who_is_left_alone_hears_why() {
-        let [server, client] = cables();
-        assert_eq!(client.alone(), None);
-        server.ended(None);
-        assert_eq!(client.alone(), None, "the other one finished its tests first");
-        let [server, client] = cables();
-        server.ended(Some("QEMU ended with signal 9"));
-        assert_eq!(client.alone(), None, "no time for last words");
+        let [server, client] = Cable::ends(Path::new("/tmp/x"));
         let long_ago = Instant::now().checked_sub(LAST_WORDS + Duration::from_secs(1)).unwrap();
-        server.fates.0.lock().unwrap()[0] = State::Lost(long_ago, "QEMU ended with signal 9".into());
+        server.lost.set((0, long_ago, "QEMU ended with signal 9".into())).unwrap();
+        client.lose("its partner is gone");
         assert_eq!(client.alone().unwrap(), "stopped, because the server is lost: QEMU ended with signal 9");
         assert_eq!(server.alone(), None);
+        let [server, client] = Cable::ends(Path::new("/tmp/x"));
+        server.lose("QEMU ended with signal 9");
+        assert_eq!(client.alone(), None, "no time for last words");
     }
 }

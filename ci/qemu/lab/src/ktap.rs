@@ -90,9 +90,8 @@ impl Parser {
         Parser { label: label.to_string(), ..Default::default() }
     }
 
-    /// Takes a line; returns how many tests are known now that were not before.
-    pub fn line(&mut self, line: &str) -> usize {
-        let before = self.tests.len();
+    /// Takes a line, and prints the test that it is.
+    pub fn line(&mut self, line: &str) {
         let text = line.trim();
         if let Some(rest) = text.strip_prefix("# json ") {
             self.json_line(rest);
@@ -107,7 +106,6 @@ impl Parser {
         } else if let Some(why) = text.strip_prefix("Bail out!") {
             self.fail("the guest gave up", vec![why.trim().to_string()]);
         }
-        self.tests.len() - before
     }
 
     /// After the last line: what was promised and did not come is a failure.
@@ -129,7 +127,7 @@ impl Parser {
     }
 
     fn fail(&mut self, name: &str, notes: Vec<String>) {
-        self.tests.push(Test::new(format!("{}{name}", self.label), false, notes));
+        self.add(Test::new(name, false, notes));
     }
 
     /// `7 smoke/load`, or `7 smoke/load # SKIP why`.
@@ -144,8 +142,15 @@ impl Parser {
             (false, _) => Outcome::Failed,
         };
         self.results += 1;
-        let name = format!("{}{}", self.label, name.trim_start_matches(|c: char| c.is_ascii_digit()).trim());
-        self.tests.push(Test { name, outcome, notes: std::mem::take(&mut self.notes) });
+        let name = name.trim_start_matches(|c: char| c.is_ascii_digit()).trim().to_string();
+        let notes = std::mem::take(&mut self.notes);
+        self.add(Test { name, outcome, notes });
+    }
+
+    fn add(&mut self, mut test: Test) {
+        test.name.insert_str(0, &self.label);
+        print_test(&test);
+        self.tests.push(test);
     }
 }
 

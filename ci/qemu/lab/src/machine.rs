@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, IsTerminal, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -184,7 +184,8 @@ impl Boot {
         let (mut follow, mut end) = self.follow(self.qemu(built, image), built.arch, &dir)?;
         let mut text = read_lossy(&console);
         let stood_still = end.as_ref().is_err_and(|e| e.is::<StoodStill>());
-        if follow.at == 0 && (stood_still || end.is_ok() && died_before_init(&text)) {
+        let said_nothing = follow.file.stream_position()? == 0;
+        if said_nothing && (stood_still || end.is_ok() && died_before_init(&text)) {
             let kept = dir.join("console-before-init.log");
             fs::rename(&console, &kept).with_context(|| format!("cannot write {}", kept.display()))?;
             let did = if stood_still { "stood still" } else { "died" };
@@ -192,7 +193,8 @@ impl Boot {
             (follow, end) = self.follow(self.qemu(built, image), built.arch, &dir)?;
             text = read_lossy(&console);
         }
-        let parser = follow.finish();
+        let mut parser = follow.parser;
+        parser.finish();
         let bad = match end {
             Err(e) => Some((e.to_string(), sh::tail(&console, 12))),
             Ok(status) if !status.success() => {
@@ -203,9 +205,6 @@ impl Boot {
             }
             Ok(_) => None,
         };
-        if let Some(cable) = &self.cable {
-            cable.ended(bad.as_ref().map(|(why, _)| why.as_str()));
-        }
         let mut report = Report {
             name: self.name.clone(),
             tests: parser.tests,
@@ -216,6 +215,7 @@ impl Boot {
             elapsed: start.elapsed(),
         };
         if let Some((why, said)) = bad {
+            self.cable.iter().for_each(|cable| cable.lose(&why));
             report.add(Test::new("machine", false, [why].into_iter().chain(said).collect()));
         }
         Ok(report)
@@ -363,36 +363,24 @@ fn stop(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// Reads a growing file line by line into the parser, and prints each result once.
+/// Reads a growing file line by line into the parser.
 struct Follow {
-    file: File,
-    at: u64,
-    rest: Vec<u8>,
+    file: BufReader<File>,
+    line: Vec<u8>,
     parser: Parser,
 }
 
 impl Follow {
     fn new(path: &Path, label: &str) -> Result<Self> {
-        Ok(Follow { file: File::open(path)?, at: 0, rest: Vec::new(), parser: Parser::new(label) })
-    }
-
-    fn finish(mut self) -> Parser {
-        let before = self.parser.tests.len();
-        self.parser.finish();
-        self.parser.tests[before..].iter().for_each(print_test);
-        self.parser
+        Ok(Follow { file: BufReader::new(File::open(path)?), line: Vec::new(), parser: Parser::new(label) })
     }
 
     fn read(&mut self) -> Result<()> {
-        self.file.seek(SeekFrom::Start(self.at))?;
-        let before = self.rest.len();
-        self.file.read_to_end(&mut self.rest)?;
-        self.at += (self.rest.len() - before) as u64;
-        while let Some(end) = self.rest.iter().position(|&b| b == b'\n') {
-            let line: Vec<u8> = self.rest.drain(..=end).collect();
-            let new = self.parser.line(&String::from_utf8_lossy(&line));
-            for test in &self.parser.tests[self.parser.tests.len() - new..] {
-                print_test(test);
+        while self.file.read_until(b'\n', &mut self.line)? > 0 {
+            // Of the last one the rest may be still to come.
+            if self.line.ends_with(b"\n") {
+                self.parser.line(&String::from_utf8_lossy(&self.line));
+                self.line.clear();
             }
         }
         Ok(())
@@ -414,7 +402,8 @@ mod tests {
         assert!(follow.parser.tests.is_empty());
         out.write_all(b"st\nnot ok 2 second\n").unwrap();
         follow.read().unwrap();
-        let parser = follow.finish();
+        let mut parser = follow.parser;
+        parser.finish();
         let names: Vec<&str> = parser.tests.iter().map(|t| t.name.as_str()).collect();
         assert_eq!(names, ["first", "second"]);
     }
@@ -425,16 +414,5 @@ mod tests {
         assert!(died_before_init(&format!("[    1.846230] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI\n{panic}")));
         assert!(!died_before_init(&format!("[    2.1] Run /init as init process\n{panic}")));
         assert!(!died_before_init("[    0.0] Linux version 6.12.117\n"));
-    }
-
-    #[test]
-    fn what_the_guest_is_told() {
-        let mut boot = Boot::new("x", "smoke,callbacks");
-        boot.append.push("guest.nvidia_c=1".into());
-        assert!(boot.command_line(Arch::X86).ends_with(" guest.run=smoke,callbacks guest.nvidia_c=1"));
-        boot.iommu = Iommu::Translating;
-        assert!(boot.command_line(Arch::X86).contains("intel_iommu=on iommu.passthrough=0"));
-        let line = boot.command_line(Arch::Arm64);
-        assert!(line.starts_with("console=ttyAMA0 ") && line.contains(" iommu.passthrough=0 "), "{line}");
     }
 }

@@ -25,7 +25,7 @@ pub fn run(lab: &Lab, built: &Built, image: &Path, boot: &Boot) -> Result<Vec<Re
                 scope.spawn(move || {
                     let report = boot.run(lab, built, image);
                     if let Err(e) = &report {
-                        cable.ended(Some(&format!("{e:#}")));
+                        cable.lose(&format!("{e:#}"));
                     }
                     report
                 })
