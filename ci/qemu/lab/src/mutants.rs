@@ -42,11 +42,11 @@ impl Mutant {
             caught_by: field("Caught by:")?.to_string(),
         })
     }
+}
 
-    /// Of the tests that failed, the one that is named for it.
-    fn caught<'a>(&self, failed: &'a [String]) -> Option<&'a str> {
-        failed.iter().map(String::as_str).find(|name| name.starts_with(&self.caught_by))
-    }
+/// Of the tests that failed, the one whose name begins like this.
+fn caught<'a>(by: &str, failed: &'a [String]) -> Option<&'a str> {
+    failed.iter().map(String::as_str).find(|name| name.starts_with(by))
 }
 
 pub fn job(lab: &Lab) -> Job<'_> {
@@ -66,7 +66,9 @@ fn all(lab: &Lab) -> Result<Found> {
         let test = match &failed {
             // A fault that cannot be built shows nothing about the tests.
             Err(why) => Err(format!("it could not be tried: {why:#}")),
-            Ok(names) => mutant.caught(names).ok_or(format!("{} passed; failed: {names:?}", mutant.caught_by)),
+            Ok(names) => {
+                caught(&mutant.caught_by, names).ok_or(format!("{} passed; failed: {names:?}", mutant.caught_by))
+            }
         };
         if let (Ok(test), Ok(names)) = (&test, &failed) {
             let (test, failed) = (format!("`{test}`"), names.len().to_string());
@@ -95,17 +97,9 @@ const COLUMNS: [&str; 5] = ["patch", "what it breaks", "boot", "found by", "test
 /// is built anew.
 fn planted(lab: &Lab, patch: &Path) -> Result<Lab> {
     let repo = lab.repo.join("build/mutants");
-    let files = sh::output(sh::command("git").current_dir(&lab.repo).args(["ls-files"]))?;
-    for file in files.lines().chain(["build/bin/lab"]) {
-        let (from, to) = (lab.repo.join(file), repo.join(file));
-        // A file that was removed and not committed yet.
-        let Ok(new) = fs::read(&from) else { continue };
-        if fs::read(&to).is_ok_and(|old| old == new) {
-            continue;
-        }
-        fs::create_dir_all(to.parent().context("a folder")?)?;
-        fs::copy(&from, &to).with_context(|| format!("write {}", to.display()))?;
-    }
+    let copy = "{ git ls-files; echo build/bin/lab; } | rsync --checksum --links --perms --ignore-missing-args \
+        --files-from=- ./ build/mutants";
+    sh::output(sh::command("sh").args(["-c", copy]).current_dir(&lab.repo))?;
     let mut apply = sh::command("patch");
     apply.args(["-p1", "--silent", "--forward", "--fuzz=0", "--no-backup-if-mismatch", "-i"]).arg(patch);
     sh::output(apply.current_dir(&repo)).context("make the patch again for the sources as they are now")?;
@@ -130,15 +124,8 @@ mod tests {
 
     #[test]
     fn another_test_that_fails_does_not_count() {
-        let mutant = Mutant {
-            name: "x".into(),
-            what: String::new(),
-            boot: String::new(),
-            suites: Vec::new(),
-            caught_by: "smoke/".into(),
-        };
-        assert_eq!(mutant.caught(&["end/a".into(), "smoke/b".into()]), Some("smoke/b"));
-        assert_eq!(mutant.caught(&["end/smoke/".into()]), None);
+        assert_eq!(caught("smoke/", &["end/a".into(), "smoke/b".into()]), Some("smoke/b"));
+        assert_eq!(caught("smoke/", &["end/smoke/".into()]), None);
     }
 
     #[test]
