@@ -1,4 +1,5 @@
-//! What a boot is made of: the values that `boots.toml` and the command line name.
+//! What a boot is made of: the values that `boots.toml` and the command line name. The head of that
+//! file says what each is.
 
 use crate::arch::Arch;
 use clap::ValueEnum;
@@ -27,41 +28,30 @@ read_by_name!(Kernel, Core, Mode, Module, Also, Run);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Kernel {
-    /// Debian's own 6.12, from its package: no Rust, gcc, the module built with kernel-lite.
     #[value(name = "debian-6.12")]
     Debian612,
-    /// The same for arm64, with pages of 4 KiB.
     #[value(name = "debian-6.12-arm64")]
     Debian612Arm64,
-    /// The same with pages of 16 KiB.
     #[value(name = "debian-6.12-arm64-16k")]
     Debian612Arm64Pages16k,
-    /// The newest that Debian has, likewise; built inside Debian 13. No RDMA there.
     #[value(name = "debian-7.3")]
     Debian73,
-    /// Debian 12's first, likewise. No RDMA there.
     #[value(name = "debian-6.1")]
     Debian61,
-    /// Both for arm64.
     #[value(name = "debian-7.3-arm64")]
     Debian73Arm64,
     #[value(name = "debian-7.3-arm64-16k")]
     Debian73Arm64Pages16k,
     #[value(name = "debian-6.1-arm64")]
     Debian61Arm64,
-    /// Debian 11's, likewise: the oldest that kernel-lite serves. No RDMA there.
     #[value(name = "debian-5.10")]
     Debian510,
-    /// The lab's, with every alarm on.
     #[value(name = "debug-7.2")]
     Debug72,
-    /// The lab's for arm64, with pages of 64 KiB and the alarms that cost less.
     #[value(name = "debug-7.2-arm64-64k")]
     Debug72Arm64Pages64k,
-    /// The lab's, with nothing that costs time.
     #[value(name = "fast-7.2")]
     Fast72,
-    /// The lab's, with KCSAN, which excludes KASAN: data races.
     #[value(name = "kcsan-7.2")]
     Kcsan72,
 }
@@ -95,15 +85,11 @@ impl Kernel {
 /// The peer-memory API of the RDMA core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Core {
-    /// MLNX_OFED 25.04 and later.
     #[value(name = "25.10")]
     V2510,
-    /// 5.5 to 25.01: the stop test is inverted.
     #[value(name = "24.10")]
     V2410,
-    /// The suites go from core to core.
     Both,
-    /// One module stands in for both neighbours.
     Bare,
 }
 
@@ -138,13 +124,9 @@ impl Mode {
 #[value(rename_all = "snake_case")]
 pub enum Module {
     Ours,
-    /// Ours with kernel-lite, where the kernel has a crate of its own.
     Lite,
-    /// Ours beside an nvidia.ko of the closed flavour.
     Closed,
-    /// Ours as README has it installed, beside NVIDIA's.
     Installed,
-    /// NVIDIA's C module in place of ours.
     NvidiaC,
 }
 
@@ -164,11 +146,8 @@ impl Module {
 #[value(rename_all = "snake_case")]
 pub enum Also {
     Nothing,
-    /// UCX, and rdma-core's own tests.
     Consumers,
-    /// Ours with kernel-lite, where modprobe does not find it.
     Lite,
-    /// NVIDIA's C module, likewise.
     NvidiaC,
 }
 
@@ -200,14 +179,6 @@ pub enum Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_the_guest_is_told() {
-        assert_eq!(Core::V2410.word().as_deref(), Some("guest.generation=24.10"));
-        assert_eq!((Core::Both.word(), Core::Bare.word()), (None, None));
-        assert_eq!(Module::Ours.word(Kernel::Fast72), None);
-        assert_eq!(Module::Ours.word(Kernel::Debian61).as_deref(), Some("guest.kernel_crate=lite"));
-    }
 
     #[test]
     fn a_kernel_is_what_its_name_says() {

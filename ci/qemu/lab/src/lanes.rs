@@ -183,9 +183,4 @@ mod tests {
         assert_eq!(done.iter().map(|done| done.counts().failed).collect::<Vec<_>>(), [1, 0]);
         assert!(done[0].found.tests[0].notes[0].contains("no such file"));
     }
-
-    #[test]
-    fn nothing_to_do_is_done_at_once() {
-        assert!(run(Vec::new(), |_| ()).is_empty());
-    }
 }
