@@ -1,7 +1,9 @@
 //! What the kernel complains about on its console.
 
+use regex::{Regex, RegexSet};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -28,40 +30,43 @@ pub struct Alarm {
     pub number: usize,
 }
 
-/// Headlines of lockdep's reports, and what it says when it gives up.
-const LOCKDEP: [&str; 17] = [
-    "possible circular locking dependency",
-    "possible recursive locking",
-    "inconsistent lock state",
-    "possible irq lock inversion",
-    "lock order detected",
-    "lock held when returning to user space",
-    "still has locks held",
-    "bad unlock balance",
-    "bad contention detected",
-    "held lock freed",
-    "Nested lock was not taken",
-    "Invalid wait context",
-    "suspicious RCU usage",
-    "trying to register non-static key",
-    "turning off the locking correctness validator",
-    "BUG: MAX_LOCK",
-    "exit with locks held",
+/// What reports of each kind say, behind the time. The first that fits counts.
+const REPORTS: [(Option<Kind>, &str); 12] = [
+    (Some(Kind::Kasan), "BUG: KASAN:"),
+    (Some(Kind::Kcsan), r"BUG: KCSAN:.*\[(nvidia_peermem|lab_alarms)\]"),
+    (None, "BUG: KCSAN:"),
+    (Some(Kind::Ubsan), "^UBSAN:"),
+    // Headlines, and what it says when it gives up.
+    (
+        Some(Kind::Lockdep),
+        "possible (circular locking dependency|recursive locking|irq lock inversion)|inconsistent lock state\
+        |lock order detected|lock held when returning to user space|still has locks held|bad unlock balance\
+        |bad contention detected|held lock freed|Nested lock was not taken|Invalid wait context\
+        |suspicious RCU usage|trying to register non-static key|exit with locks held\
+        |turning off the locking correctness validator|BUG: MAX_LOCK",
+    ),
+    (Some(Kind::Kmemleak), "^kmemleak:.*(new suspected memory leaks|disabled|out of memory|Cannot)"),
+    // While it starts.
+    (None, "DMA-API:.*(preallocated|sg debug|enabled by kernel config|disabled on kernel command line)"),
+    (Some(Kind::DmaApi), "DMA-API:"),
+    (Some(Kind::Hung), "INFO: task.*blocked for more than|rcu.*stall|soft lockup|hard LOCKUP|workqueue lockup"),
+    (Some(Kind::StandIn), "^nvidia_lab:.*timed out"),
+    (Some(Kind::Warning), "^WARNING:"),
+    (
+        Some(Kind::Bug),
+        "^(BUG:|Oops|general protection fault|Kernel panic|list_(add|del) corruption|slab error)\
+        |kernel BUG at|unable to handle|invoked oom-killer|page allocation failure|stack-protector:|Bad page state",
+    ),
 ];
-
-/// How a report of KCSAN names the modules whose races count.
-const RACES_IN: [&str; 2] = ["[nvidia_peermem]", "[lab_alarms]"];
-
-/// What the DMA debugging code says while it starts.
-const DMA_API_QUIET: [&str; 4] =
-    ["preallocated", "debugging enabled by kernel config", "debugging disabled on kernel command line", "sg debug"];
+static PATTERNS: LazyLock<RegexSet> =
+    LazyLock::new(|| RegexSet::new(REPORTS.map(|(_, pattern)| pattern)).expect("a pattern above"));
+/// A line's time and caller: `[   12.345678][  T123] text`.
+static STAMPS: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"^(\[[ .TC0-9]+\] *)*").expect("a pattern"));
 
 pub fn scan(log: &str) -> Vec<Alarm> {
     log.lines()
         .enumerate()
-        .filter_map(|(i, line)| {
-            kind(message(line)).map(|kind| Alarm { kind, line: line.trim_end().to_string(), number: i + 1 })
-        })
+        .filter_map(|(i, line)| kind(line).map(|kind| Alarm { kind, line: line.trim_end().to_string(), number: i + 1 }))
         .collect()
 }
 
@@ -73,66 +78,9 @@ pub fn count(alarms: &[Alarm]) -> BTreeMap<Kind, usize> {
     map
 }
 
-/// A console line without its time and caller: `[   12.345678][  T123] text`.
-fn message(line: &str) -> &str {
-    let mut rest = line;
-    while let Some(inner) = rest.strip_prefix('[') {
-        match inner.split_once(']') {
-            Some((stamp, after)) if stamp.chars().all(|c| c.is_ascii_digit() || " .TC".contains(c)) => {
-                rest = after.trim_start()
-            }
-            _ => break,
-        }
-    }
-    rest
-}
-
-fn kind(text: &str) -> Option<Kind> {
-    let has = |s: &str| text.contains(s);
-    let starts = |s: &str| text.starts_with(s);
-    if has("BUG: KASAN:") {
-        Some(Kind::Kasan)
-    } else if has("BUG: KCSAN:") {
-        RACES_IN.iter().any(|module| has(module)).then_some(Kind::Kcsan)
-    } else if starts("UBSAN:") {
-        Some(Kind::Ubsan)
-    } else if LOCKDEP.iter().any(|s| has(s)) {
-        Some(Kind::Lockdep)
-    } else if starts("kmemleak:")
-        && (has("new suspected memory leaks") || has("disabled") || has("out of memory") || has("Cannot"))
-    {
-        Some(Kind::Kmemleak)
-    } else if has("DMA-API:") && !DMA_API_QUIET.iter().any(|s| has(s)) {
-        Some(Kind::DmaApi)
-    } else if (has("INFO: task") && has("blocked for more than"))
-        || (has("rcu") && has("stall"))
-        || has("soft lockup")
-        || has("hard LOCKUP")
-        || has("workqueue lockup")
-    {
-        Some(Kind::Hung)
-    } else if starts("nvidia_lab:") && has("timed out") {
-        Some(Kind::StandIn)
-    } else if starts("WARNING:") {
-        Some(Kind::Warning)
-    } else if starts("BUG:")
-        || has("kernel BUG at")
-        || starts("Oops")
-        || starts("general protection fault")
-        || starts("Kernel panic")
-        || has("unable to handle")
-        || starts("list_add corruption")
-        || starts("list_del corruption")
-        || has("invoked oom-killer")
-        || has("page allocation failure")
-        || starts("slab error")
-        || has("stack-protector:")
-        || has("Bad page state")
-    {
-        Some(Kind::Bug)
-    } else {
-        None
-    }
+fn kind(line: &str) -> Option<Kind> {
+    let report = STAMPS.replace(line, "");
+    REPORTS[PATTERNS.matches(&report).iter().next()?].0
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@ use crate::later::Later;
 use anyhow::{bail, Result};
 use lab::artefacts::{self, Built};
 use lab::ctx::Lab;
-use lab::ktap::{print_test, Outcome, Test};
+use lab::ktap::{print_test, Test};
 use lab::sh::{self, Step};
+use regex::Regex;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -123,7 +124,7 @@ fn run(lab: &Lab, name: &str, cmd: &mut Command) -> Result<Found> {
     for line in text.lines().filter(|l| l.contains(" executions")) {
         println!("        {}", line.trim());
     }
-    let mut tests = parse_libtest(name, &text);
+    let mut tests = parse_libtest(name, &text)?;
     let why = match ran {
         Err(e) if !tests.iter().any(Test::has_failed) => Some(format!("{e:#}")),
         _ => tests.is_empty().then(|| "it ran no test".to_string()),
@@ -134,19 +135,16 @@ fn run(lab: &Lab, name: &str, cmd: &mut Command) -> Result<Found> {
 }
 
 /// Reads `test a::b ... ok` lines.
-fn parse_libtest(name: &str, text: &str) -> Vec<Test> {
-    let mut tests = Vec::new();
-    for line in text.lines() {
-        let Some((test, result)) = line.strip_prefix("test ").and_then(|l| l.rsplit_once(" ... ")) else { continue };
-        let outcome = match result.split(',').next().unwrap_or_default().trim() {
-            "ok" => Outcome::Passed,
-            "ignored" => Outcome::Skipped("ignored".to_string()),
-            _ => Outcome::Failed,
-        };
-        let test = test.trim_end_matches(" - should panic").trim();
-        tests.push(Test { name: format!("{name}/{test}"), outcome, notes: Vec::new() });
-    }
-    tests
+fn parse_libtest(name: &str, text: &str) -> Result<Vec<Test>> {
+    let line = Regex::new(r"(?m)^test (.+?)(?: - should panic)? \.\.\. ([A-Za-z]+)")?;
+    let test = |(test, result): (&str, &str)| {
+        let test = format!("{name}/{test}");
+        if result == "ignored" {
+            return Test::skipped(test, result);
+        }
+        Test::new(test, result == "ok", Vec::new())
+    };
+    Ok(line.captures_iter(text).map(|found| found.extract().1).map(|[name, result]| test((name, result))).collect())
 }
 
 /// What a reviewer would not want to look for by eye.
@@ -207,16 +205,9 @@ mod tests {
     fn lines_of_libtest() {
         let text = "running 4 tests\ntest a::b ... ok\ntest c - should panic ... ok\ntest d ... FAILED\ntest e ... ignored, slow\n\
             test result: FAILED. 2 passed; 1 failed;\n";
-        let tests = parse_libtest("host", text);
-        let got: Vec<(&str, &Outcome)> = tests.iter().map(|t| (t.name.as_str(), &t.outcome)).collect();
-        assert_eq!(
-            got,
-            [
-                ("host/a::b", &Outcome::Passed),
-                ("host/c", &Outcome::Passed),
-                ("host/d", &Outcome::Failed),
-                ("host/e", &Outcome::Skipped("ignored".into())),
-            ]
-        );
+        let tests = parse_libtest("host", text).unwrap();
+        let test = |name: &str, passed| Test::new(name, passed, Vec::new());
+        let skipped = Test::skipped("host/e", "ignored");
+        assert_eq!(tests, [test("host/a::b", true), test("host/c", true), test("host/d", false), skipped]);
     }
 }
