@@ -41,27 +41,24 @@ pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[Strin
     }
     for mut report in reports {
         let label = format!("{}: ", report.name);
-        let mut judged = match &row.expect {
-            Expect::Alarms(expected) => {
-                let mut tests = judge(&report, expected, row.module);
-                tests.extend(untested(&report, suites, &label));
-                tests
-            }
-            Expect::Replay(_) => judge(&report, &BTreeMap::new(), row.module),
+        let none = BTreeMap::new();
+        let expected = if let Expect::Alarms(alarms) = &row.expect { alarms } else { &none };
+        let mut judged = judge(&report, expected, row.module);
+        match &row.expect {
+            Expect::Alarms(_) => judged.extend(untested(&report, suites, &label)),
+            Expect::Replay(_) => {}
             Expect::FreeCost(most) => {
                 let text = fs::read_to_string(&counts).with_context(|| format!("read {}", counts.display()))?;
-                let mut tests = judge(&report, &BTreeMap::new(), row.module);
                 let test = free_cost(&text, report.json.get("free_cost").map_or(&[], Vec::as_slice), *most)?;
                 test.notes.iter().for_each(|note| println!("{label}{note}"));
-                tests.push(test);
-                tests
+                judged.push(test);
             }
             Expect::Canary(tests) => {
                 // Whether the machine outlived it is no test.
                 report.tests.clear();
-                caught(&report, tests)
+                judged = caught(&report, tests);
             }
-        };
+        }
         if row.module != Module::NvidiaC {
             judged.extend(unexpected_skips(&report, row, &label));
         }
@@ -90,12 +87,8 @@ fn free_cost(counted: &str, rows: &[Value], most: u64) -> Result<Test> {
         counts.sum::<Option<u64>>().with_context(|| format!("the plugin's section {text:?}"))
     };
     let sections = counted.split("==\n").skip(1).map(section).collect::<Result<Vec<_>>>()?;
-    ensure!(
-        !rows.is_empty() && sections.len() == 2 * rows.len(),
-        "{} sections of {} frees",
-        sections.len(),
-        rows.len()
-    );
+    let (frees, marked) = (rows.len(), sections.len());
+    ensure!(frees > 0 && marked == 2 * frees, "{marked} sections of {frees} frees");
     let mut sizes: BTreeMap<u64, Vec<[u64; 2]>> = BTreeMap::new();
     for (row, halves) in rows.iter().zip(sections.chunks(2)) {
         let size = row["size"].as_u64().with_context(|| format!("no size in {row}"))?;
@@ -255,33 +248,28 @@ mod tests {
     }
 
     #[test]
-    fn an_alarm_nobody_expects_fails() {
-        let none = BTreeMap::new();
-        assert_eq!(failures(&judge(&report(&[]), &none, Module::Ours)), 0);
-        assert_eq!(failures(&judge(&report(&[Kind::Warning]), &none, Module::Ours)), 1);
-        let nvidia_c = judge(&report(&[Kind::Warning]), &none, Module::NvidiaC);
+    fn exactly_the_expected_alarms_must_come() {
+        use Kind::{Bug, Kasan, Lockdep, Warning};
+        let (none, two) = (BTreeMap::new(), BTreeMap::from([(Kasan, 1), (Lockdep, 1)]));
+        for (expected, got, failed) in [
+            (&none, &[][..], 0),
+            (&none, &[Warning], 1),
+            (&two, &[Kasan, Lockdep], 0),
+            (&two, &[Kasan], 1),
+            (&two, &[Kasan, Kasan, Lockdep], 1),
+            (&two, &[Kasan, Lockdep, Bug], 1),
+        ] {
+            assert_eq!(failures(&judge(&report(got), expected, Module::Ours)), failed, "{got:?}");
+        }
+        let nvidia_c = judge(&report(&[Warning]), &none, Module::NvidiaC);
         assert!(matches!(&nvidia_c[0].outcome, Outcome::Skipped(why) if why.contains("Warning")), "{nvidia_c:?}");
     }
 
     #[test]
-    fn expected_alarms_must_come_exactly_so_often() {
-        let expected = BTreeMap::from([(Kind::Kasan, 1), (Kind::Lockdep, 1)]);
-        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Lockdep]), &expected, Module::Ours)), 0);
-        assert_eq!(failures(&judge(&report(&[Kind::Kasan]), &expected, Module::Ours)), 1);
-        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Kasan, Kind::Lockdep]), &expected, Module::Ours)), 1);
-        assert_eq!(failures(&judge(&report(&[Kind::Kasan, Kind::Lockdep, Kind::Bug]), &expected, Module::Ours)), 1);
-    }
-
-    #[test]
     fn a_suite_that_skips_everything_is_a_failure() {
-        let test = |name: &str, outcome| Test { name: format!("x: {name}"), outcome, notes: Vec::new() };
-        let skipped = || Outcome::Skipped("stays loaded".into());
-        let tests = vec![
-            test("a/one", skipped()),
-            test("a/two", Outcome::Passed),
-            test("b/one", skipped()),
-            test("c/one", Outcome::Failed),
-        ];
+        let skipped = |name| Test::skipped(name, "stays loaded");
+        let (passed, failed) = (Test::new("x: a/two", true, Vec::new()), Test::failed("x: c/one", ""));
+        let tests = vec![skipped("x: a/one"), passed, skipped("x: b/one"), failed];
         let report = Report { tests, ..report(&[]) };
         let names: Vec<String> =
             untested(&report, &["a", "b", "c", "d"].map(String::from), "x: ").into_iter().map(|t| t.name).collect();
@@ -294,8 +282,8 @@ mod tests {
         let of = |name: &str| rows.iter().find(|row| row.name == name).unwrap();
         let (debian, debug) = (of("debian-6.12/25.10/persistent/1gpu"), of("debug-7.2/25.10/both/1gpu"));
         let test = |row: &Row, name: &str, skipped: Option<&str>| {
-            let outcome = skipped.map_or(Outcome::Passed, |why| Outcome::Skipped(why.into()));
-            Test { name: format!("{}: {name}", row.name), outcome, notes: Vec::new() }
+            let name = format!("{}: {name}", row.name);
+            skipped.map_or(Test::new(&name, true, Vec::new()), |why| Test::skipped(&name, why))
         };
         let (no_lockdep, no_faults) = ("this kernel has no lockdep", "this kernel has no fault injection");
         let unexpected = |row: &Row, skipped: &str| {
@@ -313,11 +301,8 @@ mod tests {
             test(debian, "left/to_the_soak", Some(no_faults)),
         ];
         let missing = never_ran(&[debian, debug], &tests.iter().collect::<Vec<_>>());
-        assert_eq!(
-            missing.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(),
-            ["skipped/everywhere: runs in some boot"]
-        );
-        assert_eq!(missing[0].notes.len(), 2);
+        let missing: Vec<_> = missing.iter().map(|t| (t.name.as_str(), t.notes.len())).collect();
+        assert_eq!(missing, [("skipped/everywhere: runs in some boot", 2)]);
     }
 
     #[test]
@@ -348,53 +333,45 @@ mod tests {
     fn a_canary_that_comes_out_clean_is_a_failure() {
         let row = |test: &str, what: &[&str]| json!({"test": test, "what": what});
         let mut report = report(&[Kind::Bug]);
-        let judged = |report: &Report| -> Vec<Outcome> {
-            caught(report, &["s/a", "s/b"].map(String::from)).into_iter().map(|t| t.outcome).collect()
+        let judged = |report: &Report| -> Vec<bool> {
+            caught(report, &["s/a", "s/b"].map(String::from)).iter().map(|test| !test.has_failed()).collect()
         };
-        assert_eq!(judged(&report), [Outcome::Failed, Outcome::Failed]);
+        assert_eq!(judged(&report), [false, false]);
         let alarm = "the kernel: BUG: KASAN: slab-use-after-free";
         report.json.insert("scenario".into(), vec![row("s/a", &["wanted 1", alarm]), row("s/b", &[])]);
-        assert_eq!(judged(&report), [Outcome::Passed, Outcome::Failed]);
+        assert_eq!(judged(&report), [true, false]);
         // A circle of locks is there in any case.
         let circle = "the kernel: WARNING: possible circular locking dependency detected";
         report.json.insert("scenario".into(), vec![row("s/a", &[circle]), row("s/b", &[alarm])]);
-        assert_eq!(judged(&report), [Outcome::Failed, Outcome::Passed]);
+        assert_eq!(judged(&report), [false, true]);
         // What only ours promises is no breakage, a lost pin is one.
         let pins = "the GPU's accounting is not clean: [(\"live_pins\", 1)]";
         report.json.insert("scenario".into(), vec![row("s/a", &["0 users, wanted 1"]), row("s/b", &[pins])]);
-        assert_eq!(judged(&report), [Outcome::Failed, Outcome::Passed]);
+        assert_eq!(judged(&report), [false, true]);
         // The machine stopped in the second one, with an alarm.
         let panic = Alarm { kind: Kind::Bug, line: "Kernel panic - not syncing".into(), number: 1 };
         report.alarms[0] = panic.clone();
         report.json.insert("scenario".into(), vec![row("s/a", &[alarm])]);
         report.json.insert("begin".into(), vec![row("s/a", &[]), row("s/b", &[])]);
-        assert_eq!(judged(&report), [Outcome::Passed, Outcome::Passed]);
+        assert_eq!(judged(&report), [true, true]);
         // With a circle of locks, or when the alarm was of the test before.
         report.alarms[0] = Alarm { kind: Kind::Lockdep, line: circle.replace("the kernel: ", ""), number: 1 };
-        assert_eq!(judged(&report), [Outcome::Passed, Outcome::Failed]);
+        assert_eq!(judged(&report), [true, false]);
         report.alarms[0] = panic;
         report.begun.insert("s/b".into(), 2);
-        assert_eq!(judged(&report), [Outcome::Passed, Outcome::Failed]);
+        assert_eq!(judged(&report), [true, false]);
         // And without a word.
         report.alarms.clear();
-        assert_eq!(judged(&report), [Outcome::Passed, Outcome::Failed]);
+        assert_eq!(judged(&report), [true, false]);
     }
 
     #[test]
     fn what_never_ended_is_told_by_the_console() {
         let row = |test: &str| json!({"test": test, "generation": "25.10", "mode": "legacy", "what": []});
-        let report = Report {
-            name: "x".into(),
-            tests: Vec::new(),
-            json: BTreeMap::from([
-                ("begin".to_string(), vec![row("scenarios/a"), row("scenarios/b")]),
-                ("scenario".to_string(), vec![row("scenarios/a")]),
-            ]),
-            alarms: vec![Alarm { kind: Kind::Bug, line: "[   10.414051] Kernel panic".into(), number: 1 }],
-            begun: BTreeMap::from([("scenarios/b".to_string(), 0)]),
-            console: "x".into(),
-            elapsed: Duration::ZERO,
-        };
+        let mut report = report(&[]);
+        report.json.insert("begin".into(), vec![row("scenarios/a"), row("s/b")]);
+        report.json.insert("scenario".into(), vec![row("scenarios/a")]);
+        report.alarms.push(Alarm { kind: Kind::Bug, line: "[   10.414051] Kernel panic".into(), number: 1 });
         let rows = told_by_the_guest(&report);
         assert_eq!(rows.len(), 2);
         assert_eq!(rows[1]["what"][0], "machine stopped: Kernel panic");

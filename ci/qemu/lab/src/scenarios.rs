@@ -16,7 +16,6 @@ use lab::sh::{self, human, say};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::time::{Duration, Instant};
 
 /// NVIDIA's module may stop the machine in each scenario; more boots than that come from something
@@ -62,14 +61,9 @@ struct Ran {
     failed: Vec<String>,
 }
 
-/// What a module did in a scenario. The worst compares as the least.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Answer {
-    /// In words, short enough for a table; empty where it is clean.
-    Judged(Verdict, String),
-    /// NVIDIA's module is spared what asks for something that only ours promises.
-    NotAsked(String),
-}
+/// What a module did in a scenario, and why: short enough for a table, and empty where it is clean.
+/// The worst compares as the least.
+type Answer = (Verdict, String);
 
 /// Of ours, and of NVIDIA's module.
 type Both<T> = [T; 2];
@@ -96,22 +90,12 @@ impl Line<'_> {
     }
 }
 
-impl Answer {
-    fn verdict(&self) -> Option<Verdict> {
-        match self {
-            Answer::Judged(verdict, _) => Some(*verdict),
-            Answer::NotAsked(_) => None,
-        }
-    }
-}
-
-impl fmt::Display for Answer {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Answer::Judged(Verdict::Clean, _) => f.write_str(Verdict::Clean.name()),
-            Answer::Judged(verdict, words) => write!(f, "{}: {words}", verdict.name()),
-            Answer::NotAsked(why) => write!(f, "not asked: {why}"),
-        }
+fn words((verdict, why): &Answer) -> String {
+    let name = verdict.name();
+    if *verdict == Verdict::Clean {
+        name.to_string()
+    } else {
+        format!("{name}: {why}")
     }
 }
 
@@ -168,16 +152,16 @@ pub fn run(lab: &Lab) -> Result<bool> {
     let lines = lines(&clauses, &told);
     let mut all_clean = true;
     for line in &lines {
-        for ((mode, core), ours) in line.of(OURS).filter(|(_, ours)| ours.verdict() != Some(Verdict::Clean)) {
-            println!("{} ({mode}, {core}): {ours}", line.clause.scenario);
+        for ((mode, core), ours) in line.of(OURS).filter(|(_, ours)| ours.0 != Verdict::Clean) {
+            println!("{} ({mode}, {core}): {}", line.clause.scenario, words(ours));
             all_clean = false;
         }
     }
     let missing = missing(&lines);
     missing.iter().for_each(|what| println!("{what} did not run"));
     say(&format!("took {}; {table}", human(start.elapsed())));
-    println!("ours: {}", split(lines.iter().flat_map(|line| line.of(OURS))));
-    println!("NVIDIA's module: {}", split(lines.iter().flat_map(|line| line.of(THEIRS))));
+    println!("ours: {}", split(&lines, OURS));
+    println!("NVIDIA's module: {}", split(&lines, THEIRS));
     if !ran.failed.is_empty() {
         println!("failed, or NVIDIA's module could not be asked: {}", ran.failed.join(", "));
     }
@@ -250,15 +234,11 @@ fn again_and_again(lab: &Lab, built: &Built, row: &Row, suites: &[String]) -> Re
         let last = part.last().and_then(|v| v["test"].as_str()).map(str::to_string);
         found.json.entry("scenario".to_string()).or_default().extend(part);
         let whole = report.tests.iter().any(|t| t.name.contains("end/"));
-        let Some(last) = last else {
-            if whole {
-                return Ok(found);
-            }
-            bail!("{}: nothing ran in it (console: {})", boot.name, report.console.display());
-        };
         if whole {
             return Ok(found);
         }
+        let console = report.console.display();
+        let last = last.with_context(|| format!("{}: nothing ran in it (console: {console})", boot.name))?;
         let suite = last.split('/').next().unwrap_or_default();
         suites.drain(..suites.iter().position(|s| *s == suite).unwrap_or(0));
         after = Some(last);
@@ -266,13 +246,16 @@ fn again_and_again(lab: &Lab, built: &Built, row: &Row, suites: &[String]) -> Re
     bail!("nvidia_c {}: booted {REBOOTS} times and still not at the end", row.name)
 }
 
-/// How many of these answers have which verdict: `12 clean, 2 lockdep`.
-fn split<'a>(answers: impl Iterator<Item = (&'a (String, String), &'a Answer)>) -> String {
-    let all: Vec<Option<Verdict>> = answers.map(|(_, answer)| answer.verdict()).collect();
-    let count = |verdict: Option<Verdict>| all.iter().filter(|v| **v == verdict).count();
-    let counted = Verdict::LEGEND.iter().rev().map(|(v, name, _)| (count(Some(*v)), *name));
-    let counted = counted.chain([(count(None), "not asked")]).filter(|(n, _)| *n > 0);
-    counted.map(|(n, name)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
+/// How many of a module's answers have which verdict, in the legend's order.
+fn counts(lines: &[Line], whose: usize) -> Vec<usize> {
+    let all: Vec<Verdict> = lines.iter().flat_map(|line| line.of(whose)).map(|(_, answer)| answer.0).collect();
+    Verdict::LEGEND.iter().map(|(verdict, ..)| all.iter().filter(|v| *v == verdict).count()).collect()
+}
+
+/// The same in words: `12 clean, 2 lockdep`.
+fn split(lines: &[Line], whose: usize) -> String {
+    let named = counts(lines, whose).into_iter().zip(Verdict::LEGEND).rev().filter(|(n, _)| *n > 0);
+    named.map(|(n, (_, name, _))| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
 }
 
 /// The worst of what was said, short enough for a table.
@@ -286,7 +269,7 @@ fn brief(told: &Told) -> Answer {
         text.truncate(at);
         text += " …";
     }
-    Answer::Judged(verdict, text)
+    (verdict, text)
 }
 
 fn lines<'a>(clauses: &'a [Clause], told: &Both<Vec<Told>>) -> Vec<Line<'a>> {
@@ -301,7 +284,7 @@ fn lines<'a>(clauses: &'a [Clause], told: &Both<Vec<Told>>) -> Vec<Line<'a>> {
                     None => brief(one),
                     // It is no answer.
                     Some(_) if whose == OURS => continue,
-                    Some(why) => Answer::NotAsked(why.clone()),
+                    Some(why) => (Verdict::NotAsked, why.clone()),
                 };
                 let place = (one.mode.clone().unwrap_or_default(), one.core.clone());
                 // It may run in more than one machine: the worst counts.
@@ -318,7 +301,7 @@ fn lines<'a>(clauses: &'a [Clause], told: &Both<Vec<Told>>) -> Vec<Line<'a>> {
 fn together(line: &Line, whose: usize) -> String {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for ((mode, core), answer) in line.of(whose) {
-        places.entry(answer.to_string()).or_default().push(format!("{mode} {core}").trim().to_string());
+        places.entry(words(answer)).or_default().push(format!("{mode} {core}").trim().to_string());
     }
     match places.len() {
         0 => "–".to_string(),
@@ -337,16 +320,9 @@ fn page(lines: &[Line], ran: &Ran) -> String {
          left behind. What NVIDIA's module does (driver {driver}) is recorded: the first and worst thing that happened; it is not asked for\n\
          what only ours promises.\n\n"
     );
-    let count = |verdict: Option<Verdict>| {
-        [OURS, THEIRS].map(|whose| {
-            let all = lines.iter().flat_map(|line| line.of(whose));
-            all.filter(|(_, answer)| answer.verdict() == verdict).count().to_string()
-        })
-    };
-    let legend = Verdict::LEGEND.iter().map(|(verdict, name, means)| (Some(*verdict), *name, *means));
-    let legend = legend.chain([(None, "not asked", "only ours promises it")]).map(|(verdict, name, means)| {
-        let [ours, theirs] = count(verdict);
-        vec![name.to_string(), means.to_string(), ours, theirs]
+    let legend = Verdict::LEGEND.iter().zip(counts(lines, OURS)).zip(counts(lines, THEIRS));
+    let legend = legend.map(|(((_, name, means), ours), theirs)| {
+        vec![name.to_string(), means.to_string(), ours.to_string(), theirs.to_string()]
     });
     text += &page::table(&["verdict", "means", "ours", "NVIDIA's module"], legend);
     text += "\nCounted by scenario, mode and core.\n\n";
@@ -358,12 +334,8 @@ fn page(lines: &[Line], ran: &Ran) -> String {
     }
     let rows = lines.iter().map(|line| {
         let set = |name: fn(&(String, String)) -> &String| {
-            let mut all: Vec<&str> = Vec::new();
-            for name in line.of(OURS).map(|(place, _)| name(place)) {
-                if !name.is_empty() && !all.contains(&name.as_str()) {
-                    all.push(name);
-                }
-            }
+            let all: BTreeSet<&str> = line.of(OURS).map(|(place, _)| name(place).as_str()).collect();
+            let all: Vec<&str> = all.into_iter().filter(|name| !name.is_empty()).collect();
             if all.is_empty() {
                 "–".to_string()
             } else {
@@ -391,8 +363,8 @@ mod tests {
         }
     }
 
-    fn words(both: &Both<Option<Answer>>) -> Both<String> {
-        [OURS, THEIRS].map(|whose| both[whose].as_ref().map_or(String::new(), ToString::to_string))
+    fn both(both: &Both<Option<Answer>>) -> Both<String> {
+        [OURS, THEIRS].map(|whose| both[whose].as_ref().map_or(String::new(), words))
     }
 
     fn clause() -> Clause {
@@ -407,7 +379,7 @@ mod tests {
     #[test]
     fn the_worst_first_and_no_offsets() {
         let what = ["2 pins left", "the kernel: BUG: KASAN: slab-use-after-free in f+0x12/0x34 [nvidia_peermem]"];
-        let text = |what: &[&str]| brief(&told("scenarios/x", "legacy", "25.10", what)).to_string();
+        let text = |what: &[&str]| words(&brief(&told("scenarios/x", "legacy", "25.10", what)));
         assert_eq!(text(&what), "memory safety: BUG: KASAN: slab-use-after-free in f [nvidia_peermem]");
         assert_eq!(text(&[]), "clean");
     }
@@ -418,7 +390,7 @@ mod tests {
         skipped.skipped = Some("maps by itself".to_string());
         let clauses = [clause()];
         let lines = lines(&clauses, &[vec![skipped.clone()], vec![skipped]]);
-        let answers: Vec<_> = lines[0].answers.values().map(words).collect();
+        let answers: Vec<_> = lines[0].answers.values().map(both).collect();
         assert_eq!(answers, [["", "not asked: maps by itself"]]);
     }
 
@@ -429,9 +401,9 @@ mod tests {
         let nvidia_c = [told(name, "legacy", "25.10", &["hung: did not end"])];
         let clauses = [clause()];
         let lines = lines(&clauses, &[ours.to_vec(), nvidia_c.to_vec()]);
-        let answers: Vec<_> = lines[0].answers.values().map(words).collect();
+        let answers: Vec<_> = lines[0].answers.values().map(both).collect();
         assert_eq!(answers, [["clean", "hang: hung: did not end"], ["clean", ""]]);
-        assert_eq!(split(lines[0].of(THEIRS)), "1 hang");
+        assert_eq!(split(&lines, THEIRS), "1 hang");
         let (commit, driver) = ("abc".to_string(), "550.163.01".to_string());
         let mut ran = Ran { commit, driver, table: TABLE, jobs: 2, done: 2, failed: Vec::new() };
         let whole = page(&lines, &ran);

@@ -14,11 +14,13 @@ pub enum Verdict {
     /// A stand-in says so.
     Lab,
     Clean,
+    /// NVIDIA's module is spared what asks for something that only ours promises.
+    NotAsked,
 }
 
 impl Verdict {
     /// Each, with its name and what it means.
-    pub const LEGEND: [(Verdict, &'static str, &'static str); 6] = [
+    pub const LEGEND: [(Verdict, &'static str, &'static str); 7] = [
         (Verdict::MemorySafety, "memory safety", "memory used after its end, an oops, or a pin that is never put"),
         (Verdict::Hang, "hang", "a task or the machine does not go on"),
         (
@@ -29,6 +31,7 @@ impl Verdict {
         (Verdict::Lockdep, "lockdep", "lockdep reports a circle of locks; the rest came out as it should"),
         (Verdict::Lab, "lab", "the test itself went wrong"),
         (Verdict::Clean, "clean", "as it should"),
+        (Verdict::NotAsked, "not asked", "only ours promises it"),
     ];
 
     pub fn name(self) -> &'static str {
