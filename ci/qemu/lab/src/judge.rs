@@ -13,12 +13,27 @@ use lab::ctx::Lab;
 use lab::ktap::{print_test, Outcome, Test};
 use lab::machine::Report;
 use lab::sh::say;
+use serde::Deserialize;
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;
 
 /// Of a machine that stopped in a test without an alarm.
 const NO_WORD: &str = "no word on the console";
+
+/// What the guest says of a test of the scenario table, after it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Told {
+    pub test: String,
+    #[serde(rename = "generation")]
+    pub core: String,
+    /// None where nvidia-peermem is not loaded by the runner.
+    pub mode: Option<String>,
+    pub skipped: Option<String>,
+    /// Before it there is nothing to say.
+    #[serde(default)]
+    pub what: Vec<String>,
+}
 
 /// Boots it with these of its suites.
 pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[String]) -> Result<Found> {
@@ -56,7 +71,7 @@ pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[Strin
             Expect::Canary(tests) => {
                 // Whether the machine outlived it is no test.
                 report.tests.clear();
-                judged = caught(&report, tests);
+                judged = caught(&report, tests)?;
             }
         }
         if row.module != Module::NvidiaC {
@@ -158,34 +173,31 @@ pub fn never_ran(rows: &[&Row], tests: &[&Test]) -> Vec<Test> {
 }
 
 /// What the guest said of each test; of one that never ended, what the console says.
-pub fn told_by_the_guest(report: &Report) -> Vec<Value> {
-    let all = |name: &str| report.json.get(name).into_iter().flatten().cloned();
-    let mut rows: Vec<Value> = all("scenario").collect();
-    if let Some(mut begun) = all("begin").next_back() {
-        if !rows.iter().any(|r| r["test"] == begun["test"]) {
-            let begin = begun["test"].as_str().and_then(|test| report.begun.get(test)).copied().unwrap_or(usize::MAX);
-            let here = || report.alarms.iter().rev().filter(|a| a.number > begin);
-            // What spoilt memory says more than what came of it.
-            let worst = here().find(|a| matches!(a.kind, Kind::Kasan | Kind::Bug)).or_else(|| here().next());
-            let alarm = worst.map_or(NO_WORD, |a| a.line.as_str());
-            // Without the time, which is another one in each boot.
-            let alarm = alarm.split_once("] ").filter(|_| alarm.starts_with('[')).map_or(alarm, |(_, said)| said);
-            begun["what"] = vec![format!("machine stopped: {alarm}")].into();
-            rows.push(begun);
-        }
+pub fn told_by_the_guest(report: &Report) -> Result<Vec<Told>> {
+    let all = |name: &str| -> Result<Vec<Told>> {
+        let rows = report.json.get(name).into_iter().flatten();
+        rows.map(|row| Told::deserialize(row).with_context(|| format!("the guest's row {row}"))).collect()
+    };
+    let mut rows = all("scenario")?;
+    if let Some(mut begun) = all("begin")?.pop().filter(|begun| !rows.iter().any(|row| row.test == begun.test)) {
+        let begin = report.begun.get(&begun.test).copied().unwrap_or(usize::MAX);
+        let here = || report.alarms.iter().rev().filter(|a| a.number > begin);
+        // What spoilt memory says more than what came of it.
+        let worst = here().find(|a| matches!(a.kind, Kind::Kasan | Kind::Bug)).or_else(|| here().next());
+        let alarm = worst.map_or(NO_WORD, |a| a.line.as_str());
+        // Without the time, which is another one in each boot.
+        let alarm = alarm.split_once("] ").filter(|_| alarm.starts_with('[')).map_or(alarm, |(_, said)| said);
+        begun.what = vec![format!("machine stopped: {alarm}")];
+        rows.push(begun);
     }
-    rows
+    Ok(rows)
 }
 
 /// Whether NVIDIA's module was caught in each of these tests.
-fn caught(report: &Report, tests: &[String]) -> Vec<Test> {
-    let rows = told_by_the_guest(report);
+fn caught(report: &Report, tests: &[String]) -> Result<Vec<Test>> {
+    let rows = told_by_the_guest(report)?;
     let caught = |name: &String| {
-        let row = rows.iter().find(|r| r["test"] == *name);
-        let what: Option<Vec<String>> = row.map(|r| {
-            let all = r["what"].as_array().into_iter().flatten();
-            all.filter_map(|w| w.as_str().map(str::to_string)).collect()
-        });
+        let what = rows.iter().find(|row| row.test == *name).map(|row| row.what.clone());
         let caught = what.as_ref().is_some_and(|what| Verdict::worst(what).0 == Verdict::MemorySafety);
         let mut notes = what.unwrap_or_else(|| vec!["it did not run".to_string()]);
         if !caught {
@@ -193,7 +205,7 @@ fn caught(report: &Report, tests: &[String]) -> Vec<Test> {
         }
         Test::new(format!("NVIDIA's module is caught in {name}"), caught, notes)
     };
-    tests.iter().map(caught).collect()
+    Ok(tests.iter().map(caught).collect())
 }
 
 /// Tests made of the console: every alarm that nobody expected fails, and so does every expected
@@ -331,10 +343,10 @@ mod tests {
 
     #[test]
     fn a_canary_that_comes_out_clean_is_a_failure() {
-        let row = |test: &str, what: &[&str]| json!({"test": test, "what": what});
+        let row = |test: &str, what: &[&str]| json!({"test": test, "generation": "25.10", "what": what});
         let mut report = report(&[Kind::Bug]);
         let judged = |report: &Report| -> Vec<bool> {
-            caught(report, &["s/a", "s/b"].map(String::from)).iter().map(|test| !test.has_failed()).collect()
+            caught(report, &["s/a", "s/b"].map(String::from)).unwrap().iter().map(|test| !test.has_failed()).collect()
         };
         assert_eq!(judged(&report), [false, false]);
         let alarm = "the kernel: BUG: KASAN: slab-use-after-free";
@@ -372,8 +384,8 @@ mod tests {
         report.json.insert("begin".into(), vec![row("scenarios/a"), row("s/b")]);
         report.json.insert("scenario".into(), vec![row("scenarios/a")]);
         report.alarms.push(Alarm { kind: Kind::Bug, line: "[   10.414051] Kernel panic".into(), number: 1 });
-        let rows = told_by_the_guest(&report);
+        let rows = told_by_the_guest(&report).unwrap();
         assert_eq!(rows.len(), 2);
-        assert_eq!(rows[1]["what"][0], "machine stopped: Kernel panic");
+        assert_eq!(rows[1].what, ["machine stopped: Kernel panic"]);
     }
 }

@@ -300,19 +300,6 @@ mod tests {
     }
 
     #[test]
-    fn the_second_waits_for_the_first() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("lock");
-        let first = lock(&path, "test").unwrap();
-        std::thread::scope(|scope| {
-            let second = scope.spawn(|| lock(&path, "test").unwrap());
-            std::thread::sleep(std::time::Duration::from_millis(200));
-            assert!(!second.is_finished(), "the second got in beside the first");
-            drop(first);
-        });
-    }
-
-    #[test]
     fn the_oldest_go_first() {
         let dir = tempfile::tempdir().unwrap();
         let old = SystemTime::now() - std::time::Duration::from_secs(1000);

@@ -8,14 +8,14 @@ use crate::cable::Cable;
 use crate::ctx::Lab;
 use crate::ktap::{print_test, Parser, Test};
 use crate::sh::{self, human, say};
-use anyhow::{anyhow, Context, Error, Result};
+use anyhow::{bail, Context, Result};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, IsTerminal, Read, Seek, Write};
+use std::io::{BufRead, BufReader, IsTerminal, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// A boot that has not ended by then hangs. Those of the table (boots.rs) have limits of their own.
@@ -24,6 +24,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// How long a kernel may say nothing before it starts /init; it says something in each of the
 /// twenty seconds that it takes.
 const SILENT: Duration = Duration::from_secs(100);
+const STOOD_STILL: &str = "the kernel stood still before it started /init";
 
 /// On which costs are measured (docs/bench.md): with the string instructions that a server's kernel
 /// uses.
@@ -183,20 +184,20 @@ impl Boot {
         say(&format!("boot {}: guest.run={} (console: {})", self.name, self.run, lab.short(&console)));
         let (mut follow, mut end) = self.follow(self.qemu(built, image), built.arch, &dir)?;
         let mut text = read_lossy(&console);
-        let stood_still = end.as_ref().is_err_and(|e| e.is::<StoodStill>());
+        let stood_still = end.as_ref().is_err_and(|why| why == STOOD_STILL);
         let said_nothing = follow.file.stream_position()? == 0;
         if said_nothing && (stood_still || end.is_ok() && died_before_init(&text)) {
             let kept = dir.join("console-before-init.log");
             fs::rename(&console, &kept).with_context(|| format!("cannot write {}", kept.display()))?;
-            let did = if stood_still { "stood still" } else { "died" };
-            say(&format!("boot {}: the kernel {did} before /init ({}): once more", self.name, lab.short(&kept)));
+            let did = if stood_still { STOOD_STILL } else { "the kernel died before /init" };
+            say(&format!("boot {}: {did} ({}): once more", self.name, lab.short(&kept)));
             (follow, end) = self.follow(self.qemu(built, image), built.arch, &dir)?;
             text = read_lossy(&console);
         }
         let mut parser = follow.parser;
         parser.finish();
         let bad = match end {
-            Err(e) => Some((e.to_string(), sh::tail(&console, 12))),
+            Err(why) => Some((why, sh::tail(&console, 12))),
             Ok(status) if !status.success() => {
                 Some((format!("QEMU ended with {status}"), sh::tail(&dir.join("qemu.log"), 6)))
             }
@@ -223,7 +224,7 @@ impl Boot {
 
     /// Starts the machine and reads its results until it is gone: how it ended, or why it was
     /// stopped.
-    fn follow(&self, mut cmd: Command, arch: Arch, dir: &Path) -> Result<(Follow, Result<ExitStatus>)> {
+    fn follow(&self, mut cmd: Command, arch: Arch, dir: &Path) -> Result<(Follow, Result<ExitStatus, String>)> {
         let console = dir.join("console.log");
         let results = dir.join("results.ktap");
         for file in [&console, &results] {
@@ -237,31 +238,31 @@ impl Boot {
         let mut follow = Follow::new(&results, &format!("{}: ", self.name))?;
         let end = loop {
             let status = child.try_wait()?;
+            let stop = if status.is_none() { self.stop_now(start, &console) } else { None };
+            if stop.is_some() {
+                // Both may fail only because the machine is gone already.
+                let _ = child.kill();
+                let _ = child.wait();
+            }
             follow.read()?;
-            match status {
-                Some(status) => break Ok(status),
-                None => match self.stop_now(start, &console) {
-                    Some(why) => {
-                        stop(&mut child);
-                        follow.read()?;
-                        break Err(why);
-                    }
-                    None => std::thread::sleep(Duration::from_millis(100)),
-                },
+            match (status, stop) {
+                (Some(status), _) => break Ok(status),
+                (None, Some(why)) => break Err(why),
+                (None, None) => std::thread::sleep(Duration::from_millis(100)),
             }
         };
         Ok((follow, end))
     }
 
-    fn stop_now(&self, start: Instant, console: &Path) -> Option<Error> {
+    fn stop_now(&self, start: Instant, console: &Path) -> Option<String> {
         if start.elapsed() > self.limit {
-            return Some(anyhow!("the time limit of {} is over", human(self.limit)));
+            return Some(format!("the time limit of {} is over", human(self.limit)));
         }
         let written = fs::metadata(console).and_then(|m| m.modified()).ok().and_then(|at| at.elapsed().ok());
         if written.is_some_and(|ago| ago > SILENT) && !reached_init(&read_lossy(console)) {
-            return Some(StoodStill.into());
+            return Some(STOOD_STILL.to_string());
         }
-        self.cable.as_ref().and_then(Cable::alone).map(Error::msg)
+        self.cable.as_ref().and_then(Cable::alone)
     }
 
     /// A prompt in the machine, whose console is this terminal. With `guest.run=` it runs tests
@@ -283,7 +284,7 @@ impl Boot {
             scripted(cmd)?
         };
         if !status.success() {
-            return Err(anyhow!("QEMU ended with {status}"));
+            bail!("QEMU ended with {status}");
         }
         let mut follow = Follow::new(&results, "")?;
         follow.read()?;
@@ -300,37 +301,24 @@ fn begun(log: &str) -> BTreeMap<String, usize> {
 /// A shell whose input is a file or a pipe: what is written before the prompt is there would be
 /// lost.
 fn scripted(mut cmd: Command) -> Result<ExitStatus> {
-    const PROMPT: &[u8] = b"lab# ";
     let mut child = cmd.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot run setpriv and QEMU")?;
-    let (Some(input), Some(mut output)) = (child.stdin.take(), child.stdout.take()) else {
-        return Err(anyhow!("no pipe to QEMU"));
-    };
-    let mut input = Some(input);
-    let mut seen = Vec::new();
-    let mut buffer = [0; 4096];
-    loop {
-        let n = output.read(&mut buffer)?;
-        if n == 0 {
-            return Ok(child.wait()?);
-        }
-        std::io::stdout().write_all(&buffer[..n])?;
+    let (mut input, output) = (child.stdin.take(), child.stdout.take().context("no pipe from QEMU")?);
+    let (mut output, mut said) = (BufReader::new(output), Vec::new());
+    while output.read_until(b' ', &mut said)? > 0 {
+        std::io::stdout().write_all(&said)?;
         std::io::stdout().flush()?;
-        if input.is_some() {
-            seen.extend_from_slice(&buffer[..n]);
+        if let Some(mut input) = input.take_if(|_| said.ends_with(b"lab# ")) {
+            // The machine may be gone before it has read all of it. The shell ends where its
+            // input does.
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut std::io::stdin(), &mut input);
+                let _ = input.write_all(b"\nexit\n");
+                std::thread::sleep(LIMIT);
+            });
         }
-        if seen.windows(PROMPT.len()).any(|w| w == PROMPT) {
-            seen.clear();
-            if let Some(mut input) = input.take() {
-                // The machine may be gone before it has read all of it. The shell ends where its
-                // input does.
-                std::thread::spawn(move || {
-                    let _ = std::io::copy(&mut std::io::stdin(), &mut input);
-                    let _ = input.write_all(b"\nexit\n");
-                    std::thread::sleep(LIMIT);
-                });
-            }
-        }
+        said.clear();
     }
+    Ok(child.wait()?)
 }
 
 fn read_lossy(path: &Path) -> String {
@@ -344,23 +332,6 @@ fn reached_init(console: &str) -> bool {
 
 fn died_before_init(console: &str) -> bool {
     console.contains("Kernel panic - not syncing") && !reached_init(console)
-}
-
-#[derive(Debug)]
-struct StoodStill;
-
-impl std::fmt::Display for StoodStill {
-    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "the kernel said nothing for {} before it started /init", human(SILENT))
-    }
-}
-
-impl std::error::Error for StoodStill {}
-
-fn stop(child: &mut Child) {
-    // Both may fail only because the machine is gone already.
-    let _ = child.kill();
-    let _ = child.wait();
 }
 
 /// Reads a growing file line by line into the parser.

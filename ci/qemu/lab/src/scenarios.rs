@@ -2,7 +2,7 @@
 //! docs/results/scenarios.md.
 
 use crate::boots::{self, Row};
-use crate::judge::{self, told_by_the_guest};
+use crate::judge::{self, told_by_the_guest, Told};
 use crate::lanes::{self, Found, Job};
 use crate::verdict::Verdict;
 use anyhow::{bail, Context, Result};
@@ -14,8 +14,8 @@ use lab::nvidia_c;
 use lab::page;
 use lab::sh::{self, human, say};
 use serde::Deserialize;
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// NVIDIA's module may stop the machine in each scenario; more boots than that come from something
@@ -33,18 +33,6 @@ struct Clause {
     test: String,
     /// Mode and core of each test.
     places: Vec<(String, String)>,
-}
-
-/// What the guest says of a test of the table, after it.
-#[derive(Clone, Debug, Deserialize)]
-struct Told {
-    test: String,
-    #[serde(rename = "generation")]
-    core: String,
-    /// None where nvidia-peermem is not loaded by the runner.
-    mode: Option<String>,
-    skipped: Option<String>,
-    what: Vec<String>,
 }
 
 /// The run that the page is of.
@@ -69,6 +57,7 @@ type Answer = (Verdict, String);
 type Both<T> = [T; 2];
 const OURS: usize = 0;
 const THEIRS: usize = 1;
+type Answers = Mutex<Both<Vec<Told>>>;
 
 /// What both did in a clause, by mode and core.
 struct Line<'a> {
@@ -99,12 +88,6 @@ fn words((verdict, why): &Answer) -> String {
     }
 }
 
-impl Told {
-    fn read(value: &Value) -> Result<Self> {
-        Told::deserialize(value).with_context(|| format!("a scenario's row {value}"))
-    }
-}
-
 pub fn run(lab: &Lab) -> Result<bool> {
     let start = Instant::now();
     let theirs = (Module::NvidiaC, Also::Nothing);
@@ -118,37 +101,35 @@ pub fn run(lab: &Lab) -> Result<bool> {
     let suites: BTreeSet<&str> = clauses.iter().map(|c| c.suite.as_str()).collect();
     let boots = boots(marked(), &suites);
 
+    let told: &Answers = &Mutex::default();
     let mut jobs = Vec::new();
     for (row, suites) in boots {
         let (mut theirs, same) = (row.clone(), suites.clone());
         theirs.module = Module::NvidiaC;
         let name = format!("nvidia_c {}", row.name);
-        jobs.push(Job::new(format!("ours {}", row.name), row.seconds, move || once(lab, built, &row, &suites)));
+        jobs.push(Job::new(format!("ours {}", row.name), row.seconds, move || once(lab, built, &row, &suites, told)));
         // It takes the longest. Ours comes first, for a person who stops this early.
-        jobs.push(Job::new(name, 0, move || again_and_again(lab, built, &theirs, &same)));
+        jobs.push(Job::new(name, 0, move || again_and_again(lab, built, &theirs, &same, told)));
     }
     let commit = sh::output(sh::command("git").args(["describe", "--always", "--dirty", "--abbrev=12"]))?;
     let (driver, table) = (nvidia_c::version(lab)?, if nvidia_c::is_users() { USERS_TABLE } else { TABLE });
     let mut ran =
         Ran { commit: commit.trim().to_string(), driver, table, jobs: jobs.len(), done: 0, failed: Vec::new() };
-    let (mut told, mut kept) = (Both::<Vec<Told>>::default(), Ok(()));
+    let mut kept = Ok(());
     lanes::run(jobs, |done| {
-        let whose = if done.name.starts_with("ours ") { OURS } else { THEIRS };
         ran.done += 1;
         // What NVIDIA's module's tests say is recorded and no outcome of the job's; that it could
         // not be asked is.
         let failed = done.found.tests.iter().filter(|t| t.has_failed());
         ran.failed.extend(failed.map(|t| t.name.clone()));
-        let rows = done.found.json.get("scenario").into_iter().flatten().map(Told::read);
         // After each, so that a run that is stopped keeps what it found.
+        let told = told.lock().unwrap_or_else(|e| e.into_inner());
         if kept.is_ok() {
-            kept = rows.collect::<Result<Vec<_>>>().and_then(|rows| {
-                told[whose].extend(rows);
-                lab.write(ran.table, &page(&lines(&clauses, &told), &ran))
-            });
+            kept = lab.write(ran.table, &page(&lines(&clauses, &told), &ran));
         }
     });
     kept?;
+    let told = told.lock().unwrap_or_else(|e| e.into_inner());
     let lines = lines(&clauses, &told);
     let mut all_clean = true;
     for line in &lines {
@@ -207,20 +188,22 @@ fn boot(row: &Row, suites: &[String]) -> Boot {
     boot
 }
 
-fn once(lab: &Lab, built: &Built, row: &Row, suites: &[String]) -> Result<Found> {
+fn tell(answers: &Answers, whose: usize, told: Vec<Told>) {
+    answers.lock().unwrap_or_else(|e| e.into_inner())[whose].extend(told);
+}
+
+fn once(lab: &Lab, built: &Built, row: &Row, suites: &[String], answers: &Answers) -> Result<Found> {
     let boot = boot(row, suites);
     let mut report = boot.run(lab, built, &built.image(row.image()))?;
     // A test that the machine did not outlive is a line of the table, too.
-    let told = told_by_the_guest(&report);
-    report.json.insert("scenario".to_string(), told);
+    tell(answers, OURS, told_by_the_guest(&report)?);
     judge::judge(&report, &BTreeMap::new(), Module::Ours).into_iter().for_each(|test| report.add(test));
-    Ok(Found { tests: report.tests, json: report.json })
+    Ok(report.tests.into())
 }
 
 /// NVIDIA's module in the same machine: after each alarm it boots anew and goes on with the next
 /// scenario.
-fn again_and_again(lab: &Lab, built: &Built, row: &Row, suites: &[String]) -> Result<Found> {
-    let mut found = Found::default();
+fn again_and_again(lab: &Lab, built: &Built, row: &Row, suites: &[String], answers: &Answers) -> Result<Found> {
     let mut suites = suites.to_vec();
     let mut after: Option<String> = None;
     for _ in 0..REBOOTS {
@@ -230,12 +213,12 @@ fn again_and_again(lab: &Lab, built: &Built, row: &Row, suites: &[String]) -> Re
         boot.append.push("guest.fragile=1".to_string());
         boot.append.extend(after.as_ref().map(|a| format!("guest.after={a}")));
         let report = boot.run(lab, built, &built.image(row.image()))?;
-        let part = told_by_the_guest(&report);
-        let last = part.last().and_then(|v| v["test"].as_str()).map(str::to_string);
-        found.json.entry("scenario".to_string()).or_default().extend(part);
+        let part = told_by_the_guest(&report)?;
+        let last = part.last().map(|told| told.test.clone());
+        tell(answers, THEIRS, part);
         let whole = report.tests.iter().any(|t| t.name.contains("end/"));
         if whole {
-            return Ok(found);
+            return Ok(Found::default());
         }
         let console = report.console.display();
         let last = last.with_context(|| format!("{}: nothing ran in it (console: {console})", boot.name))?;
