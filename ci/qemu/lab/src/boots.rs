@@ -204,25 +204,22 @@ pub fn chosen<'a>(rows: &'a [Row], run: Run, only: Option<&[&str]>, others: &[&s
     let Some(only) = only else {
         return Ok(rows.into_iter().map(|row| (row, row.suites.clone())).collect());
     };
-    let mut chosen: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+    let is_named = |name: &str| rows.iter().any(|row| row.is_named(name));
+    // Where a suite runs that is named by itself.
+    let home = |name: &str| rows.iter().find(|row| row.suites.iter().any(|suite| suite == name) && !is_named(name));
     for name in only {
-        let named: Vec<usize> = (0..rows.len()).filter(|i| rows[*i].is_named(name)).collect();
-        let home = rows.iter().position(|row| row.suites.iter().any(|suite| suite == name));
         ensure!(
-            !named.is_empty() || home.is_some() || others.contains(name),
+            is_named(name) || home(name).is_some() || others.contains(name),
             "ONLY={name}: this run has no such boot and no such suite. `make boots` lists the boots; the suites are: {}",
             suites(&rows, others)
         );
-        if named.is_empty() {
-            let suite = home.and_then(|home| Some((home, rows[home].suites.iter().position(|s| s == name)?)));
-            suite.into_iter().for_each(|(home, suite)| chosen.entry(home).or_default().extend([suite]));
-        }
-        named.iter().for_each(|i| chosen.entry(*i).or_default().extend(0..rows[*i].suites.len()));
     }
-    let of = |(i, suites): (usize, BTreeSet<usize>)| {
-        (rows[i], suites.into_iter().map(|suite| rows[i].suites[suite].clone()).collect())
+    let of = |row: &&'a Row| {
+        let whole = only.iter().any(|name| row.is_named(name));
+        let alone = |suite: &str| only.contains(&suite) && home(suite).is_some_and(|home| home.name == row.name);
+        (*row, row.suites.iter().filter(|suite| whole || alone(suite)).cloned().collect::<Vec<_>>())
     };
-    Ok(chosen.into_iter().map(of).collect())
+    Ok(rows.iter().map(of).filter(|(_, suites)| !suites.is_empty()).collect())
 }
 
 fn suites(rows: &[&Row], others: &[&str]) -> String {
