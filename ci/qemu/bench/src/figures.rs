@@ -247,11 +247,11 @@ impl Figures {
     }
 }
 
-fn text(row: &Value, name: &str) -> Result<String> {
+pub fn text(row: &Value, name: &str) -> Result<String> {
     Ok(row[name].as_str().with_context(|| format!("no {name} in {row}"))?.to_string())
 }
 
-fn int(row: &Value, name: &str) -> Result<u64> {
+pub fn int(row: &Value, name: &str) -> Result<u64> {
     row[name].as_u64().with_context(|| format!("no {name} in {row}"))
 }
 

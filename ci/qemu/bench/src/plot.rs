@@ -2,7 +2,7 @@
 
 use crate::figures::{limit_ns, Figures, C, OURS};
 use crate::words::size_text;
-use anyhow::{anyhow, Result};
+use anyhow::{bail, Result};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -74,14 +74,13 @@ pub fn memory(figures: &Figures) -> Result<String> {
 pub fn draw(title: &str, lines: &[Line], base: f64, value_text: &dyn Fn(f64) -> String) -> Result<String> {
     let mut svg = String::new();
     {
-        let failed = |e: &dyn std::fmt::Display| anyhow!("cannot draw {title}: {e}");
         let root = SVGBackend::with_string(&mut svg, (840, 480)).into_drawing_area();
-        root.fill(&WHITE).map_err(|e| failed(&e))?;
+        root.fill(&WHITE)?;
         let all = || lines.iter().flat_map(|l| &l.points);
         let (low, high) = all().fold((f64::MAX, 0f64), |(low, high), p| (low.min(p.1), high.max(p.1)));
         let last = all().fold(0f64, |last, p| last.max(p.0));
         if high <= 0.0 {
-            return Err(anyhow!("nothing to draw for {title}"));
+            bail!("nothing to draw for {title}");
         }
         let mut chart = ChartBuilder::on(&root)
             .caption(title, ("sans-serif", 17))
@@ -92,22 +91,18 @@ pub fn draw(title: &str, lines: &[Line], base: f64, value_text: &dyn Fn(f64) -> 
             .build_cartesian_2d(
                 (65536f64..last).log_scale().base(4.0),
                 (low.max(1.0) / 2.0..high * 2.0).log_scale().base(base),
-            )
-            .map_err(|e| failed(&e))?;
+            )?;
         chart
             .configure_mesh()
             .light_line_style(WHITE)
             .x_labels(12)
             .x_label_formatter(&|size| size_text(*size as u64))
             .y_label_formatter(&|value| value_text(*value))
-            .draw()
-            .map_err(|e| failed(&e))?;
+            .draw()?;
         for line in lines {
-            chart
-                .draw_series(LineSeries::new(line.points.iter().copied(), line.color.stroke_width(2)))
-                .map_err(|e| failed(&e))?;
+            chart.draw_series(LineSeries::new(line.points.iter().copied(), line.color.stroke_width(2)))?;
             let dots = line.points.iter().map(|&p| Circle::new(p, 3, line.color.filled()));
-            chart.draw_series(dots).map_err(|e| failed(&e))?;
+            chart.draw_series(dots)?;
         }
         // Each line carries its name at its end; names keep their distance.
         let mut names: Vec<(i32, i32, &Line)> = lines
@@ -124,9 +119,9 @@ pub fn draw(title: &str, lines: &[Line], base: f64, value_text: &dyn Fn(f64) -> 
             let at = y.max(above + 15);
             above = at;
             let style = ("sans-serif", 13).into_font().color(&line.color).pos(Pos::new(HPos::Left, VPos::Center));
-            root.draw(&Text::new(line.name, (x + 8, at), style)).map_err(|e| failed(&e))?;
+            root.draw(&Text::new(line.name, (x + 8, at), style))?;
         }
-        root.present().map_err(|e| failed(&e))?;
+        root.present()?;
     }
     Ok(svg)
 }

@@ -14,7 +14,7 @@ pub fn text(kernel: &str, tables: Vec<Table>) -> String {
     for table in tables {
         let mut terminal = Terminal::new();
         terminal.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-        terminal.set_header(&table.header).add_rows(&table.rows);
+        terminal.set_header(table.header.split(" | ")).add_rows(&table.rows);
         for column in terminal.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }
@@ -30,7 +30,12 @@ pub fn markdown(how: &str, commit: &str, kernel: &str, tables: Vec<Table>) -> St
         commit.get(..12).unwrap_or("-"),
     );
     for table in tables {
-        let _ = write!(out, "\n## {}\n\n{}", table.title, page::table(&table.header, table.rows));
+        let _ = write!(
+            out,
+            "\n## {}\n\n{}",
+            table.title,
+            page::table(&table.header.split(" | ").collect::<Vec<_>>(), table.rows)
+        );
     }
     out
 }
@@ -93,19 +98,9 @@ fn times(figures: &Figures, cost: &str, title: &'static str) -> Table {
     }
     Table {
         title,
-        header: vec![
-            "layout",
-            "size",
-            "ours",
-            "C nv_mem",
-            "ours/C",
-            "ours, revocable",
-            "C nv_mem_nc",
-            "of it ours",
-            "of it C",
-            "one pin and put",
-            "rounds (ours / C)",
-        ],
+        header: "layout | size | ours | C nv_mem | ours/C | ours, revocable | C nv_mem_nc | of it ours | \
+            of it C | one pin and put | rounds (ours / C)"
+            .into(),
         rows,
     }
 }
@@ -132,26 +127,10 @@ fn rows(figures: &Figures, cost: &str, title: &'static str) -> Table {
     }
     Table {
         title,
-        header: vec![
-            "layout",
-            "size",
-            "client",
-            "acquire = mutex held",
-            "get_pages",
-            "dma_map",
-            "get_page_size",
-            "dma_unmap",
-            "put_pages",
-            "release",
-            "of all: provider",
-            "of all: client",
-            "ibv_reg_mr + ibv_dereg_mr",
-            "gets",
-            "puts",
-            "mappings",
-            "unmappings",
-            "sg entries",
-        ],
+        header: "layout | size | client | acquire = mutex held | get_pages | dma_map | get_page_size | \
+            dma_unmap | put_pages | release | of all: provider | of all: client | \
+            ibv_reg_mr + ibv_dereg_mr | gets | puts | mappings | unmappings | sg entries"
+            .into(),
         rows,
     }
 }
@@ -175,20 +154,10 @@ fn memory(figures: &Figures) -> Table {
     }
     Table {
         title: "Memory held by one live registration (bytes)",
-        header: vec![
-            "layout",
-            "size",
-            "ours",
-            "C nv_mem",
-            "ours, revocable",
-            "C nv_mem_nc",
-            "provider (ours)",
-            "RDMA stack (ours)",
-            "slab + vmalloc (ours)",
-            "provider (C)",
-            "RDMA stack (C)",
-            "slab + vmalloc (C)",
-        ],
+        header: "layout | size | ours | C nv_mem | ours, revocable | C nv_mem_nc | provider (ours) | \
+            RDMA stack (ours) | slab + vmalloc (ours) | provider (C) | RDMA stack (C) | \
+            slab + vmalloc (C)"
+            .into(),
         rows,
     }
 }
@@ -206,7 +175,7 @@ fn live(figures: &Figures) -> Table {
     }
     Table {
         title: "One more registration of 64 KiB while others live (µs)",
-        header: vec!["client", "live", "client's own", "provider", "ibv_reg_mr + ibv_dereg_mr"],
+        header: "client | live | client's own | provider | ibv_reg_mr + ibv_dereg_mr".into(),
         rows,
     }
 }
@@ -228,18 +197,10 @@ fn pieces(figures: &Figures) -> Table {
     };
     Table {
         title: "One registration over many allocations, persistent pins (µs)",
-        header: vec![
-            "size",
-            "allocations",
-            "each",
-            "a pin costs",
-            "gets that failed",
-            "the provider's pins and unpins alone",
-            "callbacks",
-            "against that",
-            "client's own",
-            "under the peer mutex",
-        ],
+        header: "size | allocations | each | a pin costs | gets that failed | \
+            the provider's pins and unpins alone | callbacks | against that | client's own | \
+            under the peer mutex"
+            .into(),
         rows: figures.pieces.iter().map(row).collect(),
     }
 }
@@ -259,15 +220,7 @@ fn free(figures: &Figures) -> Table {
     }
     Table {
         title: "Memory freed while registered: the free callback (µs)",
-        header: vec![
-            "client",
-            "size",
-            "fence (ms)",
-            "callback",
-            "of it the core's invalidate",
-            "client's own",
-            "share",
-        ],
+        header: "client | size | fence (ms) | callback | of it the core's invalidate | client's own | share".into(),
         rows,
     }
 }
@@ -293,7 +246,7 @@ fn pages(figures: &Figures) -> Table {
     });
     Table {
         title: "HCA page size that ib_umem_find_best_pgsz finds, 1 GiB",
-        header: vec!["client", "layout", "core", "sg entries", "page"],
+        header: "client | layout | core | sg entries | page".into(),
         rows: rows.collect(),
     }
 }
@@ -332,10 +285,9 @@ fn threads(figures: &Figures) -> Table {
     });
     Table {
         title: "Threads that register 1 MiB at once, on eight processors: time per registration and deregistration (µs: median, quartiles of five runs; number of waits), provider ten times a V100, asleep, wall clock",
-        header: vec![
-            "client", "threads", "NICs", "peer mutex held", "peer mutex waited", "RM API lock held", "RM API lock waited", "put gate held, shared", "put gate held, exclusive",
-            "put gate waited", "registry waited", "others waited",
-        ],
+        header: "client | threads | NICs | peer mutex held | peer mutex waited | RM API lock held | \
+            RM API lock waited | put gate held, shared | put gate held, exclusive | put gate waited | \
+            registry waited | others waited".into(),
         rows: rows.collect(),
     }
 }
@@ -356,27 +308,25 @@ fn nics(figures: &Figures) -> Table {
     }
     Table {
         title: "One buffer, two NICs: one registration and deregistration, V100's pin cost (µs)",
-        header: vec![
-            "client",
-            "size",
-            "registration",
-            "callbacks",
-            "client's own",
-            "mutex held",
-            "ibv_reg_mr + ibv_dereg_mr",
-        ],
+        header: "client | size | registration | callbacks | client's own | mutex held | \
+            ibv_reg_mr + ibv_dereg_mr"
+            .into(),
         rows,
     }
 }
 
 /// What a column of the profile is of.
-fn profiled(column: &&Value) -> &'static str {
+fn profiled(column: &Value) -> &'static str {
     match (column["layout"].as_str(), column["size"].as_u64()) {
         (Some("2m"), _) => "1 GiB broken at 2 MiB",
         (Some("64k"), _) => "1 GiB broken at 64 KiB",
         (_, Some(GIB)) => "1 GiB",
         _ => "64 KiB",
     }
+}
+
+fn header(of: &str, columns: &[&Value]) -> String {
+    columns.iter().fold(of.to_string(), |header, column| header + " | " + profiled(column))
 }
 
 /// Instructions by function: ours one by one, the kernel's where they are many, others' modules as
@@ -419,7 +369,7 @@ fn profile(figures: &Figures) -> Table {
         .map(|(name, counts)| std::iter::once(name).chain(counts.iter().map(u64::to_string)).collect());
     Table {
         title: "Instructions of one registration and deregistration with ours, from system call to system call, by function (inlined ones are their callers')",
-        header: std::iter::once("function").chain(columns.iter().map(profiled)).collect(),
+        header: header("function", &columns),
         rows: rows.collect(),
     }
 }
@@ -448,7 +398,7 @@ fn lines(figures: &Figures) -> Table {
     });
     Table {
         title: "The lines of ours with the most instructions (what is inlined counts for the line of ours that it is called in)",
-        header: std::iter::once("line").chain(columns.iter().map(profiled)).collect(),
+        header: header("line", &columns),
         rows: rows.collect(),
     }
 }
@@ -466,7 +416,7 @@ fn bandwidth(figures: &Figures) -> Table {
     });
     Table {
         title: "perftest, messages of 1 MiB (MB/s at one instruction per nanosecond: read side by side only)",
-        header: vec!["program", "buffer", "client", "MB/s", "runs"],
+        header: "program | buffer | client | MB/s | runs".into(),
         rows: rows.collect(),
     }
 }
@@ -485,7 +435,7 @@ fn wall(figures: &Figures) -> Table {
     }
     Table {
         title: "Cross-check on the wall clock: callbacks, contiguous, V100's pin cost (µs)",
-        header: vec!["size", "ours", "C nv_mem", "ours, revocable", "C nv_mem_nc", "ours/C"],
+        header: "size | ours | C nv_mem | ours, revocable | C nv_mem_nc | ours/C".into(),
         rows,
     }
 }

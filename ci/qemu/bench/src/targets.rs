@@ -121,7 +121,7 @@ pub fn targets(figures: &Figures) -> Table {
         let what = format!("{program} on GPU memory against the C module's (95 %)");
         rows.push(vec![what, "within 1 %".into(), got, verdict.into()]);
     }
-    Table { title: "Targets", header: vec!["what", "wanted", "measured", "verdict"], rows }
+    Table { title: "Targets", header: "what | wanted | measured | verdict".into(), rows }
 }
 
 #[cfg(test)]

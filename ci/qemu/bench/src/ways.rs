@@ -1,6 +1,6 @@
 //! Peer memory beside dma-buf: tables and a plot.
 
-use crate::figures::{machine, Spread, GIB};
+use crate::figures::{int, machine, text, Spread, GIB};
 use crate::plot::{draw, Line, BLUE, GREY, RED};
 use crate::words::{size_text, spread, us, words, Table, LAYOUTS};
 use anyhow::{Context, Result};
@@ -50,14 +50,6 @@ pub struct Ways {
     pub commit: String,
     rows: Vec<Row>,
     several: Vec<Several>,
-}
-
-fn text(row: &Value, name: &str) -> Result<String> {
-    Ok(row[name].as_str().with_context(|| format!("no {name} in {row}"))?.to_string())
-}
-
-fn int(row: &Value, name: &str) -> Result<u64> {
-    row[name].as_u64().with_context(|| format!("no {name} in {row}"))
 }
 
 /// The samples' first and second numbers; `None` without samples.
@@ -131,16 +123,9 @@ impl Ways {
         }
         Table {
             title: "One registration, V100's pin cost (µs: median, quartiles)",
-            header: vec![
-                "layout",
-                "size",
-                "way",
-                "register",
-                "deregister",
-                "kernel memory held",
-                "free while registered",
-                "GPU memory that it leaves until deregistration",
-            ],
+            header: "layout | size | way | register | deregister | kernel memory held | free while registered | \
+            GPU memory that it leaves until deregistration"
+                .into(),
             rows,
         }
     }
@@ -155,7 +140,7 @@ impl Ways {
         };
         Table {
             title: "One registration over several allocations, V100's pin cost (µs)",
-            header: vec!["allocations", "each", "way", "register", "deregister"],
+            header: "allocations | each | way | register | deregister".into(),
             rows: self.several.iter().map(row).collect(),
         }
     }

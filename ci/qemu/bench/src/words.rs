@@ -4,7 +4,8 @@ use crate::figures::{Spread, C, C_NC, OURS, OURS_REVOCABLE};
 
 pub struct Table {
     pub title: &'static str,
-    pub header: Vec<&'static str>,
+    /// As Markdown has it: `a | b`.
+    pub header: String,
     pub rows: Vec<Vec<String>>,
 }
 
