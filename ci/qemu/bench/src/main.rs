@@ -156,7 +156,7 @@ impl Boots<'_> {
     fn profile(&mut self) -> Result<()> {
         let file = self.lab.build.join("profile.txt");
         self.run("bench_profile", Clock::Instructions, Some(artefacts::plugin(self.lab, Kernel::Fast72, &file)?))?;
-        let map = self.built.tree().join("System.map");
+        let map = self.built.part("kernel/build/System.map");
         let read = |path: &Path| fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
         let listed = self.rows.remove("functions").unwrap_or_default();
         let marked = self.rows.remove("profile").unwrap_or_default();

@@ -2,7 +2,6 @@
 
 use regex::{Regex, RegexSet};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
@@ -70,14 +69,6 @@ pub fn scan(log: &str) -> Vec<Alarm> {
         .collect()
 }
 
-pub fn count(alarms: &[Alarm]) -> BTreeMap<Kind, usize> {
-    let mut map = BTreeMap::new();
-    for alarm in alarms {
-        *map.entry(alarm.kind).or_insert(0) += 1;
-    }
-    map
-}
-
 fn kind(line: &str) -> Option<Kind> {
     let report = STAMPS.replace(line, "");
     REPORTS[PATTERNS.matches(&report).iter().next()?].0
@@ -86,6 +77,7 @@ fn kind(line: &str) -> Option<Kind> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     // Written by the lab's own kernel: a boot without incident; one of each alarm of the suite
     // `alarms`; and a module that warned, overused a reference count, unmapped what was not mapped,
@@ -93,6 +85,12 @@ mod tests {
     const CLEAN: &str = include_str!("../samples/clean.log");
     const ALARMS: &str = include_str!("../samples/alarms.log");
     const COMPLAINTS: &str = include_str!("../samples/complaints.log");
+
+    fn count(alarms: &[Alarm]) -> BTreeMap<Kind, usize> {
+        let mut map = BTreeMap::new();
+        alarms.iter().for_each(|alarm| *map.entry(alarm.kind).or_default() += 1);
+        map
+    }
 
     #[test]
     fn a_boot_without_incident_raises_nothing() {

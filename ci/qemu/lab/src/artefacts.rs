@@ -69,21 +69,8 @@ pub fn program(lab: &Lab, name: &str, file: &str) -> PathBuf {
 }
 
 impl Built {
-    /// What QEMU boots.
-    pub fn kernel(&self) -> PathBuf {
-        self.dir.join("kernel/image")
-    }
-
-    /// Its build tree, or what a header package has of it.
-    pub fn tree(&self) -> PathBuf {
-        self.dir.join("kernel/build")
-    }
-
-    /// Its source, as far as the lab has it.
-    pub fn source(&self) -> PathBuf {
-        self.dir.join("kernel/source")
-    }
-
+    /// What was built: `kernel/image`, its tree `kernel/build` and what there is of its source in
+    /// `kernel/source`; modules by their names.
     pub fn part(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }

@@ -13,20 +13,13 @@ use std::time::Duration;
 
 const TEXT: &str = include_str!("../../boots.toml");
 
-/// What a boot is to show beside its tests.
+/// What a boot is to show beside its tests: the head of the file says it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Expect {
-    /// Exactly these alarms, each so often. NVIDIA's module may raise others: they are recorded.
     Alarms(BTreeMap<alarms::Kind, usize>),
-    /// None of these tests comes out clean: a lab in which NVIDIA's module does would not see ours
-    /// break either.
     Canary(Vec<String>),
-    /// No alarm; and QEMU's plugin counts at most this many instructions of ours in a free with one
-    /// registration.
     FreeCost(u64),
-    /// No alarm; and when it is booted a second time with the same seed, the guest's rows of this
-    /// name are the same.
     Replay(String),
 }
 

@@ -156,7 +156,7 @@ fn run_gates(lab: &Lab, built: &Built) -> Result<Found> {
     let mut tests = Vec::new();
     for target in MAKE_GATES {
         let mut cmd = sh::command("make");
-        cmd.arg("-C").arg(&lab.repo).arg(target).arg(format!("KDIR={}", built.tree().display()));
+        cmd.arg("-C").arg(&lab.repo).arg(target).arg(format!("KDIR={}", built.part("kernel/build").display()));
         cmd.arg(format!("OFED={}", built.part("ofed").display()));
         let theirs = lab.build.join("sources/nvidia_c-source");
         cmd.arg(format!("NVIDIA={} {}", built.part("gpu").display(), theirs.display()));
@@ -172,7 +172,11 @@ fn run_gates(lab: &Lab, built: &Built) -> Result<Found> {
         tests.push(gate(lab, &format!("clippy {name}"), &mut clippy)?);
     }
     let mut checkpatch = sh::command("perl");
-    checkpatch.arg(built.source().join("scripts/checkpatch.pl")).args(["--no-tree", "--terse", "--no-summary"]);
+    checkpatch.arg(built.part("kernel/source").join("scripts/checkpatch.pl")).args([
+        "--no-tree",
+        "--terse",
+        "--no-summary",
+    ]);
     // The stand-ins are external modules: they are built for more than one kernel, and one of them
     // is of a foreign licence.
     checkpatch.args(["--ignore", "LINUX_VERSION_CODE,MODULE_LICENSE", "-f"]);

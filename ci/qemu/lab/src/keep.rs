@@ -1,18 +1,18 @@
 //! `lab keep`: a finished artefact is named by the hash of its inputs and kept in the cache, which
 //! all checkouts share.
 
-use crate::key::{sources, Key};
 use anyhow::{bail, ensure, Context, Result};
 use lab::ctx::Lab;
 use lab::sh::{human, say, Step};
 use rustix::fs::{flock, FlockOperation};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Instant, SystemTime};
-use walkdir::WalkDir;
+use walkdir::{DirEntry, WalkDir};
 
 /// So many finished builds of one artefact are kept.
 const KEEP: usize = 24;
@@ -102,18 +102,31 @@ impl Keep {
         Ok(())
     }
 
+    /// A hash of all that it is made of.
     fn key(&self, lab: &Lab) -> Result<String> {
-        let mut key = Key::new(&self.name);
+        let mut hash = Sha256::new();
+        // Each piece goes in with its length, so that no two lists of pieces run into one.
+        let mut add = |piece: &[u8]| {
+            hash.update((piece.len() as u64).to_le_bytes());
+            hash.update(piece);
+        };
+        add(self.name.as_bytes());
         for input in &self.inputs {
-            key.text(input);
+            add(input.as_bytes());
             let path = lab.repo.join(input);
             match fs::read_link(&path) {
                 _ if input.starts_with('=') => {}
-                Ok(artefact) => drop(key.text(&artefact.file_name().unwrap_or_default().to_string_lossy())),
-                Err(_) => drop(key.files(&path, &sources(&path)?)?),
+                Ok(artefact) => add(artefact.file_name().unwrap_or_default().as_encoded_bytes()),
+                Err(_) => {
+                    for file in sources(&path)? {
+                        let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+                        add(file.strip_prefix(&path)?.as_os_str().as_encoded_bytes());
+                        add(&text);
+                    }
+                }
             }
         }
-        Ok(key.hex())
+        Ok(format!("{:x}", hash.finalize())[..16].to_string())
     }
 
     /// Is each of these files of the checkout an input?
@@ -128,6 +141,21 @@ impl Keep {
             None => Ok(()),
         }
     }
+}
+
+/// The file itself, or, of a folder, every file in it but what builds leave behind.
+fn sources(path: &Path) -> Result<BTreeSet<PathBuf>> {
+    let counts = |e: &DirEntry| {
+        let (name, folder) = (e.file_name().to_string_lossy(), e.file_type().is_dir());
+        let left = name.starts_with('.') || (folder && (name == "target" || name == "build")) || name.ends_with(".md");
+        e.depth() == 0 || !left
+    };
+    let mut files = BTreeSet::new();
+    for entry in WalkDir::new(path).into_iter().filter_entry(counts) {
+        let entry = entry.with_context(|| format!("cannot read {}", path.display()))?;
+        files.extend(entry.file_type().is_file().then(|| entry.into_path()));
+    }
+    Ok(files)
 }
 
 /// One run at a time for whatever is built once: flock(2), gone with the process however it ends.
@@ -244,7 +272,22 @@ mod tests {
         keep(&["in"], BUILD).run(&second).unwrap();
         assert_eq!((said(&first), said(&second)), ("one".into(), "two".into()));
         assert!(keep(&["in", "=more"], "exit 1").run(&first).is_err(), "a word is an input");
-        assert!(keep(&["in"], "true").key(&first).unwrap() != keep(&["in/a"], "true").key(&first).unwrap());
+    }
+
+    #[test]
+    fn a_key_is_what_its_sources_say() {
+        let dir = tempfile::tempdir().unwrap();
+        let lab = lab(dir.path(), "first");
+        let of = |inputs: &[&str]| keep(inputs, "true").key(&lab).unwrap();
+        let first = of(&["in"]);
+        assert_ne!(first, of(&["in/a"]));
+        assert_ne!(of(&["=ab", "=c"]), of(&["=ab=c"]), "pieces run together");
+        fs::create_dir(lab.repo.join("in/target")).unwrap();
+        fs::write(lab.repo.join("in/target/x"), "junk").unwrap();
+        fs::write(lab.repo.join("in/.a.o.cmd"), "junk").unwrap();
+        assert_eq!(of(&["in"]), first, "what a build leaves behind changes the key");
+        fs::rename(lab.repo.join("in/a"), lab.repo.join("in/b")).unwrap();
+        assert_ne!(of(&["in"]), first, "a renamed file has the old key");
     }
 
     #[test]

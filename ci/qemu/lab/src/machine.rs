@@ -164,7 +164,12 @@ impl Boot {
         if let Some(plugin) = &self.plugin {
             cmd.args(["-plugin", plugin]);
         }
-        cmd.arg("-kernel").arg(built.kernel()).arg("-initrd").arg(image).arg("-append").arg(self.command_line(arch));
+        cmd.arg("-kernel")
+            .arg(built.part("kernel/image"))
+            .arg("-initrd")
+            .arg(image)
+            .arg("-append")
+            .arg(self.command_line(arch));
         cmd
     }
 

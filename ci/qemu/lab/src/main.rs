@@ -7,7 +7,6 @@ mod demo;
 mod host;
 mod judge;
 mod keep;
-mod key;
 mod lanes;
 mod later;
 mod mutants;
