@@ -15,6 +15,7 @@ pub trait Named: ValueEnum {
 
 impl<T: ValueEnum> Named for T {}
 
+// In the file, a value is called what it is called on the command line.
 macro_rules! read_by_name {
     ($($axis:ty),*) => {$(
         impl<'de> Deserialize<'de> for $axis {

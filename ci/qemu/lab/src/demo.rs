@@ -205,18 +205,11 @@ fn pair_table(rows: &[Value]) -> Table {
         };
         let gpu = row["buffer"] == "gpu";
         let dash = |text: String| if gpu { text } else { "-".to_string() };
-        table.add_row([
-            text(row, "mode"),
-            text(row, "test"),
-            text(row, "connect"),
-            text(row, "buffer"),
-            text(row, "mb_s"),
-            text(row, "usec"),
-            dash(both("mrs")),
-            dash(both("sg_entries")),
-            dash(format!("{} + {}", moved("server"), moved("client"))),
-            dash(format!("{} × 64 KiB", text(row, "chunks"))),
-        ]);
+        let (moved, proven) = (format!("{} + {}", moved("server"), moved("client")), text(row, "chunks"));
+        let cells = [both("mrs"), both("sg_entries"), moved, format!("{proven} × 64 KiB")].map(dash);
+        table.add_row(
+            ["mode", "test", "connect", "buffer", "mb_s", "usec"].map(|name| text(row, name)).iter().chain(&cells),
+        );
     }
     table
 }
