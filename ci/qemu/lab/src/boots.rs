@@ -247,15 +247,17 @@ mod tests {
         chosen.into_iter().map(|(row, suites)| (row.name.clone(), suites.join(","))).collect()
     }
 
-    const ENTRY: &str = "[topology]\n1gpu = { gpus = 1, nics = 1 }\n2gpu = { gpus = 2, nics = 2 }\n[default]\n\
-        core = [\"25.10\"]\nmode = [\"both\"]\ntopology = [\"1gpu\"]\nruns = [\"soak\"]\nwords = []\nmodule = \"ours\"\n\
-        also = \"nothing\"\nclock = \"wall\"\ncpus = 2\ngpu_mib = 256\nmemory_mib = 2048\nexpect.alarms = {}\n\
-        [[boot]]\nkernel = [\"debian-6.12\"]\nsuites = [\"smoke\", \"callbacks\"]\nseconds = 100\n";
+    /// The file with this one entry.
+    fn with(entry: &str) -> Result<Vec<Row>> {
+        let head = TEXT.split("[[boot]]").next().unwrap();
+        let boot = "kernel = [\"debian-6.12\"]\nsuites = [\"smoke\", \"callbacks\"]\nseconds = 100\n";
+        read(&format!("{head}[[boot]]\n{boot}{entry}"))
+    }
 
     #[test]
     fn an_entry_is_a_boot_for_each_combination_of_its_axes() {
         let axes = "core = [\"25.10\", \"24.10\"]\nmode = [\"legacy\"]\ntopology = [\"1gpu\", \"2gpu\"]\n";
-        let rows = read(&format!("{ENTRY}{axes}words = [\"quiet\"]\nmodule = \"nvidia_c\"\n")).unwrap();
+        let rows = with(&format!("{axes}words = [\"quiet\"]\nmodule = \"nvidia_c\"\n")).unwrap();
         let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
         let tail = ["25.10/legacy/1gpu", "25.10/legacy/2gpu", "24.10/legacy/1gpu", "24.10/legacy/2gpu"];
         assert_eq!(names, tail.map(|tail| format!("debian-6.12/{tail}")));
@@ -266,8 +268,8 @@ mod tests {
 
     #[test]
     fn what_the_file_gets_wrong_is_said() {
-        let error = |more: &str| format!("{:#}", read(&format!("{ENTRY}{more}")).unwrap_err());
-        assert!(read(ENTRY).is_ok());
+        let error = |entry: &str| format!("{:#}", with(entry).unwrap_err());
+        assert!(with("").is_ok());
         assert!(error("topology = [\"3gpu\"]").contains("no topology 3gpu"));
         assert!(error("core = [\"5.4\"]").contains("5.4"));
         assert!(error("secnods = 3").contains("secnods"));
