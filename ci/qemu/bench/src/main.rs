@@ -181,7 +181,7 @@ fn run(lab: &Lab, what: What) -> Result<bool> {
     if file.exists() {
         fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
     }
-    let commit = sh::output(sh::command("git").current_dir(&lab.repo).args(["rev-parse", "HEAD"]))?;
+    let commit = sh::git(lab, &["rev-parse", "HEAD"])?;
     let dirty = !sh::output(&mut git(lab, &["status", "--porcelain"]))?.is_empty();
     let kernel = what.kernel();
     let built = artefacts::build(lab, kernel, &[BOTH], &[])?;
@@ -197,7 +197,7 @@ fn run(lab: &Lab, what: What) -> Result<bool> {
     let Boots { rows, alarms, whole, .. } = boots;
     let all = json!({
         "command": what.command(), "kernel": built.release, "seconds": start.elapsed().as_secs(),
-        "commit": commit.trim(), "nvidia_c": nvidia_c::version(lab)?, "dirty": dirty, "whole": whole, "alarms": alarms, "rows": rows,
+        "commit": commit, "nvidia_c": nvidia_c::version(lab)?, "dirty": dirty, "whole": whole, "alarms": alarms, "rows": rows,
     });
     fs::write(&file, serde_json::to_string(&all)? + "\n")
         .with_context(|| format!("cannot write {}", file.display()))?;

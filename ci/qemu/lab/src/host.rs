@@ -12,7 +12,6 @@ use regex::Regex;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use walkdir::WalkDir;
 
 /// A workspace of Rust programs whose own tests run on this machine.
 struct Program {
@@ -163,13 +162,9 @@ fn run_gates(lab: &Lab, built: &Built) -> Result<Found> {
         tests.push(gate(lab, &format!("make {target}"), &mut cmd)?);
     }
     for Program { name, dir, .. } in &PROGRAMS {
-        let manifest = lab.repo.join(dir).join("Cargo.toml");
-        let mut fmt = sh::command("cargo");
-        fmt.args(["fmt", "--all", "--check", "--manifest-path"]).arg(&manifest);
-        tests.push(gate(lab, &format!("rustfmt {name}"), &mut fmt)?);
-        let mut clippy = cargo(lab, dir, &["clippy", "--quiet", "--locked", "--workspace", "--all-targets"]);
-        clippy.args(["--", "-Dwarnings"]);
-        tests.push(gate(lab, &format!("clippy {name}"), &mut clippy)?);
+        tests.push(gate(lab, &format!("rustfmt {name}"), &mut cargo(lab, dir, &["fmt", "--all", "--check"]))?);
+        let clippy = ["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-Dwarnings"];
+        tests.push(gate(lab, &format!("clippy {name}"), &mut cargo(lab, dir, &clippy))?);
     }
     let mut checkpatch = sh::command("perl");
     checkpatch.arg(built.part("kernel/source").join("scripts/checkpatch.pl")).args([
@@ -180,12 +175,8 @@ fn run_gates(lab: &Lab, built: &Built) -> Result<Found> {
     // The stand-ins are external modules: they are built for more than one kernel, and one of them
     // is of a foreign licence.
     checkpatch.args(["--ignore", "LINUX_VERSION_CODE,MODULE_LICENSE", "-f"]);
-    for entry in WalkDir::new(lab.repo.join("ci/qemu")).sort_by_file_name() {
-        let entry = entry?;
-        if entry.path().extension().is_some_and(|e| e == "c" || e == "h") {
-            checkpatch.arg(entry.path());
-        }
-    }
+    let files = sh::git(lab, &["ls-files", "--cached", "--others", "--exclude-standard", "ci/qemu/*.[ch]"])?;
+    checkpatch.args(files.lines()).current_dir(&lab.repo);
     tests.push(gate(lab, "checkpatch of the stand-ins", &mut checkpatch)?);
     Ok(tests.into())
 }

@@ -54,7 +54,7 @@ pub fn job(lab: &Lab) -> Job<'_> {
 }
 
 fn all(lab: &Lab) -> Result<Found> {
-    let patches = sh::output(sh::command("git").current_dir(&lab.repo).args(["ls-files", "tests/mutants/*.patch"]))?;
+    let patches = sh::git(lab, &["ls-files", "tests/mutants/*.patch"])?;
     let boots = boots::all()?;
     let (mut tests, mut rows) = (Vec::new(), Vec::new());
     for patch in patches.lines() {

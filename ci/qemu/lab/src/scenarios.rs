@@ -111,10 +111,9 @@ pub fn run(lab: &Lab) -> Result<bool> {
         // It takes the longest. Ours comes first, for a person who stops this early.
         jobs.push(Job::new(name, 0, move || again_and_again(lab, built, &theirs, &same, told)));
     }
-    let commit = sh::output(sh::command("git").args(["describe", "--always", "--dirty", "--abbrev=12"]))?;
+    let commit = sh::git(lab, &["describe", "--always", "--dirty", "--abbrev=12"])?;
     let (driver, table) = (nvidia_c::version(lab)?, if nvidia_c::is_users() { USERS_TABLE } else { TABLE });
-    let mut ran =
-        Ran { commit: commit.trim().to_string(), driver, table, jobs: jobs.len(), done: 0, failed: Vec::new() };
+    let mut ran = Ran { commit, driver, table, jobs: jobs.len(), done: 0, failed: Vec::new() };
     let mut kept = Ok(());
     lanes::run(jobs, |done| {
         ran.done += 1;

@@ -57,6 +57,11 @@ pub fn output(cmd: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
+/// What git says of this checkout.
+pub fn git(lab: &Lab, words: &[&str]) -> Result<String> {
+    Ok(output(command("git").current_dir(&lab.repo).args(words))?.trim().to_string())
+}
+
 /// One step that takes a while and has a log.
 pub struct Step {
     pub what: String,

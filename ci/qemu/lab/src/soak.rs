@@ -125,11 +125,11 @@ const COUNTED: [&str; 2] = ["storm", "fuzz"];
 
 impl<'a> Record<'a> {
     fn new(lab: &'a Lab, jobs: Vec<&'a str>) -> Result<Self> {
-        let git = |args: &[&str]| sh::output(sh::command("git").current_dir(&lab.repo).args(args));
-        let mut commit = git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_string();
+        let mut commit = sh::git(lab, &["rev-parse", "--short=12", "HEAD"])?;
         // The record itself changes while it is written.
         let but = [FILE, arm64::FILE].map(|file| format!(":!{file}"));
-        if !git(&["status", "--porcelain", "--untracked-files=no", "--", ".", &but[0], &but[1]])?.is_empty() {
+        let status = ["status", "--porcelain", "--untracked-files=no", "--", ".", &but[0], &but[1]];
+        if !sh::git(lab, &status)?.is_empty() {
             commit += "+changes";
         }
         let date = sh::output(sh::command("date").arg("+%F"))?.trim().to_string();
