@@ -1,5 +1,5 @@
-//! Two machines joined by a cable: both boot at once, and neither goes on for long when the other is
-//! lost.
+//! Two machines joined by a cable: both boot at once, and neither goes on for long when the other
+//! is lost.
 
 use anyhow::{anyhow, Context, Result};
 use lab::artefacts::Built;

@@ -6,7 +6,7 @@ use lab::alarms::{self, Kind};
 /// The worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// KASAN's word for it, an oops, also as the last word of the machine, or a pin that nobody puts.
+    /// KASAN's word for it, an oops (also as the machine's last word), or a pin that nobody puts.
     MemorySafety,
     Hang,
     Promise,
