@@ -236,18 +236,27 @@ impl Registration {
         let mut inner = self.inner().lock();
         // Unmapped before the state lock goes (rule 6). The memory of its runs, megabytes for
         // broken memory behind an IOMMU, goes in `release`.
-        let ended = inner.state.end_mapping().map(|mappings| (mappings.runs(), mappings.undo()));
-        let left = if let Some((_, false)) = ended { inner.state.take_rest() } else { Memory::None };
-        if let Some((runs, _)) = ended {
-            self.counters().unmaps.add(1);
-            self.counters().unmapped_runs.add(num::u64_from(runs));
+        let (mut ended, mut left) = (false, Memory::None);
+        if let Some(mappings) = inner.state.end_mapping() {
+            ended = true;
+            let runs = match mappings.undo() {
+                Some(runs) => runs,
+                None => {
+                    let runs = mappings.runs();
+                    left = inner.state.take_rest();
+                    runs
+                }
+            };
+            let counters = self.counters();
+            counters.unmaps.add(1);
+            counters.unmapped_runs.add(num::u64_from(runs));
         }
         let answer = also(&mut inner);
         drop(inner);
         // These are of persistent pins, which no callback races for. The provider is not called
         // under the state lock.
         drop(left);
-        if ended.is_some() {
+        if ended {
             timer.end(|| self.traced(), Ok(()));
         }
         answer

@@ -51,6 +51,11 @@ impl<T> Several<T> {
         self.first
     }
 
+    /// The first, if it is the only one.
+    pub(crate) fn only_mut(&mut self) -> Option<&mut T> {
+        self.others().is_empty().then_some(&mut self.first)
+    }
+
     /// The last.
     pub(crate) fn last_mut(&mut self) -> &mut T {
         self.others.as_mut().and_then(|others| others.last_mut()).unwrap_or(&mut self.first)

@@ -122,14 +122,14 @@ impl Mappings {
         (first.gpu, first.device.number())
     }
 
-    /// Undoes one mapping that we made. `false` for anything else, which is to be dropped without a
-    /// state lock: there are many, or the provider is called, and they are never a revocable pin's.
-    pub(crate) fn undo(&mut self) -> bool {
-        let ours = self.0.len() == 1 && !matches!(self.0.first().mapped, Mapped::ByProvider { .. });
-        if ours {
-            self.0.last_mut().unmap();
-        }
-        ours
+    /// Undoes one mapping that we made, and tells its number of runs. `None` for anything else,
+    /// which is to be dropped without a state lock: there are many, or the provider is called, and
+    /// they are never a revocable pin's.
+    pub(crate) fn undo(&mut self) -> Option<usize> {
+        let mapping = self.0.only_mut().filter(|mapping| !matches!(mapping.mapped, Mapped::ByProvider { .. }))?;
+        let runs = mapping.count();
+        mapping.unmap();
+        Some(runs)
     }
 }
 
