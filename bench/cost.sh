@@ -40,7 +40,7 @@ timeout "${LIMIT:-600}" qemu-system-x86_64 -machine q35 -accel tcg,thread=single
 	-kernel "$lab/kernel/image" -initrd "$work/image.cpio" -append "console=ttyS0 panic=-1 rdinit=/init guest.run=cost" \
 	-serial "file:$work/console" -serial "file:$work/results" </dev/null || true
 tr -d '\r' <"$work/results" | sed -n 's/^ *# \(|.*|\)$/\1/p'
-grep -q '^ *ok .* registration' "$work/results" || {
+grep -q '^ok [0-9]* cost/registration$' "$work/results" || {
 	tail -n 20 "$work/console" "$work/results"
 	exit 1
 }
