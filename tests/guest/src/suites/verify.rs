@@ -99,7 +99,7 @@ fn everything(_: &Env) -> Result<()> {
 
 /// NVIDIA's module in the same run: what it does is in the report, and does not count.
 fn beside_nvidias(_: &Env) -> Result<()> {
-    // Its storm may stop the machine.
+    // Only what is looked at below. Its storm may stop the machine.
     let only = "bytes.write,unload";
     let file = "/usr/lib/nvidia_c/nvidia-peermem.ko";
     let (found, code, _) = verify(&["--yes", "--storm", "0", "--only", only, "--compare", file])?;
