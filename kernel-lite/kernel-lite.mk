@@ -75,7 +75,7 @@ kl-flags += $(if $(CONFIG_FRAME_POINTER),-Cforce-frame-pointers=y)
 # As KL_MUTEX_WORDS in helpers.h.
 kl-cfgs := --check-cfg='cfg(kl_debug_locks)' $(if $(CONFIG_DEBUG_MUTEXES)$(CONFIG_DEBUG_LOCK_ALLOC),--cfg kl_debug_locks)
 
-# Proc macros run on the host, once: to optimize them takes longer than they run.
+# Proc macros run on the host, once. Optimizing them takes longer than running them.
 kl-host-flags := --cap-lints=allow -Clinker=$(HOSTCC) -L$(kl) $(kl-metadata)
 kl-syn-features := clone-impls derive full parsing printing proc-macro visit visit-mut
 
