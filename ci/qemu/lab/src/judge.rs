@@ -30,7 +30,7 @@ pub struct Told {
     /// None where nvidia-peermem is not loaded by the runner.
     pub mode: Option<String>,
     pub skipped: Option<String>,
-    /// Before it there is nothing to say.
+    /// Empty in the row that announces the test.
     #[serde(default)]
     pub what: Vec<String>,
 }
@@ -201,10 +201,12 @@ fn caught(report: &Report, tests: &[String]) -> Result<Vec<Test>> {
     let caught = |name: &String| {
         let what = rows.iter().find(|row| row.test == *name).map(|row| row.what.clone());
         let caught = what.as_ref().is_some_and(|what| Verdict::worst(what).0 == Verdict::MemorySafety);
-        let mut notes = what.unwrap_or_else(|| vec!["it did not run".to_string()]);
-        if !caught {
-            notes.push("no alarm, no lost pin: the lab would not see ours break either".to_string());
-        }
+        let unseen = "no alarm, no lost pin: the lab would not see ours break either".to_string();
+        let notes = match what {
+            None => vec!["it did not run".to_string()],
+            Some(what) if caught => what,
+            Some(what) => [vec![unseen], what].concat(),
+        };
         Test::new(format!("NVIDIA's module is caught in {name}"), caught, notes)
     };
     Ok(tests.iter().map(caught).collect())

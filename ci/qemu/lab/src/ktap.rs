@@ -103,8 +103,6 @@ impl Parser {
             self.result(rest, false);
         } else if let Some(rest) = text.strip_prefix("ok ") {
             self.result(rest, true);
-        } else if let Some(why) = text.strip_prefix("Bail out!") {
-            self.fail("the guest gave up", vec![why.trim().to_string()]);
         }
     }
 
@@ -198,10 +196,5 @@ mod tests {
         assert_eq!(p.json["demo"].len(), 2);
         assert_eq!(p.json["demo"][0]["mb_s"], 12.5);
         assert_eq!(parse("1..0\n# json demo {broken\n").tests[0].outcome, Outcome::Failed);
-    }
-
-    #[test]
-    fn bail_out() {
-        assert_eq!(parse("1..0\nBail out! no nvidia.ko\n").tests[0].notes, ["no nvidia.ko"]);
     }
 }

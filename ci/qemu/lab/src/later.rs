@@ -1,6 +1,7 @@
 //! What is being built while others wait for it.
 
 use anyhow::{anyhow, Result};
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::LazyLock;
 
 type Build<'a, T> = Box<dyn FnOnce() -> Result<T, String> + Send + 'a>;
@@ -10,6 +11,9 @@ pub struct Later<'a, T>(LazyLock<Result<T, String>, Build<'a, T>>);
 
 impl<'a, T> Later<'a, T> {
     pub fn new(build: impl FnOnce() -> Result<T> + Send + 'a) -> Self {
+        // A panic would take along whoever waits, and the report.
+        let build = AssertUnwindSafe(build);
+        let build = || catch_unwind(|| { build }.0()).unwrap_or_else(|_| Err(anyhow!("the lab itself failed")));
         Later(LazyLock::new(Box::new(|| build().map_err(|e| format!("{e:#}")))))
     }
 

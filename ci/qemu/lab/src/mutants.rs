@@ -97,9 +97,9 @@ const COLUMNS: [&str; 5] = ["patch", "what it breaks", "boot", "found by", "test
 /// is built anew.
 fn planted(lab: &Lab, patch: &Path) -> Result<Lab> {
     let repo = lab.repo.join("build/mutants");
-    let copy = "{ git ls-files; echo build/bin/lab; } | rsync --checksum --links --perms --ignore-missing-args \
-        --files-from=- ./ build/mutants";
-    sh::output(sh::command("sh").args(["-c", copy]).current_dir(&lab.repo))?;
+    let copy = "files=$(git ls-files); { echo \"$files\"; echo build/bin/lab; } | \
+        rsync --checksum --links --perms --ignore-missing-args --files-from=- ./ build/mutants";
+    sh::output(sh::command("sh").args(["-ec", copy]).current_dir(&lab.repo))?;
     let mut apply = sh::command("patch");
     apply.args(["-p1", "--silent", "--forward", "--fuzz=0", "--no-backup-if-mismatch", "-i"]).arg(patch);
     sh::output(apply.current_dir(&repo)).context("make the patch again for the sources as they are now")?;

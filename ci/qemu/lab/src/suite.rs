@@ -63,7 +63,7 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>) -> Result<bool> {
     }
     let (waited, mut done) = thread::scope(|scope| -> Result<_> {
         scope.spawn(|| {
-            // Who waits for it hears what is wrong.
+            // Its jobs report what is wrong.
             let tests = here("host").then(|| programs.get());
             drop(tests);
             if debug.is_none_or(|debug| debug.get().is_ok()) {

@@ -11,7 +11,7 @@ pub enum Verdict {
     Hang,
     Promise,
     Lockdep,
-    /// A stand-in says so.
+    /// A stand-in says that the test itself went wrong.
     Lab,
     Clean,
     /// NVIDIA's module is spared what asks for something that only ours promises.
