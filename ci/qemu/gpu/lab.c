@@ -201,7 +201,7 @@ static void spend_until(ktime_t until)
 	if (left <= 0)
 		return;
 	if (READ_ONCE(cost[NVLAB_T_SLEEP].value)) {
-		fsleep(max(div_u64(left, NSEC_PER_USEC), 1));
+		fsleep(DIV_ROUND_UP_ULL(left, NSEC_PER_USEC));
 		return;
 	}
 	while (ktime_before(ktime_get(), until)) {

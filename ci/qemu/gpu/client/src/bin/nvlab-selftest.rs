@@ -671,18 +671,13 @@ fn costs(t: &Test) -> Outcome {
         t.lab.cost("sleep", sleep)?;
         t.lab.cost("pin_base", 30_000_000)?;
         t.lab.cost("pin_gib", 1_000_000_000)?;
-        // Three quarters of it under the RM API lock; less where the call was preempted before that.
-        let (mut held, mut tries) = (0, 0);
-        while held < 23_232_421 && tries < 5 {
-            t.lab.reset_accounting()?;
-            let start = std::time::Instant::now();
-            let p = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
-            same!(start.elapsed() >= Duration::from_nanos(30_976_562), true);
-            held = t.counter("api_lock_held_ns")?;
-            tries += 1;
-            drop(p);
-        }
-        same!(held >= 23_232_421, true);
+        t.lab.reset_accounting()?;
+        let start = std::time::Instant::now();
+        let p = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
+        same!(start.elapsed() >= Duration::from_nanos(30_976_562), true);
+        // Three quarters of it under the RM API lock, whatever came before that.
+        same!(t.counter("api_lock_held_ns")? >= 23_232_421, true);
+        drop(p);
     }
     t.lab.reset_cost()?;
     Ok(())
