@@ -122,9 +122,9 @@ impl Mappings {
         (first.gpu, first.device.number())
     }
 
-    /// Undoes one mapping that we made, and tells its number of runs. `None` for anything else,
-    /// which is to be dropped without a state lock: there are many, or the provider is called, and
-    /// they are never a revocable pin's.
+    /// If there is one mapping and we made it: undoes it, and returns its number of runs. `None` for
+    /// anything else, which is to be dropped without a state lock: there are many, or the provider
+    /// is called, and they are never a revocable pin's.
     pub(crate) fn undo(&mut self) -> Option<usize> {
         let mapping = self.0.only_mut().filter(|mapping| !matches!(mapping.mapped, Mapped::ByProvider { .. }))?;
         let runs = mapping.count();

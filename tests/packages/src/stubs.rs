@@ -16,9 +16,9 @@ pub const OFED: [&str; 2] = ["24.10", "25.10"];
 pub const NEXT: &str = "0.90.0";
 pub const BROKEN: &str = "0.91.0";
 
-/// Builds the Debian packages that the quick transitions need, or all and the rpm packages.
-/// `archive` is what `make dist` made; peermemctl and the libraries are built of what cargo needs for
-/// them in `vendor`, without the network.
+/// Builds the Debian packages that the quick transitions need; with `whole`, all Debian packages and
+/// the rpm packages. `archive` is what `make dist` made; peermemctl and the libraries are built of
+/// what cargo needs for them in `vendor`, without the network.
 pub fn build(machine: &Machine, archive: &Path, version: &str, whole: bool, vendor: Option<&Path>) -> Result<()> {
     let stubs = Path::new(env!("CARGO_MANIFEST_DIR")).join("stubs");
     machine.put(&stubs, "/srv/stubs")?;

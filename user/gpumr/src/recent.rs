@@ -11,8 +11,9 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::hash::{Hash, Hasher};
 
-/// 96 KiB in each thread that registers. An entry may lie in two slots: so 1265 buffers of one size
-/// side by side find room, and of random sizes seven of eight.
+/// The number of slots is two to the power of this: 96 KiB in each thread that registers. An entry
+/// may lie in either of two. So 1265 buffers of one size side by side find room, and of random sizes
+/// seven of eight.
 const SLOTS_LOG: u32 = 12;
 
 /// Where the range that was asked for began, and its entry.

@@ -221,7 +221,10 @@ mod tests {
     const BOTH: [&str; 2] = ["persistent", "legacy"];
 
     fn shown(wanted: &[Wanted]) -> Vec<Value> {
-        let row = |Wanted { mode, program, connect, buffer }: &Wanted| json!({"mode": mode, "test": program, "connect": connect, "buffer": buffer, "mb_s": 1.5, "chunks": 4});
+        let row = |w: &Wanted| {
+            json!({"mode": w.mode, "test": w.program, "connect": w.connect, "buffer": w.buffer, "mb_s": 1.5,
+                "chunks": 4})
+        };
         wanted.iter().map(row).collect()
     }
 

@@ -11,10 +11,13 @@ pub struct Later<'a, T>(LazyLock<Result<T, String>, Build<'a, T>>);
 
 impl<'a, T> Later<'a, T> {
     pub fn new(build: impl FnOnce() -> Result<T> + Send + 'a) -> Self {
-        // A panic would take along whoever waits, and the report.
-        let build = AssertUnwindSafe(build);
-        let build = || catch_unwind(|| { build }.0()).unwrap_or_else(|_| Err(anyhow!("the lab itself failed")));
-        Later(LazyLock::new(Box::new(|| build().map_err(|e| format!("{e:#}")))))
+        // A panic in a LazyLock panics in each thread that waits for it: the run would end without
+        // its report.
+        let build = || {
+            let built = catch_unwind(AssertUnwindSafe(build));
+            built.unwrap_or_else(|_| Err(anyhow!("the lab itself failed"))).map_err(|e| format!("{e:#}"))
+        };
+        Later(LazyLock::new(Box::new(build)))
     }
 
     pub fn get(&self) -> Result<&T> {
