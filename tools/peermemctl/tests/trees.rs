@@ -362,7 +362,7 @@ fn a_refusal_is_over_once_the_closed_driver_took_a_build() {
 #[test]
 fn what_was_constructed_says_so() {
     for (name, path) in checks::machines() {
-        let constructed = ["gb", "hgx", "slots"].iter().any(|start| name.starts_with(start));
+        let constructed = ["gb", "gh", "hgx", "slots"].iter().any(|start| name.starts_with(start));
         let text = fs::read_to_string(path).unwrap();
         assert_eq!(text.starts_with("# made up"), constructed, "{name}");
     }
@@ -373,8 +373,11 @@ fn what_was_constructed_says_so() {
 #[test]
 fn grace_is_known() {
     let message = |tree: &str, id: &str| check(&unpacked(tree), id)["message"].as_str().unwrap_or_default().to_owned();
-    let (gb200, gb300) = (message("gb200", "gpus.coherent"), message("gb300", "gpus.coherent"));
-    assert!(gb200.contains("NVLink-C2C") && gb200.contains("no ATS") && !gb200.contains("dma-buf"), "{gb200}");
+    let gb300 = message("gb300", "gpus.coherent");
+    for tree in ["gh200", "gb200"] {
+        let said = message(tree, "gpus.coherent");
+        assert!(said.contains("NVLink-C2C") && said.contains("no ATS") && !said.contains("dma-buf"), "{tree}: {said}");
+    }
     assert!(gb300.contains("Data Direct") && gb300.contains("by dma-buf alone: that is faster"), "{gb300}");
     assert!(message("gb200", "limits.pages").contains("pages of 64 KiB"));
     for id in ["gpus.coherent", "limits.pages"] {
@@ -385,8 +388,9 @@ fn grace_is_known() {
 
 #[test]
 fn exit_codes_of_what_only_shows() {
-    let exits: [(&str, &[&str], i32); 11] = [
+    let exits: [(&str, &[&str], i32); 12] = [
         ("hgx", &["topo"], 0),
+        ("gh200", &["topo"], 0),
         ("gb200", &["topo"], 0),
         ("hgx-problems", &["topo"], 1),
         ("healthy", &["topo"], 0),
