@@ -5,6 +5,7 @@
 //! Left out: Kubernetes, mounts, and the build itself.
 
 use build_tests::repository;
+use std::env::consts::ARCH;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -78,7 +79,7 @@ impl Node {
     }
 
     fn core(&self) {
-        self.write(&format!("run/mellanox/drivers/usr/src/ofa_kernel/x86_64/{}/Module.symvers", kernel()), "");
+        self.write(&format!("run/mellanox/drivers/usr/src/ofa_kernel/{ARCH}/{}/Module.symvers", kernel()), "");
         self.write("run/mellanox/drivers/.driver-ready", "");
     }
 
@@ -183,7 +184,7 @@ fn waits_for_both_and_builds_against_them() {
     for words in [
         format!("KDIR={run}/nvidia/driver/usr/src/linux-headers-{}", kernel()),
         format!("NVIDIA={run}/nvidia/driver/usr/src/nvidia-580.95/kernel-open"),
-        format!("OFED={run}/mellanox/drivers/usr/src/ofa_kernel/x86_64/{}", kernel()),
+        format!("OFED={run}/mellanox/drivers/usr/src/ofa_kernel/{ARCH}/{}", kernel()),
         "nvidia-peermem.ko persistent_api_support=0 revocable_fallback=1".to_string(),
     ] {
         assert!(log.contains(&words), "no {words} in: {log}");

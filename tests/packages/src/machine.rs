@@ -170,7 +170,7 @@ END_OF_UNIT
             modinfo -F version "$file" | head -n 1
             # Which versions it wants, if its kernel has any, and which the neighbours' last builds have.
             modprobe --dump-modversions "$file" 2>/dev/null | grep -E 'nvidia_p2p_|peer_memory_client' | sed 's/^0x0*/0x/' | sort >/tmp/wants
-            cat /var/lib/dkms/nvidia*/kernel-"$k"-x86_64/module/Module.symvers /usr/src/ofa_kernel/x86_64/"$k"/Module.symvers 2>/dev/null |
+            cat /var/lib/dkms/nvidia*/kernel-"$k"-$(uname -m)/module/Module.symvers /usr/src/ofa_kernel/$(uname -m)/"$k"/Module.symvers 2>/dev/null |
                 grep -E '	(nvidia_p2p_|ib_.*peer_memory_client)' | cut -f 1,2 | sed 's/^0x0*/0x/' | sort >/tmp/has
             # Wanted with another version than it is had.
             awk 'NR == FNR {{ had[$2] = $1; next }} $2 in had && had[$2] != $1 {{ print $2 }}' /tmp/has /tmp/wants"#

@@ -248,8 +248,8 @@ fn ofed_upgrade(test: &mut Test) -> Result<()> {
 fn ofed_of_two_versions(test: &mut Test) -> Result<()> {
     let version = test.version();
     let text = test.machine.must(
-        "cd /usr/src/ofa_kernel && mkdir -p x86_64/9.9.9-other && sed 's/^0x......../0x12345678/' default/Module.symvers >x86_64/9.9.9-other/Module.symvers
-        ln -sfn /usr/src/ofa_kernel/x86_64/9.9.9-other default
+        "cd /usr/src/ofa_kernel && mkdir -p $(uname -m)/9.9.9-other && sed 's/^0x......../0x12345678/' default/Module.symvers >$(uname -m)/9.9.9-other/Module.symvers
+        ln -sfn /usr/src/ofa_kernel/$(uname -m)/9.9.9-other default
         dpkg-trigger --no-await /usr/src; dpkg --configure --pending",
     )?;
     ensure!(!text.contains("nvidia-peermem-rust: "), "nothing of this kernel has changed:\n{text}");
@@ -257,7 +257,7 @@ fn ofed_of_two_versions(test: &mut Test) -> Result<()> {
     // Where this kernel's is gone, another kernel's is not taken for it.
     let kernel = test.kernel()?;
     let text = test.machine.must(&format!(
-        "rm -r /usr/src/ofa_kernel/x86_64/{kernel}
+        "rm -r /usr/src/ofa_kernel/$(uname -m)/{kernel}
         cd /usr/src/nvidia-peermem-rust-*/ && make -s preflight KDIR=/lib/modules/{kernel}/build OUT=/tmp/out 2>&1"
     ))?;
     one_line(&text, &["9.9.9-other", "another kernel"])?;
@@ -271,8 +271,8 @@ fn neighbour_of_another_abi(test: &mut Test) -> Result<()> {
     let kernel = test.kernel()?;
     // Nobody tries again what did not change.
     let text = test.machine.must(&format!(
-        "mkdir -p /usr/src/ofa_kernel/x86_64/{kernel}/include/rdma
-        echo '#error an interface that nobody knows' >/usr/src/ofa_kernel/x86_64/{kernel}/include/rdma/peer_mem.h
+        "mkdir -p /usr/src/ofa_kernel/$(uname -m)/{kernel}/include/rdma
+        echo '#error an interface that nobody knows' >/usr/src/ofa_kernel/$(uname -m)/{kernel}/include/rdma/peer_mem.h
         # As the service at boot does, beside apt.
         /usr/lib/nvidia-peermem-rust/upkeep refresh & /usr/lib/nvidia-peermem-rust/upkeep refresh; wait
         for i in 1 2; do dpkg-trigger --no-await /usr/src; dpkg --configure --pending; done"
@@ -385,7 +385,7 @@ fn disk_full_at_a_refresh(test: &mut Test) -> Result<()> {
     let version = test.version();
     test.machine.disk = Some(8);
     let said = test.machine.run(&format!(
-        "sed -i 's/^0x......../0x12345678/' /usr/src/ofa_kernel/x86_64/{kernel}/Module.symvers
+        "sed -i 's/^0x......../0x12345678/' /usr/src/ofa_kernel/$(uname -m)/{kernel}/Module.symvers
         cat /dev/zero >/fill 2>/dev/null || true
         /usr/lib/nvidia-peermem-rust/upkeep refresh
         file=$(modinfo -k {kernel} -n nvidia-peermem); echo resolved $file $(modinfo -F version $file)
@@ -457,7 +457,7 @@ fn each_kernel_by_itself(test: &mut Test) -> Result<()> {
         mv 9.9.9/nvidia-peermem-rust.ko* 9.9.9/nvidia-peermem.ko 2>/dev/null || true
         printf '#!/bin/sh\ncase $1 in status) exec /usr/sbin/dkms \"$@\" ;; esac; echo \"error: of the test\"; exit 1\n' >/usr/local/sbin/dkms
         chmod +x /usr/local/sbin/dkms
-        sed -i 's/^0x......../0x12345678/' /usr/src/ofa_kernel/x86_64/{kernel}/Module.symvers
+        sed -i 's/^0x......../0x12345678/' /usr/src/ofa_kernel/$(uname -m)/{kernel}/Module.symvers
         ./upkeep refresh
         test -L 9.9.9/nvidia-peermem.ko; test -L {kernel}/nvidia-peermem.ko*
         ./upkeep hold
@@ -526,13 +526,13 @@ fn booted(test: &mut Test) -> Result<()> {
     test.machine.must(&format!(
         "printf '#!/bin/sh\ncase $1 in status) exec /usr/sbin/dkms \"$@\" ;; esac; echo \"error: of the test\"; exit 1\n' >/usr/local/sbin/dkms
         chmod +x /usr/local/sbin/dkms
-        cp /usr/src/ofa_kernel/x86_64/{kernel}/Module.symvers /srv/
-        sed -i 's/^0x......../0x12345678/' /usr/src/ofa_kernel/x86_64/{kernel}/Module.symvers"
+        cp /usr/src/ofa_kernel/$(uname -m)/{kernel}/Module.symvers /srv/
+        sed -i 's/^0x......../0x12345678/' /usr/src/ofa_kernel/$(uname -m)/{kernel}/Module.symvers"
     ))?;
     let said = service_ran(test)?;
     says_why(&said.join("\n"), "of the test")?;
     test.machine
-        .must(&format!("mv /srv/Module.symvers /usr/src/ofa_kernel/x86_64/{kernel}/; rm /usr/local/sbin/dkms"))?;
+        .must(&format!("mv /srv/Module.symvers /usr/src/ofa_kernel/$(uname -m)/{kernel}/; rm /usr/local/sbin/dkms"))?;
     test.expect_ours("a boot at which a build fails", &version)?;
     // Neither GPU driver nor OFED.
     test.machine.must("dpkg -P --no-triggers nvidia-dkms mlnx-ofed-kernel-dkms; rm -rf /usr/src/ofa_kernel")?;
