@@ -4,7 +4,7 @@ use crate::arch::Arch;
 use crate::axes::{Also, Kernel, Module, Named};
 use crate::ctx::Lab;
 use crate::sh;
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,6 +38,11 @@ pub fn build(lab: &Lab, kernel: Kernel, kinds: &[Kind], targets: &[&str]) -> Res
 }
 
 fn make<'a>(lab: &Lab, kernel: Kernel, targets: impl Iterator<Item = &'a str>) -> Result<()> {
+    ensure!(
+        kernel.is_built_on(Arch::host()),
+        "{} is a kernel for x86-64, and this machine is arm64: name one of arm64, or use a machine of x86-64",
+        kernel.name()
+    );
     let mut make = sh::command("make");
     make.args(["--no-print-directory", "-f", "ci/qemu/artefacts.mk"]).arg(format!("KERNEL={}", kernel.name()));
     make.arg(format!("LLVM={}", sh::LLVM)).arg(format!("CACHE={}", lab.cache.display()));
@@ -51,7 +56,7 @@ fn make<'a>(lab: &Lab, kernel: Kernel, targets: impl Iterator<Item = &'a str>) -
 /// The root folders of machines of these Debian releases.
 pub fn chroots(lab: &Lab, releases: &[&str]) -> Result<Vec<PathBuf>> {
     let names: Vec<String> = releases.iter().map(|release| format!("chroot-{release}")).collect();
-    make(lab, Kernel::Debian612, names.iter().map(String::as_str).chain(["archive"]))?;
+    make(lab, Kernel::debian(), names.iter().map(String::as_str).chain(["archive"]))?;
     Ok(names.iter().map(|name| lab.build.join("packages").join(name).join("root")).collect())
 }
 

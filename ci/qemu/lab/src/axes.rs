@@ -58,6 +58,27 @@ pub enum Kernel {
 }
 
 impl Kernel {
+    /// Debian's own 6.12 of this machine's architecture.
+    pub fn debian() -> Self {
+        match Arch::host() {
+            Arch::X86 => Kernel::Debian612,
+            Arch::Arm64 => Kernel::Debian612Arm64,
+        }
+    }
+
+    /// The lab's own of this machine's architecture, with its alarms on.
+    pub fn debug() -> Self {
+        match Arch::host() {
+            Arch::X86 => Kernel::Debug72,
+            Arch::Arm64 => Kernel::Debug72Arm64Pages64k,
+        }
+    }
+
+    /// Can the lab build for it here? For arm64 it builds across, for x86-64 it does not.
+    pub fn is_built_on(self, host: Arch) -> bool {
+        self.arch() == host || host == Arch::X86
+    }
+
     // A name says what the kernel is, here as in artefacts.mk.
 
     pub fn arch(self) -> Arch {
@@ -158,6 +179,8 @@ pub enum Also {
 pub enum Run {
     /// `make test`
     Test,
+    /// `make test` on arm64, beside those of `Test`: x86-64 has no time for them.
+    TestArm64,
     /// `make test NVIDIA_C=1`: what differs is recorded, not judged.
     NvidiaC,
     /// `make soak`
@@ -187,5 +210,7 @@ mod tests {
         assert_eq!(of(Kernel::Debian612), (Arch::X86, "4 KiB", false));
         assert_eq!(of(Kernel::Debian73Arm64Pages16k), (Arch::Arm64, "16 KiB", false));
         assert_eq!(of(Kernel::Debug72Arm64Pages64k), (Arch::Arm64, "64 KiB", true));
+        assert!(Kernel::Fast72.is_built_on(Arch::X86) && !Kernel::Fast72.is_built_on(Arch::Arm64));
+        assert!(Kernel::Debian61Arm64.is_built_on(Arch::X86) && Kernel::Debian61Arm64.is_built_on(Arch::Arm64));
     }
 }

@@ -3,7 +3,7 @@
 
 use anyhow::{ensure, Context, Result};
 use lab::alarms;
-use lab::arch::Iommu;
+use lab::arch::{Arch, Iommu};
 use lab::artefacts::Kind;
 use lab::axes::{Also, Clock, Core, Kernel, Mode, Module, Named, Run};
 use lab::machine::{Boot, COUNTED_CPU};
@@ -180,6 +180,13 @@ impl Row {
         boot
     }
 
+    /// Does this run have it on such a machine? One of arm64 builds no kernels of x86-64, and has
+    /// the time for more of arm64.
+    fn is_in(&self, run: Run, host: Arch) -> bool {
+        let more = run == Run::Test && host == Arch::Arm64 && self.runs.contains(&Run::TestArm64);
+        self.kernel.is_built_on(host) && (more || self.runs.contains(&run))
+    }
+
     /// Does `ONLY=` mean it: by its name, by the first of its axes, or by a pattern?
     fn is_named(&self, only: &str) -> bool {
         let below = self.name.strip_prefix(only).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -190,10 +197,11 @@ impl Row {
 /// Boots, each with what is to run in it.
 pub type Chosen<'a> = Vec<(&'a Row, Vec<String>)>;
 
-/// The boots of a run, of which `only` names some by name or suite. `others` are what else it may
-/// name.
-pub fn chosen<'a>(rows: &'a [Row], run: Run, only: Option<&[&str]>, others: &[&str]) -> Result<Chosen<'a>> {
-    let rows: Vec<&Row> = rows.iter().filter(|row| row.runs.contains(&run)).collect();
+/// The boots of a run on a machine of `host`, of which `only` names some by name or suite. `others`
+/// are what else it may name.
+pub fn chosen<'a>(rows: &'a [Row], run: Run, host: Arch, only: Option<&[&str]>, others: &[&str]) -> Result<Chosen<'a>> {
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.is_in(run, host)).collect();
+    ensure!(!rows.is_empty(), "this run has no boot for a machine of arm64");
     let Some(only) = only else {
         return Ok(rows.into_iter().map(|row| (row, row.suites.clone())).collect());
     };
@@ -203,7 +211,8 @@ pub fn chosen<'a>(rows: &'a [Row], run: Run, only: Option<&[&str]>, others: &[&s
     for name in only {
         ensure!(
             is_named(name) || home(name).is_some() || others.contains(name),
-            "ONLY={name}: this run has no such boot and no such suite. `make boots` lists the boots; the suites are: {}",
+            "ONLY={name}: this run has no such boot and no such suite{}. `make boots` lists the boots; the suites are: {}",
+            if host == Arch::Arm64 { " on arm64" } else { "" },
             suites(&rows, others)
         );
     }
@@ -243,7 +252,7 @@ mod tests {
 
     fn of(run: Run, only: Option<&[&str]>) -> Vec<(String, String)> {
         let rows = all().unwrap();
-        let chosen = chosen(&rows, run, only, &["host"]).unwrap();
+        let chosen = chosen(&rows, run, Arch::X86, only, &["host"]).unwrap();
         chosen.into_iter().map(|(row, suites)| (row.name.clone(), suites.join(","))).collect()
     }
 
@@ -307,6 +316,19 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_of_arm64_has_boots_of_arm64_alone() {
+        let rows = all().unwrap();
+        let on = |run, host| chosen(&rows, run, host, None, &[]).unwrap();
+        let (test, soak) = (on(Run::Test, Arch::Arm64), on(Run::Soak, Arch::Arm64));
+        assert!(test.iter().chain(&soak).all(|(row, _)| row.kernel.arch() == Arch::Arm64));
+        let has = |name: &str| test.iter().any(|(row, _)| row.name == name);
+        assert!(has("debian-6.12-arm64/25.10/both/1gpu") && has("debug-7.2-arm64-64k/24.10/both/1gpu"));
+        assert!(soak.len() > test.len() && on(Run::Test, Arch::X86).len() > test.len());
+        let error = chosen(&rows, Run::Test, Arch::Arm64, Some(&["debug-7.2"]), &[]).unwrap_err().to_string();
+        assert!(error.contains("ONLY=debug-7.2") && error.contains("on arm64"), "{error}");
+    }
+
+    #[test]
     fn a_boot_is_named_by_its_axes_and_a_suite_by_itself() {
         let canary = ("debug-7.2/25.10/legacy/1gpu/canary".to_string(), "scenarios".to_string());
         assert_eq!(of(Run::Test, Some(&["debug-7.2/25.10/legacy"])), std::slice::from_ref(&canary));
@@ -317,9 +339,9 @@ mod tests {
         assert!(of(Run::Test, Some(&["debian-6.12"])).len() > 5 && of(Run::Test, Some(&["host"])).is_empty());
         assert!(of(Run::Soak, Some(&["*/24.10/*"])).iter().all(|(name, _)| name.contains("/24.10/")));
         let rows = all().unwrap();
-        let error = chosen(&rows, Run::Test, Some(&["smok"]), &["host"]).unwrap_err().to_string();
+        let error = chosen(&rows, Run::Test, Arch::X86, Some(&["smok"]), &["host"]).unwrap_err().to_string();
         assert!(error.contains("ONLY=smok") && error.contains("smoke") && error.contains("host"), "{error}");
-        assert!(chosen(&rows, Run::NvidiaC, Some(&["host"]), &[]).is_err());
+        assert!(chosen(&rows, Run::NvidiaC, Arch::X86, Some(&["host"]), &[]).is_err());
     }
 
     #[test]

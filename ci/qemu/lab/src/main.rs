@@ -19,7 +19,7 @@ mod verdict;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use keep::Keep;
-use lab::arch::{Arch, Iommu};
+use lab::arch::Iommu;
 use lab::axes::{Also, Kernel, Module, Run};
 use lab::ctx::Lab;
 use lab::machine::Boot;
@@ -37,7 +37,7 @@ struct Args {
 enum Cmd {
     /// Fetch and build everything, and make the machine's image.
     Build {
-        #[arg(long, value_enum, default_value = "debug-7.2")]
+        #[arg(long, value_enum, default_value_t = Kernel::debug())]
         kernel: Kernel,
         /// More targets of ci/qemu/artefacts.mk.
         targets: Vec<String>,
@@ -94,7 +94,7 @@ enum Cmd {
         nics: u32,
         #[arg(long, value_enum, default_value = "off")]
         iommu: Iommu,
-        #[arg(long, value_enum, default_value = "debug-7.2")]
+        #[arg(long, value_enum, default_value_t = Kernel::debug())]
         kernel: Kernel,
         /// More of the kernel's command line.
         #[arg(last = true)]
@@ -126,7 +126,7 @@ fn run(args: Args) -> Result<bool> {
             println!("{}", lab.short(&artefacts::build(&lab, kernel, &[ours], &targets)?.image(ours)));
             Ok(true)
         }
-        Cmd::Demo { nvidia_c, kernel } => demo::run(&lab, module(nvidia_c), kernel.unwrap_or_else(debian)),
+        Cmd::Demo { nvidia_c, kernel } => demo::run(&lab, module(nvidia_c), kernel.unwrap_or_else(Kernel::debian)),
         Cmd::Test { nvidia_c, only } => {
             suite::run(&lab, if nvidia_c { Run::NvidiaC } else { Run::Test }, only.as_deref())
         }
@@ -144,14 +144,6 @@ fn run(args: Args) -> Result<bool> {
             boot.shell(&lab, &built, &built.image(kind))
         }
         Cmd::Keep(keep) => keep.run(&lab).map(|()| true),
-    }
-}
-
-/// Debian's own 6.12 for this machine's architecture.
-fn debian() -> Kernel {
-    match Arch::host() {
-        Arch::X86 => Kernel::Debian612,
-        Arch::Arm64 => Kernel::Debian612Arm64,
     }
 }
 

@@ -6,6 +6,7 @@ use crate::boots::{self, Row};
 use crate::judge;
 use crate::lanes::{Found, Job};
 use anyhow::{ensure, Context, Result};
+use lab::arch::Arch;
 use lab::artefacts;
 use lab::ctx::Lab;
 use lab::ktap::{print_test, Test};
@@ -54,6 +55,9 @@ pub fn job(lab: &Lab) -> Job<'_> {
 }
 
 fn all(lab: &Lab) -> Result<Found> {
+    if Arch::host() != Arch::X86 {
+        return Ok(vec![Test::skipped(MUTANTS, "they are booted with kernels for x86-64")].into());
+    }
     let patches = sh::git(lab, &["ls-files", "tests/mutants/*.patch"])?;
     let boots = boots::all()?;
     let (mut tests, mut rows) = (Vec::new(), Vec::new());

@@ -7,6 +7,7 @@ use crate::lanes::{self, Done, Job};
 use crate::mutants::{self, MUTANTS};
 use crate::{host, judge};
 use anyhow::{Context, Result};
+use lab::arch::Arch;
 use lab::artefacts::{self, Built};
 use lab::axes::{Kernel, Run};
 use lab::ctx::Lab;
@@ -28,7 +29,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
     let start = Instant::now();
     let chosen: Option<Vec<&str>> = only.map(|o| o.split(',').collect());
     let all = boots::all()?;
-    let rows = boots::chosen(&all, Run::Soak, chosen.as_deref(), &[MODELS, host::PACKAGES, MUTANTS])?;
+    let rows = boots::chosen(&all, Run::Soak, Arch::host(), chosen.as_deref(), &[MODELS, host::PACKAGES, MUTANTS])?;
     let wanted = |name: &str| chosen.as_ref().is_none_or(|c| c.contains(&name));
 
     let mut built: BTreeMap<Kernel, Built> = BTreeMap::new();

@@ -5,6 +5,7 @@ use crate::lanes::{self, Done, Job};
 use crate::later::Later;
 use crate::{host, judge};
 use anyhow::Result;
+use lab::arch::Arch;
 use lab::artefacts::{self, Built};
 use lab::axes::{Kernel, Run};
 use lab::ctx::Lab;
@@ -23,27 +24,27 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>) -> Result<bool> {
     let here = |name: &str| run == Run::Test && only.as_ref().is_none_or(|only| only.contains(&name));
     let all = boots::all()?;
     let others: &[&str] = if run == Run::Test { &["host", "lint", host::PACKAGES] } else { &[] };
-    let rows = boots::chosen(&all, run, only.as_deref(), others)?;
+    let rows = boots::chosen(&all, run, Arch::host(), only.as_deref(), others)?;
 
     // The debug kernel's machines run longest, so what they need is built first, with this
     // machine's tests beside it: where programs have changed, that is one crate after the other.
     // Then, beside the first boots, the other kernels, one at a time.
     let mut kernels = boots::images(&rows);
     if here("lint") {
-        kernels.entry(Kernel::Debug72).or_default();
+        kernels.entry(Kernel::debug()).or_default();
     }
     let one_at_a_time = Mutex::new(());
     let build = |kernel: Kernel, kinds: &[artefacts::Kind]| {
         let _turn = one_at_a_time.lock().unwrap_or_else(|e| e.into_inner());
         // What the gates need.
         let parts: &[&str] =
-            if kernel == Kernel::Debug72 { &["linux", "bindgen", "ofed", "gpu", "nvidia_c-source"] } else { &[] };
+            if kernel == Kernel::debug() { &["linux", "bindgen", "ofed", "gpu", "nvidia_c-source"] } else { &[] };
         artefacts::build(lab, kernel, kinds, parts)
     };
     let build = &build;
     let later = |(kernel, kinds): (Kernel, Vec<artefacts::Kind>)| (kernel, Later::new(move || build(kernel, &kinds)));
     let built: BTreeMap<Kernel, Later<Built>> = kernels.into_iter().map(later).collect();
-    let (debug, failed) = (built.get(&Kernel::Debug72), AtomicBool::new(false));
+    let (debug, failed) = (built.get(&Kernel::debug()), AtomicBool::new(false));
     let programs = Later::new(|| host::build(lab, || !failed.load(Relaxed)));
 
     let mut jobs: Vec<Job> = Vec::new();
@@ -54,7 +55,7 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>) -> Result<bool> {
         jobs.push(host::packages(lab, false));
     }
     if here("lint") {
-        jobs.push(host::gates(lab, &built[&Kernel::Debug72]));
+        jobs.push(host::gates(lab, &built[&Kernel::debug()]));
     }
     for (row, suites) in &rows {
         let built = &built[&row.kernel];
