@@ -10,7 +10,7 @@ use tempfile::TempDir;
 pub const CRATES: [&str; 5] =
     ["pin-init/src/lib.rs", "pin-init/internal/src/lib.rs", "syn/lib.rs", "quote/lib.rs", "proc-macro2/lib.rs"];
 
-/// A folder that looks like a kernel build tree, as far as preflight looks.
+/// A folder that looks like a kernel build tree, as far as preflight looks, on a machine of x86-64.
 pub struct FakeKernel {
     dir: TempDir,
 }
@@ -23,7 +23,14 @@ pub struct Outcome {
     pub text: String,
 }
 
-const CALLBACK: &str = ".text\nnvpm_free_callback:\njmp module_put\n";
+/// Words for this machine's assembler, of which there are those for x86-64 and those for arm64.
+pub fn asm(x86: &'static str, arm64: &'static str) -> &'static str {
+    if cfg!(target_arch = "aarch64") {
+        arm64
+    } else {
+        x86
+    }
+}
 
 impl FakeKernel {
     /// Release of the kernel that the tree is of; no such kernel is installed anywhere.
@@ -35,6 +42,7 @@ impl FakeKernel {
         let rustc = run(Command::new("rustc").arg("--version")).text;
         kernel.write("include/config/kernel.release", Self::RELEASE);
         kernel.config(&format!("CONFIG_RUST=y\nCONFIG_RUSTC_VERSION_TEXT=\"{}\"\n", rustc.trim()));
+        kernel.program("uname", "case $1 in -m) echo x86_64 ;; *) PATH=${PATH#*:} exec uname \"$@\" ;; esac");
         kernel.write("rust/libkernel.rmeta", "");
         kernel.write("Module.symvers", "0x00000000\tib_register_peer_memory_client\tib_uverbs\tEXPORT_SYMBOL\t\n");
         kernel
@@ -72,28 +80,33 @@ impl FakeKernel {
         format!("DEPS={}", self.path().join("deps").display())
     }
 
-    /// A program that the tests put before the system's own of the same name; the `PATH` that has
-    /// it.
-    pub fn program(&self, name: &str, script: &str) -> String {
+    /// A program that the tests put before the system's own of the same name.
+    pub fn program(&self, name: &str, script: &str) {
         let program = self.write(&format!("bin/{name}"), &format!("#!/bin/sh\n{script}\n"));
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("mode");
-        let bin = self.path().join("bin");
-        format!("PATH={}:{}", bin.display(), std::env::var("PATH").expect("PATH"))
     }
 
-    /// The `PATH` of a plain user of Debian, with the tests' own programs first.
+    /// The `PATH` with the tests' own programs first.
+    pub fn search_path(&self) -> String {
+        format!("{}:{}", self.path().join("bin").display(), std::env::var("PATH").expect("PATH"))
+    }
+
+    /// The same of a plain user of Debian.
     pub fn users_path(&self) -> String {
         let path = std::env::var("PATH").expect("PATH");
         let path: Vec<&str> =
             path.split(':').filter(|folder| !folder.trim_end_matches('/').ends_with("sbin")).collect();
-        format!("PATH={}:{}", self.path().join("bin").display(), path.join(":"))
+        format!("{}:{}", self.path().join("bin").display(), path.join(":"))
     }
 
     /// An object with a `.modinfo` section, which `modinfo` reads, of these lines, and with the
     /// callback that mk/callback-tail.sh looks for.
     pub fn module(&self, name: &str, modinfo: &[&str]) -> PathBuf {
         let lines: String = modinfo.iter().map(|line| format!(".asciz \"{line}\"\n")).collect();
-        let source = self.write("module.s", &format!("{CALLBACK}.section .modinfo,\"a\"\n{lines}"));
+        let source = self.write(
+            "module.s",
+            &format!(".text\nnvpm_free_callback:\n{} module_put\n.section .modinfo,\"a\"\n{lines}", asm("jmp", "b")),
+        );
         let object = self.write(name, "");
         assert!(run(Command::new("as").arg(source).arg("-o").arg(&object)).ok);
         object
@@ -107,6 +120,7 @@ impl FakeKernel {
             command.env(name, "");
         }
         command.env("KDIR", self.path()).env("OUT", self.path().join("out")).env("RUSTC", "rustc");
+        command.env("PATH", self.search_path());
         for setting in settings {
             let (name, value) = setting.split_once('=').expect("name=value");
             command.env(name, value);

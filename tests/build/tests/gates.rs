@@ -1,7 +1,7 @@
 //! The gates behind each build: a module that they find fault with is removed, and one line says
 //! with what.
 
-use build_tests::{repository, run, FakeKernel};
+use build_tests::{asm, repository, run, FakeKernel};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -121,12 +121,13 @@ fn judged_for(kernel: &FakeKernel, gate: &str, code: &str) -> (bool, String) {
 
 #[test]
 fn a_callback_that_returns_through_the_module() {
+    let (jump, call) = (asm("jmp module_put", "b module_put"), asm("call module_put\nret", "bl module_put\nret"));
     let tail = |last: &str| {
-        let code = format!("nvpm_free_callback:\nnop\n{last}\nother:\njmp module_put\n");
+        let code = format!("nvpm_free_callback:\nnop\n{last}\nother:\n{jump}\n");
         judged("callback-tail.sh", &code)
     };
-    assert_eq!(tail("jmp module_put"), (true, String::new()));
-    for wrong in ["call module_put\nret", "ret"] {
+    assert_eq!(tail(jump), (true, String::new()));
+    for wrong in [call, "ret"] {
         let (ok, text) = tail(wrong);
         assert!(!ok && text.contains("the module was removed"), "{wrong}: {text}");
     }
@@ -136,8 +137,8 @@ fn a_callback_that_returns_through_the_module() {
 #[test]
 fn a_relocation_by_a_table_of_addresses() {
     let relocations = |code: &str| judged("relocations.sh", &format!("f:\n{code}\nret\n"));
-    assert_eq!(relocations("call kfree"), (true, String::new()));
-    let (ok, text) = relocations("mov kfree@GOTPCREL(%rip), %rax");
+    assert_eq!(relocations(asm("call kfree", "bl kfree")), (true, String::new()));
+    let (ok, text) = relocations(asm("mov kfree@GOTPCREL(%rip), %rax", "adrp x0, :got:kfree"));
     assert!(!ok && text.contains("was removed") && text.contains("kfree"), "{text}");
 }
 
@@ -145,16 +146,17 @@ fn a_relocation_by_a_table_of_addresses() {
 #[test]
 fn a_callback_that_an_indirect_call_must_not_reach() {
     let kernel = FakeKernel::new();
+    let call = asm("call f", "bl f");
     let pads = |first: &str, taken: &str| {
-        let code = format!(".type f,@function\nnop\nf:\n{first}\nret\n.type g,@function\ng:\ncall f\n{taken}\n");
+        let code = format!(".type f,@function\nnop\nf:\n{first}\nret\n.type g,@function\ng:\n{call}\n{taken}\n");
         judged_for(&kernel, "landing-pads.sh", &code)
     };
-    let (table, argument) = (".data\n.quad f", "mov $f, %rdi");
+    let (table, argument) = (".data\n.quad f", asm("mov $f, %rdi", "adrp x0, f"));
     // This kernel does not check.
     assert_eq!(pads("nop", table), (true, String::new()));
-    kernel.config("CONFIG_X86_KERNEL_IBT=y\n");
+    kernel.config(asm("CONFIG_X86_KERNEL_IBT=y\n", "CONFIG_ARM64_BTI_KERNEL=y\n"));
     for taken in [table, argument] {
-        assert_eq!(pads("endbr64", taken), (true, String::new()));
+        assert_eq!(pads(asm("endbr64", "bti c"), taken), (true, String::new()));
         let (ok, text) = pads("nop", taken);
         assert!(!ok && text.contains("the kernel would stop in f"), "{taken}: {text}");
     }

@@ -134,7 +134,11 @@ fn kernel_lite_beside_the_closed_nvidia_ko() {
 fn a_user_without_sbin() {
     let (kernel, deps) = with_rust();
     let closed = closed_nvidia(&kernel);
-    falls_back(&kernel, &[&deps, &closed, &kernel.users_path()], &["closed flavour (licence NVIDIA)"]);
+    falls_back(
+        &kernel,
+        &[&deps, &closed, &format!("PATH={}", kernel.users_path())],
+        &["closed flavour (licence NVIDIA)"],
+    );
 }
 
 #[test]
@@ -255,7 +259,7 @@ fn the_driver_under_debians_name() {
         assert!(run(Command::new("depmod").arg("-b").arg(&root).arg(FakeKernel::RELEASE)).ok);
     };
     // The system's own programs, with this root.
-    let path = kernel.program("modinfo", &format!("PATH=${{PATH#*:}} exec modinfo -b {} \"$@\"", root.display()));
+    kernel.program("modinfo", &format!("PATH=${{PATH#*:}} exec modinfo -b {} \"$@\"", root.display()));
     let conf = kernel.write("root/etc/modprobe.d/nvidia.conf", "");
     kernel.program(
         "modprobe",
@@ -264,19 +268,19 @@ fn the_driver_under_debians_name() {
 
     made("nvidia-current", "NVIDIA", "535.1");
     depmod();
-    falls_back(&kernel, &[&deps, &path], &["closed flavour (licence NVIDIA)"]);
+    falls_back(&kernel, &[&deps], &["closed flavour (licence NVIDIA)"]);
     // Both are there, and this line says which.
     made("nvidia-current-open", "Dual MIT/GPL", "550.2");
     depmod();
     std::fs::write(&conf, "install nvidia modprobe -i nvidia-current-open $CMDLINE_OPTS\n").expect("file");
-    assert_eq!(chosen(&kernel, &[&deps, &path]).0, "'own'");
+    assert_eq!(chosen(&kernel, &[&deps]).0, "'own'");
     std::fs::write(&conf, "install nvidia modprobe -i nvidia-current $CMDLINE_OPTS\n").expect("file");
-    falls_back(&kernel, &[&deps, &path], &["closed flavour"]);
+    falls_back(&kernel, &[&deps], &["closed flavour"]);
     // A file of the driver's own name comes first.
     made("nvidia", "Dual MIT/GPL", "560.3");
     depmod();
     std::fs::write(&conf, "").expect("file");
-    assert_eq!(chosen(&kernel, &[&deps, &path]).0, "'own'");
+    assert_eq!(chosen(&kernel, &[&deps]).0, "'own'");
 }
 
 /// The kernel crate that was written down for the build, and the line that says why.
@@ -373,18 +377,17 @@ fn kernel_lite_for_another_machine() {
 fn a_kernel_of_another_architecture() {
     let (kernel, deps) = without_rust();
     kernel.config("CONFIG_ARM64=y\n");
-    let path = kernel.program("uname", "echo x86_64");
-    refused(&kernel, &[&deps, &path, "ARCH=x86"], &["ARCH=x86", "for arm64", "KDIR=<dir>"]);
-    let named = [&deps, &path, "CROSS_COMPILE=no-such-gnu-"];
+    refused(&kernel, &[&deps, "ARCH=x86"], &["ARCH=x86", "for arm64", "KDIR=<dir>"]);
+    let named = [&deps, "CROSS_COMPILE=no-such-gnu-"];
     refused(&kernel, &named, &["no no-such-gnu-gcc", FakeKernel::RELEASE, "apt-get install gcc-no-such-gnu"]);
     kernel.program("aarch64-linux-gnu-gcc", "");
-    let outcome = kernel.preflight(&[&deps, &path]);
+    let outcome = kernel.preflight(&[&deps]);
     assert!(outcome.ok, "{}", outcome.text);
     let found = std::fs::read_to_string(kernel.path().join("out/preflight.env")).expect("what was found");
     for line in ["PREFLIGHT_ARCH='arm64'", "PREFLIGHT_CROSS_COMPILE='aarch64-linux-gnu-'"] {
         assert!(found.lines().any(|l| l == line), "no {line} in {found}");
     }
-    assert!(kernel.preflight(&[&deps, &path, "ARCH=arm64"]).ok);
+    assert!(kernel.preflight(&[&deps, "ARCH=arm64"]).ok);
 }
 
 /// Code without the kernel's marks on calls and returns would stop an arm64 machine, or lose its
@@ -392,7 +395,6 @@ fn a_kernel_of_another_architecture() {
 #[test]
 fn a_compiler_that_lacks_what_the_kernel_asks() {
     let (kernel, deps) = without_rust();
-    let path = kernel.program("uname", "echo x86_64");
     for (option, flag) in [
         ("CONFIG_SHADOW_CALL_STACK", "-fsanitize=shadow-call-stack"),
         ("CONFIG_ARM64_BTI_KERNEL", "-mbranch-protection=pac-ret+bti"),
@@ -401,9 +403,9 @@ fn a_compiler_that_lacks_what_the_kernel_asks() {
         kernel.config(&format!("CONFIG_ARM64=y\n{option}=y\nCONFIG_CC_VERSION_TEXT=\"gcc 12\"\n"));
         kernel.program("aarch64-linux-gnu-gcc", &format!("for flag; do [ \"$flag\" != {flag} ] || exit 1; done"));
         let words = ["aarch64-linux-gnu-gcc does not know", flag, option, FakeKernel::RELEASE, "gcc 12"];
-        refused(&kernel, &[&deps, &path], &words);
+        refused(&kernel, &[&deps], &words);
         kernel.program("aarch64-linux-gnu-gcc", "");
-        let outcome = kernel.preflight(&[&deps, &path]);
+        let outcome = kernel.preflight(&[&deps]);
         assert!(outcome.ok, "{}", outcome.text);
     }
 }
@@ -415,8 +417,8 @@ fn a_kernel_by_a_clang_that_is_not_there() {
         "CONFIG_X86_64=y\nCONFIG_CC_IS_CLANG=y\nCONFIG_CLANG_VERSION=990100\nCONFIG_CC_VERSION_TEXT=\"clang 99\"\n",
     );
     refused(&kernel, &[&deps, "LLVM=-99"], &["no clang-99", FakeKernel::RELEASE, "clang 99", "LLVM=-<version>"]);
-    let path = kernel.program("clang-99", "");
-    let outcome = kernel.preflight(&[&deps, &path]);
+    kernel.program("clang-99", "");
+    let outcome = kernel.preflight(&[&deps]);
     assert!(outcome.ok, "{}", outcome.text);
 }
 
@@ -439,11 +441,10 @@ fn a_driver_of_another_kernel() {
     refused(&kernel, &[&deps, &nvidia], &wrong);
     kernel.config("CONFIG_ARM64=y\n");
     kernel.program("aarch64-linux-gnu-gcc", "");
-    let path = kernel.program("uname", "echo x86_64");
-    let right = kernel.preflight(&[&deps, &nvidia, &path]);
+    let right = kernel.preflight(&[&deps, &nvidia]);
     assert!(right.ok && !right.text.contains("nvidia.ko is"), "{}", right.text);
     other(&format!("{} SMP mod_unload modversions ", FakeKernel::RELEASE));
-    refused(&kernel, &[&deps, &nvidia, &path], &wrong);
+    refused(&kernel, &[&deps, &nvidia], &wrong);
 }
 
 #[test]
@@ -497,7 +498,7 @@ fn the_kernels_compiler_is_missing() {
     refused(&kernel, &[&deps], &["no gcc-99", FakeKernel::RELEASE, "apt-get install gcc-99"]);
     assert!(kernel.preflight(&[&deps, "CC=gcc"]).ok, "another one was named");
     kernel.program("gcc-99", "");
-    assert!(kernel.preflight(&[&deps, &kernel.users_path()]).ok);
+    assert!(kernel.preflight(&[&deps, &format!("PATH={}", kernel.users_path())]).ok);
 }
 
 /// The first rustc in PATH will not do, a later one will.
@@ -509,8 +510,8 @@ fn another_rustc_in_path() {
     let rustc = format!("case $1 in --version) echo 'rustc 1.90.0 (x)' ;; *) echo {} ;; esac", good.display());
     kernel.program("rustc", &rustc);
     std::fs::rename(kernel.path().join("bin/rustc"), good.join("rustc")).expect("file");
-    let path = kernel.program("rustc", "case $1 in --version) echo 'rustc 1.90.0 (y)' ;; *) echo /nonexistent ;; esac");
-    let path = path.replacen(':', &format!(":{}:", good.display()), 1);
+    kernel.program("rustc", "case $1 in --version) echo 'rustc 1.90.0 (y)' ;; *) echo /nonexistent ;; esac");
+    let path = format!("PATH={}", kernel.search_path().replacen(':', &format!(":{}:", good.display()), 1));
     refused(
         &kernel,
         &[&deps, &path],
