@@ -74,10 +74,11 @@ impl PinRec {
 
 /// One page of memory per table: its head, its array of pages, its pages.
 const SLOTS: usize = 48;
-const SLOT_BYTES: usize = 4096;
 
 struct Arena {
     base: *mut u8,
+    /// Of this machine: 4 KiB or more.
+    page_bytes: usize,
     closed: [bool; SLOTS],
 }
 
@@ -103,11 +104,13 @@ extern "C" fn on_segv(_: i32, info: *mut libc::siginfo_t, _: *mut c_void) {
 
 impl Arena {
     fn new() -> Self {
+        // SAFETY: No precondition.
+        let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).expect("a page");
         // SAFETY: Fresh anonymous memory, and a handler with a stack of its own.
         unsafe {
             let base = libc::mmap(
                 std::ptr::null_mut(),
-                SLOTS * SLOT_BYTES,
+                SLOTS * page_bytes,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
                 -1,
@@ -123,17 +126,17 @@ impl Arena {
             action.sa_sigaction = on_segv as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             assert_eq!(libc::sigaction(libc::SIGSEGV, &action, std::ptr::null_mut()), 0);
-            Self { base: base.cast(), closed: [false; SLOTS] }
+            Self { base: base.cast(), page_bytes, closed: [false; SLOTS] }
         }
     }
 
     fn set(&mut self, slot: usize, closed: bool) -> *mut u8 {
         // SAFETY: Inside the arena.
-        let page = unsafe { self.base.add(slot * SLOT_BYTES) };
+        let page = unsafe { self.base.add(slot * self.page_bytes) };
         if self.closed[slot] != closed {
             let prot = if closed { libc::PROT_NONE } else { libc::PROT_READ | libc::PROT_WRITE };
             // SAFETY: A page of the arena.
-            assert_eq!(unsafe { libc::mprotect(page.cast(), SLOT_BYTES, prot) }, 0);
+            assert_eq!(unsafe { libc::mprotect(page.cast(), self.page_bytes, prot) }, 0);
             self.closed[slot] = closed;
         }
         page

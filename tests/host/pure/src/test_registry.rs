@@ -66,7 +66,10 @@ fn instructions(f: impl FnOnce()) -> u64 {
                 break;
             }
             steps += 1;
-            assert!(steps < 10_000_000, "far too many instructions");
+            assert!(
+                steps < 10_000_000,
+                "far too many instructions: on arm64, a processor without LSE cannot be stepped through an atomic"
+            );
         }
         libc::kill(child, libc::SIGKILL);
         libc::waitpid(child, &mut status, 0);
