@@ -46,7 +46,7 @@ nvidia_c := $(if $(NVIDIA_C)$(NVIDIA_SRC),--nvidia-c)
 demo: lab-bootstrap
 	@$(if $(filter-out own lite,$(KERNEL_CRATE)),echo "make demo: KERNEL_CRATE=$(KERNEL_CRATE) is neither own nor lite" >&2; exit 1)
 	@$(if $(filter-out arm64,$(ARCH)),echo "make demo: ARCH=$(ARCH) is not arm64: leave it out for a machine like this one" >&2; exit 1)
-	@$(if $(and $(ARCH),$(filter own,$(KERNEL_CRATE))),echo "make demo: KERNEL_CRATE=own is for x86-64: leave one of it and ARCH= out" >&2; exit 1)
+	@$(if $(and $(filter own,$(KERNEL_CRATE)),$(ARCH)$(filter aarch64,$(shell uname -m))),echo "make demo: KERNEL_CRATE=own is for x86-64: leave it out for arm64" >&2; exit 1)
 	@$(lab) demo $(nvidia_c) $(if $(filter own,$(KERNEL_CRATE)),--kernel debug-7.2) \
 		$(ARCH:arm64=--kernel debian-6.12-arm64)
 

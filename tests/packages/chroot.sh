@@ -6,7 +6,7 @@
 set -euo pipefail
 . "$(dirname "$0")/../../ci/qemu/apt.sh"
 apt_update
-suite=$1 arch=$(dpkg --print-architecture) aptopt=()
+suite=$1 arch=$host_arch aptopt=()
 case $suite in
 bookworm) flavour='6\.1\.0-[0-9]+' compilers=rustc-web,rust-web-src,cargo-web count=2 ;;
 # Modules for the kernel 7.3 are built in it, for arm64, too.

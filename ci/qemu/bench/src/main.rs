@@ -176,15 +176,15 @@ impl Boots<'_> {
 /// same.
 fn run(lab: &Lab, what: What) -> Result<bool> {
     let start = Instant::now();
-    let file = what.file(lab);
-    // A run that ends early leaves no older one behind.
-    if file.exists() {
-        fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
-    }
     let commit = sh::git(lab, &["rev-parse", "HEAD"])?;
     let dirty = !sh::output(&mut git(lab, &["status", "--porcelain"]))?.is_empty();
     let kernel = what.kernel();
     let built = artefacts::build(lab, kernel, &[BOTH], &[])?;
+    // A run that ends early leaves no older one behind.
+    let file = what.file(lab);
+    if file.exists() {
+        fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+    }
     let mut boots = Boots { lab, kernel, built: &built, rows: BTreeMap::new(), alarms: Vec::new(), whole: true };
     match what {
         What::Modules => {

@@ -40,7 +40,8 @@ pub fn build(lab: &Lab, kernel: Kernel, kinds: &[Kind], targets: &[&str]) -> Res
 fn make<'a>(lab: &Lab, kernel: Kernel, targets: impl Iterator<Item = &'a str>) -> Result<()> {
     ensure!(
         kernel.is_built_on(Arch::host()),
-        "{} is a kernel for x86-64, and this machine is arm64: name one of arm64, or use a machine of x86-64",
+        "{} is a kernel for x86-64, which the lab does not build on an arm64 host: use an x86-64 host, or a kernel for \
+         arm64 where this command takes one",
         kernel.name()
     );
     let mut make = sh::command("make");

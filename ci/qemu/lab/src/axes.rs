@@ -58,7 +58,7 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Debian's own 6.12 of this machine's architecture.
+    /// Debian's own 6.12 for this machine's architecture.
     pub fn debian() -> Self {
         match Arch::host() {
             Arch::X86 => Kernel::Debian612,
@@ -66,7 +66,7 @@ impl Kernel {
         }
     }
 
-    /// The lab's own of this machine's architecture, with its alarms on.
+    /// The lab's own for this machine's architecture, with every alarm that it has there.
     pub fn debug() -> Self {
         match Arch::host() {
             Arch::X86 => Kernel::Debug72,
@@ -74,7 +74,8 @@ impl Kernel {
         }
     }
 
-    /// Can the lab build for it here? For arm64 it builds across, for x86-64 it does not.
+    /// Can a lab on such a host build it? One on x86-64 builds for arm64 across; one on arm64 builds
+    /// for arm64 alone.
     pub fn is_built_on(self, host: Arch) -> bool {
         self.arch() == host || host == Arch::X86
     }
@@ -179,7 +180,7 @@ pub enum Also {
 pub enum Run {
     /// `make test`
     Test,
-    /// `make test` on arm64, beside those of `Test`: x86-64 has no time for them.
+    /// `make test` on an arm64 host, beside those of `Test`.
     TestArm64,
     /// `make test NVIDIA_C=1`: what differs is recorded, not judged.
     NvidiaC,

@@ -180,8 +180,8 @@ impl Row {
         boot
     }
 
-    /// Does this run have it on such a machine? One of arm64 builds no kernels of x86-64, and has
-    /// the time for more of arm64.
+    /// Does `run` have this boot on such a host? On arm64, `make test` has those marked
+    /// `test_arm64`, too.
     fn is_in(&self, run: Run, host: Arch) -> bool {
         let more = run == Run::Test && host == Arch::Arm64 && self.runs.contains(&Run::TestArm64);
         self.kernel.is_built_on(host) && (more || self.runs.contains(&run))
@@ -197,11 +197,11 @@ impl Row {
 /// Boots, each with what is to run in it.
 pub type Chosen<'a> = Vec<(&'a Row, Vec<String>)>;
 
-/// The boots of a run on a machine of `host`, of which `only` names some by name or suite. `others`
-/// are what else it may name.
+/// The boots of a run on such a host, of which `only` names some by name or suite. `others` are what
+/// else it may name.
 pub fn chosen<'a>(rows: &'a [Row], run: Run, host: Arch, only: Option<&[&str]>, others: &[&str]) -> Result<Chosen<'a>> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.is_in(run, host)).collect();
-    ensure!(!rows.is_empty(), "this run has no boot for a machine of arm64");
+    ensure!(!rows.is_empty(), "this run has boots for x86-64 alone, and this is an arm64 host");
     let Some(only) = only else {
         return Ok(rows.into_iter().map(|row| (row, row.suites.clone())).collect());
     };
@@ -212,7 +212,7 @@ pub fn chosen<'a>(rows: &'a [Row], run: Run, host: Arch, only: Option<&[&str]>, 
         ensure!(
             is_named(name) || home(name).is_some() || others.contains(name),
             "ONLY={name}: this run has no such boot and no such suite{}. `make boots` lists the boots; the suites are: {}",
-            if host == Arch::Arm64 { " on arm64" } else { "" },
+            if host == Arch::Arm64 { " on an arm64 host" } else { "" },
             suites(&rows, others)
         );
     }
@@ -236,10 +236,11 @@ pub fn images(chosen: &Chosen) -> BTreeMap<Kernel, Vec<Kind>> {
     images
 }
 
-/// For a person: the boots that `only` names, or all.
-pub fn list(rows: &[Row], only: Option<&str>) -> String {
+/// For a person: the boots of such a host that `only` names, or all.
+pub fn list(rows: &[Row], host: Arch, only: Option<&str>) -> String {
+    let is_named = |row: &Row| only.is_none_or(|only| only.split(',').any(|only| row.is_named(only)));
     let mut text = String::new();
-    for row in rows.iter().filter(|row| only.is_none_or(|only| only.split(',').any(|only| row.is_named(only)))) {
+    for row in rows.iter().filter(|row| row.kernel.is_built_on(host) && is_named(row)) {
         let runs: Vec<String> = row.runs.iter().map(|run| run.name()).collect();
         text += &format!("{:<44} {:>5} s  {:<20} {}\n", row.name, row.seconds, runs.join(","), row.suites.join(" "));
     }
@@ -316,16 +317,18 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_of_arm64_has_boots_of_arm64_alone() {
+    fn an_arm64_host_has_boots_of_arm64_alone() {
         let rows = all().unwrap();
         let on = |run, host| chosen(&rows, run, host, None, &[]).unwrap();
         let (test, soak) = (on(Run::Test, Arch::Arm64), on(Run::Soak, Arch::Arm64));
         assert!(test.iter().chain(&soak).all(|(row, _)| row.kernel.arch() == Arch::Arm64));
         let has = |name: &str| test.iter().any(|(row, _)| row.name == name);
         assert!(has("debian-6.12-arm64/25.10/both/1gpu") && has("debug-7.2-arm64-64k/24.10/both/1gpu"));
-        assert!(soak.len() > test.len() && on(Run::Test, Arch::X86).len() > test.len());
-        let error = chosen(&rows, Run::Test, Arch::Arm64, Some(&["debug-7.2"]), &[]).unwrap_err().to_string();
-        assert!(error.contains("ONLY=debug-7.2") && error.contains("on arm64"), "{error}");
+        assert!(soak.len() > test.len());
+        let error = |run, only| chosen(&rows, run, Arch::Arm64, only, &[]).unwrap_err().to_string();
+        let named = error(Run::Test, Some(&["debug-7.2"][..]));
+        assert!(named.contains("ONLY=debug-7.2") && named.contains("on an arm64 host"), "{named}");
+        assert!(error(Run::NvidiaC, None).contains("for x86-64 alone"));
     }
 
     #[test]
@@ -346,7 +349,7 @@ mod tests {
 
     #[test]
     fn the_list_says_what_a_boot_has() {
-        let text = list(&all().unwrap(), Some("debian-6.1/bare"));
+        let text = list(&all().unwrap(), Arch::X86, Some("debian-6.1/bare"));
         let line = text.lines().next().unwrap();
         assert!(line.starts_with("debian-6.1/bare/both/1gpu ") && line.ends_with("bare"), "{line}");
         assert!(line.contains("20 s  test,soak"), "{line}");

@@ -27,6 +27,15 @@ impl From<Vec<Test>> for Found {
     }
 }
 
+impl Found {
+    /// Nothing, and why.
+    pub fn skipped(name: impl Into<String>, why: &str) -> Self {
+        let test = Test::skipped(name, why);
+        print_test(&test);
+        vec![test].into()
+    }
+}
+
 pub struct Job<'a> {
     pub name: String,
     /// Seconds, roughly.

@@ -19,7 +19,7 @@ mod verdict;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use keep::Keep;
-use lab::arch::Iommu;
+use lab::arch::{Arch, Iommu};
 use lab::axes::{Also, Kernel, Module, Run};
 use lab::ctx::Lab;
 use lab::machine::Boot;
@@ -133,7 +133,7 @@ fn run(args: Args) -> Result<bool> {
         Cmd::Soak { only, hours, seed } => soak::run(&lab, only.as_deref(), hours, seed),
         Cmd::Scenarios => scenarios::run(&lab),
         Cmd::Boots { only } => {
-            print!("{}", boots::list(&boots::all()?, only.as_deref()));
+            print!("{}", boots::list(&boots::all()?, Arch::host(), only.as_deref()));
             Ok(true)
         }
         Cmd::Shell { nvidia_c, gpus, nics, iommu, kernel, append } => {

@@ -3,7 +3,7 @@
 
 use crate::arm64;
 use crate::boots;
-use crate::lanes::{self, Done, Job};
+use crate::lanes::{self, Done, Found, Job};
 use crate::mutants::{self, MUTANTS};
 use crate::{host, judge};
 use anyhow::{Context, Result};
@@ -11,7 +11,7 @@ use lab::arch::Arch;
 use lab::artefacts::{self, Built};
 use lab::axes::{Kernel, Run};
 use lab::ctx::Lab;
-use lab::ktap::{Counts, Test};
+use lab::ktap::Counts;
 use lab::page;
 use lab::sh::{self, human, say};
 use serde_json::{json, Value};
@@ -40,7 +40,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
     let over = || end.is_some_and(|end| start.elapsed() > end);
     let jobs = all.iter().filter(|row| row.runs.contains(&Run::Soak)).map(|row| row.name.as_str());
     let mut record = Record::new(lab, jobs.chain([MODELS, host::PACKAGES, MUTANTS]).collect())?;
-    let mut failed = 0;
+    let (mut passed, mut failed) = (0, 0);
     for round in 1.. {
         let seed = seed.take().unwrap_or_else(new_seed);
         say(&format!("soak: round {round}, guest.seed={seed}"));
@@ -61,14 +61,20 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
             }
         });
         kept?;
-        failed += lanes::count(&done).failed;
+        let counts = lanes::count(&done);
+        (passed, failed) = (passed + counts.passed, failed + counts.failed);
         if end.is_none() || over() {
             break;
         }
     }
     say(&format!("took {}; {JSON} and {FILE} are written", human(start.elapsed())));
-    println!("soak: {}", if failed == 0 { "PASS".to_string() } else { format!("FAIL, {failed} failed") });
-    Ok(failed == 0)
+    let verdict = match (passed, failed) {
+        (0, 0) => "FAIL, nothing was run".to_string(),
+        (_, 0) => "PASS".to_string(),
+        (_, failed) => format!("FAIL, {failed} failed"),
+    };
+    println!("soak: {verdict}");
+    Ok(failed == 0 && passed > 0)
 }
 
 /// Skipped where its turn comes after the end.
@@ -76,7 +82,7 @@ fn unless<'a>(over: &'a (dyn Fn() -> bool + Sync), job: Job<'a>) -> Job<'a> {
     let name = job.name.clone();
     Job::new(job.name, job.takes, move || {
         if over() {
-            return Ok(vec![Test::skipped(name, "the hours are over")].into());
+            return Ok(Found::skipped(name, "the hours are over"));
         }
         (job.run)()
     })
@@ -185,12 +191,13 @@ fn merged(old: &str, run: Vec<String>, counted: Vec<Vec<String>>, all: &[&str]) 
 
 /// Processors and memory, in words.
 fn machine() -> String {
-    let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
     let value = |text: &str, key: &str| {
         text.lines().find(|l| l.starts_with(key)).and_then(|l| Some(l.split_once(':')?.1.trim().to_string()))
     };
-    let processor = value(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| "unknown".to_string());
-    let memory = value(&read("/proc/meminfo"), "MemTotal").and_then(|m| m.split(' ').next()?.parse::<u64>().ok());
+    let processor = value(&sh::output(&mut sh::command("lscpu")).unwrap_or_default(), "Model name")
+        .unwrap_or_else(|| "unknown".to_string());
+    let memory = value(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemTotal")
+        .and_then(|m| m.split(' ').next()?.parse::<u64>().ok());
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     format!("{processors} × {processor}, {} GiB", memory.unwrap_or(0) >> 20)
 }
@@ -199,6 +206,7 @@ fn machine() -> String {
 mod tests {
     use super::*;
     use anyhow::bail;
+    use lab::ktap::Test;
 
     #[test]
     fn a_boot_has_one_line_and_others_keep_theirs() {
