@@ -62,9 +62,8 @@ TREE = $(CURDIR)
 # of OpenSSL.
 sig_key = $(shell sed -n 's/^CONFIG_MODULE_SIG_KEY="*\([^"]*\)"*$$/\1/p' '$(KDIR)/include/config/auto.conf')
 no_signing = $(if $(filter pkcs11:%,$(sig_key))$(wildcard $(sig_key) $(addprefix $(KDIR)/,$(sig_key))),,CONFIG_MODULE_SIG_ALL=)
-of_another_arch = $${PREFLIGHT_ARCH:+ARCH=$$PREFLIGHT_ARCH} $${PREFLIGHT_CROSS_COMPILE:+"CROSS_COMPILE=$$PREFLIGHT_CROSS_COMPILE"}
-kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-$(TREE)}" RUSTC="$$PREFLIGHT_RUSTC" \
-	$(of_another_arch) \
+for_arch = $${PREFLIGHT_ARCH:+ARCH=$$PREFLIGHT_ARCH} $${PREFLIGHT_CROSS_COMPILE:+"CROSS_COMPILE=$$PREFLIGHT_CROSS_COMPILE"}
+kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-$(TREE)}" RUSTC="$$PREFLIGHT_RUSTC" $(for_arch) \
 	MO="$${PREFLIGHT_TREE:-$(OUT)}" NVPM_KERNEL_CRATE=$$PREFLIGHT_KERNEL_CRATE NVPM_DEPS='$(DEPS)' \
 	$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} KBUILD_EXTRA_SYMBOLS="$$PREFLIGHT_SYMVERS" \
 	NVPM_VENDOR_NV_P2P="$$PREFLIGHT_NV_P2P" NVPM_VENDOR_PEER_MEM="$$PREFLIGHT_PEER_MEM"
@@ -136,7 +135,7 @@ fmt:
 
 # Arguments: the folder of a Kbuild, the one that it builds in, a crate's object.
 clippy = . '$(OUT)-lint/preflight.env' && $(MAKE) -C '$(KDIR)' M='$(1)' MO='$(2)' NVPM_KERNEL_CRATE=own RUSTC='$(RUSTC)' CLIPPY=1 \
-	$(of_another_arch) $${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} NVPM_RUSTFLAGS=-Dwarnings --no-print-directory $(3)
+	$(for_arch) $${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} NVPM_RUSTFLAGS=-Dwarnings --no-print-directory $(3)
 
 # What the kernel's own checks would say: rustfmt, clippy with the kernel's lints as errors,
 # checkpatch.

@@ -23,7 +23,7 @@ pub struct Outcome {
     pub text: String,
 }
 
-/// Words for this machine's assembler, of which there are those for x86-64 and those for arm64.
+/// Of these two, what the assembler of this machine takes.
 pub fn asm(x86: &'static str, arm64: &'static str) -> &'static str {
     if cfg!(target_arch = "aarch64") {
         arm64

@@ -180,7 +180,7 @@ fn run(lab: &Lab, what: What) -> Result<bool> {
     let dirty = !sh::output(&mut git(lab, &["status", "--porcelain"]))?.is_empty();
     let kernel = what.kernel();
     let built = artefacts::build(lab, kernel, &[BOTH], &[])?;
-    // A run that ends early leaves no older one behind.
+    // From here on, a run that ends early leaves no older figures behind.
     let file = what.file(lab);
     if file.exists() {
         fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;

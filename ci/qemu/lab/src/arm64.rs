@@ -14,7 +14,8 @@ const HEAD: &str = "# What passed on arm64
 
 Tests that passed in the last run of each suite by `make soak`, which writes this page, in an
 emulated machine; [soak.md](soak.md) has commits and dates. `boot` is what the console, the leak
-scan and the unloading of all modules say. Emulation on x86-64 shows no fault in arm64's weaker memory order.
+scan and the unloading of all modules say. Emulation on x86-64 shows no fault in arm64's weaker
+memory order.
 
 ";
 

@@ -74,8 +74,8 @@ impl Kernel {
         }
     }
 
-    /// Can a lab on such a host build it? One on x86-64 builds for arm64 across; one on arm64 builds
-    /// for arm64 alone.
+    /// Can a lab on `host` build it? One on x86-64 builds for arm64 across; one on arm64 builds for
+    /// arm64 alone.
     pub fn is_built_on(self, host: Arch) -> bool {
         self.arch() == host || host == Arch::X86
     }

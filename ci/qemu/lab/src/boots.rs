@@ -180,8 +180,7 @@ impl Row {
         boot
     }
 
-    /// Does `run` have this boot on such a host? On arm64, `make test` has those marked
-    /// `test_arm64`, too.
+    /// Does `run` have this boot on `host`? On arm64, `make test` has those marked `test_arm64`, too.
     fn is_in(&self, run: Run, host: Arch) -> bool {
         let more = run == Run::Test && host == Arch::Arm64 && self.runs.contains(&Run::TestArm64);
         self.kernel.is_built_on(host) && (more || self.runs.contains(&run))
@@ -197,11 +196,14 @@ impl Row {
 /// Boots, each with what is to run in it.
 pub type Chosen<'a> = Vec<(&'a Row, Vec<String>)>;
 
-/// The boots of a run on such a host, of which `only` names some by name or suite. `others` are what
-/// else it may name.
+/// The boots of a run on `host`, of which `only` names some by name or suite. `others` are what else
+/// it may name.
 pub fn chosen<'a>(rows: &'a [Row], run: Run, host: Arch, only: Option<&[&str]>, others: &[&str]) -> Result<Chosen<'a>> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.is_in(run, host)).collect();
-    ensure!(!rows.is_empty(), "this run has boots for x86-64 alone, and this is an arm64 host");
+    ensure!(
+        !rows.is_empty(),
+        "make test NVIDIA_C=1 has boots of x86-64 alone, and this is an arm64 host: leave NVIDIA_C=1 out"
+    );
     let Some(only) = only else {
         return Ok(rows.into_iter().map(|row| (row, row.suites.clone())).collect());
     };
@@ -236,7 +238,7 @@ pub fn images(chosen: &Chosen) -> BTreeMap<Kernel, Vec<Kind>> {
     images
 }
 
-/// For a person: the boots of such a host that `only` names, or all.
+/// For a person: the boots on `host` that `only` names, or all.
 pub fn list(rows: &[Row], host: Arch, only: Option<&str>) -> String {
     let is_named = |row: &Row| only.is_none_or(|only| only.split(',').any(|only| row.is_named(only)));
     let mut text = String::new();
@@ -319,8 +321,8 @@ mod tests {
     #[test]
     fn an_arm64_host_has_boots_of_arm64_alone() {
         let rows = all().unwrap();
-        let on = |run, host| chosen(&rows, run, host, None, &[]).unwrap();
-        let (test, soak) = (on(Run::Test, Arch::Arm64), on(Run::Soak, Arch::Arm64));
+        let all_of = |run| chosen(&rows, run, Arch::Arm64, None, &[]).unwrap();
+        let (test, soak) = (all_of(Run::Test), all_of(Run::Soak));
         assert!(test.iter().chain(&soak).all(|(row, _)| row.kernel.arch() == Arch::Arm64));
         let has = |name: &str| test.iter().any(|(row, _)| row.name == name);
         assert!(has("debian-6.12-arm64/25.10/both/1gpu") && has("debug-7.2-arm64-64k/24.10/both/1gpu"));
@@ -328,7 +330,7 @@ mod tests {
         let error = |run, only| chosen(&rows, run, Arch::Arm64, only, &[]).unwrap_err().to_string();
         let named = error(Run::Test, Some(&["debug-7.2"][..]));
         assert!(named.contains("ONLY=debug-7.2") && named.contains("on an arm64 host"), "{named}");
-        assert!(error(Run::NvidiaC, None).contains("for x86-64 alone"));
+        assert!(error(Run::NvidiaC, None).contains("leave NVIDIA_C=1 out"));
     }
 
     #[test]

@@ -28,7 +28,7 @@ impl From<Vec<Test>> for Found {
 }
 
 impl Found {
-    /// Nothing, and why.
+    /// Nothing, and why; says so.
     pub fn skipped(name: impl Into<String>, why: &str) -> Self {
         let test = Test::skipped(name, why);
         print_test(&test);
