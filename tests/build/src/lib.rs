@@ -10,7 +10,7 @@ use tempfile::TempDir;
 pub const CRATES: [&str; 5] =
     ["pin-init/src/lib.rs", "pin-init/internal/src/lib.rs", "syn/lib.rs", "quote/lib.rs", "proc-macro2/lib.rs"];
 
-/// A folder that looks like a kernel build tree, as far as preflight looks, on a machine of x86-64.
+/// A folder that looks like a kernel build tree, as far as preflight looks, on an x86-64 machine.
 pub struct FakeKernel {
     dir: TempDir,
 }
@@ -91,7 +91,7 @@ impl FakeKernel {
         format!("{}:{}", self.path().join("bin").display(), std::env::var("PATH").expect("PATH"))
     }
 
-    /// The same of a plain user of Debian.
+    /// The same for a plain user of Debian, who has no sbin in it.
     pub fn users_path(&self) -> String {
         let path = std::env::var("PATH").expect("PATH");
         let path: Vec<&str> =

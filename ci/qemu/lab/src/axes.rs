@@ -66,7 +66,7 @@ impl Kernel {
         }
     }
 
-    /// The lab's own for this machine's architecture, with every alarm that it has there.
+    /// The lab's debug kernel for this machine's architecture.
     pub fn debug() -> Self {
         match Arch::host() {
             Arch::X86 => Kernel::Debug72,
@@ -180,7 +180,7 @@ pub enum Also {
 pub enum Run {
     /// `make test`
     Test,
-    /// `make test` on an arm64 host, beside those of `Test`.
+    /// `make test` on an arm64 host: more boots than those of `Test`.
     TestArm64,
     /// `make test NVIDIA_C=1`: what differs is recorded, not judged.
     NvidiaC,

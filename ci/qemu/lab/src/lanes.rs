@@ -28,7 +28,7 @@ impl From<Vec<Test>> for Found {
 }
 
 impl Found {
-    /// Nothing, and why; says so.
+    /// Of a job that was skipped. Prints why.
     pub fn skipped(name: impl Into<String>, why: &str) -> Self {
         let test = Test::skipped(name, why);
         print_test(&test);

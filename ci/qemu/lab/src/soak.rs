@@ -68,7 +68,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
         }
     }
     if passed + failed == 0 {
-        bail!("nothing was run, and nothing is recorded");
+        bail!("nothing was run: each job was skipped, for the reason above");
     }
     say(&format!("took {}; {JSON} and {FILE} are written", human(start.elapsed())));
     println!("soak: {}", if failed == 0 { "PASS".to_string() } else { format!("FAIL, {failed} failed") });
