@@ -68,6 +68,9 @@ kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-
 	$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} KBUILD_EXTRA_SYMBOLS="$$PREFLIGHT_SYMVERS" \
 	NVPM_VENDOR_NV_P2P="$$PREFLIGHT_NV_P2P" NVPM_VENDOR_PEER_MEM="$$PREFLIGHT_PEER_MEM"
 
+# What each module that was built must pass, by its script in mk/.
+gates = no-panic callback-tail relocations landing-pads shadow-stack
+
 # Says whether the module can be built, and against what.
 preflight:
 	@$(PREFLIGHT_ENV) sh mk/preflight.sh
@@ -77,7 +80,7 @@ module: preflight
 	@. '$(OUT)/preflight.env' && if [ -n "$$PREFLIGHT_TREE" ]; then \
 		cp "$$PREFLIGHT_TREE/nvidia-peermem.ko" "$$PREFLIGHT_TREE/Module.symvers" '$(OUT)/'; fi
 	@. '$(OUT)/preflight.env' && export CROSS_COMPILE="$$PREFLIGHT_CROSS_COMPILE" KDIR='$(KDIR)' && \
-		for gate in no-panic callback-tail relocations landing-pads; do sh mk/$$gate.sh '$(OUT)/nvidia-peermem.ko' || exit; done
+		for gate in $(gates); do sh mk/$$gate.sh '$(OUT)/nvidia-peermem.ko' || exit; done
 	@KDIR='$(KDIR)' OUT='$(OUT)' sh mk/plain-exports.sh
 	@touch '$(OUT)/built'
 	@echo "module: $(OUT)/nvidia-peermem.ko; as root, make install puts it in place"
@@ -90,7 +93,7 @@ sample:
 	@$(PREFLIGHT_ENV) KERNEL_CRATE=own SAMPLE=1 sh mk/preflight.sh
 	+@$(kbuild) --no-print-directory modules
 	@. '$(OUT)/preflight.env' && export CROSS_COMPILE="$$PREFLIGHT_CROSS_COMPILE" KDIR='$(KDIR)' && \
-		for gate in no-panic callback-tail relocations landing-pads; do sh mk/$$gate.sh '$(OUT)/edu-dma.ko' || exit; done
+		for gate in $(gates); do sh mk/$$gate.sh '$(OUT)/edu-dma.ko' || exit; done
 	@echo "sample: $(OUT)/edu-dma.ko; as root, insmod it beside nvidia.ko"
 
 # peermemctl, its man pages and completions, by a user who has cargo: `make install` runs as root.

@@ -60,7 +60,7 @@ kl-cs-prefix := $(if $(kl-config-retpoline),$(call kl-option-if-known,-Zindirect
 
 # arm64 keeps its shadow call stack in x18. Where that is not patched in at boot, rustc writes it.
 kl-scs := $(if $(CONFIG_ARM64),$(if $(CONFIG_SHADOW_CALL_STACK),-Zfixed-x18 \
-	$(if $(CONFIG_UNWIND_PATCH_PAC_INTO_SCS),,$(call kl-option-if-known,-Zsanitizer=shadow-call-stack))))
+	$(if $(CONFIG_UNWIND_PATCH_PAC_INTO_SCS),,-Zsanitizer=shadow-call-stack)))
 
 kl-flags += $(if $(CONFIG_X86_KERNEL_IBT),-Zcf-protection=branch)
 # IBT and retpolines rule jump tables out; without them it is objtool that cannot follow some.

@@ -19,8 +19,14 @@ fn flags(version: &str, unknown: &[&str]) -> String {
     );
     fs::write(&rustc, script).expect("file");
     fs::set_permissions(&rustc, fs::Permissions::from_mode(0o755)).expect("mode");
+    let config = ["X86_64", "X86_KERNEL_IBT", "MITIGATION_RETPOLINE", "MITIGATION_RETHUNK", "CALL_PADDING"];
+    flags_by(&rustc.display().to_string(), &config)
+}
+
+/// The flags on a kernel of this configuration, for this rustc.
+fn flags_by(rustc: &str, config: &[&str]) -> String {
+    let dir = TempDir::new().expect("temporary folder");
     let makefile = dir.path().join("Makefile");
-    let config = ["X86_KERNEL_IBT", "MITIGATION_RETPOLINE", "MITIGATION_RETHUNK", "CALL_PADDING"];
     let config: String = config.iter().map(|name| format!("CONFIG_{name} := y\n")).collect();
     let text = format!(
         "pound := \\#\n.DEFAULT_GOAL := show\n{config}CONFIG_FUNCTION_PADDING_BYTES := 16\nobj := o\nsrc := {repository}\n\
@@ -28,9 +34,41 @@ fn flags(version: &str, unknown: &[&str]) -> String {
         repository = repository().display()
     );
     fs::write(&makefile, text).expect("file");
-    let made = run(Command::new("make").arg("-sf").arg(makefile).arg(format!("RUSTC={}", rustc.display())).arg("show"));
+    let made = run(Command::new("make").arg("-sf").arg(makefile).arg(format!("RUSTC={rustc}")).arg("show"));
     assert!(made.ok, "{}", made.text);
     made.text
+}
+
+/// arm64: what the kernel does with return addresses and indirect calls. The installed rustc takes
+/// each of these flags for arm64's target.
+#[test]
+fn what_arm64_kernels_ask() {
+    const BTI: &str = "-Zbranch-protection=bti,pac-ret";
+    const PAC: &str = "-Zbranch-protection=pac-ret";
+    const STATIC: &str = "-Zfixed-x18 -Zsanitizer=shadow-call-stack";
+    const UNWIND: &str = "-Cforce-unwind-tables=y -Zuse-sync-unwind=n";
+    let all = [BTI, PAC, STATIC, "-Zfixed-x18", "shadow-call-stack", UNWIND];
+    for (config, wanted) in [
+        (&[][..], &[][..]),
+        (&["ARM64_PTR_AUTH_KERNEL"], &[PAC]),
+        (&["ARM64_PTR_AUTH_KERNEL", "ARM64_BTI_KERNEL"], &[BTI]),
+        (&["SHADOW_CALL_STACK"], &[STATIC, "-Zfixed-x18", "shadow-call-stack"]),
+        (&["SHADOW_CALL_STACK", "UNWIND_PATCH_PAC_INTO_SCS"], &["-Zfixed-x18", UNWIND]),
+    ] {
+        let flags = flags_by("rustc", &[&["ARM64"], config].concat());
+        // Make leaves more than one space where a flag is left out.
+        let flags = flags.split_whitespace().collect::<Vec<_>>().join(" ");
+        for flag in all {
+            assert_eq!(flags.contains(flag), wanted.contains(&flag), "{config:?}: {flag} in {flags}");
+        }
+        let dir = TempDir::new().expect("temporary folder");
+        let source = dir.path().join("empty.rs");
+        fs::write(&source, "#![feature(no_core)]\n#![no_core]\n").expect("file");
+        let mut rustc = Command::new("rustc");
+        rustc.args(flags.split(' ')).args(["--sysroot=/dev/null", "--crate-type=rlib", "--emit=metadata", "--out-dir"]);
+        let made = run(rustc.arg(dir.path()).arg(source).env("RUSTC_BOOTSTRAP", "1"));
+        assert!(made.ok && made.text.is_empty(), "{config:?}: {flags}: {}", made.text);
+    }
 }
 
 /// Debian 13's: other spellings, warnings of the target features in each crate, and no prefix of

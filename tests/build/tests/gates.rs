@@ -163,3 +163,38 @@ fn a_callback_that_an_indirect_call_must_not_reach() {
     // Nobody takes its address.
     assert_eq!(pads("nop", "ret"), (true, String::new()));
 }
+
+/// Where the kernel keeps return addresses at x18, too. objdump's words are given: this machine's
+/// may not know arm64.
+#[test]
+fn a_function_without_a_shadow_call_stack() {
+    let kernel = FakeKernel::new();
+    let built = kernel.path().join("out/nvidia-peermem.ko");
+    let judged = |config: &str, code: &str| {
+        kernel.config(config);
+        kernel.write("out/nvidia-peermem.ko", "");
+        let lines: String = code.lines().map(|line| format!(" 10:\t{line}\n")).collect();
+        let code = format!("0000000000000008 <f>:\n{lines}");
+        kernel.program("objdump", &format!("cat <<'END'\n{PUSHED}{code}{PUSHED}END"));
+        let mut gate = Command::new("sh");
+        gate.arg(repository().join("mk/shadow-stack.sh")).arg(&built).env("KDIR", kernel.path());
+        let outcome = run(gate.env("OBJDUMP", kernel.path().join("bin/objdump")));
+        (outcome.ok && built.exists(), outcome.text)
+    };
+    const PUSHED: &str = "0000000000000000 <g>:\n  0:\tstr\tx30, [x18], #8\n  4:\tstp\tx29, x30, [sp, #-16]!\n";
+    const IN_X18: &str = "CONFIG_SHADOW_CALL_STACK=y\n";
+    let saved = ["paciasp\nstp\tx29, x30, [sp, #-48]!", "str\tx30, [sp, #-16]!", "stp\tx30, x19, [sp, #16]"];
+    for code in saved {
+        let (ok, text) = judged(IN_X18, code);
+        assert!(!ok && text.contains("the module's f ") && text.contains("was removed"), "{code}: {text}");
+        // It is patched in at boot, or there is none.
+        for config in [&format!("{IN_X18}CONFIG_UNWIND_PATCH_PAC_INTO_SCS=y\n"), ""] {
+            assert_eq!(judged(config, code), (true, String::new()));
+        }
+        for push in ["str\tx30, [x18], #8", "str\tx30, [x18], #0x8"] {
+            assert_eq!(judged(IN_X18, &format!("{push}\n{code}")), (true, String::new()));
+        }
+    }
+    // It calls nobody.
+    assert_eq!(judged(IN_X18, "str\tx0, [sp, #8]\nret"), (true, String::new()));
+}
