@@ -7,7 +7,7 @@ use nvlab::Layout;
 
 use super::callbacks::freed_while_registered;
 use super::scenarios::no_key;
-use super::{complaints, expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB, STOP_TEST};
+use super::{complaints, expect_errno, page, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB, STOP_TEST};
 use crate::gpu;
 use crate::helper::Helper;
 use crate::kmsg::Mark;
@@ -291,7 +291,7 @@ fn odd_ranges(env: &Env) -> Result<()> {
     for (what, at, len) in [
         ("one byte", 0, 1),
         ("one byte, unaligned", 4095, 1),
-        ("one CPU page", 4 * KIB, 4 * KIB),
+        ("one page of the kernel", page(), page()),
         ("inside one GPU page", GPU_PAGE + 12_345, 6789),
         ("exactly one GPU page", GPU_PAGE, GPU_PAGE),
         ("across a GPU page's end", GPU_PAGE - 10, 20),

@@ -8,7 +8,7 @@ use super::rig::Nic;
 use crate::gpu;
 use crate::lab;
 use crate::machine::RDMA_DEVICE;
-use crate::suites::{pattern, same_bytes, GPU_PAGE, KIB, MIB};
+use crate::suites::{page, pattern, same_bytes, GPU_PAGE, MIB};
 use crate::test::Env;
 use crate::verbs::Op;
 
@@ -40,11 +40,11 @@ pub fn ends(env: &Env) -> Result<()> {
         ensure!(seen.iter().any(|t| t.phys == end), "no address is the BAR's last GPU page at {end:#x}");
         for (what, at, len) in [
             ("the first byte", 0, 1),
-            ("the first page", 0, 4 * KIB),
+            ("the first page", 0, page()),
             ("across the first 2 MiB", 2 * MIB - 1000, 2001),
             ("the middle", size / 2 - 70_000, 140_001),
             ("across the last GPU page's start", size - GPU_PAGE - 100, 200),
-            ("the last page", size - 4 * KIB, 4 * KIB),
+            ("the last page", size - page(), page()),
             ("the last byte", size - 1, 1),
         ] {
             let what = format!("{layout:?}, {what}");
@@ -66,8 +66,8 @@ pub fn ends(env: &Env) -> Result<()> {
             same_bytes(&format!("{what}, read"), &got, &bytes)?;
         }
         mr.dereg()?;
-        // The last page, of the CPU and of the GPU, by itself.
-        for len in [4 * KIB, GPU_PAGE] {
+        // The last page, of the kernel and of the GPU, by itself.
+        for len in [page(), GPU_PAGE] {
             let what = format!("{layout:?}, the last {len} bytes alone");
             let at = size - len;
             let mr = nic.reg(memory.va() + at as u64, len).with_context(|| what.clone())?;
