@@ -88,17 +88,27 @@ nvidia_ko=
 for dir in $NVIDIA; do
 	[ ! -r "$dir/nvidia.ko" ] || nvidia_ko=$dir/nvidia.ko
 done
-# A module's magic names its kernel and, for arm64, the architecture. A kernel with other pages has
-# another name, and the loader does not look at names where symbols have versions.
+# A module's magic names its kernel and, for arm64, the architecture. The loader does not look at a
+# kernel's name where symbols have versions, and nowhere at the size of its pages, which distributors
+# put at the end of that name.
 magic=$([ -z "$nvidia_ko" ] || modinfo -F vermagic "$nvidia_ko" 2>/dev/null || true)
+release=${magic%% *}
 case "$kernel_arch: $magic " in
 *:"  " | arm64:*" aarch64 "*) ;;
 arm64:* | x86:*" aarch64 "*)
 	die "$nvidia_ko is of another architecture than kernel $kver ($kernel_arch): name that kernel's: make NVIDIA=<dir>"
 	;;
 esac
-[ -z "$magic" ] || [ "${magic%% *}" = "$kver" ] ||
-	note "warning: $nvidia_ko is for kernel ${magic%% *}, not for $kver: its pages may have another size"
+pages=$(sed -n 's/^CONFIG_ARM64_\([0-9]*\)K_PAGES=y/\1/p' "$config")
+case $release in
+*[-+]16k) named=16 ;;
+*[-+]64k) named=64 ;;
+*) named=$pages ;;
+esac
+[ -z "$pages" ] || [ "$named" = "$pages" ] ||
+	die "$nvidia_ko is for kernel $release, with pages of $named KiB; those of kernel $kver have $pages: name that kernel's: make NVIDIA=<dir>"
+[ -z "$magic" ] || [ "$release" = "$kver" ] ||
+	note "warning: $nvidia_ko is for kernel $release, not for $kver: its pages may have another size"
 # The driver's module: nvidia, or what modprobe takes for it. Debian's packages call theirs
 # nvidia-current and nvidia-current-open, with a line `install nvidia modprobe -i nvidia-current` in
 # modprobe.d.

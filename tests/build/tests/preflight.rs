@@ -443,6 +443,13 @@ fn a_driver_of_another_kernel() {
     kernel.program("aarch64-linux-gnu-gcc", "");
     let right = kernel.preflight(&[&deps, &nvidia]);
     assert!(right.ok && !right.text.contains("nvidia.ko is"), "{}", right.text);
+    for (pages, release, is_other) in [(4, "6.12.1-arm64-16k", true), (64, "5.14.0-1.el9.aarch64+64k", false)] {
+        kernel.config(&format!("CONFIG_ARM64=y\nCONFIG_ARM64_{pages}K_PAGES=y\n"));
+        let text = other(&format!("{release} SMP mod_unload modversions aarch64"));
+        let words = format!("kernel {release}, with pages of 16 KiB");
+        assert_eq!((text.ok, text.text.contains(&words)), (!is_other, is_other), "{}", text.text);
+    }
+    kernel.config("CONFIG_ARM64=y\n");
     other(&format!("{} SMP mod_unload modversions ", FakeKernel::RELEASE));
     refused(&kernel, &[&deps, &nvidia], &wrong);
 }
