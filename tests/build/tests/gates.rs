@@ -168,33 +168,40 @@ fn a_callback_that_an_indirect_call_must_not_reach() {
 /// may not know arm64.
 #[test]
 fn a_function_without_a_shadow_call_stack() {
+    const PUSHED: &str = "0000000000000000 <g>:\n  0:\tstr\tx30, [x18], #8\n  4:\tstp\tx29, x30, [sp, #-16]!\n";
+    const IN_X18: &str = "CONFIG_SHADOW_CALL_STACK=y\n";
     let kernel = FakeKernel::new();
     let built = kernel.path().join("out/nvidia-peermem.ko");
-    let judged = |config: &str, code: &str| {
+    let ran = |config: &str, objdump: &str| {
         kernel.config(config);
         kernel.write("out/nvidia-peermem.ko", "");
-        let lines: String = code.lines().map(|line| format!(" 10:\t{line}\n")).collect();
-        let code = format!("0000000000000008 <f>:\n{lines}");
-        kernel.program("objdump", &format!("cat <<'END'\n{PUSHED}{code}{PUSHED}END"));
+        kernel.program("objdump", objdump);
         let mut gate = Command::new("sh");
         gate.arg(repository().join("mk/shadow-stack.sh")).arg(&built).env("KDIR", kernel.path());
         let outcome = run(gate.env("OBJDUMP", kernel.path().join("bin/objdump")));
         (outcome.ok && built.exists(), outcome.text)
     };
-    const PUSHED: &str = "0000000000000000 <g>:\n  0:\tstr\tx30, [x18], #8\n  4:\tstp\tx29, x30, [sp, #-16]!\n";
-    const IN_X18: &str = "CONFIG_SHADOW_CALL_STACK=y\n";
-    let saved = ["paciasp\nstp\tx29, x30, [sp, #-48]!", "str\tx30, [sp, #-16]!", "stp\tx30, x19, [sp, #16]"];
-    for code in saved {
-        let (ok, text) = judged(IN_X18, code);
+    // A function of this name and code, between others.
+    let judged = |config: &str, name: &str, code: &str| {
+        let lines: String = code.lines().map(|line| format!(" 10:\t{line}\n")).collect();
+        ran(config, &format!("cat <<'END'\n{PUSHED}0000000000000008 <{name}>:\n{lines}{PUSHED}END"))
+    };
+    let fine = (true, String::new());
+    for code in ["paciasp\nstp\tx29, x30, [sp, #-48]!", "str\tx30, [sp, #-16]!", "stp\tx30, x19, [sp, #16]"] {
+        let (ok, text) = judged(IN_X18, "f", code);
         assert!(!ok && text.contains("the module's f ") && text.contains("was removed"), "{code}: {text}");
-        // It is patched in at boot, or there is none.
+        // The kernel adds it, or has none.
         for config in [&format!("{IN_X18}CONFIG_UNWIND_PATCH_PAC_INTO_SCS=y\n"), ""] {
-            assert_eq!(judged(config, code), (true, String::new()));
+            assert_eq!(judged(config, "f", code), fine);
         }
         for push in ["str\tx30, [x18], #8", "str\tx30, [x18], #0x8"] {
-            assert_eq!(judged(IN_X18, &format!("{push}\n{code}")), (true, String::new()));
+            assert_eq!(judged(IN_X18, "f", &format!("{push}\n{code}")), fine);
+        }
+        for without in ["f.cold", "asan.module_ctor", "__llvm_gcov_init"] {
+            assert_eq!(judged(IN_X18, without, code), fine);
         }
     }
     // It calls nobody.
-    assert_eq!(judged(IN_X18, "str\tx0, [sp, #8]\nret"), (true, String::new()));
+    assert_eq!(judged(IN_X18, "f", "str\tx0, [sp, #8]\nret"), fine);
+    assert!(!ran(IN_X18, "echo no arm64 here >&2; exit 1").0, "nothing was looked at");
 }
