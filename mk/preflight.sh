@@ -88,9 +88,9 @@ nvidia_ko=
 for dir in $NVIDIA; do
 	[ ! -r "$dir/nvidia.ko" ] || nvidia_ko=$dir/nvidia.ko
 done
-# A module's magic names its kernel and, for arm64, the architecture. The loader does not look at a
-# kernel's name where symbols have versions, and nowhere at the size of its pages, which distributors
-# put at the end of that name.
+# A module's magic names its kernel and, for arm64, the architecture. The size of pages is not in it,
+# and the loader compares no names where symbols have versions. But distributors end the name of a
+# kernel with the size, if it is not 4 KiB.
 magic=$([ -z "$nvidia_ko" ] || modinfo -F vermagic "$nvidia_ko" 2>/dev/null || true)
 release=${magic%% *}
 case "$kernel_arch: $magic " in
@@ -101,14 +101,17 @@ arm64:* | x86:*" aarch64 "*)
 esac
 pages=$(sed -n 's/^CONFIG_ARM64_\([0-9]*\)K_PAGES=y/\1/p' "$config")
 case $release in
-*[-+]16k) named=16 ;;
-*[-+]64k) named=64 ;;
-*) named=$pages ;;
+*[-+]16k | *[-+]16k-debug) named=16 ;;
+*[-+]64k | *[-+]64k-debug | *[-+]64kb) named=64 ;;
+*) named= ;;
 esac
-[ -z "$pages" ] || [ "$named" = "$pages" ] ||
-	die "$nvidia_ko is for kernel $release, with pages of $named KiB; those of kernel $kver have $pages: name that kernel's: make NVIDIA=<dir>"
-[ -z "$magic" ] || [ "$release" = "$kver" ] ||
-	note "warning: $nvidia_ko is for kernel $release, not for $kver: its pages may have another size"
+if [ -n "$magic" ] && [ "$release" != "$kver" ]; then
+	[ -z "$pages" ] || [ "${named:-$pages}" = "$pages" ] ||
+		die "$nvidia_ko is for kernel $release with pages of $named KiB, but kernel $kver has pages of $pages KiB: name the folder of a nvidia.ko for $kver: make NVIDIA=<dir>"
+	may=
+	[ -z "$pages" ] || [ -n "$named" ] || may=": its pages may have another size"
+	note "warning: $nvidia_ko is for kernel $release, not for $kver$may"
+fi
 # The driver's module: nvidia, or what modprobe takes for it. Debian's packages call theirs
 # nvidia-current and nvidia-current-open, with a line `install nvidia modprobe -i nvidia-current` in
 # modprobe.d.
