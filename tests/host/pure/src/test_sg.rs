@@ -149,7 +149,10 @@ proptest! {
     }
 
     #[test]
-    fn the_cap_is_the_limit_rounded_down(limit in any::<u64>(), page in prop::sample::select(vec![4096u64, 16384, 65536])) {
+    fn the_cap_is_the_limit_rounded_down(
+        limit in any::<u64>(),
+        page in prop::sample::select(vec![4096u64, 16384, 65536]),
+    ) {
         let cap = u64::from(cap(limit, page));
         prop_assert!(cap.is_power_of_two() && cap >= page && cap <= 1 << 30);
         prop_assert!(cap <= limit || cap == page);
