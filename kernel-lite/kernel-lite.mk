@@ -58,9 +58,9 @@ kl-retpoline := $(if $(kl-config-retpoline),$(call kl-option,-Zretpoline-externa
 # leaves the call of the thunk.
 kl-cs-prefix := $(if $(kl-config-retpoline),$(call kl-option-if-known,-Zindirect-branch-cs-prefix))
 
-# arm64 keeps its shadow call stack in x18. Where the kernel does not add it as it loads code, rustc
-# does, which takes the option for this target only with the other. A rustc that does not know them
-# must fail: left out, the protection would be missing without a word.
+# arm64 keeps its shadow call stack at x18. Where the kernel does not add it as it loads code, rustc
+# does; for this target it takes the sanitizer only beside -Zfixed-x18. Neither is probed: a rustc
+# without them must fail, not build a module without the protection.
 kl-scs := $(if $(CONFIG_ARM64),$(if $(CONFIG_SHADOW_CALL_STACK),-Zfixed-x18 \
 	$(if $(CONFIG_UNWIND_PATCH_PAC_INTO_SCS),,-Zsanitizer=shadow-call-stack)))
 

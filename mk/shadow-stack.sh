@@ -13,8 +13,8 @@ objdump=${OBJDUMP:-$(command -v "${CROSS_COMPILE:-}objdump" || command -v llvm-o
 	exit 1
 }
 code=$("$objdump" -d --no-show-raw-insn "$1")
-# Not what else a compiler adds, which no kernel expects to have one: constructors of sanitizers,
-# and gcov's functions. A cold part goes on where its function has saved the address.
+# Compilers give none to what they add themselves: constructors of sanitizers, and gcov's functions.
+# A cold part runs after its function has saved the address.
 found=$(echo "$code" | awk '
 	/^[0-9a-f]+ <.*>:$/ {
 		name = substr($2, 2, length($2) - 3)

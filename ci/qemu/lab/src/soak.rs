@@ -110,8 +110,8 @@ const HEAD: &str = "# What was soaked
 
 Each line is the last run of that boot (or of `tests/host`, `tests/packages`, `tests/mutants`) by
 `make soak`, which writes it; `make soak ONLY=<boot>` repeats it. Seconds are those of an emulated
-machine with another beside it. (Commits that this history lacks came to it in others. Boots had
-other names up to 343c0de.)
+machine with another beside it. (Commits that this history lacks are parts of later ones. Boots
+had other names up to 343c0de.)
 
 ";
 const RUNS: [&str; 8] = ["boot", "date", "commit", "machine", "passed", "failed", "seconds", "seed"];
