@@ -6,7 +6,7 @@
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 . "$here/qemu/cross.sh"
-target=$NVPM_CACHE/target
+target=${NVPM_TARGET:-$NVPM_CACHE/target}
 mkdir -p "$target" "$OUT/bin"
 exec 9>"$target/.lab-lock"
 flock 9
