@@ -1,5 +1,6 @@
 //! What the library remembers: devices, contexts, buffers. Safe code; the C ABI is in `lib.rs`.
 
+use crate::block::{self, Blocks, Span};
 use crate::code::{Code, Res};
 use nvlab::{Client, Info, Memory, Piece, Reservation, BACKING};
 use std::cell::RefCell;
@@ -14,10 +15,9 @@ fn page() -> u64 {
 }
 
 /// Where the bytes of a buffer are.
-#[derive(Debug)]
 pub enum Place {
-    /// Video memory.
-    Device(Memory),
+    /// Video memory, which other buffers may share.
+    Device(Span<Memory>),
     /// The same, of a handle that is mapped here: in the reservation that begins at the first
     /// number and has the second number of bytes.
     Mapped(Arc<Physical>, u64, u64),
@@ -31,7 +31,6 @@ pub enum Place {
 }
 
 /// One allocation.
-#[derive(Debug)]
 pub struct Buffer {
     /// First address.
     pub base: u64,
@@ -57,11 +56,11 @@ pub struct Physical {
 }
 
 impl Buffer {
-    /// Its video memory; `None` for memory of the host.
-    pub fn memory(&self) -> Option<&Memory> {
+    /// Its video memory, and where the buffer begins in that; `None` for memory of the host.
+    pub fn memory(&self) -> Option<(&Memory, u64)> {
         match &self.place {
-            Place::Device(memory) => Some(memory),
-            Place::Mapped(physical, ..) => Some(&physical.memory),
+            Place::Device(span) => Some((span.memory(), span.offset())),
+            Place::Mapped(physical, ..) => Some((&physical.memory, 0)),
             Place::Host { .. } => None,
         }
     }
@@ -162,6 +161,7 @@ pub struct Driver {
     client: Client,
     devices: Vec<Info>,
     state: Mutex<State>,
+    blocks: Arc<Blocks<Memory>>,
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
@@ -184,7 +184,8 @@ pub fn init(flags: u32) -> Res<()> {
             .collect::<Result<_, _>>()
             .map_err(|_| Code::OperatingSystem)?;
         // A second thread that came first has made the same thing.
-        let _ = DRIVER.set(Driver { pid: std::process::id(), client, devices, state: Mutex::default() });
+        let (pid, state, blocks) = (std::process::id(), Mutex::default(), Arc::default());
+        let _ = DRIVER.set(Driver { pid, client, devices, state, blocks });
     }
     driver().map(drop)
 }
@@ -336,11 +337,18 @@ impl Driver {
             return Err(Code::OutOfMemory);
         }
         let gpu = u32::try_from(device).map_err(|_| Code::InvalidDevice)?;
-        let memory = self.client.alloc(gpu, size).map_err(|e| match e.errno() {
-            Some(libc::ENOMEM) => Code::OutOfMemory,
-            _ => Code::OperatingSystem,
-        })?;
-        Ok(self.state().keep(memory.va(), size, context, device, Place::Device(memory)))
+        let span = match self.blocks.share(context, size) {
+            Some(span) => span,
+            None => {
+                let len = block::length(size).ok_or(Code::OutOfMemory)?;
+                let memory = self.client.alloc(gpu, len).map_err(|e| match e.errno() {
+                    Some(libc::ENOMEM) => Code::OutOfMemory,
+                    _ => Code::OperatingSystem,
+                })?;
+                self.blocks.begin(context, size, memory.va(), memory)
+            }
+        };
+        Ok(self.state().keep(span.va(), size, context, device, Place::Device(span)))
     }
 
     /// `cuMemAllocHost` and, with `managed`, `cuMemAllocManaged`.
@@ -456,7 +464,7 @@ impl Driver {
         };
         // Outside the lock: this waits for callbacks in the kernel.
         for buffer in gone {
-            if let Some(memory) = buffer.memory().filter(|_| buffer.rdma_capable()) {
+            if let Some((memory, _)) = buffer.memory().filter(|_| buffer.rdma_capable()) {
                 memory.unregister().map_err(|_| Code::OperatingSystem)?;
             }
         }
@@ -476,8 +484,9 @@ impl Driver {
         size != 0
     }
 
-    /// `cuMemGetHandleForAddressRange`: a dma-buf of these whole pages, from what buffers hold
-    /// them.
+    /// `cuMemGetHandleForAddressRange`: a dma-buf of these whole pages, from what memory holds
+    /// them. A buffer must have a byte of the first page; behind it the range may go on to the end
+    /// of the memory that the buffer lies in, over neighbours and holes.
     pub fn export(&self, va: u64, size: u64, flags: u64) -> Res<OwnedFd> {
         self.here()?;
         let end = va.checked_add(size).ok_or(Code::InvalidValue)?;
@@ -488,14 +497,16 @@ impl Driver {
         {
             let state = self.state();
             while at < end {
-                let buffer = state.buffers.range(..=at).next_back().map(|(_, b)| b).ok_or(Code::InvalidValue)?;
-                let memory = buffer.memory().ok_or(Code::InvalidValue)?;
-                let offset = at - buffer.base;
-                let len = memory.backing().saturating_sub(offset).min(end - at);
+                let page_end = at.checked_add(page()).ok_or(Code::InvalidValue)?;
+                let buffer = state.buffers.range(..page_end).next_back().map(|(_, b)| b).ok_or(Code::InvalidValue)?;
+                let (memory, begin) = buffer.memory().ok_or(Code::InvalidValue)?;
                 let device = held.first().map_or(buffer.device, |b: &Arc<Buffer>| b.device);
-                if len == 0 || device != buffer.device {
+                if buffer.base + buffer.size <= at || device != buffer.device {
                     return Err(Code::InvalidValue);
                 }
+                // Memory begins at a multiple of 2 MiB, so this page is none of another's.
+                let offset = at + begin - buffer.base;
+                let len = (memory.backing() - offset).min(end - at);
                 pieces.push(Piece { handle: memory.handle(), offset, len });
                 held.push(Arc::clone(buffer));
                 at += len;

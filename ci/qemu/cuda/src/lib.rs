@@ -1,9 +1,9 @@
 //! The lab's `libcuda.so`: the part of the CUDA driver API that RDMA programs call.
 //!
 //! Models `docs/facts.md#cuda` (read on a real card): the codes for a call before `cuInit`, for a
-//! bad device, for a host or freed pointer; addresses that are 2 MiB aligned, belong to a mapping
-//! of the process and that the CPU cannot touch; the same address again after a free, under a new
-//! BUFFER_ID; the attributes about GPUDirect RDMA; virtual memory management, where each mapping is
+//! bad device, for a host or freed pointer; small allocations that share blocks of 2 MiB
+//! (`block.rs`); addresses that belong to a mapping of the process and that the CPU cannot touch;
+//! the same address again after a free, under a new BUFFER_ID; the attributes about GPUDirect RDMA; virtual memory management, where each mapping is
 //! a buffer of its own, with its own BUFFER_ID. After a fork the child is not initialised.
 //!
 //! A range can be exported as dma-buf, over as many allocations and mappings as it touches, up to
@@ -21,6 +21,7 @@
 #![allow(non_snake_case)]
 
 mod attribute;
+mod block;
 mod code;
 mod driver;
 
@@ -661,17 +662,19 @@ unsafe fn copy_part(to: End, from: End, len: u64) -> Res<()> {
     let failed = |_| Code::InvalidValue;
     match (to, from) {
         (End::Gpu(to, at), End::Gpu(from, from_at)) => match (to.memory(), from.memory()) {
-            (Some(to), Some(from)) => to.copy_from(at, from, from_at, len).map_err(failed),
+            (Some((to, to_begin)), Some((from, begin))) => {
+                to.copy_from(to_begin + at, from, begin + from_at, len).map_err(failed)
+            }
             _ => Err(Code::Unknown),
         },
         (End::Gpu(to, at), End::Host(from)) => match to.memory() {
             // SAFETY: the caller vouches for the host address.
-            Some(to) => unsafe { to.write_from(at, from as *const u8, len).map_err(failed) },
+            Some((to, begin)) => unsafe { to.write_from(begin + at, from as *const u8, len).map_err(failed) },
             None => Err(Code::Unknown),
         },
         (End::Host(to), End::Gpu(from, at)) => match from.memory() {
             // SAFETY: the caller vouches for the host address.
-            Some(from) => unsafe { from.read_to(at, to as *mut u8, len).map_err(failed) },
+            Some((from, begin)) => unsafe { from.read_to(begin + at, to as *mut u8, len).map_err(failed) },
             None => Err(Code::Unknown),
         },
         (End::Host(to), End::Host(from)) => {
@@ -698,7 +701,9 @@ fn fill(dst: u64, value: u32, width: u32, count: usize) -> Res<()> {
             return Err(Code::InvalidValue);
         }
         match (&b.place, b.memory()) {
-            (_, Some(memory)) => memory.fill_wide(offset, len, value, width).map_err(|_| Code::InvalidValue)?,
+            (_, Some((memory, begin))) => {
+                memory.fill_wide(begin + offset, len, value, width).map_err(|_| Code::InvalidValue)?;
+            }
             (Place::Host { pages, .. }, _) if pages.fill(offset, len, &value.to_le_bytes()[..width as usize]) => {}
             _ => return Err(Code::InvalidValue),
         }

@@ -20,6 +20,7 @@ mod fuzz;
 mod iommu;
 mod loading;
 mod matrix;
+mod neighbours;
 mod observe;
 mod one_class;
 mod pages;
@@ -74,6 +75,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         matrix::full(nvidia_c),
         matrix::large(nvidia_c),
         verbs::suite(nvidia_c),
+        neighbours::suite(nvidia_c),
         errors::suite(nvidia_c),
         coherent::suite(),
         iommu::suite(nvidia_c),

@@ -169,6 +169,63 @@ fn dma_buf() {
     assert_eq!(refused(at, PAGE, 1, 0), Some(1));
 }
 
+/// Free video memory, in KiB.
+fn room() -> usize {
+    let (mut free, mut all) = (0, 0);
+    // SAFETY: live locals.
+    assert_eq!(unsafe { cuMemGetInfo_v2(&mut free, &mut all) }, 0);
+    free >> 10
+}
+
+/// Small allocations share a block of 2 MiB.
+fn neighbours() {
+    const PAGE: usize = 4096;
+    const BLOCK: u64 = 2 << 20;
+    let before = room();
+    let sizes = [65536, 4096, 1, 100_000];
+    let [a, b, c, d] = sizes.map(|size| alloc(size).unwrap());
+    assert_eq!([a % BLOCK, b - a, c - b, d - c], [0, 65536, 4096, 512]);
+    assert_eq!(before - room(), 2048);
+    // Each is a buffer of its own, and what follows one is nobody's.
+    for (at, size) in [a, b, c, d].into_iter().zip(sizes) {
+        let (mut base, mut len) = (0, 0);
+        // SAFETY: live locals.
+        unsafe { assert_eq!(cuMemGetAddressRange_v2(&mut base, &mut len, at), 0) };
+        assert_eq!((base, len), (at, size));
+    }
+    assert_eq!(pointer(7, b).map(|id| id + 1), pointer(7, c));
+    assert_eq!(pointer(7, c + 1), Err(1));
+    // What is written to one stays in it.
+    let mut back = [0u8; 4096];
+    // SAFETY: live buffers of the lengths that are copied.
+    unsafe {
+        assert_eq!(cuMemsetD8_v2(b, 5, 4096), 0);
+        assert_eq!(cuMemsetD8_v2(a, 7, 65536), 0);
+        assert_eq!(cuMemcpyDtoD_v2(c, a, 1), 0);
+        assert_eq!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), b, 4096), 0);
+        assert_eq!(back, [5; 4096]);
+        assert_eq!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), c, 1), 0);
+        assert_eq!(back[0], 7);
+        assert_eq!(cuMemsetD8_v2(c, 5, 2), 1);
+    }
+    // A dma-buf begins in a page in which somebody has a byte, and may go on to the block's end.
+    assert!(export(d & !4095, PAGE, 1, 0).is_ok());
+    assert!(export(a, BLOCK as usize, 1, 0).is_ok());
+    assert_eq!(export(a, BLOCK as usize + PAGE, 1, 0).err(), Some(1));
+    assert_eq!(export(a + BLOCK / 2, PAGE, 1, 0).err(), Some(1));
+    // A free gives nothing back while the block has another user, and the address comes again.
+    assert_eq!(free(b), 0);
+    assert_eq!(pointer(7, b), Err(1));
+    assert_eq!(export(b, PAGE, 1, 0).err(), Some(1));
+    assert!(export(a, 65536 + 2 * PAGE, 1, 0).is_ok());
+    assert_eq!(before - room(), 2048);
+    assert_eq!(alloc(4096), Ok(b));
+    assert_eq!([a, b, c].map(free), [0; 3]);
+    assert_eq!(before - room(), 2048);
+    assert_eq!(free(d), 0);
+    assert_eq!(before, room());
+}
+
 fn copies() {
     let (a, b) = (alloc(300_000).unwrap(), alloc(300_000).unwrap());
     let bytes: Vec<u8> = (0..300_000u32).map(|i| (i * 31 + i / 65521) as u8).collect();
@@ -290,6 +347,7 @@ fn main() {
         ("contexts", contexts),
         ("buffers", buffers),
         ("dma_buf", dma_buf),
+        ("neighbours", neighbours),
         ("copies", copies),
         ("mappings", mappings),
         ("fork", fork),
