@@ -336,19 +336,25 @@ impl Counts {
 /// (CRC at allocation, CRC at free) of each 64 KiB.
 pub type Chunks = Vec<(u32, u32)>;
 
-/// The only buffer of that process, which has ended.
+/// The only buffer of that process, which has ended. It begins a block of CUDA's.
 pub fn chunks(who: &str, pid: u32, message: usize) -> Result<Chunks> {
     let gpu = gpu::lab()?;
     let log = gpu.allocations()?;
     let mine: Vec<_> = log.iter().filter(|a| a.pid == pid).collect();
     let [one] = mine.as_slice() else { bail!("the {who} (pid {pid}) made {} allocations", mine.len()) };
-    ensure!(one.size == 2 * message as u64, "the {who}'s buffer has {} bytes, wanted two messages", one.size);
+    let size = 2 * message as u64;
+    ensure!(
+        one.size == size.next_multiple_of(nvlab::BACKING),
+        "the {who}'s buffer has {} bytes, wanted two messages in whole blocks",
+        one.size
+    );
     ensure!(one.state == nvlab::State::Freed, "the {who}'s buffer is {:?}", one.state);
     let all: Chunks = gpu
         .chunks()?
         .iter()
         .filter(|c| c.id == one.id)
         .map(|c| Ok((c.crc_alloc.context("no CRC at allocation")?, c.crc_free.context("no CRC at free")?)))
+        .take(2 * message / GPU_PAGE)
         .collect::<Result<_>>()?;
     ensure!(all.len() == 2 * message / GPU_PAGE, "{who}: {} chunks in the log", all.len());
     Ok(all)

@@ -181,7 +181,11 @@ impl Plan {
         // A new process costs as much as dozens of registrations, and the NIC's removal makes all
         // processes wait.
         match rng.u32(..1000) {
-            0..80 => Op::Alloc { mem, kib: rng.usize(1..=12) * if large { 1024 } else { 64 } },
+            0..80 => {
+                // Every third one fills a block of its own.
+                let kib = if rng.u8(..3) == 0 { 2048 } else { rng.usize(1..=12) * 64 };
+                Op::Alloc { mem, kib: if large { 1024 * rng.usize(1..=12) } else { kib } }
+            }
             80..140 => Op::Free { mem },
             140..490 => Op::Register { mr, mem, times },
             490..590 => Op::Deregister { mr },

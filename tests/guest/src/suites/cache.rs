@@ -538,9 +538,15 @@ impl<'a> Worker<'a> {
         self.transfer(which)
     }
 
-    /// What the NIC writes afterwards lands in nobody's buffer.
+    /// What the NIC writes afterwards lands in nobody's buffer, if no other buffer shares its memory.
     fn free_under_a_lease(&mut self, which: usize) -> Result<()> {
-        let old = self.buffers.swap_remove(which);
+        let mut old = self.buffers.swap_remove(which);
+        if let Memory::One(_) = old.memory {
+            old.check()?;
+            self.free(old)?;
+            self.allocate(Some(SEGMENT))?;
+            old = self.buffers.pop().context("just allocated")?;
+        }
         let (va, len) = (old.memory.va(), old.wanted.len());
         let lease = self.register(va, len)?;
         self.free(old)?;

@@ -220,11 +220,13 @@ fn bypass_faults(env: &Env) -> Result<()> {
 /// is that its addresses are unmapped by then, so behind a translating IOMMU no byte of it reaches
 /// the next owner. (Elsewhere nothing would stop it, and so nothing is sent.)
 fn fence_fails(_: &Env) -> Result<()> {
+    // Memory that no other buffer shares.
+    const SIZE: usize = 2 * MIB;
     let bench = Bench::new()?;
     let rm = nvlab::Client::open()?;
     let bar = gpu::bar(&rm, 0)?;
-    let (_source, source_mr) = bench.registered(MIB)?;
-    let (target, target_mr) = bench.registered(MIB)?;
+    let (_source, source_mr) = bench.registered(SIZE)?;
+    let (target, target_mr) = bench.registered(SIZE)?;
     let nic = nic_of(&target_mr)?;
     let state = || Ok::<_, anyhow::Error>(lab::nic_mr(target_mr.lkey())?.state);
     lab::set_nic("fence_fail", 1)?;
@@ -236,15 +238,15 @@ fn fence_fails(_: &Env) -> Result<()> {
         ensure!(mapped == 1, "{mapped} DMA mappings, wanted the source's");
     }
     if kind(&nic)? == Iommu::Translating {
-        let next = bench.cuda.alloc(MIB)?;
-        let theirs = vec![0x77; MIB];
+        let next = bench.cuda.alloc(SIZE)?;
+        let theirs = vec![0x77; SIZE];
         next.write(0, &theirs)?;
         let link = Loopback::new(&bench.pd)?;
-        link.write(1, (&source_mr, 0), (&target_mr, 0), MIB)?;
+        link.write(1, (&source_mr, 0), (&target_mr, 0), SIZE)?;
         let status = link.wait(PATIENCE)?.status;
         ensure!(status != Status::IBV_WC_SUCCESS, "a write by addresses that are unmapped succeeded");
         ensure!(lab::fabric()?.faults > 0, "it ended with {status:?}, but not at the IOMMU");
-        same_bytes("the next owner's memory", &next.read(0, MIB)?, &theirs)?;
+        same_bytes("the next owner's memory", &next.read(0, SIZE)?, &theirs)?;
         lab::reset_fabric()?;
     }
     Ok(target_mr.dereg()?)

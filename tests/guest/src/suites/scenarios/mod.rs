@@ -30,8 +30,8 @@ use crate::verbs::{Loopback, Mr, Status, FULL_ACCESS};
 pub use nic::{fence_fails_in_dereg, no_key};
 pub use table::{By, Row, TABLE};
 
-/// What most scenarios register.
-const SIZE: usize = MIB;
+/// What most scenarios register: memory that no other buffer shares.
+const SIZE: usize = 2 * MIB;
 
 /// How long NVIDIA's module is given to do something that no rule asks of it.
 const A_WHILE: Duration = Duration::from_millis(300);
