@@ -294,7 +294,7 @@ impl Registration {
             owner: self.owner,
             comm: self.comm,
             user: self.range.user(),
-            pinned: self.range.pinned(),
+            pinned_bytes: inner.counted.bytes,
             state: inner.state.phase().text(),
             tables: inner.tables,
             runs,

@@ -63,7 +63,7 @@ pub(crate) enum Phase {
     Pinned,
     /// Mapped: the NIC may use it.
     Mapped,
-    /// Unmapped, still pinned.
+    /// Unmapped by the core, still pinned: the NIC driver destroys its key, or has failed to.
     Unmapped,
     /// Taken back by the provider, not yet released by the core.
     Revoked,
@@ -82,7 +82,7 @@ impl Phase {
             Self::Pinning => "pinning",
             Self::Pinned => "pinned",
             Self::Mapped => "mapped",
-            Self::Unmapped => "unmapped",
+            Self::Unmapped => "key_not_destroyed",
             Self::Revoked => "revoked",
             Self::Orphan => "orphan",
             Self::Ending => "ending",

@@ -132,7 +132,8 @@ pub(crate) struct Snapshot {
     pub(crate) owner: Process,
     pub(crate) comm: [u8; 16],
     pub(crate) user: Span,
-    pub(crate) pinned: Span,
+    /// Bytes of the pins that exist now.
+    pub(crate) pinned_bytes: u64,
     pub(crate) state: &'static str,
     pub(crate) tables: Option<Tables>,
     pub(crate) runs: usize,
@@ -270,7 +271,7 @@ fn who(f: &mut Seq, row: &Snapshot) -> fmt::Result {
 pub(crate) fn registration(f: &mut Seq, row: &Snapshot) -> fmt::Result {
     who(f, row)?;
     write!(f, " kind={} state={}", row.client.kind.text(), row.state)?;
-    write!(f, " va={:#x} length={} pinned_bytes={}", row.user.start(), row.user.len(), row.pinned.len())?;
+    write!(f, " va={:#x} length={} pinned_bytes={}", row.user.start(), row.user.len(), row.pinned_bytes)?;
     match row.tables {
         Some(Tables { pieces, pages, page_size }) => {
             write!(f, " pieces={pieces} pages={pages} page_size={page_size}")?;

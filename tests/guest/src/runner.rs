@@ -369,7 +369,7 @@ fn reset_stand_ins() -> Result<()> {
     if modules::loaded("lab_pcie")? {
         lab::reset_fabric()?;
     }
-    for knob in ["fence_us", "fence_fail", "fail_mkey", "no_invalidation"] {
+    for knob in ["fence_us", "fence_fail", "destroy_fail", "fail_mkey", "no_invalidation"] {
         let file = format!("/sys/kernel/debug/rxe_peer/{knob}");
         if fs::exists(&file)? {
             fs::write(&file, "0").with_context(|| format!("write 0 to {file}"))?;

@@ -15,7 +15,9 @@
  * error completions. A fence takes time while the NIC still has access, and
  * may fail. The core does not learn that a fence in an invalidation failed. In
  * a deregistration it is the errno, and everything stays: umem, registration,
- * the client's module. Deregistering again is then possible.
+ * the client's module. Deregistering again is then possible. So it is where the
+ * key cannot be destroyed after the fence: the memory is unmapped by then, and
+ * the umem is not released.
  *
  * And a NIC that imports dma-bufs as irdma, efa, bnxt_re and mana do, pinned
  * for as long as the MR lives (ib_umem_dmabuf_get_pinned()), for the same DMA
@@ -72,6 +74,7 @@ struct rxe_peer_mr {
 	struct rxe_mr *mr;
 	struct device *initiator;
 	bool can_fence;		/* the umem has a notifier */
+	bool stopped;		/* by a deregistration that then failed */
 	rwlock_t lock;		/* readers: who begins an access; writer: the fence */
 	atomic_t accesses;	/* begun and not over */
 	enum peer_state state;
@@ -105,6 +108,11 @@ static u32 fence_us;
  * with -EIO and can be tried again.
  */
 static atomic_t fence_fail;
+/*
+ * The next n deregistrations fail with -EIO after the stop: the core has
+ * unmapped, and the key is still there.
+ */
+static atomic_t destroy_fail;
 /* The next n registrations fail with -ENOMEM: mapped, the notifier not armed. */
 static atomic_t fail_mkey;
 /* The next n registrations ask for no invalidation, as a CQ or a DevX umem does. */
@@ -324,16 +332,21 @@ void rxe_peer_mr_activate(struct rxe_mr *mr)
 
 int rxe_peer_mr_stop(struct rxe_mr *mr)
 {
-	int err = 0;
+	struct rxe_peer_mr *peer = mr->peer;
+	int err;
 
-	if (!mr->peer || !mr->peer->can_fence)
+	if (!peer || !peer->can_fence)
 		return 0;
 	/* A second fence of a killed MR costs nothing. */
-	if (mr->peer->state != PEER_KILLED)
-		err = fence(mr->peer);
-	if (!err)
+	if (peer->state != PEER_KILLED) {
+		err = fence(peer);
+		if (err)
+			return err;
+	}
+	if (!peer->stopped)
 		ib_umem_stop_invalidation_notifier(mr->umem);
-	return err;
+	peer->stopped = true;
+	return take_one(&destroy_fail) ? -EIO : 0;
 }
 
 void rxe_peer_mr_free(struct rxe_mr *mr)
@@ -687,6 +700,8 @@ void rxe_peer_module_init(void)
 			    &copy_from_fops);
 	debugfs_create_u32("fence_us", 0600, debugfs_dir, &fence_us);
 	debugfs_create_atomic_t("fence_fail", 0600, debugfs_dir, &fence_fail);
+	debugfs_create_atomic_t("destroy_fail", 0600, debugfs_dir,
+				&destroy_fail);
 	debugfs_create_atomic_t("fail_mkey", 0600, debugfs_dir, &fail_mkey);
 	debugfs_create_atomic_t("no_invalidation", 0600, debugfs_dir,
 				&no_invalidation);

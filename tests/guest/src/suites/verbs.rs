@@ -16,7 +16,7 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
-use super::scenarios::fence_fails_in_dereg;
+use super::scenarios::{fence_fails_in_dereg, key_not_destroyed};
 use super::{expect_errno, page, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB, STOP_TEST};
 use crate::cuda::DeviceMemory;
 use crate::gpu;
@@ -43,6 +43,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
             ("threads", NvidiaC::Recorded, threads),
             ("dereg_in_another_thread", NvidiaC::Recorded, dereg_in_another_thread),
             ("fence_fails_in_dereg", NvidiaC::Recorded, fence_fails_in_dereg),
+            ("key_not_destroyed", NvidiaC::Skip("its list has no such state"), key_not_destroyed),
             ("windows", NvidiaC::Recorded, windows),
         ] {
             tests.extend(in_modes(nvidia_c, &[mode], name, run).into_iter().map(|t| {

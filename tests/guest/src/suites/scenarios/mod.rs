@@ -27,7 +27,7 @@ use crate::machine::{Generation, Level, Mode};
 use crate::test::{Env, NvidiaC, Suite, Test};
 use crate::verbs::{Loopback, Mr, Status, FULL_ACCESS};
 
-pub use nic::{fence_fails_in_dereg, no_key};
+pub use nic::{fence_fails_in_dereg, key_not_destroyed, no_key};
 pub use table::{By, Row, TABLE};
 
 /// What most scenarios register: memory that no other buffer shares.

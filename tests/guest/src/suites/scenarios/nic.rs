@@ -11,6 +11,7 @@ use crate::gpu;
 use crate::lab;
 use crate::machine::{load_rdma, Mode, RDMA_DEVICE};
 use crate::modules::{self, PEERMEM};
+use crate::peermem;
 use crate::suites::{expect_errno, Bench};
 use crate::test::Env;
 
@@ -105,6 +106,57 @@ pub fn fence_fails_in_dereg(_: &Env) -> Result<()> {
         no_pins(between)?;
         ensure!(users()? == 0, "{between}: {} users", users()?);
     }
+    Ok(())
+}
+
+/// The NIC is stopped, and then its key cannot be destroyed: the deregistration fails, the memory
+/// stays with the registration, and `registrations` says why. A second try ends it, and so does the
+/// NIC's removal.
+pub fn key_not_destroyed(env: &Env) -> Result<()> {
+    let legacy = env.mode()? == Mode::Legacy;
+    for between in ["nothing", "a free", "the NIC's removal"] {
+        let bench = Bench::new()?;
+        let (memory, mr) = bench.registered(SIZE)?;
+        lab::set_nic("destroy_fail", 1)?;
+        let (mr, error) = mr.try_dereg().err().context("it was deregistered although the key is left")?;
+        expect_errno("ibv_dereg_mr", error.raw_os_error().context("an errno")?, libc::EIO)?;
+        listed_as("key_not_destroyed", SIZE)?;
+        ensure!(gpu::pins()? == 1, "{} pins beside the key that is left", gpu::pins()?);
+        ensure!(!modules::try_rmmod(PEERMEM)?.ok, "rmmod went through with a key left");
+        match between {
+            "a free" => {
+                memory.free()?;
+                // The driver has taken a revocable pin back; a persistent one keeps the memory.
+                match legacy {
+                    true => listed_as("revoked", 0)?,
+                    false => listed_as("key_not_destroyed", SIZE)?,
+                }
+                mr.dereg().context("the second ibv_dereg_mr, after a free")?;
+            }
+            "the NIC's removal" => {
+                remove()?.finish("the NIC's removal")?;
+                // The kernel has done it already.
+                let _ = mr.dereg();
+                // Its owner alone may put a revocable pin.
+                ensure!(gpu::pins()? == i64::from(legacy), "{} pins after the NIC's removal", gpu::pins()?);
+                memory.free()?;
+                drop(bench);
+                load_rdma()?;
+            }
+            _ => mr.dereg().context("the second ibv_dereg_mr")?,
+        }
+        no_pins(between)?;
+        ensure!(users()? == 0, "{between}: {} users", users()?);
+    }
+    Ok(())
+}
+
+/// The one registration is shown in this state, and with so many bytes pinned.
+fn listed_as(state: &str, bytes: usize) -> Result<()> {
+    let rows = peermem::rows("registrations")?;
+    let said: Vec<_> = rows.iter().map(|row| (row.get("state"), row.get("pinned_bytes"))).collect();
+    let (state, bytes) = (state.to_string(), bytes.to_string());
+    ensure!(said == [(Some(&state), Some(&bytes))], "registrations: {said:?}, wanted {state} and {bytes} bytes");
     Ok(())
 }
 
