@@ -16,7 +16,7 @@ const fn entry(id: &'static str, looks: &'static str, why: &'static str) -> Entr
 }
 
 /// All checks, in the order of doctor's sections.
-pub const CHECKS: [Entry; 60] = [
+pub const CHECKS: [Entry; 61] = [
     entry(
         "gpus.present",
         "Which GPUs of NVIDIA's sysfs shows, and which driver each belongs to.",
@@ -161,6 +161,11 @@ pub const CHECKS: [Entry; 60] = [
         "registrations.stale",
         "Registrations whose process is gone; as root.",
         "A process that inherited the RDMA device keeps them alive.",
+    ),
+    entry(
+        "registrations.left_key",
+        "Registrations whose key the NIC driver has not destroyed for a second; as root.",
+        "The NIC may still write to that memory, so it stays pinned.",
     ),
     entry(
         "registrations.orphan",

@@ -3,10 +3,17 @@
 
 use crate::check::Check;
 use crate::machine::Machine;
-use crate::peermem::{Failure, Registration, UNKNOWN};
+use crate::peermem::{self, Failure, Registration, UNKNOWN};
 use crate::root::Missing;
 use crate::text;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// The state of a registration whose key the NIC driver has not destroyed (docs/proc.md).
+const LEFT_KEY: &str = "key_not_destroyed";
+
+/// A NIC driver that destroys keys needs less than this for one.
+const DESTROYS_IN: Duration = Duration::from_secs(1);
 
 /// Refusals older than this are history.
 const RECENT_S: f64 = 3600.0;
@@ -15,7 +22,10 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks = Vec::new();
     match (&machine.registrations, &machine.loaded) {
         (_, None) => return vec![Check::skip("registrations.live", "none: nvidia_peermem is not loaded")],
-        (Ok(rows), _) => checks.extend(live(rows)),
+        (Ok(rows), _) => {
+            checks.extend(live(rows));
+            checks.extend(left_keys(machine, rows));
+        }
         (Err(missing), _) => {
             checks.push(unread("registrations.live", *missing));
             checks.extend(counted_orphans(machine));
@@ -56,6 +66,7 @@ fn live(rows: &[Registration]) -> Vec<Check> {
     )];
     if let (Some(((pid, comm), bytes)), Some(check)) = (most, checks.first_mut()) {
         check.evidence.push(format!("most: process {pid} ({comm}), {}", text::bytes(*bytes)));
+        check.evidence.extend(who_pins(rows));
     }
     if rows.iter().any(|row| row.process_alive.is_none()) {
         let message =
@@ -64,7 +75,8 @@ fn live(rows: &[Registration]) -> Vec<Check> {
             Check::skip("registrations.stale", message).seen("the pid namespace of /proc is not the initial one"),
         );
     }
-    let stale: Vec<&Registration> = rows.iter().filter(|row| row.process_alive == Some(false)).collect();
+    let is_stale = |row: &&Registration| row.process_alive == Some(false) && row.state != LEFT_KEY;
+    let stale: Vec<&Registration> = rows.iter().filter(is_stale).collect();
     if let Some(first) = stale.first() {
         let held = stale.iter().map(|row| row.pinned_bytes).sum();
         checks.push(
@@ -84,6 +96,58 @@ fn live(rows: &[Registration]) -> Vec<Check> {
     }
     checks.extend(orphans(rows));
     checks
+}
+
+/// For each GPU whose memory is pinned persistently: who has to end before it can be reset.
+fn who_pins(rows: &[Registration]) -> Vec<String> {
+    let mut by_gpu: BTreeMap<&str, BTreeSet<(u32, &str)>> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.kind == "persistent" && row.pinned_bytes > 0) {
+        by_gpu.entry(row.gpu.as_deref().unwrap_or("of unknown address")).or_default().insert((row.pid, &row.comm));
+    }
+    by_gpu
+        .into_iter()
+        .map(|(gpu, processes)| {
+            let names: Vec<String> = processes.iter().map(|(pid, comm)| format!("{pid} ({comm})")).collect();
+            format!(
+                "GPU {gpu} is pinned by process {}: end them before you reset it, change its MIG mode or unbind it from nvidia; an unbind would wait for ever",
+                names.join(", ")
+            )
+        })
+        .collect()
+}
+
+/// Registrations whose key the NIC driver has failed to destroy: one finding for each process.
+fn left_keys(machine: &Machine, rows: &[Registration]) -> Vec<Check> {
+    let is_left = |row: &&Registration| row.state == LEFT_KEY;
+    let mut left: Vec<Registration> = rows.iter().filter(is_left).cloned().collect();
+    // Each deregistration is in that state for a moment.
+    if !left.is_empty() && machine.root.is_live() {
+        std::thread::sleep(DESTROYS_IN);
+        let now = peermem::registrations(machine.root).unwrap_or_default();
+        let same = |a: &Registration, b: &Registration| (a.pid, a.va, a.length) == (b.pid, b.va, b.length);
+        left.retain(|row| now.iter().filter(is_left).any(|other| same(row, other)));
+    }
+    let mut by_process: BTreeMap<(u32, &str), Vec<&Registration>> = BTreeMap::new();
+    for row in &left {
+        by_process.entry((row.pid, row.comm.as_str())).or_default().push(row);
+    }
+    by_process
+        .into_iter()
+        .map(|((pid, comm), rows)| {
+            let bytes = text::bytes(rows.iter().map(|row| row.pinned_bytes).sum());
+            let what = text::count(rows.len(), "registration");
+            let (until, fix) = match rows.iter().any(|row| row.process_alive == Some(false)) {
+                true => ("until reboot, as the process has ended", "reboot, and report the NIC driver's lines in journalctl -k to its vendor".to_owned()),
+                false => ("until the NIC is reset", format!("while process {pid} lives, unbind and bind its NIC's driver or reset the NIC (ls -l /proc/{pid}/fd | grep uverbs names it), so that the driver destroys its keys")),
+            };
+            Check::warn(
+                "registrations.left_key",
+                format!("the NIC driver could not destroy the keys of {what} ({bytes}) of process {pid} ({comm}), so that memory stays pinned {until}"),
+                fix,
+            )
+            .seen("state=key_not_destroyed in /proc/driver/nvidia-peermem/registrations")
+        })
+        .collect()
 }
 
 /// Pins that wait for their owner, which lives, as far as that can be told: one finding for each
