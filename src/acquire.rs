@@ -343,12 +343,7 @@ fn find_pieces(registration: &Registration, pins: &mut Option<Pins>) -> Result<(
         match pins {
             None => *pins = Some(Several::one(pin)),
             Some(pins) if longer => {
-                let shorter = core::mem::replace(pins.last_mut(), pin);
-                if let Err(kept) = put_shorter(registration, shorter) {
-                    // There is room. It is put with the others, or is an orphan with them.
-                    let _ = pins.push(kept);
-                    return Err(NO_MEMORY);
-                }
+                put_shorter(registration, core::mem::replace(pins.last_mut(), pin));
             }
             // There is room.
             Some(pins) => _ = pins.push(pin),
@@ -469,19 +464,17 @@ fn get_piece(registration: &Registration, asked: Span) -> Result<PagePin> {
     pin
 }
 
-/// Puts a pin of [`get_piece`] that a longer one covers. Handed back if the provider keeps it.
-fn put_shorter(registration: &Registration, pin: PagePin) -> Result<(), PagePin> {
+/// Puts a pin of [`get_piece`] that a longer one covers.
+fn put_shorter(registration: &Registration, pin: PagePin) {
     let span = pin.span();
     let timer = Timer::start(Event::Put);
     let put = pin.put();
     timer.end(|| registration.traced_piece(span), put.answer());
-    match put {
-        Put::Done => {}
-        Put::Lost(error) => refusals::not_taken_back(error, Kind::Persistent, span),
-        Put::Kept(pin, _) => return Err(pin),
+    if let Put::Lost(lost) = put {
+        registration.count_lost(&lost);
+        refusals::not_taken_back(lost.error, lost.pins, Kind::Persistent, span);
     }
     registration.count_replaced(&mut registration.inner().lock(), span.len());
-    Ok(())
 }
 
 /// Copies what is needed of the provider's tables, which are never looked at again (rule 4). Gives

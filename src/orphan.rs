@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who puts the pins of a registration (rule 7). Pins that cannot be put here and now are an
-//! orphan: they wait for the free callback or for their owner's next call (rule 8).
+//! Who puts the pins of a registration (rule 7). A revocable pin that cannot be put here and now is
+//! an orphan: it waits for the free callback or for its owner's next call (rule 8).
 
 use crate::ffi::shim::{Process, PutGateExclusive};
-use crate::gpu::pin::Pins;
+use crate::gpu::pin::{Pins, Put};
 use crate::observe::refusals;
 use crate::observe::trace::{self, Event, Timer};
 use crate::record::Registration;
 use crate::registry;
-use crate::several::Several;
 use crate::state::{Ending, Winner};
 use kernel::prelude::*;
 
@@ -35,7 +34,7 @@ pub(crate) fn end(registration: &Registration) -> Ended {
         return put(registration, pins);
     }
     let mut gone = inner.state.ending() == Ending::Done;
-    if !gone && !registration.may_be_put_by(&Process::current()) {
+    if !gone && *registration.owner() != Process::current() {
         if inner.state.orphan() == Winner::Caller {
             enlist(registration);
             return Ended::Settled;
@@ -60,13 +59,18 @@ pub(crate) fn put(registration: &Registration, pins: Option<Pins>) -> Ended {
         let timer = Timer::start(Event::Put);
         let put = pins.put();
         timer.end(|| registration.traced(), put.answer());
-        let mut failed = put.lost;
+        let mut failed = None;
         let mut inner = registration.inner().lock();
         let mut ended = Ended::Settled;
-        match put.kept {
-            None => inner.state.no_pin(),
-            Some((pins, error)) => {
-                if inner.state.put_failed(pins) == Winner::Caller {
+        match put {
+            Put::Done => inner.state.no_pin(),
+            Put::Lost(lost) => {
+                inner.state.no_pin();
+                registration.count_lost(&lost);
+                failed = Some((lost.error, lost.pins));
+            }
+            Put::Kept(pin, error) => {
+                if inner.state.put_failed(pin) == Winner::Caller {
                     ended = Ended::Kept;
                     if error == ENOMEM {
                         enlist(registration);
@@ -74,7 +78,7 @@ pub(crate) fn put(registration: &Registration, pins: Option<Pins>) -> Ended {
                         // Not tried again: a GPU that is lost frees tables without a callback, and
                         // the put of a table's address could end a newer pin of this process.
                         count(registration);
-                        failed = Some(error);
+                        failed = Some((error, 1));
                     }
                 }
             }
@@ -83,8 +87,8 @@ pub(crate) fn put(registration: &Registration, pins: Option<Pins>) -> Ended {
             registration.count_unpin(&mut inner);
         }
         drop(inner);
-        if let Some(error) = failed {
-            refusals::not_taken_back(error, registration.client().kind, registration.range().user());
+        if let Some((error, puts)) = failed {
+            refusals::not_taken_back(error, puts, registration.client().kind, registration.range().user());
         }
         if ended == Ended::Kept {
             return ended;
@@ -106,16 +110,14 @@ fn count(registration: &Registration) {
     trace::now(Event::Orphan, &registration.traced());
 }
 
-/// Most pins of orphans that one registration ends. Each costs a call of the provider, and the whole
+/// Most orphans that one registration ends. Each costs a call of the provider, and the whole
 /// machine's registrations wait for the peer mutex meanwhile.
 pub(crate) const REAPED_BY_ACQUIRE: usize = 8;
 
-/// Most pins of orphans that one deregistration ends. Only its own process waits for it.
+/// Most orphans that one deregistration ends. Only its own process waits for it.
 pub(crate) const REAPED_BY_RELEASE: usize = 64;
 
-/// Ends orphans that were left behind for this process, and persistent pins that the provider had
-/// no memory to put, until `most` pins were tried. An orphan of several pins ends as a whole, so the
-/// last one may have more than that.
+/// Ends at most `most` orphans that were left behind for this process.
 ///
 /// Takes the put gate, the RM API lock, state locks and the registry lock: allowed under the peer
 /// mutex, or under no lock.
@@ -129,14 +131,9 @@ pub(crate) fn reap(most: usize) {
 /// See [`reap`].
 fn reap_some(most: usize) {
     let process = Process::current();
-    let mut left = most;
-    while left != 0 {
+    for _ in 0..most {
         let Some(registration) = registry::take_orphan(&process) else { return };
-        let mut inner = registration.inner().lock();
-        let adopted = inner.state.adopt();
-        let pins = inner.state.held().map_or(1, Several::len);
-        drop(inner);
-        left = left.saturating_sub(pins);
+        let adopted = registration.inner().lock().state.adopt();
         if adopted == Winner::Callback {
             // The callback ends the registration.
             continue;

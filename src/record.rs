@@ -10,7 +10,7 @@ use crate::dma::map::Mappings;
 use crate::ffi::raw;
 use crate::ffi::shim::{self, Kind, ModuleRef, Process, Task};
 use crate::gpu::page_table::PageTable;
-use crate::gpu::pin::{PagePin, Pins};
+use crate::gpu::pin::{Lost, PagePin, Pins};
 use crate::gpu::Pinned;
 use crate::num;
 use crate::observe::proc::{Snapshot, Tables};
@@ -165,15 +165,11 @@ impl Registration {
         &self.invalidation
     }
 
-    /// Whether `process` may put the pin. The provider knows revocable pins by process and table
-    /// address only, and answers any other process as if the put had worked (rule 8).
-    pub(crate) fn may_be_put_by(&self, process: &Process) -> bool {
-        self.only_owner().is_none_or(|owner| owner == *process)
-    }
-
-    /// The process that alone may put the pin; `None` if any may.
-    pub(crate) fn only_owner(&self) -> Option<Process> {
-        self.is_revocable().then_some(self.owner)
+    /// The process that registered. It alone may put a revocable pin: the provider knows such pins by
+    /// process and table address only, and answers any other process as if the put had worked (rule
+    /// 8).
+    pub(crate) fn owner(&self) -> &Process {
+        &self.owner
     }
 
     /// The counters of this registration's client.
@@ -215,6 +211,13 @@ impl Registration {
             counters.unpinned_bytes.add(counted.bytes);
             counters.unpinned_pages.add(counted.pages);
         }
+    }
+
+    /// Counts pins that the provider failed to take back, and that nothing can end any more. They
+    /// also count as ended.
+    pub(crate) fn count_lost(&self, lost: &Lost) {
+        self.counters().lost.add(lost.pins);
+        self.counters().lost_bytes.add(lost.bytes);
     }
 
     /// Counts the free callback's mark. Called under the state lock.

@@ -22,8 +22,8 @@ use kernel::sync::{global_lock, Arc, UniqueArc};
 /// Behind the last slot of a list.
 const NONE: u32 = u32::MAX;
 
-/// Lists of orphans: the first for those that any process may put, the others by process. So a
-/// process walks past few orphans of others.
+/// Lists of orphans, by the process that may put them. So a process walks past few orphans of
+/// others.
 const LISTS: usize = 64;
 
 /// No slot has a higher index than this.
@@ -247,7 +247,7 @@ impl Registry {
             return;
         };
         let list = match &slot.entry {
-            Entry::Orphan(registration) => list_of(registration),
+            Entry::Orphan(registration) => list_of(registration.owner()),
             Entry::Free | Entry::Live(_) => return,
         };
         slot.entry = match core::mem::replace(&mut slot.entry, Entry::Free) {
@@ -278,7 +278,7 @@ impl Registry {
             let slot = self.slot(at)?;
             let next = slot.next;
             match &slot.entry {
-                Entry::Orphan(registration) if registration.may_be_put_by(process) => {
+                Entry::Orphan(registration) if registration.owner() == process => {
                     return Some(registration.clone())
                 }
                 _ => at = next,
@@ -289,15 +289,8 @@ impl Registry {
 }
 
 /// The list of orphans for those that only `process` may put.
-fn list_of_process(process: &Process) -> usize {
-    let others = LISTS.saturating_sub(1);
-    let hash = num::index(process.tgid()).checked_rem(others).unwrap_or(0);
-    hash.saturating_add(1)
-}
-
-/// The list of orphans that `registration` belongs into: 0 if any process may put it.
-fn list_of(registration: &Registration) -> usize {
-    registration.only_owner().map_or(0, |owner| list_of_process(&owner))
+fn list_of(process: &Process) -> usize {
+    num::index(process.tgid()).checked_rem(LISTS).unwrap_or(0)
 }
 
 /// A chunk of slots that were never given out.
@@ -383,7 +376,7 @@ pub(crate) fn remove(ticket: u64) {
 
 /// Enters `registration` into the list of orphans. Called under the state lock.
 pub(crate) fn add_orphan(registration: &Registration) {
-    REGISTRY.lock().link_orphan(registration.ticket(), list_of(registration));
+    REGISTRY.lock().link_orphan(registration.ticket(), list_of(registration.owner()));
 }
 
 /// Whether there are orphans, of whatever process. Takes no lock.
@@ -394,11 +387,11 @@ pub(crate) fn has_orphans() -> bool {
 /// Takes one orphan that `process` may put out of the list of orphans. It stays in the registry.
 ///
 /// Each registration asks where there are orphans. Those of other processes cost it the lock and a
-/// look at two list heads. Where another process's number falls into the same list (one in 63), it walks the first
-/// [`MOST_WALKED`] of those.
+/// look at a list head. Where another process's number falls into the same list (one in 64), it walks
+/// the first [`MOST_WALKED`] of those.
 pub(crate) fn take_orphan(process: &Process) -> Option<Arc<Registration>> {
     let mut registry = REGISTRY.lock();
-    let found = registry.find_orphan(0, process).or_else(|| registry.find_orphan(list_of_process(process), process))?;
+    let found = registry.find_orphan(list_of(process), process)?;
     registry.unlink_orphan(found.ticket());
     Some(found)
 }

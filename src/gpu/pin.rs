@@ -54,15 +54,25 @@ pub(crate) type Pins = Several<PagePin>;
 // may put it.
 unsafe impl Send for PagePin {}
 
-/// What became of a pin that the provider was asked to take back.
+/// What became of pins that the provider was asked to take back.
 #[must_use]
 pub(crate) enum Put {
-    /// It is gone.
+    /// They are gone.
     Done,
-    /// The provider failed before it undid anything. The pin is as it was, its callback armed.
-    Kept(PagePin, Error),
-    /// The provider failed in between. The pin may be half gone, and cannot be put again.
-    Lost(Error),
+    /// The provider failed before it undid anything: the revocable pin is as it was, its callback
+    /// armed.
+    Kept(Pins, Error),
+    /// The provider failed, and nothing can end the persistent pins that it failed for.
+    Lost(Lost),
+}
+
+/// Persistent pins whose put failed. They stay pinned (docs/safety.md#failed-put): the provider has
+/// given its reference of the GPU back, and another put would give back one that others hold.
+pub(crate) struct Lost {
+    /// The first error.
+    pub(crate) error: Error,
+    pub(crate) pins: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Put {
@@ -70,50 +80,32 @@ impl Put {
     pub(crate) fn answer(&self) -> Result {
         match self {
             Self::Done => Ok(()),
-            Self::Kept(_, error) | Self::Lost(error) => Err(*error),
+            Self::Kept(_, error) | Self::Lost(Lost { error, .. }) => Err(*error),
         }
     }
-}
 
-/// What became of several pins.
-#[must_use]
-pub(crate) struct PutAll {
-    /// Those that the provider kept, and its error. The others are gone.
-    pub(crate) kept: Option<(Pins, Error)>,
-    /// The first error of one that is lost.
-    pub(crate) lost: Option<Error>,
-}
-
-impl PutAll {
-    /// The provider's own answer.
-    pub(crate) fn answer(&self) -> Result {
-        let kept = self.kept.as_ref().map(|(_, error)| *error);
-        kept.or(self.lost).map_or(Ok(()), Err)
+    /// This, and the put of one pin more.
+    fn and(self, next: Self) -> Self {
+        match (self, next) {
+            (Self::Lost(lost), Self::Lost(next)) => Self::Lost(Lost {
+                error: lost.error,
+                pins: lost.pins.saturating_add(next.pins),
+                bytes: lost.bytes.saturating_add(next.bytes),
+            }),
+            (Self::Done, other) | (other, _) => other,
+        }
     }
 }
 
 impl Pins {
-    /// Gives all of them back, each once, up to the first that the provider keeps. See
-    /// [`PagePin::put`].
-    pub(crate) fn put(mut self) -> PutAll {
-        let mut lost = None;
+    /// Gives all of them back, each once. See [`PagePin::put`].
+    pub(crate) fn put(mut self) -> Put {
+        let mut put = Put::Done;
         while let Some(pin) = self.pop() {
-            match pin.put() {
-                Put::Done => {}
-                Put::Lost(error) => lost = lost.or(Some(error)),
-                Put::Kept(pin, error) => {
-                    // There is room: it was just taken out.
-                    let _ = self.push(pin);
-                    return PutAll { kept: Some((self, error)), lost };
-                }
-            }
+            put = put.and(pin.put());
             shim::cond_resched();
         }
-        match self.into_first().put() {
-            Put::Done => PutAll { kept: None, lost },
-            Put::Lost(error) => PutAll { kept: None, lost: lost.or(Some(error)) },
-            Put::Kept(pin, error) => PutAll { kept: Some((Self::one(pin), error)), lost },
-        }
+        put.and(self.into_first().put())
     }
 }
 
@@ -164,8 +156,8 @@ impl PagePin {
         });
         match to_result(ret) {
             Ok(()) => Put::Done,
-            Err(error) if self.kind == Kind::Revocable || error == ENOMEM => Put::Kept(self, error),
-            Err(error) => Put::Lost(error),
+            Err(error) if self.kind == Kind::Revocable => Put::Kept(Pins::one(self), error),
+            Err(error) => Put::Lost(Lost { error, pins: 1, bytes: self.span.len() }),
         }
     }
 

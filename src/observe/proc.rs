@@ -191,13 +191,15 @@ pub(crate) fn stats(f: &mut Seq, module: Module<impl Iterator<Item = Pair>>) -> 
 /// What only grows, and what exists now.
 fn counters(f: &mut Seq, clients: &[Option<Asked>]) -> fmt::Result {
     type Select = fn(&PerClient) -> &Counter;
-    let grown: [(&str, Select); 6] = [
+    let grown: [(&str, Select); 8] = [
         ("unpins", |c| &c.unpins),
         ("pins", |c| &c.pins),
         ("pinned_bytes", |c| &c.pinned_bytes),
         ("maps", |c| &c.maps),
         ("unmaps", |c| &c.unmaps),
         ("revocations", |c| &c.revocations),
+        ("lost", |c| &c.lost),
+        ("lost_bytes", |c| &c.lost_bytes),
     ];
     for (name, select) in grown {
         per_client(f, clients, name, |kind| select(stats::client(kind)).value())?;

@@ -155,13 +155,13 @@ fn say(failure: &Failure, unsaid: u64) {
     );
 }
 
-/// Counts a put that the provider failed for another reason than memory, and logs whose pin it was
+/// Counts `puts` that the provider failed and that are not tried again, and logs whose pins they were
 /// unless one was logged just now.
 ///
 /// Takes a lock of its own and prints: never under a state lock or the registry lock, never in the
 /// free callback.
-pub(crate) fn not_taken_back(error: Error, kind: Kind, user: Span) {
-    stats::put_error();
+pub(crate) fn not_taken_back(error: Error, puts: u64, kind: Kind, user: Span) {
+    stats::add_put_errors(puts);
     let unsaid = FAILURES.lock().puts.happened(shim::now_ns());
     let Some(unsaid) = unsaid else { return };
     let mut rest = Text::new();
@@ -169,7 +169,9 @@ pub(crate) fn not_taken_back(error: Error, kind: Kind, user: Span) {
         let _ = write!(rest, " ({unsaid} more were not logged)");
     }
     let fate = match kind {
-        Kind::Persistent => "may stay pinned until the GPU is reset when it is free (nvidia-smi -r)",
+        Kind::Persistent => {
+            "is lost: it keeps GPU memory and BAR1 until the driver shuts this GPU down (end its other users, stop nvidia-persistenced) or the machine reboots"
+        }
         Kind::Revocable => "stays pinned, and this module loaded, until the process frees the memory or ends",
     };
     pr_warn!(

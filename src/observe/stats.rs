@@ -59,6 +59,8 @@ pub(crate) struct PerClient {
     pub(crate) orphaned: Counter,
     pub(crate) adopted: Counter,
     pub(crate) revocations: Counter,
+    pub(crate) lost: Counter,
+    pub(crate) lost_bytes: Counter,
     get: Times,
     put: Times,
     map: Times,
@@ -80,6 +82,8 @@ impl PerClient {
             orphaned: Counter::new(),
             adopted: Counter::new(),
             revocations: Counter::new(),
+            lost: Counter::new(),
+            lost_bytes: Counter::new(),
             get: Times::new(),
             put: Times::new(),
             map: Times::new(),
@@ -182,7 +186,7 @@ pub(crate) fn timed<T>(kind: Kind, call: Call, provider: impl FnOnce() -> T) -> 
 
 /// Callbacks that found nothing to do: late, repeated or stale.
 static LATE: Counter = Counter::new();
-/// Puts that the provider failed without keeping the pin.
+/// Puts that the provider failed and that are not tried again.
 static PUT_ERRORS: Counter = Counter::new();
 
 /// Counts a callback without a registration to revoke. Called in the callback: no print.
@@ -196,9 +200,9 @@ pub(crate) fn late_callbacks() -> u64 {
     LATE.value()
 }
 
-/// Counts a put that the provider failed for another reason than memory.
-pub(crate) fn put_error() {
-    PUT_ERRORS.add(1);
+/// Counts puts that the provider failed and that are not tried again.
+pub(crate) fn add_put_errors(puts: u64) {
+    PUT_ERRORS.add(puts);
 }
 
 /// Such puts so far.

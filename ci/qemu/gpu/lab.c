@@ -35,7 +35,8 @@
  * --- accounting: a line "name value" each ---
  *
  * Write "reset" to zero the counters (not the gauges), "forget_leaked" to zero
- * leaked_tables. After a test these must be 0: live_pins, live_persistent,
+ * leaked_tables, "shut_down_idle" to end the pins of GPUs that nobody holds
+ * open: those whose put has failed. After a test these must be 0: live_pins, live_persistent,
  * live_dma_bufs, live_mappings, live_allocations, bar1_used, leaked_tables,
  * callbacks_running, violations.
  */
@@ -732,6 +733,8 @@ static int accounting_write(int words, char **word)
 {
 	unsigned int i;
 
+	if (words == 1 && !strcmp(word[0], "shut_down_idle"))
+		return nvlab_rm_shut_down_idle();
 	/* The tables themselves stay until the module goes. */
 	if (words == 1 && !strcmp(word[0], "forget_leaked")) {
 		atomic64_set(&nvlab_accounting[NVLAB_ACCOUNT_LEAKED_TABLES], 0);

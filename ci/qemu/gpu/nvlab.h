@@ -301,6 +301,7 @@ int nvlab_rm_gpu_info(ktime_t *start, u64 va, u64 len, struct nvlab_gpu **gpu);
 int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 			    u64 *phys, u32 count, struct nvlab_pinned *pinned,
 			    struct nvlab_dup **dup);
+int nvlab_rm_shut_down_idle(void);
 int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len);
 
 /* What a dma-buf holds of one allocation, by a duplicate of the memory object. */

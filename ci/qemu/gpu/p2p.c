@@ -393,20 +393,30 @@ static int get_persistent(ktime_t *start, struct mem_info *info, u64 va,
 	return 0;
 }
 
-static int put_persistent(struct mem_info *info)
+/*
+ * The reference of the GPU goes whatever RM answers, and with it what keeps the
+ * driver loaded. After an error the pin stays, without either, and its table is
+ * leaked. A second put then takes away a reference that somebody else has.
+ */
+static int put_persistent(struct mem_info *info, int failed)
 {
+	struct nvlab_gpu *gpu = info->gpu;
 	ktime_t start = ktime_get();
 	u64 len;
-	int err;
+	int err = failed;
 
-	err = nvlab_rm_put_persistent(&start, info->dup, &len);
-	if (err)
+	if (!err)
+		err = nvlab_rm_put_persistent(&start, info->dup, &len);
+	WARN_ONCE(atomic_dec_return(&gpu->users) < 0,
+		  "nvlab: more puts of the GPU than gets: a persistent pin was put twice\n");
+	module_put(THIS_MODULE);
+	if (err) {
+		nvlab_p2p_leak(info);
 		return err;
-	atomic_dec(&info->gpu->users);
+	}
 	table_free(info);
 	nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, len,
 		    NVLAB_ALL);
-	module_put(THIS_MODULE);
 	return 0;
 }
 
@@ -507,7 +517,7 @@ failed:
 	if (!got) {
 		table_free(info);	/* and *table keeps pointing there */
 	} else if (persistent) {
-		put_persistent(info);
+		put_persistent(info, 0);
 		*table = NULL;
 	} else {
 		if (put_revocable(&info->table))
@@ -607,18 +617,15 @@ nvidia_p2p_put_pages_persistent(u64 virtual_address,
 	nvlab_count(NVLAB_ACCOUNT_PERSISTENT_PUTS);
 	if (!page_table)
 		return 0;
-	wrong = flags ? EINVAL : nvlab_fault(NVLAB_F_PERSISTENT_PUT_ERRNO);
-	if (flags || wrong == ENOMEM) {
+	if (flags) {
 		nvlab_count(NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES);
-		return -(int)wrong;
+		return -EINVAL;
 	}
+	wrong = nvlab_fault(NVLAB_F_PERSISTENT_PUT_ERRNO);
 	nvlab_hold(NVLAB_H_PPUT_BEFORE);
-	err = put_persistent(info_of(page_table));
+	err = put_persistent(info_of(page_table), -(int)wrong);
 	nvlab_hold(NVLAB_H_PPUT_AFTER);
 	nvlab_add_since(NVLAB_ACCOUNT_PUT_NS, start);
-	WARN_ON(err);
-	if (!err)
-		err = -(int)wrong;
 	if (err)
 		nvlab_count(NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES);
 	return err;

@@ -1022,6 +1022,34 @@ int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len)
 	return 0;
 }
 
+/*
+ * The driver shuts down each GPU that no pin holds open, as it does when the
+ * last program has closed it: the duplicates go whose put has failed.
+ */
+int nvlab_rm_shut_down_idle(void)
+{
+	struct nvlab_dup *dup, *next;
+	LIST_HEAD(lost);
+	int err;
+
+	err = nvlab_api_lock("shut_down");
+	if (err)
+		return err;
+	list_for_each_entry_safe(dup, next, &dups, node) {
+		if (atomic_read(&dup->mem->gpu->users))
+			continue;
+		bar1_unmap(dup->mem, persistent(dup->mem), dup->first, dup->count);
+		nvlab_add(NVLAB_ACCOUNT_LIVE_PERSISTENT, -1);
+		list_move(&dup->node, &lost);
+	}
+	nvlab_api_unlock();
+	list_for_each_entry_safe(dup, next, &lost, node) {
+		nvlab_mem_put(dup->mem);
+		kfree(dup);
+	}
+	return 0;
+}
+
 /* --- what dma-bufs ask --- */
 
 int nvlab_rm_duplicate(struct nvlab_client *client, struct nvlab_gpu *gpu,

@@ -150,7 +150,7 @@ pub const CHECKS: [Entry; 61] = [
     entry(
         "clients.put_errors",
         "Pins that the GPU driver failed to take back.",
-        "They stay until the GPU is reset.",
+        "A lost persistent pin stays until the driver shuts the GPU down, a revocable one until its memory is freed.",
     ),
     entry(
         "registrations.live",

@@ -101,6 +101,7 @@ fn counters(registry: &mut Registry, stats: &Stats) {
         ("unpins", "total.unpins", "Pins that ended"),
         ("revocations", "total.revocations", "Pins that a free revoked"),
         ("put_errors", "put_errors", "Pins that the GPU driver failed to take back"),
+        ("lost_pinned_bytes", "total.lost_bytes", "Bytes of GPU memory and BAR1 that lost pins keep"),
         ("late_callbacks", "late_callbacks", "Free callbacks that found nothing to do"),
     ] {
         let counter: Counter = Counter::default();

@@ -234,6 +234,7 @@ fn loaded(_: &Env) -> Result<()> {
     bench.reg(memory.va(), MIB)?.dereg()?;
     says("put-errors")?;
     drop((memory, bench));
+    lab.end_lost_pins()?;
     forget()?;
     says("healthy-idle")?;
     run("rdma", &["link", "delete", RDMA_DEVICE])?;

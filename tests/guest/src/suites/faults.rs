@@ -348,11 +348,12 @@ impl Case {
         })
     }
 
-    /// Whether a call can be made to fail with this errno and nothing more: a put that fails
-    /// otherwise than for lack of memory has put, or leaves a pin that ends with its memory
-    /// (`provider_puts`).
-    fn can_fail(call: Call, errno: i32) -> bool {
-        errno == libc::ENOMEM || ![Call::Put, Call::Unprobe].contains(&call)
+    /// Whether a call can be made to fail with this errno and nothing more. What is injected keeps the
+    /// driver's function from running, and no put fails like that but a revocable one for lack of
+    /// memory (`provider_puts`).
+    fn can_fail(&self, call: Call, errno: i32) -> bool {
+        let put = [Call::Put, Call::Unprobe].contains(&call);
+        !put || (errno == libc::ENOMEM && (self.mode == Mode::Legacy || self.fallback))
     }
 
     /// The errno and the recorded reason that the application and the admin must see; `None`: it
@@ -416,7 +417,7 @@ impl Case {
         let mut failed = 0;
         for &errno in self.errors {
             for n in 1.. {
-                if self.register.get(n as usize - 1).is_some_and(|call| !Self::can_fail(*call, errno)) {
+                if self.register.get(n as usize - 1).is_some_and(|call| !self.can_fail(*call, errno)) {
                     continue;
                 }
                 if self.reload {
@@ -449,12 +450,11 @@ impl Case {
     }
 
     /// A deregistration works for the application, whatever the provider says; a put that did
-    /// nothing leaves the pin to the next registration. (Most errors of a persistent put come after
-    /// it is done: `provider_puts`.)
+    /// nothing leaves the pin to the next registration.
     fn deregistrations(&self, bench: &Bench, memory: &DeviceMemory, calls: &Calls, errno: i32) -> Result<usize> {
         for (failed, n) in (1..).enumerate() {
             let call = self.deregister.get(failed);
-            if call.is_some_and(|call| !Self::can_fail(*call, errno)) {
+            if call.is_some_and(|call| !self.can_fail(*call, errno)) {
                 return Ok(failed);
             }
             let mr = register(bench, memory)?.map_err(io::Error::from_raw_os_error).context("register")?;
@@ -493,7 +493,7 @@ impl Case {
         let calls = Calls::of(&PROVIDER)?;
         let failed = self.registrations(env, &bench, &memory, &calls)?;
         println!("{} KiB: {failed} provider calls failed in ibv_reg_mr", self.size / KIB);
-        let can = |calls: &[Call], errno| calls.iter().filter(|call| Self::can_fail(**call, errno)).count();
+        let can = |calls: &[Call], errno| calls.iter().filter(|call| self.can_fail(**call, errno)).count();
         let wanted: usize = self.errors.iter().map(|errno| can(self.register, *errno)).sum();
         ensure!(failed == wanted, "{failed} calls failed, there are {wanted}");
         for errno in [libc::ENOMEM, libc::EIO] {
@@ -550,8 +550,8 @@ fn calls_of_a_new_pair(env: &Env) -> Result<()> {
     .run(env)
 }
 
-/// Puts that fail in the provider's own way: a revocable one has done nothing. A persistent one has
-/// put, unless it failed for lack of memory.
+/// Puts that fail in the provider's own way: a revocable one has done nothing, a persistent pin is
+/// lost.
 fn provider_puts(env: &Env) -> Result<()> {
     let persistent = env.mode()? == Mode::Persistent;
     let fault = if persistent { "persistent_put_errno" } else { "put_errno" };
@@ -566,21 +566,20 @@ fn provider_puts(env: &Env) -> Result<()> {
         let mut log = kmsg::Mark::now()?;
         mr.dereg().with_context(|| format!("deregister, the put fails with {errno}"))?;
         said.extend(log.since()?.into_iter().filter(|l| l.contains("to take back the")));
-        let stays = !persistent || errno == libc::ENOMEM;
-        let told = errno != libc::ENOMEM;
+        let told = persistent || errno != libc::ENOMEM;
         let now = Stats::read()?;
         let (orphans, errors) = (now.number("total.orphans")?, now.number("put_errors")? - errors);
         ensure!(
-            (orphans, errors, gpu::pins()?) == (i64::from(stays), i64::from(told), i64::from(stays)),
+            (orphans, errors, gpu::pins()?) == (i64::from(!persistent), i64::from(told), 1),
             "a put that failed with {errno}: {orphans} orphans, {errors} put_errors, {} pins",
             gpu::pins()?
         );
-        if stays {
-            register(&bench, &memory)?.map_err(io::Error::from_raw_os_error).context("the next one")?.dereg()?;
-        }
-        if stays && told {
+        register(&bench, &memory)?.map_err(io::Error::from_raw_os_error).context("the next one")?.dereg()?;
+        ensure!(gpu::pins()? == i64::from(told), "{} pins after the next registration", gpu::pins()?);
+        if persistent {
+            gpu::lab()?.end_lost_pins()?;
+        } else if told {
             // It ends with its memory, and not before.
-            ensure!(gpu::pins()? == 1, "{} pins after the next registration", gpu::pins()?);
             memory.free()?;
             memory = bench.cuda.alloc(4 * MIB)?;
         }
@@ -588,7 +587,7 @@ fn provider_puts(env: &Env) -> Result<()> {
     }
     // Whose pin it is, and what to do, is said once per burst: the rest of ERRORS came within
     // seconds.
-    let fate = if persistent { "nvidia-smi -r" } else { "stays pinned" };
+    let fate = if persistent { "until the driver shuts this GPU down" } else { "stays pinned" };
     let whose = format!("process {} ", std::process::id());
     let where_ = format!("{first:#x}");
     ensure!(

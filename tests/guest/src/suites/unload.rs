@@ -169,29 +169,34 @@ fn with_orphans(env: &Env) -> Result<()> {
     unloads(env, &bench)
 }
 
-/// The provider failed to put it, and its callback is armed: it waits for the next registration
-/// (without memory only), or for the free.
+/// The provider failed to put it. A revocable pin has its callback armed, and waits for the next
+/// registration (without memory only) or for the free. A persistent one is lost, and nobody waits for
+/// it.
 fn with_a_pin_that_was_not_put(env: &Env) -> Result<()> {
     let persistent = env.mode()? == Mode::Persistent;
     let fault = if persistent { "persistent_put_errno" } else { "put_errno" };
-    let bench = Bench::new()?;
-    // A persistent put that fails otherwise than for lack of memory may have put.
-    for errno in if persistent { &[libc::ENOMEM][..] } else { &[libc::ENOMEM, libc::EIO] } {
+    for errno in [libc::ENOMEM, libc::EIO] {
+        let bench = Bench::new()?;
         let (memory, mr) = bench.registered(SIZE)?;
-        gpu::lab()?.fault_n(fault, *errno as u64, 1)?;
+        gpu::lab()?.fault_n(fault, errno as u64, 1)?;
         mr.dereg()?;
+        if persistent {
+            ensure!(gpu::pins()? == 1, "{} pins after a put that failed, wanted 1", gpu::pins()?);
+            unload().context("rmmod beside a lost pin")?;
+            Loader::new(env)?.load()?;
+            memory.free()?;
+            gpu::lab()?.end_lost_pins()?;
+            unloads(env, &bench)?;
+            continue;
+        }
         refused("a pin is left that could not be put")?;
-        if *errno == libc::ENOMEM {
+        if errno == libc::ENOMEM {
             bench.reg(memory.va(), SIZE)?.dereg()?;
             let mr = bench.reg(memory.va(), SIZE)?;
-            gpu::lab()?.fault_n(fault, *errno as u64, 1)?;
+            gpu::lab()?.fault_n(fault, errno as u64, 1)?;
             mr.dereg()?;
         }
         memory.free()?;
-        if persistent {
-            let other = bench.cuda.alloc(SIZE)?;
-            bench.reg(other.va(), SIZE)?.dereg()?;
-        }
         unloads(env, &bench)?;
     }
     Ok(())

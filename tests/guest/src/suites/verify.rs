@@ -198,6 +198,7 @@ fn pin_that_is_lost(_: &Env) -> Result<()> {
     gpu::lab()?.fault("persistent_put_errno", libc::EIO as u64)?;
     let told = verify(&["--storm", "0", "--only", "bytes.atomics"]);
     gpu::lab()?.reset_faults()?;
+    gpu::lab()?.end_lost_pins()?;
     let (found, code, _) = told?;
     let (check, message) = failure(&found)?;
     ensure!(code == Some(2) && check == "bytes.atomics" && message.contains("unpin"), "exit {code:?}: {message}");

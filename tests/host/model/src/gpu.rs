@@ -48,6 +48,9 @@ pub enum How {
     /// Put returned 0 without doing anything, as an MPS server's teardown makes it
     /// (docs/facts.md#processes); the callback is still armed.
     Forgotten,
+    /// A persistent put failed: the pin stays, and nothing can end it any more
+    /// (docs/facts.md#persistent).
+    Lost,
 }
 
 pub struct PinRec {
@@ -159,6 +162,9 @@ pub struct Gpu {
     /// Pages of the tables that it was asked to map.
     pub mapped_pages: u32,
     pub second_user_losses: usize,
+    /// How often persistent pins hold the GPU open. Each get adds one, and each put takes one away,
+    /// whatever it answers.
+    references: i64,
     /// Makes the tables that we get wrong.
     pub spoil: Option<fn(&mut raw::nvidia_p2p_page_table)>,
 }
@@ -312,6 +318,7 @@ pub(crate) fn get(
         data,
         umem: None,
     });
+    world.gpu.references += i64::from(persistent);
     note(|| format!("pin {pin} is made, table {slot}"));
     rt::unlock(RM_API);
     // SAFETY: The caller's place for the pointer.
@@ -377,20 +384,28 @@ pub(crate) fn put_persistent(table: *mut raw::nvidia_p2p_page_table) -> i32 {
     enter("persistent put");
     rt::lock_as(Rank::RmApi, RM_API, "RM API lock to unpin", Some(Rank::Mapping));
     w().gpu.puts += 1;
-    let found = w()
-        .gpu
-        .pins
-        .iter()
-        .rposition(|p| p.persistent && p.how == How::Live && slot_page(p.slot, is_closed(p.slot)).cast() == table);
+    let mine = |p: &PinRec| p.persistent && slot_page(p.slot, is_closed(p.slot)).cast() == table;
+    let living = |p: &PinRec| matches!(p.how, How::Live | How::Lost);
+    let found = w().gpu.pins.iter().rposition(|p| living(p) && mine(p));
     let Some(pin) = found else { fail("puts a persistent pin that is not there".into()) };
+    if w().gpu.pins[pin].how == How::Lost {
+        fail("puts a persistent pin again whose put has failed".into());
+    }
+    // Whatever the rest answers.
+    w().gpu.references -= 1;
+    if w().gpu.references < 0 {
+        fail("drops a reference of the GPU that another pin has".into());
+    }
     let mut ret = 0;
     if w().fault(Fault::PutNoMemory) {
         ret = ENOMEM;
-    } else {
-        if w().fault(Fault::PutIo) {
-            ret = EIO;
-        }
+    } else if w().fault(Fault::PutIo) {
+        ret = EIO;
+    }
+    if ret == 0 {
         end_pin(pin, How::Put);
+    } else {
+        w().gpu.pins[pin].how = How::Lost;
     }
     rt::unlock(RM_API);
     ret

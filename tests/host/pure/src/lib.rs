@@ -50,12 +50,8 @@ mod record {
             self.ticket
         }
 
-        pub(crate) fn may_be_put_by(&self, process: &Process) -> bool {
-            self.owner == *process
-        }
-
-        pub(crate) fn only_owner(&self) -> Option<Process> {
-            Some(self.owner)
+        pub(crate) fn owner(&self) -> &Process {
+            &self.owner
         }
     }
 }

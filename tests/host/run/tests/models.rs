@@ -184,7 +184,7 @@ fn all_orders_of_pieces() {
     }
     // The fault, how many it could hit in one execution, floor of all searches together.
     const FAULTS: [(&str, usize, usize); 6] = [
-        ("PutNoMemory", 8, 50_000),
+        ("PutNoMemory", 8, 11_300),
         ("PutIo", 8, 11_300),
         ("GetBarFull", 9, 6_800),
         ("GetIo", 9, 6_800),

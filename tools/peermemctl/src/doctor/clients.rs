@@ -153,16 +153,30 @@ fn counters(machine: &Machine) -> Vec<Check> {
         .seen("oldest_callback_ms in /proc/driver/nvidia-peermem/stats"),
     );
     if number("put_errors") > 0 {
-        checks.push(
-            Check::warn(
-                "clients.put_errors",
-                format!("the GPU driver failed to take back {}", text::count(number("put_errors"), "pin")),
-                "see nvidia-smi and the NVRM lines in the kernel log; reset the GPU when it is free: nvidia-smi -r",
-            )
-            .seen("put_errors in /proc/driver/nvidia-peermem/stats"),
-        );
+        checks.push(put_errors(stats));
     }
     checks
+}
+
+/// Pins that the driver failed to take back, those that are lost among them.
+fn put_errors(stats: &Stats) -> Check {
+    let number = |key: &str| stats.number(key).unwrap_or(0);
+    let failed = format!("the GPU driver failed to take back {}", text::count(number("put_errors"), "pin"));
+    let (message, fix) = match number("total.lost") {
+        0 => (failed, "see the NVRM lines in the kernel log; a revocable pin ends when its memory is freed".to_owned()),
+        lost => (
+            format!(
+                "{failed}; {} keep {} of GPU memory and BAR1, and cannot be put any more",
+                if lost == 1 { "one is lost, and will".to_owned() } else { format!("{lost} are lost, and") },
+                text::bytes(number("total.lost_bytes"))
+            ),
+            "see the NVRM lines in the kernel log; to get the memory back, end every user of that GPU and stop \
+             nvidia-persistenced, so that the driver shuts the GPU down, or reboot"
+                .to_owned(),
+        ),
+    };
+    Check::warn("clients.put_errors", message, fix)
+        .seen("put_errors, total.lost and total.lost_bytes in /proc/driver/nvidia-peermem/stats")
 }
 
 /// Figures that say something as soon as they are not zero, though of none a value is wrong by

@@ -45,6 +45,13 @@ impl Lab {
         self.write("accounting", "reset")
     }
 
+    /// Shuts down each GPU that no pin holds open, as the driver does after its last program: the
+    /// pins end whose put has failed, and their tables are forgotten.
+    pub fn end_lost_pins(&self) -> Result<()> {
+        self.write("accounting", "shut_down_idle")?;
+        self.forget_leaked()
+    }
+
     /// Resets `leaked_tables`, for tests that cannot unload nvidia.ko.
     pub fn forget_leaked(&self) -> Result<()> {
         self.write("accounting", "forget_leaked")

@@ -9,6 +9,7 @@ use crate::gpu;
 use crate::lab;
 use crate::machine::{unload_devices, Mode};
 use crate::modules::{self, PEERMEM};
+use crate::peermem;
 use crate::suites::{expect_errno, Bench, KIB};
 use crate::test::Env;
 use crate::verbs::Status;
@@ -91,37 +92,60 @@ pub fn callback_never_comes(env: &Env) -> Result<()> {
     unload_devices()
 }
 
-/// Without memory the provider has done nothing: the pin stays until the owner's next registration.
-/// After any other error a revocable pin stays until its memory is freed, and a persistent one is
-/// gone.
+/// A put that fails. A revocable pin is as it was: without memory it stays until the owner's next
+/// registration, after another error until its memory is freed. A persistent pin is lost, and no put of
+/// it is tried again: the driver has given its reference of the GPU back, and warns if it is given back
+/// twice.
 pub fn put_fails(env: &Env) -> Result<()> {
-    let users = || -> Result<i32> { modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded") };
-    let persistent = env.mode()? == Mode::Persistent;
-    let fault = if persistent { "persistent_put_errno" } else { "put_errno" };
+    if env.mode()? == Mode::Persistent {
+        return persistent_put_fails(env);
+    }
     let bench = Bench::new()?;
     for errno in [libc::ENOMEM, libc::EIO] {
         let memory = bench.cuda.alloc(SIZE)?;
         let mr = bench.reg(memory.va(), SIZE)?;
-        gpu::lab()?.fault_n(fault, errno as u64, 1)?;
+        gpu::lab()?.fault_n("put_errno", errno as u64, 1)?;
         mr.dereg()?;
-        let name = super::super::errno_name(errno);
-        let left = i32::from(!persistent || errno == libc::ENOMEM);
-        ensure!(
-            (gpu::pins()?, users()?) == (i64::from(left), left),
-            "{} pins, {} users after {name}, wanted {left}",
-            gpu::pins()?,
-            users()?
-        );
+        expect_kept(&super::super::errno_name(errno), 1, 1)?;
         bench.reg(memory.va(), SIZE)?.dereg()?;
-        let left = if errno == libc::ENOMEM { 0 } else { left };
-        ensure!((gpu::pins()?, users()?) == (i64::from(left), left), "{} pins, {} users then", gpu::pins()?, users()?);
+        let left = i32::from(errno != libc::ENOMEM);
+        expect_kept("the owner's next registration", left.into(), left)?;
         memory.free()?;
-        ensure!((gpu::pins()?, users()?) == (0, 0), "{} pins, {} users in the end", gpu::pins()?, users()?);
+        expect_kept("the free", 0, 0)?;
     }
     Ok(())
 }
 
-/// Neither kind of pin is possible here: the errno says so.
+/// See [`put_fails`]. A lost pin stays until the driver shuts the GPU down.
+fn persistent_put_fails(env: &Env) -> Result<()> {
+    let lost = || if env.nvidia_c { Ok(0) } else { peermem::Stats::read()?.number("total.lost") };
+    let bench = Bench::new()?;
+    for errno in [libc::ENOMEM, libc::EIO] {
+        let memory = bench.cuda.alloc(SIZE)?;
+        let mr = bench.reg(memory.va(), SIZE)?;
+        let before = lost()?;
+        gpu::lab()?.fault_n("persistent_put_errno", errno as u64, 1)?;
+        mr.dereg()?;
+        let name = super::super::errno_name(errno);
+        expect_kept(&name, 1, 0)?;
+        ensure!(env.nvidia_c || lost()? - before == 1, "{} pins are lost, {before} were before", lost()?);
+        bench.reg(memory.va(), SIZE)?.dereg()?;
+        memory.free()?;
+        expect_kept("a registration and the free", 1, 0)?;
+        gpu::lab()?.end_lost_pins()?;
+        expect_kept("the GPU's shutdown", 0, 0)?;
+    }
+    Ok(())
+}
+
+/// Compares the pins, and who uses the module, with what is `wanted` after `event`.
+fn expect_kept(event: &str, pins: i64, users: i32) -> Result<()> {
+    let seen = (gpu::pins()?, modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded")?);
+    ensure!(seen == (pins, users), "{} pins, {} users after {event}, wanted {pins} and {users}", seen.0, seen.1);
+    Ok(())
+}
+
+/// Neither kind of pin is possible here/// Neither kind of pin is possible here: the errno says so.
 pub fn not_supported(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(SIZE)?;
