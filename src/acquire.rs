@@ -15,9 +15,9 @@ use crate::observe::reason::Reason;
 use crate::observe::refusals;
 use crate::observe::trace::{Event, Timer};
 use crate::orphan;
-use crate::pieces::{Finder, Step};
+use crate::pieces::{self, Finder, Step};
 use crate::range::{GpuRange, Span, PIN_GRANULE};
-use crate::record::{self, Inner, Registration};
+use crate::record::{self, Found, Inner, Registration, Rest};
 use crate::registry;
 use crate::several::Several;
 use crate::sg::Runs;
@@ -164,6 +164,8 @@ fn judge(error: Error, client: &'static Client, start: Start) -> Verdict {
         };
     }
     match start {
+        // Of memory of several allocations where BAR1 is full, this is all that is known.
+        Start::Failed(other) if other != EINVAL => judge(other, client, Start::Unknown),
         Start::Failed(_) | Start::Unknown => Verdict::Unclaimed(Unclaimed::NotMine),
         Start::InBar(_) | Start::OutsideBar | Start::Unusable(_) => Verdict::Refused(Reason::LeavesAllocation),
     }
@@ -233,15 +235,20 @@ pub(crate) fn acquire_to_refuse(addr: u64, size: u64) -> Option<Arc<Registration
     }
 }
 
-/// Pins `range`. The provider is asked once for memory of one allocation, and at most once more for
-/// memory that is not ours. If we refuse memory of ours, the answer is a registration whose
-/// `get_pages` fails with the reason.
+/// Longer ranges begin with a pin of one granule.
+const PROBE_FIRST: u64 = 1 << 30;
+
+/// Pins `range`, or proves that it begins in memory of ours. The provider is asked once for memory of
+/// one allocation, and at most once more for memory that is not ours. If we refuse memory of ours, the
+/// answer is a registration whose `get_pages` fails with the reason.
+///
+/// The whole machine's registrations wait meanwhile. So what takes long is left to `get_pages`: a long
+/// range, and one over several allocations. That is for persistent pins only, which may be taken under
+/// a umem mapping lock (rule 5).
 ///
 /// The provider allocates in proportion to the length before it looks whose memory it is. So the
 /// start of a long range is pinned first, and the rest is asked for if the BAR can hold it.
 fn pin(client: &'static Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
-    const PROBE_FIRST: u64 = 1 << 30;
-
     let length = range.pinned().len();
     let mut start = Start::Unknown;
     if length > PROBE_FIRST {
@@ -254,12 +261,18 @@ fn pin(client: &'static Client, range: GpuRange) -> Result<Arc<Registration>, Un
             }
             Start::InBar(_) | Start::OutsideBar | Start::Unknown => {}
         }
+        if client.kind == Kind::Persistent {
+            return claim(client, range, Found::Start(Rest::Whole));
+        }
+        if length > pieces::MOST_ASKED {
+            return refuse(client, range, Verdict::Refused(Reason::TooManyEntries));
+        }
     }
     let registration = enter(client, range)?;
     let error = match get(&registration).map(|inner| copy_runs(&registration, inner)) {
         Ok(copied) => {
             if let Err(reason) = copied {
-                registration.inner().lock().refused = Some(reason);
+                registration.inner().lock().found = Found::Refused(reason);
             }
             return Ok(registration);
         }
@@ -273,71 +286,74 @@ fn pin(client: &'static Client, range: GpuRange) -> Result<Arc<Registration>, Un
     }
     match judge(error, client, start) {
         // A revocable pin would be one of several that are taken back one by one.
-        Verdict::Refused(Reason::LeavesAllocation) if client.kind == Kind::Persistent => pin_pieces(client, range),
+        Verdict::Refused(Reason::LeavesAllocation) if client.kind == Kind::Persistent => {
+            claim(client, range, Found::Start(Rest::Pieces))
+        }
         verdict => refuse(client, range, verdict),
     }
 }
 
-/// Calls of the provider for one registration in pieces, while the whole machine's registrations
-/// wait for the peer mutex: enough for 64 GiB in pieces of 2 MiB, twice.
+/// Calls of the provider for one registration in pieces: enough for 64 GiB in pieces of 2 MiB, twice.
 const MOST_CALLS: usize = 1 << 16;
 
-/// Pins `range`, which begins in memory of ours and leaves its allocation, piece by piece: all of
-/// it or nothing.
-fn pin_pieces(client: &'static Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
-    let registration = enter(client, range)?;
+/// Why the rest of a registration was not pinned. What was pinned of it is put in `release`.
+pub(crate) enum Stopped {
+    /// The memory is refused.
+    Refused(Reason),
+    /// The task was killed, and nobody waits for the answer.
+    Killed,
+}
+
+/// Pins the `rest` of `registration`, of which only the start was looked at: all of it or nothing.
+///
+/// The umem mapping lock may be held, as the pins are persistent. Takes the RM API lock and the state
+/// lock, one after the other. Sleeps and allocates.
+pub(crate) fn pin_rest(registration: &Registration, rest: Rest) -> Result<(), Stopped> {
     let mut pins = None;
-    let found = find_pieces(&registration, &mut pins);
+    let found = find_pieces(registration, rest, &mut pins);
     let mut inner = registration.inner().lock();
     match pins {
         // No callback comes for a persistent pin.
         Some(pins) => _ = inner.state.pinned(pins),
         None => inner.state.no_pin(),
     }
-    match found.and_then(|()| copy_runs(&registration, inner).map_err(Verdict::Refused)) {
-        Ok(()) => {}
-        // `release` puts what was pinned, where nobody waits for the peer mutex.
-        Err(Verdict::Refused(reason)) => registration.inner().lock().refused = Some(reason),
-        Err(Verdict::Unclaimed(unclaimed)) => {
-            give_up(&registration);
-            return Err(unclaimed);
-        }
-    }
-    Ok(registration)
+    found?;
+    copy_runs(registration, inner).map_err(Stopped::Refused)
 }
 
 /// Pins the pieces of `registration`, from its start. What was pinned is in `pins`, also after an
 /// error.
-fn find_pieces(registration: &Registration, pins: &mut Option<Pins>) -> Result<(), Verdict> {
-    const NO_MEMORY: Verdict = Verdict::Refused(Reason::NoMemory);
-
-    let mut finder = Finder::new(registration.range().pinned());
+fn find_pieces(registration: &Registration, rest: Rest, pins: &mut Option<Pins>) -> Result<(), Stopped> {
+    let refused = |reason| Err(Stopped::Refused(reason));
+    let range = registration.range().pinned();
+    let mut finder = match rest {
+        Rest::Whole => Finder::new(range),
+        Rest::Pieces => Finder::of_several(range),
+    };
     let mut calls = 0..MOST_CALLS;
     loop {
         let asked = match finder.next() {
             Step::Ask(span) => span,
             Step::Done => return Ok(()),
-            Step::Hole(at) => return Err(Verdict::Refused(Reason::Hole(at))),
+            Step::Hole(at) => return refused(Reason::Hole(at)),
         };
         if calls.next().is_none() {
-            return Err(Verdict::Refused(Reason::TooManyEntries));
+            return refused(Reason::TooManyEntries);
         }
         if shim::is_killed() {
-            return Err(Verdict::Unclaimed(Unclaimed::NotMine));
+            return Err(Stopped::Killed);
         }
         shim::cond_resched();
         if let Some(pins) = pins {
-            pins.make_room().map_err(|_| NO_MEMORY)?;
+            pins.make_room().map_err(|_| Stopped::Refused(Reason::NoMemory))?;
         }
         let pin = match get_piece(registration, asked) {
             Ok(pin) => pin,
-            Err(error) => match judge(error, registration.client(), Start::OutsideBar) {
-                Verdict::Refused(Reason::LeavesAllocation) => {
-                    finder.failed(asked);
-                    continue;
-                }
-                verdict => return Err(verdict),
-            },
+            Err(error) if error == EINVAL => {
+                finder.failed(asked);
+                continue;
+            }
+            Err(error) => return refused(judge_piece(error, registration.client(), asked == range)),
         };
         let longer = finder.worked(asked);
         match pins {
@@ -351,18 +367,37 @@ fn find_pieces(registration: &Registration, pins: &mut Option<Pins>) -> Result<(
     }
 }
 
-/// A registration without a pin, whose `get_pages` tells the reason, if the memory is ours.
-fn refuse(client: &'static Client, range: GpuRange, verdict: Verdict) -> Result<Arc<Registration>, Unclaimed> {
-    let reason = match verdict {
+/// What the provider's `error` means for a piece of a range that begins in memory of ours. `alone`: the
+/// piece is the whole range.
+fn judge_piece(error: Error, client: &'static Client, alone: bool) -> Reason {
+    match judge(error, client, Start::OutsideBar) {
         Verdict::Refused(reason) => reason,
-        Verdict::Unclaimed(unclaimed) => return Err(unclaimed),
-    };
+        // A revocable pin might do, but it is too late for one, and it would be one of several.
+        Verdict::Unclaimed(_) if !alone => Reason::LeavesAllocation,
+        Verdict::Unclaimed(_) if error == ENOTSUPP => Reason::NotSupported,
+        Verdict::Unclaimed(_) => Reason::ProviderFault,
+    }
+}
+
+/// A registration of memory of ours that has no pin yet. `found` says what becomes of it in
+/// `get_pages`.
+fn claim(client: &'static Client, range: GpuRange, found: Found) -> Result<Arc<Registration>, Unclaimed> {
     let registration = enter(client, range)?;
     let mut inner = registration.inner().lock();
-    inner.state.no_pin();
-    inner.refused = Some(reason);
+    if matches!(found, Found::Refused(_)) {
+        inner.state.no_pin();
+    }
+    inner.found = found;
     drop(inner);
     Ok(registration)
+}
+
+/// A registration without a pin, whose `get_pages` tells the reason, if the memory is ours.
+fn refuse(client: &'static Client, range: GpuRange, verdict: Verdict) -> Result<Arc<Registration>, Unclaimed> {
+    match verdict {
+        Verdict::Refused(reason) => claim(client, range, Found::Refused(reason)),
+        Verdict::Unclaimed(unclaimed) => Err(unclaimed),
+    }
 }
 
 /// Enters a registration. While rmmod is under way nothing is claimed.

@@ -11,6 +11,10 @@ use crate::range::{Span, PIN_GRANULE};
 /// Where allocations nearly always begin and end: at multiples of this (docs/facts.md#get).
 const LARGE: u64 = 2 << 20;
 
+/// Bytes that the provider is asked for at once, at most: it allocates 16 of its own for each
+/// [`PIN_GRANULE`] before it looks whose memory it is.
+pub(crate) const MOST_ASKED: u64 = 1 << 40;
+
 /// After how many pieces of one length twice that is tried again, where it has failed.
 const PATIENCE: u32 = 64;
 
@@ -63,8 +67,14 @@ pub(crate) struct Finder {
 }
 
 impl Finder {
-    /// `range` as a whole leaves its allocation. Its ends are multiples of [`PIN_GRANULE`].
+    /// `range` may be one allocation, so it is asked for as a whole, up to [`MOST_ASKED`]. Its ends are
+    /// multiples of [`PIN_GRANULE`].
     pub(crate) fn new(range: Span) -> Self {
+        Self { trying: Try::Once, ..Self::of_several(range) }
+    }
+
+    /// `range` as a whole leaves its allocation. Its ends are multiples of [`PIN_GRANULE`].
+    pub(crate) fn of_several(range: Span) -> Self {
         let (at, end) = (range.start(), range.end());
         // INVARIANT: Nothing worked yet.
         Self {
@@ -73,7 +83,7 @@ impl Finder {
             trying: Try::Between,
             good: at,
             bad: end,
-            length: range.len(),
+            length: range.len().min(MOST_ASKED),
             doubled: false,
             boundary: at,
             streak: 0,
@@ -85,10 +95,11 @@ impl Finder {
     pub(crate) fn next(&self) -> Step {
         let to = match self.trying {
             _ if self.at >= self.end => return Step::Done,
-            Try::Twice => Some(self.at.saturating_add(self.length.saturating_mul(2)).min(self.end)),
-            Try::Once => Some(self.at.saturating_add(self.length).min(self.end)),
-            Try::Between => self.between(),
-        };
+            Try::Twice => Some(self.length.saturating_mul(2)),
+            Try::Once => Some(self.length),
+            Try::Between => self.between().map(|to| to.saturating_sub(self.at)),
+        }
+        .map(|length| self.at.saturating_add(length.min(MOST_ASKED)).min(self.end));
         let span = to.and_then(|to| Span::new(self.at, to.checked_sub(self.at)?));
         span.map_or(Step::Hole(self.at), Step::Ask)
     }

@@ -32,8 +32,8 @@ pub(crate) struct Inner {
     pub(crate) tables: Option<Tables>,
     /// Freed in `release` and nowhere else: the core may walk it until then.
     pub(crate) table: Option<Table>,
-    /// Why `get_pages` will fail, for memory that is ours but cannot be registered.
-    pub(crate) refused: Option<Reason>,
+    /// What `acquire` found of memory that is ours, for `get_pages`.
+    pub(crate) found: Found,
     /// Pins that are counted as existing, and their bytes and pages.
     counted: Counted,
     /// When it was pinned, in nanoseconds; 0 before.
@@ -42,6 +42,26 @@ pub(crate) struct Inner {
     pub(crate) callback_ns: u64,
     /// The task of that callback, if it calls the core's hook.
     pub(crate) invalidating: Option<Task>,
+}
+
+/// What `acquire` found of memory that is ours.
+#[derive(Clone, Copy)]
+pub(crate) enum Found {
+    /// All of it is pinned, or being pinned.
+    Pinned,
+    /// Its start can be pinned. `get_pages` pins the rest.
+    Start(Rest),
+    /// It cannot be registered, and `get_pages` fails with this reason.
+    Refused(Reason),
+}
+
+/// What `get_pages` asks the provider for at first.
+#[derive(Clone, Copy)]
+pub(crate) enum Rest {
+    /// All of the range: it is long, and may be one allocation.
+    Whole,
+    /// The first of several allocations: the provider does not know the range as one.
+    Pieces,
 }
 
 /// See [`Inner`].
@@ -110,7 +130,7 @@ impl Registration {
             state: State::new(),
             tables: None,
             table: None,
-            refused: None,
+            found: Found::Pinned,
             counted: Counted::default(),
             since_ns: 0,
             callback_ns: 0,

@@ -4,7 +4,7 @@
 //!
 //! Rules and locks: docs/rules.md.
 
-use crate::acquire;
+use crate::acquire::{self, Stopped};
 use crate::dma::device::Device;
 use crate::ffi::raw;
 use crate::ffi::shim::{self, Task};
@@ -14,7 +14,7 @@ use crate::observe::reason::Reason;
 use crate::observe::refusals;
 use crate::observe::trace::{Event, Timer};
 use crate::orphan::{self, Ended};
-use crate::record::Registration;
+use crate::record::{Found, Registration};
 use crate::sg;
 use crate::state::Ending;
 use kernel::prelude::*;
@@ -26,27 +26,40 @@ impl Registration {
         reason.errno()
     }
 
-    /// The core's `get_pages`: takes over what `acquire` pinned. `core_ticket` is for the
-    /// invalidate hook. The umem mapping lock is held.
+    /// The core's `get_pages`: takes over what `acquire` pinned, and pins what it left to this.
+    /// `core_ticket` is for the invalidate hook.
+    ///
+    /// The umem mapping lock is held. Takes the state lock, and the RM API lock where there is
+    /// something to pin, persistently. Sleeps.
     pub(crate) fn get_pages(&self, addr: u64, size: u64, core_ticket: u64) -> Result {
         let user = self.range().user();
-        let refused = {
-            let mut inner = self.inner().lock();
-            if addr != user.start() || size != user.len() {
-                Some(Reason::CoreOrder)
-            } else if inner.refused.is_some() {
-                inner.refused
-            } else if inner.state.held().is_none() {
-                Some(Reason::Freed)
-            } else {
-                inner.state.set_core_ticket(core_ticket);
-                None
-            }
-        };
-        match refused {
-            Some(reason) => Err(self.fail(reason)),
-            None => Ok(()),
+        if addr != user.start() || size != user.len() {
+            return Err(self.fail(Reason::CoreOrder));
         }
+        let mut inner = self.inner().lock();
+        match inner.found {
+            Found::Pinned => {}
+            Found::Refused(reason) => {
+                drop(inner);
+                return Err(self.fail(reason));
+            }
+            Found::Start(rest) => {
+                inner.found = Found::Pinned;
+                drop(inner);
+                match acquire::pin_rest(self, rest) {
+                    Ok(()) => {}
+                    Err(Stopped::Refused(reason)) => return Err(self.fail(reason)),
+                    Err(Stopped::Killed) => return Err(EINTR),
+                }
+                inner = self.inner().lock();
+            }
+        }
+        if inner.state.held().is_none() {
+            drop(inner);
+            return Err(self.fail(Reason::Freed));
+        }
+        inner.state.set_core_ticket(core_ticket);
+        Ok(())
     }
 
     /// The core's `dma_map`: maps for `device`, and gives the core a table of exactly the

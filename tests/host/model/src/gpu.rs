@@ -159,6 +159,11 @@ pub struct Gpu {
     pub mappings: Vec<Box<raw::nvidia_p2p_dma_mapping>>,
     pub gets: usize,
     pub puts: usize,
+    /// Of the gets and puts of ours, those while all registrations of the machine wait.
+    pub gets_under_the_peer_mutex: usize,
+    pub puts_under_the_peer_mutex: usize,
+    /// Bytes of the longest range that we asked for.
+    pub longest_asked: u64,
     /// Pages of the tables that it was asked to map.
     pub mapped_pages: u32,
     pub second_user_losses: usize,
@@ -257,8 +262,12 @@ pub(crate) fn get(
 ) -> i32 {
     if ours {
         enter("get");
-        // Under the umem mapping lock it is a question, which the registrations are not counted by.
-        w().gpu.gets += usize::from(!rt().me().held.iter().any(|h| h.0 == Rank::Mapping));
+        // In `dma_map` it is a question, which the registrations are not counted by.
+        w().gpu.gets += usize::from(!w().mapping[rt().current]);
+        w().gpu.longest_asked = w().gpu.longest_asked.max(len);
+        if rt().me().held.iter().any(|held| held.0 == Rank::PeerMutex) {
+            w().gpu.gets_under_the_peer_mutex += 1;
+        }
     }
     if va % PAGE != 0 || len % PAGE != 0 || len == 0 {
         return EINVAL;
@@ -382,6 +391,9 @@ fn is_closed(slot: usize) -> bool {
 
 pub(crate) fn put_persistent(table: *mut raw::nvidia_p2p_page_table) -> i32 {
     enter("persistent put");
+    if rt().me().held.iter().any(|held| held.0 == Rank::PeerMutex) {
+        w().gpu.puts_under_the_peer_mutex += 1;
+    }
     rt::lock_as(Rank::RmApi, RM_API, "RM API lock to unpin", Some(Rank::Mapping));
     w().gpu.puts += 1;
     let mine = |p: &PinRec| p.persistent && slot_page(p.slot, is_closed(p.slot)).cast() == table;

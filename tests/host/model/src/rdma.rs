@@ -179,6 +179,12 @@ fn get_pages(umem: usize, ticket: u64) -> i32 {
     // SAFETY: As the core calls it.
     let ret = in_text(|| unsafe { f(va, len, 1, 0, std::ptr::null_mut(), context, ticket) });
     rt().me().umem = outer;
+    if ret == 0 {
+        let u = &w().core.umems[umem];
+        let pins = covering(&w().acquiring[rt().current], u.va, u.len);
+        note(|| format!("umem {umem} has pins {pins:?}"));
+        w().core.umems[umem].pins = pins;
+    }
     ret
 }
 
@@ -189,8 +195,11 @@ fn dma_map(umem: usize) -> i32 {
     let f = unsafe { (*w().core.clients[client].object).dma_map }.expect("mandatory");
     let outer = rt().me().umem.replace(umem);
     let nmap = &raw mut *w().core.umems[umem].nmap;
+    let me = rt().current;
+    w().mapping[me] = true;
     // SAFETY: As the core calls it.
     let ret = in_text(|| unsafe { f(sgt(umem), context, device(), 0, nmap) });
+    w().mapping[me] = false;
     rt().me().umem = outer;
     ret
 }
@@ -337,8 +346,7 @@ fn acquire(va: u64, len: u64) -> Result<usize, i32> {
             rt().flags[idle] = false;
             let lock = rt().new_id();
             let process = rt().me().process;
-            let got = std::mem::take(&mut w().acquiring[me]);
-            let pins = covering(&got, va, len);
+            let pins = covering(&w().acquiring[me], va, len);
             w().core.umems.push(Umem {
                 client,
                 context,

@@ -69,12 +69,14 @@ pub enum Fault {
     SecondDmaMap,
     SgAlloc,
     Mkey,
+    /// The task that registers is being killed.
+    Killed,
     /// The core forgets to unlock the umem mapping lock when registration fails late
     /// (docs/safety.md#leaked-lock).
     LeakedLock,
 }
 
-pub const FAULTS: [Fault; 14] = [
+pub const FAULTS: [Fault; 15] = [
     Fault::GetNoMemory,
     Fault::GetNotSupported,
     Fault::GetBusy,
@@ -89,6 +91,7 @@ pub const FAULTS: [Fault; 14] = [
     Fault::SecondDmaMap,
     Fault::SgAlloc,
     Fault::Mkey,
+    Fault::Killed,
 ];
 
 pub struct Process {
@@ -140,12 +143,12 @@ pub struct World {
     pub calls: Vec<(usize, usize)>,
     /// The pins that each task got since it asked a client.
     pub acquiring: [Vec<usize>; 16],
+    /// The tasks that are in the module's `dma_map`.
+    pub mapping: [bool; 16],
     pub refs: usize,
     pub going: bool,
     pub unloaded: bool,
     pub device_gone: bool,
-    /// The task that asks is being killed.
-    pub killed: bool,
     proc_there: bool,
     readers: usize,
     no_readers: usize,
@@ -181,11 +184,11 @@ impl World {
             late_callbacks: false,
             calls: Vec::new(),
             acquiring: Default::default(),
+            mapping: Default::default(),
             refs: 0,
             going: false,
             unloaded: false,
             device_gone: false,
-            killed: false,
             proc_there: false,
             readers: 0,
             no_readers: rt::new_flag(),
@@ -563,7 +566,7 @@ extern "C" fn nvpm_cond_resched() {}
 
 #[no_mangle]
 extern "C" fn nvpm_is_killed() -> c_int {
-    w().killed.into()
+    w().fault(Fault::Killed).into()
 }
 
 #[no_mangle]

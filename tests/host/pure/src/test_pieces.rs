@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-use crate::pieces::{Finder, Step};
+use crate::pieces::{Finder, Step, MOST_ASKED};
 use crate::range::{Span, PIN_GRANULE};
 use proptest::prelude::*;
 
@@ -27,7 +27,7 @@ fn find(allocations: &[u64], start: u64, len: u64) -> Found {
         let next = ends.partition_point(|end| *end <= span.start());
         ends.get(next).is_some_and(|end| span.end() <= *end)
     };
-    let mut finder = Finder::new(Span::new(start, len).expect("a range"));
+    let mut finder = Finder::of_several(Span::new(start, len).expect("a range"));
     let mut found = Found { pieces: Vec::new(), hole: None, failed: 1, replaced: 0 };
     loop {
         match finder.next() {
@@ -152,4 +152,32 @@ proptest! {
             prop_assert!(matches!(finder.next(), Step::Hole(_)));
         }
     }
+}
+
+/// One allocation is pinned in one piece, unless it is longer than what may be asked for at once.
+#[test]
+fn one_allocation_is_asked_for_as_a_whole_up_to_a_bound() {
+    for (len, pieces) in [(GIB, 1), (MOST_ASKED, 1), (MOST_ASKED + PIN_GRANULE, 2), (16 * MOST_ASKED, 16)] {
+        let mut finder = Finder::new(Span::new(VA, len).expect("a range"));
+        let mut at = VA;
+        for _ in 0..pieces {
+            let Step::Ask(span) = finder.next() else { panic!("nothing to ask for at {at:#x}") };
+            assert_eq!(span.start(), at);
+            assert!(span.len() <= MOST_ASKED, "{:#x} bytes at once", span.len());
+            assert!(!finder.worked(span), "nothing is pinned twice");
+            at = span.end();
+        }
+        assert_eq!((finder.next(), at), (Step::Done, VA + len));
+    }
+}
+
+/// A long range over several allocations: the whole is tried, then what [`find`] tries.
+#[test]
+fn a_whole_that_fails_is_tried_in_pieces() {
+    let mut finder = Finder::new(Span::new(VA, 2 * GIB).expect("a range"));
+    let Step::Ask(whole) = finder.next() else { panic!("the whole is asked for") };
+    assert_eq!(whole.len(), 2 * GIB);
+    finder.failed(whole);
+    let Step::Ask(half) = finder.next() else { panic!("a part is asked for") };
+    assert_eq!((half.start(), half.len()), (VA, GIB));
 }

@@ -32,7 +32,7 @@ const NAMED: [(&str, &str); 11] = [
     ("module reference dropped before the callback is done", "reference-dropped-by-the-callback"),
     ("one of several pins not put", "piece-not-put"),
     ("one of several pins put twice", "piece-put-twice"),
-    ("several revocable pins, revoked by the callback of one", "revoked-by-one-callback"),
+    ("several revocable pins in one registration", "several-revocable-pins"),
 ];
 
 fn read_faults(folder: &Path) -> Vec<Fault> {

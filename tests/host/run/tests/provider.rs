@@ -354,15 +354,68 @@ fn the_same_registration_again_ends_what_was_left() {
     unload();
 }
 
+const EINTR: i32 = -4;
+
+/// Whoever is killed stops pinning, and what was pinned goes in `release`, for which nobody waits.
 #[test]
 fn who_is_killed_stops_pinning() {
+    for after in 0..6 {
+        let _turn = load(Mode::Persistent);
+        beside(&[1; 6]);
+        w().faults.push(Fault::Killed);
+        w().spared = after;
+        assert_eq!(rdma::register(VA, 6 * PAGE).map(|_| ()), Err(EINTR), "after {after} pieces");
+        assert_eq!(w().gpu.live_pins(), 0);
+        assert_eq!(w().gpu.puts_under_the_peer_mutex, 1, "that of the first granule");
+        assert!(!said("refused"), "{:?}", rt().printed);
+        unload();
+    }
+}
+
+/// All registrations of the machine wait for the peer mutex: under it the module asks for the whole
+/// range once, and for its first granule.
+#[test]
+fn the_pieces_are_pinned_without_the_peer_mutex() {
     let _turn = load(Mode::Persistent);
-    beside(&[2, 2]);
-    w().killed = true;
-    assert_eq!(rdma::register(VA, 4 * PAGE).map(|_| ()), Err(EFAULT));
-    assert_eq!((w().gpu.gets, w().gpu.live_pins()), (2, 0));
-    w().killed = false;
+    beside(&[1; 8]);
+    let umem = rdma::register(VA, 8 * PAGE).expect("eight allocations");
+    assert_eq!(w().core.umems[umem].pins.len(), 8);
+    assert_eq!((w().gpu.gets_under_the_peer_mutex, w().gpu.puts_under_the_peer_mutex), (2, 1));
+    rdma::deregister(umem);
     unload();
+}
+
+/// Memory of several allocations while BAR1 is full: nobody can say whose it is, and a line says why.
+#[test]
+fn a_full_bar_and_several_allocations_are_refused_in_words() {
+    for fault in [Fault::GetBarFull, Fault::GetIo] {
+        for mode in [Mode::Persistent, Mode::Legacy] {
+            let _turn = load(mode);
+            beside(&[2, 2]);
+            // The whole range is unknown to the provider, and its first granule meets the fault.
+            w().faults.push(fault);
+            assert_eq!(rdma::register(VA, 4 * PAGE).map(|_| ()), Err(EFAULT));
+            assert!(said("refused with EFAULT"), "{fault:?}: {:?}", rt().printed);
+            unload();
+        }
+    }
+}
+
+/// On a coherent platform no BAR bounds a range. The provider allocates before it looks whose memory
+/// it is, so it is asked for 1 TiB at a time.
+#[test]
+fn no_more_than_a_tebibyte_is_asked_for_at_once() {
+    const TIB: u64 = 1 << 40;
+    for mode in MODES {
+        for length in [TIB + PAGE, 16 * TIB] {
+            let _turn = load(mode);
+            w().gpu.allocs[0].phys = 1 << 50;
+            let refused = rdma::register(VA, length).map(|_| ());
+            assert!(refused.is_err(), "the model has no such allocation");
+            assert!(w().gpu.longest_asked <= TIB, "{:#x} bytes were asked for", w().gpu.longest_asked);
+            unload();
+        }
+    }
 }
 
 #[test]
