@@ -103,6 +103,9 @@ unsafe extern "C" {
     pub fn nvpm_now_ns() -> u64;
     pub fn nvpm_real_ns() -> u64;
     pub fn nvpm_cond_resched();
+    pub fn nvpm_pause();
+    pub fn nvpm_preempt_disable();
+    pub fn nvpm_preempt_enable();
     pub fn nvpm_is_killed() -> ::kernel::ffi::c_int;
     pub fn nvpm_page_size() -> u64;
     pub fn nvpm_device_is_pci(dev: *mut device) -> ::kernel::ffi::c_int;

@@ -55,6 +55,11 @@ void kl_mutex_lock(struct kl_mutex *mutex)
 	mutex_lock((struct mutex *)mutex);
 }
 
+int kl_mutex_trylock(struct kl_mutex *mutex)
+{
+	return mutex_trylock((struct mutex *)mutex);
+}
+
 void kl_mutex_unlock(struct kl_mutex *mutex)
 {
 	mutex_unlock((struct mutex *)mutex);

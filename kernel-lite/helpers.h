@@ -30,6 +30,7 @@ void kl_kvfree(const void *memory);
 void kl_mutex_init(struct kl_mutex *mutex, const char *name,
 		   struct kl_lock_class_key *key);
 void kl_mutex_lock(struct kl_mutex *mutex);
+int kl_mutex_trylock(struct kl_mutex *mutex);
 void kl_mutex_unlock(struct kl_mutex *mutex);
 void kl_print(char level, const char *prefix, const char *text, size_t length);
 

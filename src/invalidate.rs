@@ -6,7 +6,7 @@
 //! a task that waits for the RM API lock. So it calls the core only when a mapping is live; then
 //! the core answers once it has fenced the NIC (rules 6 and 9).
 
-use crate::ffi::shim::ModuleRef;
+use crate::ffi::shim::{self, ModuleRef};
 use crate::gpu::pin;
 use crate::observe::stats;
 use crate::observe::trace::{Event, Timer};
@@ -20,6 +20,38 @@ use kernel::sync::atomic::{Atomic, Relaxed};
 /// Callbacks that run now. Nobody acts on it, it is for `/proc` alone: Relaxed is enough. Each
 /// callback adds before it subtracts, so the number is never negative.
 static RUNNING: Atomic<u64> = Atomic::new(0);
+
+/// When each of the callbacks began that run now, in nanoseconds; 0 for none. The provider holds the RM
+/// API lock over a callback, so there is one at a time, as a rule: a callback that finds no place is
+/// missing in `/proc` and nowhere else. For `/proc` alone: Relaxed is enough.
+static STARTS: [Atomic<u64>; 4] = [const { Atomic::new(0) }; 4];
+
+/// The place of a callback in [`STARTS`], until this is dropped.
+struct Started {
+    at_ns: u64,
+    place: Option<&'static Atomic<u64>>,
+}
+
+impl Started {
+    fn now() -> Self {
+        let at_ns = shim::now_ns();
+        let place = STARTS.iter().find(|start| start.cmpxchg(0, at_ns, Relaxed).is_ok());
+        Self { at_ns, place }
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            place.store(0, Relaxed);
+        }
+    }
+}
+
+/// When the oldest callback began that runs now, in nanoseconds; `None` while none runs. Takes no lock.
+pub(crate) fn oldest_ns() -> Option<u64> {
+    STARTS.iter().map(|start| start.load(Relaxed)).filter(|start| *start != 0).min()
+}
 
 /// How many callbacks run now.
 pub(crate) fn running() -> u64 {
@@ -46,18 +78,21 @@ unsafe extern "C" fn nvpm_on_free(data: *mut c_void) -> c_int {
         return 0;
     };
     let _ = RUNNING.fetch_add(1, Relaxed);
+    let started = Started::now();
     let ticket = pin::ticket_of(data);
     match registry::get(ticket) {
-        Some(registration) => revoke(&registration),
+        Some(registration) => revoke(&registration, started.at_ns),
         None => stats::late_callback(ticket),
     }
+    drop(started);
     let _ = RUNNING.fetch_sub(1, Relaxed);
     // The registration may be gone, and with it every other reference.
     core::mem::forget(module);
     1
 }
 
-fn revoke(registration: &Registration) {
+/// `start_ns`: when the callback began.
+fn revoke(registration: &Registration, start_ns: u64) {
     let timer = Timer::start(Event::Revoke);
     // `release` waits for this lock if this callback calls the hook.
     let invalidation = registration.invalidation().lock();
@@ -65,7 +100,7 @@ fn revoke(registration: &Registration) {
         let mut inner = registration.inner().lock();
         let revocation = inner.state.revoke();
         if revocation != Revocation::Repeated {
-            inner.begin_callback(matches!(revocation, Revocation::Invalidate(_)));
+            inner.begin_callback(start_ns, matches!(revocation, Revocation::Invalidate(_)));
             registration.count_revocation(&mut inner);
         }
         revocation

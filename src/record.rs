@@ -82,9 +82,10 @@ impl Inner {
         self.state.held()?.get(index).map(|pin| unsafe { PageTable::of(pin) })
     }
 
-    /// A free callback found this registration, and will wait for the core or not.
-    pub(crate) fn begin_callback(&mut self, invalidating: bool) {
-        self.callback_ns = shim::now_ns();
+    /// A free callback that began at `start_ns` found this registration, and will wait for the core or
+    /// not.
+    pub(crate) fn begin_callback(&mut self, start_ns: u64, invalidating: bool) {
+        self.callback_ns = start_ns;
         self.invalidating = if invalidating { Task::current() } else { None };
     }
 

@@ -10,7 +10,7 @@
 //! The registry lock is a leaf: nothing is allocated, dropped or called under it, but that a new
 //! registration is written into its memory.
 
-use crate::ffi::shim::Process;
+use crate::ffi::shim::{read_shortly, Process};
 use crate::num;
 use crate::record::Registration;
 use core::mem::MaybeUninit;
@@ -349,16 +349,25 @@ pub(crate) fn get(ticket: u64) -> Option<Arc<Registration>> {
     REGISTRY.lock().owned(ticket)?.entry.registration().cloned()
 }
 
-/// The first registration whose slot has an index of at least `at`, with that index, counted.
+/// The first registration whose slot has an index of at least `at`, with that index, counted. For
+/// readers of `/proc`.
 pub(crate) fn from_index(at: u32) -> Option<(u32, Arc<Registration>)> {
     let mut first = at;
     loop {
-        let mut registry = REGISTRY.lock();
         let behind = first.checked_add(PER_HOLD)?;
-        for index in first..behind {
-            if let Some(registration) = registry.slot(index)?.entry.registration() {
-                return Some((index, registration.clone()));
-            }
+        let found = read_shortly(
+            || REGISTRY.try_lock(),
+            |mut registry| {
+                for index in first..behind {
+                    if let Some(registration) = registry.slot(index)?.entry.registration() {
+                        return Some(Some((index, registration.clone())));
+                    }
+                }
+                Some(None)
+            },
+        );
+        if let Some(found) = found? {
+            return Some(found);
         }
         first = behind;
     }

@@ -5,7 +5,7 @@
 
 use crate::client::{self, Client};
 use crate::ffi::raw;
-use crate::ffi::shim::{self, Resched};
+use crate::ffi::shim;
 use crate::gpu::topology;
 use crate::invalidate;
 use crate::observe::proc::{self, Module, Pair, Seq, Snapshot};
@@ -24,36 +24,23 @@ fn module() -> Module<impl Iterator<Item = Pair>> {
         clients: [Some(Client::first()), Client::second()].map(|client| client.map(record::asked)),
         refusing: client::refusing_name(),
         callbacks_in_flight: invalidate::running(),
-        oldest_callback_ms: oldest_callback_ms(),
+        oldest_callback_ms: invalidate::oldest_ns().map_or(0, proc::age_ms),
         pairs: topology::pairs().map(|pair| Pair { gpu: pair.gpu, nic: pair.nic, reach: pair.reach.text() }),
     }
 }
 
-/// Age of the oldest callback that has found its registration. Looks at nothing while no callback
-/// runs.
-fn oldest_callback_ms() -> u64 {
-    let mut oldest = 0;
-    if invalidate::running() != 0 {
-        let mut at = 0;
-        let mut resched = Resched::default();
-        while let Some((index, registration)) = registry::from_index(at) {
-            resched.step();
-            let callback_ns = registration.inner().lock().callback_ns;
-            oldest = oldest.max(proc::age_ms(callback_ns));
-            at = index.saturating_add(1);
-        }
-    }
-    oldest
-}
-
 /// `registration`, if it belongs into `list`.
 fn listed(list: u32, registration: &Registration) -> Option<Snapshot> {
-    let inner = registration.inner().lock();
-    let listed = match list {
-        raw::NVPM_PROC_CALLBACKS => inner.callback_ns != 0,
-        _ => inner.state.phase() != Phase::Gone,
-    };
-    listed.then(|| registration.snapshot(&inner))
+    shim::read_shortly(
+        || registration.inner().try_lock(),
+        |inner| {
+            let listed = match list {
+                raw::NVPM_PROC_CALLBACKS => inner.callback_ns != 0,
+                _ => inner.state.phase() != Phase::Gone,
+            };
+            listed.then(|| registration.snapshot(&inner))
+        },
+    )
 }
 
 /// The first row of `list` from index `at` on, with its index.

@@ -4,7 +4,7 @@
 //! `tests/host/helpers` or `tests/host/model` defines them, and [`kl_touch`], by which the crate
 //! tells what it does by itself.
 
-use crate::ffi::{c_char, c_void};
+use crate::ffi::{c_char, c_int, c_void};
 
 /// What is done to a place in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +70,8 @@ unsafe extern "C" {
     pub fn kl_mutex_init(mutex: *mut Mutex, name: *const c_char, key: *mut LockClassKey);
     /// Sleeps.
     pub fn kl_mutex_lock(mutex: *mut Mutex);
+    /// Not 0 if that locked it. Does not sleep.
+    pub fn kl_mutex_trylock(mutex: *mut Mutex) -> c_int;
     /// By the task that locked it.
     pub fn kl_mutex_unlock(mutex: *mut Mutex);
     /// Logs `length` bytes at `level`, one of b'0' to b'7', behind the text `prefix`, which ends in

@@ -3,9 +3,11 @@
  * The C half of the pin layer; see shim.h. nvidia-peermem and the sample driver
  * each have it in their module.
  */
+#include <linux/delay.h>
 #include <linux/dma-mapping.h>
 #include <linux/module.h>
 #include <linux/pci.h>
+#include <linux/preempt.h>
 #include <linux/rwsem.h>
 #include <linux/scatterlist.h>
 #include <linux/sched.h>
@@ -172,6 +174,21 @@ uint64_t nvpm_real_ns(void)
 void nvpm_cond_resched(void)
 {
 	cond_resched();
+}
+
+void nvpm_pause(void)
+{
+	msleep(1);
+}
+
+void nvpm_preempt_disable(void)
+{
+	preempt_disable();
+}
+
+void nvpm_preempt_enable(void)
+{
+	preempt_enable();
 }
 
 int nvpm_is_killed(void)

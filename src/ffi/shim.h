@@ -73,6 +73,9 @@ uint64_t nvpm_current_task(void);
 uint64_t nvpm_now_ns(void);
 uint64_t nvpm_real_ns(void);
 void nvpm_cond_resched(void);
+void nvpm_pause(void);
+void nvpm_preempt_disable(void);
+void nvpm_preempt_enable(void);
 int nvpm_is_killed(void);
 
 /* DMA. */

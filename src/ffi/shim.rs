@@ -96,6 +96,43 @@ pub(crate) fn cond_resched() {
     unsafe { raw::nvpm_cond_resched() }
 }
 
+/// Keeps the caller's task on its CPU until this is dropped.
+struct NotPreempted(PhantomData<*mut ()>);
+
+impl NotPreempted {
+    fn new() -> Self {
+        // SAFETY: Dropping the answer undoes it, in this task: the type is not `Send`.
+        unsafe { raw::nvpm_preempt_disable() };
+        Self(PhantomData)
+    }
+}
+
+impl Drop for NotPreempted {
+    fn drop(&mut self) {
+        // SAFETY: `new()` did the opposite.
+        unsafe { raw::nvpm_preempt_enable() };
+    }
+}
+
+/// Reads under a lock that free callbacks need, for readers of `/proc`. `try_lock` tries to take it, and
+/// `read` must neither sleep nor drop what may sleep.
+///
+/// A reader may have a low priority or hardly any CPU time (`cpu.max`). If it lost the CPU while it has
+/// the lock, a callback would wait for it, and with that every GPU of the machine. So it keeps the CPU
+/// while it has the lock, and does not queue for it.
+pub(crate) fn read_shortly<G, R>(try_lock: impl Fn() -> Option<G>, read: impl FnOnce(G) -> R) -> R {
+    loop {
+        let on_cpu = NotPreempted::new();
+        if let Some(guard) = try_lock() {
+            // The guard goes first.
+            return read(guard);
+        }
+        drop(on_cpu);
+        // SAFETY: Process context, and preemptible again.
+        unsafe { raw::nvpm_pause() };
+    }
+}
+
 /// Whether the caller's task was killed, and only has to notice.
 pub(crate) fn is_killed() -> bool {
     // SAFETY: No precondition.

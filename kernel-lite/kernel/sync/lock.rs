@@ -92,6 +92,14 @@ impl<T> Mutex<T> {
         // INVARIANT: Just locked.
         MutexGuard { lock: self, _not_send: PhantomData }
     }
+
+    /// Takes the lock if nobody has it. Does not sleep.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        // SAFETY: By the invariant it is initialised.
+        let locked = unsafe { backend::kl_mutex_trylock(self.state.get()) } != 0;
+        // INVARIANT: Just locked.
+        locked.then(|| MutexGuard { lock: self, _not_send: PhantomData })
+    }
 }
 
 /// The lock, held.
@@ -175,6 +183,11 @@ impl<T> GlobalLock<T> {
     /// Waits for the lock and takes it.
     pub fn lock(&'static self) -> MutexGuard<'static, T> {
         self.inner.lock()
+    }
+
+    /// Takes the lock if nobody has it. Does not sleep.
+    pub fn try_lock(&'static self) -> Option<MutexGuard<'static, T>> {
+        self.inner.try_lock()
     }
 }
 

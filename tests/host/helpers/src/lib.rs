@@ -152,6 +152,13 @@ unsafe extern "C" fn kl_mutex_lock(mutex: *const AtomicU64) {
 }
 
 #[no_mangle]
+unsafe extern "C" fn kl_mutex_trylock(mutex: *const AtomicU64) -> i32 {
+    // SAFETY: The caller's promise: a mutex.
+    let word = unsafe { &*mutex };
+    word.compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok().into()
+}
+
+#[no_mangle]
 unsafe extern "C" fn kl_mutex_unlock(mutex: *const AtomicU64) {
     // SAFETY: The caller's promise: a mutex.
     let before = unsafe { &*mutex }.swap(UNLOCKED, Ordering::Release);

@@ -388,6 +388,12 @@ extern "C" fn nvpm_real_ns() -> u64 {
 }
 #[no_mangle]
 extern "C" fn nvpm_cond_resched() {}
+#[no_mangle]
+extern "C" fn nvpm_pause() {}
+#[no_mangle]
+extern "C" fn nvpm_preempt_disable() {}
+#[no_mangle]
+extern "C" fn nvpm_preempt_enable() {}
 
 #[no_mangle]
 extern "C" fn nvpm_is_killed() -> c_int {

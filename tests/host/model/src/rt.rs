@@ -102,6 +102,9 @@ pub struct Task {
     pub process: usize,
     /// Running the provider's free callback.
     pub in_callback: bool,
+    /// Reads /proc.
+    pub reading: bool,
+    pub preemptible: bool,
     /// State and registry locks taken, with the number of the acquisition.
     pub took: Vec<(u64, u64)>,
     /// The registration that it works on, for the model.
@@ -121,6 +124,8 @@ impl Task {
             text: 0,
             process,
             in_callback: false,
+            reading: false,
+            preemptible: true,
             took: Vec::new(),
             umem: None,
             hung: false,
@@ -615,8 +620,35 @@ extern "C" fn kl_mutex_init(mutex: *mut u64, name: *const c_char, _class: *mut c
     }
 }
 
+/// A task that tries again and again until the lock is free does what a task does that waits for it.
+#[no_mangle]
+extern "C" fn kl_mutex_trylock(mutex: *const u64) -> i32 {
+    if rt().me().preemptible {
+        fail("a reader may lose the CPU with a lock that a callback needs".into());
+    }
+    take(mutex);
+    1
+}
+
 #[no_mangle]
 extern "C" fn kl_mutex_lock(mutex: *const u64) {
+    if rt().me().reading && rank(mutex.addr() as u64).0 != Rank::Static {
+        fail("a reader of /proc waits for a lock that a callback needs".into());
+    }
+    take(mutex);
+}
+
+fn rank(id: u64) -> (Rank, &'static str) {
+    if !rt().on_heap(id) {
+        (Rank::Static, "registry lock or another static one")
+    } else if rt().invalidation_locks.contains(&id) {
+        (Rank::Invalidation, "invalidation lock")
+    } else {
+        (Rank::State, "state lock")
+    }
+}
+
+fn take(mutex: *const u64) {
     const LOCK: &str = "a lock of an object that was dropped";
     check(mutex.cast(), LOCK);
     // SAFETY: The module's memory, which stays.
@@ -624,13 +656,7 @@ extern "C" fn kl_mutex_lock(mutex: *const u64) {
         fail("takes a lock before its init()".into());
     }
     let id = mutex.addr() as u64;
-    let (rank, what) = if !rt().on_heap(id) {
-        (Rank::Static, "registry lock or another static one")
-    } else if rt().invalidation_locks.contains(&id) {
-        (Rank::Invalidation, "invalidation lock")
-    } else {
-        (Rank::State, "state lock")
-    };
+    let (rank, what) = rank(id);
     lock(rank, id, what);
     check(mutex.cast(), LOCK);
     let r = rt();

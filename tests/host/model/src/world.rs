@@ -524,6 +524,7 @@ pub fn read_proc() {
     let no_readers = w().no_readers;
     w().readers += 1;
     rt().flags[no_readers] = false;
+    rt().me().reading = true;
     in_text(|| {
         let Module { seek, row, stats, .. } = w().module;
         let seq = std::ptr::null_mut();
@@ -539,6 +540,7 @@ pub fn read_proc() {
         // SAFETY: As above.
         unsafe { stats(seq) };
     });
+    rt().me().reading = false;
     rt::touch(PROC, true, "close the proc files");
     w().readers -= 1;
     let idle = w().readers == 0;
@@ -563,6 +565,19 @@ extern "C" fn nvpm_trace_failure() {}
 
 #[no_mangle]
 extern "C" fn nvpm_cond_resched() {}
+
+#[no_mangle]
+extern "C" fn nvpm_pause() {}
+
+#[no_mangle]
+extern "C" fn nvpm_preempt_disable() {
+    rt().me().preemptible = false;
+}
+
+#[no_mangle]
+extern "C" fn nvpm_preempt_enable() {
+    rt().me().preemptible = true;
+}
 
 #[no_mangle]
 extern "C" fn nvpm_is_killed() -> c_int {

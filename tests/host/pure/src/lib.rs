@@ -72,6 +72,10 @@ mod ffi {
 
         pub(crate) fn cond_resched() {}
 
+        pub(crate) fn read_shortly<G, R>(try_lock: impl Fn() -> Option<G>, read: impl FnOnce(G) -> R) -> R {
+            read(try_lock().expect("nobody else has it"))
+        }
+
         #[derive(Clone, Copy, PartialEq, Eq)]
         pub(crate) struct Process(pub(crate) u32);
 
