@@ -278,9 +278,7 @@ impl Registry {
             let slot = self.slot(at)?;
             let next = slot.next;
             match &slot.entry {
-                Entry::Orphan(registration) if registration.owner() == process => {
-                    return Some(registration.clone())
-                }
+                Entry::Orphan(registration) if registration.owner() == process => return Some(registration.clone()),
                 _ => at = next,
             }
         }

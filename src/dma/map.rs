@@ -168,6 +168,15 @@ unsafe fn unmap_run(device: Device, run: Run) {
     unsafe { raw::nvpm_dma_unmap(device.as_ptr(), run.addr, run.len) };
 }
 
+/// Whether the DMA API translates nothing for `device`, for which `run` was just mapped at its own
+/// address. An IOMMU may do that by chance, but not a second time while the first mapping lives.
+fn is_untranslated(device: Device, run: Run) -> bool {
+    let Some(again) = map_run(device, run) else { return false };
+    // SAFETY: It was just mapped, and nobody else knows of that.
+    unsafe { unmap_run(device, Run { addr: again, ..run }) };
+    again == run.addr
+}
+
 impl Mapping {
     /// Maps `runs` (CPU physical addresses), which lie in one BAR of `gpu`. `extent` is theirs,
     /// `bus_offset` is what that BAR's bus addresses are away from them.
@@ -184,6 +193,8 @@ impl Mapping {
         let mut this = Self { device, gpu, runs, mapped: Mapped::Runs(0) };
         let mut resched = Resched::default();
         let mut mapped = 0usize;
+        // The API answers for the device as a whole, so its first answer tells.
+        let mut translated = false;
         while let Some(run) = this.runs.as_mut_slice().get_mut(mapped) {
             resched.step();
             let Some(dma) = map_run(device, *run) else {
@@ -194,19 +205,21 @@ impl Mapping {
                 this.runs = in_pieces(this.runs.as_slice(), mapped)?;
                 continue;
             };
-            let untranslated = dma == run.addr;
+            let same = dma == run.addr;
             run.addr = dma;
+            let first = *run;
             mapped = mapped.wrapping_add(1);
             // INVARIANT: One run more is mapped.
             this.mapped = Mapped::Runs(mapped);
-            if untranslated {
-                // The API answers for the device as a whole.
-                if mapped != 1 {
-                    return Err(Reason::DmaMapping);
+            if same && !translated && (bus_offset == 0 || is_untranslated(device, first)) {
+                if this.without_translation(extent, bus_offset)? {
+                    break;
                 }
-                this.without_translation(extent, bus_offset)?;
-                break;
+                translated = true;
+                mapped = 0;
+                continue;
             }
+            translated = true;
             if dma & shim::page_size().wrapping_sub(1) != 0 || dma.checked_add(run.len).is_none() {
                 return Err(Reason::DmaMapping);
             }
@@ -219,7 +232,10 @@ impl Mapping {
     /// memory is in single pages.
     ///
     /// The device must be told the bus address, which the DMA API does not know for MMIO.
-    fn without_translation(&mut self, extent: Extent, bus_offset: u64) -> Result<(), Reason> {
+    ///
+    /// Undoes everything and answers `false` where the device turns out to have an IOMMU, which had
+    /// given the first run its own address by chance.
+    fn without_translation(&mut self, extent: Extent, bus_offset: u64) -> Result<bool, Reason> {
         let Extent { whole, alignment } = extent;
         if alignment < shim::page_size() {
             return Err(Reason::DmaMapping);
@@ -232,11 +248,11 @@ impl Mapping {
         }
         // INVARIANT: It is mapped.
         self.mapped = Mapped::Whole { whole: Run { addr: dma, ..whole }, bus_offset, count: 0 };
-        if dma == whole.addr {
-            Ok(())
-        } else {
-            Err(Reason::DmaMapping)
+        let untranslated = dma == whole.addr;
+        if !untranslated {
+            self.unmap();
         }
+        Ok(untranslated)
     }
 
     /// Has the provider map its `table`, of which `pages` tells the layout. `runs` lends its

@@ -166,10 +166,10 @@ impl Reason {
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::NotSupported => {
-                "the GPU driver cannot pin on this platform (vGPU, MIG or confidential computing); use dma-buf"
+                "the GPU driver cannot pin this memory on this platform (vGPU, MIG, confidential computing; from driver 590 on localized memory of coherent platforms); use dma-buf"
             }
             Self::NotPersistent => {
-                "the GPU driver cannot pin persistently on this platform (vGPU, MIG or confidential computing); load with revocable_fallback=1, or use dma-buf"
+                "the GPU driver cannot pin this memory persistently on this platform (vGPU, MIG, confidential computing; from driver 590 on localized memory of coherent platforms); load with revocable_fallback=1, or use dma-buf"
             }
             Self::Busy => "the GPU driver is busy with this GPU (reset or MIG change?); try again",
             Self::NoGpu => "the GPU driver does not find the GPU of this memory; see nvidia-smi",
@@ -216,9 +216,11 @@ impl Reason {
                 "it is coherent memory, or lies in no BAR of a GPU, and the GPU driver maps such memory for PCI devices only; use a PCI NIC"
             }
             Self::Topology => {
-                "the GPU driver says that this GPU and this NIC cannot reach each other on this platform; use another NIC, see peermemctl topo"
+                "the GPU driver says that this GPU and this NIC cannot reach each other on this platform (coherent memory: or it is in CDMM mode, in which drivers from 595 on map none); use another NIC, see peermemctl topo, or dma-buf"
             }
-            Self::DmaMapping => "it could not be mapped for the NIC; see IOMMU and DMA lines in the kernel log",
+            Self::DmaMapping => {
+                "it could not be mapped for the NIC; see IOMMU and DMA lines in the kernel log. Without any: swiotlb=force, and from Linux 7.2 on an encrypted guest (SEV, TDX), refuse to map the memory of a device"
+            }
             Self::NoMemory => "the kernel is out of memory; free some, see dmesg",
             Self::TooManyEntries => "it is in too many pieces; register it in parts",
             Self::CoreOrder => {

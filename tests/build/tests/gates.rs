@@ -133,6 +133,17 @@ fn a_callback_that_returns_through_the_module() {
     }
 }
 
+/// module_put() does nothing in a kernel that cannot unload modules, so nothing jumps there.
+#[test]
+fn a_callback_for_a_kernel_that_cannot_unload() {
+    let kernel = FakeKernel::new();
+    kernel.config("CONFIG_MODULES=y\n");
+    let code = "nvpm_free_callback:\nnop\nret\n";
+    assert_eq!(judged_for(&kernel, "callback-tail.sh", code), (true, String::new()));
+    kernel.config("CONFIG_MODULES=y\nCONFIG_MODULE_UNLOAD=y\n");
+    assert!(!judged_for(&kernel, "callback-tail.sh", code).0);
+}
+
 /// What arm64's loader does not know, x86's does not either.
 #[test]
 fn a_relocation_by_a_table_of_addresses() {

@@ -136,6 +136,8 @@ pub struct World {
     pub nic: u64,
     /// Whether an IOMMU translates; without one the DMA API gives MMIO back as it came.
     pub iommu: bool,
+    /// The IOMMU gives what is mapped first its own address, by chance.
+    pub first_iova_is_physical: bool,
     /// What the host bridge adds to an address on its way to the bus.
     pub bus_offset: u64,
     pub late_callbacks: bool,
@@ -180,6 +182,7 @@ impl World {
             scattered: true,
             nic: 0x20,
             iommu: true,
+            first_iova_is_physical: false,
             bus_offset: 0,
             late_callbacks: false,
             calls: Vec::new(),
@@ -634,7 +637,8 @@ extern "C" fn nvpm_dma_map(device: *mut raw::device, address: u64, length: u64, 
     }
     let Some(umem) = rt().me().umem else { fail("maps for DMA outside dma_map".into()) };
     let world = w();
-    let at = if world.iommu { (64 << 32) + ((world.maps.len() as u64) << 28) } else { address };
+    let chance = world.first_iova_is_physical && !world.maps.iter().any(|m| m.live);
+    let at = if world.iommu && !chance { (64 << 32) + ((world.maps.len() as u64) << 28) } else { address };
     world.maps.push(DmaMap { phys: address, len: length, dma: at, live: true, umem });
     // SAFETY: The caller's place.
     unsafe { dma.write(at) };

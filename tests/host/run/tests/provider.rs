@@ -602,6 +602,22 @@ fn the_nic_is_given_bus_addresses() {
     }
 }
 
+/// An IOMMU may give a mapping the address that the memory has for the CPU. That does not make the
+/// device one without translation. The model follows each address that the NIC is given.
+#[test]
+fn an_iova_that_equals_the_physical_address_is_translated_all_the_same() {
+    for bus_offset in [0, 8 << 40] {
+        for (va, len) in [(VA + 0x3210, PAGE), (VA, PAGE)] {
+            let _turn = load(Mode::Persistent);
+            (w().iommu, w().first_iova_is_physical, w().bus_offset) = (true, true, bus_offset);
+            let umem = rdma::register(va, len).expect("GPU memory");
+            rdma::deregister(umem);
+            assert!(!w().maps.iter().any(|m| m.live));
+            unload();
+        }
+    }
+}
+
 /// A device without translation reaches the whole BAR anyway. Behind an IOMMU it reaches what is
 /// mapped: the pin, and nothing else.
 #[test]
