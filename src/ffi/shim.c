@@ -178,7 +178,7 @@ void nvpm_cond_resched(void)
 
 void nvpm_pause(void)
 {
-	msleep(1);
+	msleep(20);
 }
 
 void nvpm_preempt_disable(void)
