@@ -5,15 +5,9 @@
 //! This file is the way in: loading and unloading, and a thin function for each of the core's seven
 //! callbacks. The work is done in these files, each of which uses only those below it:
 //!
-//! - [`snapshot`] what `/proc` shows of the module's state
-//! - [`registration`] the core's callbacks on one registration, from `get_pages` to `release`
-//! - [`acquire`] whose memory it is: pins it, and judges the provider's errors. [`pieces`] finds
-//!   where allocations end (pure)
+//! - [`peer`] what speaks with ib_core: clients, parameters, what `/proc` shows of them
+//! - [`pin`] one registration of pinned GPU memory, from its first pin to its last put
 //! - [`invalidate`] the free callback
-//! - [`orphan`] who puts a pin, and what becomes of one that cannot be put here and now
-//! - [`registry`] tickets, the numbers that stand for registrations
-//! - [`record`] what is kept of one registration, [`state`] its states (pure)
-//! - [`client`] which clients the core knows, [`parameters`] what an admin chooses
 //! - [`gpu`] memory of a GPU: pins, page tables, BARs, topology; [`dma`] mappings for a device
 //! - [`sg`] runs of contiguous memory, and scatterlists of them
 //! - [`observe`] what only reports: counters, refusals, `/proc`, tracepoints
@@ -31,36 +25,30 @@
     clippy::unwrap_used
 )]
 
-mod acquire;
-mod client;
 mod dma;
 mod ffi;
 mod gpu;
 mod invalidate;
 mod num;
 mod observe;
-mod orphan;
-mod parameters;
-mod pieces;
+mod peer;
+mod pin;
 mod range;
-mod record;
-mod registration;
-mod registry;
 mod several;
 mod sg;
-mod snapshot;
-mod state;
 
-use client::{Client, Clients};
 use dma::device::Device;
 use ffi::{raw, shim};
-use gpu::{bar, pin, topology};
+use gpu::{bar, topology};
 use kernel::error::from_result;
 use kernel::prelude::*;
 use kernel::sync::Arc;
 use kernel::types::ForeignOwnable;
 use observe::{proc, refusals};
-use record::Registration;
+use peer::client::{self, Client, Clients};
+use peer::parameters;
+use pin::registration::Registration;
+use pin::{pinning, registry};
 
 module! {
     type: PeerMem,
@@ -88,11 +76,11 @@ impl kernel::Module for PeerMem {
     fn init(_module: &'static ThisModule) -> Result<Self> {
         parameters::check()?;
         client::find_core()?;
-        pin::find_provider()?;
+        gpu::pin::find_provider()?;
         // SAFETY: Module init runs once, and no client is registered yet.
         unsafe {
             registry::init();
-            acquire::init();
+            pinning::init();
             topology::init();
             refusals::init();
         }
@@ -117,7 +105,7 @@ const fn callbacks<const CLIENT: u32>() -> raw::peer_memory_client {
     }
 }
 
-/// Is the range ours? The peer mutex is held. See [`acquire::acquire`].
+/// Is the range ours? The peer mutex is held. See [`pinning::acquire`].
 ///
 /// # Safety
 ///
@@ -134,9 +122,9 @@ unsafe extern "C" fn acquire<const CLIENT: u32>(
     }
     let (addr, size) = (num::u64_from(addr), num::u64_from(size));
     let found = match CLIENT {
-        0 => acquire::acquire(Client::first(), addr, size),
-        1 => Client::second().and_then(|client| acquire::acquire(client, addr, size)),
-        _ => acquire::acquire_to_refuse(addr, size),
+        0 => pinning::acquire(Client::first(), addr, size),
+        1 => Client::second().and_then(|client| pinning::acquire(client, addr, size)),
+        _ => pinning::acquire_to_refuse(addr, size),
     };
     let Some(registration) = found else {
         return 0;

@@ -6,7 +6,7 @@
 //!
 //! - this one: the module and the PCI driver
 //! - [`client`] what the layer asks of a driver: stop your device
-//! - [`pin`] one pinned range: the layer's calls, in their order
+//! - [`memory`] one pinned range: the layer's calls, in their order
 //! - [`engine`] the device: its commands, its interrupt, and its end
 //! - [`session`] the character device, and [`uapi`] its ioctls
 //!
@@ -26,13 +26,15 @@
 
 mod client;
 mod engine;
-mod pin;
+mod memory;
 mod session;
 mod uapi;
 
+mod peer {
+    pub(crate) use crate::client;
+}
+
 // The layer.
-#[path = "../../src/acquire.rs"]
-mod acquire;
 #[path = "../../src/dma/mod.rs"]
 mod dma;
 #[path = "../../src/ffi/mod.rs"]
@@ -45,24 +47,14 @@ mod invalidate;
 mod num;
 #[path = "../../src/observe/mod.rs"]
 mod observe;
-#[path = "../../src/orphan.rs"]
-mod orphan;
-#[path = "../../src/pieces.rs"]
-mod pieces;
+#[path = "../../src/pin/mod.rs"]
+mod pin;
 #[path = "../../src/range.rs"]
 mod range;
-#[path = "../../src/record.rs"]
-mod record;
-#[path = "../../src/registration.rs"]
-mod registration;
-#[path = "../../src/registry.rs"]
-mod registry;
 #[path = "../../src/several.rs"]
 mod several;
 #[path = "../../src/sg.rs"]
 mod sg;
-#[path = "../../src/state.rs"]
-mod state;
 
 use engine::{Edu, Interrupt};
 use gpu::{bar, topology};
@@ -75,6 +67,7 @@ use kernel::pci;
 use kernel::prelude::*;
 use kernel::sync::Arc;
 use observe::refusals;
+use pin::{pinning, registry};
 use session::Session;
 
 module! {
@@ -110,7 +103,7 @@ impl Layer {
         // SAFETY: By this function's contract.
         unsafe {
             registry::init();
-            acquire::init();
+            pinning::init();
             topology::init();
             refusals::init();
         }

@@ -9,11 +9,11 @@
 
 use crate::dma::device::Device;
 use crate::ffi::shim;
+use crate::memory::Pinned;
 use crate::num;
-use crate::pin::Pinned;
-use crate::record::Registration;
-use crate::registry;
-use crate::state::Memory;
+use crate::pin::registration::Registration;
+use crate::pin::registry;
+use crate::pin::state::Memory;
 use kernel::bindings;
 use kernel::device::{self, Bound};
 use kernel::devres::Devres;

@@ -2,13 +2,13 @@
 
 //! One pinned range of GPU memory, mapped for the device.
 
-use crate::acquire;
-use crate::client::Client;
 use crate::engine::Edu;
 use crate::ffi::shim::{self, Kind};
-use crate::record::Registration;
+use crate::peer::client::Client;
+use crate::pin::pinning;
+use crate::pin::registration::Registration;
+use crate::pin::state::Memory;
 use crate::sg::{self, Run};
-use crate::state::Memory;
 use core::mem::MaybeUninit;
 use kernel::alloc::KVVec;
 use kernel::bindings;
@@ -49,7 +49,7 @@ impl Pinned {
     /// `EFAULT` where that is no GPU memory; else what the log gives the reason of. `ENODEV` once
     /// the device is gone.
     pub(crate) fn new(edu: &Edu, kind: Kind, va: u64, length: u64) -> Result<Self> {
-        let held = Held(acquire::acquire(Client::of(kind), va, length).ok_or(EFAULT)?);
+        let held = Held(pinning::acquire(Client::of(kind), va, length).ok_or(EFAULT)?);
         held.0.get_pages(va, length, 0)?;
         let mut table = MaybeUninit::<bindings::sg_table>::zeroed();
         let mut entries = 0;

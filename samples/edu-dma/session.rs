@@ -4,8 +4,8 @@
 
 use crate::engine::{self, Edu, Side, CHUNK};
 use crate::ffi::shim::{self, Kind};
+use crate::memory::Pinned;
 use crate::num;
-use crate::pin::Pinned;
 use crate::sg::Run;
 use crate::uapi;
 use kernel::alloc::KVec;

@@ -5,7 +5,7 @@
 
 use crate::ffi::raw;
 use crate::ffi::shim::{Kind, EOPNOTSUPP};
-use crate::parameters;
+use crate::peer::parameters;
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -110,7 +110,7 @@ pub(crate) fn are_plain() -> bool {
 
 /// This module's version, as modinfo says.
 pub(crate) fn version() -> &'static str {
-    include_str!("../VERSION").trim_ascii()
+    include_str!("../../VERSION").trim_ascii()
 }
 
 impl Client {

@@ -3,16 +3,16 @@
 //! What `/proc/driver/nvidia-peermem` shows of the module's state: collected here when `proc.c`
 //! asks, and written by [`crate::observe::proc`].
 
-use crate::client::{self, Client};
 use crate::ffi::raw;
 use crate::ffi::shim;
 use crate::gpu::topology;
 use crate::invalidate;
 use crate::observe::proc::{self, Module, Pair, Seq, Snapshot};
 use crate::observe::refusals;
-use crate::record::{self, Registration};
-use crate::registry;
-use crate::state::Phase;
+use crate::peer::client::{self, Client};
+use crate::pin::registration::{self, Registration};
+use crate::pin::registry;
+use crate::pin::state::Phase;
 use kernel::prelude::*;
 
 /// What `stats` shows beside the counters.
@@ -21,7 +21,7 @@ fn module() -> Module<impl Iterator<Item = Pair>> {
         version: client::version(),
         mode: client::mode_name(),
         core_client: if client::are_plain() { "plain" } else { "extended" },
-        clients: [Some(Client::first()), Client::second()].map(|client| client.map(record::asked)),
+        clients: [Some(Client::first()), Client::second()].map(|client| client.map(registration::asked)),
         refusing: client::refusing_name(),
         callbacks_in_flight: invalidate::running(),
         oldest_callback_ms: invalidate::oldest_ns().map_or(0, proc::age_ms),

@@ -7,9 +7,9 @@ use crate::ffi::shim::{Process, PutGateExclusive};
 use crate::gpu::pin::{Pins, Put};
 use crate::observe::refusals;
 use crate::observe::trace::{self, Event, Timer};
-use crate::record::Registration;
-use crate::registry;
-use crate::state::{Ending, Winner};
+use crate::pin::registration::Registration;
+use crate::pin::registry;
+use crate::pin::state::{Ending, Winner};
 use kernel::prelude::*;
 
 /// What became of a pin that was to end.

@@ -3,7 +3,6 @@
 //! The core's question "is this yours?": pins once, and judges what the provider's errors mean
 //! (rule 3).
 
-use crate::client::{Client, Place};
 use crate::ffi::raw;
 use crate::ffi::shim::{self, Kind, ModuleRef, Process};
 use crate::gpu::bar::Bar;
@@ -14,14 +13,15 @@ use crate::observe::proc::Tables;
 use crate::observe::reason::Reason;
 use crate::observe::refusals;
 use crate::observe::trace::{Event, Timer};
-use crate::orphan;
-use crate::pieces::{self, Finder, Step};
+use crate::peer::client::{Client, Place};
+use crate::pin::orphan;
+use crate::pin::pieces::{self, Finder, Step};
+use crate::pin::registration::{self, Found, Inner, Registration, Rest};
+use crate::pin::registry;
+use crate::pin::state::Winner;
 use crate::range::{GpuRange, Span, PIN_GRANULE};
-use crate::record::{self, Found, Inner, Registration, Rest};
-use crate::registry;
 use crate::several::Several;
 use crate::sg::Runs;
-use crate::state::Winner;
 use core::ptr::NonNull;
 use kernel::prelude::*;
 use kernel::sync::{global_lock, Arc, MutexGuard};
@@ -206,7 +206,7 @@ pub(crate) fn acquire(client: &'static Client, addr: u64, size: u64) -> Option<A
         Err(Unclaimed::StepAside) => FirstAnswer::SteppedAside,
         Err(Unclaimed::AskFallback) => FirstAnswer::Failed,
         Err(Unclaimed::Unproven(reason)) => {
-            refusals::refused(reason, record::asked(client), range.user());
+            refusals::refused(reason, registration::asked(client), range.user());
             FirstAnswer::NotMine
         }
         Err(Unclaimed::NotMine) => FirstAnswer::NotMine,
@@ -229,7 +229,7 @@ pub(crate) fn acquire_to_refuse(addr: u64, size: u64) -> Option<Arc<Registration
         FirstAnswer::NotMine => None,
         FirstAnswer::SteppedAside => refuse(Client::first(), range, Verdict::Refused(Reason::NotSupported)).ok(),
         FirstAnswer::Failed => {
-            refusals::refused(Reason::Unproven, record::asked(Client::first()), range.user());
+            refusals::refused(Reason::Unproven, registration::asked(Client::first()), range.user());
             None
         }
     }

@@ -2,10 +2,9 @@
 
 //! What the module keeps of one registration, and how that is counted and shown.
 //!
-//! What happens to a registration is elsewhere: [`crate::acquire`] pins, [`crate::registration`]
-//! answers the core's callbacks, [`crate::invalidate`] the provider's, and [`crate::orphan`] puts.
+//! What happens to a registration is elsewhere: [`crate::pin::pinning`] pins, [`crate::pin::steps`]
+//! answers the core's callbacks, [`crate::invalidate`] the provider's, and [`crate::pin::orphan`] puts.
 
-use crate::client::Client;
 use crate::dma::map::Mappings;
 use crate::ffi::raw;
 use crate::ffi::shim::{self, Kind, ModuleRef, Process, Task};
@@ -18,9 +17,10 @@ use crate::observe::reason::Reason;
 use crate::observe::refusals::Asked;
 use crate::observe::stats::{self, PerClient};
 use crate::observe::trace::{Event, Timer};
+use crate::peer::client::Client;
+use crate::pin::state::{Memory, State};
 use crate::range::{GpuRange, Span};
 use crate::sg::{Room, Table};
-use crate::state::{Memory, State};
 use kernel::prelude::*;
 use kernel::sync::{new_mutex, Mutex};
 

@@ -12,7 +12,7 @@
 
 use crate::ffi::shim::{read_shortly, Process};
 use crate::num;
-use crate::record::Registration;
+use crate::pin::registration::Registration;
 use core::mem::MaybeUninit;
 use kernel::alloc::KVVec;
 use kernel::prelude::*;

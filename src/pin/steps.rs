@@ -4,7 +4,6 @@
 //!
 //! Rules and locks: docs/rules.md.
 
-use crate::acquire::{self, Stopped};
 use crate::dma::device::Device;
 use crate::ffi::raw;
 use crate::ffi::shim::{self, Task};
@@ -13,10 +12,11 @@ use crate::num;
 use crate::observe::reason::Reason;
 use crate::observe::refusals;
 use crate::observe::trace::{Event, Timer};
-use crate::orphan::{self, Ended};
-use crate::record::{Found, Registration};
+use crate::pin::orphan::{self, Ended};
+use crate::pin::pinning::{self, Stopped};
+use crate::pin::registration::{Found, Registration};
+use crate::pin::state::Ending;
 use crate::sg;
-use crate::state::Ending;
 use kernel::prelude::*;
 
 impl Registration {
@@ -46,7 +46,7 @@ impl Registration {
             Found::Start(rest) => {
                 inner.found = Found::Pinned;
                 drop(inner);
-                match acquire::pin_rest(self, rest) {
+                match pinning::pin_rest(self, rest) {
                     Ok(()) => {}
                     Err(Stopped::Refused(reason)) => return Err(self.fail(reason)),
                     Err(Stopped::Killed) => return Err(EINTR),
@@ -100,7 +100,7 @@ impl Registration {
         let mut mappings = gpu::map(device, pinned, |span, table| {
             // One granule says what the whole table would. Where there is none, nobody is asked
             // now.
-            let asked = acquire::with_first_granule(self, span, table, |granule| topology::try_map(device, granule));
+            let asked = pinning::with_first_granule(self, span, table, |granule| topology::try_map(device, granule));
             asked.unwrap_or(Err(ENOMEM))
         })?;
         let cap = sg::cap(device.segment_limit(), shim::page_size());

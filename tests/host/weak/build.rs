@@ -26,7 +26,7 @@ const FILES: [(&str, &[Place]); 2] = [
 
 /// Too much hangs on this one to be compiled here: what it does with its `READY` is taken out of
 /// it.
-const READY: &str = "src/client.rs";
+const READY: &str = "src/peer/client.rs";
 
 /// Likewise: how it keeps the pairs of a GPU and a NIC.
 const PAIRS: &str = "src/gpu/topology.rs";
@@ -34,7 +34,7 @@ const PAIRS: &str = "src/gpu/topology.rs";
 /// Likewise: counters, and the counts of callbacks that run and of orphans.
 const COUNTERS: &str = "src/observe/stats.rs";
 const RUNNING: &str = "src/invalidate.rs";
-const ORPHANS: &str = "src/registry.rs";
+const ORPHANS: &str = "src/pin/registry.rs";
 
 /// A variant's name, and the one place that is weaker in it.
 const WEAKENED: [(&str, &str, &str, &str); 9] = [

@@ -10,13 +10,13 @@
 mod burst;
 #[path = "../../../../src/num.rs"]
 mod num;
-#[path = "../../../../src/pieces.rs"]
+#[path = "../../../../src/pin/pieces.rs"]
 mod pieces;
 #[path = "../../../../src/range.rs"]
 mod range;
 #[path = "../../../../src/ffi/raw.rs"]
 mod raw;
-#[path = "../../../../src/registry.rs"]
+#[path = "../../../../src/pin/registry.rs"]
 mod registry;
 #[path = "../../../../src/sg.rs"]
 mod sg;
@@ -32,26 +32,30 @@ mod small {
     include!(concat!(env!("OUT_DIR"), "/small.rs"));
 }
 
-/// As far as `registry` looks into it.
-mod record {
-    use crate::ffi::shim::Process;
+mod pin {
+    pub(crate) use crate::{pieces, registry};
 
-    pub(crate) struct Registration {
-        ticket: u64,
-        owner: Process,
-    }
+    /// As far as `registry` looks into it.
+    pub(crate) mod registration {
+        use crate::ffi::shim::Process;
 
-    impl Registration {
-        pub(crate) fn new(ticket: u64, owner: u32) -> Self {
-            Self { ticket, owner: Process(owner) }
+        pub(crate) struct Registration {
+            ticket: u64,
+            owner: Process,
         }
 
-        pub(crate) fn ticket(&self) -> u64 {
-            self.ticket
-        }
+        impl Registration {
+            pub(crate) fn new(ticket: u64, owner: u32) -> Self {
+                Self { ticket, owner: Process(owner) }
+            }
 
-        pub(crate) fn owner(&self) -> &Process {
-            &self.owner
+            pub(crate) fn ticket(&self) -> u64 {
+                self.ticket
+            }
+
+            pub(crate) fn owner(&self) -> &Process {
+                &self.owner
+            }
         }
     }
 }

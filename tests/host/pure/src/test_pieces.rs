@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-use crate::pieces::{Finder, Step, MOST_ASKED};
+use crate::pin::pieces::{Finder, Step, MOST_ASKED};
 use crate::range::{Span, PIN_GRANULE};
 use proptest::prelude::*;
 

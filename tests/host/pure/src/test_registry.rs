@@ -3,8 +3,8 @@
 //! The registry is one static; its tests take turns.
 
 use crate::ffi::shim::Process;
-use crate::record::Registration;
-use crate::registry;
+use crate::pin::registration::Registration;
+use crate::pin::registry;
 use crate::small;
 use helpers::{locked, sizes};
 use kernel::error::code::ENOMEM;
