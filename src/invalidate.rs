@@ -115,7 +115,8 @@ fn revoke(registration: &Registration, start_ns: u64) {
             registration.inner().lock().end_callback();
         }
         Revocation::Invalidate(core_ticket) => {
-            registration.client().invalidate(core_ticket);
+            // SAFETY: There is this registration.
+            unsafe { (registration.owner().stop)(core_ticket) };
             drop(invalidation);
             // The NIC is quiet. Cores that unmap by themselves have done so inside the call.
             registration.unmap_and(Inner::end_callback);

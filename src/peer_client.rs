@@ -3,17 +3,10 @@
 //! nvidia-peermem: GPU memory for the peer-memory API of ib_core, in Rust.
 //!
 //! This file is the way in: loading and unloading, and a thin function for each of the core's seven
-//! callbacks. The work is done in these files, each of which uses only those below it:
+//! callbacks. The work is done below it:
 //!
-//! - [`peer`] what speaks with ib_core: clients, parameters, what `/proc` shows of them
-//! - [`pin`] one registration of pinned GPU memory, from its first pin to its last put
-//! - [`invalidate`] the free callback
-//! - [`gpu`] memory of a GPU: pins, page tables, BARs, topology; [`dma`] mappings for a device
-//! - [`sg`] runs of contiguous memory, and scatterlists of them
-//! - [`observe`] what only reports: counters, refusals, `/proc`, tracepoints
-//! - [`range`] the range of a registration, [`several`] one of something or more, [`num`]
-//!   conversions that cannot fail
-//! - [`ffi`] everything that is C or speaks to C
+//! - [`peer`] what speaks with ib_core: its question, clients, parameters, what `/proc` shows of them
+//! - [`layer`] the pin layer, which any driver may use
 
 #![deny(
     clippy::arithmetic_side_effects,
@@ -25,17 +18,8 @@
     clippy::unwrap_used
 )]
 
-mod dma;
-mod ffi;
-mod gpu;
-mod invalidate;
-mod num;
-mod observe;
+mod layer;
 mod peer;
-mod pin;
-mod range;
-mod several;
-mod sg;
 
 use dma::device::Device;
 use ffi::{raw, shim};
@@ -44,11 +28,12 @@ use kernel::error::from_result;
 use kernel::prelude::*;
 use kernel::sync::Arc;
 use kernel::types::ForeignOwnable;
+use layer::*;
 use observe::{proc, refusals};
 use peer::client::{self, Client, Clients};
-use peer::parameters;
+use peer::{parameters, walk};
 use pin::registration::Registration;
-use pin::{pinning, registry};
+use pin::registry;
 
 module! {
     type: PeerMem,
@@ -67,8 +52,11 @@ struct PeerMem {
 impl Drop for PeerMem {
     fn drop(&mut self) {
         drop(self.clients.take());
-        registry::clear();
-        bar::forget_gpus();
+        // SAFETY: No client is left to register or to be asked, and each registration holds the module.
+        unsafe {
+            registry::clear();
+            bar::forget_gpus();
+        }
     }
 }
 
@@ -80,7 +68,7 @@ impl kernel::Module for PeerMem {
         // SAFETY: Module init runs once, and no client is registered yet.
         unsafe {
             registry::init();
-            pinning::init();
+            walk::init();
             topology::init();
             refusals::init();
         }
@@ -105,7 +93,7 @@ const fn callbacks<const CLIENT: u32>() -> raw::peer_memory_client {
     }
 }
 
-/// Is the range ours? The peer mutex is held. See [`pinning::acquire`].
+/// Is the range ours? The peer mutex is held. See [`walk::acquire`].
 ///
 /// # Safety
 ///
@@ -122,9 +110,9 @@ unsafe extern "C" fn acquire<const CLIENT: u32>(
     }
     let (addr, size) = (num::u64_from(addr), num::u64_from(size));
     let found = match CLIENT {
-        0 => pinning::acquire(Client::first(), addr, size),
-        1 => Client::second().and_then(|client| pinning::acquire(client, addr, size)),
-        _ => pinning::acquire_to_refuse(addr, size),
+        0 => walk::acquire(Client::first(), addr, size),
+        1 => Client::second().and_then(|client| walk::acquire(client, addr, size)),
+        _ => walk::acquire_to_refuse(addr, size),
     };
     let Some(registration) = found else {
         return 0;

@@ -36,6 +36,7 @@ pub mod code {
     }
 
     codes! {
+        EPERM = 1, "Operation not permitted.";
         EINTR = 4, "Interrupted system call.";
         EIO = 5, "I/O error.";
         ENOMEM = 12, "Out of memory.";

@@ -5,12 +5,11 @@
 //! docs/own-driver.md explains it. The driver is these files:
 //!
 //! - this one: the module and the PCI driver
-//! - [`client`] what the layer asks of a driver: stop your device
-//! - [`memory`] one pinned range: the layer's calls, in their order
+//! - [`memory`] one pinned range: the layer's calls, in their order, and what the layer asks of a driver
 //! - [`engine`] the device: its commands, its interrupt, and its end
 //! - [`session`] the character device, and [`uapi`] its ioctls
 //!
-//! All others are files of nvidia-peermem, as they are.
+//! [`layer`] is nvidia-peermem's pin layer, as it is.
 
 #![deny(
     clippy::arithmetic_side_effects,
@@ -24,37 +23,13 @@
 // What this driver leaves out of the layer.
 #![allow(dead_code)]
 
-mod client;
 mod engine;
 mod memory;
 mod session;
 mod uapi;
 
-mod peer {
-    pub(crate) use crate::client;
-}
-
-// The layer.
-#[path = "../../src/dma/mod.rs"]
-mod dma;
-#[path = "../../src/ffi/mod.rs"]
-mod ffi;
-#[path = "../../src/gpu/mod.rs"]
-mod gpu;
-#[path = "../../src/invalidate.rs"]
-mod invalidate;
-#[path = "../../src/num.rs"]
-mod num;
-#[path = "../../src/observe/mod.rs"]
-mod observe;
-#[path = "../../src/pin/mod.rs"]
-mod pin;
-#[path = "../../src/range.rs"]
-mod range;
-#[path = "../../src/several.rs"]
-mod several;
-#[path = "../../src/sg.rs"]
-mod sg;
+#[path = "../../src/layer.rs"]
+mod layer;
 
 use engine::{Edu, Interrupt};
 use gpu::{bar, topology};
@@ -66,8 +41,9 @@ use kernel::miscdevice::MiscDeviceRegistration;
 use kernel::pci;
 use kernel::prelude::*;
 use kernel::sync::Arc;
+use layer::*;
 use observe::refusals;
-use pin::{pinning, registry};
+use pin::registry;
 use session::Session;
 
 module! {
@@ -103,7 +79,6 @@ impl Layer {
         // SAFETY: By this function's contract.
         unsafe {
             registry::init();
-            pinning::init();
             topology::init();
             refusals::init();
         }
@@ -114,8 +89,11 @@ impl Layer {
 impl Drop for Layer {
     /// No pin is left: each holds the module.
     fn drop(&mut self) {
-        registry::clear();
-        bar::forget_gpus();
+        // SAFETY: The driver is gone, and each pin held the module.
+        unsafe {
+            registry::clear();
+            bar::forget_gpus();
+        }
     }
 }
 

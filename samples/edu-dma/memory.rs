@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One pinned range of GPU memory, mapped for the device.
+//! One pinned range of GPU memory, mapped for the device, and what the pin layer knows of this driver.
 
-use crate::engine::Edu;
+use crate::engine::{self, Edu};
 use crate::ffi::shim::{self, Kind};
-use crate::peer::client::Client;
-use crate::pin::pinning;
 use crate::pin::registration::Registration;
 use crate::pin::state::Memory;
+use crate::pin::{orphan, pinning, Otherwise, Owner};
+use crate::range::GpuRange;
 use crate::sg::{self, Run};
 use core::mem::MaybeUninit;
 use kernel::alloc::KVVec;
@@ -15,6 +15,26 @@ use kernel::bindings;
 use kernel::prelude::*;
 use kernel::scatterlist::SGTable;
 use kernel::sync::Arc;
+
+static PERSISTENT: Owner = owner(Kind::Persistent);
+static REVOCABLE: Owner = owner(Kind::Revocable);
+
+const fn owner(kind: Kind) -> Owner {
+    Owner { name: "edu-dma", kind, otherwise: Otherwise::Nobody, stop }
+}
+
+/// The GPU driver takes the memory of a pin back: returns once the device does not touch it any more,
+/// and never will. The pin is marked already, so no new command will name it.
+///
+/// The RM API lock and the GPU locks are held, and every GPU of the machine waits. So nothing is waited
+/// for here but the device.
+///
+/// # Safety
+///
+/// None: this needs no registration.
+unsafe fn stop(_ticket: u64) {
+    engine::wait_for_command();
+}
 
 /// What the layer keeps of the pin, until this is dropped.
 struct Held(Arc<Registration>);
@@ -49,7 +69,14 @@ impl Pinned {
     /// `EFAULT` where that is no GPU memory; else what the log gives the reason of. `ENODEV` once
     /// the device is gone.
     pub(crate) fn new(edu: &Edu, kind: Kind, va: u64, length: u64) -> Result<Self> {
-        let held = Held(pinning::acquire(Client::of(kind), va, length).ok_or(EFAULT)?);
+        let owner = match kind {
+            Kind::Persistent => &PERSISTENT,
+            Kind::Revocable => &REVOCABLE,
+        };
+        // What this process left behind is ended first.
+        orphan::reap(orphan::REAPED_BY_ACQUIRE);
+        let range = GpuRange::new(va, length, shim::page_size()).ok_or(EFAULT)?;
+        let held = Held(pinning::pin(owner, range).map_err(|_| EFAULT)?);
         held.0.get_pages(va, length, 0)?;
         let mut table = MaybeUninit::<bindings::sg_table>::zeroed();
         let mut entries = 0;

@@ -138,7 +138,7 @@ impl Mappings {
 /// # Invariants
 ///
 /// What `mapped` says is mapped for `device`, and nothing else of `runs`. With
-/// [`Mapped::ByProvider`] `device` is a PCI device.
+/// [`Mapped::ByProvider`] `device` is a PCI device, and the table is valid.
 pub(crate) struct Mapping {
     device: Device,
     /// PCI number of the GPU, 0 outside every BAR.
@@ -182,7 +182,11 @@ impl Mapping {
     /// `bus_offset` is what that BAR's bus addresses are away from them.
     ///
     /// May sleep and allocate: never under a state lock or the registry lock.
-    pub(crate) fn of_bar(
+    ///
+    /// # Safety
+    ///
+    /// The runs lie in such a BAR: the device may read and write what is mapped.
+    pub(crate) unsafe fn of_bar(
         device: Device,
         runs: Runs,
         extent: Extent,
@@ -260,7 +264,11 @@ impl Mapping {
     ///
     /// Takes the RM API lock in the provider, sleeps and allocates: never under a state lock or the
     /// registry lock.
-    pub(crate) fn by_provider(
+    ///
+    /// # Safety
+    ///
+    /// `table` is that of a persistent pin, which is put only once the answer is dropped or unmapped.
+    pub(crate) unsafe fn by_provider(
         device: Device,
         mut runs: Runs,
         pages: ProviderPages,
@@ -274,8 +282,8 @@ impl Mapping {
             return Err(Reason::NotPci);
         }
         let mut mapping = core::ptr::null_mut();
-        // SAFETY: A PCI device, as just tested. The persistent table is valid until its put, which
-        // comes after every unmapping. `mapping` is a local.
+        // SAFETY: A PCI device, as just tested. The table is valid by this function's contract.
+        // `mapping` is a local.
         let map = || unsafe { raw::nvpm_p2p_dma_map(device.as_ptr(), table.as_ptr(), &mut mapping) };
         to_result(stats::timed(Kind::Persistent, Call::Map, map).0).map_err(|error| {
             if error == ENOTSUPP {
@@ -370,9 +378,8 @@ impl Mapping {
             // SAFETY: As above.
             Mapped::Whole { whole, .. } => unsafe { unmap_run(self.device, whole) },
             Mapped::ByProvider { table, mapping, .. } => {
-                // SAFETY: By the invariant the device is PCI and the mapping live. Its persistent
-                // table is put only after every unmapping. The call's only error is an unknown
-                // mapping.
+                // SAFETY: By the invariant the device is PCI, the mapping live and the table valid. The
+                // call's only error is an unknown mapping.
                 unsafe { raw::nvpm_p2p_dma_unmap(self.device.as_ptr(), table.as_ptr(), mapping.as_ptr()) };
             }
         }

@@ -45,11 +45,24 @@ impl Process {
         Self { tgid: process.tgid, start_ns: process.start_ns }
     }
 
+    /// Whether the caller runs for this process.
+    pub(crate) fn is_current(&self) -> Option<OwnProcess> {
+        // INVARIANT: Just compared, and a task does not change its process.
+        (*self == Self::current()).then_some(OwnProcess(PhantomData))
+    }
+
     /// The process number, in the initial namespace.
     pub(crate) fn tgid(&self) -> u32 {
         self.tgid
     }
 }
+
+/// The caller runs for the process that this was asked of ([`Process::is_current`]).
+///
+/// # Invariants
+///
+/// It does not leave the task that asked: the type is not `Send`.
+pub(crate) struct OwnProcess(PhantomData<*mut ()>);
 
 /// A task, to be compared with others while it runs.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -45,8 +45,12 @@ impl Bar {
     }
 }
 
-/// Forgets which devices are GPUs. For unloading: nobody asks any more.
-pub(crate) fn forget_gpus() {
+/// Forgets which devices are GPUs.
+///
+/// # Safety
+///
+/// Nobody asks any more: for unloading.
+pub(crate) unsafe fn forget_gpus() {
     // SAFETY: Nobody asks any more, by this function's contract.
     unsafe { raw::nvpm_forget_gpus() };
 }

@@ -48,40 +48,118 @@ pub(crate) struct Pinned {
     pub(crate) pieces: Several<Piece>,
 }
 
-/// Maps `pinned`, the pins of a registration, for `device`. `try_map` asks the provider with the
-/// table of a span whether its GPU and the device can reach each other ([`topology::ask()`]).
+/// Pinned memory in the parts in which it is mapped, each with the BAR that it lies in.
 ///
-/// Memory in one BAR is one mapping, whatever pieces it has, so that an IOMMU keeps contiguous
-/// memory contiguous. Otherwise each piece has a mapping of its own.
+/// Memory in one BAR is one part, whatever pieces it has, so that an IOMMU keeps contiguous memory
+/// contiguous. Otherwise each piece is a part.
+pub(crate) struct Placed(Several<Part>);
+
+/// See [`Placed`].
 ///
-/// May sleep and allocate, and calls the provider in the two cases of rule 5: never under a state
-/// lock or the registry lock.
-pub(crate) fn map(
-    device: Device,
-    pinned: Pinned,
-    try_map: impl Fn(Span, NonNull<raw::nvidia_p2p_page_table>) -> Result,
-) -> Result<Mappings, Reason> {
+/// # Invariants
+///
+/// All `runs` lie in `bar`, where there is one.
+struct Part {
+    runs: Runs,
+    /// The first piece of those in it.
+    piece: Piece,
+    /// `None` for memory that lies in no BAR, or is coherent: that is RAM to the kernel, also where it
+    /// is a BAR (of a virtual machine). Where the table says what it is, that counts.
+    bar: Option<Bar>,
+}
+
+/// What the provider can be asked of a part: whether its GPU and the device reach each other.
+pub(crate) struct Question {
+    /// PCI number of the GPU.
+    pub(crate) gpu: u64,
+    /// What was pinned, and the table of a persistent pin that the provider can map. Without one it
+    /// cannot be asked.
+    pub(crate) table: Option<(Span, NonNull<raw::nvidia_p2p_page_table>)>,
+}
+
+impl Part {
+    fn question(&self) -> Option<Question> {
+        let Self { piece, bar, .. } = self;
+        let table = piece.table.filter(|_| piece.pages().mappable()).map(|table| (piece.span, table));
+        bar.as_ref().map(|bar| Question { gpu: bar.gpu(), table })
+    }
+
+    /// We map memory in a BAR. The provider maps coherent memory, and for persistent pins only (rule
+    /// 5). With a table that cannot say what is coherent, memory in no BAR is.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Placed::map`].
+    unsafe fn map(&mut self, device: Device) -> Result<Mapping, Reason> {
+        let runs = core::mem::replace(&mut self.runs, Runs::None);
+        match (&self.bar, self.piece.table) {
+            // SAFETY: By the invariant the runs lie in the BAR, whose extent is theirs.
+            (Some(bar), _) => unsafe { Mapping::of_bar(device, runs, bar.extent(), bar.gpu(), bar.bus_offset()) },
+            (None, Some(table)) if self.piece.layout.coherent != Some(false) => {
+                // SAFETY: By this function's contract.
+                unsafe { Mapping::by_provider(device, runs, self.piece.pages(), table) }
+            }
+            (None, _) => Err(Reason::OutsideBar),
+        }
+    }
+}
+
+/// Finds the BARs that `pinned` lies in. May sleep and allocate: never under a state lock or the registry
+/// lock.
+pub(crate) fn place(pinned: Pinned) -> Result<Placed, Reason> {
     let Pinned { runs, pieces } = pinned;
     let coherent = |piece: &Piece| piece.layout.coherent == Some(true);
     let bar = if pieces.iter().any(coherent) { None } else { Bar::around(runs.as_slice()) };
-    let all = if bar.is_some() || pieces.len() == 1 {
-        Several::one(map_piece(device, runs, pieces.first(), bar, &try_map)?)
-    } else {
-        let mut cursor = Cursor::new(runs.as_slice());
-        let mut next = |piece: &Piece| {
-            let runs = runs_of(piece, &mut cursor)?;
-            let bar = if coherent(piece) { None } else { Bar::around(runs.as_slice()) };
-            map_piece(device, runs, piece, bar, &try_map)
-        };
-        let mut all = Several::one(next(pieces.first())?);
-        for piece in pieces.others() {
-            all.make_room().map_err(|_| Reason::NoMemory)?;
-            all.push(next(piece)?).map_err(|_| Reason::NoMemory)?;
-            shim::cond_resched();
-        }
-        all
+    if bar.is_some() || pieces.len() == 1 {
+        // INVARIANT: The BAR is around all runs.
+        return Ok(Placed(Several::one(Part { runs, piece: *pieces.first(), bar })));
+    }
+    let mut cursor = Cursor::new(runs.as_slice());
+    let mut next = |piece: &Piece| {
+        let runs = runs_of(piece, &mut cursor)?;
+        let bar = if coherent(piece) { None } else { Bar::around(runs.as_slice()) };
+        // INVARIANT: As above.
+        Ok(Part { runs, piece: *piece, bar })
     };
-    Ok(Mappings::new(all))
+    let mut parts = Several::one(next(pieces.first())?);
+    for piece in pieces.others() {
+        parts.make_room().map_err(|_| Reason::NoMemory)?;
+        parts.push(next(piece)?).map_err(|_| Reason::NoMemory)?;
+        shim::cond_resched();
+    }
+    Ok(Placed(parts))
+}
+
+impl Placed {
+    /// What the provider can be asked before this is mapped.
+    pub(crate) fn questions(&self) -> impl Iterator<Item = Question> + '_ {
+        self.0.iter().filter_map(Part::question)
+    }
+
+    /// Maps all of it for `device`.
+    ///
+    /// May sleep and allocate, and calls the provider for coherent memory (rule 5): never under a state
+    /// lock or the registry lock.
+    ///
+    /// # Safety
+    ///
+    /// The persistent pins of this memory are put only once the answer is dropped or undone.
+    pub(crate) unsafe fn map(mut self, device: Device) -> Result<Mappings, Reason> {
+        let mut all: Option<Several<Mapping>> = None;
+        for part in self.0.iter_mut() {
+            // SAFETY: By this function's contract.
+            let mapping = unsafe { part.map(device) }?;
+            match &mut all {
+                None => all = Some(Several::one(mapping)),
+                Some(all) => {
+                    all.make_room().map_err(|_| Reason::NoMemory)?;
+                    all.push(mapping).map_err(|_| Reason::NoMemory)?;
+                    shim::cond_resched();
+                }
+            }
+        }
+        all.map(Mappings::new).ok_or(Reason::DmaMapping)
+    }
 }
 
 /// The runs of `piece`, which is the next one.
@@ -94,30 +172,4 @@ fn runs_of(piece: &Piece, cursor: &mut Cursor<'_>) -> Result<Runs, Reason> {
         left = left.saturating_sub(run.len);
     }
     Ok(runs)
-}
-
-/// Maps `runs` of `piece`, which lie in `bar`, or in none or in coherent memory.
-///
-/// We map memory in a BAR. The provider maps coherent memory, and for persistent pins only (rule
-/// 5). In a virtual machine that is in a BAR, too, and is RAM all the same: where the table says
-/// what it is, that counts, and otherwise memory in no BAR is coherent.
-fn map_piece(
-    device: Device,
-    runs: Runs,
-    piece: &Piece,
-    bar: Option<Bar>,
-    try_map: impl Fn(Span, NonNull<raw::nvidia_p2p_page_table>) -> Result,
-) -> Result<Mapping, Reason> {
-    let pages = piece.pages();
-    match (bar, piece.table) {
-        (Some(bar), table) => {
-            match table.filter(|_| pages.mappable()) {
-                Some(table) => topology::ask(bar.gpu(), device, || try_map(piece.span, table))?,
-                None => topology::note_unasked(bar.gpu(), device),
-            }
-            Mapping::of_bar(device, runs, bar.extent(), bar.gpu(), bar.bus_offset())
-        }
-        (None, Some(table)) if piece.layout.coherent != Some(false) => Mapping::by_provider(device, runs, pages, table),
-        (None, _) => Err(Reason::OutsideBar),
-    }
 }

@@ -3,7 +3,7 @@
 //! A pin of GPU pages: the provider's get and put.
 
 use crate::ffi::raw;
-use crate::ffi::shim::{self, Kind, PutGateShared};
+use crate::ffi::shim::{self, Kind, OwnProcess, PutGateExclusive, PutGateShared};
 use crate::num;
 use crate::observe::stats::{self, Call};
 use crate::range::Span;
@@ -54,6 +54,15 @@ pub(crate) type Pins = Several<PagePin>;
 // may put it.
 unsafe impl Send for PagePin {}
 
+/// What allows a put.
+pub(crate) enum Permit<'a> {
+    /// A persistent pin needs nothing.
+    Persistent,
+    /// A revocable one needs the put gate, held exclusively until the put has returned, and the caller
+    /// runs for the process that got it (rules 7 and 8).
+    Revocable { _gate: &'a PutGateExclusive, _process: &'a OwnProcess },
+}
+
 /// What became of pins that the provider was asked to take back.
 #[must_use]
 pub(crate) enum Put {
@@ -99,13 +108,13 @@ impl Put {
 
 impl Pins {
     /// Gives all of them back, each once. See [`PagePin::put`].
-    pub(crate) fn put(mut self) -> Put {
+    pub(crate) fn put(mut self, permit: &Permit<'_>) -> Put {
         let mut put = Put::Done;
         while let Some(pin) = self.pop() {
-            put = put.and(pin.put());
+            put = put.and(pin.put(permit));
             shim::cond_resched();
         }
-        put.and(self.into_first().put())
+        put.and(self.into_first().put(permit))
     }
 }
 
@@ -139,19 +148,21 @@ impl PagePin {
         Ok(Self { table: NonNull::new(table).ok_or(EIO)?, kind, span, since_ns })
     }
 
-    /// Gives the pin back. A revocable pin needs the put gate, exclusive, and its own process as
-    /// the caller.
+    /// Gives the pin back. A revocable one needs a permit for that: it stays as it was without.
     ///
     /// Takes the RM API lock in the provider: never under the RM API lock, a state lock or the
     /// registry lock; under a umem mapping lock for a persistent pin only. Sleeps.
-    pub(crate) fn put(self) -> Put {
+    pub(crate) fn put(self, permit: &Permit<'_>) -> Put {
+        if self.kind == Kind::Revocable && matches!(permit, Permit::Persistent) {
+            return Put::Kept(Pins::one(self), EPERM);
+        }
         let (ret, _) = stats::timed(self.kind, Call::Put, || match self.kind {
             // SAFETY: By the invariant the table is a persistent pin's, and `self` is consumed: it
             // was not put yet.
             Kind::Persistent => unsafe { raw::nvpm_p2p_put_persistent(self.span.start(), self.table.as_ptr()) },
             // SAFETY: By the invariant the table is a revocable pin's. The provider takes it as a
-            // key only. A callback that is faster makes the key unknown, and the put gate keeps it
-            // from being reused by us.
+            // key only. A callback that is faster makes the key unknown, and the put gate, which the
+            // permit has, keeps it from being reused by us.
             Kind::Revocable => unsafe { raw::nvpm_p2p_put(self.span.start(), self.table.as_ptr()) },
         });
         match to_result(ret) {

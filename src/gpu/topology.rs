@@ -143,13 +143,17 @@ pub(crate) unsafe fn init() {
 /// # Errors
 ///
 /// `ENODEV` for a device that is not PCI, and the provider's.
-pub(crate) fn try_map(device: Device, table: NonNull<raw::nvidia_p2p_page_table>) -> Result {
+///
+/// # Safety
+///
+/// `table` is that of a persistent pin, which is not put meanwhile.
+pub(crate) unsafe fn try_map(device: Device, table: NonNull<raw::nvidia_p2p_page_table>) -> Result {
     if !device.is_pci() {
         return Err(ENODEV);
     }
     let mut mapping = core::ptr::null_mut();
-    // SAFETY: A PCI device, as just tested. The persistent table is valid until its put, which
-    // comes after every unmapping. `mapping` is a local.
+    // SAFETY: A PCI device, as just tested. The table is valid by this function's contract. `mapping`
+    // is a local.
     let map = || unsafe { raw::nvpm_p2p_dma_map(device.as_ptr(), table.as_ptr(), &mut mapping) };
     to_result(stats::timed(Kind::Persistent, Call::Map, map).0)?;
     if !mapping.is_null() {
@@ -161,7 +165,7 @@ pub(crate) fn try_map(device: Device, table: NonNull<raw::nvidia_p2p_page_table>
 
 /// Drivers from 580 on know pairs of GPU and NIC whose peer-to-peer traffic does not work, and say
 /// so when they map. We map BARs ourselves, so we ask them: once per pair, with a persistent pin (a
-/// revocable pin could be freed meanwhile). `try_map` is [`try_map()`] for memory of this GPU.
+/// revocable pin could be freed meanwhile). `try_map` asks, by [`try_map()`] for memory of this GPU.
 ///
 /// Called under a umem mapping lock, as the core names the device in `dma_map` only. `try_map`
 /// takes the RM API lock. That is legal for persistent pins: no callback waits for their mapping

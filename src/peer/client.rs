@@ -6,6 +6,7 @@
 use crate::ffi::raw;
 use crate::ffi::shim::{Kind, EOPNOTSUPP};
 use crate::peer::parameters;
+use crate::pin::{Otherwise, Owner};
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -31,10 +32,8 @@ pub(crate) fn find_core() -> Result {
 
 /// One of the clients that pin.
 pub(crate) struct Client {
-    /// The name under which the core knows it.
-    pub(crate) name: &'static str,
-    /// How it pins.
-    pub(crate) kind: Kind,
+    /// What the pin layer knows of it. The core knows it by the same name.
+    pub(crate) owner: Owner,
     /// Its place in the order in which the core asks.
     pub(crate) place: Place,
 }
@@ -63,7 +62,7 @@ struct Mode {
 
 static PERSISTENT: Mode = Mode {
     name: "persistent",
-    first: Client { name: "nv_mem", kind: Kind::Persistent, place: Place::Only },
+    first: Client::new("nv_mem", Kind::Persistent, Place::Only, Otherwise::RevocableIfAsked),
     second: None,
     refusing: None,
 };
@@ -71,16 +70,16 @@ static PERSISTENT: Mode = Mode {
 /// The core does not ask the second client for umems that cannot be invalidated.
 static PERSISTENT_WITH_FALLBACK: Mode = Mode {
     name: "fallback",
-    first: Client { name: "nv_mem", kind: Kind::Persistent, place: Place::First },
-    second: Some(Client { name: "nv_mem_rv", kind: Kind::Revocable, place: Place::Second }),
+    first: Client::new("nv_mem", Kind::Persistent, Place::First, Otherwise::Revocable),
+    second: Some(Client::new("nv_mem_rv", Kind::Revocable, Place::Second, Otherwise::Nobody)),
     refusing: Some("nv_mem_nc"),
 };
 
 /// The second client serves the umems for which the core does not ask the first one.
 static LEGACY: Mode = Mode {
     name: "legacy",
-    first: Client { name: "nv_mem", kind: Kind::Revocable, place: Place::First },
-    second: Some(Client { name: "nv_mem_nc", kind: Kind::Persistent, place: Place::Second }),
+    first: Client::new("nv_mem", Kind::Revocable, Place::First, Otherwise::Nobody),
+    second: Some(Client::new("nv_mem_nc", Kind::Persistent, Place::Second, Otherwise::Nobody)),
     refusing: None,
 };
 
@@ -114,6 +113,14 @@ pub(crate) fn version() -> &'static str {
 }
 
 impl Client {
+    const fn new(name: &'static str, kind: Kind, place: Place, otherwise: Otherwise) -> Self {
+        let stop = match place {
+            Place::Only | Place::First => invalidate::<false>,
+            Place::Second => invalidate::<true>,
+        };
+        Self { owner: Owner { name, kind, otherwise, stop }, place }
+    }
+
     /// The client that is asked first.
     pub(crate) fn first() -> &'static Self {
         &mode().first
@@ -123,28 +130,25 @@ impl Client {
     pub(crate) fn second() -> Option<&'static Self> {
         mode().second.as_ref()
     }
+}
 
-    /// Whether another client pins revocably what this one cannot pin.
-    pub(crate) fn has_fallback(&self) -> bool {
-        self.place == Place::First && Self::second().is_some_and(|second| second.kind == Kind::Revocable)
-    }
-
-    /// Calls the core's invalidate hook, and waits until that fenced the NIC. The RM API lock is
-    /// held by the caller; the core takes a umem mapping lock.
-    ///
-    /// The handle is valid: the caller has a registration, which holds a module reference, and
-    /// unloading alone unregisters. A ticket that the core does not know any more is no error.
-    pub(crate) fn invalidate(&self, core_ticket: u64) {
-        let slot = Slot::at(self.place);
-        // SAFETY: There is a registration, so `READY` was seen: nobody writes the slot any more. The
-        // task that saw it entered the registration under the registry lock, under which this one
-        // found it: what that one saw, this one sees.
-        let (hook, handle) = unsafe { (*slot.invalidate.get(), *slot.handle.get()) };
-        if let Some(hook) = hook {
-            // SAFETY: The core gave hook and handle together, and the handle is still registered.
-            // The answer is always 0.
-            unsafe { hook(handle, core_ticket) };
-        }
+/// Calls the core's invalidate hook for the second client (`SECOND`) or the first, and waits until that
+/// fenced the NIC. The RM API lock is held by the caller; the core takes a umem mapping lock. A ticket
+/// that the core does not know any more is no error.
+///
+/// # Safety
+///
+/// There is a registration of that client. It holds a module reference, and unloading alone unregisters.
+unsafe fn invalidate<const SECOND: bool>(core_ticket: u64) {
+    let slot = if SECOND { &SECOND_SLOT } else { &FIRST_SLOT };
+    // SAFETY: There is a registration, so `READY` was seen: nobody writes the slot any more. The
+    // task that saw it entered the registration under the registry lock, under which this one
+    // found it: what that one saw, this one sees.
+    let (hook, handle) = unsafe { (*slot.invalidate.get(), *slot.handle.get()) };
+    if let Some(hook) = hook {
+        // SAFETY: The core gave hook and handle together, and the handle is still registered.
+        // The answer is always 0.
+        unsafe { hook(handle, core_ticket) };
     }
 }
 
@@ -185,13 +189,6 @@ impl Slot {
             object: UnsafeCell::new(MaybeUninit::zeroed()),
             invalidate: UnsafeCell::new(None),
             handle: UnsafeCell::new(core::ptr::null_mut()),
-        }
-    }
-
-    fn at(place: Place) -> &'static Self {
-        match place {
-            Place::Only | Place::First => &FIRST_SLOT,
-            Place::Second => &SECOND_SLOT,
         }
     }
 }
@@ -269,9 +266,9 @@ impl Clients {
     pub(crate) fn register(callbacks: [raw::peer_memory_client; 3]) -> Result<Self> {
         let [first, second, refusing] = callbacks;
         let mode = mode();
-        let first = Registered::new(&FIRST_SLOT, mode.first.name, mode.first.kind, first)?;
+        let first = Registered::new(&FIRST_SLOT, mode.first.owner.name, mode.first.owner.kind, first)?;
         let second = match &mode.second {
-            Some(client) => Some(Registered::new(&SECOND_SLOT, client.name, client.kind, second)?),
+            Some(client) => Some(Registered::new(&SECOND_SLOT, client.owner.name, client.owner.kind, second)?),
             None => None,
         };
         let refusing = match mode.refusing {
@@ -283,8 +280,8 @@ impl Clients {
             pr_info!(
                 "{} client {} ({}) registered\n",
                 if are_plain() { "plain" } else { "extended" },
-                client.name,
-                client.kind.text()
+                client.owner.name,
+                client.owner.kind.text()
             );
         }
         Ok(Self { _refusing: refusing, _second: second, _first: first })

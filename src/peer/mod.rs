@@ -6,3 +6,4 @@
 pub(crate) mod client;
 pub(crate) mod parameters;
 mod snapshot;
+pub(crate) mod walk;

@@ -10,7 +10,7 @@ use crate::invalidate;
 use crate::observe::proc::{self, Module, Pair, Seq, Snapshot};
 use crate::observe::refusals;
 use crate::peer::client::{self, Client};
-use crate::pin::registration::{self, Registration};
+use crate::pin::registration::Registration;
 use crate::pin::registry;
 use crate::pin::state::Phase;
 use kernel::prelude::*;
@@ -21,7 +21,7 @@ fn module() -> Module<impl Iterator<Item = Pair>> {
         version: client::version(),
         mode: client::mode_name(),
         core_client: if client::are_plain() { "plain" } else { "extended" },
-        clients: [Some(Client::first()), Client::second()].map(|client| client.map(registration::asked)),
+        clients: [Some(Client::first()), Client::second()].map(|client| client.map(|client| client.owner.asked())),
         refusing: client::refusing_name(),
         callbacks_in_flight: invalidate::running(),
         oldest_callback_ms: invalidate::oldest_ns().map_or(0, proc::age_ms),

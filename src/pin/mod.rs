@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! One registration of pinned GPU memory: how it is pinned, mapped and put, and what is kept of it.
+//!
+//! This folder knows nothing of ib_core. What it needs of the driver above it is an [`Owner`].
 
 pub(crate) mod orphan;
 mod pieces;
@@ -9,3 +11,48 @@ pub(crate) mod registration;
 pub(crate) mod registry;
 pub(crate) mod state;
 mod steps;
+mod tables;
+pub(crate) mod verdict;
+
+use crate::ffi::shim::Kind;
+use crate::observe::refusals::Asked;
+
+/// The one that pins, as this layer knows it. A driver has one for each way of pinning, which lives as
+/// long as the module.
+///
+/// It is plain data, because every step of a registration looks at `kind`: a trait object would ask for
+/// it by a call, and a generic registration could not lie in one registry with others.
+pub(crate) struct Owner {
+    /// Its name in refusals and in `/proc`.
+    pub(crate) name: &'static str,
+    /// How it pins.
+    pub(crate) kind: Kind,
+    /// Who pins what this one cannot.
+    pub(crate) otherwise: Otherwise,
+    /// Has the device stop using a registration, by the ticket that the driver gave for it, and returns
+    /// once it has. The free callback calls this with the RM API lock and every GPU lock held, while
+    /// the registration is mapped. It must wait for nothing but the device.
+    ///
+    /// # Safety
+    ///
+    /// There is a registration of this owner.
+    pub(crate) stop: unsafe fn(ticket: u64),
+}
+
+/// Who pins memory that an owner cannot pin in its way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Otherwise {
+    /// Another owner, revocably.
+    Revocable,
+    /// Nobody, but another one would, revocably, if the admin had asked for that.
+    RevocableIfAsked,
+    /// Nobody.
+    Nobody,
+}
+
+impl Owner {
+    /// As refusals and `/proc` name it.
+    pub(crate) fn asked(&self) -> Asked {
+        Asked { name: self.name, kind: self.kind }
+    }
+}

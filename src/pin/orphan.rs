@@ -4,7 +4,7 @@
 //! an orphan: it waits for the free callback or for its owner's next call (rule 8).
 
 use crate::ffi::shim::{Process, PutGateExclusive};
-use crate::gpu::pin::{Pins, Put};
+use crate::gpu::pin::{Permit, Pins, Put};
 use crate::observe::refusals;
 use crate::observe::trace::{self, Event, Timer};
 use crate::pin::registration::Registration;
@@ -31,33 +31,32 @@ pub(crate) fn end(registration: &Registration) -> Ended {
     if !registration.is_revocable() {
         let pins = inner.state.take_for_put();
         drop(inner);
-        return put(registration, pins);
+        return put(registration, pins, &Permit::Persistent);
     }
-    let mut gone = inner.state.ending() == Ending::Done;
-    if !gone && *registration.owner() != Process::current() {
-        if inner.state.orphan() == Winner::Caller {
+    let gone = inner.state.ending() == Ending::Done;
+    let process = if gone { None } else { registration.process().is_current() };
+    let Some(process) = process else {
+        if !gone && inner.state.orphan() == Winner::Caller {
             enlist(registration);
             return Ended::Settled;
         }
-        gone = true;
-    }
+        drop(inner);
+        return gone_already(registration);
+    };
     drop(inner);
-    if gone {
-        return put(registration, None);
-    }
-    let _gate = PutGateExclusive::lock();
+    let gate = PutGateExclusive::lock();
     let pins = registration.inner().lock().state.take_for_put();
-    put(registration, pins)
+    put(registration, pins, &Permit::Revocable { _gate: &gate, _process: &process })
 }
 
 /// Puts the pins of `registration`, which were taken out of its state for that: `None` if they are
-/// gone. For revocable ones the put gate is held exclusively.
+/// gone.
 ///
 /// Takes the RM API lock, the state lock and the registry lock, one after the other.
-pub(crate) fn put(registration: &Registration, pins: Option<Pins>) -> Ended {
+pub(crate) fn put(registration: &Registration, pins: Option<Pins>, permit: &Permit<'_>) -> Ended {
     if let Some(pins) = pins {
         let timer = Timer::start(Event::Put);
-        let put = pins.put();
+        let put = pins.put(permit);
         timer.end(|| registration.traced(), put.answer());
         let mut failed = None;
         let mut inner = registration.inner().lock();
@@ -88,12 +87,17 @@ pub(crate) fn put(registration: &Registration, pins: Option<Pins>) -> Ended {
         }
         drop(inner);
         if let Some((error, puts)) = failed {
-            refusals::not_taken_back(error, puts, registration.client().kind, registration.range().user());
+            refusals::not_taken_back(error, puts, registration.owner().kind, registration.range().user());
         }
         if ended == Ended::Kept {
             return ended;
         }
     }
+    gone_already(registration)
+}
+
+/// Ends a registration whose pin is gone.
+fn gone_already(registration: &Registration) -> Ended {
     registry::remove(registration.ticket());
     Ended::Settled
 }

@@ -1,239 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The core's question "is this yours?": pins once, and judges what the provider's errors mean
-//! (rule 3).
+//! Pins memory, once, or finds out that it is not ours (rule 3).
 
 use crate::ffi::raw;
-use crate::ffi::shim::{self, Kind, ModuleRef, Process};
+use crate::ffi::shim::{self, Kind, ModuleRef};
 use crate::gpu::bar::Bar;
-use crate::gpu::page_table::Reader;
-use crate::gpu::pin::{PagePin, Pins, Put};
-use crate::gpu::{Piece, Pinned};
-use crate::observe::proc::Tables;
+use crate::gpu::pin::{PagePin, Permit, Pins, Put};
 use crate::observe::reason::Reason;
 use crate::observe::refusals;
 use crate::observe::trace::{Event, Timer};
-use crate::peer::client::{Client, Place};
-use crate::pin::orphan;
 use crate::pin::pieces::{self, Finder, Step};
-use crate::pin::registration::{self, Found, Inner, Registration, Rest};
-use crate::pin::registry;
+use crate::pin::registration::{Found, Inner, Registration, Rest};
 use crate::pin::state::Winner;
+use crate::pin::tables::copy_runs;
+use crate::pin::verdict::{asks_fallback, judge, judge_piece, proven, Start, Unclaimed, Verdict};
+use crate::pin::{orphan, registry, Owner};
 use crate::range::{GpuRange, Span, PIN_GRANULE};
 use crate::several::Several;
-use crate::sg::Runs;
 use core::ptr::NonNull;
 use kernel::prelude::*;
-use kernel::sync::{global_lock, Arc, MutexGuard};
-
-/// What the core asks every client of one walk.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Question {
-    process: Process,
-    addr: u64,
-    size: u64,
-}
-
-impl Question {
-    fn new(addr: u64, size: u64) -> Self {
-        Self { process: Process::current(), addr, size }
-    }
-}
-
-/// What the first client found out, for those that are asked after it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum FirstAnswer {
-    /// The memory is not ours.
-    NotMine,
-    /// It is ours, and the provider refuses to pin it persistently.
-    SteppedAside,
-    /// The provider failed to pin it persistently. Nobody knows whose it is.
-    Failed,
-}
-
-global_lock! {
-    // The core holds the peer mutex over its walk, so nobody else asks between our clients.
-    // SAFETY: Initialised in `init()`, before any client is registered.
-    unsafe(uninit) static WALK: Mutex<Option<(Question, FirstAnswer)>> = None;
-}
-
-/// What the first client answered to this question. The asker takes it: it is for one walk only,
-/// and the core may have skipped a client.
-fn first_answer(question: &Question) -> Option<FirstAnswer> {
-    WALK.lock().take().filter(|(asked, _)| asked == question).map(|(_, answer)| answer)
-}
-
-/// Initialises what this file keeps for the whole module.
-///
-/// # Safety
-///
-/// To be called once, before anything else of this file.
-pub(crate) unsafe fn init() {
-    // SAFETY: By this function's contract.
-    unsafe { WALK.init() };
-}
-
-/// Why this client does not claim the memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Unclaimed {
-    /// Another client may know it.
-    NotMine,
-    /// Ours, but only the other client's way of pinning can work.
-    StepAside,
-    /// Nobody knows yet whose it is: the other client's way of pinning tells.
-    AskFallback,
-    /// Nobody could find out whose memory it is.
-    Unproven(Reason),
-}
-
-/// What an error of the provider says about the memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Verdict {
-    /// Ours, and impossible.
-    Refused(Reason),
-    /// Not for this client.
-    Unclaimed(Unclaimed),
-}
-
-/// What a pin of one granule at the start of the range answers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Start {
-    /// It works, in a BAR of so many bytes.
-    InBar(u64),
-    /// It works, in no BAR.
-    OutsideBar,
-    /// It works, and the provider's table is of no use.
-    Unusable(Reason),
-    /// It fails.
-    Failed(Error),
-    /// It was not tried, beside the pin that failed.
-    Unknown,
-}
-
-/// The errors that the provider returns only once it has found whose memory it is.
-fn proven(error: Error, client: &'static Client) -> Option<Verdict> {
-    if error == ENOTSUPP {
-        Some(if client.has_fallback() {
-            Verdict::Unclaimed(Unclaimed::StepAside)
-        } else if client.kind == Kind::Persistent && client.place == Place::Only {
-            Verdict::Refused(Reason::NotPersistent)
-        } else {
-            Verdict::Refused(Reason::NotSupported)
-        })
-    } else if error == EBUSY {
-        Some(Verdict::Refused(Reason::Busy))
-    } else if error == ENODEV {
-        Some(Verdict::Refused(Reason::NoGpu))
-    } else {
-        None
-    }
-}
-
-/// Whether a revocable pin tells what this `error` of a persistent one means. The provider answers
-/// EIO also where it cannot duplicate an object that it knows, whatever part of it is asked for.
-fn asks_fallback(error: Error, client: &'static Client) -> bool {
-    error == EIO && client.has_fallback()
-}
-
-/// Rule 3: what the provider's `error` means for `client`.
-fn judge(error: Error, client: &'static Client, start: Start) -> Verdict {
-    if let Some(verdict) = proven(error, client) {
-        return verdict;
-    }
-    if let Start::Failed(other) = start {
-        if let Some(verdict) = proven(other, client) {
-            return verdict;
-        }
-    }
-    if asks_fallback(error, client) {
-        return Verdict::Unclaimed(Unclaimed::AskFallback);
-    }
-    if error == ENOMEM || error == EIO {
-        let reason = if error == ENOMEM { Reason::OutOfBar } else { Reason::ProviderFault };
-        let unproven = match client {
-            Client { kind: Kind::Persistent, place: Place::Only, .. } if error == EIO => Reason::PersistentFault,
-            _ => Reason::Unproven,
-        };
-        return match start {
-            Start::Failed(other) if other == EINVAL => Verdict::Unclaimed(Unclaimed::NotMine),
-            Start::Failed(other) if other == ENOMEM || other == EIO => {
-                Verdict::Unclaimed(Unclaimed::Unproven(unproven))
-            }
-            Start::Unknown => Verdict::Unclaimed(Unclaimed::Unproven(unproven)),
-            Start::Failed(_) | Start::InBar(_) | Start::OutsideBar | Start::Unusable(_) => Verdict::Refused(reason),
-        };
-    }
-    match start {
-        // Of memory of several allocations where BAR1 is full, this is all that is known.
-        Start::Failed(other) if other != EINVAL => judge(other, client, Start::Unknown),
-        Start::Failed(_) | Start::Unknown => Verdict::Unclaimed(Unclaimed::NotMine),
-        Start::InBar(_) | Start::OutsideBar | Start::Unusable(_) => Verdict::Refused(Reason::LeavesAllocation),
-    }
-}
-
-/// The core's `acquire`: pins `size` bytes at `addr`, once and for good. `None`: not ours.
-///
-/// The peer mutex is held, for every registration of the machine that get_user_pages() refused:
-/// this is silent and cheap for memory that is not ours. Takes the put gate, the RM API lock, state
-/// locks and the registry lock, one after the other. Sleeps.
-pub(crate) fn acquire(client: &'static Client, addr: u64, size: u64) -> Option<Arc<Registration>> {
-    let timer = Timer::start(Event::Acquire);
-    let first = match client.place {
-        Place::Only => None,
-        Place::First => {
-            // It begins a walk, and ignores older answers.
-            *WALK.lock() = None;
-            None
-        }
-        Place::Second => first_answer(&Question::new(addr, size)),
-    };
-    // The persistent client answers even where the first one did not: then the walk began before the
-    // module was ready.
-    let unasked = client.kind == Kind::Revocable && first.is_none();
-    if client.place == Place::Second && (first == Some(FirstAnswer::NotMine) || unasked) {
-        return None;
-    }
-    // Orphans of this process end here, once in a walk.
-    if first.is_none() {
-        orphan::reap(orphan::REAPED_BY_ACQUIRE);
-    }
-    let range = GpuRange::new(addr, size, shim::page_size())?;
-    let answer = match pin(client, range) {
-        Ok(registration) => {
-            timer.end(|| registration.traced(), Ok(()));
-            return Some(registration);
-        }
-        Err(Unclaimed::StepAside) => FirstAnswer::SteppedAside,
-        Err(Unclaimed::AskFallback) => FirstAnswer::Failed,
-        Err(Unclaimed::Unproven(reason)) => {
-            refusals::refused(reason, registration::asked(client), range.user());
-            FirstAnswer::NotMine
-        }
-        Err(Unclaimed::NotMine) => FirstAnswer::NotMine,
-    };
-    if client.place == Place::First {
-        *WALK.lock() = Some((Question::new(addr, size), answer));
-    }
-    None
-}
-
-/// The same question to the client that only refuses, which is asked last.
-///
-/// It claims the memory of a umem that cannot be invalidated (a queue, DevX) after the persistent
-/// client refused it, only to report the reason in `get_pages`: the application would hear "bad
-/// address" otherwise. The peer mutex is held. Takes the registry lock.
-pub(crate) fn acquire_to_refuse(addr: u64, size: u64) -> Option<Arc<Registration>> {
-    let answer = first_answer(&Question::new(addr, size))?;
-    let range = GpuRange::new(addr, size, shim::page_size())?;
-    match answer {
-        FirstAnswer::NotMine => None,
-        FirstAnswer::SteppedAside => refuse(Client::first(), range, Verdict::Refused(Reason::NotSupported)).ok(),
-        FirstAnswer::Failed => {
-            refusals::refused(Reason::Unproven, registration::asked(Client::first()), range.user());
-            None
-        }
-    }
-}
+use kernel::sync::{Arc, MutexGuard};
 
 /// Longer ranges begin with a pin of one granule.
 const PROBE_FIRST: u64 = 1 << 30;
@@ -248,27 +34,27 @@ const PROBE_FIRST: u64 = 1 << 30;
 ///
 /// The provider allocates in proportion to the length before it looks whose memory it is. So the
 /// start of a long range is pinned first, and the rest is asked for if the BAR can hold it.
-fn pin(client: &'static Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
+pub(crate) fn pin(owner: &'static Owner, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
     let length = range.pinned().len();
     let mut start = Start::Unknown;
     if length > PROBE_FIRST {
-        start = probe(client, &range)?;
+        start = probe(owner, &range)?;
         match start {
-            Start::Failed(error) => return refuse(client, range, judge(error, client, Start::Unknown)),
-            Start::Unusable(reason) => return refuse(client, range, Verdict::Refused(reason)),
+            Start::Failed(error) => return settle(owner, range, judge(error, owner, Start::Unknown)),
+            Start::Unusable(reason) => return refuse(owner, range, reason),
             Start::InBar(bar) if length > bar => {
-                return refuse(client, range, Verdict::Refused(Reason::LongerThanBar(bar)));
+                return refuse(owner, range, Reason::LongerThanBar(bar));
             }
             Start::InBar(_) | Start::OutsideBar | Start::Unknown => {}
         }
-        if client.kind == Kind::Persistent {
-            return claim(client, range, Found::Start(Rest::Whole));
+        if owner.kind == Kind::Persistent {
+            return claim(owner, range, Found::Start(Rest::Whole));
         }
         if length > pieces::MOST_ASKED {
-            return refuse(client, range, Verdict::Refused(Reason::TooManyEntries));
+            return refuse(owner, range, Reason::TooManyEntries);
         }
     }
-    let registration = enter(client, range)?;
+    let registration = enter(owner, range)?;
     let error = match get(&registration).map(|inner| copy_runs(&registration, inner)) {
         Ok(copied) => {
             if let Err(reason) = copied {
@@ -280,16 +66,16 @@ fn pin(client: &'static Client, range: GpuRange) -> Result<Arc<Registration>, Un
     };
     give_up(&registration);
     // An error that proves whose memory it is needs no second question.
-    let asks = proven(error, client).is_none() && !asks_fallback(error, client);
+    let asks = proven(error, owner).is_none() && !asks_fallback(error, owner);
     if start == Start::Unknown && length > PIN_GRANULE && asks {
-        start = probe(client, &range)?;
+        start = probe(owner, &range)?;
     }
-    match judge(error, client, start) {
+    match judge(error, owner, start) {
         // A revocable pin would be one of several that are taken back one by one.
-        Verdict::Refused(Reason::LeavesAllocation) if client.kind == Kind::Persistent => {
-            claim(client, range, Found::Start(Rest::Pieces))
+        Verdict::Refused(Reason::LeavesAllocation) if owner.kind == Kind::Persistent => {
+            claim(owner, range, Found::Start(Rest::Pieces))
         }
-        verdict => refuse(client, range, verdict),
+        verdict => settle(owner, range, verdict),
     }
 }
 
@@ -353,7 +139,7 @@ fn find_pieces(registration: &Registration, rest: Rest, pins: &mut Option<Pins>)
                 finder.failed(asked);
                 continue;
             }
-            Err(error) => return refused(judge_piece(error, registration.client(), asked == range)),
+            Err(error) => return refused(judge_piece(error, registration.owner(), asked == range)),
         };
         let longer = finder.worked(asked);
         match pins {
@@ -367,22 +153,10 @@ fn find_pieces(registration: &Registration, rest: Rest, pins: &mut Option<Pins>)
     }
 }
 
-/// What the provider's `error` means for a piece of a range that begins in memory of ours. `alone`: the
-/// piece is the whole range.
-fn judge_piece(error: Error, client: &'static Client, alone: bool) -> Reason {
-    match judge(error, client, Start::OutsideBar) {
-        Verdict::Refused(reason) => reason,
-        // A revocable pin might do, but it is too late for one, and it would be one of several.
-        Verdict::Unclaimed(_) if !alone => Reason::LeavesAllocation,
-        Verdict::Unclaimed(_) if error == ENOTSUPP => Reason::NotSupported,
-        Verdict::Unclaimed(_) => Reason::ProviderFault,
-    }
-}
-
 /// A registration of memory of ours that has no pin yet. `found` says what becomes of it in
 /// `get_pages`.
-fn claim(client: &'static Client, range: GpuRange, found: Found) -> Result<Arc<Registration>, Unclaimed> {
-    let registration = enter(client, range)?;
+fn claim(owner: &'static Owner, range: GpuRange, found: Found) -> Result<Arc<Registration>, Unclaimed> {
+    let registration = enter(owner, range)?;
     let mut inner = registration.inner().lock();
     if matches!(found, Found::Refused(_)) {
         inner.state.no_pin();
@@ -392,26 +166,31 @@ fn claim(client: &'static Client, range: GpuRange, found: Found) -> Result<Arc<R
     Ok(registration)
 }
 
-/// A registration without a pin, whose `get_pages` tells the reason, if the memory is ours.
-fn refuse(client: &'static Client, range: GpuRange, verdict: Verdict) -> Result<Arc<Registration>, Unclaimed> {
+/// A registration without a pin, whose `get_pages` tells the `reason`.
+pub(crate) fn refuse(owner: &'static Owner, range: GpuRange, reason: Reason) -> Result<Arc<Registration>, Unclaimed> {
+    claim(owner, range, Found::Refused(reason))
+}
+
+/// The same, if the memory is ours.
+fn settle(owner: &'static Owner, range: GpuRange, verdict: Verdict) -> Result<Arc<Registration>, Unclaimed> {
     match verdict {
-        Verdict::Refused(reason) => claim(client, range, Found::Refused(reason)),
+        Verdict::Refused(reason) => refuse(owner, range, reason),
         Verdict::Unclaimed(unclaimed) => Err(unclaimed),
     }
 }
 
 /// Enters a registration. While rmmod is under way nothing is claimed.
-fn enter(client: &'static Client, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
+fn enter(owner: &'static Owner, range: GpuRange) -> Result<Arc<Registration>, Unclaimed> {
     let module = ModuleRef::get().ok_or(Unclaimed::NotMine)?;
-    registry::insert(move |ticket| Registration::new(client, range, module, ticket)).map_err(|error| match error {
+    registry::insert(move |ticket| Registration::new(owner, range, module, ticket)).map_err(|error| match error {
         error if error == ENOMEM => Unclaimed::Unproven(Reason::Unproven),
         _ => Unclaimed::NotMine,
     })
 }
 
 /// Pins the first granule of `range`, looks where it lies, and puts it back.
-fn probe(client: &'static Client, range: &GpuRange) -> Result<Start, Unclaimed> {
-    let registration = enter(client, GpuRange::granule_of(range.pinned()))?;
+fn probe(owner: &'static Owner, range: &GpuRange) -> Result<Start, Unclaimed> {
+    let registration = enter(owner, GpuRange::granule_of(range.pinned()))?;
     let start = match get(&registration) {
         Ok(inner) => match copy_runs(&registration, inner) {
             Ok(()) => bar_around(&registration),
@@ -447,7 +226,7 @@ pub(crate) fn with_first_granule<T>(
     if piece.len() <= PIN_GRANULE {
         return Some(ask(whole));
     }
-    let granule = enter(registration.client(), GpuRange::granule_of(piece)).ok()?;
+    let granule = enter(registration.owner(), GpuRange::granule_of(piece)).ok()?;
     let table = match get(&granule) {
         Ok(inner) => inner.state.held().and_then(|pins| pins.first().persistent_table()),
         Err(_) => None,
@@ -503,79 +282,11 @@ fn get_piece(registration: &Registration, asked: Span) -> Result<PagePin> {
 fn put_shorter(registration: &Registration, pin: PagePin) {
     let span = pin.span();
     let timer = Timer::start(Event::Put);
-    let put = pin.put();
+    let put = pin.put(&Permit::Persistent);
     timer.end(|| registration.traced_piece(span), put.answer());
     if let Put::Lost(lost) = put {
         registration.count_lost(&lost);
         refusals::not_taken_back(lost.error, lost.pins, Kind::Persistent, span);
     }
     registration.count_replaced(&mut registration.inner().lock(), span.len());
-}
-
-/// Copies what is needed of the provider's tables, which are never looked at again (rule 4). Gives
-/// `inner`, the state lock, up in between, and takes it again.
-fn copy_runs<'a>(registration: &'a Registration, mut inner: MutexGuard<'a, Inner>) -> Result<(), Reason> {
-    let count = inner.state.held().map_or(0, Several::len);
-    let piece = read_head(registration, &mut inner, 0)?;
-    let mut reader = Reader::new(piece.layout, Runs::None);
-    inner = read_pages(registration, inner, 0, &mut reader)?;
-    let mut pieces = Several::one(piece);
-    let runs = match reader.alone() {
-        // Nothing is allocated for memory in one piece.
-        Some(run) if count == 1 => Runs::One(run),
-        _ => {
-            drop(inner);
-            let mut runs = reader.finish()?;
-            for index in 1..count {
-                pieces.make_room().map_err(|_| Reason::NoMemory)?;
-                runs.make_room().map_err(|_| Reason::NoMemory)?;
-                let mut inner = registration.inner().lock();
-                let piece = read_head(registration, &mut inner, index)?;
-                let mut reader = Reader::new(piece.layout, runs);
-                drop(read_pages(registration, inner, index, &mut reader)?);
-                pieces.push(piece).map_err(|_| Reason::NoMemory)?;
-                runs = reader.finish()?;
-                shim::cond_resched();
-            }
-            let runs = runs.without_slack().map_err(|_| Reason::NoMemory)?;
-            inner = registration.inner().lock();
-            runs
-        }
-    };
-    inner.state.keep_read(Pinned { runs, pieces });
-    Ok(())
-}
-
-/// Has `reader` read all pages of the provider's table of the pin at `index`. Gives `inner`, the
-/// state lock, up now and then; the answer holds it.
-fn read_pages<'a>(
-    registration: &'a Registration,
-    mut inner: MutexGuard<'a, Inner>,
-    index: usize,
-    reader: &mut Reader,
-) -> Result<MutexGuard<'a, Inner>, Reason> {
-    loop {
-        reader.read(&inner.page_table(index).ok_or(Reason::Freed)?)?;
-        if reader.done() {
-            return Ok(inner);
-        }
-        drop(inner);
-        reader.make_room()?;
-        shim::cond_resched();
-        inner = registration.inner().lock();
-    }
-}
-
-/// Reads and checks the head of the provider's table of the pin at `index`.
-fn read_head(registration: &Registration, inner: &mut Inner, index: usize) -> Result<Piece, Reason> {
-    let pieces = inner.state.held().map_or(0, Several::len);
-    let table = inner.page_table(index).ok_or(Reason::Freed)?;
-    let layout = table.layout().map_err(Reason::Table)?;
-    let piece = Piece { span: table.pin().span(), layout, table: table.pin().persistent_table() };
-    let entries = u64::from(layout.entries);
-    registration.count_pages(inner, entries);
-    let before = inner.tables.map_or(0, |tables| tables.pages);
-    let page_size = inner.tables.map_or(layout.page_size, |tables| tables.page_size);
-    inner.tables = Some(Tables { pieces, pages: before.saturating_add(entries), page_size });
-    Ok(piece)
 }

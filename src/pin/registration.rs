@@ -17,8 +17,8 @@ use crate::observe::reason::Reason;
 use crate::observe::refusals::Asked;
 use crate::observe::stats::{self, PerClient};
 use crate::observe::trace::{Event, Timer};
-use crate::peer::client::Client;
 use crate::pin::state::{Memory, State};
+use crate::pin::Owner;
 use crate::range::{GpuRange, Span};
 use crate::sg::{Room, Table};
 use kernel::prelude::*;
@@ -105,9 +105,9 @@ impl Inner {
 /// - After `release` no mapping and no device pointer is left in `inner`.
 #[pin_data]
 pub(crate) struct Registration {
-    client: &'static Client,
+    owner: &'static Owner,
     range: GpuRange,
-    owner: Process,
+    process: Process,
     /// Name of the task that registered.
     comm: [u8; 16],
     ticket: u64,
@@ -125,7 +125,7 @@ pub(crate) struct Registration {
 
 impl Registration {
     /// A registration that is about to be pinned. `ticket` stands for it in the registry.
-    pub(crate) fn new(client: &'static Client, range: GpuRange, module: ModuleRef, ticket: u64) -> impl PinInit<Self> {
+    pub(crate) fn new(owner: &'static Owner, range: GpuRange, module: ModuleRef, ticket: u64) -> impl PinInit<Self> {
         // In place: it is large.
         let inner = init!(Inner {
             state: State::new(),
@@ -139,9 +139,9 @@ impl Registration {
         });
         // INVARIANT: The caller enters the registration under this ticket. There is no mapping yet.
         pin_init!(Self {
-            client,
+            owner,
             range,
-            owner: Process::current(),
+            process: Process::current(),
             comm: shim::current_comm(),
             ticket,
             room: Room::new(),
@@ -156,9 +156,9 @@ impl Registration {
         self.ticket
     }
 
-    /// The client that the core asked.
-    pub(crate) fn client(&self) -> &'static Client {
-        self.client
+    /// The owner that pins it.
+    pub(crate) fn owner(&self) -> &'static Owner {
+        self.owner
     }
 
     /// What was asked for.
@@ -168,7 +168,7 @@ impl Registration {
 
     /// Whether the pin is one that the provider can take back by itself.
     pub(crate) fn is_revocable(&self) -> bool {
-        self.client.kind == Kind::Revocable
+        self.owner.kind == Kind::Revocable
     }
 
     /// The state lock, and what it protects.
@@ -189,13 +189,13 @@ impl Registration {
     /// The process that registered. It alone may put a revocable pin: the provider knows such pins by
     /// process and table address only, and answers any other process as if the put had worked (rule
     /// 8).
-    pub(crate) fn owner(&self) -> &Process {
-        &self.owner
+    pub(crate) fn process(&self) -> &Process {
+        &self.process
     }
 
-    /// The counters of this registration's client.
+    /// The counters of this registration's owner.
     pub(crate) fn counters(&self) -> &'static PerClient {
-        stats::client(self.client.kind)
+        stats::client(self.owner.kind)
     }
 
     /// Counts a pin that the provider just gave. Called under the state lock.
@@ -286,9 +286,9 @@ impl Registration {
         answer
     }
 
-    /// The client as refusals and `/proc` name it.
+    /// The owner as refusals and `/proc` name it.
     pub(crate) fn asked(&self) -> Asked {
-        asked(self.client)
+        self.owner.asked()
     }
 
     /// What tracepoints show of this registration.
@@ -315,7 +315,7 @@ impl Registration {
         };
         Snapshot {
             client: self.asked(),
-            owner: self.owner,
+            owner: self.process,
             comm: self.comm,
             user: self.range.user(),
             pinned_bytes: inner.counted.bytes,
@@ -329,9 +329,4 @@ impl Registration {
             invalidating: inner.invalidating.is_some(),
         }
     }
-}
-
-/// A client as refusals and `/proc` name it.
-pub(crate) fn asked(client: &'static Client) -> Asked {
-    Asked { name: client.name, kind: client.kind }
 }

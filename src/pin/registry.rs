@@ -92,8 +92,12 @@ pub(crate) unsafe fn init() {
 /// ordered behind its count by that. To others an old zero is as if they had come before.
 static ORPHANS: Atomic<u64> = Atomic::new(0);
 
-/// Gives the memory back. For unloading: nothing is registered any more.
-pub(crate) fn clear() {
+/// Gives the memory back. A registration that is left would never be found again, nor its pin put.
+///
+/// # Safety
+///
+/// Nothing is registered, and nothing will be: for unloading.
+pub(crate) unsafe fn clear() {
     // Dropped behind the lock.
     let _old = core::mem::replace(&mut *REGISTRY.lock(), Registry::new());
 }
@@ -247,7 +251,7 @@ impl Registry {
             return;
         };
         let list = match &slot.entry {
-            Entry::Orphan(registration) => list_of(registration.owner()),
+            Entry::Orphan(registration) => list_of(registration.process()),
             Entry::Free | Entry::Live(_) => return,
         };
         slot.entry = match core::mem::replace(&mut slot.entry, Entry::Free) {
@@ -278,7 +282,7 @@ impl Registry {
             let slot = self.slot(at)?;
             let next = slot.next;
             match &slot.entry {
-                Entry::Orphan(registration) if registration.owner() == process => return Some(registration.clone()),
+                Entry::Orphan(registration) if registration.process() == process => return Some(registration.clone()),
                 _ => at = next,
             }
         }
@@ -383,7 +387,7 @@ pub(crate) fn remove(ticket: u64) {
 
 /// Enters `registration` into the list of orphans. Called under the state lock.
 pub(crate) fn add_orphan(registration: &Registration) {
-    REGISTRY.lock().link_orphan(registration.ticket(), list_of(registration.owner()));
+    REGISTRY.lock().link_orphan(registration.ticket(), list_of(registration.process()));
 }
 
 /// Whether there are orphans, of whatever process. Takes no lock.

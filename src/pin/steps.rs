@@ -7,7 +7,8 @@
 use crate::dma::device::Device;
 use crate::ffi::raw;
 use crate::ffi::shim::{self, Task};
-use crate::gpu::{self, topology};
+use crate::gpu::pin::Permit;
+use crate::gpu::{self, topology, Question};
 use crate::num;
 use crate::observe::reason::Reason;
 use crate::observe::refusals;
@@ -97,12 +98,12 @@ impl Registration {
             inner.state.held().ok_or(Reason::Freed)?;
             inner.state.take_read().ok_or(Reason::CoreOrder)?
         };
-        let mut mappings = gpu::map(device, pinned, |span, table| {
-            // One granule says what the whole table would. Where there is none, nobody is asked
-            // now.
-            let asked = pinning::with_first_granule(self, span, table, |granule| topology::try_map(device, granule));
-            asked.unwrap_or(Err(ENOMEM))
-        })?;
+        let placed = gpu::place(pinned)?;
+        for question in placed.questions() {
+            self.ask(device, &question)?;
+        }
+        // SAFETY: This registration's pins are put in `release` or later, which ends the mapping first.
+        let mut mappings = unsafe { placed.map(device) }?;
         let cap = sg::cap(device.segment_limit(), shim::page_size());
         // SAFETY: The room is the registration's, which does not move, and which drops the table in
         // `release`. There is one table: what was read is taken once.
@@ -137,6 +138,23 @@ impl Registration {
         }
     }
 
+    /// Asks the provider, once per pair, whether a GPU and `device` reach each other. One granule says
+    /// what a whole table would.
+    fn ask(&self, device: Device, question: &Question) -> Result<(), Reason> {
+        let Question { gpu, table } = *question;
+        let Some((span, table)) = table else {
+            topology::note_unasked(gpu, device);
+            return Ok(());
+        };
+        topology::ask(gpu, device, || {
+            // SAFETY: `with_first_granule()` lends the table of a persistent pin that stays meanwhile.
+            let asked =
+                pinning::with_first_granule(self, span, table, |table| unsafe { topology::try_map(device, table) });
+            // Where there is no such granule, nobody is asked now.
+            asked.unwrap_or(Err(ENOMEM))
+        })
+    }
+
     /// The core's `dma_unmap`: unmaps, unless the callback did. For a plain client the umem mapping
     /// lock is held. Takes the state lock.
     pub(crate) fn dma_unmap(&self) {
@@ -166,7 +184,7 @@ impl Registration {
         drop(lists);
         // What the provider kept is an orphan now (rule 8).
         // Rule 7: after a revocation the provider is not called, not even for orphans.
-        let ended = if self.is_revocable() { orphan::end(self) } else { orphan::put(self, pins) };
+        let ended = if self.is_revocable() { orphan::end(self) } else { orphan::put(self, pins, &Permit::Persistent) };
         if ended == Ended::Settled && ending == Ending::Put {
             orphan::reap(orphan::REAPED_BY_RELEASE);
         }

@@ -53,7 +53,7 @@ mod pin {
                 self.ticket
             }
 
-            pub(crate) fn owner(&self) -> &Process {
+            pub(crate) fn process(&self) -> &Process {
                 &self.owner
             }
         }

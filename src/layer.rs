@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The pin layer: what a driver needs to pin GPU memory and to map it for its device. It knows nothing
+//! of ib_core (docs/own-driver.md).
+//!
+//! Its parts look for each other at the root of the crate, which gets them there by `use layer::*`. Each
+//! part uses only those below it:
+//!
+//! - [`invalidate`] the free callback
+//! - [`pin`] one registration of pinned GPU memory, from its first pin to its last put
+//! - [`gpu`] memory of a GPU: pins, page tables, BARs, topology
+//! - [`dma`] mappings for a device
+//! - [`sg`] runs of contiguous memory, and scatterlists of them
+//! - [`observe`] what only reports: counters, refusals, `/proc`, tracepoints
+//! - [`range`] the range of a registration, [`several`] one of something or more, [`num`]
+//!   conversions that cannot fail
+//! - [`ffi`] everything that is C or speaks to C
+
+#[path = "dma/mod.rs"]
+pub(crate) mod dma;
+#[path = "ffi/mod.rs"]
+pub(crate) mod ffi;
+#[path = "gpu/mod.rs"]
+pub(crate) mod gpu;
+#[path = "invalidate.rs"]
+pub(crate) mod invalidate;
+#[path = "num.rs"]
+pub(crate) mod num;
+#[path = "observe/mod.rs"]
+pub(crate) mod observe;
+#[path = "pin/mod.rs"]
+pub(crate) mod pin;
+#[path = "range.rs"]
+pub(crate) mod range;
+#[path = "several.rs"]
+pub(crate) mod several;
+#[path = "sg.rs"]
+pub(crate) mod sg;
