@@ -41,7 +41,10 @@ impl FakeKernel {
         let kernel = Self { dir: TempDir::new().expect("temporary folder") };
         let rustc = run(Command::new("rustc").arg("--version")).text;
         kernel.write("include/config/kernel.release", Self::RELEASE);
-        kernel.config(&format!("CONFIG_MODULE_UNLOAD=y\nCONFIG_RUST=y\nCONFIG_RUSTC_VERSION_TEXT=\"{}\"\n", rustc.trim()));
+        kernel.config(&format!(
+            "CONFIG_MODULE_UNLOAD=y\nCONFIG_RUST=y\nCONFIG_RUSTC_VERSION_TEXT=\"{}\"\n",
+            rustc.trim()
+        ));
         kernel.program("uname", "case $1 in -m) echo x86_64 ;; *) PATH=${PATH#*:} exec uname \"$@\" ;; esac");
         kernel.write("rust/libkernel.rmeta", "");
         kernel.write("Module.symvers", "0x00000000\tib_register_peer_memory_client\tib_uverbs\tEXPORT_SYMBOL\t\n");
