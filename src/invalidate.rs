@@ -33,6 +33,7 @@ struct Started {
 }
 
 impl Started {
+    /// Notes that a callback begins.
     fn now() -> Self {
         let at_ns = shim::now_ns();
         let place = STARTS.iter().find(|start| start.cmpxchg(0, at_ns, Relaxed).is_ok());
@@ -48,7 +49,8 @@ impl Drop for Started {
     }
 }
 
-/// When the oldest callback began that runs now, in nanoseconds; `None` while none runs. Takes no lock.
+/// Returns when the oldest callback began that runs now, in nanoseconds; `None` while none runs. Takes no
+/// lock.
 pub(crate) fn oldest_ns() -> Option<u64> {
     STARTS.iter().map(|start| start.load(Relaxed)).filter(|start| *start != 0).min()
 }
@@ -91,7 +93,7 @@ unsafe extern "C" fn nvpm_on_free(data: *mut c_void) -> c_int {
     1
 }
 
-/// `start_ns`: when the callback began.
+/// Marks `registration` revoked, and has the core stop the NIC. The callback began at `start_ns`.
 fn revoke(registration: &Registration, start_ns: u64) {
     let timer = Timer::start(Event::Revoke);
     // `release` waits for this lock if this callback calls the hook.

@@ -122,7 +122,7 @@ unsafe extern "C" fn acquire<const CLIENT: u32>(
     1
 }
 
-/// Takes over what `acquire` pinned. The umem mapping lock is held.
+/// Takes over what `acquire` pinned, and pins what it left. The umem mapping lock is held.
 ///
 /// # Safety
 ///

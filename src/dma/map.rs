@@ -168,8 +168,8 @@ unsafe fn unmap_run(device: Device, run: Run) {
     unsafe { raw::nvpm_dma_unmap(device.as_ptr(), run.addr, run.len) };
 }
 
-/// Whether the DMA API translates nothing for `device`, for which `run` was just mapped at its own
-/// address. An IOMMU may do that by chance, but not a second time while the first mapping lives.
+/// Returns whether the DMA API leaves addresses as they are for `device`. `run` was just mapped for it at
+/// its own address. An IOMMU may do that by chance, but not a second time while the first mapping lives.
 fn is_untranslated(device: Device, run: Run) -> bool {
     let Some(again) = map_run(device, run) else { return false };
     // SAFETY: It was just mapped, and nobody else knows of that.
@@ -185,7 +185,7 @@ impl Mapping {
     ///
     /// # Safety
     ///
-    /// The runs lie in such a BAR: the device may read and write what is mapped.
+    /// The runs lie in such a BAR. The device can read and write whatever is mapped here.
     pub(crate) unsafe fn of_bar(
         device: Device,
         runs: Runs,
@@ -237,8 +237,8 @@ impl Mapping {
     ///
     /// The device must be told the bus address, which the DMA API does not know for MMIO.
     ///
-    /// Undoes everything and answers `false` where the device turns out to have an IOMMU, which had
-    /// given the first run its own address by chance.
+    /// Returns `false`, with nothing mapped, where the device turns out to have an IOMMU, which had given
+    /// the first run its own address by chance.
     fn without_translation(&mut self, extent: Extent, bus_offset: u64) -> Result<bool, Reason> {
         let Extent { whole, alignment } = extent;
         if alignment < shim::page_size() {

@@ -45,7 +45,7 @@ impl Process {
         Self { tgid: process.tgid, start_ns: process.start_ns }
     }
 
-    /// Whether the caller runs for this process.
+    /// Returns the proof that the caller runs for this process; `None` if it runs for another.
     pub(crate) fn is_current(&self) -> Option<OwnProcess> {
         // INVARIANT: Just compared, and a task does not change its process.
         (*self == Self::current()).then_some(OwnProcess(PhantomData))
@@ -57,7 +57,7 @@ impl Process {
     }
 }
 
-/// The caller runs for the process that this was asked of ([`Process::is_current`]).
+/// Proof that the caller runs for a certain process: the one whose [`Process::is_current`] gave this.
 ///
 /// # Invariants
 ///

@@ -68,28 +68,29 @@ struct Part {
     bar: Option<Bar>,
 }
 
-/// What the provider can be asked of a part: whether its GPU and the device reach each other.
+/// A question for the provider about a part: do its GPU and the device reach each other?
 pub(crate) struct Question {
     /// PCI number of the GPU.
     pub(crate) gpu: u64,
-    /// What was pinned, and the table of a persistent pin that the provider can map. Without one it
-    /// cannot be asked.
+    /// The span of a persistent pin, and its table, which the provider can map. It cannot be asked
+    /// without one.
     pub(crate) table: Option<(Span, NonNull<raw::nvidia_p2p_page_table>)>,
 }
 
 impl Part {
+    /// Returns the question to ask before it is mapped; `None` for memory in no BAR.
     fn question(&self) -> Option<Question> {
         let Self { piece, bar, .. } = self;
         let table = piece.table.filter(|_| piece.pages().mappable()).map(|table| (piece.span, table));
         bar.as_ref().map(|bar| Question { gpu: bar.gpu(), table })
     }
 
-    /// We map memory in a BAR. The provider maps coherent memory, and for persistent pins only (rule
-    /// 5). With a table that cannot say what is coherent, memory in no BAR is.
+    /// Maps it for `device`. We map memory in a BAR ourselves. The provider maps coherent memory, and for
+    /// persistent pins only (rule 5). With a table that cannot say what is coherent, memory in no BAR is.
     ///
     /// # Safety
     ///
-    /// As for [`Placed::map`].
+    /// The contract is that of [`Placed::map`].
     unsafe fn map(&mut self, device: Device) -> Result<Mapping, Reason> {
         let runs = core::mem::replace(&mut self.runs, Runs::None);
         match (&self.bar, self.piece.table) {
@@ -131,7 +132,7 @@ pub(crate) fn place(pinned: Pinned) -> Result<Placed, Reason> {
 }
 
 impl Placed {
-    /// What the provider can be asked before this is mapped.
+    /// Lists the questions to ask the provider before this is mapped.
     pub(crate) fn questions(&self) -> impl Iterator<Item = Question> + '_ {
         self.0.iter().filter_map(Part::question)
     }

@@ -54,7 +54,7 @@ pub(crate) type Pins = Several<PagePin>;
 // may put it.
 unsafe impl Send for PagePin {}
 
-/// What allows a put.
+/// The permission to put a pin.
 pub(crate) enum Permit<'a> {
     /// A persistent pin needs nothing.
     Persistent,
@@ -80,7 +80,9 @@ pub(crate) enum Put {
 pub(crate) struct Lost {
     /// The first error.
     pub(crate) error: Error,
+    /// How many pins.
     pub(crate) pins: u64,
+    /// Bytes of all of them.
     pub(crate) bytes: u64,
 }
 
@@ -93,7 +95,7 @@ impl Put {
         }
     }
 
-    /// This, and the put of one pin more.
+    /// Adds up the results of two puts.
     fn and(self, next: Self) -> Self {
         match (self, next) {
             (Self::Lost(lost), Self::Lost(next)) => Self::Lost(Lost {

@@ -129,7 +129,7 @@ pub(crate) struct Tables {
 /// A registration at one moment.
 pub(crate) struct Snapshot {
     pub(crate) client: Asked,
-    pub(crate) owner: Process,
+    pub(crate) process: Process,
     pub(crate) comm: [u8; 16],
     pub(crate) user: Span,
     /// Bytes of the pins that exist now.
@@ -266,7 +266,7 @@ pub(crate) fn age_ms(then: u64) -> u64 {
 }
 
 fn who(f: &mut Seq, row: &Snapshot) -> fmt::Result {
-    write!(f, "pid={} comm={} client={}", row.owner.tgid(), Comm(&row.comm), row.client.name)
+    write!(f, "pid={} comm={} client={}", row.process.tgid(), Comm(&row.comm), row.client.name)
 }
 
 /// Writes one line of `registrations`.

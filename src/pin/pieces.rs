@@ -67,13 +67,14 @@ pub(crate) struct Finder {
 }
 
 impl Finder {
-    /// `range` may be one allocation, so it is asked for as a whole, up to [`MOST_ASKED`]. Its ends are
-    /// multiples of [`PIN_GRANULE`].
+    /// Begins with `range` as a whole, up to [`MOST_ASKED`], because it may be one allocation. Its ends
+    /// are multiples of [`PIN_GRANULE`].
     pub(crate) fn new(range: Span) -> Self {
         Self { trying: Try::Once, ..Self::of_several(range) }
     }
 
-    /// `range` as a whole leaves its allocation. Its ends are multiples of [`PIN_GRANULE`].
+    /// Begins with a part of `range`, which as a whole leaves its allocation. Its ends are multiples of
+    /// [`PIN_GRANULE`].
     pub(crate) fn of_several(range: Span) -> Self {
         let (at, end) = (range.start(), range.end());
         // INVARIANT: Nothing worked yet.

@@ -107,8 +107,8 @@ pub(crate) fn pin_rest(registration: &Registration, rest: Rest) -> Result<(), St
     copy_runs(registration, inner).map_err(Stopped::Refused)
 }
 
-/// Pins the pieces of `registration`, from its start. What was pinned is in `pins`, also after an
-/// error.
+/// Pins the pieces of `registration`, from its start. After an error `pins` has those that were pinned
+/// before it.
 fn find_pieces(registration: &Registration, rest: Rest, pins: &mut Option<Pins>) -> Result<(), Stopped> {
     let refused = |reason| Err(Stopped::Refused(reason));
     let range = registration.range().pinned();
@@ -153,7 +153,7 @@ fn find_pieces(registration: &Registration, rest: Rest, pins: &mut Option<Pins>)
     }
 }
 
-/// A registration of memory of ours that has no pin yet. `found` says what becomes of it in
+/// Enters a registration of memory of ours that has no pin yet. `found` says what becomes of it in
 /// `get_pages`.
 fn claim(owner: &'static Owner, range: GpuRange, found: Found) -> Result<Arc<Registration>, Unclaimed> {
     let registration = enter(owner, range)?;
@@ -166,12 +166,12 @@ fn claim(owner: &'static Owner, range: GpuRange, found: Found) -> Result<Arc<Reg
     Ok(registration)
 }
 
-/// A registration without a pin, whose `get_pages` tells the `reason`.
+/// Enters a registration without a pin, whose `get_pages` tells the `reason`.
 pub(crate) fn refuse(owner: &'static Owner, range: GpuRange, reason: Reason) -> Result<Arc<Registration>, Unclaimed> {
     claim(owner, range, Found::Refused(reason))
 }
 
-/// The same, if the memory is ours.
+/// Enters such a registration if the memory is ours by this `verdict`.
 fn settle(owner: &'static Owner, range: GpuRange, verdict: Verdict) -> Result<Arc<Registration>, Unclaimed> {
     match verdict {
         Verdict::Refused(reason) => refuse(owner, range, reason),

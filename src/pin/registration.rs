@@ -111,7 +111,7 @@ pub(crate) struct Registration {
     /// Name of the task that registered.
     comm: [u8; 16],
     ticket: u64,
-    /// Filled by `acquire` before the core knows of this registration.
+    /// Filled by `acquire`, and by `get_pages` where that pins what `acquire` left.
     #[pin]
     inner: Mutex<Inner>,
     /// Where a table of one entry lies.
@@ -315,7 +315,7 @@ impl Registration {
         };
         Snapshot {
             client: self.asked(),
-            owner: self.process,
+            process: self.process,
             comm: self.comm,
             user: self.range.user(),
             pinned_bytes: inner.counted.bytes,

@@ -351,8 +351,9 @@ pub(crate) fn get(ticket: u64) -> Option<Arc<Registration>> {
     REGISTRY.lock().owned(ticket)?.entry.registration().cloned()
 }
 
-/// The first registration whose slot has an index of at least `at`, with that index, counted. For
-/// readers of `/proc`.
+/// Returns the first registration whose slot has an index of at least `at`, with that index, counted.
+/// Never waits for the registry lock: it pauses and tries again. So a walk over all registrations holds
+/// up no free callback.
 pub(crate) fn from_index(at: u32) -> Option<(u32, Arc<Registration>)> {
     let mut first = at;
     loop {

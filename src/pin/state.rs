@@ -7,7 +7,8 @@
 
 /// The pin half of the state. `P` is the pin itself.
 enum PinState<P> {
-    /// The provider's get has not returned yet. The free callback may come all the same.
+    /// No get of the provider has returned yet, or `get_pages` is to pin the rest. A free callback may
+    /// come all the same.
     Pinning,
     /// Ours to read (unless revoked) and to put.
     Held(P),
@@ -57,7 +58,7 @@ pub(crate) struct State<P, R, M> {
 /// The state in one word, for the admin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
-    /// The provider's get is running.
+    /// Not pinned yet: the provider's get is running, or `get_pages` has not come.
     Pinning,
     /// Pinned, not mapped yet.
     Pinned,

@@ -43,15 +43,13 @@ pub(super) enum Start {
     Unknown,
 }
 
-/// The errors that the provider returns only once it has found whose memory it is.
+/// Judges an error that the provider returns only once it has found whose memory it is; `None` for others.
 pub(super) fn proven(error: Error, owner: &'static Owner) -> Option<Verdict> {
     if error == ENOTSUPP {
-        Some(if owner.otherwise == Otherwise::Revocable {
-            Verdict::Unclaimed(Unclaimed::StepAside)
-        } else if owner.otherwise == Otherwise::RevocableIfAsked {
-            Verdict::Refused(Reason::NotPersistent)
-        } else {
-            Verdict::Refused(Reason::NotSupported)
+        Some(match owner.otherwise {
+            Otherwise::Revocable => Verdict::Unclaimed(Unclaimed::StepAside),
+            Otherwise::RevocableIfAsked => Verdict::Refused(Reason::NotPersistent),
+            Otherwise::Nobody => Verdict::Refused(Reason::NotSupported),
         })
     } else if error == EBUSY {
         Some(Verdict::Refused(Reason::Busy))
@@ -62,13 +60,13 @@ pub(super) fn proven(error: Error, owner: &'static Owner) -> Option<Verdict> {
     }
 }
 
-/// Whether a revocable pin tells what this `error` of a persistent one means. The provider answers
+/// Returns whether a revocable pin tells what this `error` of a persistent one means. The provider answers
 /// EIO also where it cannot duplicate an object that it knows, whatever part of it is asked for.
 pub(super) fn asks_fallback(error: Error, owner: &'static Owner) -> bool {
     error == EIO && owner.otherwise == Otherwise::Revocable
 }
 
-/// Rule 3: what the provider's `error` means for `owner`.
+/// Judges, by rule 3, what the provider's `error` means for `owner`. `start` is what its start answered.
 pub(super) fn judge(error: Error, owner: &'static Owner, start: Start) -> Verdict {
     if let Some(verdict) = proven(error, owner) {
         return verdict;
@@ -104,8 +102,8 @@ pub(super) fn judge(error: Error, owner: &'static Owner, start: Start) -> Verdic
     }
 }
 
-/// What the provider's `error` means for a piece of a range that begins in memory of ours. `alone`: the
-/// piece is the whole range.
+/// Judges the provider's `error` for a piece of a range that begins in memory of ours. `alone` says that
+/// the piece is the whole range.
 pub(super) fn judge_piece(error: Error, owner: &'static Owner, alone: bool) -> Reason {
     match judge(error, owner, Start::OutsideBar) {
         Verdict::Refused(reason) => reason,

@@ -36,9 +36,9 @@
  *
  * Write "reset" to zero the counters (not the gauges), "forget_leaked" to zero
  * leaked_tables, "shut_down_idle" to end the pins of GPUs that nobody holds
- * open: those whose put has failed. After a test these must be 0: live_pins, live_persistent,
- * live_dma_bufs, live_mappings, live_allocations, bar1_used, leaked_tables,
- * callbacks_running, violations.
+ * open: those whose put has failed. After a test these must be 0: live_pins,
+ * live_persistent, live_dma_bufs, live_mappings, live_allocations, bar1_used,
+ * leaked_tables, callbacks_running, violations.
  */
 
 atomic64_t nvlab_accounting[NVLAB_ACCOUNT_COUNT];

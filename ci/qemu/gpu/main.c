@@ -206,6 +206,8 @@ static void __exit nvlab_exit(void)
 {
 	remove_proc_subtree("driver/nvidia", NULL);
 	nvlab_ctl_exit();
+	/* Nobody is left in a callback, which alone would refuse it. */
+	WARN_ON(nvlab_rm_shut_down_idle());
 	/* Tables that were leaked on purpose still name their GPU. */
 	nvlab_p2p_exit();
 	pci_unregister_driver(&gpu_driver);

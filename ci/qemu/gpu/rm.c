@@ -1024,7 +1024,8 @@ int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len)
 
 /*
  * The driver shuts down each GPU that no pin holds open, as it does when the
- * last program has closed it: the duplicates go whose put has failed.
+ * last program has closed it, and when it is unloaded: the duplicates go whose
+ * put has failed.
  */
 int nvlab_rm_shut_down_idle(void)
 {

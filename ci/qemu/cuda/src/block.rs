@@ -24,7 +24,7 @@ struct Block<M> {
 }
 
 impl<M> Block<M> {
-    /// Offset and length of the smallest hole of at least `len` bytes, the lowest of several.
+    /// Returns offset and length of the smallest hole of at least `len` bytes, the lowest of several.
     fn hole(&self, len: u64) -> Option<(u64, u64)> {
         let begins = std::iter::once(0).chain(self.used.values().copied());
         let ends = self.used.keys().copied().chain(std::iter::once(self.len));
@@ -55,7 +55,7 @@ pub struct Span<M> {
     memory: Arc<M>,
 }
 
-/// Bytes of the memory that an allocation of `size` bytes needs where no block has room.
+/// Returns how many bytes of memory an allocation of `size` bytes needs where no block has room.
 pub fn length(size: u64) -> Option<u64> {
     size.checked_next_multiple_of(BACKING)
 }
@@ -65,7 +65,7 @@ impl<M> Blocks<M> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A span of `size` bytes, at least 1, in a block of this context that has room.
+    /// Takes a span of `size` bytes, at least 1, in a block of this context that has room.
     pub fn share(self: &Arc<Self>, context: usize, size: u64) -> Option<Span<M>> {
         let len = size.checked_next_multiple_of(UNIT).filter(|len| *len <= BACKING)?;
         let mut list = self.list();
@@ -76,7 +76,7 @@ impl<M> Blocks<M> {
         Some(Span { blocks: Arc::clone(self), block: va, offset, memory: Arc::clone(&block.memory) })
     }
 
-    /// A span of `size` bytes at the beginning of new memory at `va`, of [`length`] bytes.
+    /// Takes a span of `size` bytes at the beginning of new memory at `va`, of [`length`] bytes.
     pub fn begin(self: &Arc<Self>, context: usize, size: u64, va: u64, memory: M) -> Span<M> {
         let memory = Arc::new(memory);
         let len = length(size).unwrap_or(size);
@@ -88,17 +88,17 @@ impl<M> Blocks<M> {
 }
 
 impl<M> Span<M> {
-    /// The block's memory.
+    /// Returns the block's memory.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// Where the span begins in that memory.
+    /// Returns the offset, in bytes, at which the span begins in that memory.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Its first address.
+    /// Returns its first address.
     pub fn va(&self) -> u64 {
         self.block + self.offset
     }

@@ -3,8 +3,9 @@
 //! Models `docs/facts.md#cuda` (read on a real card): the codes for a call before `cuInit`, for a
 //! bad device, for a host or freed pointer; small allocations that share blocks of 2 MiB
 //! (`block.rs`); addresses that belong to a mapping of the process and that the CPU cannot touch;
-//! the same address again after a free, under a new BUFFER_ID; the attributes about GPUDirect RDMA; virtual memory management, where each mapping is
-//! a buffer of its own, with its own BUFFER_ID. After a fork the child is not initialised.
+//! the same address again after a free, under a new BUFFER_ID; the attributes about GPUDirect RDMA;
+//! virtual memory management, where each mapping is a buffer of its own, with its own BUFFER_ID. After
+//! a fork the child is not initialised.
 //!
 //! A range can be exported as dma-buf, over as many allocations and mappings as it touches, up to
 //! the end of the last one's memory; a hole, memory of the host and of two GPUs are INVALID_VALUE

@@ -158,7 +158,7 @@ fn counters(machine: &Machine) -> Vec<Check> {
     checks
 }
 
-/// Pins that the driver failed to take back, those that are lost among them.
+/// Reports pins that the driver failed to take back, those that are lost among them.
 fn put_errors(stats: &Stats) -> Check {
     let number = |key: &str| stats.number(key).unwrap_or(0);
     let failed = format!("the GPU driver failed to take back {}", text::count(number("put_errors"), "pin"));
@@ -166,8 +166,8 @@ fn put_errors(stats: &Stats) -> Check {
         0 => (failed, "see the NVRM lines in the kernel log; a revocable pin ends when its memory is freed".to_owned()),
         lost => (
             format!(
-                "{failed}; {} keep {} of GPU memory and BAR1, and cannot be put any more",
-                if lost == 1 { "one is lost, and will".to_owned() } else { format!("{lost} are lost, and") },
+                "{failed}; {} cannot be taken back any more, and {} of GPU memory and BAR1 stay in use",
+                text::count(lost, "pin"),
                 text::bytes(number("total.lost_bytes"))
             ),
             "see the NVRM lines in the kernel log; to get the memory back, end every user of that GPU and stop \

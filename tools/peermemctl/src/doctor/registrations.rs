@@ -98,7 +98,7 @@ fn live(rows: &[Registration]) -> Vec<Check> {
     checks
 }
 
-/// For each GPU whose memory is pinned persistently: who has to end before it can be reset.
+/// Names, for each GPU whose memory is pinned persistently, who has to end before it can be reset.
 fn who_pins(rows: &[Registration]) -> Vec<String> {
     let mut by_gpu: BTreeMap<&str, BTreeSet<(u32, &str)>> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.kind == "persistent" && row.pinned_bytes > 0) {
@@ -109,14 +109,15 @@ fn who_pins(rows: &[Registration]) -> Vec<String> {
         .map(|(gpu, processes)| {
             let names: Vec<String> = processes.iter().map(|(pid, comm)| format!("{pid} ({comm})")).collect();
             format!(
-                "GPU {gpu} is pinned by process {}: end them before you reset it, change its MIG mode or unbind it from nvidia; an unbind would wait for ever",
+                "GPU {gpu} is pinned by process {}: end them before you reset it, change its MIG mode or unbind it \
+                 from nvidia; an unbind would wait for ever",
                 names.join(", ")
             )
         })
         .collect()
 }
 
-/// Registrations whose key the NIC driver has failed to destroy: one finding for each process.
+/// Finds registrations whose key the NIC driver has failed to destroy: one finding for each process.
 fn left_keys(machine: &Machine, rows: &[Registration]) -> Vec<Check> {
     let is_left = |row: &&Registration| row.state == LEFT_KEY;
     let mut left: Vec<Registration> = rows.iter().filter(is_left).cloned().collect();
@@ -137,12 +138,24 @@ fn left_keys(machine: &Machine, rows: &[Registration]) -> Vec<Check> {
             let bytes = text::bytes(rows.iter().map(|row| row.pinned_bytes).sum());
             let what = text::count(rows.len(), "registration");
             let (until, fix) = match rows.iter().any(|row| row.process_alive == Some(false)) {
-                true => ("until reboot, as the process has ended", "reboot, and report the NIC driver's lines in journalctl -k to its vendor".to_owned()),
-                false => ("until the NIC is reset", format!("while process {pid} lives, unbind and bind its NIC's driver or reset the NIC (ls -l /proc/{pid}/fd | grep uverbs names it), so that the driver destroys its keys")),
+                true => (
+                    "until reboot, as the process has ended",
+                    "reboot, and report the NIC driver's lines in journalctl -k to its vendor".to_owned(),
+                ),
+                false => (
+                    "until the NIC is reset",
+                    format!(
+                        "while process {pid} lives, unbind and bind its NIC's driver or reset the NIC (ls -l \
+                         /proc/{pid}/fd | grep uverbs names it), so that the driver destroys its keys"
+                    ),
+                ),
             };
             Check::warn(
                 "registrations.left_key",
-                format!("the NIC driver could not destroy the keys of {what} ({bytes}) of process {pid} ({comm}), so that memory stays pinned {until}"),
+                format!(
+                    "the NIC driver could not destroy the keys of {what} ({bytes}) of process {pid} ({comm}), so that \
+                     memory stays pinned {until}"
+                ),
                 fix,
             )
             .seen("state=key_not_destroyed in /proc/driver/nvidia-peermem/registrations")
