@@ -10,6 +10,7 @@ pub mod consumer;
 pub mod cuda;
 pub mod doctor;
 pub mod environment;
+pub mod facts;
 pub mod kernel;
 pub mod machine;
 pub mod manual;

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Rules that hold for some versions of drivers, kernels and programs only. Doctor and
+//! docs/results/checks.md take them from here.
+
+use std::cmp::Ordering;
+
+/// A rule, and the versions for which it holds.
+pub struct Rule {
+    /// The program, driver or kernel that has the versions.
+    pub of: &'static str,
+    /// The first version for which it holds; `None`: since ever.
+    pub from: Option<&'static str>,
+    /// The first version for which it holds no more; `None`: not known to end.
+    pub before: Option<&'static str>,
+    pub what: &'static str,
+    /// Where that was read.
+    pub source: &'static str,
+}
+
+impl Rule {
+    /// Returns whether the rule holds for `version`; `None` where that is no version.
+    pub fn holds(&self, version: &str) -> Option<bool> {
+        if numbers(version).is_empty() {
+            return None;
+        }
+        let after = self.from.is_none_or(|from| compare(version, from) != Ordering::Less);
+        let still = self.before.is_none_or(|before| compare(version, before) == Ordering::Less);
+        Some(after && still)
+    }
+
+    /// Returns the versions in words.
+    pub fn range(&self) -> String {
+        match (self.from, self.before) {
+            (Some(from), Some(before)) => format!("from {from}, before {before}"),
+            (Some(from), None) => format!("from {from}"),
+            (None, Some(before)) => format!("before {before}"),
+            (None, None) => "all".to_owned(),
+        }
+    }
+}
+
+const fn rule(
+    of: &'static str,
+    from: Option<&'static str>,
+    before: Option<&'static str>,
+    what: &'static str,
+    source: &'static str,
+) -> Rule {
+    Rule { of, from, before, what, source }
+}
+
+pub const DRIVER_TOO_OLD: Rule = rule(
+    "nvidia.ko",
+    None,
+    Some("550"),
+    "older than this project's module is written for",
+    "docs/facts.md of this project",
+);
+pub const DRIVER_64K: Rule = rule(
+    "nvidia.ko",
+    Some("590"),
+    None,
+    "on a kernel with pages of 64 KiB the GPU faults (Xid 31) below multiples of 4 GiB",
+    "open-gpu-kernel-modules#1269",
+);
+pub const TOPOLOGY_OVERRIDE: Rule = rule(
+    "nvidia.ko",
+    None,
+    Some("595"),
+    "NVreg_GrdmaPciTopoCheckOverride=1 has the driver accept pairs that its check of the PCI topology refuses",
+    "kernel-open/nvidia/nv-pci.c and nv-dmabuf.c of open-gpu-kernel-modules",
+);
+pub const DMA_BUF_IOMMU: Rule = rule(
+    "Linux",
+    Some("7.0"),
+    None,
+    "behind a translating IOMMU the open nvidia.ko exports a dma-buf with addresses that the NIC cannot use",
+    "open-gpu-kernel-modules#1324 (driver 595.84, Linux 7.0)",
+);
+pub const UNTRANSLATED: Rule = rule(
+    "Linux",
+    Some("6.12"),
+    None,
+    "behind a translating IOMMU NVIDIA's nvidia-peermem hands the NIC untranslated addresses",
+    "docs/nvidia-c.md of this project",
+);
+pub const CORE_DMA_BUF: Rule =
+    rule("Linux", Some("5.12"), None, "the RDMA core registers dma-bufs", "drivers/infiniband/core/umem_dmabuf.c");
+pub const IBGDA_BY_GPU: Rule = rule(
+    "NVSHMEM",
+    None,
+    Some("3.4.5"),
+    "IBGDA needs PeerMappingOverride=1 of nvidia.ko; later ones have the CPU ring the NIC where that is not set",
+    "transport_ib_common.cpp and env_defs.h of NVSHMEM 0c409c02ac81",
+);
+pub const NVSHMEM_PEERS_ONLY: Rule = rule(
+    "NVSHMEM",
+    None,
+    Some("3.3"),
+    "looks for the module in /sys/kernel/mm/memory_peers only, which new kernels do not have",
+    "transport_ib_common.cpp of NVSHMEM",
+);
+
+/// The drivers of RDMA devices that register dma-bufs: module, and the kernel from which on the
+/// kernel's own driver does.
+pub const DMA_BUF_DRIVERS: [(&str, &str, &str); 6] = [
+    ("mlx5_ib", "5.12", "drivers/infiniband/hw/mlx5/main.c"),
+    ("efa", "5.16", "drivers/infiniband/hw/efa/efa_main.c"),
+    ("irdma", "6.4", "drivers/infiniband/hw/irdma/verbs.c"),
+    ("bnxt_re", "6.6", "drivers/infiniband/hw/bnxt_re/main.c"),
+    ("mana_ib", "6.13", "drivers/infiniband/hw/mana/device.c"),
+    ("ionic_rdma", "6.18", "drivers/infiniband/hw/ionic/ionic_ibdev.c"),
+];
+
+/// Drivers that have no registration of dma-bufs in any kernel that is known.
+pub const NO_DMA_BUF_DRIVERS: [&str; 7] = ["mlx4_ib", "iw_cxgb4", "qedr", "hfi1", "erdma", "rdma_rxe", "siw"];
+
+/// All rules, for the page of checks.
+pub const ALL: [&Rule; 8] = [
+    &DRIVER_TOO_OLD,
+    &DRIVER_64K,
+    &TOPOLOGY_OVERRIDE,
+    &DMA_BUF_IOMMU,
+    &UNTRANSLATED,
+    &CORE_DMA_BUF,
+    &IBGDA_BY_GPU,
+    &NVSHMEM_PEERS_ONLY,
+];
+
+/// Returns the leading numbers of a version such as `6.12.3-1-amd64`: 6, 12, 3.
+fn numbers(version: &str) -> Vec<u64> {
+    let dotted = version.split(|c: char| !c.is_ascii_digit() && c != '.').next().unwrap_or_default();
+    dotted.split('.').map_while(|number| number.parse().ok()).collect()
+}
+
+/// Returns whether a version is at least another one; `false` for what is no version.
+pub fn at_least(version: &str, other: &str) -> bool {
+    !numbers(version).is_empty() && compare(version, other) != Ordering::Less
+}
+
+/// Compares two versions by their leading numbers; what is missing counts as 0.
+fn compare(a: &str, b: &str) -> Ordering {
+    let (mut a, mut b) = (numbers(a), numbers(b));
+    let length = a.len().max(b.len());
+    a.resize(length, 0);
+    b.resize(length, 0);
+    a.cmp(&b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_hold_from_their_first_version_to_the_one_before_their_last() {
+        for (rule, version, holds) in [
+            (&DRIVER_64K, "580.126.20", Some(false)),
+            (&DRIVER_64K, "590.44", Some(true)),
+            (&DRIVER_TOO_OLD, "535.14", Some(true)),
+            (&DRIVER_TOO_OLD, "550", Some(false)),
+            (&UNTRANSLATED, "6.8.0-31-generic", Some(false)),
+            (&UNTRANSLATED, "6.12-rc1", Some(true)),
+            (&UNTRANSLATED, "7.0.0", Some(true)),
+            (&IBGDA_BY_GPU, "3.4.5", Some(false)),
+            (&IBGDA_BY_GPU, "3.4", Some(true)),
+            (&DRIVER_64K, "unknown", None),
+        ] {
+            assert_eq!(rule.holds(version), holds, "{} {version}: {}", rule.of, rule.what);
+        }
+    }
+}
