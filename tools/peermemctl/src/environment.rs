@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The environment of a process, and the files that NCCL adds to it.
 
+use crate::launcher::Launched;
 use crate::root::{Missing, Root};
 use anyhow::{bail, Result};
 use std::collections::BTreeMap;
@@ -9,10 +10,15 @@ use std::ffi::OsString;
 /// Variables by name.
 type Variables = BTreeMap<String, String>;
 
+/// The topology that a platform gives NCCL.
+const VIRTUAL_TOPOLOGY: &str = "/var/run/nvidia-topologyd/virtualTopology.xml";
+
 /// What a process finds in its environment.
 pub struct Environment {
     /// Whose it is, in words.
     pub whose: String,
+    /// What may set variables in a way that is not understood, in words.
+    pub not_understood: Vec<String>,
     variables: Variables,
     /// NCCL's files with their variables; the environment and the first file win.
     nccl: Vec<(String, Variables)>,
@@ -38,42 +44,45 @@ impl Environment {
         Ok(Self::new(root, format!("process {pid} ({comm})"), variables.collect()))
     }
 
-    /// That of this program, and what a command line adds: assignments before the program (with or
-    /// without `env`), `-x NAME=VALUE` of Open MPI, `-env NAME VALUE` and `-genv NAME VALUE` of
-    /// MPICH, `--export=NAME=VALUE,...` of Slurm. Nothing is run.
+    /// Returns the environment that the program of a command line would have, as far as that is
+    /// understood. Nothing is run.
     pub fn of_command(root: &Root, words: &[String]) -> Self {
-        let mut environment = Self::own(root);
-        environment.whose = "that command line".to_owned();
-        let mut before_program = true;
-        let mut words = words.iter().map(String::as_str).peekable();
-        while let Some(word) = words.next() {
-            let mut set = |found: Option<(String, String)>| {
-                environment.variables.extend(found);
-            };
-            match word {
-                "env" => {}
-                "-x" => set(words.next().and_then(assignment)),
-                "-env" | "-genv" => set(words.next().zip(words.next()).map(|(n, v)| (n.to_owned(), v.to_owned()))),
-                _ => match word.strip_prefix("--export=") {
-                    Some(list) => list.split(',').for_each(|entry| set(assignment(entry))),
-                    None if before_program && assignment(word).is_some() => set(assignment(word)),
-                    None => before_program = false,
-                },
+        let own = Self::own(root).variables;
+        let mut launched = Launched::read(own, words);
+        for file in std::mem::take(&mut launched.files) {
+            match root.text(&file) {
+                // The command line wins over a file.
+                Ok(text) => text.lines().filter_map(|line| assignment(line.trim())).for_each(|(name, value)| {
+                    launched.variables.entry(name).or_insert(value);
+                }),
+                Err(_) => launched.not_understood.push(format!("not understood: {file}, which cannot be read")),
             }
         }
+        let mut environment = Self::new(root, "that command line".to_owned(), launched.variables);
+        environment.not_understood.splice(0..0, launched.not_understood);
         environment
     }
 
     fn new(root: &Root, whose: String, variables: Variables) -> Self {
         let home = variables.get("HOME").map(|home| format!("{home}/.nccl.conf"));
         let named = variables.get("NCCL_CONF_FILE").filter(|file| !file.is_empty()).cloned();
+        let mut not_understood = Vec::new();
+        if let Some(file) = named.as_ref().filter(|file| root.text(file).is_err()) {
+            not_understood.push(format!("not understood: NCCL_CONF_FILE={file}, which cannot be read"));
+        }
         let files = named.or(home).into_iter().chain(["/etc/nccl.conf".to_owned()]);
         let read = |file: String| {
             let text = root.text(&file).ok()?;
             let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
             Some((file, lines.filter_map(assignment).collect()))
         };
-        Self { whose, nccl: files.filter_map(read).collect(), variables }
+        let mut nccl: Vec<(String, Variables)> = files.filter_map(read).collect();
+        // NCCL takes this file where nobody names another.
+        if root.exists(VIRTUAL_TOPOLOGY) {
+            let topology = ("NCCL_TOPO_FILE".to_owned(), VIRTUAL_TOPOLOGY.to_owned());
+            nccl.push(("NCCL's own defaults".to_owned(), [topology].into_iter().collect()));
+        }
+        Self { whose, not_understood, nccl, variables }
     }
 
     /// Whom a verdict is for, in words: whose environment it is, or nobody in particular where that
@@ -113,8 +122,8 @@ impl Environment {
     }
 }
 
-/// `NAME=VALUE`.
-fn assignment(word: &str) -> Option<(String, String)> {
+/// Reads `NAME=VALUE`.
+pub fn assignment(word: &str) -> Option<(String, String)> {
     let (name, value) = word.split_once('=')?;
     let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     is_name.then(|| (name.to_owned(), value.to_owned()))
@@ -123,27 +132,6 @@ fn assignment(word: &str) -> Option<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn command_lines_of_launchers() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        let of = |line: &str| {
-            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            Environment::of_command(&root, &words)
-        };
-        for line in [
-            "NCCL_IB_HCA=mlx5_0 ./app",
-            "env A=1 NCCL_IB_HCA=mlx5_0 ./app",
-            "mpirun -np 2 -x NCCL_IB_HCA=mlx5_0 ./app",
-            "mpiexec -genv NCCL_IB_HCA mlx5_0 ./app",
-            "srun --export=ALL,NCCL_IB_HCA=mlx5_0 ./app",
-        ] {
-            assert_eq!(of(line).get("NCCL_IB_HCA"), Some("mlx5_0"), "{line}");
-        }
-        // An argument of the program is none.
-        assert_eq!(of("./app NCCL_IB_HCA=mlx5_0").get("NCCL_IB_HCA"), None);
-    }
 
     #[test]
     fn files_of_nccl_come_after_the_environment() {

@@ -12,6 +12,7 @@ pub mod doctor;
 pub mod environment;
 pub mod facts;
 pub mod kernel;
+pub mod launcher;
 pub mod machine;
 pub mod manual;
 pub mod metrics;

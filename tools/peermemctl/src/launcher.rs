@@ -1,0 +1,578 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Reads a command line for the variables that its program will have. Nothing is run. What is not
+//! understood is noted: a verdict on such a program is never "yes".
+
+use crate::environment::assignment;
+use std::collections::BTreeMap;
+
+/// What a command line makes of an environment.
+#[derive(Default)]
+pub struct Launched {
+    pub variables: BTreeMap<String, String>,
+    /// What may set or take away variables in a way that is not understood.
+    pub not_understood: Vec<String>,
+    /// Files of variables (`docker --env-file`) that are to be read.
+    pub files: Vec<String>,
+}
+
+/// How deep launchers may start launchers.
+const DEEPEST: usize = 16;
+
+/// Launchers whose program runs somewhere else, or with variables of somebody else.
+const FOREIGN: [&str; 24] = [
+    "ssh",
+    "pdsh",
+    "clush",
+    "parallel",
+    "xargs",
+    "su",
+    "runuser",
+    "systemd-run",
+    "sbatch",
+    "salloc",
+    "qsub",
+    "bsub",
+    "jsrun",
+    "aprun",
+    "flux",
+    "enroot",
+    "ctr",
+    "crictl",
+    "lxc",
+    "flatpak",
+    "helm",
+    "oc",
+    "ray",
+    "deepspeed",
+];
+
+/// Wrappers that pass their environment on: name, options that take a word of their own, words
+/// before the program.
+const WRAPPERS: [(&str, &[&str], usize); 15] = [
+    ("timeout", &["-s", "--signal", "-k", "--kill-after"], 1),
+    ("nice", &["-n", "--adjustment"], 0),
+    ("nohup", &[], 0),
+    ("setsid", &[], 0),
+    ("time", &["-o", "-f", "--output", "--format"], 0),
+    ("stdbuf", &["-i", "-o", "-e"], 0),
+    ("taskset", &[], 1),
+    ("numactl", &["-N", "-m", "-C", "-i", "-p", "-P", "-l"], 0),
+    ("ionice", &["-c", "-n"], 0),
+    ("chrt", &[], 1),
+    ("exec", &["-a"], 0),
+    ("command", &[], 0),
+    ("catchsegv", &[], 0),
+    ("strace", &["-e", "-o", "-s", "-p", "-u", "-E"], 0),
+    ("nsys", &["-o", "-t", "--output", "--trace", "-s", "-c"], 1),
+];
+
+/// Options of mpirun and its like, of Open MPI and MPICH, that take a word.
+const MPI_ONE: [&str; 26] = [
+    "-np",
+    "-n",
+    "--np",
+    "-c",
+    "-H",
+    "-host",
+    "--host",
+    "-hosts",
+    "-hostfile",
+    "--hostfile",
+    "-machinefile",
+    "--machinefile",
+    "-f",
+    "-ppn",
+    "-npernode",
+    "--npernode",
+    "-N",
+    "--map-by",
+    "-map-by",
+    "--bind-to",
+    "-bind-to",
+    "--rank-by",
+    "-wdir",
+    "--wdir",
+    "-rf",
+    "--prefix",
+];
+const MPI_NONE: [&str; 12] = [
+    "--allow-run-as-root",
+    "--oversubscribe",
+    "-oversubscribe",
+    "--report-bindings",
+    "--display-map",
+    "-tag-output",
+    "--tag-output",
+    "-v",
+    "-q",
+    "-V",
+    "--verbose",
+    "-l",
+];
+
+/// Flags of docker and its like that take no word.
+const CONTAINER_FLAGS: [&str; 16] = [
+    "--rm",
+    "-i",
+    "-t",
+    "-it",
+    "-ti",
+    "-d",
+    "--detach",
+    "--interactive",
+    "--tty",
+    "--privileged",
+    "--init",
+    "--read-only",
+    "-P",
+    "--no-healthcheck",
+    "-itd",
+    "-dit",
+];
+
+/// Flags of apptainer that take no word.
+const APPTAINER_FLAGS: [&str; 11] = [
+    "--nv",
+    "--nvccli",
+    "-c",
+    "--contain",
+    "-C",
+    "--containall",
+    "-w",
+    "--writable",
+    "-f",
+    "--fakeroot",
+    "--writable-tmpfs",
+];
+
+/// Short options of srun that take no word, or have it with them.
+const SRUN_FLAGS: [&str; 10] = ["-l", "-u", "-v", "-Q", "-E", "-k", "-K", "-O", "-s", "-X"];
+const SRUN_LONG_FLAGS: [&str; 8] =
+    ["--label", "--unbuffered", "--verbose", "--exclusive", "--overlap", "--pty", "--no-kill", "--overcommit"];
+
+type Words<'a> = std::iter::Peekable<std::slice::Iter<'a, String>>;
+
+impl Launched {
+    /// Reads a command line that is started with these variables.
+    pub fn read(variables: BTreeMap<String, String>, words: &[String]) -> Self {
+        let mut launched = Self { variables, ..Self::default() };
+        launched.command(words, 0);
+        launched
+    }
+
+    fn note(&mut self, what: &str) {
+        let note = format!(
+            "not understood: {what}; pass what follows `env` yourself: peermemctl doctor -- env NAME=VALUE ./program"
+        );
+        if !self.not_understood.contains(&note) {
+            self.not_understood.push(note);
+        }
+    }
+
+    fn set(&mut self, found: Option<(String, String)>) {
+        self.variables.extend(found);
+    }
+
+    /// Reads assignments, then a launcher or the program itself.
+    fn command(&mut self, words: &[String], depth: usize) {
+        let mut words = words.iter().peekable();
+        while let Some(found) = words.peek().and_then(|word| assignment(word)) {
+            self.set(Some(found));
+            words.next();
+        }
+        let Some(word) = words.next() else { return };
+        if depth > DEEPEST {
+            return self.note("more launchers than this program follows");
+        }
+        let name = word.rsplit('/').next().unwrap_or(word);
+        match name {
+            "env" => self.env(&mut words),
+            "sudo" | "doas" => self.sudo(&mut words),
+            "mpirun" | "mpiexec" | "orterun" | "prterun" | "mpiexec.hydra" | "mpirun_rsh" => self.mpi(name, &mut words),
+            "srun" => self.srun(&mut words),
+            "docker" | "podman" | "nerdctl" => self.docker(name, &mut words),
+            "apptainer" | "singularity" => self.apptainer(name, &mut words),
+            "kubectl" => return self.kubectl(words, depth),
+            "bash" | "sh" | "dash" | "zsh" => return self.shell(name, words, depth),
+            _ if FOREIGN.contains(&name) => return self.note(name),
+            _ => match WRAPPERS.iter().find(|(wrapper, ..)| *wrapper == name) {
+                Some((_, with_word, before)) => skip(&mut words, with_word, *before),
+                // The program; its arguments set nothing.
+                None => return,
+            },
+        }
+        let rest: Vec<String> = words.cloned().collect();
+        self.command(&rest, depth + 1);
+    }
+
+    fn env(&mut self, words: &mut Words) {
+        while let Some(word) = words.next_if(|word| word.starts_with('-')) {
+            match word.as_str() {
+                "-" | "-i" | "--ignore-environment" => self.variables.clear(),
+                "-u" | "--unset" => drop(words.next().map(|name| self.variables.remove(name))),
+                "-C" | "--chdir" => drop(words.next()),
+                "--" => break,
+                "-0" | "--null" | "-v" | "--debug" => {}
+                "-S" | "--split-string" => {
+                    words.next();
+                    self.note("env -S");
+                }
+                _ => match word.strip_prefix("--unset=").or_else(|| word.strip_prefix("-u")) {
+                    Some(name) => drop(self.variables.remove(name)),
+                    None if word.starts_with("--chdir=") => {}
+                    None => self.note(&format!("env {word}")),
+                },
+            }
+        }
+    }
+
+    /// By default sudo passes no variable on but those in its own command line.
+    fn sudo(&mut self, words: &mut Words) {
+        const WITH_WORD: [&str; 10] = ["-u", "-g", "-h", "-p", "-C", "-r", "-t", "-U", "-D", "--user"];
+        let mut kept = false;
+        let mut names: Vec<String> = Vec::new();
+        while let Some(word) = words.next_if(|word| word.starts_with('-')) {
+            match word.as_str() {
+                "--" => break,
+                "-E" | "--preserve-env" => kept = true,
+                word if WITH_WORD.contains(&word) => drop(words.next()),
+                word => {
+                    if let Some(list) = word.strip_prefix("--preserve-env=") {
+                        names.extend(list.split(',').map(str::to_owned));
+                    }
+                }
+            }
+        }
+        if !kept {
+            self.variables.retain(|name, _| names.contains(name));
+        }
+    }
+
+    fn mpi(&mut self, name: &str, words: &mut Words) {
+        while let Some(word) = words.peek().map(|word| word.as_str()) {
+            // mpirun_rsh has its variables as words.
+            if assignment(word).is_none() && !word.starts_with('-') {
+                break;
+            }
+            words.next();
+            match word {
+                "-x" => {
+                    let found = words.next().and_then(|word| assignment(word));
+                    self.set(found);
+                }
+                "-env" | "-genv" | "--env" | "--genv" => {
+                    let pair = words.next().cloned().zip(words.next().cloned());
+                    self.set(pair);
+                }
+                "-mca" | "--mca" | "-gmca" | "--gmca" | "--prtemca" | "--pmixmca" => {
+                    let (key, value) = (words.next(), words.next());
+                    if key.is_some_and(|key| key.contains("env_list")) {
+                        value
+                            .into_iter()
+                            .flat_map(|list| list.split([';', ',']))
+                            .for_each(|entry| self.set(assignment(entry)));
+                    }
+                }
+                "-genvnone" | "-envnone" => self.variables.clear(),
+                _ if MPI_ONE.contains(&word) => drop(words.next()),
+                _ if MPI_NONE.contains(&word) || word.starts_with("--") && word.contains('=') => {}
+                _ => match assignment(word) {
+                    Some(found) => self.set(Some(found)),
+                    None => self.note(&format!("{name} {word}")),
+                },
+            }
+        }
+    }
+
+    fn srun(&mut self, words: &mut Words) {
+        while let Some(word) = words.next_if(|word| word.starts_with('-')) {
+            if word == "--" {
+                break;
+            }
+            let list = match word.strip_prefix("--export=") {
+                Some(list) => Some(list.to_owned()),
+                None if word == "--export" => words.next().cloned(),
+                None => None,
+            };
+            if let Some(list) = list {
+                self.export(&list);
+                continue;
+            }
+            let alone = word.contains('=')
+                || SRUN_FLAGS.contains(&word.as_str())
+                || SRUN_LONG_FLAGS.contains(&word.as_str())
+                // -N2
+                || !word.starts_with("--") && word.len() > 2;
+            if !alone {
+                words.next();
+            }
+        }
+    }
+
+    /// Reads the list of srun's --export: `ALL` keeps what there is, otherwise only what is named
+    /// stays.
+    fn export(&mut self, list: &str) {
+        let entries: Vec<&str> = list.split(',').collect();
+        if !entries.contains(&"ALL") {
+            self.variables.retain(|name, _| entries.contains(&name.as_str()));
+        }
+        entries.iter().for_each(|entry| self.set(assignment(entry)));
+    }
+
+    /// Reads docker run and exec: the container has the variables of its image and of `-e`.
+    fn docker(&mut self, name: &str, words: &mut Words) {
+        let own = std::mem::take(&mut self.variables);
+        let verb = loop {
+            match words.next() {
+                Some(word) if word.starts_with('-') => {
+                    if !word.contains('=') {
+                        words.next();
+                    }
+                }
+                Some(word) if ["container", "compose"].contains(&word.as_str()) => {}
+                other => break other.map_or("", |word| word.as_str()),
+            }
+        };
+        while let Some(word) = words.next_if(|word| word.starts_with('-')) {
+            let entry = match word.as_str() {
+                "-e" | "--env" => words.next().cloned(),
+                "--env-file" => {
+                    self.files.extend(words.next().cloned());
+                    None
+                }
+                _ => match word.strip_prefix("--env-file=") {
+                    Some(file) => {
+                        self.files.push(file.to_owned());
+                        None
+                    }
+                    None => {
+                        let entry = word.strip_prefix("--env=").or_else(|| {
+                            word.strip_prefix("-e").filter(|entry| entry.contains('=') && !word.starts_with("--"))
+                        });
+                        if entry.is_none() && !word.contains('=') && !CONTAINER_FLAGS.contains(&word.as_str()) {
+                            words.next();
+                        }
+                        entry.map(str::to_owned)
+                    }
+                },
+            };
+            // A name alone passes the variable on.
+            match entry.as_deref().map(|entry| (assignment(entry), own.get(entry))) {
+                Some((Some(found), _)) => self.set(Some(found)),
+                Some((None, Some(value))) => self.set(entry.zip(Some(value.clone()))),
+                _ => {}
+            }
+        }
+        // The image, or the container.
+        words.next();
+        self.note(&format!("{name} {verb} (the variables of its image)"));
+    }
+
+    /// Reads apptainer exec and run, which pass the variables on.
+    fn apptainer(&mut self, name: &str, words: &mut Words) {
+        let inherited: Vec<(String, String)> = ["APPTAINERENV_", "SINGULARITYENV_"]
+            .iter()
+            .flat_map(|prefix| {
+                self.variables
+                    .iter()
+                    .filter_map(move |(name, value)| Some((name.strip_prefix(*prefix)?.to_owned(), value.clone())))
+            })
+            .collect();
+        let verb = words.find(|word| !word.starts_with('-')).map_or("", |word| word.as_str());
+        while let Some(word) = words.next_if(|word| word.starts_with('-')) {
+            let list = match word.as_str() {
+                "--env" => words.next().cloned(),
+                "--env-file" => {
+                    self.files.extend(words.next().cloned());
+                    None
+                }
+                "-e" | "--cleanenv" => {
+                    self.variables.clear();
+                    None
+                }
+                _ => {
+                    if let Some(file) = word.strip_prefix("--env-file=") {
+                        self.files.push(file.to_owned());
+                    }
+                    if !word.contains('=') && !APPTAINER_FLAGS.contains(&word.as_str()) {
+                        words.next();
+                    }
+                    word.strip_prefix("--env=").map(str::to_owned)
+                }
+            };
+            list.iter().flat_map(|list| list.split(',')).for_each(|entry| self.set(assignment(entry)));
+        }
+        self.variables.extend(inherited);
+        words.next();
+        if verb != "exec" {
+            self.note(&format!("{name} {verb} (what its image runs)"));
+        }
+    }
+
+    fn kubectl(&mut self, words: Words, depth: usize) {
+        self.variables.clear();
+        let words: Vec<String> = words.cloned().collect();
+        let verb = words.iter().find(|word| !word.starts_with('-')).map_or("", |word| word.as_str()).to_owned();
+        if let Some(at) = words.iter().position(|word| word == "--") {
+            self.command(words.get(at + 1..).unwrap_or_default(), depth + 1);
+        }
+        self.note(&format!("kubectl {verb} (the variables of the pod)"));
+    }
+
+    /// Reads `bash -c SCRIPT`: assignments and exports between `;` and `&&`.
+    fn shell(&mut self, name: &str, mut words: Words, depth: usize) {
+        let flags: Vec<&String> = std::iter::from_fn(|| words.next_if(|word| word.starts_with('-'))).collect();
+        let Some(script) = words.next() else { return self.note(name) };
+        if !flags.iter().any(|flag| !flag.starts_with("--") && flag.ends_with('c')) {
+            return self.note(&format!("the script {script}"));
+        }
+        if script.contains(['$', '`', '(', '{', '|', '<', '*', '\\']) {
+            self.note(&format!("{name} -c with more than assignments"));
+        }
+        let script = script.replace("&&", ";").replace('\n', ";");
+        for part in script.split(';') {
+            let words = split(part);
+            match words.first().map(String::as_str) {
+                Some("export") => words.iter().skip(1).for_each(|word| self.set(assignment(word))),
+                Some("unset") => words.iter().skip(1).for_each(|word| drop(self.variables.remove(word))),
+                Some("source" | "." | "if" | "for" | "while" | "module" | "eval" | "set") => {
+                    self.note(&format!("{name} -c with {}", part.trim()));
+                }
+                Some("cd" | "ulimit" | "echo" | "sleep" | "umask") | None => {}
+                // Without a program these are variables of the shell, which it does not pass on.
+                Some(_) if words.iter().all(|word| assignment(word).is_some()) => {}
+                Some(_) => self.command(&words, depth + 1),
+            }
+        }
+    }
+}
+
+/// Skips options, and words before the program.
+fn skip(words: &mut Words, with_word: &[&str], before: usize) {
+    while let Some(word) = words.next_if(|word| word.starts_with('-')) {
+        if word == "--" {
+            break;
+        }
+        if with_word.contains(&word.as_str()) {
+            words.next();
+        }
+    }
+    for _ in 0..before {
+        words.next();
+    }
+}
+
+/// Splits a part of a script into words; quotes go.
+fn split(part: &str) -> Vec<String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    for c in part.chars() {
+        match (quote, c) {
+            (Some(open), c) if c == open => quote = None,
+            (None, '"' | '\'') => {
+                quote = Some(c);
+                word.get_or_insert_default();
+            }
+            (None, c) if c.is_whitespace() => words.extend(word.take()),
+            _ => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Launched {
+        let own = [("OWN".to_owned(), "1".to_owned())].into_iter().collect();
+        Launched::read(own, &split(line))
+    }
+
+    /// Each sets X=1 for the program.
+    #[test]
+    fn launchers_are_looked_through() {
+        for line in [
+            "X=1 ./app",
+            "env A=1 X=1 ./app",
+            "/usr/bin/env -u A -- X=1 ./app",
+            "env -i X=1 ./app",
+            "mpirun -np 2 -x X=1 ./app",
+            "mpirun --mca pml ob1 -H a,b -x X=1 -x Y ./app",
+            "mpiexec -genv X 1 ./app",
+            "mpirun -np 2 env X=1 ./app",
+            "srun --export=ALL,X=1 ./app",
+            "srun -N 2 --export ALL,X=1 ./app",
+            "sudo X=1 ./app",
+            "sudo -u user env X=1 ./app",
+            "timeout 60 env X=1 ./app",
+            "timeout -k 5 --signal=KILL 60 nice -n 5 env X=1 ./app",
+            "numactl --cpunodebind=0 -m 0 env X=1 ./app",
+            "docker run --rm --gpus all -e X=1 image app",
+            "docker run -eX=1 --shm-size 1g image",
+            "docker exec --env X=1 container app",
+            "podman run --env=X=1 image",
+            "nerdctl run --env X=1 image app",
+            "nerdctl -n k8s.io run image env X=1 app",
+            "apptainer exec --nv --env A=2,X=1 image.sif ./app",
+            "singularity exec --bind /a image.sif env X=1 ./app",
+            "kubectl exec pod -c main -- env X=1 ./app",
+            "bash -c 'export X=1; ./app'",
+            "bash -lc 'cd /tmp && X=1 ./app'",
+            "srun bash -c 'export X=1; timeout 5 ./app'",
+        ] {
+            assert_eq!(read(line).variables.get("X").map(String::as_str), Some("1"), "{line}");
+        }
+        for line in ["./app X=1", "env -u X ./app X=1", "X=1 env -u X ./app", "bash -c 'X=1; ./app'", "X=1 sudo ./app"]
+        {
+            assert_eq!(read(line).variables.get("X"), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_passed_on_is_gone() {
+        for (line, stays) in [
+            ("./app", true),
+            ("env -i ./app", false),
+            ("sudo ./app", false),
+            ("sudo -E ./app", true),
+            ("sudo --preserve-env=OWN ./app", true),
+            ("srun --export=NONE ./app", false),
+            ("srun --export=OWN ./app", true),
+            ("docker run image ./app", false),
+            ("docker run -e OWN image ./app", true),
+            ("apptainer exec -e image ./app", false),
+            ("kubectl exec pod -- ./app", false),
+        ] {
+            assert_eq!(read(line).variables.contains_key("OWN"), stays, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_said() {
+        for line in [
+            "docker run image app",
+            "kubectl exec pod -- app",
+            "ssh host ./app",
+            "bash train.sh",
+            "bash -c 'source env.sh; ./app'",
+            "bash -c 'X=$(cat x) ./app'",
+            "env -S 'X=1 ./app'",
+            "mpirun --unheard-of ./app",
+            "sbatch job.sh",
+            "apptainer run image.sif",
+        ] {
+            assert!(!read(line).not_understood.is_empty(), "{line}");
+        }
+        for line in [
+            "./app",
+            "env X=1 ./app",
+            "mpirun -np 2 ./app --flag",
+            "srun -n 4 ./app",
+            "sudo X=1 ./app",
+            "timeout 9 ./app",
+        ] {
+            assert!(read(line).not_understood.is_empty(), "{line}: {:?}", read(line).not_understood);
+        }
+    }
+}
