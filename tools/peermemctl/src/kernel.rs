@@ -98,16 +98,21 @@ fn module(line: &str) -> Option<(String, Loaded)> {
     Some((name, Loaded { refcount, used_by, state: words.next().unwrap_or_default().to_owned() }))
 }
 
-/// The lines of the kernel log since boot, as far as it reaches back.
-pub fn log(root: &Root) -> Result<Vec<String>, Missing> {
-    let text = root.kernel_log()?;
+/// Returns the lines of the kernel log since boot, as far as it reaches back, and whether more was
+/// there than is read.
+pub fn log(root: &Root) -> (Result<Vec<String>, Missing>, bool) {
+    let (text, cut) = match root.kernel_log() {
+        Ok(log) => log,
+        Err(missing) => return (Err(missing), false),
+    };
     // A record is "level,sequence,time,flags;text"; lines with a leading space belong to the record
     // before.
-    Ok(text
+    let lines = text
         .lines()
         .filter(|line| !line.starts_with(' '))
         .filter_map(|line| line.split_once(';').map(|(_, text)| text.to_owned()))
-        .collect())
+        .collect();
+    (Ok(lines), cut)
 }
 
 /// The releases of the kernels that are installed and newer than the running one.

@@ -28,6 +28,8 @@ pub struct Machine<'a> {
     pub symbols: Result<BTreeMap<String, Option<String>>, Missing>,
     pub modules: BTreeMap<String, Loaded>,
     pub log: Result<Vec<String>, Missing>,
+    /// Whether only the end of the log was read.
+    pub log_cut: bool,
     pub driver: Option<Driver>,
     pub devices: Vec<Device>,
     pub rdma: Vec<RdmaDevice>,
@@ -71,10 +73,12 @@ impl<'a> Machine<'a> {
             Some(ModuleFile::read(root, &path).ok()?.takes_dma_buf())
         };
         let nic_dma_buf = rdma.is_empty() || rdma.iter().any(|device| takes_dma_buf(device) != Some(false));
+        let (log, log_cut) = kernel::log(root);
         let loaded = peermem_loaded(root, &modules, release.as_deref(), driver.as_ref());
         Self {
             symbols: kernel::symbols(root),
-            log: kernel::log(root),
+            log,
+            log_cut,
             devices: pci::devices(root),
             registrations: peermem::registrations(root),
             failures: peermem::failures(root),

@@ -4,7 +4,7 @@
 use rustix::fs::Access;
 use rustix::io::Errno;
 use std::fs;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,6 +16,10 @@ use tempfile::TempDir;
 /// What a program may take. One that asks the GPU driver takes seconds for each GPU that it has to
 /// wake, and for ever where the driver stands still.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How much of the end of the kernel log is looked at, and how long that may take.
+const LOG: usize = 8 << 20;
+const LOG_TIME: Duration = Duration::from_millis(400);
 
 /// Where recorded trees keep what programs printed.
 pub const TOOLS: &str = "/.tools";
@@ -117,27 +121,50 @@ impl Root {
         Ok(fs::read(self.at(path))?)
     }
 
-    /// The records of the kernel log that `/dev/kmsg` holds, one per line. Does not wait for new
-    /// ones.
-    pub fn kernel_log(&self) -> Result<String, Missing> {
+    /// Returns the records of the kernel log that `/dev/kmsg` holds, one per line, and whether those
+    /// before its last [`LOG`] bytes were left out. Does not wait for new ones.
+    pub fn kernel_log(&self) -> Result<(String, bool), Missing> {
         if !self.live {
-            return self.text("/dev/kmsg");
+            return self.end_of("/dev/kmsg", LOG);
         }
         let nonblock = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
         let mut file = fs::OpenOptions::new().read(true).custom_flags(nonblock).open(self.at("/dev/kmsg"))?;
         let mut log = String::new();
         let mut record = [0; 8192];
-        loop {
+        let (start, mut cut) = (Instant::now(), false);
+        while start.elapsed() < LOG_TIME {
             match file.read(&mut record) {
-                Ok(0) => break,
+                Ok(0) => return Ok((log, cut)),
                 Ok(n) => log.push_str(&String::from_utf8_lossy(record.get(..n).unwrap_or(&[]))),
                 // The oldest record was overwritten while we read: the next read goes on behind it.
                 Err(error) if error.raw_os_error() == Some(rustix::io::Errno::PIPE.raw_os_error()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok((log, cut)),
                 Err(error) => return Err(error.into()),
             }
+            if log.len() > 2 * LOG {
+                let from = log.char_indices().map(|(at, _)| at).find(|at| *at >= log.len() - LOG).unwrap_or(0);
+                log.drain(..from);
+                cut = true;
+            }
         }
-        Ok(log)
+        Ok((log, true))
+    }
+
+    /// Returns the end of a file, from a line's start on, and whether that is not all of it.
+    fn end_of(&self, path: &str, most: usize) -> Result<(String, bool), Missing> {
+        let mut file = fs::File::open(self.at(path))?;
+        let length = file.metadata()?.len();
+        let cut = length > most as u64;
+        if cut {
+            file.seek(SeekFrom::Start(length - most as u64))?;
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        Ok(match text.split_once('\n').filter(|_| cut) {
+            Some((_, whole)) => (whole.to_owned(), true),
+            None => (text, cut),
+        })
     }
 
     /// Names in a directory, sorted; none if it cannot be read.

@@ -168,7 +168,7 @@ impl Recorder<'_> {
         if !forbidden.is_empty() {
             self.text(&format!("{TOOLS}/{FORBIDDEN}"), &forbidden);
         }
-        if let Ok(log) = self.root.kernel_log() {
+        if let Ok((log, _)) = self.root.kernel_log() {
             let kept: String = log.split_inclusive('\n').filter(|line| on_topic(line)).collect();
             self.text("/dev/kmsg", &kept);
         }

@@ -43,12 +43,12 @@ fn records(log: &str) -> impl Iterator<Item = (u64, &str)> {
 impl Mark {
     /// The end of the log; `Err` where this user may not read it.
     pub fn now(root: &Root) -> Result<Self, Missing> {
-        Ok(Self(records(&root.kernel_log()?).map(|(number, _)| number).max()))
+        Ok(Self(records(&root.kernel_log()?.0).map(|(number, _)| number).max()))
     }
 
     /// The alarms since then.
     pub fn alarms(&self, root: &Root) -> Vec<String> {
-        let log = root.kernel_log().unwrap_or_default();
+        let (log, _) = root.kernel_log().unwrap_or_default();
         let is_new = |number: u64| self.0.is_none_or(|last| number > last);
         let alarms = records(&log).filter(|(number, text)| is_new(*number) && is_alarm(text));
         alarms.map(|(_, text)| text.to_owned()).collect()
