@@ -28,6 +28,7 @@ pub mod recorded;
 pub mod root;
 pub mod select;
 pub mod selftest;
+pub mod setting;
 pub mod text;
 pub mod verbs;
 pub mod verify;

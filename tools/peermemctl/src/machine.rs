@@ -8,6 +8,7 @@ use crate::pci::{self, Device};
 use crate::peermem::{self, Callback, Failure, Registration, Stats};
 use crate::rdma::{self, RdmaDevice};
 use crate::root::{Missing, Root, Silent};
+use crate::setting::Setting;
 use std::collections::BTreeMap;
 
 /// The module's name as the kernel writes it.
@@ -23,6 +24,8 @@ pub const REGISTER: &str = "ib_register_peer_memory_client";
 /// What was read of the machine.
 pub struct Machine<'a> {
     pub root: &'a Root,
+    /// The kind of machine that it is.
+    pub setting: Setting,
     pub release: Option<String>,
     /// Symbols of interest, with their modules.
     pub symbols: Result<BTreeMap<String, Option<String>>, Missing>,
@@ -85,6 +88,7 @@ impl<'a> Machine<'a> {
             callbacks: peermem::callbacks(root),
             peers: root.names(PEERS),
             smi: Err(Silent::Failed),
+            setting: Setting::look(root),
             rdma,
             nic_dma_buf,
             root,
@@ -139,11 +143,14 @@ impl<'a> Machine<'a> {
     }
 
     /// What has the module loaded; nothing does while there is no core or no driver for it.
-    pub fn load_it(&self) -> &'static str {
-        match self.has_symbol(REGISTER) == Some(false) || self.driver.is_none() {
+    pub fn load_it(&self) -> String {
+        if self.setting.modules_in_containers() && self.file.is_none() {
+            return self.setting.install_it();
+        }
+        self.setting.on_host(match self.has_symbol(REGISTER) == Some(false) || self.driver.is_none() {
             true => "then: modprobe nvidia-peermem",
             false => "modprobe nvidia-peermem",
-        }
+        })
     }
 
     /// Whether the kernel, the GPU's and the NIC's drivers offer registration by dma-buf.

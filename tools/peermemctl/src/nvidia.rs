@@ -6,7 +6,7 @@ use crate::root::{Root, Silent};
 use std::collections::BTreeMap;
 
 /// PCI vendor id of NVIDIA.
-const NVIDIA: u16 = 0x10de;
+pub const NVIDIA: u16 = 0x10de;
 /// Class and subclass of GPUs with and without a display.
 const DISPLAYS: [u32; 2] = [0x0300, 0x0302];
 
@@ -58,6 +58,13 @@ pub fn driver(root: &Root) -> Option<Driver> {
     Some(Driver { version, flavour })
 }
 
+/// Returns the name that the GPU driver has for the GPU at `address`.
+pub fn model(root: &Root, address: &str) -> Option<String> {
+    let text = root.text(&format!("/proc/driver/nvidia/gpus/{address}/information")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Model:"))?;
+    Some(line.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
 /// `/proc/driver/nvidia/params`.
 pub fn params(root: &Root) -> BTreeMap<String, String> {
     let text = root.text("/proc/driver/nvidia/params").unwrap_or_default();
@@ -89,6 +96,8 @@ pub const SMI: &[&str] = &["-q"];
 /// What nvidia-smi tells of one GPU.
 #[derive(Default)]
 pub struct Told {
+    /// `NVIDIA GB10`.
+    pub name: Option<String>,
     pub bar1: Option<Bar1>,
     /// `Enabled`, `Disabled` or `N/A`.
     pub mig: Option<String>,
@@ -125,6 +134,7 @@ pub fn told(root: &Root) -> Result<BTreeMap<String, Told>, Silent> {
             ("BAR1 Memory Usage", "Used") => {
                 of.bar1 = total.zip(mebibytes()).map(|(total, used)| Bar1 { total, used });
             }
+            (_, "Product Name") => of.name = Some(value.trim().to_owned()),
             ("MIG Mode", "Current") => of.mig = Some(value.trim().to_owned()),
             ("GPU Virtualization Mode", "Virtualization Mode") => of.virtualization = Some(value.trim().to_owned()),
             _ => {}

@@ -26,6 +26,8 @@ pub struct Device {
     /// Sizes of the six BARs in bytes, 0 for none and for the upper half of a 64-bit one.
     pub bars: [u64; 6],
     pub iommu: Iommu,
+    /// Number of its IOMMU group.
+    pub iommu_group: Option<String>,
 }
 
 /// A PCIe link, as it is and as it could be.
@@ -164,6 +166,7 @@ pub fn device(root: &Root, address: &str) -> Option<Device> {
         link: link(root, &dir),
         bars: bars(root, &dir),
         iommu: iommu(root, &dir),
+        iommu_group: root.link_name(&format!("{dir}/iommu_group")),
     })
 }
 
@@ -222,6 +225,11 @@ impl Device {
     /// its id in the same file.
     pub fn is_dma_direct(&self) -> bool {
         (self.vendor, self.device) == (0x15b3, 0x2100)
+    }
+
+    /// Returns whether the list of PCI ids has its name.
+    pub fn has_known_name(&self) -> bool {
+        pci_ids::Device::from_vid_pid(self.vendor, self.device).is_some()
     }
 
     /// What it is called.
@@ -328,6 +336,7 @@ mod tests {
             link: None,
             bars: [0; 6],
             iommu: Iommu::Off,
+            iommu_group: None,
         }
     }
 

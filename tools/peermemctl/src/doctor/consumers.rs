@@ -30,7 +30,7 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, set
             return vec![Check::skip(consumer.id, message).seen(refusal.seen)];
         }
         Registers::No(refusal) => {
-            let fix = refusal.set.unwrap_or_else(|| machine.load_it().to_owned());
+            let fix = refusal.set.unwrap_or_else(|| machine.load_it());
             let message = format!("{name}: no, because {}", refusal.because);
             return vec![Check::warn(consumer.id, message, fix).seen(refusal.seen)];
         }
@@ -65,7 +65,7 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, set
             Some(refusal) => Check::warn(
                 consumer.id,
                 format!("{name}: no, GPU {gpu} with {nic} ({distance}), because {}", refusal.because),
-                refusal.set.unwrap_or_else(|| machine.load_it().to_owned()),
+                refusal.set.unwrap_or_else(|| machine.load_it()),
             )
             .about(
                 Kind::Gpu,

@@ -262,7 +262,7 @@ fn loaded(machine: &Machine) -> Check {
 
 /// What the kernel log says about the last try to load the module: in words, what fixes it, the
 /// line.
-pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, &'static str, String)> {
+pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String)> {
     const SIGN: &str = "sign the module file: module.signature says how";
     const NO_DRIVER: &str = "the GPU driver is not loaded";
     const GPL_ONLY: &str = "GPL-only symbols";
@@ -321,7 +321,7 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, &'static str, 
             return Some(("the module with the peer-memory API was not loaded", machine.load_it(), line.clone()));
         }
         if let Some((_, why, fix)) = CAUSES.into_iter().find(|(text, _, _)| line.contains(text)) {
-            return Some((why, fix, line.clone()));
+            return Some((why, fix.to_owned(), line.clone()));
         }
     }
     None

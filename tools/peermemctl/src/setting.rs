@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The kind of machine that this is. A cure for one kind is none for another, so this is read first.
+
+use crate::kernel;
+use crate::machine::Machine;
+use crate::nvidia;
+use crate::pci::Device;
+use crate::rdma::RdmaDevice;
+use crate::root::Root;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// Where the GPU driver's container has its files.
+const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
+/// Where the container of DOCA-OFED has its files.
+const OFED_CONTAINER: &str = "/run/mellanox/drivers";
+
+/// What this program runs on.
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
+pub struct Setting {
+    /// `x86_64` or `aarch64`, where that can be told.
+    pub architecture: Option<String>,
+    /// What says that this is a virtual machine; `null` if nothing does.
+    pub virtual_machine: Option<String>,
+    /// What says that this is a container; `null` if nothing does.
+    pub container: Option<String>,
+    /// The namespaces of this container that are not the host's, as far as that can be told.
+    pub namespaces: Vec<String>,
+    /// Whether nvidia.ko comes from the GPU Operator's driver container.
+    pub driver_container: bool,
+    /// Whether the RDMA core comes from the container of DOCA-OFED.
+    pub ofed_container: bool,
+    /// Whether RDMA devices are seen only in the network namespace that has them.
+    pub rdma_by_namespace: bool,
+    /// Whether this is a Tegra (Jetson, IGX Orin): its own GPU shares the CPU's memory.
+    pub tegra: bool,
+}
+
+impl Setting {
+    /// Reads the kind of machine.
+    pub fn look(root: &Root) -> Self {
+        let (container, namespaces) = container(root);
+        Self {
+            architecture: architecture(root),
+            virtual_machine: virtual_machine(root),
+            container,
+            namespaces,
+            driver_container: is_there(root, DRIVER_CONTAINER)
+                || root.exists("/run/nvidia/validations/.driver-ctr-ready"),
+            ofed_container: is_there(root, OFED_CONTAINER),
+            rdma_by_namespace: root.line("/sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N"),
+            tegra: is_tegra(root),
+        }
+    }
+
+    /// Returns whether modules of this machine come from containers, so that nothing can be built or
+    /// installed on the host for them.
+    pub fn modules_in_containers(&self) -> bool {
+        self.driver_container || self.ofed_container
+    }
+
+    /// Returns the setting in words.
+    pub fn words(&self) -> String {
+        let mut words = Vec::new();
+        words.extend(self.architecture.clone());
+        words.push(match &self.virtual_machine {
+            Some(seen) => format!("a virtual machine ({seen})"),
+            None => "nothing says that it is a virtual machine".to_owned(),
+        });
+        if let Some(seen) = &self.container {
+            let own = match self.namespaces.as_slice() {
+                [] => String::new(),
+                names => format!(", with namespaces of its own: {}", names.join(", ")),
+            };
+            words.push(format!("in a container ({seen}){own}"));
+        }
+        words.push(match (self.driver_container, self.ofed_container) {
+            (true, true) => "nvidia.ko and the RDMA core come from containers".to_owned(),
+            (true, false) => "nvidia.ko comes from a container".to_owned(),
+            (false, true) => "the RDMA core comes from a container".to_owned(),
+            (false, false) => "modules are the host's".to_owned(),
+        });
+        if self.tegra {
+            words.push("a Tegra".to_owned());
+        }
+        if self.rdma_by_namespace {
+            words.push("RDMA devices are seen in their own network namespace only".to_owned());
+        }
+        words.join("; ")
+    }
+
+    /// Returns what builds or installs this project's module here.
+    pub fn install_it(&self) -> String {
+        if self.modules_in_containers() {
+            return self.reload_it();
+        }
+        match &self.container {
+            Some(_) => "on the host, not in this container: in this project's folder: make && make install".to_owned(),
+            None => "in this project's folder: make && make install".to_owned(),
+        }
+    }
+
+    /// Returns what brings the module back on a node whose modules come from containers.
+    fn reload_it(&self) -> String {
+        format!(
+            "the modules of this node come from containers ({}): use packaging/container of this project (a DaemonSet); \
+             for NVIDIA's own sidecar delete the driver pod, with FORCE_REINSTALL=true in its environment. \
+             A build on the host has neither headers nor exports of those",
+            match (self.driver_container, self.ofed_container) {
+                (true, true) => format!("{DRIVER_CONTAINER}, {OFED_CONTAINER}"),
+                (true, false) => DRIVER_CONTAINER.to_owned(),
+                _ => OFED_CONTAINER.to_owned(),
+            }
+        )
+    }
+
+    /// Returns what to do before `command`, which changes the host's kernel.
+    pub fn on_host(&self, command: &str) -> String {
+        match &self.container {
+            Some(_) => format!("on the host, not in this container: {command}"),
+            None => command.to_owned(),
+        }
+    }
+}
+
+/// Returns whether a folder or file exists and is not an empty folder.
+fn is_there(root: &Root, path: &str) -> bool {
+    !root.names(path).is_empty()
+}
+
+fn architecture(root: &Root) -> Option<String> {
+    if let Some(arch) = root.line("/proc/sys/kernel/arch").filter(|arch| !arch.is_empty()) {
+        return Some(arch);
+    }
+    let version = root.text("/proc/driver/nvidia/version").unwrap_or_default();
+    let cpu = root.text("/proc/cpuinfo").unwrap_or_default();
+    let of = |arch: &str| version.lines().next().is_some_and(|line| line.contains(arch));
+    if of("aarch64") || cpu.contains("CPU implementer") {
+        return Some("aarch64".to_owned());
+    }
+    (of("x86_64") || cpu.contains("vendor_id")).then(|| "x86_64".to_owned())
+}
+
+/// Returns what says that this is a virtual machine.
+fn virtual_machine(root: &Root) -> Option<String> {
+    const MAKERS: [&str; 11] = [
+        "QEMU",
+        "KVM",
+        "VMware",
+        "Xen",
+        "innotek",
+        "OpenStack",
+        "Nutanix",
+        "Bochs",
+        "Parallels",
+        "Red Hat",
+        "Virtual Machine",
+    ];
+    if let Some(kind) = root.line("/sys/hypervisor/type").filter(|kind| !kind.is_empty()) {
+        return Some(format!("/sys/hypervisor/type is {kind}"));
+    }
+    let dmi = |name: &str| root.line(&format!("/sys/class/dmi/id/{name}")).unwrap_or_default();
+    let (maker, product) = (dmi("sys_vendor"), dmi("product_name"));
+    // Amazon's bare metal calls itself so in its product's name; Google's and Oracle's too.
+    let metal = product.contains("metal");
+    let cloud = ["Amazon EC2", "Google"].contains(&maker.as_str()) && !metal && !product.is_empty();
+    if cloud || MAKERS.iter().any(|word| maker.contains(word) || product.contains(word)) {
+        return Some(format!("{maker} {product} in /sys/class/dmi/id"));
+    }
+    if root.exists("/proc/device-tree/hypervisor/compatible") {
+        return Some("/proc/device-tree/hypervisor".to_owned());
+    }
+    let cpu = root.text("/proc/cpuinfo").unwrap_or_default();
+    let flags = cpu.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    flags
+        .split_ascii_whitespace()
+        .any(|flag| flag == "hypervisor")
+        .then(|| "flag hypervisor in /proc/cpuinfo".to_owned())
+}
+
+/// Returns what says that this is a container, and its namespaces that are not the initial ones.
+fn container(root: &Root) -> (Option<String>, Vec<String>) {
+    let mut namespaces = Vec::new();
+    if !kernel::has_initial_pids(root) {
+        namespaces.push("pid".to_owned());
+    }
+    let map = root.text("/proc/self/uid_map").unwrap_or_default();
+    if !map.is_empty() && !map.split_ascii_whitespace().eq(["0", "0", "4294967295"]) {
+        namespaces.push("user".to_owned());
+    }
+    let same = |name: &str| {
+        let of = |pid: &str| root.link_name(&format!("/proc/{pid}/ns/{name}"));
+        Some(of("1")? == of("self")?)
+    };
+    for name in ["net", "mnt"] {
+        // A service of systemd may have a mount namespace of its own; only the first counts alone.
+        if same(name) == Some(false) && (name == "net" || !namespaces.is_empty()) {
+            namespaces.push(name.to_owned());
+        }
+    }
+    let files = ["/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io/serviceaccount"];
+    let seen = files.iter().find(|path| root.exists(path)).map(|path| format!("{path} exists"));
+    let by_namespace = namespaces.first().filter(|name| *name == "pid");
+    (seen.or_else(|| by_namespace.map(|_| "its /proc is not of the initial pid namespace".to_owned())), namespaces)
+}
+
+fn is_tegra(root: &Root) -> bool {
+    let compatible = root.text("/proc/device-tree/compatible").unwrap_or_default();
+    compatible.contains("nvidia,tegra") || root.exists("/etc/nv_tegra_release") || root.exists("/sys/module/nvgpu")
+}
+
+/// Kinds of GPUs that differ in what NVIDIA's driver lets a NIC do with their memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum GpuClass {
+    /// Data-centre and professional boards.
+    Full,
+    /// GeForce: the driver gives their memory to no NIC.
+    Geforce,
+    /// The GPU shares the CPU's memory (GB10, Orin, Thor).
+    Integrated,
+}
+
+impl GpuClass {
+    /// Returns why no NIC gets memory of such a GPU, and what to do instead.
+    pub fn refusal(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Full => None,
+            Self::Geforce => Some((
+                "is a GeForce board, which NVIDIA's driver gives no GPUDirect RDMA: neither peer memory nor dma-buf",
+                "use a data-centre or RTX professional GPU",
+            )),
+            Self::Integrated => Some((
+                "shares the CPU's memory: NVIDIA gives it neither peer memory nor dma-buf",
+                "allocate buffers by cudaHostAlloc() and register them by a plain ibv_reg_mr(): no module is needed",
+            )),
+        }
+    }
+}
+
+impl Machine<'_> {
+    /// Returns a GPU's name: the list of PCI ids has it, or the GPU driver.
+    pub fn gpu_name(&self, gpu: &Device) -> String {
+        let own = gpu.name();
+        if gpu.has_known_name() {
+            return own;
+        }
+        let smi = self.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.name.clone());
+        smi.or_else(|| nvidia::model(self.root, &gpu.address)).unwrap_or(own)
+    }
+
+    /// Returns the class of a GPU.
+    pub fn gpu_class(&self, gpu: &Device) -> GpuClass {
+        // The GPU of GB10 has ids from 2e00 to 2eff.
+        let is_gb10 = gpu.vendor == nvidia::NVIDIA && (0x2e00..0x2f00).contains(&gpu.device);
+        let names = [gpu.name(), self.gpu_name(gpu), nvidia::model(self.root, &gpu.address).unwrap_or_default()];
+        let named = |words: &[&str]| names.iter().any(|name| words.iter().any(|word| name.contains(word)));
+        if is_gb10 || named(&["GB10", "Orin", "Thor", "Xavier", "Tegra"]) && !named(&["GB100", "GB102"]) {
+            GpuClass::Integrated
+        } else if named(&["GeForce"]) {
+            GpuClass::Geforce
+        } else {
+            GpuClass::Full
+        }
+    }
+}
+
+/// Makers of RDMA devices whose drivers differ in how they take GPU memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Vendor {
+    Mellanox,
+    Broadcom,
+    Efa,
+    /// Their kernel's own driver never asks peers for memory.
+    NeverAsks,
+    Software,
+    Other,
+}
+
+/// Returns whose an RDMA device is.
+pub fn vendor(nic: &RdmaDevice) -> Vendor {
+    match nic.module.as_deref() {
+        _ if nic.software => Vendor::Software,
+        Some("mlx5_ib" | "mlx4_ib") => Vendor::Mellanox,
+        Some("bnxt_re") => Vendor::Broadcom,
+        Some("efa") => Vendor::Efa,
+        Some("mana_ib" | "hfi1" | "qedr" | "ionic_rdma") => Vendor::NeverAsks,
+        _ => Vendor::Other,
+    }
+}
