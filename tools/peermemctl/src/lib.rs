@@ -32,3 +32,4 @@ pub mod setting;
 pub mod text;
 pub mod verbs;
 pub mod verify;
+pub mod way;

@@ -9,6 +9,7 @@ use crate::peermem::{self, Callback, Failure, Registration, Stats};
 use crate::rdma::{self, RdmaDevice};
 use crate::root::{Missing, Root, Silent};
 use crate::setting::Setting;
+use crate::way;
 use std::collections::BTreeMap;
 
 /// The module's name as the kernel writes it.
@@ -20,6 +21,9 @@ pub const PEERS: &str = "/sys/kernel/mm/memory_peers";
 
 /// The symbol that a core with the peer-memory API exports.
 pub const REGISTER: &str = "ib_register_peer_memory_client";
+
+/// What a driver of RDMA devices calls that lets peers answer for memory.
+pub const ASK: &str = "ib_umem_get_peer";
 
 /// What was read of the machine.
 pub struct Machine<'a> {
@@ -36,8 +40,8 @@ pub struct Machine<'a> {
     pub driver: Option<Driver>,
     pub devices: Vec<Device>,
     pub rdma: Vec<RdmaDevice>,
-    /// Whether the driver of an RDMA device registers dma-bufs, or none could be looked at.
-    pub nic_dma_buf: bool,
+    /// What the files of the RDMA devices' drivers say, by module, where they can be read.
+    pub drivers: BTreeMap<String, NicDriver>,
     /// The module file that modprobe would load.
     pub file: Option<ModuleFile>,
     /// The nvidia-peermem that is loaded.
@@ -71,11 +75,7 @@ impl<'a> Machine<'a> {
         let file = chosen.and_then(|path| ModuleFile::read(root, &path).ok());
         let stats = Stats::read(root);
         let rdma = rdma::devices(root);
-        let takes_dma_buf = |device: &RdmaDevice| {
-            let path = module_file::chosen(root, release.as_deref()?, device.module.as_deref()?)?;
-            Some(ModuleFile::read(root, &path).ok()?.takes_dma_buf())
-        };
-        let nic_dma_buf = rdma.is_empty() || rdma.iter().any(|device| takes_dma_buf(device) != Some(false));
+        let drivers = nic_drivers(root, release.as_deref(), &rdma);
         let (log, log_cut) = kernel::log(root);
         let loaded = peermem_loaded(root, &modules, release.as_deref(), driver.as_ref());
         Self {
@@ -90,7 +90,7 @@ impl<'a> Machine<'a> {
             smi: Err(Silent::Failed),
             setting: Setting::look(root),
             rdma,
-            nic_dma_buf,
+            drivers,
             root,
             release,
             modules,
@@ -153,13 +153,37 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// Whether the kernel, the GPU's and the NIC's drivers offer registration by dma-buf.
+    /// Whether the kernel, the GPU driver and the driver of a NIC offer registration by dma-buf, if
+    /// there is a NIC.
     pub fn dma_buf(&self) -> bool {
         // NVIDIA offers it in the open flavour only.
-        self.nic_dma_buf
-            && self.has_symbol("ib_umem_dmabuf_get") == Some(true)
+        let nic = self.rdma.is_empty() || self.rdma.iter().any(|nic| way::nic_takes_dma_buf(self, nic).is_yes());
+        nic && self.has_symbol("ib_umem_dmabuf_get") == Some(true)
             && self.driver.as_ref().is_some_and(|driver| driver.flavour == Some(nvidia::Flavour::Open))
     }
+}
+
+/// What the file of an RDMA device's driver says.
+#[derive(Clone, Debug)]
+pub struct NicDriver {
+    pub path: String,
+    /// Whether it asks peers for memory.
+    pub asks_peers: bool,
+    /// Whether it registers dma-bufs.
+    pub takes_dma_buf: bool,
+}
+
+fn nic_drivers(root: &Root, release: Option<&str>, rdma: &[RdmaDevice]) -> BTreeMap<String, NicDriver> {
+    let mut drivers = BTreeMap::new();
+    for module in rdma.iter().filter_map(|device| device.module.clone()) {
+        let path = release.and_then(|release| module_file::chosen(root, release, &module));
+        let file = path.and_then(|path| ModuleFile::read(root, &path).ok());
+        if let Some(file) = file {
+            let (asks_peers, takes_dma_buf) = (file.needs(ASK), file.takes_dma_buf());
+            drivers.insert(module, NicDriver { path: file.path, asks_peers, takes_dma_buf });
+        }
+    }
+    drivers
 }
 
 fn peermem_loaded(

@@ -738,7 +738,7 @@ fn variables_take_dma_buf_or_the_nic_away() {
         ("consumers.nccl", "NCCL_IB_HCA=^mlx5"),
         ("consumers.nccl", "NCCL_NET_GDR_LEVEL=LOC"),
         ("consumers.ucx", "UCX_IB_GPU_DIRECT_RDMA=n"),
-        ("consumers.nvshmem", "NVSHMEM_IB_ENABLE_IBGDA=1"),
+        ("consumers.nvshmem", "NVSHMEM_HCA_PREFIX=ibp"),
         ("consumers.libfabric", "FI_HMEM_DISABLE_P2P=1"),
     ] {
         assert_eq!(level("hgx", id, set).0, "WARN", "{set}");

@@ -4,13 +4,14 @@
 
 mod libfabric;
 mod nccl;
-mod nvshmem;
+pub mod nvshmem;
 mod ucx;
 
 use crate::environment::Environment;
 use crate::machine::Machine;
 use crate::pci::{Device, Distance};
 use crate::rdma::RdmaDevice;
+use crate::way::{self, Judged, Way};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -20,38 +21,24 @@ pub struct Consumer {
     pub name: &'static str,
     /// Where its rule was read.
     pub source: &'static str,
-    /// How it registers GPU memory on this machine, with whichever NIC.
-    pub registers: fn(&Machine, &Environment) -> Registers,
+    /// How it registers GPU memory on this machine, where dma-buf is offered or not.
+    pub registers: fn(&Machine, &Environment, &Judged) -> Registers,
+    /// What of the variables is not understood, so that it may do otherwise.
+    pub unsure: fn(&Environment) -> Option<String>,
     /// What of a GPU and a NIC keeps it from that.
-    pub refuses: fn(&Setting, &Machine, &Environment) -> Option<Refusal>,
+    pub refuses: fn(&Pairing, &Machine, &Environment) -> Option<Refusal>,
 }
 
 /// All that are known.
 pub const ALL: [&Consumer; 6] =
     [&nccl::NCCL, &nccl::GIN, &nccl::SHARP, &ucx::UCX, &nvshmem::NVSHMEM, &libfabric::LIBFABRIC];
 
-/// How GPU memory gets registered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
-pub enum Way {
-    #[serde(rename = "peer memory")]
-    PeerMemory,
-    #[serde(rename = "dma-buf")]
-    DmaBuf,
-}
-
-impl Way {
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::PeerMemory => "peer memory",
-            Self::DmaBuf => "dma-buf",
-        }
-    }
-}
-
 /// Whether a program finds a way to register GPU memory.
 pub enum Registers {
     By(Way, String),
     No(Refusal),
+    /// What decides it could not be read, or was not understood.
+    Unknown(String),
 }
 
 /// Why a program does not use GPUDirect RDMA.
@@ -65,7 +52,7 @@ pub struct Refusal {
 }
 
 /// A GPU and a NIC, as a program sees them.
-pub struct Setting<'a> {
+pub struct Pairing<'a> {
     pub gpu: &'a Device,
     pub nic: &'a RdmaDevice,
     pub distance: Distance,
@@ -84,7 +71,9 @@ pub struct Verdict {
     /// Name of the RDMA device.
     pub nic: String,
     pub distance: Distance,
-    /// `null` if it copies through host memory.
+    /// Whether it uses GPUDirect RDMA; `null` if that cannot be told.
+    pub direct: Option<bool>,
+    /// The way in which it does; `null` if it copies through host memory, or that cannot be told.
     pub direct_by: Option<Way>,
     pub because: String,
     /// What changes that.
@@ -93,14 +82,14 @@ pub struct Verdict {
 
 /// Each pair of a GPU and a NIC with an active port, which is what all of them look for. Software
 /// devices are left out: with them the CPU moves every byte.
-pub fn settings<'a>(machine: &'a Machine) -> Vec<Setting<'a>> {
-    let mut settings = Vec::new();
+pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
+    let mut pairings = Vec::new();
     for gpu in machine.gpus() {
         let nics = machine.rdma.iter().filter(|device| !device.software && device.is_active());
         let nics = nics.filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?)));
         let pairs: Vec<_> = nics.map(|(device, nic)| (device, nic, gpu.way_to(nic).distance)).collect();
         let nearest = pairs.iter().map(|(.., distance)| *distance).min();
-        settings.extend(pairs.into_iter().map(|(nic, at, distance)| Setting {
+        pairings.extend(pairs.into_iter().map(|(nic, at, distance)| Pairing {
             gpu,
             nic,
             distance,
@@ -108,34 +97,67 @@ pub fn settings<'a>(machine: &'a Machine) -> Vec<Setting<'a>> {
             nearest: nearest == Some(distance),
         }));
     }
-    settings
+    pairings
 }
 
 /// What each program does with each GPU and NIC.
 pub fn verdicts(machine: &Machine, environment: &Environment) -> Vec<Verdict> {
-    let settings = settings(machine);
+    let pairings = pairings(machine);
     let of = |consumer: &&'static Consumer| -> Vec<Verdict> {
-        settings.iter().map(|setting| consumer.judge(setting, machine, environment)).collect()
+        pairings.iter().map(|pairing| consumer.judge(pairing, machine, environment)).collect()
     };
     ALL.iter().flat_map(of).collect()
 }
 
+/// What a program does with a GPU and a NIC, and why.
+pub enum Does {
+    Direct(Way, String),
+    Copies(Refusal),
+    Unknown(String),
+}
+
 impl Consumer {
-    /// What it does with a GPU and a NIC.
-    fn judge(&self, setting: &Setting, machine: &Machine, environment: &Environment) -> Verdict {
-        let refusal = match (self.registers)(machine, environment) {
-            Registers::By(way, seen) => (self.refuses)(setting, machine, environment).ok_or((way, seen)),
-            Registers::No(refusal) => Ok(refusal),
+    /// Returns what the program does with a GPU and a NIC.
+    pub fn does(&self, pairing: &Pairing, machine: &Machine, environment: &Environment) -> Does {
+        let can = |way| way::possible(machine, pairing.gpu, pairing.nic, way);
+        let does = match (self.registers)(machine, environment, &can(Way::DmaBuf)) {
+            Registers::By(way, seen) => match (can(way), (self.refuses)(pairing, machine, environment)) {
+                (_, Some(refusal)) => return Does::Copies(refusal),
+                (Judged::No(because), _) => {
+                    let cure = machine.gpu_class(pairing.gpu).refusal().map(|(_, cure)| cure.to_owned());
+                    return Does::Copies(Refusal { because, set: cure, seen });
+                }
+                (Judged::Unknown(why), _) if way == Way::DmaBuf => Does::Unknown(why),
+                _ => Does::Direct(way, seen),
+            },
+            Registers::No(refusal) => return Does::Copies(refusal),
+            Registers::Unknown(why) => Does::Unknown(why),
         };
-        let (direct_by, because, set) = match refusal {
-            Ok(refusal) => (None, refusal.because, refusal.set),
-            Err((way, seen)) => (Some(way), seen, None),
+        match self.not_understood(environment) {
+            Some(why) => Does::Unknown(why),
+            None => does,
+        }
+    }
+
+    /// Returns what of the command line or the variables is not understood.
+    pub fn not_understood(&self, environment: &Environment) -> Option<String> {
+        let first = environment.not_understood.first().cloned();
+        first.or_else(|| (self.unsure)(environment))
+    }
+
+    /// Returns the same as one row of the report.
+    fn judge(&self, pairing: &Pairing, machine: &Machine, environment: &Environment) -> Verdict {
+        let (direct, direct_by, because, set) = match self.does(pairing, machine, environment) {
+            Does::Direct(way, seen) => (Some(true), Some(way), seen, None),
+            Does::Copies(refusal) => (Some(false), None, refusal.because, refusal.set),
+            Does::Unknown(why) => (None, None, why, None),
         };
         Verdict {
             consumer: self.name,
-            gpu: setting.gpu.address.clone(),
-            nic: setting.nic.name.clone(),
-            distance: setting.distance,
+            gpu: pairing.gpu.address.clone(),
+            nic: pairing.nic.name.clone(),
+            distance: pairing.distance,
+            direct,
             direct_by,
             because,
             set,
@@ -143,22 +165,47 @@ impl Consumer {
     }
 }
 
+/// Says that a program has no variable that this program does not understand.
+fn sure(_: &Environment) -> Option<String> {
+    None
+}
+
 /// What all of them look at: a file by which they know the module, or dma-buf, which they prefer.
-fn by_file(machine: &Machine, files: &[&str], dma_buf: Result<bool, String>, else_it: &str) -> Registers {
-    if dma_buf == Ok(true) && machine.dma_buf() {
+/// `wanted` says whether they may use dma-buf, or which variable keeps them from it.
+fn by_file(
+    machine: &Machine,
+    files: &[&str],
+    wanted: Result<(), String>,
+    offered: &Judged,
+    else_it: &str,
+) -> Registers {
+    if wanted.is_ok() && offered.is_yes() {
         return Registers::By(Way::DmaBuf, "the kernel, the GPU's and the NIC's driver offer dma-buf".to_owned());
     }
     if let Some(path) = files.iter().find(|path| machine.root.exists(path)) {
         return Registers::By(Way::PeerMemory, format!("{path} exists"));
     }
     let seen = format!("none of {}", files.join(", "));
-    match dma_buf {
-        Err(variable) if machine.dma_buf() => Registers::No(Refusal {
+    match (wanted, offered) {
+        (Ok(()), Judged::Unknown(why)) => Registers::Unknown(why.clone()),
+        (Err(variable), Judged::Yes(_) | Judged::Unknown(_)) => Registers::No(Refusal {
             because: format!("it does not find the module, {variable} keeps it from dma-buf, and it {else_it}"),
             set: Some(format!("unset {}", variable.split('=').next().unwrap_or(&variable))),
             seen,
         }),
         _ => Registers::No(Refusal { because: format!("it does not find the module and {else_it}"), set: None, seen }),
+    }
+}
+
+/// Returns what puts a NIC back that a list takes away: an entry more, or for a list of those that are
+/// left out (`^`) no list.
+fn put_back(variable: &str, list: &str, entry: &str) -> String {
+    match list.starts_with('^') {
+        true => format!(
+            "take {} out of the list that {variable} leaves out, or unset {variable}",
+            entry.split(':').next().unwrap_or(entry)
+        ),
+        false => format!("set {variable}={list},{entry}"),
     }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! NCCL: its InfiniBand transport, its GPU-initiated networking (GIN), and its SHARP plugin.
 
-use super::{by_file, lists, Consumer, Refusal, Setting};
+use super::{by_file, lists, put_back, Consumer, Pairing, Refusal};
 use crate::environment::Environment;
 use crate::machine::Machine;
 use crate::pci::Distance;
@@ -14,8 +14,9 @@ pub const NCCL: Consumer = Consumer {
     id: "consumers.nccl",
     name: "NCCL",
     source: "ncclTopoCheckGdr in src/graph/paths.cc of NCCL 04cdb808a107; ncclIbGdrSupport in src/transport/net_ib/gdr.cc of 276b2fe477ac",
-    registers: |machine, environment| {
-        by_file(machine, &[NV_MEM, NV_MEM_NC, SYS_VERSION], dma_buf(environment), "copies through host memory")
+    unsure: |environment| unsure(environment).or_else(|| other_topology(environment)),
+    registers: |machine, environment, offered| {
+        by_file(machine, &[NV_MEM, NV_MEM_NC, SYS_VERSION], dma_buf(environment), offered, "copies through host memory")
     },
     refuses,
 };
@@ -24,12 +25,15 @@ pub const GIN: Consumer = Consumer {
     id: "consumers.gin",
     name: "NCCL GIN",
     source: "ncclGinIbGdrSupport in src/transport/net_ib/gin.cc of NCCL 0c7f8a8a3db5",
-    registers: |machine, environment| by_file(machine, &[SYS_VERSION], dma_buf(environment), "is not available"),
-    refuses: |setting, _, environment| {
-        let mlx5 = setting.nic.module.as_deref() == Some("mlx5_ib");
-        off(setting, environment).or_else(|| {
+    unsure,
+    registers: |machine, environment, offered| {
+        by_file(machine, &[SYS_VERSION], dma_buf(environment), offered, "is not available")
+    },
+    refuses: |pairing, _, environment| {
+        let mlx5 = pairing.nic.module.as_deref() == Some("mlx5_ib");
+        off(pairing, environment).or_else(|| {
             (!mlx5).then(|| Refusal {
-                because: format!("{} is not an mlx5 NIC, and only these serve GPU-initiated queues", setting.nic.name),
+                because: format!("{} is not an mlx5 NIC, and only these serve GPU-initiated queues", pairing.nic.name),
                 set: Some("set NCCL_GIN_TYPE=2, which has a CPU thread do it".to_owned()),
                 seen: "driver of the NIC".to_owned(),
             })
@@ -41,22 +45,25 @@ pub const SHARP: Consumer = Consumer {
     id: "consumers.sharp",
     name: "NCCL SHARP plugin",
     source: "nccl_p2p_gdr_support in src/p2p_plugin.c of nccl-rdma-sharp-plugins 8eb729dd136b",
-    registers: |machine, environment| by_file(machine, &[NV_MEM], dma_buf(environment), "copies through host memory"),
+    unsure: |environment| unsure(environment).or_else(|| other_topology(environment)),
+    registers: |machine, environment, offered| {
+        by_file(machine, &[NV_MEM], dma_buf(environment), offered, "copies through host memory")
+    },
     refuses,
 };
 
 /// Whether it may use dma-buf, or the variable that says no.
-fn dma_buf(environment: &Environment) -> Result<bool, String> {
+fn dma_buf(environment: &Environment) -> Result<(), String> {
     match environment.nccl("NCCL_DMABUF_ENABLE") {
         Some(("0", _)) => Err("NCCL_DMABUF_ENABLE=0".to_owned()),
-        _ => Ok(true),
+        _ => Ok(()),
     }
 }
 
 /// Variables that take the NIC away.
-fn off(setting: &Setting, environment: &Environment) -> Option<Refusal> {
+fn off(pairing: &Pairing, environment: &Environment) -> Option<Refusal> {
     let refusal = |name: &str, value: &str, place: &str, set: String| Refusal {
-        because: format!("{name}={value} takes {} away", setting.nic.name),
+        because: format!("{name}={value} takes {} away", pairing.nic.name),
         set: Some(set),
         seen: format!("{name} of {place}"),
     };
@@ -66,12 +73,38 @@ fn off(setting: &Setting, environment: &Environment) -> Option<Refusal> {
             return Some(refusal("NCCL_IB_DISABLE", value, place, "unset NCCL_IB_DISABLE".to_owned()))
         }
     }
-    if let Some((value @ "Socket", place)) = environment.nccl("NCCL_NET") {
+    // NCCL compares the names of networks without case.
+    let net = environment.nccl("NCCL_NET").filter(|(value, _)| value.eq_ignore_ascii_case("socket"));
+    if let Some((value, place)) = net {
         return Some(refusal("NCCL_NET", value, place, "unset NCCL_NET".to_owned()));
     }
     let (value, place) = environment.nccl("NCCL_IB_HCA")?;
-    let set = format!("set NCCL_IB_HCA={value},{}", setting.nic.name);
-    (!lists(value, &setting.nic.name)).then(|| refusal("NCCL_IB_HCA", value, place, set))
+    let set = put_back("NCCL_IB_HCA", value, &pairing.nic.name);
+    (!value.is_empty() && !lists(value, &pairing.nic.name)).then(|| refusal("NCCL_IB_HCA", value, place, set))
+}
+
+/// Returns what of NCCL's variables is not understood: another network plugin decides by itself.
+fn unsure(environment: &Environment) -> Option<String> {
+    if let Some((value, place)) = environment.nccl("NCCL_NET") {
+        let own = ["", "ib", "socket"].iter().any(|name| value.eq_ignore_ascii_case(name));
+        if !own {
+            return Some(format!("NCCL_NET={value} of {place} is another network plugin, which is not judged here"));
+        }
+    }
+    if let Some((value, place)) = environment.nccl("NCCL_NET_PLUGIN") {
+        if !["", "none"].contains(&value) {
+            return Some(format!(
+                "NCCL_NET_PLUGIN={value} of {place} is another network plugin, which is not judged here"
+            ));
+        }
+    }
+    None
+}
+
+/// Returns what keeps this program from knowing the distances that NCCL believes in.
+fn other_topology(environment: &Environment) -> Option<String> {
+    let (value, place) = environment.nccl("NCCL_TOPO_FILE").filter(|(value, _)| !value.is_empty())?;
+    Some(format!("distances come from NCCL_TOPO_FILE={value} of {place}, which is not judged here"))
 }
 
 /// The kinds of paths, in NCCL's order.
@@ -110,11 +143,11 @@ impl Path {
     }
 
     /// NCCL knows no host bridges, only the processors' NUMA nodes.
-    fn between(setting: &Setting) -> Self {
-        match setting.distance {
+    fn between(pairing: &Pairing) -> Self {
+        match pairing.distance {
             Distance::Pix => Self::Pix,
             Distance::Pxb => Self::Pxb,
-            Distance::Phb | Distance::Node if setting.c2c && setting.nearest => Self::P2c,
+            Distance::Phb | Distance::Node if pairing.c2c && pairing.nearest => Self::P2c,
             Distance::Phb | Distance::Node => Self::Phb,
             Distance::Sys => Self::Sys,
         }
@@ -128,16 +161,23 @@ impl Path {
     }
 }
 
-fn refuses(setting: &Setting, _: &Machine, environment: &Environment) -> Option<Refusal> {
-    if let Some(refusal) = off(setting, environment) {
+/// What to do in a virtual machine, whose distances are its hypervisor's.
+const VIRTUAL: &str = "this is a virtual machine, and distances here are the hypervisor's, not the hardware's: give NCCL the platform's topology file by NCCL_TOPO_FILE; NCCL_NET_GDR_LEVEL=LEVEL only after ACS redirect and ATS of the host are right, else transfers end in local protection errors";
+
+fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> Option<Refusal> {
+    if let Some(refusal) = off(pairing, environment) {
         return Some(refusal);
+    }
+    // The file, not this machine, says how far they are apart.
+    if other_topology(environment).is_some() {
+        return None;
     }
     let c2c = environment.nccl("NCCL_NET_GDR_C2C").is_none_or(|(value, _)| value != "0");
     let default = if c2c { Path::P2c } else { Path::Pxb };
     let given =
         environment.nccl("NCCL_NET_GDR_LEVEL").and_then(|(value, place)| Some((Path::parse(value)?, value, place)));
     let level = given.map_or(default, |(path, ..)| path);
-    let path = Path::between(setting);
+    let path = Path::between(pairing);
     let seen = match given {
         Some((_, value, place)) => format!("NCCL_NET_GDR_LEVEL={value} of {place}"),
         None => format!("distance {} > {}", path as u8, level as u8),
@@ -148,6 +188,7 @@ fn refuses(setting: &Setting, _: &Machine, environment: &Environment) -> Option<
             None => format!("they are {} apart, and it goes up to {} only", path.text(), level.text()),
         },
         set: Some(match given.is_some_and(|_| path <= default) {
+            false if machine.setting.virtual_machine.is_some() => VIRTUAL.replace("LEVEL", path.text()),
             true => "unset NCCL_NET_GDR_LEVEL".to_owned(),
             false => format!("set NCCL_NET_GDR_LEVEL={}", path.text()),
         }),

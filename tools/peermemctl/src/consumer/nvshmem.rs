@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! NVSHMEM. Of its NICs it takes the nearest, however far that is.
 
-use super::{by_file, lists, Consumer, Refusal};
+use super::{by_file, lists, put_back, sure, Consumer, Refusal};
+use crate::environment::Environment;
+use crate::machine::Machine;
 use crate::nvidia;
 
 const FILES: [&str; 3] = [
@@ -14,31 +16,83 @@ pub const NVSHMEM: Consumer = Consumer {
     id: "consumers.nvshmem",
     name: "NVSHMEM",
     source: "nvshmemt_ib_common_nv_peer_mem_available in src/modules/transport/common/transport_ib_common.cpp, and env_defs.h beside it, of NVSHMEM 0c409c02ac81",
-    registers: |machine, environment| {
+    unsure: sure,
+    registers: |machine, environment, offered| {
         let dma_buf = match environment.says_yes("NVSHMEM_IB_DISABLE_DMABUF") {
             true => Err("NVSHMEM_IB_DISABLE_DMABUF=1".to_owned()),
-            false => Ok(true),
+            false => Ok(()),
         };
-        by_file(machine, &FILES, dma_buf, "skips its InfiniBand transports")
+        by_file(machine, &FILES, dma_buf, offered, "skips its InfiniBand transports")
     },
-    refuses: |setting, machine, environment| {
-        let nic = &setting.nic.name;
+    refuses: |pairing, machine, environment| {
+        let nic = &pairing.nic.name;
         let seen = format!("environment of {}", environment.whose);
         let mapped = environment.says_yes("NVSHMEM_ENABLE_NIC_PE_MAPPING");
         let list = environment.get("NVSHMEM_HCA_LIST").filter(|list| mapped && !list.is_empty() && !lists(list, nic));
         if let Some(list) = list {
             return Some(Refusal {
                 because: format!("NVSHMEM_HCA_LIST={list} takes {nic} away"),
-                set: Some(format!("set NVSHMEM_HCA_LIST={list},{nic}:1")),
+                set: Some(put_back("NVSHMEM_HCA_LIST", list, &format!("{nic}:1"))),
                 seen,
+            });
+        }
+        let prefix = environment.get("NVSHMEM_HCA_PREFIX").filter(|prefix| !prefix.is_empty());
+        if let Some(prefix) = prefix.filter(|prefix| !has_prefix(prefix, nic)) {
+            return Some(Refusal {
+                because: format!("NVSHMEM_HCA_PREFIX={prefix} takes {nic} away"),
+                set: Some("unset NVSHMEM_HCA_PREFIX".to_owned()),
+                seen,
+            });
+        }
+        // The default of the newest version: all but those of Mellanox's sub-functions.
+        if prefix.is_none() && nic.starts_with("smi") {
+            return Some(Refusal {
+                because: format!("NVSHMEM leaves out devices whose names begin with smi, as {nic} does"),
+                set: Some(format!("set NVSHMEM_HCA_PREFIX={nic}")),
+                seen: "name of the device in /sys/class/infiniband".to_owned(),
             });
         }
         let params = nvidia::params(machine.root);
         let overridden = params.get("RegistryDwords").is_some_and(|words| words.contains("PeerMappingOverride=1"));
-        (environment.says_yes("NVSHMEM_IB_ENABLE_IBGDA") && !overridden).then(|| Refusal {
-            because: "NVSHMEM_IB_ENABLE_IBGDA=1 needs PeerMappingOverride=1 of the GPU driver".to_owned(),
-            set: Some("write options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again".to_owned()),
+        let handler = environment.get("NVSHMEM_IBGDA_NIC_HANDLER").unwrap_or("auto").to_ascii_lowercase();
+        let by_gpu = environment.says_yes("NVSHMEM_IB_ENABLE_IBGDA") && handler == "gpu";
+        (by_gpu && !overridden).then(|| Refusal {
+            because: "NVSHMEM_IBGDA_NIC_HANDLER=gpu needs PeerMappingOverride=1 of the GPU driver".to_owned(),
+            set: Some("unset NVSHMEM_IBGDA_NIC_HANDLER (auto has the CPU ring the NIC, from NVSHMEM 3.4.5 on); or write options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again".to_owned()),
             seen: "RegistryDwords in /proc/driver/nvidia/params".to_owned(),
         })
     },
 };
+
+/// Returns whether NVSHMEM_HCA_PREFIX takes a device: names that begin so, or with `^` all others.
+fn has_prefix(prefix: &str, nic: &str) -> bool {
+    match prefix.strip_prefix('^') {
+        Some(others) => !nic.starts_with(others),
+        None => nic.starts_with(prefix),
+    }
+}
+
+/// Returns what other versions of NVSHMEM than the one whose rules are known do here.
+pub fn by_version(machine: &Machine, environment: &Environment, nics: &[&str]) -> Vec<String> {
+    let mut notes = Vec::new();
+    let no_peers = !machine.root.exists("/sys/kernel/mm/memory_peers/nv_mem/version");
+    if no_peers && machine.loaded.is_some() && !machine.dma_buf() {
+        notes
+            .push("NVSHMEM before 3.3 looks only at /sys/kernel/mm/memory_peers, and skips InfiniBand here".to_owned());
+    }
+    let other = nics.iter().find(|nic| !nic.starts_with("mlx5"));
+    if let (Some(nic), None) = (other, environment.get("NVSHMEM_HCA_PREFIX")) {
+        let letters: String = nic.chars().take_while(char::is_ascii_alphabetic).collect();
+        notes.push(format!("versions that have no ^smi as the default of NVSHMEM_HCA_PREFIX take mlx5* only, not {nic}: set NVSHMEM_HCA_PREFIX={letters}"));
+    }
+    if environment.says_yes("NVSHMEM_IB_ENABLE_IBGDA") && environment.get("NVSHMEM_IBGDA_NIC_HANDLER").is_none() {
+        let params = nvidia::params(machine.root);
+        if !params.get("RegistryDwords").is_some_and(|words| words.contains("PeerMappingOverride=1")) {
+            notes.push(
+                "IBGDA has the CPU ring the NIC, from 3.4.5 on; before, it needs PeerMappingOverride=1 of nvidia.ko"
+                    .to_owned(),
+            );
+        }
+    }
+    notes
+}

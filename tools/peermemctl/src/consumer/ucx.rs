@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! UCX. It registers at any distance, and chooses by what it believes each way to carry.
 
-use super::{by_file, lists, Consumer, Refusal};
+use super::{by_file, lists, put_back, sure, Consumer, Refusal};
 use crate::pci::Distance;
 
 const FILES: [&str; 3] = [
@@ -14,15 +14,16 @@ pub const UCX: Consumer = Consumer {
     id: "consumers.ucx",
     name: "UCX",
     source: "uct_ib_md_open_common in src/uct/ib/base/ib_md.c of UCX 9466d104a3; ucs_topo_update_distance_sysfs in src/ucs/sys/topo/base/topo.c of 020e2aa88aba",
-    registers: |machine, environment| {
+    unsure: sure,
+    registers: |machine, environment, offered| {
         let dma_buf = match environment.says_no("UCX_CUDA_COPY_DMABUF") {
             true => Err("UCX_CUDA_COPY_DMABUF=no".to_owned()),
-            false => Ok(true),
+            false => Ok(()),
         };
-        by_file(machine, &FILES, dma_buf, "copies through host memory")
+        by_file(machine, &FILES, dma_buf, offered, "copies through host memory")
     },
-    refuses: |setting, _, environment| {
-        let nic = &setting.nic.name;
+    refuses: |pairing, _, environment| {
+        let nic = &pairing.nic.name;
         let off = |variable: &str, set: String| Refusal {
             because: format!("{variable} takes {nic} away"),
             set: Some(set),
@@ -32,9 +33,9 @@ pub const UCX: Consumer = Consumer {
             return Some(off("UCX_IB_GPU_DIRECT_RDMA=no", "unset UCX_IB_GPU_DIRECT_RDMA".to_owned()));
         }
         if let Some(list) = environment.get("UCX_NET_DEVICES").filter(|list| *list != "all" && !lists(list, nic)) {
-            return Some(off(&format!("UCX_NET_DEVICES={list}"), format!("set UCX_NET_DEVICES={list},{nic}:1")));
+            return Some(off(&format!("UCX_NET_DEVICES={list}"), put_back("UCX_NET_DEVICES", list, &format!("{nic}:1"))));
         }
-        (setting.distance == Distance::Sys).then(|| Refusal {
+        (pairing.distance == Distance::Sys).then(|| Refusal {
             because: "it believes that 220 MB/s pass from one NUMA node to another, and takes another way".to_owned(),
             set: Some("set UCX_NET_DEVICES to a NIC of the GPU's own NUMA node".to_owned()),
             seen: "paths in /sys/bus/pci/devices".to_owned(),

@@ -1,68 +1,58 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 10: what applications do with each GPU and its NIC, by their own rules.
 
-use crate::check::{Check, Kind};
-use crate::consumer::{self, Consumer, Registers, Setting};
+use crate::check::{Check, Kind, Level};
+use crate::consumer::{self, nvshmem, Consumer, Does, Pairing, Registers};
 use crate::environment::Environment;
 use crate::machine::{Machine, NAME, PEERS};
+use crate::way::Judged;
 
 pub fn checks(machine: &Machine, environment: &Environment) -> Vec<Check> {
-    let settings = consumer::settings(machine);
+    let pairings = consumer::pairings(machine);
     let mut checks: Vec<Check> =
-        consumer::ALL.iter().flat_map(|consumer| judged(machine, environment, consumer, &settings)).collect();
+        consumer::ALL.iter().flat_map(|consumer| judged(machine, environment, consumer, &pairings)).collect();
     checks.push(operator(machine));
     checks
 }
 
 /// What one program does with each GPU, and the nearest NIC that it uses.
-fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, settings: &[Setting]) -> Vec<Check> {
+fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pairings: &[Pairing]) -> Vec<Check> {
     let name = format!("{}: GPUDirect {}", consumer.name, environment.judged_for());
     // The directory is the core's, and new kernels have it no more: nothing on this machine fixes
     // that.
     let looks_in_vain = consumer.id == "consumers.sharp" && machine.loaded.is_some() && !machine.root.exists(PEERS);
-    let (way, seen) = match (consumer.registers)(machine, environment) {
-        Registers::By(way, seen) => (way, seen),
-        Registers::No(refusal) if looks_in_vain => {
-            let message = format!(
-                "{}: looks only where this kernel shows no clients, and copies through host memory",
-                consumer.name
-            );
-            return vec![Check::skip(consumer.id, message).seen(refusal.seen)];
-        }
-        Registers::No(refusal) => {
-            let fix = refusal.set.unwrap_or_else(|| machine.load_it());
-            let message = format!("{name}: no, because {}", refusal.because);
-            return vec![Check::warn(consumer.id, message, fix).seen(refusal.seen)];
-        }
-    };
-    let mut gpus: Vec<&str> = settings.iter().map(|setting| setting.gpu.address.as_str()).collect();
+    let mut gpus: Vec<&str> = pairings.iter().map(|pairing| pairing.gpu.address.as_str()).collect();
     gpus.dedup();
     if gpus.is_empty() {
-        // Nothing is registered without a device that does it.
-        let check = match machine.rdma.is_empty() {
-            true => Check::skip(consumer.id, format!("{name}: with an RDMA device, by {}", way.text())),
-            false => Check::ok(consumer.id, format!("{name}: yes, by {}", way.text())),
-        };
-        return vec![check.seen(seen)];
+        return vec![without_pairs(machine, environment, consumer, &name, looks_in_vain)];
     }
     let of_gpu = |gpu: &str| {
-        let mine = || settings.iter().filter(|setting| setting.gpu.address == gpu);
-        let judge = |setting| (consumer.refuses)(setting, machine, environment);
+        let mine = || pairings.iter().filter(|pairing| pairing.gpu.address == gpu);
+        let does = |pairing: &Pairing| consumer.does(pairing, machine, environment);
+        let is_direct = |pairing: &&Pairing| matches!(does(pairing), Does::Direct(..));
+        let copies = |pairing: &&Pairing| matches!(does(pairing), Does::Copies(_));
         // It takes the nearest of those that it uses at all.
-        let used = mine().filter(|setting| judge(setting).is_none()).min_by_key(|setting| setting.distance);
-        let nearest = used.or_else(|| mine().min_by_key(|setting| setting.distance))?;
+        let used = mine().filter(is_direct).min_by_key(|pairing| pairing.distance);
+        let unknown = || mine().filter(|pairing| !copies(pairing)).min_by_key(|pairing| pairing.distance);
+        let nearest = used.or_else(unknown).or_else(|| mine().min_by_key(|pairing| pairing.distance))?;
         let (nic, distance) = (&nearest.nic.name, nearest.distance.text());
-        let check = match judge(nearest) {
-            None => {
+        let check = match does(nearest) {
+            Does::Direct(way, seen) => {
                 Check::ok(consumer.id, format!("{name}: yes, GPU {gpu} with {nic} ({distance}), by {}", way.text()))
                     .about(
                         Kind::Gpu,
                         gpu,
                         format!("{name}: yes, {{}} with the nearest NIC ({distance}), by {}", way.text()),
                     )
-                    .seen(seen.clone())
+                    .seen(seen)
             }
-            Some(refusal) => Check::warn(
+            Does::Unknown(why) => Check::skip(consumer.id, format!("{name}: unknown, {why}"))
+                .about(Kind::Gpu, gpu, format!("{name}: unknown for {{}}, {why}"))
+                .seen(format!("environment of {}", environment.whose)),
+            Does::Copies(refusal) if looks_in_vain && machine.gpu_class(nearest.gpu).refusal().is_none() => {
+                in_vain(consumer, refusal.seen)
+            }
+            Does::Copies(refusal) => Check::warn(
                 consumer.id,
                 format!("{name}: no, GPU {gpu} with {nic} ({distance}), because {}", refusal.because),
                 refusal.set.unwrap_or_else(|| machine.load_it()),
@@ -76,7 +66,57 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, set
         };
         Some(check)
     };
-    gpus.into_iter().filter_map(of_gpu).collect()
+    let mut checks: Vec<Check> = gpus.into_iter().filter_map(of_gpu).collect();
+    if consumer.id == "consumers.nvshmem" {
+        let nics: Vec<&str> = pairings.iter().map(|pairing| pairing.nic.name.as_str()).collect();
+        let notes = nvshmem::by_version(machine, environment, &nics);
+        checks.iter_mut().filter(|check| check.level == Level::Ok).for_each(|check| {
+            if let Some(subject) = &mut check.subject {
+                subject.many.extend(notes.iter().map(|note| format!("; {note}")));
+            }
+            check.message.extend(notes.iter().map(|note| format!("; {note}")));
+        });
+    }
+    checks
+}
+
+fn in_vain(consumer: &Consumer, seen: String) -> Check {
+    let message =
+        format!("{}: looks only where this kernel shows no clients, and copies through host memory", consumer.name);
+    Check::skip(consumer.id, message).seen(seen)
+}
+
+/// What it would do with a NIC that it looks for.
+fn without_pairs(
+    machine: &Machine,
+    environment: &Environment,
+    consumer: &Consumer,
+    name: &str,
+    looks_in_vain: bool,
+) -> Check {
+    let offered = match machine.dma_buf() {
+        true => Judged::Yes(String::new()),
+        false if machine.symbols.is_err() => Judged::Unknown("/proc/kallsyms cannot be read".to_owned()),
+        false => Judged::No(String::new()),
+    };
+    if let (Some(why), false) = (consumer.not_understood(environment), looks_in_vain) {
+        return Check::skip(consumer.id, format!("{name}: unknown, {why}"))
+            .seen(format!("environment of {}", environment.whose));
+    }
+    match (consumer.registers)(machine, environment, &offered) {
+        // Nothing is registered without a device that does it.
+        Registers::By(way, seen) => match machine.rdma.is_empty() {
+            true => Check::skip(consumer.id, format!("{name}: with an RDMA device, by {}", way.text())),
+            false => Check::ok(consumer.id, format!("{name}: yes, by {}", way.text())),
+        }
+        .seen(seen),
+        Registers::Unknown(why) => Check::skip(consumer.id, format!("{name}: unknown, {why}")).seen(why),
+        Registers::No(refusal) if looks_in_vain => in_vain(consumer, refusal.seen),
+        Registers::No(refusal) => {
+            let fix = refusal.set.unwrap_or_else(|| machine.load_it());
+            Check::warn(consumer.id, format!("{name}: no, because {}", refusal.because), fix).seen(refusal.seen)
+        }
+    }
 }
 
 /// The validator greps lsmod for the module's name.

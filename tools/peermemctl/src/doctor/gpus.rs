@@ -8,6 +8,7 @@ use crate::pci::Device;
 use crate::peermem::Registration;
 use crate::root::Silent;
 use crate::text;
+use crate::way::{self, Judged};
 
 /// What the GPU driver keeps free of BAR1: it grants a pin only if the pin's length and this are
 /// left.
@@ -223,7 +224,7 @@ fn dma_buf(machine: &Machine) -> Check {
             ID,
             "registration by dma-buf should work as well: nvidia.ko is open, the RDMA core and the NIC's driver have it",
         ),
-        _ if !machine.nic_dma_buf => {
+        _ if machine.rdma.iter().all(|nic| matches!(way::nic_takes_dma_buf(machine, nic), Judged::No(_))) => {
             Check::ok(ID, "registration by dma-buf cannot work here: the drivers of the RDMA devices do not have it")
         }
         _ => Check::ok(

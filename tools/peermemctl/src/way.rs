@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The ways in which a program can give GPU memory to a NIC, and whether each works for a pair of a
+//! GPU and a NIC.
+
+use crate::check::{Check, Kind, Level};
+use crate::facts;
+use crate::machine::{Machine, REGISTER};
+use crate::nvidia::{self, Flavour};
+use crate::pci::{Device, Iommu};
+use crate::rdma::RdmaDevice;
+use crate::setting::{vendor, Vendor};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// How GPU memory gets registered.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, JsonSchema)]
+pub enum Way {
+    #[serde(rename = "peer memory")]
+    PeerMemory,
+    #[serde(rename = "dma-buf")]
+    DmaBuf,
+    /// A dma-buf that the GPU driver maps through PCIe, also where the GPU has a coherent link.
+    #[serde(rename = "dma-buf, forced PCIe")]
+    DmaBufPcie,
+    #[serde(rename = "Data Direct")]
+    DataDirect,
+    /// This project's library, which registers a dma-buf where a plain registration failed.
+    #[serde(rename = "preload library")]
+    Preload,
+}
+
+impl Way {
+    pub const ALL: [Self; 5] = [Self::PeerMemory, Self::DmaBuf, Self::DmaBufPcie, Self::DataDirect, Self::Preload];
+
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::PeerMemory => "peer memory",
+            Self::DmaBuf => "dma-buf",
+            Self::DmaBufPcie => "dma-buf, forced PCIe",
+            Self::DataDirect => "Data Direct",
+            Self::Preload => "preload library",
+        }
+    }
+
+    /// Returns the value of label `way` in metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::PeerMemory => "peer_memory",
+            Self::DmaBuf => "dma_buf",
+            Self::DmaBufPcie => "dma_buf_pcie",
+            Self::DataDirect => "data_direct",
+            Self::Preload => "preload",
+        }
+    }
+
+    /// Returns the programs that take this way by default, where it works.
+    pub fn taken_by(self) -> &'static str {
+        match self {
+            Self::PeerMemory => {
+                "every plain ibv_reg_mr() (perftest --use_cuda, MPI), and NCCL, UCX, NVSHMEM and libfabric where there is no dma-buf"
+            }
+            Self::DmaBuf => "NCCL, UCX, NVSHMEM, libfabric, NIXL; perftest with --use_cuda_dmabuf",
+            Self::DmaBufPcie => "NCCL on GPUs with a coherent link; perftest with --use_cuda_pcie_mapping",
+            Self::DataDirect => "NCCL and UCX with a ConnectX-8; perftest with --use_data_direct",
+            Self::Preload => "what is started with LD_PRELOAD=libgpumr-preload.so; nobody by default",
+        }
+    }
+}
+
+/// Whether something works.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Judged {
+    Yes(String),
+    No(String),
+    /// What decides it could not be read.
+    Unknown(String),
+}
+
+impl Judged {
+    pub fn is_yes(&self) -> bool {
+        matches!(self, Self::Yes(_))
+    }
+
+    /// Returns the reason in words.
+    pub fn because(&self) -> &str {
+        match self {
+            Self::Yes(why) | Self::No(why) | Self::Unknown(why) => why,
+        }
+    }
+
+    pub fn text(&self) -> &'static str {
+        match self {
+            Self::Yes(_) => "yes",
+            Self::No(_) => "no",
+            Self::Unknown(_) => "unknown",
+        }
+    }
+
+    /// Returns the first of two that is not a yes.
+    fn and(self, other: impl FnOnce() -> Self) -> Self {
+        match self {
+            Self::Yes(_) => other(),
+            Self::No(_) => self,
+            Self::Unknown(_) => match other() {
+                no @ Self::No(_) => no,
+                _ => self,
+            },
+        }
+    }
+}
+
+/// A pair of a GPU and a NIC, and each way.
+pub struct Pair<'a> {
+    pub gpu: &'a Device,
+    pub nic: &'a RdmaDevice,
+    pub ways: Vec<(Way, Judged)>,
+}
+
+impl Pair<'_> {
+    /// Returns what is known of one way.
+    pub fn way(&self, wanted: Way) -> &Judged {
+        static NEVER: Judged = Judged::Unknown(String::new());
+        self.ways.iter().find(|(way, _)| *way == wanted).map_or(&NEVER, |(_, judged)| judged)
+    }
+}
+
+/// Judges each pair of a GPU and an RDMA device, software devices too. `checks` are those that doctor
+/// has made: a failure of one closes the ways that it breaks.
+pub fn pairs<'a>(machine: &'a Machine, checks: &[&Check]) -> Vec<Pair<'a>> {
+    let mut pairs = Vec::new();
+    for gpu in machine.gpus() {
+        for nic in &machine.rdma {
+            let ways = Way::ALL.into_iter().map(|way| (way, judge(machine, gpu, nic, way, checks))).collect();
+            pairs.push(Pair { gpu, nic, ways });
+        }
+    }
+    pairs
+}
+
+fn judge(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way, checks: &[&Check]) -> Judged {
+    let own = possible(machine, gpu, nic, way);
+    if matches!(own, Judged::No(_)) {
+        return own;
+    }
+    let closed = checks.iter().find(|check| {
+        let about = check.subject.as_ref().is_none_or(|subject| match subject.kind {
+            Kind::Gpu => subject.name == gpu.address,
+            Kind::Nic => subject.name == nic.name,
+        });
+        check.level == Level::Fail && about && breaks(check.id, way)
+    });
+    match closed {
+        Some(check) => Judged::No(format!("[{}] {}", check.id, check.headline())),
+        None => own,
+    }
+}
+
+/// Returns whether a failure of a check closes a way: those of the peer-memory API, of the module and
+/// its clients close one way, all others each.
+fn breaks(id: &str, way: Way) -> bool {
+    let peer_memory_only = ["api.", "module.", "clients.", "driver.exports", "driver.licence", "fabric.iommu"];
+    match id {
+        // The callback holds the GPU driver's lock.
+        "clients.callbacks" => true,
+        _ if peer_memory_only.iter().any(|start| id.starts_with(start)) => way == Way::PeerMemory,
+        _ if id.starts_with("consumers.") || id.starts_with("ways.") => false,
+        _ => true,
+    }
+}
+
+/// Returns whether a pair can have a way, by what hardware and drivers offer.
+pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> Judged {
+    if let Some((refusal, _)) = machine.gpu_class(gpu).refusal() {
+        return Judged::No(format!("GPU {} {refusal}", gpu.address));
+    }
+    if let Some(driver) = gpu.driver.as_deref().filter(|driver| *driver != "nvidia") {
+        return Judged::No(format!("GPU {} belongs to the driver {driver}", gpu.address));
+    }
+    match way {
+        Way::PeerMemory => peer_memory(machine, nic),
+        Way::DmaBuf => dma_buf(machine, gpu, nic),
+        Way::DmaBufPcie => dma_buf(machine, gpu, nic).and(|| forced_pcie(machine, gpu, nic)),
+        Way::DataDirect => dma_buf(machine, gpu, nic).and(|| data_direct(machine, nic)),
+        Way::Preload => preload(machine, gpu, nic),
+    }
+}
+
+/// Returns whether the driver of a NIC asks peers for memory.
+pub fn nic_asks_peers(machine: &Machine, nic: &RdmaDevice) -> Judged {
+    let module = nic.module.as_deref().unwrap_or("its driver");
+    let name = &nic.name;
+    match (nic.module.as_deref().and_then(|module| machine.drivers.get(module)), vendor(nic)) {
+        (Some(driver), _) if driver.asks_peers => Judged::Yes(format!("{module} asks peers for memory")),
+        (Some(driver), _) => Judged::No(format!("{name}: {module} never asks peers for memory ({})", driver.path)),
+        (None, Vendor::Efa) => Judged::No(format!("{name} is an EFA, whose driver never asks peers for memory")),
+        (None, Vendor::NeverAsks) => Judged::No(format!("{name}: {module} never asks peers for memory")),
+        (None, _) => Judged::Unknown(format!("{name}: the file of {module} cannot be read")),
+    }
+}
+
+fn peer_memory(machine: &Machine, nic: &RdmaDevice) -> Judged {
+    match (&machine.loaded, machine.has_symbol(REGISTER)) {
+        (Some(loaded), _) if loaded.state != "Live" => {
+            return Judged::No(format!("nvidia_peermem is {}", loaded.state.to_lowercase()));
+        }
+        (Some(_), _) => {}
+        (None, Some(false)) => return Judged::No("the RDMA core has no peer-memory API".to_owned()),
+        (None, None) if machine.modules.is_empty() => {
+            return Judged::Unknown("neither /proc/kallsyms nor /proc/modules can be read".to_owned());
+        }
+        (None, _) => return Judged::No("nvidia_peermem is not loaded".to_owned()),
+    }
+    match nic_asks_peers(machine, nic) {
+        no @ Judged::No(_) => no,
+        // The core has registered the module, and its drivers came with it.
+        _ => Judged::Yes("nvidia_peermem is loaded".to_owned()),
+    }
+}
+
+/// Returns whether the driver of a NIC registers dma-bufs.
+pub fn nic_takes_dma_buf(machine: &Machine, nic: &RdmaDevice) -> Judged {
+    let name = &nic.name;
+    let Some(module) = nic.module.as_deref() else {
+        return Judged::Unknown(format!("{name}: its driver is not known to this program"));
+    };
+    if let Some(driver) = machine.drivers.get(module) {
+        return match driver.takes_dma_buf {
+            true => Judged::Yes(format!("{module} registers dma-bufs ({})", driver.path)),
+            false => Judged::No(format!("{name}: {module} does not register dma-bufs ({})", driver.path)),
+        };
+    }
+    if facts::NO_DMA_BUF_DRIVERS.contains(&module) {
+        return Judged::No(format!("{name}: {module} does not register dma-bufs"));
+    }
+    let since = facts::DMA_BUF_DRIVERS.iter().find(|(driver, ..)| *driver == module);
+    let release = machine.release.as_deref().unwrap_or_default();
+    let of_ofed = machine.modules.contains_key("mlx_compat");
+    match since {
+        Some((_, from, _)) if !of_ofed && facts::at_least(release, from) => {
+            Judged::Yes(format!("{module} registers dma-bufs from Linux {from} on"))
+        }
+        Some((_, from, _)) if !of_ofed && !release.is_empty() => {
+            Judged::No(format!("{name}: {module} registers dma-bufs from Linux {from} on only, and this is {release}"))
+        }
+        _ => Judged::Unknown(format!("{name}: the file of its driver {module} cannot be read")),
+    }
+}
+
+fn dma_buf(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
+    let driver = match machine.driver.as_ref().map(|driver| driver.flavour) {
+        None => Judged::No("nvidia.ko is not loaded".to_owned()),
+        Some(Some(Flavour::Open)) => Judged::Yes(String::new()),
+        Some(Some(Flavour::Closed)) => Judged::No("the closed nvidia.ko exports no dma-bufs".to_owned()),
+        Some(None) => Judged::Unknown("the flavour of nvidia.ko cannot be read".to_owned()),
+    };
+    let core = || match machine.has_symbol("ib_umem_dmabuf_get") {
+        Some(true) => Judged::Yes(String::new()),
+        Some(false) => Judged::No("the RDMA core registers no dma-bufs (Linux 5.12 and later do)".to_owned()),
+        None => Judged::Unknown("/proc/kallsyms cannot be read".to_owned()),
+    };
+    let all = driver.and(core).and(|| nic_takes_dma_buf(machine, nic));
+    let has_driver = || match gpu.driver {
+        Some(_) => Judged::Yes(String::new()),
+        None => Judged::No(format!("GPU {} has no driver", gpu.address)),
+    };
+    all.and(has_driver).and(|| mlx5_can(machine, nic)).and(|| untranslated(machine, nic)).and(|| {
+        match attach_refused(machine, false) {
+            Some(line) => Judged::No(format!("the GPU driver refused to attach a dma-buf (524): {line}")),
+            None => Judged::Yes(format!("nvidia.ko is open, and the RDMA core and {} register dma-bufs", nic.name)),
+        }
+    })
+}
+
+/// mlx5 registers dma-bufs as on-demand paging does.
+fn mlx5_can(machine: &Machine, nic: &RdmaDevice) -> Judged {
+    const OPTION: &str = "CONFIG_INFINIBAND_ON_DEMAND_PAGING";
+    let fine = Judged::Yes(String::new());
+    let (Some("mlx5_ib"), Some(release)) = (nic.module.as_deref(), machine.release.as_deref()) else { return fine };
+    // OFED's core has its own configuration.
+    if machine.modules.contains_key("mlx_compat") {
+        return fine;
+    }
+    let files = [
+        format!("/boot/config-{release}"),
+        format!("/lib/modules/{release}/config"),
+        format!("/lib/modules/{release}/build/.config"),
+    ];
+    let found = files.iter().find_map(|file| Some((file, machine.root.text(file).ok()?)));
+    match found {
+        Some((file, text)) if !text.lines().any(|line| line == format!("{OPTION}=y")) && text.contains("CONFIG_") => {
+            Judged::No(format!(
+                "the kernel is built without {OPTION}, and mlx5_ib registers dma-bufs by that only ({file})"
+            ))
+        }
+        _ => fine,
+    }
+}
+
+/// On new kernels the open driver exports addresses that a translating IOMMU does not know.
+fn untranslated(machine: &Machine, nic: &RdmaDevice) -> Judged {
+    let fine = Judged::Yes(String::new());
+    let Some(device) = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software) else {
+        return fine;
+    };
+    let release = machine.release.as_deref().unwrap_or_default();
+    let new_driver = machine
+        .driver
+        .as_ref()
+        .and_then(|driver| driver.version.as_deref())
+        .is_none_or(|version| facts::at_least(version, "595"));
+    if device.iommu == Iommu::Translating && new_driver && facts::DMA_BUF_IOMMU.holds(release) == Some(true) {
+        return Judged::No(format!(
+            "the IOMMU translates for {}, and on Linux 7.0 and later the open nvidia.ko exports addresses that the NIC cannot use ({})",
+            nic.name, facts::DMA_BUF_IOMMU.source
+        ));
+    }
+    fine
+}
+
+/// Returns the last line in which the GPU driver refused to attach a dma-buf, with the forced PCIe
+/// mapping or without.
+pub fn attach_refused<'a>(machine: &'a Machine, forced: bool) -> Option<&'a str> {
+    let is_it = |line: &&String| {
+        let words = line.to_lowercase();
+        let about = words.contains("nvrm")
+            && (words.contains("dma-buf") || words.contains("dmabuf") || words.contains("dma_buf"));
+        let refused =
+            ["fail", "not supported", "refus", "unsupported", "denied"].iter().any(|word| words.contains(word));
+        let is_forced = words.contains("force_pcie") || words.contains("forced pcie") || words.contains("force pcie");
+        about && refused && is_forced == forced && (words.contains("attach") || words.contains("topolog"))
+    };
+    machine.log.iter().flatten().rev().find(is_it).map(String::as_str)
+}
+
+/// Returns whether the driver's check of the PCI topology is switched off.
+pub fn topology_override(machine: &Machine) -> Option<bool> {
+    let params = nvidia::params(machine.root);
+    let own = params.get("GrdmaPciTopoCheckOverride").map(|value| value == "1");
+    let words = params.get("RegistryDwords").is_some_and(|words| words.contains("GrdmaPciTopoCheckOverride=1"));
+    own.map(|own| own || words)
+}
+
+/// Returns what has the GPU driver accept a pair that its check of the topology refuses.
+pub fn topology_cure(machine: &Machine) -> String {
+    let version = machine.driver.as_ref().and_then(|driver| driver.version.as_deref()).unwrap_or_default();
+    match facts::TOPOLOGY_OVERRIDE.holds(version) {
+        Some(false) if topology_override(machine).is_none() => "driver 595 and later have no parameter for it: use a NIC in the GPU's IOMMU group or below the same switch (peermemctl topo)".to_owned(),
+        _ => machine.setting.on_host(
+            "write options nvidia NVreg_GrdmaPciTopoCheckOverride=1 in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again (drivers before 595; later ones need one IOMMU group or a common switch)",
+        ),
+    }
+}
+
+/// The forced PCIe mapping must not leave the IOMMU group of the GPU.
+fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
+    if topology_override(machine) == Some(true) {
+        return Judged::Yes("NVreg_GrdmaPciTopoCheckOverride is 1".to_owned());
+    }
+    if let Some(line) = attach_refused(machine, true) {
+        return Judged::No(format!(
+            "the GPU driver refused to attach a dma-buf with the forced PCIe mapping (524): {line}"
+        ));
+    }
+    let device = nic.pci.as_deref().and_then(|address| machine.pci(address));
+    let groups = gpu.iommu_group.as_deref().zip(device.and_then(|device| device.iommu_group.as_deref()));
+    match groups {
+        Some((mine, theirs)) if mine != theirs && !device.is_some_and(|nic| gpu.way_to(nic).shares_a_switch()) => Judged::No(format!(
+            "GPU {} is in IOMMU group {mine} and {} in {theirs}, and NVreg_GrdmaPciTopoCheckOverride is not 1: the GPU driver refuses it (524)",
+            gpu.address, nic.name
+        )),
+        _ => Judged::Yes("nothing forbids the forced PCIe mapping".to_owned()),
+    }
+}
+
+fn data_direct(machine: &Machine, nic: &RdmaDevice) -> Judged {
+    match (vendor(nic), machine.devices.iter().any(Device::is_dma_direct)) {
+        (Vendor::Mellanox, true) => Judged::Yes("a ConnectX has a function for Data Direct".to_owned()),
+        _ => Judged::No("no ConnectX with Data Direct (ConnectX-8) is there".to_owned()),
+    }
+}
+
+/// The library registers a dma-buf in the place of a plain registration that failed.
+fn preload(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
+    const NAME: &str = "libgpumr-preload.so";
+    let mut folders = vec!["/usr/local/lib".to_owned(), "/usr/lib64".to_owned(), "/usr/lib".to_owned()];
+    folders.extend(["x86_64", "aarch64"].map(|arch| format!("/usr/lib/{arch}-linux-gnu")));
+    let installed = folders.iter().find(|folder| machine.root.exists(&format!("{folder}/{NAME}")));
+    dma_buf(machine, gpu, nic).and(|| match installed {
+        Some(folder) => Judged::Yes(format!("{folder}/{NAME} is installed")),
+        None => Judged::No(format!("{NAME} of this project is not installed")),
+    })
+}
