@@ -302,6 +302,14 @@ nvidia_version=$(modinfo -k "$kver" -F version "$nvidia" 2>/dev/null || echo non
 nvidia_src=/usr/src/$nvidia-$nvidia_version
 [ -n "$found" ] || found=$(first_with nvidia_p2p_get_pages \
 	/var/lib/dkms/nvidia*/"$nvidia_version/$kver/$arch"/module/Module.symvers "$nvidia_src/Module.symvers")
+# Tegra's nvidia-p2p.ko has functions of the same names with other arguments, and no persistent ones.
+on_tegra="nothing to build: on an integrated GPU (Tegra, Jetson) take memory of cudaHostAlloc() and plain ibv_reg_mr(), which need no such module"
+if [ -z "$found" ] && modinfo -k "$kver" -n nvidia-p2p >/dev/null 2>&1 && ! modinfo -k "$kver" -n "$nvidia" >/dev/null 2>&1; then
+	die "kernel $kver has nvidia-p2p.ko and no nvidia.ko: $on_tegra; for another GPU beside it install its driver first, or name it: make NVIDIA=<dir>"
+fi
+if [ -n "$found" ] && ! grep -q "	nvidia_p2p_get_pages_persistent	" "$found"; then
+	die "$found exports nvidia_p2p_get_pages and no nvidia_p2p_get_pages_persistent, so it is of an integrated GPU's driver, or of one older than 550: $on_tegra; for another GPU name its driver: make NVIDIA=<dir>"
+fi
 if [ -n "$found" ]; then
 	note "nvidia_p2p_get_pages: $found"
 	# One file may have both: named twice, modpost would refuse it.

@@ -113,6 +113,9 @@ pcie alarms bare: kernel
 ofed: kernel pcie
 	@$(module) $(call component,ofed) $(K)/pcie -- $(make-in) $(q)/ofed $(linux-src) $(call symvers,pcie)
 
+tegra: kernel ofed
+	@$(module) $(call component,$@) $(K)/ofed -- $(make-in) $(q)/$@ $(call symvers,ofed)
+
 # rdma_rxe alone, for the kernel's own RDMA core.
 mainline: kernel pcie
 	@$(module) $(call component,ofed) $(K)/pcie -- $(make-in) $(q)/ofed $(linux-src) $(call symvers,pcie) MAINLINE=1
@@ -151,6 +154,9 @@ sample: kernel gpu
 
 ours-closed: kernel ofed gpu-closed nvidia_c-source deps
 	$(call build-ours,ofed,gpu-closed,)
+
+ours-tegra: kernel tegra deps
+	@$(module) $(ours-of) $(deps) $(K)/tegra -- $(make-in) . OFED=$(CURDIR)/$(K)/tegra/core DEPS=$(deps)
 
 # NVIDIA's C module, as it is.
 nvidia_c: kernel ofed gpu $(theirs)
@@ -236,6 +242,7 @@ modules-ours := $(base) ours $(if $(own),sample)
 modules-lite := $(base) lite
 modules-closed := pcie ofed gpu-closed alarms ours-closed
 modules-nvidia_c := $(base) nvidia_c
+modules-tegra := pcie ofed alarms tegra ours-tegra
 # Ours comes by `make install`, beside NVIDIA's where there is that.
 modules-installed := $(base) $(if $(filter bare,$(base)),,nvidia_c)
 needs-installed := deps

@@ -55,8 +55,11 @@ static struct {
 
 int nvpm_provider_present(void)
 {
-	return NVPM_AT(nvidia_p2p_get_pages) && NVPM_AT(nvidia_p2p_put_pages) &&
-	       NVPM_AT(nvidia_p2p_dma_map_pages) && NVPM_AT(nvidia_p2p_dma_unmap_pages);
+	if (!NVPM_AT(nvidia_p2p_get_pages) || !NVPM_AT(nvidia_p2p_put_pages) ||
+	    !NVPM_AT(nvidia_p2p_dma_map_pages) || !NVPM_AT(nvidia_p2p_dma_unmap_pages))
+		return 0;
+	return NVPM_AT(nvidia_p2p_get_pages_persistent) &&
+	       NVPM_AT(nvidia_p2p_put_pages_persistent) ? 1 : -ENOTSUPP;
 }
 
 int nvpm_p2p_get(uint64_t va, uint64_t length,
@@ -71,13 +74,9 @@ int nvpm_p2p_put(uint64_t va, struct nvidia_p2p_page_table *table)
 	return NVPM_CALL(nvidia_p2p_put_pages)(0, 0, va, table);
 }
 
-/* A driver without the persistent API answers like a platform without it. */
 int nvpm_p2p_get_persistent(uint64_t va, uint64_t length,
 			    struct nvidia_p2p_page_table **table)
 {
-	if (!NVPM_AT(nvidia_p2p_get_pages_persistent) ||
-	    !NVPM_AT(nvidia_p2p_put_pages_persistent))
-		return -ENOTSUPP;
 	return NVPM_CALL(nvidia_p2p_get_pages_persistent)(va, length, table, 0);
 }
 

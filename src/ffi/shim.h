@@ -43,7 +43,10 @@ void *nvpm_core_register(const struct peer_memory_client *client,
 			 invalidate_peer_memory *invalidate);
 void nvpm_core_unregister(void *handle);
 
-/* The provider (nvidia.ko), weak: absent until it is loaded. */
+/*
+ * The provider (nvidia.ko), weak: 0 until it is loaded, -ENOTSUPP if it has no
+ * persistent pins, as that of an integrated GPU.
+ */
 int nvpm_provider_present(void);
 int nvpm_p2p_get(uint64_t va, uint64_t length,
 		 struct nvidia_p2p_page_table **table, uint64_t ticket);

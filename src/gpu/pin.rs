@@ -13,11 +13,19 @@ use core::ptr::NonNull;
 use kernel::error::to_result;
 use kernel::prelude::*;
 
-/// Whether the provider is loaded, and lets this module use it.
+/// Whether the provider is loaded, lets this module use it, and is that of a GPU with memory of its
+/// own. Tegra's functions have the same names and other arguments.
 pub(crate) fn find_provider() -> Result {
     // SAFETY: No precondition.
-    if unsafe { raw::nvpm_provider_present() } != 0 {
+    let present = unsafe { raw::nvpm_provider_present() };
+    if present > 0 {
         return Ok(());
+    }
+    if present < 0 {
+        pr_err!(
+            "the GPU driver has no persistent pins, so it is that of an integrated GPU (Tegra), or older than 550, which this module needs: on an integrated GPU take memory of cudaHostAlloc() and plain ibv_reg_mr(), which need no such module; else update the GPU driver\n"
+        );
+        return Err(ENODEV);
     }
     pr_err!(
         "the GPU driver is not loaded, or it is closed and this build with GPL-only imports may not use it: modprobe nvidia and load again, or build with KERNEL_CRATE=lite\n"

@@ -25,8 +25,10 @@ fn kernel() -> FakeKernel {
     let rustc = run(Command::new("rustc").arg("--version")).text;
     kernel.config(&format!("CONFIG_RUST=y\nCONFIG_X86_64=y\nCONFIG_RUSTC_VERSION_TEXT=\"{}\"\n", rustc.trim()));
     kernel.deps();
-    for (folder, symbol) in [("ofed", "ib_register_peer_memory_client"), ("gpu", "nvidia_p2p_get_pages")] {
-        kernel.write(&format!("{folder}/Module.symvers"), &format!("0x00000000\t{symbol}\tx\tEXPORT_SYMBOL\t\n"));
+    let driver: &[&str] = &["nvidia_p2p_get_pages", "nvidia_p2p_get_pages_persistent"];
+    for (folder, symbols) in [("ofed", &["ib_register_peer_memory_client"] as &[&str]), ("gpu", driver)] {
+        let lines = symbols.iter().map(|symbol| format!("0x00000000\t{symbol}\tx\tEXPORT_SYMBOL\t\n"));
+        kernel.write(&format!("{folder}/Module.symvers"), &lines.collect::<String>());
     }
     for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
         kernel.write(&format!("root/lib/modules/{}/{name}", FakeKernel::RELEASE), "");

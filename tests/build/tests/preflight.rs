@@ -31,7 +31,7 @@ fn a_whole_tree_passes_and_says_which_symvers_it_used() {
 #[test]
 fn one_file_with_both_neighbours_is_named_once() {
     let kernel = FakeKernel::new();
-    let exports = ["ib_register_peer_memory_client", "nvidia_p2p_get_pages"]
+    let exports = ["ib_register_peer_memory_client", "nvidia_p2p_get_pages", "nvidia_p2p_get_pages_persistent"]
         .map(|symbol| format!("0x00000000\t{symbol}\tboth\tEXPORT_SYMBOL_GPL\t\n"));
     let both = kernel.write("both/Module.symvers", &exports.concat());
     let dir = kernel.path().join("both");

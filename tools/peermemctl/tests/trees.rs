@@ -555,6 +555,49 @@ fn a_container_cannot_tell_who_is_gone() {
     assert!(String::from_utf8(peermemctl(&dir, &["list"]).stdout).unwrap().contains("process is gone"));
 }
 
+/// Recorded machines whose NIC driver could not destroy a key: the memory stays for that reason, and
+/// nothing that holds the RDMA device open has to end.
+#[test]
+fn a_key_that_is_left_is_named() {
+    for (tree, says, fix) in
+        [("healthy", "until the NIC is reset", "unbind and bind"), ("stale-registration", "until reboot", "reboot")]
+    {
+        let dir = unpack(tree);
+        let rows = dir.path().join("proc/driver/nvidia-peermem/registrations");
+        let text = fs::read_to_string(&rows).unwrap();
+        assert!(text.contains(" state=mapped "), "{text}");
+        fs::write(&rows, text.replace(" state=mapped ", " state=key_not_destroyed ")).unwrap();
+        let left = check(dir.path(), "registrations.left_key");
+        let has = |key: &str, words: &str| left[key].as_str().unwrap().contains(words);
+        assert!(left["level"] == "WARN" && has("message", says) && has("fix", fix), "{tree}: {left}");
+        let report = String::from_utf8(peermemctl(dir.path(), &["doctor"]).stdout).unwrap();
+        assert!(!report.contains("fuser"), "{tree}: {report}");
+    }
+}
+
+/// Before somebody resets or unbinds a GPU: whose pins forbid it.
+#[test]
+fn who_pins_a_gpu_is_listed() {
+    let live = check(&unpacked("healthy"), "registrations.live");
+    let evidence = live["evidence"].to_string();
+    for words in ["is pinned by process ", "(hold-memory)", "unbind"] {
+        assert!(evidence.contains(words), "{words}: {live}");
+    }
+}
+
+/// Tegra's driver is named, with what works there.
+#[test]
+fn an_integrated_gpu_needs_no_module() {
+    let dir = unpack("driver-not-loaded");
+    fs::create_dir_all(dir.path().join("sys/module/nvidia_p2p")).unwrap();
+    let driver = check(dir.path(), "driver.loaded");
+    let has = |key: &str, words: &str| driver[key].as_str().unwrap().contains(words);
+    assert!(
+        has("message", "integrated GPU") && has("fix", "cudaHostAlloc()") && has("fix", "ibv_reg_mr()"),
+        "{driver}"
+    );
+}
+
 /// A recorded machine where users may lock 64 KiB, looked at by somebody whom that does not bind,
 /// or with a configuration that lifts it for some.
 #[test]

@@ -151,6 +151,7 @@ pub enum Module {
     Closed,
     Installed,
     NvidiaC,
+    Tegra,
 }
 
 impl Module {

@@ -36,6 +36,7 @@ mod standins;
 pub mod stop_test;
 mod storm;
 mod tables;
+mod tegra;
 mod tool;
 mod ucx;
 mod unfenced;
@@ -94,6 +95,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         scenarios::once(nvidia_c),
         loading::suite(),
         bare::suite(),
+        tegra::suite(),
         edu::suite(),
         edu::long(),
         closed::suite(),
@@ -138,7 +140,7 @@ pub fn chosen(request: &Request) -> Result<Vec<Suite>> {
         bail!("guest.run= is missing on the kernel command line; suites: {names}, and shell alone");
     }
     let mut chosen = request.suites.iter().map(|s| take(s)).collect::<Result<Vec<_>>>()?;
-    if !chosen.iter().any(|s| raises_alarms(s.name) || ["bare", "end"].contains(&s.name)) {
+    if !chosen.iter().any(|s| raises_alarms(s.name) || ["bare", "tegra", "end"].contains(&s.name)) {
         chosen.push(take("end")?);
     }
     Ok(chosen)

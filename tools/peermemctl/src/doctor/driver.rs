@@ -36,6 +36,14 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
 }
 
 fn not_loaded(machine: &Machine) -> Check {
+    if machine.root.exists("/sys/module/nvidia_p2p") {
+        return Check::fail(
+            "driver.loaded",
+            "this is an integrated GPU's driver (Tegra, nvidia-p2p), for which nvidia-peermem does nothing",
+            "take memory of cudaHostAlloc() and plain ibv_reg_mr(), which need no nvidia-peermem",
+        )
+        .seen("/sys/module/nvidia_p2p, and no nvidia.ko loaded");
+    }
     let message = "nvidia.ko is not loaded: there is no GPU memory to register";
     let on_disk = machine.release.as_deref().and_then(|release| module_file::chosen(machine.root, release, "nvidia"));
     match on_disk {
