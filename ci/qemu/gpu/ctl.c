@@ -196,12 +196,11 @@ static int do_copy(struct nvlab_client *client, struct nvlab_copy_dtod *c)
 
 static int do_info(struct nvlab_info *info)
 {
-	struct nvlab_gpu *gpu;
+	struct nvlab_gpu *gpu = nvlab_gpu_get(info->gpu);
 
-	info->gpus = nvlab_gpu_count;
-	if (info->gpu >= nvlab_gpu_count)
+	info->gpus = nvlab_gpu_count();
+	if (!gpu)
 		return -ENODEV;
-	gpu = nvlab_gpus[info->gpu];
 	info->memory = gpu->size;
 	info->memory_free = nvlab_memory_free(gpu);
 	info->bar1_size = nvlab_bar1_size(gpu);
@@ -211,6 +210,7 @@ static int do_info(struct nvlab_info *info)
 	info->device = PCI_SLOT(gpu->pdev->devfn);
 	info->function = PCI_FUNC(gpu->pdev->devfn);
 	info->dma_buf = NVLAB_HAS_DMA_BUF;
+	nvlab_gpu_put(gpu);
 	return 0;
 }
 

@@ -299,6 +299,7 @@ int nvlab_dma_buf_export(struct nvlab_client *client, struct nvlab_export *req)
 {
 	DEFINE_DMA_BUF_EXPORT_INFO(info);
 	struct nvlab_part *part;
+	struct nvlab_gpu *gpu;
 	struct dma_buf *buf;
 	struct export *e;
 
@@ -306,13 +307,14 @@ int nvlab_dma_buf_export(struct nvlab_client *client, struct nvlab_export *req)
 		return -EOPNOTSUPP;
 	if (!req->count || req->count > NVLAB_EXPORT_MAX || req->pad)
 		return -EINVAL;
-	if (req->gpu >= nvlab_gpu_count)
-		return -ENODEV;
 	part = vmemdup_array_user(u64_to_user_ptr(req->parts), req->count,
 				  sizeof(*part));
 	if (IS_ERR(part))
 		return PTR_ERR(part);
-	e = export_new(client, nvlab_gpus[req->gpu], part, req->count);
+	gpu = nvlab_gpu_get(req->gpu);
+	e = gpu ? export_new(client, gpu, part, req->count) : ERR_PTR(-ENODEV);
+	if (gpu)
+		nvlab_gpu_put(gpu);
 	kvfree(part);
 	if (IS_ERR(e))
 		return PTR_ERR(e);

@@ -36,9 +36,10 @@
  *
  * Write "reset" to zero the counters (not the gauges), "forget_leaked" to zero
  * leaked_tables, "shut_down_idle" to end the pins of GPUs that nobody holds
- * open: those whose put has failed. After a test these must be 0: live_pins,
- * live_persistent, live_dma_bufs, live_mappings, live_allocations, bar1_used,
- * leaked_tables, callbacks_running, violations.
+ * open: those whose put has failed, "forgive" to end an unbind that waits for a
+ * persistent pin. After a test these must be 0: live_pins, live_persistent,
+ * live_dma_bufs, live_mappings, live_allocations, bar1_used, leaked_tables,
+ * callbacks_running, violations.
  */
 
 atomic64_t nvlab_accounting[NVLAB_ACCOUNT_COUNT];
@@ -735,6 +736,10 @@ static int accounting_write(int words, char **word)
 
 	if (words == 1 && !strcmp(word[0], "shut_down_idle"))
 		return nvlab_rm_shut_down_idle();
+	if (words == 1 && !strcmp(word[0], "forgive")) {
+		nvlab_gpus_forgive();
+		return 0;
+	}
 	/* The tables themselves stay until the module goes. */
 	if (words == 1 && !strcmp(word[0], "forget_leaked")) {
 		atomic64_set(&nvlab_accounting[NVLAB_ACCOUNT_LEAKED_TABLES], 0);

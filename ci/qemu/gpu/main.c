@@ -7,15 +7,18 @@
  * those that an extent maps there. Endpoint of the lab's PCIe fabric, where
  * every access of a NIC to 64 KiB that no extent maps is a violation: it is
  * counted, the first one is logged, a write is lost and a read finds ones. A
- * live persistent pin holds the module, as it holds the real driver
+ * live persistent pin holds the module, as it holds the real driver. An unbind
+ * takes the GPU off the list first and then waits for its users, whom a
+ * persistent pin whose put comes too late leaves behind
  * (docs/facts.md#persistent).
  *
  * Extents are looked at, not MRs: an MR whose own pin is gone is no violation
  * while another live pin holds the extent, or a later one has its addresses.
  * Who may still use an MR is the NIC's to tell (ofed/rxe/rxe_peer.c).
  *
- * Left out: everything else a GPU does. The BAR is QEMU's ivshmem-plain
- * (1af4:1110, BAR 2).
+ * Left out: everything else a GPU does. A program that has allocated nothing is
+ * no user. A test can end the unbind's wait (nvlab_gpus_forgive()), which nothing
+ * ends in the real driver. The BAR is QEMU's ivshmem-plain (1af4:1110, BAR 2).
  */
 #define pr_fmt(fmt) "nvidia_lab: " fmt
 
@@ -26,11 +29,93 @@
 #include <linux/seq_file.h>
 #include <linux/slab.h>
 #include <linux/utsname.h>
+#include <linux/wait_bit.h>
 
 #include "lab_pcie.h"
 #include "nvlab.h"
 
 #define GPU_BAR		2
+
+/* Whose unbind has begun is on it no more. */
+static struct nvlab_gpu *gpus[NVLAB_MAX_GPUS];
+static DEFINE_MUTEX(gpus_lock);
+
+unsigned int nvlab_gpu_count(void)
+{
+	unsigned int i, count = 0;
+
+	mutex_lock(&gpus_lock);
+	for (i = 0; i < NVLAB_MAX_GPUS; i++)
+		count += !!gpus[i];
+	mutex_unlock(&gpus_lock);
+	return count;
+}
+
+struct nvlab_gpu *nvlab_gpu_get(unsigned int index)
+{
+	struct nvlab_gpu *gpu = NULL;
+
+	mutex_lock(&gpus_lock);
+	if (index < NVLAB_MAX_GPUS)
+		gpu = gpus[index];
+	if (gpu)
+		atomic_inc(&gpu->handles);
+	mutex_unlock(&gpus_lock);
+	return gpu;
+}
+
+/* Under the lock: whoever waits in gpu_remove() frees the GPU. */
+void nvlab_gpu_put(struct nvlab_gpu *gpu)
+{
+	mutex_lock(&gpus_lock);
+	atomic_dec(&gpu->handles);
+	wake_up_var(gpus);
+	mutex_unlock(&gpus_lock);
+}
+
+int nvlab_gpu_pin(struct nvlab_gpu *gpu)
+{
+	int err = -ENODEV;
+
+	mutex_lock(&gpus_lock);
+	if (gpus[gpu->index] == gpu) {
+		atomic_inc(&gpu->users);
+		err = 0;
+	}
+	mutex_unlock(&gpus_lock);
+	return err;
+}
+
+/* The GPU is looked up, and what is not on the list keeps its reference. */
+void nvlab_gpu_unpin(struct nvlab_gpu *gpu)
+{
+	mutex_lock(&gpus_lock);
+	if (gpus[gpu->index] == gpu)
+		WARN_ONCE(atomic_dec_return(&gpu->users) < 0,
+			  "nvlab: more puts of the GPU than gets: a persistent pin was put twice\n");
+	mutex_unlock(&gpus_lock);
+}
+
+static bool forgiven;	/* under gpus_lock */
+
+void nvlab_gpus_forgive(void)
+{
+	mutex_lock(&gpus_lock);
+	forgiven = true;
+	wake_up_var(gpus);
+	mutex_unlock(&gpus_lock);
+}
+
+static bool gpu_is_used(struct nvlab_gpu *gpu)
+{
+	bool used;
+
+	mutex_lock(&gpus_lock);
+	used = atomic_read(&gpu->handles) ||
+	       (atomic_read(&gpu->users) && !forgiven);
+	mutex_unlock(&gpus_lock);
+	return used;
+}
 
 /* The page of video memory behind a byte of the BAR. */
 static u32 video_behind(struct nvlab_gpu *gpu, u64 offset)
@@ -75,12 +160,16 @@ static int gpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	struct nvlab_gpu *gpu;
 	int err;
 
-	if (nvlab_gpu_count == NVLAB_MAX_GPUS)
-		return -ENOSPC;
 	gpu = kzalloc_obj(*gpu);
 	if (!gpu)
 		return -ENOMEM;
-	gpu->index = nvlab_gpu_count;
+	/* Devices are probed one after the other. */
+	while (gpu->index < NVLAB_MAX_GPUS && gpus[gpu->index])
+		gpu->index++;
+	if (gpu->index == NVLAB_MAX_GPUS) {
+		kfree(gpu);
+		return -ENOSPC;
+	}
 	gpu->pdev = pdev;
 	gpu->start = pci_resource_start(pdev, GPU_BAR);
 	gpu->size = pci_resource_len(pdev, GPU_BAR);
@@ -110,7 +199,9 @@ static int gpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (err)
 		goto remove;
 	pci_set_drvdata(pdev, gpu);
-	nvlab_gpus[nvlab_gpu_count++] = gpu;
+	mutex_lock(&gpus_lock);
+	gpus[gpu->index] = gpu;
+	mutex_unlock(&gpus_lock);
 	pr_info("GPU %u: %s, %llu MiB of video memory at %pa\n", gpu->index,
 		pci_name(pdev), gpu->size >> 20, &gpu->start);
 	return 0;
@@ -130,11 +221,18 @@ free:
 	return err;
 }
 
-/* Only when the module goes: nothing holds memory or pins any more. */
 static void gpu_remove(struct pci_dev *pdev)
 {
 	struct nvlab_gpu *gpu = pci_get_drvdata(pdev);
 
+	mutex_lock(&gpus_lock);
+	gpus[gpu->index] = NULL;
+	forgiven = false;
+	mutex_unlock(&gpus_lock);
+	if (gpu_is_used(gpu))
+		pr_notice("GPU %u is removed while it is in use: waiting\n",
+			  gpu->index);
+	wait_var_event(gpus, !gpu_is_used(gpu));
 	nvlab_ctl_remove_gpu(gpu);
 	lab_pcie_remove_bar(pdev, GPU_BAR);
 	nvlab_gpu_exit(gpu);
@@ -155,7 +253,6 @@ static struct pci_driver gpu_driver = {
 	.id_table = gpu_ids,
 	.probe = gpu_probe,
 	.remove = gpu_remove,
-	.driver.suppress_bind_attrs = true,
 };
 
 static int version_show(struct seq_file *s, void *unused)
@@ -189,7 +286,7 @@ static int __init nvlab_init(void)
 	err = pci_register_driver(&gpu_driver);
 	if (err)
 		goto proc;
-	if (!nvlab_gpu_count)
+	if (!nvlab_gpu_count())
 		pr_info("no GPU found: give the machine an ivshmem-plain device\n");
 	return 0;
 

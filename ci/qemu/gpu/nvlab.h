@@ -40,6 +40,7 @@ struct nvlab_gpu {
 	struct bar1 bar1;	/* written under the RM API lock */
 	struct bar1_user driver;	/* RM's own subdevice object, for persistent pins */
 	atomic_t users;		/* persistent pins */
+	atomic_t handles;	/* pieces of memory, and who looks at it now */
 };
 
 /* One piece of memory; outlives its handle while a persistent pin holds it. */
@@ -243,8 +244,15 @@ void nvlab_debugfs_exit(void);
 
 /* --- resource manager (rm.c) --- */
 
-extern struct nvlab_gpu *nvlab_gpus[NVLAB_MAX_GPUS];
-extern unsigned int nvlab_gpu_count;
+unsigned int nvlab_gpu_count(void);
+/* NULL, or the GPU until nvlab_gpu_put(). */
+struct nvlab_gpu *nvlab_gpu_get(unsigned int index);
+void nvlab_gpu_put(struct nvlab_gpu *gpu);
+/* A persistent pin's reference; -ENODEV when the GPU's unbind has begun. */
+int nvlab_gpu_pin(struct nvlab_gpu *gpu);
+void nvlab_gpu_unpin(struct nvlab_gpu *gpu);
+/* Ends an unbind that waits for a persistent pin. */
+void nvlab_gpus_forgive(void);
 
 /* Thread group id of the caller, as RM knows processes: by number. */
 static inline u32 nvlab_tgid(void)
@@ -297,6 +305,7 @@ int nvlab_rm_get(ktime_t *start, u64 va, u64 len, void *key, u64 *phys,
 int nvlab_rm_register(u64 va, u64 len, void *key, void (*callback)(void *data),
 		      void *data);
 int nvlab_rm_put(ktime_t *start, void *key, u64 *len);
+/* Until nvlab_gpu_put(). */
 int nvlab_rm_gpu_info(ktime_t *start, u64 va, u64 len, struct nvlab_gpu **gpu);
 int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 			    u64 *phys, u32 count, struct nvlab_pinned *pinned,

@@ -383,13 +383,18 @@ static int get_persistent(ktime_t *start, struct mem_info *info, u64 va,
 	err = nvlab_rm_gpu_info(start, va, len, &info->gpu);
 	if (err)
 		return err;
-	err = nvlab_rm_get_persistent(start, va, len, info, phys, count, pinned,
-				      &info->dup);
+	err = nvlab_gpu_pin(info->gpu);
+	nvlab_gpu_put(info->gpu);
 	if (err)
 		return err;
+	err = nvlab_rm_get_persistent(start, va, len, info, phys, count, pinned,
+				      &info->dup);
+	if (err) {
+		nvlab_gpu_unpin(info->gpu);
+		return err;
+	}
 	/* A pinned GPU keeps its driver. */
 	__module_get(THIS_MODULE);
-	atomic_inc(&info->gpu->users);
 	return 0;
 }
 
@@ -407,8 +412,7 @@ static int put_persistent(struct mem_info *info, int failed)
 
 	if (!err)
 		err = nvlab_rm_put_persistent(&start, info->dup, &len);
-	WARN_ONCE(atomic_dec_return(&gpu->users) < 0,
-		  "nvlab: more puts of the GPU than gets: a persistent pin was put twice\n");
+	nvlab_gpu_unpin(gpu);
 	module_put(THIS_MODULE);
 	if (err) {
 		nvlab_p2p_leak(info);

@@ -40,9 +40,6 @@
 
 #define BLOCK_PAGES	(NVLAB_BACKING_SIZE / NVLAB_GPU_PAGE)
 
-struct nvlab_gpu *nvlab_gpus[NVLAB_MAX_GPUS];
-unsigned int nvlab_gpu_count;
-
 static DECLARE_RWSEM(api_lock);
 static struct task_struct *api_owner;
 static u64 api_since_ns;	/* when it was taken; under the RM API lock */
@@ -299,6 +296,7 @@ static void mem_release(struct kref *ref)
 	nvlab_add(NVLAB_ACCOUNT_MEMORY_USED, -(s64)mem->backing);
 	nvlab_count(NVLAB_ACCOUNT_FREES);
 	mem_give_back(mem);
+	nvlab_gpu_put(mem->gpu);
 	kfree(mem);
 }
 
@@ -308,6 +306,7 @@ void nvlab_mem_put(struct nvlab_mem *mem)
 	kref_put(&mem->ref, mem_release);
 }
 
+/* Takes over the caller's reference of the GPU. */
 static struct nvlab_mem *mem_new(struct nvlab_gpu *gpu, u64 size, u32 layout,
 				 u32 coherent, u64 va)
 {
@@ -315,8 +314,10 @@ static struct nvlab_mem *mem_new(struct nvlab_gpu *gpu, u64 size, u32 layout,
 	int err = -ENOMEM;
 
 	mem = kzalloc_obj(*mem);
-	if (!mem)
+	if (!mem) {
+		nvlab_gpu_put(gpu);
 		return ERR_PTR(-ENOMEM);
+	}
 	kref_init(&mem->ref);
 	mem->gpu = gpu;
 	mem->id = atomic64_inc_return(&last_id);
@@ -365,6 +366,7 @@ static struct nvlab_mem *mem_new(struct nvlab_gpu *gpu, u64 size, u32 layout,
 	nvlab_add(NVLAB_ACCOUNT_MEMORY_USED, mem->backing);
 	return mem;
 free:
+	nvlab_gpu_put(gpu);
 	kfree(mem);
 	return ERR_PTR(err);
 }
@@ -584,23 +586,23 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 	u32 layout = req->layout ? req->layout : nvlab_config(NVLAB_C_LAYOUT);
 	u64 unit = req->flags & NVLAB_ALLOC_SMALL ?
 		   NVLAB_GPU_PAGE : NVLAB_BACKING_SIZE;
-	struct nvlab_gpu *gpu;
+	struct nvlab_gpu *gpu = nvlab_gpu_get(req->gpu);
 	struct vidmem *v;
-	int err;
+	int err = -EINVAL;
 
-	if (req->gpu >= nvlab_gpu_count)
+	if (!gpu)
 		return -ENODEV;
-	gpu = nvlab_gpus[req->gpu];
 	if (!req->size || req->size > gpu->size || req->pad ||
 	    req->flags & ~(NVLAB_ALLOC_COHERENT | NVLAB_ALLOC_UNMAPPED |
 			   NVLAB_ALLOC_SMALL) ||
 	    layout > NVLAB_LAYOUT_SHUFFLED ||
 	    !IS_ALIGNED(req->va, unit) ||
 	    req->va + ALIGN(req->size, NVLAB_BACKING_SIZE) < req->va)
-		return -EINVAL;
+		goto put;
+	err = -ENOMEM;
 	v = kzalloc_obj(*v);
 	if (!v)
-		return -ENOMEM;
+		goto put;
 	INIT_LIST_HEAD(&v->pins);
 	v->va = req->va;
 	v->len = ALIGN(req->size, unit);
@@ -630,6 +632,9 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 drop:
 	nvlab_mem_put(v->mem);
 	kfree(v);
+	return err;
+put:
+	nvlab_gpu_put(gpu);
 	return err;
 }
 
@@ -947,8 +952,10 @@ int nvlab_rm_gpu_info(ktime_t *start, u64 va, u64 len, struct nvlab_gpu **gpu)
 	if (err)
 		return err;
 	err = range_find(va, len, &client, &v);
-	if (!err)
+	if (!err) {
 		*gpu = v->mem->gpu;
+		atomic_inc(&(*gpu)->handles);
+	}
 	nvlab_api_unlock();
 	return err;
 }

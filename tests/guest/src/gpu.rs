@@ -21,10 +21,15 @@ pub fn seed_layout(rng: &mut fastrand::Rng) -> Result<()> {
     Ok(lab()?.set("layout_seed", rng.u64(1..))?)
 }
 
+/// The GPU's PCI address, as sysfs has it.
+pub fn pci_address(rm: &nvlab::Client, gpu: u32) -> Result<String> {
+    let (domain, bus, device, function) = rm.info(gpu)?.pci;
+    Ok(format!("{domain:04x}:{bus:02x}:{device:02x}.{function}"))
+}
+
 /// The BAR that is this GPU's memory.
 pub fn bar(rm: &nvlab::Client, gpu: u32) -> Result<RangeInclusive<u64>> {
-    let (domain, bus, device, function) = rm.info(gpu)?.pci;
-    let file = format!("/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{device:02x}.{function}/resource");
+    let file = format!("/sys/bus/pci/devices/{}/resource", pci_address(rm, gpu)?);
     let text = fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
     let line = text.lines().nth(2).with_context(|| format!("{file} has no third line"))?;
     let number = |w: Option<&str>| -> Result<u64> {

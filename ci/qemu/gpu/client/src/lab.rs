@@ -52,6 +52,11 @@ impl Lab {
         self.forget_leaked()
     }
 
+    /// Ends the unbind of a GPU that waits for a persistent pin.
+    pub fn end_unbind(&self) -> Result<()> {
+        self.write("accounting", "forgive")
+    }
+
     /// Resets `leaked_tables`, for tests that cannot unload nvidia.ko.
     pub fn forget_leaked(&self) -> Result<()> {
         self.write("accounting", "forget_leaked")

@@ -121,6 +121,7 @@ pub const TABLE: &[Row] = &[
     ),
     here("HCA removed with MRs live", "hca_removed", BOTH, nic::removed),
     here("HCA removed while a callback waits", "hca_removed_during_callback", LEGACY, nic::removed_during_callback),
+    here("GPU unbound from its driver with MRs live", "gpu_unbound", BOTH, provider::gpu_unbound),
     there("BAR1 full", "errors", "bar1_full"),
     there("overlapping pins with unrelated bus addresses", "verbs", "unrelated_extents"),
     there("-ENOTSUPP with a fallback", "smoke", "fallback"),
