@@ -4,6 +4,9 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 use nix::sys::ptrace;
@@ -34,6 +37,38 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
             println!("ready {:#x}", memory.va());
             io::stdin().read_to_end(&mut Vec::new()).context("read stdin")?;
             drop(mrs);
+            Ok(())
+        }
+        // Reads a file again and again, until it is killed.
+        ("read", [file]) => {
+            println!("ready");
+            loop {
+                std::fs::read(file).with_context(|| format!("read {file}"))?;
+            }
+        }
+        // Registers an address that nobody has, again and again until it is told something. Says how
+        // long the longest attempt took, in microseconds, and how many there were.
+        ("bad-addresses", []) => {
+            let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
+            let told = Arc::new(AtomicBool::new(false));
+            let listener = Arc::clone(&told);
+            println!("ready");
+            std::thread::spawn(move || {
+                // Whatever it is, and the end of the input, too.
+                let _ = io::stdin().read_line(&mut String::new());
+                listener.store(true, Ordering::SeqCst);
+            });
+            let (mut longest, mut attempts) = (Duration::ZERO, 0);
+            while !told.load(Ordering::SeqCst) {
+                let begin = Instant::now();
+                match Mr::reg(&pd, page() as u64, page(), FULL_ACCESS) {
+                    Err(e) if e.raw_os_error() == Some(libc::EFAULT) => (),
+                    other => bail!("an address that nobody has: {:?}, wanted EFAULT", other.err()),
+                }
+                longest = longest.max(begin.elapsed());
+                attempts += 1;
+            }
+            println!("ok {} {attempts}", longest.as_micros());
             Ok(())
         }
         // As an ordinary user with `limit` bytes of RLIMIT_MEMLOCK: registers single pages until

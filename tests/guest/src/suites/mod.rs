@@ -28,6 +28,7 @@ mod pair;
 mod pieces;
 mod preload;
 mod pyverbs;
+mod readers;
 mod reasons;
 mod refusals;
 pub mod scenarios;
@@ -79,6 +80,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         neighbours::suite(nvidia_c),
         errors::suite(nvidia_c),
         coherent::suite(),
+        readers::suite(nvidia_c),
         iommu::suite(nvidia_c),
         pages::suite(),
         pieces::suite(nvidia_c),
