@@ -170,6 +170,7 @@ pub struct Figures {
     /// By client, layout, size and NICs: the registration by the last of these.
     pub nics: BTreeMap<(String, String, u64, u64), Time>,
     pub pages: Vec<Value>,
+    pub bad_addresses: Vec<Value>,
     /// By client, threads, NICs, and whether the memory is freed before it is deregistered.
     pub threads: BTreeMap<(String, u64, u64, bool), Threads>,
     pub profile: Vec<Value>,
@@ -226,6 +227,7 @@ impl Figures {
             bandwidth: rates,
             nics,
             pages: rows("pages").clone(),
+            bad_addresses: rows("bad_addresses").clone(),
             threads: threads(rows("threads"))?,
             profile: rows("profile").clone(),
         })

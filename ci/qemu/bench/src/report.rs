@@ -58,6 +58,7 @@ pub fn tables(figures: &Figures) -> Vec<Table> {
         memory(figures),
         live(figures),
         pieces(figures),
+        bad_addresses(figures),
         free(figures),
         nics(figures),
         pages(figures),
@@ -193,15 +194,34 @@ fn pieces(figures: &Figures) -> Table {
             format!("{:.3}", p.ratio()),
             us(p.time.own.median),
             us(p.time.mutex().median),
+            figures.time(C, p.size, "contiguous", &p.cost).map_or("-".into(), |c| us(c.mutex().median)),
         ]
     };
     Table {
         title: "One registration over many allocations, persistent pins (µs)",
         header: "size | allocations | each | a pin costs | gets that failed | \
             the provider's pins and unpins alone | callbacks | against that | client's own | \
-            under the peer mutex"
+            under the peer mutex | C nv_mem, one allocation of that size: under the peer mutex"
             .into(),
         rows: figures.pieces.iter().map(row).collect(),
+    }
+}
+
+fn bad_addresses(figures: &Figures) -> Table {
+    let row = |row: &Value| {
+        vec![
+            words(row["variant"].as_str().unwrap_or_default()).to_string(),
+            format!("{} in {}", size_text(int(row, "size")), int(row, "segments")),
+            us(int(row, "registration") as f64),
+            int(row, "attempts").to_string(),
+            int(row, "longest_us").to_string(),
+        ]
+    };
+    Table {
+        title: "A bad host address, registered again and again while another process registers much memory: how long \
+                its refusal takes (µs; a V100's pin cost, asleep, wall clock)",
+        header: "client | memory in allocations | its registration | bad addresses | the longest refusal".into(),
+        rows: figures.bad_addresses.iter().map(row).collect(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What was promised, what was measured, and whether that is enough.
 
-use crate::figures::{ratio, Figures, C, C_NC, GIB, OURS, OURS_REVOCABLE};
-use crate::words::{broken, percent, size_text, words, Table};
+use crate::figures::{ratio, Figures, Time, C, C_NC, GIB, OURS, OURS_REVOCABLE};
+use crate::words::{broken, percent, size_text, us, words, Table};
 
 /// perftest may fail to measure some of its 40 rounds; an interval of few says little of itself.
 /// With fewer the guest's test fails, too (bandwidth.rs), but the tables are printed all the same.
@@ -99,6 +99,24 @@ pub fn targets(figures: &Figures) -> Table {
     row("gets that failed for it", "≤ 8".into(), segments.map(|p| (p.failed as f64, p.failed.to_string())), &|n| {
         n <= 8.0
     });
+    let held = |time: Option<&Time>, c: Option<&Time>| {
+        let text = |t: &Time| us(t.mutex().median);
+        time.map(|t| (t.mutex().median, format!("{} (C, one allocation: {})", text(t), c.map_or("-".into(), text))))
+    };
+    let c_one = |size: u64| v100(C, size);
+    let many = figures.pieces.iter().find(|p| p.segment == 2 << 20 && p.size == 64 * GIB && p.cost == "v100");
+    row(
+        "peer mutex held, 64 GiB in 32 768 allocations (µs): one pin of 2 MiB",
+        "≤ 100".into(),
+        held(many.map(|p| &p.time), c_one(64 * GIB)),
+        &|ns| ns <= 100_000.0,
+    );
+    row(
+        "peer mutex held, one allocation of 16 GiB (µs): the probe of 64 KiB",
+        "≤ 120".into(),
+        held(v100(OURS, 16 * GIB), c_one(16 * GIB)),
+        &|ns| ns <= 120_000.0,
+    );
     for program in ["ib_write_bw", "ib_read_bw"] {
         let rates = |variant: &str| {
             figures.bandwidth.get(&(program.to_string(), "gpu".to_string(), variant.to_string())).map(Vec::as_slice)

@@ -2,6 +2,7 @@
 //! Measurements, ours beside NVIDIA's C module in one boot. Rows go to the host, which judges and
 //! draws nothing here: a measurement fails only where something could not be measured.
 
+mod bad_addresses;
 mod bandwidth;
 mod free;
 pub mod kernel_crates;
@@ -65,7 +66,11 @@ pub fn suite_free_cost() -> Suite {
 pub fn suite_threads() -> Suite {
     Suite {
         name: "bench_threads",
-        tests: vec![test("threads", Level::Devices, threads::all), test("wall", Level::Devices, times::wall)],
+        tests: vec![
+            test("threads", Level::Devices, threads::all),
+            test("wall", Level::Devices, times::wall),
+            test("bad_addresses", Level::Devices, bad_addresses::all),
+        ],
     }
 }
 

@@ -14,8 +14,8 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 /// Length of a segment, of the range, rounds.
-const CASES: [(u64, u64, usize); 4] =
-    [(20 * MIB, GIB, 5), (2 * MIB, GIB, 5), (GIB, 16 * GIB, 3), (2 * MIB, 16 * GIB, 1)];
+const CASES: [(u64, u64, usize); 5] =
+    [(20 * MIB, GIB, 5), (2 * MIB, GIB, 5), (GIB, 16 * GIB, 3), (2 * MIB, 16 * GIB, 1), (2 * MIB, 64 * GIB, 1)];
 
 pub fn all(_: &Env) -> Result<()> {
     let rig = Rig::new()?;
