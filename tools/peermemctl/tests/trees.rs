@@ -580,7 +580,7 @@ fn a_key_that_is_left_is_named() {
 fn who_pins_a_gpu_is_listed() {
     let live = check(&unpacked("healthy"), "registrations.live");
     let evidence = live["evidence"].to_string();
-    for words in ["is pinned by process ", "(hold-memory)", "unbind"] {
+    for words in ["has persistent pins of process ", "(hold-memory)", "unbind"] {
         assert!(evidence.contains(words), "{words}: {live}");
     }
 }

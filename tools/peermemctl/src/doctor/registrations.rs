@@ -98,19 +98,23 @@ fn live(rows: &[Registration]) -> Vec<Check> {
     checks
 }
 
-/// Names, for each GPU whose memory is pinned persistently, who has to end before it can be reset.
+/// Names, for each GPU whose memory is pinned, who has to end before it is reset.
 fn who_pins(rows: &[Registration]) -> Vec<String> {
-    let mut by_gpu: BTreeMap<&str, BTreeSet<(u32, &str)>> = BTreeMap::new();
-    for row in rows.iter().filter(|row| row.kind == "persistent" && row.pinned_bytes > 0) {
-        by_gpu.entry(row.gpu.as_deref().unwrap_or("of unknown address")).or_default().insert((row.pid, &row.comm));
+    let mut by_gpu: BTreeMap<(&str, &str), BTreeSet<(u32, &str)>> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.pinned_bytes > 0) {
+        let gpu = row.gpu.as_deref().unwrap_or("of unknown address");
+        by_gpu.entry((gpu, &row.kind)).or_default().insert((row.pid, &row.comm));
     }
     by_gpu
         .into_iter()
-        .map(|(gpu, processes)| {
+        .map(|((gpu, kind), processes)| {
+            let why = match kind {
+                "persistent" => "before you reset it, change its MIG mode or unbind it from nvidia; an unbind would wait for ever",
+                _ => "before you reset it; nothing else forbids that, and the NIC would reach whatever lies there afterwards",
+            };
             let names: Vec<String> = processes.iter().map(|(pid, comm)| format!("{pid} ({comm})")).collect();
             format!(
-                "GPU {gpu} is pinned by process {}: end them before you reset it, change its MIG mode or unbind it \
-                 from nvidia; an unbind would wait for ever",
+                "GPU {gpu} has {kind} pins of process {}, to be ended {why}",
                 names.join(", ")
             )
         })
