@@ -115,10 +115,9 @@ verify:
 	@[ -x '$(TOOLS)/peermemctl' ] || $(MAKE) --no-print-directory tools
 	@'$(TOOLS)/peermemctl' verify $(VERIFY)
 
-# What kernel-lite needs of others, by name, into the cache. LINUX_SRC=<dir>: out of that kernel
-# source.
+# What kernel-lite needs of others, by name, into the cache.
 deps:
-	@NVPM_CACHE='$(cache)' LINUX_SRC='$(LINUX_SRC)' sh kernel-lite/deps.sh '$(DEPS)'
+	@CARGO='$(CARGO)' sh kernel-lite/deps.sh '$(DEPS)'
 
 install:
 	@$(PREFLIGHT_ENV) sh mk/built.sh || $(MAKE) --no-print-directory module $(PREFLIGHT_ENV)
@@ -197,8 +196,8 @@ help:
 	@echo "make test         all tests before a merge; ONLY=<suite or boot>"
 	@echo
 	@echo "Settings: KDIR=<kernel build tree>  OFED=<dir>  NVIDIA=<dir>  RUSTC=<path>"
-	@echo "          KERNEL_CRATE=own|lite  LLVM=<suffix>  LINUX_SRC=<dir>"
-	@echo "          INSTALL_MOD_PATH=<dir>  PREFIX=<dir>"
+	@echo "          KERNEL_CRATE=own|lite  LLVM=<suffix>  INSTALL_MOD_PATH=<dir>"
+	@echo "          PREFIX=<dir>"
 	@echo "README.md is the short guide, docs/install.md the long one for admins;"
 	@echo "CONTRIBUTING.md has the other targets: lint, doc, soak, bench, ..."
 

@@ -2,7 +2,7 @@
 # Builds src/peer_client.o on kernels without Rust: core, pin-init and kernel-lite as rlibs of
 # bitcode, then one object with what is used of them (fat LTO). Included by Kbuild. Variables:
 #   RUSTC       any rustc from 1.85 on, with its rust-src
-#   NVPM_DEPS   folder with pin-init, syn, quote and proc-macro2 of the kernel's rust/ (`make deps`)
+#   NVPM_DEPS   folder with pinned-init and the crates that it needs (`make deps`)
 
 RUSTC ?= rustc
 export RUSTC_BOOTSTRAP := 1
@@ -79,7 +79,8 @@ kl-cfgs := --check-cfg='cfg(kl_debug_locks)' $(if $(CONFIG_DEBUG_MUTEXES)$(CONFI
 
 # Proc macros run on the host, once. Optimizing them takes longer than running them.
 kl-host-flags := --cap-lints=allow -Clinker=$(HOSTCC) -L$(kl) $(kl-metadata)
-kl-syn-features := clone-impls derive full parsing printing proc-macro visit visit-mut
+# By the name that it has in the kernel; its macros call it by its own.
+kl-pin-init := --extern pin_init=$(kl)/libpinned_init.rlib
 
 # rustc puts temporary files into its output folder. Without one that is where make runs, the
 # kernel's build tree before
@@ -101,30 +102,36 @@ kl-objtool = $(if $(cmd_objtool),$(if $(filter ;,$(firstword $(cmd_objtool))),,;
 # LTO takes place only where there is something to link, so an archive is made that nobody uses.
 quiet_cmd_kl_module = RUSTC $(quiet_modtag) $@
       cmd_kl_module = $(RUSTC) $(kl-flags) --sysroot=/dev/null -L$(kl) --crate-type staticlib -Clto=fat --cfg MODULE \
-	-Zcrate-attr=no_std -Zcrate-attr='feature(used_with_arg)' --extern pin_init --extern kernel \
+	-Zcrate-attr=no_std -Zcrate-attr='feature(used_with_arg)' $(kl-pin-init) --extern pinned_init --extern kernel \
 	-Dunsafe_op_in_unsafe_fn -Wrust_2018_idioms -Wunreachable_pub $(NVPM_RUSTFLAGS) \
 	$(kl-out-dir) --emit=dep-info=$(depfile) --emit=obj=$@ --emit=link=$(@:.o=.a) $<; \
 	$(kl-fix-depfile) $(kl-objtool)
 
 # Preflight has looked whether these are there. This is for a call without it.
-$(addprefix $(NVPM_DEPS)/,proc-macro2/lib.rs quote/lib.rs syn/lib.rs pin-init/internal/src/lib.rs pin-init/src/lib.rs) \
+kl-crate = $(NVPM_DEPS)/$(1)/src/lib.rs
+$(foreach crate,unicode-ident proc-macro2 quote paste pinned-init-macro pinned-init,$(call kl-crate,$(crate))) \
 $(kl-core)/src/lib.rs:
 	@echo "nvidia-peermem: there is no $@: in $(abspath $(src)), make deps and make KDIR=$(abspath $(objtree)), which says what else is missing" >&2; exit 1
 
-$(kl)/libproc_macro2.rlib: private kl-args = --edition=2021 --crate-type rlib --cfg 'feature="proc-macro"' \
+# As cargo would build them. What it asks the compiler for is in every rustc from 1.85 on, but for
+# what proc-macro2 takes of 1.88.
+kl-stable := --cfg RUSTC_LINT_REASONS_IS_STABLE --cfg RUSTC_NEW_UNINIT_IS_STABLE
+$(kl)/libunicode_ident.rlib: private kl-args = --edition=2021 --crate-type rlib
+$(kl)/libunicode_ident.rlib: $(call kl-crate,unicode-ident) FORCE
+	+$(call if_changed,kl_host)
+$(kl)/libproc_macro2.rlib: private kl-args = --edition=2021 --crate-type rlib --extern unicode_ident --cfg 'feature="proc-macro"' \
 	--cfg wrap_proc_macro $(if $(shell [ $(kl-rustc-minor) -ge 88 ] && echo y),--cfg proc_macro_span_file --cfg proc_macro_span_location)
-$(kl)/libproc_macro2.rlib: $(NVPM_DEPS)/proc-macro2/lib.rs FORCE
+$(kl)/libproc_macro2.rlib: $(call kl-crate,proc-macro2) $(kl)/libunicode_ident.rlib FORCE
 	+$(call if_changed,kl_host)
-$(kl)/libquote.rlib: private kl-args = --edition=2018 --crate-type rlib --extern proc_macro2 --cfg 'feature="proc-macro"'
-$(kl)/libquote.rlib: $(NVPM_DEPS)/quote/lib.rs $(kl)/libproc_macro2.rlib FORCE
+$(kl)/libquote.rlib: private kl-args = --edition=2021 --crate-type rlib --extern proc_macro2 --cfg 'feature="proc-macro"'
+$(kl)/libquote.rlib: $(call kl-crate,quote) $(kl)/libproc_macro2.rlib FORCE
 	+$(call if_changed,kl_host)
-$(kl)/libsyn.rlib: private kl-args = --edition=2021 --crate-type rlib --extern proc_macro2 --extern quote \
-	$(foreach feature,$(kl-syn-features),--cfg 'feature="$(feature)"')
-$(kl)/libsyn.rlib: $(NVPM_DEPS)/syn/lib.rs $(kl)/libquote.rlib FORCE
+$(kl)/libpaste.so: private kl-args = --edition=2018 --crate-type proc-macro --extern proc_macro
+$(kl)/libpaste.so: $(call kl-crate,paste) FORCE
 	+$(call if_changed,kl_host)
-$(kl)/libpin_init_internal.so: private kl-args = --edition=2021 --crate-type proc-macro --extern proc_macro \
-	--extern proc_macro2 --extern quote --extern syn --cfg kernel --cfg USE_RUSTC_FEATURES
-$(kl)/libpin_init_internal.so: $(NVPM_DEPS)/pin-init/internal/src/lib.rs $(kl)/libsyn.rlib FORCE
+$(kl)/libpinned_init_macro.so: private kl-args = --edition=2021 --crate-type proc-macro --extern proc_macro \
+	--extern proc_macro2 --extern quote $(kl-stable)
+$(kl)/libpinned_init_macro.so: $(call kl-crate,pinned-init-macro) $(kl)/libquote.rlib FORCE
 	+$(call if_changed,kl_host)
 
 $(kl)/libcore.rlib: private kl-args = --cap-lints=allow --cfg no_fp_fmt_parse
@@ -133,17 +140,16 @@ $(kl)/libcore.rlib: $(kl-core)/src/lib.rs FORCE
 	+$(call if_changed_dep,kl_lib)
 $(kl)/libcompiler_builtins.rlib: $(kl-src)/compiler_builtins.rs $(kl)/libcore.rlib FORCE
 	+$(call if_changed_dep,kl_lib)
-$(kl)/libpin_init.rlib: private kl-args = --cap-lints=allow --cfg kernel --cfg USE_RUSTC_FEATURES \
-	--extern pin_init_internal
-$(kl)/libpin_init.rlib: $(NVPM_DEPS)/pin-init/src/lib.rs $(kl)/libcompiler_builtins.rlib \
-		$(kl)/libpin_init_internal.so FORCE
+$(kl)/libpinned_init.rlib: private kl-args = --cap-lints=allow $(kl-stable) --extern paste --extern pinned_init_macro
+$(kl)/libpinned_init.rlib: $(call kl-crate,pinned-init) $(kl)/libcompiler_builtins.rlib $(kl)/libpaste.so \
+		$(kl)/libpinned_init_macro.so FORCE
 	+$(call if_changed_dep,kl_lib)
-$(kl)/libkernel.rlib: private kl-args = --extern pin_init $(kl-cfgs)
-$(kl)/libkernel.rlib: $(kl-src)/kernel/lib.rs $(kl)/libpin_init.rlib FORCE
+$(kl)/libkernel.rlib: private kl-args = $(kl-pin-init) $(kl-cfgs)
+$(kl)/libkernel.rlib: $(kl-src)/kernel/lib.rs $(kl)/libpinned_init.rlib FORCE
 	+$(call if_changed_dep,kl_lib)
 
 $(obj)/src/peer_client.o: $(src)/src/peer_client.rs $(kl)/libkernel.rlib FORCE
 	+$(call if_changed_dep,kl_module)
 
-targets += $(addprefix kernel-lite/,libproc_macro2.rlib libquote.rlib libsyn.rlib libpin_init_internal.so \
-	libcore.rlib libcompiler_builtins.rlib libpin_init.rlib libkernel.rlib)
+targets += $(addprefix kernel-lite/,libunicode_ident.rlib libproc_macro2.rlib libquote.rlib libpaste.so \
+	libpinned_init_macro.so libcore.rlib libcompiler_builtins.rlib libpinned_init.rlib libkernel.rlib)

@@ -209,7 +209,7 @@ ask_lite() {
 		no_lite="$RUSTC has no source of its library ($library): $(other_rustc)apt-get install rust-src (with rustc-web: rust-web-src), or rustup component add rust-src"
 	else
 		missing=$(sh "$here/../kernel-lite/missing.sh" "${DEPS:-}" | head -n 1)
-		[ -z "$missing" ] || no_lite="DEPS=${DEPS:-} has no $missing: make deps (once; it fetches four small crates by name)"
+		[ -z "$missing" ] || no_lite="DEPS=${DEPS:-} has no $missing: make deps (once; cargo fetches a few small crates)"
 	fi
 }
 # 6.12 is 6012.

@@ -18,7 +18,7 @@ dkms)
 	mkdir -p "$src" "$lib" "$root/usr/lib/udev/rules.d"
 	cp -R Kbuild Makefile VERSION bindings kernel-lite mk src "$src/"
 	# What fetches them is of no use beside them.
-	rm -rf "$src/kernel-lite/deps" "$src/kernel-lite/deps.sh"
+	rm -rf "$src/kernel-lite/deps" "$src/kernel-lite/deps.sh" "$src/kernel-lite/crates"
 	cp -R "$deps" "$src/kernel-lite/deps"
 	sed "s/#MODULE_VERSION#/$version/" packaging/dkms/dkms.conf >"$src/dkms.conf"
 	find "$src" -type f ! -name '*.sh' -exec chmod 644 {} +

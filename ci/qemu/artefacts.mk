@@ -76,7 +76,7 @@ bindgen:
 
 # As a user of a kernel without Rust gets them: pin-init and what it is made with, for kernel-lite.
 deps := $(CACHE)/kernel-lite-deps
-deps: $(if $(own),linux)
+deps:
 	@$(MAKE) -s deps DEPS=$(deps) >/dev/null
 
 # The kernel: KDIR, image, modules, release and source in one folder.

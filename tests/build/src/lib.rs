@@ -7,8 +7,14 @@ use std::process::Command;
 use tempfile::TempDir;
 
 /// The first file of each crate that kernel-lite needs, below the folder that `make deps` makes.
-pub const CRATES: [&str; 5] =
-    ["pin-init/src/lib.rs", "pin-init/internal/src/lib.rs", "syn/lib.rs", "quote/lib.rs", "proc-macro2/lib.rs"];
+pub const CRATES: [&str; 6] = [
+    "pinned-init/src/lib.rs",
+    "pinned-init-macro/src/lib.rs",
+    "paste/src/lib.rs",
+    "proc-macro2/src/lib.rs",
+    "quote/src/lib.rs",
+    "unicode-ident/src/lib.rs",
+];
 
 /// A folder that looks like a kernel build tree, as far as preflight looks, on an x86-64 machine.
 pub struct FakeKernel {
@@ -74,7 +80,7 @@ impl FakeKernel {
         fs::remove_file(self.path().join(name)).expect("file");
     }
 
-    /// The four crates that kernel-lite needs, as far as anybody looks, in the folder `deps`; the
+    /// The crates that kernel-lite needs, as far as anybody looks, in the folder `deps`; the
     /// setting that names it.
     pub fn deps(&self) -> String {
         for file in CRATES {

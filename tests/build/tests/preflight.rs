@@ -356,7 +356,7 @@ fn a_kernel_crate_that_there_is_not() {
 #[test]
 fn kernel_lite_without_its_crates() {
     let (kernel, _) = without_rust();
-    refused(&kernel, &["DEPS=/nonexistent"], &["DEPS=/nonexistent", "pin-init", "make deps"]);
+    refused(&kernel, &["DEPS=/nonexistent"], &["DEPS=/nonexistent", "pinned-init", "make deps"]);
     // Each of them is needed.
     for file in CRATES {
         let deps = kernel.deps();
