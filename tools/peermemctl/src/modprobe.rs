@@ -93,3 +93,154 @@ pub fn loaded_at_boot(root: &Root, module: &str) -> Option<String> {
         etc.lines().any(|line| is(line.split_ascii_whitespace().next(), module)).then(|| "/etc/modules".to_owned())
     })
 }
+
+const UDEV: [&str; 4] = ["/etc/udev/rules.d", "/run/udev/rules.d", "/usr/lib/udev/rules.d", "/lib/udev/rules.d"];
+const UNITS: [&str; 4] =
+    ["/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
+
+/// Returns whether a command such as `/sbin/modprobe -q nvidia-peermem` or udev's `kmod load` loads a
+/// module.
+fn loads(command: &str, module: &str) -> bool {
+    let words: Vec<&str> = command.split(|c: char| c.is_whitespace() || "\"',;&|".contains(c)).collect();
+    let loader = |word: &&str| ["modprobe", "kmod", "insmod"].contains(&word.rsplit('/').next().unwrap_or_default());
+    let Some(at) = words.iter().position(loader) else { return false };
+    let mut rest = words.iter().skip(at + 1);
+    !rest.clone().any(|word| ["-r", "--remove", "unload"].contains(word)) && rest.any(|word| is(Some(word), module))
+}
+
+/// Returns the line of a udev rule that loads a module.
+pub fn loaded_by_udev(root: &Root, module: &str) -> Option<Line> {
+    let mut seen = Vec::new();
+    for dir in UDEV {
+        for name in root.names(dir).into_iter().filter(|name| name.ends_with(".rules")) {
+            // A file hides those of the same name in later directories.
+            if seen.contains(&name) {
+                continue;
+            }
+            let file = format!("{dir}/{name}");
+            seen.push(name);
+            let text = root.text(&file).unwrap_or_default().replace("\\\n", " ");
+            let mut rules = text.lines().map(str::trim).filter(|line| !line.starts_with('#') && line.contains("RUN"));
+            if let Some(rule) = rules.find(|rule| loads(rule, module)) {
+                return Some(Line { text: rule.to_owned(), file });
+            }
+        }
+    }
+    None
+}
+
+/// Returns the softdep, or the install command, of another module that brings a module along, and
+/// that other module.
+pub fn loaded_by_softdep(root: &Root, module: &str) -> Option<(Line, String)> {
+    lines(root, &MODPROBE).into_iter().find_map(|line| {
+        let mut words = line.text.split_ascii_whitespace();
+        let (verb, other) = (words.next()?, words.next()?.to_owned());
+        let brings = match verb {
+            "softdep" | "weakdep" => words.any(|word| is(Some(word), module)),
+            "install" => loads(&words.collect::<Vec<_>>().join(" "), module),
+            _ => false,
+        };
+        (brings && !is(Some(&other), module)).then_some((line, other))
+    })
+}
+
+/// Returns the line of an enabled service of systemd, or of the kernel's command line, that loads a
+/// module.
+pub fn loaded_by_service(root: &Root, module: &str) -> Option<Line> {
+    let command_line = root.line("/proc/cmdline").unwrap_or_default();
+    let listed = |word: &str| {
+        let list = word.strip_prefix("modules_load=").or_else(|| word.strip_prefix("modules-load="))?;
+        list.split(',').find(|name| is(Some(name), module)).map(|_| word.to_owned())
+    };
+    if let Some(text) = command_line.split_ascii_whitespace().find_map(listed) {
+        return Some(Line { file: "/proc/cmdline".to_owned(), text });
+    }
+    let wants = UNITS.iter().flat_map(|dir| {
+        let names = root.names(dir).into_iter().filter(|name| name.ends_with(".wants") || name.ends_with(".requires"));
+        names.flat_map(move |name| root.names(&format!("{dir}/{name}"))).collect::<Vec<_>>()
+    });
+    wants.filter(|unit| unit.ends_with(".service")).find_map(|unit| {
+        let file = UNITS.iter().map(|dir| format!("{dir}/{unit}")).find(|file| root.exists(file))?;
+        let text = root.text(&file).ok()?;
+        let mut lines = text.lines().filter(|line| line.starts_with("ExecStart"));
+        let line = lines.find(|line| loads(line.split_once('=').map_or("", |(_, command)| command), module))?;
+        Some(Line { text: line.to_owned(), file })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each has nvidia-peermem loaded, or does not.
+    #[test]
+    fn what_loads_a_module_at_boot_is_found() {
+        let root_of = |path: &str, text: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+            let wants = dir.path().join("etc/systemd/system/multi-user.target.wants");
+            std::fs::create_dir_all(&wants).unwrap();
+            std::fs::write(wants.join("peermem.service"), "").unwrap();
+            dir
+        };
+        let found = |path: &str, text: &str| {
+            let dir = root_of(path, text);
+            let root = Root::new(dir.path());
+            const NAME: &str = "nvidia_peermem";
+            loaded_by_udev(&root, NAME).is_some()
+                || loaded_by_softdep(&root, NAME).is_some()
+                || loaded_by_service(&root, NAME).is_some()
+                || loaded_at_boot(&root, NAME).is_some()
+        };
+        for (path, text, wanted) in [
+            ("etc/modules-load.d/a.conf", "nvidia-peermem\n", true),
+            ("etc/modules", "# all\nnvidia_peermem\n", true),
+            (
+                "etc/udev/rules.d/9.rules",
+                "SUBSYSTEM==\"infiniband\", RUN{builtin}+=\"kmod load nvidia_peermem\"\n",
+                true,
+            ),
+            ("lib/udev/rules.d/9.rules", "KERNEL==\"nvidia\", RUN+=\"/sbin/modprobe -q nvidia-peermem\"\n", true),
+            ("lib/udev/rules.d/9.rules", "KERNEL==\"nvidia\", \\\n  RUN+=\"/sbin/modprobe nvidia-peermem\"\n", true),
+            ("lib/udev/rules.d/9.rules", "# RUN+=\"/sbin/modprobe nvidia-peermem\"\n", false),
+            ("lib/udev/rules.d/9.rules", "RUN+=\"/sbin/modprobe -r nvidia-peermem\"\n", false),
+            ("lib/udev/rules.d/9.rules", "RUN+=\"/sbin/modprobe nvidia-uvm\"\n", false),
+            ("lib/udev/rules.d/9.txt", "RUN+=\"/sbin/modprobe nvidia-peermem\"\n", false),
+            ("etc/modprobe.d/a.conf", "softdep nvidia post: nvidia-uvm nvidia-peermem\n", true),
+            ("usr/lib/modprobe.d/a.conf", "softdep mlx5_ib post: nvidia_peermem\n", true),
+            ("etc/modprobe.d/a.conf", "softdep nvidia-peermem pre: nvidia ib_core\n", false),
+            (
+                "etc/modprobe.d/a.conf",
+                "install nvidia /sbin/modprobe -i nvidia && /sbin/modprobe nvidia-peermem\n",
+                true,
+            ),
+            ("etc/modprobe.d/a.conf", "install nvidia-peermem /bin/false\n", false),
+            ("etc/systemd/system/peermem.service", "[Service]\nExecStart=/sbin/modprobe nvidia-peermem\n", true),
+            (
+                "lib/systemd/system/peermem.service",
+                "[Service]\nExecStart=-/usr/sbin/modprobe -a nvidia-peermem x\n",
+                true,
+            ),
+            ("lib/systemd/system/other.service", "[Service]\nExecStart=/sbin/modprobe nvidia-peermem\n", false),
+            ("proc/cmdline", "quiet modules_load=nvidia-peermem,x iommu=pt\n", true),
+        ] {
+            assert_eq!(found(path, text), wanted, "{path}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_rule_that_the_admin_hides_loads_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in [
+            ("etc/udev/rules.d/90-a.rules", ""),
+            ("usr/lib/udev/rules.d/90-a.rules", "RUN{builtin}+=\"kmod load nvidia_peermem\"\n"),
+        ] {
+            let file = dir.path().join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        }
+        assert!(loaded_by_udev(&Root::new(dir.path()), "nvidia_peermem").is_none());
+    }
+}

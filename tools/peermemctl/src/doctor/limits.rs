@@ -17,7 +17,7 @@ const ENOUGH: u64 = 64 << 30;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = pages(machine.root).into_iter().collect();
-    checks.push(login(machine.root));
+    checks.push(login(machine));
     checks.extend(processes(machine.root));
     checks.extend(devices(machine.root));
     checks.push(boot(machine));
@@ -25,15 +25,21 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     checks
 }
 
-/// A table of pages is a page of eight-byte entries, and a huge page is what one of them covers.
+const HUGE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
+
+/// Returns the kernel's page size in KiB, where huge pages tell it: a table of pages is a page of
+/// eight-byte entries, and a huge page is what one of them covers.
+pub fn page_kib(root: &Root) -> Option<u32> {
+    match root.line(HUGE)?.as_str() {
+        "2097152" => Some(4),
+        "33554432" => Some(16),
+        "536870912" => Some(64),
+        _ => None,
+    }
+}
+
 fn pages(root: &Root) -> Option<Check> {
-    const HUGE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
-    let page = match root.line(HUGE)?.as_str() {
-        "2097152" => 4,
-        "33554432" => 16,
-        "536870912" => 64,
-        _ => return None,
-    };
+    let page = page_kib(root)?;
     let what = format!("the kernel has pages of {page} KiB: locked memory is counted in them");
     Some(Check::ok("limits.pages", what).seen(HUGE))
 }
@@ -100,34 +106,76 @@ fn allowed(root: &Root) -> Option<(String, String)> {
     groups.into_iter().next().or(services)
 }
 
-fn login(root: &Root) -> Check {
+/// The limit that this process has decides; files say what others get, or why this one did not get it.
+fn login(machine: &Machine) -> Check {
     const ID: &str = "limits.memlock";
-    if let Some((who, seen)) = allowed(root) {
-        return Check::ok(ID, who).seen(seen);
-    }
-    match limit(root, "self") {
-        None => Check::skip(ID, "the limit of locked memory cannot be read"),
-        Some(None) => Check::ok(ID, "programs started from here may lock all memory").seen("Max locked memory in /proc/self/limits"),
-        Some(Some(bytes)) if bytes >= ENOUGH => {
-            Check::ok(ID, format!("programs started from here may lock {}", text::bytes(bytes))).seen("/proc/self/limits")
+    const SEEN: &str = "Max locked memory in /proc/self/limits";
+    let root = machine.root;
+    let allowed = allowed(root);
+    let of = match limit(root, "self") {
+        None => {
+            let check = Check::skip(ID, "the limit of locked memory cannot be read");
+            return match allowed {
+                Some((who, seen)) => check.seen(format!("{who} by configuration: {seen}")),
+                None => check.seen("/proc/self/limits"),
+            };
         }
-        Some(Some(bytes)) if is_exempt(root, "self") => Check::skip(
+        Some(None) => return Check::ok(ID, "programs started from here may lock all memory").seen(SEEN),
+        Some(Some(bytes)) => bytes,
+    };
+    let bytes = text::bytes(of);
+    if of >= ENOUGH {
+        return Check::ok(ID, format!("programs started from here may lock {bytes}")).seen(SEEN);
+    }
+    if is_exempt(root, "self") {
+        // Users get another limit where they log in, which the files tell.
+        return match allowed {
+            Some((who, seen)) => Check::ok(ID, format!("no limit binds root; {who} by configuration")).seen(seen).seen(SEEN),
+            None => Check::skip(
+                ID,
+                format!("no limit binds root; programs that users start from here may lock {bytes} only: run doctor as one of them"),
+            )
+            .seen("CAP_IPC_LOCK in /proc/self/status")
+            .seen(SEEN),
+        };
+    }
+    let here = format!("programs started from here may lock {bytes} only: more than that of GPU memory fails with \"Cannot allocate memory\"");
+    let check = match &allowed {
+        Some((who, _)) => Check::warn(
             ID,
-            format!(
-                "no limit binds root; programs that users start from here may lock {} only: run doctor as one of them",
-                text::bytes(bytes)
-            ),
-        )
-        .seen("CAP_IPC_LOCK in /proc/self/status, Max locked memory in /proc/self/limits"),
-        Some(Some(bytes)) => Check::warn(
-            ID,
-            format!(
-                "programs started from here may lock {} only: more than that of GPU memory fails with \"Cannot allocate memory\", unless they run as root",
-                text::bytes(bytes)
-            ),
-            "echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf and log in again; services: LimitMEMLOCK=infinity",
-        )
-        .seen("Max locked memory in /proc/self/limits"),
+            format!("{here}; {who} by configuration, but this process did not get that"),
+            memlock_cure(machine, true),
+        ),
+        None => Check::warn(ID, format!("{here}, unless they run as root"), memlock_cure(machine, false)),
+    };
+    let check = check.brief(format!("programs started from here may lock {bytes} only"));
+    match allowed {
+        Some((_, seen)) => check.seen(SEEN).seen(seen),
+        None => check.seen(SEEN),
+    }
+}
+
+/// Returns what raises the limit of those who start this process: a container's runtime, Slurm,
+/// systemd or the login.
+fn memlock_cure(machine: &Machine, is_configured: bool) -> String {
+    const SLURM: &str = "Slurm: PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and LimitMEMLOCK=infinity in slurmd.service, then restart slurmd";
+    const SERVICE: &str = "services: LimitMEMLOCK=infinity in their unit";
+    let root = machine.root;
+    if machine.setting.container.is_some() {
+        return "no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root; Kubernetes: LimitMEMLOCK=infinity in the unit of the container runtime (containerd.service) on the node".to_owned();
+    }
+    let cgroup = root.text("/proc/self/cgroup").unwrap_or_default();
+    if cgroup.contains("slurm") {
+        return SLURM.to_owned();
+    }
+    if cgroup.contains("/system.slice/") {
+        return SERVICE.to_owned();
+    }
+    match is_configured {
+        true => format!("{SLURM}; {SERVICE}; a shell: log in again, through PAM (sshd: UsePAM yes)"),
+        false => format!(
+            "echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf and log in again; {SERVICE}; {SLURM}"
+        ),
     }
 }
 
@@ -163,15 +211,36 @@ fn processes(root: &Root) -> Vec<Check> {
 
 fn boot(machine: &Machine) -> Check {
     const ID: &str = "limits.autoload";
-    match modprobe::loaded_at_boot(machine.root, NAME) {
-        Some(file) => Check::ok(ID, "the module is loaded at boot").seen(file),
-        None => Check::warn(
-            ID,
-            "nothing loads the module at boot",
-            "echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf",
-        )
-        .seen("no nvidia-peermem in modules-load.d or /etc/modules"),
+    let file = |file: String| file.rsplit('/').next().unwrap_or_default().to_owned();
+    if let Some(found) = modprobe::loaded_at_boot(machine.root, NAME) {
+        return Check::ok(ID, "the module is loaded at boot").seen(found);
     }
+    if let Some(line) = modprobe::loaded_by_udev(machine.root, NAME) {
+        let rule = file(line.file.clone());
+        return Check::ok(ID, format!("the module is loaded at boot by the udev rule {rule}"))
+            .seen(format!("{}: {}", line.file, line.text));
+    }
+    if let Some((line, with)) = modprobe::loaded_by_softdep(machine.root, NAME) {
+        return Check::ok(ID, format!("the module is loaded at boot with {with}, by a softdep of it in {}", line.file))
+            .seen(format!("{}: {}", line.file, line.text));
+    }
+    if let Some(unit) = modprobe::loaded_by_service(machine.root, NAME) {
+        return Check::ok(ID, format!("the module is loaded at boot by {}", file(unit.file.clone())))
+            .seen(format!("{}: {}", unit.file, unit.text));
+    }
+    if machine.setting.modules_in_containers() {
+        return Check::ok(ID, "the modules of this node come from containers, which load them")
+            .seen("/run/nvidia, /run/mellanox");
+    }
+    if machine.setting.container.is_some() {
+        return Check::skip(ID, "what the host loads at boot cannot be told from inside a container");
+    }
+    Check::warn(
+        ID,
+        "nothing loads the module at boot",
+        "echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf",
+    )
+    .seen("no nvidia-peermem in modules-load.d, /etc/modules, rules of udev, softdeps of modprobe.d or units of systemd")
 }
 
 /// Where DKMS keeps what it knows: package, version, kernel, architecture.
