@@ -3,6 +3,7 @@
 
 pub mod anonymous;
 mod record;
+mod setting;
 pub mod tree;
 
 pub use record::record;

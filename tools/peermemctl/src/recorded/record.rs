@@ -7,7 +7,7 @@
 //! format.
 
 use crate::doctor::limits::{device_nodes, DKMS};
-use crate::kernel::{self, SYMBOLS};
+use crate::kernel;
 use crate::machine::{NAME, PEERS, REGISTER};
 use crate::module_file::{self, ModuleFile};
 use crate::nvidia::SMI;
@@ -22,15 +22,26 @@ pub fn record(root: &Root, about: &str) -> String {
     recorder.text
 }
 
-struct Recorder<'a> {
-    root: &'a Root,
+pub(super) struct Recorder<'a> {
+    pub(super) root: &'a Root,
     done: BTreeSet<String>,
     text: String,
 }
 
 /// Words of the lines that are kept of the log and of configuration.
-const TOPICS: [&str; 9] =
-    ["nvidia", "NVRM", "nv_mem", "nv_peer_mem", "ib_core", "peer_mem", "Loading of", "Lockdown", "memlock"];
+const TOPICS: [&str; 11] = [
+    "mlx5_core",
+    " blocked for more than ",
+    "nvidia",
+    "NVRM",
+    "nv_mem",
+    "nv_peer_mem",
+    "ib_core",
+    "peer_mem",
+    "Loading of",
+    "Lockdown",
+    "memlock",
+];
 
 /// A kernel command line names disks and hosts.
 fn on_topic(line: &str) -> bool {
@@ -41,7 +52,7 @@ fn on_topic(line: &str) -> bool {
 fn is_looked_at(line: &str) -> bool {
     let file = line.split(':').next().unwrap_or_default();
     let file = file.rsplit('/').next().unwrap_or_default();
-    ["nvidia", "ib_", "mlx", "bnxt_re", "irdma", "efa", "rdma_rxe", "siw", "nv_peer"]
+    ["nvidia", "ib_", "mlx", "bnxt_re", "irdma", "efa", "erdma", "mana", "ionic", "rdma_rxe", "siw", "nv_peer"]
         .iter()
         .any(|name| file.starts_with(name))
 }
@@ -56,7 +67,7 @@ fn of_smi(text: &str) -> String {
         if depth < 8 {
             in_block = ["BAR1 Memory Usage", "MIG Mode", "GPU Virtualization Mode"].contains(&line.trim());
         }
-        if in_block || line.starts_with("GPU ") {
+        if in_block || line.starts_with("GPU ") || line.trim().starts_with("Product Name ") {
             kept += line;
         }
     }
@@ -87,7 +98,7 @@ impl Recorder<'_> {
         self.text.push('\n');
     }
 
-    fn text(&mut self, path: &str, text: &str) {
+    pub(super) fn text(&mut self, path: &str, text: &str) {
         if !self.done.insert(path.to_owned()) {
             return;
         }
@@ -100,14 +111,14 @@ impl Recorder<'_> {
         }
     }
 
-    fn file(&mut self, path: &str) {
+    pub(super) fn file(&mut self, path: &str) {
         if let Ok(text) = self.root.text(path) {
             self.text(path, &text);
         }
     }
 
     /// The lines of a file that `keep` keeps.
-    fn lines(&mut self, path: &str, keep: impl Fn(&str) -> bool) {
+    pub(super) fn lines(&mut self, path: &str, keep: impl Fn(&str) -> bool) {
         if let Ok(text) = self.root.text(path) {
             let kept: String = text.split_inclusive('\n').filter(|line| keep(line)).collect();
             self.text(path, &kept);
@@ -133,7 +144,7 @@ impl Recorder<'_> {
         }
     }
 
-    fn link(&mut self, path: &str) -> bool {
+    pub(super) fn link(&mut self, path: &str) -> bool {
         let Ok(target) = fs::read_link(self.root.at(path)) else { return false };
         if self.done.insert(path.to_owned()) {
             self.say(&format!("L {path} -> {}", target.display()));
@@ -141,7 +152,7 @@ impl Recorder<'_> {
         true
     }
 
-    fn existence(&mut self, path: &str) {
+    pub(super) fn existence(&mut self, path: &str) {
         if self.root.exists(path) {
             self.say(&format!("E {path}"));
         }
@@ -149,6 +160,8 @@ impl Recorder<'_> {
 
     fn all(&mut self) {
         self.proc();
+        self.setting();
+        self.loaders();
         self.pci();
         self.rdma();
         self.modules();
@@ -192,9 +205,7 @@ impl Recorder<'_> {
         ] {
             self.file(path);
         }
-        self.lines("/proc/kallsyms", |line| {
-            line.split_ascii_whitespace().nth(2).is_some_and(|name| SYMBOLS.contains(&name))
-        });
+        self.lines("/proc/kallsyms", |line| line.split_ascii_whitespace().nth(2).is_some_and(kernel::is_wanted));
         let mut pids = BTreeSet::new();
         for name in self.root.names("/proc/driver/nvidia-peermem") {
             let path = format!("/proc/driver/nvidia-peermem/{name}");
@@ -309,7 +320,9 @@ impl Recorder<'_> {
             kernel::exported_symbol(line) == Some(REGISTER)
         });
         let mut files = module_file::all(self.root, &release, NAME);
-        for driver in ["nvidia", "rdma_rxe", "mlx5_ib", "mlx4_ib", "bnxt_re", "irdma", "efa"] {
+        for driver in
+            ["nvidia", "rdma_rxe", "mlx5_ib", "mlx4_ib", "bnxt_re", "irdma", "efa", "erdma", "mana_ib", "ionic_rdma"]
+        {
             files.extend(module_file::chosen(self.root, &release, driver));
         }
         for path in files {
@@ -321,9 +334,7 @@ impl Recorder<'_> {
                 }
             }
             let matters = |name: &&String| {
-                SYMBOLS.contains(&name.as_str())
-                    || name.starts_with("nvidia_p2p_")
-                    || name.starts_with("ib_umem_dmabuf_get")
+                kernel::is_wanted(name) || name.starts_with("nvidia_p2p_") || name.starts_with("ib_umem_dmabuf_get")
             };
             for name in file.needs.iter().filter(matters) {
                 self.say(&format!("|needs {name}"));

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Records what tells the kind of machine, and what loads the module at boot.
+
+use super::record::Recorder;
+
+impl Recorder<'_> {
+    /// Records what `Setting::look` reads.
+    pub(super) fn setting(&mut self) {
+        for path in [
+            "/proc/sys/kernel/arch",
+            "/proc/self/status",
+            "/proc/self/uid_map",
+            "/sys/hypervisor/type",
+            "/sys/class/dmi/id/sys_vendor",
+            "/sys/class/dmi/id/product_name",
+            "/sys/module/ib_core/parameters/netns_mode",
+        ] {
+            self.file(path);
+        }
+        for pid in ["1", "self"] {
+            for name in ["pid", "net", "mnt"] {
+                self.link(&format!("/proc/{pid}/ns/{name}"));
+            }
+        }
+        // The processor's maker, and whether a hypervisor says that it is there.
+        let cpu = self.root.text("/proc/cpuinfo").unwrap_or_default();
+        let words = |line: &str| ["vendor_id", "CPU implementer"].iter().any(|start| line.starts_with(start));
+        let mut kept: Vec<&str> = cpu.lines().find(|line| words(line)).into_iter().collect();
+        let flags = cpu.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+        kept.extend(flags.split_ascii_whitespace().any(|flag| flag == "hypervisor").then_some("flags : hypervisor"));
+        if !kept.is_empty() {
+            self.text("/proc/cpuinfo", &(kept.join("\n") + "\n"));
+        }
+        let cgroup = self.root.text("/proc/self/cgroup").unwrap_or_default();
+        let kind = ["slurm", "/system.slice/"].iter().find(|word| cgroup.contains(**word));
+        if let Some(kind) = kind {
+            self.text("/proc/self/cgroup", &format!("0::/{}\n", kind.trim_matches('/')));
+        }
+        for path in [
+            "/.dockerenv",
+            "/run/.containerenv",
+            "/var/run/secrets/kubernetes.io/serviceaccount",
+            "/run/nvidia/validations/.driver-ctr-ready",
+            "/proc/device-tree/hypervisor/compatible",
+            "/etc/nv_tegra_release",
+            "/sys/module/nvgpu",
+            "/var/run/nvidia-topologyd/virtualTopology.xml",
+        ] {
+            self.existence(path);
+        }
+        for folder in ["/run/nvidia/driver", "/run/mellanox/drivers"] {
+            for name in self.root.names(folder) {
+                self.existence(&format!("{folder}/{name}"));
+            }
+        }
+        let compatible = self.root.text("/proc/device-tree/compatible").unwrap_or_default();
+        if compatible.contains("nvidia,tegra") {
+            self.text("/proc/device-tree/compatible", "nvidia,tegra\n");
+        }
+        for gpu in self.root.names("/proc/driver/nvidia/gpus") {
+            self.lines(&format!("/proc/driver/nvidia/gpus/{gpu}/information"), |line| line.starts_with("Model:"));
+        }
+    }
+
+    /// Records rules of udev and enabled services that load the module.
+    pub(super) fn loaders(&mut self) {
+        let is_it = |line: &str| line.contains("nvidia_peermem") || line.contains("nvidia-peermem");
+        for dir in ["/etc/udev/rules.d", "/run/udev/rules.d", "/usr/lib/udev/rules.d", "/lib/udev/rules.d"] {
+            for name in self.root.names(dir) {
+                let path = format!("{dir}/{name}");
+                if self.root.text(&path).is_ok_and(|text| is_it(&text)) {
+                    self.lines(&path, |line| is_it(line) || line.trim_end().ends_with('\\'));
+                }
+            }
+        }
+        for dir in ["/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"] {
+            for name in self.root.names(dir).into_iter().filter(|name| name.ends_with(".service")) {
+                let path = format!("{dir}/{name}");
+                if self.root.text(&path).is_ok_and(|text| is_it(&text)) {
+                    self.lines(&path, |line| line.starts_with("ExecStart") && is_it(line));
+                }
+            }
+            for wants in self.root.names(dir).into_iter().filter(|name| name.ends_with(".wants")) {
+                for unit in self.root.names(&format!("{dir}/{wants}")) {
+                    if unit.contains("peermem") {
+                        self.existence(&format!("{dir}/{wants}/{unit}"));
+                    }
+                }
+            }
+        }
+    }
+}
