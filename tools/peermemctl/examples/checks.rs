@@ -3,10 +3,10 @@
 //! of every recorded machine.
 
 use peermemctl::catalogue;
-use peermemctl::check::Level;
 use peermemctl::consumer;
 use peermemctl::doctor;
 use peermemctl::environment::Environment;
+use peermemctl::facts;
 use peermemctl::machine::Machine;
 use peermemctl::recorded::{self, tree::Tree};
 use std::fmt::Write;
@@ -29,6 +29,13 @@ first table.
 const SITUATIONS: &str = "
 The rules of applications were read in these files (repository's commit):
 
+";
+
+const RULES: &str = "
+## Rules that hold for some versions
+
+| of | versions | what holds | where that was read |
+|---|---|---|---|
 ";
 
 const TABLE: &str = "
@@ -62,6 +69,18 @@ pub fn page() -> anyhow::Result<String> {
     for consumer in consumer::ALL {
         writeln!(page, "- `{}`: {}", consumer.id, consumer.source)?;
     }
+    page += RULES;
+    for rule in facts::ALL {
+        writeln!(page, "| {} | {} | {} | {} |", rule.of, rule.range(), cell(rule.what), cell(rule.source))?;
+    }
+    for (driver, from, source) in facts::DMA_BUF_DRIVERS {
+        writeln!(page, "| Linux | from {from} | its own {driver} registers dma-bufs | {source} |")?;
+    }
+    writeln!(
+        page,
+        "| Linux | all | its own {} register no dma-bufs | their sources |",
+        facts::NO_DMA_BUF_DRIVERS.join(", ")
+    )?;
     page += TABLE;
     let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/guest/src/suites/doctor.rs");
     let suite = std::fs::read_to_string(suite)?;
@@ -70,7 +89,7 @@ pub fn page() -> anyhow::Result<String> {
         let root = recorded::open(&file)?;
         let mut machine = Machine::look(&root);
         machine.ask_tools();
-        let report = doctor::examine(&machine, &Environment::own(&root));
+        let report = doctor::examine(&machine, &Environment::own(&root), &[]);
         let live = if suite.contains(&format!("\"{name}\"")) { "yes" } else { "" };
         let mut findings = tree.findings.iter();
         let first = findings.next();
@@ -78,12 +97,11 @@ pub fn page() -> anyhow::Result<String> {
             let is_it = |check: &&peermemctl::check::Check| format!("{} {}", check.level.text(), check.id) == *first;
             report.checks().find(is_it)
         });
-        let verdict = if report.verdict == Level::Skip { Level::Ok } else { report.verdict };
         writeln!(
             page,
             "| {} | `{name}` | {live} | {} | {} | {} | {} | {} |",
             cell(&tree.about),
-            verdict.exit_code(),
+            report.outcome.exit_code(),
             first.map_or("-".to_owned(), |first| format!("`{first}`")),
             cell(found.map_or("", |check| &check.message)),
             found.and_then(|check| check.fix.as_ref()).map_or(String::new(), |fix| format!("`{}`", cell(fix))),

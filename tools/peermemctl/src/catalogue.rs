@@ -16,7 +16,17 @@ const fn entry(id: &'static str, looks: &'static str, why: &'static str) -> Entr
 }
 
 /// All checks, in the order of doctor's sections.
-pub const CHECKS: [Entry; 61] = [
+pub const CHECKS: [Entry; 69] = [
+    entry(
+        "setting.machine",
+        "The kind of machine: architecture, virtual machine, container, where the kernel's modules come from.",
+        "A cure for one kind of machine is none for another: each fix is chosen by it.",
+    ),
+    entry(
+        "setting.unread",
+        "What of /proc and /sys could not be read.",
+        "What is not known is never taken for a yes or a no.",
+    ),
     entry(
         "gpus.present",
         "Which GPUs of NVIDIA's sysfs shows, and which driver each belongs to.",
@@ -281,6 +291,36 @@ pub const CHECKS: [Entry; 61] = [
         "limits.dkms",
         "Whether DKMS has built the GPU driver and OFED for this and newer kernels.",
         "The module needs both.",
+    ),
+    entry(
+        "log.hung",
+        "Tasks that wait in the RDMA core below a free callback: their stacks, and the kernel log.",
+        "Such a task holds the GPU driver's lock, so every CUDA call hangs, and no kill ends it. rmmod would hang, too.",
+    ),
+    entry(
+        "log.xid",
+        "The last Xid of each GPU in the kernel log.",
+        "After some, the GPU does nothing until it is reset.",
+    ),
+    entry(
+        "log.mlx5",
+        "What mlx5 says of the health of its NICs.",
+        "A NIC that is not healthy loses registrations and fences.",
+    ),
+    entry(
+        "log.read",
+        "Whether all of the kernel log was read.",
+        "Of a long log only the end is read, so that the answer comes at once.",
+    ),
+    entry(
+        "ways.pairs",
+        "Each way in which GPU memory reaches a NIC (peer memory, dma-buf, dma-buf with the forced PCIe mapping, Data Direct, the preload library), for how many pairs of a GPU and a NIC it works, and which programs take it.",
+        "GPUDirect RDMA is usable if one pair has a way that the programs take which are asked about.",
+    ),
+    entry(
+        "ways.refused",
+        "Whether the GPU driver refused dma-bufs, and whether it exports addresses that a NIC cannot use.",
+        "Programs prefer dma-buf, and do not try another way when it fails later. Up to R580 NVreg_GrdmaPciTopoCheckOverride=1 has the driver accept every pair.",
     ),
     entry(
         "consumers.nccl",

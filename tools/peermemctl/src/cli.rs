@@ -3,19 +3,25 @@
 
 use crate::answer::VERSION;
 use crate::complete;
+use crate::doctor;
 use crate::print::{Detail, WIDTH};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::ArgValueCandidates;
 use std::path::PathBuf;
 
-/// Says whether GPUDirect RDMA by nvidia-peermem works on this machine, and if not, why and what
-/// fixes it.
+/// What --help ends with.
+const AFTER_HELP: &str = "Exit codes of status and doctor: 0 usable, 1 usable with warnings, 2 not usable (or the command failed), 3 unknown. \
+    Of check, as plugins have it: 0 usable, 1 not usable, 2 unknown. Of verify: 0 all held, 1 something was not tried, \
+    2 something does not hold, 3 the machine lacks what it needs. Of the others: 0 fine, 1 warning, 2 broken (or the command failed).";
+
+/// Says whether GPUDirect RDMA works on this machine by peer memory (nvidia-peermem) or by dma-buf,
+/// and if not, why and what fixes it.
 #[derive(Parser)]
 #[command(
     name = "peermemctl",
     version = VERSION,
     max_term_width = WIDTH,
-    after_help = "Exit codes: 0 fine, 1 warning, 2 broken (or the command failed)."
+    after_help = AFTER_HELP
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -37,12 +43,17 @@ pub struct Cli {
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Is GPUDirect RDMA usable, yes or no, and why; in a moment, without root
-    Status,
+    /// Is GPUDirect RDMA usable, by which ways, and why not; in a moment, without root
+    Status {
+        #[command(flatten)]
+        programs: Programs,
+    },
     /// Every check there is, with evidence and the command that fixes it; complete as root
     Doctor {
         #[command(flatten)]
         more: More,
+        #[command(flatten)]
+        programs: Programs,
         /// Judge what applications do by the environment of this process
         #[arg(long, value_name = "PID", conflicts_with = "launched", add = ArgValueCandidates::new(complete::processes))]
         pid: Option<u32>,
@@ -99,9 +110,11 @@ pub enum Command {
     /// Test registration, bytes, frees, processes, a storm and unloading on this machine; write a
     /// report; best as root
     Verify(Box<Verify>),
-    /// For Slurm's prologs and node problem detectors: one line, exit 0 if it is usable, 1 if not,
-    /// 2 if that cannot be told
+    /// For Slurm's prologs and node problem detectors: one line, exit 0 if it is usable (with warnings
+    /// or without), 1 if not, 2 if that cannot be told
     Check {
+        #[command(flatten)]
+        programs: Programs,
         /// A warning is a failure, too
         #[arg(long)]
         strict: bool,
@@ -109,6 +122,8 @@ pub enum Command {
     /// Counters and verdicts as OpenMetrics, for node_exporter's textfile collector; complete as
     /// root
     Metrics {
+        #[command(flatten)]
+        programs: Programs,
         /// Write to this file, in one step
         #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
         output: Option<PathBuf>,
@@ -127,6 +142,16 @@ pub enum Command {
         #[arg(add = ArgValueCandidates::new(complete::checks))]
         id: Option<String>,
     },
+}
+
+/// Whom the verdict is for.
+#[derive(Args)]
+pub struct Programs {
+    /// Usable means that each of these programs has a way: verbs (those that call ibv_reg_mr()
+    /// themselves, such as perftest and MPI), nccl, gin, sharp, ucx, nvshmem, libfabric. Without
+    /// this, one way is enough
+    #[arg(long = "for", value_name = "PROGRAMS", value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(doctor::ways::programs()))]
+    pub asked: Vec<String>,
 }
 
 /// What `verify` does.

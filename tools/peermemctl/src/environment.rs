@@ -10,6 +10,9 @@ use std::ffi::OsString;
 /// Variables by name.
 type Variables = BTreeMap<String, String>;
 
+/// Whose environment is meant where nobody names another.
+const OWN: &str = "this shell";
+
 /// The topology that a platform gives NCCL.
 const VIRTUAL_TOPOLOGY: &str = "/var/run/nvidia-topologyd/virtualTopology.xml";
 
@@ -17,6 +20,8 @@ const VIRTUAL_TOPOLOGY: &str = "/var/run/nvidia-topologyd/virtualTopology.xml";
 pub struct Environment {
     /// Whose it is, in words.
     pub whose: String,
+    /// Whether somebody named a process or a command line, which the verdict is for then.
+    pub is_chosen: bool,
     /// What may set variables in a way that is not understood, in words.
     pub not_understood: Vec<String>,
     variables: Variables,
@@ -29,7 +34,7 @@ impl Environment {
     pub fn own(root: &Root) -> Self {
         let all = std::env::vars_os().filter(|_| root.is_live());
         let text = |word: OsString| word.to_string_lossy().into_owned();
-        Self::new(root, "this shell".to_owned(), all.map(|(name, value)| (text(name), text(value))).collect())
+        Self::new(root, OWN.to_owned(), all.map(|(name, value)| (text(name), text(value))).collect())
     }
 
     /// That with which process `pid` was started. What it has set since is not seen.
@@ -82,7 +87,7 @@ impl Environment {
             let topology = ("NCCL_TOPO_FILE".to_owned(), VIRTUAL_TOPOLOGY.to_owned());
             nccl.push(("NCCL's own defaults".to_owned(), [topology].into_iter().collect()));
         }
-        Self { whose, not_understood, nccl, variables }
+        Self { is_chosen: whose != OWN, whose, not_understood, nccl, variables }
     }
 
     /// Whom a verdict is for, in words: whose environment it is, or nobody in particular where that

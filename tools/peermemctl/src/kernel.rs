@@ -4,14 +4,22 @@
 use crate::root::{Missing, Root};
 use std::collections::BTreeMap;
 
-/// The symbols that the verdicts need; a recorded tree keeps only these.
-pub const SYMBOLS: [&str; 5] = [
+/// The symbols that the verdicts need by their names.
+const SYMBOLS: [&str; 5] = [
     "ib_register_peer_memory_client",
     "ib_umem_get_peer",
     "ib_umem_dmabuf_get",
     "nvidia_p2p_get_pages",
     "nvidia_p2p_get_pages_persistent",
 ];
+
+/// How the functions of RDMA drivers are called that register dma-bufs.
+pub const REGISTERS_DMA_BUF: &str = "_reg_user_mr_dmabuf";
+
+/// Returns whether the verdicts need a symbol; a recorded tree keeps only these.
+pub fn is_wanted(name: &str) -> bool {
+    SYMBOLS.contains(&name) || name.ends_with(REGISTERS_DMA_BUF)
+}
 
 /// The file that a kernel release's modules lie below.
 pub fn modules_dir(release: &str) -> String {
@@ -41,7 +49,7 @@ pub fn has_initial_pids(root: &Root) -> bool {
     namespace.is_none_or(|namespace| namespace == INITIAL)
 }
 
-/// The symbols of [`SYMBOLS`] that exist, with the module that has them (`None`: the kernel
+/// The wanted symbols that exist, with the module that has them (`None`: the kernel
 /// itself). An error if the list cannot be read at all.
 pub fn symbols(root: &Root) -> Result<BTreeMap<String, Option<String>>, Missing> {
     let text = root.text("/proc/kallsyms")?;
@@ -49,7 +57,7 @@ pub fn symbols(root: &Root) -> Result<BTreeMap<String, Option<String>>, Missing>
     for line in text.lines() {
         let mut words = line.split_ascii_whitespace().skip(2);
         let Some(name) = words.next() else { continue };
-        if SYMBOLS.contains(&name) {
+        if is_wanted(name) {
             found.insert(name.to_owned(), words.next().map(|module| module.trim_matches(['[', ']']).to_owned()));
         }
     }
@@ -82,7 +90,23 @@ pub struct Loaded {
 
 /// All loaded modules, by name (with underscores).
 pub fn loaded_modules(root: &Root) -> BTreeMap<String, Loaded> {
-    root.text("/proc/modules").unwrap_or_default().lines().filter_map(module).collect()
+    match root.text("/proc/modules") {
+        Ok(text) => text.lines().filter_map(module).collect(),
+        Err(_) => root.names("/sys/module").into_iter().filter_map(|name| module_in_sysfs(root, name)).collect(),
+    }
+}
+
+/// A module as sysfs shows it. What is built in has no state there.
+fn module_in_sysfs(root: &Root, name: String) -> Option<(String, Loaded)> {
+    let file = |file: &str| root.line(&format!("/sys/module/{name}/{file}"));
+    let state = match file("initstate")?.as_str() {
+        "live" => "Live",
+        "going" => "Unloading",
+        _ => "Loading",
+    };
+    let refcount = file("refcnt").and_then(|count| count.parse().ok());
+    let used_by = root.names(&format!("/sys/module/{name}/holders"));
+    Some((name, Loaded { refcount, used_by, state: state.to_owned() }))
 }
 
 /// A line of /proc/modules: name, size, how often used, by whom, state. What is odd in one costs
@@ -148,6 +172,28 @@ mod tests {
         // The host's /proc, looked at from a container.
         link("1", "pid:[4026531836]");
         assert!(has_initial_pids(&root));
+    }
+
+    /// As in a sandbox that hides /proc/modules.
+    #[test]
+    fn sysfs_tells_what_is_loaded_where_proc_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join("sys/module").join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("nvidia/initstate", "live\n");
+        write("nvidia/refcnt", "7\n");
+        write("nvidia/holders/nvidia_peermem", "");
+        write("printk/parameters/time", "Y\n");
+        let modules = loaded_modules(&Root::new(dir.path()));
+        assert_eq!(modules.keys().collect::<Vec<_>>(), ["nvidia"]);
+        let nvidia = &modules["nvidia"];
+        assert_eq!(
+            (nvidia.refcount, nvidia.used_by.as_slice(), nvidia.state.as_str()),
+            (Some(7), &["nvidia_peermem".to_owned()][..], "Live")
+        );
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod modprobe;
 pub mod module_file;
 pub mod nvidia;
+pub mod outcome;
 pub mod pci;
 pub mod peermem;
 pub mod picture;

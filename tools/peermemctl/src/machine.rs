@@ -34,6 +34,8 @@ pub struct Machine<'a> {
     /// Symbols of interest, with their modules.
     pub symbols: Result<BTreeMap<String, Option<String>>, Missing>,
     pub modules: BTreeMap<String, Loaded>,
+    /// Whether anything told which modules are loaded.
+    pub modules_read: bool,
     pub log: Result<Vec<String>, Missing>,
     /// Whether only the end of the log was read.
     pub log_cut: bool,
@@ -93,6 +95,7 @@ impl<'a> Machine<'a> {
             drivers,
             root,
             release,
+            modules_read: !modules.is_empty() || root.exists("/proc/modules"),
             modules,
             driver,
             file,

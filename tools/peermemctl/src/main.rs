@@ -5,11 +5,11 @@ use anyhow::{bail, Context, Result};
 use clap::{CommandFactory, Parser};
 use clap_complete::CompleteEnv;
 use peermemctl::answer::{self, Answer, Document, Failed, Output, Status, Wanted, FORMAT};
-use peermemctl::check::Level;
 use peermemctl::cli::{Cli, Command};
 use peermemctl::doctor;
 use peermemctl::environment::Environment;
 use peermemctl::machine::Machine;
+use peermemctl::outcome::Outcome;
 use peermemctl::peermem::{Stats, DIR, KNOW_IT, UNKNOWN};
 use peermemctl::print::{self, Detail, Page};
 use peermemctl::root::{Missing, Root};
@@ -42,12 +42,12 @@ fn run(cli: &Cli) -> Result<u8> {
     let own = || Environment::own(&root);
     let answer = match &cli.command {
         Command::Watch { interval, count } => return watch(cli, &root, Duration::from_secs(*interval), *count),
-        Command::Status => Answer::Status(Box::new(status(&root))),
-        Command::Check { strict } => return check(cli, status(&root), *strict),
-        Command::Metrics { output } => {
+        Command::Status { programs } => Answer::Status(Box::new(status(&root, &programs.asked))),
+        Command::Check { strict, programs } => return check(cli, status(&root, &programs.asked), *strict),
+        Command::Metrics { output, programs } => {
             let mut machine = Machine::look(&root);
             machine.ask_tools();
-            let text = metrics::text(&machine, &doctor::examine(&machine, &own()))?;
+            let text = metrics::text(&machine, &doctor::examine(&machine, &own(), &programs.asked))?;
             match output {
                 Some(file) => metrics::write(&text, file)?,
                 None => drop(write(&text)?),
@@ -60,7 +60,7 @@ fn run(cli: &Cli) -> Result<u8> {
             write(&if *anonymous { recorded::anonymous::anonymous(&text, &host) } else { text })?;
             return Ok(0);
         }
-        Command::Doctor { pid, launched, .. } => {
+        Command::Doctor { pid, launched, programs, .. } => {
             let environment = match (pid, launched.as_slice()) {
                 (Some(pid), _) => Environment::of_process(&root, *pid)?,
                 (None, []) => own(),
@@ -68,7 +68,7 @@ fn run(cli: &Cli) -> Result<u8> {
             };
             let mut machine = Machine::look(&root);
             machine.ask_tools();
-            Answer::Doctor(doctor::examine(&machine, &environment))
+            Answer::Doctor(Box::new(doctor::examine(&machine, &environment, &programs.asked)))
         }
         Command::List { pid, gpu, nic } => Answer::List(answer::list(&root, &wanted(&root, *pid, gpu, nic)?)?),
         Command::Failures => Answer::Failures(answer::failures(&root)?),
@@ -122,20 +122,23 @@ fn verified(cli: &Cli, root: &Root, asked: &peermemctl::cli::Verify) -> Result<u
     Ok(code)
 }
 
-fn status(root: &Root) -> Status {
+fn status(root: &Root, asked: &[String]) -> Status {
     let machine = Machine::look(root);
-    let report = doctor::examine(&machine, &Environment::own(root));
+    let report = doctor::examine(&machine, &Environment::own(root), asked);
     answer::status(&machine, report)
 }
 
 /// One line, and an exit code for programs that know no warnings.
 fn check(cli: &Cli, status: Status, strict: bool) -> Result<u8> {
-    let fails = !status.usable || strict && status.level == Level::Warn;
+    let code = match status.outcome {
+        Outcome::UsableWithWarnings if strict => 1,
+        outcome => outcome.condition_code(),
+    };
     match cli.json {
         true => drop(show(cli, Answer::Status(Box::new(status)))?),
-        false => drop(write(&format!("nvidia-peermem: {}\n", status.verdict))?),
+        false => drop(write(&format!("GPUDirect RDMA: {}\n", status.verdict))?),
     }
-    Ok(u8::from(fails))
+    Ok(code)
 }
 
 /// The registrations that `list` is asked for. The rest of the machine is looked at only where that

@@ -18,6 +18,7 @@ pub fn examples(command: &str) -> &'static [Example] {
         ],
         "status" => &[
             ("peermemctl status", "A line with the verdict, then what there is."),
+            ("peermemctl status --for verbs,nccl", "Whether perftest and NCCL each have a way."),
             ("peermemctl -jp status", "The same as JSON."),
         ],
         "doctor" => &[
@@ -90,9 +91,15 @@ pub fn exit_status(command: &str) -> &'static [Example] {
             ("3", "The machine lacks a GPU, a NIC or a module to test."),
         ],
         "check" => &[
-            ("0", "It is usable."),
+            ("0", "It is usable, with warnings or without."),
             ("1", "It is not; with --strict: something is wrong."),
-            ("2", "That cannot be told."),
+            ("2", "That cannot be told, or the command failed."),
+        ],
+        "" | "status" | "doctor" => &[
+            ("0", "Usable."),
+            ("1", "Usable, with warnings."),
+            ("2", "Not usable, or the command failed."),
+            ("3", "Unknown: what decides could not be read, or was not understood."),
         ],
         _ => &[("0", "Fine."), ("1", "A warning."), ("2", "Broken, or the command failed.")],
     }

@@ -3,12 +3,11 @@
 //! textfile collector.
 
 use crate::catalogue;
-use crate::check::Level;
 use crate::doctor::{bar1_in_use, Report};
 use crate::machine::Machine;
 use crate::peermem::Stats;
 use anyhow::{Context, Result};
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -33,6 +32,7 @@ pub fn text(machine: &Machine, report: &Report) -> Result<String> {
     }
     bar1(&mut registry, machine);
     let mut text = String::new();
+    encode_registry(&mut text, &by_way(report)).context("encode OpenMetrics")?;
     encode(&mut text, &registry).context("encode OpenMetrics")?;
     Ok(text)
 }
@@ -48,10 +48,23 @@ pub fn write(text: &str, file: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The verdict over all ways, and each.
+fn by_way(report: &Report) -> Registry {
+    let mut registry = Registry::with_prefix("gpudirect_rdma");
+    let ways = Family::<Labels, Float>::default();
+    for verdict in &report.ways {
+        let value = verdict.usable.map_or(f64::NAN, |usable| f64::from(u8::from(usable)));
+        ways.get_or_create(&vec![("way", verdict.way.label().to_owned())]).set(value);
+    }
+    registry.register("usable", "Whether a pair of a GPU and a NIC has this way: 1 yes, 0 no, NaN unknown", ways);
+    let verdict: Gauge = Gauge::default();
+    verdict.set(i64::from(report.outcome.exit_code()));
+    let help = "Whether GPUDirect RDMA is usable: 0 usable, 1 usable with warnings, 2 not usable, 3 unknown";
+    registry.register("verdict", help, verdict);
+    registry
+}
+
 fn verdicts(registry: &mut Registry, machine: &Machine, report: &Report) {
-    let usable: Gauge = Gauge::default();
-    usable.set(i64::from(report.verdict != Level::Fail));
-    registry.register("usable", "Whether GPUDirect RDMA by nvidia-peermem is usable", usable);
     let checks = Family::<Labels, Gauge>::default();
     for entry in &catalogue::CHECKS {
         let levels = report.checks().filter(|check| check.id == entry.id).filter(|check| check.is_finding());

@@ -6,7 +6,7 @@ use pci_ids::FromId;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-const DEVICES: &str = "/sys/bus/pci/devices";
+pub const DEVICES: &str = "/sys/bus/pci/devices";
 
 /// One PCI function.
 #[derive(Clone, Debug)]

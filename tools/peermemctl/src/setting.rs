@@ -64,7 +64,7 @@ impl Setting {
         let mut words = Vec::new();
         words.extend(self.architecture.clone());
         words.push(match &self.virtual_machine {
-            Some(seen) => format!("a virtual machine ({seen})"),
+            Some(seen) => format!("a virtual machine ({seen}), whose distances and switches are the hypervisor's"),
             None => "nothing says that it is a virtual machine".to_owned(),
         });
         if let Some(seen) = &self.container {
@@ -112,6 +112,29 @@ impl Setting {
                 _ => OFED_CONTAINER.to_owned(),
             }
         )
+    }
+
+    /// Returns what brings back a GPU driver that a container brought.
+    pub fn restart_driver(&self) -> String {
+        format!(
+            "the modules of this node come from containers ({DRIVER_CONTAINER}): delete the pod of the GPU driver, which loads nvidia.ko again"
+        )
+    }
+
+    /// Returns what has the IOMMU let addresses through.
+    pub fn identity_iommu(&self) -> String {
+        self.on_host(match self.architecture.as_deref() {
+            Some("aarch64") => "boot with iommu.passthrough=1 on the kernel command line",
+            _ => "boot with iommu=pt on the kernel command line (or intel_iommu=off in a machine without VMs)",
+        })
+    }
+
+    /// Returns who changes slots, firmware or switches by `command`.
+    pub fn on_hardware(&self, command: &str) -> String {
+        match &self.virtual_machine {
+            Some(_) => format!("this is a virtual machine; on the host of its hypervisor: {command}"),
+            None => self.on_host(command),
+        }
     }
 
     /// Returns what to do before `command`, which changes the host's kernel.
@@ -246,16 +269,15 @@ impl Machine<'_> {
             return own;
         }
         let smi = self.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.name.clone());
-        smi.or_else(|| nvidia::model(self.root, &gpu.address)).unwrap_or(own)
+        let told = smi.or_else(|| nvidia::model(self.root, &gpu.address));
+        told.unwrap_or_else(|| if is_gb10(gpu) { "NVIDIA GB10".to_owned() } else { own })
     }
 
     /// Returns the class of a GPU.
     pub fn gpu_class(&self, gpu: &Device) -> GpuClass {
-        // The GPU of GB10 has ids from 2e00 to 2eff.
-        let is_gb10 = gpu.vendor == nvidia::NVIDIA && (0x2e00..0x2f00).contains(&gpu.device);
         let names = [gpu.name(), self.gpu_name(gpu), nvidia::model(self.root, &gpu.address).unwrap_or_default()];
         let named = |words: &[&str]| names.iter().any(|name| words.iter().any(|word| name.contains(word)));
-        if is_gb10 || named(&["GB10", "Orin", "Thor", "Xavier", "Tegra"]) && !named(&["GB100", "GB102"]) {
+        if is_gb10(gpu) || named(&["GB10", "Orin", "Thor", "Xavier", "Tegra"]) && !named(&["GB100", "GB102"]) {
             GpuClass::Integrated
         } else if named(&["GeForce"]) {
             GpuClass::Geforce
@@ -263,6 +285,11 @@ impl Machine<'_> {
             GpuClass::Full
         }
     }
+}
+
+/// The GPU of GB10 has ids from 2e00 to 2eff.
+fn is_gb10(gpu: &Device) -> bool {
+    gpu.vendor == nvidia::NVIDIA && (0x2e00..0x2f00).contains(&gpu.device)
 }
 
 /// Makers of RDMA devices whose drivers differ in how they take GPU memory.

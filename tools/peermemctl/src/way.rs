@@ -4,6 +4,7 @@
 
 use crate::check::{Check, Kind, Level};
 use crate::facts;
+use crate::kernel::REGISTERS_DMA_BUF;
 use crate::machine::{Machine, REGISTER};
 use crate::nvidia::{self, Flavour};
 use crate::pci::{Device, Iommu};
@@ -56,13 +57,11 @@ impl Way {
     /// Returns the programs that take this way by default, where it works.
     pub fn taken_by(self) -> &'static str {
         match self {
-            Self::PeerMemory => {
-                "every plain ibv_reg_mr() (perftest --use_cuda, MPI), and NCCL, UCX, NVSHMEM and libfabric where there is no dma-buf"
-            }
-            Self::DmaBuf => "NCCL, UCX, NVSHMEM, libfabric, NIXL; perftest with --use_cuda_dmabuf",
-            Self::DmaBufPcie => "NCCL on GPUs with a coherent link; perftest with --use_cuda_pcie_mapping",
-            Self::DataDirect => "NCCL and UCX with a ConnectX-8; perftest with --use_data_direct",
-            Self::Preload => "what is started with LD_PRELOAD=libgpumr-preload.so; nobody by default",
+            Self::PeerMemory => "plain ibv_reg_mr() (perftest, MPI)",
+            Self::DmaBuf => "NCCL, UCX, NVSHMEM, libfabric, NIXL",
+            Self::DmaBufPcie => "NCCL with coherent GPUs",
+            Self::DataDirect => "NCCL and UCX with ConnectX-8",
+            Self::Preload => "programs that LD_PRELOAD it",
         }
     }
 }
@@ -94,6 +93,10 @@ impl Judged {
             Self::No(_) => "no",
             Self::Unknown(_) => "unknown",
         }
+    }
+
+    pub fn is_no(&self) -> bool {
+        matches!(self, Self::No(_))
     }
 
     /// Returns the first of two that is not a yes.
@@ -155,16 +158,21 @@ fn judge(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way, checks: &[
     }
 }
 
+/// Returns whether a check is about peer memory alone.
+pub fn of_peer_memory(id: &str) -> bool {
+    let starts = ["api.", "module.", "clients.", "driver.exports", "driver.licence"];
+    let all = ["module.taint", "clients.callbacks"];
+    starts.iter().any(|start| id.starts_with(start)) && !all.contains(&id)
+}
+
 /// Returns whether a failure of a check closes a way: those of the peer-memory API, of the module and
 /// its clients close one way, all others each.
 fn breaks(id: &str, way: Way) -> bool {
-    let peer_memory_only = ["api.", "module.", "clients.", "driver.exports", "driver.licence", "fabric.iommu"];
     match id {
-        // The callback holds the GPU driver's lock.
-        "clients.callbacks" => true,
-        _ if peer_memory_only.iter().any(|start| id.starts_with(start)) => way == Way::PeerMemory,
-        _ if id.starts_with("consumers.") || id.starts_with("ways.") => false,
-        _ => true,
+        // NVIDIA's module hands out addresses that an IOMMU does not know; no other way does.
+        "fabric.iommu" => way == Way::PeerMemory,
+        _ if of_peer_memory(id) => way == Way::PeerMemory,
+        _ => !id.starts_with("consumers."),
     }
 }
 
@@ -223,6 +231,13 @@ pub fn nic_takes_dma_buf(machine: &Machine, nic: &RdmaDevice) -> Judged {
     let Some(module) = nic.module.as_deref() else {
         return Judged::Unknown(format!("{name}: its driver is not known to this program"));
     };
+    // What is loaded decides; a file may be of another build.
+    let is_its = |(symbol, owner): (&String, &Option<String>)| {
+        symbol.ends_with(REGISTERS_DMA_BUF) && owner.as_deref() == Some(module)
+    };
+    if machine.symbols.iter().flatten().any(is_its) {
+        return Judged::Yes(format!("{module} registers dma-bufs (/proc/kallsyms)"));
+    }
     if let Some(driver) = machine.drivers.get(module) {
         return match driver.takes_dma_buf {
             true => Judged::Yes(format!("{module} registers dma-bufs ({})", driver.path)),
@@ -297,7 +312,7 @@ fn mlx5_can(machine: &Machine, nic: &RdmaDevice) -> Judged {
 }
 
 /// On new kernels the open driver exports addresses that a translating IOMMU does not know.
-fn untranslated(machine: &Machine, nic: &RdmaDevice) -> Judged {
+pub fn untranslated(machine: &Machine, nic: &RdmaDevice) -> Judged {
     let fine = Judged::Yes(String::new());
     let Some(device) = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software) else {
         return fine;
@@ -351,6 +366,25 @@ pub fn topology_cure(machine: &Machine) -> String {
     }
 }
 
+/// Returns the IOMMU groups of each GPU and its nearest NIC where they differ, and the parameter
+/// that lets them, as evidence.
+pub fn groups(machine: &Machine) -> Vec<String> {
+    let nics: Vec<(&RdmaDevice, &Device)> =
+        machine.rdma.iter().filter_map(|nic| Some((nic, machine.pci(nic.pci.as_deref()?)?))).collect();
+    let of = |gpu: &&Device| {
+        let (nic, at) = nics.iter().min_by_key(|(_, at)| gpu.way_to(at).distance)?;
+        let (mine, theirs) = (gpu.iommu_group.as_deref()?, at.iommu_group.as_deref()?);
+        let (gpu, nic) = (&gpu.address, &nic.name);
+        (mine != theirs).then(|| format!("GPU {gpu} is in IOMMU group {mine}, {nic} in {theirs}"))
+    };
+    let mut seen: Vec<String> = machine.gpus().iter().filter_map(of).collect();
+    seen.extend(
+        topology_override(machine)
+            .map(|on| format!("GrdmaPciTopoCheckOverride: {} in /proc/driver/nvidia/params", u8::from(on))),
+    );
+    seen
+}
+
 /// The forced PCIe mapping must not leave the IOMMU group of the GPU.
 fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     if topology_override(machine) == Some(true) {
@@ -375,7 +409,7 @@ fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
 fn data_direct(machine: &Machine, nic: &RdmaDevice) -> Judged {
     match (vendor(nic), machine.devices.iter().any(Device::is_dma_direct)) {
         (Vendor::Mellanox, true) => Judged::Yes("a ConnectX has a function for Data Direct".to_owned()),
-        _ => Judged::No("no ConnectX with Data Direct (ConnectX-8) is there".to_owned()),
+        _ => Judged::No("there is no ConnectX-8".to_owned()),
     }
 }
 
@@ -387,6 +421,6 @@ fn preload(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     let installed = folders.iter().find(|folder| machine.root.exists(&format!("{folder}/{NAME}")));
     dma_buf(machine, gpu, nic).and(|| match installed {
         Some(folder) => Judged::Yes(format!("{folder}/{NAME} is installed")),
-        None => Judged::No(format!("{NAME} of this project is not installed")),
+        None => Judged::No(format!("{NAME} is not installed")),
     })
 }

@@ -123,7 +123,10 @@ fn metrics_are_the_modules_figures_and_doctors_verdicts() {
         let row = rows.iter().find(|(labels, _)| key.is_empty() || labels.get(key).is_some_and(|value| value == label));
         row.unwrap_or_else(|| panic!("{name}{{{key}={label}}}")).1
     };
-    assert_eq!(value("nvidia_peermem_usable", "", ""), 1.0);
+    // 1: usable with warnings.
+    assert_eq!(value("gpudirect_rdma_verdict", "", ""), 1.0);
+    assert_eq!(value("gpudirect_rdma_usable", "way", "peer_memory"), 1.0);
+    assert_eq!(told["gpudirect_rdma_usable"].len(), 5);
     assert_eq!(value("nvidia_peermem_live_bytes", "", ""), 226_492_416.0);
     assert_eq!(value("nvidia_peermem_refused_total", "reason", "out_of_bar"), 1.0);
     assert_eq!(value("nvidia_peermem_bar1_used_bytes", "gpu", "0000:00:08.0"), 226_492_416.0);
@@ -132,8 +135,8 @@ fn metrics_are_the_modules_figures_and_doctors_verdicts() {
     let broken = series(&metrics("module-not-loaded"));
     let check = |id: &str| broken["nvidia_peermem_check"].iter().find(|(labels, _)| labels["id"] == id).unwrap().1;
     assert_eq!(
-        (broken["nvidia_peermem_usable"][0].1, check("module.loaded"), check("consumers.nccl")),
-        (0.0, 2.0, 1.0)
+        (broken["gpudirect_rdma_verdict"][0].1, check("module.loaded"), check("consumers.nccl")),
+        (2.0, 2.0, 1.0)
     );
     let stuck = series(&metrics("callback-stuck"));
     assert!(stuck["nvidia_peermem_oldest_callback_seconds"][0].1 > 10.0);
@@ -150,7 +153,7 @@ fn the_file_is_replaced_in_one_step_and_readable() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peermemctl"));
     let output = command.arg("--root").arg(tree).args(["metrics", "--output"]).arg(&file).output().unwrap();
     assert!(output.status.success() && output.stdout.is_empty());
-    assert!(fs::read_to_string(&file).unwrap().contains("nvidia_peermem_usable 1"));
+    assert!(fs::read_to_string(&file).unwrap().contains("gpudirect_rdma_verdict 0"));
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o644);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "something is left behind");
 }

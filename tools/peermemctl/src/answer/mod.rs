@@ -32,7 +32,7 @@ use serde::Serialize;
 pub const VERSION: &str = include_str!("../../../../VERSION").trim_ascii();
 
 /// The format of `--json`.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 /// One JSON document; `watch` prints one per line.
 #[derive(Serialize, JsonSchema)]
@@ -63,7 +63,7 @@ pub struct Output {
 #[serde(tag = "command", rename_all = "lowercase")]
 pub enum Answer {
     Status(Box<Status>),
-    Doctor(doctor::Report),
+    Doctor(Box<doctor::Report>),
     List(List),
     Watch(Tick),
     Failures(Failures),
@@ -77,8 +77,8 @@ impl Answer {
     /// What the program exits with.
     pub fn exit_code(&self) -> u8 {
         let level = match self {
-            Self::Status(status) => status.level,
-            Self::Doctor(report) => report.verdict,
+            Self::Status(status) => return status.outcome.exit_code(),
+            Self::Doctor(report) => return report.outcome.exit_code(),
             Self::List(list) if list.processes.iter().any(Process::is_stale) => Level::Warn,
             Self::Watch(tick) => tick.level(),
             Self::Topo(topo) => topo.level(),

@@ -2,10 +2,13 @@
 //! `status`: is it usable? As doctor judges, and without the programs that doctor asks.
 
 use crate::check::{Check, Level};
-use crate::doctor::Report;
+use crate::doctor::{Report, WayVerdict};
 use crate::machine::{Machine, REGISTER};
 use crate::module_file::Maker;
 use crate::nvidia::Flavour;
+use crate::outcome::Outcome;
+use crate::setting::Setting;
+use crate::way::Way;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -13,14 +16,20 @@ use serde::Serialize;
 #[derive(Serialize, JsonSchema)]
 pub struct Status {
     /// Doctor's verdict.
+    pub outcome: Outcome,
+    /// The same as the level of a check: `SKIP` for unknown.
     pub level: Level,
-    /// Whether a plain `ibv_reg_mr()` on GPU memory can work by a loaded nvidia-peermem.
-    pub usable: bool,
-    /// `yes`; `yes, 1 warning: rxe0 port DOWN`; `no: ...`.
+    /// Whether a pair of a GPU and a NIC has a way that programs take; `null` if that cannot be told.
+    pub usable: Option<bool>,
+    /// `yes, by peer memory`; `yes, by dma-buf; 1 warning: rxe0 port DOWN`; `no: ...`; `unknown: ...`.
     pub verdict: String,
     /// What keeps it from working; or what is wrong with it, though it works. What follows from
     /// others is left out.
     pub because: Vec<Check>,
+    /// Each way in which GPU memory reaches a NIC.
+    pub ways: Vec<WayVerdict>,
+    /// The kind of machine that it is.
+    pub setting: Setting,
     pub kernel: Option<String>,
     /// `rust` (this project's), `nvidia`, `other`; `null` if none is loaded.
     pub module: Option<&'static str>,
@@ -32,8 +41,6 @@ pub struct Status {
     pub driver_flavour: Option<&'static str>,
     /// Who exports the peer-memory API.
     pub api: Option<String>,
-    /// Whether registration by dma-buf is possible instead.
-    pub dma_buf: bool,
     pub clients: Vec<String>,
     pub gpus: Vec<String>,
     pub rdma_devices: Vec<String>,
@@ -45,21 +52,26 @@ pub struct Status {
 
 /// Answers `status` with what doctor found.
 pub fn status(machine: &Machine, report: Report) -> Status {
-    let level = report.verdict;
-    let usable = level != Level::Fail;
+    let (outcome, unknown) = (report.outcome, report.unknown.clone());
+    let (ways, setting) = (report.ways.clone(), report.setting.clone());
     let begin = report.begin_with.as_ref().map(|step| step.id);
     let mut because: Vec<Check> = report.sections.into_iter().flat_map(|section| section.checks).collect();
-    because.retain(|check| check.is_finding() && check.level == level && check.follows.is_none());
+    because.retain(|check| check.is_finding() && check.follows.is_none());
+    let worst = because.iter().map(|check| check.level).max();
+    because.retain(|check| Some(check.level) == worst);
     // What doctor begins with comes first.
     because.sort_by_key(|check| Some(check.id) != begin);
     let stats = machine.stats.as_ref().ok();
     let loaded = machine.loaded.as_ref();
     let number = |key: &str| stats.and_then(|stats| stats.number(key));
     Status {
-        level,
-        usable,
-        verdict: verdict(usable, &because),
+        outcome,
+        level: outcome.level(),
+        usable: outcome.usable(),
+        verdict: verdict(outcome, &because, &ways, unknown.as_deref()),
         because,
+        ways,
+        setting,
         kernel: machine.release.clone(),
         module: loaded.map(|loaded| match loaded.maker {
             Maker::Ours => "rust",
@@ -75,12 +87,11 @@ pub fn status(machine: &Machine, report: Report) -> Status {
         driver_version: machine.driver.as_ref().and_then(|driver| driver.version.clone()),
         driver_flavour: machine.driver.as_ref().and_then(|driver| driver.flavour.map(Flavour::text)),
         api: machine.owner_of_symbol(REGISTER),
-        dma_buf: machine.dma_buf(),
         clients: match stats {
             Some(stats) => stats.clients().into_iter().map(str::to_owned).collect(),
             None => machine.peers.clone(),
         },
-        gpus: machine.gpus().into_iter().map(|gpu| format!("{} {}", gpu.address, gpu.name())).collect(),
+        gpus: machine.gpus().into_iter().map(|gpu| format!("{} {}", gpu.address, machine.gpu_name(gpu))).collect(),
         rdma_devices: machine.rdma.iter().map(|device| device.name.clone()).collect(),
         live: number("total.live").or_else(|| {
             let refcount = machine.modules.get(crate::machine::NAME)?.refcount?;
@@ -91,14 +102,21 @@ pub fn status(machine: &Machine, report: Report) -> Status {
     }
 }
 
-/// The answer in a line.
-fn verdict(usable: bool, because: &[Check]) -> String {
+/// Returns the answer in a line.
+fn verdict(outcome: Outcome, because: &[Check], ways: &[WayVerdict], unknown: Option<&str>) -> String {
     let first = because.first().map_or("", Check::headline);
-    match (usable, because.len()) {
-        (true, 0) => "yes".to_owned(),
-        (true, 1) => format!("yes, 1 warning: {first}"),
-        (true, n) => format!("yes, {n} warnings: {first}; ..."),
-        (false, 0 | 1) => format!("no: {first}"),
-        (false, _) => format!("no: {first}; ..."),
+    let main = ways.iter().filter(|verdict| [Way::PeerMemory, Way::DmaBuf].contains(&verdict.way));
+    let by: Vec<&str> = main.filter(|verdict| verdict.usable == Some(true)).map(|verdict| verdict.way.text()).collect();
+    let yes = format!("yes, by {}", by.join(" and "));
+    match (outcome, because.len()) {
+        (Outcome::Usable, _) => yes,
+        (Outcome::UsableWithWarnings, 1) => format!("{yes}; 1 warning: {first}"),
+        (Outcome::UsableWithWarnings, n) => format!("{yes}; {n} warnings: {first}; ..."),
+        (Outcome::NotUsable, 0) => "no: no pair of a GPU and a NIC has a way that works".to_owned(),
+        (Outcome::NotUsable, 1) => format!("no: {first}"),
+        (Outcome::NotUsable, _) => format!("no: {first}; ..."),
+        (Outcome::Unknown, _) => {
+            format!("unknown: {}", unknown.unwrap_or("what decides could not be read: peermemctl doctor names it"))
+        }
     }
 }

@@ -162,7 +162,7 @@ impl Path {
 }
 
 /// What to do in a virtual machine, whose distances are its hypervisor's.
-const VIRTUAL: &str = "this is a virtual machine, and distances here are the hypervisor's, not the hardware's: give NCCL the platform's topology file by NCCL_TOPO_FILE; NCCL_NET_GDR_LEVEL=LEVEL only after ACS redirect and ATS of the host are right, else transfers end in local protection errors";
+const VIRTUAL: &str = "this is a virtual machine, and distances here are the hypervisor's, not the hardware's: give NCCL the platform's topology file by NCCL_TOPO_FILE; NCCL_NET_GDR_LEVEL={} only after ACS redirect and ATS of the host are right, else transfers end in local protection errors";
 
 fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> Option<Refusal> {
     if let Some(refusal) = off(pairing, environment) {
@@ -188,7 +188,7 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
             None => format!("they are {} apart, and it goes up to {} only", path.text(), level.text()),
         },
         set: Some(match given.is_some_and(|_| path <= default) {
-            false if machine.setting.virtual_machine.is_some() => VIRTUAL.replace("LEVEL", path.text()),
+            false if machine.setting.virtual_machine.is_some() => VIRTUAL.replace("{}", path.text()),
             true => "unset NCCL_NET_GDR_LEVEL".to_owned(),
             false => format!("set NCCL_NET_GDR_LEVEL={}", path.text()),
         }),

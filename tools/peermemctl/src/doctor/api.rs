@@ -6,7 +6,10 @@ use crate::check::{Check, Kind, Level};
 use crate::kernel::modules_dir;
 use crate::machine::{Machine, REGISTER};
 use crate::module_file::{self, ModuleFile};
+use crate::nvidia::Flavour;
 use crate::rdma::RdmaDevice;
+use crate::setting::{vendor, Vendor};
+use crate::way::{self, Way};
 
 const EXPORTED: &str = "api.exported";
 /// What a driver calls that lets peers answer for memory.
@@ -54,19 +57,60 @@ fn exported(machine: &Machine) -> Check {
 }
 
 fn no_api(machine: &Machine, release: &str) -> Check {
-    let rest = match (machine.dma_buf(), machine.rdma.is_empty()) {
-        (true, false) => "; applications that register by dma-buf (NCCL, UCX, NVSHMEM by default) work without it",
-        (true, true) => {
-            "; applications that register by dma-buf (NCCL, UCX, NVSHMEM by default) could work without it, with an RDMA device"
-        }
-        (false, _) => "",
+    let none = format!("the RDMA core of kernel {release} has no peer-memory API");
+    let seen = format!("no {REGISTER} in /proc/kallsyms");
+    let by_dma_buf: Vec<&RdmaDevice> = machine.rdma.iter().filter(|nic| has_dma_buf(machine, nic)).collect();
+    // Then nothing is missing.
+    if !by_dma_buf.is_empty() {
+        let vendors: Vec<String> = by_dma_buf.iter().filter_map(|nic| no_need(nic)).collect();
+        let words = match vendors.is_empty() {
+            true => "which programs use that register by dma-buf (NCCL, UCX, NVSHMEM and libfabric by default); a plain ibv_reg_mr() of GPU memory fails".to_owned(),
+            false => vendors.join("; "),
+        };
+        return Check::ok(EXPORTED, format!("{none}: {words}")).seen(seen);
+    }
+    let rest = match machine.dma_buf() && machine.rdma.is_empty() {
+        true => "; applications that register by dma-buf (NCCL, UCX, NVSHMEM by default) could work without it, with an RDMA device",
+        false => "",
     };
-    Check::fail(
-        EXPORTED,
-        format!("the RDMA core of kernel {release} has no peer-memory API: no nvidia-peermem can work here{rest}"),
-        "install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel, or use dma-buf",
-    )
-    .seen(format!("no {REGISTER} in /proc/kallsyms"))
+    Check::fail(EXPORTED, format!("{none}: no nvidia-peermem can work here{rest}"), api_cure(machine)).seen(seen)
+}
+
+/// Returns whether a GPU has dma-buf with a NIC.
+fn has_dma_buf(machine: &Machine, nic: &RdmaDevice) -> bool {
+    machine.gpus().iter().any(|gpu| way::possible(machine, gpu, nic, Way::DmaBuf).is_yes())
+}
+
+/// Returns that a NIC's driver takes dma-bufs only, so that the API would not help.
+fn no_need(nic: &RdmaDevice) -> Option<String> {
+    let name = &nic.name;
+    match vendor(nic) {
+        Vendor::Efa => {
+            Some(format!("{name} is an EFA: it needs no nvidia-peermem; its driver takes GPU memory by dma-buf"))
+        }
+        Vendor::NeverAsks => {
+            let module = nic.module.as_deref().unwrap_or("its driver");
+            Some(format!("{name} needs no nvidia-peermem: {module} takes GPU memory by dma-buf only"))
+        }
+        _ => None,
+    }
+}
+
+/// Returns where a core with the API comes from, by the vendors of the NICs; nothing else of a vendor
+/// brings it to another's.
+pub(super) fn api_cure(machine: &Machine) -> String {
+    let has = |wanted: Vendor| machine.rdma.iter().any(|nic| vendor(nic) == wanted);
+    let dma_buf = match machine.driver.as_ref().and_then(|driver| driver.flavour) {
+        Some(Flavour::Closed) => "dma-buf: the open kernel modules of the GPU driver (package nvidia-open)",
+        _ => "dma-buf",
+    };
+    if has(Vendor::Mellanox) || machine.rdma.is_empty() || has(Vendor::Software) && machine.rdma.len() == 1 {
+        format!("install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel, or use {dma_buf}")
+    } else if has(Vendor::Broadcom) {
+        format!("install Broadcom's own bnxt_re with its ib_peer_mem (package bnxt_rocelib and the driver bundle), or use {dma_buf}")
+    } else {
+        format!("use {dma_buf}: the drivers of these NICs know no peer memory, whatever is installed")
+    }
 }
 
 fn loaded_core(machine: &Machine) -> bool {
@@ -119,7 +163,11 @@ fn drivers(machine: &Machine) -> Vec<Check> {
                 format!(
                     "{name}: its driver {module} never asks peers for memory: GPU memory cannot be registered with it"
                 ),
-                "install the RDMA driver that comes with the core that has the API (DOCA-OFED's mlx5_ib), then reboot",
+                match vendor(device) {
+                    Vendor::Mellanox => "install the RDMA driver that comes with the core that has the API (DOCA-OFED's mlx5_ib), then reboot",
+                    Vendor::Broadcom => "install Broadcom's own bnxt_re with its ib_peer_mem, then reboot; or use dma-buf",
+                    _ => "use dma-buf: this driver knows no peer memory, whatever is installed",
+                },
             )
             .about(
                 Kind::Nic,

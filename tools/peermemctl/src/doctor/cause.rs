@@ -5,7 +5,9 @@ use crate::check::{Check, Level};
 
 /// What has to be there before anything else can work, in the order in which it does: hardware, GPU
 /// driver, API, module.
-const ORDER: [&[&str]; 4] = [
+const ORDER: [&[&str]; 5] = [
+    // Nothing else can be mended while a task holds the GPU driver's lock.
+    &["log.hung", "clients.callbacks"],
     &["gpus.present", "fabric.rdma"],
     &["driver.loaded", "driver.exports"],
     &["api.exported", "api.driver"],
@@ -27,17 +29,24 @@ const ORDER: [&[&str]; 4] = [
 /// The failures that keep what `id` is about from working, the first ones first.
 fn causes(id: &str) -> Vec<&'static str> {
     let all = || ORDER.iter().flat_map(|group| group.iter().copied());
-    match id {
+    const STANDS_STILL: [&str; 2] = ["log.hung", "clients.callbacks"];
+    let hangs = ["module.", "clients.", "registrations.", "refusals.", "gpus.answers", "consumers."];
+    let hung = STANDS_STILL.into_iter().filter(|cause| *cause != id && hangs.iter().any(|start| id.starts_with(start)));
+    let hung: Vec<&'static str> = hung.filter(|_| id != "clients.callbacks").collect();
+    let rest = match id {
         "driver.loaded" => vec!["gpus.present"],
         // It loads without a NIC.
-        "module.loaded" => {
-            all().filter(|other| !matches!(*other, "module.loaded" | "fabric.rdma" | "api.driver")).collect()
-        }
+        "module.loaded" => all()
+            .filter(|other| !matches!(*other, "module.loaded" | "fabric.rdma" | "api.driver" | "gpus.answers"))
+            .collect(),
+        // Installed for nothing, as long as there is no core for it.
+        "module.file" | "limits.autoload" => vec!["api.exported"],
         "gpus.nodes" => vec!["gpus.present", "driver.loaded"],
         "fabric.nodes" => vec!["fabric.rdma"],
         _ if id.starts_with("consumers.") => all().chain(["gpus.nodes", "fabric.nodes"]).collect(),
         _ => Vec::new(),
-    }
+    };
+    hung.into_iter().chain(rest).collect()
 }
 
 /// Says of each finding which failure it follows from.
@@ -97,9 +106,22 @@ mod tests {
         let (first, follows) = traced(&[
             ("limits.memlock", Level::Warn),
             ("module.file", Level::Warn),
-            ("clients.callbacks", Level::Fail),
+            ("gpus.bar1", Level::Fail),
             ("module.loaded", Level::Ok),
         ]);
-        assert_eq!((first, follows), (Some("clients.callbacks"), vec![None; 4]));
+        assert_eq!((first, follows), (Some("gpus.bar1"), vec![None; 4]));
+    }
+
+    /// rmmod and modprobe would hang as all else does.
+    #[test]
+    fn what_stands_still_comes_before_what_is_wrong_beside_it() {
+        let (first, follows) = traced(&[
+            ("api.exported", Level::Fail),
+            ("clients.taken", Level::Fail),
+            ("module.loaded", Level::Fail),
+            ("log.hung", Level::Fail),
+        ]);
+        assert_eq!(first, Some("log.hung"));
+        assert_eq!(follows, [None, Some("log.hung"), Some("log.hung"), None]);
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 5: the clients of the peer-memory core, and what the module counts.
 
+use super::unload::unload;
 use crate::check::Check;
 use crate::machine::{Machine, NAME, PEERS, REGISTER};
 use crate::module_file::Maker;
@@ -33,7 +34,7 @@ fn registered(machine: &Machine) -> Check {
                         among(&holder)
                     ),
                     match holder.first() {
-                        Some(first) => format!("rmmod {first} && modprobe nvidia-peermem"),
+                        Some(first) => unload(machine, first, "modprobe nvidia-peermem"),
                         None => "lsmod shows which modules use the RDMA core: rmmod the one that is no driver of it"
                             .to_owned(),
                     },
@@ -53,7 +54,7 @@ fn registered(machine: &Machine) -> Check {
         (true, false) => Check::fail(
             ID,
             format!("the core does not show a client nv_mem, only {}", machine.peers.join(", ")),
-            "rmmod nvidia_peermem && modprobe nvidia-peermem",
+            unload(machine, NAME, "modprobe nvidia-peermem"),
         )
         .seen(PEERS),
         (true, true) => {
@@ -93,7 +94,7 @@ fn old_module(machine: &Machine) -> Option<Check> {
         Check::warn(
             "clients.nv_peer_mem",
             format!("{OLD_MODULE} is loaded beside nvidia_peermem: whichever came first answers for GPU memory"),
-            format!("rmmod {OLD_MODULE}, and uninstall the package that loads it"),
+            format!("{}, and uninstall the package that loads it", unload(machine, OLD_MODULE, "")),
         )
         .seen("/proc/modules")
     })

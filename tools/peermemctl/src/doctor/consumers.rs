@@ -5,7 +5,8 @@ use crate::check::{Check, Kind, Level};
 use crate::consumer::{self, nvshmem, Consumer, Does, Pairing, Registers};
 use crate::environment::Environment;
 use crate::machine::{Machine, NAME, PEERS};
-use crate::way::Judged;
+use crate::setting::{vendor, Vendor};
+use crate::way::{Judged, Way};
 
 pub fn checks(machine: &Machine, environment: &Environment) -> Vec<Check> {
     let pairings = consumer::pairings(machine);
@@ -39,16 +40,18 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
         let check = match does(nearest) {
             Does::Direct(way, seen) => {
                 Check::ok(consumer.id, format!("{name}: yes, GPU {gpu} with {nic} ({distance}), by {}", way.text()))
-                    .about(
-                        Kind::Gpu,
-                        gpu,
-                        format!("{name}: yes, {{}} with the nearest NIC ({distance}), by {}", way.text()),
-                    )
+                    .about(Kind::Gpu, gpu, format!("{name}: yes, {{}}, nearest NIC ({distance}), by {}", way.text()))
                     .seen(seen)
             }
             Does::Unknown(why) => Check::skip(consumer.id, format!("{name}: unknown, {why}"))
                 .about(Kind::Gpu, gpu, format!("{name}: unknown for {{}}, {why}"))
                 .seen(format!("environment of {}", environment.whose)),
+            // Nothing is wrong with a NIC that is another vendor's.
+            Does::Copies(refusal) if consumer.id == "consumers.gin" && vendor(nearest.nic) != Vendor::Mellanox => {
+                Check::skip(consumer.id, format!("{name}: no, because {}", refusal.because))
+                    .about(Kind::Gpu, gpu, format!("{name}: no for {{}}, because {}", refusal.because))
+                    .seen(refusal.seen)
+            }
             Does::Copies(refusal) if looks_in_vain && machine.gpu_class(nearest.gpu).refusal().is_none() => {
                 in_vain(consumer, refusal.seen)
             }
@@ -104,6 +107,11 @@ fn without_pairs(
             .seen(format!("environment of {}", environment.whose));
     }
     match (consumer.registers)(machine, environment, &offered) {
+        // What is looked for is there, and nobody answers.
+        Registers::By(Way::PeerMemory, seen) if machine.loaded.is_none() && machine.modules_read => {
+            Check::warn(consumer.id, format!("{name}: no, because nvidia_peermem is not loaded"), machine.load_it())
+                .seen(seen)
+        }
         // Nothing is registered without a device that does it.
         Registers::By(way, seen) => match machine.rdma.is_empty() {
             true => Check::skip(consumer.id, format!("{name}: with an RDMA device, by {}", way.text())),

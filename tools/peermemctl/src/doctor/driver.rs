@@ -2,12 +2,10 @@
 //! Section 2: nvidia.ko, its flavour, and whether it lets us bind to it.
 
 use crate::check::Check;
+use crate::facts;
 use crate::machine::Machine;
 use crate::module_file::{self, Maker};
 use crate::nvidia::Flavour;
-
-/// The oldest driver that this module is written for.
-const OLDEST: u32 = 550;
 
 /// What fixes a closed nvidia.ko's refusal, wherever it was seen.
 pub(super) const NO_GPL_IMPORTS: &str = "make deps && make KERNEL_CRATE=lite && make install, a build without GPL-only imports; or install the open kernel modules of the same driver (package nvidia-open)";
@@ -20,16 +18,26 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     let flavour = driver.flavour.map_or("unknown", Flavour::text);
     let what = format!("nvidia.ko {version} is loaded, {flavour} flavour");
     let seen = "/proc/driver/nvidia/version, /sys/module/nvidia";
-    let major = driver.version.as_deref().and_then(|version| version.split('.').next()?.parse::<u32>().ok());
-    let mut checks = vec![match major {
-        Some(major) if major < OLDEST => Check::warn(
+    let holds = |rule: &facts::Rule| driver.version.as_deref().and_then(|version| rule.holds(version)) == Some(true);
+    let version = if holds(&facts::DRIVER_TOO_OLD) {
+        let oldest = facts::DRIVER_TOO_OLD.before.unwrap_or_default();
+        Check::warn(
             "driver.version",
-            format!("{what}; older than {OLDEST}, the oldest this module is written for"),
-            format!("install driver {OLDEST} or later with its open kernel modules (package nvidia-open)"),
-        ),
-        _ => Check::ok("driver.version", what),
-    }
-    .seen(seen)];
+            format!("{what}; older than {oldest}, the oldest this module is written for"),
+            format!("install driver {oldest} or later with its open kernel modules (package nvidia-open)"),
+        )
+    } else if holds(&facts::DRIVER_64K) && super::limits::page_kib(machine.root) == Some(64) {
+        let rule = facts::DRIVER_64K;
+        Check::warn(
+            "driver.version",
+            format!("{what}; {}: {} ({})", rule.range(), rule.what, rule.source),
+            "install driver 580, or boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia in the place of linux-nvidia-64k)",
+        )
+        .seen("pages of 64 KiB, by /sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+    } else {
+        Check::ok("driver.version", what)
+    };
+    let mut checks = vec![version.seen(seen)];
     checks.push(licence(machine, driver.flavour));
     checks.extend(exports(machine));
     checks

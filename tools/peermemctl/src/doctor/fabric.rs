@@ -2,7 +2,7 @@
 //! Section 8: the way between GPUs and NICs.
 
 use crate::check::{Check, Kind};
-use crate::kernel;
+use crate::facts;
 use crate::machine::Machine;
 use crate::module_file::Maker;
 use crate::pci::{self, Acs, Device, Distance, Iommu};
@@ -100,6 +100,10 @@ fn ways(machine: &Machine) -> Vec<Check> {
                 Check::ok(ID, format!("{what}, by the coherent link (NVLink-C2C) that it has to the CPU")),
                 format!("have a NIC at the CPU that they have a coherent link to (NVLink-C2C, {text})"),
             ),
+            Distance::Node | Distance::Sys if machine.setting.virtual_machine.is_some() => (
+                Check::skip(ID, format!("{what}; in a virtual machine such distances are the hypervisor's, not the hardware's")),
+                format!("have no NIC nearby ({text}); in a virtual machine such distances are the hypervisor's, not the hardware's"),
+            ),
             Distance::Node | Distance::Sys => (
                 Check::warn(
                     ID,
@@ -183,7 +187,7 @@ fn iommu(machine: &Machine) -> Vec<Check> {
     let devices = with_software(machine);
     let translated: Vec<_> = devices.iter().filter(|(.., device)| device.iommu == Iommu::Translating).collect();
     let seen = "/sys/bus/pci/devices/*/iommu_group/type";
-    let fix = "boot with iommu=pt on the kernel command line (or intel_iommu=off in a machine without VMs)";
+    let fix = machine.setting.identity_iommu();
     if translated.is_empty() {
         let words = match devices.iter().map(|(.., device)| device.iommu).next() {
             Some(Iommu::Off) => "no IOMMU",
@@ -196,7 +200,8 @@ fn iommu(machine: &Machine) -> Vec<Check> {
     let what = [Kind::Nic, Kind::Gpu].map(|kind| text::named(kind.text(), of(kind))).into_iter().flatten();
     let what = format!("the IOMMU translates for {}", what.collect::<Vec<_>>().join(", "));
     let nic_translated = of(Kind::Nic).next().is_some();
-    let new_kernel = machine.release.as_deref().is_some_and(|release| kernel::at_least(release, 6, 12));
+    let rule = &facts::UNTRANSLATED;
+    let new_kernel = machine.release.as_deref().and_then(|release| rule.holds(release)) == Some(true);
     let nvidia_loaded = machine.loaded.as_ref().is_some_and(|loaded| loaded.maker == Maker::Nvidia);
     vec![if nvidia_loaded && nic_translated && new_kernel {
         Check::fail(

@@ -43,7 +43,7 @@ fn answers(silent: Silent) -> Option<Check> {
         "nvidia-smi did not answer within {} s: the GPU driver stands still, or takes that long to wake the GPUs",
         limit.as_secs()
     );
-    let fix = "journalctl -k | grep -E 'NVRM|Xid|blocked for more' shows what stands still (reset that device or reboot); if nothing does, nvidia-smi -pm 1 keeps the GPUs awake";
+    let fix = "journalctl -k | grep -E 'NVRM|Xid|blocked for more' shows what stands still (reset that device or reboot); if nothing does, the service nvidia-persistenced keeps the GPUs awake";
     Some(
         Check::warn("gpus.answers", message, fix)
             .seen("nvidia-smi -q, not waited for any longer: BAR1, MIG and vGPU are not known"),
@@ -222,7 +222,7 @@ fn dma_buf(machine: &Machine) -> Check {
         }
         _ if machine.dma_buf() => Check::ok(
             ID,
-            "registration by dma-buf should work as well: nvidia.ko is open, the RDMA core and the NIC's driver have it",
+            "dma-buf should work as well: GPU driver, core and a NIC's driver have it",
         ),
         _ if machine.rdma.iter().all(|nic| matches!(way::nic_takes_dma_buf(machine, nic), Judged::No(_))) => {
             Check::ok(ID, "registration by dma-buf cannot work here: the drivers of the RDMA devices do not have it")

@@ -5,11 +5,12 @@ use crate::check::{Check, Kind};
 use crate::machine::Machine;
 use crate::pci::Device;
 use crate::rdma::RdmaDevice;
+use crate::setting::GpuClass;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = match machine.gpus().as_slice() {
-        [] => vec![no_gpu()],
-        gpus => gpus.iter().map(|gpu| present(gpu)).collect(),
+        [] => vec![no_gpu(machine)],
+        gpus => gpus.iter().map(|gpu| present(machine, gpu)).collect(),
     };
     match machine.rdma.as_slice() {
         [] => checks.push(no_device(machine)),
@@ -18,31 +19,40 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     checks
 }
 
-fn no_gpu() -> Check {
-    Check::fail(
-        "gpus.present",
-        "there is no GPU of NVIDIA's in this machine",
-        "lspci -d 10de: shows what the firmware found; in a VM or container, pass the GPU through",
-    )
-    .seen("/sys/bus/pci/devices")
+fn no_gpu(machine: &Machine) -> Check {
+    const ID: &str = "gpus.present";
+    let seen = "/sys/bus/pci/devices";
+    if machine.devices.is_empty() && !machine.setting.tegra {
+        return Check::skip(ID, "whether there is a GPU cannot be told: no PCI function can be read").seen(seen);
+    }
+    if machine.setting.tegra {
+        let (why, cure) = GpuClass::Integrated.refusal().unwrap_or_default();
+        return Check::fail(ID, format!("the GPU of this Tegra {why}"), cure)
+            .seen("/proc/device-tree/compatible, /etc/nv_tegra_release");
+    }
+    let setting = &machine.setting;
+    let fix = match (&setting.container, &setting.virtual_machine) {
+        (Some(_), _) => "start this container with the GPU (docker: --gpus all; Kubernetes: a limit of nvidia.com/gpu); lspci -d 10de: on the host shows what is there",
+        (_, Some(_)) => "pass a GPU through to this virtual machine; lspci -d 10de: shows what came through",
+        _ => "lspci -d 10de: shows what the firmware found",
+    };
+    Check::fail(ID, "there is no GPU of NVIDIA's in this machine", fix).seen(seen)
 }
 
-fn present(gpu: &Device) -> Check {
+fn present(machine: &Machine, gpu: &Device) -> Check {
     const ID: &str = "gpus.present";
-    let name = format!("GPU {} ({})", gpu.address, gpu.name());
-    let (check, many) = match gpu.driver.as_deref() {
-        Some("nvidia") if gpu.name().contains("GeForce") => (
-            Check::warn(
-                ID,
-                format!("{name} is a GeForce board, which NVIDIA's driver gives no GPUDirect RDMA"),
-                "use a data-centre or RTX professional GPU",
-            ),
-            "are GeForce boards, which NVIDIA's driver gives no GPUDirect RDMA".to_owned(),
-        ),
-        Some("nvidia") => {
-            (Check::ok(ID, format!("{name} belongs to nvidia.ko")), format!("({}) belong to nvidia.ko", gpu.name()))
+    let model = machine.gpu_name(gpu);
+    let name = format!("GPU {} ({model})", gpu.address);
+    let in_vain = machine.gpus().iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
+    let (check, many) = match (machine.gpu_class(gpu).refusal(), gpu.driver.as_deref()) {
+        // Other GPUs may do.
+        (Some((why, cure)), _) => {
+            (Check::fail_unless(!in_vain, ID, format!("{name} {why}"), cure), format!("({model}): each {why}"))
         }
-        Some(other) => (
+        (_, Some("nvidia")) => {
+            (Check::ok(ID, format!("{name} belongs to nvidia.ko")), format!("({model}) belong to nvidia.ko"))
+        }
+        (_, Some(other)) => (
             Check::warn(
                 ID,
                 format!("{name} belongs to the driver {other}"),
@@ -53,32 +63,76 @@ fn present(gpu: &Device) -> Check {
             ),
             format!("belong to the driver {other}"),
         ),
-        None => (Check::warn(ID, format!("{name} has no driver"), "modprobe nvidia"), "have no driver".to_owned()),
+        (_, None) => (Check::warn(ID, format!("{name} has no driver"), "modprobe nvidia"), "have no driver".to_owned()),
     };
     check.about(Kind::Gpu, &gpu.address, many).seen(format!("/sys/bus/pci/devices/{}/driver", gpu.address))
 }
 
+/// PCI vendors of NICs that may be RDMA devices: the module of their RDMA devices.
+const VENDORS: [(u16, &str); 7] = [
+    (0x15b3, "mlx5_ib"),
+    (0x14e4, "bnxt_re"),
+    (0x1dd8, "ionic_rdma"),
+    (0x1d0f, "efa"),
+    (0x1ded, "erdma"),
+    (0x1414, "mana_ib"),
+    (0x8086, "irdma"),
+];
+
 fn no_device(machine: &Machine) -> Check {
-    // Class 02 is network, 0207 InfiniBand.
-    let nic = machine
-        .devices
-        .iter()
-        .find(|device| [0x15b3, 0x14e4, 0x1dd8].contains(&device.vendor) && device.kind() >> 8 == 2);
+    const ID: &str = "fabric.rdma";
     let message = "there is no RDMA device";
     let seen = "/sys/class/infiniband is empty";
-    match nic {
-        Some(nic) => Check::fail(
-            "fabric.rdma",
-            format!("{message}, although there is a NIC that may be one: {} ({})", nic.address, nic.name()),
-            "modprobe mlx5_ib (bnxt_re for Broadcom's, ionic_rdma for AMD's)",
-        ),
-        None => Check::fail(
-            "fabric.rdma",
-            format!("{message} in this machine"),
-            "install an RDMA NIC, or pass one through to this VM; lspci shows what is there",
-        ),
+    // Class 02 is network, 0207 InfiniBand.
+    let of = |device: &Device| {
+        let vendor = VENDORS.iter().find(|(vendor, _)| *vendor == device.vendor && device.kind() >> 8 == 2);
+        vendor.map(|(_, module)| *module)
+    };
+    // Each of Intel's and Amazon's network cards is of these vendors, RDMA or not.
+    let sure = |module: &str| !["irdma", "efa", "erdma"].contains(&module);
+    let nics: Vec<(&Device, &str)> = machine.devices.iter().filter_map(|device| Some((device, of(device)?))).collect();
+    let loaded = |module: &str| machine.modules.contains_key(module);
+    let setting = &machine.setting;
+    if let Some((nic, module)) = nics.iter().find(|(_, module)| loaded(module)) {
+        let what = format!(
+            "{message} to be seen here, although {module} is loaded and there is a NIC of its kind: {} ({})",
+            nic.address,
+            nic.name()
+        );
+        let driver = nic.driver.as_deref().unwrap_or("mlx5_core");
+        let rebind = setting.on_host(&format!(
+            "if the pod has ended, echo {0} > /sys/bus/pci/drivers/{driver}/unbind && echo {0} > /sys/bus/pci/drivers/{driver}/bind",
+            nic.address
+        ));
+        if setting.rdma_by_namespace {
+            let why = "RDMA devices are seen only in the network namespace that has them (ib_core netns_mode=N): run this in the pod";
+            return Check::skip(ID, format!("{what}. {why}; {rebind}"))
+                .seen(seen)
+                .seen("N in /sys/module/ib_core/parameters/netns_mode");
+        }
+        let fix = format!(
+            "rdma dev; dmesg | grep {module} says why it made no device; {}",
+            setting.on_host(&format!("modprobe -r {module} && modprobe {module}"))
+        );
+        return Check::fail(ID, what, fix).seen(seen).seen(format!("{module} in /proc/modules"));
     }
-    .seen(seen)
+    if let Some((nic, module)) = nics.iter().find(|(_, module)| sure(module)) {
+        let what = format!("{message}, although there is a NIC that may be one: {} ({})", nic.address, nic.name());
+        let fix = match setting.ofed_container {
+            true => "the RDMA core of this node comes from a container: delete the pod of the network operator's driver, which loads its drivers again".to_owned(),
+            false => format!("modprobe {module}"),
+        };
+        return Check::fail(ID, what, fix).seen(seen);
+    }
+    if machine.devices.is_empty() {
+        return Check::skip(ID, "whether there is an RDMA device cannot be told: neither /sys/class/infiniband nor a PCI function can be read").seen(seen);
+    }
+    let fix = match (&setting.container, &setting.virtual_machine) {
+        (Some(_), _) => "start this container with the RDMA device (docker: --device=/dev/infiniband --network=host; Kubernetes: what the RDMA device plugin offers)",
+        (_, Some(_)) => "pass an RDMA NIC through to this virtual machine; lspci shows what came through",
+        _ => "install an RDMA NIC; lspci shows what is there",
+    };
+    Check::fail(ID, format!("{message} in this machine"), fix).seen(seen)
 }
 
 fn ports(machine: &Machine, device: &RdmaDevice) -> Check {

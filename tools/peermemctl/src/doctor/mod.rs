@@ -5,31 +5,50 @@ mod api;
 mod cause;
 mod clients;
 mod consumers;
+mod cure;
 mod driver;
 mod fabric;
 mod gpus;
 mod hardware;
 pub mod limits;
+mod log;
 mod module;
 mod registrations;
 mod selftest;
+mod setting;
+mod unload;
+pub mod ways;
 
 pub use gpus::bar1_in_use;
+pub use ways::WayVerdict;
 
 use crate::check::{Check, Level, Section};
 use crate::consumer::{self, Verdict};
 use crate::environment::Environment;
 use crate::machine::Machine;
+use crate::outcome::Outcome;
+use crate::setting::Setting;
+use crate::way;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 /// What `doctor --json` prints.
 #[derive(Serialize, JsonSchema)]
 pub struct Report {
-    /// The worst level of all checks.
+    /// Whether programs can use GPUDirect RDMA here, by any way.
+    pub outcome: Outcome,
+    /// The same as the level of a check: `OK`, `WARN`, `FAIL`, or `SKIP` for unknown.
     pub verdict: Level,
+    /// Why the outcome is unknown; `null` if it is not.
+    pub unknown: Option<String>,
     /// The one step that helps most; `null` if nothing is wrong.
     pub begin_with: Option<Step>,
+    /// The kind of machine that it is, which the fixes are for.
+    pub setting: Setting,
+    /// Each way in which GPU memory reaches a NIC.
+    pub ways: Vec<WayVerdict>,
+    /// The programs that were asked about; empty if any will do.
+    pub asked: Vec<String>,
     /// Whose environment the consumers were judged by.
     pub environment: String,
     pub sections: Vec<Section>,
@@ -52,10 +71,11 @@ impl Report {
     }
 }
 
-/// Looks at everything, for a process with this environment.
-pub fn examine(machine: &Machine, environment: &Environment) -> Report {
+/// Looks at everything, for a process with this environment. `asked` names the programs that are to
+/// work; without any, one way that works is enough.
+pub fn examine(machine: &Machine, environment: &Environment, asked: &[String]) -> Report {
     let mut sections = vec![
-        Section { title: "Hardware", checks: hardware::checks(machine) },
+        Section { title: "Hardware", checks: [setting::checks(machine), hardware::checks(machine)].concat() },
         Section { title: "GPU driver", checks: driver::checks(machine) },
         Section { title: "Peer-memory API", checks: api::checks(machine) },
         Section { title: "Module", checks: module::checks(machine) },
@@ -64,16 +84,33 @@ pub fn examine(machine: &Machine, environment: &Environment) -> Report {
         Section { title: "GPUs", checks: gpus::checks(machine) },
         Section { title: "Fabric", checks: fabric::checks(machine) },
         Section { title: "Limits and boot", checks: limits::checks(machine) },
+        Section { title: "Kernel log", checks: log::checks(machine) },
         Section { title: "Applications", checks: consumers::checks(machine, environment) },
         Section { title: "Self-test", checks: selftest::checks(machine) },
     ];
+    let found: Vec<&Check> = sections.iter().flat_map(|section| &section.checks).collect();
+    let pairs = way::pairs(machine, &found);
+    let ways = ways::verdicts(&pairs);
+    let usable = ways::usable(machine, environment, &pairs, asked, &found);
+    ways::reconsider(machine, &mut sections, &ways, &usable);
+    cure::choose(machine, &mut sections);
+    let place = sections.iter().position(|section| section.title == "Applications").unwrap_or(sections.len());
+    let mut of_ways = ways::checks(&ways);
+    of_ways.extend(ways::refused(machine, &ways));
+    sections.insert(place, Section { title: "Ways", checks: of_ways });
     cause::trace(&mut sections.iter_mut().flat_map(|section| &mut section.checks).collect::<Vec<_>>());
     let checks: Vec<&Check> = sections.iter().flat_map(|section| &section.checks).collect();
-    let verdict = checks.iter().map(|check| check.level).filter(|level| *level != Level::Skip).max();
+    let outcome = usable.outcome(checks.iter().any(|check| check.is_finding()));
     let first = cause::first(&checks);
+    let unknown = (outcome == Outcome::Unknown).then(|| ways::why_unknown(environment, &ways, &checks));
     Report {
-        verdict: verdict.unwrap_or(Level::Ok),
+        outcome,
+        verdict: outcome.level(),
+        unknown,
         begin_with: first.and_then(|check| Some(Step { id: check.id, fix: check.fix.clone()? })),
+        setting: machine.setting.clone(),
+        ways,
+        asked: asked.to_vec(),
         environment: environment.whose.clone(),
         sections,
         pairs: consumer::verdicts(machine, environment),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 4: which nvidia-peermem modprobe would load, which one is loaded, and what keeps it out.
 
+use super::unload::unload;
 use crate::check::Check;
 use crate::kernel;
 use crate::machine::{Machine, NAME, REGISTER, SYS};
@@ -48,8 +49,11 @@ fn file(machine: &Machine) -> Vec<Check> {
             None => Check::fail_unless(
                 works(machine),
                 ID,
-                format!("no nvidia-peermem.ko is installed for kernel {release}"),
-                "in this project's folder: make && make install",
+                match machine.setting.modules_in_containers() {
+                    true => format!("no nvidia-peermem.ko is loaded, and none is installed on this node for kernel {release}, whose driver or RDMA core comes from containers"),
+                    false => format!("no nvidia-peermem.ko is installed for kernel {release}"),
+                },
+                machine.setting.install_it(),
             )
             .seen(format!("no nvidia-peermem in {list}")),
         }];
@@ -239,11 +243,18 @@ fn loaded(machine: &Machine) -> Check {
             Maker::Nvidia if ours_installed => Check::warn(
                 ID,
                 format!("{what}; ours is installed and not used"),
-                "rmmod nvidia_peermem && modprobe nvidia-peermem",
+                unload(machine, NAME, "modprobe nvidia-peermem"),
             ),
             _ => Check::ok(ID, what),
         }
         .seen("/proc/modules, /sys/module/nvidia_peermem/version");
+    }
+    if !machine.modules_read {
+        return Check::skip(
+            ID,
+            "whether nvidia_peermem is loaded cannot be told: neither /proc/modules nor /sys/module tells",
+        )
+        .seen("/proc/modules");
     }
     let message = "nvidia_peermem is not loaded: plain ibv_reg_mr() on GPU memory fails with \"Bad address\"";
     // Then nothing was tried, whatever the log says of other times.
@@ -267,14 +278,9 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
     const NO_DRIVER: &str = "the GPU driver is not loaded";
     const GPL_ONLY: &str = "GPL-only symbols";
     const NO_API: &str = "has no peer-memory API";
-    const CAUSES: [(&str, &str, &str); 12] = [
+    const CAUSES: [(&str, &str, &str); 11] = [
         ("is rejected", "the kernel did not accept its signature", SIGN),
         ("module loading is restricted", "the kernel did not accept its signature", SIGN),
-        (
-            NO_API,
-            "the RDMA core has no peer-memory API",
-            "install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel",
-        ),
         (NO_DRIVER, "nvidia.ko was not loaded", "modprobe nvidia && modprobe nvidia-peermem"),
         (
             "another module has registered that name",
@@ -320,6 +326,9 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
         if line.contains(NO_API) && machine.api_to_load().is_some() {
             return Some(("the module with the peer-memory API was not loaded", machine.load_it(), line.clone()));
         }
+        if line.contains(NO_API) {
+            return Some(("the RDMA core has no peer-memory API", super::api::api_cure(machine), line.clone()));
+        }
         if let Some((_, why, fix)) = CAUSES.into_iter().find(|(text, _, _)| line.contains(text)) {
             return Some((why, fix.to_owned(), line.clone()));
         }
@@ -339,7 +348,7 @@ fn stale(machine: &Machine) -> Option<Check> {
                 loaded.version.as_deref().unwrap_or("without version"),
                 file.field("version").unwrap_or("without version")
             ),
-            "rmmod nvidia_peermem && modprobe nvidia-peermem (peermemctl list shows who keeps rmmod from working)",
+            unload(machine, NAME, "modprobe nvidia-peermem"),
         )
         .seen(format!("srcversion {running} in /sys/module/nvidia_peermem, {installed} in {}", file.path))
     })
@@ -397,7 +406,10 @@ fn parameters(machine: &Machine) -> Vec<Check> {
             Check::warn(
                 ID,
                 format!("{what}: no RDMA core of this kernel needs the plain client, and with it revoked memory is not unmapped in time"),
-                "take peerdirect_support=1 out of /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem",
+                format!(
+                    "take peerdirect_support=1 out of /etc/modprobe.d; {}",
+                    unload(machine, NAME, "modprobe nvidia-peermem")
+                ),
             )
         } else if persistent == "0" {
             Check::ok(ID, format!("{what}: legacy mode, a free kills the registration"))

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 6: what is registered now, and what was refused lately.
 
+use super::log;
 use crate::check::Check;
 use crate::machine::Machine;
 use crate::peermem::{self, Failure, Registration, UNKNOWN};
 use crate::root::Missing;
 use crate::text;
+use crate::way;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -202,28 +204,36 @@ fn counted_orphans(machine: &Machine) -> Option<Check> {
 }
 
 /// What fixes a refusal, by reason of docs/proc.md.
-fn fix(reason: &str) -> &'static str {
-    match reason {
+fn fix(machine: &Machine, reason: &str) -> String {
+    let fixed = match reason {
         "not_supported" => "use dma-buf (NCCL_DMABUF_ENABLE=1), or give the VM the whole GPU instead of a vGPU or MIG slice",
         "not_persistent" | "persistent_fault" => "use dma-buf (NCCL_DMABUF_ENABLE=1), or write options nvidia-peermem revocable_fallback=1 in /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem",
         "longer_than_bar" => "register a part of it; or switch on Resizable BAR / Above 4G Decoding in the firmware",
         "busy" => "wait for the GPU's reset or MIG change to end, then start the application again",
-        "no_gpu" => "nvidia-smi: a GPU that fell off the bus is back only after a reset (nvidia-smi -r) or reboot",
+        "no_gpu" => {
+            return format!("nvidia-smi: a GPU that fell off the bus is back only after a reboot or a reset: {}", log::reset_gpu(machine, "that GPU"))
+        }
         "out_of_bar" => "peermemctl list: end or shrink what holds BAR1; or switch on Resizable BAR / Above 4G Decoding in the firmware",
-        "provider_fault" => "journalctl -k | grep -E 'NVRM|Xid', then nvidia-smi -r",
+        "provider_fault" => {
+            return format!("journalctl -k | grep -E 'NVRM|Xid'; then {}", log::reset_gpu(machine, "that GPU"))
+        }
         "leaves_allocation" => "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False; or, if it is there, take persistent_api_support=0 out of /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem: persistent pins serve several allocations",
         "hole" => "map memory at the address that peermemctl failures names, with gpuDirectRDMACapable=1 in cuMemCreate; or register what lies before and behind it",
         "unproven" => "peermemctl list: BAR1 or kernel memory is full; end what holds it",
         "freed" => "a bug of the application: it frees the buffer while it registers it",
         "outside_bar" => "use dma-buf (NCCL_DMABUF_ENABLE=1); or take persistent_api_support=0 out of /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem",
         "no_device" => "use a hardware RDMA device (peermemctl topo lists them)",
-        "not_pci" | "topology" => "use a NIC that the GPU can reach: peermemctl topo",
-        "dma_mapping" => "boot with iommu=pt on the kernel command line; see the DMAR or AMD-Vi lines in the kernel log",
+        "not_pci" => "use a NIC that the GPU can reach: peermemctl topo",
+        "topology" => return format!("use a NIC that the GPU can reach (peermemctl topo); or {}", way::topology_cure(machine)),
+        "dma_mapping" => {
+            return format!("{}; see the DMAR, AMD-Vi or SMMU lines in the kernel log", machine.setting.identity_iommu())
+        }
         "no_memory" => "free memory of the host",
         "too_many_entries" => "register smaller pieces",
         "core_order" => "update the RDMA core, and report its version to this project",
-        _ => "update the module to fit the GPU driver: make && make install",
-    }
+        _ => return format!("update the module to fit the GPU driver: {}", machine.setting.install_it()),
+    };
+    fixed.to_owned()
 }
 
 fn refusals(machine: &Machine, rows: &[Failure]) -> Vec<Check> {
@@ -249,15 +259,19 @@ fn refusals(machine: &Machine, rows: &[Failure]) -> Vec<Check> {
         .into_iter()
         .map(|(reason, (count, last))| {
             let times = if count == 1 { "once".to_owned() } else { format!("{count} times") };
-            Check::warn("refusals.recent", format!("refused {times} in the last hour: {}", last.text), fix(reason))
-                .seen(format!(
-                    "last: process {} ({}), {} at {:#x}, {}, reason {reason}",
-                    last.pid,
-                    last.comm,
-                    text::bytes(last.length),
-                    last.va,
-                    text::errno(last.errno),
-                ))
+            Check::warn(
+                "refusals.recent",
+                format!("refused {times} in the last hour: {}", last.text),
+                fix(machine, reason),
+            )
+            .seen(format!(
+                "last: process {} ({}), {} at {:#x}, {}, reason {reason}",
+                last.pid,
+                last.comm,
+                text::bytes(last.length),
+                last.va,
+                text::errno(last.errno),
+            ))
         })
         .collect()
 }

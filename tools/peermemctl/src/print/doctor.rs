@@ -26,14 +26,18 @@ pub(super) fn print(page: &mut Page, report: &Report) {
     }
     let count = |level: Level| report.checks().filter(|check| check.level == level).count();
     let style = style(report.verdict);
-    page.line(&format!(
-        "{style}{}{style:#}: {} failed, {}, {} fine, {} skipped",
-        report.verdict.text(),
+    let counts = format!(
+        "{}: {} failed, {}, {} fine, {} skipped",
+        report.outcome.text(),
         count(Level::Fail),
         text::count(count(Level::Warn), "warning"),
         count(Level::Ok),
         count(Level::Skip)
-    ));
+    );
+    page.wrapped("", &counts, style);
+    if let Some(why) = &report.unknown {
+        page.wrapped("Unknown, because: ", why, Style::new());
+    }
     if let Some(step) = &report.begin_with {
         page.wrapped("Begin with: ", &step.fix, Style::new().bold());
     }
@@ -55,9 +59,10 @@ fn pairs(page: &mut Page, report: &Report) {
         page.line(&format!("{bold}   Applications, each GPU and NIC{bold:#}"));
     }
     for (verdict, pairs) in alike {
-        let said = match verdict.direct_by {
-            Some(way) => format!("yes, by {}", way.text()),
-            None => format!("no, because {}", verdict.because),
+        let said = match (verdict.direct_by, verdict.direct) {
+            (Some(way), _) => format!("yes, by {}", way.text()),
+            (None, None) => format!("unknown, {}", verdict.because),
+            (None, Some(_)) => format!("no, because {}", verdict.because),
         };
         let set = verdict.set.as_ref().map_or(String::new(), |set| format!("; {set}"));
         let first = format!("  {} at {}: ", verdict.consumer, verdict.distance.text());

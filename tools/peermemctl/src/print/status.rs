@@ -8,7 +8,7 @@ use crate::text;
 use anstyle::Style;
 
 pub(super) fn print(page: &mut Page, status: &Status) {
-    page.wrapped("GPUDirect RDMA by nvidia-peermem: ", &status.verdict, style(status.level));
+    page.wrapped("GPUDirect RDMA: ", &status.verdict, style(status.level));
     for folded in super::doctor::fold(status.because.iter(), page.detail) {
         page.check(&folded.check, &folded.check.message);
     }
@@ -33,11 +33,6 @@ pub(super) fn print(page: &mut Page, status: &Status) {
         [] | [_] => list(&status.gpus),
         [first, ..] => format!("{}, the first {first}", status.gpus.len()),
     };
-    let dma_buf = match (status.dma_buf, status.rdma_devices.is_empty()) {
-        (false, _) => "no",
-        (true, false) => "possible",
-        (true, true) => "possible with an RDMA device",
-    };
     let refused = match status.refused {
         None => "-".to_owned(),
         Some(0) => "0".to_owned(),
@@ -48,14 +43,17 @@ pub(super) fn print(page: &mut Page, status: &Status) {
         ("driver", driver),
         ("kernel", or(&status.kernel)),
         ("peer-memory API", or(&status.api)),
-        ("dma-buf instead", dma_buf.to_owned()),
         ("clients", list(&status.clients)),
         ("GPUs", gpus),
         ("RDMA devices", list(&status.rdma_devices)),
         ("live", live),
         ("refused", refused),
     ] {
-        page.wrapped(&format!("  {key:<17}"), &value, Style::new());
+        page.wrapped(&format!("  {key:<21}"), &value, Style::new());
+    }
+    page.line("Ways:");
+    for verdict in &status.ways {
+        page.wrapped(&format!("  {:<21}", verdict.way.text()), &verdict.words(), Style::new());
     }
     page.line(match status.level {
         Level::Ok => "Every check, and what applications do: peermemctl doctor",

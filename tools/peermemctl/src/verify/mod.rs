@@ -446,7 +446,7 @@ fn report(root: &Root, verify: &Verify, about: &str, error: Option<&str>) -> Str
         results += &format!("ended early: {error}\n");
     }
     let machine = Machine::look(root);
-    let doctor = doctor::examine(&machine, &Environment::own(root));
+    let doctor = doctor::examine(&machine, &Environment::own(root), &[]);
     let findings = doctor.sections.iter().flat_map(|section| &section.checks).filter(|check| check.is_finding());
     // What applications do follows from the rest.
     let findings = findings.filter(|check| !check.id.starts_with("consumers."));

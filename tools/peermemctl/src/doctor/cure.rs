@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Fits each cure to the kind of machine. A command that helps on a host with its own modules does
+//! nothing, or harm, in a container, in a virtual machine, or on a node whose modules come from
+//! containers.
+
+use crate::check::Section;
+use crate::machine::Machine;
+
+/// What a cure changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// Variables, limits or programs: whoever has the finding can change them.
+    Here,
+    /// Modules and packages of the kernel: built, installed, loaded and unloaded.
+    Modules,
+    /// The running kernel, its boot, services and devices.
+    Host,
+    /// Slots, cables, firmware and switches.
+    Hardware,
+}
+
+const HERE: [&str; 17] = [
+    "setting.machine",
+    "setting.unread",
+    "limits.memlock",
+    "limits.process",
+    "limits.devices",
+    "limits.pages",
+    "gpus.shared",
+    "gpus.nodes",
+    "fabric.nodes",
+    "fabric.numa_balancing",
+    "consumers.nccl",
+    "consumers.gin",
+    "consumers.sharp",
+    "consumers.ucx",
+    "consumers.nvshmem",
+    "consumers.libfabric",
+    "ways.pairs",
+];
+const MODULES: [&str; 24] = [
+    "driver.loaded",
+    "driver.version",
+    "driver.licence",
+    "driver.exports",
+    "api.exported",
+    "api.version",
+    "api.driver",
+    "module.file",
+    "module.vermagic",
+    "module.stub",
+    "module.blocked",
+    "module.signature",
+    "module.loaded",
+    "module.stale",
+    "module.parameters",
+    "module.kernels",
+    "clients.registered",
+    "clients.taken",
+    "clients.nv_peer_mem",
+    "clients.counters",
+    "gpus.coherent",
+    "limits.autoload",
+    "limits.dkms",
+    "consumers.operator",
+];
+const HOST: [&str; 20] = [
+    "gpus.present",
+    "fabric.rdma",
+    "module.shut",
+    "module.taint",
+    "clients.callbacks",
+    "clients.put_errors",
+    "registrations.live",
+    "registrations.stale",
+    "registrations.left_key",
+    "registrations.orphan",
+    "refusals.recent",
+    "gpus.answers",
+    "gpus.override",
+    "gpus.dma_buf",
+    "fabric.iommu",
+    "log.hung",
+    "log.xid",
+    "log.mlx5",
+    "log.read",
+    "ways.refused",
+];
+const HARDWARE: [&str; 8] = [
+    "fabric.port",
+    "fabric.distance",
+    "fabric.acs",
+    "fabric.pairs",
+    "fabric.link",
+    "fabric.relaxed_ordering",
+    "gpus.bar1",
+    "selftest",
+];
+
+/// Returns what the cure of a check changes.
+pub fn place(id: &str) -> Option<Place> {
+    let all =
+        [(&HERE[..], Place::Here), (&MODULES, Place::Modules), (&HOST, Place::Host), (&HARDWARE, Place::Hardware)];
+    all.into_iter().find(|(ids, _)| ids.contains(&id)).map(|(_, place)| place)
+}
+
+/// Returns whether a cure builds, installs or loads the module from files of the host.
+fn needs_files_of_host(fix: &str) -> bool {
+    ["make", "modprobe nvidia-peermem", "modprobe nvidia", "install ", "depmod", "modules-load.d", "dkms"]
+        .iter()
+        .any(|word| fix.contains(word))
+}
+
+/// Returns the cure of a check on this machine.
+pub fn chosen(machine: &Machine, id: &str, fix: &str) -> String {
+    let setting = &machine.setting;
+    // A check that knows the setting has said so.
+    if fix.contains("in this container") || fix.contains("virtual machine") || fix.contains("come from containers") {
+        return fix.to_owned();
+    }
+    match place(id).unwrap_or(Place::Host) {
+        Place::Here => fix.to_owned(),
+        Place::Modules if setting.modules_in_containers() && machine.file.is_none() && needs_files_of_host(fix) => {
+            match (id.starts_with("driver."), setting.driver_container) {
+                (true, true) => setting.restart_driver(),
+                _ => setting.install_it(),
+            }
+        }
+        Place::Modules | Place::Host => setting.on_host(fix),
+        Place::Hardware => setting.on_hardware(fix),
+    }
+}
+
+/// Puts the cure for this kind of machine in the place of each.
+pub fn choose(machine: &Machine, sections: &mut [Section]) {
+    for check in sections.iter_mut().flat_map(|section| &mut section.checks) {
+        check.fix = check.fix.take().map(|fix| chosen(machine, check.id, &fix));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue;
+    use crate::root::Root;
+    use crate::setting::Setting;
+
+    #[test]
+    fn every_check_has_one_place() {
+        for entry in &catalogue::CHECKS {
+            let lists = [&HERE[..], &MODULES, &HOST, &HARDWARE];
+            let places = lists.iter().filter(|ids| ids.contains(&entry.id)).count();
+            assert_eq!(places, 1, "{}", entry.id);
+        }
+        let all = HERE.len() + MODULES.len() + HOST.len() + HARDWARE.len();
+        assert_eq!(all, catalogue::CHECKS.len());
+    }
+
+    /// Walks every check over every kind of machine, with a command that only fits a bare host.
+    #[test]
+    fn no_cure_of_a_bare_host_is_given_elsewhere() {
+        let empty = tempfile::tempdir().unwrap();
+        let root = Root::new(empty.path());
+        let seen = || Some("it".to_owned());
+        let container = Setting { container: seen(), ..Setting::default() };
+        let virtual_machine = Setting { virtual_machine: seen(), ..Setting::default() };
+        let operator = Setting { driver_container: true, ofed_container: true, ..Setting::default() };
+        let ofed = Setting { ofed_container: true, ..Setting::default() };
+        let pod = Setting { container: seen(), virtual_machine: seen(), driver_container: true, ..Setting::default() };
+        let build = "in this project's folder: make && make install";
+        for setting in [Setting::default(), container, virtual_machine, operator, ofed, pod] {
+            let machine = Machine { setting: setting.clone(), ..Machine::look(&root) };
+            for entry in &catalogue::CHECKS {
+                let id = entry.id;
+                let fix = chosen(&machine, id, build);
+                let place = place(id).unwrap();
+                let is_bare = fix == build;
+                let plain = setting.container.is_none()
+                    && !(setting.modules_in_containers() && place == Place::Modules)
+                    && !(setting.virtual_machine.is_some() && place == Place::Hardware);
+                assert_eq!(is_bare, place == Place::Here || plain, "{id}: {fix} ({})", setting.words());
+                if setting.container.is_some() && place != Place::Here {
+                    let says = ["not in this container", "come from containers", "virtual machine"]
+                        .iter()
+                        .any(|word| fix.contains(word));
+                    assert!(says, "{id}: {fix}");
+                }
+                if setting.modules_in_containers() && place == Place::Modules {
+                    assert!(!fix.contains("make &&"), "{id}: {fix}");
+                }
+                if setting.virtual_machine.is_some() && place == Place::Hardware {
+                    assert!(fix.contains("virtual machine"), "{id}: {fix}");
+                }
+                // Chosen twice, it stays.
+                assert_eq!(chosen(&machine, id, &fix), fix);
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: GPL-2.0
+//! How a module is unloaded here: who uses it has to end first.
+
+use crate::machine::{Machine, NAME};
+use crate::text;
+use std::collections::BTreeSet;
+
+/// Returns the command that unloads a module and then does something, with what stands in its way.
+pub fn unload(machine: &Machine, module: &str, then: &str) -> String {
+    let rest = if then.is_empty() { String::new() } else { format!(" && {then}") };
+    let command = format!("rmmod {module}{rest}");
+    let Some(loaded) = machine.modules.get(module) else { return command };
+    let count = loaded.refcount.filter(|count| *count > 0).and_then(|count| usize::try_from(count).ok());
+    match (count, users(machine, module)) {
+        (None, _) => command,
+        (Some(count), Some(users)) => {
+            format!("end who uses it ({}: {users}), as rmmod fails until then; then {command}", text::count(count, "use"))
+        }
+        (Some(count), None) => format!(
+            "end who uses it ({}: fuser -v /dev/infiniband/uverbs* /dev/nvidia* names programs), as rmmod fails until then; then {command}",
+            text::count(count, "use")
+        ),
+    }
+}
+
+/// Returns who uses a module: other modules, or the processes that have registered.
+fn users(machine: &Machine, module: &str) -> Option<String> {
+    const SHOWN: usize = 3;
+    let mut users: Vec<String> =
+        machine.modules.get(module)?.used_by.iter().map(|user| format!("module {user}")).collect();
+    if module == NAME {
+        let rows = machine.registrations.iter().flatten();
+        let processes: BTreeSet<String> = rows.map(|row| format!("process {} ({})", row.pid, row.comm)).collect();
+        users.extend(processes);
+    }
+    let more = users.len().saturating_sub(SHOWN);
+    users.truncate(SHOWN);
+    users.extend((more > 0).then(|| format!("{more} more (peermemctl list)")));
+    (!users.is_empty()).then(|| users.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Root;
+
+    #[test]
+    fn who_uses_a_module_is_named_before_it_is_unloaded() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("proc")).unwrap();
+        let lines =
+            "nv_peer_mem 16384 2 - Live 0x0\nnvidia_peermem 1 0 - Live 0x0\nib_core 1 2 mlx5_ib,ib_uverbs Live 0x0\n";
+        std::fs::write(dir.path().join("proc/modules"), lines).unwrap();
+        let root = Root::new(dir.path());
+        let machine = Machine::look(&root);
+        let told = |module: &str| unload(&machine, module, "modprobe nvidia-peermem");
+        assert_eq!(told("nvidia_peermem"), "rmmod nvidia_peermem && modprobe nvidia-peermem");
+        assert!(told("nv_peer_mem").starts_with("end who uses it (2 uses: fuser -v"), "{}", told("nv_peer_mem"));
+        assert!(told("ib_core").contains("2 uses: module mlx5_ib, module ib_uverbs"), "{}", told("ib_core"));
+    }
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Section 11: each way in which GPU memory reaches a NIC, and the verdict over all of them.
+
+use crate::check::{Check, Level, Section};
+use crate::consumer::{self, Consumer, Does};
+use crate::environment::Environment;
+use crate::machine::{Machine, REGISTER};
+use crate::outcome::Outcome;
+use crate::text;
+use crate::way::{self, Judged, Pair, Way};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// One way, over all pairs.
+#[derive(Clone, Serialize, JsonSchema)]
+pub struct WayVerdict {
+    pub way: Way,
+    /// Whether a pair can use it; `null` if that cannot be told.
+    pub usable: Option<bool>,
+    /// How many pairs of a GPU and a NIC can.
+    pub pairs: usize,
+    /// How many pairs there are.
+    pub of: usize,
+    pub because: String,
+    /// The programs that take it by default.
+    pub taken_by: &'static str,
+}
+
+/// Returns what is known of each way over all pairs.
+pub fn verdicts(pairs: &[Pair]) -> Vec<WayVerdict> {
+    let of_way = |way: Way| {
+        let all: Vec<&Judged> = pairs.iter().map(|pair| pair.way(way)).collect();
+        let yes = all.iter().filter(|judged| judged.is_yes()).count();
+        let unknown = all.iter().find(|judged| matches!(judged, Judged::Unknown(_)));
+        let told = all.iter().find(|judged| judged.is_yes()).or(unknown).or(all.first());
+        WayVerdict {
+            way,
+            usable: match (yes, unknown) {
+                (0, Some(_)) => None,
+                (yes, _) => Some(yes > 0),
+            },
+            pairs: yes,
+            of: all.len(),
+            because: told.map_or("there is no pair of a GPU and an RDMA device", |judged| judged.because()).to_owned(),
+            taken_by: way.taken_by(),
+        }
+    };
+    let mut verdicts: Vec<WayVerdict> = Way::ALL.into_iter().map(of_way).collect();
+    // Said once, what closes all ways by dma-buf.
+    let plain = verdicts.iter().find(|verdict| verdict.way == Way::DmaBuf).map(|verdict| verdict.because.clone());
+    let special = verdicts.iter_mut().filter(|verdict| ![Way::PeerMemory, Way::DmaBuf].contains(&verdict.way));
+    for verdict in special.filter(|verdict| verdict.pairs == 0 && Some(&verdict.because) == plain.as_ref()) {
+        verdict.because = match verdict.usable {
+            Some(_) => "dma-buf does not work".to_owned(),
+            None => "whether dma-buf works is not known".to_owned(),
+        };
+    }
+    verdicts
+}
+
+impl WayVerdict {
+    /// Returns whether a pair can use it, in words.
+    pub fn words(&self) -> String {
+        match self.usable {
+            Some(true) => format!("yes, {} of {}", self.pairs, text::count(self.of, "pair")),
+            Some(false) => format!("no, because {}", self.because),
+            None => format!("unknown, because {}", self.because),
+        }
+    }
+}
+
+/// Returns a check for each way.
+pub fn checks(verdicts: &[WayVerdict]) -> Vec<Check> {
+    let check = |verdict: &WayVerdict| {
+        let said = format!("{}: {}", verdict.way.text(), verdict.words());
+        match verdict.usable {
+            Some(true) => Check::ok("ways.pairs", format!("{said}; default of {}", verdict.taken_by)),
+            _ => Check::skip("ways.pairs", said),
+        }
+        .seen(verdict.because.clone())
+    };
+    verdicts.iter().map(check).collect()
+}
+
+/// Returns what the GPU driver refused of dma-bufs, and what programs that prefer them need then.
+pub fn refused(machine: &Machine, verdicts: &[WayVerdict]) -> Vec<Check> {
+    const ID: &str = "ways.refused";
+    let works = |way: Way| verdicts.iter().any(|verdict| verdict.way == way && verdict.usable == Some(true));
+    let mut checks = Vec::new();
+    for forced in [false, true] {
+        let Some(line) = way::attach_refused(machine, forced) else { continue };
+        let how = if forced { " with the forced PCIe mapping" } else { "" };
+        let message = format!("the GPU driver refused to attach a dma-buf{how} (524, not supported): it does not approve of where GPU and NIC are");
+        let fix = way::topology_cure(machine);
+        let groups = way::groups(machine);
+        let check = Check::warn(ID, message, fix).seen(format!("kernel log: {line}"));
+        checks.push(groups.into_iter().fold(check, Check::seen));
+    }
+    let mut nics = machine.rdma.iter().map(|nic| way::untranslated(machine, nic));
+    if let Some(Judged::No(because)) = nics.find(Judged::is_no) {
+        let instead = match works(Way::PeerMemory) {
+            true => "; until then have programs take peer memory: NCCL_DMABUF_ENABLE=0, UCX_CUDA_COPY_DMABUF=no, NVSHMEM_IB_DISABLE_DMABUF=1, FI_HMEM_CUDA_USE_DMABUF=0",
+            false => "",
+        };
+        let fix = format!("{}{instead}", machine.setting.identity_iommu());
+        let message = format!("{because}; programs prefer dma-buf, and their transfers fault");
+        checks.push(Check::warn(ID, message, fix).seen("iommu_group/type of the NIC, /proc/sys/kernel/osrelease"));
+    }
+    checks
+}
+
+/// The name by which `--for` asks for programs that call `ibv_reg_mr()` themselves, such as
+/// perftest and MPI.
+pub const VERBS: &str = "verbs";
+
+/// Returns the names that `--for` takes.
+pub fn programs() -> Vec<&'static str> {
+    let known = consumer::ALL.iter().filter_map(|consumer| consumer.id.split('.').nth(1));
+    std::iter::once(VERBS).chain(known).collect()
+}
+
+/// Whether there is a pair for those who were asked about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Usable {
+    Yes,
+    No,
+    Unknown,
+}
+
+impl Usable {
+    /// Returns the verdict, with what was found beside.
+    pub fn outcome(self, is_something_wrong: bool) -> Outcome {
+        match self {
+            Self::Yes if is_something_wrong => Outcome::UsableWithWarnings,
+            Self::Yes => Outcome::Usable,
+            Self::No => Outcome::NotUsable,
+            Self::Unknown => Outcome::Unknown,
+        }
+    }
+
+    /// Returns the worse of two.
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::No, _) | (_, Self::No) => Self::No,
+            (Self::Unknown, _) | (_, Self::Unknown) => Self::Unknown,
+            _ => Self::Yes,
+        }
+    }
+}
+
+/// Returns whether each program that was asked about has a pair with a way that it takes; without
+/// any, whether a pair has peer memory or dma-buf.
+pub fn usable(
+    machine: &Machine,
+    environment: &Environment,
+    pairs: &[Pair],
+    asked: &[String],
+    checks: &[&Check],
+) -> Usable {
+    let best = |found: &mut dyn Iterator<Item = Usable>| {
+        let all: Vec<Usable> = found.collect();
+        match (all.contains(&Usable::Yes), all.contains(&Usable::Unknown)) {
+            (true, _) => Usable::Yes,
+            (false, true) => Usable::Unknown,
+            (false, false) => Usable::No,
+        }
+    };
+    let of_way = |pair: &Pair, way: Way| match pair.way(way) {
+        Judged::Yes(_) => Usable::Yes,
+        Judged::No(_) => Usable::No,
+        Judged::Unknown(_) => Usable::Unknown,
+    };
+    let plain = || best(&mut pairs.iter().map(|pair| of_way(pair, Way::PeerMemory)));
+    let of_consumer = |consumer: &Consumer| {
+        let pairings = consumer::pairings(machine);
+        let of = |pairing: &consumer::Pairing| {
+            let is_it = |pair: &&Pair| pair.gpu.address == pairing.gpu.address && pair.nic.name == pairing.nic.name;
+            match consumer.does(pairing, machine, environment) {
+                Does::Direct(way, _) => pairs.iter().find(is_it).map_or(Usable::No, |pair| of_way(pair, way)),
+                Does::Unknown(_) => Usable::Unknown,
+                Does::Copies(_) => Usable::No,
+            }
+        };
+        best(&mut pairings.iter().map(of))
+    };
+    let named = |name: &String| match name == VERBS {
+        true => plain(),
+        false => {
+            let consumer = consumer::ALL.iter().find(|consumer| consumer.id.ends_with(&format!(".{name}")));
+            consumer.map_or(Usable::Unknown, |consumer| of_consumer(consumer))
+        }
+    };
+    let found = match asked {
+        [] => best(&mut pairs.iter().flat_map(|pair| [Way::PeerMemory, Way::DmaBuf].map(|way| of_way(pair, way)))),
+        names => names.iter().map(named).fold(Usable::Yes, Usable::and),
+    };
+    match found {
+        Usable::No if is_hidden(machine, checks) => Usable::Unknown,
+        // Which program that is, and what it is given, is not known.
+        Usable::Yes if environment.is_chosen && is_unsure(environment) => Usable::Unknown,
+        other => other,
+    }
+}
+
+/// Returns whether a launcher, a file or a variable of a command line or process was not understood.
+fn is_unsure(environment: &Environment) -> bool {
+    consumer::ALL.iter().any(|consumer| consumer.not_understood(environment).is_some())
+}
+
+/// Returns whether what names GPUs and NICs could not be read, or is in another namespace, while
+/// nothing that was read keeps GPUDirect RDMA from working.
+fn is_hidden(machine: &Machine, checks: &[&Check]) -> bool {
+    let skipped = |id: &str| checks.iter().any(|check| check.id == id && check.level == Level::Skip);
+    let failed = checks.iter().any(|check| check.level == Level::Fail);
+    !failed && (machine.devices.is_empty() || skipped("fabric.rdma") || skipped("gpus.present"))
+}
+
+/// Returns why the verdict is unknown.
+pub fn why_unknown(environment: &Environment, verdicts: &[WayVerdict], checks: &[&Check]) -> String {
+    let ids = ["gpus.present", "fabric.rdma", "setting.unread"];
+    let skipped = |id: &&str| checks.iter().find(|check| *check.id == **id && check.level == Level::Skip);
+    let of_program = consumer::ALL.iter().find_map(|consumer| consumer.not_understood(environment));
+    let of_way = || verdicts.iter().find(|verdict| verdict.usable.is_none()).map(|verdict| verdict.because.clone());
+    let no_pair = verdicts.iter().all(|verdict| verdict.of == 0);
+    let hidden = ids.iter().find_map(skipped).filter(|_| no_pair).map(|check| check.message.clone());
+    let told = hidden.or(of_program).or_else(of_way);
+    told.or_else(|| ids.iter().find_map(skipped).map(|check| check.message.clone()))
+        .unwrap_or_else(|| "what a program that was asked about does here is not known".to_owned())
+}
+
+/// Changes the level of findings where another way than the one that they are about works: what is
+/// broken is a warning then, and what only a core with the peer-memory API needs is not needed. What
+/// a machine has whose GPUs no NIC reaches needs nothing else.
+pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVerdict], usable: &Usable) {
+    let works = |way: Way| verdicts.iter().any(|verdict| verdict.way == way && verdict.usable == Some(true));
+    let no_api =
+        machine.has_symbol(REGISTER) == Some(false) && machine.api_to_load().is_none() && machine.loaded.is_none();
+    let gpus = machine.gpus();
+    let in_vain = !gpus.is_empty() && gpus.iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
+    for check in sections.iter_mut().flat_map(|section| &mut section.checks).filter(|check| check.is_finding()) {
+        let of_peer_memory =
+            way::of_peer_memory(check.id) || ["limits.autoload", "consumers.operator"].contains(&check.id);
+        let not_needed = match check.id {
+            "consumers.sharp" if !in_vain => no_api && works(Way::DmaBuf),
+            _ if in_vain => of_peer_memory || check.id.starts_with("consumers.") || check.id == "limits.memlock",
+            _ => no_api && works(Way::DmaBuf) && of_peer_memory,
+        };
+        if not_needed {
+            check.level = Level::Skip;
+            let why = match in_vain {
+                true => "no NIC gets memory of these GPUs",
+                false => "the core has no peer-memory API, and dma-buf works",
+            };
+            check.message = format!("not needed, as {why}: {}", check.message);
+            check.fix = None;
+        } else if *usable == Usable::Yes && check.level == Level::Fail {
+            check.level = Level::Warn;
+        }
+    }
+}
