@@ -122,8 +122,8 @@ fn module(line: &str) -> Option<(String, Loaded)> {
     Some((name, Loaded { refcount, used_by, state: words.next().unwrap_or_default().to_owned() }))
 }
 
-/// Returns the lines of the kernel log since boot, as far as it reaches back, and whether more was
-/// there than is read.
+/// Returns the lines of the kernel log that are about GPUs and RDMA, as far as it reaches back, and
+/// whether more was there than is read.
 pub fn log(root: &Root) -> (Result<Vec<String>, Missing>, bool) {
     let (text, cut) = match root.kernel_log() {
         Ok(log) => log,
@@ -133,10 +133,31 @@ pub fn log(root: &Root) -> (Result<Vec<String>, Missing>, bool) {
     // before.
     let lines = text
         .lines()
-        .filter(|line| !line.starts_with(' '))
+        .filter(|line| !line.starts_with(' ') && is_on_topic(line))
         .filter_map(|line| line.split_once(';').map(|(_, text)| text.to_owned()))
         .collect();
     (Ok(lines), cut)
+}
+
+/// Words of the lines of log and configuration that are about GPUs and RDMA.
+const TOPICS: [&str; 12] = [
+    "nvidia",
+    "NVRM",
+    "nv_mem",
+    "nv_peer_mem",
+    "ib_core",
+    "ib_uverbs",
+    "mlx5_core",
+    "peer_mem",
+    " blocked for more than ",
+    "Loading of",
+    "Lockdown",
+    "memlock",
+];
+
+/// Returns whether a line is about GPUs or RDMA. A kernel command line names disks and hosts.
+pub fn is_on_topic(line: &str) -> bool {
+    TOPICS.iter().any(|topic| line.contains(topic)) && !line.contains("ommand line")
 }
 
 /// The releases of the kernels that are installed and newer than the running one.

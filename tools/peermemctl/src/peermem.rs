@@ -142,14 +142,16 @@ pub struct Callback {
 struct Row<'a>(BTreeMap<&'a str, &'a str>);
 
 impl<'a> Row<'a> {
-    fn parse(line: &'a str) -> Self {
+    /// Reads a line; what names no process is no row.
+    fn parse(line: &'a str) -> Option<Self> {
         // `text` comes last and runs to the end of the line.
         let (fields, text) = match line.split_once(" text=") {
             Some((fields, text)) => (fields, Some(text)),
             None => (line, None),
         };
         let fields = fields.split(' ').filter_map(|field| field.split_once('='));
-        Self(fields.chain(text.map(|text| ("text", text))).collect())
+        let row = Self(fields.chain(text.map(|text| ("text", text))).collect());
+        row.0.contains_key("pid").then_some(row)
     }
 
     fn text(&self, key: &str) -> String {
@@ -205,7 +207,7 @@ pub fn registrations(root: &Root) -> Result<Vec<Registration>, Missing> {
     let has_initial_pids = kernel::has_initial_pids(root);
     let mut rows: Vec<Registration> = text
         .lines()
-        .map(Row::parse)
+        .filter_map(Row::parse)
         .map(|row| Registration {
             pid: row.pid(),
             comm: row.text("comm"),
@@ -232,7 +234,7 @@ pub fn failures(root: &Root) -> Result<Vec<Failure>, Missing> {
     let text = rows(root, "failures")?;
     Ok(text
         .lines()
-        .map(Row::parse)
+        .filter_map(Row::parse)
         .map(|row| Failure {
             seq: row.number("seq"),
             time: row.text("time").parse().unwrap_or(0.0),
@@ -254,7 +256,7 @@ pub fn callbacks(root: &Root) -> Result<Vec<Callback>, Missing> {
     let text = rows(root, "callbacks")?;
     let mut rows: Vec<Callback> = text
         .lines()
-        .map(Row::parse)
+        .filter_map(Row::parse)
         .map(|row| Callback {
             pid: row.pid(),
             comm: row.text("comm"),
@@ -275,7 +277,8 @@ mod tests {
 
     #[test]
     fn rows_keep_spaces_of_text_and_comm() {
-        let row = Row::parse(r"seq=3 comm=a\040b\134 errno=12 found=- text=BAR1 is full; see x=y");
+        let row = Row::parse(r"seq=3 pid=7 comm=a\040b\134 errno=12 found=- text=BAR1 is full; see x=y").unwrap();
+        assert!(Row::parse("").is_none() && Row::parse("half of a row=").is_none());
         assert_eq!(row.text("comm"), r"a b\");
         assert_eq!(row.text("text"), "BAR1 is full; see x=y");
         assert_eq!(row.known("found"), None);

@@ -3,12 +3,13 @@
 
 use rustix::fs::Access;
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{mpsc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -20,6 +21,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How much of the end of the kernel log is looked at, and how long that may take.
 const LOG: usize = 8 << 20;
 const LOG_TIME: Duration = Duration::from_millis(400);
+
+/// How much of a file is read, and folders and files that may be longer.
+const MOST: usize = 1 << 20;
+const LONG: [&str; 3] = ["/proc/kallsyms", "/proc/driver/", "/lib/modules/"];
 
 /// Where recorded trees keep what programs printed.
 pub const TOOLS: &str = "/.tools";
@@ -50,6 +55,8 @@ impl Forbidden {
 pub struct Root {
     dir: PathBuf,
     live: bool,
+    /// Files of which only the beginning was read.
+    cut: Mutex<BTreeSet<String>>,
     /// Where a recorded machine is unpacked; it goes with this.
     _unpacked: Option<TempDir>,
 }
@@ -87,7 +94,7 @@ impl Root {
     /// `/` is this machine; anything else is a recorded tree, for which nothing is run and nothing
     /// outside is read.
     pub fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_path_buf(), live: dir == Path::new("/"), _unpacked: None }
+        Self { dir: dir.to_path_buf(), live: dir == Path::new("/"), cut: Mutex::default(), _unpacked: None }
     }
 
     /// A recorded machine that was unpacked into this folder.
@@ -107,8 +114,23 @@ impl Root {
     }
 
     /// The content of a file; bytes that are no UTF-8 are replaced.
+    /// Of a long one, only the beginning: [`Root::cut`] names it then.
     pub fn text(&self, path: &str) -> Result<String, Missing> {
-        Ok(String::from_utf8_lossy(&self.bytes(path)?).into_owned())
+        if LONG.iter().any(|long| path.starts_with(long)) {
+            return Ok(String::from_utf8_lossy(&self.bytes(path)?).into_owned());
+        }
+        let mut bytes = Vec::new();
+        fs::File::open(self.at(path))?.take(MOST as u64 + 1).read_to_end(&mut bytes)?;
+        if bytes.len() > MOST {
+            bytes.truncate(MOST);
+            self.cut.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_owned());
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Returns the files that were read in part, as they are longer than a mebibyte.
+    pub fn cut(&self) -> Vec<String> {
+        self.cut.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
     /// The content of a one-line file, without the line's end.

@@ -213,8 +213,8 @@ fn peer_memory(machine: &Machine, nic: &RdmaDevice) -> Judged {
         }
         (Some(_), _) => {}
         (None, Some(false)) => return Judged::No("the RDMA core has no peer-memory API".to_owned()),
-        (None, None) if machine.modules.is_empty() => {
-            return Judged::Unknown("neither /proc/kallsyms nor /proc/modules can be read".to_owned());
+        (None, _) if !machine.modules_read => {
+            return Judged::Unknown("whether nvidia_peermem is loaded cannot be read".to_owned());
         }
         (None, _) => return Judged::No("nvidia_peermem is not loaded".to_owned()),
     }
@@ -263,6 +263,7 @@ pub fn nic_takes_dma_buf(machine: &Machine, nic: &RdmaDevice) -> Judged {
 
 fn dma_buf(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     let driver = match machine.driver.as_ref().map(|driver| driver.flavour) {
+        None if !machine.modules_read => Judged::Unknown("whether nvidia.ko is loaded cannot be read".to_owned()),
         None => Judged::No("nvidia.ko is not loaded".to_owned()),
         Some(Some(Flavour::Open)) => Judged::Yes(String::new()),
         Some(Some(Flavour::Closed)) => Judged::No("the closed nvidia.ko exports no dma-bufs".to_owned()),
@@ -344,7 +345,7 @@ pub fn attach_refused<'a>(machine: &'a Machine, forced: bool) -> Option<&'a str>
         let is_forced = words.contains("force_pcie") || words.contains("forced pcie") || words.contains("force pcie");
         about && refused && is_forced == forced && (words.contains("attach") || words.contains("topolog"))
     };
-    machine.log.iter().flatten().rev().find(is_it).map(String::as_str)
+    machine.log.iter().flatten().rev().filter(|line| line.contains("NVRM")).find(is_it).map(String::as_str)
 }
 
 /// Returns whether the driver's check of the PCI topology is switched off.

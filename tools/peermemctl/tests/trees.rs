@@ -368,7 +368,8 @@ fn a_refusal_is_over_once_the_closed_driver_took_a_build() {
 #[test]
 fn what_was_constructed_says_so() {
     for (name, path) in checks::machines() {
-        let constructed = ["gb", "gh", "hgx", "slots"].iter().any(|start| name.starts_with(start));
+        let constructed =
+            ["gb", "gh", "hgx", "slots", "one-pair", "public-"].iter().any(|start| name.starts_with(start));
         let text = fs::read_to_string(path).unwrap();
         assert_eq!(text.starts_with("# made up"), constructed, "{name}");
     }

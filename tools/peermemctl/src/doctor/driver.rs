@@ -52,6 +52,13 @@ fn not_loaded(machine: &Machine) -> Check {
         )
         .seen("/sys/module/nvidia_p2p, and no nvidia.ko loaded");
     }
+    if !machine.modules_read {
+        return Check::skip(
+            "driver.loaded",
+            "whether nvidia.ko is loaded cannot be told: neither /proc/modules nor /sys/module tells",
+        )
+        .seen("/proc/modules, /proc/driver/nvidia/version");
+    }
     let message = "nvidia.ko is not loaded: there is no GPU memory to register";
     let on_disk = machine.release.as_deref().and_then(|release| module_file::chosen(machine.root, release, "nvidia"));
     match on_disk {

@@ -7,8 +7,6 @@ use crate::machine::{Machine, NAME};
 use crate::modprobe;
 use crate::root::{Forbidden, Root};
 use crate::text;
-use procfs_core::process::{LimitValue, Limits, Status};
-use procfs_core::FromRead;
 
 /// Bit of CAP_IPC_LOCK, which lifts the limit.
 const CAP_IPC_LOCK: u64 = 1 << 14;
@@ -44,12 +42,14 @@ fn pages(root: &Root) -> Option<Check> {
     Some(Check::ok("limits.pages", what).seen(HUGE))
 }
 
-/// The limit of locked memory of a process; `None` for no limit or a process that no limit binds.
+/// Returns the limit of locked memory of a process, `None` in it for no limit; `None` where that
+/// cannot be read. procfs-core panics at lines that it does not know.
 fn limit(root: &Root, pid: &str) -> Option<Option<u64>> {
-    let limits = Limits::from_read(root.bytes(&format!("/proc/{pid}/limits")).ok()?.as_slice()).ok()?;
-    match limits.max_locked_memory.soft_limit {
-        LimitValue::Unlimited => Some(None),
-        LimitValue::Value(bytes) => Some(Some(bytes)),
+    let text = root.text(&format!("/proc/{pid}/limits")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    match line.split_ascii_whitespace().next()? {
+        "unlimited" => Some(None),
+        bytes => bytes.parse().ok().map(Some),
     }
 }
 
@@ -61,11 +61,12 @@ pub fn memlock(root: &Root) -> Option<u64> {
 /// Whether no limit binds a process. A capability counts if it is one of the initial user
 /// namespace, which root of a rootless container is not in.
 fn is_exempt(root: &Root, pid: &str) -> bool {
-    let status =
-        root.bytes(&format!("/proc/{pid}/status")).ok().and_then(|bytes| Status::from_read(bytes.as_slice()).ok());
+    let status = root.text(&format!("/proc/{pid}/status")).unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     let map = root.text(&format!("/proc/{pid}/uid_map"));
     let is_initial = map.map_or(true, |map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]));
-    is_initial && status.is_some_and(|status| status.capeff & CAP_IPC_LOCK != 0)
+    is_initial && effective.is_some_and(|mask| mask & CAP_IPC_LOCK != 0)
 }
 
 /// The lines of a configuration file and then of those in its folder, with their files.

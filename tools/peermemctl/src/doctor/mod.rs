@@ -88,6 +88,9 @@ pub fn examine(machine: &Machine, environment: &Environment, asked: &[String]) -
         Section { title: "Applications", checks: consumers::checks(machine, environment) },
         Section { title: "Self-test", checks: selftest::checks(machine) },
     ];
+    if let Some(first) = sections.first_mut() {
+        first.checks.extend(setting::unread(machine));
+    }
     let found: Vec<&Check> = sections.iter().flat_map(|section| &section.checks).collect();
     let pairs = way::pairs(machine, &found);
     let ways = ways::verdicts(&pairs);

@@ -9,11 +9,11 @@ use crate::text;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let words = Check::ok("setting.machine", machine.setting.words()).seen("/proc, /sys, /run/nvidia, /run/mellanox");
-    std::iter::once(words).chain(unread(machine)).collect()
+    vec![words]
 }
 
-/// Names what decides and could not be read.
-fn unread(machine: &Machine) -> Option<Check> {
+/// Names what decides and could not be read, or not all of it. Asked last, when all has been read.
+pub fn unread(machine: &Machine) -> Option<Check> {
     let mut files = Vec::new();
     let mut add = |missing: bool, file: &str| files.extend(missing.then(|| file.to_owned()));
     add(machine.release.is_none(), "/proc/sys/kernel/osrelease");
@@ -26,6 +26,8 @@ fn unread(machine: &Machine) -> Option<Check> {
     if let (Some(first), false) = (odd.first(), machine.devices.is_empty()) {
         files.push(format!("{} of /sys/bus/pci/devices, such as {first}", text::count(odd.len(), "function")));
     }
+    let cut = machine.root.cut().into_iter();
+    files.extend(cut.map(|file| format!("{file} beyond its first MiB")));
     (!files.is_empty()).then(|| {
         let message = format!("could not be read, so what they tell is not known: {}", files.join("; "));
         Check::skip("setting.unread", message).seen(files.join(", "))

@@ -28,26 +28,6 @@ pub(super) struct Recorder<'a> {
     text: String,
 }
 
-/// Words of the lines that are kept of the log and of configuration.
-const TOPICS: [&str; 11] = [
-    "mlx5_core",
-    " blocked for more than ",
-    "nvidia",
-    "NVRM",
-    "nv_mem",
-    "nv_peer_mem",
-    "ib_core",
-    "peer_mem",
-    "Loading of",
-    "Lockdown",
-    "memlock",
-];
-
-/// A kernel command line names disks and hosts.
-fn on_topic(line: &str) -> bool {
-    TOPICS.iter().any(|topic| line.contains(topic)) && !line.contains("ommand line")
-}
-
 /// Whether a line of modules.dep is about a module that is looked at.
 fn is_looked_at(line: &str) -> bool {
     let file = line.split(':').next().unwrap_or_default();
@@ -182,7 +162,7 @@ impl Recorder<'_> {
             self.text(&format!("{TOOLS}/{FORBIDDEN}"), &forbidden);
         }
         if let Ok((log, _)) = self.root.kernel_log() {
-            let kept: String = log.split_inclusive('\n').filter(|line| on_topic(line)).collect();
+            let kept: String = log.split_inclusive('\n').filter(|line| kernel::is_on_topic(line)).collect();
             self.text("/dev/kmsg", &kept);
         }
         if let Ok(text) = self.root.tool("nvidia-smi", SMI) {
@@ -351,12 +331,12 @@ impl Recorder<'_> {
     fn configuration(&mut self) {
         for dir in ["modprobe.d", "modules-load.d", "depmod.d", "security/limits.d"] {
             for name in self.root.names(&format!("/etc/{dir}")) {
-                self.lines(&format!("/etc/{dir}/{name}"), on_topic);
+                self.lines(&format!("/etc/{dir}/{name}"), kernel::is_on_topic);
             }
         }
         for dir in ["/usr/lib/modprobe.d", "/usr/lib/modules-load.d"] {
             for name in self.root.names(dir) {
-                self.lines(&format!("{dir}/{name}"), on_topic);
+                self.lines(&format!("{dir}/{name}"), kernel::is_on_topic);
             }
         }
         for package in self.root.names(DKMS) {
@@ -366,7 +346,7 @@ impl Recorder<'_> {
                 }
             }
         }
-        self.lines("/etc/modules", on_topic);
+        self.lines("/etc/modules", kernel::is_on_topic);
         let is_memlock = |line: &str| line.starts_with("DefaultLimitMEMLOCK");
         self.lines("/etc/systemd/system.conf", is_memlock);
         for name in self.root.names("/etc/systemd/system.conf.d") {
