@@ -91,7 +91,7 @@ pub fn page() -> anyhow::Result<String> {
         machine.ask_tools();
         let report = doctor::examine(&machine, &Environment::own(&root), &[]);
         let live = if suite.contains(&format!("\"{name}\"")) { "yes" } else { "" };
-        let mut findings = tree.findings.iter();
+        let mut findings = tree.findings.iter().filter(|finding| *finding != "UNKNOWN");
         let first = findings.next();
         let found = first.and_then(|first| {
             let is_it = |check: &&peermemctl::check::Check| format!("{} {}", check.level.text(), check.id) == *first;

@@ -156,6 +156,14 @@ impl<'a> Machine<'a> {
         })
     }
 
+    /// Returns what loads the GPU driver.
+    pub fn load_driver(&self) -> String {
+        match self.setting.driver_container {
+            true => self.setting.restart_driver(),
+            false => self.setting.on_host("modprobe nvidia"),
+        }
+    }
+
     /// Whether the kernel, the GPU driver and the driver of a NIC offer registration by dma-buf, if
     /// there is a NIC.
     pub fn dma_buf(&self) -> bool {

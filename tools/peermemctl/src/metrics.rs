@@ -34,7 +34,21 @@ pub fn text(machine: &Machine, report: &Report) -> Result<String> {
     let mut text = String::new();
     encode_registry(&mut text, &by_way(report)).context("encode OpenMetrics")?;
     encode(&mut text, &registry).context("encode OpenMetrics")?;
-    Ok(text)
+    Ok(in_order(&text))
+}
+
+/// Sorts the series of each metric. Families are hash maps, whose order changes with each run.
+fn in_order(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let parts = lines.chunk_by(|a, b| a.starts_with('#') == b.starts_with('#'));
+    let sorted = parts.flat_map(|part| {
+        let mut part = part.to_vec();
+        if !part.first().is_some_and(|line| line.starts_with('#')) {
+            part.sort_unstable();
+        }
+        part
+    });
+    sorted.map(|line| format!("{line}\n")).collect()
 }
 
 /// Writes the file in one step: the collector never reads half of it.

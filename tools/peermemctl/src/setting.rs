@@ -59,6 +59,15 @@ impl Setting {
         self.driver_container || self.ofed_container
     }
 
+    /// Returns what this is, in a word.
+    pub fn what(&self) -> &'static str {
+        match (&self.container, &self.virtual_machine) {
+            (Some(_), _) => "container",
+            (_, Some(_)) => "virtual machine",
+            _ => "machine",
+        }
+    }
+
     /// Returns the setting in words.
     pub fn words(&self) -> String {
         let mut words = Vec::new();

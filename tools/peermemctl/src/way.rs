@@ -3,6 +3,7 @@
 //! GPU and a NIC.
 
 use crate::check::{Check, Kind, Level};
+use crate::doctor::hardware;
 use crate::facts;
 use crate::kernel::REGISTERS_DMA_BUF;
 use crate::machine::{Machine, REGISTER};
@@ -183,6 +184,9 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
     }
     if let Some(driver) = gpu.driver.as_deref().filter(|driver| *driver != "nvidia") {
         return Judged::No(format!("GPU {} belongs to the driver {driver}", gpu.address));
+    }
+    if hardware::is_gone(machine, gpu) {
+        return Judged::No(format!("GPU {} has fallen off the bus", gpu.address));
     }
     match way {
         Way::PeerMemory => peer_memory(machine, nic),

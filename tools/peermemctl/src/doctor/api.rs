@@ -3,6 +3,7 @@
 
 use super::module;
 use crate::check::{Check, Kind, Level};
+use crate::facts;
 use crate::kernel::modules_dir;
 use crate::machine::{Machine, REGISTER};
 use crate::module_file::{self, ModuleFile};
@@ -97,20 +98,43 @@ fn no_need(nic: &RdmaDevice) -> Option<String> {
 }
 
 /// Returns where a core with the API comes from, by the vendors of the NICs; nothing else of a vendor
-/// brings it to another's.
+/// brings it to another's. dma-buf is named where drivers have it.
 pub(super) fn api_cure(machine: &Machine) -> String {
     let has = |wanted: Vendor| machine.rdma.iter().any(|nic| vendor(nic) == wanted);
+    let takes = machine.rdma.is_empty() || machine.rdma.iter().any(|nic| !way::nic_takes_dma_buf(machine, nic).is_no());
     let dma_buf = match machine.driver.as_ref().and_then(|driver| driver.flavour) {
-        Some(Flavour::Closed) => "dma-buf: the open kernel modules of the GPU driver (package nvidia-open)",
-        _ => "dma-buf",
+        _ if !takes => newer_kernel(machine),
+        Some(Flavour::Closed) => {
+            Some("dma-buf: the open kernel modules of the GPU driver (package nvidia-open)".to_owned())
+        }
+        _ => Some("dma-buf".to_owned()),
     };
+    let or = dma_buf.as_ref().map_or(String::new(), |dma_buf| format!(", or use {dma_buf}"));
     if has(Vendor::Mellanox) || machine.rdma.is_empty() || has(Vendor::Software) && machine.rdma.len() == 1 {
-        format!("install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel, or use {dma_buf}")
+        format!("install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel{or}")
     } else if has(Vendor::Broadcom) {
-        format!("install Broadcom's own bnxt_re with its ib_peer_mem (package bnxt_rocelib and the driver bundle), or use {dma_buf}")
+        format!("install Broadcom's own bnxt_re with its ib_peer_mem (its driver bundle){or}")
     } else {
-        format!("use {dma_buf}: the drivers of these NICs know no peer memory, whatever is installed")
+        match dma_buf {
+            Some(dma_buf) => {
+                format!("use {dma_buf}: the drivers of these NICs know no peer memory, whatever is installed")
+            }
+            None => {
+                "use another NIC: the drivers of these neither ask peers for memory nor register dma-bufs".to_owned()
+            }
+        }
     }
+}
+
+/// Returns the kernel from which on the driver of a NIC registers dma-bufs, as a way to have them.
+fn newer_kernel(machine: &Machine) -> Option<String> {
+    let release = machine.release.as_deref().unwrap_or_default();
+    let of = |nic: &RdmaDevice| {
+        let (module, from, _) =
+            facts::DMA_BUF_DRIVERS.iter().find(|(module, ..)| nic.module.as_deref() == Some(*module))?;
+        (!facts::at_least(release, from)).then(|| format!("dma-buf: {module} has it from Linux {from} on"))
+    };
+    machine.rdma.iter().find_map(of)
 }
 
 fn loaded_core(machine: &Machine) -> bool {

@@ -26,10 +26,12 @@ const ORDER: [&[&str]; 5] = [
     ],
 ];
 
+/// While these last, the GPU driver stands still.
+const STANDS_STILL: [&str; 2] = ["log.hung", "clients.callbacks"];
+
 /// The failures that keep what `id` is about from working, the first ones first.
 fn causes(id: &str) -> Vec<&'static str> {
     let all = || ORDER.iter().flat_map(|group| group.iter().copied());
-    const STANDS_STILL: [&str; 2] = ["log.hung", "clients.callbacks"];
     let hangs = ["module.", "clients.", "registrations.", "refusals.", "gpus.answers", "consumers."];
     let hung = STANDS_STILL.into_iter().filter(|cause| *cause != id && hangs.iter().any(|start| id.starts_with(start)));
     let hung: Vec<&'static str> = hung.filter(|_| id != "clients.callbacks").collect();
@@ -55,6 +57,10 @@ pub fn trace(checks: &mut [&mut Check]) {
         checks.iter().filter(|check| check.level == Level::Fail).map(|check| check.id).collect();
     for check in checks.iter_mut().filter(|check| check.is_finding()) {
         check.follows = causes(check.id).into_iter().find(|cause| *cause != check.id && failed.contains(cause));
+        // rmmod and modprobe would hang.
+        if let Some(cause) = check.follows.filter(|cause| STANDS_STILL.contains(cause)) {
+            check.fix = check.fix.take().map(|fix| format!("first what {cause} says; then: {fix}"));
+        }
     }
 }
 

@@ -9,7 +9,8 @@ use crate::machine::Machine;
 /// What a cure changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// Variables, limits or programs: whoever has the finding can change them.
+    /// Variables, limits, programs, or how this container or machine is started: the check itself
+    /// knows the setting.
     Here,
     /// Modules and packages of the kernel: built, installed, loaded and unloaded.
     Modules,
@@ -19,7 +20,9 @@ pub enum Place {
     Hardware,
 }
 
-const HERE: [&str; 17] = [
+const HERE: [&str; 19] = [
+    "gpus.present",
+    "fabric.rdma",
     "setting.machine",
     "setting.unread",
     "limits.memlock",
@@ -64,9 +67,7 @@ const MODULES: [&str; 24] = [
     "limits.dkms",
     "consumers.operator",
 ];
-const HOST: [&str; 20] = [
-    "gpus.present",
-    "fabric.rdma",
+const HOST: [&str; 18] = [
     "module.shut",
     "module.taint",
     "clients.callbacks",

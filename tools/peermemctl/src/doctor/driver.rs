@@ -63,7 +63,7 @@ fn not_loaded(machine: &Machine) -> Check {
     let on_disk = machine.release.as_deref().and_then(|release| module_file::chosen(machine.root, release, "nvidia"));
     match on_disk {
         Some(path) => {
-            Check::fail("driver.loaded", message, "modprobe nvidia").seen(format!("modprobe would load {path}"))
+            Check::fail("driver.loaded", message, machine.load_driver()).seen(format!("modprobe would load {path}"))
         }
         None => Check::fail(
             "driver.loaded",

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 1: the GPUs and NICs that are there, and whether their drivers have them.
 
+use super::log;
 use crate::check::{Check, Kind};
 use crate::machine::Machine;
-use crate::pci::Device;
+use crate::pci::{self, Device};
 use crate::rdma::RdmaDevice;
 use crate::setting::GpuClass;
 
@@ -36,7 +37,7 @@ fn no_gpu(machine: &Machine) -> Check {
         (_, Some(_)) => "pass a GPU through to this virtual machine; lspci -d 10de: shows what came through",
         _ => "lspci -d 10de: shows what the firmware found",
     };
-    Check::fail(ID, "there is no GPU of NVIDIA's in this machine", fix).seen(seen)
+    Check::fail(ID, format!("there is no GPU of NVIDIA's in this {}", setting.what()), fix).seen(seen)
 }
 
 fn present(machine: &Machine, gpu: &Device) -> Check {
@@ -44,6 +45,18 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
     let model = machine.gpu_name(gpu);
     let name = format!("GPU {} ({model})", gpu.address);
     let in_vain = machine.gpus().iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
+    if is_gone(machine, gpu) {
+        let only = machine.gpus().len() == 1;
+        let fix = log::reset_gpu(machine, "that GPU");
+        return Check::fail_unless(
+            !only,
+            ID,
+            format!("{name} has fallen off the bus: it answers nothing"),
+            format!("reboot, or {fix}"),
+        )
+        .about(Kind::Gpu, &gpu.address, "have fallen off the bus: they answer nothing")
+        .seen(format!("only ones in /sys/bus/pci/devices/{}/config", gpu.address));
+    }
     let (check, many) = match (machine.gpu_class(gpu).refusal(), gpu.driver.as_deref()) {
         // Other GPUs may do.
         (Some((why, cure)), _) => {
@@ -56,16 +69,24 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             Check::warn(
                 ID,
                 format!("{name} belongs to the driver {other}"),
-                format!(
+                machine.setting.on_host(&format!(
                     "echo {0} > /sys/bus/pci/drivers/{other}/unbind && echo {0} > /sys/bus/pci/drivers/nvidia/bind",
                     gpu.address
-                ),
+                )),
             ),
             format!("belong to the driver {other}"),
         ),
-        (_, None) => (Check::warn(ID, format!("{name} has no driver"), "modprobe nvidia"), "have no driver".to_owned()),
+        (_, None) => {
+            (Check::warn(ID, format!("{name} has no driver"), machine.load_driver()), "have no driver".to_owned())
+        }
     };
     check.about(Kind::Gpu, &gpu.address, many).seen(format!("/sys/bus/pci/devices/{}/driver", gpu.address))
+}
+
+/// Returns whether a device answers nothing: then each byte of its configuration space is ones.
+pub fn is_gone(machine: &Machine, device: &Device) -> bool {
+    let config = machine.root.bytes(&format!("{}/{}/config", pci::DEVICES, device.address)).unwrap_or_default();
+    config.get(..4).is_some_and(|head| head.iter().all(|byte| *byte == 0xff))
 }
 
 /// PCI vendors of NICs that may be RDMA devices: the module of their RDMA devices.
@@ -120,7 +141,7 @@ fn no_device(machine: &Machine) -> Check {
         let what = format!("{message}, although there is a NIC that may be one: {} ({})", nic.address, nic.name());
         let fix = match setting.ofed_container {
             true => "the RDMA core of this node comes from a container: delete the pod of the network operator's driver, which loads its drivers again".to_owned(),
-            false => format!("modprobe {module}"),
+            false => setting.on_host(&format!("modprobe {module}")),
         };
         return Check::fail(ID, what, fix).seen(seen);
     }
@@ -132,7 +153,7 @@ fn no_device(machine: &Machine) -> Check {
         (_, Some(_)) => "pass an RDMA NIC through to this virtual machine; lspci shows what came through",
         _ => "install an RDMA NIC; lspci shows what is there",
     };
-    Check::fail(ID, format!("{message} in this machine"), fix).seen(seen)
+    Check::fail(ID, format!("{message} in this {}", setting.what()), fix).seen(seen)
 }
 
 fn ports(machine: &Machine, device: &RdmaDevice) -> Check {

@@ -9,7 +9,7 @@ mod cure;
 mod driver;
 mod fabric;
 mod gpus;
-mod hardware;
+pub mod hardware;
 pub mod limits;
 mod log;
 mod module;

@@ -34,10 +34,10 @@ pub(super) fn print(page: &mut Page, report: &Report) {
         count(Level::Ok),
         count(Level::Skip)
     );
-    page.wrapped("", &counts, style);
     if let Some(why) = &report.unknown {
         page.wrapped("Unknown, because: ", why, Style::new());
     }
+    page.wrapped("", &counts, style);
     if let Some(step) = &report.begin_with {
         page.wrapped("Begin with: ", &step.fix, Style::new().bold());
     }

@@ -6,6 +6,7 @@
 //! ```text
 //! # text            the situation
 //! ? LEVEL id        what doctor finds there: the finding that the situation is about first
+//! ? UNKNOWN         that the verdict is unknown
 //! F path            a file; a | begins each of its lines, or a \ the last one without a newline
 //! H path size       a file of bytes; lines of an offset and 32 bytes follow, unless all are zero
 //! L path -> target  a link

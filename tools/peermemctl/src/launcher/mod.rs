@@ -2,8 +2,11 @@
 //! Reads a command line for the variables that its program will have. Nothing is run. What is not
 //! understood is noted: a verdict on such a program is never "yes".
 
+mod tables;
+
 use crate::environment::assignment;
 use std::collections::BTreeMap;
+use tables::{APPTAINER_FLAGS, CONTAINER_FLAGS, FOREIGN, MPI_NONE, MPI_ONE, SRUN_FLAGS, SRUN_LONG_FLAGS, WRAPPERS};
 
 /// What a command line makes of an environment.
 #[derive(Default)]
@@ -17,138 +20,6 @@ pub struct Launched {
 
 /// How deep launchers may start launchers.
 const DEEPEST: usize = 16;
-
-/// Launchers whose program runs somewhere else, or with variables of somebody else.
-const FOREIGN: [&str; 24] = [
-    "ssh",
-    "pdsh",
-    "clush",
-    "parallel",
-    "xargs",
-    "su",
-    "runuser",
-    "systemd-run",
-    "sbatch",
-    "salloc",
-    "qsub",
-    "bsub",
-    "jsrun",
-    "aprun",
-    "flux",
-    "enroot",
-    "ctr",
-    "crictl",
-    "lxc",
-    "flatpak",
-    "helm",
-    "oc",
-    "ray",
-    "deepspeed",
-];
-
-/// Wrappers that pass their environment on: name, options that take a word of their own, words
-/// before the program.
-const WRAPPERS: [(&str, &[&str], usize); 15] = [
-    ("timeout", &["-s", "--signal", "-k", "--kill-after"], 1),
-    ("nice", &["-n", "--adjustment"], 0),
-    ("nohup", &[], 0),
-    ("setsid", &[], 0),
-    ("time", &["-o", "-f", "--output", "--format"], 0),
-    ("stdbuf", &["-i", "-o", "-e"], 0),
-    ("taskset", &[], 1),
-    ("numactl", &["-N", "-m", "-C", "-i", "-p", "-P", "-l"], 0),
-    ("ionice", &["-c", "-n"], 0),
-    ("chrt", &[], 1),
-    ("exec", &["-a"], 0),
-    ("command", &[], 0),
-    ("catchsegv", &[], 0),
-    ("strace", &["-e", "-o", "-s", "-p", "-u", "-E"], 0),
-    ("nsys", &["-o", "-t", "--output", "--trace", "-s", "-c"], 1),
-];
-
-/// Options of mpirun and its like, of Open MPI and MPICH, that take a word.
-const MPI_ONE: [&str; 26] = [
-    "-np",
-    "-n",
-    "--np",
-    "-c",
-    "-H",
-    "-host",
-    "--host",
-    "-hosts",
-    "-hostfile",
-    "--hostfile",
-    "-machinefile",
-    "--machinefile",
-    "-f",
-    "-ppn",
-    "-npernode",
-    "--npernode",
-    "-N",
-    "--map-by",
-    "-map-by",
-    "--bind-to",
-    "-bind-to",
-    "--rank-by",
-    "-wdir",
-    "--wdir",
-    "-rf",
-    "--prefix",
-];
-const MPI_NONE: [&str; 12] = [
-    "--allow-run-as-root",
-    "--oversubscribe",
-    "-oversubscribe",
-    "--report-bindings",
-    "--display-map",
-    "-tag-output",
-    "--tag-output",
-    "-v",
-    "-q",
-    "-V",
-    "--verbose",
-    "-l",
-];
-
-/// Flags of docker and its like that take no word.
-const CONTAINER_FLAGS: [&str; 16] = [
-    "--rm",
-    "-i",
-    "-t",
-    "-it",
-    "-ti",
-    "-d",
-    "--detach",
-    "--interactive",
-    "--tty",
-    "--privileged",
-    "--init",
-    "--read-only",
-    "-P",
-    "--no-healthcheck",
-    "-itd",
-    "-dit",
-];
-
-/// Flags of apptainer that take no word.
-const APPTAINER_FLAGS: [&str; 11] = [
-    "--nv",
-    "--nvccli",
-    "-c",
-    "--contain",
-    "-C",
-    "--containall",
-    "-w",
-    "--writable",
-    "-f",
-    "--fakeroot",
-    "--writable-tmpfs",
-];
-
-/// Short options of srun that take no word, or have it with them.
-const SRUN_FLAGS: [&str; 10] = ["-l", "-u", "-v", "-Q", "-E", "-k", "-K", "-O", "-s", "-X"];
-const SRUN_LONG_FLAGS: [&str; 8] =
-    ["--label", "--unbuffered", "--verbose", "--exclusive", "--overlap", "--pty", "--no-kill", "--overcommit"];
 
 type Words<'a> = std::iter::Peekable<std::slice::Iter<'a, String>>;
 
@@ -197,8 +68,13 @@ impl Launched {
             _ if FOREIGN.contains(&name) => return self.note(name),
             _ => match WRAPPERS.iter().find(|(wrapper, ..)| *wrapper == name) {
                 Some((_, with_word, before)) => skip(&mut words, with_word, *before),
-                // The program; its arguments set nothing.
-                None => return,
+                // The program; its arguments set nothing, unless they look as if they did.
+                None => {
+                    if let Some(word) = words.find(|word| is_of_a_library(word)) {
+                        self.note(&format!("{name} with {word}"));
+                    }
+                    return;
+                }
             },
         }
         let rest: Vec<String> = words.cloned().collect();
@@ -447,6 +323,13 @@ impl Launched {
     }
 }
 
+/// Returns whether an argument, or what follows `=` or `,` in it, sets a variable that libraries read.
+fn is_of_a_library(word: &str) -> bool {
+    const LIBRARIES: [&str; 4] = ["NCCL_", "UCX_", "NVSHMEM_", "FI_"];
+    let is_set = |part: &str| LIBRARIES.iter().any(|library| part.starts_with(library));
+    word.contains('=') && word.split(['=', ',', ':', ' ']).any(|part| is_set(part.trim_matches(['"', '\''])))
+}
+
 /// Skips options, and words before the program.
 fn skip(words: &mut Words, with_word: &[&str], before: usize) {
     while let Some(word) = words.next_if(|word| word.starts_with('-')) {
@@ -561,6 +444,9 @@ mod tests {
             "mpirun --unheard-of ./app",
             "sbatch job.sh",
             "apptainer run image.sif",
+            "launcher --env NCCL_IB_DISABLE=1 ./app",
+            "launcher --env=UCX_TLS=tcp,NCCL_NET=IB ./app",
+            "python3 run.py --envs NCCL_DEBUG=INFO",
         ] {
             assert!(!read(line).not_understood.is_empty(), "{line}");
         }

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Names of launchers, and their options that take a word or none.
+
+/// Launchers whose program runs somewhere else, or with variables of somebody else.
+pub(super) const FOREIGN: [&str; 47] = [
+    "ssh",
+    "pdsh",
+    "clush",
+    "parallel",
+    "xargs",
+    "su",
+    "runuser",
+    "systemd-run",
+    "sbatch",
+    "salloc",
+    "qsub",
+    "bsub",
+    "jsrun",
+    "aprun",
+    "flux",
+    "enroot",
+    "ctr",
+    "crictl",
+    "lxc",
+    "flatpak",
+    "helm",
+    "oc",
+    "ray",
+    "deepspeed",
+    "horovodrun",
+    "ibrun",
+    "prun",
+    "pjsub",
+    "ch-run",
+    "shifter",
+    "sarus",
+    "udocker",
+    "runc",
+    "crun",
+    "systemd-nspawn",
+    "nsenter",
+    "tmux",
+    "screen",
+    "at",
+    "batch",
+    "cqsub",
+    "torchx",
+    "sky",
+    "modal",
+    "mpirun.lsf",
+    "poe",
+    "blaunch",
+];
+
+/// Wrappers that pass their environment on: name, options that take a word of their own, words
+/// before the program.
+pub(super) const WRAPPERS: [(&str, &[&str], usize); 15] = [
+    ("timeout", &["-s", "--signal", "-k", "--kill-after"], 1),
+    ("nice", &["-n", "--adjustment"], 0),
+    ("nohup", &[], 0),
+    ("setsid", &[], 0),
+    ("time", &["-o", "-f", "--output", "--format"], 0),
+    ("stdbuf", &["-i", "-o", "-e"], 0),
+    ("taskset", &[], 1),
+    ("numactl", &["-N", "-m", "-C", "-i", "-p", "-P", "-l"], 0),
+    ("ionice", &["-c", "-n"], 0),
+    ("chrt", &[], 1),
+    ("exec", &["-a"], 0),
+    ("command", &[], 0),
+    ("catchsegv", &[], 0),
+    ("strace", &["-e", "-o", "-s", "-p", "-u", "-E"], 0),
+    ("nsys", &["-o", "-t", "--output", "--trace", "-s", "-c"], 1),
+];
+
+/// Options of mpirun and its like, of Open MPI and MPICH, that take a word.
+pub(super) const MPI_ONE: [&str; 26] = [
+    "-np",
+    "-n",
+    "--np",
+    "-c",
+    "-H",
+    "-host",
+    "--host",
+    "-hosts",
+    "-hostfile",
+    "--hostfile",
+    "-machinefile",
+    "--machinefile",
+    "-f",
+    "-ppn",
+    "-npernode",
+    "--npernode",
+    "-N",
+    "--map-by",
+    "-map-by",
+    "--bind-to",
+    "-bind-to",
+    "--rank-by",
+    "-wdir",
+    "--wdir",
+    "-rf",
+    "--prefix",
+];
+pub(super) const MPI_NONE: [&str; 12] = [
+    "--allow-run-as-root",
+    "--oversubscribe",
+    "-oversubscribe",
+    "--report-bindings",
+    "--display-map",
+    "-tag-output",
+    "--tag-output",
+    "-v",
+    "-q",
+    "-V",
+    "--verbose",
+    "-l",
+];
+
+/// Flags of docker and its like that take no word.
+pub(super) const CONTAINER_FLAGS: [&str; 16] = [
+    "--rm",
+    "-i",
+    "-t",
+    "-it",
+    "-ti",
+    "-d",
+    "--detach",
+    "--interactive",
+    "--tty",
+    "--privileged",
+    "--init",
+    "--read-only",
+    "-P",
+    "--no-healthcheck",
+    "-itd",
+    "-dit",
+];
+
+/// Flags of apptainer that take no word.
+pub(super) const APPTAINER_FLAGS: [&str; 11] = [
+    "--nv",
+    "--nvccli",
+    "-c",
+    "--contain",
+    "-C",
+    "--containall",
+    "-w",
+    "--writable",
+    "-f",
+    "--fakeroot",
+    "--writable-tmpfs",
+];
+
+/// Short options of srun that take no word, or have it with them.
+pub(super) const SRUN_FLAGS: [&str; 10] = ["-l", "-u", "-v", "-Q", "-E", "-k", "-K", "-O", "-s", "-X"];
+pub(super) const SRUN_LONG_FLAGS: [&str; 8] =
+    ["--label", "--unbuffered", "--verbose", "--exclusive", "--overlap", "--pty", "--no-kill", "--overcommit"];

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Situations of public reports, and others of their kinds: the verdict, what is said, and the cures
+//! of another kind of machine that are not given. tests/trees.rs holds the findings of each against
+//! its file.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn tree(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/trees/{name}.tree"))
+}
+
+fn peermemctl(name: &str, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peermemctl"));
+    command.arg("--root").arg(tree(name)).args(args).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The text without its lines.
+fn unwrapped(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// What `doctor` says, what it must not, and the exit codes of `doctor` and `check`.
+struct Case {
+    tree: &'static str,
+    exits: (i32, i32),
+    said: &'static [&'static str],
+    unsaid: &'static [&'static str],
+}
+
+const fn case(
+    tree: &'static str,
+    exits: (i32, i32),
+    said: &'static [&'static str],
+    unsaid: &'static [&'static str],
+) -> Case {
+    Case { tree, exits, said, unsaid }
+}
+
+const CASES: [Case; 33] = [
+    case(
+        "public-memlock-slurm",
+        (1, 0),
+        &["lock 64 KiB only", "PropagateResourceLimitsExcept=MEMLOCK", "LimitMEMLOCK=infinity in slurmd.service"],
+        &["> /etc/security/limits.d"],
+    ),
+    case(
+        "public-memlock-pod",
+        (1, 0),
+        &["lock 8 MiB only", "no file of a container raises it", "--ulimit memlock=-1"],
+        &["> /etc/security/limits.d", "log in again"],
+    ),
+    case("public-memlock-service", (1, 0), &["LimitMEMLOCK=infinity in their unit"], &["Slurm", "log in again"]),
+    case(
+        "public-driver-container",
+        (3, 2),
+        &["/run/nvidia/driver, /run/mellanox/drivers", "packaging/container", "FORCE_REINSTALL=true"],
+        &["make && make install", "modules-load.d", "doca-ofed", "fix: modprobe"],
+    ),
+    case(
+        "public-ofed-container",
+        (3, 2),
+        &["come from containers (/run/mellanox/drivers)", "packaging/container"],
+        &["make && make install", "doca-ofed"],
+    ),
+    case(
+        "public-efa",
+        (0, 0),
+        &["mlx5_0 is an EFA: it needs no nvidia-peermem", "USABLE"],
+        &["doca-ofed", "make install", "fix:"],
+    ),
+    case("public-mana", (0, 0), &["mana_ib takes GPU memory by dma-buf only"], &["doca-ofed", "make install", "fix:"]),
+    case("public-bnxt-no-api", (2, 1), &["ib_peer_mem"], &["doca-ofed", "or use dma-buf", "GPUDirect by default: yes"]),
+    case(
+        "public-erdma-no-way",
+        (2, 1),
+        &["neither ask peers for memory nor register dma-bufs"],
+        &["doca-ofed", "fix: use dma-buf", "or use dma-buf", "GPUDirect by default: yes"],
+    ),
+    case(
+        "public-vm-flat",
+        (1, 0),
+        &["this is a virtual machine", "NCCL_TOPO_FILE", "ACS redirect and ATS of the host"],
+        &["fix: set NCCL_NET_GDR_LEVEL", "setpci", "NCCL_NET_GDR_PHB"],
+    ),
+    case("public-vm-topo-file", (0, 0), &["distances come from NCCL_TOPO_FILE=/opt/platform/topo.xml"], &["fix:"]),
+    case("public-vm-topologyd", (0, 0), &["virtualTopology.xml"], &["fix:"]),
+    case(
+        "public-gb200-dma-buf-refused",
+        (1, 0),
+        &[
+            "refused to attach a dma-buf with the forced PCIe mapping",
+            "NVreg_GrdmaPciTopoCheckOverride=1",
+            "GrdmaPciTopoCheckOverride: 0",
+            "dma-buf, forced PCIe: no",
+        ],
+        &["from R595 on write"],
+    ),
+    case(
+        "public-dma-buf-refused",
+        (2, 1),
+        &["refused to attach a dma-buf (524", "have no parameter for it", "dma-buf: no"],
+        &["write options nvidia NVreg_GrdmaPciTopoCheckOverride=1", "GPUDirect by default: yes"],
+    ),
+    case(
+        "public-iommu-linux-7",
+        (1, 0),
+        &["open-gpu-kernel-modules#1324", "iommu=pt", "NCCL_DMABUF_ENABLE=0", "dma-buf: no"],
+        &[],
+    ),
+    case(
+        "public-no-odp",
+        (0, 0),
+        &["CONFIG_INFINIBAND_ON_DEMAND_PAGING", "yes, GPU 0000:19:00.0 with mlx5_0 (PIX), by peer memory"],
+        &[],
+    ),
+    case(
+        "public-geforce",
+        (2, 1),
+        &["is a GeForce board", "use a data-centre or RTX professional GPU"],
+        &["GPUDirect by default: yes", "USABLE WITH"],
+    ),
+    case(
+        "public-dgx-spark",
+        (2, 1),
+        &["NVIDIA GB10", "shares the CPU's memory", "cudaHostAlloc()", "no module is needed"],
+        &["GPUDirect by default: yes", "make install", "2e12"],
+    ),
+    case("public-orin", (2, 1), &["this Tegra shares the CPU's memory", "cudaHostAlloc()"], &["lspci", "make install"]),
+    case("public-udev-rule", (0, 0), &["by the udev rule 90-nvidia-peermem-rust.rules"], &["nothing loads"]),
+    case(
+        "public-softdep",
+        (0, 0),
+        &["with nvidia, by a softdep of it in /etc/modprobe.d/nvidia.conf"],
+        &["nothing loads"],
+    ),
+    case(
+        "public-nv-peer-mem-deadlock",
+        (2, 1),
+        &["every CUDA call hangs", "use count 2", "Begin with: reboot"],
+        &["fix: rmmod", "Begin with: rmmod", "peer memory: yes", "dma-buf: yes"],
+    ),
+    case(
+        "public-nvidia-deadlock-in-log",
+        (2, 1),
+        &["task python3 (777) waits", "every CUDA call hangs", "Begin with: reboot"],
+        &["fix: rmmod", "dma-buf: yes"],
+    ),
+    case(
+        "public-fell-off-the-bus",
+        (1, 0),
+        &["Xid 79", "systemctl stop nvidia-persistenced", "fuser -v /dev/nvidia*", "nvidia-smi -r -i N"],
+        &["fix: nvidia-smi -r"],
+    ),
+    case("public-gpu-gone", (2, 1), &["has fallen off the bus", "reboot, or systemctl stop"], &["by default: yes"]),
+    case("public-nic-not-healthy", (1, 0), &["0000:18:00.0 is not healthy", "devlink health show"], &[]),
+    case(
+        "public-netns-exclusive",
+        (3, 2),
+        &["netns_mode=N", "run this in the pod", "/sys/bus/pci/drivers/mlx5_core/unbind"],
+        &["modprobe mlx5_ib", "FAIL"],
+    ),
+    case(
+        "public-container-without-devices",
+        (2, 1),
+        &["in this container", "--gpus all", "--device=/dev/infiniband"],
+        &["pass an RDMA NIC through", "firmware", "install an RDMA NIC"],
+    ),
+    case("public-nvshmem-names", (0, 0), &["take mlx5* only, not ibp24s0: set NVSHMEM_HCA_PREFIX=ibp"], &[]),
+    // Of the tree before: driver 595 with pages of 64 KiB, a node without the API, coherent memory.
+    case("gb200", (1, 0), &["open-gpu-kernel-modules#1269", "install driver 580"], &[]),
+    case("no-api", (0, 0), &["has no peer-memory API", "dma-buf: yes, 1 of 1 pair"], &["doca-ofed", "fix:"]),
+    case("put-errors", (1, 0), &["stop nvidia-persistenced"], &[]),
+    case(
+        "module-not-loaded",
+        (2, 1),
+        &["Begin with: modprobe nvidia-peermem"],
+        &["libfabric: GPUDirect by default: yes"],
+    ),
+];
+
+#[test]
+fn situations_of_public_reports_are_judged_as_is_right() {
+    let mut wrong = Vec::new();
+    for case in &CASES {
+        let doctor = peermemctl(case.tree, &["doctor", "-v"]);
+        let check = peermemctl(case.tree, &["check"]);
+        let exits = (doctor.status.code().unwrap(), check.status.code().unwrap());
+        let said = unwrapped(&text(&doctor));
+        let missing: Vec<_> = case.said.iter().filter(|words| !said.contains(**words)).collect();
+        let given: Vec<_> = case.unsaid.iter().filter(|words| said.contains(**words)).collect();
+        if exits != case.exits || !missing.is_empty() || !given.is_empty() {
+            wrong.push(format!("{}: {exits:?}, not said {missing:?}, said {given:?}\n{said}", case.tree));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Each tree of a public report is one of the cases.
+#[test]
+fn no_public_tree_is_left_out() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trees");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let name = name.trim_end_matches(".tree");
+        assert!(!name.starts_with("public-") || CASES.iter().any(|case| case.tree == name), "{name}");
+    }
+}
+
+/// What `doctor -- COMMAND` says of a program.
+fn of_command(tree: &str, id: &str, command: &[&str]) -> (i32, String) {
+    let output = peermemctl(tree, &[&["-j", "doctor", "--"], command].concat());
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let sections = report["sections"].as_array().unwrap().iter();
+    let mut checks = sections.flat_map(|section| section["checks"].as_array().unwrap());
+    let check = checks.find(|check| check["id"] == id).unwrap();
+    (output.status.code().unwrap(), format!("{} {}", check["message"].as_str().unwrap(), check["fix"]))
+}
+
+/// Each line takes the NIC from NCCL, or may: it is never "yes".
+#[test]
+fn a_command_line_that_switches_nccl_off_is_never_yes() {
+    for line in [
+        "env NCCL_IB_DISABLE=1 ./train",
+        "docker run --rm --gpus all -e NCCL_IB_DISABLE=1 image train",
+        "docker run --env-file vars image train",
+        "podman run --env NCCL_IB_DISABLE=1 image train",
+        "nerdctl run --env NCCL_IB_DISABLE=1 image train",
+        "apptainer exec --env NCCL_IB_DISABLE=1 image.sif ./train",
+        "apptainer run image.sif",
+        "kubectl exec pod -- env NCCL_IB_DISABLE=1 ./train",
+        "kubectl exec pod -- ./train",
+        "sudo NCCL_IB_DISABLE=1 ./train",
+        "timeout 60 env NCCL_IB_DISABLE=1 ./train",
+        "env -u LANG NCCL_IB_DISABLE=1 ./train",
+        "srun --export ALL,NCCL_IB_DISABLE=1 ./train",
+        "srun --export=NCCL_IB_DISABLE=1 ./train",
+        "mpirun -x NCCL_IB_DISABLE=1 timeout 9 ./train",
+        "numactl -N 0 env NCCL_IB_DISABLE=1 ./train",
+        "env NCCL_IB_HCA=^=mlx5_0 ./train",
+        "env NCCL_IB_HCA=^mlx5 ./train",
+        "env NCCL_IB_HCA=mlx5_7 ./train",
+        "env NCCL_NET=socket ./train",
+        "env NCCL_NET=Socket ./train",
+        "env NCCL_NET=OFI ./train",
+        "env NCCL_NET_PLUGIN=aws-ofi ./train",
+        "env NCCL_TOPO_FILE=/opt/topo.xml ./train",
+        "env NCCL_CONF_FILE=/nowhere/nccl.conf ./train",
+        "ssh node ./train",
+        "sbatch job.sh",
+        "torchrun --nproc 8 train.py",
+        "python3 train.py",
+        "bash train.sh",
+        "make train",
+        "conda run -n env ./train",
+        "uv run train.py",
+        "accelerate launch train.py",
+        "stdbuf -oL env NCCL_IB_DISABLE=1 ./train",
+        "unknown-launcher -e NCCL_IB_DISABLE=1 ./train",
+    ] {
+        let words: Vec<&str> = line.split(' ').collect();
+        let (exit, said) = of_command("one-pair", "consumers.nccl", &words);
+        // These run the program with the environment as it is, and may set more by themselves.
+        let runs_as_it_is = ["torchrun", "python3", "make", "conda", "uv", "accelerate"];
+        if runs_as_it_is.contains(&words[0]) {
+            continue;
+        }
+        assert!(!said.contains(": yes"), "{line}: {said}");
+        let no = said.contains(": no,") && said.contains("takes mlx5_0 away");
+        assert!(no || exit == 3 && said.contains(": unknown,"), "{line}: exit {exit}, {said}");
+    }
+    let (_, said) = of_command("one-pair", "consumers.nccl", &["env", "NCCL_IB_HCA=^=mlx5_0", "./train"]);
+    assert!(said.contains("unset NCCL_IB_HCA") && !said.contains("mlx5_0,mlx5_0"), "{said}");
+}
+
+#[test]
+fn nvshmem_is_judged_as_its_versions_do() {
+    let said = |line: &str| of_command("one-pair", "consumers.nvshmem", &line.split(' ').collect::<Vec<_>>()).1;
+    let ibgda = said("env NVSHMEM_IB_ENABLE_IBGDA=1 ./t");
+    assert!(ibgda.contains(": yes") && ibgda.contains("from 3.4.5 on"), "{ibgda}");
+    let by_gpu = said("env NVSHMEM_IB_ENABLE_IBGDA=1 NVSHMEM_IBGDA_NIC_HANDLER=gpu ./t");
+    assert!(by_gpu.contains(": no") && by_gpu.contains("PeerMappingOverride=1"), "{by_gpu}");
+    for (prefix, wanted) in [("ibp", false), ("mlx5", true), ("^mlx5", false), ("^ibp", true), ("^smi", true)] {
+        let said = said(&format!("env NVSHMEM_HCA_PREFIX={prefix} ./t"));
+        assert_eq!(said.contains(": yes"), wanted, "{prefix}: {said}");
+    }
+}
+
+/// A node is usable for those who are asked about, or not.
+#[test]
+fn the_verdict_is_for_the_programs_that_are_named() {
+    let exit = |tree: &str, programs: &str| {
+        let status = peermemctl(tree, &["status", "--for", programs]).status.code().unwrap();
+        let doctor = peermemctl(tree, &["doctor", "--for", programs]).status.code().unwrap();
+        assert_eq!(status, doctor, "{tree} {programs}");
+        status
+    };
+    // Without the API: dma-buf serves NCCL, and no plain ibv_reg_mr().
+    assert_eq!((exit("public-efa", "nccl"), exit("public-efa", "verbs"), exit("public-efa", "nccl,verbs")), (0, 2, 2));
+    assert_eq!((exit("one-pair", "nccl,ucx,nvshmem,libfabric,verbs"), exit("public-no-odp", "nccl,verbs")), (0, 0));
+    // NCCL goes up to PXB only; perftest registers at any distance.
+    assert_eq!((exit("slots", "nccl"), exit("slots", "verbs")), (2, 1));
+    // Its distances come from a file.
+    assert_eq!((exit("public-vm-topo-file", "nccl"), exit("public-vm-topo-file", "ucx")), (3, 0));
+    assert_eq!(exit("public-dgx-spark", "verbs"), 2);
+    let unknown = peermemctl("one-pair", &["status", "--for", "everything"]);
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("nccl"), "{unknown:?}");
+}
+
+/// What a fix tells to do twice is not told by other fixes in another way.
+#[test]
+fn a_host_without_the_api_and_without_dma_buf_has_one_cure() {
+    let output = peermemctl("public-bnxt-no-api", &["-j", "doctor"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let sections = report["sections"].as_array().unwrap().iter();
+    let checks: Vec<&Value> = sections.flat_map(|section| section["checks"].as_array().unwrap()).collect();
+    let roots = checks.iter().filter(|check| check["level"] == "FAIL" && check["follows"].is_null());
+    assert_eq!(roots.map(|check| check["id"].as_str().unwrap()).collect::<Vec<_>>(), ["api.exported"]);
+}
+
+#[test]
+fn metrics_come_in_the_same_order_each_time() {
+    for tree in ["hgx", "public-efa", "bar1-refused"] {
+        let first = text(&peermemctl(tree, &["metrics"]));
+        for _ in 0..4 {
+            assert_eq!(text(&peermemctl(tree, &["metrics"])), first, "{tree}");
+        }
+    }
+}
