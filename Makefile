@@ -168,6 +168,7 @@ miri:
 
 bindings:
 	BINDGEN='$(BINDGEN)' bindings/generate.sh bindings
+	BINDGEN='$(BINDGEN)' tests/guest/bindings/generate.sh
 
 bindings-check:
 	@mkdir -p '$(OUT)/bindings'

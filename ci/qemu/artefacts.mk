@@ -194,7 +194,7 @@ cuda-selftest:
 
 guest:
 	@$(program) tests/guest user/gpumr $(q)/gpu/client docs/results/checks.md samples/edu-dma/uapi.rs tools/peermemctl/tests/common/table.rs \
-		"=$(call package,libclang-19-dev)" $(call libraries,libc6-dev libibverbs-dev linux-libc-dev) \
+		$(call libraries,libc6-dev libibverbs-dev linux-libc-dev) \
 		$(built) tests/guest $@
 
 peermemctl:

@@ -26,10 +26,10 @@ pub use rereg::Rereg;
 pub use window::{Window, WindowType};
 pub use work::Op;
 
+#[path = "../bindings/verbs.rs"]
 #[allow(clippy::all, dead_code, non_camel_case_types, non_snake_case, non_upper_case_globals, unsafe_op_in_unsafe_fn)]
-pub mod sys {
-    include!(concat!(env!("OUT_DIR"), "/verbs.rs"));
-}
+#[rustfmt::skip]
+pub mod sys;
 
 pub use sys::ibv_wc_status as Status;
 
@@ -272,5 +272,41 @@ impl Drop for Mr {
             // SAFETY: registered by us and taken out.
             unsafe { sys::ibv_dereg_mr(mr.as_ptr()) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sys::*;
+    use std::mem::{offset_of, size_of};
+
+    /// The bindings are of one version of rdma-core, and the guest is built with another.
+    #[test]
+    fn the_bindings_are_those_of_the_header() {
+        let ours = [
+            size_of::<ibv_context>(),
+            offset_of!(ibv_context, cmd_fd),
+            size_of::<ibv_pd>(),
+            size_of::<ibv_mr>(),
+            offset_of!(ibv_mr, rkey),
+            size_of::<ibv_mw>(),
+            size_of::<ibv_cq>(),
+            size_of::<ibv_qp>(),
+            offset_of!(ibv_qp, qp_num),
+            size_of::<ibv_qp_attr>(),
+            size_of::<ibv_qp_init_attr>(),
+            size_of::<ibv_send_wr>(),
+            size_of::<ibv_recv_wr>(),
+            size_of::<ibv_wc>(),
+            size_of::<ibv_port_attr>(),
+            size_of::<ibv_device_attr>(),
+            size_of::<ibv_mw_bind>(),
+            size_of::<ib_uverbs_rereg_mr>(),
+        ];
+        extern "C" {
+            static verbs_layout: [usize; 18];
+        }
+        // SAFETY: layout.c has as many, which nobody writes.
+        assert_eq!(ours, unsafe { verbs_layout });
     }
 }
