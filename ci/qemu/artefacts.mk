@@ -167,7 +167,7 @@ nvidia_c: kernel ofed gpu $(theirs)
 # scripts that build programs take it from LAB_SYSROOT, by cross.sh.
 sysroot := $(if $(cross),$(S)/sysroot-$(cross))
 export LAB_SYSROOT := $(sysroot)
-in-sysroot := libc6-dev linux-libc-dev libibverbs-dev librdmacm-dev libibumad-dev libpci-dev \
+in-sysroot := libc6-dev linux-libc-dev libibverbs-dev ibverbs-providers librdmacm-dev libibumad-dev libpci-dev \
 	libnl-3-dev libnl-route-3-dev busybox-static iproute2 kmod
 $(sysroot:$(S)/%=%):
 	@$(keep) sources/$@ --in-place --verb fetch $(q)/sysroot.sh "=$(in-sysroot) $(call version,rustc)" -- \
@@ -251,5 +251,10 @@ also := lite nvidia_c
 first = $(firstword $(subst -, ,$(1)))
 second = $(word 2,$(subst -, ,$(1)))
 
-image-%: kernel $(programs) $$(modules-$$(call first,$$*)) $$(needs-$$(call first,$$*)) $$(filter $$(also),$$(call second,$$*))
-	@$(q)/image.sh $(K) $* "$(modules-$(call first,$*))" "$(call second,$*)" $(P) "$(programs)"
+# The demo is the first thing that anybody waits for: its image has what it runs.
+demo = $(filter demo,$(call second,$(1)))
+programs-of = $(if $(call demo,$(1)),guest libcuda perftest,$(programs))
+modules-of = $(filter-out $(if $(call demo,$(1)),mainline alarms sample),$(modules-$(call first,$(1))))
+
+image-%: kernel $$(call programs-of,$$*) $$(call modules-of,$$*) $$(needs-$$(call first,$$*)) $$(filter $$(also),$$(call second,$$*))
+	@$(q)/image.sh $(K) $* "$(call modules-of,$*)" "$(call second,$*)" $(P) "$(call programs-of,$*)"

@@ -14,7 +14,6 @@ if [ -n "${LAB_SYSROOT:-}" ]; then
 	export "CARGO_TARGET_${NAME}_LINKER=$cross-gcc"
 	export "CARGO_TARGET_${NAME}_RUSTFLAGS=--sysroot=$sysroot/usr -Clink-arg=--sysroot=$sysroot"
 	export "CC_$name=$cross-gcc" "AR_$name=$cross-ar" "CFLAGS_$name=--sysroot=$sysroot"
-	export "BINDGEN_EXTRA_CLANG_ARGS_$name=--sysroot=$sysroot"
 	export PKG_CONFIG_SYSROOT_DIR="$sysroot"
 	export PKG_CONFIG_LIBDIR="$sysroot/usr/lib/$cross/pkgconfig"
 fi

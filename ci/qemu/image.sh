@@ -3,8 +3,8 @@
 # image.sh KERNEL_DIR NAME MODULES ALSO BUILT PROGRAMS: the machine's root file system, an
 # initramfs, in KERNEL_DIR/image-NAME.cpio: programs of this Debian with their libraries, modules,
 # and what was built: the folders PROGRAMS of BUILT. For another architecture Debian's are those of
-# LAB_SYSROOT. ALSO is consumers (UCX, and rdma-core's own tests with the Python that runs them: ten
-# times the rest), or a module that modprobe is not to find.
+# LAB_SYSROOT. ALSO is demo (nothing that the demo does not run), consumers (UCX, and rdma-core's own
+# tests with the Python that runs them: ten times the rest), or a module that modprobe is not to find.
 set -euo pipefail
 shopt -s nullglob
 . "$(dirname "$0")/cross.sh"
@@ -96,13 +96,17 @@ for applet in $(busybox --list); do
 done
 echo 'driver rxe' >"$root/etc/libibverbs.d/rxe.driver"
 
-# Of rdma-core the lab's, except where programs are linked with the insides of this machine's.
-if [ "$also" = consumers ]; then
+# Of rdma-core the lab's, except where programs are linked with the insides of this machine's, and
+# where nothing needs what is patched.
+case $also in
+consumers | demo)
 	programs=${programs/rdma-core/}
 	# The number in its file's name is the version of its interface.
-	rxe=("$lib"/libibverbs/librxe-rdmav*.so)
-	add "${rxe[0]:-$lib/libibverbs/librxe-rdmav*.so}"
-fi
+	rxe=("$sysroot$lib"/libibverbs/librxe-rdmav*.so)
+	rxe=${rxe[0]:-$sysroot$lib/libibverbs/librxe-rdmav*.so}
+	add "$rxe" "${rxe#"$sysroot"}"
+	;;
+esac
 for program in $programs; do
 	for file in "$built/$program"/bin/*; do
 		case $file in
@@ -117,7 +121,7 @@ done
 ln -s usr/bin/guest "$root/init"
 
 case $also in
-"") ;;
+"" | demo) ;;
 consumers)
 	[ -z "$cross" ] || {
 		echo "image: the consumers are programs of this machine: none are built for $cross" >&2

@@ -3,6 +3,9 @@
 
 fn main() {
     println!("cargo:rustc-link-lib=ibverbs");
-    println!("cargo:rerun-if-changed=bindings");
-    cc::Build::new().file("bindings/verbs.c").file("bindings/layout.c").warnings(false).compile("verbs_inline");
+    let files = ["bindings/verbs.c", "bindings/layout.c"];
+    for file in files.iter().chain(&["bindings/verbs.h"]) {
+        println!("cargo:rerun-if-changed={file}");
+    }
+    cc::Build::new().files(files).warnings(false).compile("verbs_inline");
 }

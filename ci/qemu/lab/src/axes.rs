@@ -170,6 +170,8 @@ impl Module {
 #[value(rename_all = "snake_case")]
 pub enum Also {
     Nothing,
+    /// Nor that: an image for the demo alone.
+    Demo,
     Consumers,
     Lite,
     NvidiaC,

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(900);
 
 pub fn run(lab: &Lab, module: Module, kernel: Kernel) -> Result<bool> {
-    let built = &build(lab, kernel, &[(module, Also::Nothing)], &[])?;
-    let image = built.image((module, Also::Nothing));
+    let built = &build(lab, kernel, &[(module, Also::Demo)], &[])?;
+    let image = built.image((module, Also::Demo));
     let modes = modes(lab, module)?;
     let what = match module {
         Module::NvidiaC => format!("NVIDIA's C nvidia-peermem {}", nvidia_c::version(lab)?),
