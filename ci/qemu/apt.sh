@@ -19,9 +19,14 @@ apt_mirror() { # LABEL CODENAME
 		sed -n '1s,\$(SIGNED_BY),/usr/share/keyrings/debian-archive-keyring.gpg,;1p'
 }
 
-# Fresh lists for an hour.
+# Fresh lists for an hour; one call at a time.
 apt_update() {
-	[ -z "$(find "$apt/updated" -mmin -60 2>/dev/null)" ] || return 0
+	{
+		flock 9
+		[ -n "$(find "$apt/updated" -mmin -60 2>/dev/null)" ] || apt_lists
+	} 9>"$apt/.lock"
+}
+apt_lists() {
 	local VERSION_CODENAME suite mirror security
 	. /etc/os-release
 	machine=()

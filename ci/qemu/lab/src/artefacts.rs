@@ -46,6 +46,8 @@ fn make<'a>(lab: &Lab, kernel: Kernel, targets: impl Iterator<Item = &'a str>) -
     );
     let mut make = sh::command("make");
     make.args(["--no-print-directory", "-f", "ci/qemu/artefacts.mk"]).arg(format!("KERNEL={}", kernel.name()));
+    // What is fetched comes beside what is built, and the last crate of a program beside a module.
+    make.arg("-j3");
     make.arg(format!("LLVM={}", sh::LLVM)).arg(format!("CACHE={}", lab.cache.display()));
     make.arg(format!("LAB={}", lab.repo.join("build/bin/lab").display())).args(targets).current_dir(&lab.repo);
     if !make.status().context("cannot run make")?.success() {
