@@ -1,32 +1,44 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# bootstrap.sh [arm64]: installs the Debian packages that the build and the lab need, on Debian 12
-# or 13, and those for machines of arm64. Says nothing when all are there.
+# bootstrap.sh [demo] [arm64]: installs the Debian packages that the build and the lab need, on
+# Debian 12 or 13; with demo those alone that the demo needs, with arm64 those for machines of arm64,
+# too. Says nothing when all are there.
 set -eu
+demo= arm64=
+for word; do
+	case $word in
+	demo) demo=1 ;;
+	arm64) arm64=1 ;;
+	*) echo "bootstrap: $word is neither demo nor arm64" >&2 && exit 1 ;;
+	esac
+done
 
 . /etc/os-release
 case "${ID:-}-${VERSION_ID:-}" in
-debian-12) rust="rustc-web cargo-web rust-web-src rustfmt-web rust-web-clippy" ;;
+debian-12) rust="rustc-web cargo-web rust-web-src" lints="rustfmt-web rust-web-clippy" ;;
 # gcc-12 compiles modules for Debian 12's kernel.
-debian-13) rust="rustc cargo rust-src rustfmt rust-clippy gcc-12" ;;
+debian-13) rust="rustc cargo rust-src gcc-12" lints="rustfmt rust-clippy" ;;
 *)
 	echo "bootstrap: this is ${PRETTY_NAME:-unknown}; the lab needs Debian 12 or 13" >&2
 	exit 1
 	;;
 esac
 
-# kernel and modules; the machine; what runs in it; builds of perftest and rdma-core; machines of
-# packages; fetching
-packages="$rust clang-19 lld-19 llvm-19 libclang-19-dev
-	build-essential flex bison bc cpio kmod libelf-dev libssl-dev pahole patch perl xz-utils rsync
-	util-linux udev
-	busybox-static rdma-core ibverbs-utils ibverbs-providers iproute2 ucx-utils python3-pyverbs
-	autoconf automake libtool cmake pkg-config libibverbs-dev librdmacm-dev libibumad-dev libpci-dev
-	mmdebstrap ca-certificates debian-archive-keyring python3 python3-pip"
+# modules; what runs in the machine; builds of perftest; fetching
+packages="$rust
+	build-essential cpio kmod pahole patch perl xz-utils util-linux
+	busybox-static ibverbs-providers iproute2
+	autoconf automake libtool pkg-config libibverbs-dev librdmacm-dev libibumad-dev libpci-dev
+	ca-certificates debian-archive-keyring python3 python3-pip"
+# lints; kernels of the lab's own; consumers; builds of rdma-core; machines of packages
+[ -n "$demo" ] || packages="$packages $lints
+	clang-19 lld-19 llvm-19 libclang-19-dev flex bison bc libelf-dev libssl-dev rsync
+	rdma-core ibverbs-utils ucx-utils python3-pyverbs
+	cmake mmdebstrap udev"
 
-case $(uname -m):${1:-} in
+case $(uname -m):$arm64 in
 aarch64:*) packages="$packages qemu-system-arm" ;;
-*:arm64) packages="$packages qemu-system-x86 qemu-system-arm gcc-aarch64-linux-gnu" ;;
+*:1) packages="$packages qemu-system-x86 qemu-system-arm gcc-aarch64-linux-gnu" ;;
 *) packages="$packages qemu-system-x86" ;;
 esac
 
