@@ -15,13 +15,15 @@
 #                             writes them under docs/
 #   make bench-cost           what counters and tracepoints cost, in instructions
 #   make scenarios            the scenario table, ours beside NVIDIA's module: docs/results/scenarios.md
+#   make bench-cold           make demo and make test on a new machine, in a Debian without caches: writes
+#                             docs/results/cold; as root. SUITE=trixie: Debian 13
 #   make shell [NVIDIA_C=1]   a prompt in the machine
 # ONLY= names boots, the first of their axes (debian-6.12/25.10), patterns (*/legacy/*), suites, and
 # in `make test` host, lint and packages. NVIDIA_C=1 loads NVIDIA's C module in place of ours:
 # driver 550's, from Debian. NVIDIA_SRC=dir takes the one in a driver's source instead, for example
 # /usr/src/nvidia-595.45.04; scenarios and bench take it, too.
 
-.PHONY: demo test soak boots scenarios bench bench-docs bench-ways bench-ways-docs bench-cost shell lab-build lab-clean lab-bootstrap
+.PHONY: demo test soak boots scenarios bench bench-docs bench-ways bench-ways-docs bench-cost bench-cold shell lab-build lab-clean lab-announce lab-bootstrap
 
 ifneq ($(NVIDIA_SRC),)
 ifeq ($(wildcard $(addsuffix /nvidia-peermem/nvidia-peermem.c,$(NVIDIA_SRC) $(NVIDIA_SRC)/kernel-open)),)
@@ -43,7 +45,9 @@ lab_env := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL PATH=/usr/local/sbin:/usr/sbi
 lab = $(lab_env) ci/lab.sh
 nvidia_c := $(if $(NVIDIA_C)$(NVIDIA_SRC),--nvidia-c)
 
-demo: lab-bootstrap
+# The kernel with Rust is built by tools that the others do not need.
+demo: for = $(if $(filter own,$(KERNEL_CRATE)),,demo)
+demo: lab-announce lab-bootstrap
 	@$(if $(filter-out own lite,$(KERNEL_CRATE)),echo "make demo: KERNEL_CRATE=$(KERNEL_CRATE) is neither own nor lite" >&2; exit 1)
 	@$(if $(filter-out arm64,$(ARCH)),echo "make demo: ARCH=$(ARCH) is not arm64: leave it out for a machine like this one" >&2; exit 1)
 	@$(if $(and $(filter own,$(KERNEL_CRATE)),$(ARCH)$(filter aarch64,$(shell uname -m))),echo "make demo: KERNEL_CRATE=own is for x86-64: leave it out for arm64" >&2; exit 1)
@@ -78,6 +82,9 @@ bench-cost: lab-bootstrap
 	@$(lab) build --kernel fast-7.2
 	@$(lab_env) sh bench/cost.sh
 
+bench-cold: lab-bootstrap
+	@$(lab_env) ci/bench-cold.sh $(SUITE)
+
 shell: lab-bootstrap
 	@$(lab) shell $(nvidia_c)
 
@@ -88,6 +95,9 @@ lab-build: lab-bootstrap
 lab-clean:
 	rm -rf build
 
-# Their boots have arm64 among them.
+lab-announce:
+	@$(lab_env) ci/announce.sh $(ARCH)
+
+# The boots of test and soak have arm64 among them.
 lab-bootstrap:
-	@$(lab_env) ci/bootstrap.sh $(or $(ARCH),$(if $(filter test soak,$(MAKECMDGOALS)),arm64))
+	@$(lab_env) ci/bootstrap.sh $(for) $(or $(ARCH),$(if $(filter test soak,$(MAKECMDGOALS)),arm64))

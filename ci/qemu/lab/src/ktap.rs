@@ -74,8 +74,19 @@ pub fn print_test(test: &Test) {
     print!("{text}");
 }
 
+/// What goes to the screen while a guest runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Screen {
+    /// Each test's result.
+    #[default]
+    Tests,
+    /// What this function makes of a row, by the row's name; and each test that fails.
+    Rows(fn(&str, &Value) -> Option<String>),
+}
+
 #[derive(Default)]
 pub struct Parser {
+    screen: Screen,
     /// Comes before each test's name.
     label: String,
     plan: Option<usize>,
@@ -86,11 +97,11 @@ pub struct Parser {
 }
 
 impl Parser {
-    pub fn new(label: &str) -> Self {
-        Parser { label: label.to_string(), ..Default::default() }
+    pub fn new(label: &str, screen: Screen) -> Self {
+        Parser { label: label.to_string(), screen, ..Default::default() }
     }
 
-    /// Takes a line, and prints the test that it is.
+    /// Takes a line, and prints what of it belongs on the screen.
     pub fn line(&mut self, line: &str) {
         let text = line.trim();
         if let Some(rest) = text.strip_prefix("# json ") {
@@ -119,7 +130,12 @@ impl Parser {
     fn json_line(&mut self, rest: &str) {
         let (name, text) = rest.split_once(' ').unwrap_or((rest, ""));
         match serde_json::from_str(text) {
-            Ok(value) => self.json.entry(name.to_string()).or_default().push(value),
+            Ok(value) => {
+                if let Screen::Rows(words) = self.screen {
+                    words(name, &value).into_iter().for_each(|line| println!("{line}"));
+                }
+                self.json.entry(name.to_string()).or_default().push(value);
+            }
             Err(e) => self.fail(&format!("the guest's json line {name}"), vec![format!("{e}: {text}")]),
         }
     }
@@ -147,7 +163,9 @@ impl Parser {
 
     fn add(&mut self, mut test: Test) {
         test.name.insert_str(0, &self.label);
-        print_test(&test);
+        if matches!(self.screen, Screen::Tests) || test.has_failed() {
+            print_test(&test);
+        }
         self.tests.push(test);
     }
 }
@@ -157,7 +175,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Parser {
-        let mut p = Parser::new("iommu: ");
+        let mut p = Parser::new("iommu: ", Screen::Tests);
         for line in text.lines() {
             p.line(line);
         }

@@ -6,7 +6,7 @@ use crate::artefacts::Built;
 use crate::axes::Clock;
 use crate::cable::Cable;
 use crate::ctx::Lab;
-use crate::ktap::{print_test, Parser, Test};
+use crate::ktap::{print_test, Parser, Screen, Test};
 use crate::sh::{self, human, say};
 use anyhow::{bail, Context, Result};
 use serde::Serialize;
@@ -58,6 +58,7 @@ pub struct Boot {
     pub plugin: Option<String>,
     /// From the first network card to another machine; without one nothing answers.
     pub cable: Option<Cable>,
+    pub screen: Screen,
 }
 
 impl Boot {
@@ -78,6 +79,7 @@ impl Boot {
             limit: LIMIT,
             plugin: None,
             cable: None,
+            screen: Screen::Tests,
         }
     }
 }
@@ -241,7 +243,7 @@ impl Boot {
         let said = File::create(dir.join("qemu.log"))?;
         let start = Instant::now();
         let mut child = cmd.stdout(said.try_clone()?).stderr(said).spawn().context("cannot run setpriv and QEMU")?;
-        let mut follow = Follow::new(&results, &format!("{}: ", self.name))?;
+        let mut follow = Follow::new(&results, &format!("{}: ", self.name), self.screen)?;
         let end = loop {
             let status = child.try_wait()?;
             let stop = if status.is_none() { self.stop_now(start, &console) } else { None };
@@ -292,7 +294,7 @@ impl Boot {
         if !status.success() {
             bail!("QEMU ended with {status}");
         }
-        let mut follow = Follow::new(&results, "")?;
+        let mut follow = Follow::new(&results, "", self.screen)?;
         follow.read()?;
         Ok(!follow.parser.tests.iter().any(Test::has_failed))
     }
@@ -348,8 +350,9 @@ struct Follow {
 }
 
 impl Follow {
-    fn new(path: &Path, label: &str) -> Result<Self> {
-        Ok(Follow { file: BufReader::new(File::open(path)?), line: Vec::new(), parser: Parser::new(label) })
+    fn new(path: &Path, label: &str, screen: Screen) -> Result<Self> {
+        let file = BufReader::new(File::open(path)?);
+        Ok(Follow { file, line: Vec::new(), parser: Parser::new(label, screen) })
     }
 
     fn read(&mut self) -> Result<()> {
@@ -373,7 +376,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("results");
         let mut out = File::create(&path).unwrap();
-        let mut follow = Follow::new(&path, "").unwrap();
+        let mut follow = Follow::new(&path, "", Screen::Tests).unwrap();
         out.write_all(b"1..2\nok 1 fir").unwrap();
         follow.read().unwrap();
         assert!(follow.parser.tests.is_empty());

@@ -1,0 +1,22 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# announce.sh [arm64]: what `make demo` is about to do, how long that takes here, and how much it
+# downloads.
+set -eu
+cache=${NVPM_CACHE:-${XDG_CACHE_HOME:-${HOME:?is not set: set NVPM_CACHE}/.cache}/nvidia-peermem}
+cores=$(nproc)
+kernel=debian-6.12${1:+-$1}
+echo "demo: real perftest moves bytes between GPU memory and a NIC through this module, in virtual
+      machines on this one. GPU and NIC are software; nothing is loaded into this machine's kernel."
+if [ -d "$cache/kept/$kernel/ours" ]; then
+	echo "      It takes a minute or two: much was built before ($cache)."
+else
+	# Measured by make bench-cold on two processors; a part does not become faster with more.
+	minutes=$((3 + 8 / cores))
+	[ -z "${1:-}" ] || minutes=$((minutes + 3))
+	echo "      The first time it takes about $minutes minutes on $cores processor$([ "$cores" = 1 ] || echo s), and downloads some 700 MB: Debian's packages
+      of compilers and emulator as far as they are missing, a kernel and sources. What is built
+      stays in $cache."
+fi
+echo "      Steps: packages, the lab's own program, kernel and module, perftest and its libraries, the
+      machines, and a table of what was moved."
