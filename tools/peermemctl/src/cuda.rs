@@ -14,6 +14,15 @@ const DMA_BUF_SUPPORTED: c_int = 124;
 const SYNC_MEMOPS: c_int = 6;
 const HANDLE_TYPE_DMA_BUF_FD: c_int = 1;
 
+/// How the GPU driver maps a dma-buf.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mapping {
+    /// As it likes.
+    Default = 0,
+    /// Through PCIe, also where there is a coherent link (CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE).
+    Pcie = 1,
+}
+
 /// The library.
 pub struct Cuda {
     lib: Library,
@@ -208,8 +217,8 @@ impl Memory<'_> {
         call!(this.cuda, "cuMemFree_v2", (DevicePointer), this.at)
     }
 
-    /// A dma-buf of all of it.
-    pub fn dma_buf(&self) -> Result<OwnedFd> {
+    /// Returns a dma-buf of all of it.
+    pub fn dma_buf(&self, mapping: Mapping) -> Result<OwnedFd> {
         let mut fd: c_int = -1;
         call!(
             self.cuda,
@@ -219,7 +228,7 @@ impl Memory<'_> {
             self.at,
             self.size,
             HANDLE_TYPE_DMA_BUF_FD,
-            0
+            mapping as u64
         )?;
         if fd < 0 {
             bail!("cuMemGetHandleForAddressRange: no file descriptor");

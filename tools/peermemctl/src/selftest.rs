@@ -4,7 +4,7 @@
 
 use crate::answer::{Bandwidth, Selftest, SelftestWay};
 use crate::check::Level;
-use crate::cuda::{Cuda, Gpu, Memory};
+use crate::cuda::{Cuda, Gpu, Mapping, Memory};
 use crate::doctor::limits;
 use crate::kernel;
 use crate::machine::Machine;
@@ -13,6 +13,7 @@ use crate::root::Root;
 use crate::select;
 use crate::text;
 use crate::verbs::{Domain, Loopback, PortAddress, Region, Verbs};
+use crate::way;
 use anyhow::{Context, Result};
 use std::io;
 use std::os::fd::AsFd;
@@ -39,6 +40,7 @@ pub struct Wanted<'a> {
 
 /// Runs both ways. An error means that not even a try was possible.
 pub fn run(machine: &Machine, wanted: &Wanted) -> Result<Selftest> {
+    let chosen = select::gpu(machine, wanted.gpu.unwrap_or("0"))?;
     let rdma = match wanted.nic {
         Some(name) => select::nic(machine, name)?,
         None => machine
@@ -51,9 +53,8 @@ pub fn run(machine: &Machine, wanted: &Wanted) -> Result<Selftest> {
     let port = port.with_context(|| format!("{} has no port", rdma.name))?;
     let address = PortAddress::read(machine.root, &rdma.name, &port.number)?;
 
-    let gpu = select::gpu(machine, wanted.gpu.unwrap_or("0"))?;
     let cuda = Cuda::open()?;
-    let gpu = cuda.gpu(&gpu.address).with_context(|| format!("GPU {}", gpu.address))?;
+    let gpu = cuda.gpu(&chosen.address).with_context(|| format!("GPU {}", chosen.address))?;
     let name = gpu.name()?;
     let verbs = Verbs::open()?;
     let open = verbs.device(&rdma.name)?;
@@ -68,17 +69,35 @@ pub fn run(machine: &Machine, wanted: &Wanted) -> Result<Selftest> {
     .unwrap_or_else(|error| {
         failed("peer-memory", Level::Fail, format!("{error:#}{}", reason(machine.root, &error, known, at)))
     });
-    let dma_buf = if gpu.has_dma_buf() {
-        attempt("dma-buf", &gpu, &domain, &address, wanted.bandwidth, |memory, size| {
-            let fd = memory.dma_buf().map_err(io::Error::other)?;
+    let by_dma_buf = |name: &'static str, mapping: Mapping| {
+        if !gpu.has_dma_buf() {
+            return failed(name, Level::Skip, "the GPU driver does not offer it".to_owned());
+        }
+        attempt(name, &gpu, &domain, &address, wanted.bandwidth, |memory, size| {
+            let fd = memory.dma_buf(mapping).map_err(io::Error::other)?;
             domain.register_dma_buf(fd.as_fd(), memory.address(), size)
         })
-        .unwrap_or_else(|error| failed("dma-buf", Level::Skip, format!("does not work here: {error:#}")))
-    } else {
-        failed("dma-buf", Level::Skip, "the GPU driver does not offer it".to_owned())
+        .unwrap_or_else(|error| {
+            failed(name, Level::Skip, format!("does not work here: {error:#}{}", refusal(machine, &error)))
+        })
     };
-    let ways = vec![peer, dma_buf];
+    let mut ways = vec![peer, by_dma_buf("dma-buf", Mapping::Default)];
+    // NCCL asks for this mapping where the GPU has a coherent link, and nowhere else.
+    if machine.has_c2c(chosen) {
+        ways.push(by_dma_buf("dma-buf-pcie", Mapping::Pcie));
+    }
     Ok(Selftest { level: worst(&ways), gpu: name, nic: rdma.name.clone(), bytes: SIZE as u64, ways })
+}
+
+/// What is known of a dma-buf that the GPU driver refused to attach.
+fn refusal(machine: &Machine, error: &anyhow::Error) -> String {
+    /// ENOTSUPP, which is the kernel's own and has no name for programs.
+    const NOT_SUPPORTED: i32 = 524;
+    let is_it = |cause: &io::Error| cause.raw_os_error() == Some(NOT_SUPPORTED);
+    match error.chain().filter_map(|cause| cause.downcast_ref()).any(is_it) {
+        true => format!(": the GPU driver does not approve of where GPU and NIC are: {}", way::topology_cure(machine)),
+        false => String::new(),
+    }
 }
 
 /// A way that is not possible here counts for nothing.

@@ -13,14 +13,15 @@ pub struct Selftest {
     /// Name of the RDMA device.
     pub nic: String,
     pub bytes: u64,
-    /// By peer memory, then by dma-buf.
+    /// By peer memory, then by dma-buf, then by dma-buf as NCCL asks for it on GPUs with a coherent
+    /// link.
     pub ways: Vec<SelftestWay>,
 }
 
 /// One way of registering.
 #[derive(Serialize, JsonSchema)]
 pub struct SelftestWay {
-    /// `peer-memory` or `dma-buf`.
+    /// `peer-memory`, `dma-buf`, or on GPUs with a coherent link `dma-buf-pcie`.
     pub way: &'static str,
     pub level: Level,
     /// What went wrong, or why it was not tried.

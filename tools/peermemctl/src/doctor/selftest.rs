@@ -6,8 +6,9 @@ use crate::machine::Machine;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     const ID: &str = "selftest";
-    let missing = if machine.loaded.is_none() {
-        "nvidia_peermem is not loaded"
+    let no_way = machine.loaded.is_none() && !machine.dma_buf();
+    let missing = if no_way {
+        "nvidia_peermem is not loaded, and dma-buf does not work"
     } else if machine.rdma.is_empty() {
         "there is no RDMA device"
     } else if machine.gpus().is_empty() {
