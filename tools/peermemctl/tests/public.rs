@@ -42,7 +42,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 33] = [
+const CASES: [Case; 38] = [
     case(
         "public-memlock-slurm",
         (1, 0),
@@ -172,6 +172,26 @@ const CASES: [Case; 33] = [
         &["pass an RDMA NIC through", "firmware", "install an RDMA NIC"],
     ),
     case("public-nvshmem-names", (0, 0), &["take mlx5* only, not ibp24s0: set NVSHMEM_HCA_PREFIX=ibp"], &[]),
+    case(
+        "public-mixed-gpus",
+        (1, 0),
+        &["GPU 0000:3b:00.0 (GB202 [GeForce RTX 5090]) is a GeForce board", "peer memory: yes, 56 of 64 pairs"],
+        &["7 warnings"],
+    ),
+    case(
+        "public-gpu-vfio",
+        (2, 1),
+        &["belongs to the driver vfio-pci", "/sys/bus/pci/drivers/vfio-pci/unbind", "what [gpus.present] says"],
+        &["fix: modprobe nvidia-peermem"],
+    ),
+    case(
+        "public-pod-not-loaded",
+        (2, 1),
+        &["cannot be seen from this container", "on the host, not in this container: modprobe nvidia-peermem"],
+        &["no nvidia-peermem.ko is installed", "make install", "nothing loads"],
+    ),
+    case("public-efa-with-module", (1, 0), &["mlx5_0 is an EFA: it needs no nvidia-peermem"], &["WARN [api.driver]"]),
+    case("public-efa-closed", (2, 1), &["install the open kernel modules of the GPU driver"], &["doca-ofed"]),
     // Of the tree before: driver 595 with pages of 64 KiB, a node without the API, coherent memory.
     case("gb200", (1, 0), &["open-gpu-kernel-modules#1269", "install driver 580"], &[]),
     case("no-api", (0, 0), &["has no peer-memory API", "dma-buf: yes, 1 of 1 pair"], &["doca-ofed", "fix:"]),
@@ -199,6 +219,12 @@ fn situations_of_public_reports_are_judged_as_is_right() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn status_says_for_how_many_gpus() {
+    let check = text(&peermemctl("public-mixed-gpus", &["check"]));
+    assert!(check.starts_with("GPUDirect RDMA: yes for 7 of 8 GPUs, by peer memory and dma-buf; 1 warning"), "{check}");
 }
 
 /// Each tree of a public report is one of the cases.

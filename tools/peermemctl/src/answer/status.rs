@@ -53,6 +53,7 @@ pub struct Status {
 /// Answers `status` with what doctor found.
 pub fn status(machine: &Machine, report: Report) -> Status {
     let (outcome, unknown) = (report.outcome, report.unknown.clone());
+    let gpus = (report.gpus_usable, report.gpus);
     let (ways, setting) = (report.ways.clone(), report.setting.clone());
     let begin = report.begin_with.as_ref().map(|step| step.id);
     let mut because: Vec<Check> = report.sections.into_iter().flat_map(|section| section.checks).collect();
@@ -68,7 +69,7 @@ pub fn status(machine: &Machine, report: Report) -> Status {
         outcome,
         level: outcome.level(),
         usable: outcome.usable(),
-        verdict: verdict(outcome, &because, &ways, unknown.as_deref()),
+        verdict: verdict(outcome, &because, &ways, gpus, unknown.as_deref()),
         because,
         ways,
         setting,
@@ -103,11 +104,21 @@ pub fn status(machine: &Machine, report: Report) -> Status {
 }
 
 /// Returns the answer in a line.
-fn verdict(outcome: Outcome, because: &[Check], ways: &[WayVerdict], unknown: Option<&str>) -> String {
+fn verdict(
+    outcome: Outcome,
+    because: &[Check],
+    ways: &[WayVerdict],
+    (some, all): (usize, usize),
+    unknown: Option<&str>,
+) -> String {
     let first = because.first().map_or("", Check::headline);
     let main = ways.iter().filter(|verdict| [Way::PeerMemory, Way::DmaBuf].contains(&verdict.way));
     let by: Vec<&str> = main.filter(|verdict| verdict.usable == Some(true)).map(|verdict| verdict.way.text()).collect();
-    let yes = format!("yes, by {}", by.join(" and "));
+    let by = by.join(" and ");
+    let yes = match some < all {
+        true => format!("yes for {some} of {all} GPUs, by {by}"),
+        false => format!("yes, by {by}"),
+    };
     match (outcome, because.len()) {
         (Outcome::Usable, _) => yes,
         (Outcome::UsableWithWarnings, 1) => format!("{yes}; 1 warning: {first}"),

@@ -7,6 +7,7 @@ mod nccl;
 pub mod nvshmem;
 mod ucx;
 
+use crate::doctor::hardware;
 use crate::environment::Environment;
 use crate::machine::Machine;
 use crate::pci::{Device, Distance};
@@ -124,7 +125,7 @@ impl Consumer {
             Registers::By(way, seen) => match (can(way), (self.refuses)(pairing, machine, environment)) {
                 (_, Some(refusal)) => return Does::Copies(refusal),
                 (Judged::No(because), _) => {
-                    let cure = machine.gpu_class(pairing.gpu).refusal().map(|(_, cure)| cure.to_owned());
+                    let cure = cure(machine, pairing, way);
                     return Does::Copies(Refusal { because, set: cure, seen });
                 }
                 (Judged::Unknown(why), _) if way == Way::DmaBuf => Does::Unknown(why),
@@ -163,6 +164,21 @@ impl Consumer {
             set,
         }
     }
+}
+
+/// Returns what opens a way that is closed for a GPU and a NIC; `None`: what makes the module work
+/// does.
+fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
+    let gpu = pairing.gpu;
+    if let Some((_, cure)) = machine.gpu_class(gpu).refusal() {
+        return Some(cure.to_owned());
+    }
+    let is_foreign = gpu.driver.as_deref().is_some_and(|driver| driver != "nvidia");
+    if is_foreign || hardware::is_gone(machine, gpu) {
+        return Some("what [gpus.present] says of that GPU".to_owned());
+    }
+    let never_asks = way == Way::PeerMemory && way::nic_asks_peers(machine, pairing.nic).is_no();
+    never_asks.then(|| "use dma-buf, or another NIC: what [api.driver] says".to_owned())
 }
 
 /// Says that a program has no variable that this program does not understand.

@@ -105,20 +105,18 @@ pub(super) fn api_cure(machine: &Machine) -> String {
     let dma_buf = match machine.driver.as_ref().and_then(|driver| driver.flavour) {
         _ if !takes => newer_kernel(machine),
         Some(Flavour::Closed) => {
-            Some("dma-buf: the open kernel modules of the GPU driver (package nvidia-open)".to_owned())
+            Some("install the open kernel modules of the GPU driver (package nvidia-open), for dma-buf".to_owned())
         }
-        _ => Some("dma-buf".to_owned()),
+        _ => Some("use dma-buf".to_owned()),
     };
-    let or = dma_buf.as_ref().map_or(String::new(), |dma_buf| format!(", or use {dma_buf}"));
+    let or = dma_buf.as_ref().map_or(String::new(), |dma_buf| format!(", or {dma_buf}"));
     if has(Vendor::Mellanox) || machine.rdma.is_empty() || has(Vendor::Software) && machine.rdma.len() == 1 {
         format!("install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel{or}")
     } else if has(Vendor::Broadcom) {
         format!("install Broadcom's own bnxt_re with its ib_peer_mem (its driver bundle){or}")
     } else {
         match dma_buf {
-            Some(dma_buf) => {
-                format!("use {dma_buf}: the drivers of these NICs know no peer memory, whatever is installed")
-            }
+            Some(dma_buf) => format!("{dma_buf}; the drivers of these NICs know no peer memory, whatever is installed"),
             None => {
                 "use another NIC: the drivers of these neither ask peers for memory nor register dma-bufs".to_owned()
             }
@@ -132,7 +130,7 @@ fn newer_kernel(machine: &Machine) -> Option<String> {
     let of = |nic: &RdmaDevice| {
         let (module, from, _) =
             facts::DMA_BUF_DRIVERS.iter().find(|(module, ..)| nic.module.as_deref() == Some(*module))?;
-        (!facts::at_least(release, from)).then(|| format!("dma-buf: {module} has it from Linux {from} on"))
+        (!facts::at_least(release, from)).then(|| format!("boot Linux {from} or later, whose {module} has dma-buf"))
     };
     machine.rdma.iter().find_map(of)
 }
@@ -181,6 +179,13 @@ fn drivers(machine: &Machine) -> Vec<Check> {
                 Check::ok(ID, format!("{name}: its driver {module} asks peers for memory"))
                     .about(Kind::Nic, name, format!("have a driver ({module}) that asks peers for memory"))
                     .seen(format!("{ASK} in {path}"))
+            }
+            // It takes the other way.
+            Ok((_, path, false)) if has_dma_buf(machine, device) && no_need(device).is_some() => {
+                let words = no_need(device).unwrap_or_default();
+                Check::ok(ID, words)
+                    .about(Kind::Nic, name, "take GPU memory by dma-buf, and need no nvidia-peermem")
+                    .seen(format!("no {ASK} in {path}"))
             }
             Ok((module, path, false)) => Check::fail(
                 ID,

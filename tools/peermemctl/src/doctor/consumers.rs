@@ -52,9 +52,13 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
                     .about(Kind::Gpu, gpu, format!("{name}: no for {{}}, because {}", refusal.because))
                     .seen(refusal.seen)
             }
-            Does::Copies(refusal) if looks_in_vain && machine.gpu_class(nearest.gpu).refusal().is_none() => {
-                in_vain(consumer, refusal.seen)
+            // gpus.present has said so.
+            Does::Copies(refusal) if machine.gpu_class(nearest.gpu).refusal().is_some() => {
+                Check::skip(consumer.id, format!("{name}: no, because {}", refusal.because))
+                    .about(Kind::Gpu, gpu, format!("{name}: no for {{}}, because {}", refusal.because))
+                    .seen(refusal.seen)
             }
+            Does::Copies(refusal) if looks_in_vain => in_vain(consumer, refusal.seen),
             Does::Copies(refusal) => Check::warn(
                 consumer.id,
                 format!("{name}: no, GPU {gpu} with {nic} ({distance}), because {}", refusal.because),

@@ -66,7 +66,8 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             (Check::ok(ID, format!("{name} belongs to nvidia.ko")), format!("({model}) belong to nvidia.ko"))
         }
         (_, Some(other)) => (
-            Check::warn(
+            Check::fail_unless(
+                machine.gpus().iter().any(|gpu| gpu.driver.as_deref() == Some("nvidia")),
                 ID,
                 format!("{name} belongs to the driver {other}"),
                 machine.setting.on_host(&format!(

@@ -28,9 +28,10 @@ use crate::environment::Environment;
 use crate::machine::Machine;
 use crate::outcome::Outcome;
 use crate::setting::Setting;
-use crate::way;
+use crate::way::{self, Way};
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// What `doctor --json` prints.
 #[derive(Serialize, JsonSchema)]
@@ -47,6 +48,10 @@ pub struct Report {
     pub setting: Setting,
     /// Each way in which GPU memory reaches a NIC.
     pub ways: Vec<WayVerdict>,
+    /// How many GPUs have peer memory or dma-buf with a NIC, ...
+    pub gpus_usable: usize,
+    /// ... and how many there are.
+    pub gpus: usize,
     /// The programs that were asked about; empty if any will do.
     pub asked: Vec<String>,
     /// Whose environment the consumers were judged by.
@@ -94,6 +99,9 @@ pub fn examine(machine: &Machine, environment: &Environment, asked: &[String]) -
     let found: Vec<&Check> = sections.iter().flat_map(|section| &section.checks).collect();
     let pairs = way::pairs(machine, &found);
     let ways = ways::verdicts(&pairs);
+    let has_way = |pair: &&way::Pair| [Way::PeerMemory, Way::DmaBuf].iter().any(|way| pair.way(*way).is_yes());
+    let with_way: BTreeSet<&str> = pairs.iter().filter(has_way).map(|pair| pair.gpu.address.as_str()).collect();
+    let gpus_usable = with_way.len();
     let usable = ways::usable(machine, environment, &pairs, asked, &found);
     ways::reconsider(machine, &mut sections, &ways, &usable);
     cure::choose(machine, &mut sections);
@@ -113,6 +121,8 @@ pub fn examine(machine: &Machine, environment: &Environment, asked: &[String]) -
         begin_with: first.and_then(|check| Some(Step { id: check.id, fix: check.fix.clone()? })),
         setting: machine.setting.clone(),
         ways,
+        gpus_usable,
+        gpus: machine.gpus().len(),
         asked: asked.to_vec(),
         environment: environment.whose.clone(),
         sections,

@@ -40,6 +40,10 @@ fn file(machine: &Machine) -> Vec<Check> {
         return vec![Check::skip(ID, "the kernel's release cannot be read")];
     };
     let list = format!("{}/modules.dep", kernel::modules_dir(release));
+    // What a container has there is not what the host would load.
+    if machine.file.is_none() && machine.setting.container.is_some() && !machine.root.exists(&list) {
+        return vec![Check::skip(ID, "which module the host would load cannot be seen from this container").seen(list)];
+    }
     let Some(file) = &machine.file else {
         return vec![match module_file::chosen(machine.root, release, NAME) {
             Some(path) => {
