@@ -42,7 +42,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 38] = [
+const CASES: [Case; 39] = [
     case(
         "public-memlock-slurm",
         (1, 0),
@@ -195,6 +195,13 @@ const CASES: [Case; 38] = [
     // Of the tree before: driver 595 with pages of 64 KiB, a node without the API, coherent memory.
     case("gb200", (1, 0), &["open-gpu-kernel-modules#1269", "install driver 580"], &[]),
     case("no-api", (0, 0), &["has no peer-memory API", "dma-buf: yes, 1 of 1 pair"], &["doca-ofed", "fix:"]),
+    // All else would be for nothing without a device, and nothing else is missing with one.
+    case(
+        "h200-no-api",
+        (2, 1),
+        &["install an RDMA NIC", "NOT USABLE: 1 failed"],
+        &["doca-ofed", "make install", "depmod"],
+    ),
     case("put-errors", (1, 0), &["stop nvidia-persistenced"], &[]),
     case(
         "module-not-loaded",

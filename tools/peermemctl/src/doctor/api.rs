@@ -70,11 +70,12 @@ fn no_api(machine: &Machine, release: &str) -> Check {
         };
         return Check::ok(EXPORTED, format!("{none}: {words}")).seen(seen);
     }
-    let rest = match machine.dma_buf() && machine.rdma.is_empty() {
-        true => "; applications that register by dma-buf (NCCL, UCX, NVSHMEM by default) could work without it, with an RDMA device",
-        false => "",
-    };
-    Check::fail(EXPORTED, format!("{none}: no nvidia-peermem can work here{rest}"), api_cure(machine)).seen(seen)
+    if machine.dma_buf() && machine.rdma.is_empty() {
+        let words =
+            "with an RDMA device, programs could register by dma-buf (NCCL, UCX, NVSHMEM and libfabric by default)";
+        return Check::ok(EXPORTED, format!("{none}: {words}")).seen(seen);
+    }
+    Check::fail(EXPORTED, format!("{none}: no nvidia-peermem can work here"), api_cure(machine)).seen(seen)
 }
 
 /// Returns whether a GPU has dma-buf with a NIC.

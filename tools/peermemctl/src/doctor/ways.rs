@@ -235,21 +235,25 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
     let works = |way: Way| verdicts.iter().any(|verdict| verdict.way == way && verdict.usable == Some(true));
     let no_api =
         machine.has_symbol(REGISTER) == Some(false) && machine.api_to_load().is_none() && machine.loaded.is_none();
+    // With an RDMA device it would work, and nothing else is missing.
+    let only_a_device = machine.rdma.is_empty() && machine.dma_buf();
+    let by_dma_buf = works(Way::DmaBuf) || only_a_device;
     let gpus = machine.gpus();
     let in_vain = !gpus.is_empty() && gpus.iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
     for check in sections.iter_mut().flat_map(|section| &mut section.checks).filter(|check| check.is_finding()) {
         let of_peer_memory =
             way::of_peer_memory(check.id) || ["limits.autoload", "consumers.operator"].contains(&check.id);
         let not_needed = match check.id {
-            "consumers.sharp" if !in_vain => no_api && works(Way::DmaBuf),
+            "consumers.sharp" if !in_vain => no_api && by_dma_buf,
             _ if in_vain => of_peer_memory || check.id.starts_with("consumers.") || check.id == "limits.memlock",
-            _ => no_api && works(Way::DmaBuf) && of_peer_memory,
+            _ => no_api && by_dma_buf && of_peer_memory,
         };
         if not_needed {
             check.level = Level::Skip;
-            let why = match in_vain {
-                true => "no NIC gets memory of these GPUs",
-                false => "the core has no peer-memory API, and dma-buf works",
+            let why = match (in_vain, only_a_device) {
+                (true, _) => "no NIC gets memory of these GPUs",
+                (false, true) => "dma-buf works with an RDMA device",
+                (false, false) => "the core has no peer-memory API, and dma-buf works",
             };
             check.message = format!("not needed, as {why}: {}", check.message);
             check.fix = None;
