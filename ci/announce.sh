@@ -12,6 +12,14 @@ if [ -d "$cache/kept/$kernel/ours" ]; then
 	echo "      It takes a minute or two: much was built before ($cache)."
 else
 	# Measured by make bench-cold on two processors; a part does not become faster with more.
+	for place in "$cache" "$(pwd)"; do
+		while [ ! -e "$place" ]; do place=$(dirname "$place"); done
+		free=$(df -Pm "$place" | awk 'NR == 2 { print $4 }')
+		[ "$free" -ge 2048 ] || {
+			echo "demo: the disk of $place has $free MB free, and the demo needs some 2000 the first time: free some, or set NVPM_CACHE to a folder on another disk" >&2
+			exit 1
+		}
+	done
 	minutes=$((3 + 8 / cores))
 	[ -z "${1:-}" ] || minutes=$((minutes + 3))
 	echo "      The first time it takes about $minutes minutes on $cores processor$([ "$cores" = 1 ] || echo s), and downloads some 700 MB: Debian's packages

@@ -19,7 +19,15 @@ flock -n 9 || {
 	echo "  build lab: another checkout is at it, waiting ($cache/lab/.lock)" >&2
 	flock 9
 }
-NVPM_TARGET=$cache/lab "$checkout/ci/cargo.sh" ci/qemu build --quiet --locked -p lab -p $program 9>&-
+# The first time it takes a while, in which it says what it is at.
+quiet=--quiet
+[ -e "$cache/lab/debug/lab" ] || quiet=
+NVPM_TARGET=$cache/lab "$checkout/ci/cargo.sh" ci/qemu build $quiet --locked -p lab -p $program 9>&- || {
+	free=$(df -Pm "$cache" | awk 'NR == 2 { print $4 }')
+	[ "$free" -gt 100 ] ||
+		echo "lab: no space is left on the disk of $cache: free some, or set NVPM_CACHE to a folder on another disk" >&2
+	exit 1
+}
 for file in lab $program; do
 	cp --remove-destination "$cache/lab/debug/$file" "$checkout/build/bin/$file"
 done

@@ -53,9 +53,17 @@ apt_lists() {
 		[ -z "$security" ] || echo "$security $VERSION_CODENAME-security main contrib"
 		echo "${mirror/#deb/deb-src} trixie main contrib"
 	} | awk '!seen[$0]++' >"$apt/sources.list"
-	# A suite that is gone ends nothing but what only it has.
-	apt_private apt-get -q update || true
-	touch "$apt/updated"
+	# A suite that is gone ends nothing but what only it has. Where none answers, older lists serve, but
+	# not for an hour.
+	local said
+	said=$(apt_private apt-get -q update 2>&1) || true
+	echo "$said"
+	if echo "$said" | grep -q '^\(Get\|Hit\):'; then
+		touch "$apt/updated"
+	elif [ -z "$(find "$apt/lists" -maxdepth 1 -name '*Release')" ]; then
+		echo "nothing came from ${mirror##* }: is this machine online? ($(echo "$said" | sed -n 's/^[EW]: *//p' | head -n 1))"
+		return 1
+	fi
 }
 
 # apt in the private folder. Of another architecture nothing is installed here.
@@ -73,7 +81,7 @@ apt_private() {
 
 # The newest package whose name matches a regular expression.
 apt_newest_name() { # REGEX
-	apt_update >&2
+	apt_update >&2 || return 1
 	local name
 	name=$(apt_private apt-cache search --names-only "$1" | cut -d' ' -f1 | sort -V | tail -n 1)
 	[ -n "$name" ] || {
@@ -93,7 +101,7 @@ apt_deb() { # PACKAGE [VERSION]
 	local file version
 	file=$(apt_found "$1_${2:-}*")
 	if [ -z "$file" ]; then
-		apt_update >&2
+		apt_update >&2 || return 1
 		version=$(apt_private apt-cache madison "$1" | awk -F' *[|] *' -v package="$1" -v series="${2:-}" \
 			'{ sub(/^ */, "", $1) } $1 == package && index($2, series) == 1 { print $2 }' | sort -V | tail -n 1)
 		[ -n "$version" ] || {

@@ -7,6 +7,7 @@ use crate::sh;
 use anyhow::{bail, ensure, Context, Result};
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// A kernel, and what was built for it.
@@ -50,10 +51,27 @@ fn make<'a>(lab: &Lab, kernel: Kernel, targets: impl Iterator<Item = &'a str>) -
     make.arg("-j3");
     make.arg(format!("LLVM={}", sh::LLVM)).arg(format!("CACHE={}", lab.cache.display()));
     make.arg(format!("LAB={}", lab.repo.join("build/bin/lab").display())).args(targets).current_dir(&lab.repo);
+    // Usually there is none.
+    let _ = fs::remove_file(why_file(lab));
     if !make.status().context("cannot run make")?.success() {
-        bail!("{}: not everything could be built (logs: build/lab/log)", kernel.name());
+        let why = fs::read_to_string(why_file(lab)).unwrap_or_else(|_| "logs: build/lab/log".to_string());
+        bail!("{}: not everything could be built: {}", kernel.name(), why.trim());
     }
     Ok(())
+}
+
+/// Where the first part that cannot be built says why: other parts are still being built then, and
+/// would leave that line far behind.
+fn why_file(lab: &Lab) -> PathBuf {
+    lab.build.join("log/why")
+}
+
+/// Keeps the reason for the end of [`build`].
+pub fn remember(lab: &Lab, why: &anyhow::Error) {
+    let _ = fs::create_dir_all(lab.build.join("log"));
+    let file = fs::OpenOptions::new().create_new(true).write(true).open(why_file(lab));
+    // It has been printed, too.
+    let _ = file.and_then(|mut file| write!(file, "{why:#}"));
 }
 
 /// The root folders of machines of these Debian releases.

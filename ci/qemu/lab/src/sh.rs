@@ -109,7 +109,13 @@ impl Step {
         // One call: another lane may be printing too.
         let end: String = tail(&self.log, TAIL_LINES).into_iter().map(|line| format!("    {line}\n")).collect();
         eprint!("--- end of {}\n{end}", self.log.display());
-        Err(anyhow!("{}: {name} failed ({status}); whole log: {}", self.what, self.log.display()))
+        if end.contains("No space left on device") {
+            let why = "no space is left on the disk of the cache or of this checkout";
+            let what = "free some, or set NVPM_CACHE to a folder on another disk; what is built stays";
+            return Err(anyhow!("{}: {why}: {what}; whole log: {}", self.what, self.log.display()));
+        }
+        let last = end.lines().last().unwrap_or_default().trim();
+        Err(anyhow!("{}: {name} failed ({status}): {last}; whole log: {}", self.what, self.log.display()))
     }
 }
 
