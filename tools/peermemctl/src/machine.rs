@@ -95,7 +95,8 @@ impl<'a> Machine<'a> {
             drivers,
             root,
             release,
-            modules_read: !modules.is_empty() || root.exists("/proc/modules"),
+            // A kernel without modules shows those that are built in.
+            modules_read: root.exists("/proc/modules") || !root.names("/sys/module").is_empty(),
             modules,
             driver,
             file,

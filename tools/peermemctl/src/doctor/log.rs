@@ -3,6 +3,7 @@
 
 use crate::check::Check;
 use crate::machine::{Machine, NAME};
+use crate::root::Missing;
 use crate::text;
 
 /// Functions of the RDMA core in which a free callback waits.
@@ -32,10 +33,25 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = hung(machine).into_iter().collect();
     checks.extend(xid(machine));
     checks.extend(mlx5(machine));
-    checks.extend(machine.log_cut.then(|| {
-        Check::skip("log.read", "the kernel log is long: only its end was read, so earlier lines are not known")
-    }));
+    checks.extend(unread(machine));
     checks
+}
+
+/// What of the log is not known. A recorded machine may have none.
+fn unread(machine: &Machine) -> Option<Check> {
+    const ID: &str = "log.read";
+    let words = match &machine.log {
+        Ok(_) if machine.log_cut => "the kernel log is long: only its end was read, so earlier lines are not known",
+        Ok(_) => return None,
+        Err(Missing::Denied) => {
+            "only root may read the kernel log: hung tasks, Xids and refused dma-bufs in it are not known"
+        }
+        Err(_) if machine.root.is_live() => {
+            "there is no kernel log here: hung tasks, Xids and refused dma-bufs are not known"
+        }
+        Err(_) => return None,
+    };
+    Some(Check::skip(ID, words).seen("/dev/kmsg"))
 }
 
 /// Returns the module that holds the callback, as the stacks name it or as it is loaded.
