@@ -16,7 +16,7 @@ const fn entry(id: &'static str, looks: &'static str, why: &'static str) -> Entr
 }
 
 /// All checks, in the order of doctor's sections.
-pub const CHECKS: [Entry; 69] = [
+pub const CHECKS: [Entry; 70] = [
     entry(
         "setting.machine",
         "The kind of machine: architecture, virtual machine, container, where the kernel's modules come from.",
@@ -353,9 +353,14 @@ pub const CHECKS: [Entry; 69] = [
         "It looks for functions of the kernel in /proc/kallsyms. FI_HMEM_CUDA_USE_DMABUF and FI_HMEM_DISABLE_P2P count.",
     ),
     entry(
+        "consumers.mooncake",
+        "Whether Mooncake's transfer engine registers GPU memory.",
+        "It calls a plain ibv_reg_mr(), which needs nvidia_peermem; WITH_NVIDIA_PEERMEM=0 has it register by dma-buf. MC_DISABLE_GPU_DIRECT_RDMA and MC_FORCE_TCP count.",
+    ),
+    entry(
         "consumers.operator",
         "Whether lsmod shows the module.",
-        "GPU Operator, Mooncake and the health checks of clouds look no further.",
+        "GPU Operator and the health checks of clouds look no further.",
     ),
     entry(
         "selftest",

@@ -148,7 +148,7 @@ pub enum Command {
 #[derive(Args)]
 pub struct Programs {
     /// Usable means that each of these programs has a way: verbs (those that call ibv_reg_mr()
-    /// themselves, such as perftest and MPI), nccl, gin, sharp, ucx, nvshmem, libfabric. Without
+    /// themselves, such as perftest and MPI), nccl, gin, sharp, ucx, nvshmem, libfabric, mooncake. Without
     /// this, one way is enough
     #[arg(long = "for", value_name = "PROGRAMS", value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(doctor::ways::programs()))]
     pub asked: Vec<String>,

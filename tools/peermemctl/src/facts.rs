@@ -101,6 +101,56 @@ pub const NVSHMEM_PEERS_ONLY: Rule = rule(
     "transport_ib_common.cpp of NVSHMEM",
 );
 
+pub const MOONCAKE_PLAIN: Rule = rule(
+    "Mooncake",
+    None,
+    None,
+    "registers GPU memory by a plain ibv_reg_mr() unless WITH_NVIDIA_PEERMEM=0: an option of its build at first, a variable later",
+    "rdma_context.cpp and environ.cpp of Mooncake 78297b7b8050",
+);
+pub const NIXL_UCX: Rule = rule(
+    "NIXL",
+    None,
+    None,
+    "its UCX plugin registers as the UCX does that it brings: what holds for UCX holds for it",
+    "src/plugins/ucx of NIXL",
+);
+pub const DEEPEP_NVSHMEM: Rule = rule(
+    "DeepEP",
+    None,
+    Some("2"),
+    "its low-latency kernels use NVSHMEM's IBGDA: what holds for NVSHMEM holds for it",
+    "README.md of DeepEP",
+);
+pub const UCX_PEERS_ONLY: Rule = rule(
+    "UCX",
+    None,
+    Some("1.13.2"),
+    "looks for the module in /sys/kernel/mm/memory_peers only; newer ones also in /sys/module, and take dma-buf",
+    "src/uct/ib/base/ib_md.c of UCX 1.13.1 (docs/consumers.md)",
+);
+pub const LIBFABRIC_KALLSYMS: Rule = rule(
+    "libfabric",
+    None,
+    None,
+    "its verbs provider looks for functions of the kernel in /proc/kallsyms, and for no client",
+    "vrb_os_mem_support of libfabric 32dfaf9dadd7",
+);
+pub const NCCL_FORCED_PCIE: Rule = rule(
+    "Linux and nvidia.ko",
+    None,
+    None,
+    "programs that force the PCIe mapping of a dma-buf (NCCL on GPUs with a coherent link) are refused with 524 across IOMMU groups",
+    "kernel-open/nvidia/nv-dmabuf.c of open-gpu-kernel-modules 595",
+);
+pub const OFED_API: Rule = rule(
+    "OFED",
+    Some("25.10"),
+    None,
+    "ib_uverbs exports the peer-memory API; in earlier ones ib_core does",
+    "core/Makefile of mlnx-ofa_kernel 25.10.1.7.1.1",
+);
+
 /// The drivers of RDMA devices that register dma-bufs: module, and the kernel from which on the
 /// kernel's own driver does.
 pub const DMA_BUF_DRIVERS: [(&str, &str, &str); 6] = [
@@ -116,7 +166,7 @@ pub const DMA_BUF_DRIVERS: [(&str, &str, &str); 6] = [
 pub const NO_DMA_BUF_DRIVERS: [&str; 7] = ["mlx4_ib", "iw_cxgb4", "qedr", "hfi1", "erdma", "rdma_rxe", "siw"];
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 8] = [
+pub const ALL: [&Rule; 15] = [
     &DRIVER_TOO_OLD,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
@@ -125,6 +175,13 @@ pub const ALL: [&Rule; 8] = [
     &CORE_DMA_BUF,
     &IBGDA_BY_GPU,
     &NVSHMEM_PEERS_ONLY,
+    &UCX_PEERS_ONLY,
+    &LIBFABRIC_KALLSYMS,
+    &NIXL_UCX,
+    &MOONCAKE_PLAIN,
+    &DEEPEP_NVSHMEM,
+    &NCCL_FORCED_PCIE,
+    &OFED_API,
 ];
 
 /// Returns the leading numbers of a version such as `6.12.3-1-amd64`: 6, 12, 3.

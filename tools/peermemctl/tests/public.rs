@@ -324,6 +324,23 @@ fn nvshmem_is_judged_as_its_versions_do() {
     }
 }
 
+/// Mooncake registers as ibv_reg_mr() does, unless a variable says otherwise.
+#[test]
+fn mooncake_takes_the_way_that_its_variable_names() {
+    let said = |tree: &str, line: &str| of_command(tree, "consumers.mooncake", &line.split(' ').collect::<Vec<_>>()).1;
+    for (tree, line, wanted) in [
+        ("one-pair", "./t", ": yes, GPU 0000:19:00.0 with mlx5_0 (PIX), by peer memory"),
+        ("one-pair", "env WITH_NVIDIA_PEERMEM=0 ./t", "by dma-buf"),
+        ("one-pair", "env MC_FORCE_TCP=1 ./t", "MC_FORCE_TCP has it copy"),
+        ("public-efa", "./t", "with WITH_NVIDIA_PEERMEM=0 it registers by dma-buf"),
+        ("public-efa", "env WITH_NVIDIA_PEERMEM=0 ./t", ": yes, GPU 0000:19:00.0 with mlx5_0 (PIX), by dma-buf"),
+        ("public-no-odp", "env WITH_NVIDIA_PEERMEM=0 ./t", "CONFIG_INFINIBAND_ON_DEMAND_PAGING"),
+    ] {
+        let said = said(tree, line);
+        assert!(said.contains(wanted), "{tree} {line}: {said}");
+    }
+}
+
 /// A node is usable for those who are asked about, or not.
 #[test]
 fn the_verdict_is_for_the_programs_that_are_named() {

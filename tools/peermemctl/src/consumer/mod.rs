@@ -3,9 +3,10 @@
 //! own rule: the file named in [`Consumer::source`] is where that was read.
 
 mod libfabric;
+mod mooncake;
 mod nccl;
 pub mod nvshmem;
-mod ucx;
+pub mod ucx;
 
 use crate::doctor::hardware;
 use crate::environment::Environment;
@@ -31,8 +32,8 @@ pub struct Consumer {
 }
 
 /// All that are known.
-pub const ALL: [&Consumer; 6] =
-    [&nccl::NCCL, &nccl::GIN, &nccl::SHARP, &ucx::UCX, &nvshmem::NVSHMEM, &libfabric::LIBFABRIC];
+pub const ALL: [&Consumer; 7] =
+    [&nccl::NCCL, &nccl::GIN, &nccl::SHARP, &ucx::UCX, &nvshmem::NVSHMEM, &libfabric::LIBFABRIC, &mooncake::MOONCAKE];
 
 /// Whether a program finds a way to register GPU memory.
 pub enum Registers {

@@ -3,6 +3,7 @@
 
 use super::{by_file, lists, put_back, sure, Consumer, Refusal};
 use crate::environment::Environment;
+use crate::facts;
 use crate::machine::Machine;
 use crate::nvidia;
 
@@ -77,8 +78,9 @@ pub fn by_version(machine: &Machine, environment: &Environment, nics: &[&str]) -
     let mut notes = Vec::new();
     let no_peers = !machine.root.exists("/sys/kernel/mm/memory_peers/nv_mem/version");
     if no_peers && machine.loaded.is_some() && !machine.dma_buf() {
-        notes
-            .push("NVSHMEM before 3.3 looks only at /sys/kernel/mm/memory_peers, and skips InfiniBand here".to_owned());
+        let rule = &facts::NVSHMEM_PEERS_ONLY;
+        let what = "looks only at /sys/kernel/mm/memory_peers, and skips InfiniBand here";
+        notes.push(format!("{} {} {what}", rule.of, rule.range()));
     }
     let other = nics.iter().find(|nic| !nic.starts_with("mlx5"));
     if let (Some(nic), None) = (other, environment.get("NVSHMEM_HCA_PREFIX")) {
@@ -88,10 +90,10 @@ pub fn by_version(machine: &Machine, environment: &Environment, nics: &[&str]) -
     if environment.says_yes("NVSHMEM_IB_ENABLE_IBGDA") && environment.get("NVSHMEM_IBGDA_NIC_HANDLER").is_none() {
         let params = nvidia::params(machine.root);
         if !params.get("RegistryDwords").is_some_and(|words| words.contains("PeerMappingOverride=1")) {
-            notes.push(
-                "IBGDA has the CPU ring the NIC, from 3.4.5 on; before, it needs PeerMappingOverride=1 of nvidia.ko"
-                    .to_owned(),
-            );
+            let first = facts::IBGDA_BY_GPU.before.unwrap_or_default();
+            notes.push(format!(
+                "IBGDA has the CPU ring the NIC, from {first} on; before, it needs PeerMappingOverride=1 of nvidia.ko"
+            ));
         }
     }
     notes

@@ -2,6 +2,8 @@
 //! UCX. It registers at any distance, and chooses by what it believes each way to carry.
 
 use super::{by_file, lists, put_back, sure, Consumer, Refusal};
+use crate::facts;
+use crate::machine::Machine;
 use crate::pci::Distance;
 
 const FILES: [&str; 3] = [
@@ -42,3 +44,12 @@ pub const UCX: Consumer = Consumer {
         })
     },
 };
+
+/// Returns what other versions of UCX than the one whose rules are known do here.
+pub fn by_version(machine: &Machine) -> Vec<String> {
+    let rule = &facts::UCX_PEERS_ONLY;
+    let by_module = machine.loaded.is_some() && !machine.dma_buf();
+    let no_peers = !machine.root.exists("/sys/kernel/mm/memory_peers/nv_mem/version");
+    let note = || format!("{} {} looks only at /sys/kernel/mm/memory_peers, and copies here", rule.of, rule.range());
+    (by_module && no_peers).then(note).into_iter().collect()
+}

@@ -2,7 +2,7 @@
 //! Section 10: what applications do with each GPU and its NIC, by their own rules.
 
 use crate::check::{Check, Kind, Level};
-use crate::consumer::{self, nvshmem, Consumer, Does, Pairing, Registers};
+use crate::consumer::{self, nvshmem, ucx, Consumer, Does, Pairing, Registers};
 use crate::environment::Environment;
 use crate::machine::{Machine, NAME, PEERS};
 use crate::setting::{vendor, Vendor};
@@ -76,15 +76,22 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
     let mut checks: Vec<Check> = gpus.into_iter().filter_map(of_gpu).collect();
     if consumer.id == "consumers.nvshmem" {
         let nics: Vec<&str> = pairings.iter().map(|pairing| pairing.nic.name.as_str()).collect();
-        let notes = nvshmem::by_version(machine, environment, &nics);
-        checks.iter_mut().filter(|check| check.level == Level::Ok).for_each(|check| {
-            if let Some(subject) = &mut check.subject {
-                subject.many.extend(notes.iter().map(|note| format!("; {note}")));
-            }
-            check.message.extend(notes.iter().map(|note| format!("; {note}")));
-        });
+        note(&mut checks, &nvshmem::by_version(machine, environment, &nics));
+    }
+    if consumer.id == "consumers.ucx" {
+        note(&mut checks, &ucx::by_version(machine));
     }
     checks
+}
+
+/// Adds what other versions do to what is fine.
+fn note(checks: &mut [Check], notes: &[String]) {
+    for check in checks.iter_mut().filter(|check| check.level == Level::Ok) {
+        if let Some(subject) = &mut check.subject {
+            subject.many.extend(notes.iter().map(|note| format!("; {note}")));
+        }
+        check.message.extend(notes.iter().map(|note| format!("; {note}")));
+    }
 }
 
 fn in_vain(consumer: &Consumer, seen: String) -> Check {
@@ -136,9 +143,8 @@ fn operator(machine: &Machine) -> Check {
     const ID: &str = "consumers.operator";
     let seen = "nvidia_peermem in /proc/modules, as lsmod prints it";
     if machine.modules.contains_key(NAME) {
-        Check::ok(ID, "GPU Operator, Mooncake, cloud health checks: find the module").seen(seen)
+        Check::ok(ID, "GPU Operator, cloud health checks: find the module").seen(seen)
     } else {
-        Check::warn(ID, "GPU Operator, Mooncake, cloud health checks: report the module missing", machine.load_it())
-            .seen(seen)
+        Check::warn(ID, "GPU Operator, cloud health checks: report the module missing", machine.load_it()).seen(seen)
     }
 }

@@ -20,7 +20,7 @@ pub enum Place {
     Hardware,
 }
 
-const HERE: [&str; 19] = [
+const HERE: [&str; 20] = [
     "gpus.present",
     "fabric.rdma",
     "setting.machine",
@@ -39,6 +39,7 @@ const HERE: [&str; 19] = [
     "consumers.ucx",
     "consumers.nvshmem",
     "consumers.libfabric",
+    "consumers.mooncake",
     "ways.pairs",
 ];
 const MODULES: [&str; 24] = [

@@ -244,7 +244,7 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
         let of_peer_memory =
             way::of_peer_memory(check.id) || ["limits.autoload", "consumers.operator"].contains(&check.id);
         let not_needed = match check.id {
-            "consumers.sharp" if !in_vain => no_api && by_dma_buf,
+            "consumers.sharp" | "consumers.mooncake" if !in_vain => no_api && by_dma_buf,
             _ if in_vain => of_peer_memory || check.id.starts_with("consumers.") || check.id == "limits.memlock",
             _ => no_api && by_dma_buf && of_peer_memory,
         };
