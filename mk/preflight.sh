@@ -25,6 +25,8 @@ option() {
 	sed -n "s/^$1=\"\{0,1\}\([^\"]*\)\"\{0,1\}\$/\1/p" "$config"
 }
 here=$(dirname "$0")
+find_here=$here
+. "$here/find.sh"
 kver=$(sh "$here/kernel-release.sh" "$KDIR")
 # Whatever an earlier call built is not what this one was told.
 rm -f "$OUT/built"
@@ -255,7 +257,7 @@ if [ "$series" -lt 6013 ]; then
 fi
 
 # Which files say what the neighbours export. All are optional: the references are weak.
-symvers=
+symvers= unchecked=
 first_with() { # symbol, files...
 	symbol=$1
 	shift
@@ -271,25 +273,27 @@ for dir in $OFED; do
 	found=${found:-$(first_with ib_register_peer_memory_client "$dir/Module.symvers")}
 done
 [ -n "$found" ] || [ -z "$OFED" ] || die "OFED=$OFED: no Module.symvers with ib_register_peer_memory_client there"
-# Its package for DKMS and the one with modules have folders of their own. `default` is of the last
-# kernel that it was built for.
-ofa=
-for dir in /usr/src/ofa_kernel /usr/src/ofa_kernel-dkms; do
-	ofa="$ofa $dir/$arch/$kver $dir/$kver"
-	default=$(readlink -f $dir/default || true)
-	case $default in
-	$dir/$arch/"$kver" | $dir/"$kver") ;;
-	$dir/$arch/*) note "$dir/default is of another kernel, $(basename "$default"), and not used" ;;
-	*) ofa="$ofa $dir/default" ;;
-	esac
-done
+ofa=$(core_folders '' "$arch" "$kver")
+core=$(module_file '' "$kver" ib_uverbs || true)
 # An OFED installed over a kernel that has the API itself replaces the kernel's.
-# shellcheck disable=SC2046
-[ -n "$found" ] || found=$(first_with ib_register_peer_memory_client $(printf '%s/Module.symvers ' $ofa) "$KDIR/Module.symvers")
+for dir in $ofa; do
+	[ -z "$found" ] || break
+	file=$(first_with ib_register_peer_memory_client "$dir/Module.symvers")
+	if [ -n "$file" ] && ! versions_fit "$core" "$file"; then
+		note "$file has other symbol versions than $core, which kernel $kver loads, and is not used"
+	else
+		found=$file
+	fi
+done
+[ -n "$found" ] || found=$(first_with ib_register_peer_memory_client "$KDIR/Module.symvers")
 if [ -n "$found" ]; then
 	note "ib_register_peer_memory_client: $found"
 	[ "$found" = "$KDIR/Module.symvers" ] || symvers=$found
 elif [ -z "${SAMPLE:-}" ]; then
+	unchecked="the RDMA core"
+	others=$(core_kernels '' "$arch" | paste -sd ' ')
+	[ -z "$others" ] ||
+		note "OFED is there for $others only: dkms install mlnx-ofed-kernel/<its version> -k $kver, or install OFED's package for kernel $kver"
 	note "warning: no Module.symvers exports ib_register_peer_memory_client: the module will load only where DOCA-OFED, MLNX_OFED or a linux-nvidia kernel provides it"
 fi
 found=
@@ -298,10 +302,19 @@ for dir in $NVIDIA; do
 done
 named=$found
 # Of the driver that this kernel would load, if several are there.
-nvidia_version=$(modinfo -k "$kver" -F version "$nvidia" 2>/dev/null || echo none)
-nvidia_src=/usr/src/$nvidia-$nvidia_version
-[ -n "$found" ] || found=$(first_with nvidia_p2p_get_pages \
-	/var/lib/dkms/nvidia*/"$nvidia_version/$kver/$arch"/module/Module.symvers "$nvidia_src/Module.symvers")
+nvidia_version=$(modinfo -k "$kver" -F version "$nvidia" 2>/dev/null | head -n 1)
+nvidia_src=$([ -z "$nvidia_version" ] || driver_folders '' "$arch" "$kver" "$nvidia" "$nvidia_version")
+# The driver's own user of its exports.
+uvm=$(module_file '' "$kver" "$nvidia-uvm" || module_file '' "$kver" nvidia-uvm || true)
+for dir in $nvidia_src; do
+	[ -z "$found" ] || break
+	file=$(first_with nvidia_p2p_get_pages "$dir/Module.symvers")
+	if [ -n "$file" ] && ! versions_fit "$uvm" "$file"; then
+		note "$file has other symbol versions than $uvm, which kernel $kver loads, and is not used"
+	else
+		found=$file
+	fi
+done
 # Tegra's nvidia-p2p.ko has functions of the same names with other arguments, and no persistent ones.
 on_tegra="nothing to build: on an integrated GPU (Tegra, Jetson) take memory of cudaHostAlloc() and plain ibv_reg_mr(), which need no such module"
 if [ -z "$found" ] && modinfo -k "$kver" -n nvidia-p2p >/dev/null 2>&1 && ! modinfo -k "$kver" -n "$nvidia" >/dev/null 2>&1; then
@@ -316,6 +329,13 @@ if [ -n "$found" ]; then
 	[ "$symvers" = "$found" ] || symvers="$symvers $found"
 else
 	note "nvidia_p2p_get_pages: no Module.symvers found (NVIDIA=<dir> names one); modprobe resolves it by depmod"
+	unchecked="${unchecked:+$unchecked and }the GPU driver"
+fi
+# Where symbols have versions the kernel compares those that the module has.
+if [ -n "$unchecked" ] && [ "$(option CONFIG_MODVERSIONS)" = y ]; then
+	note "warning: the module gets no symbol versions of $unchecked: the kernel will not notice if it does not fit"
+else
+	unchecked=
 fi
 
 # Vendor headers, to compare our layouts with.
@@ -331,15 +351,15 @@ header() { # name, folders...
 		done
 	done
 }
-nv_p2p=$(header nv-p2p.h $NVIDIA "$nvidia_src")
-peer_mem=$(header peer_mem.h $OFED $ofa $NVIDIA "$nvidia_src")
+nv_p2p=$(header nv-p2p.h $NVIDIA $nvidia_src)
+peer_mem=$(header peer_mem.h $OFED $ofa $NVIDIA $nvidia_src)
 if [ -n "$nv_p2p" ]; then
 	version=$(sed -n 's/^#define NVIDIA_P2P_PAGE_TABLE_VERSION[ 	][ 	]*//p' "$nv_p2p")
 	case $version in
-	0x0001*) unchecked="; table version 2 is unchecked there" ;;
-	*) unchecked= ;;
+	0x0001*) old="; table version 2 is unchecked there" ;;
+	*) old= ;;
 	esac
-	note "ABI compared with $nv_p2p (page table version $version$unchecked)"
+	note "ABI compared with $nv_p2p (page table version $version$old)"
 fi
 [ -z "$peer_mem" ] || note "ABI compared with $peer_mem"
 [ -z "$NVIDIA" ] || [ -n "$nvidia_ko$named$(header nv-p2p.h $NVIDIA)" ] ||
@@ -362,5 +382,6 @@ PREFLIGHT_PEER_MEM='$peer_mem'
 PREFLIGHT_KERNEL_CRATE='$crate'
 PREFLIGHT_TREE='$tree'
 PREFLIGHT_DEPS='${DEPS:-}'
+PREFLIGHT_UNCHECKED='$unchecked'
 EOF
 mv "$OUT/preflight.env.new" "$OUT/preflight.env"

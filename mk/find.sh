@@ -1,0 +1,105 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# Finds what a kernel's RDMA core and GPU driver were built with, by what that kernel would load and
+# not by the name of a folder. To be sourced; the script that does so has a function `note`, which
+# tells its user a line. ROOT is empty, or the folder in which another machine's root is mounted.
+
+# Prints what a path of ROOT is once all links in it are followed, absolute ones below ROOT; fails
+# where nothing is there.
+inside() ( # ROOT PATH
+	at='' rest=${2#/} left=40
+	while [ -n "$rest" ]; do
+		part=${rest%%/*}
+		case $rest in
+		*/*) rest=${rest#*/} ;;
+		*) rest='' ;;
+		esac
+		case $part in
+		'' | .) continue ;;
+		..)
+			at=${at%/*}
+			continue
+			;;
+		esac
+		target=$(readlink "$1$at/$part") || {
+			at=$at/$part
+			continue
+		}
+		left=$((left - 1))
+		[ $left -gt 0 ] || return 1
+		case $target in
+		/*) at='' ;;
+		esac
+		rest=${target#/}${rest:+/$rest}
+	done
+	[ -e "$1$at" ] && echo "$1$at"
+)
+
+# Prints the file of a module that a kernel would load, links followed: RHEL's weak-updates lead to
+# the file of another kernel.
+module_file() { # ROOT KERNEL MODULE
+	file=$(modinfo ${1:+-b "$1"} -k "$2" -n "$3" 2>/dev/null) && inside "$1" "${file#"$1"}"
+}
+# Prints the last part of a path that looks like a kernel's release.
+release_in() { # PATH
+	echo "$1" | tr / '\n' | grep -E '^[1-9]\.[0-9]+\.[0-9]+([-+_~].*|\.[^0-9].*)?$' | tail -n 1
+}
+# Prints the kernel that a module's file was built for: the one in whose folder it lies, or else the
+# one that is asked.
+built_for() { # FILE KERNEL
+	of=$(echo "$1" | sed -n 's:.*/lib/modules/\([^/]*\)/.*:\1:p')
+	echo "${of:-$2}"
+}
+# Whether no symbol that a module's file wants has another version in a Module.symvers. The file must
+# be of the same build as what exports them: then a difference says that the versions are another
+# build's.
+versions_fit() { # FILE MODULE_SYMVERS
+	[ -n "$1" ] || return 0
+	[ -z "$(modprobe --dump-modversions "$1" 2>/dev/null | awk '
+		{ sub(/^0x0*/, "", $1) }
+		NR == FNR { has[$2] = $1; next }
+		$2 in has && has[$2] != $1 { print $2; exit }' "$2" -)" ]
+}
+
+# Prints the folders in which OFED may have left what the RDMA core of a kernel was built with, the
+# best first.
+core_folders() { # ROOT ARCH KERNEL
+	of=$(built_for "$(module_file "$1" "$3" ib_uverbs || true)" "$3")
+	[ "$of" = "$3" ] || note "kernel $3 loads the RDMA core that was built for kernel $of"
+	# The package for DKMS and the one with modules have folders of their own.
+	for dir in "$1"/usr/src/ofa_kernel "$1"/usr/src/ofa_kernel-dkms; do
+		for part in "$2/$of" "$of" default; do
+			folder=$(inside "$1" "${dir#"$1"}/$part") || continue
+			# `default` is of the last kernel that OFED was built for.
+			theirs=$(release_in "${folder#"$1"}")
+			[ -n "$theirs" ] || theirs=$(sh "$find_here/kernel-release.sh" "$folder" 2>/dev/null || true)
+			if [ "${theirs:-$of}" = "$of" ]; then
+				echo "$folder"
+			else
+				note "$dir/$part is of another kernel, $theirs, and not used"
+			fi
+		done
+	done
+	for folder in "$1"/var/lib/dkms/mlnx-ofed-kernel/*/"$of/$2"/module; do
+		[ ! -d "$folder" ] || echo "$folder"
+	done
+}
+# Prints the kernels for which OFED has left something.
+core_kernels() { # ROOT ARCH
+	for file in "$1"/usr/src/ofa_kernel*/*/Module.symvers "$1"/usr/src/ofa_kernel*/"$2"/*/Module.symvers; do
+		[ ! -e "$file" ] || release_in "${file%/*}"
+	done | sort -u
+}
+
+# Prints the folders in which the GPU driver of that version may have left what it was built with,
+# the best first: RHEL's packages, Ubuntu's and Debian's each have a name of their own.
+driver_folders() { # ROOT ARCH KERNEL MODULE VERSION
+	of=$(built_for "$(module_file "$1" "$3" "$4" || true)" "$3")
+	[ "$of" = "$3" ] || note "kernel $3 loads the GPU driver that was built for kernel $of"
+	for folder in "$1"/var/lib/dkms/nvidia*/"$5/$of/$2"/module "$1"/var/lib/dkms/nvidia*/"$5"-*/"$of/$2"/module \
+		"$1"/usr/src/"$4-$5" "$1"/usr/src/nvidia*-"$5" "$1"/usr/src/nvidia*-"$5"-*; do
+		for sub in '' /kernel-open /kernel; do
+			[ ! -d "$folder$sub" ] || echo "$folder$sub"
+		done
+	done | awk '!seen[$0]++'
+}

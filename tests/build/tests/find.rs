@@ -1,0 +1,205 @@
+//! mk/find.sh on a played root: which folders of OFED and of the GPU driver are a kernel's own.
+
+use build_tests::{repository, run};
+use std::fs;
+use std::os::unix::fs::{symlink, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+const KERNEL: &str = "6.8.0-116-generic";
+const FORMER: &str = "5.15.0-97-generic";
+
+/// A root, in which modinfo and modprobe say what the test has them say.
+struct Root(TempDir);
+
+impl Root {
+    fn new() -> Self {
+        let root = Self(TempDir::new().expect("folder"));
+        root.program("modinfo", "exit 1");
+        root
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let file = self.0.path().join(name);
+        fs::create_dir_all(file.parent().expect("folder")).expect("folder");
+        fs::write(file, text).expect("file");
+    }
+
+    /// Links are to the root's own paths.
+    fn link(&self, target: &str, name: &str) {
+        let file = self.0.path().join(name);
+        fs::create_dir_all(file.parent().expect("folder")).expect("folder");
+        symlink(target, file).expect("link");
+    }
+
+    fn program(&self, name: &str, script: &str) {
+        self.write(&format!("bin/{name}"), &format!("#!/bin/sh\n{script}\n"));
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(self.0.path().join("bin").join(name), mode).expect("mode");
+    }
+
+    fn symvers(&self, folder: &str) {
+        let line = "0x11111111\tib_register_peer_memory_client\tdrivers/infiniband/core/ib_core\tEXPORT_SYMBOL\t\n";
+        self.write(&format!("{folder}/Module.symvers"), line);
+    }
+
+    /// What a function prints, the root itself left out, and what it notes.
+    fn call(&self, words: &str) -> (Vec<String>, String) {
+        let path = format!("{}:{}", self.0.path().join("bin").display(), std::env::var("PATH").expect("PATH"));
+        let script = format!(
+            "note() {{ echo \"note: $*\"; }}; find_here=mk; . mk/find.sh; {}",
+            words.replacen(' ', " \"$ROOT\" ", 1)
+        );
+        let said = run(Command::new("sh")
+            .arg("-euc")
+            .arg(script)
+            .current_dir(repository())
+            .env("PATH", path)
+            .env("ROOT", self.0.path()));
+        assert!(said.ok, "{words}: {}", said.text);
+        let root = self.0.path().display().to_string();
+        let lines = said.text.lines().map(|line| line.replace(&root, ""));
+        let (notes, folders): (Vec<_>, Vec<_>) = lines.partition(|line| line.starts_with("note: "));
+        (folders.into_iter().filter(|folder| self.has_symvers(folder)).collect(), notes.join("\n"))
+    }
+
+    fn has_symvers(&self, folder: &str) -> bool {
+        Path::new(&format!("{}{folder}/Module.symvers", self.0.path().display())).exists()
+    }
+
+    fn core(&self) -> (Vec<String>, String) {
+        self.call(&format!("core_folders x86_64 {KERNEL}"))
+    }
+}
+
+/// Asserts that a root has nothing for the kernel, and that it is said of `default` for which it is.
+fn default_is_left_out(lay: impl Fn(&Root)) {
+    let root = Root::new();
+    lay(&root);
+    let (folders, notes) = root.core();
+    assert!(folders.is_empty(), "{folders:?}");
+    assert!(notes.contains(&format!("default is of another kernel, {FORMER}, and not used")), "{notes}");
+}
+
+#[test]
+fn a_default_of_another_kernel_is_not_used_in_any_shape() {
+    default_is_left_out(|root| {
+        root.symvers(&format!("usr/src/ofa_kernel/x86_64/{FORMER}"));
+        root.link(&format!("x86_64/{FORMER}"), "usr/src/ofa_kernel/default");
+    });
+    default_is_left_out(|root| {
+        root.symvers(&format!("usr/src/ofa_kernel/{FORMER}"));
+        root.link(FORMER, "usr/src/ofa_kernel/default");
+    });
+    default_is_left_out(|root| {
+        root.symvers(&format!("usr/src/mlnx-ofed-24.10/{FORMER}"));
+        root.link(&format!("/usr/src/mlnx-ofed-24.10/{FORMER}"), "usr/src/ofa_kernel/default");
+    });
+    default_is_left_out(|root| {
+        root.symvers(&format!("usr/src/ofa_kernel-dkms/x86_64/{FORMER}"));
+        root.link(&format!("/usr/src/ofa_kernel-dkms/x86_64/{FORMER}"), "usr/src/ofa_kernel/default");
+    });
+    // By what the folder itself says.
+    default_is_left_out(|root| {
+        root.symvers("usr/src/ofa_kernel/default");
+        root.write(
+            "usr/src/ofa_kernel/default/include/generated/utsrelease.h",
+            &format!("#define UTS_RELEASE \"{FORMER}\"\n"),
+        );
+    });
+    // A folder of this kernel's name that leads elsewhere.
+    let root = Root::new();
+    root.symvers(&format!("usr/src/ofa_kernel/x86_64/{FORMER}"));
+    root.link(FORMER, &format!("usr/src/ofa_kernel/x86_64/{KERNEL}"));
+    assert!(root.core().0.is_empty(), "{:?}", root.core());
+}
+
+#[test]
+fn a_default_that_says_no_kernel_is_used() {
+    for folder in ["usr/src/ofa_kernel/default", "usr/src/ofa_kernel-24.10.0.7.0"] {
+        let root = Root::new();
+        root.symvers(folder);
+        if !folder.ends_with("default") {
+            root.link(&format!("/{folder}"), "usr/src/ofa_kernel/default");
+        }
+        assert_eq!(root.core().0, [format!("/{folder}")], "{:?}", root.core());
+    }
+}
+
+#[test]
+fn this_kernels_own_comes_before_default() {
+    let root = Root::new();
+    let own = format!("usr/src/ofa_kernel-dkms/x86_64/{KERNEL}");
+    root.symvers(&own);
+    root.symvers(&format!("usr/src/ofa_kernel/x86_64/{FORMER}"));
+    root.link(&format!("x86_64/{FORMER}"), "usr/src/ofa_kernel/default");
+    assert_eq!(root.core().0, [format!("/{own}")]);
+    let (kernels, _) = root.call("core_kernels x86_64; echo");
+    assert!(kernels.is_empty(), "{kernels:?}");
+}
+
+/// RHEL's weak-updates: the kernel loads what was built for another one, so that one's versions count.
+#[test]
+fn a_core_and_a_driver_by_weak_updates() {
+    let root = Root::new();
+    for module in ["ib_uverbs", "nvidia"] {
+        root.write(&format!("lib/modules/{FORMER}/extra/{module}.ko"), "");
+        let weak = format!("lib/modules/{KERNEL}/weak-updates/{module}.ko");
+        root.link(&format!("/lib/modules/{FORMER}/extra/{module}.ko"), &weak);
+    }
+    root.program(
+        "modinfo",
+        &format!("for name; do :; done; echo \"$ROOT/lib/modules/{KERNEL}/weak-updates/$name.ko\""),
+    );
+    for kernel in [KERNEL, FORMER] {
+        root.symvers(&format!("usr/src/ofa_kernel/x86_64/{kernel}"));
+        root.symvers(&format!("var/lib/dkms/nvidia-open/580.95.05/{kernel}/x86_64/module"));
+    }
+    let (folders, notes) = root.core();
+    assert_eq!(folders, [format!("/usr/src/ofa_kernel/x86_64/{FORMER}")]);
+    assert!(
+        notes.contains(&format!("kernel {KERNEL} loads the RDMA core that was built for kernel {FORMER}")),
+        "{notes}"
+    );
+    let (folders, notes) = root.call(&format!("driver_folders x86_64 {KERNEL} nvidia 580.95.05"));
+    assert_eq!(folders, [format!("/var/lib/dkms/nvidia-open/580.95.05/{FORMER}/x86_64/module")]);
+    assert!(notes.contains("loads the GPU driver that was built for kernel"), "{notes}");
+}
+
+/// Each packager has a name of his own for the driver's folder; another version's is nobody's.
+#[test]
+fn the_drivers_folder_under_each_name() {
+    for folder in [
+        "usr/src/nvidia-580.95.05",
+        "usr/src/nvidia-open-580.95.05",
+        "usr/src/nvidia-srv-580.95.05",
+        "usr/src/nvidia-open-580.95.05-1.el9",
+        "usr/src/nvidia-580.95.05/kernel-open",
+        "usr/src/nvidia-580.95.05/kernel",
+        &format!("var/lib/dkms/nvidia-open/580.95.05/{KERNEL}/x86_64/module"),
+        &format!("var/lib/dkms/nvidia/580.95.05/{KERNEL}/x86_64/module"),
+    ] {
+        let root = Root::new();
+        root.symvers(folder);
+        root.symvers("usr/src/nvidia-580.95.0");
+        root.symvers("usr/src/nvidia-595.10");
+        root.symvers(&format!("var/lib/dkms/nvidia/580.95.05/{FORMER}/x86_64/module"));
+        let (folders, _) = root.call(&format!("driver_folders x86_64 {KERNEL} nvidia 580.95.05"));
+        assert_eq!(folders, [format!("/{folder}")], "{folder}");
+    }
+}
+
+/// What the driver's or core's own modules want of it tells another build's versions.
+#[test]
+fn versions_of_another_build() {
+    let root = Root::new();
+    root.symvers("a");
+    for (wanted, fits) in [("0x11111111", true), ("0x22222222", false)] {
+        root.program("modprobe", &format!("printf '{wanted}\\tib_register_peer_memory_client\\n0x3\\tprintk\\n'"));
+        let said = root.0.path().join("a/Module.symvers");
+        let (_, notes) =
+            root.call(&format!("true && versions_fit some.ko '{}' && note fits || note differs", said.display()));
+        assert_eq!(notes, if fits { "note: fits" } else { "note: differs" });
+    }
+}
