@@ -1,5 +1,7 @@
 //! A throw-away kernel build tree, and `make` run against it.
 
+pub mod node;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

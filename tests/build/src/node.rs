@@ -1,0 +1,196 @@
+//! packaging/container/peermem against a folder that plays the node and the driver's container.
+//! Stand-ins are make, insmod, rmmod and sleep, which write a log. insmod and rmmod do to the
+//! played `/sys` and `/proc` what the kernel does to its own, and rmmod refuses while `refcnt` is not
+//! 0. Tests count the program's looks by its sleeps: seconds say little on a busy machine.
+//! Left out: Kubernetes, mounts, and the build itself.
+
+use crate::repository;
+use std::env::consts::ARCH;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const MAKE: &str = r#"echo "make $*" >>"$NODE/log"
+for word; do case $word in OUT=*) touch "${word#OUT=}/nvidia-peermem.ko" ;; esac; done
+[ ! -e "$NODE/does-not-build" ] || { echo "preflight: no reason at all"; exit 1; }"#;
+const INSMOD: &str = r#"echo "insmod $*" >>"$NODE/log"
+[ ! -e "$NODE/does-not-load" ] || { echo "insmod: ERROR: could not insert module: no reason at all" >&2; exit 1; }
+mkdir -p "$NODE/new" "$PROC/driver/nvidia-peermem"; echo 0 >"$NODE/new/refcnt"; mv "$NODE/new" "$SYS/module/nvidia_peermem""#;
+const RMMOD: &str = r#"echo "rmmod $*" >>"$NODE/log"
+[ "$(cat "$SYS/module/nvidia_peermem/refcnt")" = 0 ] || { echo "rmmod: ERROR: Module nvidia_peermem is in use" >&2; exit 1; }
+rm -r "$SYS/module/nvidia_peermem" && rm -rf "$PROC/driver/nvidia-peermem""#;
+const SLEEP: &str = r#"echo look >>"$NODE/log"
+exec /bin/sleep "$@""#;
+
+/// A node, with the container's program while that runs.
+pub struct Node {
+    dir: TempDir,
+    program: Option<Child>,
+}
+
+impl Node {
+    /// A node with nothing on it but the stand-ins.
+    pub fn new() -> Self {
+        let node = Self { dir: TempDir::new().expect("folder"), program: None };
+        for (name, script) in [("make", MAKE), ("insmod", INSMOD), ("rmmod", RMMOD), ("sleep", SLEEP)] {
+            node.stand_in(name, script);
+        }
+        node.write("log", "");
+        node.write("proc/modules", "");
+        node.write("src/VERSION", "1.0\n");
+        node
+    }
+
+    /// A node on which driver and core are ready.
+    pub fn with_both() -> Self {
+        let node = Self::new();
+        node.driver();
+        node.core();
+        node
+    }
+
+    /// A path below the node's folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Writes a file of the node.
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let file = self.path(name);
+        fs::create_dir_all(file.parent().expect("folder")).expect("folder");
+        fs::write(&file, text).expect("file");
+        file
+    }
+
+    /// A link of the node; an absolute target is one of the node's own paths.
+    pub fn link(&self, target: &str, name: &str) {
+        let link = self.path(name);
+        fs::create_dir_all(link.parent().expect("folder")).expect("folder");
+        std::os::unix::fs::symlink(target, link).expect("link");
+    }
+
+    /// A program that comes before the system's own of the same name.
+    pub fn stand_in(&self, name: &str, script: &str) {
+        let file = self.write(&format!("bin/{name}"), &format!("#!/bin/sh\n{script}\n"));
+        fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("mode");
+    }
+
+    /// Removes a file of the node.
+    pub fn remove(&self, name: &str) {
+        fs::remove_file(self.path(name)).expect("file");
+    }
+
+    /// What the driver's container leaves: its tree, the loaded driver, and last the file that says
+    /// so.
+    pub fn driver(&self) {
+        let kernel = kernel();
+        self.write(&format!("run/nvidia/driver/usr/src/linux-headers-{kernel}/include/config/auto.conf"), "");
+        self.write("run/nvidia/driver/usr/src/nvidia-580.95/kernel-open/Module.symvers", "");
+        self.write("sys/module/nvidia/refcnt", "1");
+        self.write("run/nvidia/validations/.driver-ctr-ready", "");
+    }
+
+    /// What the RDMA core's container leaves.
+    pub fn core(&self) {
+        self.write(&format!("run/mellanox/drivers/usr/src/ofa_kernel/{ARCH}/{}/Module.symvers", kernel()), "");
+        self.write("run/mellanox/drivers/.driver-ready", "");
+    }
+
+    /// The container's program.
+    pub fn command(&self, word: &str) -> Command {
+        let mut command = Command::new(repository().join("packaging/container/peermem"));
+        for (name, folder) in [
+            ("NODE", ""),
+            ("HOST", "host"),
+            ("RUN", "run"),
+            ("PROC", "proc"),
+            ("SYS", "sys"),
+            ("OUT", "out"),
+            ("SOURCE", "src"),
+            ("OWN", "own"),
+        ] {
+            command.env(name, self.path(folder));
+        }
+        let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").expect("PATH"));
+        command
+            .arg(word)
+            .env("PATH", path)
+            .env("PAUSE", "0.05")
+            .env("PARAMETERS", self.path("drivers/nvidia-peermem.conf"));
+        command
+    }
+
+    /// Starts `peermem run` with further variables.
+    pub fn start(&mut self, words: &[(&str, &str)]) {
+        let said = fs::File::create(self.path("said")).expect("file");
+        let mut command = self.command("run");
+        command.envs(words.iter().copied()).stdout(said.try_clone().expect("file")).stderr(said).stdin(Stdio::null());
+        self.program = Some(command.spawn().expect("program"));
+    }
+
+    /// What the program has said.
+    pub fn said(&self) -> String {
+        fs::read_to_string(self.path("said")).expect("text")
+    }
+
+    /// What the stand-ins were called with.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).expect("text")
+    }
+
+    /// How often the program has looked before the insmod of this number.
+    pub fn looks_before(&self, insmod: usize) -> usize {
+        self.log().split("insmod").take(insmod).map(|part| count(part, "look")).sum()
+    }
+
+    /// Waits until something is so; panics after 20 seconds.
+    pub fn wait(&self, what: &str, until: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !until() {
+            assert!(start.elapsed() < Duration::from_secs(20), "{what} did not come:\n{}\n{}", self.said(), self.log());
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until the program has said these words.
+    pub fn says(&self, words: &str) {
+        self.wait(words, || self.said().contains(words));
+    }
+
+    /// Whether the module is loaded.
+    pub fn loaded(&self) -> bool {
+        self.path("sys/module/nvidia_peermem").exists()
+    }
+
+    /// As Kubernetes ends a container.
+    pub fn stop(&mut self) {
+        let program = self.program.as_mut().expect("it runs");
+        assert!(Command::new("kill").arg(program.id().to_string()).status().expect("kill").success());
+        program.wait().expect("its end");
+        self.program = None;
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(program) = &mut self.program {
+            let _ = program.kill();
+            let _ = program.wait();
+        }
+    }
+}
+
+/// What `uname -r` says.
+pub fn kernel() -> String {
+    let uname = Command::new("uname").arg("-r").output().expect("uname");
+    String::from_utf8(uname.stdout).expect("text").trim().to_string()
+}
+
+/// How many lines have these words.
+pub fn count(text: &str, words: &str) -> usize {
+    text.lines().filter(|line| line.contains(words)).count()
+}

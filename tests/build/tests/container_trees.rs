@@ -1,0 +1,261 @@
+//! packaging/container/peermem on a played node: against which trees it builds, wherever they lie, and
+//! when what it has built still serves.
+
+use build_tests::node::{count, kernel, Node};
+use build_tests::repository;
+use std::env::consts::ARCH;
+use std::fs;
+
+/// The driver's pod goes, and its folder with it.
+fn driver_pod_is_deleted(node: &Node) {
+    node.remove("run/nvidia/validations/.driver-ctr-ready");
+    fs::remove_dir_all(node.path("run/nvidia/driver")).expect("folder");
+    node.wait("the unloading", || !node.loaded());
+}
+
+/// It comes back by its fast path: the loaded driver has stayed, and the new container has no trees.
+fn driver_pod_is_back(node: &Node) {
+    node.write("run/nvidia/driver/usr/bin/nvidia-smi", "");
+    node.write("run/nvidia/validations/.driver-ctr-ready", "");
+}
+
+/// The driver is loaded anew, as another build.
+fn driver_is_upgraded(node: &Node) {
+    fs::remove_dir_all(node.path("sys/module/nvidia")).expect("folder");
+    node.write("sys/module/nvidia/srcversion", "B\n");
+    node.driver();
+}
+
+#[test]
+fn after_the_drivers_fast_path_the_built_file_serves() {
+    for identity in [&["srcversion"][..], &[]] {
+        let mut node = Node::with_both();
+        for file in identity {
+            node.write(&format!("sys/module/nvidia/{file}"), "A\n");
+        }
+        node.start(&[]);
+        node.wait("the module", || node.loaded());
+        driver_pod_is_deleted(&node);
+        driver_pod_is_back(&node);
+        node.wait("the module", || node.loaded());
+        assert_eq!(count(&node.log(), "make "), 1, "{}", node.log());
+    }
+}
+
+/// The same driver, whose container has written its trees anew.
+#[test]
+fn the_same_driver_with_new_trees_needs_no_build() {
+    let mut node = Node::with_both();
+    node.write("sys/module/nvidia/srcversion", "A\n");
+    node.start(&[]);
+    node.wait("the module", || node.loaded());
+    driver_pod_is_deleted(&node);
+    node.driver();
+    node.wait("the module", || node.loaded());
+    assert_eq!(count(&node.log(), "make "), 1, "{}", node.log());
+}
+
+/// Another driver, or another core, or the same after a reboot: what was built is not taken.
+#[test]
+fn another_neighbour_needs_a_build() {
+    for what in ["driver", "core", "boot"] {
+        let mut node = Node::with_both();
+        node.write("sys/module/nvidia/srcversion", "A\n");
+        node.write("sys/module/ib_core/srcversion", "A\n");
+        node.write("proc/sys/kernel/random/boot_id", "1\n");
+        node.start(&[]);
+        node.wait("the module", || node.loaded());
+        driver_pod_is_deleted(&node);
+        match what {
+            "driver" => driver_is_upgraded(&node),
+            "core" => {
+                node.write("sys/module/ib_core/srcversion", "B\n");
+                node.driver();
+            }
+            _ => {
+                node.write("proc/sys/kernel/random/boot_id", "2\n");
+                node.driver();
+            }
+        }
+        node.wait("the module", || node.loaded());
+        assert_eq!(count(&node.log(), "make "), 2, "{what}: {}", node.log());
+    }
+}
+
+/// A driver that was upgraded by a container without trees: the old file is not inserted, and the log
+/// says what is missing.
+#[test]
+fn an_upgraded_driver_without_trees_gets_no_old_file() {
+    let mut node = Node::with_both();
+    node.write("sys/module/nvidia/srcversion", "A\n");
+    node.start(&[]);
+    node.wait("the module", || node.loaded());
+    driver_pod_is_deleted(&node);
+    fs::remove_dir_all(node.path("sys/module/nvidia")).expect("folder");
+    node.write("sys/module/nvidia/srcversion", "B\n");
+    driver_pod_is_back(&node);
+    node.says("not built: neither the driver's container nor the node has headers of kernel");
+    assert!(!node.loaded(), "{}", node.log());
+}
+
+/// The core's or the driver's container goes down while the module is built.
+#[test]
+fn nothing_is_inserted_once_a_neighbour_has_gone() {
+    for ready in ["mellanox/drivers/.driver-ready", "nvidia/validations/.driver-ctr-ready"] {
+        let mut node = Node::with_both();
+        node.stand_in("make", &format!("echo \"make $*\" >>\"$NODE/log\"; rm \"$NODE/run/{ready}\"\nfor word; do case $word in OUT=*) touch \"${{word#OUT=}}/nvidia-peermem.ko\" ;; esac; done"));
+        node.start(&[]);
+        node.says("waiting for the ");
+        assert_eq!(count(&node.log(), "insmod"), 0, "{ready}: {}", node.log());
+        node.write(&format!("run/{ready}"), "");
+        node.wait("the module", || node.loaded());
+        assert_eq!(count(&node.log(), "make "), 1, "{ready}: {}", node.log());
+    }
+}
+
+/// A neighbour goes and comes back as another while the module is built: it is built again.
+#[test]
+fn a_neighbour_that_changed_during_the_build() {
+    let mut node = Node::with_both();
+    node.write("sys/module/nvidia/srcversion", "A\n");
+    node.stand_in(
+        "make",
+        "echo \"make $*\" >>\"$NODE/log\"; [ -e \"$NODE/changed\" ] || { touch \"$NODE/changed\"; echo B >\"$SYS/module/nvidia/srcversion\"; }
+        for word; do case $word in OUT=*) touch \"${word#OUT=}/nvidia-peermem.ko\" ;; esac; done",
+    );
+    node.start(&[]);
+    node.says("has changed during the build");
+    node.wait("the module", || node.loaded());
+    assert_eq!(count(&node.log(), "insmod"), 1, "{}", node.log());
+}
+
+/// The node's own OFED lies behind links that are absolute on the node.
+#[test]
+fn the_nodes_ofed_behind_links() {
+    let (kernel, symvers) = (kernel(), "Module.symvers");
+    type Lay<'a> = &'a dyn Fn(&Node);
+    let layouts: [(&str, Lay); 4] = [
+        ("DKMS", &|node| {
+            node.write(&format!("host/usr/src/ofa_kernel-dkms/{ARCH}/{kernel}/{symvers}"), "");
+            node.link("/usr/src/ofa_kernel-dkms", "host/usr/src/ofa_kernel");
+        }),
+        ("alternatives", &|node| {
+            node.write(&format!("host/usr/src/mlnx/{kernel}/{symvers}"), "");
+            node.link(&format!("/usr/src/mlnx/{kernel}"), "host/etc/alternatives/ofa_headers");
+            node.link("/etc/alternatives/ofa_headers", "host/usr/src/ofa_kernel/default");
+        }),
+        ("old", &|node| {
+            node.write(&format!("host/usr/src/ofa_kernel/{kernel}/{symvers}"), "");
+        }),
+        ("weak-updates", &|node| {
+            node.write(&format!("host/usr/src/ofa_kernel/{ARCH}/5.14.0-1.el9/{symvers}"), "");
+            node.write("host/lib/modules/5.14.0-1.el9/extra/ib_uverbs.ko", "");
+            let weak = format!("lib/modules/{kernel}/weak-updates/ib_uverbs.ko");
+            node.link("/lib/modules/5.14.0-1.el9/extra/ib_uverbs.ko", &format!("host/{weak}"));
+            let found = format!("echo \"$HOST/{weak}\"");
+            node.stand_in("modinfo", &found);
+        }),
+    ];
+    for (name, lay) in layouts {
+        let mut node = Node::new();
+        node.driver();
+        node.write("proc/modules", "mlx5_core 1 0 - Live 0x0\n");
+        lay(&node);
+        node.start(&[("USE_HOST_MOFED", "true")]);
+        node.wait(name, || node.loaded());
+        let host = node.path("host").display().to_string();
+        let log = node.log();
+        let ofed = log.split_once("OFED=").expect("OFED").1.split(' ').next().expect("a word");
+        assert!(ofed.starts_with(&host), "{name}: {log}");
+        assert!(fs::metadata(format!("{ofed}/{symvers}")).is_ok(), "{name}: {ofed}");
+        assert!(!node.said().contains("warning"), "{name}: {}", node.said());
+    }
+}
+
+/// `default` of another kernel is not built against, and that is said.
+#[test]
+fn the_nodes_ofed_for_another_kernel() {
+    let mut node = Node::new();
+    node.driver();
+    node.write("proc/modules", "mlx5_core 1 0 - Live 0x0\n");
+    node.write(&format!("host/usr/src/ofa_kernel/{ARCH}/5.14.0-1.el9/Module.symvers"), "");
+    node.link(&format!("/usr/src/ofa_kernel/{ARCH}/5.14.0-1.el9"), "host/usr/src/ofa_kernel/default");
+    node.start(&[("USE_HOST_MOFED", "true")]);
+    node.says("warning: the module gets no symbol versions of the RDMA core");
+    assert!(node.said().contains("only for 5.14.0-1.el9"), "{}", node.said());
+    assert!(node.log().is_empty() || !node.log().contains("5.14.0-1.el9"), "{}", node.log());
+}
+
+/// On a Debian node the headers' Makefile and links name parts by their paths there; the container has
+/// them under the same paths.
+#[test]
+fn headers_of_a_debian_node() {
+    let mut node = Node::with_both();
+    let kernel = kernel();
+    fs::remove_dir_all(node.path("run/nvidia/driver/usr/src").join(format!("linux-headers-{kernel}"))).expect("folder");
+    let headers = format!("usr/src/linux-headers-{kernel}");
+    node.write(&format!("host/{headers}/include/config/auto.conf"), "");
+    node.write(&format!("host/{headers}/Makefile"), "include /usr/src/linux-headers-6-common/Makefile\n");
+    node.link("../../lib/linux-kbuild-6/scripts", &format!("host/{headers}/scripts"));
+    node.link(&format!("/{headers}"), &format!("host/lib/modules/{kernel}/build"));
+    node.write("host/etc/os-release", "ID=debian\n");
+    node.start(&[]);
+    node.says("needs /usr/src/linux-headers-6-common/Makefile, which is not there");
+    assert!(node.said().contains(&format!("install linux-headers-{kernel} on the node")), "{}", node.said());
+    node.write("host/usr/src/linux-headers-6-common/Makefile", "");
+    node.write("host/usr/lib/linux-kbuild-6/scripts/Makefile.build", "");
+    node.wait("the module", || node.loaded());
+    assert!(
+        node.log().contains(&format!("KDIR={}", node.path(&format!("host/{headers}")).display())),
+        "{}",
+        node.log()
+    );
+    for part in ["usr/src/linux-headers-6-common/Makefile", "usr/lib/linux-kbuild-6/scripts/Makefile.build"] {
+        assert!(fs::metadata(node.path("own").join(part)).is_ok(), "{part} is not where the headers look");
+    }
+}
+
+/// A hint names the package of the node's own distribution.
+#[test]
+fn the_hint_is_for_the_nodes_distribution() {
+    for (release, package) in [
+        ("ID=ubuntu\nID_LIKE=debian\n", format!("linux-headers-{}", kernel())),
+        ("ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n", format!("kernel-devel-{}", kernel())),
+        ("ID=\"sles\"\n", "kernel-default-devel".to_string()),
+    ] {
+        let mut node = Node::with_both();
+        fs::remove_dir_all(node.path("run/nvidia/driver/usr/src").join(format!("linux-headers-{}", kernel())))
+            .expect("folder");
+        node.write("host/etc/os-release", release);
+        node.start(&[]);
+        node.says(&format!("install {package}"));
+    }
+}
+
+#[test]
+fn ready_is_what_is_loaded() {
+    let node = Node::new();
+    let ready = || node.command("ready").status().expect("program").success();
+    assert!(!ready(), "nothing is loaded");
+    node.write("sys/module/nvidia_peermem/refcnt", "0");
+    assert!(!ready(), "NVIDIA's is loaded");
+    node.write("proc/driver/nvidia-peermem/version", "");
+    assert!(ready(), "ours is loaded");
+}
+
+/// The manifest has what an admin counts on for a part of a node.
+#[test]
+fn the_manifest() {
+    let text = fs::read_to_string(repository().join("packaging/container/daemonset.yaml")).expect("text");
+    for words in [
+        "priorityClassName: system-node-critical",
+        "readinessProbe",
+        "command: [peermem, ready]",
+        "resources:",
+        "requests:",
+        "hostPath: {path: /}",
+        "/var/tmp/nvidia-peermem",
+    ] {
+        assert!(text.contains(words), "no {words}");
+    }
+}
