@@ -20,5 +20,9 @@ case $(modinfo -F vermagic "$OUT/nvidia-peermem.ko") in
 esac
 config=$KDIR/include/config/auto.conf symvers=$KDIR/Module.symvers
 [ -r "$symvers" ] || symvers=
+# What has gone would be no newer than anything.
+for file in src "$config" $PREFLIGHT_SYMVERS; do
+	[ -r "$file" ] || exit 1
+done
 # shellcheck disable=SC2086
 [ -z "$(find -H Kbuild VERSION src bindings kernel-lite "$config" $symvers $PREFLIGHT_SYMVERS -type f -newer "$OUT/preflight.env")" ]

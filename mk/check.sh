@@ -6,7 +6,13 @@
 set -eu
 cargo=$1 out=$2
 rustfmt --check src/peer_client.rs samples/edu-dma/edu_dma.rs
-for lock in $(git ls-files '*Cargo.lock'); do
+# Not by git, which may be missing, or refuse a clone of another user.
+locks=$(find . \( -name target -o -name build -o -name deps -o -name .git \) -prune -o -name Cargo.lock -print | sort)
+[ -n "$locks" ] || {
+	echo "check: there is no Cargo.lock below $PWD, so there is nothing to check: is this the whole source?" >&2
+	exit 1
+}
+for lock in $locks; do
 	dir=$(dirname "$lock")
 	echo "check: $dir"
 	(
