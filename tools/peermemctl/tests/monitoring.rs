@@ -13,7 +13,7 @@ use std::process::Command;
 
 /// What Prometheus itself adds to each series, and what node_exporter tells of its text files.
 const ADDED: [&str; 1] = ["instance"];
-const FOREIGN: [&str; 1] = ["node_textfile_mtime_seconds"];
+const FOREIGN: [&str; 2] = ["node_textfile_mtime_seconds", "node_textfile_scrape_error"];
 
 fn metrics(tree: &str) -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/trees/{tree}.tree"));
@@ -171,4 +171,17 @@ fn units_and_plugins_run_commands_of_this_program() {
     let args = plugin["rules"][0]["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap());
     assert!(peermemctl::cli::parser().try_get_matches_from(std::iter::once("peermemctl").chain(args)).is_ok());
     assert!(packaging("peermemctl-metrics.timer").is_file());
+}
+
+/// A table shows what is now, and a range query fills it with what was.
+#[test]
+fn tables_ask_for_now() {
+    let dashboard: Value = serde_json::from_str(&fs::read_to_string(packaging("grafana.json")).unwrap()).unwrap();
+    let tables: Vec<&Value> =
+        dashboard["panels"].as_array().unwrap().iter().filter(|panel| panel["type"] == "table").collect();
+    assert!(!tables.is_empty());
+    for target in tables.iter().flat_map(|table| table["targets"].as_array().unwrap()) {
+        assert_eq!(target["instant"], true, "{target}");
+        assert_eq!(target["format"], "table", "{target}");
+    }
 }
