@@ -120,6 +120,7 @@ deps:
 	@CARGO='$(CARGO)' sh kernel-lite/deps.sh '$(DEPS)'
 
 install:
+	@INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)' sh mk/install.sh writable
 	@$(PREFLIGHT_ENV) sh mk/built.sh || $(MAKE) --no-print-directory module $(PREFLIGHT_ENV)
 	+@$(kbuild) --no-print-directory INSTALL_MOD_DIR=updates/nvidia-peermem-rust $(no_signing) \
 		$(if $(INSTALL_MOD_PATH),INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)') modules_install

@@ -3,7 +3,8 @@
 # `install`: lets modprobe prefer our nvidia-peermem.ko over NVIDIA's file of the same name,
 # wherever that lies. `uninstall`: takes both away, which leaves NVIDIA's file as it was. With the
 # module come and go peermemctl, its man pages, completions and units, if `make tools` built them;
-# `tools` installs only these. In: KDIR, OUT, INSTALL_MOD_PATH, PREFIX, TOOLS.
+# `tools` installs only these; `writable` says whether the folders can be written. In: KDIR, OUT,
+# INSTALL_MOD_PATH, PREFIX, TOOLS.
 set -eu
 # kmod's programs are here, which is not in PATH for users of Debian, nor for root by a plain su.
 PATH=$PATH:/usr/sbin:/sbin
@@ -12,6 +13,10 @@ dir=updates/nvidia-peermem-rust
 prefix=$root${PREFIX:-/usr/local}
 tools=${TOOLS:-}
 override=$root/etc/depmod.d/nvidia-peermem-rust.conf
+
+# The last build's own words.
+PREFLIGHT_UNCHECKED=
+[ ! -r "${OUT:-}/preflight.env" ] || . "$OUT/preflight.env"
 
 # Each file that `make tools` makes, and the folder in which a system looks for its kind.
 place() { # NAME
@@ -39,6 +44,9 @@ put_tools() {
 		mkdir -p "$prefix/$(place "$name")"
 		# Nobody can write to a program that runs.
 		cp --remove-destination "$file" "$prefix/$(place "$name")/$(called "$name")"
+		# It names the program where packages put it.
+		[ "$name" != node-problem-detector.json ] ||
+			sed -i "s|/usr/bin/peermemctl|${prefix#"$root"}/bin/peermemctl|" "$prefix/$(place "$name")/$name"
 	done
 	echo "install: peermemctl is $prefix/bin/peermemctl"
 }
@@ -67,6 +75,16 @@ release() {
 case $1 in
 tools)
 	put_tools
+	exit
+	;;
+writable)
+	# Before kbuild says so in words of mkdir.
+	for folder in "$root/lib/modules" "$root/etc"; do
+		mkdir -p "$folder" 2>/dev/null && [ -w "$folder" ] || {
+			echo "install: $folder cannot be written: run make install as root, or name another root: INSTALL_MOD_PATH=<dir>" >&2
+			exit 1
+		}
+	done
 	exit
 	;;
 install)
@@ -110,6 +128,8 @@ install-*/$dir/*)
 	running=$(uname -r)
 	[ -n "$root" ] || [ "$kver" = "$running" ] ||
 		echo "install: that is not the running kernel $running: for it make KDIR=/lib/modules/$running/build, and make install"
+	[ -z "${PREFLIGHT_UNCHECKED:-}" ] ||
+		echo "install: it has no symbol versions of $PREFLIGHT_UNCHECKED: make names what it looked for"
 	[ -n "$(modinfo -F signer "$won")" ] ||
 		echo "install: it is not signed: where Secure Boot or module.sig_enforce demands that, modprobe says \"Key was rejected\" until it is signed with an enrolled key (peermemctl doctor prints the command)"
 	;;

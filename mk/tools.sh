@@ -9,6 +9,7 @@ command -v "$cargo" >/dev/null || {
 	echo "make tools: there is no $cargo: install Rust 1.85 or later, or say CARGO=<path>" >&2
 	exit 1
 }
+echo "tools: building peermemctl, some minutes the first time; cargo fetches what it needs from its registry"
 "$cargo" build --quiet --release --locked --manifest-path "$manifest" --bin peermemctl --example generate
 rm -rf "$out"
 "$CARGO_TARGET_DIR/release/examples/generate" "$out"

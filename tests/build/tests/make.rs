@@ -179,6 +179,33 @@ fn install_builds_again_what_is_not_up_to_date() {
     assert!(told.len() == 2 && told[0] == told[1], "{told:?}");
 }
 
+/// As a user who is not root, or on a read-only disk: one line, before anything is built.
+#[test]
+fn install_where_nothing_can_be_written() {
+    let kernel = kernel();
+    build(&kernel);
+    let outcome = run(&mut make(&kernel, &["install", "INSTALL_MOD_PATH=/proc/none"]));
+    assert!(!outcome.ok, "{}", outcome.text);
+    let lines: Vec<&str> = outcome.text.lines().filter(|line| !line.starts_with("make: ")).collect();
+    assert_eq!(lines.len(), 1, "{}", outcome.text);
+    for words in ["install: /proc/none/lib/modules cannot be written", "as root", "INSTALL_MOD_PATH="] {
+        assert!(lines[0].contains(words), "no {words} in: {}", lines[0]);
+    }
+    assert_eq!(log(&kernel).len(), 1, "it was built again");
+}
+
+/// What the last build was made against has gone.
+#[test]
+fn install_after_a_neighbour_has_gone() {
+    let kernel = kernel();
+    build(&kernel);
+    kernel.remove("gpu/Module.symvers");
+    kernel.write("gpu/nv-p2p.h", "");
+    let outcome = install(&kernel, "rustc", &[]);
+    assert!(outcome.ok, "{}", outcome.text);
+    assert_eq!(log(&kernel).len(), 2, "it was not built again: {}", outcome.text);
+}
+
 /// What is said at install is taken, and the rest is as it was.
 #[test]
 fn install_with_another_kernel_crate() {
