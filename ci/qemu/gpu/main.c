@@ -28,6 +28,7 @@
 #include <linux/proc_fs.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
+#include <linux/spinlock.h>
 #include <linux/utsname.h>
 #include <linux/wait_bit.h>
 
@@ -38,16 +39,16 @@
 
 /* Whose unbind has begun is on it no more. */
 static struct nvlab_gpu *gpus[NVLAB_MAX_GPUS];
-static DEFINE_MUTEX(gpus_lock);
+static DEFINE_SPINLOCK(gpus_lock);
 
 unsigned int nvlab_gpu_count(void)
 {
 	unsigned int i, count = 0;
 
-	mutex_lock(&gpus_lock);
+	spin_lock(&gpus_lock);
 	for (i = 0; i < NVLAB_MAX_GPUS; i++)
 		count += !!gpus[i];
-	mutex_unlock(&gpus_lock);
+	spin_unlock(&gpus_lock);
 	return count;
 }
 
@@ -55,65 +56,65 @@ struct nvlab_gpu *nvlab_gpu_get(unsigned int index)
 {
 	struct nvlab_gpu *gpu = NULL;
 
-	mutex_lock(&gpus_lock);
+	spin_lock(&gpus_lock);
 	if (index < NVLAB_MAX_GPUS)
 		gpu = gpus[index];
 	if (gpu)
 		atomic_inc(&gpu->handles);
-	mutex_unlock(&gpus_lock);
+	spin_unlock(&gpus_lock);
 	return gpu;
 }
 
 /* Under the lock: whoever waits in gpu_remove() frees the GPU. */
 void nvlab_gpu_put(struct nvlab_gpu *gpu)
 {
-	mutex_lock(&gpus_lock);
+	spin_lock(&gpus_lock);
 	atomic_dec(&gpu->handles);
 	wake_up_var(gpus);
-	mutex_unlock(&gpus_lock);
+	spin_unlock(&gpus_lock);
 }
 
 int nvlab_gpu_pin(struct nvlab_gpu *gpu)
 {
 	int err = -ENODEV;
 
-	mutex_lock(&gpus_lock);
+	spin_lock(&gpus_lock);
 	if (gpus[gpu->index] == gpu) {
 		atomic_inc(&gpu->users);
 		err = 0;
 	}
-	mutex_unlock(&gpus_lock);
+	spin_unlock(&gpus_lock);
 	return err;
 }
 
 /* The GPU is looked up, and what is not on the list keeps its reference. */
 void nvlab_gpu_unpin(struct nvlab_gpu *gpu)
 {
-	mutex_lock(&gpus_lock);
+	spin_lock(&gpus_lock);
 	if (gpus[gpu->index] == gpu)
 		WARN_ONCE(atomic_dec_return(&gpu->users) < 0,
 			  "nvlab: more puts of the GPU than gets: a persistent pin was put twice\n");
-	mutex_unlock(&gpus_lock);
+	spin_unlock(&gpus_lock);
 }
 
 static bool forgiven;	/* under gpus_lock */
 
 void nvlab_gpus_forgive(void)
 {
-	mutex_lock(&gpus_lock);
+	spin_lock(&gpus_lock);
 	forgiven = true;
 	wake_up_var(gpus);
-	mutex_unlock(&gpus_lock);
+	spin_unlock(&gpus_lock);
 }
 
 static bool gpu_is_used(struct nvlab_gpu *gpu)
 {
 	bool used;
 
-	mutex_lock(&gpus_lock);
+	spin_lock(&gpus_lock);
 	used = atomic_read(&gpu->handles) ||
 	       (atomic_read(&gpu->users) && !forgiven);
-	mutex_unlock(&gpus_lock);
+	spin_unlock(&gpus_lock);
 	return used;
 }
 
@@ -199,9 +200,9 @@ static int gpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (err)
 		goto remove;
 	pci_set_drvdata(pdev, gpu);
-	mutex_lock(&gpus_lock);
+	spin_lock(&gpus_lock);
 	gpus[gpu->index] = gpu;
-	mutex_unlock(&gpus_lock);
+	spin_unlock(&gpus_lock);
 	pr_info("GPU %u: %s, %llu MiB of video memory at %pa\n", gpu->index,
 		pci_name(pdev), gpu->size >> 20, &gpu->start);
 	return 0;
@@ -225,10 +226,10 @@ static void gpu_remove(struct pci_dev *pdev)
 {
 	struct nvlab_gpu *gpu = pci_get_drvdata(pdev);
 
-	mutex_lock(&gpus_lock);
+	spin_lock(&gpus_lock);
 	gpus[gpu->index] = NULL;
 	forgiven = false;
-	mutex_unlock(&gpus_lock);
+	spin_unlock(&gpus_lock);
 	if (gpu_is_used(gpu))
 		pr_notice("GPU %u is removed while it is in use: waiting\n",
 			  gpu->index);

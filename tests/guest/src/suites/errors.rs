@@ -6,6 +6,7 @@
 use anyhow::{ensure, Context, Result};
 use nvlab::Memory;
 
+use super::scenarios::Beside;
 use super::{complaints, page, pattern, same_bytes, Bench, GPU_PAGE, MIB};
 use crate::gpu;
 use crate::helper::Helper;
@@ -27,6 +28,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
             ("coherent_in_a_bar", NvidiaC::Recorded, coherent_in_a_bar),
             ("no_dma_device", NvidiaC::Recorded, no_dma_device),
             ("not_pci", NvidiaC::Recorded, not_pci),
+            ("gpu_unbound", NvidiaC::Skip("it shows what the driver does"), gpu_unbound),
         ] {
             tests.extend(in_modes(nvidia_c, &[mode], name, run).into_iter().map(|t| t.nvidia_c(means)));
         }
@@ -61,6 +63,38 @@ fn memlock(env: &Env) -> Result<()> {
     ensure!(asked == PAGES + 1, "the client was asked {asked} times, wanted {}: not beyond the limit", PAGES + 1);
     ensure!(recorded()? == before, "recorded as {:?}, but it never came to us", recorded()?);
     user.finish()
+}
+
+/// Unbinding a GPU takes it off the driver's list and then waits for its users. A persistent pin is put,
+/// but its reference of the GPU cannot be found any more, so the unbind waits for ever. Nothing of ours
+/// waits with it. Without persistent pins the unbind ends with the last memory.
+fn gpu_unbound(env: &Env) -> Result<()> {
+    let persistent = env.mode()? == Mode::Persistent;
+    let bench = Bench::new()?;
+    let (memory, mr) = bench.registered(MIB)?;
+    let pci = gpu::pci_address(&nvlab::Client::open()?, 0)?;
+    let unbind = Beside::start({
+        let pci = pci.clone();
+        move || std::fs::write("/sys/bus/pci/drivers/nvidia/unbind", pci).context("unbind")
+    });
+    unbind.waits("the unbind beside a registration")?;
+    let again = bench.reg(memory.va(), MIB);
+    ensure!(again.is_err() == persistent, "registered while the GPU is unbound: {:?}", again.err());
+    drop(again);
+    mr.dereg()?;
+    ensure!(gpu::pins()? == 0, "{} pins after the deregistration", gpu::pins()?);
+    unbind.waits("the unbind beside memory")?;
+    memory.free()?;
+    drop(bench);
+    if persistent {
+        unbind.waits("the unbind after the last memory")?;
+        gpu::lab()?.end_unbind()?;
+    }
+    unbind.finish("the unbind")?;
+    std::fs::write("/sys/bus/pci/drivers/nvidia/bind", pci).context("bind")?;
+    let bench = Bench::new()?;
+    let (_memory, mr) = bench.registered(MIB)?;
+    Ok(mr.dereg()?)
 }
 
 /// BAR1 holds less than the memory: what no longer fits is refused until something else goes.

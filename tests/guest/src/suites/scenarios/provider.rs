@@ -4,7 +4,7 @@
 use anyhow::{ensure, Context, Result};
 
 use super::process::{actor, wait_no_mr};
-use super::{dereg_beside, free_beside, nic_state, no_pins, write_status, Beside, Stop, SIZE};
+use super::{dereg_beside, free_beside, nic_state, no_pins, write_status, Stop, SIZE};
 use crate::gpu;
 use crate::lab;
 use crate::machine::{unload_devices, Mode};
@@ -136,38 +136,6 @@ fn persistent_put_fails(env: &Env) -> Result<()> {
         expect_kept("the GPU's shutdown", 0, 0)?;
     }
     Ok(())
-}
-
-/// Unbinding a GPU takes it off the driver's list and then waits for its users. A persistent pin is put,
-/// but its reference of the GPU cannot be found any more, so the unbind waits for ever. Nothing of ours
-/// waits with it. Without persistent pins the unbind ends with the last memory.
-pub fn gpu_unbound(env: &Env) -> Result<()> {
-    let persistent = env.mode()? == Mode::Persistent;
-    let bench = Bench::new()?;
-    let (memory, mr) = bench.registered(SIZE)?;
-    let pci = gpu::pci_address(&nvlab::Client::open()?, 0)?;
-    let unbind = Beside::start({
-        let pci = pci.clone();
-        move || std::fs::write("/sys/bus/pci/drivers/nvidia/unbind", pci).context("unbind")
-    });
-    unbind.waits("the unbind beside a registration")?;
-    let again = bench.reg(memory.va(), SIZE);
-    ensure!(again.is_err() == persistent, "registered while the GPU is unbound: {:?}", again.err());
-    drop(again);
-    mr.dereg()?;
-    no_pins("after the deregistration")?;
-    unbind.waits("the unbind beside memory")?;
-    memory.free()?;
-    drop(bench);
-    if persistent {
-        unbind.waits("the unbind after the last memory")?;
-        gpu::lab()?.end_unbind()?;
-    }
-    unbind.finish("the unbind")?;
-    std::fs::write("/sys/bus/pci/drivers/nvidia/bind", pci).context("bind")?;
-    let bench = Bench::new()?;
-    let (_memory, mr) = bench.registered(SIZE)?;
-    Ok(mr.dereg()?)
 }
 
 /// Compares the pins, and who uses the module, with what is `wanted` after `event`.

@@ -159,7 +159,6 @@ pub const TABLE: &[Row] = &[
             run: nic::no_key,
         },
     },
-    here("GPU unbound from its driver with MRs live", "gpu_unbound", BOTH, provider::gpu_unbound),
     there("ibv_rereg_mr onto, off and within GPU memory", "verbs", "rereg"),
     there("iova ≠ VA", "verbs", "reg_mr_iova"),
     there("RDMAV_FORK_SAFE=1", "verbs", "fork_safe"),
