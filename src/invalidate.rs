@@ -17,47 +17,14 @@ use core::ffi::c_void;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 
-/// Callbacks that run now. Nobody acts on it, it is for `/proc` alone: Relaxed is enough. Each
-/// callback adds before it subtracts, so the number is never negative.
-static RUNNING: Atomic<u64> = Atomic::new(0);
+/// When the callback began that runs now, in nanoseconds; 0 for none. The provider holds the RM API lock
+/// over a callback, so there is one at a time; two would show as one in `/proc`, which is all that this
+/// is for: Relaxed is enough. A reader takes no lock.
+static START: Atomic<u64> = Atomic::new(0);
 
-/// When each of the callbacks began that run now, in nanoseconds; 0 for none. The provider holds the RM
-/// API lock over a callback, so there is one at a time, as a rule: a callback that finds no place is
-/// missing in `/proc` and nowhere else. For `/proc` alone: Relaxed is enough.
-static STARTS: [Atomic<u64>; 4] = [const { Atomic::new(0) }; 4];
-
-/// The place of a callback in [`STARTS`], until this is dropped.
-struct Started {
-    at_ns: u64,
-    place: Option<&'static Atomic<u64>>,
-}
-
-impl Started {
-    /// Notes that a callback begins.
-    fn now() -> Self {
-        let at_ns = shim::now_ns();
-        let place = STARTS.iter().find(|start| start.cmpxchg(0, at_ns, Relaxed).is_ok());
-        Self { at_ns, place }
-    }
-}
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        if let Some(place) = self.place {
-            place.store(0, Relaxed);
-        }
-    }
-}
-
-/// Returns when the oldest callback began that runs now, in nanoseconds; `None` while none runs. Takes no
-/// lock.
-pub(crate) fn oldest_ns() -> Option<u64> {
-    STARTS.iter().map(|start| start.load(Relaxed)).filter(|start| *start != 0).min()
-}
-
-/// How many callbacks run now.
-pub(crate) fn running() -> u64 {
-    RUNNING.load(Relaxed)
+/// Returns when the callback began that runs now, in nanoseconds; `None` while none runs. Takes no lock.
+pub(crate) fn start_ns() -> Option<u64> {
+    Some(START.load(Relaxed)).filter(|start| *start != 0)
 }
 
 /// The free callback's work. The provider calls it through the function in callback.c, which gives
@@ -79,15 +46,14 @@ unsafe extern "C" fn nvpm_on_free(data: *mut c_void) -> c_int {
     let Some(module) = ModuleRef::get() else {
         return 0;
     };
-    let _ = RUNNING.fetch_add(1, Relaxed);
-    let started = Started::now();
+    let start_ns = shim::now_ns();
+    START.store(start_ns, Relaxed);
     let ticket = pin::ticket_of(data);
     match registry::get(ticket) {
-        Some(registration) => revoke(&registration, started.at_ns),
+        Some(registration) => revoke(&registration, start_ns),
         None => stats::late_callback(ticket),
     }
-    drop(started);
-    let _ = RUNNING.fetch_sub(1, Relaxed);
+    START.store(0, Relaxed);
     // The registration may be gone, and with it every other reference.
     core::mem::forget(module);
     1

@@ -17,14 +17,15 @@ use kernel::prelude::*;
 
 /// What `stats` shows beside the counters.
 fn module() -> Module<impl Iterator<Item = Pair>> {
+    let callback = invalidate::start_ns();
     Module {
         version: client::version(),
         mode: client::mode_name(),
         core_client: if client::are_plain() { "plain" } else { "extended" },
         clients: [Some(Client::first()), Client::second()].map(|client| client.map(|client| client.owner.asked())),
         refusing: client::refusing_name(),
-        callbacks_in_flight: invalidate::running(),
-        oldest_callback_ms: invalidate::oldest_ns().map_or(0, proc::age_ms),
+        callbacks_in_flight: callback.is_some().into(),
+        oldest_callback_ms: callback.map_or(0, proc::age_ms),
         pairs: topology::pairs().map(|pair| Pair { gpu: pair.gpu, nic: pair.nic, reach: pair.reach.text() }),
     }
 }

@@ -31,9 +31,8 @@ const READY: &str = "src/peer/client.rs";
 /// Likewise: how it keeps the pairs of a GPU and a NIC.
 const PAIRS: &str = "src/gpu/topology.rs";
 
-/// Likewise: counters, and the counts of callbacks that run and of orphans.
+/// Likewise: counters, and the count of orphans.
 const COUNTERS: &str = "src/observe/stats.rs";
-const RUNNING: &str = "src/invalidate.rs";
 const ORPHANS: &str = "src/pin/registry.rs";
 
 /// A variant's name, and the one place that is weaker in it.
@@ -41,10 +40,10 @@ const WEAKENED: [(&str, &str, &str, &str); 9] = [
     ("ends_read_relaxed", "counts.rs", "self.0.load(Acquire)", "self.0.load(Relaxed)"),
     ("raised_in_two_steps", "counts.rs", "self.0.cmpxchg(now, to, Relaxed)", "Ok::<_, u64>(self.0.store(to, Relaxed))"),
     (
-        "running_in_two_steps",
+        "orphans_in_two_steps",
         "counts.rs",
-        "RUNNING.fetch_sub(1, Relaxed)",
-        "RUNNING.store(RUNNING.load(Relaxed).wrapping_sub(1), Relaxed)",
+        "ORPHANS.fetch_sub(1, Relaxed)",
+        "ORPHANS.store(ORPHANS.load(Relaxed).wrapping_sub(1), Relaxed)",
     ),
     ("pair_written_relaxed", "pairs.rs", "known.gpu.store(pair.gpu, Release)", "known.gpu.store(pair.gpu, Relaxed)"),
     ("pair_read_relaxed", "pairs.rs", "self.gpu.load(Acquire)", "self.gpu.load(Relaxed)"),
@@ -75,7 +74,7 @@ fn variant(modules: &mut String, repo: &Path, here: &Path, out: &Path, name: &st
         println!("cargo:rerun-if-changed={}", source.display());
         fs::read_to_string(&source).unwrap_or_else(|e| panic!("{}: {e}", source.display()))
     };
-    let counts = counts(&read(COUNTERS), &read(RUNNING), &read(ORPHANS));
+    let counts = counts(&read(COUNTERS), &read(ORPHANS));
     let mut files: Vec<(&str, String)> =
         vec![("ready.rs", ready(&read(READY))), ("pairs.rs", pairs(&read(PAIRS))), ("counts.rs", counts)];
     for (path, places) in FILES {
@@ -134,8 +133,8 @@ fn pairs(text: &str) -> String {
     )
 }
 
-/// A counter, and the steps of the two counts.
-fn counts(counters: &str, running: &str, orphans: &str) -> String {
+/// A counter, and the steps of the count of orphans.
+fn counts(counters: &str, orphans: &str) -> String {
     let part = |path: &str, text: &str, from: &str, to: &str| {
         let found = text.split_once(from).and_then(|(_, rest)| rest.split_once(to));
         let rest =
@@ -144,22 +143,16 @@ fn counts(counters: &str, running: &str, orphans: &str) -> String {
     };
     let counter = part(COUNTERS, counters, "pub(crate) struct Counter", "\n}\n").replace("pub(crate)", "pub");
     let counter = replace(COUNTERS, &counter, "    fn raise", "    pub fn raise", 1);
-    let mut text = format!("use super::atomic::{{Acquire, Atomic, Relaxed, Release}};\n{counter}");
-    for (path, file, name) in [(RUNNING, running, "RUNNING"), (ORPHANS, orphans, "ORPHANS")] {
-        let module = name.to_lowercase();
-        let step = |of: &str| part(path, file, &format!("{name}.{of}("), ")");
-        write!(
-            text,
-            "{}\npub mod {module} {{\n    use super::*;\n    pub fn up() {{\n        {};\n    }}\n    pub fn down() {{\n        \
-             {};\n    }}\n    pub fn now() -> u64 {{\n        {}\n    }}\n}}\n",
-            part(path, file, &format!("static {name}: "), ";"),
-            step("fetch_add"),
-            step("fetch_sub"),
-            step("load"),
-        )
-        .expect("a String");
-    }
-    text
+    let step = |of: &str| part(ORPHANS, orphans, &format!("ORPHANS.{of}("), ")");
+    format!(
+        "use super::atomic::{{Acquire, Atomic, Relaxed, Release}};\n{counter}{}\npub mod orphans {{\n    use super::*;\n    \
+         pub fn up() {{\n        {};\n    }}\n    pub fn down() {{\n        {};\n    }}\n    pub fn now() -> u64 {{\n        \
+         {}\n    }}\n}}\n",
+        part(ORPHANS, orphans, "static ORPHANS: ", ";"),
+        step("fetch_add"),
+        step("fetch_sub"),
+        step("load"),
+    )
 }
 
 /// A file that has changed here is not what this was written for.

@@ -1,7 +1,7 @@
 //! The scenarios.
 
 use super::arc::{Arc, UniqueArc};
-use super::counts::{orphans, running, Counter};
+use super::counts::{orphans, Counter};
 use super::pairs::{self, Pair, Reach};
 use super::ready;
 use crate::by_address;
@@ -142,19 +142,19 @@ pub fn the_longest_stays() {
     assert_eq!(longest.value(), 7, "a longer one was forgotten");
 }
 
-/// Callbacks that run are never fewer than none, and none when all have ended.
-pub fn callbacks_are_counted() {
+/// Orphans are never fewer than none, and none when all have ended.
+pub fn orphans_are_counted() {
     by_address::begin();
-    assert_eq!(running::now(), 0);
-    let callback = || {
-        running::up();
-        assert!(running::now() <= 2, "a callback is counted wrong");
-        running::down();
+    assert_eq!(orphans::now(), 0);
+    let one = || {
+        orphans::up();
+        assert!(orphans::now() <= 2, "an orphan is counted wrong");
+        orphans::down();
     };
-    let other = thread::spawn(callback);
-    callback();
+    let other = thread::spawn(one);
+    one();
     other.join().unwrap();
-    assert_eq!(running::now(), 0, "a callback is counted wrong");
+    assert_eq!(orphans::now(), 0, "an orphan is counted wrong");
 }
 
 /// A thread that was told of an orphan finds it, though the look at the count takes no lock.

@@ -48,8 +48,8 @@ mod shipped {
     }
 
     #[test]
-    fn callbacks_are_counted() {
-        super::good(world::callbacks_are_counted);
+    fn orphans_are_counted() {
+        super::good(world::orphans_are_counted);
     }
 
     #[test]
@@ -98,8 +98,8 @@ mod weakened {
     }
 
     #[test]
-    fn running_in_two_steps() {
-        caught(weak::running_in_two_steps::world::callbacks_are_counted, "a callback is counted wrong");
+    fn orphans_in_two_steps() {
+        caught(weak::orphans_in_two_steps::world::orphans_are_counted, "an orphan is counted wrong");
     }
 
     #[test]
