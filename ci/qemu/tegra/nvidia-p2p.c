@@ -13,28 +13,14 @@
  * notifier). Nobody may call them: nvidia-peermem does not load beside them, and
  * a call is a WARN.
  */
-#include <linux/dma-direction.h>
 #include <linux/miscdevice.h>
 #include <linux/mm.h>
 #include <linux/module.h>
 
+#include "nvidia-p2p.h"
+
 #define NVMAP_PAGES	1024UL
 #define NVMAP_CARVEOUT	(1UL << 30)
-
-struct nvidia_p2p_page_table;
-struct nvidia_p2p_dma_mapping;
-
-int nvidia_p2p_get_pages(u64 vaddr, u64 size,
-			 struct nvidia_p2p_page_table **page_table,
-			 void (*free_callback)(void *data), void *data);
-int nvidia_p2p_put_pages(struct nvidia_p2p_page_table *page_table);
-int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table);
-int nvidia_p2p_dma_map_pages(struct device *dev,
-			     struct nvidia_p2p_page_table *page_table,
-			     struct nvidia_p2p_dma_mapping **dma_mapping,
-			     enum dma_data_direction direction);
-int nvidia_p2p_dma_unmap_pages(struct nvidia_p2p_dma_mapping *dma_mapping);
-int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping);
 
 static int nobody_calls(const char *name)
 {

@@ -32,6 +32,12 @@ pub struct Node {
     program: Option<Child>,
 }
 
+impl Default for Node {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Node {
     /// A node with nothing on it but the stand-ins.
     pub fn new() -> Self {
