@@ -11,7 +11,6 @@ echo "demo: real perftest moves bytes between GPU memory and a NIC through this 
 if [ -d "$cache/kept/$kernel/ours" ]; then
 	echo "      It takes a minute or two: much was built before ($cache)."
 else
-	# Measured by make bench-cold on two processors; a part does not become faster with more.
 	for place in "$cache" "$(pwd)"; do
 		while [ ! -e "$place" ]; do place=$(dirname "$place"); done
 		free=$(df -Pm "$place" | awk 'NR == 2 { print $4 }')
@@ -20,6 +19,8 @@ else
 			exit 1
 		}
 	done
+	# An estimate from ten minutes of processor time (make bench-cold), of which more than two processors
+	# make only a part faster.
 	minutes=$((3 + 8 / cores))
 	[ -z "${1:-}" ] || minutes=$((minutes + 3))
 	echo "      The first time it takes about $minutes minutes on $cores processor$([ "$cores" = 1 ] || echo s), and downloads some 700 MB: Debian's packages

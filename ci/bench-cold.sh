@@ -1,10 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# bench-cold.sh [bookworm|trixie] [TARGET...]: how long make demo and make test take on a new machine.
-# Makes a Debian with make and git alone, clones this checkout's last commit into it, and runs the
-# targets there (demo, test, and test once more) with nothing cached. Writes their seconds, the
-# user time, and the seconds of each step into docs/results/cold/<release>.md. As root; some 10 GB
-# below /var/tmp, which are gone afterwards. It judges nothing.
+# bench-cold.sh [bookworm|trixie]: measures how long make demo and make test take on a new machine.
+# Makes a Debian with make and git alone, clones this checkout's last commit into it, and runs there
+# the demo, the tests, and the tests once more, with nothing cached before the first. Writes a page
+# below docs/results/cold; the seconds of each step are in the logs. Wants root, and some 10 GB below
+# /var/tmp, which are gone afterwards. It judges nothing.
 set -euo pipefail
 if [ "${1:-}" != --mounted ]; then
 	[ "$(id -u)" = 0 ] || { echo "bench-cold: as root, because it makes a Debian of its own" >&2; exit 1; }
@@ -13,15 +13,12 @@ fi
 shift
 cd "$(dirname "$0")/.."
 suite=${1:-bookworm}
-shift || true
-targets=("$@")
-[ "${#targets[@]}" != 0 ] || targets=(demo test test)
 commit=$(git rev-parse --short=12 HEAD)
 [ -z "$(git status --porcelain)" ] || echo "bench-cold: what is in no commit is not measured" >&2
 
 export NVPM_CACHE="${NVPM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/nvidia-peermem}"
 . ci/qemu/apt.sh
-apt_update >/dev/null
+apt_update >&2
 dir=$(mktemp -d /var/tmp/bench-cold.XXXXXX)
 # This machine's own /dev is below it.
 trap 'umount -R -l "$dir/root/proc" "$dir/root/dev" 2>/dev/null || true; rm -rf --one-file-system "$dir"' EXIT
@@ -53,7 +50,7 @@ mkdir -p "$(dirname "$page")" build
 	echo "|---|---|---|---|---|"
 } >"$page.new"
 n=0
-for target in "${targets[@]}"; do
+for target in demo test test; do
 	n=$((n + 1))
 	log=build/bench-cold-$suite-$n-$target.log
 	echo "bench-cold: make $target; whole output: $log" >&2

@@ -46,7 +46,7 @@ lab = $(lab_env) ci/lab.sh
 nvidia_c := $(if $(NVIDIA_C)$(NVIDIA_SRC),--nvidia-c)
 
 # The kernel with Rust is built by tools that the others do not need.
-demo: for = $(if $(filter own,$(KERNEL_CRATE)),,demo)
+demo: packages-for = $(if $(filter own,$(KERNEL_CRATE)),,demo)
 demo: lab-announce lab-bootstrap
 	@$(if $(filter-out own lite,$(KERNEL_CRATE)),echo "make demo: KERNEL_CRATE=$(KERNEL_CRATE) is neither own nor lite" >&2; exit 1)
 	@$(if $(filter-out arm64,$(ARCH)),echo "make demo: ARCH=$(ARCH) is not arm64: leave it out for a machine like this one" >&2; exit 1)
@@ -100,4 +100,4 @@ lab-announce:
 
 # The boots of test and soak have arm64 among them.
 lab-bootstrap:
-	@$(lab_env) ci/bootstrap.sh $(for) $(or $(ARCH),$(if $(filter test soak,$(MAKECMDGOALS)),arm64))
+	@$(lab_env) ci/bootstrap.sh $(packages-for) $(or $(ARCH),$(if $(filter test soak,$(MAKECMDGOALS)),arm64))

@@ -268,6 +268,18 @@ first_with() { # symbol, files...
 		fi
 	done
 }
+# The first of some folders whose Module.symvers has a symbol, and versions that fit the neighbour's own
+# module.
+first_fitting() { # symbol, the module's file, folders...
+	symbol=$1 own=$2
+	shift 2
+	for folder; do
+		file=$(first_with "$symbol" "$folder/Module.symvers")
+		[ -n "$file" ] || continue
+		versions_fit "$own" "$file" && echo "$file" && return
+		note "$file has other symbol versions than $own, which kernel $kver loads, and is not used"
+	done
+}
 found=
 for dir in $OFED; do
 	found=${found:-$(first_with ib_register_peer_memory_client "$dir/Module.symvers")}
@@ -276,15 +288,8 @@ done
 ofa=$(core_folders '' "$arch" "$kver")
 core=$(module_file '' "$kver" ib_uverbs || true)
 # An OFED installed over a kernel that has the API itself replaces the kernel's.
-for dir in $ofa; do
-	[ -z "$found" ] || break
-	file=$(first_with ib_register_peer_memory_client "$dir/Module.symvers")
-	if [ -n "$file" ] && ! versions_fit "$core" "$file"; then
-		note "$file has other symbol versions than $core, which kernel $kver loads, and is not used"
-	else
-		found=$file
-	fi
-done
+# shellcheck disable=SC2086
+found=${found:-$(first_fitting ib_register_peer_memory_client "$core" $ofa)}
 [ -n "$found" ] || found=$(first_with ib_register_peer_memory_client "$KDIR/Module.symvers")
 if [ -n "$found" ]; then
 	note "ib_register_peer_memory_client: $found"
@@ -306,15 +311,8 @@ nvidia_version=$(modinfo -k "$kver" -F version "$nvidia" 2>/dev/null | head -n 1
 nvidia_src=$([ -z "$nvidia_version" ] || driver_folders '' "$arch" "$kver" "$nvidia" "$nvidia_version")
 # The driver's own user of its exports.
 uvm=$(module_file '' "$kver" "$nvidia-uvm" || module_file '' "$kver" nvidia-uvm || true)
-for dir in $nvidia_src; do
-	[ -z "$found" ] || break
-	file=$(first_with nvidia_p2p_get_pages "$dir/Module.symvers")
-	if [ -n "$file" ] && ! versions_fit "$uvm" "$file"; then
-		note "$file has other symbol versions than $uvm, which kernel $kver loads, and is not used"
-	else
-		found=$file
-	fi
-done
+# shellcheck disable=SC2086
+found=${found:-$(first_fitting nvidia_p2p_get_pages "$uvm" $nvidia_src)}
 # Tegra's nvidia-p2p.ko has functions of the same names with other arguments, and no persistent ones.
 on_tegra="nothing to build: on an integrated GPU (Tegra, Jetson) take memory of cudaHostAlloc() and plain ibv_reg_mr(), which need no such module"
 if [ -z "$found" ] && modinfo -k "$kver" -n nvidia-p2p >/dev/null 2>&1 && ! modinfo -k "$kver" -n "$nvidia" >/dev/null 2>&1; then

@@ -17,12 +17,13 @@ use core::ffi::c_void;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 
-/// When the callback began that runs now, in nanoseconds; 0 for none. The provider holds the RM API lock
-/// over a callback, so there is one at a time; two would show as one in `/proc`, which is all that this
-/// is for: Relaxed is enough. A reader takes no lock.
+/// Holds the time at which the running callback began, in nanoseconds; 0 while none runs. The provider
+/// holds the RM API lock over a callback, so one runs at a time. Only `/proc` shows this, where two
+/// would look like one, so Relaxed is enough. A reader takes no lock.
 static START: Atomic<u64> = Atomic::new(0);
 
-/// Returns when the callback began that runs now, in nanoseconds; `None` while none runs. Takes no lock.
+/// Returns the time at which the running callback began, in nanoseconds; `None` while none runs. Takes no
+/// lock.
 pub(crate) fn start_ns() -> Option<u64> {
     Some(START.load(Relaxed)).filter(|start| *start != 0)
 }

@@ -61,7 +61,7 @@ apt_lists() {
 	if echo "$said" | grep -q '^\(Get\|Hit\):'; then
 		touch "$apt/updated"
 	elif [ -z "$(find "$apt/lists" -maxdepth 1 -name '*Release')" ]; then
-		echo "nothing came from ${mirror##* }: is this machine online? ($(echo "$said" | sed -n 's/^[EW]: *//p' | head -n 1))"
+		echo "nothing came from ${mirror##* }: is this machine online? ($(echo "$said" | sed -n 's/^[EW]: *//p' | head -n 1))" >&2
 		return 1
 	fi
 }

@@ -44,8 +44,9 @@ void *nvpm_core_register(const struct peer_memory_client *client,
 void nvpm_core_unregister(void *handle);
 
 /*
- * The provider (nvidia.ko), weak: 0 until it is loaded, -ENOTSUPP if it has no
- * persistent pins, as that of an integrated GPU.
+ * The provider (nvidia.ko), weak. Returns 1 when this module can use it, 0 until
+ * it is loaded, and -ENOTSUPP if it has no persistent pins, as that of an
+ * integrated GPU.
  */
 int nvpm_provider_present(void);
 int nvpm_p2p_get(uint64_t va, uint64_t length,

@@ -13,7 +13,7 @@ use core::ptr::NonNull;
 use kernel::error::to_result;
 use kernel::prelude::*;
 
-/// Whether the provider is loaded, lets this module use it, and is that of a GPU with memory of its
+/// Fails unless the provider is loaded, lets this module use it, and is that of a GPU with memory of its
 /// own. Tegra's functions have the same names and other arguments.
 pub(crate) fn find_provider() -> Result {
     // SAFETY: No precondition.

@@ -242,17 +242,19 @@ void nvlab_log_free(struct nvlab_mem *mem);
 int nvlab_debugfs_init(void);
 void nvlab_debugfs_exit(void);
 
-/* --- resource manager (rm.c) --- */
+/* --- GPUs (main.c) --- */
 
 unsigned int nvlab_gpu_count(void);
-/* NULL, or the GPU until nvlab_gpu_put(). */
+/* Returns NULL, or the GPU, which stays until nvlab_gpu_put(). */
 struct nvlab_gpu *nvlab_gpu_get(unsigned int index);
 void nvlab_gpu_put(struct nvlab_gpu *gpu);
-/* A persistent pin's reference; -ENODEV when the GPU's unbind has begun. */
+/* Takes a persistent pin's reference; -ENODEV when the GPU's unbind has begun. */
 int nvlab_gpu_pin(struct nvlab_gpu *gpu);
 void nvlab_gpu_unpin(struct nvlab_gpu *gpu);
 /* Ends an unbind that waits for a persistent pin. */
 void nvlab_gpus_forgive(void);
+
+/* --- resource manager (rm.c) --- */
 
 /* Thread group id of the caller, as RM knows processes: by number. */
 static inline u32 nvlab_tgid(void)
@@ -305,7 +307,7 @@ int nvlab_rm_get(ktime_t *start, u64 va, u64 len, void *key, u64 *phys,
 int nvlab_rm_register(u64 va, u64 len, void *key, void (*callback)(void *data),
 		      void *data);
 int nvlab_rm_put(ktime_t *start, void *key, u64 *len);
-/* Until nvlab_gpu_put(). */
+/* The GPU stays until nvlab_gpu_put(). */
 int nvlab_rm_gpu_info(ktime_t *start, u64 va, u64 len, struct nvlab_gpu **gpu);
 int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 			    u64 *phys, u32 count, struct nvlab_pinned *pinned,

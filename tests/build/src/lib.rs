@@ -82,7 +82,7 @@ impl FakeKernel {
         fs::remove_file(self.path().join(name)).expect("file");
     }
 
-    /// The crates that kernel-lite needs, as far as anybody looks, in the folder `deps`; the
+    /// Writes the crates that kernel-lite needs, as far as anybody looks, in the folder `deps`; the
     /// setting that names it.
     pub fn deps(&self) -> String {
         for file in CRATES {

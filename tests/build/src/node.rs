@@ -39,7 +39,7 @@ impl Default for Node {
 }
 
 impl Node {
-    /// A node with nothing on it but the stand-ins.
+    /// Returns a node with nothing on it but the stand-ins.
     pub fn new() -> Self {
         let node = Self { dir: TempDir::new().expect("folder"), program: None };
         for (name, script) in [("make", MAKE), ("insmod", INSMOD), ("rmmod", RMMOD), ("sleep", SLEEP)] {
@@ -51,7 +51,7 @@ impl Node {
         node
     }
 
-    /// A node on which driver and core are ready.
+    /// Returns a node on which driver and core are ready.
     pub fn with_both() -> Self {
         let node = Self::new();
         node.driver();
@@ -59,7 +59,7 @@ impl Node {
         node
     }
 
-    /// A path below the node's folder.
+    /// Returns a path below the node's folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -72,14 +72,14 @@ impl Node {
         file
     }
 
-    /// A link of the node; an absolute target is one of the node's own paths.
+    /// Makes a link on the node; an absolute target is one of the node's own paths.
     pub fn link(&self, target: &str, name: &str) {
         let link = self.path(name);
         fs::create_dir_all(link.parent().expect("folder")).expect("folder");
         std::os::unix::fs::symlink(target, link).expect("link");
     }
 
-    /// A program that comes before the system's own of the same name.
+    /// Writes a program that comes before the system's own of the same name.
     pub fn stand_in(&self, name: &str, script: &str) {
         let file = self.write(&format!("bin/{name}"), &format!("#!/bin/sh\n{script}\n"));
         fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("mode");
@@ -90,8 +90,8 @@ impl Node {
         fs::remove_file(self.path(name)).expect("file");
     }
 
-    /// What the driver's container leaves: its tree, the loaded driver, and last the file that says
-    /// so.
+    /// Writes what the driver's container leaves: its tree, the loaded driver, and last the file that
+    /// says so.
     pub fn driver(&self) {
         let kernel = kernel();
         self.write(&format!("run/nvidia/driver/usr/src/linux-headers-{kernel}/include/config/auto.conf"), "");
@@ -100,13 +100,13 @@ impl Node {
         self.write("run/nvidia/validations/.driver-ctr-ready", "");
     }
 
-    /// What the RDMA core's container leaves.
+    /// Writes what the RDMA core's container leaves.
     pub fn core(&self) {
         self.write(&format!("run/mellanox/drivers/usr/src/ofa_kernel/{ARCH}/{}/Module.symvers", kernel()), "");
         self.write("run/mellanox/drivers/.driver-ready", "");
     }
 
-    /// The container's program.
+    /// Returns a call of the container's program.
     pub fn command(&self, word: &str) -> Command {
         let mut command = Command::new(repository().join("packaging/container/peermem"));
         for (name, folder) in [
@@ -138,17 +138,17 @@ impl Node {
         self.program = Some(command.spawn().expect("program"));
     }
 
-    /// What the program has said.
+    /// Returns what the program has said.
     pub fn said(&self) -> String {
         fs::read_to_string(self.path("said")).expect("text")
     }
 
-    /// What the stand-ins were called with.
+    /// Returns the calls of the stand-ins, a line each.
     pub fn log(&self) -> String {
         fs::read_to_string(self.path("log")).expect("text")
     }
 
-    /// How often the program has looked before the insmod of this number.
+    /// Returns how often the program has looked before the insmod of this number.
     pub fn looks_before(&self, insmod: usize) -> usize {
         self.log().split("insmod").take(insmod).map(|part| count(part, "look")).sum()
     }
@@ -167,12 +167,12 @@ impl Node {
         self.wait(words, || self.said().contains(words));
     }
 
-    /// Whether the module is loaded.
+    /// Returns whether the module is loaded.
     pub fn loaded(&self) -> bool {
         self.path("sys/module/nvidia_peermem").exists()
     }
 
-    /// As Kubernetes ends a container.
+    /// Ends the program as Kubernetes ends a container.
     pub fn stop(&mut self) {
         let program = self.program.as_mut().expect("it runs");
         assert!(Command::new("kill").arg(program.id().to_string()).status().expect("kill").success());
@@ -190,13 +190,13 @@ impl Drop for Node {
     }
 }
 
-/// What `uname -r` says.
+/// Returns what `uname -r` says.
 pub fn kernel() -> String {
     let uname = Command::new("uname").arg("-r").output().expect("uname");
     String::from_utf8(uname.stdout).expect("text").trim().to_string()
 }
 
-/// How many lines have these words.
+/// Counts the lines that have these words.
 pub fn count(text: &str, words: &str) -> usize {
     text.lines().filter(|line| line.contains(words)).count()
 }

@@ -6,7 +6,7 @@ use build_tests::repository;
 use std::env::consts::ARCH;
 use std::fs;
 
-/// The driver's pod goes, and its folder with it.
+/// Deletes the driver's pod, and its folder with it.
 fn driver_pod_is_deleted(node: &Node) {
     node.remove("run/nvidia/validations/.driver-ctr-ready");
     fs::remove_dir_all(node.path("run/nvidia/driver")).expect("folder");
@@ -19,7 +19,7 @@ fn driver_pod_is_back(node: &Node) {
     node.write("run/nvidia/validations/.driver-ctr-ready", "");
 }
 
-/// The driver is loaded anew, as another build.
+/// Loads the driver anew, as another build.
 fn driver_is_upgraded(node: &Node) {
     fs::remove_dir_all(node.path("sys/module/nvidia")).expect("folder");
     node.write("sys/module/nvidia/srcversion", "B\n");

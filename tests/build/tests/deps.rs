@@ -27,7 +27,7 @@ fn make(dir: &Path, cargo: &str) -> Outcome {
     run(make.arg(format!("CARGO={cargo}")))
 }
 
-/// A script that makes these files.
+/// Returns a script that makes these files.
 fn writes(files: &[&str]) -> String {
     let line = |file: &&str| format!("mkdir -p \"$(dirname \"$to/{file}\")\" && : >\"$to/{file}\"");
     files.iter().map(line).collect::<Vec<_>>().join("\n")

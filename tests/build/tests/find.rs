@@ -44,7 +44,7 @@ impl Root {
         self.write(&format!("{folder}/Module.symvers"), line);
     }
 
-    /// What a function prints, the root itself left out, and what it notes.
+    /// Returns what a function prints, without the root itself, and what it notes.
     fn call(&self, words: &str) -> (Vec<String>, String) {
         let path = format!("{}:{}", self.0.path().join("bin").display(), std::env::var("PATH").expect("PATH"));
         let script = format!(

@@ -24,7 +24,7 @@ fn exports_without_persistent_pins() {
     refused(&kernel, &[&setting], &[&symvers.display().to_string(), "nvidia_p2p_get_pages_persistent"]);
 }
 
-/// The kernel has modules of these names, as far as modinfo says.
+/// Lets modinfo say that the kernel has modules of these names.
 fn modules(kernel: &FakeKernel, names: &str) {
     kernel.program("modinfo", &format!("for last; do :; done; case $last in {names}) echo GPL ;; *) exit 1 ;; esac"));
 }

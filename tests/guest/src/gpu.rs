@@ -21,7 +21,7 @@ pub fn seed_layout(rng: &mut fastrand::Rng) -> Result<()> {
     Ok(lab()?.set("layout_seed", rng.u64(1..))?)
 }
 
-/// The GPU's PCI address, as sysfs has it.
+/// Returns the GPU's PCI address, as sysfs has it.
 pub fn pci_address(rm: &nvlab::Client, gpu: u32) -> Result<String> {
     let (domain, bus, device, function) = rm.info(gpu)?.pci;
     Ok(format!("{domain:04x}:{bus:02x}:{device:02x}.{function}"))

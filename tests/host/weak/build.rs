@@ -133,7 +133,7 @@ fn pairs(text: &str) -> String {
     )
 }
 
-/// A counter, and the steps of the count of orphans.
+/// Takes out a counter, and the steps of the count of orphans.
 fn counts(counters: &str, orphans: &str) -> String {
     let part = |path: &str, text: &str, from: &str, to: &str| {
         let found = text.split_once(from).and_then(|(_, rest)| rest.split_once(to));

@@ -49,7 +49,7 @@ pub fn has_initial_pids(root: &Root) -> bool {
     namespace.is_none_or(|namespace| namespace == INITIAL)
 }
 
-/// The wanted symbols that exist, with the module that has them (`None`: the kernel
+/// Returns the wanted symbols that exist, with the module that has them (`None`: the kernel
 /// itself). An error if the list cannot be read at all.
 pub fn symbols(root: &Root) -> Result<BTreeMap<String, Option<String>>, Missing> {
     let text = root.text("/proc/kallsyms")?;
@@ -96,7 +96,7 @@ pub fn loaded_modules(root: &Root) -> BTreeMap<String, Loaded> {
     }
 }
 
-/// A module as sysfs shows it. What is built in has no state there.
+/// Reads a module as sysfs shows it. What is built in has no state there.
 fn module_in_sysfs(root: &Root, name: String) -> Option<(String, Loaded)> {
     let file = |file: &str| root.line(&format!("/sys/module/{name}/{file}"));
     let state = match file("initstate")?.as_str() {

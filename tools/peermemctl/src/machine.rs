@@ -165,7 +165,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Whether the kernel, the GPU driver and the driver of a NIC offer registration by dma-buf, if
+    /// Returns whether the kernel, the GPU driver and the driver of a NIC offer registration by dma-buf, if
     /// there is a NIC.
     pub fn dma_buf(&self) -> bool {
         // NVIDIA offers it in the open flavour only.

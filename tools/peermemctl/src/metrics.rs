@@ -62,7 +62,7 @@ pub fn write(text: &str, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The verdict over all ways, and each.
+/// Registers the verdict over all ways, and that of each.
 fn by_way(report: &Report) -> Registry {
     let mut registry = Registry::with_prefix("gpudirect_rdma");
     let ways = Family::<Labels, Float>::default();

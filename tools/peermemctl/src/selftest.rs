@@ -89,7 +89,7 @@ pub fn run(machine: &Machine, wanted: &Wanted) -> Result<Selftest> {
     Ok(Selftest { level: worst(&ways), gpu: name, nic: rdma.name.clone(), bytes: SIZE as u64, ways })
 }
 
-/// What is known of a dma-buf that the GPU driver refused to attach.
+/// Says what is known of a dma-buf that the GPU driver refused to attach.
 fn refusal(machine: &Machine, error: &anyhow::Error) -> String {
     /// ENOTSUPP, which is the kernel's own and has no name for programs.
     const NOT_SUPPORTED: i32 = 524;

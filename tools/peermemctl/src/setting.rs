@@ -296,7 +296,7 @@ impl Machine<'_> {
     }
 }
 
-/// The GPU of GB10 has ids from 2e00 to 2eff.
+/// Returns whether a GPU is GB10's, whose ids go from 2e00 to 2eff.
 fn is_gb10(gpu: &Device) -> bool {
     gpu.vendor == nvidia::NVIDIA && (0x2e00..0x2f00).contains(&gpu.device)
 }

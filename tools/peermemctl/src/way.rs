@@ -390,7 +390,7 @@ pub fn groups(machine: &Machine) -> Vec<String> {
     seen
 }
 
-/// The forced PCIe mapping must not leave the IOMMU group of the GPU.
+/// Judges the forced PCIe mapping, which must not leave the IOMMU group of the GPU.
 fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     if topology_override(machine) == Some(true) {
         return Judged::Yes("NVreg_GrdmaPciTopoCheckOverride is 1".to_owned());
@@ -418,7 +418,7 @@ fn data_direct(machine: &Machine, nic: &RdmaDevice) -> Judged {
     }
 }
 
-/// The library registers a dma-buf in the place of a plain registration that failed.
+/// Judges the preload library, which registers a dma-buf in the place of a plain registration that failed.
 fn preload(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     const NAME: &str = "libgpumr-preload.so";
     let mut folders = vec!["/usr/local/lib".to_owned(), "/usr/lib64".to_owned(), "/usr/lib".to_owned()];

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// The tree `name`, for a test that changes it.
+/// Unpacks the tree `name`, for a test that changes it.
 fn unpack(name: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/trees/{name}.tree"));
@@ -46,7 +46,7 @@ fn run(root: &Path, args: &[&str]) -> (i32, String, i64) {
     (libc::WEXITSTATUS(status), fs::read_to_string(out.path()).unwrap(), ms)
 }
 
-/// Each command answers, within a second.
+/// Asserts that each command answers within a second.
 fn answers(dir: &Path, what: &str) {
     let commands: [&[&str]; 4] = [&["status"], &["doctor", "-v"], &["metrics"], &["topo"]];
     for command in commands {
@@ -62,7 +62,7 @@ fn doctor(dir: &Path) -> Value {
     serde_json::from_str(&run(dir, &["-j", "doctor"]).1).unwrap()
 }
 
-/// The messages of a check.
+/// Returns the messages of a check.
 fn said(report: &Value, id: &str) -> String {
     let sections = report["sections"].as_array().unwrap().iter();
     let checks = sections.flat_map(|section| section["checks"].as_array().unwrap());

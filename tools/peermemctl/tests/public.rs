@@ -20,7 +20,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The text without its lines.
+/// Joins the lines of a text.
 fn unwrapped(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -245,7 +245,7 @@ fn no_public_tree_is_left_out() {
     }
 }
 
-/// What `doctor -- COMMAND` says of a program.
+/// Returns what `doctor -- COMMAND` says of a program.
 fn of_command(tree: &str, id: &str, command: &[&str]) -> (i32, String) {
     let output = peermemctl(tree, &[&["-j", "doctor", "--"], command].concat());
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// A kernel, and what was built for it.
 #[derive(Clone, Debug)]
@@ -51,26 +52,28 @@ fn make<'a>(lab: &Lab, kernel: Kernel, targets: impl Iterator<Item = &'a str>) -
     make.arg("-j3");
     make.arg(format!("LLVM={}", sh::LLVM)).arg(format!("CACHE={}", lab.cache.display()));
     make.arg(format!("LAB={}", lab.repo.join("build/bin/lab").display())).args(targets).current_dir(&lab.repo);
-    // Usually there is none.
-    let _ = fs::remove_file(why_file(lab));
+    // Other kernels may be built at the same time.
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    let file = lab.build.join(format!("log/why-{}-{}", std::process::id(), RUNS.fetch_add(1, Relaxed)));
+    make.env(WHY, &file);
     if !make.status().context("cannot run make")?.success() {
-        let why = fs::read_to_string(why_file(lab)).unwrap_or_else(|_| "logs: build/lab/log".to_string());
+        let why = fs::read_to_string(&file).unwrap_or_else(|_| "logs: build/lab/log".to_string());
+        // Usually there is one.
+        let _ = fs::remove_file(&file);
         bail!("{}: not everything could be built: {}", kernel.name(), why.trim());
     }
     Ok(())
 }
 
-/// Where the first part that cannot be built says why: other parts are still being built then, and
-/// would leave that line far behind.
-fn why_file(lab: &Lab) -> PathBuf {
-    lab.build.join("log/why")
-}
+/// Names the file in which the first part that cannot be built leaves its reason. Other parts are still
+/// being built then, and their lines would leave the reason far behind.
+const WHY: &str = "LAB_WHY";
 
-/// Keeps the reason for the end of [`build`].
-pub fn remember(lab: &Lab, why: &anyhow::Error) {
-    let _ = fs::create_dir_all(lab.build.join("log"));
-    let file = fs::OpenOptions::new().create_new(true).write(true).open(why_file(lab));
+/// Leaves the reason why a part cannot be built for the end of [`build`].
+pub fn remember(why: &anyhow::Error) {
+    let Some(path) = std::env::var_os(WHY) else { return };
     // It has been printed, too.
+    let file = fs::OpenOptions::new().create_new(true).write(true).open(path);
     let _ = file.and_then(|mut file| write!(file, "{why:#}"));
 }
 

@@ -170,7 +170,7 @@ impl Module {
 #[value(rename_all = "snake_case")]
 pub enum Also {
     Nothing,
-    /// Nor that: an image for the demo alone.
+    /// An image with nothing but what the demo runs.
     Demo,
     Consumers,
     Lite,

@@ -8,7 +8,7 @@ use comfy_table::{presets, CellAlignment, Table};
 use lab::artefacts::build;
 use lab::axes::{Also, Kernel, Module, Named};
 use lab::ctx::Lab;
-use lab::ktap::Screen;
+use lab::ktap::{Counts, Screen};
 use lab::machine::{Boot, Report};
 use lab::nvidia_c;
 use lab::sh::human;
@@ -44,13 +44,7 @@ pub fn run(lab: &Lab, module: Module, kernel: Kernel) -> Result<bool> {
     });
     let mut reports: Vec<Report> = [one?].into_iter().chain(two?).collect();
     for report in &mut reports {
-        for test in judge(report, &BTreeMap::new(), module) {
-            if test.has_failed() {
-                report.add(test);
-            } else {
-                report.tests.push(test);
-            }
-        }
+        judge(report, &BTreeMap::new(), module).into_iter().for_each(|test| report.add(test));
     }
     let (one, two) = (rows(&reports, "demo"), rows(&reports, "pair"));
     let mut reasons = missing(&one, &alone(modes, module));
@@ -211,7 +205,7 @@ fn speed(row: &Value) -> String {
     }
 }
 
-/// What is one line of the table: program and memory, with how it is pinned.
+/// Returns the lines of the table: program, buffer, and the mode in which the buffer is pinned.
 fn lines() -> Vec<(&'static str, &'static str, Option<&'static str>)> {
     let mut lines = Vec::new();
     for mode in ["persistent", "legacy"] {
@@ -224,7 +218,7 @@ fn lines() -> Vec<(&'static str, &'static str, Option<&'static str>)> {
     lines
 }
 
-/// The rows of the boot of one machine and of the two, side by side.
+/// Puts the rows of the one machine and of the two side by side.
 fn table(one: &[Value], two: &[Value]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
@@ -258,7 +252,7 @@ fn table(one: &[Value], two: &[Value]) -> Table {
     table
 }
 
-/// What all rows together have shown.
+/// Sums up what all rows have shown.
 fn sum(reports: &[Report]) -> String {
     let (one, two) = (rows(reports, "demo"), rows(reports, "pair"));
     let number = |row: &Value, name: &str| row[name].as_u64().unwrap_or(0);
@@ -266,11 +260,13 @@ fn sum(reports: &[Report]) -> String {
     let regions: u64 = one.iter().chain(sides()).map(|row| number(row, "mrs")).sum();
     let moved = one.iter().map(|row| number(row, "bar_bytes")).sum::<u64>()
         + sides().map(|side| number(side, "bar_read") + number(side, "bar_wrote")).sum::<u64>();
-    let tests = reports.iter().map(|report| report.tests.len()).sum::<usize>();
+    let counts = Counts::of(reports.iter().flat_map(|report| &report.tests));
     format!(
-        "{regions} registrations of GPU memory; {:.1} MiB through the GPUs' BARs, compared on both sides;\n{tests} \
-         checks, that nothing stays pinned and the kernels report nothing among them.",
-        moved as f64 / f64::from(1 << 20)
+        "{regions} registrations of GPU memory; {:.1} MiB went through the GPUs' BARs.\n{} checks passed, {} failed: of \
+         the bytes, of what stays pinned, of the kernels' logs.",
+        moved as f64 / f64::from(1 << 20),
+        counts.passed,
+        counts.failed
     )
 }
 

@@ -255,6 +255,7 @@ mod tests {
             begun: BTreeMap::from([("s/b".into(), 0)]),
             console: "x".into(),
             elapsed: Duration::ZERO,
+            screen: lab::ktap::Screen::Tests,
         }
     }
 

@@ -74,14 +74,23 @@ pub fn print_test(test: &Test) {
     print!("{text}");
 }
 
-/// What goes to the screen while a guest runs.
+/// Selects what is printed while a guest runs.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Screen {
-    /// Each test's result.
+    /// Prints each test's result.
     #[default]
     Tests,
-    /// What this function makes of a row, by the row's name; and each test that fails.
+    /// Prints each test that fails, and what this function returns for a row's name and the row.
     Rows(fn(&str, &Value) -> Option<String>),
+}
+
+impl Screen {
+    /// Prints a test, if it is to be seen.
+    pub fn test(self, test: &Test) {
+        if matches!(self, Screen::Tests) || test.has_failed() {
+            print_test(test);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -163,9 +172,7 @@ impl Parser {
 
     fn add(&mut self, mut test: Test) {
         test.name.insert_str(0, &self.label);
-        if matches!(self.screen, Screen::Tests) || test.has_failed() {
-            print_test(&test);
-        }
+        self.screen.test(&test);
         self.tests.push(test);
     }
 }

@@ -6,7 +6,7 @@ use crate::artefacts::Built;
 use crate::axes::Clock;
 use crate::cable::Cable;
 use crate::ctx::Lab;
-use crate::ktap::{print_test, Parser, Screen, Test};
+use crate::ktap::{Parser, Screen, Test};
 use crate::sh::{self, human, say};
 use anyhow::{bail, Context, Result};
 use serde::Serialize;
@@ -96,13 +96,15 @@ pub struct Report {
     pub begun: BTreeMap<String, usize>,
     pub console: PathBuf,
     pub elapsed: Duration,
+    #[serde(skip)]
+    pub screen: Screen,
 }
 
 impl Report {
     /// What the lab finds out of the boot, as a test of it.
     pub fn add(&mut self, mut test: Test) {
         test.name = format!("{}: {}", self.name, test.name);
-        print_test(&test);
+        self.screen.test(&test);
         self.tests.push(test);
     }
 }
@@ -222,6 +224,7 @@ impl Boot {
             begun: begun(&text),
             console,
             elapsed: start.elapsed(),
+            screen: self.screen,
         };
         if let Some((why, said)) = bad {
             self.cable.iter().for_each(|cable| cable.lose(&why));

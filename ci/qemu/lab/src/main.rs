@@ -143,7 +143,7 @@ fn run(args: Args) -> Result<bool> {
             boot.append.extend(module(nvidia_c).word(kernel));
             boot.shell(&lab, &built, &built.image(kind))
         }
-        Cmd::Keep(keep) => keep.run(&lab).map(|()| true).inspect_err(|why| artefacts::remember(&lab, why)),
+        Cmd::Keep(keep) => keep.run(&lab).map(|()| true).inspect_err(artefacts::remember),
     }
 }
 

@@ -78,7 +78,7 @@ impl Drop for Throttled {
     }
 }
 
-/// The time of a few frees of memory with many registrations.
+/// Returns the time of a few frees of memory with many registrations.
 fn free(bench: &Bench) -> Result<Duration> {
     let mut time = Duration::ZERO;
     for _ in 0..ROUNDS {

@@ -66,7 +66,7 @@ impl Drop for Mapping {
     }
 }
 
-/// The NIC, and the integrated GPU's module.
+/// Loads the NIC's driver and the integrated GPU's module.
 fn devices() -> Result<()> {
     machine::load_rdma()?;
     modules::modprobe("nvidia-p2p", &[])?;

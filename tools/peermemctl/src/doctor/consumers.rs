@@ -100,7 +100,7 @@ fn in_vain(consumer: &Consumer, seen: String) -> Check {
     Check::skip(consumer.id, message).seen(seen)
 }
 
-/// What it would do with a NIC that it looks for.
+/// Says what a program would do with a NIC that it looks for.
 fn without_pairs(
     machine: &Machine,
     environment: &Environment,

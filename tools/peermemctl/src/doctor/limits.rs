@@ -107,7 +107,7 @@ fn allowed(root: &Root) -> Option<(String, String)> {
     groups.into_iter().next().or(services)
 }
 
-/// The limit that this process has decides; files say what others get, or why this one did not get it.
+/// Judges by the limit that this process has. Files say what others get, or why this one did not get it.
 fn login(machine: &Machine) -> Check {
     const ID: &str = "limits.memlock";
     const SEEN: &str = "Max locked memory in /proc/self/limits";

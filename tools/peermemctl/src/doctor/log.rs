@@ -37,7 +37,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     checks
 }
 
-/// What of the log is not known. A recorded machine may have none.
+/// Says what of the log is not known. A recorded machine may have none.
 fn unread(machine: &Machine) -> Option<Check> {
     const ID: &str = "log.read";
     let words = match &machine.log {
@@ -157,7 +157,7 @@ fn xid(machine: &Machine) -> Vec<Check> {
     found.into_iter().map(check).collect()
 }
 
-/// What mlx5 says of its NICs' health.
+/// Finds what mlx5 says of its NICs' health.
 fn mlx5(machine: &Machine) -> Option<Check> {
     let is_it = |line: &&String| {
         let words = [

@@ -102,7 +102,7 @@ impl Launched {
         }
     }
 
-    /// By default sudo passes no variable on but those in its own command line.
+    /// Reads sudo, which by default passes no variable on but those in its own command line.
     fn sudo(&mut self, words: &mut Words) {
         const WITH_WORD: [&str; 10] = ["-u", "-g", "-h", "-p", "-C", "-r", "-t", "-U", "-D", "--user"];
         let mut kept = false;
