@@ -10,8 +10,8 @@ use clap_complete::ArgValueCandidates;
 use std::path::PathBuf;
 
 /// What --help ends with.
-const AFTER_HELP: &str = "Exit codes of status and doctor: 0 usable, 1 usable with warnings, 2 not usable (or the command failed), 3 unknown. \
-    Of check, as plugins have it: 0 usable, 1 not usable, 2 unknown. Of verify: 0 all held, 1 something was not tried, \
+const AFTER_HELP: &str = "Exit codes of status, doctor and check: 0 usable, 1 usable with warnings, 2 not usable (or the command failed), 3 unknown. \
+    Of check --plugin: 0 usable, 1 not usable, 2 unknown. Of verify: 0 all held, 1 something was not tried, \
     2 something does not hold, 3 the machine lacks what it needs. Of the others: 0 fine, 1 warning, 2 broken (or the command failed).";
 
 /// Says whether GPUDirect RDMA works on this machine by peer memory (nvidia-peermem) or by dma-buf,
@@ -110,14 +110,14 @@ pub enum Command {
     /// Test registration, bytes, frees, processes, a storm and unloading on this machine; write a
     /// report; best as root
     Verify(Box<Verify>),
-    /// For Slurm's prologs and node problem detectors: one line, exit 0 if it is usable (with warnings
-    /// or without), 1 if not, 2 if that cannot be told
+    /// For scripts: the verdict in one line, and as the exit code
     Check {
         #[command(flatten)]
         programs: Programs,
-        /// A warning is a failure, too
+        /// Exit as plugins of Node Problem Detector do, also for a prolog of Slurm: 0 usable (with
+        /// warnings or without), 1 not usable, 2 unknown
         #[arg(long)]
-        strict: bool,
+        plugin: bool,
     },
     /// Counters and verdicts as OpenMetrics, for node_exporter's textfile collector; complete as
     /// root

@@ -9,7 +9,6 @@ use peermemctl::cli::{Cli, Command};
 use peermemctl::doctor;
 use peermemctl::environment::Environment;
 use peermemctl::machine::Machine;
-use peermemctl::outcome::Outcome;
 use peermemctl::peermem::{Stats, DIR, KNOW_IT, UNKNOWN};
 use peermemctl::print::{self, Detail, Page};
 use peermemctl::root::{Missing, Root};
@@ -43,7 +42,7 @@ fn run(cli: &Cli) -> Result<u8> {
     let answer = match &cli.command {
         Command::Watch { interval, count } => return watch(cli, &root, Duration::from_secs(*interval), *count),
         Command::Status { programs } => Answer::Status(Box::new(status(&root, &programs.asked))),
-        Command::Check { strict, programs } => return check(cli, status(&root, &programs.asked), *strict),
+        Command::Check { plugin, programs } => return check(cli, status(&root, &programs.asked), *plugin),
         Command::Metrics { output, programs } => {
             let mut machine = Machine::look(&root);
             machine.ask_tools();
@@ -129,10 +128,10 @@ fn status(root: &Root, asked: &[String]) -> Status {
 }
 
 /// One line, and an exit code for programs that know no warnings.
-fn check(cli: &Cli, status: Status, strict: bool) -> Result<u8> {
-    let code = match status.outcome {
-        Outcome::UsableWithWarnings if strict => 1,
-        outcome => outcome.condition_code(),
+fn check(cli: &Cli, status: Status, plugin: bool) -> Result<u8> {
+    let code = match plugin {
+        true => status.outcome.plugin_code(),
+        false => status.outcome.exit_code(),
     };
     match cli.json {
         true => drop(show(cli, Answer::Status(Box::new(status)))?),

@@ -55,8 +55,8 @@ pub fn examples(command: &str) -> &'static [Example] {
             ),
         ],
         "check" => &[
-            ("peermemctl check || exit 1", "In a prolog of Slurm: drain the node if it is not usable."),
-            ("peermemctl check --strict", "A warning is a failure, too."),
+            ("peermemctl check --plugin || exit 1", "In a prolog of Slurm: drain the node if it is not usable."),
+            ("peermemctl check --for nccl", "A warning is an exit code of its own; NCCL alone is asked about."),
         ],
         "metrics" => &[(
             "peermemctl metrics --output /var/lib/prometheus/node-exporter/nvidia-peermem.prom",
@@ -91,9 +91,10 @@ pub fn exit_status(command: &str) -> &'static [Example] {
             ("3", "The machine lacks a GPU, a NIC or a module to test."),
         ],
         "check" => &[
-            ("0", "It is usable, with warnings or without."),
-            ("1", "It is not; with --strict: something is wrong."),
-            ("2", "That cannot be told, or the command failed."),
+            ("0", "Usable; with --plugin: with warnings or without."),
+            ("1", "Usable, with warnings; with --plugin: not usable."),
+            ("2", "Not usable, or the command failed; with --plugin: unknown, or the command failed."),
+            ("3", "Unknown: what decides could not be read, or was not understood."),
         ],
         "" | "status" | "doctor" => &[
             ("0", "Usable."),

@@ -29,9 +29,9 @@ impl Outcome {
         }
     }
 
-    /// Returns what a plugin of node-problem-detector, Nagios or Slurm exits with: 0 for usable, 1
-    /// for not usable, 2 for unknown. A warning is no reason to take a node away.
-    pub fn condition_code(self) -> u8 {
+    /// Returns what a custom plugin of Node Problem Detector exits with: 0 for usable, 1 for not
+    /// usable, 2 for unknown. A warning is no reason to take a node away.
+    pub fn plugin_code(self) -> u8 {
         match self {
             Self::Usable | Self::UsableWithWarnings => 0,
             Self::NotUsable => 1,

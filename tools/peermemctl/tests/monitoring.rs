@@ -169,7 +169,9 @@ fn units_and_plugins_run_commands_of_this_program() {
     let plugin: Value =
         serde_json::from_str(&fs::read_to_string(packaging("node-problem-detector.json")).unwrap()).unwrap();
     let args = plugin["rules"][0]["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap());
-    assert!(peermemctl::cli::parser().try_get_matches_from(std::iter::once("peermemctl").chain(args)).is_ok());
+    assert!(peermemctl::cli::parser().try_get_matches_from(std::iter::once("peermemctl").chain(args.clone())).is_ok());
+    // Without it, 1 is a warning, and the node would be taken away for that.
+    assert!(args.collect::<Vec<_>>().contains(&"--plugin"), "{plugin}");
     assert!(packaging("peermemctl-metrics.timer").is_file());
 }
 
