@@ -114,8 +114,8 @@ pub enum Command {
     Check {
         #[command(flatten)]
         programs: Programs,
-        /// Exit as plugins of Node Problem Detector do, also for a prolog of Slurm: 0 usable (with
-        /// warnings or without), 1 not usable, 2 unknown
+        /// Exit as Node Problem Detector expects of a plugin: 0 usable (with warnings or without), 1 not
+        /// usable, 2 unknown or the command failed; serves a prolog of Slurm, too
         #[arg(long)]
         plugin: bool,
     },

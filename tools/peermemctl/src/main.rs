@@ -127,7 +127,7 @@ fn status(root: &Root, asked: &[String]) -> Status {
     answer::status(&machine, report)
 }
 
-/// One line, and an exit code for programs that know no warnings.
+/// Prints the verdict in one line and returns it as the exit code.
 fn check(cli: &Cli, status: Status, plugin: bool) -> Result<u8> {
     let code = match plugin {
         true => status.outcome.plugin_code(),

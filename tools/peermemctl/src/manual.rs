@@ -56,7 +56,7 @@ pub fn examples(command: &str) -> &'static [Example] {
         ],
         "check" => &[
             ("peermemctl check --plugin || exit 1", "In a prolog of Slurm: drain the node if it is not usable."),
-            ("peermemctl check --for nccl", "A warning is an exit code of its own; NCCL alone is asked about."),
+            ("peermemctl check --for nccl", "Ask about NCCL alone; the exit code tells a warning from a clean yes."),
         ],
         "metrics" => &[(
             "peermemctl metrics --output /var/lib/prometheus/node-exporter/nvidia-peermem.prom",
@@ -90,13 +90,7 @@ pub fn exit_status(command: &str) -> &'static [Example] {
             ("2", "Something does not hold."),
             ("3", "The machine lacks a GPU, a NIC or a module to test."),
         ],
-        "check" => &[
-            ("0", "Usable; with --plugin: with warnings or without."),
-            ("1", "Usable, with warnings; with --plugin: not usable."),
-            ("2", "Not usable, or the command failed; with --plugin: unknown, or the command failed."),
-            ("3", "Unknown: what decides could not be read, or was not understood."),
-        ],
-        "" | "status" | "doctor" => &[
+        "" | "status" | "doctor" | "check" => &[
             ("0", "Usable."),
             ("1", "Usable, with warnings."),
             ("2", "Not usable, or the command failed."),
