@@ -325,7 +325,7 @@ pub const CHECKS: [Entry; 70] = [
     entry(
         "consumers.nccl",
         "Whether NCCL uses GPUDirect RDMA with each GPU and the nearest NIC that it may use.",
-        "It looks for the module's files or dma-buf, then compares the distance with NCCL_NET_GDR_LEVEL: by default up to PXB, or P2C (through a CPU that the GPU has a coherent link to). NCCL_DMABUF_ENABLE, NCCL_NET_GDR_C2C, NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA count, too, in the environment, ~/.nccl.conf or /etc/nccl.conf.",
+        "It looks for the module's files or dma-buf, then compares the distance with NCCL_NET_GDR_LEVEL: by default up to PXB, or P2C (through a CPU that the GPU has a coherent link to). With NCCL_TOPO_FILE the distances of that file count. NCCL_DMABUF_ENABLE, NCCL_NET_GDR_C2C, NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA count, too, in the environment, ~/.nccl.conf or /etc/nccl.conf.",
     ),
     entry(
         "consumers.gin",

@@ -3,6 +3,7 @@
 
 use crate::launcher::Launched;
 use crate::root::{Missing, Root};
+use crate::topology_file::Topology;
 use anyhow::{bail, Result};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,6 +17,14 @@ const OWN: &str = "this shell";
 /// The topology that a platform gives NCCL.
 const VIRTUAL_TOPOLOGY: &str = "/var/run/nvidia-topologyd/virtualTopology.xml";
 
+/// The file that NCCL_TOPO_FILE names.
+pub struct TopologyFile {
+    /// The setting in words: the variable with its value, and where it is set.
+    pub setting: String,
+    /// The file, or why it is not understood.
+    pub read: Result<Topology, String>,
+}
+
 /// What a process finds in its environment.
 pub struct Environment {
     /// Whose it is, in words.
@@ -27,6 +36,8 @@ pub struct Environment {
     variables: Variables,
     /// NCCL's files with their variables; the environment and the first file win.
     nccl: Vec<(String, Variables)>,
+    /// The file from which NCCL takes the distances, if somebody names one.
+    pub topology: Option<TopologyFile>,
 }
 
 impl Environment {
@@ -87,7 +98,20 @@ impl Environment {
             let topology = ("NCCL_TOPO_FILE".to_owned(), VIRTUAL_TOPOLOGY.to_owned());
             nccl.push(("NCCL's own defaults".to_owned(), [topology].into_iter().collect()));
         }
-        Self { is_chosen: whose != OWN, whose, not_understood, nccl, variables }
+        let mut environment = Self { is_chosen: whose != OWN, whose, not_understood, nccl, variables, topology: None };
+        environment.topology = environment.topology_file(root);
+        environment
+    }
+
+    /// Reads the file from which NCCL takes the distances.
+    fn topology_file(&self, root: &Root) -> Option<TopologyFile> {
+        let (file, place) = self.nccl("NCCL_TOPO_FILE").filter(|(file, _)| !file.is_empty())?;
+        let read = match root.text(file) {
+            Ok(text) => Topology::parse(&text),
+            Err(Missing::Denied) => Err("it may not be read by this user".to_owned()),
+            Err(_) => Err("it cannot be read here".to_owned()),
+        };
+        Some(TopologyFile { setting: format!("NCCL_TOPO_FILE={file} of {place}"), read })
     }
 
     /// Whom a verdict is for, in words: whose environment it is, or nobody in particular where that

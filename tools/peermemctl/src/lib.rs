@@ -31,6 +31,7 @@ pub mod select;
 pub mod selftest;
 pub mod setting;
 pub mod text;
+pub mod topology_file;
 pub mod verbs;
 pub mod verify;
 pub mod way;

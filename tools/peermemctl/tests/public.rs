@@ -42,7 +42,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 39] = [
+const CASES: [Case; 41] = [
     case(
         "public-memlock-slurm",
         (1, 0),
@@ -88,8 +88,33 @@ const CASES: [Case; 39] = [
         &["this is a virtual machine", "NCCL_TOPO_FILE", "ACS redirect and ATS of the host"],
         &["fix: set NCCL_NET_GDR_LEVEL", "setpci", "NCCL_NET_GDR_PHB"],
     ),
-    case("public-vm-topo-file", (0, 0), &["distances come from NCCL_TOPO_FILE=/opt/platform/topo.xml"], &["fix:"]),
-    case("public-vm-topologyd", (0, 0), &["virtualTopology.xml"], &["fix:"]),
+    case(
+        "public-vm-topo-file",
+        (0, 0),
+        &["distances come from NCCL_TOPO_FILE=/opt/platform/topo.xml", "NCCL: GPUDirect for this shell: unknown"],
+        &["fix:", "NCCL: GPUDirect for this shell: yes"],
+    ),
+    case(
+        "public-vm-topologyd",
+        (0, 0),
+        &[
+            "virtualTopology.xml of NCCL's own defaults, where the two are PIX apart",
+            "NCCL: GPUDirect for this shell: yes",
+        ],
+        &["fix:"],
+    ),
+    case(
+        "public-vm-topo-far",
+        (1, 0),
+        &["they are SYS apart", "distances come from NCCL_TOPO_FILE=/opt/platform/topo.xml of /etc/nccl.conf"],
+        &["give NCCL the platform's topology file", "NCCL: GPUDirect for this shell: yes"],
+    ),
+    case(
+        "public-vm-topo-other",
+        (0, 0),
+        &["NCCL: GPUDirect for this shell: unknown", "and it does not name 0000:22:00.0"],
+        &["fix:", "NCCL: GPUDirect for this shell: yes"],
+    ),
     case(
         "public-gb200-dma-buf-refused",
         (1, 0),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! libfabric's verbs provider. It looks for functions of the kernel, not for a client.
 
-use super::{sure, Consumer, Refusal, Registers};
+use super::{as_it_is, sure, sure_of, Consumer, Refusal, Registers};
 use crate::machine::REGISTER;
 use crate::way::Way;
 
@@ -12,6 +12,9 @@ pub const LIBFABRIC: Consumer = Consumer {
     name: "libfabric",
     source: "vrb_os_mem_support in prov/verbs/include/linux/verbs_osd.h of libfabric 32dfaf9dadd7, cuda_hmem_init in src/hmem_cuda.c",
     unsure: sure,
+    unsure_of: sure_of,
+    told_by: sure_of,
+    maps: as_it_is,
     registers: |machine, environment, offered| {
         let no_dma_buf = environment.says_no("FI_HMEM_CUDA_USE_DMABUF");
         let seen = format!("no {REGISTER} in /proc/kallsyms");

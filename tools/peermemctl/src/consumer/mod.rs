@@ -27,6 +27,12 @@ pub struct Consumer {
     pub registers: fn(&Machine, &Environment, &Judged) -> Registers,
     /// What of the variables is not understood, so that it may do otherwise.
     pub unsure: fn(&Environment) -> Option<String>,
+    /// What of a GPU and a NIC is not understood, so that it may do otherwise with these.
+    pub unsure_of: fn(&Pairing, &Environment) -> Option<String>,
+    /// Where it has the distance of a GPU and a NIC from, if not from this machine.
+    pub told_by: fn(&Pairing, &Environment) -> Option<String>,
+    /// How it has a dma-buf mapped for a GPU and a NIC.
+    pub maps: fn(&Pairing, &Environment, Way) -> Way,
     /// What of a GPU and a NIC keeps it from that.
     pub refuses: fn(&Pairing, &Machine, &Environment) -> Option<Refusal>,
 }
@@ -60,6 +66,8 @@ pub struct Pairing<'a> {
     pub distance: Distance,
     /// Whether the GPU has a coherent link (NVLink-C2C) to the processor that the NIC hangs below.
     pub c2c: bool,
+    /// Whether the GPU has such a link at all.
+    pub has_link: bool,
     /// Whether no other NIC is nearer to the GPU.
     pub nearest: bool,
 }
@@ -95,6 +103,7 @@ pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
             gpu,
             nic,
             distance,
+            has_link: machine.has_c2c(gpu),
             c2c: machine.has_c2c(gpu) && gpu.numa.is_some() && gpu.numa == at.numa,
             nearest: nearest == Some(distance),
         }));
@@ -123,19 +132,22 @@ impl Consumer {
     pub fn does(&self, pairing: &Pairing, machine: &Machine, environment: &Environment) -> Does {
         let can = |way| way::possible(machine, pairing.gpu, pairing.nic, way);
         let does = match (self.registers)(machine, environment, &can(Way::DmaBuf)) {
-            Registers::By(way, seen) => match (can(way), (self.refuses)(pairing, machine, environment)) {
-                (_, Some(refusal)) => return Does::Copies(refusal),
-                (Judged::No(because), _) => {
-                    let cure = cure(machine, pairing, way);
-                    return Does::Copies(Refusal { because, set: cure, seen });
+            Registers::By(way, seen) => {
+                let way = (self.maps)(pairing, environment, way);
+                match (can(way), (self.refuses)(pairing, machine, environment)) {
+                    (_, Some(refusal)) => return Does::Copies(refusal),
+                    (Judged::No(because), _) => {
+                        let cure = cure(machine, pairing, way);
+                        return Does::Copies(Refusal { because, set: cure, seen });
+                    }
+                    (Judged::Unknown(why), _) if way != Way::PeerMemory => Does::Unknown(why),
+                    _ => Does::Direct(way, seen),
                 }
-                (Judged::Unknown(why), _) if way == Way::DmaBuf => Does::Unknown(why),
-                _ => Does::Direct(way, seen),
-            },
+            }
             Registers::No(refusal) => return Does::Copies(refusal),
             Registers::Unknown(why) => Does::Unknown(why),
         };
-        match self.not_understood(environment) {
+        match self.not_understood(environment).or_else(|| (self.unsure_of)(pairing, environment)) {
             Some(why) => Does::Unknown(why),
             None => does,
         }
@@ -178,6 +190,9 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     if is_foreign || hardware::is_gone(machine, gpu) {
         return Some("what [gpus.present] says of that GPU".to_owned());
     }
+    if way == Way::DmaBufPcie {
+        return Some(way::topology_cure(machine));
+    }
     let never_asks = way == Way::PeerMemory && way::nic_asks_peers(machine, pairing.nic).is_no();
     never_asks.then(|| "use dma-buf, or another NIC: what [api.driver] says".to_owned())
 }
@@ -185,6 +200,16 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
 /// Says that a program has no variable that this program does not understand.
 fn sure(_: &Environment) -> Option<String> {
     None
+}
+
+/// Says of a GPU and a NIC that nothing beside this machine decides.
+fn sure_of(_: &Pairing, _: &Environment) -> Option<String> {
+    None
+}
+
+/// Says that a program never asks for the forced PCIe mapping.
+fn as_it_is(_: &Pairing, _: &Environment, way: Way) -> Way {
+    way
 }
 
 /// What all of them look at: a file by which they know the module, or dma-buf, which they prefer.

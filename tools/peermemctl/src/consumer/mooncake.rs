@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Mooncake's transfer engine. It registers as `ibv_reg_mr()` does, unless it is told not to.
 
-use super::{sure, Consumer, Refusal, Registers};
+use super::{as_it_is, sure, sure_of, Consumer, Refusal, Registers};
 use crate::environment::Environment;
 use crate::machine::{Machine, NAME};
 use crate::way::{Judged, Way};
@@ -13,6 +13,9 @@ pub const MOONCAKE: Consumer = Consumer {
     name: "Mooncake",
     source: "registerMemoryRegionInternal in mooncake-transfer-engine/src/transport/rdma_transport/rdma_context.cpp, and mooncake-common/src/environ.cpp, of Mooncake 78297b7b8050",
     unsure: sure,
+    unsure_of: sure_of,
+    told_by: sure_of,
+    maps: as_it_is,
     registers,
     refuses: |_, _, environment| {
         let named = ["MC_DISABLE_GPU_DIRECT_RDMA", "MC_FORCE_TCP"];

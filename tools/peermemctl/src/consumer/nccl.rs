@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 //! NCCL: its InfiniBand transport, its GPU-initiated networking (GIN), and its SHARP plugin.
 
-use super::{by_file, lists, put_back, Consumer, Pairing, Refusal};
+use super::{as_it_is, by_file, lists, put_back, sure_of, Consumer, Pairing, Refusal};
 use crate::environment::Environment;
 use crate::machine::Machine;
 use crate::pci::Distance;
+use crate::topology_file::Apart;
+use crate::way::Way;
 
 const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
 const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";
@@ -14,7 +16,10 @@ pub const NCCL: Consumer = Consumer {
     id: "consumers.nccl",
     name: "NCCL",
     source: "ncclTopoCheckGdr in src/graph/paths.cc of NCCL 04cdb808a107; ncclIbGdrSupport in src/transport/net_ib/gdr.cc of 276b2fe477ac",
-    unsure: |environment| unsure(environment).or_else(|| other_topology(environment)),
+    unsure: |environment| unsure(environment).or_else(|| topology_not_understood(environment)),
+    unsure_of: not_in_topology,
+    told_by,
+    maps,
     registers: |machine, environment, offered| {
         by_file(machine, &[NV_MEM, NV_MEM_NC, SYS_VERSION], dma_buf(environment), offered, "copies through host memory")
     },
@@ -26,6 +31,9 @@ pub const GIN: Consumer = Consumer {
     name: "NCCL GIN",
     source: "ncclGinIbGdrSupport in src/transport/net_ib/gin.cc of NCCL 0c7f8a8a3db5",
     unsure,
+    unsure_of: sure_of,
+    told_by: sure_of,
+    maps: as_it_is,
     registers: |machine, environment, offered| {
         by_file(machine, &[SYS_VERSION], dma_buf(environment), offered, "is not available")
     },
@@ -45,7 +53,10 @@ pub const SHARP: Consumer = Consumer {
     id: "consumers.sharp",
     name: "NCCL SHARP plugin",
     source: "nccl_p2p_gdr_support in src/p2p_plugin.c of nccl-rdma-sharp-plugins 8eb729dd136b",
-    unsure: |environment| unsure(environment).or_else(|| other_topology(environment)),
+    unsure: |environment| unsure(environment).or_else(|| topology_not_understood(environment)),
+    unsure_of: not_in_topology,
+    told_by,
+    maps,
     registers: |machine, environment, offered| {
         by_file(machine, &[NV_MEM], dma_buf(environment), offered, "copies through host memory")
     },
@@ -101,10 +112,46 @@ fn unsure(environment: &Environment) -> Option<String> {
     None
 }
 
-/// Returns what keeps this program from knowing the distances that NCCL believes in.
-fn other_topology(environment: &Environment) -> Option<String> {
-    let (value, place) = environment.nccl("NCCL_TOPO_FILE").filter(|(value, _)| !value.is_empty())?;
-    Some(format!("distances come from NCCL_TOPO_FILE={value} of {place}, which is not judged here"))
+/// Returns why the file from which NCCL takes the distances is not understood.
+fn topology_not_understood(environment: &Environment) -> Option<String> {
+    let file = environment.topology.as_ref()?;
+    let why = file.read.as_ref().err()?;
+    Some(format!("distances come from {}, which is not understood: {why}", file.setting))
+}
+
+/// Returns how far a GPU and a NIC are apart by the file that NCCL is given.
+fn by_topology(pairing: &Pairing, environment: &Environment) -> Option<Result<Apart, String>> {
+    let topology = environment.topology.as_ref()?.read.as_ref().ok()?;
+    Some(topology.apart(&pairing.gpu.address, pairing.nic.pci.as_deref(), &pairing.nic.name))
+}
+
+/// Returns why that file says nothing of a GPU and a NIC.
+fn not_in_topology(pairing: &Pairing, environment: &Environment) -> Option<String> {
+    let file = environment.topology.as_ref()?;
+    let told = |why: &str| format!("distances come from {}, and {why}", file.setting);
+    match by_topology(pairing, environment)? {
+        Err(why) => Some(told(&why)),
+        Ok(Apart { distance: Distance::Phb, .. }) if pairing.c2c => {
+            Some(told("what NCCL makes of it for a GPU with a coherent link is not known"))
+        }
+        Ok(_) => None,
+    }
+}
+
+/// Returns where the distance of a GPU and a NIC comes from, if from a file that NCCL is given.
+fn told_by(pairing: &Pairing, environment: &Environment) -> Option<String> {
+    let apart = by_topology(pairing, environment)?.ok()?;
+    let file = environment.topology.as_ref()?;
+    Some(format!("distances come from {}, where the two are {} apart", file.setting, apart.distance.text()))
+}
+
+/// Returns how NCCL has a dma-buf mapped: with a coherent link through PCIe, unless the path takes that
+/// link.
+fn maps(pairing: &Pairing, environment: &Environment, way: Way) -> Way {
+    match way {
+        Way::DmaBuf if pairing.has_link && Path::between(pairing, environment) != Path::P2c => Way::DmaBufPcie,
+        way => way,
+    }
 }
 
 /// The kinds of paths, in NCCL's order.
@@ -143,8 +190,9 @@ impl Path {
     }
 
     /// NCCL knows no host bridges, only the processors' NUMA nodes.
-    fn between(pairing: &Pairing) -> Self {
-        match pairing.distance {
+    fn between(pairing: &Pairing, environment: &Environment) -> Self {
+        let apart = by_topology(pairing, environment).and_then(Result::ok);
+        match apart.map_or(pairing.distance, |apart| apart.distance) {
             Distance::Pix => Self::Pix,
             Distance::Pxb => Self::Pxb,
             Distance::Phb | Distance::Node if pairing.c2c && pairing.nearest => Self::P2c,
@@ -168,27 +216,37 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
     if let Some(refusal) = off(pairing, environment) {
         return Some(refusal);
     }
-    // The file, not this machine, says how far they are apart.
-    if other_topology(environment).is_some() {
+    // Said to be unknown.
+    if topology_not_understood(environment).is_some() || not_in_topology(pairing, environment).is_some() {
         return None;
+    }
+    let file = told_by(pairing, environment);
+    if by_topology(pairing, environment).and_then(Result::ok).is_some_and(|apart| apart.without_gdr) {
+        let setting = environment.topology.as_ref().map_or("", |file| &file.setting);
+        return Some(Refusal {
+            because: "the file of NCCL_TOPO_FILE has gdr=\"0\" for one of the two".to_owned(),
+            set: Some("take gdr=\"0\" out of that file, or ask the platform for another one".to_owned()),
+            seen: setting.to_owned(),
+        });
     }
     let c2c = environment.nccl("NCCL_NET_GDR_C2C").is_none_or(|(value, _)| value != "0");
     let default = if c2c { Path::P2c } else { Path::Pxb };
     let given =
         environment.nccl("NCCL_NET_GDR_LEVEL").and_then(|(value, place)| Some((Path::parse(value)?, value, place)));
     let level = given.map_or(default, |(path, ..)| path);
-    let path = Path::between(pairing);
+    let path = Path::between(pairing, environment);
     let seen = match given {
         Some((_, value, place)) => format!("NCCL_NET_GDR_LEVEL={value} of {place}"),
         None => format!("distance {} > {}", path as u8, level as u8),
     };
+    let seen = file.as_ref().map_or(seen.clone(), |file| format!("{seen}; {file}"));
     (path > level).then(|| Refusal {
         because: match given {
             Some((_, value, _)) => format!("they are {} apart, and NCCL_NET_GDR_LEVEL={value}", path.text()),
             None => format!("they are {} apart, and it goes up to {} only", path.text(), level.text()),
         },
         set: Some(match given.is_some_and(|_| path <= default) {
-            false if machine.setting.virtual_machine.is_some() => VIRTUAL.replace("{}", path.text()),
+            false if machine.setting.virtual_machine.is_some() && file.is_none() => VIRTUAL.replace("{}", path.text()),
             true => "unset NCCL_NET_GDR_LEVEL".to_owned(),
             false => format!("set NCCL_NET_GDR_LEVEL={}", path.text()),
         }),

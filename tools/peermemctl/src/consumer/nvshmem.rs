@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! NVSHMEM. Of its NICs it takes the nearest, however far that is.
 
-use super::{by_file, lists, put_back, sure, Consumer, Refusal};
+use super::{as_it_is, by_file, lists, put_back, sure, sure_of, Consumer, Refusal};
 use crate::environment::Environment;
 use crate::facts;
 use crate::machine::Machine;
@@ -18,6 +18,9 @@ pub const NVSHMEM: Consumer = Consumer {
     name: "NVSHMEM",
     source: "nvshmemt_ib_common_nv_peer_mem_available in src/modules/transport/common/transport_ib_common.cpp, and env_defs.h beside it, of NVSHMEM 0c409c02ac81",
     unsure: sure,
+    unsure_of: sure_of,
+    told_by: sure_of,
+    maps: as_it_is,
     registers: |machine, environment, offered| {
         let dma_buf = match environment.says_yes("NVSHMEM_IB_DISABLE_DMABUF") {
             true => Err("NVSHMEM_IB_DISABLE_DMABUF=1".to_owned()),

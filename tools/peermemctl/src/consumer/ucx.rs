@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! UCX. It registers at any distance, and chooses by what it believes each way to carry.
 
-use super::{by_file, lists, put_back, sure, Consumer, Refusal};
+use super::{as_it_is, by_file, lists, put_back, sure, sure_of, Consumer, Refusal};
 use crate::facts;
 use crate::machine::Machine;
 use crate::pci::Distance;
@@ -17,6 +17,9 @@ pub const UCX: Consumer = Consumer {
     name: "UCX",
     source: "uct_ib_md_open_common in src/uct/ib/base/ib_md.c of UCX 9466d104a3; ucs_topo_update_distance_sysfs in src/ucs/sys/topo/base/topo.c of 020e2aa88aba",
     unsure: sure,
+    unsure_of: sure_of,
+    told_by: sure_of,
+    maps: as_it_is,
     registers: |machine, environment, offered| {
         let dma_buf = match environment.says_no("UCX_CUDA_COPY_DMABUF") {
             true => Err("UCX_CUDA_COPY_DMABUF=no".to_owned()),

@@ -39,8 +39,10 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
         let (nic, distance) = (&nearest.nic.name, nearest.distance.text());
         let check = match does(nearest) {
             Does::Direct(way, seen) => {
-                Check::ok(consumer.id, format!("{name}: yes, GPU {gpu} with {nic} ({distance}), by {}", way.text()))
-                    .about(Kind::Gpu, gpu, format!("{name}: yes, {{}}, nearest NIC ({distance}), by {}", way.text()))
+                let told = (consumer.told_by)(nearest, environment).map_or(String::new(), |told| format!("; {told}"));
+                let by = way.text();
+                Check::ok(consumer.id, format!("{name}: yes, GPU {gpu} with {nic} ({distance}), by {by}{told}"))
+                    .about(Kind::Gpu, gpu, format!("{name}: yes, {{}}, nearest NIC ({distance}), by {by}{told}"))
                     .seen(seen)
             }
             Does::Unknown(why) => Check::skip(consumer.id, format!("{name}: unknown, {why}"))

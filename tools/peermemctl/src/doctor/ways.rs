@@ -197,14 +197,27 @@ pub fn usable(
     match found {
         Usable::No if is_hidden(machine, checks) => Usable::Unknown,
         // Which program that is, and what it is given, is not known.
-        Usable::Yes if environment.is_chosen && is_unsure(environment) => Usable::Unknown,
+        Usable::Yes if environment.is_chosen && is_unsure(machine, environment) => Usable::Unknown,
         other => other,
     }
 }
 
 /// Returns whether a launcher, a file or a variable of a command line or process was not understood.
-fn is_unsure(environment: &Environment) -> bool {
-    consumer::ALL.iter().any(|consumer| consumer.not_understood(environment).is_some())
+fn is_unsure(machine: &Machine, environment: &Environment) -> bool {
+    unsure_of(machine, environment).is_some()
+}
+
+/// Returns what was not understood, of the environment or of a GPU and a NIC.
+fn unsure_of(machine: &Machine, environment: &Environment) -> Option<String> {
+    let of_program = consumer::ALL.iter().find_map(|consumer| consumer.not_understood(environment));
+    of_program.or_else(|| {
+        let pairings = consumer::pairings(machine);
+        consumer::ALL.iter().find_map(|consumer| {
+            // One pair that is understood is enough.
+            let of = |pairing| (consumer.unsure_of)(pairing, environment);
+            pairings.iter().all(|pairing| of(pairing).is_some()).then(|| of(pairings.first()?)).flatten()
+        })
+    })
 }
 
 /// Returns whether what names GPUs and NICs could not be read, or is in another namespace, while
@@ -216,10 +229,10 @@ fn is_hidden(machine: &Machine, checks: &[&Check]) -> bool {
 }
 
 /// Returns why the verdict is unknown.
-pub fn why_unknown(environment: &Environment, verdicts: &[WayVerdict], checks: &[&Check]) -> String {
+pub fn why_unknown(machine: &Machine, environment: &Environment, verdicts: &[WayVerdict], checks: &[&Check]) -> String {
     let ids = ["gpus.present", "fabric.rdma", "setting.unread"];
     let skipped = |id: &&str| checks.iter().find(|check| *check.id == **id && check.level == Level::Skip);
-    let of_program = consumer::ALL.iter().find_map(|consumer| consumer.not_understood(environment));
+    let of_program = unsure_of(machine, environment);
     let of_way = || verdicts.iter().find(|verdict| verdict.usable.is_none()).map(|verdict| verdict.because.clone());
     let no_pair = verdicts.iter().all(|verdict| verdict.of == 0);
     let hidden = ids.iter().find_map(skipped).filter(|_| no_pair).map(|check| check.message.clone());

@@ -2,6 +2,8 @@
 //! Records what tells the kind of machine, and what loads the module at boot.
 
 use super::record::Recorder;
+use crate::environment::Environment;
+use crate::topology_file;
 
 impl Recorder<'_> {
     /// Records what `Setting::look` reads.
@@ -44,9 +46,15 @@ impl Recorder<'_> {
             "/proc/device-tree/hypervisor/compatible",
             "/etc/nv_tegra_release",
             "/sys/module/nvgpu",
-            "/var/run/nvidia-topologyd/virtualTopology.xml",
         ] {
             self.existence(path);
+        }
+        // As somebody who sets nothing finds it.
+        let environment = Environment::of_command(self.root, &["env".to_owned(), "-i".to_owned()]);
+        if let Some(file) = environment.nccl("NCCL_TOPO_FILE").map(|(file, _)| file.to_owned()) {
+            if let Ok(text) = self.root.text(&file) {
+                self.text(&file, &topology_file::without_ids(&text));
+            }
         }
         for folder in ["/run/nvidia/driver", "/run/mellanox/drivers"] {
             for name in self.root.names(folder) {
