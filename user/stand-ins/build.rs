@@ -21,7 +21,12 @@ pub enum Without {
     DmaBuf,
     /// libibverbs calls its own functions directly, as where it is linked with -Bsymbolic.
     Interposition,
+    /// The system's pages have 64 KiB, as on some arm64 machines.
+    SmallPages,
 }
+
+/// A copy of libibverbs as wheels bring it.
+pub const RENAMED: &str = "libibverbs-1de1263b.so";
 
 pub fn source(file: &str) -> String {
     format!("{}/../stand-ins/{file}", env!("CARGO_MANIFEST_DIR"))
@@ -42,6 +47,7 @@ pub fn libraries(name: &str, without: Without) -> PathBuf {
     let lacks = match without {
         Without::NewCuda => "-DWITHOUT_NEW_CUDA",
         Without::Gpu => "-DWITHOUT_GPU",
+        Without::SmallPages => "-DLARGE_PAGES",
         _ => "-DWITH_ALL",
     };
     let cuda = ["-Wl,-soname,libcuda.so.1", lacks, "-o", "libcuda.so.1", &source("cuda.c")];
@@ -49,8 +55,11 @@ pub fn libraries(name: &str, without: Without) -> PathBuf {
     let map = format!("-Wl,--version-script={}", source("ibverbs.map"));
     let old = if without == Without::DmaBuf { "-DWITHOUT_DMA_BUF" } else { "-DWITH_DMA_BUF" };
     let binding = if without == Without::Interposition { "-Wl,-Bsymbolic" } else { "-Wl,-znow" };
-    let verbs = ["-Wl,-soname,libibverbs.so.1", &map, binding, old, "-o", "libibverbs.so.1", &source("ibverbs.c")];
-    cc(&[&shared[..], &verbs].concat(), &folder);
+    for name in ["libibverbs.so.1", RENAMED] {
+        let soname = format!("-Wl,-soname,{name}");
+        let verbs = [&soname, &map, binding, old, "-o", name, &source("ibverbs.c")];
+        cc(&[&shared[..], &verbs].concat(), &folder);
+    }
     let missing = match without {
         Without::Cuda => "libcuda.so.1",
         Without::Verbs => "libibverbs.so.1",

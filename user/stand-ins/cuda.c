@@ -1,39 +1,113 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* A libcuda.so.1 of a megabyte of "GPU memory". As read on an H200 (driver 580): BUFFER_ID grows
- * with each allocation, and is INVALID_VALUE (1) once freed; addresses come back, blocks lie side
- * by side; exports need whole pages, may run over several blocks, and managed and host memory has
- * none. As NVIDIA's manual says: cuPointerGetAttributes() answers 0 for memory that it does not
- * know, and no error. A thread without a context may ask for attributes, and for nothing else;
- * memory of a pool belongs to no context, and any serves for it. When a program ends, it ends, too,
- * and must not be asked any more; this may take long (STAND_IN_SLOW_EXIT). Managed memory has pages
- * of the CPU, unless STAND_IN_MANAGED_ON_GPU is set. Left out: costs, contexts, sizes of 2 MiB,
- * virtual memory. */
+/* A libcuda.so.1 of two GPUs. As read on an H200 and on two H100s (driver 580):
+ * - Before cuInit(), and in a child of a process that called it, everything is NOT_INITIALIZED (3).
+ * - BUFFER_ID grows with each allocation, and is INVALID_VALUE (1) once freed; addresses come back.
+ * - Memory of up to 1 MiB begins at multiples of 512 bytes and shares blocks of 2 MiB; larger memory
+ *   has blocks of its own.
+ * - Attributes need no context. cuMemGetAddressRange() needs one of the memory's GPU: without one it
+ *   is INVALID_CONTEXT (201), in that of another GPU NOT_FOUND (500), and in one that another thread
+ *   destroyed CONTEXT_IS_DESTROYED (709). An export needs any context that lives. To push one that
+ *   is destroyed succeeds.
+ * - Memory dies with its context. That of a pool belongs to none, and cannot be pinned; only the
+ *   first allocation of a pool is exported. Exports need whole pages and may run over several blocks;
+ *   managed and host memory has none.
+ * - A primary context is made when it is first retained, and goes with its last user: making one
+ *   takes 400 ms, which stand_in_primaries() counts instead.
+ * As NVIDIA's manual says: cuPointerGetAttributes() answers 0 for memory that it does not know, and
+ * no error. When a program ends, it ends, too, and must not be asked any more; this may take long
+ * (STAND_IN_SLOW_EXIT). Managed memory has pages of the CPU, unless STAND_IN_MANAGED_ON_GPU is set.
+ * After stand_in_break() each question is answered with ILLEGAL_ADDRESS (700), as after a kernel's
+ * fault. Pages are of 64 KiB with LARGE_PAGES, as on arm64. Left out: costs, virtual memory, peer
+ * access, limits of memory. */
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { HOST = 1, DEVICE = 2, PAGE = 4096, BLOCKS = 16, CONTEXTS = 8 };
+enum { HOST = 1, DEVICE = 2, BLOCKS = 64, CONTEXTS = 8, GPUS = 2 };
+#define GRANULE 512ul
+#define BACKING (2ul << 20)
+#define ARENA (128ul << 20)
+#ifdef LARGE_PAGES
+#define PAGE (64ul << 10)
 
-static char memory[1 << 20] __attribute__((aligned(PAGE)));
+long sysconf(int name)
+{
+	static long (*real)(int name);
+
+	if (!real)
+		*(void **)&real = dlsym(RTLD_NEXT, "sysconf");
+	return name == _SC_PAGESIZE ? (long)PAGE : real(name);
+}
+#else
+#define PAGE 4096ul
+#endif
+
+struct context {
+	int device, live;
+};
+
+static uint64_t arena;
 static struct block {
 	uint64_t at, size, id;
-	unsigned int type, managed;
-	void *context;
+	unsigned int type, managed, pooled;
+	int device, first;
+	struct context *context;
 } blocks[BLOCKS];
 static uint64_t last_id;
-static char primary;
-static __thread void *contexts[CONTEXTS];
+static struct context primaries[GPUS];
+static unsigned int users[GPUS], made;
+static __thread struct context *contexts[CONTEXTS];
 static __thread int current;
-static volatile int over;
+static pid_t started;
+static volatile int over, broken;
 
 __attribute__((destructor)) static void end(void)
 {
 	over = 1;
 	if (getenv("STAND_IN_SLOW_EXIT"))
 		usleep(1500000);
+}
+
+/* What stands before any answer. */
+static int state(void)
+{
+	if (over)
+		abort();
+	if (started != getpid())
+		return 3;
+	return broken ? 700 : 0;
+}
+
+static int context(void)
+{
+	int status = state();
+
+	if (status)
+		return status;
+	if (!contexts[current])
+		return 201;
+	return contexts[current]->live ? 0 : 709;
+}
+
+void stand_in_break(void)
+{
+	broken = 1;
+}
+
+/* How often a primary context was made. */
+unsigned int stand_in_primaries(void)
+{
+	return made;
+}
+
+int stand_in_started(void)
+{
+	return started == getpid();
 }
 
 static struct block *find(uint64_t at)
@@ -51,30 +125,61 @@ int stand_in_is_gpu(const void *addr)
 
 	if (b && b->managed)
 		return getenv("STAND_IN_MANAGED_ON_GPU") != NULL;
-	return (uintptr_t)addr - (uintptr_t)memory < sizeof(memory) && (!b || b->type == DEVICE);
+	return arena && (uintptr_t)addr - arena < ARENA && (!b || b->type == DEVICE);
 }
 
-static int allocate(uint64_t *out, uint64_t size, unsigned int type, unsigned int managed)
+/* Whether `new` can lie where it says beside all others. */
+static int fits(const struct block *new)
 {
-	uint64_t at = (uintptr_t)memory, end = at + sizeof(memory);
-	struct block *new = NULL, *b;
+	for (struct block *b = blocks; b < blocks + BLOCKS; b++) {
+		uint64_t from = b->at & -BACKING, to = (b->at + b->size + BACKING - 1) & -BACKING;
+		int shares = b->type == new->type && b->managed == new->managed && b->pooled == new->pooled &&
+			     b->device == new->device;
 
-	if (!contexts[current])
-		return 201;
-	for (b = blocks; b < blocks + BLOCKS && !new; b++)
 		if (!b->id)
-			new = b;
-	size = (size + PAGE - 1) & -(uint64_t)PAGE;
-	/* The first gap. */
-	for (b = blocks; b < blocks + BLOCKS; b++)
-		if (b->id && at < b->at + b->size && b->at < at + size) {
-			at = b->at + b->size;
-			b = blocks - 1;
-		}
-	if (!new || !size || size > end - at)
+			continue;
+		if (new->at < b->at + b->size && b->at < new->at + new->size)
+			return 0;
+		if (new->at < to && from < new->at + new->size && !(shares && new->size <= BACKING / 2))
+			return 0;
+		/* A large one shares with none that was there before. */
+		if (new->size > BACKING / 2 && (new->at & -BACKING) < to && from < ((new->at + new->size + BACKING - 1) & -BACKING))
+			return 0;
+	}
+	return new->at + new->size <= arena + ARENA;
+}
+
+static int allocate(uint64_t *out, uint64_t size, unsigned int type, unsigned int managed, unsigned int pooled)
+{
+	struct block *slot = NULL, *b;
+	struct block new = { .size = size, .type = type, .managed = managed, .pooled = pooled, .first = 1 };
+	int status = context();
+
+	if (status)
+		return status;
+	if (!arena) {
+		char *at = mmap(NULL, ARENA + BACKING, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+		if (at == MAP_FAILED)
+			return 2;
+		arena = ((uintptr_t)at + BACKING - 1) & -BACKING;
+	}
+	for (b = blocks; b < blocks + BLOCKS; b++) {
+		if (!b->id && !slot)
+			slot = b;
+		if (b->id && b->pooled)
+			new.first = 0;
+	}
+	new.device = contexts[current]->device;
+	new.context = pooled ? NULL : contexts[current];
+	for (new.at = arena; new.at < arena + ARENA; new.at += size > BACKING / 2 ? BACKING : GRANULE)
+		if (fits(&new))
+			break;
+	if (!slot || !size || new.at >= arena + ARENA)
 		return 2;
-	*new = (struct block){ at, size, ++last_id, type, managed, contexts[current] };
-	*out = at;
+	new.id = ++last_id;
+	*slot = new;
+	*out = new.at;
 	return 0;
 }
 
@@ -83,59 +188,125 @@ int cuInit(unsigned int flags)
 #ifdef WITHOUT_GPU
 	return 100;
 #endif
+	if (started && started != getpid())
+		return 3;
+	started = getpid();
 	return flags ? 1 : 0;
 }
 
-int cuDevicePrimaryCtxRetain(void **context, int device)
+int cuDevicePrimaryCtxRetain(struct context **context, int device)
 {
-	*context = &primary;
-	return device ? 101 : 0;
+	int status = state();
+
+	if (status)
+		return status;
+	if (device < 0 || device >= GPUS)
+		return 101;
+	if (!users[device]++)
+		made++;
+	primaries[device] = (struct context){ device, 1 };
+	*context = primaries + device;
+	return 0;
+}
+
+static void destroy(struct context *context)
+{
+	context->live = 0;
+	for (struct block *b = blocks; b < blocks + BLOCKS; b++)
+		if (b->context == context)
+			b->id = 0;
 }
 
 int cuDevicePrimaryCtxRelease_v2(int device)
 {
-	return device ? 101 : 0;
+	int status = state();
+
+	if (status)
+		return status;
+	if (device < 0 || device >= GPUS || !users[device])
+		return 101;
+	if (!--users[device])
+		destroy(primaries + device);
+	return 0;
 }
 
-int cuCtxPushCurrent_v2(void *context)
+int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *active)
 {
-	if (!context || current == CONTEXTS - 1)
-		return 201;
+	int status = state();
+
+	if (status)
+		return status;
+	if (device < 0 || device >= GPUS)
+		return 101;
+	*flags = 0;
+	*active = users[device] > 0;
+	return 0;
+}
+
+/* Never freed, so that one that was destroyed is known. */
+int cuCtxCreate_v2(struct context **out, unsigned int flags, int device)
+{
+	int status = state();
+
+	if (status || flags || device < 0 || device >= GPUS || current == CONTEXTS - 1)
+		return status ? status : 1;
+	*out = malloc(sizeof(**out));
+	**out = (struct context){ device, 1 };
+	contexts[++current] = *out;
+	return 0;
+}
+
+int cuCtxDestroy_v2(struct context *context)
+{
+	int status = state();
+
+	if (status || !context || !context->live)
+		return status ? status : 201;
+	destroy(context);
+	if (contexts[current] == context && current)
+		current--;
+	return 0;
+}
+
+int cuCtxPushCurrent_v2(struct context *context)
+{
+	int status = state();
+
+	if (status || !context || current == CONTEXTS - 1)
+		return status ? status : 201;
 	contexts[++current] = context;
 	return 0;
 }
 
-int cuCtxPopCurrent_v2(void **context)
+int cuCtxPopCurrent_v2(struct context **context)
 {
-	if (!current)
-		return 201;
+	int status = state();
+
+	if (status || !current)
+		return status ? status : 201;
 	*context = contexts[current--];
 	return 0;
 }
 
 int cuMemAlloc_v2(uint64_t *at, uint64_t size)
 {
-	return allocate(at, size, DEVICE, 0);
+	return allocate(at, size, DEVICE, 0, 0);
 }
 
 int cuMemAllocAsync(uint64_t *at, size_t size, void *stream)
 {
-	int status = allocate(at, size, DEVICE, 0);
-
-	if (!status)
-		find(*at)->context = NULL;
-	return stream ? 400 : status;
+	return stream ? 400 : allocate(at, size, DEVICE, 0, 1);
 }
 
 int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags)
 {
-	return flags == 1 ? allocate(at, size, DEVICE, 1) : 1;
+	return flags == 1 ? allocate(at, size, DEVICE, 1, 0) : 1;
 }
 
 int cuMemHostAlloc(void **at, size_t size, unsigned int flags)
 {
 	uint64_t block;
-	int status = allocate(&block, size, HOST, 0);
+	int status = allocate(&block, size, HOST, 0, 0);
 
 	(void)flags;
 	if (!status)
@@ -146,7 +317,10 @@ int cuMemHostAlloc(void **at, size_t size, unsigned int flags)
 int cuMemFree_v2(uint64_t at)
 {
 	struct block *b = find(at);
+	int status = context();
 
+	if (status)
+		return status;
 	if (!b || b->at != at)
 		return 1;
 	b->id = 0;
@@ -156,9 +330,10 @@ int cuMemFree_v2(uint64_t at)
 int cuPointerGetAttribute(void *out, int attribute, uint64_t at)
 {
 	struct block *b = find(at);
+	int status = state();
 
-	if (over)
-		abort();
+	if (status)
+		return status;
 	if (!b)
 		return 1;
 	switch (attribute) {
@@ -175,55 +350,83 @@ int cuPointerGetAttribute(void *out, int attribute, uint64_t at)
 		*(unsigned int *)out = b->managed;
 		return 0;
 	case 9:
-		*(int *)out = 0;
+		*(int *)out = b->device;
 		return 0;
+	case 15:
+		*(unsigned int *)out = b->type == DEVICE && !b->managed && !b->pooled;
+		return 0;
+	}
+#ifndef WITHOUT_NEW_CUDA
+	switch (attribute) {
 	case 11:
-		*(uint64_t *)out = b->at;
+	case 19:
+		*(uint64_t *)out = attribute == 11 ? b->at : b->at & -BACKING;
 		return 0;
 	case 12:
 		*(uint64_t *)out = b->size;
 		return 0;
+	case 17:
+		*(void **)out = b->pooled ? blocks : NULL;
+		return 0;
+	case 18:
+		*(uint64_t *)out = ((b->at + b->size + BACKING - 1) & -BACKING) - (b->at & -BACKING);
+		return 0;
 	}
+#endif
 	return 1;
 }
 
 #ifndef WITHOUT_NEW_CUDA
 int cuPointerGetAttributes(unsigned int count, int *attributes, void **out, uint64_t at)
 {
-	for (unsigned int i = 0; i < count; i++) {
+	int status = state();
+
+	for (unsigned int i = 0; i < count && !status; i++) {
 		if (attributes[i] != 7 && attributes[i] != 11 && attributes[i] != 12)
 			return 1;
 		*(uint64_t *)out[i] = 0;
 		cuPointerGetAttribute(out[i], attributes[i], at);
 	}
-	return 0;
+	return status;
 }
 #endif
 
 int cuMemGetAddressRange_v2(uint64_t *base, uint64_t *size, uint64_t at)
 {
 	struct block *b = find(at);
+	int status = context();
 
-	if (!contexts[current])
-		return 201;
-	if (!b)
-		return 1;
+	if (status)
+		return status;
+	if (!b || (b->type == DEVICE && !b->managed && b->device != contexts[current]->device))
+		return 500;
 	*base = b->at;
 	*size = b->size;
 	return 0;
 }
 
 #ifndef WITHOUT_NEW_CUDA
+/* Whether memory of a block that can be exported lies behind this page. */
+static int backs(const struct block *b, uint64_t page)
+{
+	return b->id && b->type == DEVICE && !b->managed && (!b->pooled || b->first) &&
+	       page - (b->at & -BACKING) < ((b->at + b->size + BACKING - 1) & -BACKING) - (b->at & -BACKING);
+}
+
 int cuMemGetHandleForAddressRange(int *fd, uint64_t at, uint64_t size, int type, unsigned long long flags)
 {
-	if (!contexts[current])
-		return 201;
+	int status = context();
+
+	if (status)
+		return status;
 	if ((at | size) & (PAGE - 1) || !size || type != 1 || flags)
 		return 1;
 	for (uint64_t page = at; page < at + size; page += PAGE) {
-		struct block *b = find(page);
+		struct block *b = blocks;
 
-		if (!b || b->type != DEVICE || b->managed)
+		while (b < blocks + BLOCKS && !backs(b, page))
+			b++;
+		if (b == blocks + BLOCKS)
 			return 1;
 	}
 	*fd = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -234,7 +437,11 @@ int cuMemGetHandleForAddressRange(int *fd, uint64_t at, uint64_t size, int type,
 int cuGetErrorName(int status, const char **name)
 {
 	*name = status == 1   ? "CUDA_ERROR_INVALID_VALUE" :
+		status == 3   ? "CUDA_ERROR_NOT_INITIALIZED" :
 		status == 100 ? "CUDA_ERROR_NO_DEVICE" :
+		status == 201 ? "CUDA_ERROR_INVALID_CONTEXT" :
+		status == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" :
+		status == 709 ? "CUDA_ERROR_CONTEXT_IS_DESTROYED" :
 				"CUDA_ERROR_UNKNOWN";
 	return 0;
 }
@@ -242,20 +449,5 @@ int cuGetErrorName(int status, const char **name)
 /* Where another process has memory, and this one has none. */
 uint64_t stand_in_of_another(void)
 {
-	uint64_t at = 0;
-	int ends[2];
-
-	if (pipe(ends))
-		return 0;
-	if (!fork()) {
-		if (cuMemAlloc_v2(&at, 4096) || write(ends[1], &at, sizeof(at)) < 0)
-			_exit(1);
-		_exit(0);
-	}
-	close(ends[1]);
-	if (read(ends[0], &at, sizeof(at)) < 0)
-		at = 0;
-	close(ends[0]);
-	wait(NULL);
-	return at;
+	return arena + ARENA - BACKING;
 }

@@ -3,9 +3,11 @@
  * ibv_reg_mr() that fails with EFAULT on GPU memory (without the peer-memory API), and with EINVAL
  * on no bytes and on ranges that wrap, as mainline's ib_umem_get(); ibv_reg_mr() and
  * ibv_reg_mr_iova() that call ibv_reg_mr_iova2(), which a library before this one may catch, as in
- * Debian's libibverbs1 44; ibv_reg_dmabuf_mr() that leaves addr empty; ibv_dealloc_pd() that fails
+ * Debian's libibverbs1 44; ibv_reg_mr_ex() as in rdma-core 59; ibv_reg_dmabuf_mr() that leaves addr empty;
+ * devices with functions of this library, as in ibv_open_device(); ibv_dealloc_pd() that fails
  * with EBUSY while regions live; ibv_dereg_mr() that answers EIO once its NIC was removed
- * (STAND_IN_REMOVED). Left out: devices, queues, data. */
+ * (STAND_IN_REMOVED); a region of another copy of the
+ * library that is deregistered here, which ends the program. Left out: queues, data. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -15,12 +17,53 @@
 
 extern int stand_in_is_gpu(const void *addr) __attribute__((weak));
 static unsigned int plain, dma_buf, live, keys;
+static struct ibv_context device;
+
+static int poll_cq(struct ibv_cq *cq, int entries, struct ibv_wc *wc)
+{
+	(void)cq, (void)entries, (void)wc;
+	return 0;
+}
+
+/* A domain of a device of this library's. */
+struct ibv_pd *stand_in_domain(void)
+{
+	static struct ibv_pd pd = { .context = &device };
+
+	device.ops.poll_cq = poll_cq;
+	return &pd;
+}
+
+static void ours(const struct ibv_context *context)
+{
+	if (context && context->ops.poll_cq && context->ops.poll_cq != poll_cq) {
+		fprintf(stderr, "an object of another libibverbs\n");
+		abort();
+	}
+}
+
+/* The errno that each registration fails with, if the test says so. */
+static int refused(void)
+{
+	const char *number = getenv("STAND_IN_ERRNO");
+
+	if (number)
+		errno = atoi(number);
+	return number != NULL;
+}
 
 static struct ibv_mr *make(struct ibv_pd *pd, void *addr, size_t length)
 {
 	struct ibv_mr *mr = calloc(1, sizeof(*mr));
 
+	ours(pd->context);
+	if (refused()) {
+		free(mr);
+		return NULL;
+	}
+	mr->context = pd->context;
 	mr->pd = pd;
+	mr->handle = keys;
 	mr->addr = addr;
 	mr->length = length;
 	mr->lkey = mr->rkey = ++keys;
@@ -62,8 +105,29 @@ struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
 }
 #endif
 
+/* As in rdma-core 59; verbs.h here is older. */
+struct mr_attr {
+	size_t length;
+	int access;
+	uint64_t comp_mask, iova;
+	void *addr;
+	int fd;
+	uint64_t fd_offset;
+	void *dmah;
+};
+
+struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_attr *attr)
+{
+	if (attr->comp_mask & 4) {
+		dma_buf++;
+		return make(pd, NULL, attr->length);
+	}
+	return ibv_reg_mr_iova2(pd, attr->addr, attr->length, (uintptr_t)attr->addr, attr->access);
+}
+
 int ibv_dereg_mr(struct ibv_mr *mr)
 {
+	ours(mr->context);
 	if (getenv("STAND_IN_REMOVED"))
 		return EIO;
 	live--;

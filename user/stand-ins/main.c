@@ -43,7 +43,7 @@ static unsigned int live(void)
 
 int main(void)
 {
-	uint64_t first, hole, last, managed;
+	uint64_t first, hole, last, block, managed;
 	struct gpumr_lease *lease, *again;
 	struct gpumr_stats stats;
 	struct gpumr *cache;
@@ -51,7 +51,7 @@ int main(void)
 	void *host;
 
 	if (cuInit(0) || cuDevicePrimaryCtxRetain(&host, 0) || cuCtxPushCurrent_v2(host) || cuMemAlloc_v2(&first, 8192) || cuMemAlloc_v2(&hole, 8192) || cuMemAlloc_v2(&last, 8192) ||
-	    cuMemAllocManaged(&managed, 4096, 1) || cuMemHostAlloc(&host, 4096, 0) || cuMemFree_v2(hole))
+	    cuMemAlloc_v2(&block, 2 << 20) || cuMemAllocManaged(&managed, 4096, 1) || cuMemHostAlloc(&host, 4096, 0) || cuMemFree_v2(hole))
 		return 1;
 	printf("example: %d, live %u\n", example(pd, (void *)first, 8192, 1), live());
 
@@ -68,7 +68,7 @@ int main(void)
 	ask("plain host", cache, pd, (uintptr_t)plain, sizeof(plain));
 	ask("host", cache, pd, (uintptr_t)host, 100);
 	ask("managed", cache, pd, managed, 100);
-	ask("into managed", cache, pd, last, managed + 100 - last);
+	ask("into managed", cache, pd, block, managed + 100 - block);
 	if (gpumr_free(cache, (void *)first, 0))
 		printf("free: %s\n", gpumr_error());
 	printf("live %u\n", live());

@@ -7,7 +7,7 @@
 int main(void)
 {
 	int (*retain)(void **context, int device), (*push)(void *context);
-	int (*allocate)(uint64_t *at, uint64_t size);
+	int (*allocate)(uint64_t *at, uint64_t size), (*init)(unsigned int flags);
 	static char domain[64];
 	struct gpumr_lease *lease;
 	struct gpumr *cache;
@@ -19,6 +19,11 @@ int main(void)
 		return 0;
 	}
 	lib = dlopen("libcuda.so.1", RTLD_NOW);
+	if (gpumr_register(cache, (void *)domain, domain, 8, 1, &lease))
+		printf("unstarted: %s\n", gpumr_error());
+	*(void **)&init = dlsym(lib, "cuInit");
+	if (init(0))
+		return 0;
 	*(void **)&retain = dlsym(lib, "cuDevicePrimaryCtxRetain");
 	*(void **)&push = dlsym(lib, "cuCtxPushCurrent_v2");
 	*(void **)&allocate = dlsym(lib, "cuMemAlloc_v2");

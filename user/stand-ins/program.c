@@ -13,7 +13,13 @@
 
 int cuInit(unsigned int flags);
 int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuCtxCreate_v2(void **context, unsigned int flags, int device);
+int cuCtxDestroy_v2(void *context);
 int cuCtxPushCurrent_v2(void *context);
+int cuMemAllocAsync(uint64_t *at, size_t size, void *stream);
+int stand_in_started(void);
+void stand_in_break(void);
+unsigned int stand_in_primaries(void);
 int cuMemAlloc_v2(uint64_t *at, uint64_t size);
 int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
 int cuMemHostAlloc(void **at, size_t size, unsigned int flags);
@@ -50,6 +56,99 @@ static void forms(uint64_t at)
 	for (int i = 0; i < 6; i++)
 		if (mr[i])
 			ibv_dereg_mr(mr[i]);
+}
+
+/* As in rdma-core 59; verbs.h here is older. */
+struct mr_attr {
+	size_t length;
+	int access;
+	uint64_t comp_mask, iova;
+	void *addr;
+	int fd;
+	uint64_t fd_offset;
+	void *dmah;
+};
+struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_attr *attr);
+
+/* As perftest does where it finds the function: by address, with a hint, and with a dma-buf. */
+static void ex(uint64_t at)
+{
+	struct mr_attr attr = { .length = 5000, .access = 1, .comp_mask = 2, .addr = (void *)at };
+
+	ibv_dereg_mr(show("by address", ibv_reg_mr_ex(&pd, &attr), at));
+	attr.comp_mask |= 16;
+	ibv_dereg_mr(show("with a hint", ibv_reg_mr_ex(&pd, &attr), at));
+	attr.comp_mask = 1 | 4 | 8;
+	ibv_dereg_mr(show("a dma-buf", ibv_reg_mr_ex(&pd, &attr), 0));
+}
+
+static void twice(const char *what, uint64_t at)
+{
+	for (int i = 0; i < 2; i++) {
+		struct ibv_mr *mr = show(what, ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+
+		if (mr)
+			ibv_dereg_mr(mr);
+	}
+}
+
+/* Memory of one GPU, while a context of the other is current. */
+static void other_gpu(uint64_t at)
+{
+	uint64_t pool;
+	void *context;
+
+	if (cuMemAllocAsync(&pool, 8192, NULL) || cuDevicePrimaryCtxRetain(&context, 1) || cuCtxPushCurrent_v2(context))
+		return;
+	twice("of a context", at);
+	twice("of a pool", pool);
+}
+
+static void *destroys(void *context)
+{
+	cuCtxDestroy_v2(context);
+	return NULL;
+}
+
+/* The current context was destroyed by another thread. */
+static void destroyed(uint64_t at)
+{
+	pthread_t thread;
+	void *context;
+
+	if (cuCtxCreate_v2(&context, 0, 0))
+		return;
+	pthread_create(&thread, NULL, destroys, context);
+	pthread_join(thread, NULL);
+	twice("buffer", at);
+}
+
+static void broken(uint64_t at)
+{
+	stand_in_break();
+	twice("buffer", at);
+}
+
+/* Registers, deregisters and registers by handles of its own, as NCCL does. */
+static void handles(uint64_t at)
+{
+	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int), *mr;
+	void *lib = dlopen("libibverbs.so.1", RTLD_NOW);
+	int (*dereg)(struct ibv_mr *);
+
+	*(void **)&reg = dlsym(lib, "ibv_reg_mr");
+	*(void **)&dereg = dlsym(lib, "ibv_dereg_mr");
+	for (int i = 0; i < 3; i++) {
+		mr = show("handle", reg(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+		if (mr)
+			dereg(mr);
+	}
+	/* What is linked still deregisters what it registered, at whatever address. */
+	for (int i = 0; i < 3; i++) {
+		mr = show("linked", ibv_reg_mr(&pd, (void *)(at + 4096 * i), 4096, IBV_ACCESS_LOCAL_WRITE), at + 4096 * i);
+		if (mr)
+			ibv_dereg_mr(mr);
+	}
 }
 
 /* The same buffer twice, and once more after it was freed and allocated again. */
@@ -133,12 +232,31 @@ static void threads(uint64_t at)
 	pthread_join(thread, NULL);
 }
 
+/* The same where the program made its context, and no primary one is active. */
+static void threads_own(uint64_t at)
+{
+	uint64_t own, pool;
+	unsigned int before = stand_in_primaries();
+	void *context;
+
+	(void)at;
+	if (cuCtxCreate_v2(&context, 0, 1) || cuMemAlloc_v2(&own, 8192) || cuMemAllocAsync(&pool, 8192, NULL))
+		return;
+	threads(own);
+	threads(own + 100);
+	printf("primaries made: %u\n", stand_in_primaries() - before);
+	for (int i = 0; i < 3; i++)
+		threads(pool + i);
+	printf("primaries made for a pool: %u\n", stand_in_primaries() - before);
+}
+
 static void wrong(uint64_t at)
 {
 	uint64_t hole, beyond, managed, another;
 	void *host;
 
-	if (cuMemAlloc_v2(&hole, 8192) || cuMemAlloc_v2(&beyond, 8192) || cuMemAllocManaged(&managed, 8192, 1) ||
+	/* Each in blocks of its own: what shares a block with others stays while they do. */
+	if (cuMemAlloc_v2(&at, 2 << 20) || cuMemAlloc_v2(&hole, 2 << 20) || cuMemAlloc_v2(&beyond, 2 << 20) || cuMemAllocManaged(&managed, 8192, 1) ||
 	    cuMemHostAlloc(&host, 8192, 0) || cuMemFree_v2(hole))
 		return;
 	show("no bytes", ibv_reg_mr(&pd, (void *)at, 0, IBV_ACCESS_LOCAL_WRITE), at);
@@ -244,6 +362,22 @@ static int descriptors(void)
 	return count;
 }
 
+/* A program that has CUDA and does not use it itself, but its children do. */
+static int lazy(void)
+{
+	char host[64];
+	int status;
+
+	ibv_dereg_mr(show("host", ibv_reg_mr(&pd, host, sizeof(host), IBV_ACCESS_LOCAL_WRITE), (uintptr_t)host));
+	printf("started %d\n", stand_in_started());
+	fflush(stdout);
+	if (!fork())
+		_exit(cuInit(0));
+	wait(&status);
+	printf("child: %d\n", WEXITSTATUS(status));
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -251,12 +385,16 @@ int main(int argc, char **argv)
 		void (*run)(uint64_t at);
 	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
 		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg },
-		      { "parts", parts_of }, { "ends", ends }, { "threads", threads } };
+		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
+		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "broken", broken },
+		      { "handles", handles }, { "threads-own", threads_own } };
 	int open = descriptors();
 	unsigned int counts[3];
 	void *context;
 	uint64_t at;
 
+	if (argc == 2 && !strcmp(argv[1], "lazy"))
+		return lazy();
 	if (argc < 2 || cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxPushCurrent_v2(context) ||
 	    cuMemAlloc_v2(&at, 8192))
 		return 1;

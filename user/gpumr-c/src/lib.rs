@@ -53,7 +53,7 @@ fn status(result: Result<(), Error>) -> c_int {
 }
 
 fn domain(pd: *mut c_void) -> Result<Pd, Error> {
-    let pd = NonNull::new(pd).ok_or(Error::Argument("the protection domain is NULL"))?;
+    let pd = NonNull::new(pd).ok_or(Error::Argument("the protection domain is NULL".into()))?;
     // SAFETY: gpumr.h: a live domain, told to gpumr_forget() before it goes.
     Ok(unsafe { Pd::new(pd) })
 }
@@ -75,10 +75,7 @@ unsafe fn open(way: *const c_char, limits: *const GpumrLimits, sweep_ms: u32) ->
     let cache = Cache::new(Cuda::open()?, IbVerbs::open()?, Policy::parse(&way)?, limits);
     let sweeper = match sweep_ms {
         0 => None,
-        ms => Some(
-            Sweeper::start(&cache, Duration::from_millis(ms.into()))
-                .map_err(|error| Error::Library(format!("no thread for the sweep: {error}")))?,
-        ),
+        ms => Some(Sweeper::start(&cache, Duration::from_millis(ms.into())).map_err(Error::Thread)?),
     };
     let reason = CString::new(cache.reason()).unwrap_or_default();
     Ok(Gpumr { cache, hooks: Mutex::default(), reason, _sweeper: sweeper })

@@ -101,7 +101,11 @@ fn the_example_in_c_runs_and_wrong_input_is_named() {
 fn missing_libraries_are_named() {
     for (name, without, words) in [
         ("no-cuda", Without::Cuda, "open: libcuda.so.1 cannot be opened: install the GPU driver's user space"),
-        ("no-gpu", Without::Gpu, "open: cuInit: CUDA_ERROR_NO_DEVICE: is there a GPU, and its driver?"),
+        (
+            "no-gpu",
+            Without::Gpu,
+            "unstarted: CUDA was not started in this process: allocate GPU memory, or call cuInit(), first",
+        ),
         ("old-cuda", Without::NewCuda, "exports none: libcuda has no cuMemGetHandleForAddressRange (CUDA 11.7)"),
         ("no-verbs", Without::Verbs, "open: libibverbs.so.1 cannot be opened: install rdma-core"),
         ("no-dma-buf", Without::DmaBuf, "by dma-buf: libibverbs has no ibv_reg_dmabuf_mr(): it needs rdma-core 34"),

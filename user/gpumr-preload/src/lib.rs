@@ -3,27 +3,30 @@
 //! libgpumr-preload.so(7).
 //!
 //! A registration is tried as the program asked. Where that fails on GPU memory, dma-buf is tried.
-//! Host memory and programs without CUDA take the first step alone. With GPUMR_CACHE=1 GPU memory
-//! goes through the cache.
+//! Host memory and programs without CUDA take the first step alone. With GPUMR_CACHE=1 a region that
+//! the program deregistered is kept, and given out again where the program registers the same memory.
+//! Where the cache cannot serve, all is as without it.
 #![allow(clippy::missing_safety_doc, reason = "these are libibverbs' functions, with its contracts")]
 
 use gpumr::backend::{Gpu, Kind};
 use gpumr::cuda::Cuda;
-use gpumr::ibverbs::{IbVerbs, Pd, RawMr};
+use gpumr::error::{Memory, Words};
+use gpumr::ibverbs::{Functions, IbVerbs, Mr, Pd, RawMr, RawMrAttr};
 use gpumr::identity::Identity;
+use gpumr::range::page_size;
 use gpumr::{Cache, Error, Lease, Limits, Policy, Range, Sweeper};
 use once_cell::race::OnceBox;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::ffi::{c_int, c_void};
-use std::os::fd::AsFd;
+use std::ffi::{c_int, c_void, CStr};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// Freed memory stays registered so long, with the cache on.
 const SWEEP: Duration = Duration::from_secs(1);
-const PAGE: u64 = 4096;
 /// `IBV_ACCESS_ZERO_BASED`.
 const ZERO_BASED: c_int = 1 << 5;
 /// `IBV_REREG_MR_ERR_INPUT`: the region is as it was.
@@ -32,9 +35,63 @@ const UNCHANGED: c_int = -1;
 // Statics are made without a lock: a child that is forked while another thread makes one would wait
 // for that thread for ever. If two threads make one at once, the second throws its own away.
 
-fn verbs() -> Option<&'static IbVerbs> {
+/// The functions next in line, which the program would call without this library; or those of the
+/// library that made its device, where that is another copy of libibverbs.
+///
+/// # Safety
+///
+/// As for [`Functions::of_device()`].
+unsafe fn verbs(context: *mut c_void) -> Option<Functions> {
+    // SAFETY: By this function's contract.
+    let of_device = unsafe { Functions::of_device(context) };
+    match (next(), of_device) {
+        // A library that stands before libibverbs, too, serves all copies.
+        (Some(next), Some(_)) if !next.is_libibverbs => Some(next.functions),
+        (_, Some(functions)) => Some(functions),
+        (Some(next), None) => Some(next.functions),
+        (None, None) => by_name(),
+    }
+}
+
+struct Next {
+    functions: Functions,
+    is_libibverbs: bool,
+}
+
+fn next() -> Option<&'static Next> {
+    static NEXT: OnceBox<Next> = OnceBox::new();
+    if let Some(next) = NEXT.get() {
+        return Some(next);
+    }
+    // SAFETY: The symbols are libibverbs', or of what stands before it and has its types.
+    let functions = unsafe { Functions::find(|name| libc::dlsym(libc::RTLD_NEXT, name.as_ptr())) }.ok()?;
+    // SAFETY: A symbol's name; a local; the object's name lives while the object does.
+    let is_libibverbs = unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        let found = libc::dladdr(libc::dlsym(libc::RTLD_NEXT, c"ibv_reg_mr".as_ptr()), &mut info) != 0;
+        found && CStr::from_ptr(info.dli_fname).to_string_lossy().contains("libibverbs")
+    };
+    Some(NEXT.get_or_init(|| Box::new(Next { functions, is_libibverbs })))
+}
+
+/// libibverbs itself, for a program that found this library by name and has none.
+fn by_name() -> Option<Functions> {
     static VERBS: OnceBox<Option<IbVerbs>> = OnceBox::new();
-    VERBS.get_or_init(|| Box::new(IbVerbs::open().map_err(say).ok())).as_ref()
+    let verbs = VERBS.get_or_init(|| Box::new(IbVerbs::open().map_err(say).ok()));
+    verbs.as_ref().map(|verbs| *verbs.functions())
+}
+
+/// The device of a domain or of a region, which begin with it.
+///
+/// # Safety
+///
+/// It is null or one of libibverbs', and lives.
+unsafe fn device(of: *mut c_void) -> *mut c_void {
+    if of.is_null() {
+        return of;
+    }
+    // SAFETY: By this function's contract.
+    unsafe { of.cast::<*mut c_void>().read() }
 }
 
 /// libcuda, once the program has loaded it.
@@ -49,12 +106,32 @@ fn cuda() -> Option<&'static Cuda> {
 
 struct Cached {
     cache: Cache<Cuda, IbVerbs>,
-    /// Of each region, as often as the program registered it.
+    /// Of each region that the program has, by its address.
     leases: Mutex<Leases>,
     _sweeper: Sweeper,
 }
 
-type Leases = HashMap<usize, Vec<Lease<Cuda, IbVerbs>>>;
+/// What the program has. A program may deregister it past this library, by a handle of its own: then
+/// it stays here, and nobody gets it again.
+struct Given {
+    lease: Lease<Cuda, IbVerbs>,
+    handle: u32,
+    lkey: u32,
+}
+
+impl Given {
+    /// Whether this region is the one that was given out. Another may have its address by now.
+    ///
+    /// # Safety
+    ///
+    /// `mr` is a region that lives.
+    unsafe fn is(&self, mr: *const RawMr) -> bool {
+        // SAFETY: By this function's contract.
+        unsafe { ((*mr).handle, (*mr).lkey) == (self.handle, self.lkey) }
+    }
+}
+
+type Leases = HashMap<usize, Given>;
 
 impl Cached {
     /// None in a child that was forked while another thread of its parent had them.
@@ -71,18 +148,28 @@ impl Cached {
     }
 }
 
-/// The cache, if the user wants it and CUDA is there.
-fn cached() -> Option<&'static Cached> {
+/// The cache, once it has served.
+static CACHED: OnceBox<Option<Cached>> = OnceBox::new();
+
+/// The cache, if it has served already.
+fn serving() -> Option<&'static Cached> {
+    CACHED.get()?.as_ref()
+}
+
+/// The cache, if the user wants it. Only asked for GPU memory, so CUDA is started.
+fn cached(verbs: &Functions) -> Option<&'static Cached> {
     static WANTED: OnceBox<bool> = OnceBox::new();
-    static CACHED: OnceBox<Option<Cached>> = OnceBox::new();
     if !*WANTED.get_or_init(|| Box::new(std::env::var_os("GPUMR_CACHE").is_some_and(|value| value == "1"))) {
         return None;
     }
-    cuda()?;
     let open = || -> Result<Cached, Error> {
         let way = std::env::var("GPUMR_WAY").unwrap_or_else(|_| "auto".into());
-        let cache = Cache::new(Cuda::open()?, IbVerbs::open()?, Policy::parse(&way)?, Limits::default());
-        let sweeper = Sweeper::start(&cache, SWEEP).map_err(|error| Error::Library(error.to_string()))?;
+        let verbs = match next() {
+            Some(next) if !next.is_libibverbs => IbVerbs::given(next.functions),
+            _ => IbVerbs::of_devices_or(*verbs),
+        };
+        let cache = Cache::new(Cuda::open()?, verbs, Policy::parse(&way)?, Limits::default());
+        let sweeper = Sweeper::start(&cache, SWEEP).map_err(Error::Thread)?;
         Ok(Cached { cache, leases: Mutex::default(), _sweeper: sweeper })
     };
     CACHED.get_or_init(|| Box::new(open().map_err(|error| say(format!("no cache: {error}"))).ok())).as_ref()
@@ -126,73 +213,133 @@ fn say(why: impl std::fmt::Display) {
     }
 }
 
+/// What the program asks for.
+#[derive(Clone, Copy)]
+struct Wanted {
+    pd: *mut c_void,
+    at: u64,
+    length: usize,
+    iova: u64,
+    access: c_int,
+    /// Where more is asked for than the other functions can say.
+    attr: Option<RawMrAttr>,
+}
+
+impl Wanted {
+    fn by_dma_buf(&self, verbs: &Functions, range: Range, offset: u64, fd: BorrowedFd<'_>) -> Option<io::Result<Mr>> {
+        // SAFETY: The caller's, as for ibv_reg_mr(); it is used during this call only.
+        let pd = unsafe { Pd::new(NonNull::new(self.pd)?) };
+        Some(match self.attr {
+            Some(attr) => verbs.dma_buf_ex(pd, range, offset, fd, attr),
+            None => verbs.dma_buf(pd, range, offset, self.iova, fd, self.access),
+        })
+    }
+}
+
 /// By dma-buf what the plain call refused with `error`, which stays the answer if this fails, too.
-fn by_dma_buf(pd: *mut c_void, at: u64, length: usize, iova: u64, access: c_int, error: c_int) -> *mut RawMr {
+fn by_dma_buf(verbs: &Functions, wanted: &Wanted, error: c_int) -> *mut RawMr {
+    let (at, length) = (wanted.at, wanted.length as u64);
     let made = || -> Option<*mut RawMr> {
         let cuda = cuda()?;
         match cuda.kind(at) {
             Kind::Device => {}
             // Freed, perhaps; host memory that exists is refused for other reasons.
             Kind::Unknown if error == libc::EFAULT => {
-                say(Range::new(at, length as u64).map_or_else(|e| e, |range| Error::Unknown { address: at, range }));
+                say(Range::new(at, length).map_or_else(|e| e, |range| Error::Unknown { address: at, range }));
                 return None;
             }
-            Kind::Managed => {
-                say(Error::Managed { address: at });
+            Kind::Managed | Kind::Failed(_) => {
+                say(Range::new(at, length).map_or_else(|e| e, |range| Error::not_device(cuda, at, range)));
                 return None;
             }
-            Kind::Unknown | Kind::Host => return None,
+            _ => return None,
         }
-        let range = Range::new(at, length as u64).map_err(say).ok()?;
-        let pages = range.widened(PAGE)?;
+        let range = Range::new(at, length).map_err(say).ok()?;
+        let pages = range.widened(page_size())?;
         let fd = cuda.export(pages).map_err(|why| match Identity::read(cuda, range) {
             // More than CUDA's own word.
             Err(cause) => say(cause),
-            Ok(_) => say(format!("{range} by dma-buf: {why}")),
+            Ok(_) => say(format!("{range} by dma-buf: {why}{}", Memory::of(cuda, at).why())),
         });
         let fd = fd.ok()?;
-        // SAFETY: The caller's, as for ibv_reg_mr(); it is used during this call only.
-        let pd = unsafe { Pd::new(NonNull::new(pd)?) };
-        let offset = at - pages.start();
         // The region keeps the memory; the descriptor is no longer needed.
-        let mr = verbs()?.dma_buf(pd, range, offset, iova, fd.as_fd(), access);
-        mr.map_err(|error| say(format!("{range} by dma-buf: {error}"))).ok().map(|mr| mr.as_ptr())
+        let mr = wanted.by_dma_buf(verbs, range, at - pages.start(), fd.as_fd())?;
+        mr.map_err(|error| say(format!("{range} by dma-buf: {}", Words(&error)))).ok().map(|mr| mr.as_ptr())
     };
     made().unwrap_or_else(|| fail(error))
 }
 
-/// From the cache, if that is on and this is GPU memory. None, too, if the cache has it as a part
-/// of something larger: programs look at `addr` and `length` of what they get.
-fn from_cache(pd: *mut c_void, at: u64, length: usize, access: c_int) -> Option<*mut RawMr> {
-    let cached = cached()?;
-    on_gpu(at)?;
+/// A region that the program had before and deregistered, or a new one that the cache will keep, if
+/// that is on and this is GPU memory. None where the cache cannot serve: where it fails; where it has
+/// the memory as a part of something larger, since programs look at `addr` and `length` of what they
+/// get; and where the program has the region still, since it may have deregistered it past us.
+fn from_cache(verbs: &Functions, wanted: &Wanted) -> Option<*mut RawMr> {
+    // The cache has only what is at its own address.
+    if wanted.iova != wanted.at || wanted.access & ZERO_BASED != 0 || wanted.attr.is_some() {
+        return None;
+    }
+    on_gpu(wanted.at)?;
+    let cached = cached(verbs)?;
     // SAFETY: The caller's; ibv_dealloc_pd() below tells the cache.
-    let pd = unsafe { Pd::new(NonNull::new(pd)?) };
-    Some(match cached.cache.register(pd, at, length as u64, access) {
-        Ok(lease) => {
-            let mr = lease.mr().as_ptr();
-            // SAFETY: It lives as long as the lease, and nobody writes to it.
-            let (addr, size) = unsafe { ((*mr).addr, (*mr).length) };
-            if (addr as u64, size) != (at, length) {
-                return None;
+    let pd = unsafe { Pd::new(NonNull::new(wanted.pd)?) };
+    let lease = cached.cache.register(pd, wanted.at, wanted.length as u64, wanted.access).ok()?;
+    let mr = lease.mr().as_ptr();
+    let mut leases = cached.leases()?;
+    if leases.contains_key(&(mr as usize)) {
+        return None;
+    }
+    // SAFETY: The program does not have it, so nobody deregistered it; the lease keeps it.
+    let (addr, size, handle, lkey) = unsafe { ((*mr).addr, (*mr).length, (*mr).handle, (*mr).lkey) };
+    if (addr as u64, size) != (wanted.at, wanted.length) {
+        return None;
+    }
+    leases.insert(mr as usize, Given { lease, handle, lkey });
+    Some(mr)
+}
+
+/// A region that libibverbs just made. If the cache has one at that address, the program deregistered
+/// that one past us.
+fn made(mr: *mut RawMr) -> *mut RawMr {
+    let old = serving().and_then(|cached| cached.leases()?.remove(&(mr as usize)));
+    if let Some(old) = old {
+        old.lease.abandon();
+    }
+    mr
+}
+
+/// The lease of a region, if it is one of the cache's. `Err` in a child that cannot know.
+///
+/// # Safety
+///
+/// `mr` is a region that lives, or null.
+unsafe fn given(mr: *mut RawMr, take: bool) -> Result<Option<Given>, ()> {
+    let Some(cached) = serving() else { return Ok(None) };
+    let mut leases = cached.leases().ok_or(())?;
+    // SAFETY: By this function's contract: what has a lease is not null.
+    let is = |given: &Given| unsafe { given.is(mr) };
+    match leases.get(&(mr as usize)).map(is) {
+        None => Ok(None),
+        Some(true) if !take => Err(()),
+        Some(same) => {
+            let given = leases.remove(&(mr as usize));
+            drop(leases);
+            match given {
+                Some(given) if !same => {
+                    given.lease.abandon();
+                    Ok(None)
+                }
+                given => Ok(given),
             }
-            cached.leases()?.entry(mr as usize).or_default().push(lease);
-            mr
         }
-        Err(error) => {
-            say(&error);
-            fail(error.errno())
-        }
-    })
+    }
 }
 
 /// See ibv_reg_mr(3).
 #[no_mangle]
 pub unsafe extern "C" fn ibv_reg_mr(pd: *mut c_void, addr: *mut c_void, length: usize, access: c_int) -> *mut RawMr {
-    register(pd, addr as u64, length, addr as u64, access, |verbs| {
-        // SAFETY: The caller's arguments.
-        unsafe { verbs.plain(pd, addr, length, access) }
-    })
+    let wanted = Wanted { pd, at: addr as u64, length, iova: addr as u64, access, attr: None };
+    // SAFETY: The caller's arguments.
+    unsafe { register(wanted, |verbs| verbs.plain(pd, addr, length, access)) }
 }
 
 /// See ibv_reg_mr(3); the macro ibv_reg_mr() calls this where flags are not constant or optional.
@@ -204,10 +351,9 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: u32,
 ) -> *mut RawMr {
-    register(pd, addr as u64, length, iova, access as c_int, |verbs| {
-        // SAFETY: The caller's arguments.
-        unsafe { verbs.iova2(pd, addr, length, iova, access) }
-    })
+    let wanted = Wanted { pd, at: addr as u64, length, iova, access: access as c_int, attr: None };
+    // SAFETY: The caller's arguments.
+    unsafe { register(wanted, |verbs| verbs.iova2(pd, addr, length, iova, access)) }
 }
 
 /// See ibv_reg_mr(3); the macro ibv_reg_mr_iova() calls this where flags are constant and not
@@ -220,36 +366,51 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut RawMr {
-    register(pd, addr as u64, length, iova, access, |verbs| {
+    let wanted = Wanted { pd, at: addr as u64, length, iova, access, attr: None };
+    // SAFETY: The caller's arguments.
+    unsafe { register(wanted, |verbs| verbs.iova(pd, addr, length, iova, access)) }
+}
+
+/// See ibv_reg_mr_ex(3). What names a dma-buf already goes on as it is.
+#[no_mangle]
+pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut c_void, attr: *mut RawMrAttr) -> *mut RawMr {
+    // SAFETY: The caller's: one that lives, or null, which libibverbs refuses.
+    let asked = unsafe { attr.as_ref() }.copied();
+    let asked = asked.filter(|asked| asked.comp_mask & (RawMrAttr::ADDR | RawMrAttr::FD) == RawMrAttr::ADDR);
+    let Some(asked) = asked else {
         // SAFETY: The caller's arguments.
-        unsafe { verbs.iova(pd, addr, length, iova, access) }
-    })
+        return unsafe { verbs(device(pd)) }.map_or_else(|| fail(libc::ENOSYS), |verbs| unsafe { verbs.ex(pd, attr) });
+    };
+    let at = asked.addr as u64;
+    let iova = if asked.comp_mask & RawMrAttr::IOVA != 0 { asked.iova } else { at };
+    // Without hints the cache may serve, and any function by dma-buf.
+    let plain = asked.comp_mask & !(RawMrAttr::ADDR | RawMrAttr::IOVA) == 0;
+    let wanted = Wanted { pd, at, length: asked.length, iova, access: asked.access, attr: (!plain).then_some(asked) };
+    // SAFETY: The caller's arguments.
+    unsafe { register(wanted, |verbs| verbs.ex(pd, attr)) }
 }
 
 thread_local! {
     /// This thread is in libibverbs on our behalf. Its functions call each other, and where it is
-    /// linked without
-    /// -Bsymbolic (Debian's is), such a call comes back to us.
+    /// linked without -Bsymbolic (Debian's is), such a call comes back to us.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-fn register(
-    pd: *mut c_void,
-    at: u64,
-    length: usize,
-    iova: u64,
-    access: c_int,
-    plain: impl FnOnce(&IbVerbs) -> *mut RawMr,
-) -> *mut RawMr {
-    let Some(verbs) = verbs() else { return fail(libc::ENOSYS) };
+/// # Safety
+///
+/// The domain is the caller's, as for ibv_reg_mr().
+unsafe fn register(wanted: Wanted, plain: impl FnOnce(&Functions) -> *mut RawMr) -> *mut RawMr {
+    // SAFETY: By this function's contract.
+    let Some(verbs) = (unsafe { verbs(device(wanted.pd)) }) else { return fail(libc::ENOSYS) };
     if INSIDE.replace(true) {
-        return plain(verbs);
+        return plain(&verbs);
     }
-    // The cache has only what is at its own address.
-    let cached = (iova == at && access & ZERO_BASED == 0).then(|| from_cache(pd, at, length, access)).flatten();
-    let mr = cached.unwrap_or_else(|| match plain(verbs) {
-        mr if mr.is_null() => by_dma_buf(pd, at, length, iova, access, errno()),
-        mr => mr,
+    let mr = from_cache(&verbs, &wanted).unwrap_or_else(|| match plain(&verbs) {
+        mr if mr.is_null() => match by_dma_buf(&verbs, &wanted, errno()) {
+            mr if mr.is_null() => mr,
+            mr => made(mr),
+        },
+        mr => made(mr),
     });
     INSIDE.set(false);
     mr
@@ -258,55 +419,41 @@ fn register(
 /// See ibv_dereg_mr(3).
 #[no_mangle]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut RawMr) -> c_int {
-    if let Some(cached) = cached() {
-        // A child has nothing to end: what it may mean is its parent's.
-        let Some(mut leases) = cached.leases() else { return 0 };
-        if let Some(held) = leases.get_mut(&(mr as usize)) {
-            let lease = held.pop();
-            if held.is_empty() {
-                leases.remove(&(mr as usize));
-            }
-            drop(leases);
-            drop(lease);
-            return 0;
+    // SAFETY: The caller's region.
+    match unsafe { given(mr, true) } {
+        // The lease ends here, and the cache keeps the region. A child has nothing to end: what it
+        // may mean is its parent's.
+        Ok(Some(_)) | Err(()) => 0,
+        Ok(None) => {
+            // SAFETY: The caller's region.
+            unsafe { verbs(device(mr.cast())) }.map_or(libc::ENOSYS, |verbs| unsafe { verbs.dereg(mr) })
         }
-    }
-    match verbs() {
-        // SAFETY: The caller's region.
-        Some(verbs) => unsafe { verbs.dereg(mr) },
-        None => libc::ENOSYS,
     }
 }
 
 /// See ibv_alloc_pd(3). What the cache holds of the domain goes first.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut c_void) -> c_int {
-    if let (Some(cached), Some(domain)) = (cached(), NonNull::new(pd)) {
+    if let (Some(cached), Some(domain)) = (serving(), NonNull::new(pd)) {
         // SAFETY: The caller's; it lives until the call below.
         cached.cache.forget(unsafe { Pd::new(domain) });
     }
-    match verbs() {
-        // SAFETY: The caller's domain.
-        Some(verbs) => unsafe { verbs.dealloc(pd) },
-        None => libc::ENOSYS,
-    }
+    // SAFETY: The caller's domain.
+    unsafe { verbs(device(pd)) }.map_or(libc::ENOSYS, |verbs| unsafe { verbs.dealloc(pd) })
 }
 
 /// See ibv_open_device(3). What the cache holds of the device goes first: domains that were not
 /// deallocated go with it.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_close_device(context: *mut c_void) -> c_int {
-    if let Some(cached) = cached() {
+    if let Some(cached) = serving() {
         cached.cache.forget_where(|pd| pd.context() == context);
     }
-    match verbs() {
-        // SAFETY: The caller's device.
-        Some(verbs) => unsafe { verbs.close(context) },
-        None => libc::ENOSYS,
-    }
+    // SAFETY: The caller's device.
+    unsafe { verbs(context) }.map_or(libc::ENOSYS, |verbs| unsafe { verbs.close(context) })
 }
 
-/// See ibv_rereg_mr(3). A region of the cache may be another caller's, too: it stays as it is.
+/// See ibv_rereg_mr(3). A region that the cache will keep stays as it is.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut RawMr,
@@ -316,16 +463,14 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    if let Some(cached) = cached() {
-        if cached.leases().is_none_or(|leases| leases.contains_key(&(mr as usize))) {
-            say("ibv_rereg_mr() of a region in the cache: start the program without GPUMR_CACHE");
-            fail(libc::EOPNOTSUPP);
-            return UNCHANGED;
-        }
+    // SAFETY: The caller's region.
+    if unsafe { given(mr, false) }.is_err() {
+        say("ibv_rereg_mr() of a region in the cache: start the program without GPUMR_CACHE");
+        fail(libc::EOPNOTSUPP);
+        return UNCHANGED;
     }
-    match verbs() {
-        // SAFETY: The caller's arguments.
-        Some(verbs) => unsafe { verbs.rereg(mr, flags, pd, addr, length, access) },
-        None => UNCHANGED,
-    }
+    // SAFETY: The caller's arguments.
+    let verbs = unsafe { verbs(device(mr.cast())) };
+    // SAFETY: The caller's arguments.
+    verbs.map_or(UNCHANGED, |verbs| unsafe { verbs.rereg(mr, flags, pd, addr, length, access) })
 }

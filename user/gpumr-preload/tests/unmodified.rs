@@ -5,7 +5,7 @@
 #[path = "../../stand-ins/build.rs"]
 mod stand_ins;
 
-use stand_ins::{cc, libraries, source, Without};
+use stand_ins::{cc, libraries, source, Without, RENAMED};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -82,14 +82,14 @@ fn the_cache_registers_once_and_again_after_a_free() {
     assert_eq!(out, format!("{all}dealloc: 0\nplain 0, dma-buf 2, live 0\n"), "{said}");
 }
 
-/// A region that is not at its own address goes past the cache; the others are one.
+/// What the program has already is registered anew, and so is what is not at its own address.
 #[test]
 fn with_the_cache_all_forms_still_work() {
     let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
     let (out, said) = run(&build("cache-forms", Without::Nothing), "forms", true, &settings);
     let all: String = FORMS.map(|form| format!("{form}: addr right\n")).concat();
-    // Constant and variable are one; optional is another access.
-    assert_eq!(out, format!("{all}host: addr right\ndealloc: 0\nplain 3, dma-buf 4, live 0\n"), "{said}");
+    // The cache has the first, and that of another access.
+    assert_eq!(out, format!("{all}host: addr right\ndealloc: 0\nplain 4, dma-buf 5, live 0\n"), "{said}");
 }
 
 /// The manual page says whom the library reaches: who asks a handle for the function, as NCCL does,
@@ -143,7 +143,7 @@ fn with_the_cache_wrong_input_is_named_too() {
     let (out, said) = run(&build("cache-wrong", Without::Nothing), "wrong", true, &settings);
     let errnos = "no bytes: EINVAL\nwrapping: EINVAL\nfreed: EFAULT\nanother's: EFAULT\nhole: EFAULT\n";
     assert!(out.starts_with(errnos), "{out}{said}");
-    assert!(out.ends_with("dealloc: 0\nplain 4, dma-buf 0, live 0\n"), "{out}{said}");
+    assert!(out.ends_with("dealloc: 0\nplain 7, dma-buf 0, live 0\n"), "{out}{said}");
     for part in ["has no bytes", "pass the end", "is no memory that CUDA knows", "leave allocated memory at"] {
         assert!(said.contains(part), "{part}: {said}");
     }
@@ -199,6 +199,113 @@ fn with_the_cache_a_program_ends_in_peace() {
     let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf"), ("STAND_IN_SLOW_EXIT", "1")];
     let (out, said) = run(&build("ends", Without::Nothing), "ends", true, &settings);
     assert_eq!((out, said), Default::default());
+}
+
+const CACHE: [(&str, &str); 2] = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
+
+/// A current context of another GPU, or one that is gone, says nothing about the memory. With the
+/// cache no program is worse off than without.
+#[test]
+fn memory_is_served_whatever_context_is_current() {
+    let folder = build("contexts", Without::Nothing);
+    for (part, lines) in
+        [("other-gpu", "of a context, of a context, of a pool, of a pool"), ("destroyed", "buffer, buffer")]
+    {
+        for settings in [&[][..], &CACHE] {
+            let (out, said) = run(&folder, part, true, settings);
+            let wanted: String = lines.split(", ").map(|line| format!("{line}: addr right\n")).collect();
+            assert!(out.starts_with(&wanted) && said.is_empty(), "{part}, {settings:?}: {out}{said}");
+        }
+    }
+    let (out, _) = run(&folder, "other-gpu", true, &CACHE);
+    assert!(out.contains("plain 0, dma-buf 2, live 0\n"), "each was kept: {out}");
+}
+
+/// A primary context takes 400 ms to make.
+#[test]
+fn no_context_is_made_for_memory_that_has_one() {
+    let folder = build("own-context", Without::Nothing);
+    for settings in [&[][..], &CACHE] {
+        let (out, said) = run(&folder, "threads-own", true, settings);
+        assert!(!out.contains("E") && said.is_empty(), "{out}{said}");
+        assert!(out.contains("primaries made: 0\n") && out.contains("primaries made for a pool: 1\n"), "{out}");
+    }
+}
+
+#[test]
+fn a_broken_context_is_named() {
+    let folder = build("broken", Without::Nothing);
+    let (out, said) = run(&folder, "broken", true, &[]);
+    assert!(out.starts_with("buffer: EFAULT\n"), "{out}");
+    assert!(said.contains("CUDA cannot say what") && said.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{said}");
+}
+
+/// Whoever calls cuInit() has children that cannot use CUDA: that is the program's to decide.
+#[test]
+fn cuda_is_not_started_for_a_program_that_did_not() {
+    let folder = build("lazy", Without::Nothing);
+    for settings in [&[][..], &CACHE] {
+        let (out, said) = run(&folder, "lazy", true, settings);
+        assert_eq!((out.as_str(), said.as_str()), ("host: addr right\nstarted 0\nchild: 0\n", ""));
+    }
+}
+
+/// A region that the program deregistered by a handle of its own is gone, and is not given out again.
+#[test]
+fn a_region_that_was_deregistered_past_the_cache_is_not_returned() {
+    for (name, without) in [("handles", Without::Nothing), ("handles-symbolic", Without::Interposition)] {
+        let folder = build(name, without);
+        let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "peer-memory"), ("STAND_IN_PEER_MEMORY", "1")];
+        let (out, said) = run(&folder, "handles", true, &settings);
+        let lines = ["handle: addr right\n".repeat(3), "linked: addr right\n".repeat(3)].concat();
+        assert!(out.starts_with(&lines) && said.is_empty(), "{out}{said}");
+        assert!(out.contains("live 0\n"), "what is live is what the program thinks: {out}");
+    }
+}
+
+/// What rdma-core's newest programs call first.
+#[test]
+fn the_newest_call_is_reached() {
+    let folder = build("ex", Without::Nothing);
+    let (out, said) = run(&folder, "ex", true, &[]);
+    let lines = "by address: addr right\nwith a hint: addr right\na dma-buf: addr right\n";
+    assert_eq!(out, format!("{lines}dealloc: 0\nplain 2, dma-buf 3, live 0\n"), "{said}");
+    let (out, said) = run(&folder, "ex", true, &CACHE);
+    assert!(out.starts_with(lines), "{out}{said}");
+}
+
+/// Wheels bring a libibverbs of another name, which nobody else sees: each device is served by the
+/// library that made it.
+#[test]
+fn each_device_is_served_by_its_own_library() {
+    for (name, flags) in
+        [("wheel", &["host.c", "libcuda.so.1"][..]), ("wheels", &["host.c", "libcuda.so.1", "libibverbs.so.1"])]
+    {
+        let folder = libraries(name, if flags.len() == 2 { Without::Verbs } else { Without::Nothing });
+        let origin = "-Wl,-rpath,$ORIGIN";
+        cc(&["-shared", "-fPIC", origin, "-o", "plugin.so", &source("plugin.c"), RENAMED], &folder);
+        let with = if flags.len() == 2 { "-DWITHOUT_VERBS" } else { "-DWITH_VERBS" };
+        cc(&[&["-o", "program", with, &source("host.c")], &flags[1..]].concat(), &folder);
+        for settings in [&[][..], &CACHE] {
+            let mut program = program(&folder, "", true, settings);
+            let ran = program.current_dir(&folder).output().expect("built");
+            let out = String::from_utf8_lossy(&ran.stdout).into_owned();
+            let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+            assert!(ran.status.success() && said.is_empty() && !out.contains("refused"), "{name}: {out}{said}");
+            assert_eq!(out.contains("program: registered"), flags.len() == 3, "{out}");
+        }
+    }
+}
+
+/// The system's pages may have 64 KiB: what CUDA exports is made of those.
+#[test]
+fn the_page_size_is_the_systems() {
+    let folder = build("pages", Without::SmallPages);
+    for settings in [&[][..], &CACHE] {
+        let (out, said) = run(&folder, "forms", true, settings);
+        let all: String = FORMS.map(|form| format!("{form}: addr right\n")).concat();
+        assert!(out.starts_with(&all) && said.is_empty(), "{out}{said}");
+    }
 }
 
 #[test]

@@ -21,6 +21,10 @@ pub enum Kind {
     Host,
     /// Nothing that CUDA knows: freed, of another process, or plain host memory.
     Unknown,
+    /// CUDA was not started in this process.
+    NotStarted,
+    /// CUDA cannot say, with this status: its context is broken, as after a kernel's fault.
+    Failed(i32),
 }
 
 /// CUDA, as far as registrations need it. Called without a lock of the cache.
@@ -35,10 +39,23 @@ pub trait Gpu: Send + Sync + 'static {
     }
     /// What the address belongs to.
     fn kind(&self, address: u64) -> Kind;
-    /// The allocation or the segment around the address (`cuMemGetAddressRange`).
+    /// The allocation, or the segment of virtual memory, around the address. It needs no context of
+    /// the caller's.
     fn allocation(&self, address: u64) -> Option<Range>;
-    /// A dma-buf of the range, which is made of whole 4 KiB pages. Errors in words.
+    /// A dma-buf of the range, which is made of whole pages of the system's. Errors in words.
     fn export(&self, range: Range) -> Result<OwnedFd, String>;
+    /// Whether the memory can be pinned for peer memory, where CUDA says so.
+    fn capable(&self, _address: u64) -> Option<bool> {
+        None
+    }
+    /// Whether the memory is of a pool, as of `cudaMallocAsync()`.
+    fn pooled(&self, _address: u64) -> bool {
+        false
+    }
+    /// The name of a status.
+    fn words(&self, status: i32) -> String {
+        format!("CUDA error {status}")
+    }
 }
 
 /// Verbs, as far as registrations need them. Called without a lock of the cache.

@@ -4,20 +4,18 @@
 
 use crate::backend::{Access, Gpu, Verbs};
 use crate::entry::{Entry, Export, Held, Parts, Region, Removed};
-use crate::error::{Error, Refusal};
+use crate::error::{Error, Memory, Refusal};
 use crate::fork::{self, Closed};
 use crate::identity::Identity;
 use crate::lease::Lease;
 use crate::policy::{Policy, Way};
-use crate::range::Range;
+use crate::range::{page_size, Range};
 use crate::recent;
 use crate::stats::{Counters, Stats};
 use crate::sync::{lock, wait, Arc, AtomicU64, Condvar, Mutex, Ordering, Weak};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd;
 
-/// What CUDA exports is made of whole pages of this size.
-const PAGE: u64 = 4096;
 /// As often memory may change during its registration before the caller hears of it.
 const CHANGES: usize = 3;
 /// A region that is not at its own address: who asks for a part of it must not get the whole.
@@ -356,7 +354,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
 
     fn miss(self: &Arc<Self>, pd: V::Pd, access: Access, range: Range) -> Result<Held<G, V>, Error> {
         if access & ZERO_BASED != 0 {
-            return Err(Error::Argument("a zero-based region cannot be shared: leave out IBV_ACCESS_ZERO_BASED"));
+            let why = "a zero-based region cannot be shared: leave out IBV_ACCESS_ZERO_BASED";
+            return Err(Error::Argument(why.into()));
         }
         for _ in 0..CHANGES {
             let number = self.tick();
@@ -444,11 +443,12 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 },
             }));
         }
-        Err(Error::Refused { range, peer_memory, dma_buf })
+        Err(Error::Refused { range, peer_memory, dma_buf, memory: Memory::of(&self.gpu, range.start()) })
     }
 
     fn by_dma_buf(&self, pd: V::Pd, access: Access, range: Range, identity: &Identity) -> Result<Made<V>, Refusal> {
-        let pages = range.widened(PAGE).ok_or_else(|| Refusal::Export("the range ends the address space".into()))?;
+        let pages =
+            range.widened(page_size()).ok_or_else(|| Refusal::Export("the range ends the address space".into()))?;
         let (export, fd) = match self.exported(&pages, identity) {
             Some(shared) => shared,
             None => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The CUDA driver, opened at run time: ten functions. cudarc does not serve here. 0.19.10 needs
+//! The CUDA driver, opened at run time: twelve functions. cudarc does not serve here. 0.19.10 needs
 //! Rust 1.88 (by libloading 0.9), opens libcuda by itself and panics where a function is missing.
 //! 0.18.2 builds with 1.85 and takes a library that is open, but panics if that lacks any of its
 //! hundreds of functions. Both return a Rust enum, for which an error code of a newer driver is
@@ -12,6 +12,7 @@ use libloading::os::unix::{Library, Symbol, RTLD_LAZY};
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const CONTEXT: c_int = 1;
 const MEMORY_TYPE: c_int = 2;
@@ -20,9 +21,20 @@ const IS_MANAGED: c_int = 8;
 const DEVICE_ORDINAL: c_int = 9;
 const RANGE_START: c_int = 11;
 const RANGE_SIZE: c_int = 12;
+const RDMA_CAPABLE: c_int = 15;
+const MEMORY_POOL: c_int = 17;
+const MAPPING_SIZE: c_int = 18;
+const MAPPING_START: c_int = 19;
 const DMA_BUF_FD: c_int = 1;
-/// No context is current in this thread.
-const INVALID_CONTEXT: c_int = 201;
+/// CUDA does not know the address.
+const INVALID_VALUE: c_int = 1;
+/// Nobody called cuInit(), or this is a child of a process that did.
+const NOT_INITIALIZED: c_int = 3;
+/// CUDA ends with the process.
+const DEINITIALIZED: c_int = 4;
+/// No context is current in this thread, the memory belongs to another GPU than the one that is, or
+/// the current one is destroyed: the question needs another context.
+const WRONG_CONTEXT: [c_int; 3] = [201, 500, 709];
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
 /// dlopen: only what the program has loaded itself.
@@ -37,6 +49,7 @@ type PushContext = unsafe extern "C" fn(Context) -> c_int;
 type PopContext = unsafe extern "C" fn(*mut Context) -> c_int;
 type RetainPrimary = unsafe extern "C" fn(*mut Context, c_int) -> c_int;
 type ReleasePrimary = unsafe extern "C" fn(c_int) -> c_int;
+type PrimaryState = unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> c_int;
 type ErrorName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
 /// libcuda.
@@ -52,23 +65,20 @@ pub struct Cuda {
     pop: Symbol<PopContext>,
     retain: Symbol<RetainPrimary>,
     release: Symbol<ReleasePrimary>,
+    /// Since CUDA 7.0.
+    state: Option<Symbol<PrimaryState>>,
+    /// The GPUs whose primary context was made for a question, a bit each. It is kept, since making
+    /// one takes 400 ms.
+    kept: AtomicU64,
     /// Last: the functions are its.
     _lib: Library,
 }
 
 impl Cuda {
-    /// Opens the library and starts the driver. Errors: it is missing, or finds no GPU.
+    /// Opens the library. It does not start the driver, which is the program's to do: a process
+    /// that called cuInit() has children that cannot use CUDA. Errors: the library is missing.
     pub fn open() -> Result<Self, Error> {
-        let cuda = Self::with(RTLD_LAZY)?;
-        // SAFETY: The type is cuda.h's; it may be called at any time.
-        let status = unsafe {
-            let init = cuda._lib.get::<unsafe extern "C" fn(c_uint) -> c_int>(b"cuInit\0");
-            init.map_err(|error| Error::Library(format!("libcuda has no cuInit: {error}")))?(0)
-        };
-        match status {
-            0 => Ok(cuda),
-            error => Err(Error::Library(format!("cuInit: {}: is there a GPU, and its driver?", cuda.words(error)))),
-        }
+        Self::with(RTLD_LAZY)
     }
 
     /// The library, if the program has it loaded. It is not started.
@@ -94,44 +104,47 @@ impl Cuda {
                 pop: lib.get(b"cuCtxPopCurrent_v2\0").map_err(missing)?,
                 retain: lib.get(b"cuDevicePrimaryCtxRetain\0").map_err(missing)?,
                 release: lib.get(b"cuDevicePrimaryCtxRelease_v2\0").map_err(missing)?,
+                state: lib.get(b"cuDevicePrimaryCtxGetState\0").ok(),
+                kept: AtomicU64::new(0),
                 _lib: lib,
             })
         }
     }
 
-    fn words(&self, status: c_int) -> String {
-        let mut text: *const c_char = std::ptr::null();
-        // SAFETY: `text` is a local, set to a static string or left alone.
-        let known = unsafe { (self.name)(status, &mut text) } == 0 && !text.is_null();
-        if known {
-            // SAFETY: A static string of the library.
-            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-        } else {
-            format!("CUDA error {status}")
+    /// An attribute that is a number of at most eight bytes; 0 in those that CUDA leaves alone.
+    fn number(&self, attribute: c_int, address: u64) -> Result<u64, c_int> {
+        let mut value = 0u64;
+        // SAFETY: The attributes asked for here have at most eight bytes; every address may be asked
+        // for.
+        match unsafe { (self.attribute)((&raw mut value).cast(), attribute, address) } {
+            0 => Ok(value),
+            status => Err(status),
         }
     }
-}
 
-impl Cuda {
-    /// What `ask` answers, in a context: a thread that only talks to NICs may have none. Any will
-    /// do; that of the memory is there already.
+    /// The range that two attributes describe.
+    fn bounds(&self, start: c_int, size: c_int, address: u64) -> Option<Range> {
+        Range::new(self.number(start, address).ok()?, self.number(size, address).ok()?).ok()
+    }
+
+    /// Returns the answer of `ask` in a context in which CUDA can give it: the current one, or one of
+    /// the memory's GPU. A thread that only talks to NICs has none, and that of another GPU does not
+    /// know the memory.
     fn in_context(&self, address: u64, ask: impl Fn() -> c_int) -> c_int {
         let status = ask();
-        if status != INVALID_CONTEXT {
+        if !WRONG_CONTEXT.contains(&status) {
             return status;
         }
-        let (mut context, mut device): (Context, c_int) = (std::ptr::null_mut(), -1);
-        // SAFETY: The first attribute is a pointer, the second a number of four bytes; both are
-        // locals.
-        unsafe {
-            (self.attribute)(std::ptr::from_mut(&mut context).cast(), CONTEXT, address);
-            (self.attribute)(std::ptr::from_mut(&mut device).cast(), DEVICE_ORDINAL, address);
-        }
+        // The memory lives, so its context does.
+        let mut context = self.number(CONTEXT, address).unwrap_or(0) as Context;
+        let Ok(device) = self.number(DEVICE_ORDINAL, address) else { return status };
+        let device = device as c_int;
         // Memory of a pool, and virtual memory, belong to none.
         let primary = context.is_null();
-        // SAFETY: A local. What is pushed here is popped here, what is retained is released.
+        // SAFETY: Locals. What is pushed here is popped here, what is retained is released, or kept
+        // and released once in drop.
         unsafe {
-            if primary && (self.retain)(&mut context, device) != 0 {
+            if primary && (self.retain_primary(&mut context, device)) != 0 {
                 return status;
             }
             let mut status = (self.push)(context);
@@ -143,6 +156,39 @@ impl Cuda {
                 (self.release)(device);
             }
             status
+        }
+    }
+
+    /// Retains the primary context of a GPU. One that nobody uses yet is retained once more, for as
+    /// long as this lives.
+    ///
+    /// # Safety
+    ///
+    /// As for `cuDevicePrimaryCtxRetain()`.
+    unsafe fn retain_primary(&self, context: &mut Context, device: c_int) -> c_int {
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: Locals.
+        let known = self.state.as_ref().is_some_and(|ask| unsafe { ask(device, &mut flags, &mut active) } == 0);
+        let bit = u32::try_from(device).ok().and_then(|device| 1u64.checked_shl(device)).unwrap_or(0);
+        if known && active == 0 && bit != 0 && self.kept.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            // SAFETY: By this function's contract; drop() releases it.
+            let status = unsafe { (self.retain)(context, device) };
+            if status != 0 {
+                self.kept.fetch_and(!bit, Ordering::Relaxed);
+                return status;
+            }
+        }
+        // SAFETY: By this function's contract.
+        unsafe { (self.retain)(context, device) }
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        let kept = *self.kept.get_mut();
+        for device in (0..u64::BITS).filter(|device| kept >> device & 1 != 0) {
+            // SAFETY: It was retained here once.
+            unsafe { (self.release)(device as c_int) };
         }
     }
 }
@@ -172,30 +218,51 @@ impl Gpu for Cuda {
     }
 
     fn kind(&self, address: u64) -> Kind {
-        let (mut kind, mut managed): (c_uint, c_uint) = (0, 0);
-        // SAFETY: Both attributes are numbers of at most four bytes.
-        let (known, _) = unsafe {
-            (
-                (self.attribute)(std::ptr::from_mut(&mut kind).cast(), MEMORY_TYPE, address),
-                (self.attribute)(std::ptr::from_mut(&mut managed).cast(), IS_MANAGED, address),
-            )
-        };
-        match (known, kind, managed) {
-            (0, _, 1) => Kind::Managed,
-            (0, HOST, _) => Kind::Host,
-            (0, DEVICE, _) => Kind::Device,
-            _ => Kind::Unknown,
+        let managed = self.number(IS_MANAGED, address).is_ok_and(|managed| managed as u32 == 1);
+        match self.number(MEMORY_TYPE, address) {
+            Ok(_) if managed => Kind::Managed,
+            Ok(kind) if kind as c_uint == HOST => Kind::Host,
+            Ok(kind) if kind as c_uint == DEVICE => Kind::Device,
+            Ok(_) | Err(INVALID_VALUE) => Kind::Unknown,
+            Err(NOT_INITIALIZED | DEINITIALIZED) => Kind::NotStarted,
+            Err(status) => Kind::Failed(status),
         }
     }
 
     fn allocation(&self, address: u64) -> Option<Range> {
-        let (base, size) = (Cell::new(0u64), Cell::new(0usize));
-        // SAFETY: Two locals; every address may be asked for.
-        let status = self.in_context(address, || unsafe { (self.range)(base.as_ptr(), size.as_ptr(), address) });
-        if status != 0 {
-            return None;
+        let range = self.bounds(RANGE_START, RANGE_SIZE, address);
+        // Of memory that belongs to a context the range is the allocation. Of virtual memory it is
+        // the whole reservation.
+        if range.is_some() && self.number(CONTEXT, address).is_ok_and(|context| context != 0) {
+            return range;
         }
-        Range::new(base.get(), size.get() as u64).ok()
+        let segment = self.bounds(MAPPING_START, MAPPING_SIZE, address).or_else(|| {
+            let (base, size) = (Cell::new(0u64), Cell::new(0usize));
+            // SAFETY: Two locals; every address may be asked for.
+            let status = self.in_context(address, || unsafe { (self.range)(base.as_ptr(), size.as_ptr(), address) });
+            (status == 0).then(|| Range::new(base.get(), size.get() as u64).ok())?
+        })?;
+        range.map_or(Some(segment), |range| range.common(&segment))
+    }
+
+    fn capable(&self, address: u64) -> Option<bool> {
+        Some(self.number(RDMA_CAPABLE, address).ok()? as u8 != 0)
+    }
+
+    fn pooled(&self, address: u64) -> bool {
+        self.number(MEMORY_POOL, address).is_ok_and(|pool| pool != 0)
+    }
+
+    fn words(&self, status: c_int) -> String {
+        let mut text: *const c_char = std::ptr::null();
+        // SAFETY: `text` is a local, set to a static string or left alone.
+        let known = unsafe { (self.name)(status, &mut text) } == 0 && !text.is_null();
+        if known {
+            // SAFETY: A static string of the library.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        } else {
+            format!("CUDA error {status}")
+        }
     }
 
     fn export(&self, range: Range) -> Result<OwnedFd, String> {

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Errors in words: what, which value, what to do.
 
+use crate::backend::{Gpu, Kind};
 use crate::range::Range;
+use std::borrow::Cow;
 use std::{fmt, io};
+
+/// The kernel's own errno, which no library names.
+const ENOTSUPP: i32 = 524;
 
 /// Why there is no registration.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Error {
     /// The length is 0.
     NoLength {
@@ -36,6 +42,15 @@ pub enum Error {
         /// Where.
         address: u64,
     },
+    /// CUDA was not started in this process.
+    NotStarted,
+    /// CUDA cannot say what is there.
+    Cuda {
+        /// Where.
+        address: u64,
+        /// The name of what it answered.
+        status: String,
+    },
     /// The memory was freed or replaced during registration.
     Changed {
         /// What was to be registered.
@@ -49,17 +64,39 @@ pub enum Error {
         peer_memory: Option<io::Error>,
         /// What dma-buf answered, if it was tried.
         dma_buf: Option<Refusal>,
+        /// What CUDA says of such memory.
+        memory: Memory,
     },
     /// This process is a child of the one that made the cache.
     Forked,
     /// What was passed makes no sense; in words.
-    Argument(&'static str),
+    Argument(Cow<'static, str>),
     /// A library is missing, or lacks a function.
     Library(String),
+    /// There is no thread for the sweep.
+    Thread(io::Error),
+}
+
+/// What CUDA says of memory that was refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Memory {
+    /// Whether it can be pinned for peer memory, where CUDA says so.
+    pub capable: Option<bool>,
+    /// It is of a pool, as of `cudaMallocAsync()`.
+    pub pooled: bool,
+}
+
+impl Memory {
+    /// Asks CUDA.
+    pub fn of(gpu: &impl Gpu, address: u64) -> Self {
+        Self { capable: gpu.capable(address), pooled: gpu.pooled(address) }
+    }
 }
 
 /// Why dma-buf did not work.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Refusal {
     /// CUDA made none; in words.
     Export(String),
@@ -68,18 +105,32 @@ pub enum Refusal {
 }
 
 impl Error {
+    /// Why an address of `range` is not memory of a GPU that can be registered.
+    pub fn not_device(gpu: &impl Gpu, address: u64, range: Range) -> Self {
+        match gpu.kind(address) {
+            Kind::Managed => Self::Managed { address },
+            Kind::Host => Self::Host { address },
+            Kind::NotStarted => Self::NotStarted,
+            Kind::Failed(status) => Self::Cuda { address, status: gpu.words(status) },
+            Kind::Device | Kind::Unknown => Self::Unknown { address, range },
+        }
+    }
+
     /// The errno for C programs.
     pub fn errno(&self) -> i32 {
         let of = |error: &io::Error| error.raw_os_error().unwrap_or(libc::EIO);
         match self {
             Self::NoLength { .. } | Self::Wraps { .. } | Self::Argument(_) => libc::EINVAL,
             Self::Unknown { .. } | Self::Managed { .. } | Self::Host { .. } => libc::EFAULT,
+            Self::NotStarted => libc::ENODEV,
+            Self::Cuda { .. } => libc::EIO,
             Self::Changed { .. } => libc::EAGAIN,
             Self::Refused { dma_buf: Some(Refusal::Register(error)), .. } => of(error),
             Self::Refused { peer_memory: Some(error), .. } => of(error),
             Self::Refused { .. } => libc::EOPNOTSUPP,
             Self::Forked => libc::EPERM,
             Self::Library(_) => libc::ENOSYS,
+            Self::Thread(error) => of(error),
         }
     }
 
@@ -120,25 +171,72 @@ impl fmt::Display for Error {
             }
             Self::Host { address } => write!(f, "{address:#x} is host memory: use ibv_reg_mr()"),
             Self::Changed { range } => write!(f, "{range} were freed or replaced while they were registered"),
-            Self::Refused { range, peer_memory, dma_buf } => {
+            Self::NotStarted => {
+                write!(f, "CUDA was not started in this process: allocate GPU memory, or call cuInit(), first")
+            }
+            Self::Cuda { address, status } => {
+                write!(f, "CUDA cannot say what {address:#x} is: {status}: an earlier error broke its context")
+            }
+            Self::Refused { range, peer_memory, dma_buf, memory } => {
                 write!(f, "{range} cannot be registered:")?;
-                match peer_memory {
-                    Some(error) => write!(f, " by peer memory: {error} (is nvidia-peermem loaded?);")?,
-                    None => write!(f, " peer memory was not tried;")?,
+                match (peer_memory, memory.capable) {
+                    (Some(error), Some(false)) => {
+                        write!(f, " by peer memory: {}: CUDA says that it cannot be pinned: ", Words(error))?;
+                        write!(f, "use cudaMalloc(), or cuMemCreate() with gpuDirectRDMACapable;")?;
+                    }
+                    (Some(error), _) => {
+                        write!(f, " by peer memory: {} (is nvidia-peermem loaded?);", Words(error))?;
+                    }
+                    (None, _) => write!(f, " peer memory was not tried;")?,
                 }
                 match dma_buf {
-                    Some(Refusal::Export(why)) => write!(f, " by dma-buf: CUDA exports none: {why}"),
-                    Some(Refusal::Register(error)) => write!(f, " by dma-buf: {error}"),
-                    None => write!(f, " dma-buf was not tried"),
+                    Some(Refusal::Export(why)) => write!(f, " by dma-buf: CUDA exports none: {why}{}", memory.why())?,
+                    Some(Refusal::Register(error)) => write!(f, " by dma-buf: {}", Words(error))?,
+                    None => write!(f, " dma-buf was not tried")?,
                 }
+                Ok(())
             }
             Self::Forked => {
                 write!(f, "this process was forked: registrations and CUDA belong to the parent; use exec()")
             }
             Self::Argument(why) => f.write_str(why),
             Self::Library(why) => f.write_str(why),
+            Self::Thread(error) => write!(f, "there is no thread for the sweep: {error}"),
         }
     }
 }
 
-impl std::error::Error for Error {}
+impl Memory {
+    /// Why CUDA exports none, if it is known.
+    pub fn why(&self) -> &'static str {
+        if self.pooled {
+            ": of a pool's memory it exports the first allocation only: use cudaMalloc() for what a NIC shall reach"
+        } else {
+            ""
+        }
+    }
+}
+
+/// An error of verbs in words. 524 is the kernel's ENOTSUPP, which has no name in user space.
+pub struct Words<'a>(pub &'a io::Error);
+
+impl fmt::Display for Words<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.raw_os_error() == Some(ENOTSUPP) {
+            write!(f, "the GPU driver refuses this NIC (error 524): it does not approve of the PCI topology ")?;
+            write!(f, "between the two, or an IOMMU keeps them apart: see NVreg_GrdmaPciTopoCheckOverride")
+        } else {
+            self.0.fmt(f)
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Refused { dma_buf: Some(Refusal::Register(error)), .. } => Some(error),
+            Self::Refused { peer_memory: Some(error), .. } | Self::Thread(error) => Some(error),
+            _ => None,
+        }
+    }
+}

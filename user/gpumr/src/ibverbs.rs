@@ -7,11 +7,13 @@
 use crate::backend::{Access, Verbs};
 use crate::error::Error;
 use crate::range::Range;
-use libloading::os::unix::{Library, Symbol};
-use std::ffi::{c_int, c_void};
+use libloading::os::unix::Library;
+use std::ffi::{c_int, c_void, CStr};
 use std::io;
+use std::mem::transmute;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Flags that only `ibv_reg_mr_iova2()` takes.
 const OPTIONAL: Access = 0x3ff0_0000;
@@ -19,13 +21,15 @@ const OPTIONAL: Access = 0x3ff0_0000;
 /// The beginning of `struct ibv_mr`, the same since libibverbs 1.1.
 #[repr(C)]
 pub struct RawMr {
-    context: *mut c_void,
+    /// Its device.
+    pub context: *mut c_void,
     pd: *mut c_void,
     /// Where the memory is.
     pub addr: *mut c_void,
     /// Its bytes.
     pub length: usize,
-    handle: u32,
+    /// The kernel's number for it.
+    pub handle: u32,
     /// For requests of this machine.
     pub lkey: u32,
     /// For requests of others.
@@ -78,31 +82,69 @@ impl Mr {
     }
 }
 
+/// The beginning of `struct ibv_mr_init_attr` of rdma-core 59 and later.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct RawMrAttr {
+    /// Its bytes.
+    pub length: usize,
+    /// Access flags.
+    pub access: c_int,
+    /// Which of the fields below count.
+    pub comp_mask: u64,
+    /// The NIC's address.
+    pub iova: u64,
+    /// Where the memory is.
+    pub addr: *mut c_void,
+    /// A dma-buf.
+    pub fd: c_int,
+    /// Where the memory begins in it.
+    pub fd_offset: u64,
+    /// A handle for hints.
+    pub dmah: *mut c_void,
+}
+
+impl RawMrAttr {
+    /// `iova` counts.
+    pub const IOVA: u64 = 1 << 0;
+    /// `addr` counts.
+    pub const ADDR: u64 = 1 << 1;
+    /// `fd` counts.
+    pub const FD: u64 = 1 << 2;
+    /// `fd_offset` counts.
+    pub const FD_OFFSET: u64 = 1 << 3;
+    /// `dmah` counts.
+    pub const DMAH: u64 = 1 << 4;
+}
+
 type RegMr = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int) -> *mut RawMr;
 type RegIova = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u64, c_int) -> *mut RawMr;
 type RegIova2 = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u64, u32) -> *mut RawMr;
+type RegEx = unsafe extern "C" fn(*mut c_void, *mut RawMrAttr) -> *mut RawMr;
 type RegDmaBuf = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut RawMr;
 type DeallocPd = unsafe extern "C" fn(*mut c_void) -> c_int;
 type CloseDevice = unsafe extern "C" fn(*mut c_void) -> c_int;
 type ReregMr = unsafe extern "C" fn(*mut RawMr, c_int, *mut c_void, *mut c_void, usize, c_int) -> c_int;
 type DeregMr = unsafe extern "C" fn(*mut RawMr) -> c_int;
 
-/// libibverbs.
-pub struct IbVerbs {
-    reg_mr: Symbol<RegMr>,
+/// Functions of one libibverbs, or of what stands before it.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Functions {
+    reg_mr: RegMr,
+    dereg_mr: DeregMr,
     /// Since rdma-core 26.
-    reg_iova: Option<Symbol<RegIova>>,
+    reg_iova: Option<RegIova>,
     /// Since rdma-core 28.
-    reg_iova2: Option<Symbol<RegIova2>>,
+    reg_iova2: Option<RegIova2>,
     /// Since rdma-core 34.
-    reg_dma_buf: Option<Symbol<RegDmaBuf>>,
-    dereg_mr: Symbol<DeregMr>,
-    dealloc_pd: Symbol<DeallocPd>,
-    close_device: Symbol<CloseDevice>,
-    /// The function is as old as the others; some libraries leave it out.
-    rereg_mr: Option<Symbol<ReregMr>>,
-    /// Last: the functions are its.
-    _lib: Library,
+    reg_dma_buf: Option<RegDmaBuf>,
+    /// Since rdma-core 59.
+    reg_ex: Option<RegEx>,
+    /// These three are as old as the first two; some libraries leave them out.
+    dealloc_pd: Option<DeallocPd>,
+    close_device: Option<CloseDevice>,
+    rereg_mr: Option<ReregMr>,
 }
 
 fn lacks(function: &str, since: u32) -> io::Error {
@@ -121,28 +163,67 @@ fn made(mr: *mut RawMr) -> io::Result<Mr> {
     NonNull::new(mr).map(Mr).ok_or_else(io::Error::last_os_error)
 }
 
-impl IbVerbs {
-    /// Opens the library. Errors: it is missing.
-    pub fn open() -> Result<Self, Error> {
-        // SAFETY: libibverbs' constructors are safe to run.
-        let lib = unsafe { Library::new("libibverbs.so.1") }.map_err(|error| {
-            Error::Library(format!("libibverbs.so.1 cannot be opened: install rdma-core ({error})"))
-        })?;
-        let missing = |error| Error::Library(format!("libibverbs.so.1 is no libibverbs: {error}"));
-        // SAFETY: The types are those of infiniband/verbs.h.
+impl Functions {
+    /// The functions that `find` knows by name. Errors: the name of one that it must know.
+    ///
+    /// # Safety
+    ///
+    /// What `find` returns is null or a function with the type that infiniband/verbs.h gives it.
+    pub unsafe fn find(find: impl Fn(&CStr) -> *mut c_void) -> Result<Self, &'static str> {
+        // SAFETY: By this function's contract: each name goes into the field of its type. A null
+        // pointer is None.
         unsafe {
             Ok(Self {
-                reg_mr: lib.get(b"ibv_reg_mr\0").map_err(missing)?,
-                reg_iova: lib.get(b"ibv_reg_mr_iova\0").ok(),
-                reg_iova2: lib.get(b"ibv_reg_mr_iova2\0").ok(),
-                reg_dma_buf: lib.get(b"ibv_reg_dmabuf_mr\0").ok(),
-                dereg_mr: lib.get(b"ibv_dereg_mr\0").map_err(missing)?,
-                dealloc_pd: lib.get(b"ibv_dealloc_pd\0").map_err(missing)?,
-                close_device: lib.get(b"ibv_close_device\0").map_err(missing)?,
-                rereg_mr: lib.get(b"ibv_rereg_mr\0").ok(),
-                _lib: lib,
+                reg_mr: transmute::<*mut c_void, Option<RegMr>>(find(c"ibv_reg_mr")).ok_or("ibv_reg_mr")?,
+                dereg_mr: transmute::<*mut c_void, Option<DeregMr>>(find(c"ibv_dereg_mr")).ok_or("ibv_dereg_mr")?,
+                reg_iova: transmute::<*mut c_void, Option<RegIova>>(find(c"ibv_reg_mr_iova")),
+                reg_iova2: transmute::<*mut c_void, Option<RegIova2>>(find(c"ibv_reg_mr_iova2")),
+                reg_dma_buf: transmute::<*mut c_void, Option<RegDmaBuf>>(find(c"ibv_reg_dmabuf_mr")),
+                reg_ex: transmute::<*mut c_void, Option<RegEx>>(find(c"ibv_reg_mr_ex")),
+                dealloc_pd: transmute::<*mut c_void, Option<DeallocPd>>(find(c"ibv_dealloc_pd")),
+                close_device: transmute::<*mut c_void, Option<CloseDevice>>(find(c"ibv_close_device")),
+                rereg_mr: transmute::<*mut c_void, Option<ReregMr>>(find(c"ibv_rereg_mr")),
             })
         }
+    }
+
+    /// The functions of the library that made a device. A process may have several: wheels bring
+    /// copies with names of their own. `None` if the device does not tell, as one of a program's own.
+    ///
+    /// # Safety
+    ///
+    /// `context` is null or as `ibv_open_device()` returned it, and still open.
+    pub unsafe fn of_device(context: *mut c_void) -> Option<Self> {
+        let context = NonNull::new(context)?.cast::<*const c_void>();
+        // SAFETY: By this function's contract. The two pointers are functions of the provider and of
+        // the library since libibverbs 1.1.
+        let (poll_cq, query_device) = unsafe { (context.add(POLL_CQ).read(), context.add(QUERY_DEVICE).read()) };
+        [poll_cq, query_device].into_iter().find_map(Self::of_object)
+    }
+
+    /// The functions that the object sees in which this code lies, or that it has.
+    fn of_object(code: *const c_void) -> Option<Self> {
+        if code.is_null() {
+            return None;
+        }
+        if let Some(known) = Known::find(code) {
+            return known;
+        }
+        let mut found = None;
+        // SAFETY: libc::Dl_info is made of pointers.
+        let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+        // SAFETY: A local; every address may be asked for. The name lives while the object does.
+        unsafe {
+            if libc::dladdr(code, &mut info) != 0 && !info.dli_fname.is_null() {
+                let handle = libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+                if !handle.is_null() {
+                    // The handle stays open, and so does what was found by it.
+                    found = Self::find(|name| libc::dlsym(handle, name.as_ptr())).ok();
+                }
+            }
+        }
+        Known::keep(code, found);
+        found
     }
 
     /// `ibv_reg_mr()` itself, null and errno included.
@@ -161,11 +242,8 @@ impl IbVerbs {
     ///
     /// As for that.
     pub unsafe fn iova(&self, pd: *mut c_void, at: *mut c_void, length: usize, iova: u64, access: c_int) -> *mut RawMr {
-        match &self.reg_iova {
-            // SAFETY: By this function's contract.
-            Some(call) => unsafe { call(pd, at, length, iova, access) },
-            None => no_function(),
-        }
+        // SAFETY: By this function's contract.
+        self.reg_iova.map_or_else(no_function, |call| unsafe { call(pd, at, length, iova, access) })
     }
 
     /// `ibv_reg_mr_iova2()` itself.
@@ -174,11 +252,18 @@ impl IbVerbs {
     ///
     /// As for that.
     pub unsafe fn iova2(&self, pd: *mut c_void, at: *mut c_void, length: usize, iova: u64, access: u32) -> *mut RawMr {
-        match &self.reg_iova2 {
-            // SAFETY: By this function's contract.
-            Some(call) => unsafe { call(pd, at, length, iova, access) },
-            None => no_function(),
-        }
+        // SAFETY: By this function's contract.
+        self.reg_iova2.map_or_else(no_function, |call| unsafe { call(pd, at, length, iova, access) })
+    }
+
+    /// `ibv_reg_mr_ex()` itself.
+    ///
+    /// # Safety
+    ///
+    /// As for that.
+    pub unsafe fn ex(&self, pd: *mut c_void, attr: *mut RawMrAttr) -> *mut RawMr {
+        // SAFETY: By this function's contract.
+        self.reg_ex.map_or_else(no_function, |call| unsafe { call(pd, attr) })
     }
 
     /// `ibv_dereg_mr()` itself.
@@ -198,7 +283,7 @@ impl IbVerbs {
     /// As for that.
     pub unsafe fn dealloc(&self, pd: *mut c_void) -> c_int {
         // SAFETY: By this function's contract.
-        unsafe { (self.dealloc_pd)(pd) }
+        self.dealloc_pd.map_or(libc::ENOSYS, |call| unsafe { call(pd) })
     }
 
     /// `ibv_close_device()` itself.
@@ -208,7 +293,7 @@ impl IbVerbs {
     /// As for that.
     pub unsafe fn close(&self, context: *mut c_void) -> c_int {
         // SAFETY: By this function's contract.
-        unsafe { (self.close_device)(context) }
+        self.close_device.map_or(libc::ENOSYS, |call| unsafe { call(context) })
     }
 
     /// `ibv_rereg_mr()` itself.
@@ -225,7 +310,7 @@ impl IbVerbs {
         length: usize,
         access: c_int,
     ) -> c_int {
-        match &self.rereg_mr {
+        match self.rereg_mr {
             // SAFETY: By this function's contract.
             Some(call) => unsafe { call(mr, flags, pd, at, length, access) },
             None => {
@@ -246,13 +331,125 @@ impl IbVerbs {
         fd: BorrowedFd<'_>,
         access: Access,
     ) -> io::Result<Mr> {
-        let call = self.reg_dma_buf.as_ref().ok_or_else(|| lacks("ibv_reg_dmabuf_mr", 34))?;
+        let call = self.reg_dma_buf.ok_or_else(|| lacks("ibv_reg_dmabuf_mr", 34))?;
         // SAFETY: The domain lives (Pd::new), the descriptor is borrowed; a wrong range or flag is
         // refused.
         let mr = made(unsafe { call(pd.0.as_ptr(), offset, range.length() as usize, iova, fd.as_raw_fd(), access) })?;
-        // SAFETY: It is new, so nobody else has it. libibverbs leaves the address empty here.
-        unsafe { (*mr.as_ptr()).addr = range.start() as *mut c_void };
-        Ok(mr)
+        Ok(mr.at(range.start()))
+    }
+
+    /// The same by `ibv_reg_mr_ex()`, with what else `attr` asks for.
+    pub fn dma_buf_ex(&self, pd: Pd, range: Range, offset: u64, fd: BorrowedFd<'_>, attr: RawMrAttr) -> io::Result<Mr> {
+        let call = self.reg_ex.ok_or_else(|| lacks("ibv_reg_mr_ex", 59))?;
+        let iova = if attr.comp_mask & RawMrAttr::IOVA != 0 { attr.iova } else { range.start() };
+        let added = RawMrAttr::IOVA | RawMrAttr::FD | RawMrAttr::FD_OFFSET;
+        let comp_mask = attr.comp_mask & !RawMrAttr::ADDR | added;
+        let mut attr = RawMrAttr { comp_mask, iova, fd: fd.as_raw_fd(), fd_offset: offset, ..attr };
+        // SAFETY: As above; a local.
+        Ok(made(unsafe { call(pd.0.as_ptr(), &mut attr) })?.at(range.start()))
+    }
+}
+
+impl Mr {
+    /// With the address that the program knows in it: libibverbs leaves that empty for a dma-buf.
+    fn at(self, address: u64) -> Self {
+        // SAFETY: It is new, so nobody else has it.
+        unsafe { (*self.as_ptr()).addr = address as *mut c_void };
+        self
+    }
+}
+
+/// Where `struct ibv_context` has these functions, in pointers: after `device`, `ops` begins.
+const QUERY_DEVICE: usize = 1;
+const POLL_CQ: usize = 12;
+
+/// What an object was found to have. Such notes are made without a lock, since a child may be forked
+/// meanwhile, and are never freed: a process has a few libraries.
+struct Known {
+    code: *const c_void,
+    functions: Option<Functions>,
+    next: *const Known,
+}
+
+static KNOWN: AtomicPtr<Known> = AtomicPtr::new(std::ptr::null_mut());
+
+impl Known {
+    fn find(code: *const c_void) -> Option<Option<Functions>> {
+        let mut at: *const Known = KNOWN.load(Ordering::Acquire);
+        // SAFETY: Null, or one that keep() made; they are never freed.
+        while let Some(known) = unsafe { at.as_ref() } {
+            if known.code == code {
+                return Some(known.functions);
+            }
+            at = known.next;
+        }
+        None
+    }
+
+    fn keep(code: *const c_void, functions: Option<Functions>) {
+        let new = Box::into_raw(Box::new(Known { code, functions, next: std::ptr::null() }));
+        let mut first = KNOWN.load(Ordering::Relaxed);
+        loop {
+            // SAFETY: Nobody else has it yet.
+            unsafe { (*new).next = first };
+            match KNOWN.compare_exchange_weak(first, new, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => first = now,
+            }
+        }
+    }
+}
+
+/// libibverbs, for the cache.
+#[derive(Debug)]
+pub struct IbVerbs {
+    functions: Functions,
+    /// They are the caller's, and serve every device.
+    given: bool,
+    /// Last: the functions are its.
+    _lib: Option<Library>,
+}
+
+impl IbVerbs {
+    /// Opens the library. Devices of another copy of it that the process has are served by that
+    /// copy. Errors: it is missing.
+    pub fn open() -> Result<Self, Error> {
+        // SAFETY: libibverbs' constructors are safe to run.
+        let lib = unsafe { Library::new("libibverbs.so.1") }.map_err(|error| {
+            Error::Library(format!("libibverbs.so.1 cannot be opened: install rdma-core ({error})"))
+        })?;
+        // SAFETY: The types are those of infiniband/verbs.h.
+        let found = unsafe {
+            Functions::find(|name| {
+                lib.get::<*mut c_void>(name.to_bytes_with_nul()).map_or(std::ptr::null_mut(), |found| found.into_raw())
+            })
+        };
+        let functions =
+            found.map_err(|name| Error::Library(format!("libibverbs.so.1 is no libibverbs: it has no {name}()")))?;
+        Ok(Self { functions, given: false, _lib: Some(lib) })
+    }
+
+    /// These functions, for every device.
+    pub fn given(functions: Functions) -> Self {
+        Self { functions, given: true, _lib: None }
+    }
+
+    /// The functions of the library that made a device, or these where that does not tell.
+    pub fn of_devices_or(functions: Functions) -> Self {
+        Self { functions, given: false, _lib: None }
+    }
+
+    /// Those that serve where a device does not tell its library.
+    pub fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    fn of(&self, context: *mut c_void) -> Functions {
+        if self.given {
+            return self.functions;
+        }
+        // SAFETY: The device of a domain or region that lives.
+        unsafe { Functions::of_device(context) }.unwrap_or(self.functions)
     }
 }
 
@@ -261,14 +458,17 @@ impl Verbs for IbVerbs {
     type Mr = Mr;
 
     fn register(&self, pd: Pd, range: Range, access: Access) -> io::Result<Mr> {
+        let functions = self.of(pd.context());
         let (at, length) = (range.start() as *mut c_void, range.length() as usize);
         if access & OPTIONAL == 0 {
             // SAFETY: The domain lives (Pd::new); a wrong range or flag is refused.
-            return made(unsafe { self.plain(pd.0.as_ptr(), at, length, access) });
+            return made(unsafe { functions.plain(pd.0.as_ptr(), at, length, access) });
         }
-        let call = self.reg_iova2.as_ref().ok_or_else(|| lacks("ibv_reg_mr_iova2", 28))?;
+        if functions.reg_iova2.is_none() {
+            return Err(lacks("ibv_reg_mr_iova2", 28));
+        }
         // SAFETY: As above.
-        made(unsafe { call(pd.0.as_ptr(), at, length, range.start(), access as u32) })
+        made(unsafe { functions.iova2(pd.0.as_ptr(), at, length, range.start(), access as u32) })
     }
 
     fn register_dma_buf(
@@ -279,12 +479,14 @@ impl Verbs for IbVerbs {
         fd: BorrowedFd<'_>,
         access: Access,
     ) -> io::Result<Mr> {
-        self.dma_buf(pd, range, offset, range.start(), fd, access)
+        self.of(pd.context()).dma_buf(pd, range, offset, range.start(), fd, access)
     }
 
     fn deregister(&self, mr: Mr) -> io::Result<()> {
+        // SAFETY: It lives until this call, and so does its device.
+        let context = unsafe { (*mr.as_ptr()).context };
         // SAFETY: It was registered here and is given away by this call.
-        match unsafe { self.dereg(mr.as_ptr()) } {
+        match unsafe { self.of(context).dereg(mr.as_ptr()) } {
             0 => Ok(()),
             error => Err(io::Error::from_raw_os_error(error)),
         }

@@ -33,11 +33,7 @@ impl Identity {
         let mut at_once = None;
         let mut at = range.start();
         while at < range.end() {
-            let unknown = || match gpu.kind(at) {
-                Kind::Managed => Error::Managed { address: at },
-                Kind::Host => Error::Host { address: at },
-                Kind::Device | Kind::Unknown => Error::Unknown { address: at, range },
-            };
+            let unknown = || Error::not_device(gpu, at, range);
             let (Some(id), Kind::Device) = (gpu.buffer_id(at), gpu.kind(at)) else { return Err(unknown()) };
             let start = Piece { at, id };
             pieces.push(start);

@@ -47,6 +47,16 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
         self.entry.way
     }
 
+    /// Ends the lease of a region that somebody deregistered past the cache. Nobody gets it again, and
+    /// the cache never deregisters it: what has its address by now is another region.
+    pub fn abandon(self) {
+        if let Some(cache) = self.entry.cache.upgrade() {
+            cache.detach(&self.entry);
+        }
+        // The entry keeps this lease for ever, and so does not end.
+        std::mem::forget(self);
+    }
+
     /// Ends the lease of a region that no longer works: the module revoked it, or its NIC is gone.
     /// Nobody gets it again.
     pub fn revoked(self) {

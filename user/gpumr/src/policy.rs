@@ -55,7 +55,7 @@ impl Policy {
             "dma-buf" => Ok(Self::only(Way::DmaBuf)),
             other => {
                 let why = format!("{other:?} is no way to register: say peer-memory, dma-buf or auto");
-                Err(crate::Error::Library(why))
+                Err(crate::Error::Argument(why.into()))
             }
         }
     }

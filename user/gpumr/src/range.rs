@@ -49,6 +49,12 @@ impl Range {
         self.start <= other.start && other.end <= self.end
     }
 
+    /// What both have; `None` if that is nothing.
+    pub fn common(&self, other: &Self) -> Option<Self> {
+        let (start, end) = (self.start.max(other.start), self.end.min(other.end));
+        (start < end).then_some(Self { start, end })
+    }
+
     /// Whether they share a byte.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.start < other.end && other.start < self.end
@@ -60,6 +66,13 @@ impl Range {
         let end = self.end.checked_next_multiple_of(granule)?;
         Some(Self { start: self.start & !(granule - 1), end })
     }
+}
+
+/// The size of this system's pages: what CUDA exports is made of them.
+pub fn page_size() -> u64 {
+    // SAFETY: It may be called at any time.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
 }
 
 impl std::fmt::Display for Range {

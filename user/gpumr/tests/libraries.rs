@@ -45,6 +45,8 @@ impl StandIns {
         unsafe {
             let this =
                 Self { cuda: Library::new("libcuda.so.1").unwrap(), verbs: Library::new("libibverbs.so.1").unwrap() };
+            let init: Symbol<unsafe extern "C" fn(c_uint) -> c_int> = this.cuda.get(b"cuInit").unwrap();
+            assert_eq!(init(0), 0);
             let mut context = std::ptr::null_mut();
             let retain: Symbol<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int> =
                 this.cuda.get(b"cuDevicePrimaryCtxRetain").unwrap();
@@ -53,6 +55,20 @@ impl StandIns {
                 this.cuda.get(b"cuCtxPushCurrent_v2").unwrap();
             assert_eq!(push(context), 0);
             this
+        }
+    }
+
+    /// Makes the primary context of another GPU current.
+    fn enter(&self, device: c_int) {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: The types are cuda.c's.
+        unsafe {
+            let retain: Symbol<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int> =
+                self.cuda.get(b"cuDevicePrimaryCtxRetain").unwrap();
+            assert_eq!(retain(&mut context, device), 0);
+            let push: Symbol<unsafe extern "C" fn(*mut c_void) -> c_int> =
+                self.cuda.get(b"cuCtxPushCurrent_v2").unwrap();
+            assert_eq!(push(context), 0);
         }
     }
 
@@ -157,9 +173,9 @@ fn wrong_input_is_named() {
         let cache =
             Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::by_module(false), Limits::default());
         let (first, hole, last) = (stand_ins.allocate(8192), stand_ins.allocate(8192), stand_ins.allocate(8192));
-        // Each right behind memory of the GPU.
-        let (before_managed, managed) = (stand_ins.allocate(4096), stand_ins.managed(4096));
-        let (before_host, host) = (stand_ins.allocate(4096), stand_ins.host(4096));
+        // Each right behind memory of the GPU, which has a block of its own.
+        let (before_managed, managed) = (stand_ins.allocate(2 << 20), stand_ins.managed(4096));
+        let (before_host, host) = (stand_ins.allocate(2 << 20), stand_ins.host(4096));
         let theirs = stand_ins.of_another_process();
         stand_ins.free(hole.start());
         let (pd, open) = (domain(), descriptors());
@@ -176,8 +192,8 @@ fn wrong_input_is_named() {
             ),
             (managed, 100, libc::EFAULT, "is managed memory".into()),
             (host, 100, libc::EFAULT, "is host memory".into()),
-            (before_managed.start(), 4097, libc::EFAULT, format!("{managed:#x} is managed memory")),
-            (before_host.start(), 4097, libc::EFAULT, format!("{host:#x} is host memory")),
+            (before_managed.start(), (2 << 20) + 1, libc::EFAULT, format!("{managed:#x} is managed memory")),
+            (before_host.start(), (2 << 20) + 1, libc::EFAULT, format!("{host:#x} is host memory")),
         ] {
             let error = cache.register(pd, address, length, 1).err().expect("refused");
             assert!(error.errno() == errno && error.to_string().contains(&words), "{words}: {error}");
@@ -243,11 +259,73 @@ fn a_missing_libcuda_is_named() {
     });
 }
 
+/// The library is opened, and not started: children of a process that called cuInit() cannot use
+/// CUDA.
 #[test]
-fn a_libcuda_without_a_gpu_is_named() {
-    on_stand_ins("a_libcuda_without_a_gpu_is_named", Without::Gpu, || {
-        let why = library_error(Cuda::open());
-        assert!(why.contains("cuInit: CUDA_ERROR_NO_DEVICE: is there a GPU, and its driver?"), "{why}");
+fn cuda_that_nobody_started_is_named() {
+    on_stand_ins("cuda_that_nobody_started_is_named", Without::Nothing, || {
+        let cache =
+            Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::by_module(false), Limits::default());
+        let error = cache.register(domain(), 0x7f00_0000_0000, 100, 1).err().expect("refused");
+        assert!(error.to_string().contains("CUDA was not started in this process"), "{error}");
+        assert_eq!(error.errno(), libc::ENODEV);
+        // SAFETY: The type is cuda.c's.
+        unsafe {
+            let cuda = Library::new("libcuda.so.1").unwrap();
+            let started: Symbol<unsafe extern "C" fn() -> c_int> = cuda.get(b"stand_in_started").unwrap();
+            assert_eq!(started(), 0);
+        }
+    });
+}
+
+/// Two GPUs: memory of one is registered while a context of the other is current, by either way.
+#[test]
+fn memory_of_another_gpu_is_served() {
+    on_stand_ins("memory_of_another_gpu_is_served", Without::Nothing, || {
+        let stand_ins = StandIns::open();
+        let memory = [stand_ins.allocate(2 << 20), stand_ins.allocate(1000), stand_ins.of_a_pool(8192)];
+        stand_ins.enter(1);
+        let theirs = stand_ins.allocate(8192);
+        std::env::set_var("STAND_IN_PEER_MEMORY", "1");
+        for way in [Way::DmaBuf, Way::PeerMemory] {
+            let policy = Policy::only(way);
+            let cache = Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), policy, Limits::default());
+            let pd = domain();
+            for range in memory.iter().chain([&theirs]) {
+                let key = cache.register(pd, range.start(), range.length(), 1).unwrap().lkey();
+                assert_eq!(cache.register(pd, range.start(), range.length(), 1).unwrap().lkey(), key, "{way:?}");
+            }
+            assert_eq!((cache.stats().misses, cache.stats().hits), (4, 4));
+        }
+    });
+}
+
+/// Each cause has words of its own.
+#[test]
+fn memory_that_cannot_be_pinned_or_exported_is_named() {
+    on_stand_ins("memory_that_cannot_be_pinned_or_exported_is_named", Without::Nothing, || {
+        let stand_ins = StandIns::open();
+        let (_, second) = (stand_ins.of_a_pool(2 << 20), stand_ins.of_a_pool(2 << 20));
+        let refused = |policy: Policy| {
+            let cache = Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), policy, Limits::default());
+            cache.register(domain(), second.start(), 4096, 1).err().expect("refused").to_string()
+        };
+        std::env::set_var("STAND_IN_ERRNO", libc::EFAULT.to_string());
+        let said = refused(Policy::only(Way::PeerMemory));
+        assert!(said.contains("CUDA says that it cannot be pinned: use cudaMalloc()"), "{said}");
+        assert!(!said.contains("is nvidia-peermem loaded?"), "{said}");
+        let said = refused(Policy::only(Way::DmaBuf));
+        assert!(said.contains("of a pool's memory it exports the first allocation only"), "{said}");
+        // What the GPU driver answers where it does not approve of the way between GPU and NIC.
+        std::env::set_var("STAND_IN_ERRNO", "524");
+        let cache =
+            Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::only(Way::DmaBuf), Limits::default());
+        let error = cache.register(domain(), stand_ins.allocate(8192).start(), 4096, 1).err().expect("refused");
+        assert!(error.to_string().contains("NVreg_GrdmaPciTopoCheckOverride"), "{error}");
+        assert_eq!(
+            std::error::Error::source(&error).map(|source| source.to_string()).as_deref(),
+            Some("Unknown error 524 (os error 524)")
+        );
     });
 }
 
