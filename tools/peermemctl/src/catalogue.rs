@@ -294,8 +294,8 @@ pub const CHECKS: [Entry; 70] = [
     ),
     entry(
         "log.hung",
-        "Tasks that wait in the RDMA core below a free callback: their stacks, and the kernel log.",
-        "Such a task holds the GPU driver's lock, so every CUDA call hangs, and no kill ends it. rmmod would hang, too.",
+        "Tasks that wait in the RDMA core below a free callback, or in the GPU driver: their stacks, and the kernel log.",
+        "A task below a free callback, and one that takes away a GPU whose memory is pinned, holds the GPU driver's lock, so every CUDA call hangs, and no kill ends it. rmmod would hang, too.",
     ),
     entry(
         "log.xid",
@@ -340,17 +340,17 @@ pub const CHECKS: [Entry; 70] = [
     entry(
         "consumers.ucx",
         "Whether UCX registers GPU memory with each GPU and the nearest NIC that it may use.",
-        "It looks for files of the module or of its client, or dma-buf. It registers at any distance, and believes that 220 MB/s pass between NUMA nodes. UCX_IB_GPU_DIRECT_RDMA, UCX_CUDA_COPY_DMABUF and UCX_NET_DEVICES count.",
+        "It looks for files of the module or of its client, or dma-buf. It registers at any distance, and believes that 220 MB/s pass between NUMA nodes. UCX_IB_GPU_DIRECT_RDMA, UCX_CUDA_COPY_DMABUF, UCX_TLS and UCX_NET_DEVICES count.",
     ),
     entry(
         "consumers.nvshmem",
         "Whether NVSHMEM's InfiniBand transports start.",
-        "Without the module's files and without dma-buf they are skipped. NVSHMEM_IB_DISABLE_DMABUF, NVSHMEM_HCA_LIST and NVSHMEM_IB_ENABLE_IBGDA count.",
+        "Without the module's files and without dma-buf they are skipped. NVSHMEM_IB_DISABLE_DMABUF, NVSHMEM_REMOTE_TRANSPORT, NVSHMEM_HCA_LIST and NVSHMEM_IB_ENABLE_IBGDA count.",
     ),
     entry(
         "consumers.libfabric",
         "Whether libfabric's verbs provider registers GPU memory.",
-        "It looks for functions of the kernel in /proc/kallsyms. FI_HMEM_CUDA_USE_DMABUF and FI_HMEM_DISABLE_P2P count.",
+        "It looks for functions of the kernel in /proc/kallsyms. FI_PROVIDER, FI_HMEM_CUDA_USE_DMABUF and FI_HMEM_DISABLE_P2P count.",
     ),
     entry(
         "consumers.mooncake",

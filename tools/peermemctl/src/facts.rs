@@ -101,6 +101,14 @@ pub const NVSHMEM_PEERS_ONLY: Rule = rule(
     "transport_ib_common.cpp of NVSHMEM",
 );
 
+pub const NCCL_PEERS_ONLY: Rule = rule(
+    "NCCL",
+    None,
+    Some("2.23"),
+    "looks for the module in /sys/kernel/mm/memory_peers only, which new kernels do not have; it takes dma-buf all the same",
+    "NVIDIA/nccl#1676, src/transport/net_ib.cc",
+);
+
 pub const MOONCAKE_PLAIN: Rule = rule(
     "Mooncake",
     None,
@@ -143,6 +151,13 @@ pub const NCCL_FORCED_PCIE: Rule = rule(
     "programs that force the PCIe mapping of a dma-buf (NCCL on GPUs with a coherent link) are refused with 524 across IOMMU groups",
     "kernel-open/nvidia/nv-dmabuf.c of open-gpu-kernel-modules 595",
 );
+pub const MLX5_UMR: Rule = rule(
+    "mlx5_ib",
+    None,
+    None,
+    "a function without UMR (its firmware has umr_modify_entity_size disabled, as some virtual functions have) refuses each dma-buf with EINVAL; nothing in /sys tells, peermemctl selftest does",
+    "mlx5_ib_reg_user_mr_dmabuf() and mlx5r_umr_can_load_pas() in drivers/infiniband/hw/mlx5",
+);
 pub const OFED_API: Rule = rule(
     "OFED",
     Some("25.10"),
@@ -166,7 +181,7 @@ pub const DMA_BUF_DRIVERS: [(&str, &str, &str); 6] = [
 pub const NO_DMA_BUF_DRIVERS: [&str; 7] = ["mlx4_ib", "iw_cxgb4", "qedr", "hfi1", "erdma", "rdma_rxe", "siw"];
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 15] = [
+pub const ALL: [&Rule; 17] = [
     &DRIVER_TOO_OLD,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
@@ -175,6 +190,8 @@ pub const ALL: [&Rule; 15] = [
     &CORE_DMA_BUF,
     &IBGDA_BY_GPU,
     &NVSHMEM_PEERS_ONLY,
+    &NCCL_PEERS_ONLY,
+    &MLX5_UMR,
     &UCX_PEERS_ONLY,
     &LIBFABRIC_KALLSYMS,
     &NIXL_UCX,

@@ -12,6 +12,9 @@ use crate::setting::Setting;
 use crate::way;
 use std::collections::BTreeMap;
 
+/// Mellanox's module from before nvidia-peermem; it registers the same client name, which a core
+/// without memory_peers takes twice.
+pub const OLD_MODULE: &str = "nv_peer_mem";
 /// The module's name as the kernel writes it.
 pub const NAME: &str = "nvidia_peermem";
 /// Where the kernel shows the module.
@@ -120,6 +123,11 @@ impl<'a> Machine<'a> {
         self.devices.iter().find(|device| device.address == address)
     }
 
+    /// Returns whether Mellanox's old module answers for GPU memory in the place of nvidia_peermem.
+    pub fn old_module_serves(&self) -> bool {
+        self.loaded.is_none() && self.modules.get(OLD_MODULE).is_some_and(|module| module.state == "Live")
+    }
+
     /// Whether a GPU has a coherent link to its processor.
     pub fn has_c2c(&self, gpu: &Device) -> bool {
         gpu.way.iter().filter_map(|part| self.pci(part)).any(Device::is_grace_port)
@@ -150,6 +158,9 @@ impl<'a> Machine<'a> {
     pub fn load_it(&self) -> String {
         if self.setting.modules_in_containers() && self.file.is_none() {
             return self.setting.install_it();
+        }
+        if self.old_module_serves() {
+            return self.setting.on_host("what [clients.nv_peer_mem] says: nvidia-peermem in the place of nv_peer_mem");
         }
         self.setting.on_host(match self.has_symbol(REGISTER) == Some(false) || self.driver.is_none() {
             true => "then: modprobe nvidia-peermem",

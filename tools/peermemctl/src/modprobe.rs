@@ -92,6 +92,27 @@ pub fn loaded_at_boot(root: &Root, module: &str) -> Option<String> {
         let etc = root.text("/etc/modules").unwrap_or_default();
         etc.lines().any(|line| is(line.split_ascii_whitespace().next(), module)).then(|| "/etc/modules".to_owned())
     })
+    .or_else(|| loaded_by_initrd(root, module))
+}
+
+/// Returns the file that has the initial RAM disk load a module: of initramfs-tools, dracut or mkinitcpio.
+fn loaded_by_initrd(root: &Root, module: &str) -> Option<String> {
+    const DRACUT: [&str; 2] = ["/etc/dracut.conf.d", "/usr/lib/dracut/dracut.conf.d"];
+    let names = |list: &str| {
+        list.split(|c: char| c.is_whitespace() || "\"'()=+".contains(c)).any(|word| is(Some(word), module))
+    };
+    let tools = "/etc/initramfs-tools/modules";
+    let listed = |line: &str| is(line.split_ascii_whitespace().next(), module);
+    if root.text(tools).unwrap_or_default().lines().any(listed) {
+        return Some(tools.to_owned());
+    }
+    let of_dir = DRACUT.iter().flat_map(|dir| root.names(dir).into_iter().map(move |name| format!("{dir}/{name}")));
+    let files = of_dir.chain(["/etc/dracut.conf".to_owned(), "/etc/mkinitcpio.conf".to_owned()]);
+    let forces = |line: &str| {
+        let line = line.trim();
+        (line.starts_with("force_drivers") || line.starts_with("MODULES=")) && names(line)
+    };
+    files.into_iter().find(|file| root.text(file).unwrap_or_default().lines().any(forces))
 }
 
 const UDEV: [&str; 4] = ["/etc/udev/rules.d", "/run/udev/rules.d", "/usr/lib/udev/rules.d", "/lib/udev/rules.d"];
@@ -197,6 +218,11 @@ mod tests {
         for (path, text, wanted) in [
             ("etc/modules-load.d/a.conf", "nvidia-peermem\n", true),
             ("etc/modules", "# all\nnvidia_peermem\n", true),
+            ("etc/initramfs-tools/modules", "mlx5_ib\nnvidia-peermem\n", true),
+            ("etc/dracut.conf.d/n.conf", "force_drivers+=\" nvidia nvidia-peermem \"\n", true),
+            ("etc/dracut.conf.d/n.conf", "add_drivers+=\" nvidia nvidia-peermem \"\n", false),
+            ("etc/mkinitcpio.conf", "MODULES=(nvidia nvidia_peermem)\n", true),
+            ("etc/mkinitcpio.conf", "#MODULES=(nvidia nvidia_peermem)\n", false),
             (
                 "etc/udev/rules.d/9.rules",
                 "SUBSYSTEM==\"infiniband\", RUN{builtin}+=\"kmod load nvidia_peermem\"\n",

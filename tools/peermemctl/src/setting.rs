@@ -12,6 +12,8 @@ use serde::Serialize;
 
 /// Where the GPU driver's container has its files.
 const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
+/// What the GPU Operator writes where it found a driver on the host.
+const HOST_DRIVER: &str = "/run/nvidia/validations/host-driver-ready";
 /// Where the container of DOCA-OFED has its files.
 const OFED_CONTAINER: &str = "/run/mellanox/drivers";
 
@@ -45,7 +47,8 @@ impl Setting {
             virtual_machine: virtual_machine(root),
             container,
             namespaces,
-            driver_container: is_there(root, DRIVER_CONTAINER)
+            // With a driver of the host, the GPU Operator may have that folder all the same.
+            driver_container: is_there(root, DRIVER_CONTAINER) && !root.exists(HOST_DRIVER)
                 || root.exists("/run/nvidia/validations/.driver-ctr-ready"),
             ofed_container: is_there(root, OFED_CONTAINER),
             rdma_by_namespace: root.line("/sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N"),
@@ -155,6 +158,11 @@ impl Setting {
     }
 }
 
+/// What Apptainer and Singularity put into each container.
+pub const APPTAINER: &str = "/.singularity.d";
+/// What the control groups of containers are called.
+pub const CGROUPS: [&str; 6] = ["kubepods", "/docker/", "docker-", "libpod-", "/lxc/", "cri-containerd"];
+
 /// Returns whether a folder or file exists and is not an empty folder.
 fn is_there(root: &Root, path: &str) -> bool {
     !root.names(path).is_empty()
@@ -230,8 +238,13 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
             namespaces.push(name.to_owned());
         }
     }
-    let files = ["/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io/serviceaccount"];
+    let files = ["/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io/serviceaccount", APPTAINER];
     let seen = files.iter().find(|path| root.exists(path)).map(|path| format!("{path} exists"));
+    let cgroup = root.text("/proc/self/cgroup").unwrap_or_default();
+    let seen = seen.or_else(|| {
+        let word = CGROUPS.into_iter().find(|word| cgroup.contains(word))?;
+        Some(format!("{} in /proc/self/cgroup", word.trim_matches('/')))
+    });
     let by_namespace = namespaces.first().filter(|name| *name == "pid");
     (seen.or_else(|| by_namespace.map(|_| "its /proc is not of the initial pid namespace".to_owned())), namespaces)
 }
@@ -282,6 +295,15 @@ impl Machine<'_> {
         told.unwrap_or_else(|| if is_gb10(gpu) { "NVIDIA GB10".to_owned() } else { own })
     }
 
+    /// Returns whether this machine has a GPU as a vGPU, by nvidia-smi or by its name: A100-40C, GRID
+    /// T4-16Q.
+    pub fn is_vgpu(&self, gpu: &Device) -> bool {
+        let told = self.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.virtualization.clone());
+        let smi = self.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.name.clone());
+        let names = smi.into_iter().chain(nvidia::model(self.root, &gpu.address));
+        told.as_deref() == Some("VGPU") || names.into_iter().any(|name| is_name_of_vgpu(&name))
+    }
+
     /// Returns the class of a GPU.
     pub fn gpu_class(&self, gpu: &Device) -> GpuClass {
         let names = [gpu.name(), self.gpu_name(gpu), nvidia::model(self.root, &gpu.address).unwrap_or_default()];
@@ -294,6 +316,20 @@ impl Machine<'_> {
             GpuClass::Full
         }
     }
+}
+
+/// Returns whether a name ends with a vGPU's profile: a size in GB and a series, as in `-40C`.
+fn is_name_of_vgpu(name: &str) -> bool {
+    let profile = name.rsplit('-').next().filter(|profile| profile.len() < name.len()).unwrap_or_default();
+    let size = profile.trim_end_matches(['A', 'B', 'C', 'Q']);
+    size.len() + 1 == profile.len() && !size.is_empty() && size.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Returns whether the driver of an EFA takes GPU memory without a peer-memory core, as its own says in
+/// sysfs.
+pub fn takes_by_itself(machine: &Machine, nic: &RdmaDevice) -> bool {
+    let p2p = machine.root.line(&format!("/sys/class/infiniband/{}/device/p2p", nic.name)).unwrap_or_default();
+    vendor(nic) == Vendor::Efa && p2p.starts_with("NVIDIA")
 }
 
 /// Returns whether a GPU is GB10's, whose ids go from 2e00 to 2eff.

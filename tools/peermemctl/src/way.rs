@@ -6,11 +6,11 @@ use crate::check::{Check, Kind, Level};
 use crate::doctor::hardware;
 use crate::facts;
 use crate::kernel::REGISTERS_DMA_BUF;
-use crate::machine::{Machine, REGISTER};
+use crate::machine::{Machine, OLD_MODULE, REGISTER};
 use crate::nvidia::{self, Flavour};
 use crate::pci::{Device, Iommu};
 use crate::rdma::RdmaDevice;
-use crate::setting::{vendor, Vendor};
+use crate::setting::{self, vendor, Vendor};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -151,7 +151,8 @@ fn judge(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way, checks: &[
             Kind::Gpu => subject.name == gpu.address,
             Kind::Nic => subject.name == nic.name,
         });
-        check.level == Level::Fail && about && breaks(check.id, way)
+        let needs_core = way != Way::PeerMemory || !setting::takes_by_itself(machine, nic);
+        check.level == Level::Fail && about && breaks(check.id, way) && (needs_core || !of_peer_memory(check.id))
     });
     match closed {
         Some(check) => Judged::No(format!("[{}] {}", check.id, check.headline())),
@@ -188,6 +189,12 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
     if hardware::is_gone(machine, gpu) {
         return Judged::No(format!("GPU {} has fallen off the bus", gpu.address));
     }
+    if machine.is_vgpu(gpu) && !has_been_pinned(machine, gpu) {
+        return Judged::Unknown(format!(
+            "GPU {} is a vGPU: its profile and the host decide whether its memory may be pinned, and peermemctl selftest tries it",
+            gpu.address
+        ));
+    }
     match way {
         Way::PeerMemory => peer_memory(machine, nic),
         Way::DmaBuf => dma_buf(machine, gpu, nic),
@@ -195,6 +202,13 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
         Way::DataDirect => dma_buf(machine, gpu, nic).and(|| data_direct(machine, nic)),
         Way::Preload => preload(machine, gpu, nic),
     }
+}
+
+/// Returns whether memory of a GPU is pinned now, or was.
+fn has_been_pinned(machine: &Machine, gpu: &Device) -> bool {
+    let now = machine.registrations.iter().flatten().any(|row| row.gpu.as_deref() == Some(&gpu.address));
+    let mut pairs = machine.stats.as_ref().ok().into_iter().flat_map(|stats| stats.pairs());
+    now || pairs.any(|(of, _, says)| of == gpu.address && says == "supported")
 }
 
 /// Returns whether the driver of a NIC asks peers for memory.
@@ -211,7 +225,11 @@ pub fn nic_asks_peers(machine: &Machine, nic: &RdmaDevice) -> Judged {
 }
 
 fn peer_memory(machine: &Machine, nic: &RdmaDevice) -> Judged {
+    if setting::takes_by_itself(machine, nic) {
+        return Judged::Yes(format!("{}'s own driver takes GPU memory (device/p2p in sysfs)", nic.name));
+    }
     match (&machine.loaded, machine.has_symbol(REGISTER)) {
+        (None, _) if machine.old_module_serves() => {}
         (Some(loaded), _) if loaded.state != "Live" => {
             return Judged::No(format!("nvidia_peermem is {}", loaded.state.to_lowercase()));
         }
@@ -225,7 +243,10 @@ fn peer_memory(machine: &Machine, nic: &RdmaDevice) -> Judged {
     match nic_asks_peers(machine, nic) {
         no @ Judged::No(_) => no,
         // The core has registered the module, and its drivers came with it.
-        _ => Judged::Yes("nvidia_peermem is loaded".to_owned()),
+        _ => Judged::Yes(match machine.loaded {
+            Some(_) => "nvidia_peermem is loaded".to_owned(),
+            None => format!("{OLD_MODULE} is loaded"),
+        }),
     }
 }
 
@@ -340,6 +361,10 @@ pub fn untranslated(machine: &Machine, nic: &RdmaDevice) -> Judged {
 /// Returns the last line in which the GPU driver refused to attach a dma-buf, with the forced PCIe
 /// mapping or without.
 pub fn attach_refused<'a>(machine: &'a Machine, forced: bool) -> Option<&'a str> {
+    // With that parameter nothing is refused, so that the line is from before nvidia.ko was loaded again.
+    if topology_override(machine) == Some(true) {
+        return None;
+    }
     let is_it = |line: &&String| {
         let words = line.to_lowercase();
         let about = words.contains("nvrm")

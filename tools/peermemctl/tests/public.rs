@@ -42,7 +42,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 41] = [
+const CASES: [Case; 63] = [
     case(
         "public-memlock-slurm",
         (1, 0),
@@ -217,6 +217,99 @@ const CASES: [Case; 41] = [
     ),
     case("public-efa-with-module", (1, 0), &["mlx5_0 is an EFA: it needs no nvidia-peermem"], &["WARN [api.driver]"]),
     case("public-efa-closed", (2, 1), &["install the open kernel modules of the GPU driver"], &["doca-ofed"]),
+    // Siblings of those above, of the same kinds.
+    case(
+        "public-memlock-soft",
+        (1, 0),
+        &["lock 64 KiB only", "ulimit -l unlimited before the program starts"],
+        &["Slurm", "security/limits.d", "log in again"],
+    ),
+    case(
+        "public-memlock-apptainer",
+        (1, 0),
+        &["Apptainer passes on the limit of the shell or job"],
+        &["docker run", "containerd.service"],
+    ),
+    case(
+        "public-memlock-kubepods",
+        (1, 0),
+        &["kubepods in /proc/self/cgroup", "no file of a container raises it"],
+        &["> /etc/security/limits.d", "log in again"],
+    ),
+    case(
+        "public-operator-host-driver",
+        (1, 0),
+        &["modules are the host's", "fix: modprobe nvidia-peermem"],
+        &["come from containers", "packaging/container"],
+    ),
+    case(
+        "public-efa-p2p",
+        (0, 0),
+        &["peer memory: yes, 1 of 1 pair", "mlx5_0's own driver takes GPU memory (device/p2p in sysfs)"],
+        &["fix:", "doca-ofed", "make install"],
+    ),
+    case(
+        "public-vm-azure",
+        (1, 0),
+        &["this is a virtual machine", "ACS redirect and ATS of the host"],
+        &["fix: set NCCL_NET_GDR_LEVEL", "setpci", "firmware"],
+    ),
+    case("public-gb200-override", (0, 0), &["dma-buf, forced PCIe: yes"], &["refused to attach", "fix:"]),
+    case(
+        "public-geforce-by-name",
+        (2, 1),
+        &["NVIDIA GeForce RTX 6090 Laptop GPU) is a GeForce board"],
+        &["GPUDirect by default: yes", "USABLE WITH"],
+    ),
+    case("public-rtx-pro", (0, 0), &["dma-buf: yes, 1 of 1 pair", "peer memory: yes"], &["GeForce", "fix:"]),
+    case("public-autoload-initramfs", (0, 0), &["/etc/initramfs-tools/modules"], &["nothing loads"]),
+    case("public-autoload-cmdline", (0, 0), &["modules_load=nvidia,nvidia-peermem"], &["nothing loads"]),
+    case(
+        "public-unbind-hangs",
+        (2, 1),
+        &["process 4242 (tee) takes a GPU away from nvidia.ko", "peermemctl list", "reboot"],
+        &["rmmod", "peer memory: yes", "dma-buf: yes"],
+    ),
+    case(
+        "public-driver-blocks",
+        (1, 0),
+        &["task nvidia-smi (812) waits in the GPU driver, and nothing that was read tells for whom"],
+        &["rmmod", "every CUDA call hangs"],
+    ),
+    case(
+        "public-nv-peer-mem-serves",
+        (1, 0),
+        &["nv_peer_mem answers for GPU memory in the place of nvidia_peermem", "peer memory: yes, 1 of 1 pair"],
+        &["FAIL", "cannot be loaded beside it", "NCCL: GPUDirect by default: no", "fix: modprobe nvidia-peermem"],
+    ),
+    case(
+        "public-thor",
+        (2, 1),
+        &["shares the CPU's memory", "cudaHostAlloc()", "no module is needed"],
+        &["GPUDirect by default: yes", "make install"],
+    ),
+    case("public-igx-orin-with-gpu", (0, 0), &["a Tegra", "peer memory: yes, 1 of 1 pair"], &["cudaHostAlloc", "fix:"]),
+    case(
+        "public-netns-bnxt",
+        (3, 2),
+        &["netns_mode=N", "run this in the pod", "/sys/bus/pci/drivers/bnxt_en/unbind"],
+        &["modprobe bnxt_re", "FAIL"],
+    ),
+    case(
+        "public-vgpu",
+        (3, 2),
+        &["is a vGPU: its profile and the host decide", "peermemctl selftest tries it"],
+        &["peer memory: yes", "dma-buf: yes", "GPUDirect by default: yes"],
+    ),
+    case("public-vgpu-registers", (0, 0), &["peer memory: yes, 1 of 1 pair"], &["fix:"]),
+    case("public-irdma", (0, 0), &["dma-buf: yes, 1 of 1 pair"], &["doca-ofed", "make install", "fix:"]),
+    case("public-64k-driver-580", (0, 0), &["the kernel has pages of 64 KiB"], &["#1269", "install driver"]),
+    case(
+        "public-old-nccl",
+        (1, 0),
+        &["NCCL before 2.23 looks only at /sys/kernel/mm/memory_peers", "NCCL: GPUDirect by default: yes"],
+        &[],
+    ),
     // Of the tree before: driver 595 with pages of 64 KiB, a node without the API, coherent memory.
     case("gb200", (1, 0), &["open-gpu-kernel-modules#1269", "install driver 580"], &[]),
     case("no-api", (0, 0), &["has no peer-memory API", "dma-buf: yes, 1 of 1 pair"], &["doca-ofed", "fix:"]),

@@ -3,6 +3,7 @@
 
 use super::{as_it_is, sure, sure_of, Consumer, Refusal, Registers};
 use crate::machine::REGISTER;
+use crate::setting::{vendor, Vendor};
 use crate::way::Way;
 
 const DMA_BUF: &str = "ib_umem_dmabuf_get";
@@ -35,7 +36,17 @@ pub const LIBFABRIC: Consumer = Consumer {
             ),
         }
     },
-    refuses: |_, _, environment| {
+    refuses: |pairing, _, environment| {
+        // Names, and names of what lies over them: "verbs;ofi_rxm".
+        let wanted = if vendor(pairing.nic) == Vendor::Efa { ["efa", "verbs"] } else { ["verbs", "ofi_rxm"] };
+        let filter = environment.get("FI_PROVIDER").filter(|list| !list.is_empty());
+        if let Some(list) = filter.filter(|list| leaves_out(list, &wanted)) {
+            return Some(Refusal {
+                because: format!("FI_PROVIDER={list} takes its verbs provider away"),
+                set: Some("unset FI_PROVIDER".to_owned()),
+                seen: format!("environment of {}", environment.whose),
+            });
+        }
         environment.says_yes("FI_HMEM_DISABLE_P2P").then(|| Refusal {
             because: "FI_HMEM_DISABLE_P2P=1 has it copy through host memory".to_owned(),
             set: Some("unset FI_HMEM_DISABLE_P2P".to_owned()),
@@ -43,3 +54,14 @@ pub const LIBFABRIC: Consumer = Consumer {
         })
     },
 };
+
+/// Returns whether a list of providers (FI_PROVIDER) leaves out all of those that are wanted; with a `^`
+/// in front it names those that are left out.
+fn leaves_out(list: &str, wanted: &[&str]) -> bool {
+    let (others, list) = list.strip_prefix('^').map_or((false, list), |list| (true, list));
+    let named = |name: &str| list.split([',', ';']).any(|entry| entry.trim() == name);
+    match others {
+        true => wanted.first().is_some_and(|name| named(name)),
+        false => !wanted.iter().any(|name| named(name)),
+    }
+}

@@ -4,7 +4,7 @@
 
 mod libfabric;
 mod mooncake;
-mod nccl;
+pub mod nccl;
 pub mod nvshmem;
 pub mod ucx;
 
@@ -140,7 +140,7 @@ impl Consumer {
                         let cure = cure(machine, pairing, way);
                         return Does::Copies(Refusal { because, set: cure, seen });
                     }
-                    (Judged::Unknown(why), _) if way != Way::PeerMemory => Does::Unknown(why),
+                    (Judged::Unknown(why), _) => Does::Unknown(why),
                     _ => Does::Direct(way, seen),
                 }
             }
@@ -251,9 +251,14 @@ fn put_back(variable: &str, list: &str, entry: &str) -> String {
     }
 }
 
-/// Whether a list such as `mlx5_0:1,mlx5_3` names a NIC. A `^` in front means all others, a `=`
-/// (NCCL) whole names only.
-fn lists(list: &str, nic: &str) -> bool {
+/// Returns whether a list such as `mlx5_0:1,mlx5_3` names an active port of a NIC. A `^` in front means
+/// all others, a `=` (NCCL) whole names only.
+fn lists(list: &str, nic: &RdmaDevice) -> bool {
+    let mut active = nic.ports.iter().filter(|port| port.state == "ACTIVE");
+    active.any(|port| lists_port(list, &nic.name, &port.number))
+}
+
+fn lists_port(list: &str, nic: &str, port: &str) -> bool {
     let (others, list) = match list.strip_prefix('^') {
         Some(list) => (true, list),
         None => (false, list),
@@ -262,9 +267,13 @@ fn lists(list: &str, nic: &str) -> bool {
         Some(list) => (true, list),
         None => (false, list),
     };
-    let names = list.split(',').map(|entry| entry.split(':').next().unwrap_or(entry).trim());
-    let found = names.filter(|name| !name.is_empty()).any(|name| name == nic || !exact && nic.starts_with(name));
-    found != others
+    let is_it = |entry: &str| {
+        let mut fields = entry.trim().split(':');
+        let name = fields.next().unwrap_or_default();
+        let is_name = !name.is_empty() && (name == nic || !exact && nic.starts_with(name));
+        is_name && fields.next().is_none_or(|wanted| wanted.is_empty() || wanted == port)
+    };
+    list.split(',').any(is_it) != others
 }
 
 #[cfg(test)]
@@ -273,8 +282,10 @@ mod tests {
 
     #[test]
     fn lists_of_nics() {
+        let lists = |list: &str, nic: &str| lists_port(list, nic, "1");
         assert!(lists("mlx5_0:1,mlx5_3", "mlx5_3") && !lists("mlx5_0", "mlx5_3"));
         assert!(lists("mlx5", "mlx5_3") && !lists("=mlx5", "mlx5_3") && lists("=mlx5_3:1", "mlx5_3"));
         assert!(!lists("^mlx5_3", "mlx5_3") && lists("^mlx5_3", "mlx5_4") && lists("^=mlx5_1", "mlx5_10"));
+        assert!(!lists("mlx5_3:2", "mlx5_3") && lists("^mlx5_3:2", "mlx5_3") && lists("mlx5_3:1:0", "mlx5_3"));
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{as_it_is, sure, sure_of, Consumer, Refusal, Registers};
 use crate::environment::Environment;
-use crate::machine::{Machine, NAME};
+use crate::machine::{Machine, NAME, OLD_MODULE};
 use crate::way::{Judged, Way};
 
 const VARIABLE: &str = "WITH_NVIDIA_PEERMEM";
@@ -33,6 +33,9 @@ fn registers(machine: &Machine, environment: &Environment, offered: &Judged) -> 
     if !environment.says_no(VARIABLE) {
         if machine.loaded.is_some() {
             return Registers::By(Way::PeerMemory, format!("{NAME} in /proc/modules"));
+        }
+        if machine.old_module_serves() {
+            return Registers::By(Way::PeerMemory, format!("{OLD_MODULE} in /proc/modules"));
         }
         if !machine.modules_read {
             return Registers::Unknown(format!("whether {NAME} is loaded cannot be read"));

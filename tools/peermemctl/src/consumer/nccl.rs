@@ -3,6 +3,7 @@
 
 use super::{as_it_is, by_file, lists, put_back, sure_of, Consumer, Pairing, Refusal};
 use crate::environment::Environment;
+use crate::facts;
 use crate::machine::Machine;
 use crate::pci::Distance;
 use crate::topology_file::Apart;
@@ -63,6 +64,15 @@ pub const SHARP: Consumer = Consumer {
     refuses,
 };
 
+/// Returns what other versions of NCCL than the one whose rules are known do here.
+pub fn by_version(machine: &Machine) -> Vec<String> {
+    let rule = &facts::NCCL_PEERS_ONLY;
+    let by_module = machine.loaded.is_some() && !machine.dma_buf();
+    let no_peers = !machine.root.exists(NV_MEM);
+    let note = || format!("{} {} looks only at /sys/kernel/mm/memory_peers, and copies here", rule.of, rule.range());
+    (by_module && no_peers).then(note).into_iter().collect()
+}
+
 /// Whether it may use dma-buf, or the variable that says no.
 fn dma_buf(environment: &Environment) -> Result<(), String> {
     match environment.nccl("NCCL_DMABUF_ENABLE") {
@@ -91,7 +101,7 @@ fn off(pairing: &Pairing, environment: &Environment) -> Option<Refusal> {
     }
     let (value, place) = environment.nccl("NCCL_IB_HCA")?;
     let set = put_back("NCCL_IB_HCA", value, &pairing.nic.name);
-    (!value.is_empty() && !lists(value, &pairing.nic.name)).then(|| refusal("NCCL_IB_HCA", value, place, set))
+    (!value.is_empty() && !lists(value, pairing.nic)).then(|| refusal("NCCL_IB_HCA", value, place, set))
 }
 
 /// Returns what of NCCL's variables is not understood: another network plugin decides by itself.
@@ -212,6 +222,9 @@ impl Path {
 /// What to do in a virtual machine, whose distances are its hypervisor's.
 const VIRTUAL: &str = "this is a virtual machine, and distances here are the hypervisor's, not the hardware's: give NCCL the platform's topology file by NCCL_TOPO_FILE; NCCL_NET_GDR_LEVEL={} only after ACS redirect and ATS of the host are right, else transfers end in local protection errors";
 
+/// What to do where the platform's file says that they are far apart.
+const VIRTUAL_FILE: &str = "this is a virtual machine, and the topology file says how far they are apart: take the nearest NIC of that file; NCCL_NET_GDR_LEVEL={} only after ACS redirect and ATS of the host are right, else transfers end in local protection errors";
+
 fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> Option<Refusal> {
     if let Some(refusal) = off(pairing, environment) {
         return Some(refusal);
@@ -247,6 +260,7 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
         },
         set: Some(match given.is_some_and(|_| path <= default) {
             false if machine.setting.virtual_machine.is_some() && file.is_none() => VIRTUAL.replace("{}", path.text()),
+            false if machine.setting.virtual_machine.is_some() => VIRTUAL_FILE.replace("{}", path.text()),
             true => "unset NCCL_NET_GDR_LEVEL".to_owned(),
             false => format!("set NCCL_NET_GDR_LEVEL={}", path.text()),
         }),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! NVSHMEM. Of its NICs it takes the nearest, however far that is.
 
-use super::{as_it_is, by_file, lists, put_back, sure, sure_of, Consumer, Refusal};
+use super::{as_it_is, by_file, lists, put_back, sure_of, Consumer, Refusal};
 use crate::environment::Environment;
 use crate::facts;
 use crate::machine::Machine;
@@ -17,7 +17,10 @@ pub const NVSHMEM: Consumer = Consumer {
     id: "consumers.nvshmem",
     name: "NVSHMEM",
     source: "nvshmemt_ib_common_nv_peer_mem_available in src/modules/transport/common/transport_ib_common.cpp, and env_defs.h beside it, of NVSHMEM 0c409c02ac81",
-    unsure: sure,
+    unsure: |environment| {
+        let value = environment.get("NVSHMEM_REMOTE_TRANSPORT").filter(|value| ["ucx", "libfabric"].contains(value))?;
+        Some(format!("NVSHMEM_REMOTE_TRANSPORT={value} has it register as {value} does, which is judged by itself"))
+    },
     unsure_of: sure_of,
     told_by: sure_of,
     maps: as_it_is,
@@ -31,8 +34,15 @@ pub const NVSHMEM: Consumer = Consumer {
     refuses: |pairing, machine, environment| {
         let nic = &pairing.nic.name;
         let seen = format!("environment of {}", environment.whose);
+        if environment.get("NVSHMEM_REMOTE_TRANSPORT") == Some("none") {
+            return Some(Refusal {
+                because: "NVSHMEM_REMOTE_TRANSPORT=none leaves no NIC".to_owned(),
+                set: Some("unset NVSHMEM_REMOTE_TRANSPORT".to_owned()),
+                seen,
+            });
+        }
         let mapped = environment.says_yes("NVSHMEM_ENABLE_NIC_PE_MAPPING");
-        let list = environment.get("NVSHMEM_HCA_LIST").filter(|list| mapped && !list.is_empty() && !lists(list, nic));
+        let list = environment.get("NVSHMEM_HCA_LIST").filter(|list| mapped && !list.is_empty() && !lists(list, pairing.nic));
         if let Some(list) = list {
             return Some(Refusal {
                 because: format!("NVSHMEM_HCA_LIST={list} takes {nic} away"),

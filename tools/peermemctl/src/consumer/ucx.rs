@@ -37,8 +37,11 @@ pub const UCX: Consumer = Consumer {
         if environment.says_no("UCX_IB_GPU_DIRECT_RDMA") {
             return Some(off("UCX_IB_GPU_DIRECT_RDMA=no", "unset UCX_IB_GPU_DIRECT_RDMA".to_owned()));
         }
-        if let Some(list) = environment.get("UCX_NET_DEVICES").filter(|list| *list != "all" && !lists(list, nic)) {
+        if let Some(list) = environment.get("UCX_NET_DEVICES").filter(|list| *list != "all" && !lists(list, pairing.nic)) {
             return Some(off(&format!("UCX_NET_DEVICES={list}"), put_back("UCX_NET_DEVICES", list, &format!("{nic}:1"))));
+        }
+        if let Some(refusal) = environment.get("UCX_TLS").and_then(|list| transports(list, &environment.whose)) {
+            return Some(refusal);
         }
         (pairing.distance == Distance::Sys).then(|| Refusal {
             because: "it believes that 220 MB/s pass from one NUMA node to another, and takes another way".to_owned(),
@@ -48,6 +51,34 @@ pub const UCX: Consumer = Consumer {
     },
 };
 
+/// Returns what a list of transports (UCX_TLS) lacks: one of InfiniBand, or CUDA's.
+fn transports(list: &str, whose: &str) -> Option<Refusal> {
+    const RDMA: [&str; 12] =
+        ["all", "ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "ud", "ud_v", "ud_x", "dc", "dc_x"];
+    const CUDA: [&str; 4] = ["all", "cuda", "cuda_copy", "gpu"];
+    let (others, list_of) = list.strip_prefix('^').map_or((false, list), |list| (true, list));
+    let names: Vec<&str> = list_of
+        .split(',')
+        .map(|name| name.trim().trim_start_matches('\\').split(':').next().unwrap_or_default())
+        .collect();
+    let named = |group: &[&str]| names.iter().any(|name| group.contains(name));
+    let (has_rdma, has_cuda) = match others {
+        // Leaving out one kind leaves the others.
+        true => (!named(&["all", "ib"]) && !["rc", "ud", "dc"].iter().all(|kind| names.contains(kind)), !named(&CUDA)),
+        false => (named(&RDMA), named(&CUDA)),
+    };
+    let refusal = |lacks: &str| Refusal {
+        because: format!("UCX_TLS={list} {lacks}"),
+        set: Some("unset UCX_TLS".to_owned()),
+        seen: format!("environment of {whose}"),
+    };
+    match (has_rdma, has_cuda) {
+        (false, _) => Some(refusal("leaves no transport of InfiniBand")),
+        (_, false) => Some(refusal("leaves cuda_copy out, without which UCX does not know GPU memory")),
+        _ => None,
+    }
+}
+
 /// Returns what other versions of UCX than the one whose rules are known do here.
 pub fn by_version(machine: &Machine) -> Vec<String> {
     let rule = &facts::UCX_PEERS_ONLY;
@@ -55,4 +86,29 @@ pub fn by_version(machine: &Machine) -> Vec<String> {
     let no_peers = !machine.root.exists("/sys/kernel/mm/memory_peers/nv_mem/version");
     let note = || format!("{} {} looks only at /sys/kernel/mm/memory_peers, and copies here", rule.of, rule.range());
     (by_module && no_peers).then(note).into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transports_that_reach_gpu_memory() {
+        for (list, wanted) in [
+            ("all", true),
+            ("rc,cuda", true),
+            ("rc_x,sm,self,cuda_copy,cuda_ipc", true),
+            ("ud:aux,rc_mlx5,gpu", true),
+            ("^tcp", true),
+            ("^rc", true),
+            ("tcp,cuda_copy", false),
+            ("rc,sm,self", false),
+            ("^ib", false),
+            ("^rc,ud,dc", false),
+            ("^cuda_copy", false),
+            ("self", false),
+        ] {
+            assert_eq!(transports(list, "").is_none(), wanted, "{list}");
+        }
+    }
 }

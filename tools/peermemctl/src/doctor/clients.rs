@@ -3,15 +3,11 @@
 
 use super::unload::unload;
 use crate::check::Check;
-use crate::machine::{Machine, NAME, PEERS, REGISTER};
+use crate::machine::{Machine, NAME, OLD_MODULE, PEERS, REGISTER};
 use crate::module_file::Maker;
 use crate::peermem::{Stats, KNOW_IT, STUCK_MS, UNKNOWN};
 use crate::root::Missing;
 use crate::text;
-
-/// Mellanox's module from before nvidia-peermem; it registers the same client name, which a core
-/// without memory_peers takes twice.
-const OLD_MODULE: &str = "nv_peer_mem";
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks = vec![registered(machine)];
@@ -23,6 +19,15 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
 fn registered(machine: &Machine) -> Check {
     const ID: &str = "clients.registered";
     let served = machine.peers.iter().any(|name| name == "nv_mem");
+    if machine.old_module_serves() {
+        let message =
+            format!("{OLD_MODULE} answers for GPU memory in the place of nvidia_peermem; nobody maintains it");
+        let fix = format!(
+            "install this project's module, then {}, and uninstall the package that loads {OLD_MODULE}",
+            unload(machine, OLD_MODULE, "modprobe nvidia-peermem")
+        );
+        return Check::warn("clients.nv_peer_mem", message, fix).seen(format!("{OLD_MODULE} in /proc/modules"));
+    }
     if machine.loaded.is_none() {
         return match served {
             true => {

@@ -2,7 +2,7 @@
 //! Section 10: what applications do with each GPU and its NIC, by their own rules.
 
 use crate::check::{Check, Kind, Level};
-use crate::consumer::{self, nvshmem, ucx, Consumer, Does, Pairing, Registers};
+use crate::consumer::{self, nccl, nvshmem, ucx, Consumer, Does, Pairing, Registers};
 use crate::environment::Environment;
 use crate::machine::{Machine, NAME, PEERS};
 use crate::setting::{vendor, Vendor};
@@ -79,6 +79,9 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
     if consumer.id == "consumers.nvshmem" {
         let nics: Vec<&str> = pairings.iter().map(|pairing| pairing.nic.name.as_str()).collect();
         note(&mut checks, &nvshmem::by_version(machine, environment, &nics));
+    }
+    if consumer.id == "consumers.nccl" {
+        note(&mut checks, &nccl::by_version(machine));
     }
     if consumer.id == "consumers.ucx" {
         note(&mut checks, &ucx::by_version(machine));

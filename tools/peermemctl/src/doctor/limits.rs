@@ -3,9 +3,10 @@
 
 use crate::check::Check;
 use crate::kernel;
-use crate::machine::{Machine, NAME};
+use crate::machine::{Machine, NAME, OLD_MODULE};
 use crate::modprobe;
 use crate::root::{Forbidden, Root};
+use crate::setting::APPTAINER;
 use crate::text;
 
 /// Bit of CAP_IPC_LOCK, which lifts the limit.
@@ -48,6 +49,16 @@ fn limit(root: &Root, pid: &str) -> Option<Option<u64>> {
     let text = root.text(&format!("/proc/{pid}/limits")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     match line.split_ascii_whitespace().next()? {
+        "unlimited" => Some(None),
+        bytes => bytes.parse().ok().map(Some),
+    }
+}
+
+/// Returns the limit up to which a process may raise its own.
+fn hard_limit(root: &Root, pid: &str) -> Option<Option<u64>> {
+    let text = root.text(&format!("/proc/{pid}/limits")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    match line.split_ascii_whitespace().nth(1)? {
         "unlimited" => Some(None),
         bytes => bytes.parse().ok().map(Some),
     }
@@ -162,12 +173,21 @@ fn memlock_cure(machine: &Machine, is_configured: bool) -> String {
     const SLURM: &str = "Slurm: PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and LimitMEMLOCK=infinity in slurmd.service, then restart slurmd";
     const SERVICE: &str = "services: LimitMEMLOCK=infinity in their unit";
     let root = machine.root;
-    if machine.setting.container.is_some() {
-        return "no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root; Kubernetes: LimitMEMLOCK=infinity in the unit of the container runtime (containerd.service) on the node".to_owned();
+    // Whoever starts the program may raise it.
+    match hard_limit(root, "self") {
+        Some(None) => return "ulimit -l unlimited before the program starts: the hard limit allows it, and only the soft one is low".to_owned(),
+        Some(Some(bytes)) if bytes >= ENOUGH => return format!("ulimit -l {} before the program starts: the hard limit allows that, and only the soft one is low", bytes >> 10),
+        _ => {}
     }
     let cgroup = root.text("/proc/self/cgroup").unwrap_or_default();
     if cgroup.contains("slurm") {
         return SLURM.to_owned();
+    }
+    if root.exists(APPTAINER) {
+        return format!("Apptainer passes on the limit of the shell or job that starts it, so raise it there: {SLURM}; a shell: ulimit -l unlimited, or memlock in /etc/security/limits.d of the host");
+    }
+    if machine.setting.container.is_some() {
+        return "no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root; Kubernetes: LimitMEMLOCK=infinity in the unit of the container runtime (containerd.service) on the node".to_owned();
     }
     if cgroup.contains("/system.slice/") {
         return SERVICE.to_owned();
@@ -228,6 +248,9 @@ fn boot(machine: &Machine) -> Check {
     if let Some(unit) = modprobe::loaded_by_service(machine.root, NAME) {
         return Check::ok(ID, format!("the module is loaded at boot by {}", file(unit.file.clone())))
             .seen(format!("{}: {}", unit.file, unit.text));
+    }
+    if machine.old_module_serves() {
+        return Check::skip(ID, format!("nothing loads nvidia_peermem at boot; {OLD_MODULE} is loaded in its place"));
     }
     if machine.setting.modules_in_containers() {
         return Check::ok(ID, "the modules of this node come from containers, which load them")

@@ -65,7 +65,9 @@ fn holder(machine: &Machine) -> &'static str {
 /// Tasks that wait in the RDMA core below a free callback, which holds the GPU driver's lock.
 fn hung(machine: &Machine) -> Option<Check> {
     const ID: &str = "log.hung";
-    let (task, evidence) = waiting_now(machine).or_else(|| hung_by_log(machine))?;
+    let Some((task, evidence)) = waiting_now(machine, is_the_wait).or_else(|| hung_by_log(machine, is_the_wait)) else {
+        return unbinding(machine).or_else(|| blocked(machine));
+    };
     let module = holder(machine);
     let used = match machine.modules.get(module).and_then(|loaded| loaded.refcount).filter(|count| *count > 0) {
         Some(count) => format!("rmmod {module} cannot work (use count {count}), and would hang"),
@@ -84,8 +86,42 @@ fn hung(machine: &Machine) -> Option<Check> {
     )
 }
 
-/// Returns a task whose stack shows the wait, as far as root may see that.
-fn waiting_now(machine: &Machine) -> Option<(String, String)> {
+/// A GPU that is taken from nvidia.ko while somebody pins its memory: the driver waits for its last user
+/// with its lock held.
+fn unbinding(machine: &Machine) -> Option<Check> {
+    let (task, evidence) = waiting_now(machine, is_an_unbind).or_else(|| hung_by_log(machine, is_an_unbind))?;
+    let pins = machine.registrations.as_ref().map_or(0, Vec::len);
+    let who = match pins {
+        0 => "whoever has the GPU open or pins its memory (fuser -v /dev/nvidia*; peermemctl list)".to_owned(),
+        pins => format!("whoever pins its memory ({}: peermemctl list)", text::count(pins, "registration")),
+    };
+    Some(
+        Check::fail(
+            "log.hung",
+            format!("{task} takes a GPU away from nvidia.ko, which waits for the last user of that GPU with its lock held: every CUDA call hangs"),
+            machine.setting.on_host(&format!("end {who}; if the wait does not end then, reboot. End them before the next unbind")),
+        )
+        .brief("a GPU is taken away from nvidia.ko while somebody uses it: every CUDA call hangs")
+        .seen(evidence),
+    )
+}
+
+/// Tasks that wait in the GPU driver, where nothing tells who holds its lock.
+fn blocked(machine: &Machine) -> Option<Check> {
+    let in_driver = |stack: &str| stack.contains("[nvidia]") || stack.contains("[nvidia_uvm]");
+    let (task, evidence) = hung_by_log(machine, in_driver)?;
+    Some(
+        Check::warn(
+            "log.hung",
+            format!("{task} waits in the GPU driver, and nothing that was read tells for whom"),
+            machine.setting.on_host("as root, grep -l nvidia /proc/*/stack names the tasks that wait there; if nvidia-smi hangs, too, reboot"),
+        )
+        .seen(evidence),
+    )
+}
+
+/// Returns a task whose stack shows a wait, as far as root may see that.
+fn waiting_now(machine: &Machine, is_it: fn(&str) -> bool) -> Option<(String, String)> {
     let pids = machine.root.names("/proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
     for pid in pids {
         // Most tasks do not wait, which their state tells sooner than their stack.
@@ -94,12 +130,16 @@ fn waiting_now(machine: &Machine) -> Option<(String, String)> {
             continue;
         }
         let stack = machine.root.text(&format!("/proc/{pid}/stack")).unwrap_or_default();
-        if is_the_wait(&stack) {
+        if is_it(&stack) {
             let comm = machine.root.line(&format!("/proc/{pid}/comm")).unwrap_or_default();
             return Some((format!("process {pid} ({comm})"), format!("/proc/{pid}/stack")));
         }
     }
     None
+}
+
+fn is_an_unbind(stack: &str) -> bool {
+    ["nv_pci_remove", "nvidia_remove"].iter().any(|name| stack.contains(name))
 }
 
 fn is_the_wait(stack: &str) -> bool {
@@ -108,7 +148,7 @@ fn is_the_wait(stack: &str) -> bool {
 }
 
 /// Returns a task that the kernel reported as blocked with such a stack, and that may wait still.
-fn hung_by_log(machine: &Machine) -> Option<(String, String)> {
+fn hung_by_log(machine: &Machine, is_it: fn(&str) -> bool) -> Option<(String, String)> {
     const BLOCKED: &str = " blocked for more than ";
     let log = machine.log.as_ref().ok()?;
     let starts: Vec<usize> =
@@ -122,7 +162,7 @@ fn hung_by_log(machine: &Machine) -> Option<(String, String)> {
         // A task that has ended waits no more; where processes cannot be seen, the log stands.
         let seen = machine.root.exists(&format!("/proc/{pid}"))
             || !machine.root.exists("/proc/1/comm") && !machine.root.is_live();
-        if is_the_wait(&stack) && (seen || !crate::kernel::has_initial_pids(machine.root)) {
+        if is_it(&stack) && (seen || !crate::kernel::has_initial_pids(machine.root)) {
             return Some((format!("task {comm} ({pid})"), format!("kernel log: {head}")));
         }
     }

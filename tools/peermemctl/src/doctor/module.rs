@@ -4,7 +4,7 @@
 use super::unload::unload;
 use crate::check::Check;
 use crate::kernel;
-use crate::machine::{Machine, NAME, REGISTER, SYS};
+use crate::machine::{Machine, NAME, OLD_MODULE, REGISTER, SYS};
 use crate::modprobe::{self, Block};
 use crate::module_file::{self, Maker, ModuleFile};
 
@@ -49,6 +49,9 @@ fn file(machine: &Machine) -> Vec<Check> {
             Some(path) => {
                 let message = format!("modprobe would load {path}, which cannot be read");
                 Check::fail_unless(works(machine), ID, message, "make install && depmod").seen(list)
+            }
+            None if machine.old_module_serves() => {
+                Check::skip(ID, format!("no nvidia-peermem.ko is installed for kernel {release}; {OLD_MODULE} is loaded"))
             }
             None => Check::fail_unless(
                 works(machine),
@@ -257,6 +260,13 @@ fn loaded(machine: &Machine) -> Check {
         return Check::skip(
             ID,
             "whether nvidia_peermem is loaded cannot be told: neither /proc/modules nor /sys/module tells",
+        )
+        .seen("/proc/modules");
+    }
+    if machine.old_module_serves() {
+        return Check::skip(
+            ID,
+            format!("nvidia_peermem is not loaded; {OLD_MODULE} answers for GPU memory in its place"),
         )
         .seen("/proc/modules");
     }

@@ -6,6 +6,7 @@ use crate::consumer::{self, Consumer, Does};
 use crate::environment::Environment;
 use crate::machine::{Machine, REGISTER};
 use crate::outcome::Outcome;
+use crate::setting;
 use crate::text;
 use crate::way::{self, Judged, Pair, Way};
 use schemars::JsonSchema;
@@ -251,21 +252,25 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
     // With an RDMA device it would work, and nothing else is missing.
     let only_a_device = machine.rdma.is_empty() && machine.dma_buf();
     let by_dma_buf = works(Way::DmaBuf) || only_a_device;
+    let by_nic = works(Way::PeerMemory) && machine.rdma.iter().all(|nic| setting::takes_by_itself(machine, nic));
     let gpus = machine.gpus();
     let in_vain = !gpus.is_empty() && gpus.iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
     for check in sections.iter_mut().flat_map(|section| &mut section.checks).filter(|check| check.is_finding()) {
         let of_peer_memory =
             way::of_peer_memory(check.id) || ["limits.autoload", "consumers.operator"].contains(&check.id);
         let not_needed = match check.id {
+            // Programs reach such a NIC by a library of its own.
+            _ if by_nic && !in_vain && check.id.starts_with("consumers.") => true,
             "consumers.sharp" | "consumers.mooncake" if !in_vain => no_api && by_dma_buf,
             _ if in_vain => of_peer_memory || check.id.starts_with("consumers.") || check.id == "limits.memlock",
-            _ => no_api && by_dma_buf && of_peer_memory,
+            _ => no_api && (by_dma_buf || by_nic) && of_peer_memory,
         };
         if not_needed {
             check.level = Level::Skip;
             let why = match (in_vain, only_a_device) {
                 (true, _) => "no NIC gets memory of these GPUs",
                 (false, true) => "dma-buf works with an RDMA device",
+                _ if by_nic => "the NIC's own driver takes GPU memory",
                 (false, false) => "the core has no peer-memory API, and dma-buf works",
             };
             check.message = format!("not needed, as {why}: {}", check.message);

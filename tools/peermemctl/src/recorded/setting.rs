@@ -3,6 +3,7 @@
 
 use super::record::Recorder;
 use crate::environment::Environment;
+use crate::setting::{APPTAINER, CGROUPS};
 use crate::topology_file;
 
 impl Recorder<'_> {
@@ -34,12 +35,14 @@ impl Recorder<'_> {
             self.text("/proc/cpuinfo", &(kept.join("\n") + "\n"));
         }
         let cgroup = self.root.text("/proc/self/cgroup").unwrap_or_default();
-        let kind = ["slurm", "/system.slice/"].iter().find(|word| cgroup.contains(**word));
+        let kind = ["slurm", "/system.slice/"].iter().chain(&CGROUPS).find(|word| cgroup.contains(**word));
         if let Some(kind) = kind {
-            self.text("/proc/self/cgroup", &format!("0::/{}\n", kind.trim_matches('/')));
+            self.text("/proc/self/cgroup", &format!("0::/{}/\n", kind.trim_matches('/')));
         }
         for path in [
             "/.dockerenv",
+            APPTAINER,
+            "/run/nvidia/validations/host-driver-ready",
             "/run/.containerenv",
             "/var/run/secrets/kubernetes.io/serviceaccount",
             "/run/nvidia/validations/.driver-ctr-ready",
