@@ -73,7 +73,9 @@ impl kernel::Module for PeerMem {
             refusals::init();
         }
         let mut this = Self { clients: None, _folder: proc::Folder::new()? };
-        this.clients = Some(Clients::register([callbacks::<0>(), callbacks::<1>(), callbacks::<2>()])?);
+        let callbacks = [callbacks::<0>(), callbacks::<1>(), callbacks::<2>()];
+        // SAFETY: Module init, which runs once; all else was initialised above.
+        this.clients = Some(unsafe { Clients::register(callbacks) }?);
         Ok(this)
     }
 }

@@ -209,7 +209,11 @@ struct Registered(&'static Slot);
 
 impl Registered {
     /// Registers a client with `callbacks`, whose name and version are all zeroes.
-    fn new(slot: &'static Slot, name: &str, kind: Kind, mut callbacks: raw::peer_memory_client) -> Result<Self> {
+    ///
+    /// # Safety
+    ///
+    /// `slot` is used for the first time, and [`READY`] is not set: nothing else reads it.
+    unsafe fn new(slot: &'static Slot, name: &str, kind: Kind, mut callbacks: raw::peer_memory_client) -> Result<Self> {
         let extended = !are_plain();
         write_text(&mut callbacks.name, name);
         write_text(&mut callbacks.version, version());
@@ -222,7 +226,7 @@ impl Registered {
             ex_size: if extended { size_of::<raw::peer_memory_client_ex>() } else { 0 },
             flags: if extended && revocable { raw::PEER_MEM_INVALIDATE_UNMAPS } else { 0 },
         };
-        // SAFETY: Module init, and the core does not know this slot yet: nobody else uses it.
+        // SAFETY: By this function's contract nobody else uses the slot.
         unsafe { (*slot.object.get()).write(object) };
         let hook = if revocable { slot.invalidate.get() } else { core::ptr::null_mut() };
         // SAFETY: The object is static and not written any more. `hook` is NULL or static.
@@ -235,7 +239,7 @@ impl Registered {
             );
             return Err(EBUSY);
         }
-        // SAFETY: Callbacks read the handle only once `READY` is set.
+        // SAFETY: Callbacks read the handle only once `READY` is set, which by the contract it is not.
         unsafe { *slot.handle.get() = handle };
         // INVARIANT: Just registered.
         Ok(Self(slot))
@@ -261,18 +265,23 @@ pub(crate) struct Clients {
 impl Clients {
     /// Registers the clients of the mode: first, second and refusing. Undoes that on an error.
     ///
-    /// To be called by module init, once everything else is initialised: the callbacks work from
+    /// # Safety
+    ///
+    /// Module init calls this, once, after everything else is initialised: the callbacks work from
     /// here on.
-    pub(crate) fn register(callbacks: [raw::peer_memory_client; 3]) -> Result<Self> {
+    pub(crate) unsafe fn register(callbacks: [raw::peer_memory_client; 3]) -> Result<Self> {
         let [first, second, refusing] = callbacks;
         let mode = mode();
-        let first = Registered::new(&FIRST_SLOT, mode.first.owner.name, mode.first.owner.kind, first)?;
+        // SAFETY: By this function's contract this is the first use of each slot, and `READY` is set
+        // below only.
+        let add = |slot, name, kind, callbacks| unsafe { Registered::new(slot, name, kind, callbacks) };
+        let first = add(&FIRST_SLOT, mode.first.owner.name, mode.first.owner.kind, first)?;
         let second = match &mode.second {
-            Some(client) => Some(Registered::new(&SECOND_SLOT, client.owner.name, client.owner.kind, second)?),
+            Some(client) => Some(add(&SECOND_SLOT, client.owner.name, client.owner.kind, second)?),
             None => None,
         };
         let refusing = match mode.refusing {
-            Some(name) => Some(Registered::new(&REFUSING_SLOT, name, Kind::Persistent, refusing)?),
+            Some(name) => Some(add(&REFUSING_SLOT, name, Kind::Persistent, refusing)?),
             None => None,
         };
         READY.store(true, Release);
