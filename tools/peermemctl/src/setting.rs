@@ -133,6 +133,24 @@ impl Setting {
         )
     }
 
+    /// Returns what gives the module other parameters: `change` says which, and goes before the file.
+    pub fn change_parameters(&self, change: &str) -> String {
+        match self.modules_in_containers() {
+            true => format!("{change} nvidia-peermem.conf of the ConfigMap nvidia-peermem-rust (packaging/container); that applies as soon as nobody uses the module"),
+            false => format!("{change} /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem"),
+        }
+    }
+
+    /// Returns what makes BAR1 larger.
+    pub fn larger_bar(&self) -> &'static str {
+        match &self.virtual_machine {
+            Some(_) => "have the hypervisor of this virtual machine give the GPU a larger BAR1",
+            None => {
+                "switch on Resizable BAR / Above 4G Decoding in the firmware, which makes BAR1 as large as the memory"
+            }
+        }
+    }
+
     /// Returns what has the IOMMU let addresses through.
     pub fn identity_iommu(&self) -> String {
         self.on_host(match self.architecture.as_deref() {

@@ -32,7 +32,7 @@ pub const LIBFABRIC: Consumer = Consumer {
             ),
             _ => refusal(
                 "it finds neither the peer-memory API nor dma-buf and copies through host memory",
-                machine.api_to_load().map(|module| format!("modprobe {module}")),
+                machine.api_to_load().map(|module| machine.setting.on_host(&format!("modprobe {module}"))),
             ),
         }
     },

@@ -30,7 +30,10 @@ fn nodes(machine: &Machine) -> Option<Check> {
         Check::fail(
             "fabric.nodes",
             "there is an RDMA device, but no /dev/infiniband/uverbs*: no program can open it",
-            "modprobe ib_uverbs; in a container, start it with --device=/dev/infiniband",
+            match machine.setting.container {
+                Some(_) => "start this container with --device=/dev/infiniband (Kubernetes: with what the RDMA device plugin offers)",
+                None => "modprobe ib_uverbs",
+            },
         )
         .seen("/dev/infiniband")
     })
@@ -207,7 +210,7 @@ fn iommu(machine: &Machine) -> Vec<Check> {
         Check::fail(
             ID,
             format!("{what}; NVIDIA's module hands the NIC untranslated addresses on kernels from 6.12 on: every transfer faults"),
-            format!("{fix}, or load this project's module, which maps by itself: make install"),
+            format!("{fix}, or load this project's module, which maps by itself: {}", machine.setting.install_it()),
         )
     } else {
         Check::warn(ID, format!("{what}: peer-to-peer traffic goes up to the CPU and is slower"), fix)

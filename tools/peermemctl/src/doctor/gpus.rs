@@ -16,10 +16,13 @@ const RESERVE: u64 = 36 << 20;
 /// What a pin takes at least.
 const GRANULE: u64 = 64 << 10;
 
-/// The check of BAR1, and what makes room there.
+/// The check of BAR1.
 const ID: &str = "gpus.bar1";
-const FIX: &str =
-    "peermemctl list shows who holds it; Resizable BAR / Above 4G Decoding in the firmware makes it as large as the memory";
+
+/// Returns what makes room in BAR1.
+fn room(machine: &Machine) -> String {
+    format!("end or shrink what holds it (peermemctl list); or {}", machine.setting.larger_bar())
+}
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = machine.smi.as_ref().err().and_then(|silent| answers(*silent)).into_iter().collect();
@@ -88,7 +91,7 @@ pub fn bar1_in_use(machine: &Machine, gpu: &Device) -> Option<(u64, u64, &'stati
 fn bar1(machine: &Machine, gpu: &Device) -> Check {
     let pinned = machine.registrations.as_ref().ok().map(|rows| pinned(rows, &gpu.address));
     match bar1_in_use(machine, gpu) {
-        Some((total, used, seen)) => judged(gpu, total, used, pinned).seen(seen),
+        Some((total, used, seen)) => judged(machine, gpu, total, used, pinned).seen(seen),
         None => bar1_by_counters(machine, gpu),
     }
 }
@@ -106,20 +109,21 @@ fn bar1_by_counters(machine: &Machine, gpu: &Device) -> Check {
             format!("have {} of BAR1; what is in use is told by nvidia-smi, or to root", text::bytes(size)),
         );
     };
-    let check = judged(gpu, size, live.min(size), Some(live));
+    let check = judged(machine, gpu, size, live.min(size), Some(live));
     match check.level {
-        Level::Fail => Check::warn(ID, format!("{whole}, and up to {} are registered", text::bytes(live)), FIX).about(
-            Kind::Gpu,
-            &gpu.address,
-            "may have no room left in BAR1",
-        ),
+        Level::Fail => Check::warn(
+            ID,
+            format!("{whole}, and up to {} are registered", text::bytes(live)),
+            room(machine),
+        )
+        .about(Kind::Gpu, &gpu.address, "may have no room left in BAR1"),
         _ => check,
     }
     .seen("size of the BAR in sysfs, total.live_bytes in /proc/driver/nvidia-peermem/stats")
 }
 
 /// What it means that so much of BAR1 is in use.
-fn judged(gpu: &Device, total: u64, used: u64, pinned: Option<u64>) -> Check {
+fn judged(machine: &Machine, gpu: &Device, total: u64, used: u64, pinned: Option<u64>) -> Check {
     let ours = pinned.map_or(String::new(), |pinned| format!(", {} of it by registrations", text::bytes(pinned)));
     let what = format!("GPU {}: {} of {} of BAR1 in use{ours}", gpu.address, text::bytes(used), text::bytes(total));
     let percent = used.saturating_mul(100).checked_div(total.saturating_sub(RESERVE)).unwrap_or(0);
@@ -131,12 +135,12 @@ fn judged(gpu: &Device, total: u64, used: u64, pinned: Option<u64>) -> Check {
     let (check, many) = if usable < GRANULE {
         let brief = format!("GPU {}: BAR1 is full", gpu.address);
         let message = format!("{what}: {kept}, so every registration fails");
-        (Check::fail(ID, message, FIX).brief(brief), "have no room left in BAR1: every registration fails")
+        (Check::fail(ID, message, room(machine)).brief(brief), "have no room left in BAR1: every registration fails")
     } else if percent >= 80 {
         let larger = text::bytes(usable);
         let brief = format!("GPU {}: BAR1 has {larger} left", gpu.address);
         let message = format!("{what}: {kept}, so a registration of more than {larger} fails");
-        (Check::warn(ID, message, FIX).brief(brief), "have little room left in BAR1")
+        (Check::warn(ID, message, room(machine)).brief(brief), "have little room left in BAR1")
     } else {
         (Check::ok(ID, what), "have room in BAR1")
     };
@@ -207,7 +211,10 @@ fn nodes(machine: &Machine) -> Option<Check> {
         Check::fail(
             "gpus.nodes",
             "/dev/nvidiactl is missing: no program can use a GPU",
-            "nvidia-modprobe -c 0 -u; in a container, start it with --gpus all",
+            match machine.setting.container {
+                Some(_) => "start this container with --gpus all (Kubernetes: with a limit of nvidia.com/gpu)",
+                None => "nvidia-modprobe -c 0 -u",
+            },
         )
         .seen("/dev/nvidiactl")
     })

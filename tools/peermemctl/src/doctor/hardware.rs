@@ -178,6 +178,10 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
                 ID,
                 format!("{name}: no port is active: {what}"),
                 match &device.netdev {
+                    _ if machine.setting.virtual_machine.is_some() => {
+                        let netdev = device.netdev.as_deref().unwrap_or("its network interface");
+                        format!("ip link set {netdev} up; if that does not do it, its link is the matter of the host of this virtual machine")
+                    }
                     Some(netdev) => format!("ip link set {netdev} up; if that does not do it, plug in the cable"),
                     None => {
                         format!("ibstat {}; plug in the cable; InfiniBand needs a subnet manager as well", device.name)

@@ -205,23 +205,38 @@ fn counted_orphans(machine: &Machine) -> Option<Check> {
 
 /// What fixes a refusal, by reason of docs/proc.md.
 fn fix(machine: &Machine, reason: &str) -> String {
+    let setting = &machine.setting;
     let fixed = match reason {
         "not_supported" => "use dma-buf (NCCL_DMABUF_ENABLE=1), or give the VM the whole GPU instead of a vGPU or MIG slice",
-        "not_persistent" | "persistent_fault" => "use dma-buf (NCCL_DMABUF_ENABLE=1), or write options nvidia-peermem revocable_fallback=1 in /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem",
-        "longer_than_bar" => "register a part of it; or switch on Resizable BAR / Above 4G Decoding in the firmware",
+        "not_persistent" | "persistent_fault" => {
+            let change = match setting.modules_in_containers() {
+                true => setting.change_parameters("write revocable_fallback=1 in"),
+                false => setting.change_parameters("write options nvidia-peermem revocable_fallback=1 in"),
+            };
+            return format!("use dma-buf (NCCL_DMABUF_ENABLE=1), or {change}");
+        }
+        "longer_than_bar" => return format!("register a part of it; or {}", setting.larger_bar()),
         "busy" => "wait for the GPU's reset or MIG change to end, then start the application again",
         "no_gpu" => {
             return format!("nvidia-smi: a GPU that fell off the bus is back only after a reboot or a reset: {}", log::reset_gpu(machine, "that GPU"))
         }
-        "out_of_bar" => "peermemctl list: end or shrink what holds BAR1; or switch on Resizable BAR / Above 4G Decoding in the firmware",
+        "out_of_bar" => {
+            return format!("end or shrink what holds BAR1 (peermemctl list); or {}", setting.larger_bar())
+        }
         "provider_fault" => {
             return format!("journalctl -k | grep -E 'NVRM|Xid'; then {}", log::reset_gpu(machine, "that GPU"))
         }
-        "leaves_allocation" => "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False; or, if it is there, take persistent_api_support=0 out of /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem: persistent pins serve several allocations",
+        "leaves_allocation" => {
+            let change = setting.change_parameters("take persistent_api_support=0 out of");
+            return format!("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False; or, as persistent pins serve several allocations, {change}");
+        }
         "hole" => "map memory at the address that peermemctl failures names, with gpuDirectRDMACapable=1 in cuMemCreate; or register what lies before and behind it",
         "unproven" => "peermemctl list: BAR1 or kernel memory is full; end what holds it",
         "freed" => "a bug of the application: it frees the buffer while it registers it",
-        "outside_bar" => "use dma-buf (NCCL_DMABUF_ENABLE=1); or take persistent_api_support=0 out of /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem",
+        "outside_bar" => {
+            let change = setting.change_parameters("take persistent_api_support=0 out of");
+            return format!("use dma-buf (NCCL_DMABUF_ENABLE=1); or {change}");
+        }
         "no_device" => "use a hardware RDMA device (peermemctl topo lists them)",
         "not_pci" => "use a NIC that the GPU can reach: peermemctl topo",
         "topology" => return format!("use a NIC that the GPU can reach (peermemctl topo); or {}", way::topology_cure(machine)),

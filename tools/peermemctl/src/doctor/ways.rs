@@ -254,7 +254,8 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
     let by_dma_buf = works(Way::DmaBuf) || only_a_device;
     let by_nic = works(Way::PeerMemory) && machine.rdma.iter().all(|nic| setting::takes_by_itself(machine, nic));
     let gpus = machine.gpus();
-    let in_vain = !gpus.is_empty() && gpus.iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
+    let only_own = gpus.is_empty() && machine.setting.tegra;
+    let in_vain = only_own || !gpus.is_empty() && gpus.iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
     for check in sections.iter_mut().flat_map(|section| &mut section.checks).filter(|check| check.is_finding()) {
         let of_peer_memory =
             way::of_peer_memory(check.id) || ["limits.autoload", "consumers.operator"].contains(&check.id);
