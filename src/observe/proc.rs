@@ -174,6 +174,7 @@ pub(crate) fn stats(f: &mut Seq, module: Module<impl Iterator<Item = Pair>>) -> 
     }
     writeln!(f)?;
     counters(f, clients)?;
+    writeln!(f, "unanswered {}", stats::unanswered_asks())?;
     writeln!(f, "late_callbacks {}", stats::late_callbacks())?;
     writeln!(f, "callbacks_in_flight {}", module.callbacks_in_flight)?;
     writeln!(f, "oldest_callback_ms {}", module.oldest_callback_ms)?;

@@ -189,6 +189,19 @@ static LATE: Counter = Counter::new();
 /// Puts that the provider failed and that are not tried again.
 static PUT_ERRORS: Counter = Counter::new();
 
+/// Asks for memory that the core could not pin as the CPU's, and that the provider does not know either.
+static UNANSWERED: Counter = Counter::new();
+
+/// Counts such an ask, once for all clients.
+pub(crate) fn unanswered() {
+    UNANSWERED.add(1);
+}
+
+/// Such asks so far.
+pub(crate) fn unanswered_asks() -> u64 {
+    UNANSWERED.value()
+}
+
 /// Counts a callback without a registration to revoke. Called in the callback: no print.
 pub(crate) fn late_callback(ticket: u64) {
     trace::late_callback(ticket);

@@ -5,6 +5,7 @@
 use crate::ffi::shim::{self, Kind, Process};
 use crate::observe::reason::Reason;
 use crate::observe::refusals;
+use crate::observe::stats;
 use crate::observe::trace::{Event, Timer};
 use crate::peer::client::{Client, Place};
 use crate::pin::registration::Registration;
@@ -101,7 +102,11 @@ pub(crate) fn acquire(client: &'static Client, addr: u64, size: u64) -> Option<A
             refusals::refused(reason, client.owner.asked(), range.user());
             FirstAnswer::NotMine
         }
-        Err(Unclaimed::NotMine) => FirstAnswer::NotMine,
+        Err(Unclaimed::NotMine) => {
+            // Clients that are asked later hear of this answer, so that one ask counts once.
+            stats::unanswered();
+            FirstAnswer::NotMine
+        }
     };
     if client.place == Place::First {
         *WALK.lock() = Some((Question::new(addr, size), answer));

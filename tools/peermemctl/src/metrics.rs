@@ -129,6 +129,11 @@ fn counters(registry: &mut Registry, stats: &Stats) {
         ("revocations", "total.revocations", "Pins that a free revoked"),
         ("put_errors", "put_errors", "Pins that the GPU driver failed to take back"),
         ("lost_pinned_bytes", "total.lost_bytes", "Bytes of GPU memory and BAR1 that lost pins keep"),
+        (
+            "unanswered",
+            "unanswered",
+            "Registrations of memory that is neither the CPU's nor GPU memory that can be pinned",
+        ),
         ("late_callbacks", "late_callbacks", "Free callbacks that found nothing to do"),
     ] {
         let counter: Counter = Counter::default();

@@ -107,7 +107,11 @@ fn dashboard_and_alerts_ask_for_what_there_is() {
 #[test]
 fn every_metric_is_asked_for() {
     let asked: String = queries().into_iter().map(|(query, _)| query + "\n").collect();
-    let left = ["nvidia_peermem_late_callbacks_total", "nvidia_peermem_callbacks_in_flight"];
+    let left = [
+        "nvidia_peermem_late_callbacks_total",
+        "nvidia_peermem_callbacks_in_flight",
+        "nvidia_peermem_unanswered_total",
+    ];
     for name in series(&metrics("bar1-refused")).keys().filter(|name| !left.contains(&name.as_str())) {
         assert!(asked.contains(name), "{name}");
     }

@@ -130,7 +130,12 @@ fn host_memory_is_not_ours_and_asked_for_once() {
             assert_eq!(ask(mode, va, len, &[]), (Err(EFAULT), gets), "{va:#x} {len:#x}");
         }
         let _turn = load(mode);
+        let unanswered = stat("unanswered");
         let _ = rdma::register(0x5000_f000, 8192);
+        assert_eq!(stat("unanswered") - unanswered, 1, "an ask counts once for all clients");
+        let umem = rdma::register(VA, PAGE).expect("GPU memory");
+        rdma::deregister(umem);
+        assert_eq!(stat("unanswered") - unanswered, 1, "what is answered counts as such");
         assert!(!said("refused"), "not silent for host memory: {:?}", rt().printed);
         unload();
     }

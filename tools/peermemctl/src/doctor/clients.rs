@@ -126,11 +126,15 @@ fn counters(machine: &Machine) -> Vec<Check> {
     let mut check = Check::ok(
         ID,
         format!(
-            "{} live ({}), {pins} made, {unpins} ended, {} of them by a free; {}",
+            "{} live ({}), {pins} made, {unpins} ended, {} of them by a free; {}{}",
             text::count(live, "pin"),
             text::bytes(number("total.live_bytes")),
             number("total.revocations"),
             text::count(number("total.refused"), "refusal"),
+            match number("unanswered") {
+                0 => String::new(),
+                asks => format!("; {} of memory that is nobody's (\"Bad address\")", text::count(asks, "ask")),
+            },
         ),
     )
     .seen("/proc/driver/nvidia-peermem/stats");
@@ -201,6 +205,13 @@ fn figures(stats: &Stats) -> Vec<String> {
     if !longest.is_empty() {
         figures.push(format!("longest calls of the GPU driver: {}", longest.join(", ")));
     }
+    let unanswered = stats.number("unanswered").filter(|asks| *asks > 0);
+    figures.extend(unanswered.map(|asks| {
+        format!(
+            "{} of memory that is nobody's: a wrong or freed pointer, or GPU memory that may not be pinned (docs/doctor.md, \"Bad address\")",
+            text::count(asks, "registration")
+        )
+    }));
     let late = stats.number("late_callbacks").filter(|late| *late > 0);
     figures.extend(late.map(|late| format!("{} found nothing to do", text::count(late, "late free callback"))));
     figures
@@ -231,10 +242,11 @@ mod tests {
         let told = |text: &str| figures(&Stats::parse(text));
         assert!(told("refused.busy 0\nprovider.get.longest_ns 0\nlate_callbacks 0\n").is_empty());
         assert_eq!(
-            told("refused.busy 2\nrefused.freed 1\nnv_mem.refused.busy 2\nprovider.get.longest_ns 12345678\nprovider.map.longest_ns 900\nlate_callbacks 1\n"),
+            told("refused.busy 2\nrefused.freed 1\nnv_mem.refused.busy 2\nprovider.get.longest_ns 12345678\nprovider.map.longest_ns 900\nunanswered 3\nlate_callbacks 1\n"),
             [
                 "refused since the module was loaded: busy 2, freed 1",
                 "longest calls of the GPU driver: get 12.346 ms, map 0.001 ms",
+                "3 registrations of memory that is nobody's: a wrong or freed pointer, or GPU memory that may not be pinned (docs/doctor.md, \"Bad address\")",
                 "1 late free callback found nothing to do",
             ]
         );
