@@ -103,3 +103,13 @@ driver_folders() { # ROOT ARCH KERNEL MODULE VERSION
 		done
 	done | awk '!seen[$0]++'
 }
+
+# Prints the package that has a kernel's headers, by the name that the distribution gives it.
+headers_package() { # ROOT KERNEL
+	case " $(sed -n 's/^ID\(_LIKE\)*=//p' "$1/etc/os-release" 2>/dev/null | tr -d '"' | tr '\n' ' ') " in
+	*" debian "* | *" ubuntu "*) echo "linux-headers-$2" ;;
+	*" rhel "* | *" fedora "* | *" centos "*) echo "kernel-devel-$2" ;;
+	*" suse "* | *" sles "*) echo "kernel-default-devel of $2" ;;
+	*) echo "the package with its headers" ;;
+	esac
+}

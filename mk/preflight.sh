@@ -257,7 +257,7 @@ if [ "$series" -lt 6013 ]; then
 fi
 
 # Which files say what the neighbours export. All are optional: the references are weak.
-symvers= unchecked=
+symvers= unchecked= missing=
 first_with() { # symbol, files...
 	symbol=$1
 	shift
@@ -295,7 +295,7 @@ if [ -n "$found" ]; then
 	note "ib_register_peer_memory_client: $found"
 	[ "$found" = "$KDIR/Module.symvers" ] || symvers=$found
 elif [ -z "${SAMPLE:-}" ]; then
-	unchecked="the RDMA core"
+	unchecked="the RDMA core" missing="an RDMA core with the peer-memory API (DOCA-OFED)"
 	others=$(core_kernels '' "$arch" | paste -sd ' ')
 	[ -z "$others" ] ||
 		note "OFED is there for $others only: dkms install mlnx-ofed-kernel/<its version> -k $kver, or install OFED's package for kernel $kver"
@@ -328,6 +328,7 @@ if [ -n "$found" ]; then
 else
 	note "nvidia_p2p_get_pages: no Module.symvers found (NVIDIA=<dir> names one); modprobe resolves it by depmod"
 	unchecked="${unchecked:+$unchecked and }the GPU driver"
+	[ -n "$nvidia_version" ] || missing="${missing:+$missing and }NVIDIA's GPU driver"
 fi
 # Where symbols have versions the kernel compares those that the module has.
 if [ -n "$unchecked" ] && [ "$(option CONFIG_MODVERSIONS)" = y ]; then
@@ -381,5 +382,6 @@ PREFLIGHT_KERNEL_CRATE='$crate'
 PREFLIGHT_TREE='$tree'
 PREFLIGHT_DEPS='${DEPS:-}'
 PREFLIGHT_UNCHECKED='$unchecked'
+PREFLIGHT_MISSING="$missing"
 EOF
 mv "$OUT/preflight.env.new" "$OUT/preflight.env"

@@ -2,6 +2,7 @@
 //! modprobe run.
 
 use anyhow::{bail, ensure, Context, Result};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -32,6 +33,8 @@ pub struct Machine {
 /// What a script said.
 pub struct Said {
     pub ok: bool,
+    /// Its exit code; 128 more than the signal that killed it.
+    pub code: i32,
     /// Standard output and standard error, in the order in which they came.
     pub text: String,
 }
@@ -96,7 +99,8 @@ impl Machine {
         if env::var_os("PACKAGES_VERBOSE").is_some() {
             eprintln!("+ {script}\n{text}({} s, {})", start.elapsed().as_secs(), output.status);
         }
-        Ok(Said { ok: output.status.success(), text })
+        let code = output.status.code().unwrap_or_else(|| 128 + output.status.signal().unwrap_or_default());
+        Ok(Said { ok: output.status.success(), code, text })
     }
 
     /// Runs a script that must succeed; what it says.

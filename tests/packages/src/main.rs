@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 use stubs::{deb, ours, NVIDIA, OFED};
-use transitions::{Test, ALL, INSTALLED, RPM};
+use transitions::{Test, ALL, INSTALLED, RPM, RPM_INTERRUPTED};
 
 #[derive(Parser)]
 struct Words {
@@ -79,12 +79,12 @@ fn run(words: &Words) -> Result<bool> {
             if !wanted {
                 continue;
             }
-            let from = if transition.name == RPM { &neighbours } else { &ready };
+            let from = if [RPM, RPM_INTERRUPTED].contains(&transition.name) { &neighbours } else { &ready };
             let (name, start) = (format!("{distribution}/{}", transition.name), Instant::now());
-            let mut test = Test { machine: Machine::new(&from.layers())?, version: version.clone(), rows: Vec::new() };
+            let mut test =
+                Test { machine: Machine::new(&from.layers())?, version: version.clone(), rows: Vec::new(), exit: None };
             let result = (transition.run)(&mut test);
-            let row = |(kernel, action, what)| [distribution.to_string(), rustc.clone(), kernel, action, what];
-            rows.extend(test.rows.into_iter().map(row));
+            rows.extend(test.rows.iter().map(|row| table::line(distribution, &rustc, row)));
             // A run that is stopped keeps what it has found.
             if let Some(table) = &words.table {
                 fs::write(table, table::page(&rows)).with_context(|| format!("cannot write {}", table.display()))?;
@@ -117,6 +117,10 @@ fn prepare(words: &Words, layers: &Layers, version: &str, whole: bool) -> Result
 /// The same with our package.
 fn with_ours(neighbours: &Machine, version: &str) -> Result<Machine> {
     let machine = Machine::new(&neighbours.layers())?;
-    machine.must(&format!("dpkg -i {}", ours(version))).context("installation of ours")?;
-    Ok(machine)
+    let said = machine.must(&format!("dpkg -i {}", ours(version))).context("installation of ours")?;
+    let kernel = machine.kernels()?.pop().context("the machine has no kernel")?;
+    match machine.resolved(&kernel)? {
+        Resolved::Ours { fits: true, .. } => Ok(machine),
+        other => bail!("after the installation of ours modprobe takes {other}:\n{said}"),
+    }
 }

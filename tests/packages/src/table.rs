@@ -1,26 +1,47 @@
 //! docs/results/packages.md.
 
+use crate::transitions::Row;
+
 const HEAD: &str = "# What modprobe loads
 
 Written by `make soak ONLY=packages`: machines made of Debian packages, with stand-ins for NVIDIA's
 driver and DOCA-OFED, and the real dpkg, rpm, dkms, depmod and modprobe. Nothing is loaded there.
+\"exit\" is the exit code of dpkg or rpm; \"initrd\" says whether the kernel has one.
 
-| distribution | rustc | kernel | after | `modprobe nvidia-peermem` takes |
-|---|---|---|---|---|
+| distribution | rustc | kernel | after | exit | initrd | `modprobe nvidia-peermem` takes |
+|---|---|---|---|---|---|---|
 ";
 
-/// The page of these rows: distribution, its rustc, kernel, action, what modprobe takes.
-pub fn page(rows: &[[String; 5]]) -> String {
-    let rows = rows.iter().map(|row| format!("| {} |\n", row.join(" | ")));
-    HEAD.to_string() + &rows.collect::<String>()
+/// A line of the page.
+pub fn line(distribution: &str, rustc: &str, row: &Row) -> String {
+    let exit = row.exit.map_or_else(|| "–".to_string(), |code| code.to_string());
+    let initrd = if row.initrd { "yes" } else { "no" };
+    let Row { kernel, action, takes, .. } = row;
+    format!("| {distribution} | {rustc} | {kernel} | {action} | {exit} | {initrd} | {takes} |\n")
+}
+
+/// The page of these lines.
+pub fn page(lines: &[String]) -> String {
+    HEAD.to_string() + &lines.concat()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::{line, page};
+    use crate::transitions::Row;
+
     #[test]
     fn a_line_per_row() {
-        let row = ["trixie", "1.85.0", "6.12", "removal of ours", "NVIDIA's"].map(String::from);
-        assert!(super::page(&[row])
-            .ends_with("|---|---|---|---|---|\n| trixie | 1.85.0 | 6.12 | removal of ours | NVIDIA's |\n"));
+        let row = |exit| Row {
+            kernel: "6.12".into(),
+            action: "removal of ours".into(),
+            exit,
+            initrd: true,
+            takes: "NVIDIA's".into(),
+        };
+        let lines = [line("trixie", "1.85.0", &row(Some(0))), line("trixie", "1.85.0", &row(None))];
+        assert!(page(&lines).ends_with(
+            "|---|---|---|---|---|---|---|\n| trixie | 1.85.0 | 6.12 | removal of ours | 0 | yes | NVIDIA's |\n| trixie | 1.85.0 | 6.12 | removal of ours | – | yes | NVIDIA's |\n"
+        ));
     }
 }

@@ -1,6 +1,6 @@
 //! What happens to a machine, and what modprobe must resolve to afterwards.
 
-use crate::machine::{Machine, Resolved};
+use crate::machine::{Machine, Resolved, Said};
 use crate::stubs::{deb, ours, BROKEN, DEBS, NEXT, NVIDIA, OFED};
 use anyhow::{ensure, Context, Result};
 
@@ -17,8 +17,19 @@ pub struct Test {
     pub machine: Machine,
     /// Of our package that is installed.
     pub version: String,
-    /// Kernel, action, and what modprobe resolves to.
-    pub rows: Vec<(String, String, String)>,
+    pub rows: Vec<Row>,
+    /// The exit code of the last transaction, until a row has it.
+    pub exit: Option<i32>,
+}
+
+/// A line of the table: what an action left on a kernel.
+pub struct Row {
+    pub kernel: String,
+    pub action: String,
+    /// The exit code of dpkg or rpm, where one of them was called.
+    pub exit: Option<i32>,
+    pub initrd: bool,
+    pub takes: String,
 }
 
 const fn quick(name: &'static str, run: fn(&mut Test) -> Result<()>) -> Transition {
@@ -42,25 +53,33 @@ pub const ALL: &[Transition] = &[
     long("ofed_upgrade", ofed_upgrade),
     quick("ofed_of_two_versions", ofed_of_two_versions),
     long("neighbour_of_another_abi", neighbour_of_another_abi),
+    quick("kernel_that_ours_is_not_built_for", kernel_that_ours_is_not_built_for),
     long("kernel_upgrade_and_removal", kernel_upgrade_and_removal),
+    long("kernel_installed_again", kernel_installed_again),
+    long("one_transaction", one_transaction),
+    long("upgrade_in_one_transaction", upgrade_in_one_transaction),
     long("own_upgrade", own_upgrade),
     long("own_upgrade_that_fails", own_upgrade_that_fails),
     long("dpkg_interrupted", dpkg_interrupted),
     quick("disk_full", disk_full),
     quick("disk_full_while_configuring", disk_full_while_configuring),
     quick("disk_full_at_a_refresh", disk_full_at_a_refresh),
+    quick("a_place_that_is_full_or_read_only", a_place_that_is_full_or_read_only),
+    long("interrupted_at_each_step", interrupted_at_each_step),
     quick("a_release_that_begins_another", a_release_that_begins_another),
     quick("key_not_enrolled", key_not_enrolled),
     quick("openibd_hook", openibd_hook),
     quick("each_kernel_by_itself", each_kernel_by_itself),
     quick("uninstalled_by_the_admin", uninstalled_by_the_admin),
     quick("one_refresh_at_a_time", one_refresh_at_a_time),
+    quick("no_program_of_dkms_keeps_the_lock", no_program_of_dkms_keeps_the_lock),
     quick("booted", booted),
     long("booted_after_a_change", booted_after_a_change),
     quick("removed", removed),
     quick("purged", purged),
     quick("removed_while_unpacked", removed_while_unpacked),
     long(RPM, rpm),
+    long(RPM_INTERRUPTED, rpm_interrupted),
     long("peermemctl", peermemctl),
     long("peermemctl_by_rpm", peermemctl_by_rpm),
     long("metrics", metrics),
@@ -72,8 +91,32 @@ pub const ALL: &[Transition] = &[
 pub const INSTALLED: &str = "installed";
 /// From a machine with the neighbours alone: rpm's own dkms flow.
 pub const RPM: &str = "rpm";
+pub const RPM_INTERRUPTED: &str = "rpm_interrupted";
 
 impl Test {
+    /// Runs a script with a transaction of dpkg or rpm, which may fail; the row that follows has its
+    /// exit code.
+    fn act(&mut self, script: &str) -> Result<Said> {
+        let said = self.machine.run(script)?;
+        self.exit = Some(said.code);
+        Ok(said)
+    }
+
+    /// The same where it must not fail; what it says.
+    fn transaction(&mut self, script: &str) -> Result<String> {
+        let said = self.act(script)?;
+        ensure!(said.ok, "{script}\n{}", said.text);
+        Ok(said.text)
+    }
+
+    /// Writes a row of the table.
+    fn row(&mut self, kernel: &str, action: &str, takes: &str) -> Result<()> {
+        let initrd = self.machine.run(&format!("test -s /boot/initrd.img-{kernel}"))?.ok;
+        let (kernel, action, takes) = (kernel.to_string(), action.to_string(), takes.to_string());
+        self.rows.push(Row { kernel, action, exit: self.exit.take(), initrd, takes });
+        Ok(())
+    }
+
     fn kernel(&self) -> Result<String> {
         self.machine.kernels()?.into_iter().next().context("no kernel")
     }
@@ -81,7 +124,7 @@ impl Test {
     /// What modprobe takes after `action` must be this.
     fn expect(&mut self, action: &str, kernel: &str, want: &Resolved) -> Result<()> {
         let got = self.machine.resolved(kernel)?;
-        self.rows.push((kernel.to_string(), action.to_string(), got.to_string()));
+        self.row(kernel, action, &got.to_string())?;
         ensure!(got == *want, "after {action} modprobe on {kernel} takes {got}, not {want}");
         Ok(())
     }
@@ -156,7 +199,7 @@ fn units_document(test: &Test) -> Result<()> {
 
 fn nvidia_same_interface(test: &mut Test) -> Result<()> {
     let version = test.version();
-    let text = test.machine.must(&format!("dpkg -i {}", deb("nvidia", NVIDIA[1])))?;
+    let text = test.transaction(&format!("dpkg -i {}", deb("nvidia", NVIDIA[1])))?;
     ensure!(!text.contains("nvidia-peermem-rust: building"), "nothing that ours needs has changed:\n{text}");
     test.expect_ours("upgrade of NVIDIA's driver, same interface", &version)
 }
@@ -167,7 +210,7 @@ fn nvidia_up_and_down(test: &mut Test) -> Result<()> {
     let version = test.version();
     let known = test.machine.run("ls /var/lib/dkms/nvidia/*/*/*/module/Module.symvers")?.ok;
     for (action, other) in [("upgrade of NVIDIA's driver", NVIDIA[2]), ("downgrade of NVIDIA's driver", NVIDIA[0])] {
-        let text = test.machine.must(&format!("dpkg -i {}", deb("nvidia", other)))?;
+        let text = test.transaction(&format!("dpkg -i {}", deb("nvidia", other)))?;
         if known {
             one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
         }
@@ -178,10 +221,10 @@ fn nvidia_up_and_down(test: &mut Test) -> Result<()> {
 
 fn nvidia_removed(test: &mut Test) -> Result<()> {
     let version = test.version();
-    let text = test.machine.must("dpkg -P nvidia-dkms")?;
+    let text = test.transaction("dpkg -P nvidia-dkms")?;
     ensure!(!text.contains("nvidia-peermem-rust: building"), "there is nothing new to build against:\n{text}");
     test.expect_ours("removal of NVIDIA's driver", &version)?;
-    test.machine.must("dpkg -P nvidia-peermem-rust-dkms")?;
+    test.transaction("dpkg -P nvidia-peermem-rust-dkms")?;
     let kernel = test.kernel()?;
     test.expect("removal of ours after NVIDIA's", &kernel, &Resolved::Nothing)
 }
@@ -196,7 +239,7 @@ fn nvidia_half_installed(test: &mut Test) -> Result<()> {
     ))?;
     ensure!(!said.ok, "the driver's build should have failed");
     test.expect_ours("NVIDIA's driver half installed", &version)?;
-    test.machine.must("dpkg -P nvidia-peermem-rust-dkms")?;
+    test.transaction("dpkg -P nvidia-peermem-rust-dkms")?;
     Ok(())
 }
 
@@ -218,7 +261,7 @@ fn debians_driver(test: &mut Test) -> Result<()> {
     test.machine.must("dpkg -r nvidia-peermem-rust-dkms")?;
     let kernel = test.kernel()?;
     let got = test.machine.resolved(&kernel)?;
-    test.rows.push((kernel, "removal of ours beside them".into(), got.to_string()));
+    test.row(&kernel, "removal of ours beside them", &got.to_string())?;
     ensure!(matches!(&got, Resolved::Nvidia(file) if file.starts_with("nvidia-current-open-peermem.ko")), "{got}");
     Ok(())
 }
@@ -238,7 +281,7 @@ fn another_search_line(test: &mut Test) -> Result<()> {
 
 fn ofed_upgrade(test: &mut Test) -> Result<()> {
     let version = test.version();
-    let text = test.machine.must(&format!("dpkg -i {}", deb("mlnx-ofed-kernel", OFED[1])))?;
+    let text = test.transaction(&format!("dpkg -i {}", deb("mlnx-ofed-kernel", OFED[1])))?;
     one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
     test.expect_ours("upgrade of OFED", &version)
 }
@@ -281,19 +324,88 @@ fn neighbour_of_another_abi(test: &mut Test) -> Result<()> {
     says_why(&text, "an interface that nobody knows")?;
     test.expect_ours("a rebuild that fails", &version)?;
     test.machine.must("dkms status -m nvidia-peermem-rust | grep installed")?;
-    test.machine.must("dpkg -P nvidia-peermem-rust-dkms")?;
+    test.transaction("dpkg -P nvidia-peermem-rust-dkms")?;
     let got = test.machine.resolved(&kernel)?;
     ensure!(matches!(got, Resolved::Nvidia(_)), "after a removal then: {got}");
     Ok(())
 }
 
+/// dpkg has nothing left to do, and no kernel lacks its initrd.
+fn nothing_half_installed(test: &Test) -> Result<()> {
+    let left = test.machine.must(
+        "dpkg --audit
+        for kernel in /lib/modules/*/kernel; do k=$(basename $(dirname $kernel)); [ -s /boot/initrd.img-$k ] || echo no initrd for $k; done",
+    )?;
+    ensure!(left.is_empty(), "{left}");
+    Ok(())
+}
+
+/// A kernel comes for which ours cannot be built: it is installed with its initrd and its neighbours,
+/// and takes NVIDIA's module. Ours follows once it can.
+fn kernel_that_ours_is_not_built_for(test: &mut Test) -> Result<()> {
+    let (old, version) = (test.kernel()?, test.version());
+    let text = test.transaction(
+        r#"new=$(basename /srv/kernel/linux-headers-*-$(dpkg --print-architecture)_*.deb); new=${new#linux-headers-}; new=${new%%_*}
+        printf '#!/bin/sh\ncase "$*" in *KDIR=/lib/modules/%s/build*) echo "error: of the test"; exit 2 ;; esac\nexec /usr/bin/make "$@"\n' "$new" >/usr/local/bin/make
+        chmod +x /usr/local/bin/make
+        dpkg -i /srv/kernel/*.deb"#,
+    )?;
+    says_why(&text, "of the test")?;
+    nothing_half_installed(test)?;
+    let new = test.machine.kernels()?.into_iter().find(|kernel| *kernel != old).context("a second kernel")?;
+    let got = test.machine.resolved(&new)?;
+    test.row(&new, "installation of a kernel for which ours is not built", &got.to_string())?;
+    ensure!(matches!(got, Resolved::Nvidia(_)), "{got}");
+    test.expect("installation of a kernel for which ours is not built", &old, &Resolved::Ours { version, fits: true })?;
+    // apt works on.
+    test.transaction("dpkg --configure --pending; dpkg-trigger --no-await /usr/src; dpkg --configure --pending")?;
+    Ok(())
+}
+
+/// The same kernel's package comes again, or after it was removed: ours is there.
+fn kernel_installed_again(test: &mut Test) -> Result<()> {
+    let (old, version) = (test.kernel()?, test.version());
+    test.machine.must("dpkg -i /srv/kernel/*.deb")?;
+    test.transaction("dpkg -i /srv/kernel/linux-image-*.deb")?;
+    test.expect_ours("a kernel's package installed again", &version)?;
+    test.transaction(
+        "dpkg -P $(dpkg-deb -f /srv/kernel/linux-image-*.deb Package); dpkg -i /srv/kernel/linux-image-*.deb",
+    )?;
+    test.expect_ours("a kernel removed and installed again", &version)?;
+    nothing_half_installed(test)?;
+    ensure!(test.machine.kernels()?.contains(&old), "{old}");
+    Ok(())
+}
+
+/// Ours, the driver and OFED come in one call of dpkg, ours before what it is built against.
+fn one_transaction(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    test.machine
+        .must("dpkg -P nvidia-peermem-rust-dkms nvidia-dkms mlnx-ofed-kernel-dkms; rm -rf /usr/src/ofa_kernel")?;
+    let (driver, ofed) = (deb("nvidia", NVIDIA[0]), deb("mlnx-ofed-kernel", OFED[0]));
+    let text = test.transaction(&format!("dpkg -i {} {driver} {ofed}", ours(&version)))?;
+    one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
+    one_line(&text, &["nvidia-peermem-rust: kernel ", "has a new module", "modprobe nvidia-peermem"])?;
+    test.expect_ours("ours, driver and OFED in one transaction", &version)?;
+    nothing_half_installed(test)
+}
+
+/// All three are upgraded in one call.
+fn upgrade_in_one_transaction(test: &mut Test) -> Result<()> {
+    let (driver, ofed) = (deb("nvidia", NVIDIA[2]), deb("mlnx-ofed-kernel", OFED[1]));
+    let text = test.transaction(&format!("dpkg -i {driver} {} {ofed}", ours(NEXT)))?;
+    one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
+    test.expect_ours("upgrade of all three in one transaction", NEXT)?;
+    nothing_half_installed(test)
+}
+
 fn kernel_upgrade_and_removal(test: &mut Test) -> Result<()> {
     let version = test.version();
     let old = test.kernel()?;
-    test.machine.must("dpkg -i /srv/kernel/*.deb")?;
+    test.transaction("dpkg -i /srv/kernel/*.deb")?;
     ensure!(test.machine.kernels()?.len() == 2, "two kernels should be there");
     test.expect_ours("installation of another kernel", &version)?;
-    test.machine.must(&format!("dpkg -P linux-image-{old} linux-headers-{old}"))?;
+    test.transaction(&format!("dpkg -P linux-image-{old} linux-headers-{old}"))?;
     test.expect_ours("removal of the first kernel", &version)?;
     let left = test.machine.must(&format!(
         "ls -d /usr/lib/nvidia-peermem-rust/{old} 2>/dev/null || true; grep -h {old} /usr/lib/depmod.d/00-* || true"
@@ -303,7 +415,7 @@ fn kernel_upgrade_and_removal(test: &mut Test) -> Result<()> {
 }
 
 fn own_upgrade(test: &mut Test) -> Result<()> {
-    test.machine.must(&format!("dpkg -i {}", ours(NEXT)))?;
+    test.transaction(&format!("dpkg -i {}", ours(NEXT)))?;
     test.expect_ours("upgrade of ours", NEXT)?;
     let left = test.machine.must("dkms status -m nvidia-peermem-rust")?;
     ensure!(left.lines().count() == 1, "{left}");
@@ -312,14 +424,13 @@ fn own_upgrade(test: &mut Test) -> Result<()> {
 
 fn own_upgrade_that_fails(test: &mut Test) -> Result<()> {
     let version = test.version();
-    let said = test.machine.run(&format!("dpkg -i {}", ours(BROKEN)))?;
-    ensure!(!said.ok, "it cannot be built");
-    says_why(&said.text, "no such kernel")?;
+    let text = test.transaction(&format!("dpkg -i {}", ours(BROKEN)))?;
+    says_why(&text, "no such kernel")?;
     test.expect_ours("upgrade of ours that does not build", &version)?;
-    test.machine.must("dpkg -P nvidia-peermem-rust-dkms")?;
+    test.transaction("dpkg -P nvidia-peermem-rust-dkms")?;
     let kernel = test.kernel()?;
     let got = test.machine.resolved(&kernel)?;
-    test.rows.push((kernel, "removal after that".into(), got.to_string()));
+    test.row(&kernel, "removal after that", &got.to_string())?;
     ensure!(matches!(got, Resolved::Nvidia(_)), "NVIDIA's file is not back: {got}");
     Ok(())
 }
@@ -340,7 +451,7 @@ fn dpkg_interrupted(test: &mut Test) -> Result<()> {
         ours(NEXT)
     ))?;
     test.expect_ours("upgrade of ours, dpkg killed in it", &version)?;
-    test.machine.must("dpkg --configure --pending")?;
+    test.transaction("dpkg --configure --pending")?;
     test.expect_ours("dpkg --configure --pending after it", NEXT)
 }
 
@@ -349,7 +460,7 @@ fn disk_full(test: &mut Test) -> Result<()> {
     let version = test.version();
     test.machine.disk = Some(24);
     let said = test.machine.run(&format!(
-        "dpkg -i {} && exit 99
+        "dpkg -i {}
         k=$(uname -r); file=$(modinfo -k $k -n nvidia-peermem); echo resolved $file $(modinfo -F version $file)",
         ours(NEXT)
     ))?;
@@ -358,7 +469,7 @@ fn disk_full(test: &mut Test) -> Result<()> {
     says_why(&said.text, "No space left")?;
     one_line(&said.text, &["resolved /usr/lib/nvidia-peermem-rust/", &version])?;
     let kernel = test.kernel()?;
-    test.rows.push((kernel, "upgrade of ours, disk full".into(), format!("ours, {version}")));
+    test.row(&kernel, "upgrade of ours, disk full", &format!("ours, {version}"))?;
     Ok(())
 }
 
@@ -400,13 +511,86 @@ fn disk_full_at_a_refresh(test: &mut Test) -> Result<()> {
     one_line(&said.text, &[&kernel, "installed"])
 }
 
+/// Each place that a build or an installation writes to is full, or cannot be written: one line says
+/// so, nothing else fails, and what modprobe takes stays.
+fn a_place_that_is_full_or_read_only(test: &mut Test) -> Result<()> {
+    let (kernel, version) = (test.kernel()?, test.version());
+    let full = |dir: &str| {
+        format!(
+            "cp -a {dir} /tmp/copy; mount -t tmpfs -o size=$(($(du -sk {dir} | cut -f 1) + 512))k full {dir}; cp -a /tmp/copy/. {dir}/; cat /dev/zero >{dir}/fill 2>/dev/null || true"
+        )
+    };
+    let read_only = |dir: &str| format!("mount --bind {dir} {dir}; mount -o remount,bind,ro {dir}");
+    let places = [
+        ("a full /var/lib/dkms", full("/var/lib/dkms"), "No space left"),
+        ("a full /usr/lib/nvidia-peermem-rust", full("/usr/lib/nvidia-peermem-rust"), "No space left"),
+        ("a full /tmp", "cat /dev/zero >/tmp/fill 2>/dev/null || true".to_string(), "/tmp"),
+        ("a full /run", "cat /dev/zero >/run/fill 2>/dev/null || true".to_string(), "No space left"),
+        ("a read-only /usr", read_only("/usr"), "Read-only file system"),
+        ("a read-only /var/lib/dkms", read_only("/var/lib/dkms"), "Read-only file system"),
+    ];
+    let layers = test.machine.layers();
+    for (place, lay, reason) in places {
+        let machine = Machine::new(&layers)?;
+        let mut at = Test { machine, version: version.clone(), rows: Vec::new(), exit: None };
+        let said = at.act(&format!(
+            "sed -i 's/^0x......../0x12345678/' /usr/src/ofa_kernel/$(uname -m)/{kernel}/Module.symvers
+            {lay}
+            dpkg-trigger --no-await /usr/src; dpkg --configure --pending
+            file=$(modinfo -k {kernel} -n nvidia-peermem); echo resolved $file $(modinfo -F version $file)"
+        ))?;
+        ensure!(said.ok, "{place}: {}", said.text);
+        let lines: Vec<&str> = said.text.lines().filter(|line| !line.starts_with("Processing triggers for ")).collect();
+        let (last, lines) = lines.split_last().context("it says something")?;
+        ensure!(
+            last.starts_with("resolved /usr/lib/nvidia-peermem-rust/") && last.ends_with(&version),
+            "{place}: {}",
+            said.text
+        );
+        let lines: Vec<&&str> = lines.iter().filter(|line| !line.contains("building for kernel")).collect();
+        ensure!(
+            lines.len() == 1 && lines[0].starts_with("nvidia-peermem-rust: ") && lines[0].contains(reason),
+            "{place}: not one line with {reason}:\n{}",
+            said.text
+        );
+        at.row(&kernel, place, &format!("ours, {version}"))?;
+        test.rows.append(&mut at.rows);
+    }
+    Ok(())
+}
+
+/// The machine loses its power at each step of an upgrade. The former module stays, and
+/// `dpkg --configure --pending`, after another installation where dpkg demands one, ends it.
+fn interrupted_at_each_step(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    let layers = test.machine.layers();
+    for verb in ["remove", "add", "build", "install"] {
+        let machine = Machine::new(&layers)?;
+        let mut at = Test { machine, version: version.clone(), rows: Vec::new(), exit: None };
+        // Everything but this script, which is the first process, ends at once.
+        at.machine.must(&format!(
+            "printf '#!/bin/sh\n[ \"$1\" != {verb} ] || kill -9 -1\nexec /usr/sbin/dkms \"$@\"\n' >/usr/local/sbin/dkms; chmod +x /usr/local/sbin/dkms
+            dpkg -i {} >/tmp/log 2>&1 && {{ cat /tmp/log; exit 1; }}
+            rm /usr/local/sbin/dkms",
+            ours(NEXT)
+        ))?;
+        let action = format!("upgrade of ours, power lost at dkms {verb}");
+        at.expect_ours(&action, &version)?;
+        at.transaction(&format!("dpkg --configure --pending && [ $(dpkg-query -f '${{Version}}' -W nvidia-peermem-rust-dkms) = {NEXT}-1 ] || dpkg -i {}", ours(NEXT)))?;
+        at.expect_ours(&format!("{action}, and dpkg again"), NEXT)?;
+        nothing_half_installed(&at)?;
+        test.rows.append(&mut at.rows);
+    }
+    Ok(())
+}
+
 /// A build forgets what failed for its own kernel, not for 6.1.0.1 with that of 6.1.0.
 fn a_release_that_begins_another(test: &mut Test) -> Result<()> {
     test.machine.must(
-        "tried=/run/nvidia-peermem-rust; mkdir -p $tried /tmp/build/build/module; cd /tmp/build
-        touch $tried/6.1.0.failed $tried/6.1.0.1.failed $tried/6.1.0.1.tried build/module/preflight.env
-        printf 'PREFLIGHT_SYMVERS=\nPREFLIGHT_NV_P2P=\nPREFLIGHT_PEER_MEM=\n' >build/module/preflight.env
-        echo 'module:' >Makefile
+        "tried=/run/nvidia-peermem-rust; mkdir -p $tried; cp -R /usr/src/nvidia-peermem-rust-*/ /tmp/build; cd /tmp/build
+        touch $tried/6.1.0.failed $tried/6.1.0.1.failed $tried/6.1.0.1.tried; mkdir -p build/module
+        printf 'PREFLIGHT_KDIR=/nowhere\nPREFLIGHT_SYMVERS=\nPREFLIGHT_NV_P2P=\nPREFLIGHT_PEER_MEM=\n' >build/module/preflight.env
+        printf '#!/bin/sh\n' >/usr/local/bin/make; chmod +x /usr/local/bin/make
         /usr/lib/nvidia-peermem-rust/upkeep build 6.1.0 /nowhere
         test ! -e $tried/6.1.0.failed; test -e $tried/6.1.0.1.failed; test -e $tried/6.1.0.1.tried",
     )?;
@@ -476,7 +660,7 @@ fn uninstalled_by_the_admin(test: &mut Test) -> Result<()> {
         .must(&format!("{}; dpkg-trigger --no-await /usr/src; dpkg --configure --pending", dkms("uninstall")))?;
     ensure!(!text.contains("nvidia-peermem-rust: "), "{text}");
     let got = test.machine.resolved(&kernel)?;
-    test.rows.push((kernel.clone(), "dkms uninstall of ours".into(), got.to_string()));
+    test.row(&kernel, "dkms uninstall of ours", &got.to_string())?;
     ensure!(matches!(got, Resolved::Nvidia(_)), "the admin wanted NVIDIA's: {got}");
     test.machine.must(&format!("{}; /usr/lib/nvidia-peermem-rust/upkeep refresh", dkms("install")))?;
     test.expect_ours("dkms install of ours", &version)?;
@@ -492,6 +676,20 @@ fn one_refresh_at_a_time(test: &mut Test) -> Result<()> {
     )?;
     one_line(&text, &["nvidia-peermem-rust: waiting for another refresh"])?;
     ensure!(text.ends_with("first\nsecond\n"), "{text}");
+    Ok(())
+}
+
+/// What DKMS starts has none of our files open: a program that it leaves running would keep every later
+/// refresh waiting.
+fn no_program_of_dkms_keeps_the_lock(test: &mut Test) -> Result<()> {
+    let kernel = test.kernel()?;
+    let text = test.machine.must(&format!(
+        "printf '#!/bin/sh\nls -l /proc/self/fd >>/tmp/open; case $1 in status) exec /usr/sbin/dkms \"$@\" ;; esac; echo \"error: of the test\"; exit 1\n' >/usr/local/sbin/dkms
+        chmod +x /usr/local/sbin/dkms
+        sed -i 's/^0x......../0x12345678/' /usr/src/ofa_kernel/$(uname -m)/{kernel}/Module.symvers
+        /usr/lib/nvidia-peermem-rust/upkeep refresh >/dev/null; cat /tmp/open"
+    ))?;
+    ensure!(text.contains("/dev/null") && !text.contains("nvidia-peermem-rust"), "{text}");
     Ok(())
 }
 
@@ -535,7 +733,7 @@ fn booted(test: &mut Test) -> Result<()> {
         .must(&format!("mv /srv/Module.symvers /usr/src/ofa_kernel/$(uname -m)/{kernel}/; rm /usr/local/sbin/dkms"))?;
     test.expect_ours("a boot at which a build fails", &version)?;
     // Neither GPU driver nor OFED.
-    test.machine.must("dpkg -P --no-triggers nvidia-dkms mlnx-ofed-kernel-dkms; rm -rf /usr/src/ofa_kernel")?;
+    test.transaction("dpkg -P --no-triggers nvidia-dkms mlnx-ofed-kernel-dkms; rm -rf /usr/src/ofa_kernel")?;
     let said = service_ran(test)?;
     ensure!(said.len() <= 1, "more than a line: {said:?}");
     Ok(())
@@ -544,7 +742,7 @@ fn booted(test: &mut Test) -> Result<()> {
 /// What changed without a package, and so without a trigger.
 fn booted_after_a_change(test: &mut Test) -> Result<()> {
     let version = test.version();
-    test.machine.must(&format!("dpkg -i --no-triggers {}", deb("mlnx-ofed-kernel", OFED[1])))?;
+    test.transaction(&format!("dpkg -i --no-triggers {}", deb("mlnx-ofed-kernel", OFED[1])))?;
     let said = service_ran(test)?.join("\n");
     one_line(&said, &["nvidia-peermem-rust: building for kernel"])?;
     one_line(&said, &["nvidia-peermem-rust: kernel ", "has a new module"])?;
@@ -553,10 +751,10 @@ fn booted_after_a_change(test: &mut Test) -> Result<()> {
 
 /// NVIDIA's file is back, and nothing of ours is left.
 fn gone(test: &mut Test, action: &str, verb: &str) -> Result<()> {
-    test.machine.must(&format!("dpkg {verb} nvidia-peermem-rust-dkms"))?;
+    test.transaction(&format!("dpkg {verb} nvidia-peermem-rust-dkms"))?;
     let kernel = test.kernel()?;
     let got = test.machine.resolved(&kernel)?;
-    test.rows.push((kernel, action.to_string(), got.to_string()));
+    test.row(&kernel, action, &got.to_string())?;
     ensure!(
         matches!(&got, Resolved::Nvidia(file) if file.starts_with("nvidia-peermem.ko")),
         "NVIDIA's file is not back: {got}"
@@ -595,22 +793,56 @@ fn rpm(test: &mut Test) -> Result<()> {
         "mv /lib/modules/{kernel}/build /tmp/build; rpm -i --nodeps {}; mv /tmp/build /lib/modules/{kernel}/build",
         rpm(&version)
     ))?;
-    one_line(&text, &["nvidia-peermem-rust: not built", "kernel-devel"])?;
+    one_line(&text, &["nvidia-peermem-rust: not built", "install linux-headers-"])?;
     units_document(test)?;
     test.machine.must("/usr/lib/nvidia-peermem-rust/upkeep refresh")?;
     test.expect_ours("rpm: installation", &version)?;
-    test.machine.must(&format!("rpm -U --nodeps {}", rpm(NEXT)))?;
+    test.transaction(&format!("rpm -U --nodeps {}", rpm(NEXT)))?;
     test.expect_ours("rpm: upgrade of ours", NEXT)?;
-    let said = test.machine.run(&format!("rpm -U --nodeps {}", rpm(BROKEN)))?;
-    says_why(&said.text, "no such kernel")?;
+    let (driver, again) = (deb("nvidia", NVIDIA[2]), rpm(NEXT));
+    // With the plugin that gives each script a /tmp of its own, where this rpm has it.
+    test.transaction(&format!("rpm --reinstall --nodeps {again}"))?;
+    test.expect_ours("rpm: ours installed again", NEXT)?;
+    test.transaction(&format!("dpkg -i --no-triggers {driver}; rpm --reinstall --nodeps {again}"))?;
+    test.expect_ours("rpm: ours installed again, with another driver", NEXT)?;
+    let text = test.transaction(&format!("rpm -U --nodeps {}", rpm(BROKEN)))?;
+    says_why(&text, "no such kernel")?;
     test.expect_ours("rpm: upgrade of ours that does not build", NEXT)?;
-    test.machine.must("rpm -e nvidia-peermem-rust-dkms")?;
+    test.transaction(&format!("rpm -U --oldpackage --nodeps {}", rpm(&version)))?;
+    test.expect_ours("rpm: downgrade of ours", &version)?;
+    test.transaction("rpm -e nvidia-peermem-rust-dkms")?;
     let got = test.machine.resolved(&kernel)?;
-    test.rows.push((kernel, "rpm: removal of ours".into(), got.to_string()));
+    test.row(&kernel, "rpm: removal of ours", &got.to_string())?;
     ensure!(matches!(got, Resolved::Nvidia(_)), "NVIDIA's file is not back: {got}");
     let left =
         test.machine.must("find / -xdev -name '*nvidia-peermem-rust*' ! -path '/srv/*' ! -path '/var/lib/dpkg/*'")?;
     ensure!(left.is_empty(), "left behind:\n{left}");
+    Ok(())
+}
+
+/// The machine loses its power at each step of an upgrade by rpm: the former module stays, and the same
+/// command again ends it.
+fn rpm_interrupted(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    let file = |version: &str| format!("{DEBS}/nvidia-peermem-rust-dkms-{version}-1.noarch.rpm");
+    test.machine.must(&format!("rpm -i --nodeps {}", file(&version)))?;
+    let layers = test.machine.layers();
+    for verb in ["add", "remove", "build"] {
+        let machine = Machine::new(&layers)?;
+        let mut at = Test { machine, version: version.clone(), rows: Vec::new(), exit: None };
+        at.machine.must(&format!(
+            "printf '#!/bin/sh\n[ \"$1\" != {verb} ] || kill -9 -1\nexec /usr/sbin/dkms.real \"$@\"\n' >/srv/dkms; chmod +x /srv/dkms
+            mv /usr/sbin/dkms /usr/sbin/dkms.real; mv /srv/dkms /usr/sbin/
+            rpm -U --nodeps {} >/tmp/log 2>&1 && {{ cat /tmp/log; exit 1; }}
+            mv /usr/sbin/dkms.real /usr/sbin/dkms",
+            file(NEXT)
+        ))?;
+        let action = format!("rpm: upgrade of ours, power lost at dkms {verb}");
+        at.expect_ours(&action, &version)?;
+        at.transaction(&format!("rpm -U --force --nodeps {}", file(NEXT)))?;
+        at.expect_ours(&format!("{action}, and rpm again"), NEXT)?;
+        test.rows.append(&mut at.rows);
+    }
     Ok(())
 }
 
@@ -628,18 +860,18 @@ fn looks(test: &Test) -> Result<()> {
 }
 
 fn peermemctl(test: &mut Test) -> Result<()> {
-    test.machine.must(&format!("dpkg -i {DEBS}/peermemctl_{}-1_*.deb", test.version))?;
+    test.transaction(&format!("dpkg -i {DEBS}/peermemctl_{}-1_*.deb", test.version))?;
     looks(test)?;
-    test.machine.must("dpkg -P peermemctl")?;
+    test.transaction("dpkg -P peermemctl")?;
     let left = test.machine.must(LEFT)?;
     ensure!(left.is_empty(), "left behind:\n{left}");
     Ok(())
 }
 
 fn peermemctl_by_rpm(test: &mut Test) -> Result<()> {
-    test.machine.must(&format!("rpm -i --nodeps {DEBS}/peermemctl-{}-1.*.rpm", test.version))?;
+    test.transaction(&format!("rpm -i --nodeps {DEBS}/peermemctl-{}-1.*.rpm", test.version))?;
     looks(test)?;
-    test.machine.must("rpm -e peermemctl")?;
+    test.transaction("rpm -e peermemctl")?;
     let left = test.machine.must(LEFT)?;
     ensure!(left.is_empty(), "left behind:\n{left}");
     Ok(())
@@ -672,18 +904,18 @@ fn links(test: &Test) -> Result<()> {
 }
 
 fn libraries(test: &mut Test) -> Result<()> {
-    test.machine.must(&format!("dpkg -i {DEBS}/libgpumr*_{}-1_*.deb", test.version))?;
+    test.transaction(&format!("dpkg -i {DEBS}/libgpumr*_{}-1_*.deb", test.version))?;
     links(test)?;
-    test.machine.must("dpkg -P libgpumr-dev libgpumr-preload libgpumr0")?;
+    test.transaction("dpkg -P libgpumr-dev libgpumr-preload libgpumr0")?;
     let left = test.machine.must(NOTHING_OF_GPUMR)?;
     ensure!(left.is_empty(), "left behind:\n{left}");
     Ok(())
 }
 
 fn libraries_by_rpm(test: &mut Test) -> Result<()> {
-    test.machine.must(&format!("rpm -i --nodeps {DEBS}/libgpumr*-{}-1.*.rpm", test.version))?;
+    test.transaction(&format!("rpm -i --nodeps {DEBS}/libgpumr*-{}-1.*.rpm", test.version))?;
     links(test)?;
-    test.machine.must("rpm -e libgpumr-devel libgpumr-preload libgpumr")?;
+    test.transaction("rpm -e libgpumr-devel libgpumr-preload libgpumr")?;
     let left = test.machine.must(NOTHING_OF_GPUMR)?;
     ensure!(left.is_empty(), "left behind:\n{left}");
     Ok(())
@@ -692,7 +924,7 @@ fn libraries_by_rpm(test: &mut Test) -> Result<()> {
 /// The timer is off until somebody enables it; then it writes what node_exporter reads.
 fn metrics(test: &mut Test) -> Result<()> {
     let folder = "/var/lib/prometheus/node-exporter";
-    test.machine.must(&format!("dpkg -i {DEBS}/peermemctl_{}-1_*.deb; mkdir -p {folder}", test.version))?;
+    test.transaction(&format!("dpkg -i {DEBS}/peermemctl_{}-1_*.deb; mkdir -p {folder}", test.version))?;
     let text = test.machine.boot(&format!(
         "systemctl is-enabled peermemctl-metrics.timer || true
         systemctl -q enable --now peermemctl-metrics.timer
