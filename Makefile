@@ -119,11 +119,16 @@ verify:
 deps:
 	@CARGO='$(CARGO)' sh kernel-lite/deps.sh '$(DEPS)'
 
+# What root builds here stays the user's, whose next make would fail on files of root.
+give_back = $(if $(filter $(CURDIR)/%,$(OUT)),[ "$$(id -u)" != 0 ] || \
+	chown -Rh --from=0 --reference='$(CURDIR)' $(if $(wildcard $(CURDIR)/build),'$(CURDIR)/build') '$(OUT)',true)
+
 install:
 	@INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)' sh mk/install.sh writable
-	@$(PREFLIGHT_ENV) sh mk/built.sh || $(MAKE) --no-print-directory module $(PREFLIGHT_ENV)
+	@$(PREFLIGHT_ENV) sh mk/built.sh || { $(MAKE) --no-print-directory module $(PREFLIGHT_ENV); code=$$?; $(give_back); exit $$code; }
 	+@$(kbuild) --no-print-directory INSTALL_MOD_DIR=updates/nvidia-peermem-rust $(no_signing) \
 		$(if $(INSTALL_MOD_PATH),INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)') modules_install
+	@$(give_back)
 	@$(INSTALL_ENV) sh mk/install.sh install
 
 uninstall:

@@ -9,11 +9,15 @@ version=$(cat VERSION)
 name=nvidia-peermem-rust-$version
 archive=$out/$name.tar.xz
 
-need() { # PROGRAM PACKAGE
-	command -v "$1" >/dev/null || {
-		echo "make $kind: there is no $1: apt-get install $2" >&2
-		exit 1
-	}
+need() { # PROGRAM DEBIAN'S_PACKAGE [RHEL'S [SUSE'S]]
+	command -v "$1" >/dev/null && return
+	case " $(sed -n 's/^ID\(_LIKE\)*=//p' "${OS_RELEASE:-/etc/os-release}" 2>/dev/null | tr -d '"' | tr '\n' ' ') " in
+	*" rhel "* | *" fedora "* | *" centos "*) how="dnf install ${3:-$2}" ;;
+	*" suse "* | *" sles "*) how="zypper install ${4:-${3:-$2}}" ;;
+	*) how="apt-get install $2" ;;
+	esac
+	echo "make $kind: there is no $1: $how" >&2
+	exit 1
 }
 
 dist() {
@@ -53,7 +57,7 @@ maintainer="nvidia-peermem-rust <nvidia-peermem-rust@localhost>"
 
 deb() {
 	need dpkg-buildpackage dpkg-dev
-	need dh_dkms dh-dkms
+	need dh debhelper
 	unpack
 	tree=$out/deb/$name
 	cp -R "$tree/packaging/debian" "$tree/debian"
@@ -68,27 +72,28 @@ EOF
 		tail -n 20 "$out/deb.log" >&2
 		exit 1
 	}
-	rm -f "$out"/*.deb
-	mv "$out"/deb/*.deb "$out/"
-	ls "$out"/*.deb
+	# Packages of other versions stay.
+	find "$out/deb" -maxdepth 1 -name '*.deb' -exec mv {} "$out/" \;
+	ls "$out"/*_"$version"-1_*.deb
 }
 
 rpm() {
-	need rpmbuild rpm
+	need rpmbuild rpm rpm-build rpm-build
 	unpack
 	set --
 	[ "$BUILD" = binary ] || set -- --define "without_tools 1"
+	# Where dpkg brought the compilers, rpm knows of none.
+	command rpm -q rpm >/dev/null 2>&1 || set -- "$@" --nodeps
 	rpmbuild -bb --quiet "$@" --define "_topdir $out/rpm" --define "_sourcedir $out" --define "project_version $version" \
 		"$out/rpm/$name/packaging/rpm/nvidia-peermem-rust.spec" >"$out/rpm.log" 2>&1 || {
 		tail -n 20 "$out/rpm.log" >&2
 		exit 1
 	}
-	rm -f "$out"/*.rpm
 	find "$out/rpm/RPMS" -name '*.rpm' -exec mv {} "$out/" \;
-	ls "$out"/*.rpm
+	ls "$out"/*-"$version"-1.*.rpm
 }
 
-need xz xz-utils
+need xz xz-utils xz xz
 mkdir -p "$out"
 dist
 case $kind in

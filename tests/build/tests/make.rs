@@ -434,3 +434,27 @@ fn the_editor_is_told_of_every_workspace() {
 fn read(file: &str) -> String {
     fs::read_to_string(repository().join(file)).expect(file)
 }
+
+/// Root builds again in a folder of a user's: all that it leaves there is the user's, whose next make
+/// goes on. Not root: nothing to see.
+#[test]
+fn root_leaves_nothing_of_root() {
+    if !run(Command::new("id").arg("-u")).text.starts_with("0\n") {
+        return;
+    }
+    let kernel = kernel();
+    let copy = kernel.path().join("checkout");
+    let script = "mkdir -p $1/build && cp -R Makefile Kbuild VERSION mk src bindings kernel-lite $1/ && rm -rf $1/kernel-lite/deps && chown -R 65534:65534 $1";
+    let copied = run(Command::new("sh").args(["-ec", script, "sh"]).arg(&copy).current_dir(repository()));
+    assert!(copied.ok, "{}", copied.text);
+    let mut words = vec!["KERNEL_CRATE=lite".to_string(), format!("OUT={}/build/module", copy.display())];
+    words.push(format!("INSTALL_MOD_PATH={}", folder(&kernel, "root")));
+    for (name, dir) in [("KDIR", ""), ("OFED", "ofed"), ("NVIDIA", "gpu"), ("DEPS", "deps")] {
+        words.push(format!("{name}={}", folder(&kernel, dir)));
+    }
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let outcome = run(make(&kernel, &["install"]).args(words).current_dir(&copy));
+    assert!(outcome.ok && installed(&kernel).exists(), "{}", outcome.text);
+    let left = run(Command::new("find").arg(&copy).args(["-user", "0"]));
+    assert!(left.ok && left.text.is_empty(), "{}", left.text);
+}
