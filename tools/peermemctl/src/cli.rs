@@ -4,6 +4,7 @@
 use crate::answer::VERSION;
 use crate::complete;
 use crate::doctor;
+use crate::manual;
 use crate::print::{Detail, WIDTH};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::ArgValueCandidates;
@@ -44,11 +45,13 @@ pub struct Cli {
 #[derive(Subcommand)]
 pub enum Command {
     /// Is GPUDirect RDMA usable, by which ways, and why not; in a moment, without root
+    #[command(after_help = exit_codes("status"))]
     Status {
         #[command(flatten)]
         programs: Programs,
     },
     /// Every check there is, with evidence and the command that fixes it; complete as root
+    #[command(after_help = exit_codes("doctor"))]
     Doctor {
         #[command(flatten)]
         more: More,
@@ -109,8 +112,10 @@ pub enum Command {
     },
     /// Test registration, bytes, frees, processes, a storm and unloading on this machine; write a
     /// report; best as root
+    #[command(after_help = exit_codes("verify"))]
     Verify(Box<Verify>),
     /// For scripts: the verdict in one line, and as the exit code
+    #[command(after_help = exit_codes("check"))]
     Check {
         #[command(flatten)]
         programs: Programs,
@@ -214,4 +219,11 @@ impl More {
 /// The parser, for man pages and completions.
 pub fn parser() -> clap::Command {
     Cli::command()
+}
+
+/// Returns what a command exits with, as its manual page says.
+fn exit_codes(command: &str) -> String {
+    let codes =
+        manual::exit_status(command).iter().map(|(code, what)| format!("{code} {}", what.trim_end_matches('.')));
+    format!("Exit codes: {}.", codes.collect::<Vec<_>>().join("; "))
 }

@@ -37,6 +37,23 @@ fn is_address(address: &str, text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recorded;
+    use crate::root::Root;
+    use std::path::Path;
+
+    #[test]
+    fn what_is_not_there_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trees/one-pair.tree");
+        recorded::unpack(&tree, dir.path()).unwrap();
+        let root = Root::new(dir.path());
+        let machine = Machine::look(&root);
+        assert_eq!(gpu(&machine, "0").unwrap().address, "0000:19:00.0");
+        let error = gpu(&machine, "7").unwrap_err().to_string();
+        assert!(error.starts_with("there is no GPU 7;"), "{error}");
+        let error = nic(&machine, "mlx5_9").err().unwrap().to_string();
+        assert!(error.starts_with("there is no NIC mlx5_9;"), "{error}");
+    }
 
     #[test]
     fn addresses_as_tools_write_them() {

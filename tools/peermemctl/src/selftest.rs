@@ -6,14 +6,16 @@ use crate::answer::{Bandwidth, Selftest, SelftestWay};
 use crate::check::Level;
 use crate::cuda::{Cuda, Gpu, Mapping, Memory};
 use crate::doctor::limits;
+use crate::facts;
 use crate::kernel;
-use crate::machine::Machine;
+use crate::machine::{Machine, REGISTER};
 use crate::peermem::{self, Failure};
+use crate::rdma::RdmaDevice;
 use crate::root::Root;
 use crate::select;
 use crate::text;
 use crate::verbs::{Domain, Loopback, PortAddress, Region, Verbs};
-use crate::way;
+use crate::way::{self, Judged};
 use anyhow::{Context, Result};
 use std::io;
 use std::os::fd::AsFd;
@@ -66,8 +68,9 @@ pub fn run(machine: &Machine, wanted: &Wanted) -> Result<Selftest> {
         at = memory.address();
         domain.register(at, size)
     })
-    .unwrap_or_else(|error| {
-        failed("peer-memory", Level::Fail, format!("{error:#}{}", reason(machine.root, &error, known, at)))
+    .unwrap_or_else(|error| match without_peers(machine, rdma) {
+        Some(because) => failed("peer-memory", Level::Skip, format!("does not work here: {error:#}: {because}")),
+        None => failed("peer-memory", Level::Fail, format!("{error:#}{}", reason(machine.root, &error, known, at))),
     });
     let by_dma_buf = |name: &'static str, mapping: Mapping| {
         if !gpu.has_dma_buf() {
@@ -78,7 +81,7 @@ pub fn run(machine: &Machine, wanted: &Wanted) -> Result<Selftest> {
             domain.register_dma_buf(fd.as_fd(), memory.address(), size)
         })
         .unwrap_or_else(|error| {
-            failed(name, Level::Skip, format!("does not work here: {error:#}{}", refusal(machine, &error)))
+            failed(name, Level::Skip, format!("does not work here: {error:#}{}", refusal(machine, rdma, &error)))
         })
     };
     let mut ways = vec![peer, by_dma_buf("dma-buf", Mapping::Default)];
@@ -89,20 +92,40 @@ pub fn run(machine: &Machine, wanted: &Wanted) -> Result<Selftest> {
     Ok(Selftest { level: worst(&ways), gpu: name, nic: rdma.name.clone(), bytes: SIZE as u64, ways })
 }
 
-/// Says what is known of a dma-buf that the GPU driver refused to attach.
-fn refusal(machine: &Machine, error: &anyhow::Error) -> String {
-    /// ENOTSUPP, which is the kernel's own and has no name for programs.
-    const NOT_SUPPORTED: i32 = 524;
-    let is_it = |cause: &io::Error| cause.raw_os_error() == Some(NOT_SUPPORTED);
-    match error.chain().filter_map(|cause| cause.downcast_ref()).any(is_it) {
-        true => format!(": the GPU driver does not approve of where GPU and NIC are: {}", way::topology_cure(machine)),
-        false => String::new(),
+/// Returns why nobody expects peer memory of this machine, where dma-buf is the way to go: the core or the
+/// NIC's driver does not know it.
+fn without_peers(machine: &Machine, nic: &RdmaDevice) -> Option<String> {
+    match (way::nic_asks_peers(machine, nic), machine.has_symbol(REGISTER)) {
+        (Judged::No(because), _) => Some(because),
+        (_, Some(false)) if machine.loaded.is_none() => Some("the RDMA core has no peer-memory API".to_owned()),
+        _ => None,
     }
 }
 
-/// A way that is not possible here counts for nothing.
+/// Says what is known of a dma-buf that the GPU driver refused to attach.
+fn refusal(machine: &Machine, nic: &RdmaDevice, error: &anyhow::Error) -> String {
+    /// ENOTSUPP, which is the kernel's own and has no name for programs.
+    const NOT_SUPPORTED: i32 = 524;
+    const EINVAL: i32 = 22;
+    const EOPNOTSUPP: i32 = 95;
+    let code = |cause: &io::Error| cause.raw_os_error();
+    let mlx5 = nic.module.as_deref() == Some("mlx5_ib");
+    match error.chain().filter_map(|cause| cause.downcast_ref()).find_map(code) {
+        Some(NOT_SUPPORTED) => {
+            format!(": the GPU driver does not approve of where GPU and NIC are: {}", way::topology_cure(machine))
+        }
+        Some(EINVAL) if mlx5 => format!(": mlx5_ib says so where {}", facts::MLX5_UMR.what),
+        Some(EOPNOTSUPP) if mlx5 => {
+            ": mlx5_ib says so in a kernel without CONFIG_INFINIBAND_ON_DEMAND_PAGING".to_owned()
+        }
+        Some(EOPNOTSUPP) => ": the driver of this NIC registers no dma-bufs".to_owned(),
+        _ => String::new(),
+    }
+}
+
+/// A way that is not possible here counts for nothing, unless no other is.
 fn worst(ways: &[SelftestWay]) -> Level {
-    ways.iter().map(|way| way.level).filter(|level| *level != Level::Skip).max().unwrap_or(Level::Ok)
+    ways.iter().map(|way| way.level).filter(|level| *level != Level::Skip).max().unwrap_or(Level::Fail)
 }
 
 fn failed(way: &'static str, level: Level, message: String) -> SelftestWay {
@@ -228,9 +251,33 @@ mod tests {
             (Level::Ok, Level::Skip, Level::Ok),
             (Level::Ok, Level::Fail, Level::Fail),
             (Level::Fail, Level::Ok, Level::Fail),
+            (Level::Skip, Level::Ok, Level::Ok),
+            (Level::Skip, Level::Skip, Level::Fail),
         ] {
             assert_eq!(worst(&[way(peer), way(dma_buf)]), expected, "{peer:?} {dma_buf:?}");
         }
+    }
+
+    #[test]
+    fn refused_dma_bufs_are_explained() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let machine = Machine::look(&root);
+        let why = |module: &str, errno: i32| {
+            let nic = RdmaDevice {
+                name: "nic".to_owned(),
+                pci: None,
+                software: false,
+                module: Some(module.to_owned()),
+                netdev: None,
+                ports: Vec::new(),
+            };
+            let error = anyhow::Error::new(io::Error::from_raw_os_error(errno)).context("register GPU memory");
+            refusal(&machine, &nic, &error)
+        };
+        assert!(why("mlx5_ib", 524).contains("NVreg_GrdmaPciTopoCheckOverride"), "{}", why("mlx5_ib", 524));
+        assert!(why("mlx5_ib", 22).contains("UMR") && why("irdma", 22).is_empty());
+        assert!(why("mlx5_ib", 95).contains("ON_DEMAND_PAGING") && why("erdma", 95).contains("registers no dma-bufs"));
     }
 
     #[test]
