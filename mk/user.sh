@@ -15,26 +15,34 @@ build)
 	}
 	(cd "$user" && "$cargo" build --quiet --release --locked -p gpumr-c -p gpumr-preload)
 	mkdir -p "$out"
-	cp "$CARGO_TARGET_DIR/release/libgpumr_c.so" "$out/libgpumr.so.0"
+	cp "$CARGO_TARGET_DIR/release/libgpumr_c.so" "$out/libgpumr.so.1"
 	cp "$CARGO_TARGET_DIR/release/libgpumr_preload.so" "$out/libgpumr-preload.so"
 	echo "user: $out; as root, make user-install puts them in place"
 	;;
 install)
 	out=$2 prefix=$3 libdir=$4 root=$5
-	[ -e "$out/libgpumr.so.0" ] || {
-		echo "make user-install: $out has no libgpumr.so.0: make user, as a user who has cargo" >&2
+	[ -e "$out/libgpumr.so.1" ] || {
+		echo "make user-install: $out has no libgpumr.so.1: make user, as a user who has cargo" >&2
 		exit 1
 	}
 	to=$root$prefix lib=$root$libdir
 	mkdir -p "$lib/pkgconfig" "$to/include" "$to/share/man/man7"
 	# Programs that run keep the file that they have.
-	install -m 644 "$out/libgpumr.so.0" "$out/libgpumr-preload.so" "$lib/"
-	ln -sf libgpumr.so.0 "$lib/libgpumr.so"
+	install -m 644 "$out/libgpumr.so.1" "$out/libgpumr-preload.so" "$lib/"
+	ln -sf libgpumr.so.1 "$lib/libgpumr.so"
 	install -m 644 "$user/gpumr-c/include/gpumr.h" "$to/include/"
 	install -m 644 "$user/gpumr-preload/libgpumr-preload.so.7" "$to/share/man/man7/"
-	sed "s|@prefix@|$prefix|; s|@libdir@|$libdir|; s|@version@|$(cat "$user/../VERSION")|" "$user/gpumr-c/gpumr.pc.in" \
-		>"$lib/pkgconfig/gpumr.pc"
-	chmod 644 "$lib/pkgconfig/gpumr.pc"
+	# The interface has a version of its own.
+	version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$user/Cargo.toml")
+	mkdir -p "$lib/cmake/gpumr"
+	for file in gpumr.pc gpumr-config.cmake gpumr-config-version.cmake; do
+		case $file in
+		*.pc) made=$lib/pkgconfig/$file ;;
+		*) made=$lib/cmake/gpumr/$file ;;
+		esac
+		sed "s|@prefix@|$prefix|; s|@libdir@|$libdir|; s|@version@|$version|" "$user/gpumr-c/$file.in" >"$made"
+		chmod 644 "$made"
+	done
 	# Below another root there is no cache of libraries to renew.
 	[ -n "$root" ] || PATH=$PATH:/usr/sbin:/sbin ldconfig
 	echo "user-install: $lib/libgpumr.so and libgpumr-preload.so"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# SPDX-License-Identifier: GPL-2.0
+# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 # What a hit costs (gpumr/examples/bench.rs): `bench.sh build OUT` puts the program into a folder,
 # for a machine with a GPU; `bench.sh` builds and runs it here.
 set -eu

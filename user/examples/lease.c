@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 */
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* Registers GPU memory, twice: the second time it is a hit.
  * cc lease.c $(pkg-config --cflags --libs gpumr) -lcuda -libverbs */
 #include <gpumr.h>
@@ -6,13 +6,13 @@
 
 int example(struct ibv_pd *pd, void *gpu_memory, size_t length, int access)
 {
-	struct gpumr_limits limits = { .entries = 1000 };
+	/* Freed memory stays registered for at most a second. */
+	struct gpumr_options options = { .size = sizeof(options), .limits.entries = 1000, .sweep_ms = 1000 };
 	struct gpumr_lease *lease;
-	struct gpumr_stats stats;
+	struct gpumr_stats stats = { .size = sizeof(stats) };
 	struct gpumr *cache;
 
-	/* Freed memory stays registered for at most a second. */
-	if (gpumr_open(&cache, "auto", &limits, 1000)) {
+	if (gpumr_open(&cache, &options)) {
 		fprintf(stderr, "%s\n", gpumr_error());
 		return 1;
 	}

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Builds the stand-ins, for tests of several crates.
 
 use std::path::{Path, PathBuf};

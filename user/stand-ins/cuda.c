@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 */
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* A libcuda.so.1 of two GPUs. As read on an H200 and on two H100s (driver 580):
  * - Before cuInit(), and in a child of a process that called it, everything is NOT_INITIALIZED (3).
  * - BUFFER_ID grows with each allocation, and is INVALID_VALUE (1) once freed; addresses come back.
@@ -11,6 +11,8 @@
  * - Memory dies with its context. That of a pool belongs to none, and cannot be pinned; only the
  *   first allocation of a pool is exported. Exports need whole pages and may run over several blocks;
  *   managed and host memory has none.
+ * - A checkpoint closes the driver's files, and a restore opens them again under the same numbers; the
+ *   memory is new, and nothing that CUDA says of it changes (stand_in_checkpoint()).
  * - A primary context is made when it is first retained, and goes with its last user: making one
  *   takes 400 ms, which stand_in_primaries() counts instead.
  * As NVIDIA's manual says: cuPointerGetAttributes() answers 0 for memory that it does not know, and
@@ -21,10 +23,14 @@
  * access, limits of memory. */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -128,6 +134,48 @@ int stand_in_is_gpu(const void *addr)
 	return arena && (uintptr_t)addr - arena < ARENA && (!b || b->type == DEVICE);
 }
 
+/* The driver's file, which nothing is read from. */
+static int control = -1;
+
+static void open_control(void)
+{
+	char path[4096];
+	Dl_info info;
+
+	if (!dladdr((void *)find, &info))
+		abort();
+	snprintf(path, sizeof(path), "%s", info.dli_fname);
+	*(strrchr(path, '/') ? strrchr(path, '/') : path) = 0;
+	strcat(path, "/nvidiactl");
+	mkfifo(path, 0600);
+	control = open(path, O_RDWR | O_CLOEXEC);
+	if (control < 0)
+		abort();
+}
+
+void stand_in_checkpoint(void)
+{
+	int old = control;
+
+	close(old);
+	open_control();
+	if (control != old) {
+		dup3(control, old, O_CLOEXEC);
+		close(control);
+		control = old;
+	}
+}
+
+/* The lock that each question takes, had by a thread that is interrupted and never comes back. */
+static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
+
+void stand_in_exit_inside(void)
+{
+	pthread_mutex_lock(&driver);
+	usleep(1500000);
+	exit(0);
+}
+
 /* Whether `new` can lie where it says beside all others. */
 static int fits(const struct block *new)
 {
@@ -157,6 +205,8 @@ static int allocate(uint64_t *out, uint64_t size, unsigned int type, unsigned in
 
 	if (status)
 		return status;
+	if (control < 0)
+		open_control();
 	if (!arena) {
 		char *at = mmap(NULL, ARENA + BACKING, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
@@ -332,6 +382,8 @@ int cuPointerGetAttribute(void *out, int attribute, uint64_t at)
 	struct block *b = find(at);
 	int status = state();
 
+	pthread_mutex_lock(&driver);
+	pthread_mutex_unlock(&driver);
 	if (status)
 		return status;
 	if (!b)

@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 */
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* A libibverbs.so.1 that counts. It models: symbol versions as in rdma-core 44 (libibverbs.map);
  * ibv_reg_mr() that fails with EFAULT on GPU memory (without the peer-memory API), and with EINVAL
  * on no bytes and on ranges that wrap, as mainline's ib_umem_get(); ibv_reg_mr() and

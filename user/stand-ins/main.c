@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 */
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* Runs examples/lease.c on the stand-ins, then wrong input, hooks and a removed NIC; prints what each call answered, and
  * what is left registered. */
 #include <errno.h>
@@ -14,12 +14,37 @@ int cuMemAlloc_v2(uint64_t *at, uint64_t size);
 int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
 int cuMemHostAlloc(void **at, size_t size, unsigned int flags);
 int cuMemFree_v2(uint64_t at);
+struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access);
+int ibv_dereg_mr(struct ibv_mr *mr);
 void stand_in_counts(unsigned int *counts);
 uint64_t stand_in_of_another(void);
 int example(struct ibv_pd *pd, void *gpu_memory, size_t length, int access);
 
 static char domain[64];
 static struct ibv_pd *pd = (void *)domain;
+
+static char other_domain[64];
+static unsigned int deregs;
+
+static int own_dereg(struct ibv_mr *mr)
+{
+	deregs++;
+	return ibv_dereg_mr(mr);
+}
+
+static void gone(void *argument, const struct gpumr_gone *gone)
+{
+	*(unsigned int *)argument += gone->size == sizeof(*gone) && gone->length == 8192;
+}
+
+static void refuse(const char *what, const struct gpumr_options *options)
+{
+	struct gpumr *cache;
+
+	if (gpumr_open(&cache, options) != EINVAL)
+		exit(1);
+	printf("%s: %s\n", what, gpumr_error());
+}
 
 static struct gpumr_lease *ask(const char *what, struct gpumr *cache, struct ibv_pd *of, uint64_t at, size_t length)
 {
@@ -45,7 +70,16 @@ int main(void)
 {
 	uint64_t first, hole, last, block, managed;
 	struct gpumr_lease *lease, *again;
-	struct gpumr_stats stats;
+	struct gpumr_options options = { .size = sizeof(options) };
+	struct gpumr_verbs verbs = { .size = sizeof(verbs) };
+	struct {
+		struct gpumr_options options;
+		uint64_t more;
+	} newer;
+	struct gpumr_stats stats = { .size = sizeof(stats) };
+	struct gpumr_lease *several[2];
+	struct ibv_pd *pds[2] = { pd, (void *)other_domain };
+	unsigned int told = 0;
 	struct gpumr *cache;
 	char plain[64];
 	void *host;
@@ -55,9 +89,71 @@ int main(void)
 		return 1;
 	printf("example: %d, live %u\n", example(pd, (void *)first, 8192, 1), live());
 
-	if (gpumr_open(&cache, "fast", NULL, 0))
-		printf("way: %s\n", gpumr_error());
-	if (gpumr_open(&cache, "dma-buf", NULL, 0))
+	if (gpumr_version() != GPUMR_VERSION)
+		printf("version %x\n", gpumr_version());
+	options.way = "fast";
+	refuse("way", &options);
+	options.way = "dma-buf";
+	options.flags = 4;
+	refuse("flags", &options);
+	options.flags = 0;
+	options.size = 0;
+	refuse("size", &options);
+	/* One of a newer version, which asks for more. */
+	newer.options = options;
+	newer.options.size = sizeof(newer);
+	newer.more = 1;
+	refuse("newer", &newer.options);
+	newer.more = 0;
+	if (gpumr_open(&cache, &newer.options))
+		return 1;
+	gpumr_close(cache);
+	/* One of an older version, which knows the way alone. */
+	options.size = offsetof(struct gpumr_options, limits);
+	if (gpumr_open(&cache, &options))
+		return 1;
+	gpumr_close(cache);
+	options.size = sizeof(options);
+	options.verbs = &verbs;
+	refuse("no functions", &options);
+	verbs.reg_dmabuf_mr = ibv_reg_dmabuf_mr;
+	refuse("no dereg", &options);
+	verbs.dereg_mr = own_dereg;
+	options.way = "peer-memory";
+	if (gpumr_open(&cache, &options))
+		return 1;
+	ask("hole in the table", cache, pd, first, 8192);
+	gpumr_close(cache);
+	options.way = "dma-buf";
+	options.on_gone = gone;
+	options.argument = &told;
+	options.flags = GPUMR_SUPERSET;
+	if (gpumr_open(&cache, &options))
+		return 1;
+	lease = ask("own functions", cache, pd, first, 8192);
+	printf("valid %d\n", gpumr_valid(lease));
+	if (gpumr_register(cache, pd, (void *)first, 8192, 0, &again))
+		return 1;
+	printf("superset: %d\n", gpumr_mr(lease) == gpumr_mr(again));
+	gpumr_release(again);
+	gpumr_free(cache, (void *)first, 8192);
+	printf("told %u times\n", told);
+	gpumr_release(lease);
+	printf("own dereg %u times\n", deregs);
+	if (gpumr_register_all(cache, pds, 0, (void *)first, 8192, 1, several))
+		printf("no domains: %s\n", gpumr_error());
+	if (gpumr_register_all(cache, pds, 2, (void *)first, 8192, 1, several))
+		return 1;
+	printf("two NICs: %d\n", gpumr_mr(several[0]) != gpumr_mr(several[1]));
+	gpumr_release(several[0]);
+	gpumr_release(several[1]);
+	printf("shrunk by %lu\n", gpumr_shrink(cache));
+	lease = ask("outlives", cache, pd, first, 8192);
+	gpumr_close(cache);
+	printf("valid %d after the cache\n", gpumr_valid(lease));
+	gpumr_release(lease);
+	options = (struct gpumr_options){ .size = sizeof(options), .way = "dma-buf" };
+	if (gpumr_open(&cache, &options))
 		return 1;
 	ask("no domain", cache, NULL, first, 8192);
 	ask("no bytes", cache, pd, first, 0);

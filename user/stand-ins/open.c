@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 */
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* Opens a cache, on a machine where a library may be missing, and registers GPU memory. */
 #include <dlfcn.h>
 #include <gpumr.h>
@@ -14,7 +14,9 @@ int main(void)
 	void *lib, *context;
 	uint64_t at;
 
-	if (gpumr_open(&cache, "dma-buf", NULL, 0)) {
+	struct gpumr_options options = { .size = sizeof(options), .way = "dma-buf" };
+
+	if (gpumr_open(&cache, &options)) {
 		printf("open: %s\n", gpumr_error());
 		return 0;
 	}

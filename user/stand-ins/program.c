@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 */
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* A program that knows nothing of dma-buf; prints what happened. Its argument says what it does. */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -19,6 +19,8 @@ int cuCtxPushCurrent_v2(void *context);
 int cuMemAllocAsync(uint64_t *at, size_t size, void *stream);
 int stand_in_started(void);
 void stand_in_break(void);
+void stand_in_checkpoint(void);
+void stand_in_exit_inside(void);
 unsigned int stand_in_primaries(void);
 int cuMemAlloc_v2(uint64_t *at, uint64_t size);
 int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
@@ -217,6 +219,22 @@ static void ends(uint64_t at)
 	exit(0);
 }
 
+/* Ends in a signal handler that interrupted CUDA. */
+static void exits(uint64_t at)
+{
+	ibv_dereg_mr(ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE));
+	stand_in_exit_inside();
+}
+
+/* A checkpoint between two uses. Longer than a tick of the coarse clock, as on a card. */
+static void restored(uint64_t at)
+{
+	twice("before", at);
+	stand_in_checkpoint();
+	usleep(30000);
+	twice("after", at);
+}
+
 static void *other(void *at)
 {
 	ibv_dereg_mr(show("buffer", ibv_reg_mr(&pd, at, 5000, IBV_ACCESS_LOCAL_WRITE), (uintptr_t)at));
@@ -351,13 +369,19 @@ static void rereg(uint64_t at)
 	ibv_dereg_mr(mr);
 }
 
+/* But for the one by which a cache watches CUDA. */
 static int descriptors(void)
 {
 	DIR *folder = opendir("/proc/self/fd");
+	struct dirent *file;
 	int count = 0;
 
-	while (folder && readdir(folder))
-		count++;
+	while (folder && (file = readdir(folder))) {
+		char path[300], target[64] = "";
+
+		snprintf(path, sizeof(path), "/proc/self/fd/%s", file->d_name);
+		count += readlink(path, target, sizeof(target) - 1) < 0 || strcmp(target, "anon_inode:[eventpoll]");
+	}
 	closedir(folder);
 	return count;
 }
@@ -386,9 +410,10 @@ int main(int argc, char **argv)
 	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
 		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg },
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
+		      { "exits", exits }, { "restored", restored },
 		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "broken", broken },
 		      { "handles", handles }, { "threads-own", threads_own } };
-	int open = descriptors();
+	int open;
 	unsigned int counts[3];
 	void *context;
 	uint64_t at;
@@ -398,6 +423,7 @@ int main(int argc, char **argv)
 	if (argc < 2 || cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxPushCurrent_v2(context) ||
 	    cuMemAlloc_v2(&at, 8192))
 		return 1;
+	open = descriptors();
 	for (unsigned int i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
 		if (!strcmp(argv[1], parts[i].name))
 			parts[i].run(at);

@@ -906,7 +906,7 @@ fn links(test: &Test) -> Result<()> {
 fn libraries(test: &mut Test) -> Result<()> {
     test.transaction(&format!("dpkg -i {DEBS}/libgpumr*_{}-1_*.deb", test.version))?;
     links(test)?;
-    test.transaction("dpkg -P libgpumr-dev libgpumr-preload libgpumr0")?;
+    test.transaction("dpkg -P libgpumr-dev libgpumr-preload libgpumr1")?;
     let left = test.machine.must(NOTHING_OF_GPUMR)?;
     ensure!(left.is_empty(), "left behind:\n{left}");
     Ok(())

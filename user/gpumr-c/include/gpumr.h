@@ -1,7 +1,43 @@
-/* SPDX-License-Identifier: GPL-2.0 */
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* Registrations of GPU memory with RDMA NICs, cached and never stale.
- * Functions that return int give 0 or an errno; gpumr_error() says it in words.
- * All may be called from every thread; in a child after fork() they fail or do nothing. */
+ *
+ * A program registers GPU memory by gpumr_register(), uses the region, and releases the lease. The
+ * region stays registered, and the next gpumr_register() of the same memory gets it again, if CUDA
+ * says that it is the same. The region may be larger than what was asked for: use its keys with your
+ * own addresses, and do not read its addr and length.
+ *
+ * Functions that return int return 0 or an errno, and gpumr_error() says it in words:
+ *
+ *   EINVAL      an argument makes no sense: NULL, no bytes, a range that wraps, an unknown way, an
+ *               unknown size, a table with holes, IBV_ACCESS_ZERO_BASED
+ *   ENODEV      the program has not started CUDA (cuInit(), or its first call of the runtime)
+ *   EIO         CUDA cannot say what the memory is: an earlier error broke its context
+ *   EFAULT      no memory of a GPU: freed, of another process, of the host, or managed; or the kernel
+ *               refused it, as where nvidia-peermem is not loaded
+ *   EAGAIN      the memory was freed or replaced while it was registered, three times
+ *   EPERM       this process is a child of the one that opened the cache: use exec()
+ *   ENOSYS      libcuda or libibverbs is missing, or too old to have a function that is needed
+ *   EOPNOTSUPP  no way to register works here, as where the GPU driver exports no dma-buf
+ *   other       what the NIC's driver answered, as ENOMEM; error 524 is the GPU driver's, which does
+ *               not approve of the PCI topology
+ *
+ * All functions may be called from every thread. In a child after fork() they fail or do nothing.
+ * The library calls neither cuInit() nor anything that makes or destroys memory.
+ *
+ * Frees. CUDA tells nobody of a free, so each hit asks it (100 ns), and a thread sweeps (sweep_ms). A
+ * program that reports all its frees by gpumr_free() may say so by gpumr_hooks(): hits then ask CUDA
+ * nothing. Memory of cudaMallocAsync()'s pools is like any other here, but cannot be pinned for peer
+ * memory, and CUDA exports the first allocation of a pool only.
+ *
+ * Memory pressure. Memory that is freed while it is registered by dma-buf, or pinned for good, stays
+ * allocated until its registration ends. Call gpumr_shrink() where an allocation has failed, before
+ * you free memory to try again (PyTorch: in a FreeMemoryCallback), or set limits.bytes.
+ *
+ * Checkpoint and restore (cuda-checkpoint, CRIU) give the process new memory under old addresses and
+ * numbers. The cache notices by itself, by the files that CUDA has open: the next gpumr_register()
+ * registers anew. A lease that is held over a checkpoint reaches the old memory: release it before,
+ * or ask gpumr_valid() after. Where CUDA has no /dev/nvidiactl, call gpumr_free_all() before a
+ * checkpoint. */
 #ifndef GPUMR_H
 #define GPUMR_H
 
@@ -12,10 +48,20 @@
 extern "C" {
 #endif
 
+#define GPUMR_VERSION_MAJOR 1
+#define GPUMR_VERSION_MINOR 0
+#define GPUMR_VERSION_PATCH 0
+/* As gpumr_version() returns it. Libraries of one major version serve programs that were built with
+ * an older minor one. */
+#define GPUMR_VERSION (GPUMR_VERSION_MAJOR << 16 | GPUMR_VERSION_MINOR << 8 | GPUMR_VERSION_PATCH)
+
 struct gpumr;
 struct gpumr_lease;
 struct ibv_pd;
 struct ibv_mr;
+
+/* Structs may grow at their ends: size is sizeof() as the program knows it, and what lies behind it
+ * counts as 0. */
 
 /* 0 means no limit. What is in use is never evicted. bar1_bytes: of all GPUs together; what is
  * registered with several NICs counts for each. */
@@ -25,29 +71,85 @@ struct gpumr_limits {
 	uint64_t bar1_bytes;
 };
 
+/* Functions of a libibverbs of your own, or that call more than it, as mlx5dv_reg_dmabuf_mr() for Data
+ * Direct. They return what libibverbs' do, and set errno. reg_mr or reg_dmabuf_mr may be NULL: that
+ * way then does not work. Without a table, each device is served by the libibverbs that opened it. */
+struct gpumr_verbs {
+	size_t size;
+	/* As ibv_reg_mr_iova2(). */
+	struct ibv_mr *(*reg_mr)(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access);
+	/* As ibv_reg_dmabuf_mr(). */
+	struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
+					int access);
+	/* As ibv_dereg_mr(). */
+	int (*dereg_mr)(struct ibv_mr *mr);
+};
+
+/* A region in use whose memory has gone. */
+struct gpumr_gone {
+	size_t size;
+	uint64_t addr, length;
+	uint32_t lkey, rkey;
+};
+
+/* A region that has more rights than a request needs serves it. Whoever gives its rkey away gives
+ * away those rights. */
+#define GPUMR_SUPERSET 1u
+/* Dma-bufs that the NIC reaches over PCIe, also where the GPU hangs on the processor (CUDA 12.8). */
+#define GPUMR_PCIE 2u
+
+struct gpumr_options {
+	size_t size;
+	/* "auto" (or NULL), "peer-memory" or "dma-buf". */
+	const char *way;
+	struct gpumr_limits limits;
+	/* Freed memory stays registered at most so long; 0: until gpumr_sweep(). */
+	uint32_t sweep_ms;
+	/* GPUMR_SUPERSET, GPUMR_PCIE. */
+	uint32_t flags;
+	/* NULL: libibverbs. It is copied. */
+	const struct gpumr_verbs *verbs;
+	/* Called once for each region that a lease holds when its memory is found or reported to have
+	 * gone, by the thread that noticed, which may be the sweep's. It must not wait for a thread that
+	 * is in a call of the cache. NULL: nobody. */
+	void (*on_gone)(void *argument, const struct gpumr_gone *gone);
+	void *argument;
+};
+
 struct gpumr_stats {
+	size_t size;
 	uint64_t hits, misses, stale, freed, evicted, retried, lost;
 	uint64_t entries, bytes, bar1_bytes;
 };
 
-/* way: "auto" (or NULL), "peer-memory" or "dma-buf". limits: NULL for none.
- * sweep_ms: freed memory stays registered at most so long; 0: until gpumr_sweep(). */
-int gpumr_open(struct gpumr **out, const char *way, const struct gpumr_limits *limits,
-	       uint32_t sweep_ms);
+/* Of the library that runs: GPUMR_VERSION of the one that was built with. */
+uint32_t gpumr_version(void);
+
+/* options: NULL for a cache without limits and without a sweep. */
+int gpumr_open(struct gpumr **out, const struct gpumr_options *options);
 /* Leases stay good; each must still be released. */
 void gpumr_close(struct gpumr *cache);
 
 int gpumr_register(struct gpumr *cache, struct ibv_pd *pd, void *addr, size_t length,
 		   int access, struct gpumr_lease **out);
+/* The same with several NICs: a lease for each domain, or none. */
+int gpumr_register_all(struct gpumr *cache, struct ibv_pd *const *pds, size_t count, void *addr, size_t length,
+		       int access, struct gpumr_lease **out);
 /* Until the lease is released. Do not deregister it. */
 struct ibv_mr *gpumr_mr(const struct gpumr_lease *lease);
+/* 1 while the memory is what was registered. 0 if it was freed, replaced or restored from a
+ * checkpoint, and where nobody can say: the cache is closed, or this is a forked child. */
+int gpumr_valid(const struct gpumr_lease *lease);
 void gpumr_release(struct gpumr_lease *lease);
 /* Instead of gpumr_release(), when the region no longer works: nobody gets it again. */
 void gpumr_revoked(struct gpumr_lease *lease);
 
 /* Before ibv_dealloc_pd(), and when the NIC is removed. Release its leases, too. */
 int gpumr_forget(struct gpumr *cache, struct ibv_pd *pd);
+/* Lets go of what was freed. */
 void gpumr_sweep(struct gpumr *cache);
+/* Lets go of all that nobody uses; returns the bytes of it that were not freed. */
+uint64_t gpumr_shrink(struct gpumr *cache);
 
 /* Memory is about to be freed or unmapped, or all of it with its context: nobody gets its
  * registrations again, and each ends now or with its last lease. From this call to the free no
@@ -58,7 +160,8 @@ void gpumr_free_all(struct gpumr *cache);
  * start, and promise it then. Hits then do not ask CUDA. */
 void gpumr_hooks(struct gpumr *cache, int on);
 
-void gpumr_get_stats(const struct gpumr *cache, struct gpumr_stats *out);
+/* out->size says how much of it is filled in. */
+int gpumr_get_stats(const struct gpumr *cache, struct gpumr_stats *out);
 /* Which way is tried first, and why. */
 const char *gpumr_reason(const struct gpumr *cache);
 /* The last error of this thread, until its next. */

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! libgpumr.so: the cache for C. `include/gpumr.h` is its documentation; `tests/` compares the two.
 //!
 //! # Safety
@@ -8,8 +8,8 @@
 
 use gpumr::cuda::Cuda;
 use gpumr::hooks::Hooks;
-use gpumr::ibverbs::{IbVerbs, Pd};
-use gpumr::{Cache, Error, Lease, Limits, Policy, Sweeper};
+use gpumr::ibverbs::{Functions, IbVerbs, Pd, Table};
+use gpumr::{Cache, Error, Gone, Lease, Limits, Options, Policy, Sweeper};
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::ptr::NonNull;
@@ -28,15 +28,100 @@ type GpumrLease = Lease<Cuda, IbVerbs>;
 
 /// `struct gpumr_limits`.
 #[repr(C)]
+#[derive(Clone, Copy, Default)]
 pub struct GpumrLimits {
     entries: u64,
     bytes: u64,
     bar1_bytes: u64,
 }
 
+/// `struct gpumr_verbs`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct GpumrVerbs {
+    size: usize,
+    table: Table,
+}
+
+/// `struct gpumr_gone`.
+#[repr(C)]
+pub struct GpumrGone {
+    size: usize,
+    addr: u64,
+    length: u64,
+    lkey: u32,
+    rkey: u32,
+}
+
+type OnGone = unsafe extern "C" fn(*mut c_void, *const GpumrGone);
+
+/// `struct gpumr_options`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct GpumrOptions {
+    size: usize,
+    way: *const c_char,
+    limits: GpumrLimits,
+    sweep_ms: u32,
+    flags: u32,
+    verbs: *const GpumrVerbs,
+    on_gone: Option<OnGone>,
+    argument: *mut c_void,
+}
+
+const SUPERSET: u32 = 1;
+const PCIE: u32 = 2;
+
 /// `struct gpumr_stats`.
 #[repr(C)]
-pub struct GpumrStats([u64; 10]);
+pub struct GpumrStats {
+    size: usize,
+    numbers: [u64; 10],
+}
+
+/// Of the workspace, which has that of gpumr.h.
+const VERSION: u32 = {
+    const fn number(text: &str) -> u32 {
+        let (mut at, mut number) = (0, 0);
+        while at < text.len() {
+            number = number * 10 + (text.as_bytes()[at] - b'0') as u32;
+            at += 1;
+        }
+        number
+    }
+    number(env!("CARGO_PKG_VERSION_MAJOR")) << 16
+        | number(env!("CARGO_PKG_VERSION_MINOR")) << 8
+        | number(env!("CARGO_PKG_VERSION_PATCH"))
+};
+
+/// A struct that begins with its size, as the caller knows it: what lies behind that is 0.
+///
+/// # Safety
+///
+/// `from` is null or good for as many bytes as it says, and zeros are a value of `T`, which begins with
+/// a usize.
+unsafe fn sized<T>(from: *const T, name: &str) -> Result<T, Error> {
+    // SAFETY: By this function's contract.
+    unsafe {
+        let mut whole: T = std::mem::zeroed();
+        if from.is_null() {
+            return Ok(whole);
+        }
+        let size = from.cast::<usize>().read();
+        if size < size_of::<usize>() || size > 1 << 16 {
+            let why = format!("struct {name} says that it has {size} bytes: set its size to sizeof(struct {name})");
+            return Err(Error::Argument(why.into()));
+        }
+        let known = size.min(size_of::<T>());
+        std::ptr::copy_nonoverlapping(from.cast::<u8>(), (&raw mut whole).cast::<u8>(), known);
+        let beyond = std::slice::from_raw_parts(from.cast::<u8>().add(known), size - known);
+        if beyond.iter().any(|byte| *byte != 0) {
+            let why = format!("struct {name} has fields that libgpumr {VERSION:#x} does not know: take a newer one");
+            return Err(Error::Argument(why.into()));
+        }
+        Ok(whole)
+    }
+}
 
 thread_local! {
     static WORDS: RefCell<CString> = RefCell::default();
@@ -58,22 +143,62 @@ fn domain(pd: *mut c_void) -> Result<Pd, Error> {
     Ok(unsafe { Pd::new(pd) })
 }
 
-unsafe fn open(way: *const c_char, limits: *const GpumrLimits, sweep_ms: u32) -> Result<Gpumr, Error> {
-    let way = if way.is_null() {
+/// What on_gone() is called with.
+struct Argument(*mut c_void);
+
+// SAFETY: gpumr.h: on_gone() is called by any thread.
+unsafe impl Send for Argument {}
+// SAFETY: As for Send.
+unsafe impl Sync for Argument {}
+
+impl Argument {
+    fn tell(&self, call: OnGone, gone: Gone) {
+        let gone = GpumrGone {
+            size: size_of::<GpumrGone>(),
+            addr: gone.range.start(),
+            length: gone.range.length(),
+            lkey: gone.lkey,
+            rkey: gone.rkey,
+        };
+        // SAFETY: gpumr.h: it may be called until the cache is closed; a local.
+        unsafe { call(self.0, &gone) };
+    }
+}
+
+unsafe fn open(options: *const GpumrOptions) -> Result<Gpumr, Error> {
+    // SAFETY: gpumr.h: options or NULL.
+    let options = unsafe { sized(options, "gpumr_options") }?;
+    let unknown = options.flags & !(SUPERSET | PCIE);
+    if unknown != 0 {
+        let why = format!("flags {unknown:#x} are unknown: see GPUMR_SUPERSET and GPUMR_PCIE");
+        return Err(Error::Argument(why.into()));
+    }
+    let way = if options.way.is_null() {
         "auto".into()
     } else {
         // SAFETY: gpumr.h: a string.
-        unsafe { CStr::from_ptr(way) }.to_string_lossy()
+        unsafe { CStr::from_ptr(options.way) }.to_string_lossy()
     };
     let or_none = |limit: u64| if limit == 0 { u64::MAX } else { limit };
-    // SAFETY: gpumr.h: limits or NULL.
-    let limits = unsafe { limits.as_ref() }.map_or_else(Limits::default, |limits| Limits {
-        entries: or_none(limits.entries),
-        bytes: or_none(limits.bytes),
-        bar1_bytes: or_none(limits.bar1_bytes),
-    });
-    let cache = Cache::new(Cuda::open()?, IbVerbs::open()?, Policy::parse(&way)?, limits);
-    let sweeper = match sweep_ms {
+    let limits = Limits {
+        entries: or_none(options.limits.entries),
+        bytes: or_none(options.limits.bytes),
+        bar1_bytes: or_none(options.limits.bar1_bytes),
+    };
+    let policy = Policy::parse(&way)?;
+    let verbs = if options.verbs.is_null() {
+        IbVerbs::open()?
+    } else {
+        // SAFETY: gpumr.h: a table, with functions as libibverbs has them.
+        IbVerbs::given(unsafe { Functions::given(sized(options.verbs, "gpumr_verbs")?.table) }?)
+    };
+    let mut more = Options::default();
+    more.superset = options.flags & SUPERSET != 0;
+    let argument = Argument(options.argument);
+    more.on_gone = options.on_gone.map(|call| Box::new(move |gone| argument.tell(call, gone)) as gpumr::cache::OnGone);
+    let cuda = Cuda::open()?.with_dma_buf_flags(u64::from(options.flags & PCIE != 0));
+    let cache = Cache::with(cuda, verbs, policy, limits, more);
+    let sweeper = match options.sweep_ms {
         0 => None,
         ms => Some(Sweeper::start(&cache, Duration::from_millis(ms.into())).map_err(Error::Thread)?),
     };
@@ -83,14 +208,15 @@ unsafe fn open(way: *const c_char, limits: *const GpumrLimits, sweep_ms: u32) ->
 
 /// See gpumr.h.
 #[no_mangle]
-pub unsafe extern "C" fn gpumr_open(
-    out: *mut *mut Gpumr,
-    way: *const c_char,
-    limits: *const GpumrLimits,
-    sweep_ms: u32,
-) -> c_int {
+pub extern "C" fn gpumr_version() -> u32 {
+    VERSION
+}
+
+/// See gpumr.h.
+#[no_mangle]
+pub unsafe extern "C" fn gpumr_open(out: *mut *mut Gpumr, options: *const GpumrOptions) -> c_int {
     // SAFETY: The caller's pointers, as gpumr.h says.
-    match unsafe { open(way, limits, sweep_ms) } {
+    match unsafe { open(options) } {
         Ok(cache) => {
             // SAFETY: gpumr.h: room for a pointer.
             unsafe { out.write(Box::into_raw(Box::new(cache))) };
@@ -125,6 +251,47 @@ pub unsafe extern "C" fn gpumr_register(
         // SAFETY: gpumr.h: room for a pointer.
         unsafe { out.write(Box::into_raw(Box::new(lease))) };
     }))
+}
+
+/// See gpumr.h.
+#[no_mangle]
+pub unsafe extern "C" fn gpumr_register_all(
+    cache: *mut Gpumr,
+    pds: *const *mut c_void,
+    count: usize,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+    out: *mut *mut GpumrLease,
+) -> c_int {
+    if pds.is_null() || count == 0 {
+        return failed(&Error::Argument("there are no protection domains: pass at least one".into()));
+    }
+    // SAFETY: gpumr.h: an open cache, and so many domains.
+    let (cache, pds) = unsafe { (&(*cache).cache, std::slice::from_raw_parts(pds, count)) };
+    let all = || {
+        let pds = pds.iter().map(|pd| domain(*pd)).collect::<Result<Vec<_>, _>>()?;
+        for (at, lease) in cache.register_all(&pds, addr as u64, length as u64, access)?.into_iter().enumerate() {
+            // SAFETY: gpumr.h: room for as many pointers.
+            unsafe { out.add(at).write(Box::into_raw(Box::new(lease))) };
+        }
+        Ok(())
+    };
+    status(all())
+}
+
+/// See gpumr.h.
+#[no_mangle]
+pub unsafe extern "C" fn gpumr_valid(lease: *const GpumrLease) -> c_int {
+    // SAFETY: gpumr.h: a lease.
+    unsafe { &*lease }.valid().into()
+}
+
+/// See gpumr.h.
+#[no_mangle]
+pub unsafe extern "C" fn gpumr_shrink(cache: *mut Gpumr) -> u64 {
+    // SAFETY: gpumr.h: an open cache.
+    unsafe { &(*cache).cache }.shrink()
 }
 
 /// See gpumr.h.
@@ -200,14 +367,24 @@ pub unsafe extern "C" fn gpumr_free_all(cache: *mut Gpumr) {
 
 /// See gpumr.h.
 #[no_mangle]
-pub unsafe extern "C" fn gpumr_get_stats(cache: *const Gpumr, out: *mut GpumrStats) {
-    // SAFETY: gpumr.h: an open cache, room for the numbers.
+pub unsafe extern "C" fn gpumr_get_stats(cache: *const Gpumr, out: *mut GpumrStats) -> c_int {
+    // SAFETY: gpumr.h: an open cache, and room for what its size says.
     unsafe {
+        let size = (*out).size.min(size_of::<GpumrStats>());
+        if size <= size_of::<usize>() {
+            let why = format!(
+                "struct gpumr_stats says that it has {} bytes: set its size to sizeof(struct gpumr_stats)",
+                (*out).size
+            );
+            return failed(&Error::Argument(why.into()));
+        }
         let s = (*cache).cache.stats();
         let numbers =
             [s.hits, s.misses, s.stale, s.freed, s.evicted, s.retried, s.lost, s.entries, s.bytes, s.bar1_bytes];
-        out.write(GpumrStats(numbers));
+        let all = GpumrStats { size, numbers };
+        std::ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), out.cast::<u8>(), size);
     }
+    0
 }
 
 /// See gpumr.h.

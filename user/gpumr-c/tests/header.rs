@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! gpumr.h and libgpumr.so fit: the same functions, and the C example runs, on stand-ins of libcuda
 //! and libibverbs.
 
@@ -25,7 +25,11 @@ fn output(command: &mut Command) -> (String, String) {
 fn the_header_names_what_the_library_has() {
     let (symbols, _) =
         output(Command::new("nm").args(["-D", "--defined-only", "--format=just-symbols"]).arg(library()));
-    let exported: BTreeSet<&str> = symbols.lines().filter(|name| name.starts_with("gpumr_")).collect();
+    let exported: BTreeSet<&str> = symbols
+        .lines()
+        .map(|name| name.split('@').next().unwrap_or(name))
+        .filter(|name| name.starts_with("gpumr_"))
+        .collect();
     let header = include_str!("../include/gpumr.h");
     let declared: BTreeSet<&str> = header
         .lines()
@@ -34,17 +38,21 @@ fn the_header_names_what_the_library_has() {
         .filter(|name| name.starts_with("gpumr_"))
         .collect();
     assert_eq!(exported, declared);
+    let (versions, _) =
+        output(Command::new("nm").args(["-D", "--defined-only", "--with-symbol-versions"]).arg(library()));
+    let unversioned = versions.lines().filter(|line| line.contains(" T gpumr_") && !line.ends_with("@@libgpumr.so.1"));
+    assert_eq!(unversioned.collect::<Vec<_>>(), [""; 0], "each function has a version");
     assert!(declared.contains("gpumr_register"));
 }
 
 /// A folder with the libraries, and a program of these sources in it.
 fn build(name: &str, without: Without, sources: &[&str], linked: &[&str]) -> PathBuf {
     let folder = libraries(name, without);
-    std::fs::copy(library(), folder.join("libgpumr.so.0")).expect("writable");
+    std::fs::copy(library(), folder.join("libgpumr.so.1")).expect("writable");
     let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
     let sources: Vec<String> = sources.iter().map(|file| source(file)).collect();
     let sources: Vec<&str> = sources.iter().map(String::as_str).collect();
-    cc(&[&["-o", "program", &include][..], &sources, &["libgpumr.so.0"], linked].concat(), &folder);
+    cc(&[&["-o", "program", &include][..], &sources, &["libgpumr.so.1"], linked].concat(), &folder);
     folder
 }
 
@@ -63,6 +71,22 @@ fn the_example_in_c_runs_and_wrong_input_is_named() {
         "; hits 1, misses 1",
         "example: 0, live 0",
         "way: \"fast\" is no way to register: say peer-memory, dma-buf or auto",
+        "flags: flags 0x4 are unknown: see GPUMR_SUPERSET and GPUMR_PCIE",
+        "size: struct gpumr_options says that it has 0 bytes: set its size",
+        "newer: struct gpumr_options has fields that libgpumr 0x10000 does not know: take a newer one",
+        "no functions: the table of verbs functions has neither reg_mr nor reg_dmabuf_mr: fill in one",
+        "no dereg: the table of verbs functions has no dereg_mr: fill it in",
+        "hole in the table: *by peer memory: the table of verbs functions has no reg_mr",
+        "own functions: good",
+        "valid 1",
+        "superset: 1",
+        "told 1 times",
+        "own dereg 1 times",
+        "no domains: there are no protection domains: pass at least one",
+        "two NICs: 1",
+        "shrunk by 16384",
+        "outlives: good",
+        "valid 0 after the cache",
         "no domain: EINVAL: the protection domain is NULL",
         "no bytes: EINVAL: the range at *has no bytes",
         "wrapping: EINVAL: *pass the end of the address space",

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `make user-install`: what it puts below another root is what a compiler and a program need.
 
 #[allow(dead_code, reason = "this test uses a part")]
@@ -30,7 +30,7 @@ fn what_is_installed_is_found_by_compilers_and_programs() {
     let at = |path: &Path| path.display().to_string();
     let install = ["install", "built", "/opt/rdma", "/opt/rdma/lib/here", &at(&root)];
     let early = script(&folder, &install);
-    assert!(!early.status.success() && text(&early).contains("has no libgpumr.so.0: make user"), "{}", text(&early));
+    assert!(!early.status.success() && text(&early).contains("has no libgpumr.so.1: make user"), "{}", text(&early));
 
     fs::create_dir_all(folder.join("target/release")).expect("writable");
     let own = std::env::current_exe().expect("this program").with_file_name("libgpumr_c.so");
@@ -42,8 +42,14 @@ fn what_is_installed_is_found_by_compilers_and_programs() {
         assert!(ran.status.success(), "{}", text(&ran));
     }
     let prefix = root.join("opt/rdma");
-    let libraries =
-        ["libgpumr.so.0", "libgpumr-preload.so", "pkgconfig/gpumr.pc"].map(|file| format!("lib/here/{file}"));
+    let libraries = [
+        "libgpumr.so.1",
+        "libgpumr-preload.so",
+        "pkgconfig/gpumr.pc",
+        "cmake/gpumr/gpumr-config.cmake",
+        "cmake/gpumr/gpumr-config-version.cmake",
+    ]
+    .map(|file| format!("lib/here/{file}"));
     let others = ["include/gpumr.h", "share/man/man7/libgpumr-preload.so.7"].map(String::from);
     for file in libraries.into_iter().chain(others) {
         let mode = fs::metadata(prefix.join(&file)).unwrap_or_else(|_| panic!("no {file}")).permissions().mode();
@@ -54,6 +60,13 @@ fn what_is_installed_is_found_by_compilers_and_programs() {
     config.args(["--cflags", "--libs", "gpumr"]).env("PKG_CONFIG_SYSROOT_DIR", &root);
     let said = config.env("PKG_CONFIG_PATH", prefix.join("lib/here/pkgconfig")).output().expect("pkg-config");
     assert!(said.status.success(), "{}", text(&said));
+    let version = Command::new("pkg-config")
+        .args(["--modversion", "gpumr"])
+        .env("PKG_CONFIG_PATH", prefix.join("lib/here/pkgconfig"))
+        .output();
+    assert_eq!(text(&version.expect("pkg-config")).trim(), env!("CARGO_PKG_VERSION"));
+    let cmake = fs::read_to_string(prefix.join("lib/here/cmake/gpumr/gpumr-config.cmake")).expect("readable");
+    assert!(!cmake.contains('@') && cmake.contains("\"/opt/rdma/include\""), "{cmake}");
     let said = text(&said);
     let sources = [source("../examples/lease.c"), source("main.c")];
     let mut words = vec!["-o", "program", &sources[0], &sources[1], "libcuda.so.1", "libibverbs.so.1"];

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! libgpumr-preload.so: stands before libibverbs in unmodified programs (LD_PRELOAD). See
 //! libgpumr-preload.so(7).
 //!
@@ -231,7 +231,7 @@ impl Wanted {
         let pd = unsafe { Pd::new(NonNull::new(self.pd)?) };
         Some(match self.attr {
             Some(attr) => verbs.dma_buf_ex(pd, range, offset, fd, attr),
-            None => verbs.dma_buf(pd, range, offset, self.iova, fd, self.access),
+            None => verbs.dma_buf(pd, range, offset, self.iova, fd, self.access.into()),
         })
     }
 }

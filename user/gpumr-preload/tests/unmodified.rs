@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Programs that were not changed, with the library before them: `stand-ins/program.c` against
 //! stand-ins of libcuda and libibverbs whose symbols have rdma-core's versions.
 
@@ -199,6 +199,24 @@ fn with_the_cache_a_program_ends_in_peace() {
     let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf"), ("STAND_IN_SLOW_EXIT", "1")];
     let (out, said) = run(&build("ends", Without::Nothing), "ends", true, &settings);
     assert_eq!((out, said), Default::default());
+}
+
+/// The sweep waits for a lock that the interrupted thread has.
+#[test]
+fn a_program_that_exits_in_a_signal_handler_ends() {
+    let folder = build("exits", Without::Nothing);
+    let start = std::time::Instant::now();
+    let (out, said) = run(&folder, "exits", true, &CACHE);
+    assert_eq!((out, said), Default::default());
+    // Of which 1.5 seconds are the program's own.
+    assert!(start.elapsed() < std::time::Duration::from_millis(2500), "{:?}", start.elapsed());
+}
+
+/// Nothing that CUDA says of memory tells that it was restored from a checkpoint.
+#[test]
+fn after_a_checkpoint_memory_is_registered_anew() {
+    let (out, said) = run(&build("restored", Without::Nothing), "restored", true, &CACHE);
+    assert!(out.contains("plain 0, dma-buf 2, live 0\n") && said.is_empty(), "{out}{said}");
 }
 
 const CACHE: [(&str, &str); 2] = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What the cache needs of CUDA and of verbs. The real libraries implement it, and so do the
 //! models.
 
@@ -8,7 +8,52 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// Access flags, as `ibv_reg_mr()` takes them.
-pub type Access = i32;
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Access(i32);
+
+impl Access {
+    /// The NIC may write for this machine.
+    pub const LOCAL_WRITE: Self = Self(1);
+    /// Others may write.
+    pub const REMOTE_WRITE: Self = Self(1 << 1);
+    /// Others may read.
+    pub const REMOTE_READ: Self = Self(1 << 2);
+    /// Others may use atomic operations.
+    pub const REMOTE_ATOMIC: Self = Self(1 << 3);
+    /// The NIC may reorder its writes.
+    pub const RELAXED_ORDERING: Self = Self(1 << 20);
+    /// The four rights, of which a region may have more than a request needs.
+    const RIGHTS: i32 = 0xf;
+
+    /// The flags as verbs know them.
+    pub const fn bits(self) -> i32 {
+        self.0
+    }
+
+    /// Whether all flags of `other` are set.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Whether a region with these flags serves a request with `other`: it has more rights at most.
+    pub(crate) const fn serves(self, other: Self) -> bool {
+        self.contains(other) && (self.0 ^ other.0) & !Self::RIGHTS == 0
+    }
+}
+
+impl From<i32> for Access {
+    fn from(bits: i32) -> Self {
+        Self(bits)
+    }
+}
+
+impl std::ops::BitOr for Access {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
 
 /// What an address belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +89,11 @@ pub trait Gpu: Send + Sync + 'static {
     fn allocation(&self, address: u64) -> Option<Range>;
     /// A dma-buf of the range, which is made of whole pages of the system's. Errors in words.
     fn export(&self, range: Range) -> Result<OwnedFd, String>;
+    /// A number that changes when CUDA restored the process from a checkpoint: all memory is then
+    /// new, under its old numbers.
+    fn epoch(&self) -> u64 {
+        0
+    }
     /// Whether the memory can be pinned for peer memory, where CUDA says so.
     fn capable(&self, _address: u64) -> Option<bool> {
         None

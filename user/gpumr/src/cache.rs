@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Look-up, registration, eviction. One lock, which is never held over a call of CUDA or verbs, and
 //! which a hit of what the thread used lately does not take.
 
@@ -18,8 +18,10 @@ use std::os::fd::AsFd;
 
 /// As often memory may change during its registration before the caller hears of it.
 const CHANGES: usize = 3;
+/// [`Entry::queued`] of what is not in the queue.
+const UNQUEUED: u64 = u64::MAX;
 /// A region that is not at its own address: who asks for a part of it must not get the whole.
-const ZERO_BASED: Access = 1 << 5;
+const ZERO_BASED: i32 = 1 << 5;
 
 /// How much may stay registered that nobody uses. What is in use counts, and is never evicted.
 #[derive(Clone, Copy, Debug)]
@@ -47,8 +49,49 @@ impl Default for Limits {
     }
 }
 
+/// A region whose memory has gone while a lease holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Gone {
+    /// What it was registered for.
+    pub range: Range,
+    /// For requests of this machine.
+    pub lkey: u32,
+    /// For requests of others.
+    pub rkey: u32,
+}
+
+/// Hears of regions in use whose memory has gone.
+pub type OnGone = Box<dyn Fn(Gone) + Send + Sync>;
+
+/// What a cache may do beside.
+#[derive(Default)]
+#[non_exhaustive]
+pub struct Options {
+    /// A region that has more rights than a request needs serves it. Whoever gives its rkey away gives
+    /// away those rights.
+    pub superset: bool,
+    /// Called once for each region that a lease holds when its memory is found or reported to have
+    /// gone: whoever has it should stop to use it and release it. It is called by the thread that
+    /// noticed, which may be the sweeper, without a lock. It must not wait for a thread that is in a
+    /// call of the cache.
+    pub on_gone: Option<OnGone>,
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options").field("superset", &self.superset).field("on_gone", &self.on_gone.is_some()).finish()
+    }
+}
+
 /// The cache. Clones are the same cache; it ends with the last clone, lease and sweeper.
 pub struct Cache<G: Gpu, V: Verbs>(Arc<Inner<G, V>>);
+
+impl<G: Gpu, V: Verbs> std::fmt::Debug for Cache<G, V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cache").field("policy", &self.0.policy).field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
 
 impl<G: Gpu, V: Verbs> Clone for Cache<G, V> {
     fn clone(&self) -> Self {
@@ -61,6 +104,7 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
     verbs: Arc<V>,
     policy: Policy,
     limits: Limits,
+    options: Options,
     counters: Arc<Counters>,
     generation: u64,
     /// Goes on with each registration. An entry's last use is told by it, so that hits do not write
@@ -101,6 +145,11 @@ struct State<G: Gpu, V: Verbs> {
     ending: Vec<Arc<Entry<G, V>>>,
     /// dma-bufs that other NICs may have, the oldest first.
     exports: VecDeque<Weak<Export>>,
+    /// The newest of each range, by its first and last address, and what it is made of.
+    shared: BTreeMap<(u64, u64), (Identity, Weak<Export>)>,
+    /// What may be evicted, by its last use as far as it was known when it was put in. What is in use
+    /// when its turn comes is taken out; its last lease puts it back.
+    queue: BTreeMap<(u64, usize), Arc<Entry<G, V>>>,
 }
 
 impl<G: Gpu, V: Verbs> State<G, V> {
@@ -112,6 +161,51 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         oldest?.upgrade()?.close()
     }
 
+    /// The next NIC gets this dma-buf. Those that are gone are left out before they are most.
+    fn share(&mut self, range: &Range, identity: &Identity, export: &Arc<Export>) {
+        if self.shared.len() as u64 > 2 * self.entries + 64 {
+            self.shared.retain(|_, (_, export)| export.strong_count() > 0);
+        }
+        self.shared.insert((range.start(), range.last()), (identity.clone(), Arc::downgrade(export)));
+    }
+
+    /// Puts `entry`, which is in, among what may be evicted, if it is not there.
+    fn enqueue(&mut self, entry: &Arc<Entry<G, V>>) {
+        if entry.queued.load(Ordering::Relaxed) == UNQUEUED {
+            let used = entry.used.load(Ordering::Relaxed);
+            entry.queued.store(used, Ordering::Relaxed);
+            self.queue.insert((used, Arc::as_ptr(entry) as usize), entry.clone());
+        }
+    }
+
+    fn unqueue(&mut self, entry: &Entry<G, V>) {
+        let used = entry.queued.swap(UNQUEUED, Ordering::Relaxed);
+        self.queue.remove(&(used, std::ptr::from_ref(entry) as usize));
+    }
+
+    /// The entry whose turn it is to be evicted, by its last use as it is now. It is taken out.
+    fn turn(&mut self) -> Option<Arc<Entry<G, V>>> {
+        loop {
+            let ((queued, _), entry) = self.queue.pop_first()?;
+            entry.queued.store(UNQUEUED, Ordering::Relaxed);
+            if entry.used.load(Ordering::Relaxed) == queued {
+                return Some(entry);
+            }
+            // Once for each use since.
+            self.enqueue(&entry);
+        }
+    }
+
+    /// Those that share a byte with the range.
+    fn overlapping(&self, range: &Range) -> Vec<Arc<Entry<G, V>>> {
+        // Starts and ends have the same order.
+        let of = |regions: &Regions<G, V>| {
+            let before = regions.range(..range.end()).rev().map(|(_, entry)| entry);
+            before.take_while(|entry| entry.range.overlaps(range)).cloned().collect::<Vec<_>>()
+        };
+        self.regions.values().flat_map(of).collect()
+    }
+
     /// The last entry that begins before `range` does ends after all others that do.
     fn find(&self, key: (V::Pd, Access), range: &Range) -> Option<&Arc<Entry<G, V>>> {
         let regions = self.regions.get(&key)?;
@@ -119,6 +213,16 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         let exact = regions.get(&range.start());
         let entry = exact.or_else(|| regions.range(..range.start()).next_back().map(|(_, entry)| entry))?;
         entry.range.contains(range).then_some(entry)
+    }
+
+    /// The same, or one with more rights if that will do.
+    fn fitting(&self, pd: V::Pd, access: Access, range: &Range, superset: bool) -> Option<&Arc<Entry<G, V>>> {
+        let exact = self.find((pd, access), range);
+        if exact.is_some() || !superset {
+            return exact;
+        }
+        let wider = self.regions.range((pd, i32::MIN.into())..=(pd, i32::MAX.into())).map(|(key, _)| *key);
+        wider.filter(|(_, has)| has.serves(access)).find_map(|key| self.find(key, range))
     }
 
     fn all(&self) -> impl Iterator<Item = &Arc<Entry<G, V>>> {
@@ -140,6 +244,7 @@ impl<G: Gpu, V: Verbs> State<G, V> {
                 self.regions.remove(&key);
             }
         }
+        self.unqueue(entry);
         self.entries -= 1;
         self.bytes -= entry.range.length();
         self.bar1_bytes -= entry.bar1_bytes();
@@ -159,6 +264,7 @@ impl<G: Gpu, V: Verbs> State<G, V> {
             self.take(old);
         }
         self.regions.entry(key).or_default().insert(entry.range.start(), entry.clone());
+        self.enqueue(entry);
         self.entries += 1;
         self.bytes += entry.range.length();
         self.bar1_bytes += entry.bar1_bytes();
@@ -185,17 +291,16 @@ impl<G: Gpu, V: Verbs> State<G, V> {
     fn exceeds(&self, limits: &Limits) -> bool {
         self.entries > limits.entries || self.bytes > limits.bytes || self.bar1_bytes > limits.bar1_bytes
     }
-
-    /// The entry that nobody uses and that was used longest ago.
-    fn oldest_unused(&self) -> Option<Arc<Entry<G, V>>> {
-        let unused = self.all().filter(|entry| !entry.word.in_use());
-        unused.min_by_key(|entry| entry.used.load(Ordering::Relaxed)).cloned()
-    }
 }
 
 impl<G: Gpu, V: Verbs> Cache<G, V> {
     /// An empty cache.
     pub fn new(gpu: G, verbs: V, policy: Policy, limits: Limits) -> Self {
+        Self::with(gpu, verbs, policy, limits, Options::default())
+    }
+
+    /// An empty cache that does more.
+    pub fn with(gpu: G, verbs: V, policy: Policy, limits: Limits, options: Options) -> Self {
         let state = State {
             regions: BTreeMap::new(),
             entries: 0,
@@ -204,12 +309,15 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
             making: BTreeMap::new(),
             ending: Vec::new(),
             exports: VecDeque::new(),
+            shared: BTreeMap::new(),
+            queue: BTreeMap::new(),
         };
         Self(Arc::new(Inner {
             gpu,
             verbs: Arc::new(verbs),
             policy,
             limits,
+            options,
             counters: Arc::default(),
             generation: fork::watch(),
             clock: AtomicU64::new(0),
@@ -228,7 +336,14 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
     ///
     /// Errors say in words what is wrong ([`Error`]). If memory is short, unused registrations are
     /// evicted and it is tried once more.
-    pub fn register(&self, pd: V::Pd, address: u64, length: u64, access: Access) -> Result<Lease<G, V>, Error> {
+    pub fn register(
+        &self,
+        pd: V::Pd,
+        address: u64,
+        length: u64,
+        access: impl Into<Access>,
+    ) -> Result<Lease<G, V>, Error> {
+        let access = access.into();
         let range = Range::new(address, length)?;
         let inner = &self.0;
         inner.check_process()?;
@@ -244,9 +359,28 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         Ok(Lease::new(entry, range))
     }
 
+    /// The same with several NICs: one lease for each domain, or none. They share one dma-buf.
+    pub fn register_all(
+        &self,
+        pds: &[V::Pd],
+        address: u64,
+        length: u64,
+        access: impl Into<Access>,
+    ) -> Result<Vec<Lease<G, V>>, Error> {
+        let access = access.into();
+        pds.iter().map(|pd| self.register(*pd, address, length, access)).collect()
+    }
+
     /// Lets go of every registration whose memory is freed. What a lease holds ends with that.
     pub fn sweep(&self) {
         self.0.sweep();
+    }
+
+    /// Evicts every registration that nobody uses, and returns their bytes. For a program whose
+    /// allocation failed, or is about to: what is freed while it is registered stays allocated until
+    /// its registration ends, and a registration takes room in BAR1.
+    pub fn shrink(&self) -> u64 {
+        self.0.shrink()
     }
 
     /// This memory is about to be freed or unmapped: lets go of it, with or without a promise
@@ -271,7 +405,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
 
     /// The same for each domain that `which` names.
     pub fn forget_where(&self, which: impl Fn(V::Pd) -> bool) {
-        self.0.take_out(|entry| which(entry.pd));
+        let which = |entry: &Entry<G, V>| which(entry.pd);
+        self.0.take_out(|state| state.all().filter(|entry| which(entry)).cloned().collect(), which);
     }
 
     /// Counters.
@@ -324,7 +459,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     }
 
     fn hit(&self, pd: V::Pd, access: Access, range: &Range) -> Option<Held<G, V>> {
-        let entry = lock(&self.state).find((pd, access), range)?.clone();
+        let entry = lock(&self.state).fitting(pd, access, range, self.options.superset)?.clone();
         let held = self.lease(&entry);
         if held.is_some() {
             recent::keep(entry, range.start());
@@ -338,7 +473,9 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     /// gives none.
     #[inline]
     fn lease(&self, entry: &Entry<G, V>) -> Option<Held<G, V>> {
-        if self.trusted.load(Ordering::Acquire) == 0 && !entry.identity.holds(&self.gpu) {
+        let asks = self.trusted.load(Ordering::Acquire) == 0;
+        let same = if asks { entry.identity.holds(&self.gpu) } else { entry.identity.current(&self.gpu) };
+        if !same {
             return None;
         }
         let (held, hits) = entry.hit()?;
@@ -353,7 +490,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     }
 
     fn miss(self: &Arc<Self>, pd: V::Pd, access: Access, range: Range) -> Result<Held<G, V>, Error> {
-        if access & ZERO_BASED != 0 {
+        if access.bits() & ZERO_BASED != 0 {
             let why = "a zero-based region cannot be shared: leave out IBV_ACCESS_ZERO_BASED";
             return Err(Error::Argument(why.into()));
         }
@@ -427,6 +564,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             };
             let Ok((mr, export)) = made else { continue };
             return Ok(Entry::new(Parts {
+                keys: self.verbs.keys(&mr),
                 pd,
                 access,
                 range,
@@ -437,7 +575,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 region: Region {
                     verbs: self.verbs.clone(),
                     counters: self.counters.clone(),
-                    export,
+                    _export: export,
                     generation: self.generation,
                     mr: Some(mr),
                 },
@@ -449,12 +587,15 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     fn by_dma_buf(&self, pd: V::Pd, access: Access, range: Range, identity: &Identity) -> Result<Made<V>, Refusal> {
         let pages =
             range.widened(page_size()).ok_or_else(|| Refusal::Export("the range ends the address space".into()))?;
-        let (export, fd) = match self.exported(&pages, identity) {
+        let (export, fd) = match self.exported(&range, &pages, identity) {
             Some(shared) => shared,
             None => {
                 let fd = Arc::new(Closed::in_children(self.gpu.export(pages).map_err(Refusal::Export)?));
                 let export = Arc::new(Export::new(pages, &fd));
-                let oldest = lock(&self.state).keep(&export);
+                let mut state = lock(&self.state);
+                let oldest = state.keep(&export);
+                state.share(&range, identity, &export);
+                drop(state);
                 drop(oldest);
                 (export, fd)
             }
@@ -465,16 +606,12 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     }
 
     /// A dma-buf of the same memory, which another NIC has.
-    fn exported(&self, pages: &Range, identity: &Identity) -> Option<(Arc<Export>, Arc<Closed>)> {
+    fn exported(&self, range: &Range, pages: &Range, identity: &Identity) -> Option<(Arc<Export>, Arc<Closed>)> {
         let state = lock(&self.state);
-        let mut same = state.all().filter(|entry| entry.identity == *identity);
-        let export = same.find_map(|entry| {
-            // SAFETY: It is in the map, whose lock is held, so it is not removed.
-            let export = unsafe { entry.region() }.export.as_ref()?;
-            let fd = export.fd().filter(|_| export.range.contains(pages))?;
-            Some((export.clone(), fd))
-        });
-        export
+        let (of, export) = state.shared.get(&(range.start(), range.last()))?;
+        let export = export.upgrade().filter(|export| of == identity && export.range.contains(pages))?;
+        let fd = export.fd()?;
+        Some((export, fd))
     }
 
     fn tick(&self) -> u64 {
@@ -513,6 +650,22 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     fn stale(&self, entry: &Entry<G, V>) {
         let removed = self.detach(entry);
         self.counters.stale.add(u64::from(removed));
+        if removed {
+            self.tell(entry);
+        }
+    }
+
+    /// The memory of this entry, which was just taken out, has gone.
+    fn tell(&self, entry: &Entry<G, V>) {
+        if let Some(tell) = self.options.on_gone.as_ref().filter(|_| entry.word.in_use()) {
+            let (lkey, rkey) = entry.keys;
+            tell(Gone { range: entry.range, lkey, rkey });
+        }
+    }
+
+    /// Whether the memory of this entry is still the same.
+    pub(crate) fn valid(&self, entry: &Entry<G, V>) -> bool {
+        self.check_process().is_ok() && entry.identity.holds(&self.gpu)
     }
 
     fn sweep(&self) {
@@ -546,19 +699,28 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     pub(crate) fn freed(&self, range: Option<Range>) {
         if self.check_process().is_ok() {
             lock(&self.state).freed(range);
-            let out = self.take_out(|entry| range.is_none_or(|range| entry.range.overlaps(&range)));
-            self.counters.freed.add(out);
+            let chosen = |state: &State<G, V>| match &range {
+                Some(range) => state.overlapping(range),
+                None => state.all().cloned().collect(),
+            };
+            let out = self.take_out(chosen, |entry| range.is_none_or(|range| entry.range.overlaps(&range)));
+            self.counters.freed.add(out.len() as u64);
+            out.iter().for_each(|entry| self.tell(entry));
         }
     }
 
-    /// Takes out what `which` says, and waits for those of them that other threads deregister just
-    /// now; how many it took out.
-    fn take_out(&self, which: impl Fn(&Entry<G, V>) -> bool) -> u64 {
+    /// Takes out what `chosen` finds, and waits for what `which` says and other threads deregister just
+    /// now. Returns what it took out.
+    fn take_out(
+        &self,
+        chosen: impl Fn(&State<G, V>) -> Vec<Arc<Entry<G, V>>>,
+        which: impl Fn(&Entry<G, V>) -> bool,
+    ) -> Vec<Arc<Entry<G, V>>> {
         if self.check_process().is_err() {
-            return 0;
+            return Vec::new();
         }
         let mut state = lock(&self.state);
-        let chosen: Vec<_> = state.all().filter(|entry| which(entry)).cloned().collect();
+        let chosen = chosen(&state);
         chosen.iter().for_each(|entry| state.take(entry));
         let out: Vec<_> = chosen.iter().filter_map(|entry| self.remove(&mut state, entry)).collect();
         drop(state);
@@ -567,7 +729,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         while state.ending.iter().any(|entry| which(entry)) {
             state = wait(&self.ended, state);
         }
-        chosen.len() as u64
+        drop(state);
+        chosen
     }
 
     /// Evicts until the limits hold. If all that is left is in use, the ends of leases go on with
@@ -579,16 +742,45 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         let mut out = Vec::new();
         let mut state = lock(&self.state);
         while state.exceeds(&self.limits) {
-            // The oldest, or the first whose lease just ended; all others are told that they are
-            // awaited.
-            let oldest = state.oldest_unused().filter(|entry| self.evict(entry));
-            let first = || state.all().find(|entry| self.evict(entry)).cloned();
-            let Some(evicted) = oldest.or_else(first) else { break };
-            state.take(&evicted);
-            // SAFETY: evict() said so.
-            out.push(unsafe { state.end(&evicted) });
+            let Some(entry) = state.turn() else { break };
+            // What is in use is told that it is awaited.
+            if self.evict(&entry) {
+                state.take(&entry);
+                // SAFETY: evict() said so.
+                out.push(unsafe { state.end(&entry) });
+            }
         }
         drop(state);
+    }
+
+    /// The last lease of this entry, which is awaited, has ended.
+    pub(crate) fn released(&self, entry: &Entry<G, V>) {
+        if self.check_process().is_err() {
+            return;
+        }
+        let mut state = lock(&self.state);
+        if let Some(entry) = state.same(entry).cloned() {
+            state.enqueue(&entry);
+        }
+        drop(state);
+        self.trim();
+    }
+
+    /// Evicts all that nobody uses, and lets go of what is freed: before a program allocates what it
+    /// could not get. Returns how many bytes it let go of.
+    fn shrink(&self) -> u64 {
+        self.sweep();
+        if self.check_process().is_err() {
+            return 0;
+        }
+        let mut state = lock(&self.state);
+        let evicted: Vec<_> = state.all().filter(|entry| self.evict(entry)).cloned().collect();
+        evicted.iter().for_each(|entry| state.take(entry));
+        // SAFETY: evict() said so.
+        let out: Vec<_> = evicted.iter().map(|entry| unsafe { state.end(entry) }).collect();
+        drop(state);
+        drop(out);
+        evicted.iter().map(|entry| entry.range.length()).sum()
     }
 
     /// Evicts what nobody uses, if that may help against `error`; whether there was something.
@@ -620,6 +812,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
 impl<G: Gpu, V: Verbs> Drop for Inner<G, V> {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        state.queue.clear();
         let left: Vec<_> = std::mem::take(&mut state.regions).into_values().flat_map(BTreeMap::into_values).collect();
         for entry in left {
             if entry.word.remove().1 {

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The CUDA driver, opened at run time: twelve functions. cudarc does not serve here. 0.19.10 needs
 //! Rust 1.88 (by libloading 0.9), opens libcuda by itself and panics where a function is missing.
 //! 0.18.2 builds with 1.85 and takes a library that is open, but panics if that lacks any of its
@@ -6,6 +6,7 @@
 //! undefined behaviour.
 
 use crate::backend::{Gpu, Kind};
+use crate::checkpoint::Watch;
 use crate::error::Error;
 use crate::range::Range;
 use libloading::os::unix::{Library, Symbol, RTLD_LAZY};
@@ -53,7 +54,9 @@ type PrimaryState = unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> c_in
 type ErrorName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
 /// libcuda.
+#[derive(Debug)]
 pub struct Cuda {
+    flags: c_ulonglong,
     attribute: Symbol<GetAttribute>,
     /// Since CUDA 7.0; the attributes of a range since 10.2.
     attributes: Option<Symbol<GetAttributes>>,
@@ -70,6 +73,7 @@ pub struct Cuda {
     /// The GPUs whose primary context was made for a question, a bit each. It is kept, since making
     /// one takes 400 ms.
     kept: AtomicU64,
+    watch: Watch,
     /// Last: the functions are its.
     _lib: Library,
 }
@@ -79,6 +83,13 @@ impl Cuda {
     /// that called cuInit() has children that cannot use CUDA. Errors: the library is missing.
     pub fn open() -> Result<Self, Error> {
         Self::with(RTLD_LAZY)
+    }
+
+    /// The same with flags for `cuMemGetHandleForAddressRange()`: 1 asks for dma-bufs that a NIC reaches
+    /// over PCIe, also where the GPU hangs on the processor directly (CUDA 12.8).
+    pub fn with_dma_buf_flags(mut self, flags: u64) -> Self {
+        self.flags = flags;
+        self
     }
 
     /// The library, if the program has it loaded. It is not started.
@@ -95,6 +106,7 @@ impl Cuda {
         // SAFETY: The types are those of cuda.h.
         unsafe {
             Ok(Self {
+                flags: 0,
                 attribute: lib.get(b"cuPointerGetAttribute\0").map_err(missing)?,
                 attributes: lib.get(b"cuPointerGetAttributes\0").ok(),
                 range: lib.get(b"cuMemGetAddressRange_v2\0").map_err(missing)?,
@@ -106,6 +118,7 @@ impl Cuda {
                 release: lib.get(b"cuDevicePrimaryCtxRelease_v2\0").map_err(missing)?,
                 state: lib.get(b"cuDevicePrimaryCtxGetState\0").ok(),
                 kept: AtomicU64::new(0),
+                watch: Watch::default(),
                 _lib: lib,
             })
         }
@@ -217,6 +230,11 @@ impl Gpu for Cuda {
         Range::new(start, size as u64).ok().map(|range| (id, range))
     }
 
+    #[inline]
+    fn epoch(&self) -> u64 {
+        self.watch.epoch()
+    }
+
     fn kind(&self, address: u64) -> Kind {
         let managed = self.number(IS_MANAGED, address).is_ok_and(|managed| managed as u32 == 1);
         match self.number(MEMORY_TYPE, address) {
@@ -270,7 +288,7 @@ impl Gpu for Cuda {
         let fd: Cell<c_int> = Cell::new(-1);
         let (at, length) = (range.start(), range.length() as usize);
         // SAFETY: A local; the range is made of whole pages, and a wrong one is refused.
-        let status = self.in_context(at, || unsafe { handle(fd.as_ptr(), at, length, DMA_BUF_FD, 0) });
+        let status = self.in_context(at, || unsafe { handle(fd.as_ptr(), at, length, DMA_BUF_FD, self.flags) });
         let fd = fd.get();
         if status != 0 || fd < 0 {
             return Err(format!("cuMemGetHandleForAddressRange: {}", self.words(status)));

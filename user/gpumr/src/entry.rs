@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! One registration. It ends when it is removed from the cache and its last lease has ended.
 
 use crate::backend::{Access, Gpu, Verbs};
@@ -47,7 +47,8 @@ impl Export {
 pub(crate) struct Region<V: Verbs> {
     pub(crate) verbs: Arc<V>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) export: Option<Arc<Export>>,
+    /// It keeps the memory for other NICs.
+    pub(crate) _export: Option<Arc<Export>>,
     pub(crate) generation: u64,
     pub(crate) mr: Option<V::Mr>,
 }
@@ -78,10 +79,13 @@ pub(crate) struct Entry<G: Gpu, V: Verbs> {
     pub(crate) word: Word,
     /// The cache's clock when it was last asked for.
     pub(crate) used: AtomicU64,
+    /// The use under which it waits to be evicted. Read and written under the cache's lock.
+    pub(crate) queued: AtomicU64,
     pub(crate) pd: V::Pd,
     pub(crate) access: Access,
     pub(crate) range: Range,
     pub(crate) way: Way,
+    pub(crate) keys: (u32, u32),
     pub(crate) cache: Weak<Inner<G, V>>,
     pub(crate) identity: Identity,
     alive: UnsafeCell<Option<Alive<G, V>>>,
@@ -97,6 +101,7 @@ pub(crate) struct Parts<G: Gpu, V: Verbs> {
     pub(crate) access: Access,
     pub(crate) range: Range,
     pub(crate) way: Way,
+    pub(crate) keys: (u32, u32),
     pub(crate) cache: Weak<Inner<G, V>>,
     pub(crate) identity: Identity,
     pub(crate) used: u64,
@@ -109,10 +114,12 @@ impl<G: Gpu, V: Verbs> Entry<G, V> {
         let entry = Arc::new(Self {
             word: Word::new(),
             used: AtomicU64::new(parts.used),
+            queued: AtomicU64::new(u64::MAX),
             pd: parts.pd,
             access: parts.access,
             range: parts.range,
             way: parts.way,
+            keys: parts.keys,
             cache: parts.cache,
             identity: parts.identity,
             alive: UnsafeCell::new(None),
@@ -202,6 +209,13 @@ impl<G: Gpu, V: Verbs> Deref for Held<G, V> {
 }
 
 impl<G: Gpu, V: Verbs> Held<G, V> {
+    /// The entry, for longer than this lease.
+    fn own(&self) -> Option<Arc<Entry<G, V>>> {
+        // SAFETY: This lease lives, so nobody writes.
+        let alive = unsafe { &*self.alive.get() };
+        alive.as_ref().map(|alive| alive._own.clone())
+    }
+
     pub(crate) fn region(&self) -> &Region<V> {
         // SAFETY: This lease lives as long as the reference.
         unsafe { (**self).region() }
@@ -212,9 +226,9 @@ impl<G: Gpu, V: Verbs> Drop for Held<G, V> {
     #[inline]
     fn drop(&mut self) {
         // From here on the entry may go, but for whoever is told to end it.
-        match self.word.end(|| self.cache.upgrade()) {
+        match self.word.end(|| Some((self.cache.upgrade()?, self.own()?))) {
             End::Nothing | End::Awaited(None) => {}
-            End::Awaited(Some(cache)) => cache.trim(),
+            End::Awaited(Some((cache, entry))) => cache.released(&entry),
             // SAFETY: The word said so.
             End::Removed => drop(unsafe { self.finish() }),
         }

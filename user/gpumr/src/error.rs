@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Errors in words: what, which value, what to do.
 
 use crate::backend::{Gpu, Kind};

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Notices that this process is a child of the one that registered. A child owns no registration
 //! and may find the cache's lock taken for ever, so it touches neither. It closes the dma-bufs that
 //! it inherits: open, they would keep memory that its parent frees.

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Frees that the program reports ([`Cache::before_free`]). CUDA calls nobody back, so whoever
 //! frees must say so: the program, or its allocator by a hook of its own. Freed memory is then let
 //! go at once, and once all frees are promised to be reported, hits ask CUDA nothing.
@@ -7,6 +7,7 @@ use crate::backend::{Gpu, Verbs};
 use crate::cache::Cache;
 
 /// While one exists hits trust that frees are reported.
+#[derive(Debug)]
 pub struct Hooks<G: Gpu, V: Verbs>(Cache<G, V>);
 
 impl<G: Gpu, V: Verbs> Hooks<G, V> {

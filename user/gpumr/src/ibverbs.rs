@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! libibverbs, opened at run time: a program starts where it or its dma-buf call is missing. The
 //! crates `ibverbs` 0.9.2 (ibverbs-sys 0.3.2) and `rdma-sys` 0.3.0 link it. `sideway` 0.4.3 is made
 //! of rdma-mummy-sys 0.2.6: C functions of the same names, which the preload library has to define,
@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Flags that only `ibv_reg_mr_iova2()` takes.
-const OPTIONAL: Access = 0x3ff0_0000;
+const OPTIONAL: c_int = 0x3ff0_0000;
 
 /// The beginning of `struct ibv_mr`, the same since libibverbs 1.1.
 #[repr(C)]
@@ -119,19 +119,22 @@ impl RawMrAttr {
 
 type RegMr = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int) -> *mut RawMr;
 type RegIova = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u64, c_int) -> *mut RawMr;
-type RegIova2 = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u64, u32) -> *mut RawMr;
+/// `ibv_reg_mr_iova2()`.
+pub type RegIova2 = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u64, u32) -> *mut RawMr;
 type RegEx = unsafe extern "C" fn(*mut c_void, *mut RawMrAttr) -> *mut RawMr;
-type RegDmaBuf = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut RawMr;
+/// `ibv_reg_dmabuf_mr()`.
+pub type RegDmaBuf = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut RawMr;
 type DeallocPd = unsafe extern "C" fn(*mut c_void) -> c_int;
 type CloseDevice = unsafe extern "C" fn(*mut c_void) -> c_int;
 type ReregMr = unsafe extern "C" fn(*mut RawMr, c_int, *mut c_void, *mut c_void, usize, c_int) -> c_int;
-type DeregMr = unsafe extern "C" fn(*mut RawMr) -> c_int;
+/// `ibv_dereg_mr()`.
+pub type DeregMr = unsafe extern "C" fn(*mut RawMr) -> c_int;
 
 /// Functions of one libibverbs, or of what stands before it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Functions {
-    reg_mr: RegMr,
+    reg_mr: Option<RegMr>,
     dereg_mr: DeregMr,
     /// Since rdma-core 26.
     reg_iova: Option<RegIova>,
@@ -152,6 +155,10 @@ fn lacks(function: &str, since: u32) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, why)
 }
 
+fn hole(function: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, format!("the table of verbs functions has no {function}"))
+}
+
 /// The answer in C of a function that the library lacks.
 fn no_function() -> *mut RawMr {
     // SAFETY: This thread's errno.
@@ -163,7 +170,45 @@ fn made(mr: *mut RawMr) -> io::Result<Mr> {
     NonNull::new(mr).map(Mr).ok_or_else(io::Error::last_os_error)
 }
 
+/// Functions that a caller gives: of its own libibverbs, or that call more than verbs, as mlx5dv for
+/// Data Direct. One of the first two may be missing; that way then does not work.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Table {
+    /// As `ibv_reg_mr_iova2()`.
+    pub reg_mr: Option<RegIova2>,
+    /// As `ibv_reg_dmabuf_mr()`.
+    pub reg_dmabuf_mr: Option<RegDmaBuf>,
+    /// As `ibv_dereg_mr()`.
+    pub dereg_mr: Option<DeregMr>,
+}
+
 impl Functions {
+    /// Those of a table. Errors: it has no way to register, or none to deregister.
+    ///
+    /// # Safety
+    ///
+    /// They do what libibverbs' do with the same arguments, and may be called from every thread.
+    pub unsafe fn given(table: Table) -> Result<Self, Error> {
+        let lacks = |what: &'static str| Error::Argument(what.into());
+        if table.reg_mr.is_none() && table.reg_dmabuf_mr.is_none() {
+            return Err(lacks("the table of verbs functions has neither reg_mr nor reg_dmabuf_mr: fill in one"));
+        }
+        let dereg_mr =
+            table.dereg_mr.ok_or_else(|| lacks("the table of verbs functions has no dereg_mr: fill it in"))?;
+        Ok(Self {
+            reg_mr: None,
+            dereg_mr,
+            reg_iova: None,
+            reg_iova2: table.reg_mr,
+            reg_dma_buf: table.reg_dmabuf_mr,
+            reg_ex: None,
+            dealloc_pd: None,
+            close_device: None,
+            rereg_mr: None,
+        })
+    }
+
     /// The functions that `find` knows by name. Errors: the name of one that it must know.
     ///
     /// # Safety
@@ -174,7 +219,7 @@ impl Functions {
         // pointer is None.
         unsafe {
             Ok(Self {
-                reg_mr: transmute::<*mut c_void, Option<RegMr>>(find(c"ibv_reg_mr")).ok_or("ibv_reg_mr")?,
+                reg_mr: Some(transmute::<*mut c_void, Option<RegMr>>(find(c"ibv_reg_mr")).ok_or("ibv_reg_mr")?),
                 dereg_mr: transmute::<*mut c_void, Option<DeregMr>>(find(c"ibv_dereg_mr")).ok_or("ibv_dereg_mr")?,
                 reg_iova: transmute::<*mut c_void, Option<RegIova>>(find(c"ibv_reg_mr_iova")),
                 reg_iova2: transmute::<*mut c_void, Option<RegIova2>>(find(c"ibv_reg_mr_iova2")),
@@ -233,7 +278,7 @@ impl Functions {
     /// As for that.
     pub unsafe fn plain(&self, pd: *mut c_void, at: *mut c_void, length: usize, access: c_int) -> *mut RawMr {
         // SAFETY: By this function's contract.
-        unsafe { (self.reg_mr)(pd, at, length, access) }
+        self.reg_mr.map_or_else(no_function, |call| unsafe { call(pd, at, length, access) })
     }
 
     /// `ibv_reg_mr_iova()` itself.
@@ -331,10 +376,17 @@ impl Functions {
         fd: BorrowedFd<'_>,
         access: Access,
     ) -> io::Result<Mr> {
-        let call = self.reg_dma_buf.ok_or_else(|| lacks("ibv_reg_dmabuf_mr", 34))?;
+        let call = self.reg_dma_buf.ok_or_else(|| {
+            if self.reg_mr.is_none() {
+                hole("reg_dmabuf_mr")
+            } else {
+                lacks("ibv_reg_dmabuf_mr", 34)
+            }
+        })?;
         // SAFETY: The domain lives (Pd::new), the descriptor is borrowed; a wrong range or flag is
         // refused.
-        let mr = made(unsafe { call(pd.0.as_ptr(), offset, range.length() as usize, iova, fd.as_raw_fd(), access) })?;
+        let mr =
+            made(unsafe { call(pd.0.as_ptr(), offset, range.length() as usize, iova, fd.as_raw_fd(), access.bits()) })?;
         Ok(mr.at(range.start()))
     }
 
@@ -460,15 +512,15 @@ impl Verbs for IbVerbs {
     fn register(&self, pd: Pd, range: Range, access: Access) -> io::Result<Mr> {
         let functions = self.of(pd.context());
         let (at, length) = (range.start() as *mut c_void, range.length() as usize);
-        if access & OPTIONAL == 0 {
+        let access = access.bits();
+        made(match (functions.reg_mr, functions.reg_iova2) {
             // SAFETY: The domain lives (Pd::new); a wrong range or flag is refused.
-            return made(unsafe { functions.plain(pd.0.as_ptr(), at, length, access) });
-        }
-        if functions.reg_iova2.is_none() {
-            return Err(lacks("ibv_reg_mr_iova2", 28));
-        }
-        // SAFETY: As above.
-        made(unsafe { functions.iova2(pd.0.as_ptr(), at, length, range.start(), access as u32) })
+            (Some(call), _) if access & OPTIONAL == 0 => unsafe { call(pd.0.as_ptr(), at, length, access) },
+            // SAFETY: As above.
+            (_, Some(call)) => unsafe { call(pd.0.as_ptr(), at, length, range.start(), access as u32) },
+            (Some(_), None) => return Err(lacks("ibv_reg_mr_iova2", 28)),
+            (None, None) => return Err(hole("reg_mr")),
+        })
     }
 
     fn register_dma_buf(

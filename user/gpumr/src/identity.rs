@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Which allocations a range is made of. CUDA numbers allocations and never uses a number twice,
 //! and memory goes by whole allocations or segments: while each piece has its number, nothing has
 //! changed.
@@ -16,6 +16,8 @@ use crate::range::Range;
 pub struct Identity {
     pieces: Vec<Piece>,
     last: u64,
+    /// Of the process, when it was read.
+    epoch: u64,
     /// A single piece, if CUDA tells its number and its bounds at once: it, and the bounds.
     at_once: Option<(Piece, Range)>,
 }
@@ -29,6 +31,7 @@ struct Piece {
 impl Identity {
     /// Asks CUDA. Errors: an address of the range is no device memory.
     pub fn read(gpu: &impl Gpu, range: Range) -> Result<Self, Error> {
+        let epoch = gpu.epoch();
         let mut pieces = Vec::with_capacity(1);
         let mut at_once = None;
         let mut at = range.start();
@@ -43,13 +46,22 @@ impl Identity {
             }
             at = piece.end();
         }
-        Ok(Self { pieces, last: range.last(), at_once })
+        Ok(Self { pieces, last: range.last(), epoch, at_once })
+    }
+
+    /// Whether no checkpoint lies between. CUDA reports none to those who report frees.
+    #[inline]
+    pub fn current(&self, gpu: &impl Gpu) -> bool {
+        gpu.epoch() == self.epoch
     }
 
     /// Whether the memory is still the same: each piece, and both ends. Where one answer holds
     /// number and bounds, and these are as they were, it speaks for both ends.
     #[inline]
     pub fn holds(&self, gpu: &impl Gpu) -> bool {
+        if !self.current(gpu) {
+            return false;
+        }
         if let Some((piece, bounds)) = self.at_once {
             return gpu.buffer(piece.at) == Some((piece.id, bounds));
         }

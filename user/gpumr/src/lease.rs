@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What `register` returns.
 
 use crate::backend::{Gpu, Verbs};
@@ -10,6 +10,19 @@ use crate::range::Range;
 pub struct Lease<G: Gpu, V: Verbs> {
     entry: Held<G, V>,
     range: Range,
+}
+
+impl<G: Gpu, V: Verbs> std::fmt::Debug for Lease<G, V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (lkey, rkey) = self.keys();
+        let way = self.way();
+        f.debug_struct("Lease")
+            .field("range", &self.range)
+            .field("way", &way)
+            .field("lkey", &lkey)
+            .field("rkey", &rkey)
+            .finish()
+    }
 }
 
 impl<G: Gpu, V: Verbs> Lease<G, V> {
@@ -29,7 +42,13 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
     }
 
     fn keys(&self) -> (u32, u32) {
-        self.entry.region().verbs.keys(self.mr())
+        self.entry.keys
+    }
+
+    /// Whether the memory is still what was registered: not freed, replaced, or restored from a
+    /// checkpoint. `false`, too, where nobody can say: the cache is gone, or this is a forked child.
+    pub fn valid(&self) -> bool {
+        self.entry.cache.upgrade().is_some_and(|cache| cache.valid(&self.entry))
     }
 
     /// For requests of this machine.

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! A cache of memory registrations that is never stale: for GPU memory and RDMA NICs.
 //!
 //! Registering costs up to milliseconds, so programs keep registrations. An address alone does not
@@ -21,6 +21,7 @@
 
 pub mod backend;
 pub mod cache;
+mod checkpoint;
 pub mod cuda;
 mod entry;
 pub mod error;
@@ -38,8 +39,8 @@ mod sync;
 mod word;
 
 pub use backend::{Access, Gpu, Verbs};
-pub use cache::{Cache, Limits};
-pub use error::Error;
+pub use cache::{Cache, Gone, Limits, Options};
+pub use error::{Error, Refusal};
 pub use lease::Lease;
 pub use policy::{Policy, Way};
 pub use range::Range;

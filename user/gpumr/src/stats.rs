@@ -1,10 +1,11 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Counters.
 
 use crate::sync::{AtomicU64, Ordering};
 
 /// What the cache did so far, and what it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Calls that found a registration.
     pub hits: u64,

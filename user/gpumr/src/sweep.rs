@@ -1,16 +1,18 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Lets go of freed memory: a registration or a dma-buf keeps it allocated.
 
 use crate::backend::{Gpu, Verbs};
 use crate::cache::Cache;
 use crate::fork;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
-use std::sync::{Once, PoisonError, RwLock};
+use std::sync::Once;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A thread that sweeps: freed memory stays for one interval at most, and the time of one sweep.
 /// Ends with drop.
+#[derive(Debug)]
 pub struct Sweeper {
     /// Both `Some` until drop.
     stop: Option<Sender<()>>,
@@ -30,16 +32,20 @@ impl Sweeper {
         let generation = fork::watch();
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            // SAFETY: The handler waits for a lock at most. It fails for lack of memory only.
+            // SAFETY: The handler waits for half a second at most. It fails for lack of memory only.
             unsafe { libc::atexit(at_exit) };
         });
         let sweeps = move || {
             while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                let over = OVER.read().unwrap_or_else(PoisonError::into_inner);
-                if *over {
+                SWEEPING.fetch_add(1, Ordering::SeqCst);
+                let over = OVER.load(Ordering::SeqCst);
+                if !over {
+                    cache.sweep();
+                }
+                SWEEPING.fetch_sub(1, Ordering::SeqCst);
+                if over {
                     return;
                 }
-                cache.sweep();
             }
         };
         let thread = std::thread::Builder::new().name("gpumr-sweep".into());
@@ -49,13 +55,23 @@ impl Sweeper {
 }
 
 /// The process ends: nobody may ask CUDA any more.
-static OVER: RwLock<bool> = RwLock::new(false);
+static OVER: AtomicBool = AtomicBool::new(false);
+/// Sweeps under way, of all caches.
+static SWEEPING: AtomicU64 = AtomicU64::new(0);
+/// A sweep takes milliseconds. One that takes longer waits for a lock, and asks nobody: a thread may
+/// have it that called exit() in a signal handler and never gives it back.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// CUDA, which is there before a sweeper is, ends after this.
 extern "C" fn at_exit() {
-    // A child has no sweeper, and perhaps the lock of its parent's.
-    if fork::generation() == 0 {
-        *OVER.write().unwrap_or_else(PoisonError::into_inner) = true;
+    // A child has no sweeper, and perhaps the count of its parent's.
+    if fork::generation() != 0 {
+        return;
+    }
+    OVER.store(true, Ordering::SeqCst);
+    let start = Instant::now();
+    while SWEEPING.load(Ordering::SeqCst) > 0 && start.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

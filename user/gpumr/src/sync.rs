@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Locks and atomics: std's, or those of the models.
 
 #[cfg(feature = "shuttle")]

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Who uses a registration, in one word, so that neither a hit nor the end of a lease takes a lock.
 //!
 //! | bits | what |

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Processes that fork: what is registered is the parent's, and its other threads are not there any
 //! more.
 

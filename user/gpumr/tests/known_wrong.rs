@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Cases that other caches are known to get wrong, and what ours promises at its edges.
 
 #[path = "common/world.rs"]
@@ -442,12 +442,76 @@ fn pool_memory_given_to_somebody_else_is_another_buffer() {
     }
 }
 
+/// After a checkpoint and a restore no number tells old memory from new.
+#[test]
+fn a_restored_process_registers_anew() {
+    for hooked in [false, true] {
+        for bounds in [Bounds::Unknown, Bounds::Allocation, Bounds::Reservation] {
+            let world = World::default();
+            world.tell(bounds);
+            world.refuse_peer_memory();
+            let cache = cache(&world);
+            let _hooks = hooked.then(|| Hooks::promise(&cache));
+            let block = world.allocate(4).unwrap();
+            let old = region(&world, &cache, block);
+            assert_eq!(region(&world, &cache, block), old);
+            world.checkpoint();
+            assert_ne!(region(&world, &cache, block), old, "{bounds:?}");
+            assert_eq!(world.exports().0, 2, "the old dma-buf keeps the old memory");
+            world.checkpoint();
+            cache.sweep();
+            assert_eq!((world.regions(), cache.stats().entries), (0, 0), "a sweep lets go of the old memory");
+        }
+    }
+}
+
+/// A checkpoint while memory is being registered.
+#[test]
+fn memory_restored_during_registration_is_registered_again() {
+    let world = World::default();
+    let cache = cache(&world);
+    let block = world.allocate(2).unwrap();
+    world.meanwhile(World::checkpoint);
+    region(&world, &cache, block);
+    assert_eq!(world.regions(), 1);
+}
+
+/// A program whose allocation failed lets go of what nobody uses, freed or not.
+#[test]
+fn what_nobody_uses_is_let_go_on_request() {
+    let world = World::default();
+    let cache = cache(&world);
+    let blocks: Vec<Range> = (0..3).map(|_| world.allocate(2).unwrap()).collect();
+    let held = cache.register(0, blocks[0].start(), blocks[0].length(), 1).unwrap();
+    region(&world, &cache, blocks[1]);
+    region(&world, &cache, blocks[2]);
+    world.free(blocks[2]);
+    assert_eq!(cache.shrink(), blocks[1].length(), "and what is freed has gone before");
+    assert_eq!((world.regions(), cache.stats().entries), (1, 1));
+    assert!(world.is_alive(held.lkey()));
+}
+
+/// What is in use when room is needed is evicted later, when its last lease ends, in its turn.
+#[test]
+fn what_was_in_use_is_evicted_in_its_turn() {
+    let world = World::default();
+    let limits = Limits { entries: 1, ..Limits::default() };
+    let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
+    let blocks: Vec<Range> = (0..3).map(|_| world.allocate(2).unwrap()).collect();
+    let leases: Vec<_> = blocks.iter().map(|b| cache.register(0, b.start(), b.length(), 1).unwrap()).collect();
+    assert_eq!((world.regions(), cache.stats().evicted), (3, 0));
+    let keys: Vec<u32> = leases.iter().map(|lease| lease.lkey()).collect();
+    drop(leases);
+    assert_eq!((world.regions(), cache.stats().evicted), (1, 2));
+    assert!(world.is_alive(keys[2]));
+}
+
 #[test]
 fn bad_input_is_named() {
     let world = World::default();
     let cache = cache(&world);
     let words = |address, length| {
-        let error = cache.register(0, address, length, 1).err().expect("refused");
+        let error = cache.register(0, address, length, 1).expect_err("refused");
         (error.errno(), error.to_string())
     };
     let block = world.allocate(2).unwrap();
@@ -466,13 +530,13 @@ fn bad_input_is_named() {
     check(words(block.start(), beyond.end() - block.start()), libc::EFAULT, "leave allocated memory at 0x7f0000002000");
     check(words(managed.start(), 10), libc::EFAULT, "is managed memory");
     check(words(host.start(), 10), libc::EFAULT, "is host memory: use ibv_reg_mr()");
-    let error = cache.register(0, block.start(), 10, 1 << 5).err().expect("refused");
+    let error = cache.register(0, block.start(), 10, 1 << 5).expect_err("refused");
     check((error.errno(), error.to_string()), libc::EINVAL, "leave out IBV_ACCESS_ZERO_BASED");
     world.refuse_peer_memory();
     let cache = Cache::new(world.clone(), world.clone(), Policy::only(Way::PeerMemory), Limits::default());
-    let error = cache.register(0, block.start(), 10, 1).err().expect("refused");
+    let error = cache.register(0, block.start(), 10, 1).expect_err("refused");
     assert!(error.to_string().contains("is nvidia-peermem loaded?"), "{error}");
-    let error = Sweeper::start(&cache, Duration::ZERO).err().expect("refused");
+    let error = Sweeper::start(&cache, Duration::ZERO).expect_err("refused");
     assert!(error.to_string().contains("would sweep without end"), "{error}");
     let error = Policy::parse("fast").unwrap_err();
     check((error.errno(), error.to_string()), libc::EINVAL, "\"fast\" is no way to register");

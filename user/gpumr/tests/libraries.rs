@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The crate on libcuda and libibverbs, which are stand-ins: the example, wrong input, and
 //! libraries that are missing. Each part runs in a process of its own, which finds the stand-ins.
 
@@ -153,7 +153,10 @@ fn domain() -> Pd {
 }
 
 fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
+    let files = std::fs::read_dir("/proc/self/fd").unwrap();
+    // But for those by which caches watch CUDA.
+    let watches = |path: std::path::PathBuf| path.to_string_lossy() == "anon_inode:[eventpoll]";
+    files.filter(|file| !std::fs::read_link(file.as_ref().unwrap().path()).is_ok_and(watches)).count()
 }
 
 #[test]
@@ -195,7 +198,7 @@ fn wrong_input_is_named() {
             (before_managed.start(), (2 << 20) + 1, libc::EFAULT, format!("{managed:#x} is managed memory")),
             (before_host.start(), (2 << 20) + 1, libc::EFAULT, format!("{host:#x} is host memory")),
         ] {
-            let error = cache.register(pd, address, length, 1).err().expect("refused");
+            let error = cache.register(pd, address, length, 1).expect_err("refused");
             assert!(error.errno() == errno && error.to_string().contains(&words), "{words}: {error}");
         }
         assert_eq!(stand_ins.counts(), [0, 0, 0], "nothing got as far as verbs");
@@ -244,8 +247,8 @@ fn a_thread_without_a_context_is_served() {
     });
 }
 
-fn library_error<T>(result: Result<T, Error>) -> String {
-    let error = result.err().expect("refused");
+fn library_error<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    let error = result.expect_err("refused");
     assert_eq!(error.errno(), libc::ENOSYS);
     error.to_string()
 }
@@ -266,7 +269,7 @@ fn cuda_that_nobody_started_is_named() {
     on_stand_ins("cuda_that_nobody_started_is_named", Without::Nothing, || {
         let cache =
             Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::by_module(false), Limits::default());
-        let error = cache.register(domain(), 0x7f00_0000_0000, 100, 1).err().expect("refused");
+        let error = cache.register(domain(), 0x7f00_0000_0000, 100, 1).expect_err("refused");
         assert!(error.to_string().contains("CUDA was not started in this process"), "{error}");
         assert_eq!(error.errno(), libc::ENODEV);
         // SAFETY: The type is cuda.c's.
@@ -300,6 +303,38 @@ fn memory_of_another_gpu_is_served() {
     });
 }
 
+/// On a card small allocations share a block of 2 MiB, and a page of the GPU: a free of one gives
+/// nothing back, and says nothing about its neighbours.
+#[test]
+fn neighbours_in_a_block_are_buffers_of_their_own() {
+    on_stand_ins("neighbours_in_a_block_are_buffers_of_their_own", Without::Nothing, || {
+        let stand_ins = StandIns::open();
+        std::env::set_var("STAND_IN_PEER_MEMORY", "1");
+        for way in [Way::DmaBuf, Way::PeerMemory] {
+            let policy = Policy::only(way);
+            let cache = Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), policy, Limits::default());
+            let (a, b, c) = (stand_ins.allocate(512), stand_ins.allocate(1000), stand_ins.allocate(512));
+            assert_eq!((a.end(), b.start() >> 12), (b.start(), a.start() >> 12), "in one page");
+            let pd = domain();
+            let key = |range: Range| cache.register(pd, range.start(), range.length(), 1).unwrap().lkey();
+            let keys = [a, b, c].map(key);
+            assert_eq!([a, b, c].map(key), keys);
+            stand_ins.free(b.start());
+            assert_eq!([a, c].map(key), [keys[0], keys[2]], "the neighbours are as they were");
+            assert!(cache.register(pd, b.start(), b.length(), 1).is_err(), "freed, though its page is pinned");
+            assert!(cache.register(pd, a.start(), c.end() - a.start(), 1).is_err(), "over the hole");
+            assert_eq!(stand_ins.allocate(1000), b, "the address comes back");
+            assert!(!keys.contains(&key(b)), "{way:?}: another buffer");
+            cache.before_free(a.start(), a.length()).unwrap();
+            assert_eq!([b, c].map(key)[1], keys[2], "a reported free takes its own registration alone");
+            assert_eq!(cache.stats().freed, 1);
+            [a, b, c].into_iter().for_each(|range| stand_ins.free(range.start()));
+            cache.sweep();
+            assert_eq!(cache.stats().entries, 0, "a sweep sees each free");
+        }
+    });
+}
+
 /// Each cause has words of its own.
 #[test]
 fn memory_that_cannot_be_pinned_or_exported_is_named() {
@@ -308,7 +343,7 @@ fn memory_that_cannot_be_pinned_or_exported_is_named() {
         let (_, second) = (stand_ins.of_a_pool(2 << 20), stand_ins.of_a_pool(2 << 20));
         let refused = |policy: Policy| {
             let cache = Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), policy, Limits::default());
-            cache.register(domain(), second.start(), 4096, 1).err().expect("refused").to_string()
+            cache.register(domain(), second.start(), 4096, 1).expect_err("refused").to_string()
         };
         std::env::set_var("STAND_IN_ERRNO", libc::EFAULT.to_string());
         let said = refused(Policy::only(Way::PeerMemory));
@@ -320,7 +355,7 @@ fn memory_that_cannot_be_pinned_or_exported_is_named() {
         std::env::set_var("STAND_IN_ERRNO", "524");
         let cache =
             Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::only(Way::DmaBuf), Limits::default());
-        let error = cache.register(domain(), stand_ins.allocate(8192).start(), 4096, 1).err().expect("refused");
+        let error = cache.register(domain(), stand_ins.allocate(8192).start(), 4096, 1).expect_err("refused");
         assert!(error.to_string().contains("NVreg_GrdmaPciTopoCheckOverride"), "{error}");
         assert_eq!(
             std::error::Error::source(&error).map(|source| source.to_string()).as_deref(),
@@ -337,7 +372,7 @@ fn a_libcuda_without_dma_buf_is_named() {
         let memory = stand_ins.allocate(8192);
         let (cuda, verbs) = (Cuda::open().unwrap(), IbVerbs::open().unwrap());
         let cache = Cache::new(cuda, verbs, Policy::only(Way::DmaBuf), Limits::default());
-        let error = cache.register(domain(), memory.start(), 100, 1).err().expect("refused");
+        let error = cache.register(domain(), memory.start(), 100, 1).expect_err("refused");
         let words = "by dma-buf: CUDA exports none: libcuda has no cuMemGetHandleForAddressRange (CUDA 11.7)";
         assert!(error.errno() == libc::EOPNOTSUPP && error.to_string().contains(words), "{error}");
         std::env::set_var("STAND_IN_PEER_MEMORY", "1");
@@ -367,7 +402,7 @@ fn a_libibverbs_without_dma_buf_is_named() {
         let (cuda, verbs) = (Cuda::open().unwrap(), IbVerbs::open().unwrap());
         let cache = Cache::new(cuda, verbs, Policy::only(Way::DmaBuf), Limits::default());
         let open = descriptors();
-        let error = cache.register(domain(), memory.start(), 100, 1).err().expect("refused");
+        let error = cache.register(domain(), memory.start(), 100, 1).expect_err("refused");
         let words = "libibverbs has no ibv_reg_dmabuf_mr(): it needs rdma-core 34 or later";
         assert!(error.to_string().contains(words), "{error}");
         assert_eq!(descriptors(), open, "the dma-buf is closed");

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Random programs against the cache: whatever they allocate, free, map again, register and
 //! release, a lease reaches the memory that the program sees.
 

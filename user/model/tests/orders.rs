@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The word that counts leases (`gpumr/src/word.rs`), under loom: every order of steps, and every
 //! value that its memory orderings let a load see. shuttle, which runs the whole cache, knows one
 //! order only.

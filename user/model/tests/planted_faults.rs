@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The tests find planted faults: each file in `faults/` is a small patch on the cache. Fails if
 //! one no longer applies, or if the tests that it names stay green or say something else.
 

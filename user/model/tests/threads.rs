@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Threads that share a cache, in random and PCT orders: each registers and frees memory of its
 //! own, at addresses that another had before, while others evict and sweep.
 
@@ -123,6 +123,33 @@ fn a_forgotten_domain() {
         assert!(!world.is_alive(0), "DOMAIN: deregistered in a domain that is gone");
         sweeps.join().unwrap();
         evicts.join().unwrap();
+    });
+}
+
+/// CUDA restores the process from a checkpoint while a thread registers: whoever asks afterwards gets
+/// a region of the new memory, also where frees are reported.
+#[test]
+fn a_restore() {
+    search("a restore", || {
+        for hooked in [false, true] {
+            let world = World::default();
+            let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default());
+            let _hooks = hooked.then(|| Hooks::promise(&cache));
+            let block = world.allocate(2).unwrap();
+            if hooked {
+                register(&world, &cache, block);
+            }
+            let restores = {
+                let world = world.clone();
+                shuttle::thread::spawn(move || world.checkpoint())
+            };
+            drop(cache.register(0, block.start(), block.length(), 1).unwrap());
+            restores.join().unwrap();
+            register(&world, &cache, block);
+            register(&world, &cache, block);
+            cache.sweep();
+            assert_eq!(world.regions(), 1, "LEAK: a region of the old memory is left");
+        }
     });
 }
 

@@ -1,9 +1,10 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! A model of CUDA's memory and of verbs.
 //!
 //! As read on an H200 with driver 580: BUFFER_ID grows by one per allocation, also of a segment
 //! mapped again and of pool memory given out again, and freed memory has none; addresses are used
-//! again. An MR keeps the memory that it was made of. Left out: costs, contexts, several GPUs.
+//! again. An MR keeps the memory that it was made of. After a checkpoint and a restore memory is new
+//! under its old numbers, as on an H100. Left out: costs, contexts, several GPUs.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use gpumr::backend::{Gpu, Kind, Verbs};
@@ -66,6 +67,7 @@ struct State {
     no_export: bool,
     no_deregistration: bool,
     bounds: Bounds,
+    epoch: u64,
     questions: usize,
     /// Runs once, when the next registration has its memory and has not returned.
     meanwhile: Option<Meanwhile>,
@@ -119,6 +121,20 @@ impl World {
     /// A context is destroyed, and all memory with it.
     pub fn destroy(&self) {
         self.state().blocks.clear();
+    }
+
+    /// CUDA checkpoints the process and restores it: new memory, at its addresses and under its
+    /// numbers.
+    pub fn checkpoint(&self) {
+        super::step();
+        let mut state = self.state();
+        state.epoch += 1;
+        let mut next = state.next;
+        for block in state.blocks.values_mut() {
+            next += 1;
+            block.object = next;
+        }
+        state.next = next;
     }
 
     /// The module revoked a region: it lives, and reaches nothing any more.
@@ -251,6 +267,10 @@ impl Gpu for World {
             Bounds::Allocation => Some((block.id, block.range)),
             Bounds::Reservation => Some((block.id, Range::new(ARENA, ARENA_PAGES * PAGE).unwrap())),
         }
+    }
+
+    fn epoch(&self) -> u64 {
+        self.state().epoch
     }
 
     fn kind(&self, address: u64) -> Kind {
