@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Registers GPU memory, twice: the second time it is a hit. Arguments: a protection domain and GPU
 //! memory, which a program gets of its verbs and CUDA crates. By itself it only says whether the
 //! libraries are there.

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! What the cache promises, on this machine's GPUs: the real libcuda, and verbs that only count. Says
+//! "held" for each promise, and fails at one that does not hold. It needs CUDA 12.8; what needs a
+//! second GPU is left out where there is one.
+
+use gpumr::cuda::Cuda;
+use gpumr::hooks::Hooks;
+use gpumr::{Access, Cache, Gpu, Limits, Policy, Range, Verbs, Way};
+use libloading::Library;
+use std::error::Error;
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+type Res<T> = Result<T, Box<dyn Error>>;
+
+#[derive(Default)]
+struct Counting(AtomicU32);
+
+impl Verbs for Counting {
+    type Pd = u32;
+    type Mr = u32;
+
+    fn register(&self, _: u32, _: Range, _: Access) -> io::Result<u32> {
+        Ok(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn register_dma_buf(&self, _: u32, _: Range, _: u64, _: BorrowedFd<'_>, _: Access) -> io::Result<u32> {
+        Ok(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn deregister(&self, _: u32) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn keys(&self, mr: &u32) -> (u32, u32) {
+        (*mr, *mr)
+    }
+}
+
+fn checked(name: &str, status: c_int) -> Res<()> {
+    if status == 0 {
+        Ok(())
+    } else {
+        Err(format!("{name}: CUDA error {status}").into())
+    }
+}
+
+/// A call of libcuda, whose arguments have the types of cuda.h.
+macro_rules! cuda {
+    ($lib:expr, $name:ident($($value:expr => $kind:ty),*)) => {{
+        // SAFETY: The types are those of cuda.h, and pointers lead to locals.
+        let status = unsafe {
+            let call = $lib.get::<unsafe extern "C" fn($($kind),*) -> c_int>(concat!(stringify!($name), "\0").as_bytes())?;
+            call($($value),*)
+        };
+        checked(stringify!($name), status)
+    }};
+}
+
+fn context(lib: &Library, device: c_int) -> Res<*mut c_void> {
+    let mut context = std::ptr::null_mut();
+    cuda!(lib, cuDevicePrimaryCtxRetain(&mut context => *mut *mut c_void, device => c_int))?;
+    cuda!(lib, cuCtxSetCurrent(context => *mut c_void))?;
+    Ok(context)
+}
+
+fn allocate(lib: &Library, size: usize) -> Res<Range> {
+    let mut at = 0;
+    cuda!(lib, cuMemAlloc_v2(&mut at => *mut u64, size => usize))?;
+    Ok(Range::new(at, size as u64)?)
+}
+
+fn cache(way: Way) -> Res<Cache<Cuda, Counting>> {
+    Ok(Cache::new(Cuda::open()?, Counting::default(), Policy::only(way), Limits::default()))
+}
+
+fn key(cache: &Cache<Cuda, Counting>, range: Range) -> Res<u32> {
+    Ok(cache.register(0, range.start(), range.length(), 1)?.lkey())
+}
+
+fn held(what: &str, holds: bool) -> Res<()> {
+    if holds {
+        println!("held: {what}");
+        Ok(())
+    } else {
+        Err(format!("NOT held: {what}").into())
+    }
+}
+
+fn main() -> Res<()> {
+    // SAFETY: libcuda's constructors are safe to run.
+    let lib = unsafe { Library::new("libcuda.so.1")? };
+    let refused = cache(Way::DmaBuf)?.register(0, 0x7000_0000_0000, 4096, 1).err().map(|error| error.errno());
+    held("CUDA that nobody started is named, and stays so", refused == Some(libc::ENODEV))?;
+    cuda!(lib, cuInit(0 => u32))?;
+    let (mut count, mut one) = (0, 0u64);
+    cuda!(lib, cuDeviceGetCount(&mut count => *mut c_int))?;
+    let first = context(&lib, 0)?;
+    let blocks = [allocate(&lib, 2 << 20)?, allocate(&lib, 1000)?, allocate(&lib, 512)?];
+    cuda!(lib, cuMemAllocAsync(&mut one => *mut u64, 2 << 20 => usize, std::ptr::null_mut() => *mut c_void))?;
+    cuda!(lib, cuStreamSynchronize(std::ptr::null_mut() => *mut c_void))?;
+    let pool = Range::new(one, 2 << 20)?;
+    for way in [Way::DmaBuf, Way::PeerMemory] {
+        let cache = cache(way)?;
+        if count > 1 {
+            context(&lib, 1)?;
+            for range in blocks.iter().chain([&pool]) {
+                held("memory of one GPU, while the other is current", key(&cache, *range)? == key(&cache, *range)?)?;
+            }
+            let theirs = allocate(&lib, 4096)?;
+            cuda!(lib, cuCtxSetCurrent(first => *mut c_void))?;
+            held("and the other way round", key(&cache, theirs)? == key(&cache, theirs)?)?;
+        }
+        cuda!(lib, cuCtxSetCurrent(std::ptr::null_mut() => *mut c_void))?;
+        held("without a context", key(&cache, blocks[1])? == key(&cache, blocks[1])?)?;
+        cuda!(lib, cuCtxSetCurrent(first => *mut c_void))?;
+        let old = key(&cache, blocks[2])?;
+        cuda!(lib, cuMemFree_v2(blocks[2].start() => u64))?;
+        held("a neighbour is as it was", key(&cache, blocks[1])? == key(&cache, blocks[1])?)?;
+        let again = allocate(&lib, 512)?;
+        held("the address comes back", again == blocks[2])?;
+        held("it is another buffer", key(&cache, again)? != old)?;
+    }
+    // A reservation of several segments: each is a piece of its own.
+    let cuda = Cuda::open()?;
+    let spread = cuda.allocation(blocks[0].start()) == Some(blocks[0]) && cuda.allocation(pool.start()) == Some(pool);
+    held("an allocation is told from its neighbours", spread)?;
+    for hooked in [false, true] {
+        let cache = cache(Way::DmaBuf)?;
+        let hooks = hooked.then(|| Hooks::promise(&cache));
+        let (old, lease) = (key(&cache, blocks[0])?, cache.register(0, blocks[1].start(), 100, 1)?);
+        held("a hit before the checkpoint", key(&cache, blocks[0])? == old && lease.valid())?;
+        let number = cuda.buffer_id(blocks[0].start());
+        // SAFETY: It may be called at any time.
+        let own = unsafe { libc::getpid() };
+        let null: *mut c_void = std::ptr::null_mut();
+        cuda!(lib, cuCheckpointProcessLock(own => c_int, null => *mut c_void))?;
+        cuda!(lib, cuCheckpointProcessCheckpoint(own => c_int, null => *mut c_void))?;
+        cuda!(lib, cuCheckpointProcessRestore(own => c_int, null => *mut c_void))?;
+        cuda!(lib, cuCheckpointProcessUnlock(own => c_int, null => *mut c_void))?;
+        held("CUDA tells nothing of it", cuda.buffer_id(blocks[0].start()) == number)?;
+        held("a miss after checkpoint and restore", key(&cache, blocks[0])? != old)?;
+        held("a lease over it is not valid", !lease.valid())?;
+        let new = key(&cache, blocks[0])?;
+        held("and then a hit again", key(&cache, blocks[0])? == new)?;
+        drop(hooks);
+    }
+    Ok(())
+}
