@@ -29,23 +29,25 @@ dist() {
 		# The working tree as a commit; nothing if that is the last one.
 		tree=$(git stash create)
 		[ -z "$tree" ] || echo "make $kind: with changes since the last commit" >&2
-		git archive "${tree:-HEAD}" | tar -x -C "$stage/$name"
+		# By way of a file: of two programs in a pipe only the last one's failure counts.
+		git archive -o "$stage/source.tar" "${tree:-HEAD}"
 	else
 		SOURCE_DATE_EPOCH=$(stat -c %Y VERSION)
-		tar -c --exclude=./build --exclude=target . | tar -x -C "$stage/$name"
+		tar -cf "$stage/source.tar" --exclude=./build --exclude=target .
 	fi
+	tar -xf "$stage/source.tar" -C "$stage/$name"
 	export SOURCE_DATE_EPOCH
 	rm -rf "$stage/$name/kernel-lite/deps"
 	cp -R "$DEPS" "$stage/$name/kernel-lite/deps"
 	# The same source makes the same archive.
-	tar -c -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner --mode=go-w --mtime="@$SOURCE_DATE_EPOCH" "$name" |
-		xz -T0 >"$archive.new"
+	tar -cf "$stage/archive.tar" -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner --mode=go-w --mtime="@$SOURCE_DATE_EPOCH" "$name"
+	xz -T0 <"$stage/archive.tar" >"$archive.new"
 	mv "$archive.new" "$archive"
 	(cd "$out" && sha256sum "$name.tar.xz" >"$name.tar.xz.sha256")
 }
 # The archive, unpacked: what the archive lacks no package has.
 unpack() {
-	rm -rf "$out/$kind"
+	rm -rf "${out:?}/$kind"
 	mkdir -p "$out/$kind"
 	tar -xf "$archive" -C "$out/$kind"
 	# cargo's own build folder stays from one run to the next.
