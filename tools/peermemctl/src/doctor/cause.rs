@@ -5,7 +5,7 @@ use crate::check::{Check, Level};
 
 /// What has to be there before anything else can work, in the order in which it does: hardware, GPU
 /// driver, API, module.
-const ORDER: [&[&str]; 5] = [
+const ORDER: [&[&str]; 6] = [
     // Nothing else can be mended while a task holds the GPU driver's lock.
     &["log.hung", "clients.callbacks"],
     &["gpus.present", "fabric.rdma"],
@@ -24,6 +24,8 @@ const ORDER: [&[&str]; 5] = [
         "clients.taken",
         "module.loaded",
     ],
+    // Transfers fault where programs take that way, which they do by default.
+    &["ways.refused"],
 ];
 
 /// While these last, the GPU driver stands still.
@@ -116,6 +118,13 @@ mod tests {
             ("module.loaded", Level::Ok),
         ]);
         assert_eq!((first, follows), (Some("gpus.bar1"), vec![None; 4]));
+    }
+
+    #[test]
+    fn transfers_that_fault_come_before_what_is_slow() {
+        let (first, _) =
+            traced(&[("fabric.port", Level::Warn), ("fabric.iommu", Level::Warn), ("ways.refused", Level::Warn)]);
+        assert_eq!(first, Some("ways.refused"));
     }
 
     /// rmmod and modprobe would hang as all else does.

@@ -165,6 +165,10 @@ impl Launched {
             if word == "--" {
                 break;
             }
+            // Pyxis: the image has variables of its own.
+            if word.starts_with("--container-image") {
+                self.note("srun --container-image (the variables of its image)");
+            }
             let list = match word.strip_prefix("--export=") {
                 Some(list) => Some(list.to_owned()),
                 None if word == "--export" => words.next().cloned(),
@@ -443,6 +447,12 @@ mod tests {
             "env -S 'X=1 ./app'",
             "mpirun --unheard-of ./app",
             "sbatch job.sh",
+            "srun --container-image=nvcr.io/x ./app",
+            "srun -N 2 --container-image nvcr.io/x env X=1 ./app",
+            "podman-remote run image app",
+            "docker-compose run service app",
+            "microk8s kubectl exec pod -- app",
+            "chroot /srv ./app",
             "apptainer run image.sif",
             "launcher --env NCCL_IB_DISABLE=1 ./app",
             "launcher --env=UCX_TLS=tcp,NCCL_NET=IB ./app",

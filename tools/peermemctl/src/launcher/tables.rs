@@ -2,7 +2,7 @@
 //! Names of launchers, and their options that take a word or none.
 
 /// Launchers whose program runs somewhere else, or with variables of somebody else.
-pub(super) const FOREIGN: [&str; 47] = [
+pub(super) const FOREIGN: [&str; 64] = [
     "ssh",
     "pdsh",
     "clush",
@@ -50,6 +50,23 @@ pub(super) const FOREIGN: [&str; 47] = [
     "mpirun.lsf",
     "poe",
     "blaunch",
+    "podman-remote",
+    "docker-compose",
+    "podman-compose",
+    "microk8s",
+    "k3s",
+    "k0s",
+    "minikube",
+    "ansible",
+    "ansible-playbook",
+    "salt",
+    "chroot",
+    "machinectl",
+    "toolbox",
+    "distrobox",
+    "vagrant",
+    "wsl",
+    "nomad",
 ];
 
 /// Wrappers that pass their environment on: name, options that take a word of their own, words
