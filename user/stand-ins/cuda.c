@@ -37,7 +37,7 @@
 enum { HOST = 1, DEVICE = 2, BLOCKS = 64, CONTEXTS = 8, GPUS = 2 };
 #define GRANULE 512ul
 #define BACKING (2ul << 20)
-#define ARENA (128ul << 20)
+#define ARENA (16ul << 30)
 #ifdef LARGE_PAGES
 #define PAGE (64ul << 10)
 

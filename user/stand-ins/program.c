@@ -219,6 +219,20 @@ static void ends(uint64_t at)
 	exit(0);
 }
 
+/* More memory than a cache should keep, which the program no longer has. */
+static void kept(uint64_t at)
+{
+	unsigned int counts[3];
+
+	for (int i = 0; i < 3; i++) {
+		if (cuMemAlloc_v2(&at, 2ul << 30))
+			return;
+		ibv_dereg_mr(show("2 GiB", ibv_reg_mr(&pd, (void *)at, 2ul << 30, IBV_ACCESS_LOCAL_WRITE), at));
+	}
+	stand_in_counts(counts);
+	printf("kept %u\n", counts[2]);
+}
+
 /* Ends in a signal handler that interrupted CUDA. */
 static void exits(uint64_t at)
 {
@@ -410,7 +424,7 @@ int main(int argc, char **argv)
 	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
 		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg },
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
-		      { "exits", exits }, { "restored", restored },
+		      { "exits", exits }, { "kept", kept }, { "restored", restored },
 		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "broken", broken },
 		      { "handles", handles }, { "threads-own", threads_own } };
 	int open;

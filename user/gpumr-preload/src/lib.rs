@@ -27,6 +27,9 @@ use std::time::Duration;
 
 /// Freed memory stays registered so long, with the cache on.
 const SWEEP: Duration = Duration::from_secs(1);
+/// So much stays registered that the program no longer has. What it freed of that is missing to its
+/// allocator until the next sweep.
+const KEPT: u64 = 4 << 30;
 /// `IBV_ACCESS_ZERO_BASED`.
 const ZERO_BASED: c_int = 1 << 5;
 /// `IBV_REREG_MR_ERR_INPUT`: the region is as it was.
@@ -168,7 +171,7 @@ fn cached(verbs: &Functions) -> Option<&'static Cached> {
             Some(next) if !next.is_libibverbs => IbVerbs::given(next.functions),
             _ => IbVerbs::of_devices_or(*verbs),
         };
-        let cache = Cache::new(Cuda::open()?, verbs, Policy::parse(&way)?, Limits::default());
+        let cache = Cache::new(Cuda::open()?, verbs, Policy::parse(&way)?, Limits { bytes: KEPT, ..Limits::default() });
         let sweeper = Sweeper::start(&cache, SWEEP).map_err(Error::Thread)?;
         Ok(Cached { cache, leases: Mutex::default(), _sweeper: sweeper })
     };

@@ -212,6 +212,14 @@ fn a_program_that_exits_in_a_signal_handler_ends() {
     assert!(start.elapsed() < std::time::Duration::from_millis(2500), "{:?}", start.elapsed());
 }
 
+/// What is kept may be freed by now, and is missing to the program's allocator.
+#[test]
+fn the_cache_keeps_no_more_than_it_says() {
+    let (out, said) = run(&build("kept", Without::Nothing), "kept", true, &CACHE);
+    assert!(out.starts_with(&"2 GiB: addr right\n".repeat(3)) && said.is_empty(), "{out}{said}");
+    assert!(out.contains("kept 2\n"), "{out}");
+}
+
 /// Nothing that CUDA says of memory tells that it was restored from a checkpoint.
 #[test]
 fn after_a_checkpoint_memory_is_registered_anew() {
