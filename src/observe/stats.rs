@@ -189,7 +189,8 @@ static LATE: Counter = Counter::new();
 /// Puts that the provider failed and that are not tried again.
 static PUT_ERRORS: Counter = Counter::new();
 
-/// Asks for memory that the core could not pin as the CPU's, and that the provider does not know either.
+/// Asks for memory that the core could not pin as the CPU's, and that the provider does not know
+/// either.
 static UNANSWERED: Counter = Counter::new();
 
 /// Counts such an ask, once for all clients.
