@@ -51,6 +51,12 @@ linux:
 nvidia_c-source:
 	@$(keep) sources/nvidia_c-source --in-place --verb fetch =550 -- $(q)/fetch.sh nvidia_c 550
 
+# The files of NVIDIA's open driver that face the kernel. What each does was read at these checksums.
+nvidia_front-sums := b88eb1e2e95f4ab7dd61c5e4adaa7543dde6f578b5c31fc4d50f649852cfafb1  nv-p2p.c\n172b38645433983a190f07b93ed430058838ddf15cf5aabdd70598fadbde2c58  nv-dma.c
+nvidia_front-source:
+	@$(keep) sources/nvidia_front-source --in-place --verb fetch "=550 $(nvidia_front-sums)" -- \
+		$(q)/fetch.sh nvidia_front 550 "$(nvidia_front-sums)"
+
 # NVIDIA_SRC=<dir>: the module of a driver source that the user has, in place of Debian's.
 users := $(firstword $(wildcard $(addsuffix /nvidia-peermem/nvidia-peermem.c,$(NVIDIA_SRC) $(NVIDIA_SRC:%=%/kernel-open))))
 users-tree := $(users:%/nvidia-peermem/nvidia-peermem.c=%)
@@ -126,6 +132,11 @@ gpu: kernel pcie
 gpu-closed: kernel pcie
 	@$(module) $(call component,gpu) $(K)/pcie -- $(make-in) $(q)/gpu $(call symvers,pcie) NVLAB_CLOSED=1
 
+# With NVIDIA's own nv-p2p.c and nv-dma.c.
+gpu-front: kernel pcie nvidia_front-source
+	@$(module) $(call component,gpu) $(K)/pcie $(S)/nvidia_front-source -- $(make-in) $(q)/gpu $(call symvers,pcie) \
+		NVIDIA=$(CURDIR)/$(S)/nvidia_front-source
+
 # The module that all of this is about. The profile of the benchmark names lines; the code is the
 # same with them. NVIDIA's headers are there to compare our own words for its interface with.
 neighbours := $(if $(filter $(BARE),$(KERNEL)),bare bare,ofed gpu)
@@ -154,6 +165,9 @@ sample: kernel gpu
 
 ours-closed: kernel ofed gpu-closed nvidia_c-source deps
 	$(call build-ours,ofed,gpu-closed,)
+
+ours-front: kernel ofed gpu-front nvidia_c-source deps
+	$(call build-ours,ofed,gpu-front,)
 
 # Preflight warns that no driver is there: that is what this build is for.
 ours-tegra: kernel tegra deps
@@ -241,6 +255,7 @@ archive: deps
 base := $(if $(filter $(BARE),$(KERNEL)),bare,pcie ofed mainline gpu alarms)
 modules-ours := $(base) ours $(if $(own),sample)
 modules-lite := $(base) lite
+modules-front := pcie ofed mainline gpu-front alarms ours-front
 modules-closed := pcie ofed gpu-closed alarms ours-closed
 modules-nvidia_c := $(base) nvidia_c
 modules-tegra := pcie ofed alarms tegra ours-tegra

@@ -23,6 +23,15 @@ nvidia_c)
 		tar -xJ -C "$OUT" --strip-components=3 --wildcards '*/nvidia-open-kernel/nvidia-peermem/*'
 	dpkg-deb -f "$deb" Version | cut -d- -f1 >"$OUT/version"
 	;;
+nvidia_front)
+	# Of NVIDIA's open driver: the files that face the kernel, with their headers and probes.
+	dpkg-deb --fsys-tarfile "$(apt_deb nvidia-open-kernel-source "$version.")" |
+		tar -xO ./usr/src/nvidia-open-kernel.tar.xz |
+		tar -xJ -C "$OUT" --strip-components=2 --exclude='*.o_binary' --wildcards '*/nvidia-open-kernel/Kbuild' \
+			'*/conftest.sh' '*/header-presence-tests.mk' '*/nvidia-open-kernel/common/*' '*/nvidia-open-kernel/nvidia/*'
+	# "$1" is a list of checksums: another release of the package is looked at before it is built.
+	(cd "$OUT/nvidia" && sha256sum --quiet --check) < <(printf "%b\n" "$1")
+	;;
 nvidia_src)
 	cp "$version"/nvidia-peermem/{nvidia-peermem.c,nv-p2p.h,peer_mem.h} "$OUT/"
 	sed -n 's/.*-DNV_VERSION_STRING=\\"\([0-9.]*\)\\".*/\1/p' "$version/Kbuild" >"$OUT/version"

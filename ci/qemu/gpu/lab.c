@@ -109,21 +109,30 @@ struct setting {
 };
 
 #define SETTING(name, normal, min, max) { name, normal, min, max, normal }
+/* What NVIDIA's own front decides by itself: one value there, any other is -EOPNOTSUPP. */
+#ifdef NVLAB_FRONT
+enum { FRONT_DECIDES = 1 };
+#else
+enum { FRONT_DECIDES = 0 };
+#endif
+#define FRONT(name, normal, min, max, front) \
+	SETTING(name, FRONT_DECIDES ? (front) : (normal), \
+		FRONT_DECIDES ? (front) : (min), FRONT_DECIDES ? (front) : (max))
 
 static struct setting config[NVLAB_C_COUNT] = {
 	/* Version word of a table; 0x10002: drivers up to 575. */
-	[NVLAB_C_TABLE_VERSION] = SETTING("table_version", 0x20000, 0, U32_MAX),
+	[NVLAB_C_TABLE_VERSION] = FRONT("table_version", 0x20000, 0, U32_MAX, 0x10002),
 	/*
 	 * 595: dma_map_pages answers raw bus addresses (kernels >= 6.12). 550: one
 	 * dma_map_resource per 64 KiB; pages that fail do not stop the loop, and the
 	 * last page's status is returned.
 	 */
-	[NVLAB_C_DMA_MODE] = SETTING("dma_mode", 595, 550, 595),
+	[NVLAB_C_DMA_MODE] = FRONT("dma_mode", 595, 550, 595, 550),
 	/*
 	 * 1: an address or length that is no multiple of 64 KiB is -EINVAL (>= 555).
 	 * 0: it is rounded outwards (550).
 	 */
-	[NVLAB_C_ALIGN] = SETTING("align", 1, 0, 1),
+	[NVLAB_C_ALIGN] = FRONT("align", 1, 0, 1, 1),
 	/* NVLAB_LAYOUT_*: 1 contiguous, 2 broken at 2 MiB, 3 broken at 64 KiB, 4 shuffled. */
 	[NVLAB_C_LAYOUT] = SETTING("layout", NVLAB_LAYOUT_CONTIGUOUS,
 			     NVLAB_LAYOUT_CONTIGUOUS, NVLAB_LAYOUT_SHUFFLED),
@@ -131,7 +140,7 @@ static struct setting config[NVLAB_C_COUNT] = {
 	 * 1: new allocations are coherent memory outside any BAR; a NIC reaches it while
 	 * it is pinned. 2: coherent memory that is a BAR's, as in a virtual machine.
 	 */
-	[NVLAB_C_COHERENT] = SETTING("coherent", 0, 0, 2),
+	[NVLAB_C_COHERENT] = FRONT("coherent", 0, 0, 2, 0),
 	/* Bytes of BAR1 of each GPU, 0: the BAR's. Less is sooner exhausted. */
 	[NVLAB_C_BAR1_SIZE] = SETTING("bar1_size", 0, 0, U64_MAX),
 	/*
@@ -159,9 +168,9 @@ static struct setting config[NVLAB_C_COUNT] = {
 	 * 1: the next get hands out a freed table's address at once (KASAN's quarantine
 	 * would delay it). 0: plain kmalloc and kfree.
 	 */
-	[NVLAB_C_KEY_REUSE] = SETTING("key_reuse", 0, 0, 1),
+	[NVLAB_C_KEY_REUSE] = FRONT("key_reuse", 0, 0, 1, 0),
 	/* Tables are overwritten before they are freed. */
-	[NVLAB_C_POISON] = SETTING("poison", 1, 0, 1),
+	[NVLAB_C_POISON] = FRONT("poison", 1, 0, 1, 0),
 	/*
 	 * Allocations up to this size get a random pattern and CRCs; larger ones
 	 * neither.
@@ -172,7 +181,7 @@ static struct setting config[NVLAB_C_COUNT] = {
 	 * only such pages; elsewhere 65536). dma_map_pages cannot take 4096: a warning
 	 * and -EIO here, where the real one stops the machine.
 	 */
-	[NVLAB_C_PAGE_SIZE] = SETTING("page_size", NVLAB_GPU_PAGE, SZ_4K, SZ_128K),
+	[NVLAB_C_PAGE_SIZE] = FRONT("page_size", NVLAB_GPU_PAGE, SZ_4K, SZ_128K, NVLAB_GPU_PAGE),
 	/* The order of the pages of shuffled allocations from now on; 0: a new one each time. */
 	[NVLAB_C_LAYOUT_SEED] = SETTING("layout_seed", 0, 0, U64_MAX),
 };
@@ -236,8 +245,11 @@ static int setting_write(struct setting *table, unsigned int count, int words,
 	for (i = 0; i < count; i++)
 		if (!strcmp(table[i].name, word[0]))
 			break;
-	if (i == count || words != 2 || kstrtou64(word[1], 0, &v) ||
-	    v < table[i].min || v > table[i].max)
+	if (i == count || words != 2 || kstrtou64(word[1], 0, &v))
+		return -EINVAL;
+	if (table[i].min == table[i].max && v != table[i].min)
+		return -EOPNOTSUPP;
+	if (v < table[i].min || v > table[i].max)
 		return -EINVAL;
 	if (table == config && i == NVLAB_C_DMA_MODE && v != 550 && v != 595)
 		return -EINVAL;
@@ -361,6 +373,18 @@ static int name_find(const char * const *names, unsigned int count,
 	return -EINVAL;
 }
 
+/*
+ * NVIDIA's own front never does what these make the lab's do, and warns where a
+ * put fails.
+ */
+static bool fault_can_strike(int at)
+{
+	return !FRONT_DECIDES ||
+	       (at != NVLAB_F_PUT_ERRNO && at != NVLAB_F_PERSISTENT_PUT_ERRNO &&
+		at != NVLAB_F_PUT_FORGET && at != NVLAB_F_CALLBACK_DOUBLE &&
+		at < NVLAB_F_TABLE_VERSION);
+}
+
 static int faults_write(int words, char **word)
 {
 	struct fault f = { .count = U64_MAX };
@@ -373,6 +397,8 @@ static int faults_write(int words, char **word)
 		return 0;
 	}
 	at = name_find(fault_names, NVLAB_F_COUNT, word[0]);
+	if (at >= 0 && !fault_can_strike(at))
+		return -EOPNOTSUPP;
 	if (at < 0 || words < 2 || kstrtou64(word[1], 0, &f.value) ||
 	    f.value > U32_MAX ||
 	    (words > 2 && (kstrtou64(word[2], 0, &f.count) || !f.count)))

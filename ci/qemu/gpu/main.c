@@ -273,9 +273,12 @@ static int __init nvlab_init(void)
 	struct proc_dir_entry *dir;
 	int err;
 
-	err = nvlab_debugfs_init();
+	err = nvlab_p2p_init();
 	if (err)
 		return err;
+	err = nvlab_debugfs_init();
+	if (err)
+		goto p2p;
 	err = nvlab_ctl_init();
 	if (err)
 		goto debugfs;
@@ -296,6 +299,8 @@ proc:
 	nvlab_ctl_exit();
 debugfs:
 	nvlab_debugfs_exit();
+p2p:
+	nvlab_p2p_exit();
 	return err;
 }
 module_init(nvlab_init);

@@ -20,7 +20,12 @@
 #include "bar1.h"
 #include "nvlab_uapi.h"
 
+/* NVLAB_FRONT is the version of NVIDIA's own front, where that is built in. */
+#ifdef NVLAB_FRONT
+#define NVLAB_VERSION	NVLAB_FRONT
+#else
 #define NVLAB_VERSION	"595.45.04"
+#endif
 #define NVLAB_PAGE_SHIFT	16
 #define NVLAB_UUID_LEN	16
 #define NVLAB_MAX_GPUS	8
@@ -348,7 +353,7 @@ void nvlab_rm_undo_duplicates(struct nvlab_piece *piece, u32 count);
 int nvlab_rm_map_pieces(struct nvlab_piece *piece, u32 count);
 void nvlab_rm_unmap_pieces(struct nvlab_piece *piece, u32 count);
 
-/* --- exported functions (p2p.c) --- */
+/* --- exported functions (p2p.c; in the front flavour, front.c) --- */
 
 /*
  * Where @peer finds @len bytes of the GPU's BAR: *@addr, the CPU's address of
@@ -361,6 +366,14 @@ int nvlab_map_peer(struct nvlab_gpu *gpu, struct device *peer, bool remap,
 unsigned int nvlab_p2p_mappings(void *key);
 /* A table that the real driver would lose: kept in sight until the module goes. */
 void nvlab_p2p_leak(void *key);
+#ifdef NVLAB_FRONT
+int nvlab_p2p_init(void);
+#else
+static inline int nvlab_p2p_init(void)
+{
+	return 0;
+}
+#endif
 void nvlab_p2p_exit(void);
 
 /* --- dma-buf (dmabuf.c) --- */

@@ -140,6 +140,15 @@ pub fn fail(error: &anyhow::Error) {
     }
 }
 
+/// Whether a test has asked NVIDIA's own front for a switch that only the lab's front has.
+pub fn wants_other_front(error: &anyhow::Error) -> bool {
+    let is_refusal = |cause: &(dyn std::error::Error + 'static)| {
+        let errno = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+        errno == Some(libc::EOPNOTSUPP)
+    };
+    format!("{error:#}").contains("/nvidia_lab/") && error.chain().any(is_refusal)
+}
+
 /// The machine lacks what the test needs; the test must return after this.
 pub fn skip(why: &str) {
     println!("{SKIP_MARK}{why}");

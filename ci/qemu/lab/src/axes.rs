@@ -149,6 +149,7 @@ pub enum Module {
     Ours,
     Lite,
     Closed,
+    Front,
     Installed,
     NvidiaC,
     Tegra,
