@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0
 # The lab: a virtual machine with rdma-core, perftest, a GPU stand-in and this module
 # (ci/qemu/README.md). Included by the top Makefile.
 #   make demo [NVIDIA_C=1] [NVIDIA_SRC=dir] [KERNEL_CRATE=own | ARCH=arm64]

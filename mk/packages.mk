@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0
 # What users install. Included by the top Makefile; everything is made in build/packages.
 #   make dist    a source archive of the tracked files, with what kernel-lite needs of others, and its checksum
 #   make deb     nvidia-peermem-rust-dkms, peermemctl and the libraries for Debian and Ubuntu

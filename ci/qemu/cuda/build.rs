@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The name that programs linked with `-lcuda` look for at run time.
 
 fn main() {

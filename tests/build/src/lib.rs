@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! A throw-away kernel build tree, and `make` run against it.
 
 pub mod node;

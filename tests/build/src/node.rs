@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! packaging/container/peermem against a folder that plays the node and the driver's container.
 //! Stand-ins are make, insmod, rmmod and sleep, which write a log. insmod and rmmod do to the
 //! played `/sys` and `/proc` what the kernel does to its own, and rmmod refuses while `refcnt` is not

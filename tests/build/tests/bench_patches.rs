@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The patches in `bench/` fit the sources: a measurement that cannot be repeated is none.
 
 use build_tests::repository;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! mk/check.sh passes only what it has checked, whatever is missing.
 
 use build_tests::{repository, run, Outcome};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! packaging/container/peermem on a played node: when it builds, loads and unloads.
 
 use build_tests::node::{count, kernel, Node};

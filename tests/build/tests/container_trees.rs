@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! packaging/container/peermem on a played node: against which trees it builds, wherever they lie, and
 //! when what it has built still serves.
 

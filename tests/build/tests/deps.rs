@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! `make deps`: the crates that kernel-lite needs, by cargo.
 
 use build_tests::{repository, run, Outcome, CRATES};

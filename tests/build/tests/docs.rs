@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! What a page links to and what a comment cites is in the tree.
 
 use build_tests::repository;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! mk/find.sh on a played root: which folders of OFED and of the GPU driver are a kernel's own.
 
 use build_tests::{repository, run};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! kernel-lite.mk: the flags that it finds for a compiler, asked of one that knows what it is told
 //! to; and where it writes.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The gates behind each build: a module that they find fault with is removed, and one line says
 //! with what.
 

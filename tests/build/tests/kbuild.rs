@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! Kbuild without the top Makefile, whose preflight it does not have.
 
 use build_tests::{repository, run, FakeKernel, Outcome};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The top Makefile with a kernel build tree that makes no module but writes down what it was told.
 
 use build_tests::{repository, run, FakeKernel, Outcome};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! Each refusal is one line that says what is wrong, which value, and what to do.
 
 use build_tests::{repository, run, FakeKernel, CRATES};

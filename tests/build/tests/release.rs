@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! packaging/make.sh: what it makes is whole, or it fails.
 
 use build_tests::{repository, run, FakeKernel, Outcome};

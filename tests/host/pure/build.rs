@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! A copy of the registry whose tickets have few indices, so that a test can use them up.
 
 use std::path::PathBuf;

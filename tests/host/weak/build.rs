@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! Copies of shipped files in which `core`'s atomics are loom's, as they are and with one ordering
 //! weakened each. They are copies because loom counts accesses by types of its own, and because a
 //! weakened file is not what the crate ships.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! A machine made of Debian packages: a chroot with layers, in which real dpkg, dkms, depmod and
 //! modprobe run.
 

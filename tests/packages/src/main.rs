@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! `packages --chroot bookworm=DIR --archive FILE`: installs the packages on machines made of
 //! Debian packages, takes these through every transition, and asks modprobe. Prints a line per
 //! transition as libtest does.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! Packages of neighbours and of ours, built in the machine by the tools that build the real ones.
 
 use crate::machine::Machine;

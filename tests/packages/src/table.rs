@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! docs/results/packages.md.
 
 use crate::transitions::Row;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! What happens to a machine, and what modprobe must resolve to afterwards.
 
 use crate::machine::{Machine, Resolved, Said};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! From the guest's samples to figures: median and quartiles per row.
 
 use anyhow::{ensure, Context, Result};

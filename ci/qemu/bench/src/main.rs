@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! `make bench`: ours beside NVIDIA's C module, measured in three boots, and what is made of the
 //! numbers. `make bench-ways`: peer memory beside dma-buf, in one.
 

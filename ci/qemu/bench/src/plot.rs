@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The plots. Both axes are logarithmic: sizes and costs span six decades.
 
 use crate::figures::{limit_ns, Figures, C, OURS};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! Instructions per function and per line of ours, from what the plugin counted (ci/qemu/profile),
 //! the guest's list of functions, and the line tables of the module.
 

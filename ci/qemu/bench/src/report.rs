@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The tables, once for the terminal and once for docs/.
 
 use crate::figures::{limit_ns, Figures, Spread, Time, C, C_550, C_NC, GIB, OURS, OURS_REVOCABLE};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! What was promised, what was measured, and whether that is enough.
 
 use crate::figures::{ratio, Figures, Time, C, C_NC, GIB, OURS, OURS_REVOCABLE};

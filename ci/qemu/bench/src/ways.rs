@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! Peer memory beside dma-buf: tables and a plot.
 
 use crate::figures::{int, machine, text, Spread, GIB};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! A table, and figures in words.
 
 use crate::figures::{Spread, C, C_NC, OURS, OURS_REVOCABLE};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! Device attributes: what the real card answers (docs/facts.md#cuda), and 0 where this library
 //! lacks what the attribute promises.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! `CUresult`: the codes that this library gives, with their names.
 
 use std::ffi::CStr;

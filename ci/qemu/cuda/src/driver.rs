@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! What the library remembers: devices, contexts, buffers. Safe code; the C ABI is in `lib.rs`.
 
 use crate::block::{self, Blocks, Span};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The lab's `libcuda.so`: the part of the CUDA driver API that RDMA programs call.
 //!
 //! Models `docs/facts.md#cuda` (read on a real card): the codes for a call before `cuInit`, for a

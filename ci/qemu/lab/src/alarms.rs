@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! What the kernel complains about on its console.
 
 use regex::{Regex, RegexSet};

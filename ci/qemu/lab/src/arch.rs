@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! What differs between the architectures: QEMU's machine, its processor, what the kernel is told.
 //! The guest's side is `tests/guest/src/arch.rs`.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! docs/results/arm64.md: what passed on arm64, a line for each kernel, crate, core and IOMMU, a
 //! column for each suite. `make soak` writes it after each boot; what it did not run again stays.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! What boots need: `ci/qemu/artefacts.mk` builds it, into `build/lab`.
 
 use crate::arch::Arch;

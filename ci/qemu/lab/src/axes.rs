@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! What a boot is made of: the values that `boots.toml` and the command line name. The head of that
 //! file says what each is.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The boots of `ci/qemu/boots.toml`: which virtual machines there are, what runs in each, and
 //! which of them a person names.
 

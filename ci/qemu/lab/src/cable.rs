@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The cable between the network cards of two machines, and which of them is lost.
 
 use std::path::{Path, PathBuf};

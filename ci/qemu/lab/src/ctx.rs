@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! Where things lie: the checkout, its build folder, and the cache outside of it.
 
 use anyhow::{anyhow, Context, Result};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! `make demo`: real perftest with GPU memory, within one machine and between two; one screen with what
 //! was moved, and a verdict.
 

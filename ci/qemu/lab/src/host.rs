@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! What is tested on this machine: the Rust programs' own tests, and the gates that a change must
 //! pass.
 

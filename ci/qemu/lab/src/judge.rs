@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! One row of the table of boots: boots the machine and judges what came out, by its tests and by
 //! its console.
 

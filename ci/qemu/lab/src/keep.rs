@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! `lab keep`: a finished artefact is named by the hash of its inputs and kept in the cache, which
 //! all checkouts share.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The guest's second serial line: KTAP results, and `# json <name> {...}` lines that carry
 //! numbers.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! Jobs that do not need one another, on a few lanes beside each other, the longest first.
 
 use anyhow::Result;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! What is being built while others wait for it.
 
 use anyhow::{anyhow, Result};

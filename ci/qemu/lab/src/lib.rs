@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! What the lab and its benchmark share: building what a machine is made of, booting it, hearing
 //! what it says.
 

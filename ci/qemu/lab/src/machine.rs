@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! One boot of the machine: QEMU, its two serial lines, its time limit.
 
 use crate::alarms::{self, Alarm};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The lab: builds a virtual machine in which nvidia-peermem meets real rdma-core and perftest,
 //! runs it, and judges what came out. `make demo`, `make test` and `make shell` call it.
 

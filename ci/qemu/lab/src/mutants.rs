@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! `make soak ONLY=mutants`: boots the module with one fault planted at a time, each a patch of
 //! `tests/mutants`, and demands that the test which the patch names fails. Leaves the table
 //! docs/results/mutants.md.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! NVIDIA's C module beside ours: driver 550's from Debian, or with `NVIDIA_SRC=<dir>` that of a
 //! driver source of the user's.
 

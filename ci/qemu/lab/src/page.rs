@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! Tables in Markdown, as the pages of docs/results have them.
 
 pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {

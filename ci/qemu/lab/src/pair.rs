@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! Two machines joined by a cable: both boot at once, and neither goes on for long when the other
 //! is lost.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! `make scenarios`: the scenario table against ours and, in legacy mode, against NVIDIA's module;
 //! docs/results/scenarios.md.
 

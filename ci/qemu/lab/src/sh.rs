@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! Running other programs: output into a log, its last line every 15 seconds, its end when one
 //! fails.
 

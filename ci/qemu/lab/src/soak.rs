@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! `make soak`: what takes hours. Goes on after failures; leaves build/soak.json and the record
 //! docs/results/soak.md.
 

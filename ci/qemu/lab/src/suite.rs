@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! `make test`: what is to be known before a change goes in, one line each, and the count.
 
 use crate::boots;

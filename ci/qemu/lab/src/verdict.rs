@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! What a test's complaints say of a module: is memory spoilt, does something hang, is there a
 //! circle of locks, or is an answer another one than ours promises?
 

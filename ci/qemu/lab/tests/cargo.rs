@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! ci/cargo.sh: checkouts share cargo's folder and never run each other's programs.
 
 use std::fs;

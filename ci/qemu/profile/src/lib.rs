@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! A QEMU plugin that counts the kernel's instructions between two marks: `-plugin
 //! libprofile.so,out=FILE`.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! `kernel-lite/helpers.c` on std, for tests without a model checker.
 //!
 //! Memory carries its size in front, so that a free of what was not allocated is found, and

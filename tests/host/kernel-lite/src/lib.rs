@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! What the tests of the whole module over kernel-lite share.
 
 pub mod raw;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! A core that releases a registration inside its own hook does so in the callback's task, which
 //! does not wait for itself (rule 6).
 

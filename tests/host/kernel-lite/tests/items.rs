@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! Every item of kernel-lite, as the module uses it: results, failures, drops, and what two threads
 //! see.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! With persistent pins alone the module can be unloaded in any build.
 
 use kernel_lite_tests::shim::{self, Umem, PAGE};

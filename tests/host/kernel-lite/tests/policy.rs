@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The module's policy, as shipped, over kernel-lite: registration, revocation in the middle of
 //! deregistration, unload.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! What no core that is known does: it asks for another range than it acquired. The registration
 //! ends with EINVAL and the reason `core_order`, and nothing stays behind.
 

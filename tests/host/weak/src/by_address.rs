@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! loom's atomics behind `from_ptr()`, as `core`'s have it. Each execution begins with what the
 //! static says.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! kernel-lite's atomics and `Arc`, and the orderings of the module's `READY`, under loom: the
 //! shipped files, with `core`'s atomics replaced by loom's (build.rs), in every order of steps and
 //! with every value that a weak load may see. The models beside this crate explore more of the

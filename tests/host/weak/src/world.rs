@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The scenarios.
 
 use super::arc::{Arc, UniqueArc};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The orderings are enough; and where one of those below is weakened, a scenario fails.
 
 use std::panic::catch_unwind;

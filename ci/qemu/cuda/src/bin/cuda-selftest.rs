@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! In the machine: does the library answer as the real card did (docs/facts.md#cuda)? Speaks KTAP.
 
 use cuda::*;

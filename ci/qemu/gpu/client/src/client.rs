@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! `/dev/nvidiactl`: video memory.
 
 use crate::sys::{self, Arg};

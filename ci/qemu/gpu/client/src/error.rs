@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! One error type: what was tried, on what, and what the kernel said.
 
 use std::fmt;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! `/dev/nvlab_gdr`: pins that are not the peer-memory client's.
 
 use crate::sys::{self, Arg};

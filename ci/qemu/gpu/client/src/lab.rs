@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! debugfs `nvidia_lab`: what a test sees and steers.
 
 use crate::parse::{self, Accounting, Allocation, BarPage, Chunk, Complaint, HoldState, PinLine};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The lab's GPU from user space.
 //!
 //! [`Client`] speaks to `/dev/nvidiactl`: allocate, copy and free video memory. [`Lab`] reads and

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The text formats of debugfs `nvidia_lab`.
 
 use std::collections::BTreeMap;

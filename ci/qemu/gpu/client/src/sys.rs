@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! `nvlab_uapi.h` in Rust; the test below compares the two.
 
 use crate::{Error, Result};

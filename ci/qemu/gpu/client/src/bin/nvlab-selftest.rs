@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0
+
 //! The stand-in tested inside the machine: is the lab's GPU what the reference pages say? Speaks
 //! KTAP. Needs lab_pcie.ko, nvidia.ko and nvlab_gdr.ko loaded, debugfs mounted, and a PCI device
 //! to map for (`nvlab-selftest <domain:bus:device.function in hex>`). More runs with two GPUs and
