@@ -124,8 +124,8 @@ pub enum Command {
         #[arg(long)]
         plugin: bool,
     },
-    /// Counters and verdicts as OpenMetrics, for node_exporter's textfile collector; complete as
-    /// root
+    /// Counters and verdicts in Prometheus' text format, for node_exporter's textfile collector;
+    /// complete as root
     Metrics {
         #[command(flatten)]
         programs: Programs,

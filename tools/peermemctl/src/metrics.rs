@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `metrics`: the module's counters and doctor's verdicts as OpenMetrics, for node_exporter's
-//! textfile collector.
+//! `metrics`: the module's counters and doctor's verdicts in Prometheus' text format, for
+//! node_exporter's textfile collector.
 
 use crate::catalogue;
 use crate::doctor::{bar1_in_use, Report};
@@ -13,6 +13,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
@@ -32,9 +33,34 @@ pub fn text(machine: &Machine, report: &Report) -> Result<String> {
     }
     bar1(&mut registry, machine);
     let mut text = String::new();
-    encode_registry(&mut text, &by_way(report)).context("encode OpenMetrics")?;
-    encode(&mut text, &registry).context("encode OpenMetrics")?;
-    Ok(in_order(&text))
+    encode_registry(&mut text, &by_way(report)).context("encode metrics")?;
+    encode(&mut text, &registry).context("encode metrics")?;
+    Ok(in_order(&for_prometheus(&text)))
+}
+
+/// Turns OpenMetrics into Prometheus' text format, the only one that node_exporter reads: a type that
+/// it does not know costs the whole file. There a family has the name of its series, and what
+/// OpenMetrics calls an info is a gauge.
+fn for_prometheus(text: &str) -> String {
+    let types: BTreeMap<&str, &str> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
+    let line = |line: &str| {
+        let mut words = line.splitn(4, ' ');
+        let (Some("#"), Some(kind @ ("HELP" | "TYPE")), Some(name), Some(rest)) =
+            (words.next(), words.next(), words.next(), words.next())
+        else {
+            return format!("{line}\n");
+        };
+        let suffix = match types.get(name) {
+            Some(&"counter") => "_total",
+            Some(&"info") => "_info",
+            _ => "",
+        };
+        let rest = if (kind, rest) == ("TYPE", "info") { "gauge" } else { rest };
+        format!("# {kind} {name}{suffix} {rest}\n")
+    };
+    // Units are in the names.
+    text.lines().filter(|line| !line.starts_with("# UNIT ")).map(line).collect()
 }
 
 /// Sorts the series of each metric. Families are hash maps, whose order changes with each run.

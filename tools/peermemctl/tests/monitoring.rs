@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What `metrics` writes is OpenMetrics, and dashboard and alerts (packaging/monitoring) ask for
+//! What `metrics` writes is Prometheus' text format, and dashboard and alerts (packaging/monitoring) ask for
 //! nothing else.
 
 use promql_parser::parser::{self, Expr};
@@ -121,6 +121,13 @@ fn every_metric_is_asked_for() {
 fn metrics_are_the_modules_figures_and_doctors_verdicts() {
     let text = metrics("bar1-refused");
     assert!(text.ends_with("# EOF\n"));
+    // Each series has its type, and one that Prometheus' text format knows: node_exporter refuses others.
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let types: BTreeMap<&str, &str> = types.collect();
+    for name in series(&text).keys() {
+        assert!(matches!(types.get(name.as_str()), Some(&("gauge" | "counter"))), "{name}: {types:?}");
+    }
+    assert_eq!(types.len(), series(&text).len(), "{types:?}");
     let told = series(&text);
     let value = |name: &str, key: &str, label: &str| {
         let rows = &told[name];

@@ -22,9 +22,11 @@
  *               not approve of the PCI topology
  *
  * All functions may be called from every thread. In a child after fork() they fail or do nothing.
- * The library calls neither cuInit() nor anything that makes or destroys memory.
+ * The library never calls cuInit(). For memory that belongs to no context (virtual memory, pools) it
+ * retains the GPU's primary context, and makes it where none is active; it keeps one that it made
+ * until the cache is closed. on_gone may be called until gpumr_close() has returned.
  *
- * Frees. CUDA tells nobody of a free, so each hit asks it (100 ns), and a thread sweeps (sweep_ms). A
+ * Frees. CUDA tells nobody of a free, so each hit asks it (70 ns in one thread; threads wait for each other in CUDA), and a thread sweeps (sweep_ms). A
  * program that reports all its frees by gpumr_free() may say so by gpumr_hooks(): hits then ask CUDA
  * nothing. Memory of cudaMallocAsync()'s pools is like any other here, but cannot be pinned for peer
  * memory, and CUDA exports the first allocation of a pool only.

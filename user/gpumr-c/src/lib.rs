@@ -116,7 +116,8 @@ unsafe fn sized<T>(from: *const T, name: &str) -> Result<T, Error> {
         std::ptr::copy_nonoverlapping(from.cast::<u8>(), (&raw mut whole).cast::<u8>(), known);
         let beyond = std::slice::from_raw_parts(from.cast::<u8>().add(known), size - known);
         if beyond.iter().any(|byte| *byte != 0) {
-            let why = format!("struct {name} has fields that libgpumr {VERSION:#x} does not know: take a newer one");
+            let version = env!("CARGO_PKG_VERSION");
+            let why = format!("struct {name} has fields that libgpumr {version} does not know: take a newer one");
             return Err(Error::Argument(why.into()));
         }
         Ok(whole)

@@ -73,7 +73,7 @@ fn the_example_in_c_runs_and_wrong_input_is_named() {
         "way: \"fast\" is no way to register: say peer-memory, dma-buf or auto",
         "flags: flags 0x4 are unknown: see GPUMR_SUPERSET and GPUMR_PCIE",
         "size: struct gpumr_options says that it has 0 bytes: set its size",
-        "newer: struct gpumr_options has fields that libgpumr 0x10000 does not know: take a newer one",
+        "newer: struct gpumr_options has fields that libgpumr 1.0.0 does not know: take a newer one",
         "no functions: the table of verbs functions has neither reg_mr nor reg_dmabuf_mr: fill in one",
         "no dereg: the table of verbs functions has no dereg_mr: fill it in",
         "hole in the table: *by peer memory: the table of verbs functions has no reg_mr",

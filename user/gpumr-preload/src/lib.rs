@@ -72,7 +72,8 @@ fn next() -> Option<&'static Next> {
     let is_libibverbs = unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
         let found = libc::dladdr(libc::dlsym(libc::RTLD_NEXT, c"ibv_reg_mr".as_ptr()), &mut info) != 0;
-        found && CStr::from_ptr(info.dli_fname).to_string_lossy().contains("libibverbs")
+        let path = found.then(|| CStr::from_ptr(info.dli_fname).to_string_lossy());
+        path.is_some_and(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with("libibverbs")))
     };
     Some(NEXT.get_or_init(|| Box::new(Next { functions, is_libibverbs })))
 }
@@ -379,6 +380,9 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
 pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut c_void, attr: *mut RawMrAttr) -> *mut RawMr {
     // SAFETY: The caller's: one that lives, or null, which libibverbs refuses.
     let asked = unsafe { attr.as_ref() }.copied();
+    // What a newer libibverbs may know lies beyond our struct.
+    let known = RawMrAttr::ADDR | RawMrAttr::IOVA | RawMrAttr::FD | RawMrAttr::FD_OFFSET | RawMrAttr::DMAH;
+    let asked = asked.filter(|asked| asked.comp_mask & !known == 0);
     let asked = asked.filter(|asked| asked.comp_mask & (RawMrAttr::ADDR | RawMrAttr::FD) == RawMrAttr::ADDR);
     let Some(asked) = asked else {
         // SAFETY: The caller's arguments.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The CUDA driver, opened at run time: twelve functions. cudarc does not serve here. 0.19.10 needs
+//! The CUDA driver, opened at run time: ten functions. cudarc does not serve here. 0.19.10 needs
 //! Rust 1.88 (by libloading 0.9), opens libcuda by itself and panics where a function is missing.
 //! 0.18.2 builds with 1.85 and takes a library that is open, but panics if that lacks any of its
 //! hundreds of functions. Both return a Rust enum, for which an error code of a newer driver is

@@ -31,6 +31,10 @@ struct Piece {
 impl Identity {
     /// Asks CUDA. Errors: an address of the range is no device memory.
     pub fn read(gpu: &impl Gpu, range: Range) -> Result<Self, Error> {
+        // Before CUDA has started, the epoch would be that of another library's files (NVML's).
+        if gpu.kind(range.start()) != Kind::Device {
+            return Err(Error::not_device(gpu, range.start(), range));
+        }
         let epoch = gpu.epoch();
         let mut pieces = Vec::with_capacity(1);
         let mut at_once = None;
