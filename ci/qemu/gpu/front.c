@@ -2,7 +2,7 @@
 /*
  * What NVIDIA's own nv-p2p.c and nv-dma.c stand on in the front flavour.
  *
- * Both files come unmodified from NVIDIA's open driver (front.sh), so page
+ * Both files come unmodified from NVIDIA's open driver (fetch.sh nvidia_front), so page
  * tables, page records, free callbacks, put paths, DMA mappings and their locks
  * are the real ones. This file gives them the functions of NVIDIA's resource
  * manager and OS layer that they call, over rm.c. Sources, in that driver:
@@ -225,10 +225,10 @@ static void mapped(void *table, int by)
 	entry = xa_load(&mappings, key);
 	before = entry ? xa_to_value(entry) : 0;
 	after = by ? before + by : 0;
-	if (after)
-		__xa_store(&mappings, key, xa_mk_value(after), GFP_ATOMIC);
-	else
+	if (!after)
 		__xa_erase(&mappings, key);
+	else if (xa_is_err(__xa_store(&mappings, key, xa_mk_value(after), GFP_ATOMIC)))
+		after = before;
 	xa_unlock(&mappings);
 	nvlab_add(NVLAB_ACCOUNT_LIVE_MAPPINGS, (s64)after - (s64)before);
 }
@@ -578,10 +578,15 @@ int nvlab_p2p_init(void)
 
 void nvlab_p2p_exit(void)
 {
+	struct callback *callback;
 	unsigned long key;
 	void *table;
 
 	/* Nobody is left to race with. */
+	xa_for_each(&callbacks, key, callback)
+		kfree(callback);
+	xa_destroy(&callbacks);
+	xa_destroy(&mappings);
 	xa_for_each(&leaked, key, table)
 		nv_p2p_free_platform_data(table);
 	xa_destroy(&leaked);
