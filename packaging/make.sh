@@ -75,7 +75,7 @@ EOF
 		exit 1
 	}
 	# Packages of other versions stay.
-	find "$out/deb" -maxdepth 1 -name '*.deb' -exec mv {} "$out/" \;
+	find "$out/deb" -maxdepth 1 -name '*.deb' -exec mv -t "$out/" {} +
 	ls "$out"/*_"$version"-1_*.deb
 }
 
@@ -91,7 +91,7 @@ rpm() {
 		tail -n 20 "$out/rpm.log" >&2
 		exit 1
 	}
-	find "$out/rpm/RPMS" -name '*.rpm' -exec mv {} "$out/" \;
+	find "$out/rpm/RPMS" -name '*.rpm' -exec mv -t "$out/" {} +
 	ls "$out"/*-"$version"-1.*.rpm
 }
 
