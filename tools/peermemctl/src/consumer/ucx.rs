@@ -53,8 +53,10 @@ pub const UCX: Consumer = Consumer {
 
 /// Returns what a list of transports (UCX_TLS) lacks: one of InfiniBand, or CUDA's.
 fn transports(list: &str, whose: &str) -> Option<Refusal> {
-    const RDMA: [&str; 12] =
-        ["all", "ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "ud", "ud_v", "ud_x", "dc", "dc_x"];
+    const RDMA: [&str; 15] = [
+        "all", "ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "dc",
+        "dc_x", "dc_mlx5",
+    ];
     const CUDA: [&str; 4] = ["all", "cuda", "cuda_copy", "gpu"];
     let (others, list_of) = list.strip_prefix('^').map_or((false, list), |list| (true, list));
     let names: Vec<&str> = list_of
