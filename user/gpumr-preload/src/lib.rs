@@ -160,12 +160,14 @@ fn serving() -> Option<&'static Cached> {
     CACHED.get()?.as_ref()
 }
 
-/// The cache, if the user wants it. Only asked for GPU memory, so CUDA is started.
-fn cached(verbs: &Functions) -> Option<&'static Cached> {
+/// Whether the user wants the cache.
+fn is_wanted() -> bool {
     static WANTED: OnceBox<bool> = OnceBox::new();
-    if !*WANTED.get_or_init(|| Box::new(std::env::var_os("GPUMR_CACHE").is_some_and(|value| value == "1"))) {
-        return None;
-    }
+    *WANTED.get_or_init(|| Box::new(std::env::var_os("GPUMR_CACHE").is_some_and(|value| value == "1")))
+}
+
+/// The cache, which the user wants. Only asked for GPU memory, so CUDA is started.
+fn cached(verbs: &Functions) -> Option<&'static Cached> {
     let open = || -> Result<Cached, Error> {
         let way = std::env::var("GPUMR_WAY").unwrap_or_else(|_| "auto".into());
         let verbs = match next() {
@@ -280,6 +282,10 @@ fn by_dma_buf(verbs: &Functions, wanted: &Wanted, error: c_int) -> *mut RawMr {
 fn from_cache(verbs: &Functions, wanted: &Wanted) -> Option<*mut RawMr> {
     // The cache has only what is at its own address.
     if wanted.iova != wanted.at || wanted.access & ZERO_BASED != 0 || wanted.attr.is_some() {
+        return None;
+    }
+    // First: without the cache a registration of host memory asks CUDA nothing.
+    if !is_wanted() {
         return None;
     }
     on_gpu(wanted.at)?;
