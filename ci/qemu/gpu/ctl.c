@@ -20,6 +20,7 @@
 #include <linux/miscdevice.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/poll.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 #include <linux/unaligned.h>
@@ -293,8 +294,15 @@ static long ctl_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 	return err;
 }
 
+/* There is no event to wait for, but the file can be watched, as the real one. */
+static __poll_t ctl_poll(struct file *file, struct poll_table_struct *wait)
+{
+	return 0;
+}
+
 static const struct file_operations ctl_fops = {
 	.owner = THIS_MODULE,
+	.poll = ctl_poll,
 	.open = ctl_open,
 	.release = ctl_release,
 	.unlocked_ioctl = ctl_ioctl,

@@ -311,7 +311,8 @@ fn selftest(env: &Env) -> Result<()> {
     ensure!(dma_buf["way"] == "dma-buf" && dma_buf["bytes_equal"] == true, "by dma-buf: {told}");
     let works = env.mode.is_some();
     ensure!((peer["bytes_equal"] == true) == works, "by peer memory: {told}");
-    ensure!(code == Some(if works { 0 } else { 2 }), "exit {code:?}: {told}");
+    // A way that the RDMA core does not have is no failure where another one works.
+    ensure!(code == Some(0), "exit {code:?}: {told}");
     let after = gpu::accounting()?;
     ensure!(after.is_clean() && after.get("dma_buf_maps") == 1, "{after:?}");
     Ok(())
