@@ -209,7 +209,7 @@ fn loaded(_: &Env) -> Result<()> {
     fs::remove_file(AUTOLOAD)?;
     says("fresh")?;
     configured()?;
-    setrlimit(Resource::RLIMIT_MEMLOCK, 65536, RLIM_INFINITY)?;
+    setrlimit(Resource::RLIMIT_MEMLOCK, 65536, 65536)?;
     says_so("memlock-users", peermem::doctor_with_memlock()?)?;
     configured()?;
 
