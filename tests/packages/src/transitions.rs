@@ -85,6 +85,7 @@ pub const ALL: &[Transition] = &[
     long("peermemctl", peermemctl),
     long("peermemctl_by_rpm", peermemctl_by_rpm),
     long("metrics", metrics),
+    long("monitoring", monitoring),
     long("libraries", libraries),
     long("libraries_by_rpm", libraries_by_rpm),
 ];
@@ -938,4 +939,59 @@ fn metrics(test: &mut Test) -> Result<()> {
     ensure!(status == "disabled\n", "{text}");
     ensure!(file.contains("# TYPE nvidia_peermem") && file.ends_with("\nnvidia-peermem.prom\n"), "{text}");
     Ok(())
+}
+
+/// The dashboard's queries, with what Grafana puts in for its variables.
+fn dashboard() -> Vec<String> {
+    let text = include_str!("../../../packaging/monitoring/grafana.json");
+    let queries = text.lines().filter_map(|line| line.trim().strip_prefix("\"expr\": \""));
+    let queries = queries.map(|query| query.trim_end_matches(',').trim_end_matches('"').replace("\\\"", "\""));
+    queries.map(|query| query.replace("$instance", ".*").replace("$__rate_interval", "20s")).collect()
+}
+
+/// Debian's own node_exporter and Prometheus read what peermemctl writes of recorded machines:
+/// promtool finds no fault in metrics and rules, each query of the dashboard has an answer, and a file
+/// that node_exporter cannot read is an alert.
+fn monitoring(test: &mut Test) -> Result<()> {
+    test.machine.must(&format!("dpkg -i {DEBS}/peermemctl_{}-1_*.deb", test.version))?;
+    let queries = dashboard();
+    ensure!(queries.len() > 10, "{queries:?}");
+    let asked: String = queries.iter().map(|query| format!("{query}\n")).collect();
+    let text = test.machine.must(&format!(
+        r#"cat >/srv/queries <<'END'
+{asked}END
+        trees=/srv/source/tools/peermemctl/tests/trees rules=/usr/share/peermemctl/alerts.yml
+        for tree in $trees/*.tree; do
+            peermemctl --root $tree metrics >/tmp/metrics 2>/dev/null || true
+            promtool check metrics </tmp/metrics >/tmp/said 2>&1 || {{ grep -q . /tmp/metrics || continue; echo "$tree: promtool"; cat /tmp/said; }}
+        done
+        promtool check rules $rules
+        mkdir -p /tmp/text /tmp/data
+        write() {{ peermemctl --root $trees/$1.tree metrics --output /tmp/text/nvidia-peermem.prom || true; }}
+        write healthy
+        prometheus-node-exporter --web.listen-address=127.0.0.1:19100 --collector.disable-defaults --collector.textfile --collector.textfile.directory=/tmp/text >/tmp/exporter 2>&1 &
+        printf 'global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: [%s]\nscrape_configs:\n  - job_name: node\n    static_configs: [{{targets: ["127.0.0.1:19100"]}}]\n' $rules >/tmp/prometheus.yml
+        promtool check config /tmp/prometheus.yml
+        prometheus --config.file=/tmp/prometheus.yml --storage.tsdb.path=/tmp/data --web.listen-address=127.0.0.1:19090 >/tmp/prometheus 2>&1 &
+        ask() {{ promtool query instant http://127.0.0.1:19090 "$1" 2>&1; }}
+        for i in $(seq 30); do [ -z "$(ask 'gpudirect_rdma_verdict' | grep gpudirect)" ] || break; sleep 1; done
+        sleep 5
+        while read -r query; do
+            answer=$(ask "$query") || echo "error: $query: $answer"
+            case "$query" in *'> 0') ;; *) [ -n "$answer" ] || echo "no data: $query" ;; esac
+        done </srv/queries
+        ask 'ALERTS{{alertname="PeermemMetricsRejected"}}' | grep . && echo "an alert too early"
+        echo '# TYPE broken info' >/tmp/text/other.prom
+        for i in $(seq 20); do [ -z "$(ask 'ALERTS{{alertname="PeermemMetricsRejected"}}')" ] || break; sleep 1; done
+        echo "alert: $(ask 'ALERTS{{alertname="PeermemMetricsRejected"}}')"
+        grep -m 1 other.prom /tmp/exporter || echo "node_exporter is silent"
+        grep -E 'level=(error|ERROR)' /tmp/prometheus || true"#
+    ))?;
+    for wrong in ["error", "no data", "too early", ": promtool", "is silent"] {
+        let lines: Vec<&str> =
+            text.lines().filter(|line| line.contains(wrong) && !line.contains("other.prom")).collect();
+        ensure!(lines.is_empty(), "{lines:?}\n{text}");
+    }
+    one_line(&text, &["SUCCESS", "rules found"])?;
+    one_line(&text, &["alert: ALERTS", "PeermemMetricsRejected"])
 }
