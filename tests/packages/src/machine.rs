@@ -73,10 +73,12 @@ impl Machine {
 
     /// This machine as it is now, for others to start from. They need `self` no longer than its
     /// folder is kept.
-    pub fn layers(&self) -> Layers {
-        let mut layers = vec![self.dir.path().join("upper")];
+    pub fn layers(&self) -> Result<Layers> {
+        let upper = self.dir.path().join("upper");
+        fs::create_dir_all(&upper)?;
+        let mut layers = vec![upper];
         layers.extend(self.layers.0.iter().cloned());
-        Layers(layers)
+        Ok(Layers(layers))
     }
 
     /// Puts a file or folder of this checkout into the machine.

@@ -83,8 +83,12 @@ fn run(words: &Words) -> Result<bool> {
             }
             let from = if [RPM, RPM_INTERRUPTED].contains(&transition.name) { &neighbours } else { &ready };
             let (name, start) = (format!("{distribution}/{}", transition.name), Instant::now());
-            let mut test =
-                Test { machine: Machine::new(&from.layers())?, version: version.clone(), rows: Vec::new(), exit: None };
+            let mut test = Test {
+                machine: Machine::new(&from.layers()?)?,
+                version: version.clone(),
+                rows: Vec::new(),
+                exit: None,
+            };
             let result = (transition.run)(&mut test);
             rows.extend(test.rows.iter().map(|row| table::line(distribution, &rustc, row)));
             // A run that is stopped keeps what it has found.
@@ -118,7 +122,7 @@ fn prepare(words: &Words, layers: &Layers, version: &str, whole: bool) -> Result
 
 /// The same with our package.
 fn with_ours(neighbours: &Machine, version: &str) -> Result<Machine> {
-    let machine = Machine::new(&neighbours.layers())?;
+    let machine = Machine::new(&neighbours.layers()?)?;
     let said = machine.must(&format!("dpkg -i {}", ours(version))).context("installation of ours")?;
     let kernel = machine.kernels()?.pop().context("the machine has no kernel")?;
     match machine.resolved(&kernel)? {

@@ -372,7 +372,7 @@ fn kernel_installed_again(test: &mut Test) -> Result<()> {
     test.transaction("dpkg -i /srv/kernel/linux-image-*.deb")?;
     test.expect_ours("a kernel's package installed again", &version)?;
     test.transaction(
-        "dpkg -P $(dpkg-deb -f /srv/kernel/linux-image-*.deb Package); dpkg -i /srv/kernel/linux-image-*.deb",
+        "dpkg -P $(for file in /srv/kernel/linux-image-*.deb /srv/kernel/linux-headers-*-$(dpkg --print-architecture)_*.deb; do dpkg-deb -f $file Package; done); dpkg -i /srv/kernel/*.deb",
     )?;
     test.expect_ours("a kernel removed and installed again", &version)?;
     nothing_half_installed(test)?;
@@ -532,7 +532,7 @@ fn a_place_that_is_full_or_read_only(test: &mut Test) -> Result<()> {
         ("a read-only /usr", read_only("/usr"), "Read-only file system"),
         ("a read-only /var/lib/dkms", read_only("/var/lib/dkms"), "Read-only file system"),
     ];
-    let layers = test.machine.layers();
+    let layers = test.machine.layers()?;
     for (place, lay, reason) in places {
         let machine = Machine::new(&layers)?;
         let mut at = Test { machine, version: version.clone(), rows: Vec::new(), exit: None };
@@ -566,7 +566,7 @@ fn a_place_that_is_full_or_read_only(test: &mut Test) -> Result<()> {
 /// `dpkg --configure --pending`, after another installation where dpkg demands one, ends it.
 fn interrupted_at_each_step(test: &mut Test) -> Result<()> {
     let version = test.version();
-    let layers = test.machine.layers();
+    let layers = test.machine.layers()?;
     for verb in ["remove", "add", "build", "install"] {
         let machine = Machine::new(&layers)?;
         let mut at = Test { machine, version: version.clone(), rows: Vec::new(), exit: None };
@@ -829,7 +829,7 @@ fn rpm_interrupted(test: &mut Test) -> Result<()> {
     let version = test.version();
     let file = |version: &str| format!("{DEBS}/nvidia-peermem-rust-dkms-{version}-1.noarch.rpm");
     test.machine.must(&format!("rpm -i --nodeps {}", file(&version)))?;
-    let layers = test.machine.layers();
+    let layers = test.machine.layers()?;
     for verb in ["add", "remove", "build"] {
         let machine = Machine::new(&layers)?;
         let mut at = Test { machine, version: version.clone(), rows: Vec::new(), exit: None };
