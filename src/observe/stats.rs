@@ -193,12 +193,12 @@ static PUT_ERRORS: Counter = Counter::new();
 /// either.
 static UNANSWERED: Counter = Counter::new();
 
-/// Counts such an ask, once for all clients.
-pub(crate) fn unanswered() {
+/// Counts an ask for memory that is nobody's. The caller does so once for all clients.
+pub(crate) fn unanswered_ask() {
     UNANSWERED.add(1);
 }
 
-/// Such asks so far.
+/// Returns how many asks were for memory that is nobody's.
 pub(crate) fn unanswered_asks() -> u64 {
     UNANSWERED.value()
 }

@@ -103,8 +103,8 @@ pub(crate) fn acquire(client: &'static Client, addr: u64, size: u64) -> Option<A
             FirstAnswer::NotMine
         }
         Err(Unclaimed::NotMine) => {
-            // Clients that are asked later hear of this answer, so that one ask counts once.
-            stats::unanswered();
+            // Clients that are asked later take this answer over, so one ask counts once.
+            stats::unanswered_ask();
             FirstAnswer::NotMine
         }
     };

@@ -12,6 +12,8 @@
 #include <infiniband/verbs.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+#include "mr_attr.h"
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova
 
@@ -104,17 +106,6 @@ struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
 	return make(pd, NULL, length);
 }
 #endif
-
-/* As in rdma-core 59; verbs.h here is older. */
-struct mr_attr {
-	size_t length;
-	int access;
-	uint64_t comp_mask, iova;
-	void *addr;
-	int fd;
-	uint64_t fd_offset;
-	void *dmah;
-};
 
 struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_attr *attr)
 {

@@ -11,6 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "mr_attr.h"
+
 int cuInit(unsigned int flags);
 int cuDevicePrimaryCtxRetain(void **context, int device);
 int cuCtxCreate_v2(void **context, unsigned int flags, int device);
@@ -60,16 +62,6 @@ static void forms(uint64_t at)
 			ibv_dereg_mr(mr[i]);
 }
 
-/* As in rdma-core 59; verbs.h here is older. */
-struct mr_attr {
-	size_t length;
-	int access;
-	uint64_t comp_mask, iova;
-	void *addr;
-	int fd;
-	uint64_t fd_offset;
-	void *dmah;
-};
 struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_attr *attr);
 
 /* As perftest does where it finds the function: by address, with a hint, and with a dma-buf. */

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What NVIDIA's own nv-p2p.c and nv-dma.c stand on in the front flavour.
+ * Gives NVIDIA's own nv-p2p.c and nv-dma.c the functions of NVIDIA's resource
+ * manager and OS layer that they call, over rm.c.
  *
- * Both files come unmodified from NVIDIA's open driver (fetch.sh nvidia_front), so page
- * tables, page records, free callbacks, put paths, DMA mappings and their locks
- * are the real ones. This file gives them the functions of NVIDIA's resource
- * manager and OS layer that they call, over rm.c. Sources, in that driver:
- * - rm_p2p_*: src/nvidia/arch/nvalloc/unix/src/rmobjexportimport.c and osapi.c;
- *   docs/facts.md says what was read there.
+ * Both files come unmodified from NVIDIA's open driver (fetch.sh nvidia_front), so
+ * page tables, page records, free callbacks, put paths, DMA mappings and their
+ * locks are the real ones. Sources of the functions here:
+ * - rm_p2p_*: what docs/facts.md says of the resource manager, as for rm.c.
  * - os_alloc_mem: kernel-open/nvidia/os-interface.c: kmalloc, and vmalloc for
- *   what kmalloc does not have.
+ *   what kmalloc does not have. kvmalloc stands for both.
  * - nvidia_dev_get_uuid: kernel-open/nvidia/nv.c: opens the GPU, and its put does
  *   nothing for a GPU that is not on the list any more.
- * - rm_p2p_dma_map_pages: one nv_dma_map_peer() per page under the RM API lock;
- *   a page that fails does not stop the loop, and the last page's status is
- *   returned (550).
+ * - rm_p2p_dma_map_pages: one nv_dma_map_peer() per page under the RM API lock, as
+ *   550 does: a page that fails undoes those before it, but does not stop the
+ *   loop, and the last page's status is returned.
  *
  * The exported functions keep their names, and nv-p2p.c's own are renamed on the
  * compiler's command line: around each stand counters, times and hold points.
@@ -23,8 +22,10 @@
  * lock in get and put; addresses or lengths that are no multiple of 64 KiB, which
  * 550 rounds and this refuses as later drivers do; coherent memory; rsync and
  * IBM's NPU. A call takes the time that lab.c's costs say, and the building of the
- * table on top. dmabuf.c is the lab's own here, too: NVIDIA's takes the second BAR
- * for the GPU's memory, and QEMU's device has none there.
+ * table on top. table_bytes counts what kmalloc gave, without page records. The
+ * hold point callback_after comes when nv-p2p.c has freed the table. dmabuf.c is
+ * the lab's own here, too: NVIDIA's takes the second BAR for the GPU's memory, and
+ * QEMU's device has none there.
  *
  * Refused with -EOPNOTSUPP: faults and settings that nv-p2p.c does not let happen
  * (odd tables, a put that lies, a key used again), and a put that fails, for which
@@ -278,9 +279,15 @@ static void table_put(void *table)
 
 /* --- resource manager: pins --- */
 
-static bool odd(u64 va, u64 len)
+/* What comes before anybody knows whose range this is. */
+static NV_STATUS get_begin(u64 va, u64 len, enum nvlab_hold_name hold)
 {
-	return !len || va + len < va || !IS_ALIGNED(va | len, NVLAB_GPU_PAGE);
+	if (!len || va + len < va || !IS_ALIGNED(va | len, NVLAB_GPU_PAGE))
+		return NV_ERR_INVALID_ARGUMENT;
+	if (nvlab_fault_is(NVLAB_F_GET_NOMEM, 1))
+		return NV_ERR_NO_MEMORY;
+	nvlab_hold(hold);
+	return NV_OK;
 }
 
 NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va_space,
@@ -291,13 +298,11 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va
 {
 	struct nvlab_pinned pinned;
 	ktime_t start = ktime_get();
+	NV_STATUS status = get_begin(va, len, NVLAB_H_GET_ALLOC);
 	int err;
 
-	if (odd(va, len))
-		return NV_ERR_INVALID_ARGUMENT;
-	if (nvlab_fault_is(NVLAB_F_GET_NOMEM, 1))
-		return NV_ERR_NO_MEMORY;
-	nvlab_hold(NVLAB_H_GET_ALLOC);
+	if (status != NV_OK)
+		return status;
 	*entries = len >> NVLAB_PAGE_SHIFT;
 	err = nvlab_rm_get(&start, va, len, table, phys, *entries, &pinned);
 	if (err)
@@ -363,14 +368,12 @@ NV_STATUS NV_API_CALL rm_p2p_get_gpu_info(nvidia_stack_t *sp, NvU64 va, NvU64 le
 					  void **info)
 {
 	ktime_t start = ktime_get();
+	NV_STATUS status = get_begin(va, len, NVLAB_H_PGET_ALLOC);
 	struct nvlab_gpu *gpu;
 	int err;
 
-	if (odd(va, len))
-		return NV_ERR_INVALID_ARGUMENT;
-	if (nvlab_fault_is(NVLAB_F_GET_NOMEM, 1))
-		return NV_ERR_NO_MEMORY;
-	nvlab_hold(NVLAB_H_PGET_ALLOC);
+	if (status != NV_OK)
+		return status;
 	err = nvlab_rm_gpu_info(&start, va, len, &gpu);
 	if (err)
 		return status_of(err);
@@ -436,7 +439,7 @@ NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp, nv_dma_device_t *
 	struct nvlab_gpu *gpu = gpu_by_uuid(uuid);
 	NV_STATUS status = NV_ERR_GPU_UUID_NOT_FOUND;
 	u64 partial, wrong;
-	u32 i;
+	u32 i, j;
 
 	if (!gpu)
 		return status;
@@ -450,9 +453,15 @@ NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp, nv_dma_device_t *
 		goto unlock;
 	partial = nvlab_fault(NVLAB_F_MAP_PARTIAL);
 	*priv = NULL;
-	for (i = 0; i < count; i++)
+	for (i = 0; i < count; i++) {
 		status = i + 1 == partial ? NV_ERR_INVALID_STATE :
 			 status_of(nvlab_map_peer(gpu, peer->dev, true, page_size, &addr[i]));
+		if (status == NV_OK)
+			continue;
+		addr[i] = DMA_MAPPING_ERROR;
+		for (j = 0; j < i; j++)
+			nv_dma_unmap_peer(peer, page_size / PAGE_SIZE, addr[j]);
+	}
 unlock:
 	nvlab_api_unlock();
 put:

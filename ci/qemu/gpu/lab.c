@@ -377,12 +377,13 @@ static int name_find(const char * const *names, unsigned int count,
  * NVIDIA's own front never does what these make the lab's do, and warns where a
  * put fails.
  */
-static bool fault_can_strike(int at)
+static bool fault_can_strike(int at, u64 value)
 {
 	return !FRONT_DECIDES ||
 	       (at != NVLAB_F_PUT_ERRNO && at != NVLAB_F_PERSISTENT_PUT_ERRNO &&
 		at != NVLAB_F_PUT_FORGET && at != NVLAB_F_CALLBACK_DOUBLE &&
-		at < NVLAB_F_TABLE_VERSION);
+		at < NVLAB_F_TABLE_VERSION &&
+		(at != NVLAB_F_GET_NOMEM || value < 3));
 }
 
 static int faults_write(int words, char **word)
@@ -397,12 +398,12 @@ static int faults_write(int words, char **word)
 		return 0;
 	}
 	at = name_find(fault_names, NVLAB_F_COUNT, word[0]);
-	if (at >= 0 && !fault_can_strike(at))
-		return -EOPNOTSUPP;
 	if (at < 0 || words < 2 || kstrtou64(word[1], 0, &f.value) ||
 	    f.value > U32_MAX ||
 	    (words > 2 && (kstrtou64(word[2], 0, &f.count) || !f.count)))
 		return -EINVAL;
+	if (!fault_can_strike(at, f.value))
+		return -EOPNOTSUPP;
 	spin_lock(&faults_lock);
 	faults[at] = f;
 	spin_unlock(&faults_lock);

@@ -140,7 +140,8 @@ pub fn fail(error: &anyhow::Error) {
     }
 }
 
-/// Whether a test has asked NVIDIA's own front for a switch that only the lab's front has.
+/// Returns whether a test failed because it asked NVIDIA's own front for a switch that only the lab's
+/// front has.
 pub fn wants_other_front(error: &anyhow::Error) -> bool {
     let is_refusal = |cause: &(dyn std::error::Error + 'static)| {
         let errno = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);

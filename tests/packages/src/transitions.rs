@@ -682,7 +682,7 @@ fn one_refresh_at_a_time(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// What DKMS starts has none of our files open: a program that it leaves running would keep every later
+/// No program that DKMS starts has our lock open: one that DKMS leaves running would keep every later
 /// refresh waiting.
 fn no_program_of_dkms_keeps_the_lock(test: &mut Test) -> Result<()> {
     let kernel = test.kernel()?;

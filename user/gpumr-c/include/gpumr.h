@@ -26,9 +26,9 @@
  * retains the GPU's primary context, and makes it where none is active; it keeps one that it made
  * until the cache is closed. on_gone may be called until gpumr_close() has returned.
  *
- * Frees. CUDA tells nobody of a free, so each hit asks it (70 ns in one thread; threads wait for each other in CUDA), and a thread sweeps (sweep_ms). A
- * program that reports all its frees by gpumr_free() may say so by gpumr_hooks(): hits then ask CUDA
- * nothing. Memory of cudaMallocAsync()'s pools is like any other here, but cannot be pinned for peer
+ * Frees. CUDA tells nobody of a free, so each hit asks it (docs/dma-buf.md says what that costs), and
+ * a thread sweeps (sweep_ms). A program that reports all its frees by gpumr_free() may say so by
+ * gpumr_hooks(): hits then ask CUDA nothing. Memory of cudaMallocAsync()'s pools is like any other here, but cannot be pinned for peer
  * memory, and CUDA exports the first allocation of a pool only.
  *
  * Memory pressure. Memory that is freed while it is registered by dma-buf, or pinned for good, stays
@@ -37,8 +37,9 @@
  *
  * Checkpoint and restore (cuda-checkpoint, CRIU) give the process new memory under old addresses and
  * numbers. The cache notices by itself, by the files that CUDA has open: the next gpumr_register()
- * registers anew. A lease that is held over a checkpoint reaches the old memory: release it before,
- * or ask gpumr_valid() after. Where CUDA has no /dev/nvidiactl, call gpumr_free_all() before a
+ * registers anew. The end of another library that has /dev/nvidiactl open (nvmlShutdown()) looks
+ * the same: then memory that is unchanged counts as gone, too. A lease that is held over a checkpoint
+ * reaches the old memory: release it before, or ask gpumr_valid() after. Where CUDA has no /dev/nvidiactl, call gpumr_free_all() before a
  * checkpoint. */
 #ifndef GPUMR_H
 #define GPUMR_H
@@ -112,8 +113,9 @@ struct gpumr_options {
 	/* NULL: libibverbs. It is copied. */
 	const struct gpumr_verbs *verbs;
 	/* Called once for each region that a lease holds when its memory is found or reported to have
-	 * gone, by the thread that noticed, which may be the sweep's. It must not wait for a thread that
-	 * is in a call of the cache. NULL: nobody. */
+	 * gone, by the thread that noticed, which may be the sweep's. It is not called for a region that
+	 * a larger registration has replaced in the cache: ask gpumr_valid() of such a lease. It must not
+	 * wait for a thread that is in a call of the cache. NULL: nobody. */
 	void (*on_gone)(void *argument, const struct gpumr_gone *gone);
 	void *argument;
 };

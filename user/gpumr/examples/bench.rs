@@ -2,14 +2,14 @@
 //! What a hit costs on this machine's GPU: the real libcuda, and verbs that only count, so no NIC
 //! is needed. user/bench.sh builds and runs it.
 
+mod common;
+
+use common::{checked, Counting};
 use gpumr::cuda::Cuda;
 use gpumr::hooks::Hooks;
-use gpumr::{Access, Cache, Gpu, Limits, Policy, Range, Verbs, Way};
+use gpumr::{Cache, Gpu, Limits, Policy, Range, Way};
 use std::error::Error;
 use std::ffi::{c_int, c_void};
-use std::io;
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 const BUFFERS: usize = 1265;
@@ -20,39 +20,6 @@ const SEGMENTS: [usize; 3] = [8, 64, 512];
 /// Registrations that the cache has when one more is timed.
 const ENTRIES: [u64; 4] = [1000, 10_000, 40_000, 100_000];
 const PAGE: u64 = 4096;
-
-/// Registers nothing.
-#[derive(Default)]
-struct Counting(AtomicU32);
-
-impl Verbs for Counting {
-    type Pd = u32;
-    type Mr = u32;
-
-    fn register(&self, _: u32, _: Range, _: Access) -> io::Result<u32> {
-        Ok(self.0.fetch_add(1, Ordering::Relaxed))
-    }
-
-    fn register_dma_buf(&self, _: u32, _: Range, _: u64, _: BorrowedFd<'_>, _: Access) -> io::Result<u32> {
-        Ok(self.0.fetch_add(1, Ordering::Relaxed))
-    }
-
-    fn deregister(&self, _: u32) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn keys(&self, mr: &u32) -> (u32, u32) {
-        (*mr, *mr)
-    }
-}
-
-fn checked(name: &str, status: c_int) -> Result<(), Box<dyn Error>> {
-    if status == 0 {
-        Ok(())
-    } else {
-        Err(format!("{name}: CUDA error {status}").into())
-    }
-}
 
 /// GPU memory, until the process ends.
 fn allocate(count: usize, size: usize) -> Result<Vec<u64>, Box<dyn Error>> {

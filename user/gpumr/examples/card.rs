@@ -3,49 +3,17 @@
 //! "held" for each promise, and fails at one that does not hold. It needs CUDA 12.8; what needs a
 //! second GPU is left out where there is one.
 
+mod common;
+
+use common::{checked, Counting};
 use gpumr::cuda::Cuda;
 use gpumr::hooks::Hooks;
-use gpumr::{Access, Cache, Gpu, Limits, Policy, Range, Verbs, Way};
+use gpumr::{Cache, Gpu, Limits, Policy, Range, Way};
 use libloading::Library;
 use std::error::Error;
 use std::ffi::{c_int, c_void};
-use std::io;
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 type Res<T> = Result<T, Box<dyn Error>>;
-
-#[derive(Default)]
-struct Counting(AtomicU32);
-
-impl Verbs for Counting {
-    type Pd = u32;
-    type Mr = u32;
-
-    fn register(&self, _: u32, _: Range, _: Access) -> io::Result<u32> {
-        Ok(self.0.fetch_add(1, Ordering::Relaxed))
-    }
-
-    fn register_dma_buf(&self, _: u32, _: Range, _: u64, _: BorrowedFd<'_>, _: Access) -> io::Result<u32> {
-        Ok(self.0.fetch_add(1, Ordering::Relaxed))
-    }
-
-    fn deregister(&self, _: u32) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn keys(&self, mr: &u32) -> (u32, u32) {
-        (*mr, *mr)
-    }
-}
-
-fn checked(name: &str, status: c_int) -> Res<()> {
-    if status == 0 {
-        Ok(())
-    } else {
-        Err(format!("{name}: CUDA error {status}").into())
-    }
-}
 
 /// A call of libcuda, whose arguments have the types of cuda.h.
 macro_rules! cuda {

@@ -73,8 +73,9 @@ pub struct Options {
     pub superset: bool,
     /// Called once for each region that a lease holds when its memory is found or reported to have
     /// gone: whoever has it should stop to use it and release it. It is called by the thread that
-    /// noticed, which may be the sweeper, without a lock. It must not wait for a thread that is in a
-    /// call of the cache.
+    /// noticed, which may be the sweeper, without a lock. It is not called for a region that a larger
+    /// registration has replaced in the cache. It must not wait for a thread that is in a call of the
+    /// cache.
     pub on_gone: Option<OnGone>,
 }
 

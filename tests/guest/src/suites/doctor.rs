@@ -56,7 +56,8 @@ const PAGE: &str = include_str!("../../../../docs/results/checks.md");
 /// Of the kernel on which the page's trees were recorded.
 const RECORDED: &str = "7.2.13";
 
-/// What cures a machine of metal, as the page's are, and what cures the lab's, which is virtual.
+/// Pairs of cures that doctor gives for the same finding: on the page's machines, which are bare metal,
+/// and in the lab, which is a virtual machine.
 const CURES: [(&str, &str); 2] = [
     ("plug in the cable", "its link is the matter of the host of this virtual machine"),
     (
@@ -103,8 +104,8 @@ fn says_so(situation: &str, (report, code): (Value, Option<i32>)) -> Result<()> 
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("read osrelease")?;
     for (what, wanted) in [("message", &row.message), ("fix", &row.fix)] {
         let mut wanted = wanted.replace(RECORDED, release.trim());
-        for (metal, virtual_machine) in CURES {
-            wanted = wanted.replace(metal, virtual_machine);
+        for (bare_metal, virtual_machine) in CURES {
+            wanted = wanted.replace(bare_metal, virtual_machine);
         }
         ensure!(check[what] == wanted, "{situation}: {what} is {}, wanted {wanted:?}", check[what]);
     }

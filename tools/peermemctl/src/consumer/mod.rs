@@ -27,11 +27,11 @@ pub struct Consumer {
     pub registers: fn(&Machine, &Environment, &Judged) -> Registers,
     /// What of the variables is not understood, so that it may do otherwise.
     pub unsure: fn(&Environment) -> Option<String>,
-    /// What of a GPU and a NIC is not understood, so that it may do otherwise with these.
+    /// Returns what is not understood of a GPU and a NIC, so that the program may treat them otherwise.
     pub unsure_of: fn(&Pairing, &Environment) -> Option<String>,
-    /// Where it has the distance of a GPU and a NIC from, if not from this machine.
+    /// Returns where the program takes the distance of a GPU and a NIC from, if not from this machine.
     pub told_by: fn(&Pairing, &Environment) -> Option<String>,
-    /// How it has a dma-buf mapped for a GPU and a NIC.
+    /// Returns the way that a dma-buf takes when the program has it mapped for a GPU and a NIC.
     pub maps: fn(&Pairing, &Environment, Way) -> Way,
     /// What of a GPU and a NIC keeps it from that.
     pub refuses: fn(&Pairing, &Machine, &Environment) -> Option<Refusal>,
@@ -66,7 +66,7 @@ pub struct Pairing<'a> {
     pub distance: Distance,
     /// Whether the GPU has a coherent link (NVLink-C2C) to the processor that the NIC hangs below.
     pub c2c: bool,
-    /// Whether the GPU has such a link at all.
+    /// True if the GPU has such a link, wherever the NIC hangs.
     pub has_link: bool,
     /// Whether no other NIC is nearer to the GPU.
     pub nearest: bool,

@@ -138,6 +138,7 @@ fn waiting_now(machine: &Machine, is_it: fn(&str) -> bool) -> Option<(String, St
     None
 }
 
+/// Returns whether a stack is that of a task that takes a GPU away from nvidia.ko.
 fn is_an_unbind(stack: &str) -> bool {
     ["nv_pci_remove", "nvidia_remove"].iter().any(|name| stack.contains(name))
 }

@@ -198,17 +198,13 @@ pub fn usable(
     match found {
         Usable::No if is_hidden(machine, checks) => Usable::Unknown,
         // Which program that is, and what it is given, is not known.
-        Usable::Yes if environment.is_chosen && is_unsure(machine, environment) => Usable::Unknown,
+        Usable::Yes if environment.is_chosen && unsure_of(machine, environment).is_some() => Usable::Unknown,
         other => other,
     }
 }
 
-/// Returns whether a launcher, a file or a variable of a command line or process was not understood.
-fn is_unsure(machine: &Machine, environment: &Environment) -> bool {
-    unsure_of(machine, environment).is_some()
-}
-
-/// Returns what was not understood, of the environment or of a GPU and a NIC.
+/// Returns what was not understood: a launcher, a file or a variable of a command line or process, or
+/// what a file says of each GPU and NIC.
 fn unsure_of(machine: &Machine, environment: &Environment) -> Option<String> {
     let of_program = consumer::ALL.iter().find_map(|consumer| consumer.not_understood(environment));
     of_program.or_else(|| {
