@@ -22,8 +22,18 @@ pub enum Code {
     InvalidContext = 201,
     /// The kernel refused.
     OperatingSystem = 304,
+    /// No such stream or event.
+    InvalidHandle = 400,
     /// No such function.
     NotFound = 500,
+    /// The stream has work that is not done.
+    NotReady = 600,
+    /// The memory of the host is registered already.
+    AlreadyRegistered = 712,
+    /// The memory of the host is not registered.
+    NotRegistered = 713,
+    /// The process may not.
+    NotPermitted = 800,
     /// This GPU cannot.
     NotSupported = 801,
     /// Anything else.
@@ -43,7 +53,12 @@ pub const NAMES: &[(u32, &CStr, &CStr)] = &[
     (101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
     (201, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
     (304, c"CUDA_ERROR_OPERATING_SYSTEM", c"OS call failed or operation not supported on this OS"),
+    (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
     (500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
+    (600, c"CUDA_ERROR_NOT_READY", c"device not ready"),
+    (712, c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", c"part or all of the requested memory range is already mapped"),
+    (713, c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", c"pointer does not correspond to a registered memory region"),
+    (800, c"CUDA_ERROR_NOT_PERMITTED", c"operation not permitted"),
     (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];

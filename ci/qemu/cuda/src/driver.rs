@@ -4,6 +4,7 @@
 
 use crate::block::{self, Blocks, Span};
 use crate::code::{Code, Res};
+use crate::stream::{Event, Mark, Stream};
 use nvlab::{Client, Info, Memory, Piece, Reservation, BACKING};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -30,6 +31,8 @@ pub enum Place {
         /// Managed (freed by `cuMemFree`), or page-locked (by `cuMemFreeHost`)?
         managed: bool,
     },
+    /// Memory of the program's own, which it has registered (`cuMemHostRegister`).
+    Registered,
 }
 
 /// One allocation.
@@ -52,9 +55,12 @@ pub struct Buffer {
 #[derive(Debug)]
 pub struct Physical {
     pub memory: Memory,
-    device: usize,
+    /// The GPU.
+    pub device: usize,
     /// Whether a mapping of it can be pinned.
     pub rdma: bool,
+    /// Kinds of handles that were asked for when it was made.
+    pub handle_types: i32,
 }
 
 impl Buffer {
@@ -63,13 +69,23 @@ impl Buffer {
         match &self.place {
             Place::Device(span) => Some((span.memory(), span.offset())),
             Place::Mapped(physical, ..) => Some((&physical.memory, 0)),
-            Place::Host { .. } => None,
+            Place::Host { .. } | Place::Registered => None,
         }
+    }
+
+    /// Is it an allocation, which its base frees?
+    fn can_be_freed(&self) -> bool {
+        !matches!(self.place, Place::Mapped(..) | Place::Registered)
     }
 
     /// Does the CPU reach it?
     pub fn on_host(&self) -> bool {
-        matches!(self.place, Place::Host { .. })
+        matches!(self.place, Place::Host { .. } | Place::Registered)
+    }
+
+    /// Is it managed memory?
+    pub fn is_managed(&self) -> bool {
+        matches!(self.place, Place::Host { managed: true, .. })
     }
 
     /// Is it a handle's mapping?
@@ -77,12 +93,17 @@ impl Buffer {
         matches!(self.place, Place::Mapped(..))
     }
 
+    /// Can another process be given it by `cuIpcGetMemHandle`?
+    pub fn is_legacy_ipc_capable(&self) -> bool {
+        matches!(self.place, Place::Device(_))
+    }
+
     /// Can a NIC be given it?
     pub fn rdma_capable(&self) -> bool {
         match &self.place {
             Place::Device(_) => true,
             Place::Mapped(physical, ..) => physical.rdma,
-            Place::Host { .. } => false,
+            Place::Host { .. } | Place::Registered => false,
         }
     }
 }
@@ -141,12 +162,23 @@ impl Drop for HostMap {
 struct Context {
     device: usize,
     primary: bool,
+    /// A number that no other context of this process has had.
+    id: u64,
+    flags: u32,
 }
+
+/// MAP_HOST, which each context has.
+const MAP_HOST: u32 = 8;
 
 #[derive(Default)]
 struct State {
     contexts: BTreeMap<usize, Context>,
     last_context: usize,
+    last_context_id: u64,
+    streams: BTreeMap<usize, Arc<Stream>>,
+    events: BTreeMap<usize, Event>,
+    /// The last handle of either.
+    last_handle: usize,
     /// Per device: the primary context and how often it is retained.
     primary: BTreeMap<usize, (usize, u32)>,
     buffers: BTreeMap<u64, Arc<Buffer>>,
@@ -155,6 +187,7 @@ struct State {
     reservations: BTreeMap<u64, Reservation>,
     /// Handles of `cuMemCreate`.
     handles: BTreeMap<u64, Arc<Physical>>,
+    last_retained: u64,
 }
 
 /// The initialised driver of this process.
@@ -329,6 +362,99 @@ impl Driver {
         self.state().contexts.get(&context).map(|c| (context, c.device)).ok_or(Code::InvalidContext)
     }
 
+    /// Whether a device has a primary context, and that one's flags.
+    pub fn primary(&self, device: i32) -> Res<(u32, bool)> {
+        let (device, _) = self.device(device)?;
+        let state = self.state();
+        // An inactive one answers with the flags that were set for it: none.
+        Ok((0, state.primary.contains_key(&device)))
+    }
+
+    /// The number of a context, 0 for the current one.
+    pub fn context_id(&self, context: usize) -> Res<u64> {
+        let context = if context == 0 { self.here()?.0 } else { context };
+        self.state().contexts.get(&context).map(|c| c.id).ok_or(Code::InvalidContext)
+    }
+
+    /// The current context's flags.
+    pub fn context_flags(&self) -> Res<u32> {
+        let (context, _) = self.here()?;
+        self.state().contexts.get(&context).map(|c| c.flags).ok_or(Code::InvalidContext)
+    }
+
+    /// `cuCtxSetFlags`: more of them.
+    pub fn set_context_flags(&self, flags: u32) -> Res<()> {
+        let (context, _) = self.here()?;
+        let mut state = self.state();
+        state.contexts.get_mut(&context).ok_or(Code::InvalidContext)?.flags = flags | MAP_HOST;
+        Ok(())
+    }
+
+    /// `cuStreamCreate`.
+    pub fn create_stream(&self) -> Res<usize> {
+        let (context, _) = self.here()?;
+        let stream = Stream::new(context).ok_or(Code::OperatingSystem)?;
+        let mut state = self.state();
+        let handle = state.next_handle();
+        state.streams.insert(handle, Arc::new(stream));
+        Ok(handle)
+    }
+
+    /// `cuStreamDestroy`: its work is still done.
+    pub fn destroy_stream(&self, stream: usize) -> Res<()> {
+        self.state().streams.remove(&stream).map(drop).ok_or(Code::InvalidHandle)
+    }
+
+    /// The stream of a handle; `None` for the one that is always there (0 and 1, and 2 of the
+    /// thread).
+    pub fn stream(&self, stream: usize) -> Res<Option<Arc<Stream>>> {
+        if stream <= 2 {
+            return self.here().map(|_| None);
+        }
+        self.state().streams.get(&stream).cloned().map(Some).ok_or(Code::InvalidHandle)
+    }
+
+    /// Waits for the work of one stream, or of all.
+    pub fn drain(&self, stream: Option<&Stream>) {
+        let marks: Vec<Mark> = match stream {
+            Some(stream) => vec![stream.mark()],
+            None => self.state().streams.values().map(|stream| stream.mark()).collect(),
+        };
+        marks.iter().for_each(Mark::wait);
+    }
+
+    /// `cuEventCreate`.
+    pub fn create_event(&self) -> Res<usize> {
+        let (context, _) = self.here()?;
+        let mut state = self.state();
+        let handle = state.next_handle();
+        state.events.insert(handle, Event { context, mark: None });
+        Ok(handle)
+    }
+
+    /// `cuEventDestroy`.
+    pub fn destroy_event(&self, event: usize) -> Res<()> {
+        self.state().events.remove(&event).map(drop).ok_or(Code::InvalidHandle)
+    }
+
+    /// `cuEventRecord`: on a stream of the event's context.
+    pub fn record(&self, event: usize, stream: usize) -> Res<()> {
+        let on = self.stream(stream)?;
+        let context = match &on {
+            Some(stream) => stream.context,
+            None => self.here()?.0,
+        };
+        let mut state = self.state();
+        let event = state.events.get_mut(&event).filter(|e| e.context == context).ok_or(Code::InvalidHandle)?;
+        event.mark = on.map(|stream| stream.mark());
+        Ok(())
+    }
+
+    /// Where an event was recorded, if it was.
+    pub fn event(&self, event: usize) -> Res<Option<Mark>> {
+        self.state().events.get(&event).map(|e| e.mark.clone()).ok_or(Code::InvalidHandle)
+    }
+
     /// `cuMemAlloc`.
     pub fn alloc(&self, size: u64) -> Res<u64> {
         let (context, device) = self.here()?;
@@ -353,6 +479,37 @@ impl Driver {
         Ok(self.state().keep(span.va(), size, context, device, Place::Device(span)))
     }
 
+    /// `cuMemHostRegister`: memory of the program's own.
+    pub fn register_host(&self, at: u64, size: u64) -> Res<()> {
+        let (context, device) = self.here()?;
+        let end = at.checked_add(size).filter(|_| size != 0 && at != 0).ok_or(Code::InvalidValue)?;
+        let begin = at & !(page() - 1);
+        // One byte for each page, of which nothing is wanted but that there is one.
+        let mut there = vec![0u8; (end - begin).div_ceil(page()) as usize];
+        // SAFETY: `there` has a byte for each page of the range; nothing else is written.
+        if unsafe { libc::mincore(begin as *mut _, (end - begin) as usize, there.as_mut_ptr()) } != 0 {
+            return Err(Code::InvalidValue);
+        }
+        let mut state = self.state();
+        if state.buffers.range(..end).next_back().is_some_and(|(_, b)| b.base + b.size > at) {
+            return Err(Code::AlreadyRegistered);
+        }
+        state.keep(at, size, context, device, Place::Registered);
+        Ok(())
+    }
+
+    /// `cuMemHostUnregister`.
+    pub fn unregister_host(&self, at: u64) -> Res<()> {
+        self.drain(None);
+        let mut state = self.state();
+        match state.buffers.get(&at) {
+            Some(b) if matches!(b.place, Place::Registered) => {}
+            _ => return Err(Code::NotRegistered),
+        }
+        state.buffers.remove(&at);
+        Ok(())
+    }
+
     /// `cuMemAllocHost` and, with `managed`, `cuMemAllocManaged`.
     pub fn alloc_host(&self, size: u64, managed: bool) -> Res<u64> {
         let (context, device) = self.here()?;
@@ -365,12 +522,14 @@ impl Driver {
         Ok(self.state().keep(base, size, context, device, Place::Host { pages, managed }))
     }
 
-    /// `cuMemFree` (device and managed memory) and `cuMemFreeHost` (page-locked memory).
+    /// `cuMemFree` (device and managed memory) and `cuMemFreeHost` (page-locked memory). Waits for
+    /// the streams, whose work may use it.
     pub fn free(&self, base: u64, pinned: bool) -> Res<()> {
+        self.drain(None);
         let gone = {
             let mut state = self.state();
             match state.buffers.get(&base) {
-                Some(b) if matches!(b.place, Place::Host { managed: false, .. }) == pinned && !b.is_mapping() => {}
+                Some(b) if matches!(b.place, Place::Host { managed: false, .. }) == pinned && b.can_be_freed() => {}
                 _ => return Err(Code::InvalidValue),
             }
             state.buffers.remove(&base)
@@ -403,7 +562,7 @@ impl Driver {
     }
 
     /// `cuMemCreate`: memory without an address.
-    pub fn create_memory(&self, device: i32, size: u64, rdma: bool) -> Res<u64> {
+    pub fn create_memory(&self, device: i32, size: u64, rdma: bool, handle_types: i32) -> Res<u64> {
         let (device, info) = self.device(device)?;
         if size == 0 || size % BACKING != 0 {
             return Err(Code::InvalidValue);
@@ -417,7 +576,7 @@ impl Driver {
             _ => Code::OperatingSystem,
         })?;
         let handle = memory.handle();
-        self.state().handles.insert(handle, Arc::new(Physical { memory, device, rdma }));
+        self.state().handles.insert(handle, Arc::new(Physical { memory, device, rdma, handle_types }));
         Ok(handle)
     }
 
@@ -425,6 +584,23 @@ impl Driver {
     pub fn release_memory(&self, handle: u64) -> Res<()> {
         let gone = self.state().handles.remove(&handle);
         gone.map(drop).ok_or(Code::InvalidValue)
+    }
+
+    /// `cuMemRetainAllocationHandle`: one more handle of the memory that is mapped at an address.
+    pub fn retain_memory(&self, at: u64) -> Res<u64> {
+        let buffer = self.buffer(at).ok_or(Code::InvalidValue)?;
+        let Place::Mapped(physical, ..) = &buffer.place else { return Err(Code::InvalidValue) };
+        let mut state = self.state();
+        // Far from the kernel's own numbers.
+        state.last_retained += 1;
+        let handle = (1 << 48) + state.last_retained;
+        state.handles.insert(handle, Arc::clone(physical));
+        Ok(handle)
+    }
+
+    /// The memory of a handle.
+    pub fn physical(&self, handle: u64) -> Res<Arc<Physical>> {
+        self.state().handles.get(&handle).cloned().ok_or(Code::InvalidValue)
     }
 
     /// `cuMemMap`: all of a handle's memory, somewhere in a reservation.
@@ -539,16 +715,25 @@ impl State {
         base
     }
 
+    /// A handle that looks like a pointer, and is none of a context.
+    fn next_handle(&mut self) -> usize {
+        self.last_handle += 0x1000;
+        (1 << 40) + self.last_handle
+    }
+
     fn add(&mut self, device: usize, primary: bool) -> usize {
         // Programs only hand these back; a multiple of a page looks like a pointer.
         self.last_context += 0x1000;
-        self.contexts.insert(self.last_context, Context { device, primary });
+        self.last_context_id += 1;
+        self.contexts.insert(self.last_context, Context { device, primary, id: self.last_context_id, flags: MAP_HOST });
         self.last_context
     }
 
     /// Forget a context; its buffers are for the caller to drop without the lock.
     fn end(&mut self, context: usize) -> Vec<Arc<Buffer>> {
         self.contexts.remove(&context);
+        self.streams.retain(|_, stream| stream.context != context);
+        self.events.retain(|_, event| event.context != context);
         let bases: Vec<u64> = self.buffers.values().filter(|b| b.context == context).map(|b| b.base).collect();
         bases.iter().filter_map(|b| self.buffers.remove(b)).collect()
     }

@@ -2,7 +2,7 @@
 
 //! The lab's `libcuda.so`: the part of the CUDA driver API that RDMA programs call.
 //!
-//! Models `docs/facts.md#cuda` (read on a real card): the codes for a call before `cuInit`, for a
+//! Models `docs/facts.md#cuda` and `#cuda-programs` (read on a real card): the codes for a call before `cuInit`, for a
 //! bad device, for a host or freed pointer; small allocations that share blocks of 2 MiB
 //! (`block.rs`); addresses that belong to a mapping of the process and that the CPU cannot touch;
 //! the same address again after a free, under a new BUFFER_ID; the attributes about GPUDirect RDMA;
@@ -13,11 +13,18 @@
 //! the end of the last one's memory; a hole, memory of the host and of two GPUs are INVALID_VALUE
 //! (the last was not asked on a card).
 //!
-//! Left out: kernels, streams, events, a handle that is mapped twice (NOT_SUPPORTED where it can be
-//! pinned), access rights of mappings (`cuMemSetAccess` checks its arguments), IPC, and dma-buf
+//! Streams and events are in `stream.rs`. A copy from or to memory of the host that CUDA does not
+//! know is done when the call returns, as on a card.
+//!
+//! Left out: kernels, pools, a handle that is mapped twice (NOT_SUPPORTED where it can be
+//! pinned), access rights of mappings (`cuMemSetAccess` checks its arguments), and dma-buf
 //! over PCIe where the memory is coherent (the flag is NOT_SUPPORTED, as where there is no such
 //! way). Managed memory never migrates: it is host memory. Names that the real library keeps for
 //! 32-bit device pointers (`cuMemAlloc` without `_v2`) are missing on purpose.
+//!
+//! Memory of one process is never another's: a handle for that is given where a card gives one,
+//! and opening it in another process is NOT_SUPPORTED, which a card is not. A file descriptor of
+//! `cuMemCreate` memory is NOT_SUPPORTED at once.
 //!
 //! `cuGetProcAddress` without a suffix may be called with four or five arguments, as programs do
 //! that look it up by name (perftest 25.07 and later): the fifth is not touched.
@@ -27,6 +34,7 @@ mod attribute;
 mod block;
 mod code;
 mod driver;
+mod stream;
 
 use code::{Code, Res, NAMES};
 use driver::{driver, init, Buffer, Driver, Place};
@@ -40,6 +48,12 @@ type CuResult = c_uint;
 type CuPtr = u64;
 /// A context, opaque to the caller.
 type CuContext = *mut c_void;
+/// A stream or an event, opaque to the caller. NULL is a stream that is always there.
+type CuHandle = *mut c_void;
+/// Called by a stream with the stream, how its work went, and the caller's pointer.
+type StreamCallback = Option<unsafe extern "C" fn(CuHandle, CuResult, *mut c_void)>;
+/// Called by a stream with the caller's pointer.
+type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
 
 fn answer(f: impl FnOnce() -> Res<()>) -> CuResult {
     match f() {
@@ -219,8 +233,13 @@ api! {
         unsafe { put(context, popped as CuContext) }
     }
 
-    /// Wait for the GPU: every call here is done when it returns.
-    fn cuCtxSynchronize() { driver()?.here().map(drop) }
+    /// Wait for the GPU.
+    fn cuCtxSynchronize() {
+        let d = driver()?;
+        d.here()?;
+        d.drain(None);
+        Ok(())
+    }
 
     /// Take a reference to a GPU's primary context.
     fn cuDevicePrimaryCtxRetain(context: *mut CuContext, device: c_int) {
@@ -234,6 +253,42 @@ api! {
 
     /// Drop a reference; the last one frees the context's memory.
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) { driver()?.release(device, false) }
+
+    /// Whether a GPU has a primary context, and with which flags.
+    fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) {
+        let (of, is) = driver()?.primary(device)?;
+        // SAFETY: the caller's pointers.
+        unsafe {
+            put(flags, of)?;
+            put(active, c_int::from(is))
+        }
+    }
+
+    /// A number for a context, which no other one of the process has.
+    fn cuCtxGetId(context: CuContext, id: *mut u64) {
+        let of = driver()?.context_id(context as usize)?;
+        // SAFETY: the caller's pointer.
+        unsafe { put(id, of) }
+    }
+
+    /// The current context's flags.
+    fn cuCtxGetFlags(flags: *mut c_uint) {
+        let of = driver()?.context_flags()?;
+        // SAFETY: the caller's pointer.
+        unsafe { put(flags, of) }
+    }
+
+    /// Sets the current context's flags.
+    fn cuCtxSetFlags(flags: c_uint) { driver()?.set_context_flags(flags) }
+
+    /// Whether one GPU reaches another's memory: none does here, and none its own by this word.
+    fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
+        let d = driver()?;
+        d.device(device)?;
+        d.device(peer)?;
+        // SAFETY: the caller's pointer.
+        unsafe { put(can, 0) }
+    }
 
     /// Drop all references.
     fn cuDevicePrimaryCtxReset_v2(device: c_int) { driver()?.release(device, true) }
@@ -297,6 +352,36 @@ api! {
         unsafe { put(address, d.alloc_host(size as u64, false)? as *mut c_void) }
     }
 
+    /// Page-lock memory of the program's own.
+    fn cuMemHostRegister_v2(address: *mut c_void, size: usize, _flags: c_uint) {
+        driver()?.register_host(address as u64, size as u64)
+    }
+
+    /// Give such memory back.
+    fn cuMemHostUnregister(address: *mut c_void) { driver()?.unregister_host(address as u64) }
+
+    /// The GPU's address of page-locked memory: the same.
+    fn cuMemHostGetDevicePointer_v2(to: *mut CuPtr, address: *mut c_void, flags: c_uint) {
+        let d = driver()?;
+        if flags != 0 || !d.buffer(address as u64).is_some_and(|b| b.on_host() && !b.is_managed()) {
+            return Err(Code::InvalidValue);
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { put(to, address as u64) }
+    }
+
+    /// What was advised for managed memory: nothing, as no call here advises.
+    fn cuMemRangeGetAttribute(data: *mut c_void, size: usize, attribute: c_int, address: CuPtr, len: usize) {
+        let d = driver()?;
+        let there = d.buffer(address).filter(|b| b.is_managed() && address - b.base + len as u64 <= b.size);
+        // PREFERRED_LOCATION, LAST_PREFETCH_LOCATION
+        if there.is_none() || size != size_of::<c_int>() || ![2, 4].contains(&attribute) {
+            return Err(Code::InvalidValue);
+        }
+        // SAFETY: the caller's pointer, for an int with these attributes.
+        unsafe { put(data.cast(), -2 as c_int) }
+    }
+
     /// Free page-locked host memory.
     fn cuMemFreeHost(address: *mut c_void) { driver()?.free(address as u64, true) }
 
@@ -332,11 +417,119 @@ api! {
         // SAFETY: the caller's pointer.
         let prop = unsafe { prop.as_ref() }.ok_or(Code::InvalidValue)?;
         let device = prop.device().ok_or(Code::InvalidValue)?;
+        match prop.handle_types {
+            0 | POSIX_FD => {}
+            FABRIC => return Err(Code::NotPermitted),
+            _ => return Err(Code::InvalidValue),
+        }
         if handle.is_null() || flags != 0 {
             return Err(Code::InvalidValue);
         }
         // SAFETY: the caller's pointer.
-        unsafe { put(handle, d.create_memory(device, size as u64, prop.rdma != 0)?) }
+        unsafe { put(handle, d.create_memory(device, size as u64, prop.rdma != 0, prop.handle_types)?) }
+    }
+
+    /// One more handle of mapped memory.
+    fn cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) {
+        let d = driver()?;
+        if handle.is_null() {
+            return Err(Code::InvalidValue);
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { put(handle, d.retain_memory(address as u64)?) }
+    }
+
+    /// How a handle's memory was made.
+    fn cuMemGetAllocationPropertiesFromHandle(prop: *mut AllocationProp, handle: u64) {
+        let of = driver()?.physical(handle)?;
+        let prop_of = AllocationProp {
+            kind: 1,
+            handle_types: of.handle_types,
+            location: 1,
+            device: of.device as c_int,
+            win32: std::ptr::null_mut(),
+            compression: 0,
+            rdma: of.rdma.into(),
+            rest: [0; 6],
+        };
+        // SAFETY: the caller's pointer.
+        unsafe { put(prop, prop_of) }
+    }
+
+    /// A handle for another process.
+    fn cuMemExportToShareableHandle(_to: *mut c_void, handle: u64, kind: c_int, flags: u64) {
+        let of = driver()?.physical(handle)?;
+        if flags != 0 || kind == 0 || of.handle_types & kind == 0 {
+            return Err(Code::InvalidValue);
+        }
+        Err(Code::NotSupported)
+    }
+
+    /// Another process's handle: there is none.
+    fn cuMemImportFromShareableHandle(_handle: *mut u64, _from: *mut c_void, _kind: c_int) {
+        driver()?;
+        Err(Code::Unknown)
+    }
+
+    /// A handle for another process: which process, and the first address.
+    fn cuIpcGetMemHandle(handle: *mut IpcHandle, address: CuPtr) {
+        let d = driver()?;
+        let b = d.buffer(address).filter(|b| b.is_legacy_ipc_capable()).ok_or(Code::InvalidValue)?;
+        // SAFETY: the caller's pointer.
+        unsafe { put(handle, IpcHandle { pid: u64::from(std::process::id()), base: b.base, zero: [0; 6] }) }
+    }
+
+    /// Another process's memory.
+    fn cuIpcOpenMemHandle_v2(_to: *mut CuPtr, handle: IpcHandle, flags: c_uint) {
+        driver()?.here()?;
+        // LAZY_ENABLE_PEER_ACCESS
+        if flags != 1 || handle.zero != [0; 6] {
+            return Err(Code::InvalidValue);
+        }
+        // The words of a card for a handle of this very process.
+        if handle.pid == u64::from(std::process::id()) { Err(Code::InvalidContext) } else { Err(Code::NotSupported) }
+    }
+
+    /// Gives another process's memory back: there is none.
+    fn cuIpcCloseMemHandle(_address: CuPtr) {
+        driver()?;
+        Err(Code::InvalidValue)
+    }
+
+    /// For another process: no memory here is a pool's.
+    fn cuMemPoolExportPointer(_to: *mut c_void, _address: CuPtr) {
+        driver()?;
+        Err(Code::InvalidValue)
+    }
+
+    /// For another process: there is no pool.
+    fn cuMemPoolExportToShareableHandle(_to: *mut c_void, _pool: CuHandle, _kind: c_int, _flags: u64) {
+        driver()?;
+        Err(Code::InvalidValue)
+    }
+
+    /// Another process's pool: there is none.
+    fn cuMemPoolImportFromShareableHandle(_pool: *mut CuHandle, _from: *mut c_void, _kind: c_int, _flags: u64) {
+        driver()?;
+        Err(Code::Unknown)
+    }
+
+    /// Another process's memory of a pool: there is none.
+    fn cuMemPoolImportPointer(_to: *mut CuPtr, _pool: CuHandle, _from: *mut c_void) {
+        driver()?;
+        Err(Code::InvalidValue)
+    }
+
+    /// There is no pool.
+    fn cuMemPoolSetAccess(_pool: CuHandle, _desc: *const AccessDesc, _count: usize) {
+        driver()?;
+        Err(Code::InvalidValue)
+    }
+
+    /// There is no pool.
+    fn cuMemPoolDestroy(_pool: CuHandle) {
+        driver()?;
+        Err(Code::InvalidValue)
     }
 
     /// Give a handle back.
@@ -411,6 +604,166 @@ api! {
     fn cuMemcpyDtoD_v2(dst: CuPtr, src: CuPtr, size: usize) {
         // SAFETY: the caller vouches for managed addresses.
         unsafe { copy(dst, src, size) }
+    }
+
+    /// Copy between any two addresses, in a stream.
+    fn cuMemcpyAsync(dst: CuPtr, src: CuPtr, size: usize, stream: CuHandle) {
+        // SAFETY: the caller vouches for host addresses, until the stream has done it.
+        unsafe { copy_later(dst, src, size, stream) }
+    }
+
+    /// Copy device to device, in a stream.
+    fn cuMemcpyDtoDAsync_v2(dst: CuPtr, src: CuPtr, size: usize, stream: CuHandle) {
+        let d = driver()?;
+        if [dst, src].iter().any(|at| d.buffer(*at).is_none()) {
+            return Err(Code::InvalidValue);
+        }
+        // SAFETY: managed addresses are this library's own.
+        unsafe { copy_later(dst, src, size, stream) }
+    }
+
+    /// Copy host to device, in a stream.
+    fn cuMemcpyHtoDAsync_v2(dst: CuPtr, src: *const c_void, size: usize, stream: CuHandle) {
+        // SAFETY: the caller vouches for the host address, until the stream has done it.
+        unsafe { copy_later(dst, src as u64, size, stream) }
+    }
+
+    /// Copy device to host, in a stream.
+    fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CuPtr, size: usize, stream: CuHandle) {
+        // SAFETY: the caller vouches for the host address, until the stream has done it.
+        unsafe { copy_later(dst as u64, src, size, stream) }
+    }
+
+    /// Set bytes, in a stream.
+    fn cuMemsetD8Async(dst: CuPtr, value: u8, count: usize, stream: CuHandle) {
+        let d = driver()?;
+        let Some(stream) = d.stream(stream as usize)? else { return fill(dst, u32::from(value), 1, count) };
+        if d.buffer(dst).is_none() {
+            return Err(Code::InvalidValue);
+        }
+        stream.give(Box::new(move || {
+            let _ = fill_now(d, dst, u32::from(value), 1, count);
+        }));
+        Ok(())
+    }
+
+    /// Make a stream. DEFAULT or NON_BLOCKING
+    fn cuStreamCreate(stream: *mut CuHandle, flags: c_uint) {
+        let d = driver()?;
+        d.here()?;
+        if stream.is_null() || flags > 1 {
+            return Err(Code::InvalidValue);
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { put(stream, d.create_stream()? as CuHandle) }
+    }
+
+    /// The same; priorities change nothing here.
+    fn cuStreamCreateWithPriority(stream: *mut CuHandle, flags: c_uint, _priority: c_int) {
+        // SAFETY: the same pointer with the same promise.
+        match unsafe { cuStreamCreate(stream, flags) } {
+            0 => Ok(()),
+            // The codes that `cuStreamCreate` gives.
+            1 => Err(Code::InvalidValue),
+            3 => Err(Code::NotInitialized),
+            201 => Err(Code::InvalidContext),
+            _ => Err(Code::OperatingSystem),
+        }
+    }
+
+    /// Destroy a stream, when its work is done.
+    fn cuStreamDestroy_v2(stream: CuHandle) { driver()?.destroy_stream(stream as usize) }
+
+    /// Is its work done?
+    fn cuStreamQuery(stream: CuHandle) {
+        match driver()?.stream(stream as usize)? {
+            Some(stream) if !stream.mark().is_done() => Err(Code::NotReady),
+            _ => Ok(()),
+        }
+    }
+
+    /// Wait for its work.
+    fn cuStreamSynchronize(stream: CuHandle) {
+        let d = driver()?;
+        let stream = d.stream(stream as usize)?;
+        d.drain(stream.as_deref());
+        Ok(())
+    }
+
+    /// Let a stream wait for an event.
+    fn cuStreamWaitEvent(stream: CuHandle, event: CuHandle, _flags: c_uint) {
+        let d = driver()?;
+        match (d.stream(stream as usize)?, d.event(event as usize)?) {
+            (_, None) => {}
+            (Some(stream), Some(mark)) => stream.give(Box::new(move || mark.wait())),
+            (None, Some(mark)) => mark.wait(),
+        }
+        Ok(())
+    }
+
+    /// Have a stream call a function, in its turn.
+    fn cuStreamAddCallback(stream: CuHandle, callback: StreamCallback, data: *mut c_void, flags: c_uint) {
+        let d = driver()?;
+        let callback = callback.filter(|_| flags == 0).ok_or(Code::InvalidValue)?;
+        let (at, data) = (stream as usize, data as usize);
+        let call = move || {
+            // SAFETY: the caller's function, with what it is to be called with.
+            unsafe { callback(at as CuHandle, 0, data as *mut c_void) };
+        };
+        match d.stream(at)? {
+            Some(stream) => stream.give(Box::new(call)),
+            None => call(),
+        }
+        Ok(())
+    }
+
+    /// The same for a function that asks for nothing but its pointer.
+    fn cuLaunchHostFunc(stream: CuHandle, function: HostFunction, data: *mut c_void) {
+        let d = driver()?;
+        let function = function.ok_or(Code::InvalidValue)?;
+        let data = data as usize;
+        let call = move || {
+            // SAFETY: the caller's function, with what it is to be called with.
+            unsafe { function(data as *mut c_void) };
+        };
+        match d.stream(stream as usize)? {
+            Some(stream) => stream.give(Box::new(call)),
+            None => call(),
+        }
+        Ok(())
+    }
+
+    /// Make an event. BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS
+    fn cuEventCreate(event: *mut CuHandle, flags: c_uint) {
+        let d = driver()?;
+        d.here()?;
+        if event.is_null() || flags > 7 {
+            return Err(Code::InvalidValue);
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { put(event, d.create_event()? as CuHandle) }
+    }
+
+    /// Destroy an event.
+    fn cuEventDestroy_v2(event: CuHandle) { driver()?.destroy_event(event as usize) }
+
+    /// Remember where a stream is.
+    fn cuEventRecord(event: CuHandle, stream: CuHandle) { driver()?.record(event as usize, stream as usize) }
+
+    /// Has the stream done what it had when the event was recorded?
+    fn cuEventQuery(event: CuHandle) {
+        match driver()?.event(event as usize)? {
+            Some(mark) if !mark.is_done() => Err(Code::NotReady),
+            _ => Ok(()),
+        }
+    }
+
+    /// Wait until it has.
+    fn cuEventSynchronize(event: CuHandle) {
+        if let Some(mark) = driver()?.event(event as usize)? {
+            mark.wait();
+        }
+        Ok(())
     }
 
     /// Set bytes.
@@ -525,11 +878,20 @@ api! {
     ) {
         // SAFETY: the same pointers with the same promise.
         let found = unsafe { proc_address(name, function, version) };
-        if !why.is_null() {
-            // SAFETY: not NULL, so the caller's pointer.
-            unsafe { put(why, found.err().map_or(0, |(_, why)| why))? };
+        match found {
+            // Whoever asks why is not told again by the code.
+            Err((Code::NotFound, reason)) if !why.is_null() => {
+                // SAFETY: not NULL, so the caller's pointer.
+                unsafe { put(why, reason) }
+            }
+            _ => {
+                if !why.is_null() {
+                    // SAFETY: not NULL, so the caller's pointer.
+                    unsafe { put(why, 0)? };
+                }
+                found.map_err(|(code, _)| code)
+            }
         }
-        found.map_err(|(code, _)| code)
     }
 }
 
@@ -560,6 +922,19 @@ impl AllocationProp {
     fn device(&self) -> Option<c_int> {
         (self.kind == 1 && self.location == 1).then_some(self.device)
     }
+}
+
+/// Kinds of handles for another process: a file descriptor, and one for other machines.
+const POSIX_FD: c_int = 1;
+const FABRIC: c_int = 8;
+
+/// `CUipcMemHandle`: 64 bytes, which mean something to this library alone.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct IpcHandle {
+    pid: u64,
+    base: u64,
+    zero: [u64; 6],
 }
 
 /// `CUmemAccessDesc`.
@@ -640,6 +1015,45 @@ fn end(d: &Driver, at: u64, size: u64) -> Res<(End, u64)> {
 unsafe fn copy(dst: u64, src: u64, size: usize) -> Res<()> {
     let d = driver()?;
     d.here()?;
+    // What was given to a stream comes first, as with a stream that is not NON_BLOCKING.
+    d.drain(None);
+    // SAFETY: the caller's promise.
+    unsafe { copy_now(d, dst, src, size) }
+}
+
+/// Gives the copy to a stream. The ends are looked at now.
+///
+/// # Safety
+/// Host addresses are good for `size` bytes until the stream has done it.
+unsafe fn copy_later(dst: u64, src: u64, size: usize, stream: CuHandle) -> Res<()> {
+    let d = driver()?;
+    d.here()?;
+    let Some(stream) = d.stream(stream as usize)? else {
+        // SAFETY: the caller's promise.
+        return unsafe { copy(dst, src, size) };
+    };
+    for at in [dst, src] {
+        if at == 0 {
+            return Err(Code::InvalidValue);
+        }
+        end(d, at, size as u64)?;
+    }
+    if [dst, src].iter().any(|at| d.buffer(*at).is_none()) {
+        d.drain(Some(&stream));
+        // SAFETY: the caller's promise.
+        return unsafe { copy_now(d, dst, src, size) };
+    }
+    stream.give(Box::new(move || {
+        // SAFETY: the caller's promise. A failure has nobody to be told to: a card would have
+        // ended the context.
+        let _ = unsafe { copy_now(d, dst, src, size) };
+    }));
+    Ok(())
+}
+
+/// # Safety
+/// Host addresses are good for `size` bytes.
+unsafe fn copy_now(d: &Driver, dst: u64, src: u64, size: usize) -> Res<()> {
     let len = size as u64;
     let mapped = |at: u64| d.buffer(at).is_some_and(|b| b.is_mapping());
     // Neither runs from a mapping into what is none.
@@ -691,6 +1105,11 @@ unsafe fn copy_part(to: End, from: End, len: u64) -> Res<()> {
 fn fill(dst: u64, value: u32, width: u32, count: usize) -> Res<()> {
     let d = driver()?;
     d.here()?;
+    d.drain(None);
+    fill_now(d, dst, value, width, count)
+}
+
+fn fill_now(d: &Driver, dst: u64, value: u32, width: u32, count: usize) -> Res<()> {
     let mut at = dst;
     let mut left = (count as u64).checked_mul(u64::from(width)).ok_or(Code::InvalidValue)?;
     if dst % u64::from(width) != 0 || d.buffer(dst).is_none_or(|b| b.is_mapping() && !d.is_mapped(dst, left)) {
@@ -726,7 +1145,7 @@ enum Fact {
 }
 
 fn fact(attribute: c_int, b: &Buffer, address: u64) -> Option<Fact> {
-    let managed = matches!(b.place, Place::Host { managed: true, .. });
+    let managed = b.is_managed();
     // Of a mapping the range is the whole reservation, and no context has it.
     let (start, size, context) = match b.place {
         Place::Mapped(_, start, size) => (start, size, 0),
@@ -738,14 +1157,18 @@ fn fact(attribute: c_int, b: &Buffer, address: u64) -> Option<Fact> {
         3 => Fact::Word(address),                                    // DEVICE_POINTER
         4 if b.on_host() => Fact::Word(address),                     // HOST_POINTER
         SYNC_MEMOPS => Fact::Flag(true),
-        7 => Fact::Word(b.id),              // BUFFER_ID
-        8 => Fact::Flag(managed),           // IS_MANAGED
-        9 => Fact::Int(b.device as u32),    // DEVICE_ORDINAL
-        10 => Fact::Flag(false),            // IS_LEGACY_CUDA_IPC_CAPABLE
-        11 => Fact::Word(start),            // RANGE_START_ADDR
-        12 => Fact::Word(size),             // RANGE_SIZE
-        13 => Fact::Flag(true),             // MAPPED
-        14 => Fact::Word(0),                // ALLOWED_HANDLE_TYPES
+        7 => Fact::Word(b.id),           // BUFFER_ID
+        8 => Fact::Flag(managed),        // IS_MANAGED
+        9 => Fact::Int(b.device as u32), // DEVICE_ORDINAL
+        10 => Fact::Flag(b.is_legacy_ipc_capable()),
+        11 => Fact::Word(start), // RANGE_START_ADDR
+        12 => Fact::Word(size),  // RANGE_SIZE
+        13 => Fact::Flag(true),  // MAPPED
+        14 => Fact::Word(match &b.place {
+            // ALLOWED_HANDLE_TYPES
+            Place::Mapped(physical, ..) => physical.handle_types as u64,
+            _ => 0,
+        }),
         15 => Fact::Flag(b.rdma_capable()), // IS_GPU_DIRECT_RDMA_CAPABLE
         16 => Fact::Int(3),                 // ACCESS_FLAGS: read and write
         17 => Fact::Word(0),                // MEMPOOL_HANDLE
@@ -820,6 +1243,46 @@ fn entries() -> impl Iterator<Item = Entry> {
         "cuDevicePrimaryCtxRetain" 7000 cuDevicePrimaryCtxRetain;
         "cuDevicePrimaryCtxRelease" 11000 cuDevicePrimaryCtxRelease_v2;
         "cuDevicePrimaryCtxReset" 11000 cuDevicePrimaryCtxReset_v2;
+        "cuDevicePrimaryCtxGetState" 7000 cuDevicePrimaryCtxGetState;
+        "cuDeviceCanAccessPeer" 4000 cuDeviceCanAccessPeer;
+        "cuCtxGetId" 12000 cuCtxGetId;
+        "cuCtxGetFlags" 7000 cuCtxGetFlags;
+        "cuCtxSetFlags" 12010 cuCtxSetFlags;
+        "cuStreamCreate" 2000 cuStreamCreate;
+        "cuStreamCreateWithPriority" 5050 cuStreamCreateWithPriority;
+        "cuStreamDestroy" 4000 cuStreamDestroy_v2;
+        "cuStreamQuery" 2000 cuStreamQuery;
+        "cuStreamSynchronize" 2000 cuStreamSynchronize;
+        "cuStreamWaitEvent" 3020 cuStreamWaitEvent;
+        "cuStreamAddCallback" 5000 cuStreamAddCallback;
+        "cuLaunchHostFunc" 10000 cuLaunchHostFunc;
+        "cuEventCreate" 2000 cuEventCreate;
+        "cuEventDestroy" 4000 cuEventDestroy_v2;
+        "cuEventRecord" 2000 cuEventRecord;
+        "cuEventQuery" 2000 cuEventQuery;
+        "cuEventSynchronize" 2000 cuEventSynchronize;
+        "cuMemcpyAsync" 4000 cuMemcpyAsync;
+        "cuMemcpyHtoDAsync" 3020 cuMemcpyHtoDAsync_v2;
+        "cuMemcpyDtoHAsync" 3020 cuMemcpyDtoHAsync_v2;
+        "cuMemcpyDtoDAsync" 3020 cuMemcpyDtoDAsync_v2;
+        "cuMemsetD8Async" 3020 cuMemsetD8Async;
+        "cuMemHostRegister" 6050 cuMemHostRegister_v2;
+        "cuMemHostUnregister" 4000 cuMemHostUnregister;
+        "cuMemHostGetDevicePointer" 3020 cuMemHostGetDevicePointer_v2;
+        "cuMemRangeGetAttribute" 8000 cuMemRangeGetAttribute;
+        "cuMemRetainAllocationHandle" 11000 cuMemRetainAllocationHandle;
+        "cuMemGetAllocationPropertiesFromHandle" 10020 cuMemGetAllocationPropertiesFromHandle;
+        "cuMemExportToShareableHandle" 10020 cuMemExportToShareableHandle;
+        "cuMemImportFromShareableHandle" 10020 cuMemImportFromShareableHandle;
+        "cuIpcGetMemHandle" 4010 cuIpcGetMemHandle;
+        "cuIpcOpenMemHandle" 11000 cuIpcOpenMemHandle_v2;
+        "cuIpcCloseMemHandle" 4010 cuIpcCloseMemHandle;
+        "cuMemPoolExportPointer" 11020 cuMemPoolExportPointer;
+        "cuMemPoolExportToShareableHandle" 11020 cuMemPoolExportToShareableHandle;
+        "cuMemPoolImportFromShareableHandle" 11020 cuMemPoolImportFromShareableHandle;
+        "cuMemPoolImportPointer" 11020 cuMemPoolImportPointer;
+        "cuMemPoolSetAccess" 11020 cuMemPoolSetAccess;
+        "cuMemPoolDestroy" 11020 cuMemPoolDestroy;
         "cuMemGetInfo" 3020 cuMemGetInfo_v2;
         "cuMemAlloc" 3020 cuMemAlloc_v2;
         "cuMemAllocManaged" 6000 cuMemAllocManaged;

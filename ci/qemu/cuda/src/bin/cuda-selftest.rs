@@ -3,7 +3,7 @@
 //! In the machine: does the library answer as the real card did (docs/facts.md#cuda)? Speaks KTAP.
 
 use cuda::*;
-use std::ffi::{c_int, CStr};
+use std::ffi::{c_int, c_void, CStr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// A page of the host, not CUDA's.
@@ -330,6 +330,108 @@ fn mappings() {
     }
 }
 
+/// What is only asked for: handles for other processes, and memory of the program's own.
+fn handles() {
+    let a = alloc(300_000).unwrap();
+    let mut prop = AllocationProp {
+        kind: 1,
+        handle_types: 0,
+        location: 1,
+        device: 0,
+        win32: std::ptr::null_mut(),
+        compression: 0,
+        rdma: 1,
+        rest: [0; 6],
+    };
+    let host = HOST.as_ptr() as *mut c_void;
+    let (mut handle, mut other, mut device, mut ipc, mut fd) = (0, 0, 0, [0u64; 8], -1);
+    // SAFETY: live locals, as large as what is written there; a page of this program's own.
+    unsafe {
+        // A file descriptor can be asked for where memory is made, and nothing for other machines.
+        for (kind, code) in [(1, 0), (2, 1), (4, 1), (8, 800), (0, 0)] {
+            prop.handle_types = kind;
+            assert_eq!(cuMemCreate(&mut handle, 2 << 20, &prop, 0), code, "handle type {kind}");
+            assert!(code != 0 || kind == 0 || cuMemRelease(handle) == 0);
+        }
+        let to: *mut c_int = &mut fd;
+        assert_eq!(cuMemExportToShareableHandle(to.cast(), handle, 1, 0), 1);
+        assert_eq!(cuMemGetAllocationPropertiesFromHandle(&mut prop, handle), 0);
+        assert_eq!((prop.kind, prop.handle_types, prop.location, prop.rdma), (1, 0, 1, 1));
+        // One more handle of what is mapped; cuMemAlloc's memory has none.
+        let mut at = 0;
+        assert_eq!(cuMemAddressReserve(&mut at, 2 << 20, 0, 0, 0), 0);
+        assert_eq!(cuMemMap(at, 2 << 20, 0, handle, 0), 0);
+        assert_eq!(cuMemRetainAllocationHandle(&mut other, (at + 4096) as *mut c_void), 0);
+        assert_ne!(handle, other);
+        assert_eq!((cuMemRelease(other), cuMemRelease(handle)), (0, 0));
+        assert_eq!(cuMemRetainAllocationHandle(&mut other, a as *mut c_void), 1);
+        assert_eq!(cuMemRetainAllocationHandle(&mut other, host), 1);
+        // For another process: cuMemAlloc's memory alone, and not to be opened in this one.
+        let ipc: *mut IpcHandle = ipc.as_mut_ptr().cast();
+        assert_eq!(cuIpcGetMemHandle(ipc, at), 1);
+        assert_eq!(cuIpcGetMemHandle(ipc, host as u64), 1);
+        assert_eq!(cuIpcGetMemHandle(ipc, a + 4096), 0);
+        assert_eq!([10, 14].map(|fact| pointer(fact, a)), [Ok(1), Ok(0)]);
+        assert_eq!(cuIpcOpenMemHandle_v2(&mut at.clone(), *ipc, 1), 201);
+        assert_eq!(cuIpcOpenMemHandle_v2(&mut at.clone(), *ipc, 0), 1);
+        assert_eq!(cuIpcCloseMemHandle(a), 1);
+        assert_eq!((cuMemUnmap(at, 2 << 20), cuMemAddressFree(at, 2 << 20)), (0, 0));
+        // Memory of the program's own: registered once, and then known as memory of the host.
+        assert_eq!(cuMemHostRegister_v2(host, 4096, 1), 0);
+        assert_eq!(cuMemHostRegister_v2(host, 4096, 1), 712);
+        assert_eq!(pointer(2, host as u64).map(|v| v as u32), Ok(1));
+        assert!(pointer(7, host as u64).is_ok());
+        assert_eq!(cuMemHostGetDevicePointer_v2(&mut device, host, 0), 0);
+        assert_eq!(device, host as u64);
+        assert_eq!((free(device), cuMemFreeHost(host)), (1, 1));
+        assert_eq!((cuMemHostUnregister(host), cuMemHostUnregister(host)), (0, 713));
+        assert_eq!(cuMemHostGetDevicePointer_v2(&mut device, host, 0), 1);
+        assert_eq!(cuMemHostRegister_v2(0x1000 as *mut c_void, 4096, 0), 1);
+    }
+    assert_eq!(free(a), 0);
+}
+
+fn streams() {
+    const LEN: usize = 32 << 20;
+    let (a, b) = (alloc(LEN).unwrap(), alloc(LEN).unwrap());
+    let (mut stream, mut event, mut other) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+    let mut back = [0u8; 4096];
+    // SAFETY: live locals; buffers of the lengths that are copied; streams and events of this library.
+    unsafe {
+        assert_eq!(cuStreamCreate(&mut stream, 7), 1);
+        assert_eq!(cuStreamCreate(&mut stream, 1), 0);
+        assert_eq!((cuEventCreate(&mut event, 99), cuEventCreate(&mut event, 2)), (1, 0));
+        // Never recorded: done.
+        assert_eq!((cuStreamQuery(stream), cuEventQuery(event), cuEventSynchronize(event)), (0, 0, 0));
+        assert_eq!(cuMemsetD8_v2(b, 9, LEN), 0);
+        // Not done yet when the call returns.
+        assert_eq!(cuMemcpyAsync(a, b, LEN, stream), 0);
+        assert_eq!(cuEventRecord(event, stream), 0);
+        assert_eq!((cuEventQuery(event), cuStreamQuery(stream)), (600, 600));
+        assert_eq!((cuStreamSynchronize(stream), cuEventQuery(event)), (0, 0));
+        assert_eq!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), a + LEN as u64 - 4096, 4096), 0);
+        assert_eq!(back, [9; 4096]);
+        // Memory of the host that CUDA does not know: done at once.
+        assert_eq!(cuMemcpyAsync(back.as_mut_ptr() as u64, a, 4096, stream), 0);
+        assert_eq!(back, [9; 4096]);
+        assert_eq!(cuMemcpyAsync(0, a, 4096, stream), 1);
+        assert_eq!(cuMemcpyAsync(a + LEN as u64 - 10, b, 4096, stream), 1);
+        assert_eq!(cuMemcpyDtoDAsync_v2(a, back.as_ptr() as u64, 4096, stream), 1);
+        assert_eq!(cuMemcpyAsync(a, b, 0, stream), 0);
+        assert_eq!([0, 1, 2].map(|always| cuStreamSynchronize(always as *mut c_void)), [0; 3]);
+        // An event belongs to its context.
+        assert_eq!(cuCtxCreate_v2(&mut other, 0, 0), 0);
+        assert_eq!(cuEventRecord(event, std::ptr::null_mut()), 400);
+        assert_eq!(cuCtxPopCurrent_v2(&mut other), 0);
+        assert_eq!(cuCtxDestroy_v2(other), 0);
+        assert_eq!(cuStreamAddCallback(stream, None, std::ptr::null_mut(), 0), 1);
+        assert_eq!((cuEventDestroy_v2(event), cuEventQuery(event)), (0, 400));
+        assert_eq!((cuStreamDestroy_v2(stream), cuStreamDestroy_v2(stream)), (0, 400));
+    }
+    // A free waits for what a stream has to do with the memory.
+    assert_eq!((free(a), free(b)), (0, 0));
+}
+
 fn fork() {
     // SAFETY: the only thread; the child ends at once.
     let pid = unsafe { libc::fork() };
@@ -352,7 +454,10 @@ fn main() {
         ("neighbours", neighbours),
         ("copies", copies),
         ("mappings", mappings),
+        ("handles", handles),
         ("fork", fork),
+        // Has threads.
+        ("streams", streams),
     ];
     println!("KTAP version 1\n1..{}", cases.len());
     let mut bad = 0;

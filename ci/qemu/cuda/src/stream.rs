@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Streams and events. The work of a stream is done by a thread of its own, one piece after the
+//! other, so that it is really not done yet when the call returns: a program that does not wait
+//! reads old bytes, as it may on a card, and an event answers NOT_READY meanwhile.
+//!
+//! Left out: priorities, capture, and timing. Work on the stream NULL is done when the call returns.
+
+use std::sync::mpsc::{channel, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// A piece of work.
+pub type Work = Box<dyn FnOnce() + Send>;
+
+/// How much of a stream's work is done.
+#[derive(Debug, Default)]
+struct Progress {
+    given: u64,
+    done: u64,
+}
+
+/// What waits for a stream.
+#[derive(Debug, Default)]
+struct Shared {
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A stream. Its thread ends when it is dropped and all its work is done.
+pub struct Stream {
+    /// The context that it belongs to.
+    pub context: usize,
+    work: Sender<Work>,
+    shared: Arc<Shared>,
+}
+
+/// Where a stream was when an event was recorded there.
+#[derive(Clone, Debug)]
+pub struct Mark {
+    shared: Arc<Shared>,
+    at: u64,
+}
+
+impl Mark {
+    /// Is all done that the stream was given before?
+    pub fn is_done(&self) -> bool {
+        self.shared.progress().done >= self.at
+    }
+
+    /// Waits until it is.
+    pub fn wait(&self) {
+        let mut progress = self.shared.progress();
+        while progress.done < self.at {
+            progress = self.shared.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Stream {
+    /// A stream without work. `None`: no thread is to be had.
+    pub fn new(context: usize) -> Option<Self> {
+        let (work, todo) = channel::<Work>();
+        let shared = Arc::new(Shared::default());
+        let told = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("cuda stream".into());
+        thread
+            .spawn(move || {
+                for piece in todo {
+                    piece();
+                    told.progress().done += 1;
+                    told.changed.notify_all();
+                }
+            })
+            .ok()?;
+        Some(Self { context, work, shared })
+    }
+
+    /// Gives it a piece of work, to be done after all that it has.
+    pub fn give(&self, piece: Work) {
+        self.shared.progress().given += 1;
+        // The thread waits as long as there is a sender.
+        let _ = self.work.send(piece);
+    }
+
+    /// Where it is now.
+    pub fn mark(&self) -> Mark {
+        Mark { shared: Arc::clone(&self.shared), at: self.shared.progress().given }
+    }
+}
+
+/// An event.
+#[derive(Debug)]
+pub struct Event {
+    /// The context that it belongs to.
+    pub context: usize,
+    /// The last record; an event that was never recorded is done.
+    pub mark: Option<Mark>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn an_event_is_ready_when_what_was_given_before_is_done() {
+        let stream = Stream::new(1).unwrap();
+        let (go, wait) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        assert!(stream.mark().is_done());
+        stream.give(Box::new(move || wait.recv().unwrap()));
+        let first = stream.mark();
+        stream.give(Box::new(move || tell.send(()).unwrap()));
+        let both = stream.mark();
+        assert!(!first.is_done() && !both.is_done());
+        assert!(told.try_recv().is_err(), "the second piece came before the first");
+        go.send(()).unwrap();
+        both.wait();
+        assert!(first.is_done() && told.recv().is_ok());
+    }
+
+    #[test]
+    fn a_dropped_stream_does_its_work() {
+        let stream = Stream::new(1).unwrap();
+        let (tell, told) = mpsc::channel();
+        stream.give(Box::new(move || tell.send(7).unwrap()));
+        drop(stream);
+        assert_eq!(told.recv(), Ok(7));
+    }
+}
