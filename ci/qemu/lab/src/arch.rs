@@ -103,8 +103,9 @@ impl Arch {
     /// The kernel's words for its console.
     pub fn console(self) -> &'static str {
         match self {
-            // An emulated timer on a busy machine is late, and the kernel takes it for broken.
-            Arch::X86 => "console=ttyS0 earlyprintk=serial,ttyS0 no_timer_check",
+            // An emulated timer on a busy machine is late, and the kernel takes it for broken; so it
+            // does with the TSC, and patches its own code then, while the other processor runs it.
+            Arch::X86 => "console=ttyS0 earlyprintk=serial,ttyS0 no_timer_check tsc=reliable",
             Arch::Arm64 => "console=ttyAMA0 earlycon",
         }
     }
