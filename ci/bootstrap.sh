@@ -30,11 +30,11 @@ packages="$rust
 	busybox-static ibverbs-providers iproute2
 	autoconf automake libtool pkg-config libibverbs-dev librdmacm-dev libibumad-dev libpci-dev
 	ca-certificates debian-archive-keyring python3 python3-pip"
-# lints; kernels of the lab's own; consumers; builds of rdma-core; machines of packages
+# lints; kernels of the lab's own; consumers; builds of rdma-core; machines of packages; disks
 [ -n "$demo" ] || packages="$packages $lints
 	clang-19 lld-19 llvm-19 libclang-19-dev flex bison bc libelf-dev libssl-dev rsync
 	rdma-core ibverbs-utils ucx-utils python3-pyverbs
-	cmake mmdebstrap udev"
+	cmake mmdebstrap udev squashfs-tools"
 
 case $(uname -m):$arm64 in
 aarch64:*) packages="$packages qemu-system-arm" ;;

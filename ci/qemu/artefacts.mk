@@ -76,6 +76,12 @@ cuda-sha256 := adade8dcbd0edf427b7204d480d6066d33902cab2a4707dcfc48a2d0fd44ab90
 cuda_h:
 	@$(keep) sources/cuda_h --in-place --verb fetch =$(cuda) -- $(q)/fetch.sh cuda_h $(cuda) $(cuda-sha256)
 
+# Programs of others as they are published. The hash is PyPI's own.
+nixl := nixl-cu12==1.5.1
+nixl-sha256 := 341d0dfa499f941c054614252f1d8047d1380e33f29c87707372ff5ec7d3779a
+nixl-source:
+	@$(keep) sources/$@ --in-place --verb fetch =$(nixl) -- $(q)/fetch.sh wheel $(nixl) $(nixl-sha256)
+
 BINDGEN := 0.72.1
 bindgen:
 	@$(keep) sources/bindgen --in-place =$(BINDGEN) -- $(q)/fetch.sh bindgen $(BINDGEN)
@@ -201,6 +207,12 @@ workspace := $(q)/Cargo.toml $(q)/Cargo.lock
 libcuda:
 	@$(program) $(workspace) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda libcuda.so
 
+libcudart:
+	@$(program) $(workspace) $(q)/cudart $(built) $(q)/cudart libcudart.so
+
+libnvml:
+	@$(program) $(workspace) $(q)/nvml $(q)/gpu/client $(built) $(q)/nvml libnvml.so
+
 nvlab-selftest:
 	@$(program) $(workspace) $(q)/gpu/client $(built) $(q)/gpu/client $@
 
@@ -234,6 +246,11 @@ rdma-core: rdma-core-source
 	@$(keep) $(P:build/lab/%=%)/$@ $(S)/rdma-core-source $(q)/rdma_core.sh $(if $(cross),$(q)/cross.sh) $(rdma-core-patches) \
 		"=$(call package,cmake gcc)" $(call libraries,libnl-3-dev libnl-route-3-dev) -- \
 		$(q)/rdma_core.sh $(S)/rdma-core-source $(rdma-core-patches)
+
+# What is too large for an initramfs: a read-only disk.
+disk: nixl-source
+	@$(keep) $(P:build/lab/%=%)/$@ $(S)/nixl-source $(q)/disk.sh "=$(call package,squashfs-tools libstdc++6 libssl3)" -- \
+		$(q)/disk.sh $(S)/nixl-source
 
 # First what the others are linked with.
 programs := rdma-core guest peermemctl preload nvlab-selftest cuda-selftest libcuda perftest
@@ -269,8 +286,9 @@ second = $(word 2,$(subst -, ,$(1)))
 
 # The demo is the first thing that anybody waits for: its image has what it runs.
 demo = $(filter demo,$(call second,$(1)))
-programs-of = $(if $(call demo,$(1)),guest libcuda perftest,$(programs))
+others = $(filter programs,$(call second,$(1)))
+programs-of = $(if $(call demo,$(1)),guest libcuda perftest,$(programs) $(if $(call others,$(1)),libcudart libnvml))
 modules-of = $(filter-out $(if $(call demo,$(1)),mainline alarms sample),$(modules-$(call first,$(1))))
 
-image-%: kernel $$(call programs-of,$$*) $$(call modules-of,$$*) $$(needs-$$(call first,$$*)) $$(filter $$(also),$$(call second,$$*))
+image-%: kernel $$(call programs-of,$$*) $$(if $$(call others,$$*),disk) $$(call modules-of,$$*) $$(needs-$$(call first,$$*)) $$(filter $$(also),$$(call second,$$*))
 	@$(q)/image.sh $(K) $* "$(call modules-of,$*)" "$(call second,$*)" $(P) "$(call programs-of,$*)"

@@ -4,7 +4,8 @@
 # initramfs, in KERNEL_DIR/image-NAME.cpio: programs of this Debian with their libraries, modules,
 # and what was built: the folders PROGRAMS of BUILT. For another architecture Debian's are those of
 # LAB_SYSROOT. ALSO is demo (nothing that the demo does not run), consumers (UCX, and rdma-core's own
-# tests with the Python that runs them: ten times the rest), or a module that modprobe is not to find.
+# tests with the Python that runs them: ten times the rest), programs (those of others, on a disk of
+# their own: a link beside the image), or a module that modprobe is not to find.
 set -euo pipefail
 shopt -s nullglob
 . "$(dirname "$0")/cross.sh"
@@ -111,6 +112,8 @@ for program in $programs; do
 	for file in "$built/$program"/bin/*; do
 		case $file in
 		*/libcuda.so) add "$file" "$lib/libcuda.so.1" && ln -s libcuda.so.1 "$root$lib/libcuda.so" ;;
+		*/libcudart.so) add "$file" "$lib/libcudart.so.12" ;;
+		*/libnvml.so) add "$file" "$lib/libnvidia-ml.so.1" ;;
 		*/libgpumr_preload.so) add "$file" "$lib/libgpumr-preload.so" ;;
 		*/libibverbs.so.1) add "$file" "$lib/${file##*/}" ;;
 		*/librxe-rdmav*.so) add "$file" "$lib/libibverbs/${file##*/}" ;;
@@ -122,6 +125,11 @@ ln -s usr/bin/guest "$root/init"
 
 case $also in
 "" | demo) ;;
+programs)
+	ln -sfn "$(realpath "$built/disk/bin/disk.squashfs")" "$k/image-$name.disk"
+	# Where a libibverbs that comes with a program looks for the NIC's driver.
+	ln -s "../${lib#/usr/}/libibverbs" "$root/usr/lib64/libibverbs"
+	;;
 consumers)
 	[ -z "$cross" ] || {
 		echo "image: the consumers are programs of this machine: none are built for $cross" >&2

@@ -52,13 +52,13 @@ if [ "$series" = 6.12 ]; then
 			'*/Makefile' '*/drivers/infiniband/core' '*/drivers/infiniband/sw/rxe' '*/include/rdma/ib_umem.h'
 fi
 
-# The machine's card, and the kernel's own RDMA stack with all that ours needs of the kernel, too.
+# The machine's card and disk, and the kernel's own RDMA stack with all that ours needs of the kernel, too.
 # (rdma_rxe asks for its checksum by the alias.)
 root=$OUT/root
 [ -d "$root/lib/modules" ] || root=$OUT/root/usr
 theirs=$root/lib/modules/$release
 depmod -b "$root" "$release"
-for module in virtio_pci virtio_net rdma_rxe rdma_ucm ib_umad ib_uverbs crypto-crc32; do
+for module in virtio_pci virtio_net virtio_blk squashfs rdma_rxe rdma_ucm ib_umad ib_uverbs crypto-crc32; do
 	modprobe -d "$root" -S "$release" --show-depends "$module"
 done | sed -n 's/^insmod \([^ ]*\) *$/\1/p' | sort -u | while read -r file; do
 	name=${file#"$theirs/kernel/"}

@@ -2,6 +2,7 @@
 //! The other processes that some tests need: `guest helper NAME ARGUMENTS`. A helper prints `ready
 //! …` when it has begun, and ends with its standard input (or is killed).
 
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -110,6 +111,8 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
         ("storm-victim", [seed]) => storm::victim(seed.parse().context("seed")?),
         // Does what it is told, line by line.
         ("actor", [first]) => actor::run(first),
+        // An agent of NIXL, which does what it is told.
+        ("nixl", [name]) => crate::nixl::run(name),
         // A user of the sample driver, which does what it is told.
         ("edu", [kind, len]) => crate::edu::helper(kind, len),
         // Registers host memory; stops before that and after it, for who looks at its system calls.
@@ -188,9 +191,15 @@ pub struct Helper {
 
 impl Helper {
     pub fn start(args: &[&str]) -> Result<Self> {
+        Self::start_with(args, &BTreeMap::new())
+    }
+
+    /// With more of its environment.
+    pub fn start_with(args: &[&str], settings: &BTreeMap<&str, &str>) -> Result<Self> {
         let mut child = Command::new("/proc/self/exe")
             .arg("helper")
             .args(args)
+            .envs(settings)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

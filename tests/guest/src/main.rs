@@ -23,6 +23,7 @@ mod ktap;
 mod lab;
 mod machine;
 mod modules;
+mod nixl;
 mod peer;
 mod peermem;
 mod perftest;

@@ -176,6 +176,8 @@ pub enum Also {
     /// An image with nothing but what the demo runs.
     Demo,
     Consumers,
+    /// Programs of others, on a disk of their own.
+    Programs,
     Lite,
     NvidiaC,
 }

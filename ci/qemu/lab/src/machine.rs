@@ -168,6 +168,11 @@ impl Boot {
                 cmd.args(["-device", &format!("edu,addr={addr:#x},dma_mask={mask:#x}")]);
             }
         }
+        let disk = image.with_extension("disk");
+        if disk.exists() {
+            cmd.args(["-drive", &format!("file={},id=disk,if=none,format=raw,readonly=on", disk.display())]);
+            cmd.args(["-device", "virtio-blk-pci,drive=disk,addr=0xe"]);
+        }
         if let Some(plugin) = &self.plugin {
             cmd.args(["-plugin", plugin]);
         }

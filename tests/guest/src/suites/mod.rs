@@ -27,6 +27,7 @@ mod pages;
 mod pair;
 mod pieces;
 mod preload;
+mod programs;
 mod pyverbs;
 mod readers;
 mod reasons;
@@ -92,6 +93,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         fuzz::suite(nvidia_c),
         ucx::suite(),
         pyverbs::suite(),
+        programs::suite(nvidia_c),
         scenarios::suite(nvidia_c),
         scenarios::pairwise(nvidia_c),
         scenarios::once(nvidia_c),

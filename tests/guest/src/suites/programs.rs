@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Programs of others, as they are published, on a disk of their own: NIXL with the UCX of its
+//! wheel (docs/consumers.md). Every byte that arrives is compared.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use anyhow::{ensure, Context, Result};
+use nix::mount::{mount, MsFlags};
+use serde_json::json;
+
+use crate::gpu;
+use crate::helper::Helper;
+use crate::lab;
+use crate::machine::{Level, Mode, RDMA_DEVICE};
+use crate::modules;
+use crate::nixl::WHEEL;
+use crate::perftest::Before;
+use crate::suites::MIB;
+use crate::test::{emit, in_modes, Env, Suite, Test};
+
+const DISK: &str = "/dev/vda";
+const PROGRAMS: &str = "/programs";
+/// A folder in which the wheel's own libibverbs has the name that the NIC's driver looks for.
+const VERBS: &str = "/run/nixl-verbs";
+
+pub fn suite(nvidia_c: bool) -> Suite {
+    let mut tests = vec![Test::new("disk", Level::Devices, disk)];
+    let modes = [Mode::Persistent, Mode::Legacy];
+    for (name, run) in [
+        ("nixl/vram_to_vram", vram_to_vram as fn(&Env) -> Result<()>),
+        ("nixl/vram_and_dram", vram_and_dram),
+        ("nixl/free_while_registered", free_while_registered),
+        ("nixl/killed", killed),
+    ] {
+        tests.extend(in_modes(nvidia_c, &modes, name, run));
+    }
+    tests.extend(in_modes(nvidia_c, &[Mode::Persistent], "nixl/segments", segments));
+    tests.extend(in_modes(nvidia_c, &[Mode::Legacy], "nixl/segments_are_refused", segments_are_refused));
+    tests.push(Test::new("nixl/dma_buf", Level::Devices, dma_buf));
+    tests.push(Test::new("nixl/without_a_way", Level::Devices, without_a_way));
+    Suite { name: "programs", tests }
+}
+
+/// Mounts the disk, once.
+fn programs() -> Result<()> {
+    if Path::new(WHEEL).exists() {
+        return Ok(());
+    }
+    for module in ["virtio_blk", "squashfs"] {
+        modules::modprobe(module, &[])?;
+    }
+    fs::create_dir_all(PROGRAMS)?;
+    mount(Some(DISK), PROGRAMS, Some("squashfs"), MsFlags::MS_RDONLY, None::<&str>)
+        .with_context(|| format!("mount {DISK} on {PROGRAMS}"))?;
+    ensure!(Path::new(WHEEL).exists(), "the disk has no NIXL");
+    // The wheel brings a libibverbs of its own, under a name of its own; the driver of the NIC, which
+    // comes with this machine's rdma-core, is linked with `libibverbs.so.1`. So an admin whose NIC
+    // is not Mellanox's has to do this, too.
+    let libraries = Path::new(WHEEL).join("nixl_cu12.libs");
+    let mut files = fs::read_dir(&libraries)?.filter_map(Result::ok).map(|file| file.path());
+    let is_verbs = |file: &Path| file.to_string_lossy().contains("/libibverbs-");
+    let own = files.find(|file| is_verbs(file)).context("the wheel has no libibverbs")?;
+    fs::create_dir_all(VERBS)?;
+    symlink(own, Path::new(VERBS).join("libibverbs.so.1"))?;
+    Ok(())
+}
+
+fn disk(_: &Env) -> Result<()> {
+    programs()
+}
+
+/// How GPU memory is registered with the NIC.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// By address: a plain `ibv_reg_mr()`, and so the module.
+    PeerMemory,
+    /// UCX's own choice where driver, core and NIC can.
+    DmaBuf,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::PeerMemory => "peer memory",
+            Self::DmaBuf => "dma-buf",
+        }
+    }
+
+    /// What tells UCX.
+    fn settings(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::PeerMemory => &[("UCX_CUDA_COPY_DMABUF", "no")],
+            Self::DmaBuf => &[],
+        }
+    }
+}
+
+/// Two agents in two processes, which know each other.
+struct Pair {
+    agents: [Helper; 2],
+    logs: [String; 2],
+}
+
+const NAMES: [&str; 2] = ["alice", "bob"];
+
+fn agent(name: &str, way: Way) -> Result<(Helper, String)> {
+    programs()?;
+    let log = format!("/tmp/ucx-{name}.log");
+    let _ = fs::remove_file(&log);
+    let plugins = format!("{WHEEL}/.nixl_cu12.mesonpy.libs/plugins");
+    let path = format!("{VERBS}:{WHEEL}/nixl_cu12.libs:{PROGRAMS}/lib");
+    let device = format!("{RDMA_DEVICE}:1");
+    let settings: BTreeMap<&str, &str> = [
+        ("LD_LIBRARY_PATH", path.as_str()),
+        ("NIXL_PLUGIN_DIR", plugins.as_str()),
+        // Through the NIC, where two processes of one machine would take shared memory or IPC.
+        ("UCX_TLS", "rc_verbs,ud_verbs,cuda_copy"),
+        ("UCX_NET_DEVICES", device.as_str()),
+        ("UCX_LOG_LEVEL", "debug"),
+        ("UCX_LOG_FILE", log.as_str()),
+        // An emulated machine is slow to answer.
+        ("UCX_RC_VERBS_TIMEOUT", "4s"),
+    ]
+    .into_iter()
+    .chain(way.settings().iter().copied())
+    .collect();
+    let helper =
+        Helper::start_with(&["nixl", name], &settings).with_context(|| format!("{name}:\n{}", end_of(&log)))?;
+    Ok((helper, log))
+}
+
+/// The last lines of a file.
+fn end_of(log: &str) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(20)..].join("\n")
+}
+
+impl Pair {
+    fn start(way: Way) -> Result<Self> {
+        let (alice, alices) = agent(NAMES[0], way)?;
+        let (bob, bobs) = agent(NAMES[1], way)?;
+        Ok(Self { agents: [alice, bob], logs: [alices, bobs] })
+    }
+
+    /// Each makes registered memory: numbers and addresses.
+    fn make(&mut self, kinds: [&str; 2], size: usize, seeds: [u64; 2]) -> Result<[(String, String); 2]> {
+        let mut made = Vec::new();
+        for i in 0..2 {
+            let said = self.ask(i, &format!("make {} {size} {}", kinds[i], seeds[i]))?;
+            let (number, at) = said.split_once(' ').with_context(|| format!("{said:?}"))?;
+            made.push((number.to_string(), at.to_string()));
+        }
+        made.try_into().map_err(|_| anyhow::anyhow!("two agents"))
+    }
+
+    /// Each hears what the other has registered by now.
+    fn meet(&mut self) -> Result<()> {
+        for (i, other) in [(0, 1), (1, 0)] {
+            let metadata = self.ask(other, "metadata")?;
+            let name = self.ask(i, &format!("load {metadata}"))?;
+            ensure!(name == NAMES[other], "{} calls itself {name:?}", NAMES[other]);
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, agent: usize, command: &str) -> Result<String> {
+        let short: String = command.chars().take(60).collect();
+        let said = self.agents[agent].ask(command);
+        said.with_context(|| format!("{}: {short}\n{}", NAMES[agent], end_of(&self.logs[agent])))
+    }
+
+    /// Are all bytes of these memories those of the seed?
+    fn compare(&mut self, what: &str, memories: [&str; 2], seed: u64) -> Result<()> {
+        for (agent, memory) in memories.into_iter().enumerate() {
+            let spoilt = self.ask(agent, &format!("spoilt {memory} {seed}"))?;
+            ensure!(spoilt == "0", "after a {what} {spoilt} bytes of {} are wrong", NAMES[agent]);
+        }
+        Ok(())
+    }
+
+    /// What UCX looked at, in its own words.
+    fn chose(&self) -> String {
+        let text = fs::read_to_string(&self.logs[0]).unwrap_or_default();
+        let words = ["dmabuf", "GPUDirect", "gpu_direct", "peermem", "nv_mem", "nv_peer"];
+        let lines = text.lines().filter(|line| words.iter().any(|word| line.contains(word)));
+        let said: Vec<&str> = lines.filter_map(|line| line.split_once("UCX  ").map(|(_, said)| said)).collect();
+        said[..said.len().min(12)].join("\n")
+    }
+
+    fn finish(self) -> Result<()> {
+        self.agents.into_iter().try_for_each(Helper::finish)
+    }
+}
+
+/// How often memory of a GPU was registered through the module by now.
+fn through_the_module() -> Result<usize> {
+    Ok(lab::trace()?.iter().filter(|event| event.callback == "dma_map" && event.ret == 0).count())
+}
+
+fn nothing_stays() -> Result<()> {
+    let accounting = gpu::accounting()?;
+    ensure!(accounting.is_clean(), "the GPU's accounting: {:?}", accounting.dirt());
+    ensure!(lab::nic_mrs()?.is_empty(), "the NIC still has MRs: {:?}", lab::nic_mrs()?);
+    Ok(())
+}
+
+/// Writes and reads between memory of two agents, and compares all of both.
+fn both_ways(env: &Env, way: Way, kinds: [&str; 2], size: usize) -> Result<()> {
+    let mut rng = env.rng()?;
+    let seeds = [rng.u64(..), rng.u64(..)];
+    lab::clear_trace()?;
+    let before = Before::now()?;
+    let mut pair = Pair::start(way)?;
+    let [(mine, _), (theirs, at)] = pair.make(kinds, size, seeds)?;
+    pair.meet()?;
+    pair.ask(0, &format!("write {mine} bob {} {at} written", kinds[1]))?;
+    let said = pair.ask(1, "notification alice")?;
+    ensure!(said == "written", "the notification says {said:?}");
+    pair.compare("write", [&mine, &theirs], seeds[0])?;
+    pair.ask(1, &format!("fill {theirs} {}", seeds[1]))?;
+    pair.ask(0, &format!("read {mine} bob {} {at} read", kinds[1]))?;
+    pair.compare("read", [&mine, &theirs], seeds[1])?;
+    let counts = before.counts()?;
+    let registered = through_the_module()?;
+    let on_gpus = kinds.iter().filter(|kind| **kind != "dram").count();
+    let moved = counts.read + counts.wrote;
+    // Each byte that is the GPU's, once for the write and once for the read.
+    let wanted = (2 * on_gpus * size) as u64;
+    ensure!(moved >= wanted, "{moved} bytes went through BAR addresses, wanted {wanted}");
+    match way {
+        Way::PeerMemory => ensure!(registered >= on_gpus, "{registered} registrations went through the module"),
+        Way::DmaBuf => ensure!(registered == 0, "{registered} registrations went through the module"),
+    }
+    let row = json!({
+        "program": "NIXL", "way": way.name(), "what": kinds.join(" to "), "mode": env.mode.map_or("", Mode::name),
+        "compared": 4 * size, "through_bar": moved, "registrations": registered,
+    });
+    println!("{row}\nUCX:\n{}", pair.chose());
+    emit("programs", &row);
+    for (agent, memory) in [(0, &mine), (1, &theirs)] {
+        pair.ask(agent, &format!("deregister {memory}"))?;
+    }
+    pair.finish()?;
+    nothing_stays()
+}
+
+fn vram_to_vram(env: &Env) -> Result<()> {
+    both_ways(env, Way::PeerMemory, ["vram", "vram"], 4 * MIB)
+}
+
+fn vram_and_dram(env: &Env) -> Result<()> {
+    both_ways(env, Way::PeerMemory, ["vram", "dram"], MIB)?;
+    both_ways(env, Way::PeerMemory, ["dram", "vram"], MIB)
+}
+
+/// As PyTorch's expandable segments are: several allocations, one behind the other.
+fn segments(env: &Env) -> Result<()> {
+    both_ways(env, Way::PeerMemory, ["segments", "segments"], 6 * MIB)
+}
+
+/// Revocable pins cannot have several allocations: NIXL is told, by UCX's own words for the errno.
+fn segments_are_refused(env: &Env) -> Result<()> {
+    let mut rng = env.rng()?;
+    let mut pair = Pair::start(Way::PeerMemory)?;
+    let refused = pair.make(["segments", "segments"], 6 * MIB, [rng.u64(..), rng.u64(..)]);
+    let said = format!("{:#}", refused.err().context("several allocations were registered by one revocable pin")?);
+    ensure!(said.contains("failed: Invalid argument"), "{said}");
+    drop(pair);
+    nothing_stays()
+}
+
+/// The module is not loaded, and not needed.
+fn dma_buf(env: &Env) -> Result<()> {
+    both_ways(env, Way::DmaBuf, ["vram", "vram"], 4 * MIB)
+}
+
+/// A program that gives its memory back before it deregisters it.
+fn free_while_registered(env: &Env) -> Result<()> {
+    let mut rng = env.rng()?;
+    let seeds = [rng.u64(..), rng.u64(..)];
+    let mut pair = Pair::start(Way::PeerMemory)?;
+    let [_, (theirs, _)] = pair.make(["vram", "vram"], 4 * MIB, seeds)?;
+    pair.ask(1, &format!("free {theirs}"))?;
+    pair.finish()?;
+    nothing_stays()
+}
+
+/// A process that dies while the other writes to its memory.
+fn killed(env: &Env) -> Result<()> {
+    let mut rng = env.rng()?;
+    let seeds = [rng.u64(..), rng.u64(..)];
+    let mut pair = Pair::start(Way::PeerMemory)?;
+    let [(mine, _), (_, at)] = pair.make(["vram", "vram"], 16 * MIB, seeds)?;
+    pair.meet()?;
+    pair.agents[0].tell(&format!("write {mine} bob vram {at} late"))?;
+    let [alice, bob] = pair.agents;
+    bob.kill()?;
+    // It is told sooner or later, and has the memory meanwhile.
+    alice.kill()?;
+    nothing_stays()
+}
+
+/// With neither module nor dma-buf UCX copies through memory of the host, or refuses: both are
+/// right, and no byte may be wrong.
+fn without_a_way(env: &Env) -> Result<()> {
+    let mut rng = env.rng()?;
+    let seeds = [rng.u64(..), rng.u64(..)];
+    lab::clear_trace()?;
+    let mut pair = Pair::start(Way::PeerMemory)?;
+    match pair.make(["vram", "vram"], MIB, seeds) {
+        Err(e) => println!("NIXL refuses: {e:#}"),
+        Ok([(mine, _), (theirs, at)]) => {
+            pair.meet()?;
+            pair.ask(0, &format!("write {mine} bob vram {at} written"))?;
+            pair.ask(1, "notification alice")?;
+            pair.compare("write", [&mine, &theirs], seeds[0])?;
+            println!("NIXL moves bytes all the same; UCX:\n{}", pair.chose());
+        }
+    }
+    ensure!(lab::trace()?.is_empty(), "the peer-memory core was asked, and there is no module");
+    Ok(())
+}
