@@ -501,3 +501,26 @@ fn metrics_come_in_the_same_order_each_time() {
         }
     }
 }
+
+/// A cure stands once, with what is wrong first; what follows from that says so.
+#[test]
+fn no_cure_is_given_twice() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trees");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let output = peermemctl(name.trim_end_matches(".tree"), &["-j", "doctor"]);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let sections = report["sections"].as_array().unwrap().iter();
+        let checks = sections.flat_map(|section| section["checks"].as_array().unwrap());
+        let given = checks.filter(|check| check["fix"].is_string() && check["follows"].is_null());
+        let mut cures: std::collections::BTreeMap<&str, &str> = std::collections::BTreeMap::new();
+        for check in given {
+            let (id, fix) = (check["id"].as_str().unwrap(), check["fix"].as_str().unwrap());
+            // Programs and devices of one kind have the same cure each.
+            let kind = id.split('.').next().unwrap();
+            if let Some(other) = cures.insert(fix, kind) {
+                assert_eq!(kind, other, "{name}: {id} repeats: {fix}");
+            }
+        }
+    }
+}

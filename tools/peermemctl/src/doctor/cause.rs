@@ -58,19 +58,41 @@ pub fn trace(checks: &mut [&mut Check]) {
     let failed: Vec<&'static str> =
         checks.iter().filter(|check| check.level == Level::Fail).map(|check| check.id).collect();
     for check in checks.iter_mut().filter(|check| check.is_finding()) {
-        check.follows = causes(check.id).into_iter().find(|cause| *cause != check.id && failed.contains(cause));
+        let cause = causes(check.id).into_iter().find(|cause| *cause != check.id && failed.contains(cause));
+        // Some know their cause by themselves.
+        check.follows = cause.or(check.follows);
         // rmmod and modprobe would hang.
         if let Some(cause) = check.follows.filter(|cause| STANDS_STILL.contains(cause)) {
             check.fix = check.fix.take().map(|fix| format!("first what {cause} says; then: {fix}"));
         }
     }
+    share(checks);
+}
+
+/// Lets a finding follow from another one of another kind that has the same cure, from the worst and of
+/// these the first: a cure is told once.
+fn share(checks: &mut [&mut Check]) {
+    let kind = |id: &'static str| id.split('.').next();
+    let mut given: Vec<(Level, &'static str, String)> = Vec::new();
+    for check in checks.iter().filter(|check| check.is_finding() && check.follows.is_none()) {
+        given.extend(check.fix.clone().map(|fix| (check.level, check.id, fix)));
+    }
+    given.sort_by_key(|(level, ..)| std::cmp::Reverse(*level));
+    for check in checks.iter_mut().filter(|check| check.is_finding() && check.follows.is_none()) {
+        let same = given.iter().find(|(.., fix)| Some(fix) == check.fix.as_ref());
+        check.follows = same.map(|(_, id, _)| *id).filter(|id| kind(id) != kind(check.id));
+    }
 }
 
 /// The finding to begin with: of those that follow from no other the worst, and of these the one
 /// whose end unblocks most. What comes earlier in [`ORDER`] unblocks all that comes later, whatever
-/// else is wrong there.
+/// else is wrong there; a finding that another one follows from ranks with that.
 pub fn first<'a>(checks: &[&'a Check]) -> Option<&'a Check> {
-    let rank = |check: &Check| ORDER.iter().position(|group| group.contains(&check.id)).unwrap_or(ORDER.len());
+    let place = |id: &str| ORDER.iter().position(|group| group.contains(&id)).unwrap_or(ORDER.len());
+    let rank = |check: &Check| {
+        let behind = checks.iter().filter(|other| other.follows == Some(check.id));
+        behind.map(|other| place(other.id)).chain([place(check.id)]).min()
+    };
     let followers = |check: &Check| checks.iter().filter(|other| causes(other.id).contains(&check.id)).count();
     let roots = checks.iter().filter(|check| check.is_finding() && check.follows.is_none());
     // The first of those that are alike.
@@ -87,8 +109,8 @@ mod tests {
         let mut checks: Vec<Check> = ids
             .iter()
             .map(|(id, level)| match level {
-                Level::Fail => Check::fail(id, "", ""),
-                Level::Warn => Check::warn(id, "", ""),
+                Level::Fail => Check::fail(id, "", *id),
+                Level::Warn => Check::warn(id, "", *id),
                 _ => Check::ok(id, ""),
             })
             .collect();
@@ -125,6 +147,17 @@ mod tests {
         let (first, _) =
             traced(&[("fabric.port", Level::Warn), ("fabric.iommu", Level::Warn), ("ways.refused", Level::Warn)]);
         assert_eq!(first, Some("ways.refused"));
+    }
+
+    #[test]
+    fn a_cure_is_told_once_with_the_worst() {
+        let mut checks = [
+            Check::warn("limits.autoload", "", "modprobe"),
+            Check::fail("module.loaded", "", "modprobe"),
+            Check::warn("module.taint", "", "modprobe"),
+        ];
+        trace(&mut checks.iter_mut().collect::<Vec<_>>());
+        assert_eq!(checks.map(|check| check.follows), [Some("module.loaded"), None, None]);
     }
 
     /// rmmod and modprobe would hang as all else does.

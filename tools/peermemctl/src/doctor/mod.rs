@@ -107,7 +107,7 @@ pub fn examine(machine: &Machine, environment: &Environment, asked: &[String]) -
     cure::choose(machine, &mut sections);
     let place = sections.iter().position(|section| section.title == "Applications").unwrap_or(sections.len());
     let mut of_ways = ways::checks(&ways);
-    of_ways.extend(ways::refused(machine, &ways));
+    of_ways.extend(ways::refused(machine, &ways, &mut sections));
     sections.insert(place, Section { title: "Ways", checks: of_ways });
     cause::trace(&mut sections.iter_mut().flat_map(|section| &mut section.checks).collect::<Vec<_>>());
     let checks: Vec<&Check> = sections.iter().flat_map(|section| &section.checks).collect();

@@ -84,28 +84,39 @@ pub fn checks(verdicts: &[WayVerdict]) -> Vec<Check> {
 }
 
 /// Returns what the GPU driver refused of dma-bufs, and what programs that prefer them need then.
-pub fn refused(machine: &Machine, verdicts: &[WayVerdict]) -> Vec<Check> {
+/// Where the IOMMU is the cause, its own check, which is in `sections`, has the one cure of both.
+pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Section]) -> Vec<Check> {
     const ID: &str = "ways.refused";
+    const IOMMU: &str = "fabric.iommu";
     let works = |way: Way| verdicts.iter().any(|verdict| verdict.way == way && verdict.usable == Some(true));
     let mut checks = Vec::new();
-    for forced in [false, true] {
-        let Some(line) = way::attach_refused(machine, forced) else { continue };
-        let how = if forced { " with the forced PCIe mapping" } else { "" };
-        let message = format!("the GPU driver refused to attach a dma-buf{how} (524, not supported): it does not approve of where GPU and NIC are");
-        let fix = way::topology_cure(machine);
-        let groups = way::groups(machine);
-        let check = Check::warn(ID, message, fix).seen(format!("kernel log: {line}"));
-        checks.push(groups.into_iter().fold(check, Check::seen));
+    let lines = [false, true].map(|forced| way::attach_refused(machine, forced));
+    if lines.iter().any(Option::is_some) {
+        let how = match lines {
+            [Some(_), Some(_)] => " (524, not supported), with the forced PCIe mapping and without",
+            [None, _] => " with the forced PCIe mapping (524, not supported)",
+            _ => " (524, not supported)",
+        };
+        let message =
+            format!("the GPU driver refused to attach a dma-buf{how}: it does not approve of where GPU and NIC are");
+        let lines = lines.into_iter().flatten().map(|line| format!("kernel log: {line}"));
+        let seen = lines.chain(way::groups(machine));
+        checks.push(seen.fold(Check::warn(ID, message, way::topology_cure(machine)), Check::seen));
     }
     let mut nics = machine.rdma.iter().map(|nic| way::untranslated(machine, nic));
     if let Some(Judged::No(because)) = nics.find(Judged::is_no) {
-        let instead = match works(Way::PeerMemory) {
-            true => "; until then have programs take peer memory: NCCL_DMABUF_ENABLE=0, UCX_CUDA_COPY_DMABUF=no, NVSHMEM_IB_DISABLE_DMABUF=1, FI_HMEM_CUDA_USE_DMABUF=0",
-            false => "",
-        };
-        let fix = format!("{}{instead}", machine.setting.identity_iommu());
         let message = format!("{because}; programs prefer dma-buf, and their transfers fault");
-        checks.push(Check::warn(ID, message, fix).seen("iommu_group/type of the NIC, /proc/sys/kernel/osrelease"));
+        let fix = machine.setting.identity_iommu();
+        let mut check = Check::warn(ID, message, fix).seen("iommu_group/type of the NIC, /proc/sys/kernel/osrelease");
+        let found = sections.iter_mut().flat_map(|section| &mut section.checks);
+        if let Some(cause) = found.into_iter().find(|check| check.id == IOMMU && check.is_finding()) {
+            if let Some(fix) = cause.fix.as_mut().filter(|_| works(Way::PeerMemory)) {
+                fix.push_str("; until then have programs take peer memory: NCCL_DMABUF_ENABLE=0, UCX_CUDA_COPY_DMABUF=no, NVSHMEM_IB_DISABLE_DMABUF=1, FI_HMEM_CUDA_USE_DMABUF=0");
+            }
+            check.follows = Some(IOMMU);
+            check.fix.clone_from(&cause.fix);
+        }
+        checks.push(check);
     }
     checks
 }
