@@ -194,7 +194,8 @@ ask_kernel() {
 		esac
 	fi
 }
-# Sets no_lite to why kernel-lite cannot be built, with what to do about it.
+# Sets no_lite to why kernel-lite cannot be built, with what to do about it, and no_deps if crates are
+# missing alone: the neighbours are looked for first, as what is wrong with them takes longer to mend.
 ask_lite() {
 	no_lite=
 	minor=$(echo "$ours" | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
@@ -211,7 +212,7 @@ ask_lite() {
 		no_lite="$RUSTC has no source of its library ($library): $(other_rustc)apt-get install rust-src (with rustc-web: rust-web-src), or rustup component add rust-src"
 	else
 		missing=$(sh "$here/../kernel-lite/missing.sh" "${DEPS:-}" | head -n 1)
-		[ -z "$missing" ] || no_lite="DEPS=${DEPS:-} has no $missing: make deps (once; cargo fetches a few small crates)"
+		[ -z "$missing" ] || no_deps="DEPS=${DEPS:-} has no $missing: make deps (once; cargo fetches a few small crates)"
 	fi
 }
 # 6.12 is 6012.
@@ -237,6 +238,7 @@ own)
 lite) crate=lite why="KERNEL_CRATE" ;;
 *) die "KERNEL_CRATE=$KERNEL_CRATE is neither own nor lite" ;;
 esac
+no_deps=
 if [ $crate = own ]; then
 	note "kernel crate: the kernel's own ($why)"
 else
@@ -363,6 +365,7 @@ fi
 [ -z "$peer_mem" ] || note "ABI compared with $peer_mem"
 [ -z "$NVIDIA" ] || [ -n "$nvidia_ko$named$(header nv-p2p.h $NVIDIA)" ] ||
 	die "NVIDIA=$NVIDIA: no nvidia.ko, no Module.symvers with nvidia_p2p_get_pages and no nv-p2p.h there"
+[ -z "$no_deps" ] || die "$no_deps${no_kernel:+ (the kernel's own crate is out: $no_kernel)}"
 
 rustc=$(sh "$here/rustc-path.sh" "$RUSTC")
 mkdir -p "$OUT"

@@ -359,6 +359,10 @@ fn a_kernel_crate_that_there_is_not() {
 fn kernel_lite_without_its_crates() {
     let (kernel, _) = without_rust();
     refused(&kernel, &["DEPS=/nonexistent"], &["DEPS=/nonexistent", "pinned-init", "make deps"]);
+    // What is wrong with the neighbours is told before.
+    let text = kernel.preflight(&["DEPS=/nonexistent"]).text;
+    let place = |words: &str| text.find(words).unwrap_or_else(|| panic!("no {words} in {text}"));
+    assert!(place("ib_register_peer_memory_client") < place("make deps"), "{text}");
     // Each of them is needed.
     for file in CRATES {
         let deps = kernel.deps();
