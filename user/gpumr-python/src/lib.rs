@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The Python module `gpumr`: the cache for tensors. README.md is its documentation for users,
+//! `gpumr.pyi` that for editors.
+
+mod array;
+mod domain;
+
+use crate::array::Memory;
+use crate::domain::domain;
+use gpumr::cuda::Cuda;
+use gpumr::ibverbs::{IbVerbs, Pd};
+use gpumr::{Access, Limits, Options, Policy, Sweeper, Way};
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+type Inner = gpumr::Cache<Cuda, IbVerbs>;
+type Held = gpumr::Lease<Cuda, IbVerbs>;
+
+pyo3::create_exception!(gpumr, Error, PyOSError, "Why there is no registration: an errno, and words.");
+
+fn failed(error: gpumr::Error) -> PyErr {
+    Error::new_err((error.errno(), error.to_string()))
+}
+
+/// `IBV_ACCESS_LOCAL_WRITE`, `_REMOTE_WRITE` and `_REMOTE_READ`.
+const ACCESS: i32 = Access::LOCAL_WRITE.bits() | Access::REMOTE_WRITE.bits() | Access::REMOTE_READ.bits();
+/// Freed memory stays registered so long, where nobody chose.
+const SWEEP_MS: u64 = 1000;
+
+/// Registrations that are kept. `way` is "auto", "peer-memory" or "dma-buf". `entries`, `bytes` and
+/// `bar1_bytes` limit what is kept that nobody uses. Freed memory stays registered for `sweep_ms` at
+/// most; 0 stands for until `sweep()`. With `superset` a region that has more rights than a call
+/// needs serves it. `pcie` asks for dma-bufs that the NIC reaches over PCIe (CUDA 12.8).
+#[pyclass(frozen, module = "gpumr")]
+struct Cache {
+    cache: Inner,
+    _sweeper: Option<Sweeper>,
+}
+
+#[pymethods]
+impl Cache {
+    #[new]
+    #[pyo3(signature = (*, way = "auto", entries = None, bytes = None, bar1_bytes = None, sweep_ms = SWEEP_MS,
+        superset = false, pcie = false))]
+    fn new(
+        way: &str,
+        entries: Option<u64>,
+        bytes: Option<u64>,
+        bar1_bytes: Option<u64>,
+        sweep_ms: u64,
+        superset: bool,
+        pcie: bool,
+    ) -> PyResult<Self> {
+        let none = Limits::default();
+        let limits = Limits {
+            entries: entries.unwrap_or(none.entries),
+            bytes: bytes.unwrap_or(none.bytes),
+            bar1_bytes: bar1_bytes.unwrap_or(none.bar1_bytes),
+        };
+        let open = || {
+            let policy = Policy::parse(way)?;
+            let cuda = Cuda::open()?.with_dma_buf_flags(pcie.into());
+            let mut options = Options::default();
+            options.superset = superset;
+            let cache = gpumr::Cache::with(cuda, IbVerbs::open()?, policy, limits, options);
+            let sweep = Duration::from_millis(sweep_ms);
+            let sweeper = (sweep_ms > 0).then(|| Sweeper::start(&cache, sweep)).transpose();
+            Ok(Self { _sweeper: sweeper.map_err(gpumr::Error::Thread)?, cache })
+        };
+        open().map_err(failed)
+    }
+
+    /// A lease of a region with the memory of `tensor`. `access` has verbs' flags; 7 lets others read
+    /// and write.
+    #[pyo3(signature = (tensor, pd, access = ACCESS))]
+    fn register(&self, tensor: &Bound<'_, PyAny>, pd: &Bound<'_, PyAny>, access: i32) -> PyResult<Lease> {
+        let (py, memory, domain) = (tensor.py(), Memory::of(tensor)?, domain(pd)?);
+        let lease = py.detach(|| self.cache.register(domain, memory.address, memory.length, access));
+        let lease = lease.map_err(failed)?;
+        Ok(Lease(Mutex::new(Some(Kept {
+            lease: Arc::new(lease),
+            _tensor: tensor.clone().unbind(),
+            _pd: pd.clone().unbind(),
+        }))))
+    }
+
+    /// Lets go of what is registered in `pd`: before it is closed, and when its NIC is removed.
+    fn forget(&self, pd: &Bound<'_, PyAny>) -> PyResult<()> {
+        let domain: Pd = domain(pd)?;
+        pd.py().detach(|| self.cache.forget(domain));
+        Ok(())
+    }
+
+    /// Lets go of what was freed.
+    fn sweep(&self, py: Python<'_>) {
+        py.detach(|| self.cache.sweep());
+    }
+
+    /// Lets go of all that nobody uses, and returns its bytes: before memory is freed to be
+    /// allocated again.
+    fn shrink(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.cache.shrink())
+    }
+
+    /// What it did so far, and what it holds: a dict.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = py.detach(|| self.cache.stats());
+        let out = PyDict::new(py);
+        for (name, value) in [
+            ("hits", stats.hits),
+            ("misses", stats.misses),
+            ("stale", stats.stale),
+            ("freed", stats.freed),
+            ("evicted", stats.evicted),
+            ("retried", stats.retried),
+            ("lost", stats.lost),
+            ("entries", stats.entries),
+            ("bytes", stats.bytes),
+            ("bar1_bytes", stats.bar1_bytes),
+        ] {
+            out.set_item(name, value)?;
+        }
+        Ok(out)
+    }
+
+    /// Which way is tried first, and why.
+    #[getter]
+    fn reason(&self) -> &'static str {
+        self.cache.reason()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gpumr.Cache: {} registrations; {}>", self.cache.stats().entries, self.cache.reason())
+    }
+}
+
+struct Kept {
+    lease: Arc<Held>,
+    /// Meanwhile an allocator of the program's gives the memory to nobody else.
+    _tensor: Py<PyAny>,
+    /// It deallocates with its last reference.
+    _pd: Py<PyAny>,
+}
+
+/// A region, until `release()`, the end of its `with`, or its last reference. Meanwhile its tensor
+/// lives.
+#[pyclass(frozen, module = "gpumr")]
+struct Lease(Mutex<Option<Kept>>);
+
+impl Lease {
+    fn held(&self) -> PyResult<Arc<Held>> {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lease = kept.as_ref().map(|kept| kept.lease.clone());
+        lease.ok_or_else(|| PyValueError::new_err("this lease was released: register once more"))
+    }
+}
+
+#[pymethods]
+impl Lease {
+    /// Where the memory begins: what work requests name.
+    #[getter]
+    fn addr(&self) -> PyResult<u64> {
+        Ok(self.held()?.range().start())
+    }
+
+    /// Its bytes.
+    #[getter]
+    fn length(&self) -> PyResult<u64> {
+        Ok(self.held()?.range().length())
+    }
+
+    /// For requests of this machine.
+    #[getter]
+    fn lkey(&self) -> PyResult<u32> {
+        Ok(self.held()?.lkey())
+    }
+
+    /// For requests of others.
+    #[getter]
+    fn rkey(&self) -> PyResult<u32> {
+        Ok(self.held()?.rkey())
+    }
+
+    /// The address of its `struct ibv_mr`, which may cover more. Do not deregister it.
+    #[getter]
+    fn mr(&self) -> PyResult<usize> {
+        Ok(self.held()?.mr().as_ptr() as usize)
+    }
+
+    /// "peer-memory" or "dma-buf".
+    #[getter]
+    fn way(&self) -> PyResult<&'static str> {
+        Ok(match self.held()?.way() {
+            Way::PeerMemory => "peer-memory",
+            Way::DmaBuf => "dma-buf",
+        })
+    }
+
+    /// Whether the memory is still what was registered.
+    fn valid(&self, py: Python<'_>) -> PyResult<bool> {
+        let lease = self.held()?;
+        Ok(py.detach(move || lease.valid()))
+    }
+
+    /// Ends it; a second time nothing happens.
+    fn release(&self, py: Python<'_>) {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Kept { lease, .. }) = kept {
+            // It may deregister.
+            py.detach(move || drop(lease));
+        }
+    }
+
+    fn __enter__(of: Py<Self>) -> Py<Self> {
+        of
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) {
+        self.release(py);
+    }
+
+    fn __repr__(&self) -> String {
+        match self.held() {
+            Ok(lease) => {
+                format!("<gpumr.Lease: {}, lkey {:#x}, rkey {:#x}>", lease.range(), lease.lkey(), lease.rkey())
+            }
+            Err(_) => "<gpumr.Lease: released>".into(),
+        }
+    }
+}
+
+/// The process's cache, which is made when it is first asked for.
+#[pyfunction]
+fn cache(py: Python<'_>) -> PyResult<Py<Cache>> {
+    static CACHE: PyOnceLock<Py<Cache>> = PyOnceLock::new();
+    let make = || Py::new(py, Cache::new("auto", None, None, None, SWEEP_MS, false, false)?);
+    Ok(CACHE.get_or_try_init(py, make)?.clone_ref(py))
+}
+
+/// `cache().register(tensor, pd, access)`.
+#[pyfunction]
+#[pyo3(signature = (tensor, pd, access = ACCESS))]
+fn register(tensor: &Bound<'_, PyAny>, pd: &Bound<'_, PyAny>, access: i32) -> PyResult<Lease> {
+    cache(tensor.py())?.get().register(tensor, pd, access)
+}
+
+/// Registrations of GPU memory with RDMA NICs, cached and never stale.
+#[pymodule]
+#[pyo3(name = "gpumr")]
+fn fill(this: &Bound<'_, PyModule>) -> PyResult<()> {
+    this.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    this.add("Error", this.py().get_type::<Error>())?;
+    this.add_class::<Cache>()?;
+    this.add_class::<Lease>()?;
+    this.add_function(wrap_pyfunction!(cache, this)?)?;
+    this.add_function(wrap_pyfunction!(register, this)?)
+}
