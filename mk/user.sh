@@ -35,12 +35,21 @@ install)
 	# The interface has a version of its own.
 	version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$user/Cargo.toml")
 	mkdir -p "$lib/cmake/gpumr"
+	# From the libraries back to the prefix.
+	case $libdir/ in
+	"$prefix"/*) ;;
+	*)
+		echo "make user-install: the libraries' folder $libdir is not below the prefix $prefix" >&2
+		exit 1
+		;;
+	esac
+	up=$(echo "${libdir#"$prefix"}" | sed 's|//*[^/][^/]*|/..|g; s|^/||')
 	for file in gpumr.pc gpumr-config.cmake gpumr-config-version.cmake; do
 		case $file in
 		*.pc) made=$lib/pkgconfig/$file ;;
 		*) made=$lib/cmake/gpumr/$file ;;
 		esac
-		sed "s|@prefix@|$prefix|; s|@libdir@|$libdir|; s|@version@|$version|" "$user/gpumr-c/$file.in" >"$made"
+		sed "s|@prefix@|$prefix|; s|@libdir@|$libdir|; s|@up@|$up|; s|@version@|$version|" "$user/gpumr-c/$file.in" >"$made"
 		chmod 644 "$made"
 	done
 	# Below another root there is no cache of libraries to renew.
