@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
+/* A verbs program as many are: it registers the GPU memory of each message, sends it, and deregisters.
+ * adopt.patch makes it use libgpumr; gpumr-c/tests/adopt.rs builds and runs both. It runs on the
+ * stand-ins of libcuda and libibverbs, which have no queues: post() says what it would send. */
+#include <infiniband/verbs.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+int cuInit(unsigned int flags);
+int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuCtxPushCurrent_v2(void *context);
+int cuMemAlloc_v2(uint64_t *at, uint64_t size);
+int cuMemFree_v2(uint64_t at);
+struct ibv_pd *stand_in_domain(void);
+void stand_in_counts(unsigned int *counts);
+
+enum { BUFFERS = 4, ROUNDS = 25, SIZE = 8192 };
+
+struct connection {
+	struct ibv_pd *pd;
+	unsigned int sent;
+	uint32_t last_key;
+};
+
+static void post(struct connection *to, const struct ibv_sge *sge)
+{
+	if (sge->length)
+		to->sent++;
+	to->last_key = sge->lkey;
+}
+
+static int send_message(struct connection *to, uint64_t at, uint32_t length)
+{
+	struct ibv_mr *mr = ibv_reg_mr(to->pd, (void *)at, length, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_sge sge = { .addr = at, .length = length };
+
+	if (!mr) {
+		perror("ibv_reg_mr");
+		return -1;
+	}
+	sge.lkey = mr->lkey;
+	post(to, &sge);
+	return ibv_dereg_mr(mr);
+}
+
+int main(void)
+{
+	struct connection to = { .pd = stand_in_domain() };
+	unsigned int counts[3];
+	uint64_t buffer[BUFFERS];
+	void *context;
+
+	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxPushCurrent_v2(context))
+		return 1;
+	for (int i = 0; i < BUFFERS; i++)
+		if (cuMemAlloc_v2(&buffer[i], SIZE))
+			return 1;
+	for (int round = 0; round < ROUNDS; round++)
+		for (int i = 0; i < BUFFERS; i++)
+			if (send_message(&to, buffer[i], SIZE))
+				return 1;
+	/* The same address is another buffer from here on. */
+	uint32_t old_key = to.last_key;
+
+	if (cuMemFree_v2(buffer[BUFFERS - 1]) || cuMemAlloc_v2(&buffer[BUFFERS - 1], SIZE) ||
+	    send_message(&to, buffer[BUFFERS - 1], SIZE))
+		return 1;
+	printf("sent %u, another key: %d\n", to.sent, to.last_key != old_key);
+	if (ibv_dealloc_pd(to.pd))
+		return 1;
+	stand_in_counts(counts);
+	printf("registrations %u, left %u\n", counts[0] + counts[1], counts[2]);
+	return 0;
+}
