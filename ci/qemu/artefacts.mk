@@ -76,11 +76,13 @@ cuda-sha256 := adade8dcbd0edf427b7204d480d6066d33902cab2a4707dcfc48a2d0fd44ab90
 cuda_h:
 	@$(keep) sources/cuda_h --in-place --verb fetch =$(cuda) -- $(q)/fetch.sh cuda_h $(cuda) $(cuda-sha256)
 
-# Programs of others as they are published. The hash is PyPI's own.
-nixl := nixl-cu12==1.5.1
-nixl-sha256 := 341d0dfa499f941c054614252f1d8047d1380e33f29c87707372ff5ec7d3779a
-nixl-source:
-	@$(keep) sources/$@ --in-place --verb fetch =$(nixl) -- $(q)/fetch.sh wheel $(nixl) $(nixl-sha256)
+# Programs of others as they are published. The hashes are PyPI's own.
+nixl-source := nixl-cu12==1.5.1 341d0dfa499f941c054614252f1d8047d1380e33f29c87707372ff5ec7d3779a
+ucx-source := libucx-cu12==1.22.0 5cbbef0c140a0a158ae3486089af659b38822b2234cd3dc90ba40a5e6553402a
+mooncake-source := mooncake-transfer-engine==0.3.13.post1 81e6d425a097b4915bdc9efbe2fe89d779dc2bd70e48a5a69c248cc9b250bafe
+wheels := nixl-source ucx-source mooncake-source
+$(wheels):
+	@$(keep) sources/$@ --in-place --verb fetch "=$($@)" -- $(q)/fetch.sh wheel $($@)
 
 BINDGEN := 0.72.1
 bindgen:
@@ -248,9 +250,10 @@ rdma-core: rdma-core-source
 		$(q)/rdma_core.sh $(S)/rdma-core-source $(rdma-core-patches)
 
 # What is too large for an initramfs: a read-only disk.
-disk: nixl-source
-	@$(keep) $(P:build/lab/%=%)/$@ $(S)/nixl-source $(q)/disk.sh "=$(call package,squashfs-tools libstdc++6 libssl3)" -- \
-		$(q)/disk.sh $(S)/nixl-source
+disk: $(wheels)
+	@$(keep) $(P:build/lab/%=%)/$@ $(wheels:%=$(S)/%) $(q)/disk.sh \
+		"=$(call package,squashfs-tools libstdc++6 libssl3 libnuma1 libcurl4 ibverbs-providers)" -- \
+		$(q)/disk.sh $(wheels:%=$(S)/%)
 
 # First what the others are linked with.
 programs := rdma-core guest peermemctl preload nvlab-selftest cuda-selftest libcuda perftest

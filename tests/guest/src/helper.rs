@@ -195,7 +195,7 @@ impl Helper {
     }
 
     /// With more of its environment.
-    pub fn start_with(args: &[&str], settings: &BTreeMap<&str, &str>) -> Result<Self> {
+    pub fn start_with(args: &[&str], settings: &BTreeMap<&str, String>) -> Result<Self> {
         let mut child = Command::new("/proc/self/exe")
             .arg("helper")
             .args(args)

@@ -123,7 +123,7 @@ impl<'a> Run<'a> {
         let mut ended = None;
         let ready = wait_for("perftest's server", || {
             ended = side.child.try_wait().ok().flatten();
-            ended.is_some() || if self.rdma_cm { self.cm_listens() } else { self.tcp_listens() }
+            ended.is_some() || if self.rdma_cm { self.cm_listens() } else { tcp_listens(self.port) }
         });
         if let (Ok(()), None) = (&ready, ended) {
             return Ok(side);
@@ -166,14 +166,6 @@ impl<'a> Run<'a> {
         Ok((report, counts))
     }
 
-    fn tcp_listens(&self) -> bool {
-        procfs::net::tcp()
-            .into_iter()
-            .chain(procfs::net::tcp6())
-            .flatten()
-            .any(|s| s.local_address.port() == self.port && s.state == procfs::net::TcpState::Listen)
-    }
-
     fn cm_listens(&self) -> bool {
         let port = format!(":{} ", self.port);
         run("rdma", &["resource", "show", "cm_id"])
@@ -194,6 +186,15 @@ impl<'a> Run<'a> {
         let text = fs::read_to_string(self.report_file("client")).context("perftest's report")?;
         Report::parse(&text, said).with_context(|| format!("perftest's report: {text}"))
     }
+}
+
+/// Does somebody listen at this port?
+pub fn tcp_listens(port: u16) -> bool {
+    procfs::net::tcp()
+        .into_iter()
+        .chain(procfs::net::tcp6())
+        .flatten()
+        .any(|s| s.local_address.port() == port && s.state == procfs::net::TcpState::Listen)
 }
 
 pub struct Report {

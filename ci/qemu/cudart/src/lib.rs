@@ -176,8 +176,9 @@ pub struct PointerAttributes {
     device: c_int,
     device_pointer: u64,
     host_pointer: u64,
-    reserved: [i64; 8],
 }
+// CUDA 12's; that of CUDA 13 is longer.
+const _: () = assert!(size_of::<PointerAttributes>() == 24);
 
 /// `cudaDeviceProp` of CUDA 12, 1032 bytes.
 type DeviceProp = [u8; 1032];
@@ -337,7 +338,7 @@ api! {
     fn cudaPointerGetAttributes(to: *mut PointerAttributes, address: u64) {
         context()?;
         let mut of =
-            PointerAttributes { kind: 0, device: -2, device_pointer: 0, host_pointer: address, reserved: [0; 8] };
+            PointerAttributes { kind: 0, device: -2, device_pointer: 0, host_pointer: address };
         if let Some(kind) = attribute(MEMORY_TYPE, address) {
             let managed = attribute(IS_MANAGED, address).is_some_and(|is| is as u8 != 0);
             of.kind = if managed { 3 } else { kind as c_int };

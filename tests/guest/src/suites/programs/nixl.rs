@@ -1,33 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Programs of others, as they are published, on a disk of their own: NIXL with the UCX of its
-//! wheel (docs/consumers.md). Every byte that arrives is compared.
+//! Two agents of NIXL, in two processes.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::Path;
 
 use anyhow::{ensure, Context, Result};
-use nix::mount::{mount, MsFlags};
-use serde_json::json;
 
-use crate::gpu;
+use super::{end_of, nothing_stays, programs, row, through_the_module, ucx_chose, ucx_settings, Way};
 use crate::helper::Helper;
 use crate::lab;
-use crate::machine::{Level, Mode, RDMA_DEVICE};
-use crate::modules;
+use crate::machine::{Level, Mode};
 use crate::nixl::WHEEL;
 use crate::perftest::Before;
 use crate::suites::MIB;
-use crate::test::{emit, in_modes, Env, Suite, Test};
+use crate::test::{in_modes, Env, Test};
 
-const DISK: &str = "/dev/vda";
-const PROGRAMS: &str = "/programs";
-/// A folder in which the wheel's own libibverbs has the name that the NIC's driver looks for.
-const VERBS: &str = "/run/nixl-verbs";
-
-pub fn suite(nvidia_c: bool) -> Suite {
-    let mut tests = vec![Test::new("disk", Level::Devices, disk)];
+pub fn tests(nvidia_c: bool) -> Vec<Test> {
+    let mut tests = Vec::new();
     let modes = [Mode::Persistent, Mode::Legacy];
     for (name, run) in [
         ("nixl/vram_to_vram", vram_to_vram as fn(&Env) -> Result<()>),
@@ -41,61 +29,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
     tests.extend(in_modes(nvidia_c, &[Mode::Legacy], "nixl/segments_are_refused", segments_are_refused));
     tests.push(Test::new("nixl/dma_buf", Level::Devices, dma_buf));
     tests.push(Test::new("nixl/without_a_way", Level::Devices, without_a_way));
-    Suite { name: "programs", tests }
-}
-
-/// Mounts the disk, once.
-fn programs() -> Result<()> {
-    if Path::new(WHEEL).exists() {
-        return Ok(());
-    }
-    for module in ["virtio_blk", "squashfs"] {
-        modules::modprobe(module, &[])?;
-    }
-    fs::create_dir_all(PROGRAMS)?;
-    mount(Some(DISK), PROGRAMS, Some("squashfs"), MsFlags::MS_RDONLY, None::<&str>)
-        .with_context(|| format!("mount {DISK} on {PROGRAMS}"))?;
-    ensure!(Path::new(WHEEL).exists(), "the disk has no NIXL");
-    // The wheel brings a libibverbs of its own, under a name of its own; the driver of the NIC, which
-    // comes with this machine's rdma-core, is linked with `libibverbs.so.1`. So an admin whose NIC
-    // is not Mellanox's has to do this, too.
-    let libraries = Path::new(WHEEL).join("nixl_cu12.libs");
-    let mut files = fs::read_dir(&libraries)?.filter_map(Result::ok).map(|file| file.path());
-    let is_verbs = |file: &Path| file.to_string_lossy().contains("/libibverbs-");
-    let own = files.find(|file| is_verbs(file)).context("the wheel has no libibverbs")?;
-    fs::create_dir_all(VERBS)?;
-    symlink(own, Path::new(VERBS).join("libibverbs.so.1"))?;
-    Ok(())
-}
-
-fn disk(_: &Env) -> Result<()> {
-    programs()
-}
-
-/// How GPU memory is registered with the NIC.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// By address: a plain `ibv_reg_mr()`, and so the module.
-    PeerMemory,
-    /// UCX's own choice where driver, core and NIC can.
-    DmaBuf,
-}
-
-impl Way {
-    fn name(self) -> &'static str {
-        match self {
-            Self::PeerMemory => "peer memory",
-            Self::DmaBuf => "dma-buf",
-        }
-    }
-
-    /// What tells UCX.
-    fn settings(self) -> &'static [(&'static str, &'static str)] {
-        match self {
-            Self::PeerMemory => &[("UCX_CUDA_COPY_DMABUF", "no")],
-            Self::DmaBuf => &[],
-        }
-    }
+    tests
 }
 
 /// Two agents in two processes, which know each other.
@@ -110,33 +44,10 @@ fn agent(name: &str, way: Way) -> Result<(Helper, String)> {
     programs()?;
     let log = format!("/tmp/ucx-{name}.log");
     let _ = fs::remove_file(&log);
-    let plugins = format!("{WHEEL}/.nixl_cu12.mesonpy.libs/plugins");
-    let path = format!("{VERBS}:{WHEEL}/nixl_cu12.libs:{PROGRAMS}/lib");
-    let device = format!("{RDMA_DEVICE}:1");
-    let settings: BTreeMap<&str, &str> = [
-        ("LD_LIBRARY_PATH", path.as_str()),
-        ("NIXL_PLUGIN_DIR", plugins.as_str()),
-        // Through the NIC, where two processes of one machine would take shared memory or IPC.
-        ("UCX_TLS", "rc_verbs,ud_verbs,cuda_copy"),
-        ("UCX_NET_DEVICES", device.as_str()),
-        ("UCX_LOG_LEVEL", "debug"),
-        ("UCX_LOG_FILE", log.as_str()),
-        // An emulated machine is slow to answer.
-        ("UCX_RC_VERBS_TIMEOUT", "4s"),
-    ]
-    .into_iter()
-    .chain(way.settings().iter().copied())
-    .collect();
-    let helper =
-        Helper::start_with(&["nixl", name], &settings).with_context(|| format!("{name}:\n{}", end_of(&log)))?;
-    Ok((helper, log))
-}
-
-/// The last lines of a file.
-fn end_of(log: &str) -> String {
-    let text = fs::read_to_string(log).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(20)..].join("\n")
+    let mut settings = ucx_settings(way, &log);
+    settings.insert("NIXL_PLUGIN_DIR", format!("{WHEEL}/.nixl_cu12.mesonpy.libs/plugins"));
+    let helper = Helper::start_with(&["nixl", name], &settings);
+    Ok((helper.with_context(|| format!("{name}:\n{}", end_of(&log)))?, log))
 }
 
 impl Pair {
@@ -182,30 +93,9 @@ impl Pair {
         Ok(())
     }
 
-    /// What UCX looked at, in its own words.
-    fn chose(&self) -> String {
-        let text = fs::read_to_string(&self.logs[0]).unwrap_or_default();
-        let words = ["dmabuf", "GPUDirect", "gpu_direct", "peermem", "nv_mem", "nv_peer"];
-        let lines = text.lines().filter(|line| words.iter().any(|word| line.contains(word)));
-        let said: Vec<&str> = lines.filter_map(|line| line.split_once("UCX  ").map(|(_, said)| said)).collect();
-        said[..said.len().min(12)].join("\n")
-    }
-
     fn finish(self) -> Result<()> {
         self.agents.into_iter().try_for_each(Helper::finish)
     }
-}
-
-/// How often memory of a GPU was registered through the module by now.
-fn through_the_module() -> Result<usize> {
-    Ok(lab::trace()?.iter().filter(|event| event.callback == "dma_map" && event.ret == 0).count())
-}
-
-fn nothing_stays() -> Result<()> {
-    let accounting = gpu::accounting()?;
-    ensure!(accounting.is_clean(), "the GPU's accounting: {:?}", accounting.dirt());
-    ensure!(lab::nic_mrs()?.is_empty(), "the NIC still has MRs: {:?}", lab::nic_mrs()?);
-    Ok(())
 }
 
 /// Writes and reads between memory of two agents, and compares all of both.
@@ -227,20 +117,12 @@ fn both_ways(env: &Env, way: Way, kinds: [&str; 2], size: usize) -> Result<()> {
     let counts = before.counts()?;
     let registered = through_the_module()?;
     let on_gpus = kinds.iter().filter(|kind| **kind != "dram").count();
-    let moved = counts.read + counts.wrote;
     // Each byte that is the GPU's, once for the write and once for the read.
-    let wanted = (2 * on_gpus * size) as u64;
+    let (moved, wanted) = (counts.read + counts.wrote, (2 * on_gpus * size) as u64);
     ensure!(moved >= wanted, "{moved} bytes went through BAR addresses, wanted {wanted}");
-    match way {
-        Way::PeerMemory => ensure!(registered >= on_gpus, "{registered} registrations went through the module"),
-        Way::DmaBuf => ensure!(registered == 0, "{registered} registrations went through the module"),
-    }
-    let row = json!({
-        "program": "NIXL", "way": way.name(), "what": kinds.join(" to "), "mode": env.mode.map_or("", Mode::name),
-        "compared": 4 * size, "through_bar": moved, "registrations": registered,
-    });
-    println!("{row}\nUCX:\n{}", pair.chose());
-    emit("programs", &row);
+    way.was_taken(registered, on_gpus)?;
+    row(env, "NIXL", way, &kinds.join(" to "), 4 * size, &counts, registered);
+    println!("UCX:\n{}", ucx_chose(&pair.logs[0]));
     for (agent, memory) in [(0, &mine), (1, &theirs)] {
         pair.ask(agent, &format!("deregister {memory}"))?;
     }
@@ -318,7 +200,7 @@ fn without_a_way(env: &Env) -> Result<()> {
             pair.ask(0, &format!("write {mine} bob vram {at} written"))?;
             pair.ask(1, "notification alice")?;
             pair.compare("write", [&mine, &theirs], seeds[0])?;
-            println!("NIXL moves bytes all the same; UCX:\n{}", pair.chose());
+            println!("NIXL moves bytes all the same; UCX:\n{}", ucx_chose(&pair.logs[0]));
         }
     }
     ensure!(lab::trace()?.is_empty(), "the peer-memory core was asked, and there is no module");

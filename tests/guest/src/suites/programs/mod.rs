@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Programs of others, as they are published, on a disk of their own (docs/consumers.md): NIXL, with
+//! the UCX of its wheel; `ucx_perftest` on that UCX; Mooncake's bench. What arrives is compared.
+
+mod mooncake;
+mod nixl;
+mod ucx;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use nix::mount::{mount, MsFlags};
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
+use serde_json::json;
+
+use crate::common::GPU_PAGE;
+use crate::gpu;
+use crate::lab;
+use crate::machine::{Level, Mode, RDMA_DEVICE};
+use crate::modules;
+use crate::nixl::WHEEL;
+use crate::perftest::Counts;
+use crate::test::{emit, Env, Suite, Test};
+
+const DISK: &str = "/dev/vda";
+const PROGRAMS: &str = "/programs";
+
+pub fn suite(nvidia_c: bool) -> Suite {
+    let mut tests = vec![Test::new("disk", Level::Devices, |_| programs())];
+    tests.extend(nixl::tests(nvidia_c));
+    tests.extend(ucx::tests(nvidia_c));
+    tests.extend(mooncake::tests(nvidia_c));
+    Suite { name: "programs", tests }
+}
+
+/// Mounts the disk, once.
+fn programs() -> Result<()> {
+    if Path::new(WHEEL).exists() {
+        return Ok(());
+    }
+    for module in ["virtio_blk", "squashfs"] {
+        modules::modprobe(module, &[])?;
+    }
+    fs::create_dir_all(PROGRAMS)?;
+    mount(Some(DISK), PROGRAMS, Some("squashfs"), MsFlags::MS_RDONLY, None::<&str>)
+        .with_context(|| format!("mount {DISK} on {PROGRAMS}"))?;
+    ensure!(Path::new(WHEEL).exists(), "the disk has no NIXL");
+    Ok(())
+}
+
+/// How GPU memory is registered with the NIC.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// By address: a plain `ibv_reg_mr()`, and so the module.
+    PeerMemory,
+    /// The program's own choice where driver, core and NIC can.
+    DmaBuf,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::PeerMemory => "peer memory",
+            Self::DmaBuf => "dma-buf",
+        }
+    }
+
+    /// Did what was registered take this way?
+    fn was_taken(self, registered: usize, at_least: usize) -> Result<()> {
+        match self {
+            Self::PeerMemory => ensure!(
+                registered >= at_least,
+                "{registered} registrations went through the module, wanted {at_least} at least"
+            ),
+            Self::DmaBuf => ensure!(registered == 0, "{registered} registrations went through the module"),
+        }
+        Ok(())
+    }
+}
+
+/// The environment of a program on the UCX of NIXL's wheel, which writes its log there.
+fn ucx_settings(way: Way, log: &str) -> BTreeMap<&'static str, String> {
+    let libraries = format!("{WHEEL}/nixl_cu12.libs");
+    let mut settings = BTreeMap::from([
+        // The folder `verbs` has the wheel's own libibverbs, by the name that the NIC's driver looks for.
+        ("LD_LIBRARY_PATH", format!("{PROGRAMS}/ucx/lib:{PROGRAMS}/verbs:{libraries}:{PROGRAMS}/lib")),
+        // Through the NIC, where two processes of one machine would take shared memory or IPC.
+        ("UCX_TLS", "rc_verbs,ud_verbs,cuda_copy".to_string()),
+        ("UCX_NET_DEVICES", format!("{RDMA_DEVICE}:1")),
+        ("UCX_LOG_LEVEL", "debug".to_string()),
+        ("UCX_LOG_FILE", log.to_string()),
+        // An emulated machine is slow to answer.
+        ("UCX_RC_VERBS_TIMEOUT", "4s".to_string()),
+    ]);
+    if way == Way::PeerMemory {
+        settings.insert("UCX_CUDA_COPY_DMABUF", "no".to_string());
+    }
+    settings
+}
+
+/// What UCX looked at, in its own words.
+fn ucx_chose(log: &str) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let words = ["dmabuf", "GPUDirect", "gpu_direct", "peermem", "nv_mem", "nv_peer"];
+    let lines = text.lines().filter(|line| words.iter().any(|word| line.contains(word)));
+    let said: Vec<&str> = lines.filter_map(|line| line.split_once("UCX  ").map(|(_, said)| said)).collect();
+    said[..said.len().min(12)].join("\n")
+}
+
+/// The last lines of a file.
+fn end_of(log: impl AsRef<Path>) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(20)..].join("\n")
+}
+
+/// A program that runs, and the file with all that it says.
+struct Running {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Running {
+    fn start(name: &str, program: &str, args: &[&str], settings: &BTreeMap<&str, String>) -> Result<Self> {
+        println!("{program} {}", args.join(" "));
+        let log = PathBuf::from(format!("/tmp/{name}.log"));
+        let out = File::create(&log).with_context(|| format!("create {}", log.display()))?;
+        let child = Command::new(program)
+            .args(args)
+            .envs(settings)
+            .stdin(Stdio::null())
+            .stderr(out.try_clone()?)
+            .stdout(out)
+            .spawn()
+            .with_context(|| format!("start {program}"))?;
+        Ok(Self { child, log })
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn said(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// What follows this word on a line that the program says.
+    fn hear(&mut self, word: &str, limit: Duration) -> Result<String> {
+        let begin = Instant::now();
+        loop {
+            let said = self.said();
+            if let Some((_, rest)) = said.split_once(word) {
+                if let Some((line, _)) = rest.split_once('\n') {
+                    return Ok(line.trim().to_string());
+                }
+            }
+            if let Some(status) = self.child.try_wait()? {
+                bail!("it ended ({status}) and has not said {word:?}\n{}", end_of(&self.log));
+            }
+            ensure!(begin.elapsed() < limit, "it has not said {word:?} after {limit:?}\n{}", end_of(&self.log));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            ensure!(begin.elapsed() < limit, "it runs after {limit:?}\n{}", end_of(&self.log));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn send(&self, signal: Signal) -> Result<()> {
+        kill(Pid::from_raw(i32::try_from(self.child.id())?), signal).with_context(|| format!("send {signal}"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Gone already where a test ends well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The memory of a GPU that a process had, which has ended: CRCs of each 64 KiB.
+#[derive(Debug)]
+struct Left {
+    /// When it was allocated, with a random pattern that no other allocation has.
+    first: Vec<u32>,
+    /// When it was given back.
+    last: Vec<u32>,
+}
+
+/// A process's allocations of at least `size` bytes, in the order in which they were made: their
+/// first `size` bytes.
+fn left_behind(pid: u32, size: usize) -> Result<Vec<Left>> {
+    let gpu = gpu::lab()?;
+    let chunks = gpu.chunks()?;
+    let mut all = Vec::new();
+    for allocation in gpu.allocations()?.iter().filter(|a| a.pid == pid && a.size >= size as u64) {
+        let mine = chunks.iter().filter(|chunk| chunk.id == allocation.id).take(size / GPU_PAGE);
+        let crcs = mine.map(|c| Ok((c.crc_alloc.context("no first CRC")?, c.crc_free.context("no last CRC")?)));
+        let (first, last): (Vec<u32>, Vec<u32>) = crcs.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        ensure!(last.len() == size / GPU_PAGE, "{} CRCs of {size} bytes", last.len());
+        all.push(Left { first, last });
+    }
+    Ok(all)
+}
+
+/// How often memory of a GPU was registered through the module by now.
+fn through_the_module() -> Result<usize> {
+    Ok(lab::trace()?.iter().filter(|event| event.callback == "dma_map" && event.ret == 0).count())
+}
+
+/// One row of the table of programs, for the host.
+fn row(env: &Env, program: &str, way: Way, what: &str, compared: usize, counts: &Counts, registered: usize) {
+    let row = json!({
+        "program": program, "way": way.name(), "what": what, "mode": env.mode.map_or("", Mode::name),
+        "compared": compared, "through_bar": counts.read + counts.wrote, "registrations": registered,
+    });
+    println!("{row}");
+    emit("programs", &row);
+}
+
+fn nothing_stays() -> Result<()> {
+    let accounting = gpu::accounting()?;
+    ensure!(accounting.is_clean(), "the GPU's accounting: {:?}", accounting.dirt());
+    ensure!(lab::nic_mrs()?.is_empty(), "the NIC still has MRs: {:?}", lab::nic_mrs()?);
+    Ok(())
+}
