@@ -34,6 +34,7 @@ class Cache:
         bytes: Optional[int] = None,
         bar1_bytes: Optional[int] = None,
         sweep_ms: int = 1000,
+        free_bytes: Optional[int] = None,
         superset: bool = False,
         pcie: bool = False,
     ) -> None: ...

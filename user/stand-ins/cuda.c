@@ -20,7 +20,9 @@
  * (STAND_IN_SLOW_EXIT). Managed memory has pages of the CPU, unless STAND_IN_MANAGED_ON_GPU is set.
  * After stand_in_break() each question is answered with ILLEGAL_ADDRESS (700), as after a kernel's
  * fault. Pages are of 64 KiB with LARGE_PAGES, as on arm64. Left out: costs, virtual memory, peer
- * access, limits of memory. */
+ * access. STAND_IN_MEMORY bounds the bytes of each GPU that allocations of more than 1 MiB may take, in
+ * whole blocks; what is exported stays taken until the last descriptor of its dma-buf is closed and the
+ * last region of it deregistered (lock_file()). */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -176,6 +178,91 @@ void stand_in_exit_inside(void)
 	exit(0);
 }
 
+/* dma-bufs: each is the file beside this library, opened anew, with a lock on the byte of its number.
+ * The lock goes with the last descriptor, wherever that is. */
+enum { EXPORTS = 4096, KEPT = 64 };
+static struct export {
+	uint64_t from, to;
+} exports[EXPORTS];
+/* Freed, and kept by these exports. */
+static struct kept {
+	uint64_t from, to;
+	int device;
+} kept[KEPT];
+
+static int lock_file(void)
+{
+	char path[4096];
+	Dl_info info;
+
+	if (!dladdr((void *)find, &info))
+		abort();
+	snprintf(path, sizeof(path), "%s", info.dli_fname);
+	*(strrchr(path, '/') ? strrchr(path, '/') : path) = 0;
+	strcat(path, "/dma-buf");
+	return open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+}
+
+static int is_open(int number)
+{
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = number, .l_len = 1 };
+	int fd = lock_file(), status = fcntl(fd, F_OFD_GETLK, &lock);
+
+	close(fd);
+	return status == 0 && lock.l_type != F_UNLCK;
+}
+
+static int is_exported(uint64_t from, uint64_t to)
+{
+	for (int n = 0; n < EXPORTS; n++)
+		if (exports[n].from < to && from < exports[n].to) {
+			if (is_open(n))
+				return 1;
+			exports[n].to = 0;
+		}
+	return 0;
+}
+
+static uint64_t backing(uint64_t size)
+{
+	return size > BACKING / 2 ? (size + BACKING - 1) & -BACKING : 0;
+}
+
+static uint64_t total(void)
+{
+	return getenv("STAND_IN_MEMORY") ? strtoull(getenv("STAND_IN_MEMORY"), NULL, 0) : ARENA;
+}
+
+static uint64_t taken(int device)
+{
+	uint64_t bytes = 0;
+
+	for (struct block *b = blocks; b < blocks + BLOCKS; b++)
+		if (b->id && b->type == DEVICE && b->device == device)
+			bytes += backing(b->size);
+	for (struct kept *k = kept; k < kept + KEPT; k++) {
+		if (k->to && !is_exported(k->from, k->to))
+			k->to = 0;
+		if (k->to && k->device == device)
+			bytes += backing(k->to - k->from);
+	}
+	return bytes;
+}
+
+/* This memory goes, but for what is exported of it. */
+static void give_back(struct block *b)
+{
+	b->id = 0;
+	if (!backing(b->size) || b->type != DEVICE || !is_exported(b->at, b->at + b->size))
+		return;
+	for (struct kept *k = kept; k < kept + KEPT; k++)
+		if (!k->to) {
+			*k = (struct kept){ b->at, b->at + b->size, b->device };
+			return;
+		}
+	abort();
+}
+
 /* Whether `new` can lie where it says beside all others. */
 static int fits(const struct block *new)
 {
@@ -227,6 +314,8 @@ static int allocate(uint64_t *out, uint64_t size, unsigned int type, unsigned in
 			break;
 	if (!slot || !size || new.at >= arena + ARENA)
 		return 2;
+	if (type == DEVICE && backing(size) && taken(new.device) + backing(size) > total())
+		return 2;
 	new.id = ++last_id;
 	*slot = new;
 	*out = new.at;
@@ -263,8 +352,8 @@ static void destroy(struct context *context)
 {
 	context->live = 0;
 	for (struct block *b = blocks; b < blocks + BLOCKS; b++)
-		if (b->context == context)
-			b->id = 0;
+		if (b->id && b->context == context)
+			give_back(b);
 }
 
 int cuDevicePrimaryCtxRelease_v2(int device)
@@ -373,7 +462,18 @@ int cuMemFree_v2(uint64_t at)
 		return status;
 	if (!b || b->at != at)
 		return 1;
-	b->id = 0;
+	give_back(b);
+	return 0;
+}
+
+int cuMemGetInfo_v2(size_t *free_bytes, size_t *all)
+{
+	int status = context();
+
+	if (status)
+		return status;
+	*all = total();
+	*free_bytes = *all - taken(contexts[current]->device);
 	return 0;
 }
 
@@ -481,8 +581,18 @@ int cuMemGetHandleForAddressRange(int *fd, uint64_t at, uint64_t size, int type,
 		if (b == blocks + BLOCKS)
 			return 1;
 	}
-	*fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-	return *fd < 0 ? 999 : 0;
+	for (int n = 0; n < EXPORTS; n++) {
+		struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = n, .l_len = 1 };
+
+		if (exports[n].to && is_open(n))
+			continue;
+		*fd = lock_file();
+		if (*fd < 0 || fcntl(*fd, F_OFD_SETLK, &lock))
+			return 999;
+		exports[n] = (struct export){ at, at + size };
+		return 0;
+	}
+	return 2;
 }
 #endif
 

@@ -9,9 +9,11 @@
  * (STAND_IN_REMOVED); a region of another copy of the
  * library that is deregistered here, which ends the program. Left out: queues, data. */
 #include <errno.h>
+#include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "mr_attr.h"
 #undef ibv_reg_mr
@@ -54,15 +56,23 @@ static int refused(void)
 	return number != NULL;
 }
 
-static struct ibv_mr *make(struct ibv_pd *pd, void *addr, size_t length)
+/* A region keeps its dma-buf. */
+struct region {
+	struct ibv_mr mr;
+	int fd;
+};
+
+static struct ibv_mr *make(struct ibv_pd *pd, void *addr, size_t length, int fd)
 {
-	struct ibv_mr *mr = calloc(1, sizeof(*mr));
+	struct region *region = calloc(1, sizeof(*region));
+	struct ibv_mr *mr = &region->mr;
 
 	ours(pd->context);
 	if (refused()) {
-		free(mr);
+		free(region);
 		return NULL;
 	}
+	region->fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	mr->context = pd->context;
 	mr->pd = pd;
 	mr->handle = keys;
@@ -85,7 +95,7 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, ui
 		errno = EFAULT;
 		return NULL;
 	}
-	return make(pd, addr, length);
+	return make(pd, addr, length, -1);
 }
 
 struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
@@ -101,9 +111,9 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 #ifndef WITHOUT_DMA_BUF
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access)
 {
-	(void)offset, (void)iova, (void)fd, (void)access;
+	(void)offset, (void)iova, (void)access;
 	dma_buf++;
-	return make(pd, NULL, length);
+	return make(pd, NULL, length, fd);
 }
 #endif
 
@@ -111,7 +121,7 @@ struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_attr *attr)
 {
 	if (attr->comp_mask & 4) {
 		dma_buf++;
-		return make(pd, NULL, attr->length);
+		return make(pd, NULL, attr->length, attr->fd);
 	}
 	return ibv_reg_mr_iova2(pd, attr->addr, attr->length, (uintptr_t)attr->addr, attr->access);
 }
@@ -122,6 +132,8 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 	if (getenv("STAND_IN_REMOVED"))
 		return EIO;
 	live--;
+	if (((struct region *)mr)->fd >= 0)
+		close(((struct region *)mr)->fd);
 	free(mr);
 	return 0;
 }

@@ -201,5 +201,13 @@ int main(void)
 	printf("closed: live %u\n", live());
 	gpumr_release(lease);
 	printf("released: live %u\n", live());
+
+	/* Less memory is free than the program wants. */
+	options.free_bytes = UINT64_MAX - 1;
+	if (gpumr_open(&cache, &options))
+		return 1;
+	gpumr_release(ask("short of memory", cache, pd, first, 8192));
+	printf("short of memory: live %u\n", live());
+	gpumr_close(cache);
 	return 0;
 }

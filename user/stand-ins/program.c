@@ -225,6 +225,30 @@ static void kept(uint64_t at)
 	printf("kept %u\n", counts[2]);
 }
 
+/* As PyTorch's allocator: frees and allocates again once memory is short. Short is less than 1 GiB, or a
+ * sixteenth of all. */
+static void shortage(uint64_t at)
+{
+	const char *big = "most of the memory";
+	uint64_t size = 31ul << 27;
+	int status;
+
+	for (int i = 0; i < 3; i++) {
+		if (cuMemAlloc_v2(&at, size))
+			return;
+		ibv_dereg_mr(show(big, ibv_reg_mr(&pd, (void *)at, size, IBV_ACCESS_LOCAL_WRITE), at));
+		/* A program works for a while. */
+		usleep(300000);
+		if (cuMemFree_v2(at))
+			return;
+		status = cuMemAlloc_v2(&at, size);
+		printf("again: %d\n", status);
+		if (status)
+			return;
+		cuMemFree_v2(at);
+	}
+}
+
 /* Ends in a signal handler that interrupted CUDA. */
 static void exits(uint64_t at)
 {
@@ -416,7 +440,7 @@ int main(int argc, char **argv)
 	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
 		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg },
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
-		      { "exits", exits }, { "kept", kept }, { "restored", restored },
+		      { "exits", exits }, { "kept", kept }, { "shortage", shortage }, { "restored", restored },
 		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "broken", broken },
 		      { "handles", handles }, { "threads-own", threads_own } };
 	int open;

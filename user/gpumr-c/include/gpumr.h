@@ -33,7 +33,10 @@
  *
  * Memory pressure. Memory that is freed while it is registered by dma-buf, or pinned for good, stays
  * allocated until its registration ends. Call gpumr_shrink() where an allocation has failed, before
- * you free memory to try again (PyTorch: in a FreeMemoryCallback), or set limits.bytes.
+ * you free memory to try again (PyTorch: in a FreeMemoryCallback). Where no such place exists, set
+ * free_bytes to what your largest allocations take (GPUMR_FREE_BYTES_AUTO suits PyTorch): what is
+ * registered of a GPU that has less free then ends with its last lease. Free memory is looked at when something is registered
+ * and by the sweeping thread (sweep_ms), each 100 ms at most. limits.bytes bounds what is kept at all.
  *
  * Checkpoint and restore (cuda-checkpoint, CRIU) give the process new memory under old addresses and
  * numbers. The cache notices by itself, by the files that CUDA has open: the next gpumr_register()
@@ -101,6 +104,8 @@ struct gpumr_gone {
 /* Dma-bufs that the NIC reaches over PCIe, also where the GPU hangs on the processor (CUDA 12.8). */
 #define GPUMR_PCIE 2u
 
+#define GPUMR_FREE_BYTES_AUTO UINT64_MAX
+
 struct gpumr_options {
 	size_t size;
 	/* "auto" (or NULL), "peer-memory" or "dma-buf". */
@@ -118,6 +123,9 @@ struct gpumr_options {
 	 * wait for a thread that is in a call of the cache. NULL: nobody. */
 	void (*on_gone)(void *argument, const struct gpumr_gone *gone);
 	void *argument;
+	/* While a GPU has fewer bytes free than this, what is registered of it ends as soon as nobody
+	 * uses it. 0: never; GPUMR_FREE_BYTES_AUTO: 1 GiB, and of small GPUs a sixteenth. */
+	uint64_t free_bytes;
 };
 
 struct gpumr_stats {
@@ -144,6 +152,7 @@ struct ibv_mr *gpumr_mr(const struct gpumr_lease *lease);
 /* 1 while the memory is what was registered. 0 if it was freed, replaced or restored from a
  * checkpoint, and where nobody can say: the cache is closed, or this is a forked child. */
 int gpumr_valid(const struct gpumr_lease *lease);
+/* Once for each gpumr_register(): several leases of one region may be the same pointer. */
 void gpumr_release(struct gpumr_lease *lease);
 /* Instead of gpumr_release(), when the region no longer works: nobody gets it again. */
 void gpumr_revoked(struct gpumr_lease *lease);

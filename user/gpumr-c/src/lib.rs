@@ -12,6 +12,7 @@ use gpumr::ibverbs::{Functions, IbVerbs, Pd, Table};
 use gpumr::{Cache, Error, Gone, Lease, Limits, Options, Policy, Sweeper};
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -24,7 +25,28 @@ pub struct Gpumr {
     _sweeper: Option<Sweeper>,
 }
 
-type GpumrLease = Lease<Cuda, IbVerbs>;
+/// `struct gpumr_lease`, of which C has pointers alone: [`Lease::into_raw`].
+pub struct GpumrLease(());
+
+fn given(lease: Lease<Cuda, IbVerbs>) -> *mut GpumrLease {
+    lease.into_raw().cast().as_ptr()
+}
+
+/// # Safety
+///
+/// It is a lease, which goes on.
+unsafe fn of(lease: *const GpumrLease) -> ManuallyDrop<Lease<Cuda, IbVerbs>> {
+    // SAFETY: By this function's contract, `given()` made it.
+    unsafe { Lease::borrow_raw(NonNull::new_unchecked(lease.cast_mut()).cast()) }
+}
+
+/// # Safety
+///
+/// It is null or a lease, which nobody uses after this.
+unsafe fn back(lease: *mut GpumrLease) -> Option<Lease<Cuda, IbVerbs>> {
+    // SAFETY: By this function's contract, `given()` made it.
+    NonNull::new(lease).map(|lease| unsafe { Lease::from_raw(lease.cast()) })
+}
 
 /// `struct gpumr_limits`.
 #[repr(C)]
@@ -67,6 +89,7 @@ pub struct GpumrOptions {
     verbs: *const GpumrVerbs,
     on_gone: Option<OnGone>,
     argument: *mut c_void,
+    free_bytes: u64,
 }
 
 const SUPERSET: u32 = 1;
@@ -195,6 +218,7 @@ unsafe fn open(options: *const GpumrOptions) -> Result<Gpumr, Error> {
     };
     let mut more = Options::default();
     more.superset = options.flags & SUPERSET != 0;
+    more.free_bytes = options.free_bytes;
     let argument = Argument(options.argument);
     more.on_gone = options.on_gone.map(|call| Box::new(move |gone| argument.tell(call, gone)) as gpumr::cache::OnGone);
     let cuda = Cuda::open()?.with_dma_buf_flags(u64::from(options.flags & PCIE != 0));
@@ -250,7 +274,7 @@ pub unsafe extern "C" fn gpumr_register(
     let cache = unsafe { &(*cache).cache };
     status(domain(pd).and_then(|pd| cache.register(pd, addr as u64, length as u64, access)).map(|lease| {
         // SAFETY: gpumr.h: room for a pointer.
-        unsafe { out.write(Box::into_raw(Box::new(lease))) };
+        unsafe { out.write(given(lease)) };
     }))
 }
 
@@ -274,7 +298,7 @@ pub unsafe extern "C" fn gpumr_register_all(
         let pds = pds.iter().map(|pd| domain(*pd)).collect::<Result<Vec<_>, _>>()?;
         for (at, lease) in cache.register_all(&pds, addr as u64, length as u64, access)?.into_iter().enumerate() {
             // SAFETY: gpumr.h: room for as many pointers.
-            unsafe { out.add(at).write(Box::into_raw(Box::new(lease))) };
+            unsafe { out.add(at).write(given(lease)) };
         }
         Ok(())
     };
@@ -285,7 +309,7 @@ pub unsafe extern "C" fn gpumr_register_all(
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_valid(lease: *const GpumrLease) -> c_int {
     // SAFETY: gpumr.h: a lease.
-    unsafe { &*lease }.valid().into()
+    unsafe { of(lease) }.valid().into()
 }
 
 /// See gpumr.h.
@@ -299,24 +323,22 @@ pub unsafe extern "C" fn gpumr_shrink(cache: *mut Gpumr) -> u64 {
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_mr(lease: *const GpumrLease) -> *mut c_void {
     // SAFETY: gpumr.h: a lease.
-    unsafe { &*lease }.mr().as_ptr().cast()
+    unsafe { of(lease) }.mr().as_ptr().cast()
 }
 
 /// See gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_release(lease: *mut GpumrLease) {
-    if !lease.is_null() {
-        // SAFETY: gpumr_register() made it, and nobody uses it any more.
-        drop(unsafe { Box::from_raw(lease) });
-    }
+    // SAFETY: gpumr.h: a lease that nobody uses any more, or NULL.
+    drop(unsafe { back(lease) });
 }
 
 /// See gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_revoked(lease: *mut GpumrLease) {
-    if !lease.is_null() {
-        // SAFETY: As in gpumr_release().
-        unsafe { Box::from_raw(lease) }.revoked();
+    // SAFETY: As in gpumr_release().
+    if let Some(lease) = unsafe { back(lease) } {
+        lease.revoked();
     }
 }
 

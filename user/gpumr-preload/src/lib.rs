@@ -14,7 +14,7 @@ use gpumr::error::{Memory, Words};
 use gpumr::ibverbs::{Functions, IbVerbs, Mr, Pd, RawMr, RawMrAttr};
 use gpumr::identity::Identity;
 use gpumr::range::page_size;
-use gpumr::{Cache, Error, Lease, Limits, Policy, Range, Sweeper};
+use gpumr::{Cache, Error, Lease, Limits, Options, Policy, Range, Sweeper, FREE_BYTES_AUTO};
 use once_cell::race::OnceBox;
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -174,7 +174,11 @@ fn cached(verbs: &Functions) -> Option<&'static Cached> {
             Some(next) if !next.is_libibverbs => IbVerbs::given(next.functions),
             _ => IbVerbs::of_devices_or(*verbs),
         };
-        let cache = Cache::new(Cuda::open()?, verbs, Policy::parse(&way)?, Limits { bytes: KEPT, ..Limits::default() });
+        let limits = Limits { bytes: KEPT, ..Limits::default() };
+        let mut options = Options::default();
+        // An allocator that frees to allocate again, as PyTorch's, gets what it freed.
+        options.free_bytes = FREE_BYTES_AUTO;
+        let cache = Cache::with(Cuda::open()?, verbs, Policy::parse(&way)?, limits, options);
         let sweeper = Sweeper::start(&cache, SWEEP).map_err(Error::Thread)?;
         Ok(Cached { cache, leases: Mutex::default(), _sweeper: sweeper })
     };

@@ -220,6 +220,18 @@ fn the_cache_keeps_no_more_than_it_says() {
     assert!(out.contains("kept 2\n"), "{out}");
 }
 
+/// What a program frees to allocate again it gets, though the cache knows it.
+#[test]
+fn with_the_cache_an_allocator_gets_what_it_freed() {
+    let folder = build("shortage", Without::Nothing);
+    let memory = [("STAND_IN_MEMORY", "0x100000000")];
+    for settings in [&memory[..], &[&CACHE[..], &memory].concat()] {
+        let (out, said) = run(&folder, "shortage", true, settings);
+        let all = "most of the memory: addr right\nagain: 0\n".repeat(3);
+        assert!(out.starts_with(&all) && said.is_empty(), "{settings:?}: {out}{said}");
+    }
+}
+
 /// Nothing that CUDA says of memory tells that it was restored from a checkpoint.
 #[test]
 fn after_a_checkpoint_memory_is_registered_anew() {

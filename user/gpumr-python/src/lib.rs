@@ -9,7 +9,7 @@ use crate::array::Memory;
 use crate::domain::domain;
 use gpumr::cuda::Cuda;
 use gpumr::ibverbs::{IbVerbs, Pd};
-use gpumr::{Access, Limits, Options, Policy, Sweeper, Way};
+use gpumr::{Access, Limits, Options, Policy, Sweeper, Way, FREE_BYTES_AUTO};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -33,7 +33,8 @@ const SWEEP_MS: u64 = 1000;
 
 /// Registrations that are kept. `way` is "auto", "peer-memory" or "dma-buf". `entries`, `bytes` and
 /// `bar1_bytes` limit what is kept that nobody uses. Freed memory stays registered for `sweep_ms` at
-/// most; 0 stands for until `sweep()`. With `superset` a region that has more rights than a call
+/// most; 0 stands for until `sweep()`. While a GPU has fewer than `free_bytes` free (1 GiB, and of small
+/// GPUs a sixteenth; 0: never), nothing of it stays registered that nobody uses. With `superset` a region that has more rights than a call
 /// needs serves it. `pcie` asks for dma-bufs that the NIC reaches over PCIe (CUDA 12.8).
 #[pyclass(frozen, module = "gpumr")]
 struct Cache {
@@ -44,14 +45,16 @@ struct Cache {
 #[pymethods]
 impl Cache {
     #[new]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     #[pyo3(signature = (*, way = "auto", entries = None, bytes = None, bar1_bytes = None, sweep_ms = SWEEP_MS,
-        superset = false, pcie = false))]
+        free_bytes = None, superset = false, pcie = false))]
     fn new(
         way: &str,
         entries: Option<u64>,
         bytes: Option<u64>,
         bar1_bytes: Option<u64>,
         sweep_ms: u64,
+        free_bytes: Option<u64>,
         superset: bool,
         pcie: bool,
     ) -> PyResult<Self> {
@@ -66,6 +69,7 @@ impl Cache {
             let cuda = Cuda::open()?.with_dma_buf_flags(pcie.into());
             let mut options = Options::default();
             options.superset = superset;
+            options.free_bytes = free_bytes.unwrap_or(FREE_BYTES_AUTO);
             let cache = gpumr::Cache::with(cuda, IbVerbs::open()?, policy, limits, options);
             let sweep = Duration::from_millis(sweep_ms);
             let sweeper = (sweep_ms > 0).then(|| Sweeper::start(&cache, sweep)).transpose();
@@ -238,7 +242,7 @@ impl Lease {
 #[pyfunction]
 fn cache(py: Python<'_>) -> PyResult<Py<Cache>> {
     static CACHE: PyOnceLock<Py<Cache>> = PyOnceLock::new();
-    let make = || Py::new(py, Cache::new("auto", None, None, None, SWEEP_MS, false, false)?);
+    let make = || Py::new(py, Cache::new("auto", None, None, None, SWEEP_MS, None, false, false)?);
     Ok(CACHE.get_or_try_init(py, make)?.clone_ref(py))
 }
 

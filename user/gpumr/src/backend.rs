@@ -102,6 +102,14 @@ pub trait Gpu: Send + Sync + 'static {
     fn pooled(&self, _address: u64) -> bool {
         false
     }
+    /// The number of the GPU that has the memory.
+    fn device(&self, _address: u64) -> i32 {
+        0
+    }
+    /// How many bytes that GPU has free, and how many it has, where CUDA says so.
+    fn memory(&self, _address: u64) -> Option<(u64, u64)> {
+        None
+    }
     /// The name of a status.
     fn words(&self, status: i32) -> String {
         format!("CUDA error {status}")

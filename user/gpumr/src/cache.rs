@@ -9,11 +9,12 @@ use crate::fork::{self, Closed};
 use crate::identity::Identity;
 use crate::lease::Lease;
 use crate::policy::{Policy, Way};
+use crate::pressure::Pressure;
 use crate::range::{page_size, Range};
 use crate::recent;
 use crate::stats::{Counters, Stats};
 use crate::sync::{lock, wait, Arc, AtomicU64, Condvar, Mutex, Ordering, Weak};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::AsFd;
 
 /// As often memory may change during its registration before the caller hears of it.
@@ -71,6 +72,12 @@ pub struct Options {
     /// A region that has more rights than a request needs serves it. Whoever gives its rkey away gives
     /// away those rights.
     pub superset: bool,
+    /// While a GPU has fewer bytes free than this, what is registered of it ends as soon as nobody uses
+    /// it: what is freed while it is registered by dma-buf, or pinned for good, stays allocated, and an
+    /// allocator that frees to allocate again would not get it. Checked when something is registered
+    /// and by the [`crate::Sweeper`], at most each 100 ms. 0: never. [`crate::FREE_BYTES_AUTO`] suits
+    /// PyTorch.
+    pub free_bytes: u64,
     /// Called once for each region that a lease holds when its memory is found or reported to have
     /// gone: whoever has it should stop to use it and release it. It is called by the thread that
     /// noticed, which may be the sweeper, without a lock. It is not called for a region that a larger
@@ -81,7 +88,11 @@ pub struct Options {
 
 impl std::fmt::Debug for Options {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Options").field("superset", &self.superset).field("on_gone", &self.on_gone.is_some()).finish()
+        f.debug_struct("Options")
+            .field("superset", &self.superset)
+            .field("free_bytes", &self.free_bytes)
+            .field("on_gone", &self.on_gone.is_some())
+            .finish()
     }
 }
 
@@ -101,11 +112,11 @@ impl<G: Gpu, V: Verbs> Clone for Cache<G, V> {
 }
 
 pub(crate) struct Inner<G: Gpu, V: Verbs> {
-    gpu: G,
+    pub(crate) gpu: G,
     verbs: Arc<V>,
     policy: Policy,
     limits: Limits,
-    options: Options,
+    pub(crate) options: Options,
     counters: Arc<Counters>,
     generation: u64,
     /// Goes on with each registration. An entry's last use is told by it, so that hits do not write
@@ -113,7 +124,8 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
     clock: AtomicU64,
     /// How many promise to report frees, and had what was freed before swept.
     trusted: AtomicU64,
-    state: Mutex<State<G, V>>,
+    pub(crate) pressure: Pressure,
+    pub(crate) state: Mutex<State<G, V>>,
     /// Something left [`State::ending`].
     ended: Condvar,
 }
@@ -135,7 +147,7 @@ struct Making {
 ///
 /// Of one domain and access no entry contains another, so starts and ends have the same order. The
 /// sums are those of all entries. What is in it is not removed, and what leaves it is.
-struct State<G: Gpu, V: Verbs> {
+pub(crate) struct State<G: Gpu, V: Verbs> {
     regions: BTreeMap<(V::Pd, Access), Regions<G, V>>,
     entries: u64,
     bytes: u64,
@@ -151,6 +163,10 @@ struct State<G: Gpu, V: Verbs> {
     /// What may be evicted, by its last use as far as it was known when it was put in. What is in use
     /// when its turn comes is taken out; its last lease puts it back.
     queue: BTreeMap<(u64, usize), Arc<Entry<G, V>>>,
+    /// All, by their GPU; empty where free memory is not watched.
+    pub(crate) of_gpus: BTreeMap<(i32, usize), Arc<Entry<G, V>>>,
+    /// GPUs that have little free memory.
+    pub(crate) pressed: BTreeSet<i32>,
 }
 
 impl<G: Gpu, V: Verbs> State<G, V> {
@@ -237,7 +253,7 @@ impl<G: Gpu, V: Verbs> State<G, V> {
     }
 
     /// Takes out `entry`, which is in.
-    fn take(&mut self, entry: &Entry<G, V>) {
+    pub(crate) fn take(&mut self, entry: &Entry<G, V>) {
         let key = (entry.pd, entry.access);
         if let Some(regions) = self.regions.get_mut(&key) {
             regions.remove(&entry.range.start());
@@ -246,6 +262,7 @@ impl<G: Gpu, V: Verbs> State<G, V> {
             }
         }
         self.unqueue(entry);
+        self.of_gpus.remove(&(entry.device, std::ptr::from_ref(entry) as usize));
         self.entries -= 1;
         self.bytes -= entry.range.length();
         self.bar1_bytes -= entry.bar1_bytes();
@@ -283,7 +300,7 @@ impl<G: Gpu, V: Verbs> State<G, V> {
     /// # Safety
     ///
     /// As for [`Removed::new()`].
-    unsafe fn end(&mut self, entry: &Arc<Entry<G, V>>) -> Removed<G, V> {
+    pub(crate) unsafe fn end(&mut self, entry: &Arc<Entry<G, V>>) -> Removed<G, V> {
         self.ending.push(entry.clone());
         // SAFETY: By this function's contract.
         unsafe { Removed::new(entry.clone()) }
@@ -312,6 +329,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
             exports: VecDeque::new(),
             shared: BTreeMap::new(),
             queue: BTreeMap::new(),
+            of_gpus: BTreeMap::new(),
+            pressed: BTreeSet::new(),
         };
         Self(Arc::new(Inner {
             gpu,
@@ -323,6 +342,7 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
             generation: fork::watch(),
             clock: AtomicU64::new(0),
             trusted: AtomicU64::new(0),
+            pressure: Pressure::default(),
             state: Mutex::new(state),
             ended: Condvar::new(),
         }))
@@ -357,6 +377,7 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         inner.counters.misses.add(1);
         let entry = inner.miss(pd, access, range)?;
         inner.trim();
+        inner.relieve();
         Ok(Lease::new(entry, range))
     }
 
@@ -445,7 +466,7 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
 }
 
 impl<G: Gpu, V: Verbs> Inner<G, V> {
-    fn check_process(&self) -> Result<(), Error> {
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
         if self.generation == fork::generation() {
             Ok(())
         } else {
@@ -505,6 +526,9 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             // A free that was reported before the entry is in did not see it: this one is not kept.
             let inside = if same && !freed { state.insert(&entry) } else { None };
             let kept = inside.is_some();
+            if kept {
+                self.watch(&mut state, &entry);
+            }
             let out = inside.unwrap_or_else(|| vec![entry.clone()]);
             let out: Vec<_> = out.iter().filter_map(|entry| self.remove(&mut state, entry)).collect();
             drop(state);
@@ -569,6 +593,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 pd,
                 access,
                 range,
+                device: if self.options.free_bytes > 0 { self.gpu.device(range.start()) } else { 0 },
                 way,
                 cache: Arc::downgrade(self),
                 identity: identity.clone(),
@@ -648,7 +673,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         true
     }
 
-    fn stale(&self, entry: &Entry<G, V>) {
+    pub(crate) fn stale(&self, entry: &Entry<G, V>) {
         let removed = self.detach(entry);
         self.counters.stale.add(u64::from(removed));
         if removed {
@@ -760,10 +785,18 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             return;
         }
         let mut state = lock(&self.state);
+        let mut out = None;
         if let Some(entry) = state.same(entry).cloned() {
-            state.enqueue(&entry);
+            if state.pressed.contains(&entry.device) && self.evict(&entry) {
+                state.take(&entry);
+                // SAFETY: evict() said so.
+                out = Some(unsafe { state.end(&entry) });
+            } else {
+                state.enqueue(&entry);
+            }
         }
         drop(state);
+        drop(out);
         self.trim();
     }
 
@@ -774,14 +807,19 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         if self.check_process().is_err() {
             return 0;
         }
+        self.evict_where(|_| true).iter().map(|entry| entry.range.length()).sum()
+    }
+
+    /// Evicts what nobody uses of the entries that `which` names, and returns it.
+    pub(crate) fn evict_where(&self, which: impl Fn(&Entry<G, V>) -> bool) -> Vec<Arc<Entry<G, V>>> {
         let mut state = lock(&self.state);
-        let evicted: Vec<_> = state.all().filter(|entry| self.evict(entry)).cloned().collect();
+        let evicted: Vec<_> = state.all().filter(|entry| which(entry) && self.evict(entry)).cloned().collect();
         evicted.iter().for_each(|entry| state.take(entry));
         // SAFETY: evict() said so.
         let out: Vec<_> = evicted.iter().map(|entry| unsafe { state.end(entry) }).collect();
         drop(state);
         drop(out);
-        evicted.iter().map(|entry| entry.range.length()).sum()
+        evicted
     }
 
     /// Evicts what nobody uses, if that may help against `error`; whether there was something.
@@ -790,19 +828,12 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         if !short && !perhaps {
             return false;
         }
-        let helps = |entry: &Entry<G, V>| short || entry.way == Way::PeerMemory;
-        let mut state = lock(&self.state);
-        let evicted: Vec<_> = state.all().filter(|entry| helps(entry) && self.evict(entry)).cloned().collect();
-        evicted.iter().for_each(|entry| state.take(entry));
-        // SAFETY: evict() said so.
-        let out: Vec<_> = evicted.iter().map(|entry| unsafe { state.end(entry) }).collect();
-        drop(state);
-        !out.is_empty()
+        !self.evict_where(|entry| short || entry.way == Way::PeerMemory).is_empty()
     }
 
     /// Nobody gets this entry again, if nobody uses it. If so, it is to be taken out of the map and
     /// ended.
-    fn evict(&self, entry: &Entry<G, V>) -> bool {
+    pub(crate) fn evict(&self, entry: &Entry<G, V>) -> bool {
         let Some(hits) = entry.word.remove_or_await() else { return false };
         self.counters.hits.add(hits);
         self.counters.evicted.add(1);
@@ -814,6 +845,7 @@ impl<G: Gpu, V: Verbs> Drop for Inner<G, V> {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         state.queue.clear();
+        state.of_gpus.clear();
         let left: Vec<_> = std::mem::take(&mut state.regions).into_values().flat_map(BTreeMap::into_values).collect();
         for entry in left {
             if entry.word.remove().1 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The CUDA driver, opened at run time: ten functions. cudarc does not serve here. 0.19.10 needs
+//! The CUDA driver, opened at run time: eleven functions. cudarc does not serve here. 0.19.10 needs
 //! Rust 1.88 (by libloading 0.9), opens libcuda by itself and panics where a function is missing.
 //! 0.18.2 builds with 1.85 and takes a library that is open, but panics if that lacks any of its
 //! hundreds of functions. Both return a Rust enum, for which an error code of a newer driver is
@@ -51,6 +51,7 @@ type PopContext = unsafe extern "C" fn(*mut Context) -> c_int;
 type RetainPrimary = unsafe extern "C" fn(*mut Context, c_int) -> c_int;
 type ReleasePrimary = unsafe extern "C" fn(c_int) -> c_int;
 type PrimaryState = unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> c_int;
+type GetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
 type ErrorName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
 /// libcuda.
@@ -63,6 +64,7 @@ pub struct Cuda {
     range: Symbol<GetRange>,
     /// Since CUDA 11.7.
     handle: Option<Symbol<GetHandle>>,
+    info: Symbol<GetInfo>,
     name: Symbol<ErrorName>,
     push: Symbol<PushContext>,
     pop: Symbol<PopContext>,
@@ -111,6 +113,7 @@ impl Cuda {
                 attributes: lib.get(b"cuPointerGetAttributes\0").ok(),
                 range: lib.get(b"cuMemGetAddressRange_v2\0").map_err(missing)?,
                 handle: lib.get(b"cuMemGetHandleForAddressRange\0").ok(),
+                info: lib.get(b"cuMemGetInfo_v2\0").map_err(missing)?,
                 name: lib.get(b"cuGetErrorName\0").map_err(missing)?,
                 push: lib.get(b"cuCtxPushCurrent_v2\0").map_err(missing)?,
                 pop: lib.get(b"cuCtxPopCurrent_v2\0").map_err(missing)?,
@@ -148,17 +151,21 @@ impl Cuda {
         if !WRONG_CONTEXT.contains(&status) {
             return status;
         }
+        self.in_its_context(address, &ask).unwrap_or(status)
+    }
+
+    /// The same in a context of the memory's GPU, whatever is current. `None` if there is none.
+    fn in_its_context(&self, address: u64, ask: impl Fn() -> c_int) -> Option<c_int> {
         // The memory lives, so its context does.
         let mut context = self.number(CONTEXT, address).unwrap_or(0) as Context;
-        let Ok(device) = self.number(DEVICE_ORDINAL, address) else { return status };
-        let device = device as c_int;
+        let device = self.number(DEVICE_ORDINAL, address).ok()? as c_int;
         // Memory of a pool, and virtual memory, belong to none.
         let primary = context.is_null();
         // SAFETY: Locals. What is pushed here is popped here, what is retained is released, or kept
         // and released once in drop.
         unsafe {
             if primary && (self.retain_primary(&mut context, device)) != 0 {
-                return status;
+                return None;
             }
             let mut status = (self.push)(context);
             if status == 0 {
@@ -168,7 +175,7 @@ impl Cuda {
             if primary {
                 (self.release)(device);
             }
-            status
+            Some(status)
         }
     }
 
@@ -269,6 +276,17 @@ impl Gpu for Cuda {
 
     fn pooled(&self, address: u64) -> bool {
         self.number(MEMORY_POOL, address).is_ok_and(|pool| pool != 0)
+    }
+
+    fn device(&self, address: u64) -> i32 {
+        self.number(DEVICE_ORDINAL, address).unwrap_or(0) as i32
+    }
+
+    fn memory(&self, address: u64) -> Option<(u64, u64)> {
+        let (free, total) = (Cell::new(0usize), Cell::new(0usize));
+        // SAFETY: Two locals.
+        let status = self.in_its_context(address, || unsafe { (self.info)(free.as_ptr(), total.as_ptr()) });
+        (status == Some(0)).then(|| (free.get() as u64, total.get() as u64))
     }
 
     fn words(&self, status: c_int) -> String {

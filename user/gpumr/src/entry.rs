@@ -84,6 +84,8 @@ pub(crate) struct Entry<G: Gpu, V: Verbs> {
     pub(crate) pd: V::Pd,
     pub(crate) access: Access,
     pub(crate) range: Range,
+    /// The GPU's number; 0 where nobody needs it.
+    pub(crate) device: i32,
     pub(crate) way: Way,
     pub(crate) keys: (u32, u32),
     pub(crate) cache: Weak<Inner<G, V>>,
@@ -100,6 +102,7 @@ pub(crate) struct Parts<G: Gpu, V: Verbs> {
     pub(crate) pd: V::Pd,
     pub(crate) access: Access,
     pub(crate) range: Range,
+    pub(crate) device: i32,
     pub(crate) way: Way,
     pub(crate) keys: (u32, u32),
     pub(crate) cache: Weak<Inner<G, V>>,
@@ -118,6 +121,7 @@ impl<G: Gpu, V: Verbs> Entry<G, V> {
             pd: parts.pd,
             access: parts.access,
             range: parts.range,
+            device: parts.device,
             way: parts.way,
             keys: parts.keys,
             cache: parts.cache,
@@ -209,6 +213,18 @@ impl<G: Gpu, V: Verbs> Deref for Held<G, V> {
 }
 
 impl<G: Gpu, V: Verbs> Held<G, V> {
+    /// The lease as a pointer. It does not end.
+    pub(crate) fn into_raw(self) -> NonNull<Entry<G, V>> {
+        std::mem::ManuallyDrop::new(self).0
+    }
+
+    /// # Safety
+    ///
+    /// `into_raw()` returned it, and this is done with it once.
+    pub(crate) unsafe fn from_raw(entry: NonNull<Entry<G, V>>) -> Self {
+        Self(entry)
+    }
+
     /// The entry, for longer than this lease.
     fn own(&self) -> Option<Arc<Entry<G, V>>> {
         // SAFETY: This lease lives, so nobody writes.

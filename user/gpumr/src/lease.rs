@@ -2,9 +2,12 @@
 //! What `register` returns.
 
 use crate::backend::{Gpu, Verbs};
-use crate::entry::Held;
+use crate::entry::{Entry, Held};
 use crate::policy::Way;
 use crate::range::Range;
+use std::ffi::c_void;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
 
 /// A registration, held until drop: it is not evicted, and its memory stays. Several may share one.
 pub struct Lease<G: Gpu, V: Verbs> {
@@ -64,6 +67,35 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
     /// How it is registered.
     pub fn way(&self) -> Way {
         self.entry.way
+    }
+
+    /// The lease as a pointer, for C: no memory is allocated for it, and several of one region are the
+    /// same pointer. It ends with [`Lease::from_raw`].
+    pub fn into_raw(self) -> NonNull<c_void> {
+        self.entry.into_raw().cast()
+    }
+
+    /// The lease again; its range is that of the whole registration.
+    ///
+    /// # Safety
+    ///
+    /// [`Lease::into_raw`] returned it, of a lease of these types, and it is given back once for each
+    /// time that it was returned.
+    pub unsafe fn from_raw(raw: NonNull<c_void>) -> Self {
+        // SAFETY: By this function's contract.
+        let entry = unsafe { Held::from_raw(raw.cast::<Entry<G, V>>()) };
+        let range = entry.range;
+        Self { entry, range }
+    }
+
+    /// The lease, which goes on: for a look at it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Lease::from_raw`], but it is not given back, and lives as long as what is returned.
+    pub unsafe fn borrow_raw(raw: NonNull<c_void>) -> ManuallyDrop<Self> {
+        // SAFETY: By this function's contract; it is not dropped.
+        ManuallyDrop::new(unsafe { Self::from_raw(raw) })
     }
 
     /// Ends the lease of a region that somebody deregistered past the cache. Nobody gets it again, and

@@ -4,6 +4,7 @@
 use crate::backend::{Gpu, Verbs};
 use crate::cache::Cache;
 use crate::fork;
+use crate::pressure::INTERVAL;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
 use std::sync::Once;
@@ -21,7 +22,7 @@ pub struct Sweeper {
 }
 
 impl Sweeper {
-    /// Sweeps `cache` each `interval`. Errors: no thread, or an interval of 0.
+    /// Sweeps `cache` each `interval`; and asks for free memory more often, if that is watched. Errors: no thread, or an interval of 0.
     pub fn start<G: Gpu, V: Verbs>(cache: &Cache<G, V>, interval: Duration) -> std::io::Result<Self> {
         if interval.is_zero() {
             let why = "an interval of 0 would sweep without end: take some milliseconds";
@@ -35,12 +36,21 @@ impl Sweeper {
             // SAFETY: The handler waits for half a second at most. It fails for lack of memory only.
             unsafe { libc::atexit(at_exit) };
         });
+        // A whole number of them makes an interval.
+        let steps =
+            if cache.inner().options.free_bytes > 0 { interval.as_nanos().div_ceil(INTERVAL.as_nanos()) } else { 1 };
+        let step = interval / u32::try_from(steps).unwrap_or(u32::MAX);
         let sweeps = move || {
-            while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+            let mut swept = Instant::now();
+            while stopped.recv_timeout(step) == Err(RecvTimeoutError::Timeout) {
                 SWEEPING.fetch_add(1, Ordering::SeqCst);
                 let over = OVER.load(Ordering::SeqCst);
-                if !over {
+                if !over && swept.elapsed() >= interval {
                     cache.sweep();
+                    swept = Instant::now();
+                }
+                if !over {
+                    cache.inner().relieve();
                 }
                 SWEEPING.fetch_sub(1, Ordering::SeqCst);
                 if over {

@@ -8,7 +8,7 @@ fn step() {}
 
 use gpumr::backend::Kind;
 use gpumr::hooks::Hooks;
-use gpumr::{Cache, Limits, Policy, Range, Sweeper, Way};
+use gpumr::{Cache, Limits, Options, Policy, Range, Sweeper, Way, FREE_BYTES_AUTO};
 use std::time::{Duration, Instant};
 use world::{Bounds, World, PAGE};
 
@@ -492,6 +492,74 @@ fn what_nobody_uses_is_let_go_on_request() {
 }
 
 /// What is in use when room is needed is evicted later, when its last lease ends, in its turn.
+/// Longer than the interval in which free memory is asked for.
+const LATER: Duration = Duration::from_millis(120);
+
+fn watching(world: &World, free_bytes: u64) -> Cache<World, World> {
+    let mut options = Options::default();
+    options.free_bytes = free_bytes;
+    Cache::with(world.clone(), world.clone(), Policy::by_module(true), Limits::default(), options)
+}
+
+/// PyTorch's allocator frees and allocates again when memory is short (PyTorch's
+/// CUDACachingAllocator.cpp, release_cached_blocks()). What is registered by dma-buf it would not get.
+#[test]
+fn pytorch_what_is_freed_when_memory_is_short_is_free() {
+    let world = World::default();
+    let cache = watching(&world, 1000);
+    world.has_memory(0, 5000, 1 << 40);
+    world.has_memory(1, 1000, 1 << 40);
+    let (kept, used, late, there) =
+        (world.allocate(2).unwrap(), world.allocate(2).unwrap(), world.allocate(2).unwrap(), world.allocate_there(2));
+    let of_kept = region(&world, &cache, kept);
+    let lease = cache.register(0, used.start(), used.length(), 1).unwrap();
+    let of_there = region(&world, &cache, there);
+    std::thread::sleep(LATER);
+    assert_eq!(region(&world, &cache, kept), of_kept, "there is enough");
+    world.has_memory(0, 999, 1 << 40);
+    std::thread::sleep(LATER);
+    let of_late = region(&world, &cache, late);
+    assert!(!world.is_alive(of_kept) && !world.is_alive(of_late), "nobody uses them");
+    assert!(world.is_alive(lease.lkey()) && world.is_alive(of_there), "in use; and another GPU's");
+    let again = region(&world, &cache, late);
+    assert!(!world.is_alive(again), "it ends with its last lease");
+    let of_used = lease.lkey();
+    drop(lease);
+    assert!(!world.is_alive(of_used), "as this does");
+    assert_eq!((world.regions(), cache.stats().entries), (1, 1));
+    world.has_memory(0, 1000, 1 << 40);
+    std::thread::sleep(LATER);
+    region(&world, &cache, late);
+    assert!(world.is_alive(region(&world, &cache, late)), "there is enough again");
+}
+
+/// Without registrations it is the sweeper that sees it, long before its next sweep. Freed memory says
+/// nothing of its GPU.
+#[test]
+fn a_sweeper_looks_at_free_memory_between_its_sweeps() {
+    let world = World::default();
+    let cache = watching(&world, FREE_BYTES_AUTO);
+    world.has_memory(0, 1 << 30, 80 << 30);
+    let (freed, block) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+    region(&world, &cache, freed);
+    let key = region(&world, &cache, block);
+    let _sweeper = Sweeper::start(&cache, Duration::from_secs(3600)).unwrap();
+    std::thread::sleep(LATER);
+    assert!(world.is_alive(key), "1 GiB is enough");
+    world.free(freed);
+    world.has_memory(0, (1 << 30) - 1, 80 << 30);
+    let start = Instant::now();
+    while world.regions() > 0 {
+        assert!(start.elapsed() < Duration::from_secs(10), "nobody looks");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    world.has_memory(0, 17, 16 * 17);
+    std::thread::sleep(2 * LATER);
+    let key = region(&world, &cache, block);
+    std::thread::sleep(2 * LATER);
+    assert!(world.is_alive(key), "a sixteenth is enough");
+}
+
 #[test]
 fn what_was_in_use_is_evicted_in_its_turn() {
     let world = World::default();

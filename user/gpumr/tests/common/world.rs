@@ -4,7 +4,8 @@
 //! As read on an H200 with driver 580: BUFFER_ID grows by one per allocation, also of a segment
 //! mapped again and of pool memory given out again, and freed memory has none; addresses are used
 //! again. An MR keeps the memory that it was made of. After a checkpoint and a restore memory is new
-//! under its old numbers, as on an H100. Left out: costs, contexts, several GPUs.
+//! under its old numbers, as on an H100. Memory of the arena's second half is another GPU's. Left out:
+//! costs, contexts.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use gpumr::backend::{Gpu, Kind, Verbs};
@@ -68,6 +69,8 @@ struct State {
     no_deregistration: bool,
     bounds: Bounds,
     epoch: u64,
+    /// Bytes that each GPU has free, and all of its bytes, where CUDA says so.
+    memory: [Option<(u64, u64)>; 2],
     questions: usize,
     /// Runs once, when the next registration has its memory and has not returned.
     meanwhile: Option<Meanwhile>,
@@ -144,6 +147,20 @@ impl World {
 
     pub fn limit(&self, pages: u64) {
         self.state().room = pages;
+    }
+
+    pub fn has_memory(&self, gpu: usize, free: u64, all: u64) {
+        self.state().memory[gpu] = Some((free, all));
+    }
+
+    /// Memory of the other GPU.
+    pub fn allocate_there(&self, pages: u64) -> Range {
+        let mut state = self.state();
+        let range = Range::new(ARENA + ARENA_PAGES / 2 * PAGE, pages * PAGE).unwrap();
+        state.next += 1;
+        let id = state.next;
+        state.blocks.insert(range.start(), Block { range, id, object: id, kind: Kind::Device });
+        range
     }
 
     pub fn answer_when_full(&self, errno: i32) {
@@ -271,6 +288,17 @@ impl Gpu for World {
 
     fn epoch(&self) -> u64 {
         self.state().epoch
+    }
+
+    fn device(&self, address: u64) -> i32 {
+        (address >= ARENA + ARENA_PAGES / 2 * PAGE).into()
+    }
+
+    fn memory(&self, address: u64) -> Option<(u64, u64)> {
+        let gpu = self.device(address) as usize;
+        let state = self.state();
+        // Nothing is said of memory that is gone.
+        state.block(address).and(state.memory[gpu])
     }
 
     fn kind(&self, address: u64) -> Kind {

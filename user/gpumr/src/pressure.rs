@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Watches how much memory GPUs have left. A program that runs short frees what it can spare and
+//! allocates again, but what is registered stays allocated.
+
+use crate::backend::{Gpu, Verbs};
+use crate::cache::{Inner, State};
+use crate::entry::Entry;
+use crate::sync::{lock, Arc, AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// Each GPU is asked once in this time at most (docs/dma-buf.md has what that costs).
+pub(crate) const INTERVAL: Duration = Duration::from_millis(100);
+
+/// [`crate::Options::free_bytes`] for programs whose allocations nobody knows, as PyTorch's: 1 GiB, and of
+/// small GPUs a sixteenth.
+pub const FREE_BYTES_AUTO: u64 = u64::MAX;
+
+/// Whether so many free bytes of all that a GPU has are few.
+fn is_little(limit: u64, free: u64, all: u64) -> bool {
+    free < if limit == FREE_BYTES_AUTO { (1 << 30).min(all / 16) } else { limit }
+}
+
+/// When GPUs were last asked, in intervals since the first time.
+#[derive(Default)]
+pub(crate) struct Pressure(AtomicU64);
+
+impl Pressure {
+    /// Whether it is time to ask. Of several threads one is told so.
+    fn is_due(&self) -> bool {
+        static START: OnceLock<Instant> = OnceLock::new();
+        let now = START.get_or_init(Instant::now).elapsed().as_nanos() / INTERVAL.as_nanos() + 1;
+        let now = u64::try_from(now).unwrap_or(u64::MAX);
+        let last = self.0.load(Ordering::Relaxed);
+        last != now && self.0.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
+impl<G: Gpu, V: Verbs> Inner<G, V> {
+    /// This entry, which is new in the map, is found by its GPU. If that has little memory left, the
+    /// entry ends with its last lease.
+    pub(crate) fn watch(&self, state: &mut State<G, V>, entry: &Arc<Entry<G, V>>) {
+        if self.options.free_bytes > 0 {
+            state.of_gpus.insert((entry.device, Arc::as_ptr(entry) as usize), entry.clone());
+            if state.pressed.contains(&entry.device) {
+                entry.word.remove_or_await();
+            }
+        }
+    }
+
+    /// Asks each GPU of which something is registered, if it is time or one had little, and evicts what is registered of
+    /// one that has little memory left.
+    pub(crate) fn relieve(&self) {
+        let limit = self.options.free_bytes;
+        if limit == 0 || self.check_process().is_err() {
+            return;
+        }
+        // One that had little may have enough again, and nothing registered that would tell.
+        if !self.pressure.is_due() && lock(&self.state).pressed.is_empty() {
+            return;
+        }
+        let mut from = (i32::MIN, 0);
+        loop {
+            let next = lock(&self.state).of_gpus.range(from..).next().map(|(at, entry)| (*at, entry.clone()));
+            let Some(((device, at), entry)) = next else { return };
+            from = (device, at + 1);
+            if !entry.identity.holds(&self.gpu) {
+                // It cannot say which GPU it is of.
+                self.stale(&entry);
+                continue;
+            }
+            if self.gpu.memory(entry.range.start()).is_some_and(|(free, all)| is_little(limit, free, all)) {
+                // What is in use now, or comes later, is told that it is awaited.
+                if lock(&self.state).pressed.insert(device) {
+                    self.evict_where(|entry| entry.device == device);
+                }
+            } else {
+                lock(&self.state).pressed.remove(&device);
+            }
+            let Some(next) = device.checked_add(1) else { return };
+            from = (next, 0);
+        }
+    }
+}
