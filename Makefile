@@ -113,7 +113,7 @@ user-install:
 # `make tools` built.
 verify:
 	@[ -x '$(TOOLS)/peermemctl' ] || $(MAKE) --no-print-directory tools
-	@'$(TOOLS)/peermemctl' verify $(VERIFY)
+	@'$(TOOLS)/peermemctl' verify --module $(VERIFY)
 
 # What kernel-lite needs of others, by name, into the cache.
 deps:

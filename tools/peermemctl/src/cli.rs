@@ -6,14 +6,14 @@ use crate::complete;
 use crate::doctor;
 use crate::manual;
 use crate::print::{Detail, WIDTH};
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::ArgValueCandidates;
 use std::path::PathBuf;
 
 /// What --help ends with.
 const AFTER_HELP: &str = "Exit codes of status, doctor and check: 0 usable, 1 usable with warnings, 2 not usable (or the command failed), 3 unknown. \
-    Of check --plugin: 0 usable, 1 not usable, 2 unknown. Of verify: 0 all held, 1 something was not tried, \
-    2 something does not hold, 3 the machine lacks what it needs. Of the others: 0 fine, 1 warning, 2 broken (or the command failed).";
+    Of check --plugin: 0 usable, 1 not usable, 2 unknown. Of verify and matrix: as of check, by what was tried; \
+    of verify --module: 0 all held, 1 something was not tried, 2 something does not hold, 3 the machine lacks what it needs. Of the others: 0 fine, 1 warning, 2 broken (or the command failed).";
 
 /// Says whether GPUDirect RDMA works on this machine by peer memory (nvidia-peermem) or by dma-buf,
 /// and if not, why and what fixes it.
@@ -97,6 +97,20 @@ pub enum Command {
         #[arg(short, long)]
         verbose: bool,
     },
+    /// Each GPU with each NIC: the way, how near, the bandwidth by each way against what the link can
+    /// do, and NCCL's choice
+    #[command(after_help = exit_codes("matrix"))]
+    Matrix {
+        /// Print a picture (SVG)
+        #[arg(long, conflicts_with = "json")]
+        svg: bool,
+        /// Of this GPU only, by index or address
+        #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
+        gpu: Option<String>,
+        /// Of this NIC only, by name, index or address
+        #[arg(long, add = ArgValueCandidates::new(complete::nics))]
+        nic: Option<String>,
+    },
     /// Allocate GPU memory, register it, write to it through the NIC, compare; by peer memory and
     /// by dma-buf
     Selftest {
@@ -110,8 +124,8 @@ pub enum Command {
         #[arg(long)]
         bandwidth: bool,
     },
-    /// Test registration, bytes, frees, processes, a storm and unloading on this machine; write a
-    /// report; best as root
+    /// Try each way of registering with each GPU and NIC: compare bytes, free, measure, within a
+    /// minute; write a report; without root
     #[command(after_help = exit_codes("verify"))]
     Verify(Box<Verify>),
     /// For scripts: the verdict in one line, and as the exit code
@@ -159,32 +173,58 @@ pub struct Programs {
     pub asked: Vec<String>,
 }
 
+/// A way, as `--way` names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum WayWord {
+    /// Registering by a plain ibv_reg_mr(): nvidia-peermem
+    PeerMemory,
+    /// Registering a dma-buf; with the forced PCIe mapping and by Data Direct, too, where programs
+    /// take these
+    DmaBuf,
+    /// A plain ibv_reg_mr() in a process with libgpumr-preload.so
+    Preload,
+    /// All of them, also those that doctor expects to fail
+    All,
+}
+
 /// What `verify` does.
 #[derive(Args)]
 pub struct Verify {
-    /// GPU to use, by index or address; the first without this
+    /// Try these ways only; without this each one that exists
+    #[arg(long, value_name = "WAYS", value_delimiter = ',', value_enum, conflicts_with = "module")]
+    pub way: Vec<WayWord>,
+    /// Take 10 seconds at most: fewer registrations, no bandwidth, no free
+    #[arg(long, conflicts_with = "module")]
+    pub quick: bool,
+    /// GPU to use, by index or address; without this all, with --module the first
     #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
     pub gpu: Option<String>,
-    /// NIC to use, by name, index or address; the first with an active port without this
+    /// NIC to use, by name, index or address; without this all that have an active port, with --module
+    /// the first
     #[arg(long, add = ArgValueCandidates::new(complete::nics))]
     pub nic: Option<String>,
+    /// Test nvidia_peermem in depth instead, with one GPU and one NIC: processes, a storm, unloading,
+    /// both kinds of pins; best as root
+    #[arg(long)]
+    pub module: bool,
     /// Only the checks whose names begin so, such as bytes,free.traffic
-    #[arg(long, value_name = "CHECKS", value_delimiter = ',', add = ArgValueCandidates::new(complete::verifications))]
+    #[arg(long, value_name = "CHECKS", value_delimiter = ',', requires = "module", add = ArgValueCandidates::new(complete::verifications))]
     pub only: Vec<String>,
     /// Seconds that the storm takes, each time
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "module")]
     pub storm: u64,
     /// Repeat what was random in the run with this seed
     #[arg(long)]
     pub seed: Option<u64>,
     /// Test this module file afterwards, such as NVIDIA's own, in place of the loaded module; its
     /// failures do not count
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", requires = "module", value_hint = clap::ValueHint::FilePath)]
     pub compare: Option<PathBuf>,
     /// Load and unload nvidia_peermem without asking
-    #[arg(long)]
+    #[arg(long, requires = "module")]
     pub yes: bool,
-    /// Write the report to this new file; without it: peermemctl-verify-TIME.txt in this folder
+    /// Write the report to this new file; without it: peermemctl-verify-TIME.txt in this folder, or where
+    /// temporary files go
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub report: Option<PathBuf>,
     /// Be a process that a check needs

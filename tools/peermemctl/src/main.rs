@@ -79,6 +79,15 @@ fn run(cli: &Cli) -> Result<u8> {
             }
             Answer::Topo(topo)
         }
+        Command::Matrix { svg, gpu, nic } => {
+            let matrix = verify::matrix(&root, gpu.as_deref(), nic.as_deref())?;
+            if *svg {
+                let code = matrix.outcome().exit_code();
+                write(&picture::of_matrix(&matrix))?;
+                return Ok(code);
+            }
+            Answer::Matrix(matrix)
+        }
         Command::Selftest { gpu, nic, bandwidth } => {
             if !root.is_live() {
                 bail!("selftest works on this machine only, not on a recorded one");
@@ -99,17 +108,7 @@ fn verified(cli: &Cli, root: &Root, asked: &peermemctl::cli::Verify) -> Result<u
     if !root.is_live() {
         bail!("verify works on this machine only, not on a recorded one");
     }
-    let wanted = verify::Wanted {
-        gpu: asked.gpu.as_deref(),
-        nic: asked.nic.as_deref(),
-        only: &asked.only,
-        storm: Duration::from_secs(asked.storm),
-        seed: asked.seed,
-        compare: asked.compare.clone(),
-        yes: asked.yes,
-        report: asked.report.clone(),
-        about: &asked.about,
-    };
+    let wanted = verify::Wanted::of(asked);
     if let Some(kind) = &asked.process {
         return verify::process(root, kind, &wanted);
     }

@@ -42,15 +42,24 @@ pub fn examples(command: &str) -> &'static [Example] {
             ("peermemctl topo", "How near each NIC is to each GPU, and the best NIC for each."),
             ("peermemctl topo --svg > topo.svg", "As a picture."),
         ],
+        "matrix" => &[
+            ("peermemctl matrix", "Each GPU with each NIC, measured with RDMA writes of 1 MiB."),
+            ("peermemctl matrix --svg > matrix.svg", "As a picture."),
+        ],
         "selftest" => &[
             ("peermemctl selftest", "The first GPU, and the first NIC with an active port."),
             ("peermemctl selftest --gpu 0000:18:00.0 --nic mlx5_0 --bandwidth", "These two, with the bandwidth."),
         ],
         "verify" => &[
-            ("peermemctl verify \"two H100, ConnectX-7, DOCA 2.9\"", "Everything; asks before it unloads the module."),
-            ("peermemctl verify --only bytes,free --storm 0", "Some of it."),
             (
-                "peermemctl verify --compare /lib/modules/6.12.0/updates/dkms/nvidia-peermem.ko",
+                "peermemctl verify \"two H100, ConnectX-7, DOCA 2.9\"",
+                "Each way with each GPU and NIC; changes nothing.",
+            ),
+            ("peermemctl verify --quick --way dma-buf", "One way, within ten seconds."),
+            ("peermemctl verify --module", "The module in depth; asks before it unloads it."),
+            ("peermemctl verify --module --only bytes,free --storm 0", "Some of that."),
+            (
+                "peermemctl verify --module --compare /lib/modules/6.12.0/updates/dkms/nvidia-peermem.ko",
                 "NVIDIA's module as well, beside it.",
             ),
         ],
@@ -84,11 +93,11 @@ pub const FILES: [(&str, &str); 6] = [
 /// Exit codes of a command.
 pub fn exit_status(command: &str) -> &'static [Example] {
     match command {
-        "verify" => &[
-            ("0", "Everything was tried, and held."),
-            ("1", "Something was not tried."),
-            ("2", "Something does not hold."),
-            ("3", "The machine lacks a GPU, a NIC or a module to test."),
+        "verify" | "matrix" => &[
+            ("0", "Usable: each pair has a way that works. With --module: everything was tried, and held."),
+            ("1", "Usable, with warnings: slow, refused, or not each pair. With --module: something was not tried."),
+            ("2", "Not usable, or a way that registers does not work. With --module: something does not hold."),
+            ("3", "Unknown: the machine lacks a GPU, a NIC or (with --module) a module to test."),
         ],
         "" | "status" | "doctor" | "check" => &[
             ("0", "Usable."),

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `topo --svg`: GPUs on the left, NICs on the right, a line from each GPU to its best NIC.
+//! `matrix --svg`: a row for each GPU, a column for each NIC.
 
-use crate::answer::{Place, Topo};
+use crate::answer::{Matrix, Place, Topo};
+use crate::check::Level;
 use crate::pci::Distance;
+use crate::print::matrix::{best, cell, nics};
+use crate::text as words;
 use svg::node::element::{Group, Line, Rectangle, Text, Title};
 use svg::Document;
 
@@ -83,4 +87,55 @@ fn way(topo: &Topo, (n, gpu): (usize, &Place), (m, nic): (usize, &Place)) -> Gro
         .set("stroke-dasharray", if hindered { "6 4" } else { "none" });
     let label = text(left + 8, middle(n).saturating_sub(4), distance.text()).set("fill", colour);
     Group::new().add(line).add(label)
+}
+
+/// Draws what each GPU and each NIC can do together.
+pub fn of_matrix(matrix: &Matrix) -> String {
+    const CELL: (usize, usize) = (110, 32);
+    const LEFT: usize = 200;
+    let names = nics(&matrix.pairs);
+    let (width, height) = (LEFT + names.len() * CELL.0 + MARGIN, TOP + (matrix.gpus.len() + 1) * CELL.1 + MARGIN);
+    let head = match matrix.measured {
+        true => format!("GB/s between host and GPU, RDMA writes of {}", words::bytes(matrix.message_bytes)),
+        false => "not measured: what doctor expects".to_owned(),
+    };
+    let mut document = Document::new()
+        .set("viewBox", (0, 0, width.max(WIDTH), height))
+        .set("font-family", "sans-serif")
+        .set("font-size", 12)
+        .add(Rectangle::new().set("width", "100%").set("height", "100%").set("fill", "white"))
+        .add(text(MARGIN, 28, head));
+    for (column, name) in names.iter().enumerate() {
+        document = document.add(text(LEFT + column * CELL.0 + 4, TOP + CELL.1 / 2, *name));
+    }
+    for (row, gpu) in matrix.gpus.iter().enumerate() {
+        let y = TOP + (row + 1) * CELL.1;
+        document = document.add(text(MARGIN, y + CELL.1 / 2 + 4, format!("{} {}", gpu.label, gpu.address)));
+        for (column, name) in names.iter().enumerate() {
+            let pair = matrix.pairs.iter().find(|pair| pair.gpu == gpu.address && pair.nic == *name);
+            let Some(pair) = pair else { continue };
+            let worst = pair.ways.iter().map(|way| way.level).max().filter(|_| best(pair).is_some());
+            let deceives = pair.ways.iter().any(crate::answer::VerifyWay::deceives);
+            let colour = match worst {
+                _ if deceives => "#ef9a9a",
+                None => "#eeeeee",
+                Some(Level::Ok | Level::Skip) => "#c8e6c9",
+                Some(Level::Warn | Level::Fail) => "#fff59d",
+            };
+            let said: Vec<String> = pair
+                .ways
+                .iter()
+                .map(|way| format!("{}: {} {}", way.way.text(), way.level.text(), way.message.as_deref().unwrap_or("")))
+                .collect();
+            let shape = Rectangle::new()
+                .set("x", LEFT + column * CELL.0)
+                .set("y", y)
+                .set("width", CELL.0 - 4)
+                .set("height", CELL.1 - 4)
+                .set("fill", colour);
+            let label = text(LEFT + column * CELL.0 + 6, y + CELL.1 / 2 + 2, cell(pair));
+            document = document.add(Group::new().add(Title::new(said.join("; "))).add(shape).add(label));
+        }
+    }
+    format!("{document}\n")
 }

@@ -108,6 +108,11 @@ impl Root {
         self.live
     }
 
+    /// The root itself.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
     /// `path` (absolute on that machine) below the root.
     pub fn at(&self, path: &str) -> PathBuf {
         self.dir.join(path.trim_start_matches('/'))

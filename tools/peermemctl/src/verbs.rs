@@ -27,6 +27,8 @@ const MTU_1024: u32 = 3;
 const DEPTH: u64 = 16;
 /// Within this a request ends, with success or an error: a NIC's own retries take 8 s at most.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How the error begins of a request that did not end.
+pub const NO_COMPLETION: &str = "no completion";
 /// The status of a completion that is a success.
 pub const SUCCESS: u32 = 0;
 /// That of a request that was not tried, as one before it failed.
@@ -244,6 +246,8 @@ struct Completion {
 /// The library.
 pub struct Verbs {
     lib: Library,
+    /// What is asked before the library: what was preloaded.
+    before: Option<Library>,
 }
 
 impl Verbs {
@@ -252,7 +256,13 @@ impl Verbs {
         // SAFETY: libibverbs' constructors are safe to run.
         let lib = unsafe { Library::new("libibverbs.so.1") }
             .context("libibverbs.so.1 cannot be opened: install rdma-core (package ibverbs-providers)")?;
-        Ok(Self { lib })
+        Ok(Self { lib, before: None })
+    }
+
+    /// Opens the library as a program finds it that is linked with it: what LD_PRELOAD brings comes
+    /// before.
+    pub fn open_preloaded() -> Result<Self> {
+        Ok(Self { before: Some(libloading::os::unix::Library::this().into()), ..Self::open()? })
     }
 
     /// A function of the library.
@@ -261,8 +271,14 @@ impl Verbs {
     ///
     /// `F` is its type.
     unsafe fn function<F: Copy>(&self, name: &str) -> Result<F> {
+        let name_with_end = format!("{name}\0");
         // SAFETY: By this function's contract.
-        unsafe { self.lib.get::<F>(format!("{name}\0").as_bytes()) }
+        let before = self.before.as_ref().and_then(|lib| unsafe { lib.get::<F>(name_with_end.as_bytes()) }.ok());
+        if let Some(symbol) = before {
+            return Ok(*symbol);
+        }
+        // SAFETY: By this function's contract.
+        unsafe { self.lib.get::<F>(name_with_end.as_bytes()) }
             .map(|symbol| *symbol)
             .with_context(|| format!("libibverbs has no {name}"))
     }
@@ -419,13 +435,43 @@ impl<'a> Domain<'a> {
         self.region(raw)
     }
 
-    /// Registers a dma-buf that begins at `address`.
-    pub fn register_dma_buf(&'a self, fd: BorrowedFd, address: u64, length: usize) -> io::Result<Region<'a>> {
+    /// Registers `length` bytes from `offset` on of a dma-buf, which begins at `address`.
+    pub fn register_dma_buf(
+        &'a self,
+        fd: BorrowedFd,
+        address: u64,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<Region<'a>> {
         type Register = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut RawMr;
+        let access = self.device.access();
         // SAFETY: Type of the header; the kernel checks the range.
         let raw = unsafe {
             let register = self.device.verbs.function::<Register>("ibv_reg_dmabuf_mr").map_err(io::Error::other)?;
-            register(self.raw, 0, length, address, fd.as_raw_fd(), ACCESS)
+            register(self.raw, offset, length, address + offset, fd.as_raw_fd(), access)
+        };
+        self.region(raw)
+    }
+
+    /// Registers it for Data Direct: the NIC reaches the GPU by a PCI function of its own below the
+    /// GPU's switch. libmlx5 alone has that.
+    pub fn register_data_direct(
+        &'a self,
+        fd: BorrowedFd,
+        address: u64,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<Region<'a>> {
+        type Register = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int, c_int) -> *mut RawMr;
+        /// MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT
+        const DATA_DIRECT: c_int = 1;
+        let access = self.device.access();
+        // SAFETY: libmlx5's constructors are safe to run: libibverbs has loaded it for this device.
+        let lib = unsafe { Library::new("libmlx5.so.1") }.map_err(io::Error::other)?;
+        // SAFETY: Type of infiniband/mlx5dv.h; the kernel checks the range.
+        let raw = unsafe {
+            let register = lib.get::<Register>(b"mlx5dv_reg_dmabuf_mr\0").map_err(io::Error::other)?;
+            register(self.raw, offset, length, address + offset, fd.as_raw_fd(), access, DATA_DIRECT)
         };
         self.region(raw)
     }
@@ -465,7 +511,7 @@ impl<'a> Domain<'a> {
             return Err(io::Error::last_os_error()).context("ibv_create_cq");
         }
         // Gives back what there is so far where the next step fails.
-        let mut loopback = Loopback { device: self.device, cq, qps: Vec::new() };
+        let mut loopback = Loopback { device: self.device, cq, qps: Vec::new(), patience: PATIENCE };
         for _ in 0..1 + usize::from(with_peer) {
             let qp = self.queue_pair(cq)?;
             loopback.qps.push(qp);
@@ -608,12 +654,20 @@ pub struct Loopback<'a> {
     cq: *mut c_void,
     /// The first one asks; the last one, which may be the same, receives.
     qps: Vec<QueuePair>,
+    /// Within this a request ends, or the NIC hangs.
+    patience: Duration,
 }
 
 /// A place in a registered range.
 pub type At<'a, 'b> = (&'a Region<'b>, u64);
 
 impl Loopback<'_> {
+    /// Has requests end within `patience`.
+    pub fn within(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
     fn modify(&self, qp: QueuePair, attributes: &mut QpAttributes, mask: c_int) -> Result<()> {
         type Modify = unsafe extern "C" fn(*mut RawQp, *mut QpAttributes, c_int) -> c_int;
         // SAFETY: Type of the header; the queue pair is live.
@@ -803,13 +857,13 @@ impl Loopback<'_> {
             // SAFETY: Room for one completion.
             match unsafe { poll(self.cq, 1, &mut completion) } {
                 0 if round < SPINS => std::hint::spin_loop(),
-                0 if start.elapsed() > PATIENCE => break,
+                0 if start.elapsed() > self.patience => break,
                 0 => std::thread::yield_now(),
                 1 => return Ok(completion.status),
                 _ => bail!("ibv_poll_cq failed"),
             }
         }
-        bail!("no completion within {} s", PATIENCE.as_secs())
+        bail!("{NO_COMPLETION} within {} s", self.patience.as_secs())
     }
 }
 

@@ -10,12 +10,13 @@ use crate::machine::{Machine, OLD_MODULE, REGISTER};
 use crate::nvidia::{self, Flavour};
 use crate::pci::{Device, Iommu};
 use crate::rdma::RdmaDevice;
+use crate::root::Root;
 use crate::setting::{self, vendor, Vendor};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How GPU memory gets registered.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, JsonSchema)]
 pub enum Way {
     #[serde(rename = "peer memory")]
     PeerMemory,
@@ -436,21 +437,29 @@ fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     }
 }
 
-fn data_direct(machine: &Machine, nic: &RdmaDevice) -> Judged {
+/// Judges whether a NIC has a function of its own below the GPU's switch.
+pub fn data_direct(machine: &Machine, nic: &RdmaDevice) -> Judged {
     match (vendor(nic), machine.devices.iter().any(Device::is_dma_direct)) {
         (Vendor::Mellanox, true) => Judged::Yes("a ConnectX has a function for Data Direct".to_owned()),
         _ => Judged::No("there is no ConnectX-8".to_owned()),
     }
 }
 
-/// Judges the preload library, which registers a dma-buf in the place of a plain registration that failed.
-fn preload(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
-    const NAME: &str = "libgpumr-preload.so";
+/// The file of the preload library.
+const PRELOAD_LIBRARY: &str = "libgpumr-preload.so";
+
+/// Returns where the preload library is installed.
+pub fn preload_library(root: &Root) -> Option<String> {
     let mut folders = vec!["/usr/local/lib".to_owned(), "/usr/lib64".to_owned(), "/usr/lib".to_owned()];
     folders.extend(["x86_64", "aarch64"].map(|arch| format!("/usr/lib/{arch}-linux-gnu")));
-    let installed = folders.iter().find(|folder| machine.root.exists(&format!("{folder}/{NAME}")));
-    dma_buf(machine, gpu, nic).and(|| match installed {
-        Some(folder) => Judged::Yes(format!("{folder}/{NAME} is installed")),
-        None => Judged::No(format!("{NAME} is not installed")),
+    let files = folders.into_iter().map(|folder| format!("{folder}/{PRELOAD_LIBRARY}"));
+    files.into_iter().find(|file| root.exists(file))
+}
+
+/// Judges the preload library, which registers a dma-buf in the place of a plain registration that failed.
+fn preload(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
+    dma_buf(machine, gpu, nic).and(|| match preload_library(machine.root) {
+        Some(file) => Judged::Yes(format!("{file} is installed")),
+        None => Judged::No(format!("{PRELOAD_LIBRARY} is not installed")),
     })
 }

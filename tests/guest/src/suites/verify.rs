@@ -23,7 +23,10 @@ const LEGACY: Level = Level::Peermem(Mode::Legacy);
 
 pub fn suite() -> Suite {
     let tests = [
-        ("everything", PERSISTENT, everything as fn(&Env) -> Result<()>),
+        ("ways", PERSISTENT, ways as fn(&Env) -> Result<()>),
+        ("a_way_that_is_refused", PERSISTENT, a_way_that_is_refused),
+        ("ways_without_the_module", Level::Devices, ways_without_the_module),
+        ("everything", PERSISTENT, everything),
         ("beside_nvidias", LEGACY, beside_nvidias),
         ("loads_and_unloads", Level::Devices, loads_and_unloads),
         ("others_registrations", PERSISTENT, others_registrations),
@@ -46,8 +49,13 @@ pub fn suite() -> Suite {
 
 const REPORT: &str = "/tmp/verify-report.txt";
 
-/// What `peermemctl verify` found, its exit code, and its report.
+/// What `peermemctl verify --module` found, its exit code, and its report.
 fn verify(args: &[&str]) -> Result<(Value, Option<i32>, String)> {
+    reported(&[&["--module"][..], args].concat())
+}
+
+/// The same of `peermemctl verify`, which tries each way.
+fn reported(args: &[&str]) -> Result<(Value, Option<i32>, String)> {
     let _ = fs::remove_file(REPORT);
     let said = peermem::peermemctl(&[&["verify", "--json", "--report", REPORT][..], args].concat())?;
     let line = said.text.lines().find(|line| line.starts_with('{'));
@@ -71,6 +79,73 @@ fn failure(found: &Value) -> Result<(&str, &str)> {
     let mut checks = passes.flat_map(|pass| pass["checks"].as_array().into_iter().flatten());
     let check = checks.find(|check| check["level"] == "FAIL").with_context(|| format!("nothing failed: {found}"))?;
     Ok((check["id"].as_str().context("id")?, check["message"].as_str().context("message")?))
+}
+
+/// The ways of the first pair: name and level, and what each says.
+fn of_first_pair(found: &Value) -> Vec<(String, &str)> {
+    let ways = found["pairs"][0]["ways"].as_array().into_iter().flatten();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    ways.map(|way| {
+        (format!("{} {}", text(&way["level"]), text(&way["way"])), way["message"].as_str().unwrap_or_default())
+    })
+    .collect()
+}
+
+/// The names and levels alone.
+fn levels(found: &Value) -> Vec<String> {
+    of_first_pair(found).into_iter().map(|(level, _)| level).collect()
+}
+
+/// Peer memory and dma-buf move every byte right, in a minute, and nothing stays; the report is a machine.
+/// Whether a way is slow depends on the emulator, so that a warning of that is none.
+fn ways(_: &Env) -> Result<()> {
+    let (found, code, report) = reported(&["the lab, each way"])?;
+    emit("ways", &json!({ "report": report }));
+    let all = found["pairs"][0]["ways"].as_array().context("no pair")?;
+    for way in all.iter().filter(|way| way["way"] != "preload library") {
+        let done = way["operations"].as_array().map_or(0, Vec::len);
+        ensure!(way["level"] == "OK" || way["level"] == "WARN", "{way}");
+        ensure!(way["offsets"].as_u64() > Some(20) && done >= 4 && way["to_gpu"].as_f64() > Some(0.0), "{way}");
+    }
+    ensure!(all.len() >= 2 && matches!(code, Some(0 | 1)), "exit {code:?}: {found}");
+    ensure!(found["seconds"].as_f64() < Some(60.0), "took {}", found["seconds"]);
+    let after = gpu::accounting()?;
+    ensure!(after.is_clean(), "left behind: {:?}", after.dirt());
+    let (told, _) = peermem::peermemctl_json(&["--root", REPORT, "status"])?;
+    ensure!(told["module"] == "rust" && told["rdma_devices"][0] == RDMA_DEVICE, "the report as a machine: {told}");
+    let (matrix, code) = peermem::peermemctl_json(&["matrix"])?;
+    ensure!(matrix["measured"] == true && matches!(code, Some(0 | 1)), "exit {code:?}: {matrix}");
+    ensure!(gpu::accounting()?.is_clean(), "left behind by the matrix");
+    Ok(())
+}
+
+/// The module refuses, and dma-buf serves: the refusal is told with its reason, and the node is usable.
+fn a_way_that_is_refused(_: &Env) -> Result<()> {
+    gpu::lab()?.fault("persistent_errno", libc::EBUSY as u64)?;
+    let told = reported(&["--quick"]);
+    gpu::lab()?.reset_faults()?;
+    let (found, code, _) = told?;
+    let ways = of_first_pair(&found);
+    let peers = ways.iter().find(|(name, _)| name == "FAIL peer memory");
+    ensure!(peers.is_some_and(|(_, message)| message.contains("busy")), "{ways:?}");
+    ensure!(levels(&found).contains(&"OK dma-buf".to_owned()) && code == Some(1), "exit {code:?}: {ways:?}");
+    Ok(())
+}
+
+/// Without the module there is dma-buf alone, and what is asked for by name is tried all the same.
+fn ways_without_the_module(_: &Env) -> Result<()> {
+    let (found, code, _) = reported(&["--quick"])?;
+    let levels = levels(&found);
+    ensure!(levels.contains(&"SKIP peer memory".to_owned()), "{levels:?}");
+    ensure!(levels.contains(&"OK dma-buf".to_owned()) && code == Some(0), "exit {code:?}: {levels:?}");
+    let (found, code, _) = reported(&["--quick", "--way", "peer-memory"])?;
+    let ways = of_first_pair(&found);
+    ensure!(
+        code == Some(2) && ways.iter().any(|(_, message)| message.contains("Bad address")),
+        "exit {code:?}: {ways:?}"
+    );
+    ensure!(!modules::loaded(PEERMEM)?, "loaded without being asked to");
+    Ok(())
 }
 
 const CHECKS: usize = 12;
@@ -162,7 +237,7 @@ fn bad_words(_: &Env) -> Result<()> {
         let own = "/tmp/verify-bad.txt";
         let _ = fs::remove_file(own);
         let report = if args[0] == "--report" { vec![] } else { vec!["--report", own] };
-        let said = peermem::peermemctl(&[&["verify"][..], &args, &report].concat())?;
+        let said = peermem::peermemctl(&[&["verify", "--module"][..], &args, &report].concat())?;
         let flat = said.text.split_whitespace().collect::<Vec<_>>().join(" ");
         ensure!(said.code == Some(2) && flat.contains(words), "{args:?}: exit {:?}, {flat}", said.code);
         ensure!(!Path::new(own).exists(), "{args:?} left a report");

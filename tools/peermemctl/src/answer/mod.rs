@@ -4,6 +4,7 @@
 mod explain;
 mod failures;
 mod list;
+mod matrix;
 mod selftest;
 mod status;
 mod topo;
@@ -13,10 +14,11 @@ mod watch;
 pub use explain::{explain, Explanation, Explanations};
 pub use failures::{failures, Failures};
 pub use list::{list, List, Process, Wanted};
+pub use matrix::Matrix;
 pub use selftest::{Bandwidth, Selftest, SelftestWay};
 pub use status::{status, Status};
 pub use topo::{topo, Pair, Place, Topo};
-pub use verify::{Fact, Verify, VerifyCheck, VerifyPass};
+pub use verify::{Fact, Verify, VerifyCheck, VerifyPair, VerifyPass, VerifyWay, NOT_TRIED};
 pub use watch::{tick, Tick};
 
 use crate::check::Level;
@@ -68,6 +70,7 @@ pub enum Answer {
     Watch(Tick),
     Failures(Failures),
     Topo(Topo),
+    Matrix(Matrix),
     Selftest(Selftest),
     Verify(Box<Verify>),
     Explain(Explanations),
@@ -83,6 +86,7 @@ impl Answer {
             Self::Watch(tick) => tick.level(),
             Self::Topo(topo) => topo.level(),
             Self::Failures(failures) if !failures.failures.is_empty() => Level::Warn,
+            Self::Matrix(matrix) => return matrix.outcome().exit_code(),
             Self::Selftest(selftest) => selftest.level,
             Self::Verify(verify) => return verify.exit_code(),
             _ => Level::Ok,

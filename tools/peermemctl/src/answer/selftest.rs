@@ -14,14 +14,15 @@ pub struct Selftest {
     pub nic: String,
     pub bytes: u64,
     /// By peer memory, then by dma-buf, then by dma-buf as NCCL asks for it on GPUs with a coherent
-    /// link.
+    /// link, and by Data Direct with a ConnectX-8.
     pub ways: Vec<SelftestWay>,
 }
 
 /// One way of registering.
 #[derive(Serialize, JsonSchema)]
 pub struct SelftestWay {
-    /// `peer-memory`, `dma-buf`, or on GPUs with a coherent link `dma-buf-pcie`.
+    /// `peer-memory`, `dma-buf`, on GPUs with a coherent link `dma-buf-pcie`, with a ConnectX-8
+    /// `data-direct`.
     pub way: &'static str,
     pub level: Level,
     /// What went wrong, or why it was not tried.

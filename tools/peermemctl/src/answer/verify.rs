@@ -2,8 +2,11 @@
 //! What `verify` found.
 
 use crate::check::Level;
+use crate::outcome::Outcome;
+use crate::pci::Distance;
+use crate::way::Way;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What `verify` found.
 #[derive(Clone, Serialize, JsonSchema)]
@@ -22,8 +25,94 @@ pub struct Verify {
     pub missing: Vec<String>,
     /// Versions, and where the devices are.
     pub facts: Vec<Fact>,
-    /// One for each module and each of its settings that was tried.
+    /// Each GPU with each NIC, the nearest first; empty with `--module`.
+    pub pairs: Vec<VerifyPair>,
+    /// With `--module` one for each module and each of its settings that was tried; without, what
+    /// could be tried of a GPU or a NIC alone.
     pub passes: Vec<VerifyPass>,
+}
+
+/// A GPU and a NIC.
+#[derive(Clone, Serialize, JsonSchema)]
+pub struct VerifyPair {
+    /// PCI address.
+    pub gpu: String,
+    /// Name of the RDMA device.
+    pub nic: String,
+    /// `null` where one of them has no PCI address.
+    pub distance: Option<Distance>,
+    /// What NCCL does with the two: a way, `copies through host memory` or `unknown`.
+    pub nccl: Option<String>,
+    pub ways: Vec<VerifyWay>,
+}
+
+/// One way with a GPU and a NIC.
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
+pub struct VerifyWay {
+    pub way: Way,
+    /// `SKIP`: not possible here, or not tried; `WARN`: works, but is slow or lacks atomics; `FAIL`: is
+    /// refused, or registers and then does not work.
+    pub level: Level,
+    /// What is wrong, or why it was not tried.
+    pub message: Option<String>,
+    /// `null` if it did not register.
+    pub register_us: Option<f64>,
+    pub deregister_us: Option<f64>,
+    /// Of a free of registered memory.
+    pub free_us: Option<f64>,
+    /// Registrations of different begin and length, each written and compared.
+    pub offsets: u64,
+    /// What else was done, and the bytes compared.
+    pub operations: Vec<String>,
+    /// Bytes per second, in RDMA writes of 1 MiB; `null` if it was not measured.
+    pub to_gpu: Option<f64>,
+    pub from_gpu: Option<f64>,
+    /// What the slowest link between the two carries, or the NIC itself if that is less.
+    pub limit: Option<f64>,
+    /// Which that is.
+    pub limit_by: Option<String>,
+    pub details: Vec<String>,
+}
+
+impl VerifyWay {
+    /// One of which nothing is known yet.
+    pub fn of(way: Way) -> Self {
+        Self {
+            way,
+            level: Level::Ok,
+            message: None,
+            register_us: None,
+            deregister_us: None,
+            free_us: None,
+            offsets: 0,
+            operations: Vec::new(),
+            to_gpu: None,
+            from_gpu: None,
+            limit: None,
+            limit_by: None,
+            details: Vec::new(),
+        }
+    }
+
+    /// One that was not tried.
+    pub fn skipped(way: Way, message: String) -> Self {
+        Self { level: Level::Skip, message: Some(message), ..Self::of(way) }
+    }
+
+    /// Returns the slower of both directions.
+    pub fn slower(&self) -> Option<f64> {
+        Some(self.to_gpu?.min(self.from_gpu?))
+    }
+
+    /// Returns whether bytes get through.
+    pub fn works(&self) -> bool {
+        self.register_us.is_some() && self.level <= Level::Warn
+    }
+
+    /// Returns whether it registers, and loses or changes bytes, or hangs: programs do not notice.
+    pub fn deceives(&self) -> bool {
+        self.register_us.is_some() && self.level == Level::Fail
+    }
 }
 
 /// A version, or a place.
@@ -57,20 +146,64 @@ pub struct VerifyCheck {
 }
 
 impl Verify {
-    /// 0: everything was tried and held; 1: something was not tried; 2: something does not hold; 3:
-    /// no check of the module could be tried.
+    /// One of which nothing is known yet.
+    pub fn begun(begun: String, seed: u64) -> Self {
+        Self {
+            level: Level::Ok,
+            version: super::VERSION.to_owned(),
+            arguments: Vec::new(),
+            begun,
+            seconds: 0.0,
+            seed,
+            missing: Vec::new(),
+            facts: Vec::new(),
+            pairs: Vec::new(),
+            passes: Vec::new(),
+        }
+    }
+
+    /// Of the ways: as `check`'s. Of `--module`: 0: everything was tried and held; 1: something was not
+    /// tried; 2: something does not hold; 3: no check of the module could be tried.
     pub fn exit_code(&self) -> u8 {
-        match (self.level, self.missing.is_empty()) {
-            (Level::Fail, _) => 2,
-            (_, false) => 3,
-            (Level::Ok, true) => 0,
+        match (self.outcome(), self.level, self.missing.is_empty()) {
+            (Some(outcome), ..) => outcome.exit_code(),
+            (None, Level::Fail, _) => 2,
+            (None, _, false) => 3,
+            (None, Level::Ok, true) => 0,
             _ => 1,
         }
     }
 
+    /// Returns what the ways say; `None` where there is no pair.
+    pub fn outcome(&self) -> Option<Outcome> {
+        let hung = self.passes.iter().flat_map(|pass| &pass.checks).any(|check| check.level == Level::Fail);
+        of_pairs(&self.pairs).map(|outcome| if hung { Outcome::NotUsable } else { outcome })
+    }
+
     /// The worst that counts.
     pub fn worst(&self) -> Level {
+        if let Some(outcome) = self.outcome() {
+            return outcome.level();
+        }
         let checks = self.passes.iter().filter(|pass| pass.counts).flat_map(|pass| &pass.checks);
         checks.map(|check| check.level).max().unwrap_or(Level::Ok)
     }
 }
+
+/// Returns what the ways of pairs say together; `None` where there is no pair.
+pub fn of_pairs(pairs: &[VerifyPair]) -> Option<Outcome> {
+    let all = || pairs.iter().flat_map(|pair| &pair.ways);
+    let untried = |way: &VerifyWay| way.message.as_deref().is_some_and(|why| why.starts_with(NOT_TRIED));
+    let works = |pair: &VerifyPair| pair.ways.iter().any(VerifyWay::works);
+    Some(match pairs.iter().filter(|pair| works(pair)).count() {
+        _ if pairs.is_empty() => return None,
+        _ if all().any(VerifyWay::deceives) => Outcome::NotUsable,
+        0 if all().all(untried) => Outcome::Unknown,
+        0 => Outcome::NotUsable,
+        some if some < pairs.len() || all().any(|way| way.level >= Level::Warn) => Outcome::UsableWithWarnings,
+        _ => Outcome::Usable,
+    })
+}
+
+/// How the message of a way begins that was not tried.
+pub const NOT_TRIED: &str = "not tried";

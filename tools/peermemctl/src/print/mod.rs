@@ -5,6 +5,7 @@ mod doctor;
 mod explain;
 mod failures;
 mod list;
+pub(crate) mod matrix;
 mod selftest;
 mod status;
 mod topo;
@@ -70,6 +71,7 @@ impl Page {
             Answer::Watch(tick) => watch::print(&mut self, tick),
             Answer::Failures(failures) => failures::print(&mut self, failures),
             Answer::Topo(topo) => topo::print(&mut self, topo),
+            Answer::Matrix(matrix) => matrix::print(&mut self, matrix),
             Answer::Selftest(selftest) => selftest::print(&mut self, selftest),
             Answer::Verify(verify) => verify::print(&mut self, verify),
             Answer::Explain(explanations) => explain::print(&mut self, explanations),

@@ -157,7 +157,7 @@ fn median(mut times: Vec<Duration>) -> Option<Duration> {
 
 /// What the module tells of the one registration of `memory`: nothing but to root, and only this
 /// project's does.
-fn how_pinned(root: &Root, memory: &Memory) -> Result<String> {
+pub(super) fn how_pinned(root: &Root, memory: &Memory) -> Result<String> {
     let rows = peermem::registrations(root).unwrap_or_default();
     let Some(row) = rows.iter().find(|row| row.va == memory.address() && row.pid == std::process::id()) else {
         return Ok(String::new());

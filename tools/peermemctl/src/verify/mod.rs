@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `verify`: tries on this machine what users of the module count on, by libcuda, libibverbs, /proc
-//! and the kernel log alone, and writes one report.
+//! `verify`: tries on this machine what users of GPU memory and RDMA count on, by libcuda, libibverbs,
+//! /proc and the kernel log alone, and writes one report: each way with each GPU and NIC, or
+//! (`--module`) the module in depth.
 
 pub mod checks;
 mod log;
@@ -8,10 +9,12 @@ mod module;
 mod process;
 mod rig;
 mod watchdog;
+pub mod ways;
 
-use crate::answer::{self, Fact, Verify, VerifyCheck, VerifyPass};
+use crate::answer::{self, Fact, Matrix, Verify, VerifyCheck, VerifyPair, VerifyPass};
 use crate::check::Level;
-use crate::cuda::Cuda;
+use crate::cli::{self, WayWord};
+use crate::cuda::{Cuda, Mapping};
 use crate::doctor;
 use crate::environment::Environment;
 use crate::kernel;
@@ -23,7 +26,7 @@ use crate::recorded;
 use crate::root::Root;
 use crate::select;
 use crate::text;
-use crate::verbs::Verbs;
+use crate::verbs::{PortAddress, Verbs};
 use anyhow::{anyhow, bail, Context, Result};
 use checks::{Check, Held, CHECKS};
 use log::Mark;
@@ -35,10 +38,16 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use watchdog::Watchdog;
+use ways::Depth;
 
 /// What is asked for.
 pub struct Wanted<'a> {
-    /// As [`select`] reads them; `None`: the first ones.
+    /// Whether the module is tested in depth, in place of each way.
+    pub module: bool,
+    /// The ways that are tried; each one that exists if it is empty.
+    pub ways: &'a [WayWord],
+    pub quick: bool,
+    /// As [`select`] reads them; `None`: all of them, and of the module's test the first ones.
     pub gpu: Option<&'a str>,
     pub nic: Option<&'a str>,
     /// Checks whose names begin so; all of them if it is empty.
@@ -54,6 +63,26 @@ pub struct Wanted<'a> {
     pub about: &'a str,
 }
 
+impl<'a> Wanted<'a> {
+    /// What the command line asks for.
+    pub fn of(asked: &'a cli::Verify) -> Self {
+        Self {
+            module: asked.module,
+            ways: &asked.way,
+            quick: asked.quick,
+            gpu: asked.gpu.as_deref(),
+            nic: asked.nic.as_deref(),
+            only: &asked.only,
+            storm: Duration::from_secs(asked.storm),
+            seed: asked.seed,
+            compare: asked.compare.clone(),
+            yes: asked.yes,
+            report: asked.report.clone(),
+            about: &asked.about,
+        }
+    }
+}
+
 /// Set by Ctrl-C and its like: the checks end, and the module is as it was.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -64,6 +93,40 @@ extern "C" fn interrupted(signal: libc::c_int) {
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
+/// An error once somebody has interrupted it.
+fn go_on() -> Result<()> {
+    match INTERRUPTED.load(Ordering::Relaxed) {
+        true => bail!("interrupted"),
+        false => Ok(()),
+    }
+}
+
+/// Opens the report before anything is tried: what takes minutes is not to be lost for want of a folder.
+/// Without a name it goes into this folder, or where temporary files go.
+fn report_file(wanted: &Wanted, time: &str) -> Result<(File, PathBuf)> {
+    let open = |path: PathBuf| {
+        let file = File::create_new(&path).with_context(|| format!("write the report {}", path.display()));
+        file.map(|file| (file, path))
+    };
+    if let Some(path) = &wanted.report {
+        return open(path.clone());
+    }
+    let time = time.get(..19).unwrap_or("").replace([':', ' '], "-");
+    // Another run may have begun in the same second.
+    let names =
+        [format!("peermemctl-verify-{time}.txt"), format!("peermemctl-verify-{time}-{}.txt", std::process::id())];
+    let folders = [PathBuf::new(), std::env::temp_dir()];
+    let paths = folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
+    let mut last = Err(anyhow!("no report"));
+    for path in paths {
+        last = open(path);
+        if last.is_ok() {
+            break;
+        }
+    }
+    last
+}
+
 /// Runs the checks, and writes the report; also the report's path.
 pub fn run(root: &Root, wanted: &Wanted) -> Result<(Verify, PathBuf)> {
     let chosen = chosen(wanted.only)?;
@@ -71,26 +134,11 @@ pub fn run(root: &Root, wanted: &Wanted) -> Result<(Verify, PathBuf)> {
     let (gpu, place) = places(&machine, wanted)?;
     let comparison = wanted.compare.as_ref().map(|file| module::file_words(root, file)).transpose()?;
     let begun = Instant::now();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64());
-    let time = text::time(now);
-    let name =
-        || PathBuf::from(format!("peermemctl-verify-{}.txt", time.get(..19).unwrap_or("").replace([':', ' '], "-")));
-    let path = wanted.report.clone().unwrap_or_else(name);
-    // Before any check: what takes minutes is not to be lost for want of a folder.
-    let mut file = File::create_new(&path).with_context(|| format!("write the report {}", path.display()))?;
+    let time = wall_clock();
+    let (mut file, path) = report_file(wanted, &time)?;
 
     let seed = wanted.seed.unwrap_or_else(|| fastrand::u64(..));
-    let mut verify = Verify {
-        level: Level::Ok,
-        version: answer::VERSION.to_owned(),
-        arguments: std::env::args().skip(1).collect(),
-        begun: time,
-        seconds: 0.0,
-        seed,
-        missing: Vec::new(),
-        facts: Vec::new(),
-        passes: Vec::new(),
-    };
+    let mut verify = Verify { arguments: arguments(), ..Verify::begun(time, seed) };
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: The handler stores to an atomic and calls signal(), no more.
         unsafe { libc::signal(signal, interrupted as *const () as libc::sighandler_t) };
@@ -101,7 +149,10 @@ pub fn run(root: &Root, wanted: &Wanted) -> Result<(Verify, PathBuf)> {
         move |mut verify: Verify, hung: VerifyCheck| hang(&mut verify, hung, &about, late, &at)
     });
     let all = Run { root, wanted, chosen: &chosen, place: place.as_ref(), watchdog: &watchdog };
-    let ran = passes(&all, machine, gpu.as_deref(), comparison.as_deref(), &mut verify);
+    let ran = match wanted.module {
+        true => passes(&all, machine, gpu.as_deref(), comparison.as_deref(), &mut verify),
+        false => each_way(&machine, wanted, begun, &watchdog, &mut verify),
+    };
     verify.seconds = begun.elapsed().as_secs_f64();
     verify.level = verify.worst();
     let error = ran.as_ref().err().map(|error| format!("{error:#}"));
@@ -115,10 +166,13 @@ pub fn run(root: &Root, wanted: &Wanted) -> Result<(Verify, PathBuf)> {
 /// as it is.
 fn hang(verify: &mut Verify, hung: VerifyCheck, about: &str, mut report_file: File, path: &Path) {
     let root = Root::new(Path::new("/"));
-    if let Some(pass) = verify.passes.last_mut() {
-        // It stands still, with any module.
-        pass.counts = true;
-        pass.checks.push(hung);
+    match verify.passes.last_mut() {
+        Some(pass) => {
+            // It stands still, with any module.
+            pass.counts = true;
+            pass.checks.push(hung);
+        }
+        None => verify.passes.push(VerifyPass { module: "the ways".to_owned(), counts: true, checks: vec![hung] }),
     }
     verify.level = verify.worst();
     let text = report(&root, verify, about, Some("a check hangs; nvidia_peermem was left as it is"));
@@ -127,8 +181,188 @@ fn hang(verify: &mut Verify, hung: VerifyCheck, about: &str, mut report_file: Fi
     std::process::exit(2);
 }
 
+/// Date and time, UTC.
+fn wall_clock() -> String {
+    text::time(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64()))
+}
+
+/// The command line, without the names of files, which may be anybody's.
+fn arguments() -> Vec<String> {
+    let mut words = std::env::args().skip(1);
+    let mut kept = Vec::new();
+    while let Some(word) = words.next() {
+        let name = word.split('=').next().unwrap_or_default().to_owned();
+        match ["--report", "--compare", "--root"].contains(&name.as_str()) {
+            true if word.contains('=') => kept.push(format!("{name}=FILE")),
+            true => {
+                kept.extend([name, "FILE".to_owned()]);
+                words.next();
+            }
+            false => kept.push(word),
+        }
+    }
+    kept
+}
+
+/// Tries each way, or what can be tried of GPUs or NICs alone.
+fn each_way(
+    machine: &Machine,
+    wanted: &Wanted,
+    begun: Instant,
+    watchdog: &Watchdog<Verify>,
+    verify: &mut Verify,
+) -> Result<()> {
+    verify.facts = facts(machine, None);
+    verify.missing = missing_hardware(machine);
+    let (gpus, nics) = devices(machine, wanted.gpu, wanted.nic)?;
+    if !verify.missing.is_empty() {
+        alone(machine, &gpus, &nics, watchdog, verify);
+        return Ok(());
+    }
+    ways::run(machine, &plan(wanted, begun, verify.seed), &gpus, &nics, watchdog, verify)
+}
+
+fn plan<'a>(wanted: &'a Wanted, begun: Instant, seed: u64) -> ways::Plan<'a> {
+    // Beside what a NIC that hangs takes.
+    let (depth, seconds) = if wanted.quick { (Depth::Quick, 7) } else { (Depth::Normal, 50) };
+    ways::Plan { words: wanted.ways, depth, until: begun + Duration::from_secs(seconds), seed }
+}
+
+/// The GPUs and the NICs that are asked for; without a name all, of NICs those with an active port.
+pub fn devices<'a>(
+    machine: &'a Machine,
+    gpu: Option<&str>,
+    nic: Option<&str>,
+) -> Result<(Vec<&'a crate::pci::Device>, Vec<&'a crate::rdma::RdmaDevice>)> {
+    let gpus = match gpu {
+        Some(text) => vec![select::gpu(machine, text)?],
+        None => machine.gpus(),
+    };
+    let nics = match nic {
+        Some(text) => vec![select::nic(machine, text)?],
+        None => machine.rdma.iter().filter(|rdma| rdma.is_active()).collect(),
+    };
+    Ok((gpus, nics))
+}
+
+/// Answers `matrix`: measured, or, of a recorded machine, what doctor expects.
+pub fn matrix(root: &Root, gpu: Option<&str>, nic: Option<&str>) -> Result<Matrix> {
+    let machine = Machine::look(root);
+    if root.is_live() {
+        return measured(&machine, gpu, nic);
+    }
+    let (gpus, nics) = devices(&machine, gpu, nic)?;
+    Ok(expected(&machine, ways::expected(&machine, &gpus, &nics), Vec::new()))
+}
+
+fn expected(machine: &Machine, pairs: Vec<VerifyPair>, missing: Vec<String>) -> Matrix {
+    let topo = answer::topo(machine);
+    let message_bytes = u64::from(ways::PIECE);
+    Matrix { message_bytes, measured: false, missing, gpus: topo.gpus, nics: topo.nics, pairs }
+}
+
+/// Measures each GPU with each NIC.
+pub fn measured(machine: &Machine, gpu: Option<&str>, nic: Option<&str>) -> Result<Matrix> {
+    /// Nothing more begins after this; eight GPUs with eight NICs take half of it.
+    const LIMIT: Duration = Duration::from_secs(300);
+    let (gpus, nics) = devices(machine, gpu, nic)?;
+    let missing = missing_hardware(machine);
+    if !missing.is_empty() {
+        return Ok(expected(machine, ways::expected(machine, &gpus, &nics), missing));
+    }
+    let mut verify = Verify::begun(wall_clock(), fastrand::u64(..));
+    let watchdog = Watchdog::new(|_: Verify, hung: VerifyCheck| {
+        eprintln!("peermemctl: {} {}", hung.id, hung.message);
+        std::process::exit(2);
+    });
+    let plan = ways::Plan { words: &[], depth: Depth::Rates, until: Instant::now() + LIMIT, seed: verify.seed };
+    ways::run(machine, &plan, &gpus, &nics, &watchdog, &mut verify)?;
+    Ok(Matrix { measured: true, ..expected(machine, verify.pairs, missing) })
+}
+
+/// What can be tried of a GPU without a NIC, and of a NIC without a GPU.
+fn alone(
+    machine: &Machine,
+    gpus: &[&crate::pci::Device],
+    nics: &[&crate::rdma::RdmaDevice],
+    watchdog: &Watchdog<Verify>,
+    verify: &mut Verify,
+) {
+    const LIMIT: Duration = Duration::from_secs(30);
+    let mut pass = |module: String, checks: &[(&str, &dyn Fn() -> Result<Held>)]| {
+        verify.passes.push(VerifyPass { module, counts: true, checks: Vec::new() });
+        for (id, run) in checks {
+            watchdog.begin(verify.clone(), *id, LIMIT);
+            let result = judged(id, run);
+            watchdog.end();
+            verify.passes.last_mut().into_iter().for_each(|pass| pass.checks.push(result.clone()));
+        }
+    };
+    if Cuda::open().is_ok() {
+        for gpu in gpus {
+            let at = &gpu.address;
+            let memory = || gpu_memory(at);
+            let exported = || exports(at, machine.has_c2c(gpu));
+            pass(format!("none: GPU {at} alone"), &[("gpu.memory", &memory), ("gpu.dma_buf", &exported)]);
+        }
+    }
+    if Verbs::open().is_ok() {
+        for nic in nics {
+            let looped = || nic_alone(machine, nic);
+            pass(format!("none: {} alone", nic.name), &[("nic.loopback", &looped)]);
+        }
+    }
+}
+
+/// GPU memory is handed out as a dma-buf, as programs ask for it.
+fn exports(address: &str, coherent: bool) -> Result<Held> {
+    const SIZE: usize = 2 * rig::MIB;
+    let cuda = Cuda::open()?;
+    let gpu = cuda.gpu(address)?;
+    if !gpu.has_dma_buf() {
+        return Ok(Held::Skipped("the GPU driver does not offer dma-bufs".to_owned()));
+    }
+    let memory = gpu.allocate(SIZE)?;
+    let mut details = Vec::new();
+    for (mapping, name) in [(Mapping::Default, "as the driver likes"), (Mapping::Pcie, "with the forced PCIe mapping")]
+    {
+        let start = Instant::now();
+        let exported = memory.dma_buf(mapping).map(drop);
+        let took = start.elapsed().as_secs_f64() * 1e6;
+        match exported {
+            Ok(()) => details.push(format!("{name}: {took:.1} µs")),
+            // Without a coherent link no program asks for it.
+            Err(error) if mapping == Mapping::Pcie && !coherent => details.push(format!("{name}: {error:#}")),
+            Err(error) => return Err(error.context(name)),
+        }
+    }
+    Ok(Held::Yes(format!("a dma-buf of {}", text::bytes(SIZE as u64)), details))
+}
+
+/// Bytes of the host's memory go through a NIC and come back.
+fn nic_alone(machine: &Machine, nic: &crate::rdma::RdmaDevice) -> Result<Held> {
+    const SIZE: usize = 4 * rig::KIB;
+    let verbs = Verbs::open()?;
+    let device = verbs.device(&nic.name)?;
+    let domain = device.domain()?;
+    let port = PortAddress::read(machine.root, &nic.name, &port(nic).context("no port")?)?;
+    let mut bytes: Vec<u8> = (0..2 * SIZE).map(|n| (n % 251) as u8).collect();
+    let at = bytes.as_mut_ptr() as u64;
+    let region = domain.register(at, 2 * SIZE).context("register host memory")?;
+    let link = domain.loopback(&port)?.within(Duration::from_secs(10));
+    link.write((&region, at), (&region, at + SIZE as u64), u32::try_from(SIZE)?)?;
+    region.deregister().context("deregister host memory")?;
+    let (from, to) = bytes.split_at(SIZE);
+    rig::same("the host's memory", to, from, 0)?;
+    Ok(Held::Yes(format!("{} of host memory, written by the NIC to itself", text::bytes(SIZE as u64)), Vec::new()))
+}
+
 /// A process that a check started; its exit code.
 pub fn process(root: &Root, kind: &str, wanted: &Wanted) -> Result<u8> {
+    if kind == ways::PRELOAD {
+        let seed = wanted.seed.context("--seed")?;
+        return ways::preload_process(root, &plan(wanted, Instant::now(), seed), wanted.gpu.context("--gpu")?);
+    }
     let (gpu, nic) = (wanted.gpu.context("--gpu")?.to_owned(), wanted.nic.context("--nic")?.to_owned());
     let devices = crate::rdma::devices(root);
     let device = devices.iter().find(|device| device.name == nic).with_context(|| format!("no NIC {nic}"))?;
@@ -281,9 +515,7 @@ impl Run<'_> {
         verify.passes.push(VerifyPass { module, counts: comparison.is_none(), checks: Vec::new() });
         rig::with(root, place, |rig| {
             for check in self.chosen {
-                if INTERRUPTED.load(Ordering::Relaxed) {
-                    bail!("interrupted");
-                }
+                go_on()?;
                 self.watchdog.begin(verify.clone(), check.id, LIMIT + self.wanted.storm);
                 let result = judged(check.id, || one(rig, &setting, check));
                 self.watchdog.end();
@@ -356,8 +588,22 @@ fn gpu_memory(address: &str) -> Result<Held> {
     Ok(Held::Yes(format!("{} written and read by the CPU", text::bytes(size as u64)), details))
 }
 
-/// What the tests need and this machine lacks.
+/// What the tests of the module need and this machine lacks.
 fn missing(machine: &Machine) -> Vec<String> {
+    let mut missing = missing_hardware(machine);
+    if machine.loaded.is_none() {
+        if machine.has_symbol(REGISTER) == Some(false) && machine.api_to_load().is_none() {
+            missing.push("the peer-memory API: no RDMA core that exports ib_register_peer_memory_client".to_owned());
+        }
+        if machine.file.is_none() {
+            missing.push("the module: nvidia_peermem is not loaded, and not installed for this kernel".to_owned());
+        }
+    }
+    missing
+}
+
+/// What every test needs and this machine lacks.
+pub fn missing_hardware(machine: &Machine) -> Vec<String> {
     let mut missing = Vec::new();
     match (machine.gpus().is_empty(), Cuda::open()) {
         (true, _) => missing.push("a GPU: no PCI function of NVIDIA's with the class of a GPU".to_owned()),
@@ -371,14 +617,6 @@ fn missing(machine: &Machine) -> Vec<String> {
     }
     if let Err(error) = Verbs::open() {
         missing.push(format!("libibverbs: {error:#}"));
-    }
-    if machine.loaded.is_none() {
-        if machine.has_symbol(REGISTER) == Some(false) && machine.api_to_load().is_none() {
-            missing.push("the peer-memory API: no RDMA core that exports ib_register_peer_memory_client".to_owned());
-        }
-        if machine.file.is_none() {
-            missing.push("the module: nvidia_peermem is not loaded, and not installed for this kernel".to_owned());
-        }
     }
     missing
 }
@@ -441,7 +679,7 @@ fn facts(machine: &Machine, place: Option<&Place>) -> Vec<Fact> {
 
 /// The report: a recorded machine, for `--root`, with the results in front of it.
 fn report(root: &Root, verify: &Verify, about: &str, error: Option<&str>) -> String {
-    let mut results = Page::of_width(100, Detail::Normal).show(&answer::Answer::Verify(Box::new(verify.clone())));
+    let mut results = Page::of_width(100, Detail::Verbose).show(&answer::Answer::Verify(Box::new(verify.clone())));
     if let Some(error) = error {
         results += &format!("ended early: {error}\n");
     }
@@ -457,6 +695,7 @@ fn report(root: &Root, verify: &Verify, about: &str, error: Option<&str>) -> Str
     let host = root.line("/proc/sys/kernel/hostname").unwrap_or_default();
     let machine = recorded::anonymous::anonymous(&recorded::record(root, about), &host);
     let results = anstream::adapter::strip_str(&results).to_string();
+    let results = recorded::anonymous::anonymous(&results, &host);
     let head = "The results, and then the machine: peermemctl --root FILE doctor (or topo) looks at it.";
     let lines = std::iter::once(head).chain(results.lines());
     lines.map(|line| format!("# {line}\n")).collect::<String>() + &machine

@@ -156,6 +156,9 @@ impl<'a> Side<'a> {
 
 /// Which bytes differ, in words.
 pub fn same(what: &str, got: &[u8], wanted: &[u8], begin: usize) -> Result<()> {
+    if got == wanted {
+        return Ok(());
+    }
     let differs = |(n, (a, b)): (usize, (&u8, &u8))| (a != b).then_some(n);
     let mut wrong = got.iter().zip(wanted).enumerate().filter_map(differs);
     match (wrong.next(), got.len() == wanted.len()) {

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// What is known when a check begins, which check, and how long it may take; `None`: it has ended.
-type Begun<T> = Option<(T, &'static str, Duration)>;
+type Begun<T> = Option<(T, String, Duration)>;
 
 /// A thread that waits beside the checks.
 pub struct Watchdog<T> {
@@ -27,7 +27,7 @@ impl<T: Send + 'static> Watchdog<T> {
                 let Some((known, id, limit)) = begun else { continue };
                 let start = Instant::now();
                 match told.recv_timeout(limit) {
-                    Err(RecvTimeoutError::Timeout) => return late(known, hung(id, start.elapsed())),
+                    Err(RecvTimeoutError::Timeout) => return late(known, hung(&id, start.elapsed())),
                     Err(RecvTimeoutError::Disconnected) => return,
                     Ok(_) => {}
                 }
@@ -36,9 +36,9 @@ impl<T: Send + 'static> Watchdog<T> {
         Self { tell }
     }
 
-    pub fn begin(&self, known: T, id: &'static str, limit: Duration) {
+    pub fn begin(&self, known: T, id: impl Into<String>, limit: Duration) {
         // That thread ends only with this process.
-        let _ = self.tell.send(Some((known, id, limit)));
+        let _ = self.tell.send(Some((known, id.into(), limit)));
     }
 
     pub fn end(&self) {

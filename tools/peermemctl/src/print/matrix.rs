@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: GPL-2.0
+//! `matrix` as text: a row for each GPU, a column for each NIC.
+
+use super::{table, Page};
+use crate::answer::{Matrix, Place, VerifyPair, VerifyWay};
+use crate::check::Level;
+use crate::text;
+use crate::way::Way;
+use anstyle::Style;
+
+/// The marks behind a figure, with what they mean.
+const SLOW: (char, &str) = ('<', "below half of what the link between the two can do");
+const WRONG: (char, &str) = ('!', "a way registers, and then does not work");
+
+/// Letters for ways, as the cells have them.
+fn letter(way: Way) -> &'static str {
+    match way {
+        Way::PeerMemory => "p",
+        Way::DmaBuf => "d",
+        Way::DmaBufPcie => "f",
+        Way::DataDirect => "D",
+        Way::Preload => "l",
+    }
+}
+
+/// Returns the way that moves most; without figures one that works.
+pub(crate) fn best(pair: &VerifyPair) -> Option<&VerifyWay> {
+    let works = pair.ways.iter().filter(|way| way.works());
+    let rate = |way: &VerifyWay| way.slower().unwrap_or_default();
+    works.max_by(|a, b| rate(a).total_cmp(&rate(b)))
+}
+
+/// A pair in one word: distance, way, GB/s, marks.
+pub(crate) fn cell(pair: &VerifyPair) -> String {
+    let distance = pair.distance.map_or("-", |distance| distance.text());
+    let mut said = match best(pair) {
+        Some(way) => match way.slower() {
+            Some(rate) => format!("{distance} {}{:.1}", letter(way.way), rate / 1e9),
+            None => format!("{distance} {}", letter(way.way)),
+        },
+        None if pair.ways.iter().any(|way| way.message.as_deref().is_some_and(|why| why.contains("expected: yes"))) => {
+            format!("{distance} ?")
+        }
+        None => format!("{distance} -"),
+    };
+    if best(pair).is_some_and(|way| way.level == Level::Warn && way.slower() < way.limit.map(|limit| limit / 2.0)) {
+        said.push(SLOW.0);
+    }
+    if pair.ways.iter().any(VerifyWay::deceives) {
+        said.push(WRONG.0);
+    }
+    said
+}
+
+pub(super) fn print(page: &mut Page, matrix: &Matrix) {
+    let plain = Style::new();
+    for missing in &matrix.missing {
+        page.behind("MISSING ", super::style(Level::Fail), missing, plain);
+    }
+    let head = match matrix.measured {
+        true => format!(
+            "GB/s of the slower direction between host and GPU, RDMA writes of {}, medians",
+            text::bytes(matrix.message_bytes)
+        ),
+        false => "not measured: what doctor expects".to_owned(),
+    };
+    page.wrapped("", &head, plain);
+    let names: Vec<&str> = nics(&matrix.pairs);
+    let room = page.width.saturating_sub(30) / 14;
+    for some in names.chunks(room.max(1)) {
+        rows(page, matrix, some);
+        page.line("");
+    }
+    for gpu in &matrix.gpus {
+        page.wrapped(&format!("{:<6} ", gpu.label), &format!("{}  {}", gpu.address, gpu.name), plain);
+    }
+    let used = |way: Way| matrix.pairs.iter().filter_map(best).any(|best| best.way == way);
+    for way in Way::ALL.into_iter().filter(|way| used(*way)) {
+        page.wrapped(&format!("{:<6} ", letter(way)), way.text(), plain);
+    }
+    let cells: String = matrix.pairs.iter().map(cell).collect();
+    let marks = [SLOW, WRONG, ('?', "not tried; doctor expects that it works")];
+    for (mark, words) in marks.into_iter().filter(|(mark, _)| cells.contains(*mark)) {
+        page.wrapped(&format!("{mark:<6} "), words, super::style(Level::Warn));
+    }
+    page.wrapped("matrix: ", matrix.outcome().text(), Style::new().bold());
+}
+
+/// The NICs, in the order of their numbers.
+pub(crate) fn nics(pairs: &[VerifyPair]) -> Vec<&str> {
+    let mut names: Vec<&str> = pairs.iter().map(|pair| pair.nic.as_str()).collect();
+    names.sort_by_key(|name| (name.len(), *name));
+    names.dedup();
+    names
+}
+
+/// All GPUs with some of the NICs.
+fn rows(page: &mut Page, matrix: &Matrix, names: &[&str]) {
+    let mut head = vec![""];
+    head.extend(names);
+    head.push("NCCL");
+    let mut table = table(&head, &[]);
+    for gpu in &matrix.gpus {
+        let pairs: Vec<&VerifyPair> = matrix.pairs.iter().filter(|pair| pair.gpu == gpu.address).collect();
+        if pairs.is_empty() {
+            continue;
+        }
+        let mut row = vec![gpu.label.clone()];
+        row.extend(
+            names
+                .iter()
+                .map(|name| pairs.iter().find(|pair| pair.nic == *name).map_or(String::new(), |pair| cell(pair))),
+        );
+        row.push(nccl(gpu, &pairs));
+        table.add_row(row);
+    }
+    page.table(&mut table);
+}
+
+/// What NCCL does with a GPU: the NIC that is its best, and how.
+fn nccl(gpu: &Place, pairs: &[&VerifyPair]) -> String {
+    let best = pairs.iter().find(|pair| Some(&pair.nic) == gpu.best_nic.as_ref()).or(pairs.first());
+    best.map_or("-".to_owned(), |pair| format!("{}, {}", pair.nic, pair.nccl.as_deref().unwrap_or("unknown")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer::Answer;
+    use crate::pci::Distance;
+    use crate::print::fits;
+
+    #[test]
+    fn a_slow_way_and_one_that_loses_bytes_are_marked() {
+        let way = |way: Way, level: Level, rate: f64| VerifyWay {
+            level,
+            register_us: Some(1.0),
+            to_gpu: Some(rate),
+            from_gpu: Some(rate + 1e9),
+            limit: Some(5e10),
+            ..VerifyWay::of(way)
+        };
+        let pair = |gpu: usize, nic: usize, ways: Vec<VerifyWay>| VerifyPair {
+            gpu: format!("0000:{gpu:02x}:00.0"),
+            nic: format!("mlx5_{nic}"),
+            distance: Some(Distance::Pix),
+            nccl: Some("dma-buf".to_owned()),
+            ways,
+        };
+        let place = |n: usize| Place {
+            label: format!("GPU{n}"),
+            address: format!("0000:{n:02x}:00.0"),
+            name: "GH100 [H200 SXM 141GB]".to_owned(),
+            numa_node: None,
+            way: Vec::new(),
+            iommu: "off",
+            c2c: false,
+            best_nic: Some("mlx5_1".to_owned()),
+        };
+        let ways = |gpu: usize, nic: usize| match (gpu, nic) {
+            (0, 0) => vec![way(Way::DmaBuf, Level::Warn, 2e9)],
+            (0, 1) => vec![way(Way::DmaBuf, Level::Ok, 4e10), way(Way::PeerMemory, Level::Fail, 0.0)],
+            _ => vec![way(Way::DmaBuf, Level::Ok, 4e10), way(Way::PeerMemory, Level::Ok, 4.5e10)],
+        };
+        let pairs = (0..8).flat_map(|gpu| (0..16).map(move |nic| (gpu, nic)));
+        let matrix = Matrix {
+            message_bytes: 1 << 20,
+            measured: true,
+            missing: Vec::new(),
+            gpus: (0..8).map(place).collect(),
+            nics: Vec::new(),
+            pairs: pairs.map(|(gpu, nic)| pair(gpu, nic, ways(gpu, nic))).collect(),
+        };
+        let text = fits(&Answer::Matrix(matrix));
+        for words in ["PIX d2.0<", "PIX d40.0!", "PIX p45.0", "mlx5_1, dma-buf", "matrix: NOT USABLE"] {
+            assert!(text.contains(words), "no {words} in {text}");
+        }
+        assert_eq!(text.matches("PIX p45.0").count(), 126, "{text}");
+    }
+}

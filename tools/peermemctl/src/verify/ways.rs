@@ -1,0 +1,541 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Tries each way of registering with each GPU and NIC: what is registered is written to and read by
+//! the NIC, and compared; nothing of the machine is changed, and nothing needs root.
+
+use super::checks::how_pinned;
+use super::rig::{same, GPU_PAGE, KIB, MIB};
+use super::watchdog::Watchdog;
+use crate::answer::{Verify, VerifyPair, VerifyWay, NOT_TRIED};
+use crate::check::Level;
+use crate::cli::WayWord;
+use crate::cuda::{Cuda, Gpu};
+use crate::environment::Environment;
+use crate::machine::Machine;
+use crate::pci::{Device, Distance};
+use crate::rdma::RdmaDevice;
+use crate::root::Root;
+use crate::speed;
+use crate::trial::{self, Before, How};
+use crate::verbs::{status_words, Domain, Loopback, Op, PortAddress, Verbs, NO_COMPLETION, SUCCESS};
+use crate::way::{self, Way};
+use anyhow::{bail, ensure, Context, Result};
+use fastrand::Rng;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What is allocated: memory of this size has a block of its own.
+const BLOCK: usize = 2 * MIB;
+/// What is registered of it, and of the host's memory ...
+const SPAN: usize = 3 * GPU_PAGE;
+/// ... and where little may be locked.
+const SMALL: usize = 8 * KIB;
+/// What is registered to measure the bandwidth, and what one RDMA write of that moves.
+pub const MOVED: usize = 16 * MIB;
+pub const PIECE: u32 = MIB as u32;
+/// A way is slow below this part of what the link can do.
+const SLOW: f64 = 0.5;
+/// As often a way is measured before it is called slow.
+const TRIES: usize = 3;
+/// The kind of process that tries the preload library.
+pub const PRELOAD: &str = "preload";
+
+/// How much is tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Depth {
+    /// Registers, writes, reads, compares.
+    Quick,
+    /// Every offset class, all operations, a free, and the bandwidth for a moment.
+    Normal,
+    /// As `Quick`, and the bandwidth, as a median.
+    Rates,
+}
+
+/// What is asked for.
+pub struct Plan<'a> {
+    /// Nothing: each way that exists.
+    pub words: &'a [WayWord],
+    pub depth: Depth,
+    /// Nothing more begins after this.
+    pub until: Instant,
+    pub seed: u64,
+}
+
+impl Plan<'_> {
+    /// Within this a request ends, or the NIC hangs.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(if self.depth == Depth::Quick { 3 } else { 10 })
+    }
+
+    fn asks_for(&self, word: WayWord) -> bool {
+        self.words.contains(&word) || self.words.contains(&WayWord::All)
+    }
+}
+
+/// The ways that are tried with a GPU and a NIC; with a reason: why one is not.
+fn wanted(machine: &Machine, plan: &Plan, gpu: &Device, nic: &RdmaDevice) -> Vec<(Way, Option<String>)> {
+    let of = |word: WayWord, ways: Vec<Way>| {
+        let asked = plan.asks_for(word);
+        let judged = move |way: Way| {
+            let no = way::possible(machine, gpu, nic, way);
+            // What is asked for is tried, whatever is said of it.
+            let because = (!asked && no.is_no()).then(|| no.because().to_owned());
+            (way, because)
+        };
+        let is_wanted = asked || plan.words.is_empty();
+        ways.into_iter().filter(move |_| is_wanted).map(judged)
+    };
+    let plain = of(WayWord::PeerMemory, vec![Way::PeerMemory]);
+    plain.chain(of(WayWord::DmaBuf, trial::by_dma_buf(machine, gpu, nic))).collect()
+}
+
+/// What was learned of NICs meanwhile.
+#[derive(Default)]
+struct Learned {
+    /// Bytes per second between two places of the host's memory.
+    host: BTreeMap<String, f64>,
+    /// Ways in which a NIC did not answer.
+    hung: BTreeMap<(String, Way), String>,
+}
+
+/// Tries what `plan` asks for with each of these GPUs and NICs, into `verify`.
+pub fn run(
+    machine: &Machine,
+    plan: &Plan,
+    gpus: &[&Device],
+    nics: &[&RdmaDevice],
+    watchdog: &Watchdog<Verify>,
+    verify: &mut Verify,
+) -> Result<()> {
+    let (cuda, verbs) = (Cuda::open()?, Verbs::open()?);
+    let mut learned = Learned::default();
+    for (n, gpu) in gpus.iter().enumerate() {
+        // Each GPU has its part of the time, so that the last ones are tried as well.
+        let left = plan.until.saturating_duration_since(Instant::now());
+        let until = Instant::now() + left / u32::try_from(gpus.len() - n).unwrap_or(1);
+        let mut near: Vec<(&RdmaDevice, Option<Distance>)> =
+            nics.iter().map(|nic| (*nic, distance(machine, gpu, nic))).collect();
+        near.sort_by_key(|(_, distance)| (distance.is_none(), *distance));
+        let opened = cuda.gpu(&gpu.address);
+        let mut pairs = Vec::new();
+        for (nic, distance) in near {
+            super::go_on()?;
+            let mut pair = VerifyPair {
+                gpu: gpu.address.clone(),
+                nic: nic.name.clone(),
+                distance,
+                nccl: nccl(machine, gpu, nic),
+                ways: Vec::new(),
+            };
+            for (way, because) in wanted(machine, plan, gpu, nic) {
+                let known = learned.hung.get(&(nic.name.clone(), way));
+                let done = match (&because, &opened, known) {
+                    (Some(because), ..) => VerifyWay::skipped(way, format!("{NOT_TRIED}: {because}")),
+                    (_, Err(error), _) => VerifyWay::skipped(way, format!("{NOT_TRIED}: {error:#}")),
+                    (_, Ok(opened), _) if How::of(way) != How::Plain && !opened.has_dma_buf() => {
+                        VerifyWay::skipped(way, format!("{NOT_TRIED}: the GPU driver does not offer dma-bufs"))
+                    }
+                    (.., Some(known)) => VerifyWay::skipped(way, format!("{NOT_TRIED}: {known}")),
+                    _ if Instant::now() > until => {
+                        VerifyWay::skipped(way, format!("{NOT_TRIED}: the time is up (--gpu and --nic choose)"))
+                    }
+                    (None, Ok(opened), None) => {
+                        let id = format!("{}, GPU {} with {}", way.text(), gpu.address, nic.name);
+                        let mut all = verify.clone();
+                        all.pairs.extend(pairs.iter().cloned());
+                        watchdog.begin(all, id, plan.patience() * 3);
+                        let target = Target { machine, gpu, nic, way, opened, verbs: &verbs, plan };
+                        let done = target.tried(&mut learned);
+                        watchdog.end();
+                        done
+                    }
+                };
+                pair.ways.push(done);
+            }
+            pairs.push(pair);
+        }
+        drop(opened);
+        if plan.asks_for(WayWord::Preload) || plan.words.is_empty() {
+            preload(machine, plan, gpu, &mut pairs, until);
+        }
+        verify.pairs.append(&mut pairs);
+    }
+    Ok(())
+}
+
+/// Returns what doctor expects of each pair, where nothing can be tried.
+pub fn expected(machine: &Machine, gpus: &[&Device], nics: &[&RdmaDevice]) -> Vec<VerifyPair> {
+    let pairs = gpus.iter().flat_map(|gpu| nics.iter().map(move |nic| (*gpu, *nic)));
+    let of = |(gpu, nic): (&Device, &RdmaDevice)| {
+        let ways = std::iter::once(Way::PeerMemory).chain(trial::by_dma_buf(machine, gpu, nic));
+        let ways = ways.map(|way| {
+            let judged = way::possible(machine, gpu, nic, way);
+            VerifyWay::skipped(way, format!("{NOT_TRIED}; expected: {}, {}", judged.text(), judged.because()))
+        });
+        VerifyPair {
+            gpu: gpu.address.clone(),
+            nic: nic.name.clone(),
+            distance: distance(machine, gpu, nic),
+            nccl: nccl(machine, gpu, nic),
+            ways: ways.collect(),
+        }
+    };
+    pairs.map(of).collect()
+}
+
+fn distance(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Option<Distance> {
+    Some(gpu.way_to(machine.pci(nic.pci.as_deref()?)?).distance)
+}
+
+/// What NCCL does with a GPU and a NIC, in a word or two.
+fn nccl(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Option<String> {
+    use crate::consumer::{self, Does};
+    let pairings = consumer::pairings(machine);
+    let pairing = pairings.iter().find(|pair| pair.gpu.address == gpu.address && pair.nic.name == nic.name)?;
+    Some(match consumer::nccl::NCCL.does(pairing, machine, &Environment::own(machine.root)) {
+        Does::Direct(way, _) => way.text().to_owned(),
+        Does::Copies(_) => "copies through host memory".to_owned(),
+        Does::Unknown(_) => "unknown".to_owned(),
+    })
+}
+
+/// One way of one pair.
+struct Target<'a> {
+    machine: &'a Machine<'a>,
+    gpu: &'a Device,
+    nic: &'a RdmaDevice,
+    way: Way,
+    opened: &'a Gpu<'a>,
+    verbs: &'a Verbs,
+    plan: &'a Plan<'a>,
+}
+
+impl Target<'_> {
+    fn tried(&self, learned: &mut Learned) -> VerifyWay {
+        let mut found = VerifyWay::of(self.way);
+        let before = Before::look(self.machine.root);
+        let mut at = 0;
+        let Err(error) = self.attempt(&mut found, learned, &mut at) else {
+            self.judge_speed(&mut found);
+            return found;
+        };
+        let hung = format!("{error:#}").contains(NO_COMPLETION);
+        (found.level, found.message) = match found.register_us {
+            // It registered: what fails then is no refusal.
+            Some(_) if hung => (Level::Fail, Some(format!("{} hangs: {error:#}", self.nic.name))),
+            Some(_) => (Level::Fail, Some(format!("registers, and then: {error:#}"))),
+            None => {
+                let (level, why) = trial::why(self.machine, self.nic, self.way, &error, &before, at);
+                (level, Some(why))
+            }
+        };
+        if hung {
+            let known = format!("{} did not answer before: {error:#}", self.nic.name);
+            learned.hung.insert((self.nic.name.clone(), self.way), known);
+        }
+        found
+    }
+
+    fn attempt(&self, found: &mut VerifyWay, learned: &mut Learned, at: &mut u64) -> Result<()> {
+        let how = How::of(self.way);
+        let port = super::port(self.nic).with_context(|| format!("{} has no port", self.nic.name))?;
+        let port = PortAddress::read(self.machine.root, &self.nic.name, &port)?;
+        let device = self.verbs.device(&self.nic.name)?;
+        let domain = device.domain()?;
+        let mut rng = Rng::with_seed(self.plan.seed);
+
+        // The host's side of each transfer, as much as may be locked.
+        let mut host: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(SPAN).collect();
+        let mut span = SPAN;
+        let ours = match domain.register(host.as_mut_ptr() as u64, span) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                span = SMALL;
+                found.details.push(format!("{span} bytes only, as registering {SPAN} of the host's fails: {error}"));
+                domain.register(host.as_mut_ptr() as u64, span)
+            }
+            other => other,
+        };
+        let ours = ours.context("register host memory")?;
+        let from = |offset: usize| (&ours, host.as_ptr() as u64 + offset as u64);
+        let link = || -> Result<Loopback> {
+            // One queue pair takes least memory.
+            let link = if span == SMALL { domain.loopback(&port) } else { domain.pair(&port) };
+            Ok(link?.within(self.plan.patience()))
+        };
+
+        let memory = self.opened.allocate(BLOCK)?;
+        *at = memory.address();
+        let mut wanted = vec![0; BLOCK];
+        rng.fill(&mut wanted);
+        memory.write(0, &wanted)?;
+        let start = Instant::now();
+        let region = how.register(&domain, &memory, 0, span).context("register GPU memory")?;
+        found.register_us = Some(micros(start));
+        if self.way == Way::PeerMemory {
+            let pinned = how_pinned(self.machine.root, &memory)?;
+            found.details.extend(pinned.strip_prefix(", ").map(str::to_owned));
+        }
+        let start = Instant::now();
+        region.deregister().context("deregister GPU memory")?;
+        found.deregister_us = Some(micros(start));
+
+        // Each place in a page at which a registration can begin and end.
+        let written = link()?;
+        for (start, length) in classes(self.plan.depth, span) {
+            let what = format!("{length} bytes from {start:#x} on");
+            let region = how.register(&domain, &memory, start, length).with_context(|| format!("register {what}"))?;
+            let target = (&region, memory.address() + start as u64);
+            written.write(from(0), target, u32::try_from(length)?).with_context(|| format!("write {what}"))?;
+            wanted.splice(start..start + length, host.iter().take(length).copied());
+            same(&format!("after a write of {what}"), &memory.read()?, &wanted, 0)?;
+            region.deregister().context("deregister GPU memory")?;
+            found.offsets += 1;
+        }
+        found.operations.push("write".to_owned());
+
+        let region = how.register(&domain, &memory, 0, span).context("register GPU memory")?;
+        let place = |offset: usize| (&region, memory.address() + offset as u64);
+        let length = u32::try_from(span / 2)?;
+        let half = span / 2;
+        // Into the second half of the host's memory: by a read, and by a write from the GPU.
+        for (op, what) in [(Op::Read, "read"), (Op::Write, "write from the GPU")] {
+            let (local, remote) = match op {
+                Op::Read => (from(half), place(0)),
+                _ => (place(0), from(half)),
+            };
+            rng.fill(wanted.get_mut(..half).context("half")?);
+            memory.write(0, wanted.get(..half).context("half")?)?;
+            written.run(op, local, remote, length).with_context(|| what.to_owned())?;
+            // SAFETY: The NIC has written there; no reference to these bytes lives meanwhile.
+            let got = unsafe { std::slice::from_raw_parts(host.as_ptr().add(half), half) }.to_vec();
+            same(&format!("after a {what}"), &got, wanted.get(..half).context("half")?, 0)?;
+            found.operations.push(what.to_owned());
+        }
+        if self.plan.depth == Depth::Normal {
+            written.run(Op::Send, from(0), place(0), length).context("send")?;
+            wanted.splice(..half, host.iter().take(half).copied());
+            same("after a send", &memory.read()?, &wanted, 0)?;
+            found.operations.push("send".to_owned());
+        }
+        if self.plan.depth == Depth::Normal && device.has_atomics() {
+            let link = link()?;
+            let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+            let before = word(&wanted);
+            let run = link.run(Op::FetchAdd(5), from(0), place(0), 8);
+            let after = word(&memory.read_part(0, 8)?);
+            match run {
+                Err(error) => {
+                    found.level = Level::Warn;
+                    found.message = Some(format!("no atomics: {error:#}"));
+                }
+                Ok(()) => {
+                    ensure!(after == before.wrapping_add(5), "an atomic add of 5 to {before:#x} left {after:#x}");
+                    found.operations.push("atomics".to_owned());
+                }
+            }
+            wanted.splice(..8, after.to_ne_bytes());
+        }
+        if self.plan.depth == Depth::Normal {
+            let start = Instant::now();
+            let address = memory.address();
+            memory.free().context("free registered memory")?;
+            found.free_us = Some(micros(start));
+            let next = self.opened.allocate(BLOCK)?;
+            rng.fill(&mut wanted);
+            next.write(0, &wanted)?;
+            let status = link()?.attempt(Op::Write, from(0), (&region, address), length)?;
+            same("memory that was allocated after a free of registered memory", &next.read()?, &wanted, 0)?;
+            let words = if status == SUCCESS { "succeed".to_owned() } else { format!("end: {}", status_words(status)) };
+            found
+                .details
+                .push(format!("writes after a free of registered memory {words}; the next memory is untouched"));
+            region.deregister().context("deregister memory that was freed")?;
+        } else {
+            region.deregister().context("deregister GPU memory")?;
+        }
+        drop(written);
+        drop(ours);
+        if self.plan.depth != Depth::Quick {
+            self.rates(found, learned, &domain, &port, how)?;
+        }
+        Ok(())
+    }
+
+    /// Measures what the NIC moves between host and GPU, and beside that what the link can do.
+    fn rates<'a>(
+        &self,
+        found: &mut VerifyWay,
+        learned: &mut Learned,
+        domain: &'a Domain<'a>,
+        port: &PortAddress,
+        how: How,
+    ) -> Result<()> {
+        let host = vec![0u8; 2 * MOVED];
+        let at = host.as_ptr() as u64;
+        let ours = match domain.register(at, 2 * MOVED) {
+            Ok(region) => region,
+            Err(error) => {
+                found.details.push(format!("bandwidth not measured: {} of host memory: {error}", 2 * MOVED));
+                return Ok(());
+            }
+        };
+        let memory = self.opened.allocate(MOVED)?;
+        memory.clear()?;
+        let theirs = match how.register(domain, &memory, 0, MOVED) {
+            Ok(region) => region,
+            Err(error) => {
+                found.details.push(format!("bandwidth not measured: {MOVED} bytes of GPU memory: {error}"));
+                return Ok(());
+            }
+        };
+        let link = domain.pair(port)?.within(self.plan.patience());
+        let (rounds, span) = match self.plan.depth {
+            Depth::Rates => (5, Duration::from_millis(60)),
+            _ => (1, Duration::from_millis(40)),
+        };
+        let rate = |from, to| -> Result<f64> {
+            let one = || link.rate(from, to, MOVED as u64, PIECE, span);
+            let mut rates = (0..rounds).map(|_| one()).collect::<Result<Vec<f64>>>()?;
+            rates.sort_by(f64::total_cmp);
+            rates.get(rates.len() / 2).copied().context("no rate")
+        };
+        let memory_at = (&theirs, memory.address());
+        let link_limit = speed::limit(self.machine, self.gpu, self.nic);
+        // What is slow is measured again, with the NIC alone beside it: the machine may be busy.
+        let mut known = learned.host.get(&self.nic.name).copied();
+        for _ in 0..TRIES {
+            let by_host = match known.take() {
+                Some(known) => known,
+                None => rate((&ours, at), (&ours, at + MOVED as u64)).context("between two places of host memory")?,
+            };
+            learned.host.insert(self.nic.name.clone(), by_host);
+            found.to_gpu = Some(rate((&ours, at), memory_at).context("to the GPU")?);
+            found.from_gpu = Some(rate(memory_at, (&ours, at)).context("from the GPU")?);
+            let (limit, by) = link_limit
+                .clone()
+                .filter(|(limit, _)| *limit < by_host)
+                .unwrap_or((by_host, "what the NIC moves between two places of host memory".to_owned()));
+            (found.limit, found.limit_by) = (Some(limit), Some(by));
+            if found.slower().is_some_and(|slower| slower >= SLOW * limit) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Warns of a way that works, and is slow.
+    fn judge_speed(&self, found: &mut VerifyWay) {
+        let Some(slower) = found.slower() else { return };
+        let (limit, by) = (found.limit.unwrap_or_default(), found.limit_by.clone().unwrap_or_default());
+        if slower < SLOW * limit {
+            found.level = found.level.max(Level::Warn);
+            let said = format!("slow: {:.2} GB/s of {:.2} ({by})", slower / 1e9, limit / 1e9);
+            found.message = Some(found.message.take().map_or(said.clone(), |other| format!("{other}; {said}")));
+        }
+    }
+}
+
+/// Where registrations begin, and how long they are.
+fn classes(depth: Depth, span: usize) -> Vec<(usize, usize)> {
+    const PAGE: usize = 4 * KIB;
+    let starts: &[usize] = match depth {
+        Depth::Normal => &[0, 1, PAGE - 1, PAGE, GPU_PAGE - 1, GPU_PAGE, GPU_PAGE + PAGE + 1],
+        _ => &[0, PAGE - 1],
+    };
+    let lengths: &[usize] = match depth {
+        Depth::Normal => &[1, PAGE - 1, PAGE + 1, GPU_PAGE + 1],
+        _ => &[PAGE + 1],
+    };
+    let all = starts.iter().flat_map(|start| lengths.iter().map(|length| (*start, *length)));
+    all.filter(|(_, length)| *length <= span).collect()
+}
+
+fn micros(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e6
+}
+
+/// A line of the process that has the preload library.
+#[derive(Serialize, Deserialize)]
+struct Line {
+    nic: String,
+    way: VerifyWay,
+}
+
+/// Tries the preload library with a GPU and the NICs of `pairs`, in a process that has it.
+fn preload(machine: &Machine, plan: &Plan, gpu: &Device, pairs: &mut [VerifyPair], until: Instant) {
+    let all = |pairs: &mut [VerifyPair], message: &str| {
+        for pair in pairs.iter_mut().filter(|pair| pair.ways.iter().all(|way| way.way != Way::Preload)) {
+            pair.ways.push(VerifyWay::skipped(Way::Preload, message.to_owned()));
+        }
+    };
+    let Some(library) = way::preload_library(machine.root) else {
+        return all(pairs, &format!("{NOT_TRIED}: libgpumr-preload.so is not installed"));
+    };
+    if let Err(error) = preloaded(machine, plan, gpu, &library, pairs, until) {
+        all(pairs, &format!("{NOT_TRIED}: {error:#}"));
+    }
+}
+
+fn preloaded(
+    machine: &Machine,
+    plan: &Plan,
+    gpu: &Device,
+    library: &str,
+    pairs: &mut [VerifyPair],
+    until: Instant,
+) -> Result<()> {
+    let mut command = Command::new(std::env::current_exe().context("find this program")?);
+    command.arg("--root").arg(machine.root.path()).args(["verify", "--process", PRELOAD, "--gpu", &gpu.address]);
+    if plan.depth == Depth::Quick {
+        command.arg("--quick");
+    }
+    let others = std::env::var("LD_PRELOAD").map(|others| format!(":{others}")).unwrap_or_default();
+    command.args(["--seed", &plan.seed.to_string()]);
+    let library = machine.root.at(library);
+    let library = library.to_str().context("the path of the library")?;
+    command.env("LD_PRELOAD", format!("{library}:libibverbs.so.1{others}"));
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("start a process")?;
+    let output = BufReader::new(child.stdout.take().context("the process's output")?);
+    // What it prints is waited for, and no longer than a NIC may take.
+    let (send, lines) = channel();
+    thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| send.send(line)));
+    let ended = loop {
+        let left = until.saturating_duration_since(Instant::now()) + plan.patience();
+        match lines.recv_timeout(left) {
+            Ok(line) => {
+                let Ok(Line { nic, way }) = serde_json::from_str(&line) else { continue };
+                pairs.iter_mut().filter(|pair| pair.nic == nic).for_each(|pair| pair.ways.push(way.clone()));
+            }
+            Err(RecvTimeoutError::Disconnected) => break true,
+            Err(RecvTimeoutError::Timeout) => break false,
+        }
+    };
+    let _ = child.kill();
+    let status = child.wait().context("wait for the process")?;
+    ensure!(ended, "the process with {library} did not end in time");
+    if !status.success() {
+        bail!("the process with {library} ended early ({status})");
+    }
+    Ok(())
+}
+
+/// Is the process with the preload library: prints a line for each NIC.
+pub fn preload_process(root: &Root, plan: &Plan, gpu: &str) -> Result<u8> {
+    let machine = Machine::look(root);
+    let gpu = crate::select::gpu(&machine, gpu)?;
+    let cuda = Cuda::open()?;
+    let opened = cuda.gpu(&gpu.address)?;
+    let verbs = Verbs::open_preloaded()?;
+    let mut learned = Learned::default();
+    for nic in machine.rdma.iter().filter(|nic| nic.is_active()) {
+        let way = Way::Preload;
+        let target = Target { machine: &machine, gpu, nic, way, opened: &opened, verbs: &verbs, plan };
+        let line = Line { nic: nic.name.clone(), way: target.tried(&mut learned) };
+        println!("{}", serde_json::to_string(&line)?);
+    }
+    Ok(0)
+}
