@@ -8,8 +8,9 @@ rm -rf "$root" "$OUT/bin"
 mkdir -p "$root"/{lib,nixl,ucx/lib,verbs,mooncake} "$OUT/bin"
 
 shopt -s dotglob globstar failglob
-take() { # WHEEL NAME PATTERN...: files of a wheel
+take() { # WHEEL NAME PATTERN...: files of a wheel, and its version
 	local wheel=$1 to=$root/$2
+	(cd "$wheel" && echo *.dist-info | sed "s/.*-\(.*\)\.dist-info/$2 \1/") >>"$root/versions"
 	shift 2
 	# shellcheck disable=SC2068
 	(cd "$wheel" && cp -r --parents -t "$to" $@)

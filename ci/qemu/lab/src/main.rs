@@ -13,6 +13,7 @@ mod lanes;
 mod later;
 mod mutants;
 mod pair;
+mod programs;
 mod scenarios;
 mod soak;
 mod suite;

@@ -7,6 +7,7 @@ use crate::arm64;
 use crate::boots;
 use crate::lanes::{self, Done, Found, Job};
 use crate::mutants::{self, MUTANTS};
+use crate::programs;
 use crate::{host, judge};
 use anyhow::{bail, Context, Result};
 use lab::arch::Arch;
@@ -134,8 +135,8 @@ impl<'a> Record<'a> {
     fn new(lab: &'a Lab, jobs: Vec<&'a str>) -> Result<Self> {
         let mut commit = sh::git(lab, &["rev-parse", "--short=12", "HEAD"])?;
         // The record itself changes while it is written.
-        let but = [FILE, arm64::FILE].map(|file| format!(":!{file}"));
-        let status = ["status", "--porcelain", "--untracked-files=no", "--", ".", &but[0], &but[1]];
+        let but = [FILE, arm64::FILE, programs::FILE].map(|file| format!(":!{file}"));
+        let status = ["status", "--porcelain", "--untracked-files=no", "--", ".", &but[0], &but[1], &but[2]];
         if !sh::git(lab, &status)?.is_empty() {
             commit += "+changes";
         }
@@ -154,6 +155,10 @@ impl<'a> Record<'a> {
         let read = |file| fs::read_to_string(self.lab.repo.join(file)).unwrap_or_default();
         if let Some(text) = arm64::merged(&read(arm64::FILE), &one.name, &one.found.tests) {
             self.lab.write(arm64::FILE, &text)?;
+        }
+        let rows = one.found.json.get("programs").map_or(&[][..], Vec::as_slice);
+        if let Some(text) = programs::merged(&read(programs::FILE), rows) {
+            self.lab.write(programs::FILE, &text)?;
         }
         let old = read(FILE);
         let [passed, failed, seconds] = [passed, failed, one.seconds as usize].map(|n| n.to_string());

@@ -24,6 +24,7 @@ use crate::lab;
 use crate::machine::{Level, Mode, RDMA_DEVICE};
 use crate::modules;
 use crate::nixl::WHEEL;
+use crate::peermem::Stats;
 use crate::perftest::Counts;
 use crate::test::{emit, Env, Suite, Test};
 
@@ -60,6 +61,8 @@ enum Way {
     PeerMemory,
     /// The program's own choice where driver, core and NIC can.
     DmaBuf,
+    /// By address, and without a module: the preload library makes a dma-buf of it.
+    Preload,
 }
 
 impl Way {
@@ -67,6 +70,7 @@ impl Way {
         match self {
             Self::PeerMemory => "peer memory",
             Self::DmaBuf => "dma-buf",
+            Self::Preload => "preload library",
         }
     }
 
@@ -77,7 +81,9 @@ impl Way {
                 registered >= at_least,
                 "{registered} registrations went through the module, wanted {at_least} at least"
             ),
-            Self::DmaBuf => ensure!(registered == 0, "{registered} registrations went through the module"),
+            Self::DmaBuf | Self::Preload => {
+                ensure!(registered == 0, "{registered} registrations went through the module")
+            }
         }
         Ok(())
     }
@@ -103,13 +109,25 @@ fn ucx_settings(way: Way, log: &str) -> BTreeMap<&'static str, String> {
     settings
 }
 
-/// What UCX looked at, in its own words.
+/// What UCX looked at to choose, out of its log.
 fn ucx_chose(log: &str) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
-    let words = ["dmabuf", "GPUDirect", "gpu_direct", "peermem", "nv_mem", "nv_peer"];
-    let lines = text.lines().filter(|line| words.iter().any(|word| line.contains(word)));
-    let said: Vec<&str> = lines.filter_map(|line| line.split_once("UCX  ").map(|(_, said)| said)).collect();
-    said[..said.len().min(12)].join("\n")
+    let mut looked: Vec<String> = Vec::new();
+    for line in text.lines() {
+        let found = match line.split_once("cuda GPUDirect RDMA is ") {
+            Some((_, said)) => match said.split_once(" by checking ") {
+                Some(("not detected", file)) => format!("no {file}"),
+                Some((_, file)) => file.to_string(),
+                None => continue,
+            },
+            None if line.ends_with(&format!("{RDMA_DEVICE}: dmabuf is supported")) => "dma-buf of the NIC".to_string(),
+            None => continue,
+        };
+        if !looked.contains(&found) {
+            looked.push(found);
+        }
+    }
+    looked.join(", ")
 }
 
 /// The last lines of a file.
@@ -222,14 +240,44 @@ fn through_the_module() -> Result<usize> {
     Ok(lab::trace()?.iter().filter(|event| event.callback == "dma_map" && event.ret == 0).count())
 }
 
-/// One row of the table of programs, for the host.
-fn row(env: &Env, program: &str, way: Way, what: &str, compared: usize, counts: &Counts, registered: usize) {
-    let row = json!({
-        "program": program, "way": way.name(), "what": what, "mode": env.mode.map_or("", Mode::name),
-        "compared": compared, "through_bar": counts.read + counts.wrote, "registrations": registered,
-    });
-    println!("{row}");
-    emit("programs", &row);
+/// One row of the table of programs (docs/results/programs.md).
+struct Row<'a> {
+    /// As it is called on the disk, in the file with the versions.
+    program: &'a str,
+    way: Way,
+    what: &'a str,
+    /// What it looked at to choose its way, from its own log.
+    looked_at: String,
+    /// Bytes that were compared, or why it refused.
+    result: Result<usize, String>,
+}
+
+impl Row<'_> {
+    /// Writes it down, with what was counted.
+    fn write(&self, env: &Env, counts: Option<&Counts>, registered: usize) -> Result<()> {
+        let versions = fs::read_to_string(Path::new(PROGRAMS).join("versions"))?;
+        let version = versions.lines().find_map(|line| line.strip_prefix(self.program)?.strip_prefix(' '));
+        let through_module = self.way == Way::PeerMemory && env.mode.is_some();
+        let module = match (through_module, env.nvidia_c) {
+            (false, _) => "none",
+            (true, false) => "ours",
+            (true, true) => "NVIDIA's",
+        };
+        // NVIDIA's module counts nothing.
+        let stats = if module == "ours" { Some(Stats::read()?) } else { None };
+        let counted = |key: &str| stats.as_ref().map(|stats| stats.sum(key)).transpose();
+        let row = json!({
+            "program": self.program, "version": version.context("the disk names no version")?, "way": self.way.name(),
+            "module": module, "mode": if through_module { env.mode.map_or("", Mode::name) } else { "" },
+            "what": self.what, "looked_at": self.looked_at,
+            "compared": self.result.as_ref().ok(), "refused": self.result.as_ref().err(),
+            "through_bar": counts.map(|counts| counts.read + counts.wrote), "registrations": registered,
+            "pins": counted("pins")?, "revocations": counted("revocations")?,
+        });
+        println!("{row}");
+        emit("programs", &row);
+        Ok(())
+    }
 }
 
 fn nothing_stays() -> Result<()> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 
-use super::{end_of, left_behind, nothing_stays, programs, row, through_the_module, Left, Running, Way, PROGRAMS};
+use super::{end_of, left_behind, nothing_stays, programs, through_the_module, Left, Row, Running, Way, PROGRAMS};
 use crate::common::GPU_PAGE;
 use crate::lab;
 use crate::machine::{Level, Mode, RDMA_DEVICE};
@@ -27,21 +27,36 @@ pub fn tests(nvidia_c: bool) -> Vec<Test> {
     let mut tests = in_modes(nvidia_c, &modes, "mooncake/write", |env| run(env, Way::PeerMemory, "write"));
     tests.extend(in_modes(nvidia_c, &modes[..1], "mooncake/read", |env| run(env, Way::PeerMemory, "read")));
     tests.push(Test::new("mooncake/dma_buf", Level::Devices, |env| run(env, Way::DmaBuf, "write")));
+    tests.push(Test::new("mooncake/preload", Level::Devices, |env| run(env, Way::Preload, "write")));
+    tests.push(Test::new("mooncake/without_a_way", Level::Devices, without_a_way));
     tests
+}
+
+/// It registers by address, whether somebody is there for that or not, and says the errno.
+fn without_a_way(env: &Env) -> Result<()> {
+    let refused = run(env, Way::PeerMemory, "write");
+    let said = format!("{:#}", refused.err().context("it moved bytes, and there is no module")?);
+    ensure!(said.contains("Failed to register memory") && said.contains("Bad address [14]"), "{said}");
+    let (looked_at, result) = (String::new(), Err("Failed to register memory: Bad address [14]".to_string()));
+    Row { program: "mooncake", way: Way::PeerMemory, what: "write, no way", looked_at, result }.write(env, None, 0)?;
+    nothing_stays()
 }
 
 fn run(env: &Env, way: Way, operation: &str) -> Result<()> {
     programs()?;
     lab::clear_trace()?;
     let before = Before::now()?;
-    let with_module = if way == Way::PeerMemory { "1" } else { "0" };
-    let settings = BTreeMap::from([
-        ("WITH_NVIDIA_PEERMEM", with_module.to_string()),
+    let mut settings = BTreeMap::from([
         ("LD_LIBRARY_PATH", format!("{PROGRAMS}/lib")),
         // An emulated machine is slow to answer.
         ("MC_IB_TIMEOUT", "20".to_string()),
         ("MC_LOG_LEVEL", "INFO".to_string()),
     ]);
+    match way {
+        Way::PeerMemory => {}
+        Way::DmaBuf => drop(settings.insert("WITH_NVIDIA_PEERMEM", "0".to_string())),
+        Way::Preload => drop(settings.insert("LD_PRELOAD", "libgpumr-preload.so".to_string())),
+    }
     let program = format!("{PROGRAMS}/mooncake/mooncake/transfer_engine_bench");
     let (size, batch, block) =
         (format!("--buffer_size={SIZE}"), format!("--batch_size={BATCH}"), format!("--block_size={BLOCK}"));
@@ -87,6 +102,9 @@ fn run(env: &Env, way: Way, operation: &str) -> Result<()> {
     ensure!(to.last[..moved] == from.first[..moved], "{operation}: what arrived is not what was sent");
     ensure!(to.last[moved..] == to.first[moved..], "{operation}: bytes landed behind the blocks");
     way.was_taken(registered, 2)?;
-    row(env, "Mooncake", way, operation, 2 * SIZE, &counts, registered);
+    // Its log does not say.
+    let looked_at = settings.get("WITH_NVIDIA_PEERMEM").map_or(String::new(), |v| format!("WITH_NVIDIA_PEERMEM={v}"));
+    let row = Row { program: "mooncake", way, what: operation, looked_at, result: Ok(2 * SIZE) };
+    row.write(env, Some(&counts), registered)?;
     nothing_stays()
 }

@@ -5,7 +5,7 @@ use std::fs;
 
 use anyhow::{ensure, Context, Result};
 
-use super::{end_of, nothing_stays, programs, row, through_the_module, ucx_chose, ucx_settings, Way};
+use super::{end_of, nothing_stays, programs, through_the_module, ucx_chose, ucx_settings, Row, Way};
 use crate::helper::Helper;
 use crate::lab;
 use crate::machine::{Level, Mode};
@@ -121,8 +121,9 @@ fn both_ways(env: &Env, way: Way, kinds: [&str; 2], size: usize) -> Result<()> {
     let (moved, wanted) = (counts.read + counts.wrote, (2 * on_gpus * size) as u64);
     ensure!(moved >= wanted, "{moved} bytes went through BAR addresses, wanted {wanted}");
     way.was_taken(registered, on_gpus)?;
-    row(env, "NIXL", way, &kinds.join(" to "), 4 * size, &counts, registered);
-    println!("UCX:\n{}", ucx_chose(&pair.logs[0]));
+    let what = kinds.join(" to ");
+    let row = Row { program: "nixl", way, what: &what, looked_at: ucx_chose(&pair.logs[0]), result: Ok(4 * size) };
+    row.write(env, Some(&counts), registered)?;
     for (agent, memory) in [(0, &mine), (1, &theirs)] {
         pair.ask(agent, &format!("deregister {memory}"))?;
     }
@@ -144,13 +145,18 @@ fn segments(env: &Env) -> Result<()> {
     both_ways(env, Way::PeerMemory, ["segments", "segments"], 6 * MIB)
 }
 
-/// Revocable pins cannot have several allocations: NIXL is told, by UCX's own words for the errno.
+/// Revocable pins cannot have several allocations: NIXL is told, by UCX's own words for the errno,
+/// which with NVIDIA's module is that of any bad address.
 fn segments_are_refused(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let mut pair = Pair::start(Way::PeerMemory)?;
     let refused = pair.make(["segments", "segments"], 6 * MIB, [rng.u64(..), rng.u64(..)]);
     let said = format!("{:#}", refused.err().context("several allocations were registered by one revocable pin")?);
-    ensure!(said.contains("failed: Invalid argument"), "{said}");
+    let errno = if env.nvidia_c { "Bad address" } else { "Invalid argument" };
+    ensure!(said.contains(&format!("failed: {errno}")), "{said}");
+    let (what, result) = ("segments to segments", Err(format!("ibv_reg_mr: {errno}")));
+    let row = Row { program: "nixl", way: Way::PeerMemory, what, looked_at: ucx_chose(&pair.logs[0]), result };
+    row.write(env, None, 0)?;
     drop(pair);
     nothing_stays()
 }
@@ -193,16 +199,19 @@ fn without_a_way(env: &Env) -> Result<()> {
     let seeds = [rng.u64(..), rng.u64(..)];
     lab::clear_trace()?;
     let mut pair = Pair::start(Way::PeerMemory)?;
-    match pair.make(["vram", "vram"], MIB, seeds) {
-        Err(e) => println!("NIXL refuses: {e:#}"),
+    let result = match pair.make(["vram", "vram"], MIB, seeds) {
+        Err(e) => Err(format!("{:#}", e.root_cause()).lines().next().unwrap_or_default().to_string()),
         Ok([(mine, _), (theirs, at)]) => {
             pair.meet()?;
             pair.ask(0, &format!("write {mine} bob vram {at} written"))?;
             pair.ask(1, "notification alice")?;
             pair.compare("write", [&mine, &theirs], seeds[0])?;
-            println!("NIXL moves bytes all the same; UCX:\n{}", ucx_chose(&pair.logs[0]));
+            Ok(2 * MIB)
         }
-    }
+    };
+    let looked_at = ucx_chose(&pair.logs[0]);
+    let row = Row { program: "nixl", way: Way::PeerMemory, what: "vram to vram, no way", looked_at, result };
+    row.write(env, None, 0)?;
     ensure!(lab::trace()?.is_empty(), "the peer-memory core was asked, and there is no module");
     Ok(())
 }
