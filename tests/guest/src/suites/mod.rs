@@ -94,6 +94,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         ucx::suite(),
         pyverbs::suite(),
         programs::suite(nvidia_c),
+        programs::pair(nvidia_c),
         scenarios::suite(nvidia_c),
         scenarios::pairwise(nvidia_c),
         scenarios::once(nvidia_c),

@@ -26,7 +26,7 @@ use crate::modules;
 use crate::nixl::WHEEL;
 use crate::peermem::Stats;
 use crate::perftest::Counts;
-use crate::test::{emit, Env, Suite, Test};
+use crate::test::{emit, in_modes, Env, Suite, Test};
 
 const DISK: &str = "/dev/vda";
 const PROGRAMS: &str = "/programs";
@@ -37,6 +37,21 @@ pub fn suite(nvidia_c: bool) -> Suite {
     tests.extend(ucx::tests(nvidia_c));
     tests.extend(mooncake::tests(nvidia_c));
     Suite { name: "programs", tests }
+}
+
+/// Between two machines, a GPU in each.
+pub fn pair(nvidia_c: bool) -> Suite {
+    let modes = [Mode::Persistent, Mode::Legacy];
+    let mut tests = in_modes(nvidia_c, &modes, "nixl", |env| nixl::two_machines(env, Way::PeerMemory));
+    tests.extend(in_modes(nvidia_c, &modes, "mooncake/write", |env| {
+        mooncake::two_machines(env, Way::PeerMemory, "write")
+    }));
+    tests.extend(in_modes(nvidia_c, &modes, "mooncake/read", |env| {
+        mooncake::two_machines(env, Way::PeerMemory, "read")
+    }));
+    tests.push(Test::new("nixl/dma_buf", Level::Devices, |env| nixl::two_machines(env, Way::DmaBuf)));
+    tests.push(Test::new("mooncake/dma_buf", Level::Devices, |env| mooncake::two_machines(env, Way::DmaBuf, "write")));
+    Suite { name: "programs_pair", tests: tests.into_iter().map(|test| test.limit(600)).collect() }
 }
 
 /// Mounts the disk, once.
@@ -265,14 +280,14 @@ impl Row<'_> {
         };
         // NVIDIA's module counts nothing.
         let stats = if module == "ours" { Some(Stats::read()?) } else { None };
-        let counted = |key: &str| stats.as_ref().map(|stats| stats.sum(key)).transpose();
+        let counted = |key: &str| stats.as_ref().map(|stats| stats.number(key)).transpose();
         let row = json!({
             "program": self.program, "version": version.context("the disk names no version")?, "way": self.way.name(),
             "module": module, "mode": if through_module { env.mode.map_or("", Mode::name) } else { "" },
             "what": self.what, "looked_at": self.looked_at,
             "compared": self.result.as_ref().ok(), "refused": self.result.as_ref().err(),
             "through_bar": counts.map(|counts| counts.read + counts.wrote), "registrations": registered,
-            "pins": counted("pins")?, "revocations": counted("revocations")?,
+            "pins": counted("total.pins")?, "revocations": counted("total.revocations")?,
         });
         println!("{row}");
         emit("programs", &row);

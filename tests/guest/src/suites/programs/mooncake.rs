@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
+use serde_json::json;
 
 use super::{end_of, left_behind, nothing_stays, programs, through_the_module, Left, Row, Running, Way, PROGRAMS};
 use crate::common::GPU_PAGE;
 use crate::lab;
 use crate::machine::{Level, Mode, RDMA_DEVICE};
-use crate::perftest::Before;
+use crate::peer::{together, Role};
+use crate::perftest::{Before, Counts};
 use crate::suites::MIB;
 use crate::test::{in_modes, Env, Test};
 
@@ -42,10 +44,8 @@ fn without_a_way(env: &Env) -> Result<()> {
     nothing_stays()
 }
 
-fn run(env: &Env, way: Way, operation: &str) -> Result<()> {
-    programs()?;
-    lab::clear_trace()?;
-    let before = Before::now()?;
+/// Starts one side, at this address.
+fn start(way: Way, mode: &str, address: &str, more: &[&str]) -> Result<Running> {
     let mut settings = BTreeMap::from([
         ("LD_LIBRARY_PATH", format!("{PROGRAMS}/lib")),
         // An emulated machine is slow to answer.
@@ -57,54 +57,117 @@ fn run(env: &Env, way: Way, operation: &str) -> Result<()> {
         Way::DmaBuf => drop(settings.insert("WITH_NVIDIA_PEERMEM", "0".to_string())),
         Way::Preload => drop(settings.insert("LD_PRELOAD", "libgpumr-preload.so".to_string())),
     }
-    let program = format!("{PROGRAMS}/mooncake/mooncake/transfer_engine_bench");
-    let (size, batch, block) =
-        (format!("--buffer_size={SIZE}"), format!("--batch_size={BATCH}"), format!("--block_size={BLOCK}"));
-    let device = format!("--device_name={RDMA_DEVICE}");
-    let common = [
-        "--metadata_server=P2PHANDSHAKE",
-        "--protocol=rdma",
-        "--use_vram=true",
-        "--gpu_id=0",
-        "--logtostderr",
-        "--init_mem=false",
-        "--threads=1",
-        &batch,
-        &block,
-        &size,
-        &device,
+    let own = [
+        format!("--mode={mode}"),
+        format!("--local_server_name={address}"),
+        format!("--buffer_size={SIZE}"),
+        format!("--batch_size={BATCH}"),
+        format!("--block_size={BLOCK}"),
+        format!("--device_name={RDMA_DEVICE}"),
     ];
-    let target: Vec<&str> =
-        ["--mode=target", "--local_server_name=127.0.0.1:12345"].into_iter().chain(common).collect();
-    let mut server = Running::start("mooncake-target", &program, &target, &settings)?;
-    let at = server.hear("listening on", LIMIT)?;
-    println!("target: {at}");
-    let segment = format!("--segment_id={at}");
-    let how = format!("--operation={operation}");
-    let initiator: Vec<&str> =
-        ["--mode=initiator", "--local_server_name=127.0.0.1:12346", &segment, &how, "--duration=1"]
-            .into_iter()
-            .chain(common)
-            .collect();
-    let mut client = Running::start("mooncake-initiator", &program, &initiator, &settings)?;
-    let ended = client.wait(LIMIT)?;
-    ensure!(ended.success(), "the initiator: {ended}\n{}\n{}", end_of(&client.log), end_of(&server.log));
-    server.send(Signal::SIGINT)?;
-    println!("the target: {}", server.wait(LIMIT)?);
-    let counts = before.counts()?;
-    let registered = through_the_module()?;
-    println!("{}\n--\n{}", end_of(&client.log), end_of(&server.log));
-    let left = |pid| -> Result<Left> { left_behind(pid, SIZE)?.pop().context("it had no memory of a GPU") };
-    let (initiator, target) = (left(client.pid())?, left(server.pid())?);
+    let common = ["--metadata_server=P2PHANDSHAKE", "--protocol=rdma", "--use_vram=true", "--gpu_id=0"];
+    let rest = ["--logtostderr", "--init_mem=false", "--threads=1"];
+    let args: Vec<&str> =
+        own.iter().map(String::as_str).chain(common).chain(rest).chain(more.iter().copied()).collect();
+    let program = format!("{PROGRAMS}/mooncake/mooncake/transfer_engine_bench");
+    Running::start(&format!("mooncake-{mode}"), &program, &args, &settings)
+}
+
+/// Starts a target; where an initiator finds it.
+fn target(way: Way, address: &str) -> Result<(Running, String)> {
+    let mut target = start(way, "target", &format!("{address}:12345"), &[])?;
+    let at = target.hear("listening on", LIMIT)?;
+    Ok((target, at))
+}
+
+/// Runs an initiator to its end.
+fn initiate(way: Way, operation: &str, address: &str, target: &str) -> Result<Running> {
+    let more = [format!("--segment_id={target}"), format!("--operation={operation}"), "--duration=1".to_string()];
+    let more: Vec<&str> = more.iter().map(String::as_str).collect();
+    let mut initiator = start(way, "initiator", &format!("{address}:12346"), &more)?;
+    let ended = initiator.wait(LIMIT)?;
+    ensure!(ended.success(), "the initiator: {ended}\n{}", end_of(&initiator.log));
+    println!("{}", end_of(&initiator.log));
+    Ok(initiator)
+}
+
+/// Ends a target; the memory that a side had.
+fn end(target: &mut Running) -> Result<Left> {
+    target.send(Signal::SIGINT)?;
+    let ended = target.wait(LIMIT)?;
+    ensure!(ended.success(), "the target: {ended}\n{}", end_of(&target.log));
+    left(target)
+}
+
+fn left(side: &Running) -> Result<Left> {
+    left_behind(side.pid(), SIZE)?.pop().context("it had no memory of a GPU")
+}
+
+/// What was moved has arrived, and nothing else has changed.
+fn compare(operation: &str, initiator: &Left, target: &Left) -> Result<()> {
     let (from, to) = if operation == "write" { (initiator, target) } else { (target, initiator) };
     let moved = BATCH * BLOCK / GPU_PAGE;
     ensure!(from.first == from.last, "{operation}: the source has changed");
     ensure!(to.last[..moved] == from.first[..moved], "{operation}: what arrived is not what was sent");
     ensure!(to.last[moved..] == to.first[moved..], "{operation}: bytes landed behind the blocks");
-    way.was_taken(registered, 2)?;
+    Ok(())
+}
+
+fn write_row(env: &Env, way: Way, what: &str, counts: &Counts, registered: usize) -> Result<()> {
     // Its log does not say.
-    let looked_at = settings.get("WITH_NVIDIA_PEERMEM").map_or(String::new(), |v| format!("WITH_NVIDIA_PEERMEM={v}"));
-    let row = Row { program: "mooncake", way, what: operation, looked_at, result: Ok(2 * SIZE) };
-    row.write(env, Some(&counts), registered)?;
+    let looked_at = if way == Way::DmaBuf { "WITH_NVIDIA_PEERMEM=0".to_string() } else { String::new() };
+    Row { program: "mooncake", way, what, looked_at, result: Ok(2 * SIZE) }.write(env, Some(counts), registered)
+}
+
+fn run(env: &Env, way: Way, operation: &str) -> Result<()> {
+    programs()?;
+    lab::clear_trace()?;
+    let before = Before::now()?;
+    let (mut server, at) = target(way, "127.0.0.1")?;
+    let client = initiate(way, operation, "127.0.0.1", &at).with_context(|| end_of(&server.log))?;
+    let theirs = end(&mut server)?;
+    compare(operation, &left(&client)?, &theirs)?;
+    let (counts, registered) = (before.counts()?, through_the_module()?);
+    way.was_taken(registered, 2)?;
+    write_row(env, way, operation, &counts, registered)?;
     nothing_stays()
+}
+
+/// The target on one machine, the initiator on the other.
+pub fn two_machines(env: &Env, way: Way, operation: &str) -> Result<()> {
+    programs()?;
+    together(env, &format!("mooncake {operation} {}", way.name()), |peer| {
+        lab::clear_trace()?;
+        let before = Before::now()?;
+        let address = peer.role.address();
+        let (own, theirs) = match peer.role {
+            Role::Server => {
+                let (mut server, at) = target(way, address)?;
+                peer.tell("target", json!(at))?;
+                peer.hear("done", LIMIT)?;
+                let own = end(&mut server)?;
+                peer.tell("left", json!([own.first, own.last]))?;
+                (own, peer.hear("left", LIMIT)?)
+            }
+            Role::Client => {
+                let at = peer.hear("target", LIMIT)?;
+                let client = initiate(way, operation, address, at.as_str().context("an address")?)?;
+                peer.tell("done", json!(null))?;
+                let own = left(&client)?;
+                peer.tell("left", json!([own.first, own.last]))?;
+                (own, peer.hear("left", LIMIT)?)
+            }
+        };
+        let (first, last) = serde_json::from_value(theirs).context("CRCs")?;
+        let theirs = Left { first, last };
+        match peer.role {
+            Role::Client => compare(operation, &own, &theirs)?,
+            Role::Server => compare(operation, &theirs, &own)?,
+        }
+        let (counts, registered) = (before.counts()?, through_the_module()?);
+        way.was_taken(registered, 1)?;
+        let side = if peer.role == Role::Client { "initiator" } else { "target" };
+        write_row(env, way, &format!("{operation}, two machines, {side}"), &counts, registered)?;
+        nothing_stays()
+    })
 }

@@ -4,13 +4,15 @@
 use std::fs;
 
 use anyhow::{ensure, Context, Result};
+use serde_json::json;
 
 use super::{end_of, nothing_stays, programs, through_the_module, ucx_chose, ucx_settings, Row, Way};
 use crate::helper::Helper;
 use crate::lab;
 use crate::machine::{Level, Mode};
 use crate::nixl::WHEEL;
-use crate::perftest::Before;
+use crate::peer::{together, Role};
+use crate::perftest::{Before, PATIENCE};
 use crate::suites::MIB;
 use crate::test::{in_modes, Env, Test};
 
@@ -214,4 +216,67 @@ fn without_a_way(env: &Env) -> Result<()> {
     row.write(env, None, 0)?;
     ensure!(lab::trace()?.is_empty(), "the peer-memory core was asked, and there is no module");
     Ok(())
+}
+
+/// An agent on each machine: alice writes to bob's memory and reads from it.
+pub fn two_machines(env: &Env, way: Way) -> Result<()> {
+    const SIZE: usize = 4 * MIB;
+    // The same on both machines: nothing is compared that has to be told.
+    const SEEDS: [u64; 2] = [45, 54];
+    together(env, &format!("nixl {}", way.name()), |peer| {
+        lab::clear_trace()?;
+        let before = Before::now()?;
+        let (me, other) = match peer.role {
+            Role::Client => (0, 1),
+            Role::Server => (1, 0),
+        };
+        let (mut agent, log) = agent(NAMES[me], way)?;
+        let mut ask = |command: &str| {
+            let short: String = command.chars().take(60).collect();
+            agent.ask(command).with_context(|| format!("{}: {short}\n{}", NAMES[me], end_of(&log)))
+        };
+        let made = ask(&format!("make vram {SIZE} {}", SEEDS[me]))?;
+        let (mine, at) = made.split_once(' ').with_context(|| format!("{made:?}"))?;
+        peer.tell("agent", json!([ask("metadata")?, at]))?;
+        let [metadata, theirs]: [String; 2] =
+            serde_json::from_value(peer.hear("agent", PATIENCE)?).context("metadata and an address")?;
+        let name = ask(&format!("load {metadata}"))?;
+        ensure!(name == NAMES[other], "the other machine's agent is {name:?}");
+        peer.tell("ready", json!(null))?;
+        peer.hear("ready", PATIENCE)?;
+        let compare = |what: &str, seed: u64, ask: &mut dyn FnMut(&str) -> Result<String>| -> Result<()> {
+            let spoilt = ask(&format!("spoilt {mine} {seed}"))?;
+            ensure!(spoilt == "0", "after a {what} {spoilt} bytes of {} are wrong", NAMES[me]);
+            Ok(())
+        };
+        if peer.role == Role::Client {
+            ask(&format!("write {mine} bob vram {theirs} written"))?;
+            compare("write", SEEDS[0], &mut ask)?;
+            peer.hear("filled", PATIENCE)?;
+            ask(&format!("read {mine} bob vram {theirs} read"))?;
+            compare("read", SEEDS[1], &mut ask)?;
+            peer.tell("done", json!(null))?;
+        } else {
+            let said = ask("notification alice")?;
+            ensure!(said == "written", "the notification says {said:?}");
+            compare("write", SEEDS[0], &mut ask)?;
+            ask(&format!("fill {mine} {}", SEEDS[1]))?;
+            peer.tell("filled", json!(null))?;
+            peer.hear("done", PATIENCE)?;
+            compare("read", SEEDS[1], &mut ask)?;
+        }
+        let (counts, registered) = (before.counts()?, through_the_module()?);
+        let moved = counts.read + counts.wrote;
+        ensure!(moved >= 2 * SIZE as u64, "{moved} bytes went through BAR addresses, wanted {}", 2 * SIZE);
+        way.was_taken(registered, 1)?;
+        ask(&format!("deregister {mine}"))?;
+        let what = format!("vram to vram, two machines, {}", NAMES[me]);
+        let row = Row { program: "nixl", way, what: &what, looked_at: ucx_chose(&log), result: Ok(2 * SIZE) };
+        row.write(env, Some(&counts), registered)?;
+        // The other one may still answer this one's last message.
+        peer.tell("end", json!(null))?;
+        peer.hear("end", PATIENCE)?;
+        agent.finish()?;
+        nothing_stays()
+    })
 }
