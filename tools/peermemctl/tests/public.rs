@@ -413,6 +413,17 @@ fn a_command_line_that_switches_nccl_off_is_never_yes() {
         "accelerate launch train.py",
         "stdbuf -oL env NCCL_IB_DISABLE=1 ./train",
         "unknown-launcher -e NCCL_IB_DISABLE=1 ./train",
+        "strace -f -E NCCL_IB_DISABLE=1 ./train",
+        "mpiexec.hydra -genv NCCL_IB_DISABLE=1 ./train",
+        "mpiexec -env NCCL_IB_DISABLE 1 ./train",
+        "podman run -e=NCCL_IB_DISABLE=1 image train",
+        "docker run -eNCCL_IB_DISABLE=1 image train",
+        "timeout --foreground-with=NCCL_IB_DISABLE=1 9 ./train",
+        "srun --some-option NCCL_IB_DISABLE=1 ./train",
+        "mpirun --some-option=NCCL_IB_DISABLE=1 ./train",
+        "env NCCL_IB_DISABLE=1 env -u LANG ./train",
+        "oc exec pod -- env NCCL_IB_DISABLE=1 ./train",
+        "systemd-run -E NCCL_IB_DISABLE=1 ./train",
     ] {
         let words: Vec<&str> = line.split(' ').collect();
         let (exit, said) = of_command("one-pair", "consumers.nccl", &words);

@@ -28,7 +28,31 @@ impl Launched {
     pub fn read(variables: BTreeMap<String, String>, words: &[String]) -> Self {
         let mut launched = Self { variables, ..Self::default() };
         launched.command(words, 0);
+        launched.overlooked(words);
         launched
+    }
+
+    /// Notes words that look as if they set a variable of a library, and after all that was read did not:
+    /// an option of a launcher that is not known does.
+    fn overlooked(&mut self, words: &[String]) {
+        if !self.not_understood.is_empty() {
+            return;
+        }
+        let alone = words.iter().filter(|word| !word.contains(char::is_whitespace) && is_of_a_library(word));
+        for word in alone {
+            // `-eNAME=VALUE`, `--export=ALL,NAME=VALUE`
+            let parts = word.split([',', ' ']).filter(|part| is_of_a_library(part));
+            let is_read = |part: &str| {
+                let start = LIBRARIES.iter().filter_map(|library| part.find(library)).min().unwrap_or(0);
+                let found = part.get(start..).and_then(assignment);
+                found
+                    .is_some_and(|(name, value)| self.variables.get(&name).is_some_and(|read| read.starts_with(&value)))
+            };
+            if let Some(part) = parts.into_iter().find(|part| !is_read(part)) {
+                let part = part.to_owned();
+                return self.note(&format!("a command line with {part}"));
+            }
+        }
     }
 
     fn note(&mut self, what: &str) {
@@ -137,7 +161,10 @@ impl Launched {
                     self.set(found);
                 }
                 "-env" | "-genv" | "--env" | "--genv" => {
-                    let pair = words.next().cloned().zip(words.next().cloned());
+                    // Intel's takes NAME=VALUE, too.
+                    let name = words.next();
+                    let whole = name.and_then(|name| assignment(name));
+                    let pair = whole.or_else(|| name.cloned().zip(words.next().cloned()));
                     self.set(pair);
                 }
                 "-mca" | "--mca" | "-gmca" | "--gmca" | "--prtemca" | "--pmixmca" => {
@@ -327,9 +354,11 @@ impl Launched {
     }
 }
 
+/// How variables begin that libraries read.
+const LIBRARIES: [&str; 5] = ["NCCL_", "UCX_", "NVSHMEM_", "FI_", "MC_"];
+
 /// Returns whether an argument, or what follows `=` or `,` in it, sets a variable that libraries read.
 fn is_of_a_library(word: &str) -> bool {
-    const LIBRARIES: [&str; 4] = ["NCCL_", "UCX_", "NVSHMEM_", "FI_"];
     let is_set = |part: &str| LIBRARIES.iter().any(|library| part.starts_with(library));
     word.contains('=') && word.split(['=', ',', ':', ' ']).any(|part| is_set(part.trim_matches(['"', '\''])))
 }

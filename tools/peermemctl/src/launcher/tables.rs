@@ -85,7 +85,7 @@ pub(super) const WRAPPERS: [(&str, &[&str], usize); 15] = [
     ("exec", &["-a"], 0),
     ("command", &[], 0),
     ("catchsegv", &[], 0),
-    ("strace", &["-e", "-o", "-s", "-p", "-u", "-E"], 0),
+    ("strace", &["-e", "-o", "-s", "-p", "-u"], 0),
     ("nsys", &["-o", "-t", "--output", "--trace", "-s", "-c"], 1),
 ];
 
