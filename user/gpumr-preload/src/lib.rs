@@ -407,6 +407,22 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut c_void, attr: *mut RawMrAttr) ->
     unsafe { register(wanted, |verbs| verbs.ex(pd, attr)) }
 }
 
+/// See ibv_reg_dmabuf_mr(3). The program has a dma-buf of its own, which goes on as it is.
+#[no_mangle]
+pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut c_void,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut RawMr {
+    // SAFETY: The caller's domain.
+    let Some(verbs) = (unsafe { verbs(device(pd)) }) else { return fail(libc::ENOSYS) };
+    // SAFETY: The caller's arguments.
+    made(unsafe { verbs.own_dma_buf(pd, offset, length, iova, fd, access) })
+}
+
 thread_local! {
     /// This thread is in libibverbs on our behalf. Its functions call each other, and where it is
     /// linked without -Bsymbolic (Debian's is), such a call comes back to us.

@@ -321,7 +321,8 @@ fn each_device_is_served_by_its_own_library() {
     {
         let folder = libraries(name, if flags.len() == 2 { Without::Verbs } else { Without::Nothing });
         let origin = "-Wl,-rpath,$ORIGIN";
-        cc(&["-shared", "-fPIC", origin, "-o", "plugin.so", &source("plugin.c"), RENAMED], &folder);
+        let own = format!("-DOWN=\"{RENAMED}\"");
+        cc(&["-shared", "-fPIC", origin, &own, "-o", "plugin.so", &source("plugin.c"), RENAMED], &folder);
         let with = if flags.len() == 2 { "-DWITHOUT_VERBS" } else { "-DWITH_VERBS" };
         cc(&[&["-o", "program", with, &source("host.c")], &flags[1..]].concat(), &folder);
         for settings in [&[][..], &CACHE] {
