@@ -12,7 +12,8 @@
  *   first allocation of a pool is exported. Exports need whole pages and may run over several blocks;
  *   managed and host memory has none.
  * - A checkpoint closes the driver's files, and a restore opens them again under the same numbers; the
- *   memory is new, and nothing that CUDA says of it changes (stand_in_checkpoint()).
+ *   memory is new, and nothing that CUDA says of it changes (stand_in_checkpoint()). Other libraries
+ *   have that file open, too (stand_in_nvml()).
  * - A primary context is made when it is first retained, and goes with its last user: making one
  *   takes 400 ms, which stand_in_primaries() counts instead.
  * As NVIDIA's manual says: cuPointerGetAttributes() answers 0 for memory that it does not know, and
@@ -136,37 +137,86 @@ int stand_in_is_gpu(const void *addr)
 	return arena && (uintptr_t)addr - arena < ARENA && (!b || b->type == DEVICE);
 }
 
-/* The driver's file, which nothing is read from. */
-static int control = -1;
+/* The driver's file, which nothing is read from. STAND_IN_CONTROL says what it is: by default a pipe,
+ * which epoll takes as it takes the driver's; "file", which it does not; "path", of which nothing can be
+ * asked. */
+static int control = -1, nvml = -1;
+static volatile int checkpointed;
 
-static void open_control(void)
+static int opened(void)
 {
+	const char *kind = getenv("STAND_IN_CONTROL");
 	char path[4096];
 	Dl_info info;
+	int fd;
 
 	if (!dladdr((void *)find, &info))
 		abort();
 	snprintf(path, sizeof(path), "%s", info.dli_fname);
 	*(strrchr(path, '/') ? strrchr(path, '/') : path) = 0;
+	if (kind) {
+		strcat(path, "/plain");
+		mkdir(path, 0700);
+	}
 	strcat(path, "/nvidiactl");
-	mkfifo(path, 0600);
-	control = open(path, O_RDWR | O_CLOEXEC);
-	if (control < 0)
+	if (!kind)
+		mkfifo(path, 0600);
+	else if (strcmp(kind, "path"))
+		close(open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+	fd = open(path, (kind && !strcmp(kind, "path") ? O_PATH : O_RDWR) | O_CLOEXEC);
+	if (fd < 0)
 		abort();
+	return fd;
+}
+
+static void open_control(void)
+{
+	control = opened();
+}
+
+/* A library that has the driver's file open for itself: nvmlInit(), nvmlShutdown(). */
+void stand_in_nvml(int on)
+{
+	if (on)
+		nvml = opened();
+	else
+		close(nvml);
+}
+
+static int old_control;
+
+void stand_in_checkpoint_begin(void)
+{
+	checkpointed = 1;
+	old_control = control;
+	close(control);
+}
+
+void stand_in_checkpoint_end(void)
+{
+	open_control();
+	/* Under its old number, unless somebody has that by now. */
+	if (control != old_control && fcntl(old_control, F_GETFD) < 0) {
+		dup3(control, old_control, O_CLOEXEC);
+		close(control);
+		control = old_control;
+	}
+	checkpointed = 0;
 }
 
 void stand_in_checkpoint(void)
 {
-	int old = control;
-
-	close(old);
-	open_control();
-	if (control != old) {
-		dup3(control, old, O_CLOEXEC);
-		close(control);
-		control = old;
-	}
+	stand_in_checkpoint_begin();
+	stand_in_checkpoint_end();
 }
+
+#ifndef WITHOUT_NEW_CUDA
+int cuCheckpointProcessGetState(int pid, int *out)
+{
+	*out = checkpointed ? 2 : 0;
+	return pid == getpid() ? 0 : 101;
+}
+#endif
 
 /* The lock that each question takes, had by a thread that is interrupted and never comes back. */
 static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;

@@ -39,10 +39,11 @@
  * and by the sweeping thread (sweep_ms), each 100 ms at most. limits.bytes bounds what is kept at all.
  *
  * Checkpoint and restore (cuda-checkpoint, CRIU) give the process new memory under old addresses and
- * numbers. The cache notices by itself, by the files that CUDA has open: the next gpumr_register()
- * registers anew. The end of another library that has /dev/nvidiactl open (nvmlShutdown()) looks
- * the same: then memory that is unchanged counts as gone, too. A lease that is held over a checkpoint
- * reaches the old memory: release it before, or ask gpumr_valid() after. Where CUDA has no /dev/nvidiactl, call gpumr_free_all() before a
+ * numbers. The cache notices by itself, by the file /dev/nvidiactl that CUDA has open: the next
+ * gpumr_register() registers anew. (Before CUDA 12.8, that another library closes that file, as
+ * nvmlShutdown() does, looks the same.) A lease that is held over a checkpoint reaches the old memory:
+ * release it before, or ask gpumr_valid() after. Where that file cannot be watched each registration is
+ * new. Where CUDA has no such file (WSL), call gpumr_free_all() before a
  * checkpoint. */
 #ifndef GPUMR_H
 #define GPUMR_H
@@ -118,9 +119,8 @@ struct gpumr_options {
 	/* NULL: libibverbs. It is copied. */
 	const struct gpumr_verbs *verbs;
 	/* Called once for each region that a lease holds when its memory is found or reported to have
-	 * gone, by the thread that noticed, which may be the sweep's. It is not called for a region that
-	 * a larger registration has replaced in the cache: ask gpumr_valid() of such a lease. It must not
-	 * wait for a thread that is in a call of the cache. NULL: nobody. */
+	 * gone, by the thread that noticed, which may be the sweep's. It must not wait for a thread that
+	 * is in a call of the cache. NULL: nobody. */
 	void (*on_gone)(void *argument, const struct gpumr_gone *gone);
 	void *argument;
 	/* While a GPU has fewer bytes free than this, what is registered of it ends as soon as nobody

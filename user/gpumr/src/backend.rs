@@ -90,9 +90,9 @@ pub trait Gpu: Send + Sync + 'static {
     /// A dma-buf of the range, which is made of whole pages of the system's. Errors in words.
     fn export(&self, range: Range) -> Result<OwnedFd, String>;
     /// A number that changes when CUDA restored the process from a checkpoint: all memory is then
-    /// new, under its old numbers.
-    fn epoch(&self) -> u64 {
-        0
+    /// new, under its old numbers. `None` where nobody can see it.
+    fn epoch(&self) -> Option<u64> {
+        Some(0)
     }
     /// Whether the memory can be pinned for peer memory, where CUDA says so.
     fn capable(&self, _address: u64) -> Option<bool> {

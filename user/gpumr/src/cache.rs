@@ -80,9 +80,8 @@ pub struct Options {
     pub free_bytes: u64,
     /// Called once for each region that a lease holds when its memory is found or reported to have
     /// gone: whoever has it should stop to use it and release it. It is called by the thread that
-    /// noticed, which may be the sweeper, without a lock. It is not called for a region that a larger
-    /// registration has replaced in the cache. It must not wait for a thread that is in a call of the
-    /// cache.
+    /// noticed, which may be the sweeper, without a lock. It must not wait for a thread that is in a
+    /// call of the cache.
     pub on_gone: Option<OnGone>,
 }
 
@@ -167,6 +166,9 @@ pub(crate) struct State<G: Gpu, V: Verbs> {
     pub(crate) of_gpus: BTreeMap<(i32, usize), Arc<Entry<G, V>>>,
     /// GPUs that have little free memory.
     pub(crate) pressed: BTreeSet<i32>,
+    /// In use and not in the map, since a larger one has their place; empty where nobody wants to hear
+    /// of them.
+    outside: Vec<Arc<Entry<G, V>>>,
 }
 
 impl<G: Gpu, V: Verbs> State<G, V> {
@@ -289,6 +291,15 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         Some(inside)
     }
 
+    /// These may have leases, and are not in the map. Those without are left out before they are most.
+    fn keep_outside(&mut self, entries: &[Arc<Entry<G, V>>]) {
+        if self.outside.len() + entries.len() > self.outside.capacity() {
+            self.outside.retain(|entry| entry.word.in_use());
+            self.outside.reserve(self.outside.len() + entries.len());
+        }
+        self.outside.extend(entries.iter().filter(|entry| entry.word.in_use()).cloned());
+    }
+
     /// This memory is reported as freed, or all that there is.
     fn freed(&mut self, range: Option<Range>) {
         let freed = |making: &&mut Making| range.is_none_or(|range| making.range.overlaps(&range));
@@ -331,6 +342,7 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
             queue: BTreeMap::new(),
             of_gpus: BTreeMap::new(),
             pressed: BTreeSet::new(),
+            outside: Vec::new(),
         };
         Self(Arc::new(Inner {
             gpu,
@@ -524,12 +536,17 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             let freed = state.making.remove(&number).is_none_or(|making| making.freed);
             let ((entry, held), same) = made?;
             // A free that was reported before the entry is in did not see it: this one is not kept.
-            let inside = if same && !freed { state.insert(&entry) } else { None };
+            // Nor is one of which nobody could say later whether it is still the same.
+            let keep = same && !freed && entry.identity.is_watched();
+            let inside = if keep { state.insert(&entry) } else { None };
             let kept = inside.is_some();
             if kept {
                 self.watch(&mut state, &entry);
             }
             let out = inside.unwrap_or_else(|| vec![entry.clone()]);
+            if same && self.options.on_gone.is_some() {
+                state.keep_outside(&out);
+            }
             let out: Vec<_> = out.iter().filter_map(|entry| self.remove(&mut state, entry)).collect();
             drop(state);
             drop(out);
@@ -548,7 +565,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     fn make_of(self: &Arc<Self>, pd: V::Pd, access: Access, range: Range) -> Result<(New<G, V>, bool), Error> {
         let identity = Identity::read(&self.gpu, range)?;
         let made = self.make(pd, access, range, &identity)?;
-        Ok((made, identity.holds(&self.gpu)))
+        Ok((made, identity.seems_to_hold(&self.gpu)))
     }
 
     /// Registers; once more after making room, if memory is short.
@@ -635,7 +652,10 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     fn exported(&self, range: &Range, pages: &Range, identity: &Identity) -> Option<(Arc<Export>, Arc<Closed>)> {
         let state = lock(&self.state);
         let (of, export) = state.shared.get(&(range.start(), range.last()))?;
-        let export = export.upgrade().filter(|export| of == identity && export.range.contains(pages))?;
+        let export = export.upgrade().filter(|export| export.range.contains(pages))?;
+        if of != identity || !identity.is_watched() {
+            return None;
+        }
         let fd = export.fd()?;
         Some((export, fd))
     }
@@ -659,26 +679,46 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         self.ended.notify_all();
     }
 
-    /// Nobody gets this entry again. Whether it was in the map.
-    pub(crate) fn detach(&self, entry: &Entry<G, V>) -> bool {
-        if self.check_process().is_err() {
-            return false;
-        }
+    /// Nobody gets this entry again. It, if it was in the map.
+    pub(crate) fn detach(&self, entry: &Entry<G, V>) -> Option<Arc<Entry<G, V>>> {
+        self.check_process().ok()?;
         let mut state = lock(&self.state);
-        let Some(entry) = state.same(entry).cloned() else { return false };
+        let entry = state.same(entry)?.clone();
         state.take(&entry);
         let _removed = self.remove(&mut state, &entry);
         // The lock first.
         drop(state);
-        true
+        Some(entry)
     }
 
     pub(crate) fn stale(&self, entry: &Entry<G, V>) {
-        let removed = self.detach(entry);
-        self.counters.stale.add(u64::from(removed));
-        if removed {
-            self.tell(entry);
+        let Some(entry) = self.detach(entry) else { return };
+        self.counters.stale.add(1);
+        if self.options.on_gone.is_some() {
+            // If it has gone for sure, it is told of.
+            let range = entry.range;
+            lock(&self.state).keep_outside(&[entry]);
+            self.tell_outside(Some(range), false);
         }
+    }
+
+    /// Tells of what is in use outside of the map, in this range or anywhere, and has gone: as
+    /// reported, or as CUDA says.
+    fn tell_outside(&self, range: Option<Range>, reported: bool) {
+        if self.options.on_gone.is_none() {
+            return;
+        }
+        let mut state = lock(&self.state);
+        let (within, others) = std::mem::take(&mut state.outside)
+            .into_iter()
+            .partition(|entry| range.is_none_or(|range| entry.range.overlaps(&range)));
+        state.outside = others;
+        drop(state);
+        let within: Vec<_> = within;
+        let (gone, same): (Vec<_>, Vec<_>) =
+            within.into_iter().partition(|entry| reported || !entry.identity.seems_to_hold(&self.gpu));
+        lock(&self.state).keep_outside(&same);
+        gone.iter().for_each(|entry| self.tell(entry));
     }
 
     /// The memory of this entry, which was just taken out, has gone.
@@ -704,6 +744,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 self.stale(&entry);
             }
         }
+        self.tell_outside(None, false);
     }
 
     pub(crate) fn trust(&self, on: bool) {
@@ -732,6 +773,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             let out = self.take_out(chosen, |entry| range.is_none_or(|range| entry.range.overlaps(&range)));
             self.counters.freed.add(out.len() as u64);
             out.iter().for_each(|entry| self.tell(entry));
+            self.tell_outside(range, true);
         }
     }
 

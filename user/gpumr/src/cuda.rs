@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The CUDA driver, opened at run time: eleven functions. cudarc does not serve here. 0.19.10 needs
+//! The CUDA driver, opened at run time: twelve functions. cudarc does not serve here. 0.19.10 needs
 //! Rust 1.88 (by libloading 0.9), opens libcuda by itself and panics where a function is missing.
 //! 0.18.2 builds with 1.85 and takes a library that is open, but panics if that lacks any of its
 //! hundreds of functions. Both return a Rust enum, for which an error code of a newer driver is
@@ -36,6 +36,8 @@ const DEINITIALIZED: c_int = 4;
 /// No context is current in this thread, the memory belongs to another GPU than the one that is, or
 /// the current one is destroyed: the question needs another context.
 const WRONG_CONTEXT: [c_int; 3] = [201, 500, 709];
+/// Of the states of a process: not locked for a checkpoint, nor in one.
+const RUNNING: c_int = 0;
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
 /// dlopen: only what the program has loaded itself.
@@ -52,6 +54,7 @@ type RetainPrimary = unsafe extern "C" fn(*mut Context, c_int) -> c_int;
 type ReleasePrimary = unsafe extern "C" fn(c_int) -> c_int;
 type PrimaryState = unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> c_int;
 type GetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
+type ProcessState = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 type ErrorName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
 /// libcuda.
@@ -65,6 +68,8 @@ pub struct Cuda {
     /// Since CUDA 11.7.
     handle: Option<Symbol<GetHandle>>,
     info: Symbol<GetInfo>,
+    /// Since CUDA 12.8.
+    process: Option<Symbol<ProcessState>>,
     name: Symbol<ErrorName>,
     push: Symbol<PushContext>,
     pop: Symbol<PopContext>,
@@ -114,6 +119,7 @@ impl Cuda {
                 range: lib.get(b"cuMemGetAddressRange_v2\0").map_err(missing)?,
                 handle: lib.get(b"cuMemGetHandleForAddressRange\0").ok(),
                 info: lib.get(b"cuMemGetInfo_v2\0").map_err(missing)?,
+                process: lib.get(b"cuCheckpointProcessGetState\0").ok(),
                 name: lib.get(b"cuGetErrorName\0").map_err(missing)?,
                 push: lib.get(b"cuCtxPushCurrent_v2\0").map_err(missing)?,
                 pop: lib.get(b"cuCtxPopCurrent_v2\0").map_err(missing)?,
@@ -238,8 +244,13 @@ impl Gpu for Cuda {
     }
 
     #[inline]
-    fn epoch(&self) -> u64 {
-        self.watch.epoch()
+    fn epoch(&self) -> Option<u64> {
+        self.watch.epoch(|| {
+            let (ask, mut state) = (self.process.as_ref()?, -1);
+            // SAFETY: A local; this process.
+            let status = unsafe { ask(libc::getpid(), &mut state) };
+            (status == 0).then_some(state == RUNNING)
+        })
     }
 
     fn kind(&self, address: u64) -> Kind {

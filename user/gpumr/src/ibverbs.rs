@@ -311,6 +311,24 @@ impl Functions {
         self.reg_ex.map_or_else(no_function, |call| unsafe { call(pd, attr) })
     }
 
+    /// `ibv_reg_dmabuf_mr()` itself.
+    ///
+    /// # Safety
+    ///
+    /// As for that.
+    pub unsafe fn own_dma_buf(
+        &self,
+        pd: *mut c_void,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        fd: c_int,
+        access: c_int,
+    ) -> *mut RawMr {
+        // SAFETY: By this function's contract.
+        self.reg_dma_buf.map_or_else(no_function, |call| unsafe { call(pd, offset, length, iova, fd, access) })
+    }
+
     /// `ibv_dereg_mr()` itself.
     ///
     /// # Safety

@@ -16,8 +16,8 @@ use crate::range::Range;
 pub struct Identity {
     pieces: Vec<Piece>,
     last: u64,
-    /// Of the process, when it was read.
-    epoch: u64,
+    /// Of the process, when it was read; `None` where checkpoints are not seen.
+    epoch: Option<u64>,
     /// A single piece, if CUDA tells its number and its bounds at once: it, and the bounds.
     at_once: Option<(Piece, Range)>,
 }
@@ -56,16 +56,30 @@ impl Identity {
     /// Whether no checkpoint lies between. CUDA reports none to those who report frees.
     #[inline]
     pub fn current(&self, gpu: &impl Gpu) -> bool {
-        gpu.epoch() == self.epoch
+        self.is_watched() && gpu.epoch() == self.epoch
     }
 
-    /// Whether the memory is still the same: each piece, and both ends. Where one answer holds
-    /// number and bounds, and these are as they were, it speaks for both ends.
+    /// Whether a checkpoint would be seen.
+    pub fn is_watched(&self) -> bool {
+        self.epoch.is_some()
+    }
+
+    /// Whether the memory is surely the same: no checkpoint lies between, and no free.
     #[inline]
     pub fn holds(&self, gpu: &impl Gpu) -> bool {
-        if !self.current(gpu) {
-            return false;
-        }
+        self.current(gpu) && self.same(gpu)
+    }
+
+    /// Whether the memory is the same as far as anybody can say: just after it was read.
+    pub fn seems_to_hold(&self, gpu: &impl Gpu) -> bool {
+        let now = gpu.epoch();
+        (now == self.epoch || now.is_none() || !self.is_watched()) && self.same(gpu)
+    }
+
+    /// Whether each piece has its number, and both ends. Where one answer holds number and bounds, and
+    /// these are as they were, it speaks for both ends.
+    #[inline]
+    fn same(&self, gpu: &impl Gpu) -> bool {
         if let Some((piece, bounds)) = self.at_once {
             return gpu.buffer(piece.at) == Some((piece.id, bounds));
         }

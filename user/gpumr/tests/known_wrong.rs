@@ -492,6 +492,99 @@ fn what_nobody_uses_is_let_go_on_request() {
 }
 
 /// What is in use when room is needed is evicted later, when its last lease ends, in its turn.
+/// The lkeys of regions in use whose memory is told to have gone.
+type Told = std::sync::Arc<std::sync::Mutex<Vec<u32>>>;
+
+fn telling(world: &World, policy: Policy) -> (Cache<World, World>, Told) {
+    let told = Told::default();
+    let mut options = Options::default();
+    let to = told.clone();
+    options.on_gone = Some(Box::new(move |gone| to.lock().unwrap().push(gone.lkey)));
+    (Cache::with(world.clone(), world.clone(), policy, Limits::default(), options), told)
+}
+
+/// Whoever holds a region hears that its memory has gone, also where a larger one has its place.
+#[test]
+fn a_region_that_a_larger_one_replaced_is_told_of() {
+    for how in ["hit", "sweep", "report", "report all"] {
+        let world = World::default();
+        let (cache, told) = telling(&world, Policy::by_module(true));
+        let (a, b) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+        let both = Range::new(a.start(), a.length() + b.length()).unwrap();
+        let small = cache.register(0, a.start(), a.length(), 1).unwrap();
+        let unused = region(&world, &cache, b);
+        let large = cache.register(0, both.start(), both.length(), 1).unwrap();
+        assert!(!world.is_alive(unused) && world.is_alive(small.lkey()));
+        cache.sweep();
+        region(&world, &cache, both);
+        assert_eq!(*told.lock().unwrap(), [0; 0], "{how}: nothing has gone");
+        match how {
+            "report" => cache.before_free(a.start(), 1).unwrap(),
+            "report all" => cache.before_free_all(),
+            _ => world.remap(a),
+        }
+        match how {
+            "hit" => drop(cache.register(0, both.start(), both.length(), 1).unwrap()),
+            "sweep" => cache.sweep(),
+            _ => {}
+        }
+        told.lock().unwrap().sort();
+        assert_eq!(*told.lock().unwrap(), [small.lkey(), large.lkey()], "{how}");
+        cache.sweep();
+        cache.before_free_all();
+        assert_eq!(told.lock().unwrap().len(), 2, "{how}: each once");
+    }
+}
+
+/// Of many that were replaced only those in use are remembered.
+#[test]
+fn what_was_replaced_and_released_is_not_told_of() {
+    let world = World::default();
+    let (cache, told) = telling(&world, Policy::by_module(true));
+    let block = world.allocate(8).unwrap();
+    let mut kept = None;
+    for pages in 1..8 {
+        let lease = cache.register(0, block.start(), pages * PAGE, 1).unwrap();
+        let old = kept.replace(lease);
+        if pages == 3 {
+            std::mem::forget(old);
+        }
+    }
+    world.remap(block);
+    cache.sweep();
+    assert_eq!(told.lock().unwrap().len(), 2, "the one that is held for ever, and the last");
+}
+
+/// Where nobody would see a checkpoint, nothing is kept, and everything is registered.
+#[test]
+fn where_checkpoints_are_not_seen_each_registration_is_new() {
+    for way in [Way::DmaBuf, Way::PeerMemory] {
+        let world = World::default();
+        let (cache, told) = telling(&world, Policy::only(way));
+        let block = world.allocate(2).unwrap();
+        let register = |pd| cache.register(pd, block.start(), block.length(), 1).unwrap();
+        let before = register(0);
+        world.see_checkpoints(false);
+        let blind = [register(0), register(1)];
+        assert!(!before.valid() && !blind[0].valid(), "{way:?}: nobody can say");
+        assert_ne!(blind[0].lkey(), before.lkey());
+        cache.sweep();
+        assert_eq!(*told.lock().unwrap(), [0; 0], "nothing is known to have gone");
+        world.checkpoint();
+        let after = register(2);
+        world.reaches(after.lkey(), block).unwrap();
+        let keys = blind.each_ref().map(|lease| lease.lkey());
+        drop(blind);
+        assert!(keys.iter().all(|key| !world.is_alive(*key)) && cache.stats().entries == 0);
+        world.free(block);
+        cache.sweep();
+        assert_eq!(*told.lock().unwrap(), [before.lkey(), after.lkey()], "a free is seen");
+        let block = world.allocate(2).unwrap();
+        world.see_checkpoints(true);
+        assert_eq!(region(&world, &cache, block), region(&world, &cache, block));
+    }
+}
+
 /// Longer than the interval in which free memory is asked for.
 const LATER: Duration = Duration::from_millis(120);
 

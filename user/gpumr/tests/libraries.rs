@@ -146,6 +146,29 @@ impl StandIns {
     }
 }
 
+fn call(library: &Library, name: &str) {
+    // SAFETY: The type is cuda.c's.
+    unsafe {
+        let call: Symbol<unsafe extern "C" fn()> = library.get(name.as_bytes()).unwrap();
+        call();
+    }
+}
+
+/// Another library opens the driver's file, or closes it.
+fn nvml(stand_ins: &StandIns, on: c_int) {
+    // SAFETY: The type is cuda.c's.
+    unsafe {
+        let call: Symbol<unsafe extern "C" fn(c_int)> = stand_ins.cuda.get(b"stand_in_nvml").unwrap();
+        call(on);
+    }
+}
+
+/// The key of this memory, more than a tick of the coarse clock after what happened before.
+fn later(cache: &Cache<Cuda, IbVerbs>, pd: Pd, memory: Range) -> u32 {
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    cache.register(pd, memory.start(), memory.length(), 1).unwrap().lkey()
+}
+
 fn domain() -> Pd {
     let room: &'static mut [u64; 8] = Box::leak(Box::default());
     // SAFETY: The stand-in looks at nothing in it, and it lives for ever.
@@ -407,4 +430,121 @@ fn a_libibverbs_without_dma_buf_is_named() {
         assert!(error.to_string().contains(words), "{error}");
         assert_eq!(descriptors(), open, "the dma-buf is closed");
     });
+}
+
+/// epoll takes pipes and the driver's file, and no plain file: there a mark tells one from another.
+#[test]
+fn checkpoints_are_seen_by_whatever_file_the_driver_has() {
+    on_stand_ins("checkpoints_are_seen_by_whatever_file_the_driver_has", Without::Nothing, || {
+        for kind in [None, Some("file")] {
+            if let Some(kind) = kind {
+                std::env::set_var("STAND_IN_CONTROL", kind);
+            }
+            let stand_ins = StandIns::open();
+            let memory = stand_ins.allocate(8192);
+            // What is open from the first round stays a pipe.
+            if kind.is_some() {
+                call(&stand_ins.cuda, "stand_in_checkpoint");
+            }
+            let cache = Cache::new(
+                Cuda::open().unwrap(),
+                IbVerbs::open().unwrap(),
+                Policy::only(Way::DmaBuf),
+                Limits::default(),
+            );
+            let pd = domain();
+            let mut key = later(&cache, pd, memory);
+            for _ in 0..3 {
+                assert_eq!(later(&cache, pd, memory), key, "{kind:?}: nothing happened");
+                call(&stand_ins.cuda, "stand_in_checkpoint");
+                let old = std::mem::replace(&mut key, later(&cache, pd, memory));
+                assert_ne!(key, old, "{kind:?}");
+            }
+            std::env::remove_var("STAND_IN_CONTROL");
+        }
+    });
+}
+
+/// Where nothing can be asked of the driver's file, each registration is new, and none fails.
+#[test]
+fn where_no_checkpoint_can_be_seen_nothing_is_kept() {
+    on_stand_ins("where_no_checkpoint_can_be_seen_nothing_is_kept", Without::Nothing, || {
+        let stand_ins = StandIns::open();
+        // A plain file first, so that there is one to point to.
+        std::env::set_var("STAND_IN_CONTROL", "file");
+        let memory = stand_ins.allocate(8192);
+        std::env::set_var("STAND_IN_CONTROL", "path");
+        call(&stand_ins.cuda, "stand_in_checkpoint");
+        let cache =
+            Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::only(Way::DmaBuf), Limits::default());
+        let pd = domain();
+        let keys = [(); 4].map(|()| later(&cache, pd, memory));
+        assert!(keys.windows(2).all(|pair| pair[0] != pair[1]), "{keys:?}");
+        assert!(!cache.register(pd, memory.start(), 100, 1).unwrap().valid());
+        assert_eq!(stand_ins.counts()[2], 0);
+    });
+}
+
+/// NVML has the same file open as CUDA, opened before the first registration or after. That it closes it
+/// is no checkpoint.
+#[test]
+fn another_library_that_closes_its_file_is_no_checkpoint() {
+    on_stand_ins("another_library_that_closes_its_file_is_no_checkpoint", Without::Nothing, || {
+        let stand_ins = StandIns::open();
+        let memory = stand_ins.allocate(8192);
+        for early in [true, false] {
+            let cache = Cache::new(
+                Cuda::open().unwrap(),
+                IbVerbs::open().unwrap(),
+                Policy::only(Way::DmaBuf),
+                Limits::default(),
+            );
+            let pd = domain();
+            for round in 0..3 {
+                if early {
+                    nvml(&stand_ins, 1);
+                }
+                let key = later(&cache, pd, memory);
+                if !early {
+                    nvml(&stand_ins, 1);
+                }
+                assert_eq!(later(&cache, pd, memory), key, "{early}: it is open");
+                nvml(&stand_ins, 0);
+                assert_eq!(later(&cache, pd, memory), key, "{early}, {round}: it was closed");
+                nvml(&stand_ins, 1);
+                assert_eq!(later(&cache, pd, memory), key);
+                call(&stand_ins.cuda, "stand_in_checkpoint");
+                let next = later(&cache, pd, memory);
+                assert_ne!(next, key, "{early}, {round}: a checkpoint beside it");
+                assert_eq!(later(&cache, pd, memory), next);
+                nvml(&stand_ins, 0);
+            }
+        }
+    });
+}
+
+/// Somebody looks while the process is in its checkpoint, and the only such file is NVML's: with CUDA's
+/// word for it, and with a libcuda that has none.
+#[test]
+fn a_look_in_the_middle_of_a_checkpoint_blinds_nobody() {
+    for without in [Without::Nothing, Without::NewCuda] {
+        on_stand_ins("a_look_in_the_middle_of_a_checkpoint_blinds_nobody", without, || {
+            let stand_ins = StandIns::open();
+            let memory = stand_ins.allocate(8192);
+            std::env::set_var("STAND_IN_PEER_MEMORY", "1");
+            let policy = Policy::only(Way::PeerMemory);
+            let cache = Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), policy, Limits::default());
+            nvml(&stand_ins, 1);
+            let pd = domain();
+            let mut key = later(&cache, pd, memory);
+            for round in 0..4 {
+                call(&stand_ins.cuda, "stand_in_checkpoint_begin");
+                let inside = (round < 3).then(|| later(&cache, pd, memory));
+                call(&stand_ins.cuda, "stand_in_checkpoint_end");
+                let old = std::mem::replace(&mut key, later(&cache, pd, memory));
+                assert!(key != old && inside != Some(key), "{round}");
+                assert_eq!(later(&cache, pd, memory), key);
+            }
+        });
+    }
 }

@@ -69,6 +69,8 @@ struct State {
     no_deregistration: bool,
     bounds: Bounds,
     epoch: u64,
+    /// Nobody sees checkpoints.
+    blind: bool,
     /// Bytes that each GPU has free, and all of its bytes, where CUDA says so.
     memory: [Option<(u64, u64)>; 2],
     questions: usize,
@@ -138,6 +140,10 @@ impl World {
             block.object = next;
         }
         state.next = next;
+    }
+
+    pub fn see_checkpoints(&self, seen: bool) {
+        self.state().blind = !seen;
     }
 
     /// The module revoked a region: it lives, and reaches nothing any more.
@@ -286,8 +292,9 @@ impl Gpu for World {
         }
     }
 
-    fn epoch(&self) -> u64 {
-        self.state().epoch
+    fn epoch(&self) -> Option<u64> {
+        let state = self.state();
+        (!state.blind).then_some(state.epoch)
     }
 
     fn device(&self, address: u64) -> i32 {
