@@ -201,6 +201,7 @@ impl Lease {
         Ok(match self.held()?.way() {
             Way::PeerMemory => "peer-memory",
             Way::DmaBuf => "dma-buf",
+            _ => "unknown",
         })
     }
 

@@ -57,6 +57,7 @@ impl std::ops::BitOr for Access {
 
 /// What an address belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Kind {
     /// Memory of a GPU.
     Device,

@@ -218,6 +218,7 @@ impl Memory {
 }
 
 /// An error of verbs in words. 524 is the kernel's ENOTSUPP, which has no name in user space.
+#[derive(Debug)]
 pub struct Words<'a>(pub &'a io::Error);
 
 impl fmt::Display for Words<'_> {

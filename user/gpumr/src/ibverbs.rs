@@ -20,6 +20,7 @@ const OPTIONAL: c_int = 0x3ff0_0000;
 
 /// The beginning of `struct ibv_mr`, the same since libibverbs 1.1.
 #[repr(C)]
+#[derive(Debug)]
 pub struct RawMr {
     /// Its device.
     pub context: *mut c_void,
@@ -84,7 +85,7 @@ impl Mr {
 
 /// The beginning of `struct ibv_mr_init_attr` of rdma-core 59 and later.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct RawMrAttr {
     /// Its bytes.
     pub length: usize,

@@ -19,6 +19,8 @@
 //!
 //! [`cuda`] and [`ibverbs`] say why no crate for CUDA and for verbs serves here.
 
+#![warn(missing_debug_implementations)]
+
 pub mod backend;
 pub mod cache;
 mod checkpoint;

@@ -3,6 +3,7 @@
 
 /// How memory is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Way {
     /// Plain `ibv_reg_mr()`, served by nvidia-peermem.
     PeerMemory,

@@ -3,7 +3,7 @@
 //! libraries that are missing. Each part runs in a process of its own, which finds the stand-ins.
 
 #[allow(dead_code, reason = "the example's main() is not called")]
-#[path = "../examples/lease.rs"]
+#[path = "../../gpumr/examples/lease.rs"]
 mod lease;
 #[path = "../../stand-ins/build.rs"]
 mod stand_ins;
