@@ -1,12 +1,27 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* Registrations of GPU memory with RDMA NICs, cached and never stale.
  *
- * A program registers GPU memory by gpumr_register(), uses the region, and releases the lease. The
- * region stays registered, and the next gpumr_register() of the same memory gets it again, if CUDA
- * says that it is the same. The region may be larger than what was asked for: use its keys with your
- * own addresses, and do not read its addr and length.
+ * A program registers GPU memory by gpumr_register(), uses the region, and releases the lease once the
+ * last work request that names the region has completed. The region stays registered, and the next
+ * gpumr_register() of the same memory gets it again, if CUDA says that it is the same. The region may
+ * be larger than what was asked for: use its keys with your own addresses, and do not read its addr
+ * and length.
  *
- * Functions that return int return 0 or an errno, and gpumr_error() says it in words:
+ *	struct gpumr_options options = { .size = sizeof(options), .sweep_ms = 1000 };
+ *	struct gpumr_lease *lease;
+ *	struct gpumr *cache;
+ *
+ *	gpumr_open(&cache, &options);
+ *	gpumr_register(cache, pd, addr, length, IBV_ACCESS_LOCAL_WRITE, &lease);
+ *	... gpumr_mr(lease)->lkey ...
+ *	gpumr_release(lease);
+ *	gpumr_forget(cache, pd);
+ *	gpumr_close(cache);
+ *
+ * Include infiniband/verbs.h for struct ibv_mr, and link -lgpumr (pkg-config or CMake: gpumr).
+ *
+ * Functions that return int return 0 or an errno, but for gpumr_valid(); gpumr_error() says the errno
+ * in words. Where one fails, what it has to fill in by `out` is NULL.
  *
  *   EINVAL      an argument makes no sense: NULL, no bytes, a range that wraps, an unknown way, an
  *               unknown size, a table with holes, IBV_ACCESS_ZERO_BASED
@@ -21,30 +36,30 @@
  *   other       what the NIC's driver answered, as ENOMEM; error 524 is the GPU driver's, which does
  *               not approve of the PCI topology
  *
- * All functions may be called from every thread. In a child after fork() they fail or do nothing.
- * The library never calls cuInit(). For memory that belongs to no context (virtual memory, pools) it
- * retains the GPU's primary context, and makes it where none is active; it keeps one that it made
- * until the cache is closed. on_gone may be called until gpumr_close() has returned.
+ * All functions may be called from every thread. Those that return nothing do nothing with NULL. In a
+ * child after fork() they fail or do nothing. The library never calls cuInit(). For memory that belongs
+ * to no context (virtual memory, pools) it retains the GPU's primary context, and makes it where none is
+ * active; it keeps one that it made until the cache is closed.
  *
  * Frees. CUDA tells nobody of a free, so each hit asks it (docs/dma-buf.md says what that costs), and
  * a thread sweeps (sweep_ms). A program that reports all its frees by gpumr_free() may say so by
- * gpumr_hooks(): hits then ask CUDA nothing. Memory of cudaMallocAsync()'s pools is like any other here, but cannot be pinned for peer
- * memory, and CUDA exports the first allocation of a pool only.
+ * gpumr_hooks(): hits then ask CUDA nothing. Memory of cudaMallocAsync()'s pools is like any other
+ * here, but cannot be pinned for peer memory, and CUDA exports the first allocation of a pool only.
  *
  * Memory pressure. Memory that is freed while it is registered by dma-buf, or pinned for good, stays
  * allocated until its registration ends. Call gpumr_shrink() where an allocation has failed, before
  * you free memory to try again (PyTorch: in a FreeMemoryCallback). Where no such place exists, set
  * free_bytes to what your largest allocations take (GPUMR_FREE_BYTES_AUTO suits PyTorch): what is
- * registered of a GPU that has less free then ends with its last lease. Free memory is looked at when something is registered
- * and by the sweeping thread (sweep_ms), each 100 ms at most. limits.bytes bounds what is kept at all.
+ * registered of a GPU that has less free then ends with its last lease. Free memory is looked at when
+ * something is registered and by the sweeping thread (sweep_ms), each 100 ms at most. limits.bytes
+ * bounds what is kept at all.
  *
  * Checkpoint and restore (cuda-checkpoint, CRIU) give the process new memory under old addresses and
  * numbers. The cache notices by itself, by the file /dev/nvidiactl that CUDA has open: the next
  * gpumr_register() registers anew. (Before CUDA 12.8, that another library closes that file, as
  * nvmlShutdown() does, looks the same.) A lease that is held over a checkpoint reaches the old memory:
- * release it before, or ask gpumr_valid() after. Where that file cannot be watched each registration is
- * new. Where CUDA has no such file (WSL), call gpumr_free_all() before a
- * checkpoint. */
+ * release it before, or ask gpumr_valid() after. Where that file cannot be watched, each registration
+ * is new. Where CUDA has no such file (WSL), call gpumr_free_all() before a checkpoint. */
 #ifndef GPUMR_H
 #define GPUMR_H
 
@@ -67,11 +82,12 @@ struct gpumr_lease;
 struct ibv_pd;
 struct ibv_mr;
 
-/* Structs may grow at their ends: size is sizeof() as the program knows it, and what lies behind it
- * counts as 0. */
+/* Structs that begin with a size may grow at their ends: set size to sizeof() of the struct, and what
+ * you do not use to 0. What the library knows beyond that counts as 0. */
 
-/* 0 means no limit. What is in use is never evicted. bar1_bytes: of all GPUs together; what is
- * registered with several NICs counts for each. */
+/* How much may stay registered that nobody uses: what was used longest ago goes first. What a lease
+ * holds counts, too, and never goes. 0: no limit. bar1_bytes: of all GPUs together; what is registered
+ * with several NICs counts for each. */
 struct gpumr_limits {
 	uint64_t entries;
 	uint64_t bytes;
@@ -109,10 +125,12 @@ struct gpumr_gone {
 
 struct gpumr_options {
 	size_t size;
-	/* "auto" (or NULL), "peer-memory" or "dma-buf". */
+	/* "auto" (or NULL: whatever works, peer memory first where nvidia-peermem is loaded),
+	 * "peer-memory" or "dma-buf". */
 	const char *way;
 	struct gpumr_limits limits;
-	/* Freed memory stays registered at most so long; 0: until gpumr_sweep(). */
+	/* Freed memory stays registered at most so long: a thread of the library looks. 0: until
+	 * gpumr_sweep(), or the next registration of that address. */
 	uint32_t sweep_ms;
 	/* GPUMR_SUPERSET, GPUMR_PCIE. */
 	uint32_t flags;
@@ -120,7 +138,8 @@ struct gpumr_options {
 	const struct gpumr_verbs *verbs;
 	/* Called once for each region that a lease holds when its memory is found or reported to have
 	 * gone, by the thread that noticed, which may be the sweep's. It must not wait for a thread that
-	 * is in a call of the cache. NULL: nobody. */
+	 * is in a call of the cache; it may release leases. It is not called any more once gpumr_close()
+	 * has returned. NULL: nobody. */
 	void (*on_gone)(void *argument, const struct gpumr_gone *gone);
 	void *argument;
 	/* While a GPU has fewer bytes free than this, what is registered of it ends as soon as nobody
@@ -130,21 +149,30 @@ struct gpumr_options {
 
 struct gpumr_stats {
 	size_t size;
-	uint64_t hits, misses, stale, freed, evicted, retried, lost;
+	/* Calls that found a registration, and that made one. */
+	uint64_t hits, misses;
+	/* Registrations that ended: their memory had gone, as CUDA said; it was reported as freed; they
+	 * made room. */
+	uint64_t stale, freed, evicted;
+	/* Registrations that worked after others had made room. Deregistrations that failed, as of a NIC
+	 * that is gone. */
+	uint64_t retried, lost;
+	/* What is registered now, but for what leases alone hold. */
 	uint64_t entries, bytes, bar1_bytes;
 };
 
 /* Of the library that runs: GPUMR_VERSION of the one that was built with. */
 uint32_t gpumr_version(void);
 
-/* options: NULL for a cache without limits and without a sweep. */
+/* options: NULL for a cache without limits and without a sweep. A process may have several caches. */
 int gpumr_open(struct gpumr **out, const struct gpumr_options *options);
 /* Leases stay good; each must still be released. */
 void gpumr_close(struct gpumr *cache);
 
+/* access: IBV_ACCESS_... as ibv_reg_mr() takes them. A request with other flags is another region. */
 int gpumr_register(struct gpumr *cache, struct ibv_pd *pd, void *addr, size_t length,
 		   int access, struct gpumr_lease **out);
-/* The same with several NICs: a lease for each domain, or none. */
+/* The same with several NICs: out has room for count leases, one for each domain; all or none. */
 int gpumr_register_all(struct gpumr *cache, struct ibv_pd *const *pds, size_t count, void *addr, size_t length,
 		       int access, struct gpumr_lease **out);
 /* Until the lease is released. Do not deregister it. */
@@ -154,10 +182,12 @@ struct ibv_mr *gpumr_mr(const struct gpumr_lease *lease);
 int gpumr_valid(const struct gpumr_lease *lease);
 /* Once for each gpumr_register(): several leases of one region may be the same pointer. */
 void gpumr_release(struct gpumr_lease *lease);
-/* Instead of gpumr_release(), when the region no longer works: nobody gets it again. */
+/* Instead of gpumr_release(), when the region no longer works (its completions are errors, as after a
+ * revocation): nobody gets it again. */
 void gpumr_revoked(struct gpumr_lease *lease);
 
-/* Before ibv_dealloc_pd(), and when the NIC is removed. Release its leases, too. */
+/* Ends what is registered in pd: before ibv_dealloc_pd(), and when the NIC is removed. Release the
+ * leases of pd before: what they hold ends with them. */
 int gpumr_forget(struct gpumr *cache, struct ibv_pd *pd);
 /* Lets go of what was freed. */
 void gpumr_sweep(struct gpumr *cache);
@@ -175,7 +205,7 @@ void gpumr_hooks(struct gpumr *cache, int on);
 
 /* out->size says how much of it is filled in. */
 int gpumr_get_stats(const struct gpumr *cache, struct gpumr_stats *out);
-/* Which way is tried first, and why. */
+/* Which way is tried first, and why: a string that lives as long as the cache. */
 const char *gpumr_reason(const struct gpumr *cache);
 /* The last error of this thread, until its next. */
 const char *gpumr_error(void);

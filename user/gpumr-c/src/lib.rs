@@ -161,6 +161,18 @@ fn status(result: Result<(), Error>) -> c_int {
     result.map_or_else(|error| failed(&error), |()| 0)
 }
 
+fn null(what: &'static str) -> Error {
+    Error::Argument(what.into())
+}
+
+/// # Safety
+///
+/// It is null, or an open cache for as long as the reference is used.
+unsafe fn opened<'a>(cache: *const Gpumr) -> Result<&'a Gpumr, Error> {
+    // SAFETY: By this function's contract.
+    unsafe { cache.as_ref() }.ok_or_else(|| null("the cache is NULL"))
+}
+
 fn domain(pd: *mut c_void) -> Result<Pd, Error> {
     let pd = NonNull::new(pd).ok_or(Error::Argument("the protection domain is NULL".into()))?;
     // SAFETY: gpumr.h: a live domain, told to gpumr_forget() before it goes.
@@ -240,15 +252,15 @@ pub extern "C" fn gpumr_version() -> u32 {
 /// See gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_open(out: *mut *mut Gpumr, options: *const GpumrOptions) -> c_int {
-    // SAFETY: The caller's pointers, as gpumr.h says.
-    match unsafe { open(options) } {
-        Ok(cache) => {
-            // SAFETY: gpumr.h: room for a pointer.
-            unsafe { out.write(Box::into_raw(Box::new(cache))) };
-            0
-        }
-        Err(error) => failed(&error),
-    }
+    // SAFETY: gpumr.h: room for a pointer, or NULL; the caller's options.
+    let (out, cache) = unsafe { (out.as_mut(), open(options)) };
+    let made = || {
+        let out = out.ok_or_else(|| null("out, for the cache, is NULL"))?;
+        *out = std::ptr::null_mut();
+        *out = Box::into_raw(Box::new(cache?));
+        Ok(())
+    };
+    status(made())
 }
 
 /// See gpumr.h.
@@ -270,12 +282,15 @@ pub unsafe extern "C" fn gpumr_register(
     access: c_int,
     out: *mut *mut GpumrLease,
 ) -> c_int {
-    // SAFETY: gpumr.h: an open cache.
-    let cache = unsafe { &(*cache).cache };
-    status(domain(pd).and_then(|pd| cache.register(pd, addr as u64, length as u64, access)).map(|lease| {
-        // SAFETY: gpumr.h: room for a pointer.
-        unsafe { out.write(given(lease)) };
-    }))
+    // SAFETY: gpumr.h: an open cache, and room for a pointer, or NULL.
+    let (cache, out) = unsafe { (opened(cache), out.as_mut()) };
+    let made = || {
+        let out = out.ok_or_else(|| null("out, for the lease, is NULL"))?;
+        *out = std::ptr::null_mut();
+        *out = given(cache?.cache.register(domain(pd)?, addr as u64, length as u64, access)?);
+        Ok(())
+    };
+    status(made())
 }
 
 /// See gpumr.h.
@@ -290,38 +305,46 @@ pub unsafe extern "C" fn gpumr_register_all(
     out: *mut *mut GpumrLease,
 ) -> c_int {
     if pds.is_null() || count == 0 {
-        return failed(&Error::Argument("there are no protection domains: pass at least one".into()));
+        return failed(&null("there are no protection domains: pass at least one"));
     }
-    // SAFETY: gpumr.h: an open cache, and so many domains.
-    let (cache, pds) = unsafe { (&(*cache).cache, std::slice::from_raw_parts(pds, count)) };
-    let all = || {
+    if out.is_null() {
+        return failed(&null("out, for the leases, is NULL"));
+    }
+    // SAFETY: gpumr.h: an open cache or NULL, and so many domains and places.
+    let (cache, pds, out) = unsafe {
+        out.write_bytes(0, count);
+        (opened(cache), std::slice::from_raw_parts(pds, count), std::slice::from_raw_parts_mut(out, count))
+    };
+    let made = || {
         let pds = pds.iter().map(|pd| domain(*pd)).collect::<Result<Vec<_>, _>>()?;
-        for (at, lease) in cache.register_all(&pds, addr as u64, length as u64, access)?.into_iter().enumerate() {
-            // SAFETY: gpumr.h: room for as many pointers.
-            unsafe { out.add(at).write(given(lease)) };
-        }
+        let leases = cache?.cache.register_all(&pds, addr as u64, length as u64, access)?;
+        out.iter_mut().zip(leases).for_each(|(out, lease)| *out = given(lease));
         Ok(())
     };
-    status(all())
+    status(made())
 }
 
 /// See gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_valid(lease: *const GpumrLease) -> c_int {
-    // SAFETY: gpumr.h: a lease.
-    unsafe { of(lease) }.valid().into()
+    // SAFETY: gpumr.h: a lease, or NULL.
+    let valid = !lease.is_null() && unsafe { of(lease) }.valid();
+    valid.into()
 }
 
 /// See gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_shrink(cache: *mut Gpumr) -> u64 {
-    // SAFETY: gpumr.h: an open cache.
-    unsafe { &(*cache).cache }.shrink()
+    // SAFETY: gpumr.h: an open cache, or NULL.
+    unsafe { opened(cache) }.map_or(0, |cache| cache.cache.shrink())
 }
 
 /// See gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_mr(lease: *const GpumrLease) -> *mut c_void {
+    if lease.is_null() {
+        return std::ptr::null_mut();
+    }
     // SAFETY: gpumr.h: a lease.
     unsafe { of(lease) }.mr().as_ptr().cast()
 }
@@ -345,23 +368,25 @@ pub unsafe extern "C" fn gpumr_revoked(lease: *mut GpumrLease) {
 /// See gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_forget(cache: *mut Gpumr, pd: *mut c_void) -> c_int {
-    // SAFETY: gpumr.h: an open cache.
-    let cache = unsafe { &(*cache).cache };
-    status(domain(pd).map(|pd| cache.forget(pd)))
+    // SAFETY: gpumr.h: an open cache, or NULL.
+    let cache = unsafe { opened(cache) };
+    status(cache.and_then(|cache| domain(pd).map(|pd| cache.cache.forget(pd))))
 }
 
 /// See gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_sweep(cache: *mut Gpumr) {
-    // SAFETY: gpumr.h: an open cache.
-    unsafe { &(*cache).cache }.sweep();
+    // SAFETY: gpumr.h: an open cache, or NULL.
+    if let Ok(cache) = unsafe { opened(cache) } {
+        cache.cache.sweep();
+    }
 }
 
 /// See gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_hooks(cache: *mut Gpumr, on: c_int) {
-    // SAFETY: gpumr.h: an open cache.
-    let cache = unsafe { &*cache };
+    // SAFETY: gpumr.h: an open cache, or NULL.
+    let Ok(cache) = (unsafe { opened(cache) }) else { return };
     if cache.cache.forked() {
         // Another thread of the parent may have the lock.
         return;
@@ -377,44 +402,53 @@ pub unsafe extern "C" fn gpumr_hooks(cache: *mut Gpumr, on: c_int) {
 /// See gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_free(cache: *mut Gpumr, addr: *mut c_void, length: usize) -> c_int {
-    // SAFETY: gpumr.h: an open cache.
-    status(unsafe { &(*cache).cache }.before_free(addr as u64, length as u64))
+    // SAFETY: gpumr.h: an open cache, or NULL.
+    let cache = unsafe { opened(cache) };
+    status(cache.and_then(|cache| cache.cache.before_free(addr as u64, length as u64)))
 }
 
 /// See gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_free_all(cache: *mut Gpumr) {
-    // SAFETY: gpumr.h: an open cache.
-    unsafe { &(*cache).cache }.before_free_all();
+    // SAFETY: gpumr.h: an open cache, or NULL.
+    if let Ok(cache) = unsafe { opened(cache) } {
+        cache.cache.before_free_all();
+    }
 }
 
 /// See gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_get_stats(cache: *const Gpumr, out: *mut GpumrStats) -> c_int {
-    // SAFETY: gpumr.h: an open cache, and room for what its size says.
-    unsafe {
-        let size = (*out).size.min(size_of::<GpumrStats>());
-        if size <= size_of::<usize>() {
-            let why = format!(
-                "struct gpumr_stats says that it has {} bytes: set its size to sizeof(struct gpumr_stats)",
-                (*out).size
-            );
-            return failed(&Error::Argument(why.into()));
+    let filled = || {
+        // SAFETY: gpumr.h: an open cache, or NULL.
+        let cache = &unsafe { opened(cache) }?.cache;
+        if out.is_null() {
+            return Err(null("the struct gpumr_stats is NULL"));
         }
-        let s = (*cache).cache.stats();
+        // SAFETY: gpumr.h: it begins with its size.
+        let has = unsafe { out.cast::<usize>().read() };
+        let size = has.min(size_of::<GpumrStats>());
+        if size <= size_of::<usize>() {
+            let why =
+                format!("struct gpumr_stats says that it has {has} bytes: set its size to sizeof(struct gpumr_stats)");
+            return Err(Error::Argument(why.into()));
+        }
+        let s = cache.stats();
         let numbers =
             [s.hits, s.misses, s.stale, s.freed, s.evicted, s.retried, s.lost, s.entries, s.bytes, s.bar1_bytes];
         let all = GpumrStats { size, numbers };
-        std::ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), out.cast::<u8>(), size);
-    }
-    0
+        // SAFETY: gpumr.h: room for what its size says.
+        unsafe { std::ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), out.cast::<u8>(), size) };
+        Ok(())
+    };
+    status(filled())
 }
 
 /// See gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_reason(cache: *const Gpumr) -> *const c_char {
-    // SAFETY: gpumr.h: an open cache.
-    unsafe { &(*cache).reason }.as_ptr()
+    // SAFETY: gpumr.h: an open cache, or NULL.
+    unsafe { opened(cache) }.map_or(c"the cache is NULL".as_ptr(), |cache| cache.reason.as_ptr())
 }
 
 /// See gpumr.h.

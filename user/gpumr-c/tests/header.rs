@@ -123,6 +123,34 @@ fn the_example_in_c_runs_and_wrong_input_is_named() {
     assert_eq!(lines.next(), None, "{out}");
 }
 
+/// Somebody wrote it from the header alone, for two languages.
+#[test]
+fn a_program_from_the_header_runs() {
+    for (name, language) in
+        [("fresh-c", &["-std=c99", "-pedantic-errors"][..]), ("fresh-c++", &["-x", "c++", "-std=c++11", "-pedantic"])]
+    {
+        let folder = libraries(name, Without::Nothing);
+        std::fs::copy(library(), folder.join("libgpumr.so.1")).expect("writable");
+        let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
+        let fresh = source("fresh.c");
+        let linked = ["-x", "none", "libgpumr.so.1", "libcuda.so.1", "libibverbs.so.1"];
+        cc(&[&["-o", "program", &include][..], language, &[&fresh], &linked].concat(), &folder);
+        let (out, said) = run(&folder);
+        let freed = "is no memory that CUDA knows: freed, of another process, or plain host memory";
+        let lines: Vec<&str> = out.lines().collect();
+        assert_eq!(lines[0], "gone 2, valid 0", "{out}");
+        assert!(lines[1].starts_with("14: 0x") && lines[1].ends_with(freed), "{out}");
+        let rest = [
+            "freed: 1, out is NULL: 1",
+            "NULL: 22 22 22 22 22 22 22",
+            "nothing: 1",
+            "the cache is NULL",
+            "hits 6, misses 3, stale 2, entries 0",
+        ];
+        assert_eq!((&lines[2..], said.as_str()), (&rest[..], ""), "{name}");
+    }
+}
+
 #[test]
 fn missing_libraries_are_named() {
     for (name, without, words) in [
