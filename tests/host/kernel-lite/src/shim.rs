@@ -8,7 +8,7 @@ use crate::raw;
 use helpers::sg::Table;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::ThreadId;
 
@@ -32,11 +32,76 @@ static NEXT_DMA: AtomicU64 = AtomicU64::new(1 << 40);
 pub static INVALIDATED: AtomicU64 = AtomicU64::new(0);
 /// So many bytes more than it acquired does a core that is out of order ask `get_pages` for.
 pub static OUT_OF_ORDER: AtomicU64 = AtomicU64::new(0);
+/// Bytes of each allocation: the provider pins within one alone. They lie at multiples of it.
+pub static ALLOCATION: AtomicU64 = AtomicU64::new(u64::MAX);
+/// How often the provider was asked for a pin, and for its own mapping.
+pub static GETS: AtomicU64 = AtomicU64::new(0);
+pub static ASKED: AtomicU64 = AtomicU64::new(0);
+/// How often the provider was told to put a pin.
+pub static PUTS: AtomicU64 = AtomicU64::new(0);
+/// What the provider answers for its own mapping.
+pub static MAP_ANSWER: AtomicI32 = AtomicI32::new(0);
+/// Nanoseconds that each get of the provider takes.
+pub static GET_NS: AtomicU64 = AtomicU64::new(0);
+/// The clock, which each look moves on by one.
+pub static CLOCK: AtomicU64 = AtomicU64::new(1);
+/// The name and the number of the process that runs.
+pub static COMM: Mutex<[u8; 16]> = Mutex::new([b't'; 16]);
+pub static PROCESS: AtomicU32 = AtomicU32::new(100);
+/// PCI number of the NIC.
+pub static NIC: AtomicU64 = AtomicU64::new(0x20);
+/// The pages of a pin have gaps of a page between them.
+pub static SCATTERED: AtomicBool = AtomicBool::new(false);
+/// Nothing translates: memory has the same address for the device.
+pub static UNTRANSLATED: AtomicBool = AtomicBool::new(false);
+/// Added to each address that the DMA API gives for more than one page.
+pub static DMA_SKEW: AtomicU64 = AtomicU64::new(0);
 /// `persistent_api_support`.
 pub static PERSISTENT: AtomicBool = AtomicBool::new(false);
+/// `revocable_fallback`.
+pub static FALLBACK: AtomicBool = AtomicBool::new(false);
+/// `peerdirect_support`.
+pub static PLAIN: AtomicBool = AtomicBool::new(false);
 
 extern "C" {
     fn nvpm_on_free(data: *mut c_void) -> c_int;
+    fn nvpm_proc_seek(list: u32, at: *mut u64) -> c_int;
+    fn nvpm_proc_row(list: u32, at: u64, seq: *mut raw::seq_file);
+    fn nvpm_proc_stats(seq: *mut raw::seq_file);
+}
+
+/// What `write` writes into a file of /proc.
+fn written(write: impl FnOnce(*mut raw::seq_file)) -> String {
+    let mut text = Vec::<u8>::new();
+    let seq: *mut Vec<u8> = &mut text;
+    write(seq.cast());
+    String::from_utf8(text).expect("the files are ASCII")
+}
+
+/// The file `stats`.
+pub fn stats() -> String {
+    // SAFETY: The module is loaded, as when proc.c calls it.
+    written(|seq| unsafe { nvpm_proc_stats(seq) })
+}
+
+/// What stands behind `key` in `stats`.
+pub fn stat(key: &str) -> String {
+    let stats = stats();
+    let value = stats.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {key} in {stats}")).to_string()
+}
+
+/// The rows of `list`, a number of shim.h.
+pub fn rows(list: u32) -> Vec<String> {
+    let mut at = 0;
+    let mut rows = Vec::new();
+    // SAFETY: As above.
+    while unsafe { nvpm_proc_seek(list, &mut at) } == 1 {
+        // SAFETY: As above.
+        rows.push(written(|seq| unsafe { nvpm_proc_row(list, at, seq) }));
+        at += 1;
+    }
+    rows
 }
 
 /// The free callback, as src/ffi/callback.c has it.
@@ -69,8 +134,9 @@ pub fn pins() -> usize {
 }
 
 fn make_table(length: u64) -> usize {
+    let step = if SCATTERED.load(SeqCst) { 2 * PAGE } else { PAGE };
     let pages: Vec<*mut raw::nvidia_p2p_page> = (0..length / PAGE)
-        .map(|i| Box::into_raw(Box::new(raw::nvidia_p2p_page { physical_address: BAR + i * PAGE, registers: [0; 6] })))
+        .map(|i| Box::into_raw(Box::new(raw::nvidia_p2p_page { physical_address: BAR + i * step, registers: [0; 6] })))
         .collect();
     let entries = u32::try_from(pages.len()).unwrap();
     let pages = Box::into_raw(pages.into_boxed_slice()).cast();
@@ -96,8 +162,14 @@ fn free_table(table: usize) {
     }
 }
 
-fn get(length: u64, table: *mut *mut raw::nvidia_p2p_page_table, ticket: Option<u64>) -> c_int {
+fn get(va: u64, length: u64, table: *mut *mut raw::nvidia_p2p_page_table, ticket: Option<u64>) -> c_int {
     let mut r = RM_API.lock().unwrap();
+    GETS.fetch_add(1, SeqCst);
+    CLOCK.fetch_add(GET_NS.load(SeqCst), SeqCst);
+    let allocation = ALLOCATION.load(SeqCst);
+    if va / allocation != (va + length - 1) / allocation {
+        return -22;
+    }
     let made = make_table(length);
     accounting(&mut r).insert(made, Pin { table: made, ticket });
     // SAFETY: The caller's local.
@@ -107,6 +179,7 @@ fn get(length: u64, table: *mut *mut raw::nvidia_p2p_page_table, ticket: Option<
 
 fn put(table: *mut raw::nvidia_p2p_page_table) -> c_int {
     let mut r = RM_API.lock().unwrap();
+    PUTS.fetch_add(1, SeqCst);
     // An unknown table is no error, as for the real one.
     if let Some(pin) = accounting(&mut r).remove(&table.addr()) {
         free_table(pin.table);
@@ -139,6 +212,24 @@ pub fn late_callback(ticket: u64) {
 
 /// The clients in the order of their registration.
 static CLIENTS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// What a client says of itself to a core.
+#[derive(Debug, PartialEq)]
+pub struct Form {
+    /// Its name.
+    pub name: String,
+    /// The last byte of its version: whether what follows is there.
+    pub extended: u8,
+    /// Bytes of the longer object.
+    pub ex_size: usize,
+    /// Flags of that.
+    pub flags: u32,
+    /// Whether it is to be told that the core invalidates.
+    pub hook: bool,
+}
+
+/// The form of each client that was registered, whatever became of it.
+pub static FORMS: Mutex<Vec<Form>> = Mutex::new(Vec::new());
 
 /// One registration as the core drives it.
 pub struct Umem {
@@ -234,8 +325,14 @@ pub fn unload() -> c_int {
 /// What a core releases inside its hook.
 pub static RELEASED_IN_HOOK: Mutex<Option<Umem>> = Mutex::new(None);
 
+/// What happens while the core has the NIC stopped.
+pub static IN_HOOK: Mutex<Option<fn()>> = Mutex::new(None);
+
 unsafe extern "C" fn invalidate(_handle: *mut c_void, _core_ticket: u64) -> c_int {
     INVALIDATED.fetch_add(1, SeqCst);
+    if let Some(happens) = *IN_HOOK.lock().unwrap() {
+        happens();
+    }
     if let Some(umem) = RELEASED_IN_HOOK.lock().unwrap().take() {
         umem.deregister();
     }
@@ -244,7 +341,7 @@ unsafe extern "C" fn invalidate(_handle: *mut c_void, _core_ticket: u64) -> c_in
 
 #[no_mangle]
 extern "C" fn nvpm_param_peerdirect_support() -> c_int {
-    0
+    PLAIN.load(SeqCst).into()
 }
 #[no_mangle]
 extern "C" fn nvpm_param_persistent_api_support() -> c_int {
@@ -252,7 +349,7 @@ extern "C" fn nvpm_param_persistent_api_support() -> c_int {
 }
 #[no_mangle]
 extern "C" fn nvpm_param_revocable_fallback() -> c_int {
-    0
+    FALLBACK.load(SeqCst).into()
 }
 #[no_mangle]
 extern "C" fn nvpm_module_get() -> c_int {
@@ -277,6 +374,12 @@ unsafe extern "C" fn nvpm_core_register(
     hook: *mut raw::invalidate_peer_memory,
 ) -> *mut c_void {
     CLIENTS.lock().unwrap().push(client.expose_provenance());
+    // SAFETY: The module's static object, which is the longer one whatever it says.
+    let (plain, long) = unsafe { (&*client, &*client.cast::<raw::peer_memory_client_ex>()) };
+    let name = plain.name.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect();
+    let extended = plain.version.last().map_or(0, |byte| *byte);
+    let form = Form { name, extended, ex_size: long.ex_size, flags: long.flags, hook: !hook.is_null() };
+    FORMS.lock().unwrap().push(form);
     if !hook.is_null() {
         // SAFETY: The caller's promise.
         unsafe { hook.write(Some(invalidate)) };
@@ -296,35 +399,38 @@ extern "C" fn nvpm_provider_present() -> c_int {
 }
 #[no_mangle]
 unsafe extern "C" fn nvpm_p2p_get(
-    _va: u64,
+    va: u64,
     length: u64,
     table: *mut *mut raw::nvidia_p2p_page_table,
     ticket: u64,
 ) -> c_int {
-    get(length, table, Some(ticket))
+    get(va, length, table, Some(ticket))
 }
 #[no_mangle]
 extern "C" fn nvpm_p2p_put(_va: u64, table: *mut raw::nvidia_p2p_page_table) -> c_int {
     put(table)
 }
 #[no_mangle]
-extern "C" fn nvpm_p2p_get_persistent(_: u64, length: u64, table: *mut *mut raw::nvidia_p2p_page_table) -> c_int {
-    get(length, table, None)
+extern "C" fn nvpm_p2p_get_persistent(va: u64, length: u64, table: *mut *mut raw::nvidia_p2p_page_table) -> c_int {
+    get(va, length, table, None)
 }
 #[no_mangle]
 extern "C" fn nvpm_p2p_put_persistent(_va: u64, table: *mut raw::nvidia_p2p_page_table) -> c_int {
     put(table)
 }
-/// The platform supports every pair.
 #[no_mangle]
 unsafe extern "C" fn nvpm_p2p_dma_map(
     _dev: *mut raw::device,
     _table: *mut raw::nvidia_p2p_page_table,
     mapping: *mut *mut raw::nvidia_p2p_dma_mapping,
 ) -> c_int {
-    // SAFETY: The caller's local.
-    unsafe { mapping.write(std::ptr::dangling_mut()) };
-    0
+    ASKED.fetch_add(1, SeqCst);
+    let answer = MAP_ANSWER.load(SeqCst);
+    if answer == 0 {
+        // SAFETY: The caller's local.
+        unsafe { mapping.write(std::ptr::dangling_mut()) };
+    }
+    answer
 }
 #[no_mangle]
 extern "C" fn nvpm_p2p_dma_unmap(
@@ -367,19 +473,19 @@ extern "C" fn nvpm_put_gate_unlock_exclusive() {
 #[no_mangle]
 unsafe extern "C" fn nvpm_current_process(process: *mut raw::nvpm_process) {
     // SAFETY: The caller's local.
-    unsafe { process.write(raw::nvpm_process { start_ns: 1, tgid: 100 }) };
+    unsafe { process.write(raw::nvpm_process { start_ns: 1, tgid: PROCESS.load(SeqCst) }) };
 }
 #[no_mangle]
 unsafe extern "C" fn nvpm_current_comm(comm: *mut u8) {
+    let name = *COMM.lock().unwrap();
     // SAFETY: Room for sixteen bytes.
-    unsafe { comm.copy_from_nonoverlapping([b't'; 16].as_ptr(), 16) };
+    unsafe { comm.copy_from_nonoverlapping(name.as_ptr(), 16) };
 }
 #[no_mangle]
 extern "C" fn nvpm_current_task() -> u64 {
     std::thread_local! { static TASK: u8 = const { 0 } };
     TASK.with(|task| (&raw const *task).addr() as u64)
 }
-static CLOCK: AtomicU64 = AtomicU64::new(1);
 #[no_mangle]
 extern "C" fn nvpm_now_ns() -> u64 {
     CLOCK.fetch_add(1, SeqCst)
@@ -411,7 +517,7 @@ extern "C" fn nvpm_device_is_pci(_: *mut raw::device) -> c_int {
 }
 #[no_mangle]
 extern "C" fn nvpm_device_number(_: *mut raw::device) -> u64 {
-    0x20
+    NIC.load(SeqCst)
 }
 #[no_mangle]
 extern "C" fn nvpm_device_segment_limit(_: *mut raw::device) -> u64 {
@@ -435,7 +541,8 @@ unsafe extern "C" fn nvpm_dma_map(_: *mut raw::device, address: u64, length: u64
     // As an IOMMU does: at a multiple of the length, rounded up to a power of two.
     let block = length.next_power_of_two();
     let at = NEXT_DMA.fetch_update(SeqCst, SeqCst, |next| Some(next.next_multiple_of(block) + block)).unwrap();
-    let at = at.next_multiple_of(block);
+    let at = if UNTRANSLATED.load(SeqCst) { address } else { at.next_multiple_of(block) };
+    let at = at + if length > PAGE { DMA_SKEW.load(SeqCst) } else { 0 };
     MAPPINGS.lock().unwrap().insert(at, (address, length));
     // SAFETY: The caller's local.
     unsafe { dma.write(at) };
@@ -464,4 +571,7 @@ extern "C" fn nvpm_proc_create() -> c_int {
 #[no_mangle]
 extern "C" fn nvpm_proc_remove() {}
 #[no_mangle]
-extern "C" fn nvpm_proc_write(_: *mut c_void, _: *const u8, _: usize) {}
+unsafe extern "C" fn nvpm_proc_write(seq: *mut c_void, text: *const u8, length: usize) {
+    // SAFETY: The vector of `written()`, and `length` bytes of the module.
+    unsafe { (*seq.cast::<Vec<u8>>()).extend_from_slice(std::slice::from_raw_parts(text, length)) };
+}
