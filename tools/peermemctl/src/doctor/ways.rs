@@ -256,6 +256,9 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
     let works = |way: Way| verdicts.iter().any(|verdict| verdict.way == way && verdict.usable == Some(true));
     let no_api =
         machine.has_symbol(REGISTER) == Some(false) && machine.api_to_load().is_none() && machine.loaded.is_none();
+    // As of an EFA: whatever core and module there are, nobody asks them.
+    let unasked = !machine.rdma.is_empty() && machine.rdma.iter().all(|nic| way::nic_asks_peers(machine, nic).is_no());
+    let no_peers = no_api || unasked;
     // With an RDMA device it would work, and nothing else is missing.
     let only_a_device = machine.rdma.is_empty() && machine.dma_buf();
     let by_dma_buf = works(Way::DmaBuf) || only_a_device;
@@ -269,9 +272,9 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
         let not_needed = match check.id {
             // Programs reach such a NIC by a library of its own.
             _ if by_nic && !in_vain && check.id.starts_with("consumers.") => true,
-            "consumers.sharp" | "consumers.mooncake" if !in_vain => no_api && by_dma_buf,
+            "consumers.sharp" | "consumers.mooncake" if !in_vain => no_peers && by_dma_buf,
             _ if in_vain => of_peer_memory || check.id.starts_with("consumers.") || check.id == "limits.memlock",
-            _ => no_api && (by_dma_buf || by_nic) && of_peer_memory,
+            _ => no_peers && (by_dma_buf || by_nic) && of_peer_memory,
         };
         if not_needed {
             check.level = Level::Skip;
@@ -279,6 +282,7 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
                 (true, _) => "no NIC gets memory of these GPUs",
                 (false, true) => "dma-buf works with an RDMA device",
                 _ if by_nic => "the NIC's own driver takes GPU memory",
+                _ if !no_api => "no NIC here asks peers for memory, and dma-buf works",
                 (false, false) => "the core has no peer-memory API, and dma-buf works",
             };
             check.message = format!("not needed, as {why}: {}", check.message);
