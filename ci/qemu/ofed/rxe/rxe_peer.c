@@ -118,6 +118,14 @@ static atomic_t fail_mkey;
 /* The next n registrations ask for no invalidation, as a CQ or a DevX umem does. */
 static atomic_t no_invalidation;
 
+/*
+ * What the NIC writes to memory of these kinds goes nowhere, and is
+ * acknowledged: 1 of peer clients, 2 of dma-bufs, 3 both.
+ */
+static u32 lose_writes;
+/* Each access to such memory takes so much longer. */
+static u32 slow_us;
+
 static bool take_one(atomic_t *switched)
 {
 	return atomic_dec_if_positive(switched) >= 0;
@@ -425,6 +433,11 @@ int rxe_peer_copy(struct rxe_mr *mr, u64 iova, void *addr, unsigned int length,
 	size_t piece;
 	int err;
 
+	if (slow_us)
+		udelay(slow_us);
+	if (dir == RXE_TO_MR_OBJ &&
+	    lose_writes & (mr->umem->is_dmabuf ? 2 : 1))
+		return 0;
 	for (; length; length -= piece, iova += piece, addr += piece) {
 		err = access_begin(peer, iova, length, &dma_addr, &piece);
 		if (err)
@@ -699,6 +712,8 @@ void rxe_peer_module_init(void)
 	debugfs_create_file("copy_from", 0200, debugfs_dir, NULL,
 			    &copy_from_fops);
 	debugfs_create_u32("fence_us", 0600, debugfs_dir, &fence_us);
+	debugfs_create_u32("lose_writes", 0600, debugfs_dir, &lose_writes);
+	debugfs_create_u32("slow_us", 0600, debugfs_dir, &slow_us);
 	debugfs_create_atomic_t("fence_fail", 0600, debugfs_dir, &fence_fail);
 	debugfs_create_atomic_t("destroy_fail", 0600, debugfs_dir,
 				&destroy_fail);

@@ -25,6 +25,8 @@ pub fn suite() -> Suite {
     let tests = [
         ("ways", PERSISTENT, ways as fn(&Env) -> Result<()>),
         ("a_way_that_is_refused", PERSISTENT, a_way_that_is_refused),
+        ("a_way_that_loses_bytes", PERSISTENT, a_way_that_loses_bytes),
+        ("a_way_that_is_slow", PERSISTENT, a_way_that_is_slow),
         ("ways_without_the_module", Level::Devices, ways_without_the_module),
         ("everything", PERSISTENT, everything),
         ("beside_nvidias", LEGACY, beside_nvidias),
@@ -129,6 +131,33 @@ fn a_way_that_is_refused(_: &Env) -> Result<()> {
     let peers = ways.iter().find(|(name, _)| name == "FAIL peer memory");
     ensure!(peers.is_some_and(|(_, message)| message.contains("busy")), "{ways:?}");
     ensure!(levels(&found).contains(&"OK dma-buf".to_owned()) && code == Some(1), "exit {code:?}: {ways:?}");
+    Ok(())
+}
+
+/// Registration succeeds, and no byte arrives: named for the way it is, and the other one is right.
+fn a_way_that_loses_bytes(_: &Env) -> Result<()> {
+    for (kind, lost, right) in [(1, "FAIL peer memory", "OK dma-buf"), (2, "FAIL dma-buf", "OK peer memory")] {
+        lab::set_nic("lose_writes", kind)?;
+        let told = reported(&["--quick"]);
+        lab::set_nic("lose_writes", 0)?;
+        let (found, code, _) = told?;
+        let ways = of_first_pair(&found);
+        let deceives = ways.iter().any(|(name, said)| name == lost && said.contains("bytes differ"));
+        ensure!(deceives && levels(&found).contains(&right.to_owned()), "{lost}: {ways:?}");
+        ensure!(code == Some(2), "{lost}: exit {code:?}");
+    }
+    Ok(())
+}
+
+/// A way that takes 0.3 ms for each packet, which is slow beside the NIC's own memory even in an emulator.
+fn a_way_that_is_slow(_: &Env) -> Result<()> {
+    lab::set_nic("slow_us", 300)?;
+    let told = reported(&["--way", "dma-buf"]);
+    lab::set_nic("slow_us", 0)?;
+    let (found, code, _) = told?;
+    let ways = of_first_pair(&found);
+    let slow = ways.iter().any(|(name, said)| name == "WARN dma-buf" && said.contains("slow: "));
+    ensure!(slow && code == Some(1), "exit {code:?}: {ways:?}");
     Ok(())
 }
 

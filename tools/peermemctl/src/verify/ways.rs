@@ -397,9 +397,18 @@ impl Target<'_> {
             Depth::Rates => (5, Duration::from_millis(60)),
             _ => (1, Duration::from_millis(40)),
         };
+        let one = |from, to| -> Result<f64> {
+            let start = Instant::now();
+            link.write(from, to, PIECE)?;
+            let took = start.elapsed();
+            // Many at once would take very long where one already does.
+            match took > span {
+                true => Ok(f64::from(PIECE) / took.as_secs_f64()),
+                false => link.rate(from, to, MOVED as u64, PIECE, span),
+            }
+        };
         let rate = |from, to| -> Result<f64> {
-            let one = || link.rate(from, to, MOVED as u64, PIECE, span);
-            let mut rates = (0..rounds).map(|_| one()).collect::<Result<Vec<f64>>>()?;
+            let mut rates = (0..rounds).map(|_| one(from, to)).collect::<Result<Vec<f64>>>()?;
             rates.sort_by(f64::total_cmp);
             rates.get(rates.len() / 2).copied().context("no rate")
         };
