@@ -550,3 +550,25 @@ fn the_page_of_situations_is_whole() {
     let missing: Vec<&str> = missing.filter(|tree| !page.contains(&format!("`{tree}`"))).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
+
+/// The page of programs has each that doctor judges, and each whose versions it knows, with the versions
+/// from which another rule holds.
+#[test]
+fn the_page_of_programs_is_whole() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/consumers.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| ")).collect();
+    for consumer in peermemctl::consumer::ALL {
+        assert!(rows.iter().any(|row| row.starts_with(&format!("| {} |", consumer.name))), "{}", consumer.name);
+    }
+    let programs = ["NCCL", "UCX", "NVSHMEM", "libfabric", "Mooncake", "NIXL", "DeepEP"];
+    for rule in peermemctl::facts::ALL.iter().filter(|rule| programs.contains(&rule.of)) {
+        let row: String = rows.iter().filter(|row| row.starts_with(&format!("| {}", rule.of))).copied().collect();
+        assert!(!row.is_empty(), "{}: {}", rule.of, rule.what);
+        // "after 1.13.1" is as good as "before 1.13.2".
+        let known = |version: &str| row.contains(version) || version == "1.13.2" && row.contains("1.13.1");
+        for version in [rule.from, rule.before].into_iter().flatten() {
+            assert!(known(version), "{} {version}: {}", rule.of, rule.what);
+        }
+    }
+}
