@@ -602,8 +602,12 @@ fn pytorch_what_is_freed_when_memory_is_short_is_free() {
     let cache = watching(&world, 1000);
     world.has_memory(0, 5000, 1 << 40);
     world.has_memory(1, 1000, 1 << 40);
-    let (kept, used, late, there) =
-        (world.allocate(2).unwrap(), world.allocate(2).unwrap(), world.allocate(2).unwrap(), world.allocate_there(2));
+    let (kept, used, late, there) = (
+        world.allocate(2).unwrap(),
+        world.allocate(2).unwrap(),
+        world.allocate(2).unwrap(),
+        world.allocate_on(1, 2).unwrap(),
+    );
     let of_kept = region(&world, &cache, kept);
     let lease = cache.register(0, used.start(), used.length(), 1).unwrap();
     let of_there = region(&world, &cache, there);

@@ -32,6 +32,12 @@ pub enum Bounds {
     Reservation,
 }
 
+/// The addresses of a GPU.
+pub fn reservation(gpu: usize) -> Range {
+    let half = ARENA_PAGES / 2 * PAGE;
+    Range::new(ARENA + gpu as u64 * half, half).unwrap()
+}
+
 type Meanwhile = Box<dyn FnOnce(&World) + Send>;
 
 /// Memory itself, which no two allocations share.
@@ -92,15 +98,32 @@ impl World {
     }
 
     pub fn allocate_as(&self, pages: u64, kind: Kind) -> Option<Range> {
+        self.allocate_within(ARENA, ARENA_PAGES, pages, kind)
+    }
+
+    /// Memory of one of the GPUs.
+    pub fn allocate_on(&self, gpu: usize, pages: u64) -> Option<Range> {
+        self.allocate_within(reservation(gpu).start(), ARENA_PAGES / 2, pages, Kind::Device)
+    }
+
+    /// Maps new memory into a gap.
+    pub fn map(&self, range: Range) {
         let mut state = self.state();
-        let mut at = ARENA;
-        for block in state.blocks.values() {
+        state.next += 1;
+        let id = state.next;
+        state.blocks.insert(range.start(), Block { range, id, object: id, kind: Kind::Device });
+    }
+
+    fn allocate_within(&self, start: u64, size: u64, pages: u64, kind: Kind) -> Option<Range> {
+        let mut state = self.state();
+        let mut at = start;
+        for block in state.blocks.range(start..).map(|(_, block)| block) {
             if block.range.start() - at >= pages * PAGE {
                 break;
             }
             at = block.range.end();
         }
-        if at + pages * PAGE > ARENA + ARENA_PAGES * PAGE {
+        if at + pages * PAGE > start + size * PAGE {
             return None;
         }
         let range = Range::new(at, pages * PAGE).unwrap();
@@ -157,16 +180,6 @@ impl World {
 
     pub fn has_memory(&self, gpu: usize, free: u64, all: u64) {
         self.state().memory[gpu] = Some((free, all));
-    }
-
-    /// Memory of the other GPU.
-    pub fn allocate_there(&self, pages: u64) -> Range {
-        let mut state = self.state();
-        let range = Range::new(ARENA + ARENA_PAGES / 2 * PAGE, pages * PAGE).unwrap();
-        state.next += 1;
-        let id = state.next;
-        state.blocks.insert(range.start(), Block { range, id, object: id, kind: Kind::Device });
-        range
     }
 
     pub fn answer_when_full(&self, errno: i32) {

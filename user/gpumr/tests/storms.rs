@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Storms: threads register, free, map anew and sweep as fast as they can, while children are forked and
+//! the process is restored from checkpoints. No lease reaches other memory than its thread sees.
+
+#[allow(dead_code, reason = "this test uses a part")]
+#[path = "common/world.rs"]
+mod world;
+
+fn step() {}
+
+use gpumr::{Cache, Error, Limits, Options, Policy, Range, Sweeper, Way};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::RwLock;
+use std::time::{Duration, Instant};
+use world::{World, PAGE};
+
+const THREADS: u64 = 4;
+const STORM: Duration = Duration::from_millis(700);
+
+/// Numbers as good as random, the same each time for a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// What each thread does: of memory that it alone has. Others hold the lock to change all memory.
+fn weather(world: &World, cache: &Cache<World, World>, calm: &RwLock<()>, over: &AtomicBool, seed: u64) -> u64 {
+    let mut dice = Dice(seed);
+    let mut block: Option<Range> = None;
+    let mut registered = 0;
+    while !over.load(Ordering::Relaxed) {
+        let _calm = calm.read().unwrap();
+        let Some(own) = block else {
+            block = world.allocate_on((seed % 2) as usize, 1 + dice.below(3));
+            continue;
+        };
+        match dice.below(12) {
+            0 => {
+                world.free(own);
+                block = None;
+            }
+            // Virtual memory, and pools: the same address at once.
+            1 => world.remap(own),
+            2 => cache.sweep(),
+            3 => cache.before_free(own.start(), own.length()).unwrap(),
+            4 => drop(cache.shrink()),
+            5 => cache.forget((seed % 2) as u8),
+            _ => {
+                let from = dice.below(PAGE);
+                let part = Range::new(own.start() + from, own.length() - from).unwrap();
+                let pd = dice.below(2) as u8;
+                let lease = cache.register(pd, part.start(), part.length(), 1).expect("it is allocated");
+                world.reaches(lease.lkey(), part).unwrap_or_else(|what| panic!("STALE: {what}"));
+                assert!(lease.valid(), "nobody freed it");
+                registered += 1;
+                if dice.below(4) == 0 {
+                    lease.revoked();
+                }
+            }
+        }
+    }
+    block.into_iter().for_each(|own| world.free(own));
+    registered
+}
+
+/// A child has nothing of the cache, and waits for none of its parent's threads.
+fn child(cache: &Cache<World, World>) {
+    // SAFETY: The child calls the cache, which touches nothing, and _exit().
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: As above; it ends a child that waits.
+        unsafe { libc::alarm(10) };
+        let refused = matches!(cache.register(0, 1 << 40, 4096, 1), Err(Error::Forked));
+        cache.sweep();
+        // SAFETY: It runs no handler of the parent's.
+        unsafe { libc::_exit(i32::from(!refused)) };
+    }
+    let mut status = -1;
+    // SAFETY: A local.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0, "the child waited, or was served");
+}
+
+#[test]
+fn no_lease_is_stale_in_a_storm() {
+    for (way, entries) in [(Way::PeerMemory, u64::MAX), (Way::DmaBuf, u64::MAX), (Way::DmaBuf, 3)] {
+        let world = World::default();
+        let mut options = Options::default();
+        // What is told takes more paths.
+        options.on_gone = Some(Box::new(|_| {}));
+        options.free_bytes = 1;
+        let limits = Limits { entries, ..Limits::default() };
+        let cache = Cache::with(world.clone(), world.clone(), Policy::only(way), limits, options);
+        let sweeper = Sweeper::start(&cache, Duration::from_millis(1)).unwrap();
+        let (calm, over) = (RwLock::new(()), AtomicBool::new(false));
+        let registered: u64 = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS)
+                .map(|seed| {
+                    let (world, cache, calm, over) = (&world, &cache, &calm, &over);
+                    scope.spawn(move || weather(world, cache, calm, over, seed))
+                })
+                .collect();
+            let start = Instant::now();
+            while start.elapsed() < STORM {
+                child(&cache);
+                std::thread::sleep(Duration::from_millis(3));
+                let _all = calm.write().unwrap();
+                world.checkpoint();
+            }
+            over.store(true, Ordering::Relaxed);
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        drop(sweeper);
+        cache.sweep();
+        assert!(registered > 1000, "{registered} registrations are no storm");
+        assert_eq!((world.regions(), cache.stats().entries), (0, 0), "LEAK: all memory is freed");
+        drop(cache);
+        assert_eq!(world.exports().1, 0, "LEAK: dma-bufs are open");
+    }
+}
