@@ -3,7 +3,6 @@
 //! expandable segments, which map pieces into a reservation; and CUDA's pools. Whatever a program does
 //! with tensors, a lease that says that it is valid reaches its tensor.
 
-#[allow(dead_code, reason = "this test uses a part")]
 #[path = "common/world.rs"]
 mod world;
 

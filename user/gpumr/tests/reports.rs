@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! What users of other caches reported, by the report: the same here, and what is right.
 
-#[allow(dead_code, reason = "this test uses a part")]
 #[path = "common/world.rs"]
 mod world;
 

@@ -2,7 +2,6 @@
 //! Storms: threads register, free, map anew and sweep as fast as they can, while children are forked and
 //! the process is restored from checkpoints. No lease reaches other memory than its thread sees.
 
-#[allow(dead_code, reason = "this test uses a part")]
 #[path = "common/world.rs"]
 mod world;
 
