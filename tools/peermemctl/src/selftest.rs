@@ -58,7 +58,8 @@ pub fn run(machine: &Machine, wanted: &Wanted) -> Result<Selftest> {
         }
         let before = Before::look(machine.root);
         let mut at = 0;
-        attempt(way, &gpu, &domain, &address, wanted.bandwidth, &mut at).unwrap_or_else(|error| {
+        let how = How::of(way, machine.has_c2c(chosen));
+        attempt((way, how), &gpu, &domain, &address, wanted.bandwidth, &mut at).unwrap_or_else(|error| {
             let (level, message) = trial::why(machine, rdma, way, &error, &before, at);
             failed(way, level, message)
         })
@@ -99,14 +100,13 @@ fn name(way: Way) -> &'static str {
 
 /// Tries one way. `at` becomes the memory's address.
 fn attempt<'a>(
-    way: Way,
+    (way, how): (Way, How),
     gpu: &Gpu,
     domain: &'a Domain<'a>,
     port: &PortAddress,
     with_bandwidth: bool,
     at: &mut u64,
 ) -> Result<SelftestWay> {
-    let how = How::of(way);
     let memory = gpu.allocate(BLOCK)?;
     *at = memory.address();
     memory.clear()?;

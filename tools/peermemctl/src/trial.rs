@@ -25,18 +25,21 @@ const TIGHT: u64 = 1 << 20;
 pub enum How {
     Plain,
     DmaBuf(Mapping),
-    DataDirect,
+    DataDirect(Mapping),
 }
 
 impl How {
-    /// Returns the calls of a way.
-    pub fn of(way: Way) -> Self {
+    /// Returns the calls of a way with a GPU that has a coherent link, or has none.
+    pub fn of(way: Way, coherent: bool) -> Self {
         match way {
             Way::PeerMemory | Way::Preload => Self::Plain,
             Way::DmaBuf => Self::DmaBuf(Mapping::Default),
             // As NCCL asks for it where the GPU has a coherent link.
             Way::DmaBufPcie => Self::DmaBuf(Mapping::Pcie),
-            Way::DataDirect => Self::DataDirect,
+            // The NIC's own function is below the GPU's switch. A GPU without that link refuses to be
+            // asked for the mapping that it has anyway (CUDA_ERROR_NOT_SUPPORTED on an H100).
+            Way::DataDirect if coherent => Self::DataDirect(Mapping::Pcie),
+            Way::DataDirect => Self::DataDirect(Mapping::Default),
         }
     }
 
@@ -53,8 +56,9 @@ impl How {
         match self {
             Self::Plain => domain.register(address + offset, length),
             Self::DmaBuf(mapping) => domain.register_dma_buf(exported(mapping)?.as_fd(), address, offset, length),
-            // Its own function is below the GPU's switch, so that the mapping is PCIe's.
-            Self::DataDirect => domain.register_data_direct(exported(Mapping::Pcie)?.as_fd(), address, offset, length),
+            Self::DataDirect(mapping) => {
+                domain.register_data_direct(exported(mapping)?.as_fd(), address, offset, length)
+            }
         }
     }
 }
@@ -94,11 +98,11 @@ pub fn why(
     before: &Before,
     at: u64,
 ) -> (Level, String) {
-    match (How::of(way), without_peers(machine, nic)) {
-        (How::Plain, Some(because)) if way == Way::PeerMemory => {
-            (Level::Skip, format!("does not work here: {error:#}: {because}"))
+    match (way, without_peers(machine, nic)) {
+        (Way::PeerMemory, Some(because)) => (Level::Skip, format!("does not work here: {error:#}: {because}")),
+        (Way::PeerMemory | Way::Preload, _) => {
+            (Level::Fail, format!("{error:#}{}", reason(machine.root, error, before, at)))
         }
-        (How::Plain, _) => (Level::Fail, format!("{error:#}{}", reason(machine.root, error, before, at))),
         _ => (Level::Skip, format!("does not work here: {error:#}{}", refusal(machine, nic, error))),
     }
 }
@@ -162,6 +166,16 @@ fn own(rows: &[Failure], known: u64, at: u64, has_initial_pids: bool) -> Option<
 mod tests {
     use super::*;
     use crate::machine::Machine;
+
+    /// As read on an H100: without a coherent link the forced mapping cannot be asked for.
+    #[test]
+    fn the_forced_mapping_is_asked_for_with_a_coherent_link_only() {
+        let asked = |coherent: bool| Way::ALL.map(|way| How::of(way, coherent));
+        assert!(
+            asked(false)[3] == How::DataDirect(Mapping::Default) && asked(true)[3] == How::DataDirect(Mapping::Pcie)
+        );
+        assert_eq!(asked(false)[1], How::DmaBuf(Mapping::Default));
+    }
 
     #[test]
     fn refused_dma_bufs_are_explained() {

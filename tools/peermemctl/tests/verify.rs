@@ -286,6 +286,20 @@ fn without_a_link_or_a_gpu_it_says_what_it_could_try() {
     assert_eq!(found["passes"][0]["checks"][0]["level"], "OK", "{found:#}");
 }
 
+/// A NIC that is asked for and has no link is named, beside one that has.
+#[test]
+fn a_port_that_is_down_is_named() {
+    let rig = Rig::new("hgx");
+    let port = rig.root.path().join("sys/class/infiniband/mlx5_1/ports/1/state");
+    std::fs::write(port, "1: DOWN\n").unwrap();
+    let rig = rig.with("STAND_IN_NICS", "mlx5_0,mlx5_1");
+    let (found, code) = rig.run("verify --quick --gpu 0 --nic mlx5_1");
+    let mut ways = ways(&found);
+    ways.retain(|(way, ..)| *way != "preload library");
+    let named = ways.iter().all(|(.., said)| said.contains("no port of mlx5_1 is active"));
+    assert!(code == 3 && ways.len() >= 2 && named, "{found:#}");
+}
+
 #[test]
 fn eight_gpus_and_all_their_nics_take_ten_seconds_at_most() {
     let rig = Rig::new("hgx");

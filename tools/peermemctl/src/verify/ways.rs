@@ -136,7 +136,10 @@ pub fn run(
                 let done = match (&because, &opened, known) {
                     (Some(because), ..) => VerifyWay::skipped(way, format!("{NOT_TRIED}: {because}")),
                     (_, Err(error), _) => VerifyWay::skipped(way, format!("{NOT_TRIED}: {error:#}")),
-                    (_, Ok(opened), _) if How::of(way) != How::Plain && !opened.has_dma_buf() => {
+                    _ if !nic.is_active() => {
+                        VerifyWay::skipped(way, format!("{NOT_TRIED}: no port of {} is active", nic.name))
+                    }
+                    (_, Ok(opened), _) if way != Way::PeerMemory && !opened.has_dma_buf() => {
                         VerifyWay::skipped(way, format!("{NOT_TRIED}: the GPU driver does not offer dma-bufs"))
                     }
                     (.., Some(known)) => VerifyWay::skipped(way, format!("{NOT_TRIED}: {known}")),
@@ -241,7 +244,7 @@ impl Target<'_> {
     }
 
     fn attempt(&self, found: &mut VerifyWay, learned: &mut Learned, at: &mut u64) -> Result<()> {
-        let how = How::of(self.way);
+        let how = How::of(self.way, self.machine.has_c2c(self.gpu));
         let port = super::port(self.nic).with_context(|| format!("{} has no port", self.nic.name))?;
         let port = PortAddress::read(self.machine.root, &self.nic.name, &port)?;
         let device = self.verbs.device(&self.nic.name)?;
