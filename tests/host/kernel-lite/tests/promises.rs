@@ -130,6 +130,7 @@ fn a_callback_is_listed_with_its_stage_and_age_while_the_core_is_waited_for() {
     static SEEN: Mutex<Option<(Vec<String>, u64, u64)>> = Mutex::new(None);
     let _loaded = load(false);
     let umem = register(1);
+    shim::CLOCK.fetch_add(1000 * MS, SeqCst);
     *shim::IN_HOOK.lock().unwrap() = Some(|| {
         shim::CLOCK.fetch_add(12 * MS, SeqCst);
         let numbers = (number("callbacks_in_flight"), number("oldest_callback_ms"));
@@ -142,6 +143,20 @@ fn a_callback_is_listed_with_its_stage_and_age_while_the_core_is_waited_for() {
         format!("pid=100 comm={} client=nv_mem va={VA:#x} length=65536 stage=invalidating age_ms=12\n", "t".repeat(16));
     assert_eq!((seen, in_flight, oldest), (vec![wanted], 1, 12));
     assert_eq!((rows(NVPM_PROC_CALLBACKS), number("callbacks_in_flight")), (Vec::new(), 0));
+    umem.deregister();
+}
+
+#[test]
+fn a_registration_that_was_revoked_has_nothing_pinned() {
+    let _loaded = load(false);
+    let umem = register(3);
+    let pinned = || {
+        let row = rows(NVPM_PROC_REGISTRATIONS).pop().expect("a row");
+        (field(&row, "state").to_string(), field(&row, "pinned_bytes").to_string())
+    };
+    assert_eq!(pinned(), ("mapped".into(), (3 * PAGE).to_string()));
+    shim::free_all_memory();
+    assert_eq!(pinned(), ("revoked".into(), "0".into()));
     umem.deregister();
 }
 

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `tests/promises.toml` names the test of each rule and of each number that docs/ promises: compared
+//! with the pages and with the tests.
+
+use build_tests::repository;
+use std::collections::BTreeSet;
+use std::fs;
+use std::ops::Range;
+use toml::{Table, Value};
+
+const RULES: &str = "docs/rules.md";
+/// Numbers in words that a page may promise. "One" to "three" are articles as often as numbers.
+const WORDS: [&str; 12] =
+    ["four", "five", "six", "seven", "eight", "nine", "ten", "twelve", "sixteen", "twenty", "hundred", "thousand"];
+
+fn read(file: &str) -> String {
+    fs::read_to_string(repository().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"))
+}
+
+/// The entries of one kind.
+fn entries<'a>(list: &'a Table, kind: &str) -> Vec<&'a Table> {
+    list[kind].as_array().expect("[[...]]").iter().map(|entry| entry.as_table().expect("[[...]]")).collect()
+}
+
+fn text<'a>(entry: &'a Table, key: &str) -> &'a str {
+    entry.get(key).and_then(Value::as_str).unwrap_or_else(|| panic!("no {key} in {entry:?}"))
+}
+
+fn strings<'a>(entry: &'a Table, key: &str) -> Vec<&'a str> {
+    let list = entry.get(key).and_then(Value::as_array).unwrap_or_else(|| panic!("no {key} in {entry:?}"));
+    list.iter().map(|value| value.as_str().expect("a string")).collect()
+}
+
+/// The sentences of a page in one line: without code blocks, targets of links and numbers of lists.
+fn sentences(page: &str) -> String {
+    let mut words = String::new();
+    let (mut is_code, mut is_list, mut is_after_gap) = (false, false, true);
+    for line in page.lines() {
+        let item = line.trim_start_matches(|c: char| c.is_ascii_digit());
+        let is_item = line.starts_with("- ") || (item.len() < line.len() && item.starts_with(". "));
+        is_list = is_item || (is_list && (line.is_empty() || line.starts_with(' ') || !is_after_gap));
+        // In a list that is a paragraph of its item.
+        let line_is_code = line.starts_with("    ") && !is_list && (is_after_gap || is_code);
+        is_code = line_is_code || (is_code && line.is_empty());
+        is_after_gap = line.is_empty();
+        if line_is_code {
+            continue;
+        }
+        let line = line.trim_start();
+        let digits = line.len() - line.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let line = if digits > 0 { line[digits..].strip_prefix(". ").unwrap_or(line) } else { line };
+        words.push_str(line);
+        words.push(' ');
+    }
+    let mut plain = String::new();
+    let mut rest = words.as_str();
+    while let Some(at) = rest.find("](") {
+        plain.push_str(&rest[..=at]);
+        rest = rest[at..].split_once(')').map_or("", |(_, behind)| behind);
+    }
+    plain.push_str(rest);
+    plain.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Where numbers stand that a reader would take for a promise: not versions, names or rules.
+fn numbers(text: &str) -> Vec<Range<usize>> {
+    let mut found: Vec<Range<usize>> = Vec::new();
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut at = 0;
+    for word in text.split_inclusive(|c: char| !is_word(c)) {
+        let range = at..at + word.trim_end_matches(|c: char| !is_word(c)).len();
+        at += word.len();
+        let number = &text[range.clone()];
+        let (before, behind) = (&text[..range.start], &text[range.end..]);
+        if WORDS.contains(&number) {
+            found.push(range);
+            continue;
+        }
+        let is_part = before.ends_with(['.', '=', '#', '/', '-'])
+            || behind.starts_with(['=', '/'])
+            || (behind.starts_with('.') && behind[1..].starts_with(|c: char| c.is_ascii_digit()));
+        let is_rule = ["rule ", "Rule ", "rules "].iter().any(|rule| before.ends_with(rule))
+            || before.trim_end_matches(|c: char| c.is_ascii_digit() || c == ' ').ends_with("and")
+                && before.contains("rules ")
+                && before[before.rfind("rules ").expect("it contains that")..].len() < 16;
+        if number.is_empty() || !number.bytes().all(|c| c.is_ascii_digit()) || is_part || is_rule {
+            continue;
+        }
+        // "65 536" is one.
+        match found.last_mut() {
+            Some(last) if number.len() == 3 && last.end + 1 == range.start && &text[last.end..range.start] == " " => {
+                last.end = range.end;
+            }
+            _ => found.push(range),
+        }
+    }
+    found
+}
+
+/// The numbers of the rules, as the page counts them.
+fn rules() -> BTreeSet<i64> {
+    let page = read(RULES);
+    let list = page.split("\n## Rules\n").nth(1).expect("the page has a list of rules");
+    list.lines().filter_map(|line| line.split_once(". ")?.0.parse().ok()).collect()
+}
+
+/// What is wrong with the name of a test.
+fn wrong(test: &str) -> Option<String> {
+    let (file, function) = test.split_once("::").unwrap_or((test, ""));
+    let Ok(source) = fs::read_to_string(repository().join(file)) else { return Some(format!("{test}: no such file")) };
+    if function.is_empty() {
+        let is_planted = ["tests/host/faults/", "tests/mutants/"].iter().any(|folder| file.starts_with(folder));
+        return (!is_planted || !file.ends_with(".patch"))
+            .then(|| format!("{test}: neither file::function nor a planted fault"));
+    }
+    let Some(at) = source.find(&format!("fn {function}(")) else { return Some(format!("{test}: no such function")) };
+    // A suite of the guest lists its tests by name; elsewhere an attribute says that it is one.
+    let is_test = if file.starts_with("tests/guest/") {
+        source.matches(function).count() > 1
+    } else {
+        let attributes = source[..at].rsplit("\n\n").next().expect("one at least");
+        attributes.contains("#[test]") && !attributes.contains("#[ignore")
+    };
+    (!is_test).then(|| format!("{test}: is no test that runs"))
+}
+
+fn list() -> Table {
+    read("tests/promises.toml").parse().expect("TOML")
+}
+
+#[test]
+fn each_rule_names_its_tests() {
+    let list = list();
+    let named: Vec<i64> = entries(&list, "rule").iter().map(|r| r["number"].as_integer().expect("a number")).collect();
+    let rules = rules();
+    assert!(rules.len() >= 14 && rules.first() == Some(&1), "rules of the page: {rules:?}");
+    assert_eq!(named, rules.into_iter().collect::<Vec<_>>(), "tests/promises.toml has other rules than {RULES}");
+}
+
+#[test]
+fn each_test_that_is_named_exists() {
+    let list = list();
+    let mut complaints = Vec::new();
+    for entry in entries(&list, "rule").into_iter().chain(entries(&list, "promise")) {
+        let tests = strings(entry, "tests");
+        assert!(!tests.is_empty(), "no test in {entry:?}");
+        complaints.extend(tests.into_iter().filter_map(wrong));
+    }
+    assert!(complaints.is_empty(), "tests/promises.toml names tests that are not there:\n{}", complaints.join("\n"));
+}
+
+#[test]
+fn each_number_that_a_page_promises_names_its_test() {
+    let list = list();
+    let mut said = entries(&list, "promise");
+    let facts = entries(&list, "fact");
+    assert!(facts.iter().all(|fact| !text(fact, "because").is_empty()));
+    said.extend(facts);
+    let mut pages: BTreeSet<&str> = strings(&list, "pages").into_iter().collect();
+    let whole = pages.clone();
+    pages.extend(said.iter().map(|entry| text(entry, "page")));
+    let mut complaints = Vec::new();
+    for page in pages {
+        let sentences = sentences(&read(page));
+        let mut covered: Vec<Range<usize>> = Vec::new();
+        for says in said.iter().filter(|entry| text(entry, "page") == page).map(|entry| text(entry, "says")) {
+            let before = covered.len();
+            covered.extend(sentences.match_indices(says).map(|(at, says)| at..at + says.len()));
+            if covered.len() == before {
+                complaints.push(format!("{page} does not say {says:?} (any more): change the list with the page"));
+            }
+        }
+        for number in numbers(&sentences).into_iter().filter(|_| whole.contains(page)) {
+            if !covered.iter().any(|says| says.start <= number.start && number.end <= says.end) {
+                let mut from = number.start.saturating_sub(50);
+                while !sentences.is_char_boundary(from) {
+                    from -= 1;
+                }
+                complaints.push(format!(
+                    "{page}: no test for the number in \"...{}\": name it in tests/promises.toml, or say there what it is",
+                    &sentences[from..number.end]
+                ));
+            }
+        }
+    }
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+/// What these tests rest on.
+#[test]
+fn a_number_is_seen_in_a_sentence_and_not_in_code_names_or_versions() {
+    let page = "Up to 65 536 of [64 KiB](x.md#9), eight (rule 5, rules 7 and 8).\n\n    code 7\n\n3. From 25.10 on `a=1`,\n   5 µs.\n\n    So 6 are\n    left.\n";
+    let plain = sentences(page);
+    let seen: Vec<&str> = numbers(&plain).into_iter().map(|range| &plain[range]).collect();
+    assert_eq!(seen, ["65 536", "64", "eight", "5", "6"], "{plain}");
+}
