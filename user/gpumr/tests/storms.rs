@@ -8,13 +8,15 @@ mod world;
 fn step() {}
 
 use gpumr::{Cache, Error, Limits, Options, Policy, Range, Sweeper, Way};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::RwLock;
 use std::time::{Duration, Instant};
 use world::{World, PAGE};
 
 const THREADS: u64 = 4;
-const STORM: Duration = Duration::from_millis(700);
+/// At least so long, and so many registrations.
+const STORM: (Duration, u64) = (Duration::from_millis(700), 2000);
 
 /// Numbers as good as random, the same each time for a seed.
 struct Dice(u64);
@@ -26,13 +28,20 @@ impl Dice {
     }
 }
 
-/// What each thread does: of memory that it alone has. Others hold the lock to change all memory.
-fn weather(world: &World, cache: &Cache<World, World>, calm: &RwLock<()>, over: &AtomicBool, seed: u64) -> u64 {
+#[derive(Default)]
+struct Storm {
+    /// Whoever changes all memory waits for calm.
+    calm: RwLock<()>,
+    over: AtomicBool,
+    registered: AtomicU64,
+}
+
+/// What each thread does, with memory that it alone has.
+fn weather(world: &World, cache: &Cache<World, World>, storm: &Storm, seed: u64) {
     let mut dice = Dice(seed);
     let mut block: Option<Range> = None;
-    let mut registered = 0;
-    while !over.load(Ordering::Relaxed) {
-        let _calm = calm.read().unwrap();
+    while !storm.over.load(Ordering::Relaxed) {
+        let _calm = storm.calm.read().unwrap();
         let Some(own) = block else {
             block = world.allocate_on((seed % 2) as usize, 1 + dice.below(3));
             continue;
@@ -55,7 +64,7 @@ fn weather(world: &World, cache: &Cache<World, World>, calm: &RwLock<()>, over: 
                 let lease = cache.register(pd, part.start(), part.length(), 1).expect("it is allocated");
                 world.reaches(lease.lkey(), part).unwrap_or_else(|what| panic!("STALE: {what}"));
                 assert!(lease.valid(), "nobody freed it");
-                registered += 1;
+                storm.registered.fetch_add(1, Ordering::Relaxed);
                 if dice.below(4) == 0 {
                     lease.revoked();
                 }
@@ -63,7 +72,6 @@ fn weather(world: &World, cache: &Cache<World, World>, calm: &RwLock<()>, over: 
         }
     }
     block.into_iter().for_each(|own| world.free(own));
-    registered
 }
 
 /// A child has nothing of the cache, and waits for none of its parent's threads.
@@ -95,27 +103,29 @@ fn no_lease_is_stale_in_a_storm() {
         let limits = Limits { entries, ..Limits::default() };
         let cache = Cache::with(world.clone(), world.clone(), Policy::only(way), limits, options);
         let sweeper = Sweeper::start(&cache, Duration::from_millis(1)).unwrap();
-        let (calm, over) = (RwLock::new(()), AtomicBool::new(false));
-        let registered: u64 = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..THREADS)
-                .map(|seed| {
-                    let (world, cache, calm, over) = (&world, &cache, &calm, &over);
-                    scope.spawn(move || weather(world, cache, calm, over, seed))
-                })
-                .collect();
+        let storm = Storm::default();
+        std::thread::scope(|scope| {
+            for seed in 0..THREADS {
+                let (world, cache, storm) = (&world, &cache, &storm);
+                scope.spawn(move || {
+                    // A thread that fails ends the storm.
+                    let ran = catch_unwind(AssertUnwindSafe(|| weather(world, cache, storm, seed)));
+                    storm.over.store(true, Ordering::Relaxed);
+                    ran.unwrap_or_else(|why| resume_unwind(why));
+                });
+            }
             let start = Instant::now();
-            while start.elapsed() < STORM {
+            let enough = || start.elapsed() >= STORM.0 && storm.registered.load(Ordering::Relaxed) >= STORM.1;
+            while !enough() && !storm.over.load(Ordering::Relaxed) {
                 child(&cache);
                 std::thread::sleep(Duration::from_millis(3));
-                let _all = calm.write().unwrap();
+                let _all = storm.calm.write();
                 world.checkpoint();
             }
-            over.store(true, Ordering::Relaxed);
-            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+            storm.over.store(true, Ordering::Relaxed);
         });
         drop(sweeper);
         cache.sweep();
-        assert!(registered > 1000, "{registered} registrations are no storm");
         assert_eq!((world.regions(), cache.stats().entries), (0, 0), "LEAK: all memory is freed");
         drop(cache);
         assert_eq!(world.exports().1, 0, "LEAK: dma-bufs are open");

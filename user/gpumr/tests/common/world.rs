@@ -139,8 +139,8 @@ impl World {
 
     /// cuMemUnmap and cuMemMap of another handle; or the pool gives the block to somebody else.
     pub fn remap(&self, range: Range) {
-        self.free(range);
         let mut state = self.state();
+        assert!(state.blocks.remove(&range.start()).is_some(), "the test maps anew what is not allocated");
         state.next += 1;
         let id = state.next;
         state.blocks.insert(range.start(), Block { range, id, object: id, kind: Kind::Device });
