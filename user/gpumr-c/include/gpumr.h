@@ -51,7 +51,7 @@
  * you free memory to try again (PyTorch: in a FreeMemoryCallback). Where no such place exists, set
  * free_bytes to what your largest allocations take (GPUMR_FREE_BYTES_AUTO suits PyTorch): what is
  * registered of a GPU that has less free then ends with its last lease. Free memory is looked at when
- * something is registered and by the sweeping thread (sweep_ms), each 100 ms at most. limits.bytes
+ * something is registered and by the sweeping thread (sweep_ms), each 20 ms at most. limits.bytes
  * bounds what is kept at all.
  *
  * Checkpoint and restore (cuda-checkpoint, CRIU) give the process new memory under old addresses and

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Where an array of Python's lies: torch's tensors, `__cuda_array_interface__` and DLPack. Nothing is
-//! read or written there, so no stream is waited for.
+//! read or written there.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict};
+use pyo3::types::PyCapsule;
 
 /// DLPack's kinds of devices that are CUDA's: `kDLCUDA`, `kDLCUDAHost`, `kDLCUDAManaged`. Which of them
 /// can be registered, the cache says.
@@ -82,10 +82,9 @@ impl Memory {
         if !OF_CUDA.contains(&device) {
             return Err(elsewhere(&format!("an array on DLPack's device type {device}")));
         }
-        let words = PyDict::new(py);
-        // Nobody waits.
-        words.set_item("stream", -1)?;
-        let capsule = array.call_method(intern!(py, "__dlpack__"), (), Some(&words))?;
+        // Without a stream: JAX takes no -1, which would say that nobody waits. What it then waits for is
+        // the default stream.
+        let capsule = array.call_method0(intern!(py, "__dlpack__"))?;
         // It is not taken: with its last reference it frees itself.
         let capsule = capsule.cast_into::<PyCapsule>()?;
         let tensor = capsule.pointer_checked(Some(c"dltensor"))?.cast::<Tensor>();

@@ -75,7 +75,7 @@ pub struct Options {
     /// While a GPU has fewer bytes free than this, what is registered of it ends as soon as nobody uses
     /// it: what is freed while it is registered by dma-buf, or pinned for good, stays allocated, and an
     /// allocator that frees to allocate again would not get it. Checked when something is registered
-    /// and by the [`crate::Sweeper`], at most each 100 ms. 0: never. [`crate::FREE_BYTES_AUTO`] suits
+    /// and by the [`crate::Sweeper`], at most each 20 ms. 0: never. [`crate::FREE_BYTES_AUTO`] suits
     /// PyTorch.
     pub free_bytes: u64,
     /// Called once for each region that a lease holds when its memory is found or reported to have
