@@ -128,12 +128,16 @@ fn cmake_finds_what_is_installed() {
         } else {
             format!("-DCMAKE_PREFIX_PATH={}{prefix}", root.display())
         };
-        for version in ["", "1", "1.0", "1.0.0 EXACT"] {
+        // Which versions are taken does not depend on the folder.
+        let first = prefix == "/usr";
+        let (fit, do_not): (&[_], &[_]) =
+            if first { (&["", "1", "1.0", "1.0.0 EXACT"], &["2.0", "1.9", "0.9"]) } else { (&[""], &[]) };
+        for version in fit {
             let ran = by_cmake(&folder, version, std::slice::from_ref(&told));
             let said = text(&ran);
             assert!(ran.status.success() && said.contains("hits 1, misses 1"), "{libdir}, {version:?}: {said}");
         }
-        for version in ["2.0", "1.9", "0.9"] {
+        for version in do_not {
             let ran = by_cmake(&folder, version, std::slice::from_ref(&told));
             let said = text(&ran).split_whitespace().collect::<Vec<_>>().join(" ");
             let named = said.contains(&format!("that is compatible with requested version \"{version}\""));
