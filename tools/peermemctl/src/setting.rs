@@ -322,6 +322,13 @@ impl Machine<'_> {
         told.as_deref() == Some("VGPU") || names.into_iter().any(|name| is_name_of_vgpu(&name))
     }
 
+    /// Returns whether a GPU is a TITAN, which NVIDIA names neither among those whose memory it gives to
+    /// NICs nor among the others.
+    pub fn is_titan(&self, gpu: &Device) -> bool {
+        let names = [gpu.name(), self.gpu_name(gpu), nvidia::model(self.root, &gpu.address).unwrap_or_default()];
+        names.iter().any(|name| name.contains("TITAN"))
+    }
+
     /// Returns the class of a GPU.
     pub fn gpu_class(&self, gpu: &Device) -> GpuClass {
         let names = [gpu.name(), self.gpu_name(gpu), nvidia::model(self.root, &gpu.address).unwrap_or_default()];

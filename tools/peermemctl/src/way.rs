@@ -196,6 +196,12 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
             gpu.address
         ));
     }
+    if machine.is_titan(gpu) && !has_been_pinned(machine, gpu) {
+        return Judged::Unknown(format!(
+            "GPU {} is a TITAN, and NVIDIA names data-centre and professional GPUs only: peermemctl selftest tries it",
+            gpu.address
+        ));
+    }
     match way {
         Way::PeerMemory => peer_memory(machine, nic),
         Way::DmaBuf => dma_buf(machine, gpu, nic),

@@ -42,7 +42,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 63] = [
+const CASES: [Case; 65] = [
     case(
         "public-memlock-slurm",
         (1, 0),
@@ -265,6 +265,18 @@ const CASES: [Case; 63] = [
         (2, 1),
         &["NVIDIA GeForce RTX 6090 Laptop GPU) is a GeForce board"],
         &["GPUDirect by default: yes", "USABLE WITH"],
+    ),
+    case(
+        "public-titan",
+        (3, 2),
+        &["is a TITAN, and NVIDIA names data-centre and professional GPUs only", "peermemctl selftest tries it"],
+        &["peer memory: yes", "GPUDirect by default: yes", "GeForce", "fix:"],
+    ),
+    case(
+        "public-client-blocks",
+        (1, 0),
+        &["task python3 (777) waits in the GPU driver, and nothing that was read tells for whom"],
+        &["rmmod", "every CUDA call hangs"],
     ),
     case("public-rtx-pro", (0, 0), &["dma-buf: yes, 1 of 1 pair", "peer memory: yes"], &["GeForce", "fix:"]),
     case("public-autoload-initramfs", (0, 0), &["/etc/initramfs-tools/modules"], &["nothing loads"]),

@@ -108,7 +108,8 @@ fn unbinding(machine: &Machine) -> Option<Check> {
 
 /// Tasks that wait in the GPU driver, where nothing tells who holds its lock.
 fn blocked(machine: &Machine) -> Option<Check> {
-    let in_driver = |stack: &str| stack.contains("[nvidia]") || stack.contains("[nvidia_uvm]");
+    const MODULES: [&str; 4] = ["[nvidia]", "[nvidia_uvm]", "[nvidia_peermem]", "[nv_peer_mem]"];
+    let in_driver = |stack: &str| MODULES.iter().any(|module| stack.contains(module));
     let (task, evidence) = hung_by_log(machine, in_driver)?;
     Some(
         Check::warn(
