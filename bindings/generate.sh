@@ -16,7 +16,7 @@ generate() { # header, output, further options
 		--no-recursive-allowlist --allowlist-file "$top/$header" \
 		-- --target=x86_64-linux-gnu -ffreestanding
 }
-# The neighbours' functions are weak and called by shim.c alone.
+# The neighbours' functions are weak and called by provider.c and core.c alone.
 generate bindings/peer_mem.h peer_mem.rs --ignore-functions
 generate bindings/nv_p2p.h nv_p2p.rs --ignore-functions
 generate src/ffi/shim.h shim.rs --with-derive-default

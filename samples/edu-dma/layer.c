@@ -6,7 +6,10 @@
 #include <linux/module.h>
 
 #define NVPM_PLAIN_EXPORTS_ONLY
-#include "../../src/ffi/shim.c"
+#include "../../src/ffi/provider.c"
+#include "../../src/ffi/task.c"
+#include "../../src/ffi/dma.c"
+#include "../../src/ffi/sg.c"
 #include "../../src/ffi/bar.c"
 #include "../../src/ffi/trace.c"
 

@@ -3,8 +3,9 @@
  * What Rust needs from C: weak symbols of the two neighbours, parameters, and
  * what the kernel offers only as inline functions, macros or types whose
  * layout depends on its configuration. Every function may be called from any
- * task; what else it needs is said at its definition. nvidia-peermem's own
- * parameters and the core are in core.c, its files of /proc in proc.c.
+ * task; what else it needs is said at its definition. Each C file has one job;
+ * core.c (parameters, the core) and proc.c are nvidia-peermem's own, the others
+ * belong to the pin layer.
  */
 #ifndef NVPM_SHIM_H
 #define NVPM_SHIM_H

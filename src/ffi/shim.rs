@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Safe functions over those of `shim.c` that need no more than a call, and the words in which the
+//! Safe functions over those of `shim.h` that need no more than a call, and the words in which the
 //! provider (nvidia.ko) speaks of pins and processes.
 
 use crate::ffi::raw;

@@ -57,7 +57,7 @@ pub fn build(machine: &Machine, archive: &Path, version: &str, whole: bool, vend
         cd /srv/source
         for version in {version} {NEXT} {broken}; do
             echo $version >VERSION
-            [ $version != {BROKEN} ] || echo '#error no such kernel' >>src/ffi/shim.c
+            [ $version != {BROKEN} ] || echo '#error no such kernel' >>src/ffi/core.c
             build=all
             [ $version != {version} ] || build={first}
             for kind in {kinds}; do make -s $kind BUILD=$build; done

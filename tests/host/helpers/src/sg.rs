@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The scatterlists of `src/ffi/shim.c` on std, for tests without a model.
+//! The scatterlists of `src/ffi/sg.c` on std, for tests without a model.
 
 /// What stands for an `sg_table`, the core's and the module's own.
 #[derive(Default, Clone)]

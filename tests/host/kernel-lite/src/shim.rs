@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `src/ffi/shim.c` and both neighbours on std, for the policy files: a provider that pins
+//! The functions of `src/ffi/shim.h` and both neighbours on std, for the policy files: a provider that pins
 //! contiguous pages of one BAR and frees its tables for real, a core of the UNMAPS generation, and
 //! accounting of everything that must be given back.
 
