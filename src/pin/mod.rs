@@ -4,11 +4,13 @@
 //!
 //! This folder knows nothing of ib_core. What it needs of the driver above it is an [`Owner`].
 
+mod count;
 pub(crate) mod orphan;
 mod pieces;
 pub(crate) mod pinning;
 pub(crate) mod registration;
 pub(crate) mod registry;
+mod shown;
 pub(crate) mod state;
 mod steps;
 mod tables;

@@ -15,8 +15,8 @@ use crate::observe::refusals;
 use crate::observe::trace::{Event, Timer};
 use crate::pin::orphan::{self, Ended};
 use crate::pin::pinning::{self, Stopped};
-use crate::pin::registration::{Found, Registration};
-use crate::pin::state::Ending;
+use crate::pin::registration::{Found, Inner, Registration};
+use crate::pin::state::{Ending, Memory};
 use crate::sg;
 use kernel::prelude::*;
 
@@ -153,6 +153,39 @@ impl Registration {
             // Where there is no such granule, nobody is asked now.
             asked.unwrap_or(Err(ENOMEM))
         })
+    }
+
+    /// Ends the live mapping, if there is one. Calls `also` under the same hold of the state lock,
+    /// whether or not this call unmapped. Takes the state lock.
+    pub(crate) fn unmap_and<T>(&self, also: impl FnOnce(&mut Inner) -> T) -> T {
+        let timer = Timer::start(Event::Unmap);
+        let mut inner = self.inner().lock();
+        // Unmapped before the state lock goes (rule 6). The memory of its runs, megabytes for
+        // broken memory behind an IOMMU, goes in `release`.
+        let (mut ended, mut left) = (false, Memory::None);
+        if let Some(mappings) = inner.state.end_mapping() {
+            ended = true;
+            let runs = match mappings.undo() {
+                Some(runs) => runs,
+                None => {
+                    let runs = mappings.runs();
+                    left = inner.state.take_rest();
+                    runs
+                }
+            };
+            let counters = self.counters();
+            counters.unmaps.add(1);
+            counters.unmapped_runs.add(num::u64_from(runs));
+        }
+        let answer = also(&mut inner);
+        drop(inner);
+        // These are of persistent pins, which no callback races for. The provider is not called
+        // under the state lock.
+        drop(left);
+        if ended {
+            timer.end(|| self.traced(), Ok(()));
+        }
+        answer
     }
 
     /// The core's `dma_unmap`: unmaps, unless the callback did. For a plain client the umem mapping
