@@ -190,7 +190,7 @@ fn each_number_that_a_page_promises_names_its_test() {
 /// What these tests rest on.
 #[test]
 fn a_number_is_seen_in_a_sentence_and_not_in_code_names_or_versions() {
-    let page = "Up to 65 536 of [64 KiB](x.md#9), eight (rule 5, rules 7 and 8).\n\n    code 7\n\n3. From 25.10 on `a=1`,\n   5 µs.\n\n    So 6 are\n    left.\n";
+    let page = "Up to 65 536 of [64 KiB](facts.md#9), eight (rule 5, rules 7 and 8).\n\n    code 7\n\n3. From 25.10 on `a=1`,\n   5 µs.\n\n    So 6 are\n    left.\n";
     let plain = sentences(page);
     let seen: Vec<&str> = numbers(&plain).into_iter().map(|range| &plain[range]).collect();
     assert_eq!(seen, ["65 536", "64", "eight", "5", "6"], "{plain}");
