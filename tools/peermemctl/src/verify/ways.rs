@@ -294,10 +294,15 @@ impl Target<'_> {
             let target = (&region, memory.address() + start as u64);
             written.write(from(0), target, u32::try_from(length)?).with_context(|| format!("write {what}"))?;
             wanted.splice(start..start + length, host.iter().take(length).copied());
-            same(&format!("after a write of {what}"), &memory.read()?, &wanted, 0)?;
+            // What lies beside it, too; all of it below.
+            let around = start.saturating_sub(GPU_PAGE)..(start + length + GPU_PAGE).min(BLOCK);
+            let got = memory.read_part(around.start, around.len())?;
+            let begin = around.start;
+            same(&format!("after a write of {what}"), &got, wanted.get(around).context("around")?, begin)?;
             region.deregister().context("deregister GPU memory")?;
             found.offsets += 1;
         }
+        same("after all these writes", &memory.read()?, &wanted, 0)?;
         found.operations.push("write".to_owned());
 
         let region = how.register(&domain, &memory, 0, span).context("register GPU memory")?;
