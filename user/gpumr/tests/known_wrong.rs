@@ -9,6 +9,8 @@ fn step() {}
 use gpumr::backend::Kind;
 use gpumr::hooks::Hooks;
 use gpumr::{Cache, Limits, Options, Policy, Range, Sweeper, Way, FREE_BYTES_AUTO};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use world::{Bounds, World, PAGE};
 
@@ -201,6 +203,25 @@ fn memory_replaced_during_registration_is_registered_again() {
     world.meanwhile(move |world| world.remap(block));
     region(&world, &cache, block);
     assert_eq!(world.regions(), 1);
+}
+
+/// A program that replaces its memory all the time is told so, and does not wait for ever.
+#[test]
+fn memory_replaced_in_each_of_three_registrations_is_an_error() {
+    fn replace(world: &World, block: Range, tries: Arc<AtomicUsize>) {
+        tries.fetch_add(1, Ordering::Relaxed);
+        world.remap(block);
+        world.meanwhile(move |world| replace(world, block, tries));
+    }
+    let world = World::default();
+    let cache = cache(&world);
+    let block = world.allocate(2).unwrap();
+    let tries = Arc::new(AtomicUsize::new(0));
+    let counted = tries.clone();
+    world.meanwhile(move |world| replace(world, block, counted));
+    let error = cache.register(0, block.start(), block.length(), 1).expect_err("it is never the same");
+    assert!(matches!(error, gpumr::Error::Changed { .. }), "{error}");
+    assert_eq!((tries.load(Ordering::Relaxed), world.regions()), (3, 0));
 }
 
 /// A free that is reported while it is registered must not leave an entry that hits trust.
