@@ -163,14 +163,6 @@ fn sums(stats: &Stats) -> Result<Vec<Figure>> {
         ] {
             all.push(Figure { what: format!("{client}: {what}"), ours, theirs });
         }
-        for call in ["get", "put", "map"] {
-            let key = format!("{prefix}provider.{call}");
-            all.push(Figure {
-                what: format!("{key}.histogram"),
-                ours: stats.sum(&format!("{key}.histogram"))?,
-                theirs: stats.number(&format!("{key}.calls"))?,
-            });
-        }
     }
     for key in ["pins", "live", "live_bytes", "live_runs", "maps", "unmaps", "revocations", "orphans", "refused"] {
         all.push(Figure {

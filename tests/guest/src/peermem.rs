@@ -39,12 +39,6 @@ impl Stats {
         self.text(key)?.parse().with_context(|| format!("{DIR}/stats: {key} is no number"))
     }
 
-    /// The sum of the numbers in one line.
-    pub fn sum(&self, key: &str) -> Result<i64> {
-        let numbers: Vec<i64> = self.text(key)?.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-        Ok(numbers.iter().sum())
-    }
-
     /// Keys and numbers below a prefix.
     pub fn below<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, i64)> + 'a {
         self.0.iter().filter_map(move |(k, v)| Some((k.strip_prefix(prefix)?, v.parse().ok()?)))
