@@ -464,6 +464,10 @@ fn nvshmem_is_judged_as_its_versions_do() {
     assert!(ibgda.contains(": yes") && ibgda.contains("from 3.4.5 on"), "{ibgda}");
     let by_gpu = said("env NVSHMEM_IB_ENABLE_IBGDA=1 NVSHMEM_IBGDA_NIC_HANDLER=gpu ./t");
     assert!(by_gpu.contains(": no") && by_gpu.contains("PeerMappingOverride=1"), "{by_gpu}");
+    for (mapping, wanted) in [("mlx5_1:1:2", false), ("mlx5_0:1:2", true), ("mlx5_7:1:1,mlx5_0:1:1", true)] {
+        let said = said(&format!("env NVSHMEM_ENABLE_NIC_PE_MAPPING=1 NVSHMEM_HCA_PE_MAPPING={mapping} ./t"));
+        assert_eq!(said.contains(": yes"), wanted, "{mapping}: {said}");
+    }
     for (prefix, wanted) in [("ibp", false), ("mlx5", true), ("^mlx5", false), ("^ibp", true), ("^smi", true)] {
         let said = said(&format!("env NVSHMEM_HCA_PREFIX={prefix} ./t"));
         assert_eq!(said.contains(": yes"), wanted, "{prefix}: {said}");

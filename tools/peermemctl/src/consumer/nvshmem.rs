@@ -42,13 +42,17 @@ pub const NVSHMEM: Consumer = Consumer {
             });
         }
         let mapped = environment.says_yes("NVSHMEM_ENABLE_NIC_PE_MAPPING");
-        let list = environment.get("NVSHMEM_HCA_LIST").filter(|list| mapped && !list.is_empty() && !lists(list, pairing.nic));
-        if let Some(list) = list {
-            return Some(Refusal {
-                because: format!("NVSHMEM_HCA_LIST={list} takes {nic} away"),
-                set: Some(put_back("NVSHMEM_HCA_LIST", list, &format!("{nic}:1"))),
-                seen,
-            });
+        for (name, missing) in [("NVSHMEM_HCA_LIST", ":1"), ("NVSHMEM_HCA_PE_MAPPING", ":1:1")] {
+            let Some(list) = environment.get(name).filter(|list| mapped && !list.is_empty()) else { continue };
+            // NAME:PORT:COUNT in the second.
+            let entries = list.split(',').map(|entry| entry.splitn(3, ':').take(2).collect::<Vec<_>>().join(":"));
+            if !lists(&entries.collect::<Vec<_>>().join(","), pairing.nic) {
+                return Some(Refusal {
+                    because: format!("{name}={list} takes {nic} away"),
+                    set: Some(put_back(name, list, &format!("{nic}{missing}"))),
+                    seen,
+                });
+            }
         }
         let prefix = environment.get("NVSHMEM_HCA_PREFIX").filter(|prefix| !prefix.is_empty());
         if let Some(prefix) = prefix.filter(|prefix| !has_prefix(prefix, nic)) {
