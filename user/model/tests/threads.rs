@@ -10,7 +10,7 @@ fn step() {
 }
 
 use gpumr::hooks::Hooks;
-use gpumr::{Cache, Limits, Policy, Range};
+use gpumr::{Cache, Limits, Options, Policy, Range};
 use shuttle::sync::{Arc, Barrier};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -295,5 +295,70 @@ fn a_revocation() {
         other.join().unwrap();
         assert!(!world.is_alive(key), "LEAK: nobody ends it");
         assert_eq!((world.regions(), cache.stats().entries), (1, 1));
+    });
+}
+
+/// A GPU that has little memory left: whatever threads do with one buffer and with others, each region
+/// ends with its last lease.
+#[test]
+fn a_shortage() {
+    search("a shortage", || {
+        let world = World::default();
+        world.has_memory(0, 1, 1 << 40);
+        let mut options = Options::default();
+        options.free_bytes = 1000;
+        let policy = Policy::by_module(true);
+        let cache = Cache::with(world.clone(), world.clone(), policy, Limits::default(), options);
+        let shared = world.allocate(2).unwrap();
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (world, cache) = (world.clone(), cache.clone());
+                shuttle::thread::spawn(move || {
+                    register(&world, &cache, shared);
+                    live(&world, &cache, false, 1);
+                    register(&world, &cache, shared);
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!((world.regions(), cache.stats().entries), (0, 0), "SHORTAGE: something stays registered");
+    });
+}
+
+/// A region in use is told of once when its memory goes, whoever registers a larger one, sweeps and
+/// reports meanwhile.
+#[test]
+fn a_replaced_region() {
+    search("a replaced region", || {
+        let world = World::default();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let mut options = Options::default();
+        let to = told.clone();
+        options.on_gone = Some(Box::new(move |gone| to.lock().unwrap().push(gone.lkey)));
+        let policy = Policy::by_module(true);
+        let cache = Cache::with(world.clone(), world.clone(), policy, Limits::default(), options);
+        let block = world.allocate(3).unwrap();
+        let small = cache.register(0, block.start(), 4096, 1).unwrap();
+        let threads = [false, true].map(|sweeps| {
+            let (world, cache) = (world.clone(), cache.clone());
+            shuttle::thread::spawn(move || {
+                if sweeps {
+                    cache.sweep();
+                    cache.before_free(block.start(), block.length()).unwrap();
+                } else {
+                    register(&world, &cache, block);
+                }
+            })
+        });
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        world.remap(block);
+        cache.sweep();
+        let told = told.lock().unwrap();
+        let of_small = told.iter().filter(|key| **key == small.lkey()).count();
+        assert_eq!(of_small, 1, "TOLD: {told:?}");
     });
 }
