@@ -267,6 +267,14 @@ chroot-bookworm chroot-trixie chroot-sid:
 	@$(keep) packages/$@ --in-place --verb fetch --says "once, some 3 minutes" \
 		tests/packages/chroot.sh $(q)/apt.sh -- tests/packages/chroot.sh $(@:chroot-%=%)
 
+# Such a machine with stand-ins for the GPU driver and the RDMA core.
+neighbours-bookworm neighbours-trixie neighbours-sid: neighbours-%: chroot-%
+	@$(keep) packages/$@ --in-place --says "once for each state of the stand-ins, some 30 seconds" \
+		build/lab/packages/chroot-$* tests/packages/stubs tests/packages/enter.sh \
+		tests/packages/src/stubs.rs tests/packages/src/machine.rs -- \
+		sh -c 'ci/cargo.sh tests/packages run --quiet --locked -- neighbours \
+			--root "$$(realpath build/lab/packages/chroot-$*/root)" --out "$$OUT"'
+
 archive: deps
 	@$(MAKE) -s dist DEPS=$(deps) >/dev/null
 

@@ -4,6 +4,7 @@
 //! modprobe run.
 
 use anyhow::{bail, ensure, Context, Result};
+use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,16 +19,24 @@ const HERE: &str = env!("CARGO_MANIFEST_DIR");
 #[derive(Clone)]
 pub struct Layers(Vec<PathBuf>);
 
+/// In the folder of a machine that is kept: where the root folder is that it was started from.
+const BASE: &str = "base";
+
 impl Layers {
-    pub fn of(root: &Path) -> Self {
-        Self(vec![root.to_path_buf()])
+    /// Of a machine that [`Machine::keep`] made in this folder.
+    pub fn kept(dir: &Path) -> Result<Self> {
+        let base = dir.join(BASE);
+        let base = fs::canonicalize(&base).with_context(|| format!("no machine is in {}", base.display()))?;
+        Ok(Self(vec![dir.join("upper"), base]))
     }
 }
 
-/// A machine that is gone when this is dropped, with everything that was written to it.
+/// A machine, and everything that was written to it.
 pub struct Machine {
     layers: Layers,
-    dir: TempDir,
+    dir: PathBuf,
+    /// Both are gone when this is dropped, unless the machine is to be kept.
+    _temporary: Option<TempDir>,
     /// So many MiB are left on its disk; no limit if that is `None`.
     pub disk: Option<u32>,
 }
@@ -67,14 +76,28 @@ impl std::fmt::Display for Resolved {
 
 impl Machine {
     pub fn new(layers: &Layers) -> Result<Self> {
-        let dir = tempfile::Builder::new().prefix("packages-").tempdir().context("temporary folder")?;
-        Ok(Self { layers: layers.clone(), dir, disk: None })
+        let temporary = tempfile::Builder::new().prefix("packages-").tempdir().context("temporary folder")?;
+        let dir = temporary.path().to_path_buf();
+        Ok(Self { layers: layers.clone(), dir, _temporary: Some(temporary), disk: None })
+    }
+
+    /// A machine with this root folder, for which `dir` is kept: [`Layers::kept`]. What an earlier
+    /// call left there goes.
+    pub fn keep(root: &Path, dir: &Path) -> Result<Self> {
+        let root = fs::canonicalize(root).with_context(|| format!("no root folder {}", root.display()))?;
+        for part in ["upper", "work"].map(|name| dir.join(name)).into_iter().filter(|part| part.exists()) {
+            fs::remove_dir_all(&part).with_context(|| format!("cannot remove {}", part.display()))?;
+        }
+        let base = dir.join(BASE);
+        let _ = fs::remove_file(&base);
+        symlink(&root, &base).with_context(|| format!("cannot link {}", base.display()))?;
+        Ok(Self { layers: Layers(vec![root]), dir: dir.to_path_buf(), _temporary: None, disk: None })
     }
 
     /// This machine as it is now, for others to start from. They need `self` no longer than its
     /// folder is kept.
     pub fn layers(&self) -> Result<Layers> {
-        let upper = self.dir.path().join("upper");
+        let upper = self.dir.join("upper");
         fs::create_dir_all(&upper)?;
         let mut layers = vec![upper];
         layers.extend(self.layers.0.iter().cloned());
@@ -83,7 +106,7 @@ impl Machine {
 
     /// Puts a file or folder of this checkout into the machine.
     pub fn put(&self, from: &Path, to: &str) -> Result<()> {
-        let to = self.dir.path().join("upper").join(to.trim_start_matches('/'));
+        let to = self.dir.join("upper").join(to.trim_start_matches('/'));
         fs::create_dir_all(to.parent().context("a file has a folder")?)?;
         let copied = Command::new("cp").arg("-RT").arg(from).arg(&to).status()?;
         ensure!(copied.success(), "cannot copy {} to {}", from.display(), to.display());
@@ -96,7 +119,7 @@ impl Machine {
         let layers: Vec<String> = self.layers.0.iter().map(|layer| layer.display().to_string()).collect();
         let mut command = Command::new("unshare");
         command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", "exec \"$@\" 2>&1", "sh"]);
-        command.arg(Path::new(HERE).join("enter.sh")).arg(layers.join(":")).arg(self.dir.path());
+        command.arg(Path::new(HERE).join("enter.sh")).arg(layers.join(":")).arg(&self.dir);
         command.arg(self.disk.map_or(String::new(), |mib| mib.to_string())).arg(script);
         let output = command.stdin(std::process::Stdio::null()).output().context("unshare")?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
@@ -121,7 +144,7 @@ impl Machine {
     /// the machine ends. What the script says.
     pub fn boot(&self, script: &str) -> Result<String> {
         // systemd makes cgroups, which would stay.
-        let name = self.dir.path().file_name().context("a temporary folder has a name")?.to_string_lossy();
+        let name = self.dir.file_name().context("a temporary folder has a name")?.to_string_lossy();
         let boot = format!(
             r#"cat >/srv/boot.sh <<'END_OF_SCRIPT'
 {script}

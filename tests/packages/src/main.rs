@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `packages --chroot bookworm=DIR --archive FILE`: installs the packages on machines made of
-//! Debian packages, takes these through every transition, and asks modprobe. Prints a line per
-//! transition as libtest does.
+//! `packages neighbours --root ROOT --out DIR` makes a machine with stand-ins for the GPU driver and
+//! the RDMA core out of a Debian in ROOT. `packages test --chroot bookworm=DIR --archive FILE`
+//! installs the packages on such machines, takes these through every transition, and asks modprobe.
+//! It prints a line per transition as libtest does.
 //!
 //! `PACKAGES_VERBOSE=1` shows every script with what it says.
 
@@ -12,18 +13,37 @@ mod table;
 mod transitions;
 
 use anyhow::{bail, Context, Result};
-use clap::Parser;
+use clap::{Args, Parser};
 use machine::{Layers, Machine, Resolved};
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Instant;
 use stubs::{deb, ours, NVIDIA, OFED};
-use transitions::{Test, ALL, INSTALLED, RPM, RPM_INTERRUPTED};
+use transitions::{Test, Transition, ALL, INSTALLED, RPM, RPM_INTERRUPTED};
 
 #[derive(Parser)]
-struct Words {
-    /// NAME=DIR: a distribution, and the root folder of a machine of it.
+enum Words {
+    /// Makes a machine with both neighbours, to be kept.
+    Neighbours {
+        /// Its root folder without them.
+        #[arg(long)]
+        root: PathBuf,
+        /// Where it is kept.
+        #[arg(long)]
+        out: PathBuf,
+    },
+    /// Takes machines through the transitions.
+    Test(Options),
+}
+
+#[derive(Args)]
+struct Options {
+    /// NAME=DIR: a distribution, and where a machine of it is kept that has both neighbours.
     #[arg(long, required = true)]
     chroot: Vec<String>,
     /// One more, of which only the installation counts: for its compiler.
@@ -47,8 +67,11 @@ struct Words {
 }
 
 fn main() -> ExitCode {
-    let words = Words::parse();
-    match run(&words) {
+    let result = match Words::parse() {
+        Words::Neighbours { root, out } => neighbours(&root, &out).map(|()| true),
+        Words::Test(options) => test(&options),
+    };
+    match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -58,69 +81,108 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(words: &Words) -> Result<bool> {
-    let mut good = true;
-    let mut rows = Vec::new();
-    let version = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../VERSION"))?.trim().to_string();
-    for chroot in words.chroot.iter().chain(&words.compiler) {
-        let (distribution, root) = chroot.split_once('=').context("NAME=DIR")?;
-        let compiler = words.compiler.as_ref() == Some(chroot);
-        let whole = words.whole && !compiler;
-        let neighbours = prepare(words, &Layers::of(root.as_ref()), &version, whole)
-            .with_context(|| format!("{distribution}: the machine with both neighbours"))?;
-        let rustc = neighbours.must("rustc --version | cut -d ' ' -f 2")?.trim().to_string();
-        let ready = with_ours(&neighbours, &version).with_context(|| format!("{distribution}, rustc {rustc}"))?;
-        for transition in ALL {
-            let wanted = if compiler {
-                transition.name == INSTALLED
-            } else if words.only.is_empty() {
-                whole || transition.quick
-            } else {
-                words.only.iter().any(|only| only == transition.name)
-            };
-            if !wanted {
-                continue;
-            }
-            let from = if [RPM, RPM_INTERRUPTED].contains(&transition.name) { &neighbours } else { &ready };
-            let (name, start) = (format!("{distribution}/{}", transition.name), Instant::now());
-            let mut test = Test {
-                machine: Machine::new(&from.layers()?)?,
-                version: version.clone(),
-                rows: Vec::new(),
-                exit: None,
-            };
-            let result = (transition.run)(&mut test);
-            rows.extend(test.rows.iter().map(|row| table::line(distribution, &rustc, row)));
-            // A run that is stopped keeps what it has found.
-            if let Some(table) = &words.table {
-                fs::write(table, table::page(&rows)).with_context(|| format!("cannot write {}", table.display()))?;
-            }
-            match result {
-                Ok(()) => println!("test {name} ... ok, {} s", start.elapsed().as_secs()),
-                Err(error) => {
-                    good = false;
-                    println!("test {name} ... FAILED\n{error:#}");
-                }
-            }
-        }
-    }
-    Ok(good)
-}
-
-/// A machine with stand-ins for the GPU driver and the RDMA core, and packages to install.
-fn prepare(words: &Words, layers: &Layers, version: &str, whole: bool) -> Result<Machine> {
-    let machine = Machine::new(layers)?;
-    let vendor = words.vendor.as_deref().filter(|_| whole);
-    stubs::build(&machine, &words.archive, version, whole, vendor)?;
+/// Makes a machine with stand-ins for the GPU driver and the RDMA core, and their packages.
+fn neighbours(root: &Path, out: &Path) -> Result<()> {
+    let machine = Machine::keep(root, out)?;
+    stubs::build(&machine)?;
     machine.must(&format!("dpkg -i {} {}", deb("nvidia", NVIDIA[0]), deb("mlnx-ofed-kernel", OFED[0])))?;
     let kernel = machine.kernels()?.pop().context("the machine has no kernel")?;
     match machine.resolved(&kernel)? {
-        Resolved::Nvidia(_) => Ok(machine),
+        Resolved::Nvidia(_) => Ok(()),
         other => bail!("before ours is installed modprobe takes {other}"),
     }
 }
 
-/// The same with our package.
+/// A distribution whose transitions run.
+struct Distribution<'a> {
+    name: &'a str,
+    rustc: String,
+    version: &'a str,
+    /// A machine with both neighbours and packages of ours, none of which is installed.
+    neighbours: Machine,
+    /// The same with ours.
+    ready: Machine,
+}
+
+fn test(options: &Options) -> Result<bool> {
+    let mut good = true;
+    let mut rows = Vec::new();
+    let version = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../VERSION"))?.trim().to_string();
+    for chroot in options.chroot.iter().chain(&options.compiler) {
+        let (name, dir) = chroot.split_once('=').context("NAME=DIR")?;
+        let compiler = options.compiler.as_ref() == Some(chroot);
+        let whole = options.whole && !compiler;
+        let neighbours = Machine::new(&Layers::kept(dir.as_ref())?)?;
+        let vendor = options.vendor.as_deref().filter(|_| whole);
+        stubs::build_ours(&neighbours, &options.archive, &version, whole, vendor)
+            .with_context(|| format!("{name}: our packages"))?;
+        let rustc = neighbours.must("rustc --version | cut -d ' ' -f 2")?.trim().to_string();
+        let ready = with_ours(&neighbours, &version).with_context(|| format!("{name}, rustc {rustc}"))?;
+        let wanted = |transition: &&Transition| {
+            if compiler {
+                transition.name == INSTALLED
+            } else if options.only.is_empty() {
+                whole || transition.quick
+            } else {
+                options.only.iter().any(|only| only == transition.name)
+            }
+        };
+        let transitions: Vec<&Transition> = ALL.iter().filter(wanted).collect();
+        let distribution = Distribution { name, rustc, version: &version, neighbours, ready };
+        good &= distribution.run(&transitions, &mut rows, options.table.as_deref())?;
+    }
+    Ok(good)
+}
+
+impl Distribution<'_> {
+    /// Runs these transitions, some beside each other, and adds their rows, which stand in the order
+    /// of the transitions. Whether all are good.
+    fn run(&self, transitions: &[&Transition], rows: &mut Vec<String>, table: Option<&Path>) -> Result<bool> {
+        let next = AtomicUsize::new(0);
+        let done: Mutex<(bool, BTreeMap<usize, Vec<String>>)> = Mutex::new((true, BTreeMap::new()));
+        let work = || -> Result<()> {
+            loop {
+                let index = next.fetch_add(1, Relaxed);
+                let Some(transition) = transitions.get(index) else { return Ok(()) };
+                let (good, lines) = self.one(transition)?;
+                let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+                done.0 &= good;
+                done.1.insert(index, lines);
+                // A run that is stopped keeps what it has found.
+                if let Some(table) = table {
+                    let lines: Vec<String> = rows.iter().chain(done.1.values().flatten()).cloned().collect();
+                    fs::write(table, table::page(&lines))
+                        .with_context(|| format!("cannot write {}", table.display()))?;
+                }
+            }
+        };
+        let beside = thread::available_parallelism().map_or(1, usize::from);
+        thread::scope(|scope| {
+            let workers: Vec<_> = (0..beside).map(|_| scope.spawn(work)).collect();
+            workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))
+        })?;
+        let (good, found) = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+        rows.extend(found.into_values().flatten());
+        Ok(good)
+    }
+
+    /// Runs a transition, and prints what came of it: whether it is good, and its rows.
+    fn one(&self, transition: &Transition) -> Result<(bool, Vec<String>)> {
+        let from = if [RPM, RPM_INTERRUPTED].contains(&transition.name) { &self.neighbours } else { &self.ready };
+        let (name, start) = (format!("{}/{}", self.name, transition.name), Instant::now());
+        let machine = Machine::new(&from.layers()?)?;
+        let mut test = Test { machine, version: self.version.to_string(), rows: Vec::new(), exit: None };
+        let result = (transition.run)(&mut test);
+        let lines = test.rows.iter().map(|row| table::line(self.name, &self.rustc, row)).collect();
+        match &result {
+            Ok(()) => println!("test {name} ... ok, {} s", start.elapsed().as_secs()),
+            Err(error) => println!("test {name} ... FAILED\n{error:#}"),
+        }
+        Ok((result.is_ok(), lines))
+    }
+}
+
+/// The machine with our package.
 fn with_ours(neighbours: &Machine, version: &str) -> Result<Machine> {
     let machine = Machine::new(&neighbours.layers()?)?;
     let said = machine.must(&format!("dpkg -i {}", ours(version))).context("installation of ours")?;

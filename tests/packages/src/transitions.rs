@@ -73,6 +73,7 @@ pub const ALL: &[Transition] = &[
     quick("openibd_hook", openibd_hook),
     quick("each_kernel_by_itself", each_kernel_by_itself),
     quick("uninstalled_by_the_admin", uninstalled_by_the_admin),
+    quick("kernel_removed_by_rpm", kernel_removed_by_rpm),
     quick("one_refresh_at_a_time", one_refresh_at_a_time),
     quick("no_program_of_dkms_keeps_the_lock", no_program_of_dkms_keeps_the_lock),
     quick("booted", booted),
@@ -461,7 +462,7 @@ fn dpkg_interrupted(test: &mut Test) -> Result<()> {
 /// The disk is full before the build ends: what was there stays, and works.
 fn disk_full(test: &mut Test) -> Result<()> {
     let version = test.version();
-    test.machine.disk = Some(24);
+    test.machine.disk = Some(12);
     let said = test.machine.run(&format!(
         "dpkg -i {}
         k=$(uname -r); file=$(modinfo -k $k -n nvidia-peermem); echo resolved $file $(modinfo -F version $file)",
@@ -489,7 +490,7 @@ fn disk_full_while_configuring(test: &mut Test) -> Result<()> {
     test.machine.disk = None;
     let said = said?;
     ensure!(said.ok && !said.text.contains(".new\n"), "{}", said.text);
-    one_line(&said.text, &["cannot write /usr/lib/depmod.d/00-nvidia-peermem-rust.conf"])
+    one_line(&said.text, &["cannot write /usr/lib/depmod.d/00-nvidia-peermem-rust.conf", "No space left on device"])
 }
 
 /// A neighbour has changed, and there is no room even to keep the module beside a build: nothing is
@@ -669,6 +670,34 @@ fn uninstalled_by_the_admin(test: &mut Test) -> Result<()> {
     test.expect_ours("dkms install of ours", &version)?;
     test.machine.must(&format!("test ! -e /var/lib/nvidia-peermem-rust/{kernel}/uninstalled"))?;
     Ok(())
+}
+
+/// A kernel's rpm calls kernel-install when it goes, which calls DKMS: no admin has taken the module
+/// away, so it is built once that kernel comes again. (The rpm is a stand-in that has the script alone;
+/// its kernel stays.)
+fn kernel_removed_by_rpm(test: &mut Test) -> Result<()> {
+    let (kernel, version) = (test.kernel()?, test.version());
+    let text = test.transaction(&format!(
+        "mkdir /tmp/rpm; cat >/tmp/rpm/kernel.spec <<'END'
+Name: kernel-standin
+Version: 1
+Release: 1
+Summary: kernel
+License: none
+BuildArch: noarch
+%description
+Stand-in.
+%files
+%preun
+dkms uninstall -m nvidia-peermem-rust -v {version} -k {kernel} >/dev/null
+END
+        rpmbuild -bb --quiet --define '_topdir /tmp/rpm' /tmp/rpm/kernel.spec
+        rpm -i --nodeps /tmp/rpm/RPMS/noarch/*.rpm; rpm -e kernel-standin
+        printf '#!/bin/sh\ncase $1 in status) exec /usr/sbin/dkms \"$@\" ;; esac; echo \"error: of the test\"; exit 1\n' >/usr/local/sbin/dkms
+        chmod +x /usr/local/sbin/dkms
+        /usr/lib/nvidia-peermem-rust/upkeep refresh"
+    ))?;
+    one_line(&text, &["nvidia-peermem-rust: building for kernel", &kernel])
 }
 
 /// Who has to wait says for what.

@@ -79,11 +79,12 @@ pub fn remember(why: &anyhow::Error) {
     let _ = file.and_then(|mut file| write!(file, "{why:#}"));
 }
 
-/// The root folders of machines of these Debian releases.
-pub fn chroots(lab: &Lab, releases: &[&str]) -> Result<Vec<PathBuf>> {
-    let names: Vec<String> = releases.iter().map(|release| format!("chroot-{release}")).collect();
+/// Where machines of these Debian releases are kept, with stand-ins for the GPU driver and the RDMA
+/// core.
+pub fn neighbours(lab: &Lab, releases: &[&str]) -> Result<Vec<PathBuf>> {
+    let names: Vec<String> = releases.iter().map(|release| format!("neighbours-{release}")).collect();
     make(lab, Kernel::debian(), names.iter().map(String::as_str).chain(["archive"]))?;
-    Ok(names.iter().map(|name| lab.build.join("packages").join(name).join("root")).collect())
+    Ok(names.iter().map(|name| lab.build.join("packages").join(name)).collect())
 }
 
 /// The plugin that counts instructions between marks, as QEMU is to load it; it writes to `out`,

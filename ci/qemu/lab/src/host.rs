@@ -86,14 +86,14 @@ pub fn packages(lab: &Lab, whole: bool) -> Job<'_> {
             return Ok(Found::skipped(PACKAGES, "it needs root: dpkg runs in chroots"));
         }
         let releases: &[&str] = if whole { &["bookworm", "trixie", "sid"] } else { &["bookworm"] };
-        let roots = artefacts::chroots(lab, releases)?;
+        let machines = artefacts::neighbours(lab, releases)?;
         let version = fs::read_to_string(lab.repo.join("VERSION"))?;
         let archive = format!("build/packages/nvidia-peermem-rust-{}.tar.xz", version.trim());
-        let mut program = cargo(lab, "tests/packages", &["run", "--quiet", "--locked", "--", "--archive"]);
+        let mut program = cargo(lab, "tests/packages", &["run", "--quiet", "--locked", "--", "test", "--archive"]);
         program.arg(lab.repo.join(archive));
-        for (release, root) in releases.iter().zip(roots) {
+        for (release, machine) in releases.iter().zip(machines) {
             let word = if *release == "sid" { "--compiler" } else { "--chroot" };
-            program.arg(word).arg(format!("{release}={}", root.canonicalize()?.display()));
+            program.arg(word).arg(format!("{release}={}", machine.canonicalize()?.display()));
         }
         if whole {
             let vendor = lab.build.join("packages/vendor");
