@@ -691,6 +691,18 @@ fn a_limit_that_binds_nobody_is_no_warning() {
     assert!(level == "WARN" && !message.contains("by configuration"), "{level}: {message}");
 }
 
+/// Real applications register up to 64 GiB: a limit below that is warned of.
+#[test]
+fn a_limit_below_64_gib_is_a_warning() {
+    for (bytes, level) in [((64_u64 << 30) - 1, "WARN"), (64 << 30, "OK"), (65 << 30, "OK"), (8 << 20, "WARN")] {
+        let dir = unpack("memlock-users");
+        let limits = format!("Max locked memory         {bytes}                {bytes}                bytes\n");
+        fs::write(dir.path().join("proc/self/limits"), limits).unwrap();
+        let check = check(dir.path(), "limits.memlock");
+        assert_eq!(check["level"], level, "{bytes}: {check}");
+    }
+}
+
 /// The processor time that `status` and `failures` take, which no busy machine stretches.
 #[test]
 #[expect(clippy::zombie_processes, reason = "wait4() waits for it")]
