@@ -31,15 +31,21 @@ fn check(call: &str, rc: c_int) -> Result<()> {
     Ok(())
 }
 
-/// A context on GPU 0, current for the thread that opened it.
+/// A context on a GPU, current for the thread that opened it.
 pub struct Cuda {
     driver: Driver,
     /// CUcontext, kept as a number: any thread may make it current.
     context: usize,
+    gpu: c_int,
 }
 
 impl Cuda {
+    /// On the first GPU.
     pub fn open() -> Result<Arc<Self>> {
+        Self::open_on(0)
+    }
+
+    pub fn open_on(gpu: c_int) -> Result<Arc<Self>> {
         // SAFETY: loading runs the initialisers of the stand-in (or of NVIDIA's library), which are
         // made for that.
         let lib = unsafe { Library::new("libcuda.so.1") }.context("open libcuda.so.1")?;
@@ -53,11 +59,11 @@ impl Cuda {
             // SAFETY: documented calls, valid out-parameters.
             check("cuInit", unsafe { init(0) })?;
             // SAFETY: as above.
-            check("cuDeviceGet", unsafe { get(&mut device, 0) })?;
+            check("cuDeviceGet", unsafe { get(&mut device, gpu) })?;
             // SAFETY: as above; the new context is current for this thread.
             check("cuCtxCreate", unsafe { create(&mut context, 0, device) })?;
         }
-        Ok(Arc::new(Self { driver, context: context as usize }))
+        Ok(Arc::new(Self { driver, context: context as usize, gpu }))
     }
 
     /// Makes the context current for the calling thread.
@@ -193,7 +199,7 @@ impl Segments {
             kind: 1,
             handle_types: 0,
             location: 1,
-            device: 0,
+            device: self.cuda.gpu,
             win32: std::ptr::null_mut(),
             compression: 0,
             rdma: rdma.into(),
@@ -205,7 +211,7 @@ impl Segments {
             check("cuMemCreate", create(&mut handle, size, &prop, 0))?;
             check("cuMemMap", map(va, size, 0, handle, 0))?;
             // A device, its number, read and write.
-            check("cuMemSetAccess", access(va, size, &[1, 0, 3], 1))?;
+            check("cuMemSetAccess", access(va, size, &[1, self.cuda.gpu, 3], 1))?;
             // The mapping keeps the memory.
             check("cuMemRelease", release(handle))?;
         }

@@ -112,7 +112,7 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
         // Does what it is told, line by line.
         ("actor", [first]) => actor::run(first),
         // An agent of NIXL, which does what it is told.
-        ("nixl", [name]) => crate::nixl::run(name),
+        ("nixl", [name, gpu]) => crate::nixl::run(name, gpu),
         // A user of the sample driver, which does what it is told.
         ("edu", [kind, len]) => crate::edu::helper(kind, len),
         // Registers host memory; stops before that and after it, for who looks at its system calls.

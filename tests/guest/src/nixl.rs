@@ -3,10 +3,12 @@
 //! NVIDIA's own Rust bindings use it): a process that does what a test tells it, line by line.
 //! Each command is answered by `ok …` or `error …`.
 
+use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::io::{self, BufRead};
 use std::path::Path;
 use std::ptr::null_mut;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -23,9 +25,18 @@ pub const WHEEL: &str = "/programs/nixl";
 const PATIENCE: Duration = Duration::from_secs(60);
 /// `NIXL_CAPI_IN_PROG`.
 const IN_PROGRESS: c_int = 1;
+/// Bytes of one of several allocations.
+const SEGMENT: usize = 2 << 20;
 
 /// A handle of the library.
 type Handle = *mut c_void;
+
+/// What memory can be made.
+const KINDS: &str = "dram, vram, segments or part";
+/// Of which parts are handed out, as PyTorch's caching allocator does with its large blocks.
+const BLOCK: usize = 20 << 20;
+/// What such a part begins at a multiple of.
+const ROUND: usize = 512;
 
 /// Which memory, by the library's number.
 #[derive(Clone, Copy)]
@@ -38,8 +49,8 @@ impl Kind {
     fn named(word: &str) -> Result<Self> {
         match word {
             "dram" => Ok(Self::Dram),
-            "vram" | "segments" => Ok(Self::Vram),
-            _ => bail!("{word}: dram, vram or segments"),
+            "vram" | "segments" | "part" => Ok(Self::Vram),
+            _ => bail!("{word}: {KINDS}"),
         }
     }
 }
@@ -50,6 +61,8 @@ struct Nixl {
     agent: Handle,
     /// What names the backend in each call.
     options: Handle,
+    /// Whose memory it registers.
+    gpu: u64,
 }
 
 /// Calls a function of the library; what it returns is its status.
@@ -71,7 +84,9 @@ enum Memory {
     Host(Vec<u8>),
     Gpu(DeviceMemory),
     /// Several allocations, one behind the other.
-    Segments(Segments, usize),
+    Segments(Rc<RefCell<Segments>>, usize),
+    /// Some bytes of a block: from this offset on, and how many.
+    Part(Rc<DeviceMemory>, usize, usize),
 }
 
 impl Memory {
@@ -79,7 +94,8 @@ impl Memory {
         match self {
             Self::Host(bytes) => bytes.as_ptr() as u64,
             Self::Gpu(memory) => memory.va(),
-            Self::Segments(segments, _) => segments.va(),
+            Self::Segments(segments, _) => segments.borrow().va(),
+            Self::Part(block, offset, _) => block.va() + *offset as u64,
         }
     }
 
@@ -87,7 +103,7 @@ impl Memory {
         match self {
             Self::Host(bytes) => bytes.len(),
             Self::Gpu(memory) => memory.size(),
-            Self::Segments(_, len) => *len,
+            Self::Segments(_, len) | Self::Part(_, _, len) => *len,
         }
     }
 
@@ -95,7 +111,8 @@ impl Memory {
         match self {
             Self::Host(to) => to.copy_from_slice(bytes),
             Self::Gpu(memory) => memory.write(0, bytes)?,
-            Self::Segments(segments, _) => segments.write(0, bytes)?,
+            Self::Segments(segments, _) => segments.borrow().write(0, bytes)?,
+            Self::Part(block, offset, _) => block.write(*offset, bytes)?,
         }
         Ok(())
     }
@@ -104,14 +121,15 @@ impl Memory {
         match self {
             Self::Host(bytes) => Ok(bytes.clone()),
             Self::Gpu(memory) => memory.read(0, memory.size()),
-            Self::Segments(segments, len) => segments.read(0, *len),
+            Self::Segments(segments, len) => segments.borrow().read(0, *len),
+            Self::Part(block, offset, len) => block.read(*offset, *len),
         }
     }
 
     fn kind(&self) -> Kind {
         match self {
             Self::Host(_) => Kind::Dram,
-            Self::Gpu(_) | Self::Segments(..) => Kind::Vram,
+            Self::Gpu(_) | Self::Segments(..) | Self::Part(..) => Kind::Vram,
         }
     }
 }
@@ -120,11 +138,15 @@ struct Agent {
     nixl: Nixl,
     cuda: Arc<Cuda>,
     memory: Vec<Option<Memory>>,
+    /// The block of which parts are handed out, and up to where.
+    block: Option<(Rc<DeviceMemory>, usize)>,
 }
 
-pub fn run(name: &str) -> Result<()> {
-    let cuda = Cuda::open()?;
-    let mut agent = Agent { nixl: Nixl::open(name)?, cuda, memory: Vec::new() };
+/// An agent with that name, whose memory is that GPU's.
+pub fn run(name: &str, gpu: &str) -> Result<()> {
+    let gpu: i32 = gpu.parse().context("which GPU")?;
+    let cuda = Cuda::open_on(gpu)?;
+    let mut agent = Agent { nixl: Nixl::open(name, gpu)?, cuda, memory: Vec::new(), block: None };
     println!("ready");
     for line in io::stdin().lock().lines() {
         let line = line.context("read a command")?;
@@ -139,7 +161,7 @@ pub fn run(name: &str) -> Result<()> {
 
 impl Nixl {
     /// An agent with UCX as its backend.
-    fn open(name: &str) -> Result<Self> {
+    fn open(name: &str, gpu: i32) -> Result<Self> {
         let file = Path::new(WHEEL).join(".nixl_cu12.mesonpy.libs/libnixl_capi.so");
         // SAFETY: loading runs the library's initialisers, which are made for that.
         let library = unsafe { Library::new(&file) }.with_context(|| format!("open {}", file.display()))?;
@@ -153,14 +175,14 @@ impl Nixl {
             parameters => Handle, &mut backend => *mut Handle));
         call!(library, nixl_capi_create_opt_args(&mut options => *mut Handle));
         call!(library, nixl_capi_opt_args_add_backend(options => Handle, backend => Handle));
-        Ok(Self { library, agent, options })
+        Ok(Self { library, agent, options, gpu: u64::try_from(gpu)? })
     }
 
     fn descriptors(&self, memory: &Memory) -> Result<Handle> {
         let mut list: Handle = null_mut();
         call!(self.library, nixl_capi_create_reg_dlist(memory.kind() as c_int => c_int, &mut list => *mut Handle));
         call!(self.library, nixl_capi_reg_dlist_add_desc(list => Handle, memory.at() => u64, memory.len() => usize,
-            0 => u64, std::ptr::null() => *const c_void, 0 => usize));
+            self.gpu => u64, std::ptr::null() => *const c_void, 0 => usize));
         Ok(list)
     }
 
@@ -207,18 +229,18 @@ impl Nixl {
         Ok(())
     }
 
-    fn transfer_list(&self, kind: Kind, at: u64, len: usize) -> Result<Handle> {
+    fn transfer_list(&self, kind: Kind, at: u64, len: usize, gpu: u64) -> Result<Handle> {
         let mut list: Handle = null_mut();
         call!(self.library, nixl_capi_create_xfer_dlist(kind as c_int => c_int, &mut list => *mut Handle));
-        call!(self.library, nixl_capi_xfer_dlist_add_desc(list => Handle, at => u64, len => usize, 0 => u64));
+        call!(self.library, nixl_capi_xfer_dlist_add_desc(list => Handle, at => u64, len => usize, gpu => u64));
         Ok(list)
     }
 
     /// Moves the bytes, and waits until that is done. With a notification the other agent hears of
     /// it.
-    fn transfer(&self, write: bool, local: &Memory, remote: (&str, Kind, u64), notification: &str) -> Result<()> {
-        let from = self.transfer_list(local.kind(), local.at(), local.len())?;
-        let to = self.transfer_list(remote.1, remote.2, local.len())?;
+    fn transfer(&self, write: bool, local: &Memory, remote: (&str, Kind, u64, u64), notification: &str) -> Result<()> {
+        let from = self.transfer_list(local.kind(), local.at(), local.len(), self.gpu)?;
+        let to = self.transfer_list(remote.1, remote.2, local.len(), remote.3)?;
         let name = CString::new(remote.0)?;
         call!(self.library, nixl_capi_opt_args_set_has_notif(self.options => Handle, true => bool));
         call!(self.library, nixl_capi_opt_args_set_notif_msg(self.options => Handle,
@@ -279,14 +301,56 @@ impl Agent {
                 let mut memory = match *kind {
                     "dram" => Memory::Host(vec![0; size]),
                     "vram" => Memory::Gpu(self.cuda.alloc(size)?),
-                    "segments" => Memory::Segments(self.cuda.segments(2 << 20, size)?, size),
-                    _ => bail!("{kind}: dram, vram or segments"),
+                    "segments" => {
+                        // Room for as much again.
+                        let mut segments = self.cuda.reserve(2 * size)?;
+                        for at in (0..size).step_by(SEGMENT) {
+                            segments.map(at, SEGMENT, true)?;
+                        }
+                        Memory::Segments(Rc::new(RefCell::new(segments)), size)
+                    }
+                    "part" => {
+                        let block = match self.block.take() {
+                            Some(block) => block,
+                            None => (Rc::new(self.cuda.alloc(BLOCK)?), ROUND),
+                        };
+                        let (block, at) = block;
+                        ensure!(at + size <= BLOCK, "the block has no room for {size} bytes");
+                        self.block = Some((Rc::clone(&block), (at + size + 1).next_multiple_of(ROUND)));
+                        Memory::Part(block, at, size)
+                    }
+                    _ => bail!("{kind}: {KINDS}"),
                 };
                 memory.write(&bytes(seed, size)?)?;
                 self.nixl.register(&memory)?;
                 let said = format!("{} {}", self.memory.len(), memory.at());
                 self.memory.push(Some(memory));
                 Ok(said)
+            }
+            // As expandable segments grow: more of them behind those that are registered, and the whole
+            // registered anew.
+            ["grow", index, seed] => {
+                let Memory::Segments(segments, len) = self.memory(index)? else { bail!("{index} is no segments") };
+                let (segments, len) = (Rc::clone(segments), *len);
+                for at in (len..2 * len).step_by(SEGMENT) {
+                    segments.borrow_mut().map(at, SEGMENT, true)?;
+                }
+                let mut memory = Memory::Segments(segments, 2 * len);
+                memory.write(&bytes(seed, 2 * len)?)?;
+                self.nixl.register(&memory)?;
+                let said = format!("{} {}", self.memory.len(), memory.at());
+                self.memory.push(Some(memory));
+                Ok(said)
+            }
+            // Another process out of this one, which ends at once.
+            ["fork"] => {
+                // SAFETY: the child does nothing but end.
+                match unsafe { nix::unistd::fork() }? {
+                    // SAFETY: ends the child without running anything of the parent's.
+                    nix::unistd::ForkResult::Child => unsafe { libc::_exit(0) },
+                    nix::unistd::ForkResult::Parent { child } => drop(nix::sys::wait::waitpid(child, None)?),
+                }
+                done()
             }
             ["fill", index, seed] => {
                 let index: usize = index.parse()?;
@@ -307,9 +371,9 @@ impl Agent {
                 self.nixl.load(&bytes)
             }
             ["forget", remote] => self.nixl.forget(remote).and_then(|()| done()),
-            [operation @ ("read" | "write"), index, remote, kind, at, notification] => {
+            [operation @ ("read" | "write"), index, remote, kind, gpu, at, notification] => {
                 let write = *operation == "write";
-                let remote = (*remote, Kind::named(kind)?, at.parse()?);
+                let remote = (*remote, Kind::named(kind)?, at.parse()?, gpu.parse()?);
                 self.nixl.transfer(write, self.memory(index)?, remote, notification).and_then(|()| done())
             }
             ["notification", of] => self.nixl.notification(of),

@@ -255,6 +255,31 @@ fn through_the_module() -> Result<usize> {
     Ok(lab::trace()?.iter().filter(|event| event.callback == "dma_map" && event.ret == 0).count())
 }
 
+/// What our module has counted by now. NVIDIA's counts nothing.
+#[derive(Clone, Copy)]
+struct Module {
+    pins: i64,
+    revocations: i64,
+}
+
+impl Module {
+    /// `None`: ours is not loaded.
+    fn now(env: &Env) -> Result<Option<Self>> {
+        if env.nvidia_c || env.mode.is_none() {
+            return Ok(None);
+        }
+        let stats = Stats::read()?;
+        Ok(Some(Self { pins: stats.number("total.pins")?, revocations: stats.number("total.revocations")? }))
+    }
+
+    /// What it has counted since.
+    fn since(&self) -> Result<Self> {
+        let now = Stats::read()?;
+        let (pins, revocations) = (now.number("total.pins")?, now.number("total.revocations")?);
+        Ok(Self { pins: pins - self.pins, revocations: revocations - self.revocations })
+    }
+}
+
 /// One row of the table of programs (docs/results/programs.md).
 struct Row<'a> {
     /// As it is called on the disk, in the file with the versions.
@@ -269,7 +294,7 @@ struct Row<'a> {
 
 impl Row<'_> {
     /// Writes it down, with what was counted.
-    fn write(&self, env: &Env, counts: Option<&Counts>, registered: usize) -> Result<()> {
+    fn write(&self, env: &Env, counts: Option<&Counts>, registered: usize, since: Option<&Module>) -> Result<()> {
         let versions = fs::read_to_string(Path::new(PROGRAMS).join("versions"))?;
         let version = versions.lines().find_map(|line| line.strip_prefix(self.program)?.strip_prefix(' '));
         let through_module = self.way == Way::PeerMemory && env.mode.is_some();
@@ -278,16 +303,14 @@ impl Row<'_> {
             (true, false) => "ours",
             (true, true) => "NVIDIA's",
         };
-        // NVIDIA's module counts nothing.
-        let stats = if module == "ours" { Some(Stats::read()?) } else { None };
-        let counted = |key: &str| stats.as_ref().map(|stats| stats.number(key)).transpose();
+        let counted = since.map(Module::since).transpose()?;
         let row = json!({
             "program": self.program, "version": version.context("the disk names no version")?, "way": self.way.name(),
             "module": module, "mode": if through_module { env.mode.map_or("", Mode::name) } else { "" },
             "what": self.what, "looked_at": self.looked_at,
             "compared": self.result.as_ref().ok(), "refused": self.result.as_ref().err(),
             "through_bar": counts.map(|counts| counts.read + counts.wrote), "registrations": registered,
-            "pins": counted("total.pins")?, "revocations": counted("total.revocations")?,
+            "pins": counted.map(|counted| counted.pins), "revocations": counted.map(|counted| counted.revocations),
         });
         println!("{row}");
         emit("programs", &row);

@@ -9,7 +9,9 @@ use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::{end_of, left_behind, nothing_stays, programs, through_the_module, Left, Row, Running, Way, PROGRAMS};
+use super::{
+    end_of, left_behind, nothing_stays, programs, through_the_module, Left, Module, Row, Running, Way, PROGRAMS,
+};
 use crate::common::GPU_PAGE;
 use crate::lab;
 use crate::machine::{Level, Mode, RDMA_DEVICE};
@@ -40,7 +42,8 @@ fn without_a_way(env: &Env) -> Result<()> {
     let said = format!("{:#}", refused.err().context("it moved bytes, and there is no module")?);
     ensure!(said.contains("Failed to register memory") && said.contains("Bad address [14]"), "{said}");
     let (looked_at, result) = (String::new(), Err("Failed to register memory: Bad address [14]".to_string()));
-    Row { program: "mooncake", way: Way::PeerMemory, what: "write, no way", looked_at, result }.write(env, None, 0)?;
+    Row { program: "mooncake", way: Way::PeerMemory, what: "write, no way", looked_at, result }
+        .write(env, None, 0, None)?;
     nothing_stays()
 }
 
@@ -113,23 +116,35 @@ fn compare(operation: &str, initiator: &Left, target: &Left) -> Result<()> {
     Ok(())
 }
 
-fn write_row(env: &Env, way: Way, what: &str, counts: &Counts, registered: usize) -> Result<()> {
+/// What was counted during a run.
+struct Seen {
+    counts: Counts,
+    registered: usize,
+    module: Option<Module>,
+}
+
+fn write_row(env: &Env, way: Way, what: &str, seen: &Seen) -> Result<()> {
     // Its log does not say.
     let looked_at = if way == Way::DmaBuf { "WITH_NVIDIA_PEERMEM=0".to_string() } else { String::new() };
-    Row { program: "mooncake", way, what, looked_at, result: Ok(2 * SIZE) }.write(env, Some(counts), registered)
+    Row { program: "mooncake", way, what, looked_at, result: Ok(2 * SIZE) }.write(
+        env,
+        Some(&seen.counts),
+        seen.registered,
+        seen.module.as_ref(),
+    )
 }
 
 fn run(env: &Env, way: Way, operation: &str) -> Result<()> {
     programs()?;
     lab::clear_trace()?;
-    let before = Before::now()?;
+    let (before, module) = (Before::now()?, Module::now(env)?);
     let (mut server, at) = target(way, "127.0.0.1")?;
     let client = initiate(way, operation, "127.0.0.1", &at).with_context(|| end_of(&server.log))?;
     let theirs = end(&mut server)?;
     compare(operation, &left(&client)?, &theirs)?;
-    let (counts, registered) = (before.counts()?, through_the_module()?);
-    way.was_taken(registered, 2)?;
-    write_row(env, way, operation, &counts, registered)?;
+    let seen = Seen { counts: before.counts()?, registered: through_the_module()?, module };
+    way.was_taken(seen.registered, 2)?;
+    write_row(env, way, operation, &seen)?;
     nothing_stays()
 }
 
@@ -138,7 +153,7 @@ pub fn two_machines(env: &Env, way: Way, operation: &str) -> Result<()> {
     programs()?;
     together(env, &format!("mooncake {operation} {}", way.name()), |peer| {
         lab::clear_trace()?;
-        let before = Before::now()?;
+        let (before, module) = (Before::now()?, Module::now(env)?);
         let address = peer.role.address();
         let (own, theirs) = match peer.role {
             Role::Server => {
@@ -164,10 +179,10 @@ pub fn two_machines(env: &Env, way: Way, operation: &str) -> Result<()> {
             Role::Client => compare(operation, &own, &theirs)?,
             Role::Server => compare(operation, &theirs, &own)?,
         }
-        let (counts, registered) = (before.counts()?, through_the_module()?);
-        way.was_taken(registered, 1)?;
+        let seen = Seen { counts: before.counts()?, registered: through_the_module()?, module };
+        way.was_taken(seen.registered, 1)?;
         let side = if peer.role == Role::Client { "initiator" } else { "target" };
-        write_row(env, way, &format!("{operation}, two machines, {side}"), &counts, registered)?;
+        write_row(env, way, &format!("{operation}, two machines, {side}"), &seen)?;
         nothing_stays()
     })
 }

@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
 
-use super::{end_of, nothing_stays, programs, through_the_module, ucx_chose, ucx_settings, Row, Way};
+use super::{end_of, nothing_stays, programs, through_the_module, ucx_chose, ucx_settings, Module, Row, Way};
 use crate::helper::Helper;
 use crate::lab;
 use crate::machine::{Level, Mode};
@@ -29,6 +29,15 @@ pub fn tests(nvidia_c: bool) -> Vec<Test> {
     }
     tests.extend(in_modes(nvidia_c, &[Mode::Persistent], "nixl/segments", segments));
     tests.extend(in_modes(nvidia_c, &[Mode::Legacy], "nixl/segments_are_refused", segments_are_refused));
+    tests.extend(in_modes(nvidia_c, &[Mode::Persistent], "nixl/segments_grow", segments_grow));
+    for (name, run) in [
+        ("nixl/parts_of_a_block", parts_of_a_block as fn(&Env) -> Result<()>),
+        ("nixl/started_anew", started_anew),
+        ("nixl/forked", forked),
+        ("nixl/two_gpus", two_gpus),
+    ] {
+        tests.extend(in_modes(nvidia_c, &modes, name, run));
+    }
     tests.push(Test::new("nixl/dma_buf", Level::Devices, dma_buf));
     tests.push(Test::new("nixl/without_a_way", Level::Devices, without_a_way));
     tests
@@ -42,20 +51,25 @@ struct Pair {
 
 const NAMES: [&str; 2] = ["alice", "bob"];
 
-fn agent(name: &str, way: Way) -> Result<(Helper, String)> {
+fn agent(name: &str, way: Way, gpu: &str) -> Result<(Helper, String)> {
     programs()?;
     let log = format!("/tmp/ucx-{name}.log");
     let _ = fs::remove_file(&log);
     let mut settings = ucx_settings(way, &log);
     settings.insert("NIXL_PLUGIN_DIR", format!("{WHEEL}/.nixl_cu12.mesonpy.libs/plugins"));
-    let helper = Helper::start_with(&["nixl", name], &settings);
+    let helper = Helper::start_with(&["nixl", name, gpu], &settings);
     Ok((helper.with_context(|| format!("{name}:\n{}", end_of(&log)))?, log))
 }
 
 impl Pair {
     fn start(way: Way) -> Result<Self> {
-        let (alice, alices) = agent(NAMES[0], way)?;
-        let (bob, bobs) = agent(NAMES[1], way)?;
+        Self::start_on(way, ["0", "0"])
+    }
+
+    /// Each with memory of that GPU.
+    fn start_on(way: Way, gpus: [&str; 2]) -> Result<Self> {
+        let (alice, alices) = agent(NAMES[0], way, gpus[0])?;
+        let (bob, bobs) = agent(NAMES[1], way, gpus[1])?;
         Ok(Self { agents: [alice, bob], logs: [alices, bobs] })
     }
 
@@ -105,16 +119,16 @@ fn both_ways(env: &Env, way: Way, kinds: [&str; 2], size: usize) -> Result<()> {
     let mut rng = env.rng()?;
     let seeds = [rng.u64(..), rng.u64(..)];
     lab::clear_trace()?;
-    let before = Before::now()?;
+    let (before, module) = (Before::now()?, Module::now(env)?);
     let mut pair = Pair::start(way)?;
     let [(mine, _), (theirs, at)] = pair.make(kinds, size, seeds)?;
     pair.meet()?;
-    pair.ask(0, &format!("write {mine} bob {} {at} written", kinds[1]))?;
+    pair.ask(0, &format!("write {mine} bob {} 0 {at} written", kinds[1]))?;
     let said = pair.ask(1, "notification alice")?;
     ensure!(said == "written", "the notification says {said:?}");
     pair.compare("write", [&mine, &theirs], seeds[0])?;
     pair.ask(1, &format!("fill {theirs} {}", seeds[1]))?;
-    pair.ask(0, &format!("read {mine} bob {} {at} read", kinds[1]))?;
+    pair.ask(0, &format!("read {mine} bob {} 0 {at} read", kinds[1]))?;
     pair.compare("read", [&mine, &theirs], seeds[1])?;
     let counts = before.counts()?;
     let registered = through_the_module()?;
@@ -125,7 +139,7 @@ fn both_ways(env: &Env, way: Way, kinds: [&str; 2], size: usize) -> Result<()> {
     way.was_taken(registered, on_gpus)?;
     let what = kinds.join(" to ");
     let row = Row { program: "nixl", way, what: &what, looked_at: ucx_chose(&pair.logs[0]), result: Ok(4 * size) };
-    row.write(env, Some(&counts), registered)?;
+    row.write(env, Some(&counts), registered, module.as_ref())?;
     for (agent, memory) in [(0, &mine), (1, &theirs)] {
         pair.ask(agent, &format!("deregister {memory}"))?;
     }
@@ -147,6 +161,110 @@ fn segments(env: &Env) -> Result<()> {
     both_ways(env, Way::PeerMemory, ["segments", "segments"], 6 * MIB)
 }
 
+/// As PyTorch's caching allocator does: tensors are parts of a large allocation, at multiples of 512
+/// bytes, so two that are registered share a page of the GPU. What one receives is not the other's.
+fn parts_of_a_block(env: &Env) -> Result<()> {
+    const SIZE: usize = 1 << 20;
+    let mut rng = env.rng()?;
+    let [a, b, c] = [(); 3].map(|()| rng.u64(..));
+    let mut pair = Pair::start(Way::PeerMemory)?;
+    let [(mine, _), (first, at)] = pair.make(["part", "part"], SIZE, [a, b])?;
+    let second = pair.ask(1, &format!("make part {SIZE} {c}"))?;
+    let (second, next) = second.split_once(' ').with_context(|| format!("{second:?}"))?;
+    pair.meet()?;
+    pair.ask(0, &format!("write {mine} bob vram 0 {at} written"))?;
+    pair.ask(1, "notification alice")?;
+    pair.compare("write to the first part", [&mine, &first], a)?;
+    let spoilt = pair.ask(1, &format!("spoilt {second} {c}"))?;
+    ensure!(spoilt == "0", "{spoilt} bytes of the second part changed by a write to the first");
+    // The first tensor goes, and the second is still there to be written.
+    pair.ask(1, &format!("deregister {first}"))?;
+    pair.ask(0, &format!("write {mine} bob vram 0 {next} written"))?;
+    pair.ask(1, "notification alice")?;
+    pair.compare("write to the second part", [&mine, second], a)?;
+    pair.finish()?;
+    nothing_stays()
+}
+
+/// Expandable segments that grow while they are registered.
+fn segments_grow(env: &Env) -> Result<()> {
+    const SIZE: usize = 4 << 20;
+    let mut rng = env.rng()?;
+    let [a, b, c, d] = [(); 4].map(|()| rng.u64(..));
+    let mut pair = Pair::start(Way::PeerMemory)?;
+    let [(mine, _), (theirs, _)] = pair.make(["segments", "segments"], SIZE, [a, b])?;
+    let mut grown = Vec::new();
+    for (agent, memory, seed) in [(0, &mine, c), (1, &theirs, d)] {
+        let said = pair.ask(agent, &format!("grow {memory} {seed}"))?;
+        let (number, at) = said.split_once(' ').with_context(|| format!("{said:?}"))?;
+        grown.push((number.to_string(), at.to_string()));
+    }
+    pair.meet()?;
+    let (mine, theirs, at) = (&grown[0].0, &grown[1].0, &grown[1].1);
+    pair.ask(0, &format!("write {mine} bob vram 0 {at} written"))?;
+    pair.ask(1, "notification alice")?;
+    pair.compare("write", [mine, theirs], c)?;
+    pair.finish()?;
+    nothing_stays()
+}
+
+/// An agent that dies and is started anew under its name, on the same addresses.
+fn started_anew(env: &Env) -> Result<()> {
+    let mut rng = env.rng()?;
+    let [a, b] = [(); 2].map(|()| rng.u64(..));
+    let mut pair = Pair::start(Way::PeerMemory)?;
+    let [(mine, _), (theirs, at)] = pair.make(["vram", "vram"], 4 * MIB, [a, b])?;
+    pair.meet()?;
+    pair.ask(0, &format!("write {mine} bob vram 0 {at} written"))?;
+    pair.compare("write", [&mine, &theirs], a)?;
+    let (bob, log) = agent(NAMES[1], Way::PeerMemory, "0")?;
+    std::mem::replace(&mut pair.agents[1], bob).kill()?;
+    pair.logs[1] = log;
+    let said = pair.ask(1, &format!("make vram {} {b}", 4 * MIB))?;
+    let (theirs, at) = said.split_once(' ').with_context(|| format!("{said:?}"))?;
+    pair.ask(0, "forget bob")?;
+    pair.meet()?;
+    pair.ask(0, &format!("write {mine} bob vram 0 {at} written"))?;
+    pair.ask(1, "notification alice")?;
+    pair.compare("write after the other was started anew", [&mine, theirs], a)?;
+    pair.finish()?;
+    nothing_stays()
+}
+
+/// A process that forks while its memory is registered, as PyTorch's data loaders do.
+fn forked(env: &Env) -> Result<()> {
+    let mut rng = env.rng()?;
+    let [a, b] = [(); 2].map(|()| rng.u64(..));
+    let mut pair = Pair::start(Way::PeerMemory)?;
+    let [(mine, _), (theirs, at)] = pair.make(["vram", "vram"], 4 * MIB, [a, b])?;
+    pair.meet()?;
+    for agent in 0..2 {
+        pair.ask(agent, "fork")?;
+    }
+    pair.ask(0, &format!("write {mine} bob vram 0 {at} written"))?;
+    pair.ask(1, "notification alice")?;
+    pair.compare("write after a fork", [&mine, &theirs], a)?;
+    pair.finish()?;
+    nothing_stays()
+}
+
+/// Each agent's memory is another GPU's.
+fn two_gpus(env: &Env) -> Result<()> {
+    let mut rng = env.rng()?;
+    let [a, b] = [(); 2].map(|()| rng.u64(..));
+    let mut pair = Pair::start_on(Way::PeerMemory, ["0", "1"])?;
+    let [(mine, _), (theirs, at)] = pair.make(["vram", "vram"], 4 * MIB, [a, b])?;
+    pair.meet()?;
+    pair.ask(0, &format!("write {mine} bob vram 1 {at} written"))?;
+    pair.ask(1, "notification alice")?;
+    pair.compare("write", [&mine, &theirs], a)?;
+    pair.ask(1, &format!("fill {theirs} {b}"))?;
+    pair.ask(0, &format!("read {mine} bob vram 1 {at} read"))?;
+    pair.compare("read", [&mine, &theirs], b)?;
+    pair.finish()?;
+    nothing_stays()
+}
+
 /// Revocable pins cannot have several allocations: NIXL is told, by UCX's own words for the errno,
 /// which with NVIDIA's module is that of any bad address.
 fn segments_are_refused(env: &Env) -> Result<()> {
@@ -158,7 +276,7 @@ fn segments_are_refused(env: &Env) -> Result<()> {
     ensure!(said.contains(&format!("failed: {errno}")), "{said}");
     let (what, result) = ("segments to segments", Err(format!("ibv_reg_mr: {errno}")));
     let row = Row { program: "nixl", way: Way::PeerMemory, what, looked_at: ucx_chose(&pair.logs[0]), result };
-    row.write(env, None, 0)?;
+    row.write(env, None, 0, None)?;
     drop(pair);
     nothing_stays()
 }
@@ -186,7 +304,7 @@ fn killed(env: &Env) -> Result<()> {
     let mut pair = Pair::start(Way::PeerMemory)?;
     let [(mine, _), (_, at)] = pair.make(["vram", "vram"], 16 * MIB, seeds)?;
     pair.meet()?;
-    pair.agents[0].tell(&format!("write {mine} bob vram {at} late"))?;
+    pair.agents[0].tell(&format!("write {mine} bob vram 0 {at} late"))?;
     let [alice, bob] = pair.agents;
     bob.kill()?;
     // It is told sooner or later, and has the memory meanwhile.
@@ -205,7 +323,7 @@ fn without_a_way(env: &Env) -> Result<()> {
         Err(e) => Err(format!("{:#}", e.root_cause()).lines().next().unwrap_or_default().to_string()),
         Ok([(mine, _), (theirs, at)]) => {
             pair.meet()?;
-            pair.ask(0, &format!("write {mine} bob vram {at} written"))?;
+            pair.ask(0, &format!("write {mine} bob vram 0 {at} written"))?;
             pair.ask(1, "notification alice")?;
             pair.compare("write", [&mine, &theirs], seeds[0])?;
             Ok(2 * MIB)
@@ -213,7 +331,7 @@ fn without_a_way(env: &Env) -> Result<()> {
     };
     let looked_at = ucx_chose(&pair.logs[0]);
     let row = Row { program: "nixl", way: Way::PeerMemory, what: "vram to vram, no way", looked_at, result };
-    row.write(env, None, 0)?;
+    row.write(env, None, 0, None)?;
     ensure!(lab::trace()?.is_empty(), "the peer-memory core was asked, and there is no module");
     Ok(())
 }
@@ -225,12 +343,12 @@ pub fn two_machines(env: &Env, way: Way) -> Result<()> {
     const SEEDS: [u64; 2] = [45, 54];
     together(env, &format!("nixl {}", way.name()), |peer| {
         lab::clear_trace()?;
-        let before = Before::now()?;
+        let (before, module) = (Before::now()?, Module::now(env)?);
         let (me, other) = match peer.role {
             Role::Client => (0, 1),
             Role::Server => (1, 0),
         };
-        let (mut agent, log) = agent(NAMES[me], way)?;
+        let (mut agent, log) = agent(NAMES[me], way, "0")?;
         let mut ask = |command: &str| {
             let short: String = command.chars().take(60).collect();
             agent.ask(command).with_context(|| format!("{}: {short}\n{}", NAMES[me], end_of(&log)))
@@ -250,10 +368,10 @@ pub fn two_machines(env: &Env, way: Way) -> Result<()> {
             Ok(())
         };
         if peer.role == Role::Client {
-            ask(&format!("write {mine} bob vram {theirs} written"))?;
+            ask(&format!("write {mine} bob vram 0 {theirs} written"))?;
             compare("write", SEEDS[0], &mut ask)?;
             peer.hear("filled", PATIENCE)?;
-            ask(&format!("read {mine} bob vram {theirs} read"))?;
+            ask(&format!("read {mine} bob vram 0 {theirs} read"))?;
             compare("read", SEEDS[1], &mut ask)?;
             peer.tell("done", json!(null))?;
         } else {
@@ -272,7 +390,7 @@ pub fn two_machines(env: &Env, way: Way) -> Result<()> {
         ask(&format!("deregister {mine}"))?;
         let what = format!("vram to vram, two machines, {}", NAMES[me]);
         let row = Row { program: "nixl", way, what: &what, looked_at: ucx_chose(&log), result: Ok(2 * SIZE) };
-        row.write(env, Some(&counts), registered)?;
+        row.write(env, Some(&counts), registered, module.as_ref())?;
         // The other one may still answer this one's last message.
         peer.tell("end", json!(null))?;
         peer.hear("end", PATIENCE)?;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{anyhow, ensure, Context, Result};
 
 use super::{
-    end_of, left_behind, nothing_stays, programs, through_the_module, ucx_chose, ucx_settings, Left, Row, Running, Way,
-    PROGRAMS,
+    end_of, left_behind, nothing_stays, programs, through_the_module, ucx_chose, ucx_settings, Left, Module, Row,
+    Running, Way, PROGRAMS,
 };
 use crate::lab;
 use crate::machine::{wait_for, Level, Mode};
@@ -25,27 +25,44 @@ const TESTS: [&str; 3] = ["tag_bw", "ucp_am_bw", "ucp_put_lat"];
 pub fn tests(nvidia_c: bool) -> Vec<Test> {
     let modes = [Mode::Persistent, Mode::Legacy];
     let mut tests = in_modes(nvidia_c, &modes, "ucx_perftest", |env| all(env, Way::PeerMemory));
+    tests.extend(in_modes(nvidia_c, &modes[..1], "ucx_perftest/without_cache", without_cache));
     tests.push(Test::new("ucx_perftest/dma_buf", Level::Devices, |env| all(env, Way::DmaBuf)));
     tests
 }
 
 fn all(env: &Env, way: Way) -> Result<()> {
-    TESTS.iter().try_for_each(|test| run(env, way, test).with_context(|| test.to_string()))
+    TESTS.iter().try_for_each(|test| run(env, way, test, &[]).map(drop).with_context(|| test.to_string()))
 }
 
-fn run(env: &Env, way: Way, test: &str) -> Result<()> {
+/// With UCX's cache of registrations, which its hooks in CUDA's memory calls keep right, each buffer is
+/// registered once; without it, once for each message.
+fn without_cache(env: &Env) -> Result<()> {
+    let with = run(env, Way::PeerMemory, TESTS[0], &[])?;
+    let off = [("UCX_RCACHE_ENABLE", "n"), ("UCX_MEM_EVENTS", "n")];
+    let without = run(env, Way::PeerMemory, TESTS[0], &off)?;
+    println!("{with} registrations with the cache, {without} without");
+    ensure!(without > with, "{without} registrations without the cache, and {with} with it");
+    Ok(())
+}
+
+fn run(env: &Env, way: Way, test: &str, more: &[(&'static str, &str)]) -> Result<usize> {
     programs()?;
     lab::clear_trace()?;
-    let before = Before::now()?;
+    let (before, module) = (Before::now()?, Module::now(env)?);
     let port = fastrand::u16(20_000..32_000);
     let (size, times, at) = (SIZE.to_string(), TIMES.to_string(), port.to_string());
     let program = format!("{PROGRAMS}/ucx/libucx/bin/ucx_perftest");
     let args = ["-t", test, "-m", "cuda", "-s", &size, "-n", &times, "-w", "1", "-p", &at];
     let logs = ["/tmp/ucx-server.log", "/tmp/ucx-client.log"];
-    let mut server = Running::start("perftest-server", &program, &args, &ucx_settings(way, logs[0]))?;
+    let settings = |log| {
+        let mut settings = ucx_settings(way, log);
+        settings.extend(more.iter().map(|(name, value)| (*name, value.to_string())));
+        settings
+    };
+    let mut server = Running::start("perftest-server", &program, &args, &settings(logs[0]))?;
     wait_for("ucx_perftest's server", || tcp_listens(port))?;
     let with_server: Vec<&str> = ["127.0.0.1"].into_iter().chain(args).collect();
-    let mut client = Running::start("perftest-client", &program, &with_server, &ucx_settings(way, logs[1]))?;
+    let mut client = Running::start("perftest-client", &program, &with_server, &settings(logs[1]))?;
     let ended = [client.wait(LIMIT)?, server.wait(LIMIT)?];
     let said = || format!("{}\n{}\n{}", end_of(&client.log), end_of(&server.log), end_of(logs[1]));
     ensure!(ended.iter().all(|status| status.success()), "client {}, server {}\n{}", ended[0], ended[1], said());
@@ -60,7 +77,9 @@ fn run(env: &Env, way: Way, test: &str) -> Result<()> {
     ensure!(received.last == sent.last, "what arrived is not what was sent");
     ensure!(received.first != received.last, "nothing arrived");
     way.was_taken(registered, 1)?;
-    let row = Row { program: "ucx", way, what: test, looked_at: ucx_chose(logs[1]), result: Ok(SIZE) };
-    row.write(env, Some(&counts), registered)?;
-    nothing_stays()
+    let what = if more.is_empty() { test.to_string() } else { format!("{test}, no cache") };
+    let row = Row { program: "ucx", way, what: &what, looked_at: ucx_chose(logs[1]), result: Ok(SIZE) };
+    row.write(env, Some(&counts), registered, module.as_ref())?;
+    nothing_stays()?;
+    Ok(registered)
 }
