@@ -67,6 +67,9 @@ theirs := $(if $(NVIDIA_SRC),nvidia_src,nvidia_c-source)
 perftest-source:
 	@$(keep) sources/perftest-source --in-place --verb fetch =25.01 -- $(q)/fetch.sh perftest 25.01
 
+libfabric-source:
+	@$(keep) sources/libfabric-source --in-place --verb fetch =2.1 -- $(q)/fetch.sh libfabric 2.1
+
 rdma-core-source:
 	@$(keep) sources/rdma-core-source --in-place --verb fetch =56.1 -- $(q)/fetch.sh rdma-core 56.1
 
@@ -81,7 +84,10 @@ nixl-source := nixl-cu12==1.5.1 341d0dfa499f941c054614252f1d8047d1380e33f29c8770
 ucx-source := libucx-cu12==1.22.0 5cbbef0c140a0a158ae3486089af659b38822b2234cd3dc90ba40a5e6553402a
 mooncake-source := mooncake-transfer-engine==0.3.13.post1 81e6d425a097b4915bdc9efbe2fe89d779dc2bd70e48a5a69c248cc9b250bafe
 wheels := nixl-source ucx-source mooncake-source
-$(wheels):
+# Headers alone are used.
+nvcc-source := nvidia-cuda-nvcc-cu12==12.8.93 2d6dc36fb7cb5ac9c0b8825bc13d193c35487a315664007287d0126531238011
+nvml_h := nvidia-nvml-dev-cu12==12.8.90 051ea91b21d08447d1c6bb0f6f7b3c50339e79d45ef60ae1f71ac800ca0b2f6e
+$(wheels) nvcc-source nvml_h:
 	@$(keep) sources/$@ --in-place --verb fetch "=$($@)" -- $(q)/fetch.sh wheel $($@)
 
 BINDGEN := 0.72.1
@@ -243,6 +249,12 @@ perftest: perftest-source cuda_h libcuda
 		$(call libraries,libibverbs-dev librdmacm-dev libc6-dev) -- \
 		$(q)/perftest.sh $(S)/perftest-source $(S)/cuda_h/cuda.h $(P)/libcuda/bin
 
+# With CUDA, which it looks for when it runs; and two of its own tests.
+libfabric: libfabric-source cuda_h nvcc-source nvml_h
+	@$(keep) $(P:build/lab/%=%)/$@ $(S)/libfabric-source $(S)/cuda_h $(q)/libfabric.sh \
+		$(call libraries,libibverbs-dev librdmacm-dev libc6-dev) --says "once, some 3 minutes" -- \
+		$(q)/libfabric.sh $(S)/libfabric-source $(S)/cuda_h $(S)/nvcc-source $(S)/nvml_h
+
 rdma-core-patches := $(wildcard $(q)/rdma-core/*.patch)
 rdma-core: rdma-core-source
 	@$(keep) $(P:build/lab/%=%)/$@ $(S)/rdma-core-source $(q)/rdma_core.sh $(if $(cross),$(q)/cross.sh) $(rdma-core-patches) \
@@ -298,7 +310,9 @@ second = $(word 2,$(subst -, ,$(1)))
 # The demo is the first thing that anybody waits for: its image has what it runs.
 demo = $(filter demo,$(call second,$(1)))
 others = $(filter programs,$(call second,$(1)))
-programs-of = $(if $(call demo,$(1)),guest libcuda perftest,$(programs) $(if $(call others,$(1)),libcudart libnvml))
+fabtests = $(filter fabtests,$(call second,$(1)))
+programs-of = $(if $(call demo,$(1)),guest libcuda perftest,$(programs) \
+	$(if $(call others,$(1))$(call fabtests,$(1)),libcudart libnvml) $(if $(call fabtests,$(1)),libfabric))
 modules-of = $(filter-out $(if $(call demo,$(1)),mainline alarms sample),$(modules-$(call first,$(1))))
 
 image-%: kernel $$(call programs-of,$$*) $$(if $$(call others,$$*),disk) $$(call modules-of,$$*) $$(needs-$$(call first,$$*)) $$(filter $$(also),$$(call second,$$*))

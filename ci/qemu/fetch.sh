@@ -37,7 +37,7 @@ nvidia_src)
 	sed -n 's/.*-DNV_VERSION_STRING=\\"\([0-9.]*\)\\".*/\1/p' "$version/Kbuild" >"$OUT/version"
 	[ -s "$OUT/version" ] || { echo "$version/Kbuild names no NV_VERSION_STRING: is this a driver's source?" >&2; exit 1; }
 	;;
-perftest | rdma-core)
+perftest | rdma-core | libfabric)
 	tarball() { find "$dl" -maxdepth 1 -name "${what}_$version[.+]*orig.tar.*" | sort -V | tail -n 1; }
 	if [ -z "$(tarball)" ]; then
 		apt_update

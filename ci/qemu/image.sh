@@ -5,7 +5,7 @@
 # and what was built: the folders PROGRAMS of BUILT. For another architecture Debian's are those of
 # LAB_SYSROOT. ALSO is demo (nothing that the demo does not run), consumers (UCX, and rdma-core's own
 # tests with the Python that runs them: ten times the rest), programs (those of others, on a disk of
-# their own: a link beside the image), or a module that modprobe is not to find.
+# their own: a link beside the image), fabtests (libfabric's), or a module that modprobe is not to find.
 set -euo pipefail
 shopt -s nullglob
 . "$(dirname "$0")/cross.sh"
@@ -112,9 +112,10 @@ for program in $programs; do
 	for file in "$built/$program"/bin/*; do
 		case $file in
 		*/libcuda.so) add "$file" "$lib/libcuda.so.1" && ln -s libcuda.so.1 "$root$lib/libcuda.so" ;;
-		*/libcudart.so) add "$file" "$lib/libcudart.so.12" ;;
+		*/libcudart.so) add "$file" "$lib/libcudart.so.12" && ln -s libcudart.so.12 "$root$lib/libcudart.so" ;;
 		*/libnvml.so) add "$file" "$lib/libnvidia-ml.so.1" ;;
 		*/libgpumr_preload.so) add "$file" "$lib/libgpumr-preload.so" ;;
+		*/libfabric.so.1) add "$file" "$lib/libfabric.so.1" ;;
 		*/libibverbs.so.1) add "$file" "$lib/${file##*/}" ;;
 		*/librxe-rdmav*.so) add "$file" "$lib/libibverbs/${file##*/}" ;;
 		*) add "$file" "/usr/bin/${file##*/}" ;;
@@ -124,7 +125,7 @@ done
 ln -s usr/bin/guest "$root/init"
 
 case $also in
-"" | demo) ;;
+"" | demo | fabtests) ;;
 programs)
 	ln -sfn "$(realpath "$built/disk/bin/disk.squashfs")" "$k/image-$name.disk"
 	# Where a libibverbs that comes with a program looks for the NIC's driver.

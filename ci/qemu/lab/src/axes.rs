@@ -178,6 +178,8 @@ pub enum Also {
     Consumers,
     /// Programs of others, on a disk of their own.
     Programs,
+    /// libfabric and its own tests.
+    Fabtests,
     Lite,
     NvidiaC,
 }

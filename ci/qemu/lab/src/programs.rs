@@ -10,10 +10,11 @@ pub const FILE: &str = "docs/results/programs.md";
 
 const HEAD: &str = "# Programs that people run
 
-NIXL, UCX and Mooncake as they are published, in the lab: what moved, by which way, and what they
-looked at to choose it, out of their own logs. `make soak ONLY='*/programs-*'` writes this page. A
-pin, a revocation: as the module counted them; NVIDIA's counts nothing. `no way`: neither the module
-nor dma-buf was offered to the program. [consumers.md](../consumers.md) says what an admin sets.
+NIXL, UCX and Mooncake as they are published, and libfabric with its own tests, in the lab: what
+moved, by which way, and what they looked at to choose it, out of their own logs. A pin, a
+revocation: as the module counted them; NVIDIA's counts nothing. `no way`: neither the module nor
+dma-buf was offered to the program. `make soak ONLY='*/programs-*,*/fabtests'` writes this page;
+[consumers.md](../consumers.md) says what an admin sets.
 
 ";
 

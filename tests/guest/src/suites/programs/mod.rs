@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Programs of others, as they are published, on a disk of their own (docs/consumers.md): NIXL, with
-//! the UCX of its wheel; `ucx_perftest` on that UCX; Mooncake's bench. What arrives is compared.
+//! the UCX of its wheel; `ucx_perftest` on that UCX; Mooncake's bench. And libfabric's own tests. What
+//! arrives is compared.
 
+pub mod libfabric;
 mod mooncake;
 mod nixl;
 mod ucx;
@@ -297,6 +299,18 @@ impl Row<'_> {
     fn write(&self, env: &Env, counts: Option<&Counts>, registered: usize, since: Option<&Module>) -> Result<()> {
         let versions = fs::read_to_string(Path::new(PROGRAMS).join("versions"))?;
         let version = versions.lines().find_map(|line| line.strip_prefix(self.program)?.strip_prefix(' '));
+        self.write_of(env, version.context("the disk names no version")?, counts, registered, since)
+    }
+
+    /// The same for a program that is not on the disk.
+    fn write_of(
+        &self,
+        env: &Env,
+        version: &str,
+        counts: Option<&Counts>,
+        registered: usize,
+        since: Option<&Module>,
+    ) -> Result<()> {
         let through_module = self.way == Way::PeerMemory && env.mode.is_some();
         let module = match (through_module, env.nvidia_c) {
             (false, _) => "none",
@@ -305,7 +319,7 @@ impl Row<'_> {
         };
         let counted = since.map(Module::since).transpose()?;
         let row = json!({
-            "program": self.program, "version": version.context("the disk names no version")?, "way": self.way.name(),
+            "program": self.program, "version": version, "way": self.way.name(),
             "module": module, "mode": if through_module { env.mode.map_or("", Mode::name) } else { "" },
             "what": self.what, "looked_at": self.looked_at,
             "compared": self.result.as_ref().ok(), "refused": self.result.as_ref().err(),

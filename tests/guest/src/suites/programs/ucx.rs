@@ -31,21 +31,16 @@ pub fn tests(nvidia_c: bool) -> Vec<Test> {
 }
 
 fn all(env: &Env, way: Way) -> Result<()> {
-    TESTS.iter().try_for_each(|test| run(env, way, test, &[]).map(drop).with_context(|| test.to_string()))
+    TESTS.iter().try_for_each(|test| run(env, way, test, &[]).with_context(|| test.to_string()))
 }
 
-/// With UCX's cache of registrations, which its hooks in CUDA's memory calls keep right, each buffer is
-/// registered once; without it, once for each message.
+/// Without UCX's cache of registrations and its hooks in CUDA's memory calls. (The program registers its
+/// buffers itself, once, so the number is the same.)
 fn without_cache(env: &Env) -> Result<()> {
-    let with = run(env, Way::PeerMemory, TESTS[0], &[])?;
-    let off = [("UCX_RCACHE_ENABLE", "n"), ("UCX_MEM_EVENTS", "n")];
-    let without = run(env, Way::PeerMemory, TESTS[0], &off)?;
-    println!("{with} registrations with the cache, {without} without");
-    ensure!(without > with, "{without} registrations without the cache, and {with} with it");
-    Ok(())
+    run(env, Way::PeerMemory, TESTS[0], &[("UCX_RCACHE_ENABLE", "n"), ("UCX_MEM_EVENTS", "n")])
 }
 
-fn run(env: &Env, way: Way, test: &str, more: &[(&'static str, &str)]) -> Result<usize> {
+fn run(env: &Env, way: Way, test: &str, more: &[(&'static str, &str)]) -> Result<()> {
     programs()?;
     lab::clear_trace()?;
     let (before, module) = (Before::now()?, Module::now(env)?);
@@ -80,6 +75,5 @@ fn run(env: &Env, way: Way, test: &str, more: &[(&'static str, &str)]) -> Result
     let what = if more.is_empty() { test.to_string() } else { format!("{test}, no cache") };
     let row = Row { program: "ucx", way, what: &what, looked_at: ucx_chose(logs[1]), result: Ok(SIZE) };
     row.write(env, Some(&counts), registered, module.as_ref())?;
-    nothing_stays()?;
-    Ok(registered)
+    nothing_stays()
 }

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: GPL-2.0
+//! libfabric's own tests over its verbs provider: GPU memory on both sides, and each byte verified by
+//! the test itself (`-v`).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{ensure, Context, Result};
+
+use super::{end_of, nothing_stays, through_the_module, Module, Row, Running, Way};
+use crate::lab;
+use crate::machine::{wait_for, Level, Mode};
+use crate::modules;
+use crate::peer::Role;
+use crate::perftest::Before;
+use crate::test::{in_modes, Env, Suite, Test};
+
+const LIMIT: Duration = Duration::from_secs(90);
+const SIZE: usize = 64 << 10;
+const TIMES: usize = 10;
+/// What libfabric was built from (artefacts.mk).
+const VERSION: &str = "2.1.0";
+
+pub fn suite(nvidia_c: bool) -> Suite {
+    let modes = [Mode::Persistent, Mode::Legacy];
+    let mut tests = in_modes(nvidia_c, &modes, "fi_msg_bw", |env| run(env, Way::PeerMemory, "fi_msg_bw"));
+    tests.extend(in_modes(nvidia_c, &modes, "fi_rma_bw", |env| run(env, Way::PeerMemory, "fi_rma_bw")));
+    tests.push(Test::new("fi_msg_bw/dma_buf", Level::Devices, |env| run(env, Way::DmaBuf, "fi_msg_bw")));
+    tests.push(Test::new("fi_rma_bw/dma_buf", Level::Devices, |env| run(env, Way::DmaBuf, "fi_rma_bw")));
+    Suite { name: "fabtests", tests }
+}
+
+fn run(env: &Env, way: Way, program: &str) -> Result<()> {
+    modules::modprobe("rdma_ucm", &[])?;
+    lab::clear_trace()?;
+    let (before, module) = (Before::now()?, Module::now(env)?);
+    let address = Role::Server.address();
+    let (size, times) = (SIZE.to_string(), TIMES.to_string());
+    let mut args = vec!["-p", "verbs", "-D", "cuda", "-v", "-S", &size, "-I", &times, "-w", "1"];
+    if program == "fi_rma_bw" {
+        args.extend(["-e", "msg", "-o", "write"]);
+    }
+    let dma_buf = if way == Way::DmaBuf { "1" } else { "0" };
+    let settings = BTreeMap::from([
+        ("FI_HMEM_CUDA_USE_DMABUF", dma_buf.to_string()),
+        ("FI_LOG_LEVEL", "info".to_string()),
+        ("FI_LOG_PROV", "verbs,core".to_string()),
+    ]);
+    let of_server: Vec<&str> = args.iter().copied().chain(["-s", address]).collect();
+    let of_client: Vec<&str> = args.iter().copied().chain([address]).collect();
+    let mut server = Running::start("fabtests-server", program, &of_server, &settings)?;
+    wait_for("the server", || {
+        crate::init::run("rdma", &["resource", "show", "cm_id"]).is_ok_and(|ids| ids.contains("LISTEN"))
+    })
+    .with_context(|| end_of(&server.log))?;
+    let mut client = Running::start("fabtests-client", program, &of_client, &settings)?;
+    let ended = [client.wait(LIMIT)?, server.wait(LIMIT)?];
+    let said = || format!("{}\n--\n{}", end_of(&client.log), end_of(&server.log));
+    ensure!(ended.iter().all(|status| status.success()), "client {}, server {}\n{}", ended[0], ended[1], said());
+    let (counts, registered) = (before.counts()?, through_the_module()?);
+    let wanted = (SIZE * TIMES) as u64;
+    ensure!(counts.wrote >= wanted, "{} bytes were written through BAR addresses, wanted {wanted}", counts.wrote);
+    way.was_taken(registered, 2)?;
+    let said = client.said();
+    let own = ["dmabuf support is", "Failover on", "cuda dmabuf support status", "ib_register_peer_memory_client"];
+    let lines = said.lines().filter_map(|line| own.iter().find_map(|own| line.find(own).map(|at| line[at..].trim())));
+    let mut looked: Vec<&str> = lines.collect();
+    looked.dedup();
+    let looked_at = format!("FI_HMEM_CUDA_USE_DMABUF={dma_buf}; {}", looked.join("; "));
+    let row = Row { program: "libfabric", way, what: program, looked_at, result: Ok(SIZE * TIMES) };
+    row.write_of(env, VERSION, Some(&counts), registered, module.as_ref())?;
+    nothing_stays()
+}
