@@ -57,7 +57,7 @@ wheel)
 	# "$version" is NAME==VERSION, "$1" its checksum, of the wheel for Python 3.11 on x86-64: which
 	# Python it is for matters to nobody here.
 	python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version=3.11 --dest "$OUT" \
-		--platform=manylinux_2_28_x86_64 "$version"
+		--platform=manylinux_2_28_x86_64 --platform=manylinux2014_x86_64 --platform=manylinux_2_12_x86_64 "$version"
 	echo "$1  $(echo "$OUT"/*.whl)" | sha256sum --quiet --check
 	python3 -m zipfile -e "$OUT"/*.whl "$OUT"
 	rm "$OUT"/*.whl
