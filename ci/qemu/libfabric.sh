@@ -17,6 +17,6 @@ make install DESTDIR="$OUT/inst"
 cd fabtests
 ./autogen.sh
 ./configure --prefix=/usr --with-libfabric="$OUT/inst/usr" --with-cuda="$OUT/cuda" --enable-cuda-dlopen
-make -j"$(nproc)" benchmarks/fi_msg_bw benchmarks/fi_rma_bw
-./libtool --silent --mode=install cp benchmarks/fi_{msg,rma}_bw "$OUT/bin/"
+make -j"$(nproc)" benchmarks/fi_msg_bw benchmarks/fi_msg_pingpong
+./libtool --silent --mode=install cp benchmarks/fi_msg_{bw,pingpong} "$OUT/bin/"
 cp -L "$OUT/inst/usr/lib/libfabric.so.1" "$OUT/bin/"
