@@ -362,7 +362,7 @@ impl Driver {
         self.state().contexts.get(&context).map(|c| (context, c.device)).ok_or(Code::InvalidContext)
     }
 
-    /// Whether a device has a primary context, and that one's flags.
+    /// Returns the flags of a device's primary context, and whether it has one.
     pub fn primary(&self, device: i32) -> Res<(u32, bool)> {
         let (device, _) = self.device(device)?;
         let state = self.state();
@@ -370,13 +370,13 @@ impl Driver {
         Ok((0, state.primary.contains_key(&device)))
     }
 
-    /// The number of a context, 0 for the current one.
+    /// Returns the number of a context; 0 stands for the current one.
     pub fn context_id(&self, context: usize) -> Res<u64> {
         let context = if context == 0 { self.here()?.0 } else { context };
         self.state().contexts.get(&context).map(|c| c.id).ok_or(Code::InvalidContext)
     }
 
-    /// The current context's flags.
+    /// Returns the current context's flags.
     pub fn context_flags(&self) -> Res<u32> {
         let (context, _) = self.here()?;
         self.state().contexts.get(&context).map(|c| c.flags).ok_or(Code::InvalidContext)
@@ -405,7 +405,7 @@ impl Driver {
         self.state().streams.remove(&stream).map(drop).ok_or(Code::InvalidHandle)
     }
 
-    /// The stream of a handle; `None` for the one that is always there (0 and 1, and 2 of the
+    /// Returns the stream of a handle; `None` for the one that is always there (0 and 1, and 2 of the
     /// thread).
     pub fn stream(&self, stream: usize) -> Res<Option<Arc<Stream>>> {
         if stream <= 2 {
@@ -450,7 +450,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Where an event was recorded, if it was.
+    /// Returns where an event was recorded, if it was.
     pub fn event(&self, event: usize) -> Res<Option<Mark>> {
         self.state().events.get(&event).map(|e| e.mark.clone()).ok_or(Code::InvalidHandle)
     }
@@ -598,7 +598,7 @@ impl Driver {
         Ok(handle)
     }
 
-    /// The memory of a handle.
+    /// Returns the memory of a handle.
     pub fn physical(&self, handle: u64) -> Res<Arc<Physical>> {
         self.state().handles.get(&handle).cloned().ok_or(Code::InvalidValue)
     }

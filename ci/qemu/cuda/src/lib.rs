@@ -33,12 +33,18 @@
 mod attribute;
 mod block;
 mod code;
+mod copy;
 mod driver;
+mod entry;
+mod pointer;
 mod stream;
 
 use code::{Code, Res, NAMES};
-use driver::{driver, init, Buffer, Driver, Place};
+use copy::{copy, copy_later, fill, fill_now};
+use driver::{driver, init};
+use entry::proc_address;
 use nvlab::BACKING;
+use pointer::SYNC_MEMOPS;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::os::fd::IntoRawFd;
 
@@ -254,7 +260,7 @@ api! {
     /// Drop a reference; the last one frees the context's memory.
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) { driver()?.release(device, false) }
 
-    /// Whether a GPU has a primary context, and with which flags.
+    /// Says whether a GPU has a primary context, and with which flags.
     fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) {
         let (of, is) = driver()?.primary(device)?;
         // SAFETY: the caller's pointers.
@@ -281,7 +287,7 @@ api! {
     /// Sets the current context's flags.
     fn cuCtxSetFlags(flags: c_uint) { driver()?.set_context_flags(flags) }
 
-    /// Whether one GPU reaches another's memory: none does here, and none its own by this word.
+    /// Says whether one GPU reaches another's memory: none does here, and none its own by this word.
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
         let d = driver()?;
         d.device(device)?;
@@ -370,7 +376,7 @@ api! {
         unsafe { put(to, address as u64) }
     }
 
-    /// What was advised for managed memory: nothing, as no call here advises.
+    /// Tells what was advised for managed memory: nothing, as no call here advises.
     fn cuMemRangeGetAttribute(data: *mut c_void, size: usize, attribute: c_int, address: CuPtr, len: usize) {
         let d = driver()?;
         let there = d.buffer(address).filter(|b| b.is_managed() && address - b.base + len as u64 <= b.size);
@@ -439,19 +445,10 @@ api! {
         unsafe { put(handle, d.retain_memory(address as u64)?) }
     }
 
-    /// How a handle's memory was made.
+    /// Tells how a handle's memory was made.
     fn cuMemGetAllocationPropertiesFromHandle(prop: *mut AllocationProp, handle: u64) {
         let of = driver()?.physical(handle)?;
-        let prop_of = AllocationProp {
-            kind: 1,
-            handle_types: of.handle_types,
-            location: 1,
-            device: of.device as c_int,
-            win32: std::ptr::null_mut(),
-            compression: 0,
-            rdma: of.rdma.into(),
-            rest: [0; 6],
-        };
+        let prop_of = AllocationProp::plain(of.device as c_int, of.handle_types, of.rdma);
         // SAFETY: the caller's pointer.
         unsafe { put(prop, prop_of) }
     }
@@ -647,28 +644,16 @@ api! {
         Ok(())
     }
 
-    /// Make a stream. DEFAULT or NON_BLOCKING
+    /// Make a stream.
     fn cuStreamCreate(stream: *mut CuHandle, flags: c_uint) {
-        let d = driver()?;
-        d.here()?;
-        if stream.is_null() || flags > 1 {
-            return Err(Code::InvalidValue);
-        }
-        // SAFETY: the caller's pointer.
-        unsafe { put(stream, d.create_stream()? as CuHandle) }
+        // SAFETY: the same pointer with the same promise.
+        unsafe { create_stream(stream, flags) }
     }
 
     /// The same; priorities change nothing here.
     fn cuStreamCreateWithPriority(stream: *mut CuHandle, flags: c_uint, _priority: c_int) {
         // SAFETY: the same pointer with the same promise.
-        match unsafe { cuStreamCreate(stream, flags) } {
-            0 => Ok(()),
-            // The codes that `cuStreamCreate` gives.
-            1 => Err(Code::InvalidValue),
-            3 => Err(Code::NotInitialized),
-            201 => Err(Code::InvalidContext),
-            _ => Err(Code::OperatingSystem),
-        }
+        unsafe { create_stream(stream, flags) }
     }
 
     /// Destroy a stream, when its work is done.
@@ -780,7 +765,7 @@ api! {
         let d = driver()?;
         let b = d.buffer(address).ok_or(Code::InvalidValue)?;
         // SAFETY: the caller's pointer, for the attribute's type.
-        unsafe { pointer_attribute(data, attribute, &b, address) }
+        unsafe { pointer::attribute(data, attribute, &b, address) }
     }
 
     /// Several; where there is no answer (a host address), zero.
@@ -800,9 +785,9 @@ api! {
             let (attribute, to) = unsafe { (*attributes.add(i), *data.add(i)) };
             match &b {
                 // SAFETY: the caller's pointer, for the attribute's type.
-                Some(b) => unsafe { pointer_attribute(to, attribute, b, address)? },
+                Some(b) => unsafe { pointer::attribute(to, attribute, b, address)? },
                 // SAFETY: the same.
-                None => unsafe { pointer_zero(to, attribute)? },
+                None => unsafe { pointer::zero(to, attribute)? },
             }
         }
         Ok(())
@@ -918,6 +903,20 @@ pub struct AllocationProp {
 }
 
 impl AllocationProp {
+    /// Asks for plain memory of a GPU.
+    pub fn plain(device: c_int, handle_types: c_int, rdma: bool) -> Self {
+        Self {
+            kind: 1,
+            handle_types,
+            location: 1,
+            device,
+            win32: std::ptr::null_mut(),
+            compression: 0,
+            rdma: rdma.into(),
+            rest: [0; 6],
+        }
+    }
+
     /// The GPU; `None` for anything but plain memory of one.
     fn device(&self) -> Option<c_int> {
         (self.kind == 1 && self.location == 1).then_some(self.device)
@@ -960,6 +959,19 @@ unsafe fn create(context: *mut CuContext, device: c_int) -> Res<()> {
     unsafe { put(context, d.create(device)? as CuContext) }
 }
 
+/// # Safety
+/// `stream` is NULL or good for writing a pointer.
+unsafe fn create_stream(stream: *mut CuHandle, flags: c_uint) -> Res<()> {
+    let d = driver()?;
+    d.here()?;
+    // DEFAULT or NON_BLOCKING
+    if stream.is_null() || flags > 1 {
+        return Err(Code::InvalidValue);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { put(stream, d.create_stream()? as CuHandle) }
+}
+
 /// `text` for a static string, NULL and an error where there is none.
 ///
 /// # Safety
@@ -986,360 +998,6 @@ fn pci_parse(text: &str) -> Option<(u32, u32, u32, u32)> {
         [bus, device] => Some((0, hex(bus)?, hex(device)?, function)),
         _ => None,
     }
-}
-
-/// One end of a copy.
-enum End {
-    Gpu(std::sync::Arc<Buffer>, u64),
-    Host(u64),
-}
-
-/// What an address is for a copy of `size` bytes, and how many of them lie there. The next mapping
-/// may begin behind one.
-fn end(d: &Driver, at: u64, size: u64) -> Res<(End, u64)> {
-    match d.buffer(at) {
-        Some(b) if !b.on_host() => {
-            let offset = at - b.base;
-            let room = b.size - offset;
-            if size > room && !b.is_mapping() {
-                return Err(Code::InvalidValue);
-            }
-            Ok((End::Gpu(b, offset), room.min(size)))
-        }
-        _ => Ok((End::Host(at), size)),
-    }
-}
-
-/// # Safety
-/// Host addresses are good for `size` bytes.
-unsafe fn copy(dst: u64, src: u64, size: usize) -> Res<()> {
-    let d = driver()?;
-    d.here()?;
-    // What was given to a stream comes first, as with a stream that is not NON_BLOCKING.
-    d.drain(None);
-    // SAFETY: the caller's promise.
-    unsafe { copy_now(d, dst, src, size) }
-}
-
-/// Gives the copy to a stream. The ends are looked at now.
-///
-/// # Safety
-/// Host addresses are good for `size` bytes until the stream has done it.
-unsafe fn copy_later(dst: u64, src: u64, size: usize, stream: CuHandle) -> Res<()> {
-    let d = driver()?;
-    d.here()?;
-    let Some(stream) = d.stream(stream as usize)? else {
-        // SAFETY: the caller's promise.
-        return unsafe { copy(dst, src, size) };
-    };
-    for at in [dst, src] {
-        if at == 0 {
-            return Err(Code::InvalidValue);
-        }
-        end(d, at, size as u64)?;
-    }
-    if [dst, src].iter().any(|at| d.buffer(*at).is_none()) {
-        d.drain(Some(&stream));
-        // SAFETY: the caller's promise.
-        return unsafe { copy_now(d, dst, src, size) };
-    }
-    stream.give(Box::new(move || {
-        // SAFETY: the caller's promise. A failure has nobody to be told to: a card would have
-        // ended the context.
-        let _ = unsafe { copy_now(d, dst, src, size) };
-    }));
-    Ok(())
-}
-
-/// # Safety
-/// Host addresses are good for `size` bytes.
-unsafe fn copy_now(d: &Driver, dst: u64, src: u64, size: usize) -> Res<()> {
-    let len = size as u64;
-    let mapped = |at: u64| d.buffer(at).is_some_and(|b| b.is_mapping());
-    // Neither runs from a mapping into what is none.
-    for at in [dst, src] {
-        if mapped(at) && !d.is_mapped(at, len) {
-            return Err(Code::InvalidValue);
-        }
-    }
-    let mut done = 0;
-    while done < len {
-        let ((to, to_room), (from, room)) = (end(d, dst + done, len - done)?, end(d, src + done, len - done)?);
-        let n = to_room.min(room);
-        // SAFETY: the caller vouches for host addresses.
-        unsafe { copy_part(to, from, n)? };
-        done += n;
-    }
-    Ok(())
-}
-
-/// # Safety
-/// Host addresses are good for `len` bytes.
-unsafe fn copy_part(to: End, from: End, len: u64) -> Res<()> {
-    let failed = |_| Code::InvalidValue;
-    match (to, from) {
-        (End::Gpu(to, at), End::Gpu(from, from_at)) => match (to.memory(), from.memory()) {
-            (Some((to, to_begin)), Some((from, begin))) => {
-                to.copy_from(to_begin + at, from, begin + from_at, len).map_err(failed)
-            }
-            _ => Err(Code::Unknown),
-        },
-        (End::Gpu(to, at), End::Host(from)) => match to.memory() {
-            // SAFETY: the caller vouches for the host address.
-            Some((to, begin)) => unsafe { to.write_from(begin + at, from as *const u8, len).map_err(failed) },
-            None => Err(Code::Unknown),
-        },
-        (End::Host(to), End::Gpu(from, at)) => match from.memory() {
-            // SAFETY: the caller vouches for the host address.
-            Some((from, begin)) => unsafe { from.read_to(begin + at, to as *mut u8, len).map_err(failed) },
-            None => Err(Code::Unknown),
-        },
-        (End::Host(to), End::Host(from)) => {
-            // SAFETY: the caller vouches for both host addresses; they may overlap.
-            unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len as usize) };
-            Ok(())
-        }
-    }
-}
-
-fn fill(dst: u64, value: u32, width: u32, count: usize) -> Res<()> {
-    let d = driver()?;
-    d.here()?;
-    d.drain(None);
-    fill_now(d, dst, value, width, count)
-}
-
-fn fill_now(d: &Driver, dst: u64, value: u32, width: u32, count: usize) -> Res<()> {
-    let mut at = dst;
-    let mut left = (count as u64).checked_mul(u64::from(width)).ok_or(Code::InvalidValue)?;
-    if dst % u64::from(width) != 0 || d.buffer(dst).is_none_or(|b| b.is_mapping() && !d.is_mapped(dst, left)) {
-        return Err(Code::InvalidValue);
-    }
-    while left != 0 {
-        let b = d.buffer(at).ok_or(Code::InvalidValue)?;
-        let offset = at - b.base;
-        let len = if b.is_mapping() { left.min(b.size - offset) } else { left };
-        if len > b.size - offset {
-            return Err(Code::InvalidValue);
-        }
-        match (&b.place, b.memory()) {
-            (_, Some((memory, begin))) => {
-                memory.fill_wide(begin + offset, len, value, width).map_err(|_| Code::InvalidValue)?;
-            }
-            (Place::Host { pages, .. }, _) if pages.fill(offset, len, &value.to_le_bytes()[..width as usize]) => {}
-            _ => return Err(Code::InvalidValue),
-        }
-        at += len;
-        left -= len;
-    }
-    Ok(())
-}
-
-const SYNC_MEMOPS: c_int = 6;
-
-/// The answer to one pointer attribute, in the attribute's own type.
-enum Fact {
-    Word(u64),
-    Int(u32),
-    Flag(bool),
-}
-
-fn fact(attribute: c_int, b: &Buffer, address: u64) -> Option<Fact> {
-    let managed = b.is_managed();
-    // Of a mapping the range is the whole reservation, and no context has it.
-    let (start, size, context) = match b.place {
-        Place::Mapped(_, start, size) => (start, size, 0),
-        _ => (b.base, b.size, b.context),
-    };
-    Some(match attribute {
-        1 => Fact::Word(context as u64),                             // CONTEXT
-        2 => Fact::Int(if b.on_host() && !managed { 1 } else { 2 }), // MEMORY_TYPE
-        3 => Fact::Word(address),                                    // DEVICE_POINTER
-        4 if b.on_host() => Fact::Word(address),                     // HOST_POINTER
-        SYNC_MEMOPS => Fact::Flag(true),
-        7 => Fact::Word(b.id),           // BUFFER_ID
-        8 => Fact::Flag(managed),        // IS_MANAGED
-        9 => Fact::Int(b.device as u32), // DEVICE_ORDINAL
-        10 => Fact::Flag(b.is_legacy_ipc_capable()),
-        11 => Fact::Word(start), // RANGE_START_ADDR
-        12 => Fact::Word(size),  // RANGE_SIZE
-        13 => Fact::Flag(true),  // MAPPED
-        14 => Fact::Word(match &b.place {
-            // ALLOWED_HANDLE_TYPES
-            Place::Mapped(physical, ..) => physical.handle_types as u64,
-            _ => 0,
-        }),
-        15 => Fact::Flag(b.rdma_capable()), // IS_GPU_DIRECT_RDMA_CAPABLE
-        16 => Fact::Int(3),                 // ACCESS_FLAGS: read and write
-        17 => Fact::Word(0),                // MEMPOOL_HANDLE
-        _ => return None,
-    })
-}
-
-/// # Safety
-/// `to` is NULL or good for writing the attribute's type.
-unsafe fn pointer_attribute(to: *mut c_void, attribute: c_int, b: &Buffer, address: u64) -> Res<()> {
-    // SAFETY: the caller's promise, for each type.
-    unsafe {
-        match fact(attribute, b, address).ok_or(Code::InvalidValue)? {
-            Fact::Word(v) => put(to.cast(), v),
-            Fact::Int(v) => put(to.cast(), v),
-            Fact::Flag(v) => put(to.cast(), c_uint::from(v)),
-        }
-    }
-}
-
-/// The answer of `cuPointerGetAttributes` for an address that is nobody's.
-///
-/// # Safety
-/// `to` is NULL or good for writing the attribute's type.
-unsafe fn pointer_zero(to: *mut c_void, attribute: c_int) -> Res<()> {
-    // SAFETY: the caller's promise, for each type.
-    unsafe {
-        match attribute {
-            1 | 3 | 4 | 7 | 11 | 12 | 14 | 17 => put(to.cast(), 0u64),
-            2 | SYNC_MEMOPS | 8 | 10 | 13 | 15 | 16 => put(to.cast(), 0u32),
-            9 => put(to.cast(), -2i32),
-            _ => Err(Code::InvalidValue),
-        }
-    }
-}
-
-/// A function, from which version of CUDA on its name means it.
-type Entry = (&'static str, c_int, *const c_void);
-
-/// SYMBOL_NOT_FOUND and VERSION_NOT_SUFFICIENT of `CUdriverProcAddressQueryResult`.
-const NO_SYMBOL: c_int = 1;
-const OLD_VERSION: c_int = 2;
-
-macro_rules! entries {
-    ($($name:literal $version:literal $function:ident;)*) => {
-        [$(($name, $version, $function as *const c_void)),*]
-    };
-}
-
-fn entries() -> impl Iterator<Item = Entry> {
-    entries! {
-        "cuInit" 2000 cuInit;
-        "cuDriverGetVersion" 2020 cuDriverGetVersion;
-        "cuDeviceGetCount" 2000 cuDeviceGetCount;
-        "cuDeviceGet" 2000 cuDeviceGet;
-        "cuDeviceGetAttribute" 2000 cuDeviceGetAttribute;
-        "cuDeviceGetName" 2000 cuDeviceGetName;
-        "cuDeviceGetPCIBusId" 4010 cuDeviceGetPCIBusId;
-        "cuDeviceGetByPCIBusId" 4010 cuDeviceGetByPCIBusId;
-        "cuDeviceGetUuid" 9020 cuDeviceGetUuid;
-        "cuDeviceGetUuid" 11040 cuDeviceGetUuid_v2;
-        "cuDeviceTotalMem" 3020 cuDeviceTotalMem_v2;
-        "cuCtxCreate" 3020 cuCtxCreate_v2;
-        "cuCtxCreate" 12050 cuCtxCreate_v4;
-        "cuCtxDestroy" 4000 cuCtxDestroy_v2;
-        "cuCtxSetCurrent" 4000 cuCtxSetCurrent;
-        "cuCtxGetCurrent" 4000 cuCtxGetCurrent;
-        "cuCtxGetDevice" 2000 cuCtxGetDevice;
-        "cuCtxPushCurrent" 4000 cuCtxPushCurrent_v2;
-        "cuCtxPopCurrent" 4000 cuCtxPopCurrent_v2;
-        "cuCtxSynchronize" 2000 cuCtxSynchronize;
-        "cuDevicePrimaryCtxRetain" 7000 cuDevicePrimaryCtxRetain;
-        "cuDevicePrimaryCtxRelease" 11000 cuDevicePrimaryCtxRelease_v2;
-        "cuDevicePrimaryCtxReset" 11000 cuDevicePrimaryCtxReset_v2;
-        "cuDevicePrimaryCtxGetState" 7000 cuDevicePrimaryCtxGetState;
-        "cuDeviceCanAccessPeer" 4000 cuDeviceCanAccessPeer;
-        "cuCtxGetId" 12000 cuCtxGetId;
-        "cuCtxGetFlags" 7000 cuCtxGetFlags;
-        "cuCtxSetFlags" 12010 cuCtxSetFlags;
-        "cuStreamCreate" 2000 cuStreamCreate;
-        "cuStreamCreateWithPriority" 5050 cuStreamCreateWithPriority;
-        "cuStreamDestroy" 4000 cuStreamDestroy_v2;
-        "cuStreamQuery" 2000 cuStreamQuery;
-        "cuStreamSynchronize" 2000 cuStreamSynchronize;
-        "cuStreamWaitEvent" 3020 cuStreamWaitEvent;
-        "cuStreamAddCallback" 5000 cuStreamAddCallback;
-        "cuLaunchHostFunc" 10000 cuLaunchHostFunc;
-        "cuEventCreate" 2000 cuEventCreate;
-        "cuEventDestroy" 4000 cuEventDestroy_v2;
-        "cuEventRecord" 2000 cuEventRecord;
-        "cuEventQuery" 2000 cuEventQuery;
-        "cuEventSynchronize" 2000 cuEventSynchronize;
-        "cuMemcpyAsync" 4000 cuMemcpyAsync;
-        "cuMemcpyHtoDAsync" 3020 cuMemcpyHtoDAsync_v2;
-        "cuMemcpyDtoHAsync" 3020 cuMemcpyDtoHAsync_v2;
-        "cuMemcpyDtoDAsync" 3020 cuMemcpyDtoDAsync_v2;
-        "cuMemsetD8Async" 3020 cuMemsetD8Async;
-        "cuMemHostRegister" 6050 cuMemHostRegister_v2;
-        "cuMemHostUnregister" 4000 cuMemHostUnregister;
-        "cuMemHostGetDevicePointer" 3020 cuMemHostGetDevicePointer_v2;
-        "cuMemRangeGetAttribute" 8000 cuMemRangeGetAttribute;
-        "cuMemRetainAllocationHandle" 11000 cuMemRetainAllocationHandle;
-        "cuMemGetAllocationPropertiesFromHandle" 10020 cuMemGetAllocationPropertiesFromHandle;
-        "cuMemExportToShareableHandle" 10020 cuMemExportToShareableHandle;
-        "cuMemImportFromShareableHandle" 10020 cuMemImportFromShareableHandle;
-        "cuIpcGetMemHandle" 4010 cuIpcGetMemHandle;
-        "cuIpcOpenMemHandle" 11000 cuIpcOpenMemHandle_v2;
-        "cuIpcCloseMemHandle" 4010 cuIpcCloseMemHandle;
-        "cuMemPoolExportPointer" 11020 cuMemPoolExportPointer;
-        "cuMemPoolExportToShareableHandle" 11020 cuMemPoolExportToShareableHandle;
-        "cuMemPoolImportFromShareableHandle" 11020 cuMemPoolImportFromShareableHandle;
-        "cuMemPoolImportPointer" 11020 cuMemPoolImportPointer;
-        "cuMemPoolSetAccess" 11020 cuMemPoolSetAccess;
-        "cuMemPoolDestroy" 11020 cuMemPoolDestroy;
-        "cuMemGetInfo" 3020 cuMemGetInfo_v2;
-        "cuMemAlloc" 3020 cuMemAlloc_v2;
-        "cuMemAllocManaged" 6000 cuMemAllocManaged;
-        "cuMemFree" 3020 cuMemFree_v2;
-        "cuMemAllocHost" 3020 cuMemAllocHost_v2;
-        "cuMemHostAlloc" 2020 cuMemHostAlloc;
-        "cuMemFreeHost" 2000 cuMemFreeHost;
-        "cuMemGetAddressRange" 3020 cuMemGetAddressRange_v2;
-        "cuMemcpy" 4000 cuMemcpy;
-        "cuMemcpyHtoD" 3020 cuMemcpyHtoD_v2;
-        "cuMemcpyDtoH" 3020 cuMemcpyDtoH_v2;
-        "cuMemcpyDtoD" 3020 cuMemcpyDtoD_v2;
-        "cuMemsetD8" 3020 cuMemsetD8_v2;
-        "cuMemsetD16" 3020 cuMemsetD16_v2;
-        "cuMemsetD32" 3020 cuMemsetD32_v2;
-        "cuPointerGetAttribute" 4000 cuPointerGetAttribute;
-        "cuPointerGetAttributes" 7000 cuPointerGetAttributes;
-        "cuPointerSetAttribute" 6000 cuPointerSetAttribute;
-        "cuMemGetAllocationGranularity" 10020 cuMemGetAllocationGranularity;
-        "cuMemAddressReserve" 10020 cuMemAddressReserve;
-        "cuMemAddressFree" 10020 cuMemAddressFree;
-        "cuMemCreate" 10020 cuMemCreate;
-        "cuMemRelease" 10020 cuMemRelease;
-        "cuMemMap" 10020 cuMemMap;
-        "cuMemSetAccess" 10020 cuMemSetAccess;
-        "cuMemUnmap" 10020 cuMemUnmap;
-        "cuMemGetHandleForAddressRange" 11070 cuMemGetHandleForAddressRange;
-        "cuFlushGPUDirectRDMAWrites" 11030 cuFlushGPUDirectRDMAWrites;
-        "cuGetErrorName" 6000 cuGetErrorName;
-        "cuGetErrorString" 6000 cuGetErrorString;
-        "cuGetProcAddress" 11030 cuGetProcAddress;
-        "cuGetProcAddress" 12000 cuGetProcAddress_v2;
-    }
-    .into_iter()
-}
-
-/// The newest function of a name that a version knows, or the code and the reason.
-fn lookup(name: &str, version: c_int) -> Result<*const c_void, (Code, c_int)> {
-    entries().filter(|e| e.0 == name && e.1 <= version).max_by_key(|e| e.1).map(|e| e.2).ok_or_else(|| {
-        let known = entries().any(|e| e.0 == name);
-        (Code::NotFound, if known { OLD_VERSION } else { NO_SYMBOL })
-    })
-}
-
-/// # Safety
-/// `name` is NULL or a C string, `to` NULL or good for writing a pointer.
-unsafe fn proc_address(name: *const c_char, to: *mut *const c_void, version: c_int) -> Result<(), (Code, c_int)> {
-    let bad = (Code::InvalidValue, NO_SYMBOL);
-    if name.is_null() {
-        return Err(bad);
-    }
-    // SAFETY: not NULL, so a C string, says the caller.
-    let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| bad)?;
-    let found = lookup(name, version);
-    // SAFETY: the caller's promise.
-    unsafe { put(to, found.unwrap_or(std::ptr::null())) }.map_err(|_| bad)?;
-    found.map(drop)
 }
 
 #[cfg(test)]
@@ -1379,46 +1037,6 @@ mod tests {
         assert_eq!(pci_parse("af:1f"), Some((0, 0xaf, 0x1f, 0)));
         assert_eq!(pci_parse("0:0:0:0"), None);
         assert_eq!(pci_parse("gpu"), None);
-    }
-
-    #[test]
-    fn a_name_means_what_its_version_knew() {
-        let v2 = cuCtxCreate_v2 as *const c_void;
-        let v4 = cuCtxCreate_v4 as *const c_void;
-        assert_eq!(lookup("cuCtxCreate", 3020), Ok(v2));
-        assert_eq!(lookup("cuCtxCreate", 12040), Ok(v2));
-        assert_eq!(lookup("cuCtxCreate", 13000), Ok(v4));
-        assert_eq!(lookup("cuCtxCreate", 3010), Err((Code::NotFound, OLD_VERSION)));
-        assert_eq!(lookup("cuLaunch", 13000), Err((Code::NotFound, NO_SYMBOL)));
-    }
-
-    /// Every function that perftest 25.07 and later asks for, with the version it names.
-    #[test]
-    fn perftest_finds_all_it_asks_for() {
-        for (name, version) in [
-            ("cuInit", 2000),
-            ("cuDeviceGetCount", 2000),
-            ("cuDeviceGet", 2000),
-            ("cuDeviceGetAttribute", 2000),
-            ("cuDeviceGetName", 2000),
-            ("cuCtxCreate", 3020),
-            ("cuDevicePrimaryCtxRetain", 7000),
-            ("cuCtxSetCurrent", 4000),
-            ("cuCtxDestroy", 4000),
-            ("cuDeviceGetByPCIBusId", 11030),
-            ("cuMemAllocHost", 3020),
-            ("cuMemAlloc", 3020),
-            ("cuMemFreeHost", 3020),
-            ("cuMemFree", 3020),
-            ("cuMemcpy", 11030),
-            ("cuMemcpyDtoD", 3020),
-            ("cuMemGetHandleForAddressRange", 11070),
-            ("cuDriverGetVersion", 2020),
-            ("cuCtxSynchronize", 11030),
-            ("cuMemAllocManaged", 11030),
-        ] {
-            assert!(lookup(name, version).is_ok(), "{name} {version}");
-        }
     }
 
     #[test]

@@ -12,14 +12,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 /// A piece of work.
 pub type Work = Box<dyn FnOnce() + Send>;
 
-/// How much of a stream's work is done.
+/// Counts a stream's pieces of work: those that it was given, and those that are done.
 #[derive(Debug, Default)]
 struct Progress {
     given: u64,
     done: u64,
 }
 
-/// What waits for a stream.
+/// A stream's progress, and what its thread wakes.
 #[derive(Debug, Default)]
 struct Shared {
     progress: Mutex<Progress>,
@@ -63,7 +63,7 @@ impl Mark {
 }
 
 impl Stream {
-    /// A stream without work. `None`: no thread is to be had.
+    /// Makes a stream without work. `None`: no thread is to be had.
     pub fn new(context: usize) -> Option<Self> {
         let (work, todo) = channel::<Work>();
         let shared = Arc::new(Shared::default());
@@ -88,7 +88,7 @@ impl Stream {
         let _ = self.work.send(piece);
     }
 
-    /// Where it is now.
+    /// Returns where it is now.
     pub fn mark(&self) -> Mark {
         Mark { shared: Arc::clone(&self.shared), at: self.shared.progress().given }
     }

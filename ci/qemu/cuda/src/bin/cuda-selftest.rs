@@ -258,26 +258,17 @@ fn copies() {
 /// A reservation with three handles, the last of which no NIC may have.
 fn mappings() {
     const SEGMENT: usize = 2 << 20;
-    let prop = |rdma| AllocationProp {
-        kind: 1,
-        handle_types: 0,
-        location: 1,
-        device: 0,
-        win32: std::ptr::null_mut(),
-        compression: 0,
-        rdma,
-        rest: [0; 6],
-    };
+    let prop = |rdma| AllocationProp::plain(0, 0, rdma);
     let access = AccessDesc { kind: 1, device: 0, access: 3 };
     let (mut at, mut granularity, mut handles) = (0, 0, [0u64; 3]);
     // SAFETY: live locals.
     unsafe {
-        assert_eq!(cuMemGetAllocationGranularity(&mut granularity, &prop(1), 0), 0);
+        assert_eq!(cuMemGetAllocationGranularity(&mut granularity, &prop(true), 0), 0);
         assert_eq!(granularity, SEGMENT);
         assert_eq!(cuMemAddressReserve(&mut at, 4 * SEGMENT, 0, 0, 0), 0);
-        assert_eq!(cuMemCreate(&mut handles[0], SEGMENT + 1, &prop(1), 0), 1);
+        assert_eq!(cuMemCreate(&mut handles[0], SEGMENT + 1, &prop(true), 0), 1);
         for (i, handle) in handles.iter_mut().enumerate() {
-            assert_eq!(cuMemCreate(handle, SEGMENT, &prop(u8::from(i < 2)), 0), 0);
+            assert_eq!(cuMemCreate(handle, SEGMENT, &prop(i < 2), 0), 0);
             assert_eq!(cuMemMap(at + (i * SEGMENT) as u64, SEGMENT, 0, *handle, 0), 0);
             // The mapping keeps the memory.
             assert_eq!(cuMemRelease(*handle), 0);
@@ -321,7 +312,7 @@ fn mappings() {
         assert_eq!(export(at, 3 * SEGMENT, 1, 0).err(), Some(1));
         assert_eq!(cuMemAddressFree(at, 4 * SEGMENT), 1);
         let mut other = 0;
-        assert_eq!(cuMemCreate(&mut other, SEGMENT, &prop(1), 0), 0);
+        assert_eq!(cuMemCreate(&mut other, SEGMENT, &prop(true), 0), 0);
         assert_eq!(cuMemMap(segment(1), SEGMENT, 0, other, 0), 0);
         assert_eq!(cuMemRelease(other), 0);
         assert_eq!(pointer(7, segment(1)), Ok(ids[2] + 1));
@@ -330,19 +321,10 @@ fn mappings() {
     }
 }
 
-/// What is only asked for: handles for other processes, and memory of the program's own.
+/// Asks for what programs only ask for: handles for other processes, and memory of their own.
 fn handles() {
     let a = alloc(300_000).unwrap();
-    let mut prop = AllocationProp {
-        kind: 1,
-        handle_types: 0,
-        location: 1,
-        device: 0,
-        win32: std::ptr::null_mut(),
-        compression: 0,
-        rdma: 1,
-        rest: [0; 6],
-    };
+    let mut prop = AllocationProp::plain(0, 0, true);
     let host = HOST.as_ptr() as *mut c_void;
     let (mut handle, mut other, mut device, mut ipc, mut fd) = (0, 0, 0, [0u64; 8], -1);
     // SAFETY: live locals, as large as what is written there; a page of this program's own.
