@@ -33,12 +33,12 @@ type Handle = *mut c_void;
 
 /// What memory can be made.
 const KINDS: &str = "dram, vram, segments or part";
-/// Of which parts are handed out, as PyTorch's caching allocator does with its large blocks.
+/// Bytes of an allocation of which parts are handed out, as PyTorch's caching allocator does.
 const BLOCK: usize = 20 << 20;
-/// What such a part begins at a multiple of.
+/// A part begins at a multiple of so many bytes.
 const ROUND: usize = 512;
 
-/// Which memory, by the library's number.
+/// Kinds of memory, by the library's numbers.
 #[derive(Clone, Copy)]
 enum Kind {
     Dram = 0,
@@ -61,7 +61,7 @@ struct Nixl {
     agent: Handle,
     /// What names the backend in each call.
     options: Handle,
-    /// Whose memory it registers.
+    /// The GPU whose memory it registers.
     gpu: u64,
 }
 
@@ -138,11 +138,11 @@ struct Agent {
     nixl: Nixl,
     cuda: Arc<Cuda>,
     memory: Vec<Option<Memory>>,
-    /// The block of which parts are handed out, and up to where.
+    /// The allocation of which parts are handed out, and up to where that was done.
     block: Option<(Rc<DeviceMemory>, usize)>,
 }
 
-/// An agent with that name, whose memory is that GPU's.
+/// Runs an agent of that name, whose memory is that GPU's.
 pub fn run(name: &str, gpu: &str) -> Result<()> {
     let gpu: i32 = gpu.parse().context("which GPU")?;
     let cuda = Cuda::open_on(gpu)?;
@@ -160,7 +160,7 @@ pub fn run(name: &str, gpu: &str) -> Result<()> {
 }
 
 impl Nixl {
-    /// An agent with UCX as its backend.
+    /// Makes an agent with UCX as its backend.
     fn open(name: &str, gpu: i32) -> Result<Self> {
         let file = Path::new(WHEEL).join(".nixl_cu12.mesonpy.libs/libnixl_capi.so");
         // SAFETY: loading runs the library's initialisers, which are made for that.
@@ -200,7 +200,7 @@ impl Nixl {
         Ok(())
     }
 
-    /// What another agent needs to reach this one.
+    /// Returns what another agent needs to reach this one.
     fn metadata(&self) -> Result<Vec<u8>> {
         let (mut data, mut len): (Handle, usize) = (null_mut(), 0);
         call!(self.library, nixl_capi_get_local_md(self.agent => Handle, &mut data => *mut Handle,
@@ -262,7 +262,7 @@ impl Nixl {
         Ok(())
     }
 
-    /// The next notification of another agent.
+    /// Waits for the next notification of another agent.
     fn notification(&self, of: &str) -> Result<String> {
         let mut map: Handle = null_mut();
         let of = CString::new(of)?;

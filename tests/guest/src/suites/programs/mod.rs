@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Programs of others, as they are published, on a disk of their own (docs/consumers.md): NIXL, with
-//! the UCX of its wheel; `ucx_perftest` on that UCX; Mooncake's bench. And libfabric's own tests. What
-//! arrives is compared.
+//! Programs of others (docs/consumers.md). On a disk of their own, as they are published: NIXL with the
+//! UCX of its wheel, `ucx_perftest` on that UCX, and Mooncake's bench. In the image: libfabric's own
+//! tests. What arrives is compared.
 
 pub mod libfabric;
 mod mooncake;
@@ -27,7 +27,7 @@ use crate::machine::{Level, Mode, RDMA_DEVICE};
 use crate::modules;
 use crate::nixl::WHEEL;
 use crate::peermem::Stats;
-use crate::perftest::Counts;
+use crate::perftest::{Before, Counts};
 use crate::test::{emit, in_modes, Env, Suite, Test};
 
 const DISK: &str = "/dev/vda";
@@ -252,40 +252,52 @@ fn left_behind(pid: u32, size: usize) -> Result<Vec<Left>> {
     Ok(all)
 }
 
-/// How often memory of a GPU was registered through the module by now.
-fn through_the_module() -> Result<usize> {
-    Ok(lab::trace()?.iter().filter(|event| event.callback == "dma_map" && event.ret == 0).count())
+/// Measures a run, from when this is made.
+struct Meter {
+    before: Before,
+    /// What our module had counted; `None` where it is not loaded. NVIDIA's counts nothing.
+    module: Option<[i64; 2]>,
 }
 
-/// What our module has counted by now. NVIDIA's counts nothing.
-#[derive(Clone, Copy)]
-struct Module {
-    pins: i64,
-    revocations: i64,
+/// What was counted during a run.
+struct Seen {
+    counts: Counts,
+    /// How often memory of a GPU was registered through a module.
+    registered: usize,
+    /// Pins and revocations, as our module counts them.
+    module: Option<[i64; 2]>,
 }
 
-impl Module {
-    /// `None`: ours is not loaded.
-    fn now(env: &Env) -> Result<Option<Self>> {
-        if env.nvidia_c || env.mode.is_none() {
-            return Ok(None);
-        }
-        let stats = Stats::read()?;
-        Ok(Some(Self { pins: stats.number("total.pins")?, revocations: stats.number("total.revocations")? }))
+/// Pins and revocations that our module has counted by now.
+fn counted() -> Result<[i64; 2]> {
+    let stats = Stats::read()?;
+    Ok([stats.number("total.pins")?, stats.number("total.revocations")?])
+}
+
+impl Meter {
+    fn start(env: &Env) -> Result<Self> {
+        lab::clear_trace()?;
+        let ours = !env.nvidia_c && env.mode.is_some();
+        Ok(Self { before: Before::now()?, module: ours.then(counted).transpose()? })
     }
 
-    /// What it has counted since.
-    fn since(&self) -> Result<Self> {
-        let now = Stats::read()?;
-        let (pins, revocations) = (now.number("total.pins")?, now.number("total.revocations")?);
-        Ok(Self { pins: pins - self.pins, revocations: revocations - self.revocations })
+    fn read(&self) -> Result<Seen> {
+        let registered = lab::trace()?.iter().filter(|event| event.callback == "dma_map" && event.ret == 0).count();
+        let module = match self.module {
+            Some([pins, revocations]) => {
+                let now = counted()?;
+                Some([now[0] - pins, now[1] - revocations])
+            }
+            None => None,
+        };
+        Ok(Seen { counts: self.before.counts()?, registered, module })
     }
 }
 
 /// One row of the table of programs (docs/results/programs.md).
 struct Row<'a> {
-    /// As it is called on the disk, in the file with the versions.
     program: &'a str,
+    version: String,
     way: Way,
     what: &'a str,
     /// What it looked at to choose its way, from its own log.
@@ -295,41 +307,31 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// Writes it down, with what was counted.
-    fn write(&self, env: &Env, counts: Option<&Counts>, registered: usize, since: Option<&Module>) -> Result<()> {
-        let versions = fs::read_to_string(Path::new(PROGRAMS).join("versions"))?;
-        let version = versions.lines().find_map(|line| line.strip_prefix(self.program)?.strip_prefix(' '));
-        self.write_of(env, version.context("the disk names no version")?, counts, registered, since)
-    }
-
-    /// The same for a program that is not on the disk.
-    fn write_of(
-        &self,
-        env: &Env,
-        version: &str,
-        counts: Option<&Counts>,
-        registered: usize,
-        since: Option<&Module>,
-    ) -> Result<()> {
-        let through_module = self.way == Way::PeerMemory && env.mode.is_some();
-        let module = match (through_module, env.nvidia_c) {
-            (false, _) => "none",
-            (true, false) => "ours",
-            (true, true) => "NVIDIA's",
+    /// Writes it down, with what was counted where bytes moved.
+    fn write(&self, env: &Env, seen: Option<&Seen>) {
+        let mode = env.mode.filter(|_| self.way == Way::PeerMemory).map(Mode::name);
+        let module = match (mode, env.nvidia_c) {
+            (None, _) => "none",
+            (Some(_), false) => "ours",
+            (Some(_), true) => "NVIDIA's",
         };
-        let counted = since.map(Module::since).transpose()?;
+        let [pins, revocations] = [0, 1].map(|i| Some(seen?.module?[i]));
         let row = json!({
-            "program": self.program, "version": version, "way": self.way.name(),
-            "module": module, "mode": if through_module { env.mode.map_or("", Mode::name) } else { "" },
-            "what": self.what, "looked_at": self.looked_at,
+            "program": self.program, "version": self.version, "way": self.way.name(),
+            "module": module, "mode": mode.unwrap_or_default(), "what": self.what, "looked_at": self.looked_at,
             "compared": self.result.as_ref().ok(), "refused": self.result.as_ref().err(),
-            "through_bar": counts.map(|counts| counts.read + counts.wrote), "registrations": registered,
-            "pins": counted.map(|counted| counted.pins), "revocations": counted.map(|counted| counted.revocations),
+            "registrations": seen.map_or(0, |seen| seen.registered), "pins": pins, "revocations": revocations,
         });
         println!("{row}");
         emit("programs", &row);
-        Ok(())
     }
+}
+
+/// The version of a program on the disk.
+fn version(program: &str) -> Result<String> {
+    let versions = fs::read_to_string(Path::new(PROGRAMS).join("versions"))?;
+    let version = versions.lines().find_map(|line| line.strip_prefix(program)?.strip_prefix(' '));
+    version.map(str::to_string).with_context(|| format!("the disk names no version of {program}"))
 }
 
 fn nothing_stays() -> Result<()> {

@@ -9,14 +9,10 @@ use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::{
-    end_of, left_behind, nothing_stays, programs, through_the_module, Left, Module, Row, Running, Way, PROGRAMS,
-};
+use super::{end_of, left_behind, nothing_stays, programs, version, Left, Meter, Row, Running, Way, PROGRAMS};
 use crate::common::GPU_PAGE;
-use crate::lab;
 use crate::machine::{Level, Mode, RDMA_DEVICE};
 use crate::peer::{together, Role};
-use crate::perftest::{Before, Counts};
 use crate::suites::MIB;
 use crate::test::{in_modes, Env, Test};
 
@@ -36,14 +32,13 @@ pub fn tests(nvidia_c: bool) -> Vec<Test> {
     tests
 }
 
-/// It registers by address, whether somebody is there for that or not, and says the errno.
+/// Mooncake registers by address, whether somebody is there for that or not, and says the errno.
 fn without_a_way(env: &Env) -> Result<()> {
     let refused = run(env, Way::PeerMemory, "write");
     let said = format!("{:#}", refused.err().context("it moved bytes, and there is no module")?);
     ensure!(said.contains("Failed to register memory") && said.contains("Bad address [14]"), "{said}");
-    let (looked_at, result) = (String::new(), Err("Failed to register memory: Bad address [14]".to_string()));
-    Row { program: "mooncake", way: Way::PeerMemory, what: "write, no way", looked_at, result }
-        .write(env, None, 0, None)?;
+    let result = Err("Failed to register memory: Bad address [14]".to_string());
+    row(Way::PeerMemory, "write, no way", result)?.write(env, None);
     nothing_stays()
 }
 
@@ -76,7 +71,7 @@ fn start(way: Way, mode: &str, address: &str, more: &[&str]) -> Result<Running> 
     Running::start(&format!("mooncake-{mode}"), &program, &args, &settings)
 }
 
-/// Starts a target; where an initiator finds it.
+/// Starts a target. Returns where an initiator finds it, too.
 fn target(way: Way, address: &str) -> Result<(Running, String)> {
     let mut target = start(way, "target", &format!("{address}:12345"), &[])?;
     let at = target.hear("listening on", LIMIT)?;
@@ -94,7 +89,7 @@ fn initiate(way: Way, operation: &str, address: &str, target: &str) -> Result<Ru
     Ok(initiator)
 }
 
-/// Ends a target; the memory that a side had.
+/// Ends a target, and looks at the memory that it had.
 fn end(target: &mut Running) -> Result<Left> {
     target.send(Signal::SIGINT)?;
     let ended = target.wait(LIMIT)?;
@@ -116,35 +111,22 @@ fn compare(operation: &str, initiator: &Left, target: &Left) -> Result<()> {
     Ok(())
 }
 
-/// What was counted during a run.
-struct Seen {
-    counts: Counts,
-    registered: usize,
-    module: Option<Module>,
-}
-
-fn write_row(env: &Env, way: Way, what: &str, seen: &Seen) -> Result<()> {
+fn row(way: Way, what: &str, result: Result<usize, String>) -> Result<Row<'_>> {
     // Its log does not say.
     let looked_at = if way == Way::DmaBuf { "WITH_NVIDIA_PEERMEM=0".to_string() } else { String::new() };
-    Row { program: "mooncake", way, what, looked_at, result: Ok(2 * SIZE) }.write(
-        env,
-        Some(&seen.counts),
-        seen.registered,
-        seen.module.as_ref(),
-    )
+    Ok(Row { program: "mooncake", version: version("mooncake")?, way, what, looked_at, result })
 }
 
 fn run(env: &Env, way: Way, operation: &str) -> Result<()> {
     programs()?;
-    lab::clear_trace()?;
-    let (before, module) = (Before::now()?, Module::now(env)?);
+    let meter = Meter::start(env)?;
     let (mut server, at) = target(way, "127.0.0.1")?;
     let client = initiate(way, operation, "127.0.0.1", &at).with_context(|| end_of(&server.log))?;
     let theirs = end(&mut server)?;
     compare(operation, &left(&client)?, &theirs)?;
-    let seen = Seen { counts: before.counts()?, registered: through_the_module()?, module };
+    let seen = meter.read()?;
     way.was_taken(seen.registered, 2)?;
-    write_row(env, way, operation, &seen)?;
+    row(way, operation, Ok(2 * SIZE))?.write(env, Some(&seen));
     nothing_stays()
 }
 
@@ -152,8 +134,7 @@ fn run(env: &Env, way: Way, operation: &str) -> Result<()> {
 pub fn two_machines(env: &Env, way: Way, operation: &str) -> Result<()> {
     programs()?;
     together(env, &format!("mooncake {operation} {}", way.name()), |peer| {
-        lab::clear_trace()?;
-        let (before, module) = (Before::now()?, Module::now(env)?);
+        let meter = Meter::start(env)?;
         let address = peer.role.address();
         let (own, theirs) = match peer.role {
             Role::Server => {
@@ -179,10 +160,10 @@ pub fn two_machines(env: &Env, way: Way, operation: &str) -> Result<()> {
             Role::Client => compare(operation, &own, &theirs)?,
             Role::Server => compare(operation, &theirs, &own)?,
         }
-        let seen = Seen { counts: before.counts()?, registered: through_the_module()?, module };
+        let seen = meter.read()?;
         way.was_taken(seen.registered, 1)?;
         let side = if peer.role == Role::Client { "initiator" } else { "target" };
-        write_row(env, way, &format!("{operation}, two machines, {side}"), &seen)?;
+        row(way, &format!("{operation}, two machines, {side}"), Ok(2 * SIZE))?.write(env, Some(&seen));
         nothing_stays()
     })
 }

@@ -6,13 +6,13 @@ use std::fs;
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
 
-use super::{end_of, nothing_stays, programs, through_the_module, ucx_chose, ucx_settings, Module, Row, Way};
+use super::{end_of, nothing_stays, programs, ucx_chose, ucx_settings, version, Meter, Row, Way};
 use crate::helper::Helper;
 use crate::lab;
 use crate::machine::{Level, Mode};
 use crate::nixl::WHEEL;
 use crate::peer::{together, Role};
-use crate::perftest::{Before, PATIENCE};
+use crate::perftest::PATIENCE;
 use crate::suites::MIB;
 use crate::test::{in_modes, Env, Test};
 
@@ -43,6 +43,12 @@ pub fn tests(nvidia_c: bool) -> Vec<Test> {
     tests
 }
 
+/// Memory that an agent has registered: its number, and its address.
+struct Made {
+    number: String,
+    at: String,
+}
+
 /// Two agents in two processes, which know each other.
 struct Pair {
     agents: [Helper; 2],
@@ -50,6 +56,8 @@ struct Pair {
 }
 
 const NAMES: [&str; 2] = ["alice", "bob"];
+/// Memory of the first GPU.
+const VRAM: (&str, u32) = ("vram", 0);
 
 fn agent(name: &str, way: Way, gpu: &str) -> Result<(Helper, String)> {
     programs()?;
@@ -73,15 +81,36 @@ impl Pair {
         Ok(Self { agents: [alice, bob], logs: [alices, bobs] })
     }
 
-    /// Each makes registered memory: numbers and addresses.
-    fn make(&mut self, kinds: [&str; 2], size: usize, seeds: [u64; 2]) -> Result<[(String, String); 2]> {
-        let mut made = Vec::new();
-        for i in 0..2 {
-            let said = self.ask(i, &format!("make {} {size} {}", kinds[i], seeds[i]))?;
-            let (number, at) = said.split_once(' ').with_context(|| format!("{said:?}"))?;
-            made.push((number.to_string(), at.to_string()));
-        }
-        made.try_into().map_err(|_| anyhow::anyhow!("two agents"))
+    /// An agent makes registered memory, by this command.
+    fn made(&mut self, agent: usize, command: &str) -> Result<Made> {
+        let said = self.ask(agent, command)?;
+        let (number, at) = said.split_once(' ').with_context(|| format!("{said:?}"))?;
+        Ok(Made { number: number.to_string(), at: at.to_string() })
+    }
+
+    /// Each makes registered memory.
+    fn make(&mut self, kinds: [&str; 2], size: usize, seeds: [u64; 2]) -> Result<[Made; 2]> {
+        let mut make = |agent: usize| self.made(agent, &format!("make {} {size} {}", kinds[agent], seeds[agent]));
+        Ok([make(0)?, make(1)?])
+    }
+
+    /// The first agent writes its memory to the second's, of that kind and GPU; the second hears of it.
+    fn write(&mut self, mine: &Made, to: (&str, u32), theirs: &Made) -> Result<()> {
+        self.transfer("write", mine, to, theirs)?;
+        let said = self.ask(1, "notification alice")?;
+        ensure!(said == "write", "the notification says {said:?}");
+        Ok(())
+    }
+
+    /// The first agent reads the second's memory into its own.
+    fn read(&mut self, mine: &Made, from: (&str, u32), theirs: &Made) -> Result<()> {
+        self.transfer("read", mine, from, theirs)
+    }
+
+    fn transfer(&mut self, operation: &str, mine: &Made, (kind, gpu): (&str, u32), theirs: &Made) -> Result<()> {
+        // The last word is the notification.
+        let command = format!("{operation} {} bob {kind} {gpu} {} {operation}", mine.number, theirs.at);
+        self.ask(0, &command).map(drop)
     }
 
     /// Each hears what the other has registered by now.
@@ -101,12 +130,16 @@ impl Pair {
     }
 
     /// Are all bytes of these memories those of the seed?
-    fn compare(&mut self, what: &str, memories: [&str; 2], seed: u64) -> Result<()> {
+    fn compare(&mut self, what: &str, memories: [&Made; 2], seed: u64) -> Result<()> {
         for (agent, memory) in memories.into_iter().enumerate() {
-            let spoilt = self.ask(agent, &format!("spoilt {memory} {seed}"))?;
+            let spoilt = self.ask(agent, &format!("spoilt {} {seed}", memory.number))?;
             ensure!(spoilt == "0", "after a {what} {spoilt} bytes of {} are wrong", NAMES[agent]);
         }
         Ok(())
+    }
+
+    fn row<'a>(&self, way: Way, what: &'a str, result: Result<usize, String>) -> Result<Row<'a>> {
+        Ok(Row { program: "nixl", version: version("nixl")?, way, what, looked_at: ucx_chose(&self.logs[0]), result })
     }
 
     fn finish(self) -> Result<()> {
@@ -118,30 +151,25 @@ impl Pair {
 fn both_ways(env: &Env, way: Way, kinds: [&str; 2], size: usize) -> Result<()> {
     let mut rng = env.rng()?;
     let seeds = [rng.u64(..), rng.u64(..)];
-    lab::clear_trace()?;
-    let (before, module) = (Before::now()?, Module::now(env)?);
+    let meter = Meter::start(env)?;
     let mut pair = Pair::start(way)?;
-    let [(mine, _), (theirs, at)] = pair.make(kinds, size, seeds)?;
+    let [mine, theirs] = pair.make(kinds, size, seeds)?;
     pair.meet()?;
-    pair.ask(0, &format!("write {mine} bob {} 0 {at} written", kinds[1]))?;
-    let said = pair.ask(1, "notification alice")?;
-    ensure!(said == "written", "the notification says {said:?}");
+    pair.write(&mine, (kinds[1], 0), &theirs)?;
     pair.compare("write", [&mine, &theirs], seeds[0])?;
-    pair.ask(1, &format!("fill {theirs} {}", seeds[1]))?;
-    pair.ask(0, &format!("read {mine} bob {} 0 {at} read", kinds[1]))?;
+    pair.ask(1, &format!("fill {} {}", theirs.number, seeds[1]))?;
+    pair.read(&mine, (kinds[1], 0), &theirs)?;
     pair.compare("read", [&mine, &theirs], seeds[1])?;
-    let counts = before.counts()?;
-    let registered = through_the_module()?;
+    let seen = meter.read()?;
     let on_gpus = kinds.iter().filter(|kind| **kind != "dram").count();
     // Each byte that is the GPU's, once for the write and once for the read.
-    let (moved, wanted) = (counts.read + counts.wrote, (2 * on_gpus * size) as u64);
+    let (moved, wanted) = (seen.counts.read + seen.counts.wrote, (2 * on_gpus * size) as u64);
     ensure!(moved >= wanted, "{moved} bytes went through BAR addresses, wanted {wanted}");
-    way.was_taken(registered, on_gpus)?;
+    way.was_taken(seen.registered, on_gpus)?;
     let what = kinds.join(" to ");
-    let row = Row { program: "nixl", way, what: &what, looked_at: ucx_chose(&pair.logs[0]), result: Ok(4 * size) };
-    row.write(env, Some(&counts), registered, module.as_ref())?;
+    pair.row(way, &what, Ok(4 * size))?.write(env, Some(&seen));
     for (agent, memory) in [(0, &mine), (1, &theirs)] {
-        pair.ask(agent, &format!("deregister {memory}"))?;
+        pair.ask(agent, &format!("deregister {}", memory.number))?;
     }
     pair.finish()?;
     nothing_stays()
@@ -168,20 +196,17 @@ fn parts_of_a_block(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let [a, b, c] = [(); 3].map(|()| rng.u64(..));
     let mut pair = Pair::start(Way::PeerMemory)?;
-    let [(mine, _), (first, at)] = pair.make(["part", "part"], SIZE, [a, b])?;
-    let second = pair.ask(1, &format!("make part {SIZE} {c}"))?;
-    let (second, next) = second.split_once(' ').with_context(|| format!("{second:?}"))?;
+    let [mine, first] = pair.make(["part", "part"], SIZE, [a, b])?;
+    let second = pair.made(1, &format!("make part {SIZE} {c}"))?;
     pair.meet()?;
-    pair.ask(0, &format!("write {mine} bob vram 0 {at} written"))?;
-    pair.ask(1, "notification alice")?;
+    pair.write(&mine, VRAM, &first)?;
     pair.compare("write to the first part", [&mine, &first], a)?;
-    let spoilt = pair.ask(1, &format!("spoilt {second} {c}"))?;
+    let spoilt = pair.ask(1, &format!("spoilt {} {c}", second.number))?;
     ensure!(spoilt == "0", "{spoilt} bytes of the second part changed by a write to the first");
     // The first tensor goes, and the second is still there to be written.
-    pair.ask(1, &format!("deregister {first}"))?;
-    pair.ask(0, &format!("write {mine} bob vram 0 {next} written"))?;
-    pair.ask(1, "notification alice")?;
-    pair.compare("write to the second part", [&mine, second], a)?;
+    pair.ask(1, &format!("deregister {}", first.number))?;
+    pair.write(&mine, VRAM, &second)?;
+    pair.compare("write to the second part", [&mine, &second], a)?;
     pair.finish()?;
     nothing_stays()
 }
@@ -192,41 +217,39 @@ fn segments_grow(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let [a, b, c, d] = [(); 4].map(|()| rng.u64(..));
     let mut pair = Pair::start(Way::PeerMemory)?;
-    let [(mine, _), (theirs, _)] = pair.make(["segments", "segments"], SIZE, [a, b])?;
-    let mut grown = Vec::new();
-    for (agent, memory, seed) in [(0, &mine, c), (1, &theirs, d)] {
-        let said = pair.ask(agent, &format!("grow {memory} {seed}"))?;
-        let (number, at) = said.split_once(' ').with_context(|| format!("{said:?}"))?;
-        grown.push((number.to_string(), at.to_string()));
-    }
+    let [mine, theirs] = pair.make(["segments", "segments"], SIZE, [a, b])?;
+    let mine = pair.made(0, &format!("grow {} {c}", mine.number))?;
+    let theirs = pair.made(1, &format!("grow {} {d}", theirs.number))?;
     pair.meet()?;
-    let (mine, theirs, at) = (&grown[0].0, &grown[1].0, &grown[1].1);
-    pair.ask(0, &format!("write {mine} bob vram 0 {at} written"))?;
-    pair.ask(1, "notification alice")?;
-    pair.compare("write", [mine, theirs], c)?;
+    pair.write(&mine, VRAM, &theirs)?;
+    pair.compare("write", [&mine, &theirs], c)?;
     pair.finish()?;
     nothing_stays()
 }
 
 /// An agent that dies and is started anew under its name, on the same addresses.
 fn started_anew(env: &Env) -> Result<()> {
+    const RANDOM: &str = "/proc/sys/kernel/randomize_va_space";
     let mut rng = env.rng()?;
     let [a, b] = [(); 2].map(|()| rng.u64(..));
+    let random = fs::read_to_string(RANDOM)?;
+    fs::write(RANDOM, "0")?;
     let mut pair = Pair::start(Way::PeerMemory)?;
-    let [(mine, _), (theirs, at)] = pair.make(["vram", "vram"], 4 * MIB, [a, b])?;
+    let [mine, theirs] = pair.make(["vram", "vram"], 4 * MIB, [a, b])?;
     pair.meet()?;
-    pair.ask(0, &format!("write {mine} bob vram 0 {at} written"))?;
+    pair.write(&mine, VRAM, &theirs)?;
     pair.compare("write", [&mine, &theirs], a)?;
+    pair.agents[1].shoot()?;
     let (bob, log) = agent(NAMES[1], Way::PeerMemory, "0")?;
-    std::mem::replace(&mut pair.agents[1], bob).kill()?;
+    std::mem::replace(&mut pair.agents[1], bob).bury()?;
     pair.logs[1] = log;
-    let said = pair.ask(1, &format!("make vram {} {b}", 4 * MIB))?;
-    let (theirs, at) = said.split_once(' ').with_context(|| format!("{said:?}"))?;
+    let anew = pair.made(1, &format!("make vram {} {b}", 4 * MIB))?;
+    fs::write(RANDOM, random)?;
+    ensure!(anew.at == theirs.at, "the new agent's memory is at {}, the old one's was at {}", anew.at, theirs.at);
     pair.ask(0, "forget bob")?;
     pair.meet()?;
-    pair.ask(0, &format!("write {mine} bob vram 0 {at} written"))?;
-    pair.ask(1, "notification alice")?;
-    pair.compare("write after the other was started anew", [&mine, theirs], a)?;
+    pair.write(&mine, VRAM, &anew)?;
+    pair.compare("write after the other was started anew", [&mine, &anew], a)?;
     pair.finish()?;
     nothing_stays()
 }
@@ -236,13 +259,12 @@ fn forked(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let [a, b] = [(); 2].map(|()| rng.u64(..));
     let mut pair = Pair::start(Way::PeerMemory)?;
-    let [(mine, _), (theirs, at)] = pair.make(["vram", "vram"], 4 * MIB, [a, b])?;
+    let [mine, theirs] = pair.make(["vram", "vram"], 4 * MIB, [a, b])?;
     pair.meet()?;
     for agent in 0..2 {
         pair.ask(agent, "fork")?;
     }
-    pair.ask(0, &format!("write {mine} bob vram 0 {at} written"))?;
-    pair.ask(1, "notification alice")?;
+    pair.write(&mine, VRAM, &theirs)?;
     pair.compare("write after a fork", [&mine, &theirs], a)?;
     pair.finish()?;
     nothing_stays()
@@ -253,20 +275,19 @@ fn two_gpus(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let [a, b] = [(); 2].map(|()| rng.u64(..));
     let mut pair = Pair::start_on(Way::PeerMemory, ["0", "1"])?;
-    let [(mine, _), (theirs, at)] = pair.make(["vram", "vram"], 4 * MIB, [a, b])?;
+    let [mine, theirs] = pair.make(["vram", "vram"], 4 * MIB, [a, b])?;
     pair.meet()?;
-    pair.ask(0, &format!("write {mine} bob vram 1 {at} written"))?;
-    pair.ask(1, "notification alice")?;
+    pair.write(&mine, ("vram", 1), &theirs)?;
     pair.compare("write", [&mine, &theirs], a)?;
-    pair.ask(1, &format!("fill {theirs} {b}"))?;
-    pair.ask(0, &format!("read {mine} bob vram 1 {at} read"))?;
+    pair.ask(1, &format!("fill {} {b}", theirs.number))?;
+    pair.read(&mine, ("vram", 1), &theirs)?;
     pair.compare("read", [&mine, &theirs], b)?;
     pair.finish()?;
     nothing_stays()
 }
 
-/// Revocable pins cannot have several allocations: NIXL is told, by UCX's own words for the errno,
-/// which with NVIDIA's module is that of any bad address.
+/// Revocable pins cannot have several allocations: NIXL is told so by the errno, in UCX's words. With
+/// NVIDIA's module it is the errno of any bad address.
 fn segments_are_refused(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let mut pair = Pair::start(Way::PeerMemory)?;
@@ -274,9 +295,7 @@ fn segments_are_refused(env: &Env) -> Result<()> {
     let said = format!("{:#}", refused.err().context("several allocations were registered by one revocable pin")?);
     let errno = if env.nvidia_c { "Bad address" } else { "Invalid argument" };
     ensure!(said.contains(&format!("failed: {errno}")), "{said}");
-    let (what, result) = ("segments to segments", Err(format!("ibv_reg_mr: {errno}")));
-    let row = Row { program: "nixl", way: Way::PeerMemory, what, looked_at: ucx_chose(&pair.logs[0]), result };
-    row.write(env, None, 0, None)?;
+    pair.row(Way::PeerMemory, "segments to segments", Err(format!("ibv_reg_mr: {errno}")))?.write(env, None);
     drop(pair);
     nothing_stays()
 }
@@ -291,8 +310,8 @@ fn free_while_registered(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let seeds = [rng.u64(..), rng.u64(..)];
     let mut pair = Pair::start(Way::PeerMemory)?;
-    let [_, (theirs, _)] = pair.make(["vram", "vram"], 4 * MIB, seeds)?;
-    pair.ask(1, &format!("free {theirs}"))?;
+    let [_, theirs] = pair.make(["vram", "vram"], 4 * MIB, seeds)?;
+    pair.ask(1, &format!("free {}", theirs.number))?;
     pair.finish()?;
     nothing_stays()
 }
@@ -302,9 +321,9 @@ fn killed(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let seeds = [rng.u64(..), rng.u64(..)];
     let mut pair = Pair::start(Way::PeerMemory)?;
-    let [(mine, _), (_, at)] = pair.make(["vram", "vram"], 16 * MIB, seeds)?;
+    let [mine, theirs] = pair.make(["vram", "vram"], 16 * MIB, seeds)?;
     pair.meet()?;
-    pair.agents[0].tell(&format!("write {mine} bob vram 0 {at} late"))?;
+    pair.agents[0].tell(&format!("write {} bob vram 0 {} late", mine.number, theirs.at))?;
     let [alice, bob] = pair.agents;
     bob.kill()?;
     // It is told sooner or later, and has the memory meanwhile.
@@ -312,26 +331,17 @@ fn killed(env: &Env) -> Result<()> {
     nothing_stays()
 }
 
-/// With neither module nor dma-buf UCX copies through memory of the host, or refuses: both are
-/// right, and no byte may be wrong.
+/// With neither module nor dma-buf UCX copies through memory of the host, and every byte is right.
 fn without_a_way(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let seeds = [rng.u64(..), rng.u64(..)];
     lab::clear_trace()?;
     let mut pair = Pair::start(Way::PeerMemory)?;
-    let result = match pair.make(["vram", "vram"], MIB, seeds) {
-        Err(e) => Err(format!("{:#}", e.root_cause()).lines().next().unwrap_or_default().to_string()),
-        Ok([(mine, _), (theirs, at)]) => {
-            pair.meet()?;
-            pair.ask(0, &format!("write {mine} bob vram 0 {at} written"))?;
-            pair.ask(1, "notification alice")?;
-            pair.compare("write", [&mine, &theirs], seeds[0])?;
-            Ok(2 * MIB)
-        }
-    };
-    let looked_at = ucx_chose(&pair.logs[0]);
-    let row = Row { program: "nixl", way: Way::PeerMemory, what: "vram to vram, no way", looked_at, result };
-    row.write(env, None, 0, None)?;
+    let [mine, theirs] = pair.make(["vram", "vram"], MIB, seeds)?;
+    pair.meet()?;
+    pair.write(&mine, VRAM, &theirs)?;
+    pair.compare("write", [&mine, &theirs], seeds[0])?;
+    pair.row(Way::PeerMemory, "vram to vram, no way", Ok(2 * MIB))?.write(env, None);
     ensure!(lab::trace()?.is_empty(), "the peer-memory core was asked, and there is no module");
     Ok(())
 }
@@ -342,8 +352,7 @@ pub fn two_machines(env: &Env, way: Way) -> Result<()> {
     // The same on both machines: nothing is compared that has to be told.
     const SEEDS: [u64; 2] = [45, 54];
     together(env, &format!("nixl {}", way.name()), |peer| {
-        lab::clear_trace()?;
-        let (before, module) = (Before::now()?, Module::now(env)?);
+        let meter = Meter::start(env)?;
         let (me, other) = match peer.role {
             Role::Client => (0, 1),
             Role::Server => (1, 0),
@@ -383,14 +392,15 @@ pub fn two_machines(env: &Env, way: Way) -> Result<()> {
             peer.hear("done", PATIENCE)?;
             compare("read", SEEDS[1], &mut ask)?;
         }
-        let (counts, registered) = (before.counts()?, through_the_module()?);
-        let moved = counts.read + counts.wrote;
+        let seen = meter.read()?;
+        let moved = seen.counts.read + seen.counts.wrote;
         ensure!(moved >= 2 * SIZE as u64, "{moved} bytes went through BAR addresses, wanted {}", 2 * SIZE);
-        way.was_taken(registered, 1)?;
+        way.was_taken(seen.registered, 1)?;
         ask(&format!("deregister {mine}"))?;
         let what = format!("vram to vram, two machines, {}", NAMES[me]);
-        let row = Row { program: "nixl", way, what: &what, looked_at: ucx_chose(&log), result: Ok(2 * SIZE) };
-        row.write(env, Some(&counts), registered, module.as_ref())?;
+        let looked_at = ucx_chose(&log);
+        let row = Row { program: "nixl", version: version("nixl")?, way, what: &what, looked_at, result: Ok(2 * SIZE) };
+        row.write(env, Some(&seen));
         // The other one may still answer this one's last message.
         peer.tell("end", json!(null))?;
         peer.hear("end", PATIENCE)?;

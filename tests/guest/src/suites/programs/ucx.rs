@@ -6,12 +6,11 @@ use std::time::Duration;
 use anyhow::{anyhow, ensure, Context, Result};
 
 use super::{
-    end_of, left_behind, nothing_stays, programs, through_the_module, ucx_chose, ucx_settings, Left, Module, Row,
-    Running, Way, PROGRAMS,
+    end_of, left_behind, nothing_stays, programs, ucx_chose, ucx_settings, version, Left, Meter, Row, Running, Way,
+    PROGRAMS,
 };
-use crate::lab;
 use crate::machine::{wait_for, Level, Mode};
-use crate::perftest::{tcp_listens, Before};
+use crate::perftest::tcp_listens;
 use crate::suites::MIB;
 use crate::test::{in_modes, Env, Test};
 
@@ -42,8 +41,7 @@ fn without_cache(env: &Env) -> Result<()> {
 
 fn run(env: &Env, way: Way, test: &str, more: &[(&'static str, &str)]) -> Result<()> {
     programs()?;
-    lab::clear_trace()?;
-    let (before, module) = (Before::now()?, Module::now(env)?);
+    let meter = Meter::start(env)?;
     let port = fastrand::u16(20_000..32_000);
     let (size, times, at) = (SIZE.to_string(), TIMES.to_string(), port.to_string());
     let program = format!("{PROGRAMS}/ucx/libucx/bin/ucx_perftest");
@@ -61,8 +59,7 @@ fn run(env: &Env, way: Way, test: &str, more: &[(&'static str, &str)]) -> Result
     let ended = [client.wait(LIMIT)?, server.wait(LIMIT)?];
     let said = || format!("{}\n{}\n{}", end_of(&client.log), end_of(&server.log), end_of(logs[1]));
     ensure!(ended.iter().all(|status| status.success()), "client {}, server {}\n{}", ended[0], ended[1], said());
-    let counts = before.counts()?;
-    let registered = through_the_module()?;
+    let seen = meter.read()?;
     println!("{}", end_of(&client.log));
     // Each has a buffer to send and one to receive.
     let left = |pid| -> Result<[Left; 2]> {
@@ -71,9 +68,10 @@ fn run(env: &Env, way: Way, test: &str, more: &[(&'static str, &str)]) -> Result
     let ([sent, _], [_, received]) = (left(client.pid())?, left(server.pid())?);
     ensure!(received.last == sent.last, "what arrived is not what was sent");
     ensure!(received.first != received.last, "nothing arrived");
-    way.was_taken(registered, 1)?;
+    way.was_taken(seen.registered, 1)?;
     let what = if more.is_empty() { test.to_string() } else { format!("{test}, no cache") };
-    let row = Row { program: "ucx", way, what: &what, looked_at: ucx_chose(logs[1]), result: Ok(SIZE) };
-    row.write(env, Some(&counts), registered, module.as_ref())?;
+    let looked_at = ucx_chose(logs[1]);
+    let row = Row { program: "ucx", version: version("ucx")?, way, what: &what, looked_at, result: Ok(SIZE) };
+    row.write(env, Some(&seen));
     nothing_stays()
 }
