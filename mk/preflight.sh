@@ -194,10 +194,10 @@ ask_kernel() {
 		esac
 	fi
 }
-# Sets no_lite to why kernel-lite cannot be built, with what to do about it, and no_deps if crates are
-# missing alone: the neighbours are looked for first, as what is wrong with them takes longer to mend.
+# Sets no_lite to why kernel-lite cannot be built, with what to do about it. Where nothing but its crates
+# is missing, that is in no_deps and told last: what is wrong with the neighbours takes longer to mend.
 ask_lite() {
-	no_lite=
+	no_lite='' no_deps=''
 	minor=$(echo "$ours" | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
 	library=$sysroot/lib/rustlib/src/rust/library
 	if [ -z "$kernel_arch" ]; then

@@ -35,7 +35,6 @@ install)
 	# The interface has a version of its own.
 	version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$user/Cargo.toml")
 	mkdir -p "$lib/cmake/gpumr"
-	# From the libraries back to the prefix.
 	case $libdir/ in
 	"$prefix"/*) ;;
 	*)
@@ -43,6 +42,7 @@ install)
 		exit 1
 		;;
 	esac
+	# From the libraries back to the prefix.
 	up=$(echo "${libdir#"$prefix"}" | sed 's|//*[^/][^/]*|/..|g; s|^/||')
 	for file in gpumr.pc gpumr-config.cmake gpumr-config-version.cmake; do
 		case $file in

@@ -249,9 +249,9 @@ perftest: perftest-source cuda_h libcuda
 		$(call libraries,libibverbs-dev librdmacm-dev libc6-dev) -- \
 		$(q)/perftest.sh $(S)/perftest-source $(S)/cuda_h/cuda.h $(P)/libcuda/bin
 
-# With CUDA, which it looks for when it runs; and two of its own tests.
+# libfabric with CUDA, which it looks for when it runs, and two of its own tests.
 libfabric: libfabric-source cuda_h nvcc-source nvml_h
-	@$(keep) $(P:build/lab/%=%)/$@ $(S)/libfabric-source $(S)/cuda_h $(q)/libfabric.sh \
+	@$(keep) $(P:build/lab/%=%)/$@ $(S)/libfabric-source $(S)/cuda_h $(S)/nvcc-source $(S)/nvml_h $(q)/libfabric.sh \
 		$(call libraries,libibverbs-dev librdmacm-dev libc6-dev) --says "once, some 3 minutes" -- \
 		$(q)/libfabric.sh $(S)/libfabric-source $(S)/cuda_h $(S)/nvcc-source $(S)/nvml_h
 
@@ -309,11 +309,12 @@ second = $(word 2,$(subst -, ,$(1)))
 
 # The demo is the first thing that anybody waits for: its image has what it runs.
 demo = $(filter demo,$(call second,$(1)))
-others = $(filter programs,$(call second,$(1)))
+# Programs of others, on a disk or in the image, ask for more of CUDA.
+on-disk = $(filter programs,$(call second,$(1)))
 fabtests = $(filter fabtests,$(call second,$(1)))
 programs-of = $(if $(call demo,$(1)),guest libcuda perftest,$(programs) \
-	$(if $(call others,$(1))$(call fabtests,$(1)),libcudart libnvml) $(if $(call fabtests,$(1)),libfabric))
+	$(if $(call on-disk,$(1))$(call fabtests,$(1)),libcudart libnvml) $(if $(call fabtests,$(1)),libfabric))
 modules-of = $(filter-out $(if $(call demo,$(1)),mainline alarms sample),$(modules-$(call first,$(1))))
 
-image-%: kernel $$(call programs-of,$$*) $$(if $$(call others,$$*),disk) $$(call modules-of,$$*) $$(needs-$$(call first,$$*)) $$(filter $$(also),$$(call second,$$*))
+image-%: kernel $$(call programs-of,$$*) $$(if $$(call on-disk,$$*),disk) $$(call modules-of,$$*) $$(needs-$$(call first,$$*)) $$(filter $$(also),$$(call second,$$*))
 	@$(q)/image.sh $(K) $* "$(call modules-of,$*)" "$(call second,$*)" $(P) "$(call programs-of,$*)"

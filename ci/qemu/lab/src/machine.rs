@@ -168,6 +168,7 @@ impl Boot {
                 cmd.args(["-device", &format!("edu,addr={addr:#x},dma_mask={mask:#x}")]);
             }
         }
+        // What is too large for an initramfs; image.sh puts a link beside the image that needs it.
         let disk = image.with_extension("disk");
         if disk.exists() {
             cmd.args(["-drive", &format!("file={},id=disk,if=none,format=raw,readonly=on", disk.display())]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! docs/results/programs.md: what programs of others did in the lab, by each way. `make soak` writes
-//! it after each boot with the suite `programs`; what it did not run again stays.
+//! docs/results/programs.md: what programs of others did in the lab, by each way. `make soak` writes it
+//! after each boot that ran some of them; lines of what it did not run again stay.
 
 use lab::page;
 use serde_json::Value;
@@ -31,7 +31,7 @@ const COLUMNS: [&str; 11] = [
     "pins",
     "revocations",
 ];
-/// Of a line, by which another run's is known to be of the same thing.
+/// The columns that say what a line is about: a later run's line with the same takes its place.
 const KEYS: [usize; 6] = [0, 1, 2, 3, 4, 5];
 
 /// The page with these rows of the guest in the place of what it had; `None` for a boot without any.

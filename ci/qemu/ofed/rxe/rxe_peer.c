@@ -119,11 +119,11 @@ static atomic_t fail_mkey;
 static atomic_t no_invalidation;
 
 /*
- * What the NIC writes to memory of these kinds goes nowhere, and is
- * acknowledged: 1 of peer clients, 2 of dma-bufs, 3 both.
+ * Writes by the NIC to GPU memory are acknowledged and lost: 1 to memory of
+ * peer clients, 2 to dma-bufs, 3 to both. Users met it (Mooncake#3281).
  */
 static u32 lose_writes;
-/* Each access to such memory takes so much longer. */
+/* Each access to GPU memory takes so much longer, as users met it (nixl#1754). */
 static u32 slow_us;
 
 static bool take_one(atomic_t *switched)
