@@ -4,7 +4,10 @@
 # checkouts, so that a fresh clone compiles its own crates only. cargo tells old from new by the
 # time of a file and would take another checkout's build of a crate for this one's: the checkout's
 # own crates are forgotten where another one was the last here. `forget PROFILE` does only that.
-# (Two that build at the same time are not kept apart.)
+#
+# Whoever runs here holds a lock until the last of its processes has ended, because cargo's own lock
+# does not cover the tests that it runs: many may run at once, but who forgets waits until nobody
+# does, and the tests of one workspace run once at a time.
 set -eu
 dir=$1
 shift
@@ -18,7 +21,8 @@ case $cache in
 	;;
 esac
 export CARGO_TARGET_DIR="${NVPM_TARGET:-$cache/target}"
-mkdir -p "$CARGO_TARGET_DIR"
+runs=$CARGO_TARGET_DIR/.runs
+mkdir -p "$runs"
 # cargo reads its configuration by the current folder.
 cd "$checkout/$dir"
 
@@ -30,18 +34,59 @@ forget() { # PROFILE
 		$(echo "$crates" | sed -n 's/^\([^ ]*\) v[^ ]* (.*\/.*/-p \1/p' | sort -u)
 }
 
+# Who runs here, for those who wait. What a killed run left is removed.
+others() {
+	for file in "$runs"/*; do
+		pid=${file##*/}
+		if [ ! -e "$file" ] || [ "$pid" = "$$" ]; then
+			continue
+		elif [ -e "/proc/$pid" ]; then
+			echo "$(cat "$file") (process $pid)"
+		else
+			rm -f "$file"
+		fi
+	done | paste -sd ';'
+}
+
+# Takes a lock, and says for whom it waits if somebody has it.
+take() { # -s or -x, DESCRIPTOR
+	flock -n "$@" && return
+	others=$(others)
+	echo "cargo: waiting in $CARGO_TARGET_DIR for ${others:-what an earlier run left running}" >&2
+	flock "$@"
+}
+run="cargo $* in $checkout/$dir"
+
+exec 8>"$CARGO_TARGET_DIR/.checkout-lock"
 if [ "$1" = forget ]; then
+	take -x 8
+	echo "$run" >"$runs/$$"
 	forget "$2"
 	exit
 fi
+case " $* " in
+*" --release "*) profile=release ;;
+*) profile=dev ;;
+esac
 # One for a whole workspace: any of its folders builds its crates.
 workspace=$(dirname "$(cargo locate-project --workspace --message-format plain)")
-owner=$CARGO_TARGET_DIR/.checkout-$(echo "${workspace#"$checkout"/}" | tr / -)
-exec 8>"$CARGO_TARGET_DIR/.checkout-lock"
-flock 8
-if [ "$(cat "$owner" 2>/dev/null)" != "$checkout" ]; then
-	forget dev
-	printf %s "$checkout" >"$owner"
+name=$(echo "${workspace#"$checkout"/}" | tr / -)
+if [ "$1" = test ]; then
+	exec 7>"$CARGO_TARGET_DIR/.test-$name"
+	take -x 7
 fi
-exec 8>&-
+owner=$CARGO_TARGET_DIR/.checkout-$([ $profile = dev ] || echo $profile-)$name
+take -s 8
+# Another checkout may come between the two locks.
+while [ "$(cat "$owner" 2>/dev/null)" != "$checkout" ]; do
+	flock -u 8
+	take -x 8
+	echo "$run" >"$runs/$$"
+	if [ "$(cat "$owner" 2>/dev/null)" != "$checkout" ]; then
+		forget $profile
+		printf %s "$checkout" >"$owner"
+	fi
+	flock -s 8
+done
+echo "$run" >"$runs/$$"
 exec cargo "$@"

@@ -4,7 +4,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// A checkout with a workspace, of which one program says what the checkout is called.
 fn checkout(dir: &Path, name: &str) -> PathBuf {
@@ -39,5 +40,52 @@ fn another_checkouts_build_is_not_taken() {
     for _ in 0..2 {
         assert_eq!(said(&repos[0], "all", &cache), "first");
         assert_eq!(said(&repos[1], "all/one", &cache), "second");
+    }
+}
+
+/// Replaces the program by a test that says that it runs, waits until it is allowed to end, and a second
+/// one that cargo starts afterwards.
+fn with_slow_test(repo: &Path) {
+    let one = repo.join("all/one");
+    fs::create_dir_all(one.join("tests")).unwrap();
+    let slow = "#[test] fn slow() { let dir = std::path::PathBuf::from(std::env::var(\"GATE\").unwrap()); \
+        std::fs::write(dir.join(\"runs\"), \"\").unwrap(); \
+        while !dir.join(\"end\").exists() { std::thread::sleep(std::time::Duration::from_millis(20)); } }";
+    fs::write(one.join("tests/a.rs"), slow).unwrap();
+    fs::write(one.join("tests/b.rs"), "#[test] fn later() {}").unwrap();
+}
+
+/// A second checkout removes what the first has built: not while its tests run. Nor do the tests of one
+/// checkout run twice at a time.
+#[test]
+fn who_comes_second_waits_for_running_tests_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let (cache, gate) = (dir.path().join("cache"), dir.path().to_path_buf());
+    let repos = ["first", "second"].map(|name| checkout(dir.path(), name));
+    with_slow_test(&repos[0]);
+    let test = |repo: &Path, word: &str| {
+        let mut cargo = Command::new(repo.join("ci/cargo.sh"));
+        cargo.args(["all", word, "--quiet", "--locked"]).env("NVPM_CACHE", &cache).env_remove("NVPM_TARGET");
+        cargo.env("GATE", &gate).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let first = test(&repos[0], "test");
+    while !gate.join("runs").exists() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let others = [test(&repos[1], "build"), test(&repos[0], "test")];
+    std::thread::sleep(Duration::from_secs(2));
+    fs::write(gate.join("end"), "").unwrap();
+    let said = |child: Child| {
+        let out = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{}{said}", String::from_utf8_lossy(&out.stdout));
+        said
+    };
+    assert_eq!(said(first), "");
+    for other in others {
+        let said = said(other);
+        let whom = format!("for cargo test --quiet --locked in {}/all (process ", repos[0].display());
+        assert!(said.lines().next().is_some_and(|line| line.contains(&whom)), "{said:?}");
+        assert!(said.lines().all(|line| line.starts_with("cargo: waiting in ")), "{said:?}");
     }
 }
