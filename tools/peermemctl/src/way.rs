@@ -312,11 +312,29 @@ fn dma_buf(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
         None => Judged::No(format!("GPU {} has no driver", gpu.address)),
     };
     all.and(has_driver).and(|| mlx5_can(machine, nic)).and(|| untranslated(machine, nic)).and(|| {
-        match attach_refused(machine, false) {
-            Some(line) => Judged::No(format!("the GPU driver refused to attach a dma-buf (524): {line}")),
-            None => Judged::Yes(format!("nvidia.ko is open, and the RDMA core and {} register dma-bufs", nic.name)),
+        if topology_denied(machine) && is_coherent(machine, gpu) != Some(true) {
+            return Judged::No("NVreg_GrdmaPciTopoCheckOverride is 2, so that the GPU driver refuses every NIC".to_owned());
+        }
+        match (attach_refused(machine, Refusal::Topology), attach_refused(machine, Refusal::Importer)) {
+            (Some(line), _) => Judged::No(format!("the GPU driver refused to attach a dma-buf (524): {line}")),
+            (None, Some(line)) => Judged::Unknown(format!(
+                "a driver that cannot take GPU memory attached a dma-buf, and the kernel log does not tell whose it is: {line}"
+            )),
+            _ => Judged::Yes(format!("nvidia.ko is open, and the RDMA core and {} register dma-bufs", nic.name)),
         }
     })
+}
+
+/// Returns whether the GPU driver takes a GPU's memory for the CPU's, too; `None` in a virtual machine
+/// that shows no root port of Grace and may have one all the same.
+fn is_coherent(machine: &Machine, gpu: &Device) -> Option<bool> {
+    let name = machine.gpu_name(gpu);
+    if machine.has_c2c(gpu) || ["GH200", "GB200", "GB300"].iter().any(|board| name.contains(board)) {
+        return Some(true);
+    }
+    let setting = &machine.setting;
+    let is_x86 = setting.architecture.as_deref() == Some("x86_64");
+    (is_x86 || setting.virtual_machine.is_none()).then_some(false)
 }
 
 /// mlx5 registers dma-bufs as on-demand paging does.
@@ -365,23 +383,53 @@ pub fn untranslated(machine: &Machine, nic: &RdmaDevice) -> Judged {
     fine
 }
 
-/// Returns the last line in which the GPU driver refused to attach a dma-buf, with the forced PCIe
-/// mapping or without.
-pub fn attach_refused<'a>(machine: &'a Machine, forced: bool) -> Option<&'a str> {
-    // With that parameter nothing is refused, so that the line is from before nvidia.ko was loaded again.
-    if topology_override(machine) == Some(true) {
+/// Returns whether a GPU is or may be coherent with a CPU.
+pub fn has_coherent(machine: &Machine) -> bool {
+    machine.gpus().iter().any(|gpu| is_coherent(machine, gpu) != Some(false))
+}
+
+/// Why the GPU driver refuses to attach a dma-buf, as its line in the kernel log says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// Its check of the PCI topology does not approve of the pair.
+    Topology,
+    /// The same with the forced PCIe mapping.
+    ForcedPcie,
+    /// Whoever attached the dma-buf cannot take memory that has no `struct page`.
+    Importer,
+}
+
+/// Returns the last line in which the GPU driver refused to attach a dma-buf for such a reason.
+pub fn attach_refused<'a>(machine: &'a Machine, why: Refusal) -> Option<&'a str> {
+    // What the parameter allows is refused no more, so that the line is from before nvidia.ko was loaded again.
+    let allowed = match why {
+        Refusal::Topology => true,
+        Refusal::ForcedPcie => has_coherent(machine),
+        Refusal::Importer => false,
+    };
+    if allowed && topology_override(machine) == Some(true) {
         return None;
     }
-    let is_it = |line: &&String| {
-        let words = line.to_lowercase();
-        let about = words.contains("nvrm")
-            && (words.contains("dma-buf") || words.contains("dmabuf") || words.contains("dma_buf"));
-        let refused =
-            ["fail", "not supported", "refus", "unsupported", "denied"].iter().any(|word| words.contains(word));
-        let is_forced = words.contains("force_pcie") || words.contains("forced pcie") || words.contains("force pcie");
-        about && refused && is_forced == forced && (words.contains("attach") || words.contains("topolog"))
-    };
-    machine.log.iter().flatten().rev().filter(|line| line.contains("NVRM")).find(is_it).map(String::as_str)
+    machine.log.iter().flatten().rev().find(|line| refusal(line) == Some(why)).map(String::as_str)
+}
+
+/// Returns what a line of the kernel log says of a dma-buf that the GPU driver refused.
+fn refusal(line: &str) -> Option<Refusal> {
+    let words = line.to_lowercase();
+    let has = |any: &[&str]| any.iter().any(|word| words.contains(word));
+    let refused = ["fail", "not supported", "refus", "unsupported", "denied", "unable", "invalid", "not permitted"];
+    if !words.contains("nvrm")
+        || !has(&["dma-buf", "dmabuf", "dma_buf"]) && !has(&["dynamic attachment"])
+        || !has(&refused)
+    {
+        return None;
+    }
+    match words {
+        _ if has(&["importer", "no p2p support"]) => Some(Refusal::Importer),
+        _ if has(&["force_pcie", "forced pcie", "force pcie", "force-pcie"]) => Some(Refusal::ForcedPcie),
+        _ if has(&["attach", "topolog"]) => Some(Refusal::Topology),
+        _ => None,
+    }
 }
 
 /// Returns whether the driver's check of the PCI topology is switched off.
@@ -392,8 +440,18 @@ pub fn topology_override(machine: &Machine) -> Option<bool> {
     own.map(|own| own || words)
 }
 
+/// Returns whether that check is told to refuse every pair.
+pub fn topology_denied(machine: &Machine) -> bool {
+    nvidia::params(machine.root).get("GrdmaPciTopoCheckOverride").is_some_and(|value| value == "2")
+}
+
 /// Returns what has the GPU driver accept a pair that its check of the topology refuses.
 pub fn topology_cure(machine: &Machine) -> String {
+    if topology_denied(machine) {
+        return machine.setting.on_host(
+            "take NVreg_GrdmaPciTopoCheckOverride=2 out of /etc/modprobe.d (1 accepts every pair, 0 those that NVIDIA approves of), then load nvidia.ko again",
+        );
+    }
     let version = machine.driver.as_ref().and_then(|driver| driver.version.as_deref()).unwrap_or_default();
     match facts::TOPOLOGY_OVERRIDE.holds(version) {
         Some(false) if topology_override(machine).is_none() => "driver 595 and later have no parameter for it: use a NIC in the GPU's IOMMU group or below the same switch (peermemctl topo)".to_owned(),
@@ -424,10 +482,17 @@ pub fn groups(machine: &Machine) -> Vec<String> {
 
 /// Judges the forced PCIe mapping, which must not leave the IOMMU group of the GPU.
 fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
+    // Asked first by the driver, whatever its parameter says.
+    if is_coherent(machine, gpu) == Some(false) {
+        return Judged::No(format!("GPU {} has no coherent link", gpu.address));
+    }
+    if topology_denied(machine) {
+        return Judged::No("NVreg_GrdmaPciTopoCheckOverride is 2, so that the GPU driver refuses every NIC".to_owned());
+    }
     if topology_override(machine) == Some(true) {
         return Judged::Yes("NVreg_GrdmaPciTopoCheckOverride is 1".to_owned());
     }
-    if let Some(line) = attach_refused(machine, true) {
+    if let Some(line) = attach_refused(machine, Refusal::ForcedPcie) {
         return Judged::No(format!(
             "the GPU driver refused to attach a dma-buf with the forced PCIe mapping (524): {line}"
         ));

@@ -42,7 +42,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 65] = [
+const CASES: [Case; 68] = [
     case(
         "public-memlock-slurm",
         (1, 0),
@@ -326,6 +326,29 @@ const CASES: [Case; 65] = [
         (1, 0),
         &["NCCL before 2.23 looks only at /sys/kernel/mm/memory_peers", "NCCL: GPUDirect by default: yes"],
         &[],
+    ),
+    // Of the GPU driver's refusals of a dma-buf, as nv-dmabuf.c and nv-pci.c of 580 and 595 write them.
+    case(
+        "public-dma-buf-importer",
+        (1, 0),
+        &["cannot take memory without struct page", "dma-buf: unknown", "NCCL_DMABUF_ENABLE=0"],
+        &[
+            "does not approve of where",
+            "NVreg_GrdmaPciTopoCheckOverride",
+            "by default: yes, GPU 0000:19:00.0 with mlx5_0 (PIX), by dma-buf",
+        ],
+    ),
+    case(
+        "public-topology-denied",
+        (1, 0),
+        &["NVreg_GrdmaPciTopoCheckOverride is 2", "take NVreg_GrdmaPciTopoCheckOverride=2 out", "dma-buf: no"],
+        &["by dma-buf", "write options nvidia"],
+    ),
+    case(
+        "public-forced-pcie-x86",
+        (1, 0),
+        &["forced PCIe: no, because GPU 0000:19:00.0 has no coherent link", "dma-buf: yes, 1 of 1 pair", "flags 0"],
+        &["does not approve of where", "write options nvidia"],
     ),
     // Of the tree before: driver 595 with pages of 64 KiB, a node without the API, coherent memory.
     case("gb200", (1, 0), &["open-gpu-kernel-modules#1269", "install driver 580"], &[]),

@@ -8,7 +8,7 @@ use crate::machine::{Machine, REGISTER};
 use crate::outcome::Outcome;
 use crate::setting;
 use crate::text;
-use crate::way::{self, Judged, Pair, Way};
+use crate::way::{self, Judged, Pair, Refusal, Way};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -90,7 +90,9 @@ pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Secti
     const IOMMU: &str = "fabric.iommu";
     let works = |way: Way| verdicts.iter().any(|verdict| verdict.way == way && verdict.usable == Some(true));
     let mut checks = Vec::new();
-    let lines = [false, true].map(|forced| way::attach_refused(machine, forced));
+    let coherent = way::has_coherent(machine);
+    let forced = way::attach_refused(machine, Refusal::ForcedPcie);
+    let lines = [way::attach_refused(machine, Refusal::Topology), forced.filter(|_| coherent)];
     if lines.iter().any(Option::is_some) {
         let how = match lines {
             [Some(_), Some(_)] => " (524, not supported), with the forced PCIe mapping and without",
@@ -102,6 +104,20 @@ pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Secti
         let lines = lines.into_iter().flatten().map(|line| format!("kernel log: {line}"));
         let seen = lines.chain(way::groups(machine));
         checks.push(seen.fold(Check::warn(ID, message, way::topology_cure(machine)), Check::seen));
+    } else if way::topology_denied(machine) && machine.driver.is_some() {
+        let message = "NVreg_GrdmaPciTopoCheckOverride is 2: the GPU driver gives its memory to no NIC";
+        let check = Check::warn(ID, message, way::topology_cure(machine));
+        checks.push(check.seen("GrdmaPciTopoCheckOverride: 2 in /proc/driver/nvidia/params"));
+    }
+    if let Some(line) = forced.filter(|_| !coherent) {
+        let message = "a program asked for a dma-buf with the forced PCIe mapping, which the GPU driver refuses (524) where no GPU has a coherent link to a CPU";
+        let fix = "have that program register without that mapping (flags 0 of cuMemGetHandleForAddressRange()); no parameter of nvidia.ko allows it here";
+        checks.push(Check::warn(ID, message, fix).seen(format!("kernel log: {line}")));
+    }
+    if let Some(line) = way::attach_refused(machine, Refusal::Importer) {
+        let message = "the GPU driver refused a dma-buf (524) to a driver that cannot take memory without struct page: not the topology, but that driver is the cause";
+        let fix = "have programs take peer memory until that driver is known (NCCL_DMABUF_ENABLE=0, UCX_CUDA_COPY_DMABUF=no): drivers that register with the RDMA core of Linux 5.12 and later can take it, and peermemctl selftest tries each NIC";
+        checks.push(Check::warn(ID, message, fix).seen(format!("kernel log: {line}")));
     }
     let mut nics = machine.rdma.iter().map(|nic| way::untranslated(machine, nic));
     if let Some(Judged::No(because)) = nics.find(Judged::is_no) {
