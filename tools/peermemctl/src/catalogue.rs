@@ -16,7 +16,7 @@ const fn entry(id: &'static str, looks: &'static str, why: &'static str) -> Entr
 }
 
 /// All checks, in the order of doctor's sections.
-pub const CHECKS: [Entry; 70] = [
+pub const CHECKS: [Entry; 73] = [
     entry(
         "setting.machine",
         "The kind of machine: architecture, virtual machine, container, where the kernel's modules come from.",
@@ -298,14 +298,29 @@ pub const CHECKS: [Entry; 70] = [
         "A task below a free callback, and one that takes away a GPU whose memory is pinned, holds the GPU driver's lock, so every CUDA call hangs, and no kill ends it. rmmod would hang, too.",
     ),
     entry(
+        "log.fault",
+        "Faults of the kernel, and processors that do not come out of it, in the modules that GPU memory goes through.",
+        "Whoever held a lock then holds it for ever, so registrations hang.",
+    ),
+    entry(
         "log.xid",
-        "The last Xid of each GPU in the kernel log.",
+        "The Xids of each GPU in the kernel log: the last that needs a reset, unless the driver took that back (Xid 154), or the last of all.",
         "After some, the GPU does nothing until it is reset.",
     ),
     entry(
         "log.mlx5",
         "What mlx5 says of the health of its NICs.",
         "A NIC that is not healthy loses registrations and fences.",
+    ),
+    entry(
+        "log.nic",
+        "What bnxt and irdma say of the health of their NICs.",
+        "A NIC that is not healthy loses registrations and fences.",
+    ),
+    entry(
+        "log.iommu",
+        "Accesses of GPUs and NICs that the IOMMU blocked.",
+        "A transfer that the IOMMU blocks is lost, and the program sees an error of its queue, or wrong bytes.",
     ),
     entry(
         "log.read",

@@ -140,7 +140,7 @@ pub fn log(root: &Root) -> (Result<Vec<String>, Missing>, bool) {
 }
 
 /// Words of the lines of log and configuration that are about GPUs and RDMA.
-const TOPICS: [&str; 12] = [
+const TOPICS: [&str; 25] = [
     "nvidia",
     "NVRM",
     "nv_mem",
@@ -150,6 +150,19 @@ const TOPICS: [&str; 12] = [
     "mlx5_core",
     "peer_mem",
     " blocked for more than ",
+    "BUG: soft lockup",
+    "hard LOCKUP",
+    "BUG: kernel NULL pointer",
+    "BUG: unable to handle",
+    "Unable to handle kernel",
+    "general protection fault",
+    "Oops",
+    "DMAR: [DMA",
+    "AMD-Vi: Event logged",
+    "IO_PAGE_FAULT",
+    "arm-smmu",
+    "bnxt_",
+    "irdma",
     "Loading of",
     "Lockdown",
     "memlock",

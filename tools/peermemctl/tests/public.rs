@@ -42,7 +42,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 68] = [
+const CASES: [Case; 78] = [
     case(
         "public-memlock-slurm",
         (1, 0),
@@ -350,6 +350,32 @@ const CASES: [Case; 68] = [
         &["forced PCIe: no, because GPU 0000:19:00.0 has no coherent link", "dma-buf: yes, 1 of 1 pair", "flags 0"],
         &["does not approve of where", "write options nvidia"],
     ),
+    // Of the kernel log.
+    case(
+        "public-hung-mlx5-invalidate",
+        (2, 1),
+        &["task python3 (777) waits below a free callback", "every CUDA call hangs", "Begin with: reboot"],
+        &["fix: rmmod", "dma-buf: yes"],
+    ),
+    case(
+        "public-rmmod-waits",
+        (1, 0),
+        &["task modprobe (777) takes nvidia_peermem out of the RDMA core", "peermemctl list"],
+        &["waits in the GPU driver", "every CUDA call hangs"],
+    ),
+    case("public-oops-in-client", (1, 0), &["the kernel faulted in nvidia_peermem", "reboot"], &["rmmod"]),
+    case("public-soft-lockup", (1, 0), &["a processor did not come out of nvidia:", "reboot"], &["rmmod"]),
+    case(
+        "public-xid-recovery",
+        (1, 0),
+        &["Xid 154", "Node Reboot Required", "fix: reboot"],
+        &["one that is over", "nvidia-smi -r"],
+    ),
+    case("public-xid-over", (0, 0), &["one that is over"], &["fix:"]),
+    case("public-mlx5-command-timeout", (1, 0), &["0000:18:00.0 is not healthy", "devlink health show"], &[]),
+    case("public-bnxt-firmware", (1, 0), &["bnxt_en reported that 0000:18:00.0 is not healthy"], &["mlxfwreset"]),
+    case("public-iommu-fault", (1, 0), &["the IOMMU blocked an access of mlx5_0", "iommu=pt"], &[]),
+    case("public-iommu-fault-amd", (1, 0), &["the IOMMU blocked an access of mlx5_0", "iommu=pt"], &[]),
     // Of the tree before: driver 595 with pages of 64 KiB, a node without the API, coherent memory.
     case("gb200", (1, 0), &["open-gpu-kernel-modules#1269", "install driver 580"], &[]),
     case("no-api", (0, 0), &["has no peer-memory API", "dma-buf: yes, 1 of 1 pair"], &["doca-ofed", "fix:"]),

@@ -69,7 +69,7 @@ const MODULES: [&str; 24] = [
     "limits.dkms",
     "consumers.operator",
 ];
-const HOST: [&str; 19] = [
+const HOST: [&str; 22] = [
     "fabric.port",
     "module.shut",
     "module.taint",
@@ -86,7 +86,10 @@ const HOST: [&str; 19] = [
     "fabric.iommu",
     "log.hung",
     "log.xid",
+    "log.fault",
     "log.mlx5",
+    "log.nic",
+    "log.iommu",
     "log.read",
     "ways.refused",
 ];
