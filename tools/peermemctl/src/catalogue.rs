@@ -365,7 +365,7 @@ pub const CHECKS: [Entry; 73] = [
     entry(
         "consumers.libfabric",
         "Whether libfabric's verbs provider registers GPU memory.",
-        "It looks for functions of the kernel in /proc/kallsyms. FI_PROVIDER, FI_HMEM_CUDA_USE_DMABUF and FI_HMEM_DISABLE_P2P count.",
+        "It looks for functions of the kernel in /proc/kallsyms. FI_PROVIDER, FI_HMEM, FI_HMEM_CUDA_USE_DMABUF and FI_HMEM_DISABLE_P2P count.",
     ),
     entry(
         "consumers.mooncake",

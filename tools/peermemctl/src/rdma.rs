@@ -66,10 +66,11 @@ fn device(root: &Root, name: String) -> RdmaDevice {
 /// The module that registers memory, by the driver of the PCI function.
 fn memory_module(driver: &str) -> Option<&'static str> {
     Some(match driver {
-        "mlx5_core" => "mlx5_ib",
+        // The second is that of a sub-function.
+        "mlx5_core" | "mlx5_core.sf" => "mlx5_ib",
         "mlx4_core" => "mlx4_ib",
         "bnxt_en" => "bnxt_re",
-        "ice" | "i40e" => "irdma",
+        "ice" | "i40e" | "idpf" => "irdma",
         "mana" => "mana_ib",
         "ionic" => "ionic_rdma",
         "hfi1" => "hfi1",
@@ -77,6 +78,9 @@ fn memory_module(driver: &str) -> Option<&'static str> {
         "erdma" => "erdma",
         "cxgb4" => "iw_cxgb4",
         "qede" => "qedr",
+        "hns3" => "hns_roce_hw_v2",
+        "vmw_pvrdma" => "vmw_pvrdma",
+        "ocrdma" | "be2net" => "ocrdma",
         _ => return None,
     })
 }

@@ -179,7 +179,8 @@ impl Setting {
 /// What Apptainer and Singularity put into each container.
 pub const APPTAINER: &str = "/.singularity.d";
 /// What the control groups of containers are called.
-pub const CGROUPS: [&str; 6] = ["kubepods", "/docker/", "docker-", "libpod-", "/lxc/", "cri-containerd"];
+pub const CGROUPS: [&str; 9] =
+    ["kubepods", "/docker/", "docker-", "libpod-", "/lxc/", "lxc.payload", "cri-containerd", "crio-", "/garden/"];
 
 /// Returns whether a folder or file exists and is not an empty folder.
 fn is_there(root: &Root, path: &str) -> bool {
@@ -256,7 +257,14 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
             namespaces.push(name.to_owned());
         }
     }
-    let files = ["/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io/serviceaccount", APPTAINER];
+    // The last but one is systemd's own note of what it runs in.
+    let files = [
+        "/.dockerenv",
+        "/run/.containerenv",
+        "/var/run/secrets/kubernetes.io/serviceaccount",
+        "/run/systemd/container",
+        APPTAINER,
+    ];
     let seen = files.iter().find(|path| root.exists(path)).map(|path| format!("{path} exists"));
     let cgroup = root.text("/proc/self/cgroup").unwrap_or_default();
     let seen = seen.or_else(|| {

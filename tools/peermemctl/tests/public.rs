@@ -42,7 +42,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 78] = [
+const CASES: [Case; 82] = [
     case(
         "public-memlock-slurm",
         (1, 0),
@@ -376,6 +376,26 @@ const CASES: [Case; 78] = [
     case("public-bnxt-firmware", (1, 0), &["bnxt_en reported that 0000:18:00.0 is not healthy"], &["mlxfwreset"]),
     case("public-iommu-fault", (1, 0), &["the IOMMU blocked an access of mlx5_0", "iommu=pt"], &[]),
     case("public-iommu-fault-amd", (1, 0), &["the IOMMU blocked an access of mlx5_0", "iommu=pt"], &[]),
+    // Of locked memory: other batch systems, containers and managers.
+    case(
+        "public-memlock-pbs",
+        (1, 0),
+        &["lock 64 KiB only", "pbs_mom", "this process did not get that"],
+        &["Slurm", "log in again", "> /etc/security/limits.d"],
+    ),
+    case(
+        "public-memlock-lxc",
+        (1, 0),
+        &["limits.kernel.memlock=unlimited", "in a container"],
+        &["docker run", "Slurm", "log in again"],
+    ),
+    case("public-memlock-user-manager", (1, 0), &["user@.service"], &["Slurm", "in slurmd", "UsePAM"]),
+    case(
+        "public-memlock-crio",
+        (1, 0),
+        &["crio.service", "no file of a container raises it"],
+        &["Slurm", "log in again"],
+    ),
     // Of the tree before: driver 595 with pages of 64 KiB, a node without the API, coherent memory.
     case("gb200", (1, 0), &["open-gpu-kernel-modules#1269", "install driver 580"], &[]),
     case("no-api", (0, 0), &["has no peer-memory API", "dma-buf: yes, 1 of 1 pair"], &["doca-ofed", "fix:"]),
@@ -490,6 +510,20 @@ fn a_command_line_that_switches_nccl_off_is_never_yes() {
         "env NCCL_IB_DISABLE=1 env -u LANG ./train",
         "oc exec pod -- env NCCL_IB_DISABLE=1 ./train",
         "systemd-run -E NCCL_IB_DISABLE=1 ./train",
+        "srun --container-name=x ./train",
+        "srun --environment=ngc ./train",
+        "buildah run container train",
+        "bwrap --setenv NCCL_IB_DISABLE 1 ./train",
+        "ip netns exec pod ./train",
+        "setpriv --reset-env ./train",
+        "run0 --setenv=NCCL_IB_DISABLE=1 ./train",
+        "dotenv run ./train",
+        "direnv exec . ./train",
+        "pixi run train",
+        "nix develop -c ./train",
+        "fish -c ./train",
+        "site-launcher ./train",
+        "site-launcher --gpus 8 -- train",
     ] {
         let words: Vec<&str> = line.split(' ').collect();
         let (exit, said) = of_command("one-pair", "consumers.nccl", &words);
@@ -537,6 +571,17 @@ fn mooncake_takes_the_way_that_its_variable_names() {
     ] {
         let said = said(tree, line);
         assert!(said.contains(wanted), "{tree} {line}: {said}");
+    }
+}
+
+/// libfabric's list of kinds of memory has a semicolon between them.
+#[test]
+fn libfabric_knows_gpu_memory_unless_fi_hmem_leaves_it_out() {
+    let said = |line: &str| of_command("one-pair", "consumers.libfabric", &line.split(' ').collect::<Vec<_>>()).1;
+    for (list, wanted) in [("system", false), ("system;cuda", true), ("system;CUDA", true), ("system,cuda", false)] {
+        let said = said(&format!("env FI_HMEM={list} ./t"));
+        assert_eq!(said.contains(": yes"), wanted, "{list}: {said}");
+        assert!(wanted || said.contains("unset FI_HMEM"), "{list}: {said}");
     }
 }
 

@@ -11,7 +11,7 @@ const DMA_BUF: &str = "ib_umem_dmabuf_get";
 pub const LIBFABRIC: Consumer = Consumer {
     id: "consumers.libfabric",
     name: "libfabric",
-    source: "vrb_os_mem_support in prov/verbs/include/linux/verbs_osd.h of libfabric 32dfaf9dadd7, cuda_hmem_init in src/hmem_cuda.c",
+    source: "vrb_os_mem_support in prov/verbs/include/linux/verbs_osd.h of libfabric 32dfaf9dadd7, cuda_hmem_init in src/hmem_cuda.c, ofi_hmem_init in src/hmem.c",
     unsure: sure,
     unsure_of: sure_of,
     told_by: sure_of,
@@ -44,6 +44,16 @@ pub const LIBFABRIC: Consumer = Consumer {
             return Some(Refusal {
                 because: format!("FI_PROVIDER={list} takes its verbs provider away"),
                 set: Some("unset FI_PROVIDER".to_owned()),
+                seen: format!("environment of {}", environment.whose),
+            });
+        }
+        // Of hmem.c: names with a semicolon between them.
+        let kinds = environment.get("FI_HMEM").filter(|list| !list.is_empty());
+        let has_cuda = |list: &str| list.split(';').any(|kind| kind.eq_ignore_ascii_case("cuda"));
+        if let Some(list) = kinds.filter(|list| !has_cuda(list)) {
+            return Some(Refusal {
+                because: format!("FI_HMEM={list} leaves out cuda, without which it does not know GPU memory"),
+                set: Some("unset FI_HMEM".to_owned()),
                 seen: format!("environment of {}", environment.whose),
             });
         }

@@ -118,6 +118,15 @@ fn allowed(root: &Root) -> Option<(String, String)> {
     groups.into_iter().next().or(services)
 }
 
+/// Batch systems other than Slurm, by their control groups: jobs have the limit of the daemon that starts
+/// them.
+const BATCH: [(&str, &str); 4] = [
+    ("pbs", "PBS: LimitMEMLOCK=infinity in the unit of pbs_mom (pbs.service), then restart it"),
+    ("lsf", "LSF: LimitMEMLOCK=infinity in the unit that starts sbatchd, then restart it"),
+    ("sge", "Grid Engine: S_MEMORYLOCKED=infinity,H_MEMORYLOCKED=infinity in execd_params (qconf -mconf)"),
+    ("condor", "HTCondor: LimitMEMLOCK=infinity in condor.service, then restart it"),
+];
+
 /// Judges by the limit that this process has. Files say what others get, or why this one did not get it.
 fn login(machine: &Machine) -> Check {
     const ID: &str = "limits.memlock";
@@ -183,11 +192,21 @@ fn memlock_cure(machine: &Machine, is_configured: bool) -> String {
     if cgroup.contains("slurm") {
         return SLURM.to_owned();
     }
+    if let Some((_, cure)) = BATCH.iter().find(|(word, _)| cgroup.contains(word)) {
+        return (*cure).to_owned();
+    }
     if root.exists(APPTAINER) {
         return format!("Apptainer passes on the limit of the shell or job that starts it, so raise it there: {SLURM}; a shell: ulimit -l unlimited, or memlock in /etc/security/limits.d of the host");
     }
+    if cgroup.contains("lxc") {
+        return "LXC, LXD and Incus: limits.kernel.memlock=unlimited (LXC: lxc.prlimit.memlock = unlimited) of this container, set on the host; then start it again".to_owned();
+    }
     if machine.setting.container.is_some() {
-        return "no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root; Kubernetes: LimitMEMLOCK=infinity in the unit of the container runtime (containerd.service) on the node".to_owned();
+        return "no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root; Kubernetes: LimitMEMLOCK=infinity in the unit of the container runtime (containerd.service, crio.service) on the node".to_owned();
+    }
+    // What systemd's manager of a user starts has that manager's limit; PAM never sees it.
+    if cgroup.contains("/user@") {
+        return "LimitMEMLOCK=infinity in a drop-in of user@.service (systemctl edit user@.service), then end all sessions of that user and log in again".to_owned();
     }
     if cgroup.contains("/system.slice/") {
         return SERVICE.to_owned();

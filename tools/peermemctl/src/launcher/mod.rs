@@ -94,8 +94,11 @@ impl Launched {
                 Some((_, with_word, before)) => skip(&mut words, with_word, *before),
                 // The program; its arguments set nothing, unless they look as if they did.
                 None => {
-                    if let Some(word) = words.find(|word| is_of_a_library(word)) {
+                    let rest: Vec<&String> = words.collect();
+                    if let Some(word) = rest.iter().find(|word| is_of_a_library(word) || mentions_a_library(word)) {
                         self.note(&format!("{name} with {word}"));
+                    } else if !word.contains('/') && rest.iter().any(|word| is_a_program(word)) {
+                        self.note(&format!("{name}, which starts another program"));
                     }
                     return;
                 }
@@ -193,8 +196,10 @@ impl Launched {
                 break;
             }
             // Pyxis: the image has variables of its own.
-            if word.starts_with("--container-image") {
-                self.note("srun --container-image (the variables of its image)");
+            // So have images by other options of Pyxis, of OCI bundles and of CSCS's plugin.
+            let of_image = ["--container-image", "--container-name", "--container", "--environment"];
+            if let Some(option) = of_image.iter().find(|option| word.split('=').next() == Some(**option)) {
+                self.note(&format!("srun {option} (the variables of its image)"));
             }
             let list = match word.strip_prefix("--export=") {
                 Some(list) => Some(list.to_owned()),
@@ -363,6 +368,25 @@ fn is_of_a_library(word: &str) -> bool {
     word.contains('=') && word.split(['=', ',', ':', ' ']).any(|part| is_set(part.trim_matches(['"', '\''])))
 }
 
+/// Returns whether an argument, such as a script in Python, has the name of a variable of a library in it.
+fn mentions_a_library(word: &str) -> bool {
+    // FI_ and MC_ alone are too short to mean anything.
+    ["NCCL_", "UCX_", "NVSHMEM_"].iter().any(|library| {
+        word.match_indices(library).any(|(at, _)| {
+            let (before, after) =
+                (word.get(..at).unwrap_or_default(), word.get(at + library.len()..).unwrap_or_default());
+            !before.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+                && after.starts_with(|c: char| c.is_ascii_uppercase())
+        })
+    })
+}
+
+/// Returns whether an argument is a program by its look, or says that one follows: then what it is given
+/// to is a launcher. `./train` is one, `./config.yaml` is none.
+fn is_a_program(word: &str) -> bool {
+    word == "--" || word.strip_prefix("./").is_some_and(|file| !file.is_empty() && !file.contains('.'))
+}
+
 /// Skips options, and words before the program.
 fn skip(words: &mut Words, with_word: &[&str], before: usize) {
     while let Some(word) = words.next_if(|word| word.starts_with('-')) {
@@ -486,11 +510,27 @@ mod tests {
             "launcher --env NCCL_IB_DISABLE=1 ./app",
             "launcher --env=UCX_TLS=tcp,NCCL_NET=IB ./app",
             "python3 run.py --envs NCCL_DEBUG=INFO",
+            "srun --container-name=x ./app",
+            "srun --environment=ngc ./app",
+            "buildah run container app",
+            "ip netns exec pod ./app",
+            "bwrap --setenv NCCL_IB_DISABLE 1 ./app",
+            "setpriv --reset-env ./app",
+            "some-launcher ./app",
+            "some-launcher --flag -- app",
+            "gdb --args ./app",
+            "python3 -c \"import os; os.environ['NCCL_IB_DISABLE']='1'\"",
+            "pixi run train",
+            "fish -c ./app",
         ] {
             assert!(!read(line).not_understood.is_empty(), "{line}");
         }
         for line in [
             "./app",
+            "./app ./config.yaml ./data/x.bin",
+            "/usr/bin/app ./data",
+            "python3 ./train.py",
+            "all_reduce_perf -b 8 -e 1G",
             "env X=1 ./app",
             "mpirun -np 2 ./app --flag",
             "srun -n 4 ./app",

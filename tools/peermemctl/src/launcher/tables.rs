@@ -2,7 +2,7 @@
 //! Names of launchers, and their options that take a word or none.
 
 /// Launchers whose program runs somewhere else, or with variables of somebody else.
-pub(super) const FOREIGN: [&str; 64] = [
+pub(super) const FOREIGN: [&str; 93] = [
     "ssh",
     "pdsh",
     "clush",
@@ -67,6 +67,35 @@ pub(super) const FOREIGN: [&str; 64] = [
     "vagrant",
     "wsl",
     "nomad",
+    "buildah",
+    "bwrap",
+    "firejail",
+    "proot",
+    "fakechroot",
+    "unshare",
+    "ip",
+    "setpriv",
+    "run0",
+    "pkexec",
+    "nix",
+    "nix-shell",
+    "guix",
+    "flox",
+    "pixi",
+    "just",
+    "dotenv",
+    "direnv",
+    "fish",
+    "csh",
+    "tcsh",
+    "ksh",
+    "xonsh",
+    "script",
+    "watch",
+    "dsh",
+    "mpiexec.slurm",
+    "runai",
+    "dask-cuda-worker",
 ];
 
 /// Wrappers that pass their environment on: name, options that take a word of their own, words
