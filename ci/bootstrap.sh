@@ -58,23 +58,48 @@ log=${TMPDIR:-/tmp}/nvidia-peermem-bootstrap.$$.log
 count=$(echo "$missing" | wc -w)
 export DEBIAN_FRONTEND=noninteractive
 
-# Runs a command with its output in the log and a line every 15 seconds.
+# A background process never sees Ctrl-C. What is downloading ends; dpkg is not stopped midway, or
+# root would have to mend its database.
+interrupted() {
+	trap '' INT HUP TERM
+	if [ -n "$pid" ] && grep -qsx dpkg $(for child in $(cat "/proc/$pid/task/$pid/children"); do echo "/proc/$child/comm"; done) /dev/null; then
+		echo "bootstrap: interrupted; dpkg ends what it has begun first" >&2
+		wait "$pid" || true
+	elif [ -n "$pid" ]; then
+		kill "$pid" 2>/dev/null || true
+		wait "$pid" || true
+	fi
+	rm -f "$log"
+	echo "bootstrap: interrupted; the next run goes on" >&2
+	exit 130
+}
+pid=
+trap interrupted INT HUP TERM
+
+# Runs apt-get with its output in the log and a line every 15 seconds. Where another apt has the lock,
+# it waits, and says so once.
 quietly() {
-	what=$1
+	what=$1 seconds=0 waits=
 	shift
-	"$@" </dev/null >>"$log" 2>&1 &
-	pid=$!
-	seconds=0
-	while kill -0 "$pid" 2>/dev/null; do
-		sleep 1
-		seconds=$((seconds + 1))
-		[ $((seconds % 15)) != 0 ] || echo "bootstrap: $what, $seconds s: $(tail -n 1 "$log" | cut -c 1-80)" >&2
+	while :; do
+		"$@" </dev/null >>"$log" 2>&1 &
+		pid=$!
+		while kill -0 "$pid" 2>/dev/null; do
+			sleep 1
+			seconds=$((seconds + 1))
+			[ $((seconds % 15)) != 0 ] || echo "bootstrap: $what, $seconds s: $(tail -n 1 "$log" | cut -c 1-80)" >&2
+		done
+		wait "$pid" && break
+		lock=$(tail -n 5 "$log" | grep -m 1 'Could not get lock') || {
+			tail -n 15 "$log" >&2
+			echo "bootstrap: $what failed; whole log: $log" >&2
+			exit 1
+		}
+		[ -n "$waits" ] || echo "bootstrap: waiting for another apt or dpkg: ${lock#E: }" >&2
+		waits=y
+		sleep 5
 	done
-	wait "$pid" || {
-		tail -n 15 "$log" >&2
-		echo "bootstrap: $what failed; whole log: $log" >&2
-		exit 1
-	}
+	pid=
 }
 
 echo "bootstrap: installing $count packages:$missing" >&2

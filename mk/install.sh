@@ -42,8 +42,8 @@ put_tools() {
 	for file in "$tools"/*; do
 		name=${file##*/}
 		mkdir -p "$prefix/$(place "$name")"
-		# Nobody can write to a program that runs.
-		cp --remove-destination "$file" "$prefix/$(place "$name")/$(called "$name")"
+		# Nobody can write to a program that runs. A folder comes into the one that is there.
+		cp -R --remove-destination "$file" "$prefix/$(place "$name")/$([ -d "$file" ] || called "$name")"
 		# It names the program where packages put it.
 		[ "$name" != node-problem-detector.json ] ||
 			sed -i "s|/usr/bin/peermemctl|${prefix#"$root"}/bin/peermemctl|" "$prefix/$(place "$name")/$name"

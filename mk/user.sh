@@ -14,9 +14,13 @@ build)
 		exit 1
 	}
 	(cd "$user" && "$cargo" build --quiet --release --locked -p gpumr-c -p gpumr-preload)
-	mkdir -p "$out"
-	cp "$CARGO_TARGET_DIR/release/libgpumr_c.so" "$out/libgpumr.so.1"
-	cp "$CARGO_TARGET_DIR/release/libgpumr_preload.so" "$out/libgpumr-preload.so"
+	# A full disk or Ctrl-C leaves no half of them to `make user-install`.
+	rm -rf "$out.new"
+	mkdir -p "$out.new"
+	cp "$CARGO_TARGET_DIR/release/libgpumr_c.so" "$out.new/libgpumr.so.1"
+	cp "$CARGO_TARGET_DIR/release/libgpumr_preload.so" "$out.new/libgpumr-preload.so"
+	rm -rf "$out"
+	mv "$out.new" "$out"
 	echo "user: $out; as root, make user-install puts them in place"
 	;;
 install)

@@ -41,7 +41,10 @@ perftest | rdma-core | libfabric)
 	tarball() { find "$dl" -maxdepth 1 -name "${what}_$version[.+]*orig.tar.*" | sort -V | tail -n 1; }
 	if [ -z "$(tarball)" ]; then
 		apt_update
-		(cd "$dl" && apt_private apt-get -q source --download-only --tar-only "$what/trixie")
+		# apt writes a source under its own name from the first byte on.
+		part=$(mktemp -d -p "$dl" part.XXXXXX)
+		trap 'rm -rf "$part"' EXIT
+		(cd "$part" && apt_private apt-get -q source --download-only --tar-only "$what/trixie" && mv ./*.orig.tar.* "$dl/")
 	fi
 	tar -xf "$(tarball)" -C "$OUT" --strip-components=1
 	;;

@@ -632,11 +632,13 @@ fn tools_come_and_go_with_the_module() {
         "peermemctl.fish",
         "peermemctl-metrics.timer",
     ];
-    for name in made.into_iter().chain(["peermemctl.schema.json"]) {
+    for name in made.into_iter().chain(["peermemctl.schema.json", "operators/slurm/gpudirect-rdma"]) {
         kernel.write(&format!("tools/{name}"), "");
     }
     let program = kernel.write("tools/peermemctl", "#!/bin/sh\necho works\n");
     assert!(run(Command::new("chmod").arg("+x").arg(program)).ok);
+    // A second one replaces what the first has put there.
+    assert!(call("install").ok);
     let with = call("install");
     assert!(with.ok, "{}", with.text);
     assert_eq!(run(&mut Command::new(root.join("opt/bin/peermemctl"))).text, "works\n");
@@ -647,6 +649,7 @@ fn tools_come_and_go_with_the_module() {
         "zsh/site-functions/_peermemctl",
         "fish/vendor_completions.d/peermemctl.fish",
         "peermemctl/peermemctl.schema.json",
+        "peermemctl/operators/slurm/gpudirect-rdma",
     ];
     for place in places {
         assert!(root.join("opt/share").join(place).is_file(), "{place}: {}", with.text);

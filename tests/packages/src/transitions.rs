@@ -883,7 +883,9 @@ const LOOKS: &str = "peermemctl --version; peermemctl doctor >/tmp/doctor || tru
     for file in man/man1/peermemctl.1 man/man1/peermemctl-metrics.1 bash-completion/completions/peermemctl peermemctl/alerts.yml doc/peermemctl/doctor.md; do
         set -- /usr/share/$file*; test -s $1
     done
-    test -s /usr/lib/systemd/system/peermemctl-metrics.service; test -s /usr/lib/systemd/system/peermemctl-metrics.timer";
+    test -s /usr/lib/systemd/system/peermemctl-metrics.service; test -s /usr/lib/systemd/system/peermemctl-metrics.timer
+    cd /usr/share/peermemctl/operators; test -s gpud/gpudirect-rdma.yaml; test -s nhc/gpudirect_rdma.nhc
+    test -x nvsentinel/preflight; test -s nvsentinel/values.yaml; test -x slurm/gpudirect-rdma";
 const LEFT: &str = "find / -xdev -name '*peermemctl*' ! -path '/srv/*' ! -path '/var/lib/dpkg/*' ! -path '/var/log/*'";
 
 fn looks(test: &Test) -> Result<()> {

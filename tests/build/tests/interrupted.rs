@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Ctrl-C, a full disk and another apt, in what fetches and builds: one line, and nothing half made
+//! is taken for whole.
+
+use build_tests::{repository, run};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Writes a program that stands before the system's own of the same name.
+fn program(dir: &Path, name: &str, script: &str) {
+    let file = dir.join("bin").join(name);
+    fs::create_dir_all(dir.join("bin")).expect("folder");
+    fs::write(&file, format!("#!/bin/sh\n{script}\n")).expect("file");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("mode");
+}
+
+fn script(dir: &Path, file: &str, words: &[&str]) -> Command {
+    let mut command = Command::new(repository().join(file));
+    let path = std::env::var("PATH").expect("PATH");
+    command.args(words).current_dir(repository()).env("PATH", format!("{}/bin:{path}", dir.display()));
+    command.env("DIR", dir).env("NVPM_CACHE", dir.join("cache")).env("TMPDIR", dir).env("OUT", dir.join("out"));
+    command
+}
+
+/// Presses Ctrl-C once the fake program has left the file `runs`: all in the foreground get the signal.
+fn interrupt(dir: &Path, command: &mut Command) -> Output {
+    let child = command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a shell");
+    while !dir.join("runs").exists() {
+        sleep(Duration::from_millis(20));
+    }
+    assert!(run(Command::new("kill").args(["-INT", "--", &format!("-{}", child.id())])).ok);
+    child.wait_with_output().expect("its end")
+}
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Root of a Debian that lacks every package.
+fn bare(dir: &Path, apt: &str) -> Command {
+    program(dir, "dpkg-query", "exit 1");
+    program(dir, "id", "echo 0");
+    program(dir, "apt-get", apt);
+    script(dir, "ci/bootstrap.sh", &["demo"])
+}
+
+#[test]
+fn ctrl_c_ends_the_download_of_packages() {
+    let dir = TempDir::new().expect("temporary folder");
+    let apt = "echo $$ >$DIR/apt; : >$DIR/runs; exec sleep 60";
+    let output = interrupt(dir.path(), &mut bare(dir.path(), apt));
+    let said = errors(&output);
+    assert!(!output.status.success() && said.ends_with("bootstrap: interrupted; the next run goes on\n"), "{said}");
+    let apt = fs::read_to_string(dir.path().join("apt")).expect("file");
+    assert!(!Path::new("/proc").join(apt.trim()).exists(), "apt-get still runs");
+}
+
+/// Stopped midway it would leave a database that root has to mend.
+#[test]
+fn ctrl_c_lets_dpkg_end() {
+    let dir = TempDir::new().expect("temporary folder");
+    // A program's name in /proc is that of its file.
+    fs::create_dir_all(dir.path().join("bin")).expect("folder");
+    fs::copy("/bin/sleep", dir.path().join("bin/dpkg")).expect("file");
+    let output = interrupt(dir.path(), &mut bare(dir.path(), "dpkg 2 & sleep 0.2; : >$DIR/runs; wait; : >$DIR/ended"));
+    let said = errors(&output);
+    assert!(said.contains("dpkg ends what it has begun first\n"), "{said}");
+    assert!(dir.path().join("ended").exists(), "dpkg was stopped");
+}
+
+#[test]
+fn another_apt_is_waited_for() {
+    let dir = TempDir::new().expect("temporary folder");
+    let apt = "[ -e $DIR/once ] || { : >$DIR/once; echo 'E: Could not get lock /var/lib/apt/lists/lock. It is held by \
+        process 7 (apt-get)'; exit 100; }";
+    let output = bare(dir.path(), apt).output().expect("a shell");
+    let said = errors(&output);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said.matches("waiting for another apt or dpkg: Could not get lock").count(), 1, "{said}");
+}
+
+/// The next run must not take the beginning of a source for the source.
+#[test]
+fn ctrl_c_leaves_no_half_source() {
+    let dir = TempDir::new().expect("temporary folder");
+    fs::create_dir_all(dir.path().join("cache/apt")).expect("folder");
+    fs::write(dir.path().join("cache/apt/updated"), "").expect("file");
+    program(dir.path(), "apt-get", "echo half >perftest_25.01.0.orig.tar.gz; : >$DIR/runs; exec sleep 60");
+    let output = interrupt(dir.path(), &mut script(dir.path(), "ci/qemu/fetch.sh", &["perftest", "25.01"]));
+    assert!(!output.status.success());
+    let left: Vec<_> = fs::read_dir(dir.path().join("cache/dl")).expect("folder").collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// No file may grow beyond one block, as on a full disk: the former build stays whole.
+#[test]
+fn a_full_disk_leaves_the_former_libraries_and_tools() {
+    let dir = TempDir::new().expect("temporary folder");
+    let release = dir.path().join("target/release");
+    fs::create_dir_all(release.join("examples")).expect("folder");
+    for name in ["libgpumr_c.so", "libgpumr_preload.so", "peermemctl"] {
+        fs::write(release.join(name), "former").expect("file");
+    }
+    program(dir.path(), "generate", "mkdir -p $1 && : >$1/peermemctl.1");
+    fs::copy(dir.path().join("bin/generate"), release.join("examples/generate")).expect("file");
+    let user = dir.path().join("user").display().to_string();
+    let tools = dir.path().join("tools").display().to_string();
+    let build = |limit: &str| {
+        let script = format!("{limit} sh mk/user.sh build true {user}; sh mk/tools.sh true {tools}");
+        let mut sh = Command::new("sh");
+        run(sh.args(["-c", &script]).current_dir(repository()).env("CARGO_TARGET_DIR", dir.path().join("target")))
+    };
+    let first = build("set -e;");
+    assert!(first.ok, "{}", first.text);
+    fs::write(release.join("libgpumr_preload.so"), [b'x'; 65536]).expect("file");
+    fs::write(release.join("peermemctl"), [b'x'; 65536]).expect("file");
+    build("ulimit -f 64; trap '' XFSZ;");
+    for file in ["user/libgpumr.so.1", "user/libgpumr-preload.so", "tools/peermemctl"] {
+        assert_eq!(fs::read(dir.path().join(file)).expect(file), b"former", "{file}");
+    }
+    // What operators copy comes with the tools, and what needs the whole source does not.
+    for file in ["gpud/gpudirect-rdma.yaml", "nhc/gpudirect_rdma.nhc", "slurm/gpudirect-rdma", "nvsentinel/preflight"] {
+        assert!(dir.path().join("tools/operators").join(file).exists(), "{file}");
+    }
+    assert!(!dir.path().join("tools/operators/nvsentinel/Dockerfile").exists());
+}
