@@ -156,7 +156,7 @@ impl<'a> Machine<'a> {
 
     /// What has the module loaded; nothing does while there is no core or no driver for it.
     pub fn load_it(&self) -> String {
-        if self.setting.modules_in_containers() && self.file.is_none() {
+        if self.setting.is_fixed() && self.file.is_none() {
             return self.setting.install_it();
         }
         if self.old_module_serves() {

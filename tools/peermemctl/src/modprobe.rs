@@ -180,12 +180,46 @@ pub fn loaded_by_service(root: &Root, module: &str) -> Option<Line> {
         let names = root.names(dir).into_iter().filter(|name| name.ends_with(".wants") || name.ends_with(".requires"));
         names.flat_map(move |name| root.names(&format!("{dir}/{name}"))).collect::<Vec<_>>()
     });
-    wants.filter(|unit| unit.ends_with(".service")).find_map(|unit| {
-        let file = UNITS.iter().map(|dir| format!("{dir}/{unit}")).find(|file| root.exists(file))?;
+    let of_unit = |file: String| {
         let text = root.text(&file).ok()?;
         let mut lines = text.lines().filter(|line| line.starts_with("ExecStart"));
         let line = lines.find(|line| loads(line.split_once('=').map_or("", |(_, command)| command), module))?;
         Some(Line { text: line.to_owned(), file })
+    };
+    let unit = wants
+        .filter(|unit| unit.ends_with(".service"))
+        .find_map(|unit| of_unit(UNITS.iter().map(|dir| format!("{dir}/{unit}")).find(|file| root.exists(file))?));
+    // Whether their service is started at boot is not looked at: nobody adds to one that is not.
+    let drop_ins = || {
+        let dirs = UNITS.iter().flat_map(|dir| {
+            let names = root.names(dir).into_iter().filter(|name| name.ends_with(".service.d"));
+            names.map(move |name| format!("{dir}/{name}")).collect::<Vec<_>>()
+        });
+        let files = dirs.flat_map(|dir| root.names(&dir).into_iter().map(move |name| format!("{dir}/{name}")));
+        files.filter(|file| file.ends_with(".conf")).find_map(of_unit)
+    };
+    unit.or_else(drop_ins).or_else(|| by_script(root, module))
+}
+
+/// Scripts that run at boot, and OpenRC's list of modules.
+pub const SCRIPTS: [&str; 5] =
+    ["/etc/rc.local", "/etc/rc.d/rc.local", "/etc/rc.modules", "/etc/init.d/boot.local", OPENRC];
+const OPENRC: &str = "/etc/conf.d/modules";
+
+/// Returns the line of a script or list of other systems than systemd that loads a module at boot.
+fn by_script(root: &Root, module: &str) -> Option<Line> {
+    let of = |file: &str, loads: &dyn Fn(&str) -> bool| {
+        let text = root.text(file).ok()?;
+        let line = text.lines().map(str::trim).find(|line| !line.starts_with('#') && loads(line))?;
+        Some(Line { text: line.to_owned(), file: file.to_owned() })
+    };
+    let in_list = |line: &str| {
+        let list = line.strip_prefix("modules").and_then(|line| line.split_once('=')).map_or("", |(_, list)| list);
+        list.split(|c: char| c.is_whitespace() || "\"'".contains(c)).any(|word| is(Some(word), module))
+    };
+    SCRIPTS.iter().find_map(|file| match *file {
+        OPENRC => of(file, &in_list),
+        _ => of(file, &|line: &str| loads(line, module)),
     })
 }
 
@@ -234,6 +268,19 @@ mod tests {
             ("lib/udev/rules.d/9.rules", "RUN+=\"/sbin/modprobe -r nvidia-peermem\"\n", false),
             ("lib/udev/rules.d/9.rules", "RUN+=\"/sbin/modprobe nvidia-uvm\"\n", false),
             ("lib/udev/rules.d/9.txt", "RUN+=\"/sbin/modprobe nvidia-peermem\"\n", false),
+            (
+                "etc/systemd/system/nvidia-persistenced.service.d/a.conf",
+                "[Service]\nExecStartPost=/sbin/modprobe nvidia-peermem\n",
+                true,
+            ),
+            (
+                "etc/systemd/system/nvidia-persistenced.service.d/a.txt",
+                "ExecStartPost=/sbin/modprobe nvidia-peermem\n",
+                false,
+            ),
+            ("etc/rc.local", "#!/bin/sh\nmodprobe nvidia-peermem\n", true),
+            ("etc/rc.local", "#!/bin/sh\n# modprobe nvidia-peermem\n", false),
+            ("etc/conf.d/modules", "modules=\"nvidia nvidia-peermem\"\n", true),
             ("etc/modprobe.d/a.conf", "softdep nvidia post: nvidia-uvm nvidia-peermem\n", true),
             ("usr/lib/modprobe.d/a.conf", "softdep mlx5_ib post: nvidia_peermem\n", true),
             ("etc/modprobe.d/a.conf", "softdep nvidia-peermem pre: nvidia ib_core\n", false),

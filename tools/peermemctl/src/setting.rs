@@ -17,6 +17,9 @@ const HOST_DRIVER: &str = "/run/nvidia/validations/host-driver-ready";
 /// Where the container of DOCA-OFED has its files.
 const OFED_CONTAINER: &str = "/run/mellanox/drivers";
 
+/// Where a system has its name.
+pub const OS_RELEASE: &str = "/etc/os-release";
+
 /// What this program runs on.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct Setting {
@@ -32,6 +35,8 @@ pub struct Setting {
     pub driver_container: bool,
     /// Whether the RDMA core comes from the container of DOCA-OFED.
     pub ofed_container: bool,
+    /// The name of this node's system, if that is an image which is not changed in place.
+    pub fixed_system: Option<String>,
     /// Whether RDMA devices are seen only in the network namespace that has them.
     pub rdma_by_namespace: bool,
     /// Whether this is a Tegra (Jetson, IGX Orin): its own GPU shares the CPU's memory.
@@ -42,7 +47,10 @@ impl Setting {
     /// Reads the kind of machine.
     pub fn look(root: &Root) -> Self {
         let (container, namespaces) = container(root);
+        // In a container that file is of its own image.
+        let release = root.text(OS_RELEASE).ok().filter(|_| container.is_none());
         Self {
+            fixed_system: release.and_then(|text| Self::fixed_system(&text)).map(str::to_owned),
             architecture: architecture(root),
             virtual_machine: virtual_machine(root),
             container,
@@ -60,6 +68,23 @@ impl Setting {
     /// installed on the host for them.
     pub fn modules_in_containers(&self) -> bool {
         self.driver_container || self.ofed_container
+    }
+
+    /// Returns the name of a system that is an image, by its os-release.
+    pub fn fixed_system(os_release: &str) -> Option<&'static str> {
+        const SYSTEMS: [(&str, &str); 4] = [
+            ("talos", "Talos"),
+            ("bottlerocket", "Bottlerocket"),
+            ("cos", "Container-Optimized OS"),
+            ("flatcar", "Flatcar"),
+        ];
+        let id = os_release.lines().find_map(|line| line.strip_prefix("ID="))?.trim_matches(['"', '\'']);
+        SYSTEMS.iter().find(|(of, _)| *of == id).map(|(_, name)| *name)
+    }
+
+    /// Returns whether nothing can be built or installed on the node itself.
+    pub fn is_fixed(&self) -> bool {
+        self.modules_in_containers() || self.fixed_system.is_some()
     }
 
     /// Returns what this is, in a word.
@@ -92,6 +117,7 @@ impl Setting {
             (false, true) => "the RDMA core comes from a container".to_owned(),
             (false, false) => "modules are the host's".to_owned(),
         });
+        words.extend(self.fixed_system.as_ref().map(|name| format!("{name}, an image that is not changed in place")));
         if self.tegra {
             words.push("a Tegra".to_owned());
         }
@@ -105,6 +131,11 @@ impl Setting {
     pub fn install_it(&self) -> String {
         if self.modules_in_containers() {
             return self.reload_it();
+        }
+        if let Some(name) = &self.fixed_system {
+            return format!(
+                "{name} is an image that is not changed in place: have programs take dma-buf, which needs no module, or the image bring the module; where it lets containers load modules, packaging/container of this project builds one"
+            );
         }
         match &self.container {
             Some(_) => "on the host, not in this container: in this project's folder: make && make install".to_owned(),
@@ -135,6 +166,9 @@ impl Setting {
 
     /// Returns what gives the module other parameters: `change` says which, and goes before the file.
     pub fn change_parameters(&self, change: &str) -> String {
+        if let Some(name) = &self.fixed_system {
+            return format!("{change} the module's options in the image of {name}, which is not changed in place");
+        }
         match self.modules_in_containers() {
             true => format!("{change} nvidia-peermem.conf of the ConfigMap nvidia-peermem-rust (packaging/container); that applies as soon as nobody uses the module"),
             false => format!("{change} /etc/modprobe.d, then rmmod nvidia_peermem && modprobe nvidia-peermem"),
@@ -202,7 +236,7 @@ fn architecture(root: &Root) -> Option<String> {
 
 /// Returns what says that this is a virtual machine.
 fn virtual_machine(root: &Root) -> Option<String> {
-    const MAKERS: [&str; 11] = [
+    const MAKERS: [&str; 16] = [
         "QEMU",
         "KVM",
         "VMware",
@@ -214,6 +248,11 @@ fn virtual_machine(root: &Root) -> Option<String> {
         "Parallels",
         "Red Hat",
         "Virtual Machine",
+        "VirtualBox",
+        "Cloud Hypervisor",
+        "CloudStack",
+        "BHYVE",
+        "Droplet",
     ];
     if let Some(kind) = root.line("/sys/hypervisor/type").filter(|kind| !kind.is_empty()) {
         return Some(format!("/sys/hypervisor/type is {kind}"));
@@ -330,11 +369,13 @@ impl Machine<'_> {
         told.as_deref() == Some("VGPU") || names.into_iter().any(|name| is_name_of_vgpu(&name))
     }
 
-    /// Returns whether a GPU is a TITAN, which NVIDIA names neither among those whose memory it gives to
-    /// NICs nor among the others.
-    pub fn is_titan(&self, gpu: &Device) -> bool {
+    /// Returns the line of boards that a GPU is of, if NVIDIA names that neither among those whose memory it
+    /// gives to NICs nor among the others.
+    pub fn unnamed_line(&self, gpu: &Device) -> Option<&'static str> {
+        const LINES: [(&str, &str); 3] =
+            [("TITAN", "a TITAN"), ("CMP ", "a CMP"), ("Graphics Device", "a board without a name")];
         let names = [gpu.name(), self.gpu_name(gpu), nvidia::model(self.root, &gpu.address).unwrap_or_default()];
-        names.iter().any(|name| name.contains("TITAN"))
+        LINES.iter().find(|(word, _)| names.iter().any(|name| name.contains(word))).map(|(_, line)| *line)
     }
 
     /// Returns the class of a GPU.

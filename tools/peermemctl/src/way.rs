@@ -196,9 +196,9 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
             gpu.address
         ));
     }
-    if machine.is_titan(gpu) && !has_been_pinned(machine, gpu) {
+    if let Some(line) = machine.unnamed_line(gpu).filter(|_| !has_been_pinned(machine, gpu)) {
         return Judged::Unknown(format!(
-            "GPU {} is a TITAN, and NVIDIA names data-centre and professional GPUs only: peermemctl selftest tries it",
+            "GPU {} is {line}, and NVIDIA names data-centre and professional GPUs only: peermemctl selftest tries it",
             gpu.address
         ));
     }

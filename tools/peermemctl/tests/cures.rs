@@ -40,6 +40,8 @@ struct Kind {
     container: bool,
     driver_container: bool,
     by_namespace: bool,
+    /// The node's system is an image that is not changed in place.
+    image: bool,
     nic: Option<(&'static str, u16)>,
     gpu: Gpu,
 }
@@ -52,10 +54,12 @@ fn kinds(nic: Option<(&'static str, u16)>, gpu: Gpu) -> Vec<Kind> {
         container: bits & 4 != 0,
         driver_container: bits & 8 != 0,
         by_namespace: bits & 16 != 0,
+        image: bits & 32 != 0,
         nic,
         gpu,
     };
-    (0..32).map(of).collect()
+    // An image on bare metal and in a virtual machine: nothing else changes with it.
+    (0..32).chain([32, 34]).map(of).collect()
 }
 
 /// Makes a machine one of a kind, as far as software goes.
@@ -68,11 +72,12 @@ fn become_one_of(machine: &mut Machine, kind: Kind) {
         driver_container: kind.driver_container,
         ofed_container: kind.driver_container,
         rdma_by_namespace: kind.by_namespace,
+        fixed_system: seen(kind.image),
         tegra: kind.gpu == Gpu::Orin,
         ..Setting::default()
     };
     // Then it is in the container, and not on the host.
-    if kind.driver_container {
+    if kind.driver_container || kind.image {
         machine.file = None;
     }
 }
@@ -137,6 +142,12 @@ fn misfits(kind: Kind, id: &str, fix: &str) -> Option<&'static str> {
     if kind.driver_container && has(&["make ", "modprobe nvidia", "depmod", "doca-ofed", "nvidia-open"]) {
         return Some("the modules of this node come from containers");
     }
+    if kind.image
+        && has(&["make &&", "make install", "modprobe nvidia-peermem", "modules-load.d"])
+        && !has(&["in place"])
+    {
+        return Some("the system of this node is an image");
+    }
     if kind.driver_container && id == "limits.dkms" {
         return Some("DKMS builds nothing for containers");
     }
@@ -200,7 +211,7 @@ fn every_cure_fits_every_kind_of_machine() {
             let mut machine = look(&root, nic, gpu);
             for kind in kinds(nic, gpu) {
                 // Whoever has no file of the host in one kind has none in the next: read it again.
-                if machine.file.is_none() && !kind.driver_container {
+                if machine.file.is_none() && !kind.driver_container && !kind.image {
                     machine = look(&root, nic, gpu);
                 }
                 become_one_of(&mut machine, kind);

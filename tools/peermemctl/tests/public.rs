@@ -42,7 +42,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 82] = [
+const CASES: [Case; 87] = [
     case(
         "public-memlock-slurm",
         (1, 0),
@@ -396,6 +396,27 @@ const CASES: [Case; 82] = [
         &["crio.service", "no file of a container raises it"],
         &["Slurm", "log in again"],
     ),
+    // Of settings: systems that are images, boards that NVIDIA does not name, other loaders and hypervisors.
+    case(
+        "public-talos",
+        (1, 0),
+        &["Talos is an image that is not changed in place", "dma-buf, which needs no module"],
+        &["make && make install", "modules-load.d", "fix: modprobe nvidia-peermem"],
+    ),
+    case(
+        "public-cos",
+        (1, 0),
+        &["Container-Optimized OS is an image that is not changed in place"],
+        &["make && make install", "modules-load.d", "fix: modprobe nvidia-peermem"],
+    ),
+    case(
+        "public-cmp",
+        (3, 2),
+        &["is a CMP, and NVIDIA names data-centre and professional GPUs only"],
+        &["peer memory: yes", "GPUDirect by default: yes", "fix:"],
+    ),
+    case("public-autoload-drop-in", (0, 0), &["loaded at boot by peermem.conf"], &["nothing loads"]),
+    case("public-vm-cloud-hypervisor", (0, 0), &["a virtual machine (Cloud Hypervisor"], &["fix:"]),
     // Of the tree before: driver 595 with pages of 64 KiB, a node without the API, coherent memory.
     case("gb200", (1, 0), &["open-gpu-kernel-modules#1269", "install driver 580"], &[]),
     case("no-api", (0, 0), &["has no peer-memory API", "dma-buf: yes, 1 of 1 pair"], &["doca-ofed", "fix:"]),

@@ -114,14 +114,21 @@ fn needs_files_of_host(fix: &str) -> bool {
 pub fn chosen(machine: &Machine, id: &str, fix: &str) -> String {
     let setting = &machine.setting;
     // A check that knows the setting has said so.
-    if fix.contains("in this container") || fix.contains("virtual machine") || fix.contains("come from containers") {
+    if fix.contains("in this container")
+        || fix.contains("virtual machine")
+        || fix.contains("come from containers")
+        || fix.contains("not changed in place")
+    {
         return fix.to_owned();
     }
     match place(id).unwrap_or(Place::Host) {
         Place::Here => fix.to_owned(),
-        Place::Modules if setting.modules_in_containers() && machine.file.is_none() && needs_files_of_host(fix) => {
+        Place::Modules if setting.is_fixed() && machine.file.is_none() && needs_files_of_host(fix) => {
             match (id.starts_with("driver."), setting.driver_container) {
                 (true, true) => setting.restart_driver(),
+                (true, false) if setting.fixed_system.is_some() => {
+                    format!("the system of this node is an image that is not changed in place; have it bring what this says: {fix}")
+                }
                 _ => setting.install_it(),
             }
         }
@@ -167,7 +174,8 @@ mod tests {
         let ofed = Setting { ofed_container: true, ..Setting::default() };
         let pod = Setting { container: seen(), virtual_machine: seen(), driver_container: true, ..Setting::default() };
         let build = "in this project's folder: make && make install";
-        for setting in [Setting::default(), container, virtual_machine, operator, ofed, pod] {
+        let image = Setting { fixed_system: Some("Talos".to_owned()), ..Setting::default() };
+        for setting in [Setting::default(), container, virtual_machine, operator, ofed, pod, image] {
             let machine = Machine { setting: setting.clone(), ..Machine::look(&root) };
             for entry in &catalogue::CHECKS {
                 let id = entry.id;
@@ -175,7 +183,7 @@ mod tests {
                 let place = place(id).unwrap();
                 let is_bare = fix == build;
                 let plain = setting.container.is_none()
-                    && !(setting.modules_in_containers() && place == Place::Modules)
+                    && !(setting.is_fixed() && place == Place::Modules)
                     && !(setting.virtual_machine.is_some() && place == Place::Hardware);
                 assert_eq!(is_bare, place == Place::Here || plain, "{id}: {fix} ({})", setting.words());
                 if setting.container.is_some() && place != Place::Here {

@@ -120,7 +120,7 @@ fn allowed(root: &Root) -> Option<(String, String)> {
 
 /// Batch systems other than Slurm, by their control groups: jobs have the limit of the daemon that starts
 /// them.
-const BATCH: [(&str, &str); 4] = [
+pub const BATCH: [(&str, &str); 4] = [
     ("pbs", "PBS: LimitMEMLOCK=infinity in the unit of pbs_mom (pbs.service), then restart it"),
     ("lsf", "LSF: LimitMEMLOCK=infinity in the unit that starts sbatchd, then restart it"),
     ("sge", "Grid Engine: S_MEMORYLOCKED=infinity,H_MEMORYLOCKED=infinity in execd_params (qconf -mconf)"),
@@ -275,6 +275,9 @@ fn boot(machine: &Machine) -> Check {
         return Check::ok(ID, "the modules of this node come from containers, which load them")
             .seen("/run/nvidia, /run/mellanox");
     }
+    if let Some(name) = machine.setting.fixed_system.as_ref().filter(|_| machine.file.is_none()) {
+        return Check::skip(ID, format!("what {name} loads at boot is in its image"));
+    }
     if machine.setting.container.is_some() {
         return Check::skip(ID, "what the host loads at boot cannot be told from inside a container");
     }
@@ -283,7 +286,7 @@ fn boot(machine: &Machine) -> Check {
         "nothing loads the module at boot",
         "echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf",
     )
-    .seen("no nvidia-peermem in modules-load.d, /etc/modules, rules of udev, softdeps of modprobe.d or units of systemd")
+    .seen("no nvidia-peermem in modules-load.d, /etc/modules, rules of udev, softdeps of modprobe.d, units of systemd or rc.local")
 }
 
 /// Where DKMS keeps what it knows: package, version, kernel, architecture.

@@ -2,8 +2,10 @@
 //! Records what tells the kind of machine, and what loads the module at boot.
 
 use super::record::Recorder;
+use crate::doctor::limits::BATCH;
 use crate::environment::Environment;
-use crate::setting::{APPTAINER, CGROUPS};
+use crate::modprobe::SCRIPTS;
+use crate::setting::{Setting, APPTAINER, CGROUPS, OS_RELEASE};
 use crate::topology_file;
 
 impl Recorder<'_> {
@@ -35,7 +37,11 @@ impl Recorder<'_> {
             self.text("/proc/cpuinfo", &(kept.join("\n") + "\n"));
         }
         let cgroup = self.root.text("/proc/self/cgroup").unwrap_or_default();
-        let kind = ["slurm", "/system.slice/"].iter().chain(&CGROUPS).find(|word| cgroup.contains(**word));
+        let kind = ["slurm", "/user@", "/system.slice/"]
+            .iter()
+            .chain(BATCH.iter().map(|(word, _)| word))
+            .chain(&CGROUPS)
+            .find(|word| cgroup.contains(**word));
         if let Some(kind) = kind {
             self.text("/proc/self/cgroup", &format!("0::/{}/\n", kind.trim_matches('/')));
         }
@@ -44,6 +50,7 @@ impl Recorder<'_> {
             APPTAINER,
             "/run/nvidia/validations/host-driver-ready",
             "/run/.containerenv",
+            "/run/systemd/container",
             "/var/run/secrets/kubernetes.io/serviceaccount",
             "/run/nvidia/validations/.driver-ctr-ready",
             "/proc/device-tree/hypervisor/compatible",
@@ -51,6 +58,11 @@ impl Recorder<'_> {
             "/sys/module/nvgpu",
         ] {
             self.existence(path);
+        }
+        if let Ok(text) = self.root.text(OS_RELEASE) {
+            if Setting::fixed_system(&text).is_some() {
+                self.lines(OS_RELEASE, |line| line.starts_with("ID="));
+            }
         }
         // As somebody who sets nothing finds it.
         let environment = Environment::of_command(self.root, &["env".to_owned(), "-i".to_owned()]);
@@ -76,6 +88,11 @@ impl Recorder<'_> {
     /// Records rules of udev and enabled services that load the module.
     pub(super) fn loaders(&mut self) {
         let is_it = |line: &str| line.contains("nvidia_peermem") || line.contains("nvidia-peermem");
+        for script in SCRIPTS {
+            if self.root.text(script).is_ok_and(|text| is_it(&text)) {
+                self.lines(script, is_it);
+            }
+        }
         for dir in ["/etc/udev/rules.d", "/run/udev/rules.d", "/usr/lib/udev/rules.d", "/lib/udev/rules.d"] {
             for name in self.root.names(dir) {
                 let path = format!("{dir}/{name}");
@@ -89,6 +106,14 @@ impl Recorder<'_> {
                 let path = format!("{dir}/{name}");
                 if self.root.text(&path).is_ok_and(|text| is_it(&text)) {
                     self.lines(&path, |line| line.starts_with("ExecStart") && is_it(line));
+                }
+            }
+            for service in self.root.names(dir).into_iter().filter(|name| name.ends_with(".service.d")) {
+                for name in self.root.names(&format!("{dir}/{service}")) {
+                    let path = format!("{dir}/{service}/{name}");
+                    if self.root.text(&path).is_ok_and(|text| is_it(&text)) {
+                        self.lines(&path, |line| line.starts_with("ExecStart") && is_it(line));
+                    }
                 }
             }
             for wants in self.root.names(dir).into_iter().filter(|name| name.ends_with(".wants")) {
