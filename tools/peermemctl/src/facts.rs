@@ -68,7 +68,21 @@ pub const TOPOLOGY_OVERRIDE: Rule = rule(
     None,
     Some("595"),
     "NVreg_GrdmaPciTopoCheckOverride=1 has the driver accept pairs that its check of the PCI topology refuses",
-    "kernel-open/nvidia/nv-pci.c and nv-dmabuf.c of open-gpu-kernel-modules",
+    "kernel-open/nvidia/nv-pci.c and nv-dmabuf.c of open-gpu-kernel-modules 580 and 595.45.04",
+);
+pub const TOPOLOGY_DENIED: Rule = rule(
+    "nvidia.ko",
+    Some("580"),
+    Some("595"),
+    "NVreg_GrdmaPciTopoCheckOverride=2 has the driver refuse every NIC, but for GPUs with a coherent link",
+    "nv_grdma_pci_topology_supported in kernel-open/nvidia/nv-pci.c of open-gpu-kernel-modules 580",
+);
+pub const FORCED_PCIE_COHERENT: Rule = rule(
+    "nvidia.ko",
+    Some("570"),
+    None,
+    "the forced PCIe mapping of a dma-buf is for GPUs with a coherent link: others are refused it with 524, whatever the parameter says",
+    "nv_pci_is_valid_topology_for_direct_pci in kernel-open/nvidia/nv-pci.c of open-gpu-kernel-modules (three forms of it, the last without the parameter)",
 );
 pub const DMA_BUF_IOMMU: Rule = rule(
     "Linux",
@@ -121,7 +135,7 @@ pub const NIXL_UCX: Rule = rule(
     None,
     None,
     "its UCX plugin registers as the UCX does that it brings: what holds for UCX holds for it",
-    "src/plugins/ucx of NIXL",
+    "src/plugins/ucx of NIXL; its wheel 1.5.1 in the lab (docs/consumers.md)",
 );
 pub const DEEPEP_NVSHMEM: Rule = rule(
     "DeepEP",
@@ -181,10 +195,12 @@ pub const DMA_BUF_DRIVERS: [(&str, &str, &str); 6] = [
 pub const NO_DMA_BUF_DRIVERS: [&str; 7] = ["mlx4_ib", "iw_cxgb4", "qedr", "hfi1", "erdma", "rdma_rxe", "siw"];
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 17] = [
+pub const ALL: [&Rule; 19] = [
     &DRIVER_TOO_OLD,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
+    &TOPOLOGY_DENIED,
+    &FORCED_PCIE_COHERENT,
     &DMA_BUF_IOMMU,
     &UNTRANSLATED,
     &CORE_DMA_BUF,
@@ -230,6 +246,8 @@ mod tests {
         for (rule, version, holds) in [
             (&DRIVER_64K, "580.126.20", Some(false)),
             (&DRIVER_64K, "590.44", Some(true)),
+            (&TOPOLOGY_DENIED, "580.95.05", Some(true)),
+            (&TOPOLOGY_DENIED, "595.45.04", Some(false)),
             (&DRIVER_TOO_OLD, "535.14", Some(true)),
             (&DRIVER_TOO_OLD, "550", Some(false)),
             (&UNTRANSLATED, "6.8.0-31-generic", Some(false)),
