@@ -75,6 +75,7 @@ pub const ALL: &[Transition] = &[
     quick("uninstalled_by_the_admin", uninstalled_by_the_admin),
     quick("kernel_removed_by_rpm", kernel_removed_by_rpm),
     quick("one_refresh_at_a_time", one_refresh_at_a_time),
+    quick("a_tool_is_missing", a_tool_is_missing),
     quick("no_program_of_dkms_keeps_the_lock", no_program_of_dkms_keeps_the_lock),
     quick("booted", booted),
     long("booted_after_a_change", booted_after_a_change),
@@ -779,6 +780,23 @@ fn booted_after_a_change(test: &mut Test) -> Result<()> {
     one_line(&said, &["nvidia-peermem-rust: building for kernel"])?;
     one_line(&said, &["nvidia-peermem-rust: kernel ", "has a new module"])?;
     test.expect_ours("a boot after a change of OFED without a trigger", &version)
+}
+
+/// In a container, or where a package was forced in: one line names the tool, not the shell's own, and
+/// the former module stays.
+fn a_tool_is_missing(test: &mut Test) -> Result<()> {
+    let version = test.version.clone();
+    for tool in ["dkms", "depmod", "modinfo", "make"] {
+        let said = test.machine.run(&format!(
+            "file=$(command -v {tool}); mv $file $file.away
+            code=0; /usr/lib/nvidia-peermem-rust/upkeep refresh 2>&1 || code=$?
+            mv $file.away $file; exit $code"
+        ))?;
+        ensure!(!said.ok && said.text.trim().lines().count() == 1, "{tool}: {}", said.text);
+        one_line(&said.text, &["nvidia-peermem-rust: nothing is built: this system has no ", tool])?;
+        test.expect_ours(&format!("a refresh without {tool}"), &version)?;
+    }
+    Ok(())
 }
 
 /// NVIDIA's file is back, and nothing of ours is left.
