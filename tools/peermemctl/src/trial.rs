@@ -117,15 +117,21 @@ fn without_peers(machine: &Machine, nic: &RdmaDevice) -> Option<String> {
     }
 }
 
+/// ENOTSUPP, which is the kernel's own and has no name for programs.
+const NOT_SUPPORTED: i32 = 524;
+const EINVAL: i32 = 22;
+const EOPNOTSUPP: i32 = 95;
+
+/// Returns the errno that is behind an error.
+fn errno(error: &anyhow::Error) -> Option<i32> {
+    let code = |cause: &io::Error| cause.raw_os_error();
+    error.chain().filter_map(|cause| cause.downcast_ref()).find_map(code)
+}
+
 /// Says what is known of a dma-buf that the GPU driver refused to attach.
 fn refusal(machine: &Machine, nic: &RdmaDevice, error: &anyhow::Error) -> String {
-    /// ENOTSUPP, which is the kernel's own and has no name for programs.
-    const NOT_SUPPORTED: i32 = 524;
-    const EINVAL: i32 = 22;
-    const EOPNOTSUPP: i32 = 95;
-    let code = |cause: &io::Error| cause.raw_os_error();
     let mlx5 = nic.module.as_deref() == Some("mlx5_ib");
-    match error.chain().filter_map(|cause| cause.downcast_ref()).find_map(code) {
+    match errno(error) {
         Some(NOT_SUPPORTED) => {
             format!(": the GPU driver does not approve of where GPU and NIC are: {}", way::topology_cure(machine))
         }
@@ -152,6 +158,9 @@ fn reason(root: &Root, error: &anyhow::Error, before: &Before, at: u64) -> Strin
             "; this process may lock {} only (Max locked memory in /proc/self/limits): ulimit -l unlimited, or run it as root",
             text::bytes(limit)
         ),
+        None if matches!(errno(error), Some(NOT_SUPPORTED | EOPNOTSUPP)) => {
+            "; the GPU driver says that the two cannot reach each other, or it pins no such memory: as root, peermemctl failures tells which".to_owned()
+        }
         None => "; peermemctl doctor says more".to_owned(),
     }
 }
