@@ -27,6 +27,8 @@ dist() {
 	if [ -d .git ] || [ -f .git ]; then
 		SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 		# The working tree as a commit; nothing if that is the last one.
+		# It fails where a file has a new time alone, unless the index knows.
+		git update-index -q --refresh || true
 		tree=$(git stash create)
 		[ -z "$tree" ] || echo "make $kind: with changes since the last commit" >&2
 		# By way of a file: of two programs in a pipe only the last one's failure counts.
