@@ -3,6 +3,8 @@
 //! docs/results/programs.md: what programs of others did in the lab, by each way. `make soak` writes it
 //! after each boot that ran some of them; lines of what it did not run again stay.
 
+use std::collections::BTreeMap;
+
 use lab::page;
 use serde_json::Value;
 
@@ -14,7 +16,8 @@ NIXL, UCX and Mooncake as they are published, and libfabric with its own tests, 
 moved, by which way, and what they looked at to choose it, out of their own logs. A pin, a
 revocation: as the module counted them; NVIDIA's counts nothing. `no way`: neither the module nor
 dma-buf was offered to the program. `make soak ONLY='*/programs-*,*/fabtests'` writes this page;
-[consumers.md](../consumers.md) says what an admin sets.
+[consumers.md](../consumers.md) says what an admin sets. How they choose, in their own words:
+[NIXL](programs-nixl.txt), [ucx_perftest](programs-ucx.txt), [libfabric](programs-libfabric.txt).
 
 ";
 
@@ -45,6 +48,25 @@ pub fn merged(old: &str, rows: &[Value]) -> Option<String> {
     (!rows.is_empty()).then(|| format!("{HEAD}{}", page::table(&COLUMNS, lines)))
 }
 
+/// For each program with a log in these rows: the file beside the page, and the longest log that it wrote
+/// of choosing each way.
+pub fn logs(rows: &[Value]) -> Vec<(String, String)> {
+    let mut longest: BTreeMap<&str, BTreeMap<String, Vec<&str>>> = BTreeMap::new();
+    for row in rows {
+        let words: Vec<&str> = row["words"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let Some(program) = row["program"].as_str().filter(|_| !words.is_empty()) else { continue };
+        let text = |name: &str| row[name].as_str().unwrap_or_default();
+        let title = format!("{}, module: {} {}", text("way"), text("module"), text("mode"));
+        let known = longest.entry(program).or_default().entry(title.trim_end().to_string()).or_default();
+        if words.len() > known.len() {
+            *known = words;
+        }
+    }
+    let section = |(title, words): (&String, &Vec<&str>)| format!("{title}\n\n{}\n", words.join("\n"));
+    let text = |of: &BTreeMap<_, _>| of.iter().map(section).collect::<Vec<_>>().join("\n");
+    longest.iter().map(|(program, of)| (format!("docs/results/programs-{program}.txt"), text(of))).collect()
+}
+
 fn line(row: &Value) -> Vec<String> {
     let text = |name: &str| match &row[name] {
         Value::Null => String::new(),
@@ -63,6 +85,15 @@ fn line(row: &Value) -> Vec<String> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn the_longest_log_of_each_way_is_kept() {
+        let row = |way: &str, words: &[&str]| json!({"program": "nixl", "way": way, "module": "none", "words": words});
+        let rows =
+            [row("dma-buf", &["a"]), row("dma-buf", &["b", "c"]), row("dma-buf", &[]), json!({"program": "ucx"})];
+        let wanted = "dma-buf, module: none\n\nb\nc\n".to_string();
+        assert_eq!(logs(&rows), [("docs/results/programs-nixl.txt".to_string(), wanted)]);
+    }
 
     #[test]
     fn a_new_run_takes_the_place_of_the_old() {

@@ -135,7 +135,7 @@ impl<'a> Record<'a> {
     fn new(lab: &'a Lab, jobs: Vec<&'a str>) -> Result<Self> {
         let mut commit = sh::git(lab, &["rev-parse", "--short=12", "HEAD"])?;
         // The record itself changes while it is written.
-        let but = [FILE, arm64::FILE, programs::FILE].map(|file| format!(":!{file}"));
+        let but = [FILE, arm64::FILE, "docs/results/programs*"].map(|file| format!(":!{file}"));
         let status = ["status", "--porcelain", "--untracked-files=no", "--", ".", &but[0], &but[1], &but[2]];
         if !sh::git(lab, &status)?.is_empty() {
             commit += "+changes";
@@ -159,6 +159,9 @@ impl<'a> Record<'a> {
         let rows = one.found.json.get("programs").map_or(&[][..], Vec::as_slice);
         if let Some(text) = programs::merged(&read(programs::FILE), rows) {
             self.lab.write(programs::FILE, &text)?;
+        }
+        for (file, text) in programs::logs(rows) {
+            self.lab.write(&file, &text)?;
         }
         let old = read(FILE);
         let [passed, failed, seconds] = [passed, failed, one.seconds as usize].map(|n| n.to_string());

@@ -70,6 +70,7 @@ fn run(env: &Env, way: Way, program: &str) -> Result<()> {
         init::run("rdma", &["resource", "show", "cm_id"]).is_ok_and(|ids| ids.contains("LISTEN"))
     })
     .with_context(|| end_of(&server.log))?;
+    way.was_foretold("libfabric", server.pid())?;
     let mut client = Running::start("fabtests-client", program, &of_client, &settings)?;
     let ended = [client.wait(LIMIT)?, server.wait(LIMIT)?];
     let said = || format!("{}\n--\n{}", end_of(&client.log), end_of(&server.log));
@@ -86,8 +87,9 @@ fn run(env: &Env, way: Way, program: &str) -> Result<()> {
     let mut looked: Vec<&str> = lines.collect();
     looked.dedup();
     let looked_at = format!("FI_HMEM_CUDA_USE_DMABUF={dma_buf}; {}", looked.join("; "));
-    let version = VERSION.to_string();
-    let row = Row { program: "libfabric", version, way, what: program, looked_at, result: Ok(SIZE * TIMES) };
+    let words = said.lines().filter(|line| own.iter().any(|own| line.contains(own))).map(str::to_string).collect();
+    let (version, result) = (VERSION.to_string(), Ok(SIZE * TIMES));
+    let row = Row { program: "libfabric", version, way, what: program, looked_at, words, result };
     row.write(env, Some(&seen));
     nothing_stays()
 }

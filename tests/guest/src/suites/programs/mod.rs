@@ -26,7 +26,7 @@ use crate::lab;
 use crate::machine::{Level, Mode, RDMA_DEVICE};
 use crate::modules;
 use crate::nixl::WHEEL;
-use crate::peermem::Stats;
+use crate::peermem::{self, Stats};
 use crate::perftest::{Before, Counts};
 use crate::test::{emit, in_modes, Env, Suite, Test};
 
@@ -104,6 +104,29 @@ impl Way {
         }
         Ok(())
     }
+
+    /// Does `peermemctl doctor` say of this process that it takes this way, by the rule of that program? It
+    /// knows nothing of the preload library.
+    fn was_foretold(self, rule: &str, pid: u32) -> Result<()> {
+        if self == Self::Preload {
+            return Ok(());
+        }
+        let said = doctor_says(rule, pid)?;
+        println!("doctor: {said}");
+        let (yes, by) = (": yes", format!("by {}", self.name()));
+        ensure!(said.contains(yes) && said.contains(&by), "doctor does not foretell {}: {said}", self.name());
+        Ok(())
+    }
+}
+
+/// What `peermemctl doctor` says of a process, by the rule of that program.
+fn doctor_says(rule: &str, pid: u32) -> Result<String> {
+    let (report, _) = peermem::peermemctl_json(&["doctor", "--pid", &pid.to_string()])?;
+    let id = format!("consumers.{rule}");
+    let sections = report["sections"].as_array().context("doctor's report has no sections")?;
+    let mut checks = sections.iter().flat_map(|section| section["checks"].as_array().into_iter().flatten());
+    let check = checks.find(|check| check["id"] == id).with_context(|| format!("doctor has no {id}"))?;
+    check["message"].as_str().map(str::to_string).with_context(|| format!("{id} says nothing: {check}"))
 }
 
 /// The environment of a program on the UCX of NIXL's wheel, which writes its log there.
@@ -145,6 +168,13 @@ fn ucx_chose(log: &str) -> String {
         }
     }
     looked.join(", ")
+}
+
+/// The lines of a log in which UCX chooses how it registers GPU memory, as it wrote them.
+fn ucx_words(log: &str) -> Vec<String> {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let chooses = |line: &&str| ["GPUDirect", "dmabuf", "ibv_reg"].iter().any(|word| line.contains(word));
+    text.lines().filter(chooses).map(str::to_string).collect()
 }
 
 /// The last lines of a file.
@@ -302,6 +332,8 @@ struct Row<'a> {
     what: &'a str,
     /// What it looked at to choose its way, from its own log.
     looked_at: String,
+    /// The lines of that log.
+    words: Vec<String>,
     /// Bytes that were compared, or why it refused.
     result: Result<usize, String>,
 }
@@ -318,7 +350,7 @@ impl Row<'_> {
         let [pins, revocations] = [0, 1].map(|i| Some(seen?.module?[i]));
         let row = json!({
             "program": self.program, "version": self.version, "way": self.way.name(),
-            "module": module, "mode": mode.unwrap_or_default(), "what": self.what, "looked_at": self.looked_at,
+            "module": module, "mode": mode.unwrap_or_default(), "what": self.what, "looked_at": self.looked_at, "words": self.words,
             "compared": self.result.as_ref().ok(), "refused": self.result.as_ref().err(),
             "registrations": seen.map_or(0, |seen| seen.registered), "pins": pins, "revocations": revocations,
         });

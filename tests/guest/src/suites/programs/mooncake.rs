@@ -114,7 +114,7 @@ fn compare(operation: &str, initiator: &Left, target: &Left) -> Result<()> {
 fn row(way: Way, what: &str, result: Result<usize, String>) -> Result<Row<'_>> {
     // Its log does not say.
     let looked_at = if way == Way::DmaBuf { "WITH_NVIDIA_PEERMEM=0".to_string() } else { String::new() };
-    Ok(Row { program: "mooncake", version: version("mooncake")?, way, what, looked_at, result })
+    Ok(Row { program: "mooncake", version: version("mooncake")?, way, what, looked_at, words: Vec::new(), result })
 }
 
 fn run(env: &Env, way: Way, operation: &str) -> Result<()> {
@@ -122,6 +122,7 @@ fn run(env: &Env, way: Way, operation: &str) -> Result<()> {
     let meter = Meter::start(env)?;
     let (mut server, at) = target(way, "127.0.0.1")?;
     let client = initiate(way, operation, "127.0.0.1", &at).with_context(|| end_of(&server.log))?;
+    way.was_foretold("mooncake", server.pid())?;
     let theirs = end(&mut server)?;
     compare(operation, &left(&client)?, &theirs)?;
     let seen = meter.read()?;

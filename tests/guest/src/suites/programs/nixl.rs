@@ -6,7 +6,9 @@ use std::fs;
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
 
-use super::{end_of, nothing_stays, programs, ucx_chose, ucx_settings, version, Meter, Row, Way};
+use super::{
+    doctor_says, end_of, nothing_stays, programs, ucx_chose, ucx_settings, ucx_words, version, Meter, Row, Way,
+};
 use crate::helper::Helper;
 use crate::lab;
 use crate::machine::{Level, Mode};
@@ -139,7 +141,8 @@ impl Pair {
     }
 
     fn row<'a>(&self, way: Way, what: &'a str, result: Result<usize, String>) -> Result<Row<'a>> {
-        Ok(Row { program: "nixl", version: version("nixl")?, way, what, looked_at: ucx_chose(&self.logs[0]), result })
+        let (looked_at, words) = (ucx_chose(&self.logs[0]), ucx_words(&self.logs[0]));
+        Ok(Row { program: "nixl", version: version("nixl")?, way, what, looked_at, words, result })
     }
 
     fn finish(self) -> Result<()> {
@@ -153,6 +156,8 @@ fn both_ways(env: &Env, way: Way, kinds: [&str; 2], size: usize) -> Result<()> {
     let seeds = [rng.u64(..), rng.u64(..)];
     let meter = Meter::start(env)?;
     let mut pair = Pair::start(way)?;
+    // NIXL registers as the UCX that it brings.
+    way.was_foretold("ucx", pair.agents[0].pid())?;
     let [mine, theirs] = pair.make(kinds, size, seeds)?;
     pair.meet()?;
     pair.write(&mine, (kinds[1], 0), &theirs)?;
@@ -337,6 +342,8 @@ fn without_a_way(env: &Env) -> Result<()> {
     let seeds = [rng.u64(..), rng.u64(..)];
     lab::clear_trace()?;
     let mut pair = Pair::start(Way::PeerMemory)?;
+    let said = doctor_says("ucx", pair.agents[0].pid())?;
+    ensure!(said.contains(": no, because"), "doctor finds a way: {said}");
     let [mine, theirs] = pair.make(["vram", "vram"], MIB, seeds)?;
     pair.meet()?;
     pair.write(&mine, VRAM, &theirs)?;
@@ -398,8 +405,9 @@ pub fn two_machines(env: &Env, way: Way) -> Result<()> {
         way.was_taken(seen.registered, 1)?;
         ask(&format!("deregister {mine}"))?;
         let what = format!("vram to vram, two machines, {}", NAMES[me]);
-        let looked_at = ucx_chose(&log);
-        let row = Row { program: "nixl", version: version("nixl")?, way, what: &what, looked_at, result: Ok(2 * SIZE) };
+        let (looked_at, words) = (ucx_chose(&log), ucx_words(&log));
+        let (version, result) = (version("nixl")?, Ok(2 * SIZE));
+        let row = Row { program: "nixl", version, way, what: &what, looked_at, words, result };
         row.write(env, Some(&seen));
         // The other one may still answer this one's last message.
         peer.tell("end", json!(null))?;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{anyhow, ensure, Context, Result};
 
 use super::{
-    end_of, left_behind, nothing_stays, programs, ucx_chose, ucx_settings, version, Left, Meter, Row, Running, Way,
-    PROGRAMS,
+    end_of, left_behind, nothing_stays, programs, ucx_chose, ucx_settings, ucx_words, version, Left, Meter, Row,
+    Running, Way, PROGRAMS,
 };
 use crate::machine::{wait_for, Level, Mode};
 use crate::perftest::tcp_listens;
@@ -54,6 +54,7 @@ fn run(env: &Env, way: Way, test: &str, more: &[(&'static str, &str)]) -> Result
     };
     let mut server = Running::start("perftest-server", &program, &args, &settings(logs[0]))?;
     wait_for("ucx_perftest's server", || tcp_listens(port))?;
+    way.was_foretold("ucx", server.pid())?;
     let with_server: Vec<&str> = ["127.0.0.1"].into_iter().chain(args).collect();
     let mut client = Running::start("perftest-client", &program, &with_server, &settings(logs[1]))?;
     let ended = [client.wait(LIMIT)?, server.wait(LIMIT)?];
@@ -71,7 +72,8 @@ fn run(env: &Env, way: Way, test: &str, more: &[(&'static str, &str)]) -> Result
     way.was_taken(seen.registered, 1)?;
     let what = if more.is_empty() { test.to_string() } else { format!("{test}, no cache") };
     let looked_at = ucx_chose(logs[1]);
-    let row = Row { program: "ucx", version: version("ucx")?, way, what: &what, looked_at, result: Ok(SIZE) };
+    let (version, words) = (version("ucx")?, ucx_words(logs[1]));
+    let row = Row { program: "ucx", version, way, what: &what, looked_at, words, result: Ok(SIZE) };
     row.write(env, Some(&seen));
     nothing_stays()
 }
