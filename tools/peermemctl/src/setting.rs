@@ -17,7 +17,7 @@ const HOST_DRIVER: &str = "/run/nvidia/validations/host-driver-ready";
 /// Where the container of DOCA-OFED has its files.
 const OFED_CONTAINER: &str = "/run/mellanox/drivers";
 
-/// Where a system has its name.
+/// The file in which a system has its name.
 pub const OS_RELEASE: &str = "/etc/os-release";
 
 /// What this program runs on.

@@ -313,9 +313,9 @@ fn dma_buf(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     };
     all.and(has_driver).and(|| mlx5_can(machine, nic)).and(|| untranslated(machine, nic)).and(|| {
         if topology_denied(machine) && is_coherent(machine, gpu) != Some(true) {
-            return Judged::No("NVreg_GrdmaPciTopoCheckOverride is 2, so that the GPU driver refuses every NIC".to_owned());
+            return Judged::No(DENIED.to_owned());
         }
-        match (attach_refused(machine, Refusal::Topology), attach_refused(machine, Refusal::Importer)) {
+        match (attach_refused(machine, AttachRefusal::Topology), attach_refused(machine, AttachRefusal::Importer)) {
             (Some(line), _) => Judged::No(format!("the GPU driver refused to attach a dma-buf (524): {line}")),
             (None, Some(line)) => Judged::Unknown(format!(
                 "a driver that cannot take GPU memory attached a dma-buf, and the kernel log does not tell whose it is: {line}"
@@ -390,7 +390,7 @@ pub fn has_coherent(machine: &Machine) -> bool {
 
 /// Why the GPU driver refuses to attach a dma-buf, as its line in the kernel log says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refusal {
+pub enum AttachRefusal {
     /// Its check of the PCI topology does not approve of the pair.
     Topology,
     /// The same with the forced PCIe mapping.
@@ -400,12 +400,12 @@ pub enum Refusal {
 }
 
 /// Returns the last line in which the GPU driver refused to attach a dma-buf for such a reason.
-pub fn attach_refused<'a>(machine: &'a Machine, why: Refusal) -> Option<&'a str> {
+pub fn attach_refused<'a>(machine: &'a Machine, why: AttachRefusal) -> Option<&'a str> {
     // What the parameter allows is refused no more, so that the line is from before nvidia.ko was loaded again.
     let allowed = match why {
-        Refusal::Topology => true,
-        Refusal::ForcedPcie => has_coherent(machine),
-        Refusal::Importer => false,
+        AttachRefusal::Topology => true,
+        AttachRefusal::ForcedPcie => has_coherent(machine),
+        AttachRefusal::Importer => false,
     };
     if allowed && topology_override(machine) == Some(true) {
         return None;
@@ -414,7 +414,7 @@ pub fn attach_refused<'a>(machine: &'a Machine, why: Refusal) -> Option<&'a str>
 }
 
 /// Returns what a line of the kernel log says of a dma-buf that the GPU driver refused.
-fn refusal(line: &str) -> Option<Refusal> {
+fn refusal(line: &str) -> Option<AttachRefusal> {
     let words = line.to_lowercase();
     let has = |any: &[&str]| any.iter().any(|word| words.contains(word));
     let refused = ["fail", "not supported", "refus", "unsupported", "denied", "unable", "invalid", "not permitted"];
@@ -425,9 +425,9 @@ fn refusal(line: &str) -> Option<Refusal> {
         return None;
     }
     match words {
-        _ if has(&["importer", "no p2p support"]) => Some(Refusal::Importer),
-        _ if has(&["force_pcie", "forced pcie", "force pcie", "force-pcie"]) => Some(Refusal::ForcedPcie),
-        _ if has(&["attach", "topolog"]) => Some(Refusal::Topology),
+        _ if has(&["importer", "no p2p support"]) => Some(AttachRefusal::Importer),
+        _ if has(&["force_pcie", "forced pcie", "force pcie", "force-pcie"]) => Some(AttachRefusal::ForcedPcie),
+        _ if has(&["attach", "topolog"]) => Some(AttachRefusal::Topology),
         _ => None,
     }
 }
@@ -439,6 +439,9 @@ pub fn topology_override(machine: &Machine) -> Option<bool> {
     let words = params.get("RegistryDwords").is_some_and(|words| words.contains("GrdmaPciTopoCheckOverride=1"));
     own.map(|own| own || words)
 }
+
+/// What that means, in words.
+pub const DENIED: &str = "NVreg_GrdmaPciTopoCheckOverride is 2, so that the GPU driver refuses every NIC";
 
 /// Returns whether that check is told to refuse every pair.
 pub fn topology_denied(machine: &Machine) -> bool {
@@ -487,12 +490,12 @@ fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
         return Judged::No(format!("GPU {} has no coherent link", gpu.address));
     }
     if topology_denied(machine) {
-        return Judged::No("NVreg_GrdmaPciTopoCheckOverride is 2, so that the GPU driver refuses every NIC".to_owned());
+        return Judged::No(DENIED.to_owned());
     }
     if topology_override(machine) == Some(true) {
         return Judged::Yes("NVreg_GrdmaPciTopoCheckOverride is 1".to_owned());
     }
-    if let Some(line) = attach_refused(machine, Refusal::ForcedPcie) {
+    if let Some(line) = attach_refused(machine, AttachRefusal::ForcedPcie) {
         return Judged::No(format!(
             "the GPU driver refused to attach a dma-buf with the forced PCIe mapping (524): {line}"
         ));

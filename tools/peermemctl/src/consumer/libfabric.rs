@@ -37,31 +37,28 @@ pub const LIBFABRIC: Consumer = Consumer {
         }
     },
     refuses: |pairing, _, environment| {
+        let off = |because: String, variable: &str| {
+            Some(Refusal {
+                because,
+                set: Some(format!("unset {variable}")),
+                seen: format!("environment of {}", environment.whose),
+            })
+        };
+        let list = |variable: &str| environment.get(variable).filter(|list| !list.is_empty());
         // Names, and names of what lies over them: "verbs;ofi_rxm".
         let wanted = if vendor(pairing.nic) == Vendor::Efa { ["efa", "verbs"] } else { ["verbs", "ofi_rxm"] };
-        let filter = environment.get("FI_PROVIDER").filter(|list| !list.is_empty());
-        if let Some(list) = filter.filter(|list| leaves_out(list, &wanted)) {
-            return Some(Refusal {
-                because: format!("FI_PROVIDER={list} takes its verbs provider away"),
-                set: Some("unset FI_PROVIDER".to_owned()),
-                seen: format!("environment of {}", environment.whose),
-            });
+        if let Some(list) = list("FI_PROVIDER").filter(|list| leaves_out(list, &wanted)) {
+            return off(format!("FI_PROVIDER={list} takes its verbs provider away"), "FI_PROVIDER");
         }
         // Of hmem.c: names with a semicolon between them.
-        let kinds = environment.get("FI_HMEM").filter(|list| !list.is_empty());
         let has_cuda = |list: &str| list.split(';').any(|kind| kind.eq_ignore_ascii_case("cuda"));
-        if let Some(list) = kinds.filter(|list| !has_cuda(list)) {
-            return Some(Refusal {
-                because: format!("FI_HMEM={list} leaves out cuda, without which it does not know GPU memory"),
-                set: Some("unset FI_HMEM".to_owned()),
-                seen: format!("environment of {}", environment.whose),
-            });
+        if let Some(list) = list("FI_HMEM").filter(|list| !has_cuda(list)) {
+            return off(format!("FI_HMEM={list} leaves out cuda, without which it does not know GPU memory"), "FI_HMEM");
         }
-        environment.says_yes("FI_HMEM_DISABLE_P2P").then(|| Refusal {
-            because: "FI_HMEM_DISABLE_P2P=1 has it copy through host memory".to_owned(),
-            set: Some("unset FI_HMEM_DISABLE_P2P".to_owned()),
-            seen: format!("environment of {}", environment.whose),
-        })
+        match environment.says_yes("FI_HMEM_DISABLE_P2P") {
+            true => off("FI_HMEM_DISABLE_P2P=1 has it copy through host memory".to_owned(), "FI_HMEM_DISABLE_P2P"),
+            false => None,
+        }
     },
 };
 

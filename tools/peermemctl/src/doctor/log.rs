@@ -15,7 +15,8 @@ const FREE_CALLBACKS: [&str; 3] =
 /// Other words of stacks below a client of the GPU driver.
 const CLIENTS: [&str; 3] = ["nvidia_p2p_free", "nvidia_peermem", "[nvidia]"];
 
-/// Xids after which the GPU does nothing until it is reset, with what they say (NVIDIA's list of Xids).
+/// Xids after which the GPU does nothing until it is reset, with what they say: those for which NVIDIA's Xid
+/// catalogue asks for a reset of the GPU. (46 and 62 were not looked up there.)
 const FATAL_XIDS: [(u32, &str); 13] = [
     (46, "the GPU has stopped processing"),
     (48, "double-bit ECC error"),
@@ -31,14 +32,15 @@ const FATAL_XIDS: [(u32, &str); 13] = [
     (140, "ECC error that was not recovered from"),
     (143, "the GPU could not be initialized"),
 ];
-/// The Xid in which the driver says what brings the GPU back.
+/// The Xid in which the driver says what brings the GPU back: "GPU recovery action changed from 0x0 (None) to
+/// 0x2 (Node Reboot Required)", of which newer drivers write "OS Reboot".
 const RECOVERY_XID: u32 = 154;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = hung(machine).into_iter().collect();
     checks.extend(fault(machine));
     checks.extend(xid(machine));
-    checks.extend(nic_health(machine));
+    checks.extend(NIC_WORDS.iter().filter_map(|(driver, words)| nic_health(machine, driver, words)));
     checks.extend(blocked_by_iommu(machine));
     checks.extend(unread(machine));
     checks
@@ -294,33 +296,30 @@ fn xid(machine: &Machine) -> Vec<Check> {
     found.into_iter().map(check).collect()
 }
 
-/// Finds what the drivers of NICs say of their health.
-fn nic_health(machine: &Machine) -> Option<Check> {
-    const WORDS: [(&str, &[&str]); 4] = [
-        (
-            "mlx5_core",
-            &[
-                "health compromised",
-                "Fatal error",
-                "fatal sensor",
-                "device's health",
-                "assert_var",
-                "health poll failed",
-                "handling bad device",
-                "Will cause a leak of a command resource",
-            ],
-        ),
-        ("bnxt_en", &["firmware fatal", "Firmware not responding", "heartbeat"]),
-        ("bnxt_re", &["timed out", "Timeout", "FW stalled"]),
-        ("irdma", &["CQP timeout", "not responding"]),
-    ];
-    let of = |line: &String| {
-        let (driver, _) = WORDS
-            .iter()
-            .find(|(driver, words)| line.contains(driver) && words.iter().any(|word| line.contains(word)))?;
-        Some((*driver, line.clone()))
-    };
-    let (driver, line) = machine.log.iter().flatten().rev().find_map(of)?;
+/// Drivers of NICs, with words by which they say that a NIC is not healthy.
+const NIC_WORDS: [(&str, &[&str]); 4] = [
+    (
+        "mlx5_core",
+        &[
+            "health compromised",
+            "Fatal error",
+            "fatal sensor",
+            "device's health",
+            "assert_var",
+            "health poll failed",
+            "handling bad device",
+            "Will cause a leak of a command resource",
+        ],
+    ),
+    ("bnxt_en", &["firmware fatal", "Firmware not responding", "heartbeat"]),
+    ("bnxt_re", &["timed out", "Timeout", "FW stalled"]),
+    ("irdma", &["CQP timeout", "not responding"]),
+];
+
+/// Finds what the driver of a NIC last said of its health.
+fn nic_health(machine: &Machine, driver: &str, words: &[&str]) -> Option<Check> {
+    let is_it = |line: &&String| line.contains(driver) && words.iter().any(|word| line.contains(word));
+    let line = machine.log.iter().flatten().rev().find(is_it)?;
     let nic =
         line.split_ascii_whitespace().map(|word| word.trim_end_matches(':')).find(|word| crate::pci::is_address(word));
     let (name, at) = (nic.unwrap_or("a NIC"), nic.map_or(String::new(), |nic| format!(" pci/{nic}")));

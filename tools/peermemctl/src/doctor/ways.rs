@@ -8,7 +8,7 @@ use crate::machine::{Machine, REGISTER};
 use crate::outcome::Outcome;
 use crate::setting;
 use crate::text;
-use crate::way::{self, Judged, Pair, Refusal, Way};
+use crate::way::{self, AttachRefusal, Judged, Pair, Way};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -91,8 +91,8 @@ pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Secti
     let works = |way: Way| verdicts.iter().any(|verdict| verdict.way == way && verdict.usable == Some(true));
     let mut checks = Vec::new();
     let coherent = way::has_coherent(machine);
-    let forced = way::attach_refused(machine, Refusal::ForcedPcie);
-    let lines = [way::attach_refused(machine, Refusal::Topology), forced.filter(|_| coherent)];
+    let forced = way::attach_refused(machine, AttachRefusal::ForcedPcie);
+    let lines = [way::attach_refused(machine, AttachRefusal::Topology), forced.filter(|_| coherent)];
     if lines.iter().any(Option::is_some) {
         let how = match lines {
             [Some(_), Some(_)] => " (524, not supported), with the forced PCIe mapping and without",
@@ -114,7 +114,7 @@ pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Secti
         let fix = "have that program register without that mapping (flags 0 of cuMemGetHandleForAddressRange()); no parameter of nvidia.ko allows it here";
         checks.push(Check::warn(ID, message, fix).seen(format!("kernel log: {line}")));
     }
-    if let Some(line) = way::attach_refused(machine, Refusal::Importer) {
+    if let Some(line) = way::attach_refused(machine, AttachRefusal::Importer) {
         let message = "the GPU driver refused a dma-buf (524) to a driver that cannot take memory without struct page: not the topology, but that driver is the cause";
         let fix = "have programs take peer memory until that driver is known (NCCL_DMABUF_ENABLE=0, UCX_CUDA_COPY_DMABUF=no): drivers that register with the RDMA core of Linux 5.12 and later can take it, and peermemctl selftest tries each NIC";
         checks.push(Check::warn(ID, message, fix).seen(format!("kernel log: {line}")));
