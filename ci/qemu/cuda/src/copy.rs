@@ -14,7 +14,7 @@ enum End {
     Host(u64),
 }
 
-/// What an address is for a copy of `size` bytes, and how many of them lie there. The next mapping
+/// Returns what an address is for a copy of `size` bytes, and how many of them lie there. The next mapping
 /// may begin behind one.
 fn end(d: &Driver, at: u64, size: u64) -> Res<(End, u64)> {
     match d.buffer(at) {

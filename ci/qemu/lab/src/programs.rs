@@ -48,21 +48,21 @@ pub fn merged(old: &str, rows: &[Value]) -> Option<String> {
     (!rows.is_empty()).then(|| format!("{HEAD}{}", page::table(&COLUMNS, lines)))
 }
 
-/// For each program with a log in these rows: the file beside the page, and the longest log that it wrote
-/// of choosing each way.
+/// Returns, for each program with a log in these rows, a file beside the page and its text: the longest log
+/// that the program wrote of choosing each way.
 pub fn logs(rows: &[Value]) -> Vec<(String, String)> {
     let mut longest: BTreeMap<&str, BTreeMap<String, Vec<&str>>> = BTreeMap::new();
     for row in rows {
-        let words: Vec<&str> = row["words"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        let Some(program) = row["program"].as_str().filter(|_| !words.is_empty()) else { continue };
+        let log: Vec<&str> = row["log"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let Some(program) = row["program"].as_str().filter(|_| !log.is_empty()) else { continue };
         let text = |name: &str| row[name].as_str().unwrap_or_default();
         let title = format!("{}, module: {} {}", text("way"), text("module"), text("mode"));
         let known = longest.entry(program).or_default().entry(title.trim_end().to_string()).or_default();
-        if words.len() > known.len() {
-            *known = words;
+        if log.len() > known.len() {
+            *known = log;
         }
     }
-    let section = |(title, words): (&String, &Vec<&str>)| format!("{title}\n\n{}\n", words.join("\n"));
+    let section = |(title, log): (&String, &Vec<&str>)| format!("{title}\n\n{}\n", log.join("\n"));
     let text = |of: &BTreeMap<_, _>| of.iter().map(section).collect::<Vec<_>>().join("\n");
     longest.iter().map(|(program, of)| (format!("docs/results/programs-{program}.txt"), text(of))).collect()
 }
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn the_longest_log_of_each_way_is_kept() {
-        let row = |way: &str, words: &[&str]| json!({"program": "nixl", "way": way, "module": "none", "words": words});
+        let row = |way: &str, log: &[&str]| json!({"program": "nixl", "way": way, "module": "none", "log": log});
         let rows =
             [row("dma-buf", &["a"]), row("dma-buf", &["b", "c"]), row("dma-buf", &[]), json!({"program": "ucx"})];
         let wanted = "dma-buf, module: none\n\nb\nc\n".to_string();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 
-use super::{end_of, nothing_stays, Meter, Row, Running, Way};
+use super::{end_of, nothing_stays, Choice, Meter, Row, Running, Way};
 use crate::init;
 use crate::machine::{wait_for, Level, Mode, RDMA_DEVICE};
 use crate::modules;
@@ -83,13 +83,14 @@ fn run(env: &Env, way: Way, program: &str) -> Result<()> {
     way.was_taken(seen.registered, 2)?;
     let said = client.said();
     let own = ["dmabuf support is", "Failover on", "cuda dmabuf support status", "ib_register_peer_memory_client"];
-    let lines = said.lines().filter_map(|line| own.iter().find_map(|own| line.find(own).map(|at| line[at..].trim())));
-    let mut looked: Vec<&str> = lines.collect();
+    let lines: Vec<String> =
+        said.lines().filter(|line| own.iter().any(|own| line.contains(own))).map(str::to_string).collect();
+    let from_own = |line: &String| own.iter().find_map(|own| Some(line[line.find(own)?..].trim().to_string()));
+    let mut looked: Vec<String> = lines.iter().filter_map(from_own).collect();
     looked.dedup();
     let looked_at = format!("FI_HMEM_CUDA_USE_DMABUF={dma_buf}; {}", looked.join("; "));
-    let words = said.lines().filter(|line| own.iter().any(|own| line.contains(own))).map(str::to_string).collect();
-    let (version, result) = (VERSION.to_string(), Ok(SIZE * TIMES));
-    let row = Row { program: "libfabric", version, way, what: program, looked_at, words, result };
+    let (version, choice, result) = (VERSION.to_string(), Choice { looked_at, lines }, Ok(SIZE * TIMES));
+    let row = Row { program: "libfabric", version, way, what: program, choice, result };
     row.write(env, Some(&seen));
     nothing_stays()
 }

@@ -105,8 +105,8 @@ impl Way {
         Ok(())
     }
 
-    /// Does `peermemctl doctor` say of this process that it takes this way, by the rule of that program? It
-    /// knows nothing of the preload library.
+    /// Asks `peermemctl doctor` whether this process takes this way, by the rule of that program. Doctor knows
+    /// nothing of the preload library.
     fn was_foretold(self, rule: &str, pid: u32) -> Result<()> {
         if self == Self::Preload {
             return Ok(());
@@ -119,7 +119,7 @@ impl Way {
     }
 }
 
-/// What `peermemctl doctor` says of a process, by the rule of that program.
+/// Returns what `peermemctl doctor` says of a process, by the rule of that program.
 fn doctor_says(rule: &str, pid: u32) -> Result<String> {
     let (report, _) = peermem::peermemctl_json(&["doctor", "--pid", &pid.to_string()])?;
     let id = format!("consumers.{rule}");
@@ -149,11 +149,22 @@ fn ucx_settings(way: Way, log: &str) -> BTreeMap<&'static str, String> {
     settings
 }
 
-/// What UCX looked at to choose, out of its log.
-fn ucx_chose(log: &str) -> String {
+/// How a program chose its way, out of its own log.
+#[derive(Default)]
+struct Choice {
+    /// What it looked at.
+    looked_at: String,
+    /// The lines that say so, as it wrote them.
+    lines: Vec<String>,
+}
+
+/// Reads how UCX chose.
+fn ucx_chose(log: &str) -> Choice {
     let text = fs::read_to_string(log).unwrap_or_default();
+    let chooses = |line: &&str| ["GPUDirect", "dmabuf", "ibv_reg"].iter().any(|word| line.contains(word));
+    let lines: Vec<String> = text.lines().filter(chooses).map(str::to_string).collect();
     let mut looked: Vec<String> = Vec::new();
-    for line in text.lines() {
+    for line in &lines {
         let found = match line.split_once("cuda GPUDirect RDMA is ") {
             Some((_, said)) => match said.split_once(" by checking ") {
                 Some(("not detected", file)) => format!("no {file}"),
@@ -167,14 +178,7 @@ fn ucx_chose(log: &str) -> String {
             looked.push(found);
         }
     }
-    looked.join(", ")
-}
-
-/// The lines of a log in which UCX chooses how it registers GPU memory, as it wrote them.
-fn ucx_words(log: &str) -> Vec<String> {
-    let text = fs::read_to_string(log).unwrap_or_default();
-    let chooses = |line: &&str| ["GPUDirect", "dmabuf", "ibv_reg"].iter().any(|word| line.contains(word));
-    text.lines().filter(chooses).map(str::to_string).collect()
+    Choice { looked_at: looked.join(", "), lines }
 }
 
 /// The last lines of a file.
@@ -285,20 +289,21 @@ fn left_behind(pid: u32, size: usize) -> Result<Vec<Left>> {
 /// Measures a run, from when this is made.
 struct Meter {
     before: Before,
-    /// What our module had counted; `None` where it is not loaded. NVIDIA's counts nothing.
+    /// Pins and revocations that our module had counted; `None` where it is not loaded. NVIDIA's counts
+    /// nothing.
     module: Option<[i64; 2]>,
 }
 
-/// What was counted during a run.
+/// Holds what was counted during a run.
 struct Seen {
     counts: Counts,
-    /// How often memory of a GPU was registered through a module.
+    /// Counts registrations of GPU memory through a module, ours or NVIDIA's.
     registered: usize,
     /// Pins and revocations, as our module counts them.
     module: Option<[i64; 2]>,
 }
 
-/// Pins and revocations that our module has counted by now.
+/// Returns the pins and revocations that our module has counted by now.
 fn counted() -> Result<[i64; 2]> {
     let stats = Stats::read()?;
     Ok([stats.number("total.pins")?, stats.number("total.revocations")?])
@@ -330,10 +335,7 @@ struct Row<'a> {
     version: String,
     way: Way,
     what: &'a str,
-    /// What it looked at to choose its way, from its own log.
-    looked_at: String,
-    /// The lines of that log.
-    words: Vec<String>,
+    choice: Choice,
     /// Bytes that were compared, or why it refused.
     result: Result<usize, String>,
 }
@@ -350,7 +352,8 @@ impl Row<'_> {
         let [pins, revocations] = [0, 1].map(|i| Some(seen?.module?[i]));
         let row = json!({
             "program": self.program, "version": self.version, "way": self.way.name(),
-            "module": module, "mode": mode.unwrap_or_default(), "what": self.what, "looked_at": self.looked_at, "words": self.words,
+            "module": module, "mode": mode.unwrap_or_default(), "what": self.what, "looked_at": self.choice.looked_at,
+            "log": self.choice.lines,
             "compared": self.result.as_ref().ok(), "refused": self.result.as_ref().err(),
             "registrations": seen.map_or(0, |seen| seen.registered), "pins": pins, "revocations": revocations,
         });
@@ -359,7 +362,7 @@ impl Row<'_> {
     }
 }
 
-/// The version of a program on the disk.
+/// Returns the version of a program on the disk.
 fn version(program: &str) -> Result<String> {
     let versions = fs::read_to_string(Path::new(PROGRAMS).join("versions"))?;
     let version = versions.lines().find_map(|line| line.strip_prefix(program)?.strip_prefix(' '));

@@ -9,7 +9,7 @@ use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::{end_of, left_behind, nothing_stays, programs, version, Left, Meter, Row, Running, Way, PROGRAMS};
+use super::{end_of, left_behind, nothing_stays, programs, version, Choice, Left, Meter, Row, Running, Way, PROGRAMS};
 use crate::common::GPU_PAGE;
 use crate::machine::{Level, Mode, RDMA_DEVICE};
 use crate::peer::{together, Role};
@@ -114,7 +114,8 @@ fn compare(operation: &str, initiator: &Left, target: &Left) -> Result<()> {
 fn row(way: Way, what: &str, result: Result<usize, String>) -> Result<Row<'_>> {
     // Its log does not say.
     let looked_at = if way == Way::DmaBuf { "WITH_NVIDIA_PEERMEM=0".to_string() } else { String::new() };
-    Ok(Row { program: "mooncake", version: version("mooncake")?, way, what, looked_at, words: Vec::new(), result })
+    let choice = Choice { looked_at, lines: Vec::new() };
+    Ok(Row { program: "mooncake", version: version("mooncake")?, way, what, choice, result })
 }
 
 fn run(env: &Env, way: Way, operation: &str) -> Result<()> {

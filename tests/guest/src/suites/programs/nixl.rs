@@ -6,9 +6,7 @@ use std::fs;
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
 
-use super::{
-    doctor_says, end_of, nothing_stays, programs, ucx_chose, ucx_settings, ucx_words, version, Meter, Row, Way,
-};
+use super::{doctor_says, end_of, nothing_stays, programs, ucx_chose, ucx_settings, version, Meter, Row, Way};
 use crate::helper::Helper;
 use crate::lab;
 use crate::machine::{Level, Mode};
@@ -141,13 +139,17 @@ impl Pair {
     }
 
     fn row<'a>(&self, way: Way, what: &'a str, result: Result<usize, String>) -> Result<Row<'a>> {
-        let (looked_at, words) = (ucx_chose(&self.logs[0]), ucx_words(&self.logs[0]));
-        Ok(Row { program: "nixl", version: version("nixl")?, way, what, looked_at, words, result })
+        row(&self.logs[0], way, what, result)
     }
 
     fn finish(self) -> Result<()> {
         self.agents.into_iter().try_for_each(Helper::finish)
     }
+}
+
+/// Makes a row of what an agent did that wrote this log.
+fn row<'a>(log: &str, way: Way, what: &'a str, result: Result<usize, String>) -> Result<Row<'a>> {
+    Ok(Row { program: "nixl", version: version("nixl")?, way, what, choice: ucx_chose(log), result })
 }
 
 /// Writes and reads between memory of two agents, and compares all of both.
@@ -232,13 +234,31 @@ fn segments_grow(env: &Env) -> Result<()> {
     nothing_stays()
 }
 
+/// Programs get the same addresses at each start, until this is dropped.
+struct SameAddresses(String);
+
+impl SameAddresses {
+    const FILE: &str = "/proc/sys/kernel/randomize_va_space";
+
+    fn new() -> Result<Self> {
+        let before = fs::read_to_string(Self::FILE)?;
+        fs::write(Self::FILE, "0")?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for SameAddresses {
+    fn drop(&mut self) {
+        // Whoever needs random addresses would see that they are not.
+        let _ = fs::write(Self::FILE, &self.0);
+    }
+}
+
 /// An agent that dies and is started anew under its name, on the same addresses.
 fn started_anew(env: &Env) -> Result<()> {
-    const RANDOM: &str = "/proc/sys/kernel/randomize_va_space";
     let mut rng = env.rng()?;
     let [a, b] = [(); 2].map(|()| rng.u64(..));
-    let random = fs::read_to_string(RANDOM)?;
-    fs::write(RANDOM, "0")?;
+    let same_addresses = SameAddresses::new()?;
     let mut pair = Pair::start(Way::PeerMemory)?;
     let [mine, theirs] = pair.make(["vram", "vram"], 4 * MIB, [a, b])?;
     pair.meet()?;
@@ -249,7 +269,7 @@ fn started_anew(env: &Env) -> Result<()> {
     std::mem::replace(&mut pair.agents[1], bob).bury()?;
     pair.logs[1] = log;
     let anew = pair.made(1, &format!("make vram {} {b}", 4 * MIB))?;
-    fs::write(RANDOM, random)?;
+    drop(same_addresses);
     ensure!(anew.at == theirs.at, "the new agent's memory is at {}, the old one's was at {}", anew.at, theirs.at);
     pair.ask(0, "forget bob")?;
     pair.meet()?;
@@ -336,7 +356,7 @@ fn killed(env: &Env) -> Result<()> {
     nothing_stays()
 }
 
-/// With neither module nor dma-buf UCX copies through memory of the host, and every byte is right.
+/// Checks that with neither module nor dma-buf UCX copies through memory of the host, and every byte is right.
 fn without_a_way(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let seeds = [rng.u64(..), rng.u64(..)];
@@ -405,10 +425,7 @@ pub fn two_machines(env: &Env, way: Way) -> Result<()> {
         way.was_taken(seen.registered, 1)?;
         ask(&format!("deregister {mine}"))?;
         let what = format!("vram to vram, two machines, {}", NAMES[me]);
-        let (looked_at, words) = (ucx_chose(&log), ucx_words(&log));
-        let (version, result) = (version("nixl")?, Ok(2 * SIZE));
-        let row = Row { program: "nixl", version, way, what: &what, looked_at, words, result };
-        row.write(env, Some(&seen));
+        row(&log, way, &what, Ok(2 * SIZE))?.write(env, Some(&seen));
         // The other one may still answer this one's last message.
         peer.tell("end", json!(null))?;
         peer.hear("end", PATIENCE)?;

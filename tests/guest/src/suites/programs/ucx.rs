@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{anyhow, ensure, Context, Result};
 
 use super::{
-    end_of, left_behind, nothing_stays, programs, ucx_chose, ucx_settings, ucx_words, version, Left, Meter, Row,
-    Running, Way, PROGRAMS,
+    end_of, left_behind, nothing_stays, programs, ucx_chose, ucx_settings, version, Left, Meter, Row, Running, Way,
+    PROGRAMS,
 };
 use crate::machine::{wait_for, Level, Mode};
 use crate::perftest::tcp_listens;
@@ -71,9 +71,8 @@ fn run(env: &Env, way: Way, test: &str, more: &[(&'static str, &str)]) -> Result
     ensure!(received.first != received.last, "nothing arrived");
     way.was_taken(seen.registered, 1)?;
     let what = if more.is_empty() { test.to_string() } else { format!("{test}, no cache") };
-    let looked_at = ucx_chose(logs[1]);
-    let (version, words) = (version("ucx")?, ucx_words(logs[1]));
-    let row = Row { program: "ucx", version, way, what: &what, looked_at, words, result: Ok(SIZE) };
+    let choice = ucx_chose(logs[1]);
+    let row = Row { program: "ucx", version: version("ucx")?, way, what: &what, choice, result: Ok(SIZE) };
     row.write(env, Some(&seen));
     nothing_stays()
 }
