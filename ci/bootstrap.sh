@@ -91,8 +91,13 @@ quietly() {
 		done
 		wait "$pid" && break
 		lock=$(tail -n 5 "$log" | grep -m 1 'Could not get lock') || {
-			tail -n 15 "$log" >&2
-			echo "bootstrap: $what failed; whole log: $log" >&2
+			cause=$(sed -n 's/^[EW]: Failed to fetch [^ ]*  *//p' "$log" | tail -n 1)
+			if [ -n "$cause" ] && grep -qE '^E: (Failed to fetch|Unable to (fetch|locate)|Package .* has no)' "$log"; then
+				echo "bootstrap: packages could not be downloaded ($cause): is this machine online? Once it is, the same command goes on; whole log: $log" >&2
+			else
+				tail -n 15 "$log" >&2
+				echo "bootstrap: $what failed; whole log: $log" >&2
+			fi
 			exit 1
 		}
 		[ -n "$waits" ] || echo "bootstrap: waiting for another apt or dpkg: ${lock#E: }" >&2

@@ -57,6 +57,15 @@ take() { # -s or -x, DESCRIPTOR
 }
 run="cargo $* in $checkout/$dir"
 
+# The crates of others, before anything needs them: where they cannot be had one line says so.
+crates() {
+	locked=
+	case " $* " in *" --locked "*) locked=--locked ;; esac
+	set -- cargo fetch --quiet $locked --target "$(rustc -vV | sed -n 's/^host: //p')"
+	"$@" --offline 2>/dev/null || sh "$checkout/mk/registry.sh" cargo "$@"
+}
+[ "$1" = fmt ] || crates "$@"
+
 exec 8>"$CARGO_TARGET_DIR/.checkout-lock"
 if [ "$1" = forget ]; then
 	take -x 8

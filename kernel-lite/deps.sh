@@ -19,10 +19,9 @@ trap 'rm -rf "$new"' EXIT
 trap 'exit 1' HUP INT TERM
 mkdir -p "$new" 2>/dev/null || die "cannot make the folder $new: name another place: make deps DEPS=<folder>"
 # It says where it has them from on its standard output, for a configuration that nobody needs here.
-"$cargo" vendor --quiet --locked --manifest-path "$here/crates/Cargo.toml" "$new" >"$new/log" 2>&1 || {
-	cat "$new/log" >&2
-	die "the crates that kernel-lite needs could not be fetched: see above; a source archive has them, too"
-}
+sh "$here/../mk/registry.sh" "make deps" \
+	"$cargo" vendor --quiet --locked --manifest-path "$here/crates/Cargo.toml" "$new" >"$new/log" ||
+	die "the crates that kernel-lite needs are not in $out: see above; a source archive has them, too"
 missing=$(sh "$here/missing.sh" "$new")
 [ -z "$missing" ] || die "what was fetched has no $missing"
 # Needed by build scripts alone, which kernel-lite.mk does not run.

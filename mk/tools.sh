@@ -10,7 +10,8 @@ command -v "$cargo" >/dev/null || {
 	exit 1
 }
 echo "tools: building peermemctl, some minutes the first time; cargo fetches what it needs from its registry"
-"$cargo" build --quiet --release --locked --manifest-path "$manifest" --bin peermemctl --example generate
+sh "$(dirname "$0")/registry.sh" "make tools" \
+	"$cargo" build --quiet --release --locked --manifest-path "$manifest" --bin peermemctl --example generate
 # A full disk or Ctrl-C leaves no half of it to `make install`.
 new=$out.new
 rm -rf "$new"

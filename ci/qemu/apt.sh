@@ -57,13 +57,13 @@ apt_lists() {
 	# not for an hour.
 	local said
 	said=$(apt_private apt-get -q update 2>&1) || true
-	echo "$said"
 	if echo "$said" | grep -q '^\(Get\|Hit\):'; then
 		touch "$apt/updated"
 	elif [ -z "$(find "$apt/lists" -maxdepth 1 -name '*Release')" ]; then
-		echo "nothing came from ${mirror##* }: is this machine online? ($(echo "$said" | sed -n 's/^[EW]: *//p' | head -n 1))" >&2
+		echo "nothing came from ${mirror##* } ($(echo "$said" | sed -n 's/^[EW]: *//p' | head -n 1)): is this machine online? Once it is, the same command goes on" >&2
 		return 1
 	fi
+	echo "$said"
 }
 
 # apt in the private folder. Of another architecture nothing is installed here.
@@ -109,7 +109,10 @@ apt_deb() { # PACKAGE [VERSION]
 			return 1
 		}
 		mkdir -p "$dl/partial"
-		(cd "$dl/partial" && apt_private apt-get -q download "$1=$version" && mv "$1"_*.deb "$dl/") >&2
+		(cd "$dl/partial" && apt_private apt-get -q download "$1=$version" && mv "$1"_*.deb "$dl/") >&2 || {
+			echo "$1 $version could not be downloaded: is this machine online, and its disk not full? Once that is so, the same command goes on" >&2
+			return 1
+		}
 		file=$(apt_found "$1_*")
 	fi
 	echo "$file"

@@ -9,9 +9,23 @@ shift 2
 rm -rf "$OUT"
 mkdir -p "$OUT"
 
+# Downloads the wheel "$version" into $OUT.
+wheel() { # PLATFORMS
+	local said
+	said=$(python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version=3.11 --dest "$OUT" "$@" "$version" 2>&1) || {
+		# Without the network it says that it finds no version.
+		case $said in
+		*"connection broken"* | *"(from versions: none)"*) echo "the Python package $version could not be downloaded: is this machine online? Once it is, the same command goes on" >&2 ;;
+		*) echo "$said" >&2 ;;
+		esac
+		return 1
+	}
+}
+
 case $what in
 linux)
-	dpkg-deb --fsys-tarfile "$(apt_deb "linux-source-$version" "$version.")" |
+	deb=$(apt_deb "linux-source-$version" "$version.")
+	dpkg-deb --fsys-tarfile "$deb" |
 		tar -xO --wildcards './usr/src/linux-source-*.tar.xz' | tar -xJ -C "$OUT" --strip-components=1
 	for patch in "$@"; do
 		patch -d "$OUT" -p1 --forward <"$patch"
@@ -25,8 +39,8 @@ nvidia_c)
 	;;
 nvidia_front)
 	# Of NVIDIA's open driver: the files that face the kernel, with their headers and probes.
-	dpkg-deb --fsys-tarfile "$(apt_deb nvidia-open-kernel-source "$version.")" |
-		tar -xO ./usr/src/nvidia-open-kernel.tar.xz |
+	deb=$(apt_deb nvidia-open-kernel-source "$version.")
+	dpkg-deb --fsys-tarfile "$deb" | tar -xO ./usr/src/nvidia-open-kernel.tar.xz |
 		tar -xJ -C "$OUT" --strip-components=2 --exclude='*.o_binary' --wildcards '*/nvidia-open-kernel/Kbuild' \
 			'*/conftest.sh' '*/header-presence-tests.mk' '*/nvidia-open-kernel/common/*' '*/nvidia-open-kernel/nvidia/*'
 	# "$1" is a list of checksums: another release of the package is looked at before it is built.
@@ -44,13 +58,15 @@ perftest | rdma-core | libfabric)
 		# apt writes a source under its own name from the first byte on.
 		part=$(mktemp -d -p "$dl" part.XXXXXX)
 		trap 'rm -rf "$part"' EXIT
-		(cd "$part" && apt_private apt-get -q source --download-only --tar-only "$what/trixie" && mv ./*.orig.tar.* "$dl/")
+		(cd "$part" && apt_private apt-get -q source --download-only --tar-only "$what/trixie" && mv ./*.orig.tar.* "$dl/") || {
+			echo "the source of $what could not be downloaded: is this machine online, and its disk not full? Once that is so, the same command goes on" >&2
+			exit 1
+		}
 	fi
 	tar -xf "$(tarball)" -C "$OUT" --strip-components=1
 	;;
 cuda_h)
-	python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version=3.11 --dest "$OUT" \
-		--platform=manylinux2014_x86_64 --platform=manylinux_2_17_x86_64 "$version"
+	wheel --platform=manylinux2014_x86_64 --platform=manylinux_2_17_x86_64
 	echo "$1  $(echo "$OUT"/*.whl)" | sha256sum --check
 	python3 -m zipfile -e "$OUT"/*.whl "$OUT/wheel"
 	mv "$OUT"/wheel/nvidia/cuda_runtime/include/* "$OUT/"
@@ -59,13 +75,13 @@ cuda_h)
 wheel)
 	# "$version" is NAME==VERSION, "$1" its checksum, of the wheel for Python 3.11 on x86-64: which
 	# Python it is for matters to nobody here.
-	python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version=3.11 --dest "$OUT" \
-		--platform=manylinux_2_28_x86_64 --platform=manylinux2014_x86_64 --platform=manylinux_2_12_x86_64 "$version"
+	wheel --platform=manylinux_2_28_x86_64 --platform=manylinux2014_x86_64 --platform=manylinux_2_12_x86_64
 	echo "$1  $(echo "$OUT"/*.whl)" | sha256sum --quiet --check
 	python3 -m zipfile -e "$OUT"/*.whl "$OUT"
 	rm "$OUT"/*.whl
 	;;
 bindgen)
-	CARGO_TARGET_DIR=$NVPM_CACHE/target cargo install --locked --force --version "$version" --root "$OUT" bindgen-cli
+	CARGO_TARGET_DIR=$NVPM_CACHE/target sh mk/registry.sh bindgen \
+		cargo install --locked --force --version "$version" --root "$OUT" bindgen-cli
 	;;
 esac

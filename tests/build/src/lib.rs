@@ -5,7 +5,6 @@
 pub mod node;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
@@ -95,8 +94,7 @@ impl FakeKernel {
 
     /// A program that the tests put before the system's own of the same name.
     pub fn program(&self, name: &str, script: &str) {
-        let program = self.write(&format!("bin/{name}"), &format!("#!/bin/sh\n{script}\n"));
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("mode");
+        program(self.path(), name, script);
     }
 
     /// The `PATH` with the tests' own programs first.
@@ -151,6 +149,15 @@ impl Default for FakeKernel {
 /// The checkout under test.
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository")
+}
+
+/// Writes a program below `dir/bin`, for tests that put this before the system's own of the same name.
+/// Another process writes it: where a test beside this one forks, its child would have the file open for
+/// writing for a moment, and nobody could run it ("Text file busy").
+pub fn program(dir: &Path, name: &str, script: &str) {
+    let file = dir.join("bin").join(name);
+    let write = "mkdir -p \"${1%/*}\" && printf '#!/bin/sh\\n%s\\n' \"$2\" >\"$1\" && chmod 755 \"$1\"";
+    assert!(run(Command::new("sh").args(["-c", write, "sh"]).arg(&file).arg(script)).ok, "{}", file.display());
 }
 
 /// Runs a command to its end.

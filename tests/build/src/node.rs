@@ -6,10 +6,9 @@
 //! 0. Tests count the program's looks by its sleeps: seconds say little on a busy machine.
 //! Left out: Kubernetes, mounts, and the build itself.
 
-use crate::repository;
+use crate::{program, repository};
 use std::env::consts::ARCH;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -83,8 +82,7 @@ impl Node {
 
     /// Writes a program that comes before the system's own of the same name.
     pub fn stand_in(&self, name: &str, script: &str) {
-        let file = self.write(&format!("bin/{name}"), &format!("#!/bin/sh\n{script}\n"));
-        fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("mode");
+        program(self.dir.path(), name, script);
     }
 
     /// Removes a file of the node.
