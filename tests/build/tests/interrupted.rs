@@ -3,23 +3,14 @@
 //! Ctrl-C, a full disk and another apt, in what fetches and builds: one line, and nothing half made
 //! is taken for whole.
 
-use build_tests::{repository, run};
+use build_tests::{program, repository, run};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 use tempfile::TempDir;
-
-/// Writes a program that stands before the system's own of the same name.
-fn program(dir: &Path, name: &str, script: &str) {
-    let file = dir.join("bin").join(name);
-    fs::create_dir_all(dir.join("bin")).expect("folder");
-    fs::write(&file, format!("#!/bin/sh\n{script}\n")).expect("file");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("mode");
-}
 
 fn script(dir: &Path, file: &str, words: &[&str]) -> Command {
     let mut command = Command::new(repository().join(file));
@@ -97,6 +88,50 @@ fn ctrl_c_leaves_no_half_source() {
     assert!(!output.status.success());
     let left: Vec<_> = fs::read_dir(dir.path().join("cache/dl")).expect("folder").collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// The former image stays, nothing is left beside it, and the next run makes one.
+#[test]
+fn ctrl_c_leaves_no_half_image() {
+    let dir = TempDir::new().expect("temporary folder");
+    for (file, text) in [("release", "6.12\n"), ("modules/modules.order", "a.o\n"), ("modules/a.ko", "a")] {
+        let file = dir.path().join("k/kernel").join(file);
+        fs::create_dir_all(file.parent().expect("a folder")).expect("folder");
+        fs::write(file, text).expect("file");
+    }
+    for file in ["modules.builtin", "modules.builtin.modinfo"] {
+        fs::write(dir.path().join("k/kernel/modules").join(file), "").expect("file");
+    }
+    for name in ["kmod", "ip", "rdma", "depmod"] {
+        program(dir.path(), name, "exit 0");
+    }
+    program(dir.path(), "busybox", "echo sh");
+    let guest = dir.path().join("programs/guest/bin/guest");
+    fs::create_dir_all(guest.parent().expect("a folder")).expect("folder");
+    fs::write(&guest, "init").expect("file");
+    let image = || {
+        let mut image = script(dir.path(), "ci/qemu/image.sh", &["k", "ours", "", "", "programs", "guest"]);
+        image.current_dir(dir.path());
+        image
+    };
+    let beside = || -> Vec<_> {
+        let entries = fs::read_dir(dir.path().join("k")).expect("folder").flatten();
+        let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().expect("text")).collect();
+        names.sort();
+        names
+    };
+    fs::write(dir.path().join("k/image-ours.cpio"), "former").expect("file");
+    program(dir.path(), "cpio", "echo half; : >$DIR/runs; exec sleep 60");
+    let output = interrupt(dir.path(), &mut image());
+    assert!(!output.status.success());
+    assert_eq!(fs::read(dir.path().join("k/image-ours.cpio")).expect("file"), b"former");
+    assert_eq!(beside(), ["image-ours.cpio", "kernel"]);
+    fs::remove_file(dir.path().join("bin/cpio")).expect("file");
+    let outcome = run(&mut image());
+    assert!(outcome.ok, "{}", outcome.text);
+    let made = fs::read(dir.path().join("k/image-ours.cpio")).expect("file");
+    assert!(made.starts_with(b"070701") && made.len() > 1000, "{} bytes", made.len());
+    assert_eq!(beside(), ["image-ours.cpio", "kernel"]);
 }
 
 /// No file may grow beyond one block, as on a full disk: the former build stays whole.

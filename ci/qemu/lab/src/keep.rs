@@ -7,6 +7,7 @@ use anyhow::{bail, ensure, Context, Result};
 use lab::ctx::Lab;
 use lab::sh::{human, say, Step};
 use rustix::fs::{flock, FlockOperation};
+use rustix::io::{fcntl_setfd, FdFlags};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -160,7 +161,8 @@ fn sources(path: &Path) -> Result<BTreeSet<PathBuf>> {
     Ok(files)
 }
 
-/// One run at a time for whatever is built once: flock(2), gone with the process however it ends.
+/// One run at a time for whatever is built once: flock(2), gone with the process however it ends. The
+/// programs that build have it, too: some end later than a lab that was interrupted.
 fn lock(path: &Path, what: &str) -> Result<File> {
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
     let file = file.with_context(|| format!("cannot open the lock {}", path.display()))?;
@@ -168,6 +170,7 @@ fn lock(path: &Path, what: &str) -> Result<File> {
         say(&format!("  {what}: another run is at it, waiting ({})", path.display()));
         flock(&file, FlockOperation::LockExclusive).with_context(|| format!("cannot lock {}", path.display()))?;
     }
+    fcntl_setfd(&file, FdFlags::empty()).context("a lock for the programs that build")?;
     Ok(file)
 }
 
