@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A checkout with a workspace, of which one program says what the checkout is called.
 fn checkout(dir: &Path, name: &str) -> PathBuf {
@@ -63,27 +63,34 @@ fn who_comes_second_waits_for_running_tests_and_says_so() {
     let (cache, gate) = (dir.path().join("cache"), dir.path().to_path_buf());
     let repos = ["first", "second"].map(|name| checkout(dir.path(), name));
     with_slow_test(&repos[0]);
-    let test = |repo: &Path, word: &str| {
+    let errors = |number: usize| gate.join(format!("errors-{number}"));
+    let said = |number: usize| fs::read_to_string(errors(number)).unwrap();
+    let test = |number: usize, repo: &Path, word: &str| {
         let mut cargo = Command::new(repo.join("ci/cargo.sh"));
         cargo.args(["all", word, "--quiet", "--locked"]).env("NVPM_CACHE", &cache).env_remove("NVPM_TARGET");
-        cargo.env("GATE", &gate).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        let errors = fs::File::create(errors(number)).unwrap();
+        cargo.env("GATE", &gate).stdout(Stdio::piped()).stderr(errors).spawn().unwrap()
     };
-    let first = test(&repos[0], "test");
+    let end = |number: usize, child: Child| {
+        let out = child.wait_with_output().unwrap();
+        assert!(out.status.success(), "{}{}", String::from_utf8_lossy(&out.stdout), said(number));
+    };
+    let first = test(0, &repos[0], "test");
     while !gate.join("runs").exists() {
         std::thread::sleep(Duration::from_millis(20));
     }
-    let others = [test(&repos[1], "build"), test(&repos[0], "test")];
-    std::thread::sleep(Duration::from_secs(2));
+    let others = [test(1, &repos[1], "build"), test(2, &repos[0], "test")];
+    let start = Instant::now();
+    while [1, 2].iter().any(|number| said(*number).is_empty()) {
+        assert!(start.elapsed() < Duration::from_secs(60), "nobody waits: {:?}", [said(1), said(2)]);
+        std::thread::sleep(Duration::from_millis(20));
+    }
     fs::write(gate.join("end"), "").unwrap();
-    let said = |child: Child| {
-        let out = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert!(out.status.success(), "{}{said}", String::from_utf8_lossy(&out.stdout));
-        said
-    };
-    assert_eq!(said(first), "");
-    for other in others {
-        let said = said(other);
+    end(0, first);
+    assert_eq!(said(0), "");
+    for (number, other) in (1..).zip(others) {
+        end(number, other);
+        let said = said(number);
         let whom = format!("for cargo test --quiet --locked in {}/all (process ", repos[0].display());
         assert!(said.lines().next().is_some_and(|line| line.contains(&whom)), "{said:?}");
         assert!(said.lines().all(|line| line.starts_with("cargo: waiting in ")), "{said:?}");
