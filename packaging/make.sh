@@ -47,6 +47,31 @@ dist() {
 	mv "$archive.new" "$archive"
 	(cd "$out" && sha256sum "$name.tar.xz" >"$name.tar.xz.sha256")
 }
+# A bill of materials beside the archive for each workspace whose crates are in a release: CycloneDX.
+# By sbom4rust, which reads Cargo.lock and installs in seconds; cargo's own tools compile for minutes.
+sbom() {
+	command -v sbom4rust >/dev/null || {
+		echo "make dist: the archive comes without SBOMs: there is no sbom4rust: in a Python environment, pip install sbom4rust" >&2
+		return
+	}
+	for part in module:kernel-lite/crates peermemctl:tools/peermemctl libgpumr:user; do
+		file=$out/$name-${part%%:*}.cdx.json lock=${part#*:}/Cargo.lock
+		rm -f "$file" "$file.new"
+		# Behind a proxy that nobody serves: it would ask others on the network about each crate, for minutes.
+		(cd "$stage/$name" && https_proxy=http://127.0.0.1:9 sbom4rust -a "$name-${part%%:*}" -d "${part#*:}" --sbom cyclonedx --format json -o "$file.new") >"$out/sbom.log" 2>&1 || {
+			echo "make dist: sbom4rust fails for $lock: $(tail -n 1 "$out/sbom.log")" >&2
+			exit 1
+		}
+		sed -n 's/^name = "\(.*\)"/\1/p; s/^version = "\(.*\)"/\1/p' "$lock" | paste -d @ - - | while read -r crate; do
+			grep -qF "\"pkg:cargo/$crate\"" "$file.new" || {
+				echo "make dist: sbom4rust leaves $crate of $lock out" >&2
+				exit 1
+			}
+		done
+		mv "$file.new" "$file"
+		echo "$file"
+	done
+}
 # The archive, unpacked: what the archive lacks no package has.
 unpack() {
 	rm -rf "${out:?}/$kind"
@@ -101,6 +126,9 @@ need xz xz-utils xz xz
 mkdir -p "$out"
 dist
 case $kind in
-dist) cat "$archive.sha256" ;;
+dist)
+	cat "$archive.sha256"
+	sbom
+	;;
 deb | rpm) "$kind" ;;
 esac

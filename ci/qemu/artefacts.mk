@@ -94,6 +94,10 @@ BINDGEN := 0.72.1
 bindgen:
 	@$(keep) sources/bindgen --in-place =$(BINDGEN) -- $(q)/fetch.sh bindgen $(BINDGEN)
 
+# What `make dist` makes SBOMs by.
+sbom4rust:
+	@$(keep) sources/sbom4rust --in-place --verb fetch "=0.6.0 $(call version,python3)" -- $(q)/fetch.sh sbom4rust 0.6.0
+
 # As a user of a kernel without Rust gets them: pin-init and what it is made with, for kernel-lite.
 deps := $(CACHE)/kernel-lite-deps
 deps:

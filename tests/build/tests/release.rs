@@ -3,14 +3,20 @@
 //! packaging/make.sh: what it makes is whole, or it fails.
 
 use build_tests::{repository, run, FakeKernel, Outcome};
+use std::collections::BTreeSet;
+use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 /// Makes a source archive into a folder, with these programs before the system's own.
 fn dist(kernel: &FakeKernel, out: &Path) -> Outcome {
     let mut make = Command::new("sh");
     make.args(["packaging/make.sh", "dist"]).arg(out).current_dir(repository());
     kernel.deps();
+    // git locks its index.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     run(make
         .env("PATH", kernel.search_path())
         .env("DEPS", kernel.path().join("deps"))
@@ -41,6 +47,100 @@ fn no_archive_of_a_part() {
         let left = run(Command::new("find").arg(&out).args(["-name", "*.tar.xz*", "!", "-name", "*.new"]));
         assert!(left.text.is_empty(), "{program}: {}", left.text);
     }
+}
+
+/// The files of `make dist` whose names end so.
+fn ending(out: &Path, end: &str) -> Vec<String> {
+    let names =
+        fs::read_dir(out).expect("folder").flatten().map(|entry| entry.file_name().into_string().expect("text"));
+    let mut names: Vec<String> = names.filter(|name| name.ends_with(end)).collect();
+    names.sort();
+    names
+}
+
+/// Each package of a Cargo.lock, by name and version.
+fn locked(lock: &str) -> BTreeSet<(String, String)> {
+    let text = fs::read_to_string(repository().join(lock)).expect("text");
+    let table: toml::Table = text.parse().expect("a lock file");
+    let packages = table["package"].as_array().expect("packages").iter();
+    let word = |package: &toml::Value, name: &str| package[name].as_str().expect("text").to_string();
+    packages.map(|package| (word(package, "name"), word(package, "version"))).collect()
+}
+
+const SBOMS: [(&str, &str); 3] = [
+    ("libgpumr.cdx.json", "user/Cargo.lock"),
+    ("module.cdx.json", "kernel-lite/crates/Cargo.lock"),
+    ("peermemctl.cdx.json", "tools/peermemctl/Cargo.lock"),
+];
+
+/// The real sbom4rust, which `make test` fetches (SBOM4RUST is where), names each crate of each lock
+/// file with its version.
+#[test]
+fn an_sbom_names_each_crate() {
+    let Some(tool) = std::env::var_os("SBOM4RUST") else {
+        println!("not run: `make test` fetches sbom4rust, or name the folder of its Python package: SBOM4RUST=<dir>");
+        return;
+    };
+    let kernel = FakeKernel::new();
+    let out = kernel.path().join("packages");
+    let tool = Path::new(&tool).display();
+    kernel.program("sbom4rust", &format!("PYTHONPATH={tool} exec python3 {tool}/bin/sbom4rust \"$@\""));
+    let outcome = dist(&kernel, &out);
+    assert!(outcome.ok, "{}", outcome.text);
+    let made = ending(&out, ".cdx.json");
+    assert_eq!(made.len(), SBOMS.len(), "{made:?}");
+    for (name, (end, lock)) in made.iter().zip(SBOMS) {
+        assert!(name.ends_with(end), "{made:?}");
+        let text = fs::read_to_string(out.join(name)).expect("text");
+        let sbom: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(sbom["bomFormat"], "CycloneDX", "{name}");
+        let word = |part: &serde_json::Value, key: &str| part[key].as_str().unwrap_or_default().to_string();
+        let components = sbom["components"].as_array().expect("components").iter();
+        let named: BTreeSet<_> = components.map(|part| (word(part, "name"), word(part, "version"))).collect();
+        assert_eq!(named, locked(lock), "{name}");
+    }
+}
+
+/// Without the tool the archive is made, and one line says what is not. A tool that fails, or leaves a
+/// crate out, ends it, and no SBOM is called one.
+#[test]
+fn no_sbom_without_the_tool_or_of_a_part() {
+    let kernel = FakeKernel::new();
+    let out = kernel.path().join("packages");
+    let script = "PATH=$(echo \"$PATH\" | tr : '\\n' | while read -r dir; do [ -x \"$dir/sbom4rust\" ] || echo \"$dir\"; done | paste -sd :) exec /bin/sh \"$@\"";
+    kernel.program("sh", script);
+    let outcome = dist(&kernel, &out);
+    assert!(outcome.ok, "{}", outcome.text);
+    let lines: Vec<&str> = outcome.text.lines().filter(|line| line.contains("SBOM")).collect();
+    let line = "make dist: the archive comes without SBOMs: there is no sbom4rust: in a Python environment, pip install sbom4rust";
+    assert_eq!(lines, [line]);
+    assert_eq!(ending(&out, ".tar.xz").len(), 1);
+    for (tool, why) in [
+        ("echo 'of the test' >&2; exit 3", "make dist: sbom4rust fails for kernel-lite/crates/Cargo.lock: of the test"),
+        (
+            "for file; do :; done; sed -n 's/^name = \"\\(.*\\)\"/\\1/p; s/^version = \"\\(.*\\)\"/\\1/p' $4/Cargo.lock | paste -d @ - - | sed '/^quote@/d; s|.*|\"pkg:cargo/&\"|' >$file",
+            "of kernel-lite/crates/Cargo.lock out",
+        ),
+    ] {
+        let kernel = FakeKernel::new();
+        let out = kernel.path().join("packages");
+        kernel.program("sbom4rust", tool);
+        let outcome = dist(&kernel, &out);
+        assert!(!outcome.ok, "{}", outcome.text);
+        assert!(outcome.text.lines().any(|line| line.ends_with(why)), "{}", outcome.text);
+        assert_eq!(ending(&out, ".cdx.json"), [""; 0]);
+    }
+}
+
+/// A release is made by the sbom4rust that is tested here.
+#[test]
+fn the_release_has_the_tested_sbom4rust() {
+    let text = |file: &str| fs::read_to_string(repository().join(file)).expect("text");
+    let artefacts = text("ci/qemu/artefacts.mk");
+    let line = artefacts.lines().find(|line| line.contains("fetch.sh sbom4rust ")).expect("a line");
+    let version = line.rsplit(' ').next().expect("a version");
+    let install = format!("pip install sbom4rust=={version}\n");
+    assert!(text(".github/workflows/release.yml").contains(&install), "no {install}");
 }
 
 /// A hint names the distribution's own package.

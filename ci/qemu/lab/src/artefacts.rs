@@ -87,6 +87,12 @@ pub fn neighbours(lab: &Lab, releases: &[&str]) -> Result<Vec<PathBuf>> {
     Ok(names.iter().map(|name| lab.build.join("packages").join(name)).collect())
 }
 
+/// Where the Python package lies by which `make dist` makes SBOMs.
+pub fn sbom4rust(lab: &Lab) -> Result<PathBuf> {
+    make(lab, Kernel::debian(), ["sbom4rust"].into_iter())?;
+    Ok(lab.build.join("sources/sbom4rust"))
+}
+
 /// The plugin that counts instructions between marks, as QEMU is to load it; it writes to `out`,
 /// where nothing is left of an earlier run.
 pub fn plugin(lab: &Lab, kernel: Kernel, out: &Path) -> Result<String> {

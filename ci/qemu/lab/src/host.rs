@@ -59,7 +59,11 @@ pub fn tests<'a, 'b: 'a>(lab: &'a Lab, built: &'a Later<'b, ()>) -> Vec<Job<'a>>
     let job = |program: &'static Program| {
         Job::new(format!("cargo test {}", program.dir), program.takes, move || {
             built.get()?;
-            run(lab, program.name, cargo_test(lab, program.dir).arg("--no-fail-fast"))
+            let mut test = cargo_test(lab, program.dir);
+            if program.dir == "ci/qemu" {
+                test.env("SBOM4RUST", artefacts::sbom4rust(lab)?);
+            }
+            run(lab, program.name, test.arg("--no-fail-fast"))
         })
     };
     PROGRAMS.iter().map(job).collect()
