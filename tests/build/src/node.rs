@@ -9,6 +9,7 @@
 use crate::{program, repository};
 use std::env::consts::ARCH;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -135,6 +136,7 @@ impl Node {
         let said = fs::File::create(self.path("said")).expect("file");
         let mut command = self.command("run");
         command.envs(words.iter().copied()).stdout(said.try_clone().expect("file")).stderr(said).stdin(Stdio::null());
+        command.process_group(0);
         self.program = Some(command.spawn().expect("program"));
     }
 
@@ -174,10 +176,16 @@ impl Node {
 
     /// Ends the program as Kubernetes ends a container.
     pub fn stop(&mut self) {
-        let program = self.program.as_mut().expect("it runs");
-        assert!(Command::new("kill").arg(program.id().to_string()).status().expect("kill").success());
+        self.end("TERM");
+    }
+
+    /// Sends the program a signal, and waits for its end. All else in a container goes with it.
+    pub fn end(&mut self, signal: &str) {
+        let mut program = self.program.take().expect("it runs");
+        let id = program.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &id]).status().expect("kill").success());
         program.wait().expect("its end");
-        self.program = None;
+        end_group(&id);
     }
 }
 
@@ -186,8 +194,14 @@ impl Drop for Node {
         if let Some(program) = &mut self.program {
             let _ = program.kill();
             let _ = program.wait();
+            end_group(&program.id().to_string());
         }
     }
+}
+
+/// Ends what a program has left running, if anything.
+fn end_group(id: &str) {
+    let _ = Command::new("kill").args(["-s", "KILL", "--", &format!("-{id}")]).stderr(Stdio::null()).status();
 }
 
 /// Returns what `uname -r` says.

@@ -3,9 +3,11 @@
 //! packaging/container/peermem on a played node: when it builds, loads and unloads.
 
 use build_tests::node::{count, kernel, Node};
-use build_tests::repository;
+use build_tests::{repository, run};
 use std::env::consts::ARCH;
 use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 #[test]
 fn waits_for_both_and_builds_against_them() {
@@ -153,6 +155,127 @@ fn fixed_parameters_apply_at_once() {
     node.write("drivers/nvidia-peermem.conf", "revocable_fallback=1\n");
     node.wait("another try", || count(&node.log(), "insmod") > 6);
     assert!(node.looks_before(7) - node.looks_before(6) < 33, "{}", node.log());
+}
+
+/// A make that takes as long as a real one, and leaves the beginning of a file.
+const SLOW_MAKE: &str = r#"echo "make $*" >>"$NODE/log"
+for word; do case $word in OUT=*) echo half >"${word#OUT=}/nvidia-peermem.ko" ;; esac; done
+exec /bin/sleep 100"#;
+
+/// A make that leaves a whole file.
+const MAKE: &str = r#"echo "make $*" >>"$NODE/log"
+for word; do case $word in OUT=*) echo whole >"${word#OUT=}/nvidia-peermem.ko" ;; esac; done"#;
+
+/// The pod is evicted, or its container killed for memory, while it builds: it ends at once, and the next
+/// one takes nothing of that build.
+#[test]
+fn an_eviction_during_a_build() {
+    for how in ["TERM", "KILL"] {
+        let mut node = Node::with_both();
+        node.write("sys/module/nvidia/srcversion", "A\n");
+        node.stand_in("make", SLOW_MAKE);
+        node.start(&[]);
+        node.wait("the build", || node.path("out/nvidia-peermem.ko").exists());
+        let start = Instant::now();
+        node.end(how);
+        assert!(start.elapsed() < Duration::from_secs(20), "{how}: it waits for the build, and Kubernetes for it");
+        assert_eq!(count(&node.log(), "insmod"), 0, "{}", node.log());
+        node.stand_in("make", MAKE);
+        node.start(&[]);
+        node.wait("the module", || node.loaded());
+        assert_eq!(count(&node.log(), "make "), 2, "{how}: {}", node.log());
+        assert_eq!(fs::read_to_string(node.path("out/nvidia-peermem.ko")).expect("text"), "whole\n");
+    }
+}
+
+/// The pod is evicted while registrations keep the module, and comes to the node again: it takes over
+/// what is loaded, without a build.
+#[test]
+fn an_eviction_while_the_module_is_in_use() {
+    let mut node = Node::with_both();
+    node.write("sys/module/nvidia/srcversion", "A\n");
+    node.start(&[]);
+    node.says("loaded: version 1.0");
+    node.write("sys/module/nvidia_peermem/refcnt", "1");
+    node.end("TERM");
+    assert!(node.loaded() && node.said().contains("registrations of GPU memory keep the module loaded"));
+    node.start(&[]);
+    node.says("loaded: version 1.0");
+    assert_eq!((count(&node.log(), "insmod"), count(&node.log(), "make ")), (1, 1), "{}", node.log());
+}
+
+/// The node reboots without a word to the pod: nothing is loaded, /run is empty, and what was built lies
+/// where it lay.
+#[test]
+fn a_node_that_reboots() {
+    let mut node = Node::with_both();
+    node.write("sys/module/nvidia/srcversion", "A\n");
+    node.write("proc/sys/kernel/random/boot_id", "1\n");
+    node.start(&[]);
+    node.wait("the module", || node.loaded());
+    node.end("KILL");
+    for folder in ["run", "sys/module", "proc/driver"] {
+        fs::remove_dir_all(node.path(folder)).expect("folder");
+    }
+    node.write("proc/sys/kernel/random/boot_id", "2\n");
+    fs::create_dir_all(node.path("run/nvidia")).expect("folder");
+    node.start(&[]);
+    node.says("waiting for the container of the GPU driver");
+    assert!(!node.loaded());
+    node.write("sys/module/nvidia/srcversion", "A\n");
+    node.driver();
+    node.says("waiting for the RDMA core");
+    node.core();
+    node.says("loaded: version 1.0");
+    assert!(node.loaded());
+    assert_eq!((count(&node.log(), "insmod"), count(&node.log(), "make ")), (2, 2), "{}", node.log());
+}
+
+/// What README tells to type: the files are there, the image's name is put into the manifest, and the
+/// chart has the value that is set.
+#[test]
+fn readme_names_what_is_there() {
+    let text = |name: &str| fs::read_to_string(repository().join(name)).expect("text");
+    let readme = text("packaging/container/README.md");
+    let paths: Vec<&str> = readme
+        .split(|c: char| c.is_whitespace() || "`();,".contains(c))
+        .filter(|word| word.starts_with("packaging/") || word.starts_with("tests/"))
+        .collect();
+    assert!(paths.len() > 4, "{paths:?}");
+    for path in paths {
+        assert!(repository().join(path).exists(), "README names {path}");
+    }
+    let sed = readme.lines().find_map(|line| line.trim().strip_prefix("sed -i ")).expect("a sed");
+    let script = sed.split('"').nth(1).expect("its script");
+    let manifest = "packaging/container/daemonset.yaml";
+    let edited = run(Command::new("sed").arg(script).arg(repository().join(manifest)));
+    let image = format!("image: REGISTRY/nvidia-peermem-rust:{}\n", text("VERSION").trim());
+    assert!(edited.ok && edited.text.contains(&image), "no {image} in {}", edited.text);
+    assert!(readme.contains("--set image.repository=REGISTRY/nvidia-peermem-rust"));
+    assert!(text("packaging/helm/nvidia-peermem-rust/values.yaml").contains("\n  repository: nvidia-peermem-rust\n"));
+    // rollout status and logs name the object of the manifest, in its namespace.
+    for words in [
+        "-n gpu-operator rollout status daemonset/nvidia-peermem-rust",
+        "-n gpu-operator logs daemonset/nvidia-peermem-rust",
+    ] {
+        assert!(readme.contains(&format!("kubectl {words}")), "{words}");
+    }
+    assert!(
+        text(manifest).contains("kind: DaemonSet\nmetadata:\n  name: nvidia-peermem-rust\n  namespace: gpu-operator\n")
+    );
+    // What the Dockerfile copies, and the packages that it names are those that `make deb` makes.
+    let dockerfile = text("packaging/container/Dockerfile");
+    let copied = dockerfile.lines().filter_map(|line| line.strip_prefix("COPY ")).flat_map(str::split_whitespace);
+    let (built, own): (Vec<&str>, Vec<&str>) =
+        copied.filter(|word| !word.starts_with('/')).partition(|word| word.starts_with("build/"));
+    for path in own {
+        assert!(repository().join(path).exists(), "Dockerfile copies {path}");
+    }
+    let control = text("packaging/debian/control");
+    for path in built {
+        let name = path.strip_prefix("build/packages/").and_then(|name| name.split('_').next()).expect("a package");
+        assert!(control.contains(&format!("Package: {name}\n")), "{path}");
+    }
 }
 
 /// The manifest's image is that of this version.
