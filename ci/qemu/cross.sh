@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0
-# Compilers for the architecture of LAB_SYSROOT, the folder that sysroot.sh makes: to be sourced.
-# cross is empty where programs are built for this machine.
+# Sets the compilers for the architecture of LAB_SYSROOT, the folder that sysroot.sh makes. Other
+# scripts source this file. cross is empty where programs are built for this machine.
 
 cross= sysroot=
 if [ -n "${LAB_SYSROOT:-}" ]; then
-	# Not the checkout's link to it: cargo compiles everything anew where a flag differs.
+	# The real path, not the checkout's link to it: cargo compiles everything anew where a flag
+	# differs.
 	sysroot=$(realpath "$LAB_SYSROOT")
 	cross=$(basename "$(dirname "$sysroot")")
 	cross=${cross#sysroot-}-linux-gnu

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# libfabric.sh SOURCE CUDA_H NVCC NVML: libfabric with its verbs provider and CUDA (by dlopen), and its
-# own tests, in $OUT/bin. The last three have the headers of CUDA's runtime, compiler and NVML.
+# libfabric.sh SOURCE CUDA_H NVCC NVML: builds libfabric with its verbs provider and CUDA (by
+# dlopen), and its own tests, in $OUT/bin. The last three arguments are folders with the headers of
+# CUDA's runtime, compiler and NVML.
 set -euo pipefail
 source=$1
 cuda=$OUT/cuda/include

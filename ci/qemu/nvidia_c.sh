@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# nvidia_c.sh SOURCE KERNEL_DIR [LLVM=...]: NVIDIA's C module as it is, in $OUT. Its conftest.h,
-# which NVIDIA's own build makes from probes of the kernel, may be empty here; the two names that it
-# needs are on the command line.
+# nvidia_c.sh SOURCE KERNEL_DIR [LLVM=...]: builds NVIDIA's C module, unchanged, in $OUT. NVIDIA's
+# own build makes conftest.h from probes of the kernel. It may be empty here: the two names that the
+# module needs are on the command line.
 set -eu
 source=$1 k=$(realpath "$2")
 shift 2

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# perftest.sh SOURCE CUDA_H LIB: perftest with CUDA, linked against the libcuda.so in LIB, in
-# $OUT/bin.
+# perftest.sh SOURCE CUDA_H LIB: builds perftest with CUDA in $OUT/bin, linked with the libcuda.so
+# in LIB.
 set -eu
 . "$(dirname "$0")/cross.sh"
 source=$1 cuda_h=$(realpath "$2") lib=$(realpath "$3")
@@ -11,7 +11,7 @@ mkdir -p "$OUT/bin"
 cp -a "$source/." "$OUT/tree"
 cd "$OUT/tree"
 ./autogen.sh
-# A program that configure cannot run would make it replace malloc().
+# configure cannot run a program of another architecture, and would replace malloc().
 [ -z "$cross" ] || set -- --host="$cross" ac_cv_func_malloc_0_nonnull=yes CC="$cross-gcc --sysroot=$sysroot"
 ./configure "$@" CUDA_H_PATH="$cuda_h" LDFLAGS="-L$lib"
 make -j"$(nproc)"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# program.sh DIR PRODUCT: the release build of a Rust program, in $OUT/bin, and what it is made of,
-# in $OUT/<name>.d. Its own crates are compiled from nothing: cargo tells old from new by the time
-# of a file, and another checkout's may lie in the folder that all share.
+# program.sh DIR PRODUCT: builds a Rust program for release in $OUT/bin, and leaves the list of its
+# sources in $OUT/<name>.d. Removes its own crates first: cargo compares the times of files, and the
+# folder that all checkouts share may have another checkout's crates.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 . "$here/qemu/cross.sh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The name that programs linked with `-lcuda` look for at run time.
+//! Sets the soname that programs linked with `-lcuda` look for at run time.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");

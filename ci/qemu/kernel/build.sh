@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# build.sh LINUX LLVM x86|arm64 CONFIG...: a kernel of tinyconfig and these fragments, in $OUT. Goes on
-# where an interrupted build stopped. Leaves `build` (its tree), `source`, `image`, `modules` and `release`.
+# build.sh LINUX LLVM x86|arm64 CONFIG...: builds a kernel from tinyconfig and these fragments, in
+# $OUT. It goes on where an interrupted build stopped, and leaves `build` (its tree), `source`,
+# `image`, `modules` and `release`.
 set -eu
 linux=$(realpath "$1") llvm=$2 arch=$3
 shift 3
@@ -20,7 +21,7 @@ if [ ! -e "$OUT/configured" ]; then
 	(cd "$linux" && LLVM=$llvm sh scripts/kconfig/merge_config.sh -n -O "$tree" \
 		$tiny $configs) >"$OUT/config.log"
 	cat "$OUT/config.log"
-	# What merge_config.sh says of the options of tinyconfig does not matter.
+	# merge_config.sh also prints about options of tinyconfig, which do not matter.
 	ours=$(sed -n 's/^\(# \)\?\(CONFIG_[A-Z0-9_]*\)\(=.*\| is not set\)$/\2/p' "$@")
 	refused=$(sed -n 's/^WARNING: \(Value requested for \)\?\(CONFIG_[A-Z0-9_]*\) \(not in final\|differs\).*/\2/p' \
 		"$OUT/config.log" | grep -xF "$ours" | paste -sd " ")

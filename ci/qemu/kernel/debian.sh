@@ -18,13 +18,13 @@ esac
 . /etc/os-release
 
 case $1 in
-# The newest, in Debian 13's backports. It has Rust, but its headers have no metadata.
+# 7.3 is the newest, in Debian 13's backports. It has Rust, but its headers have no metadata.
 debian-7.3*) series=7.3 release="\.[0-9]+\+deb13" ;;
-# In Debian 13, and in the backports and security updates of Debian 12.
+# 6.12 is in Debian 13, and in the backports and security updates of Debian 12.
 debian-6.12*) series=6.12 release="\.[0-9]+\+deb$VERSION_ID" ;;
-# Debian 12's.
+# 6.1 is Debian 12's.
 debian-6.1 | debian-6.1-*) series=6.1 release="\.0-[0-9]+" ;;
-# Debian 11's.
+# 5.10 is Debian 11's.
 debian-5.10) series=5.10 release="\.0-[0-9]+" ;;
 esac
 image=$(apt_newest_name "^linux-image-${series/./\\.}$release-$flavour\$")
@@ -37,12 +37,12 @@ esac
 
 rm -rf "$OUT"
 mkdir -p "$OUT/root" "$OUT/source"
-# From 7.3 on the image is three packages.
+# From 7.3 on, the image consists of three packages.
 [ "$series" != 7.3 ] || image="linux-binary-$release linux-modules-$release linux-base-$release"
 for package in $image "linux-headers-$release" "linux-headers-$base-common"; do
 	dpkg-deb -x "$(apt_deb "$package")" "$OUT/root"
 done
-# Programs that run on this machine.
+# This package has programs that run on the machine that builds.
 dpkg-deb -x "$(apt_arch=$host_arch && . "$(dirname "$0")/../apt.sh" && apt_deb "linux-kbuild-$kbuild")" "$OUT/root"
 if [ "$series" = 6.12 ]; then
 	version=$(dpkg-deb -f "$(apt_deb "$image")" Version)
@@ -52,8 +52,8 @@ if [ "$series" = 6.12 ]; then
 			'*/Makefile' '*/drivers/infiniband/core' '*/drivers/infiniband/sw/rxe' '*/include/rdma/ib_umem.h'
 fi
 
-# The machine's card and disk, and the kernel's own RDMA stack with all that ours needs of the kernel, too.
-# (rdma_rxe asks for its checksum by the alias.)
+# Take the drivers of the machine's card and disk, and also the kernel's own RDMA stack with all
+# that our stack needs of the kernel. (rdma_rxe asks for its checksum by the alias.)
 root=$OUT/root
 [ -d "$root/lib/modules" ] || root=$OUT/root/usr
 theirs=$root/lib/modules/$release
@@ -71,14 +71,14 @@ done | sed -n 's/^insmod \([^ ]*\) *$/\1/p' | sort -u | while read -r file; do
 done
 cp "$theirs/modules.builtin" "$theirs/modules.builtin.modinfo" "$OUT/modules/"
 
-# The packages belong below /usr/src; there they are not.
+# The packages expect to be below /usr/src, where they are not.
 headers=root/usr/src/linux-headers
 if [ "$series" = 7.3 ]; then
 	sed -i 's,/usr/src/,$(dir $(lastword $(MAKEFILE_LIST)))../,; s/KBUILD_OUTPUT=/KBUILD_OUTPUT := /' "$OUT/$headers-$release/Makefile"
 else
 	echo "include \$(dir \$(lastword \$(MAKEFILE_LIST)))../linux-headers-$base-common/Makefile" >"$OUT/$headers-$release/Makefile"
 fi
-# Debian 11's compiler is in no other release. gcc-12 builds modules for its kernel, too.
+# No other release has Debian 11's compiler. gcc-12 builds modules for its kernel, too.
 sed -i 's/gcc-10$/gcc-12/' "$OUT/$headers-$release/.kernelvariables"
 ln -s "$headers-$release" "$OUT/build"
 vmlinuz=root/boot/vmlinuz-$release

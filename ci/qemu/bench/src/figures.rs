@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! From the guest's samples to figures: median and quartiles per row.
+//! Turns the guest's samples into figures: median and quartiles per row.
 
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
@@ -10,22 +10,22 @@ pub const OURS: &str = "ours";
 pub const OURS_REVOCABLE: &str = "ours_revocable";
 pub const C: &str = "c_nv_mem";
 pub const C_NC: &str = "c_nv_mem_nc";
-/// `C` over a provider that maps as driver 550 does.
+/// The client `C` over a provider that maps as driver 550 does.
 pub const C_550: &str = "c_nv_mem_550";
 
 pub const GIB: u64 = 1 << 30;
 
-/// What was published for a V100 (docs/bench.md), in nanoseconds.
+/// The costs that were published for a V100 (docs/bench.md), in nanoseconds.
 pub const PIN_NS: (f64, f64) = (68e3, 3.1e6);
 pub const UNPIN_NS: (f64, f64) = (38e3, 1.6e6);
 
-/// One pin and one put, which no client can do without.
+/// Returns the time of one pin and one put in nanoseconds. No client can be faster.
 pub fn limit_ns(size: u64) -> f64 {
     let gib = size as f64 / GIB as f64;
     PIN_NS.0 + PIN_NS.1 * gib + UNPIN_NS.0 + UNPIN_NS.1 * gib
 }
 
-/// Median with the quartiles around it.
+/// A median with the quartiles around it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spread {
     pub low: f64,
@@ -34,7 +34,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// `None` without any sample.
+    /// Returns the spread of the samples, or `None` if there are none.
     pub fn of(mut samples: Vec<f64>) -> Option<Self> {
         samples.sort_by(f64::total_cmp);
         let at = |part: f64| -> Option<f64> {
@@ -46,7 +46,7 @@ impl Spread {
     }
 }
 
-/// What a row is about.
+/// The subject of a row.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     pub cost: String,
@@ -55,33 +55,34 @@ pub struct Key {
     pub variant: String,
 }
 
-/// Nanoseconds of one registration and its deregistration.
+/// The times of one registration and its deregistration, in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Time {
-    /// All seven callbacks.
+    /// The sum of all seven callbacks.
     pub callbacks: Spread,
-    /// Each of them, in the order acquire, get_pages, dma_map, get_page_size, dma_unmap, put_pages,
-    /// release.
+    /// The time of each callback, in the order acquire, get_pages, dma_map, get_page_size,
+    /// dma_unmap, put_pages, release.
     pub each: [Spread; 7],
-    /// In the provider.
+    /// The time spent in the provider.
     pub provider: Spread,
-    /// Callbacks without the provider.
+    /// The time of the callbacks without the provider.
     pub own: Spread,
-    /// `ibv_reg_mr` and `ibv_dereg_mr`.
+    /// The time of `ibv_reg_mr` plus `ibv_dereg_mr`.
     pub verbs: Spread,
-    /// Gets, puts, mappings, unmappings.
+    /// The number of gets, puts, mappings and unmappings.
     pub calls: Vec<u64>,
     pub entries: u64,
     pub samples: usize,
 }
 
 impl Time {
-    /// The core's mutex is held over acquire.
+    /// Returns the time for which the core holds its mutex: that of acquire.
     pub fn mutex(&self) -> Spread {
         self.each[0]
     }
 
-    /// `None` without samples, or where one is not seven callbacks, the provider and two verbs.
+    /// Returns `None` if there are no samples, or if one does not consist of seven callbacks, the
+    /// provider and two verbs.
     fn new(samples: &[Vec<f64>], calls: Vec<u64>, entries: u64) -> Option<Self> {
         if samples.iter().any(|s| s.len() != 10) {
             return None;
@@ -105,7 +106,7 @@ impl Time {
     }
 }
 
-/// Bytes that a live registration holds.
+/// The number of bytes that a live registration holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     pub client: i64,
@@ -114,15 +115,15 @@ pub struct Memory {
     pub total: i64,
 }
 
-/// A range over allocations of one length.
+/// The figures of a range over allocations of one length.
 pub struct Pieces {
     pub segment: u64,
     pub size: u64,
     pub cost: String,
     pub time: Time,
-    /// Gets that failed.
+    /// The number of gets that failed.
     pub failed: u64,
-    /// What the provider takes to pin and unpin each allocation once, in nanoseconds.
+    /// The time that the provider takes to pin and unpin each allocation once, in nanoseconds.
     pub alone: f64,
 }
 
@@ -134,46 +135,48 @@ impl Pieces {
         Ok(Self { segment, size, cost: text(row, "cost")?, time, failed, alone })
     }
 
-    /// The callbacks against the provider's own pins.
+    /// Returns the time of the callbacks divided by that of the provider's own pins.
     pub fn ratio(&self) -> f64 {
         self.time.callbacks.median / self.alone
     }
 }
 
-/// Threads that register at the same time, over several runs: nanoseconds per registration, and
-/// number of waits.
+/// The figures of threads that register at the same time, over several runs: nanoseconds per
+/// registration, and number of waits.
 pub struct Threads {
     pub held: BTreeMap<&'static str, Spread>,
     pub waited: BTreeMap<String, (Spread, f64)>,
 }
 
-/// The kernel, and whose module ours is compared with.
+/// Returns a sentence about the kernel and the module that ours is compared with.
 pub fn machine(all: &Value) -> String {
     let text = |name: &str| all[name].as_str().unwrap_or("-").to_string();
     format!("{}, NVIDIA's module of driver {}", text("kernel"), text("nvidia_c"))
 }
 
-/// Everything that is shown.
+/// Everything that the report shows.
 pub struct Figures {
     pub machine: String,
     pub commit: String,
     pub times: BTreeMap<Key, Time>,
-    /// On the wall's clock.
+    /// The times by the wall clock.
     pub wall: BTreeMap<Key, Time>,
     pub memory: BTreeMap<Key, Memory>,
-    /// By client and number of live registrations.
+    /// The times by client and number of live registrations.
     pub live: BTreeMap<(String, u64), Time>,
-    /// Registrations over many allocations.
+    /// The figures of registrations over many allocations.
     pub pieces: Vec<Pieces>,
-    /// By client, size and fence: the free callback, and of it the core's invalidate.
+    /// The times of the free callback and of the core's invalidate within it, by client, size and
+    /// fence.
     pub free: BTreeMap<(String, u64, u64), (Spread, Spread)>,
-    /// MB/s by program, buffer and client.
+    /// The bandwidth in MB/s, by program, buffer and client.
     pub bandwidth: BTreeMap<(String, String, String), Vec<f64>>,
-    /// By client, layout, size and NICs: the registration by the last of these.
+    /// The times of the last NIC's registration, by client, layout, size and number of NICs.
     pub nics: BTreeMap<(String, String, u64, u64), Time>,
     pub pages: Vec<Value>,
     pub bad_addresses: Vec<Value>,
-    /// By client, threads, NICs, and whether the memory is freed before it is deregistered.
+    /// The figures by client, threads, NICs, and whether the memory is freed before it is
+    /// deregistered.
     pub threads: BTreeMap<(String, u64, u64, bool), Threads>,
     pub profile: Vec<Value>,
 }
@@ -239,8 +242,8 @@ impl Figures {
         self.times.get(&Key { cost: cost.into(), layout: layout.into(), size, variant: variant.into() })
     }
 
-    /// Instructions of the client's module in one registration and deregistration, with those of
-    /// the kernel that it called for.
+    /// Returns the instructions of the client's module in one registration and deregistration,
+    /// including those of the kernel that it called.
     pub fn instructions(&self, variant: &str, size: u64) -> Option<u64> {
         let row = self.profile.iter().find(|row| row["variant"] == variant && row["size"] == size)?;
         row["modules"]["nvidia_peermem"].as_u64()
@@ -277,7 +280,7 @@ fn samples(row: &Value) -> Result<Vec<Vec<f64>>> {
         .with_context(|| format!("samples that are no numbers in {row}"))
 }
 
-/// The repeats of one row are one row.
+/// Merges the repeats of each row.
 fn threads(rows: &[Value]) -> Result<BTreeMap<(String, u64, u64, bool), Threads>> {
     let mut repeats: BTreeMap<_, Vec<&Value>> = BTreeMap::new();
     for row in rows {
@@ -304,7 +307,7 @@ fn threads(rows: &[Value]) -> Result<BTreeMap<(String, u64, u64, bool), Threads>
             rows.iter().filter_map(|row| row["waited"].as_object()).flat_map(|waits| waits.keys()).collect();
         let mut waited = BTreeMap::new();
         for name in names {
-            // A lock that nobody waited for in this run is not in its row.
+            // A row lists only the locks that somebody waited for in its run.
             let part = |at: usize| move |row: &Value| Some(row["waited"][name][at].as_f64().unwrap_or(0.0));
             let times = spread(&part(0)).context("a row of threads without registrations")?;
             let counts = Spread::of(rows.iter().filter_map(|row| part(1)(row)).collect());
@@ -315,15 +318,16 @@ fn threads(rows: &[Value]) -> Result<BTreeMap<(String, u64, u64, bool), Threads>
     Ok(all)
 }
 
-/// The median of the quotients of two sets of samples, and an interval that has it with 95 %
-/// probability: by 2000 resamplings of either set (bootstrap, always with the same random numbers).
+/// Returns the median of the quotients of two sets of samples, and an interval that contains it
+/// with 95 % probability. It resamples either set 2000 times (bootstrap, always with the same
+/// random numbers).
 pub fn ratio(ours: &[f64], theirs: &[f64]) -> Option<Spread> {
     let median = |samples: Vec<f64>| Spread::of(samples).map(|s| s.median);
     let whole = median(ours.to_vec())? / median(theirs.to_vec())?;
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut draw = |from: &[f64]| -> Vec<f64> {
         let one = |_| {
-            // xorshift64
+            // One step of the random number generator xorshift64.
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
@@ -339,7 +343,7 @@ pub fn ratio(ours: &[f64], theirs: &[f64]) -> Option<Spread> {
     Some(Spread { low: ratios[50], median: whole, high: ratios[1949] })
 }
 
-/// The turns of one row are one row.
+/// Merges the turns of each row.
 fn times(rows: &[Value]) -> Result<BTreeMap<Key, Time>> {
     let mut turns: BTreeMap<Key, Vec<&Value>> = BTreeMap::new();
     for row in rows {

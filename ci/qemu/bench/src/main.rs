@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `make bench`: ours beside NVIDIA's C module, measured in three boots, and what is made of the
-//! numbers. `make bench-ways`: peer memory beside dma-buf, in one.
+//! `make bench`: measures our module beside NVIDIA's C module in three boots, and reports the
+//! numbers. `make bench-ways`: measures peer memory beside dma-buf in one boot.
 
 mod figures;
 mod plot;
@@ -29,22 +29,22 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 use ways::Ways;
 
-/// The card: all of it is one sparse BAR, twice as large as what is registered, because NVIDIA's
-/// module cannot map a BAR's end.
+/// The memory of the card. All of it is one sparse BAR, twice as large as what is registered,
+/// because NVIDIA's module cannot map a BAR's end.
 const GPU_MIB: u64 = 128 << 10;
-/// The longest takes about twenty minutes on two idle cores.
+/// The time limit of a boot. The longest takes about twenty minutes on two idle cores.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// On the wall clock, so that threads meet at locks.
+/// The number of processors on the wall clock, large enough for threads to meet at locks.
 const PROCESSORS: u32 = 8;
 
-/// Both modules, loaded in turns.
+/// An image with both modules, which are loaded in turns.
 const BOTH: artefacts::Kind = (Module::Ours, Also::NvidiaC);
 
-/// What is measured together.
+/// The comparison that is measured.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
-    /// Ours beside NVIDIA's C module.
+    /// Our module beside NVIDIA's C module.
     Modules,
     /// Peer memory beside dma-buf.
     Ways,
@@ -58,7 +58,7 @@ impl What {
         }
     }
 
-    /// Memory is counted by who allocates it on the first alone.
+    /// Returns the kernel to boot. Only the first can count memory by the code that allocates it.
     fn kernel(self) -> Kernel {
         match self {
             Self::Modules => Kernel::Fast72,
@@ -66,7 +66,7 @@ impl What {
         }
     }
 
-    /// Where the numbers are.
+    /// Returns the file with the numbers.
     fn file(self, lab: &Lab) -> PathBuf {
         lab.repo.join(match self {
             Self::Modules => "build/bench.json",
@@ -87,7 +87,7 @@ impl What {
         })
     }
 
-    /// Files below `docs/results/bench`.
+    /// Returns the files below `docs/results/bench`.
     fn docs(self, all: &Value) -> Result<Vec<(&'static str, String)>> {
         Ok(match self {
             Self::Modules => {
@@ -110,7 +110,7 @@ impl What {
     }
 }
 
-/// What a measurement is of: changes there make the last one a thing of the past.
+/// The paths that a measurement depends on. A change there makes the last measurement out of date.
 const MEASURED: [&str; 5] = ["src", "bindings", "Kbuild", "ci/qemu", "tests/guest"];
 
 fn git(lab: &Lab, words: &[&str]) -> Command {
@@ -119,7 +119,8 @@ fn git(lab: &Lab, words: &[&str]) -> Command {
     cmd
 }
 
-/// The boots, one after the other, and what the guests said. `false` if anything failed.
+/// The boots, which run one after the other, with the guests' rows. `whole` is `false` if anything
+/// failed.
 struct Boots<'a> {
     lab: &'a Lab,
     kernel: Kernel,
@@ -136,10 +137,11 @@ impl Boots<'_> {
         let new = Boot::new(name, name);
         let mut boot =
             Boot { gpu_mib: GPU_MIB, nics: 2, memory_mib: 4096, cpu, cpus, limit: LIMIT, clock, plugin, ..new };
-        // The processor's own counter is the clock, functions are where System.map says.
+        // The processor's own counter is the clock, and without KASLR functions are at the
+        // addresses in System.map.
         boot.append.extend(["tsc=reliable", "nokaslr"].map(String::from));
         if self.kernel == Kernel::Fast72 {
-            // So that accounting can be switched on.
+            // The guest switches this accounting on later.
             boot.append.push("sysctl.vm.mem_profiling=0".to_string());
         }
         let report = boot.run(self.lab, self.built, &self.built.image(BOTH))?;
@@ -154,7 +156,7 @@ impl Boots<'_> {
         Ok(())
     }
 
-    /// Counts instructions, in a boot of its own: the plugin slows the machine down.
+    /// Counts instructions in a boot of its own, because the plugin slows the machine down.
     fn profile(&mut self) -> Result<()> {
         let file = self.lab.build.join("profile.txt");
         self.run("bench_profile", Clock::Instructions, Some(artefacts::plugin(self.lab, Kernel::Fast72, &file)?))?;
@@ -174,15 +176,14 @@ impl Boots<'_> {
     }
 }
 
-/// Measures. `false` if something could not be measured; what was measured is reported all the
-/// same.
+/// Measures. Returns `false` if something could not be measured; the rest is reported all the same.
 fn run(lab: &Lab, what: What) -> Result<bool> {
     let start = Instant::now();
     let commit = sh::git(lab, &["rev-parse", "HEAD"])?;
     let dirty = !sh::output(&mut git(lab, &["status", "--porcelain"]))?.is_empty();
     let kernel = what.kernel();
     let built = artefacts::build(lab, kernel, &[BOTH], &[])?;
-    // From here on, a run that ends early leaves no older figures behind.
+    // Remove older figures now, so that a run that ends early does not leave them behind.
     let file = what.file(lab);
     if file.exists() {
         fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
@@ -211,7 +212,7 @@ fn run(lab: &Lab, what: What) -> Result<bool> {
     Ok(whole)
 }
 
-/// Why a measurement is not one to be checked in.
+/// Returns the reason why a measurement must not be checked in, if there is one.
 fn unfit(all: &Value, changed_since: impl FnOnce(&str) -> Result<bool>) -> Result<Option<String>> {
     let alarms = all["alarms"].as_array().map_or(0, Vec::len);
     let commit = all["commit"].as_str().unwrap_or_default();
@@ -226,7 +227,7 @@ fn unfit(all: &Value, changed_since: impl FnOnce(&str) -> Result<bool>) -> Resul
     })
 }
 
-/// Writes what is checked in of the last measurement.
+/// Writes the pages that are checked in, from the last measurement.
 fn docs(lab: &Lab, what: What) -> Result<bool> {
     let (file, command) = (what.file(lab), what.command());
     let text = fs::read_to_string(&file).with_context(|| format!("{}: run `{command}` first", lab.short(&file)))?;
@@ -248,13 +249,14 @@ fn docs(lab: &Lab, what: What) -> Result<bool> {
     Ok(true)
 }
 
-/// Ours beside NVIDIA's C module, measured: a table, build/bench.json and the plots.
+/// Measures our module beside NVIDIA's C module; prints a table and writes build/bench.json and the
+/// plots.
 #[derive(Parser)]
 struct Args {
-    /// Boots nothing: writes the tables and plots under docs/ from build/bench.json.
+    /// Boot nothing: write the tables and plots under docs/ from build/bench.json.
     #[arg(long)]
     docs: bool,
-    /// Peer memory beside dma-buf instead.
+    /// Measure peer memory beside dma-buf instead.
     #[arg(long)]
     ways: bool,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The plots. Both axes are logarithmic: sizes and costs span six decades.
+//! Draws the plots. Both axes are logarithmic, because sizes and costs span six decades.
 
 use crate::figures::{limit_ns, Figures, C, OURS};
 use crate::words::size_text;
@@ -11,7 +11,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 pub struct Line {
     pub name: &'static str,
     pub color: RGBColor,
-    /// Size in bytes, value.
+    /// The points: size in bytes, and value.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -106,7 +106,7 @@ pub fn draw(title: &str, lines: &[Line], base: f64, value_text: &dyn Fn(f64) -> 
             let dots = line.points.iter().map(|&p| Circle::new(p, 3, line.color.filled()));
             chart.draw_series(dots)?;
         }
-        // Each line carries its name at its end; names keep their distance.
+        // Each line has its name at its end. Move names apart where they would overlap.
         let mut names: Vec<(i32, i32, &Line)> = lines
             .iter()
             .filter_map(|line| line.points.last().map(|p| (p, line)))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Instructions per function and per line of ours, from what the plugin counted (ci/qemu/profile),
-//! the guest's list of functions, and the line tables of the module.
+//! Computes instructions per function and per line of our module, from the plugin's counts
+//! (ci/qemu/profile), the guest's list of functions, and the module's line tables.
 
 use anyhow::{bail, ensure, Context, Result};
 use lab::ctx::Lab;
@@ -11,13 +11,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// As the kernel calls it.
+/// The kernel's name for our module.
 const OURS: &str = "nvidia_peermem";
 
-/// Start addresses of functions with module (empty: the kernel) and name.
+/// The start addresses of functions, with module (empty: the kernel) and name.
 type Functions = BTreeMap<u64, (String, String)>;
 
-/// Functions of the kernel itself, where it was linked to: for a boot without KASLR.
+/// Returns the kernel's own functions at the addresses to which it was linked. They hold for a boot
+/// without KASLR.
 fn kernel_functions(system_map: &str) -> Functions {
     system_map
         .lines()
@@ -30,14 +31,15 @@ fn kernel_functions(system_map: &str) -> Functions {
         .collect()
 }
 
-/// A name as people write it: without Rust's mangling, and without what the compiler appended.
+/// Returns a name as people write it: without Rust's mangling, and without what the compiler
+/// appended.
 fn plain(name: &str) -> String {
     let name = format!("{:#}", rustc_demangle::demangle(name));
     name.split(".llvm.").next().unwrap_or(&name).replace("peer_client::", "")
 }
 
-/// Where the code of the module begins in a boot: `functions` as the guest lists them, `symbols` as
-/// nm does.
+/// Returns the address at which the module's code begins in a boot. `functions` is the guest's
+/// list, `symbols` the output of nm.
 fn text_at(functions: &Value, symbols: &str) -> Option<u64> {
     let offsets: BTreeMap<&str, u64> = symbols
         .lines()
@@ -48,23 +50,23 @@ fn text_at(functions: &Value, symbols: &str) -> Option<u64> {
         })
         .collect();
     functions.as_array()?.iter().filter(|f| f[2] == OURS).find_map(|f| {
-        // Names that are there twice, or in another section, are no help; mangled ones are neither.
+        // Only mangled names are used: they are unique, and all of them are in the text section.
         let name = f[1].as_str().filter(|n| n.starts_with("_RNvMs"))?;
         u64::from_str_radix(f[0].as_str()?, 16).ok()?.checked_sub(*offsets.get(name)?)
     })
 }
 
-/// `sg.rs:12` of a line of ours, which is in the folder src/ beside Kbuild.
+/// Returns `sg.rs:12` for a line of our module, whose sources are in the folder src/ beside Kbuild.
 fn of_ours(line: &str) -> Option<String> {
     let (folder, place) = line.rsplit_once("/src/")?;
-    // Behind it may stand "(discriminator 3)".
+    // "(discriminator 3)" may follow the place.
     let place = place.split_whitespace().next()?;
     let ours = folder.ends_with("/source") || Path::new(folder).join("Kbuild").is_file();
     ours.then(|| place.to_string())
 }
 
-/// binutils' answer to `addr2line -a -i`: for each address the innermost of its lines that is in
-/// one of our sources.
+/// Reads the output of `addr2line -a -i`. Returns, for each address, the innermost of its lines
+/// that is in one of our sources.
 fn lines_in(answer: &str) -> BTreeMap<u64, String> {
     let mut lines = BTreeMap::new();
     let mut address = None;
@@ -91,7 +93,7 @@ impl<'a> Module<'a> {
         Ok(Self { lab, file, symbols })
     }
 
-    /// The line of each of these offsets in its code, where it is one of ours.
+    /// Returns the source lines of these offsets in the module's code, where they are ours.
     fn lines(&self, offsets: &[u64]) -> Result<BTreeMap<u64, String>> {
         let list = self.lab.build.join("profile-addresses.txt");
         let text: String = offsets.iter().map(|offset| format!("{offset:#x}\n")).collect();
@@ -115,9 +117,10 @@ fn by_line(module: &Module<'_>, begin: u64, counts: &BTreeMap<u64, u64>) -> Resu
     Ok(sums.iter().map(|(line, count)| json!([line, count])).collect())
 }
 
-/// The guest's `profile` rows, each with `functions`: `[module, name, instructions]`, and, where
-/// `module` was loaded, `lines`: `[line, instructions]`; the most instructions first. `modules` has
-/// the instructions of each module, with those of the kernel that it called for.
+/// Returns the guest's `profile` rows, each with `functions`: `[module, name, instructions]`, and,
+/// where `module` was loaded, `lines`: `[line, instructions]`, beginning with the most
+/// instructions. `modules` has the instructions of each module, including those of the kernel that
+/// it called.
 pub fn rows(
     counted: &str,
     system_map: &str,

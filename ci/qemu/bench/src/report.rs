@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The tables, once for the terminal and once for docs/.
+//! Builds the tables for the terminal and for docs/.
 
 use crate::figures::{limit_ns, Figures, Spread, Time, C, C_550, C_NC, GIB, OURS, OURS_REVOCABLE};
 use crate::targets::targets;
@@ -25,7 +25,7 @@ pub fn text(kernel: &str, tables: Vec<Table>) -> String {
     out
 }
 
-/// `how`: what wrote it, from what.
+/// Returns a page of tables. `how` says which command wrote it, and from what.
 pub fn markdown(how: &str, commit: &str, kernel: &str, tables: Vec<Table>) -> String {
     let mut out = format!(
         "# Tables of the last benchmark\n\nWritten by {how} at commit {}; Linux {kernel}. Read [bench.md](../../bench.md) first.\n",
@@ -108,8 +108,8 @@ fn times(figures: &Figures, cost: &str, title: &'static str) -> Table {
     }
 }
 
-/// Each row of the tables of times whole: each callback, the verbs around them, the provider's
-/// calls.
+/// Returns a table with each row of the times: each callback, the verbs around them, and the
+/// provider's calls.
 fn rows(figures: &Figures, cost: &str, title: &'static str) -> Table {
     let mut rows = Vec::new();
     let more = [(C_550, "C nv_mem, the provider maps as 550")];
@@ -314,7 +314,7 @@ fn threads(figures: &Figures) -> Table {
     }
 }
 
-/// The second registration of a buffer, by another NIC.
+/// Returns the table about the second registration of a buffer, by another NIC.
 fn nics(figures: &Figures) -> Table {
     let mut rows = Vec::new();
     for ((variant, layout, size, nics), time) in &figures.nics {
@@ -337,7 +337,7 @@ fn nics(figures: &Figures) -> Table {
     }
 }
 
-/// What a column of the profile is of.
+/// Returns the heading of a column of the profile.
 fn profiled(column: &Value) -> &'static str {
     match (column["layout"].as_str(), column["size"].as_u64()) {
         (Some("2m"), _) => "1 GiB broken at 2 MiB",
@@ -351,10 +351,11 @@ fn header(of: &str, columns: &[&Value]) -> String {
     columns.iter().fold(of.to_string(), |header, column| header + " | " + profiled(column))
 }
 
-/// Instructions by function: ours one by one, the kernel's where they are many, others' modules as
-/// one.
+/// Returns the instructions by function: each of our functions, the kernel's functions that run
+/// many instructions, and one line for each other module.
 fn profile(figures: &Figures) -> Table {
-    /// A kernel function with fewer in all columns is one of the others.
+    /// The least number of instructions in some column for which a kernel function gets a line of
+    /// its own.
     const SHOWN: u64 = 2_000;
     let columns: Vec<&Value> = figures.profile.iter().filter(|row| row["variant"] == OURS).collect();
     let mut names: Vec<(String, Vec<u64>)> = Vec::new();
@@ -396,7 +397,7 @@ fn profile(figures: &Figures) -> Table {
     }
 }
 
-/// The lines of ours on which most of its instructions are.
+/// Returns the lines of our module that run most of its instructions.
 fn lines(figures: &Figures) -> Table {
     const SHOWN: usize = 30;
     let columns: Vec<&Value> = figures.profile.iter().filter(|row| row["variant"] == OURS).collect();
@@ -407,7 +408,7 @@ fn lines(figures: &Figures) -> Table {
             lines.entry(name).or_insert_with(|| vec![0; columns.len()])[at] += line[1].as_u64().unwrap_or(0);
         }
     }
-    // Each column's share counts, not the longest row's alone.
+    // A line is shown for its share of any column, so the sum of each column is needed.
     let sums: Vec<u64> = (0..columns.len()).map(|at| lines.values().map(|counts| counts[at]).sum()).collect();
     let weight = |counts: &[u64]| -> u64 {
         counts.iter().zip(&sums).map(|(count, sum)| count * 1_000_000 / (*sum).max(1)).max().unwrap_or(0)

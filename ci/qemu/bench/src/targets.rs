@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What was promised, what was measured, and whether that is enough.
+//! Compares what was promised with what was measured.
 
 use crate::figures::{ratio, Figures, Time, C, C_NC, GIB, OURS, OURS_REVOCABLE};
 use crate::words::{broken, percent, size_text, us, words, Table};
 
-/// perftest may fail to measure some of its 40 rounds; an interval of few says little of itself.
-/// With fewer the guest's test fails, too (bandwidth.rs), but the tables are printed all the same.
+/// The number of perftest's 40 rounds that must have been measured, because an interval from few
+/// rounds means little. With fewer, the guest's test fails, too (bandwidth.rs), but the tables are
+/// printed all the same.
 const ROUNDS: usize = 30;
 
-/// What docs/bench.md promises for contiguous memory, the same for broken memory, and what was
-/// measured.
+/// Returns the table of what docs/bench.md promises for contiguous and for broken memory, with what
+/// was measured.
 pub fn targets(figures: &Figures) -> Table {
     let mut rows = Vec::new();
     let mut row = |what: &str, wanted: String, got: Option<(f64, String)>, good: &dyn Fn(f64) -> bool| {
@@ -123,7 +124,7 @@ pub fn targets(figures: &Figures) -> Table {
             figures.bandwidth.get(&(program.to_string(), "gpu".to_string(), variant.to_string())).map(Vec::as_slice)
         };
         let ratio = rates(OURS).zip(rates(C)).and_then(|(ours, c)| ratio(ours, c));
-        // Too few rounds are no verdict: the interval decides.
+        // With too few rounds there is no verdict. Otherwise the interval decides.
         let (got, verdict) = match ratio {
             None => ("-".into(), "not measured"),
             Some(r) => {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Peer memory beside dma-buf: tables and a plot.
+//! Compares peer memory with dma-buf: tables and a plot.
 
 use crate::figures::{int, machine, text, Spread, GIB};
 use crate::plot::{draw, Line, BLUE, GREY, RED};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const DMA_BUF: &str = "dma_buf";
 
-/// Less held memory cannot be told from what the kernel's caches keep.
+/// The least number of held bytes that can be told from what the kernel's caches keep.
 const SEEN: u64 = 32 << 10;
 
 fn name(variant: &str) -> &str {
@@ -21,32 +21,32 @@ fn name(variant: &str) -> &str {
     }
 }
 
-/// One size and layout, registered one way.
+/// The figures of one size and layout, registered one way.
 struct Row {
     variant: String,
     layout: String,
     size: u64,
     register: Spread,
     deregister: Spread,
-    /// Kernel memory of a live registration.
+    /// The kernel memory that a live registration holds.
     held: u64,
-    /// Of memory that is registered.
+    /// The time that freeing registered memory takes.
     free: Spread,
-    /// GPU memory after that.
+    /// The GPU memory that is still in use after that free.
     kept: u64,
 }
 
-/// Many allocations, registered one way.
+/// The figures of many allocations, registered one way.
 struct Several {
     variant: String,
     allocations: u64,
     segment: u64,
-    /// Or the errno.
+    /// The times, or `None` if the registration was refused.
     times: Option<(Spread, Spread)>,
     refused: String,
 }
 
-/// Everything that is shown.
+/// Everything that the report shows.
 pub struct Ways {
     pub machine: String,
     pub commit: String,
@@ -54,7 +54,7 @@ pub struct Ways {
     several: Vec<Several>,
 }
 
-/// The samples' first and second numbers; `None` without samples.
+/// Returns the spreads of the samples' first and second numbers, or `None` without samples.
 fn pair(row: &Value, name: &str) -> Option<(Spread, Spread)> {
     let column = |i: usize| {
         let samples = row[name].as_array()?.iter().map(|sample| sample[i].as_f64());
@@ -147,7 +147,7 @@ impl Ways {
         }
     }
 
-    /// Registration over size, contiguous memory.
+    /// Plots the time of a registration over its size, for contiguous memory.
     pub fn plot(&self) -> Result<String> {
         let line = |variant: &str, name, color| Line {
             name,

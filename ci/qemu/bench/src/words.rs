@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A table, and figures in words.
+//! Writes a table, and figures in words.
 
 use crate::figures::{Spread, C, C_NC, OURS, OURS_REVOCABLE};
 
 pub struct Table {
     pub title: &'static str,
-    /// As Markdown has it: `a | b`.
+    /// The header as Markdown has it: `a | b`.
     pub header: String,
     pub rows: Vec<Vec<String>>,
 }
@@ -41,7 +41,7 @@ pub fn percent(part: f64, whole: f64) -> String {
     format!("{:.1} %", 100.0 * part / whole)
 }
 
-/// Layouts as the guest names them, and in words.
+/// The layouts: the guest's name, and words for people.
 pub const LAYOUTS: [(&str, &str); 3] =
     [("contiguous", "contiguous"), ("2m", "broken at 2 MiB"), ("64k", "broken at 64 KiB")];
 pub const VARIANTS: [(&str, &str); 4] =
@@ -51,7 +51,7 @@ pub fn words(variant: &str) -> &str {
     VARIANTS.iter().find(|v| v.0 == variant).map_or(variant, |v| v.1)
 }
 
-/// Behind a size.
+/// Returns the words about the layout that follow a size.
 pub fn broken(layout: &str) -> String {
     match LAYOUTS.iter().find(|l| l.0 == layout) {
         Some((_, in_words)) if layout != "contiguous" => format!(" {in_words}"),

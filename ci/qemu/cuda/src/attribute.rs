@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Device attributes: what the real card answers (docs/facts.md#cuda), and 0 where this library
-//! lacks what the attribute promises.
+//! Device attributes. They have the real card's values (docs/facts.md#cuda), except for 0 where
+//! this library lacks what the attribute promises.
 
 use nvlab::Info;
 
-/// `cuDeviceGetAttribute`. `None`: not modelled, and refused rather than answered wrongly.
+/// Answers `cuDeviceGetAttribute`. `None` means that the attribute is not modelled; the call is
+/// then refused rather than answered wrongly.
 pub fn device(attribute: i32, info: &Info) -> Option<i32> {
     let (domain, bus, device, _) = info.pci;
     Some(match attribute {

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Which part of video memory `cuMemAlloc` hands out, as on a card (docs/facts.md#cuda).
+//! Decides which part of video memory `cuMemAlloc` hands out, as a card does (docs/facts.md#cuda).
 //!
-//! An allocation of at most 2 MiB is a span of a block of 2 MiB, at a multiple of 512 bytes: the
-//! smallest hole of the context's blocks that holds it, else the beginning of a new block. The
-//! block goes with its last span, so a free gives nothing back while the block has another user.
-//! A longer allocation shares with nobody.
+//! An allocation of at most 2 MiB is a span of a block of 2 MiB, at a multiple of 512 bytes. It
+//! takes the smallest hole of the context's blocks that holds it, or else the beginning of a new
+//! block. A block is freed with its last span, so a free returns no memory while the block has
+//! another user. A longer allocation shares its memory with no other.
 
 use nvlab::BACKING;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of a block of which a span takes whole multiples.
+/// The unit of a block, in bytes. A span takes whole multiples of it.
 const UNIT: u64 = 512;
 
-/// The memory of an allocation that shares with nobody or of a block.
+/// The memory of a block, or of an allocation that shares with nobody.
 struct Block<M> {
     context: usize,
     memory: Arc<M>,
-    /// Bytes of it.
+    /// The length in bytes.
     len: u64,
-    /// Offset and end of each span.
+    /// The offset and end of each span.
     used: BTreeMap<u64, u64>,
 }
 
@@ -33,9 +33,9 @@ impl<M> Block<M> {
     }
 }
 
-/// All memory that `cuMemAlloc` has handed out and that was not freed.
+/// All memory that `cuMemAlloc` has handed out and that was not freed yet.
 pub struct Blocks<M> {
-    /// By first address.
+    /// The blocks by their first addresses.
     list: Mutex<BTreeMap<u64, Block<M>>>,
 }
 
@@ -45,8 +45,8 @@ impl<M> Default for Blocks<M> {
     }
 }
 
-/// Bytes of a block that one allocation has. They are free again when this is dropped, and with the
-/// last of a block its memory is dropped.
+/// The bytes of a block that one allocation has. Dropping the span frees them, and dropping a
+/// block's last span frees its memory.
 pub struct Span<M> {
     blocks: Arc<Blocks<M>>,
     /// The block's first address.
@@ -55,7 +55,7 @@ pub struct Span<M> {
     memory: Arc<M>,
 }
 
-/// Returns how many bytes of memory an allocation of `size` bytes needs where no block has room.
+/// Returns how many bytes of memory an allocation of `size` bytes needs if no block has room.
 pub fn length(size: u64) -> Option<u64> {
     size.checked_next_multiple_of(BACKING)
 }
@@ -98,7 +98,7 @@ impl<M> Span<M> {
         self.offset
     }
 
-    /// Returns its first address.
+    /// Returns the span's first address.
     pub fn va(&self) -> u64 {
         self.block + self.offset
     }
@@ -110,8 +110,8 @@ impl<M> Drop for Span<M> {
         let Some(block) = list.get_mut(&self.block) else { return };
         block.used.remove(&self.offset);
         let gone = if block.used.is_empty() { list.remove(&self.block) } else { None };
-        // The memory goes without the lock, with the field behind this: freeing it waits for
-        // callbacks in the kernel.
+        // Drop the memory without the lock, because freeing it waits for callbacks in the kernel.
+        // The next field holds the memory.
         drop(list);
         drop(gone);
     }
@@ -124,7 +124,8 @@ mod tests {
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;
 
-    /// New blocks lie one behind the other. The memory is its number.
+    /// A card that puts new blocks one behind the other. Each block's memory is represented by its
+    /// number.
     struct Card {
         blocks: Arc<Blocks<Arc<u64>>>,
         next: u64,
@@ -149,14 +150,14 @@ mod tests {
             })
         }
 
-        /// Which memory somebody still has.
+        /// Returns the blocks' memory that is still in use.
         fn held(&self) -> Vec<u64> {
             self.memory.iter().filter(|memory| Arc::strong_count(memory) > 1).map(|memory| **memory).collect()
         }
     }
 
-    /// The order of sizes and the addresses that one H100 answered (driver 580.159.04), with new
-    /// blocks counted from 0.
+    /// The sizes in order and the addresses that an H100 returned (driver 580.159.04). The numbers
+    /// count new blocks from 0.
     #[test]
     fn the_addresses_that_a_card_gave() {
         let mut card = Card::new();
@@ -185,10 +186,10 @@ mod tests {
         let mut card = Card::new();
         let (low, high, last) = (card.alloc(64 * KIB), card.alloc(MIB), card.alloc(KIB));
         drop((low, high));
-        // A hole of 1088 KiB below the last span, and 959 KiB above it.
+        // There is a hole of 1088 KiB below the last span, and one of 959 KiB above it.
         let spans = [3 * MIB / 2, 600 * KIB, 64 * KIB].map(|size| card.alloc(size));
         assert_eq!(spans.each_ref().map(Span::va), [0x20_0000, 0x11_0400, 0x1a_6400]);
-        // What is freed is the smallest hole, so the same address comes again.
+        // The freed bytes are now the smallest hole, so the same address comes again.
         let [_own, first, second] = spans;
         drop(first);
         assert_eq!(card.alloc(600 * KIB).va(), 0x11_0400);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `CUresult`: the codes that this library gives, with their names.
+//! `CUresult`: the codes that this library returns, with their names.
 
 use std::ffi::CStr;
 
@@ -10,21 +10,21 @@ use std::ffi::CStr;
 pub enum Code {
     /// A parameter is out of its range.
     InvalidValue = 1,
-    /// No memory of the kind asked for.
+    /// There is no memory of the requested kind.
     OutOfMemory = 2,
     /// `cuInit` was not called, or the process was forked after it.
     NotInitialized = 3,
-    /// No GPU, or no driver.
+    /// There is no GPU or no driver.
     NoDevice = 100,
-    /// No such GPU.
+    /// There is no such GPU.
     InvalidDevice = 101,
-    /// No context is current, or it is no context.
+    /// No context is current, or the handle is not a context.
     InvalidContext = 201,
-    /// The kernel refused.
+    /// The kernel refused the request.
     OperatingSystem = 304,
-    /// No such stream or event.
+    /// There is no such stream or event.
     InvalidHandle = 400,
-    /// No such function.
+    /// There is no such function.
     NotFound = 500,
     /// The stream has work that is not done.
     NotReady = 600,
@@ -32,18 +32,18 @@ pub enum Code {
     AlreadyRegistered = 712,
     /// The memory of the host is not registered.
     NotRegistered = 713,
-    /// The process may not.
+    /// The process may not do this.
     NotPermitted = 800,
-    /// This GPU cannot.
+    /// This GPU cannot do this.
     NotSupported = 801,
     /// Anything else.
     Unknown = 999,
 }
 
-/// Result inside the library.
+/// The result of functions inside the library.
 pub type Res<T> = Result<T, Code>;
 
-/// Value, name and sentence of every code, success included.
+/// The value, name and sentence of every code, including success.
 pub const NAMES: &[(u32, &CStr, &CStr)] = &[
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),

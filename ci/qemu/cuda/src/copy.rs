@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Copies and fills, at once and by streams.
+//! Copies and fills memory, at once or by streams.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ enum End {
     Host(u64),
 }
 
-/// Returns what an address is for a copy of `size` bytes, and how many of them lie there. The next mapping
-/// may begin behind one.
+/// Returns what an address stands for in a copy of `size` bytes, and how many bytes follow there.
+/// The next mapping may begin right behind them.
 fn end(d: &Driver, at: u64, size: u64) -> Res<(End, u64)> {
     match d.buffer(at) {
         Some(b) if !b.on_host() => {
@@ -30,23 +30,25 @@ fn end(d: &Driver, at: u64, size: u64) -> Res<(End, u64)> {
     }
 }
 
-/// Copies after all that streams have to do.
+/// Copies after all work of the streams is done.
 ///
 /// # Safety
+///
 /// Host addresses are good for `size` bytes.
 pub unsafe fn copy(dst: u64, src: u64, size: usize) -> Res<()> {
     let d = driver()?;
     d.here()?;
-    // What was given to a stream comes first, as with a stream that is not NON_BLOCKING.
+    // The streams' work comes first, as with a stream that is not NON_BLOCKING.
     d.drain(None);
     // SAFETY: the caller's promise.
     unsafe { copy_now(d, dst, src, size) }
 }
 
-/// Gives the copy to a stream. The ends are looked at now.
+/// Gives the copy to a stream. The addresses are looked up now.
 ///
 /// # Safety
-/// Host addresses are good for `size` bytes until the stream has done it.
+///
+/// Host addresses are good for `size` bytes until the stream has done the copy.
 pub unsafe fn copy_later(dst: u64, src: u64, size: usize, stream: CuHandle) -> Res<()> {
     let d = driver()?;
     d.here()?;
@@ -66,8 +68,8 @@ pub unsafe fn copy_later(dst: u64, src: u64, size: usize, stream: CuHandle) -> R
         return unsafe { copy_now(d, dst, src, size) };
     }
     stream.give(Box::new(move || {
-        // SAFETY: the caller's promise. A failure has nobody to be told to: a card would have
-        // ended the context.
+        // SAFETY: the caller's promise. An error is dropped, because no call is left to return it. A
+        // card would have ended the context.
         let _ = unsafe { copy_now(d, dst, src, size) };
     }));
     Ok(())
@@ -80,7 +82,7 @@ pub unsafe fn copy_later(dst: u64, src: u64, size: usize, stream: CuHandle) -> R
 unsafe fn copy_now(d: &Driver, dst: u64, src: u64, size: usize) -> Res<()> {
     let len = size as u64;
     let mapped = |at: u64| d.buffer(at).is_some_and(|b| b.is_mapping());
-    // Neither runs from a mapping into what is none.
+    // A copy must not cross the end of a mapping into memory that is none.
     for at in [dst, src] {
         if mapped(at) && !d.is_mapped(at, len) {
             return Err(Code::InvalidValue);
@@ -126,7 +128,7 @@ unsafe fn copy_part(to: End, from: End, len: u64) -> Res<()> {
     }
 }
 
-/// Repeats a word of `width` bytes `count` times, after all that streams have to do.
+/// Repeats a word of `width` bytes `count` times, after all work of the streams is done.
 pub fn fill(dst: u64, value: u32, width: u32, count: usize) -> Res<()> {
     let d = driver()?;
     d.here()?;

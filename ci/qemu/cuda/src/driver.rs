@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the library remembers: devices, contexts, buffers. Safe code; the C ABI is in `lib.rs`.
+//! Keeps the library's state: devices, contexts, buffers. This is safe code; the C ABI is in
+//! `lib.rs`.
 
 use crate::block::{self, Blocks, Span};
 use crate::code::{Code, Res};
@@ -11,60 +12,62 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// What a dma-buf consists of: a page of the CPU.
+/// Returns the CPU's page size. A dma-buf consists of such pages.
 fn page() -> u64 {
     // SAFETY: No preconditions.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }
 
-/// Where the bytes of a buffer are.
+/// The place of a buffer's bytes.
 pub enum Place {
     /// Video memory, which other buffers may share.
     Device(Span<Memory>),
-    /// The same, of a handle that is mapped here: in the reservation that begins at the first
-    /// number and has the second number of bytes.
+    /// Video memory of a handle that is mapped in a reservation. The numbers are the reservation's
+    /// first address and length in bytes.
     Mapped(Arc<Physical>, u64, u64),
     /// Memory of the host.
     Host {
-        /// Its pages.
+        /// The pages that hold the bytes.
         pages: HostMap,
-        /// Managed (freed by `cuMemFree`), or page-locked (by `cuMemFreeHost`)?
+        /// Whether the memory is managed (`cuMemFree` frees it) or page-locked (`cuMemFreeHost`
+        /// frees it).
         managed: bool,
     },
-    /// Memory of the program's own, which it has registered (`cuMemHostRegister`).
+    /// Memory of the program itself, which it has registered (`cuMemHostRegister`).
     Registered,
 }
 
 /// One allocation.
 pub struct Buffer {
-    /// First address.
+    /// The first address.
     pub base: u64,
-    /// Bytes asked for.
+    /// The number of bytes that the program asked for.
     pub size: u64,
-    /// Grows by one per allocation of this process.
+    /// A number that grows by one with each allocation of this process.
     pub id: u64,
-    /// The context it belongs to.
+    /// The context that the buffer belongs to.
     pub context: usize,
     /// The device of that context.
     pub device: usize,
-    /// Where the bytes are.
+    /// The place of the bytes.
     pub place: Place,
 }
 
-/// Video memory of one handle (`cuMemCreate`). It goes with the handle and its last mapping.
+/// The video memory of one handle (`cuMemCreate`). It is freed with the handle and the last
+/// mapping.
 #[derive(Debug)]
 pub struct Physical {
     pub memory: Memory,
     /// The GPU.
     pub device: usize,
-    /// Whether a mapping of it can be pinned.
+    /// Whether a NIC may pin a mapping of it.
     pub rdma: bool,
-    /// Kinds of handles that were asked for when it was made.
+    /// The kinds of handles that were requested when it was made.
     pub handle_types: i32,
 }
 
 impl Buffer {
-    /// Its video memory, and where the buffer begins in that; `None` for memory of the host.
+    /// Returns the buffer's video memory and its offset in that, or `None` for memory of the host.
     pub fn memory(&self) -> Option<(&Memory, u64)> {
         match &self.place {
             Place::Device(span) => Some((span.memory(), span.offset())),
@@ -73,32 +76,32 @@ impl Buffer {
         }
     }
 
-    /// Is it an allocation, which its base frees?
+    /// Returns whether the buffer is an allocation that can be freed by its base address.
     fn can_be_freed(&self) -> bool {
         !matches!(self.place, Place::Mapped(..) | Place::Registered)
     }
 
-    /// Does the CPU reach it?
+    /// Returns whether the CPU can reach the buffer.
     pub fn on_host(&self) -> bool {
         matches!(self.place, Place::Host { .. } | Place::Registered)
     }
 
-    /// Is it managed memory?
+    /// Returns whether the buffer is managed memory.
     pub fn is_managed(&self) -> bool {
         matches!(self.place, Place::Host { managed: true, .. })
     }
 
-    /// Is it a handle's mapping?
+    /// Returns whether the buffer is a mapping of a handle.
     pub fn is_mapping(&self) -> bool {
         matches!(self.place, Place::Mapped(..))
     }
 
-    /// Can another process be given it by `cuIpcGetMemHandle`?
+    /// Returns whether `cuIpcGetMemHandle` can make a handle of it for another process.
     pub fn is_legacy_ipc_capable(&self) -> bool {
         matches!(self.place, Place::Device(_))
     }
 
-    /// Can a NIC be given it?
+    /// Returns whether a NIC may use the buffer.
     pub fn rdma_capable(&self) -> bool {
         match &self.place {
             Place::Device(_) => true,
@@ -137,7 +140,7 @@ impl HostMap {
 }
 
 impl HostMap {
-    /// Repeat a word over [offset, offset + len). `false`: that is not inside.
+    /// Repeats a word over [offset, offset + len). Returns `false` if that is not inside.
     pub fn fill(&self, offset: u64, len: u64, word: &[u8]) -> bool {
         let end = offset.checked_add(len);
         if end.is_none_or(|e| e > self.len as u64) {
@@ -167,7 +170,7 @@ struct Context {
     flags: u32,
 }
 
-/// MAP_HOST, which each context has.
+/// The flag MAP_HOST, which each context has.
 const MAP_HOST: u32 = 8;
 
 #[derive(Default)]
@@ -177,15 +180,15 @@ struct State {
     last_context_id: u64,
     streams: BTreeMap<usize, Arc<Stream>>,
     events: BTreeMap<usize, Event>,
-    /// The last handle of either.
+    /// The last handle that was given to a stream or an event.
     last_handle: usize,
-    /// Per device: the primary context and how often it is retained.
+    /// The primary context of each device, and how often it is retained.
     primary: BTreeMap<usize, (usize, u32)>,
     buffers: BTreeMap<u64, Arc<Buffer>>,
     last_buffer: u64,
-    /// Reserved addresses, by their first.
+    /// The reserved addresses, by the first of each reservation.
     reservations: BTreeMap<u64, Reservation>,
-    /// Handles of `cuMemCreate`.
+    /// The handles of `cuMemCreate`.
     handles: BTreeMap<u64, Arc<Physical>>,
     last_retained: u64,
 }
@@ -202,11 +205,11 @@ pub struct Driver {
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 
 thread_local! {
-    /// Contexts of this thread, current one last.
+    /// The contexts of this thread, with the current one last.
     static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `cuInit`.
+/// Implements `cuInit`.
 pub fn init(flags: u32) -> Res<()> {
     if flags != 0 {
         return Err(Code::InvalidValue);
@@ -218,14 +221,14 @@ pub fn init(flags: u32) -> Res<()> {
             .chain((1..first.gpus).map(|i| client.info(i)))
             .collect::<Result<_, _>>()
             .map_err(|_| Code::OperatingSystem)?;
-        // A second thread that came first has made the same thing.
+        // A second thread that came first has made an equal driver.
         let (pid, state, blocks) = (std::process::id(), Mutex::default(), Arc::default());
         let _ = DRIVER.set(Driver { pid, client, devices, state, blocks });
     }
     driver().map(drop)
 }
 
-/// The driver, if `cuInit` was called in this very process.
+/// Returns the driver, if this very process has called `cuInit`.
 pub fn driver() -> Res<&'static Driver> {
     DRIVER.get().filter(|d| d.pid == std::process::id()).ok_or(Code::NotInitialized)
 }
@@ -235,18 +238,18 @@ impl Driver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the GPUs are.
+    /// Returns the GPUs' properties.
     pub fn devices(&self) -> &[Info] {
         &self.devices
     }
 
-    /// A device by its number.
+    /// Returns a device by its number.
     pub fn device(&self, device: i32) -> Res<(usize, &Info)> {
         let n = usize::try_from(device).map_err(|_| Code::InvalidDevice)?;
         self.devices.get(n).map(|d| (n, d)).ok_or(Code::InvalidDevice)
     }
 
-    /// Free video memory of a device now.
+    /// Returns the free video memory of a device.
     pub fn memory_free(&self, device: usize) -> Res<u64> {
         u32::try_from(device)
             .ok()
@@ -255,7 +258,7 @@ impl Driver {
             .ok_or(Code::OperatingSystem)
     }
 
-    /// `cuCtxCreate`: a new context, current in this thread.
+    /// Implements `cuCtxCreate`: makes a context and makes it current in this thread.
     pub fn create(&self, device: i32) -> Res<usize> {
         let (device, _) = self.device(device)?;
         let context = self.state().add(device, false);
@@ -263,7 +266,7 @@ impl Driver {
         Ok(context)
     }
 
-    /// `cuCtxDestroy`: the context's memory goes with it.
+    /// Implements `cuCtxDestroy`: destroys a context and frees its memory.
     pub fn destroy(&self, context: usize) -> Res<()> {
         let gone = {
             let mut state = self.state();
@@ -273,7 +276,7 @@ impl Driver {
             }
             state.end(context)
         };
-        // Outside the lock: freeing waits for callbacks in the kernel.
+        // Drop outside the lock, because freeing waits for callbacks in the kernel.
         drop(gone);
         STACK.with_borrow_mut(|s| {
             if s.last() == Some(&context) {
@@ -283,7 +286,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuDevicePrimaryCtxRetain`.
+    /// Implements `cuDevicePrimaryCtxRetain`.
     pub fn retain(&self, device: i32) -> Res<usize> {
         let (device, _) = self.device(device)?;
         let mut state = self.state();
@@ -296,7 +299,7 @@ impl Driver {
         Ok(context)
     }
 
-    /// `cuDevicePrimaryCtxRelease`, and `Reset` with `all`.
+    /// Implements `cuDevicePrimaryCtxRelease` and, with `all`, `cuDevicePrimaryCtxReset`.
     pub fn release(&self, device: i32, all: bool) -> Res<()> {
         let (device, _) = self.device(device)?;
         let gone = {
@@ -316,12 +319,12 @@ impl Driver {
         Ok(())
     }
 
-    /// The current context, 0 for none.
+    /// Returns the current context, or 0 if there is none.
     pub fn current(&self) -> usize {
         STACK.with_borrow(|s| s.last().copied().unwrap_or(0))
     }
 
-    /// `cuCtxSetCurrent`: 0 takes the current one away.
+    /// Implements `cuCtxSetCurrent`. 0 removes the current context.
     pub fn set_current(&self, context: usize) -> Res<()> {
         self.check(context)?;
         STACK.with_borrow_mut(|s| {
@@ -333,7 +336,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuCtxPushCurrent`.
+    /// Implements `cuCtxPushCurrent`.
     pub fn push(&self, context: usize) -> Res<()> {
         if context == 0 {
             return Err(Code::InvalidContext);
@@ -343,7 +346,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuCtxPopCurrent`.
+    /// Implements `cuCtxPopCurrent`.
     pub fn pop(&self) -> Res<usize> {
         STACK.with_borrow_mut(Vec::pop).ok_or(Code::InvalidContext)
     }
@@ -356,7 +359,7 @@ impl Driver {
         }
     }
 
-    /// The current context and its device.
+    /// Returns the current context and its device.
     pub fn here(&self) -> Res<(usize, usize)> {
         let context = self.current();
         self.state().contexts.get(&context).map(|c| (context, c.device)).ok_or(Code::InvalidContext)
@@ -366,11 +369,11 @@ impl Driver {
     pub fn primary(&self, device: i32) -> Res<(u32, bool)> {
         let (device, _) = self.device(device)?;
         let state = self.state();
-        // An inactive one answers with the flags that were set for it: none.
+        // An inactive context has the flags that were set for it in advance. No call here sets any.
         Ok((0, state.primary.contains_key(&device)))
     }
 
-    /// Returns the number of a context; 0 stands for the current one.
+    /// Returns the number of a context. 0 stands for the current one.
     pub fn context_id(&self, context: usize) -> Res<u64> {
         let context = if context == 0 { self.here()?.0 } else { context };
         self.state().contexts.get(&context).map(|c| c.id).ok_or(Code::InvalidContext)
@@ -382,7 +385,7 @@ impl Driver {
         self.state().contexts.get(&context).map(|c| c.flags).ok_or(Code::InvalidContext)
     }
 
-    /// `cuCtxSetFlags`: more of them.
+    /// Implements `cuCtxSetFlags`: adds flags.
     pub fn set_context_flags(&self, flags: u32) -> Res<()> {
         let (context, _) = self.here()?;
         let mut state = self.state();
@@ -390,7 +393,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuStreamCreate`.
+    /// Implements `cuStreamCreate`.
     pub fn create_stream(&self) -> Res<usize> {
         let (context, _) = self.here()?;
         let stream = Stream::new(context).ok_or(Code::OperatingSystem)?;
@@ -400,13 +403,13 @@ impl Driver {
         Ok(handle)
     }
 
-    /// `cuStreamDestroy`: its work is still done.
+    /// Implements `cuStreamDestroy`. The stream's work is still done.
     pub fn destroy_stream(&self, stream: usize) -> Res<()> {
         self.state().streams.remove(&stream).map(drop).ok_or(Code::InvalidHandle)
     }
 
-    /// Returns the stream of a handle; `None` for the one that is always there (0 and 1, and 2 of the
-    /// thread).
+    /// Returns the stream of a handle, or `None` for the streams that always exist (0 and 1, and 2
+    /// for the thread's own).
     pub fn stream(&self, stream: usize) -> Res<Option<Arc<Stream>>> {
         if stream <= 2 {
             return self.here().map(|_| None);
@@ -423,7 +426,7 @@ impl Driver {
         marks.iter().for_each(Mark::wait);
     }
 
-    /// `cuEventCreate`.
+    /// Implements `cuEventCreate`.
     pub fn create_event(&self) -> Res<usize> {
         let (context, _) = self.here()?;
         let mut state = self.state();
@@ -432,12 +435,12 @@ impl Driver {
         Ok(handle)
     }
 
-    /// `cuEventDestroy`.
+    /// Implements `cuEventDestroy`.
     pub fn destroy_event(&self, event: usize) -> Res<()> {
         self.state().events.remove(&event).map(drop).ok_or(Code::InvalidHandle)
     }
 
-    /// `cuEventRecord`: on a stream of the event's context.
+    /// Implements `cuEventRecord`, for a stream of the event's context.
     pub fn record(&self, event: usize, stream: usize) -> Res<()> {
         let on = self.stream(stream)?;
         let context = match &on {
@@ -450,12 +453,12 @@ impl Driver {
         Ok(())
     }
 
-    /// Returns where an event was recorded, if it was.
+    /// Returns the place in a stream at which an event was recorded, if it was.
     pub fn event(&self, event: usize) -> Res<Option<Mark>> {
         self.state().events.get(&event).map(|e| e.mark.clone()).ok_or(Code::InvalidHandle)
     }
 
-    /// `cuMemAlloc`.
+    /// Implements `cuMemAlloc`.
     pub fn alloc(&self, size: u64) -> Res<u64> {
         let (context, device) = self.here()?;
         if size == 0 {
@@ -479,12 +482,12 @@ impl Driver {
         Ok(self.state().keep(span.va(), size, context, device, Place::Device(span)))
     }
 
-    /// `cuMemHostRegister`: memory of the program's own.
+    /// Implements `cuMemHostRegister`, for memory of the program itself.
     pub fn register_host(&self, at: u64, size: u64) -> Res<()> {
         let (context, device) = self.here()?;
         let end = at.checked_add(size).filter(|_| size != 0 && at != 0).ok_or(Code::InvalidValue)?;
         let begin = at & !(page() - 1);
-        // One byte for each page, of which nothing is wanted but that there is one.
+        // mincore() needs one byte for each page. Only its success matters: the pages exist.
         let mut there = vec![0u8; (end - begin).div_ceil(page()) as usize];
         // SAFETY: `there` has a byte for each page of the range; nothing else is written.
         if unsafe { libc::mincore(begin as *mut _, (end - begin) as usize, there.as_mut_ptr()) } != 0 {
@@ -498,7 +501,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuMemHostUnregister`.
+    /// Implements `cuMemHostUnregister`.
     pub fn unregister_host(&self, at: u64) -> Res<()> {
         self.drain(None);
         let mut state = self.state();
@@ -510,7 +513,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuMemAllocHost` and, with `managed`, `cuMemAllocManaged`.
+    /// Implements `cuMemAllocHost` and, with `managed`, `cuMemAllocManaged`.
     pub fn alloc_host(&self, size: u64, managed: bool) -> Res<u64> {
         let (context, device) = self.here()?;
         let len = usize::try_from(size).map_err(|_| Code::OutOfMemory)?;
@@ -522,8 +525,8 @@ impl Driver {
         Ok(self.state().keep(base, size, context, device, Place::Host { pages, managed }))
     }
 
-    /// `cuMemFree` (device and managed memory) and `cuMemFreeHost` (page-locked memory). Waits for
-    /// the streams, whose work may use it.
+    /// Implements `cuMemFree` (device and managed memory) and `cuMemFreeHost` (page-locked memory).
+    /// Waits for the streams, whose work may use the memory.
     pub fn free(&self, base: u64, pinned: bool) -> Res<()> {
         self.drain(None);
         let gone = {
@@ -534,12 +537,12 @@ impl Driver {
             }
             state.buffers.remove(&base)
         };
-        // Outside the lock: freeing waits for callbacks in the kernel.
+        // Drop outside the lock, because freeing waits for callbacks in the kernel.
         drop(gone);
         Ok(())
     }
 
-    /// `cuMemAddressReserve`: addresses without memory.
+    /// Implements `cuMemAddressReserve`: reserves addresses without memory.
     pub fn reserve(&self, size: u64) -> Res<u64> {
         if size == 0 || size % BACKING != 0 {
             return Err(Code::InvalidValue);
@@ -550,7 +553,8 @@ impl Driver {
         Ok(va)
     }
 
-    /// `cuMemAddressFree`: a whole reservation, in which nothing is mapped any more.
+    /// Implements `cuMemAddressFree`: frees a whole reservation in which nothing is mapped any
+    /// more.
     pub fn unreserve(&self, va: u64, size: u64) -> Res<()> {
         let mut state = self.state();
         match state.reservations.get(&va) {
@@ -561,7 +565,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuMemCreate`: memory without an address.
+    /// Implements `cuMemCreate`: makes memory without an address.
     pub fn create_memory(&self, device: i32, size: u64, rdma: bool, handle_types: i32) -> Res<u64> {
         let (device, info) = self.device(device)?;
         if size == 0 || size % BACKING != 0 {
@@ -580,18 +584,19 @@ impl Driver {
         Ok(handle)
     }
 
-    /// `cuMemRelease`: mappings stay.
+    /// Implements `cuMemRelease`: drops a handle and keeps its mappings.
     pub fn release_memory(&self, handle: u64) -> Res<()> {
         let gone = self.state().handles.remove(&handle);
         gone.map(drop).ok_or(Code::InvalidValue)
     }
 
-    /// `cuMemRetainAllocationHandle`: one more handle of the memory that is mapped at an address.
+    /// Implements `cuMemRetainAllocationHandle`: returns one more handle of the memory that is
+    /// mapped at an address.
     pub fn retain_memory(&self, at: u64) -> Res<u64> {
         let buffer = self.buffer(at).ok_or(Code::InvalidValue)?;
         let Place::Mapped(physical, ..) = &buffer.place else { return Err(Code::InvalidValue) };
         let mut state = self.state();
-        // Far from the kernel's own numbers.
+        // These handles are far from the kernel's own numbers.
         state.last_retained += 1;
         let handle = (1 << 48) + state.last_retained;
         state.handles.insert(handle, Arc::clone(physical));
@@ -603,7 +608,7 @@ impl Driver {
         self.state().handles.get(&handle).cloned().ok_or(Code::InvalidValue)
     }
 
-    /// `cuMemMap`: all of a handle's memory, somewhere in a reservation.
+    /// Implements `cuMemMap`: maps all of a handle's memory somewhere in a reservation.
     pub fn map(&self, va: u64, size: u64, handle: u64) -> Res<()> {
         let (context, _) = self.here()?;
         let physical = {
@@ -627,7 +632,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuMemUnmap`: whole mappings, which cover the range.
+    /// Implements `cuMemUnmap`: unmaps the mappings that exactly cover the range.
     pub fn unmap(&self, va: u64, size: u64) -> Res<()> {
         let end = va.checked_add(size).ok_or(Code::InvalidValue)?;
         let gone: Vec<Arc<Buffer>> = {
@@ -640,7 +645,7 @@ impl Driver {
             }
             bases.iter().filter_map(|base| state.buffers.remove(base)).collect()
         };
-        // Outside the lock: this waits for callbacks in the kernel.
+        // Drop outside the lock, because this waits for callbacks in the kernel.
         for buffer in gone {
             if let Some((memory, _)) = buffer.memory().filter(|_| buffer.rdma_capable()) {
                 memory.unregister().map_err(|_| Code::OperatingSystem)?;
@@ -649,7 +654,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Is all of this mapped?
+    /// Returns whether the whole range is mapped.
     pub fn is_mapped(&self, va: u64, size: u64) -> bool {
         let state = self.state();
         let mut at = va;
@@ -662,9 +667,9 @@ impl Driver {
         size != 0
     }
 
-    /// `cuMemGetHandleForAddressRange`: a dma-buf of these whole pages, from what memory holds
-    /// them. A buffer must have a byte of the first page; behind it the range may go on to the end
-    /// of the memory that the buffer lies in, over neighbours and holes.
+    /// Implements `cuMemGetHandleForAddressRange`: returns a dma-buf of these whole pages, made of
+    /// whatever memory holds them. A buffer must have a byte of the first page. From there, the
+    /// range may go on to the end of the memory that the buffer lies in, over neighbours and holes.
     pub fn export(&self, va: u64, size: u64, flags: u64) -> Res<OwnedFd> {
         self.here()?;
         let end = va.checked_add(size).ok_or(Code::InvalidValue)?;
@@ -682,7 +687,7 @@ impl Driver {
                 if buffer.base + buffer.size <= at || device != buffer.device {
                     return Err(Code::InvalidValue);
                 }
-                // Memory begins at a multiple of 2 MiB, so this page is none of another's.
+                // Memory begins at a multiple of 2 MiB, so this page belongs to no other memory.
                 let offset = at + begin - buffer.base;
                 let len = (memory.backing() - offset).min(end - at);
                 pieces.push(Piece { handle: memory.handle(), offset, len });
@@ -701,7 +706,7 @@ impl Driver {
         })
     }
 
-    /// The buffer that an address lies in.
+    /// Returns the buffer that contains an address.
     pub fn buffer(&self, at: u64) -> Option<Arc<Buffer>> {
         self.state().buffers.range(..=at).next_back().map(|(_, b)| b).filter(|b| at - b.base < b.size).cloned()
     }
@@ -715,21 +720,21 @@ impl State {
         base
     }
 
-    /// A handle that looks like a pointer, and is none of a context.
+    /// Returns a new handle that looks like a pointer and differs from all contexts.
     fn next_handle(&mut self) -> usize {
         self.last_handle += 0x1000;
         (1 << 40) + self.last_handle
     }
 
     fn add(&mut self, device: usize, primary: bool) -> usize {
-        // Programs only hand these back; a multiple of a page looks like a pointer.
+        // Programs only hand these values back. A multiple of a page looks like a pointer.
         self.last_context += 0x1000;
         self.last_context_id += 1;
         self.contexts.insert(self.last_context, Context { device, primary, id: self.last_context_id, flags: MAP_HOST });
         self.last_context
     }
 
-    /// Forget a context; its buffers are for the caller to drop without the lock.
+    /// Forgets a context and returns its buffers. The caller must drop them without the lock.
     fn end(&mut self, context: usize) -> Vec<Arc<Buffer>> {
         self.contexts.remove(&context);
         self.streams.retain(|_, stream| stream.context != context);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `cuGetProcAddress`: the functions of this library by name and version.
+//! `cuGetProcAddress`: finds the functions of this library by name and version.
 
 use std::ffi::{c_char, c_int, c_void, CStr};
 
 use crate::code::Code;
 use crate::*;
 
-/// A function, from which version of CUDA on its name means it.
+/// A name, the first version of CUDA in which it means this function, and the function.
 type Entry = (&'static str, c_int, *const c_void);
 
 /// SYMBOL_NOT_FOUND and VERSION_NOT_SUFFICIENT of `CUdriverProcAddressQueryResult`.
@@ -121,7 +121,7 @@ fn entries() -> impl Iterator<Item = Entry> {
     .into_iter()
 }
 
-/// The newest function of a name that a version knows, or the code and the reason.
+/// Returns the newest function that a version knows by this name, or the code and the reason.
 fn lookup(name: &str, version: c_int) -> Result<*const c_void, (Code, c_int)> {
     entries().filter(|e| e.0 == name && e.1 <= version).max_by_key(|e| e.1).map(|e| e.2).ok_or_else(|| {
         let known = entries().any(|e| e.0 == name);
@@ -129,9 +129,10 @@ fn lookup(name: &str, version: c_int) -> Result<*const c_void, (Code, c_int)> {
     })
 }
 
-/// Finds a function; the code and the reason where there is none.
+/// Finds a function, or returns the code and the reason.
 ///
 /// # Safety
+///
 /// `name` is NULL or a C string, `to` NULL or good for writing a pointer.
 pub unsafe fn proc_address(name: *const c_char, to: *mut *const c_void, version: c_int) -> Result<(), (Code, c_int)> {
     let bad = (Code::InvalidValue, NO_SYMBOL);
@@ -161,7 +162,8 @@ mod tests {
         assert_eq!(lookup("cuLaunch", 13000), Err((Code::NotFound, NO_SYMBOL)));
     }
 
-    /// Every function that perftest 25.07 and later asks for, with the version it names.
+    /// The list has every function that perftest 25.07 and later asks for, with the version that it
+    /// names.
     #[test]
     fn perftest_finds_all_it_asks_for() {
         for (name, version) in [

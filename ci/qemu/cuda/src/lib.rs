@@ -2,32 +2,32 @@
 
 //! The lab's `libcuda.so`: the part of the CUDA driver API that RDMA programs call.
 //!
-//! Models `docs/facts.md#cuda` and `#cuda-programs` (read on a real card): the codes for a call before `cuInit`, for a
-//! bad device, for a host or freed pointer; small allocations that share blocks of 2 MiB
-//! (`block.rs`); addresses that belong to a mapping of the process and that the CPU cannot touch;
-//! the same address again after a free, under a new BUFFER_ID; the attributes about GPUDirect RDMA;
-//! virtual memory management, where each mapping is a buffer of its own, with its own BUFFER_ID. After
-//! a fork the child is not initialised.
+//! It models `docs/facts.md#cuda` and `#cuda-programs`, which were read on a real card: the codes
+//! for a call before `cuInit`, for a bad device, for a host or freed pointer; small allocations
+//! that share blocks of 2 MiB (`block.rs`); addresses that belong to a mapping of the process and
+//! that the CPU cannot touch; the same address again after a free, with a new BUFFER_ID; the
+//! attributes about GPUDirect RDMA; virtual memory management, where each mapping is a buffer of
+//! its own, with its own BUFFER_ID. After a fork, the child is not initialised.
 //!
 //! A range can be exported as dma-buf, over as many allocations and mappings as it touches, up to
-//! the end of the last one's memory; a hole, memory of the host and of two GPUs are INVALID_VALUE
-//! (the last was not asked on a card).
+//! the end of the last one's memory. A range with a hole, with memory of the host, or with memory
+//! of two GPUs is refused with INVALID_VALUE (nobody tried memory of two GPUs on a card).
 //!
 //! Streams and events are in `stream.rs`. A copy from or to memory of the host that CUDA does not
 //! know is done when the call returns, as on a card.
 //!
-//! Left out: kernels, pools, a handle that is mapped twice (NOT_SUPPORTED where it can be
-//! pinned), access rights of mappings (`cuMemSetAccess` checks its arguments), and dma-buf
-//! over PCIe where the memory is coherent (the flag is NOT_SUPPORTED, as where there is no such
-//! way). Managed memory never migrates: it is host memory. Names that the real library keeps for
-//! 32-bit device pointers (`cuMemAlloc` without `_v2`) are missing on purpose.
+//! Left out: kernels, pools, a handle that is mapped twice (NOT_SUPPORTED where it can be pinned),
+//! access rights of mappings (`cuMemSetAccess` only checks its arguments), and dma-buf over PCIe
+//! where the memory is coherent (the flag gives NOT_SUPPORTED, as on a machine that has no such
+//! way). Managed memory never migrates: it is host memory. The names that the real library keeps
+//! for 32-bit device pointers (`cuMemAlloc` without `_v2`) are missing on purpose.
 //!
-//! Memory of one process is never another's: a handle for that is given where a card gives one,
-//! and opening it in another process is NOT_SUPPORTED, which a card is not. A file descriptor of
-//! `cuMemCreate` memory is NOT_SUPPORTED at once.
+//! Processes cannot share memory. The library gives a handle for another process where a card gives
+//! one, but opening it there gives NOT_SUPPORTED, unlike a card. Making a file descriptor of
+//! `cuMemCreate` memory gives NOT_SUPPORTED already.
 //!
-//! `cuGetProcAddress` without a suffix may be called with four or five arguments, as programs do
-//! that look it up by name (perftest 25.07 and later): the fifth is not touched.
+//! Programs that look `cuGetProcAddress` up by name call it without a suffix, with four or five
+//! arguments (perftest 25.07 and later). The function does not touch the fifth.
 #![allow(non_snake_case)]
 
 mod attribute;
@@ -48,7 +48,7 @@ use pointer::SYNC_MEMOPS;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::os::fd::IntoRawFd;
 
-/// What every function returns: 0 or a [`Code`].
+/// The result of every function: 0 or a [`Code`].
 type CuResult = c_uint;
 /// A device address.
 type CuPtr = u64;
@@ -56,9 +56,10 @@ type CuPtr = u64;
 type CuContext = *mut c_void;
 /// A stream or an event, opaque to the caller. NULL is a stream that is always there.
 type CuHandle = *mut c_void;
-/// Called by a stream with the stream, how its work went, and the caller's pointer.
+/// A function that a stream calls with the stream, the result of its work, and the caller's
+/// pointer.
 type StreamCallback = Option<unsafe extern "C" fn(CuHandle, CuResult, *mut c_void)>;
-/// Called by a stream with the caller's pointer.
+/// A function that a stream calls with the caller's pointer.
 type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
 
 fn answer(f: impl FnOnce() -> Res<()>) -> CuResult {
@@ -68,9 +69,10 @@ fn answer(f: impl FnOnce() -> Res<()>) -> CuResult {
     }
 }
 
-/// Store a result where the caller wants it.
+/// Stores a result where the caller wants it.
 ///
 /// # Safety
+///
 /// `to` is NULL or good for writing a `T`.
 unsafe fn put<T>(to: *mut T, value: T) -> Res<()> {
     if to.is_null() {
@@ -81,7 +83,7 @@ unsafe fn put<T>(to: *mut T, value: T) -> Res<()> {
     Ok(())
 }
 
-/// Define C functions: each body is a block of `Res<()>`.
+/// Defines C functions. Each body is a block of `Res<()>`.
 macro_rules! api {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
         $(#[$doc])*
@@ -95,9 +97,10 @@ macro_rules! api {
     )*};
 }
 
-/// Copy a string with its NUL into a buffer of `len` bytes, cut to fit.
+/// Copies a string with its NUL into a buffer of `len` bytes, cut to fit.
 ///
 /// # Safety
+///
 /// `to` is NULL or good for writing `len` bytes.
 unsafe fn put_text(to: *mut c_char, len: c_int, text: &str) -> Res<()> {
     let room = usize::try_from(len).map_err(|_| Code::InvalidValue)?;
@@ -117,27 +120,27 @@ api! {
     /// Initialise the library.
     fn cuInit(flags: c_uint) { init(flags) }
 
-    /// Version of the driver API; needs no initialisation.
+    /// Return the version of the driver API. It needs no initialisation.
     fn cuDriverGetVersion(version: *mut c_int) {
         // SAFETY: the caller's pointer.
         unsafe { put(version, 13000) }
     }
 
-    /// Number of GPUs.
+    /// Return the number of GPUs.
     fn cuDeviceGetCount(count: *mut c_int) {
         let n = c_int::try_from(driver()?.devices().len()).map_err(|_| Code::Unknown)?;
         // SAFETY: the caller's pointer.
         unsafe { put(count, n) }
     }
 
-    /// A GPU by its ordinal.
+    /// Return a GPU by its ordinal.
     fn cuDeviceGet(device: *mut c_int, ordinal: c_int) {
         driver()?.device(ordinal)?;
         // SAFETY: the caller's pointer.
         unsafe { put(device, ordinal) }
     }
 
-    /// One number about a GPU.
+    /// Return one attribute of a GPU.
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
         let (_, info) = driver()?.device(device)?;
         let v = attribute::device(attribute, info).ok_or(Code::InvalidValue)?;
@@ -145,21 +148,21 @@ api! {
         unsafe { put(value, v) }
     }
 
-    /// A GPU's name.
+    /// Return a GPU's name.
     fn cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int) {
         driver()?.device(device)?;
         // SAFETY: the caller's buffer and its length.
         unsafe { put_text(name, len, "NVIDIA lab stand-in") }
     }
 
-    /// A GPU's PCI address as text.
+    /// Return a GPU's PCI address as text.
     fn cuDeviceGetPCIBusId(text: *mut c_char, len: c_int, device: c_int) {
         let (_, info) = driver()?.device(device)?;
         // SAFETY: the caller's buffer and its length.
         unsafe { put_text(text, len, &pci_text(info.pci)) }
     }
 
-    /// A GPU by its PCI address.
+    /// Return a GPU by its PCI address.
     fn cuDeviceGetByPCIBusId(device: *mut c_int, text: *const c_char) {
         let d = driver()?;
         if text.is_null() {
@@ -173,21 +176,21 @@ api! {
         unsafe { put(device, n as c_int) }
     }
 
-    /// A GPU's UUID.
+    /// Return a GPU's UUID.
     fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) {
         let (_, info) = driver()?.device(device)?;
         // SAFETY: the caller's pointer.
         unsafe { put(uuid, info.uuid) }
     }
 
-    /// The same; differs on partitioned GPUs only.
+    /// Return a GPU's UUID. Only on partitioned GPUs would it differ from cuDeviceGetUuid's.
     fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) {
         let (_, info) = driver()?.device(device)?;
         // SAFETY: the caller's pointer.
         unsafe { put(uuid, info.uuid) }
     }
 
-    /// Bytes of video memory.
+    /// Return the size of the video memory in bytes.
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
         let (_, info) = driver()?.device(device)?;
         // SAFETY: the caller's pointer.
@@ -200,7 +203,7 @@ api! {
         unsafe { create(context, device) }
     }
 
-    /// The same with parameters of CUDA 13, which change nothing here.
+    /// Create a context with parameters of CUDA 13, which change nothing here.
     fn cuCtxCreate_v4(context: *mut CuContext, _params: *mut c_void, _flags: c_uint, device: c_int) {
         // SAFETY: the same pointer with the same promise.
         unsafe { create(context, device) }
@@ -209,17 +212,17 @@ api! {
     /// Destroy a context with its memory.
     fn cuCtxDestroy_v2(context: CuContext) { driver()?.destroy(context as usize) }
 
-    /// Make a context current; NULL: none.
+    /// Make a context current, or none for NULL.
     fn cuCtxSetCurrent(context: CuContext) { driver()?.set_current(context as usize) }
 
-    /// The current context, or NULL.
+    /// Return the current context, or NULL.
     fn cuCtxGetCurrent(context: *mut CuContext) {
         let current = driver()?.current();
         // SAFETY: the caller's pointer.
         unsafe { put(context, current as CuContext) }
     }
 
-    /// The current context's GPU.
+    /// Return the current context's GPU.
     fn cuCtxGetDevice(device: *mut c_int) {
         let (_, n) = driver()?.here()?;
         // SAFETY: the caller's pointer.
@@ -260,7 +263,7 @@ api! {
     /// Drop a reference; the last one frees the context's memory.
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) { driver()?.release(device, false) }
 
-    /// Says whether a GPU has a primary context, and with which flags.
+    /// Return whether a GPU has a primary context, and its flags.
     fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) {
         let (of, is) = driver()?.primary(device)?;
         // SAFETY: the caller's pointers.
@@ -270,24 +273,25 @@ api! {
         }
     }
 
-    /// A number for a context, which no other one of the process has.
+    /// Return a context's number, which no other context of the process has.
     fn cuCtxGetId(context: CuContext, id: *mut u64) {
         let of = driver()?.context_id(context as usize)?;
         // SAFETY: the caller's pointer.
         unsafe { put(id, of) }
     }
 
-    /// The current context's flags.
+    /// Return the current context's flags.
     fn cuCtxGetFlags(flags: *mut c_uint) {
         let of = driver()?.context_flags()?;
         // SAFETY: the caller's pointer.
         unsafe { put(flags, of) }
     }
 
-    /// Sets the current context's flags.
+    /// Set the current context's flags.
     fn cuCtxSetFlags(flags: c_uint) { driver()?.set_context_flags(flags) }
 
-    /// Says whether one GPU reaches another's memory: none does here, and none its own by this word.
+    /// Return whether one GPU can reach another's memory. Here none can, and the answer for a GPU
+    /// and itself is no, too.
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
         let d = driver()?;
         d.device(device)?;
@@ -299,7 +303,7 @@ api! {
     /// Drop all references.
     fn cuDevicePrimaryCtxReset_v2(device: c_int) { driver()?.release(device, true) }
 
-    /// Free and total video memory of the current GPU.
+    /// Return the free and total video memory of the current GPU.
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let d = driver()?;
         let (_, n) = d.here()?;
@@ -348,7 +352,7 @@ api! {
         unsafe { put(address, d.alloc_host(size as u64, false)? as *mut c_void) }
     }
 
-    /// The same with flags, which change nothing here.
+    /// Allocate page-locked host memory with flags, which change nothing here.
     fn cuMemHostAlloc(address: *mut *mut c_void, size: usize, _flags: c_uint) {
         let d = driver()?;
         if address.is_null() {
@@ -358,15 +362,15 @@ api! {
         unsafe { put(address, d.alloc_host(size as u64, false)? as *mut c_void) }
     }
 
-    /// Page-lock memory of the program's own.
+    /// Page-lock memory of the program itself.
     fn cuMemHostRegister_v2(address: *mut c_void, size: usize, _flags: c_uint) {
         driver()?.register_host(address as u64, size as u64)
     }
 
-    /// Give such memory back.
+    /// Undo cuMemHostRegister.
     fn cuMemHostUnregister(address: *mut c_void) { driver()?.unregister_host(address as u64) }
 
-    /// The GPU's address of page-locked memory: the same.
+    /// Return the GPU's address of page-locked memory, which is the same as the CPU's.
     fn cuMemHostGetDevicePointer_v2(to: *mut CuPtr, address: *mut c_void, flags: c_uint) {
         let d = driver()?;
         if flags != 0 || !d.buffer(address as u64).is_some_and(|b| b.on_host() && !b.is_managed()) {
@@ -376,7 +380,7 @@ api! {
         unsafe { put(to, address as u64) }
     }
 
-    /// Tells what was advised for managed memory: nothing, as no call here advises.
+    /// Return what was advised for managed memory: nothing, because no call here can advise.
     fn cuMemRangeGetAttribute(data: *mut c_void, size: usize, attribute: c_int, address: CuPtr, len: usize) {
         let d = driver()?;
         let there = d.buffer(address).filter(|b| b.is_managed() && address - b.base + len as u64 <= b.size);
@@ -391,7 +395,7 @@ api! {
     /// Free page-locked host memory.
     fn cuMemFreeHost(address: *mut c_void) { driver()?.free(address as u64, true) }
 
-    /// Multiples in which memory can be made and mapped.
+    /// Return the granularity in which memory can be made and mapped.
     fn cuMemGetAllocationGranularity(size: *mut usize, prop: *const AllocationProp, option: c_int) {
         driver()?;
         // SAFETY: the caller's pointer.
@@ -404,7 +408,7 @@ api! {
         unsafe { put(size, BACKING as usize) }
     }
 
-    /// Reserve addresses. A wish for an address is not heard, as the real one need not.
+    /// Reserve addresses. It ignores the caller's wish for an address, as the real library may.
     fn cuMemAddressReserve(address: *mut CuPtr, size: usize, alignment: usize, _at: CuPtr, flags: u64) {
         let d = driver()?;
         if address.is_null() || flags != 0 || alignment as u64 > BACKING {
@@ -414,7 +418,7 @@ api! {
         unsafe { put(address, d.reserve(size as u64)?) }
     }
 
-    /// Give reserved addresses back.
+    /// Free reserved addresses.
     fn cuMemAddressFree(address: CuPtr, size: usize) { driver()?.unreserve(address, size as u64) }
 
     /// Make memory without an address.
@@ -435,7 +439,7 @@ api! {
         unsafe { put(handle, d.create_memory(device, size as u64, prop.rdma != 0, prop.handle_types)?) }
     }
 
-    /// One more handle of mapped memory.
+    /// Return one more handle of mapped memory.
     fn cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) {
         let d = driver()?;
         if handle.is_null() {
@@ -445,7 +449,7 @@ api! {
         unsafe { put(handle, d.retain_memory(address as u64)?) }
     }
 
-    /// Tells how a handle's memory was made.
+    /// Return the properties with which a handle's memory was made.
     fn cuMemGetAllocationPropertiesFromHandle(prop: *mut AllocationProp, handle: u64) {
         let of = driver()?.physical(handle)?;
         let prop_of = AllocationProp::plain(of.device as c_int, of.handle_types, of.rdma);
@@ -453,7 +457,7 @@ api! {
         unsafe { put(prop, prop_of) }
     }
 
-    /// A handle for another process.
+    /// Make a handle for another process.
     fn cuMemExportToShareableHandle(_to: *mut c_void, handle: u64, kind: c_int, flags: u64) {
         let of = driver()?.physical(handle)?;
         if flags != 0 || kind == 0 || of.handle_types & kind == 0 {
@@ -462,13 +466,13 @@ api! {
         Err(Code::NotSupported)
     }
 
-    /// Another process's handle: there is none.
+    /// Import another process's handle: there is none here.
     fn cuMemImportFromShareableHandle(_handle: *mut u64, _from: *mut c_void, _kind: c_int) {
         driver()?;
         Err(Code::Unknown)
     }
 
-    /// A handle for another process: which process, and the first address.
+    /// Make a handle for another process. It holds this process's id and the first address.
     fn cuIpcGetMemHandle(handle: *mut IpcHandle, address: CuPtr) {
         let d = driver()?;
         let b = d.buffer(address).filter(|b| b.is_legacy_ipc_capable()).ok_or(Code::InvalidValue)?;
@@ -476,60 +480,60 @@ api! {
         unsafe { put(handle, IpcHandle { pid: u64::from(std::process::id()), base: b.base, zero: [0; 6] }) }
     }
 
-    /// Another process's memory.
+    /// Open another process's memory.
     fn cuIpcOpenMemHandle_v2(_to: *mut CuPtr, handle: IpcHandle, flags: c_uint) {
         driver()?.here()?;
         // LAZY_ENABLE_PEER_ACCESS
         if flags != 1 || handle.zero != [0; 6] {
             return Err(Code::InvalidValue);
         }
-        // The words of a card for a handle of this very process.
+        // Opening a handle of this very process gives the code that a card gives.
         if handle.pid == u64::from(std::process::id()) { Err(Code::InvalidContext) } else { Err(Code::NotSupported) }
     }
 
-    /// Gives another process's memory back: there is none.
+    /// Close another process's memory: none can be open here.
     fn cuIpcCloseMemHandle(_address: CuPtr) {
         driver()?;
         Err(Code::InvalidValue)
     }
 
-    /// For another process: no memory here is a pool's.
+    /// Export a pointer of a pool: there is no pool here.
     fn cuMemPoolExportPointer(_to: *mut c_void, _address: CuPtr) {
         driver()?;
         Err(Code::InvalidValue)
     }
 
-    /// For another process: there is no pool.
+    /// Export a pool: there is none here.
     fn cuMemPoolExportToShareableHandle(_to: *mut c_void, _pool: CuHandle, _kind: c_int, _flags: u64) {
         driver()?;
         Err(Code::InvalidValue)
     }
 
-    /// Another process's pool: there is none.
+    /// Import another process's pool: there is none here.
     fn cuMemPoolImportFromShareableHandle(_pool: *mut CuHandle, _from: *mut c_void, _kind: c_int, _flags: u64) {
         driver()?;
         Err(Code::Unknown)
     }
 
-    /// Another process's memory of a pool: there is none.
+    /// Import a pointer of another process's pool: there is none here.
     fn cuMemPoolImportPointer(_to: *mut CuPtr, _pool: CuHandle, _from: *mut c_void) {
         driver()?;
         Err(Code::InvalidValue)
     }
 
-    /// There is no pool.
+    /// Set who may access a pool: there is none here.
     fn cuMemPoolSetAccess(_pool: CuHandle, _desc: *const AccessDesc, _count: usize) {
         driver()?;
         Err(Code::InvalidValue)
     }
 
-    /// There is no pool.
+    /// Destroy a pool: there is none here.
     fn cuMemPoolDestroy(_pool: CuHandle) {
         driver()?;
         Err(Code::InvalidValue)
     }
 
-    /// Give a handle back.
+    /// Release a handle.
     fn cuMemRelease(handle: u64) { driver()?.release_memory(handle) }
 
     /// Map all of a handle's memory.
@@ -559,10 +563,10 @@ api! {
         Ok(())
     }
 
-    /// Unmap whole mappings: callbacks of all their pins.
+    /// Unmap whole mappings. It waits for the callbacks of all their pins.
     fn cuMemUnmap(address: CuPtr, size: usize) { driver()?.unmap(address, size as u64) }
 
-    /// Base and size of the allocation that an address lies in.
+    /// Return base and size of the allocation that contains an address.
     fn cuMemGetAddressRange_v2(base: *mut CuPtr, size: *mut usize, address: CuPtr) {
         let d = driver()?;
         d.here()?;
@@ -650,16 +654,16 @@ api! {
         unsafe { create_stream(stream, flags) }
     }
 
-    /// The same; priorities change nothing here.
+    /// Make a stream with a priority, which changes nothing here.
     fn cuStreamCreateWithPriority(stream: *mut CuHandle, flags: c_uint, _priority: c_int) {
         // SAFETY: the same pointer with the same promise.
         unsafe { create_stream(stream, flags) }
     }
 
-    /// Destroy a stream, when its work is done.
+    /// Destroy a stream once its work is done.
     fn cuStreamDestroy_v2(stream: CuHandle) { driver()?.destroy_stream(stream as usize) }
 
-    /// Is its work done?
+    /// Return whether a stream's work is done.
     fn cuStreamQuery(stream: CuHandle) {
         match driver()?.stream(stream as usize)? {
             Some(stream) if !stream.mark().is_done() => Err(Code::NotReady),
@@ -667,7 +671,7 @@ api! {
         }
     }
 
-    /// Wait for its work.
+    /// Wait for a stream's work.
     fn cuStreamSynchronize(stream: CuHandle) {
         let d = driver()?;
         let stream = d.stream(stream as usize)?;
@@ -686,7 +690,7 @@ api! {
         Ok(())
     }
 
-    /// Have a stream call a function, in its turn.
+    /// Make a stream call a function after its earlier work.
     fn cuStreamAddCallback(stream: CuHandle, callback: StreamCallback, data: *mut c_void, flags: c_uint) {
         let d = driver()?;
         let callback = callback.filter(|_| flags == 0).ok_or(Code::InvalidValue)?;
@@ -702,7 +706,7 @@ api! {
         Ok(())
     }
 
-    /// The same for a function that asks for nothing but its pointer.
+    /// Make a stream call a function that takes only the caller's pointer.
     fn cuLaunchHostFunc(stream: CuHandle, function: HostFunction, data: *mut c_void) {
         let d = driver()?;
         let function = function.ok_or(Code::InvalidValue)?;
@@ -718,7 +722,7 @@ api! {
         Ok(())
     }
 
-    /// Make an event. BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS
+    /// Make an event. The flags are BLOCKING_SYNC, DISABLE_TIMING and INTERPROCESS.
     fn cuEventCreate(event: *mut CuHandle, flags: c_uint) {
         let d = driver()?;
         d.here()?;
@@ -732,10 +736,10 @@ api! {
     /// Destroy an event.
     fn cuEventDestroy_v2(event: CuHandle) { driver()?.destroy_event(event as usize) }
 
-    /// Remember where a stream is.
+    /// Record the present end of a stream's work in an event.
     fn cuEventRecord(event: CuHandle, stream: CuHandle) { driver()?.record(event as usize, stream as usize) }
 
-    /// Has the stream done what it had when the event was recorded?
+    /// Return whether the stream has done the work that it had when the event was recorded.
     fn cuEventQuery(event: CuHandle) {
         match driver()?.event(event as usize)? {
             Some(mark) if !mark.is_done() => Err(Code::NotReady),
@@ -743,7 +747,7 @@ api! {
         }
     }
 
-    /// Wait until it has.
+    /// Wait until the stream has done the work that it had when the event was recorded.
     fn cuEventSynchronize(event: CuHandle) {
         if let Some(mark) = driver()?.event(event as usize)? {
             mark.wait();
@@ -760,7 +764,7 @@ api! {
     /// Set 32-bit words.
     fn cuMemsetD32_v2(dst: CuPtr, value: c_uint, count: usize) { fill(dst, value, 4, count) }
 
-    /// One fact about an address.
+    /// Return one attribute of an address.
     fn cuPointerGetAttribute(data: *mut c_void, attribute: c_int, address: CuPtr) {
         let d = driver()?;
         let b = d.buffer(address).ok_or(Code::InvalidValue)?;
@@ -768,7 +772,8 @@ api! {
         unsafe { pointer::attribute(data, attribute, &b, address) }
     }
 
-    /// Several; where there is no answer (a host address), zero.
+    /// Return several attributes of an address. They are zero where there is no answer, as for a
+    /// host address.
     fn cuPointerGetAttributes(
         count: c_uint,
         attributes: *const c_int,
@@ -793,7 +798,7 @@ api! {
         Ok(())
     }
 
-    /// Set a fact about an address: only SYNC_MEMOPS, which is always in force here.
+    /// Set an attribute of an address. The only one is SYNC_MEMOPS, which is always in force here.
     fn cuPointerSetAttribute(value: *const c_void, attribute: c_int, address: CuPtr) {
         let d = driver()?;
         match d.buffer(address) {
@@ -821,7 +826,7 @@ api! {
         unsafe { put(handle.cast(), fd.into_raw_fd()) }
     }
 
-    /// Wait until what NICs wrote is visible to the GPU: it always is.
+    /// Wait until the GPU sees what NICs wrote. It always does here.
     fn cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int) {
         driver()?.here()?;
         if target != 0 || (scope != 100 && scope != 200) {
@@ -830,19 +835,19 @@ api! {
         Ok(())
     }
 
-    /// Name of a code.
+    /// Return the name of a code.
     fn cuGetErrorName(code: c_uint, text: *mut *const c_char) {
         // SAFETY: the caller's pointer.
         unsafe { put_static(text, NAMES.iter().find(|n| n.0 == code).map(|n| n.1)) }
     }
 
-    /// Sentence for a code.
+    /// Return the sentence for a code.
     fn cuGetErrorString(code: c_uint, text: *mut *const c_char) {
         // SAFETY: the caller's pointer.
         unsafe { put_static(text, NAMES.iter().find(|n| n.0 == code).map(|n| n.2)) }
     }
 
-    /// A function of this library by name and version.
+    /// Return a function of this library by name and version.
     fn cuGetProcAddress(
         name: *const c_char,
         function: *mut *const c_void,
@@ -853,7 +858,7 @@ api! {
         unsafe { proc_address(name, function, version).map_err(|(code, _)| code) }
     }
 
-    /// The same, saying why there is none.
+    /// Return a function of this library by name and version, and the reason if there is none.
     fn cuGetProcAddress_v2(
         name: *const c_char,
         function: *mut *const c_void,
@@ -864,7 +869,7 @@ api! {
         // SAFETY: the same pointers with the same promise.
         let found = unsafe { proc_address(name, function, version) };
         match found {
-            // Whoever asks why is not told again by the code.
+            // A caller that asks for the reason gets success as the code.
             Err((Code::NotFound, reason)) if !why.is_null() => {
                 // SAFETY: not NULL, so the caller's pointer.
                 unsafe { put(why, reason) }
@@ -880,30 +885,30 @@ api! {
     }
 }
 
-/// `CUmemAllocationProp`, as far as it is looked at.
+/// `CUmemAllocationProp`. This library reads some of its fields.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AllocationProp {
     /// PINNED is 1.
     pub kind: c_int,
-    /// Kinds of handles to be exported.
+    /// The kinds of handles that can be exported.
     pub handle_types: c_int,
     /// DEVICE is 1.
     pub location: c_int,
-    /// Which one.
+    /// The number of the device.
     pub device: c_int,
-    /// Of another system.
+    /// A field for another operating system.
     pub win32: *mut c_void,
-    /// Of allocFlags: compression.
+    /// allocFlags: compression.
     pub compression: u8,
-    /// Of allocFlags: gpuDirectRDMACapable.
+    /// allocFlags: gpuDirectRDMACapable.
     pub rdma: u8,
-    /// Of allocFlags: the rest.
+    /// allocFlags: the other fields.
     pub rest: [u8; 6],
 }
 
 impl AllocationProp {
-    /// Asks for plain memory of a GPU.
+    /// Returns the properties of plain memory of a GPU.
     pub fn plain(device: c_int, handle_types: c_int, rdma: bool) -> Self {
         Self {
             kind: 1,
@@ -917,17 +922,17 @@ impl AllocationProp {
         }
     }
 
-    /// The GPU; `None` for anything but plain memory of one.
+    /// Returns the GPU, or `None` for anything but plain memory of one GPU.
     fn device(&self) -> Option<c_int> {
         (self.kind == 1 && self.location == 1).then_some(self.device)
     }
 }
 
-/// Kinds of handles for another process: a file descriptor, and one for other machines.
+/// The kinds of handles for another process: a file descriptor, and a handle for other machines.
 const POSIX_FD: c_int = 1;
 const FABRIC: c_int = 8;
 
-/// `CUipcMemHandle`: 64 bytes, which mean something to this library alone.
+/// `CUipcMemHandle`: 64 bytes that only this library understands.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct IpcHandle {
@@ -942,7 +947,7 @@ pub struct IpcHandle {
 pub struct AccessDesc {
     /// DEVICE is 1.
     pub kind: c_int,
-    /// Which one.
+    /// The number of the device.
     pub device: c_int,
     /// READWRITE is 3.
     pub access: c_int,
@@ -972,9 +977,10 @@ unsafe fn create_stream(stream: *mut CuHandle, flags: c_uint) -> Res<()> {
     unsafe { put(stream, d.create_stream()? as CuHandle) }
 }
 
-/// `text` for a static string, NULL and an error where there is none.
+/// Stores a static string, or NULL and an error if there is none.
 ///
 /// # Safety
+///
 /// `to` is NULL or good for writing a pointer.
 unsafe fn put_static(to: *mut *const c_char, text: Option<&'static CStr>) -> Res<()> {
     // SAFETY: the caller's promise.
@@ -986,7 +992,7 @@ fn pci_text((domain, bus, device, function): (u32, u32, u32, u32)) -> String {
     format!("{domain:04X}:{bus:02X}:{device:02X}.{function:X}")
 }
 
-/// `[domain:]bus:device[.function]`, hexadecimal.
+/// Parses `[domain:]bus:device[.function]` in hexadecimal.
 fn pci_parse(text: &str) -> Option<(u32, u32, u32, u32)> {
     let hex = |t: &str| u32::from_str_radix(t, 16).ok();
     let (rest, function) = match text.split_once('.') {

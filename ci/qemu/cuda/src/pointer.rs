@@ -11,7 +11,7 @@ use crate::put;
 /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`.
 pub const SYNC_MEMOPS: c_int = 6;
 
-/// The answer to one pointer attribute, in the attribute's own type.
+/// The value of one pointer attribute, in the attribute's own type.
 enum Fact {
     Word(u64),
     Int(u32),
@@ -20,7 +20,7 @@ enum Fact {
 
 fn fact(attribute: c_int, b: &Buffer, address: u64) -> Option<Fact> {
     let managed = b.is_managed();
-    // Of a mapping the range is the whole reservation, and no context has it.
+    // For a mapping, the range is the whole reservation, and it belongs to no context.
     let (start, size, context) = match b.place {
         Place::Mapped(_, start, size) => (start, size, 0),
         _ => (b.base, b.size, b.context),
@@ -50,9 +50,10 @@ fn fact(attribute: c_int, b: &Buffer, address: u64) -> Option<Fact> {
     })
 }
 
-/// Writes what one attribute says of an address in a buffer.
+/// Writes the value of one attribute of an address in a buffer.
 ///
 /// # Safety
+///
 /// `to` is NULL or good for writing the attribute's type.
 pub unsafe fn attribute(to: *mut c_void, attribute: c_int, b: &Buffer, address: u64) -> Res<()> {
     // SAFETY: the caller's promise, for each type.
@@ -65,9 +66,10 @@ pub unsafe fn attribute(to: *mut c_void, attribute: c_int, b: &Buffer, address: 
     }
 }
 
-/// Writes the answer of `cuPointerGetAttributes` for an address that is nobody's.
+/// Writes the value that `cuPointerGetAttributes` gives for an address that belongs to nobody.
 ///
 /// # Safety
+///
 /// `to` is NULL or good for writing the attribute's type.
 pub unsafe fn zero(to: *mut c_void, attribute: c_int) -> Res<()> {
     // SAFETY: the caller's promise, for each type.

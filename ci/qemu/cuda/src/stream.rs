@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Streams and events. The work of a stream is done by a thread of its own, one piece after the
-//! other, so that it is really not done yet when the call returns: a program that does not wait
-//! reads old bytes, as it may on a card, and an event answers NOT_READY meanwhile.
+//! Streams and events. A thread of its own does each stream's work, one piece after the other, so
+//! that it is really not done when the call returns: a program that does not wait reads old bytes,
+//! as it may on a card, and an event answers NOT_READY in the meantime.
 //!
-//! Left out: priorities, capture, and timing. Work on the stream NULL is done when the call returns.
+//! Left out: priorities, capture, and timing. Work on the stream NULL is done when the call
+//! returns.
 
 use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,14 +13,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 /// A piece of work.
 pub type Work = Box<dyn FnOnce() + Send>;
 
-/// Counts a stream's pieces of work: those that it was given, and those that are done.
+/// Counts a stream's pieces of work: those that it has received, and those that are done.
 #[derive(Debug, Default)]
 struct Progress {
     given: u64,
     done: u64,
 }
 
-/// A stream's progress, and what its thread wakes.
+/// A stream's progress, and the condition variable that its thread signals.
 #[derive(Debug, Default)]
 struct Shared {
     progress: Mutex<Progress>,
@@ -40,7 +41,7 @@ pub struct Stream {
     shared: Arc<Shared>,
 }
 
-/// Where a stream was when an event was recorded there.
+/// The place of a stream at the time when an event was recorded there.
 #[derive(Clone, Debug)]
 pub struct Mark {
     shared: Arc<Shared>,
@@ -48,12 +49,12 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Is all done that the stream was given before?
+    /// Returns whether all work that the stream had received by then is done.
     pub fn is_done(&self) -> bool {
         self.shared.progress().done >= self.at
     }
 
-    /// Waits until it is.
+    /// Waits until all work that the stream had received by then is done.
     pub fn wait(&self) {
         let mut progress = self.shared.progress();
         while progress.done < self.at {
@@ -63,32 +64,32 @@ impl Mark {
 }
 
 impl Stream {
-    /// Makes a stream without work. `None`: no thread is to be had.
+    /// Makes a stream without work, or returns `None` if no thread can be started.
     pub fn new(context: usize) -> Option<Self> {
         let (work, todo) = channel::<Work>();
         let shared = Arc::new(Shared::default());
-        let told = Arc::clone(&shared);
+        let to_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("cuda stream".into());
         thread
             .spawn(move || {
                 for piece in todo {
                     piece();
-                    told.progress().done += 1;
-                    told.changed.notify_all();
+                    to_thread.progress().done += 1;
+                    to_thread.changed.notify_all();
                 }
             })
             .ok()?;
         Some(Self { context, work, shared })
     }
 
-    /// Gives it a piece of work, to be done after all that it has.
+    /// Gives the stream a piece of work, which it does after its earlier work.
     pub fn give(&self, piece: Work) {
         self.shared.progress().given += 1;
         // The thread waits as long as there is a sender.
         let _ = self.work.send(piece);
     }
 
-    /// Returns where it is now.
+    /// Returns the stream's present place.
     pub fn mark(&self) -> Mark {
         Mark { shared: Arc::clone(&self.shared), at: self.shared.progress().given }
     }
@@ -99,7 +100,7 @@ impl Stream {
 pub struct Event {
     /// The context that it belongs to.
     pub context: usize,
-    /// The last record; an event that was never recorded is done.
+    /// The last record. An event that was never recorded counts as done.
     pub mark: Option<Mark>,
 }
 
@@ -112,25 +113,25 @@ mod tests {
     fn an_event_is_ready_when_what_was_given_before_is_done() {
         let stream = Stream::new(1).unwrap();
         let (go, wait) = mpsc::channel::<()>();
-        let (tell, told) = mpsc::channel();
+        let (tell, heard) = mpsc::channel();
         assert!(stream.mark().is_done());
         stream.give(Box::new(move || wait.recv().unwrap()));
         let first = stream.mark();
         stream.give(Box::new(move || tell.send(()).unwrap()));
         let both = stream.mark();
         assert!(!first.is_done() && !both.is_done());
-        assert!(told.try_recv().is_err(), "the second piece came before the first");
+        assert!(heard.try_recv().is_err(), "the second piece came before the first");
         go.send(()).unwrap();
         both.wait();
-        assert!(first.is_done() && told.recv().is_ok());
+        assert!(first.is_done() && heard.recv().is_ok());
     }
 
     #[test]
     fn a_dropped_stream_does_its_work() {
         let stream = Stream::new(1).unwrap();
-        let (tell, told) = mpsc::channel();
+        let (tell, heard) = mpsc::channel();
         stream.give(Box::new(move || tell.send(7).unwrap()));
         drop(stream);
-        assert_eq!(told.recv(), Ok(7));
+        assert_eq!(heard.recv(), Ok(7));
     }
 }

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The lab's `libcudart.so.12`: the calls of the CUDA runtime API that UCX, NIXL and Mooncake make,
-//! each over the driver API of whatever `libcuda.so.1` the process has.
+//! The lab's `libcudart.so.12`: the calls of the CUDA runtime API that UCX, NIXL and Mooncake make.
+//! Each uses the driver API of whatever `libcuda.so.1` the process has.
 //!
-//! Models what the real one (12.9) answered on an H100 (docs/facts.md#cuda-programs): the codes, that the
-//! last error stays until it is asked for, that a pointer of nobody is an unregistered one and no
-//! error, and that the first call that needs a context makes the device's primary one current.
+//! It models what the real library (12.9) answered on an H100 (docs/facts.md#cuda-programs): the
+//! codes; that the last error stays until a call asks for it; that a pointer which belongs to
+//! nobody is reported as unregistered and is no error; and that the first call that needs a context
+//! makes the device's primary context current.
 //!
-//! Left out: kernels (a launch is NOT_SUPPORTED; what a program registers of its own is taken and
-//! forgotten), capture (no stream captures), pools, textures, and the batched copy (NOT_SUPPORTED).
+//! Left out: kernels (a launch gives NOT_SUPPORTED; what a program registers for the GPU is
+//! accepted and ignored), capture (no stream captures), pools, textures, and the batched copy
+//! (NOT_SUPPORTED).
 #![allow(non_snake_case, non_camel_case_types)]
 
 use std::cell::Cell;
@@ -17,7 +19,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libloading::Library;
 
-/// What every function returns. The numbers of the driver API are the runtime's, too.
+/// The result of every function. The runtime uses the numbers of the driver API.
 type cudaError_t = c_int;
 /// A stream or an event.
 type Handle = *mut c_void;
@@ -34,11 +36,11 @@ const NOT_SUPPORTED: cudaError_t = 801;
 thread_local! {
     /// The device that the thread has chosen.
     static DEVICE: Cell<c_int> = const { Cell::new(0) };
-    /// The last error of the thread that nobody has asked for.
+    /// The thread's last error, until cudaGetLastError is called.
     static LAST: Cell<cudaError_t> = const { Cell::new(0) };
 }
 
-/// libcuda, initialised; `None`: there is none, or no GPU.
+/// Returns libcuda, initialised, or an error if there is no libcuda or no GPU.
 fn driver() -> Result<&'static Library, cudaError_t> {
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
     // SAFETY: libcuda's constructors ask for nothing.
@@ -46,7 +48,7 @@ fn driver() -> Result<&'static Library, cudaError_t> {
     library.as_ref().ok_or(INSUFFICIENT_DRIVER)
 }
 
-/// Calls a function of the driver API and gives its code.
+/// Calls a function of the driver API and returns its code.
 macro_rules! cu {
     ($name:ident($($arg:expr => $ty:ty),* $(,)?)) => {{
         type Function = unsafe extern "C" fn($($ty),*) -> cudaError_t;
@@ -65,7 +67,7 @@ macro_rules! cu {
 }
 
 /// Keeps an error for `cudaGetLastError`.
-fn told(call: impl FnOnce() -> Result<(), cudaError_t>) -> cudaError_t {
+fn keep_error(call: impl FnOnce() -> Result<(), cudaError_t>) -> cudaError_t {
     match call() {
         Ok(()) => 0,
         Err(code) => {
@@ -84,7 +86,7 @@ macro_rules! api {
         /// Pointers are NULL or good for what CUDA's manual says is read or written there.
         #[no_mangle]
         pub unsafe extern "C" fn $name($($arg: $ty),*) -> cudaError_t {
-            told(|| $body)
+            keep_error(|| $body)
         }
     )*};
 }
@@ -107,7 +109,7 @@ fn devices() -> Result<c_int, cudaError_t> {
     Ok(count)
 }
 
-/// The device's primary context, retained once for the process.
+/// Returns the device's primary context, which is retained once for the process.
 fn primary(device: c_int) -> Result<Handle, cudaError_t> {
     static RETAINED: Mutex<Vec<(c_int, usize)>> = Mutex::new(Vec::new());
     let mut retained = RETAINED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,7 +122,7 @@ fn primary(device: c_int) -> Result<Handle, cudaError_t> {
     Ok(context)
 }
 
-/// Makes a context current, if none is.
+/// Makes a context current if none is.
 fn context() -> Result<(), cudaError_t> {
     let mut now: Handle = std::ptr::null_mut();
     cu!(cuInit(0 => c_uint))?;
@@ -132,7 +134,7 @@ fn context() -> Result<(), cudaError_t> {
     Ok(())
 }
 
-/// One attribute of an address that belongs to CUDA; `None` for any other.
+/// Returns one attribute of an address that belongs to CUDA, or `None` for any other address.
 fn attribute(number: c_int, at: u64) -> Option<u64> {
     let mut value = 0u64;
     cu!(cuPointerGetAttribute(std::ptr::from_mut(&mut value).cast() => *mut c_void, number => c_int, at => u64))
@@ -145,15 +147,16 @@ const MEMORY_TYPE: c_int = 2;
 const IS_MANAGED: c_int = 8;
 const DEVICE_ORDINAL: c_int = 9;
 
-/// Is the address on a GPU (managed memory is)?
+/// Returns whether the address is on a GPU. Managed memory counts.
 fn on_device(at: u64) -> bool {
     attribute(MEMORY_TYPE, at).is_some_and(|kind| kind as c_int == 2)
 }
 
-/// Are the ends of a copy what its kind says? 0 host to host, 1 host to device, 2 device to host,
-/// 3 device to device, 4: by the pointers.
+/// Fails unless the ends of a copy are what its kind says: 0 host to host, 1 host to device, 2
+/// device to host, 3 device to device, 4 as the pointers say.
 fn ends(dst: u64, src: u64, kind: c_int) -> Result<(), cudaError_t> {
-    // An end that is to be on the device must be; memory of the host may stand for anything else.
+    // An end that must be on the device has to be there. Memory of the host may be given in place
+    // of anything else.
     let right = match kind {
         0 | 4 => true,
         1 => on_device(dst),
@@ -177,20 +180,20 @@ pub struct PointerAttributes {
     device_pointer: u64,
     host_pointer: u64,
 }
-// CUDA 12's; that of CUDA 13 is longer.
+// This is the size in CUDA 12. The struct of CUDA 13 is longer.
 const _: () = assert!(size_of::<PointerAttributes>() == 24);
 
 /// `cudaDeviceProp` of CUDA 12, 1032 bytes.
 type DeviceProp = [u8; 1032];
 
 api! {
-    /// Number of GPUs.
+    /// Return the number of GPUs.
     fn cudaGetDeviceCount(count: *mut c_int) {
         // SAFETY: the caller's pointer.
         unsafe { put(count, devices()?) }
     }
 
-    /// The thread's GPU.
+    /// Return the thread's GPU.
     fn cudaGetDevice(device: *mut c_int) {
         devices()?;
         // SAFETY: the caller's pointer.
@@ -213,12 +216,12 @@ api! {
         cu!(cuCtxSynchronize())
     }
 
-    /// A GPU's PCI address as text, in lower case.
+    /// Return a GPU's PCI address as text, in lower case.
     fn cudaDeviceGetPCIBusId(text: *mut c_char, len: c_int, device: c_int) {
         if !(0..devices()?).contains(&device) {
             return Err(INVALID_DEVICE);
         }
-        // Shorter room is refused: the text and its NUL are 13 bytes.
+        // A buffer shorter than the text and its NUL, 13 bytes, is refused.
         if text.is_null() || len < 13 {
             return Err(INVALID_VALUE);
         }
@@ -230,19 +233,19 @@ api! {
         Ok(())
     }
 
-    /// A GPU by its PCI address.
+    /// Return a GPU by its PCI address.
     fn cudaDeviceGetByPCIBusId(device: *mut c_int, text: *const c_char) {
         devices()?;
         cu!(cuDeviceGetByPCIBusId(device => *mut c_int, text => *const c_char))
     }
 
-    /// One number about a GPU. The runtime's numbers are the driver's.
+    /// Return one attribute of a GPU. The runtime uses the driver's numbers.
     fn cudaDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
         devices()?;
         cu!(cuDeviceGetAttribute(value => *mut c_int, attribute => c_int, device => c_int))
     }
 
-    /// Whether one GPU reaches another's memory.
+    /// Return whether one GPU can reach another's memory.
     fn cudaDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
         devices()?;
         cu!(cuDeviceCanAccessPeer(can => *mut c_int, device => c_int, peer => c_int))
@@ -254,8 +257,8 @@ api! {
         Err(PEER_ACCESS_UNSUPPORTED)
     }
 
-    /// What a GPU is. Written are name, uuid, memory, compute capability, processors and the PCI
-    /// address; the rest is 0.
+    /// Return a GPU's properties: name, uuid, memory, compute capability, processors and PCI
+    /// address. The rest is 0.
     fn cudaGetDeviceProperties_v2(prop: *mut DeviceProp, device: c_int) {
         if !(0..devices()?).contains(&device) {
             return Err(INVALID_DEVICE);
@@ -266,7 +269,7 @@ api! {
         cu!(cuDeviceGetUuid_v2(of[256..].as_mut_ptr().cast() => *mut c_void, device => c_int))?;
         cu!(cuDeviceTotalMem_v2(&mut bytes => *mut usize, device => c_int))?;
         of[288..296].copy_from_slice(&bytes.to_le_bytes());
-        // Place in the struct, and number of the attribute.
+        // Each pair is an offset in the struct and the number of the attribute to store there.
         for (at, number) in [(308, 10), (360, 75), (364, 76), (388, 16), (584, 33), (588, 34), (592, 50), (604, 41)] {
             let mut value: c_int = 0;
             cu!(cuDeviceGetAttribute(&mut value => *mut c_int, number => c_int, device => c_int))?;
@@ -276,7 +279,7 @@ api! {
         unsafe { put(prop, of) }
     }
 
-    /// Allocate video memory; nothing for 0 bytes.
+    /// Allocate video memory, or none for 0 bytes.
     fn cudaMalloc(address: *mut u64, size: usize) {
         context()?;
         if size == 0 {
@@ -304,37 +307,37 @@ api! {
         cu!(cuMemAllocHost_v2(address => *mut *mut c_void, size => usize))
     }
 
-    /// The same with flags.
+    /// Allocate page-locked memory of the host with flags.
     fn cudaHostAlloc(address: *mut *mut c_void, size: usize, flags: c_uint) {
         context()?;
         cu!(cuMemHostAlloc(address => *mut *mut c_void, size => usize, flags => c_uint))
     }
 
-    /// Free it.
+    /// Free page-locked memory of the host.
     fn cudaFreeHost(address: *mut c_void) {
         context()?;
         cu!(cuMemFreeHost(address => *mut c_void))
     }
 
-    /// Page-lock memory of the program's own.
+    /// Page-lock memory of the program itself.
     fn cudaHostRegister(address: *mut c_void, size: usize, flags: c_uint) {
         context()?;
         cu!(cuMemHostRegister_v2(address => *mut c_void, size => usize, flags => c_uint))
     }
 
-    /// Give such memory back.
+    /// Undo cudaHostRegister.
     fn cudaHostUnregister(address: *mut c_void) {
         context()?;
         cu!(cuMemHostUnregister(address => *mut c_void))
     }
 
-    /// The GPU's address of page-locked memory.
+    /// Return the GPU's address of page-locked memory.
     fn cudaHostGetDevicePointer(to: *mut u64, address: *mut c_void, flags: c_uint) {
         context()?;
         cu!(cuMemHostGetDevicePointer_v2(to => *mut u64, address => *mut c_void, flags => c_uint))
     }
 
-    /// What an address is.
+    /// Return the attributes of an address.
     fn cudaPointerGetAttributes(to: *mut PointerAttributes, address: u64) {
         context()?;
         let mut of =
@@ -350,21 +353,21 @@ api! {
         unsafe { put(to, of) }
     }
 
-    /// Copy.
+    /// Copy memory.
     fn cudaMemcpy(dst: u64, src: u64, size: usize, kind: c_int) {
         context()?;
         ends(dst, src, kind)?;
         cu!(cuMemcpy(dst => u64, src => u64, size => usize))
     }
 
-    /// Copy in a stream.
+    /// Copy memory in a stream.
     fn cudaMemcpyAsync(dst: u64, src: u64, size: usize, kind: c_int, stream: Handle) {
         context()?;
         ends(dst, src, kind)?;
         cu!(cuMemcpyAsync(dst => u64, src => u64, size => usize, stream => Handle))
     }
 
-    /// Many copies at once: not here.
+    /// Copy many ranges at once: not supported here.
     fn cudaMemcpyBatchAsync() { Err(NOT_SUPPORTED) }
 
     /// Set bytes of video memory.
@@ -376,7 +379,7 @@ api! {
         cu!(cuMemsetD8_v2(dst => u64, value as u8 => u8, size => usize))
     }
 
-    /// The same in a stream.
+    /// Set bytes of video memory in a stream.
     fn cudaMemsetAsync(dst: u64, value: c_int, size: usize, stream: Handle) {
         context()?;
         if !on_device(dst) {
@@ -403,37 +406,37 @@ api! {
         cu!(cuStreamDestroy_v2(stream => Handle))
     }
 
-    /// Is its work done?
+    /// Return whether a stream's work is done.
     fn cudaStreamQuery(stream: Handle) {
         context()?;
         cu!(cuStreamQuery(stream => Handle))
     }
 
-    /// Wait for its work.
+    /// Wait for a stream's work.
     fn cudaStreamSynchronize(stream: Handle) {
         context()?;
         cu!(cuStreamSynchronize(stream => Handle))
     }
 
-    /// Let it wait for an event.
+    /// Let a stream wait for an event.
     fn cudaStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) {
         context()?;
         cu!(cuStreamWaitEvent(stream => Handle, event => Handle, flags => c_uint))
     }
 
-    /// Is it being captured? No stream is.
+    /// Return whether a stream is being captured: none is here.
     fn cudaStreamIsCapturing(_stream: Handle, status: *mut c_int) {
         // SAFETY: the caller's pointer.
         unsafe { put(status, 0) }
     }
 
-    /// Have a stream call a function.
+    /// Make a stream call a function.
     fn cudaLaunchHostFunc(stream: Handle, function: *const c_void, data: *mut c_void) {
         context()?;
         cu!(cuLaunchHostFunc(stream => Handle, function => *const c_void, data => *mut c_void))
     }
 
-    /// Run a kernel: no GPU here does.
+    /// Run a kernel: no GPU here can.
     fn cudaLaunchKernel() { Err(NOT_SUPPORTED) }
 
     /// Make an event.
@@ -454,68 +457,70 @@ api! {
         cu!(cuEventDestroy_v2(event => Handle))
     }
 
-    /// Remember where a stream is.
+    /// Record the present end of a stream's work in an event.
     fn cudaEventRecord(event: Handle, stream: Handle) {
         context()?;
         cu!(cuEventRecord(event => Handle, stream => Handle))
     }
 
-    /// Has the stream done what it had then?
+    /// Return whether the stream has done the work that it had when the event was recorded.
     fn cudaEventQuery(event: Handle) {
         context()?;
         cu!(cuEventQuery(event => Handle))
     }
 
-    /// Wait until it has.
+    /// Wait until the stream has done the work that it had when the event was recorded.
     fn cudaEventSynchronize(event: Handle) {
         context()?;
         cu!(cuEventSynchronize(event => Handle))
     }
 
-    /// A handle for another process.
+    /// Make a handle for another process.
     fn cudaIpcGetMemHandle(handle: *mut IpcHandle, address: u64) {
         context()?;
         cu!(cuIpcGetMemHandle(handle => *mut IpcHandle, address => u64))
     }
 
-    /// Another process's memory: by no handle here.
+    /// Open another process's memory: no handle can do that here.
     fn cudaIpcOpenMemHandle() {
         context()?;
         Err(NOT_SUPPORTED)
     }
 
-    /// Give it back.
+    /// Close another process's memory.
     fn cudaIpcCloseMemHandle(address: u64) {
         context()?;
         cu!(cuIpcCloseMemHandle(address => u64))
     }
 
-    /// Bytes of a variable of the program's own on the GPU: it has none here.
+    /// Return the size of a program's own variable on the GPU: there is none here.
     fn cudaGetSymbolSize(_size: *mut usize, _symbol: *const c_void) { Err(INVALID_VALUE) }
 
-    /// What a launch leaves for the function that launches: nothing is launched.
+    /// Return the configuration of a launch: nothing is launched here.
     fn __cudaPopCallConfiguration() { Err(NOT_SUPPORTED) }
 }
 
-/// The thread's last error, once.
+/// Return the thread's last error, and clear it.
 ///
 /// # Safety
+///
 /// None.
 #[no_mangle]
 pub unsafe extern "C" fn cudaGetLastError() -> cudaError_t {
     LAST.replace(0)
 }
 
-/// The thread's last error.
+/// Return the thread's last error.
 ///
 /// # Safety
+///
 /// None.
 #[no_mangle]
 pub unsafe extern "C" fn cudaPeekAtLastError() -> cudaError_t {
     LAST.get()
 }
 
-/// Codes that the runtime has, or names, otherwise than the driver API.
+/// The codes that only the runtime has, or that it names differently from the driver API.
 const NAMES: &[(cudaError_t, &CStr, &CStr)] = &[
     (0, c"cudaSuccess", c"no error"),
     (1, c"cudaErrorInvalidValue", c"invalid argument"),
@@ -542,27 +547,30 @@ fn of(code: cudaError_t) -> (&'static CStr, &'static CStr) {
     NAMES.iter().find(|name| name.0 == code).map_or((unknown, unknown), |name| (name.1, name.2))
 }
 
-/// Name of a code.
+/// Return the name of a code.
 ///
 /// # Safety
+///
 /// None.
 #[no_mangle]
 pub unsafe extern "C" fn cudaGetErrorName(code: cudaError_t) -> *const c_char {
     of(code).0.as_ptr()
 }
 
-/// Sentence for a code.
+/// Return the sentence for a code.
 ///
 /// # Safety
+///
 /// None.
 #[no_mangle]
 pub unsafe extern "C" fn cudaGetErrorString(code: cudaError_t) -> *const c_char {
     of(code).1.as_ptr()
 }
 
-/// Takes a program's kernels: a pointer that is not NULL.
+/// Accept a program's kernels: return a pointer that is not NULL.
 ///
 /// # Safety
+///
 /// None: nothing is read.
 #[no_mangle]
 pub unsafe extern "C" fn __cudaRegisterFatBinary(_binary: *const c_void) -> *mut *mut c_void {
@@ -570,12 +578,13 @@ pub unsafe extern "C" fn __cudaRegisterFatBinary(_binary: *const c_void) -> *mut
     &raw mut NONE
 }
 
-/// Forgets what a program registers of its own.
+/// Defines functions that accept what a program registers and ignore it.
 macro_rules! ignored {
     ($($name:ident)*) => {$(
-        /// Takes what a program has for the GPU, and forgets it.
+        /// Accept what a program has for the GPU, and ignore it.
         ///
         /// # Safety
+        ///
         /// None: nothing is read.
         #[no_mangle]
         pub unsafe extern "C" fn $name() {}
@@ -583,9 +592,10 @@ macro_rules! ignored {
 }
 ignored! { __cudaRegisterFatBinaryEnd __cudaUnregisterFatBinary __cudaRegisterFunction __cudaRegisterVar }
 
-/// What a launch is configured by: no launch works, so it is refused here already.
+/// Refuse the configuration of a launch, because no launch works.
 ///
 /// # Safety
+///
 /// None: nothing is read.
 #[no_mangle]
 pub unsafe extern "C" fn __cudaPushCallConfiguration() -> c_uint {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the kernel complains about on its console.
+//! Recognises what the kernel complains about on its console.
 
 use regex::{Regex, RegexSet};
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     Kasan,
-    /// Of data races, those alone that a module of the lab is in: the kernel has races of its own.
+    /// A data race that involves a module of the lab. Races within the kernel itself do not count.
     Kcsan,
     Ubsan,
     Lockdep,
@@ -26,18 +26,18 @@ pub enum Kind {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Alarm {
     pub kind: Kind,
-    /// The line as it stands on the console, and its number from 1.
+    /// The line as it stands on the console. `number` is its position, counted from 1.
     pub line: String,
     pub number: usize,
 }
 
-/// What reports of each kind say, behind the time. The first that fits counts.
+/// The text of each kind of report, behind the time stamp. The first pattern that fits decides.
 const REPORTS: [(Option<Kind>, &str); 12] = [
     (Some(Kind::Kasan), "BUG: KASAN:"),
     (Some(Kind::Kcsan), r"BUG: KCSAN:.*\[(nvidia_peermem|lab_alarms)\]"),
     (None, "BUG: KCSAN:"),
     (Some(Kind::Ubsan), "^UBSAN:"),
-    // Headlines, and what it says when it gives up.
+    // The headlines of DMA-API reports, and the line in which DMA-API gives up.
     (
         Some(Kind::Lockdep),
         "possible (circular locking dependency|recursive locking|irq lock inversion)|inconsistent lock state\
@@ -47,7 +47,7 @@ const REPORTS: [(Option<Kind>, &str); 12] = [
         |turning off the locking correctness validator|BUG: MAX_LOCK",
     ),
     (Some(Kind::Kmemleak), "^kmemleak:.*(new suspected memory leaks|disabled|out of memory|Cannot)"),
-    // While it starts.
+    // The lines that DMA-API prints while it starts.
     (None, "DMA-API:.*(preallocated|sg debug|enabled by kernel config|disabled on kernel command line)"),
     (Some(Kind::DmaApi), "DMA-API:"),
     (Some(Kind::Hung), "INFO: task.*blocked for more than|rcu.*stall|soft lockup|hard LOCKUP|workqueue lockup"),
@@ -61,7 +61,7 @@ const REPORTS: [(Option<Kind>, &str); 12] = [
 ];
 static PATTERNS: LazyLock<RegexSet> =
     LazyLock::new(|| RegexSet::new(REPORTS.map(|(_, pattern)| pattern)).expect("a pattern above"));
-/// A line's time and caller: `[   12.345678][  T123] text`.
+/// Matches the time and caller in front of a line: `[   12.345678][  T123] text`.
 static STAMPS: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"^(\[[ .TC0-9]+\] *)*").expect("a pattern"));
 
 pub fn scan(log: &str) -> Vec<Alarm> {
@@ -81,9 +81,9 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    // Written by the lab's own kernel: a boot without incident; one of each alarm of the suite
-    // `alarms`; and a module that warned, overused a reference count, unmapped what was not mapped,
-    // slept under a spinlock and hung.
+    // The lab's own kernel wrote these logs: a boot without incident; one of each alarm of the
+    // suite `alarms`; and a module that warned, overused a reference count, unmapped what was not
+    // mapped, slept under a spinlock and hung.
     const CLEAN: &str = include_str!("../samples/clean.log");
     const ALARMS: &str = include_str!("../samples/alarms.log");
     const COMPLAINTS: &str = include_str!("../samples/complaints.log");

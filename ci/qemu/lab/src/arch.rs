@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What differs between the architectures: QEMU's machine, its processor, what the kernel is told.
-//! The guest's side is `tests/guest/src/arch.rs`.
+//! This file says what differs between the architectures: QEMU's machine, its processor, and the
+//! kernel's command line. The guest's side is `tests/guest/src/arch.rs`.
 
 use clap::ValueEnum;
 use serde::Deserialize;
@@ -11,12 +11,12 @@ use std::path::Path;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Iommu {
-    /// No IOMMU in the machine.
+    /// The machine has no IOMMU.
     #[default]
     Off,
-    /// An IOMMU that passes addresses through.
+    /// The IOMMU passes addresses through unchanged.
     Identity,
-    /// An IOMMU that translates.
+    /// The IOMMU translates addresses.
     Translating,
 }
 
@@ -27,7 +27,7 @@ pub enum Arch {
 }
 
 impl Arch {
-    /// Of this machine.
+    /// Returns the architecture of the machine that runs this program.
     pub fn host() -> Self {
         if cfg!(target_arch = "aarch64") {
             Arch::Arm64
@@ -43,7 +43,7 @@ impl Arch {
         }
     }
 
-    /// The board.
+    /// Returns QEMU's name and options for the board.
     pub fn machine(self, iommu: Iommu) -> &'static str {
         match (self, iommu) {
             (Arch::X86, Iommu::Off) => "q35",
@@ -53,15 +53,16 @@ impl Arch {
         }
     }
 
-    /// The processor, if a boot names none.
+    /// Returns the processor that QEMU emulates if a boot names none.
     ///
-    /// On x86-64, four levels of page tables: identify_cpu() clears the CPU's features for a
-    /// moment, and an interrupt just then makes KASAN take every address above the four-level ones
-    /// for a wild one. And without what kernel and libc take to be fast: QEMU does `rep movsb` by
-    /// the byte and a carry-less multiplication, of which RoCE's checksum is made, by the bit. One
-    /// and the same suite takes a quarter to a third less processor time.
+    /// On x86-64 it has four levels of page tables: identify_cpu() clears the CPU's features for a
+    /// moment, and an interrupt at that moment makes KASAN report every address above the
+    /// four-level ones as wild. It also lacks the features that kernel and libc use for speed: QEMU
+    /// executes `rep movsb` byte by byte, and the carry-less multiplication, which RoCE's checksum
+    /// uses, bit by bit. Without them, the same suite takes a quarter to a third less processor
+    /// time.
     ///
-    /// On arm64, signed pointers by a hash that QEMU computes fast.
+    /// On arm64 it signs pointers by a hash that QEMU computes fast.
     pub fn cpu(self) -> &'static str {
         match self {
             Arch::X86 => "max,la57=off,erms=off,fsrm=off,pclmulqdq=off",
@@ -69,28 +70,28 @@ impl Arch {
         }
     }
 
-    /// More of QEMU's words: the IOMMU where it is a device, and room above the memory for BARs of
-    /// `bars_mib` MiB.
+    /// Returns further arguments for QEMU: the IOMMU where it is a device, and address space above
+    /// the memory for BARs of `bars_mib` MiB.
     pub fn devices(self, iommu: Iommu, bars_mib: u64) -> Vec<String> {
         let mut words = Vec::new();
-        // The board of arm64 has 512 GiB of room.
+        // The board of arm64 always has 512 GiB of address space for BARs.
         if self == Arch::X86 {
             if iommu != Iommu::Off {
                 words.extend(["-device".to_string(), "intel-iommu,intremap=off".to_string()]);
             }
-            // 32 GiB where nothing is said.
+            // Reserve 32 GiB unless the BARs need more.
             let hole = (2 * bars_mib).next_power_of_two().max(32 << 10);
             words.extend(["-global".to_string(), format!("q35-pcihost.pci-hole64-size={hole}M")]);
         }
         words
     }
 
-    /// QEMU's words for the second serial line, which goes to a file: the results.
+    /// Returns QEMU's arguments for the second serial line, which writes the results to a file.
     pub fn results(self, file: &Path) -> Vec<String> {
         let file = file.display();
         match self {
             Arch::X86 => vec!["-serial".to_string(), format!("file:{file}")],
-            // This board has one line.
+            // The arm64 board has only one serial line of its own.
             Arch::Arm64 => vec![
                 "-chardev".to_string(),
                 format!("file,id=results,path={file}"),
@@ -100,17 +101,18 @@ impl Arch {
         }
     }
 
-    /// The kernel's words for its console.
+    /// Returns the kernel parameters for its console.
     pub fn console(self) -> &'static str {
         match self {
-            // An emulated timer on a busy machine is late, and the kernel takes it for broken; so it
-            // does with the TSC, and patches its own code then, while the other processor runs it.
+            // An emulated timer on a busy machine is late, and the kernel would conclude that the
+            // timer, or the TSC, is broken. It would then patch its own code while the other
+            // processor runs it.
             Arch::X86 => "console=ttyS0 earlyprintk=serial,ttyS0 no_timer_check tsc=reliable",
             Arch::Arm64 => "console=ttyAMA0 earlycon",
         }
     }
 
-    /// The kernel's words for the IOMMU.
+    /// Returns the kernel parameters for the IOMMU.
     pub fn iommu(self, iommu: Iommu) -> &'static str {
         match (self, iommu) {
             (_, Iommu::Off) => "",

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! docs/results/arm64.md: what passed on arm64, a line for each kernel, crate, core and IOMMU, a
-//! column for each suite. `make soak` writes it after each boot; what it did not run again stays.
+//! Writes docs/results/arm64.md: what passed on arm64, with a line for each combination of kernel,
+//! crate, core and IOMMU, and a column for each suite. `make soak` updates it after each boot and
+//! keeps the cells of suites that did not run again.
 
 use clap::ValueEnum;
 use lab::arch::Arch;
@@ -21,16 +22,17 @@ machine that stopped. Emulation on x86-64 shows no fault in arm64's weaker memor
 
 ";
 
-/// Of a line, before the cells of its suites.
+/// The columns that stand before those of the suites and say what a line is about.
 const KEYS: [&str; 5] = ["kernel", "pages", "`kernel` crate", "core", "IOMMU"];
 
-/// A column that there is only where a boot failed beside its suites: the last axes of each.
+/// The column that names boots which failed outside their suites, by the last axes of their names.
+/// It exists only if there are such boots.
 const FAILED: &str = "failed boots";
 
 type Lines = BTreeMap<Vec<String>, BTreeMap<String, String>>;
 
-/// The page with what this boot found in the place of what it had; `None` for a boot of another
-/// architecture.
+/// Returns the page with the results of this boot in place of the boot's earlier ones, or `None`
+/// for a boot of another architecture.
 pub fn merged(old: &str, boot: &str, tests: &[Test]) -> Option<String> {
     let axes: Vec<&str> = boot.split('/').collect();
     let [kernel, core, mode, topology, ref what @ ..] = axes[..] else { return None };
@@ -47,10 +49,10 @@ pub fn merged(old: &str, boot: &str, tests: &[Test]) -> Option<String> {
     let mut boot_failed = false;
     let mut of_suites: BTreeMap<(&str, &str), Vec<&Test>> = BTreeMap::new();
     for test in tests {
-        // Each begins with the boot's name.
+        // Each test's name begins with the boot's name.
         let mut parts = test.name.rsplit(": ").next().unwrap_or_default().split('/');
         let suite = parts.next().filter(|suite| !["console", "end", "machine"].contains(suite) && !suite.contains(' '));
-        // A boot that goes from core to core names each in its tests.
+        // A boot that tests several cores puts the core into each test's name.
         let named = parts.next().filter(|_| core == "both").filter(|part| cores.iter().any(|core| core == part));
         match suite {
             Some(suite) => of_suites.entry((named.unwrap_or(core), suite)).or_default().push(test),
@@ -101,7 +103,7 @@ fn write(lines: &Lines) -> String {
 mod tests {
     use super::*;
 
-    /// Lines of the table.
+    /// Returns the lines of the table.
     fn rows(page: &str) -> Vec<&str> {
         page.lines().filter(|line| line.starts_with("| ")).collect()
     }

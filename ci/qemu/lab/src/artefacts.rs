@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What boots need: `ci/qemu/artefacts.mk` builds it, into `build/lab`.
+//! Builds what boots need into `build/lab`, through `ci/qemu/artefacts.mk`.
 
 use crate::arch::Arch;
 use crate::axes::{Also, Kernel, Module, Named};
@@ -13,16 +13,16 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// A kernel, and what was built for it.
+/// A kernel, and everything that was built for it.
 #[derive(Clone, Debug)]
 pub struct Built {
     dir: PathBuf,
-    /// What `uname -r` says in the machine.
+    /// The kernel's release, as `uname -r` prints it in the machine.
     pub release: String,
     pub arch: Arch,
 }
 
-/// Which image: its module, and what else is in it.
+/// The kind of an image: the nvidia-peermem that it has, and what else is in it.
 pub type Kind = (Module, Also);
 
 fn image((module, also): Kind) -> String {
@@ -32,7 +32,7 @@ fn image((module, also): Kind) -> String {
     }
 }
 
-/// Builds images of these kinds, all that they are made of, and these targets.
+/// Builds images of these kinds with all their parts, and these targets of `artefacts.mk`.
 pub fn build(lab: &Lab, kernel: Kernel, kinds: &[Kind], targets: &[&str]) -> Result<Built> {
     let images: BTreeSet<String> = kinds.iter().map(|kind| image(*kind)).collect();
     make(lab, kernel, images.iter().map(String::as_str).chain(targets.iter().copied()))?;
@@ -50,54 +50,56 @@ fn make<'a>(lab: &Lab, kernel: Kernel, targets: impl Iterator<Item = &'a str>) -
     );
     let mut make = sh::command("make");
     make.args(["--no-print-directory", "-f", "ci/qemu/artefacts.mk"]).arg(format!("KERNEL={}", kernel.name()));
-    // What is fetched comes beside what is built, and the last crate of a program beside a module.
+    // Three jobs: make can then download while it builds, and build a module beside the last crate
+    // of a program.
     make.arg("-j3");
     make.arg(format!("LLVM={}", sh::LLVM)).arg(format!("CACHE={}", lab.cache.display()));
     make.arg(format!("LAB={}", lab.repo.join("build/bin/lab").display())).args(targets).current_dir(&lab.repo);
-    // Other kernels may be built at the same time.
+    // Several threads may build for different kernels at the same time, so each run of make has a
+    // file of its own.
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     let file = lab.build.join(format!("log/why-{}-{}", std::process::id(), RUNS.fetch_add(1, Relaxed)));
     make.env(WHY, &file);
     if !make.status().context("cannot run make")?.success() {
         let why = fs::read_to_string(&file).unwrap_or_else(|_| "logs: build/lab/log".to_string());
-        // Usually there is one.
+        // No file exists if no part left a reason.
         let _ = fs::remove_file(&file);
         bail!("{}: not everything could be built: {}", kernel.name(), why.trim());
     }
     Ok(())
 }
 
-/// Names the file in which the first part that cannot be built leaves its reason. Other parts are still
-/// being built then, and their lines would leave the reason far behind.
+/// The variable that names the file in which the first part that cannot be built leaves its reason.
+/// make goes on with other parts, and their lines would scroll the reason away.
 const WHY: &str = "LAB_WHY";
 
-/// Leaves the reason why a part cannot be built for the end of [`build`].
+/// Keeps the reason why a part cannot be built until [`build`] ends and shows it.
 pub fn remember(why: &anyhow::Error) {
     let Some(path) = std::env::var_os(WHY) else { return };
-    // It has been printed, too.
+    // Errors are ignored: the reason has been printed, too.
     let file = fs::OpenOptions::new().create_new(true).write(true).open(path);
     let _ = file.and_then(|mut file| write!(file, "{why:#}"));
 }
 
-/// Where machines of these Debian releases are kept, with stand-ins for the GPU driver and the RDMA
-/// core.
+/// Builds machines of these Debian releases, with stand-ins for the GPU driver and the RDMA core,
+/// and returns their folders.
 pub fn neighbours(lab: &Lab, releases: &[&str]) -> Result<Vec<PathBuf>> {
     let names: Vec<String> = releases.iter().map(|release| format!("neighbours-{release}")).collect();
     make(lab, Kernel::debian(), names.iter().map(String::as_str).chain(["archive"]))?;
     Ok(names.iter().map(|name| lab.build.join("packages").join(name)).collect())
 }
 
-/// Where the Python package lies by which `make dist` makes SBOMs.
+/// Builds the Python package by which `make dist` makes SBOMs, and returns its folder.
 pub fn sbom4rust(lab: &Lab) -> Result<PathBuf> {
     make(lab, Kernel::debian(), ["sbom4rust"].into_iter())?;
     Ok(lab.build.join("sources/sbom4rust"))
 }
 
-/// The plugin that counts instructions between marks, as QEMU is to load it; it writes to `out`,
-/// where nothing is left of an earlier run.
+/// Returns QEMU's argument for the plugin that counts instructions between marks. The plugin writes
+/// to `out`, which is removed first.
 pub fn plugin(lab: &Lab, kernel: Kernel, out: &Path) -> Result<String> {
     make(lab, kernel, ["profile"].into_iter())?;
-    // Usually there is none.
+    // Usually there is no such file, and removing it fails.
     let _ = fs::remove_file(out);
     Ok(format!("{},out={}", program(lab, "profile", "libprofile.so").display(), out.display()))
 }
@@ -107,8 +109,8 @@ pub fn program(lab: &Lab, name: &str, file: &str) -> PathBuf {
 }
 
 impl Built {
-    /// What was built: `kernel/image`, its tree `kernel/build` and what there is of its source in
-    /// `kernel/source`; modules by their names.
+    /// Returns the path of a part: `kernel/image`, the kernel's build tree `kernel/build`, the part
+    /// of its source in `kernel/source`, and modules by their names.
     pub fn part(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a boot is made of: the values that `boots.toml` and the command line name. The head of that
-//! file says what each is.
+//! The axes of a boot: the values that `boots.toml` and the command line name. The head of
+//! `boots.toml` explains each.
 
 use crate::arch::Arch;
 use clap::ValueEnum;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-/// The word for a value, in the data file, on the command line and in names.
+/// The name of a value in the data file, on the command line and in the names of boots.
 pub trait Named: ValueEnum {
     fn name(&self) -> String {
         self.to_possible_value().map_or(String::new(), |value| value.get_name().to_string())
@@ -17,7 +17,7 @@ pub trait Named: ValueEnum {
 
 impl<T: ValueEnum> Named for T {}
 
-// In the file, a value is called what it is called on the command line.
+// The file uses the same names as the command line.
 macro_rules! read_by_name {
     ($($axis:ty),*) => {$(
         impl<'de> Deserialize<'de> for $axis {
@@ -60,7 +60,7 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Debian's own 6.12 for this machine's architecture.
+    /// Returns Debian's own kernel 6.12 for this machine's architecture.
     pub fn debian() -> Self {
         match Arch::host() {
             Arch::X86 => Kernel::Debian612,
@@ -68,7 +68,7 @@ impl Kernel {
         }
     }
 
-    /// The lab's debug kernel for this machine's architecture.
+    /// Returns the lab's debug kernel for this machine's architecture.
     pub fn debug() -> Self {
         match Arch::host() {
             Arch::X86 => Kernel::Debug72,
@@ -76,13 +76,13 @@ impl Kernel {
         }
     }
 
-    /// Can a lab on `host` build it? One on x86-64 builds for arm64 across; one on arm64 builds for
-    /// arm64 alone.
+    /// Returns whether a lab on `host` can build this kernel. A lab on x86-64 cross-compiles for
+    /// arm64; a lab on arm64 builds for arm64 alone.
     pub fn is_built_on(self, host: Arch) -> bool {
         self.arch() == host || host == Arch::X86
     }
 
-    // A name says what the kernel is, here as in artefacts.mk.
+    // The kernel's name tells its architecture, here and in artefacts.mk.
 
     pub fn arch(self) -> Arch {
         if self.name().contains("-arm64") {
@@ -92,7 +92,7 @@ impl Kernel {
         }
     }
 
-    /// Its page, in words.
+    /// Returns the kernel's page size in words.
     pub fn pages(self) -> &'static str {
         match self.name().rsplit('-').next() {
             Some("16k") => "16 KiB",
@@ -101,13 +101,13 @@ impl Kernel {
         }
     }
 
-    /// Does this kernel's own Rust crate build the module?
+    /// Returns whether the module is built with this kernel's own Rust crate.
     pub fn has_rust(self) -> bool {
         !self.name().starts_with("debian-")
     }
 }
 
-/// The peer-memory API of the RDMA core.
+/// The peer-memory API that the RDMA core has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Core {
     #[value(name = "25.10")]
@@ -119,32 +119,32 @@ pub enum Core {
 }
 
 impl Core {
-    /// Every API that is tested, the newest first.
+    /// Every API that is tested, beginning with the newest.
     pub const TESTED: [Core; 2] = [Core::V2510, Core::V2410];
 
-    /// What the guest is told.
+    /// Returns the kernel parameter that names the API to the guest.
     pub fn word(self) -> Option<String> {
         Core::TESTED.contains(&self).then(|| format!("guest.generation={}", self.name()))
     }
 }
 
-/// How the module pins.
+/// The way in which the module pins GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     Persistent,
     Legacy,
-    /// One after the other.
+    /// Both ways, one after the other.
     Both,
 }
 
 impl Mode {
-    /// What the guest is told.
+    /// Returns the kernel parameter that names the mode to the guest.
     pub fn word(self) -> Option<String> {
         (self != Mode::Both).then(|| format!("guest.mode={}", self.name()))
     }
 }
 
-/// Which nvidia-peermem an image has.
+/// The nvidia-peermem that an image has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Module {
@@ -158,7 +158,7 @@ pub enum Module {
 }
 
 impl Module {
-    /// What the guest is told.
+    /// Returns the kernel parameter that names the module to the guest.
     pub fn word(self, kernel: Kernel) -> Option<String> {
         match self {
             Module::NvidiaC => Some("guest.nvidia_c=1".to_string()),
@@ -168,15 +168,15 @@ impl Module {
     }
 }
 
-/// What an image has beside what every boot needs.
+/// What an image has in addition to what every boot needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Also {
     Nothing,
-    /// An image with nothing but what the demo runs.
+    /// Nothing: the image has only what the demo runs.
     Demo,
     Consumers,
-    /// Programs of others, on a disk of their own.
+    /// Programs of other projects, on a disk of their own.
     Programs,
     /// libfabric and its own tests.
     Fabtests,
@@ -184,15 +184,15 @@ pub enum Also {
     NvidiaC,
 }
 
-/// What a person starts.
+/// The command with which a person starts a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Run {
     /// `make test`
     Test,
-    /// `make test` on an arm64 host: more boots than those of `Test`.
+    /// `make test` on an arm64 host, which runs more boots than `Test`.
     TestArm64,
-    /// `make test NVIDIA_C=1`: what differs is recorded, not judged.
+    /// `make test NVIDIA_C=1`, which records differences and does not judge them.
     NvidiaC,
     /// `make soak`
     Soak,
@@ -200,14 +200,14 @@ pub enum Run {
     Scenarios,
 }
 
-/// What the machine's time is.
+/// The clock that the machine's time follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Clock {
-    /// This machine's; two processors.
+    /// The host's clock. The machine has two processors.
     Wall,
-    /// Instructions executed, one nanosecond each; one processor. The same twice, however busy this
-    /// machine is.
+    /// The number of executed instructions, one nanosecond each. The machine has one processor, and
+    /// two runs take the same time however busy the host is.
     Instructions,
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The boots of `ci/qemu/boots.toml`: which virtual machines there are, what runs in each, and
-//! which of them a person names.
+//! Reads the boots of `ci/qemu/boots.toml`: which virtual machines there are, what runs in each,
+//! and which of them a person chooses.
 
 use anyhow::{ensure, Context, Result};
 use lab::alarms;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const TEXT: &str = include_str!("../../boots.toml");
 
-/// What a boot is to show beside its tests: the head of the file says it.
+/// What a boot must show besides passing its tests. The head of the file explains each.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Expect {
@@ -32,28 +32,29 @@ struct Topology {
     nics: u32,
     #[serde(default)]
     iommu: Iommu,
-    /// With devices that the sample driver drives: bits of an address that they put on the bus.
+    /// The number of address bits that the devices `edu`, which the sample driver drives, put on
+    /// the bus. `None`: no such devices.
     edu: Option<u32>,
-    /// Two machines with a cable between them, or one.
+    /// Whether the boot has two machines with a cable between them.
     #[serde(default)]
     pair: bool,
 }
 
-/// Why tests of some boots may be skipped.
+/// The reason for which tests of some boots may be skipped.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Skip {
-    /// Patterns of names.
+    /// The patterns of the boots' names.
     boots: Vec<String>,
-    /// What the reason begins with.
+    /// The beginnings of the reasons that the guest gives.
     reasons: Vec<String>,
-    /// Perhaps no boot of `make test` runs the test.
+    /// Whether it is fine if no boot of `make test` runs the test, because the soak does.
     #[serde(default)]
     pub soak: bool,
 }
 
 impl Skip {
-    /// Is it of this boot, and for this reason?
+    /// Returns whether this entry allows a skip in this boot for this reason.
     pub fn expects(&self, boot: &str, reason: &str) -> bool {
         let matches = |pattern: &String| glob::Pattern::new(pattern).is_ok_and(|pattern| pattern.matches(boot));
         self.boots.iter().any(matches) && self.reasons.iter().any(|begin| reason.starts_with(begin))
@@ -66,20 +67,21 @@ struct Table {
     topology: BTreeMap<String, Topology>,
     #[serde(default)]
     skip: Vec<Skip>,
-    /// What is so where an entry does not say.
+    /// The values for whatever an entry leaves out.
     default: toml::Table,
-    /// Each is one boot for each combination of its axes.
+    /// The entries. Each stands for one boot per combination of its axes.
     boot: Vec<toml::Table>,
 }
 
-/// In the order of a name.
+/// The axes in the order in which a boot's name has them.
 const AXES: [&str; 4] = ["kernel", "core", "mode", "topology"];
 
-/// A row of the table of boots: one boot, with a value for each axis.
+/// One boot of the table, with a value for each axis.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// Its axes, in `ONLY=`, in the results and in build/lab/run.
+    /// The values of its axes. The boot has this name in `ONLY=`, in the results and in
+    /// build/lab/run.
     #[serde(skip)]
     pub name: String,
     pub kernel: Kernel,
@@ -89,8 +91,8 @@ pub struct Row {
     what: Option<String>,
     pub suites: Vec<String>,
     pub runs: Vec<Run>,
-    /// On two idle cores; the longest start first. Six times that is too long for a boot on a busy
-    /// machine.
+    /// The time that the boot takes on two idle cores. The longest boots start first, and a boot is
+    /// stopped after six times as long.
     pub seconds: u64,
     words: Vec<String>,
     pub module: Module,
@@ -103,12 +105,12 @@ pub struct Row {
     pub expect: Expect,
     #[serde(skip)]
     machine: Topology,
-    /// Of its tests.
+    /// The reasons for which its tests may be skipped.
     #[serde(skip)]
     pub skips: Vec<Skip>,
 }
 
-/// All boots, in the order of the file.
+/// Returns all boots, in the order of the file.
 pub fn all() -> Result<Vec<Row>> {
     read(TEXT).context("ci/qemu/boots.toml")
 }
@@ -140,7 +142,7 @@ fn read(text: &str) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// An entry for each value of its list.
+/// Returns one entry for each value in the entry's list for `axis`.
 fn by_value(entry: &toml::Table, axis: &str) -> Vec<toml::Table> {
     let values = entry.get(axis).and_then(toml::Value::as_array).cloned().unwrap_or_default();
     let with = |value| entry.clone().into_iter().chain([(axis.to_string(), value)]).collect();
@@ -148,12 +150,12 @@ fn by_value(entry: &toml::Table, axis: &str) -> Vec<toml::Table> {
 }
 
 impl Row {
-    /// The image: which module, and what else is in it.
+    /// Returns the kind of image that the boot needs.
     pub fn image(&self) -> Kind {
         (self.module, self.also)
     }
 
-    /// The boot for one core alone, of one that goes from core to core.
+    /// Returns the boot for one core alone, made from a boot that tests several.
     pub fn on(&self, core: Core) -> Self {
         Row { core, name: format!("{}-{}", self.name, core.name()), ..self.clone() }
     }
@@ -162,12 +164,12 @@ impl Row {
         self.machine.pair
     }
 
-    /// The machine, with these of its suites.
+    /// Returns the machine that runs these suites of the boot.
     pub fn boot(&self, suites: &[String]) -> Boot {
         let Topology { gpus, nics, iommu, edu, .. } = self.machine;
         let Row { gpu_mib, memory_mib, clock, cpus, .. } = *self;
         let cpu = self.cpu.as_deref().map(|cpu| if cpu == "counted" { COUNTED_CPU } else { cpu }.to_string());
-        // There may be others beside it, and other programs on the machine.
+        // Other boots, and other programs of the host, may run at the same time.
         let limit = Duration::from_secs((6 * self.seconds).max(300));
         let new = Boot::new(&self.name, &suites.join(","));
         let mut boot = Boot { gpus, nics, iommu, edu, gpu_mib, memory_mib, cpu, clock, cpus, limit, ..new };
@@ -182,24 +184,26 @@ impl Row {
         boot
     }
 
-    /// Does `run` have this boot on `host`? On arm64, `make test` has those marked `test_arm64`, too.
+    /// Returns whether `run` has this boot on `host`. On arm64, `make test` has those marked
+    /// `test_arm64`, too.
     fn is_in(&self, run: Run, host: Arch) -> bool {
         let more = run == Run::Test && host == Arch::Arm64 && self.runs.contains(&Run::TestArm64);
         self.kernel.is_built_on(host) && (more || self.runs.contains(&run))
     }
 
-    /// Does `ONLY=` mean it: by its name, by the first of its axes, or by a pattern?
+    /// Returns whether `only` of `ONLY=` names this boot, by its name, by its first axes, or by a
+    /// pattern.
     fn is_named(&self, only: &str) -> bool {
         let below = self.name.strip_prefix(only).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         below || glob::Pattern::new(only).is_ok_and(|pattern| pattern.matches(&self.name))
     }
 }
 
-/// Boots, each with what is to run in it.
+/// The chosen boots, each with the suites that run in it.
 pub type Chosen<'a> = Vec<(&'a Row, Vec<String>)>;
 
-/// The boots of a run on `host`, of which `only` names some by name or suite. `others` are what else
-/// it may name.
+/// Returns the boots that a run on `host` has, or those that `only` chooses by name or suite.
+/// `others` lists further words that `only` may contain.
 pub fn chosen<'a>(rows: &'a [Row], run: Run, host: Arch, only: Option<&[&str]>, others: &[&str]) -> Result<Chosen<'a>> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.is_in(run, host)).collect();
     ensure!(
@@ -210,7 +214,7 @@ pub fn chosen<'a>(rows: &'a [Row], run: Run, host: Arch, only: Option<&[&str]>, 
         return Ok(rows.into_iter().map(|row| (row, row.suites.clone())).collect());
     };
     let is_named = |name: &str| rows.iter().any(|row| row.is_named(name));
-    // Where a suite runs that is named by itself.
+    // Returns the boot in which a suite runs if only the suite is named.
     let home = |name: &str| rows.iter().find(|row| row.suites.iter().any(|suite| suite == name) && !is_named(name));
     for name in only {
         ensure!(
@@ -233,14 +237,14 @@ fn suites(rows: &[&Row], others: &[&str]) -> String {
     suites.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
 }
 
-/// The images that boots need of each kernel.
+/// Returns the kinds of images that the boots need, for each kernel.
 pub fn images(chosen: &Chosen) -> BTreeMap<Kernel, Vec<Kind>> {
     let mut images: BTreeMap<_, Vec<_>> = BTreeMap::new();
     chosen.iter().for_each(|(row, _)| images.entry(row.kernel).or_default().push(row.image()));
     images
 }
 
-/// For a person: the boots on `host` that `only` names, or all.
+/// Returns the list that `lab boots` prints: the boots on `host` that `only` names, or all.
 pub fn list(rows: &[Row], host: Arch, only: Option<&str>) -> String {
     let is_named = |row: &Row| only.is_none_or(|only| only.split(',').any(|only| row.is_named(only)));
     let mut text = String::new();
@@ -261,7 +265,7 @@ mod tests {
         chosen.into_iter().map(|(row, suites)| (row.name.clone(), suites.join(","))).collect()
     }
 
-    /// The file with this one entry.
+    /// Reads the file with its list of boots replaced by this one entry.
     fn with(entry: &str) -> Result<Vec<Row>> {
         let head = TEXT.split("[[boot]]").next().unwrap();
         let boot = "kernel = [\"debian-6.12\"]\nsuites = [\"smoke\", \"callbacks\"]\nseconds = 100\n";
@@ -310,7 +314,8 @@ mod tests {
     }
 
     impl Row {
-        /// The canary is NVIDIA's module; nothing else of it is judged.
+        /// The canary proves that NVIDIA's module gets caught; a boot cannot have it together with
+        /// another module.
         fn expect_is_of_its_module(&self) -> bool {
             match &self.expect {
                 Expect::Canary(tests) => self.module == Module::NvidiaC && tests.len() >= 3,

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The cable between the network cards of two machines, and which of them is lost.
+//! The cable between the network cards of two machines, and the record of which machine was lost.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// `guest.role=` of each.
+/// The value of `guest.role=` for each machine.
 pub const ROLES: [&str; 2] = ["server", "client"];
 
-/// A machine whose partner is lost may still say what it saw.
+/// How long a machine whose partner is lost may go on, to report what it saw.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// One machine's end of the cable: a datagram socket of each machine, so that neither has to be
-/// there first.
+/// One machine's end of the cable. Each machine has a datagram socket, so it does not matter which
+/// starts first.
 #[derive(Clone, Debug)]
 pub struct Cable {
     role: usize,
     dir: PathBuf,
-    /// Which was lost first, when, and why.
+    /// The machine that was lost first, when it was lost, and why.
     lost: Arc<OnceLock<(usize, Instant, String)>>,
 }
 
 impl Cable {
-    /// Both, in the order of `ROLES`; their sockets are in this folder.
+    /// Returns both ends, in the order of `ROLES`. Their sockets are in the folder `dir`.
     pub fn ends(dir: &Path) -> [Cable; 2] {
         let lost = Arc::default();
         [0, 1].map(|role| Cable { role, dir: dir.to_path_buf(), lost: Arc::clone(&lost) })
@@ -33,7 +33,7 @@ impl Cable {
         self.dir.join(ROLES[role % 2]).display().to_string()
     }
 
-    /// For QEMU's -netdev.
+    /// Returns the argument for QEMU's -netdev.
     pub fn netdev(&self) -> String {
         format!(
             "dgram,id=net0,local.type=unix,local.path={},remote.type=unix,remote.path={}",
@@ -42,17 +42,17 @@ impl Cable {
         )
     }
 
-    /// QEMU gives every first card the same one.
+    /// Returns the card's address. QEMU would give the first card of both machines the same one.
     pub fn mac(&self) -> String {
         format!("52:54:00:77:00:{:02x}", self.role + 1)
     }
 
-    /// This machine ended in no good way.
+    /// Records that this machine did not end well.
     pub fn lose(&self, why: &str) {
         let _ = self.lost.set((self.role, Instant::now(), why.to_string()));
     }
 
-    /// Why this machine need not go on.
+    /// Returns why this machine must stop, if its partner was lost long enough ago.
     pub fn alone(&self) -> Option<String> {
         let (role, when, why) = self.lost.get().filter(|lost| lost.0 != self.role)?;
         let over = when.elapsed() > LAST_WORDS;

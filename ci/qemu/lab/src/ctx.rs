@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where things lie: the checkout, its build folder, and the cache outside of it.
+//! The places of files: the checkout, its build folder, and the cache outside of it.
 
 use anyhow::{anyhow, Context, Result};
 use serde::Serialize;
@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 pub struct Lab {
     /// The checkout's top folder.
     pub repo: PathBuf,
-    /// What belongs to this checkout: `build/lab`.
+    /// The folder for what belongs to this checkout alone: `build/lab`.
     pub build: PathBuf,
-    /// What every checkout shares: downloads and finished artefacts.
+    /// The folder that all checkouts share, with downloads and finished artefacts.
     pub cache: PathBuf,
 }
 
@@ -29,7 +29,7 @@ impl Lab {
         Ok(Lab { repo, build, cache })
     }
 
-    /// Writes a file of the checkout.
+    /// Writes `text` to a file of the checkout.
     pub fn write(&self, file: &str, text: &str) -> Result<()> {
         std::fs::write(self.repo.join(file), text).with_context(|| format!("cannot write {file}"))
     }
@@ -38,7 +38,7 @@ impl Lab {
         self.write(file, &(serde_json::to_string_pretty(value)? + "\n"))
     }
 
-    /// A path as a user in the checkout would write it.
+    /// Returns a path as a user would write it in the checkout.
     pub fn short<'a>(&self, path: &'a Path) -> std::path::Display<'a> {
         path.strip_prefix(&self.repo).unwrap_or(path).display()
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `make demo`: real perftest with GPU memory, within one machine and between two; one screen with what
-//! was moved, and a verdict.
+//! `make demo`: runs real perftest with GPU memory, within one machine and between two, and shows
+//! on one screen what was moved, and a verdict.
 
 use crate::judge::judge;
 use crate::pair;
@@ -18,7 +18,7 @@ use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Three machines beside each other take longer than one alone.
+/// The time limit of a machine. It is long because three machines run at the same time.
 const LIMIT: Duration = Duration::from_secs(900);
 
 pub fn run(lab: &Lab, module: Module, kernel: Kernel) -> Result<bool> {
@@ -38,7 +38,7 @@ pub fn run(lab: &Lab, module: Module, kernel: Kernel) -> Result<bool> {
     one.limit = LIMIT;
     let mut two = Boot { name: format!("{name}-pair"), run: "pair".to_string(), ..one.clone() };
     two.append.push(format!("guest.only={}", only(modes)));
-    // One machine does not keep two processors busy.
+    // A single machine would leave one of the host's two processors idle.
     let (one, two) = std::thread::scope(|scope| {
         let one = scope.spawn(|| one.run(lab, built, &image));
         let two = pair::run(lab, built, &image, &two);
@@ -78,7 +78,7 @@ fn rows(reports: &[Report], name: &str) -> Vec<Value> {
     reports.iter().filter_map(|r| r.json.get(name)).flatten().cloned().collect()
 }
 
-/// Of the boot and of the report.
+/// Returns the name of the boot and of its report.
 fn name(module: Module, kernel: Kernel) -> String {
     let kernel = if kernel == Kernel::Debian612 { String::new() } else { format!("-{}", kernel.name()) };
     format!("demo{kernel}{}", if module == Module::NvidiaC { "-nvidia_c" } else { "" })
@@ -86,9 +86,9 @@ fn name(module: Module, kernel: Kernel) -> String {
 
 const PROGRAMS: [&str; 3] = ["ib_write_bw", "ib_read_bw", "ib_send_bw"];
 
-/// What is shown between two machines: program, connection, buffer; in which modes. (ib_write_lat
-/// polls its buffer with the CPU: perftest refuses it with GPU memory, and the suite `pair` sees
-/// that it does.)
+/// The rows for two machines: program, connection, buffer, and the modes to run it in.
+/// (ib_write_lat polls its buffer with the CPU, so perftest refuses to run it with GPU memory; the
+/// suite `pair` tests that refusal.)
 const PAIR: [(&str, &str, &str, &[&str]); 9] = [
     ("ib_write_bw", "tcp", "gpu", &["persistent", "legacy"]),
     ("ib_read_bw", "tcp", "gpu", &["persistent", "legacy"]),
@@ -110,7 +110,8 @@ fn text(row: &Value, name: &str) -> String {
     }
 }
 
-/// NVIDIA's module has revocable pins only before driver 560.
+/// Returns the modes that the demo shows. NVIDIA's module has revocable pins only before driver
+/// 560.
 fn modes(lab: &Lab, module: Module) -> Result<&'static [&'static str]> {
     Ok(match module {
         Module::NvidiaC if !nvidia_c::is_persistent(lab)? => &["legacy"],
@@ -118,13 +119,13 @@ fn modes(lab: &Lab, module: Module) -> Result<&'static [&'static str]> {
     })
 }
 
-/// A row that the guest's report must have: a demo that did not show what it is there to show has
-/// not passed, whatever the guest says.
+/// A row that the guest's report must have. A demo that did not show all its rows has failed, even
+/// if the guest reports no failure.
 struct Wanted {
-    /// Host memory knows of no mode: once is enough.
+    /// The way of pinning, or `None` for host memory, which needs none and is shown once.
     mode: Option<&'static str>,
     program: &'static str,
-    /// Between two machines.
+    /// The connection, for rows between two machines.
     connect: Option<&'static str>,
     buffer: &'static str,
 }
@@ -136,7 +137,7 @@ impl Wanted {
             && row["connect"].as_str() == self.connect
             && row["buffer"] == self.buffer
             && (row["mb_s"].as_f64() > Some(0.0) || row["usec"].as_f64() > Some(0.0))
-            // Between two machines, bytes moved and proven, on both sides.
+            // Between two machines, both sides must have moved and checked bytes.
             && (self.connect.is_none() || self.buffer == "host" || row["chunks"].as_u64() > Some(0))
     }
 }
@@ -145,7 +146,7 @@ fn alone(modes: &[&'static str], module: Module) -> Vec<Wanted> {
     let of = |program, buffer, mode| Wanted { mode, program, connect: None, buffer };
     let gpu = |program| modes.iter().map(move |mode| of(program, "gpu", Some(*mode)));
     let mut all: Vec<_> = PROGRAMS.into_iter().flat_map(|p| gpu(p).chain([of(p, "host", None)])).collect();
-    // NVIDIA's module refuses a region over several allocations.
+    // NVIDIA's module refuses a region that spans several allocations.
     all.extend((module != Module::NvidiaC).then(|| of("write, read", "3 segments", None)));
     all
 }
@@ -172,7 +173,8 @@ fn missing(rows: &[Value], wanted: &[Wanted]) -> Vec<String> {
     missing.map(words).collect()
 }
 
-/// `guest.only=` for all pairs; the leading slash keeps `host/x` from matching more than itself.
+/// Returns `guest.only=` for all pairs. The leading slash keeps `host/x` from matching other names
+/// that end with it.
 fn only(modes: &[&str]) -> String {
     let name = |wanted: &Wanted| {
         let cm = if wanted.connect == Some("rdma_cm") { "rdma_cm/" } else { "" };
@@ -183,7 +185,7 @@ fn only(modes: &[&str]) -> String {
     words.join(",")
 }
 
-/// Says what a row has shown, as soon as it comes.
+/// Returns the line that reports what a row has shown, to be printed as soon as the row arrives.
 fn moved(name: &str, row: &Value) -> Option<String> {
     let buffer = match row["buffer"].as_str()? {
         "gpu" => "GPU memory",
@@ -220,7 +222,7 @@ fn lines() -> Vec<(&'static str, &'static str, Option<&'static str>)> {
     lines
 }
 
-/// Puts the rows of the one machine and of the two side by side.
+/// Builds the table from the rows of the single machine and of the two machines.
 fn table(one: &[Value], two: &[Value]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
@@ -230,7 +232,7 @@ fn table(one: &[Value], two: &[Value]) -> Table {
     }
     for (program, buffer, mode) in lines() {
         let of = |rows: &[Value], connect: Option<&str>| {
-            // Host memory does not pass through the module: its rows have some mode or none.
+            // Host memory does not pass through the module, so its rows may have any mode.
             let is = |row: &&Value| {
                 row["test"] == program
                     && row["buffer"] == buffer
@@ -254,7 +256,7 @@ fn table(one: &[Value], two: &[Value]) -> Table {
     table
 }
 
-/// Sums up what all rows have shown.
+/// Returns a line that sums up what all rows have shown.
 fn sum(reports: &[Report]) -> String {
     let (one, two) = (rows(reports, "demo"), rows(reports, "pair"));
     let number = |row: &Value, name: &str| row[name].as_u64().unwrap_or(0);
@@ -325,7 +327,7 @@ mod tests {
         assert_eq!(lines.len(), 3, "{table}");
     }
 
-    /// A terminal has 24 lines of 80 characters, and the first of them was typed.
+    /// A terminal has 24 lines of 80 characters, and the first of them holds the command.
     #[test]
     fn the_end_fits_one_screen() {
         let rows: Vec<Value> = lines()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What is tested on this machine: the Rust programs' own tests, and the gates that a change must
-//! pass.
+//! Runs the tests that need no virtual machine: the Rust programs' own tests, and the gates that a
+//! change must pass.
 
 use crate::lanes::{Found, Job};
 use crate::later::Later;
@@ -17,10 +17,10 @@ use std::process::Command;
 
 /// A workspace of Rust programs whose own tests run on this machine.
 struct Program {
-    /// Under which its tests are counted.
+    /// The name under which its tests are counted.
     name: &'static str,
     dir: &'static str,
-    /// Seconds on two idle cores.
+    /// The time that the tests take on two idle cores, in seconds.
     takes: u64,
 }
 
@@ -31,18 +31,19 @@ const PROGRAMS: [Program; 5] = [
     Program { name: "guest", dir: "tests/guest", takes: 5 },
     Program { name: "peermemctl", dir: "tools/peermemctl", takes: 5 },
 ];
-/// Gates of the top Makefile.
+/// The gates that are targets of the top Makefile.
 const MAKE_GATES: [&str; 2] = ["lint", "bindings-check"];
 
-/// cargo in a folder of this checkout, with the target folder that all share.
+/// Returns a command that runs cargo in a folder of this checkout, with the target folder that all
+/// workspaces share.
 fn cargo(lab: &Lab, dir: &str, words: &[&str]) -> Command {
     let mut cargo = sh::command(lab.repo.join("ci/cargo.sh"));
     cargo.arg(dir).args(words);
     cargo
 }
 
-/// The tests of every workspace, built until nobody wants them: side by side, each would wait for
-/// the other's lock on cargo's folder.
+/// Builds the tests of every workspace, one after the other because each takes the lock on cargo's
+/// folder. Stops as soon as nobody wants them any more.
 pub fn build(lab: &Lab, wanted: impl Fn() -> bool) -> Result<()> {
     for program in &PROGRAMS {
         if !wanted() {
@@ -54,7 +55,7 @@ pub fn build(lab: &Lab, wanted: impl Fn() -> bool) -> Result<()> {
     Ok(())
 }
 
-/// A job for each workspace, once all are built.
+/// Returns a job for each workspace, which runs its tests once all are built.
 pub fn tests<'a, 'b: 'a>(lab: &'a Lab, built: &'a Later<'b, ()>) -> Vec<Job<'a>> {
     let job = |program: &'static Program| {
         Job::new(format!("cargo test {}", program.dir), program.takes, move || {
@@ -69,8 +70,8 @@ pub fn tests<'a, 'b: 'a>(lab: &'a Lab, built: &'a Later<'b, ()>) -> Vec<Job<'a>>
     PROGRAMS.iter().map(job).collect()
 }
 
-/// The random searches' own seeds, which stay; a soak tries three hundred times as many executions
-/// of each.
+/// The fixed seeds of the models' random searches. A soak tries three hundred times as many
+/// executions with each.
 pub const MODEL_SEEDS: &str = "1-6";
 
 pub fn long_models<'a>(lab: &'a Lab, name: &str) -> Job<'a> {
@@ -80,10 +81,11 @@ pub fn long_models<'a>(lab: &'a Lab, name: &str) -> Job<'a> {
     })
 }
 
-/// `ONLY=` of the packages on machines made of Debian packages.
+/// The word in `ONLY=` for the tests of packages in chroots made of Debian packages.
 pub const PACKAGES: &str = "packages";
 
-/// What fits into a minute or two, or everything with the page of results: tests/packages.
+/// Returns the job that runs tests/packages: all of it, with its page of results, if `whole`;
+/// otherwise what fits into a minute or two.
 pub fn packages(lab: &Lab, whole: bool) -> Job<'_> {
     Job::new(PACKAGES, if whole { 3000 } else { 150 }, move || {
         if sh::output(sh::command("id").arg("-u"))?.trim() != "0" {
@@ -118,7 +120,7 @@ fn cargo_test(lab: &Lab, dir: &str) -> Command {
     cargo(lab, dir, &["test", "--locked", "--workspace"])
 }
 
-/// One test per test of the program.
+/// Runs a test program and returns a result for each of its tests.
 fn run(lab: &Lab, name: &str, cmd: &mut Command) -> Result<Found> {
     let log = log(lab, name);
     let mut step = Step::new(format!("cargo test {name}"), log.clone())?;
@@ -139,7 +141,7 @@ fn run(lab: &Lab, name: &str, cmd: &mut Command) -> Result<Found> {
     Ok(tests.into())
 }
 
-/// Reads `test a::b ... ok` lines.
+/// Reads lines of the form `test a::b ... ok`.
 fn parse_libtest(name: &str, text: &str) -> Result<Vec<Test>> {
     let line = Regex::new(r"(?m)^test (.+?)(?: - should panic)? \.\.\. ([^ ,\n]+)")?;
     let test = |(test, result): (&str, &str)| {
@@ -152,7 +154,8 @@ fn parse_libtest(name: &str, text: &str) -> Result<Vec<Test>> {
     Ok(line.captures_iter(text).map(|found| found.extract().1).map(|[name, result]| test((name, result))).collect())
 }
 
-/// What a reviewer would not want to look for by eye.
+/// Returns the job that runs the gates: it checks what a reviewer should not have to look for by
+/// eye.
 pub fn gates<'a, 'b: 'a>(lab: &'a Lab, built: &'a Later<'b, Built>) -> Job<'a> {
     Job::new("gates", 28, || run_gates(lab, built.get()?))
 }
@@ -178,8 +181,9 @@ fn run_gates(lab: &Lab, built: &Built) -> Result<Found> {
         "--terse",
         "--no-summary",
     ]);
-    // The stand-ins are external modules: they are built for more than one kernel, and one of them
-    // is of a foreign licence.
+    // checkpatch would complain that the stand-ins ask for kernel versions and have licences that
+    // it does not know. They are external modules built for several kernels, and one of them has a
+    // foreign licence.
     checkpatch.args(["--ignore", "LINUX_VERSION_CODE,MODULE_LICENSE", "-f"]);
     let files = sh::git(lab, &["ls-files", "--cached", "--others", "--exclude-standard", "ci/qemu/*.[ch]"])?;
     let files: Vec<&str> = files.lines().filter(|file| lab.repo.join(file).exists()).collect();
@@ -189,7 +193,7 @@ fn run_gates(lab: &Lab, built: &Built) -> Result<Found> {
     Ok(tests.into())
 }
 
-/// A program that passes or fails as a whole.
+/// Runs a program that passes or fails as a whole.
 fn gate(lab: &Lab, name: &str, cmd: &mut Command) -> Result<Test> {
     let log = lab.build.join(format!("log/{}.log", name.replace(' ', "-")));
     let mut step = Step::new(name, log)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One row of the table of boots: boots the machine and judges what came out, by its tests and by
-//! its console.
+//! Boots the machine of one row of the table of boots, and judges the results by the tests and by
+//! the console.
 
 use crate::boots::{Expect, Row};
 use crate::lanes::Found;
@@ -20,24 +20,24 @@ use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;
 
-/// Of a machine that stopped in a test without an alarm.
+/// The complaint about a machine that stopped in a test without an alarm on its console.
 const NO_WORD: &str = "no word on the console";
 
-/// What the guest says of a test of the scenario table, after it.
+/// What the guest reports after a test of the scenario table.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Told {
+pub struct Complaints {
     pub test: String,
     #[serde(rename = "generation")]
     pub core: String,
-    /// None where nvidia-peermem is not loaded by the runner.
+    /// How the module pins. `None` where the runner does not load nvidia-peermem.
     pub mode: Option<String>,
     pub skipped: Option<String>,
-    /// Empty in the row that announces the test.
+    /// The complaints. Empty in the row that announces the test.
     #[serde(default)]
     pub what: Vec<String>,
 }
 
-/// Boots it with these of its suites.
+/// Boots the row's machine with these of its suites.
 pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[String]) -> Result<Found> {
     let image = &built.image(row.image());
     let mut boot = row.boot(suites);
@@ -71,7 +71,7 @@ pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[Strin
                 judged.push(test);
             }
             Expect::Canary(tests) => {
-                // Whether the machine outlived it is no test.
+                // The guest's own tests do not count here, not even whether the machine survived.
                 report.tests.clear();
                 judged = caught(&report, tests)?;
             }
@@ -95,10 +95,10 @@ pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[Strin
     Ok(found)
 }
 
-/// What the plugin counted, two sections for each row of the guest's: from the provider's call to
-/// the core's hook, and from there back. Lines with a `+` count the kernel's own instructions once
-/// more, by whom they ran for. A tick of the timer in one of them is nobody's cost, so each size is
-/// judged by its median.
+/// Judges what the plugin counted for each row of the guest's. Each row has two sections: from the
+/// provider's call to the core's hook, and from there back. Lines with a `+` count the kernel's own
+/// instructions a second time, by the function on whose behalf they ran. A timer tick in a section
+/// belongs to neither, so the median of each size is judged.
 fn free_cost(counted: &str, rows: &[Value], most: u64) -> Result<Test> {
     let section = |text: &str| -> Result<u64> {
         let lines = text.lines().filter(|l| !l.starts_with('+'));
@@ -127,7 +127,7 @@ fn free_cost(counted: &str, rows: &[Value], most: u64) -> Result<Test> {
     Ok(Test::new("a free with one registration", passed, notes))
 }
 
-/// Whether every boot gave the same rows of this name.
+/// Returns a test that passes if every boot gave the same rows of this name.
 fn replayed(reports: &[Report], name: &str) -> Test {
     let rows: Vec<_> = reports.iter().map(|r| r.json.get(name)).collect();
     let same = rows[0].is_some() && rows.iter().all(|row| *row == rows[0]);
@@ -135,7 +135,8 @@ fn replayed(reports: &[Report], name: &str) -> Test {
     Test::new(format!("the same {name} twice"), same, notes)
 }
 
-/// A suite of which every test was skipped looks like one that passed.
+/// Returns a failed test for each suite in which every test was skipped, because it would look like
+/// one that passed.
 fn untested(report: &Report, suites: &[String], label: &str) -> Vec<Test> {
     let ran = |suite: &&String| {
         let of_suite = |t: &&Test| t.name.strip_prefix(label).is_some_and(|n| n.starts_with(&format!("{suite}/")));
@@ -146,7 +147,8 @@ fn untested(report: &Report, suites: &[String], label: &str) -> Vec<Test> {
     suites.iter().filter(|suite| !ran(suite)).map(nothing).collect()
 }
 
-/// A test that is skipped is missing, unless somebody has thought of it (the boots' table).
+/// Returns a failed test for each test that was skipped for a reason that the table of boots does
+/// not expect.
 fn unexpected_skips(report: &Report, row: &Row, label: &str) -> Vec<Test> {
     let unexpected = |test: &Test| {
         let Outcome::Skipped(reason) = &test.outcome else { return None };
@@ -158,8 +160,9 @@ fn unexpected_skips(report: &Report, row: &Row, label: &str) -> Vec<Test> {
     report.tests.iter().filter_map(unexpected).collect()
 }
 
-/// Tests that are skipped in each boot that begins them, and are not left to the soak. `tests` have
-/// their boot's name and `: ` before their own. What no boot begins is not seen here.
+/// Returns a failed test for each test that every boot which begins it skipped, unless it is left
+/// to the soak. The names in `tests` begin with the boot's name and `: `. A test that no boot
+/// begins is not seen here.
 pub fn never_ran(rows: &[&Row], tests: &[&Test]) -> Vec<Test> {
     let mut reasons: BTreeMap<&str, Option<Vec<String>>> = BTreeMap::new();
     for test in tests {
@@ -176,20 +179,21 @@ pub fn never_ran(rows: &[&Row], tests: &[&Test]) -> Vec<Test> {
     missing.map(|(name, notes)| Test::new(format!("{name}: runs in some boot"), false, notes)).collect()
 }
 
-/// What the guest said of each test; of one that never ended, what the console says.
-pub fn told_by_the_guest(report: &Report) -> Result<Vec<Told>> {
-    let all = |name: &str| -> Result<Vec<Told>> {
+/// Returns what the guest reported for each test. For a test that never ended, the console supplies
+/// the complaint.
+pub fn complaints(report: &Report) -> Result<Vec<Complaints>> {
+    let all = |name: &str| -> Result<Vec<Complaints>> {
         let rows = report.json.get(name).into_iter().flatten();
-        rows.map(|row| Told::deserialize(row).with_context(|| format!("the guest's row {row}"))).collect()
+        rows.map(|row| Complaints::deserialize(row).with_context(|| format!("the guest's row {row}"))).collect()
     };
     let mut rows = all("scenario")?;
     if let Some(mut begun) = all("begin")?.pop().filter(|begun| !rows.iter().any(|row| row.test == begun.test)) {
         let begin = report.begun.get(&begun.test).copied().unwrap_or(usize::MAX);
         let here = || report.alarms.iter().rev().filter(|a| a.number > begin);
-        // What spoilt memory says more than what came of it.
+        // The report of spoilt memory says more than the reports of its consequences.
         let worst = here().find(|a| matches!(a.kind, Kind::Kasan | Kind::Bug)).or_else(|| here().next());
         let alarm = worst.map_or(NO_WORD, |a| a.line.as_str());
-        // Without the time, which is another one in each boot.
+        // Remove the time, because it differs in each boot.
         let alarm = alarm.split_once("] ").filter(|_| alarm.starts_with('[')).map_or(alarm, |(_, said)| said);
         begun.what = vec![format!("machine stopped: {alarm}")];
         rows.push(begun);
@@ -197,9 +201,9 @@ pub fn told_by_the_guest(report: &Report) -> Result<Vec<Told>> {
     Ok(rows)
 }
 
-/// Whether NVIDIA's module was caught in each of these tests.
+/// Returns, for each of these tests, whether it caught NVIDIA's module.
 fn caught(report: &Report, tests: &[String]) -> Result<Vec<Test>> {
-    let rows = told_by_the_guest(report)?;
+    let rows = complaints(report)?;
     let caught = |name: &String| {
         let what = rows.iter().find(|row| row.test == *name).map(|row| row.what.clone());
         let caught = what.as_ref().is_some_and(|what| Verdict::worst(what).0 == Verdict::MemorySafety);
@@ -214,8 +218,8 @@ fn caught(report: &Report, tests: &[String]) -> Result<Vec<Test>> {
     Ok(tests.iter().map(caught).collect())
 }
 
-/// Tests made of the console: every alarm that nobody expected fails, and so does every expected
-/// one that did not come. What NVIDIA's module does is written down, not judged.
+/// Returns tests made from the console: each unexpected alarm fails, and so does each expected
+/// alarm that did not come. For NVIDIA's module, they are recorded and not judged.
 pub fn judge(report: &Report, expected: &BTreeMap<Kind, usize>, module: Module) -> Vec<Test> {
     let mut tests = Vec::new();
     for (kind, want) in expected {
@@ -358,39 +362,41 @@ mod tests {
         let alarm = "the kernel: BUG: KASAN: slab-use-after-free";
         report.json.insert("scenario".into(), vec![row("s/a", &["wanted 1", alarm]), row("s/b", &[])]);
         assert_eq!(judged(&report), [true, false]);
-        // A circle of locks is there in any case.
+        // A circle of locks is a finding for either module.
         let circle = "the kernel: WARNING: possible circular locking dependency detected";
         report.json.insert("scenario".into(), vec![row("s/a", &[circle]), row("s/b", &[alarm])]);
         assert_eq!(judged(&report), [false, true]);
-        // What only ours promises is no breakage, a lost pin is one.
+        // Breaking a promise that only our module gives is no finding against NVIDIA's module;
+        // losing a pin is one.
         let pins = "the GPU's accounting is not clean: [(\"live_pins\", 1)]";
         report.json.insert("scenario".into(), vec![row("s/a", &["0 users, wanted 1"]), row("s/b", &[pins])]);
         assert_eq!(judged(&report), [false, true]);
-        // The machine stopped in the second one, with an alarm.
+        // The machine stopped in the second test, with an alarm.
         let panic = Alarm { kind: Kind::Bug, line: "Kernel panic - not syncing".into(), number: 1 };
         report.alarms[0] = panic.clone();
         report.json.insert("scenario".into(), vec![row("s/a", &[alarm])]);
         report.json.insert("begin".into(), vec![row("s/a", &[]), row("s/b", &[])]);
         assert_eq!(judged(&report), [true, true]);
-        // With a circle of locks, or when the alarm was of the test before.
+        // The same with a circle of locks as the alarm, and with an alarm that belongs to the test
+        // before.
         report.alarms[0] = Alarm { kind: Kind::Lockdep, line: circle.replace("the kernel: ", ""), number: 1 };
         assert_eq!(judged(&report), [true, false]);
         report.alarms[0] = panic;
         report.begun.insert("s/b".into(), 2);
         assert_eq!(judged(&report), [true, false]);
-        // And without a word.
+        // The same without any alarm.
         report.alarms.clear();
         assert_eq!(judged(&report), [true, false]);
     }
 
     #[test]
-    fn what_never_ended_is_told_by_the_console() {
+    fn the_console_explains_a_test_that_never_ended() {
         let row = |test: &str| json!({"test": test, "generation": "25.10", "mode": "legacy", "what": []});
         let mut report = report(&[]);
         report.json.insert("begin".into(), vec![row("scenarios/a"), row("s/b")]);
         report.json.insert("scenario".into(), vec![row("scenarios/a")]);
         report.alarms.push(Alarm { kind: Kind::Bug, line: "[   10.414051] Kernel panic".into(), number: 1 });
-        let rows = told_by_the_guest(&report).unwrap();
+        let rows = complaints(&report).unwrap();
         assert_eq!(rows.len(), 2);
         assert_eq!(rows[1].what, ["machine stopped: Kernel panic"]);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `lab keep`: a finished artefact is named by the hash of its inputs and kept in the cache, which
+//! `lab keep`: names a finished artefact by the hash of its inputs and keeps it in the cache, which
 //! all checkouts share.
 
 use anyhow::{bail, ensure, Context, Result};
@@ -17,34 +17,35 @@ use std::process::Command;
 use std::time::{Instant, SystemTime};
 use walkdir::{DirEntry, WalkDir};
 
-/// So many finished builds of one artefact are kept.
+/// The number of finished builds of one artefact that are kept.
 const KEEP: usize = 24;
-/// Written last.
+/// The file that is written last and marks a build as finished.
 const DONE: &str = ".done";
 
 #[derive(clap::Args)]
 pub struct Keep {
-    /// Of the artefact, as a path below the cache's `kept` and below `build/lab`.
+    /// The artefact's name: a path below the cache's `kept` and below `build/lab`.
     name: String,
-    /// Built in the cache itself, where an interrupted build goes on; all of it is kept.
+    /// Build in the cache itself, so that an interrupted build goes on where it stopped, and keep
+    /// every build.
     #[arg(long)]
     in_place: bool,
     #[arg(long, default_value = "build")]
     verb: String,
-    /// Said before it is built.
+    /// Text to print before the artefact is built.
     #[arg(long)]
     says: Option<String>,
-    /// A word of warning in the log fails it: what a compiler warns of on one kernel breaks on
+    /// Fail if the log contains a warning: what a compiler warns about on one kernel is an error on
     /// another.
     #[arg(long)]
     no_warnings: bool,
-    /// The file in $OUT in which cargo says what the product is made of: each of the checkout's
-    /// files must be an input.
+    /// A file in $OUT in which cargo lists what the product is made of. Each of the checkout's
+    /// files in it must be an input.
     #[arg(long)]
     made_of: Option<String>,
-    /// Files, folders, links to other artefacts, or =TEXT.
+    /// Inputs: files, folders, links to other artefacts, or =TEXT.
     inputs: Vec<String>,
-    /// Builds it in $OUT.
+    /// The command that builds the artefact in $OUT.
     #[arg(last = true)]
     command: Vec<String>,
 }
@@ -68,12 +69,14 @@ impl Keep {
                 prune(&kept, if self.in_place { usize::MAX } else { KEEP })?;
             }
         }
-        // Its time is that of its last use: what is old is thrown away first.
+        // The folder's time is that of its last use, because `prune` removes the builds that were
+        // not used for longest.
         let _ = File::open(&dir).and_then(|d| d.set_modified(SystemTime::now()));
         link(&dir, &lab.build.join(&self.name))
     }
 
-    /// Where it is built: `debug-7.2/gpu` in `debug-7.2/work/gpu`.
+    /// Returns the folder in which the artefact is built: for `debug-7.2/gpu`,
+    /// `debug-7.2/work/gpu`.
     fn work(&self) -> PathBuf {
         let name = Path::new(&self.name);
         name.with_file_name("work").join(name.file_name().unwrap_or_default())
@@ -105,10 +108,11 @@ impl Keep {
         Ok(())
     }
 
-    /// A hash of all that it is made of.
+    /// Returns a hash of all inputs.
     fn key(&self, lab: &Lab) -> Result<String> {
         let mut hash = Sha256::new();
-        // Each piece goes in with its length, so that no two lists of pieces run into one.
+        // Add each piece with its length, so that two different lists of pieces never give the same
+        // bytes.
         let mut add = |piece: &[u8]| {
             hash.update((piece.len() as u64).to_le_bytes());
             hash.update(piece);
@@ -132,7 +136,7 @@ impl Keep {
         Ok(format!("{:x}", hash.finalize())[..16].to_string())
     }
 
-    /// Is each of these files of the checkout an input?
+    /// Fails unless each of these files of the checkout is an input.
     fn check(&self, lab: &Lab, files: &[PathBuf]) -> Result<()> {
         ensure!(!files.is_empty(), "cargo does not say what {} is made of", self.name);
         let mut inputs = BTreeSet::new();
@@ -146,7 +150,7 @@ impl Keep {
     }
 }
 
-/// The file itself, or, of a folder, every file in it but what builds leave behind.
+/// Returns the file itself or, for a folder, every file in it except what builds leave behind.
 fn sources(path: &Path) -> Result<BTreeSet<PathBuf>> {
     let counts = |e: &DirEntry| {
         let (name, folder) = (e.file_name().to_string_lossy(), e.file_type().is_dir());
@@ -161,8 +165,9 @@ fn sources(path: &Path) -> Result<BTreeSet<PathBuf>> {
     Ok(files)
 }
 
-/// One run at a time for whatever is built once: flock(2), gone with the process however it ends. The
-/// programs that build have it, too: some end later than a lab that was interrupted.
+/// Takes a lock, so that only one run at a time builds something. The programs that build hold it,
+/// too, because some end later than a lab that was interrupted. The kernel releases flock(2) when
+/// the last of them has ended, however it ends.
 fn lock(path: &Path, what: &str) -> Result<File> {
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
     let file = file.with_context(|| format!("cannot open the lock {}", path.display()))?;
@@ -174,7 +179,8 @@ fn lock(path: &Path, what: &str) -> Result<File> {
     Ok(file)
 }
 
-/// What others use of a part. Its sources are copied into `src`.
+/// Copies the products of a part that others use from its working folder to `dir`. It skips `src`,
+/// into which the part's sources were copied.
 fn publish(work: &Path, dir: &Path) -> Result<()> {
     let tmp = dir.with_extension(std::process::id().to_string());
     let mut any = false;
@@ -190,7 +196,7 @@ fn publish(work: &Path, dir: &Path) -> Result<()> {
         }
     }
     ensure!(any, "the build left neither a module nor a program in {}", work.display());
-    // Two checkouts may finish at once: one of them wins the name.
+    // Two checkouts may finish at the same time: the first one gets the name.
     if fs::rename(&tmp, dir).is_err() {
         fs::remove_dir_all(&tmp)?;
     }
@@ -222,13 +228,13 @@ fn prune(kept: &Path, keep: usize) -> Result<()> {
     Ok(())
 }
 
-/// The checkout's files in cargo's list of what a product depends on.
+/// Returns the checkout's files in cargo's list of what a product depends on.
 fn made_of(list: &str, lab: &Lab) -> Result<Vec<PathBuf>> {
     let (_product, files) = list.split_once(": ").unwrap_or_default();
-    // A space in a name has a backslash before it.
+    // In the list, a space in a name has a backslash before it.
     let files = files.replace("\\ ", "\0");
     let files = files.split_whitespace().filter_map(|file| fs::canonicalize(file.replace('\0', " ")).ok());
-    // What a build script has made is in the cache, which may be in the checkout.
+    // Leave out what build scripts made. It is in the cache, which may be in the checkout.
     let (repo, cache) = (fs::canonicalize(&lab.repo)?, fs::canonicalize(&lab.cache)?);
     Ok(files.filter(|file| file.starts_with(&repo) && !file.starts_with(&cache)).collect())
 }
@@ -268,7 +274,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (first, second) = (lab(dir.path(), "first"), lab(dir.path(), "second"));
         keep(&["in"], BUILD).run(&first).unwrap();
-        // It would fail if it were built.
+        // The second artefact would fail if it were built, so it must come from the cache.
         keep(&["in"], "exit 1").run(&second).unwrap();
         assert_eq!(said(&second), "one");
         assert!(!second.build.join("k/x/y.o").exists(), "only products are kept");

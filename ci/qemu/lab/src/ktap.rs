@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The guest's second serial line: KTAP results, and `# json <name> {...}` lines that carry
+//! Reads the guest's second serial line: KTAP results, and `# json <name> {...}` lines that carry
 //! numbers.
 
 use serde::Serialize;
@@ -17,10 +17,10 @@ pub enum Outcome {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Test {
-    /// `suite/test`
+    /// The test's full name, `suite/test`.
     pub name: String,
     pub outcome: Outcome,
-    /// Comment lines before the result.
+    /// The comment lines that precede the result.
     pub notes: Vec<String>,
 }
 
@@ -63,7 +63,7 @@ impl Counts {
     }
 }
 
-/// In one piece: another lane may be printing too.
+/// Prints a test in one piece, because another lane may be printing at the same time.
 pub fn print_test(test: &Test) {
     let text = match &test.outcome {
         Outcome::Passed => format!("ok      {}\n", test.name),
@@ -87,7 +87,7 @@ pub enum Screen {
 }
 
 impl Screen {
-    /// Prints a test, if it is to be seen.
+    /// Prints a test if this selection includes it.
     pub fn test(self, test: &Test) {
         if matches!(self, Screen::Tests) || test.has_failed() {
             print_test(test);
@@ -98,7 +98,7 @@ impl Screen {
 #[derive(Default)]
 pub struct Parser {
     screen: Screen,
-    /// Comes before each test's name.
+    /// The text before each test's name.
     label: String,
     plan: Option<usize>,
     results: usize,
@@ -112,7 +112,7 @@ impl Parser {
         Parser { label: label.to_string(), screen, ..Default::default() }
     }
 
-    /// Takes a line, and prints what of it belongs on the screen.
+    /// Parses a line, and prints the part of it that belongs on the screen.
     pub fn line(&mut self, line: &str) {
         let text = line.trim();
         if let Some(rest) = text.strip_prefix("# json ") {
@@ -128,7 +128,8 @@ impl Parser {
         }
     }
 
-    /// After the last line: what was promised and did not come is a failure.
+    /// Ends the results after the last line. Each promised test that did not come counts as a
+    /// failure.
     pub fn finish(&mut self) {
         if self.plan != Some(self.results) {
             let wanted = self.plan.map_or("no plan line came".to_string(), |plan| format!("{plan} were to come"));
@@ -155,7 +156,7 @@ impl Parser {
         self.add(Test::new(name, false, notes));
     }
 
-    /// `7 smoke/load`, or `7 smoke/load # SKIP why`.
+    /// Parses the rest of a result line: `7 smoke/load`, or `7 smoke/load # SKIP why`.
     fn result(&mut self, rest: &str, ok: bool) {
         let (name, skip) = match rest.split_once(" # SKIP") {
             Some((name, why)) => (name, Some(why.trim().to_string())),

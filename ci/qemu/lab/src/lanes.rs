@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Jobs that do not need one another, on a few lanes beside each other, the longest first.
+//! Runs independent jobs side by side on a few lanes, beginning with the longest.
 
 use anyhow::Result;
 use lab::ktap::{print_test, Counts, Test};
@@ -12,14 +12,14 @@ use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// A person who watches hears of it at least so often.
+/// The longest time for which a watching person hears nothing.
 const HEARTBEAT: Duration = Duration::from_secs(30);
 
-/// What a job found out.
+/// The results of a job.
 #[derive(Default, Serialize)]
 pub struct Found {
     pub tests: Vec<Test>,
-    /// Result rows, by name.
+    /// The guest's result rows, by name.
     pub json: BTreeMap<String, Vec<Value>>,
 }
 
@@ -30,7 +30,7 @@ impl From<Vec<Test>> for Found {
 }
 
 impl Found {
-    /// Of a job that was skipped. Prints why.
+    /// Returns the result of a job that was skipped, and prints why.
     pub fn skipped(name: impl Into<String>, why: &str) -> Self {
         let test = Test::skipped(name, why);
         print_test(&test);
@@ -40,7 +40,7 @@ impl Found {
 
 pub struct Job<'a> {
     pub name: String,
-    /// Seconds, roughly.
+    /// The job's rough duration in seconds.
     pub takes: u64,
     pub run: Box<dyn FnOnce() -> Result<Found> + Send + 'a>,
 }
@@ -65,14 +65,14 @@ impl Done {
     }
 }
 
-/// As many as there are processors, but a boot is emulated by two threads and tests of this machine
-/// use all: two are enough.
+/// Returns the number of lanes: as many as there are processors, but at most two, because a boot is
+/// emulated by two threads and the tests of this machine use all processors.
 fn lanes() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(2)
 }
 
-/// Runs all of them, whatever becomes of each; what ended, in the order of `jobs`. A job that could
-/// not be done is a failed test. `ended` is told of each at once.
+/// Runs all jobs, even if some fail, and returns their results in the order of `jobs`. A job that
+/// could not be done counts as a failed test. `ended` is called for each job as soon as it ends.
 pub fn run(jobs: Vec<Job>, ended: impl FnMut(&Done)) -> Vec<Done> {
     run_on(lanes(), jobs, ended)
 }
@@ -127,7 +127,7 @@ fn run_on(lanes: usize, jobs: Vec<Job>, mut ended: impl FnMut(&Done)) -> Vec<Don
     done.into_iter().map(|(_, one)| one).collect()
 }
 
-/// Counts all tests, and says once more what failed.
+/// Counts all tests, and prints the failed ones once more.
 pub fn count(done: &[Done]) -> Counts {
     let tests = || done.iter().flat_map(|one| &one.found.tests);
     let counts = Counts::of(tests());
@@ -187,10 +187,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_run_is_a_failure_and_the_rest_goes_on() {
-        let mut told = 0;
+        let mut heard = 0;
         let jobs = vec![Job::new("a", 1, || bail!("no such file")), Job::new("b", 1, || Ok(Found::default()))];
-        let done = run_on(1, jobs, |_| told += 1);
-        assert_eq!((done.len(), told), (2, 2));
+        let done = run_on(1, jobs, |_| heard += 1);
+        assert_eq!((done.len(), heard), (2, 2));
         assert_eq!(done.iter().map(|done| done.counts().failed).collect::<Vec<_>>(), [1, 0]);
         assert!(done[0].found.tests[0].notes[0].contains("no such file"));
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What is being built while others wait for it.
+//! A value that is built on first use while others wait for it.
 
 use anyhow::{anyhow, Result};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -8,13 +8,13 @@ use std::sync::LazyLock;
 
 type Build<'a, T> = Box<dyn FnOnce() -> Result<T, String> + Send + 'a>;
 
-/// The first that wants it builds it; others sleep meanwhile.
+/// The first thread that asks for the value builds it, and other threads that ask sleep until then.
 pub struct Later<'a, T>(LazyLock<Result<T, String>, Build<'a, T>>);
 
 impl<'a, T> Later<'a, T> {
     pub fn new(build: impl FnOnce() -> Result<T> + Send + 'a) -> Self {
-        // A panic in a LazyLock panics in each thread that waits for it: the run would end without
-        // its report.
+        // A panic in a LazyLock panics in each thread that waits for it, and the run would end
+        // without its report.
         let build = || {
             let built = catch_unwind(AssertUnwindSafe(build));
             built.unwrap_or_else(|_| Err(anyhow!("the lab itself failed"))).map_err(|e| format!("{e:#}"))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the lab and its benchmark share: building what a machine is made of, booting it, hearing
-//! what it says.
+//! The parts that the lab shares with its benchmark: they build what a machine is made of, boot it,
+//! and read its results.
 
 pub mod alarms;
 pub mod arch;

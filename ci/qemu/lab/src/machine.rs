@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One boot of the machine: QEMU, its two serial lines, its time limit.
+//! Boots one machine: QEMU, its two serial lines, and its time limit.
 
 use crate::alarms::{self, Alarm};
 use crate::arch::{Arch, Iommu};
@@ -20,45 +20,48 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// A boot that has not ended by then hangs. Those of the table (boots.rs) have limits of their own.
+/// The time after which a boot counts as hung. The boots of the table (boots.rs) have limits of
+/// their own.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// How long a kernel may say nothing before it starts /init; it says something in each of the
-/// twenty seconds that it takes.
+/// How long a kernel may print nothing before it starts /init. It takes about twenty seconds to
+/// start and prints something in each of them.
 const SILENT: Duration = Duration::from_secs(100);
 const STOOD_STILL: &str = "the kernel stood still before /init";
 
-/// On which costs are measured (docs/bench.md): with the string instructions that a server's kernel
-/// uses.
+/// The processor on which costs are measured (docs/bench.md). It has the string instructions that a
+/// server's kernel uses.
 pub const COUNTED_CPU: &str = "max,la57=off";
 
 #[derive(Clone, Debug)]
 pub struct Boot {
-    /// Names the logs.
+    /// The boot's name, which its logs have, too.
     pub name: String,
-    /// `guest.run=`: suites, with commas between.
+    /// The value of `guest.run=`: suites, separated by commas.
     pub run: String,
-    /// More of the kernel's command line.
+    /// Further words of the kernel's command line.
     pub append: Vec<String>,
     pub gpus: u32,
-    /// Network cards, each in a network of its own.
+    /// The number of network cards. Each is in a network of its own.
     pub nics: u32,
-    /// Video memory of each GPU, all of it in one BAR; memory of this machine only where it is
-    /// touched.
+    /// The video memory of each GPU, all of it in one BAR. It uses the host's memory only where it
+    /// is touched.
     pub gpu_mib: u64,
     pub iommu: Iommu,
-    /// Two devices `edu` beside the GPUs, which put this many bits of an address on the bus.
+    /// The number of address bits that each of two `edu` devices beside the GPUs puts on the bus.
+    /// `None`: no such devices.
     pub edu: Option<u32>,
     pub clock: Clock,
-    /// Processors on the wall clock; the instruction clock has one.
+    /// The number of processors on the wall clock. The instruction clock has one.
     pub cpus: u32,
     pub memory_mib: u32,
-    /// A model of QEMU's, if it is not the architecture's usual one.
+    /// A CPU model of QEMU's that replaces the architecture's usual one.
     pub cpu: Option<String>,
     pub limit: Duration,
-    /// A plugin of QEMU's, with its arguments.
+    /// A plugin for QEMU, with its arguments.
     pub plugin: Option<String>,
-    /// From the first network card to another machine; without one nothing answers.
+    /// The cable from the first network card to another machine. Without one, nothing answers that
+    /// card.
     pub cable: Option<Cable>,
     pub screen: Screen,
 }
@@ -88,7 +91,7 @@ impl Boot {
 
 #[derive(Serialize)]
 pub struct Report {
-    /// The boot's.
+    /// The boot's name.
     pub name: String,
     pub tests: Vec<Test>,
     pub json: BTreeMap<String, Vec<Value>>,
@@ -103,7 +106,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// What the lab finds out of the boot, as a test of it.
+    /// Adds a test that the lab itself made from the boot.
     pub fn add(&mut self, mut test: Test) {
         test.name = format!("{}: {}", self.name, test.name);
         self.screen.test(&test);
@@ -122,36 +125,36 @@ impl Boot {
     }
 
     fn qemu(&self, built: &Built, image: &Path) -> Command {
-        // However this program ends, the machine ends with it.
+        // setpriv ends the machine together with this program, however this program ends.
         let mut cmd = sh::command("setpriv");
         let arch = built.arch;
         cmd.args(["--pdeathsig", "KILL", arch.qemu()]);
-        // KVM is not looked for: /dev/kvm may be there and hang.
+        // The lab does not look for KVM: /dev/kvm may exist and hang.
         cmd.args(["-machine", arch.machine(self.iommu), "-cpu", self.cpu.as_deref().unwrap_or(arch.cpu())]);
         match self.clock {
             Clock::Wall => cmd.args(["-accel", "tcg,thread=multi", "-smp", &self.cpus.to_string()]),
             Clock::Instructions => {
                 cmd.args(["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-smp", "1"]);
-                // What else would differ between two runs: QEMU's own randomness, and this
-                // machine's date.
+                // Fix what else would differ between two runs: QEMU's own randomness, and the
+                // host's date.
                 cmd.args(["-seed", "1", "-rtc", "base=2026-01-01T00:00:00,clock=vm"])
             }
         };
         cmd.args(["-nodefaults", "-display", "none", "-no-reboot", "-m", &self.memory_mib.to_string()]);
         cmd.args(arch.devices(self.iommu, self.gpu_mib * u64::from(self.gpus)));
-        // A slot of its own for each, so that each has its own IOMMU group.
+        // Each card gets a slot of its own, and so an IOMMU group of its own.
         let platform = if self.iommu == Iommu::Off { "" } else { ",disable-legacy=on,iommu_platform=on" };
         for nic in 0..self.nics {
             let (netdev, mac) = match &self.cable {
                 Some(cable) if nic == 0 => (cable.netdev(), format!(",mac={}", cable.mac())),
-                // A network of QEMU's own would answer by this machine's clock.
+                // A network of QEMU's own would answer by the host's clock.
                 _ if self.clock == Clock::Instructions => (format!("hubport,id=net{nic},hubid={nic}"), String::new()),
                 _ => (format!("user,id=net{nic},restrict=on"), String::new()),
             };
             cmd.args(["-netdev", &netdev]);
             let addr = 4 + nic;
-            // The driver spins until it is answered: by the processor's own thread, as QEMU's main
-            // thread would do it at this machine's pleasure.
+            // The driver spins until it is answered. The processor's own thread must answer: QEMU's
+            // main thread would answer whenever the host happens to run it.
             let answers = if self.clock == Clock::Instructions { ",ioeventfd=off,tx=timer" } else { "" };
             let device = format!("virtio-net-pci,netdev=net{nic},addr={addr:#x},romfile={mac}{platform}{answers}");
             cmd.args(["-device", &device]);
@@ -162,13 +165,15 @@ impl Boot {
             cmd.args(["-device", &format!("ivshmem-plain,memdev=gpu{gpu},addr={:#x}", 8 + gpu)]);
         }
         if let Some(bits) = self.edu {
-            // The driver serves one, and says so of the other.
+            // The sample driver serves one of the two devices, and reports that it leaves the
+            // other.
             for addr in [0xc, 0xd] {
                 let mask = u64::MAX >> (64 - bits);
                 cmd.args(["-device", &format!("edu,addr={addr:#x},dma_mask={mask:#x}")]);
             }
         }
-        // What is too large for an initramfs; image.sh puts a link beside the image that needs it.
+        // Attach the disk with what is too large for an initramfs. image.sh puts a link to it
+        // beside the image that needs it.
         let disk = image.with_extension("disk");
         if disk.exists() {
             cmd.args(["-drive", &format!("file={},id=disk,if=none,format=raw,readonly=on", disk.display())]);
@@ -186,14 +191,14 @@ impl Boot {
         cmd
     }
 
-    /// Boots, follows the results as they come, and looks for alarms on the console. The boot's
-    /// name comes before each test's.
+    /// Boots, reads the results as they come, and looks for alarms on the console. Prefixes each
+    /// test's name with the boot's name.
     ///
-    /// A kernel that dies or stands still before /init has run nothing of what is tested here. QEMU
-    /// 7.2 does both, once in some hundred boots: it may give one processor stale code while the
-    /// other patches it (`Oops: int3` out of a jump label), or lose what one processor sends to the
-    /// other that is halted, which nothing else wakes so early (flush_tlb_all() waits in
-    /// free_init_pages()). It is booted once more, and that is said.
+    /// A kernel that dies or stops before it starts /init has run nothing of what is tested here.
+    /// QEMU 7.2 causes both, once in some hundred boots: it may give one processor stale code while
+    /// the other patches it (`Oops: int3` from a jump label), or lose what one processor sends to
+    /// the other, halted one, which nothing else wakes so early (flush_tlb_all() waits in
+    /// free_init_pages()). Such a machine is booted once more, and a line says so.
     pub fn run(&self, lab: &Lab, built: &Built, image: &Path) -> Result<Report> {
         let dir = lab.build.join("run").join(&self.name);
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -241,8 +246,8 @@ impl Boot {
         Ok(report)
     }
 
-    /// Starts the machine and reads its results until it is gone: how it ended, or why it was
-    /// stopped.
+    /// Starts the machine and reads its results until it is gone. Returns how it ended, or why it
+    /// was stopped.
     fn follow(&self, mut cmd: Command, arch: Arch, dir: &Path) -> Result<(Follow, Result<ExitStatus, String>)> {
         let console = dir.join("console.log");
         let results = dir.join("results.ktap");
@@ -259,7 +264,7 @@ impl Boot {
             let status = child.try_wait()?;
             let stop = if status.is_none() { self.stop_now(start, &console) } else { None };
             if stop.is_some() {
-                // Both may fail only because the machine is gone already.
+                // Both calls may fail, but only because the machine is gone already.
                 let _ = child.kill();
                 let _ = child.wait();
             }
@@ -284,8 +289,9 @@ impl Boot {
         self.cable.as_ref().and_then(Cable::alone)
     }
 
-    /// A prompt in the machine, whose console is this terminal. With `guest.run=` it runs tests
-    /// instead, and their results follow at the end. `false`: one failed.
+    /// Opens a prompt in the machine, with this terminal as its console. With `guest.run=`, the
+    /// machine runs tests instead and their results follow at the end. Returns `false` if one
+    /// failed.
     pub fn shell(&self, lab: &Lab, built: &Built, image: &Path) -> Result<bool> {
         let dir = lab.build.join("run").join(&self.name);
         fs::create_dir_all(&dir)?;
@@ -311,14 +317,14 @@ impl Boot {
     }
 }
 
-/// The line, counted from 1, on which the guest says that a test begins.
+/// Returns the line, counted from 1, on which the guest announces each test.
 fn begun(log: &str) -> BTreeMap<String, usize> {
     let lines = log.lines().enumerate();
     lines.filter_map(|(i, line)| Some((line.strip_prefix("guest: ")?.trim_end().to_string(), i + 1))).collect()
 }
 
-/// A shell whose input is a file or a pipe: what is written before the prompt is there would be
-/// lost.
+/// Runs a shell whose input is a file or a pipe. Waits for the prompt before it writes, because the
+/// machine would lose what comes earlier.
 fn scripted(mut cmd: Command) -> Result<ExitStatus> {
     let mut child = cmd.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot run setpriv and QEMU")?;
     let (mut input, output) = (child.stdin.take(), child.stdout.take().context("no pipe from QEMU")?);
@@ -327,8 +333,8 @@ fn scripted(mut cmd: Command) -> Result<ExitStatus> {
         std::io::stdout().write_all(&said)?;
         std::io::stdout().flush()?;
         if let Some(mut input) = input.take_if(|_| said.ends_with(b"lab# ")) {
-            // The machine may be gone before it has read all of it. The shell ends where its
-            // input does.
+            // The machine may be gone before it has read everything. The shell ends where its input
+            // ends.
             std::thread::spawn(move || {
                 let _ = std::io::copy(&mut std::io::stdin(), &mut input);
                 let _ = input.write_all(b"\nexit\n");
@@ -344,7 +350,7 @@ fn read_lossy(path: &Path) -> String {
     String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
 }
 
-/// What the kernel says just before it starts /init.
+/// Returns whether the console has the text that the kernel prints just before it starts /init.
 fn reached_init(console: &str) -> bool {
     console.contains("Run /init as init process")
 }
@@ -353,7 +359,7 @@ fn died_before_init(console: &str) -> bool {
     console.contains("Kernel panic - not syncing") && !reached_init(console)
 }
 
-/// Reads a growing file line by line into the parser.
+/// Passes a growing file line by line to the parser.
 struct Follow {
     file: BufReader<File>,
     line: Vec<u8>,
@@ -368,7 +374,7 @@ impl Follow {
 
     fn read(&mut self) -> Result<()> {
         while self.file.read_until(b'\n', &mut self.line)? > 0 {
-            // Of the last one the rest may be still to come.
+            // The rest of the last line may be still to come.
             if self.line.ends_with(b"\n") {
                 self.parser.line(&String::from_utf8_lossy(&self.line));
                 self.line.clear();

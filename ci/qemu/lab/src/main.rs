@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The lab: builds a virtual machine in which nvidia-peermem meets real rdma-core and perftest,
-//! runs it, and judges what came out. `make demo`, `make test` and `make shell` call it.
+//! The lab builds a virtual machine in which nvidia-peermem meets real rdma-core and perftest, runs
+//! it, and judges the results. `make demo`, `make test` and `make shell` call it.
 
 mod arm64;
 mod boots;
@@ -42,52 +42,54 @@ enum Cmd {
     Build {
         #[arg(long, value_enum, default_value_t = Kernel::debug())]
         kernel: Kernel,
-        /// More targets of ci/qemu/artefacts.mk.
+        /// Further targets of ci/qemu/artefacts.mk to build.
         targets: Vec<String>,
     },
-    /// RDMA between two processes with GPU memory, proven byte for byte; a table and `demo: PASS`.
+    /// Move bytes by RDMA between two processes with GPU memory and check each byte; print a table
+    /// and `demo: PASS`.
     Demo {
-        /// NVIDIA's C module in place of ours.
+        /// Use NVIDIA's C module in place of ours.
         #[arg(long)]
         nvidia_c: bool,
-        /// The kernel: Debian's own, for this machine's architecture or for arm64, or the lab's
-        /// with every alarm on.
+        /// The kernel: Debian's own, for this machine's architecture or for arm64, or the lab's,
+        /// which has every alarm on.
         #[arg(long, value_enum)]
         kernel: Option<Kernel>,
     },
-    /// Host tests, lint gates and every guest suite; ends with `N passed, N failed`.
+    /// Run host tests, lint gates and every guest suite; end with `N passed, N failed`.
     Test {
-        /// NVIDIA's C module in place of ours; guest suites only, what differs is recorded, not
-        /// judged.
+        /// Use NVIDIA's C module in place of ours; run guest suites only, and record differences
+        /// without judging them.
         #[arg(long)]
         nvidia_c: bool,
-        /// Only these: host, lint, suites of the guest, boots of the table; commas between.
+        /// Run only these: host, lint, suites of the guest, or boots of the table, separated by
+        /// commas.
         #[arg(long)]
         only: Option<String>,
     },
-    /// What takes hours; ends with `soak: PASS`, and leaves build/soak.json and
+    /// Run what takes hours; end with `soak: PASS`, and leave build/soak.json and
     /// docs/results/soak.md.
     Soak {
-        /// Only these: models, suites of the guest, boots of the table; commas between.
+        /// Run only these: models, suites of the guest, or boots of the table, separated by commas.
         #[arg(long)]
         only: Option<String>,
-        /// Repeat for this many hours, each round with new seeds.
+        /// Repeat for this many hours, with new seeds in each round.
         #[arg(long)]
         hours: Option<f64>,
-        /// Of the boots, as an earlier run printed it; without it, or in later rounds, a new one.
+        /// The seed of the boots, as an earlier run printed it. Later rounds, and runs without it,
+        /// use a new one.
         #[arg(long)]
         seed: Option<u32>,
     },
-    /// The scenario table against ours and against NVIDIA's module; writes
-    /// docs/results/scenarios.md.
+    /// Try the scenario table with our module and with NVIDIA's; write docs/results/scenarios.md.
     Scenarios,
-    /// The boots: seconds, runs and suites of each.
+    /// List the boots with their seconds, runs and suites.
     Boots {
-        /// Only these: names, first axes, patterns; commas between.
+        /// List only these: names, first axes or patterns, separated by commas.
         #[arg(long)]
         only: Option<String>,
     },
-    /// A prompt in the machine with everything loaded.
+    /// Open a prompt in the machine with everything loaded.
     Shell {
         #[arg(long)]
         nvidia_c: bool,
@@ -99,11 +101,11 @@ enum Cmd {
         iommu: Iommu,
         #[arg(long, value_enum, default_value_t = Kernel::debug())]
         kernel: Kernel,
-        /// More of the kernel's command line.
+        /// Further words for the kernel's command line.
         #[arg(last = true)]
         append: Vec<String>,
     },
-    /// Takes an artefact from the cache or builds it: ci/qemu/artefacts.mk.
+    /// Take an artefact from the cache or build it; ci/qemu/artefacts.mk calls this.
     Keep(Keep),
 }
 
@@ -118,7 +120,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says whether all was well; an error is what kept it from finding out.
+/// Returns whether all was well. An error says what kept the lab from finding out.
 fn run(args: Args) -> Result<bool> {
     let lab = Lab::locate()?;
     sh::clean_environment(&lab);

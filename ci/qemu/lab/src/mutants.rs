@@ -17,16 +17,16 @@ use lab::sh;
 use std::fs;
 use std::path::Path;
 
-/// Its word in `ONLY=`.
+/// The word in `ONLY=` that chooses the mutants.
 pub const MUTANTS: &str = "mutants";
 
 struct Mutant {
     name: String,
-    /// In one line, what is broken.
+    /// One line that says what is broken.
     what: String,
     boot: String,
     suites: Vec<String>,
-    /// Begins the name of the test that must fail.
+    /// The beginning of the name of the test that must fail.
     caught_by: String,
 }
 
@@ -47,7 +47,7 @@ impl Mutant {
     }
 }
 
-/// Of the tests that failed, the one whose name begins like this.
+/// Returns the first of the failed tests whose name begins with `by`.
 fn caught<'a>(by: &str, failed: &'a [String]) -> Option<&'a str> {
     failed.iter().map(String::as_str).find(|name| name.starts_with(by))
 }
@@ -70,7 +70,7 @@ fn all(lab: &Lab) -> Result<Found> {
         let row = row.with_context(|| format!("{patch}: there is no boot {}", mutant.boot))?;
         let failed = planted(lab, &file).and_then(|lab| boot(&lab, row, &mutant));
         let test = match &failed {
-            // A fault that cannot be built shows nothing about the tests.
+            // A fault that cannot be built proves nothing about the tests.
             Err(why) => Err(format!("it could not be tried: {why:#}")),
             Ok(names) => {
                 caught(&mutant.caught_by, names).ok_or(format!("{} passed; failed: {names:?}", mutant.caught_by))
@@ -99,8 +99,8 @@ is built and booted, and the test below fails. The models find more of them: `te
 ";
 const COLUMNS: [&str; 5] = ["patch", "what it breaks", "boot", "found by", "tests that failed"];
 
-/// A copy of the checkout with this fault. Files that are as they were keep their times, so little
-/// is built anew.
+/// Returns a copy of the checkout with this fault. Unchanged files keep their times, so that little
+/// is built again.
 fn planted(lab: &Lab, patch: &Path) -> Result<Lab> {
     let repo = lab.repo.join("build/mutants");
     let copy = "files=$(git ls-files); { echo \"$files\"; echo build/bin/lab; } | \
@@ -114,7 +114,7 @@ fn planted(lab: &Lab, patch: &Path) -> Result<Lab> {
     Ok(Lab { repo, build, cache: lab.cache.clone() })
 }
 
-/// The tests that failed, without the boot's name.
+/// Returns the tests that failed, without the boot's name.
 fn boot(lab: &Lab, row: &Row, mutant: &Mutant) -> Result<Vec<String>> {
     let built = artefacts::build(lab, row.kernel, &[row.image()], &[])?;
     println!("  mutant {}: of the tests below, {} must fail", mutant.name, mutant.caught_by);

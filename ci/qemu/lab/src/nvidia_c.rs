@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! NVIDIA's C module beside ours: driver 550's from Debian, or with `NVIDIA_SRC=<dir>` that of a
-//! driver source of the user's.
+//! NVIDIA's C module, which tests compare with ours: driver 550's from Debian or, with
+//! `NVIDIA_SRC=<dir>`, that of a driver source which the user names.
 
 use crate::ctx::Lab;
 use anyhow::{Context, Result};
 use std::fs;
 
-/// Whether it is the user's.
+/// Returns whether the module comes from the user's driver source.
 pub fn is_users() -> bool {
     std::env::var_os("NVIDIA_SRC").is_some_and(|dir| !dir.is_empty())
 }
@@ -19,12 +19,13 @@ fn read(lab: &Lab, file: &str) -> Result<String> {
     fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The driver's version.
+/// Returns the driver's version.
 pub fn version(lab: &Lab) -> Result<String> {
     Ok(read(lab, "version")?.trim().to_string())
 }
 
-/// Whether it has the parameter that driver 560 brought, and so pins persistently by default.
+/// Returns whether the module has the parameter that driver 560 introduced, and so pins
+/// persistently by default.
 pub fn is_persistent(lab: &Lab) -> Result<bool> {
     Ok(read(lab, "nvidia-peermem.c")?.contains("module_param(persistent_api_support"))
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tables in Markdown, as the pages of docs/results have them.
+//! Writes and reads tables in Markdown, as the pages of docs/results have them.
 
 pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let rows = rows.into_iter().map(|row| format!("| {} |\n", row.join(" | ")));
     format!("| {} |\n|{}\n{}", head.join(" | "), "---|".repeat(head.len()), rows.collect::<String>())
 }
 
-/// The cells of each row of each table, its head's among them.
+/// Returns the cells of each row of each table, including the heads.
 pub fn rows(page: &str) -> impl Iterator<Item = Vec<String>> + '_ {
     let rows = page.lines().filter_map(|line| line.strip_prefix("| "));
     rows.map(|row| row.trim_end_matches('|').split('|').map(|cell| cell.trim().to_string()).collect())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Two machines joined by a cable: both boot at once, and neither goes on for long when the other
-//! is lost.
+//! Boots two machines joined by a cable at the same time. When one is lost, the other soon stops,
+//! too.
 
 use anyhow::{anyhow, Context, Result};
 use lab::artefacts::Built;
@@ -11,9 +11,11 @@ use lab::machine::{Boot, Report};
 use std::fs;
 use std::path::Path;
 
-/// Boots both; reports in the order of `ROLES`, tests named `<boot>-<role>: …`.
+/// Boots both machines. Returns their reports in the order of `ROLES`, with tests named
+/// `<boot>-<role>: …`.
 pub fn run(lab: &Lab, built: &Built, image: &Path, boot: &Boot) -> Result<Vec<Report>> {
-    // Not in the checkout: the path of a socket may have a hundred characters and no more.
+    // The folder is outside the checkout, because the path of a socket can have little more than a
+    // hundred characters.
     let dir = std::env::temp_dir().join(format!("nvpm-{}-{}", std::process::id(), boot.name.replace('/', "-")));
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let cables = Cable::ends(&dir);

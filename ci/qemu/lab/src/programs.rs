@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! docs/results/programs.md: what programs of others did in the lab, by each way. `make soak` writes it
-//! after each boot that ran some of them; lines of what it did not run again stay.
+//! Writes docs/results/programs.md: what programs of other projects did in the lab, by each way.
+//! `make soak` updates it after each boot that ran some of them, and keeps the lines of programs
+//! that did not run again.
 
 use std::collections::BTreeMap;
 
@@ -34,10 +35,12 @@ const COLUMNS: [&str; 11] = [
     "pins",
     "revocations",
 ];
-/// The columns that say what a line is about: a later run's line with the same takes its place.
+/// The columns that say what a line is about. A later run's line with the same values replaces the
+/// earlier line.
 const KEYS: [usize; 6] = [0, 1, 2, 3, 4, 5];
 
-/// The page with these rows of the guest in the place of what it had; `None` for a boot without any.
+/// Returns the page with these rows of the guest in place of the earlier ones, or `None` for a boot
+/// without such rows.
 pub fn merged(old: &str, rows: &[Value]) -> Option<String> {
     let new: Vec<Vec<String>> = rows.iter().map(line).collect();
     let key = |line: &[String]| KEYS.map(|at| line.get(at).cloned().unwrap_or_default());

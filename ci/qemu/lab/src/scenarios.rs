@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `make scenarios`: the scenario table against ours and, in legacy mode, against NVIDIA's module;
-//! docs/results/scenarios.md.
+//! `make scenarios`: runs the scenario table with our module and, in legacy mode, with NVIDIA's,
+//! and writes docs/results/scenarios.md.
 
 use crate::boots::{self, Row};
-use crate::judge::{self, told_by_the_guest, Told};
+use crate::judge::{self, complaints, Complaints};
 use crate::lanes::{self, Found, Job};
 use crate::verdict::Verdict;
 use anyhow::{bail, Context, Result};
@@ -20,10 +20,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// NVIDIA's module may stop the machine in each scenario; more boots than that come from something
-/// else.
+/// The largest number of boots for NVIDIA's module. It may stop the machine in each scenario;
+/// further boots would have another cause.
 const REBOOTS: usize = 80;
-/// Where the table of Debian's NVIDIA module is kept, and where one that a user has.
+/// The page for Debian's NVIDIA module, and the one for a module that the user names.
 const TABLE: &str = "docs/results/scenarios.md";
 const USERS_TABLE: &str = "build/scenarios.md";
 
@@ -33,49 +33,49 @@ struct Clause {
     scenario: String,
     suite: String,
     test: String,
-    /// Mode and core of each test.
+    /// The mode and core of each test.
     places: Vec<(String, String)>,
 }
 
-/// The run that the page is of.
+/// The run that the page describes.
 struct Ran {
     commit: String,
     /// The version of NVIDIA's module.
     driver: String,
-    /// Where the page goes.
+    /// The file of the page.
     table: &'static str,
     jobs: usize,
     done: usize,
-    /// Tests of ours that failed, also those that end a boot and that its console is; and what
-    /// could not be asked.
+    /// The tests of ours that failed, including those about the end of a boot and its console, and
+    /// the jobs that could not be done.
     failed: Vec<String>,
 }
 
-/// What a module did in a scenario, and why: short enough for a table, and empty where it is clean.
-/// The worst compares as the least.
+/// What a module did in a scenario, and why. The reason is short enough for a table, and empty if
+/// the verdict is clean. The worst answer compares as the smallest.
 type Answer = (Verdict, String);
 
-/// Of ours, and of NVIDIA's module.
+/// A value for our module, and one for NVIDIA's.
 type Both<T> = [T; 2];
 const OURS: usize = 0;
 const THEIRS: usize = 1;
-type Answers = Mutex<Both<Vec<Told>>>;
+type Answers = Mutex<Both<Vec<Complaints>>>;
 
-/// What both did in a clause, by mode and core.
+/// What both modules did in a clause, by mode and core.
 struct Line<'a> {
     clause: &'a Clause,
     answers: BTreeMap<(String, String), Both<Option<Answer>>>,
 }
 
 impl Clause {
-    /// The test's name, without mode and core.
+    /// Returns the test's name, without mode and core.
     fn test(&self) -> String {
         format!("{}/{}", self.suite, self.test)
     }
 }
 
 impl Line<'_> {
-    /// Of one module, with mode and core.
+    /// Returns the answers of one module, each with its mode and core.
     fn of(&self, whose: usize) -> impl Iterator<Item = (&(String, String), &Answer)> {
         self.answers.iter().filter_map(move |(place, both)| Some((place, both[whose].as_ref()?)))
     }
@@ -103,15 +103,17 @@ pub fn run(lab: &Lab) -> Result<bool> {
     let suites: BTreeSet<&str> = clauses.iter().map(|c| c.suite.as_str()).collect();
     let boots = boots(marked(), &suites);
 
-    let told: &Answers = &Mutex::default();
+    let answers: &Answers = &Mutex::default();
     let mut jobs = Vec::new();
     for (row, suites) in boots {
         let (mut theirs, same) = (row.clone(), suites.clone());
         theirs.module = Module::NvidiaC;
         let name = format!("nvidia_c {}", row.name);
-        jobs.push(Job::new(format!("ours {}", row.name), row.seconds, move || once(lab, built, &row, &suites, told)));
-        // It takes the longest. Ours comes first, for a person who stops this early.
-        jobs.push(Job::new(name, 0, move || again_and_again(lab, built, &theirs, &same, told)));
+        jobs.push(Job::new(format!("ours {}", row.name), row.seconds, move || {
+            once(lab, built, &row, &suites, answers)
+        }));
+        // NVIDIA's job takes the longest. Ours runs first, for a person who stops the run early.
+        jobs.push(Job::new(name, 0, move || again_and_again(lab, built, &theirs, &same, answers)));
     }
     let commit = sh::git(lab, &["describe", "--always", "--dirty", "--abbrev=12"])?;
     let (driver, table) = (nvidia_c::version(lab)?, if nvidia_c::is_users() { USERS_TABLE } else { TABLE });
@@ -119,19 +121,19 @@ pub fn run(lab: &Lab) -> Result<bool> {
     let mut kept = Ok(());
     lanes::run(jobs, |done| {
         ran.done += 1;
-        // What NVIDIA's module's tests say is recorded and no outcome of the job's; that it could
-        // not be asked is.
+        // Failures of tests with NVIDIA's module are recorded and do not fail the job. A job that
+        // could not be done fails.
         let failed = done.found.tests.iter().filter(|t| t.has_failed());
         ran.failed.extend(failed.map(|t| t.name.clone()));
-        // After each, so that a run that is stopped keeps what it found.
-        let told = told.lock().unwrap_or_else(|e| e.into_inner());
+        // Write the page after each job, so that a run that is stopped keeps its findings.
+        let answers = answers.lock().unwrap_or_else(|e| e.into_inner());
         if kept.is_ok() {
-            kept = lab.write(ran.table, &page(&lines(&clauses, &told), &ran));
+            kept = lab.write(ran.table, &page(&lines(&clauses, &answers), &ran));
         }
     });
     kept?;
-    let told = told.lock().unwrap_or_else(|e| e.into_inner());
-    let lines = lines(&clauses, &told);
+    let answers = answers.lock().unwrap_or_else(|e| e.into_inner());
+    let lines = lines(&clauses, &answers);
     let mut all_clean = true;
     for line in &lines {
         for ((mode, core), ours) in line.of(OURS).filter(|(_, ours)| ours.0 != Verdict::Clean) {
@@ -150,7 +152,7 @@ pub fn run(lab: &Lab) -> Result<bool> {
     Ok(all_clean && missing.is_empty() && ran.failed.is_empty())
 }
 
-/// What ours was not asked, or gave no answer to.
+/// Returns the tests that our module did not run or gave no answer to.
 fn missing(lines: &[Line]) -> Vec<String> {
     let mut missing = Vec::new();
     for Line { clause, answers } in lines {
@@ -164,8 +166,8 @@ fn missing(lines: &[Line]) -> Vec<String> {
     missing
 }
 
-/// The boots marked for it, with their suites of the table; the table's own suite has one for each
-/// core.
+/// Returns the marked boots with their suites of the table. The table's own suite has one boot for
+/// each core.
 fn boots<'a>(rows: impl Iterator<Item = &'a Row>, suites: &BTreeSet<&str>) -> Vec<(Row, Vec<String>)> {
     let mut found = Vec::new();
     for row in rows {
@@ -179,8 +181,8 @@ fn boots<'a>(rows: impl Iterator<Item = &'a Row>, suites: &BTreeSet<&str>) -> Ve
     found
 }
 
-/// The machine of this row, for the tests of the table alone: which others the row leaves out does
-/// not matter, and NVIDIA's module may lack what it names.
+/// Returns the machine of this row, for the tests of the table alone. The row's list of tests to
+/// leave out does not apply, because NVIDIA's module may lack what the list names.
 fn boot(row: &Row, suites: &[String]) -> Boot {
     let mut boot = row.boot(suites);
     boot.name = format!("scenarios/{}/{}", row.module.name(), row.name);
@@ -189,34 +191,34 @@ fn boot(row: &Row, suites: &[String]) -> Boot {
     boot
 }
 
-fn tell(answers: &Answers, whose: usize, told: Vec<Told>) {
-    answers.lock().unwrap_or_else(|e| e.into_inner())[whose].extend(told);
+fn add(answers: &Answers, whose: usize, complaints: Vec<Complaints>) {
+    answers.lock().unwrap_or_else(|e| e.into_inner())[whose].extend(complaints);
 }
 
 fn once(lab: &Lab, built: &Built, row: &Row, suites: &[String], answers: &Answers) -> Result<Found> {
     let boot = boot(row, suites);
     let mut report = boot.run(lab, built, &built.image(row.image()))?;
-    // A test that the machine did not outlive is a line of the table, too.
-    tell(answers, OURS, told_by_the_guest(&report)?);
+    // A test in which the machine stopped is a line of the table, too.
+    add(answers, OURS, complaints(&report)?);
     judge::judge(&report, &BTreeMap::new(), Module::Ours).into_iter().for_each(|test| report.add(test));
     Ok(report.tests.into())
 }
 
-/// NVIDIA's module in the same machine: after each alarm it boots anew and goes on with the next
-/// scenario.
+/// Runs NVIDIA's module in the same machine. After each alarm, boots again and goes on with the
+/// next scenario.
 fn again_and_again(lab: &Lab, built: &Built, row: &Row, suites: &[String], answers: &Answers) -> Result<Found> {
     let mut suites = suites.to_vec();
     let mut after: Option<String> = None;
     for _ in 0..REBOOTS {
         let mut boot = boot(row, &suites);
-        // Longer than a test's own limit and the death of its process.
+        // The limit must exceed a test's own limit plus the time that its process takes to end.
         boot.limit = boot.limit.max(Duration::from_secs(900));
         boot.append.push("guest.fragile=1".to_string());
         boot.append.extend(after.as_ref().map(|a| format!("guest.after={a}")));
         let report = boot.run(lab, built, &built.image(row.image()))?;
-        let part = told_by_the_guest(&report)?;
-        let last = part.last().map(|told| told.test.clone());
-        tell(answers, THEIRS, part);
+        let part = complaints(&report)?;
+        let last = part.last().map(|complaints| complaints.test.clone());
+        add(answers, THEIRS, part);
         let whole = report.tests.iter().any(|t| t.name.contains("end/"));
         if whole {
             return Ok(Found::default());
@@ -230,23 +232,23 @@ fn again_and_again(lab: &Lab, built: &Built, row: &Row, suites: &[String], answe
     bail!("nvidia_c {}: booted {REBOOTS} times and still not at the end", row.name)
 }
 
-/// How many of a module's answers have which verdict, in the legend's order.
+/// Returns how many of a module's answers have each verdict, in the legend's order.
 fn counts(lines: &[Line], whose: usize) -> Vec<usize> {
     let all: Vec<Verdict> = lines.iter().flat_map(|line| line.of(whose)).map(|(_, answer)| answer.0).collect();
     Verdict::LEGEND.iter().map(|(verdict, ..)| all.iter().filter(|v| *v == verdict).count()).collect()
 }
 
-/// The same in words: `12 clean, 2 lockdep`.
+/// Returns the same counts in words: `12 clean, 2 lockdep`.
 fn split(lines: &[Line], whose: usize) -> String {
     let named = counts(lines, whose).into_iter().zip(Verdict::LEGEND).rev().filter(|(n, _)| *n > 0);
     named.map(|(n, (_, name, _))| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
 }
 
-/// The worst of what was said, short enough for a table.
-fn brief(told: &Told) -> Answer {
-    let (verdict, reason) = Verdict::worst(&told.what);
+/// Returns the worst of the complaints, short enough for a table.
+fn brief(complaints: &Complaints) -> Answer {
+    let (verdict, reason) = Verdict::worst(&complaints.what);
     let reason = reason.unwrap_or_default().replace("the kernel: ", "");
-    // Offsets and addresses are others in each build.
+    // Leave out offsets and addresses, because they differ in each build.
     let words: Vec<&str> = reason.split_whitespace().map(|w| w.split("+0x").next().unwrap_or(w)).collect();
     let mut text = words.join(" ").replace('|', "/");
     if let Some((at, _)) = text.char_indices().nth(110) {
@@ -256,22 +258,22 @@ fn brief(told: &Told) -> Answer {
     (verdict, text)
 }
 
-fn lines<'a>(clauses: &'a [Clause], told: &Both<Vec<Told>>) -> Vec<Line<'a>> {
+fn lines<'a>(clauses: &'a [Clause], both: &Both<Vec<Complaints>>) -> Vec<Line<'a>> {
     let line = |clause: &'a Clause| {
-        let stands = |t: &&Told| {
+        let stands = |t: &&Complaints| {
             t.test.split('/').next() == Some(&clause.suite) && t.test.rsplit('/').next() == Some(&clause.test)
         };
         let mut answers: BTreeMap<_, Both<Option<Answer>>> = BTreeMap::new();
-        for (whose, told) in told.iter().enumerate() {
-            for one in told.iter().filter(stands) {
+        for (whose, complaints) in both.iter().enumerate() {
+            for one in complaints.iter().filter(stands) {
                 let answer = match &one.skipped {
                     None => brief(one),
-                    // It is no answer.
+                    // A skipped test is no answer.
                     Some(_) if whose == OURS => continue,
                     Some(why) => (Verdict::NotAsked, why.clone()),
                 };
                 let place = (one.mode.clone().unwrap_or_default(), one.core.clone());
-                // It may run in more than one machine: the worst counts.
+                // A test may run in more than one machine: the worst answer counts.
                 let worst = &mut answers.entry(place).or_default()[whose];
                 *worst = worst.take().into_iter().chain([answer]).min();
             }
@@ -281,7 +283,7 @@ fn lines<'a>(clauses: &'a [Clause], told: &Both<Vec<Told>>) -> Vec<Line<'a>> {
     clauses.iter().map(line).collect()
 }
 
-/// What the answers of one module have in common, or each with where it was.
+/// Returns what the answers of one module have in common, or lists each with its place.
 fn together(line: &Line, whose: usize) -> String {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for ((mode, core), answer) in line.of(whose) {
@@ -337,8 +339,8 @@ fn page(lines: &[Line], ran: &Ran) -> String {
 mod tests {
     use super::*;
 
-    fn told(test: &str, mode: &str, core: &str, what: &[&str]) -> Told {
-        Told {
+    fn said(test: &str, mode: &str, core: &str, what: &[&str]) -> Complaints {
+        Complaints {
             test: test.into(),
             core: core.into(),
             mode: Some(mode.into()),
@@ -363,14 +365,14 @@ mod tests {
     #[test]
     fn the_worst_first_and_no_offsets() {
         let what = ["2 pins left", "the kernel: BUG: KASAN: slab-use-after-free in f+0x12/0x34 [nvidia_peermem]"];
-        let text = |what: &[&str]| words(&brief(&told("scenarios/x", "legacy", "25.10", what)));
+        let text = |what: &[&str]| words(&brief(&said("scenarios/x", "legacy", "25.10", what)));
         assert_eq!(text(&what), "memory safety: BUG: KASAN: slab-use-after-free in f [nvidia_peermem]");
         assert_eq!(text(&[]), "clean");
     }
 
     #[test]
     fn a_skip_is_no_answer_of_ours_and_named_for_nvidias_module() {
-        let mut skipped = told("scenarios/25.10/legacy/free_during_dma_map", "legacy", "25.10", &[]);
+        let mut skipped = said("scenarios/25.10/legacy/free_during_dma_map", "legacy", "25.10", &[]);
         skipped.skipped = Some("maps by itself".to_string());
         let clauses = [clause()];
         let lines = lines(&clauses, &[vec![skipped.clone()], vec![skipped]]);
@@ -381,8 +383,8 @@ mod tests {
     #[test]
     fn a_line_for_each_mode_and_core() {
         let name = "scenarios/25.10/legacy/free_during_dma_map";
-        let ours = [told(name, "legacy", "25.10", &[]), told(name, "persistent", "25.10", &[])];
-        let nvidia_c = [told(name, "legacy", "25.10", &["hung: did not end"])];
+        let ours = [said(name, "legacy", "25.10", &[]), said(name, "persistent", "25.10", &[])];
+        let nvidia_c = [said(name, "legacy", "25.10", &["hung: did not end"])];
         let clauses = [clause()];
         let lines = lines(&clauses, &[ours.to_vec(), nvidia_c.to_vec()]);
         let answers: Vec<_> = lines[0].answers.values().map(both).collect();
@@ -401,8 +403,10 @@ mod tests {
 
     #[test]
     fn what_ours_gave_no_answer_to_is_missing() {
-        let at = |mode, core| told(&format!("scenarios/{core}/{mode}/free_during_dma_map"), mode, core, &[]);
-        let of = |ours: &[Told], nvidia_c: &[Told]| missing(&lines(&[clause()], &[ours.to_vec(), nvidia_c.to_vec()]));
+        let at = |mode, core| said(&format!("scenarios/{core}/{mode}/free_during_dma_map"), mode, core, &[]);
+        let of = |ours: &[Complaints], nvidia_c: &[Complaints]| {
+            missing(&lines(&[clause()], &[ours.to_vec(), nvidia_c.to_vec()]))
+        };
         let both = [at("persistent", "24.10"), at("legacy", "25.10")];
         assert!(of(&both, &[]).is_empty());
         let not = of(&both[..1], &both[1..]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Running other programs: output into a log, its last line every 15 seconds, its end when one
-//! fails.
+//! Runs other programs: writes their output to a log, prints its last line every 15 seconds, and
+//! its end when a program fails.
 
 use crate::ctx::Lab;
 use anyhow::{anyhow, bail, Context, Result};
@@ -17,15 +17,16 @@ const TAIL_LINES: usize = 25;
 /// The suffix of the LLVM tools that build the kernel and everything for it.
 pub const LLVM: &str = "-19";
 
-/// What changes builds, by how the names begin: those here depend on the checkout, the compilers
-/// and cargo's files alone.
+/// The beginnings of names of variables that would change builds. Builds must depend on the
+/// checkout, the compilers and cargo's files alone.
 const VARIABLES: &str = "AR BINDGEN_ C_INCLUDE_PATH CARGO_BUILD_ CARGO_ENCODED_ CARGO_INCREMENTAL CARGO_PROFILE_ \
     CARGO_TARGET_ CC CFLAGS CPATH CROSS_COMPILE HOST_C LIBRARY_PATH RUSTC RUSTFLAGS TARGET_C";
-/// A make that runs the lab must not hand its jobserver or its variables to the makes below.
+/// Variables of a make that runs the lab. The makes below must not get its jobserver or its
+/// variables.
 const VARIABLES_OF_MAKE: &str = "KDIR KERNEL_CRATE MAKE MFLAGS NVIDIA_C ONLY";
 
-/// The environment of this program and of all that it runs. The distribution's tools: rustup's
-/// toolchains carry no rust-src for the kernel.
+/// Cleans the environment of this program and of all that it runs, and chooses the distribution's
+/// tools: rustup's toolchains have no rust-src for the kernel.
 pub fn clean_environment(lab: &Lab) {
     for (name, _) in env::vars_os() {
         let mut starts = [VARIABLES, VARIABLES_OF_MAKE].into_iter().flat_map(str::split_whitespace);
@@ -35,20 +36,20 @@ pub fn clean_environment(lab: &Lab) {
     }
     let bindgen = lab.build.join("sources/bindgen/bin");
     env::set_var("PATH", format!("{}:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin", bindgen.display()));
-    // bindgen is to use the libclang of the compiler that builds the kernel, whatever else is
+    // bindgen must use the libclang of the compiler that builds the kernel, even if others are
     // installed.
     env::set_var("LIBCLANG_PATH", format!("/usr/lib/llvm{LLVM}/lib"));
     env::set_var("LC_ALL", "C.UTF-8");
 }
 
-/// A program without standard input.
+/// Returns a command without standard input.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut cmd = Command::new(program);
     cmd.stdin(Stdio::null());
     cmd
 }
 
-/// What a program printed, or an error with what it said on standard error.
+/// Returns what a program printed, or an error with its standard error.
 pub fn output(cmd: &mut Command) -> Result<String> {
     let name = cmd.get_program().to_string_lossy().into_owned();
     let out =
@@ -59,21 +60,21 @@ pub fn output(cmd: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// What git says of this checkout.
+/// Returns what git prints about this checkout.
 pub fn git(lab: &Lab, words: &[&str]) -> Result<String> {
     Ok(output(command("git").current_dir(&lab.repo).args(words))?.trim().to_string())
 }
 
-/// One step that takes a while and has a log.
+/// A step that takes a while and has a log.
 pub struct Step {
     pub what: String,
     pub log: PathBuf,
-    /// Somebody else says that it is still at it.
+    /// Print no progress, because something else already does.
     pub quiet: bool,
 }
 
 impl Step {
-    /// Starts the log anew.
+    /// Begins a step with an empty log.
     pub fn new(what: impl Into<String>, log: PathBuf) -> Result<Self> {
         if let Some(dir) = log.parent() {
             fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -82,7 +83,7 @@ impl Step {
         Ok(Step { what: what.into(), log, quiet: false })
     }
 
-    /// Runs one program of the step to its end.
+    /// Runs one program of the step until it ends.
     pub fn run(&self, cmd: &mut Command) -> Result<()> {
         let name = cmd.get_program().to_string_lossy().into_owned();
         let log = OpenOptions::new().append(true).open(&self.log)?;
@@ -108,7 +109,7 @@ impl Step {
         if status.success() {
             return Ok(());
         }
-        // One call: another lane may be printing too.
+        // Print everything in one call, because another lane may be printing at the same time.
         let end: String = tail(&self.log, TAIL_LINES).into_iter().map(|line| format!("    {line}\n")).collect();
         eprint!("--- end of {}\n{end}", self.log.display());
         if end.contains("No space left on device") {
@@ -121,7 +122,7 @@ impl Step {
     }
 }
 
-/// A progress line; these go to standard error, results to standard output.
+/// Prints a progress line. Progress goes to standard error, results go to standard output.
 pub fn say(line: &str) {
     eprintln!("{line}");
 }

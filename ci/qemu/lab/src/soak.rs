@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `make soak`: what takes hours. Goes on after failures; leaves build/soak.json and the record
-//! docs/results/soak.md.
+//! `make soak`: runs what takes hours, goes on after failures, and leaves build/soak.json and the
+//! record docs/results/soak.md.
 
 use crate::arm64;
 use crate::boots;
@@ -23,11 +23,11 @@ use std::fs;
 use std::hash::{BuildHasher, Hasher};
 use std::time::{Duration, Instant};
 
-/// `ONLY=` of the long form of the models in tests/host.
+/// The word in `ONLY=` for the long form of the models in tests/host.
 const MODELS: &str = "models";
 
-/// One round through what was chosen; with `hours`, round after round with new seeds, and no job
-/// starts after that time.
+/// Runs all that was chosen once. With `hours`, repeats it with new seeds, and starts no job after
+/// that time.
 pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u32>) -> Result<bool> {
     let start = Instant::now();
     let chosen: Option<Vec<&str>> = only.map(|o| o.split(',').collect());
@@ -78,7 +78,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
     Ok(failed == 0)
 }
 
-/// Skipped where its turn comes after the end.
+/// Returns the job, which is skipped if `over` says so when its turn comes.
 fn unless<'a>(over: &'a (dyn Fn() -> bool + Sync), job: Job<'a>) -> Job<'a> {
     let name = job.name.clone();
     Job::new(job.name, job.takes, move || {
@@ -89,20 +89,21 @@ fn unless<'a>(over: &'a (dyn Fn() -> bool + Sync), job: Job<'a>) -> Job<'a> {
     })
 }
 
-/// The one source of randomness in std.
+/// Returns a random seed. `RandomState` is std's only source of randomness.
 fn new_seed() -> u32 {
     let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
     (random >> 32) as u32
 }
 
-/// What was run, written after each job: a soak that is stopped keeps what it found.
+/// The record of what was run. It is written after each job, so that a soak that is stopped keeps
+/// its findings.
 struct Record<'a> {
     lab: &'a Lab,
     date: String,
     commit: String,
     machine: String,
     rows: Vec<Value>,
-    /// Whatever a whole soak runs.
+    /// The names of all jobs of a complete soak.
     jobs: Vec<&'a str>,
 }
 
@@ -128,13 +129,13 @@ its NIC.
 ";
 const COUNTS: [&str; 4] = ["boot", "mode", "seconds", "counted"];
 
-/// Result rows of the guest that are recorded.
+/// The guest's result rows that are recorded.
 const COUNTED: [&str; 2] = ["storm", "fuzz"];
 
 impl<'a> Record<'a> {
     fn new(lab: &'a Lab, jobs: Vec<&'a str>) -> Result<Self> {
         let mut commit = sh::git(lab, &["rev-parse", "--short=12", "HEAD"])?;
-        // The record itself changes while it is written.
+        // Leave out the pages that change during a soak, such as the record itself.
         let but = [FILE, arm64::FILE, "docs/results/programs*"].map(|file| format!(":!{file}"));
         let status = ["status", "--porcelain", "--untracked-files=no", "--", ".", &but[0], &but[1], &but[2]];
         if !sh::git(lab, &status)?.is_empty() {
@@ -172,15 +173,15 @@ impl<'a> Record<'a> {
     }
 }
 
-/// What a storm or the fuzzer did, in one mode.
+/// Returns the cells that say what a storm or the fuzzer did in one mode.
 fn counted(boot: &str, row: &Value) -> Vec<String> {
     let counts = row["counts"].as_object().into_iter().flatten().map(|(name, n)| format!("{name} {n}"));
     let mode = row["mode"].as_str().unwrap_or_default();
     vec![boot.to_string(), mode.to_string(), row["seconds"].to_string(), counts.collect::<Vec<_>>().join(", ")]
 }
 
-/// The record with this run and what it counted in the place of the boot's last ones, and in words
-/// which of `all` have none.
+/// Returns the record with this run added and the boot's counts replaced, and a sentence about
+/// which of `all` have no entry.
 fn merged(old: &str, run: Vec<String>, counted: Vec<Vec<String>>, all: &[&str]) -> String {
     let (runs, deeds) = old.split_once(DEEDS).unwrap_or((old, ""));
     let boot = run[0].clone();
@@ -197,7 +198,7 @@ fn merged(old: &str, run: Vec<String>, counted: Vec<Vec<String>>, all: &[&str]) 
     format!("{HEAD}{}{end}{DEEDS}{}", page::table(&RUNS, runs), page::table(&COUNTS, deeds))
 }
 
-/// Processors and memory, in words.
+/// Describes the host's processors and memory in words.
 fn machine() -> String {
     let value = |text: &str, key: &str| {
         text.lines().find(|l| l.starts_with(key)).and_then(|l| Some(l.split_once(':')?.1.trim().to_string()))

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `make test`: what is to be known before a change goes in, one line each, and the count.
+//! `make test`: runs what must pass before a change goes in, prints a line for each test, and
+//! counts them.
 
 use crate::boots;
 use crate::lanes::{self, Done, Job};
@@ -28,9 +29,9 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>) -> Result<bool> {
     let others: &[&str] = if run == Run::Test { &["host", "lint", host::PACKAGES] } else { &[] };
     let rows = boots::chosen(&all, run, Arch::host(), only.as_deref(), others)?;
 
-    // The debug kernel's machines run longest, so what they need is built first, with this
-    // machine's tests beside it: where programs have changed, that is one crate after the other.
-    // Then, beside the first boots, the other kernels, one at a time.
+    // The debug kernel's machines run longest, so build what they need first. The tests of this
+    // machine are built at the same time, because crates that changed are compiled one after the
+    // other there. The other kernels follow, one at a time, beside the first boots.
     let mut kernels = boots::images(&rows);
     if here("lint") {
         kernels.entry(Kernel::debug()).or_default();
@@ -38,7 +39,7 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>) -> Result<bool> {
     let one_at_a_time = Mutex::new(());
     let build = |kernel: Kernel, kinds: &[artefacts::Kind]| {
         let _turn = one_at_a_time.lock().unwrap_or_else(|e| e.into_inner());
-        // What the gates need.
+        // The parts that the gates need.
         let parts: &[&str] =
             if kernel == Kernel::debug() { &["linux", "bindgen", "ofed", "gpu", "nvidia_c-source"] } else { &[] };
         artefacts::build(lab, kernel, kinds, parts)
@@ -66,7 +67,7 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>) -> Result<bool> {
     }
     let (waited, mut done) = thread::scope(|scope| -> Result<_> {
         scope.spawn(|| {
-            // Its jobs report what is wrong.
+            // The result is ignored here: the jobs report what is wrong.
             let tests = here("host").then(|| programs.get());
             drop(tests);
             if debug.is_none_or(|debug| debug.get().is_ok()) {

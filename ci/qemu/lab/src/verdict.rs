@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a test's complaints say of a module: is memory spoilt, does something hang, is there a
-//! circle of locks, or is an answer another one than ours promises?
+//! Sorts a test's complaints about a module: memory is spoilt, something hangs, locks form a
+//! circle, or an answer differs from what our module promises.
 
 use lab::alarms::{self, Kind};
 
-/// The worst first.
+/// The kinds of complaints, beginning with the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// KASAN's word for it, an oops (also as the machine's last word), or a pin that nobody puts.
+    /// KASAN reports spoilt memory, the kernel oopses (perhaps as the machine's last word), or
+    /// nobody puts a pin.
     MemorySafety,
     Hang,
     Promise,
     Lockdep,
-    /// A stand-in says that the test itself went wrong.
+    /// A stand-in reports that the test itself went wrong.
     Lab,
     Clean,
-    /// NVIDIA's module is spared what asks for something that only ours promises.
+    /// The test asks for something that only our module promises, so NVIDIA's module is spared it.
     NotAsked,
 }
 
 impl Verdict {
-    /// Each, with its name and what it means.
+    /// Each verdict, with its name and its meaning.
     pub const LEGEND: [(Verdict, &'static str, &'static str); 7] = [
         (Verdict::MemorySafety, "memory safety", "memory used after its end, an oops, or a pin that is never put"),
         (Verdict::Hang, "hang", "a task or the machine does not go on"),
@@ -40,8 +41,8 @@ impl Verdict {
         Verdict::LEGEND.iter().find(|row| row.0 == self).map_or("", |row| row.1)
     }
 
-    /// Of one complaint, as the guest writes them (tests/guest/src/runner.rs) or the lab for a
-    /// machine that stopped.
+    /// Classifies one complaint line from the guest (tests/guest/src/runner.rs), or from the lab
+    /// for a machine that stopped.
     pub fn of(what: &str) -> Self {
         let stopped = what.strip_prefix("machine stopped: ");
         if let Some(said) = stopped.or_else(|| what.strip_prefix("the kernel: ")) {
@@ -65,7 +66,7 @@ impl Verdict {
         }
     }
 
-    /// The worst of them, and the complaint that says so; none: clean.
+    /// Returns the worst verdict and the complaint that it comes from. No complaint means clean.
     pub fn worst(what: &[String]) -> (Self, Option<&str>) {
         let all = what.iter().map(|what| (Self::of(what), Some(what.as_str())));
         all.min_by_key(|(verdict, _)| *verdict).unwrap_or((Verdict::Clean, None))

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! ci/cargo.sh: checkouts share cargo's folder and never run each other's programs.
+//! Tests ci/cargo.sh: checkouts share cargo's folder and never run each other's programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A checkout with a workspace, of which one program says what the checkout is called.
+/// Makes a checkout with a workspace that has one program. The program prints the checkout's name.
 fn checkout(dir: &Path, name: &str) -> PathBuf {
     let repo = dir.join(name);
     fs::create_dir_all(repo.join("all/one/src")).unwrap();
@@ -30,8 +30,8 @@ fn said(repo: &Path, folder: &str, cache: &Path) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
-/// The files of either are older than what was built of the other, in whichever folder of the
-/// workspace it was built.
+/// The sources of either checkout are older than what was built from the other, in whichever folder
+/// of the workspace it was built.
 #[test]
 fn another_checkouts_build_is_not_taken() {
     let dir = tempfile::tempdir().unwrap();
@@ -43,8 +43,8 @@ fn another_checkouts_build_is_not_taken() {
     }
 }
 
-/// Replaces the program by a test that says that it runs, waits until it is allowed to end, and a second
-/// one that cargo starts afterwards.
+/// Replaces the program by a test that announces itself and waits until it may end, and adds a
+/// second test that cargo starts afterwards.
 fn with_slow_test(repo: &Path) {
     let one = repo.join("all/one");
     fs::create_dir_all(one.join("tests")).unwrap();
@@ -55,8 +55,8 @@ fn with_slow_test(repo: &Path) {
     fs::write(one.join("tests/b.rs"), "#[test] fn later() {}").unwrap();
 }
 
-/// A second checkout removes what the first has built: not while its tests run. Nor do the tests of one
-/// checkout run twice at a time.
+/// A second checkout removes what the first has built, but not while the first one's tests run. Two
+/// runs of one checkout's tests wait for each other, too.
 #[test]
 fn who_comes_second_waits_for_running_tests_and_says_so() {
     let dir = tempfile::tempdir().unwrap();

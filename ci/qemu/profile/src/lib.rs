@@ -4,14 +4,14 @@
 //! libprofile.so,out=FILE`.
 //!
 //! A mark is a no-op with a number in its operand (tests/guest, suite `bench_profile`;
-//! ci/qemu/pcie/lab_mark.h). At each second one `FILE` gets a line `==` and a line per instruction
-//! that ran: its address, and how often. Lines with a `+` tell whom the kernel worked for: a
-//! module's address, and how many instructions of the kernel itself ran before the next of any
-//! module. Counted is by block, which is what QEMU translates at once, up to a jump. For machines
-//! of one processor: what another does is counted, too.
+//! ci/qemu/pcie/lab_mark.h). At each second mark, FILE gets a line `==` and a line per instruction
+//! that ran: its address, and how often it ran. Lines with a `+` say for whom the kernel worked: a
+//! module's address, and how many instructions of the kernel itself ran before the next one of any
+//! module. The plugin counts blocks, which QEMU translates at once, up to a jump. It is made for
+//! machines with one processor, because it counts the instructions of all processors together.
 //!
-//! The plugin interface is that of QEMU 7.2 (version 1, which QEMU takes until 8.2); QEMU's headers
-//! are not needed.
+//! The plugin interface is that of QEMU 7.2 (version 1, which QEMU accepts until 8.2). QEMU's
+//! headers are not needed.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
@@ -20,7 +20,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::Mutex;
 
-/// Which interface this is written for; QEMU looks for it.
+/// The version of the plugin interface that this is written for. QEMU looks for it.
 #[no_mangle]
 #[allow(non_upper_case_globals)]
 pub static qemu_plugin_version: c_int = 1;
@@ -58,28 +58,28 @@ extern "C" {
 
 /// A translated block of the kernel.
 struct Counted {
-    /// Where its instructions are.
+    /// The addresses of its instructions.
     addresses: Vec<u64>,
     runs: AtomicU64,
-    /// How often after which block of a module, if it is none itself.
+    /// For a block of the kernel itself: how often it ran after which block of a module.
     after: Mutex<BTreeMap<u64, u64>>,
 }
 
 static COUNTING: AtomicBool = AtomicBool::new(false);
-/// The block of a module that ran last, 0 for none since the first mark.
+/// The block of a module that ran last, or 0 if none has run since the first mark.
 static LAST: AtomicU64 = AtomicU64::new(0);
-/// Never freed: QEMU keeps their addresses.
+/// The blocks. They are never freed, because QEMU keeps their addresses.
 static BLOCKS: Mutex<Vec<&'static Counted>> = Mutex::new(Vec::new());
 static OUT: Mutex<Option<File>> = Mutex::new(None);
 
-/// A no-op with this operand, and 1 or 2 behind it.
+/// A no-op with this operand. 1 or 2 follows it.
 const MARK: [u8; 6] = [0x0f, 0x1f, 0x80, b'n', b'v', b'p'];
 
-/// Where the kernel's half of the address space begins.
+/// The first address of the kernel's half of the address space.
 const KERNEL: u64 = 0xffff_8000_0000_0000;
 
-/// Modules lie from here on, the kernel itself below: `MODULES_VADDR` of x86-64, where it is
-/// lowest.
+/// The first address of modules, with the kernel itself below: `MODULES_VADDR` of x86-64, where it
+/// is lowest.
 const MODULES: u64 = 0xffff_ffff_a000_0000;
 
 extern "C" fn translated(_: Id, block: *mut Block) {
@@ -143,7 +143,7 @@ extern "C" fn begin(_: c_uint, _: *mut c_void) {
 
 extern "C" fn end(_: c_uint, _: *mut c_void) {
     COUNTING.store(false, Relaxed);
-    // Blocks overlap, where one is entered in the middle.
+    // Blocks overlap where one is entered in the middle.
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
     let mut after: BTreeMap<u64, u64> = BTreeMap::new();
     for block in BLOCKS.lock().expect("no panic under it").iter() {
@@ -168,7 +168,7 @@ extern "C" fn end(_: c_uint, _: *mut c_void) {
     }
 }
 
-/// What QEMU calls once, with the arguments behind the plugin's name.
+/// QEMU calls this once, with the arguments that follow the plugin's name.
 ///
 /// # Safety
 ///

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! In the machine: does the library answer as the real card did (docs/facts.md#cuda)? Speaks KTAP.
+//! Runs in the machine and tests that the library answers as the real card did
+//! (docs/facts.md#cuda). Prints KTAP.
 
 use cuda::*;
 use std::ffi::{c_int, c_void, CStr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// A page of the host, not CUDA's.
+/// A page of the host that CUDA does not know.
 static HOST: [u8; 4096] = [0; 4096];
 
 fn attribute(n: c_int) -> c_int {
@@ -84,7 +85,8 @@ fn contexts() {
         assert_eq!(cuCtxGetCurrent(&mut now), 0);
         assert_eq!(now, b);
         assert_eq!(pointer(1, at), Ok(a as u64));
-        // Without a context a number is told, and neither a range nor a dma-buf.
+        // Without a context, cuPointerGetAttribute still gives the buffer's number, but neither the
+        // address range nor a dma-buf can be had.
         assert_eq!(cuCtxSetCurrent(std::ptr::null_mut()), 0);
         assert!(pointer(7, at).is_ok());
         assert_eq!(cuMemGetAddressRange_v2(&mut 0, &mut 0, at), 201);
@@ -120,7 +122,7 @@ fn buffers() {
         assert_eq!(free(at), 0);
         assert_eq!(free(at), 1);
         assert_eq!(pointer(7, at), Err(1));
-        // The same address again, under a new number.
+        // The same address comes back, with a new number.
         assert_eq!(alloc(size), Ok(at));
         last = pointer(7, at).unwrap();
         assert_eq!(last, id + 1);
@@ -131,7 +133,7 @@ fn buffers() {
     assert_eq!(alloc(1 << 45), Err(2));
 }
 
-/// A dma-buf of a range, or the code.
+/// Exports a range as dma-buf, or returns the error code.
 fn export(at: u64, size: usize, kind: c_int, flags: u64) -> Result<OwnedFd, u32> {
     let mut fd = -1;
     let to: *mut c_int = &mut fd;
@@ -148,7 +150,7 @@ fn dma_buf() {
     const BACKING: usize = 2 << 20;
     let at = alloc(BACKING + 1).unwrap();
     let refused = |at, size, kind, flags| export(at, size, kind, flags).err();
-    // Whole pages, of the one kind, without flags.
+    // An export must consist of whole pages, be of the one kind, and have no flags.
     assert_eq!(refused(at, PAGE - 1, 1, 0), Some(1));
     assert_eq!(refused(at + 1, PAGE, 1, 0), Some(1));
     assert_eq!(refused(at, 0, 1, 0), Some(1));
@@ -156,7 +158,8 @@ fn dma_buf() {
     assert_eq!(refused(at, PAGE, 1, 1), Some(801));
     assert_eq!(refused(HOST.as_ptr() as u64, PAGE, 1, 0), Some(1));
     assert_eq!(refused(at, usize::MAX - PAGE + 1, 1, 0), Some(1));
-    // A part, or all up to the end of the memory behind it, and no further.
+    // An export may cover a part of a buffer, or reach up to the end of the memory behind it, but
+    // no further.
     for (offset, size) in [(0, PAGE), (PAGE, BACKING), (0, 2 * BACKING)] {
         let fd = export(at + offset as u64, size, 1, 0).unwrap();
         let mut file = std::fs::File::from(fd);
@@ -171,7 +174,7 @@ fn dma_buf() {
     assert_eq!(refused(at, PAGE, 1, 0), Some(1));
 }
 
-/// Free video memory, in KiB.
+/// Returns the free video memory, in KiB.
 fn room() -> usize {
     let (mut free, mut all) = (0, 0);
     // SAFETY: live locals.
@@ -179,7 +182,7 @@ fn room() -> usize {
     free >> 10
 }
 
-/// Small allocations share a block of 2 MiB.
+/// Tests that small allocations share a block of 2 MiB.
 fn neighbours() {
     const PAGE: usize = 4096;
     const BLOCK: u64 = 2 << 20;
@@ -188,7 +191,7 @@ fn neighbours() {
     let [a, b, c, d] = sizes.map(|size| alloc(size).unwrap());
     assert_eq!([a % BLOCK, b - a, c - b, d - c], [0, 65536, 4096, 512]);
     assert_eq!(before - room(), 2048);
-    // Each is a buffer of its own, and what follows one is nobody's.
+    // Each allocation is a buffer of its own, and the bytes after it belong to nobody.
     for (at, size) in [a, b, c, d].into_iter().zip(sizes) {
         let (mut base, mut len) = (0, 0);
         // SAFETY: live locals.
@@ -197,7 +200,7 @@ fn neighbours() {
     }
     assert_eq!(pointer(7, b).map(|id| id + 1), pointer(7, c));
     assert_eq!(pointer(7, c + 1), Err(1));
-    // What is written to one stays in it.
+    // Bytes written to one buffer stay in it.
     let mut back = [0u8; 4096];
     // SAFETY: live buffers of the lengths that are copied.
     unsafe {
@@ -210,12 +213,14 @@ fn neighbours() {
         assert_eq!(back[0], 7);
         assert_eq!(cuMemsetD8_v2(c, 5, 2), 1);
     }
-    // A dma-buf begins in a page in which somebody has a byte, and may go on to the block's end.
+    // A dma-buf must begin in a page of which some buffer has a byte, and may go on to the block's
+    // end.
     assert!(export(d & !4095, PAGE, 1, 0).is_ok());
     assert!(export(a, BLOCK as usize, 1, 0).is_ok());
     assert_eq!(export(a, BLOCK as usize + PAGE, 1, 0).err(), Some(1));
     assert_eq!(export(a + BLOCK / 2, PAGE, 1, 0).err(), Some(1));
-    // A free gives nothing back while the block has another user, and the address comes again.
+    // A free returns no memory while the block has another user, and the next allocation gets the
+    // same address.
     assert_eq!(free(b), 0);
     assert_eq!(pointer(7, b), Err(1));
     assert_eq!(export(b, PAGE, 1, 0).err(), Some(1));
@@ -255,7 +260,7 @@ fn copies() {
     assert_eq!((free(a), free(b)), (0, 0));
 }
 
-/// A reservation with three handles, the last of which no NIC may have.
+/// Tests a reservation with three handles, the last of which no NIC may use.
 fn mappings() {
     const SEGMENT: usize = 2 << 20;
     let prop = |rdma| AllocationProp::plain(0, 0, rdma);
@@ -270,7 +275,7 @@ fn mappings() {
         for (i, handle) in handles.iter_mut().enumerate() {
             assert_eq!(cuMemCreate(handle, SEGMENT, &prop(i < 2), 0), 0);
             assert_eq!(cuMemMap(at + (i * SEGMENT) as u64, SEGMENT, 0, *handle, 0), 0);
-            // The mapping keeps the memory.
+            // The mapping keeps the memory alive.
             assert_eq!(cuMemRelease(*handle), 0);
         }
         assert_eq!(cuMemMap(at, SEGMENT, 0, handles[0], 0), 1);
@@ -278,11 +283,11 @@ fn mappings() {
         assert_eq!(cuMemSetAccess(at, 3 * SEGMENT, &access, 1), 0);
     }
     let segment = |i: usize| at + (i * SEGMENT) as u64;
-    // An id each; the range is one segment.
+    // Each mapping has an id of its own, and its address range is one segment.
     let ids: Vec<u64> = (0..3).map(|i| pointer(7, segment(i) + 5).unwrap()).collect();
     assert_eq!((ids[1], ids[2]), (ids[0] + 1, ids[0] + 2));
     assert_eq!([0, 1, 2].map(|i| pointer(15, segment(i)).map(|v| v as u32)), [Ok(1), Ok(1), Ok(0)]);
-    // By attribute the range is the whole reservation, and no context has it.
+    // By the attributes, however, the range is the whole reservation, and it belongs to no context.
     assert_eq!([1, 11, 12].map(|fact| pointer(fact, segment(1))), [0, at, 4 * SEGMENT as u64].map(Ok));
     let (mut base, mut len) = (0, 0);
     let bytes: Vec<u8> = (0..3 * SEGMENT).map(|i| (i * 7 + i / 65521) as u8).collect();
@@ -294,7 +299,7 @@ fn mappings() {
         let on: *const u32 = &1;
         assert_eq!(cuPointerSetAttribute(on.cast(), 6, at), 801);
         assert_eq!(free(at), 1);
-        // A copy over all of them; none into the hole.
+        // A copy over all mappings works; a copy into the hole does not.
         assert_eq!(cuMemcpyHtoD_v2(at, bytes.as_ptr().cast(), 3 * SEGMENT), 0);
         assert_eq!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), at, 3 * SEGMENT), 0);
         assert_eq!(back, bytes);
@@ -302,10 +307,10 @@ fn mappings() {
         assert_eq!(cuMemsetD8_v2(segment(1) - 1, 9, 2), 0);
         assert_eq!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), segment(1) - 2, 4), 0);
         assert_eq!(back[1..3], [9, 9]);
-        // One dma-buf over all of them, whether a NIC may have them or not; none over the hole.
+        // One dma-buf covers all mappings, whether or not a NIC may use them; none covers the hole.
         assert!(export(at + 4096, 3 * SEGMENT - 4096, 1, 0).is_ok());
         assert_eq!(export(at, 3 * SEGMENT + 4096, 1, 0).err(), Some(1));
-        // A segment unmapped is nobody's; another handle there has a new number.
+        // An unmapped segment belongs to nobody. Another handle mapped there gets a new number.
         assert_eq!(cuMemUnmap(segment(1), SEGMENT / 2), 1);
         assert_eq!(cuMemUnmap(segment(1), SEGMENT), 0);
         assert_eq!(pointer(7, segment(1)), Err(1));
@@ -321,7 +326,8 @@ fn mappings() {
     }
 }
 
-/// Asks for what programs only ask for: handles for other processes, and memory of their own.
+/// Tests what programs merely ask for: handles for other processes, and registration of their own
+/// memory.
 fn handles() {
     let a = alloc(300_000).unwrap();
     let mut prop = AllocationProp::plain(0, 0, true);
@@ -329,7 +335,8 @@ fn handles() {
     let (mut handle, mut other, mut device, mut ipc, mut fd) = (0, 0, 0, [0u64; 8], -1);
     // SAFETY: live locals, as large as what is written there; a page of this program's own.
     unsafe {
-        // A file descriptor can be asked for where memory is made, and nothing for other machines.
+        // Memory can be made with a file descriptor as its kind of handle, but not with a handle
+        // for other machines.
         for (kind, code) in [(1, 0), (2, 1), (4, 1), (8, 800), (0, 0)] {
             prop.handle_types = kind;
             assert_eq!(cuMemCreate(&mut handle, 2 << 20, &prop, 0), code, "handle type {kind}");
@@ -339,7 +346,7 @@ fn handles() {
         assert_eq!(cuMemExportToShareableHandle(to.cast(), handle, 1, 0), 1);
         assert_eq!(cuMemGetAllocationPropertiesFromHandle(&mut prop, handle), 0);
         assert_eq!((prop.kind, prop.handle_types, prop.location, prop.rdma), (1, 0, 1, 1));
-        // One more handle of what is mapped; cuMemAlloc's memory has none.
+        // Mapped memory gives one more handle; cuMemAlloc's memory has none.
         let mut at = 0;
         assert_eq!(cuMemAddressReserve(&mut at, 2 << 20, 0, 0, 0), 0);
         assert_eq!(cuMemMap(at, 2 << 20, 0, handle, 0), 0);
@@ -348,7 +355,8 @@ fn handles() {
         assert_eq!((cuMemRelease(other), cuMemRelease(handle)), (0, 0));
         assert_eq!(cuMemRetainAllocationHandle(&mut other, a as *mut c_void), 1);
         assert_eq!(cuMemRetainAllocationHandle(&mut other, host), 1);
-        // For another process: cuMemAlloc's memory alone, and not to be opened in this one.
+        // Only cuMemAlloc's memory has a handle for another process, and this process cannot open
+        // it.
         let ipc: *mut IpcHandle = ipc.as_mut_ptr().cast();
         assert_eq!(cuIpcGetMemHandle(ipc, at), 1);
         assert_eq!(cuIpcGetMemHandle(ipc, host as u64), 1);
@@ -358,7 +366,8 @@ fn handles() {
         assert_eq!(cuIpcOpenMemHandle_v2(&mut at.clone(), *ipc, 0), 1);
         assert_eq!(cuIpcCloseMemHandle(a), 1);
         assert_eq!((cuMemUnmap(at, 2 << 20), cuMemAddressFree(at, 2 << 20)), (0, 0));
-        // Memory of the program's own: registered once, and then known as memory of the host.
+        // Memory of the program itself can be registered once, and then counts as memory of the
+        // host.
         assert_eq!(cuMemHostRegister_v2(host, 4096, 1), 0);
         assert_eq!(cuMemHostRegister_v2(host, 4096, 1), 712);
         assert_eq!(pointer(2, host as u64).map(|v| v as u32), Ok(1));
@@ -383,17 +392,17 @@ fn streams() {
         assert_eq!(cuStreamCreate(&mut stream, 7), 1);
         assert_eq!(cuStreamCreate(&mut stream, 1), 0);
         assert_eq!((cuEventCreate(&mut event, 99), cuEventCreate(&mut event, 2)), (1, 0));
-        // Never recorded: done.
+        // An event that was never recorded counts as done.
         assert_eq!((cuStreamQuery(stream), cuEventQuery(event), cuEventSynchronize(event)), (0, 0, 0));
         assert_eq!(cuMemsetD8_v2(b, 9, LEN), 0);
-        // Not done yet when the call returns.
+        // The copy is not done when the call returns.
         assert_eq!(cuMemcpyAsync(a, b, LEN, stream), 0);
         assert_eq!(cuEventRecord(event, stream), 0);
         assert_eq!((cuEventQuery(event), cuStreamQuery(stream)), (600, 600));
         assert_eq!((cuStreamSynchronize(stream), cuEventQuery(event)), (0, 0));
         assert_eq!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), a + LEN as u64 - 4096, 4096), 0);
         assert_eq!(back, [9; 4096]);
-        // Memory of the host that CUDA does not know: done at once.
+        // A copy to memory of the host that CUDA does not know is done when the call returns.
         assert_eq!(cuMemcpyAsync(back.as_mut_ptr() as u64, a, 4096, stream), 0);
         assert_eq!(back, [9; 4096]);
         assert_eq!(cuMemcpyAsync(0, a, 4096, stream), 1);
@@ -410,7 +419,7 @@ fn streams() {
         assert_eq!((cuEventDestroy_v2(event), cuEventQuery(event)), (0, 400));
         assert_eq!((cuStreamDestroy_v2(stream), cuStreamDestroy_v2(stream)), (0, 400));
     }
-    // A free waits for what a stream has to do with the memory.
+    // A free waits for the streams whose work uses the memory.
     assert_eq!((free(a), free(b)), (0, 0));
 }
 
@@ -438,7 +447,7 @@ fn main() {
         ("mappings", mappings),
         ("handles", handles),
         ("fork", fork),
-        // Has threads.
+        // This test starts threads.
         ("streams", streams),
     ];
     println!("KTAP version 1\n1..{}", cases.len());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `/dev/nvidiactl`: video memory.
+//! `/dev/nvidiactl`: allocates and accesses video memory.
 
 use crate::sys::{self, Arg};
 use crate::{Error, Result, BACKING};
@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 const CTL: &str = "/dev/nvidiactl";
 
-/// Physical layout of an allocation.
+/// The physical layout of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(u32)]
 pub enum Layout {
-    /// What the lab's configuration says.
+    /// The layout of the lab's configuration.
     #[default]
     Default = 0,
-    /// One run.
+    /// One contiguous run.
     Contiguous = 1,
     /// Broken at every 2 MiB.
     Broken2M = 2,
@@ -27,33 +27,33 @@ pub enum Layout {
     Shuffled = 4,
 }
 
-/// What a GPU says about itself.
+/// The properties of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Info {
-    /// How many GPUs there are.
+    /// The number of GPUs.
     pub gpus: u32,
-    /// Bytes of video memory.
+    /// The size of the video memory in bytes.
     pub memory: u64,
-    /// Bytes that nobody has.
+    /// The number of free bytes.
     pub memory_free: u64,
-    /// Bytes that may be pinned at once, the driver's reserve included.
+    /// The number of bytes that may be pinned at once, including the driver's reserve.
     pub bar1_size: u64,
-    /// Its UUID.
+    /// The GPU's UUID.
     pub uuid: [u8; 16],
-    /// PCI domain, bus, device, function.
+    /// The PCI domain, bus, device and function.
     pub pci: (u32, u32, u32, u32),
     /// Whether its memory can be exported as dma-buf.
     pub dma_buf: bool,
 }
 
-/// A piece of a dma-buf: whole pages of the CPU.
+/// A piece of a dma-buf. It consists of whole pages of the CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
-    /// Of which memory: [`Memory::handle`].
+    /// The memory that it is from: [`Memory::handle`].
     pub handle: u64,
-    /// Where it begins in that memory.
+    /// The offset in that memory.
     pub offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub len: u64,
 }
 
@@ -63,7 +63,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// The open file, held while a call is in flight.
+    /// Returns the open file, which stays open while a call is in flight.
     fn file(&self, what: &str) -> Result<Arc<File>> {
         self.file
             .lock()
@@ -72,7 +72,7 @@ impl Inner {
             .ok_or_else(|| Error::new(what, std::io::Error::from_raw_os_error(libc::EBADF)))
     }
 
-    /// An ioctl whose argument block holds no address.
+    /// Calls an ioctl whose argument block holds no address.
     fn call<A: Arg>(&self, number: libc::c_ulong, arg: &mut A, what: impl Fn() -> String) -> Result<()> {
         let file = self.file(&what())?;
         // SAFETY: no user pointer is in the argument; read and write call sys::call themselves.
@@ -80,14 +80,14 @@ impl Inner {
     }
 }
 
-/// One RM client of this process. Clones and [`Memory`] share it.
+/// An RM client of this process. Its clones and each [`Memory`] share it.
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: Arc<Inner>,
 }
 
 impl Client {
-    /// Open `/dev/nvidiactl`.
+    /// Opens `/dev/nvidiactl`.
     pub fn open() -> Result<Self> {
         let file = OpenOptions::new()
             .read(true)
@@ -97,13 +97,13 @@ impl Client {
         Ok(Self { inner: Arc::new(Inner { file: Mutex::new(Some(Arc::new(file))) }) })
     }
 
-    /// Close the file now, as soon as no call is in flight: the driver frees what is left, with
+    /// Closes the file as soon as no call is in flight. The driver then frees what is left, with
     /// callbacks. Later calls fail with EBADF.
     pub fn close(self) {
         drop(self.inner.file.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    /// What a GPU says about itself. ENODEV: no such GPU.
+    /// Returns the properties of a GPU. It fails with ENODEV if there is no such GPU.
     pub fn info(&self, gpu: u32) -> Result<Info> {
         let mut a = sys::InfoArg { gpu, ..Default::default() };
         self.inner.call(sys::NVLAB_IOC_INFO, &mut a, || format!("info of GPU {gpu}"))?;
@@ -118,7 +118,7 @@ impl Client {
         })
     }
 
-    /// A dma-buf of these pieces of one GPU's memory, in this order. It holds the memory.
+    /// Returns a dma-buf of these pieces of one GPU's memory, in this order. It holds the memory.
     pub fn export(&self, gpu: u32, pieces: &[Piece]) -> Result<OwnedFd> {
         let what = || format!("exporting {} pieces of GPU {gpu}", pieces.len());
         let parts: Vec<sys::PartArg> =
@@ -133,23 +133,23 @@ impl Client {
         Ok(unsafe { OwnedFd::from_raw_fd(a.fd) })
     }
 
-    /// Memory as `cuMemAlloc` would give it.
+    /// Allocates memory as `cuMemAlloc` does.
     pub fn alloc(&self, gpu: u32, size: u64) -> Result<Memory> {
         self.request(gpu, size).alloc()
     }
 
-    /// Memory with wishes.
+    /// Begins an allocation with options.
     #[must_use]
     pub fn request(&self, gpu: u32, size: u64) -> Request<'_> {
         Request { client: self, gpu, size, layout: Layout::Default, flags: 0, at: None }
     }
 
-    /// Let another process pin this client's memory.
+    /// Lets another process pin this client's memory.
     pub fn share_with(&self, pid: u32) -> Result<()> {
         self.pid(sys::NVLAB_IOC_PID_ADD, pid, "sharing with")
     }
 
-    /// Stop letting it; pins that it has stay.
+    /// Ends [`Self::share_with`]. Pins that the other process has stay.
     pub fn unshare(&self, pid: u32) -> Result<()> {
         self.pid(sys::NVLAB_IOC_PID_DEL, pid, "unsharing from")
     }
@@ -159,7 +159,7 @@ impl Client {
     }
 }
 
-/// An allocation in the making.
+/// An allocation that is being configured.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     client: &'a Client,
@@ -171,26 +171,27 @@ pub struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// Physical layout.
+    /// Sets the physical layout.
     #[must_use]
     pub fn layout(mut self, layout: Layout) -> Self {
         self.layout = layout;
         self
     }
 
-    /// Coherent memory, outside any BAR.
+    /// Chooses coherent memory, which is outside any BAR.
     #[must_use]
     pub fn coherent(self, coherent: bool) -> Self {
         self.flag(sys::NVLAB_ALLOC_COHERENT, coherent)
     }
 
-    /// Without an address, as `cuMemCreate` gives it: [`Memory::register_at`] gives one.
+    /// Chooses memory without an address, as `cuMemCreate` gives it. [`Memory::register_at`] gives
+    /// it one.
     #[must_use]
     pub fn unmapped(self) -> Self {
         self.flag(sys::NVLAB_ALLOC_UNMAPPED, true)
     }
 
-    /// In pages of 64 KiB: address and end may be multiples of that.
+    /// Chooses pages of 64 KiB, so that address and end may be multiples of that.
     #[must_use]
     pub fn small(self) -> Self {
         self.flag(sys::NVLAB_ALLOC_SMALL, true)
@@ -201,15 +202,15 @@ impl Request<'_> {
         self
     }
 
-    /// At this address, a multiple of 2 MiB (or of 64 KiB: [`Self::small`]), which nothing else may
-    /// use.
+    /// Chooses the address, a multiple of 2 MiB (or of 64 KiB: [`Self::small`]). Nothing else may
+    /// use it.
     #[must_use]
     pub fn at(mut self, va: u64) -> Self {
         self.at = Some(va);
         self
     }
 
-    /// Reserve the address and allocate.
+    /// Reserves the address and allocates the memory.
     pub fn alloc(self) -> Result<Memory> {
         if self.size == 0 {
             return Err(Error::new("allocating 0 bytes", std::io::Error::from_raw_os_error(libc::EINVAL)));
@@ -244,7 +245,7 @@ impl Request<'_> {
     }
 }
 
-/// A GPU address range: a mapping of this process that holds no page. Dropping it frees the
+/// A range of GPU addresses: a mapping of this process that holds no page. Dropping it frees the
 /// addresses.
 #[derive(Debug)]
 pub struct Reservation {
@@ -253,20 +254,20 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Its first address.
+    /// Returns the first address.
     #[must_use]
     pub fn va(&self) -> u64 {
         self.va
     }
 
-    /// Bytes of it.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn span(&self) -> u64 {
         self.span
     }
 
-    /// `span` bytes, a multiple of 2 MiB, where there is room, or at `at`, where nothing else may
-    /// be.
+    /// Reserves `span` bytes, a multiple of 2 MiB, where there is room or at `at`, where nothing
+    /// else may be.
     pub fn new(gpu: u32, span: u64, at: Option<u64>) -> Result<Self> {
         let path = format!("/dev/nvidia{gpu}");
         let what = || format!("reserving {span} bytes of addresses of {path}");
@@ -294,15 +295,15 @@ impl Reservation {
             map(va, len, rw, flags, file.as_raw_fd())?;
             return Ok(Self { va, span });
         }
-        // A larger hole first, so that an aligned part of it can be kept.
+        // Map a larger hole first, so that an aligned part of it can be kept.
         let room = len
             .checked_add(BACKING as usize)
             .ok_or_else(|| Error::new(what(), std::io::Error::from_raw_os_error(libc::ENOMEM)))?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let hole = map(0, room, libc::PROT_NONE, flags, -1)?;
         let end = hole + room as u64;
-        // The upper end of the hole: neighbours stay close, and the next hole of this size is the
-        // same one when it is free again.
+        // Take the upper end of the hole: neighbours stay close, and the next hole of this size is
+        // the same one once it is free again.
         let va = (end - span) & !(BACKING - 1);
         unmap(hole, va - hole);
         unmap(va + span, end - va - span);
@@ -328,9 +329,9 @@ fn unmap(va: u64, len: u64) {
     }
 }
 
-/// Video memory of one handle. Dropping it frees it, with callbacks.
+/// The video memory of one handle. Dropping it frees the memory, with callbacks.
 ///
-/// After a fork the child must not drop it: the RM client is the parent's too.
+/// After a fork, the child must not drop it, because the RM client belongs to the parent, too.
 #[derive(Debug)]
 pub struct Memory {
     inner: Arc<Inner>,
@@ -342,25 +343,25 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The GPU address that it was allocated at, 0 for none.
+    /// Returns the GPU address at which it was allocated, or 0 for none.
     #[must_use]
     pub fn va(&self) -> u64 {
         self.range.va
     }
 
-    /// Bytes asked for.
+    /// Returns the number of bytes that were asked for.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Bytes that can be pinned: the size rounded up to 2 MiB, or to 64 KiB.
+    /// Returns the number of bytes that can be pinned: the size rounded up to 2 MiB, or to 64 KiB.
     #[must_use]
     pub fn backing(&self) -> u64 {
         self.backing
     }
 
-    /// Its number in the allocation log.
+    /// Returns its number in the allocation log.
     #[must_use]
     pub fn handle(&self) -> u64 {
         self.handle
@@ -370,17 +371,18 @@ impl Memory {
         format!("{verb} {len} bytes at {:#x}+{offset:#x} (handle {})", self.va(), self.handle)
     }
 
-    /// Copy from the host.
+    /// Copies bytes from the host.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
         // SAFETY: the driver only reads, and the slice is good for its length.
         unsafe { self.write_from(offset, from.as_ptr(), from.len() as u64) }
     }
 
-    /// Copy from the host, from a plain address.
+    /// Copies bytes from a plain address of the host.
     ///
     /// # Safety
-    /// The driver reads `len` bytes at `from`; a bad address is EFAULT, but the bytes must not be
-    /// ones that this process may not share.
+    ///
+    /// The driver reads `len` bytes at `from`. A bad address gives EFAULT, but this process must be
+    /// allowed to share the bytes.
     pub unsafe fn write_from(&self, offset: u64, from: *const u8, len: u64) -> Result<()> {
         let mut a = sys::CopyArg { handle: self.handle, offset, len, user: from as u64 };
         let what = || self.what("writing", offset, len);
@@ -389,15 +391,16 @@ impl Memory {
         unsafe { sys::call(&file, sys::NVLAB_IOC_WRITE, &mut a, what) }
     }
 
-    /// Copy to the host.
+    /// Copies bytes to the host.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
         // SAFETY: the slice is exclusively ours for its length.
         unsafe { self.read_to(offset, to.as_mut_ptr(), to.len() as u64) }
     }
 
-    /// Copy to the host, to a plain address.
+    /// Copies bytes to a plain address of the host.
     ///
     /// # Safety
+    ///
     /// `to` must be good for writing `len` bytes.
     pub unsafe fn read_to(&self, offset: u64, to: *mut u8, len: u64) -> Result<()> {
         let mut a = sys::CopyArg { handle: self.handle, offset, len, user: to as u64 };
@@ -407,7 +410,7 @@ impl Memory {
         unsafe { sys::call(&file, sys::NVLAB_IOC_READ, &mut a, what) }
     }
 
-    /// Copy from other memory of this client.
+    /// Copies bytes from other memory of this client.
     pub fn copy_from(&self, offset: u64, src: &Memory, src_offset: u64, len: u64) -> Result<()> {
         let mut a =
             sys::DtodArg { dst_handle: self.handle, dst_offset: offset, src_handle: src.handle, src_offset, len };
@@ -416,42 +419,43 @@ impl Memory {
         })
     }
 
-    /// Set bytes.
+    /// Sets bytes.
     pub fn fill(&self, offset: u64, len: u64, value: u8) -> Result<()> {
         self.fill_wide(offset, len, u32::from(value), 1)
     }
 
-    /// Set elements of 1, 2 or 4 bytes.
+    /// Sets elements of 1, 2 or 4 bytes.
     pub fn fill_wide(&self, offset: u64, len: u64, value: u32, width: u32) -> Result<()> {
         let mut a = sys::FillArg { handle: self.handle, offset, len, value, width };
         self.inner.call(sys::NVLAB_IOC_FILL, &mut a, || self.what("filling", offset, len))
     }
 
-    /// CRC-32 (zlib's) of bytes.
+    /// Returns the CRC-32 (zlib's) of bytes.
     pub fn crc32(&self, offset: u64, len: u64) -> Result<u32> {
         let mut a = sys::CrcArg { handle: self.handle, offset, len, ..Default::default() };
         self.inner.call(sys::NVLAB_IOC_CRC, &mut a, || self.what("CRC of", offset, len))?;
         Ok(a.crc)
     }
 
-    /// As `cuMemUnmap`: callbacks of all its pins; the memory stays, but cannot be pinned.
+    /// Unmaps it, as `cuMemUnmap` does, with callbacks of all its pins. The memory stays, but
+    /// cannot be pinned.
     pub fn unregister(&self) -> Result<()> {
         let mut a = sys::HandleArg { handle: self.handle };
         self.inner.call(sys::NVLAB_IOC_UNREGISTER, &mut a, || self.what("unregistering", 0, self.size))
     }
 
-    /// Make it pinnable again, at the same address.
+    /// Makes it pinnable again, at the same address.
     pub fn register(&self) -> Result<()> {
         self.register_at(self.va())
     }
 
-    /// As `cuMemMap`: makes it pinnable at this address, which is reserved.
+    /// Maps it, as `cuMemMap` does, so that it can be pinned at this reserved address.
     pub fn register_at(&self, va: u64) -> Result<()> {
         let mut a = sys::RegisterArg { handle: self.handle, va };
         self.inner.call(sys::NVLAB_IOC_REGISTER, &mut a, || self.what("registering", 0, self.size))
     }
 
-    /// Free it: callbacks of all its pins happen before this returns.
+    /// Frees it. The callbacks of all its pins happen before this returns.
     pub fn free(mut self) -> Result<()> {
         self.let_go()
     }
@@ -466,7 +470,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if !self.freed {
-            // EBADF after Client::close is the driver having freed it already.
+            // EBADF after Client::close means that the driver has freed it already.
             let _ = self.let_go();
         }
     }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One error type: what was tried, on what, and what the kernel said.
+//! The error type. It says what was tried, on what, and how the kernel refused.
 
 use std::fmt;
 use std::io;
 
-/// An operation on the lab's GPU failed.
+/// An error of an operation on the lab's GPU.
 #[derive(Debug)]
 pub struct Error {
     what: String,
     source: io::Error,
 }
 
-/// Result of an operation on the lab's GPU.
+/// The result of an operation on the lab's GPU.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -28,7 +28,7 @@ impl Error {
         Self::new(what, io::Error::new(io::ErrorKind::InvalidData, why.into()))
     }
 
-    /// The errno, where the kernel gave one.
+    /// Returns the errno, if the kernel gave one.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         self.source.raw_os_error()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `/dev/nvlab_gdr`: pins that are not the peer-memory client's.
+//! `/dev/nvlab_gdr`: makes pins outside of the peer-memory client.
 
 use crate::sys::{self, Arg};
 use crate::{Error, Result};
@@ -8,18 +8,19 @@ use std::fs::{File, OpenOptions};
 
 const NODE: &str = "/dev/nvlab_gdr";
 
-/// Which of the provider's two interfaces.
+/// The provider's interface that a pin uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// With a free callback.
+    /// The interface with a free callback.
     Revocable,
-    /// Without: the memory outlives its free.
+    /// The interface without one: the memory outlives its free.
     Persistent,
-    /// Revocable, and the callback calls the provider, which must refuse: see [`Pin::reentry`].
+    /// The interface with a free callback, where the callback calls the provider, which must
+    /// refuse. See [`Pin::reentry`].
     Reentering,
 }
 
-/// A PCI device: domain, bus, device, function.
+/// The address of a PCI device: domain, bus, device, function.
 pub type Pci = (u32, u32, u32, u32);
 
 /// The second in-kernel user of `nvidia_p2p_*`.
@@ -29,7 +30,7 @@ pub struct Gdr {
 }
 
 impl Gdr {
-    /// Open its node; module `nvlab_gdr` must be loaded.
+    /// Opens the device node. The module `nvlab_gdr` must be loaded.
     pub fn open() -> Result<Self> {
         let file = OpenOptions::new()
             .read(true)
@@ -44,7 +45,7 @@ impl Gdr {
         unsafe { sys::call(&self.file, number, arg, what) }
     }
 
-    /// One write of a PCI device to a bus address, over the lab's PCIe fabric; at most 64 bytes.
+    /// Makes a PCI device write at most 64 bytes to a bus address, over the lab's PCIe fabric.
     pub fn dma_write(&self, initiator: Pci, addr: u64, bytes: &[u8]) -> Result<()> {
         let mut data = [0; sys::DMA_MAX];
         data.get_mut(..bytes.len())
@@ -53,7 +54,7 @@ impl Gdr {
         self.dma(initiator, addr, bytes.len(), true, data).map(drop)
     }
 
-    /// One read; at most 64 bytes.
+    /// Makes a PCI device read at most 64 bytes from a bus address.
     pub fn dma_read(&self, initiator: Pci, addr: u64, to: &mut [u8]) -> Result<()> {
         let data = self.dma(initiator, addr, to.len(), false, [0; sys::DMA_MAX])?;
         to.copy_from_slice(&data[..to.len()]);
@@ -85,7 +86,7 @@ impl Gdr {
         Ok(a.data)
     }
 
-    /// Pin [va, va + len).
+    /// Pins [va, va + len).
     pub fn pin(&self, va: u64, len: u64, kind: Kind) -> Result<Pin<'_>> {
         let mut a = sys::GdrPinArg {
             va,
@@ -102,27 +103,28 @@ impl Gdr {
     }
 }
 
-/// One pin; dropping it unpins.
+/// A pin. Dropping it unpins the memory.
 #[derive(Debug)]
 pub struct Pin<'a> {
     gdr: &'a Gdr,
     handle: u64,
-    /// Kernel address of the table, the provider's key.
+    /// The kernel address of the table, by which the provider knows the pin.
     pub table: u64,
-    /// Its number of entries.
+    /// The number of entries of the table.
     pub entries: u32,
-    /// Physical address of its first page.
+    /// The physical address of the first page.
     pub first: u64,
     ended: bool,
 }
 
 impl Pin<'_> {
-    /// How often the free callback ran.
+    /// Returns how often the free callback ran.
     pub fn callbacks(&self) -> Result<u32> {
         Ok(self.state()?.callbacks)
     }
 
-    /// What `get_pages` answered inside the callback of a [`Kind::Reentering`] pin: 0 or -errno.
+    /// Returns what `get_pages` answered inside the callback of a [`Kind::Reentering`] pin: 0 or
+    /// -errno.
     pub fn reentry(&self) -> Result<i32> {
         Ok(self.state()?.reentry)
     }
@@ -133,7 +135,7 @@ impl Pin<'_> {
         Ok(a)
     }
 
-    /// Map it for a PCI device; the first DMA address.
+    /// Maps the pin for a PCI device and returns the first DMA address.
     pub fn map(&self, peer: Pci) -> Result<u64> {
         let mut a = sys::GdrMapArg {
             handle: self.handle,
@@ -147,13 +149,13 @@ impl Pin<'_> {
         Ok(a.first)
     }
 
-    /// Undo [`Pin::map`].
+    /// Undoes [`Pin::map`].
     pub fn unmap(&self) -> Result<()> {
         let mut a = sys::HandleArg { handle: self.handle };
         self.gdr.call(sys::NVLAB_GDR_IOC_UNMAP, &mut a, || format!("unmapping pin {}", self.handle))
     }
 
-    /// Unpin now.
+    /// Unpins the memory now.
     pub fn unpin(mut self) -> Result<()> {
         self.end()
     }
@@ -168,7 +170,7 @@ impl Pin<'_> {
 impl Drop for Pin<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            // Closing the node ends whatever this could not.
+            // Closing the node ends what this call could not end.
             let _ = self.end();
         }
     }

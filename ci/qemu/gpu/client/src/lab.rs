@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! debugfs `nvidia_lab`: what a test sees and steers.
+//! debugfs `nvidia_lab`: lets a test see and steer the stand-in.
 
 use crate::parse::{self, Accounting, Allocation, BarPage, Chunk, Complaint, HoldState, PinLine};
 use crate::{Error, Result};
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 const DIR: &str = "/sys/kernel/debug/nvidia_lab";
 
-/// The lab's side of the GPU stand-in.
+/// The debugfs files of the GPU stand-in.
 #[derive(Clone, Debug)]
 pub struct Lab {
     dir: PathBuf,
 }
 
 impl Lab {
-    /// Find debugfs; it must be mounted and nvidia.ko loaded.
+    /// Finds debugfs, which must be mounted, with nvidia.ko loaded.
     pub fn open() -> Result<Self> {
         let lab = Self { dir: DIR.into() };
         lab.read("accounting")?;
@@ -37,18 +37,18 @@ impl Lab {
         std::fs::write(&path, command).map_err(|e| Error::new(format!("writing {command:?} to {}", path.display()), e))
     }
 
-    /// Gauges and counters.
+    /// Returns gauges and counters.
     pub fn accounting(&self) -> Result<Accounting> {
         self.parsed("accounting", parse::accounting)
     }
 
-    /// Zero the counters, violations included; gauges stay.
+    /// Sets the counters to zero, including violations. The gauges stay.
     pub fn reset_accounting(&self) -> Result<()> {
         self.write("accounting", "reset")
     }
 
-    /// Shuts down each GPU that no pin holds open, as the driver does after its last program: the
-    /// pins end whose put has failed, and their tables are forgotten.
+    /// Shuts down each GPU that no pin holds open, as the driver does after its last program. This
+    /// ends the pins whose put has failed, and forgets their tables.
     pub fn end_lost_pins(&self) -> Result<()> {
         self.write("accounting", "shut_down_idle")?;
         self.forget_leaked()
@@ -64,84 +64,84 @@ impl Lab {
         self.write("accounting", "forget_leaked")
     }
 
-    /// Change one setting.
+    /// Changes a setting.
     pub fn set(&self, name: &str, value: u64) -> Result<()> {
         self.write("config", &format!("{name} {value}"))
     }
 
-    /// Back to the defaults.
+    /// Restores the default settings.
     pub fn reset_config(&self) -> Result<()> {
         self.write("config", "reset")
     }
 
-    /// Change one cost, in nanoseconds.
+    /// Changes a cost, in nanoseconds.
     pub fn cost(&self, name: &str, value: u64) -> Result<()> {
         self.write("cost", &format!("{name} {value}"))
     }
 
-    /// What a V100 takes to pin and unpin.
+    /// Sets the costs to the time that a V100 takes to pin and unpin.
     pub fn cost_v100(&self) -> Result<()> {
         self.write("cost", "v100")
     }
 
-    /// Everything costs nothing again.
+    /// Sets all costs to zero.
     pub fn reset_cost(&self) -> Result<()> {
         self.write("cost", "reset")
     }
 
-    /// Switch a fault on until it is switched off (value 0).
+    /// Switches a fault on until it is switched off (value 0).
     pub fn fault(&self, name: &str, value: u64) -> Result<()> {
         self.write("faults", &format!("{name} {value}"))
     }
 
-    /// Let a fault strike `count` times.
+    /// Makes a fault strike `count` times.
     pub fn fault_n(&self, name: &str, value: u64, count: u64) -> Result<()> {
         self.write("faults", &format!("{name} {value} {count}"))
     }
 
-    /// Switch all faults off.
+    /// Switches all faults off.
     pub fn reset_faults(&self) -> Result<()> {
         self.write("faults", "reset")
     }
 
-    /// Stop the next thread that comes to this hold point.
+    /// Stops the next thread that comes to this hold point.
     pub fn arm(&self, name: &str) -> Result<Hold> {
         self.write("holds", &format!("arm {name}"))?;
         Ok(Hold { lab: self.clone(), name: name.to_owned(), released: false })
     }
 
-    /// State of all hold points.
+    /// Returns the state of all hold points.
     pub fn holds(&self) -> Result<Vec<HoldState>> {
         self.parsed("holds", parse::holds)
     }
 
-    /// Let everybody go.
+    /// Releases all threads at hold points.
     pub fn release_all(&self) -> Result<()> {
         self.write("holds", "release all")
     }
 
-    /// The last allocations, oldest first.
+    /// Returns the last allocations, beginning with the oldest.
     pub fn allocations(&self) -> Result<Vec<Allocation>> {
         self.parsed("allocations", parse::allocations)
     }
 
-    /// CRCs per 64 KiB of every allocation in the log.
+    /// Returns the CRCs per 64 KiB of every allocation in the log.
     pub fn chunks(&self) -> Result<Vec<Chunk>> {
         self.parsed("chunks", parse::chunks)
     }
 
-    /// Live pins.
+    /// Returns the live pins.
     pub fn pins(&self) -> Result<Vec<PinLine>> {
         self.parsed("pins", parse::pins)
     }
 
-    /// What BAR1 has mapped, 64 KiB a line.
+    /// Returns what BAR1 has mapped, one entry per 64 KiB.
     pub fn bar1(&self) -> Result<Vec<BarPage>> {
         self.parsed("bar1", parse::bar1)
     }
 }
 
-/// An armed hold point; dropping it releases the tasks that stand there.
+/// An armed hold point. Dropping it releases the tasks that stand there.
 #[derive(Debug)]
 pub struct Hold {
     lab: Lab,
@@ -158,7 +158,7 @@ impl Hold {
             .ok_or_else(|| Error::invalid(format!("{DIR}/holds"), format!("no {}", self.name)))
     }
 
-    /// Wait until a thread stands there.
+    /// Waits until a thread stands there.
     pub fn wait(&self, timeout: Duration) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -179,7 +179,7 @@ impl Hold {
         }
     }
 
-    /// Let everybody go on, and stop nobody any more.
+    /// Releases all threads that stand there, and stops no further ones.
     pub fn release(mut self) -> Result<()> {
         self.let_go()
     }
@@ -193,7 +193,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         if !self.released {
-            // Nobody is left to tell; the hold ends by its own time limit then.
+            // An error can be reported to nobody here. The hold ends by its own time limit then.
             let _ = self.let_go();
         }
     }

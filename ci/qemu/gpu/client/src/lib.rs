@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The lab's GPU from user space.
+//! Uses the lab's GPU from user space.
 //!
-//! [`Client`] speaks to `/dev/nvidiactl`: allocate, copy and free video memory. [`Lab`] reads and
-//! steers the stand-in through debugfs: accounting, faults, hold points, allocation log. [`Gdr`] is
-//! the second in-kernel user of `nvidia_p2p_*`. Names, values and formats: `../lab.c`.
+//! [`Client`] speaks to `/dev/nvidiactl`: it allocates, copies and frees video memory. [`Lab`]
+//! reads and steers the stand-in through debugfs: accounting, faults, hold points, allocation log.
+//! [`Gdr`] is the second in-kernel user of `nvidia_p2p_*`. The names, values and formats are
+//! defined in `../lab.c`.
 #![warn(missing_docs)]
 
 mod client;
@@ -20,8 +21,8 @@ pub use gdr::{Gdr, Kind, Pci, Pin};
 pub use lab::{Hold, Lab};
 pub use parse::{Accounting, Allocation, BarPage, Chunk, HoldState, PinLine, State};
 
-/// Bytes of one GPU page: what a pin counts in.
+/// The size of a GPU page in bytes. A pin consists of such pages.
 pub const GPU_PAGE: u64 = 64 << 10;
-/// Bytes of one block of video memory: what an allocation is rounded up to, and a GPU address is
-/// aligned to.
+/// The size of a block of video memory in bytes. An allocation is rounded up to it, and a GPU
+/// address is aligned to it.
 pub const BACKING: u64 = 2 << 20;

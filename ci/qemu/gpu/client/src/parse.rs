@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The text formats of debugfs `nvidia_lab`.
+//! Reads the text formats of debugfs `nvidia_lab`.
 
 use std::collections::BTreeMap;
 
-/// What a line could not be read for.
+/// The reason why a line could not be read.
 pub type Complaint = String;
 
 /// The accounting: gauges and counters by name.
@@ -12,7 +12,7 @@ pub type Complaint = String;
 pub struct Accounting(BTreeMap<String, i64>);
 
 impl Accounting {
-    /// What must be 0 when a test has cleaned up.
+    /// The values that must be 0 when a test has cleaned up.
     pub const CLEAN: [&'static str; 9] = [
         "live_pins",
         "live_persistent",
@@ -25,34 +25,35 @@ impl Accounting {
         "violations",
     ];
 
-    /// The value of one line.
+    /// Returns the value of one line.
     ///
     /// # Panics
+    ///
     /// If there is no such line: a test that asks for a wrong name must fail.
     #[must_use]
     pub fn get(&self, name: &str) -> i64 {
         *self.0.get(name).unwrap_or_else(|| panic!("the accounting has no line {name:?}: {:?}", self.0.keys()))
     }
 
-    /// Is nothing pinned, mapped, allocated or violated?
+    /// Returns whether nothing is pinned, mapped, allocated or violated.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.dirt().is_empty()
     }
 
-    /// The lines of [`Accounting::CLEAN`] that are not 0, as `name=value`.
+    /// Returns the lines of [`Accounting::CLEAN`] that are not 0, as `name=value`.
     #[must_use]
     pub fn dirt(&self) -> Vec<String> {
         Self::CLEAN.iter().filter(|n| self.get(n) != 0).map(|n| format!("{n}={}", self.get(n))).collect()
     }
 
-    /// All lines in order of their names.
+    /// Returns all lines in order of their names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, i64)> {
         self.0.iter().map(|(k, v)| (k.as_str(), *v))
     }
 }
 
-/// Read the `accounting` file.
+/// Reads the `accounting` file.
 pub fn accounting(text: &str) -> Result<Accounting, Complaint> {
     text.lines()
         .map(|line| {
@@ -63,20 +64,20 @@ pub fn accounting(text: &str) -> Result<Accounting, Complaint> {
         .map(Accounting)
 }
 
-/// One hold point.
+/// A hold point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HoldState {
-    /// Its name.
+    /// The hold point's name.
     pub name: String,
-    /// Will the next arrival be stopped?
+    /// 1 if the next arrival will be stopped, otherwise 0.
     pub armed: u64,
-    /// Threads that stand there now.
+    /// The number of threads that stand there now.
     pub waiting: u64,
-    /// Arrivals since it was armed.
+    /// The number of arrivals since it was armed.
     pub arrived: u64,
 }
 
-/// Read the `holds` file.
+/// Reads the `holds` file.
 pub fn holds(text: &str) -> Result<Vec<HoldState>, Complaint> {
     text.lines()
         .map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
@@ -91,45 +92,45 @@ pub fn holds(text: &str) -> Result<Vec<HoldState>, Complaint> {
         .collect()
 }
 
-/// Where an allocation is in its life.
+/// The state of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Its owner has it.
     Live,
-    /// Its owner freed it, a persistent pin holds it.
+    /// Its owner has freed it, but a persistent pin holds it.
     Kept,
-    /// Given back.
+    /// Its memory was given back.
     Freed,
 }
 
-/// One line of the allocation log.
+/// A line of the allocation log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// Its handle; grows, never reused.
+    /// The handle. Handles grow and are never used again.
     pub id: u64,
-    /// Thread group id of the allocating process.
+    /// The thread group id of the allocating process.
     pub pid: u32,
-    /// Name of the allocating thread, spaces as underscores.
+    /// The name of the allocating thread, with underscores for spaces.
     pub comm: String,
-    /// Number of the GPU.
+    /// The number of the GPU.
     pub gpu: u32,
-    /// GPU address.
+    /// The GPU address.
     pub va: u64,
-    /// Bytes asked for.
+    /// The number of bytes that were asked for.
     pub size: u64,
-    /// Bytes of memory behind it.
+    /// The number of bytes of memory behind it.
     pub backing: u64,
-    /// `NVLAB_LAYOUT_*`.
+    /// The layout: `NVLAB_LAYOUT_*`.
     pub layout: u32,
-    /// Where it is in its life.
+    /// The allocation's state.
     pub state: State,
-    /// CRC-32 of its bytes after the first pattern was written.
+    /// The CRC-32 of its bytes after the first pattern was written.
     pub crc_alloc: Option<u32>,
-    /// CRC-32 of its bytes when it was given back.
+    /// The CRC-32 of its bytes when it was given back.
     pub crc_free: Option<u32>,
 }
 
-/// Read the `allocations` file.
+/// Reads the `allocations` file.
 pub fn allocations(text: &str) -> Result<Vec<Allocation>, Complaint> {
     text.lines()
         .map(|line| {
@@ -156,20 +157,20 @@ pub fn allocations(text: &str) -> Result<Vec<Allocation>, Complaint> {
         .collect()
 }
 
-/// CRCs of one 64 KiB chunk of an allocation.
+/// The CRCs of one 64 KiB chunk of an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// The allocation.
     pub id: u64,
-    /// Number of the chunk in it.
+    /// The number of the chunk in the allocation.
     pub chunk: u32,
-    /// After the first pattern was written.
+    /// The CRC after the first pattern was written.
     pub crc_alloc: Option<u32>,
-    /// When the allocation was given back.
+    /// The CRC when the allocation was given back.
     pub crc_free: Option<u32>,
 }
 
-/// Read the `chunks` file.
+/// Reads the `chunks` file.
 pub fn chunks(text: &str) -> Result<Vec<Chunk>, Complaint> {
     text.lines()
         .map(|line| {
@@ -184,30 +185,30 @@ pub fn chunks(text: &str) -> Result<Vec<Chunk>, Complaint> {
         .collect()
 }
 
-/// One live pin.
+/// A live pin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinLine {
-    /// Without a free callback?
+    /// Whether the pin has no free callback.
     pub persistent: bool,
-    /// Thread group id of the pinner.
+    /// The thread group id of the pinner.
     pub pid: u32,
-    /// Number of the GPU.
+    /// The number of the GPU.
     pub gpu: u32,
-    /// First address.
+    /// The first address.
     pub va: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub len: u64,
-    /// Entries that the table should have.
+    /// The number of entries that the table should have.
     pub entries: u32,
-    /// DMA mappings of it.
+    /// The number of DMA mappings of the pin.
     pub mappings: u32,
-    /// The table's kernel address, the provider's key.
+    /// The table's kernel address, by which the provider knows the pin.
     pub table: u64,
-    /// Is the free callback registered?
+    /// Whether the free callback is registered.
     pub armed: bool,
 }
 
-/// Read the `pins` file.
+/// Reads the `pins` file.
 pub fn pins(text: &str) -> Result<Vec<PinLine>, Complaint> {
     text.lines()
         .map(|line| {
@@ -227,22 +228,22 @@ pub fn pins(text: &str) -> Result<Vec<PinLine>, Complaint> {
         .collect()
 }
 
-/// 64 KiB of BAR1, and what an extent maps there.
+/// 64 KiB of BAR1, and the memory that an extent maps there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BarPage {
-    /// Number of the GPU.
+    /// The number of the GPU.
     pub gpu: u32,
-    /// Physical address in the BAR.
+    /// The physical address in the BAR.
     pub bar: u64,
     /// The allocation.
     pub id: u64,
-    /// Number of the page in it.
+    /// The number of the page in the allocation.
     pub page: u64,
-    /// Number of the page in video memory.
+    /// The number of the page in video memory.
     pub video: u64,
 }
 
-/// Read the `bar1` file.
+/// Reads the `bar1` file.
 pub fn bar1(text: &str) -> Result<Vec<BarPage>, Complaint> {
     text.lines()
         .map(|line| {
@@ -258,7 +259,7 @@ pub fn bar1(text: &str) -> Result<Vec<BarPage>, Complaint> {
         .collect()
 }
 
-/// Decimal or 0x-hexadecimal.
+/// Parses a decimal number, or a hexadecimal one with 0x.
 fn number<T: TryFrom<i128>>(word: &str, line: &str) -> Result<T, Complaint> {
     let n = match word.strip_prefix("0x") {
         Some(hex) => i128::from_str_radix(hex, 16),

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `nvlab_uapi.h` in Rust; the test below compares the two.
+//! Repeats `nvlab_uapi.h` in Rust. The test below compares the two.
 
 use crate::{Error, Result};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-/// Number of an ioctl as `asm-generic/ioctl.h` builds it.
+/// Returns the number of an ioctl, as `asm-generic/ioctl.h` builds it.
 const fn ioc(dir: u32, kind: u8, nr: u32, size: usize) -> libc::c_ulong {
     // The size of every argument here fits the field's 14 bits.
     ((dir << 30) | ((size as u32) << 16) | ((kind as u32) << 8) | nr) as libc::c_ulong
@@ -64,12 +64,12 @@ arg!(GdrPinArg { va: u64, len: u64, flags: u32, entries: u32, handle: u64, table
 arg!(GdrStateArg { handle: u64, callbacks: u32, reentry: i32 });
 arg!(GdrMapArg { handle: u64, domain: u32, bus: u32, device: u32, function: u32, first: u64, entries: u64 });
 
-/// Flags of [`AllocArg`].
+/// The flags of [`AllocArg`].
 pub const NVLAB_ALLOC_COHERENT: u32 = 1;
 pub const NVLAB_ALLOC_UNMAPPED: u32 = 2;
 pub const NVLAB_ALLOC_SMALL: u32 = 4;
 
-/// Most bytes of one access of [`GdrDmaArg`].
+/// The largest number of bytes of one access of [`GdrDmaArg`].
 pub const DMA_MAX: usize = 64;
 
 /// `struct nvlab_gdr_dma`.
@@ -91,7 +91,7 @@ unsafe impl Arg for GdrDmaArg {}
 macro_rules! numbers {
     ($($name:ident = $dir:ident $kind:literal $nr:literal $arg:ident;)*) => {
         $(pub const $name: libc::c_ulong = ioc($dir, $kind, $nr, size_of::<$arg>());)*
-        /// Every ioctl by its name in the header, for the comparison with it.
+        /// Every ioctl by its name in the header, which the test compares.
         #[cfg(test)]
         pub const ALL: &[(&str, libc::c_ulong)] = &[$((stringify!($name), $name)),*];
     };
@@ -119,9 +119,10 @@ numbers! {
     NVLAB_GDR_IOC_DMA = RW b'G' 5 GdrDmaArg;
 }
 
-/// One ioctl with an argument block; `what` names it in the error.
+/// Calls an ioctl with an argument block. `what` names it in the error.
 ///
 /// # Safety
+///
 /// Addresses inside `arg` (`user` of [`CopyArg`], `parts` of [`ExportArg`]) must be good for as
 /// many bytes as the argument says, for writing where the ioctl writes there.
 pub unsafe fn call<A: Arg>(
@@ -145,7 +146,7 @@ mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
 
-    /// The numbers (which hold the sizes) are those that the C compiler finds in the header.
+    /// The numbers (which hold the sizes) equal those that the C compiler finds in the header.
     #[test]
     fn numbers_are_the_headers() {
         let mut c = String::from("#include <stdio.h>\n#include \"nvlab_uapi.h\"\nint main(void){");

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The stand-in tested inside the machine: is the lab's GPU what the reference pages say? Speaks
-//! KTAP. Needs lab_pcie.ko, nvidia.ko and nvlab_gdr.ko loaded, debugfs mounted, and a PCI device
-//! to map for (`nvlab-selftest <domain:bus:device.function in hex>`). More runs with two GPUs and
+//! Tests the stand-in inside the machine: the lab's GPU must behave as the reference pages say.
+//! Prints KTAP.
+//!
+//! Needs lab_pcie.ko, nvidia.ko and nvlab_gdr.ko loaded, debugfs mounted, and a PCI device to map
+//! for (`nvlab-selftest <domain:bus:device.function in hex>`). More tests run with two GPUs, and
 //! behind an IOMMU that translates. The last case leaves `leaked_tables` behind on purpose.
 
 use nvlab::{Accounting, Client, Gdr, Kind, Lab, Layout, Pci, Piece, State, BACKING, GPU_PAGE};
@@ -40,15 +42,14 @@ impl Test {
         Ok(self.lab.accounting()?.get(name))
     }
 
-    /// Physical address of a GPU page.
-    /// Where in video memory this page is.
+    /// Returns the physical address of a GPU page.
     fn phys(&self, va: u64) -> Result<u64, nvlab::Error> {
         let pin = self.gdr.pin(va, GPU_PAGE, Kind::Revocable)?;
         let page = self.lab.bar1()?.into_iter().find(|p| p.bar == pin.first);
         Ok(page.map_or(u64::MAX, |p| u64::from(p.gpu) << 40 | p.video))
     }
 
-    /// Run something in a forked child; its exit status.
+    /// Runs something in a forked child and returns its exit status.
     fn forked(&self, f: impl FnOnce() -> i32) -> i32 {
         // SAFETY: only the main thread is running whenever this is called.
         let pid = unsafe { libc::fork() };
@@ -68,7 +69,7 @@ fn addresses(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, 1)?;
     same!(m.va() % BACKING, 0);
     same!(m.backing(), BACKING);
-    // The mapping is there, holds no page, and no syscall can read through it.
+    // The mapping exists but holds no page, and no syscall can read through it.
     let mut map = [0u8; 1];
     // SAFETY: one page at our own mapping, one byte of result.
     let rc = unsafe { libc::mincore(m.va() as *mut _, 4096, map.as_mut_ptr()) };
@@ -183,7 +184,7 @@ fn revocable(t: &Test) -> Outcome {
     pin.unpin()?;
     same!(t.counter("live_pins")?, 0);
     same!(t.counter("bar1_used")?, 0);
-    // Many pins of one allocation are called at once by its free.
+    // A free calls all pins of one allocation at once.
     let pins = (0..16)
         .map(|i| t.gdr.pin(m.va() + i * GPU_PAGE, 4 * GPU_PAGE, Kind::Revocable))
         .collect::<Result<Vec<_>, _>>()?;
@@ -212,7 +213,7 @@ fn persistent(t: &Test) -> Outcome {
     same!(t.counter("live_persistent")?, 1);
     let n = t.rm.alloc(0, MIB)?;
     same!(t.phys(n.va())? != phys, true);
-    // By object pointer: any process may put it.
+    // A persistent pin is put by its object pointer, so any process may put it.
     same!(t.forked(|| i32::from(pin.unpin().is_err())), 0);
     same!(t.counter("live_persistent")?, 0);
     state(State::Freed)?;
@@ -231,7 +232,7 @@ fn ownership(t: &Test) -> Outcome {
         refused!(pin(m.va(), 3 * MIB, kind), libc::EINVAL);
         refused!(pin(1 << 40, GPU_PAGE, kind), libc::EINVAL);
         refused!(pin(u64::MAX - GPU_PAGE + 1, GPU_PAGE, kind), libc::EINVAL);
-        // Another process does not own it, until it is told to.
+        // Another process does not own the memory until the owner shares it.
         let child = || {
             t.forked(|| match pin(m.va(), GPU_PAGE, kind) {
                 Ok(()) => 0,
@@ -245,13 +246,13 @@ fn ownership(t: &Test) -> Outcome {
     same!(p.entries, 2);
     t.lab.reset_config()?;
     p.unpin()?;
-    // Two allocations side by side are not one range.
+    // Two neighbouring allocations are not one range.
     let below = t.rm.request(0, 2 * MIB).at(m.va() - BACKING).alloc()?;
     refused!(pin(below.va() + MIB, 2 * MIB, Kind::Revocable), libc::EINVAL);
     Ok(())
 }
 
-/// Put by a process that is not the owner: success, and nothing done.
+/// A put by a process that is not the owner succeeds and does nothing.
 fn foreign_put(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
@@ -265,7 +266,7 @@ fn foreign_put(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// A process in the pid list may pin, and put; struck off the list, its put does nothing.
+/// A process in the pid list may pin and put. Once it is off the list, its put does nothing.
 fn shared_pid(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let mut go = [0; 2];
@@ -310,17 +311,18 @@ fn bar1(t: &Test) -> Outcome {
     t.lab.set("bar1_size", 40 * MIB)?;
     let a = t.gdr.pin(m.va(), 4 * MIB, Kind::Revocable)?;
     refused!(t.gdr.pin(m.va() + 4 * MIB, GPU_PAGE, Kind::Revocable), libc::ENOMEM);
-    // What is mapped already needs no space, and a pin of both needs what is not.
+    // A page that is mapped already needs no more space, but a pin of mapped and unmapped pages
+    // needs space for the latter.
     t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)?;
     refused!(t.gdr.pin(m.va(), 4 * MIB + GPU_PAGE, Kind::Revocable), libc::ENOMEM);
-    // A duplicate has extents and an account of its own.
+    // A duplicate has extents of its own and is accounted for separately.
     let b = t.gdr.pin(m.va(), 4 * MIB, Kind::Persistent)?;
     same!(t.counter("bar1_used")?, 8 * MIB as i64);
     same!(a.first == b.first, false);
     refused!(t.gdr.pin(m.va(), 4 * MIB + GPU_PAGE, Kind::Persistent), libc::ENOMEM);
     drop((a, b));
     t.gdr.pin(m.va() + 4 * MIB, 4 * MIB, Kind::Revocable)?;
-    // The accounts do not know of each other; the BAR does.
+    // The accounts are independent of each other, but both use space of the BAR.
     t.lab.set("bar1_reserve", 0)?;
     t.lab.set("bar1_size", 6 * MIB)?;
     let a = t.gdr.pin(m.va(), 4 * MIB, Kind::Revocable)?;
@@ -330,10 +332,10 @@ fn bar1(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// Overlapping pins: what is mapped is used, and the rest comes elsewhere.
+/// Overlapping pins use the pages that are mapped already, and map the rest elsewhere.
 fn extents(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, 4 * MIB)?;
-    // Something behind the first extent, so that the second has to go elsewhere.
+    // A pin behind the first extent forces the second extent to another place.
     let a = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
     let other = t.rm.alloc(0, 2 * MIB)?;
     let beside = t.gdr.pin(other.va(), 2 * MIB, Kind::Revocable)?;
@@ -350,7 +352,7 @@ fn extents(t: &Test) -> Outcome {
     drop(b);
     same!(t.counter("bar1_used")?, 2 * MIB as i64);
     drop(beside);
-    // Memory that is in pieces may be in one piece there.
+    // Memory in pieces may still be contiguous in BAR1.
     t.lab.set("bar1_contiguous", 1)?;
     let broken = t.rm.request(0, 4 * MIB).layout(Layout::Shuffled).alloc()?;
     let pin = t.gdr.pin(broken.va(), 4 * MIB, Kind::Persistent)?;
@@ -363,7 +365,8 @@ fn extents(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// What an export takes, and that it holds the memory. (What an importer gets: suite `dma_buf`.)
+/// Tests what an export accepts, and that it holds the memory. (The suite `dma_buf` tests what an
+/// importer gets.)
 fn dma_buf(t: &Test) -> Outcome {
     const PAGE: u64 = 4096;
     let m = t.rm.alloc(0, MIB)?;
@@ -380,7 +383,7 @@ fn dma_buf(t: &Test) -> Outcome {
         refused!(t.rm.export(1, &[Piece { handle: m.handle(), offset: 0, len: PAGE }]), libc::EINVAL);
     }
     same!(t.counter("live_dma_bufs")?, 0);
-    // Nothing is in BAR1 before somebody maps it.
+    // Nothing is mapped in BAR1 before somebody maps it.
     let fd = export(PAGE, BACKING - PAGE)?;
     same!((t.counter("live_dma_bufs")?, t.counter("bar1_used")?), (1, 0));
     let (id, state) =
@@ -403,12 +406,12 @@ fn faults(t: &Test) -> Outcome {
         refused!(pin(Kind::Persistent), libc::ENOMEM);
         pin(Kind::Persistent)?;
     }
-    // Before ownership is known: for anybody's address.
+    // This fault strikes before ownership is checked, so for any address.
     t.lab.fault_n("get_nomem", 1, 1)?;
     refused!(t.gdr.pin(1 << 40, GPU_PAGE, Kind::Revocable), libc::ENOMEM);
     t.lab.fault("persistent_errno", 524)?;
     refused!(pin(Kind::Persistent), libc::EOPNOTSUPP);
-    // ... only after the range was found.
+    // ... and this one only after the range was found.
     refused!(t.gdr.pin(1 << 40, GPU_PAGE, Kind::Persistent), libc::EINVAL);
     t.lab.fault("get_errno", libc::EBUSY as u64)?;
     refused!(pin(Kind::Revocable), libc::EBUSY);
@@ -435,12 +438,12 @@ fn dma(t: &Test) -> Outcome {
     t.lab.set("crc_max", 0)?;
     let m = t.rm.alloc(0, size)?;
     let mut translating = false;
-    // 550 first: it tells whether this machine translates.
+    // Begin with 550, which reveals whether this machine translates.
     for mode in [550, 595] {
         t.lab.set("dma_mode", mode)?;
         let p = t.gdr.pin(m.va(), MIB, Kind::Persistent)?;
         let dma = p.map(t.peer)?;
-        // 595 hands out bus addresses whether or not an IOMMU translates: then they fault.
+        // 595 hands out bus addresses even if an IOMMU translates. Accesses to them fault then.
         let translated = dma != p.first;
         same!(mode == 595 && translated, false);
         let pattern = *b"over the fabric, into the BAR";
@@ -459,11 +462,12 @@ fn dma(t: &Test) -> Outcome {
         same!(t.counter("live_mappings")?, 1);
         p.unmap()?;
         same!(t.counter("live_mappings")?, 0);
-        // A put takes what is left along.
+        // A put also removes the mappings that are left.
         p.map(t.peer)?;
         p.unpin()?;
         same!(t.counter("live_mappings")?, 0);
-        // The last page of the BAR cannot be mapped, its neighbour can. All of it is one extent.
+        // The last page of the BAR cannot be mapped, but its neighbour can. All of it is one
+        // extent.
         t.lab.set("bar1_reserve", 0)?;
         let _card = t.gdr.pin(m.va(), size, Kind::Revocable)?;
         let last = t.gdr.pin(m.va() + size - GPU_PAGE, GPU_PAGE, Kind::Revocable)?;
@@ -471,7 +475,8 @@ fn dma(t: &Test) -> Outcome {
         let both = t.gdr.pin(m.va() + size - 2 * GPU_PAGE, GPU_PAGE, Kind::Revocable)?;
         both.map(t.peer)?;
         let all = t.gdr.pin(m.va(), 4 * GPU_PAGE, Kind::Revocable)?;
-        // (After a failure in the middle 550 unmaps twice, which DMA-API reports: not here.)
+        // (After a failure in the middle, 550 unmaps twice, which DMA-API reports, so skip it
+        // there.)
         if mode == 595 {
             t.lab.fault_n("map_partial", 2, 1)?;
             refused!(all.map(t.peer), libc::EIO);
@@ -489,7 +494,7 @@ fn dma(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// A thread that runs a callback has the RM API lock: the provider refuses it.
+/// The provider refuses a call from a callback, because its thread has the RM API lock.
 fn reentry(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = t.gdr.pin(m.va(), MIB, Kind::Reentering)?;
@@ -501,7 +506,7 @@ fn reentry(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// The NIC reaches a page that nobody has pinned.
+/// Tests a NIC's access to a page that nobody has pinned.
 fn violation(t: &Test) -> Outcome {
     t.lab.set("dma_mode", 550)?;
     let m = t.rm.alloc(0, MIB)?;
@@ -514,14 +519,14 @@ fn violation(t: &Test) -> Outcome {
     drop(pin);
     let after = t.gdr.dma_write(t.peer, dma, b"unpinned");
     let counted = t.counter("violations")?;
-    // Where an IOMMU translates, the access never gets as far as the GPU.
+    // Where an IOMMU translates, the access never reaches the GPU.
     same!((behind.is_err(), after.is_err(), counted), (translates, translates, if translates { 0 } else { 2 }));
     t.lab.reset_accounting()?;
     t.lab.reset_config()?;
     Ok(())
 }
 
-/// Each GPU has its memory, its BAR1 and its name. (Nothing to see with one.)
+/// Each GPU has its memory, its BAR1 and its name. (This tests nothing on a machine with one GPU.)
 fn two_gpus(t: &Test) -> Outcome {
     let first = t.rm.info(0)?;
     refused!(t.rm.info(first.gpus), libc::ENODEV);
@@ -534,7 +539,7 @@ fn two_gpus(t: &Test) -> Outcome {
     same!(t.rm.info(0)?.memory_free, first.memory);
     let small = t.rm.alloc(0, MIB)?;
     same!(t.phys(big.va())? == t.phys(small.va())?, false);
-    // All of the second GPU's memory but the reserve; the first one's BAR1 does not mind.
+    // Pin all of the second GPU's memory but the reserve. It does not use the first GPU's BAR1.
     let most = second.memory - 36 * MIB;
     let a = t.gdr.pin(big.va(), most, Kind::Persistent)?;
     refused!(t.gdr.pin(big.va() + most, GPU_PAGE, Kind::Persistent), libc::ENOMEM);
@@ -544,7 +549,7 @@ fn two_gpus(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// Memory freed in each gap of a get.
+/// Frees memory in each gap of a get.
 fn gaps(t: &Test) -> Outcome {
     for (point, ends) in [
         ("get_alloc", Err(libc::EINVAL)),
@@ -568,7 +573,7 @@ fn gaps(t: &Test) -> Outcome {
             Ok(pinner.join().unwrap_or(Err(-1)))
         })?;
         same!((point, got), (point, ends));
-        // The provider's own leak: the range was mapped, then freed under it.
+        // The provider itself leaks here: the range was mapped, then freed before the get ended.
         let leaks = i64::from(point == "get_found" || point == "get_filled");
         same!((point, t.counter("leaked_tables")? - leaked), (point, leaks));
     }
@@ -577,7 +582,7 @@ fn gaps(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// A put that waits for the RM API lock while the callback runs finds nothing.
+/// A put that waits for the RM API lock while the callback runs finds nothing to put.
 fn put_behind_callback(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
@@ -598,7 +603,8 @@ fn put_behind_callback(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// The pinner's table address comes back at once, and a stale put would hit it.
+/// The address of the pinner's table is used again at once, so that a stale put would hit the new
+/// one.
 fn key_reuse(t: &Test) -> Outcome {
     t.lab.set("key_reuse", 1)?;
     let m = t.rm.alloc(0, MIB)?;
@@ -621,7 +627,7 @@ fn closing(t: &Test) -> Outcome {
             let closer = s.spawn(|| rm.close());
             hold.wait(SOON)?;
             std::thread::sleep(Duration::from_millis(200));
-            // The closing task is the one that waits, or it is long gone.
+            // Either the closing task is the one that waits, or it has long ended.
             same!((deferred, closer.is_finished()), (deferred, deferred == 1));
             hold.release()?;
             closer.join().map_err(|_| "closer")?;
@@ -635,11 +641,11 @@ fn closing(t: &Test) -> Outcome {
         same!(m.free().err().and_then(|e| e.errno()), Some(libc::EBADF));
     }
     t.lab.reset_config()?;
-    // A process that just dies.
+    // This process just dies.
     let before = t.counter("callbacks")?;
     same!(
         t.forked(|| {
-            // A dying process releases its files last opened first.
+            // A dying process releases first the files that it opened last.
             let Ok(gdr) = Gdr::open() else { return 1 };
             let Ok(rm) = Client::open() else { return 1 };
             let Ok(m) = rm.alloc(0, MIB) else { return 1 };
@@ -677,7 +683,7 @@ fn costs(t: &Test) -> Outcome {
         let start = std::time::Instant::now();
         let p = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
         same!(start.elapsed() >= Duration::from_nanos(30_976_562), true);
-        // Three quarters of it under the RM API lock, whatever came before that.
+        // Three quarters of the time are spent under the RM API lock, whatever came before.
         same!(t.counter("api_lock_held_ns")? >= 23_232_421, true);
         drop(p);
     }
@@ -727,7 +733,7 @@ fn main() {
         ("closing", closing),
         ("unregistering", unregistering),
         ("costs", costs),
-        // Last: it leaves the provider's leaked tables behind, on purpose.
+        // This test is the last, because it leaves the provider's leaked tables behind on purpose.
         ("gaps", gaps),
     ];
     println!("KTAP version 1\n1..{}", cases.len());
