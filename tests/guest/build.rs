@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The C half of the bindings of the system's libibverbs.
+//! Compiles the C half of the bindings of the system's libibverbs.
 
 fn main() {
     println!("cargo:rustc-link-lib=ibverbs");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Sizes and places in the header that is installed, for a test that compares verbs.rs with it. */
+/* Prints sizes and offsets from the installed header, for a test that compares verbs.rs with it. */
 #include <stddef.h>
 #include "verbs.h"
 

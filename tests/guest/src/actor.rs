@@ -79,14 +79,14 @@ impl Actor {
                 Ok(self.memory.insert(memory).va().to_string())
             }
             ["free"] => self.memory.take().context("nothing is allocated")?.free().and_then(|()| done()),
-            // Bytes that only this seed gives.
+            // The bytes come from this seed alone.
             ["fill", seed] => {
                 let bytes = seeded(number(seed)?, self.memory()?.size());
                 self.memory()?.write(0, &bytes)?;
                 done()
             }
             ["place"] => Ok(gpu::place(self.memory()?.va())?.to_string()),
-            // How many bytes are not as filled.
+            // Returns how many bytes differ from what was filled in.
             ["spoilt", seed] => {
                 let memory = self.memory()?;
                 let wanted = seeded(number(seed)?, memory.size());
@@ -102,22 +102,22 @@ impl Actor {
                 self.mrs.pop().context("nothing is registered")?.dereg()?;
                 done()
             }
-            // One end of a connection; its number.
+            // Makes one end of a connection and returns its number.
             ["endpoint"] => {
                 let endpoint = Endpoint::new(self.pd()?)?;
                 Ok(self.endpoint.insert(endpoint).number().to_string())
             }
-            // Connected to `peer`, writes this often to memory of its MR; how often it succeeded,
-            // and how it ended.
+            // Connects to `peer` and writes this many times to memory of its MR. Returns how many
+            // writes succeeded, and how the last one ended.
             ["write", peer, addr, rkey, len, times] => {
                 let endpoint = self.endpoint.take().context("no endpoint")?;
                 endpoint.connect(u32::try_from(number(peer)?)?)?;
                 let to = Remote { addr: number(addr)?, rkey: u32::try_from(number(rkey)?)? };
                 self.write(&endpoint, to, usize::try_from(number(len)?)?, number(times)?)
             }
-            // The NIC's file is from now on referenced by nothing but a message that lies unread in
-            // a socket that lies in a message of its own: a kernel thread finds that, and closes
-            // it.
+            // From now on, only a message refers to the NIC's file. The message lies unread in a
+            // socket, and that socket lies in a message to itself. A kernel thread finds such
+            // cycles, and closes the file.
             ["leave", "nic"] => {
                 let nic = self.give_up("uverbs")?;
                 hand_to_the_kernel(nic)?;
@@ -127,7 +127,7 @@ impl Actor {
                 self.pd = Some(open_nic()?);
                 done()
             }
-            // A new program in this process: with both files open, or without.
+            // Starts a new program in this process, with both files open or closed.
             ["exec", files] => self.exec(files == &"keep", false),
             ["exec", files, "from-a-thread"] => self.exec(files == &"keep", true),
             _ => bail!("no such command"),
@@ -164,7 +164,7 @@ impl Actor {
         Ok(format!("{good} IBV_WC_SUCCESS"))
     }
 
-    /// Forgets everything of that device; its descriptor.
+    /// Forgets everything about that device, and returns its descriptor.
     fn give_up(&mut self, device: &str) -> Result<RawFd> {
         let files = device_files()?;
         let (_, fd) =
@@ -196,12 +196,12 @@ impl Actor {
     }
 }
 
-/// This process's descriptors of character devices, by what they are open on.
+/// Returns this process's descriptors of character devices, by the files that they are open on.
 fn device_files() -> Result<BTreeMap<String, RawFd>> {
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir("/proc/self/fd").context("read /proc/self/fd")? {
         let entry = entry?;
-        // The folder's own descriptor is gone by the time it is looked at.
+        // The folder's own descriptor is closed by the time it is looked at.
         let Ok(target) = std::fs::read_link(entry.path()) else { continue };
         let fd = entry.file_name().to_string_lossy().parse().context("a name in /proc/self/fd")?;
         files.insert(target.to_string_lossy().into_owned(), fd);
@@ -225,7 +225,7 @@ fn hand_to_the_kernel(fd: RawFd) -> Result<()> {
         .context("send the descriptors")?;
     nix::unistd::close(fd).context("close the NIC's file")?;
     drop((to, from));
-    // Neither is released, for the message has them; the kernel looks for such when any other
-    // socket is.
+    // Neither file is released, because the message has them. The kernel looks for such cycles when
+    // any other socket is released.
     socketpair(AddressFamily::Unix, SockType::Datagram, None, SockFlag::SOCK_CLOEXEC).map(drop).context("socketpair")
 }

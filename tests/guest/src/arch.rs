@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What differs between the architectures. The lab's side is `ci/qemu/lab/src/arch.rs`.
+//! This file says what differs between the architectures. The lab's side is
+//! `ci/qemu/lab/src/arch.rs`.
 
-/// The serial line of the results: the one beside the console's, which is the first of another kind
-/// on arm64.
+/// The serial line of the results. It is the one beside the console's, and on arm64 the first of
+/// another kind.
 pub const KTAP_LINE: &str = if cfg!(target_arch = "aarch64") { "/dev/ttyS0" } else { "/dev/ttyS1" };
 
-/// A no-op with this number in its operand, for the plugin that counts instructions
-/// (ci/qemu/profile). It knows x86's alone; elsewhere this is nothing.
+/// Executes a no-op with this number in its operand, for the plugin that counts instructions
+/// (ci/qemu/profile). The plugin knows only x86, so on other architectures this does nothing.
 macro_rules! mark {
     ($number:literal) => {
         #[cfg(target_arch = "x86_64")]

@@ -26,13 +26,13 @@ use anyhow::Result;
 
 use crate::machine::Generation;
 
-/// What the host asked for.
+/// The request of the host.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Request {
     pub suites: Vec<String>,
     pub nvidia_c: bool,
     pub generation: Generation,
-    /// Every other `guest.<key>=<value>`, for the suites.
+    /// All other `guest.<key>=<value>` words, for the suites.
     pub values: BTreeMap<String, String>,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What suites, helpers, storm and fuzzer share.
+//! Code that suites, helpers, storm and fuzzer share.
 
 use std::io;
 use std::sync::Arc;
@@ -11,16 +11,17 @@ use crate::lab;
 use crate::machine::RDMA_DEVICE;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
-/// Why a revocable client's registration must not fail after its mapping on `Generation::V2410`.
+/// The reason why the registration of a revocable client must not fail after its mapping on
+/// `Generation::V2410`.
 pub const STOP_TEST: &str =
     "the core hangs: its inverted stop test makes the registering thread wait for the umem mapping lock that it holds";
 
 pub const KIB: usize = 1 << 10;
 pub const MIB: usize = 1 << 20;
-/// What the provider pins by.
+/// The unit in which the provider pins.
 pub const GPU_PAGE: usize = 64 * KIB;
 
-/// The kernel's page: 4 KiB, or on arm64 16 or 64 KiB.
+/// Returns the kernel's page size: 4 KiB, or on arm64 4, 16 or 64 KiB.
 pub fn page() -> usize {
     procfs::page_size() as usize
 }
@@ -28,7 +29,7 @@ pub fn page() -> usize {
 /// An address that no process of this machine uses for anything else.
 pub const FAR: u64 = 0x1000_0000_0000;
 
-/// One process with a NIC and a GPU: what most tests start from.
+/// One process with a NIC and a GPU. Most tests start from it.
 pub struct Bench {
     pub pd: Arc<Pd>,
     pub cuda: Arc<Cuda>,
@@ -40,7 +41,7 @@ impl Bench {
         Ok(Self { pd, cuda: Cuda::open()? })
     }
 
-    /// GPU memory, registered whole.
+    /// Allocates GPU memory and registers all of it.
     pub fn registered(&self, size: usize) -> Result<(DeviceMemory, Mr)> {
         let memory = self.cuda.alloc(size)?;
         let mr = self.reg(memory.va(), size).context("ibv_reg_mr of GPU memory")?;
@@ -51,7 +52,7 @@ impl Bench {
         Mr::reg(&self.pd, addr, len, FULL_ACCESS)
     }
 
-    /// The errno of a registration that must fail.
+    /// Returns the errno of a registration that must fail.
     pub fn refused(&self, what: &str, addr: u64, len: usize) -> Result<i32> {
         match self.reg(addr, len) {
             Ok(_) => bail!("{what}: ibv_reg_mr({addr:#x}, {len}) succeeded"),
@@ -60,14 +61,14 @@ impl Bench {
     }
 }
 
-/// Random bytes, never the same twice in a test.
+/// Returns random bytes. A test never gets the same ones twice.
 pub fn pattern(rng: &mut fastrand::Rng, len: usize) -> Vec<u8> {
     let mut bytes = vec![0u8; len];
     rng.fill(&mut bytes);
     bytes
 }
 
-/// Says where two buffers differ instead of printing both.
+/// Compares two buffers, and reports where they differ instead of printing both.
 pub fn same_bytes(what: &str, got: &[u8], wanted: &[u8]) -> Result<()> {
     ensure!(got.len() == wanted.len(), "{what}: {} bytes, wanted {}", got.len(), wanted.len());
     if let Some(at) = got.iter().zip(wanted).position(|(a, b)| a != b) {
@@ -82,13 +83,13 @@ pub fn same_bytes(what: &str, got: &[u8], wanted: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// An errno by its name, for messages.
+/// Returns the name of an errno, for messages.
 pub fn errno_name(errno: i32) -> String {
     format!("{:?}", nix::errno::Errno::from_raw(errno))
 }
 
-/// What does not hold of a refusal that has just happened: its errno, and the reason that the
-/// module recorded for it.
+/// Returns what is wrong about a refusal that has just happened: about its errno, and about the
+/// reason that the module recorded for it.
 pub fn complaints(what: &str, (va, len): (u64, usize), got: i32, errno: i32, reason: Option<&str>) -> Vec<String> {
     let mut wrong: Vec<String> = expect_errno(what, got, errno).err().map(|e| format!("{e:#}")).into_iter().collect();
     let Some(reason) = reason else { return wrong };
@@ -100,7 +101,7 @@ pub fn complaints(what: &str, (va, len): (u64, usize), got: i32, errno: i32, rea
     wrong
 }
 
-/// The errno wanted, with both names if it is another.
+/// Fails unless the errno is the wanted one, and names both.
 pub fn expect_errno(what: &str, got: i32, wanted: i32) -> Result<()> {
     ensure!(got == wanted, "{what}: {}, wanted {}", errno_name(got), errno_name(wanted));
     Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Whether what the module counts is what the stand-ins saw, and whether its figures add up.
+//! Compares what the module counts with what the stand-ins saw, and tests that its figures add up.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -12,14 +12,15 @@ use crate::lab;
 use crate::modules::{self, PEERMEM};
 use crate::peermem::{rows, Stats};
 
-/// The counters of both sides when nothing was going on. [`Ledger::check`] fails if anything but
-/// the module asks the GPU for pins meanwhile (`/dev/nvlab_gdr`), or empties the accounting.
+/// The counters of both sides at a time when nothing was going on. [`Ledger::check`] fails if
+/// anything but the module pins GPU memory in between (`/dev/nvlab_gdr`), or empties the
+/// accounting.
 pub struct Ledger {
     stats: Stats,
     accounting: Accounting,
 }
 
-/// A figure of ours, and what somebody else says it is.
+/// A figure of ours, and the value that somebody else has for it.
 struct Figure {
     what: String,
     ours: i64,
@@ -27,15 +28,15 @@ struct Figure {
 }
 
 impl Ledger {
-    /// To be called at rest: nobody registers, deregisters or frees. What is registered already is
-    /// no matter.
+    /// Reads the counters. It must be called while nobody registers, deregisters or frees. Existing
+    /// registrations do not matter.
     pub fn begin() -> Result<Self> {
         Ok(Self { stats: Stats::read()?, accounting: gpu::accounting()? })
     }
 
-    /// Compares every figure; to be called at rest. What is still registered is no matter. What a
-    /// process that was just killed had is given back a moment after its death: for that there is
-    /// some patience.
+    /// Compares every figure. It must be called while nobody registers, deregisters or frees.
+    /// Existing registrations do not matter. What a killed process had is given back a moment after
+    /// its death, so this waits a little.
     pub fn check(&self) -> Result<()> {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
@@ -64,7 +65,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// What only grows: since `begin`.
+    /// Returns the figures that only grow, counted since `begin`.
     fn grown(&self, stats: &Stats, accounting: &Accounting) -> Result<Vec<Figure>> {
         let ours = |key: &str| -> Result<i64> { Ok(stats.number(key)? - self.stats.number(key)?) };
         let of = |client, key: &str| -> Result<i64> { Ok(stats.of(client, key)? - self.stats.of(client, key)?) };
@@ -89,8 +90,8 @@ impl Ledger {
             ours: ours("provider.map.calls")?,
             theirs: theirs("dma_maps"),
         });
-        // The module counts no put that fails with ENOMEM, after which the pin is still there:
-        // here, nobody makes one fail so.
+        // The module does not count puts that fail with ENOMEM, because the pin still exists.
+        // Nobody makes a put fail like that here.
         all.push(Figure {
             what: "put_errors".into(),
             ours: ours("put_errors")?,
@@ -105,7 +106,7 @@ impl Ledger {
     }
 }
 
-/// What exists now.
+/// Returns the figures about what exists now.
 fn living(stats: &Stats, accounting: &Accounting) -> Result<Vec<Figure>> {
     let (persistent, revocable) = stats.clients()?;
     let pins = gpu::lab()?.pins()?;
@@ -148,7 +149,7 @@ fn living(stats: &Stats, accounting: &Accounting) -> Result<Vec<Figure>> {
     Ok(all)
 }
 
-/// What must fit together within `stats` itself.
+/// Returns the figures that must add up within `stats` itself.
 fn sums(stats: &Stats) -> Result<Vec<Figure>> {
     let (persistent, revocable) = stats.clients()?;
     let mut all = Vec::new();
@@ -174,14 +175,14 @@ fn sums(stats: &Stats) -> Result<Vec<Figure>> {
     Ok(all)
 }
 
-/// Nothing is pinned, mapped, left behind or referenced, by the module's word and by everybody
-/// else's.
+/// Waits until the module and everybody else report that nothing is pinned, mapped, left behind or
+/// referenced.
 pub fn settled(limit: Duration) -> Result<()> {
     let end = Instant::now() + limit;
     loop {
         match unsettled()?.as_slice() {
             [] => return Ok(()),
-            // What a dying process held is released a moment after its parent hears of the death.
+            // What a dying process held is released a moment after its parent learns of the death.
             what if Instant::now() > end => bail!("after {limit:?}: {}", what.join(", ")),
             _ => sleep(Duration::from_millis(20)),
         }

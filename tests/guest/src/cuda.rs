@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The few calls of the CUDA driver API that an RDMA application makes, through libcuda.so.1 as
-//! such a program finds it.
+//! The few calls of the CUDA driver API that an RDMA application makes. They go through
+//! libcuda.so.1, found as such a program finds it.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -16,7 +16,7 @@ struct Driver {
 }
 
 impl Driver {
-    /// The function `name`, which must have the signature `F`.
+    /// Returns the function `name`, which must have the signature `F`.
     fn function<F>(&self, name: &str) -> Result<Symbol<'_, F>> {
         // SAFETY: each caller names a documented driver-API function with its documented C
         // signature.
@@ -31,16 +31,16 @@ fn check(call: &str, rc: c_int) -> Result<()> {
     Ok(())
 }
 
-/// A context on a GPU, current for the thread that opened it.
+/// A context on a GPU. It is current for the thread that opened it.
 pub struct Cuda {
     driver: Driver,
-    /// CUcontext, kept as a number: any thread may make it current.
+    /// The CUcontext, kept as a number so that any thread may make it current.
     context: usize,
     gpu: c_int,
 }
 
 impl Cuda {
-    /// On the first GPU.
+    /// Opens a context on the first GPU.
     pub fn open() -> Result<Arc<Self>> {
         Self::open_on(0)
     }
@@ -83,7 +83,7 @@ impl Cuda {
 }
 
 impl Cuda {
-    /// A dma-buf of whole pages.
+    /// Exports whole pages as a dma-buf.
     pub fn dma_buf(&self, va: u64, len: usize) -> Result<OwnedFd> {
         const DMA_BUF_FD: c_int = 1;
         type Export = unsafe extern "C" fn(*mut c_int, u64, usize, c_int, u64) -> c_int;
@@ -95,7 +95,7 @@ impl Cuda {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Managed memory, for the rest of this process.
+    /// Allocates managed memory, for the rest of this process.
     pub fn managed(&self, size: usize) -> Result<u64> {
         const GLOBAL: u32 = 1;
         type Alloc = unsafe extern "C" fn(*mut u64, usize, u32) -> c_int;
@@ -106,7 +106,7 @@ impl Cuda {
         Ok(va)
     }
 
-    /// Page-locked host memory, for the rest of this process.
+    /// Allocates page-locked host memory, for the rest of this process.
     pub fn page_locked(&self, size: usize) -> Result<u64> {
         let alloc = self.driver.function::<unsafe extern "C" fn(*mut Handle, usize) -> c_int>("cuMemAllocHost_v2")?;
         let mut at: Handle = std::ptr::null_mut();
@@ -132,13 +132,12 @@ impl Cuda {
     }
 }
 
-/// Addresses from cuMemAddressReserve, with a handle's memory in each segment that is mapped: what
-/// PyTorch's expandable segments are. What is mapped is unmapped when this is dropped, and the
-/// addresses are given back.
+/// Addresses from cuMemAddressReserve, with a handle's memory in each mapped segment, like
+/// PyTorch's expandable segments. Dropping it unmaps the segments and frees the addresses.
 pub struct Segments {
     va: u64,
     len: usize,
-    /// Offset and length of what is mapped.
+    /// The offset and length of each mapped segment.
     mapped: Vec<(usize, usize)>,
     cuda: Arc<Cuda>,
 }
@@ -160,7 +159,7 @@ type Map = unsafe extern "C" fn(u64, usize, usize, u64, u64) -> c_int;
 type Create = unsafe extern "C" fn(*mut u64, usize, *const Prop, u64) -> c_int;
 
 impl Cuda {
-    /// Room for `len` bytes, a multiple of 2 MiB.
+    /// Reserves `len` bytes, a multiple of 2 MiB.
     pub fn reserve(self: &Arc<Self>, len: usize) -> Result<Segments> {
         let reserve = self
             .driver
@@ -171,7 +170,8 @@ impl Cuda {
         Ok(Segments { va, len, mapped: Vec::new(), cuda: Arc::clone(self) })
     }
 
-    /// As many segments of `size` bytes as `len` needs, one behind the other.
+    /// Reserves `len` bytes and maps as many segments of `size` bytes, one behind the other, as
+    /// that needs.
     pub fn segments(self: &Arc<Self>, size: usize, len: usize) -> Result<Segments> {
         let count = len.div_ceil(size);
         let mut segments = self.reserve(count * size)?;
@@ -187,7 +187,7 @@ impl Segments {
         self.va
     }
 
-    /// New memory of `size` bytes at this offset, with or without gpuDirectRDMACapable.
+    /// Maps new memory of `size` bytes at this offset, with or without gpuDirectRDMACapable.
     pub fn map(&mut self, at: usize, size: usize, rdma: bool) -> Result<()> {
         let driver = &self.cuda.driver;
         let create = driver.function::<Create>("cuMemCreate")?;
@@ -210,16 +210,16 @@ impl Segments {
         unsafe {
             check("cuMemCreate", create(&mut handle, size, &prop, 0))?;
             check("cuMemMap", map(va, size, 0, handle, 0))?;
-            // A device, its number, read and write.
+            // The arguments are a device, its number, and read-write access.
             check("cuMemSetAccess", access(va, size, &[1, self.cuda.gpu, 3], 1))?;
-            // The mapping keeps the memory.
+            // The mapping keeps the memory alive.
             check("cuMemRelease", release(handle))?;
         }
         self.mapped.push((at, size));
         Ok(())
     }
 
-    /// Takes the memory at this offset away.
+    /// Unmaps the memory at this offset.
     pub fn unmap(&mut self, at: usize) -> Result<()> {
         let unmap = self.cuda.driver.function::<unsafe extern "C" fn(u64, usize) -> c_int>("cuMemUnmap")?;
         let which = self.mapped.iter().position(|m| m.0 == at).context("nothing is mapped there")?;
@@ -239,7 +239,7 @@ impl Segments {
 
 impl Drop for Segments {
     fn drop(&mut self) {
-        // A test that cares unmaps.
+        // Errors are ignored here: a test that cares about them calls unmap().
         while let Some(&(at, _)) = self.mapped.last() {
             let _ = self.unmap(at);
         }
@@ -250,7 +250,7 @@ impl Drop for Segments {
     }
 }
 
-/// Memory from cuMemAlloc; freed when dropped.
+/// Memory from cuMemAlloc. Dropping it frees the memory.
 pub struct DeviceMemory {
     va: Option<u64>,
     size: usize,
@@ -281,7 +281,7 @@ impl DeviceMemory {
         check("cuMemFree", unsafe { free(va) })
     }
 
-    /// cuMemFree, with its answer.
+    /// Frees the memory with cuMemFree and returns the result.
     pub fn free(mut self) -> Result<()> {
         self.release()
     }
@@ -289,7 +289,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // A test that cares calls free().
+        // Errors are ignored here: a test that cares about them calls free().
         let _ = self.release();
     }
 }

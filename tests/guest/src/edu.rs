@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `/dev/edu-dma` of the sample driver (samples/edu-dma), and the device behind it.
+//! Uses `/dev/edu-dma` of the sample driver (samples/edu-dma), and the device behind it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -19,14 +19,14 @@ mod uapi;
 
 pub(crate) use uapi::{End, Stats};
 
-/// The driver as the kernel writes it.
+/// The driver's name as the kernel writes it.
 pub const DRIVER: &str = "edu_dma";
 const NODE: &str = "/dev/edu-dma";
 const DEVICES: &str = "/sys/bus/pci/devices";
-/// Bytes that the driver moves by one pair of commands (`CHUNK` in engine.rs).
+/// The number of bytes that the driver moves by one pair of commands (`CHUNK` in engine.rs).
 pub const CHUNK: u64 = 2048;
 
-/// How long the GPU driver keeps memory that is freed.
+/// The kind of pin, which decides how long the GPU driver keeps memory that is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Persistent,
@@ -37,24 +37,24 @@ impl Kind {
     pub const BOTH: [Self; 2] = [Self::Persistent, Self::Revocable];
 }
 
-/// Memory of this process from this address on.
+/// Returns an end in this process's memory, from this address on.
 pub fn host(at: *const u8) -> End {
     End { kind: uapi::HOST, handle: 0, at: at as u64 }
 }
 
-/// A pin, from this byte on.
+/// Returns an end in a pin, from this byte on.
 pub fn gpu(handle: u32, at: u64) -> End {
     End { kind: uapi::GPU, handle, at }
 }
 
-/// A copy that did not reach its end: the errno, and how many bytes it moved.
+/// The result of a copy that did not reach its end: the errno, and how many bytes it moved.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Stopped {
     pub errno: i32,
     pub done: u64,
 }
 
-/// An open file.
+/// An open file of the driver.
 pub struct Edu(File);
 
 impl Edu {
@@ -73,7 +73,7 @@ impl Edu {
         }
     }
 
-    /// The new pin's handle.
+    /// Pins memory and returns the new pin's handle.
     pub fn pin(&self, kind: Kind, va: u64, length: u64) -> io::Result<u32> {
         let flags = if kind == Kind::Revocable { uapi::REVOCABLE } else { 0 };
         let mut argument = uapi::Pin { va, length, flags, handle: u32::MAX };
@@ -100,7 +100,7 @@ impl Edu {
         Ok(stats)
     }
 
-    /// Until the engine is at work on a command that was not there before.
+    /// Waits until the engine works on a command that it did not have before.
     pub fn wait_until_running(&self, before: &Stats) -> Result<()> {
         let end = Instant::now() + Duration::from_secs(60);
         loop {
@@ -114,10 +114,10 @@ impl Edu {
     }
 }
 
-/// Loads the driver, with the GPU's. The device's width on the bus is what the boot says.
+/// Loads the driver and the GPU's. The boot says how wide the device's addresses are.
 pub fn load(env: &Env) -> Result<()> {
     modules::load("nvidia", &[])?;
-    // The device is QEMU's: it reaches a GPU's memory where the BAR has it, and asks no stand-in.
+    // QEMU's own device reaches GPU memory at the addresses of the BAR, without the stand-ins.
     crate::gpu::lab()?.set("bar1_static", 1)?;
     if !modules::loaded(DRIVER)? {
         modules::modprobe("edu-dma", &[&format!("dma_bits={}", bits(env)?)])?;
@@ -125,14 +125,14 @@ pub fn load(env: &Env) -> Result<()> {
     wait_for(NODE, || Path::new(NODE).exists())
 }
 
-/// Bits of an address that the boot's device puts on the bus.
+/// Returns the number of address bits that the boot's device puts on the bus.
 pub fn bits(env: &Env) -> Result<u32> {
     let bits = env.number("dma_bits", 0)?;
     ensure!(bits != 0, "this suite needs a boot with a device of the sample driver");
     Ok(bits)
 }
 
-/// The PCI name of the device that the driver has.
+/// Returns the PCI name of the driver's device.
 pub fn pci_name() -> Result<String> {
     for entry in fs::read_dir(DEVICES).with_context(|| format!("read {DEVICES}"))? {
         let dir = entry?.path();
@@ -145,19 +145,19 @@ pub fn pci_name() -> Result<String> {
     bail!("{DRIVER} has no PCI device 1234:11e8")
 }
 
-/// Takes the device out, as `echo 1 > remove` does; returns when it is gone.
+/// Removes the device, as `echo 1 > remove` does, and returns when it is gone.
 pub fn remove_device() -> Result<()> {
     let file = PathBuf::from(DEVICES).join(pci_name()?).join("remove");
     fs::write(&file, "1").with_context(|| format!("write to {}", file.display()))
 }
 
-/// Finds it again.
+/// Finds the device again.
 pub fn rescan() -> Result<()> {
     fs::write("/sys/bus/pci/rescan", "1").context("rescan the PCI bus")?;
     wait_for(NODE, || Path::new(NODE).exists())
 }
 
-/// Interrupts of the device that the kernel has counted, all of them MSI.
+/// Returns how many interrupts of the device the kernel has counted. All of them must be MSI.
 pub fn kernel_interrupts() -> Result<u64> {
     let text = fs::read_to_string("/proc/interrupts").context("read /proc/interrupts")?;
     let line = text.lines().find(|l| l.ends_with("edu-dma")).context("/proc/interrupts has no edu-dma")?;
@@ -165,13 +165,13 @@ pub fn kernel_interrupts() -> Result<u64> {
     Ok(line.split_whitespace().skip(1).map_while(|w| w.parse::<u64>().ok()).sum())
 }
 
-/// Users of the driver as lsmod counts them.
+/// Returns the number of users of the driver, as lsmod shows it.
 pub fn users() -> Result<u64> {
     number(&format!("/sys/module/{DRIVER}/refcnt"))
 }
 
 impl Edu {
-    /// Closes the file here first, and in a forked child after that.
+    /// Closes the file first here, and then in a forked child.
     pub fn closed_by_a_child(self) -> Result<()> {
         let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().context("a pair of sockets")?;
         // SAFETY: the child makes two system calls and ends without unwinding.
@@ -195,7 +195,7 @@ impl Edu {
     }
 }
 
-/// A page with one behind it that no process may touch.
+/// A page, followed by a page that no process may touch.
 pub struct Guarded(*mut libc::c_void);
 
 const PAGE: usize = 4096;
@@ -213,7 +213,7 @@ pub fn guarded_page() -> Result<Guarded> {
 }
 
 impl Guarded {
-    /// Its last `len` bytes, and what is behind them.
+    /// Returns its last `len` bytes, and what is behind them.
     pub fn end(&self, len: u64) -> End {
         let at = self.0 as u64 + PAGE as u64 - len;
         host(at as *const u8)
@@ -227,8 +227,8 @@ impl Drop for Guarded {
     }
 }
 
-/// The helper `edu`: memory and a pin of its own. `copy` moves random bytes there, `check` compares
-/// them with the GPU's, `free` frees the memory.
+/// Runs the helper `edu`, which has memory and a pin of its own. `copy` moves random bytes there,
+/// `check` compares them with the GPU's, `free` frees the memory.
 pub fn helper(kind: &str, len: &str) -> Result<()> {
     let kind = match kind {
         "Persistent" => Kind::Persistent,

@@ -26,18 +26,19 @@ use crate::verbs::{
     REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, ZERO_BASED,
 };
 
-/// What is kept at a time.
+/// The number of buffers that are kept at a time.
 const BUFFERS: usize = 6;
 const REGIONS: usize = 12;
-/// A segment of memory that is mapped and unmapped piecemeal, and how many there are room for.
+/// The size of a segment of memory that is mapped and unmapped piece by piece, and the number of
+/// segments that fit.
 const SEGMENT: usize = 2 * MIB;
 const SEGMENTS: usize = 3;
-/// For a request whose end nobody can say.
+/// The time limit for a request whose outcome nobody can predict.
 const LIMIT: Duration = Duration::from_secs(30);
 
 type Call = fn(&mut Fuzzer) -> Result<()>;
 
-/// What is done, and how often of all times.
+/// The calls, and how often each is made in relation to all.
 const CALLS: [(&str, usize, Call); 14] = [
     ("allocate", 8, Fuzzer::allocate),
     ("free", 6, Fuzzer::free),
@@ -55,33 +56,35 @@ const CALLS: [(&str, usize, Call); 14] = [
     ("child", 2, Fuzzer::child),
 ];
 
-/// Names of what is counted: the calls, and what came of them.
+/// Returns the names of what is counted: the calls, and their outcomes.
 pub fn names() -> impl Iterator<Item = &'static str> {
     CALLS.iter().map(|call| call.0).chain(["registered", "reregistered", "refused", "arrived", "errors"])
 }
 
-/// Pages that nobody may touch on either side of the host memory: a range that begins beside it is
-/// refused, wherever the program's own memory is. Wider than any step of [`Fuzzer::range`].
+/// The number of bytes on either side of the host memory that nobody may touch, so that a range
+/// which begins beside it is refused, wherever the program's own memory is. It is wider than any
+/// step of [`Fuzzer::range`].
 const FENCE: usize = 4 * GPU_PAGE;
 
-/// The memory of a dma-buf's region, which has no address in this process.
+/// Stands for the memory of a dma-buf's region, which has no address in this process.
 const DMA_BUF: Range<u64> = 0..0;
 
-/// A region, and what the keys reach by what addresses.
+/// A region, with the memory that its keys reach and the addresses under which they reach it.
 struct Region {
     mr: Mr,
-    /// By what address its keys reach the first byte. `None` where that cannot be told.
+    /// The address under which its keys reach the first byte. `None` where that is not known.
     first: Option<u64>,
-    /// What the kernel was told. It keeps that in a re-registration that says nothing of it.
+    /// The access that the kernel was given. It keeps that in a re-registration which does not name
+    /// another.
     access: i32,
-    /// A dma-buf never is, whatever its access says.
+    /// Whether the region is on demand. A region of a dma-buf never is, whatever its access says.
     on_demand: bool,
-    /// Its first byte. On demand, the region is whatever is there when it is used.
+    /// The first byte. A region on demand reaches whatever is there when it is used.
     at: u64,
     len: usize,
 }
 
-/// Host memory to register, between fences. Mapped to the end of the process.
+/// Maps host memory to register, between fences, until the process ends.
 fn host_memory() -> Result<Range<u64>> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a new mapping where the kernel likes.
@@ -94,7 +97,7 @@ fn host_memory() -> Result<Range<u64>> {
     Ok(start..start + MIB as u64)
 }
 
-/// Memory of the host in this process: neither addresses of a GPU nor fences.
+/// Returns the host memory of this process, without addresses of a GPU and without fences.
 fn host_mappings() -> Result<Vec<Range<u64>>> {
     let maps = std::fs::read_to_string("/proc/self/maps").context("read /proc/self/maps")?;
     let host = maps.lines().filter(|line| !line.contains("/dev/nvidia") && !line.contains(" ---"));
@@ -105,7 +108,7 @@ fn host_mappings() -> Result<Vec<Range<u64>>> {
     host.map(|line| parse(line).with_context(|| format!("/proc/self/maps: {line}"))).collect()
 }
 
-/// Whether each of these bytes is in one of the areas.
+/// Returns whether each of these bytes is in one of the areas.
 fn covers(areas: &[Range<u64>], asked: &Range<u64>) -> bool {
     let mut at = asked.start;
     while at < asked.end {
@@ -126,20 +129,20 @@ pub struct Fuzzer {
     link: Option<Loopback>,
     buffers: Vec<DeviceMemory>,
     segments: Segments,
-    /// Which segments are mapped.
+    /// The segments that are mapped.
     mapped: [bool; SEGMENTS],
     host: Range<u64>,
     regions: Vec<Region>,
-    /// Keys of regions that are gone.
+    /// The keys of regions that no longer exist.
     stale: Vec<u32>,
-    /// Memory that is never registered by itself, and its bytes.
+    /// Memory that is never registered by itself, with its bytes.
     guard: DeviceMemory,
     guarded: Vec<u8>,
-    /// A region reached into it all the same, as one over several allocations may.
+    /// Whether a region reached into it all the same, as one over several allocations may.
     guard_registered: bool,
 }
 
-/// `start .. start + len`, if that does not wrap.
+/// Returns `start .. start + len`, if that does not wrap.
 fn span(start: u64, len: usize) -> Option<Range<u64>> {
     Some(start..start.checked_add(len as u64)?)
 }
@@ -149,8 +152,8 @@ fn within(inner: &Range<u64>, outer: &Range<u64>) -> bool {
 }
 
 impl Fuzzer {
-    /// Call it as the user who is to post: the kernel takes requests only from the user who opened
-    /// the NIC's file.
+    /// Makes a fuzzer. The user who is to post must call this, because the kernel takes requests
+    /// only from the user who opened the NIC's file.
     pub fn new(seed: u64, process: u64, cuda: Arc<Cuda>, log: Log) -> Result<Self> {
         let mut rng = fastrand::Rng::with_seed(seed ^ process.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let device = Device::open(RDMA_DEVICE)?;
@@ -176,8 +179,8 @@ impl Fuzzer {
         })
     }
 
-    /// So many calls, and what came of them as a line. What is left is left to the end of the
-    /// process, or not.
+    /// Makes this many calls, and prints their counts as a line. At the end, it releases what is
+    /// left, or leaves that to the end of the process.
     pub fn run(mut self, steps: u64) -> Result<()> {
         let all: usize = CALLS.iter().map(|call| call.1).sum();
         for step in 0..steps {
@@ -209,8 +212,8 @@ impl Fuzzer {
         of[self.rng.usize(..of.len())]
     }
 
-    /// Addresses that this process has. What `cuMemAlloc()` gives is backed to the next multiple of
-    /// 2 MiB, and can be pinned as far (docs/facts.md#get).
+    /// Returns the addresses that this process has. Memory from `cuMemAlloc()` is backed up to the
+    /// next multiple of 2 MiB, and can be pinned up to there (docs/facts.md#get).
     fn owned(&self) -> Vec<Range<u64>> {
         let backed = |buffer: &DeviceMemory| span(buffer.va(), buffer.size().next_multiple_of(SEGMENT));
         let mut all: Vec<_> = self.buffers.iter().chain([&self.guard]).filter_map(backed).collect();
@@ -220,8 +223,8 @@ impl Fuzzer {
         all
     }
 
-    /// Whether requests to this region would write to the program's own memory: what is on demand
-    /// may lie beside memory of the GPU, or where such memory was.
+    /// Returns whether requests to this region would write to the program's own memory. A region on
+    /// demand may lie beside memory of the GPU, or where such memory was.
     fn would_hurt(&self, at: usize) -> Result<bool> {
         let Region { on_demand, at, .. } = self.regions[at];
         let end = at.saturating_add(MIB as u64);
@@ -229,7 +232,7 @@ impl Fuzzer {
         Ok(on_demand && host_mappings()?.iter().any(hit))
     }
 
-    /// An address and a length, mostly near memory that is there.
+    /// Returns an address and a length, mostly near existing memory.
     fn range(&mut self) -> (u64, usize) {
         let areas = self.owned();
         let area = areas[self.rng.usize(..areas.len())].clone();
@@ -300,19 +303,20 @@ impl Fuzzer {
         self.some(&[FULL_ACCESS, FULL_ACCESS, all, all, all, 0, LOCAL_WRITE, FULL_ACCESS | ON_DEMAND, known, any])
     }
 
-    /// Keeps a region that the kernel made of `memory`, if it may be one; `iova` is what its keys
-    /// call the first byte.
+    /// Keeps a region that the kernel made of `memory`, if it was allowed to. `iova` is the address
+    /// that its keys use for the first byte.
     fn keep(&mut self, mr: Mr, memory: Option<Range<u64>>, (iova, len): (u64, usize), access: i32) -> Result<()> {
         self.counts.add("registered");
         let at = memory.as_ref().map_or(0, |memory| memory.start);
         let on_demand = access & ON_DEMAND != 0 && memory != Some(DMA_BUF);
-        // Nothing is pinned on demand: what is not there fails when it is used.
+        // A region on demand pins nothing. Using it fails where there is no memory.
         if !on_demand {
             let memory = memory.context("a region whose end wraps was registered")?;
             if !covers(&self.owned(), &memory) {
                 let host = covers(&host_mappings()?, &memory);
                 ensure!(host, "{memory:x?} was registered, which is not all of it this process's");
-                // The program's own memory, beside that of the GPU: requests would hurt it.
+                // The region reaches the program's own memory beside that of the GPU, so requests
+                // would damage it.
                 let _ = mr.dereg();
                 return Ok(());
             }
@@ -333,7 +337,7 @@ impl Fuzzer {
     fn drop_region(&mut self, at: usize) {
         let region = self.regions.swap_remove(at);
         self.stale.push(region.mr.rkey());
-        // A child may have been faster.
+        // A child may have deregistered it already.
         let _ = region.mr.dereg();
     }
 
@@ -349,7 +353,8 @@ impl Fuzzer {
         (!self.regions.is_empty()).then(|| self.rng.usize(..self.regions.len()))
     }
 
-    /// A region that a program may mean to use: on both sides of a request, and with some bytes.
+    /// Returns a region that a program may sensibly use for both sides of a request, if it has some
+    /// bytes.
     fn good_region(&mut self) -> Option<usize> {
         let good = |r: &Region| !r.on_demand && r.access & FULL_ACCESS == FULL_ACCESS && r.len >= 64;
         let good: Vec<usize> = (0..self.regions.len()).filter(|i| good(&self.regions[*i])).collect();
@@ -444,7 +449,8 @@ impl Fuzzer {
                     within(&asked, &(0..exported as u64)),
                     "{asked:x?} of a dma-buf of {exported:#x} was registered"
                 );
-                // Of memory that may be free by now: what its keys reach is checked all the same.
+                // The memory may be free by now. The check of what the keys reach takes place all
+                // the same.
                 self.keep(mr, Some(DMA_BUF), (iova, len), access)
             }
             Err(_) => {
@@ -466,7 +472,7 @@ impl Fuzzer {
         };
         self.log.line(&format!("rereg {:x?} access {:x?} pd {}", wish.translation, wish.access, wish.pd.is_some()))?;
         if region.mr.rereg(wish).is_err() {
-            // What it reaches now is the kernel's affair.
+            // It is up to the kernel what the region reaches now.
             self.counts.add("refused");
             let _ = region.mr.dereg();
             return Ok(());
@@ -476,7 +482,7 @@ impl Fuzzer {
         match wish.translation {
             Some((addr, len)) => self.keep(region.mr, span(addr, len), (addr, len), access),
             None => {
-                // A region that was on demand, and is not any more, was read anew.
+                // The kernel read a region anew that was on demand and no longer is.
                 region.first = region.first.filter(|_| (access ^ region.access) & (ON_DEMAND | ZERO_BASED) == 0);
                 region.on_demand = wish.access.map_or(region.on_demand, |access| access & ON_DEMAND != 0);
                 region.access = access;
@@ -498,7 +504,7 @@ impl Fuzzer {
         let (Some(at), (addr, len)) = (self.any_region(), self.range()) else { return Ok(()) };
         let len = len.min(4 * MIB) as u32;
         self.log.line(&format!("ibv_advise_mr {addr:#x} {len:#x}"))?;
-        // rdma-core may know no such call for this NIC.
+        // rdma-core may not support this call for this NIC.
         let _ = self.regions[at].mr.prefetch(addr, len);
         Ok(())
     }
@@ -510,7 +516,8 @@ impl Fuzzer {
         self.link.as_ref().context("just made")
     }
 
-    /// A request between regions; half of them with an offset, a length and a key that may be wrong.
+    /// Posts a request between regions. Half of the requests have an offset, a length and a key
+    /// that may be wrong.
     fn request(&mut self) -> Result<()> {
         let sane = self.rng.bool();
         let ends = if sane { (self.good_region(), self.good_region()) } else { (self.any_region(), self.any_region()) };
@@ -548,7 +555,7 @@ impl Fuzzer {
         self.log.line(&format!("{op:?} {len:#x} to {to:#x} key {rkey:#x} (its own {right:#x})"))?;
         self.linked()?;
         let (link, region) = (self.link.take().context("just made")?, &self.regions[remote]);
-        // With an error the queue pairs are of no more use; without an answer, too.
+        // The queue pairs are useless after an error, and also if no answer came.
         match link.attempt(op, (&self.regions[local].mr, at), (rkey, to), len) {
             Ok(Status::IBV_WC_SUCCESS) => {
                 let (needs, name) = match op {
@@ -559,7 +566,7 @@ impl Fuzzer {
                 if rkey == right && len != 0 && !region.on_demand {
                     ensure!(region.access & needs != 0, "a {name} arrived by a key of access {:#x}", region.access);
                     if let Some(first) = region.first {
-                        // A region may end behind the last address: its next is 0.
+                        // A region may end at the last address of all. The address after it is 0.
                         let end = to.wrapping_sub(first).checked_add(len as u64);
                         ensure!(
                             end.is_some_and(|end| end <= region.len as u64),
@@ -576,7 +583,7 @@ impl Fuzzer {
         Ok(())
     }
 
-    /// A request whose end nobody waits for, and often memory and region that do not wait for it
+    /// Posts a request that nobody waits for. Often, its memory and region do not wait for it
     /// either.
     fn abandon(&mut self) -> Result<()> {
         let Some(at) = self.any_region() else { return Ok(()) };
@@ -613,7 +620,7 @@ impl Fuzzer {
         Ok(())
     }
 
-    /// A child that has what its parent has: it deregisters some of that, and ends without a word.
+    /// Forks a child, which inherits everything, deregisters some of it, and ends without a report.
     fn child(&mut self) -> Result<()> {
         self.log.line("fork")?;
         // SAFETY: this process has one thread, so the child may do what it likes.
@@ -625,8 +632,8 @@ impl Fuzzer {
                 unsafe { libc::_exit(0) };
             }
         }
-        // Those that the child deregistered, by the same random numbers. The kernel gives their
-        // handles out again, and a call by such a handle would change another region.
+        // Forget what the child deregistered, by the same random numbers. The kernel gives those
+        // handles out again, and a call with such a handle would change another region.
         self.drop_some();
         if self.regions.len() > REGIONS {
             bail!("{} regions", self.regions.len());

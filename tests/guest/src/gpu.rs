@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The GPU stand-in's accounting as the suites read it.
+//! Reads the GPU stand-in's accounting for the suites.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -16,7 +16,7 @@ pub fn accounting() -> Result<Accounting> {
     Ok(lab()?.accounting()?)
 }
 
-/// What `Layout::Shuffled` is from now on comes of this test's seed, too.
+/// Derives the order of pages in `Layout::Shuffled` from this test's seed from now on, too.
 pub fn seed_layout(rng: &mut fastrand::Rng) -> Result<()> {
     Ok(lab()?.set("layout_seed", rng.u64(1..))?)
 }
@@ -27,7 +27,7 @@ pub fn pci_address(rm: &nvlab::Client, gpu: u32) -> Result<String> {
     Ok(format!("{domain:04x}:{bus:02x}:{device:02x}.{function}"))
 }
 
-/// The BAR that is this GPU's memory.
+/// Returns the address range of the BAR that is this GPU's memory.
 pub fn bar(rm: &nvlab::Client, gpu: u32) -> Result<RangeInclusive<u64>> {
     let file = format!("/sys/bus/pci/devices/{}/resource", pci_address(rm, gpu)?);
     let text = fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
@@ -40,20 +40,20 @@ pub fn bar(rm: &nvlab::Client, gpu: u32) -> Result<RangeInclusive<u64>> {
     Ok(number(words.next())?..=number(words.next())?)
 }
 
-/// Live pins of both kinds.
+/// Returns the number of live pins of both kinds.
 pub fn pins() -> Result<i64> {
     let b = accounting()?;
     Ok(b.get("live_pins") + b.get("live_persistent"))
 }
 
-/// Calls that pin and calls that unpin, of both kinds.
+/// Returns the numbers of calls that pin and that unpin, of both kinds.
 pub fn provider_calls() -> Result<(i64, i64)> {
     let b = accounting()?;
     Ok((b.get("gets") + b.get("persistent_gets"), b.get("puts") + b.get("persistent_puts")))
 }
 
-/// The page of video memory at `va`: whether two processes had the same memory. Module nvlab_gdr is
-/// loaded.
+/// Returns the page of video memory at `va`, which shows whether two processes had the same memory.
+/// The module nvlab_gdr must be loaded.
 pub fn place(va: u64) -> Result<u64> {
     let gdr = nvlab::Gdr::open()?;
     let pin = gdr.pin(va, 64 << 10, nvlab::Kind::Persistent)?;
@@ -62,7 +62,7 @@ pub fn place(va: u64) -> Result<u64> {
     Ok(mapped.with_context(|| format!("BAR1 has nothing for the pin of {va:#x}"))?.video)
 }
 
-/// Until nothing is pinned and nothing allocated.
+/// Waits until nothing is pinned and nothing is allocated.
 pub fn wait_clean(limit: Duration) -> Result<()> {
     let end = Instant::now() + limit;
     loop {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The other processes that some tests need: `guest helper NAME ARGUMENTS`. A helper prints `ready
-//! …` when it has begun, and ends with its standard input (or is killed).
+//! Runs other processes for tests: `guest helper NAME ARGUMENTS`. A helper prints `ready …` when it
+//! has begun, and ends when its standard input ends (or when it is killed).
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -26,7 +26,7 @@ use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
 pub fn run(name: &str, args: &[&str]) -> Result<()> {
     match (name, args) {
-        // Allocates, and registers that many times; says where.
+        // Allocates memory, registers it this many times, and prints its address.
         ("hold", [size, mrs]) => {
             let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
             let cuda = Cuda::open()?;
@@ -40,22 +40,22 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
             drop(mrs);
             Ok(())
         }
-        // Reads a file again and again, until it is killed.
+        // Reads a file repeatedly until it is killed.
         ("read", [file]) => {
             println!("ready");
             loop {
                 std::fs::read(file).with_context(|| format!("read {file}"))?;
             }
         }
-        // Registers an address that nobody has, again and again until it is told something. Says how
-        // long the longest attempt took, in microseconds, and how many there were.
+        // Registers an address that nobody has, repeatedly until a line arrives. Then prints how
+        // long the longest attempt took, in microseconds, and the number of attempts.
         ("bad-addresses", []) => {
             let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
             let told = Arc::new(AtomicBool::new(false));
             let listener = Arc::clone(&told);
             println!("ready");
             std::thread::spawn(move || {
-                // Whatever it is, and the end of the input, too.
+                // Any line ends this, and so does the end of the input.
                 let _ = io::stdin().read_line(&mut String::new());
                 listener.store(true, Ordering::SeqCst);
             });
@@ -72,8 +72,9 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
             println!("ok {} {attempts}", longest.as_micros());
             Ok(())
         }
-        // As an ordinary user with `limit` bytes of RLIMIT_MEMLOCK: registers single pages until
-        // one is refused, lets one go, and tries again. Says how many there were, and both errnos.
+        // Runs as an ordinary user with `limit` bytes of RLIMIT_MEMLOCK. Registers single pages
+        // until one is refused, releases one, and tries again. Prints how many there were, and both
+        // errnos.
         ("memlock", [limit]) => {
             let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
             let cuda = Cuda::open()?;
@@ -103,19 +104,20 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
         }
         ("fuzz", [seed, process, steps]) => {
             let number = |text: &str| text.parse().with_context(|| format!("{text:?} is no number"));
-            // What only root may open on this machine.
+            // Open what only root may open on this machine before changing the user.
             let (cuda, log) = (Cuda::open()?, Log::open(number(process)?, true, 0)?);
             as_user(libc::RLIM_INFINITY)?;
             Fuzzer::new(number(seed)?, number(process)?, cuda, log)?.run(number(steps)?)
         }
         ("storm-victim", [seed]) => storm::victim(seed.parse().context("seed")?),
-        // Does what it is told, line by line.
+        // Executes commands line by line.
         ("actor", [first]) => actor::run(first),
-        // An agent of NIXL, which does what it is told.
+        // Runs an agent of NIXL that executes commands.
         ("nixl", [name, gpu]) => crate::nixl::run(name, gpu),
-        // A user of the sample driver, which does what it is told.
+        // Runs a user of the sample driver that executes commands.
         ("edu", [kind, len]) => crate::edu::helper(kind, len),
-        // Registers host memory; stops before that and after it, for who looks at its system calls.
+        // Registers host memory. Stops before and after that, for a test that looks at its system
+        // calls.
         ("host-memory", [cuda]) => {
             let _cuda = (*cuda == "with-cuda").then(Cuda::open).transpose()?;
             let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
@@ -123,10 +125,10 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
             let at = memory.as_ptr() as u64;
             let register = || -> io::Result<()> {
                 Mr::reg(&pd, at, memory.len(), FULL_ACCESS)?.dereg()?;
-                // Another address, with the same place in its page.
+                // This registration has another address, with the same offset in its page.
                 Mr::reg_iova(&pd, at, memory.len(), 0x7000_0000 + at % page() as u64, FULL_ACCESS)?.dereg()
             };
-            // What is done once.
+            // Registers once beforehand, because some calls are made only the first time.
             register()?;
             ptrace::traceme().context("ptrace")?;
             raise(Signal::SIGSTOP)?;
@@ -136,7 +138,7 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
             raise(Signal::SIGSTOP)?;
             Ok(())
         }
-        // Registers what cannot be; says how each attempt ends.
+        // Tries registrations that cannot work, and prints how each ends.
         ("wrong-input", []) => {
             const SEGMENT: usize = 2 << 20;
             let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
@@ -157,7 +159,7 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
             attempt("an end that wraps", segments.va(), usize::MAX);
             Ok(())
         }
-        // What is left of an actor after exec: its open files.
+        // An actor becomes this after exec, and keeps only its open files.
         ("idle", []) => {
             println!("ok");
             io::stdin().read_to_end(&mut Vec::new()).context("read stdin")?;
@@ -167,7 +169,7 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
     }
 }
 
-/// Nobody special from here on, with a limit on locked memory.
+/// Becomes an ordinary user with a limit on locked memory.
 fn as_user(limit: u64) -> Result<()> {
     const NOBODY: u32 = 65534;
     let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
@@ -180,12 +182,12 @@ fn as_user(limit: u64) -> Result<()> {
     setuid(Uid::from_raw(NOBODY)).context("setuid")
 }
 
-/// A helper that has said `ready`.
+/// A helper that has printed `ready`.
 pub struct Helper {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// What it said after `ready`.
+    /// The text that it printed after `ready`.
     pub said: String,
 }
 
@@ -194,7 +196,7 @@ impl Helper {
         Self::start_with(args, &BTreeMap::new())
     }
 
-    /// With more of its environment.
+    /// Starts a helper with additional environment variables.
     pub fn start_with(args: &[&str], settings: &BTreeMap<&str, String>) -> Result<Self> {
         let mut child = Command::new("/proc/self/exe")
             .arg("helper")
@@ -223,13 +225,13 @@ impl Helper {
         self.child.id()
     }
 
-    /// Gives an actor its next command, without waiting for what comes of it.
+    /// Gives an actor its next command, without waiting for the answer.
     pub fn tell(&mut self, command: &str) -> Result<()> {
         let input = self.input.as_mut().context("the helper's input is closed")?;
         writeln!(input, "{command}").with_context(|| format!("tell the helper {command:?}"))
     }
 
-    /// What came of the oldest command that was not answered yet.
+    /// Returns the answer to the oldest command that has none yet.
     pub fn answer(&mut self) -> Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line).context("read from the helper")?;
@@ -244,31 +246,31 @@ impl Helper {
         self.answer().with_context(|| command.to_string())
     }
 
-    /// The number that `ask` gets.
+    /// Returns the number that an actor answers to a command.
     pub fn number(&mut self, command: &str) -> Result<u64> {
         let said = self.ask(command)?;
         said.parse().with_context(|| format!("{command}: {said:?} is no number"))
     }
 
-    /// kill -9, without waiting.
+    /// Sends SIGKILL without waiting.
     pub fn shoot(&self) -> Result<()> {
         kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGKILL).context("kill")
     }
 
-    /// Until it is gone, however it ends.
+    /// Waits until it is gone, however it ends.
     pub fn bury(mut self) -> Result<()> {
         drop(self.input.take());
         self.child.wait().context("wait for the helper")?;
         Ok(())
     }
 
-    /// kill -9, and until it is gone.
+    /// Sends SIGKILL and waits until it is gone.
     pub fn kill(self) -> Result<()> {
         self.shoot()?;
         self.bury()
     }
 
-    /// Lets it end by itself.
+    /// Closes its input and waits until it ends by itself.
     pub fn finish(mut self) -> Result<()> {
         drop(self.input.take());
         let status = self.child.wait().context("wait for the helper")?;
@@ -281,7 +283,7 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // Gone already in bury() and finish(); after a failed test it is in the way.
+        // After bury() and finish() it is gone already. After a failed test it would be in the way.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

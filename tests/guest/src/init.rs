@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What PID 1 does around the suites: file systems, network, power.
+//! The work of PID 1 before and after the suites: file systems, network, power.
 
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -14,10 +14,11 @@ use nix::mount::{mount, MsFlags};
 use nix::sys::reboot::{reboot, RebootMode};
 use nix::sys::socket::{bind, connect, socket, AddressFamily, SockFlag, SockType, SockaddrIn};
 
-/// The address of a second network card; the first one's is that of the machine's role.
+/// The address of a second network card. The address of the first one depends on the machine's
+/// role.
 const SECOND_ADDRESS: &str = "192.168.78.1";
 
-/// Programs are called by name.
+/// The folders in which programs are found by name.
 pub const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 pub fn mount_all() -> Result<()> {
@@ -25,12 +26,13 @@ pub fn mount_all() -> Result<()> {
         ("proc", "/proc", true),
         ("sysfs", "/sys", true),
         ("devtmpfs", "/dev", true),
-        // Where libc keeps the semaphores that processes share.
+        // libc keeps the semaphores that processes share here.
         ("tmpfs", "/dev/shm", true),
         ("tmpfs", "/run", true),
         ("tmpfs", "/tmp", true),
         ("debugfs", "/sys/kernel/debug", true),
-        // Comes with debugfs where tracing is on; not every flavour of the kernel has it.
+        // This comes with debugfs where tracing is enabled, which not every flavour of the kernel
+        // has.
         ("tracefs", "/sys/kernel/tracing", false),
     ] {
         if !Path::new(target).exists() && fs::create_dir_all(target).is_err() && !required {
@@ -45,7 +47,7 @@ pub fn mount_all() -> Result<()> {
     Ok(())
 }
 
-/// Runs a program; its output is the reason when it fails.
+/// Runs a program. If it fails, its output is the reason.
 pub fn run(program: &str, args: &[&str]) -> Result<String> {
     let out = Command::new(program).args(args).output().with_context(|| format!("start {program}"))?;
     if !out.status.success() {
@@ -60,10 +62,10 @@ pub fn run(program: &str, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// Loopback and the cards that carry the soft NICs. Nothing answers to the first but a second
-/// machine, if there is one.
+/// Starts loopback and the cards that carry the soft NICs. Only a second machine, if there is one,
+/// answers on the first card.
 pub fn network(address: &str) -> Result<()> {
-    // The cards' driver is a module in a distribution's kernel.
+    // In a distribution's kernel, the cards' driver is a module.
     run("modprobe", &["-a", "virtio_pci", "virtio_net"])?;
     run("ip", &["link", "set", "lo", "up"])?;
     make_tcp_secret()?;
@@ -88,12 +90,12 @@ fn make_tcp_secret() -> Result<()> {
 
 fn card(name: &str, address: &str) -> Result<()> {
     run("ip", &["addr", "add", &format!("{address}/24"), "dev", name])?;
-    // Room for RoCE's largest MTU, as on any RDMA network: a quarter of the packets.
+    // Leave room for RoCE's largest MTU, as on any RDMA network. It needs a quarter of the packets.
     run("ip", &["link", "set", name, "mtu", "4200", "up"])?;
     Ok(())
 }
 
-/// A prompt on the console; returns when the shell ends.
+/// Opens a prompt on the console, and returns when the shell ends.
 pub fn shell() -> Result<()> {
     println!("\nEverything is loaded: rxe0, GPU 0, nvidia-peermem. `exit` powers off.\n");
     let status = Command::new("busybox")
@@ -110,7 +112,7 @@ pub fn shell() -> Result<()> {
 pub fn power_off() -> ! {
     nix::unistd::sync();
     let e = reboot(RebootMode::RB_POWER_OFF);
-    // reboot(2) returns only where it was refused; PID 1 must not end.
+    // reboot(2) returns only if it was refused. PID 1 must not end.
     eprintln!("guest: power off: {e:?}");
     loop {
         sleep(Duration::from_secs(3600));

@@ -13,38 +13,39 @@ use crate::kmsg::Mark;
 
 const DEBUGFS: &str = "/sys/kernel/debug";
 const PRINTK: &str = "/proc/sys/kernel/printk";
-/// More than any allocation of pages has: none is counted.
+/// A value larger than the order of any page allocation, with which none is counted.
 const NO_ORDER: &str = "64";
 
 fn write(file: &str, text: &str) -> Result<()> {
     fs::write(file, text).with_context(|| format!("write {text:?} to {file}"))
 }
 
-/// Whether this kernel can do it; the fast flavour cannot.
+/// Returns whether this kernel has fault injection. The fast flavour has not.
 pub fn available() -> bool {
     Path::new(DEBUGFS).join("failslab").exists()
 }
 
-/// Where an allocation failed.
+/// The place where an allocation failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hit {
-    /// Module of the innermost frame that is in one; `kernel` for none, or where the allocation
-    /// asked for silence.
+    /// The module of the innermost frame that is in one. It is `kernel` if no frame is in a module,
+    /// or if the allocation asked for silence.
     pub owner: String,
-    /// The kernel's stack, innermost frame first.
+    /// The kernel's stack, beginning with the innermost frame.
     pub stack: Vec<String>,
 }
 
-/// Which allocations are counted and fail.
+/// The kind of allocations that are counted and fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
     /// Objects of slab caches, one at a time. Their number does not depend on how full the caches
-    /// are, but now and then an index of the core's or the NIC's grows by a node: then the one that
-    /// was meant is stepped over.
+    /// are. Occasionally, however, an index of the core's or the NIC's grows by a node, and the
+    /// sweep then misses the allocation that was meant.
     Objects,
-    /// Pages, one at a time: vmalloc's, and those by which a slab cache grows.
+    /// Pages, one at a time: those of vmalloc, and those by which a slab cache grows.
     Pages,
-    /// Both, and from the chosen one on every one: kvmalloc's way out fails with it.
+    /// Objects and pages. All fail from the chosen one on, so that kvmalloc's fallback fails with
+    /// it.
     Exhausted,
 }
 
@@ -58,11 +59,11 @@ impl Memory {
     }
 }
 
-/// Failing allocations of the thread that made this, sleeping ones included.
+/// Makes allocations fail in the thread that made this, including those that may sleep.
 pub struct Allocations {
     memory: Memory,
     nth: File,
-    /// Whether what comes after the chosen one fails.
+    /// The file that says whether allocations after the chosen one fail, too.
     rest: File,
     log: Mark,
     printk: String,
@@ -76,7 +77,7 @@ impl Allocations {
             ("failslab/ignore-gfp-wait", flag(objects)),
             ("failslab/cache-filter", flag(objects)),
             ("fail_page_alloc/ignore-gfp-wait", "N"),
-            // vmalloc's pages, which is what kvmalloc falls back to.
+            // These are vmalloc's pages, to which kvmalloc falls back.
             ("fail_page_alloc/ignore-gfp-highmem", "N"),
             ("fail_page_alloc/min-order", if pages { "0" } else { NO_ORDER }),
         ] {
@@ -84,12 +85,12 @@ impl Allocations {
         }
         for what in ["failslab", "fail_page_alloc"] {
             for (file, value) in [
-                // For threads that ask for it, which is this one, once its chosen allocation has
-                // failed.
+                // Only threads that ask for it fail. This thread asks once its chosen allocation
+                // has failed.
                 ("task-filter", "Y"),
                 ("probability", "100"),
                 ("times", "-1"),
-                // A stack for each, without the limit per second.
+                // Print a stack for each failure, without the limit per second.
                 ("verbose", "2"),
                 ("verbose_ratelimit_interval_ms", "0"),
             ] {
@@ -97,8 +98,8 @@ impl Allocations {
             }
         }
         let printk = fs::read_to_string(PRINTK).with_context(|| format!("read {PRINTK}"))?;
-        // The stacks are for us, not for the slow console, which keeps everything from "warning"
-        // up.
+        // The test reads the stacks. The slow console, which prints everything from "warning" up,
+        // should not.
         write(PRINTK, "5 7")?;
         let thread = |name: &str| {
             let file = format!("/proc/thread-self/{name}");
@@ -107,7 +108,8 @@ impl Allocations {
         Ok(Self { memory, nth: thread("fail-nth")?, rest: thread("make-it-fail")?, log: Mark::now()?, printk })
     }
 
-    /// Makes the `n`-th allocation of `call` fail, from 1. `None`: it made fewer.
+    /// Makes the `n`-th allocation of `call` fail, counted from 1. Returns `None` in place of the
+    /// hit if it made fewer.
     pub fn during<T>(&mut self, n: u32, call: impl FnOnce() -> T) -> Result<(T, Option<Hit>)> {
         let set = |file: &File, text: &str| file.write_all_at(text.as_bytes(), 0).context("write to /proc/thread-self");
         set(&self.nth, &n.to_string())?;
@@ -128,7 +130,7 @@ impl Allocations {
 
 impl Drop for Allocations {
     fn drop(&mut self) {
-        // A console that stays quiet is the only harm.
+        // If this fails, the console stays quiet, which does no other harm.
         let _ = fs::write(PRINTK, &self.printk);
     }
 }
@@ -137,13 +139,13 @@ impl Hit {
     fn of(said: &[String]) -> Self {
         let dump = said.iter().skip_while(|l| !l.contains("FAULT_INJECTION"));
         let frames = dump.skip_while(|l| !l.contains("Call Trace")).skip(1);
-        // A question mark is what lay on the stack by chance.
+        // Frames with a question mark were on the stack by chance.
         let stack: Vec<String> = frames.map(|l| l.trim().to_string()).filter(|l| !l.starts_with("? ")).collect();
         let owner = stack.iter().find_map(|l| l.rsplit_once('[')?.1.strip_suffix(']'));
         Self { owner: owner.unwrap_or("kernel").to_string(), stack }
     }
 
-    /// The innermost functions that are not the allocator's own, for a message.
+    /// Returns the innermost functions that are not the allocator's own, for a message.
     pub fn place(&self) -> String {
         let frames = self.stack.iter().filter(|l| l.contains("+0x"));
         let named = frames.filter(|l| !["should_fail", "dump_stack", "alloc"].iter().any(|w| l.contains(w)));
@@ -156,23 +158,23 @@ impl Hit {
     }
 }
 
-/// Which allocation is to fail next: each in turn, but of a long row at one place (a record for
-/// each page of a table) only a sample, unless all are asked for.
+/// Decides which allocation fails next. It takes each in turn, but from many in a row at one place
+/// (a record for each page of a table) only a sample, unless all are asked for.
 pub struct Sweep {
-    /// The number of the allocation, from 1.
+    /// The number of the allocation, counted from 1.
     pub n: u32,
     all: bool,
-    /// The place of the last failure that said where it was, and its number.
+    /// The place of the last failure that had a stack, and its number.
     place: Vec<String>,
     last: u32,
-    /// Failures there, one after the other.
+    /// The number of failures there, one after the other.
     alike: u32,
-    /// Some were left out since.
+    /// Whether some were left out since.
     jumped: bool,
 }
 
 impl Sweep {
-    /// After 8 failures at one place, every 17th is tried.
+    /// The number of failures at one place after which only every 17th is tried.
     const ALIKE: u32 = 8;
     const STEP: u32 = 17;
 
@@ -180,11 +182,11 @@ impl Sweep {
         Self { n: 1, all, place: Vec::new(), last: 0, alike: 0, jumped: false }
     }
 
-    /// After `hit`; `false`: there are no more.
+    /// Moves on after `hit`. Returns `false` if there are no more.
     pub fn next(&mut self, hit: Option<&Hit>) -> bool {
         match hit {
-            // It may be of the row (the leak detector's own allocations say nothing) or not: the
-            // next one tells.
+            // It may belong to the row or not (the leak detector's own allocations have no stack).
+            // The next one decides.
             Some(h) if h.stack.is_empty() => {
                 self.n += 1;
                 return true;
@@ -193,7 +195,7 @@ impl Sweep {
                 self.last = self.n;
                 self.alike += 1;
             }
-            // The row has ended, somewhere in what was left out.
+            // The row has ended somewhere in what was left out.
             _ if self.jumped => {
                 self.n = self.last + 1;
                 self.alike = 0;
@@ -213,12 +215,12 @@ impl Sweep {
     }
 }
 
-/// How many failures each owner saw, and at how many places.
+/// The number of failures that each owner saw, and their places.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub owners: BTreeMap<String, u32>,
     places: BTreeSet<(String, Vec<String>)>,
-    /// The call succeeded all the same.
+    /// The number of calls that succeeded in spite of the failure.
     pub survived: u32,
 }
 
@@ -234,18 +236,18 @@ impl Tally {
         self.owners.values().sum()
     }
 
-    /// At how many places of `owner` something failed.
+    /// Returns at how many places of `owner` something failed.
     pub fn places(&self, owner: &str) -> usize {
         self.named(owner).len()
     }
 
-    /// Where that was: the stacks.
+    /// Returns the stacks of those places.
     pub fn named(&self, owner: &str) -> Vec<&[String]> {
         self.places.iter().filter(|(of, _)| of == owner).map(|(_, stack)| stack.as_slice()).collect()
     }
 }
 
-/// Failing calls of functions that are marked for it; nobody else may call them meanwhile.
+/// Makes calls fail of functions that are marked for it. Nobody else may call them meanwhile.
 pub struct Calls {
     functions: Vec<&'static str>,
 }
@@ -265,14 +267,14 @@ impl Calls {
         Ok(this)
     }
 
-    /// Makes the `n`-th call in `call` of any of the functions return `-errno` at once, from 1.
-    /// `false`: there were fewer.
+    /// Makes the `n`-th call, counted from 1, of any of the functions within `call` return `-errno`
+    /// at once. Returns `false` if there were fewer.
     pub fn during<T>(&self, n: u32, errno: i32, call: impl FnOnce() -> T) -> Result<(T, bool)> {
         ensure!(errno > 0, "an errno is positive");
         for function in &self.functions {
             write(&format!("{}/{function}/retval", Self::DIR), &format!("{:#x}", -i64::from(errno)))?;
         }
-        // Calls pass for free until `space` is used up.
+        // Calls succeed until `space` is used up.
         write(&format!("{}/space", Self::DIR), &n.to_string())?;
         write(&format!("{}/times", Self::DIR), "1")?;
         let result = call();
@@ -285,7 +287,7 @@ impl Calls {
 
 impl Drop for Calls {
     fn drop(&mut self) {
-        // An empty line takes all of them out. Refused only where the kernel has no such file.
+        // An empty line removes all of them. It is refused only if the kernel has no such file.
         let _ = fs::write(format!("{}/inject", Self::DIR), "\n");
     }
 }

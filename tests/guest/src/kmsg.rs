@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The kernel's messages since a mark, through /dev/kmsg.
+//! Reads the kernel's messages since a mark, through /dev/kmsg.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -13,7 +13,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Marks the end of the log as it is now.
+    /// Marks the present end of the log.
     pub fn now() -> Result<Self> {
         let mut log =
             OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg").context("open /dev/kmsg")?;
@@ -21,7 +21,7 @@ impl Mark {
         Ok(Self { log })
     }
 
-    /// The messages since the mark (or the last call), without prefixes.
+    /// Returns the messages since the mark (or the last call), without prefixes.
     pub fn since(&mut self) -> Result<Vec<String>> {
         let mut out = Vec::new();
         let mut buf = vec![0u8; 8192];
@@ -29,7 +29,8 @@ impl Mark {
             match self.log.read(&mut buf) {
                 Ok(n) => out.extend(message(&String::from_utf8_lossy(&buf[..n]))),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(out),
-                // Overwritten before it was read: go on with the oldest that is left.
+                // The next message was overwritten before it was read, so go on with the oldest
+                // that is left.
                 Err(e) if e.raw_os_error() == Some(libc::EPIPE) => out.push("(messages lost)".into()),
                 Err(e) => return Err(e).context("read /dev/kmsg"),
             }
@@ -37,11 +38,11 @@ impl Mark {
     }
 }
 
-/// Is this the first line of a report that no test may cause? (The host judges the whole console,
-/// by a longer list; this one says which test it was.)
+/// Returns whether this is the first line of a report that no test may cause. (The host judges the
+/// whole console, by a longer list. This function only finds the test that caused the report.)
 pub fn is_alarm(line: &str) -> bool {
-    // How the kernel's own checkers begin (lib/, mm/kasan, kernel/locking, kernel/dma/debug.c,
-    // kernel/panic.c).
+    // The beginnings of reports by the kernel's own checkers (lib/, mm/kasan, kernel/locking,
+    // kernel/dma/debug.c, kernel/panic.c).
     const BEGIN: [&str; 9] = [
         "BUG: ",
         "WARNING: ",
@@ -53,15 +54,15 @@ pub fn is_alarm(line: &str) -> bool {
         "list_add corruption",
         "list_del corruption",
     ];
-    // A data race in other people's code: the kernel has some.
+    // Data races in other people's code do not count: the kernel has some.
     let foreign = line.starts_with("BUG: KCSAN: ") && !line.contains("[nvidia_peermem]");
     BEGIN.iter().any(|b| line.starts_with(b)) && !foreign
-        // A hold point that nobody released: the test is wrong, or somebody hangs.
+        // If nobody releases a hold point, the test is wrong, or something hangs.
         || line.starts_with("nvidia_lab:") && line.contains("timed out")
 }
 
-/// `prio,seq,time,flags;text\n KEY=value...` → text. User-space records (facility > 0) are not the
-/// kernel's.
+/// Returns the text of a record `prio,seq,time,flags;text\n KEY=value...`, or `None` for records
+/// from user space (facility > 0).
 fn message(record: &str) -> Option<String> {
     let (head, rest) = record.split_once(';')?;
     let prio: u32 = head.split(',').next()?.parse().ok()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! KTAP version 1 on the second serial line, without subtests: a test's name has its suite. `# json`
-//! lines carry results.
+//! Writes KTAP version 1 to the second serial line. There are no subtests: a test's name contains
+//! its suite. `# json` lines carry results.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use nix::sys::termios;
 use serde_json::Value;
 
-/// What became of one test.
+/// The outcome of one test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     Pass,
@@ -24,7 +24,7 @@ pub struct Ktap {
 }
 
 impl Ktap {
-    /// Opens the line; a terminal is made raw, so that the host sees plain line feeds.
+    /// Opens the line. A terminal is made raw, so that the host gets plain line feeds.
     pub fn open(path: &str) -> io::Result<Self> {
         let out = OpenOptions::new().write(true).open(path)?;
         if let Ok(mut t) = termios::tcgetattr(out.as_fd()) {
@@ -35,8 +35,8 @@ impl Ktap {
     }
 
     fn line(&mut self, text: &str) {
-        // A line that cannot be written has no other place to go: the host sees the plan
-        // unfulfilled.
+        // A line that cannot be written cannot be reported either. The host sees that the plan is
+        // not fulfilled.
         let _ = writeln!(self.out, "{text}");
     }
 

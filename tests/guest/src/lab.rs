@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the stand-ins tell through debugfs: the peer-memory core, the soft NIC, the PCIe fabric.
-//! (The GPU has its own crate, `nvlab`.) Formats: ci/qemu/ofed/core/lab_trace.c,
-//! ci/qemu/ofed/rxe/rxe_peer.c, ci/qemu/pcie/lab_pcie.c.
+//! Reads what the stand-ins report in debugfs: the peer-memory core, the soft NIC, the PCIe fabric.
+//! (The GPU has its own crate, `nvlab`.) The formats are in ci/qemu/ofed/core/lab_trace.c,
+//! ci/qemu/ofed/rxe/rxe_peer.c and ci/qemu/pcie/lab_pcie.c.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +26,7 @@ fn write(path: &str, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("write {text:?} to {path}"))
 }
 
-/// `key=value key=value`; `comm=` takes the rest of the line.
+/// Parses `key=value key=value`. `comm=` takes the rest of the line.
 fn fields(line: &str) -> BTreeMap<&str, &str> {
     let (line, comm) = match line.split_once("comm=") {
         Some((l, c)) => (l, Some(c)),
@@ -35,7 +35,7 @@ fn fields(line: &str) -> BTreeMap<&str, &str> {
     line.split_whitespace().filter_map(|w| w.split_once('=')).chain(comm.map(|c| ("comm", c))).collect()
 }
 
-/// One finished callback, or event of the core.
+/// One finished callback, or one event of the core.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     pub seq: u64,
@@ -81,14 +81,14 @@ pub fn clear_trace() -> Result<()> {
     write(&format!("{CORE}/trace"), "0")
 }
 
-/// Everything traced since, in the order in which the calls began.
+/// Returns everything that was traced since then, in the order in which the calls began.
 pub fn trace() -> Result<Vec<Event>> {
     let mut events = read(&format!("{CORE}/trace"))?.lines().map(Event::parse).collect::<Result<Vec<_>>>()?;
     events.sort_by_key(|e| e.seq);
     Ok(events)
 }
 
-/// The client that said "mine" last.
+/// Returns the client that last claimed a range.
 pub fn last_owner() -> Result<String> {
     trace()?
         .into_iter()
@@ -97,8 +97,7 @@ pub fn last_owner() -> Result<String> {
         .context("no client said \"mine\" since the trace was emptied")
 }
 
-/// A hold point of the core; released when dropped, so that a failing test leaves nobody standing
-/// there.
+/// A hold point of the core. Dropping it releases it, so that a failed test leaves no thread there.
 pub struct CoreHold {
     point: &'static str,
 }
@@ -109,7 +108,7 @@ impl CoreHold {
         Ok(Self { point })
     }
 
-    /// Until a thread stands there.
+    /// Waits until a thread stands there.
     pub fn wait(&self, limit: Duration) -> Result<()> {
         let end = std::time::Instant::now() + limit;
         let wanted = format!("point={} ", self.point);
@@ -127,21 +126,21 @@ impl CoreHold {
 
 impl Drop for CoreHold {
     fn drop(&mut self) {
-        // Refused only where nothing is armed any more.
+        // This is refused only if nothing is armed any more.
         let _ = write(&format!("{CORE}/release"), self.point);
     }
 }
 
 const STATS: &str = "/proc/driver/nvidia-peermem/stats";
 
-/// A figure of nvidia-peermem's (docs/proc.md).
+/// Returns a figure of nvidia-peermem's (docs/proc.md).
 pub fn module_stat(name: &str) -> Result<u64> {
     let stats = read(STATS)?;
     let line = stats.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
     number(line.with_context(|| format!("nvidia-peermem/stats has no {name}"))?)
 }
 
-/// How often lab_second_client was asked.
+/// Returns how often the core asked lab_second_client.
 pub fn second_client_asked() -> Result<u64> {
     number(read("/sys/kernel/debug/lab_second_client/acquire")?.trim())
 }
@@ -166,7 +165,7 @@ pub fn last_failure() -> Result<Option<Failure>> {
 
 impl Failure {
     fn parse(line: &str) -> Result<Self> {
-        // The text is last and has spaces.
+        // The text is the last field and contains spaces.
         let f: BTreeMap<&str, &str> =
             line.split(" text=").next().unwrap_or(line).split(' ').filter_map(|w| w.split_once('=')).collect();
         let field = |name: &str| f.get(name).copied().with_context(|| format!("no {name}= in {line:?}"));
@@ -181,7 +180,7 @@ impl Failure {
     }
 }
 
-/// Lets everybody go, where the core is loaded.
+/// Releases all threads at hold points, if the core is loaded.
 pub fn release_core_holds() -> Result<()> {
     let file = format!("{CORE}/release");
     match fs::exists(&file) {
@@ -190,7 +189,7 @@ pub fn release_core_holds() -> Result<()> {
     }
 }
 
-/// `name value` lines of the soft NIC.
+/// Returns the `name value` lines of the soft NIC.
 pub fn nic_stats() -> Result<BTreeMap<String, u64>> {
     read(&format!("{NIC}/stats"))?
         .lines()
@@ -209,28 +208,29 @@ pub fn reset_nic() -> Result<()> {
     write(&format!("{NIC}/reset"), "1")
 }
 
-/// A setting of the soft NIC (`fence_us`, `fail_mkey`, …).
+/// Changes a setting of the soft NIC (`fence_us`, `fail_mkey`, …).
 pub fn set_nic(name: &str, value: u64) -> Result<()> {
     write(&format!("{NIC}/{name}"), &value.to_string())
 }
 
-/// One live MR over memory of a PCI device, as the NIC holds it.
+/// One live MR over memory of a PCI device, as the NIC sees it.
 #[derive(Debug, Clone)]
 pub struct NicMr {
     pub lkey: u32,
     pub sg_entries: u64,
-    /// Bytes of the longest one.
+    /// The length of the longest entry in bytes.
     pub longest_entry: u64,
-    /// Largest power of two that divides every address at which two entries meet; 0 where none do.
+    /// The largest power of two that divides every address at which two entries meet, or 0 where
+    /// none do.
     pub cut_align: u64,
-    /// Bytes per page of its translation table.
+    /// The page size of its translation table in bytes.
     pub page_size: u64,
-    /// Entries of that table, one address each.
+    /// The number of entries of that table, with one address each.
     pub mtts: u64,
-    /// Of a dma-buf, not of a peer client's memory.
+    /// Whether it is a region of a dma-buf. Otherwise it is of a peer client's memory.
     pub dma_buf: bool,
     pub state: String,
-    /// Whose DMA it is, as PCI names devices.
+    /// The device that does its DMA, by its PCI name.
     pub initiator: String,
 }
 
@@ -255,17 +255,17 @@ pub fn nic_mrs() -> Result<Vec<NicMr>> {
         .collect()
 }
 
-/// One place of a live MR: what the NIC puts on the bus, and what its IOMMU makes of it (0: a
-/// fault).
+/// One place of a live MR: the address that the NIC puts on the bus, and the one that the IOMMU
+/// makes of it (0: a fault).
 #[derive(Debug, Clone, Copy)]
 pub struct Translation {
-    /// Bytes from the page that the MR begins in.
+    /// The offset from the page that the MR begins in.
     pub at: u64,
     pub dma: u64,
     pub phys: u64,
 }
 
-/// One per 64 KiB of this MR.
+/// Returns one translation per 64 KiB of this MR.
 pub fn translations(lkey: u32) -> Result<Vec<Translation>> {
     let mut out = Vec::new();
     for line in read(&format!("{NIC}/translations"))?.lines() {
@@ -278,17 +278,17 @@ pub fn translations(lkey: u32) -> Result<Vec<Translation>> {
     Ok(out)
 }
 
-/// Where the kernel checks the DMA API: every mapping there is.
+/// The file with every mapping, on a kernel that checks the DMA API.
 const DMA_DUMP: &str = "/sys/kernel/debug/dma-api/dump";
 
-/// Whether this kernel can tell its DMA mappings (CONFIG_DMA_API_DEBUG).
+/// Returns whether this kernel can list its DMA mappings (CONFIG_DMA_API_DEBUG).
 pub fn tells_dma_mappings() -> bool {
     Path::new(DMA_DUMP).exists()
 }
 
-/// How many DMA mappings the kernel counts for this device with physical addresses in this range
-/// (CONFIG_DMA_API_DEBUG). The fabric lets a NIC write through any of them; an IOMMU does only
-/// through those that are for both directions.
+/// Returns how many DMA mappings the kernel has for this device with physical addresses in this
+/// range (CONFIG_DMA_API_DEBUG). The fabric lets a NIC write through any of them. An IOMMU allows
+/// writes only through those that are for both directions.
 pub fn dma_mappings(device: &str, range: &std::ops::RangeInclusive<u64>) -> Result<usize> {
     let mut count = 0;
     for line in read(DMA_DUMP)?.lines() {
@@ -301,7 +301,7 @@ pub fn dma_mappings(device: &str, range: &std::ops::RangeInclusive<u64>) -> Resu
     Ok(count)
 }
 
-/// Module lab_dma_fail, while it lives.
+/// The module lab_dma_fail, which is unloaded when this is dropped.
 pub struct DmaFail(());
 
 impl DmaFail {
@@ -310,12 +310,12 @@ impl DmaFail {
         Ok(Self(()))
     }
 
-    /// The `nth` call of dma_map_resource() from now fails; 0: none.
+    /// Makes the `nth` call of dma_map_resource() from now on fail. 0 means none.
     pub fn set(&self, nth: u64) -> Result<()> {
         write(DMA_FAIL, &nth.to_string())
     }
 
-    /// What is left of it: 0 once it has happened.
+    /// Returns how many calls remain until the failure. It is 0 once the failure has happened.
     pub fn left(&self) -> Result<u64> {
         number(read(DMA_FAIL)?.trim())
     }
@@ -329,7 +329,7 @@ impl Drop for DmaFail {
     }
 }
 
-/// This MR, as the NIC holds it.
+/// Returns this MR, as the NIC sees it.
 pub fn nic_mr(lkey: u32) -> Result<NicMr> {
     nic_mrs()?.into_iter().find(|m| m.lkey == lkey).with_context(|| format!("the NIC does not know lkey {lkey:#x}"))
 }
@@ -339,12 +339,12 @@ pub fn nic_mr(lkey: u32) -> Result<NicMr> {
 pub struct Fabric {
     pub read_bytes: u64,
     pub write_bytes: u64,
-    /// An address that the IOMMU did not translate.
+    /// The number of accesses to an address that the IOMMU did not translate.
     pub faults: u64,
-    /// An address that no BAR claims.
+    /// The number of accesses to an address that no BAR claims.
     pub unclaimed: u64,
-    /// An access that the endpoint refused. The lab's GPU refuses none: without a live pin its
-    /// accounting counts a violation, and the bytes move.
+    /// The number of accesses that the endpoint refused. The lab's GPU refuses none: if there is no
+    /// live pin, it counts a violation, and the bytes move.
     pub refused: u64,
 }
 
@@ -368,7 +368,7 @@ impl Fabric {
         Ok(sum)
     }
 
-    /// Accesses that no working system makes.
+    /// Returns the number of accesses that no working system makes.
     pub fn errors(&self) -> u64 {
         self.faults + self.unclaimed + self.refused
     }
@@ -382,13 +382,13 @@ pub fn reset_fabric() -> Result<()> {
     write(&format!("{FABRIC}/reset"), "1")
 }
 
-/// Whether there is /sys/kernel/mm/memory_peers, as there is while a client is registered. The
+/// Returns whether /sys/kernel/mm/memory_peers exists, as it does while a client is registered. The
 /// kernel must let modules use mm_kobj for that, and Debian's does not.
 pub fn has_memory_peers() -> bool {
     Path::new(CLIENTS).exists()
 }
 
-/// Names of the registered clients; a core without the peer-memory API has none.
+/// Returns the names of the registered clients. A core without the peer-memory API has none.
 pub fn clients() -> Result<Vec<String>> {
     if !fs::exists(CORE)? {
         return Ok(Vec::new());
@@ -407,12 +407,12 @@ pub fn clients() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What the core itself says, in debugfs.
+/// Returns the core's own list, from debugfs.
 fn clients_by_core() -> Result<String> {
     read(&format!("{CORE}/clients"))
 }
 
-/// The files that every client has there.
+/// The files that every client has in memory_peers.
 pub const CLIENT_FILES: [&str; 8] = [
     "version",
     "num_alloc_mrs",
@@ -424,7 +424,7 @@ pub const CLIENT_FILES: [&str; 8] = [
     "num_free_callbacks",
 ];
 
-/// A file of memory_peers, or the same of debugfs.
+/// Returns the content of a client's file in memory_peers, or its counterpart in debugfs.
 pub fn client_file(client: &str, file: &str) -> Result<String> {
     if has_memory_peers() {
         return Ok(read(&format!("{CLIENTS}/{client}/{file}"))?.trim().to_string());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What is loaded when a test starts. The state is read from the kernel each time, so a test that
+//! Loads and unloads what a test needs. The state is read from the kernel each time, so a test that
 //! leaves things behind does not spoil the next one.
 
 use std::path::Path;
@@ -14,18 +14,20 @@ use crate::modules::{self, PEERMEM};
 
 /// The soft NIC's RDMA device.
 pub const RDMA_DEVICE: &str = "rxe0";
-/// A second one, in machines with two network cards; only while a test wants it.
+/// The RDMA device of a second soft NIC, in machines with two network cards. It exists only while a
+/// test wants it.
 const SECOND_DEVICE: &str = "rxe1";
 
-/// What modprobe reads.
+/// A file that modprobe reads.
 const CORE_OPTIONS: &str = "/etc/modprobe.d/peer_memory_core.conf";
 
-/// The module that the lab's peer-memory core is in: `ib_uverbs`, and from 7.x on `ib_core`.
+/// Returns the module that contains the lab's peer-memory core: `ib_uverbs`, and from 7.x on
+/// `ib_core`.
 pub fn peer_memory_core() -> Result<String> {
     modules::exporter("ib_register_peer_memory_client")?.context("no installed module exports the peer-memory API")
 }
 
-/// How nvidia-peermem is loaded.
+/// The parameters with which nvidia-peermem is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// No parameter: persistent pins.
@@ -45,7 +47,7 @@ impl Mode {
         }
     }
 
-    /// The mode of the boots in which it is tested.
+    /// Returns the mode of the boots that test this mode.
     pub fn boots(self) -> Self {
         match self {
             Self::Fallback => Self::Persistent,
@@ -53,8 +55,8 @@ impl Mode {
         }
     }
 
-    /// The modes that exist. NVIDIA's module has no fallback, and before driver 560 no persistent
-    /// mode.
+    /// Returns the modes that the module has. NVIDIA's module has no fallback, and before driver
+    /// 560 no persistent mode.
     pub fn all(nvidia_c: bool) -> &'static [Self] {
         match nvidia_c {
             false => &[Self::Persistent, Self::Fallback, Self::Legacy],
@@ -73,7 +75,8 @@ impl Mode {
     }
 }
 
-/// Whether NVIDIA's module, which is installed in place of ours, pins persistently by default.
+/// Returns whether NVIDIA's module, which is installed in place of ours, pins persistently by
+/// default.
 fn nvidia_c_is_persistent() -> bool {
     static IS: LazyLock<bool> = LazyLock::new(|| {
         modules::has_parameter("nvidia-peermem", "persistent_api_support").expect("NVIDIA's module is installed")
@@ -81,7 +84,7 @@ fn nvidia_c_is_persistent() -> bool {
     *IS
 }
 
-/// Which generation of the RDMA core is loaded (docs/facts.md#core-versions).
+/// The generation of the RDMA core that is loaded (docs/facts.md#core-versions).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Generation {
     #[default]
@@ -94,7 +97,7 @@ pub enum Generation {
 impl Generation {
     pub const ALL: [Self; 2] = [Self::V2510, Self::V2410];
 
-    /// As the core's parameter says it.
+    /// Returns the value of the core's parameter.
     pub fn name(self) -> &'static str {
         match self {
             Self::V2510 => "25.10",
@@ -107,7 +110,7 @@ impl Generation {
         found.with_context(|| format!("there is no core of generation {name}; there are 25.10 and 24.10"))
     }
 
-    /// Of the core that is loaded; `None` without one, or with the mainline one.
+    /// Returns the generation of the loaded core, or `None` if there is none or the mainline one.
     fn loaded() -> Result<Option<Self>> {
         let core = peer_memory_core()?;
         if !Path::new("/sys/module").join(&core).join("parameters/generation").exists() {
@@ -117,16 +120,16 @@ impl Generation {
     }
 }
 
-/// What a test finds loaded.
+/// What is loaded when a test starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// Whatever the test before left.
+    /// Whatever the previous test left.
     Any,
-    /// Neither RDMA nor GPU.
+    /// Neither the RDMA stack nor the GPU's driver.
     Bare,
     /// The soft NIC and the GPU, without nvidia-peermem.
     Devices,
-    /// All of it.
+    /// The devices and nvidia-peermem.
     Peermem(Mode),
 }
 
@@ -139,10 +142,10 @@ impl Level {
     }
 }
 
-/// Brings the machine to a level, from whatever it is in.
+/// Brings the machine to a level from any other.
 pub struct Machine {
     nvidia_c: bool,
-    /// The mode in which nvidia-peermem was loaded by us.
+    /// The mode in which this program loaded nvidia-peermem.
     mode: Option<Mode>,
 }
 
@@ -165,7 +168,7 @@ impl Machine {
         if other_core {
             unload_rdma()?;
         }
-        // For whatever pulls the core in, a test's own modprobe too.
+        // The file also serves other programs that load the core, such as a test's own modprobe.
         let options = format!("options {} generation={}\n", peer_memory_core()?, generation.name());
         std::fs::write(CORE_OPTIONS, options).with_context(|| format!("write {CORE_OPTIONS}"))?;
         match level {
@@ -184,7 +187,7 @@ impl Machine {
     }
 }
 
-/// The PCI function that does the DMA of a soft NIC.
+/// Returns the PCI function that does the DMA of a soft NIC.
 pub fn pci_function(rdma_device: &str) -> Result<String> {
     let file = format!("/sys/class/infiniband/{rdma_device}/parent");
     let card = std::fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
@@ -199,7 +202,8 @@ fn rdma_device_exists(name: &str) -> bool {
     Path::new("/sys/class/infiniband").join(name).exists()
 }
 
-/// The soft NIC on the second network card; removed when dropped, after everything that uses it.
+/// The soft NIC on the second network card. Dropping it removes the NIC, so it must be dropped
+/// after everything that uses it.
 pub struct SecondNic(());
 
 impl SecondNic {
@@ -218,12 +222,12 @@ impl SecondNic {
 
 impl Drop for SecondNic {
     fn drop(&mut self) {
-        // Whatever is left is removed with the RDMA stack.
+        // What is left is removed with the RDMA stack.
         let _ = run("rdma", &["link", "delete", SECOND_DEVICE]);
     }
 }
 
-/// rdma_rxe with other parameters; the next test has it as usual.
+/// rdma_rxe with other parameters. The next test gets it with the usual ones.
 pub struct OtherRxe(());
 
 impl OtherRxe {
@@ -252,7 +256,7 @@ fn unload_rxe() -> Result<()> {
     modules::unload_with_users("rdma_rxe")
 }
 
-/// The RDMA stack with its soft NIC, and the GPU.
+/// Loads the RDMA stack with its soft NIC, and the GPU.
 pub fn load_devices() -> Result<()> {
     load_rdma()?;
     modules::load("nvidia", &[])
@@ -268,20 +272,20 @@ fn load_rdma_with(rxe: &[&str]) -> Result<()> {
     add_rdma_device()
 }
 
-/// The kernel's own RDMA stack with its soft NIC, as if the lab's had never been installed.
+/// Loads the kernel's own RDMA stack with its soft NIC, as if the lab's had never been installed.
 pub fn load_mainline_rdma(more: &[&str]) -> Result<()> {
     load_from("/run/mainline", None, &[&["ib_uverbs", "rdma_rxe"], more].concat())
 }
 
-/// The kernel's own RDMA core, which has no peer-memory API, under the lab's soft NIC, which
-/// imports dma-bufs; and the GPU.
+/// Loads the kernel's own RDMA core, which has no peer-memory API, with the lab's soft NIC, which
+/// imports dma-bufs, and the GPU.
 pub fn load_mainline_dma_buf() -> Result<()> {
     load_from("/run/mainline-dma-buf", Some("/usr/lib/mainline"), &["ib_uverbs", "rdma_rxe"])?;
     modules::load("nvidia", &[])
 }
 
-/// Modules of the kernel's own, before which those in the folder `other` come, and the soft NIC.
-/// `root`: where modprobe is to find them.
+/// Loads modules of the kernel, preferring those in the folder `other`, and makes the soft NIC.
+/// modprobe finds them below `root`.
 fn load_from(root: &str, other: Option<&str>, names: &[&str]) -> Result<()> {
     let tree = modules::tree()?;
     let release = tree.file_name().and_then(|n| n.to_str()).context("the folder of modules has no name")?;
@@ -330,7 +334,7 @@ pub fn unload_devices() -> Result<()> {
     modules::unload_with_users("lab_pcie")
 }
 
-/// Waits up to 30 s.
+/// Waits up to 30 s until `ready` holds.
 pub fn wait_for(what: &str, mut ready: impl FnMut() -> bool) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(30);
     while !ready() {
@@ -342,7 +346,7 @@ pub fn wait_for(what: &str, mut ready: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
-/// A number from a one-number file.
+/// Reads a file that contains one number.
 pub fn number(path: &str) -> Result<u64> {
     let text = std::fs::read_to_string(path).with_context(|| format!("read {path}"))?;
     text.trim().parse().with_context(|| format!("{path} holds {text:?}, not a number"))

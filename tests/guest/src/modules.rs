@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Kernel modules: loading, unloading, use counts, and what the kernel said about it.
+//! Loads and unloads kernel modules, and reads their use counts and what the kernel prints
+//! meanwhile.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,23 +10,23 @@ use anyhow::{bail, Context, Result};
 
 use crate::kmsg::Mark;
 
-/// Ours (or NVIDIA's); the kernel writes it with an underscore.
+/// The name of our module (or NVIDIA's). The kernel writes it with an underscore.
 pub const PEERMEM: &str = "nvidia_peermem";
 
-/// What came of one call of modprobe, insmod or rmmod.
+/// The outcome of one call of modprobe, insmod or rmmod.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Exit status 0.
+    /// Whether the exit status was 0.
     pub ok: bool,
-    /// What the program printed.
+    /// The text that the program printed.
     pub said: String,
-    /// What the kernel printed meanwhile.
+    /// The messages that the kernel printed meanwhile.
     pub kernel: Vec<String>,
 }
 
 impl Outcome {
-    /// The one kernel message that holds all of `words`; none or a second one is an error that
-    /// shows them all.
+    /// Returns the one kernel message that contains all of `words`. If there is none, or more than
+    /// one, the error shows all messages.
     pub fn one_line(&self, words: &[&str]) -> Result<&str> {
         let hits: Vec<&String> = self.kernel.iter().filter(|l| words.iter().all(|w| l.contains(w))).collect();
         match hits.as_slice() {
@@ -47,7 +48,7 @@ fn call(program: &str, args: &[&str]) -> Result<Outcome> {
     Ok(Outcome { ok: out.status.success(), said, kernel: mark.since()? })
 }
 
-/// `modprobe NAME PARAMETERS`, as an admin types it.
+/// Runs `modprobe NAME PARAMETERS`, as an admin types it.
 pub fn try_modprobe(name: &str, parameters: &[&str]) -> Result<Outcome> {
     let mut args = vec![name];
     args.extend_from_slice(parameters);
@@ -62,8 +63,8 @@ pub fn modprobe(name: &str, parameters: &[&str]) -> Result<Outcome> {
     Ok(o)
 }
 
-/// `modprobe` for what is not loaded. It would find that out itself, but every program that a
-/// machine with all alarms starts takes half a second, and every test begins here.
+/// Runs `modprobe` unless the module is loaded. modprobe would find that out itself, but on a
+/// machine with all alarms each program takes half a second to start, and every test begins here.
 pub fn load(name: &str, parameters: &[&str]) -> Result<()> {
     if loaded(name)? {
         return Ok(());
@@ -79,10 +80,10 @@ pub fn try_insmod(file: &Path, parameters: &[&str]) -> Result<Outcome> {
     call("insmod", &args)
 }
 
-/// Where an image that has both modules keeps NVIDIA's, beside ours.
+/// The place of NVIDIA's module in an image that has both.
 const NVIDIA_C: &str = "/usr/lib/nvidia_c/nvidia-peermem.ko";
 
-/// NVIDIA's module in place of ours, which is not loaded.
+/// Loads NVIDIA's module in place of ours, which must not be loaded.
 pub fn insmod_nvidia_c(pins: Pins) -> Result<()> {
     let parameters: &[&str] = match pins {
         Pins::Revocable if has_parameter(NVIDIA_C, "persistent_api_support")? => &["persistent_api_support=0"],
@@ -95,16 +96,16 @@ pub fn insmod_nvidia_c(pins: Pins) -> Result<()> {
     Ok(())
 }
 
-/// How NVIDIA's module is to pin.
+/// The way in which NVIDIA's module is to pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pins {
-    /// As it does where nobody says anything: persistently from driver 560 on, revocably before.
+    /// Its default: persistently from driver 560 on, revocably before.
     AsByDefault,
     /// Revocably first.
     Revocable,
 }
 
-/// Whether `module`, a name or a file, has this parameter.
+/// Returns whether `module`, a name or a file, has this parameter.
 pub fn has_parameter(module: &str, parameter: &str) -> Result<bool> {
     let all = crate::init::run("modinfo", &["-F", "parm", module])?;
     Ok(all.lines().any(|line| line.split(':').next() == Some(parameter)))
@@ -122,7 +123,7 @@ pub fn rmmod(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Use count of a loaded module, as lsmod shows it; `None`: not loaded.
+/// Returns the use count of a loaded module, as lsmod shows it, or `None` if it is not loaded.
 pub fn use_count(name: &str) -> Result<Option<i32>> {
     Ok(procfs::modules().context("read /proc/modules")?.get(name).map(|m| m.refcount))
 }
@@ -131,7 +132,7 @@ pub fn loaded(name: &str) -> Result<bool> {
     Ok(use_count(name)?.is_some())
 }
 
-/// Unloads a module and everything that uses it; gone already is fine.
+/// Unloads a module and everything that uses it. Succeeds if it was not loaded.
 pub fn unload_with_users(name: &str) -> Result<()> {
     while let Some(module) = procfs::modules().context("read /proc/modules")?.remove(name) {
         for user in &module.used_by {
@@ -142,13 +143,14 @@ pub fn unload_with_users(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// `/lib/modules/<release>`.
+/// Returns the folder `/lib/modules/<release>`.
 pub fn tree() -> Result<PathBuf> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("read osrelease")?;
     Ok(Path::new("/lib/modules").join(release.trim()))
 }
 
-/// The installed module that exports `symbol`, as depmod knows it; `None`: there is none.
+/// Returns the installed module that exports `symbol`, as depmod knows it, or `None` if there is
+/// none.
 pub fn exporter(symbol: &str) -> Result<Option<String>> {
     let file = tree()?.join("modules.symbols");
     let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
@@ -156,7 +158,7 @@ pub fn exporter(symbol: &str) -> Result<Option<String>> {
     Ok(text.lines().find_map(|line| line.strip_prefix(&alias)).map(str::to_string))
 }
 
-/// The file that `modprobe name` would load.
+/// Returns the file that `modprobe name` would load.
 pub fn file_of(name: &str) -> Result<PathBuf> {
     let out = crate::init::run("modinfo", &["-F", "filename", name])?;
     let file = PathBuf::from(out.trim());
@@ -166,7 +168,7 @@ pub fn file_of(name: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// `/sys/module/<name>/parameters/<parameter>`, or another attribute of the module.
+/// Reads `/sys/module/<name>/parameters/<parameter>`, or another attribute of the module.
 pub fn attribute(name: &str, path: &str) -> Result<String> {
     let file = format!("/sys/module/{name}/{path}");
     Ok(fs::read_to_string(&file).with_context(|| format!("read {file}"))?.trim().to_string())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! An agent of NIXL, through the C interface of its published library (`libnixl_capi.so`, by which
-//! NVIDIA's own Rust bindings use it): a process that does what a test tells it, line by line.
-//! Each command is answered by `ok …` or `error …`.
+//! Runs an agent of NIXL through the C interface of its published library (`libnixl_capi.so`, which
+//! NVIDIA's own Rust bindings use). The process does what a test tells it, line by line, and
+//! answers each command with `ok …` or `error …`.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
@@ -19,26 +19,27 @@ use libloading::{Library, Symbol};
 use crate::common::{page, pattern};
 use crate::cuda::{Cuda, DeviceMemory, Segments};
 
-/// Where the wheel is unpacked.
+/// The folder in which the wheel is unpacked.
 pub const WHEEL: &str = "/programs/nixl";
-/// How long a transfer or a notification may take on an emulated machine.
+/// The time that a transfer or a notification may take on an emulated machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// `NIXL_CAPI_IN_PROG`.
 const IN_PROGRESS: c_int = 1;
-/// Bytes of one of several allocations.
+/// The size in bytes of each of several allocations.
 const SEGMENT: usize = 2 << 20;
 
 /// A handle of the library.
 type Handle = *mut c_void;
 
-/// What memory can be made.
+/// The kinds of memory that can be made.
 const KINDS: &str = "dram, vram, segments or part";
-/// Bytes of an allocation of which parts are handed out, as PyTorch's caching allocator does.
+/// The size in bytes of an allocation that is handed out in parts, as PyTorch's caching allocator
+/// does.
 const BLOCK: usize = 20 << 20;
-/// A part begins at a multiple of so many bytes.
+/// A part begins at a multiple of this many bytes.
 const ROUND: usize = 512;
 
-/// Kinds of memory, by the library's numbers.
+/// The kinds of memory, by the library's numbers.
 #[derive(Clone, Copy)]
 enum Kind {
     Dram = 0,
@@ -59,13 +60,13 @@ impl Kind {
 struct Nixl {
     library: Library,
     agent: Handle,
-    /// What names the backend in each call.
+    /// The options that name the backend in each call.
     options: Handle,
-    /// The GPU whose memory it registers.
+    /// The GPU whose memory the agent registers.
     gpu: u64,
 }
 
-/// Calls a function of the library; what it returns is its status.
+/// Calls a function of the library and returns its status.
 macro_rules! call {
     ($nixl:expr, $name:ident($($arg:expr => $ty:ty),* $(,)?)) => {{
         type Function = unsafe extern "C" fn($($ty),*) -> c_int;
@@ -79,13 +80,13 @@ macro_rules! call {
     }};
 }
 
-/// What an agent has registered.
+/// Memory that an agent has registered.
 enum Memory {
     Host(Vec<u8>),
     Gpu(DeviceMemory),
     /// Several allocations, one behind the other.
     Segments(Rc<RefCell<Segments>>, usize),
-    /// Some bytes of a block: from this offset on, and how many.
+    /// A part of a block: its offset, and its number of bytes.
     Part(Rc<DeviceMemory>, usize, usize),
 }
 
@@ -138,11 +139,11 @@ struct Agent {
     nixl: Nixl,
     cuda: Arc<Cuda>,
     memory: Vec<Option<Memory>>,
-    /// The allocation of which parts are handed out, and up to where that was done.
+    /// The allocation that is handed out in parts, and the offset up to which it was.
     block: Option<(Rc<DeviceMemory>, usize)>,
 }
 
-/// Runs an agent of that name, whose memory is that GPU's.
+/// Runs an agent of that name with memory of that GPU.
 pub fn run(name: &str, gpu: &str) -> Result<()> {
     let gpu: i32 = gpu.parse().context("which GPU")?;
     let cuda = Cuda::open_on(gpu)?;
@@ -200,7 +201,7 @@ impl Nixl {
         Ok(())
     }
 
-    /// Returns what another agent needs to reach this one.
+    /// Returns the data that another agent needs to reach this one.
     fn metadata(&self) -> Result<Vec<u8>> {
         let (mut data, mut len): (Handle, usize) = (null_mut(), 0);
         call!(self.library, nixl_capi_get_local_md(self.agent => Handle, &mut data => *mut Handle,
@@ -236,7 +237,7 @@ impl Nixl {
         Ok(list)
     }
 
-    /// Moves the bytes, and waits until that is done. With a notification the other agent hears of
+    /// Moves the bytes and waits until that is done. With a notification, the other agent learns of
     /// it.
     fn transfer(&self, write: bool, local: &Memory, remote: (&str, Kind, u64, u64), notification: &str) -> Result<()> {
         let from = self.transfer_list(local.kind(), local.at(), local.len(), self.gpu)?;
@@ -295,14 +296,15 @@ impl Agent {
     fn act(&mut self, words: &[&str]) -> Result<String> {
         let done = || Ok(String::new());
         match words {
-            // Makes memory with the bytes of a seed, and registers it: its number and address.
+            // Makes memory with the bytes of a seed and registers it. Returns its number and
+            // address.
             ["make", kind, size, seed] => {
                 let size: usize = size.parse()?;
                 let mut memory = match *kind {
                     "dram" => Memory::Host(vec![0; size]),
                     "vram" => Memory::Gpu(self.cuda.alloc(size)?),
                     "segments" => {
-                        // Room for as much again.
+                        // Reserve addresses for twice the size, so that it can grow.
                         let mut segments = self.cuda.reserve(2 * size)?;
                         for at in (0..size).step_by(SEGMENT) {
                             segments.map(at, SEGMENT, true)?;
@@ -327,8 +329,8 @@ impl Agent {
                 self.memory.push(Some(memory));
                 Ok(said)
             }
-            // As expandable segments grow: more of them behind those that are registered, and the whole
-            // registered anew.
+            // Does what expandable segments do when they grow: maps more of them behind the
+            // registered ones, and registers the whole anew.
             ["grow", index, seed] => {
                 let Memory::Segments(segments, len) = self.memory(index)? else { bail!("{index} is no segments") };
                 let (segments, len) = (Rc::clone(segments), *len);
@@ -342,7 +344,7 @@ impl Agent {
                 self.memory.push(Some(memory));
                 Ok(said)
             }
-            // Another process out of this one, which ends at once.
+            // Forks a process that ends at once.
             ["fork"] => {
                 // SAFETY: the child does nothing but end.
                 match unsafe { nix::unistd::fork() }? {
@@ -358,7 +360,7 @@ impl Agent {
                 let bytes = bytes(seed, memory.len())?;
                 memory.write(&bytes).and_then(|()| done())
             }
-            // How many bytes are not those of the seed.
+            // Returns how many bytes are not those of the seed.
             ["spoilt", index, seed] => {
                 let memory = self.memory(index)?;
                 let wanted = bytes(seed, memory.len())?;
@@ -381,7 +383,7 @@ impl Agent {
                 self.nixl.deregister(self.memory(index)?)?;
                 done()
             }
-            // Gives the memory back, registered or not.
+            // Frees the memory, registered or not.
             ["free", index] => {
                 let index: usize = index.parse()?;
                 match self.memory.get_mut(index).and_then(Option::take).context("there is no such memory")? {
@@ -395,7 +397,7 @@ impl Agent {
     }
 }
 
-/// Bytes that only this seed gives; whole pages of them repeat nowhere.
+/// Returns bytes that depend on this seed alone. No whole page of them occurs twice.
 fn bytes(seed: &str, len: usize) -> Result<Vec<u8>> {
     ensure!(len % page() == 0, "{len} bytes are not whole pages");
     Ok(pattern(&mut fastrand::Rng::with_seed(seed.parse()?), len))

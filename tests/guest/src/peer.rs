@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The other machine, where two are joined by a cable: both run the same tests, and in each test
-//! their processes talk over a TCP connection of their own, a line of JSON at a time.
+//! Talks to the other machine, where two are joined by a cable. Both run the same tests, and in
+//! each test their processes talk over a TCP connection of their own, a line of JSON at a time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -16,14 +16,15 @@ use serde_json::{json, Value};
 use crate::test::Env;
 
 const PORT: u16 = 7100;
-/// The other machine may still be booting, or be slow to load what the test needs.
+/// The time to wait for the other machine, which may still be booting, or be slow to load what the
+/// test needs.
 const MEET: Duration = Duration::from_secs(180);
-/// Says why the other machine was given up; no later test waits for it again.
+/// The file with the reason why the other machine was given up. No later test waits for it again.
 const LOST: &str = "/run/peer-lost";
-/// The word with which a failed test takes the other side along.
+/// The word by which a failed test makes the other side fail, too.
 const FAILED: &str = "failed";
 
-/// `guest.role=`
+/// The value of `guest.role=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     Server,
@@ -31,7 +32,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// A machine on its own is a server without clients.
+    /// Reads the role. A machine on its own is a server without clients.
     pub fn of(values: &BTreeMap<String, String>) -> Result<Self> {
         match values.get("role").map(String::as_str) {
             None | Some("server") => Ok(Self::Server),
@@ -66,16 +67,16 @@ pub struct Peer {
     pub role: Role,
     stream: TcpStream,
     lines: Receiver<String>,
-    /// Came before somebody asked for it.
+    /// Lines that came before somebody asked for them.
     early: VecDeque<String>,
 }
 
-/// Runs one test on both machines. Whichever fails takes the other along at once.
+/// Runs one test on both machines. If one fails, the other fails at once.
 pub fn together(env: &Env, what: &str, test: impl FnOnce(&mut Peer) -> Result<()>) -> Result<()> {
     let mut peer = Peer::meet(env, what)?;
     let result = test(&mut peer);
     if let Err(e) = &result {
-        // The other side may be what failed.
+        // The connection to the other side may be what failed.
         let _ = peer.tell(FAILED, json!(format!("{e:#}")));
     }
     result
@@ -117,7 +118,7 @@ impl Peer {
         self.stream.write_all(line.as_bytes()).with_context(|| format!("tell the {} {word}", self.role.other().name()))
     }
 
-    /// The next thing that the other machine says must be `word`.
+    /// Returns the value of the other machine's next line, whose word must be `word`.
     pub fn hear(&mut self, word: &str, limit: Duration) -> Result<Value> {
         let other = self.role.other().name();
         let line = match self.early.pop_front() {
@@ -134,7 +135,7 @@ impl Peer {
         Ok(value)
     }
 
-    /// Whether this is the next thing to be heard; if so, it is heard.
+    /// Returns whether the next line has this word, and takes it if so.
     pub fn has_said(&mut self, word: &str) -> bool {
         let next = self.early.front().and_then(|line| parse(line).ok());
         let said = next.is_some_and(|(said, _)| said == word);
@@ -144,8 +145,8 @@ impl Peer {
         said
     }
 
-    /// Fails if the other side has failed or is gone; asked again and again while this machine is
-    /// at work.
+    /// Fails if the other side has failed or is gone. A machine calls this repeatedly while it
+    /// works.
     pub fn is_well(&mut self) -> Result<()> {
         let other = self.role.other().name();
         loop {
@@ -156,7 +157,7 @@ impl Peer {
                     self.early.push_back(line);
                 }
                 Err(TryRecvError::Empty) => return Ok(()),
-                // It has said all that it had to say, and that is kept.
+                // The other side is gone, but what it sent before is kept.
                 Err(TryRecvError::Disconnected) if !self.early.is_empty() => return Ok(()),
                 Err(TryRecvError::Disconnected) => bail!("the {other} went away"),
             }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the module tells in /proc/driver/nvidia-peermem (docs/proc.md), and what `peermemctl` makes
-//! of it.
+//! Reads what the module reports in /proc/driver/nvidia-peermem (docs/proc.md), and what
+//! `peermemctl` makes of it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ fn read(file: &str) -> Result<String> {
     fs::read_to_string(&path).with_context(|| format!("read {path}"))
 }
 
-/// The file `stats`.
+/// The content of the file `stats`.
 #[derive(Debug, Clone)]
 pub struct Stats(BTreeMap<String, String>);
 
@@ -39,18 +39,18 @@ impl Stats {
         self.text(key)?.parse().with_context(|| format!("{DIR}/stats: {key} is no number"))
     }
 
-    /// Keys and numbers below a prefix.
+    /// Returns the keys and numbers below a prefix.
     pub fn below<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, i64)> + 'a {
         self.0.iter().filter_map(move |(k, v)| Some((k.strip_prefix(prefix)?, v.parse().ok()?)))
     }
 
-    /// The pairs of GPU and NIC, and what is known of each.
+    /// Returns the pairs of GPU and NIC, with what is known about each.
     pub fn pairs(&self) -> Vec<(&str, &str)> {
         self.0.iter().filter_map(|(k, v)| Some((k.strip_prefix("pair.")?, v.as_str()))).collect()
     }
 
-    /// Names of the client with persistent pins, and of the one with revocable pins, where there is
-    /// one. A third one pins nothing.
+    /// Returns the names of the client with persistent pins and, if there is one, of the client
+    /// with revocable pins. A third client pins nothing.
     pub fn clients(&self) -> Result<(&str, Option<&str>)> {
         let mut names = self.text("clients")?.split(' ');
         let first = names.next().context("stats: a client")?;
@@ -60,13 +60,13 @@ impl Stats {
         }
     }
 
-    /// A figure of this client; 0 where there is none.
+    /// Returns a figure of this client, or 0 if there is no client.
     pub fn of(&self, client: Option<&str>, key: &str) -> Result<i64> {
         client.map_or(Ok(0), |client| self.number(&format!("{client}.{key}")))
     }
 }
 
-/// The rows of `registrations` or `callbacks`, each as its fields.
+/// Returns the rows of `registrations` or `callbacks`, each as its fields.
 pub fn rows(file: &str) -> Result<Vec<BTreeMap<String, String>>> {
     let fields = |line: &str| -> BTreeMap<String, String> {
         line.split(' ').filter_map(|w| w.split_once('=')).map(|(k, v)| (k.into(), v.into())).collect()
@@ -74,7 +74,7 @@ pub fn rows(file: &str) -> Result<Vec<BTreeMap<String, String>>> {
     Ok(read(file)?.lines().map(fields).collect())
 }
 
-/// What `peermemctl` printed, and its exit code.
+/// The output and exit code of `peermemctl`.
 pub struct Said {
     pub text: String,
     pub code: Option<i32>,
@@ -90,14 +90,14 @@ fn said(command: &mut Command) -> Result<Said> {
     Ok(Said { text, code: out.status.code() })
 }
 
-/// The same with `--json`.
+/// Runs `peermemctl` with `--json`.
 pub fn peermemctl_json(args: &[&str]) -> Result<(Value, Option<i32>)> {
     let said = peermemctl(&[args, &["--json"]].concat())?;
     let value = serde_json::from_str(&said.text).with_context(|| format!("peermemctl {args:?}: {:?}", said.text))?;
     Ok((value, said.code))
 }
 
-/// Takes a capability from the program that `command` will run.
+/// Removes a capability from the program that `command` will run.
 pub fn without_capability(command: &mut Command, capability: libc::c_ulong) {
     // SAFETY: Between fork and exec there is one system call, which takes numbers only and
     // allocates nothing.
@@ -109,8 +109,8 @@ pub fn without_capability(command: &mut Command, capability: libc::c_ulong) {
     }
 }
 
-/// `peermemctl doctor --json` of a root whom the limit of locked memory binds, as it does a user:
-/// without CAP_IPC_LOCK.
+/// Runs `peermemctl doctor --json` as root without CAP_IPC_LOCK, who is bound by the limit of
+/// locked memory, as an ordinary user is.
 pub fn doctor_with_memlock() -> Result<(Value, Option<i32>)> {
     const CAP_IPC_LOCK: libc::c_ulong = 14;
     let mut command = Command::new("peermemctl");

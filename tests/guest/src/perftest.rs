@@ -25,7 +25,8 @@ use crate::lab;
 use crate::machine::{self, wait_for, RDMA_DEVICE};
 use crate::test::Env;
 
-/// The message: whole 64 KiB chunks, because the stand-in's log has a CRC for each of those.
+/// The size of the message. It consists of whole 64 KiB chunks, because the stand-in's log has a
+/// CRC for each chunk.
 const SIZE: usize = 256 << 10;
 
 pub struct Sizes {
@@ -34,7 +35,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// `guest.size=` and `guest.iterations=` for larger runs.
+    /// Reads `guest.size=` and `guest.iterations=`, which choose larger runs.
     pub fn of(env: &Env, iterations: usize) -> Result<Self> {
         let message = env.number("size", SIZE)?;
         ensure!(message > 0 && message % GPU_PAGE == 0, "guest.size={message}: a multiple of {GPU_PAGE}");
@@ -42,16 +43,16 @@ impl Sizes {
     }
 }
 
-/// One run of one of its programs, seen by both sides.
+/// One run of a perftest program, as both sides see it.
 pub struct Run<'a> {
     pub program: &'a str,
     pub sizes: &'a Sizes,
     pub on_gpu: bool,
-    /// `--use_cuda_dmabuf`: registered by that, not by a plain `ibv_reg_mr()`.
+    /// Whether `--use_cuda_dmabuf` registers the memory in place of a plain `ibv_reg_mr()`.
     pub dma_buf: bool,
-    /// Connected by rdma_cm (`-R`), otherwise by addresses exchanged over TCP.
+    /// Whether rdma_cm connects the sides (`-R`). Otherwise they exchange addresses over TCP.
     pub rdma_cm: bool,
-    /// More of its environment.
+    /// Additional environment variables.
     pub settings: &'a [(&'a str, &'a str)],
     pub port: u16,
 }
@@ -71,8 +72,8 @@ impl Side {
 
 impl<'a> Run<'a> {
     pub fn new(program: &'a str, sizes: &'a Sizes, on_gpu: bool) -> Self {
-        // Far from the ports of an earlier run that still linger, and below those that the kernel
-        // gives to clients.
+        // Avoid the ports of an earlier run that still linger, and those that the kernel gives to
+        // clients.
         let port = fastrand::u16(20_000..32_000);
         Self { program, sizes, on_gpu, dma_buf: false, rdma_cm: false, settings: &[], port }
     }
@@ -88,8 +89,8 @@ impl<'a> Run<'a> {
             format!("-n{}", self.sizes.iterations),
             format!("-p{}", self.port),
         ]);
-        // Retry after 4.096 us * 2^20 = 4 s: the default of 67 ms is shorter than an emulated
-        // machine's gaps.
+        // Retry after 4.096 us * 2^20 = 4 s, because the default of 67 ms is shorter than an
+        // emulated machine's pauses.
         a.push("-u20".into());
         a.extend(["--out_json".into(), format!("--out_json_file={}", self.report_file(who))]);
         a.extend(self.on_gpu.then(|| "--use_cuda=0".into()));
@@ -102,7 +103,7 @@ impl<'a> Run<'a> {
     fn start(&self, who: &'static str, to: Option<&str>) -> Result<Side> {
         let args = self.arguments(who, to);
         println!("{} {}", self.program, args.join(" "));
-        // What a run before this one reported is not this one's report.
+        // Remove the report of an earlier run.
         let _ = fs::remove_file(self.report_file(who));
         let log = PathBuf::from(format!("/tmp/{}.{who}.log", self.program));
         let out = fs::File::create(&log).with_context(|| format!("create {}", log.display()))?;
@@ -117,7 +118,7 @@ impl<'a> Run<'a> {
         Ok(Side { who, child, log })
     }
 
-    /// Returns when it listens.
+    /// Starts the server, and returns when it listens.
     pub fn start_server(&self) -> Result<Side> {
         let mut side = self.start("server", None)?;
         let mut ended = None;
@@ -136,7 +137,8 @@ impl<'a> Run<'a> {
         self.start("client", Some(server))
     }
 
-    /// Both sides here: the process ids of server and client, and what they reported.
+    /// Runs both sides on this machine. Returns the process ids of server and client, and their
+    /// report.
     pub fn on_this_machine(&self) -> Result<(u32, u32, Report)> {
         let mut server = self.start_server()?;
         let mut client = self.start_client("127.0.0.1")?;
@@ -153,8 +155,9 @@ impl<'a> Run<'a> {
         Ok((server.child.id(), client.child.id(), self.report(&said)?))
     }
 
-    /// The same over GPU memory: what the client reported, and what was counted. What arrived is
-    /// right by CRC, and every byte of it went through BAR1.
+    /// Runs both sides on this machine with GPU memory. Returns the client's report and the
+    /// counters. It checks by CRC that the right bytes arrived, and that each of them went through
+    /// BAR1.
     pub fn over_gpu_memory(&self) -> Result<(Report, Counts)> {
         let Sizes { message, iterations } = *self.sizes;
         let before = Before::now()?;
@@ -172,23 +175,23 @@ impl<'a> Run<'a> {
             .is_ok_and(|ids| ids.lines().any(|l| l.contains("LISTEN") && format!("{l} ").contains(&port)))
     }
 
-    /// With `-R` perftest's server tells its client to connect before it listens for that
-    /// (perftest_communication.c, `create_rdma_cm_connection`: `ctx_hand_shake`, then
-    /// `rdma_cm_server_connection`). A client that is quicker is told IB_CM_REJ_INVALID_SERVICE_ID,
-    /// and its own second attempt crashes.
+    /// Returns whether the client connected too early. With `-R`, perftest's server tells its
+    /// client to connect before it listens for that (perftest_communication.c,
+    /// `create_rdma_cm_connection`: `ctx_hand_shake`, then `rdma_cm_server_connection`). A quicker
+    /// client gets IB_CM_REJ_INVALID_SERVICE_ID, and its own second attempt crashes.
     pub fn came_too_early(&self, client: &str) -> bool {
         self.rdma_cm && client.contains("RDMA_CM_EVENT_REJECTED; error: 8.")
     }
 
-    /// What the client reported: a send is counted by both; write and read by the client, who tells
-    /// the server.
+    /// Returns the client's report. Both sides count a send. Only the client counts writes and
+    /// reads, and it tells the server.
     pub fn report(&self, said: &str) -> Result<Report> {
         let text = fs::read_to_string(self.report_file("client")).context("perftest's report")?;
         Report::parse(&text, said).with_context(|| format!("perftest's report: {text}"))
     }
 }
 
-/// Does somebody listen at this port?
+/// Returns whether somebody listens at this port.
 pub fn tcp_listens(port: u16) -> bool {
     procfs::net::tcp()
         .into_iter()
@@ -198,20 +201,20 @@ pub fn tcp_listens(port: u16) -> bool {
 }
 
 pub struct Report {
-    /// perftest's own count times its own size.
+    /// The product of perftest's own count and its own size.
     pub bytes: u64,
-    /// MiB/s, or microseconds for one message. `None`: perftest could not calibrate its clock (a
-    /// regression over 200 short waits, get_clock.c), which happens on an emulated machine that is
-    /// busy; it then says 0 or infinity.
+    /// The rate in MiB/s, or the microseconds for one message. `None` means that perftest could not
+    /// calibrate its clock (a regression over 200 short waits, get_clock.c) and printed 0 or
+    /// infinity, which happens on a busy emulated machine.
     pub rate: Option<f64>,
 }
 
 impl Report {
-    /// `said`: perftest's output.
+    /// Parses a report. `said` is perftest's output.
     fn parse(text: &str, said: &str) -> Result<Self> {
         let uncalibrated = said.contains("Correlation coefficient");
-        // Neither infinity (without a clock) nor what an int overflowed to (the deviation of long
-        // times) is JSON.
+        // JSON has neither infinity (without a clock) nor the result of an overflow (the deviation
+        // of long times).
         let clean = ["-inf", "inf", "-nan", "nan"]
             .iter()
             .fold(text.to_string(), |text, word| text.replace(&format!(": {word}"), ": 0"));
@@ -230,13 +233,13 @@ impl Report {
     }
 }
 
-/// perftest says MiB/s.
+/// Converts perftest's MiB/s to MB/s.
 pub fn mb_s(mib_s: f64) -> f64 {
     (mib_s * 1.048_576 * 100.0).round() / 100.0
 }
 
-/// A run without a rate is checked like any other, as far as it went, and then repeated; why is
-/// said where it is found.
+/// Repeats a run until it has a rate, at most five times. A run without a rate is checked like any
+/// other, as far as it went. The code that misses the rate prints the reason.
 pub fn with_rate(mut run: impl FnMut() -> Result<Option<f64>>) -> Result<()> {
     for _ in 0..5 {
         if run()?.is_some() {
@@ -246,17 +249,17 @@ pub fn with_rate(mut run: impl FnMut() -> Result<Option<f64>>) -> Result<()> {
     bail!("perftest gave no rate in five runs, see above")
 }
 
-/// What this machine's module, NIC and fabric did during a run.
+/// The counters of this machine's module, NIC and fabric during a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counts {
     pub mrs: u64,
     pub sg_entries: u64,
     pub pinned: u64,
-    /// Through BAR addresses.
+    /// The number of bytes read through BAR addresses.
     pub read: u64,
     pub wrote: u64,
-    /// Packets that had to be sent again: only then may the NIC have read more than perftest
-    /// counted.
+    /// The number of packets that had to be sent again. Only because of them may the NIC have read
+    /// more than perftest counted.
     pub repeated: u64,
 }
 
@@ -264,7 +267,8 @@ pub struct Before {
     totals: [u64; 4],
 }
 
-/// Sum over our clients of memory_peers' counters, and the NIC's of repeated packets.
+/// Returns the sums over our clients of memory_peers' counters, and the NIC's count of repeated
+/// packets.
 fn totals() -> Result<[u64; 4]> {
     let clients = lab::clients()?;
     let sum = |file: &str| clients.iter().map(|c| lab::client_number(c, file)).sum::<Result<u64>>();
@@ -300,7 +304,8 @@ impl Before {
 }
 
 impl Counts {
-    /// What arrives is written once, however often it was sent; what is sent again is read again.
+    /// Compares the counters with perftest's. Arriving bytes are written once, however often they
+    /// were sent, but bytes that are sent again are read again.
     pub fn reconcile(&self, who: &str, read: u64, written: u64) -> Result<()> {
         println!("{who}: through BAR addresses read {} and wrote {} bytes", self.read, self.wrote);
         ensure!(
@@ -334,10 +339,11 @@ impl Counts {
     }
 }
 
-/// (CRC at allocation, CRC at free) of each 64 KiB.
+/// The CRCs of each 64 KiB, at allocation and at free.
 pub type Chunks = Vec<(u32, u32)>;
 
-/// The only buffer of that process, which has ended. It begins a block of CUDA's.
+/// Returns the chunks of the only buffer of that process, which has ended. The buffer begins a
+/// block of CUDA's.
 pub fn chunks(who: &str, pid: u32, message: usize) -> Result<Chunks> {
     let gpu = gpu::lab()?;
     let log = gpu.allocations()?;
@@ -384,7 +390,7 @@ impl Half {
     }
 }
 
-/// From where to where a program's bytes go.
+/// Returns the halves between which a program's bytes move, each as source and target.
 fn flows(program: &str) -> &'static [(Half, Half)] {
     match program {
         "ib_read_bw" | "ib_read_lat" => &[(Half::ServerSecond, Half::ClientFirst)],
@@ -393,7 +399,7 @@ fn flows(program: &str) -> &'static [(Half, Half)] {
     }
 }
 
-/// What each NIC must have read and written: (server, client), each (read, written).
+/// Returns what each NIC must have read and written: (server, client), each (read, written).
 pub fn expected_bytes(program: &str, bytes: u64) -> ((u64, u64), (u64, u64)) {
     match program {
         "ib_read_bw" | "ib_read_lat" => ((bytes, 0), (0, bytes)),
@@ -402,8 +408,8 @@ pub fn expected_bytes(program: &str, bytes: u64) -> ((u64, u64), (u64, u64)) {
     }
 }
 
-/// Each receiver's half holds the sender's bytes, no longer its own, and the halves that nobody
-/// named are as they were. Returns how many chunks arrived.
+/// Checks that each receiver's half holds the sender's bytes and no longer its own, and that all
+/// other halves are unchanged. Returns how many chunks arrived.
 pub fn arrived(program: &str, server: &Chunks, client: &Chunks) -> Result<usize> {
     let flows = flows(program);
     let mut count = 0;
@@ -421,14 +427,14 @@ pub fn arrived(program: &str, server: &Chunks, client: &Chunks) -> Result<usize>
     Ok(count)
 }
 
-/// How long the other side may take for its part of a run.
+/// The time that the other side may take for its part of a run.
 pub const PATIENCE: Duration = Duration::from_secs(200);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Two chunks a half; every chunk starts with a CRC of its own.
+    /// Returns four chunks, two for each half. Every chunk starts with a CRC of its own.
     fn fresh(base: u32) -> Chunks {
         (base..base + 4).map(|crc| (crc, crc)).collect()
     }

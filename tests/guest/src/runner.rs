@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Runs suites: each test in a child process with a time limit, the accounting looked at after
-//! each.
+//! Runs suites. Each test runs in a child process with a time limit, and the accounting is checked
+//! after each.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -25,8 +25,8 @@ use crate::modules::{self, PEERMEM};
 use crate::suites::{raises_alarms, scenarios::row_of, stop_test};
 use crate::test::{Env, NvidiaC, Suite, Test, FAIL_MARK, JSON_MARK, SKIP_MARK};
 
-/// How long a killed process may take to go. Longer: it hangs in the kernel, and so may everything
-/// after it.
+/// The time that a killed process may take to go. If it takes longer, it hangs in the kernel, and
+/// everything after it may hang, too.
 const DEATH: Duration = Duration::from_secs(20);
 
 pub struct Runner<'a> {
@@ -35,13 +35,14 @@ pub struct Runner<'a> {
     machine: Machine,
     /// The test that left a process which cannot be killed.
     wedged_by: Option<String>,
-    /// The last test left something behind: the next one starts with everything loaded anew.
+    /// Whether the last test left something behind, so that everything must be loaded anew for the
+    /// next one.
     dirty: bool,
-    /// The kernel has complained.
+    /// Whether the kernel has complained.
     alarmed: bool,
 }
 
-/// What a child left behind.
+/// The result of a child process.
 struct Ended {
     status: Option<ExitStatus>,
     timed_out: bool,
@@ -56,13 +57,13 @@ impl<'a> Runner<'a> {
         Self { request, ktap, machine: Machine::new(request.nvidia_c), wedged_by: None, dirty: false, alarmed: false }
     }
 
-    /// Everything loaded, for the prompt.
+    /// Loads everything, for the prompt.
     pub fn load_everything(&mut self) -> Result<()> {
         let mode = Mode::all(self.request.nvidia_c)[0];
         self.machine.reach(Level::Peermem(mode), self.request.generation)
     }
 
-    /// Returns whether all passed.
+    /// Runs the suites and returns whether all tests passed.
     pub fn suites(&mut self, suites: &[Suite]) -> bool {
         let wanted = |suite| self.wanted(suite).into_iter().map(move |test| (suite, test));
         let tests: Vec<(&Suite, &Test)> = suites.iter().flat_map(wanted).collect();
@@ -82,16 +83,16 @@ impl<'a> Runner<'a> {
         all
     }
 
-    /// `guest.fragile=1`: what comes after an alarm or a hang says nothing about a module that is
-    /// known to break.
+    /// Returns whether to stop because of `guest.fragile=1`: after an alarm or a hang, further
+    /// results say nothing about a module that is known to break.
     fn over(&self) -> bool {
         self.request.values.contains_key("fragile") && (self.alarmed || self.wedged_by.is_some())
     }
 
-    /// Tests that `guest.only=` leaves: those whose name contains one of its words; those after
-    /// `guest.after=`, in its suite; with `guest.table=1` those of the scenario table that are for
-    /// the boot's generation. Those of another mode or generation than the boot's are another
-    /// boot's.
+    /// Returns the tests of a suite that the command line leaves: with `guest.only=`, those whose
+    /// name contains one of its words; with `guest.after=`, those after that test in its suite;
+    /// with `guest.table=1`, those that the scenario table has for the boot's generation. Tests of
+    /// another mode or generation belong to another boot.
     fn wanted<'s>(&self, suite: &'s Suite) -> Vec<&'s Test> {
         let only = self.request.values.get("only");
         let after = self.request.values.get("after").and_then(|a| a.strip_prefix(suite.name)?.strip_prefix('/'));
@@ -105,7 +106,7 @@ impl<'a> Runner<'a> {
                 let here = t.generation.is_none_or(|g| g == self.request.generation);
                 !table || suite.name == "end" || (here && row_of(suite.name, &t.name).is_some())
             })
-            // What ends a boot is asked whatever ran in it.
+            // The checks at the end of a boot run whatever else ran in it.
             .filter(|t| {
                 suite.name == "end" || {
                     let name = format!("{}/{}", suite.name, t.name);
@@ -115,8 +116,8 @@ impl<'a> Runner<'a> {
             .collect()
     }
 
-    /// `guest.mode=`: whether a test is of that mode and of the boot's generation, or of none.
-    /// Without it all are.
+    /// Returns whether a test is of the mode in `guest.mode=` and of the boot's generation, or
+    /// depends on neither. Without `guest.mode=`, all are.
     fn is_here(&self, test: &Test) -> bool {
         self.request.values.get("mode").is_none_or(|here| {
             test.level.mode().is_none_or(|mode| mode.boots().name() == here)
@@ -147,7 +148,7 @@ impl<'a> Runner<'a> {
         if let Some((_, why)) = test.not_on.filter(|(not, _)| *not == generation) {
             return Verdict::Skip(format!("generation {}: {why}", generation.name()));
         }
-        // A line on the console, so that the kernel's messages have a context there.
+        // This line on the console gives context to the kernel's messages.
         println!("guest: {}/{}", suite.name, test.name);
         if self.dirty {
             if let Err(e) = self.machine.reach(Level::Bare, generation) {
@@ -163,7 +164,7 @@ impl<'a> Runner<'a> {
             return Verdict::Fail;
         }
         if let Some(row) = &row {
-            // If the machine stops in it, this is what is known.
+            // If the machine stops in this test, the host knows at least this.
             self.ktap.json("begin", row);
         }
         let mut reasons = Vec::new();
@@ -185,10 +186,10 @@ impl<'a> Runner<'a> {
             reasons.push(format!("hung: did not end within {:?}", test.limit));
         }
         match ended.status {
-            // One that another thread or process of it said counts as well.
+            // Failures count as well if another thread or process of the test reported them.
             Some(s) if s.success() => reasons.extend(ended.failures),
             Some(s) if ended.timed_out && s.signal() == Some(libc::SIGKILL) => {}
-            // It has said why, unless it panicked or was killed.
+            // The child has reported the reason, unless it panicked or was killed.
             Some(s) if ended.failures.is_empty() => reasons.push(format!("the test's process: {s}")),
             Some(_) => reasons.extend(ended.failures),
             None => {
@@ -197,7 +198,7 @@ impl<'a> Runner<'a> {
             }
         }
         match log.and_then(|mut l| l.since()) {
-            // A suite that raises alarms on purpose leaves the judgement to the host.
+            // If a suite raises alarms on purpose, the host judges them.
             Ok(said) if !raises_alarms(suite.name) => {
                 let alarms: Vec<String> = said.into_iter().filter(|l| is_alarm(l)).collect();
                 self.alarmed |= !alarms.is_empty();
@@ -206,8 +207,8 @@ impl<'a> Runner<'a> {
             Ok(_) => {}
             Err(e) => reasons.push(format!("{e:#}")),
         }
-        // Who died in the kernel may have died with the accounting's lock; and one test is there to
-        // leave a process.
+        // A task that died in the kernel may have died with the accounting's lock, and one test
+        // leaves a process on purpose.
         if self.wedged_by.is_none() && !self.over() && suite.name != stop_test::NAME {
             let left = left_behind();
             self.dirty = !left.is_empty();
@@ -219,7 +220,7 @@ impl<'a> Runner<'a> {
         self.judge(suite, test, reasons, ended.skip)
     }
 
-    /// What became of a row of the scenario table.
+    /// Sends the outcome for a row of the scenario table to the host.
     fn tell(&mut self, mut row: Value, skipped: Option<&str>, what: &[String]) {
         row["skipped"] = json!(skipped);
         row["what"] = json!(what);
@@ -276,12 +277,12 @@ impl<'a> Runner<'a> {
                 ended.notes.push(format!("release the hold points: {e:#}"));
             }
         }
-        // Whatever the test started and left goes with it.
+        // This also kills everything that the test started and left.
         let _ = killpg(group, Signal::SIGKILL);
         if ended.timed_out {
             ended.status = listen(&mut child, &lines, DEATH, &mut ended)?;
         }
-        // Grandchildren may still have had the pipe; they are dead now or cannot die.
+        // Grandchildren may still have had the pipe. By now they are dead or cannot die.
         drain(&lines, Duration::from_secs(1), &mut ended);
         Ok(ended)
     }
@@ -298,7 +299,7 @@ fn forward(pipe: Option<impl Read + Send + 'static>, to: Sender<String>) {
     });
 }
 
-/// Takes lines until the child ends or the time is up.
+/// Reads lines until the child ends or the time is up.
 fn listen(
     child: &mut Child,
     lines: &Receiver<String>,
@@ -345,7 +346,7 @@ impl Ended {
     }
 }
 
-/// The GPU's debugfs; `None` where the GPU is not loaded.
+/// Returns the GPU's debugfs, or `None` if the GPU is not loaded.
 fn gpu_if_loaded() -> Result<Option<nvlab::Lab>> {
     Ok(if modules::loaded("nvidia")? { Some(gpu::lab()?) } else { None })
 }
@@ -357,7 +358,7 @@ fn release_holds() -> Result<()> {
     lab::release_core_holds()
 }
 
-/// Faults, holds and costs of an earlier test are not this one's; counters start at zero.
+/// Removes faults, holds and costs of an earlier test, and sets the counters to zero.
 fn reset_stand_ins() -> Result<()> {
     if let Some(gpu) = gpu_if_loaded()? {
         gpu.reset_faults()?;
@@ -378,7 +379,7 @@ fn reset_stand_ins() -> Result<()> {
     Ok(())
 }
 
-/// What no test may leave: pins, memory, references.
+/// Returns what the test left and no test may leave: pins, memory, references.
 fn left_behind() -> Vec<String> {
     let mut out = Vec::new();
     let gpu = gpu_if_loaded().unwrap_or_else(|e| {
@@ -386,7 +387,7 @@ fn left_behind() -> Vec<String> {
         None
     });
     if let Some(gpu) = gpu {
-        // A file closed by a dying process is released a moment after its parent hears of the
+        // A file that a dying process closes is released a moment after its parent learns of the
         // death.
         let end = Instant::now() + Duration::from_secs(5);
         loop {
@@ -422,7 +423,8 @@ fn left_behind() -> Vec<String> {
     out
 }
 
-/// Kernel stacks of every thread that sleeps uninterruptibly, and of all of our own processes.
+/// Returns the kernel stacks of every thread that sleeps uninterruptibly, and of all of our own
+/// processes.
 fn stacks() -> Vec<String> {
     let mut out = Vec::new();
     let Ok(all) = procfs::process::all_processes() else { return out };
@@ -444,7 +446,7 @@ fn stacks() -> Vec<String> {
     out
 }
 
-/// The child's side: `guest test SUITE NAME`.
+/// Runs one test in the child: `guest test SUITE NAME`.
 pub fn run_one(suites: &[Suite], suite: &str, name: &str, env: &mut Env) -> Result<()> {
     let test = suites
         .iter()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Processor time, which unlike time does not grow on a busy machine.
+//! Measures processor time. Unlike elapsed time, it does not grow on a busy machine.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use anyhow::{Context, Result};
 use nix::sys::resource::{getrusage, UsageWho};
 use nix::sys::time::TimeValLike;
 
-/// What this process has used itself.
+/// Returns the processor time that this process has used itself.
 pub fn own() -> Result<Duration> {
     of(UsageWho::RUSAGE_SELF)
 }
 
-/// What those of its children have used that it has waited for.
+/// Returns the processor time of those of its children that it has waited for.
 pub fn children() -> Result<Duration> {
     of(UsageWho::RUSAGE_CHILDREN)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The verbs that the suites use, over the system's libibverbs. Each object releases itself; what
-//! can fail on release and matters to a test (deregistration) has a method of its own.
+//! The verbs that the suites use, over the system's libibverbs. Each object releases itself. A
+//! release that can fail and matters to a test (deregistration) has a method of its own.
 
 use std::ffi::{c_int, c_void, CStr};
 use std::fs;
@@ -36,21 +36,21 @@ pub use sys::ibv_wc_status as Status;
 pub const LOCAL_WRITE: i32 = sys::ibv_access_flags_IBV_ACCESS_LOCAL_WRITE as i32;
 pub const REMOTE_WRITE: i32 = sys::ibv_access_flags_IBV_ACCESS_REMOTE_WRITE as i32;
 pub const REMOTE_READ: i32 = sys::ibv_access_flags_IBV_ACCESS_REMOTE_READ as i32;
-/// What most tests register with.
+/// The access with which most tests register.
 pub const FULL_ACCESS: i32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ;
 pub const MW_BIND: i32 = sys::ibv_access_flags_IBV_ACCESS_MW_BIND as i32;
 pub const REMOTE_ATOMIC: i32 = sys::ibv_access_flags_IBV_ACCESS_REMOTE_ATOMIC as i32;
-/// The keys' addresses begin at 0.
+/// The addresses of the region's keys begin at 0.
 pub const ZERO_BASED: i32 = sys::ibv_access_flags_IBV_ACCESS_ZERO_BASED as i32;
-/// The NIC faults pages in; nothing is pinned.
+/// The NIC faults pages in, and nothing is pinned.
 pub const ON_DEMAND: i32 = sys::ibv_access_flags_IBV_ACCESS_ON_DEMAND as i32;
 
-/// How long a single request may take on a debug kernel under emulation.
+/// The time that a single request may take on a debug kernel under emulation.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 const PORT: u8 = 1;
 
-/// verbs calls that return an errno, not -1.
+/// Checks a verbs call that returns an errno, not -1.
 fn check(rc: c_int) -> io::Result<()> {
     match rc {
         0 => Ok(()),
@@ -90,7 +90,7 @@ impl Device {
         }
     }
 
-    /// What the NIC counted other than nothing, for a message: packets, retries, errors.
+    /// Returns all counters of the NIC that are not zero, for a message: packets, retries, errors.
     fn counters(&self) -> String {
         // SAFETY: ctx is open, and so its device and the name of that exist.
         let name = unsafe { CStr::from_ptr(sys::ibv_get_device_name((*self.ctx.as_ptr()).device)) };
@@ -102,8 +102,8 @@ impl Device {
         counters.collect::<Vec<_>>().join(", ")
     }
 
-    /// Index and value of the GID that is an IPv4 address; RoCE fills the table a moment after the
-    /// link is up.
+    /// Returns index and value of the GID that is an IPv4 address. RoCE fills the table a moment
+    /// after the link is up.
     fn gid(&self) -> Result<(u8, sys::ibv_gid)> {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
@@ -155,7 +155,7 @@ impl Pd {
         &self.device
     }
 
-    /// libibverbs' own.
+    /// Returns libibverbs' own object.
     pub fn raw(&self) -> NonNull<c_void> {
         self.pd.cast()
     }
@@ -181,7 +181,8 @@ pub struct Mr {
 }
 
 impl Mr {
-    /// The plain call of every application; the errno is what the user would see.
+    /// Registers with the plain call of every application. The errno is the one that the user would
+    /// see.
     pub fn reg(pd: &Arc<Pd>, addr: u64, len: usize, access: i32) -> io::Result<Self> {
         // SAFETY: the library hands address and length to the kernel and touches neither.
         let mr = unsafe { sys::ibv_reg_mr(pd.pd.as_ptr(), addr as *mut c_void, len, access) };
@@ -189,7 +190,7 @@ impl Mr {
         Ok(Self { mr: Some(mr), addr, pd: Arc::clone(pd) })
     }
 
-    /// Under addresses of its own: remote and local requests name `iova`, not `addr`.
+    /// Registers under another address: remote and local requests name `iova`, not `addr`.
     pub fn reg_iova(pd: &Arc<Pd>, addr: u64, len: usize, iova: u64, access: i32) -> io::Result<Self> {
         // SAFETY: as in reg().
         let mr = unsafe { sys::ibv_reg_mr_iova(pd.pd.as_ptr(), addr as *mut c_void, len, iova, access) };
@@ -197,7 +198,7 @@ impl Mr {
         Ok(Self { mr: Some(mr), addr: iova, pd: Arc::clone(pd) })
     }
 
-    /// Of `len` bytes of a dma-buf, from `offset` on.
+    /// Registers `len` bytes of a dma-buf, from `offset` on.
     pub fn reg_dma_buf(
         pd: &Arc<Pd>,
         fd: BorrowedFd,
@@ -212,7 +213,7 @@ impl Mr {
         Ok(Self { mr: Some(mr), addr: iova, pd: Arc::clone(pd) })
     }
 
-    /// Asks the NIC to fault `len` bytes from `addr` on in, as `ibv_advise_mr()` does for a region
+    /// Asks the NIC to fault in `len` bytes from `addr` on, as `ibv_advise_mr()` does for a region
     /// on demand.
     pub fn prefetch(&self, addr: u64, len: u32) -> io::Result<()> {
         let mut sge = sys::ibv_sge { addr, length: len, lkey: self.lkey() };
@@ -236,20 +237,20 @@ impl Mr {
         self.raw().rkey
     }
 
-    /// What requests call its first byte.
+    /// Returns the address of the first byte in requests.
     pub fn addr(&self) -> u64 {
         self.addr
     }
 
     pub fn dereg(self) -> io::Result<()> {
         self.try_dereg().map_err(|(mr, e)| {
-            // Once is what the test asked for.
+            // Dropping it would deregister a second time, but the test asked for one time.
             std::mem::forget(mr);
             e
         })
     }
 
-    /// Hands the MR back where the kernel refused: then it is as it was.
+    /// Deregisters. If the kernel refuses, returns the MR, which is as it was.
     pub fn try_dereg(mut self) -> Result<(), (Self, io::Error)> {
         let Some(mr) = self.mr.take() else { return Ok(()) };
         // SAFETY: registered by us, and taken out unless it fails: no second call of one that
@@ -280,7 +281,8 @@ mod tests {
     use super::sys::*;
     use std::mem::{offset_of, size_of};
 
-    /// The bindings are of one version of rdma-core, and the guest is built with another.
+    /// The guest is built with another version of rdma-core than the one that the bindings were
+    /// made from.
     #[test]
     fn the_bindings_are_those_of_the_header() {
         let ours = [

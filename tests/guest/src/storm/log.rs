@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The last operations of a process, in a file that outlives it: it may be killed, or hang.
+//! Keeps the last operations of a process in a file that outlives it, because the process may be
+//! killed, or hang.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -7,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-/// Operations that are kept, and bytes for each.
+/// The number of operations that are kept, and the bytes for each.
 const KEPT: u64 = 24;
 const BYTES: usize = 160;
 
@@ -21,8 +22,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// `fresh`: what an earlier run left is not this one's. `next`: lines that an earlier life
-    /// wrote.
+    /// Opens the log. With `fresh`, it removes what an earlier run left. `next` is the number of
+    /// lines that an earlier life wrote.
     pub fn open(process: u64, fresh: bool, next: u64) -> Result<Self> {
         let path = path(process);
         let file = OpenOptions::new()
@@ -35,7 +36,7 @@ impl Log {
         Ok(Self { file, next })
     }
 
-    /// Writes down what is about to be done, or what came of it.
+    /// Writes down what is about to be done, or its outcome.
     pub fn line(&mut self, text: &str) -> Result<()> {
         let mut record = [b' '; BYTES];
         let text = format!("{:>6} {text}", self.next);
@@ -48,7 +49,7 @@ impl Log {
     }
 }
 
-/// What a process wrote last, oldest first.
+/// Returns the last lines of a process, beginning with the oldest.
 pub fn last(process: u64) -> Vec<String> {
     let text = std::fs::read(path(process)).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

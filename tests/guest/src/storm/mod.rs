@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One process of the storm: registers, posts, deregisters, frees, forks, kills, execs and removes
-//! the NIC as its plan says, and looks at what each of them answers. Several of them at once are
-//! the suite `storm`.
+//! Runs one process of the storm: it registers, posts, deregisters, frees, forks, kills, execs and
+//! removes the NIC as its plan says, and checks each result. The suite `storm` runs several of them
+//! at once.
 
 pub mod log;
 pub mod plan;
@@ -33,29 +33,31 @@ use crate::verbs::{Completion, Device, Loopback, Mr, Pd, Status, FULL_ACCESS};
 use log::Log;
 use plan::{Op, Plan, Who, MEMS, MRS};
 
-/// How long anything may take with eight processes under emulation. Longer: it hangs.
+/// The time that anything may take with eight processes under emulation. If it takes longer, it
+/// hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Processor time of this process and of its children that have ended, in microseconds.
+/// Returns the processor time of this process and of its children that have ended, in microseconds.
 fn processor_us() -> Result<u64> {
     Ok(u64::try_from((rusage::own()? + rusage::children()?).as_micros())?)
 }
 
-/// Registrations of one process that make a storm a long one.
+/// The number of registrations of one process from which on a storm is a long one.
 const LONG: u64 = 10_000;
 
-/// There while the NIC goes and comes back.
+/// This file exists while the NIC is away.
 const AWAY: &str = "/tmp/storm-away";
 
-/// Names of what [`Counts::chain`] makes: of the operations, and of operations and times.
+/// The names of the results of [`Counts::chain`]: one for the operations, one for operations and
+/// times.
 pub const SEQUENCE: &str = "sequence";
 pub const INTERLEAVING: &str = "interleaving";
 
-/// What a process did in all its lives.
+/// The counts of a process over all its lives.
 #[derive(Debug, Default, Clone)]
 pub struct Counts {
-    /// By [`Op::name`], and `registered`, `refused`, `arrived`, `errors`, `slow`, `hca_lost`;
-    /// microseconds of the processor, as `NAME us`; and two chains.
+    /// The counts by [`Op::name`], and `registered`, `refused`, `arrived`, `errors`, `slow`,
+    /// `hca_lost`; the microseconds of processor time, as `NAME us`; and two chains.
     pub of: BTreeMap<String, u64>,
 }
 
@@ -64,17 +66,17 @@ impl Counts {
         *self.of.entry(name.to_string()).or_default() += 1;
     }
 
-    /// What it cost the processor since `begin`, as `NAME us`.
+    /// Adds the processor time since `begin`, as `NAME us`.
     fn took(&mut self, name: &str, begin: u64) -> Result<()> {
         *self.of.entry(format!("{name} us")).or_default() += processor_us()? - begin;
         Ok(())
     }
 
-    /// A number that is the same in another run if all that was chained, in this order, is the
-    /// same.
+    /// Adds to a number that is the same in another run if everything that was chained is the same,
+    /// in the same order.
     fn chain(&mut self, name: &str, what: impl Hash) {
         let so_far = self.of.entry(name.to_string()).or_default();
-        // With fixed keys.
+        // This hasher has fixed keys.
         let mut hasher = std::hash::DefaultHasher::new();
         (*so_far, what).hash(&mut hasher);
         *so_far = hasher.finish();
@@ -93,16 +95,16 @@ impl Counts {
     }
 }
 
-/// The NIC as this process has it open.
+/// This process's open NIC.
 struct Nic {
     device: Arc<Device>,
     pd: Arc<Pd>,
-    /// Made when it is needed, again after an error.
+    /// The link, which is made when it is needed, and again after an error.
     link: Option<Loopback>,
 }
 
 impl Nic {
-    /// Waits for it: it may be away just now.
+    /// Opens the NIC. It may be away just now, so this waits for it.
     fn open() -> Result<Self> {
         const PAUSE: Duration = Duration::from_millis(30);
         let end = Instant::now() + LIMIT;
@@ -112,14 +114,14 @@ impl Nic {
                 Err(e) if Instant::now() > end => return Err(e),
                 Err(_) => std::thread::sleep(PAUSE),
             }
-            // Each try costs the processor that brings it back a quarter of a second.
+            // Each try takes a quarter of a second from the processor that brings it back.
             while Path::new(AWAY).exists() && Instant::now() < end {
                 std::thread::sleep(PAUSE);
             }
         }
     }
 
-    /// It was removed under us, and what is there now is another one.
+    /// Returns whether the NIC was removed while it was open. The present one is another.
     fn is_gone(&self) -> bool {
         Pd::new(&self.device).is_err()
     }
@@ -130,21 +132,22 @@ struct Allocation {
     id: Id,
 }
 
-/// Which allocation.
+/// The identity of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Id {
     number: u64,
-    /// No other one shares its memory, so that its free ends a revocable registration.
+    /// Whether no other allocation shares its memory, so that its free ends a revocable
+    /// registration.
     alone: bool,
 }
 
 struct Registration {
     mr: Mr,
-    /// The allocation's, and where in it.
+    /// The allocation, and the offset in it.
     memory: Id,
     at: usize,
     len: usize,
-    /// Its memory was freed meanwhile.
+    /// Whether its memory was freed meanwhile.
     freed: bool,
 }
 
@@ -154,7 +157,7 @@ impl Registration {
     }
 }
 
-/// How an operation ended, if it did not fail.
+/// The outcome of an operation that did not fail.
 enum Flow {
     Next,
     /// The NIC is gone.
@@ -165,7 +168,7 @@ struct Process {
     plan: Plan,
     who: Who,
     log: Option<Log>,
-    /// Revocable pins first.
+    /// Whether revocable pins come first.
     legacy: bool,
     cuda: Arc<Cuda>,
     nic: Nic,
@@ -175,12 +178,12 @@ struct Process {
     counts: Counts,
 }
 
-/// `guest helper storm SEED PROCESS LIFE REGISTRATIONS COUNTS`.
+/// Runs `guest helper storm SEED PROCESS LIFE REGISTRATIONS COUNTS`.
 pub fn main(seed: u64, process: u64, life: u64, registrations: u64, counts: Counts) -> Result<()> {
     let who = Who { seed, process, life, victim: false, long: registrations >= LONG };
     let log = Log::open(process, life == 0, counts.get("log"))?;
     if process == 0 && life == 0 {
-        // An earlier storm that failed may have left it.
+        // An earlier storm that failed may have left the file.
         let _ = std::fs::remove_file(AWAY);
     }
     let mut this = Process::start(who, Some(log), counts)?;
@@ -188,15 +191,15 @@ pub fn main(seed: u64, process: u64, life: u64, registrations: u64, counts: Coun
         this.step(registrations)?;
     }
     println!("storm {}", this.counts.print());
-    // What is still registered and allocated is left to the end of the process, or not, as the plan
-    // says.
+    // The plan decides whether the process releases what is still registered and allocated, or
+    // leaves that to its own end.
     if this.plan.rng().bool() {
         std::mem::forget(this);
     }
     Ok(())
 }
 
-/// `guest helper storm-victim SEED`: a process that is to be killed.
+/// Runs `guest helper storm-victim SEED`: a process that is to be killed.
 pub fn victim(seed: u64) -> Result<()> {
     let who = Who { seed, process: 0, life: 0, victim: true, long: false };
     let mut this = Process::start(who, None, Counts::default())?;
@@ -244,8 +247,8 @@ impl Process {
         self.note(&text)?;
         self.counts.add(op.name());
         self.counts.chain(SEQUENCE, &text);
-        // To the nanosecond: where the clock counts instructions, equal times are equal
-        // interleavings.
+        // The time is exact to the nanosecond: where the clock counts instructions, equal times
+        // mean equal interleavings.
         self.counts.chain(INTERLEAVING, (&text, clock_gettime(ClockId::CLOCK_MONOTONIC)?.num_nanoseconds()));
         let begin = processor_us()?;
         let flow = self.apply(op, registrations).with_context(|| format!("life {} {op:?}", self.who.life))?;
@@ -258,7 +261,7 @@ impl Process {
             self.nic = Nic::open().context("open the NIC again")?;
             self.counts.took("reopen", begin)?;
         }
-        // Children that held files open for a while.
+        // Collect children that held files open for a while.
         while let Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) =
             waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG))
         {}
@@ -308,7 +311,7 @@ impl Process {
         Ok(self.mems[mem].insert(Allocation { memory, id }))
     }
 
-    /// The memory in this slot, new if there is none.
+    /// Returns the memory in this slot, and allocates it if there is none.
     fn memory(&mut self, mem: usize) -> Result<&Allocation> {
         if self.mems[mem].is_none() {
             return self.alloc(mem, 512 * KIB);
@@ -328,8 +331,8 @@ impl Process {
         }
     }
 
-    /// A registration that failed must have a reason: the NIC is gone, or, where another thread
-    /// frees, the memory is.
+    /// Checks that a failed registration has a reason: the NIC is gone, or another thread frees the
+    /// memory.
     fn refused(&mut self, error: &io::Error, memory_goes: bool) -> Result<Flow> {
         self.counts.add("refused");
         if self.nic.is_gone() {
@@ -382,7 +385,7 @@ impl Process {
         }
     }
 
-    /// Pair of queues; `None`: the NIC is gone.
+    /// Returns the pair of queues, or `None` if the NIC is gone.
     fn link(&mut self) -> Result<Option<&Loopback>> {
         if self.nic.link.is_none() {
             match Loopback::new(&self.nic.pd) {
@@ -394,7 +397,7 @@ impl Process {
         Ok(self.nic.link.as_ref())
     }
 
-    /// The next completion; `None`: the NIC is gone.
+    /// Returns the next completion, or `None` if the NIC is gone.
     fn completion(&mut self) -> Result<Option<Completion>> {
         let end = Instant::now() + LIMIT;
         loop {
@@ -402,7 +405,7 @@ impl Process {
             match link.wait(Duration::from_millis(100)) {
                 Ok(completion) => {
                     if completion.status != Status::IBV_WC_SUCCESS {
-                        // The queues are in the error state.
+                        // The queues are in the error state now.
                         self.counts.add("errors");
                     }
                     return Ok(Some(completion));
@@ -414,13 +417,13 @@ impl Process {
         }
     }
 
-    /// The first registration from slot `mr` on.
+    /// Returns the first registration from slot `mr` on.
     fn held(&self, mr: usize) -> usize {
         (mr..MRS).chain(0..mr).find(|at| self.mrs[*at].is_some()).unwrap_or(mr)
     }
 
-    /// Bytes that were written arrive, or the completion is an error; and it is one only where
-    /// there is a reason.
+    /// Moves bytes and checks that they arrive or that the completion is an error, which must have
+    /// a reason.
     fn transfer(&mut self, from: usize, to: usize, most: usize, write: bool) -> Result<Flow> {
         let from = self.held(from);
         let to = self.held((to + from + 1) % MRS);
@@ -433,7 +436,7 @@ impl Process {
         let (Some(a), Some(b)) = (&self.mrs[from], &self.mrs[to]) else { return Ok(Flow::Next) };
         let len = a.len.min(b.len).min(most);
         let dead = self.legacy && [a, b].iter().any(|r| r.freed && r.memory.alone);
-        // What shares its memory is dead once the last one is freed.
+        // If it shares its memory, it is dead only once the last allocation is freed.
         let may_be_dead = self.legacy && (a.freed || b.freed);
         let find = |r: &Registration| self.mems.iter().flatten().find(|m| m.id == r.memory && !r.freed);
         let checked = match (find(a), find(b)) {
@@ -445,7 +448,7 @@ impl Process {
             _ => None,
         };
         let link = self.nic.link.as_ref().context("just made")?;
-        // A read brings the remote bytes here: the source is the remote side.
+        // A read brings the remote bytes here, so the source is the remote side.
         let posted =
             if write { link.write(1, (&a.mr, 0), (&b.mr, 0), len) } else { link.read(1, (&b.mr, 0), (&a.mr, 0), len) };
         if let Err(e) = posted {
@@ -460,7 +463,7 @@ impl Process {
                 if self.nic.is_gone() {
                     return Ok(Flow::Gone);
                 }
-                // Eight processes under emulation: an answer may be later than the queue pair
+                // With eight processes under emulation, an answer may be later than the queue pair
                 // waits.
                 if !may_be_dead && status == Status::IBV_WC_RETRY_EXC_ERR {
                     self.counts.add("slow");
@@ -478,7 +481,7 @@ impl Process {
         Ok(Flow::Next)
     }
 
-    /// Frees in another thread while `beside` runs in this one.
+    /// Frees memory in another thread while `beside` runs in this one.
     fn free_beside<T>(&mut self, mem: usize, beside: impl FnOnce(&Nic) -> T) -> Result<T> {
         let Allocation { memory, id } = self.mems[mem].take().context("the caller looked")?;
         let (cuda, start) = (Arc::clone(&self.cuda), Barrier::new(2));
@@ -510,7 +513,7 @@ impl Process {
         Ok(Flow::Next)
     }
 
-    /// Slot of the memory that this registration is of, if it is still there.
+    /// Returns the slot of the memory under this registration, if it still exists.
     fn memory_of(&self, mr: usize) -> Option<usize> {
         let id = self.mrs[mr].as_ref()?.memory;
         self.mems.iter().position(|m| m.as_ref().is_some_and(|m| m.id == id))
@@ -523,7 +526,7 @@ impl Process {
         self.deregistered(result)
     }
 
-    /// The memory goes under the NIC's hands; its next owner must not see a byte of it, unless the
+    /// Frees memory while the NIC uses it. Its next owner must not see a byte of that, unless the
     /// block has another user and so stays where it is.
     fn free_and_write(&mut self, from: usize, to: usize) -> Result<Flow> {
         const WRITES: u64 = 4;
@@ -569,7 +572,7 @@ impl Process {
                 Some(_) => {}
             }
         }
-        // Any of them may have failed.
+        // Any of the requests may have failed.
         self.nic.link = None;
         let next = self.mems[mem].as_ref().context("just allocated")?;
         if alone {
@@ -612,7 +615,7 @@ impl Process {
         self.deregistered(old)
     }
 
-    /// In a child, which has the file but did not pin.
+    /// Deregisters in a child, which has the file but did not pin.
     fn fork_deregister(&mut self, mr: usize) -> Result<Flow> {
         let Some(registration) = self.mrs[mr].take() else { return Ok(Flow::Next) };
         // SAFETY: this process has one thread; the child calls the library and ends without
@@ -625,7 +628,7 @@ impl Process {
                 unsafe { libc::_exit(code) }
             }
             ForkResult::Parent { child } => {
-                // The library's part of it; the kernel's is the child's.
+                // The child has done the kernel's part; drop only the library's part here.
                 std::mem::forget(registration);
                 match waitpid(child, None).context("wait for the child")? {
                     WaitStatus::Exited(_, 0) => Ok(Flow::Next),
@@ -636,8 +639,8 @@ impl Process {
         }
     }
 
-    /// Everything that is open and pinned goes with the old program, or with a child that still has
-    /// it.
+    /// Runs exec. Everything that is open and pinned goes with the old program, or with a child
+    /// that still has it.
     fn exec(&mut self, thread: bool, registrations: u64) -> Result<()> {
         let mut command = Command::new("/proc/self/exe");
         command.args(["helper", "storm"]);
@@ -653,7 +656,7 @@ impl Process {
     }
 }
 
-/// A child that has all our files and does nothing with them.
+/// Starts a child that has all our files and does nothing with them.
 fn hold_files(us: u64) -> Result<()> {
     // SAFETY: this process has one thread; the child sleeps and ends without unwinding.
     if let ForkResult::Child = unsafe { fork() }.context("fork")? {

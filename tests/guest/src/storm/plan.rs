@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What a process of the storm does: a pure function of seed, process number and life (a process
-//! gets a new life by exec). Slots are picked without a look at what became of earlier operations;
-//! one that needs a registration takes the next that there is.
+//! Plans what a process of the storm does, as a pure function of seed, process number and life (a
+//! process gets a new life by exec). The plan picks slots without regard to the outcome of earlier
+//! operations. An operation that needs a registration takes the next one that exists.
 
-/// Allocations and registrations that a process holds at most.
+/// The number of allocations and registrations that a process holds at most.
 pub const MEMS: usize = 3;
 pub const MRS: usize = 6;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// Allocates `kib`; frees what the slot holds.
+    /// Allocates `kib` and frees what the slot holds.
     Alloc {
         mem: usize,
         kib: usize,
@@ -17,7 +17,7 @@ pub enum Op {
     Free {
         mem: usize,
     },
-    /// Registers any ranges of the allocation, one after the other, and keeps the last.
+    /// Registers random ranges of the allocation, one after the other, and keeps the last.
     Register {
         mr: usize,
         mem: usize,
@@ -26,7 +26,7 @@ pub enum Op {
     Deregister {
         mr: usize,
     },
-    /// RDMA between two registrations, and a look at the bytes.
+    /// Moves bytes between two registrations and compares them.
     Write {
         from: usize,
         to: usize,
@@ -37,7 +37,7 @@ pub enum Op {
         to: usize,
         kib: usize,
     },
-    /// Two threads at once.
+    /// Frees in one thread while another registers.
     FreeAndRegister {
         mem: usize,
         mr: usize,
@@ -57,16 +57,16 @@ pub enum Op {
     ForkDeregister {
         mr: usize,
     },
-    /// A child keeps all files open for a while, maybe longer than its parent has them.
+    /// A child keeps all files open for a while, perhaps longer than its parent has them.
     ForkHold {
         us: u64,
     },
-    /// A process with a storm of its own is killed somewhere in it.
+    /// A process with a storm of its own is killed at some moment.
     Kill {
         seed: u64,
         us: u64,
     },
-    /// The process goes on as a new one; by another thread than the first, if `thread`.
+    /// The process executes a new program. If `thread`, another thread than the first does it.
     Exec {
         thread: bool,
     },
@@ -95,7 +95,7 @@ impl Op {
         }
     }
 
-    /// Every name, for those who want to see that all of them happened.
+    /// Every name, for a check that all of them happened.
     pub const NAMES: [&str; 15] = [
         "alloc",
         "free",
@@ -115,38 +115,39 @@ impl Op {
     ];
 }
 
-/// Whose plan it is.
+/// The process that the plan is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Who {
     pub seed: u64,
     pub process: u64,
     pub life: u64,
-    /// Only memory and registrations: what a victim does until it is killed.
+    /// Whether to plan only memory and registrations, as a victim does until it is killed.
     pub victim: bool,
-    /// One that is to register tens of thousands of times: more often in one operation, and also of
-    /// large memory. A fork, a kill or a free costs as much as dozens of registrations.
+    /// Whether the process is to register tens of thousands of times. It then registers more often
+    /// in one operation, and also large memory, because a fork, a kill or a free costs as much as
+    /// dozens of registrations.
     pub long: bool,
 }
 
 pub struct Plan {
     who: Who,
-    /// One number per operation and no more: how many its contents take depends on what became of
-    /// earlier ones.
+    /// The generator of one number per operation. The operation must not take more, because how
+    /// many its contents take depends on the outcome of earlier ones.
     rng: fastrand::Rng,
-    /// Of this operation: its arguments, then its contents.
+    /// The generator of this operation's arguments and then of its contents.
     own: fastrand::Rng,
-    /// Operations so far.
+    /// The number of operations so far.
     n: u32,
 }
 
-/// When each process does its share of what is rare and takes long: so late that something is
-/// registered, so early that the shortest storm comes to it. Nothing else that is rare comes
-/// before: an exec would end the life that has this share.
+/// The operation at which each process does its share of what is rare and takes long: late enough
+/// that something is registered, early enough that the shortest storm comes to it. No other rare
+/// operation comes before, because an exec would end the life that has this share.
 const RARE_AT: u32 = 12;
 
 impl Plan {
     pub fn new(who: Who) -> Self {
-        // Odd constants, so that neighbouring numbers give unrelated streams.
+        // Multiply by odd constants, so that neighbouring numbers give unrelated streams.
         let mixed =
             who.seed ^ who.process.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ who.life.wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
         let mut rng = fastrand::Rng::with_seed(mixed);
@@ -154,7 +155,7 @@ impl Plan {
         Self { who, rng, own, n: 0 }
     }
 
-    /// For contents.
+    /// Returns the generator for contents.
     pub fn rng(&mut self) -> &mut fastrand::Rng {
         &mut self.own
     }
@@ -182,7 +183,7 @@ impl Plan {
         // processes wait.
         match rng.u32(..1000) {
             0..80 => {
-                // Every third one fills a block of its own.
+                // Every third allocation fills a block of its own.
                 let kib = if rng.u8(..3) == 0 { 2048 } else { rng.usize(1..=12) * 64 };
                 Op::Alloc { mem, kib: if large { 1024 * rng.usize(1..=12) } else { kib } }
             }
@@ -205,10 +206,10 @@ impl Plan {
     }
 }
 
-/// Registrations of one operation, at most.
+/// The number of registrations of one operation, at most.
 const LONG_TIMES: usize = 12;
 
-/// The longest that a child keeps its parent's files, and that a victim lives.
+/// The longest time for which a child keeps its parent's files, and for which a victim lives.
 const HOLD_US: u64 = 50_000;
 const KILL_US: u64 = 200_000;
 
@@ -226,7 +227,7 @@ mod tests {
     #[test]
     fn a_seed_is_a_sequence() {
         assert_eq!(ops(WHO, 1000), ops(WHO, 1000));
-        // Whatever is drawn for contents in between, or not.
+        // The plan must be the same whatever is drawn for contents in between.
         let mut plan = Plan::new(WHO);
         let drawing = (0..1000).map(|i| {
             plan.rng().fill(&mut vec![0; i % 7]);

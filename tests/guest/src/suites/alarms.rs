@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! A throw-away boot that raises each of the kernel's alarms once, so that the host can show that
-//! it would notice. Passing here means that the alarm was asked for; whether it was heard is the
-//! host's test.
+//! it would notice. A test here passes if it has raised its alarm. The host tests whether the alarm
+//! was seen.
 
 use anyhow::Result;
 
@@ -14,7 +14,7 @@ use crate::test::{Env, Suite, Test};
 pub const NAME: &str = "alarms";
 const MODULE: &str = "lab_alarms";
 
-/// lockdep first: any report switches it off.
+/// Returns the tests. lockdep's come first, because any report switches lockdep off.
 pub fn suite() -> Suite {
     Suite {
         name: NAME,
@@ -35,8 +35,8 @@ fn raise(which: &str) -> Result<()> {
     rmmod(MODULE)
 }
 
-/// Two threads race until KCSAN tells of it: on a busy machine their processors may not run at the
-/// same time.
+/// Lets two threads race until KCSAN reports it. On a busy machine their processors may not run at
+/// the same time.
 fn kcsan(_: &Env) -> Result<()> {
     for _ in 0..20 {
         let mut log = Mark::now()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Kernels that the lab's RDMA stack is not made for: the module between the least of both
-//! neighbours (ci/qemu/bare).
+//! Tests the module on kernels that the lab's RDMA stack is not made for, between minimal versions
+//! of both neighbours (ci/qemu/bare).
 
 use std::fs;
 
@@ -36,7 +36,8 @@ fn loads(env: &Env) -> Result<()> {
     loading::again_and_again(env)
 }
 
-/// One registration from acquire to release; `free`: the memory goes while it is mapped.
+/// Makes one registration, from acquire to release. With `free`, the memory is freed while it is
+/// mapped.
 fn register(how: &str) -> Result<()> {
     fs::write(format!("{BARE}/register"), how).with_context(|| format!("a registration ({how})"))?;
     let pins = number(&format!("{BARE}/live_pins"))?;

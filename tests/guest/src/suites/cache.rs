@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The registration cache (`user/gpumr`) on a NIC: threads that register, free, allocate again at
+//! Tests the registration cache (`user/gpumr`) on a NIC. Threads register, free, allocate again at
 //! the same address and move bytes. Each byte lands in the buffer that the program means, or the
 //! operation fails.
 
@@ -30,13 +30,14 @@ type Cache = gpumr::Cache<gpumr::cuda::Cuda, IbVerbs>;
 type Lease = gpumr::Lease<gpumr::cuda::Cuda, IbVerbs>;
 
 const THREADS: usize = 4;
-/// Of each thread, without `guest.cached=`.
+/// The number of steps of each thread, unless `guest.cached=` says otherwise.
 const STEPS: usize = 60;
-/// Rounds of all threads, at most, until each thing was done that a storm is for.
+/// The largest number of rounds of all threads. They end earlier when everything has been done that
+/// a storm is for.
 const MOST_ROUNDS: usize = 20;
-/// Buffers that a thread has at most, beside one of several segments.
+/// The largest number of buffers of a thread, apart from one of several segments.
 const BUFFERS: usize = 3;
-/// Of one transfer.
+/// The largest number of bytes of one transfer.
 const MOST: usize = 16 * KIB;
 const SEGMENT: usize = 2 * MIB;
 const SWEEP: Duration = Duration::from_millis(50);
@@ -65,23 +66,23 @@ pub fn suite() -> Suite {
         ("legacy/storm_with_hooks", Level::Peermem(Mode::Legacy), |env| storm(env, Policy::automatic, Frees::Reported)),
     ];
     let means = NvidiaC::Skip("the cache comes with ours");
-    // A long storm has a limit of its own.
+    // A long storm needs a time limit of its own.
     let tests = tests.map(|(name, level, run)| Test::new(name, level, run).nvidia_c(means).limit(48 * 3600));
     Suite { name: "cache", tests: tests.into() }
 }
 
-/// A domain for the cache, which must be told to forget it before it goes.
+/// Returns the protection domain for the cache, which must be told to forget it before it is freed.
 fn domain(pd: &Pd) -> ibverbs::Pd {
     // SAFETY: Each test's cache goes before its domain.
     unsafe { ibverbs::Pd::new(pd.raw()) }
 }
 
-/// Whether the cache hears of frees.
+/// The way in which the cache learns of frees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Frees {
-    /// It asks CUDA, and sweeps.
+    /// The cache asks CUDA, and sweeps.
     Unseen,
-    /// By hooks.
+    /// Hooks report frees.
     Reported,
 }
 
@@ -97,7 +98,7 @@ fn storm(env: &Env, policy: fn() -> Policy, frees: Frees) -> Result<()> {
     let sweeper = if hooks.is_none() { Some(Sweeper::start(&cache, SWEEP)?) } else { None };
     let begin = Instant::now();
     let mut all = Counts::new();
-    // What is random may leave something out.
+    // Random steps may leave something out.
     for round in 1.. {
         let seeds = [(); THREADS].map(|()| rng.u64(..));
         let counts: Vec<Counts> = thread::scope(|scope| {
@@ -117,15 +118,17 @@ fn storm(env: &Env, policy: fn() -> Policy, frees: Frees) -> Result<()> {
     let lost = gpu::accounting()?.get("leaked_tables");
     if lost > 0 {
         ensure!(env.mode == Some(Mode::Legacy), "the provider lost {lost} tables of persistent pins");
-        // Memory that is freed between two steps of the provider's get: it forgets the table.
+        // The memory was freed between two steps of the provider's get, which then forgets the
+        // table.
         println!("the provider lost {lost} tables by its own bug");
         gpu::lab()?.forget_leaked()?;
     }
-    // Everything is freed, and the cache is still there: the sweep lets go of all, or hooks have.
+    // Everything is freed while the cache still exists. The sweep must release everything, unless
+    // hooks have.
     let wait = Duration::from_secs(if frees == Frees::Reported { 1 } else { 10 });
     let end = Instant::now() + wait;
     gpu::wait_clean(wait).context("freed memory stays registered")?;
-    // A revoked pin is gone at once, and its registration waits for the sweep all the same.
+    // A revoked pin is gone at once, but its registration waits for the sweep all the same.
     while cache.stats().entries > 0 && Instant::now() < end {
         thread::sleep(Duration::from_millis(1));
     }
@@ -138,12 +141,12 @@ fn storm(env: &Env, policy: fn() -> Policy, frees: Frees) -> Result<()> {
     Ok(())
 }
 
-/// What a storm did not do yet, without which it tests nothing.
+/// Returns what a storm has not done yet. Without it, the storm would test nothing.
 fn missing(all: &Counts, stats: &gpumr::Stats, frees: Frees) -> Option<&'static str> {
     let mut names = vec!["moved", "same address", "remapped", "freed under a lease", "forked"];
     let gone = match frees {
         Frees::Unseen => {
-            // A free that runs beside a registration is one that nobody can report in time.
+            // Nobody can report a free in time that runs beside a registration.
             names.push("freed while it is registered");
             ("stale", stats.stale)
         }
@@ -154,8 +157,9 @@ fn missing(all: &Counts, stats: &gpumr::Stats, frees: Frees) -> Option<&'static 
     counts.find(|(_, count)| *count == 0).map(|(name, _)| name)
 }
 
-/// What other caches get wrong (user/gpumr/tests/known_wrong.rs): a buffer is registered, its
-/// memory is replaced at the same address, and what the NIC then writes must be in the new memory.
+/// Tests a case that other caches get wrong (user/gpumr/tests/known_wrong.rs). A buffer is
+/// registered and its memory is replaced at the same address. What the NIC then writes must be in
+/// the new memory.
 fn replaced_memory(env: &Env) -> Result<()> {
     const N: usize = 3 * KIB;
     prepare(env)?;
@@ -165,7 +169,7 @@ fn replaced_memory(env: &Env) -> Result<()> {
     let len = 64 * KIB;
     worker.allocate(Some(len))?;
     let mut tries = 0;
-    // Other memory of this process may take its place meanwhile.
+    // Other memory of this process may take its place in the meantime.
     while !worker.counts.contains_key("same address") {
         tries += 1;
         ensure!(tries < MOST_ROUNDS as u64, "the address did not come back, {tries} times");
@@ -177,7 +181,7 @@ fn replaced_memory(env: &Env) -> Result<()> {
     let before = cache.stats();
     worker.exchange(0, (0, len), (0, N)).context("as in NCCL: the address is given out again")?;
     let after = cache.stats();
-    // Each second exchange was a hit, and this one must not be.
+    // Every second exchange was a hit, and this one must not be.
     let counts = (before.hits, after.hits, after.stale - before.stale);
     ensure!(counts == (tries, tries, 1), "{before:?}, {after:?}");
     let len = 3 * SEGMENT;
@@ -191,8 +195,8 @@ fn replaced_memory(env: &Env) -> Result<()> {
         worker.exchange(0, (0, len), (at * SEGMENT, N)).context(what)?;
     }
     ensure!(cache.stats().stale == after.stale + 3, "{:?}", cache.stats());
-    // As in UCX, where no hook sees the free: nobody says it, and nobody registers again. The sweep
-    // finds it.
+    // As in UCX where no hook sees the free: nobody reports it, and nobody registers again. The
+    // sweep must find it.
     worker.buffers.clear();
     cache.sweep();
     ensure!(cache.stats().entries == 0, "freed memory stays registered: {:?}", cache.stats());
@@ -200,8 +204,8 @@ fn replaced_memory(env: &Env) -> Result<()> {
     gpu::wait_clean(Duration::from_secs(10))
 }
 
-/// One of two NICs goes, under a lease and with a registration that nobody uses. The other's are as
-/// they were.
+/// One of two NICs goes, with a lease on it and with a registration that nobody uses. The other
+/// NIC's registrations are unaffected.
 fn removed_nic(env: &Env) -> Result<()> {
     const N: usize = 3 * KIB;
     prepare(env)?;
@@ -220,7 +224,7 @@ fn removed_nic(env: &Env) -> Result<()> {
     ensure!(!Path::new("/dev/infiniband/uverbs1").exists(), "the second NIC is still there");
     held.revoked();
     cache.forget(domain(&pd));
-    // rdma-core calls it a success where the kernel has done it.
+    // rdma-core reports success if the kernel has already deregistered it.
     ensure!((cache.stats().entries, cache.stats().lost) == (1, 0), "{:?}", cache.stats());
     worker.exchange(0, (0, 64 * KIB), (N, N)).context("by the NIC that is left")?;
     ensure!(cache.stats().hits == 1, "{:?}", cache.stats());
@@ -230,8 +234,8 @@ fn removed_nic(env: &Env) -> Result<()> {
     gpu::wait_clean(Duration::from_secs(10))
 }
 
-/// A thread that only talks to NICs has no CUDA context, without which CUDA tells no range and
-/// makes no dma-buf.
+/// A thread that only talks to NICs has no CUDA context. Without one, CUDA gives no address range
+/// and makes no dma-buf.
 fn thread_without_context(env: &Env) -> Result<()> {
     prepare(env)?;
     let bench = Bench::new()?;
@@ -248,7 +252,8 @@ fn thread_without_context(env: &Env) -> Result<()> {
     gpu::wait_clean(Duration::from_secs(10))
 }
 
-/// Each with its errno and its cause in words; nothing stays pinned, mapped or exported.
+/// Each wrong input gets its errno and its cause in words, and nothing stays pinned, mapped or
+/// exported.
 fn wrong_input(env: &Env) -> Result<()> {
     const SAYS_UNKNOWN: &str = "is no memory that CUDA knows: freed, of another process, or plain host memory";
     prepare(env)?;
@@ -266,7 +271,7 @@ fn wrong_input(env: &Env) -> Result<()> {
         ensure!(left.iter().all(|name| after.get(name) == 0), "{what}: {after:?}");
         Ok(())
     };
-    // Before this process has memory of its own at that address.
+    // This comes before this process has memory of its own at that address.
     let other = Helper::start(&["hold", "65536", "0"])?;
     let theirs = u64::from_str_radix(other.said.trim_start_matches("0x"), 16).context("the helper's address")?;
     refused("another process's", theirs, 4096, libc::EFAULT, SAYS_UNKNOWN)?;
@@ -296,8 +301,8 @@ fn wrong_input(env: &Env) -> Result<()> {
     gpu::wait_clean(Duration::from_secs(10))
 }
 
-/// What nobody uses makes room in BAR1: where there is room for one page, which the module answers
-/// with ENOMEM, and where there is none, which it answers with EFAULT.
+/// Unused registrations make room in BAR1, both where there is room for one page, which the module
+/// reports as ENOMEM, and where there is none, which it reports as EFAULT.
 fn bar1_full(env: &Env) -> Result<()> {
     const LEN: usize = 2 * GPU_PAGE;
     prepare(env)?;
@@ -307,7 +312,7 @@ fn bar1_full(env: &Env) -> Result<()> {
         let policy = Policy::only(Way::PeerMemory);
         let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, policy, Limits::default());
         let register = |at: u64| cache.register(domain(&bench.pd), at, LEN as u64, FULL_ACCESS);
-        // Beside what the driver keeps.
+        // The driver's own part comes in addition.
         gpu::lab()?.set("bar1_size", 36 * MIB as u64 + room * GPU_PAGE as u64)?;
         let held = register(memory[0].va())?;
         drop(register(memory[1].va())?);
@@ -348,7 +353,7 @@ impl Memory {
 
 struct Buffer {
     memory: Memory,
-    /// What it must hold.
+    /// The bytes that it must hold.
     wanted: Vec<u8>,
 }
 
@@ -363,7 +368,7 @@ impl Buffer {
     }
 }
 
-/// Other memory at this offset of the segments, and what it holds.
+/// Replaces the memory at this offset of the segments, and fills it.
 fn replace_segment(segments: &mut Segments, wanted: &mut [u8], at: usize) -> Result<()> {
     segments.unmap(at)?;
     segments.map(at, SEGMENT, true)?;
@@ -371,14 +376,14 @@ fn replace_segment(segments: &mut Segments, wanted: &mut [u8], at: usize) -> Res
     Ok(())
 }
 
-/// One thread, whose buffers are its own.
+/// One thread with buffers of its own.
 struct Worker<'a> {
     rng: fastrand::Rng,
     cuda: &'a Arc<Cuda>,
     cache: &'a Cache,
     frees: Frees,
     pd: &'a Arc<Pd>,
-    /// Made when it is needed, again after an error.
+    /// The link, which is made when it is needed, and again after an error.
     link: Option<Loopback>,
     host: Vec<u8>,
     host_mr: Mr,
@@ -414,7 +419,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// This memory is about to go.
+    /// Reports that this memory is about to be freed.
     fn report(&self, at: u64, len: usize) -> Result<()> {
         if self.frees == Frees::Reported {
             self.cache.before_free(at, len as u64)?;
@@ -442,7 +447,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Of this length, or of some.
+    /// Allocates a buffer of this length, or of a random one.
     fn allocate(&mut self, len: Option<usize>) -> Result<()> {
         let len = len.unwrap_or_else(|| self.rng.usize(1..=512 * KIB));
         self.buffers.push(Buffer::new(Memory::One(self.cuda.alloc(len)?), len)?);
@@ -453,7 +458,7 @@ impl<'a> Worker<'a> {
         self.cache.register(domain(self.pd), at, len as u64, FULL_ACCESS)
     }
 
-    /// All of it, or a part that a larger registration may have.
+    /// Moves bytes of all of the buffer, or of a part that a larger registration may cover.
     fn transfer(&mut self, which: usize) -> Result<()> {
         let len = self.buffers[which].wanted.len();
         let at = if self.rng.bool() { 0 } else { self.rng.usize(..len) };
@@ -463,8 +468,8 @@ impl<'a> Worker<'a> {
         self.exchange(which, (at, room), (to, n))
     }
 
-    /// New bytes by the NIC to `n` bytes at `to` of a buffer, and back, through a registration of
-    /// `room` bytes at `at`.
+    /// Moves new bytes by the NIC to `n` bytes at `to` of a buffer, and back, through a
+    /// registration of `room` bytes at `at`.
     fn exchange(&mut self, which: usize, (at, room): (usize, usize), (to, n): (usize, usize)) -> Result<()> {
         let va = self.buffers[which].memory.va();
         let lease = self.register(va + at as u64, room)?;
@@ -480,7 +485,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// New bytes to this address, by the lease's key.
+    /// Writes new bytes to this address, with the lease's key.
     fn write(&mut self, lease: &Lease, to: u64, n: usize) -> Result<Status> {
         let bytes = pattern(&mut self.rng, n);
         self.host[..n].copy_from_slice(&bytes);
@@ -494,13 +499,13 @@ impl<'a> Worker<'a> {
         let link = self.link.as_ref().context("just made")?;
         let status = link.attempt(op, (&self.host_mr, 0), (lease.rkey(), at), n)?;
         if status != Status::IBV_WC_SUCCESS {
-            // The queues are in the error state.
+            // The queues are in the error state now.
             self.link = None;
         }
         Ok(status)
     }
 
-    /// Freed, and as much allocated: as a rule at the same address.
+    /// Frees a buffer and allocates as much again, usually at the same address.
     fn replace(&mut self, which: usize) -> Result<()> {
         let old = self.buffers.swap_remove(which);
         old.check()?;
@@ -511,14 +516,14 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Whether the newest buffer is where another was.
+    /// Counts if the newest buffer is where another was.
     fn came_back(&mut self, va: u64) {
         if self.buffers.last().is_some_and(|new| new.memory.va() == va) {
             self.count("same address");
         }
     }
 
-    /// Other memory in one segment of a buffer that has several.
+    /// Replaces the memory in one segment of a buffer that has several.
     fn remap(&mut self) -> Result<()> {
         let several = |buffer: &Buffer| matches!(buffer.memory, Memory::Several(_));
         let Some(which) = self.buffers.iter().position(several) else {
@@ -538,7 +543,8 @@ impl<'a> Worker<'a> {
         self.transfer(which)
     }
 
-    /// What the NIC writes afterwards lands in nobody's buffer, if no other buffer shares its memory.
+    /// Frees a buffer under a lease. What the NIC writes afterwards must not land in anybody's
+    /// buffer, provided that no other buffer shares its memory.
     fn free_under_a_lease(&mut self, which: usize) -> Result<()> {
         let mut old = self.buffers.swap_remove(which);
         if let Memory::One(_) = old.memory {
@@ -575,7 +581,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// A child is refused, and what its parent registered serves the parent on.
+    /// A child is refused, and what its parent registered goes on serving the parent.
     fn fork(&mut self, which: usize) -> Result<()> {
         let (va, len) = (self.buffers[which].memory.va(), self.buffers[which].wanted.len());
         let lease = self.register(va, len)?;

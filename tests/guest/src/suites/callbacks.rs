@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The order in which the core calls us, and how often we call the provider.
+//! Tests the order in which the core calls us, and how often we call the provider.
 
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
@@ -58,15 +58,16 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: "callbacks", tests }
 }
 
-/// A registration ends eight orphans of its process at most while all registrations of the machine
-/// wait for it; a deregistration, for which nobody waits, ends the rest.
+/// A registration ends at most eight orphans of its process, because all registrations of the
+/// machine wait for it. A deregistration, for which nobody waits, ends the rest.
 fn orphans_are_reaped_in_part(_: &Env) -> Result<()> {
     const ORPHANS: usize = 16;
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
-    // Each has 64 KiB of its own: many mappings of one place alarm the DMA API's own checks.
+    // Each has 64 KiB of its own, because many mappings of one place alarm the DMA API's own
+    // checks.
     let reg = |i: usize| bench.reg(memory.va() + (i * 64 * KIB) as u64, 64 * KIB);
-    // All are registered before the first becomes an orphan: each registration would end some.
+    // Register all before the first becomes an orphan, because each registration would end some.
     let mrs = (0..ORPHANS).map(reg).collect::<std::io::Result<Vec<_>>>()?;
     for mr in mrs {
         dereg_in_fork(mr)?;
@@ -83,11 +84,12 @@ fn orphans_are_reaped_in_part(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// One free takes back 512 registrations, one after the other: the NIC is stopped for each, while
-/// no other process gets anything of any GPU. How long that takes is recorded.
+/// One free takes back 512 registrations, one after the other. The NIC is stopped for each, and
+/// meanwhile no other process gets anything from any GPU. The test records how long that takes.
 fn many_freed_at_once(_: &Env) -> Result<()> {
     const MANY: u64 = 512;
-    /// A guess: no NIC of the field was measured.
+    /// The time that the NIC takes to stop. It is a guess, because no NIC in the field was
+    /// measured.
     const FENCE_US: u64 = 20;
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MANY as usize * 64 * KIB)?;
@@ -111,7 +113,7 @@ fn many_freed_at_once(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The client's callbacks; the core's own events are left out.
+/// Returns the client's callbacks, without the core's own events.
 fn callbacks(events: &[Event]) -> Vec<&str> {
     events.iter().map(|e| e.callback.as_str()).filter(|c| REGISTER.contains(c) || DEREGISTER.contains(c)).collect()
 }
@@ -142,7 +144,8 @@ fn each_callback_once_in_order(env: &Env) -> Result<()> {
         all().filter(|e| ["get_pages", "dma_map", "dma_unmap"].contains(&e.callback.as_str())).all(|e| e.ret == 0),
         "a callback failed"
     );
-    // The notifier is armed only for a client that can be told to stop, after everything is mapped.
+    // The notifier is armed only for a client that can stop the NIC, and only after everything is
+    // mapped.
     let place = |events: &[Event], name: &str| events.iter().position(|e| e.callback == name);
     if env.mode()? == Mode::Legacy {
         let armed = place(&registered, "activate").context("the notifier was never armed")?;
@@ -153,13 +156,13 @@ fn each_callback_once_in_order(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// docs/facts.md#invalidate: the memory is freed while it is registered. The core fences and leaves
+/// Memory is freed while it is registered (docs/facts.md#invalidate). The core fences and leaves
 /// the rest to the client. `release` comes with the deregistration.
 fn revocation_order(_: &Env) -> Result<()> {
     freed_while_registered(&Bench::new()?, &["invalidate", "fence"])
 }
 
-/// What the core does when registered memory is freed, and then at the deregistration.
+/// Checks what the core does when registered memory is freed, and then at the deregistration.
 pub fn freed_while_registered(bench: &Bench, at_the_free: &[&str]) -> Result<()> {
     let (memory, mr) = bench.registered(MIB)?;
     lab::clear_trace()?;
@@ -175,14 +178,15 @@ pub fn freed_while_registered(bench: &Bench, at_the_free: &[&str]) -> Result<()>
     Ok(())
 }
 
-/// dma_map fails: the core calls put_pages without dma_unmap, then release; nothing may stay
+/// If dma_map fails, the core calls put_pages without dma_unmap, and then release. Nothing may stay
 /// behind.
 fn a_failed_mapping_is_undone(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
-    // A module that was just loaded asks the provider about the pair of GPU and NIC first.
+    // A module that was just loaded first asks the provider about the pair of GPU and NIC.
     bench.reg(memory.va(), MIB).context("nothing fails yet")?.dereg()?;
-    // Ours maps by itself; NVIDIA's goes through the provider, which has a switch for that.
+    // Our module maps by itself. NVIDIA's maps through the provider, which has a switch for
+    // failures.
     let fail = DmaFail::load()?;
     if env.nvidia_c {
         gpu::lab()?.fault("map_errno", libc::EIO as u64)?;
@@ -209,8 +213,8 @@ fn a_failed_mapping_is_undone(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The memory goes between acquire and get_pages: the core calls release, and nothing that would
-/// undo what get_pages did not do (docs/facts.md#calls).
+/// The memory is freed between acquire and get_pages. The core calls release, and nothing that
+/// would undo what get_pages did not do (docs/facts.md#calls).
 fn memory_gone_before_get_pages_is_refused(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
@@ -229,11 +233,11 @@ fn memory_gone_before_get_pages_is_refused(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// One pin and one unpin per registration.
+/// A registration causes one pin and one unpin.
 fn pins_once(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
-    // A module that was just loaded asks the provider about the pair of GPU and NIC first.
+    // A module that was just loaded first asks the provider about the pair of GPU and NIC.
     bench.reg(memory.va(), MIB)?.dereg()?;
     let gpu = gpu::lab()?;
     gpu.reset_accounting()?;

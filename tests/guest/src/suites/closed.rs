@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Beside an `nvidia.ko` of the closed flavour.
+//! Tests our module beside an `nvidia.ko` of the closed flavour.
 
 use anyhow::{ensure, Result};
 
@@ -14,9 +14,9 @@ pub fn suite() -> Suite {
     }
 }
 
-/// The kernel takes no module that has imports of both kinds, as the module built with the kernel's
-/// own crate has; and then takes ours. Which kind it comes upon first, and so what it says of the
-/// other, is the linker's doing.
+/// The kernel refuses a module that imports both kinds of symbols, as the module built with the
+/// kernel's own crate does, and then accepts ours. The linker decides which kind the kernel meets
+/// first, and so which message it prints.
 fn gpl_only_imports_are_refused(_: &Env) -> Result<()> {
     ensure!(modules::loaded("lab_pcie")?, "what nvlab_gdr imports from lab_pcie is not there anyway");
     let refused = modules::try_modprobe("nvlab_gdr", &[])?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A card whose memory is coherent, as Grace's: RAM of the machine in no BAR, and the driver's
-//! tables say so (ci/qemu/gpu). Real perftest and plain verbs with each kind of IOMMU. The provider
-//! alone maps it, for persistent pins; a revocable pin is refused in words. What else can go wrong
-//! with it is in `errors` and `faults`.
+//! A card whose memory is coherent, like Grace's. Its memory is RAM of the machine in no BAR, and
+//! the driver's tables say so (ci/qemu/gpu). Real perftest and plain verbs run with each kind of
+//! IOMMU. Only the provider maps such memory, for persistent pins; a revocable pin is refused with
+//! a reason in words. The suites `errors` and `faults` test what else can go wrong with it.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub fn suite() -> Suite {
     Suite { name: "coherent", tests: tests.into_iter().map(|t| t.limit(240)).collect() }
 }
 
-/// The bytes arrive, and the driver mapped each buffer for the NIC, once.
+/// The bytes arrive, and the driver mapped each buffer for the NIC once.
 fn perftest(env: &Env, program: &str) -> Result<()> {
     let gpu = gpu::lab()?;
     gpu.set("coherent", 1)?;
@@ -50,8 +50,8 @@ fn perftest(env: &Env, program: &str) -> Result<()> {
     })
 }
 
-/// Wherever a region begins and ends: its bytes and no others change, and the NIC is
-/// given the memory's own addresses or the IOMMU's.
+/// Wherever a region begins and ends, its bytes change and no others, and the NIC gets the memory's
+/// own addresses or the IOMMU's.
 fn bytes(env: &Env) -> Result<()> {
     const SIZE: usize = 2 * MIB;
     let mut rng = env.rng()?;
@@ -86,7 +86,7 @@ fn bytes(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// perftest says that it cannot register, and the module why.
+/// perftest reports that it cannot register, and the module reports why.
 fn perftest_fails(env: &Env) -> Result<()> {
     let gpu = gpu::lab()?;
     gpu.set("coherent", 1)?;

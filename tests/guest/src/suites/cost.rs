@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What counters and tracepoints cost: the same module as it is shipped, and without either, by
-//! turns. Meant for a clock that counts instructions; bench/cost.sh makes the modules, boots, and
-//! reads the rows.
+//! Measures what counters and tracepoints cost, by comparing the module as it is shipped with
+//! builds that lack them, in turns. It is meant for a clock that counts instructions. bench/cost.sh
+//! builds the modules, boots, and reads the rows.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,11 +17,11 @@ use crate::machine::Level;
 use crate::modules::{self, PEERMEM};
 use crate::test::{emit, skip, Env, NvidiaC, Suite, Test};
 
-/// Where bench/cost.sh puts the builds.
+/// The folder into which bench/cost.sh puts the builds.
 const DIR: &str = "/usr/lib/variants";
 const ENABLE: &str = "/sys/kernel/tracing/events/nvidia_peermem/enable";
 
-/// Name in the rows, build, and whether the tracepoints are on.
+/// The variants: name in the rows, build, and whether the tracepoints are on.
 const VARIANTS: [(&str, &str, bool); 5] = [
     ("shipped", "shipped", false),
     ("traced", "shipped", true),
@@ -29,9 +29,10 @@ const VARIANTS: [(&str, &str, bool); 5] = [
     ("no_tracepoints", "no-tracepoints", false),
     ("neither", "neither", false),
 ];
-/// Instructions that the tracepoints of one registration may cost while they are off ...
+/// The number of instructions that the tracepoints of one registration may cost while they are off
+/// ...
 const OFF: u64 = 60;
-/// ... and while somebody traces: five events.
+/// ... and while they are on: five events.
 const ON: u64 = 5000;
 const TURNS: usize = 3;
 const ROUNDS: usize = 21;
@@ -41,7 +42,7 @@ pub fn suite() -> Suite {
     Suite { name: "cost", tests: vec![test.nvidia_c(NvidiaC::Skip("it loads ours")).limit(600)] }
 }
 
-/// Registration and deregistration of one size at one price of the provider's.
+/// The figures of registration and deregistration of one size at one cost of the provider.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Row {
     v100: bool,

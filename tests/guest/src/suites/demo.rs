@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Real perftest: a server and a client process over the soft NIC, both with their buffer in GPU
-//! memory. And one region over several allocations, which perftest cannot make.
+//! Runs real perftest: a server and a client process over the soft NIC, both with their buffer in
+//! GPU memory. It also moves bytes through one region over several allocations, which perftest
+//! cannot make.
 
 use std::time::{Duration, Instant};
 
@@ -17,15 +18,16 @@ use crate::perftest::{arrived, chunks, mb_s, with_rate, Before, Run, Sizes};
 use crate::test::{emit, in_modes, Env, NvidiaC, Suite, Test};
 use crate::verbs::{Loopback, Op};
 
-/// Messages of a run.
+/// The number of messages of a run.
 const ITERATIONS: usize = 20;
 
 pub fn suite(nvidia_c: bool) -> Suite {
-    // Each mode is loaded once: some kernels do not let a module go that had revocable pins.
+    // Load each mode once, because some kernels do not unload a module that had revocable pins.
     let mut tests = gpu_tests(nvidia_c, Mode::Persistent);
     let several = in_modes(nvidia_c, &[Mode::Persistent], "several_allocations", several_allocations);
     tests.extend(several.into_iter().map(|t| t.nvidia_c(NvidiaC::Recorded)));
-    // Host memory does not pass through the module; one run of each to compare with.
+    // Host memory does not pass through the module, so one run of each program is enough for
+    // comparison.
     let mode = &Mode::all(nvidia_c)[..1];
     for (name, run) in [
         ("host/ib_write_bw", (|env| host_run(env, "ib_write_bw")) as fn(&Env) -> Result<()>),
@@ -78,13 +80,13 @@ fn gpu_once(env: &Env, program: &str) -> Result<Option<f64>> {
     let wanted = (sizes.message * sizes.iterations) as u64;
     ensure!(report.bytes == wanted, "perftest counted {} bytes, asked were {wanted}", report.bytes);
     counts.reconcile("the NIC", report.bytes, report.bytes)?;
-    // A persistent pin outlives the process by nothing; both are gone when the processes are.
+    // The pins end with the processes. A persistent pin does not outlive its process.
     gpu::wait_clean(Duration::from_secs(10))?;
     Ok(report.rate)
 }
 
-/// Segments as PyTorch's expandable segments are, in one region: bytes over the end of one are
-/// written and read back.
+/// Registers segments like PyTorch's expandable segments in one region, writes bytes over the end
+/// of a segment, and reads them back.
 fn several_allocations(env: &Env) -> Result<()> {
     const SEGMENT: usize = 20 * MIB;
     const LEN: usize = 2 * MIB;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! GPU memory registered by dma-buf: on the kernel's own RDMA core, where a plain `ibv_reg_mr()`
-//! cannot work, and beside nvidia-peermem. What the exporter does and refuses is NVIDIA's
-//! (ci/qemu/gpu/dmabuf.c); the importer is the lab's soft NIC.
+//! Registers GPU memory by dma-buf, on the kernel's own RDMA core, where a plain `ibv_reg_mr()`
+//! cannot work, and beside nvidia-peermem. The exporter accepts and refuses what NVIDIA's does
+//! (ci/qemu/gpu/dmabuf.c). The importer is the lab's soft NIC.
 
 use std::fs::File;
 use std::io;
@@ -22,8 +22,7 @@ use crate::test::{skip, Env, NvidiaC, Suite, Test};
 use crate::verbs::{Device, Loopback, Mr, Op, Pd, Status, FULL_ACCESS};
 
 const SEGMENT: usize = 2 * MIB;
-/// Linux's own number, which no libc has: what the exporter answers to an attachment that it
-/// refuses.
+/// Linux's own errno, which no libc has. The exporter gives it for an attachment that it refuses.
 const ENOTSUPP: i32 = 524;
 
 pub fn suite() -> Suite {
@@ -45,7 +44,7 @@ pub fn suite() -> Suite {
     Suite { name: "dma_buf", tests: tests.collect() }
 }
 
-/// A process with a NIC and a GPU, and host memory that the NIC reads from and writes to.
+/// A process with a NIC, a GPU, and host memory that the NIC reads and writes.
 struct Rig {
     bench: Bench,
     link: Loopback,
@@ -55,7 +54,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// Without nvidia-peermem on the kernel's own core, which these tests load.
+    /// Makes a rig. On the kernel's own core, which these tests load, nvidia-peermem is absent.
     fn new(env: &Env) -> Result<Self> {
         prepare(env)?;
         let bench = Bench::new()?;
@@ -64,7 +63,7 @@ impl Rig {
         Ok(Self { link: Loopback::new(&bench.pd)?, bench, host, host_mr, rng: env.rng()? })
     }
 
-    /// New bytes through the NIC to `len` bytes at `at` of a region, and back. Returns them.
+    /// Moves new bytes through the NIC to `len` bytes at `at` of a region, and back. Returns them.
     fn move_bytes(&mut self, mr: &Mr, at: usize, len: usize) -> Result<Vec<u8>> {
         let new = pattern(&mut self.rng, len);
         self.host[..len].copy_from_slice(&new);
@@ -80,7 +79,7 @@ impl Rig {
     }
 }
 
-/// Without nvidia-peermem a core that has no peer-memory API.
+/// Loads a core that has no peer-memory API, for tests without nvidia-peermem.
 pub fn prepare(env: &Env) -> Result<()> {
     if env.mode.is_some() {
         return Ok(());
@@ -91,9 +90,9 @@ pub fn prepare(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Whole buffers and parts of them, in every layout of the memory, under addresses of their own;
-/// what is around stays as it was. On the kernel's own core a plain registration of the same memory
-/// fails.
+/// Registers whole buffers and parts of them, in every layout of the memory, at addresses of their
+/// own. The surrounding bytes stay as they were. On the kernel's own core, a plain registration of
+/// the same memory fails.
 fn bytes(env: &Env) -> Result<()> {
     const LEN: usize = 5 * MIB;
     let mut rig = Rig::new(env)?;
@@ -107,7 +106,8 @@ fn bytes(env: &Env) -> Result<()> {
             let got = rig.bench.refused("plain", memory.va(), LEN)?;
             expect_errno("a plain registration on a core without the API", got, libc::EFAULT)?;
         }
-        // Where the buffer begins in the memory, how long it is, where the region begins in it.
+        // The cases: offset of the buffer in the memory, its length, and offset of the region in
+        // the buffer.
         for (start, size, offset) in [
             (0, LEN, 0),
             (4 * KIB, 2 * MIB, 0),
@@ -117,7 +117,7 @@ fn bytes(env: &Env) -> Result<()> {
         ] {
             let what = format!("layout {layout}, {size} bytes from {start:#x}, region from {offset:#x}");
             let fd = rig.bench.cuda.dma_buf(memory.va() + start as u64, size)?;
-            // Its address need not be CUDA's; the place in a page must be that of the offset.
+            // The address need not be CUDA's, but its place in a page must be that of the offset.
             for iova in [memory.va() + (start + offset) as u64, 0x7_0000_0000 + offset as u64] {
                 let len = size - offset;
                 let mr = rig.reg(&fd, offset, len, iova).context(what.clone())?;
@@ -136,8 +136,8 @@ fn bytes(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// One descriptor and one region over four segments, two of which no pin may have. The process ends
-/// with it.
+/// One descriptor and one region cover four segments, two of which cannot be pinned. The process
+/// ends while it has them.
 fn several_allocations(env: &Env) -> Result<()> {
     let mut rig = Rig::new(env)?;
     let mut segments = rig.bench.cuda.reserve(5 * SEGMENT)?;
@@ -159,8 +159,8 @@ fn several_allocations(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Nobody tells the importer that memory is freed: it stays, and what the NIC writes to it lands in
-/// nobody else's.
+/// Nobody tells the importer that memory is freed. The memory stays, and what the NIC writes to it
+/// lands in nobody else's.
 fn outlives_the_memory(env: &Env) -> Result<()> {
     let mut rig = Rig::new(env)?;
     let memory = rig.bench.cuda.alloc(SEGMENT)?;
@@ -174,7 +174,7 @@ fn outlives_the_memory(env: &Env) -> Result<()> {
     drop(fd);
     memory.free()?;
     ensure!(state()?.state == State::Kept, "freed under a dma-buf: {:?}", state()?);
-    // The same address again, and other memory.
+    // The address is the same, the memory is another.
     let next = rig.bench.cuda.alloc(SEGMENT)?;
     ensure!(next.va() == va, "the next allocation is at {:#x}, not at {va:#x}", next.va());
     let wanted = next.read(0, SEGMENT)?;
@@ -193,7 +193,7 @@ fn outlives_the_memory(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// One descriptor for both; BAR1 is mapped once, and until the last of them goes.
+/// One descriptor serves both NICs. BAR1 is mapped once, until the last of them is deregistered.
 fn two_nics(env: &Env) -> Result<()> {
     let mut rig = Rig::new(env)?;
     let second = SecondNic::add()?;
@@ -224,7 +224,7 @@ fn two_nics(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Each with its errno, and nothing stays mapped.
+/// Each wrong request gets its errno, and nothing stays mapped.
 fn refusals(env: &Env) -> Result<()> {
     let rig = Rig::new(env)?;
     let gpu = gpu::lab()?;
@@ -253,13 +253,14 @@ fn refusals(env: &Env) -> Result<()> {
     gpu.reset_config()?;
     lab::set_nic("fail_mkey", 1)?;
     refused("a key that cannot be made", rig.reg(&fd, 0, SEGMENT, va), libc::ENOMEM)?;
-    // And what was refused works now.
+    // The descriptor of the refused requests works with right ones.
     rig.reg(&fd, 0, SEGMENT, va)?.dereg()?;
     Ok(())
 }
 
-/// From Linux 6.12 on nvidia.ko hands out untranslated addresses: behind an IOMMU that translates
-/// no byte arrives, and the registration does not say so. An older one translates.
+/// From Linux 6.12 on, nvidia.ko hands out untranslated addresses. Behind an IOMMU that translates,
+/// no byte arrives, and the registration succeeds nevertheless. On an older kernel, nvidia.ko
+/// translates.
 fn behind_an_iommu(env: &Env) -> Result<()> {
     let mut rig = Rig::new(env)?;
     if !iommu::translates(&machine::pci_function(RDMA_DEVICE)?)? {
@@ -279,12 +280,12 @@ fn behind_an_iommu(env: &Env) -> Result<()> {
     ensure!(status != Status::IBV_WC_SUCCESS, "a write to an untranslated address ended with {status:?}");
     ensure!(lab::fabric()?.faults > 0, "the IOMMU let it pass: {:?}", lab::fabric()?);
     same_bytes("untranslated", &memory.read(3, MIB)?, &new)?;
-    // These faults are what was to be seen.
+    // These faults were expected.
     lab::reset_fabric()
 }
 
-/// Real perftest with `--use_cuda_dmabuf`: what arrived, by CRC, and through BAR1, and that nothing
-/// was pinned the other way.
+/// Runs real perftest with `--use_cuda_dmabuf`. The right bytes arrived, by CRC and through BAR1,
+/// and nothing was pinned the other way.
 fn perftest(env: &Env) -> Result<()> {
     prepare(env)?;
     for program in ["ib_write_bw", "ib_read_bw", "ib_send_bw"] {
@@ -311,7 +312,7 @@ fn selftest(env: &Env) -> Result<()> {
     ensure!(dma_buf["way"] == "dma-buf" && dma_buf["bytes_equal"] == true, "by dma-buf: {told}");
     let works = env.mode.is_some();
     ensure!((peer["bytes_equal"] == true) == works, "by peer memory: {told}");
-    // A way that the RDMA core does not have is no failure where another one works.
+    // A way that the RDMA core does not have is no failure if another way works.
     ensure!(code == Some(0), "exit {code:?}: {told}");
     let after = gpu::accounting()?;
     ensure!(after.is_clean() && after.get("dma_buf_maps") == 1, "{after:?}");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Machines that are broken in one way each, made live: `peermemctl doctor` names the way, with a
-//! fix, and exits with 1 or 2; on a machine that is whole it finds nothing and exits with 0.
-//! Situations have the names of docs/results/checks.md, where many more are recorded.
+//! Breaks the machine in one way at a time. `peermemctl doctor` must name what is broken, with a
+//! fix, and exit with 1 or 2. On an intact machine it must find nothing and exit with 0. The
+//! situations have the names of docs/results/checks.md, where many more are recorded.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -41,8 +41,8 @@ pub fn suite() -> Suite {
 const AUTOLOAD: &str = "/etc/modules-load.d/nvidia-peermem.conf";
 const OPTIONS: &str = "/etc/modprobe.d/peermem.conf";
 
-/// What an admin of a working machine has done. Everything that this process starts may lock all
-/// memory.
+/// Does what an admin of a working machine has done. All processes that this one starts may lock
+/// all memory.
 fn configured() -> Result<()> {
     for dir in ["/etc/modules-load.d", "/etc/modprobe.d"] {
         fs::create_dir_all(dir)?;
@@ -53,11 +53,11 @@ fn configured() -> Result<()> {
 }
 
 const PAGE: &str = include_str!("../../../../docs/results/checks.md");
-/// Of the kernel on which the page's trees were recorded.
+/// The kernel on which the page's trees were recorded.
 const RECORDED: &str = "7.2.13";
 
-/// Pairs of cures that doctor gives for the same finding: on the page's machines, which are bare metal,
-/// and in the lab, which is a virtual machine.
+/// Pairs of cures that doctor gives for the same finding: one on the page's machines, which are
+/// bare metal, and one in the lab, which is a virtual machine.
 const CURES: [(&str, &str); 2] = [
     ("plug in the cable", "its link is the matter of the host of this virtual machine"),
     (
@@ -66,15 +66,16 @@ const CURES: [(&str, &str); 2] = [
     ),
 ];
 
-/// What doctor must say now is what the page says of this situation: exit code, finding, message,
-/// fix; or no finding at all. What is wrong besides follows from that.
+/// Checks that doctor now reports what the page has for this situation: exit code, finding, message
+/// and fix, or no finding at all. Consequences of that finding are ignored.
 fn says(situation: &str) -> Result<()> {
-    // The situations are of peer memory, and the lab's rxe has dma-buf as well, which serves others.
+    // The situations are about peer memory. The lab's rxe also has dma-buf, which serves other
+    // programs.
     let args: &[&str] = if situation == "no-api" { &["doctor"] } else { &["doctor", "--for", "verbs"] };
     says_so(situation, peermem::peermemctl_json(args)?)
 }
 
-/// The same of what doctor said already, and its exit code.
+/// Checks a report that doctor has given already, and its exit code.
 fn says_so(situation: &str, (report, code): (Value, Option<i32>)) -> Result<()> {
     let rows = table::rows(PAGE);
     let row = rows
@@ -83,7 +84,7 @@ fn says_so(situation: &str, (report, code): (Value, Option<i32>)) -> Result<()> 
         .with_context(|| format!("docs/results/checks.md has no {situation}"))?;
     let sections = report["sections"].as_array().context("no sections")?;
     let checks = sections.iter().flat_map(|s| s["checks"].as_array().into_iter().flatten());
-    // What applications say follows from the rest.
+    // Findings about applications follow from the others.
     let follows =
         |c: &Value| c["id"].as_str().is_some_and(|id| id.starts_with("consumers.")) && c["follows"].is_string();
     let found: Vec<&Value> =
@@ -141,7 +142,7 @@ fn not_loaded(_: &Env) -> Result<()> {
     ] {
         fs::write(OPTIONS, format!("{options}\n"))?;
         if !options.starts_with("blacklist") {
-            // The first of them is refused.
+            // The first module is refused.
             modules::try_modprobe("nvidia-peermem", &[])?;
         }
         let said = says(situation);
@@ -167,7 +168,7 @@ fn name_taken(_: &Env) -> Result<()> {
     said
 }
 
-/// What is said while a file is not where it belongs.
+/// Checks what doctor reports while a file is missing from its place.
 fn without(situation: &str, path: &str) -> Result<()> {
     let away = "/dev/.away";
     fs::rename(path, away).with_context(|| format!("move {path} away"))?;
@@ -176,7 +177,7 @@ fn without(situation: &str, path: &str) -> Result<()> {
     said
 }
 
-/// In a container that was not given the devices.
+/// Runs doctor in a container that was not given the devices.
 fn devices_forbidden(_: &Env) -> Result<()> {
     const CGROUPS: &str = "/dev/.cgroup";
     if !fs::read_to_string("/proc/cgroups").is_ok_and(|all| all.contains("devices")) {
@@ -201,7 +202,7 @@ fn devices_forbidden(_: &Env) -> Result<()> {
     said
 }
 
-/// The module forgets what it counted with the next load.
+/// Makes the module forget what it counted, by loading it anew.
 fn forget() -> Result<()> {
     modules::rmmod(PEERMEM)?;
     modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(false)).map(drop)

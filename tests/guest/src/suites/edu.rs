@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The sample driver on the pin layer: GPU memory to and from QEMU's `edu` device, in both
-//! directions.
+//! Tests the sample driver on the pin layer, which moves GPU memory to and from QEMU's `edu`
+//! device.
 //!
-//! The device takes 100 ms for each command, and the driver moves 2 KiB by two commands. Its boots
-//! count instructions as time, and QEMU skips what nobody waits for, so a command costs what the
-//! kernel does for it: 64 MiB are 65 536 commands, which suite `edu_long` runs in the soak. What is
-//! asserted is state: commands, interrupts, pins, bytes.
+//! The device takes 100 ms for each command, and the driver moves 2 KiB by two commands. The boots
+//! of this suite count instructions as time, and QEMU skips waits, so a command costs only what the
+//! kernel does for it. 64 MiB take 65 536 commands, which the suite `edu_long` runs in the soak.
+//! The tests check state: commands, interrupts, pins and bytes.
 
 use std::sync::Arc;
 use std::thread;
@@ -46,16 +46,17 @@ pub fn suite() -> Suite {
     Suite { name: "edu", tests }
 }
 
-/// What takes minutes, and by the machine's own clock hours: the limit is of that.
+/// Returns the tests that take minutes, or hours by the machine's own clock. The time limit allows
+/// for the latter.
 pub fn long() -> Suite {
     let test = |name, run| Test::new(name, Level::Any, run).limit(8 * 3600);
     Suite { name: "edu_long", tests: vec![test("lengths", lengths), test("storm", storm)] }
 }
 
-/// Bytes of a copy that is met in the middle: 128 commands.
+/// The number of bytes of a copy that a test interrupts: 128 commands.
 const LONG: usize = 64 * CHUNK as usize;
 
-/// GPU memory with a copy of what is in it.
+/// GPU memory with a copy of its contents.
 struct Known {
     memory: Memory,
     bytes: Vec<u8>,
@@ -70,7 +71,7 @@ impl Known {
         Ok(Self { memory, bytes })
     }
 
-    /// Each byte of it, those around a copy, too.
+    /// Compares each byte of the memory, including those around a copy.
     fn check(&self, what: &str) -> Result<()> {
         let mut got = vec![0; self.bytes.len()];
         self.memory.read(0, &mut got)?;
@@ -95,8 +96,8 @@ fn stopped(what: &str, got: Result<(), Stopped>, errno: i32) -> Result<u64> {
     }
 }
 
-/// There and back again, with each byte compared: those of the copy, and those around it in both
-/// memories.
+/// Copies there and back again, and compares each byte: those of the copy, and those around it in
+/// both memories.
 fn there_and_back(
     rng: &mut fastrand::Rng,
     edu: &Edu,
@@ -119,12 +120,13 @@ fn there_and_back(
     let got = wanted.clone();
     copied(&format!("{what}, GPU to host"), edu.copy(gpu_end(pin, 0), host(got[AROUND..].as_ptr()), len as u64))?;
     wanted[AROUND..AROUND + len].copy_from_slice(&known.bytes[at..at + len]);
-    // The driver wrote behind the compiler's back.
+    // The driver wrote without the compiler's knowledge.
     same_bytes(&format!("{what}, GPU to host"), &std::hint::black_box(got), &wanted)?;
     edu.unpin(pin).with_context(|| format!("{what}, unpin"))
 }
 
-/// Commands that a copy of one end in GPU memory takes, if its memory is contiguous.
+/// Returns the number of commands for a copy with one end in GPU memory, if that memory is
+/// contiguous.
 fn commands(len: u64) -> u64 {
     2 * len.div_ceil(CHUNK)
 }
@@ -136,14 +138,14 @@ fn both_directions(env: &Env) -> Result<()> {
     for kind in Kind::BOTH {
         for layout in layouts {
             let mut known = Known::new(&mut rng, &rm, layout, 4 * GPU_PAGE)?;
-            // Over the end of a page of the GPU; not at a word's start.
+            // These ranges cross the end of a GPU page, or do not begin at a word.
             for (at, len) in [(4097, 1), (GPU_PAGE - 3, 7), (GPU_PAGE - 1025, 2 * CHUNK as usize + 1)] {
                 there_and_back(&mut rng, &edu, kind, &mut known, at, len).with_context(|| format!("{layout:?}"))?;
             }
         }
     }
-    // As many commands as the bytes need, and an interrupt for each, which the kernel has seen as
-    // well.
+    // The copy takes as many commands as the bytes need, and an interrupt for each, which the
+    // kernel has counted, too.
     let mut known = Known::new(&mut rng, &rm, Layout::Contiguous, 2 * GPU_PAGE)?;
     let (before, seen) = (edu.stats()?, edu::kernel_interrupts()?);
     let len = 9 * CHUNK + 5;
@@ -158,7 +160,8 @@ fn both_directions(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Both ends in GPU memory, differently aligned, and the ranges of one memory.
+/// Copies between GPU memory and GPU memory with different alignment, and between ranges of one
+/// memory.
 fn from_gpu_to_gpu(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm, edu) = (env.rng()?, Client::open()?, Edu::open()?);
@@ -175,7 +178,7 @@ fn from_gpu_to_gpu(env: &Env) -> Result<()> {
     source.check("the source")
 }
 
-/// Several requests at once, each of its own thread: the engine has one command at a time, all end,
+/// Several threads copy at the same time. The engine runs one command at a time, all copies end,
 /// and each has its own bytes.
 fn queue(env: &Env) -> Result<()> {
     edu::load(env)?;
@@ -194,7 +197,7 @@ fn queue(env: &Env) -> Result<()> {
             let edu = edu.clone();
             thread::spawn(move || {
                 let ended = edu.copy(host(bytes.as_ptr()), gpu_end(pin, 3), bytes.len() as u64);
-                // Somebody is not done yet, unless this was the last.
+                // At this time, some other thread is not done, unless this one is the last.
                 (known, pin, bytes, ended, edu.stats())
             })
         })
@@ -215,15 +218,15 @@ fn queue(env: &Env) -> Result<()> {
         ends.push(stats?.finished - before.finished);
         edu.unpin(pin)?;
     }
-    // They took turns: the first to end had waited for the others, so it did not end after its own
-    // commands alone.
+    // The threads took turns. The first to end had waited for the others, so it did not end after
+    // its own commands alone.
     let first = *ends.iter().min().context("four")?;
     let alone = commands(6 * CHUNK + 1);
     ensure!(first > 2 * alone, "one request was done after {first} commands of all, {alone} of them its own");
     Ok(())
 }
 
-/// The process that some tests need beside their own: it pins and copies as it is told.
+/// Starts the second process that some tests need. It pins and copies on command.
 fn helper(kind: Kind, len: usize) -> Result<Helper> {
     Helper::start(&["edu", &format!("{kind:?}"), &len.to_string()])
 }
@@ -243,8 +246,8 @@ fn two_processes(env: &Env) -> Result<()> {
     other.finish()
 }
 
-/// A device that reaches no BAR: refused in words, and nothing stays pinned; unless an IOMMU gives
-/// it addresses.
+/// A device that cannot reach the BAR is refused with a reason in words, and nothing stays pinned,
+/// unless an IOMMU gives it addresses.
 fn mask(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm) = (env.rng()?, Client::open()?);
@@ -309,7 +312,7 @@ fn wrong_arguments(env: &Env) -> Result<()> {
     }
     copied("no bytes", edu.copy(at, gpu_end(pin, 5000), 0))?;
     ensure!(edu.stats()?.started == before.started, "the device was asked");
-    // The second chunk's page is not there.
+    // The page of the second chunk does not exist.
     let half = crate::edu::guarded_page()?;
     let done = stopped("half a buffer", edu.copy(gpu_end(pin, 0), half.end(CHUNK), 2 * CHUNK), libc::EFAULT)?;
     ensure!(done == CHUNK, "{done} bytes done, wanted those of the first chunk");
@@ -318,8 +321,8 @@ fn wrong_arguments(env: &Env) -> Result<()> {
     refused("twice", edu.unpin(pin).map(|()| 0), libc::EINVAL)
 }
 
-/// The free of revocable memory returns when the engine stands still, and not before; the copy ends
-/// with ECANCELED; and the memory's next owner has what he wrote. In both directions.
+/// The free of revocable memory returns when the engine stands still, and not before. The copy ends
+/// with ECANCELED, and the memory's next owner finds what it wrote. This holds in both directions.
 fn free_stops_the_engine(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm) = (env.rng()?, Client::open()?);
@@ -351,7 +354,7 @@ fn free_stops_the_engine(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A copy of all of a pin.
+/// Copies all of a pin in a thread.
 fn copy_in_thread(edu: &Arc<Edu>, pin: u32, to_gpu: bool) -> thread::JoinHandle<(Vec<u8>, Result<(), Stopped>)> {
     let edu = edu.clone();
     thread::spawn(move || {
@@ -363,7 +366,8 @@ fn copy_in_thread(edu: &Arc<Edu>, pin: u32, to_gpu: bool) -> thread::JoinHandle<
     })
 }
 
-/// Nothing is copied of memory that is gone, and its free waits for nobody else's commands.
+/// Nothing is copied from or to memory that is gone, and its free does not wait for other
+/// processes' commands.
 fn freed_before_the_copy(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm, edu) = (env.rng()?, Client::open()?, Edu::open()?);
@@ -397,7 +401,7 @@ fn persistent_outlives_the_free(env: &Env) -> Result<()> {
     let copy = copy_in_thread(&edu, pin, false);
     edu.wait_until_running(&before)?;
     known.memory.free()?;
-    // What is allocated now is other memory.
+    // The next allocation gets other memory.
     let next = Known::new(&mut rng, &rm, Layout::Contiguous, LONG)?;
     let (bytes, ended) = copy.join().ok().context("the thread panicked")?;
     copied("persistent memory that was freed", ended)?;
@@ -409,7 +413,7 @@ fn persistent_outlives_the_free(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A process that dies in the middle leaves neither pin, nor mapping, nor a command.
+/// A process that dies in the middle leaves no pin, no mapping and no command.
 fn kill(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (rm, edu) = (Client::open()?, Edu::open()?);
@@ -433,8 +437,8 @@ fn kill(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The file's last holder is another process, which cannot give a revocable pin back: its owner's
-/// next call does.
+/// The last holder of the file is another process, which cannot give back a revocable pin. The next
+/// call of the pin's owner does.
 fn closed_by_a_child(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm) = (env.rng()?, Client::open()?);
@@ -451,8 +455,8 @@ fn closed_by_a_child(env: &Env) -> Result<()> {
     known.check("memory that nobody wrote")
 }
 
-/// The device goes in the middle of a command: the copy ends with ENODEV, nothing is mapped, the
-/// pins stay until their file goes; and a device that comes back works.
+/// The device is removed in the middle of a command. The copy ends with ENODEV, nothing is mapped,
+/// and the pins stay until their file is closed. A device that comes back works.
 fn device_removed(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm) = (env.rng()?, Client::open()?);
@@ -484,7 +488,7 @@ fn device_removed(env: &Env) -> Result<()> {
         let mut known_anew = Known::new(&mut rng, &rm, Layout::Contiguous, GPU_PAGE)?;
         there_and_back(&mut rng, &anew, kind, &mut known_anew, 11, 3000)?;
         if kind == Kind::Revocable {
-            // No device is left to wait for.
+            // There is no device left to wait for.
             known.memory.free()?;
         }
         drop(edu);
@@ -493,7 +497,8 @@ fn device_removed(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Refused while a file is open, whatever it does; clean behind it.
+/// rmmod is refused while a file is open, whatever the file does, and leaves nothing behind
+/// afterwards.
 fn rmmod(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm) = (env.rng()?, Client::open()?);
@@ -533,7 +538,7 @@ fn without_the_gpu_driver(env: &Env) -> Result<()> {
     edu::load(env)
 }
 
-/// The machine has two devices. One is served, and the log says what becomes of the other.
+/// The machine has two devices. The driver serves one, and logs that it leaves the other.
 fn second_device(env: &Env) -> Result<()> {
     edu::load(env)?;
     modules::rmmod(DRIVER)?;
@@ -543,7 +548,7 @@ fn second_device(env: &Env) -> Result<()> {
     Edu::open()?.stats().map(drop)
 }
 
-/// From one byte to 64 MiB.
+/// Copies from one byte to 64 MiB.
 fn lengths(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm, edu) = (env.rng()?, Client::open()?, Edu::open()?);
@@ -568,8 +573,7 @@ fn lengths(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Six processes pin, copy, free and die at random, while this one takes the device away now and
-/// then.
+/// Six processes pin, copy, free and die at random, while this one sometimes removes the device.
 fn storm(env: &Env) -> Result<()> {
     edu::load(env)?;
     let mut rng = env.rng()?;
@@ -585,7 +589,7 @@ fn storm(env: &Env) -> Result<()> {
             match rng.u32(..6) {
                 0 => drop(place.take().map(Helper::kill).transpose()?),
                 1 => drop(place.take().map(Helper::finish).transpose()?),
-                // What comes of it depends on when the device goes: it is the end that counts.
+                // The result depends on when the device is removed. Only the end state matters.
                 2 | 3 => other.tell("copy")?,
                 4 => other.tell("free")?,
                 _ => thread::sleep(Duration::from_millis(rng.u64(..200))),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The end of each boot: everything is unloaded again, and the machine's own alarms are asked.
+//! Ends each boot: unloads everything, and reads the machine's own alarms.
 
 use std::fs;
 use std::path::Path;
@@ -28,7 +28,7 @@ pub fn suite() -> Suite {
             Test::new("lockdep_is_alive", Level::Any, lockdep_is_alive),
             Test::new("nothing_leaked", Level::Any, nothing_leaked),
         ]
-        // NVIDIA's module is known to fail some of these; that is no news.
+        // NVIDIA's module is known to fail some of these tests.
         .map(|t| t.nvidia_c(NvidiaC::Recorded))
         .into(),
     }
@@ -45,15 +45,16 @@ fn nothing_is_pinned(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Out of tree, and unsigned where the kernel asks for signatures; anything else is a fault.
-/// (Documentation/admin-guide/ tainted-kernels.rst has the numbers.)
+/// The kernel may be tainted because the modules are out of tree, and unsigned where the kernel
+/// asks for signatures. Any other taint is a fault. (Documentation/admin-guide/tainted-kernels.rst
+/// has the numbers.)
 pub(super) fn taint(_: &Env) -> Result<()> {
     const PROPRIETARY: u64 = 1;
     const OUT_OF_TREE: u64 = 1 << 12;
     const UNSIGNED: u64 = 1 << 13;
     let tainted = number("/proc/sys/kernel/tainted")?;
     let mut allowed = OUT_OF_TREE | UNSIGNED;
-    // The closed flavour of nvidia.ko, in the boots that have it.
+    // The boots with the closed flavour of nvidia.ko have this taint, too.
     if run("modinfo", &["-F", "license", "nvidia"]).is_ok_and(|licence| licence.trim() == "NVIDIA") {
         allowed |= PROPRIETARY;
     }
@@ -67,9 +68,9 @@ pub(super) fn taint(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Every module goes, so nothing holds a reference that it forgot.
+/// Every module can be unloaded, so none holds a reference that it forgot.
 fn modules_unload(_: &Env) -> Result<()> {
-    // A leak that is found after this has only addresses to say where it comes from.
+    // The report of a leak that is found after this can name only addresses.
     for line in fs::read_to_string("/proc/modules").context("read /proc/modules")?.lines() {
         println!("{line}");
     }
@@ -91,7 +92,8 @@ fn lockdep_is_alive(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// lockdep switches itself off after its first report. `None`: there is none.
+/// Returns whether lockdep still works. It switches itself off after its first report. `None`: this
+/// kernel has no lockdep.
 pub(super) fn lockdep_works() -> Result<Option<bool>> {
     if !Path::new(LOCKDEP).exists() {
         return Ok(None);
@@ -105,12 +107,12 @@ pub(super) fn lockdep_works() -> Result<Option<bool>> {
     Ok(Some(line.split_whitespace().last() == Some("1")))
 }
 
-/// Has kmemleak look at all that is there now. The first scan takes checksums; the second reports
-/// what did not change, has no reference and is older than five seconds.
+/// Makes kmemleak scan everything that exists now. The first scan takes checksums. The second
+/// reports what did not change, has no reference and is older than five seconds.
 ///
-/// It has found lost objects of 16, 192 and 4096 bytes of the module, and once missed one of 3000:
-/// 7.2's slab allocator keeps arrays of free objects, where an address may stay (not proven). The
-/// stand-ins' accounting does not depend on it.
+/// It has found lost objects of 16, 192 and 4096 bytes of the module, and once missed one of 3000
+/// bytes: 7.2's slab allocator keeps arrays of free objects, where an address may stay (not
+/// proven). The stand-ins' accounting does not depend on kmemleak.
 pub(super) fn kmemleak_scan() -> Result<()> {
     const OLD_ENOUGH: Duration = Duration::from_secs(6);
     let scan = || fs::write(KMEMLEAK, "scan").context("kmemleak scan");

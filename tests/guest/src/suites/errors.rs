@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What stands between a user and a registration: limits, devices, platforms. Each refusal has its
-//! errno and, where it is ours, a recorded reason. Bad ranges and the provider's own errors are in
-//! `smoke`.
+//! Tests what may prevent a registration: limits, devices, platforms. Each refusal has its errno
+//! and, if it is ours, a recorded reason. The suite `smoke` tests bad ranges and the provider's own
+//! errors.
 
 use anyhow::{ensure, Context, Result};
 use nvlab::Memory;
@@ -45,8 +45,8 @@ fn judged(wrong: Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// The core counts pages of GPU memory against RLIMIT_MEMLOCK as it does any other, and does not
-/// ask the client beyond it.
+/// The core counts pages of GPU memory against RLIMIT_MEMLOCK like any others, and does not ask the
+/// client once the limit is exceeded.
 fn memlock(env: &Env) -> Result<()> {
     const PAGES: usize = 6;
     let recorded = || if env.nvidia_c { Ok(None) } else { lab::last_failure() };
@@ -65,9 +65,10 @@ fn memlock(env: &Env) -> Result<()> {
     user.finish()
 }
 
-/// Unbinding a GPU takes it off the driver's list and then waits for its users. A persistent pin is put,
-/// but its reference of the GPU cannot be found any more, so the unbind waits for ever. Nothing of ours
-/// waits with it. Without persistent pins the unbind ends with the last memory.
+/// Unbinding a GPU removes it from the driver's list and then waits for its users. A persistent pin
+/// is put, but its reference to the GPU cannot be found any more, so the unbind waits for ever.
+/// Nothing of ours waits with it. Without persistent pins, the unbind ends when the last memory is
+/// freed.
 fn gpu_unbound(env: &Env) -> Result<()> {
     let persistent = env.mode()? == Mode::Persistent;
     let bench = Bench::new()?;
@@ -97,10 +98,10 @@ fn gpu_unbound(env: &Env) -> Result<()> {
     Ok(mr.dereg()?)
 }
 
-/// BAR1 holds less than the memory: what no longer fits is refused until something else goes.
+/// BAR1 holds less than the memory. What does not fit is refused until something else is released.
 fn bar1_full(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
-    // 256 MiB, of which the provider keeps 36.
+    // BAR1 has 256 MiB, of which the provider keeps 36.
     let (large, small) = (bench.cuda.alloc(200 * MIB)?, bench.cuda.alloc(40 * MIB)?);
     let first = bench.reg(large.va(), 200 * MIB)?;
     let got = bench.refused("BAR1 full", small.va(), 40 * MIB)?;
@@ -111,8 +112,8 @@ fn bar1_full(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Memory outside every BAR, as on Grace-Hopper; what the provider's table calls it makes no
-/// difference.
+/// Memory is outside every BAR, as on Grace-Hopper. It makes no difference what the provider's
+/// table calls it.
 fn coherent(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -140,12 +141,12 @@ fn coherent(env: &Env) -> Result<()> {
             gpu.accounting()?.get("live_mappings") == 0,
             "{what}: the provider's mapping outlived the registration"
         );
-        // The provider cannot map page 3 of it.
+        // The provider cannot map page 3 of the memory.
         gpu.fault("map_partial", 4)?;
         let got = bench.refused(&what, memory.va(), MIB);
         gpu.reset_faults()?;
         judged(complaints(&what, (memory.va(), MIB), got?, libc::EIO, Some("dma_mapping")))?;
-        // Freed while registered: it stays until the registration goes.
+        // The memory is freed while it is registered. It stays until the deregistration.
         let mr = bench.reg(memory.va(), MIB)?;
         memory.free()?;
         ensure!(gpu::pins()? == 1, "{what}: {} pins after the free", gpu::pins()?);
@@ -155,8 +156,8 @@ fn coherent(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Coherent memory that is a BAR's, as in a virtual machine: RAM to the kernel all the same. The
-/// provider maps it where the table says what it is, and nobody else does.
+/// Coherent memory may be in a BAR, as in a virtual machine. It is RAM to the kernel all the same.
+/// The provider maps it if the table says what it is, and nobody else does.
 fn coherent_in_a_bar(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -180,7 +181,8 @@ fn coherent_in_a_bar(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Random bytes into the registration that lies at `at`, by the NIC; they and no others change.
+/// Writes random bytes by the NIC into the registration that lies at `at`, and checks that they
+/// change and no others.
 fn moves(bench: &Bench, rng: &mut fastrand::Rng, mr: &Mr, memory: &Memory, (at, len): (usize, usize)) -> Result<()> {
     let link = Loopback::new(&bench.pd)?;
     let bytes = pattern(rng, len);
@@ -195,7 +197,7 @@ fn moves(bench: &Bench, rng: &mut fastrand::Rng, mr: &Mr, memory: &Memory, (at, 
     same_bytes("the memory", &got, &wanted)
 }
 
-/// A software device that names no DMA device.
+/// A software device has no DMA device.
 fn no_dma_device(env: &Env) -> Result<()> {
     let _rxe = OtherRxe::load(&["peer_dma_device=none"])?;
     let bench = Bench::new()?;
@@ -208,8 +210,8 @@ fn no_dma_device(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A NIC that is no PCI device: a BAR is mapped for it as for any, and only what the provider would
-/// map is refused.
+/// The NIC is not a PCI device. A BAR is mapped for it as for any other, and only what the provider
+/// would have to map is refused.
 fn not_pci(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let _rxe = OtherRxe::load(&["peer_dma_device=platform"])?;
@@ -227,8 +229,8 @@ fn not_pci(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A GPU and a NIC that the provider does not let talk to each other: asked once per pair, with a
-/// persistent pin, and believed until the module goes.
+/// The provider does not let this GPU and NIC talk to each other. The module asks once per pair,
+/// with a persistent pin, and remembers the answer until it is unloaded.
 fn topology(env: &Env) -> Result<()> {
     let gpu = gpu::lab()?;
     let bench = Bench::new()?;
@@ -245,7 +247,7 @@ fn topology(env: &Env) -> Result<()> {
     ensure!(gpu::pins()? == 0, "{} pins stay", gpu::pins()?);
     modules::rmmod(PEERMEM)?;
 
-    // Supported, as a module that is loaded anew finds out.
+    // The pair is supported now, as a module that is loaded anew finds out.
     gpu.reset_faults()?;
     gpu.reset_accounting()?;
     modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.nvidia_c))?;
@@ -253,12 +255,12 @@ fn topology(env: &Env) -> Result<()> {
         bench.reg(memory.va(), MIB).context("supported")?.dereg()?;
     }
     ensure!(asked()? == 1, "supported: the provider was asked {} times", asked()?);
-    // Every GPU is locked meanwhile.
+    // Every GPU is locked in the meantime.
     let pages = gpu::accounting()?.get("mapped_pages");
     ensure!(pages == 1, "supported: it was asked with {pages} pages");
     modules::rmmod(PEERMEM)?;
 
-    // A revocable pin may be gone while the provider is asked: it is not.
+    // The module must not ask the provider with a revocable pin, which may be gone by then.
     gpu.reset_accounting()?;
     gpu.fault("map_topology", 1)?;
     modules::modprobe("nvidia-peermem", Mode::Legacy.parameters(env.nvidia_c))?;

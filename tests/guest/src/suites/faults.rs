@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Everything inside ibv_reg_mr() and ibv_dereg_mr() that can fail fails once, one after the other:
-//! each allocation (of the RDMA core, the NIC, the provider and the module alike) and each call of
-//! the provider, from the first until a run passes untouched. Each time: the right errno, nothing
-//! left behind, and the next registration works.
+//! Makes everything inside ibv_reg_mr() and ibv_dereg_mr() fail once, one after the other: each
+//! allocation (of the RDMA core, the NIC, the provider and the module alike) and each call of the
+//! provider, until a run passes without a failure. Each time, the errno must be right, nothing may
+//! be left behind, and the next registration must work.
 
 use std::io;
 use std::time::Duration;
@@ -26,7 +26,7 @@ const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 const PERSISTENT: &[Mode] = &[Mode::Persistent];
 const FALLBACK: &[Mode] = &[Mode::Fallback];
 const NVIDIA_C: NvidiaC = NvidiaC::Skip("each failure is judged by what our statistics say of it");
-/// What everything may take to settle; a killed process is not involved.
+/// The time in which everything must settle when no process was killed.
 const SOON: Duration = Duration::from_secs(5);
 /// The kernel's ENOTSUPP, which has no name in user space.
 const ENOTSUPP: i32 = 524;
@@ -44,8 +44,8 @@ pub fn suite(nvidia_c: bool) -> Suite {
             }
         }));
     };
-    // In which modes an allocation may fail between the mapping and the mkey of a revocable client.
-    // The provider's calls come before that.
+    // The modes in which an allocation may fail between the mapping and the mkey of a revocable
+    // client. The provider's calls come before that.
     const LEGACY: &[Mode] = &[Mode::Legacy];
     const NEVER: &[Mode] = &[];
     add(PERSISTENT, 300, "calls_of_a_new_pair", NEVER, calls_of_a_new_pair);
@@ -62,14 +62,14 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: "faults", tests }
 }
 
-/// The module forgets what it allocated and asked once.
+/// Loads the module anew, so that it forgets what it allocated and asked once.
 fn load_anew(env: &Env) -> Result<()> {
     modules::rmmod(PEERMEM)?;
     modules::modprobe("nvidia-peermem", env.mode()?.parameters(env.nvidia_c))?;
     Ok(())
 }
 
-/// Registers, and hands back the MR or the errno that the application saw.
+/// Registers, and returns the MR or the errno that the application saw.
 fn register(bench: &Bench, memory: &DeviceMemory) -> Result<Result<Mr, i32>> {
     match bench.reg(memory.va(), memory.size()) {
         Ok(mr) => Ok(Ok(mr)),
@@ -77,12 +77,13 @@ fn register(bench: &Bench, memory: &DeviceMemory) -> Result<Result<Mr, i32>> {
     }
 }
 
-/// What a registration that failed for lack of memory may look like. The module has written down
-/// which of provider and module was refused memory. EFAULT is what the core says when nobody claims
-/// the memory, and it is right only where the module could not find out whose it is: it has no
-/// memory for a registration, which comes before the first question, or there was none either for
-/// the question that follows a provider's ENOMEM. Where all fails from a place on, that place may
-/// be one that is survived, and what ended the registration was the core's or the NIC's.
+/// Checks a registration that failed for lack of memory. The module has recorded whether the
+/// provider or the module was refused memory. EFAULT is the core's answer if nobody claims the
+/// memory, and it is right only if the module could not find out whose memory it is: either the
+/// module had no memory for a registration, which comes before the first question, or there was
+/// none for the question that follows a provider's ENOMEM. If everything fails from some place on,
+/// the registration may survive a failure at that place and be ended by a failure in the core or
+/// the NIC.
 fn out_of_memory(errno: i32, hit: &Hit, memory: Memory, refused_before: i64) -> Result<()> {
     let recorded = match Stats::read()?.number("total.refused")? - refused_before {
         0 => None,
@@ -93,7 +94,7 @@ fn out_of_memory(errno: i32, hit: &Hit, memory: Memory, refused_before: i64) -> 
     let right = match (errno, &recorded) {
         (libc::ENOMEM, None) => !ours,
         (libc::ENOMEM, Some(f)) => f.errno == errno && ["no_memory", "out_of_bar"].contains(&f.reason.as_str()),
-        // The provider could not duplicate the object, which it answers with EIO.
+        // The provider could not duplicate the object, and reports that as EIO.
         (libc::EIO, Some(f)) => f.errno == errno && f.reason == "provider_fault" && hit.owner == "nvidia",
         (libc::EFAULT, Some(f)) if f.reason == "persistent_fault" => f.errno == errno && memory == Memory::Exhausted,
         (libc::EFAULT, Some(f)) => {
@@ -105,7 +106,7 @@ fn out_of_memory(errno: i32, hit: &Hit, memory: Memory, refused_before: i64) -> 
     Ok(())
 }
 
-/// Everything is back where it was, and memory can be registered as if nothing had been.
+/// Checks that everything is back where it was, and that memory can be registered as before.
 fn as_before(bench: &Bench, memory: &DeviceMemory) -> Result<()> {
     settled(SOON)?;
     match register(bench, memory)? {
@@ -115,15 +116,15 @@ fn as_before(bench: &Bench, memory: &DeviceMemory) -> Result<()> {
     settled(SOON).context("after the next registration")
 }
 
-/// One failing allocation after the other, in the registration and in the deregistration of
+/// Makes one allocation after the other fail, in the registration and in the deregistration of
 /// `memory`.
 fn allocations(env: &Env, shape: &str, bench: &Bench, memory: &DeviceMemory) -> Result<()> {
     if !inject::available() {
         skip("this kernel has no fault injection");
         return Ok(());
     }
-    // What is allocated once only, in the library or the RDMA stack, is no part of a registration;
-    // what is in the module has a test of its own.
+    // Allocations that the library or the RDMA stack makes only once do not belong to a
+    // registration. The module's have a test of their own.
     as_before(bench, memory)?;
     for kind in [Memory::Objects, Memory::Pages, Memory::Exhausted] {
         let mut faults = Allocations::prepare(kind)?;
@@ -146,16 +147,16 @@ fn allocations(env: &Env, shape: &str, bench: &Bench, memory: &DeviceMemory) -> 
     Ok(())
 }
 
-/// A place that one sweep stepped over is met by the next.
+/// The number of sweeps. A place that one sweep missed is met by the next.
 const SWEEPS: usize = 3;
 
-/// Whose allocations did not all fail. (On longer tables one place of the NIC's is met, and a row
-/// that counts as the kernel's.)
+/// Returns an owner of whose allocations too few have failed. (On longer tables, the sweep meets
+/// one place of the NIC's, and a row that counts as the kernel's.)
 fn too_few(tally: &Tally, shape: &str) -> Option<&'static str> {
     let (ours, provider, nic) = match shape {
-        // A registration, which holds the one run and its scatterlist.
+        // The module's one place is a registration, which holds the one run and its scatterlist.
         "contiguous" => (1, 3, 2),
-        // One sweep, and what others have is 2 and 5; one place of the NIC's may be stepped over.
+        // There is only one sweep, which may miss one place of the NIC's.
         NEW_PAIR => (2, 6, 1),
         _ => (4, 3, 1),
     };
@@ -163,8 +164,8 @@ fn too_few(tally: &Tally, shape: &str) -> Option<&'static str> {
     least.into_iter().find_map(|(owner, least)| (tally.places(owner) < least).then_some(owner))
 }
 
-/// One registration, of which the sweep's next allocation fails. Whether there is another one to
-/// try.
+/// Makes one registration in which the sweep's next allocation fails. Returns whether there is
+/// another one to try.
 fn one_fails(
     sweep: &mut Sweep,
     bench: &Bench,
@@ -235,8 +236,8 @@ fn allocations_contiguous(env: &Env) -> Result<()> {
     allocations(env, "contiguous", &bench, &memory)
 }
 
-/// 272 runs: more than a page of records, so that kvmalloc falls back to vmalloc, and three pages
-/// of scatterlist.
+/// Uses 272 runs: more than a page of records, so that kvmalloc falls back to vmalloc, and three
+/// pages of scatterlist.
 fn allocations_fragmented(env: &Env) -> Result<()> {
     gpu::lab()?.set("layout", 4)?;
     let bench = Bench::new()?;
@@ -244,7 +245,7 @@ fn allocations_fragmented(env: &Env) -> Result<()> {
     allocations(env, "fragmented", &bench, &memory)
 }
 
-/// Memory outside every BAR, which the provider maps.
+/// Uses memory outside every BAR, which the provider maps.
 fn allocations_coherent(env: &Env) -> Result<()> {
     gpu::lab()?.set("coherent", 1)?;
     let bench = Bench::new()?;
@@ -262,8 +263,8 @@ fn allocations_of_the_fallback(env: &Env) -> Result<()> {
 
 const NEW_PAIR: &str = "new pair";
 
-/// The first registration after the module was loaded: what it allocates once, and what the
-/// provider does where it is asked whether GPU and NIC reach each other.
+/// Makes the first registration after the module was loaded, with what it allocates once, and what
+/// the provider does when it is asked whether GPU and NIC reach each other.
 fn allocations_of_a_new_pair(env: &Env) -> Result<()> {
     if !inject::available() {
         skip("this kernel has no fault injection");
@@ -292,15 +293,15 @@ fn allocations_of_a_new_pair(env: &Env) -> Result<()> {
 /// The calls of the provider, as the module makes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
-    /// The first granule of a range that is longer than 1 GiB, and back.
+    /// A pin of the first granule of a range that is longer than 1 GiB.
     Probe,
     Unprobe,
     Get,
-    /// After the provider refused a persistent pin.
+    /// The get after the provider refused a persistent pin.
     GetRevocable,
-    /// A mapping that is made to be used.
+    /// A mapping for use.
     Map,
-    /// A mapping that is made to learn whether GPU and NIC reach each other.
+    /// A mapping that only serves to learn whether GPU and NIC reach each other.
     Ask,
     Unmap,
     Put,
@@ -317,24 +318,24 @@ const PROVIDER: [&str; 6] = [
 
 const ERRORS: [i32; 6] = [libc::ENOMEM, libc::EIO, libc::EBUSY, libc::ENODEV, ENOTSUPP, libc::EINVAL];
 
-/// How one case of provider calls differs from another.
+/// The properties by which one case of provider calls differs from another.
 struct Case {
     mode: Mode,
     coherent: bool,
-    /// The provider refuses persistent pins.
+    /// Whether the provider refuses persistent pins.
     fallback: bool,
     size: usize,
-    /// What a registration calls if nothing fails, in order.
+    /// The calls of a registration in which nothing fails, in order.
     register: &'static [Call],
-    /// And a deregistration.
+    /// The calls of its deregistration.
     deregister: &'static [Call],
-    /// Load the module anew before each failure, because it would remember.
+    /// Whether to load the module anew before each failure, because it would remember.
     reload: bool,
     errors: &'static [i32],
 }
 
 impl Case {
-    /// Contiguous memory in the BAR; the others say how they differ.
+    /// Returns the case of contiguous memory in the BAR, from which the others differ.
     fn plain(env: &Env) -> Result<Self> {
         Ok(Self {
             mode: env.mode()?,
@@ -348,30 +349,31 @@ impl Case {
         })
     }
 
-    /// Whether a call can be made to fail with this errno and nothing more. What is injected keeps the
-    /// driver's function from running, and no put fails like that but a revocable one for lack of
-    /// memory (`provider_puts`).
+    /// Returns whether a call can fail with this errno and have no other effect. Injection keeps
+    /// the driver's function from running. No put fails like that except a revocable one for lack
+    /// of memory (`provider_puts`).
     fn can_fail(&self, call: Call, errno: i32) -> bool {
         let put = [Call::Put, Call::Unprobe].contains(&call);
         !put || (errno == libc::ENOMEM && (self.mode == Mode::Legacy || self.fallback))
     }
 
-    /// The errno and the recorded reason that the application and the admin must see; `None`: it
-    /// must work.
+    /// Returns the errno and the recorded reason that the application and the admin must see, or
+    /// `None` if the registration must work.
     fn wanted(&self, call: Call, errno: i32) -> Option<(i32, Option<&'static str>)> {
         use libc::{EBUSY, EFAULT, EINVAL, EIO, ENODEV, ENOMEM, EOPNOTSUPP};
         let one_page = call == Call::Probe || self.size <= GPU_PAGE;
         let get = [Call::Probe, Call::Get, Call::GetRevocable].contains(&call);
         let persistent = self.mode == Mode::Persistent && call != Call::GetRevocable;
         Some(match (call, errno) {
-            // The start of the range is asked next, and answers that persistent pins are refused.
+            // The module asks about the start of the range next, and learns that persistent pins
+            // are refused.
             (Call::Get, ENOMEM | EIO | EINVAL | ENOTSUPP) if self.fallback => return None,
-            // The provider says so before it knows whose memory it is, and its start proves nothing
-            // more.
+            // The provider reports this before it knows whose memory it is, and the start of the
+            // range proves no more.
             (_, EIO) if get && one_page && persistent => (EFAULT, Some("persistent_fault")),
             (_, ENOMEM | EIO) if get && one_page => (EFAULT, Some("unproven")),
             (_, EINVAL) if get && one_page => (EFAULT, None),
-            // Said of the whole and not of its parts, so it is pinned in parts.
+            // The provider refuses the whole range but not its parts, so it is pinned in parts.
             (_, EINVAL) if get && persistent => return None,
             (_, ENOMEM) if get => (ENOMEM, Some("out_of_bar")),
             (_, EIO) if get => (EIO, Some("provider_fault")),
@@ -380,19 +382,19 @@ impl Case {
             (_, ENODEV) if get => (ENODEV, Some("no_gpu")),
             (_, ENOTSUPP) if get && persistent => (EOPNOTSUPP, Some("not_persistent")),
             (_, ENOTSUPP) if get => (EOPNOTSUPP, Some("not_supported")),
-            // The pin stays for the next registration to put.
+            // The next registration puts this pin.
             (Call::Unprobe, _) => return None,
             (Call::Map | Call::Ask, ENOTSUPP) => (EOPNOTSUPP, Some("topology")),
             (Call::Map, ENOMEM) => (ENOMEM, Some("no_memory")),
             (Call::Map, _) => (EIO, Some("dma_mapping")),
-            // Whatever else went wrong with it, the mapping that counts is made by us.
+            // Whatever else failed with this mapping, the module makes the mapping that counts.
             (Call::Ask, _) => return None,
             (Call::Unmap, _) => return None,
             _ => unreachable!("a registration does not call {call:?}"),
         })
     }
 
-    /// What came of a registration in which `call` failed with `errno`.
+    /// Checks the result of a registration in which `call` failed with `errno`.
     fn judge(&self, call: Call, errno: i32, result: Result<Mr, i32>, refused_before: i64) -> Result<()> {
         let refused = Stats::read()?.number("total.refused")? - refused_before;
         let (got, wanted) = match (result, self.wanted(call, errno)) {
@@ -449,8 +451,8 @@ impl Case {
         register(bench, memory)?.map_err(io::Error::from_raw_os_error).context("the next one")?.dereg().context("dereg")
     }
 
-    /// A deregistration works for the application, whatever the provider says; a put that did
-    /// nothing leaves the pin to the next registration.
+    /// A deregistration works for the application, whatever the provider returns. If a put did
+    /// nothing, the next registration ends the pin.
     fn deregistrations(&self, bench: &Bench, memory: &DeviceMemory, calls: &Calls, errno: i32) -> Result<usize> {
         for (failed, n) in (1..).enumerate() {
             let call = self.deregister.get(failed);
@@ -523,10 +525,10 @@ fn calls_on_coherent_memory(env: &Env) -> Result<()> {
     .run(env)
 }
 
-/// Longer than 1 GiB: the first granule is pinned by itself before.
+/// The range is longer than 1 GiB, so its first granule is pinned separately beforehand.
 fn calls_of_a_long_range(env: &Env) -> Result<()> {
     let size = 1024 * MIB + GPU_PAGE;
-    // Where nothing can be made to fail, `run` says so.
+    // If nothing can be made to fail, `run` reports that.
     if inject::available() && nvlab::Client::open()?.info(0)?.memory < 2 * size as u64 {
         skip("the card has less than 2 GiB");
         return Ok(());
@@ -534,12 +536,13 @@ fn calls_of_a_long_range(env: &Env) -> Result<()> {
     Case { size, register: &[Call::Probe, Call::Unprobe, Call::Get], ..Case::plain(env)? }.run(env)
 }
 
-/// The provider refuses persistent pins, and what comes then fails, too.
+/// The provider refuses persistent pins, and the calls that follow fail, too.
 fn calls_of_the_fallback(env: &Env) -> Result<()> {
     Case { fallback: true, register: &[Call::Get, Call::GetRevocable], ..Case::plain(env)? }.run(env)
 }
 
-/// The first time that a GPU and a NIC meet, the provider is asked whether they reach each other.
+/// When a GPU and a NIC meet for the first time, the module asks the provider whether they reach
+/// each other.
 fn calls_of_a_new_pair(env: &Env) -> Result<()> {
     Case {
         register: &[Call::Get, Call::Ask, Call::Unmap],
@@ -550,7 +553,7 @@ fn calls_of_a_new_pair(env: &Env) -> Result<()> {
     .run(env)
 }
 
-/// Puts that fail in the provider's own way: a revocable one has done nothing, a persistent pin is
+/// Puts fail in the provider's own way: a revocable put has done nothing, and a persistent pin is
 /// lost.
 fn provider_puts(env: &Env) -> Result<()> {
     let persistent = env.mode()? == Mode::Persistent;
@@ -579,13 +582,13 @@ fn provider_puts(env: &Env) -> Result<()> {
         if persistent {
             gpu::lab()?.end_lost_pins()?;
         } else if told {
-            // It ends with its memory, and not before.
+            // The pin ends with its memory, and not before.
             memory.free()?;
             memory = bench.cuda.alloc(4 * MIB)?;
         }
         as_before(&bench, &memory).with_context(|| format!("after a put that failed with {errno}"))?;
     }
-    // Whose pin it is, and what to do, is said once per burst: the rest of ERRORS came within
+    // The first of a burst of ERRORs says whose pin it is and what to do. The others came within
     // seconds.
     let fate = if persistent { "until the driver shuts this GPU down" } else { "stays pinned" };
     let whose = format!("process {} ", std::process::id());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Ordinary users who call verbs with GPU addresses at random (`crate::fuzz`), while the NIC asks
-//! for memory now with and now without invalidation, as for queues, and one of the users is killed.
-//! The accounting afterwards, round by round.
+//! Ordinary users call verbs with GPU addresses at random (`crate::fuzz`). Meanwhile, the NIC
+//! sometimes asks for memory without invalidation, as it does for queues, and one of the users is
+//! killed. After each round, the accounting is checked.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -18,13 +18,13 @@ use crate::storm::{log, Counts};
 use crate::test::{emit, in_modes, Env, NvidiaC, Suite, FAIL_MARK};
 
 const PROCESSES: u64 = 3;
-/// Calls of each process in a round.
+/// The number of calls of each process in a round.
 const STEPS: u64 = 150;
-/// After so many, what did not happen never will.
+/// The number of rounds after which what has not happened never will.
 const MOST_ROUNDS: u64 = 30;
-/// Seconds, without `guest.fuzz=`.
+/// The duration in seconds, unless `guest.fuzz=` names another.
 const SECONDS: u64 = 10;
-/// For a round, on any kernel and under any load.
+/// The time limit of a round, on any kernel and under any load.
 const LIMIT: Duration = Duration::from_secs(900);
 
 pub fn suite(nvidia_c: bool) -> Suite {
@@ -43,7 +43,7 @@ fn start(seed: u64, process: u64) -> Result<Child> {
         .context("start a process of the fuzzer")
 }
 
-/// What a process that has ended said: its counts, or why it failed.
+/// Returns the counts of a process that has ended, or the reason why it failed.
 fn said(process: u64, child: &mut Child) -> Result<Counts> {
     let mut text = String::new();
     child.stdout.take().context("its output")?.read_to_string(&mut text).context("read its output")?;
@@ -53,7 +53,7 @@ fn said(process: u64, child: &mut Child) -> Result<Counts> {
     }
 }
 
-/// One round of all processes. Counts of those that came to their end.
+/// Runs one round of all processes. Returns the counts of those that ended by themselves.
 fn round(seed: u64) -> Result<Vec<Counts>> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut children = (0..PROCESSES).map(|process| start(seed, process)).collect::<Result<Vec<_>>>()?;
@@ -82,7 +82,7 @@ fn round(seed: u64) -> Result<Vec<Counts>> {
     children.iter_mut().enumerate().skip(first).map(|(i, child)| said(i as u64, child)).collect()
 }
 
-/// How many of the next registrations are for queues.
+/// Returns how many of the next registrations are for queues.
 fn next_umems(rng: &mut fastrand::Rng) -> u64 {
     [0, 0, 1, 3][rng.usize(..4)]
 }
@@ -92,7 +92,8 @@ fn any_call(env: &Env) -> Result<()> {
     let run = env.rng()?.u64(..);
     let mut rng = fastrand::Rng::with_seed(run);
     let (begin, mut rounds, mut all) = (Instant::now(), 0u64, Vec::new());
-    // A slow machine has few rounds in that time: more, until each call was made and has worked.
+    // A slow machine has few rounds in that time. Run more, until each call was made and has
+    // worked.
     let missing = |all: &[Counts]| fuzz::names().find(|name| all.iter().all(|c| c.get(name) == 0));
     while begin.elapsed() < Duration::from_secs(seconds) || (missing(&all).is_some() && rounds < MOST_ROUNDS) {
         let seed = rng.u64(..);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The addresses that the NIC gets, without an IOMMU, with one that passes addresses on and with
-//! one that translates; and mappings that fail half way. Which of the three it is, the kernel's
-//! command line says. A fault is an address that the kernel's domain for the NIC has no page for
-//! (ci/qemu/pcie/lab_pcie.h).
+//! Tests the addresses that the NIC gets without an IOMMU, with one that passes addresses on and
+//! with one that translates, and mappings that fail half way. The kernel's command line says which
+//! of the three it is. A fault is an access to an address for which the kernel's domain of the NIC
+//! has no page (ci/qemu/pcie/lab_pcie.h).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -43,7 +43,8 @@ pub enum Iommu {
     Translating,
 }
 
-/// What the machine was asked for, and that the NIC's IOMMU group agrees.
+/// Returns the kind of IOMMU that the machine was asked for, and checks that the NIC's IOMMU group
+/// agrees.
 pub fn kind(nic: &str) -> Result<Iommu> {
     let line = fs::read_to_string("/proc/cmdline").context("read /proc/cmdline")?;
     let word = |w: &str| line.split_whitespace().any(|x| x == w);
@@ -65,12 +66,12 @@ pub fn kind(nic: &str) -> Result<Iommu> {
     Ok(kind)
 }
 
-/// Whether the NIC is given addresses of the IOMMU's own choice.
+/// Returns whether the NIC gets addresses of the IOMMU's own choice.
 pub fn translates(nic: &str) -> Result<bool> {
     Ok(kind(nic)? == Iommu::Translating)
 }
 
-/// GPU memory, and where in the BAR it is mapped for the pins that exist.
+/// GPU memory, and its places in the BAR for the existing pins.
 struct Known {
     memory: Memory,
 }
@@ -80,7 +81,7 @@ impl Known {
         Ok(Self { memory: rm.request(0, size as u64).layout(layout).alloc()? })
     }
 
-    /// Byte of the memory by its physical address.
+    /// Returns, for each physical address in the BAR, the offset in the memory.
     fn places(&self) -> Result<BTreeMap<u64, u64>> {
         let page = GPU_PAGE as u64;
         let pages = gpu::lab()?.bar1()?.into_iter().filter(|p| p.id == self.memory.handle());
@@ -109,9 +110,10 @@ fn pci(name: &str) -> Result<nvlab::Pci> {
     }
 }
 
-/// Each address that the NIC holds leads to the page that the provider named: the very one where
-/// nothing translates, another where something does. As many mappings as runs while registered,
-/// none afterwards; and then the IOMMU lets none of these addresses through any more.
+/// Each address that the NIC holds leads to the page that the provider named. It equals the page's
+/// own address where nothing translates, and differs from it where the IOMMU translates. There are
+/// as many mappings as runs while the memory is registered, and none afterwards. Then the IOMMU
+/// lets none of these addresses through any more.
 fn addresses(env: &Env) -> Result<()> {
     if !lab::tells_dma_mappings() {
         skip("this kernel does not tell its DMA mappings (CONFIG_DMA_API_DEBUG)");
@@ -146,7 +148,7 @@ fn addresses(env: &Env) -> Result<()> {
         }
         let entries = lab::nic_mr(mr.lkey())?.sg_entries;
         let mapped = lab::dma_mappings(&nic, &bar)?;
-        // Nothing else is to be in reach of the NIC behind an IOMMU.
+        // Behind an IOMMU, the NIC must not reach anything else.
         let wanted = if kind == Iommu::Translating { entries } else { 1 };
         ensure!(
             env.nvidia_c || mapped as u64 == wanted,
@@ -182,8 +184,8 @@ fn addresses(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// What the check above would miss if it could not fail: the BAR's own address, given to the NIC as
-/// it is, faults behind a translating IOMMU and nowhere else.
+/// The check above would be worthless if it could not fail. This test gives the BAR's own address
+/// to the NIC, which faults behind a translating IOMMU and nowhere else.
 fn bypass_faults(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -216,11 +218,12 @@ fn bypass_faults(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The NIC cannot stop, and the core does not say so: the free returns, the MR lives. What is left
-/// is that its addresses are unmapped by then, so behind a translating IOMMU no byte of it reaches
-/// the next owner. (Elsewhere nothing would stop it, and so nothing is sent.)
+/// The NIC cannot stop, and the core does not report that. The free returns while the MR lives.
+/// What protects the next owner is that the MR's addresses are unmapped by then, so behind a
+/// translating IOMMU no byte reaches it. (Elsewhere nothing would stop the NIC, so nothing is
+/// sent.)
 fn fence_fails(_: &Env) -> Result<()> {
-    // Memory that no other buffer shares.
+    // A buffer of this size shares its memory with no other.
     const SIZE: usize = 2 * MIB;
     let bench = Bench::new()?;
     let rm = nvlab::Client::open()?;
@@ -252,8 +255,8 @@ fn fence_fails(_: &Env) -> Result<()> {
     Ok(target_mr.dereg()?)
 }
 
-/// Run n cannot be mapped: the runs before it are unmapped, the pin is put, the user hears EIO; for
-/// each n.
+/// Run n cannot be mapped, for each n. The runs before it are unmapped, the pin is put, and the
+/// user gets EIO.
 fn map_fails_at_run_n(_: &Env) -> Result<()> {
     if !lab::tells_dma_mappings() {
         skip("this kernel does not tell its DMA mappings (CONFIG_DMA_API_DEBUG)");
@@ -268,8 +271,8 @@ fn map_fails_at_run_n(_: &Env) -> Result<()> {
     let (va, len) = (memory.va(), RUNS * GPU_PAGE);
     let mr = bench.reg(va, len).context("nothing fails yet")?;
     let nic = nic_of(&mr)?;
-    // So that a count of 0 below means something. Without translation the first run is tried, and
-    // then all are mapped at once.
+    // These counts give a meaning to a count of 0 below. Without translation, the first run is
+    // tried, and then all are mapped at once.
     let (maps, wanted) = if translates(&nic)? { (RUNS, RUNS) } else { (2, 1) };
     let mapped = lab::dma_mappings(&nic, &bar)?;
     ensure!(mapped == wanted, "{mapped} DMA mappings of {RUNS} runs");

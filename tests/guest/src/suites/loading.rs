@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The module's code itself in this kernel: loading and unloading over and over, and the kernel's
-//! patching of it.
+//! Tests the module's code itself in this kernel: it is loaded and unloaded repeatedly, and the
+//! kernel patches it.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::machine::Level;
 use crate::modules::{self, PEERMEM};
 use crate::test::{skip, Env, Suite, Test};
 
-/// Loads of `again_and_again` without `guest.loads=`.
+/// The number of loads of `again_and_again`, unless `guest.loads=` names another.
 const LOADS: u32 = 100;
 
 pub fn suite() -> Suite {
@@ -27,8 +27,8 @@ pub fn suite() -> Suite {
     }
 }
 
-/// `guest.retbleed=TEXT`: this boot is for a kernel that patches returns (and calls) of modules, so
-/// it must be doing so.
+/// With `guest.retbleed=TEXT`, this boot is for a kernel that patches returns (and calls) of
+/// modules, so it must be doing so.
 fn mitigation(env: &Env) -> Result<()> {
     const FILE: &str = "/sys/devices/system/cpu/vulnerabilities/retbleed";
     let Some(wanted) = env.values.get("retbleed") else {
@@ -41,8 +41,8 @@ fn mitigation(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// `guest.installed`: `make install` put it into this image, in which NVIDIA's file of the same
-/// name is where it always is.
+/// With `guest.installed`, `make install` put the module into this image, in which NVIDIA's file of
+/// the same name is at its usual place.
 pub(super) fn installed_wins(env: &Env) -> Result<()> {
     const OURS: &str = "/updates/nvidia-peermem-rust/";
     if !env.values.contains_key("installed") {
@@ -53,13 +53,13 @@ pub(super) fn installed_wins(env: &Env) -> Result<()> {
     ensure!(file.to_string_lossy().contains(OURS), "modprobe would load {}", file.display());
     println!("{}", file.display());
     modules::modprobe("nvidia-peermem", &[])?;
-    // NVIDIA's has no such folder.
+    // NVIDIA's module has no such folder.
     ensure!(Path::new("/proc/driver/nvidia-peermem/stats").exists(), "another module was loaded");
     modules::rmmod(PEERMEM)
 }
 
-/// The packages' udev rule, which this image has, with the distribution's udevd: each neighbour's
-/// event loads the module, and a blacklist switches that off.
+/// This image has the packages' udev rule and the distribution's udevd. Each neighbour's event
+/// loads the module, and a blacklist prevents that.
 fn loaded_by_udev(env: &Env) -> Result<()> {
     if !env.values.contains_key("installed") {
         skip("this boot's image was not made by make install (guest.installed)");
@@ -70,7 +70,7 @@ fn loaded_by_udev(env: &Env) -> Result<()> {
         ensure!(status.success(), "{program} {args:?}: {status}");
         Ok(())
     };
-    // The kernel sends the event once more, as udev has it do for each device when a machine
+    // The kernel sends the event once more, as udev makes it do for each device when a machine
     // starts.
     let event = |of: &Path| -> Result<bool> {
         fs::write(of.join("uevent"), "add").with_context(|| format!("an event of {}", of.display()))?;
@@ -85,7 +85,7 @@ fn loaded_by_udev(env: &Env) -> Result<()> {
     }
     const OFF: &str = "/etc/modprobe.d/off.conf";
     fs::write(OFF, "blacklist nvidia_peermem\n")?;
-    // It looks for changes only every three seconds.
+    // udevd looks for changes only every three seconds.
     said("udevadm", &["control", "--reload"])?;
     let loaded = event(&device)?;
     fs::remove_file(OFF)?;

@@ -56,7 +56,7 @@ pub use crate::common::{
 };
 pub use crate::verbs::PATIENCE;
 
-/// Everything there is, in no particular order.
+/// Returns all suites, in no particular order.
 pub fn all(nvidia_c: bool) -> Vec<Suite> {
     vec![
         demo::suite(nvidia_c),
@@ -118,16 +118,16 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
     ]
 }
 
-/// Does it raise alarms on purpose, for the host to judge?
+/// Returns whether a suite raises alarms on purpose, for the host to judge.
 pub fn raises_alarms(suite: &str) -> bool {
     [alarms::NAME, stop_test::NAME, one_class::NAME].contains(&suite)
 }
 
-/// What was asked for, in the order asked for; each boot ends with `end`, except one that raises
-/// alarms on purpose and one without the lab's own stack.
+/// Returns the requested suites, in the order requested. Each boot ends with `end`, except one that
+/// raises alarms on purpose and one without the lab's own stack.
 pub fn chosen(request: &Request) -> Result<Vec<Suite>> {
     let mut all = all(request.nvidia_c);
-    // A word that has become wrong would leave its tests out without a word.
+    // A misspelt word would leave out its tests without any report.
     for word in request.values.get("only").into_iter().flat_map(|only| only.split(',')) {
         if !all.iter().any(|s| s.tests.iter().any(|t| format!("{}/{}", s.name, t.name).contains(word))) {
             bail!("guest.only={word}: no test of any suite has that in its name");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Small buffers share a block of 2 MiB and even one 64 KiB page of the GPU (docs/facts.md#cuda). A
-//! key reaches the bytes of its own buffer and no neighbour's, and a neighbour's end takes nothing
-//! from it. What a free does not do for a small buffer is what docs/safety.md says.
+//! key reaches the bytes of its own buffer and no neighbour's, and the end of a neighbour does not
+//! affect it. docs/safety.md says what a free does not do for a small buffer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,10 +28,10 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: "neighbours", tests: tests.collect() }
 }
 
-/// A NIC that moves bytes of the host.
+/// A NIC that moves bytes of host memory.
 struct Nic {
     pd: Arc<Pd>,
-    /// Made when it is needed, again after an error.
+    /// The link, which is made when it is needed, and again after an error.
     link: Option<Loopback>,
     host: Vec<u8>,
     host_mr: Mr,
@@ -54,7 +54,7 @@ impl Nic {
             None => Loopback::new(&self.pd)?,
         };
         let status = link.attempt(op, (&self.host_mr, 0), (rkey, at), len)?;
-        // After an error the queues are of no more use.
+        // After an error, the queues are useless.
         self.link = (status == Status::IBV_WC_SUCCESS).then_some(link);
         Ok(status)
     }
@@ -73,13 +73,13 @@ impl Nic {
     }
 }
 
-/// A buffer with its registration, until each goes.
+/// A buffer and its registration, until each of them is released.
 struct Half {
     va: u64,
     size: usize,
     memory: Option<DeviceMemory>,
     mr: Option<Mr>,
-    /// What the memory must hold.
+    /// The bytes that the memory must hold.
     wanted: Vec<u8>,
     nic: usize,
 }
@@ -90,7 +90,7 @@ enum Step {
     Deregister(usize),
 }
 
-/// Each order of these steps.
+/// Returns each order of these steps.
 fn orders(steps: &[Step]) -> Vec<Vec<Step>> {
     if steps.is_empty() {
         return vec![vec![]];
@@ -114,7 +114,7 @@ fn every_order_on_two_nics(env: &Env) -> Result<()> {
     in_every_order(env, &bench, &mut [Nic::new(Arc::clone(&bench.pd))?, Nic::new(pd)?])
 }
 
-/// Two neighbours are freed and deregistered in each order, each on the next of the NICs.
+/// Frees and deregisters two neighbours in each order, each order on the next of the NICs.
 fn in_every_order(env: &Env, bench: &Bench, nics: &mut [Nic]) -> Result<()> {
     const SIZES: [usize; 2] = [700, 1000];
     let legacy = env.mode()? == Mode::Legacy;
@@ -135,7 +135,7 @@ fn in_every_order(env: &Env, bench: &Bench, nics: &mut [Nic]) -> Result<()> {
                 Step::Free(i) => halves[i].memory.take().context("freed once")?.free()?,
                 Step::Deregister(i) => halves[i].mr.take().context("deregistered once")?.dereg()?,
             }
-            // A revocable registration ends with the block, which goes with its last buffer.
+            // A revocable registration ends with the block, which is freed with its last buffer.
             let alive = !legacy || halves.iter().any(|half| half.memory.is_some());
             look(&mut rng, nics, &mut halves, alive).with_context(|| format!("after {:?}", &order[..=done]))?;
         }
@@ -144,7 +144,8 @@ fn in_every_order(env: &Env, bench: &Bench, nics: &mut [Nic]) -> Result<()> {
     Ok(())
 }
 
-/// Each key that is left reaches its own bytes, as long as it is to be alive, and no neighbour's.
+/// Checks that each remaining key reaches its own bytes, as long as it must be alive, and no
+/// neighbour's.
 fn look(rng: &mut fastrand::Rng, nics: &mut [Nic], halves: &mut [Half], alive: bool) -> Result<()> {
     for i in 0..halves.len() {
         let (va, other) = (halves[i].va, halves[1 - i].va);
@@ -167,9 +168,8 @@ fn look(rng: &mut fastrand::Rng, nics: &mut [Nic], halves: &mut [Half], alive: b
     Ok(())
 }
 
-/// The free of a small buffer whose block has another user ends no registration, in no mode: the
-/// old key writes into the next buffer that is given the address. Deregistering first prevents
-/// that.
+/// The free of a small buffer whose block has another user ends no registration, in any mode. The
+/// old key writes into the next buffer that gets the address. Deregistering first prevents that.
 fn free_beside_a_neighbour(env: &Env) -> Result<()> {
     const SIZE: usize = 4096;
     let mut rng = env.rng()?;
@@ -197,8 +197,8 @@ fn free_beside_a_neighbour(env: &Env) -> Result<()> {
     gpu::wait_clean(Duration::from_secs(10))
 }
 
-/// A buffer that fills its block has no neighbour: its free does what docs/safety.md says of each
-/// mode.
+/// A buffer that fills its block has no neighbour. Its free does what docs/safety.md says about
+/// each mode.
 fn free_of_a_whole_block(env: &Env) -> Result<()> {
     const SIZE: usize = 2 * MIB;
     let legacy = env.mode()? == Mode::Legacy;

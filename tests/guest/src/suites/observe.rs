@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the module and `peermemctl` tell: counters against the stand-ins' accounting, refusals in
-//! words, the log, the tracepoints, the list of registrations.
+//! Tests what the module and `peermemctl` report: counters, compared with the stand-ins'
+//! accounting, refusals in words, the log, the tracepoints, and the list of registrations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -53,13 +53,13 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: "observe", tests }
 }
 
-/// Why a range that is longer than its allocation is refused: only persistent pins look at what
-/// lies behind.
+/// Returns the reason for which a range that is longer than its allocation is refused. Only
+/// persistent pins look at what lies behind the allocation.
 fn too_long(env: &Env) -> Result<&'static str> {
     Ok(if env.mode()? == Mode::Legacy { "leaves_allocation" } else { "hole" })
 }
 
-/// All kinds of operations in a random order, with a tally of our own; then everything is compared,
+/// Does all kinds of operations in a random order and keeps a tally. Then everything is compared,
 /// with registrations alive and without.
 fn counters_add_up(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
@@ -74,7 +74,8 @@ fn counters_add_up(env: &Env) -> Result<()> {
         let memory = bench.cuda.alloc(2 * MIB)?;
         match rng.u32(0..8) {
             0 => {
-                // Another allocation may lie behind `memory`; here is room, and nothing in it.
+                // Another allocation may lie behind `memory`. This reservation has room, and
+                // nothing in it.
                 let mut half = bench.cuda.reserve(4 * MIB)?;
                 half.map(0, 2 * MIB, true)?;
                 expect_errno("too long", bench.refused("too long", half.va(), 3 * MIB)?, libc::EINVAL)?;
@@ -91,7 +92,7 @@ fn counters_add_up(env: &Env) -> Result<()> {
                 bench.refused("nobody's memory", 0x7000_dead_0000, KIB)?;
             }
             3 => {
-                // In legacy mode this revokes.
+                // In legacy mode, this revokes the registration.
                 let mr = bench.reg(memory.va(), MIB)?;
                 memory.free()?;
                 mr.dereg()?;
@@ -125,8 +126,8 @@ fn counters_add_up(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Whether GPU and NIC can reach each other is asked with persistent pins, and with revocable ones
-/// reported as not asked.
+/// With persistent pins, the module asks whether GPU and NIC can reach each other. With revocable
+/// ones, it reports that it did not ask.
 fn pairs(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (_memory, mr) = bench.registered(MIB)?;
@@ -142,8 +143,8 @@ fn pairs(env: &Env) -> Result<()> {
     Ok(mr.dereg()?)
 }
 
-/// While a free waits for the core, its callback is listed, with what it is about and how long it
-/// has been at it.
+/// While a free waits for the core, its callback is listed, with its subject and how long it has
+/// been running.
 fn callback_in_flight(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (memory, mr) = bench.registered(MIB)?;
@@ -179,7 +180,7 @@ fn callback_in_flight(_: &Env) -> Result<()> {
     Ok(mr.dereg()?)
 }
 
-/// `peermemctl status`, as somebody who may do nothing.
+/// Runs `peermemctl status` as a user without any rights.
 fn status_without_root(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (_memory, mr) = bench.registered(MIB)?;
@@ -187,7 +188,7 @@ fn status_without_root(_: &Env) -> Result<()> {
     let out = Command::new("peermemctl").args(["status", "--json"]).uid(65534).gid(65534).output()?;
     let (ms, used) = (start.elapsed().as_millis(), rusage::children()?.saturating_sub(before));
     let said: Value = serde_json::from_slice(&out.stdout).with_context(|| format!("{out:?}"))?;
-    // What a bare machine lacks (a start at boot, room to lock memory) is a warning.
+    // What a bare machine lacks (a start at boot, room to lock memory) is only a warning.
     ensure!(said["usable"] == true && matches!(out.status.code(), Some(0 | 1)), "exit {:?}: {said}", out.status.code());
     ensure!(said["live"] == 1 && said["live_bytes"] == MIB, "live registrations: {said}");
     ensure!(said["mode"] == "persistent" && said["module"] == "rust", "module: {said}");
@@ -195,8 +196,8 @@ fn status_without_root(_: &Env) -> Result<()> {
     Ok(mr.dereg()?)
 }
 
-/// The lists show everybody's processes and addresses, so uid 0 is not enough, as the root of an
-/// ordinary container is. The counters are for all.
+/// The lists show everybody's processes and addresses, so uid 0 is not enough to read them, as the
+/// root of an ordinary container has it. Everybody may read the counters.
 fn lists_are_for_admins(_: &Env) -> Result<()> {
     const CAP_SYS_ADMIN: libc::c_ulong = 21;
     let read_as_root = |file: &str, with_capability: bool| -> Result<String> {
@@ -217,10 +218,10 @@ fn lists_are_for_admins(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// However often it happens, each cause is one line, with who, what, which value and what to do,
-/// and how much of the burst before was not said.
+/// However often it happens, each cause takes one line. It says who, what, which value and what to
+/// do, and how many events of the burst before were not logged.
 fn one_line_per_cause(_: &Env) -> Result<()> {
-    /// Without an event, this ends a burst (docs/proc.md).
+    /// A pause of this length without an event ends a burst (docs/proc.md).
     const QUIET: Duration = Duration::from_secs(5);
     let bench = Bench::new()?;
     let lab = gpu::lab()?;
@@ -235,7 +236,7 @@ fn one_line_per_cause(_: &Env) -> Result<()> {
         }
         Ok(lab.reset_faults()?)
     };
-    // What of this one is said depends on the tests before.
+    // The tests before decide what is logged of this burst.
     burst()?;
     // The module may read another clock.
     thread::sleep(QUIET + Duration::from_millis(200));
@@ -252,7 +253,7 @@ fn one_line_per_cause(_: &Env) -> Result<()> {
     for (lines, bytes, errno, fix) in
         [(holes, 3 * MIB, "EINVAL", "register what lies before and behind"), (busy, MIB, "EBUSY", "try again")]
     {
-        // A machine that stands still for seconds makes two bursts of one.
+        // If the machine stops for seconds, one burst becomes two.
         ensure!(lines.len() == 1 || took > QUIET && !lines.is_empty(), "{} lines", lines.len());
         let start =
             format!("process {pid} ({}): persistent registration of {bytes} bytes at {:#x}", name.trim(), memory.va());
@@ -267,23 +268,23 @@ fn one_line_per_cause(_: &Env) -> Result<()> {
 
 const TRACING: &str = "/sys/kernel/tracing";
 
-/// The module's tracepoints; off again once this is dropped.
+/// The module's tracepoints. Dropping this switches them off.
 struct Tracing(());
 
 impl Tracing {
-    /// With an empty trace, and none of them on.
+    /// Empties the trace and switches all of them off.
     fn new() -> Result<Self> {
         fs::write(format!("{TRACING}/trace"), "").context("empty the trace")?;
         Ok(Self(()))
     }
 
-    /// One event, or all of them (``), on or off.
+    /// Switches one event, or all of them (``), on or off.
     fn set(&self, event: &str, on: bool) -> Result<()> {
         let file = format!("{TRACING}/events/nvidia_peermem/{event}/enable");
         fs::write(&file, if on { "1" } else { "0" }).with_context(|| format!("write {file}"))
     }
 
-    /// Name and fields of each event since this was asked last.
+    /// Returns name and fields of each event since the last call.
     fn events(&self) -> Result<Vec<(String, BTreeMap<String, String>)>> {
         let text = fs::read_to_string(format!("{TRACING}/trace"))?;
         let mut events = Vec::new();
@@ -301,12 +302,12 @@ impl Tracing {
 
 impl Drop for Tracing {
     fn drop(&mut self) {
-        // The next test finds out if it is still on.
+        // The next test notices if they are still on.
         let _ = self.set("", false);
     }
 }
 
-/// Each event comes where docs/tracing.md says, with what it says.
+/// Each event comes where docs/tracing.md says, with the fields that it names.
 fn tracepoints(env: &Env) -> Result<()> {
     if env.kernel_lite() {
         skip("a module built with kernel-lite has no tracepoints: their machinery is GPL-only");
@@ -345,7 +346,7 @@ fn tracepoints(env: &Env) -> Result<()> {
     let names: BTreeSet<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
     ensure!(names == wanted, "traced {names:?}, wanted {wanted:?}");
     let (_, first) = events.iter().find(|(name, _)| name == "acquire").context("no acquire")?;
-    // One registration from its pin to its put, by its ticket.
+    // Follow one registration from its pin to its put, by its ticket.
     let life: Vec<_> = events.iter().filter(|(_, f)| f.get("ticket") == first.get("ticket")).collect();
     for (name, fields) in &life {
         println!("{name} {fields:?}");
@@ -377,14 +378,14 @@ fn tracepoints(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// As many registrations as a short test can have, listed while others come and go: each that stays
-/// is there once.
+/// As many registrations as a short test can have are listed while others come and go. Each
+/// registration that stays is listed once.
 fn many_registrations(env: &Env) -> Result<()> {
     const LEN: usize = 512;
     let wanted: usize = env.number("registrations", 1000)?;
     let bench = Bench::new()?;
-    // Four in each GPU page, where the card is large enough: each maps all of it, and DMA debugging
-    // takes seven mappings of a place.
+    // Put four in each GPU page, if the card is large enough. Each maps all of the page, and DMA
+    // debugging allows seven mappings of a place.
     let pages = wanted.div_ceil(4).min(1024);
     let memory = bench.cuda.alloc((pages + 1) * GPU_PAGE)?;
     let place = |n: usize| memory.va() + (n % pages * GPU_PAGE + n / pages * LEN) as u64;
@@ -432,7 +433,7 @@ fn many_registrations(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Through a small buffer, so that the list is begun again in the middle many times.
+/// Reads the file through a small buffer, so that the list is resumed in the middle many times.
 fn read_in_pieces(path: &str) -> Result<String> {
     let mut file = File::open(path).with_context(|| format!("open {path}"))?;
     let (mut text, mut piece) = (Vec::new(), [0; 1000]);

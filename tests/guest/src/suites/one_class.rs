@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! A boot in which all umem mapping locks are one lock class, as on a real core
-//! (`ib_core.one_lock_class`). The module takes the RM API lock under the umem mapping lock of a
-//! persistent registration, to ask for a pair of GPU and NIC. The freeing thread holds the RM API
-//! lock when it takes the umem mapping lock of a revocable one. With one class lockdep takes both
-//! mapping locks for one (docs/rules.md): it must say so where both kinds meet, once, and be quiet
-//! before.
+//! (`ib_core.one_lock_class`). The module takes the RM API lock while it holds the umem mapping
+//! lock of a persistent registration, to ask about a pair of GPU and NIC. The freeing thread holds
+//! the RM API lock when it takes the umem mapping lock of a revocable registration. With one class,
+//! lockdep cannot tell the two mapping locks apart (docs/rules.md). It must report that once, where
+//! both kinds meet, and nothing before.
 
 use anyhow::{ensure, Result};
 use nvlab::Layout;
@@ -18,7 +18,8 @@ use crate::test::{Env, NvidiaC, Suite, Test};
 
 pub const NAME: &str = "one_class";
 
-/// In this order: a report switches lockdep off, and modules that go take their lock classes along.
+/// Returns the tests in this order, because a report switches lockdep off, and a module that is
+/// unloaded takes its lock classes along.
 pub fn suite() -> Suite {
     let tests = [
         ("persistent/quiet", Level::Peermem(Mode::Persistent), persistent as fn(&Env) -> Result<()>),
@@ -42,15 +43,15 @@ fn one_class() -> Result<()> {
     Ok(())
 }
 
-/// Persistent pins alone: the pair is asked for, coherent memory is refused or mapped by the
-/// provider, ranges are registered, freed and deregistered in both orders.
+/// Uses persistent pins alone. The module asks about the pair, coherent memory is refused or mapped
+/// by the provider, and ranges are registered, freed and deregistered in both orders.
 fn persistent(_: &Env) -> Result<()> {
     one_class()?;
     every_order()?;
     quiet()
 }
 
-/// Revocable pins alone: freed before and after their deregistration.
+/// Uses revocable pins alone, freed before and after their deregistration.
 fn revocable(_: &Env) -> Result<()> {
     one_class()?;
     every_order()?;
@@ -70,8 +71,8 @@ fn every_order() -> Result<()> {
     Ok(())
 }
 
-/// A queue's umem is served persistently, beside revocable MRs: what lockdep then reports, of
-/// NVIDIA's module as of ours.
+/// A queue's umem is served persistently, beside revocable MRs. lockdep then reports NVIDIA's
+/// module as well as ours.
 fn a_queue_beside(_: &Env) -> Result<()> {
     one_class()?;
     quiet()?;
@@ -84,7 +85,7 @@ fn a_queue_beside(_: &Env) -> Result<()> {
     let said = mark.since()?;
     let reports = said.iter().filter(|l| l.contains("possible circular locking dependency")).count();
     ensure!(reports == 1, "{reports} reports of a circle: {}", said.join("\n"));
-    // From the lock that is asked for to the one that is held.
+    // The line names first the lock that is asked for, then the one that is held.
     for lock in ["api_lock", "ib_peer_mem mapping_lock"] {
         ensure!(said.iter().any(|l| l.contains(lock)), "{lock} is in no line of it: {}", said.join("\n"));
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! HCA pages: how large they are, how many there are, and that bytes go through them. Ours beside
-//! NVIDIA's module in one boot, for each layout of the memory and each way in which a range may
-//! begin.
+//! Tests HCA pages: how large they are, how many there are, and that bytes pass through them. Our
+//! module is compared with NVIDIA's in one boot, for each layout of the memory and each way in
+//! which a range may begin.
 
 use anyhow::{ensure, Context, Result};
 use nvlab::Layout;
@@ -28,12 +28,12 @@ pub fn suite() -> Suite {
     Suite { name: "pages", tests }
 }
 
-/// Bytes of memory; a range ends a little before that.
+/// The size of the memory in bytes. A range ends a little before its end.
 const SIZE: usize = 6 * MIB;
 const LAYOUTS: [Layout; 4] = [Layout::Contiguous, Layout::Broken2M, Layout::Broken64K, Layout::Shuffled];
 const OFFSETS: [usize; 4] = [0, 4 * KIB, GPU_PAGE, 2 * MIB];
 
-/// One range, registered: its page size and number of pages.
+/// A range (layout and offset) with the page size and the number of pages of its registration.
 type Pages = (Layout, usize, u64, u64);
 
 fn never_below_nvidias(env: &Env) -> Result<()> {
@@ -41,7 +41,8 @@ fn never_below_nvidias(env: &Env) -> Result<()> {
     modules::modprobe("nvidia-peermem", &[])?;
     let ours = every_range(&mut env.rng()?)?;
     modules::rmmod(PEERMEM)?;
-    // Its driver of then mapped behind an IOMMU, where later ones hand out the BAR's own addresses.
+    // NVIDIA's module is driver 550's. That driver maps behind an IOMMU, where later ones hand out
+    // the BAR's own addresses.
     gpu::lab()?.set("dma_mode", 550)?;
     modules::insmod_nvidia_c(Pins::AsByDefault)?;
     let theirs = every_range(&mut env.rng()?)?;
@@ -68,8 +69,9 @@ fn never_below_nvidias(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The page size that the memory allows at least. An IOMMU aligns where a mapping begins, and a
-/// mapping begins with the first GPU page: what does not begin 2 MiB there begins 2 MiB nowhere.
+/// Returns the least page size that the memory allows. An IOMMU aligns the beginning of a mapping,
+/// and a mapping begins with the first GPU page. So a range that does not begin at 2 MiB in the
+/// memory does not begin at 2 MiB in the mapping either.
 fn least(kind: Iommu, layout: Layout, offset: usize) -> u64 {
     let large = match layout {
         Layout::Contiguous | Layout::Broken2M => {
@@ -80,7 +82,7 @@ fn least(kind: Iommu, layout: Layout, offset: usize) -> u64 {
     (if large { 2 * MIB } else { GPU_PAGE }) as u64
 }
 
-/// Registers each range with the module that is loaded, and moves all of it in and out.
+/// Registers each range with the loaded module, and moves all of it in and out.
 fn every_range(rng: &mut fastrand::Rng) -> Result<Vec<Pages>> {
     let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
     let link = Loopback::new(&pd)?;

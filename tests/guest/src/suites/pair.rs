@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Real perftest between two machines, a GPU in each. Both machines run every test; each looks at
-//! its own GPU and NIC, they tell each other what they saw, and both judge.
+//! Runs real perftest between two machines with a GPU each. Both machines run every test. Each
+//! looks at its own GPU and NIC, they tell each other what they saw, and both judge.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -19,13 +19,13 @@ use crate::perftest::{
 };
 use crate::test::{emit, in_modes, Env, Suite, Test};
 
-/// Messages of a run: each packet passes through two emulated machines.
+/// The number of messages of a run. Each packet passes through two emulated machines.
 const ITERATIONS: usize = 8;
 
-/// The client's word when the run has to be repeated.
+/// The client sends this word when the run has to be repeated.
 const TOO_EARLY: &str = "too early";
 
-/// How perftest's two sides find each other.
+/// The way in which perftest's two sides find each other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Connect {
     Tcp,
@@ -33,7 +33,7 @@ enum Connect {
 }
 
 pub fn suite(nvidia_c: bool) -> Suite {
-    // Each mode is loaded once: some kernels do not let a module go that had revocable pins.
+    // Load each mode once, because some kernels do not unload a module that had revocable pins.
     let mut tests = gpu_tests(nvidia_c, Mode::Persistent);
     // Host memory does not pass through the module.
     let mode = &Mode::all(nvidia_c)[..1];
@@ -48,7 +48,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
         }));
     }
     tests.extend(gpu_tests(nvidia_c, Mode::Legacy));
-    // Four runs at most, and the other machine's time to come.
+    // The limit allows for four runs, and for the other machine to arrive.
     Suite { name: "pair", tests: tests.into_iter().map(|t| t.limit(600)).collect() }
 }
 
@@ -67,8 +67,8 @@ fn gpu_tests(nvidia_c: bool, mode: Mode) -> Vec<Test> {
     tests.into_iter().flat_map(|(name, run)| in_modes(nvidia_c, &[mode], name, run)).collect()
 }
 
-/// Starts this machine's side and waits for its end, while the other side does well. `None`: the
-/// client came too early.
+/// Starts this machine's side and waits for its end, while the other side is well. Returns `None`
+/// if the client came too early.
 fn perftest(run: &mut Run, peer: &mut Peer) -> Result<Option<Side>> {
     if run.rdma_cm {
         modules::modprobe("rdma_ucm", &[])?;
@@ -110,11 +110,11 @@ fn perftest(run: &mut Run, peer: &mut Peer) -> Result<Option<Side>> {
     Ok(Some(side))
 }
 
-/// What one machine tells the other after a run.
+/// What one machine reports to the other after a run.
 struct Seen {
     counts: Counts,
     chunks: Chunks,
-    /// The client's.
+    /// The client's report.
     report: Option<(u64, Option<f64>)>,
 }
 
@@ -149,7 +149,7 @@ fn gpu_once(env: &Env, peer: &mut Peer, program: &str, connect: Connect) -> Resu
     let mut run = Run::new(program, &sizes, true);
     run.rdma_cm = connect == Connect::RdmaCm;
     let before = Before::now()?;
-    // Neither NIC moves a byte before both have their counters at zero.
+    // Both counters must be at zero before either NIC moves a byte.
     peer.tell("zero", Value::Null)?;
     peer.hear("zero", PATIENCE)?;
 
@@ -215,7 +215,7 @@ fn host_once(env: &Env, peer: &mut Peer, program: &str, connect: Connect) -> Res
     let Some(side) = perftest(&mut run, peer)? else { return Ok(None) };
     let fabric = lab::fabric()?;
     ensure!(fabric.read_bytes + fabric.write_bytes == 0, "host buffers, but BAR accesses: {fabric:?}");
-    // Only the client knows whether there was a clock.
+    // Only the client knows whether perftest had a clock.
     let rate = match peer.role {
         Role::Client => {
             let rate = run.report(&side.said())?.rate;
@@ -233,8 +233,8 @@ fn host_once(env: &Env, peer: &mut Peer, program: &str, connect: Connect) -> Res
     Ok(rate)
 }
 
-/// ib_write_lat polls the buffer with the CPU, so perftest itself refuses it with GPU memory; if a
-/// later one does not, it belongs into the list above.
+/// ib_write_lat polls the buffer with the CPU, so perftest itself refuses to run it with GPU
+/// memory. If a later version does not, the program belongs in the list above.
 fn write_lat_wants_host_memory(_: &Env) -> Result<()> {
     let out = Command::new("ib_write_lat")
         .args(["-F", "-d", RDMA_DEVICE, "--use_cuda=0"])

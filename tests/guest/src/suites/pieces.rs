@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One registration over several allocations: neighbouring ones, of one GPU or two, and segments of
-//! a reservation as PyTorch's expandable segments are. Bytes are written and read back by the CPU
-//! through the GPU's control interface.
+//! Tests one registration over several allocations: neighbouring ones, of one GPU or two, and
+//! segments of a reservation as PyTorch's expandable segments are. The CPU writes and reads the
+//! bytes through the GPU's control interface.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,16 +36,16 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: "pieces", tests: tests.map(|t| t.nvidia_c(NvidiaC::Recorded)).collect() }
 }
 
-/// Allocations side by side, and what they must hold.
+/// Allocations side by side, and the bytes that they must hold.
 struct Neighbours {
-    /// Offset and memory of each.
+    /// The offset and memory of each allocation.
     pieces: Vec<(usize, Memory)>,
     wanted: Vec<u8>,
     addresses: Reservation,
 }
 
 impl Neighbours {
-    /// Of the GPUs that `gpu_of` chooses, each in pages of 64 KiB.
+    /// Allocates neighbours on the GPUs that `gpu_of` chooses, each in pages of 64 KiB.
     fn new(
         rm: &nvlab::Client,
         lengths: &[usize],
@@ -83,13 +83,13 @@ impl Neighbours {
         Ok(got)
     }
 
-    /// All of it, byte for byte.
+    /// Compares all of the bytes.
     fn check(&self, what: &str) -> Result<()> {
         same_bytes(what, &self.read(0..self.wanted.len())?, &self.wanted)
     }
 
-    /// A NIC writes new bytes to `range`, which lies in `mr`, and reads them back; around them
-    /// nothing changes.
+    /// Makes a NIC write new bytes to `range`, which lies in `mr`, and read them back. The bytes
+    /// around them must not change.
     fn move_bytes(&mut self, nic: &mut Nic, (mr, from): (&Mr, usize), range: Range<usize>) -> Result<()> {
         let what = format!("{} bytes at {:#x} of a region from {from:#x}", range.len(), range.start);
         let (at, len) = (range.start - from, range.len());
@@ -124,15 +124,15 @@ impl Nic {
     }
 }
 
-/// Pieces of one registration, as /proc has them.
+/// Returns the number of pieces of one registration, from /proc.
 fn pieces_of(va: u64) -> Result<usize> {
     let rows = peermem::rows("registrations")?;
     let row = rows.iter().find(|row| row.get("va") == Some(&format!("{va:#x}"))).context("no row of this region")?;
     Ok(row.get("pieces").context("no pieces in the row")?.parse()?)
 }
 
-/// The whole of each case in one region, and regions with odd ends; bytes over each boundary, and
-/// at both ends.
+/// Registers the whole of each case in one region, and regions with odd ends. Moves bytes over each
+/// boundary, and at both ends.
 fn bytes(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -175,7 +175,7 @@ fn bytes(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Neighbours of two GPUs: two BARs, each with a mapping of its own.
+/// Registers neighbours of two GPUs, which are two BARs with a mapping each.
 fn two_gpus(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -215,7 +215,8 @@ fn two_nics(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A range in the middle of which there is nothing, or nothing that this process may pin on a GPU.
+/// Registers a range that has a gap in the middle, or memory there that this process may not pin on
+/// a GPU.
 fn holes(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mut segments = bench.cuda.segments(SEGMENT, 4 * SEGMENT)?;
@@ -228,7 +229,7 @@ fn holes(_: &Env) -> Result<()> {
     segments.unmap(2 * SEGMENT)?;
     segments.map(2 * SEGMENT, SEGMENT, true)?;
     bench.reg(segments.va() + 77, 4 * SEGMENT - 99).context("with another segment in the hole")?.dereg()?;
-    // Behind the last one, where no GPU has anything.
+    // No GPU has anything behind the last segment.
     refused_at(&bench, "the end of a reservation", segments.va(), 5 * SEGMENT, segments.va() + 4 * SEGMENT as u64)?;
     segments.unmap(2 * SEGMENT)?;
     host_memory_at(hole, SEGMENT)?;
@@ -236,7 +237,8 @@ fn holes(_: &Env) -> Result<()> {
     of_another_process()
 }
 
-/// Host memory in place of what is reserved there, with bytes in it: until the reservation goes.
+/// Maps host memory with bytes in it in place of reserved addresses, until the reservation is
+/// freed.
 fn host_memory_at(va: u64, len: usize) -> Result<()> {
     let (rw, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
     // SAFETY: the addresses are of a segment that was unmapped: nobody reads or writes there.
@@ -247,8 +249,8 @@ fn host_memory_at(va: u64, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// A process registers three allocations that were shared with it, and then one in the middle that
-/// was not.
+/// A process registers three allocations that were shared with it, and then a range with one in the
+/// middle that was not.
 fn of_another_process() -> Result<()> {
     const MIDDLE: u64 = FAR + SEGMENT as u64;
     let mut other = Helper::start(&["actor", "nic"])?;
@@ -277,7 +279,7 @@ fn refused_at(bench: &Bench, what: &str, va: u64, len: usize, hole: u64) -> Resu
     found_hole(what, hole)
 }
 
-/// The last refusal was told with this address, and left no pin.
+/// Checks that the last refusal named this address, and left no pin.
 fn found_hole(what: &str, hole: u64) -> Result<()> {
     let rows = peermem::rows("failures")?;
     let found = rows.last().and_then(|row| row.get("found")).cloned().unwrap_or_default();
@@ -286,12 +288,12 @@ fn found_hole(what: &str, hole: u64) -> Result<()> {
     Ok(())
 }
 
-/// A segment goes at each step of a registration and of its end: persistent pins keep the memory
-/// for the NIC, or the registration is refused; whatever happens, nothing is left.
+/// A segment is unmapped at each step of a registration and of its end. Either persistent pins keep
+/// the memory for the NIC, or the registration is refused. In no case is anything left.
 fn segment_unmapped(_: &Env) -> Result<()> {
     const LEN: usize = 3 * SEGMENT;
     let bench = Bench::new()?;
-    // Whether it is the core's, and whether all pieces are pinned there.
+    // The list says whether the point is the core's, and whether all pieces are pinned there.
     let points = [
         ("pget_found", false, false),
         ("pget_done", false, false),
@@ -318,7 +320,7 @@ fn segment_unmapped(_: &Env) -> Result<()> {
         }
         ensure!(gpu::pins()? == 0, "{point}: {} pins are left", gpu::pins()?);
     }
-    // Registered; and on the way to its end.
+    // Unmap a segment after the registration, and on the way to its end.
     let mut segments = bench.cuda.segments(SEGMENT, LEN)?;
     let mr = bench.reg(segments.va(), LEN)?;
     let bytes = pattern(&mut fastrand::Rng::new(), KIB);
@@ -337,7 +339,7 @@ fn segment_unmapped(_: &Env) -> Result<()> {
     gpu::wait_clean(std::time::Duration::from_secs(10))
 }
 
-/// A write over the end of the first segment, read back.
+/// Writes over the end of the first segment, and reads back.
 fn works(bench: &Bench, mr: &Mr) -> Result<()> {
     let mut nic = Nic::new(&bench.pd)?;
     fastrand::fill(&mut nic.bytes[..KIB]);
@@ -348,7 +350,7 @@ fn works(bench: &Bench, mr: &Mr) -> Result<()> {
     same_bytes("read back through the MR", &nic.bytes[..KIB], &wanted)
 }
 
-/// Pieces of 64 KiB, and the same range without its last.
+/// Registers pieces of 64 KiB, and the same range without its last piece.
 fn many_pieces(env: &Env) -> Result<()> {
     const PIECES: usize = 64;
     let mut rng = env.rng()?;
@@ -369,7 +371,7 @@ fn many_pieces(env: &Env) -> Result<()> {
     refused_at(&bench, "without its last piece", memory.va(), len, memory.va() + (len - GPU_PAGE) as u64)
 }
 
-/// Each of several pins is put once, whatever the puts before it answer. Those whose put fails stay
+/// Each of several pins is put once, whatever the puts before it return. Those whose put fails stay
 /// until the driver shuts the GPU down.
 fn driver_fails(_: &Env) -> Result<()> {
     let lost = || peermem::Stats::read()?.number("total.lost");

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `libgpumr-preload.so` before real perftest, which is told nothing of dma-buf: on the kernel's
-//! own RDMA core, where perftest alone fails on GPU memory, and beside nvidia-peermem, where the
-//! plain call is enough. Host memory is registered by the same system calls with the library and
-//! without.
+//! Runs real perftest, without any dma-buf option, with `libgpumr-preload.so`: on the kernel's own
+//! RDMA core, where perftest alone fails on GPU memory, and beside nvidia-peermem, where the plain
+//! call is enough. Host memory is registered by the same system calls with and without the library.
 
 use std::process::Command;
 use std::time::Duration;
@@ -28,7 +27,7 @@ const LIBRARY: (&str, &str) = ("LD_PRELOAD", "libgpumr-preload.so");
 const ALONE: Settings = &[];
 const PRELOAD: Settings = &[LIBRARY];
 const CACHED: Settings = &[LIBRARY, ("GPUMR_CACHE", "1")];
-/// perftest's own words for a registration that fails.
+/// perftest's own message about a registration that fails.
 const REFUSED: &str = "Couldn't allocate MR";
 
 const IOCTL: u64 = libc::SYS_ioctl as u64;
@@ -62,7 +61,8 @@ pub fn suite() -> Suite {
     Suite { name: "preload", tests }
 }
 
-/// The same command without the library: perftest's own error, and nothing is exported or left.
+/// The same command fails without the library, with perftest's own error. Nothing is exported or
+/// left.
 fn fails_without(env: &Env) -> Result<()> {
     prepare(env)?;
     let sizes = Sizes::of(env, 20)?;
@@ -73,7 +73,7 @@ fn fails_without(env: &Env) -> Result<()> {
     gpu::wait_clean(Duration::from_secs(10))
 }
 
-/// What perftest says when it cannot register.
+/// Returns what perftest prints when it cannot register.
 fn refused(sizes: &Sizes, settings: Settings) -> Result<String> {
     let run = Run { settings, ..Run::new("ib_write_bw", sizes, true) };
     let said = match run.on_this_machine() {
@@ -84,8 +84,8 @@ fn refused(sizes: &Sizes, settings: Settings) -> Result<String> {
     Ok(said)
 }
 
-/// The bytes by CRC and through BAR1: by dma-buf where the plain call fails, by that alone where it
-/// works.
+/// The right bytes arrive, by CRC and through BAR1. The library registers by dma-buf where the
+/// plain call fails, and only there.
 fn on_gpu(env: &Env, program: &str, settings: Settings) -> Result<()> {
     prepare(env)?;
     with_rate(|| {
@@ -93,7 +93,7 @@ fn on_gpu(env: &Env, program: &str, settings: Settings) -> Result<()> {
         let run = Run { settings, ..Run::new(program, &sizes, true) };
         let (report, counts) = run.over_gpu_memory()?;
         let after = gpu::accounting()?;
-        // The module's first pin may come with one that tries what the provider can.
+        // The module's first pin may come with one that tests what the provider can do.
         let pinned = gpu::provider_calls()?.0 >= 2;
         let ways = (after.get("dma_bufs"), after.get("dma_buf_maps"), counts.mrs, pinned);
         let wanted = if env.mode.is_some() { (0, 0, 2, true) } else { (2, 2, 0, false) };
@@ -118,7 +118,8 @@ fn host_memory(env: &Env) -> Result<()> {
     })
 }
 
-/// Every system call of registrations of host memory, in a program with CUDA and in one without.
+/// Compares every system call of registrations of host memory, in a program with CUDA and in one
+/// without.
 fn same_calls(env: &Env) -> Result<()> {
     prepare(env)?;
     for cuda in ["with-cuda", "without-cuda"] {
@@ -131,8 +132,8 @@ fn same_calls(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Numbers of the helper's system calls between its two stops, each with its second argument: the
-/// command of an ioctl.
+/// Returns the numbers of the helper's system calls between its two stops, each with its second
+/// argument, which is an ioctl's command.
 fn system_calls(cuda: &str, settings: Settings) -> Result<Vec<(u64, u64)>> {
     let mut helper = Command::new("/proc/self/exe");
     let mut helper = helper.args(["helper", "host-memory", cuda]).envs(settings.iter().copied()).spawn()?;
@@ -167,8 +168,8 @@ fn calls_between_stops(pid: Pid) -> Result<Vec<(u64, u64)>> {
     }
 }
 
-/// The system call that a stopped process is entering. (nix passes no length for this, so the
-/// kernel writes nothing.)
+/// Returns the system call that a stopped process is entering. (nix passes no length for this, so
+/// the kernel writes nothing.)
 fn entered(pid: Pid) -> Result<Option<(u64, u64)>> {
     // SAFETY: It is made of integers.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
@@ -183,7 +184,8 @@ fn entered(pid: Pid) -> Result<Option<(u64, u64)>> {
     Ok(Some((entry.nr, if entry.nr == IOCTL { entry.args[1] } else { 0 })))
 }
 
-/// What cannot be registered fails as without the library; where dma-buf was tried, it says why.
+/// What cannot be registered fails as without the library. If the library tried dma-buf, it prints
+/// why.
 fn wrong_input(env: &Env) -> Result<()> {
     prepare(env)?;
     let run = |settings: Settings| -> Result<(String, String)> {
@@ -211,7 +213,8 @@ fn wrong_input(env: &Env) -> Result<()> {
     gpu::wait_clean(Duration::from_secs(10))
 }
 
-/// A NIC whose driver takes no dma-buf: perftest's error is as without the library, which says why.
+/// The NIC's driver does not support dma-buf. perftest's error is as without the library, and the
+/// library prints why.
 fn no_importer(env: &Env) -> Result<()> {
     machine::load_mainline_rdma(&[])?;
     modules::load("nvidia", &[])?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! rdma-core's own test suite, on the lab's RDMA stack with nvidia-peermem and on the kernel's own
-//! of the same version: what differs was broken by the lab's patches or by the module.
+//! Runs rdma-core's own test suite on the lab's RDMA stack with nvidia-peermem and on the kernel's
+//! own stack of the same version. The lab's patches or the module broke what differs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,23 +12,24 @@ use serde_json::json;
 use crate::machine::{self, Level, RDMA_DEVICE};
 use crate::test::{emit, skip, Env, Suite, Test};
 
-/// Where the image has them.
+/// The place of the tests in the image.
 const RUNNER: &str = "/usr/lib/pyverbs-tests/run_tests.py";
 
-/// Beside what every boot loads: the connection manager has tests, too.
+/// Modules in addition to those that every boot loads. The connection manager has tests, too.
 const MORE_MODULES: [&str; 1] = ["rdma_ucm"];
 
-/// That pass in a machine which lacks nothing; rdma-core 44 had 94.
+/// The number of tests that must pass in a complete machine. With rdma-core 44, 94 did.
 const FEWEST: usize = 80;
 
 pub fn suite() -> Suite {
     Suite { name: "pyverbs", tests: vec![Test::new("same_as_mainline", Level::Bare, same_as_mainline).limit(1800)] }
 }
 
-/// What came of a test: `ok`, `FAIL`, `ERROR`, or `skipped` with its reason.
+/// The outcome of each test: `ok`, `FAIL`, `ERROR`, or `skipped` with its reason.
 type Outcomes = BTreeMap<String, String>;
 
-/// `guest.pyverbs=test_mr,test_qp` chooses files of tests; all of them otherwise.
+/// Compares the outcomes on both stacks. `guest.pyverbs=test_mr,test_qp` chooses files of tests;
+/// otherwise all run.
 fn same_as_mainline(env: &Env) -> Result<()> {
     if !Path::new(RUNNER).exists() {
         skip("rdma-core's tests are not in this image");
@@ -46,15 +47,15 @@ fn same_as_mainline(env: &Env) -> Result<()> {
         });
         emit("pyverbs", &row);
     }
-    // Where the devices or Python's packages are not there, what is left is alike on both.
+    // If devices or Python's packages are missing, both stacks lack the same tests.
     let fewest = if chosen.is_empty() { FEWEST } else { 1 };
     ensure!(count(&mainline, "ok") >= fewest, "fewer than {fewest} passed on the kernel's own stack: {mainline:?}");
     let differ = |a: &Outcomes, b: &Outcomes| -> Vec<String> {
         let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
         names.into_iter().filter(|n| a.get(*n) != b.get(*n)).cloned().collect()
     };
-    // A test with a time limit of its own may miss it once on a busy machine: what differs is asked
-    // again, together with all that stands before it in its file, and must differ each time.
+    // A test with a time limit of its own may miss it once on a busy machine. So what differs is
+    // run again, together with all tests before it in its file, and must differ each time.
     let mut names = differ(&mainline, &ours);
     let mut last = (mainline, ours);
     for time in 1..=3 {
@@ -75,12 +76,12 @@ fn same_as_mainline(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// `tests.test_mr` of `tests.test_mr.MRTest.test_reg_mr`.
+/// Returns `tests.test_mr` for `tests.test_mr.MRTest.test_reg_mr`.
 fn file(name: &str) -> &str {
     name.match_indices('.').nth(1).map_or(name, |(at, _)| &name[..at])
 }
 
-/// Why what is skipped is skipped, and what it is.
+/// Returns the skipped tests by the reason for which they are skipped.
 fn reasons(all: &Outcomes) -> BTreeMap<&str, Vec<&str>> {
     let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (name, outcome) in all {
@@ -129,14 +130,13 @@ fn run(chosen: &[String]) -> Result<Outcomes> {
     Ok(outcomes)
 }
 
-/// unittest's verbose output: `name (tests.file.Class.name)`, maybe the first line of its
-/// description, ` ... `, and what came of it, with whatever the test and its children print in
-/// between.
+/// Parses unittest's verbose output: `name (tests.file.Class.name)`, perhaps the first line of its
+/// description, ` ... `, and the outcome, with whatever the test and its children print in between.
 fn parse(said: &str) -> Outcomes {
     let mut outcomes = Outcomes::new();
     let mut running: Option<String> = None;
     for line in said.lines() {
-        // The summary repeats the names of what failed.
+        // The summary repeats the names of the failed tests.
         if line.starts_with("======") {
             break;
         }

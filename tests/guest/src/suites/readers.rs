@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Everybody may read `stats`, also who has hardly any processor time: whatever a reader holds when
-//! its time is over, no free callback may need, because that one has every GPU locked.
+//! Everybody may read `stats`, even with hardly any processor time. A free callback must not need
+//! what such a reader holds when its time is used up, because the callback has every GPU locked.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -15,11 +15,11 @@ use crate::lab;
 use crate::machine::Mode;
 use crate::test::{emit, in_modes, Env, NvidiaC, Suite};
 
-/// Registrations of the memory, each with a callback of its own.
+/// The number of registrations of the memory, each with a callback of its own.
 const MRS: usize = 256;
-/// More, of memory that stays, so that a reader has many to look at.
+/// The number of registrations of memory that stays, which give a reader much to read.
 const OTHERS: usize = 3000;
-/// The NIC needs as long to stop, so that a free takes a second.
+/// The time that the NIC takes to stop, which makes a free take a second.
 const FENCE_US: u64 = 2000;
 const READERS: usize = 8;
 const ROUNDS: usize = 3;
@@ -31,10 +31,10 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: "readers", tests: tests.into_iter().map(|test| test.nvidia_c(means)).collect() }
 }
 
-/// Readers, each of which runs for a millisecond in each tenth of a second, and then waits with what
-/// it holds.
+/// Readers, each of which runs for a millisecond in each tenth of a second, and then waits with
+/// what it holds.
 struct Throttled {
-    /// With the folder of its limit.
+    /// Each reader, with the folder of its limit.
     readers: Vec<(Helper, String)>,
 }
 
@@ -69,7 +69,7 @@ impl Throttled {
 impl Drop for Throttled {
     fn drop(&mut self) {
         for (reader, folder) in self.readers.drain(..) {
-            // It ends sooner with all the time that there is.
+            // With all of the processor's time, it ends sooner.
             let _ = fs::write(format!("{folder}/cpu.max"), "max 100000");
             drop(reader);
             let _ = fs::remove_dir(folder);

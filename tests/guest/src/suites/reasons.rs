@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Every refusal that the lab can bring about: the first read of `failures` after the failed call
+//! Tests every refusal that the lab can cause. The first read of `failures` after the failed call
 //! has it, and `peermemctl failures` gives the reason in words.
 //!
-//! Not brought about here: `core_order` (no core is known that calls out of order;
+//! Two refusals are not tested here: `core_order` (no core is known that calls out of order;
 //! tests/host/kernel-lite plays one) and `too_many_entries` (2^31 entries or 65 536 pieces), which
 //! nothing tests.
 
@@ -37,28 +37,28 @@ pub fn suite(nvidia_c: bool) -> Suite {
     }
 }
 
-/// How a refusal is brought about.
+/// The way to cause a refusal.
 enum How {
-    /// Faults of the GPU driver: name, value, how often.
+    /// Faults of the GPU driver, each with name, value and count.
     Faults(Faults),
-    /// More than was allocated.
+    /// Register more than was allocated.
     TooLong,
-    /// More than any BAR holds.
+    /// Register more than any BAR holds.
     LongerThanBar,
-    /// The memory goes while it is being registered.
+    /// Free the memory while it is being registered.
     Freed,
     /// The kernel has no memory for one of the module's own allocations.
     NoMemory,
-    /// The first time that GPU and NIC meet: the provider is asked, and says no.
+    /// GPU and NIC meet for the first time, and the provider refuses the pair.
     NewPair,
-    /// The NIC hands out this DMA device (`rdma_rxe.peer_dma_device`); and faults of the GPU
+    /// The NIC hands out this DMA device (`rdma_rxe.peer_dma_device`), with these faults of the GPU
     /// driver.
     Nic(&'static str, Faults),
 }
 
 type Faults = &'static [(&'static str, u64, u64)];
 
-/// Reason, errno, how.
+/// The reason, the errno, and the way to cause it.
 type Case = (&'static str, i32, How);
 
 const ALWAYS: u64 = 100;
@@ -97,7 +97,7 @@ fn cases(mode: Mode) -> Vec<Case> {
             libc::EIO,
             Faults(&[("table_version", 0x10002, 1), ("table_outside", 1, 1), ("map_errno", 5, 1)]),
         ),
-        // Each leaves no NIC behind: the last ones.
+        // Each of these leaves no NIC behind, so they come last.
         ("no_device", libc::ENODEV, Nic("peer_dma_device=none", &[])),
         (
             "not_pci",
@@ -121,10 +121,10 @@ fn in_words(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// What the module knows of a pair it does not ask again, and does not forget.
+/// The module does not ask again about a pair that it knows, and does not forget the answer.
 fn new_pair_in_words(env: &Env) -> Result<()> {
     load_anew(env.mode()?)?;
-    // The text is made of the same rows, and looked at once.
+    // The text is made of the same rows, so one look at it is enough.
     let told = one("topology", libc::EOPNOTSUPP, &How::NewPair).and_then(|words| in_text(&words, libc::EOPNOTSUPP));
     gpu::lab()?.reset_faults()?;
     load_anew(env.mode()?)?;
@@ -148,7 +148,7 @@ fn load_anew(mode: Mode) -> Result<()> {
     modules::modprobe("nvidia-peermem", mode.parameters(false)).map(drop)
 }
 
-/// Brings one about and asks; what peermemctl said in words.
+/// Causes one refusal and asks for it. Returns the words of peermemctl.
 fn one(reason: &str, errno: i32, how: &How) -> Result<String> {
     let _nic = match how {
         How::Nic(parameter, _) => Some(OtherRxe::load(&[parameter])?),
@@ -156,7 +156,7 @@ fn one(reason: &str, errno: i32, how: &How) -> Result<String> {
     };
     let bench = Bench::new()?;
     if matches!(how, How::NoMemory) {
-        // Broken memory, since contiguous needs no list of the module's own.
+        // Use memory in pieces, because contiguous memory needs no list of the module's own.
         gpu::lab()?.set("layout", 3)?;
     }
     let memory = bench.cuda.alloc(2 * SIZE)?;
@@ -165,7 +165,7 @@ fn one(reason: &str, errno: i32, how: &How) -> Result<String> {
     let begin = now()?;
     let got = refuse(&bench, memory, reason, how)?;
     let (end, returned) = (now()?, Instant::now());
-    // Read once, not waited for.
+    // Read once, without waiting.
     let row = lab::last_failure()?.context("failures is empty")?;
     let readable = returned.elapsed();
     ensure!((row.reason.as_str(), row.va) == (reason, va), "the first read of failures after the call has {row:?}");
@@ -190,7 +190,7 @@ fn one(reason: &str, errno: i32, how: &How) -> Result<String> {
     Ok(words.to_string())
 }
 
-/// What people get: the words wrapped, with errno and process.
+/// Checks the text for people: the words, wrapped, with errno and process.
 fn in_text(words: &str, errno: i32) -> Result<()> {
     let said = peermem::peermemctl(&["failures"])?;
     let flat = said.text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -205,7 +205,7 @@ fn now() -> Result<f64> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64())
 }
 
-/// Brings it about; the errno that ibv_reg_mr() ended with.
+/// Causes a refusal and returns the errno of ibv_reg_mr().
 fn refuse(bench: &Bench, memory: DeviceMemory, reason: &str, how: &How) -> Result<i32> {
     let (va, lab) = (memory.va(), gpu::lab()?);
     match how {
@@ -244,7 +244,7 @@ fn refuse(bench: &Bench, memory: DeviceMemory, reason: &str, how: &How) -> Resul
     }
 }
 
-/// Each allocation of a registration fails in turn, until it is one of the module's own.
+/// Makes each allocation of a registration fail in turn, until it is one of the module's own.
 fn no_memory(bench: &Bench, va: u64) -> Result<i32> {
     const FAILSLAB: &str = "/sys/kernel/debug/failslab";
     for (file, value) in [("ignore-gfp-wait", "N"), ("verbose", "0")] {
@@ -252,14 +252,14 @@ fn no_memory(bench: &Bench, va: u64) -> Result<i32> {
     }
     let known = lab::last_failure()?.map(|f| f.seq);
     let (mut found, mut nth, mut rounds) = (None, 0, 0);
-    // How many allocations come before the module's own differs from one registration to the next,
-    // so a round may step over it.
+    // The number of allocations before the module's own differs between registrations, so a round
+    // may miss it.
     while found.is_none() && rounds < 5 {
         nth += 1;
         fs::write("/proc/thread-self/fail-nth", nth.to_string()).context("write fail-nth")?;
         let got = bench.reg(va, SIZE);
-        // 0 once one has failed. Else there were fewer allocations; the read's own may have failed,
-        // or that of the write below.
+        // 0 means that one has failed. Otherwise there were fewer allocations. The read's own may
+        // have failed, or that of the write below.
         let left = fs::read_to_string("/proc/thread-self/fail-nth").unwrap_or_else(|e| e.to_string());
         fs::write("/proc/thread-self/fail-nth", "0").or_else(|_| fs::write("/proc/thread-self/fail-nth", "0"))?;
         let told = lab::last_failure()?.filter(|f| Some(f.seq) != known && f.reason == "no_memory");

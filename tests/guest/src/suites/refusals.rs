@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Loading where something is missing or wrong: the module stays out, and one line says why and
-//! what to do.
+//! Loads the module where something is missing or wrong. The module stays out, and one line says
+//! why and what to do.
 
 use anyhow::{bail, ensure, Context, Result};
 
@@ -31,12 +31,12 @@ pub fn suite() -> Suite {
     }
 }
 
-/// Loads the file alone, as `insmod` would: no dependency is pulled in.
+/// Loads the file alone, as `insmod` does. No dependency is loaded with it.
 fn insmod() -> Result<Outcome> {
     modules::try_insmod(&modules::file_of("nvidia-peermem")?, &[])
 }
 
-/// It stayed out, and exactly one of its lines holds all the words.
+/// Checks that the module stayed out, and that exactly one of its lines contains all the words.
 fn refused(outcome: &Outcome, errno: &str, words: &[&str]) -> Result<()> {
     ensure!(!outcome.ok, "it was loaded; the kernel said {:?}", outcome.kernel);
     ensure!(!modules::loaded(PEERMEM)?, "refused, but in lsmod");
@@ -60,7 +60,7 @@ fn no_rdma_stack(_: &Env) -> Result<()> {
     refused(&insmod()?, "Operation not supported", &["ib_uverbs is not loaded", "modprobe ib_uverbs"])
 }
 
-/// ib_core is there, and the module that exports the API is not.
+/// ib_core is loaded, but the module that exports the API is not.
 fn no_uverbs(_: &Env) -> Result<()> {
     if machine::peer_memory_core()? == "ib_core" {
         skip("on this kernel ib_core exports the peer-memory API");
@@ -93,13 +93,13 @@ fn no_gpu_driver(_: &Env) -> Result<()> {
     refused(&insmod()?, "No such device", &["GPU driver is not loaded", "modprobe nvidia"])
 }
 
-/// Nothing is there: still one line.
+/// If both are missing, there is still one line.
 fn neither(_: &Env) -> Result<()> {
     refused(&insmod()?, "Operation not supported", &["ib_uverbs is not loaded"])
 }
 
-/// Another vendor's client (or NVIDIA's module) has the name. Where the core makes
-/// /sys/kernel/mm/memory_peers of the names, it takes none twice.
+/// Another vendor's client (or NVIDIA's module) has the name. A core that makes
+/// /sys/kernel/mm/memory_peers from the names accepts no name twice.
 fn name_taken(_: &Env) -> Result<()> {
     modules::modprobe("lab_second_client", &["name=nv_mem"])?;
     if !lab::has_memory_peers() {
@@ -113,7 +113,7 @@ fn name_taken(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Both are loaded: the core asks the one that came first, and ours where that one does not want
+/// If both are loaded, the core asks the one that came first, and ours if that one does not want
 /// the memory.
 fn name_shared() -> Result<()> {
     modules::modprobe("nvidia-peermem", &[])?;
@@ -140,19 +140,19 @@ fn bad_parameters(_: &Env) -> Result<()> {
         ("revocable_fallback", "2"),
     ] {
         let outcome = modules::try_modprobe("nvidia-peermem", &[&format!("{parameter}={value}")])?;
-        // Name, value and the right ones.
+        // The message has the name, the value and the right values.
         if let Err(e) = refused(&outcome, "Invalid argument", &[&format!("{parameter}={value}:"), "use ", "0", "1"]) {
             wrong.push(format!("{parameter}={value}: {e:#}"));
         }
     }
-    // Two that exclude each other.
+    // These two exclude each other.
     let both = modules::try_modprobe("nvidia-peermem", &["persistent_api_support=0", "revocable_fallback=1"])?;
     if let Err(e) =
         refused(&both, "Invalid argument", &["revocable_fallback=1", "persistent_api_support=0", "leave one"])
     {
         wrong.push(format!("both: {e:#}"));
     }
-    // The kernel itself refuses what is no number, with a line of its own.
+    // The kernel itself refuses what is not a number, with a line of its own.
     let outcome = modules::try_modprobe("nvidia-peermem", &["peerdirect_support=yes"])?;
     if outcome.ok {
         wrong.push("peerdirect_support=yes was taken".into());
@@ -163,7 +163,7 @@ fn bad_parameters(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// No refusal left anything behind that stops the next attempt.
+/// No refusal left anything behind that prevents the next attempt.
 fn loads_after_all_that(_: &Env) -> Result<()> {
     modules::modprobe("nvidia-peermem", &[])?;
     let count = modules::use_count(PEERMEM)?.context("it is not in lsmod")?;
@@ -171,7 +171,7 @@ fn loads_after_all_that(_: &Env) -> Result<()> {
     modules::rmmod(PEERMEM)
 }
 
-/// One modprobe on a bare machine: depmod knows the GPU driver and the RDMA core.
+/// One modprobe is enough on a bare machine, because depmod knows the GPU driver and the RDMA core.
 fn pulls_in_what_it_needs(_: &Env) -> Result<()> {
     for name in ["nvidia", "ib_core"] {
         ensure!(!modules::loaded(name)?, "{name} is loaded already");

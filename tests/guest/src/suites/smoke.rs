@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Register, move bytes, deregister, in each parameter setting; what the admin sees meanwhile;
-//! which ranges and which provider tables are refused, with which errno.
+//! Registers, moves bytes and deregisters with each parameter setting. Tests what the admin sees
+//! meanwhile, which ranges and which provider tables are refused, and with which errno.
 
 use anyhow::{bail, ensure, Context, Result};
 use nvlab::Layout;
@@ -23,7 +23,7 @@ const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 
 pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = vec![Test::new("plain_client", Level::Devices, plain_client)];
-    // By mode, so that the module is loaded once per mode.
+    // The order is by mode, so that the module is loaded once per mode.
     for mode in ALL {
         let mut add = |modes: &[Mode], name: &str, nvidia_c_means: NvidiaC, run: fn(&Env) -> Result<()>| {
             if modes.contains(&mode) {
@@ -51,7 +51,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
         tests.extend(in_modes(nvidia_c, &[mode], "mkey_fails", no_key).into_iter().map(|t| match mode {
             Mode::Persistent | Mode::Fallback => t,
             // Only what can be invalidated has a notifier to stop. NVIDIA's module uses what it has
-            // freed; now and then that stops a task.
+            // freed, which sometimes stops a task.
             Mode::Legacy => t.not_on(Generation::V2410, STOP_TEST).nvidia_c(NvidiaC::Recorded),
         }));
     }
@@ -83,9 +83,9 @@ fn clients_and_parameters(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// `peerdirect_support=1`, with revocable pins: bytes move. A client without the extended form
-/// leaves the unmapping at a revocation to the core, which does it in the thread that frees, before
-/// the client's call of invalidate returns.
+/// With `peerdirect_support=1` and revocable pins, bytes move. For a client without the extended
+/// form, the core unmaps at a revocation. It does so in the thread that frees, before the client's
+/// call of invalidate returns.
 fn plain_client(env: &Env) -> Result<()> {
     let parameters = [&["peerdirect_support=1"], Mode::Legacy.parameters(env.nvidia_c)].concat();
     modules::modprobe("nvidia-peermem", &parameters)?;
@@ -102,7 +102,7 @@ fn plain_client(env: &Env) -> Result<()> {
     modules::rmmod(PEERMEM)
 }
 
-/// What UCX looks for, and the files of each client.
+/// Checks the folder that UCX looks for, and the files of each client.
 fn memory_peers(_: &Env) -> Result<()> {
     if !lab::has_memory_peers() {
         skip("this kernel exports no mm_kobj to modules: no /sys/kernel/mm/memory_peers");
@@ -123,7 +123,7 @@ fn memory_peers(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Write, read and send between two GPU buffers, neighbours untouched.
+/// Writes, reads and sends between two GPU buffers. The bytes around them stay as they were.
 fn bytes_move(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -140,7 +140,8 @@ fn bytes_move(env: &Env) -> Result<()> {
     ] {
         let source = pattern(&mut rng, size);
         let target = pattern(&mut rng, size);
-        // A read takes from the remote range into the local one; the others go the other way.
+        // A read takes bytes from the remote range into the local one. The other operations go the
+        // other way.
         let (from, into) = if verb == "read" { (&b, &a) } else { (&a, &b) };
         from.write(0, &source)?;
         into.write(0, &target)?;
@@ -165,7 +166,7 @@ fn bytes_move(env: &Env) -> Result<()> {
         same_bytes(&format!("{verb} of {len} bytes"), &into.read(0, size)?, &wanted)?;
         same_bytes(&format!("{verb}: its source"), &from.read(0, size)?, &source)?;
     }
-    // Two ranges that are wrong in the same way would not show above: ordinary memory is never
+    // Two ranges that are wrong in the same way would not show above. Ordinary memory is never
     // wrong.
     let mut host = pattern(&mut rng, size);
     let host_mr = bench.reg(host.as_mut_ptr() as u64, size).context("register host memory")?;
@@ -203,7 +204,7 @@ fn use_count(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// rmmod after the last registration goes, and after a revocation too.
+/// rmmod works after the last registration has ended, and after a revocation, too.
 fn rmmod_after_use(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (memory, mr) = bench.registered(MIB)?;
@@ -232,7 +233,8 @@ fn statistics(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// As many sg entries as BAR1 has pieces of the memory, and the right bytes behind each.
+/// There are as many sg entries as BAR1 has pieces of the memory, and the right bytes are behind
+/// each.
 fn layouts(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -247,7 +249,7 @@ fn layouts(env: &Env) -> Result<()> {
         (Layout::Broken64K, false, PAGES..=PAGES),
         // Pages in a random order may be neighbours by chance, but not half of them.
         (Layout::Shuffled, false, PAGES / 2..=PAGES),
-        // However memory is broken, BAR1 may have it in one piece.
+        // However the memory is split up, BAR1 may have it in one piece.
         (Layout::Shuffled, true, 1..=1),
     ] {
         let name = format!("{layout:?}{}", if one_piece { ", in one piece of BAR1" } else { "" });
@@ -275,12 +277,12 @@ fn layouts(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// sg entries of this MR, as the NIC holds it.
+/// Returns the number of sg entries of this MR, as the NIC sees it.
 fn nic_entries(mr: &Mr) -> Result<u64> {
     Ok(lab::nic_mr(mr.lkey())?.sg_entries)
 }
 
-/// Starts and lengths that fit no page: the bytes of the range move and no others.
+/// Uses starts and lengths that fit no page. The bytes of the range move and no others.
 fn odd_ranges(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -315,8 +317,8 @@ fn odd_ranges(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A registration that begins at each multiple of 4 KiB in a GPU page: the bytes of the range move
-/// and no others, whatever the kernel's page is. Inside one GPU page, and across several.
+/// Begins a registration at each multiple of 4 KiB in a GPU page, inside one GPU page and across
+/// several. The bytes of the range move and no others, whatever the kernel's page size is.
 fn every_offset(env: &Env) -> Result<()> {
     const STEP: usize = 4 * KIB;
     let mut rng = env.rng()?;
@@ -347,7 +349,7 @@ fn every_offset(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// All of video memory in one MR, up to the BAR's last byte.
+/// Registers all of video memory in one MR, up to the BAR's last byte.
 fn whole_card(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
@@ -355,7 +357,7 @@ fn whole_card(_: &Env) -> Result<()> {
     let rm = nvlab::Client::open()?;
     gpu.set("bar1_reserve", 0)?;
     let all = rm.info(0)?.memory;
-    // Two pages at the front are the source.
+    // The two pages at the front are the source.
     let size = usize::try_from(all)? - 2 * MIB;
     let (source, source_mr) = bench.registered(2 * MIB)?;
     let memory = rm.alloc(0, size as u64)?;
@@ -374,7 +376,8 @@ fn whole_card(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// What is not ours, or never comes to us: it is refused, and no failure of ours.
+/// Tests ranges that are not ours, or that never come to us. They are refused, and that does not
+/// count as a failure of ours.
 fn refused_ranges(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(2 * MIB)?;
@@ -400,7 +403,7 @@ fn refused_ranges(env: &Env) -> Result<()> {
     freed.free()?;
     expect("freed memory", gone, 64 * KIB, libc::EFAULT)?;
 
-    // Only its addresses are looked at: no pattern, no CRCs.
+    // Only its addresses matter, so it needs no pattern and no CRCs.
     gpu::lab()?.set("crc_max", 0)?;
     let other = Helper::start(&["hold", &(64 * MIB).to_string(), "0"])?;
     let base = u64::from_str_radix(other.said.trim_start_matches("0x"), 16).context("the helper's address")?;
@@ -415,8 +418,8 @@ fn refused_ranges(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// What begins in GPU memory and ends elsewhere, or in other GPU memory: only our persistent pins
-/// follow there.
+/// Tests ranges that begin in GPU memory and end elsewhere, or in other GPU memory. Only our
+/// persistent pins reach into the latter.
 fn leaves_allocation(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(2 * MIB)?;
@@ -425,7 +428,7 @@ fn leaves_allocation(env: &Env) -> Result<()> {
     let upper = rm.alloc(0, 2 << 20)?;
     // Addresses are handed out downwards, so the place below is free.
     let lower = rm.request(0, 2 << 20).at(upper.va() - (2 << 20)).alloc().context("a neighbour in address space")?;
-    // Its backing is 2 MiB, so a byte more is somebody else's.
+    // Its backing is 2 MiB, so the next byte belongs to somebody else.
     let mut leaving = [
         ("a range that leaves its allocation", memory.va(), 2 * MIB + 4096),
         ("a range over two allocations", lower.va(), 4 * MIB),
@@ -435,8 +438,7 @@ fn leaves_allocation(env: &Env) -> Result<()> {
         true => ("hole", "none that can be pinned"),
         false => ("leaves_allocation", "leaves its allocation"),
     };
-    // The kernel log has one line per cause and burst: the first, which is another one in each
-    // mode.
+    // The kernel log has one line per cause and burst: the first, which differs in each mode.
     if !persistent {
         leaving.reverse();
     }
@@ -460,7 +462,7 @@ fn leaves_allocation(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Ordinary memory costs the GPU driver nothing; a bad host address costs one question and no word
+/// Ordinary memory costs the GPU driver nothing. A bad host address costs one question and no line
 /// in the log.
 fn host_memory_is_left_alone(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
@@ -485,7 +487,7 @@ fn host_memory_is_left_alone(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Rule 14: a table that cannot be trusted is refused, and the pin is put back.
+/// A table that cannot be trusted is refused, and the pin is put back (rule 14).
 fn bad_tables(env: &Env) -> Result<()> {
     const SIZE: usize = MIB;
     let bench = Bench::new()?;
@@ -495,7 +497,7 @@ fn bad_tables(env: &Env) -> Result<()> {
     for (fault, value, reason) in [
         ("table_version", 0x0003_0000, "table_version"),
         ("table_version", 0x0000_0002, "table_version"),
-        // The provider's code for 4 KiB pages: the count no longer adds up.
+        // This is the provider's code for 4 KiB pages, with which the count is wrong.
         ("table_page_size", 0x100, "table_entries"),
         ("table_page_size", 2, "table_entries"),
         ("table_page_size", 7, "table_page_size"),
@@ -520,8 +522,8 @@ fn bad_tables(env: &Env) -> Result<()> {
             wrong.push(format!("{what}: {gets} gets, {puts} puts, {} pins left", gpu::pins()?));
         }
     }
-    // Outside every BAR. Where the table cannot say that it is coherent memory, the persistent
-    // client asks the provider.
+    // This address is outside every BAR. If the table cannot say that it is coherent memory, the
+    // persistent client asks the provider.
     for version in [0x2_0000, 0x1_0002] {
         gpu.fault_n("table_outside", 1, 1)?;
         gpu.fault_n("table_version", version, 1)?;
@@ -537,7 +539,7 @@ fn bad_tables(env: &Env) -> Result<()> {
             Err(e) => wrong.push(format!("{e:#}")),
         }
     }
-    // After all that a good table works.
+    // A good table works after all that.
     bench.reg(memory.va(), SIZE).context("register after the faults")?.dereg()?;
     if !wrong.is_empty() {
         bail!("{}", wrong.join("\n"));
@@ -545,7 +547,7 @@ fn bad_tables(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// What the provider's own refusals become, and that nothing stays behind.
+/// Tests what becomes of the provider's own refusals, and that nothing stays behind.
 fn provider_errors(env: &Env) -> Result<()> {
     let mode = env.mode()?;
     let bench = Bench::new()?;
@@ -553,9 +555,9 @@ fn provider_errors(env: &Env) -> Result<()> {
     let memory = bench.cuda.alloc(MIB)?;
     let fault = if mode == Mode::Persistent { "persistent_errno" } else { "get_errno" };
     let mut wrong = Vec::new();
-    // ENOMEM and EIO prove nothing by themselves: with the first call alone failing, a pin of one
-    // page shows that the memory is the GPU's; where that fails too it may be anybody's, and the
-    // user hears what ordinary memory says.
+    // ENOMEM and EIO alone prove nothing. If only the first call fails, a pin of one page shows
+    // that the memory is the GPU's. If that fails, too, the memory may be anybody's, and the user
+    // gets the answer for ordinary memory.
     const ALWAYS: u64 = 100;
     for (errno, times, seen, reason) in [
         (libc::EBUSY, ALWAYS, libc::EBUSY, "busy"),
@@ -574,7 +576,7 @@ fn provider_errors(env: &Env) -> Result<()> {
             Err(e) => wrong.push(format!("{e:#}")),
         }
     }
-    // BAR1 is full: the start can be pinned, the whole cannot.
+    // BAR1 is full: the start can be pinned, but the whole cannot.
     gpu.set("bar1_size", (36 << 20) + 2 * GPU_PAGE as u64)?;
     let got = bench.refused("BAR1 full", memory.va(), MIB);
     gpu.reset_config()?;
@@ -588,7 +590,7 @@ fn provider_errors(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// 524 = ENOTSUPP: persistent pins are impossible here, and the revocable client steps in.
+/// 524 is ENOTSUPP: persistent pins are impossible here, and the revocable client steps in.
 fn fallback(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The stand-ins' own tests, programs that come with them (ci/qemu/gpu/client, ci/qemu/cuda): is
-//! the lab's GPU what the reference pages say? What every other suite finds rests on that.
+//! Runs the stand-ins' own tests, which are programs (ci/qemu/gpu/client, ci/qemu/cuda). They test
+//! that the lab's GPU behaves as the reference pages say. The results of all other suites rest on
+//! that.
 
 use std::process::Command;
 
@@ -23,7 +24,7 @@ fn cuda(_: &Env) -> Result<()> {
     passes("cuda-selftest", &[])
 }
 
-/// Its last case leaves tables that the provider lost: they are given back with the module.
+/// Its last case leaves tables that the provider lost. Unloading the module gives them back.
 fn gpu(_: &Env) -> Result<()> {
     modules::modprobe("nvlab_gdr", &[])?;
     let passed = passes("nvlab-selftest", &[&machine::pci_function(RDMA_DEVICE)?]);
@@ -31,7 +32,7 @@ fn gpu(_: &Env) -> Result<()> {
     passed
 }
 
-/// Each case of a program that speaks KTAP.
+/// Runs each case of a program that prints KTAP.
 fn passes(program: &str, args: &[&str]) -> Result<()> {
     let out = Command::new(program).args(args).output().with_context(|| format!("start {program}"))?;
     let said = String::from_utf8_lossy(&out.stdout);
@@ -42,7 +43,7 @@ fn passes(program: &str, args: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The cases that failed, and those that the plan has and nobody heard of.
+/// Returns the cases that failed, and those of the plan that did not report.
 fn complaints(said: &str) -> Vec<String> {
     let results = || said.lines().filter(|l| l.starts_with("ok ") || l.starts_with("not ok "));
     let plan = said.lines().find_map(|l| l.strip_prefix("1..")?.parse::<usize>().ok());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A throw-away boot in which a core of 24.10 hangs by its inverted stop test, so that what the
-//! other suites leave out on those cores (`Test::not_on`) is known to be the core's doing.
+//! A throw-away boot in which a core of 24.10 hangs by its inverted stop test. It proves that the
+//! core is responsible for what the other suites leave out on those cores (`Test::not_on`).
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -19,8 +19,8 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: NAME, tests: in_modes(nvidia_c, &[Mode::Legacy], "waits_for_itself", waits_for_itself) }
 }
 
-/// docs/facts.md#core-bugs: the NIC has no mkey left, and the registering process waits for good
-/// for the umem mapping lock that it holds itself.
+/// The NIC has no mkey left, and the registering process waits for good for the umem mapping lock
+/// that it holds itself (docs/facts.md#core-bugs).
 fn waits_for_itself(env: &Env) -> Result<()> {
     if env.generation != Generation::V2410 {
         skip("the stop test is right on this core");
@@ -37,7 +37,7 @@ fn waits_for_itself(env: &Env) -> Result<()> {
     loop {
         let stack = fs::read_to_string(format!("/proc/{}/stack", victim.id())).unwrap_or_default();
         if stack.contains(WHERE) {
-            // It stays there, whatever is sent to it.
+            // It stays there, whatever signal it gets.
             victim.kill()?;
             std::thread::sleep(Duration::from_secs(1));
             let after = fs::read_to_string(format!("/proc/{}/stack", victim.id())).unwrap_or_default();

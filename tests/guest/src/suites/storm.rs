@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Eight processes that do everything at random, at once (`crate::storm`), with a reader of /proc,
-//! and the accounting afterwards. What a process does is a function of seed, process number and
-//! life (`crate::storm::plan`): a failure prints the last operations of each process, and
-//! `guest.seed=` repeats them.
+//! Eight processes do everything at random at the same time (`crate::storm`), beside a reader of
+//! /proc. Afterwards, the accounting is checked. What a process does is a function of seed, process
+//! number and life (`crate::storm::plan`). A failure prints the last operations of each process,
+//! and `guest.seed=` repeats them.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -23,22 +23,23 @@ use crate::storm::{log, Counts, INTERLEAVING, SEQUENCE};
 use crate::test::{emit, in_modes, Env, NvidiaC, Suite, FAIL_MARK};
 
 const PROCESSES: u64 = 8;
-/// Registrations of all processes together, without `guest.storm=`.
+/// The number of registrations of all processes together, unless `guest.storm=` names another.
 const REGISTRATIONS: u64 = 500;
-/// For which there is time, under any load and on any kernel: two registrations per second, and
-/// what a boot needs.
+/// The number of registrations per second for which the time limit allows, under any load and on
+/// any kernel, in addition to what a boot needs.
 const PER_SECOND: u64 = 2;
-/// Storms, at most, until each thing was done that a storm is for.
+/// The largest number of storms. They end earlier when everything has been done that a storm is
+/// for.
 const MOST_ROUNDS: u32 = 5;
 
 pub fn suite(nvidia_c: bool) -> Suite {
     let means = NvidiaC::Skip("a use after free in it stops the machine");
     let tests = in_modes(nvidia_c, &[Mode::Persistent, Mode::Legacy], "everything_at_once", everything_at_once);
-    // The runner's limit is for a coordinator that hangs itself; the storm has its own.
+    // The runner's limit is for a coordinator that hangs itself. The storm has its own.
     Suite { name: "storm", tests: tests.into_iter().map(|t| t.nvidia_c(means).limit(48 * 3600)).collect() }
 }
 
-/// What a process said, or that it ended.
+/// A line that a process printed, or its end.
 enum Said {
     Line(u64, String),
     End,
@@ -56,7 +57,7 @@ fn start(seed: u64, process: u64, registrations: u64, to: Sender<Said>) -> Resul
     let out = child.stdout.take().context("its output")?;
     thread::spawn(move || {
         for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
-            // Nobody listens any more only where the test has failed already.
+            // Sending fails only if the test has failed already.
             let _ = to.send(Said::Line(process, String::from_utf8_lossy(&line).into_owned()));
         }
         let _ = to.send(Said::End);
@@ -64,7 +65,7 @@ fn start(seed: u64, process: u64, registrations: u64, to: Sender<Said>) -> Resul
     Ok(child)
 }
 
-/// Until all have ended: what they counted, by number of the process.
+/// Waits until all have ended. Returns their counts, by number of the process.
 fn listen(from: &Receiver<Said>, limit: Duration) -> Result<BTreeMap<u64, Counts>> {
     let end = Instant::now() + limit;
     let (mut counts, mut ended, mut wrong) = (BTreeMap::new(), 0, Vec::new());
@@ -76,7 +77,7 @@ fn listen(from: &Receiver<Said>, limit: Duration) -> Result<BTreeMap<u64, Counts
                     counts.insert(process, Counts::parse(json)?);
                 } else if let Some(why) = line.strip_prefix(FAIL_MARK) {
                     wrong.push(format!("process {process}: {why}"));
-                    // The others would run into what this one left.
+                    // The other processes would run into what this one left.
                     break;
                 } else {
                     println!("process {process}: {line}");
@@ -91,8 +92,8 @@ fn listen(from: &Receiver<Said>, limit: Duration) -> Result<BTreeMap<u64, Counts
     Ok(counts)
 }
 
-/// What a reader of /proc sees meanwhile: whole rows, and counters that never fall. How often it
-/// looked. On the console it says each minute how far the storm is.
+/// Reads /proc meanwhile: rows must be whole, and counters must never fall. Returns how often it
+/// looked. Each minute, it prints on the console how far the storm is.
 fn watch(done: &AtomicBool) -> Result<u64> {
     let (mut looks, mut before, mut said) = (0, 0, Instant::now());
     while !done.load(Ordering::Relaxed) {
@@ -115,7 +116,7 @@ fn watch(done: &AtomicBool) -> Result<u64> {
     Ok(looks)
 }
 
-/// Eight processes, until each has come to its end: what they counted.
+/// Runs eight processes until each has ended, and returns their counts.
 fn storm(env: &Env, seed: u64, registrations: u64) -> Result<Vec<Counts>> {
     let begin = Instant::now();
     let (to, from) = channel();
@@ -138,7 +139,7 @@ fn storm(env: &Env, seed: u64, registrations: u64) -> Result<Vec<Counts>> {
             log::last(process).iter().for_each(|line| println!("    {line}"));
         }
         for child in &mut children {
-            // Ended already, or in the way.
+            // The process has ended already, or is in the way.
             let _ = child.kill();
         }
     }
@@ -174,7 +175,7 @@ fn storm(env: &Env, seed: u64, registrations: u64) -> Result<Vec<Counts>> {
 fn everything_at_once(env: &Env) -> Result<()> {
     let registrations = env.number("storm", REGISTRATIONS)?;
     let mut rng = env.rng()?;
-    // The processes compare bytes themselves; sums of all of them would take most of the storm's
+    // The processes compare bytes themselves. CRCs of all of them would take most of the storm's
     // time.
     gpu::lab()?.set("crc_max", 0)?;
     let ledger = Ledger::begin()?;
@@ -182,7 +183,7 @@ fn everything_at_once(env: &Env) -> Result<()> {
     let sum = |all: &[Counts], name: &str| all.iter().map(|c| c.get(name)).sum::<u64>();
     for round in 1.. {
         all.extend(storm(env, rng.u64(..), registrations)?);
-        // What is random may leave something out.
+        // Random steps may leave something out.
         let missing = Op::NAMES.iter().chain(&["arrived", "hca_lost"]).find(|name| sum(&all, name) == 0);
         let Some(missing) = missing else { break };
         ensure!(round < MOST_ROUNDS, "no {missing} in {round} storms: nothing was tested");
@@ -196,8 +197,8 @@ fn everything_at_once(env: &Env) -> Result<()> {
     ledger.check()?;
     let lost = gpu::accounting()?.get("leaked_tables");
     if lost > 0 {
-        // Memory that is freed between two steps of the provider's get: it forgets the table, and
-        // so does no client ever see it. The module's own figures agreed above.
+        // If memory is freed between two steps of the provider's get, the provider forgets the
+        // table, and no client ever sees it. The module's own figures agreed above.
         println!("the provider lost {lost} tables by its own bug");
         unload_devices()?;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Tables of every page size that the provider's interface knows, and long ones.
+//! Tests tables of every page size that the provider's interface knows, and long tables.
 
 use std::fs;
 
@@ -20,11 +20,11 @@ pub fn suite(nvidia_c: bool) -> Suite {
         tests.extend(in_modes(nvidia_c, &[mode], "page_sizes", page_sizes));
         tests.extend(in_modes(nvidia_c, &[mode], "without_high_orders", without_high_orders));
     }
-    // It takes pages of 64 KiB only.
+    // NVIDIA's module accepts only pages of 64 KiB.
     Suite { name: "tables", tests: tests.into_iter().map(|t| t.nvidia_c(NvidiaC::Recorded)).collect() }
 }
 
-/// Runs that `[at, at + len)` touches, each `run` bytes long.
+/// Returns how many runs of `run` bytes `[at, at + len)` touches.
 fn touched(at: usize, len: usize, run: usize) -> u64 {
     ((at + len - 1) / run - at / run + 1) as u64
 }
@@ -34,7 +34,7 @@ fn page_sizes(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let gpu = gpu::lab()?;
     // A module that was just loaded asks the provider about the pair of GPU and NIC, by its first
-    // persistent registration; the provider cannot be asked with the smallest pages.
+    // persistent registration. It cannot ask with the smallest pages.
     if env.mode()? == Mode::Persistent {
         modules::rmmod(PEERMEM)?;
         modules::modprobe("nvidia-peermem", Mode::Persistent.parameters(env.nvidia_c))?;
@@ -55,7 +55,7 @@ fn page_sizes(env: &Env) -> Result<()> {
                 let before = pattern(&mut rng, SIZE);
                 memory.write(0, &before)?;
                 let mr = bench.reg(memory.va() + at as u64, len).with_context(|| format!("register {what}"))?;
-                // What the table covers is the pages of the CPU around the range.
+                // The table covers the pages of the CPU around the range.
                 let (first, last) = (at & !4095, (at + len + 4095) & !4095);
                 let (got, wanted) = (lab::nic_mr(mr.lkey())?.sg_entries, touched(first, last - first, run));
                 ensure!(got == wanted, "{what}: {got} sg entries, wanted {wanted}");
@@ -76,9 +76,9 @@ fn page_sizes(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Makes the page allocator fail for this thread, for more pages at once than one object of a page
-/// needs: one, but where KASAN or slab debugging adds to each object, two. Switched off when
-/// dropped.
+/// Makes the page allocator fail for this thread when it asks for more pages at once than one
+/// object of a page needs. That is one, or two where KASAN or slab debugging adds to each object.
+/// Dropping this switches it off.
 struct OnePageOnly;
 
 impl OnePageOnly {
@@ -109,13 +109,13 @@ impl OnePageOnly {
 
 impl Drop for OnePageOnly {
     fn drop(&mut self) {
-        // The thread's own switch goes with the test's process, should this fail.
+        // If this fails, the thread's own switch ends with the test's process.
         let _ = fs::write(Self::MINE, "0");
         let _ = fs::write(format!("{}/probability", Self::SWITCHES), "0");
     }
 }
 
-/// A long table of many runs on a machine whose memory is in single pages.
+/// Registers a long table of many runs on a machine whose memory is in single pages.
 fn without_high_orders(_: &Env) -> Result<()> {
     const SIZE: usize = 192 * MIB;
     if !fs::exists(OnePageOnly::SWITCHES)? {

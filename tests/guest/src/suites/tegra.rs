@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A machine with an integrated GPU (Tegra): memory that its CPU reaches registers as host memory
-//! does, without a client, and nvidia-peermem says that it has nothing to do there
+//! A machine with an integrated GPU (Tegra). Memory that its CPU reaches registers like host
+//! memory, without a client, and nvidia-peermem reports that it has nothing to do there
 //! (docs/gpudirect-guide.md#integrated-gpus-tegra).
 
 use std::fs::{File, OpenOptions};
@@ -16,7 +16,7 @@ use crate::modules::{self, PEERMEM};
 use crate::test::{Env, Suite, Test};
 use crate::verbs::{Device, Loopback, Mr, Op, Pd, FULL_ACCESS};
 
-/// Where the stand-in has memory without pages.
+/// The offset at which the stand-in has memory without pages.
 const CARVEOUT: i64 = 1 << 30;
 
 pub fn suite() -> Suite {
@@ -31,7 +31,7 @@ pub fn suite() -> Suite {
     }
 }
 
-/// A mapping of the stand-in's memory; unmapped when dropped.
+/// A mapping of the stand-in's memory. Dropping it unmaps the memory.
 struct Mapping {
     at: std::ptr::NonNull<std::ffi::c_void>,
     len: usize,
@@ -97,7 +97,7 @@ fn no_mapping_of_the_cpu(_: &Env) -> Result<()> {
     devices()?;
     let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
     let carveout = Mapping::new(CARVEOUT, page())?;
-    // As memory of cudaMalloc() there: an address of the GPU's alone.
+    // On such a machine, memory of cudaMalloc() has an address for the GPU alone.
     let gone = Mapping::new(0, page())?.va();
     for (what, va) in [("memory without pages", carveout.va()), ("an address without a mapping", gone)] {
         let refused = Mr::reg(&pd, va, page(), FULL_ACCESS).err().with_context(|| format!("{what}: registered"))?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `peermemctl` beside a module that works: what `watch`, `list`, `topo` and `selftest` say is what
-//! is going on, and how soon after a refusal `failures` has told it.
+//! Tests `peermemctl` beside a module that works: `watch`, `list`, `topo` and `selftest` must
+//! report what is going on, and `failures` must show a refusal soon.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -36,8 +36,8 @@ pub fn suite() -> Suite {
     }
 }
 
-/// A registration is in the line after it, and in its rate; then it is gone. As many lines come as
-/// were asked for.
+/// `watch` shows a registration and its rate in the line after it, and then no longer. It prints as
+/// many lines as were asked for.
 fn watch(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mut child = Command::new("peermemctl")
@@ -49,7 +49,7 @@ fn watch(_: &Env) -> Result<()> {
     let mut next = || -> Result<Value> { Ok(serde_json::from_str(&lines.next().context("watch ended")??)?) };
     let first = next()?;
     ensure!(first["live"] == 0 && first["seconds"] == 0.0 && first["pins_per_second"] == 0.0, "first: {first}");
-    // However slow this machine is, a line comes in which it is seen.
+    // However slow this machine is, a line with the registration must come.
     let mut until = |key: &str| -> Result<Value> {
         for _ in 0..30 {
             let tick = next()?;
@@ -74,7 +74,7 @@ fn watch(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Processes by bytes, and who keeps the module.
+/// `list` shows processes by bytes, and what keeps the module.
 fn list(_: &Env) -> Result<()> {
     let small = Helper::start(&["hold", &MIB.to_string(), "2"])?;
     let large = Helper::start(&["hold", &(8 * MIB).to_string(), "1"])?;
@@ -105,7 +105,7 @@ fn topo(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Bytes move, nothing is left; what cannot be tried says why.
+/// `selftest` moves bytes and leaves nothing. It gives a reason for what cannot be tried.
 fn selftest(_: &Env) -> Result<()> {
     let (gets, puts) = gpu::provider_calls()?;
     let (told, code) = peermem::peermemctl_json(&["selftest", "--nic", RDMA_DEVICE, "--gpu", "0"])?;
@@ -132,7 +132,7 @@ fn selftest(_: &Env) -> Result<()> {
         let said = peermem::peermemctl(&[&["selftest"][..], &args].concat())?;
         ensure!(said.code == Some(2) && said.text.contains(word), "{args:?}: {:?} {}", said.code, said.text);
     }
-    // A refusal is told with the module's reason.
+    // A refusal is reported with the module's reason.
     gpu::lab()?.fault("persistent_errno", libc::EBUSY as u64)?;
     let told = peermem::peermemctl_json(&["selftest"]);
     gpu::lab()?.reset_faults()?;
@@ -142,9 +142,9 @@ fn selftest(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// From the failure's own time stamp until all is printed: that time is written down, since a busy
-/// machine stretches it. What is asserted is the processor time of `peermemctl`, and of three tries
-/// the least: an emulator that has to wait for its host's processor counts that as used.
+/// Measures from the failure's own time stamp until all is printed. The time is only recorded,
+/// because a busy machine stretches it. The test checks the processor time of `peermemctl`, the
+/// least of three tries: an emulator that has to wait for its host's processor counts that as used.
 fn failures_at_once(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
@@ -171,7 +171,7 @@ fn failures_at_once(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Of what the module tells, to root even, no number is an address in the kernel's half.
+/// No number in what the module reports, even to root, is an address in the kernel's half.
 fn no_kernel_addresses(_: &Env) -> Result<()> {
     const KERNEL: u64 = 1 << 63;
     let bench = Bench::new()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Real UCX, asked by its own `ucx_info` what it can do with the soft NIC (docs/consumers.md).
+//! Asks real UCX, by its own `ucx_info`, what it can do with the soft NIC (docs/consumers.md).
 
 use std::path::Path;
 use std::process::Command;
@@ -17,8 +17,8 @@ pub fn suite() -> Suite {
     Suite { name: "ucx", tests: vec![Test::new("finds_the_module", Level::Devices, finds_the_module)] }
 }
 
-/// What `ucx_info -d` says of the NIC's memory domain, with UCX told to use GPUDirect RDMA `try`
-/// (its default), `y` or `n`; `None` where UCX could not open the domain.
+/// Returns what `ucx_info -d` reports about the NIC's memory domain, with UCX's use of GPUDirect
+/// RDMA set to `try` (its default), `y` or `n`, or `None` if UCX could not open the domain.
 fn domain(gpu_direct: &str) -> Result<Option<String>> {
     let out = Command::new(PROGRAM)
         .arg("-d")
@@ -39,9 +39,8 @@ fn domain(gpu_direct: &str) -> Result<Option<String>> {
     Ok(Some(of_nic.to_string()))
 }
 
-/// UCX registers GPU memory with a NIC where it finds the module, and nowhere else. Where
-/// `ucx_info` lists the memory types (newer ones), they say so; where it does not, its refusal to
-/// do without says it.
+/// UCX registers GPU memory with a NIC if it finds the module, and only then. A newer `ucx_info`
+/// lists the memory types, which show it. An older one shows it by refusing to do without.
 fn finds_the_module(_: &Env) -> Result<()> {
     if !Path::new(PROGRAM).exists() {
         skip("ucx_info is not in this image");
@@ -58,7 +57,7 @@ fn finds_the_module(_: &Env) -> Result<()> {
 
     let types = |said: &str| said.lines().find(|l| l.contains("memory types:")).map(str::to_string);
     if !told_by_peers && types(&with).is_none() {
-        // docs/consumers.md
+        // See docs/consumers.md.
         skip("no /sys/kernel/mm/memory_peers on this kernel, and this UCX looks for the module nowhere else");
         return Ok(());
     }

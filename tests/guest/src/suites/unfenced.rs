@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-//! GPU memory under an object that the NIC cannot fence, such as a queue or a DevX umem: the core
-//! asks only clients whose memory never goes away by itself (docs/facts.md#nic-drivers). rxe's
-//! queues are kernel memory, so the lab's NIC asks for an MR in that way (`no_invalidation`).
+//! Tests GPU memory under an object that the NIC cannot fence, such as a queue or a DevX umem. For
+//! these, the core asks only clients whose memory never goes away by itself
+//! (docs/facts.md#nic-drivers). rxe's queues are kernel memory, so the lab's NIC asks for an MR in
+//! that way (`no_invalidation`).
 
 use anyhow::{ensure, Result};
 
@@ -30,13 +31,13 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: "unfenced", tests }
 }
 
-/// The clients that were asked, in order.
+/// Returns the clients that were asked, in order.
 fn asked() -> Result<Vec<String>> {
     Ok(lab::trace()?.into_iter().filter(|e| e.callback == "acquire").map(|e| e.client).collect())
 }
 
-/// By the persistent client, whichever mode: the memory outlives its free, and the object can be
-/// used until it goes.
+/// The persistent client serves it in every mode. The memory outlives its free, and the object can
+/// be used until it is destroyed.
 fn is_served(env: &Env) -> Result<()> {
     let owner = match env.mode()? {
         Mode::Persistent | Mode::Fallback => "nv_mem",
@@ -58,8 +59,7 @@ fn is_served(env: &Env) -> Result<()> {
     link.done(1)?;
     same_bytes("written", &memory.read(0, SIZE)?, &bytes)?;
     if !env.nvidia_c {
-        // There is no page of the CPU's behind a BAR, and NVIDIA's module lets the kernel look for
-        // one.
+        // The CPU has no page behind a BAR, but NVIDIA's module lets the kernel look for one.
         let read = lab::set_nic("copy_from", mr.lkey().into()).expect_err("the kernel read a queue in GPU memory");
         let errno = read.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
         expect_errno("a queue that the kernel reads", errno.unwrap_or(0), libc::EINVAL)?;
@@ -73,15 +73,15 @@ fn is_served(env: &Env) -> Result<()> {
     same_bytes("read after the free", &source.read(0, SIZE)?, &bytes)?;
     lab::clear_trace()?;
     mr.dereg()?;
-    // Without a notifier there is nothing to stop.
+    // Without a notifier, there is nothing to stop.
     let events = lab::trace()?;
     let names: Vec<&str> = events.iter().map(|e| e.callback.as_str()).collect();
     ensure!(names == ["dma_unmap", "put_pages", "release"], "the end: {names:?}");
     Ok(())
 }
 
-/// Where the platform refuses persistent pins, and only a revocable client could serve: errno and
-/// reason say so. An MR of the same memory works where there is such a client.
+/// Where the platform refuses persistent pins, only a revocable client could serve, and errno and
+/// reason say so. An MR of the same memory works if there is such a client.
 fn is_refused_with_a_reason(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(SIZE)?;
@@ -119,7 +119,7 @@ fn is_refused_with_a_reason(env: &Env) -> Result<()> {
     Ok(mr.dereg()?)
 }
 
-/// Memory that nobody knows costs one question to the provider and no word, as for MRs.
+/// Memory that nobody knows costs one question to the provider and no line in the log, as for MRs.
 fn host_memory_is_left_alone(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     // NVIDIA's module records none.

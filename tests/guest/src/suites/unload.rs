@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! rmmod at every inconvenient moment: refused as long as anything of the module is in use, clean
-//! from then on.
+//! Tries rmmod at every inconvenient moment. It is refused as long as anything of the module is in
+//! use, and leaves nothing behind from then on.
 
 use std::ffi::CStr;
 use std::fs::{self, File};
@@ -28,12 +28,12 @@ use crate::verbs::Loopback;
 
 const NAME: &CStr = c"nvidia_peermem";
 const SIZE: usize = MIB;
-/// How long what is over may take to be seen so.
+/// The time in which what has ended must be seen as ended.
 const SETTLE: Duration = Duration::from_secs(5);
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
-/// Loads of `again_and_again` without `guest.loads=`.
+/// The number of loads of `again_and_again`, unless `guest.loads=` names another.
 const LOADS: u32 = 30;
-/// What is no row of the scenario table is not asked of it.
+/// NVIDIA's module skips the tests that are not rows of the scenario table.
 const OURS: NvidiaC = NvidiaC::Skip("it has neither statistics nor tracepoints, and keeps what it cannot put");
 
 pub fn suite(nvidia_c: bool) -> Suite {
@@ -48,7 +48,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
     add(&[Mode::Legacy], "after_the_callback_returned", after_the_callback_returned);
     add(&BOTH, "while_observed", while_observed);
     add(&BOTH, "beside_registrations", beside_registrations);
-    // A thousand take a second each on a busy machine with the debug kernel.
+    // A thousand loads take a second each on a busy machine with the debug kernel.
     let again = in_modes(nvidia_c, &BOTH, "again_and_again", again_and_again);
     tests.extend(again.into_iter().map(|t| t.limit(4 * 3600)));
     Suite {
@@ -60,12 +60,12 @@ pub fn suite(nvidia_c: bool) -> Suite {
     }
 }
 
-/// What rmmod does, without the program.
+/// Unloads the module as rmmod does, without the program.
 fn unload() -> Result<(), Errno> {
     delete_module(NAME, DeleteModuleFlags::O_NONBLOCK)
 }
 
-/// Loads it as it was loaded.
+/// Loads the module with the parameters that it had.
 struct Loader {
     file: File,
     parameters: std::ffi::CString,
@@ -84,7 +84,7 @@ impl Loader {
     }
 }
 
-/// rmmod must say "in use", and leave everything as it is.
+/// Checks that rmmod reports "in use", and leaves everything as it is.
 fn refused(why: &str) -> Result<()> {
     match unload() {
         Err(Errno::EWOULDBLOCK) => Ok(()),
@@ -93,7 +93,7 @@ fn refused(why: &str) -> Result<()> {
     }
 }
 
-/// rmmod must work now, and so must the module that is loaded after it.
+/// Checks that rmmod works now, and so does the module that is loaded after it.
 fn unloads(env: &Env, bench: &Bench) -> Result<()> {
     // NVIDIA's module keeps no accounting of its own.
     let settled = || if env.nvidia_c { gpu::wait_clean(SETTLE) } else { settled(SETTLE) };
@@ -126,8 +126,8 @@ fn with_live_mrs(env: &Env) -> Result<()> {
     unloads(env, &bench)
 }
 
-/// A file of /proc half read, and the tracepoints on: neither holds the module, and neither
-/// outlives it.
+/// A file of /proc is half read, and the tracepoints are on. Neither keeps the module loaded, and
+/// neither outlives it.
 fn while_observed(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mut stats = File::open("/proc/driver/nvidia-peermem/stats").context("open stats")?;
@@ -159,7 +159,7 @@ fn while_observed(env: &Env) -> Result<()> {
     settled(SETTLE)
 }
 
-/// What a child deregistered can be put by nobody but its owner.
+/// Only the owner can put what a child deregistered.
 fn with_orphans(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (memory, mr) = bench.registered(SIZE)?;
@@ -169,9 +169,9 @@ fn with_orphans(env: &Env) -> Result<()> {
     unloads(env, &bench)
 }
 
-/// The provider failed to put it. A revocable pin has its callback armed, and waits for the next
-/// registration (without memory only) or for the free. A persistent one is lost, and nobody waits for
-/// it.
+/// The provider failed to put a pin. A revocable pin still has its callback, and waits for the next
+/// registration (only after a lack of memory) or for the free. A persistent pin is lost, and nobody
+/// waits for it.
 fn with_a_pin_that_was_not_put(env: &Env) -> Result<()> {
     let persistent = env.mode()? == Mode::Persistent;
     let fault = if persistent { "persistent_put_errno" } else { "put_errno" };
@@ -220,7 +220,7 @@ fn before_invalidate(env: &Env) -> Result<()> {
     unloads(env, &bench)
 }
 
-/// In the core's fence, and in the provider just before it calls us.
+/// The callback stands in the core's fence, or in the provider just before it calls us.
 fn during_a_callback(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (memory, mr) = bench.registered(SIZE)?;
@@ -234,8 +234,8 @@ fn during_a_callback(env: &Env) -> Result<()> {
     mr.dereg()?;
 
     if !env.nvidia_c {
-        // In the kernel's unmapping, which is the callback's after the fence; NVIDIA's is the
-        // provider's.
+        // The callback stands in the kernel's unmapping. In our module, the callback unmaps after
+        // the fence; with NVIDIA's, the provider unmaps.
         let (memory, mr) = bench.registered(SIZE)?;
         let hold = CoreHold::arm("in_dma_unmap")?;
         let free = free_beside(&bench, memory);
@@ -257,8 +257,8 @@ fn during_a_callback(env: &Env) -> Result<()> {
     unloads(env, &bench)
 }
 
-/// The callback is out of our text and the MR is gone: nothing is left to wait for, although the
-/// provider still is in the middle of its free.
+/// The callback has left our code and the MR is gone. There is nothing left to wait for, although
+/// the provider is still in the middle of its free.
 fn after_the_callback_returned(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (memory, mr) = bench.registered(SIZE)?;
@@ -274,8 +274,8 @@ fn after_the_callback_returned(env: &Env) -> Result<()> {
     unloads(env, &bench)
 }
 
-/// One thread registers as fast as it can, another unloads and loads: a registration works, or
-/// finds no client.
+/// One thread registers as fast as it can, while another unloads and loads the module. Each
+/// registration works, or finds no client.
 fn beside_registrations(env: &Env) -> Result<()> {
     const UNLOADS: u32 = 4;
     let bench = Bench::new()?;
@@ -301,7 +301,7 @@ fn beside_registrations(env: &Env) -> Result<()> {
     let loader = Loader::new(env)?;
     let mut busy = 0;
     for _ in 0..UNLOADS {
-        // Some registrations of each module that is loaded.
+        // Wait for some registrations with each module that is loaded.
         let (before, end) = (good.load(Ordering::Relaxed), Instant::now() + super::PATIENCE);
         while good.load(Ordering::Relaxed) < before + 2 && !registering.is_finished() {
             ensure!(Instant::now() < end, "nothing can be registered after a reload");
@@ -311,7 +311,7 @@ fn beside_registrations(env: &Env) -> Result<()> {
             ensure!(e == Errno::EWOULDBLOCK, "rmmod: {}", errno_name(e as i32));
             ensure!(Instant::now() < end, "rmmod never went through");
             busy += 1;
-            // At another moment of the next registration.
+            // Unload at another moment of the next registration.
             std::thread::sleep(Duration::from_micros(500));
         }
         loader.load()?;
@@ -323,10 +323,10 @@ fn beside_registrations(env: &Env) -> Result<()> {
     unloads(env, &bench)
 }
 
-/// A line of /proc/meminfo: its name, and KiB.
+/// A line of /proc/meminfo: its name, and its value in KiB.
 type Figure = (&'static str, i64);
 
-/// Kernel memory in use, after the allocators gave back what they only keep.
+/// Returns the kernel memory in use, after the allocators gave back what they only keep.
 fn kernel_memory() -> Result<Vec<Figure>> {
     // Shrinking a cache also takes it out of KASAN's quarantine.
     for cache in fs::read_dir("/sys/kernel/slab").context("read /sys/kernel/slab")? {
@@ -345,26 +345,26 @@ fn kernel_memory() -> Result<Vec<Figure>> {
         .collect()
 }
 
-/// What grew by more than that many KiB, in words.
+/// Returns, in words, what grew by more than `bound` KiB.
 fn grown(before: &[Figure], after: &[Figure], bound: i64) -> Vec<String> {
     let pairs = before.iter().zip(after);
     pairs.filter(|(b, a)| a.1 - b.1 > bound).map(|(b, a)| format!("{} by {} KiB", b.0, a.1 - b.1)).collect()
 }
 
-/// Load and unload, `guest.loads=` times, up to three times as often where memory seems to grow
-/// with it; every tenth module registers once. With all alarms only the first ten, and kmemleak is
-/// asked instead.
+/// Loads and unloads the module `guest.loads=` times, and up to three times as often if memory
+/// seems to grow with it. Every tenth module registers once. On a kernel with all alarms, it makes
+/// only the first ten loads, and asks kmemleak instead.
 fn again_and_again(env: &Env) -> Result<()> {
-    /// Until caches and tables that grow once have grown.
+    /// The number of loads after which caches and tables that grow once have grown.
     const WARM: u32 = 10;
-    /// What the figures move by although nothing is lost.
+    /// The change of the figures, in KiB, although nothing is lost.
     const NOISE_KIB: i64 = 100;
     const PAGE_KIB: i64 = 4;
-    /// Slabs move by a little more than that now and then, but not again and again, as what is lost
-    /// with each load does.
+    /// The number of rounds. Slabs occasionally change by a little more than the noise, but not
+    /// repeatedly, as a loss with each load would.
     const ROUNDS: i64 = 3;
     let loads = env.number("loads", LOADS)?;
-    // A quarter of a page per load, where that is more than noise.
+    // A quarter of a page per load counts as growth, if that is more than noise.
     let bound = i64::from(loads).max(NOISE_KIB);
     ensure!(i64::from(loads) * PAGE_KIB > bound, "guest.loads={loads}: a page lost with each would pass for noise");
     let bench = Bench::new()?;

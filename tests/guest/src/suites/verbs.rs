@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Registration beyond `ibv_reg_mr()` of one buffer: other addresses, re-registration, many regions
-//! on one allocation, several threads, fork, memory windows.
+//! Tests registration beyond `ibv_reg_mr()` of one buffer: other addresses, re-registration, many
+//! regions on one allocation, several threads, fork, memory windows.
 
 mod rereg;
 
@@ -61,7 +61,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: "verbs", tests }
 }
 
-/// Source of what is moved: registered host memory, never itself under test.
+/// The source of what is moved: registered host memory, which is never itself under test.
 struct Source {
     bytes: Vec<u8>,
     mr: Mr,
@@ -74,8 +74,8 @@ impl Source {
         Ok(Self { bytes, mr })
     }
 
-    /// Random bytes into `mr` at `at`, and whether they are all that has changed in `memory`.
-    /// `from` is where the region lies in it.
+    /// Writes random bytes into `mr` at `at`, and checks that nothing else has changed in `memory`.
+    /// The region begins at `from` of the memory.
     fn deliver(
         &mut self,
         link: &Loopback,
@@ -92,14 +92,14 @@ impl Source {
     }
 }
 
-/// Requests name addresses that are not the memory's own; these, and no others, reach it.
+/// Requests name addresses that are not the memory's own. These, and no others, reach it.
 fn reg_mr_iova(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let memory = bench.cuda.alloc(2 * MIB)?;
     let mut source = Source::new(&bench, MIB)?;
-    // The offset in a page is the same at both, as the kernel asks.
+    // The offset in a page is the same for both addresses, as the kernel requires.
     for (from, iova, len) in [
         (0, 0, MIB),
         (0, page() as u64, MIB),
@@ -110,12 +110,12 @@ fn reg_mr_iova(env: &Env) -> Result<()> {
         let mr = Mr::reg_iova(&bench.pd, memory.va() + from as u64, len, iova, FULL_ACCESS).context(what.clone())?;
         for (at, n) in [(0, 1), (len - 1, 1), (100, len - 200)] {
             source.deliver(&link, &mut rng, (&mr, at), (&memory, from), n).context(what.clone())?;
-            // And as the local end of a request.
+            // Use it as the local end of a request, too.
             rng.fill(&mut source.bytes[..n]);
             link.run(Op::Read, (&mr, at), (&source.mr, 0), n).context(what.clone())?;
             same_bytes(&format!("{what}, read into"), &memory.read(from + at, n)?, &source.bytes[..n])?;
         }
-        // Its own address is nobody's, and neither is what lies behind the end.
+        // The memory's own address belongs to nobody, and neither does what lies behind the end.
         for stranger in [memory.va() + from as u64, iova + len as u64] {
             let status = Loopback::new(&bench.pd)?.attempt(Op::Write, (&source.mr, 0), (mr.rkey(), stranger), 8)?;
             ensure!(status == Status::IBV_WC_REM_ACCESS_ERR, "{what}: a write to {stranger:#x} ended with {status:?}");
@@ -126,8 +126,8 @@ fn reg_mr_iova(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Regions inside each other and across each other, in the same pages: each its own pin, each its
-/// own end.
+/// Regions lie inside each other and across each other, in the same pages. Each has its own pin and
+/// its own end.
 fn overlapping(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -136,14 +136,14 @@ fn overlapping(env: &Env) -> Result<()> {
     let mut source = Source::new(&bench, 2 * MIB)?;
     let spans = [
         (0, MIB),
-        // The same again.
+        // The same region again.
         (0, MIB),
-        // Inside it.
+        // A region inside it.
         (256 * KIB, 512 * KIB),
         (256 * KIB + 1, 3),
-        // Across its end.
+        // A region across its end.
         (512 * KIB, MIB),
-        // Around all of them.
+        // A region around all of them.
         (0, 2 * MIB),
     ];
     let mut mrs = Vec::new();
@@ -166,8 +166,8 @@ fn overlapping(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Half of a range was mapped in BAR1 before, and the rest comes elsewhere: contiguous memory at
-/// two unrelated addresses.
+/// Half of a range was mapped in BAR1 before, and the rest gets another place. So contiguous memory
+/// has two unrelated addresses.
 fn unrelated_extents(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -175,7 +175,7 @@ fn unrelated_extents(env: &Env) -> Result<()> {
     let (memory, other) = (bench.cuda.alloc(4 * MIB)?, bench.cuda.alloc(2 * MIB)?);
     let mut source = Source::new(&bench, 4 * MIB)?;
     let first = bench.reg(memory.va(), MIB)?;
-    // Lies behind it.
+    // This lies behind it.
     let beside = bench.reg(other.va(), 2 * MIB)?;
     let whole = bench.reg(memory.va(), 4 * MIB)?;
     let entries = lab::nic_mr(whole.lkey())?.sg_entries;
@@ -184,7 +184,7 @@ fn unrelated_extents(env: &Env) -> Result<()> {
         let len = if std::ptr::eq(mr, &first) { MIB } else { 4 * MIB };
         source.deliver(&link, &mut rng, (mr, 0), (&memory, 0), len)?;
     }
-    // The first registration goes, and its extent stays.
+    // The first registration ends, but its extent stays.
     first.dereg()?;
     source.deliver(&link, &mut rng, (&whole, 0), (&memory, 0), 4 * MIB)?;
     beside.dereg()?;
@@ -194,8 +194,8 @@ fn unrelated_extents(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// More regions than anything of ours has room for at once, on one allocation, and all of them over
-/// in any order; the revocable ones once more, by a free.
+/// Makes more regions on one allocation than anything of ours has room for at once, and ends all of
+/// them in any order. Revocable regions are ended once more, by a free.
 fn thousand_regions_on_one_allocation(env: &Env) -> Result<()> {
     const COUNT: usize = 1100;
     let mut rng = env.rng()?;
@@ -206,8 +206,8 @@ fn thousand_regions_on_one_allocation(env: &Env) -> Result<()> {
     let register = |rng: &mut fastrand::Rng| -> Result<Vec<(usize, usize, Mr)>> {
         let mut mrs = Vec::new();
         for n in 0..COUNT {
-            // Three at most begin in one page: the kernel's DMA checks warn of an eighth mapping of
-            // one cache line.
+            // At most three begin in one page, because the kernel's DMA checks warn about an eighth
+            // mapping of one cache line.
             let at = n * 4 * KIB % (2 * MIB - GPU_PAGE) + rng.usize(0..4 * KIB);
             let len = rng.usize(1..=GPU_PAGE - 4 * KIB);
             let mr = bench.reg(memory.va() + at as u64, len).with_context(|| format!("region {n}"))?;
@@ -243,7 +243,7 @@ fn thousand_regions_on_one_allocation(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Runs `run` in a child of fork, which ends without unwinding; its exit status.
+/// Runs `run` in a forked child, which ends without unwinding, and returns its exit status.
 fn in_child(run: impl FnOnce() -> i32) -> Result<i32> {
     // SAFETY: this process has one thread; the child runs `run` and leaves by _exit.
     match unsafe { fork() }.context("fork")? {
@@ -259,7 +259,7 @@ fn in_child(run: impl FnOnce() -> i32) -> Result<i32> {
     }
 }
 
-/// Whether a child of fork would not have the mapping that this address is in.
+/// Returns whether a forked child would lack the mapping that contains this address.
 fn dont_fork(va: u64) -> Result<bool> {
     let maps = Process::myself()?.smaps().context("read /proc/self/smaps")?;
     let map = maps.into_iter().find(|m| (m.address.0..m.address.1).contains(&va));
@@ -267,8 +267,8 @@ fn dont_fork(va: u64) -> Result<bool> {
 }
 
 /// Keeps this thread from asking the RDMA core whether the kernel copies pinned pages at fork.
-/// libibverbs then takes it for an older kernel, on which RDMAV_FORK_SAFE does something. Without
-/// effect where the kernel has no seccomp.
+/// libibverbs then takes it for an older kernel, on which RDMAV_FORK_SAFE has an effect. This does
+/// nothing if the kernel has no seccomp.
 fn hide_copy_on_fork() -> Result<()> {
     let is = |argument, value: libc::c_int| {
         SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, u64::try_from(value)?)
@@ -284,12 +284,12 @@ fn hide_copy_on_fork() -> Result<()> {
     Ok(())
 }
 
-/// RDMAV_FORK_SAFE=1: the parent's regions outlive a child that exits, one that execs, and one that
-/// deregisters another. (No child has the GPU's addresses, with the variable or without: the
+/// With RDMAV_FORK_SAFE=1, the parent's regions outlive a child that exits, one that execs, and one
+/// that deregisters another. (No child has the GPU's addresses, with the variable or without: the
 /// driver's mappings are never copied.)
 fn fork_safe(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
-    // Read by libibverbs when it is first called.
+    // libibverbs reads this when it is first called.
     std::env::set_var("RDMAV_FORK_SAFE", "1");
     hide_copy_on_fork()?;
     let bench = Bench::new()?;
@@ -298,7 +298,7 @@ fn fork_safe(env: &Env) -> Result<()> {
     let (_other, others) = bench.registered(MIB)?;
     let mut source = Source::new(&bench, MIB)?;
     source.deliver(&link, &mut rng, (&mr, 0), (&memory, 0), MIB)?;
-    // libibverbs of today does nothing where the kernel copies pinned pages at fork.
+    // Present versions of libibverbs do nothing if the kernel copies pinned pages at fork.
     let in_effect = dont_fork(source.bytes.as_ptr() as u64 + MIB as u64 / 2)?;
 
     ensure!(in_child(|| 0)? == 0, "the child that exits");
@@ -313,7 +313,7 @@ fn fork_safe(env: &Env) -> Result<()> {
     ensure!(code == 0, "the child that execs ended with {code}");
     source.deliver(&link, &mut rng, (&mr, 0), (&memory, 0), MIB).context("after a child that ran exec")?;
 
-    // The child's deregistration is the kernel's: it has the file, not the memory.
+    // The child's deregistration reaches the kernel: the child has the file, not the memory.
     let mut others = Some(others);
     let errno = in_child(|| match others.take().map(Mr::dereg) {
         Some(Err(e)) => e.raw_os_error().unwrap_or(255),
@@ -321,11 +321,11 @@ fn fork_safe(env: &Env) -> Result<()> {
     })?;
     ensure!(errno == 0, "the child's ibv_dereg_mr: {}", super::errno_name(errno));
     source.deliver(&link, &mut rng, (&mr, 0), (&memory, 0), MIB).context("after a child that deregistered another")?;
-    // The kernel has no such region any more; for the parent that is an error and no more.
+    // The kernel no longer has such a region. The parent only gets an error.
     let again = others.take().context("the parent's own")?.dereg();
     ensure!(again.is_err(), "the parent deregistered what its child had deregistered");
     mr.dereg()?;
-    // What the child could not put is put by the owner's next call.
+    // The owner's next call puts what the child could not put.
     bench.reg(memory.va(), MIB)?.dereg()?;
     ensure!(gpu::pins()? == 0, "{} pins left", gpu::pins()?);
     source.mr.dereg()?;
@@ -335,9 +335,9 @@ fn fork_safe(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Threads that register and write on one allocation at once, each in its own part, and deregister
-/// what their neighbour has registered. Nobody's region ends before its neighbour's has begun, so
-/// in each round some that share a page live at once.
+/// Threads register and write on one allocation at once, each in its own part, and deregister what
+/// their neighbour has registered. No region ends before the neighbour's has begun, so in each
+/// round some regions that share a page live at the same time.
 fn threads(env: &Env) -> Result<()> {
     const THREADS: usize = 6;
     const ROUNDS: usize = 12;
@@ -353,7 +353,7 @@ fn threads(env: &Env) -> Result<()> {
         let link = Loopback::new(&bench.pd)?;
         let mut bytes = vec![0u8; PART];
         let host = bench.reg(bytes.as_ptr() as u64, PART)?;
-        // A byte off the pages, so that neighbours share them.
+        // Begin a byte off the pages, so that neighbours share them.
         let at = n * PART + 1;
         for round in 0..ROUNDS {
             let what = format!("thread {n}, round {round}");
@@ -361,7 +361,7 @@ fn threads(env: &Env) -> Result<()> {
             let mr = bench.reg(memory.va() + at as u64, PART).with_context(|| what.clone())?;
             link.run(Op::Write, (&host, 0), (&mr, 0), PART).with_context(|| what.clone())?;
             same_bytes(&what, &memory.read(at, PART)?, &bytes)?;
-            // A thread that fails drops its end, and so the whole ring ends.
+            // A thread that fails drops its end, which ends the whole ring.
             next.send(mr).ok().with_context(|| format!("{what}: the next thread is gone"))?;
             let neighbours = mine.recv().with_context(|| format!("{what}: the thread before is gone"))?;
             neighbours.dereg().with_context(|| format!("{what}: the neighbour's region"))?;
@@ -370,7 +370,7 @@ fn threads(env: &Env) -> Result<()> {
         Ok::<_, anyhow::Error>((at, bytes))
     };
     let (mut senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel()).unzip();
-    // Each hands on to the one after it.
+    // Each thread hands its region to the next one.
     senders.rotate_left(1);
     let results = std::thread::scope(|scope| {
         let running: Vec<_> = senders
@@ -397,7 +397,7 @@ fn threads(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The same process is the same owner: nothing is left for later.
+/// The same process is the same owner, so nothing is left for later.
 fn dereg_in_another_thread(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (memory, mr) = bench.registered(MIB)?;
@@ -406,7 +406,7 @@ fn dereg_in_another_thread(_: &Env) -> Result<()> {
     ensure!(gpu::pins()? == 0, "{} pins left", gpu::pins()?);
     let after = gpu::provider_calls()?;
     ensure!(after == (gets, puts + 1), "gets and puts went from {:?} to {after:?}", (gets, puts));
-    // And registered there, deregistered here.
+    // Now register there, and deregister here.
     let (pd, va) = (Arc::clone(&bench.pd), memory.va());
     let mr = std::thread::spawn(move || -> io::Result<Mr> { Mr::reg(&pd, va, MIB, FULL_ACCESS) });
     mr.join().map_err(|_| anyhow::anyhow!("the thread panicked"))??.dereg()?;
@@ -414,9 +414,9 @@ fn dereg_in_another_thread(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Data through a memory window on GPU memory; the region is held by it; and after a revocation
-/// nothing comes through. (What lies beside the window is not asked for: rxe looks at the region's
-/// borders alone, check_rkey() in rxe_resp.c.)
+/// Moves data through a memory window on GPU memory. The window holds the region, and after a
+/// revocation nothing comes through. (This does not test what lies beside the window: rxe looks
+/// only at the region's borders, check_rkey() in rxe_resp.c.)
 fn windows(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -454,7 +454,7 @@ fn windows(env: &Env) -> Result<()> {
             ensure!(status == Status::IBV_WC_REM_ACCESS_ERR, "{kind:?}: after the free a write ended with {status:?}");
             ensure!(gpu::pins()? == 0, "{} pins outlived the free", gpu::pins()?);
         }
-        // The window goes first; it is what keeps the region from going.
+        // The window is dropped first, because it keeps the region alive.
         drop(window);
         mr.dereg().with_context(|| format!("{kind:?}: deregister after the window"))?;
         source.mr.dereg()?;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `peermemctl verify`, as an owner of hardware runs it, on this machine's stand-ins: what holds,
-//! what a break makes of it, and that it leaves the machine as it found it.
+//! Runs `peermemctl verify`, as an owner of hardware does, on this machine's stand-ins. Tests its
+//! result on an intact machine, its result when something is broken, and that it leaves the machine
+//! as it found it.
 
 use std::fs;
 use std::path::Path;
@@ -51,12 +52,12 @@ pub fn suite() -> Suite {
 
 const REPORT: &str = "/tmp/verify-report.txt";
 
-/// What `peermemctl verify --module` found, its exit code, and its report.
+/// Returns what `peermemctl verify --module` found, its exit code, and its report.
 fn verify(args: &[&str]) -> Result<(Value, Option<i32>, String)> {
     reported(&[&["--module"][..], args].concat())
 }
 
-/// The same of `peermemctl verify`, which tries each way.
+/// Returns the same for `peermemctl verify`, which tries each way.
 fn reported(args: &[&str]) -> Result<(Value, Option<i32>, String)> {
     let _ = fs::remove_file(REPORT);
     let said = peermem::peermemctl(&[&["verify", "--json", "--report", REPORT][..], args].concat())?;
@@ -69,13 +70,13 @@ fn reported(args: &[&str]) -> Result<(Value, Option<i32>, String)> {
     Ok((serde_json::from_str(found)?, said.code, report))
 }
 
-/// The checks of a pass that have this level, by name.
+/// Returns the names of the checks of a pass that have this level.
 fn checks<'a>(found: &'a Value, pass: usize, level: &str) -> Vec<&'a str> {
     let checks = found["passes"][pass]["checks"].as_array().into_iter().flatten();
     checks.filter(|check| check["level"] == level).filter_map(|check| check["id"].as_str()).collect()
 }
 
-/// The first check that failed: its name, and what it says.
+/// Returns the name and message of the first check that failed.
 fn failure(found: &Value) -> Result<(&str, &str)> {
     let passes = found["passes"].as_array().into_iter().flatten();
     let mut checks = passes.flat_map(|pass| pass["checks"].as_array().into_iter().flatten());
@@ -83,7 +84,7 @@ fn failure(found: &Value) -> Result<(&str, &str)> {
     Ok((check["id"].as_str().context("id")?, check["message"].as_str().context("message")?))
 }
 
-/// The ways of the first pair: name and level, and what each says.
+/// Returns the ways of the first pair, with name, level and message.
 fn of_first_pair(found: &Value) -> Vec<(String, &str)> {
     let ways = found["pairs"][0]["ways"].as_array().into_iter().flatten();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -93,13 +94,13 @@ fn of_first_pair(found: &Value) -> Vec<(String, &str)> {
     .collect()
 }
 
-/// The names and levels alone.
+/// Returns the names and levels alone.
 fn levels(found: &Value) -> Vec<String> {
     of_first_pair(found).into_iter().map(|(level, _)| level).collect()
 }
 
-/// Peer memory and dma-buf move every byte right, in a minute, and nothing stays; the report is a machine.
-/// Whether a way is slow depends on the emulator, so that a warning of that is none.
+/// Peer memory and dma-buf move every byte right within a minute, and nothing stays. The report can
+/// be read as a machine. In an emulator a way may be slow, so that warning does not count.
 fn ways(_: &Env) -> Result<()> {
     let (found, code, report) = reported(&["the lab, each way"])?;
     emit("ways", &json!({ "report": report }));
@@ -121,7 +122,8 @@ fn ways(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The module refuses, and dma-buf serves: the refusal is told with its reason, and the node is usable.
+/// The module refuses, and dma-buf works. The refusal is shown with its reason, and the node is
+/// usable.
 fn a_way_that_is_refused(_: &Env) -> Result<()> {
     gpu::lab()?.fault("persistent_errno", libc::EBUSY as u64)?;
     let told = reported(&["--quick"]);
@@ -134,7 +136,8 @@ fn a_way_that_is_refused(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Registration succeeds, and no byte arrives: named for the way it is, and the other one is right.
+/// Registration succeeds, but no byte arrives. The report names the way that loses bytes, and the
+/// other way is right.
 fn a_way_that_loses_bytes(_: &Env) -> Result<()> {
     for (kind, lost, right) in [(1, "FAIL peer memory", "OK dma-buf"), (2, "FAIL dma-buf", "OK peer memory")] {
         lab::set_nic("lose_writes", kind)?;
@@ -149,8 +152,8 @@ fn a_way_that_loses_bytes(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A way that takes 0.5 ms more for each packet of 1 KiB: verify says so, and measures less than before. (In
-/// an emulator GPU memory may be slow beside the host's as it is.)
+/// A way takes 0.5 ms longer for each packet of 1 KiB. verify reports that, and measures less than
+/// before. (In an emulator, GPU memory may be slower than host memory anyway.)
 fn a_way_that_is_slow(_: &Env) -> Result<()> {
     let rate = |found: &Value| found["pairs"][0]["ways"][0]["to_gpu"].as_f64().with_context(|| format!("{found}"));
     let (found, ..) = reported(&["--way", "dma-buf"])?;
@@ -167,7 +170,7 @@ fn a_way_that_is_slow(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Without the module there is dma-buf alone, and what is asked for by name is tried all the same.
+/// Without the module, only dma-buf is tried, and a way that is named is tried all the same.
 fn ways_without_the_module(_: &Env) -> Result<()> {
     let (found, code, _) = reported(&["--quick"])?;
     let levels = levels(&found);
@@ -185,14 +188,14 @@ fn ways_without_the_module(_: &Env) -> Result<()> {
 
 const CHECKS: usize = 12;
 
-/// Both kinds of pins hold in every check; the module is loaded as it was; the report is a recorded
-/// machine, too.
+/// Both kinds of pins pass every check, and the module is loaded as it was before. The report is a
+/// recorded machine, too.
 fn everything(_: &Env) -> Result<()> {
     let before = modules::attribute(PEERMEM, "parameters/persistent_api_support")?;
     let (found, code, report) = verify(&["--yes", "--storm", "3", "the lab, a boot of its verify suite"])?;
     emit("verify", &json!({ "report": report }));
     ensure!(code == Some(0) && found["level"] == "OK", "exit {code:?}: {:?}", failure(&found));
-    // The GPU alone; as found; with the other kind of pins.
+    // The passes are: the GPU alone; the module as found; the module with the other kind of pins.
     for (pass, count) in [(0, 1), (1, CHECKS), (2, CHECKS)] {
         let held = checks(&found, pass, "OK");
         ensure!(held.len() == count, "pass {pass}: only {held:?} held: {found}");
@@ -207,9 +210,9 @@ fn everything(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// NVIDIA's module in the same run: what it does is in the report, and does not count.
+/// NVIDIA's module takes part in the same run. Its results are in the report, and do not count.
 fn beside_nvidias(_: &Env) -> Result<()> {
-    // Only what is looked at below. Its storm may stop the machine.
+    // Run only what is checked below. The storm with NVIDIA's module may stop the machine.
     let only = "bytes.write,unload";
     let file = "/usr/lib/nvidia_c/nvidia-peermem.ko";
     let (found, code, _) = verify(&["--yes", "--storm", "0", "--only", only, "--compare", file])?;
@@ -225,7 +228,7 @@ fn beside_nvidias(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A module that was not loaded is not loaded afterwards either; without --yes it is not loaded at
+/// A module that was not loaded is not loaded afterwards either. Without --yes it is not loaded at
 /// all.
 fn loads_and_unloads(_: &Env) -> Result<()> {
     let args = ["--storm", "0", "--only", "bytes.write"];
@@ -239,7 +242,7 @@ fn loads_and_unloads(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Nothing is unloaded under the registrations of others, and these do not count as left behind.
+/// Nothing is unloaded while others have registrations, and these do not count as left behind.
 fn others_registrations(_: &Env) -> Result<()> {
     let other = Helper::start(&["hold", &MIB.to_string(), "1"])?;
     let (found, code, _) = verify(&["--yes", "--storm", "0", "--only", "bytes.write,unload"])?;
@@ -260,7 +263,7 @@ fn nothing_to_test(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A wrong word costs no run and no report.
+/// A wrong word leads to no run and no report.
 fn bad_words(_: &Env) -> Result<()> {
     fs::write(REPORT, "another's")?;
     for (args, words) in [
@@ -281,7 +284,7 @@ fn bad_words(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A NIC that is not stopped by the free writes on, and that is a failure, not a success.
+/// A NIC that the free does not stop goes on writing. That is a failure, not a success.
 fn fence_that_fails(_: &Env) -> Result<()> {
     lab::set_nic("fence_fail", 1)?;
     let told = verify(&["--storm", "0", "--only", "free.registered"]);
@@ -289,7 +292,7 @@ fn fence_that_fails(_: &Env) -> Result<()> {
     let (found, code, _) = told?;
     let (check, message) = failure(&found)?;
     ensure!(code == Some(2) && check == "free.registered" && message.contains("revoked"), "exit {code:?}: {message}");
-    // So it was, as the GPU counts.
+    // The GPU's counters confirm that it did.
     ensure!(gpu::accounting()?.get("violations") > 0, "the NIC wrote nowhere");
     Ok(gpu::lab()?.reset_accounting()?)
 }
@@ -315,7 +318,7 @@ fn pin_that_is_lost(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// What comes during a check and stays after it.
+/// Something appears during a check and stays after it.
 fn left_behind(_: &Env) -> Result<()> {
     let before = peermem::Stats::read()?.number("total.pins")?;
     let mut other = None;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::queue::{CompletionQueue, QueuePair};
 use super::{sys, Mr, Pd, Status};
 
-/// Memory that another process registered, as it told.
+/// Memory that another process registered, with the address and key that it sent.
 #[derive(Debug, Clone, Copy)]
 pub struct Remote {
     pub addr: u64,
@@ -25,23 +25,23 @@ impl Endpoint {
         QueuePair::new(pd, &CompletionQueue::new(&pd.device, 16)?, 8, 1).map(Self)
     }
 
-    /// What the other end connects to.
+    /// Returns the number that the other end connects to.
     pub fn number(&self) -> u32 {
         self.0.number()
     }
 
-    /// To an endpoint on the same device.
+    /// Connects to an endpoint on the same device.
     pub fn connect(&self, peer: u32) -> Result<()> {
         let gid = self.0.pd.device.gid()?;
         self.0.connect(peer, gid).with_context(|| format!("connect to queue pair {peer}"))
     }
 
-    /// Posts an RDMA write of `len` bytes to the first ones of `to`.
+    /// Posts an RDMA write of `len` bytes to the first bytes of `to`.
     pub fn write(&self, id: u64, local: (&Mr, usize), to: Remote, len: usize) -> io::Result<()> {
         self.0.rdma(sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, id, local, to, len)
     }
 
-    /// How the oldest request that has ended did.
+    /// Returns the status of the oldest request that has ended.
     pub fn wait(&self, limit: Duration) -> Result<Status> {
         Ok(self.0.cq.poll(limit)?.status)
     }

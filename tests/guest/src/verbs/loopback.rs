@@ -10,8 +10,8 @@ use anyhow::{bail, Context, Result};
 use super::queue::{CompletionQueue, QueuePair};
 use super::{sys, Completion, Mr, Pd, Remote, Status, PATIENCE};
 
-/// Two connected RC queue pairs on the same device with one completion queue: what one sends the
-/// other gets.
+/// Two connected RC queue pairs on the same device with one completion queue. Each receives what
+/// the other sends.
 pub struct Loopback {
     pub(super) qp: [QueuePair; 2],
 }
@@ -28,8 +28,8 @@ impl Loopback {
         Ok(Self { qp })
     }
 
-    /// RDMA of `len` bytes between offset `at` of a local and offset `to` of a remote range, on the
-    /// first queue pair.
+    /// Posts RDMA of `len` bytes between offset `at` of a local and offset `to` of a remote range,
+    /// on the first queue pair.
     fn rdma(&self, opcode: u32, id: u64, local: (&Mr, usize), (mr, to): (&Mr, usize), len: usize) -> io::Result<()> {
         self.qp[0].rdma(opcode, id, local, Remote { addr: mr.addr() + to as u64, rkey: mr.rkey() }, len)
     }
@@ -53,12 +53,12 @@ impl Loopback {
         self.rdma(sys::ibv_wr_opcode::IBV_WR_SEND, id, from, from, len)
     }
 
-    /// The next completion, within `limit`.
+    /// Returns the next completion, within `limit`.
     pub fn wait(&self, limit: Duration) -> Result<Completion> {
         self.qp[0].cq.poll(limit)
     }
 
-    /// Waits for `id` and wants success.
+    /// Waits for the completion of `id`, and fails unless it was a success.
     pub fn done(&self, id: u64) -> Result<Completion> {
         let c = self.wait(PATIENCE)?;
         if c.id != id || c.status != Status::IBV_WC_SUCCESS {

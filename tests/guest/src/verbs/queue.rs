@@ -13,17 +13,17 @@ use anyhow::{bail, Context, Result};
 
 use super::{check, sys, Device, Mr, Pd, Remote, Status, FULL_ACCESS, PORT, REMOTE_ATOMIC};
 
-/// One work request's end.
+/// The end of a work request.
 #[derive(Debug, Clone, Copy)]
 pub struct Completion {
     pub id: u64,
     pub status: Status,
     pub bytes: u32,
-    /// What came with it.
+    /// The immediate that came with it.
     pub immediate: Option<u32>,
 }
 
-/// A completion queue; each queue pair on it keeps it.
+/// A completion queue. Each queue pair on it keeps it alive.
 pub struct CompletionQueue {
     cq: NonNull<sys::ibv_cq>,
     device: Arc<Device>,
@@ -38,7 +38,7 @@ impl CompletionQueue {
         Ok(Rc::new(Self { cq, device: Arc::clone(device) }))
     }
 
-    /// The next completion, within `limit`.
+    /// Returns the next completion, within `limit`.
     pub fn poll(&self, limit: Duration) -> Result<Completion> {
         let end = Instant::now() + limit;
         let mut wc = sys::ibv_wc::default();
@@ -68,7 +68,7 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// Of a work request: `len` bytes from offset `at` of a range.
+/// Returns the entry of a work request for `len` bytes from offset `at` of a range.
 pub fn sge((mr, at): (&Mr, usize), len: usize) -> io::Result<sys::ibv_sge> {
     let length = u32::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EMSGSIZE))?;
     Ok(sys::ibv_sge { addr: mr.addr() + at as u64, length, lkey: mr.lkey() })
@@ -82,7 +82,8 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    /// With room for these numbers of requests and receives, of one range each.
+    /// Makes a queue pair with room for these numbers of requests and receives, each with one
+    /// range.
     pub fn new(pd: &Arc<Pd>, cq: &Rc<CompletionQueue>, requests: u32, receives: u32) -> Result<Self> {
         let mut init = sys::ibv_qp_init_attr {
             send_cq: cq.cq.as_ptr(),
@@ -106,7 +107,7 @@ impl QueuePair {
         self.qp.as_ptr()
     }
 
-    /// What the other end connects to.
+    /// Returns the number that the other end connects to.
     pub fn number(&self) -> u32 {
         // SAFETY: the queue pair is live.
         unsafe { self.qp.as_ref().qp_num }
@@ -156,7 +157,7 @@ impl QueuePair {
         )?;
         let mut rts = sys::ibv_qp_attr {
             qp_state: state::IBV_QPS_RTS,
-            // 4.096 us * 2^18 = 1 s: a debug kernel under emulation answers late.
+            // 4.096 us * 2^18 = 1 s, because a debug kernel under emulation answers late.
             timeout: 18,
             retry_cnt: 7,
             rnr_retry: 7,
@@ -174,7 +175,7 @@ impl QueuePair {
         )
     }
 
-    /// RDMA of `len` bytes between a local and a remote range.
+    /// Posts RDMA of `len` bytes between a local and a remote range.
     pub fn rdma(&self, opcode: u32, id: u64, local: (&Mr, usize), remote: Remote, len: usize) -> io::Result<()> {
         let mut sge = sge(local, len)?;
         let mut wr = sys::ibv_send_wr {

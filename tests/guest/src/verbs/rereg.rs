@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `ibv_rereg_mr()`. The rxe provider of rdma-core 44 leaves it out, so this is the uverbs command
-//! that it would write.
+//! Calls `ibv_rereg_mr()`. The rxe provider of rdma-core 44 lacks it, so this writes the uverbs
+//! command that the provider would write.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use super::{sys, Mr, Pd};
 
-/// What is to change; what is `None` stays.
+/// The changes. What is `None` stays.
 #[derive(Default, Clone, Copy)]
 pub struct Rereg<'a> {
-    /// Address and length; requests name the address.
+    /// The address and length. Requests name the address.
     pub translation: Option<(u64, usize)>,
     pub access: Option<i32>,
     pub pd: Option<&'a Arc<Pd>>,

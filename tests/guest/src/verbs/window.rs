@@ -11,13 +11,13 @@ use super::{check, sys, Loopback, Mr, Pd, Status, PATIENCE, REMOTE_READ, REMOTE_
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WindowType {
-    /// Bound by a verb.
+    /// A verb binds it.
     One,
-    /// Bound by a work request, to the queue pair that it was posted to.
+    /// A work request binds it, to the queue pair that it was posted to.
     Two,
 }
 
-/// A memory window; closed when dropped.
+/// A memory window. Dropping it closes the window.
 pub struct Window {
     mw: NonNull<sys::ibv_mw>,
     kind: WindowType,
@@ -43,8 +43,8 @@ impl Window {
         self.rkey
     }
 
-    /// Opens it for `len` bytes of `mr` from `at` on, to those who ask the second queue pair of
-    /// `link`.
+    /// Opens the window for `len` bytes of `mr` from `at` on. Requests to the second queue pair of
+    /// `link` may use it.
     pub fn bind(&mut self, link: &Loopback, mr: &Mr, at: usize, len: usize) -> Result<()> {
         const BOUND: u64 = 3;
         let info = sys::ibv_mw_bind_info {

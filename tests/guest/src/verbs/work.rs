@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Whole operations on a [`Loopback`]: request, receive where one is needed, completions.
+//! Runs whole operations on a [`Loopback`]: request, receive where one is needed, completions.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ impl Op {
         }
     }
 
-    /// `compare_add` and `swap` of an atomic.
+    /// Returns `compare_add` and `swap` of an atomic.
     fn operands(self) -> Option<(u64, u64)> {
         match self {
             Self::FetchAdd(add) => Some((add, 0)),
@@ -50,8 +50,8 @@ impl Op {
         }
     }
 
-    /// Length of the receive that it takes at the other end; an immediate takes one, but none of
-    /// its memory.
+    /// Returns the length of the receive that it takes at the other end. An immediate takes a
+    /// receive, but none of its memory.
     fn receive(self, len: usize) -> Option<usize> {
         match self {
             Self::Send | Self::SendImm(_) => Some(len),
@@ -65,14 +65,14 @@ const REQUEST: u64 = 1;
 const RECEIVE: u64 = 2;
 
 impl Loopback {
-    /// Does `op` between a local and a remote range and wants every completion right: status,
-    /// length, immediate. The local range is the source, but of a read, and of an atomic, which
-    /// leaves there what it found.
+    /// Does `op` between a local and a remote range, and fails unless every completion is right:
+    /// status, length, immediate. The local range is the source, except for a read, and for an
+    /// atomic, which leaves there what it found.
     pub fn run(&self, op: Op, local: (&Mr, usize), remote: (&Mr, usize), len: usize) -> Result<()> {
         self.run_within(PATIENCE, op, local, remote, len)
     }
 
-    /// As [`Loopback::run`], with another limit.
+    /// Does the same as [`Loopback::run`], with another time limit.
     pub fn run_within(
         &self,
         limit: Duration,
@@ -90,7 +90,7 @@ impl Loopback {
         for _ in 0..1 + usize::from(receive.is_some()) {
             let c = self.wait(limit)?;
             if c.status != Status::IBV_WC_SUCCESS {
-                // A receive that was flushed does not say why; its request does.
+                // A receive that was flushed does not say why, but its request does.
                 bail!("{op:?} of {len} bytes: {c:?}; after it: {:?}", self.wait(Duration::from_secs(10)));
             }
             if c.id == RECEIVE {
@@ -101,7 +101,8 @@ impl Loopback {
         Ok(())
     }
 
-    /// How a request to a plain key and address ends. After a failure the queue pairs are in error.
+    /// Returns how a request to a plain key and address ends. After a failure, the queue pairs are
+    /// in the error state.
     pub fn attempt(&self, op: Op, local: (&Mr, usize), (rkey, remote): (u32, u64), len: usize) -> Result<Status> {
         self.post_op(op, local, (rkey, remote), len)?;
         Ok(self.wait(PATIENCE)?.status)
@@ -123,7 +124,7 @@ impl Loopback {
             wr.wr.atomic.compare_add = compare_add;
             wr.wr.atomic.swap = swap;
         } else {
-            // A send ignores it.
+            // A send ignores this.
             wr.wr.rdma.remote_addr = remote_addr;
             wr.wr.rdma.rkey = rkey;
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! How long a process waits for the refusal of a bad host address while another one registers 64 GiB
-//! of GPU memory. The core asks the clients about both, one after the other.
+//! Measures how long a process waits for the refusal of a bad host address while another one
+//! registers 64 GiB of GPU memory. The core asks the clients about both, one after the other.
 
 use std::time::Instant;
 
@@ -15,7 +15,8 @@ use crate::test::{emit, Env};
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 64 << 30;
 
-/// NVIDIA's module registers no range of several allocations.
+/// The modules and lengths that are measured. NVIDIA's module does not register a range of several
+/// allocations.
 const CASES: [(Variant, u64); 3] =
     [(Variant::OursPersistent, 2 * MIB), (Variant::OursPersistent, SIZE), (Variant::NvMem, SIZE)];
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! perftest's rate on GPU memory registered by either module, and on host memory.
+//! Measures perftest's rate on GPU memory registered by either module, and on host memory.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,13 @@ use super::{unload, Rig, Variant};
 use crate::perftest::{mb_s, Report, Run, Sizes};
 use crate::test::{emit, Env};
 
-/// One run moves by two per cent: this many show one per cent of the median.
+/// The number of rounds. One run varies by two per cent, so this many show a difference of one per
+/// cent in the median.
 const ROUNDS: usize = 40;
-/// Of these, measured in each series of GPU memory; fewer are another measurement than the one that
-/// is described.
+/// The number of rounds that must have been measured in each series of GPU memory. With fewer, it
+/// is not the measurement that is described.
 const ENOUGH: usize = 30;
-/// Runs that perftest may take to find its clock.
+/// The number of runs that perftest may take to calibrate its clock.
 const TRIES: usize = 4;
 
 const VARIANTS: [Variant; 2] = [Variant::OursPersistent, Variant::NvMem];
@@ -30,7 +31,7 @@ pub fn all(_: &Env) -> Result<()> {
             variant.load(&rig)?;
             for program in PROGRAMS {
                 for buffer in ["gpu", "host"] {
-                    // Host memory is there to compare with, by eye.
+                    // Host memory is only there for comparison by eye, so a few rounds are enough.
                     if buffer == "host" && (variant != Variant::OursPersistent || round % 8 != 0) {
                         continue;
                     }
@@ -57,7 +58,8 @@ pub fn all(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// `None` where perftest did not find its clock: one sample less, of many.
+/// Returns the rate, or `None` if perftest could not calibrate its clock. The series then has one
+/// sample less.
 fn rate(program: &str, sizes: &Sizes, on_gpu: bool) -> Result<Option<f64>> {
     for _ in 0..TRIES {
         if let (_, _, Report { rate: Some(rate), .. }) = Run::new(program, sizes, on_gpu).on_this_machine()? {

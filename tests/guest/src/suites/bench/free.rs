@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What it costs the freeing thread that its memory is registered: the free callback, and in it the
-//! core's invalidate.
+//! Measures what it costs the freeing thread that its memory is registered: the free callback, and
+//! the core's invalidate within it.
 
 use anyhow::{Context, Result};
 use nvlab::Layout;
@@ -15,7 +15,7 @@ pub fn all(_: &Env) -> Result<()> {
     for variant in [Variant::OursRevocable, Variant::NvMemRevocable] {
         variant.load(&rig)?;
         for size in [64 << 10, 1 << 30] {
-            // The NIC's fence: none, and a millisecond.
+            // Run with two values of the NIC's fence: none, and a millisecond.
             for fence_ms in [0, 1] {
                 lab::set_nic("fence_us", fence_ms * 1000)?;
                 let mut samples = Vec::new();
@@ -44,8 +44,8 @@ pub fn all(_: &Env) -> Result<()> {
     unload()
 }
 
-/// A free with one registration, for the plugin that counts what is ours in it
-/// (ci/qemu/pcie/lab_mark.h): two sections of its file for each row.
+/// Frees memory with one registration, for the plugin that counts our instructions
+/// (ci/qemu/pcie/lab_mark.h). Each row has two sections in the plugin's file.
 pub fn counted(_: &Env) -> Result<()> {
     const TIMES: usize = 5;
     let rig = Rig::new()?;

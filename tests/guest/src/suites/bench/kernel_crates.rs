@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Our module with each crate `kernel` (docs/kernel-lite.md), in turns on one kernel: a
-//! registration costs the same with both, and what is ours of it costs no more with kernel-lite.
+//! Compares our module built with each crate `kernel` (docs/kernel-lite.md), in turns on one
+//! kernel. A registration must cost the same with both, and our part of it must not cost more with
+//! kernel-lite.
 
 use std::path::Path;
 
@@ -13,11 +14,11 @@ use crate::machine::Level;
 use crate::modules;
 use crate::test::{emit, Env, Suite};
 
-/// Where the image has ours built with kernel-lite; the one that modprobe finds has the kernel's
+/// The module built with kernel-lite in the image. The module that modprobe finds uses the kernel's
 /// own crate.
 const LITE: &str = "/usr/lib/lite/nvidia-peermem.ko";
 const KERNEL_CRATES: [&str; 2] = ["own", "lite"];
-/// Size, layout, how often in each turn.
+/// The cases: size, layout, and number of rounds in each turn.
 const CASES: [(u64, Layout, usize); 6] = [
     (64 << 10, Layout::Contiguous, 9),
     (1 << 20, Layout::Contiguous, 9),
@@ -27,7 +28,7 @@ const CASES: [(u64, Layout, usize); 6] = [
     (1 << 30, Layout::Broken64K, 3),
 ];
 const TURNS: usize = 3;
-/// In thousandths.
+/// The difference that counts as none, in thousandths.
 const SAME: u64 = 30;
 
 pub fn suite() -> Suite {
@@ -44,8 +45,8 @@ fn load(kernel_crate: &str) -> Result<()> {
     Ok(())
 }
 
-/// Instructions in the callbacks of one registration and deregistration, and those of them that are
-/// ours.
+/// Returns the instructions in the callbacks of one registration and deregistration, and how many
+/// of them are ours.
 fn figures(round: &Round) -> [u64; 2] {
     let all: u64 = round.callbacks.iter().sum();
     [all, all.saturating_sub(round.provider)]
@@ -62,7 +63,7 @@ fn cost_the_same(_: &Env) -> Result<()> {
     for _ in 0..TURNS {
         for (of, name) in KERNEL_CRATES.iter().enumerate() {
             load(name)?;
-            // What is done once per module.
+            // Register once before, for what is done once per module.
             let memory = rig.memory(64 << 10, Layout::Contiguous)?;
             rig.reg(memory.va(), 64 << 10)?.dereg()?;
             memory.free()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What a registration costs while many others live.
+//! Measures what a registration costs while many others live.
 
 use anyhow::Result;
 use nvlab::Layout;
@@ -33,7 +33,7 @@ pub fn all(_: &Env) -> Result<()> {
                 }),
             );
         }
-        // The newest first, as the provider's stand-in finds them.
+        // Begin with the newest, as the provider's stand-in finds them.
         while let Some(mr) = live.pop() {
             mr.dereg()?;
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Kernel memory held by a live registration, by who allocated it: the kernel's own accounting of
-//! slab, pages and vmalloc per allocation site, beside its totals.
+//! Measures the kernel memory that a live registration holds, by who allocated it: the kernel's own
+//! accounting of slab, pages and vmalloc per allocation site, and its totals.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::test::{emit, Env};
 
 const SWITCH: &str = "/proc/sys/vm/mem_profiling";
 
-/// The kernel's accounting, which costs time: off again when dropped.
+/// The kernel's accounting, which costs time. Dropping this switches it off again.
 struct Accounting;
 
 impl Accounting {
@@ -26,21 +26,21 @@ impl Accounting {
 
 impl Drop for Accounting {
     fn drop(&mut self) {
-        // It could be switched on, so this works.
+        // This works, because it could be switched on.
         let _ = fs::write(SWITCH, "0");
     }
 }
 
-/// Whose memory, in bytes.
+/// The memory of each owner, in bytes.
 #[derive(Default, Clone, Copy)]
 struct Held {
-    /// nvidia-peermem's, with what others allocate on its behalf: scatterlists, and all of Rust (no
-    /// other module is in Rust).
+    /// The memory of nvidia-peermem and what others allocate for it: scatterlists, and everything
+    /// that Rust code allocates (no other module is in Rust).
     client: i64,
     provider: i64,
-    /// RDMA core and NIC.
+    /// The memory of the RDMA core and the NIC.
     stack: i64,
-    /// Slab and vmalloc of the machine.
+    /// Slab and vmalloc of the whole machine.
     total: i64,
 }
 
@@ -50,7 +50,7 @@ impl Held {
         let sites = fs::read_to_string("/proc/allocinfo").context("read /proc/allocinfo (fast kernel only)")?;
         for line in sites.lines() {
             let mut words = line.split_whitespace();
-            // Two heading lines have no number.
+            // The two heading lines have no number.
             let Some(Ok(bytes)) = words.next().map(str::parse::<i64>) else { continue };
             let place = line.split(" func:").next().unwrap_or(line);
             let sum = if place.ends_with("[nvidia_peermem]")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Measurements, ours beside NVIDIA's C module in one boot. Rows go to the host, which judges and
-//! draws nothing here: a measurement fails only where something could not be measured.
+//! Measures our module beside NVIDIA's C module in one boot. The rows go to the host, which judges
+//! them. A measurement fails here only if something could not be measured.
 
 mod bad_addresses;
 mod bandwidth;
@@ -30,7 +30,7 @@ use crate::modules::{self, Pins, PEERMEM};
 use crate::test::{Env, NvidiaC, Suite, Test};
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
-/// What runs on the instruction-counted clock.
+/// Returns what runs on the clock that counts instructions.
 pub fn suite() -> Suite {
     Suite {
         name: "bench",
@@ -47,22 +47,22 @@ pub fn suite() -> Suite {
     }
 }
 
-/// Peer memory beside dma-buf.
+/// Returns the comparison of peer memory with dma-buf.
 pub fn suite_ways() -> Suite {
     Suite { name: "bench_ways", tests: vec![test("ways", Level::Devices, ways::all)] }
 }
 
-/// What runs under the plugin that counts instructions.
+/// Returns what runs under the plugin that counts instructions.
 pub fn suite_profile() -> Suite {
     Suite { name: "bench_profile", tests: vec![test("profile", Level::Devices, profile::all)] }
 }
 
-/// The same, of which the host asks that it be below a bound.
+/// Returns what runs under the plugin and must stay below a bound of the host's.
 pub fn suite_free_cost() -> Suite {
     Suite { name: "free_cost", tests: vec![test("counted", Level::Devices, free::counted)] }
 }
 
-/// What runs on the machine's own clock.
+/// Returns what runs on the machine's own clock.
 pub fn suite_threads() -> Suite {
     Suite {
         name: "bench_threads",
@@ -78,19 +78,20 @@ fn test(name: &str, level: Level, run: fn(&Env) -> Result<()>) -> Test {
     Test::new(name, level, run).nvidia_c(NvidiaC::Skip("loads both modules itself")).limit(3000)
 }
 
-/// A client as an application meets it.
+/// A client, as an application meets it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Variant {
-    /// Ours as it is loaded by default.
+    /// Our module with its default parameters.
     OursPersistent,
-    /// Ours with `persistent_api_support=0`.
+    /// Our module with `persistent_api_support=0`.
     OursRevocable,
-    /// NVIDIA's as it is loaded by default: revocable pins, from driver 560 on persistent ones.
+    /// NVIDIA's module with its default parameters: revocable pins, and from driver 560 on
+    /// persistent ones.
     NvMem,
-    /// The same, with revocable pins.
+    /// NVIDIA's module with revocable pins.
     NvMemRevocable,
-    /// NVIDIA's second client, persistent pins: the core is kept from the first one by a NIC that
-    /// cannot invalidate.
+    /// NVIDIA's second client, with persistent pins. The NIC cannot invalidate, so the core does
+    /// not ask the first client.
     NvMemNc,
 }
 
@@ -106,8 +107,8 @@ impl Variant {
         }
     }
 
-    /// Loads the module that has this client, in place of whatever is loaded, and registers once,
-    /// so that what is done once per module is done.
+    /// Loads the module that has this client, in place of any other, and registers once for what is
+    /// done once per module.
     fn load(self, machine: &Rig) -> Result<()> {
         unload()?;
         match self {
@@ -135,7 +136,7 @@ fn unload() -> Result<()> {
     lab::set_nic("no_invalidation", 0)
 }
 
-/// A NIC and a GPU without the CUDA library between.
+/// A NIC and a GPU, used without the CUDA library.
 struct Rig {
     pd: Arc<Pd>,
     rm: Client,
@@ -145,7 +146,7 @@ struct Rig {
 impl Rig {
     fn new() -> Result<Self> {
         let gpu = gpu::lab()?;
-        // Nobody looks at the bytes, and the whole card can be pinned.
+        // Nobody looks at the bytes. Without CRCs, the whole card can be pinned.
         gpu.set("crc_max", 0)?;
         gpu.set("bar1_reserve", 0)?;
         // A production driver does not overwrite what it frees.
@@ -162,7 +163,7 @@ impl Rig {
         Mr::reg(&self.pd, va, len, FULL_ACCESS).with_context(|| format!("ibv_reg_mr of {len} bytes at {va:#x}"))
     }
 
-    /// One registration and deregistration, measured.
+    /// Measures one registration and deregistration.
     fn round(&self, va: u64, len: u64) -> Result<Round> {
         lab::clear_trace()?;
         self.gpu.reset_accounting()?;
@@ -194,23 +195,23 @@ const PROVIDER_NS: [&str; 4] = ["get_ns", "put_ns", "map_ns", "unmap_ns"];
 const PROVIDER_CALLS: [&[&str]; 4] =
     [&["gets", "persistent_gets"], &["puts", "persistent_puts"], &["dma_maps"], &["dma_unmaps"]];
 
-/// What one registration and deregistration cost. All times in nanoseconds.
+/// The cost of one registration and deregistration. All times are in nanoseconds.
 #[derive(Default)]
 struct Round {
-    /// In the order of [`CALLBACKS`]; the core's mutex is held over the first.
+    /// The times in the order of [`CALLBACKS`]. The core holds its mutex during the first.
     callbacks: [u64; 7],
-    /// Of them, in the provider.
+    /// The part of these times that is spent in the provider.
     provider: u64,
-    /// Gets, puts, mappings and unmappings.
+    /// The numbers of gets, puts, mappings and unmappings.
     calls: [u64; 4],
     entries: u64,
-    /// `ibv_reg_mr` and `ibv_dereg_mr` as a whole.
+    /// The times of `ibv_reg_mr` and `ibv_dereg_mr` as a whole.
     verbs: [u64; 2],
 }
 
 impl Round {
-    /// The callbacks of one registration, each of which must have come once and done what it is
-    /// there for.
+    /// Reads the callbacks of one registration from the trace. Each must have come once and done
+    /// its work.
     fn of(trace: &[Event]) -> Result<Self> {
         let mut round = Self::default();
         let mut good = [0; CALLBACKS.len()];
@@ -230,7 +231,7 @@ impl Round {
         Ok(round)
     }
 
-    /// The callbacks, the provider's share, the two verbs.
+    /// Returns the times of the callbacks, of the provider, and of the two verbs.
     fn sample(&self) -> Value {
         let mut all = self.callbacks.to_vec();
         all.push(self.provider);
@@ -239,7 +240,7 @@ impl Round {
     }
 }
 
-/// What a provider call costs beyond the stand-in's own work.
+/// The time of a provider call in addition to the stand-in's own work.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Cost {
     Zero,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One buffer registered by two NICs: what the second registration costs while the first one lives.
+//! Measures what a second NIC's registration of a buffer costs while the first NIC's lives.
 
 use std::sync::Arc;
 
@@ -24,7 +24,8 @@ pub fn all(_: &Env) -> Result<()> {
             [(64 << 10, Layout::Contiguous), (1 << 30, Layout::Contiguous), (1 << 30, Layout::Broken2M)]
         {
             let memory = rig.memory(size, layout)?;
-            // The first meeting of a GPU and a NIC is once per module.
+            // Register once before, because the first meeting of a GPU and a NIC happens once per
+            // module.
             rig.pd = Arc::clone(&pds[1]);
             rig.round(memory.va(), size)?;
             rig.pd = Arc::clone(&pds[0]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The largest HCA page that the RDMA core finds in a table, on a core that merges neighbouring
-//! entries and on one that does not.
+//! Measures the largest HCA page that the RDMA core finds in a table, on a core that merges
+//! neighbouring entries and on one that does not.
 
 use anyhow::Result;
 use nvlab::Layout;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One registration over many allocations, beside what the provider takes to pin and unpin each of
-//! them once.
+//! Measures one registration over many allocations, and the time in which the provider pins and
+//! unpins each of them once.
 
 use anyhow::{ensure, Context, Result};
 use nvlab::{Gdr, Kind, Layout, Memory, Reservation};
@@ -13,7 +13,7 @@ use crate::test::{emit, Env};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Length of a segment, of the range, rounds.
+/// The cases: length of a segment, length of the range, rounds.
 const CASES: [(u64, u64, usize); 5] =
     [(20 * MIB, GIB, 5), (2 * MIB, GIB, 5), (GIB, 16 * GIB, 3), (2 * MIB, 16 * GIB, 1), (2 * MIB, 64 * GIB, 1)];
 
@@ -59,13 +59,14 @@ pub fn all(_: &Env) -> Result<()> {
     modules::rmmod("nvlab_gdr")
 }
 
-/// The provider's own time for a pin and an unpin of each segment by another user, in nanoseconds.
+/// Returns the provider's own time, in nanoseconds, for another user's pin and unpin of each
+/// segment.
 fn alone(rig: &Rig, segment: u64, size: u64, at: impl Fn(u64) -> u64) -> Result<u64> {
     let gdr = Gdr::open()?;
     rig.gpu.reset_accounting()?;
     let pins = (0..size.div_ceil(segment)).map(|i| gdr.pin(at(i), segment.min(size - i * segment), Kind::Persistent));
     let pins = pins.collect::<Result<Vec<_>, _>>()?;
-    // The newest first, as the stand-in finds them.
+    // Begin with the newest, as the stand-in finds them.
     for pin in pins.into_iter().rev() {
         pin.unpin()?;
     }

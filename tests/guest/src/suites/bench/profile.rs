@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Registrations between two marks, for the plugin that counts instructions (ci/qemu/profile).
+//! Makes registrations between two marks, for the plugin that counts instructions
+//! (ci/qemu/profile).
 
 use std::fs;
 
@@ -11,12 +12,12 @@ use super::{layout_name, unload, Rig, Variant};
 use crate::arch::mark;
 use crate::test::{emit, Env};
 
-/// From here on instructions count.
+/// Marks the place from which instructions count.
 fn begin() {
     mark!(1);
 }
 
-/// Up to here.
+/// Marks the place up to which instructions count.
 fn end() {
     mark!(2);
 }
@@ -33,7 +34,7 @@ pub fn all(_: &Env) -> Result<()> {
             (1 << 30, Layout::Broken64K),
         ] {
             let memory = rig.memory(size, layout)?;
-            // What grows once has grown.
+            // Register once before, so that what grows only once has grown.
             rig.reg(memory.va(), size)?.dereg()?;
             begin();
             rig.reg(memory.va(), size)?.dereg()?;
@@ -45,7 +46,7 @@ pub fn all(_: &Env) -> Result<()> {
     unload()
 }
 
-/// Where functions are, the kernel's and those of modules.
+/// Sends the addresses of functions of the kernel and of modules to the host.
 fn symbols(variant: Variant) -> Result<()> {
     let text = fs::read_to_string("/proc/kallsyms").context("read /proc/kallsyms")?;
     let functions: Vec<(&str, &str, &str)> = text

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Who waits for which lock while several threads register. The provider sleeps for its cost, so
-//! that the threads really overlap; speed is not what is asked here.
+//! Measures who waits for which lock while several threads register. The provider sleeps for the
+//! time that it costs, so that the threads really overlap. This does not measure speed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,12 +20,12 @@ use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
 const TRACING: &str = "/sys/kernel/tracing";
 const SIZE: u64 = 1 << 20;
-/// Registrations of each thread: the core's trace keeps 4096 lines, and a registration is at most
-/// 10.
+/// The number of registrations of each thread. The core's trace keeps 4096 lines, and a
+/// registration has at most 10.
 const ROUNDS: usize = 24;
-/// Each row so often, after one that warms up.
+/// The number of times that each row is measured, after one that warms up.
 const REPEATS: usize = 5;
-/// Ten times a V100's, so that the sleeps outweigh the emulation.
+/// The cost of a pin: ten times a V100's, so that the sleeps outweigh the emulation.
 const PIN_NS: u64 = 680_000;
 const UNPIN_NS: u64 = 380_000;
 
@@ -49,7 +49,7 @@ pub fn all(_: &Env) -> Result<()> {
                 emit("threads", &run(&rig, &own(threads))?);
             }
             emit("threads", &run(&rig, &Work { second: Some(&second), ..own(8) })?);
-            // NVIDIA's module has a use after free there.
+            // NVIDIA's module has a use after free in this case.
             if variant != Variant::NvMem {
                 emit("threads", &run(&rig, &Work { frees: true, ..own(8) })?);
             }
@@ -62,10 +62,10 @@ pub fn all(_: &Env) -> Result<()> {
 struct Work<'a> {
     variant: Variant,
     threads: usize,
-    /// Another NIC: then all threads register the same buffer, every second one there. Otherwise
-    /// each has its own.
+    /// Another NIC, on which every second thread registers the same buffer as the others. Without
+    /// it, each thread has a buffer of its own.
     second: Option<&'a Arc<Pd>>,
-    /// Each round's buffer is allocated for it, and freed before it is deregistered.
+    /// Whether each round allocates its buffer, and frees it before deregistering it.
     frees: bool,
 }
 
@@ -129,8 +129,8 @@ fn run(rig: &Rig, &Work { variant, threads, second, frees }: &Work) -> Result<Va
     }))
 }
 
-/// Time in the provider's gets and puts, over which the put gate is held; `None` with NVIDIA's
-/// module.
+/// Returns the time in the provider's gets and puts, during which the put gate is held, or `None`
+/// with NVIDIA's module.
 fn provider_ns() -> Result<Option<(u64, u64)>> {
     let Ok(stats) = fs::read_to_string("/proc/driver/nvidia-peermem/stats") else { return Ok(None) };
     let value = |name: &str| -> Result<u64> {
@@ -140,7 +140,7 @@ fn provider_ns() -> Result<Option<(u64, u64)>> {
     Ok(Some((value("provider.get.total_ns ")?, value("provider.put.total_ns ")?)))
 }
 
-/// A wait whose event the kernel's trace had no room for would be missing.
+/// Fails if the kernel's trace had no room for an event, because the wait would be missing.
 fn nothing_was_lost() -> Result<()> {
     let folder = format!("{TRACING}/per_cpu");
     for cpu in fs::read_dir(&folder).with_context(|| format!("read {folder}"))? {
@@ -155,8 +155,8 @@ fn nothing_was_lost() -> Result<()> {
     Ok(())
 }
 
-/// Static locks: a part of the symbol of each, and its name in docs/rules.md. What has another's
-/// part comes before it.
+/// The static locks: a part of the symbol of each, and its name in docs/rules.md. A lock whose
+/// symbol contains another's part comes before that one.
 const LOCKS: [(&str, &str); 7] = [
     ("peer_memory_mutex", "peer mutex"),
     ("nvpm_gpus", "GPUs found"),
@@ -166,14 +166,14 @@ const LOCKS: [(&str, &str); 7] = [
     ("WALK", "walk"),
     ("PAIRS", "pairs"),
 ];
-/// Those that are there without our module.
+/// The locks that exist without our module.
 const NOT_OURS: [&str; 2] = ["peer mutex", "RM API lock"];
 
 fn lock(symbol: &str) -> Option<&'static str> {
     LOCKS.iter().find(|(part, _)| symbol.contains(part)).map(|(_, name)| *name)
 }
 
-/// The kernel's data by address.
+/// The kernel's data symbols by address.
 struct Symbols(BTreeMap<u64, String>);
 
 impl Symbols {
@@ -181,7 +181,8 @@ impl Symbols {
         Ok(Self::parse(&fs::read_to_string("/proc/kallsyms").context("read /proc/kallsyms")?))
     }
 
-    /// Of several symbols at one address (all but one of them are empty) the lock, if there is one.
+    /// Parses kallsyms. Of several symbols at one address (all but one of them are empty), it keeps
+    /// the lock, if there is one.
     fn parse(kallsyms: &str) -> Self {
         let mut symbols = BTreeMap::new();
         for line in kallsyms.lines() {
@@ -196,7 +197,8 @@ impl Symbols {
         Self(symbols)
     }
 
-    /// A lock that has no name would be told among others, and as one that nobody waited for.
+    /// Fails if a lock has no name. It would be counted with others, and look like one that nobody
+    /// waited for.
     fn names_all(&self, variant: Variant) -> Result<()> {
         let ours = [Variant::OursPersistent, Variant::OursRevocable].contains(&variant);
         for (part, name) in LOCKS.into_iter().filter(|(_, name)| ours || NOT_OURS.contains(name)) {
@@ -206,7 +208,7 @@ impl Symbols {
         Ok(())
     }
 
-    /// The lock's name in docs/rules.md; others by their symbol.
+    /// Returns the lock's name in docs/rules.md, or its symbol if it is not there.
     fn name(&self, address: u64) -> String {
         const NEAR: u64 = 4096;
         match self.0.range(..=address).next_back() {
@@ -216,8 +218,8 @@ impl Symbols {
     }
 }
 
-/// Nanoseconds and number of waits per lock, from pairs of contention_begin and contention_end of
-/// one thread.
+/// Returns nanoseconds and number of waits per lock, from pairs of contention_begin and
+/// contention_end of one thread.
 fn waits(trace: &str, symbols: &Symbols) -> Result<BTreeMap<String, (u64, u64)>> {
     let mut waiting: BTreeMap<(String, u64), f64> = BTreeMap::new();
     let mut sums: BTreeMap<String, (u64, u64)> = BTreeMap::new();
@@ -231,7 +233,7 @@ fn waits(trace: &str, symbols: &Symbols) -> Result<BTreeMap<String, (u64, u64)>>
         let address = rest.split_whitespace().next().unwrap_or("").trim_start_matches("0x");
         let address = u64::from_str_radix(address, 16).with_context(|| format!("address in {line:?}"))?;
         if kind == "begin" {
-            // A mutex says so twice where it first spins: the first counts.
+            // A mutex that first spins writes two events. The first one counts.
             waiting.entry((task, address)).or_insert(time);
         } else if let Some(begin) = waiting.remove(&(task, address)) {
             let sum = sums.entry(symbols.name(address)).or_default();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Time of the seven callbacks over size, layout and provider cost.
+//! Measures the time of the seven callbacks over size, layout and provider cost.
 
 use anyhow::{ensure, Result};
 use nvlab::Layout;
@@ -12,14 +12,15 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What is measured in one row, and how often in each turn of a module.
+/// The case of one row, with its number of rounds in each turn of a module.
 struct Case {
     size: u64,
     layout: Layout,
     rounds: usize,
 }
 
-/// Turns that each module gets, one after the other: what drifts, drifts for all of them.
+/// The number of turns that each module gets, one after the other, so that a drift affects all of
+/// them.
 const TURNS: usize = 3;
 
 pub fn all(_: &Env) -> Result<()> {
@@ -37,7 +38,8 @@ pub fn all(_: &Env) -> Result<()> {
     measure("times", &cases, &[Cost::Zero, Cost::V100])
 }
 
-/// The same on the clock of the wall: emulated, on a machine that does other things.
+/// Measures the same on the wall clock of an emulated machine, whose host does other things as
+/// well.
 pub fn wall(_: &Env) -> Result<()> {
     let cases = [64 * KIB, MIB, GIB].map(|size| Case { size, layout: Layout::Contiguous, rounds: 11 });
     measure("wall", &cases, &[Cost::V100])
@@ -50,8 +52,8 @@ fn measure(row: &str, cases: &[Case], costs: &[Cost]) -> Result<()> {
             variant.load(&rig)?;
             for case in cases {
                 let memory = rig.memory(case.size, case.layout)?;
-                // 595's driver writes addresses down; 550's, of which the module is, calls the DMA
-                // API for each page.
+                // Driver 595 writes addresses down. Driver 550, to which the module belongs, calls
+                // the DMA API for each page.
                 let as_550 = (row == "times" && variant == Variant::NvMem && case.size == GIB).then_some((
                     Cost::V100,
                     550,

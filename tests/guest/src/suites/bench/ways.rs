@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Peer memory beside dma-buf: what a registration costs and holds, what a free costs while it
-//! lives and what memory stays, and one registration over many allocations.
+//! Compares peer memory with dma-buf: what a registration costs and holds, what a free costs while
+//! it lives, what memory stays after that, and one registration over many allocations.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,21 +29,22 @@ const CASES: [(u64, Layout); 6] = [
     (GIB, Layout::Broken64K),
 ];
 const ROUNDS: usize = 3;
-/// As PyTorch's expandable segments.
+/// The size of PyTorch's expandable segments.
 const SEGMENT: u64 = 20 * MIB;
 
-/// Registrations that live at once where the memory of one is asked for.
+/// The number of registrations that live at the same time when the memory of one is measured.
 const LIVE: u64 = 64;
 
-/// Bytes that the kernel has left: whatever a registration holds is no longer among them.
+/// Returns the number of bytes that the kernel has left. What a registration holds is not among
+/// them.
 fn free_memory() -> Result<u64> {
-    // Pages that a processor keeps at hand are given back.
+    // Writing to this file gives back pages that a processor keeps at hand.
     const COMPACT: &str = "/proc/sys/vm/compact_memory";
     fs::write(COMPACT, "1").with_context(|| format!("write {COMPACT}"))?;
     Ok(procfs::Meminfo::current().context("read /proc/meminfo")?.mem_free)
 }
 
-/// How memory is registered.
+/// The way in which memory is registered.
 #[derive(Clone, Copy)]
 enum Way {
     Peer(Variant),
@@ -73,7 +74,7 @@ impl Way {
         }
     }
 
-    /// Of these allocations, which lie one behind the other from `va` on.
+    /// Registers these allocations, which lie one behind the other from `va` on.
     fn register(self, rig: &Rig, va: u64, memory: &[&Memory]) -> Result<std::io::Result<Mr>> {
         let size = memory.iter().map(|m| m.size()).sum::<u64>();
         let len = usize::try_from(size)?;
@@ -82,7 +83,7 @@ impl Way {
             Self::DmaBuf => {
                 let piece = |m: &&Memory| Piece { handle: m.handle(), offset: 0, len: m.size() };
                 let pieces: Vec<Piece> = memory.iter().map(piece).collect();
-                // Closed at once: the region keeps the memory.
+                // The descriptor is closed at once, because the region keeps the memory.
                 let fd: OwnedFd = rig.rm.export(0, &pieces).context("export")?;
                 Mr::reg_dma_buf(&rig.pd, fd.as_fd(), 0, len, va, FULL_ACCESS)
             }
@@ -90,7 +91,7 @@ impl Way {
     }
 }
 
-/// Nanoseconds that it takes, and what it returns.
+/// Returns how many nanoseconds `what` took, and its result.
 fn timed<T>(what: impl FnOnce() -> Result<T>) -> Result<(u64, T)> {
     let start = Instant::now();
     let value = what()?;
@@ -112,12 +113,12 @@ pub fn all(_: &Env) -> Result<()> {
 fn one(rig: &Rig, way: Way, size: u64, layout: Layout) -> Result<()> {
     let memory = rig.memory(size, layout)?;
     let (va, all) = (memory.va(), [&memory]);
-    // The first meeting of a GPU and a NIC is once per module.
+    // Register once before, because the first meeting of a GPU and a NIC happens once per module.
     way.register(rig, va, &all)??.dereg()?;
     let before = free_memory()?;
     let live = (0..LIVE).map(|_| Ok(way.register(rig, va, &all)??)).collect::<Result<Vec<Mr>>>()?;
     let held = before.saturating_sub(free_memory()?) / LIVE;
-    // The newest first, as the provider's stand-in finds them.
+    // Begin with the newest, as the provider's stand-in finds them.
     live.into_iter().rev().try_for_each(Mr::dereg)?;
     Cost::V100.set(&rig.gpu)?;
     let mut registered = Vec::new();
@@ -149,7 +150,7 @@ fn one(rig: &Rig, way: Way, size: u64, layout: Layout) -> Result<()> {
     Ok(())
 }
 
-/// One registration of 1 GiB in segments, or why there is none.
+/// Measures one registration of 1 GiB in segments, or records why it is refused.
 fn several(rig: &Rig, way: Way) -> Result<()> {
     let count = GIB.div_ceil(SEGMENT);
     let addresses = Reservation::new(0, count * SEGMENT, None)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Runs longer than the cap: cut at its multiples and nowhere else, and the right bytes on both
-//! sides of each cut.
+//! Tests runs longer than the cap. They are cut at its multiples and nowhere else, and the right
+//! bytes are on both sides of each cut.
 
 use anyhow::{ensure, Context, Result};
 use nvlab::{Layout, Memory};
@@ -13,7 +13,7 @@ use crate::suites::{iommu, page, pattern, same_bytes, GPU_PAGE, KIB, MIB};
 use crate::test::{emit, skip, Env};
 use crate::verbs::{Mr, Op};
 
-/// `limit` is what the NIC announces; `cap` the longest entry that may come of it.
+/// A limit on entries. `limit` is what the NIC announces, `cap` the longest entry that may result.
 struct Setting {
     limit: u64,
     cap: usize,
@@ -25,7 +25,8 @@ impl Setting {
         Self { limit, cap, layout: Layout::Contiguous }
     }
 
-    /// Bytes of the memory's longest piece, which begins at a multiple of that.
+    /// Returns the length of the memory's longest piece in bytes. The piece begins at a multiple of
+    /// that.
     fn run(&self) -> usize {
         if self.layout == Layout::Broken2M {
             2 * MIB
@@ -34,17 +35,18 @@ impl Setting {
         }
     }
 
-    /// Pieces of the pages from `first` to `last`, and at how many places the memory itself goes on
-    /// from one to the next. The cuts are at multiples of the NIC's addresses, of which `begin` is
-    /// the first: the BAR's own, or those of a `translated` range, where each run's mapping begins
-    /// with a GPU page, at a multiple of its length (rounded up to a power of two; kernel:
-    /// drivers/iommu/dma-iommu.c).
+    /// Returns the number of pieces of the pages from `first` to `last`, and the number of cuts at
+    /// which the memory itself continues. The cuts are at multiples of the NIC's addresses, of
+    /// which `begin` is the first. These are the BAR's own or, if `translated`, those of a range in
+    /// which each run's mapping begins with a GPU page, at a multiple of its length (rounded up to
+    /// a power of two; kernel: drivers/iommu/dma-iommu.c).
     fn pieces(&self, first: usize, last: usize, begin: usize, translated: bool) -> (usize, usize) {
         let (run, cap) = (self.run(), self.cap);
         let (mut pieces, mut cuts, mut from) = (0, 0, first);
         while from < last {
             let to = (from / run + 1).saturating_mul(run).min(last);
-            // Memory and BAR agree below 2 MiB, and no run in pieces is longer.
+            // Memory and BAR are aligned alike below 2 MiB, and no run is longer if the memory is
+            // in pieces.
             let begin = match (translated, run == usize::MAX) {
                 (true, _) => from % GPU_PAGE,
                 (false, true) => begin,
@@ -60,14 +62,14 @@ impl Setting {
 fn settings() -> [Setting; 6] {
     [
         Setting::contiguous(2 * MIB as u64, 2 * MIB),
-        // A PCI device that says nothing.
+        // This is what a PCI device has that announces nothing.
         Setting::contiguous(64 << 10, 64 * KIB),
-        // No power of two: the next one below.
+        // A value that is no power of two is rounded down to one.
         Setting::contiguous(3 * MIB as u64 - 4096, 2 * MIB),
         Setting::contiguous(100_001, 64 * KIB),
-        // Less than a page is a page.
+        // Less than a page counts as a page.
         Setting::contiguous(511, page()),
-        // Each of several runs is longer.
+        // Each of several runs is longer than the cap.
         Setting { limit: MIB as u64, cap: MIB, layout: Layout::Broken2M },
     ]
 }
@@ -83,7 +85,7 @@ pub fn cap(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The cap of every device that announces more: 1 GiB. Needs a card of 4 GiB.
+/// Every device that announces more has a cap of 1 GiB. This needs a card of 4 GiB.
 pub fn gibibyte(env: &Env) -> Result<()> {
     const GIB: usize = 1 << 30;
     gpu::lab()?.set("bar1_reserve", 0)?;
@@ -91,7 +93,7 @@ pub fn gibibyte(env: &Env) -> Result<()> {
 }
 
 /// An IOMMU with 32 bits of addresses has no block of 2 GiB, which a range of more than 1 GiB needs
-/// in one piece: all of it is mapped in pieces, and unmapped. Needs a card of 4 GiB.
+/// in one piece. All of it is mapped in pieces, and unmapped. This needs a card of 4 GiB.
 pub fn pieces(env: &Env) -> Result<()> {
     const GIB: usize = 1 << 30;
     if !iommu::translates(&pci_function(RDMA_DEVICE)?)? {
@@ -117,12 +119,13 @@ pub fn pieces(env: &Env) -> Result<()> {
         across_cuts(&nic, &memory, (start, len), &mr, GIB, &mut rng)?;
         mr.dereg()?;
     }
-    // What is short needs no pieces.
+    // A short range needs no pieces.
     nic.reg(memory.va(), MIB)?.dereg()?;
     Ok(())
 }
 
-/// `size` is a multiple of the cap, and so is where contiguous memory of that size begins.
+/// Tests one cap. `size` is a multiple of the cap, and contiguous memory of that size begins at
+/// one.
 fn one_cap(setting: &Setting, size: usize, generation: Generation, rng: &mut fastrand::Rng) -> Result<()> {
     let cap = setting.cap;
     // Its pattern and its CRC are not looked at here, and cost time.
@@ -133,11 +136,11 @@ fn one_cap(setting: &Setting, size: usize, generation: Generation, rng: &mut fas
     let memory = rm.request(0, size as u64).layout(setting.layout).alloc()?;
     let (page, mut rows) = (page(), Vec::new());
     for (start, len) in [
-        // At its multiples.
+        // These ranges end at multiples of the cap.
         (0, cap),
         (0, 2 * cap),
         (cap, 3 * cap),
-        // Across them.
+        // These ranges cross them.
         (0, cap + 1),
         (0, 2 * cap - 1),
         (0, 2 * cap + 1),
@@ -160,7 +163,7 @@ fn one_cap(setting: &Setting, size: usize, generation: Generation, rng: &mut fas
             "{what}: two entries meet at an address that is only a multiple of {}",
             held.cut_align
         );
-        // A core of 24.10 takes each entry's end for one of the memory's. As long as addresses and
+        // A core of 24.10 takes each entry's end for one of the memory's, as long as addresses and
         // memory are aligned alike:
         if (start, len) == (0, 2 * cap) && len <= 2 * MIB && setting.layout == Layout::Contiguous {
             let hca = held.page_size;
@@ -174,12 +177,13 @@ fn one_cap(setting: &Setting, size: usize, generation: Generation, rng: &mut fas
     Ok(())
 }
 
-/// What moves the bytes of a part, in turns, and whether they go into the registration.
+/// The operations that move the bytes of a part, in turns, and whether they write to the
+/// registration.
 const MOVES: [(Op, bool); 6] =
     [(Op::Write, true), (Op::Read, true), (Op::Send, true), (Op::Write, false), (Op::Read, false), (Op::Send, false)];
 
 /// Moves both ends of a registration, a little across each cut, and all of it if that is not too
-/// much, and counts on both sides of each cut; the neighbours stay as they are.
+/// much, and counts on both sides of each cut. The neighbouring bytes stay as they are.
 fn across_cuts(
     nic: &Nic,
     memory: &Memory,
@@ -273,16 +277,16 @@ mod tests {
             (&whole, PAGE, PAGE + 2 * MIB, (1, 0)),
             (&whole, PAGE, PAGE + 4 * MIB, (3, 2)),
             (&broken, 0, 2 * MIB, (2, 1)),
-            // Nothing is cut that is no longer than the cap.
+            // A run that is no longer than the cap is not cut.
             (&broken, PAGE, PAGE + MIB, (1, 0)),
             (&broken, 2 * MIB - PAGE, 2 * MIB + PAGE, (2, 0)),
             (&broken, PAGE, 4 * MIB, (4, 2)),
         ] {
             assert_eq!(setting.pieces(first, last, first, false), wanted, "{first:#x} to {last:#x}");
         }
-        // Elsewhere in the BAR.
+        // The same at another place in the BAR.
         assert_eq!(whole.pieces(PAGE, PAGE + 4 * MIB, 6 * MIB, false), (2, 1));
-        // The GPU page that a range begins in is mapped whole.
+        // The GPU page in which a range begins is mapped as a whole.
         assert_eq!(whole.pieces(PAGE, PAGE + 4 * MIB, 0, true), (3, 2));
         assert_eq!(whole.pieces(GPU_PAGE, GPU_PAGE + 4 * MIB, 0, true), (2, 1));
         assert_eq!(broken.pieces(PAGE, 4 * MIB, 0, true), (4, 2));

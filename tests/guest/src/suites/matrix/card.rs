@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A whole card in one registration.
+//! Tests one registration of a whole card.
 
 use anyhow::{ensure, Context, Result};
 use nvlab::{Layout, Memory};
@@ -12,15 +12,15 @@ use crate::suites::{page, pattern, same_bytes, GPU_PAGE, MIB};
 use crate::test::Env;
 use crate::verbs::Op;
 
-/// All of GPU 1, and as much of GPU 0, which nothing else uses here.
+/// Allocates all of GPU 1, and as much of GPU 0, which nothing else uses here.
 fn card(rm: &nvlab::Client, gpu: u32, layout: Layout, rng: &mut fastrand::Rng) -> Result<Memory> {
     gpu::seed_layout(rng)?;
     let memory = rm.request(gpu, rm.info(gpu)?.memory).layout(layout).alloc();
     memory.with_context(|| format!("all of GPU {gpu}"))
 }
 
-/// First and last page, last byte, and each side of every sort of border, in the card's one
-/// registration.
+/// Tests the first and last page, the last byte, and each side of every sort of border, in the
+/// card's one registration.
 pub fn ends(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     gpu::lab()?.set("bar1_reserve", 0)?;
@@ -34,7 +34,7 @@ pub fn ends(env: &Env) -> Result<()> {
         let mr = nic.reg(memory.va(), size).with_context(|| format!("{layout:?}"))?;
         let entries = nic.held(&mr)?.sg_entries;
         ensure!(layout != Layout::Contiguous || entries == 1, "{entries} sg entries for contiguous memory");
-        // All of BAR1, up to its end.
+        // The registration covers all of BAR1, up to its end.
         let end = gpu::bar(&rm, 1)?.end() + 1 - GPU_PAGE as u64;
         let seen = lab::translations(mr.lkey())?;
         ensure!(seen.iter().any(|t| t.phys == end), "no address is the BAR's last GPU page at {end:#x}");
@@ -58,7 +58,7 @@ pub fn ends(env: &Env) -> Result<()> {
             let mut got = vec![0; guard.len()];
             memory.read(guard.start as u64, &mut got)?;
             same_bytes(&what, &got, &wanted)?;
-            // And the other way.
+            // The same in the other direction.
             source.fill(0, len as u64, 0)?;
             nic.link.run(Op::Read, (&source_mr, 0), (&mr, at), len).with_context(|| what.clone())?;
             let mut got = vec![0; len];
@@ -66,7 +66,7 @@ pub fn ends(env: &Env) -> Result<()> {
             same_bytes(&format!("{what}, read"), &got, &bytes)?;
         }
         mr.dereg()?;
-        // The last page, of the kernel and of the GPU, by itself.
+        // Register the last page of the kernel and of the GPU separately.
         for len in [page(), GPU_PAGE] {
             let what = format!("{layout:?}, the last {len} bytes alone");
             let at = size - len;
@@ -87,7 +87,8 @@ pub fn ends(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Every byte of one card into the other, by one request of each kind; another layout at each end.
+/// Moves every byte of one card into the other, by one request of each kind, with a different
+/// layout at each end.
 pub fn whole(env: &Env) -> Result<()> {
     const PIECE: usize = 4 * MIB;
     let mut rng = env.rng()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What varies: the factors of the matrix, all pairs of their values, and the whole product.
+//! The factors of the matrix, all pairs of their values, and their whole product.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use nvlab::Layout;
 
 use crate::suites::{GPU_PAGE, KIB, MIB};
 
-/// What moves the bytes.
+/// The operation that moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     Write,
@@ -19,21 +19,21 @@ pub enum Verb {
     CmpSwap,
 }
 
-/// From where to where.
+/// The source and target of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Path {
     /// Within GPU 0.
     GpuToGpu,
     GpuToHost,
     HostToGpu,
-    /// GPU 0 to GPU 1.
+    /// From GPU 0 to GPU 1.
     ToOtherGpu,
     FromOtherGpu,
-    /// As `GpuToGpu`, and then a second NIC reads the result and writes, and the first reads that.
+    /// Within GPU 0. Then a second NIC reads the result and writes, and the first NIC reads that.
     TwoNics,
 }
 
-/// How the first byte of a registration lies. The exact place is random.
+/// The alignment of a registration's first byte. The exact place is random.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
     Unaligned,
@@ -43,7 +43,8 @@ pub enum Start {
 }
 
 impl Start {
-    /// An offset below 4 MiB that is aligned so, and no better. An atomic's is a multiple of 8.
+    /// Returns an offset below 4 MiB with exactly this alignment. For an atomic, it is a multiple
+    /// of 8.
     pub fn pick(self, rng: &mut fastrand::Rng, atomic: bool) -> usize {
         const ROOM: usize = 4 * MIB;
         let (unit, next) = match self {
@@ -65,10 +66,10 @@ pub const MOVING: [Verb; 5] = [Verb::Write, Verb::WriteImm, Verb::Read, Verb::Se
 pub const ATOMIC: [Verb; 2] = [Verb::FetchAdd, Verb::CmpSwap];
 pub const PATHS: [Path; 6] =
     [Path::GpuToGpu, Path::GpuToHost, Path::HostToGpu, Path::ToOtherGpu, Path::FromOtherGpu, Path::TwoNics];
-/// `Shuffled` is what a discontiguous BAR looks like.
+/// The layouts. `Shuffled` is what a discontiguous BAR looks like.
 pub const LAYOUTS: [Layout; 4] = [Layout::Contiguous, Layout::Broken2M, Layout::Broken64K, Layout::Shuffled];
 pub const STARTS: [Start; 4] = [Start::Unaligned, Start::Page, Start::GpuPage, Start::Block];
-/// Bytes; each boundary from both sides.
+/// The lengths in bytes, on both sides of each boundary.
 pub const LENGTHS: [usize; 13] = [
     1,
     2,
@@ -89,7 +90,7 @@ pub const LENGTHS: [usize; 13] = [
 pub struct Case {
     pub verb: Verb,
     pub path: Path,
-    /// Of the near end, as the start; the far end's are drawn.
+    /// The layout of the near end, like the start. Those of the far end are random.
     pub layout: Layout,
     pub start: Start,
     pub len: usize,
@@ -100,7 +101,7 @@ impl Case {
         ATOMIC.contains(&self.verb)
     }
 
-    /// The case that these values' numbers stand for.
+    /// Returns the case with these values of the factors.
     fn moving(v: &[usize]) -> Self {
         Self { verb: MOVING[v[0]], path: PATHS[v[1]], layout: LAYOUTS[v[2]], start: STARTS[v[3]], len: LENGTHS[v[4]] }
     }
@@ -113,7 +114,7 @@ impl Case {
 const MOVING_SIZES: [usize; 5] = [MOVING.len(), PATHS.len(), LAYOUTS.len(), STARTS.len(), LENGTHS.len()];
 const ATOMIC_SIZES: [usize; 4] = [ATOMIC.len(), PATHS.len(), LAYOUTS.len(), STARTS.len()];
 
-/// Cases in which every value of every factor meets every value of every other one.
+/// Returns cases in which every value of every factor meets every value of every other factor.
 pub fn pairwise(rng: &mut fastrand::Rng) -> Vec<Case> {
     let moving = all_pairs(&MOVING_SIZES, rng).into_iter().map(|v| Case::moving(&v));
     let mut cases: Vec<Case> = moving.collect();
@@ -121,7 +122,7 @@ pub fn pairwise(rng: &mut fastrand::Rng) -> Vec<Case> {
     cases
 }
 
-/// Every case of one path.
+/// Returns every case of one path.
 pub fn product(path: Path) -> Vec<Case> {
     let moving = every(&MOVING_SIZES).into_iter().map(|v| Case::moving(&v));
     moving.chain(every(&ATOMIC_SIZES).into_iter().map(|v| Case::atomic(&v))).filter(|c| c.path == path).collect()
@@ -138,7 +139,8 @@ fn every(sizes: &[usize]) -> Vec<Vec<usize>> {
     all
 }
 
-/// Rows that together hold each pair of values of two factors; few, not fewest.
+/// Returns rows that together contain each pair of values of two factors. They are few, but not
+/// necessarily the fewest.
 fn all_pairs(sizes: &[usize], rng: &mut fastrand::Rng) -> Vec<Vec<usize>> {
     const TRIES: usize = 24;
     let pairs_of = |row: &[usize]| -> Vec<(usize, usize, usize, usize)> {

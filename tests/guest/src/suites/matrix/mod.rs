@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Integrity, byte by byte: every way to move bytes, over every layout, start and length. `matrix`
-//! takes each pair of values, `matrix_full` their whole product. Needs a machine with two GPUs and
-//! two network cards.
+//! Tests integrity, byte by byte: every way to move bytes, over every layout, start and length.
+//! `matrix` takes each pair of values, `matrix_full` their whole product. Needs a machine with two
+//! GPUs and two network cards.
 
 mod cap;
 mod card;
@@ -20,7 +20,7 @@ use case::{Case, Path};
 use rig::Rig;
 
 const NVIDIA_C: NvidiaC = NvidiaC::Recorded;
-/// How long all of a card may take to move.
+/// The time in which all of a card must be moved.
 const WHOLE_CARD: Duration = Duration::from_secs(900);
 
 pub fn suite(nvidia_c: bool) -> Suite {
@@ -38,7 +38,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: "matrix", tests }
 }
 
-/// For `make soak`: hours are no objection.
+/// Returns the tests for `make soak`, which may take hours.
 pub fn full(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     for mode in [Mode::Persistent, Mode::Legacy] {
@@ -59,14 +59,14 @@ pub fn full(nvidia_c: bool) -> Suite {
     Suite { name: "matrix_full", tests }
 }
 
-/// What needs a card of 4 GiB.
+/// Returns the tests that need a card of 4 GiB.
 pub fn large(nvidia_c: bool) -> Suite {
     let mut tests = in_modes(nvidia_c, &[Mode::Persistent, Mode::Legacy], "gibibyte", cap::gibibyte);
     tests.extend(in_modes(nvidia_c, &[Mode::Persistent, Mode::Legacy], "pieces", cap::pieces));
     Suite { name: "matrix_large", tests: tests.into_iter().map(|t| t.nvidia_c(NVIDIA_C).limit(400)).collect() }
 }
 
-/// Each value of each factor beside each value of each other one.
+/// Combines each value of each factor with each value of every other factor.
 fn pairs(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let cases = case::pairwise(&mut rng);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Two NICs, two GPUs, host memory, and beside each buffer what it must hold. Bytes are written and
-//! read back by the CPU through the GPU's control interface, never through the NIC that is being
-//! tested.
+//! Two NICs, two GPUs, host memory, and the expected contents of each buffer. The CPU writes and
+//! reads bytes through the GPU's control interface, never through the NIC that is being tested.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,16 +16,17 @@ use crate::machine::{self, SecondNic, RDMA_DEVICE};
 use crate::suites::{same_bytes, GPU_PAGE, MIB};
 use crate::verbs::{Device, Loopback, Mr, Op, Pd, FULL_ACCESS, REMOTE_ATOMIC};
 
-/// Room for the latest start and the longest length.
+/// The size of a buffer: room for the latest start and the longest length.
 const SIZE: usize = 8 * MIB;
-/// Bytes looked at on both sides of what moved, after each case; the rest of the buffer at the end.
+/// The number of bytes that are compared on both sides of a move, after each case. The rest of the
+/// buffer is compared at the end.
 const GUARD: usize = GPU_PAGE + 4096;
 
 /// One NIC with two queue pairs that talk to each other.
 pub struct Nic {
     pub pd: Arc<Pd>,
     pub link: Loopback,
-    /// The PCI function whose DMA it is.
+    /// The PCI function that does its DMA.
     initiator: String,
 }
 
@@ -36,7 +36,7 @@ impl Nic {
         Ok(Self { link: Loopback::new(&pd)?, pd, initiator: machine::pci_function(name)? })
     }
 
-    /// This MR over peer memory, as this NIC holds it: keys of two NICs may be the same.
+    /// Returns this MR over peer memory, as this NIC sees it. Keys of two NICs may be equal.
     pub fn held(&self, mr: &Mr) -> Result<NicMr> {
         let mine = lab::nic_mrs()?.into_iter().find(|m| m.initiator == self.initiator && m.lkey == mr.lkey());
         mine.with_context(|| format!("{} does not know lkey {:#x}", self.initiator, mr.lkey()))
@@ -50,11 +50,11 @@ impl Nic {
 
 enum Store {
     Gpu(Memory),
-    /// `SIZE` bytes from this offset on are 2 MiB aligned.
+    /// `SIZE` bytes from this offset on are aligned to 2 MiB.
     Host(Vec<u8>, usize),
 }
 
-/// Memory, and what it must hold.
+/// Memory, and the bytes that it must hold.
 struct Buffer {
     store: Store,
     wanted: Vec<u8>,
@@ -85,7 +85,7 @@ impl Buffer {
         }
     }
 
-    /// New random contents.
+    /// Fills the range with new random contents.
     fn refill(&mut self, at: Range<usize>, rng: &mut fastrand::Rng) -> Result<()> {
         let bytes = &mut self.wanted[at.clone()];
         rng.fill(bytes);
@@ -121,13 +121,13 @@ fn around(at: usize, len: usize) -> Range<usize> {
     at.saturating_sub(GUARD)..(at + len + GUARD).min(SIZE)
 }
 
-/// Which buffer.
+/// The place of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
-    /// Two of GPU 0.
+    /// Two buffers of GPU 0.
     Near,
     Far,
-    /// Of GPU 1.
+    /// A buffer of GPU 1.
     Other,
     Host,
 }
@@ -146,16 +146,17 @@ pub struct Rig {
     first: Nic,
     second: Nic,
     rm: nvlab::Client,
-    /// Host memory has no layout; it is kept under the one asked for with it.
+    /// The buffers by place and layout. Host memory has no layout, and is kept under the one that
+    /// was asked for with it.
     buffers: BTreeMap<(Place, u32), Buffer>,
     pub bytes: usize,
-    /// Last, so that nothing uses it any more.
+    /// The field is the last one, so that nothing uses it any more when it is dropped.
     _second: SecondNic,
 }
 
 impl Rig {
     pub fn new() -> Result<Self> {
-        // Their patterns and CRCs are not looked at here, and cost time.
+        // The patterns and CRCs of the buffers are not looked at here, and cost time.
         gpu::lab()?.set("crc_max", 0)?;
         let nic = SecondNic::add()?;
         let (first, second) = (Nic::open(RDMA_DEVICE)?, Nic::open(nic.name())?);
@@ -163,7 +164,7 @@ impl Rig {
         Ok(Self { first, second, rm: nvlab::Client::open()?, buffers: BTreeMap::new(), bytes: 0, _second: nic })
     }
 
-    /// Takes the buffer out, so that two can be held at once; made at its first use.
+    /// Takes a buffer out, so that two can be held at once. Makes it when it is first used.
     fn take(&mut self, place: Place, layout: Layout, rng: &mut fastrand::Rng) -> Result<Buffer> {
         if let Some(buffer) = self.buffers.remove(&(place, layout as u32)) {
             return Ok(buffer);
@@ -202,8 +203,8 @@ impl Rig {
         let len = case.len;
         source.refill(at..at + len, rng)?;
         target.refill(around(to, len), rng)?;
-        // Registered exactly, so that first and last byte of a registration are looked at, not only
-        // of a transfer.
+        // Register exactly the bytes that move, so that the first and last byte of a registration
+        // are tested, and not only those of a transfer.
         let from_mr = self.first.reg(source.va() + at as u64, len)?;
         let to_mr = self.first.reg(target.va() + to as u64, len)?;
         let second_mr = match case.path {
@@ -218,7 +219,7 @@ impl Rig {
             Verb::Send => Op::Send,
             Verb::SendImm => Op::SendImm(rng.u32(..)),
             Verb::FetchAdd => Op::FetchAdd(rng.u64(..)),
-            // Half of them find what they compare with.
+            // Half of these operations find the value that they compare with.
             Verb::CmpSwap => {
                 let compare = if rng.bool() { target.word(to) } else { rng.u64(..) };
                 Op::CmpSwap { compare, swap: rng.u64(..) }
@@ -226,7 +227,7 @@ impl Rig {
         };
         self.first.link.run(op, (local, 0), (remote, 0), len)?;
 
-        // What it must have done.
+        // This is what the operation must have done.
         let found = if case.is_atomic() { target.word(to) } else { 0 };
         match op {
             Op::FetchAdd(add) => target.set_word(to, found.wrapping_add(add)),
@@ -265,7 +266,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Looks at all of every buffer.
+    /// Compares all of every buffer.
     pub fn check_all(&self) -> Result<()> {
         for ((place, layout), buffer) in &self.buffers {
             buffer.check(&format!("all of {place:?}, layout {layout}, after the last case"), 0..SIZE)?;

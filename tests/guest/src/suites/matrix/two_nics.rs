@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! One buffer, registered with two NICs, is freed.
+//! Frees a buffer that is registered with two NICs.
 
 use anyhow::{ensure, Result};
 
@@ -10,7 +10,7 @@ use crate::suites::MIB;
 use crate::test::Env;
 use crate::verbs::{Op, Status};
 
-/// Both NICs have let go of it when the free returns.
+/// Both NICs have released the buffer when the free returns.
 pub fn freed(_: &Env) -> Result<()> {
     let second = SecondNic::add()?;
     let nics = [Nic::open(RDMA_DEVICE)?, Nic::open(second.name())?];

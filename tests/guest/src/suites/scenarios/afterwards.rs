@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! After the memory is gone: its next owner, while the first one and its peer go on as if nothing
-//! had happened.
+//! Tests what happens after the memory is gone: the next owner has it, while the first one and its
+//! peer go on as if nothing had happened.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::test::Env;
 use crate::verbs::{Endpoint, Loopback, Mr, Pd, Status};
 
 const PIECE: usize = 64 * KIB;
-/// Requests of one attempt, unless one of them fails.
+/// The number of requests of one attempt, unless one of them fails.
 const REQUESTS: u64 = 8;
 
-/// The peer writes to `target`, through queues of its own; how many writes succeeded.
+/// Makes the peer write to `target` through queues of its own. Returns how many writes succeeded.
 fn remote_writes(pd: &Arc<Pd>, peer: &mut Helper, target: &Mr) -> Result<u64> {
     let theirs = peer.number("endpoint")?;
     let here = Endpoint::new(pd)?;
@@ -32,7 +32,7 @@ fn remote_writes(pd: &Arc<Pd>, peer: &mut Helper, target: &Mr) -> Result<u64> {
     Ok(good.parse()?)
 }
 
-/// Reads from `from` into `into`: what the NIC writes locally; how many reads succeeded.
+/// Reads from `from` into `into`, so that the NIC writes locally. Returns how many reads succeeded.
 fn local_reads(pd: &Arc<Pd>, from: &Arc<Mr>, into: &Arc<Mr>) -> Result<u64> {
     let link = Loopback::new(pd)?;
     for good in 0..REQUESTS {
@@ -44,24 +44,25 @@ fn local_reads(pd: &Arc<Pd>, from: &Arc<Mr>, into: &Arc<Mr>) -> Result<u64> {
     Ok(REQUESTS)
 }
 
-/// Somebody who posts without end.
+/// A thread that posts without end.
 struct Poster {
     over: Arc<AtomicBool>,
     attempts: Arc<AtomicU64>,
     ends: Beside<Tally>,
 }
 
-/// What succeeded, by when it was tried.
+/// The successful requests, by the time at which they were tried.
 #[derive(Default)]
 struct Tally {
     before: u64,
-    /// Attempts that began when the free had returned, and successful requests of those.
+    /// The number of attempts that began after the free had returned, and of their successful
+    /// requests.
     attempts_after: u64,
     after: u64,
 }
 
 impl Poster {
-    /// `freed` says that the free has returned.
+    /// Starts the thread. `freed` says that the free has returned.
     fn start(freed: &Arc<AtomicBool>, mut attempt: impl FnMut() -> Result<u64> + Send + 'static) -> Self {
         let (over, attempts) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop, count, freed) = (Arc::clone(&over), Arc::clone(&attempts), Arc::clone(freed));
@@ -83,7 +84,7 @@ impl Poster {
         Self { over, attempts, ends }
     }
 
-    /// Until it has begun an attempt, and ended it, from now on.
+    /// Waits until it has begun an attempt after this call, and ended it.
     fn posts_again(&self, what: &str) -> Result<()> {
         let wanted = self.attempts.load(Ordering::SeqCst) + 2;
         wait_for(what, || self.attempts.load(Ordering::SeqCst) >= wanted).or_else(|slow| {
@@ -101,9 +102,9 @@ impl Poster {
 }
 
 /// The freed range goes to another process at once, which fills it. The first process reads into it
-/// and its peer writes to it, before, during and after, without a pause: revocable, every request
-/// posted after the free ends in an error; persistent, they go on into memory that is kept for
-/// them. Not one byte of the next owner's changes.
+/// and its peer writes to it, before, during and after, without a pause. With revocable pins, every
+/// request posted after the free ends in an error. With persistent pins, the requests go on into
+/// memory that is kept for them. Not one byte of the next owner's changes.
 pub fn next_owner_is_safe(env: &Env) -> Result<()> {
     const ROUNDS: u64 = 5;
     const SEED: u64 = 0x5eed;
@@ -117,7 +118,7 @@ pub fn next_owner_is_safe(env: &Env) -> Result<()> {
     let mut peer = Helper::start(&["actor", "nic"])?;
     let mut next = Helper::start(&["actor", "nic"])?;
 
-    // Address and key are right: what fails later fails because the memory is gone.
+    // Address and key are right, so a later failure can only mean that the memory is gone.
     let good = remote_writes(&bench.pd, &mut peer, &target_mr)?;
     ensure!(good == REQUESTS, "{good} of {REQUESTS} remote writes to live memory succeeded");
     let freed = Arc::new(AtomicBool::new(false));

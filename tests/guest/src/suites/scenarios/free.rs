@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! GPU memory that is freed while it is registered, or while it is being registered or
-//! deregistered.
+//! Tests GPU memory that is freed while it is registered, being registered, or being deregistered.
 
 use anyhow::{ensure, Context, Result};
 
@@ -22,7 +21,8 @@ pub fn while_registered(env: &Env) -> Result<()> {
     }
 }
 
-/// Persistent: the NIC goes on with the memory that the application gave up, until the MR goes.
+/// With persistent pins, the NIC goes on with the memory that the application gave up, until the MR
+/// is deregistered.
 fn keeps_the_memory(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -33,7 +33,7 @@ fn keeps_the_memory(env: &Env) -> Result<()> {
     target.free()?;
     ensure!(gpu::accounting()?.get("callbacks") == 0, "a persistent pin has no callback");
     ensure!(nic_state(&target_mr)?.as_deref() == Some("live"), "the MR is {:?}", nic_state(&target_mr)?);
-    // The memory is nobody's but the NIC's now: another allocation must not share it.
+    // The memory belongs to the NIC alone now. Another allocation must not share it.
     let other = bench.cuda.alloc(SIZE)?;
     let untouched = pattern(&mut rng, SIZE);
     other.write(0, &untouched)?;
@@ -52,12 +52,13 @@ fn keeps_the_memory(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Allocations that live on for a pin.
+/// Returns the number of allocations that live on for a pin.
 fn kept() -> Result<usize> {
     Ok(gpu::lab()?.allocations()?.iter().filter(|a| a.state == nvlab::State::Kept).count())
 }
 
-/// Revocable: freed at once, the MR ends in errors, the memory's next owner never sees a byte.
+/// With revocable pins, the memory is freed at once, the MR ends in errors, and the memory's next
+/// owner never sees a byte.
 fn ends_the_mr(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -72,7 +73,7 @@ fn ends_the_mr(env: &Env) -> Result<()> {
         "the MR is {:?}, wanted killed",
         nic_state(&target_mr)?
     );
-    // The next owner gets the same memory; nothing of the dead MR's may reach it.
+    // The next owner gets the same memory. Nothing from the dead MR may reach it.
     let next = bench.cuda.alloc(SIZE)?;
     let theirs = pattern(&mut rng, SIZE);
     next.write(0, &theirs)?;
@@ -88,7 +89,7 @@ fn ends_the_mr(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// One free, many registrations, overlapping.
+/// One free ends many overlapping registrations.
 pub fn with_many_mrs(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(4 * MIB)?;
@@ -106,9 +107,9 @@ pub fn with_many_mrs(env: &Env) -> Result<()> {
     no_pins("after the last deregistration")
 }
 
-/// The driver takes the memory's address away and not the memory (cuMemUnmap): the MR ends as with
-/// a free. Once the address is back, it is registered as if nothing had been, whatever becomes of
-/// the dead MR.
+/// The driver takes away the memory's address, but not the memory (cuMemUnmap). The MR ends as with
+/// a free. Once the address is back, it can be registered as before, whatever becomes of the dead
+/// MR.
 pub fn unmapped_and_mapped(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -148,8 +149,8 @@ pub fn unmapped_and_mapped(env: &Env) -> Result<()> {
     Ok(mr.dereg()?)
 }
 
-/// Frees while another thread stands at `stop`, and lets that one go on: before the free is over,
-/// if it `waits` for it.
+/// Frees memory while another thread stands at `stop`, and then releases that thread. If the free
+/// `waits` for the thread, it is released before the free ends.
 fn free_while_it_stands(bench: &Bench, memory: DeviceMemory, stop: Stop, waits: bool) -> Result<()> {
     stop.wait()?;
     let free = free_beside(bench, memory);
@@ -163,8 +164,8 @@ fn free_while_it_stands(bench: &Bench, memory: DeviceMemory, stop: Stop, waits: 
     }
 }
 
-/// The memory goes while its registration stands at `stop`. Does the free have to wait until it
-/// goes on, and does the registration succeed?
+/// Frees the memory while its registration stands at `stop`. `waits` says whether the free has to
+/// wait until the registration goes on, `succeeds` whether the registration succeeds.
 fn free_at(env: &Env, bench: &Bench, stop: Stop, waits: bool, succeeds: bool) -> Result<()> {
     let memory = bench.cuda.alloc(SIZE)?;
     let reg = reg_beside(bench, memory.va());
@@ -172,22 +173,22 @@ fn free_at(env: &Env, bench: &Bench, stop: Stop, waits: bool, succeeds: bool) ->
     after_the_free(env, bench, reg.finish("ibv_reg_mr")?, succeeds)
 }
 
-/// The provider's get in its gaps, up to a callback that comes before the get returns: its table is
-/// gone then. In the gap between a revocable pin and its callback the provider loses its own table,
-/// with any module.
+/// Frees memory in each gap of the provider's get, up to a callback that comes before the get
+/// returns. Its table is gone then. In the gap between a revocable pin and its callback, the
+/// provider loses its own table, with any module.
 pub fn during_get_pages(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let persistent = env.mode()? == Mode::Persistent;
     let gap: &[&str] = if persistent { &["get_found"] } else { &["get_found", "get_filled"] };
     for point in ["get_alloc"].iter().chain(gap).chain(&["get_done"]) {
-        // Before the provider has found the memory, a pin that keeps it comes too late.
+        // Before the provider has found the memory, it is too late for a pin that would keep it.
         let succeeds = persistent && *point != "get_alloc";
         free_at(env, &bench, Stop::pinning(env.mode()?, point)?, false, succeeds)?;
     }
     let lost = gpu::accounting()?.get("leaked_tables");
     let wanted = if persistent { 0 } else { gap.len() as i64 };
     ensure!(lost == wanted, "the provider lost {lost} tables, wanted {wanted}");
-    // This process has the GPU open: its driver cannot be unloaded here.
+    // This process has the GPU open, so the GPU's driver cannot be unloaded here.
     Ok(gpu::lab()?.forget_leaked()?)
 }
 
@@ -199,7 +200,7 @@ pub fn before_dma_map(env: &Env) -> Result<()> {
     free_at(env, &Bench::new()?, Stop::core("before_dma_map")?, false, env.mode()? == Mode::Persistent)
 }
 
-/// Ours maps by itself, NVIDIA's module lets the provider do it.
+/// Frees memory while it is being mapped. Our module maps by itself, NVIDIA's through the provider.
 pub fn during_dma_map(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     if env.nvidia_c {
@@ -210,28 +211,28 @@ pub fn during_dma_map(env: &Env) -> Result<()> {
     }
 }
 
-/// Mapped, the mkey is live, the notifier is not armed: nobody could tell the NIC to stop, so a
-/// free has to wait.
+/// The memory is mapped and the mkey is live, but the notifier is not armed. Nobody could stop the
+/// NIC, so a free has to wait.
 pub fn before_activation(env: &Env) -> Result<()> {
     let waits = env.mode()? != Mode::Persistent;
     free_at(env, &Bench::new()?, Stop::core("before_activate")?, waits, true)
 }
 
-/// Every place of a deregistration up to the provider's put. The core holds no lock there, so the
-/// free does not wait.
+/// Frees memory at every place of a deregistration up to the provider's put. The core holds no lock
+/// there, so the free does not wait.
 pub fn during_dereg(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     for point in ["before_stop", "in_stop", "before_dma_unmap", "before_put_pages", "before_release"] {
         free_during(&bench, || Stop::core(point), false)?;
     }
     if !env.nvidia_c {
-        // In the kernel's unmapping, under the registration's own lock.
+        // The deregistration stands in the kernel's unmapping, under the registration's own lock.
         free_during(&bench, || Stop::core("in_dma_unmap"), env.mode()? != Mode::Persistent)?;
     }
     Ok(())
 }
 
-/// The revocable client that steps in where persistent pins are impossible.
+/// Tests the revocable client that steps in where persistent pins are impossible.
 pub fn of_the_fallback(env: &Env) -> Result<()> {
     gpu::lab()?.fault("persistent_errno", 524)?;
     let revocable = Env {
@@ -246,8 +247,8 @@ pub fn of_the_fallback(env: &Env) -> Result<()> {
     dereg_during_callback(&revocable)
 }
 
-/// The provider's put, until it has the RM API lock, with it, and after. (The provider puts a
-/// persistent pin so that a free knows nothing of it.)
+/// Frees memory during the provider's put, before it has the RM API lock, with it, and after. (The
+/// provider puts a persistent pin without the free noticing.)
 pub fn during_put(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mode = env.mode()?;
@@ -259,8 +260,8 @@ pub fn during_put(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The memory goes while its deregistration stands at the stop that `arm` makes. It is armed when
-/// the memory is registered: a registration with NVIDIA's module puts, too.
+/// Frees the memory while its deregistration stands at the stop that `arm` makes. The stop is armed
+/// once the memory is registered, because a registration with NVIDIA's module puts, too.
 fn free_during(bench: &Bench, arm: impl FnOnce() -> Result<Stop>, waits: bool) -> Result<()> {
     let (memory, mr) = bench.registered(SIZE)?;
     let stop = arm()?;
@@ -270,16 +271,16 @@ fn free_during(bench: &Bench, arm: impl FnOnce() -> Result<Stop>, waits: bool) -
     no_pins("after the deregistration")
 }
 
-/// The callback is about to run, is inside the core's hook, or has just run, with the RM API lock
-/// held: the deregistration waits at most for that. Inside the hook it must wait, because the core
-/// forgets the umem's client when the client has released, and a callback that has found the umem
-/// reads that client through it.
+/// Deregisters while the callback is about to run, is inside the core's hook, or has just run, with
+/// the RM API lock held. The deregistration waits for that at most. Inside the hook it must wait,
+/// because the core forgets the umem's client when the client has released, and a callback that has
+/// found the umem reads that client through it.
 pub fn dereg_during_callback(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mut stops = vec![
         // The RM API lock is held, and the deregistration has to put.
         ((|| Stop::gpu("callback_before")) as fn() -> Result<Stop>, true),
-        // The umem is found and its lock not taken.
+        // The umem is found, but its lock is not taken.
         (|| Stop::core("invalidate_found"), true),
         (|| Stop::core("invalidate_entry"), true),
         // The core's lock is held.
@@ -287,7 +288,7 @@ pub fn dereg_during_callback(env: &Env) -> Result<()> {
         (|| Stop::gpu("callback_after"), false),
     ];
     if !env.nvidia_c {
-        // In the kernel's unmapping, under the registration's own lock.
+        // The callback stands in the kernel's unmapping, under the registration's own lock.
         stops.push((|| Stop::core("in_dma_unmap"), true));
     }
     for (stop, waits) in stops {
@@ -297,7 +298,7 @@ pub fn dereg_during_callback(env: &Env) -> Result<()> {
         stop.wait()?;
         let dereg = dereg_beside(mr);
         if env.nvidia_c {
-            // Whether it waits is no rule for it.
+            // No rule says whether NVIDIA's module waits here.
             let early = dereg.ended(A_WHILE);
             stop.release()?;
             free.finish("the free")?;
@@ -317,8 +318,8 @@ pub fn dereg_during_callback(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The same with each table at the address of the one before, which is what the provider knows a
-/// pin by.
+/// Repeats these scenarios with each table at the address of the one before. The provider knows a
+/// pin by that address.
 pub fn again_with_reused_tables(env: &Env) -> Result<()> {
     gpu::lab()?.set("key_reuse", 1)?;
     for run in [before_dma_map as fn(&Env) -> Result<()>, before_activation, during_dereg, during_put] {
@@ -330,10 +331,10 @@ pub fn again_with_reused_tables(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The NIC writes when the memory goes, and takes its time to stop. Until it is told to, all goes
-/// on; one write then stands in it, begun and not done, and the free waits for that one, too. The
-/// next owner sees nothing of it. (A write without a pin is a violation in the accounting, which
-/// the runner reads.)
+/// The NIC writes when the memory is freed, and takes its time to stop. Until it has to stop,
+/// everything goes on. Then one write stands in it, begun but not done, and the free waits for that
+/// one, too. The next owner sees nothing of it. (A write without a pin is a violation in the
+/// accounting, which the runner reads.)
 pub fn under_traffic(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -344,7 +345,7 @@ pub fn under_traffic(env: &Env) -> Result<()> {
     let stop = Stop::core("invalidate_fence")?;
     let free = free_beside(&bench, target);
     stop.wait()?;
-    // The callback is about to stop the NIC, which writes as before.
+    // The callback is about to stop the NIC, which still writes as before.
     link.write(1, (&source_mr, 0), (&target_mr, 0), SIZE)?;
     let first = link.wait(PATIENCE)?.status;
     ensure!(first == Status::IBV_WC_SUCCESS, "a write before the NIC was told to stop: {first:?}");
@@ -352,7 +353,7 @@ pub fn under_traffic(env: &Env) -> Result<()> {
     link.write(2, (&source_mr, 0), (&target_mr, 0), SIZE)?;
     under_way.wait()?;
     stop.release()?;
-    // No write begins from then on; the one that stands keeps the free waiting.
+    // From then on, no write begins. The one that stands keeps the free waiting.
     wait_for("the NIC takes no more writes", || nic_state(&target_mr).is_ok_and(|s| s.as_deref() == Some("killed")))?;
     free.waits("the free, while a write is under way")?;
     under_way.release()?;
@@ -360,7 +361,7 @@ pub fn under_traffic(env: &Env) -> Result<()> {
     let next = bench.cuda.alloc(SIZE)?;
     let theirs = pattern(&mut rng, SIZE);
     next.write(0, &theirs)?;
-    // Its first bytes went to memory that was still pinned; the rest of it was refused.
+    // Its first bytes went to memory that was still pinned. The rest of it was refused.
     let end = link.wait(PATIENCE)?.status;
     ensure!(end != Status::IBV_WC_SUCCESS, "a write of which most comes after the fence succeeded");
     println!("the write under way ended with {end:?}");

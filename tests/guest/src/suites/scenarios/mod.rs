@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The scenario table: what may happen to a registration, in each mode and on each generation of
-//! the core. One list, [`TABLE`]; the suites `scenarios`, `pairwise` and `once`, `make scenarios`
-//! and docs/results/scenarios.md are made of it.
+//! the core. [`TABLE`] is the only list. The suites `scenarios`, `pairwise` and `once`, `make
+//! scenarios` and docs/results/scenarios.md are made from it.
 
 mod afterwards;
 mod free;
@@ -30,32 +30,32 @@ use crate::verbs::{Loopback, Mr, Status, FULL_ACCESS};
 pub use nic::{fence_fails_in_dereg, key_not_destroyed, no_key};
 pub use table::{By, Row, TABLE};
 
-/// What most scenarios register: memory that no other buffer shares.
+/// The size that most scenarios register. A buffer of this size shares its memory with no other.
 const SIZE: usize = 2 * MIB;
 
-/// How long NVIDIA's module is given to do something that no rule asks of it.
+/// The time that NVIDIA's module gets to do something that no rule requires.
 const A_WHILE: Duration = Duration::from_millis(300);
 
-/// Every scenario in each of its modes on each generation: the full product.
+/// Returns every scenario in each of its modes on each generation: the full product.
 pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: "scenarios", tests: tests(nvidia_c, |_, _| true) }
 }
 
-/// Rows once more, each table at the address of the one before. None of these is freed, so KASAN,
-/// for which `pairwise` and `once` are run, sees nothing of them; boots that are quicker have it in
-/// `scenarios`.
+/// This scenario repeats rows, with each table at the address of the one before. None of the tables
+/// is freed, so KASAN, for which `pairwise` and `once` are run, would see nothing in it. Faster
+/// boots have it in `scenarios`.
 const REPEATS: &str = "again_with_reused_tables";
 
-/// As few as show each scenario but [`REPEATS`] in each mode and on each generation, and each mode
-/// on each.
+/// Returns the fewest tests that show each scenario but [`REPEATS`] in each mode and on each
+/// generation, and each mode on each generation.
 pub fn pairwise(nvidia_c: bool) -> Suite {
     let mut tests = tests(nvidia_c, |row, column| (row + column) % 2 == 0);
     tests.retain(|test| !repeats(test));
     Suite { name: "pairwise", tests }
 }
 
-/// Each scenario but [`REPEATS`] once: the rows take the generations in turn. A scenario that hangs
-/// on one of them is there for both.
+/// Returns each scenario but [`REPEATS`] once, with the generations in turn. A scenario that hangs
+/// on one generation is there for both.
 pub fn once(nvidia_c: bool) -> Suite {
     let mut tests = pairwise(nvidia_c).tests;
     tests.retain(|test| {
@@ -68,7 +68,7 @@ pub fn once(nvidia_c: bool) -> Suite {
     Suite { name: "once", tests }
 }
 
-/// Whether a test's name, without generation and mode, is this one.
+/// Returns whether a test has this name, apart from generation and mode.
 fn is_named(test: &str, name: &str) -> bool {
     test.rsplit('/').next() == Some(name)
 }
@@ -77,17 +77,17 @@ fn repeats(test: &Test) -> bool {
     is_named(&test.name, REPEATS)
 }
 
-/// `wanted(row, generation + mode)` chooses among those of two modes.
+/// Returns tests. `wanted(row, generation + mode)` chooses among those of two modes.
 fn tests(nvidia_c: bool, wanted: impl Fn(usize, usize) -> bool) -> Vec<Test> {
     let mut tests = Vec::new();
-    // By generation and mode, so that everything is loaded as seldom as can be.
+    // The order is by generation and mode, so that modules are loaded as seldom as possible.
     for (g, generation) in Generation::ALL.into_iter().enumerate() {
         for mode in Mode::all(nvidia_c) {
             for (r, row) in TABLE.iter().enumerate() {
                 let By::Here { name, modes, hangs, run } = row.by else { continue };
                 let hangs = hangs.filter(|(on, _)| *on == generation);
                 let Some(m) = modes.iter().position(|m| m == mode) else { continue };
-                // Of the two modes the one that can run.
+                // If only one of the two modes can run, take that one.
                 let skew =
                     hangs.is_some_and(|(_, m)| modes.iter().position(|x| *x == m).is_some_and(|m| wanted(r, g + m)));
                 if modes.len() > 1 && !wanted(r + usize::from(skew), g + m) {
@@ -106,7 +106,7 @@ fn tests(nvidia_c: bool, wanted: impl Fn(usize, usize) -> bool) -> Vec<Test> {
     tests
 }
 
-/// The row that a test stands for.
+/// Returns the row that a test stands for.
 pub fn row_of(suite: &str, test: &str) -> Option<&'static Row> {
     TABLE.iter().find(|row| match row.by {
         By::Here { name, .. } => ["scenarios", "pairwise", "once"].contains(&suite) && is_named(test, name),
@@ -114,8 +114,8 @@ pub fn row_of(suite: &str, test: &str) -> Option<&'static Row> {
     })
 }
 
-/// `guest table`: clause, suite and test of each row, and in which modes and on which generations
-/// `make scenarios` asks it.
+/// Returns what `guest table` prints: clause, suite and test of each row, and the modes and
+/// generations in which `make scenarios` runs it.
 pub fn table_for_the_host() -> serde_json::Value {
     let rows = TABLE.iter().map(|row| {
         let (suite, test) = match row.by {
@@ -127,8 +127,8 @@ pub fn table_for_the_host() -> serde_json::Value {
     rows.collect()
 }
 
-/// Mode (none: nvidia-peermem is not loaded for it) and generation of each test that stands for the
-/// row. Other suites are asked on the newest core there.
+/// Returns mode and generation of each test that stands for the row. The mode is empty if
+/// nvidia-peermem is not loaded for it. Other suites run on the newest core there.
 fn places(row: &Row) -> Vec<[&'static str; 2]> {
     match row.by {
         By::Here { modes, hangs, .. } => {
@@ -148,7 +148,7 @@ fn nic_state(mr: &Mr) -> Result<Option<String>> {
     Ok(lab::nic_mrs()?.into_iter().find(|m| m.lkey == mr.lkey()).map(|m| m.state))
 }
 
-/// A write to `target` through a fresh pair of queues; the status it ends with.
+/// Writes to `target` through a fresh pair of queues, and returns the status.
 fn write_status(bench: &Bench, source: &Mr, target: &Mr) -> Result<Status> {
     let link = Loopback::new(&bench.pd)?;
     link.write(1, (source, 0), (target, 0), 4 * KIB)?;
@@ -163,7 +163,7 @@ fn no_pins(when: &str) -> Result<()> {
 /// A call in a thread of its own, because it may have to wait for somebody.
 pub struct Beside<T> {
     done: Receiver<Result<T>>,
-    /// The task that makes the call, 0 before it has begun.
+    /// The task that makes the call, or 0 before it has begun.
     task: Arc<AtomicI32>,
 }
 
@@ -179,9 +179,10 @@ impl<T: Send + 'static> Beside<T> {
 
     fn of(task: Arc<AtomicI32>, call: impl FnOnce() -> Result<T> + Send + 'static) -> Self {
         let (tell, done) = channel();
-        // Not joined: a thread that hangs must not hang the test beyond its own limit.
+        // The thread is not joined: if it hangs, it must not hang the test beyond the test's own
+        // limit.
         std::thread::spawn(move || {
-            // Nobody listens any more only where the test has failed already.
+            // Sending fails only if the test has failed already.
             let _ = tell.send(call());
         });
         Self { done, task }
@@ -194,13 +195,13 @@ impl<T: Send + 'static> Beside<T> {
         }
     }
 
-    /// Has it ended within `limit`? Its result is taken then.
+    /// Returns the call's result if it ends within `limit`.
     pub fn ended(&self, limit: Duration) -> Option<Result<T>> {
         self.done.recv_timeout(limit).ok()
     }
 
-    /// It has to wait for somebody who does not move: the kernel says where it sleeps, and that
-    /// this is no hold point and no wait that time alone ends.
+    /// Checks that the call has to wait for a task that does not move. The kernel reports where the
+    /// call sleeps. That must not be a hold point or a wait that ends by itself.
     pub fn waits(&self, what: &str) -> Result<()> {
         const LOOKS: usize = 4;
         let end = Instant::now() + PATIENCE;
@@ -220,8 +221,9 @@ impl<T: Send + 'static> Beside<T> {
     }
 }
 
-/// The kernel's functions that a task sleeps in, innermost first; `None` where it runs, can be
-/// interrupted by any signal, stands at a hold point, or waits for time to pass or for RCU.
+/// Returns the kernel's functions in which a task sleeps, beginning with the innermost. Returns
+/// `None` if it runs, can be interrupted by any signal, stands at a hold point, or waits for time
+/// to pass or for RCU.
 fn asleep_at(task: i32) -> Option<String> {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{task}/{file}")).ok();
     // `93 (comm) D …`: the name may hold anything.
@@ -232,7 +234,7 @@ fn asleep_at(task: i32) -> Option<String> {
 }
 
 impl Beside<()> {
-    /// A program.
+    /// Runs a program.
     fn program(mut program: Command) -> Result<Self> {
         let child = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let child = child.with_context(|| format!("start {program:?}"))?;
@@ -262,8 +264,8 @@ pub fn dereg_beside(mr: Mr) -> Beside<()> {
     Beside::start(move || Ok(mr.dereg()?))
 }
 
-/// A hold point of the core or of the GPU stand-in, armed. The tasks that stand there go on when it
-/// is dropped.
+/// An armed hold point of the core or of the GPU stand-in. Dropping it releases the tasks that
+/// stand there.
 pub enum Stop {
     Core(CoreHold),
     Gpu(nvlab::Hold),
@@ -280,7 +282,8 @@ impl Stop {
         Ok(Self::Gpu(gpu::lab()?.arm(point)?))
     }
 
-    /// The GPU stand-in's points have names of their own for persistent pins.
+    /// Returns a stop in the provider's get. The GPU stand-in's points have names of their own for
+    /// persistent pins.
     pub fn pinning(mode: Mode, point: &str) -> Result<Self> {
         if mode == Mode::Persistent {
             Self::gpu(&format!("p{point}"))
@@ -289,7 +292,7 @@ impl Stop {
         }
     }
 
-    /// Until a thread stands there.
+    /// Waits until a thread stands there.
     pub fn wait(&self) -> Result<()> {
         match self {
             Self::Core(hold) => hold.wait(PATIENCE),
@@ -306,11 +309,11 @@ impl Stop {
     }
 }
 
-/// A registration whose memory was freed on the way. Does it succeed? If so it is dead with a
-/// revocable pin, and works with a persistent one until it is deregistered; if not, the application
-/// saw EFAULT.
+/// Checks a registration whose memory was freed on the way. If it `succeeds`, it is dead with a
+/// revocable pin, and with a persistent pin it works until it is deregistered. If not, the
+/// application saw EFAULT.
 fn after_the_free(env: &Env, bench: &Bench, mr: std::io::Result<Mr>, succeeds: bool) -> Result<()> {
-    // What becomes of it with NVIDIA's module is no rule.
+    // No rule says what becomes of it with NVIDIA's module.
     ensure!(env.nvidia_c || mr.is_ok() == succeeds, "ibv_reg_mr: {:?}", mr.err());
     match mr {
         Err(e) => {
@@ -342,7 +345,7 @@ mod tests {
         let mut names = BTreeSet::new();
         for suite in suites::all(false) {
             for test in &suite.tests {
-                // Without generation and mode.
+                // The names are without generation and mode.
                 names.insert(format!("{}/{}", suite.name, test.name.rsplit('/').next().unwrap()));
             }
         }
@@ -355,8 +358,8 @@ mod tests {
         }
     }
 
-    /// docs/results/scenarios.md is written by `make scenarios`, which takes half an hour: a row
-    /// that it lacks is to be seen before.
+    /// `make scenarios`, which writes docs/results/scenarios.md, takes half an hour. This test
+    /// finds a row that is missing there at once.
     #[test]
     fn the_page_has_these_rows() {
         let page = include_str!("../../../../../docs/results/scenarios.md");

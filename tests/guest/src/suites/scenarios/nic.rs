@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The NIC goes, or runs out of keys.
+//! Tests a NIC that is removed, or runs out of keys.
 
 use std::process::Command;
 
@@ -36,7 +36,7 @@ pub fn removed(env: &Env) -> Result<()> {
         remove()?.finish("the NIC's removal")?;
         ensure!(gpu::pins()? == orphans, "{} pins after the removal, wanted {orphans}", gpu::pins()?);
         ensure!(i64::from(users()?) == orphans, "{} users after the removal, wanted {orphans}", users()?);
-        // What it answers is the library's business; the kernel has done it already.
+        // The library decides what this returns. The kernel has deregistered it already.
         let _ = mr.dereg();
         if ended_by == "the free" {
             memory.free()?;
@@ -55,8 +55,8 @@ pub fn removed(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The callback stands in the core and the NIC goes: the removal waits, and neither touches what
-/// the other took.
+/// The NIC is removed while the callback stands in the core. The removal waits, and neither touches
+/// what the other took.
 pub fn removed_during_callback(env: &Env) -> Result<()> {
     for point in ["invalidate_entry", "invalidate_found", "invalidate_fence", "in_dma_unmap"] {
         if env.nvidia_c && point == "in_dma_unmap" {
@@ -69,7 +69,7 @@ pub fn removed_during_callback(env: &Env) -> Result<()> {
         stop.wait()?;
         let removal = remove()?;
         if env.nvidia_c {
-            // Whether it waits is no rule for it.
+            // No rule says whether NVIDIA's module waits here.
             let early = removal.ended(super::A_WHILE);
             stop.release()?;
             early.unwrap_or_else(|| removal.finish("the NIC's removal"))?;
@@ -87,8 +87,8 @@ pub fn removed_during_callback(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The NIC cannot be stopped for a deregistration: that fails, and MR, pin and module stay until
-/// somebody tries again.
+/// The NIC cannot be stopped for a deregistration. The deregistration fails, and MR, pin and module
+/// stay until somebody tries again.
 pub fn fence_fails_in_dereg(_: &Env) -> Result<()> {
     for between in ["nothing", "a free"] {
         let bench = Bench::new()?;
@@ -109,9 +109,9 @@ pub fn fence_fails_in_dereg(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The NIC is stopped, and then its key cannot be destroyed: the deregistration fails, the memory
-/// stays with the registration, and `registrations` says why. A second try ends it, and so does the
-/// NIC's removal.
+/// The NIC is stopped, but then its key cannot be destroyed. The deregistration fails, the memory
+/// stays with the registration, and `registrations` shows the reason. A second try ends it, and so
+/// does the NIC's removal.
 pub fn key_not_destroyed(env: &Env) -> Result<()> {
     let legacy = env.mode()? == Mode::Legacy;
     for between in ["nothing", "a free", "the NIC's removal"] {
@@ -126,7 +126,7 @@ pub fn key_not_destroyed(env: &Env) -> Result<()> {
         match between {
             "a free" => {
                 memory.free()?;
-                // The driver has taken a revocable pin back; a persistent one keeps the memory.
+                // The driver has taken a revocable pin back. A persistent one keeps the memory.
                 match legacy {
                     true => listed_as("revoked", 0)?,
                     false => listed_as("key_not_destroyed", SIZE)?,
@@ -135,9 +135,9 @@ pub fn key_not_destroyed(env: &Env) -> Result<()> {
             }
             "the NIC's removal" => {
                 remove()?.finish("the NIC's removal")?;
-                // The kernel has done it already.
+                // The kernel has deregistered it already.
                 let _ = mr.dereg();
-                // Its owner alone may put a revocable pin.
+                // Only its owner may put a revocable pin.
                 ensure!(gpu::pins()? == i64::from(legacy), "{} pins after the NIC's removal", gpu::pins()?);
                 memory.free()?;
                 drop(bench);
@@ -151,7 +151,7 @@ pub fn key_not_destroyed(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The one registration is shown in this state, and with so many bytes pinned.
+/// Checks that the one registration is shown in this state, and with this many bytes pinned.
 fn listed_as(state: &str, bytes: usize) -> Result<()> {
     let rows = peermem::rows("registrations")?;
     let said: Vec<_> = rows.iter().map(|row| (row.get("state"), row.get("pinned_bytes"))).collect();
@@ -160,7 +160,7 @@ fn listed_as(state: &str, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// No key is left after everything was mapped: all of it is undone.
+/// No key is left after everything was mapped, so all of it is undone.
 pub fn no_key(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(SIZE)?;
@@ -175,8 +175,8 @@ pub fn no_key(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The registration ends while a callback has found its umem. The core forgets the umem's client
-/// behind that end, and the callback reads it.
+/// The registration ends after a callback has found its umem. The core then forgets the umem's
+/// client, and the callback reads it.
 fn no_key_beside_a_free(env: &Env, bench: &Bench, memory: DeviceMemory) -> Result<()> {
     lab::set_nic("fail_mkey", 1)?;
     let ending = Stop::core("before_stop")?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Processes that die, fork, exec, leave their files to others, or register what is not theirs.
+//! Tests processes that die, fork, exec, leave their files to others, or register what is not
+//! theirs.
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +16,15 @@ use crate::suites::{Bench, FAR, MIB};
 use crate::test::Env;
 use crate::verbs::Mr;
 
-/// How long what a dead process left may take to go.
+/// The time in which what a dead process left must be gone.
 const SETTLE: Duration = Duration::from_secs(15);
 
 fn count() -> Result<i32> {
     modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded")
 }
 
-/// Pins and users of the module. NVIDIA's module need not keep itself loaded for a pin.
+/// Checks the numbers of pins and of users of the module. NVIDIA's module need not keep itself
+/// loaded for a pin.
 fn expect(env: &Env, when: &str, pins: i64, users: i32) -> Result<()> {
     let got = (gpu::pins()?, if env.nvidia_c { users } else { count()? });
     ensure!(got == (pins, users), "{when}: {} pins and {} users, wanted {pins} and {users}", got.0, got.1);
@@ -42,9 +44,9 @@ pub fn killed(_: &Env) -> Result<()> {
     gpu::wait_clean(SETTLE)
 }
 
-/// A process is killed while it stands in `command` at the stop that `arm` makes, and goes on only
-/// then. The stop is armed after what comes before the command: a registration with NVIDIA's module
-/// puts, too.
+/// Kills a process while it stands in `command` at the stop that `arm` makes, and releases it only
+/// then. The stop is armed after the preparations for the command, because a registration with
+/// NVIDIA's module puts, too.
 fn killed_at(command: &str, arm: impl FnOnce() -> Result<Stop>) -> Result<()> {
     let mut actor = actor("nic")?;
     if command != "reg" {
@@ -53,8 +55,8 @@ fn killed_at(command: &str, arm: impl FnOnce() -> Result<Stop>) -> Result<()> {
     let stop = arm()?;
     actor.tell(command)?;
     stop.wait()?;
-    // When kill() has returned, every thread has the signal pending: no sleep that can be
-    // interrupted lasts.
+    // When kill() has returned, every thread has the signal pending, so no interruptible sleep
+    // lasts.
     actor.shoot()?;
     stop.release()?;
     actor.bury()?;
@@ -108,7 +110,8 @@ pub fn killed_in_callback(env: &Env) -> Result<()> {
     killed_at("free", || Stop::gpu("callback_after"))
 }
 
-/// The GPU's file goes first or the NIC's, in the dying task or in a kernel thread beside it.
+/// The GPU's file is closed before or after the NIC's, in the dying task or in a kernel thread
+/// beside it.
 pub fn exits(_: &Env) -> Result<()> {
     for deferred in [0, 1] {
         gpu::lab()?.set("close_deferred", deferred)?;
@@ -123,8 +126,8 @@ pub fn exits(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The GPU's file is closed by a kernel thread while the dying task closes the NIC's: either of
-/// them stands, and the other does what it has to.
+/// A kernel thread closes the GPU's file while the dying task closes the NIC's. Either of them is
+/// held up, and the other does its work.
 pub fn closes_meet(env: &Env) -> Result<()> {
     gpu::lab()?.set("close_deferred", 1)?;
     println!("the NIC's is first");
@@ -140,13 +143,13 @@ pub fn closes_meet(env: &Env) -> Result<()> {
     gpu::wait_clean(SETTLE)?;
     for point in ["before_stop", "before_release"] {
         println!("the GPU's is first, beside a deregistration");
-        // A dying task closes what it opened last first.
+        // A dying task closes first what it opened last.
         let mut held = actor("nic")?;
         held.ask("reg")?;
         let stop = Stop::core(point)?;
         held.shoot()?;
         stop.wait()?;
-        // A persistent pin outlives its memory's owner; NVIDIA's module waits for the core.
+        // A persistent pin outlives its memory's owner. NVIDIA's module waits for the core.
         if env.mode()? != Mode::Persistent && !env.nvidia_c {
             wait_for("the memory's end", || gpu::pins().is_ok_and(|pins| pins == 0))?;
         }
@@ -166,8 +169,8 @@ pub fn wait_no_mr() -> Result<()> {
     Ok(())
 }
 
-/// A kernel thread closes the NIC's file and with it deregisters. A revocable pin is then nobody's
-/// to put; it waits for its owner's next registration, or for the memory's end.
+/// A kernel thread closes the NIC's file and thereby deregisters. Nobody may put a revocable pin
+/// then. It waits for its owner's next registration, or for the memory's end.
 pub fn deregistered_by_a_kernel_thread(env: &Env) -> Result<()> {
     let orphans = i64::from(env.mode()? != Mode::Persistent);
     let mut actor = actor("nic")?;
@@ -190,7 +193,7 @@ pub fn deregistered_by_a_kernel_thread(env: &Env) -> Result<()> {
     actor.finish()
 }
 
-/// As above, and the process dies: its memory's end is the orphan's.
+/// A kernel thread deregisters, and then the process dies. The orphan ends with its memory.
 pub fn dies_after_a_kernel_thread(_: &Env) -> Result<()> {
     let mut actor = actor("nic")?;
     actor.ask("reg")?;
@@ -199,8 +202,8 @@ pub fn dies_after_a_kernel_thread(_: &Env) -> Result<()> {
     gpu::wait_clean(SETTLE)
 }
 
-/// A new program in the same process, from the first thread or from another one, with the files
-/// open or closed by it.
+/// The process executes a new program, from the first thread or from another one, with the files
+/// open or closed.
 pub fn executes(env: &Env) -> Result<()> {
     for thread in ["", " from-a-thread"] {
         for files in ["keep", "close"] {
@@ -220,8 +223,8 @@ pub fn executes(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Memory of another process: refused; shared by the driver: registered, and each of both may go
-/// first.
+/// Memory of another process is refused. If the driver shared it, it can be registered, and either
+/// process may go first.
 pub fn registers_foreign_memory(env: &Env) -> Result<()> {
     let persistent = env.mode()? == Mode::Persistent;
     let rm = nvlab::Client::open()?;
@@ -257,7 +260,7 @@ pub fn registers_foreign_memory(env: &Env) -> Result<()> {
     other.finish()
 }
 
-/// Deregisters in a forked process, which has the file and the MR but is not the one that pinned.
+/// Deregisters in a forked process, which has the file and the MR but did not pin.
 pub fn dereg_in_fork(mr: Mr) -> Result<()> {
     // SAFETY: this process has one thread; the child calls the library and ends without unwinding.
     match unsafe { nix::unistd::fork() }.context("fork")? {
@@ -275,8 +278,8 @@ pub fn dereg_in_fork(mr: Mr) -> Result<()> {
     }
 }
 
-/// The provider takes a revocable pin back from its pinner only: what a child deregisters stays
-/// pinned, and the module loaded, until the pinner's next registration or the memory's end.
+/// The provider takes a revocable pin back only from its pinner. What a child deregisters stays
+/// pinned, and the module stays loaded, until the pinner's next registration or the memory's end.
 pub fn deregistered_by_a_child(env: &Env) -> Result<()> {
     let orphans = i64::from(env.mode()? != Mode::Persistent);
     let bench = Bench::new()?;

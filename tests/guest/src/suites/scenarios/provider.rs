@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the GPU's driver does that it should not, or that nobody expects.
+//! Tests what the GPU's driver does that it should not, or that nobody expects.
 
 use anyhow::{ensure, Context, Result};
 
@@ -14,7 +14,7 @@ use crate::suites::{expect_errno, Bench, KIB};
 use crate::test::Env;
 use crate::verbs::Status;
 
-/// `late_callbacks` of ours; NVIDIA's module keeps no such figure.
+/// Returns our module's `late_callbacks`. NVIDIA's module has no such figure.
 fn late_callbacks(env: &Env) -> Result<u64> {
     if env.nvidia_c {
         return Ok(0);
@@ -28,7 +28,7 @@ fn one_late(env: &Env, before: u64) -> Result<()> {
     Ok(())
 }
 
-/// The second call finds nothing to do.
+/// The callback is called twice. The second call finds nothing to do.
 pub fn callback_twice(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (memory, mr) = bench.registered(SIZE)?;
@@ -41,8 +41,8 @@ pub fn callback_twice(env: &Env) -> Result<()> {
     no_pins("in the end")
 }
 
-/// The provider says that the pin is put and calls back all the same, when the registration is long
-/// gone.
+/// The provider reports that the pin is put, but calls back all the same, long after the
+/// registration has ended.
 pub fn callback_late(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (memory, mr) = bench.registered(SIZE)?;
@@ -55,10 +55,10 @@ pub fn callback_late(env: &Env) -> Result<()> {
     no_pins("in the end")
 }
 
-/// A GPU that is lost frees memory and calls nobody: the registration is there, and so is an
-/// orphan, which then ends with its owner's next registration.
+/// A GPU that is lost frees memory and calls nobody, although there is a registration and an
+/// orphan. The orphan then ends with its owner's next registration.
 pub fn callback_never_comes(env: &Env) -> Result<()> {
-    // What the provider loses of its BAR it has again when it is loaded anew.
+    // The provider gets back what it loses of its BAR when it is loaded anew.
     let users = |when: &str, wanted: i32| -> Result<()> {
         let users = modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded")?;
         ensure!(env.nvidia_c || users == wanted, "{when}: {users} users, wanted {wanted}");
@@ -92,10 +92,10 @@ pub fn callback_never_comes(env: &Env) -> Result<()> {
     unload_devices()
 }
 
-/// A put that fails. A revocable pin is as it was: without memory it stays until the owner's next
-/// registration, after another error until its memory is freed. A persistent pin is lost, and no put of
-/// it is tried again: the driver has given its reference of the GPU back, and warns if it is given back
-/// twice.
+/// A put fails. A revocable pin is as it was: after a lack of memory, it stays until the owner's
+/// next registration, and after another error until its memory is freed. A persistent pin is lost,
+/// and no put of it is tried again, because the driver has given back its reference to the GPU, and
+/// warns if it is given back twice.
 pub fn put_fails(env: &Env) -> Result<()> {
     if env.mode()? == Mode::Persistent {
         return persistent_put_fails(env);
@@ -116,7 +116,8 @@ pub fn put_fails(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// See [`put_fails`]. A lost pin stays until the driver shuts the GPU down.
+/// Tests the persistent case of [`put_fails`]. A lost pin stays until the driver shuts the GPU
+/// down.
 fn persistent_put_fails(env: &Env) -> Result<()> {
     let lost = || if env.nvidia_c { Ok(0) } else { peermem::Stats::read()?.number("total.lost") };
     let bench = Bench::new()?;
@@ -145,7 +146,7 @@ fn expect_kept(event: &str, pins: i64, users: i32) -> Result<()> {
     Ok(())
 }
 
-/// Neither kind of pin is possible here/// Neither kind of pin is possible here: the errno says so.
+/// Neither kind of pin is possible here, and the errno says so.
 pub fn not_supported(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(SIZE)?;
@@ -160,8 +161,8 @@ pub fn not_supported(env: &Env) -> Result<()> {
     no_pins("after the refusal")
 }
 
-/// The provider has no memory to look whose address it is: the user hears what ordinary memory
-/// says, and the client behind ours is asked.
+/// The provider has no memory to find out whose address it is. The user gets the answer for
+/// ordinary memory, and the core asks the client after ours.
 pub fn no_memory_for_a_host_range(_: &Env) -> Result<()> {
     let asked = || -> Result<u64> { lab::second_client_asked() };
     let bench = Bench::new()?;
@@ -177,8 +178,7 @@ pub fn no_memory_for_a_host_range(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// A persistent and a revocable pin of one memory, which is freed under both; either may be
-/// deregistered first.
+/// Memory with a persistent and a revocable pin is freed. Either may be deregistered first.
 pub fn both_kinds(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (_source, source_mr) = bench.registered(SIZE)?;
@@ -188,7 +188,7 @@ pub fn both_kinds(env: &Env) -> Result<()> {
         let kept = if persistent_mode {
             bench.reg(memory.va(), SIZE)?
         } else {
-            // As for a queue: nobody could stop the NIC, so the pin must stay.
+            // The NIC behaves as for a queue: nobody could stop it, so the pin must stay.
             lab::set_nic("no_invalidation", 1)?;
             bench.reg(memory.va(), SIZE).context("register without invalidation")?
         };

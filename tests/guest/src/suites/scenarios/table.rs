@@ -14,17 +14,17 @@ pub struct Row {
 }
 
 pub enum By {
-    /// A test of this suite, in each of these modes and on each generation of the core, without the
-    /// pair on which the core itself hangs for good.
+    /// A test of this suite, in each of these modes and on each generation of the core, except for
+    /// the pair on which the core itself hangs for good.
     Here { name: &'static str, modes: &'static [Mode], hangs: Option<(Generation, Mode)>, run: fn(&Env) -> Result<()> },
     /// A test of another suite.
     There { suite: &'static str, test: &'static str },
 }
 
 const BOTH: &[Mode] = &[Mode::Persistent, Mode::Legacy];
-/// There is no callback in the other mode.
+/// The other mode has no callback.
 const LEGACY: &[Mode] = &[Mode::Legacy];
-/// Those in which a revocable pin and a persistent one can be had.
+/// The modes that have both a revocable and a persistent pin.
 const TWO_KINDS: &[Mode] = &[Mode::Fallback, Mode::Legacy];
 
 const fn here(clause: &'static str, name: &'static str, modes: &'static [Mode], run: fn(&Env) -> Result<()>) -> Row {
@@ -35,7 +35,8 @@ const fn there(clause: &'static str, suite: &'static str, test: &'static str) ->
     Row { clause, by: By::There { suite, test } }
 }
 
-/// In this order they run; what stops the machine of NVIDIA's module comes after what it survives.
+/// The rows in the order in which they run. What stops the machine with NVIDIA's module comes after
+/// what that module survives.
 pub const TABLE: &[Row] = &[
     here("free while registered", "free_while_registered", BOTH, free::while_registered),
     here("free during get_pages, before it returns", "free_during_get_pages", BOTH, free::during_get_pages),
@@ -154,7 +155,8 @@ pub const TABLE: &[Row] = &[
         by: By::Here {
             name: "no_key",
             modes: BOTH,
-            // The inverted stop test: the registering thread waits for a lock that it holds itself.
+            // By the inverted stop test, the registering thread waits for a lock that it holds
+            // itself.
             hangs: Some((Generation::V2410, Mode::Legacy)),
             run: nic::no_key,
         },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Threads of one process that are in each other's way.
+//! Tests threads of one process that get in each other's way.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::suites::{Bench, FAR, KIB};
 use crate::test::Env;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
-/// One thread's registration stands between acquire and get_pages, another's is whole, and the
+/// One thread's registration stands between acquire and get_pages, another's is complete, and the
 /// memory of both is freed.
 fn two_meet(env: &Env, pd: &Arc<Pd>, rm: &nvlab::Client) -> Result<()> {
     let memory = rm.request(0, SIZE as u64).at(FAR).alloc()?;
@@ -35,8 +35,7 @@ fn two_meet(env: &Env, pd: &Arc<Pd>, rm: &nvlab::Client) -> Result<()> {
     no_pins("after both")
 }
 
-/// Two threads register and deregister at one address, a third one frees and allocates there all
-/// the while.
+/// Two threads register and deregister at one address, while a third one frees and allocates there.
 pub fn one_address(env: &Env) -> Result<()> {
     const ROUNDS: usize = 40;
     let mut rng = env.rng()?;
@@ -62,8 +61,8 @@ pub fn one_address(env: &Env) -> Result<()> {
             })
         })
         .collect();
-    // Freed under a registration at least once, however slow the machine is; a persistent one has
-    // no callback.
+    // The memory was freed under a registration at least once, however slow the machine is. A
+    // persistent registration has no callback.
     let callbacks = || -> Result<i64> { Ok(gpu::accounting()?.get("callbacks")) };
     let before = callbacks()?;
     let met = || -> Result<bool> { Ok(env.mode()? == Mode::Persistent || callbacks()? > before) };
@@ -86,8 +85,8 @@ pub fn one_address(env: &Env) -> Result<()> {
     no_pins("in the end")?;
     let lost = gpu::accounting()?.get("leaked_tables");
     if lost > 0 {
-        // Freed in the gap between a revocable pin and its callback: the provider forgets its own
-        // table, with any module.
+        // The memory was freed in the gap between a revocable pin and its callback. The provider
+        // then forgets its own table, with any module.
         println!("the provider lost {lost} tables by its own bug");
         drop((rm, pd));
         unload_devices()?;
@@ -123,8 +122,8 @@ pub fn three_wait(_: &Env) -> Result<()> {
     no_pins("in the end")
 }
 
-/// A put that is on its way when its pin is freed: the provider knows the pin by its table's
-/// address alone, so nobody of ours may get that address before the put is over.
+/// A put is on its way when its pin is freed. The provider knows the pin only by its table's
+/// address, so no pin of ours may get that address before the put is over.
 pub fn no_new_pin_before_a_stale_put(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     gpu::lab()?.set("key_reuse", 1)?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `ibv_rereg_mr()`: onto, within and off GPU memory; when it fails; when its memory goes.
+//! Tests `ibv_rereg_mr()`: onto, within and off GPU memory; when it fails; and when its memory is
+//! freed.
 
 use anyhow::{bail, ensure, Context, Result};
 
@@ -11,8 +12,8 @@ use crate::suites::{expect_errno, same_bytes, Bench, GPU_PAGE, MIB};
 use crate::test::Env;
 use crate::verbs::{Loopback, Op, Pd, Rereg, Status, FULL_ACCESS, LOCAL_WRITE, REMOTE_READ};
 
-/// Onto, within and off GPU memory, and access and protection domain alone: bytes go where the
-/// region now lies, and no pin stays behind.
+/// Moves a region onto, within and off GPU memory, and changes only access and protection domain.
+/// Bytes go where the region now lies, and no pin stays behind.
 pub fn rereg(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -32,14 +33,14 @@ pub fn rereg(env: &Env) -> Result<()> {
             .with_context(|| what.to_string())?;
         ensure!(gpu::pins()? == 1, "{what}: {} pins for one region", gpu::pins()?);
         source.deliver(&link, &mut rng, (&mr, 0), (memory, from), len).with_context(|| what.to_string())?;
-        // rxe makes a region anew, with another key.
+        // rxe makes the region anew, with another key.
         ensure!(old != mr.rkey(), "{what}: the key is the old one");
         let (at, status) = (mr.addr(), Loopback::new(&bench.pd)?);
         let status = status.attempt(Op::Write, (&source.mr, 0), (old, at), 1)?;
         ensure!(status == Status::IBV_WC_REM_ACCESS_ERR, "{what}: the old key's write ended with {status:?}");
     }
-    // Access alone: remote writes end, remote reads go on. Then another domain, and all rights
-    // again.
+    // Change only the access: remote writes stop, remote reads go on. Then change the domain, and
+    // restore all rights.
     let (at, len) = (second.va() + GPU_PAGE as u64, MIB);
     mr.rereg(Rereg { translation: Some((at, len)), ..Default::default() })?;
     mr.rereg(Rereg { access: Some(LOCAL_WRITE | REMOTE_READ), ..Default::default() })?;
@@ -53,14 +54,14 @@ pub fn rereg(env: &Env) -> Result<()> {
     ensure!(status == Status::IBV_WC_REM_ACCESS_ERR, "a write from the old protection domain ended with {status:?}");
     mr.rereg(Rereg { pd: Some(&bench.pd), ..Default::default() })?;
     source.deliver(&link, &mut rng, (&mr, 0), (&second, GPU_PAGE), len).context("after all that")?;
-    // Off the GPU.
+    // Move it off the GPU.
     mr.rereg(Rereg { translation: Some((host.as_ptr() as u64, host.len())), ..Default::default() })?;
     ensure!(gpu::pins()? == 0, "back in host memory, but {} pins stay", gpu::pins()?);
     rng.fill(&mut source.bytes);
     link.run(Op::Write, (&source.mr, 0), (&mr, 0), MIB)?;
     same_bytes("host memory again", &host, &source.bytes)?;
     if env.mode()? == Mode::Legacy {
-        // Onto a GPU again, whose memory then goes.
+        // Move it onto a GPU again, whose memory is then freed.
         mr.rereg(Rereg { translation: Some((first.va(), MIB)), ..Default::default() })?;
         let at = first.va();
         first.free()?;
@@ -96,18 +97,18 @@ pub fn rereg_fails(env: &Env) -> Result<()> {
     refused(env, &bench, wishes, 0)
 }
 
-/// The NIC has no mkey left for it, after everything was mapped.
+/// The NIC has no mkey left, after everything was mapped.
 pub fn rereg_without_mkey(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let other = bench.cuda.alloc(2 * MIB)?;
     refused(env, &bench, || Ok(vec![("without an mkey left", other.va(), MIB, libc::ENOMEM)]), 1)
 }
 
-/// What is wished for, an address, a length, and the errno that it gets.
+/// A request: its description, an address, a length, and the errno that it gets.
 type Wish = (&'static str, u64, usize, i32);
 
-/// A re-registration that fails leaves the region as it was: key, memory, bytes. The wishes are
-/// made when nothing is allocated any more; `fail_mkey` is set for each.
+/// A re-registration that fails leaves the region as it was: key, memory, bytes. `wishes` is called
+/// when nothing is allocated any more. `fail_mkey` is set for each.
 fn refused(env: &Env, bench: &Bench, wishes: impl FnOnce() -> Result<Vec<Wish>>, fail_mkey: u64) -> Result<()> {
     let mut rng = env.rng()?;
     let link = Loopback::new(&bench.pd)?;
